@@ -1,0 +1,60 @@
+"""Checks of what a user passes: every broken rule is collected, then raised at once.
+
+One call can break several rules (a wrong dtype and a wrong head ratio). Raising at the first one makes people fix them
+one by one, so a `Rules` value gathers (what, rule) pairs and `done()` raises a single `AttentionError` listing all.
+"""
+
+from __future__ import annotations
+
+__all__ = ["AttentionError", "Rules"]
+
+
+class AttentionError(ValueError):
+    """Input that breaks one or more rules.
+
+    `reasons` holds one sentence per broken rule: the argument, its value and the rule. `str()` is that sentence when
+    there is one, else a bulleted list of all. An error made from plain text (`AttentionError("...")`) has one reason.
+    """
+
+    def __init__(self, *reasons: str) -> None:
+        self.reasons: tuple[str, ...] = tuple(reasons)
+        super().__init__(*self.reasons)
+
+    def __str__(self) -> str:
+        if len(self.reasons) == 1:
+            return self.reasons[0]
+        return "\n".join([f"{len(self.reasons)} rules are broken:", *(f"  - {reason}" for reason in self.reasons)])
+
+
+class Rules:
+    """Collects every broken rule of one call.
+
+    >>> rules = Rules()
+    >>> rules.require(False, "q has shape (2, 3)", "q must be rank 4 (batch, seq, heads, head_dim)")
+    False
+    >>> rules.done()
+    Traceback (most recent call last):
+    ...
+    warpattn.check.AttentionError: q has shape (2, 3); q must be rank 4 (batch, seq, heads, head_dim)
+    """
+
+    __slots__ = ("broken",)
+
+    def __init__(self) -> None:
+        self.broken: list[str] = []
+
+    def require(self, ok: bool, what: str, rule: str) -> bool:
+        """Note `what` (argument and value) and the `rule` it breaks unless `ok`.
+
+        Returns `ok`, so that checks that depend on this one can be skipped.
+        """
+        if not ok:
+            reason = f"{what}; {rule}"
+            if reason not in self.broken:
+                self.broken.append(reason)
+        return bool(ok)
+
+    def done(self) -> None:
+        """Raise one `AttentionError` with every reason noted so far; do nothing when there is none."""
+        if self.broken:
+            raise AttentionError(*self.broken)
