@@ -1,0 +1,60 @@
+# make demo | test | lint | bench | docs: each starts from a bare Python and makes its own virtual environment.
+#
+#   PYTHON=python3.12        another interpreter (Triton 3.9 needs Python 3.11 or newer)
+#   VENV=.venv               another place for the environment
+#   TORCH_PIP_ARGS="..."     extra arguments for installing torch, e.g. an index with CPU builds
+#   PYTEST_ARGS="..."        extra arguments for pytest, e.g. "-k masks -n 0"
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH_PIP_ARGS ?=
+PYTEST_ARGS ?=
+PY := $(VENV)/bin/python
+READY := $(VENV)/.ready
+
+# A CUDA build of torch that is already there is used as it is, rather than a second one beside it.
+HAS_CUDA_TORCH := $(shell nvidia-smi >/dev/null 2>&1 && $(PYTHON) -c "import sys, torch; sys.exit(not torch.version.cuda)" >/dev/null 2>&1 && echo yes)
+
+# Two workers with one thread each use two cores better than one worker with two threads.
+export OMP_NUM_THREADS ?= 1
+export OPENBLAS_NUM_THREADS ?= 1
+export HF_HUB_OFFLINE = 1
+# Triton's pools and the tests' worker processes fork; the tokenizers' threads would warn about it.
+export TOKENIZERS_PARALLELISM = false
+
+.PHONY: demo test lint bench docs venv clean
+
+demo: $(READY)
+	$(PY) -m warpattn demo
+
+test: $(READY)
+	$(PY) -m pytest -n auto $(PYTEST_ARGS)
+
+lint: $(READY)
+	$(PY) -m ruff check .
+	$(PY) -m pyright
+
+bench: $(READY)
+	$(PY) -m warpattn bench
+
+docs: $(READY)
+	$(PY) docs/figures/masks.py
+
+venv: $(READY)
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
+
+$(READY): requirements-dev.txt pyproject.toml
+	@$(PYTHON) -c "import sys; ok = sys.version_info >= (3, 11); ok or print(f'{sys.executable} is Python {sys.version.split()[0]}; Triton 3.9 needs 3.11 or newer: make PYTHON=python3.12'); sys.exit(not ok)"
+ifeq ($(HAS_CUDA_TORCH),yes)
+	$(PYTHON) -m venv --system-site-packages $(VENV)
+	grep -v '^torch==' requirements-dev.txt > $(VENV)/requirements.txt
+else
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet $(TORCH_PIP_ARGS) "$$(grep '^torch==' requirements-dev.txt)"
+	cp requirements-dev.txt $(VENV)/requirements.txt
+endif
+	$(PY) -m pip install --quiet --no-deps -r $(VENV)/requirements.txt
+	$(PY) -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
