@@ -6,6 +6,8 @@ one by one, so a `Rules` value gathers (what, rule) pairs and `done()` raises a 
 
 from __future__ import annotations
 
+import torch
+
 __all__ = ["AttentionError", "Rules"]
 
 
@@ -53,6 +55,17 @@ class Rules:
             if reason not in self.broken:
                 self.broken.append(reason)
         return bool(ok)
+
+    def tensor(self, name: str, value: object, *axes: str) -> bool:
+        """Require a strided `torch.Tensor` with one dimension per name in `axes`."""
+        if not isinstance(value, torch.Tensor):
+            return self.require(False, f"{name} is a {type(value).__name__}", f"{name} must be a torch.Tensor")
+        layout = value.layout == torch.strided
+        self.require(layout, f"{name} has layout {value.layout}", f"{name} must be a dense (strided) tensor")
+        rank = value.ndim == len(axes)
+        shape = f"{name} has shape {tuple(value.shape)}" if layout else f"{name} has rank {value.ndim}"
+        self.require(rank, shape, f"{name} must be rank {len(axes)} ({', '.join(axes)})")
+        return layout and rank
 
     def done(self) -> None:
         """Raise one `AttentionError` with every reason noted so far; do nothing when there is none."""

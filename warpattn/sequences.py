@@ -1,0 +1,275 @@
+"""How queries, keys and values lie in memory: dense batches, ragged batches, a paged key/value cache.
+
+A sequence kind is a frozen value. It owns the checks of its tensors, says the sizes of the problem they make, and can
+walk the batch one sequence at a time, which is how the reference reads it:
+
+    Dense      q (B, Sq, Hq, D)      k, v (B, Sk, Hkv, D | Dv)
+    Ragged     q (total_q, Hq, D)    k, v (total_k, Hkv, D | Dv)      sequence b is rows cu[b] .. cu[b+1] - 1
+    PagedKV    q (B, Sq, Hq, D)      pages (num_pages, page_size, Hkv, D | Dv)
+               key t of sequence b is row t % page_size of page block_table[b, t // page_size], for t < lengths[b]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from warpattn.check import Rules
+
+__all__ = ["Dense", "PagedKV", "Ragged", "Sequence", "Sizes"]
+
+INDEX_DTYPE = torch.int32
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Numbers read from tensor shapes. Ragged: lengths are totals of the batch. Paged: seq_k is the table's capacity."""
+
+    batch: int
+    seq_q: int
+    seq_k: int
+    heads_q: int
+    heads_kv: int
+    dim_qk: int
+    dim_v: int
+    page_size: int = 0
+
+
+class Sequence:
+    """One way to lay out a batch. `q`, `k`, `v` are the caller's; `PagedKV` ignores `k` and `v` and has its own."""
+
+    kind: ClassVar[str]
+
+    def operands(self, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]:
+        """The tensors of attention by the names the caller knows them by, in the order query, key, value."""
+        return {"q": q, "k": k, "v": v}
+
+    def indices(self) -> dict[str, Tensor]:
+        """Tensors of offsets, lengths and tables, by name."""
+        return {}
+
+    def check(self, rules: Rules, q: Tensor, k: Tensor, v: Tensor) -> bool:
+        """Note every broken rule about types, ranks and shapes; True if the ranks are right, so that `sizes` works."""
+        raise NotImplementedError
+
+    def check_values(self, rules: Rules, sizes: Sizes) -> None:
+        """Note every offset, length and table entry out of range. Copies them to the host."""
+
+    def sizes(self, q: Tensor, k: Tensor, v: Tensor) -> Sizes:
+        """Sizes of checked tensors."""
+        raise NotImplementedError
+
+    def walk(self, q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield (q (Sq, Hq, D), k (Sk, Hkv, D), v (Sk, Hkv, Dv)) of each sequence of the batch."""
+        raise NotImplementedError
+
+    def join(self, outs: list[Tensor], lses: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Put per-sequence outputs (Sq, Hq, Dv) and LSEs (Hq, Sq) into the shapes the caller gets."""
+        return torch.stack(outs), torch.stack(lses)
+
+    def lse_shape(self, sizes: Sizes) -> tuple[int, ...]:
+        """(B, Hq, Sq); (Hq, total_q) for ragged batches."""
+        return (sizes.batch, sizes.heads_q, sizes.seq_q)
+
+
+@dataclass(frozen=True)
+class Dense(Sequence):
+    """A batch of equally long sequences: q (B, Sq, Hq, D), k (B, Sk, Hkv, D), v (B, Sk, Hkv, Dv), any strides."""
+
+    kind: ClassVar[str] = "dense"
+
+    def check(self, rules: Rules, q: Tensor, k: Tensor, v: Tensor) -> bool:
+        axes = ("batch", "seq", "heads", "head_dim")
+        ranks = [rules.tensor(name, x, *axes) for name, x in self.operands(q, k, v).items()]
+        if not all(ranks):
+            return False
+        rules.require(q.shape[0] > 0, f"q has shape {tuple(q.shape)}", "the batch must hold at least one sequence")
+        for name, x in (("k", k), ("v", v)):
+            same = x.shape[0] == q.shape[0]
+            rules.require(same, f"{name} has batch {x.shape[0]}", f"{name} must have the batch of q, {q.shape[0]}")
+        rules.require(
+            k.shape[1] == v.shape[1], f"v has {v.shape[1]} keys", f"v must have as many keys as k, {k.shape[1]}"
+        )
+        _check_heads(rules, q, k, v, "k", "v")
+        return True
+
+    def sizes(self, q: Tensor, k: Tensor, v: Tensor) -> Sizes:
+        batch, seq_q, heads_q, dim_qk = q.shape
+        return Sizes(batch, seq_q, k.shape[1], heads_q, k.shape[2], dim_qk, v.shape[3])
+
+    def walk(self, q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        yield from zip(q, k, v, strict=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Ragged(Sequence):
+    """Sequences of different lengths laid end to end.
+
+    cu_q: int32 (B + 1,), row offsets of the queries: 0, ascending, ending at total_q. cu_k: the same for keys and
+    values; None when they share cu_q. max_q, max_k: upper bounds of the lengths, so that nothing is read back from a
+    GPU to find them; None when unknown.
+    """
+
+    cu_q: Tensor
+    cu_k: Tensor | None = None
+    max_q: int | None = None
+    max_k: int | None = None
+    kind: ClassVar[str] = "ragged"
+
+    def indices(self) -> dict[str, Tensor]:
+        return {"seq.cu_q": self.cu_q} | ({} if self.cu_k is None else {"seq.cu_k": self.cu_k})
+
+    def check(self, rules: Rules, q: Tensor, k: Tensor, v: Tensor) -> bool:
+        offsets = [_check_index(rules, name, x, "batch + 1") for name, x in self.indices().items()]
+        for name, bound in (("max_q", self.max_q), ("max_k", self.max_k)):
+            ok = bound is None or (isinstance(bound, int) and not isinstance(bound, bool) and bound >= 0)
+            rules.require(ok, f"seq.{name} is {bound!r}", f"seq.{name} must be None or an int of at least 0")
+        if all(offsets):
+            what = f"seq.cu_q has shape {tuple(self.cu_q.shape)}"
+            rules.require(len(self.cu_q) >= 2, what, "seq.cu_q must hold batch + 1 offsets of at least one sequence")
+            if self.cu_k is not None:
+                what = f"seq.cu_k has shape {tuple(self.cu_k.shape)}"
+                same = self.cu_k.shape == self.cu_q.shape
+                rules.require(same, what, f"seq.cu_k must have the shape of seq.cu_q, {tuple(self.cu_q.shape)}")
+        ranks = [rules.tensor(name, x, "total", "heads", "head_dim") for name, x in self.operands(q, k, v).items()]
+        if not all(ranks):
+            return False
+        rules.require(len(k) == len(v), f"v has {len(v)} keys", f"v must have as many keys as k, {len(k)}")
+        if self.cu_k is None:
+            rule = f"without seq.cu_k the keys share the offsets of the queries, so k must have {len(q)} rows as q has"
+            rules.require(len(k) == len(q), f"k has {len(k)} rows", rule)
+        _check_heads(rules, q, k, v, "k", "v")
+        return all(offsets)
+
+    def check_values(self, rules: Rules, sizes: Sizes) -> None:
+        _check_offsets(rules, "q", self.cu_q, sizes.seq_q, self.max_q)
+        keys = self.cu_q if self.cu_k is None else self.cu_k
+        _check_offsets(rules, "q" if self.cu_k is None else "k", keys, sizes.seq_k, self.max_k)
+
+    def sizes(self, q: Tensor, k: Tensor, v: Tensor) -> Sizes:
+        total_q, heads_q, dim_qk = q.shape
+        return Sizes(len(self.cu_q) - 1, total_q, len(k), heads_q, k.shape[1], dim_qk, v.shape[2])
+
+    def walk(self, q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        rows = self.cu_q.tolist()
+        keys = rows if self.cu_k is None else self.cu_k.tolist()
+        for b in range(len(rows) - 1):
+            span = slice(keys[b], keys[b + 1])
+            yield q[rows[b] : rows[b + 1]], k[span], v[span]
+
+    def join(self, outs: list[Tensor], lses: list[Tensor]) -> tuple[Tensor, Tensor]:
+        return torch.cat(outs), torch.cat(lses, dim=1)
+
+    def lse_shape(self, sizes: Sizes) -> tuple[int, ...]:
+        return (sizes.heads_q, sizes.seq_q)
+
+
+@dataclass(frozen=True, eq=False)
+class PagedKV(Sequence):
+    """Keys and values in pages of a cache.
+
+    k_pages (num_pages, page_size, Hkv, D), v_pages (num_pages, page_size, Hkv, Dv): any page size and strides.
+    block_table: int32 (B, max_pages), the pages of each sequence in order; entries past a sequence's length are never
+    read. lengths: int32 (B,), keys of each sequence, 0 allowed. The last query row sits at the last key.
+    """
+
+    k_pages: Tensor
+    v_pages: Tensor
+    block_table: Tensor
+    lengths: Tensor
+    kind: ClassVar[str] = "paged"
+
+    def operands(self, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]:
+        return {"q": q, "kv.k_pages": self.k_pages, "kv.v_pages": self.v_pages}
+
+    def indices(self) -> dict[str, Tensor]:
+        return {"kv.block_table": self.block_table, "kv.lengths": self.lengths}
+
+    def check(self, rules: Rules, q: Tensor, k: Tensor, v: Tensor) -> bool:
+        table = _check_index(rules, "kv.block_table", self.block_table, "batch", "max_pages")
+        lengths = _check_index(rules, "kv.lengths", self.lengths, "batch")
+        query = rules.tensor("q", q, "batch", "seq", "heads", "head_dim")
+        axes = ("num_pages", "page_size", "heads", "head_dim")
+        pages = [rules.tensor(name, x, *axes) for name, x in list(self.operands(q, k, v).items())[1:]]
+        if query:
+            rules.require(q.shape[0] > 0, f"q has shape {tuple(q.shape)}", "the batch must hold at least one sequence")
+        for ok, name, x in ((table, "block_table", self.block_table), (lengths, "lengths", self.lengths)):
+            if ok and query:
+                what = f"kv.{name} has shape {tuple(x.shape)}"
+                rules.require(len(x) == len(q), what, f"kv.{name} must have the batch of q, {len(q)}, rows")
+        if not all(pages):
+            return False
+        same = self.k_pages.shape[:2] == self.v_pages.shape[:2]
+        what = f"kv.v_pages has {self.v_pages.shape[0]} pages of {self.v_pages.shape[1]} keys"
+        rule = f"it must match kv.k_pages, {self.k_pages.shape[0]} pages of {self.k_pages.shape[1]} keys"
+        rules.require(same, what, rule)
+        what = f"kv.k_pages has shape {tuple(self.k_pages.shape)}"
+        rules.require(self.k_pages.shape[1] > 0, what, "a page must hold at least one key")
+        if query:
+            _check_heads(rules, q, self.k_pages, self.v_pages, "kv.k_pages", "kv.v_pages")
+        return query and table and lengths
+
+    def check_values(self, rules: Rules, sizes: Sizes) -> None:
+        lengths, table = self.lengths.tolist(), self.block_table.cpu()
+        pages = self.k_pages.shape[0]
+        for b, length in enumerate(lengths):
+            rule = f"a length must be within 0 .. {sizes.seq_k}, the keys that {table.shape[1]} pages hold"
+            if not rules.require(0 <= length <= sizes.seq_k, f"kv.lengths[{b}] is {length}", rule):
+                continue
+            used = table[b, : -(-length // sizes.page_size)]
+            outside = ((used < 0) | (used >= pages)).nonzero().flatten().tolist()
+            if outside:
+                what = f"kv.block_table[{b}, {outside[0]}] is {int(used[outside[0]])}"
+                rules.require(False, what, f"a page in use must be within 0 .. {pages - 1}, the pages of the cache")
+
+    def sizes(self, q: Tensor, k: Tensor, v: Tensor) -> Sizes:
+        batch, seq_q, heads_q, dim_qk = q.shape
+        _, page_size, heads_kv, dim_v = self.v_pages.shape
+        capacity = self.block_table.shape[1] * page_size
+        return Sizes(batch, seq_q, capacity, heads_q, heads_kv, dim_qk, dim_v, page_size)
+
+    def walk(self, q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        page_size = self.k_pages.shape[1]
+        for b, length in enumerate(self.lengths.tolist()):
+            used = self.block_table[b, : -(-length // page_size)].long()
+            yield q[b], self.k_pages[used].flatten(0, 1)[:length], self.v_pages[used].flatten(0, 1)[:length]
+
+
+def _check_heads(rules: Rules, q: Tensor, k: Tensor, v: Tensor, k_name: str, v_name: str) -> None:
+    """Rules of heads and head dimensions, which are the last two axes in every kind."""
+    heads_q, heads_k, heads_v = q.shape[-2], k.shape[-2], v.shape[-2]
+    rules.require(heads_v == heads_k, f"{v_name} has {heads_v} heads", f"{v_name} must have the heads of k, {heads_k}")
+    what = f"q has {heads_q} heads and {k_name} has {heads_k}"
+    rule = "there must be at least one head each, and the query heads must be a multiple of the key heads"
+    rules.require(heads_q > 0 and heads_k > 0 and heads_q % max(heads_k, 1) == 0, what, rule)
+    same = k.shape[-1] == q.shape[-1]
+    rules.require(same, f"{k_name} has head_dim {k.shape[-1]}", f"it must have the head_dim of q, {q.shape[-1]}")
+    for name, x in (("q", q), (v_name, v)):
+        rules.require(x.shape[-1] > 0, f"{name} has head_dim 0", "a head must have at least one element")
+
+
+def _check_index(rules: Rules, name: str, value: Tensor, *axes: str) -> bool:
+    """Rules of a tensor of offsets, lengths or pages."""
+    if not rules.tensor(name, value, *axes):
+        return False
+    return rules.require(value.dtype == INDEX_DTYPE, f"{name} has dtype {value.dtype}", f"{name} must be torch.int32")
+
+
+def _check_offsets(rules: Rules, side: str, offsets: Tensor, total: int, bound: int | None) -> None:
+    """Values of row offsets: 0, ascending, ending at the total, no length over the promised bound."""
+    name, host = f"seq.cu_{side}", offsets.tolist()
+    rules.require(host[0] == 0, f"{name}[0] is {host[0]}", f"{name} must start at 0")
+    rules.require(host[-1] == total, f"{name}[-1] is {host[-1]}", f"{name} must end at the rows it divides, {total}")
+    for b, (start, stop) in enumerate(pairwise(host)):
+        what = f"{name}[{b}] is {start} and {name}[{b + 1}] is {stop}"
+        if not rules.require(start <= stop, what, f"{name} must never descend"):
+            return
+        if bound is not None:
+            what = f"seq.max_{side} is {bound}"
+            if not rules.require(stop - start <= bound, what, f"sequence {b} has {stop - start} rows by {name}"):
+                return
