@@ -1,0 +1,1 @@
+"""The rules of DESIGN.md, as tests on the repository itself."""

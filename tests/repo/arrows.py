@@ -1,0 +1,102 @@
+"""Who may import whom, as one table, and the check that reads it.
+
+    api -> {masks, scores, sequences, problem, check} -> plan -> kernels/<arch> -> kernels/{nvidia|amd}
+      -> kernels/pieces
+
+An arrow may skip steps, never turn round. A name stands for the module or for everything below the package. `<arch>` is
+any folder of kernels/ that is not named in the table; two of them never import each other. ROOT is the package itself
+(`import warpattn`), which imports nearly everything and so is only for code that users could have written.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+ROOT = "warpattn"
+ANYTHING = {"*"}
+
+VALUES = {"check", "expr", "masks", "scores", "sequences"}
+HOST = VALUES | {"problem", "target"}
+DEVICE = {"kernels.pieces", "kernels.topology"}
+
+ALLOWED: dict[str, set[str]] = {
+    "check": set(),
+    "expr": {"check"},
+    "sass": set(),
+    "target": {"check"},
+    "scores": {"check", "expr"},
+    "masks": {"check", "expr", "scores"},
+    "sequences": {"check"},
+    "reference": VALUES,
+    "problem": VALUES,
+    "kernels.topology": set(),
+    "kernels.pieces": {"kernels.topology", "expr"},
+    "kernels.nvidia": DEVICE,
+    "kernels.amd": DEVICE,
+    "kernels.<arch>": DEVICE | {"kernels.nvidia", "kernels.amd", "problem", "target", "check", "expr"},
+    "plan": HOST | {"kernels.topology", "kernels.<arch>"},
+    "launch": HOST | DEVICE | {"plan", "kernels.nvidia", "kernels.amd", "kernels.<arch>"},
+    "ops": HOST | {"reference", "plan", "launch"},
+    "api": HOST | {"reference", "plan", "launch", "ops"},
+    "sim": {"target", "check"},
+    "integrations": VALUES | {"api", ROOT},
+    "cli": ANYTHING,
+    "__main__": {"cli"},
+    ROOT: HOST | {"api", "reference", "plan"},
+}
+
+
+def import_arrows(path: str, text: str) -> Iterator[str]:
+    """One sentence for every import of warpattn in warpattn/`path` that the table does not have."""
+    if not path.startswith(f"{ROOT}/"):
+        return
+    source = group(path.removesuffix(".py").replace("/", "."))
+    if source not in ALLOWED:
+        yield f"{path} has no line in the import table of tests/repo/arrows.py; give it one"
+        return
+    allowed = ALLOWED[source]
+    package = path.removesuffix("/__init__.py").removesuffix(".py").split("/")
+    if not path.endswith("/__init__.py"):
+        package = package[:-1]
+    for line, module in imported(ast.parse(text), package):
+        target = group(module)
+        same = target == source and (source != "kernels.<arch>" or _folder(module) == _folder(".".join(package)))
+        if not (same or allowed == ANYTHING or target in allowed):
+            yield f"{path}:{line} imports {module}; {source} may import {', '.join(sorted(allowed)) or 'nothing'}"
+
+
+def group(module: str) -> str:
+    """The line of the table that a dotted module name belongs to."""
+    parts = module.split(".")[1:]
+    if not parts or parts == ["__init__"]:
+        return ROOT
+    if parts[0] == "kernels" and len(parts) > 1 and parts[1] != "__init__":
+        name = f"kernels.{parts[1]}"
+        return name if name in ALLOWED else "kernels.<arch>"
+    return parts[0] if parts[0] != "kernels" else "kernels.topology"
+
+
+def imported(tree: ast.Module, package: list[str]) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of every import of warpattn, also inside functions; `from warpattn import x` names x."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*above, *filter(None, [node.module])])
+            # `from warpattn import masks` is an arrow to masks; `from warpattn.masks import Causal` one to masks, too.
+            plain = base in {ROOT, f"{ROOT}.kernels"}
+            names = [f"{base}.{alias.name}" if plain and _is_module(alias.name) else base for alias in node.names]
+        else:
+            continue
+        yield from ((node.lineno, name) for name in dict.fromkeys(names) if name.split(".")[0] == ROOT)
+
+
+def _is_module(name: str) -> bool:
+    """`from warpattn import name`: a module of the table, rather than something the package exports."""
+    return name in ALLOWED or any(f"kernels.{name}" == line for line in ALLOWED) or name.startswith(("sm", "cdna"))
+
+
+def _folder(module: str) -> str:
+    return ".".join(module.split(".")[:3])

@@ -1,0 +1,114 @@
+"""The repository keeps the rules of DESIGN.md: sizes, names, import arrows, README code."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.repo import arrows, rules
+
+ROOT = Path(__file__).parents[2]
+SIZE_LIMIT = 8 * 2**20  # bytes in all tracked files
+TEXT = {".py", ".md", ".toml", ".txt", ".json", ".svg", ".yml", ".yaml", ".cfg", ".sh", ""}
+
+
+def files_of(root: Path) -> list[str]:
+    """Paths that git tracks or would track, relative to `root`; without git everything outside hidden folders."""
+    command = ["git", "-C", str(root), "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=False) if (root / ".git").exists() else None
+    if listed is None or listed.returncode:
+        found = (path.relative_to(root) for path in root.rglob("*") if path.is_file())
+        return sorted(str(path) for path in found if not {"__pycache__", ".venv", ".git"} & set(path.parts))
+    return sorted({name for name in listed.stdout.split("\0") if name and (root / name).is_file()})
+
+
+def outside_ruff(root: Path) -> set[str]:
+    """Python files of the repository that ruff would not look at."""
+    command = [
+        sys.executable,
+        "-m",
+        "ruff",
+        "check",
+        "--show-files",
+        "--config",
+        str(root / "pyproject.toml"),
+        str(root),
+    ]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=root)
+    seen = {str(Path(line).relative_to(root)) for line in shown.stdout.splitlines()}
+    return {path for path in files_of(root) if path.endswith(".py")} - seen
+
+
+def run_markdown(path: Path) -> subprocess.CompletedProcess:
+    """Run the python blocks of a Markdown file, one after the other in one process, warnings being errors."""
+    program = "\n".join(rules.python_blocks(path.read_text()))
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+
+
+FILES = files_of(ROOT)
+PYTHON = [path for path in FILES if path.endswith(".py")]
+MARKDOWN = [path for path in FILES if path.endswith(".md") and rules.python_blocks((ROOT / path).read_text())]
+
+
+@pytest.mark.parametrize(
+    "check",
+    [rules.file_length, rules.functions, rules.module_docstring, arrows.import_arrows],
+    ids=lambda f: f.__name__,
+)
+def test_python_files(check):
+    broken = [sentence for path in PYTHON for sentence in check(path, (ROOT / path).read_text())]
+    assert not broken, "\n".join(["", *broken])
+
+
+def test_module_names():
+    broken = [sentence for path in PYTHON for sentence in rules.module_name(path)]
+    assert not broken, "\n".join(["", *broken])
+
+
+def test_no_machine_paths():
+    text = {path: ROOT / path for path in FILES if Path(path).suffix in TEXT and path != "tests/repo/test_rules.py"}
+    broken = [sentence for path, file in text.items() for sentence in rules.machine_paths(path, file.read_text())]
+    assert not broken, "\n".join(["", *broken])
+
+
+def test_long_files_are_still_long():
+    short = [path for path in rules.LONG_FILES if len((ROOT / path).read_text().splitlines()) <= rules.FILE_LINES]
+    assert not short, f"no longer need an exception: {short}"
+
+
+def test_repository_is_small():
+    size = sum((ROOT / path).stat().st_size for path in FILES)
+    assert size < SIZE_LIMIT, f"{size / 2**20:.1f} MiB"
+
+
+def test_nothing_hides_from_ruff():
+    assert not outside_ruff(ROOT)
+    suppressed = [path for path in PYTHON if "ruff: " + "noqa" in (ROOT / path).read_text()]
+    assert not suppressed, f"whole files without ruff: {suppressed}"
+
+
+def test_hiding_from_ruff_is_seen(tmp_path):
+    (tmp_path / "pyproject.toml").write_text('[tool.ruff]\nextend-exclude = ["hidden"]\n')
+    for name in ("shown", "hidden"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.py").write_text("x = 1\n")
+    assert outside_ruff(tmp_path) == {"hidden/a.py"}
+
+
+@pytest.mark.parametrize("path", MARKDOWN)
+def test_markdown_code_runs(path):
+    done = run_markdown(ROOT / path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_markdown_code_that_fails_is_seen(tmp_path):
+    (tmp_path / "bad.md").write_text("```python\nraise SystemExit('no')\n```\n")
+    assert run_markdown(tmp_path / "bad.md").returncode == 1
+
+
+def test_every_checked_list_has_members():
+    assert {"warpattn/sass.py", "tests/repo/rules.py"} <= set(PYTHON)
+    assert "pyproject.toml" in FILES

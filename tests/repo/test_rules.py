@@ -1,0 +1,147 @@
+"""Each rule complains about a file that breaks it, and only then."""
+
+import graphlib
+
+import pytest
+
+from tests.repo import arrows, rules
+
+
+def _function(lines: int, decorator: str = "", parameters: int = 0, name: str = "f") -> str:
+    arguments = ", ".join(f"p{i}" for i in range(parameters))
+    return f"{decorator}\ndef {name}({arguments}):\n" + '    """Doc."""\n' + "    x = 1\n" * (lines - 1)
+
+
+def _found(check, *arguments) -> str:
+    return "\n".join(check(*arguments))
+
+
+def test_file_length(monkeypatch):
+    assert not _found(rules.file_length, "a.py", "x = 1\n" * 400)
+    assert "a.py has 401 lines; at most 400" in _found(rules.file_length, "a.py", "x = 1\n" * 401)
+    monkeypatch.setitem(rules.LONG_FILES, "a.py", "one table")
+    assert not _found(rules.file_length, "a.py", "x = 1\n" * 500)
+    assert "at most 500" in _found(rules.file_length, "a.py", "x = 1\n" * 501)
+
+
+@pytest.mark.parametrize(
+    ("decorator", "limit"),
+    [("", 60), ("@cache", 60), ("@gluon.jit", 120), ("@triton.jit(do_not_specialize=[1])", 120), ("@jit", 120)],
+)
+def test_function_length(decorator, limit):
+    assert not _found(rules.functions, "warpattn/a.py", _function(limit, decorator))
+    assert f"f() has {limit + 1} lines; at most {limit}" in _found(
+        rules.functions, "warpattn/a.py", _function(limit + 1, decorator)
+    )
+
+
+def test_methods_and_nested_functions_are_measured():
+    nested = "class A:\n    def f(self):\n" + "        def g():\n" + "            x = 1\n" * 60
+    found = _found(rules.functions, "warpattn/a.py", nested)
+    assert "f() has 62 lines" in found
+    assert "g() has 61 lines" in found
+
+
+@pytest.mark.parametrize(
+    ("path", "decorator", "name", "limit"),
+    [
+        ("warpattn/a.py", "", "f", 8),
+        ("warpattn/api.py", "", "attention", 11),
+        ("warpattn/api.py", "", "_inner", 8),
+        ("warpattn/reference.py", "", "reference", 11),
+        ("warpattn/reference.py", "", "tile", 8),
+        ("warpattn/kernels/sm90/prefill.py", "@gluon.jit", "prefill_kernel", 16),
+        ("warpattn/kernels/sm90/prefill.py", "@gluon.jit", "consumer", 8),
+        ("warpattn/kernels/sm90/prefill.py", "", "prefill_kernel", 8),
+    ],
+)
+def test_parameters(path, decorator, name, limit):
+    assert not _found(rules.functions, path, _function(3, decorator, limit, name))
+    assert f"{limit + 1} parameters; at most {limit}" in _found(
+        rules.functions, path, _function(3, decorator, limit + 1, name)
+    )
+
+
+def test_self_is_not_a_parameter_but_star_arguments_are():
+    tree = rules.ast.parse("class A:\n    def f(self, a, /, b, *c, d, **e): ...")
+    assert rules.parameters(tree.body[0].body[0]) == ["a", "b", "d", "c", "e"]
+
+
+def test_module_docstring():
+    assert not _found(rules.module_docstring, "a.py", '"""What this module is for, and why."""\n')
+    assert "a.py has no module docstring" in _found(rules.module_docstring, "a.py", "x = 1\n")
+    assert "a.py has no module docstring" in _found(rules.module_docstring, "a.py", '"""Doc."""\n')
+
+
+@pytest.mark.parametrize("path", ["warpattn/utils.py", "warpattn/common/a.py", "warpattn/tma_helpers.py"])
+def test_names_that_say_nothing(path):
+    assert "says nothing about its content" in _found(rules.module_name, path)
+    assert not _found(rules.module_name, "warpattn/masks.py")
+
+
+@pytest.mark.parametrize("folder", ["home", "root", "tmp", "work", "Users"])
+def test_machine_paths(folder):
+    text = f'first = 1\nCACHE = "/{folder}/someone/cache"\n'
+    assert f"a.py:2 names /{folder}/someone" in _found(rules.machine_paths, "a.py", text)
+
+
+@pytest.mark.parametrize(
+    "text", ["https://example.org/home/page", "a ratio of work/tmp/x", "~/work/x", "./tmp/y", "$X/tmp/z"]
+)
+def test_what_is_no_machine_path(text):
+    assert not _found(rules.machine_paths, "a.md", text)
+
+
+def test_python_blocks():
+    text = "# T\n```python\na = 1\n```\n```bash\nls\n```\n```python\nb = a\n```\n"
+    assert rules.python_blocks(text) == ["a = 1\n", "b = a\n"]
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("warpattn/check.py", "from warpattn import masks"),
+        ("warpattn/masks.py", "import warpattn.plan"),
+        ("warpattn/masks.py", "import warpattn as wa"),
+        ("warpattn/scores.py", "def f():\n    from .masks import Causal"),
+        ("warpattn/reference.py", "from warpattn.problem import Problem"),
+        ("warpattn/plan.py", "from . import launch"),
+        ("warpattn/plan.py", "from warpattn.api import attention"),
+        ("warpattn/kernels/sm90/prefill.py", "from warpattn.kernels.sm100 import layouts"),
+        ("warpattn/kernels/sm90/prefill.py", "from warpattn.kernels import sm100"),
+        ("warpattn/kernels/nvidia/tma.py", "from ..sm90.layouts import q_layout"),
+        ("warpattn/kernels/pieces/span.py", "from warpattn.kernels.nvidia import tma"),
+        ("warpattn/kernels/sm90/prefill.py", "import warpattn.sim.ir"),
+        ("warpattn/sim/ops/core.py", "from ...kernels.sm90 import prefill"),
+        ("warpattn/api.py", "from warpattn.cli import demo"),
+        ("warpattn/brand_new.py", ""),
+    ],
+)
+def test_forbidden_arrows(path, text):
+    assert path in _found(arrows.import_arrows, path, text)
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("warpattn/masks.py", "from .check import AttentionError\nimport torch\nfrom warpattn import expr"),
+        ("warpattn/api.py", "from warpattn import reference, plan\nfrom warpattn.masks import Mask"),
+        ("warpattn/plan.py", "from warpattn.kernels.sm90.config import Config"),
+        ("warpattn/launch.py", "from warpattn.kernels import sm90\nfrom warpattn.plan import Plan"),
+        (
+            "warpattn/kernels/sm90/prefill.py",
+            "from .layouts import a\nfrom ..nvidia import tma\nfrom warpattn.kernels.pieces import span",
+        ),
+        ("warpattn/cli/demo.py", "import warpattn as wa\nfrom warpattn.kernels.sm90 import prefill"),
+        ("warpattn/__init__.py", "from .api import attention\nfrom .masks import Causal"),
+        ("bench/run.py", "import warpattn.launch"),
+    ],
+)
+def test_allowed_arrows(path, text):
+    assert not _found(arrows.import_arrows, path, text)
+
+
+def test_the_table_itself_never_turns_round():
+    table = {source: set() if targets == arrows.ANYTHING else targets for source, targets in arrows.ALLOWED.items()}
+    assert set().union(*table.values()) <= set(table)
+    graphlib.TopologicalSorter(table).prepare()  # raises CycleError
