@@ -1,0 +1,142 @@
+"""What each op of the mask and score language means for numbers and torch tensors.
+
+One table, `OPS`, gives constant folding, the functions that users call, and the interpreter their arithmetic, so the
+three cannot disagree. Every function takes Python numbers, tensors, or a mixture that broadcasts.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["OPS", "exp", "log", "maximum", "minimum", "read", "tanh", "to_float", "to_int", "where"]
+
+
+def where(condition: Any, yes: Any, no: Any) -> Any:
+    """`yes` where `condition`, else `no`."""
+    if isinstance(condition, Tensor):
+        return torch.where(condition, yes, no)
+    return yes if condition else no
+
+
+def minimum(a: Any, b: Any) -> Any:
+    """The smaller one."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return torch.minimum(a, b)
+    if isinstance(a, Tensor):
+        return a.clamp(max=b)
+    return b.clamp(max=a) if isinstance(b, Tensor) else min(a, b)
+
+
+def maximum(a: Any, b: Any) -> Any:
+    """The larger one."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return torch.maximum(a, b)
+    if isinstance(a, Tensor):
+        return a.clamp(min=b)
+    return b.clamp(min=a) if isinstance(b, Tensor) else max(a, b)
+
+
+def exp(x: Any) -> Any:
+    """Exponential function, inf on overflow."""
+    if isinstance(x, Tensor):
+        return torch.exp(x)
+    try:
+        return math.exp(x)
+    except OverflowError:
+        return math.inf
+
+
+def log(x: Any) -> Any:
+    """Natural logarithm, -inf at 0, nan below."""
+    if isinstance(x, Tensor):
+        return torch.log(x)
+    return math.log(x) if x > 0 else -math.inf if x == 0 else math.nan
+
+
+def tanh(x: Any) -> Any:
+    """Hyperbolic tangent."""
+    return torch.tanh(x) if isinstance(x, Tensor) else math.tanh(x)
+
+
+def to_float(x: Any) -> Any:
+    """`x` as a float; integer and bool tensors become fp32."""
+    if isinstance(x, Tensor):
+        return x if x.is_floating_point() else x.to(torch.float32)
+    return float(x)
+
+
+def to_int(x: Any) -> Any:
+    """`x` as an int, cut towards zero."""
+    return x.to(torch.int64) if isinstance(x, Tensor) else int(x)
+
+
+def read(tensor: Tensor, index: tuple[Any, ...]) -> Any:
+    """Element at `index` (ints or broadcastable int tensors, one per dimension); 0 (False) outside.
+
+    With Python ints only, an int or bool element comes back as a Python number; floats stay tensors, which keeps them
+    differentiable.
+    """
+    inside: Any = True
+    for size, i in zip(tensor.shape, index, strict=True):
+        inside = inside & (i >= 0) & (i < size)
+    if not isinstance(inside, Tensor):
+        value = tensor[index] if inside else tensor.new_zeros(())
+        return value if tensor.is_floating_point() else value.item()
+    if tensor.numel() == 0:
+        return torch.zeros(inside.shape, dtype=tensor.dtype, device=inside.device)
+    value = tensor[tuple(maximum(minimum(i, size - 1), 0) for size, i in zip(tensor.shape, index, strict=True))]
+    return torch.where(inside, value, torch.zeros((), dtype=tensor.dtype, device=tensor.device))
+
+
+def _truediv(a: Any, b: Any) -> Any:
+    return a / b if isinstance(a, Tensor) or isinstance(b, Tensor) or b else a * math.inf
+
+
+def _floordiv(a: Any, b: Any) -> Any:
+    return a // where(b == 0, 1, b)
+
+
+def _mod(a: Any, b: Any) -> Any:
+    return a % where(b == 0, 1, b)
+
+
+def _not(x: Any) -> Any:
+    return not x if isinstance(x, bool) else ~x
+
+
+OPS: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "truediv": _truediv,
+    "floordiv": _floordiv,
+    "mod": _mod,
+    "neg": operator.neg,
+    "abs": abs,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "and": operator.and_,
+    "or": operator.or_,
+    "xor": operator.xor,
+    "not": _not,
+    "shl": operator.lshift,
+    "shr": operator.rshift,
+    "where": where,
+    "minimum": minimum,
+    "maximum": maximum,
+    "exp": exp,
+    "log": log,
+    "tanh": tanh,
+    "float": to_float,
+    "int": to_int,
+}
