@@ -16,28 +16,34 @@ from collections.abc import Iterator
 ROOT = "warpattn"
 ANYTHING = {"*"}
 
-VALUES = {"check", "expr", "masks", "scores", "sequences"}
+LANGUAGE = {"check", "evaluate", "expr", "nodes", "number"}
+VALUES = LANGUAGE | {"traced", "masks", "scores", "sequences"}
 HOST = VALUES | {"problem", "target"}
 DEVICE = {"kernels.pieces", "kernels.topology"}
 
 ALLOWED: dict[str, set[str]] = {
     "check": set(),
-    "expr": {"check"},
+    "number": set(),
+    "nodes": {"number"},
+    "evaluate": {"nodes", "number"},
+    "expr": {"check", "evaluate", "nodes", "number"},
     "sass": set(),
+    "cuda": set(),
     "target": {"check"},
-    "scores": {"check", "expr"},
-    "masks": {"check", "expr", "scores"},
+    "traced": LANGUAGE,
+    "scores": LANGUAGE | {"traced"},
+    "masks": LANGUAGE | {"traced", "scores"},
     "sequences": {"check"},
     "reference": VALUES,
     "problem": VALUES,
     "kernels.topology": set(),
-    "kernels.pieces": {"kernels.topology", "expr"},
+    "kernels.pieces": {"kernels.topology", "nodes"},
     "kernels.nvidia": DEVICE,
     "kernels.amd": DEVICE,
-    "kernels.<arch>": DEVICE | {"kernels.nvidia", "kernels.amd", "problem", "target", "check", "expr"},
+    "kernels.<arch>": DEVICE | {"kernels.nvidia", "kernels.amd", "problem", "target", "check", "nodes"},
     "plan": HOST | {"kernels.topology", "kernels.<arch>"},
-    "launch": HOST | DEVICE | {"plan", "kernels.nvidia", "kernels.amd", "kernels.<arch>"},
-    "ops": HOST | {"reference", "plan", "launch"},
+    "launch": HOST | DEVICE | {"cuda", "plan", "kernels.nvidia", "kernels.amd", "kernels.<arch>"},
+    "ops": HOST | {"cuda", "reference", "plan", "launch"},
     "api": HOST | {"reference", "plan", "launch", "ops"},
     "sim": {"target", "check"},
     "integrations": VALUES | {"api", ROOT},

