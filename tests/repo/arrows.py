@@ -40,7 +40,7 @@ ALLOWED: dict[str, set[str]] = {
     "kernels.pieces": {"kernels.topology", "nodes"},
     "kernels.nvidia": DEVICE,
     "kernels.amd": DEVICE,
-    "kernels.<arch>": DEVICE | {"kernels.nvidia", "kernels.amd", "problem", "target", "check", "nodes"},
+    "kernels.<arch>": DEVICE | {"kernels.nvidia", "kernels.amd", "problem", "target", "check", "cuda", "nodes"},
     "plan": HOST | {"kernels.topology", "kernels.<arch>"},
     "launch": HOST | DEVICE | {"cuda", "plan", "kernels.nvidia", "kernels.amd", "kernels.<arch>"},
     "ops": HOST | {"cuda", "reference", "plan", "launch"},

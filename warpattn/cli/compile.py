@@ -36,17 +36,17 @@ def compile_command(
     mask: Annotated[str, typer.Option(help=spelling.MASK_HELP)] = "causal",
     score: Annotated[str, typer.Option(help=spelling.SCORE_HELP)] = "",
     dtype: Annotated[str, typer.Option(help="bf16 or fp16")] = "bf16",
-    arch: Annotated[str, typer.Option(help="Architecture to compile for: sm90")] = "sm90",
+    arch: Annotated[str, typer.Option(help=f"Architecture: {spelling.ARCH_HELP}")] = "sm90",
     opcodes: Annotated[bool, typer.Option("--opcodes", help="Count every instruction, with its modifiers")] = False,
 ) -> None:
     """Compile a problem's kernel and print what it occupies and is made of."""
-    chosen = plan(problem(shape, mask, score, dtype), arch=arch)
+    chosen = plan(problem(shape, mask, score, dtype), arch=spelling.arch(arch))
     start = time.perf_counter()
     kernel = compile_plan(chosen)
     seconds = time.perf_counter() - start
     cubin = kernel.asm["cubin"]
     found, counts = sass.resources(cubin), sass.opcode_counts(cubin, modifiers=opcodes)
-    console = Console(highlight=False, markup=False)
+    console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(str(chosen))
     table = Table(title=f"{arch}, compiled in {seconds:.1f} s", show_header=False)
     table.add_row("registers per thread at launch", str(found.registers))

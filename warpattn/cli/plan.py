@@ -20,19 +20,16 @@ def plan_command(
     mask: Annotated[str, typer.Option(help=spelling.MASK_HELP)] = "causal",
     score: Annotated[str, typer.Option(help=spelling.SCORE_HELP)] = "",
     dtype: Annotated[str, typer.Option(help="bf16 or fp16")] = "bf16",
-    arch: Annotated[str, typer.Option(help="Architecture to plan for: sm90")] = "sm90",
+    arch: Annotated[str, typer.Option(help=f"Architecture: {spelling.ARCH_HELP}")] = "sm90",
 ) -> None:
     """Print the plan of a problem and its reasons."""
-    chosen = plan(problem(shape, mask, score, dtype), arch=arch)
-    console = Console(highlight=False, markup=False)
-    console.print(str(chosen))
-    for reason in chosen.reasons:
-        console.print(f"- {reason}")
+    chosen = plan(problem(shape, mask, score, dtype), arch=spelling.arch(arch))
+    Console(highlight=False, markup=False, soft_wrap=True).print(str(chosen))
 
 
 def problem(shape: str, mask: str, score: str, dtype: str) -> Problem:
     """The checked problem that the options spell, as a GPU would get it; its tensors are never touched."""
-    size, kind = spelling.shape(shape), spelling.dtype(dtype)
+    size, kind = spelling.shape(shape), spelling.half(dtype)
     q = torch.empty(size.batch, size.seq_q, size.heads_q, size.dim_qk, dtype=kind)
     k = torch.empty(size.batch, size.seq_k, size.heads_kv, size.dim_qk, dtype=kind)
     v = torch.empty(size.batch, size.seq_k, size.heads_kv, size.dim_v, dtype=kind)

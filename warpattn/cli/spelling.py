@@ -19,6 +19,7 @@ import typer
 
 from warpattn.masks import Causal, Chunked, Full, Mask, Prefix, SlidingWindow
 from warpattn.scores import ALiBi, Score, SoftCap
+from warpattn.target import ARCHS
 
 T = TypeVar("T")
 
@@ -31,6 +32,7 @@ DTYPES = {
 SHAPE_HELP = "batch x queries[/keys] x heads[/kv heads] x head_dim[/value dim], e.g. 1x1024x16/2x128"
 MASK_HELP = "full, causal, window:W, chunked:C, prefix:P; with commas, all must hold"
 SCORE_HELP = "softcap:CAP, alibi; with commas, applied from left to right"
+ARCH_HELP = " or ".join(ARCHS)
 DTYPE_HELP = "fp16, bf16, fp32 or fp64"
 
 
@@ -83,6 +85,20 @@ def dtype(text: str) -> torch.dtype:
     if text not in DTYPES:
         raise typer.BadParameter(f"dtype {text!r}: write {DTYPE_HELP}")
     return DTYPES[text]
+
+
+def half(text: str) -> torch.dtype:
+    """The 16-bit dtype that `text` spells, which is what kernels take."""
+    if text not in ("fp16", "bf16"):
+        raise typer.BadParameter(f"dtype {text!r}: kernels take fp16 or bf16")
+    return DTYPES[text]
+
+
+def arch(text: str) -> str:
+    """The architecture that `text` names."""
+    if text not in ARCHS:
+        raise typer.BadParameter(f"arch {text!r}: write {ARCH_HELP}")
+    return text
 
 
 def device(text: str) -> torch.device:
