@@ -120,9 +120,10 @@ def _identity(op: str, args: tuple[Node, ...]) -> Node | None:
         return args[0][2] if args[0][0] == op else None
     if len(args) != 2:
         return None
-    if op in ("minimum", "maximum", "and", "or") and args[0] is args[1]:
-        return args[0]
     for this, other in (args, args[::-1]):
+        again = this is other or (other[0] == op and any(arg is this for arg in other[2:]))
+        if again and op in ("minimum", "maximum", "and", "or"):
+            return other
         if this[0] != "const":
             continue
         value = this[2]

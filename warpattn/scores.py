@@ -1,0 +1,198 @@
+"""Scores: what happens to s = scale * (q . k) before the softmax, as functions of s and the indices.
+
+`a | b` applies a, then b. Order with the rest: scale, scores from left to right, then an additive mask, then hidden
+keys become -inf, then the softmax (sinks join its denominator untouched). s is in natural units: p = exp(s) / sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from warpattn.expr import (
+    Expr,
+    Node,
+    Table,
+    call_user,
+    exp,
+    load,
+    symbol,
+    tanh,
+    to_float,
+    trace,
+    user_result_error,
+    where,
+)
+from warpattn.traced import Lengths, Traced, is_int, kind_of, require, same_object
+
+__all__ = ["ALiBi", "Bias", "Chain", "CustomScore", "Score", "ScoreProgram", "SoftCap"]
+
+Value = Any  # a symbol, a number or a tensor
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreProgram:
+    """A traced score: `out` over the symbols s (float), b, h, q, k, len_q, len_k; `key` identifies the code."""
+
+    out: Node
+    tensors: tuple[Tensor, ...]
+    key: tuple[Any, ...]
+
+
+class Score(Traced):
+    """A function of one score and its place; `apply` is all that a new one has to write."""
+
+    def apply(self, s: Value, b: Value, h: Value, q: Value, k: Value, lens: Lengths | None = None) -> Value:
+        """The new score of query head h, query position q and key k in sequence b.
+
+        q counts in key positions (the last query sits at the last key). `lens` are the lengths of the sequence; None
+        means that it has as many queries as keys.
+        """
+        raise NotImplementedError
+
+    def __or__(self, other: Score) -> Chain:
+        return Chain((*_links(self), *_links(other)))
+
+    def record(self) -> ScoreProgram:
+        """Trace `apply`."""
+
+        def run() -> Value:
+            s, lens = symbol("s", "float"), Lengths.symbols()
+            return to_float(self.apply(s, symbol("b"), symbol("h"), symbol("q"), symbol("k"), lens))
+
+        traced = trace(run)
+        return ScoreProgram(traced.outputs[0], traced.tensors, traced.key)
+
+
+@dataclass(frozen=True)
+class Chain(Score):
+    """Scores applied from left to right; what `a | b` makes."""
+
+    scores: tuple[Score, ...]
+
+    def __post_init__(self) -> None:
+        for score in self.scores:
+            require(isinstance(score, Score), f"a chain of scores got {score!r}", "join scores with scores")
+
+    def apply(self, s: Value, b: Value, h: Value, q: Value, k: Value, lens: Lengths | None = None) -> Value:
+        for score in self.scores:
+            s = score.apply(s, b, h, q, k, lens)
+        return s
+
+
+@dataclass(frozen=True)
+class ALiBi(Score):
+    """s - slope * |q - k| (Press et al., arXiv 2108.12409).
+
+    slopes: float tensor [H] or [B, H] (H query heads), or the number of query heads for the paper's slopes:
+    2**(-8 (h + 1) / H) when H is a power of two; else, with f the power of two below H, 2**(-8 (h + 1) / f) for h < f
+    and 2**(-8 (2 (h - f) + 1) / (2 f)) for the others.
+    """
+
+    slopes: Tensor | int = field(compare=False)
+    _slopes: Any = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        slopes = self.slopes
+        fits = isinstance(slopes, Tensor) and slopes.is_floating_point() and slopes.ndim in (1, 2)
+        require(fits or is_int(slopes, 1), f"slopes is {kind_of(slopes)}",
+                "ALiBi takes a float tensor (H,) or (B, H), or the number of query heads")  # fmt: skip
+        object.__setattr__(self, "_slopes", same_object(slopes))
+
+    def slope(self, b: Value, h: Value) -> Value:
+        """The slope of one head."""
+        if isinstance(self.slopes, Tensor):
+            return load(self.slopes, *((h,) if self.slopes.ndim == 1 else (b, h)))
+        below = 1 << (int(self.slopes).bit_length() - 1)  # H itself or the power of two below it
+        unit = 8 * math.log(2) / below
+        first = exp((h + 1) * -unit)
+        if below == self.slopes:
+            return first
+        return where(h < below, first, exp((2 * (h - below) + 1) * (-unit / 2)))
+
+    def apply(self, s: Value, b: Value, h: Value, q: Value, k: Value, lens: Lengths | None = None) -> Value:
+        return s - self.slope(b, h) * abs(to_float(q) - to_float(k))
+
+
+@dataclass(frozen=True)
+class SoftCap(Score):
+    """cap * tanh(s / cap): keeps scores within (-cap, cap) (Gemma 2, arXiv 2408.00118)."""
+
+    cap: float
+
+    def __post_init__(self) -> None:
+        ok = isinstance(self.cap, Real) and not isinstance(self.cap, bool) and math.isfinite(self.cap) and self.cap > 0
+        require(ok, f"cap is {self.cap!r}", "SoftCap takes a finite number above 0")
+
+    def apply(self, s: Value, b: Value, h: Value, q: Value, k: Value, lens: Lengths | None = None) -> Value:
+        return tanh(s * (1.0 / self.cap)) * float(self.cap)
+
+
+@dataclass(frozen=True, eq=False)
+class Bias(Score):
+    """s + bias[b, h, row, k], row counting queries from 0.
+
+    bias: float tensor that broadcasts to (B, H, Sq, Sk), rank 2 to 4; gradients reach it through the reference.
+    """
+
+    bias: Tensor
+
+    def __post_init__(self) -> None:
+        fits = isinstance(self.bias, Tensor) and self.bias.is_floating_point() and 2 <= self.bias.ndim <= 4
+        require(fits, f"bias is {kind_of(self.bias)}",
+                "Bias takes a float tensor of rank 2 to 4 that broadcasts to (B, H, Sq, Sk)")  # fmt: skip
+
+    def apply(self, s: Value, b: Value, h: Value, q: Value, k: Value, lens: Lengths | None = None) -> Value:
+        row = q if lens is None else q - (lens.k - lens.q)
+        return s + load(self.bias, *broadcast_index(self.bias.shape, (b, h, row, k)))
+
+
+@dataclass(frozen=True, init=False)
+class CustomScore(Score):
+    """fn(s, b, h, q, k, **captured), a Python function that serves the reference and the kernels unchanged.
+
+    s is a float, the indices are ints (q counts in key positions, see `Score.apply`). captured: tensors, which the
+    function indexes with one int per dimension (0 outside), and numbers. The function uses operators, comparisons,
+    `& | ~`, and where, minimum, maximum, abs, exp, log, tanh, to_float, to_int of warpattn. It is run once with
+    symbols; what cannot be recorded raises an AttentionError naming its line.
+    """
+
+    fn: Callable[..., Any]
+    captured: tuple[tuple[str, Any], ...]
+
+    def __init__(self, fn: Callable[..., Any], **captured: Any) -> None:
+        object.__setattr__(self, "fn", fn)
+        object.__setattr__(self, "captured", captured_values("CustomScore", fn, captured))
+
+    def apply(self, s: Value, b: Value, h: Value, q: Value, k: Value, lens: Lengths | None = None) -> Value:
+        result = call_user(self.fn, s, b, h, q, k, **dict(self.captured))
+        is_number = isinstance(result, int | float) and not isinstance(result, bool)
+        symbolic = isinstance(result, Expr) and result.dtype != "bool"
+        eager = isinstance(result, Tensor) and not isinstance(s, Expr) and result.dtype != torch.bool
+        if not (is_number or symbolic or eager):
+            raise user_result_error(self.fn, result, "a score function must return a float made from its arguments")
+        return to_float(result)
+
+
+def captured_values(owner: str, fn: Any, captured: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """The captured keyword arguments of a custom function, checked, tensors wrapped so that symbols can index them."""
+    require(callable(fn), f"{owner} got {fn!r}", "its first argument must be a function")
+    for name, value in captured.items():
+        ok = isinstance(value, Tensor | Table | bool | int | float)
+        require(ok, f"{owner} captures {name}={kind_of(value)}", "captured values are tensors and numbers")
+    return tuple((name, same_object(value)) for name, value in captured.items())
+
+
+def broadcast_index(shape: torch.Size, index: tuple[Value, ...]) -> tuple[Value, ...]:
+    """The last `len(shape)` of `index`, 0 where the dimension has size 1."""
+    return tuple(0 if size == 1 else i for size, i in zip(shape, index[len(index) - len(shape) :], strict=True))
+
+
+def _links(score: Score) -> tuple[Score, ...]:
+    return score.scores if isinstance(score, Chain) else (score,)
