@@ -5,7 +5,8 @@
 
 An arrow may skip steps, never turn round. A name stands for the module or for everything below the package. `<arch>` is
 any folder of kernels/ that is not named in the table; two of them never import each other. ROOT is the package itself
-(`import warpattn`), which imports nearly everything and so is only for code that users could have written.
+(`import warpattn`), which imports nearly everything and so is only for code that users could have written. Imports
+under `if TYPE_CHECKING` name a type and are no arrow.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ ROOT = "warpattn"
 ANYTHING = {"*"}
 
 LANGUAGE = {"check", "evaluate", "expr", "nodes", "number"}
-VALUES = LANGUAGE | {"traced", "masks", "scores", "sequences"}
+MASKS = {"algebra", "documents", "picture", "masks"}
+VALUES = LANGUAGE | MASKS | {"traced", "scores", "sequences"}
 HOST = VALUES | {"problem", "target"}
 DEVICE = {"kernels.pieces", "kernels.topology"}
 
@@ -32,7 +34,10 @@ ALLOWED: dict[str, set[str]] = {
     "target": {"check"},
     "traced": LANGUAGE,
     "scores": LANGUAGE | {"traced"},
-    "masks": LANGUAGE | {"traced", "scores"},
+    "picture": LANGUAGE | {"traced"},
+    "documents": LANGUAGE | {"traced"},
+    "algebra": LANGUAGE | {"traced", "scores", "picture"},
+    "masks": LANGUAGE | {"traced", "scores", "algebra", "documents", "picture"},
     "sequences": {"check"},
     "reference": VALUES,
     "problem": VALUES,
@@ -85,7 +90,7 @@ def group(module: str) -> str:
 
 def imported(tree: ast.Module, package: list[str]) -> Iterator[tuple[int, str]]:
     """(line, dotted name) of every import of warpattn, also inside functions; `from warpattn import x` names x."""
-    for node in ast.walk(tree):
+    for node in _executed(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -97,6 +102,18 @@ def imported(tree: ast.Module, package: list[str]) -> Iterator[tuple[int, str]]:
         else:
             continue
         yield from ((node.lineno, name) for name in dict.fromkeys(names) if name.split(".")[0] == ROOT)
+
+
+def _executed(node: ast.AST) -> Iterator[ast.AST]:
+    """Every node below `node`, except what only type checkers read."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and ast.unparse(child.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}:
+            for other in child.orelse:
+                yield other
+                yield from _executed(other)
+        else:
+            yield child
+            yield from _executed(child)
 
 
 def _is_module(name: str) -> bool:

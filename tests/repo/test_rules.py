@@ -114,6 +114,8 @@ def test_python_blocks():
         ("warpattn/kernels/sm90/prefill.py", "import warpattn.sim.ir"),
         ("warpattn/sim/ops/core.py", "from ...kernels.sm90 import prefill"),
         ("warpattn/api.py", "from warpattn.cli import demo"),
+        ("warpattn/check.py", "if TYPE_CHECKING:\n    x = 1\nelse:\n    from warpattn.masks import Mask"),
+        ("warpattn/check.py", "if True:\n    from warpattn.masks import Mask"),
         ("warpattn/brand_new.py", ""),
     ],
 )
@@ -135,6 +137,7 @@ def test_forbidden_arrows(path, text):
         ("warpattn/cli/demo.py", "import warpattn as wa\nfrom warpattn.kernels.sm90 import prefill"),
         ("warpattn/__init__.py", "from .api import attention\nfrom .masks import Causal"),
         ("bench/run.py", "import warpattn.launch"),
+        ("warpattn/check.py", "if TYPE_CHECKING:\n    from warpattn.masks import Mask"),
     ],
 )
 def test_allowed_arrows(path, text):

@@ -20,4 +20,6 @@ def bench(ctx: typer.Context) -> None:
         )
         raise typer.Exit(2)
     # In a process of its own: what it times must not share an interpreter with this command line's imports.
-    raise typer.Exit(subprocess.run([sys.executable, "-m", "bench.run", *ctx.args], cwd=REPOSITORY, check=False).returncode)
+    raise typer.Exit(
+        subprocess.run([sys.executable, "-m", "bench.run", *ctx.args], cwd=REPOSITORY, check=False).returncode
+    )

@@ -84,10 +84,12 @@ def embed_both(
 ) -> tuple[Embedded, Embedded]:
     """Embeddings of `sentences` with stock attention ("sdpa") and with warpattn, passes timed in alternation."""
     from transformers import AutoModel, AutoTokenizer
+    from transformers.utils import logging
 
     from warpattn.integrations.transformers import NAME, register
 
     register()
+    logging.disable_progress_bar()  # one line per model would stand in the middle of the result
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     tokens = tokenizer(sentences, padding=True, truncation=True, max_length=256, return_tensors="pt").to(device)
     models = [
