@@ -1,0 +1,90 @@
+"""What one call costs the host: warpattn.attention against torch's cuDNN SDPA, in one process, on a tiny problem.
+
+The problem is so small that the GPU is done before the next call arrives, and we wait for the GPU only after a batch
+of calls, so that the clock sees the Python, the planning and the launch, and neither the kernel nor a full queue.
+Batches of both take turns in shuffled order; the ratio is taken per round.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from bench import inputs
+from bench.cases import Case
+from bench.peers import OWN, PEERS, first_line
+from bench.timing import Summary, paired_ratio
+
+TINY = Case("host-tiny", 1, 128, 128, 2, 2, 128, 128, causal=True)
+BATCH = 200  # calls between two waits; the driver's queue holds about 1000 launches
+ROUNDS = 60
+
+
+def measure(seed: int = 0) -> dict[str, Any]:
+    """Microseconds per call of each and their ratio; `{"reason": …}` where it cannot be measured."""
+    for name in (OWN, "cudnn"):
+        reason = PEERS[name].available()
+        if reason is not None or not torch.cuda.is_available():
+            return {"reason": f"{name}: {reason or 'torch sees no CUDA GPU'}"}
+    q, k, v = inputs.make(TINY, inputs.default_device(), seed)
+    views = [t.transpose(1, 2) for t in (q, k, v)]
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    calls: dict[str, Callable[[], object]] = {
+        OWN: PEERS[OWN].prepare(TINY, q, k, v),
+        "cudnn": lambda: sdpa(*views, is_causal=True),
+    }
+    try:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):  # outside of what is timed: its users choose once
+            times = alternate(calls, time.perf_counter, torch.cuda.synchronize, seed=seed)
+    except Exception as error:
+        return {"reason": first_line(error)}
+    return summarise(times)
+
+
+def alternate(
+    calls: dict[str, Callable[[], object]],
+    clock: Callable[[], float],
+    wait: Callable[[], object],
+    *,
+    rounds: int = ROUNDS,
+    batch: int = BATCH,
+    seed: int = 0,
+) -> dict[str, list[float]]:
+    """Seconds per call of each, one value per round; the first two rounds warm up and are dropped."""
+    order, shuffle = list(calls), random.Random(seed).shuffle
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for _ in range(rounds + 2):
+            shuffle(order)
+            for name in order:
+                call = calls[name]
+                wait()
+                begin = clock()
+                for _ in range(batch):
+                    call()
+                times[name].append((clock() - begin) / batch)
+        wait()
+    finally:
+        if collecting:
+            gc.enable()
+    return {name: values[2:] for name, values in times.items()}
+
+
+def summarise(times: dict[str, list[float]]) -> dict[str, Any]:
+    """The record's `host` section: medians in µs, the paired ratio and both summaries."""
+    own, cudnn = (Summary.of([1e6 * value for value in times[name]]) for name in (OWN, "cudnn"))
+    ratio = paired_ratio(times[OWN], times["cudnn"])
+    return {
+        "warpattn_us": own.median,
+        "cudnn_us": cudnn.median,
+        "ratio": ratio.median,
+        "summaries": {OWN: own.asdict(), "cudnn": cudnn.asdict(), "ratio": ratio.asdict()},
+    }

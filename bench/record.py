@@ -1,0 +1,144 @@
+"""The JSON record of a run: its shape, how it is written and read, and the verdict on every requirement.
+
+    {"schema": 1, "command", "date", "machine": {…}, "versions": {…}, "settings": {…},
+     "peers":   {name: {"available", "reason", "version"}},
+     "cases":   [{"group", "case": {…}, "flops", "results": {name: {"status", "reason", "error", "mode", "calls",
+                  "ms": {median, q1, q3, n}, "tflops", "speed": {median, q1, q3, n}}}}],
+     "host": {…} | null, "first_call": {…} | null, "ncu": [{…}],
+     "verdicts": [{"requirement", "group", "case", "measured", "sense", "must", "aim", "met", "aim_met"}]}
+
+`status` is timed, wrong, unsupported, failed or unavailable; only timed has numbers. `speed` of a peer is its time over
+warpattn's, paired by round: 1.03 means that warpattn is 3 % faster. `met` is null where nothing was measured.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from bench import machine
+from bench.cases import REQUIREMENTS, LimitRequirement, Requirement, SpeedRequirement, TimeRequirement, groups
+from bench.peers import OWN
+
+SCHEMA = 1
+
+Record = dict[str, Any]
+
+
+def start(module: str, argv: Sequence[str], settings: dict[str, Any]) -> Record:
+    """An empty record of the command `python -m module argv…`; where the output goes is left out of the command."""
+    kept = [arg for i, arg in enumerate(argv) if not arg.startswith("--json") and (i == 0 or argv[i - 1] != "--json")]
+    return {
+        "schema": SCHEMA,
+        "command": shlex.join(["python", "-m", module, *kept]),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "machine": machine.describe(),
+        "versions": machine.versions(),
+        "settings": settings,
+        "peers": {},
+        "cases": [],
+        "host": None,
+        "first_call": None,
+        "ncu": [],
+        "verdicts": [],
+    }
+
+
+def write(record: Record, path: Path) -> None:
+    """Adds the verdicts and writes the record; called after every case: an interrupted run keeps its numbers."""
+    record["verdicts"] = verdicts(record)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def read(path: Path) -> Record:
+    """Reads a record; raises ValueError if it is none or of another schema."""
+    record = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
+        raise ValueError(f"{path.name} is not a benchmark record of schema {SCHEMA}")
+    return record
+
+
+def verdicts(record: Record) -> list[dict[str, Any]]:
+    """One entry for every requirement and case that this record touches."""
+    found: list[dict[str, Any]] = []
+    for requirement in REQUIREMENTS:
+        found += _judge(requirement, record)
+    return found
+
+
+def median_ms(record: Record, case: str, peer: str = OWN) -> float | None:
+    """Median milliseconds of a peer on a case, or None if it was not timed."""
+    for entry in record["cases"]:
+        if entry["case"]["name"] == case:
+            result = entry["results"].get(peer, {})
+            return result["ms"]["median"] if result.get("status") == "timed" else None
+    return None
+
+
+def _judge(requirement: Requirement, record: Record) -> list[dict[str, Any]]:
+    if isinstance(requirement, SpeedRequirement):
+        return _judge_speed(requirement, record)
+    if isinstance(requirement, TimeRequirement):
+        if all(entry["group"] != requirement.group for entry in record["cases"]):
+            return []
+        own, against = (median_ms(record, name) for name in (requirement.case, requirement.against))
+        measured = own / against if own is not None and against is not None else None
+        text = f"time ≤ {requirement.at_most} × {requirement.against}"
+        return [_verdict(text, requirement.group, requirement.case, measured, at_most=requirement.at_most)]
+    return _judge_limit(requirement, record)
+
+
+def _judge_limit(requirement: LimitRequirement, record: Record) -> list[dict[str, Any]]:
+    section = record.get(requirement.section)
+    if section is None:
+        return []
+    text = f"{requirement.section} {requirement.key} ≤ {requirement.at_most} {requirement.unit}"
+    measured = section.get(requirement.key)
+    return [_verdict(text, requirement.section, None, measured, at_most=requirement.at_most)]
+
+
+def _judge_speed(requirement: SpeedRequirement, record: Record) -> list[dict[str, Any]]:
+    found = []
+    text = f"speed ≥ {requirement.must if requirement.must is not None else requirement.aim} × {requirement.peer}"
+    names = {case.name for case in groups()[requirement.group]}
+    for entry in record["cases"]:
+        if entry["case"]["name"] not in names:
+            continue
+        speed = (entry["results"].get(requirement.peer) or {}).get("speed")
+        measured = speed["median"] if speed else None
+        verdict = _verdict(text, requirement.group, entry["case"]["name"], measured, at_least=requirement.must)
+        verdict["aim"] = requirement.aim
+        verdict["aim_met"] = None if measured is None or requirement.aim is None else measured >= requirement.aim
+        found.append(verdict)
+    return found
+
+
+def _verdict(
+    text: str,
+    group: str,
+    case: str | None,
+    measured: float | None,
+    *,
+    at_least: float | None = None,
+    at_most: float | None = None,
+) -> dict[str, Any]:
+    met = None
+    if measured is not None:
+        met = (measured >= at_least) if at_least is not None else (measured <= at_most) if at_most is not None else None
+    must = at_least if at_least is not None else at_most
+    return {
+        "requirement": text,
+        "group": group,
+        "case": case,
+        "measured": measured,
+        "sense": "<=" if at_most is not None else ">=",
+        "must": must,
+        "aim": None,
+        "met": met,
+        "aim_met": None,
+    }
