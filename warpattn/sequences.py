@@ -28,7 +28,7 @@ INDEX_DTYPE = torch.int32
 
 @dataclass(frozen=True)
 class Sizes:
-    """Numbers read from tensor shapes. Ragged: lengths are totals of the batch. Paged: seq_k is the table's capacity."""
+    """Numbers read from tensor shapes. Ragged: lengths are totals. Paged: seq_k is what the table can hold."""
 
     batch: int
     seq_q: int

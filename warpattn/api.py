@@ -1,0 +1,150 @@
+"""What users call: `attention`, `attention_varlen`, `attention_paged`, with one keyword tail.
+
+    call -> examine (every rule, Problem) -> reference            on the CPU or on request
+                                          -> launch.run           on a card
+
+Features are values: a new mask, score or layout is a new object in `mask=`, `score=` or the sequence argument, and the
+signatures stay. The tail, the same everywhere:
+
+    mask        Mask or None: which keys a query sees; None is all of them
+    score       Score or None: what happens to scale * q.k before the softmax
+    sinks       (Hq,) fp32 or the dtype of q, or None: one logit per query head, counted once per row in the denominator
+    scale       float, 1/sqrt(D) by default
+    return_lse  also return the natural log of each row's whole denominator, sinks included (fp32, or fp64 for fp64)
+    out         tensor to write the output into and return; shape, dtype and device of the result, any strides
+    backend     "auto": CUDA capability 9.0 gives "sm90", the CPU "reference". "reference": any device, differentiable,
+                fp16, bf16, fp32, fp64. "sm90": the Hopper kernels, fp16 and bf16. A named backend never falls back.
+
+Masks are aligned to the bottom right: query row i of a sequence sits at key position i + len_k - len_q. A row that sees
+no key gives 0 and an LSE of -inf (with sinks: 0 and the sink). Every function raises one AttentionError (a ValueError)
+that lists all broken rules before anything runs.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from warpattn.check import AttentionError
+from warpattn.masks import Mask
+from warpattn.problem import Call, Ready, examine
+from warpattn.reference import reference
+from warpattn.scores import Score
+from warpattn.sequences import Dense, PagedKV, Ragged
+
+__all__ = ["attention", "attention_paged", "attention_varlen"]
+
+DENSE = Dense()
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Mask | None = None,
+    score: Score | None = None,
+    sinks: Tensor | None = None,
+    scale: float | None = None,
+    return_lse: bool = False,
+    out: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention over a batch of equally long sequences.
+
+    q (B, Sq, Hq, D), k (B, Sk, Hkv, D), v (B, Sk, Hkv, Dv): fp16, bf16, fp32 or fp64, any strides; Hq is a multiple of
+    Hkv and query head h reads key head h // (Hq / Hkv). Sq and Sk may differ and be 0. The keyword tail is described
+    at the top of this module.
+
+    Returns out (B, Sq, Hq, Dv) in the dtype of q; with return_lse also lse (B, Hq, Sq).
+    Raises AttentionError listing every broken rule.
+    """
+    return _run(Call(q, k, v, DENSE, mask, score, sinks, scale, return_lse, out, backend))
+
+
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    seq: Ragged,
+    *,
+    mask: Mask | None = None,
+    score: Score | None = None,
+    sinks: Tensor | None = None,
+    scale: float | None = None,
+    return_lse: bool = False,
+    out: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention over sequences of different lengths laid end to end, without padding.
+
+    q (total_q, Hq, D), k (total_k, Hkv, D), v (total_k, Hkv, Dv); `seq` says where each sequence starts. Masks and
+    scores see positions within a sequence. The keyword tail is described at the top of this module.
+
+    Returns out (total_q, Hq, Dv) in the dtype of q; with return_lse also lse (Hq, total_q).
+    Raises AttentionError listing every broken rule.
+    """
+    if not isinstance(seq, Ragged):
+        raise AttentionError(f"seq is a {type(seq).__name__}; seq must be a warpattn Ragged(cu_q, cu_k)")
+    return _run(Call(q, k, v, seq, mask, score, sinks, scale, return_lse, out, backend))
+
+
+def attention_paged(
+    q: Tensor,
+    kv: PagedKV,
+    *,
+    mask: Mask | None = None,
+    score: Score | None = None,
+    sinks: Tensor | None = None,
+    scale: float | None = None,
+    return_lse: bool = False,
+    out: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention over a paged key/value cache.
+
+    q (B, Sq, Hq, D): the newest Sq positions of each sequence; `kv` holds the pages, the block table and the lengths,
+    which include those positions. The keyword tail is described at the top of this module.
+
+    Returns out (B, Sq, Hq, Dv) in the dtype of q; with return_lse also lse (B, Hq, Sq).
+    Raises AttentionError listing every broken rule.
+    """
+    if not isinstance(kv, PagedKV):
+        rule = "kv must be a warpattn PagedKV(k_pages, v_pages, block_table, lengths)"
+        raise AttentionError(f"kv is a {type(kv).__name__}; {rule}")
+    return _run(Call(q, kv.k_pages, kv.v_pages, kv, mask, score, sinks, scale, return_lse, out, backend))
+
+
+def _run(call: Call) -> Tensor | tuple[Tensor, Tensor]:
+    ready = examine(call)
+    out, lse = _run_reference(call, ready) if ready.backend == "reference" else _run_kernel(call, ready)
+    return (out, lse) if call.return_lse and lse is not None else out
+
+
+def _run_reference(call: Call, ready: Ready) -> tuple[Tensor, Tensor]:
+    dtype = torch.float64 if call.q.dtype == torch.float64 else torch.float32
+    out, lse = reference(
+        call.q,
+        call.k,
+        call.v,
+        sequence=call.sequence,
+        mask=call.mask,
+        score=call.score,
+        sinks=call.sinks,
+        scale=ready.scale,
+        dtype=dtype,
+    )
+    return (out.to(call.q.dtype) if call.out is None else call.out.copy_(out)), lse
+
+
+def _run_kernel(call: Call, ready: Ready) -> tuple[Tensor, Tensor | None]:
+    from warpattn import launch  # imports Triton, which the reference does without
+
+    q, problem = call.q, ready.problem
+    out = q.new_empty((*q.shape[:-1], problem.dim_v)) if call.out is None else call.out
+    lse = None
+    if call.return_lse:
+        lse = torch.empty(ready.lse_shape, dtype=torch.float32, device=q.device)
+    if out.numel():
+        launch.run(problem, q, call.k, call.v, out, lse, call.sinks, ready.scale, ready.mask, ready.score)
+    return out, lse

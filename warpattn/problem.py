@@ -1,0 +1,324 @@
+"""What a call asks for, checked and without its tensors.
+
+`examine` holds a call against every rule and returns a frozen `Problem`: the sizes, dtypes and traced functions that
+decide which kernel runs. Two calls with equal problems run the same compiled kernel, so a `Problem` is the cache key of
+plans and kernels. All rules live here and in `sequences.py`; nothing is launched before they hold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, fields
+from numbers import Real
+
+import torch
+from torch import Tensor
+
+from warpattn.check import AttentionError, Rules
+from warpattn.masks import Document, Full, Mask, MaskProgram, Materialized, Padding, Prefix
+from warpattn.scores import ALiBi, Bias, Score, ScoreProgram
+from warpattn.sequences import Sequence, Sizes
+
+__all__ = ["BACKENDS", "Call", "Problem", "examine"]
+
+BACKENDS = ("auto", "reference", "sm90")
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+SM90_DTYPES = (torch.float16, torch.bfloat16)
+SM90_MAX_DIM = 256
+USE_REFERENCE = 'use backend="reference"'
+FULL = Full()
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One attention problem without tensors; hashable. Lengths are as in `Sizes` (totals for ragged batches)."""
+
+    kind: str  # "dense" | "ragged" | "paged"
+    device_type: str
+    dtype: torch.dtype
+    batch: int
+    seq_q: int
+    seq_k: int
+    heads_q: int
+    heads_kv: int
+    dim_qk: int
+    dim_v: int
+    page_size: int  # 0 unless paged
+    mask: Hashable  # MaskProgram.key: the nodes, and dtype and rank of each captured tensor
+    score: Hashable  # ScoreProgram.key, additive masks included; None for plain scores
+    has_sinks: bool
+    has_lse: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """The arguments of one attention call, as given."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    sequence: Sequence
+    mask: Mask | None = None
+    score: Score | None = None
+    sinks: Tensor | None = None
+    scale: float | None = None
+    return_lse: bool = False
+    out: Tensor | None = None
+    backend: str = "auto"
+
+
+@dataclass(frozen=True, eq=False)
+class Ready:
+    """A checked call: the backend to run ("reference" or "sm90"), its problem, and the traced mask and score."""
+
+    backend: str
+    problem: Problem
+    mask: MaskProgram
+    score: ScoreProgram | None
+    scale: float
+    lse_shape: tuple[int, ...]
+
+
+def examine(call: Call) -> Ready:
+    """Check a call against every rule; the AttentionError lists all that are broken.
+
+    Offsets, lengths and page tables are read back and checked when the reference runs, which walks them on the host
+    anyway; for a GPU backend their values are the caller's promise.
+    """
+    rules = Rules()
+    ranked = call.sequence.check(rules, call.q, call.k, call.v)
+    sizes = call.sequence.sizes(call.q, call.k, call.v) if ranked else None
+    operands = call.sequence.operands(call.q, call.k, call.v)
+    tensors = {name: x for name, x in operands.items() if isinstance(x, Tensor)}
+    backend = _choose_backend(rules, call)
+    _check_options(rules, call)
+    mask, score = _traced(rules, call)
+    _check_types(rules, tensors, call)
+    if sizes is not None:
+        _check_sinks(rules, call, sizes)
+        _check_out(rules, call, sizes)
+        for part in (*parts(call.mask), *parts(call.score)):
+            _check_part(rules, part, call, sizes)
+    captured = [x for program in (mask, score) if program is not None for x in program.tensors]
+    _check_devices(rules, call, captured)
+    _check_gradients(rules, call, backend, [*tensors.values(), *captured])
+    if backend == "sm90":
+        _check_sm90(rules, call, sizes)
+    if not rules.broken and sizes is not None and backend == "reference":
+        _check_values(rules, call, sizes)
+    rules.done()
+    assert sizes is not None and backend is not None and mask is not None  # else a rule was broken
+    return Ready(backend, _problem(call, sizes, mask, score), mask, score, _scale(call), call.sequence.lse_shape(sizes))
+
+
+def parts(value: Mask | Score | None) -> Iterator[Mask | Score]:
+    """The masks or scores that a combination is made of."""
+    if not isinstance(value, Mask | Score):
+        return
+    inner = [x for held in vars(value).values() for x in _listed(held) if isinstance(x, Mask | Score)]
+    if not inner:
+        yield value
+    for x in inner:
+        yield from parts(x)
+
+
+def _listed(value: object) -> tuple[object, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _choose_backend(rules: Rules, call: Call) -> str | None:
+    """The backend to run; None when the name is unknown or no kernel fits the device."""
+    name, device = call.backend, getattr(call.q, "device", None)
+    listed = ", ".join(f'"{x}"' for x in BACKENDS)
+    if not rules.require(name in BACKENDS, f"backend is {name!r}", f"backend must be one of {listed}"):
+        return None
+    if name == "reference" or device is None:
+        return "reference"
+    nvidia = device.type == "cuda" and torch.version.hip is None  # ROCm says "cuda", too, and calls gfx90a 9.0
+    capability = torch.cuda.get_device_capability(device) if nvidia else None
+    place = f"{device}, CUDA capability {capability[0]}.{capability[1]}" if capability else str(device)
+    if name == "sm90":
+        rules.require(capability == (9, 0), f"q is on {place}", 'backend="sm90" needs CUDA capability 9.0')
+        return "sm90"
+    if device.type == "cpu":
+        return "reference"
+    rule = f'backend="auto" supports CUDA capability 9.0 ("sm90") and the CPU ("reference"); elsewhere {USE_REFERENCE}'
+    return "sm90" if rules.require(capability == (9, 0), f"q is on {place}", rule) else None
+
+
+def _check_options(rules: Rules, call: Call) -> None:
+    """Rules of mask, score, scale and return_lse that need no tensor."""
+    for name, value, kind, wrap in (
+        ("mask", call.mask, Mask, "Materialized(tensor) or CustomMask(function)"),
+        ("score", call.score, Score, "Bias(tensor) or CustomScore(function)"),
+    ):
+        given = f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+        rule = f"{name} must be None or a warpattn {kind.__name__} (an instance); wrap others in {wrap}"
+        rules.require(value is None or isinstance(value, kind), f"{name} is {given}", rule)
+    number = isinstance(call.scale, Real) and not isinstance(call.scale, bool)
+    ok = call.scale is None or (number and math.isfinite(call.scale))
+    rules.require(ok, f"scale is {call.scale!r}", "scale must be None (1/sqrt(head_dim)) or a finite number")
+    what = f"return_lse is {call.return_lse!r}"
+    rules.require(isinstance(call.return_lse, bool), what, "return_lse must be True or False")
+
+
+def _traced(rules: Rules, call: Call) -> tuple[MaskProgram | None, ScoreProgram | None]:
+    """The mask's and the score's programs; an additive mask becomes part of the score, after it."""
+    mask = call.mask if isinstance(call.mask, Mask) else FULL
+    score = call.score if isinstance(call.score, Score) else None
+    try:
+        program, added = mask.program(), mask.additive()
+        if added is not None:
+            score = added if score is None else score | added
+        return program, None if score is None else score.program()
+    except AttentionError as error:
+        rules.broken.extend(error.reasons)
+        return None, None
+
+
+def _check_types(rules: Rules, tensors: dict[str, Tensor], call: Call) -> None:
+    """One supported dtype for q, k and v."""
+    for name, x in tensors.items():
+        if name == "q":
+            listed = ", ".join(str(dtype) for dtype in DTYPES)
+            rules.require(x.dtype in DTYPES, f"q has dtype {x.dtype}", f"q must be one of {listed}")
+        elif "q" in tensors:
+            same = x.dtype == call.q.dtype
+            rules.require(same, f"{name} has dtype {x.dtype}", f"{name} must have the dtype of q, {call.q.dtype}")
+
+
+def _check_devices(rules: Rules, call: Call, captured: list[Tensor]) -> None:
+    """Everything on the device of q."""
+    if not isinstance(call.q, Tensor):
+        return
+    named = call.sequence.operands(call.q, call.k, call.v) | call.sequence.indices()
+    pairs = [*named.items(), ("sinks", call.sinks), ("out", call.out)]
+    pairs += [("a tensor captured by the mask or the score", x) for x in captured]
+    for name, x in pairs:
+        if isinstance(x, Tensor) and x.device != call.q.device:
+            rules.require(False, f"{name} is on {x.device}", f"it must be on the device of q, {call.q.device}")
+
+
+def _check_sinks(rules: Rules, call: Call, sizes: Sizes) -> None:
+    """sinks (Hq,), fp32 or the dtype of q."""
+    if call.sinks is None or not rules.tensor("sinks", call.sinks, "query heads"):
+        return
+    shape, dtype = tuple(call.sinks.shape), call.sinks.dtype
+    rule = f"sinks must hold one logit per query head, ({sizes.heads_q},)"
+    rules.require(shape == (sizes.heads_q,), f"sinks has shape {shape}", rule)
+    rule = f"sinks must be torch.float32 or the dtype of q, {call.q.dtype}"
+    rules.require(dtype in (torch.float32, call.q.dtype), f"sinks has dtype {dtype}", rule)
+
+
+def _check_out(rules: Rules, call: Call, sizes: Sizes) -> None:
+    """out: the shape and dtype of the result, each element once in memory."""
+    out = call.out
+    if out is None or not rules.tensor("out", out, *("batch", "seq", "heads", "head_dim")[4 - call.q.ndim :]):
+        return
+    shape = (*call.q.shape[:-1], sizes.dim_v)
+    rules.require(out.shape == shape, f"out has shape {tuple(out.shape)}", f"out must have shape {tuple(shape)}")
+    same = out.dtype == call.q.dtype
+    rules.require(same, f"out has dtype {out.dtype}", f"out must have the dtype of q, {call.q.dtype}")
+    repeats = any(size > 1 and stride == 0 for size, stride in zip(out.shape, out.stride(), strict=True))
+    rules.require(not repeats, f"out has strides {out.stride()}", "out must not be an expanded tensor (stride 0)")
+
+
+def _check_gradients(rules: Rules, call: Call, backend: str | None, tensors: list[Tensor]) -> None:
+    """Kernels have no backward, and `out` cannot carry a gradient."""
+    every = [*tensors, call.sinks, call.out]
+    if not (torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in every)):
+        return
+    if backend not in (None, "reference"):
+        rule = f"the {backend} backend has no backward; {USE_REFERENCE}, or run under torch.no_grad()"
+        rules.require(False, "an input requires gradients", rule)
+    elif call.out is not None:
+        rule = "gradients need a fresh output: leave out=None"
+        rules.require(False, "out is given and a tensor requires gradients", rule)
+
+
+def _check_sm90(rules: Rules, call: Call, sizes: Sizes | None) -> None:
+    """What the sm_90 kernels take."""
+    kind = call.sequence.kind
+    rule = f"the sm90 backend has dense prefill only for now; {USE_REFERENCE}"
+    rules.require(kind == "dense", f"the keys and values are {kind}", rule)
+    dtype = getattr(call.q, "dtype", None)
+    rule = f"the sm90 backend takes torch.float16 and torch.bfloat16; {USE_REFERENCE} for others"
+    rules.require(dtype in SM90_DTYPES, f"q has dtype {dtype}", rule)
+    for name, dim in (("q", sizes.dim_qk), ("v", sizes.dim_v)) if sizes else ():
+        rule = f"the sm90 backend takes multiples of 8 up to {SM90_MAX_DIM}; {USE_REFERENCE} for others"
+        rules.require(dim % 8 == 0 and dim <= SM90_MAX_DIM, f"{name} has head_dim {dim}", rule)
+
+
+def _check_part(rules: Rules, part: Mask | Score, call: Call, sizes: Sizes) -> None:
+    """Shapes of captured tensors whose axes stand for the batch, the heads, the rows or the keys.
+
+    Rows and keys are compared for dense batches only: elsewhere their number differs between sequences, and elements
+    outside the tensor are hidden.
+    """
+    dense = call.sequence.kind == "dense"
+    batch, heads = ("batch", sizes.batch), ("query heads", sizes.heads_q)
+    queries, keys = ("queries", sizes.seq_q if dense else None), ("keys", sizes.seq_k if dense else None)
+    match part:
+        case Padding():
+            _check_axes(rules, "Padding.valid_lengths", part.valid_lengths, (batch,))
+        case Prefix() if isinstance(part.length, Tensor):
+            _check_axes(rules, "Prefix.length", part.length, (batch,))
+        case Document():
+            _check_axes(rules, "Document.ids", part.ids, (batch, keys))
+        case Materialized():
+            axes = (batch, queries, keys) if part.mask.ndim == 3 else (batch, heads, queries, keys)
+            _check_axes(rules, "Materialized.mask", part.mask, axes, broadcast=True)
+        case ALiBi() if isinstance(part.slopes, Tensor):
+            _check_axes(rules, "ALiBi.slopes", part.slopes, (batch, heads))
+        case ALiBi():
+            what = f"ALiBi.slopes is {part.slopes}, a number of heads"
+            rules.require(int(part.slopes) == sizes.heads_q, what, f"it must be that of q, {sizes.heads_q}")
+        case Bias():
+            _check_axes(rules, "Bias.bias", part.bias, (batch, heads, queries, keys), broadcast=True)
+
+
+def _check_axes(
+    rules: Rules, name: str, x: Tensor, axes: tuple[tuple[str, int | None], ...], broadcast: bool = False
+) -> None:
+    """The axes of `x`, the last ones of `axes`, must have their sizes (None: any), or 1 where it broadcasts."""
+    for got, (axis, size) in zip(tuple(x.shape), axes[len(axes) - x.ndim :], strict=True):
+        ok = size is None or got == size or (broadcast and got == 1)
+        listed = f"{size} or 1" if broadcast else str(size)
+        rules.require(ok, f"{name} has shape {tuple(x.shape)}", f"its {axis} axis must be {listed}, as in q and k")
+
+
+def _check_values(rules: Rules, call: Call, sizes: Sizes) -> None:
+    """Values of lengths, offsets and tables, read on the host."""
+    call.sequence.check_values(rules, sizes)
+    longest = sizes.seq_k if call.sequence.kind == "dense" else None
+    for part in parts(call.mask):
+        if isinstance(part, Padding):
+            _check_lengths(rules, "Padding.valid_lengths", part.valid_lengths, longest)
+        elif isinstance(part, Prefix) and isinstance(part.length, Tensor):
+            _check_lengths(rules, "Prefix.length", part.length, None)
+
+
+def _check_lengths(rules: Rules, name: str, lengths: Tensor, longest: int | None) -> None:
+    bound = "at least 0" if longest is None else f"within 0 .. {longest}, the number of keys"
+    for b, length in enumerate(lengths.tolist()):
+        ok = length >= 0 and (longest is None or length <= longest)
+        if not rules.require(ok, f"{name}[{b}] is {length}", f"a length must be {bound}"):
+            return
+
+
+def _scale(call: Call) -> float:
+    return float(call.scale) if call.scale is not None else call.q.shape[-1] ** -0.5
+
+
+def _problem(call: Call, sizes: Sizes, mask: MaskProgram, score: ScoreProgram | None) -> Problem:
+    return Problem(
+        kind=call.sequence.kind,
+        device_type=call.q.device.type,
+        dtype=call.q.dtype,
+        **{field.name: getattr(sizes, field.name) for field in fields(sizes)},
+        mask=mask.key,
+        score=None if score is None else score.key,
+        has_sinks=call.sinks is not None,
+        has_lse=call.return_lse,
+    )

@@ -1,0 +1,204 @@
+"""The specification in code: attention on any device with torch alone, tile by tile.
+
+For each sequence the queries are cut into row tiles. A mask says which keys a tile can see (`kv_span`): hidden ranges
+are skipped and the range that every row sees needs no mask; what remains is evaluated key by key:
+
+        keys   0      first      full_lo      full_hi      last     len_k
+               |-skip-|--masked--|---no mask---|--masked----|--skip--|
+
+The softmax is online (running maximum, sum and output; Milakov and Gimelshein, arXiv 1805.02867): memory grows with the
+tile, not with Sq x Sk. Gradients flow to q, k, v, sinks and captured float tensors; the backward of a long sequence
+recomputes one row tile at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from warpattn.check import Rules
+from warpattn.evaluate import evaluate
+from warpattn.masks import Full, Mask, MaskProgram
+from warpattn.scores import Score, ScoreProgram
+from warpattn.sequences import Dense, Sequence
+
+__all__ = ["reference"]
+
+TILE_KEYS = 512
+TILE_SCORES = 1 << 20  # scores of one tile over all heads: 4 MiB in fp32
+RECOMPUTE_FROM = 1 << 22  # scores of one sequence from which the backward recomputes row tiles instead of keeping them
+
+
+def reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    sequence: Sequence = Dense(),  # noqa: B008 (frozen, holds nothing)
+    mask: Mask | None = None,
+    score: Score | None = None,
+    sinks: Tensor | None = None,
+    scale: float | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Tensor, Tensor]:
+    """Attention computed in `dtype` (fp32 or fp64), whatever the dtype of the operands.
+
+    q (B, Sq, Hq, D), k (B, Sk, Hkv, D), v (B, Sk, Hkv, Dv) with any strides; ragged: (total, heads, dim); paged: q as
+    dense, and k, v are ignored because `PagedKV` carries them. sinks: (Hq,) logits, each counted once per row. scale:
+    1/sqrt(D) by default. Query row i of a sequence sits at key position i + len_k - len_q.
+
+    Returns out (B, Sq, Hq, Dv), or (total_q, Hq, Dv), and lse (B, Hq, Sq), or (Hq, total_q), both in `dtype`. lse is
+    the natural log of the whole denominator, sinks included. A row that sees no key gives 0 and -inf (with sinks 0 and
+    the sink). Raises AttentionError for shapes, offsets or page tables out of range; `attention` and its siblings check
+    the rest.
+    """
+    rules = Rules()
+    if sequence.check(rules, q, k, v) and not rules.broken:
+        sequence.check_values(rules, sequence.sizes(q, k, v))
+    rules.done()
+    mask = Full() if mask is None else mask
+    added = mask.additive()
+    if added is not None:
+        score = added if score is None else score | added
+    job = Job(
+        mask=mask.program(),
+        score=None if score is None else score.program(),
+        sinks=None if sinks is None else sinks.to(dtype),
+        scale=q.shape[-1] ** -0.5 if scale is None else scale,
+        dtype=dtype,
+    )
+    results = [job.attend(b, *tensors) for b, tensors in enumerate(sequence.walk(q, k, v))]
+    return sequence.join([out for out, _ in results], [lse for _, lse in results])
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """What all sequences of a call share."""
+
+    mask: MaskProgram
+    score: ScoreProgram | None
+    sinks: Tensor | None  # [Hq]
+    scale: float
+    dtype: torch.dtype
+
+    def attend(self, b: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """One sequence: q (Sq, Hq, D), k (Sk, Hkv, D), v (Sk, Hkv, Dv) to out (Sq, Hq, Dv) and lse (Hq, Sq)."""
+        len_q, heads_q, _ = q.shape
+        heads_kv = k.shape[1]
+        q = (q.to(self.dtype) * self.scale).transpose(0, 1).unflatten(0, (heads_kv, -1))  # [Hkv, G, Sq, D]
+        k = k.to(self.dtype).permute(1, 2, 0)  # [Hkv, D, Sk]
+        v = v.to(self.dtype).transpose(0, 1).contiguous()  # [Hkv, Sk, Dv]
+        where = Place(b, len_q, v.shape[1], heads_q, q.device)
+        recompute = torch.is_grad_enabled() and heads_q * len_q * v.shape[1] >= RECOMPUTE_FROM
+        outs, lses = [], []
+        for (start, stop), span in zip(where.row_tiles(), self.spans(where), strict=True):
+            args = (where, start, span, q[:, :, start:stop], k, v)
+            if recompute:
+                out, lse = checkpoint(self.row_tile, *args, use_reentrant=False, preserve_rng_state=False)
+            else:
+                out, lse = self.row_tile(*args)
+            outs.append(out)
+            lses.append(lse)
+        return torch.cat(outs, dim=1).transpose(0, 1), torch.cat(lses, dim=1)
+
+    def spans(self, where: Place) -> list[tuple[int, int, int, int]]:
+        """(first, full_lo, full_hi, last) of every row tile, for all heads together."""
+        shift, tiles = where.len_k - where.len_q, where.row_tiles()
+        if where.len_q == 0:
+            return [(0, 0, 0, 0)] * len(tiles)
+        heads = torch.arange(where.heads, device=where.device)[:, None]
+        lows = torch.tensor([start + shift for start, _ in tiles], device=where.device)
+        highs = torch.tensor([stop - 1 + shift for _, stop in tiles], device=where.device)
+        env = {"b": where.b, "h": heads, "q_lo": lows, "q_hi": highs, "len_q": where.len_q, "len_k": where.len_k}
+        bounds = (evaluate(node, env, self.mask.tensors, self.dtype) for node in self.mask.span)
+        first, full_lo, full_hi, last = (x.to(where.device).expand(where.heads, len(tiles)) for x in bounds)
+        nothing = first >= last
+        first, last = first.masked_fill(nothing, where.len_k).amin(0), last.masked_fill(nothing, 0).amax(0)
+        full_lo, full_hi = full_lo.amax(0), full_hi.masked_fill(nothing, 0).amin(0)
+        return list(zip(*(x.tolist() for x in (first, full_lo, full_hi, last)), strict=True))
+
+    def row_tile(
+        self, where: Place, start: int, span: tuple[int, int, int, int], q: Tensor, k: Tensor, v: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Online softmax of rows [start, start + M) over the keys of their span: out [Hq, M, Dv], lse [Hq, M]."""
+        rows = q.shape[2]
+        grouped = q.flatten(1, 2)  # [Hkv, G*M, D]
+        # Products over no keys: zeros that still hang on q, k and v, so that a row without keys has zero gradients.
+        none = grouped @ k[:, :, :0]
+        acc = (none @ v[:, :0]).view(where.heads, rows, v.shape[2])  # [Hq, M, Dv]
+        total = none.sum(-1).view(where.heads, rows)  # [Hq, M]
+        peak = torch.full_like(total, -torch.inf)
+        if self.sinks is not None:
+            peak = self.sinks.detach()[:, None].expand_as(total)
+            total = total + torch.exp(self.sinks[:, None] - _finite(peak))
+        for lo, hi, masked in key_tiles(*span):
+            s = (grouped @ k[:, :, lo:hi]).view(where.heads, rows, hi - lo)  # [Hq, M, N]
+            s = self.modify(where.grid(start, rows, lo, hi), s, masked)
+            old, peak = peak, torch.maximum(peak, s.detach().amax(-1))
+            p = torch.exp(s - _finite(peak)[..., None])
+            alpha = torch.exp(old - _finite(peak))
+            total = total * alpha + p.sum(-1)
+            update = p.view(*grouped.shape[:2], hi - lo) @ v[:, lo:hi]
+            acc = acc * alpha[..., None] + update.view_as(acc)
+        empty = total == 0
+        safe = total.masked_fill(empty, 1.0)
+        lse = (_finite(peak) + torch.log(safe)).masked_fill(empty, -torch.inf)
+        return acc / safe[..., None], lse
+
+    def modify(self, env: dict[str, Tensor | int | float], s: Tensor, masked: bool) -> Tensor:
+        """Scores [Hq, M, N] after the score function, hidden ones -inf."""
+        if self.score is not None:
+            s = evaluate(self.score.out, env | {"s": s}, self.score.tensors, self.dtype).expand_as(s)
+        if masked:
+            keep = evaluate(self.mask.keep, env, self.mask.tensors, self.dtype)
+            s = s.masked_fill(~keep.to(s.device), -torch.inf)
+        return s
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """One sequence of the batch: its index, lengths, query heads and device."""
+
+    b: int
+    len_q: int
+    len_k: int
+    heads: int
+    device: torch.device
+
+    def row_tiles(self) -> list[tuple[int, int]]:
+        """Row ranges of all tiles; one empty tile when there are no rows."""
+        height = TILE_SCORES // (TILE_KEYS * max(self.heads, 1))
+        height = min(max(height, 16), 512)
+        return [(start, min(start + height, self.len_q)) for start in range(0, max(self.len_q, 1), height)]
+
+    def grid(self, start: int, rows: int, lo: int, hi: int) -> dict[str, Tensor | int | float]:
+        """Coordinates that masks and scores see, broadcasting to [heads, rows, keys]."""
+        shift = start + self.len_k - self.len_q
+        return {
+            "b": self.b,
+            "h": torch.arange(self.heads, device=self.device)[:, None, None],
+            "q": torch.arange(shift, shift + rows, device=self.device)[:, None],
+            "k": torch.arange(lo, hi, device=self.device),
+            "len_q": self.len_q,
+            "len_k": self.len_k,
+        }
+
+
+def key_tiles(first: int, full_lo: int, full_hi: int, last: int) -> Iterator[tuple[int, int, bool]]:
+    """Key ranges (lo, hi, needs the mask) of at most `TILE_KEYS` keys that cover [first, last)."""
+    if full_lo >= full_hi:
+        parts = [(first, last, True)]
+    else:
+        parts = [(first, full_lo, True), (full_lo, full_hi, False), (full_hi, last, True)]
+    for begin, end, masked in parts:
+        for lo in range(begin, end, TILE_KEYS):
+            yield lo, min(lo + TILE_KEYS, end), masked
+
+
+def _finite(peak: Tensor) -> Tensor:
+    """The running maximum with -inf (nothing seen yet) replaced by 0, so that differences from it are not NaN."""
+    return peak.masked_fill(peak == -torch.inf, 0.0)
