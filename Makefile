@@ -32,7 +32,7 @@ test: $(READY)
 
 lint: $(READY)
 	$(PY) -m ruff check .
-	$(PY) -m pyright
+	$(PY) -m pyright --pythonpath $(PY)
 
 bench: $(READY)
 	$(PY) -m warpattn bench

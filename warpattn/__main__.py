@@ -9,7 +9,7 @@ NEEDED = ("typer", "rich")
 
 
 def main() -> None:
-    """Run the command line; exits with status 2 when a package of the extra `cli` is missing."""
+    """Run the command line; exits with status 1 when a package of the extra `cli` is missing."""
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         sys.exit(f"the command line needs {' and '.join(missing)}: pip install 'warpattn[cli]'")

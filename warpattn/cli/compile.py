@@ -12,7 +12,6 @@ from rich.table import Table
 from warpattn import sass
 from warpattn.cli import spelling
 from warpattn.cli.plan import problem
-from warpattn.launch import compile_plan
 from warpattn.plan import plan
 
 # What an attention kernel is made of; the rest is counted as one line.
@@ -41,6 +40,8 @@ def compile_command(
 ) -> None:
     """Compile a problem's kernel and print what it occupies and is made of."""
     chosen = plan(problem(shape, mask, score, dtype), arch=spelling.arch(arch))
+    from warpattn.launch import compile_plan  # imports Triton, which the other commands do without
+
     start = time.perf_counter()
     kernel = compile_plan(chosen)
     seconds = time.perf_counter() - start

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -33,6 +34,7 @@ SENTENCES = (
 # Largest difference allowed between two unit vectors of 384 numbers: rounding of the dtype through six layers.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 ROUNDS = 5
+SHOWN = 26  # characters of a sentence in the table: eight of them fit into 80 columns
 
 
 @dataclass(frozen=True)
@@ -106,14 +108,14 @@ def embed_both(
 
 
 def similarities(sentences: list[str], vectors: Tensor) -> Table:
-    """The table of cosine similarities; rows carry the sentence, columns its number."""
-    table = Table()
-    table.add_column("", justify="right")
-    table.add_column("sentence", max_width=40, no_wrap=True)
+    """The table of cosine similarities; rows carry the beginning of the sentence, columns its number."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
+    table.add_column("sentence", no_wrap=True)
     for number in range(len(sentences)):
-        table.add_column(str(number + 1), justify="right")
+        table.add_column(str(number + 1), justify="right", no_wrap=True)
     for number, (sentence, row) in enumerate(zip(sentences, vectors @ vectors.T, strict=True), 1):
-        table.add_row(str(number), sentence, *(f"{value:.2f}" for value in row.tolist()))
+        start = sentence if len(sentence) <= SHOWN else f"{sentence[: SHOWN - 1]}…"
+        table.add_row(f"{number} {start}", *(f"{value:.2f}" for value in row.tolist()))
     return table
 
 

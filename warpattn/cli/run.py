@@ -42,7 +42,7 @@ def run(
     options = {"mask": spelling.mask(mask), "score": spelling.score(score, q.shape[2] if q.ndim == 4 else 1)}
     o, lse = attention(q, k, v, return_lse=True, **options)
     milliseconds = _median_ms(lambda: attention(q, k, v, **options), place)
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     console.print(
         f"q {_size(q)}  k {_size(k)}  v {_size(v)}  {q.dtype} on {place}  mask {mask}  score {score or 'none'}"
     )

@@ -29,7 +29,9 @@ DTYPES = {
     "fp32": torch.float32,
     "fp64": torch.float64,
 }
-SHAPE_HELP = "batch x queries[/keys] x heads[/kv heads] x head_dim[/value dim], e.g. 1x1024x16/2x128"
+SHAPE_HELP = (
+    "batch x sequence x heads x head_dim, e.g. 2x1024x16x128, or with queries/keys, heads/kv heads: 2x1/4096x16/2x128"
+)
 MASK_HELP = "full, causal, window:W, chunked:C, prefix:P; with commas, all must hold"
 SCORE_HELP = "softcap:CAP, alibi; with commas, applied from left to right"
 ARCH_HELP = " or ".join(ARCHS)

@@ -14,17 +14,21 @@ from warpattn.cli.spelling import Shape
 
 def load(path: Path) -> tuple[Tensor, Tensor, Tensor]:
     """The tensors named q, k and v of a .safetensors or .npz file, on the CPU."""
-    if not path.is_file():
-        raise typer.BadParameter(f"{path} is not a file")
-    if check_format(path) == ".npz":
-        with np.load(path) as file:
-            found = {name: torch.from_numpy(file[name]) for name in file.files}
-    else:
-        found = _safetensors().load_file(path)
+    found = read(path)
     missing = [name for name in "qkv" if name not in found]
     if missing:
         raise typer.BadParameter(f"{path} holds {', '.join(found) or 'nothing'}; it must hold q, k and v")
     return found["q"], found["k"], found["v"]
+
+
+def read(path: Path) -> dict[str, Tensor]:
+    """Every tensor of a .safetensors or .npz file by name, on the CPU."""
+    if not path.is_file():
+        raise typer.BadParameter(f"{path} is not a file")
+    if check_format(path) == ".safetensors":
+        return _safetensors().load_file(path)
+    with np.load(path) as file:
+        return {name: torch.from_numpy(file[name]) for name in file.files}
 
 
 def random(shape: Shape, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -41,7 +45,7 @@ def save(path: Path, tensors: dict[str, Tensor]) -> None:
     tensors = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
     if check_format(path) == ".npz":
         arrays = {name: (x.float() if x.dtype == torch.bfloat16 else x).numpy() for name, x in tensors.items()}
-        np.savez(path, **arrays)
+        np.savez(path, allow_pickle=False, **arrays)
     else:
         _safetensors().save_file(tensors, path)
 

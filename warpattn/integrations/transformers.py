@@ -59,6 +59,7 @@ def attend(
         sinks=options.get("s_aux"),
         scale=scaling,
     )
+    assert isinstance(out, Tensor)  # return_lse is off
     return out, None
 
 
@@ -66,7 +67,7 @@ def build_mask(
     batch_size: int,
     q_length: int,
     kv_length: int,
-    q_offset: int | Tensor = 0,
+    q_offset: int = 0,
     mask_function: Callable = causal_mask_function,
     attention_mask: Tensor | None = None,
     **options: Any,
@@ -86,6 +87,7 @@ def build_mask(
     full = sdpa_mask(
         batch_size, q_length, kv_length, q_offset, mask_function=mask_function, attention_mask=attention_mask, **options
     )
+    assert full is not None  # it may be skipped only where that is allowed
     return Materialized(full)
 
 

