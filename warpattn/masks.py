@@ -160,6 +160,7 @@ class Document(Mask):
     """ids[b, q] == ids[b, k]: packed documents see only themselves. ids: int tensor [S] or [B, S] over key positions.
 
     Positions outside the ids see nothing and are not seen. Ids may repeat after a gap; spans are tightest without.
+    Spans are prepared once, on the ids' device: make a new Document when ids change, rather than writing into them.
     """
 
     ids: Tensor
