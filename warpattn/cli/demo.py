@@ -14,7 +14,6 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -109,7 +108,7 @@ def embed_both(
 
 def similarities(sentences: list[str], vectors: Tensor) -> Table:
     """The table of cosine similarities; rows carry the beginning of the sentence, columns its number."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
+    table = Table(box=None, padding=(0, 0, 0, 1))
     table.add_column("sentence", no_wrap=True)
     for number in range(len(sentences)):
         table.add_column(str(number + 1), justify="right", no_wrap=True)
