@@ -1,0 +1,67 @@
+"""warpattn: attention kernels for Hopper in Triton's Gluon, and the same on any CPU.
+
+    import warpattn as wa
+    out = wa.attention(q, k, v, mask=wa.Causal())
+
+Three functions (`attention`, `attention_varlen`, `attention_paged`) and the values they take: masks, scores, sequences,
+and the little language of custom masks and scores. Importing this does not import Triton.
+"""
+
+from warpattn.api import attention, attention_paged, attention_varlen
+from warpattn.check import AttentionError
+from warpattn.expr import Table, exp, load, log, maximum, minimum, tanh, to_float, to_int, where
+from warpattn.masks import (
+    Causal,
+    Chunked,
+    CustomMask,
+    Document,
+    Full,
+    Lengths,
+    Mask,
+    Materialized,
+    Padding,
+    Prefix,
+    SlidingWindow,
+    Span,
+)
+from warpattn.scores import ALiBi, Bias, CustomScore, Score, SoftCap
+from warpattn.sequences import Dense, PagedKV, Ragged
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ALiBi",
+    "AttentionError",
+    "Bias",
+    "Causal",
+    "Chunked",
+    "CustomMask",
+    "CustomScore",
+    "Dense",
+    "Document",
+    "Full",
+    "Lengths",
+    "Mask",
+    "Materialized",
+    "Padding",
+    "PagedKV",
+    "Prefix",
+    "Ragged",
+    "Score",
+    "SlidingWindow",
+    "SoftCap",
+    "Span",
+    "Table",
+    "attention",
+    "attention_paged",
+    "attention_varlen",
+    "exp",
+    "load",
+    "log",
+    "maximum",
+    "minimum",
+    "tanh",
+    "to_float",
+    "to_int",
+    "where",
+]
