@@ -15,6 +15,11 @@ signatures stay. The tail, the same everywhere:
     backend     "auto": CUDA capability 9.0 gives "sm90", the CPU "reference". "reference": any device, differentiable,
                 fp16, bf16, fp32, fp64. "sm90": the Hopper kernels, fp16 and bf16. A named backend never falls back.
 
+The Hopper kernels read and write tensors where they lie if TMA can address them: the last stride is 1, the others are
+multiples of 8 elements above 0 (those of dimensions of size 1 do not matter), and the first element lies at a multiple
+of 16 bytes. q, k and v that do not fit, such as expanded ones, are copied once; such an `out` is computed aside and
+copied.
+
 Masks are aligned to the bottom right: query row i of a sequence sits at key position i + len_k - len_q. A row that sees
 no key gives 0 and an LSE of -inf (with sinks: 0 and the sink). Every function raises one AttentionError (a ValueError)
 that lists all broken rules before anything runs.
@@ -25,6 +30,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from warpattn import launch
 from warpattn.check import AttentionError
 from warpattn.masks import Mask
 from warpattn.problem import Call, Ready, examine
@@ -138,13 +144,8 @@ def _run_reference(call: Call, ready: Ready) -> tuple[Tensor, Tensor]:
 
 
 def _run_kernel(call: Call, ready: Ready) -> tuple[Tensor, Tensor | None]:
-    from warpattn import launch  # imports Triton, which the reference does without
-
-    q, problem = call.q, ready.problem
-    out = q.new_empty((*q.shape[:-1], problem.dim_v)) if call.out is None else call.out
-    lse = None
-    if call.return_lse:
-        lse = torch.empty(ready.lse_shape, dtype=torch.float32, device=q.device)
-    if out.numel():
-        launch.run(problem, q, call.k, call.v, out, lse, call.sinks, ready.scale, ready.mask, ready.score)
+    q = call.q
+    out = q.new_empty((*q.shape[:-1], ready.problem.dim_v)) if call.out is None else call.out
+    lse = q.new_empty(ready.lse_shape, dtype=torch.float32) if call.return_lse else None
+    launch.run(ready, launch.Operands(q, call.k, call.v, out, lse, call.sinks))
     return out, lse

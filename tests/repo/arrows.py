@@ -22,6 +22,7 @@ MASKS = {"algebra", "documents", "picture", "masks"}
 VALUES = LANGUAGE | MASKS | {"traced", "scores", "sequences"}
 HOST = VALUES | {"problem", "target"}
 DEVICE = {"kernels.pieces", "kernels.topology"}
+RUNTIME = {"artifacts", "counters", "cuda"}
 
 ALLOWED: dict[str, set[str]] = {
     "check": set(),
@@ -31,6 +32,8 @@ ALLOWED: dict[str, set[str]] = {
     "expr": {"check", "evaluate", "nodes", "number"},
     "sass": set(),
     "cuda": set(),
+    "artifacts": set(),
+    "counters": set(),
     "target": {"check"},
     "traced": LANGUAGE,
     "scores": LANGUAGE | {"traced"},
@@ -47,7 +50,7 @@ ALLOWED: dict[str, set[str]] = {
     "kernels.amd": DEVICE,
     "kernels.<arch>": DEVICE | {"kernels.nvidia", "kernels.amd", "problem", "target", "check", "cuda", "nodes"},
     "plan": HOST | {"kernels.topology", "kernels.<arch>"},
-    "launch": HOST | DEVICE | {"cuda", "plan", "kernels.nvidia", "kernels.amd", "kernels.<arch>"},
+    "launch": HOST | DEVICE | RUNTIME | {"plan", "kernels.nvidia", "kernels.amd", "kernels.<arch>"},
     "ops": HOST | {"cuda", "reference", "plan", "launch"},
     "api": HOST | {"reference", "plan", "launch", "ops"},
     "sim": {"target", "check"},

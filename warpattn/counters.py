@@ -1,0 +1,57 @@
+"""The tile counters of persistent kernels: int32 cells in GPU memory that are 0 between launches.
+
+A launch leaves its counter at 0, so launches that follow each other on a stream share one. Launches that may run at the
+same time must not: every stream has its own, and what is captured into a CUDA graph gets one that nobody else will ever
+have, because a graph can be replayed beside anything.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+from torch import Tensor
+
+__all__ = ["Counters"]
+
+SLAB = 4096  # cells allocated at a time, 16 KiB
+
+
+class Counters:
+    """The counters of one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.by_stream: dict[int, int] = {}  # address of the counter of each stream
+        self._device = device
+        self._slabs: list[Tensor] = []  # never freed: graphs and streams keep the addresses
+        self._free: list[int] = []
+        self._lock = threading.Lock()
+
+    def of_stream(self, stream: int) -> int:
+        """Address of the counter of a stream that is not being captured."""
+        address = self.by_stream.get(stream)
+        if address is None:
+            with self._lock:
+                if len(self._free) <= SLAB // 2:
+                    self._grow()
+                address = self.by_stream.setdefault(stream, self._free.pop())
+        return address
+
+    def of_capture(self) -> tuple[int, Tensor | None]:
+        """Address of a new counter for one captured launch, and what must live until the launch is recorded.
+
+        Nothing may be allocated for good during a capture; when no cell is left, the graph gets a cell in its own
+        memory and clears it before the launch.
+        """
+        with self._lock:
+            if self._free:
+                return self._free.pop(), None
+        cell = torch.zeros(1, dtype=torch.int32, device=self._device)
+        return cell.data_ptr(), cell
+
+    def _grow(self) -> None:
+        slab = torch.zeros(SLAB, dtype=torch.int32, device=self._device)
+        if slab.is_cuda:
+            torch.cuda.current_stream(self._device).synchronize()  # other streams will use the cells, too
+        self._slabs.append(slab)
+        self._free += range(slab.data_ptr(), slab.data_ptr() + 4 * SLAB, 4)

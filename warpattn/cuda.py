@@ -1,0 +1,163 @@
+"""The few CUDA driver calls a planned launch needs, through ctypes: no compiler and no Triton at run time.
+
+A launch costs a few microseconds here because nothing is rebuilt: parameters live in one block of memory that is
+written in place, tensor maps keep everything but their address. Functions raise RuntimeError with the driver's own
+words; what a user can do wrong has been checked before.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+__all__ = [
+    "Parameters",
+    "TensorMapLayout",
+    "bind_context",
+    "check",
+    "current_device",
+    "current_stream",
+    "driver",
+    "is_capturing",
+    "launch_call",
+    "load_function",
+    "replace_address_call",
+]
+
+TENSOR_MAP_BYTES = 128
+INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: this thread has none yet
+_DATA_TYPES = {"fp16": 6, "bf16": 9}  # CUtensorMapDataType
+_SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # CUtensorMapSwizzle by bytes
+_L2_PROMOTION_256B = 3
+_MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_CAPTURE_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+
+
+def _no_cuda(*_: int) -> Any:
+    raise RuntimeError("this build of torch has no CUDA")
+
+
+# torch's own state without its Python wrappers, which cost 0.3 us each; absent from builds without CUDA.
+current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _no_cuda)  # of a device: handle
+current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", _no_cuda)
+is_capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", _no_cuda)
+
+
+@cache
+def driver() -> ctypes.CDLL:
+    """The driver library of this machine."""
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise RuntimeError("libcuda.so.1 could not be loaded: this machine has no NVIDIA driver") from error
+
+
+def check(code: int, call: str) -> None:
+    """Raise if a driver call failed."""
+    if code != 0:
+        text = ctypes.c_char_p()
+        driver().cuGetErrorString(code, ctypes.byref(text))
+        words = text.value.decode() if text.value else "unknown error"
+        raise RuntimeError(f"{call} failed with CUDA error {code}: {words}")
+
+
+def load_function(cubin: bytes, name: str, shared: int) -> int:
+    """Handle of kernel `name` in the current context, allowed `shared` bytes of dynamic shared memory.
+
+    The module stays loaded: graphs may hold the kernel for as long as the process lives. Loading allocates, which a
+    stream that is being captured forbids to its thread unless it asks for the relaxed mode.
+    """
+    module, function, mode = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int(_CAPTURE_RELAXED)
+    check(driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode)), "cuThreadExchangeStreamCaptureMode")
+    try:
+        check(driver().cuModuleLoadData(ctypes.byref(module), cubin), "cuModuleLoadData")
+        check(driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()), "cuModuleGetFunction")
+        if shared > 48 * 1024:
+            check(driver().cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, shared), "cuFuncSetAttribute")
+    finally:
+        driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    if function.value is None:
+        raise RuntimeError(f"kernel {name} has no entry in its module")
+    return function.value
+
+
+def bind_context(device: int) -> None:
+    """Make the context that torch uses on `device` current in this thread, which may never have used CUDA."""
+    handle, context = ctypes.c_int(), ctypes.c_void_p()
+    check(driver().cuDeviceGet(ctypes.byref(handle), device), "cuDeviceGet")
+    check(driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), handle), "cuDevicePrimaryCtxRetain")
+    check(driver().cuCtxSetCurrent(context), "cuCtxSetCurrent")
+
+
+@dataclass(frozen=True)
+class TensorMapLayout:
+    """What a tensor map says about a tensor but for its address: extents and byte strides, outermost first."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]  # bytes, of every dimension but the last
+    box: tuple[int, ...]
+    swizzle: int
+
+    def encode(self, target: int, address: int) -> None:
+        """Write the map for a tensor at `address` to the 128 bytes at `target` (64-byte aligned)."""
+        rank = len(self.shape)
+        sizes = (ctypes.c_uint64 * rank)(*reversed(self.shape))
+        strides = (ctypes.c_uint64 * (rank - 1))(*reversed(self.strides))
+        box = (ctypes.c_uint32 * rank)(*reversed(self.box))
+        steps = (ctypes.c_uint32 * rank)(*([1] * rank))
+        code = driver().cuTensorMapEncodeTiled(
+            ctypes.c_void_p(target), _DATA_TYPES[self.dtype], rank, ctypes.c_void_p(address), sizes, strides, box,
+            steps, 0, _SWIZZLES[self.swizzle], _L2_PROMOTION_256B, 0,
+        )  # fmt: skip
+        check(code, f"cuTensorMapEncodeTiled for shape {self.shape}, byte strides {self.strides}, box {self.box}")
+
+
+class Parameters:
+    """Kernel parameters at fixed addresses: `values[i]` lies at `address(i)` and is rewritten between launches."""
+
+    def __init__(self, kinds: list[str]) -> None:
+        """`kinds` in kernel order: "map" (tensor map), "ptr" or "i64", "i32", "f32"."""
+        sizes = [TENSOR_MAP_BYTES if kind == "map" else 8 for kind in kinds]
+        self._memory = ctypes.create_string_buffer(sum(sizes) + 64)
+        start = ctypes.addressof(self._memory) + 63 & ~63
+        maps_first = sorted(range(len(kinds)), key=lambda i: kinds[i] != "map")
+        self._addresses = [0] * len(kinds)
+        for i in maps_first:
+            self._addresses[i] = start
+            start += sizes[i]
+        ctype = {"map": ctypes.c_uint64, "ptr": ctypes.c_uint64, "i64": ctypes.c_int64, "i32": ctypes.c_int32}
+        ctype["f32"] = ctypes.c_float
+        self.cells = [ctype[kind].from_address(self._addresses[i]) for i, kind in enumerate(kinds)]
+        self.table = (ctypes.c_void_p * len(kinds))(*self._addresses)
+
+    def address(self, index: int) -> int:
+        """Where parameter `index` lies."""
+        return self._addresses[index]
+
+    def set(self, index: int, value: int | float) -> None:
+        """Rewrite a scalar or pointer parameter."""
+        self.cells[index].value = value
+
+
+@cache
+def launch_call():
+    """cuLaunchKernel with its argument types declared once."""
+    call = driver().cuLaunchKernel
+    call.argtypes = [ctypes.c_void_p] + [ctypes.c_uint] * 7 + [ctypes.c_void_p] * 3
+    call.restype = ctypes.c_int
+    return call
+
+
+@cache
+def replace_address_call():
+    """cuTensorMapReplaceAddress with its argument types declared once; it only writes memory, so it keeps the GIL."""
+    call = ctypes.PyDLL(driver()._name).cuTensorMapReplaceAddress
+    call.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    call.restype = ctypes.c_int
+    return call

@@ -1,0 +1,246 @@
+"""From a checked call to the GPU: plan, compiled kernel, tensor maps, launch.
+
+    run(ready, operands) -> prepare: plan, artifact (memory, disk, compiler), tensor maps   once per problem and strides
+                         -> Prepared.launch: addresses and one driver call                  every time
+
+Launches go to torch's current stream of the operands' device. Triton is imported only when a kernel has to be compiled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from warpattn import artifacts, cuda
+from warpattn.artifacts import Artifact
+from warpattn.counters import Counters
+from warpattn.kernels.sm90.config import SM90Config
+from warpattn.kernels.sm90.launcher import PrefillLauncher, Shape, captured_values
+from warpattn.masks import Full, MaskProgram
+from warpattn.nodes import Program
+from warpattn.plan import Plan, plan
+from warpattn.problem import Problem, Ready
+from warpattn.scores import ScoreProgram
+
+__all__ = ["Operands", "Prepared", "addressable", "compile_plan", "prepare", "run"]
+
+PACKED = torch.contiguous_format
+ALIGNMENT = 16  # bytes, of TMA addresses and strides
+LEAST_SCALE = 2.0**-100  # below it the kernel's own c = scale * log2(e) is no positive, normal fp32 number
+PREPARED_AT_MOST = 2048
+
+planned = lru_cache(4096)(plan)
+# The scores as they are. The kernel folds the scale into the exponential unless there is a score function, and that is
+# right for positive scales only: others take this one.
+IDENTITY = Program((("sym", "float", "s"),), ())
+
+
+class Operands(NamedTuple):
+    """Tensors of one dense launch: q, k, v, out (B, S, H, D); lse (B, Hq, Sq) fp32 or None; sinks (Hq,) or None."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    lse: Tensor | None
+    sinks: Tensor | None
+
+
+def run(ready: Ready, operands: Operands) -> None:
+    """Compute `operands.out` (and `lse`) of a checked dense call on torch's current stream.
+
+    q, k and v that TMA cannot address (`plan.COPY_RULE`) are copied once; such an `out` is computed aside and copied.
+    """
+    problem = ready.problem
+    if problem.seq_k == 0 or operands.out.numel() == 0:
+        _without_keys(operands)
+        return
+    device = operands.q.get_device()
+    with contextlib.nullcontext() if cuda.current_device() == device else torch.cuda.device(device):
+        q, k, v = (x if addressable(x) else _packed(x) for x in operands[:3])
+        out = operands.out if addressable(operands.out) else torch.empty_like(operands.out, memory_format=PACKED)
+        fitting = Operands(q, k, v, out, operands.lse, _logits(operands.sinks))
+        prepare(ready, fitting).launch(fitting, captured(ready))
+        if out is not operands.out:
+            operands.out.copy_(out)
+
+
+def addressable(x: Tensor) -> bool:
+    """Whether TMA can read or write a (B, S, H, D) tensor of two-byte elements where it lies, see `plan.COPY_RULE`."""
+    return x.data_ptr() % ALIGNMENT == 0 and addressable_strides(x)
+
+
+def addressable_strides(x: Tensor) -> bool:
+    """The part of `addressable` that does not depend on the address. Strides of dimensions of size 1 are not used."""
+    *outer, last = zip(x.shape, x.stride(), strict=True)
+    return last[1] == 1 and all(size == 1 or (stride > 0 and stride % 8 == 0) for size, stride in outer)
+
+
+def captured(ready: Ready) -> tuple[Tensor, ...]:
+    """Captured tensors in the kernel's order: the mask's, then the score's."""
+    return ready.mask.tensors if ready.score is None else ready.mask.tensors + ready.score.tensors
+
+
+class Prepared:
+    """A kernel with its tensor maps, ready for tensors of one set of shapes and strides on one device."""
+
+    __slots__ = ("_counters", "_device", "_launcher", "_scale")
+
+    def __init__(self, launcher: PrefillLauncher, device: int, scale: float) -> None:
+        self._launcher, self._device, self._scale = launcher, device, scale
+        self._counters = counters(device)
+
+    def launch(self, x: Operands, tensors: Sequence[Tensor]) -> None:
+        """Launch on torch's current stream; the device must be the current one, `tensors` from `captured`."""
+        stream = cuda.current_stream(self._device)
+        kept = None
+        if cuda.is_capturing():
+            counter, kept = self._counters.of_capture()
+        else:
+            counter = self._counters.by_stream.get(stream) or self._counters.of_stream(stream)
+        lse = 0 if x.lse is None else x.lse.data_ptr()
+        sinks = 0 if x.sinks is None else x.sinks.data_ptr()
+        self._launcher(
+            x.q.data_ptr(),
+            x.k.data_ptr(),
+            x.v.data_ptr(),
+            x.out.data_ptr(),
+            (lse, sinks, counter),
+            self._scale,
+            captured_values(tensors) if tensors else (),
+            stream,
+        )
+        del kept
+
+
+_prepared: dict[Hashable, Prepared] = {}
+_preparing = threading.Lock()
+
+
+def prepare(ready: Ready, x: Operands) -> Prepared:
+    """The prepared launch of a problem, made or found; every tensor must be `addressable`, sinks fp32."""
+    device = x.q.get_device()
+    key = (ready.problem, device, ready.scale, *(t.stride() for t in x[:4]))
+    prepared = _prepared.get(key)
+    if prepared is None:
+        chosen = planned(ready.problem)
+        kernel = _kernel(chosen, device, *_programs(ready))
+        launcher = _launcher(chosen, kernel, x, captured(ready))
+        prepared = Prepared(launcher, device, ready.scale)
+        with _preparing:
+            if len(_prepared) >= PREPARED_AT_MOST:
+                _prepared.clear()
+            _prepared[key] = prepared
+    return prepared
+
+
+def _launcher(chosen: Plan, kernel: Kernel, x: Operands, tensors: Sequence[Tensor]) -> PrefillLauncher:
+    p = chosen.problem
+    grid = min(chosen.grid, processors(x.q.get_device()))
+    launcher = PrefillLauncher(kernel.function, kernel.threads, kernel.shared, grid, [t.ndim for t in tensors])
+    group = p.heads_q // p.heads_kv
+    shape = Shape(p.seq_q, p.seq_k, p.heads_q, group, chosen.m_tiles, chosen.heads, chosen.section)
+    launcher.describe(x[:4], chosen.config, shape)
+    return launcher
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A compiled kernel loaded on one device."""
+
+    function: int
+    threads: int
+    shared: int
+
+
+_kernels: dict[Hashable, Kernel] = {}  # as many as are loaded: modules stay for as long as the process lives
+_loading = threading.Lock()
+
+
+def _kernel(chosen: Plan, device: int, mask: Program, score: Program | None) -> Kernel:
+    """The plan's kernel on a device, which must be the current one."""
+    key = _kernel_key(chosen, mask, score)
+    kernel = _kernels.get((device, key))
+    if kernel is None:
+        artifact = artifacts.find(key, lambda: _compile(chosen, mask, score))
+        with _loading:
+            kernel = _kernels.get((device, key))
+            if kernel is None:
+                function = cuda.load_function(artifact.cubin, artifact.entry, artifact.shared)
+                kernel = _kernels[device, key] = Kernel(function, artifact.threads, artifact.shared)
+    return kernel
+
+
+def _kernel_key(chosen: Plan, mask: Program, score: Program | None) -> tuple[Any, ...]:
+    """Everything that a kernel's code depends on, beside its source; its repr names the file on disk."""
+    p = chosen.problem
+    return (chosen.config, mask.key, None if score is None else score.key, p.has_sinks, p.has_lse)
+
+
+def _compile(chosen: Plan, mask: Program, score: Program | None) -> Artifact:
+    compiled = _compiled(chosen.config, mask, score, chosen.problem)
+    metadata = compiled.metadata
+    return Artifact(bytes(compiled.asm["cubin"]), metadata.name, metadata.shared, metadata.num_warps * 32)
+
+
+def compile_plan(
+    chosen: Plan, mask_program: MaskProgram | None = None, score_program: ScoreProgram | None = None
+) -> Any:
+    """Triton's CompiledKernel for a plan, with its intermediate code and metadata; needs no GPU and always compiles.
+
+    The programs are those of the plan's problem; None is the full mask, or no score function.
+    """
+    mask = Full().program() if mask_program is None else mask_program
+    score = None if score_program is None else Program((score_program.out,), score_program.tensors)
+    return _compiled(chosen.config, Program((mask.keep, *mask.span), mask.tensors), score, chosen.problem)
+
+
+def _compiled(config: SM90Config, mask: Program, score: Program | None, problem: Problem) -> Any:
+    from warpattn.kernels.sm90.build import compile_prefill  # imports Triton
+
+    return compile_prefill(config, mask, score, problem.has_sinks, problem.has_lse)
+
+
+def _programs(ready: Ready) -> tuple[Program, Program | None]:
+    """The mask's and the score's programs as the kernels take them."""
+    mask = Program((ready.mask.keep, *ready.mask.span), ready.mask.tensors)
+    if ready.score is not None:
+        return mask, Program((ready.score.out,), ready.score.tensors)
+    return mask, None if ready.scale >= LEAST_SCALE else IDENTITY
+
+
+def _without_keys(x: Operands) -> None:
+    """Results of rows that have no key at all."""
+    x.out.zero_()
+    if x.lse is not None and x.sinks is not None:
+        x.lse.copy_(x.sinks[:, None].expand_as(x.lse))
+    elif x.lse is not None:
+        x.lse.fill_(-torch.inf)
+
+
+def _packed(x: Tensor) -> Tensor:
+    return x.clone(memory_format=PACKED)
+
+
+def _logits(sinks: Tensor | None) -> Tensor | None:
+    """Sinks as the kernel reads them: fp32, one after the other."""
+    return None if sinks is None else sinks.to(torch.float32).contiguous()
+
+
+@cache
+def counters(device: int) -> Counters:
+    """Tile counters of a device."""
+    return Counters(torch.device("cuda", device))
+
+
+@cache
+def processors(device: int) -> int:
+    """Number of SMs of a device."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
