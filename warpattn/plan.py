@@ -62,7 +62,7 @@ def plan(problem: Problem, arch: str = "sm90") -> Plan:
     config, why = choose_config(_DTYPES[problem.dtype], problem.dim_qk, problem.dim_v, problem.seq_q, _hides(problem))
     m_tiles = -(-problem.seq_q // config.block_m)
     heads = problem.batch * problem.heads_q
-    section, section_why = _section(problem, target)
+    section, section_why = _section(problem, target, m_tiles)
     grid = min(target.processors, heads * m_tiles)
     cta_why = f"one persistent CTA on each of {target.processors} SMs takes tiles as it gets free"
     reasons = (why, section_why, cta_why, COPY_RULE)
@@ -75,10 +75,19 @@ def _hides(problem: Problem) -> bool:
     return code[keep] != ("const", "bool", "True")
 
 
-def _section(problem: Problem, target: Arch) -> tuple[int, str]:
-    """How many query heads run side by side so that their K and V stay in L2."""
+def _section(problem: Problem, target: Arch, m_tiles: int) -> tuple[int, str]:
+    """How many query heads run side by side (all of some key heads')."""
     group = problem.heads_q // problem.heads_kv
+    kv_heads = problem.batch * problem.heads_kv
+    if not _hides(problem):
+        side_by_side = -(-target.processors // max(1, m_tiles * group))
+        why = f"tiles are equally long: {side_by_side} key heads at a time fill {target.processors} SMs"
+        return min(kv_heads, side_by_side) * group, why
     kv_bytes = 2 * max(problem.seq_k, 1) * (problem.dim_qk + problem.dim_v)
-    kv_heads = max(1, target.l2_keep // kv_bytes)
-    heads = min(problem.batch * problem.heads_q, kv_heads * group)
-    return heads, f"K and V of {kv_heads} heads fit in {target.l2_keep >> 20} MiB of L2"
+    sections = -(-kv_heads // max(1, target.l2_keep // kv_bytes))
+    side_by_side = -(-kv_heads // sections)
+    why = (
+        f"tiles differ in length: {sections} even sections of {side_by_side} key heads, K and V within "
+        f"{target.l2_keep >> 20} MiB of L2, each section longest tile first"
+    )
+    return side_by_side * group, why

@@ -15,5 +15,5 @@ class Arch:
 
 
 ARCHS = {
-    "sm90": Arch("sm90", 132, 232_448, 30 * 2**20, "H200: 132 SMs, 60 MB L2 as torch reports them; 227 KiB a block"),
+    "sm90": Arch("sm90", 132, 232_448, 32 * 2**20, "H200: 132 SMs, 60 MB L2 as torch reports them; 227 KiB a block"),
 }

@@ -1,0 +1,1 @@
+"""Device code and its configurations, one folder per architecture over shared pieces."""

@@ -1,0 +1,1 @@
+"""What every NVIDIA kernel is built from: rings of tiles between warps."""

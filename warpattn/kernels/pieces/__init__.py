@@ -1,0 +1,1 @@
+"""Device code that knows no architecture: tiles, spans, softmax, masks and scores."""

@@ -1,0 +1,39 @@
+"""Masks and scores inside a kernel: the compiled index functions and where they are called.
+
+`Modifiers` carries the functions that `emit` generated from a mask and a score, with their captured tensors. Query
+indices are positions in key coordinates (row + len_k - len_q), as everywhere in the project.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+
+@gluon.aggregate
+class Modifiers:
+    keep: gl.constexpr  # keep(b, h, q, k, len_q, len_k, args) -> bool, or None: every key in range is visible
+    span: gl.constexpr  # span(b, h, q_lo, q_hi, len_q, len_k, args) -> (first, full_lo, full_hi, last)
+    score: gl.constexpr  # score(s, b, h, q, k, len_q, len_k, args) -> s, or None
+    mask_args: gl.tuple
+    score_args: gl.tuple
+
+    @gluon.jit
+    def key_span(self, tile, work, block_m: gl.constexpr):
+        """Key interval of the `block_m` rows of a tile."""
+        offset = work.seq_k - work.seq_q
+        q_lo = tile.row + offset
+        q_hi = gl.minimum(tile.row + block_m, work.seq_q) - 1 + offset
+        return self.span(tile.b, tile.h, q_lo, q_hi, work.seq_q, work.seq_k, self.mask_args)
+
+    @gluon.jit
+    def apply_score(self, s, scale, tile, work, q, k):
+        """Scores in natural units after the score function; `s` [M, N] unscaled products."""
+        return self.score(s * scale, tile.b, tile.h, q, k, work.seq_q, work.seq_k, self.score_args)
+
+    @gluon.jit
+    def apply_mask(self, s, tile, work, q, k):
+        """Scores with hidden keys at -inf; `q` [M, 1], `k` [1, N]."""
+        if self.keep is None:
+            return s
+        else:
+            kept = self.keep(tile.b, tile.h, q, k, work.seq_q, work.seq_k, self.mask_args)
+            return gl.where(kept, s, -float("inf"))

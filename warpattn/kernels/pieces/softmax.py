@@ -1,0 +1,154 @@
+"""Online softmax in base 2 over tiles of scores, and its normalisation.
+
+The state of a row is a reference maximum `m` (unscaled scores) and a sum `l`; c = scale * log2(e) turns a score into
+a base-2 exponent, so that p = exp2(c * s - c * m) is one fused multiply-add and one exponential.
+
+Two things keep the work beside the tensor core short. The reference is lazy: it moves only when a score of the warp
+exceeds it by more than 2^8, so that p stays below 256 and the accumulator is almost never rescaled (FlashAttention-4,
+arXiv 2603.05451). And rows are not reduced across lanes: in an accumulator each row lies in a quad of four lanes,
+columns 8 j + 2 lane + {0, 1}, so a [M, N] tile is seen as [M, N/8, 4, 2] and the state as [M, 4], one value a lane;
+`m` is equal in the four, `l` is summed over them once at the end.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+LOG2_E = gl.constexpr(1.4426950408889634)
+LN_2 = gl.constexpr(0.6931471805599453)
+HEADROOM = gl.constexpr(8.0)  # log2 of how far p may exceed 1 before the reference moves
+
+
+@gluon.aggregate
+class SoftmaxState:
+    m: gl.tensor  # [M, 4] reference maximum, -inf while a row has seen no key
+    l: gl.tensor  # [M, 4] this lane's part of the row sum of exp2(c * (s - m))
+
+
+@gluon.jit
+def softmax_start(s, c, guard: gl.constexpr):
+    """First tile: (state, p) of scores `s` [M, N]. With `guard` rows may be wholly hidden (-inf)."""
+    quads = as_quads(s)
+    m = quad_max(lane_max(quads))
+    p = gl.exp2(quads * c - exponent(m, c, guard)[:, None, :, None])
+    return SoftmaxState(m, lane_sum(p)), p
+
+
+@gluon.jit
+def softmax_step(state, s, c, guard: gl.constexpr):
+    """Next tile: (state, p, moved, alpha). If `moved`, what was accumulated is to be multiplied by `alpha` [M, 4]."""
+    quads = as_quads(s)
+    top = lane_max(quads)
+    moved = warp_any(top * c, state.m * c + HEADROOM)
+    m = state.m
+    alpha = gl.full_like(m, 1.0)
+    if moved:
+        m = gl.maximum(state.m, quad_max(top))
+        alpha = gl.exp2(state.m * c - exponent(m, c, guard))
+    p = gl.exp2(quads * c - exponent(m, c, guard)[:, None, :, None])
+    return SoftmaxState(m, state.l * alpha + lane_sum(p)), p, moved, alpha
+
+
+@gluon.jit
+def rescale(o, alpha):
+    """O [M, D] times alpha [M, 4]."""
+    quads = as_quads(o)
+    layout: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, quads.type.layout))
+    alpha = gl.convert_layout(alpha, layout, assert_trivial=True)
+    return from_quads(quads * alpha[:, None, :, None], o)
+
+
+@gluon.jit
+def softmax_finish(state, c, sink, has_sink: gl.constexpr):
+    """(factor [M, 4], lse [M, 4]): what the accumulator is multiplied by, and the natural log of the row's whole
+    denominator.
+
+    `sink` is a logit in natural units that joins the denominator once. Rows without any key get factor 0 and
+    lse -inf (or the sink itself).
+    """
+    mc = exponent(state.m, c, True)
+    l = gl.sum(state.l, 1, keep_dims=True) + gl.zeros_like(state.l)
+    some = l > 0
+    if has_sink:
+        sink = gl.maximum(sink, -1e30) * LOG2_E
+        top = gl.where(some, gl.maximum(mc, sink), sink)
+        shift = gl.where(some, gl.exp2(mc - top), 0.0)
+        l = l * shift + gl.exp2(sink - top)
+        return shift / l, (top + gl.log2(l)) * LN_2
+    else:
+        factor = gl.where(some, 1.0 / l, 0.0)
+        return factor, gl.where(some, (mc + gl.log2(l)) * LN_2, -float("inf"))
+
+
+@gluon.jit
+def exponent(m, c, guard: gl.constexpr):
+    """c * m, or 0 where no key has been seen, so that exp2(-inf - 0) is 0 and not NaN."""
+    if guard:
+        return gl.where(m == -float("inf"), 0.0, m * c)
+    else:
+        return m * c
+
+
+@gluon.jit
+def as_quads(x):
+    """[M, N] accumulator as [M, N/8, 4, 2]; no data moves."""
+    return x.reshape([x.shape[0], x.shape[1] // 8, 4, 2])
+
+
+@gluon.jit
+def from_quads(x, like):
+    """[M, N/8, 4, 2] back to the [M, N] layout of `like`."""
+    return gl.convert_layout(x.reshape(like.shape), like.type.layout, assert_trivial=True)
+
+
+@gluon.jit
+def pack(quads, dtype: gl.constexpr):
+    """fp32 [M, N/8, 4, 2] rounded to pairs of `dtype` in one int32 register each: [M, N/8, 4]."""
+    even, odd = quads.split()
+    if dtype == gl.bfloat16:
+        return gl.inline_asm_elementwise(_PACK_BF16, "=r,f,f", [odd, even], gl.int32, is_pure=True, pack=1)
+    else:
+        return gl.inline_asm_elementwise(_PACK_FP16, "=r,f,f", [odd, even], gl.int32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def unpack(pairs, dtype: gl.constexpr):
+    """[M, N/8, 4] pairs as an [M, N] tensor of `dtype`; no instruction comes of it."""
+    even, odd = gl.inline_asm_elementwise(
+        "mov.b32 {$0, $1}, $2;", "=h,=h,r", [pairs], (gl.int16, gl.int16), is_pure=True, pack=1
+    )
+    values = gl.join(even.to(dtype, bitcast=True), odd.to(dtype, bitcast=True))
+    return values.reshape([pairs.shape[0], pairs.shape[1] * 8])
+
+
+@gluon.jit
+def lane_max(quads):
+    """[M, N/8, 4, 2] -> [M, 4]: the largest element of each lane's part of a row."""
+    return gl.max(gl.max(quads, 3), 1)
+
+
+@gluon.jit
+def lane_sum(quads):
+    """[M, N/8, 4, 2] -> [M, 4]: the sum of each lane's part of a row."""
+    return gl.sum(gl.sum(quads, 3), 1)
+
+
+@gluon.jit
+def quad_max(x):
+    """[M, 4] -> [M, 4]: the row's largest in every lane."""
+    return gl.max(x, 1, keep_dims=True) + gl.zeros_like(x)
+
+
+@gluon.jit
+def warp_any(x, bound):
+    """Whether any x [M, 4] of this warp exceeds its bound; warps may differ, so what depends on it must stay inside
+    the warp."""
+    return gl.inline_asm(_VOTE, "=r,f,f,f,f", [x, bound], gl.int32) != 0
+
+
+_PACK_BF16 = gl.constexpr("cvt.rn.bf16x2.f32 $0, $1, $2;")
+_PACK_FP16 = gl.constexpr("cvt.rn.f16x2.f32 $0, $1, $2;")
+_VOTE = gl.constexpr(
+    "{ .reg .pred a, b;"
+    " setp.gt.f32 a, $1, $3; setp.gt.or.f32 a, $2, $4, a;"
+    " vote.sync.any.pred b, a, 0xffffffff; selp.b32 $0, 1, 0, b; }"
+)

@@ -1,0 +1,47 @@
+"""From a mask's key interval to an order of key tiles that every role agrees on.
+
+A mask answers, for the rows of one query tile, with (first, full_lo, full_hi, last): keys outside [first, last) are
+hidden from every row, keys in [full_lo, full_hi) are visible to every row. Tiles are visited in the order
+
+      keys   first ......... full_lo ............... full_hi ......... last
+      order         2 ◀─ masked │      3 ◀─ unmasked     │    1 ◀─ masked
+
+so that the masked ones come first and the long unmasked run needs no per-element test.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+
+@gluon.aggregate
+class TileSpan:
+    """Key tiles of one query tile: `total` of them, the first `masked` of which need the element-wise mask."""
+
+    last: gl.tensor
+    right: gl.tensor
+    full_lo: gl.tensor
+    full_hi: gl.tensor
+    masked: gl.tensor
+    total: gl.tensor
+
+    @gluon.jit
+    def key_tile(self, i):
+        """Index of the key tile visited as number `i`."""
+        right = self.last - 1 - i
+        left = self.full_lo - 1 - (i - self.right)
+        full = self.full_hi - 1 - (i - self.masked)
+        return gl.where(i < self.right, right, gl.where(i < self.masked, left, full))
+
+
+@gluon.jit
+def tile_span(span, block_n: gl.constexpr):
+    """Round a key interval (first, full_lo, full_hi, last) to tiles of `block_n` keys; at least one tile."""
+    first = span[0] // block_n
+    last = gl.maximum((span[3] + block_n - 1) // block_n, first + 1)
+    lo = gl.maximum((span[1] + block_n - 1) // block_n, first)
+    hi = gl.minimum(span[2] // block_n, last)
+    some = lo < hi
+    lo = gl.where(some, lo, first)
+    hi = gl.where(some, hi, first)
+    right = last - hi
+    return TileSpan(last, right, lo, hi, right + lo - first, last - first)

@@ -1,0 +1,97 @@
+"""Which output tile comes next: a dynamic scheduler that hands out the longest tiles first.
+
+Tiles are numbered section by section. A section is a run of (batch, head) pairs whose K and V fit in L2 together;
+inside it the query tiles go from the last (longest under a causal mask) to the first, heads fastest:
+
+      tile ──▶ section ──▶ query tile (descending) ──▶ head inside the section
+
+The first tile of a CTA is its own number; further ones come from an atomic counter, which the last fetch resets to
+zero, so a launch leaves it as it found it. Only the producer asks; it writes batch, head and row of each tile into
+shared memory beside the queries, so that the four divisions are done once and off everybody's path.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+TILE_FIELDS = gl.constexpr(3)  # int32 of a published tile: batch, query head, first row (-1: no tile is left)
+
+
+@gluon.aggregate
+class Work:
+    """Scalars of the problem, all int32."""
+
+    seq_q: gl.tensor
+    seq_k: gl.tensor
+    heads_q: gl.tensor
+    group: gl.tensor  # query heads per key head
+    m_tiles: gl.tensor  # query tiles per head
+    heads: gl.tensor  # batch * heads_q
+    section: gl.tensor  # heads per section
+
+    @gluon.jit
+    def total(self):
+        """Number of tiles."""
+        return self.heads * self.m_tiles
+
+
+@gluon.aggregate
+class Tile:
+    """One output tile: batch, query head and its first query row; row -1 if no tile is left."""
+
+    b: gl.tensor
+    h: gl.tensor
+    row: gl.tensor
+
+
+@gluon.jit
+def decode_tile(number, work, block_m: gl.constexpr):
+    """Batch, head and rows of tile `number`."""
+    per_section = work.section * work.m_tiles
+    section = number // per_section
+    rest = number - section * per_section
+    width = gl.maximum(gl.minimum(work.section, work.heads - section * work.section), 1)
+    m = rest // width
+    head = section * work.section + (rest - m * width)
+    b = head // work.heads_q
+    row = gl.where(number < work.total(), (work.m_tiles - 1 - m) * block_m, -1)
+    return Tile(b, head - b * work.heads_q, row)
+
+
+@gluon.jit
+def ask(counter, work, number):
+    """Start fetching what comes after tile `number`; nothing is fetched past the end. `settle` takes the answer."""
+    return gl.atomic_add(counter, 1, mask=number < work.total())
+
+
+@gluon.jit
+def settle(counter, work, number, taken):
+    """The tile number behind the answer of `ask`; the last answer of a launch resets the counter."""
+    total = work.total()
+    if (number < total) & (taken == total - 1):
+        gl.store(counter, 0)
+    return gl.where(number < total, taken + gl.num_programs(0), total)
+
+
+@gluon.jit
+def publish_tile(slots, index, tile):
+    """Write a tile into slot `index` of `slots` [stages * TILE_FIELDS, 1]; called by one warp."""
+    _put(slots.index(index * TILE_FIELDS), tile.b)
+    _put(slots.index(index * TILE_FIELDS + 1), tile.h)
+    _put(slots.index(index * TILE_FIELDS + 2), tile.row)
+
+
+@gluon.jit
+def read_tile(slots, index):
+    """The tile in slot `index`; called by four warps."""
+    first = index * TILE_FIELDS
+    return Tile(_get(slots.index(first)), _get(slots.index(first + 1)), _get(slots.index(first + 2)))
+
+
+@gluon.jit
+def _put(slot, value):
+    slot.store(gl.full([1], value, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
+
+
+@gluon.jit
+def _get(slot):
+    return gl.max(slot.load(gl.BlockedLayout([1], [32], [4], [0])), 0)
