@@ -29,7 +29,7 @@ from warpattn.plan import Plan, plan
 from warpattn.problem import Problem, Ready
 from warpattn.scores import ScoreProgram
 
-__all__ = ["Operands", "Prepared", "addressable", "compile_plan", "prepare", "run"]
+__all__ = ["Operands", "Prepared", "addressable", "captured", "compile_plan", "prepare", "run"]
 
 PACKED = torch.contiguous_format
 ALIGNMENT = 16  # bytes, of TMA addresses and strides
@@ -67,20 +67,18 @@ def run(ready: Ready, operands: Operands) -> None:
         q, k, v = (x if addressable(x) else _packed(x) for x in operands[:3])
         out = operands.out if addressable(operands.out) else torch.empty_like(operands.out, memory_format=PACKED)
         fitting = Operands(q, k, v, out, operands.lse, _logits(operands.sinks))
-        prepare(ready, fitting).launch(fitting, captured(ready))
+        q_at, k_at, v_at, out_at, lse_at, sinks_at = (0 if x is None else x.data_ptr() for x in fitting)
+        values = captured_values(captured(ready))
+        prepare(ready, fitting)((q_at, k_at, v_at, out_at), (lse_at, sinks_at), values)
         if out is not operands.out:
             operands.out.copy_(out)
 
 
 def addressable(x: Tensor) -> bool:
     """Whether TMA can read or write a (B, S, H, D) tensor of two-byte elements where it lies, see `plan.COPY_RULE`."""
-    return x.data_ptr() % ALIGNMENT == 0 and addressable_strides(x)
-
-
-def addressable_strides(x: Tensor) -> bool:
-    """The part of `addressable` that does not depend on the address. Strides of dimensions of size 1 are not used."""
     *outer, last = zip(x.shape, x.stride(), strict=True)
-    return last[1] == 1 and all(size == 1 or (stride > 0 and stride % 8 == 0) for size, stride in outer)
+    strides = last[1] == 1 and all(size == 1 or (stride > 0 and stride % 8 == 0) for size, stride in outer)
+    return strides and x.data_ptr() % ALIGNMENT == 0
 
 
 def captured(ready: Ready) -> tuple[Tensor, ...]:
@@ -97,26 +95,18 @@ class Prepared:
         self._launcher, self._device, self._scale = launcher, device, scale
         self._counters = counters(device)
 
-    def launch(self, x: Operands, tensors: Sequence[Tensor]) -> None:
-        """Launch on torch's current stream; the device must be the current one, `tensors` from `captured`."""
+    def __call__(self, tensors: tuple[int, int, int, int], vectors: tuple[int, int], values: Sequence[int]) -> None:
+        """Launch on torch's current stream; the device must be the current one.
+
+        tensors: addresses of q, k, v, out; vectors: of lse and sinks, or 0; values: of the captured tensors.
+        """
         stream = cuda.current_stream(self._device)
         kept = None
         if cuda.is_capturing():
             counter, kept = self._counters.of_capture()
         else:
             counter = self._counters.by_stream.get(stream) or self._counters.of_stream(stream)
-        lse = 0 if x.lse is None else x.lse.data_ptr()
-        sinks = 0 if x.sinks is None else x.sinks.data_ptr()
-        self._launcher(
-            x.q.data_ptr(),
-            x.k.data_ptr(),
-            x.v.data_ptr(),
-            x.out.data_ptr(),
-            (lse, sinks, counter),
-            self._scale,
-            captured_values(tensors) if tensors else (),
-            stream,
-        )
+        self._launcher(*tensors, (*vectors, counter), self._scale, values, stream)
         del kept
 
 
