@@ -29,7 +29,7 @@ from warpattn.plan import Plan, plan
 from warpattn.problem import Problem, Ready
 from warpattn.scores import ScoreProgram
 
-__all__ = ["Operands", "Prepared", "addressable", "captured", "compile_plan", "prepare", "run"]
+__all__ = ["Operands", "Prepared", "addressable", "artifact", "captured", "compile_plan", "prepare", "run"]
 
 PACKED = torch.contiguous_format
 ALIGNMENT = 16  # bytes, of TMA addresses and strides
@@ -159,12 +159,12 @@ def _kernel(chosen: Plan, device: int, mask: Program, score: Program | None) -> 
     key = _kernel_key(chosen, mask, score)
     kernel = _kernels.get((device, key))
     if kernel is None:
-        artifact = artifacts.find(key, lambda: _compile(chosen, mask, score))
+        made = _artifact(chosen, mask, score)
         with _loading:
             kernel = _kernels.get((device, key))
             if kernel is None:
-                function = cuda.load_function(artifact.cubin, artifact.entry, artifact.shared)
-                kernel = _kernels[device, key] = Kernel(function, artifact.threads, artifact.shared)
+                function = cuda.load_function(made.cubin, made.entry, made.shared)
+                kernel = _kernels[device, key] = Kernel(function, made.threads, made.shared)
     return kernel
 
 
@@ -174,10 +174,18 @@ def _kernel_key(chosen: Plan, mask: Program, score: Program | None) -> tuple[Any
     return (chosen.config, mask.key, None if score is None else score.key, p.has_sinks, p.has_lse)
 
 
-def _compile(chosen: Plan, mask: Program, score: Program | None) -> Artifact:
-    compiled = _compiled(chosen.config, mask, score, chosen.problem)
-    metadata = compiled.metadata
-    return Artifact(bytes(compiled.asm["cubin"]), metadata.name, metadata.shared, metadata.num_warps * 32)
+def artifact(ready: Ready) -> Artifact:
+    """The kernel of a checked call from memory, disk or the compiler; needs no GPU, and so can be made ahead of time."""
+    return _artifact(planned(ready.problem), *_programs(ready))
+
+
+def _artifact(chosen: Plan, mask: Program, score: Program | None) -> Artifact:
+    def compile_it() -> Artifact:
+        compiled = _compiled(chosen.config, mask, score, chosen.problem)
+        metadata = compiled.metadata
+        return Artifact(bytes(compiled.asm["cubin"]), metadata.name, metadata.shared, metadata.num_warps * 32)
+
+    return artifacts.find(_kernel_key(chosen, mask, score), compile_it)
 
 
 def compile_plan(

@@ -1,0 +1,57 @@
+"""Fills the disk cache with the kernels of a list of cases, on all cores: one compile takes seconds and one core."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+
+from tests.cases import Case
+from warpattn import launch
+from warpattn.problem import Call, examine
+
+SIMPLE = {"none", "full", "causal"}
+
+
+def kernels_of(cases: Iterable[Case]) -> list[Case]:
+    """One case for each kernel that the cases may need; lengths and heads are constants of some masks' code."""
+    found = {}
+    for case in cases:
+        case = replace(
+            case, layout="contiguous", scale=None if case.scale is None else -1.0 if case.scale <= 0 else 1.0
+        )
+        if case.mask in SIMPLE and case.score == "none":
+            case = replace(case, batch=1, seq_q=64, seq_k=64, heads_q=2, heads_kv=1)
+        found[case] = None
+    return list(found)
+
+
+def compile_case(case: Case) -> str:
+    """Compile the kernel of one case unless it is in the cache."""
+    inputs = case.build()
+    call = Call(
+        inputs.q, inputs.k, inputs.v, inputs.sequence, inputs.mask, inputs.score, inputs.sinks, inputs.scale, True
+    )
+    ready = examine(replace(call, backend="reference"))
+    launch.artifact(replace(ready, problem=replace(ready.problem, device_type="cuda")))
+    return case.name
+
+
+def fill(cases: Iterable[Case]) -> None:
+    """Compile what the cases need, in fresh processes: this one may have CUDA running."""
+    needed = kernels_of(cases)
+    if not needed:
+        return
+    workers = min(len(needed), os.cpu_count() or 1)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_one_thread) as pool:
+        for _ in pool.map(compile_case, needed):
+            pass
+
+
+def _one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
