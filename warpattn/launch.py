@@ -175,7 +175,7 @@ def _kernel_key(chosen: Plan, mask: Program, score: Program | None) -> tuple[Any
 
 
 def artifact(ready: Ready) -> Artifact:
-    """The kernel of a checked call from memory, disk or the compiler; needs no GPU, and so can be made ahead of time."""
+    """The kernel of a checked call, from memory, disk or the compiler; needs no GPU, so it can be made in advance."""
     return _artifact(planned(ready.problem), *_programs(ready))
 
 

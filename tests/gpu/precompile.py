@@ -19,9 +19,7 @@ def kernels_of(cases: Iterable[Case]) -> list[Case]:
     """One case for each kernel that the cases may need; lengths and heads are constants of some masks' code."""
     found = {}
     for case in cases:
-        case = replace(
-            case, layout="contiguous", scale=None if case.scale is None else -1.0 if case.scale <= 0 else 1.0
-        )
+        case = replace(case, layout="contiguous", scale=None if case.scale is None else min(case.scale, 1.0))
         if case.mask in SIMPLE and case.score == "none":
             case = replace(case, batch=1, seq_q=64, seq_k=64, heads_q=2, heads_kv=1)
         found[case] = None

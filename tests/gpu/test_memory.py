@@ -1,4 +1,4 @@
-"""Where tensors lie: layouts that TMA addresses, layouts that are copied, outputs of the caller, offsets beyond 2^31."""
+"""Where tensors lie: layouts that TMA addresses or that are copied, outputs of the caller, offsets beyond 2^31."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_strides_beyond_2_to_the_31():
 
 
 def test_tensors_beyond_2_to_the_31_elements():
-    """q, k, v and out of 2^31 elements and more; a window keeps the time short. The last rows and heads are compared."""
+    """q, k, v, out of more than 2^31 elements; a window keeps the time short. The outer rows and heads are compared."""
     seq, heads, dim, window = 2**17 + 40, 128, 128, 100
     q, k, v = (torch.empty(1, seq, heads, dim, device="cuda", dtype=torch.bfloat16).normal_() for _ in range(3))
     assert q.numel() > 2**31

@@ -108,7 +108,11 @@ def test_many_tiles(case):
     check_case(case)
 
 
-SCALES = [replace(BASE, scale=scale, dim=64, mask=mask) for scale in (0.0, -0.3, 1e-40, 1.0, 1e-3) for mask in ("full", "causal")]  # fmt: skip
+SCALES = [
+    replace(BASE, scale=scale, dim=64, mask=mask)
+    for scale in (0.0, -0.3, 1e-40, 1.0, 1e-3)
+    for mask in ("full", "causal")
+]
 SCALES += [replace(BASE, scale=-0.5, dim=64, sinks=True, score="alibi"), replace(BASE, scale=0.0, dim=64, sinks=True)]
 
 
