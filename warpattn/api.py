@@ -1,7 +1,7 @@
 """What users call: `attention`, `attention_varlen`, `attention_paged`, with one keyword tail.
 
-    call -> examine (every rule, Problem) -> reference            on the CPU or on request
-                                          -> launch.run           on a card
+    call -> route -> examine (every rule, Problem) -> reference            on the CPU or on request
+                                                   -> launch.run           on a card
 
 Features are values: a new mask, score or layout is a new object in `mask=`, `score=` or the sequence argument, and the
 signatures stay. The tail, the same everywhere:
@@ -30,17 +30,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from warpattn import launch, planned
+from warpattn import route
 from warpattn.check import AttentionError
 from warpattn.masks import Mask
-from warpattn.problem import Call, Ready, examine
-from warpattn.reference import reference
+from warpattn.problem import Call
 from warpattn.scores import Score
-from warpattn.sequences import Dense, PagedKV, Ragged
+from warpattn.sequences import PagedKV, Ragged
 
 __all__ = ["attention", "attention_paged", "attention_varlen"]
-
-DENSE = Dense()
 
 
 def attention(
@@ -66,16 +63,11 @@ def attention(
     Raises AttentionError listing every broken rule.
     """
     inputs, options = (q, k, v, sinks, out), (scale, return_lse, backend)
-    result = planned.recall(inputs, mask, score, options)
-    if result is not None:
-        return result
-    call = Call(q, k, v, DENSE, mask, score, sinks, scale, return_lse, out, backend)
-    ready = examine(call)
-    if ready.backend == "reference":
-        return _result(call, *_run_reference(call, ready))
-    result, lse = _run_kernel(call, ready)
-    planned.remember(inputs, mask, score, options, ready, result)
-    return _result(call, result, lse)
+    if torch.compiler.is_compiling():
+        from warpattn import ops  # imports torch._dynamo
+
+        return ops.attend(inputs, mask, score, options)
+    return route.dense(inputs, mask, score, options)
 
 
 def attention_varlen(
@@ -102,7 +94,7 @@ def attention_varlen(
     """
     if not isinstance(seq, Ragged):
         raise AttentionError(f"seq is a {type(seq).__name__}; seq must be a warpattn Ragged(cu_q, cu_k)")
-    return _run(Call(q, k, v, seq, mask, score, sinks, scale, return_lse, out, backend))
+    return route.general(Call(q, k, v, seq, mask, score, sinks, scale, return_lse, out, backend))
 
 
 def attention_paged(
@@ -128,37 +120,4 @@ def attention_paged(
     if not isinstance(kv, PagedKV):
         rule = "kv must be a warpattn PagedKV(k_pages, v_pages, block_table, lengths)"
         raise AttentionError(f"kv is a {type(kv).__name__}; {rule}")
-    return _run(Call(q, kv.k_pages, kv.v_pages, kv, mask, score, sinks, scale, return_lse, out, backend))
-
-
-def _run(call: Call) -> Tensor | tuple[Tensor, Tensor]:
-    ready = examine(call)
-    return _result(call, *(_run_reference(call, ready) if ready.backend == "reference" else _run_kernel(call, ready)))
-
-
-def _result(call: Call, out: Tensor, lse: Tensor | None) -> Tensor | tuple[Tensor, Tensor]:
-    return (out, lse) if call.return_lse and lse is not None else out
-
-
-def _run_reference(call: Call, ready: Ready) -> tuple[Tensor, Tensor]:
-    dtype = torch.float64 if call.q.dtype == torch.float64 else torch.float32
-    out, lse = reference(
-        call.q,
-        call.k,
-        call.v,
-        sequence=call.sequence,
-        mask=call.mask,
-        score=call.score,
-        sinks=call.sinks,
-        scale=ready.scale,
-        dtype=dtype,
-    )
-    return (out.to(call.q.dtype) if call.out is None else call.out.copy_(out)), lse
-
-
-def _run_kernel(call: Call, ready: Ready) -> tuple[Tensor, Tensor | None]:
-    q = call.q
-    out = q.new_empty((*q.shape[:-1], ready.problem.dim_v)) if call.out is None else call.out
-    lse = q.new_empty(ready.lse_shape, dtype=torch.float32) if call.return_lse else None
-    launch.run(ready, launch.Operands(q, call.k, call.v, out, lse, call.sinks))
-    return out, lse
+    return route.general(Call(q, kv.k_pages, kv.v_pages, kv, mask, score, sinks, scale, return_lse, out, backend))

@@ -340,6 +340,8 @@ def _node(value: Any) -> Node:
         return const(value, "bool")
     if isinstance(value, (int, float)):
         return const(value, "int" if isinstance(value, int) else "float")
+    if isinstance(value, torch.SymInt):  # a size that torch.compile keeps open: the graph is made for this one
+        return const(int(value), "int")
     if isinstance(value, torch.Tensor | Table):
         raise _user_error(f"a whole tensor of shape {tuple(value.shape)} meets a symbol",
                           "capture it as a keyword argument and give it one index per dimension")  # fmt: skip

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from warpattn.check import AttentionError
 from warpattn.expr import (
     Expr,
     Node,
@@ -78,7 +79,8 @@ class Chain(Score):
 
     def __post_init__(self) -> None:
         for score in self.scores:
-            require(isinstance(score, Score), f"a chain of scores got {score!r}", "join scores with scores")
+            if not isinstance(score, Score):
+                raise AttentionError(f"a chain of scores got {score!r}; join scores with scores")
 
     def apply(self, s: Value, b: Value, h: Value, q: Value, k: Value, lens: Lengths | None = None) -> Value:
         for score in self.scores:

@@ -1,0 +1,212 @@
+"""The operator `warpattn::attention`, through which compiled graphs (torch.compile, torch.export) call attention.
+
+    attend      what `attention` does while torch traces it
+      _record   runs outside of the tracer: rules, programs of mask and score as text, captured tensors as inputs
+        warpattn::attention(q, k, v, sinks, mask tensors, score tensors, text)
+
+The text holds everything that is not a tensor, so a graph that was compiled and stored by another process needs nothing
+else. Masks and scores are pytrees of their tensors: the tracer sees through them, and a graph stays right when captured
+tensors change. There is no backward. Imported when torch traces, because it needs torch._dynamo.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from warpattn import route
+from warpattn.check import AttentionError
+from warpattn.expr import Table
+from warpattn.masks import Mask, MaskProgram
+from warpattn.nodes import Node
+from warpattn.planned import Inputs, Options, Result
+from warpattn.problem import Call, examine
+from warpattn.scores import Score, ScoreProgram
+from warpattn.traced import Traced
+
+__all__ = ["attend"]
+
+
+def attend(inputs: Inputs, mask: Mask | None, score: Score | None, options: Options) -> Result:
+    """`route.dense` as an operator of the graph that is being traced. Values of lengths are not checked."""
+    result, lse = _record(_Arguments(inputs, mask, score, options))
+    out = inputs[4]
+    if out is not None:
+        result = out.copy_(result)
+    return (result, lse) if options[1] else result
+
+
+@dataclasses.dataclass(frozen=True)
+class _Arguments:
+    """All arguments of a call as one pytree."""
+
+    inputs: Inputs
+    mask: Mask | None
+    score: Score | None
+    options: Options
+
+
+@torch._dynamo.nonstrict_trace
+def _record(x: _Arguments) -> tuple[Tensor, Tensor]:
+    q, k, v, sinks, out = x.inputs
+    options = x.options
+    call = Call(q, k, v, route.DENSE, x.mask, x.score, sinks, options[0], options[1], out, options[2])
+    try:
+        ready = examine(call, read_values=False)
+        mask_tensors, score_tensors = list(ready.mask.tensors), list(ready.score.tensors if ready.score else ())
+        tensors = (q, k, v, *([] if sinks is None else [sinks]), *mask_tensors, *score_tensors)
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+            rule = "compiled graphs have no backward; call it uncompiled, or run under torch.no_grad()"
+            raise AttentionError(f"an input requires gradients; {rule}")
+    except AttentionError as error:  # raised when the graph runs: the tracer would bury it
+        return _refuse(q.detach(), v.detach(), repr(error.reasons), options[1] is True)
+    settled = (float(ready.scale), options[1], options[2])
+    text = repr((ready.mask.key, ready.score.key if ready.score else None, settled))
+    return _attention(q, k, v, sinks, mask_tensors, score_tensors, text)
+
+
+@torch.library.custom_op("warpattn::attention", mutates_args=())
+def _attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    mask_tensors: list[Tensor],
+    score_tensors: list[Tensor],
+    call: str,
+) -> tuple[Tensor, Tensor]:
+    """Out (B, Sq, Hq, Dv) and lse (B, Hq, Sq), or an empty lse if the call does not ask for it."""
+    mask, score, options = _read(call, tuple(mask_tensors), tuple(score_tensors))
+    result = route.dense((q, k, v, sinks, None), mask, score, options)
+    out, lse = result if isinstance(result, tuple) else (result, _lse_like(q, False))
+    return out.contiguous(), lse.contiguous()
+
+
+@_attention.register_fake
+def _fake(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    mask_tensors: list[Tensor],
+    score_tensors: list[Tensor],
+    call: str,
+) -> tuple[Tensor, Tensor]:
+    return q.new_empty((*q.shape[:-1], v.shape[-1])), _lse_like(q, ast.literal_eval(call)[2][1])
+
+
+@torch.library.custom_op("warpattn::refused_attention", mutates_args=())
+def _refuse(q: Tensor, v: Tensor, reasons: str, return_lse: bool) -> tuple[Tensor, Tensor]:
+    """A call that breaks rules."""
+    raise AttentionError(*ast.literal_eval(reasons))
+
+
+@_refuse.register_fake
+def _fake_refusal(q: Tensor, v: Tensor, reasons: str, return_lse: bool) -> tuple[Tensor, Tensor]:
+    return q.new_empty((*q.shape[:-1], *v.shape[-1:])), _lse_like(q, return_lse and q.ndim == 4)
+
+
+def _lse_like(q: Tensor, wanted: bool) -> Tensor:
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return q.new_empty((q.shape[0], q.shape[2], q.shape[1]) if wanted else (0,), dtype=dtype)
+
+
+def _read(
+    call: str, mask_tensors: tuple[Tensor, ...], score_tensors: tuple[Tensor, ...]
+) -> tuple[Mask, Score | None, Options]:
+    """A text of `_record` with its tensors; without any the same objects again, so that launches are remembered."""
+    return _read_plain(call) if not (mask_tensors or score_tensors) else _parse(call, mask_tensors, score_tensors)
+
+
+def _parse(
+    call: str, mask_tensors: tuple[Tensor, ...], score_tensors: tuple[Tensor, ...]
+) -> tuple[Mask, Score | None, Options]:
+    mask_key, score_key, options = ast.literal_eval(call)
+    keep, *span = _replay(mask_key)
+    mask = _RecordedMask(MaskProgram(keep, cast("Any", tuple(span)), mask_tensors, mask_key))
+    if score_key is None:
+        return mask, None, options
+    return mask, _RecordedScore(ScoreProgram(_replay(score_key)[0], score_tensors, score_key)), options
+
+
+@lru_cache(256)
+def _read_plain(call: str) -> tuple[Mask, Score | None, Options]:
+    return _parse(call, (), ())
+
+
+class _RecordedMask(Mask):
+    """A mask that is only its program."""
+
+    def __init__(self, program: MaskProgram) -> None:
+        self.__dict__["_program"] = program
+
+
+class _RecordedScore(Score):
+    """A score that is only its program."""
+
+    def __init__(self, program: ScoreProgram) -> None:
+        self.__dict__["_program"] = program
+
+
+def _replay(key: tuple[Any, ...]) -> list[Node]:
+    """The output nodes of a program from its `Program.key`."""
+    code, outputs, _ = key
+    nodes: list[Node] = []
+    for op, dtype, *args in code:
+        if op == "const":
+            text = args[0]
+            args = [text == "True" if dtype == "bool" else int(text) if dtype == "int" else float(text)]
+        elif op != "sym":
+            slot = [args.pop(0)] if op == "load" else []
+            args = slot + [nodes[i] for i in args]
+        nodes.append((op, dtype, *args))
+    return [nodes[i] for i in outputs]
+
+
+def _flatten(value: Any) -> tuple[list[Any], tuple[Any, ...]]:
+    """(tensors, masks and scores inside of a mask or score, everything else)."""
+    children: list[Any] = []
+    fields = [(field.name, _split(getattr(value, field.name), children)) for field in dataclasses.fields(value)]
+    return children, (type(value), tuple(fields))
+
+
+def _split(value: Any, children: list[Any]) -> tuple[str, Any]:
+    if isinstance(value, Tensor | Traced | Table):
+        children.append(value)
+        return "child", len(children) - 1
+    if isinstance(value, tuple):
+        return "tuple", tuple([_split(x, children) for x in value])
+    return "plain", value
+
+
+def _unflatten(children: Iterable[Any], context: tuple[Any, ...]) -> Any:
+    kind, fields = context
+    listed, value = list(children), object.__new__(kind)
+    for name, part in fields:
+        object.__setattr__(value, name, _joined(part, listed))
+    return value
+
+
+def _joined(part: tuple[str, Any], children: list[Any]) -> Any:
+    kind, value = part
+    if kind == "tuple":
+        return tuple([_joined(x, children) for x in value])
+    return children[value] if kind == "child" else value
+
+
+def _kinds(base: type) -> Iterator[type]:
+    for kind in base.__subclasses__():
+        yield kind
+        yield from _kinds(kind)
+
+
+for _kind in (_Arguments, Table, *_kinds(Traced)):
+    if dataclasses.is_dataclass(_kind):
+        pytree.register_pytree_node(_kind, _flatten, _unflatten)

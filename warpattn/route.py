@@ -1,0 +1,72 @@
+"""Which way a call goes: remembered launch, or rules and then the reference or a kernel.
+
+dense      planned.recall -> examine -> reference | launch.run -> planned.remember
+general    the same for every sequence kind, without the memory
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from warpattn import launch, planned
+from warpattn.masks import Mask
+from warpattn.planned import Inputs, Options, Result
+from warpattn.problem import Call, Ready, examine
+from warpattn.reference import reference
+from warpattn.scores import Score
+from warpattn.sequences import Dense
+
+__all__ = ["dense", "general"]
+
+DENSE = Dense()
+
+
+def dense(inputs: Inputs, mask: Mask | None, score: Score | None, options: Options) -> Result:
+    """Attention of a dense batch: (q, k, v, sinks, out), mask, score, (scale, return_lse, backend)."""
+    result = planned.recall(inputs, mask, score, options)
+    if result is not None:
+        return result
+    q, k, v, sinks, out = inputs
+    scale, return_lse, backend = options
+    call = Call(q, k, v, DENSE, mask, score, sinks, scale, return_lse, out, backend)
+    ready = examine(call)
+    if ready.backend == "reference":
+        return _result(call, *_run_reference(call, ready))
+    result, lse = _run_kernel(call, ready)
+    planned.remember(inputs, mask, score, options, ready, result)
+    return _result(call, result, lse)
+
+
+def general(call: Call) -> Result:
+    """Attention of any sequence kind."""
+    ready = examine(call)
+    return _result(call, *(_run_reference(call, ready) if ready.backend == "reference" else _run_kernel(call, ready)))
+
+
+def _result(call: Call, out: Tensor, lse: Tensor | None) -> Result:
+    return (out, lse) if call.return_lse and lse is not None else out
+
+
+def _run_reference(call: Call, ready: Ready) -> tuple[Tensor, Tensor]:
+    dtype = torch.float64 if call.q.dtype == torch.float64 else torch.float32
+    out, lse = reference(
+        call.q,
+        call.k,
+        call.v,
+        sequence=call.sequence,
+        mask=call.mask,
+        score=call.score,
+        sinks=call.sinks,
+        scale=ready.scale,
+        dtype=dtype,
+    )
+    return (out.to(call.q.dtype) if call.out is None else call.out.copy_(out)), lse
+
+
+def _run_kernel(call: Call, ready: Ready) -> tuple[Tensor, Tensor | None]:
+    q = call.q
+    out = q.new_empty((*q.shape[:-1], ready.problem.dim_v)) if call.out is None else call.out
+    lse = q.new_empty(ready.lse_shape, dtype=torch.float32) if call.return_lse else None
+    launch.run(ready, launch.Operands(q, call.k, call.v, out, lse, call.sinks))
+    return out, lse
