@@ -28,7 +28,7 @@ def test_machine_code_is_what_the_config_promises(name: str) -> None:
     assert config.smem_bytes <= kernel.metadata.shared <= config.smem_bytes + 512
     assert kernel.metadata.shared <= SMEM_LIMIT
     assert used.stack <= STACK[name]
-    assert kernel.metadata.num_warps == 4 * (config.consumers + 1)
+    assert kernel.metadata.num_warps * 32 == config.topology.threads
     assert counts["UTMALDG"] > 0 and counts["UTMASTG"] > 0, "loads and stores go through TMA"
     assert counts["USETMAXREG"] >= 2, "registers move from the producer to the consumers"
     assert counts["HMMA"] == 0, "every product is a warpgroup product"
@@ -55,9 +55,20 @@ def test_every_head_dim_has_a_config_that_fits(dim: int) -> None:
             config, why = choose_config("bf16", dim, dim_v, seq_q, masked)
             assert config.smem_bytes + 512 <= SMEM_LIMIT
             assert config.padded_qk >= dim and config.padded_v >= dim_v
+            assert config.topology.registers <= 65_536
             assert config.padded_v % config.store_cols == 0
             assert why
 
 
 def test_dims_are_padded_to_powers_of_two() -> None:
     assert [pad_dim(d) for d in (8, 32, 40, 64, 72, 128, 136, 256)] == [32, 32, 64, 64, 128, 128, 256, 256]
+
+
+def test_the_topology_counts_what_the_kernel_makes() -> None:
+    config = CONFIGS["d128"]
+    topology = config.topology
+    assert topology.threads == 384 and topology.barriers == 12
+    assert {edge.name: topology.empty_arrivals(edge) for edge in topology.edges} == {"Q": 8, "K": 8, "V": 8}
+    code = compiled(config).asm["ttgir"]
+    assert code.count("ttng.init_barrier") == topology.barriers
+    assert "load ──▶ K 2 × 32,768 B ──▶ attend 0, attend 1" in topology.picture()

@@ -7,9 +7,11 @@ here once; nothing in this file imports Triton.
 from dataclasses import dataclass
 from functools import cached_property
 
+from warpattn.kernels.topology import Edge, Role, Topology
+
 CONSUMER_ROWS = 64  # rows of one warpgroup: M of wgmma
 SMEM_LIMIT = 232_448  # 227 KiB a block can have on sm_90
-BARRIER_BYTES = 8
+TILE_BYTES = 12  # batch, head and first row of a tile
 
 
 def pad_dim(dim: int) -> int:
@@ -71,11 +73,21 @@ class SM90Config:
         return 2 * self.block_m * self.store_cols
 
     @cached_property
+    def topology(self) -> Topology:
+        """Roles and rings of a block. A Q slot also carries the place of its tile."""
+        attend = tuple(f"attend {wg}" for wg in range(self.consumers))
+        roles = [Role(name, 4, self.consumer_registers) for name in attend]
+        edges = (
+            Edge("Q", "load", attend, self.q_stages, self.q_bytes + TILE_BYTES),
+            Edge("K", "load", attend, self.kv_stages, self.k_bytes),
+            Edge("V", "load", attend, self.kv_stages, self.v_bytes),
+        )
+        return Topology((*roles, Role("load", 1, self.producer_registers)), edges, self.out_bytes)
+
+    @property
     def smem_bytes(self) -> int:
-        """Shared memory of the tiles and barriers (the compiler adds alignment and a few bytes of its own)."""
-        barriers = 2 * BARRIER_BYTES * (self.q_stages + 2 * self.kv_stages)
-        tiles = self.q_stages * self.q_bytes + self.kv_stages * (self.k_bytes + self.v_bytes)
-        return tiles + self.out_bytes + barriers + 12 * self.q_stages
+        """Shared memory of tiles and barriers (the compiler adds alignment and a few bytes of its own)."""
+        return self.topology.smem_bytes
 
 
 SHORT_ROWS = 2048  # measured at head dim 64: up to here 128-row tiles fit a causal triangle better than 192-row ones
