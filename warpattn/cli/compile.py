@@ -11,7 +11,7 @@ from rich.table import Table
 
 from warpattn import sass
 from warpattn.cli import spelling
-from warpattn.cli.plan import problem
+from warpattn.cli.plan import checked
 from warpattn.plan import plan
 
 # What an attention kernel is made of; the rest is counted as one line.
@@ -39,11 +39,12 @@ def compile_command(
     opcodes: Annotated[bool, typer.Option("--opcodes", help="Count every instruction, with its modifiers")] = False,
 ) -> None:
     """Compile a problem's kernel and print what it occupies and is made of."""
-    chosen = plan(problem(shape, mask, score, dtype), arch=spelling.arch(arch))
+    ready = checked(shape, mask, score, dtype)
+    chosen = plan(ready.problem, arch=spelling.arch(arch))
     from warpattn.launch import compile_plan  # imports Triton, which the other commands do without
 
     start = time.perf_counter()
-    kernel = compile_plan(chosen)
+    kernel = compile_plan(chosen, ready.mask, ready.score)
     seconds = time.perf_counter() - start
     cubin = kernel.asm["cubin"]
     found, counts = sass.resources(cubin), sass.opcode_counts(cubin, modifiers=opcodes)

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from warpattn.cli import spelling
 from warpattn.plan import plan
-from warpattn.problem import Call, Problem, examine
+from warpattn.problem import Call, Ready, examine
 from warpattn.sequences import Dense
 
 
@@ -23,12 +23,12 @@ def plan_command(
     arch: Annotated[str, typer.Option(help=f"Architecture: {spelling.ARCH_HELP}")] = "sm90",
 ) -> None:
     """Print the plan of a problem and its reasons."""
-    chosen = plan(problem(shape, mask, score, dtype), arch=spelling.arch(arch))
+    chosen = plan(checked(shape, mask, score, dtype).problem, arch=spelling.arch(arch))
     Console(highlight=False, markup=False, soft_wrap=True).print(str(chosen))
 
 
-def problem(shape: str, mask: str, score: str, dtype: str) -> Problem:
-    """The checked problem that the options spell, as a GPU would get it; its tensors are never touched."""
+def checked(shape: str, mask: str, score: str, dtype: str) -> Ready:
+    """The checked call that the options spell, as a GPU would get it; its tensors are never touched."""
     size, kind = spelling.shape(shape), spelling.half(dtype)
     q = torch.empty(size.batch, size.seq_q, size.heads_q, size.dim_qk, dtype=kind)
     k = torch.empty(size.batch, size.seq_k, size.heads_kv, size.dim_qk, dtype=kind)
@@ -36,4 +36,5 @@ def problem(shape: str, mask: str, score: str, dtype: str) -> Problem:
     call = Call(
         q, k, v, Dense(), spelling.mask(mask), spelling.score(score, size.heads_q), backend="reference", return_lse=True
     )
-    return replace(examine(call).problem, device_type="cuda")
+    ready = examine(call)
+    return replace(ready, problem=replace(ready.problem, device_type="cuda"))
