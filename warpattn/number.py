@@ -80,8 +80,10 @@ def read(tensor: Tensor, index: tuple[Any, ...]) -> Any:
     """Element at `index` (ints or broadcastable int tensors, one per dimension); 0 (False) outside.
 
     With Python ints only, an int or bool element comes back as a Python number; floats stay tensors, which keeps them
-    differentiable.
+    differentiable. Ints of fewer than 32 bits become int32, so that arithmetic on them does not wrap around.
     """
+    if tensor.dtype in (torch.uint8, torch.int8, torch.int16):
+        tensor = tensor.to(torch.int32)
     inside: Any = True
     for size, i in zip(tensor.shape, index, strict=True):
         inside = inside & (i >= 0) & (i < size)

@@ -34,6 +34,8 @@ def tensor_signature(program: Program | None) -> tuple[str, ...]:
         if pointer is None:
             listed = ", ".join(name.removeprefix("torch.") for name in _POINTERS)
             raise AttentionError(f"a captured tensor has dtype {tensor.dtype}; the sm90 backend reads {listed}")
+        if tensor.ndim == 0:
+            raise AttentionError("a captured tensor has no dimensions; capture the number itself for the sm90 backend")
         signature += [pointer, *["i32"] * tensor.ndim, *["i64"] * tensor.ndim]
     return tuple(signature)
 
