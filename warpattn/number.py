@@ -82,18 +82,17 @@ def read(tensor: Tensor, index: tuple[Any, ...]) -> Any:
     With Python ints only, an int or bool element comes back as a Python number; floats stay tensors, which keeps them
     differentiable. Ints of fewer than 32 bits become int32, so that arithmetic on them does not wrap around.
     """
-    if tensor.dtype in (torch.uint8, torch.int8, torch.int16):
-        tensor = tensor.to(torch.int32)
     inside: Any = True
     for size, i in zip(tensor.shape, index, strict=True):
         inside = inside & (i >= 0) & (i < size)
     if not isinstance(inside, Tensor):
         value = tensor[index] if inside else tensor.new_zeros(())
         return value if tensor.is_floating_point() else value.item()
+    dtype = torch.int32 if tensor.dtype in (torch.uint8, torch.int8, torch.int16) else tensor.dtype
     if tensor.numel() == 0:
-        return torch.zeros(inside.shape, dtype=tensor.dtype, device=inside.device)
+        return torch.zeros(inside.shape, dtype=dtype, device=inside.device)
     value = tensor[tuple(maximum(minimum(i, size - 1), 0) for size, i in zip(tensor.shape, index, strict=True))]
-    return torch.where(inside, value, torch.zeros((), dtype=tensor.dtype, device=tensor.device))
+    return torch.where(inside, value.to(dtype), torch.zeros((), dtype=dtype, device=tensor.device))
 
 
 def _truediv(a: Any, b: Any) -> Any:

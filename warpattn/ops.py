@@ -171,14 +171,16 @@ def _replay(key: tuple[Any, ...]) -> list[Node]:
 
 
 def _flatten(value: Any) -> tuple[list[Any], tuple[Any, ...]]:
-    """(tensors, masks and scores inside of a mask or score, everything else)."""
+    """(tensors, numbers, masks and scores inside of a mask or score, everything else)."""
     children: list[Any] = []
     fields = [(field.name, _split(getattr(value, field.name), children)) for field in dataclasses.fields(value)]
     return children, (type(value), tuple(fields))
 
 
 def _split(value: Any, children: list[Any]) -> tuple[str, Any]:
-    if isinstance(value, Tensor | Traced | Table):
+    # The tracer may keep numbers open, too; it wants them where tensors are.
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if number or isinstance(value, Tensor | Traced | Table):
         children.append(value)
         return "child", len(children) - 1
     if isinstance(value, tuple):
@@ -198,7 +200,12 @@ def _joined(part: tuple[str, Any], children: list[Any]) -> Any:
     kind, value = part
     if kind == "tuple":
         return tuple([_joined(x, children) for x in value])
-    return children[value] if kind == "child" else value
+    if kind == "plain":
+        return value
+    child = children[value]
+    if isinstance(child, torch.SymInt | torch.SymFloat):  # the graph is made for this number
+        return int(child) if isinstance(child, torch.SymInt) else float(child)
+    return child
 
 
 def _kinds(base: type) -> Iterator[type]:

@@ -188,7 +188,7 @@ def test_capture_without_counters_left(monkeypatch):
         assert all(torch.equal(out, truth) for out in outs)
 
 
-@pytest.mark.filterwarnings("default")
+@pytest.mark.filterwarnings("ignore")
 def test_compiled_by_torch():
     q, k, v = qkv(300)
     sinks = torch.randn(8, device="cuda")
@@ -209,7 +209,7 @@ def test_compiled_by_torch():
         q.normal_()
 
 
-@pytest.mark.filterwarnings("default")
+@pytest.mark.filterwarnings("ignore")
 def test_compiled_by_torch_with_cuda_graphs():
     q, k, v = qkv(256)
     compiled = torch.compile(lambda x: wa.attention(x, k, v, mask=CAUSAL) * 2, fullgraph=True, mode="reduce-overhead")
