@@ -54,7 +54,7 @@ ALLOWED: dict[str, set[str]] = {
     "planned": HOST | {"cuda", "launch", "kernels.<arch>"},
     "route": HOST | {"reference", "launch", "planned"},
     "ops": HOST | {"planned", "route"},
-    "api": HOST | {"route", "ops"},
+    "api": HOST | {"reference", "plan", "route", "ops"},
     "sim": {"target", "check"},
     "integrations": VALUES | {"api", ROOT},
     "cli": ANYTHING,

@@ -1,126 +1,19 @@
-"""The host path with a driver that only takes notes: what is launched, with which parameters, and what is copied.
-
-CPU tensors stand in for a card's. The stand-in kernel sets the bytes of a contiguous output, so that a copy is seen.
-"""
+"""The host path with a driver that only takes notes: what is launched, with which parameters, and what is copied."""
 
 from __future__ import annotations
 
-import ctypes
-import gc
-import math
 import threading
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import warpattn as wa
-from warpattn import artifacts, cuda, launch, planned, problem, route
-from warpattn.artifacts import Artifact
+from tests.unit.card import B, D, H, S, make_card, misaligned, normal, written  # noqa: F401 (a fixture)
+from warpattn import cuda, launch, problem, route
 from warpattn.counters import SLAB, Counters
 
-B, S, H, D = 2, 20, 4, 64
-FIRST_EXTRA = 36  # parameters before lse: four maps with four sizes and four strides each
-SHAPE = slice(FIRST_EXTRA + 4, FIRST_EXTRA + 11)
-TILE = torch.tensor([0x4040] * 2, dtype=torch.int16).view(torch.bfloat16)[0].item()
-
-
-@dataclass
-class Card:
-    """The driver's notebook."""
-
-    launches: list[dict[str, Any]] = field(default_factory=list)
-    encoded: int = 0
-    sizes: dict[int, int] = field(default_factory=dict)
-    replaced: int = 0
-    keys: list[Any] = field(default_factory=list)
-    examined: int = 0
-    stream: int = 0
-    device: int = -1
-    capturing: bool = False
-    errors: list[int] = field(default_factory=list)
-    bound: int = 0
-    lock: Any = field(default_factory=threading.Lock)
-
-    def launch(self, function: int, *rest: Any) -> int:
-        *_, stream, table, _ = rest
-        if self.errors:
-            return self.errors.pop()
-        maps = [ctypes.c_uint64.from_address(table[i * 9]).value for i in range(4)]
-        extra = [ctypes.c_uint64.from_address(table[FIRST_EXTRA + i]).value for i in range(3)]
-        captured = [ctypes.c_uint64.from_address(x).value for x in table[FIRST_EXTRA + 11 : -2]]
-        note = {
-            "maps": maps,
-            "lse": extra[0],
-            "sinks": extra[1],
-            "counter": extra[2],
-            "scale": ctypes.c_float.from_address(table[FIRST_EXTRA + 3]).value,
-            "shape": [ctypes.c_int32.from_address(x).value for x in table[SHAPE]],
-            "captured": captured,
-            "stream": stream,
-            "grid": rest[0],
-        }
-        ctypes.memset(maps[3], 0x40, self.sizes[table[27]])
-        with self.lock:
-            self.launches.append(note)
-        return 0
-
-    def replace(self, target: int, address: int) -> int:
-        self.replaced += 1
-        ctypes.c_uint64.from_address(target).value = address
-        return 0
-
-    def encode(self, layout: Any, target: int, address: int) -> None:
-        self.encoded += 1
-        self.sizes[target] = 2 * math.prod(layout.shape)
-
-    def bind(self, device: int) -> None:
-        self.bound += 1
-
-
-@pytest.fixture(autouse=True)
-def card(monkeypatch):
-    card = Card()
-    counters = Counters(torch.device("cpu"))
-
-    def find(key, build):  # type: ignore[no-untyped-def]
-        card.keys.append(key)
-        return Artifact(b"cubin", "entry", 1000, 384)
-
-    def examine(call, read_values=True):  # type: ignore[no-untyped-def]
-        card.examined += 1
-        return problem.examine(call, read_values)
-
-    for owner, name, value in (
-        (cuda, "launch_call", lambda: card.launch),
-        (cuda, "replace_address_call", lambda: card.replace),
-        (cuda, "load_function", lambda *_: 77),
-        (cuda, "bind_context", card.bind),
-        (cuda, "current_stream", lambda device: card.stream),
-        (cuda, "current_device", lambda: card.device),
-        (cuda, "is_capturing", lambda: card.capturing),
-        (cuda.TensorMapLayout, "encode", lambda *arguments: card.encode(*arguments)),
-        (artifacts, "find", find),
-        (launch, "counters", lambda device: counters),
-        (launch, "processors", lambda device: 100),
-        (launch, "_prepared", {}),
-        (launch, "_kernels", {}),
-        (planned, "_known", {}),
-        (problem, "_choose_backend", lambda rules, call: "sm90"),
-        (route, "examine", examine),
-    ):
-        monkeypatch.setattr(owner, name, value)
-    return card
-
-
-def normal(*shape: int) -> Tensor:
-    return torch.randn(shape or (B, S, H, D), dtype=torch.float32).to(torch.bfloat16)
-
-
-def written(out: Tensor) -> bool:
-    return bool((out == TILE).all())
+pytestmark = pytest.mark.usefixtures("card")
 
 
 def test_parameters_of_a_launch(card):
@@ -132,100 +25,6 @@ def test_parameters_of_a_launch(card):
     assert note["shape"] == [S, 30, H, 2, 1, B * H, B * H] and note["grid"] == B * H
     assert lse.shape == (B, H, S) and lse.dtype == torch.float32
     assert written(out) and out.shape == q.shape and out.is_contiguous()
-
-
-def test_the_second_call_goes_the_short_way(card):
-    q, k, v = normal(), normal(), normal()
-    for _ in range(5):
-        assert written(wa.attention(q, k, v, mask=wa.Causal()))
-    assert card.examined == 1 and card.encoded == 4 and len(card.launches) == 5 and len(card.keys) == 1
-
-
-def test_addresses_follow_the_tensors(card):
-    for _ in range(4):
-        q, k, v = normal(), normal(), normal()
-        out = wa.attention(q, k, v)
-        assert card.launches[-1]["maps"] == [x.data_ptr() for x in (q, k, v, out)]
-    before = card.replaced
-    wa.attention(q, k, v, out=out)
-    replaced = card.replaced
-    wa.attention(q, k, v, out=out)
-    assert replaced <= before + 4 and card.replaced == replaced, "the maps hold these addresses already"
-
-
-CHANGES = {
-    "length": lambda a: a | {"q": normal(B, S + 1, H, D)},
-    "keys": lambda a: a | {"k": normal(B, 7, H, D), "v": normal(B, 7, H, D)},
-    "heads": lambda a: a | {"k": normal(B, S, 1, D), "v": normal(B, S, 1, D)},
-    "head dim of v": lambda a: a | {"v": normal(B, S, H, 32)},
-    "strides": lambda a: a | {"q": normal(B, H, S, D).transpose(1, 2)},
-    "dtype": lambda a: a | {name: a[name].half() for name in "qkv"},
-    "mask": lambda a: a | {"mask": wa.Causal()},
-    "score": lambda a: a | {"score": wa.SoftCap(3.0)},
-    "sinks": lambda a: a | {"sinks": torch.randn(H)},
-    "scale": lambda a: a | {"scale": 0.3},
-    "lse": lambda a: a | {"return_lse": True},
-    "backend": lambda a: a | {"backend": "sm90"},
-    "out": lambda a: a | {"out": torch.empty(B, S, H, D, dtype=torch.bfloat16)},
-}
-
-
-@pytest.mark.parametrize("name", CHANGES)
-def test_what_a_check_has_read_is_checked_again(name, card):
-    arguments = {"q": normal(), "k": normal(), "v": normal()}
-    wa.attention(**arguments)
-    changed = CHANGES[name](arguments)
-    for examined in (2, 2):
-        wa.attention(**changed)
-        assert card.examined == examined
-    wa.attention(**arguments)
-    assert card.examined == 2
-
-
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        ({"scale": True}, "scale is True"),
-        ({"scale": float("nan")}, "scale is nan"),
-        ({"scale": "1"}, "scale is '1'"),
-        ({"return_lse": 0}, "return_lse is 0"),
-        ({"mask": "causal"}, "mask is a str"),
-        ({"mask": wa.Causal}, "mask is the class Causal"),
-        ({"score": 3}, "score is a int"),
-        ({"q": torch.zeros(B, S, H, D)}, "must have the dtype of q"),
-        ({"q": [[1.0]]}, "q is a list"),
-        ({"out": torch.zeros(1)}, "out has shape"),
-        ({"sinks": torch.zeros(H + 1)}, "sinks"),
-    ],
-)
-def test_a_bad_call_after_a_good_one_is_refused(change, text, card):
-    arguments = {"q": normal(), "k": normal(), "v": normal(), "scale": 1.0}
-    for _ in range(2):
-        wa.attention(**arguments)
-    with pytest.raises(wa.AttentionError) as caught:
-        wa.attention(**(arguments | change))
-    assert text in str(caught.value)
-    assert len(card.launches) == 2
-
-
-@pytest.mark.parametrize("name", ["q", "k", "v", "sinks", "out", "bias"])
-def test_gradients_are_seen_in_every_call(name, card):
-    tensors = {"q": normal(), "k": normal(), "v": normal(), "sinks": torch.randn(H), "out": normal()}
-    bias = torch.zeros(S, S)
-    score = wa.Bias(bias)
-    for _ in range(2):
-        wa.attention(**tensors, score=score)
-    assert card.examined == 1
-    (bias if name == "bias" else tensors[name]).requires_grad_()
-    with pytest.raises(wa.AttentionError, match="requires gradients"):
-        wa.attention(**tensors, score=score)
-    with torch.no_grad():
-        wa.attention(**tensors, score=score)
-    assert len(card.launches) == 3
-
-
-def misaligned(x: Tensor) -> Tensor:
-    return torch.empty(x.numel() + 8, dtype=x.dtype)[1 : 1 + x.numel()].view(x.shape).copy_(x)
 
 
 COPIED = {
@@ -259,19 +58,6 @@ def test_outputs_that_do_not_fit_are_computed_aside(name, card):
         out = COPIED[name]()
         assert wa.attention(q, k, v, out=out) is out
         assert written(out) and card.launches[-1]["maps"][3] != out.data_ptr()
-
-
-def test_a_misaligned_tensor_after_aligned_ones(card):
-    q = normal()
-    for _ in range(2):
-        wa.attention(q, q, q)
-    bad = misaligned(q)
-    assert bad.stride() == q.stride()
-    wa.attention(bad, q, q)
-    out = misaligned(q)
-    wa.attention(q, q, q, out=out)
-    assert written(out)
-    assert all(address % 16 == 0 for note in card.launches for address in note["maps"])
 
 
 def test_single_elements_may_have_any_stride():
@@ -320,45 +106,6 @@ def test_sinks_are_given_as_fp32(card, monkeypatch):
     wa.attention(normal(), normal(), normal(), sinks=sinks)
     assert kept[0].dtype == torch.float32 and kept[0].is_contiguous() and torch.equal(kept[0], sinks.float())
     assert card.launches[0]["sinks"] == kept[0].data_ptr()
-
-
-def test_captured_tensors_are_read_at_every_launch(card):
-    q, lengths, bias = normal(), torch.tensor([3, 4]), torch.randn(S, S, 2).permute(2, 0, 1)[:1]
-    mask, score = wa.Padding(lengths), wa.Bias(bias)
-    for _ in range(2):
-        wa.attention(q, q, q, mask=mask, score=score)
-        expected = [lengths.data_ptr(), 2, 1, bias.data_ptr(), *bias.shape, *bias.stride()]
-        found = card.launches[-1]["captured"]
-        assert [x & 0xFFFFFFFF if 1 <= i <= 1 or 4 <= i <= 6 else x for i, x in enumerate(found)] == expected
-    assert card.examined == 1
-
-
-def test_masks_with_tensors_are_not_kept_alive(card):
-    q = normal()
-    for _ in range(10):
-        mask = wa.Padding(torch.tensor([3, 4]))
-        for _ in range(2):
-            wa.attention(q, q, q, mask=mask)
-    assert card.examined == 10 and len(planned._known) == 1
-    del mask
-    gc.collect()
-    assert not planned._known
-    assert len(card.keys) == 1, "one kernel serves them all"
-
-
-def test_additive_masks_work_without_the_short_way(card):
-    q, mask = normal(), wa.Materialized(torch.zeros(B, S, S))
-    for _ in range(3):
-        wa.attention(q, q, q, mask=mask)
-    assert len(card.launches) == 3 and len(card.keys) == 1 and not planned._known
-
-
-def test_memories_are_bounded(card, monkeypatch):
-    monkeypatch.setattr(planned, "AT_MOST", 8)
-    monkeypatch.setattr(launch, "PREPARED_AT_MOST", 8)
-    for length in range(1, 40):
-        wa.attention(normal(1, length, 1, 8), normal(1, 3, 1, 8), normal(1, 3, 1, 8))
-        assert len(planned._known) <= 8 and len(launch._prepared) <= 8
 
 
 def test_streams_have_counters_of_their_own(card):
