@@ -14,9 +14,8 @@ CONFIGS = {
     "d128": choose_config("bf16", 128, 128, 8192, True)[0],
     "d256": choose_config("bf16", 256, 256, 8192, True)[0],
 }
-# Bytes of stack the compiler spills to, measured with Triton 3.9.0. None of it lies in the unmasked loops; at 160
-# registers a thread the three-warpgroup kernel has 17 reloads in its masked loop.
-STACK = {"d64-short": 0, "d64": 160, "d128": 0, "d256": 64}
+# Bytes of stack the compiler spills to, measured with Triton 3.9.0.
+STACK = {"d64-short": 0, "d64": 264, "d128": 16, "d256": 64}
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -36,10 +35,10 @@ def test_machine_code_is_what_the_config_promises(name: str) -> None:
 
 
 def wgmmas(config: SM90Config) -> int:
-    """Warpgroup products in the code: k is 16, and a warpgroup has the first Q·K, two loops and the crossing."""
+    """Warpgroup products in the code: k is 16, and a warpgroup has the first Q·K, the loop and the crossing."""
     scores = config.padded_qk // 16
     outputs = config.block_n // 16 * -(-config.padded_v // 256)
-    return config.consumers * (2 * scores + outputs + 2 * (scores + outputs))
+    return config.consumers * (3 * scores + 2 * outputs)
 
 
 def test_no_other_product_waits_inside_a_loop() -> None:

@@ -25,16 +25,16 @@ class SoftmaxState:
 
 
 @gluon.jit
-def softmax_start(s, c, guard: gl.constexpr):
-    """First tile: (state, p) of scores `s` [M, N]. With `guard` rows may be wholly hidden (-inf)."""
+def softmax_start(s, c):
+    """First tile: (state, p) of scores `s` [M, N]; hidden ones are -inf, whole rows may be."""
     quads = as_quads(s)
     m = quad_max(lane_max(quads))
-    p = gl.exp2(quads * c - exponent(m, c, guard)[:, None, :, None])
+    p = gl.exp2(quads * c - exponent(m, c)[:, None, :, None])
     return SoftmaxState(m, lane_sum(p)), p
 
 
 @gluon.jit
-def softmax_step(state, s, c, guard: gl.constexpr):
+def softmax_step(state, s, c):
     """Next tile: (state, p, moved, alpha). If `moved`, what was accumulated is to be multiplied by `alpha` [M, 4]."""
     quads = as_quads(s)
     top = lane_max(quads)
@@ -43,8 +43,8 @@ def softmax_step(state, s, c, guard: gl.constexpr):
     alpha = gl.full_like(m, 1.0)
     if moved:
         m = gl.maximum(state.m, quad_max(top))
-        alpha = gl.exp2(state.m * c - exponent(m, c, guard))
-    p = gl.exp2(quads * c - exponent(m, c, guard)[:, None, :, None])
+        alpha = gl.exp2(state.m * c - exponent(m, c))
+    p = gl.exp2(quads * c - exponent(m, c)[:, None, :, None])
     return SoftmaxState(m, state.l * alpha + lane_sum(p)), p, moved, alpha
 
 
@@ -65,7 +65,7 @@ def softmax_finish(state, c, sink, has_sink: gl.constexpr):
     `sink` is a logit in natural units that joins the denominator once. Rows without any key get factor 0 and
     lse -inf (or the sink itself).
     """
-    mc = exponent(state.m, c, True)
+    mc = exponent(state.m, c)
     l = gl.sum(state.l, 1, keep_dims=True) + gl.zeros_like(state.l)
     some = l > 0
     if has_sink:
@@ -80,12 +80,9 @@ def softmax_finish(state, c, sink, has_sink: gl.constexpr):
 
 
 @gluon.jit
-def exponent(m, c, guard: gl.constexpr):
-    """c * m, or 0 where no key has been seen, so that exp2(-inf - 0) is 0 and not NaN."""
-    if guard:
-        return gl.where(m == -float("inf"), 0.0, m * c)
-    else:
-        return m * c
+def exponent(m, c):
+    """c * m, finite where no key has been seen (m is -inf), so that exp2(-inf - it) is 0 and not NaN."""
+    return gl.maximum(m * c, -1e30)
 
 
 @gluon.jit

@@ -63,10 +63,8 @@ def attend_role(ctx, wg: gl.constexpr):
         rings.q.consumer_release(q_state, span.total == 1)
         state = first_tile(ctx, s, tile, span, wg, k_state.step(), v_state)
         place = Place(tile, q_state, q_tile)
-        for i in range(1, span.masked):
-            state = advance(ctx, state, place, span.key_tile(i), i == span.total - 1, wg, True)
-        for i in range(gl.maximum(span.masked, 1), span.total):
-            state = advance(ctx, state, place, span.key_tile(i), i == span.total - 1, wg, False)
+        for i in range(1, span.total):
+            state = advance(ctx, state, place, span, i, wg)
 
         # Last P·V of this tile and first Q·K of the next one; the output is written while the latter runs.
         rings.v.consumer_wait(state.v)
@@ -91,21 +89,18 @@ def attend_role(ctx, wg: gl.constexpr):
 
 @gluon.jit
 def first_tile(ctx, s, tile, span, wg: gl.constexpr, k_state, v_state):
-    """Softmax of a tile's first scores; masked only if the span says so."""
+    """Softmax of a tile's first scores."""
     config: gl.constexpr = ctx.config
-    if span.masked > 0:
-        s = visible_scores(ctx, s, tile, span.key_tile(0), wg, True)
-    else:
-        s = visible_scores(ctx, s, tile, span.key_tile(0), wg, False)
-    softmax, p = softmax_start(s, exponent_scale(ctx), True)
+    s = visible_scores(ctx, s, tile, span.key_tile(0), span.masked > 0, wg)
+    softmax, p = softmax_start(s, exponent_scale(ctx))
     o = gl.zeros([config.rows, config.padded_v], gl.float32, accumulator_layout(config.padded_v))
     return Progress(o, pack(p, element_type(config.dtype)), softmax, k_state, v_state)
 
 
 @gluon.jit
-def advance(ctx, state, place, key_tile, is_last, wg: gl.constexpr, masked: gl.constexpr):
-    """One key tile: start Q·K(n) and P·V(n-1), then the softmax of n beside P·V(n-1). After the last Q·K of a tile
-    its queries are given back."""
+def advance(ctx, state, place, span, i, wg: gl.constexpr):
+    """Key tile number `i` >= 1: start Q·K(i) and P·V(i-1), then the softmax of i beside P·V(i-1). After the last Q·K
+    of a tile its queries are given back."""
     config: gl.constexpr = ctx.config
     ctx.rings.k.consumer_wait(state.k)
     turn_wait(wg, config)
@@ -115,9 +110,9 @@ def advance(ctx, state, place, key_tile, is_last, wg: gl.constexpr, masked: gl.c
     turn_pass(wg, config)
     s = warpgroup_mma_wait(1, deps=(s,))
     ctx.rings.k.consumer_release(state.k)
-    ctx.rings.q.consumer_release(place.q_state, is_last)
-    s = visible_scores(ctx, s, place.tile, key_tile, wg, masked)
-    softmax, p, moved, alpha = softmax_step(state.softmax, s, exponent_scale(ctx), masked)
+    ctx.rings.q.consumer_release(place.q_state, i == span.total - 1)
+    s = visible_scores(ctx, s, place.tile, span.key_tile(i), i < span.masked, wg)
+    softmax, p, moved, alpha = softmax_step(state.softmax, s, exponent_scale(ctx))
     o = warpgroup_mma_wait(0, deps=(o, state.p))[0]
     ctx.rings.v.consumer_release(state.v)
     if moved:
@@ -143,8 +138,8 @@ def start_output(ctx, state):
 
 
 @gluon.jit
-def visible_scores(ctx, s, tile, key_tile, wg: gl.constexpr, masked: gl.constexpr):
-    """Score function and mask on one tile of products."""
+def visible_scores(ctx, s, tile, key_tile, masked, wg: gl.constexpr):
+    """Score function on one tile of products and, if the tile is `masked`, the mask and the end of the keys."""
     config: gl.constexpr = ctx.config
     layout: gl.constexpr = accumulator_layout(config.block_n)
     offset = tile.row + wg * config.rows + ctx.work.seq_k - ctx.work.seq_q
