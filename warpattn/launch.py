@@ -121,6 +121,7 @@ def prepare(ready: Ready, x: Operands) -> Prepared:
     prepared = _prepared.get(key)
     if prepared is None:
         chosen = planned(ready.problem)
+        cuda.bind_context(device)
         kernel = _kernel(chosen, device, *_programs(ready))
         launcher = _launcher(chosen, kernel, x, captured(ready))
         prepared = Prepared(launcher, device, ready.scale)

@@ -99,7 +99,7 @@ def test_many_threads():
     assert not wrong
 
 
-def test_a_thread_whose_first_use_of_cuda_is_a_launch():
+def test_a_thread_whose_first_use_of_cuda_is_a_launch(monkeypatch):
     q, k, v = qkv()
     out = torch.empty_like(q)
     wa.attention(q, k, v, out=out)
@@ -114,12 +114,19 @@ def test_a_thread_whose_first_use_of_cuda_is_a_launch():
         except Exception as error:
             errors.append(error)
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert not errors
-    torch.cuda.synchronize()
-    assert torch.equal(out, expected)
+    for forget in (False, True):  # known to this process, then loaded and planned by the thread
+        if forget:
+            monkeypatch.setattr(launch, "_prepared", {})
+            monkeypatch.setattr(launch, "_kernels", {})
+            monkeypatch.setattr(planned, "_known", {})
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        assert not errors
+        torch.cuda.synchronize()
+        assert torch.equal(out, expected)
+        out.fill_(torch.nan)
+        torch.cuda.synchronize()
 
 
 def capture(call) -> tuple[torch.cuda.CUDAGraph, object]:  # type: ignore[no-untyped-def]
