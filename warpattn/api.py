@@ -23,6 +23,10 @@ copied.
 Masks are aligned to the bottom right: query row i of a sequence sits at key position i + len_k - len_q. A row that sees
 no key gives 0 and an LSE of -inf (with sinks: 0 and the sink). Every function raises one AttentionError (a ValueError)
 that lists all broken rules before anything runs.
+
+Kernels run on torch's current stream and may be captured into CUDA graphs. Inside of torch.compile(fullgraph=True)
+`attention` becomes one operator: without a gradient, and without reading the values of lengths; broken rules are raised
+when the graph runs. There `~mask` has to be written outside of the compiled function.
 """
 
 from __future__ import annotations

@@ -38,15 +38,18 @@ def compile_case(case: Case) -> str:
 
 
 def fill(cases: Iterable[Case]) -> None:
-    """Compile what the cases need, in fresh processes: this one may have CUDA running."""
+    """Compile what the cases need, in fresh processes: this one may have CUDA running.
+
+    What does not compile is left to the test that needs it, which then says why.
+    """
     needed = kernels_of(cases)
     if not needed:
         return
     workers = min(len(needed), os.cpu_count() or 1)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_one_thread) as pool:
-        for _ in pool.map(compile_case, needed):
-            pass
+        for future in [pool.submit(compile_case, case) for case in needed]:
+            future.exception()
 
 
 def _one_thread() -> None:
