@@ -4,9 +4,9 @@ import pytest
 
 pytest.importorskip("triton")
 
-from tests.unit.sm90_builds import compiled  # noqa: E402
-from warpattn.kernels.sm90.config import SMEM_LIMIT, SM90Config, choose_config, pad_dim  # noqa: E402
-from warpattn.sass import opcode_counts, resources  # noqa: E402
+from tests.unit.sm90_builds import compiled
+from warpattn.kernels.sm90.config import SMEM_LIMIT, SM90Config, choose_config, pad_dim
+from warpattn.sass import opcode_counts, resources
 
 CONFIGS = {
     "d64-short": choose_config("bf16", 64, 64, 1024, True)[0],

@@ -24,7 +24,7 @@ class Role:
 class Edge:
     """A ring of `stages` slots of `slot_bytes` that one role fills and others empty.
 
-    Each slot has a full barrier (one arrival and the slot's bytes) and an empty one (one arrival of each consumer warp).
+    Each slot has a full barrier (one arrival and the slot's bytes) and an empty one (one arrival per consumer warp).
     """
 
     name: str
