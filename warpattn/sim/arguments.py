@@ -1,0 +1,178 @@
+"""Binds the caller's arguments to parameters: tensors to addresses, descriptors to boxes, numbers to scalars.
+
+Tensors are NumPy arrays or torch CPU tensors with any strides; the kernel reads and writes their own memory. Tensors
+that share memory share a buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .descriptor import Descriptor, TensorDescriptor
+from .errors import SimulationError
+from .formats import register_dtype, wrap
+from .globalmem import GlobalMemory
+from .ir import Block, Module
+from .valuetypes import Type, parse_type
+
+_ELEMENTS = {
+    "float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64", "int8": "i8", "uint8": "i8",
+    "int16": "i16", "uint16": "i16", "int32": "i32", "uint32": "i32", "int64": "i64", "uint64": "i64", "bool": "i8",
+    "float8_e4m3fn": "f8E4M3FN", "float8_e5m2": "f8E5M2", "float8_e4m3fnuz": "f8E4M3FNUZ",
+    "float8_e5m2fnuz": "f8E5M2FNUZ",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Where a tensor lies: address of element 0, first byte, one past the last, element, shape and strides."""
+
+    address: int
+    low: int
+    high: int
+    elem: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]  # in elements
+    itemsize: int
+
+
+def memory_of(tensor: Any, name: str) -> Memory:
+    """The memory behind a NumPy array or a torch CPU tensor."""
+    if isinstance(tensor, np.ndarray):
+        address, itemsize = tensor.__array_interface__["data"][0], tensor.itemsize
+        strides, dtype = tuple(s // itemsize for s in tensor.strides), str(tensor.dtype)
+        if not tensor.flags.writeable:
+            raise SimulationError(f"{name} is a read-only array; pass a copy")
+    elif hasattr(tensor, "data_ptr"):
+        if tensor.device.type != "cpu":
+            raise SimulationError(f"{name} is on {tensor.device}; the simulator takes CPU tensors")
+        address, itemsize = tensor.data_ptr(), tensor.element_size()
+        strides, dtype = tuple(tensor.stride()), str(tensor.dtype).removeprefix("torch.")
+    else:
+        raise SimulationError(f"{name} is a {type(tensor).__name__}; a NumPy array or torch CPU tensor is needed")
+    if dtype not in _ELEMENTS:
+        raise SimulationError(f"{name} has dtype {dtype}, which the simulator does not know")
+    shape = tuple(tensor.shape)
+    spans = [(n - 1) * s * itemsize for n, s in zip(shape, strides, strict=False)] if 0 not in shape else [0]
+    low = address + sum(min(0, s) for s in spans)
+    high = address + sum(max(0, s) for s in spans) + (itemsize if 0 not in shape else 0)
+    return Memory(address, low, high, _ELEMENTS[dtype], shape, strides, itemsize)
+
+
+def bind(module: Module, memory: GlobalMemory, args: Mapping[str, Any]) -> list[Any]:
+    """Values for the parameters of the kernel, in order."""
+    block = module.functions[module.entry]
+    names = [module.parameter_names.get(name, name.lstrip("%")) for name in block.arguments]
+    flat = _flattened(args, names, block)
+    tensors: dict[str, Memory] = {}
+    for name, kind in zip(names, block.types, strict=False):
+        value = flat.get(name)
+        if kind.kind == "desc":
+            tensor = value.tensor if isinstance(value, TensorDescriptor) else value
+            tensors[name] = memory_of(tensor, name)
+        elif kind.elem == "ptr" and value is not None and not isinstance(value, int):
+            tensors[name] = memory_of(value, name)
+    addresses = _place(memory, tensors)
+    values = []
+    for name, kind in zip(names, block.types, strict=False):
+        if kind.kind == "desc":
+            _check_box(name, flat[name], kind)
+            values.append(_describe(memory, name, tensors[name], addresses[name], kind))
+        elif kind.elem == "ptr":
+            values.append(_pointer(name, kind, tensors.get(name), addresses.get(name, 0)))
+        else:
+            values.append(_scalar(name, kind, flat[name]))
+    return values
+
+
+def _flattened(args: Mapping[str, Any], names: Sequence[str], block: Block) -> dict[str, Any]:
+    """Arguments by parameter: tuples become `name.0`, `name.1`, …; descriptors bring their shapes and strides along."""
+    flat: dict[str, Any] = {}
+    for name, value in args.items():
+        _flatten(name, value, name in names, flat)
+    kinds = dict(zip(names, block.types, strict=False))
+    for name, value in list(flat.items()):
+        kind = kinds.get(name)
+        if kind is not None and kind.kind == "desc":
+            found = memory_of(value.tensor if isinstance(value, TensorDescriptor) else value, name)
+            flat.update({f"{name}.shape.{i}": n for i, n in enumerate(found.shape)})
+            flat.update({f"{name}.stride.{i}": s for i, s in enumerate(found.strides)})
+    derived = {f"{name}.{part}.{i}" for name in args for part in ("shape", "stride") for i in range(6)}
+    unknown = sorted(name for name in flat if name not in names and name not in derived)
+    if unknown:
+        raise SimulationError(f"the kernel has no parameter {unknown[0]!r}; it has {', '.join(_roots(names))}")
+    missing = [name for name in names if name not in flat]
+    if missing:
+        raise SimulationError(f"the argument {missing[0]!r} is missing; the kernel takes {', '.join(_roots(names))}")
+    return flat
+
+
+def _flatten(name: str, value: Any, known: bool, flat: dict[str, Any]) -> None:
+    if isinstance(value, (tuple, list)) and not known and not isinstance(value, TensorDescriptor):
+        for i, part in enumerate(value):
+            _flatten(f"{name}.{i}", part, False, flat)
+    else:
+        flat[name] = TensorDescriptor(*value) if known and isinstance(value, tuple) else value
+
+
+def _roots(names: Sequence[str]) -> list[str]:
+    """Parameters as the author knows them."""
+    return list(dict.fromkeys(name.split(".")[0] for name in names))
+
+
+def _place(memory: GlobalMemory, tensors: Mapping[str, Memory]) -> dict[str, int]:
+    """A buffer for every range of memory that tensors cover; the address of each tensor's first element."""
+    groups: list[tuple[int, int, list[str]]] = []
+    for name in sorted(tensors, key=lambda n: tensors[n].low):
+        low, high = tensors[name].low, tensors[name].high
+        if groups and low < groups[-1][1]:
+            groups[-1] = (groups[-1][0], max(high, groups[-1][1]), [*groups[-1][2], name])
+        else:
+            groups.append((low, high, [name]))
+    addresses = {}
+    for low, high, members in groups:
+        granule = min(tensors[name].itemsize for name in members)
+        buffer = memory.add(" and ".join(members), low, high - low, granule)
+        addresses.update({name: buffer.base + tensors[name].address - low for name in members})
+    return addresses
+
+
+def _check_box(name: str, value: Any, kind: Type) -> None:
+    box = value.box if isinstance(value, TensorDescriptor) else None
+    if box is not None and tuple(box) != kind.shape:
+        raise SimulationError(f"{name} has a box of {tuple(box)}; the kernel was compiled for {kind.shape}")
+
+
+def _describe(memory: GlobalMemory, name: str, found: Memory, address: int, kind: Type) -> Descriptor:
+    if len(found.shape) != len(kind.shape or ()):
+        raise SimulationError(f"{name} has shape {found.shape}; its descriptor has {len(kind.shape or ())} dimensions")
+    if found.elem != kind.elem:
+        raise SimulationError(f"{name} has elements {found.elem}; the kernel was compiled for {kind.elem}")
+    if found.shape and found.strides[-1] != 1 and found.shape[-1] > 1:
+        raise SimulationError(f"{name} has strides {found.strides}; the last one of a descriptor's tensor must be 1")
+    buffer = memory.find(address)
+    assert buffer is not None
+    return Descriptor(buffer, address - buffer.base, found.shape, found.strides, kind)
+
+
+def _pointer(name: str, kind: Type, found: Memory | None, address: int) -> int:
+    pointee = parse_type(kind.pointee)
+    if found is not None and found.elem != pointee.elem and not (pointee.elem == "i1" and found.elem == "i8"):
+        raise SimulationError(f"{name} has elements {found.elem}; the kernel was compiled for a pointer to {pointee}")
+    return address
+
+
+def _scalar(name: str, kind: Type, value: Any) -> Any:
+    if isinstance(value, (np.generic, bool, int, float)):
+        if kind.is_float:
+            return register_dtype(kind.elem)(value)
+        if float(value) != int(value):
+            raise SimulationError(f"{name} is {value!r}; the kernel takes an integer ({kind})")
+        if not -(1 << (kind.bits - 1)) <= int(value) < 1 << kind.bits:
+            raise SimulationError(f"{name} is {value}, which does not fit into {kind}")
+        return bool(value) if kind.elem == "i1" else wrap(int(value), kind.bits)
+    raise SimulationError(f"{name} is a {type(value).__name__}; the kernel takes a number ({kind})")

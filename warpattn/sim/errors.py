@@ -1,0 +1,11 @@
+"""The one error of the simulator: what cannot be run, and where it stands."""
+
+from __future__ import annotations
+
+
+class SimulationError(Exception):
+    """A kernel, target or argument that the simulator cannot run: one sentence naming it and its source line."""
+
+
+class StopRun(Exception):
+    """Ends the run after a finding that leaves nothing to go on with."""

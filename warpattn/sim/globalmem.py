@@ -1,0 +1,124 @@
+"""Global memory: the caller's tensors, one address space, and who touched which element.
+
+Every range of the caller's memory is a buffer with a base address of its own, 2**40 apart, so that a pointer is an
+integer and every stray one is noticed. Per granule (the smallest element that the kernel sees there) a shadow holds the
+last write and the last read as lane * 2**32 + epoch; unordered conflicting ones are races, between programs too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .clocks import Clock
+from .findings import Finding, Findings, Place
+
+_SHIFT = 40
+_MIDDLE = 1 << (_SHIFT - 1)
+_EPOCH = (1 << 32) - 1
+
+
+class Toucher(NamedTuple):
+    """Who accesses: a lane in an epoch, with what it knows."""
+
+    lane: int
+    epoch: int
+    clock: Clock
+    place: Place
+
+    @property
+    def packed(self) -> int:
+        return (self.lane << 32) | self.epoch
+
+
+class GlobalBuffer:
+    """A contiguous range of the caller's memory."""
+
+    def __init__(self, number: int, name: str, address: int, nbytes: int, granule: int) -> None:
+        self.name, self.nbytes, self.granule = name, nbytes, granule
+        self.base = (number << _SHIFT) + _MIDDLE
+        self.bytes = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
+        cells = -(-nbytes // granule)
+        self.last_write = np.full(cells, -1, np.int64)
+        self.last_read = np.full(cells, -1, np.int64)
+        self.last_atomic = np.full(cells, -1, np.int64)
+        self.has_writes = self.has_atomics = False
+        self.released: dict[int, Clock] = {}  # byte -> what a reader of the last atomic there learns
+
+
+class GlobalMemory:
+    """Every buffer, found by address."""
+
+    def __init__(self, findings: Findings) -> None:
+        self.findings = findings
+        self.buffers: list[GlobalBuffer] = []
+        self.places: dict[int, Place] = {}  # lane*2^32+epoch of a write, read or atomic -> where; the newest per lane
+        self._lanes: dict[int, Place] = {}
+
+    def add(self, name: str, address: int, nbytes: int, granule: int) -> GlobalBuffer:
+        buffer = GlobalBuffer(len(self.buffers) + 1, name, address, nbytes, granule)
+        self.buffers.append(buffer)
+        return buffer
+
+    def find(self, address: int) -> GlobalBuffer | None:
+        """The buffer whose neighbourhood an address lies in."""
+        number = (address >> _SHIFT) - 1
+        return self.buffers[number] if 0 <= number < len(self.buffers) else None
+
+    def resolve(self, addresses: np.ndarray, itemsize: int, who: Toucher, verb: str):
+        """(buffer, byte offsets, inside): one buffer for all of `addresses`, and which of them lie inside it."""
+        buffer = self.find(int(addresses.flat[0]))
+        if buffer is None:
+            self._outside(who, verb, f"address {int(addresses.flat[0]):#x}, which belongs to no argument", "", None)
+            return None
+        offsets = addresses - buffer.base
+        inside = (offsets >= 0) & (offsets <= buffer.nbytes - itemsize)
+        if not inside.all():
+            stray = offsets[~inside]
+            low, high = int(stray.min()), int(stray.max()) + itemsize
+            text = f"bytes {low}..{high} of {buffer.name}, which has {buffer.nbytes}"
+            self._outside(who, verb, text, buffer.name, (low, high))
+        return buffer, offsets, inside
+
+    def _outside(self, who: Toucher, verb: str, text: str, name: str, box: tuple[int, int] | None) -> None:
+        finding = Finding("OutOfBounds", f"{who.place} {verb} {text}", (who.place,), name, box)
+        self.findings.add(finding)
+
+    def touch(self, buffer: GlobalBuffer, cells: Any, who: Toucher, how: str, shadow=None) -> None:
+        """Check and record an access ("read", "write" or "atomic") of the shadow's cells; `shadow` picks them from an
+        array for accesses by descriptor."""
+        pick: Callable[[np.ndarray], np.ndarray] = shadow or (lambda array: array)
+        write, read, atomic = (pick(a) for a in (buffer.last_write, buffer.last_read, buffer.last_atomic))
+        if buffer.has_writes:
+            self._check(write[cells], who, how, "wrote", buffer)
+        if buffer.has_atomics and how != "atomic":
+            self._check(atomic[cells], who, how, "updated", buffer)
+        if how != "read":
+            self._check(read[cells], who, how, "read", buffer)
+        packed = who.packed
+        if how == "read":
+            read[cells] = packed
+        elif how == "write":
+            buffer.has_writes = True
+            write[cells] = packed
+        else:
+            buffer.has_atomics = True
+            atomic[cells] = packed
+        self.places[packed] = who.place
+
+    def _check(self, packed: np.ndarray, who: Toucher, how: str, before: str, buffer: GlobalBuffer) -> None:
+        known = who.clock[0]
+        lanes, epochs = packed >> 32, packed & _EPOCH
+        ordered = (packed < 0) | (lanes == who.lane)
+        inside = lanes < len(known)
+        ordered |= inside & (known[np.where(inside, lanes, 0)] >= epochs)
+        if ordered.all():
+            return
+        bad = np.flatnonzero(~ordered.reshape(-1))
+        other = self.places.get(int(packed.reshape(-1)[bad[0]]), Place("another program", ()))
+        verb = {"read": "reads", "write": "writes", "atomic": "updates"}[how]
+        text = f"{who.place} {verb} {len(bad)} elements of {buffer.name} that {other} {before}; nothing orders the two"
+        self.findings.add(Finding("Race", text, (who.place, other), buffer.name))

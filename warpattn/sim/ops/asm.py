@@ -1,0 +1,155 @@
+"""Inline assembly: a handler for every string that is known, an error for any other.
+
+    @elementwise("tanh.approx.f32 $0, $1;")      register arrays in, arrays out
+    @whole("bar.sync")                           for a role: may touch barriers, may wait; the string starts with it
+
+Strings are compared with runs of white space as one blank. Both tables are open: a kernel's author adds a handler with
+the same decorators before the kernel is simulated.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..findings import Finding
+from ..formats import as_register, encode, round_bf16
+from ..ir import Op
+from ..registry import blocking, plain
+from ..shared import MemDesc
+from ..sync import NamedWait
+from .hopper import arrive
+
+_ELEMENTWISE: dict[str, Callable[..., Any]] = {}
+_WHOLE: list[tuple[re.Pattern[str], Callable[..., Any]]] = []
+
+
+def elementwise(*strings: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register what an elementwise assembly string computes: arrays in, an array or a tuple of arrays out."""
+
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        _ELEMENTWISE.update({_squeezed(text): function for text in strings})
+        return function
+
+    return add
+
+
+def whole(pattern: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a generator `run(task, match, *operands)` for strings that a regular expression matches."""
+
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        _WHOLE.append((re.compile(pattern), function))
+        return function
+
+    return add
+
+
+def _squeezed(text: str) -> str:
+    return " ".join(text.replace("\\0A", " ").replace("\\n", " ").replace("\\09", " ").split())
+
+
+@plain("tt.elementwise_inline_asm")
+def _elementwise(op: Op) -> Callable[..., Any]:
+    text = _squeezed(op.strings[0])
+    function, kinds = _ELEMENTWISE.get(text), op.outputs
+    if function is None:
+        raise op.error(f"no handler for the assembly {text!r}; register one with warpattn.sim.elementwise")
+    if len(kinds) == 1:
+        return lambda *xs: as_register(function(*xs), kinds[0])
+    return lambda *xs: tuple(as_register(y, kind) for y, kind in zip(function(*xs), kinds, strict=False))
+
+
+@blocking("ttg.inline_asm", "tt.inline_asm")
+def _inline(op: Op) -> Callable[..., Any]:
+    text = _squeezed(op.strings[0])
+    for pattern, function in _WHOLE:
+        found = pattern.match(text)
+        if found:
+            return lambda task, *xs, run=function, match=found: run(task, match, *xs)
+    raise op.error(f"no handler for the assembly {text!r}; register one with warpattn.sim.whole")
+
+
+def _pair(high: np.ndarray, low: np.ndarray, elem: str) -> np.ndarray:
+    bits = encode(high, elem).astype(np.uint32) << 16 | encode(low, elem)
+    return bits.view(np.int32)
+
+
+@elementwise("cvt.rn.bf16x2.f32 $0, $1, $2;")
+def _pack_bf16(high: np.ndarray, low: np.ndarray) -> np.ndarray:
+    return _pair(round_bf16(high), round_bf16(low), "bf16")
+
+
+@elementwise("cvt.rn.f16x2.f32 $0, $1, $2;")
+def _pack_fp16(high: np.ndarray, low: np.ndarray) -> np.ndarray:
+    return _pair(high, low, "f16")
+
+
+@elementwise("mov.b32 {$0, $1}, $2;")
+def _unpack(pair: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    bits = pair.view(np.uint32)
+    return (bits & 0xFFFF).astype(np.uint16).view(np.int16), (bits >> 16).astype(np.uint16).view(np.int16)
+
+
+@elementwise("mov.b32 $0, {$1, $2};")
+def _join(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    return (high.view(np.uint16).astype(np.uint32) << 16 | low.view(np.uint16)).view(np.int32)
+
+
+@elementwise("tanh.approx.f32 $0, $1;")
+def _tanh(x: np.ndarray) -> np.ndarray:
+    return np.tanh(x)
+
+
+@elementwise("ex2.approx.f32 $0, $1;", "ex2.approx.ftz.f32 $0, $1;")
+def _exp2(x: np.ndarray) -> np.ndarray:
+    return np.exp2(x)
+
+
+@elementwise("rcp.approx.f32 $0, $1;", "rcp.approx.ftz.f32 $0, $1;")
+def _reciprocal(x: np.ndarray) -> np.ndarray:
+    return np.float32(1) / x
+
+
+@whole(r"bar(?:rier)?(?:\.cta)?\.(sync|arrive)(?:\.aligned)? (\d+), (\d+);$")
+def _named_barrier(task: Any, match: re.Match[str], *_: Any) -> Any:
+    """All threads of the role come to a hardware barrier; with `sync` they also wait for the others."""
+    barrier, needed = task.program.named_barrier(int(match[2])), int(match[3])
+    yield from task.machine.pause()
+    wait = NamedWait(barrier, needed)
+    fits = barrier.arrive(32 * task.num_warps, needed, task.clock)
+    task.advance()
+    if not fits:
+        place = task.place()
+        text = f"{place} comes to named barrier {barrier.number}, which more than {needed} threads then have"
+        task.machine.findings.add(Finding("PhaseError", text, (place,), barrier=str(barrier.number)))
+    if match[1] == "sync":
+        if not wait.ready():
+            yield wait
+        task.learn(barrier.released)
+
+
+@whole(
+    r"\{ \.reg \.pred e, p; setp\.ne\.b32 p, \$1, 0; elect\.sync _\|e, 0xffffffff; and\.pred e, e, p; "
+    r"@e mbarrier\.arrive\.release\.cta\.shared::cta\.b64 _, \[\$0\]; \}$"
+)
+def _warp_arrive(task: Any, match: re.Match[str], barrier: MemDesc, predicate: int) -> Any:
+    """One elected lane of every warp arrives, if the predicate is not zero."""
+    yield from task.machine.pause()
+    if predicate:
+        arrive(task, barrier, task.num_warps)
+
+
+@whole(
+    r"\{ \.reg \.pred a, b; setp\.gt\.f32 a, \$1, \$3; setp\.gt\.or\.f32 a, \$2, \$4, a; "
+    r"vote\.sync\.any\.pred b, a, 0xffffffff; selp\.b32 \$0, 1, 0, b; \}$"
+)
+def _vote_any_greater(task: Any, match: re.Match[str], x: np.ndarray, bound: np.ndarray) -> Any:
+    """Whether any x exceeds its bound. A role is one unit here, so the vote of a warp becomes the vote of the role."""
+    return int(bool((x > bound).any()))
+    yield
+
+
+__all__ = ["elementwise", "whole"]

@@ -1,0 +1,294 @@
+"""Loads, stores and atomics on global memory, and ordinary accesses of shared memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..clocks import joined
+from ..formats import as_register, decode, encode, memory_dtype, register_dtype, rounder, unsigned, wrap
+from ..ir import Op
+from ..registry import blocking, tasked
+from ..shared import MemDesc, SharedBuffer
+from ..valuetypes import Type, parse_type
+
+
+def _pointee(kind: Type) -> Type:
+    """The type that loading through a pointer type gives."""
+    scalar = parse_type(kind.pointee)
+    if kind.kind == "scalar":
+        return scalar
+    return Type("tensor", scalar.elem, kind.shape, f"tensor of {scalar.elem}", scalar.pointee)
+
+
+def _lanes(pointers: Any, mask: Any) -> tuple[np.ndarray, np.ndarray | None]:
+    """Addresses as an array, and which of them count (None: all)."""
+    addresses = np.asarray(pointers, np.int64)
+    if mask is None:
+        return addresses, None
+    wanted = np.broadcast_to(np.asarray(mask, np.bool_), addresses.shape)
+    return addresses, None if wanted.all() else wanted
+
+
+@tasked("tt.load")
+def _load(op: Op) -> Callable[..., Any]:
+    kind = _pointee(op.inputs[0])
+    dtype, size, zero = memory_dtype(kind.elem), kind.itemsize, register_dtype(kind.elem)(0)
+
+    def run(task: Any, pointers: Any, mask: Any = None, other: Any = None) -> Any:
+        addresses, wanted = _lanes(pointers, mask)
+        filled = np.broadcast_to(
+            np.asarray(zero if other is None else other, register_dtype(kind.elem)), addresses.shape
+        )
+        chosen = addresses.reshape(-1) if wanted is None else addresses[wanted]
+        if not chosen.size:
+            return as_register(filled.copy() if filled.ndim else filled[()], kind)
+        values, inside = _gather(task, chosen, dtype, size, kind.elem)
+        if wanted is None and inside is None:
+            return as_register(values.reshape(addresses.shape)[()], kind)
+        result = filled.copy()
+        spots = np.ones(addresses.shape, np.bool_) if wanted is None else wanted
+        kept = result[spots]
+        if inside is None:
+            kept = values
+        else:
+            kept[inside] = values
+        result[spots] = kept
+        return as_register(result[()], kind)
+
+    return run
+
+
+def _gather(task: Any, addresses: np.ndarray, dtype: Any, size: int, elem: str) -> tuple[np.ndarray, np.ndarray | None]:
+    """(values of the addresses inside, which are inside or None for all)."""
+    who, memory = task.toucher(), task.machine.memory
+    found = memory.resolve(addresses, size, who, "reads")
+    if found is None:
+        return np.empty(0, register_dtype(elem)), np.zeros(addresses.shape, np.bool_)
+    buffer, offsets, inside = found
+    every = bool(inside.all())
+    offsets = offsets if every else offsets[inside]
+    memory.touch(buffer, _cells(buffer, offsets, size), who, "read")
+    return decode(_bits(buffer, offsets, dtype, size), elem), None if every else inside
+
+
+def _bits(buffer: Any, offsets: np.ndarray, dtype: Any, size: int) -> np.ndarray:
+    if size == 1 or not (offsets % size).any():
+        whole = buffer.nbytes // size * size
+        return buffer.bytes[:whole].view(dtype)[offsets // size]
+    return buffer.bytes[offsets[:, None] + np.arange(size)].view(dtype)[:, 0]
+
+
+def _cells(buffer: Any, offsets: np.ndarray, size: int) -> np.ndarray:
+    if size <= buffer.granule:
+        return offsets // buffer.granule
+    return (offsets[:, None] // buffer.granule + np.arange(size // buffer.granule)).reshape(-1)
+
+
+@tasked("tt.store")
+def _store(op: Op) -> Callable[..., Any]:
+    kind = _pointee(op.inputs[0])
+    dtype, size = memory_dtype(kind.elem), kind.itemsize
+
+    def run(task: Any, pointers: Any, values: Any, mask: Any = None) -> None:
+        addresses, wanted = _lanes(pointers, mask)
+        bits = np.broadcast_to(encode(np.asarray(values, register_dtype(kind.elem)), kind.elem), addresses.shape)
+        if wanted is not None:
+            addresses, bits = addresses[wanted], bits[wanted]
+        else:
+            addresses, bits = addresses.reshape(-1), bits.reshape(-1)
+        if not addresses.size:
+            return
+        who, memory = task.toucher(), task.machine.memory
+        found = memory.resolve(addresses, size, who, "writes")
+        if found is None:
+            return
+        buffer, offsets, inside = found
+        if not inside.all():
+            offsets, bits = offsets[inside], bits[inside]
+        memory.touch(buffer, _cells(buffer, offsets, size), who, "write")
+        _put(buffer, offsets, np.ascontiguousarray(bits).view(dtype), size)
+
+    return run
+
+
+def _put(buffer: Any, offsets: np.ndarray, bits: np.ndarray, size: int) -> None:
+    raw = bits.reshape(-1, 1).view(np.uint8)
+    if size == 1:
+        buffer.bytes[offsets] = raw[:, 0]
+    else:
+        buffer.bytes[offsets[:, None] + np.arange(size)] = raw
+
+
+_UPDATES: dict[str, Callable[[Any, Any], Any]] = {
+    "add": lambda a, b: a + b, "fadd": lambda a, b: a + b, "max": max, "min": min, "and": lambda a, b: a & b,
+    "or": lambda a, b: a | b, "xor": lambda a, b: a ^ b, "exch": lambda a, b: b,
+}  # fmt: skip
+
+
+def _updated(name: str, old: Any, new: Any, kind: Type) -> Any:
+    if name in ("umax", "umin"):
+        bits = kind.bits
+        pair = [int(unsigned(np.asarray(x, register_dtype(kind.elem)))[()]) for x in (old, new)]
+        return wrap(max(pair) if name == "umax" else min(pair), bits)
+    value = _UPDATES[name](old, new)
+    if not kind.is_float:
+        return wrap(int(value), kind.bits)
+    narrow = rounder(kind.elem)
+    return value if narrow is None else narrow(np.float32(value))
+
+
+@blocking("tt.atomic_rmw")
+def _atomic_rmw(op: Op) -> Callable[..., Any]:
+    name, order = op.text.replace(",", " ").split()[:2]
+    kind = _pointee(op.inputs[0])
+    if name not in _UPDATES and name not in ("umax", "umin"):
+        raise op.error(f"atomic {name} is not simulated")
+
+    def run(task: Any, pointers: Any, values: Any, mask: Any = None) -> Any:
+        yield None  # somebody else may be first
+        return _atomic(
+            task, kind, order, pointers, mask, lambda old, i: _updated(name, old, _at(values, i, kind), kind)
+        )
+
+    return run
+
+
+@blocking("tt.atomic_cas")
+def _atomic_cas(op: Op) -> Callable[..., Any]:
+    order = op.text.replace(",", " ").split()[0]
+    kind = _pointee(op.inputs[0])
+
+    def run(task: Any, pointers: Any, expected: Any, values: Any) -> Any:
+        yield None
+
+        def swap(old: Any, i: int) -> Any:
+            return _at(values, i, kind) if old == _at(expected, i, kind) else old
+
+        return _atomic(task, kind, order, pointers, None, swap)
+
+    return run
+
+
+def _at(values: Any, i: int, kind: Type) -> Any:
+    value = np.asarray(values, register_dtype(kind.elem)).reshape(-1)
+    chosen = value[i if value.size > 1 else 0]
+    return chosen if kind.is_float else int(chosen)
+
+
+def _atomic(task: Any, kind: Type, order: str, pointers: Any, mask: Any, update: Callable[[Any, int], Any]) -> Any:
+    """One element after the other; the old values."""
+    addresses, wanted = _lanes(pointers, mask)
+    flat = addresses.reshape(-1)
+    spots = range(flat.size) if wanted is None else np.flatnonzero(wanted)
+    old = np.zeros(flat.size, register_dtype(kind.elem))
+    memory, dtype, size = task.machine.memory, memory_dtype(kind.elem), kind.itemsize
+    for i in spots:
+        who = task.toucher()
+        found = memory.resolve(flat[i : i + 1], size, who, "updates")
+        if found is None or not found[2].all():
+            continue
+        buffer, offsets, _ = found
+        at = int(offsets[0])
+        if order in ("acq_rel", "acquire") and at in buffer.released:
+            task.clock = joined(task.clock, buffer.released[at])
+            who = task.toucher()
+        memory.touch(buffer, _cells(buffer, offsets, size), who, "atomic")
+        value = decode(_bits(buffer, offsets, dtype, size), kind.elem)[0]
+        old[i] = value
+        new = update(value if kind.is_float else int(value), int(i))
+        _put(buffer, offsets, np.asarray(encode(np.asarray([new], register_dtype(kind.elem)), kind.elem)), size)
+        if order in ("acq_rel", "release"):
+            buffer.released[at] = joined(task.clock.copy(), buffer.released.get(at, task.clock))
+            task.advance()
+    return as_register(old.reshape(addresses.shape)[()], kind)
+
+
+@tasked("ttg.local_alloc")
+def _local_alloc(op: Op) -> Callable[..., Any]:
+    kind, source = op.outputs[0], op.inputs[0] if op.operands else None
+    name = re.sub(r"[%#].*?", "", op.results[0])
+
+    def run(task: Any, value: Any = None) -> MemDesc:
+        buffer = SharedBuffer(name, kind, task.machine.module.num_ctas, task.machine.findings)
+        view = buffer.root(kind)
+        if source is not None:
+            buffer.write(task.access(view, True), task.clock, encode(value, kind.elem))
+        return view
+
+    return run
+
+
+@tasked("ttg.local_dealloc")
+def _local_dealloc(op: Op) -> Callable[..., Any]:
+    return lambda task, view: None
+
+
+@tasked("ttg.local_load")
+def _local_load(op: Op) -> Callable[..., Any]:
+    elem = op.outputs[0].elem
+
+    def run(task: Any, view: MemDesc, *_: Any) -> Any:
+        return decode(view.buffer.read(task.access(view, False), task.clock), elem)
+
+    return run
+
+
+@tasked("ttg.local_store")
+def _local_store(op: Op) -> Callable[..., Any]:
+    elem = op.inputs[0].elem
+
+    def run(task: Any, value: Any, view: MemDesc) -> None:
+        view.buffer.write(task.access(view, True), task.clock, encode(value, elem))
+
+    return run
+
+
+@tasked("ttg.memdesc_index")
+def _index(op: Op) -> Callable[..., Any]:
+    def run(task: Any, view: MemDesc, i: int) -> MemDesc:
+        n = view.shape[0]
+        if not 0 <= i < n:
+            place = task.place()
+            task.out_of_bounds(f"{place} takes tile {i} of {view.buffer.name}, which has {n}", place, view.buffer.name)
+            i = i % n
+        return view.derived(("index", i), lambda a: a[:, i])
+
+    return run
+
+
+@tasked("ttg.memdesc_subslice")
+def _subslice(op: Op) -> Callable[..., Any]:
+    found = re.search(r"\[([-\d, ]+)\]", op.text)
+    if found is None:
+        raise op.error("the offsets of this slice are not understood")
+    starts, shape = [int(n) for n in found[1].split(",")], op.outputs[0].shape or ()
+    slices = (slice(None), *(slice(start, start + n) for start, n in zip(starts, shape, strict=False)))
+    return lambda task, view: view.derived(("subslice", slices[1:].__repr__()), lambda a: a[slices])
+
+
+@tasked("ttg.memdesc_trans")
+def _trans(op: Op) -> Callable[..., Any]:
+    order = op.integers("order")
+    axes = (0, *(1 + axis for axis in order))
+    return lambda task, view: view.derived(("trans", axes), lambda a: a.transpose(axes))
+
+
+@tasked("ttg.memdesc_reshape")
+def _reshape(op: Op) -> Callable[..., Any]:
+    shape = op.outputs[0].shape or ()
+    return lambda task, view: view.derived(("reshape", shape), lambda a: a.reshape(a.shape[0], *shape))
+
+
+@tasked("ttg.memdesc_reinterpret")
+def _reinterpret(op: Op) -> Callable[..., Any]:
+    kind = op.outputs[0]
+    shape, dtype = kind.shape or (), memory_dtype(kind.elem)
+
+    def change(array: np.ndarray) -> np.ndarray:
+        return array.reshape(array.shape[0], -1).view(dtype).reshape(array.shape[0], *shape)
+
+    return lambda task, view: view.derived(("reinterpret", kind.text), change, kind.elem)

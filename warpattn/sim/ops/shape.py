@@ -1,0 +1,137 @@
+"""Shapes and programs' places in the grid: no value changes, elements only move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..formats import register_dtype
+from ..ir import Op
+from ..registry import plain, tasked
+
+
+@plain("tt.make_range")
+def _make_range(op: Op) -> Callable[..., Any]:
+    value = np.arange(op.integer("start"), op.integer("end"), dtype=np.int32)
+    return lambda: value
+
+
+@plain("tt.splat")
+def _splat(op: Op) -> Callable[..., Any]:
+    shape, dtype = op.type.shape or (), register_dtype(op.type.elem)
+    return lambda x: np.full(shape, x, dtype)
+
+
+@plain("tt.unsplat")
+def _unsplat(op: Op) -> Callable[..., Any]:
+    from ..formats import as_register
+
+    kind = op.outputs[0]
+    return lambda x: as_register(x.reshape(-1)[0], kind)
+
+
+@plain("tt.expand_dims")
+def _expand_dims(op: Op) -> Callable[..., Any]:
+    shape = op.outputs[0].shape
+    return lambda x: x.reshape(shape)
+
+
+@plain("tt.broadcast")
+def _broadcast(op: Op) -> Callable[..., Any]:
+    shape = op.outputs[0].shape or ()
+    return lambda x: np.broadcast_to(x, shape)
+
+
+@plain("tt.reshape")
+def _reshape(op: Op) -> Callable[..., Any]:
+    shape = op.outputs[0].shape
+    return lambda x: x.reshape(shape)
+
+
+@plain("tt.trans")
+def _trans(op: Op) -> Callable[..., Any]:
+    order = op.integers("order")
+    return lambda x: x.transpose(order)
+
+
+@plain("tt.split")
+def _split(op: Op) -> Callable[..., Any]:
+    return lambda x: (np.ascontiguousarray(x[..., 0]), np.ascontiguousarray(x[..., 1]))
+
+
+@plain("tt.join")
+def _join(op: Op) -> Callable[..., Any]:
+    return lambda a, b: np.stack((a, b), axis=-1)
+
+
+@plain("tt.cat")
+def _cat(op: Op) -> Callable[..., Any]:
+    return lambda a, b: np.concatenate((a, b))
+
+
+@plain("ttg.convert_layout")
+def _convert_layout(op: Op) -> Callable[..., Any]:
+    return lambda x: x.reshape(x.shape)  # a layout moves elements between threads, not between indices
+
+
+@plain("tt.gather")
+def _gather(op: Op) -> Callable[..., Any]:
+    axis = op.integer("axis")
+    return lambda source, index: np.take_along_axis(source, index.astype(np.int64), axis)
+
+
+@plain("tt.histogram")
+def _histogram(op: Op) -> Callable[..., Any]:
+    bins = (op.outputs[0].shape or (1,))[0]
+
+    def run(x: Any, mask: Any = None) -> Any:
+        kept = x.reshape(-1) if mask is None else x[mask]
+        return np.bincount(kept[(kept >= 0) & (kept < bins)], minlength=bins).astype(np.int32)
+
+    return run
+
+
+@plain("tt.addptr")
+def _addptr(op: Op) -> Callable[..., Any]:
+    from ..valuetypes import element_bits
+
+    size = max(1, element_bits(op.type.pointee) // 8)
+    if op.type.kind == "scalar":
+        return lambda pointer, offset: pointer + offset * size
+    return lambda pointer, offset: pointer + np.asarray(offset, np.int64) * size
+
+
+@tasked("tt.get_program_id", "tt.get_num_programs")
+def _program(op: Op) -> Callable[..., Any]:
+    axis = "xyz".index(op.text.split()[0])
+    if op.name == "tt.get_program_id":
+        return lambda task: task.program.index[axis]
+    return lambda task: task.machine.grid[axis]
+
+
+@plain(
+    "ttg.barrier",
+    "gpu.barrier",
+    "llvm.intr.assume",
+    "ttg.mask_return",
+    "tt.assume",
+    "ttng.fence_mbarrier_init_release_cluster",
+)
+def _nothing(op: Op) -> Callable[..., Any]:
+    return lambda *_: None  # the warps of a role go in step here
+
+
+@tasked("tt.assert")
+def _assert(op: Op) -> Callable[..., Any]:
+    from ..findings import Finding
+
+    message = op.strings[0] if op.strings else "assertion"
+
+    def run(task: Any, condition: Any, *_: Any) -> None:
+        if not np.all(condition):
+            place = task.place()
+            task.machine.findings.add(Finding("OutOfBounds", f"{place}: device_assert failed: {message}", (place,)))
+
+    return run

@@ -1,0 +1,79 @@
+"""simulate(): run a compiled kernel on the CPU and report what it did wrong."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from .agents import SCHEDULES
+from .arguments import bind
+from .blas import one_thread
+from .errors import SimulationError
+from .ir import Module, parse_module
+from .link import link
+from .machine import Machine
+from .report import Report
+
+_BACKENDS = {"cuda:90"}
+MAX_PROGRAMS = 1 << 16
+
+
+def simulate(
+    kernel: Any,
+    grid: Sequence[int],
+    args: Mapping[str, Any],
+    schedule: str = "eager",
+    seed: int = 0,
+    in_flight: int = 16,
+    step_limit: int = 5_000_000,
+) -> Report:
+    """Run every program of `grid` and return what was found; outputs are written into the arguments.
+
+    kernel: what `compile_for` or `triton.compile` returns, or TTGIR text. args: by parameter name, NumPy arrays or
+    torch CPU tensors for pointers and descriptors (or `TensorDescriptor(tensor, box)`), numbers, None for a null
+    pointer, tuples for tuples. schedule: eager, lazy, random or adversarial; (schedule, seed) repeats a run. in_flight:
+    programs that run side by side. step_limit: ends a run that does not end by itself.
+
+    Raises SimulationError for what cannot be run: an unknown operation, target or argument.
+    """
+    if schedule not in SCHEDULES:
+        raise SimulationError(f"schedule is {schedule!r}; it must be one of {', '.join(SCHEDULES)}")
+    shape = (*(int(n) for n in grid), 1, 1)[:3]
+    if len(grid) > 3 or min(shape) < 1 or shape[0] * shape[1] * shape[2] > MAX_PROGRAMS:
+        raise SimulationError(
+            f"grid is {tuple(grid)}; it needs one to three positive sizes, {MAX_PROGRAMS} programs at most"
+        )
+    module = linked(ttgir_of(kernel))
+    machine = Machine(module, (shape[0], shape[1], shape[2]), schedule, seed)
+    started = time.perf_counter()
+    with np.errstate(all="ignore"), one_thread():
+        values = bind(module, machine.memory, args)
+        machine.run(values, max(1, in_flight), step_limit)
+    return Report(machine.findings.listed(), schedule, seed, machine.steps, time.perf_counter() - started)
+
+
+def ttgir_of(kernel: Any) -> str:
+    """The TTGIR of a compiled kernel, or the text itself."""
+    if isinstance(kernel, str):
+        return kernel
+    asm = getattr(kernel, "asm", None)
+    if not isinstance(asm, Mapping) or "ttgir" not in asm:
+        raise SimulationError(f"a {type(kernel).__name__} is no compiled kernel: it has no asm['ttgir']")
+    return asm["ttgir"]
+
+
+@lru_cache(64)
+def linked(text: str) -> Module:
+    """The module of a text, ready to run."""
+    module = parse_module(text)
+    if module.target not in _BACKENDS:
+        raise SimulationError(
+            f"the kernel is compiled for {module.target}; the simulator runs {', '.join(sorted(_BACKENDS))}"
+        )
+    if module.num_ctas != 1:
+        raise SimulationError(f"the kernel uses clusters of {module.num_ctas}; the simulator runs clusters of 1")
+    return link(module)

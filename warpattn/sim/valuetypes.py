@@ -1,0 +1,96 @@
+"""Types of TTGIR values as small immutable objects, parsed from their text once.
+
+i32 · f32 · !tt.ptr<bf16>        scalars: shape is None
+tensor<64x128xf32, #mma>         shape (64, 128); the layout stays text, values do not depend on it
+!ttg.memdesc<2x64x64xbf16, …>    a view of shared memory
+!tt.tensordesc<64x64xbf16, …>    a TMA descriptor with the shape of its box
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from functools import cache
+
+_WRAPPERS = {"tensor": "tensor", "!ttg.memdesc": "memdesc", "!tt.tensordesc": "desc"}
+_DIMS = re.compile(r"((?:\d+x)*)(.+)")
+
+
+@dataclass(frozen=True)
+class Type:
+    """kind: scalar, tensor, memdesc, desc or other; elem: i1 … i64, index, f16, bf16, f32, f64, f8…, or ptr."""
+
+    kind: str
+    elem: str
+    shape: tuple[int, ...] | None
+    text: str
+    pointee: str = ""
+
+    @property
+    def is_float(self) -> bool:
+        return self.elem[0] in "fb" or self.elem == "tf32"
+
+    @property
+    def bits(self) -> int:
+        """Bits of one element in memory."""
+        return element_bits(self.elem)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element in memory."""
+        return max(1, self.bits // 8)
+
+    def lifted(self) -> Type:
+        """The tensor type that a scalar of a reduction's body stands for; its shape is left open."""
+        return replace(self, kind="tensor", shape=()) if self.kind == "scalar" else self
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@cache
+def element_bits(elem: str) -> int:
+    """Bits of one element of an element type in memory."""
+    if elem == "ptr" or elem == "index":
+        return 64
+    if elem == "tf32":
+        return 32
+    found = re.match(r"(?:bf|[fi])(\d+)", elem)
+    if found is None:
+        raise ValueError(f"{elem} is no element type")
+    return int(found[1])
+
+
+@cache
+def parse_type(text: str) -> Type:
+    """The type behind its text; what is not known has kind `other`."""
+    text = text.strip()
+    if text.startswith("!tt.ptr<"):
+        return Type("scalar", "ptr", None, text, split_top(text[8:-1])[0])
+    if re.fullmatch(r"i\d+|index|bf16|tf32|f\d+\w*", text):
+        return Type("scalar", text, None, text)
+    head, _, inner = text.partition("<")
+    kind = _WRAPPERS.get(head)
+    if kind is None or not inner:
+        return Type("other", "i64", None, text)
+    body = split_top(inner[:-1])[0]
+    dims, elem = _DIMS.fullmatch(body).groups()  # pyright: ignore[reportOptionalMemberAccess]
+    shape = tuple(int(d) for d in dims.split("x") if d)
+    if elem.startswith("!tt.ptr<"):
+        return Type(kind, "ptr", shape, text, split_top(elem[8:-1])[0])
+    return Type(kind, elem, shape, text)
+
+
+def split_top(text: str, separator: str = ",") -> list[str]:
+    """`text` split at separators that stand outside every bracket."""
+    parts, depth, start = [], 0, 0
+    for i, char in enumerate(text):
+        if char in "<([{":
+            depth += 1
+        elif char in ")]}" or (char == ">" and text[i - 1] != "-"):
+            depth -= 1
+        elif char == separator and depth == 0:
+            parts.append(text[start:i].strip())
+            start = i + 1
+    parts.append(text[start:].strip())
+    return [part for part in parts if part]
