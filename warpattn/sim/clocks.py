@@ -68,11 +68,11 @@ def widened(clock: Clock, lanes: int) -> Clock:
     return wide
 
 
-def marked(clock: Clock, lane: int, epoch: int) -> Clock:
-    """`clock` with the knowledge of one epoch of a lane, fenced; in place where it fits."""
+def marked(clock: Clock, lane: int, epoch: int, fenced: bool = True) -> Clock:
+    """`clock` with the knowledge of one epoch of a lane; in place where it fits."""
     if lane >= clock.shape[1]:
         clock = widened(clock, lane + 1)
-    column = clock[:, lane]
+    column = clock[: 2 if fenced else 1, lane]
     np.maximum(column, epoch, out=column)
     return clock
 

@@ -61,7 +61,9 @@ class Task:
         self._product_lane = -1
         self._product_epoch = 0
         self.stores: list[tuple[Agent, Agent]] = []  # bulk stores: (reads shared memory, writes global memory)
-        self._read_stores: list[tuple[Agent, Agent]] = []
+        self.unwritten: list[tuple[Agent, Agent]] = []  # those of which only the reading was waited for
+        self.copies: list[Agent] = []  # cp.async that is in no group yet
+        self.groups: list[list[Agent]] = []  # groups that were not waited for
 
     def place(self) -> Place:
         """This role at its present op."""
@@ -119,15 +121,10 @@ class Task:
         self.machine.queue.add(agent)
         return agent
 
-    def trim_stores(self, count: int) -> None:
-        """The first `count` stores have been read from shared memory."""
-        self._read_stores += self.stores[:count]
+    def trim_stores(self, count: int, read_only: bool) -> None:
+        """The first `count` stores have been waited for: they have read shared memory, or also written."""
+        self.unwritten = self.unwritten + self.stores[:count] if read_only else []
         del self.stores[:count]
-
-    @property
-    def unread(self) -> list[tuple[Agent, Agent]]:
-        """Stores whose reading was waited for and whose writing was not."""
-        return self._read_stores
 
     def out_of_bounds(self, text: str, place: Place, buffer: str) -> None:
         self.machine.findings.add(Finding("OutOfBounds", text, (place,), buffer))
@@ -135,7 +132,8 @@ class Task:
     def finish(self) -> None:
         """The role has ended: report what it leaves under way."""
         self.done = True
-        for agent in [reader for reader, _ in self.stores] + self.products:
+        copies = [agent for group in [*self.groups, self.copies] for agent in group]
+        for agent in [reader for reader, _ in self.stores] + self.products + copies:
             self.machine.pending_at_exit(agent, "nobody waits for it before the role ends")
 
 

@@ -167,17 +167,16 @@ def _store_wait(op: Op) -> Callable[..., Any]:
 
     def run(task: Any) -> Any:
         over = task.stores[: len(task.stores) - allowed] if allowed else list(task.stores)
-        agents = [agent for reader, writer in over for agent in ((reader,) if read_only else (reader, writer))]
+        agents = [reader for reader, _ in over]
+        if not read_only:
+            agents += [writer for _, writer in [*task.unwritten, *over]]
         wait = AgentWait(agents, "its bulk stores")
         yield from task.machine.pause()
         if not wait.ready():
             yield wait
         for agent in agents:
             task.clock = marked(task.clock, agent.lane, agent.epoch)
-        if not read_only:
-            del task.stores[: len(over)]
-        else:
-            task.trim_stores(len(over))
+        task.trim_stores(len(over), read_only)
 
     return run
 

@@ -10,13 +10,14 @@ import numpy as np
 
 from ..clocks import joined
 from ..formats import as_register, decode, encode, memory_dtype, register_dtype, rounder, unsigned, wrap
+from ..globalmem import GlobalMemory, Toucher
 from ..ir import Op
 from ..registry import blocking, tasked
 from ..shared import MemDesc, SharedBuffer
 from ..valuetypes import Type, parse_type
 
 
-def _pointee(kind: Type) -> Type:
+def pointee(kind: Type) -> Type:
     """The type that loading through a pointer type gives."""
     scalar = parse_type(kind.pointee)
     if kind.kind == "scalar":
@@ -35,44 +36,44 @@ def _lanes(pointers: Any, mask: Any) -> tuple[np.ndarray, np.ndarray | None]:
 
 @tasked("tt.load")
 def _load(op: Op) -> Callable[..., Any]:
-    kind = _pointee(op.inputs[0])
-    dtype, size, zero = memory_dtype(kind.elem), kind.itemsize, register_dtype(kind.elem)(0)
+    kind = pointee(op.inputs[0])
 
     def run(task: Any, pointers: Any, mask: Any = None, other: Any = None) -> Any:
-        addresses, wanted = _lanes(pointers, mask)
-        filled = np.broadcast_to(
-            np.asarray(zero if other is None else other, register_dtype(kind.elem)), addresses.shape
-        )
-        chosen = addresses.reshape(-1) if wanted is None else addresses[wanted]
-        if not chosen.size:
-            return as_register(filled.copy() if filled.ndim else filled[()], kind)
-        values, inside = _gather(task, chosen, dtype, size, kind.elem)
-        if wanted is None and inside is None:
-            return as_register(values.reshape(addresses.shape)[()], kind)
-        result = filled.copy()
-        spots = np.ones(addresses.shape, np.bool_) if wanted is None else wanted
-        kept = result[spots]
-        if inside is None:
-            kept = values
-        else:
-            kept[inside] = values
-        result[spots] = kept
-        return as_register(result[()], kind)
+        return load_pointers(task.machine.memory, task.toucher(), kind, pointers, mask, other)
 
     return run
 
 
-def _gather(task: Any, addresses: np.ndarray, dtype: Any, size: int, elem: str) -> tuple[np.ndarray, np.ndarray | None]:
+def load_pointers(memory: GlobalMemory, who: Toucher, kind: Type, pointers: Any, mask: Any, other: Any) -> Any:
+    """What stands at the addresses; `other`, or 0, where the mask is off or the address stray."""
+    dtype = register_dtype(kind.elem)
+    addresses, wanted = _lanes(pointers, mask)
+    result = np.empty(addresses.shape, dtype)
+    result[...] = 0 if other is None else other
+    chosen = addresses.reshape(-1) if wanted is None else addresses[wanted]
+    if not chosen.size:
+        return as_register(result[()], kind)
+    values, inside = _gather(memory, who, chosen, kind)
+    if wanted is None and inside is None:
+        return as_register(values.reshape(addresses.shape)[()], kind)
+    spots = np.ones(addresses.shape, np.bool_) if wanted is None else wanted
+    kept = result[spots]
+    kept[slice(None) if inside is None else inside] = values
+    result[spots] = kept
+    return as_register(result[()], kind)
+
+
+def _gather(memory: GlobalMemory, who: Toucher, addresses: np.ndarray, kind: Type) -> tuple[np.ndarray, Any]:
     """(values of the addresses inside, which are inside or None for all)."""
-    who, memory = task.toucher(), task.machine.memory
+    size = kind.itemsize
     found = memory.resolve(addresses, size, who, "reads")
     if found is None:
-        return np.empty(0, register_dtype(elem)), np.zeros(addresses.shape, np.bool_)
+        return np.empty(0, register_dtype(kind.elem)), np.zeros(addresses.shape, np.bool_)
     buffer, offsets, inside = found
     every = bool(inside.all())
     offsets = offsets if every else offsets[inside]
     memory.touch(buffer, _cells(buffer, offsets, size), who, "read")
-    return decode(_bits(buffer, offsets, dtype, size), elem), None if every else inside
+    return decode(_bits(buffer, offsets, memory_dtype(kind.elem), size), kind.elem), None if every else inside
 
 
 def _bits(buffer: Any, offsets: np.ndarray, dtype: Any, size: int) -> np.ndarray:
@@ -90,7 +91,7 @@ def _cells(buffer: Any, offsets: np.ndarray, size: int) -> np.ndarray:
 
 @tasked("tt.store")
 def _store(op: Op) -> Callable[..., Any]:
-    kind = _pointee(op.inputs[0])
+    kind = pointee(op.inputs[0])
     dtype, size = memory_dtype(kind.elem), kind.itemsize
 
     def run(task: Any, pointers: Any, values: Any, mask: Any = None) -> None:
@@ -144,7 +145,7 @@ def _updated(name: str, old: Any, new: Any, kind: Type) -> Any:
 @blocking("tt.atomic_rmw")
 def _atomic_rmw(op: Op) -> Callable[..., Any]:
     name, order = op.text.replace(",", " ").split()[:2]
-    kind = _pointee(op.inputs[0])
+    kind = pointee(op.inputs[0])
     if name not in _UPDATES and name not in ("umax", "umin"):
         raise op.error(f"atomic {name} is not simulated")
 
@@ -160,7 +161,7 @@ def _atomic_rmw(op: Op) -> Callable[..., Any]:
 @blocking("tt.atomic_cas")
 def _atomic_cas(op: Op) -> Callable[..., Any]:
     order = op.text.replace(",", " ").split()[0]
-    kind = _pointee(op.inputs[0])
+    kind = pointee(op.inputs[0])
 
     def run(task: Any, pointers: Any, expected: Any, values: Any) -> Any:
         yield None

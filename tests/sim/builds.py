@@ -1,0 +1,44 @@
+"""Compiles test kernels for the simulator, each once: signatures are read off the arguments."""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from warpattn.sim import Report, TensorDescriptor, compile_for, simulate
+
+_TYPES = {
+    "float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64", "int8": "i8", "int16": "i16",
+    "int32": "i32", "int64": "i64", "uint8": "u8", "uint32": "u32", "float8_e5m2": "fp8e5", "float8_e4m3fn": "fp8e4nv",
+}  # fmt: skip
+
+
+@cache
+def compiled(kernel: Any, signature: tuple, constants: tuple, num_warps: int) -> Any:
+    """The kernel for sm90, down to TTGIR."""
+    return compile_for("sm90", kernel, dict(signature), dict(constants), num_warps)
+
+
+def type_of(value: Any, layout: Any = None) -> str:
+    """Triton's name for the type of an argument."""
+    if isinstance(value, TensorDescriptor):
+        dtype = _TYPES[str(value.tensor.dtype).removeprefix("torch.")]
+        return f"tensordesc<{dtype}{list(value.box)},{layout!r}>"
+    if isinstance(value, int):
+        return "i32"
+    if isinstance(value, float):
+        return "fp32"
+    return "*" + _TYPES[str(value.dtype).removeprefix("torch.")]
+
+
+def run(kernel: Any, grid: tuple, args: dict, constants: dict | None = None, **options: Any) -> Report:
+    """Compile for the types of `args`, and simulate; `layout`: of every descriptor's tiles; `num_warps` 4."""
+    constants, layout = constants or {}, options.pop("layout", None)
+    signature = {name: "constexpr" if name in constants else type_of(args[name], layout) for name in kernel.arg_names}
+    built = compiled(kernel, tuple(signature.items()), tuple(constants.items()), options.pop("num_warps", 4))
+    return simulate(built, grid, args, **options)
+
+
+def poison(shape: Any, dtype: Any = np.float32) -> np.ndarray:
+    """An output that no correct result looks like."""
+    return np.full(shape, np.nan if np.issubdtype(dtype, np.floating) else 77, dtype)

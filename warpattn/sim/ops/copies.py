@@ -1,0 +1,115 @@
+"""Copies by cp.async in commit groups (sm_80 and later), and tensor descriptors that the kernel makes itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..agents import Agent
+from ..clocks import marked
+from ..descriptor import make_descriptor
+from ..formats import encode, register_dtype
+from ..globalmem import Toucher
+from ..ir import Op
+from ..registry import blocking, plain, tasked
+from ..shared import Access, MemDesc
+from ..sync import AgentWait
+from .memory import load_pointers, pointee
+
+
+@blocking("ttg.async_copy_global_to_local")
+def _copy(op: Op) -> Callable[..., Any]:
+    kind = pointee(op.inputs[0])
+    masked = re.search(r"\bmask %", op.text) is not None
+    dtype = register_dtype(kind.elem)
+
+    def run(task: Any, pointers: Any, view: MemDesc, *rest: Any) -> Any:
+        yield from task.machine.pause()
+        mask = rest[0] if masked else None
+        other = rest[1] if masked and len(rest) > 1 else None
+
+        def body(agent: Agent) -> None:
+            who = Toucher(agent.lane, agent.epoch, agent.clock, agent.place)
+            values = load_pointers(task.machine.memory, who, kind, pointers, mask, other)
+            access = Access(view, agent.lane, agent.epoch, True, False, agent.place)
+            view.buffer.write(access, agent.clock, encode(np.asarray(values, dtype), kind.elem))
+
+        task.copies.append(task.issue("cp.async", task.program.pool, body))
+
+    return run
+
+
+@tasked("ttg.async_commit_group")
+def _commit(op: Op) -> Callable[..., Any]:
+    def run(task: Any, *tokens: Any) -> None:
+        task.groups.append(task.copies)
+        task.copies = []
+
+    return run
+
+
+@blocking("ttg.async_wait")
+def _wait(op: Op) -> Callable[..., Any]:
+    allowed = op.integer("num")
+
+    def run(task: Any, *tokens: Any) -> Any:
+        yield from task.machine.pause()
+        over = task.groups[: len(task.groups) - allowed] if allowed else list(task.groups)
+        agents = [agent for group in over for agent in group]
+        wait = AgentWait(agents, "its copies to shared memory")
+        if not wait.ready():
+            yield wait
+        for agent in agents:
+            task.clock = marked(task.clock, agent.lane, agent.epoch, fenced=False)
+        del task.groups[: len(over)]
+
+    return run
+
+
+class Scratch:
+    """A place in global scratch memory that holds a descriptor."""
+
+    def __init__(self) -> None:
+        self.tensor: tuple[int, list[int], list[int]] | None = None  # address, shape, strides in bytes
+
+
+@tasked("ttg.global_scratch_alloc")
+def _scratch(op: Op) -> Callable[..., Any]:
+    return lambda task: Scratch()
+
+
+@tasked("ttng.tensormap_create")
+def _create(op: Op) -> Callable[..., Any]:
+    """Operands: place, address, [box], [sizes], [strides in bytes but the last], [element strides], innermost first."""
+    lists = [len(re.findall(r"%", part)) for part in re.findall(r"\[([^\]]*)\]", op.text)]
+    if len(lists) != 4 or op.integer("fill_mode", 0):
+        raise op.error("this descriptor is not understood")
+    rank = lists[1]
+
+    def run(task: Any, place: Scratch, address: int, *numbers: int) -> None:
+        sizes = numbers[lists[0] : lists[0] + rank]
+        strides = numbers[lists[0] + rank : lists[0] + rank + lists[2]]
+        place.tensor = (address, [int(n) for n in reversed(sizes)], [int(n) for n in reversed(strides)])
+
+    return run
+
+
+@plain("ttng.tensormap_fenceproxy_acquire")
+def _acquire(op: Op) -> Callable[..., Any]:
+    return lambda place: None
+
+
+@tasked("ttng.reinterpret_tensor_descriptor")
+def _reinterpret(op: Op) -> Callable[..., Any]:
+    kind = op.outputs[0]
+
+    def run(task: Any, place: Scratch) -> Any:
+        if place.tensor is None:
+            raise op.error("no descriptor was made here")
+        address, shape, strides = place.tensor
+        return make_descriptor(task.machine.memory, address, shape, [s // kind.itemsize for s in strides] + [1], kind)
+
+    return run
