@@ -39,6 +39,7 @@ bench: $(READY)
 
 docs: $(READY)
 	$(PY) docs/figures/masks.py
+	$(PY) -m docs.figures.benchmarks
 
 venv: $(READY)
 

@@ -1,0 +1,120 @@
+"""Writes docs/benchmarks.md and its picture from records in bench/results/h200 (`make docs`); no number is typed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+DOCS = HERE.parent
+RECORDS = DOCS.parent / "bench" / "results" / "h200"
+TIMES, COUNTERS = "2026-11-21.json", "2026-11-21-ncu.json"
+
+INTRODUCTION = """# Benchmarks
+
+Every number on this page was written by `docs/figures/benchmarks.py` from the records in `bench/results/h200/`; how
+they are measured is described in [bench/README.md](../bench/README.md), and what led to them in
+[bench/notes.md](../bench/notes.md). TFLOP/s count 4·B·H·S²·D operations, half of them if causal, the visible pairs with
+a window. × is warpattn's speed over the peer's: the median of the ratios of rounds in which both were timed, so above 1
+means that warpattn is faster.
+"""
+
+
+def page(times: dict[str, Any], counters: dict[str, Any]) -> str:
+    """The whole page, as Markdown."""
+    machine, versions = times["machine"], times["versions"]
+    stack = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    lines = [
+        INTRODUCTION,
+        f"{machine['gpu']} ({machine['power_limit']} limit, driver {machine['driver']}), {stack}, bf16.",
+        "",
+    ]
+    lines += ["![TFLOP/s per shape](figures/benchmarks.svg)", "", _source(times), ""]
+    for group in dict.fromkeys(entry["group"] for entry in times["cases"]):
+        lines += _group(group, [entry for entry in times["cases"] if entry["group"] == group])
+    lines += _host(times) + _requirements(times["verdicts"]) + _cycles(counters)
+    return "\n".join(lines) + "\n"
+
+
+def _source(record: dict[str, Any]) -> str:
+    return f"`{record['command']}`, {record['date'][:10]}."
+
+
+def _group(group: str, entries: list[dict[str, Any]]) -> list[str]:
+    peers = [peer for peer in entries[0]["results"] if peer != "warpattn"]
+    first = entries[0]["case"]
+    heads = f"{first['heads_q']}/{first['heads_kv']} heads, head dim {first['dim']}"
+    lines = [
+        f"## {group}: {heads}",
+        "",
+        "| batch × length | warpattn | " + " | ".join(peers) + " |",
+        "|---" * (len(peers) + 2) + "|",
+    ]
+    for entry in entries:
+        case, results = entry["case"], entry["results"]
+        mask = f"window {case['window']}" if case["window"] else "causal" if case["causal"] else "full"
+        cells = [f"{case['batch']} × {case['seq_q']} {mask}", f"{results['warpattn']['tflops']:.0f}"]
+        lines.append("| " + " | ".join(cells + [_peer(results[peer]) for peer in peers]) + " |")
+    return [*lines, ""]
+
+
+def _peer(result: dict[str, Any]) -> str:
+    if result["status"] != "timed":
+        return result["status"]
+    return f"{result['tflops']:.0f} ({result['speed']['median']:.2f}×)"
+
+
+def _host(times: dict[str, Any]) -> list[str]:
+    host, first = times["host"], times["first_call"]
+    return [
+        "## Host",
+        "",
+        f"One planned call costs {host['warpattn_us']:.1f} µs on the host, torch's cuDNN SDPA "
+        f"{host['cudnn_us']:.1f} µs ({host['ratio']:.2f}×). "
+        f"The first call of a process takes {first['cold_s']:.1f} s when the kernel has to be compiled and {first['warm_s'] * 1e3:.0f} ms when it lies in the disk cache.",
+        "",
+    ]
+
+
+def _requirements(verdicts: list[dict[str, Any]]) -> list[str]:
+    lines = ["## What was asked for", "", "| requirement | met on | worst |", "|---|---|---|"]
+    for key in dict.fromkeys((v["group"], v["requirement"]) for v in verdicts):
+        rows = [v for v in verdicts if (v["group"], v["requirement"]) == key]
+        met = [v["met"] if v["met"] is not None else v["aim_met"] for v in rows]
+        worst = (min if rows[0]["sense"] == ">=" else max)(rows, key=lambda v: v["measured"])
+        aim = " (aim)" if rows[0]["must"] is None else ""
+        lines.append(f"| {key[0]}: {key[1]}{aim} | {sum(met)} of {len(rows)} | {worst['measured']:.3f} |")
+    return [*lines, ""]
+
+
+def _cycles(counters: dict[str, Any]) -> list[str]:
+    lines = [
+        "## SM cycles",
+        "",
+        _source(counters),
+        "",
+        "| case | peer | SM cycles | tensor pipe active |",
+        "|---|---|---|---|",
+    ]
+    for row in counters["ncu"]:
+        if "metrics" in row:
+            metrics = row["metrics"]
+            active = metrics["sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed"]
+            lines.append(
+                f"| {row['case']} | {row['peer']} | {metrics['sm__cycles_elapsed.max']:,.0f} | {active:.0f} % |"
+            )
+    return lines
+
+
+def main() -> None:
+    """Write the page and, with matplotlib, the picture."""
+    times = json.loads((RECORDS / TIMES).read_text())
+    (DOCS / "benchmarks.md").write_text(page(times, json.loads((RECORDS / COUNTERS).read_text())))
+    from bench.plot import plot
+
+    plot(times, HERE / "benchmarks.svg")
+
+
+if __name__ == "__main__":
+    main()
