@@ -72,7 +72,8 @@ def _host(times: dict[str, Any]) -> list[str]:
         "",
         f"One planned call costs {host['warpattn_us']:.1f} µs on the host, torch's cuDNN SDPA "
         f"{host['cudnn_us']:.1f} µs ({host['ratio']:.2f}×). "
-        f"The first call of a process takes {first['cold_s']:.1f} s when the kernel has to be compiled and {first['warm_s'] * 1e3:.0f} ms when it lies in the disk cache.",
+        f"The first call of a process takes {first['cold_s']:.1f} s when the kernel has to be "
+        f"compiled and {first['warm_s'] * 1e3:.0f} ms when it lies in the disk cache.",
         "",
     ]
 
