@@ -190,7 +190,8 @@ def last_block_kernel(x, part, count, out, N: tl.constexpr, LOCKED: tl.constexpr
     tl.store(part + p, tl.sum(tl.load(x + p * N + tl.arange(0, N)), 0))
     done = tl.atomic_add(count, 1) if LOCKED else tl.atomic_add(count, 1, sem="relaxed")
     if done == tl.num_programs(0) - 1:
-        tl.store(out, tl.sum(tl.load(part + tl.arange(0, 4)), 0))
+        parts = tl.load(part + tl.arange(0, 4))
+        tl.store(out, tl.sum(parts, 0))
 
 
 @triton.jit

@@ -99,6 +99,9 @@ def _flattened(args: Mapping[str, Any], names: Sequence[str], block: Block) -> d
         kind = kinds.get(name)
         if kind is not None and kind.kind == "desc":
             found = memory_of(value.tensor if isinstance(value, TensorDescriptor) else value, name)
+            rank = len(kind.shape or ())
+            if len(found.shape) != rank:
+                raise SimulationError(f"{name} has shape {found.shape}; its descriptor has {rank} dimensions")
             flat.update({f"{name}.shape.{i}": n for i, n in enumerate(found.shape)})
             flat.update({f"{name}.stride.{i}": s for i, s in enumerate(found.strides)})
     derived = {f"{name}.{part}.{i}" for name in args for part in ("shape", "stride") for i in range(6)}
@@ -148,8 +151,6 @@ def _check_box(name: str, value: Any, kind: Type) -> None:
 
 
 def _describe(memory: GlobalMemory, name: str, found: Memory, address: int, kind: Type) -> Descriptor:
-    if len(found.shape) != len(kind.shape or ()):
-        raise SimulationError(f"{name} has shape {found.shape}; its descriptor has {len(kind.shape or ())} dimensions")
     if found.elem != kind.elem:
         raise SimulationError(f"{name} has elements {found.elem}; the kernel was compiled for {kind.elem}")
     if found.shape and found.strides[-1] != 1 and found.shape[-1] > 1:

@@ -53,9 +53,7 @@ def compile_for(
     if kind is ASTSource:
         constants = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
     source = kind(kernel, dict(signature), constants, attributes)
-    options: dict[str, Any] = {"num_warps": num_warps}
-    if target.backend == "cuda":
-        options["enable_fp_fusion"] = True
+    options: dict[str, Any] = {"num_warps": num_warps, "enable_fp_fusion": True}
     if machine_code:
         return triton.compile(source, target=target, options=options)
     return _to_ttgir(source, target, make_backend(target), options)

@@ -70,6 +70,8 @@ class Task:
         return Place(self.role, self.op.frames if self.op else ())
 
     def toucher(self) -> Toucher:
+        """Who accesses global memory; in an epoch of its own, so that a race names the right line."""
+        self.advance()
         return Toucher(self.lane, int(self.clock[0, self.lane]), self.clock, self.place())
 
     def access(self, view: MemDesc, writes: bool) -> Access:

@@ -42,8 +42,8 @@ def simulate(
     """
     if schedule not in SCHEDULES:
         raise SimulationError(f"schedule is {schedule!r}; it must be one of {', '.join(SCHEDULES)}")
-    shape = (*(int(n) for n in grid), 1, 1)[:3]
-    if len(grid) > 3 or min(shape) < 1 or shape[0] * shape[1] * shape[2] > MAX_PROGRAMS:
+    shape = (*(int(n) for n in grid), 1, 1, 1)[:3]
+    if not 1 <= len(grid) <= 3 or min(shape) < 1 or shape[0] * shape[1] * shape[2] > MAX_PROGRAMS:
         raise SimulationError(
             f"grid is {tuple(grid)}; it needs one to three positive sizes, {MAX_PROGRAMS} programs at most"
         )

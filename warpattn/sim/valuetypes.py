@@ -78,7 +78,7 @@ def parse_type(text: str) -> Type:
     shape = tuple(int(d) for d in dims.split("x") if d)
     if elem.startswith("!tt.ptr<"):
         return Type(kind, "ptr", shape, text, split_top(elem[8:-1])[0])
-    return Type(kind, elem, shape, text)
+    return Type(kind, re.sub(r"^[su](?=i\d)", "", elem), shape, text)  # descriptors know signs: si32
 
 
 def split_top(text: str, separator: str = ",") -> list[str]:

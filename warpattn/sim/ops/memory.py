@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import re
 from collections.abc import Callable
 from typing import Any
@@ -211,7 +212,7 @@ def _atomic(task: Any, kind: Type, order: str, pointers: Any, mask: Any, update:
 @tasked("ttg.local_alloc")
 def _local_alloc(op: Op) -> Callable[..., Any]:
     kind, source = op.outputs[0], op.inputs[0] if op.operands else None
-    name = re.sub(r"[%#].*?", "", op.results[0])
+    name = _name(op)
 
     def run(task: Any, value: Any = None) -> MemDesc:
         buffer = SharedBuffer(name, kind, task.machine.module.num_ctas, task.machine.findings)
@@ -221,6 +222,15 @@ def _local_alloc(op: Op) -> Callable[..., Any]:
         return view
 
     return run
+
+
+def _name(op: Op) -> str:
+    """The Python variable that an allocation was assigned to, with Triton's number if it has one."""
+    ssa = op.results[0].lstrip("%").partition("#")[0]
+    line = linecache.getline(*op.frames[0]) if op.frames else ""
+    found = re.match(r"\s*([A-Za-z_]\w*) = ", line)
+    number = re.search(r"_\d+$", ssa)
+    return found[1] + (number[0] if number else "") if found else ssa
 
 
 @tasked("ttg.local_dealloc")
