@@ -40,7 +40,7 @@ def compile_for(
     """
     import triton
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource, make_backend
+    from triton.compiler import ASTSource
     from triton.experimental.gluon import GluonASTSource
     from triton.experimental.gluon._runtime import GluonJITFunction
 
@@ -56,13 +56,15 @@ def compile_for(
     options: dict[str, Any] = {"num_warps": num_warps, "enable_fp_fusion": True}
     if machine_code:
         return triton.compile(source, target=target, options=options)
-    return _to_ttgir(source, target, make_backend(target), options)
+    return to_ttgir(source, target, options)
 
 
-def _to_ttgir(source: Any, target: Any, backend: Any, options: dict[str, Any]) -> Compiled:
-    """The stages of triton.compile up to TTGIR."""
+def to_ttgir(source: Any, target: Any, options: dict[str, Any]) -> Compiled:
+    """The stages of triton.compile up to TTGIR, with its parameters."""
     from triton._C.libtriton import ir
+    from triton.compiler import make_backend
 
+    backend = make_backend(target)
     parsed = backend.parse_options({**options, **source.parse_options()})
     stages: dict[str, Any] = {}
     backend.add_stages(stages, parsed, source.language)
