@@ -14,17 +14,20 @@ from .compile import compile_for
 from .descriptor import TensorDescriptor
 from .errors import SimulationError
 from .findings import Finding
+from .knockout import KnockOut, knock_out
 from .ops.asm import elementwise, whole
 from .report import Report
 from .simulate import simulate
 
 __all__ = [
     "Finding",
+    "KnockOut",
     "Report",
     "SimulationError",
     "TensorDescriptor",
     "compile_for",
     "elementwise",
+    "knock_out",
     "simulate",
     "whole",
 ]

@@ -33,7 +33,7 @@ def simulate(
 ) -> Report:
     """Run every program of `grid` and return what was found; outputs are written into the arguments.
 
-    kernel: what `compile_for` or `triton.compile` returns, or TTGIR text. args: by parameter name, NumPy arrays or
+    kernel: what `compile_for` or `triton.compile` returns, or TTGIR text. args: by name, NumPy arrays or
     torch CPU tensors for pointers and descriptors (or `TensorDescriptor(tensor, box)`), numbers, None for a null
     pointer, tuples for tuples. schedule: eager, lazy, random or adversarial; (schedule, seed) repeats a run. in_flight:
     programs that run side by side. step_limit: ends a run that does not end by itself.
@@ -47,7 +47,7 @@ def simulate(
         raise SimulationError(
             f"grid is {tuple(grid)}; it needs one to three positive sizes, {MAX_PROGRAMS} programs at most"
         )
-    module = linked(ttgir_of(kernel))
+    module = kernel if isinstance(kernel, Module) else linked(ttgir_of(kernel))
     machine = Machine(module, (shape[0], shape[1], shape[2]), schedule, seed)
     started = time.perf_counter()
     with np.errstate(all="ignore"), one_thread():

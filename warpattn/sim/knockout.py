@@ -1,0 +1,99 @@
+"""knock_out(): delete each synchronising operation of a kernel, one at a time, and see whether anybody notices.
+
+An operation that can go without a finding is either redundant, and then its author can say why, or something that the
+simulator or the run cannot see. A list of them with reasons, kept in a test, is a proof that the others are needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from .findings import Finding
+from .ir import Block, Module, Op, parse_module
+from .link import link
+from .locations import Frame
+from .registry import PLAIN
+from .report import Report
+from .simulate import ttgir_of
+
+_SYNCHRONISING = {
+    "ttng.wait_barrier", "ttng.arrive_barrier", "ttng.barrier_expect", "ttng.fence_async_shared",
+    "ttng.async_tma_store_wait", "ttng.warp_group_dot_wait", "ttg.async_wait", "ttg.async_commit_group",
+    "ttng.inval_barrier",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class KnockOut:
+    """One deleted operation and what was found without it."""
+
+    op: str
+    region: str  # default, partition0, … or empty outside warp_specialize
+    frames: tuple[Frame, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def noticed(self) -> bool:
+        return bool(self.findings)
+
+    def __str__(self) -> str:
+        where = " < ".join(str(frame) for frame in self.frames) or "an unknown line"
+        kinds = ", ".join(sorted({finding.kind for finding in self.findings})) or "nothing"
+        return f"{self.op} {self.region} at {where}: {kinds}"
+
+
+def knock_out(kernel: Any, run: Callable[[Module], Report]) -> list[KnockOut]:
+    """Run the kernel once without each of its waits, arrivals, expectations, fences and commits.
+
+    run: simulates the module it is given, on fresh arguments, with as many schedules as it likes, and returns the
+    report; a step limit ends what would not end. The results are in the order of the code.
+    """
+    module = link(parse_module(ttgir_of(kernel)))
+    results = []
+    for block in module.functions.values():
+        for region, inner, op in list(_walk(block, "")):
+            restore = _delete(inner, op)
+            try:
+                report = run(module)
+            finally:
+                restore()
+            results.append(KnockOut(_spelled(op), region, op.frames, tuple(report.findings)))
+    return results
+
+
+def _walk(block: Block, region: str) -> Iterator[tuple[str, Block, Op]]:
+    """(partition, block, op) of every synchronising operation."""
+    for op in block.ops:
+        if op.name in _SYNCHRONISING or (op.name == "ttg.inline_asm" and not op.outs):
+            yield region, block, op
+        for inner in op.regions:
+            yield from _walk(inner, region if inner.label == "region" else inner.label)
+
+
+def _delete(block: Block, op: Op) -> Callable[[], None]:
+    """Take an op out; returns what puts it back. A wait that hands values on still does that."""
+    if op.outs:
+        kept = op.kind, op.run
+        op.kind, op.run = PLAIN, _handing_on(len(op.outs))
+
+        def restore() -> None:
+            op.kind, op.run = kept
+
+        return restore
+    at = block.ops.index(op)
+    block.ops.pop(at)
+    return lambda: block.ops.insert(at, op)
+
+
+def _handing_on(results: int) -> Callable[..., Any]:
+    return lambda *values: values if results > 1 else values[0] if values else None
+
+
+def _spelled(op: Op) -> str:
+    """The name of an op; of inline assembly its last instruction."""
+    if op.name != "ttg.inline_asm":
+        return op.name
+    words = op.strings[0].replace("@e", "").split(";")
+    return next((word.split()[0] for word in reversed(words) if "." in word), op.name)
