@@ -59,6 +59,7 @@ class Op:
     ins: tuple[int, ...] = ()
     outs: tuple[int, ...] = ()
     uid: int = 0
+    cost: float = 0.0
 
     @property
     def type(self) -> Type:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
 
+from .cost import Event
+from .errors import SimulationError
 from .findings import Finding
+from .timeline import chrome_trace, timeline_svg
 
 
 @dataclass
@@ -16,6 +22,7 @@ class Report:
     seed: int = 0
     steps: int = 0
     seconds: float = 0.0
+    events: list[Event] = field(default_factory=list)
 
     @property
     def clean(self) -> bool:
@@ -24,6 +31,19 @@ class Report:
     def of_kind(self, kind: str) -> list[Finding]:
         """Findings of one kind."""
         return [finding for finding in self.findings if finding.kind == kind]
+
+    def save_timeline(self, path: str | PathLike[str], program: tuple[int, int, int] = (0, 0, 0)) -> None:
+        """Write an SVG picture of one program's roles and engines; needs a run with timing=True."""
+        Path(path).write_text(timeline_svg(self._events(), str(program)))
+
+    def save_trace(self, path: str | PathLike[str]) -> None:
+        """Write a trace of all programs for Perfetto or chrome://tracing; needs a run with timing=True."""
+        Path(path).write_text(json.dumps(chrome_trace(self._events())))
+
+    def _events(self) -> list[Event]:
+        if not self.events:
+            raise SimulationError("this run has no timeline; simulate with timing=True")
+        return self.events
 
     def __str__(self) -> str:
         head = f"{len(self.findings)} findings (schedule {self.schedule!r}, seed {self.seed}, {self.steps} steps)"

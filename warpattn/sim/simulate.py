@@ -30,13 +30,14 @@ def simulate(
     seed: int = 0,
     in_flight: int = 16,
     step_limit: int = 5_000_000,
+    timing: bool = False,
 ) -> Report:
     """Run every program of `grid` and return what was found; outputs are written into the arguments.
 
-    kernel: what `compile_for` or `triton.compile` returns, or TTGIR text. args: by name, NumPy arrays or
-    torch CPU tensors for pointers and descriptors (or `TensorDescriptor(tensor, box)`), numbers, None for a null
-    pointer, tuples for tuples. schedule: eager, lazy, random or adversarial; (schedule, seed) repeats a run. in_flight:
-    programs that run side by side. step_limit: ends a run that does not end by itself.
+    kernel: what `compile_for` or `triton.compile` returns, or TTGIR text. args: by name, NumPy arrays or torch CPU
+    tensors for pointers and descriptors (or `TensorDescriptor(tensor, box)`), numbers, None for a null pointer, tuples
+    for tuples. schedule: eager, lazy, random or adversarial; (schedule, seed) repeats a run. in_flight: programs that
+    run side by side. step_limit: ends a run that does not end by itself. timing: keep what the timeline shows.
 
     Raises SimulationError for what cannot be run: an unknown operation, target or argument.
     """
@@ -49,11 +50,13 @@ def simulate(
         )
     module = kernel if isinstance(kernel, Module) else linked(ttgir_of(kernel))
     machine = Machine(module, (shape[0], shape[1], shape[2]), schedule, seed)
+    machine.trace = [] if timing else None
     started = time.perf_counter()
     with np.errstate(all="ignore"), one_thread():
         values = bind(module, machine.memory, args)
         machine.run(values, max(1, in_flight), step_limit)
-    return Report(machine.findings.listed(), schedule, seed, machine.steps, time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    return Report(machine.findings.listed(), schedule, seed, machine.steps, seconds, machine.trace or [])
 
 
 def ttgir_of(kernel: Any) -> str:

@@ -37,7 +37,7 @@ def _copy(op: Op) -> Callable[..., Any]:
             access = Access(view, agent.lane, agent.epoch, True, False, agent.place)
             view.buffer.write(access, agent.clock, encode(np.asarray(values, dtype), kind.elem))
 
-        task.copies.append(task.issue("cp.async", task.program.pool, body))
+        task.copies.append(task.issue("cp.async", task.program.pool, body, view.array[0].nbytes))
 
     return run
 
@@ -62,6 +62,7 @@ def _wait(op: Op) -> Callable[..., Any]:
         wait = AgentWait(agents, "its copies to shared memory")
         if not wait.ready():
             yield wait
+        task.until(max((agent.end for agent in agents), default=0.0), "copies")
         for agent in agents:
             task.clock = marked(task.clock, agent.lane, agent.epoch, fenced=False)
         del task.groups[: len(over)]
