@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
+from .arrivals import arriving_ops
 from .errors import StopRun
 from .findings import Finding
 from .sync import BarrierWait, NamedWait, TasksWait
@@ -16,7 +17,7 @@ def deadlock(machine: Machine) -> NoReturn:
     """Report that nobody can go on, and end the run."""
     stuck = [task for task in machine.tasks if task.wait is not None]
     causes = [task for task in stuck if not isinstance(task.wait, TasksWait)] or stuck
-    sentences = [_sentence(task, stuck) for task in causes[:6]]
+    sentences = [_sentence(task, machine) for task in causes[:6]]
     if len(causes) > 6:
         sentences.append(f"and {len(causes) - 6} more roles wait")
     first = causes[0].wait
@@ -30,23 +31,35 @@ def deadlock(machine: Machine) -> NoReturn:
     raise StopRun
 
 
-def _sentence(task: Task, stuck: list[Task]) -> str:
+def _sentence(task: Task, machine: Machine) -> str:
     wait = task.wait
     assert wait is not None
     text = f"{task.place()} waits for {wait.describe()}"
     if not isinstance(wait, BarrierWait):
         return text
-    by_role = {other.role: other for other in stuck}
-    helpers = []
-    for role, place in wait.barrier.arrivers.items():
-        other = by_role.get(role)
-        where = f"line {place.line}"
-        if other is None:
-            helpers.append(f"{role} (arrived at {where} before, has ended)")
-        elif other is task:
-            helpers.append(f"{role} itself (at {where})")
-        else:
-            helpers.append(f"{role} (at {where}, now waiting at line {other.place().line})")
+    helpers = _helpers(task, wait, machine)
     if helpers:
         return text + "; could still be arrived on by " + ", ".join(helpers)
-    return text + "; nobody has ever arrived on it"
+    return text + "; nothing in the kernel arrives on it"
+
+
+def _helpers(task: Task, wait: BarrierWait, machine: Machine) -> list[str]:
+    """Who has lines that arrive on a barrier, and what they do instead."""
+    tasks = {other.role: other for other in machine.tasks}
+    lines: dict[str, list[str]] = {}
+    for region, op in arriving_ops(machine.module, wait.barrier.allocation):
+        role = machine.roles.get(region, machine.module.entry) + task.program.name
+        line = str(op.frames[0].line) if op.frames else "?"
+        if line not in lines.setdefault(role, []):
+            lines[role].append(line)
+    helpers = []
+    for role, places in lines.items():
+        where = f"line{'s' if len(places) > 1 else ''} {', '.join(places)}"
+        other = tasks.get(role)
+        if other is None:
+            helpers.append(f"{role} ({where}), which has ended")
+        elif other is task:
+            helpers.append(f"{role} itself ({where})")
+        else:
+            helpers.append(f"{role} ({where}), which waits at line {other.place().line}")
+    return helpers

@@ -107,7 +107,7 @@ class Task:
         found = buffer.barriers.get(key)
         if found is None:
             name = buffer.name if buffer.nbytes == 8 else f"{buffer.name}[{view.low // 8}]"
-            found = buffer.barriers[key] = Barrier(name, self.machine.findings)
+            found = buffer.barriers[key] = Barrier(name, self.machine.findings, buffer.allocation)
         return found
 
     def issue(
@@ -184,6 +184,7 @@ class Machine:
         self.lanes = Lanes()
         self.queue = Queue(schedule, self.rng)
         self.tasks: list[Task] = []
+        self.roles: dict[str, str] = {}  # partition -> role
         self.trace: list[Event] | None = None
         self.steps = 0
         self.step_limit = 0
@@ -303,6 +304,10 @@ class Machine:
 
     def _role(self, block: Block) -> str:
         """The name of a partition: the function that was given to warp_specialize."""
+        self.roles[block.label] = name = self._first_function(block)
+        return name
+
+    def _first_function(self, block: Block) -> str:
         for op in block.ops:
             for frame in reversed(op.frames):
                 name = enclosing_function(frame.file, frame.line)

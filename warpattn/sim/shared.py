@@ -39,8 +39,8 @@ class Access(NamedTuple):
 class SharedBuffer:
     """One allocation of a program."""
 
-    def __init__(self, name: str, kind: Type, ctas: int, findings: Findings) -> None:
-        self.name, self.findings = name, findings
+    def __init__(self, name: str, kind: Type, ctas: int, findings: Findings, allocation: int = 0) -> None:
+        self.name, self.findings, self.allocation = name, findings, allocation  # the uid of its op
         self.nbytes = math.prod(kind.shape or ()) * kind.itemsize
         self.data = np.full((ctas, self.nbytes), POISON, np.uint8)
         self.written = np.zeros((ctas, self.nbytes), np.uint8)

@@ -20,13 +20,12 @@ if TYPE_CHECKING:
 class Barrier:
     """One mbarrier in shared memory."""
 
-    def __init__(self, name: str, findings: Findings) -> None:
-        self.name, self.findings = name, findings
+    def __init__(self, name: str, findings: Findings, allocation: int = 0) -> None:
+        self.name, self.findings, self.allocation = name, findings, allocation
         self.live = False
         self.count = self.pending = self.expected = self.landed = self.phase = 0
         self.collected: Clock | None = None  # what this phase's arrivals know
         self.released: Clock | None = None  # what a waiter on a completed phase learns
-        self.arrivers: dict[str, Place] = {}
         self.time = self._latest = 0.0  # when the last phase was complete, and the last arrival came
 
     def init(self, count: int, place: Place) -> None:
@@ -58,7 +57,6 @@ class Barrier:
         """Arrivals of a role, releasing what it knows."""
         if not self.usable(place, "arrives on"):
             return
-        self.arrivers[place.role] = place
         if arrivals > self.pending:
             text = f"{place} arrives {arrivals} times on barrier {self.name}, whose phase needs {self.pending} more"
             self._fault(text, place)

@@ -215,7 +215,7 @@ def _local_alloc(op: Op) -> Callable[..., Any]:
     name = _name(op)
 
     def run(task: Any, value: Any = None) -> MemDesc:
-        buffer = SharedBuffer(name, kind, task.machine.module.num_ctas, task.machine.findings)
+        buffer = SharedBuffer(name, kind, task.machine.module.num_ctas, task.machine.findings, op.uid)
         view = buffer.root(kind)
         if source is not None:
             buffer.write(task.access(view, True), task.clock, encode(value, kind.elem))
