@@ -45,7 +45,7 @@ class Finding:
     message: str
     places: tuple[Place, ...] = ()
     buffer: str = ""
-    box: tuple[int, int] | None = None  # bytes of the buffer, first to one past the last
+    box: tuple[int, int] | None = None  # bytes of the buffer (columns of tensor memory), first to one past the last
     barrier: str = ""
     phase: int | None = None
     count: int = field(default=1, compare=False)

@@ -127,19 +127,20 @@ class Task:
         self.machine.queue.add(agent)
         return agent
 
-    def issue_product(self, body: Callable[[Agent], None], cycles: float) -> Agent:
-        """Start a matrix product; those of a role run in order, on one lane."""
+    def issue_product(self, body: Callable[[Agent], None], cycles: float, engine: str = "wgmma") -> Agent:
+        """Start a matrix product; those of a role run in order, on one lane. Only wgmma is waited for by the role."""
         if self._product_lane < 0:
             self._product_lane = self.machine.lanes.new(f"products of {self.role}")
         self._product_epoch += 1
         lane, epoch = self._product_lane, self._product_epoch
-        agent = Agent("wgmma", self.place(), marked(self.clock.copy(), lane, epoch), (lane, epoch), body)
+        agent = Agent(engine, self.place(), marked(self.clock.copy(), lane, epoch), (lane, epoch), body)
         last = self._last_product
         agent.after = None if last is None or last.done else last
         agent.schedule = self._timing("tensor core", agent, cycles, PRODUCT_LATENCY)
         self._last_product = agent
         self.advance()
-        self.products.append(agent)
+        if engine == "wgmma":
+            self.products.append(agent)
         self.machine.queue.add(agent)
         return agent
 

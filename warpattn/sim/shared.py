@@ -78,7 +78,7 @@ class SharedBuffer:
     def _race(self, new: Access, old: Access) -> None:
         verbs = {(True, True): "writes", (True, False): "writes", (False, False): "reads", (False, True): "reads"}
         text = (
-            f"{new.place} {verbs[new.writes, new.asynchronous]} bytes {new.view.low}..{new.view.high} of {self.name}, "
+            f"{new.place} {verbs[new.writes, new.asynchronous]} {new.view.extent} of {self.name}, "
             f"which {old.place} {verbs[old.writes, old.asynchronous]}; nothing orders the two"
         )
         self._report("Race", text, new, old)
@@ -110,7 +110,7 @@ class SharedBuffer:
         if view.known or view.written[cta].all():
             view.known = True
             return None
-        text = f"{access.place} reads bytes {view.low}..{view.high} of {self.name}, which nobody has written"
+        text = f"{access.place} reads {view.extent} of {self.name}, which nobody has written"
         return Finding("UninitialisedRead", text, (access.place,), self.name, (view.low, view.high))
 
     def write(self, access: Access, clock: Clock, bits: Any, cta: int = 0) -> None:
@@ -141,6 +141,11 @@ class MemDesc:
     @property
     def shape(self) -> tuple[int, ...]:
         return self.array.shape[1:]
+
+    @property
+    def extent(self) -> str:
+        """What messages call the place of this view."""
+        return f"bytes {self.low}..{self.high}"
 
     def meets(self, other: MemDesc) -> bool:
         """Whether the two views have a byte in common."""

@@ -189,7 +189,7 @@ def _store_wait(op: Op) -> Callable[..., Any]:
 def _dot(op: Op) -> Callable[..., Any]:
     a_kind, b_kind = op.inputs[0], op.inputs[1]
     asynchronous = op.flag("isAsync") and "isAsync = false" not in op.text
-    multiply = _multiplier(a_kind.elem, b_kind.elem, op.outputs[0].elem)
+    multiply = multiplier(a_kind.elem, b_kind.elem, op.outputs[0].elem)
     narrow = rounder(op.outputs[0].elem)
     (m, n), k = op.outputs[0].shape or (1, 1), (b_kind.shape or (1,))[0]
     cycles = product_cycles(m, n, k, b_kind.bits)
@@ -229,7 +229,7 @@ def _operand(view: MemDesc, agent: Agent) -> np.ndarray:
     return decode(view.array[0], view.elem)
 
 
-def _multiplier(a: str, b: str, result: str) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+def multiplier(a: str, b: str, result: str) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     """Matrix product with exact products and fp32 (or int32) sums, as the tensor core's operand types ask for."""
     if result == "i32":
         return lambda x, y: (x.astype(np.int64) @ y.astype(np.int64)).astype(np.int32)
@@ -275,7 +275,7 @@ def _tt_dot(op: Op) -> Callable[..., Any]:
     """A synchronous product of register operands."""
     a, b, result = op.inputs[0].elem, op.inputs[1].elem, op.outputs[0].elem
     exact = "inputPrecision = tf32" not in op.text
-    multiply = np.matmul if exact and result != "i32" else _multiplier(a, b, result)
+    multiply = np.matmul if exact and result != "i32" else multiplier(a, b, result)
     narrow, dtype = rounder(result), register_dtype(result)
 
     def run(x: Any, y: Any, c: Any) -> Any:
@@ -285,4 +285,4 @@ def _tt_dot(op: Op) -> Callable[..., Any]:
     return run
 
 
-__all__ = ["arrive"]
+__all__ = ["arrive", "multiplier"]
