@@ -270,7 +270,7 @@ def _signature(op: Op, text: str) -> None:
     """Operand and result types from `A, B -> C`, `(A, B) -> (C, D)`, `A * B -> C`, or `T`."""
     if op.name in ("scf.if", "scf.for", "scf.while", "tt.func"):
         return
-    if " to " in text and op.name.startswith(("arith.", "tt.fp_to_fp", "ttng.reinterpret_t")):
+    if " to " in text and op.name.startswith(("arith.", "tt.fp_to_fp", "ttng.reinterpret_t", "amdg.extract_")):
         text = text.replace(" to ", " -> ")
     before, arrow, after = _arrow(text)
     op.inputs = _types(before)

@@ -18,7 +18,7 @@ from .link import link
 from .machine import Machine
 from .report import Report
 
-_BACKENDS = {"cuda:90"}
+_BACKENDS = {"cuda:90", "cuda:100", "hip:gfx942", "hip:gfx950"}
 MAX_PROGRAMS = 1 << 16
 
 

@@ -1,4 +1,4 @@
-"""Copies by cp.async in commit groups (sm_80 and later), and tensor descriptors that the kernel makes itself."""
+"""Copies in commit groups (cp.async of sm_80 and later, LDS on AMD), and descriptors that the kernel makes itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..agents import Agent
-from ..clocks import marked
+from ..clocks import Clock, marked
 from ..descriptor import make_descriptor
 from ..formats import encode, register_dtype
 from ..globalmem import Toucher
@@ -35,11 +35,25 @@ def _copy(op: Op) -> Callable[..., Any]:
             who = Toucher(agent.lane, agent.epoch, agent.clock, agent.place)
             values = load_pointers(task.machine.memory, who, kind, pointers, mask, other)
             access = Access(view, agent.lane, agent.epoch, True, False, agent.place)
-            view.buffer.write(access, agent.clock, encode(np.asarray(values, dtype), kind.elem))
+            bits = encode(np.asarray(values, dtype), kind.elem)
+            if amd and mask is not None and other is None:
+                _write_where(access, agent.clock, bits, np.asarray(mask, np.bool_))
+            else:
+                view.buffer.write(access, agent.clock, bits)
 
-        task.copies.append(task.issue("cp.async", task.program.pool, body, view.array[0].nbytes))
+        amd = task.machine.module.backend == "hip"
+        engine = "copy to LDS" if amd else "cp.async"
+        task.copies.append(task.issue(engine, task.program.pool, body, view.array[0].nbytes))
 
     return run
+
+
+def _write_where(access: Access, clock: Clock, bits: np.ndarray, mask: np.ndarray) -> None:
+    """AMD's copies by pointers skip the lanes whose mask is off and leave there what was; cp.async writes zeros."""
+    view = access.view
+    view.buffer.touch(access, clock)
+    np.copyto(view.array[0], bits, where=mask)
+    np.copyto(view.written[0], np.iinfo(view.written.dtype).max, where=mask)
 
 
 @tasked("ttg.async_commit_group")

@@ -1,0 +1,166 @@
+"""gfx942 and gfx950: buffer operations, copies straight into shared memory (LDS), and what only the compiler heeds.
+
+    buffer_load, buffer_store, buffer_atomic   a base address and 32-bit offsets: pointer operations in other words
+    buffer_load_to_local                       a copy that lands later; `copies` has its groups and waits
+    mfma                                       is tt.dot, whose layouts say which lane holds what and change no value
+
+The unit is the role, so the order among the waves of a workgroup is not seen. Nothing is missed by that: where waves
+may meet in shared memory (after a wait for copies, between a read and the copy that overwrites it) Triton 3.9 puts an
+s_barrier itself, for relaxed loads too; tests/sim/test_amd_machine.py looks for them in the machine code.
+
+A buffer operation has a bound of 2 GiB and no other, so an offset that leaves its tensor without a mask is reported.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ..formats import encode, register_dtype
+from ..globalmem import Toucher
+from ..ir import Op
+from ..registry import TABLE, blocking, plain, tasked
+from ..shared import Access, MemDesc
+from ..valuetypes import Type, element_bits, parse_type
+from .memory import load_pointers
+
+
+def _pointers(kind: Type, shape: tuple[int, ...] | None) -> Type:
+    """The type of as many pointers as a buffer operation has offsets; `kind` is its base's."""
+    return Type("tensor", "ptr", shape, f"pointers of {kind.pointee}", kind.pointee)
+
+
+def _base(op: Op) -> Type:
+    """The type of the base pointer, which is the first or the only one that is printed."""
+    return parse_type(op.inputs[0].text.partition("[")[0])
+
+
+def _operands(op: Op) -> tuple[int, bool]:
+    """How many operands come before `stride = %n`, and whether there is a mask."""
+    count = len(op.operands) - (re.search(r"\bstride = %", op.text) is not None)
+    return count, re.search(r"\bmask = %", op.text) is not None
+
+
+def _addresses(base: int, offsets: Any, elem: str) -> np.ndarray:
+    return np.asarray(offsets, np.int64) * max(1, element_bits(elem) // 8) + base
+
+
+def _by_pointer(op: Op, name: str) -> Callable[..., Any]:
+    """What runs the operation `name`, on pointers, for this op, on a base and offsets."""
+    pointers = _pointers(_base(op), op.outputs[0].shape)
+    return TABLE[name][1](replace(op, inputs=[pointers]))
+
+
+@tasked("amdg.buffer_load")
+def _buffer_load(op: Op) -> Callable[..., Any]:
+    elem, load = op.outputs[0].elem, _by_pointer(op, "tt.load")
+    count, _ = _operands(op)
+
+    def run(task: Any, base: int, offsets: Any, *rest: Any) -> Any:
+        return load(task, _addresses(base, offsets, elem), *rest[: count - 2])
+
+    return run
+
+
+@tasked("amdg.buffer_store")
+def _buffer_store(op: Op) -> Callable[..., Any]:
+    elem, store = op.outputs[0].elem, _by_pointer(op, "tt.store")
+    count, _ = _operands(op)
+
+    def run(task: Any, values: Any, base: int, offsets: Any, *rest: Any) -> None:
+        store(task, _addresses(base, offsets, elem), values, *rest[: count - 3])
+
+    return run
+
+
+@blocking("amdg.buffer_atomic_rmw")
+def _buffer_atomic(op: Op) -> Callable[..., Any]:
+    elem, update = op.outputs[0].elem, _by_pointer(op, "tt.atomic_rmw")
+    count, _ = _operands(op)
+
+    def run(task: Any, values: Any, base: int, offsets: Any, *rest: Any) -> Any:
+        return (yield from update(task, _addresses(base, offsets, elem), values, *rest[: count - 3]))
+
+    return run
+
+
+@blocking("amdg.buffer_atomic_cas")
+def _buffer_swap(op: Op) -> Callable[..., Any]:
+    elem, swap = op.outputs[0].elem, _by_pointer(op, "tt.atomic_cas")
+
+    def run(task: Any, expected: Any, values: Any, base: int, offsets: Any, *_: Any) -> Any:
+        return (yield from swap(task, _addresses(base, offsets, elem), expected, values))
+
+    return run
+
+
+@blocking("amdg.buffer_load_to_local")
+def _copy(op: Op) -> Callable[..., Any]:
+    """A copy by buffer loads; where the mask is off it writes `other`, or zero."""
+    count, masked = _operands(op)
+    base = _base(op)
+    elem = parse_type(base.pointee).elem
+    kind = Type("tensor", elem, None, f"tensor of {elem}")
+    dtype = register_dtype(elem)
+
+    def run(task: Any, pointer: int, offsets: Any, *rest: Any) -> Any:
+        yield from task.machine.pause()
+        view: MemDesc = rest[-1]
+        mask = rest[0] if masked else None
+        other = rest[1] if masked and count > 4 else None
+        addresses = _addresses(pointer, offsets, elem)
+
+        def body(agent: Any) -> None:
+            who = Toucher(agent.lane, agent.epoch, agent.clock, agent.place)
+            values = load_pointers(task.machine.memory, who, kind, addresses, mask, other)
+            access = Access(view, agent.lane, agent.epoch, True, False, agent.place)
+            view.buffer.write(access, agent.clock, encode(np.asarray(values, dtype), elem))
+
+        task.copies.append(task.issue("copy to LDS", task.program.pool, body, view.array[0].nbytes))
+
+    return run
+
+
+@plain("amdg.in_thread_transpose")
+def _in_thread(op: Op) -> Callable[..., Any]:
+    return lambda x: x  # moves elements among the registers of a lane
+
+
+@plain("amdg.extract_slice")
+def _slice(op: Op) -> Callable[..., Any]:
+    starts = [int(n) for n in op.text.rpartition("[")[2].partition("]")[0].split(",")]
+    shape = op.outputs[0].shape or ()
+    chosen = tuple(slice(start, start + n) for start, n in zip(starts, shape, strict=True))
+    return lambda x: x[chosen]
+
+
+@plain("amdg.concat")
+def _concat(op: Op) -> Callable[..., Any]:
+    """Tiles of one shape, row by row of the grid of tiles."""
+    shape, tile = op.outputs[0].shape or (), op.inputs[0].shape or ()
+    grid = tuple(n // t for n, t in zip(shape, tile, strict=True))
+
+    def run(*tiles: Any) -> Any:
+        result = np.empty(shape, tiles[0].dtype)
+        for place, values in zip(np.ndindex(grid), tiles, strict=True):
+            result[tuple(slice(i * t, (i + 1) * t) for i, t in zip(place, tile, strict=True))] = values
+        return result
+
+    return run
+
+
+@plain(
+    "rocdl.sched.barrier",
+    "rocdl.sched.group.barrier",
+    "rocdl.s.setprio",
+    "rocdl.s.barrier",
+    "rocdl.iglp.opt",
+    "amdg.cond_barrier",
+    "amdg.instruction_sched_hint",
+)
+def _hint(op: Op) -> Callable[..., Any]:
+    return lambda *_: None  # orders instructions, or waves of one role: no value depends on it
