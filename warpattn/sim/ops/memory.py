@@ -212,7 +212,7 @@ def _atomic(task: Any, kind: Type, order: str, pointers: Any, mask: Any, update:
 @tasked("ttg.local_alloc")
 def _local_alloc(op: Op) -> Callable[..., Any]:
     kind, source = op.outputs[0], op.inputs[0] if op.operands else None
-    name = _name(op)
+    name = allocation_name(op)
 
     def run(task: Any, value: Any = None) -> MemDesc:
         buffer = SharedBuffer(name, kind, task.machine.module.num_ctas, task.machine.findings, op.uid)
@@ -224,7 +224,7 @@ def _local_alloc(op: Op) -> Callable[..., Any]:
     return run
 
 
-def _name(op: Op) -> str:
+def allocation_name(op: Op) -> str:
     """The Python variable that an allocation was assigned to, with Triton's number if it has one."""
     ssa = op.results[0].lstrip("%").partition("#")[0]
     line = linecache.getline(*op.frames[0]) if op.frames else ""
