@@ -10,13 +10,14 @@ from warpattn.sim import Report, TensorDescriptor, compile_for, simulate
 _TYPES = {
     "float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64", "int8": "i8", "int16": "i16",
     "int32": "i32", "int64": "i64", "uint8": "u8", "uint32": "u32", "float8_e5m2": "fp8e5", "float8_e4m3fn": "fp8e4nv",
+    "float8_e4m3fnuz": "fp8e4b8", "float8_e5m2fnuz": "fp8e5b16",
 }  # fmt: skip
 
 
 @cache
-def compiled(kernel: Any, signature: tuple, constants: tuple, num_warps: int) -> Any:
-    """The kernel for sm90, down to TTGIR."""
-    return compile_for("sm90", kernel, dict(signature), dict(constants), num_warps)
+def compiled(kernel: Any, signature: tuple, constants: tuple, num_warps: int, arch: str = "sm90") -> Any:
+    """The kernel for an architecture, down to TTGIR."""
+    return compile_for(arch, kernel, dict(signature), dict(constants), num_warps)
 
 
 def type_of(value: Any, layout: Any = None) -> str:
@@ -32,10 +33,13 @@ def type_of(value: Any, layout: Any = None) -> str:
 
 
 def run(kernel: Any, grid: tuple, args: dict, constants: dict | None = None, **options: Any) -> Report:
-    """Compile for the types of `args`, and simulate; `layout`: of every descriptor's tiles; `num_warps` 4."""
+    """Compile for the types of `args`, and simulate; `layout`: of every descriptor's tiles, or of each by name; `num_warps` 4, `arch` sm90."""
     constants, layout = constants or {}, options.pop("layout", None)
-    signature = {name: "constexpr" if name in constants else type_of(args[name], layout) for name in kernel.arg_names}
-    built = compiled(kernel, tuple(signature.items()), tuple(constants.items()), options.pop("num_warps", 4))
+    layouts = layout if isinstance(layout, dict) else dict.fromkeys(kernel.arg_names, layout)
+    types = {name: type_of(value, layouts.get(name)) for name, value in args.items()}
+    signature = tuple((name, "constexpr" if name in constants else types[name]) for name in kernel.arg_names)
+    num_warps, arch = options.pop("num_warps", 4), options.pop("arch", "sm90")
+    built = compiled(kernel, signature, tuple(constants.items()), num_warps, arch)
     return simulate(built, grid, args, **options)
 
 
