@@ -30,6 +30,11 @@ class Place(NamedTuple):
         """The innermost line; 0 if unknown."""
         return self.frames[0].line if self.frames else 0
 
+    @property
+    def short(self) -> str:
+        """Role and line, without the file's folder."""
+        return f"{self.role} at {self.frames[0].file.rsplit('/', 1)[-1]}:{self.line}" if self.frames else self.role
+
     def __str__(self) -> str:
         if not self.frames:
             return self.role

@@ -152,7 +152,7 @@ class Task:
             earliest = issued + latency if agent.after is None else max(issued, agent.after.end)
             start = unit.place(earliest, cycles)
             if trace is not None:
-                trace.append(Event(str(index), engine, str(agent.place), start, start + cycles, agent.engine))
+                trace.append(Event(str(index), engine, agent.place.short, start, start + cycles, agent.engine))
             return start + cycles
 
         return take
