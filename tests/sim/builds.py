@@ -33,7 +33,11 @@ def type_of(value: Any, layout: Any = None) -> str:
 
 
 def run(kernel: Any, grid: tuple, args: dict, constants: dict | None = None, **options: Any) -> Report:
-    """Compile for the types of `args`, and simulate; `layout`: of every descriptor's tiles, or of each by name; `num_warps` 4, `arch` sm90."""
+    """Compile for the types of `args`, and simulate.
+
+    Options beside those of simulate(): `layout` of every descriptor's tiles, or of each by name; `num_warps` 4, `arch`
+    sm90.
+    """
     constants, layout = constants or {}, options.pop("layout", None)
     layouts = layout if isinstance(layout, dict) else dict.fromkeys(kernel.arg_names, layout)
     types = {name: type_of(value, layouts.get(name)) for name, value in args.items()}
