@@ -89,6 +89,18 @@ def _while(op: Op) -> Callable[..., Any]:
     return run
 
 
+@flow("scf.execute_region")
+def _region(op: Op) -> Callable[..., Any]:
+    """A region that runs once, such as a stage of a pipeline of warps."""
+    count = len(op.outs)
+
+    def run(task: Any, registers: list[Any]) -> Any:
+        values = yield from run_block(task, op.regions[0], registers)
+        return values[0] if count == 1 else values
+
+    return run
+
+
 @flow("tt.call")
 def _call(op: Op) -> Callable[..., Any]:
     name = op.text.partition("@")[2].partition("(")[0].strip('"')
