@@ -80,10 +80,10 @@ def test_an_unknown_operation_is_named_with_its_line(kernel):
         simulate(text, (1,), good())
 
 
-def test_another_target_is_refused():
-    other = compile_for("gfx942", kernels.binary_kernel, SIGNATURE, CONSTANTS)
-    with pytest.raises(SimulationError, match="compiled for hip:gfx942"):
-        simulate(other, (1,), good())
+def test_another_target_is_refused(kernel):
+    text = kernel.asm["ttgir"].replace('"cuda:90"', '"cuda:75"')
+    with pytest.raises(SimulationError, match=r"compiled for cuda:75; the simulator runs .*cuda:90"):
+        simulate(text, (1,), good())
 
 
 @pytest.mark.parametrize("arch", ["sm90", "sm100", "gfx942", "gfx950"])

@@ -8,7 +8,7 @@ pytest.importorskip("triton")
 from triton.experimental.gluon import language as gl
 
 from tests.sim import gluon_kernels as kernels
-from tests.sim.builds import compiled, poison, run
+from tests.sim.builds import poison, run
 from warpattn.sim import SimulationError, TensorDescriptor, elementwise
 
 RNG = np.random.default_rng(0)
@@ -77,7 +77,3 @@ def test_unknown_assembly_is_an_error_until_a_handler_is_registered():
     x = abs(x)
     assert run(kernels.asm_kernel, (1,), {"x": x, "out": out}, constants).clean
     np.testing.assert_allclose(out, np.log2(x), rtol=1e-6)
-
-
-def test_builds_are_shared():
-    assert compiled.cache_info().currsize < 100

@@ -60,6 +60,7 @@ class Op:
     outs: tuple[int, ...] = ()
     uid: int = 0
     cost: float = 0.0
+    label: str = ""  # of an allocation: its name in reports
 
     @property
     def type(self) -> Type:

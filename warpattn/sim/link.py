@@ -6,7 +6,9 @@ written on scalars and run on whole arrays, so their types are lifted.
 
 from __future__ import annotations
 
+import linecache
 import re
+from collections.abc import Iterator
 
 from . import ops as _ops  # noqa: F401  fills the table
 from .cost import cost
@@ -14,6 +16,7 @@ from .errors import SimulationError
 from .ir import Block, Module, Op
 from .registry import END, PLAIN, TABLE
 
+_ALLOCATING = {"ttg.local_alloc", "ttng.tmem_alloc"}
 _ISOLATED = {"ttg.warp_specialize"}
 _LIFTED = {"tt.reduce", "tt.scan", "tt.map_elementwise"}
 _FOR = re.compile(r"(%[\w.$-]+) = (%\S+) to (%\S+) step (%\S+)")
@@ -40,9 +43,33 @@ class Scope:
 
 def link(module: Module) -> Module:
     """Fill `slots`, `frame`, `ins`, `outs`, `kind` and `run` of every block and op, in place."""
+    _label([op for block in module.functions.values() for op in _allocations(block)])
     for block in module.functions.values():
         _frame(block)
     return module
+
+
+def _allocations(block: Block) -> Iterator[Op]:
+    for op in block.ops:
+        if op.name in _ALLOCATING:
+            yield op
+        for region in op.regions:
+            yield from _allocations(region)
+
+
+def _label(allocations: list[Op]) -> None:
+    """Name each after the Python variable it is assigned to; with Triton's number where that is not enough."""
+    variables = [_variable(op) for op in allocations]
+    for op, variable in zip(allocations, variables, strict=True):
+        number = re.search(r"_\d+$", op.results[0])
+        unique = variables.count(variable) == 1
+        op.label = variable + ("" if unique or number is None else number[0])
+
+
+def _variable(op: Op) -> str:
+    line = linecache.getline(*op.frames[0]) if op.frames else ""
+    found = re.match(r"\s*([A-Za-z_]\w*) = ", line)
+    return found[1] if found else op.results[0].lstrip("%")
 
 
 def _frame(block: Block) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
 import re
 from collections.abc import Callable
 from typing import Any
@@ -225,12 +224,8 @@ def _local_alloc(op: Op) -> Callable[..., Any]:
 
 
 def allocation_name(op: Op) -> str:
-    """The Python variable that an allocation was assigned to, with Triton's number if it has one."""
-    ssa = op.results[0].lstrip("%").partition("#")[0]
-    line = linecache.getline(*op.frames[0]) if op.frames else ""
-    found = re.match(r"\s*([A-Za-z_]\w*) = ", line)
-    number = re.search(r"_\d+$", ssa)
-    return found[1] + (number[0] if number else "") if found else ssa
+    """What reports call an allocation."""
+    return op.label or op.results[0].lstrip("%").partition("#")[0]
 
 
 @tasked("ttg.local_dealloc")
