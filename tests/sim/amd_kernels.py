@@ -2,7 +2,7 @@
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.amd import cdna3
+from triton.experimental.gluon.language.amd import cdna3, cdna4
 from triton.experimental.gluon.language.amd.cdna4 import async_copy
 
 N: gl.constexpr = gl.constexpr(32)
@@ -167,3 +167,32 @@ def mfma_kernel(a, b, out, K: gl.constexpr, LAYOUT: gl.constexpr, WIDTH: gl.cons
     total = cdna3.mfma(left, right, gl.zeros([N, N], out.dtype.element_ty, LAYOUT))
     out_rows, out_cols = grid2d(N, N, LAYOUT)
     cdna3.buffer_store(total, out, out_rows * N + out_cols)
+
+
+@gluon.jit
+def scales(x, layout: gl.constexpr):
+    rows, cols = grid2d(N, 4, layout)
+    return cdna3.buffer_load(x, rows * 4 + cols)
+
+
+@gluon.jit
+def scaled_kernel(a, b, a_scale, b_scale, out, FORMATS: gl.constexpr, SCALED: gl.constexpr):
+    """out = A·Bᵀ of operands with K = 128 in microscaled formats; two e2m1 stand in a byte."""
+    layout: gl.constexpr = gl.amd.AMDMFMALayout(4, [16, 16, 128], True, [2, 2])
+    left: gl.constexpr = gl.DotOperandLayout(0, layout, 16)
+    right: gl.constexpr = gl.DotOperandLayout(1, layout, 16)
+    a_bytes: gl.constexpr = 64 if FORMATS[0] == "e2m1" else 128
+    b_bytes: gl.constexpr = 64 if FORMATS[1] == "e2m1" else 128
+    rows, cols = grid2d(N, a_bytes, left)
+    x = cdna3.buffer_load(a, rows * a_bytes + cols)
+    rows, cols = grid2d(b_bytes, N, right)
+    y = cdna3.buffer_load(b, cols * b_bytes + rows)
+    total = gl.full([N, N], 1.0, gl.float32, layout)
+    if SCALED:
+        x_scale = scales(a_scale, cdna4.get_mfma_scale_layout(left, [N, 4]))
+        y_scale = scales(b_scale, cdna4.get_mfma_scale_layout(right, [N, 4]))
+        total = cdna4.mfma_scaled(x, x_scale, FORMATS[0], y, y_scale, FORMATS[1], total)
+    else:
+        total = cdna4.mfma_scaled(x, None, FORMATS[0], y, None, FORMATS[1], total)
+    rows, cols = grid2d(N, N, layout)
+    cdna3.buffer_store(total, out, rows * N + cols)
