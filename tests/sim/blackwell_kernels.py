@@ -1,4 +1,4 @@
-"""Small sm_100 kernels in Gluon: tensor memory, tcgen05 products and copies; FAULT switches a fault on ("": correct)."""
+"""Small sm_100 kernels in Gluon: tensor memory, tcgen05 products and copies; FAULT switches a fault on."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -150,7 +150,7 @@ def packed_kernel(x, y, out, DTYPE: gl.constexpr):
     gl.store(out + 256 + i, sub2(a, b).to(gl.float32))
     gl.store(out + 512 + i, mul2(a, b).to(gl.float32))
     gl.store(out + 768 + i, fma2(a, b, a).to(gl.float32))
-    if DTYPE != gl.float32:
+    if DTYPE.primitive_bitwidth == 16:
         gl.store(out + 1024 + i, min2(a, b).to(gl.float32))
         gl.store(out + 1280 + i, max2(a, b).to(gl.float32))
 

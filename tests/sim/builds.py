@@ -32,19 +32,20 @@ def type_of(value: Any, layout: Any = None) -> str:
     return "*" + _TYPES[str(value.dtype).removeprefix("torch.")]
 
 
-def run(kernel: Any, grid: tuple, args: dict, constants: dict | None = None, **options: Any) -> Report:
-    """Compile for the types of `args`, and simulate.
-
-    Options beside those of simulate(): `layout` of every descriptor's tiles, or of each by name; `num_warps` 4, `arch`
-    sm90.
-    """
-    constants, layout = constants or {}, options.pop("layout", None)
+def build(kernel: Any, args: dict, constants: dict | None = None, **options: Any) -> Any:
+    """The kernel for the types of `args`; `layout`: of every descriptor's tiles, or of each by name."""
+    constants, layout = constants or {}, options.get("layout")
     layouts = layout if isinstance(layout, dict) else dict.fromkeys(kernel.arg_names, layout)
     types = {name: type_of(value, layouts.get(name)) for name, value in args.items()}
     signature = tuple((name, "constexpr" if name in constants else types[name]) for name in kernel.arg_names)
-    num_warps, arch = options.pop("num_warps", 4), options.pop("arch", "sm90")
-    built = compiled(kernel, signature, tuple(constants.items()), num_warps, arch)
-    return simulate(built, grid, args, **options)
+    num_warps, arch = options.get("num_warps", 4), options.get("arch", "sm90")
+    return compiled(kernel, signature, tuple(constants.items()), num_warps, arch)
+
+
+def run(kernel: Any, grid: tuple, args: dict, constants: dict | None = None, **options: Any) -> Report:
+    """Build for the types of `args`, and simulate; options of both."""
+    chosen = {name: options.pop(name) for name in ("layout", "num_warps", "arch") if name in options}
+    return simulate(build(kernel, args, constants, **chosen), grid, args, **options)
 
 
 def poison(shape: Any, dtype: Any = np.float32) -> np.ndarray:

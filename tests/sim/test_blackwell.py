@@ -11,21 +11,29 @@ from triton.experimental.gluon import language as gl
 from tests.sim import blackwell_kernels as kernels
 from tests.sim import builds
 from tests.sim.builds import poison
-from warpattn.sim import Report, SimulationError, TensorDescriptor
+from warpattn.sim import Report, SimulationError, TensorDescriptor, simulate
 
 RNG = np.random.default_rng(0)
 DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16, torch.float32: gl.float32,
           torch.float8_e4m3fn: gl.float8e4nv, torch.float8_e5m2: gl.float8e5}  # fmt: skip
 
 
-def run(kernel, args, constants=None, **options) -> Report:
-    """Compile for sm_100 with the default layout of every descriptor's tile, and simulate one program."""
+def tile_layouts(args) -> dict:
+    """The default layout of every descriptor's tile."""
     tiles = {name: value for name, value in args.items() if isinstance(value, TensorDescriptor)}
-    layout = {
+    return {
         name: gl.NVMMASharedLayout.get_default_for(list(desc.box), DTYPES[desc.tensor.dtype])
         for name, desc in tiles.items()
     }
-    return builds.run(kernel, (1,), args, constants, arch="sm100", layout=layout, **options)
+
+
+def built(kernel, args, constants=None):
+    return builds.build(kernel, args, constants, arch="sm100", layout=tile_layouts(args))
+
+
+def run(kernel, args, constants=None, **options) -> Report:
+    """Compile for sm_100, and simulate one program."""
+    return simulate(built(kernel, args, constants), (1,), args, **options)
 
 
 def tensor(*shape: int) -> np.ndarray:
