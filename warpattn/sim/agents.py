@@ -24,21 +24,7 @@ SCHEDULES = ("eager", "lazy", "random", "adversarial")
 class Agent:
     """One asynchronous operation."""
 
-    __slots__ = (
-        "after",
-        "body",
-        "clock",
-        "done",
-        "end",
-        "engine",
-        "epoch",
-        "lane",
-        "number",
-        "place",
-        "result",
-        "schedule",
-        "unwritten",
-    )
+    __slots__ = ("after", "body", "clock", "done", "engine", "epoch", "lane", "number", "place", "result", "unwritten")
 
     def __init__(
         self, engine: str, place: Place, clock: Clock, lane: tuple[int, int], body: Callable[[Agent], None]
@@ -50,8 +36,6 @@ class Agent:
         self.result: Any = None
         self.unwritten: Finding | None = None  # an operand that nobody has written, reported if the result is used
         self.number = 0
-        self.end = 0.0  # in cycles of the cost model
-        self.schedule: Callable[[], float] | None = None  # takes the engine; returns the end
 
     def run(self) -> None:
         """Do the work; what must come before it is done first."""
@@ -60,8 +44,6 @@ class Agent:
         if self.after is not None:
             self.after.run()
         self.done = True
-        if self.schedule is not None:
-            self.end = self.schedule()
         self.body(self)
 
 

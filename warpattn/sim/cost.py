@@ -1,95 +1,262 @@
-"""A rough model of how long things take on sm_90, for timelines: an estimate in cycles, calibrated against nothing yet.
+"""What operations cost: rates and latencies of a chip as data with their sources, and what each operation asks for.
 
-    registers      128 lanes a cycle for a role of four warps, 16 for the special-function unit
-    tensor core    2048 products of 16-bit operands a cycle and SM (989 TFLOP/s dense at 1.83 GHz, H100 data sheet)
-    TMA            64 bytes a cycle and SM, 700 cycles until the first byte
-    shared memory  128 bytes a cycle
+    operation ─ price ─▶ Price: cycles on engines (as if one role had the SM for itself), cycles of latency after them
 
-A role's time goes on with every operation; a wait moves it to when what it waited for was there. Engines do one thing
-at a time, in the gaps that are left, so the estimate hardly depends on the order in which the simulation ran them.
+An engine works for all roles of a program in the order in which they ask. Numbers are per SM and clock cycle. Nothing
+here knows a kernel or a shape; what the predictions are worth is measured by `python -m bench.sim`.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import insort
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from .ir import Op
+from .errors import SimulationError
+from .ir import Block, Op
+from .valuetypes import Type
 
-LANES, SLOW_LANES = 128, 16
-PRODUCTS = 2048
-COPY_BYTES, COPY_LATENCY = 64, 700
-PRODUCT_LATENCY = 30
-_SHARED_BYTES = 128
-_GLOBAL_LATENCY = 600
-_SYNC = 20
-_SLOW = {
-    "math.exp",
-    "math.exp2",
-    "math.log",
-    "math.log2",
-    "math.sqrt",
-    "math.rsqrt",
-    "math.sin",
-    "math.cos",
-    "arith.divf",
-}
+WARP = 32
+
+
+@dataclass(frozen=True)
+class Chip:
+    """Rates of the engines in units per SM and cycle, and latencies in cycles."""
+
+    name: str
+    sms: int
+    quarters: int  # schedulers of an SM: a role of fewer warps reaches that part of each rate
+    rates: dict[str, float]
+    latencies: dict[str, float]
+    sources: tuple[str, ...]
+
+
+SM90 = Chip(
+    "sm_90",
+    sms=132,
+    quarters=4,
+    rates={
+        "issue": 128,  # lanes: a warp instruction in each quarter
+        "FMA": 128,  # results of fp32 add, multiply, fused multiply-add
+        "ALU": 64,  # min, max, compare, select, logic, integer add and multiply, conversions
+        "MUFU": 16,  # ex2, lg2, rcp, rsqrt, sin, cos, tanh
+        "shuffle": 32,
+        "shared memory": 128,  # bytes
+        "tensor core": 4096,  # multiply-adds' operations (two each) of 16-bit operands
+        "TMA": 35,  # bytes, from and to L2
+        "load/store": 64,  # bytes of ordinary loads and stores, from and to L2
+    },
+    latencies={
+        "scalar": 2,  # dependent instructions of one warp take 4; half of them have something beside them
+        "integer division": 225,
+        "tensor": 4,  # dependent instructions of a tensor of one element per lane
+        "shuffle": 25,
+        "shared memory": 30,
+        "global memory": 700,
+        "atomic": 700,
+        "TMA": 1000,
+        "TMA issue": 20,
+        "tensor core": 60,
+        "tensor core issue": 30,
+        "tensor core wait": 20,
+        "mbarrier wait": 30,
+        "mbarrier arrive": 10,
+        "named barrier": 25,
+        "fence": 20,
+        "role start": 1000,
+    },
+    sources=(
+        "rates of FMA, ALU, MUFU, shuffle: CUDA C++ Programming Guide, arithmetic instructions, capability 9.0",
+        "tensor core: H100 data sheet, 989 TFLOP/s dense bf16 = 132 SMs at 1.83 GHz x 4096",
+        "integer division, and TMA bytes and latency: stamps of %clock on an H200, bench/notes.md rows 3 and 6",
+        "other latencies: round figures of the same order as published microbenchmarks, not fitted",
+    ),
+)
+# A model from data sheets, compared with no measurement: see `sources`.
+SM100 = replace(
+    SM90,
+    name="sm_100",
+    sms=148,
+    rates=SM90.rates | {"tensor core": 8192},
+    sources=(
+        "tensor core: B200 data sheet, 2.25 PFLOP/s dense bf16 = 148 SMs at 1.85 GHz x 8192",
+        "all else as sm_90, not measured",
+    ),
+)
+CHIPS = {"cuda:90": SM90, "cuda:100": SM100}
+
+_MUFU = {"math.exp2", "math.exp", "math.log2", "math.log", "math.sqrt", "math.rsqrt", "math.sin", "math.cos",
+         "math.tanh", "math.erf"}  # fmt: skip
+_FMA = {"arith.addf", "arith.subf", "arith.mulf", "math.fma", "arith.negf"}
 _FREE = {
-    "tt.reshape", "tt.broadcast", "tt.expand_dims", "tt.splat", "tt.split", "tt.join", "tt.trans", "arith.constant",
-    "ttg.convert_layout", "tt.bitcast", "tt.make_range",
+    "arith.constant", "arith.bitcast", "tt.bitcast", "tt.splat", "tt.unsplat", "tt.broadcast", "tt.expand_dims",
+    "tt.reshape", "tt.trans", "tt.join", "tt.split", "tt.make_range", "tt.get_program_id", "tt.get_num_programs",
+    "arith.extui", "arith.extsi", "arith.trunci", "arith.index_cast", "ttg.memdesc_index", "ttg.memdesc_reshape",
+    "ttg.memdesc_trans", "ttg.memdesc_subslice", "ttg.memdesc_reinterpret", "ttg.local_dealloc", "arith.extf",
+    "ttg.warp_specialize", "tt.call", "scf.for", "scf.if", "scf.while", "ttg.async_commit_group", "ub.poison",
+}  # fmt: skip
+_LATENCY = {
+    "ttng.wait_barrier": "mbarrier wait", "ttng.arrive_barrier": "mbarrier arrive",
+    "ttng.barrier_expect": "mbarrier arrive", "ttng.init_barrier": "mbarrier arrive", "ttng.inval_barrier": "scalar",
+    "ttng.fence_async_shared": "fence", "ttg.barrier": "named barrier", "gpu.barrier": "named barrier",
+    "ttng.warp_group_dot": "tensor core issue", "ttng.warp_group_dot_wait": "tensor core wait",
+    "ttng.async_tma_copy_global_to_local": "TMA issue", "ttng.async_tma_copy_local_to_global": "TMA issue",
+    "ttng.async_tma_store_wait": "mbarrier wait",
+    "ttng.tc_gen5_mma": "tensor core issue",
+    "ttng.tc_gen5_commit": "mbarrier arrive", "ttng.tmem_copy": "tensor core issue",
+    "ttg.async_wait": "mbarrier wait", "tt.atomic_rmw": "atomic",
+    "tt.atomic_cas": "atomic",
 }  # fmt: skip
 
 
-class Event(NamedTuple):
-    """A stretch of time on a lane of the timeline, in cycles."""
+class Price(NamedTuple):
+    """Cycles that an operation keeps engines busy, each beside the other, and the latency that follows."""
 
-    program: str
-    lane: str
-    name: str
-    start: float
-    end: float
-    kind: str  # work, wait, copy or product
+    engines: tuple[tuple[str, float], ...] = ()
+    latency: float = 0.0
 
 
-class Engine:
-    """A unit of the chip that does one thing at a time."""
-
-    def __init__(self) -> None:
-        self._busy: list[tuple[float, float]] = []
-
-    def place(self, earliest: float, duration: float) -> float:
-        """Start of the first gap of `duration` from `earliest` on; the gap is taken."""
-        start = earliest
-        for low, high in self._busy:
-            if high <= start:
-                continue
-            if low >= start + duration:
-                break
-            start = high
-        insort(self._busy, (start, start + duration))
-        if len(self._busy) > 64:  # the far past is never asked for again
-            del self._busy[0]
-        return start
+FREE = Price()
+PRODUCTS = {"wgmma", "tcgen05 mma"}  # asynchronous work of the tensor core
 
 
-def cost(op: Op) -> float:
-    """Cycles of an operation for a role of four warps."""
-    kind = op.outputs[0] if op.outputs else op.inputs[0] if op.inputs else None
-    if op.name in _FREE or op.name.startswith("scf."):
-        return 0.0
-    if op.name.startswith(("ttng.", "ttg.inline_asm", "ttg.async")):
-        return float(_SYNC)
-    if op.name.startswith("tt.atomic") or op.name == "tt.load":
-        return float(_GLOBAL_LATENCY)
-    elements = math.prod(kind.shape or ()) if kind is not None and kind.shape is not None else 1
-    if op.name in ("ttg.local_load", "ttg.local_store") and kind is not None:
-        return 30 + elements * kind.itemsize / _SHARED_BYTES
-    if op.name == "tt.reduce":
-        elements = math.prod(op.inputs[0].shape or ())
-    return max(1.0, elements / (SLOW_LANES if op.name in _SLOW else LANES))
+def chip_of(target: str) -> Chip:
+    """The chip of a TTGIR target; SimulationError if there is no cost model for it."""
+    if target not in CHIPS:
+        raise SimulationError(f"there is no cost model for {target}; timing knows {', '.join(sorted(CHIPS))}")
+    return CHIPS[target]
 
 
-def product_cycles(m: int, n: int, k: int, bits: int) -> float:
-    """Cycles of a matrix product on the tensor core; the rate doubles as the operands' width halves."""
-    return m * n * k / (PRODUCTS * 16 / bits)
+def prices(block: Block, chip: Chip) -> dict[int, Price]:
+    """Prices of the operations of a block and of its regions, by their `uid`; operations without one are free."""
+    found: dict[int, Price] = {}
+    fused = _fused(block)
+    for op in block.ops:
+        price = FREE if op.uid in fused else price_of(op, chip)
+        if price is not FREE:
+            found[op.uid] = price
+        if not op.name.startswith(("tt.reduce", "tt.scan", "tt.map")):
+            for region in op.regions:
+                found |= prices(region, chip)
+    return found
+
+
+def _fused(block: Block) -> set[int]:
+    """Multiplications of tensors whose only use is an addition: the compiler makes one fused multiply-add of both."""
+    users: dict[str, list[Op]] = {}
+    for op in block.ops:
+        for name in op.operands:
+            users.setdefault(name, []).append(op)
+    single = (op for op in block.ops if op.name == "arith.mulf" and len(users.get(op.results[0], ())) == 1)
+    return {op.uid for op in single if users[op.results[0]][0].name in ("arith.addf", "arith.subf")}
+
+
+def price_of(op: Op, chip: Chip) -> Price:
+    """The price of one operation for the role that executes it."""
+    name = op.name
+    if name in _FREE or not (op.inputs or op.outputs or name in _LATENCY or "asm" in name):
+        return FREE
+    if name in _LATENCY:
+        return Price((), chip.latencies[_LATENCY[name]])
+    if "asm" in name:
+        return _assembly(op, chip)
+    if name in ("tt.reduce", "tt.scan"):
+        return _reduction(op, chip)
+    if name in ("ttg.local_load", "ttg.local_store", "ttg.local_alloc", "ttng.tmem_load", "ttng.tmem_store"):
+        stored = _bytes(op.inputs[0]) if op.inputs else 0
+        return Price((("shared memory", stored / chip.rates["shared memory"]),), chip.latencies["shared memory"])
+    if name == "ttg.convert_layout":
+        return _conversion(op, chip)
+    if name in ("tt.load", "tt.store", "tt.descriptor_load", "tt.descriptor_store", "tt.gather"):
+        moved = _bytes(op.outputs[0] if op.outputs else op.inputs[-1])
+        latency = chip.latencies["global memory"] if op.outputs else 0.0
+        return Price((("load/store", moved / chip.rates["load/store"]),), latency)
+    return _arithmetic(op, chip)
+
+
+def _arithmetic(op: Op, chip: Chip) -> Price:
+    kind = op.type
+    if kind.shape is None:
+        division = op.name in ("arith.divsi", "arith.remsi", "arith.divui", "arith.remui")
+        return Price((), chip.latencies["integer division" if division else "scalar"])
+    engine = "MUFU" if op.name in _MUFU or op.name == "arith.divf" else "FMA" if op.name in _FMA else "ALU"
+    elements = math.prod(kind.shape)
+    if op.name in ("arith.divsi", "arith.remsi", "arith.divui", "arith.remui"):
+        elements *= 20  # instructions
+    if op.name == "tt.dot":
+        return product(op, chip)
+    return _on(engine, elements, chip)
+
+
+def _on(engine: str, lanes: float, chip: Chip, latency: float | None = None) -> Price:
+    busy = [("issue", lanes / chip.rates["issue"])]
+    if chip.rates[engine] < chip.rates["issue"]:
+        busy.append((engine, lanes / chip.rates[engine]))
+    return Price(tuple(busy), chip.latencies["tensor"] if latency is None else latency)
+
+
+def _assembly(op: Op, chip: Chip) -> Price:
+    """Inline assembly: its slowest known instruction decides."""
+    text = op.strings[0]
+    if "bar.sync" in text or "bar.arrive" in text or "barrier" in text.split()[0]:
+        return Price((), chip.latencies["named barrier"] if "sync" in text else chip.latencies["scalar"])
+    if "mbarrier" in text:
+        return Price((), chip.latencies["mbarrier arrive"])
+    if op.name != "tt.elementwise_inline_asm":
+        return Price((), 4 * chip.latencies["scalar"] + (chip.latencies["shuffle"] if "vote" in text else 0))
+    words = [word for word in text.replace(";", " ").split() if "." in word]
+    if all(word.startswith("mov.") for word in words):
+        return FREE
+    slow = any(word.startswith(("ex2", "lg2", "rcp", "rsqrt", "sin", "cos", "tanh", "sqrt")) for word in words)
+    fast = all(word.startswith(("fma", "add", "mul", "sub")) and ".f32" in word for word in words)
+    return _on("MUFU" if slow else "FMA" if fast else "ALU", math.prod(op.type.shape or (1,)), chip)
+
+
+def _reduction(op: Op, chip: Chip) -> Price:
+    """One operation per element; where fewer results than lanes remain, shuffles between lanes as well."""
+    elements, results = math.prod(op.inputs[0].shape or (1,)), math.prod(op.outputs[0].shape or (1,))
+    if elements < WARP and results == 1:
+        return Price((), chip.latencies["tensor"])
+    engine = "FMA" if any(inner.name == "arith.addf" for inner in op.regions[0].ops) else "ALU"
+    price = _on(engine, elements * max(1, len(op.outputs)), chip)
+    if results >= 4 * WARP:
+        return price
+    rounds = 2 if results > 1 else 5
+    shuffles = ("shuffle", rounds * 4 * WARP / chip.rates["shuffle"])
+    return Price((*price.engines, shuffles), price.latency + rounds * chip.latencies["shuffle"])
+
+
+def _conversion(op: Op, chip: Chip) -> Price:
+    """A change of layout: free where registers stay, else once through shared memory and back."""
+    kind = op.outputs[0]
+    if "dot_op" in kind.text or math.prod(kind.shape or (1,)) <= 8 * WARP or "linear" in op.inputs[0].text + kind.text:
+        return FREE  # spelled by the kernel's author to be without movement, or too small to matter
+    cycles = 2 * _bytes(kind) / chip.rates["shared memory"]
+    return Price((("shared memory", cycles),), 2 * chip.latencies["shared memory"])
+
+
+def product(op: Op, chip: Chip) -> Price:
+    """A matrix product on the tensor core; operands of n bits run at 16 / n of the 16-bit rate."""
+    (m, k), n = (op.inputs[0].shape or (1, 1))[-2:], (op.inputs[1].shape or (1, 1))[-1]
+    rate = chip.rates["tensor core"] * 16 / op.inputs[0].bits
+    return Price((("tensor core", 2 * m * n * k / rate),), chip.latencies["tensor core"])
+
+
+def asynchronous(op: Op, engine: str, second: bool, chip: Chip) -> Price:
+    """What the work that `op` has started asks for; `second`: the part of a store that follows reading."""
+    if engine in PRODUCTS:
+        return product(op, chip)
+    if "commit" in engine:
+        return Price((), chip.latencies["mbarrier arrive"])
+    views = [kind for kind in (*op.inputs, *op.outputs) if kind.kind == "memdesc" and kind.elem != "i64"]
+    moved = sum(_bytes(kind) for kind in views[:1])
+    if engine == "TMA store" and not second:
+        return Price((("shared memory", moved / chip.rates["shared memory"]),), chip.latencies["shared memory"])
+    return Price((("TMA", moved / chip.rates["TMA"]),), chip.latencies["TMA"])
+
+
+def _bytes(kind: Type) -> int:
+    return math.prod(kind.shape or (1,)) * kind.itemsize
+
+
+__all__ = ["CHIPS", "FREE", "PRODUCTS", "Chip", "Price", "asynchronous", "chip_of", "price_of", "prices"]

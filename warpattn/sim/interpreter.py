@@ -21,7 +21,6 @@ def run_block(task: Task, block: Block, registers: list[Any]) -> Steps:
     """Run a block; returns the operands of its terminator."""
     for op in block.ops:
         kind = op.kind
-        task.time += op.cost
         try:
             if kind == PLAIN:
                 value = op.run(*[registers[i] for i in op.ins])  # pyright: ignore[reportOptionalCall]

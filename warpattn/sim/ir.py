@@ -59,7 +59,6 @@ class Op:
     ins: tuple[int, ...] = ()
     outs: tuple[int, ...] = ()
     uid: int = 0
-    cost: float = 0.0
     label: str = ""  # of an allocation: its name in reports
 
     @property

@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator
 
 from . import ops as _ops  # noqa: F401  fills the table
-from .cost import cost
 from .errors import SimulationError
 from .ir import Block, Module, Op
 from .registry import END, PLAIN, TABLE
@@ -111,7 +110,6 @@ def _op(op: Op, scope: Scope, lifted: bool) -> None:
         raise SimulationError(f"the simulator does not know the operation {op.name} at {op.where}: {op.raw[:160]}")
     op.kind, builder = found
     op.run = builder(op)
-    op.cost = cost(op)
 
 
 def _lookup(op: Op, name: str, scope: Scope) -> int:

@@ -15,7 +15,6 @@ from typing import Any
 
 from .agents import Agent, Queue
 from .clocks import Clock, Lanes, Pool, joined, knows, marked
-from .cost import COPY_BYTES, COPY_LATENCY, PRODUCT_LATENCY, Engine, Event
 from .deadlock import deadlock
 from .errors import StopRun
 from .findings import Finding, Findings, Place
@@ -37,7 +36,6 @@ class Program:
         self.pool = Pool(machine.lanes, "copy")
         self.loads: dict[int, Agent] = {}  # the newest copy of every lane
         self.name = "" if machine.grid == (1, 1, 1) else f" of program {index}"
-        self.engines = {"copies": Engine(), "tensor core": Engine()}
         self._named: dict[int, NamedBarrier] = {}
 
     def named_barrier(self, number: int) -> NamedBarrier:
@@ -66,7 +64,6 @@ class Task:
         self.unwritten: list[tuple[Agent, Agent]] = []  # those of which only the reading was waited for
         self.copies: list[Agent] = []  # cp.async that is in no group yet
         self.groups: list[list[Agent]] = []  # groups that were not waited for
-        self.time = self._traced = 0.0  # cycles of the cost model; up to where the trace knows this role
 
     def place(self) -> Place:
         """This role at its present op."""
@@ -84,19 +81,6 @@ class Task:
         """Begin a new epoch: what this role does from now on is not covered by what it has released."""
         self.clock[0, self.lane] += 1
 
-    def until(self, time: float, what: str) -> None:
-        """Time goes on to when `what` was there."""
-        if self.machine.trace is not None:
-            self._record("work", "work", self._traced, self.time)
-            self._record(what, "wait", self.time, max(time, self.time))
-            self._traced = max(time, self.time)
-        self.time = max(time, self.time)
-
-    def _record(self, name: str, kind: str, start: float, end: float) -> None:
-        if end > start and self.machine.trace is not None:
-            lane = self.role.removesuffix(self.program.name)
-            self.machine.trace.append(Event(str(self.program.index), lane, name, start, end, kind))
-
     def learn(self, other: Clock | None) -> None:
         if other is not None:
             self.clock = joined(self.clock, other)
@@ -110,24 +94,21 @@ class Task:
             found = buffer.barriers[key] = Barrier(name, self.machine.findings, buffer.allocation)
         return found
 
-    def issue(
-        self, engine: str, pool: Pool, body: Callable[[Agent], None], nbytes: int = 0, after: Agent | None = None
-    ) -> Agent:
-        """Start a copy of so many bytes that knows what this role knows."""
+    def issue(self, engine: str, pool: Pool, body: Callable[[Agent], None], after: Agent | None = None) -> Agent:
+        """Start a copy that knows what this role knows."""
         clock = self.clock.copy()
         if after is not None:
             clock = marked(clock, after.lane, after.epoch)
         lane, epoch = pool.take(clock)
         agent = Agent(engine, self.place(), marked(clock, lane, epoch), (lane, epoch), body)
         agent.after = after
-        agent.schedule = self._timing("copies", agent, nbytes / COPY_BYTES, 0 if after else COPY_LATENCY)
         self.advance()
         if engine == "TMA load":
             self.program.loads[lane] = agent
         self.machine.queue.add(agent)
         return agent
 
-    def issue_product(self, body: Callable[[Agent], None], cycles: float, engine: str = "wgmma") -> Agent:
+    def issue_product(self, body: Callable[[Agent], None], engine: str = "wgmma") -> Agent:
         """Start a matrix product; those of a role run in order, on one lane. Only wgmma is waited for by the role."""
         if self._product_lane < 0:
             self._product_lane = self.machine.lanes.new(f"products of {self.role}")
@@ -136,26 +117,12 @@ class Task:
         agent = Agent(engine, self.place(), marked(self.clock.copy(), lane, epoch), (lane, epoch), body)
         last = self._last_product
         agent.after = None if last is None or last.done else last
-        agent.schedule = self._timing("tensor core", agent, cycles, PRODUCT_LATENCY)
         self._last_product = agent
         self.advance()
         if engine == "wgmma":
             self.products.append(agent)
         self.machine.queue.add(agent)
         return agent
-
-    def _timing(self, engine: str, agent: Agent, cycles: float, latency: float) -> Callable[[], float]:
-        """What takes an engine of the program's SM for an agent that is issued now."""
-        issued, unit, index, trace = self.time, self.program.engines[engine], self.program.index, self.machine.trace
-
-        def take() -> float:
-            earliest = issued + latency if agent.after is None else max(issued, agent.after.end)
-            start = unit.place(earliest, cycles)
-            if trace is not None:
-                trace.append(Event(str(index), engine, agent.place.short, start, start + cycles, agent.engine))
-            return start + cycles
-
-        return take
 
     def trim_stores(self, count: int, read_only: bool) -> None:
         """The first `count` stores have been waited for: they have read shared memory, or also written."""
@@ -167,7 +134,6 @@ class Task:
 
     def finish(self) -> None:
         """The role has ended: report what it leaves under way."""
-        self.until(self.time, "")
         self.done = True
         copies = [agent for group in [*self.groups, self.copies] for agent in group]
         for agent in [reader for reader, _ in self.stores] + self.products + copies:
@@ -186,7 +152,6 @@ class Machine:
         self.queue = Queue(schedule, self.rng)
         self.tasks: list[Task] = []
         self.roles: dict[str, str] = {}  # partition -> role
-        self.trace: list[Event] | None = None
         self.steps = 0
         self.step_limit = 0
         self._preempt = schedule == "random"
@@ -285,7 +250,6 @@ class Machine:
         for block in partitions:
             role = Task(self, task.program, self._role(block), block.num_warps, task.clock.copy())
             role.clock[0, role.lane] = 1
-            role.time = role._traced = task.time
             frame: list[Any] = [None] * block.frame
             for slot, value in zip(block.slots, captured, strict=False):
                 frame[slot] = value
@@ -298,7 +262,6 @@ class Machine:
         wait = TasksWait(roles)
         if not wait.ready():
             yield wait
-        task.until(max((role.time for role in roles), default=0.0), "the other roles")
         task.role = name
         for role in roles:
             task.learn(role.clock)

@@ -7,22 +7,22 @@ from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 
-from .cost import Event
 from .errors import SimulationError
 from .findings import Finding
-from .timeline import chrome_trace, timeline_svg
+from .replay import Timing
+from .timeline import Window, chrome_trace, timeline_svg
 
 
 @dataclass
 class Report:
-    """Findings of a run, and how to repeat it."""
+    """Findings of a run, and how to repeat it; its `timing` if that was asked for."""
 
     findings: list[Finding] = field(default_factory=list)
     schedule: str = "eager"
     seed: int = 0
     steps: int = 0
     seconds: float = 0.0
-    events: list[Event] = field(default_factory=list)
+    timing: Timing | None = None
 
     @property
     def clean(self) -> bool:
@@ -32,18 +32,27 @@ class Report:
         """Findings of one kind."""
         return [finding for finding in self.findings if finding.kind == kind]
 
-    def save_timeline(self, path: str | PathLike[str], program: tuple[int, int, int] = (0, 0, 0)) -> None:
-        """Write an SVG picture of one program's roles and engines; needs a run with timing=True."""
-        Path(path).write_text(timeline_svg(self._events(), str(program)))
+    def save_timeline(
+        self,
+        path: str | PathLike[str],
+        start: float = 0.0,
+        end: float | None = None,
+        program: tuple[int, int, int] = (0, 0, 0),
+    ) -> None:
+        """Write an SVG picture of one program's roles and engines; needs a run with timing=True.
+
+        start, end: the cycles to show; without an end, the first 16,000 from the start at most.
+        """
+        Path(path).write_text(timeline_svg(self._times(), program, Window(start, end)))
 
     def save_trace(self, path: str | PathLike[str]) -> None:
         """Write a trace of all programs for Perfetto or chrome://tracing; needs a run with timing=True."""
-        Path(path).write_text(json.dumps(chrome_trace(self._events())))
+        Path(path).write_text(json.dumps(chrome_trace(self._times())))
 
-    def _events(self) -> list[Event]:
-        if not self.events:
+    def _times(self) -> Timing:
+        if self.timing is None:
             raise SimulationError("this run has no timeline; simulate with timing=True")
-        return self.events
+        return self.timing
 
     def __str__(self) -> str:
         head = f"{len(self.findings)} findings (schedule {self.schedule!r}, seed {self.seed}, {self.steps} steps)"

@@ -16,6 +16,8 @@ from .errors import SimulationError
 from .ir import Module, parse_module
 from .link import link
 from .machine import Machine
+from .record import Recorder, recorded
+from .replay import replay
 from .report import Report
 
 _BACKENDS = {"cuda:90", "cuda:100", "hip:gfx942", "hip:gfx950"}
@@ -37,26 +39,30 @@ def simulate(
     kernel: what `compile_for` or `triton.compile` returns, or TTGIR text. args: by name, NumPy arrays or torch CPU
     tensors for pointers and descriptors (or `TensorDescriptor(tensor, box)`), numbers, None for a null pointer, tuples
     for tuples. schedule: eager, lazy, random or adversarial; (schedule, seed) repeats a run. in_flight: programs that
-    run side by side. step_limit: ends a run that does not end by itself. timing: keep what the timeline shows.
+    run side by side. step_limit: ends a run that does not end by itself. timing: times by a model of the chip.
 
     Raises SimulationError for what cannot be run: an unknown operation, target or argument.
     """
     if schedule not in SCHEDULES:
         raise SimulationError(f"schedule is {schedule!r}; it must be one of {', '.join(SCHEDULES)}")
-    shape = (*(int(n) for n in grid), 1, 1, 1)[:3]
+    x, y, z, *_ = (*(int(n) for n in grid), 1, 1, 1)
+    shape = (x, y, z)
     if not 1 <= len(grid) <= 3 or min(shape) < 1 or shape[0] * shape[1] * shape[2] > MAX_PROGRAMS:
         raise SimulationError(
             f"grid is {tuple(grid)}; it needs one to three positive sizes, {MAX_PROGRAMS} programs at most"
         )
     module = kernel if isinstance(kernel, Module) else linked(ttgir_of(kernel))
-    machine = Machine(module, (shape[0], shape[1], shape[2]), schedule, seed)
-    machine.trace = [] if timing else None
+    recording = recorded(module.text) if timing else None
+    machine = Machine(module if recording is None else recording.module, shape, schedule, seed)
+    recorder = None if recording is None else Recorder(schedule, machine.rng, recording)
+    machine.queue = recorder or machine.queue
     started = time.perf_counter()
     with np.errstate(all="ignore"), one_thread():
         values = bind(module, machine.memory, args)
         machine.run(values, max(1, in_flight), step_limit)
     seconds = time.perf_counter() - started
-    return Report(machine.findings.listed(), schedule, seed, machine.steps, seconds, machine.trace or [])
+    times = None if recorder is None else replay(recorder.chip, recorder.logs.values())
+    return Report(machine.findings.listed(), schedule, seed, machine.steps, seconds, times)
 
 
 def ttgir_of(kernel: Any) -> str:

@@ -26,7 +26,6 @@ class Barrier:
         self.count = self.pending = self.expected = self.landed = self.phase = 0
         self.collected: Clock | None = None  # what this phase's arrivals know
         self.released: Clock | None = None  # what a waiter on a completed phase learns
-        self.time = self._latest = 0.0  # when the last phase was complete, and the last arrival came
 
     def init(self, count: int, place: Place) -> None:
         if self.live:
@@ -53,7 +52,7 @@ class Barrier:
         """Bytes that are expected and have not landed."""
         return self.expected - self.landed
 
-    def arrive(self, arrivals: int, clock: Clock, place: Place, time: float = 0.0) -> None:
+    def arrive(self, arrivals: int, clock: Clock, place: Place) -> None:
         """Arrivals of a role, releasing what it knows."""
         if not self.usable(place, "arrives on"):
             return
@@ -62,7 +61,6 @@ class Barrier:
             self._fault(text, place)
             arrivals = self.pending
         self.pending -= arrivals
-        self._latest = max(self._latest, time)
         self.collected = clock.copy() if self.collected is None else joined(self.collected, clock)
         self._advance()
 
@@ -74,7 +72,6 @@ class Barrier:
         if not self.usable(agent.place, "completes bytes on"):
             return
         self.landed += nbytes
-        self._latest = max(self._latest, agent.end)
         if self.collected is None:
             self.collected = agent.clock * 0
         self.collected = marked(self.collected, agent.lane, agent.epoch)
@@ -84,7 +81,6 @@ class Barrier:
         if self.pending or self.expected != self.landed or not self.live:
             return
         self.phase += 1
-        self.time = self._latest
         self.pending = self.count
         self.expected = self.landed = 0
         if self.collected is not None:
@@ -101,20 +97,17 @@ class NamedBarrier:
     def __init__(self, number: int) -> None:
         self.number = number
         self.come = self.generation = 0
-        self.time = self._latest = 0.0
         self.collected: Clock | None = None
         self.released: Clock | None = None
 
-    def arrive(self, threads: int, needed: int, clock: Clock, time: float = 0.0) -> bool:
+    def arrive(self, threads: int, needed: int, clock: Clock) -> bool:
         """`threads` more have come; false if that is more than the barrier takes."""
         fits = self.come + threads <= needed
         self.come += threads
-        self._latest = max(self._latest, time)
         self.collected = clock.copy() if self.collected is None else joined(self.collected, clock)
         if self.come >= needed:
             self.come = 0
             self.generation += 1
-            self.time = self._latest
             self.released, self.collected = self.collected, None
         return fits
 

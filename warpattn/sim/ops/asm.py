@@ -119,7 +119,7 @@ def _named_barrier(task: Any, match: re.Match[str], *_: Any) -> Any:
     barrier, needed = task.program.named_barrier(int(match[2])), int(match[3])
     yield from task.machine.pause()
     wait = NamedWait(barrier, needed)
-    fits = barrier.arrive(32 * task.num_warps, needed, task.clock, task.time)
+    fits = barrier.arrive(32 * task.num_warps, needed, task.clock)
     task.advance()
     if not fits:
         place = task.place()
@@ -128,7 +128,6 @@ def _named_barrier(task: Any, match: re.Match[str], *_: Any) -> Any:
     if match[1] == "sync":
         if not wait.ready():
             yield wait
-        task.until(barrier.time, f"named barrier {barrier.number}")
         task.learn(barrier.released)
 
 

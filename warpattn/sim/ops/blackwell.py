@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from ..agents import Agent
-from ..cost import product_cycles
 from ..formats import as_register, decode, encode, rounder
 from ..ir import Op
 from ..registry import blocking, plain, tasked
@@ -22,8 +21,6 @@ from ..shared import Access, MemDesc
 from ..tensor_memory import TensorBuffer, TensorView, check_capacity
 from .hopper import multiplier
 from .memory import allocation_name
-
-_SPEEDUP = 2  # products per cycle of an sm_100 over those of an sm_90: 2.25 against 0.99 PFLOP/s dense (data sheets)
 
 
 @tasked("ttng.tmem_alloc")
@@ -87,16 +84,16 @@ def _store(op: Op) -> Callable[..., Any]:
     return run
 
 
-def _issue(task: Any, engine: str, body: Callable[[Agent], None], cycles: float = 0.0) -> None:
+def _issue(task: Any, engine: str, body: Callable[[Agent], None]) -> None:
     """Put work on the role's queue; at the end of the program somebody must know that it is done."""
-    agent = task.issue_product(body, cycles, engine)
+    agent = task.issue_product(body, engine=engine)
     task.program.loads[agent.lane] = agent
 
 
 def _commit(task: Any, view: MemDesc) -> None:
     """Arrive on a barrier when everything issued so far is done."""
     barrier = task.barrier(view)
-    task.issue_product(lambda agent: barrier.arrive(1, agent.clock, agent.place), 0.0, "tcgen05 commit")
+    task.issue_product(lambda agent: barrier.arrive(1, agent.clock, agent.place), engine="tcgen05 commit")
 
 
 @blocking("ttng.tc_gen5_commit")
@@ -142,8 +139,6 @@ def _mma(op: Op) -> Callable[..., Any]:
             raise op.error(f"{option} is not simulated")
     token = re.match(r"[^\[]*\[%", op.text) is not None
     multiply, narrow = multiplier(a_kind.elem, b_kind.elem, kind.elem), rounder(kind.elem)
-    (m, k), n = a_kind.shape or (0, 0), (b_kind.shape or (0, 0))[1]
-    cycles = product_cycles(m, n, k, a_kind.bits) / _SPEEDUP
 
     def run(task: Any, a: Any, b: MemDesc, accumulator: TensorView, *rest: Any) -> Any:
         yield from task.machine.pause()
@@ -161,7 +156,7 @@ def _mma(op: Op) -> Callable[..., Any]:
             bits = encode(product if narrow is None else narrow(product), kind.elem)
             buffer.write(_asynchronous(accumulator, True, agent), agent.clock, bits)
 
-        _issue(task, "tcgen05 mma", body, cycles)
+        _issue(task, "tcgen05 mma", body)
         for barrier, wanted in zip(barriers[::2], barriers[1::2], strict=True):
             if wanted:
                 _commit(task, barrier)

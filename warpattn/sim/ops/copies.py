@@ -43,7 +43,7 @@ def _copy(op: Op) -> Callable[..., Any]:
 
         amd = task.machine.module.backend == "hip"
         engine = "copy to LDS" if amd else "cp.async"
-        task.copies.append(task.issue(engine, task.program.pool, body, view.array[0].nbytes))
+        task.copies.append(task.issue(engine, task.program.pool, body))
 
     return run
 
@@ -76,7 +76,6 @@ def _wait(op: Op) -> Callable[..., Any]:
         wait = AgentWait(agents, "its copies to shared memory")
         if not wait.ready():
             yield wait
-        task.until(max((agent.end for agent in agents), default=0.0), "copies")
         for agent in agents:
             task.clock = marked(task.clock, agent.lane, agent.epoch, fenced=False)
         del task.groups[: len(over)]

@@ -14,7 +14,6 @@ import numpy as np
 
 from ..agents import Agent
 from ..clocks import marked
-from ..cost import product_cycles
 from ..descriptor import Descriptor, make_descriptor
 from ..findings import Finding
 from ..formats import decode, register_dtype, rounder
@@ -64,7 +63,7 @@ def _arrive(op: Op) -> Callable[..., Any]:
 
 def arrive(task: Any, view: MemDesc, count: int) -> None:
     """`count` arrivals of a role on the barrier in `view`."""
-    task.barrier(view).arrive(count, task.clock, task.place(), task.time)
+    task.barrier(view).arrive(count, task.clock, task.place())
     task.advance()
 
 
@@ -87,7 +86,6 @@ def _wait(op: Op) -> Callable[..., Any]:
                 task.machine.findings.add(
                     Finding("PhaseError", text, (place,), barrier=barrier.name, phase=wait.target - 1)
                 )
-        task.until(barrier.time, barrier.name)
         task.learn(barrier.released)
 
     return run
@@ -133,7 +131,7 @@ def _copy_in(op: Op) -> Callable[..., Any]:
             view.buffer.write(access, agent.clock, bits)
             barrier.land(nbytes, agent)
 
-        task.issue("TMA load", task.program.pool, body, nbytes)
+        task.issue("TMA load", task.program.pool, body)
 
     return run
 
@@ -147,7 +145,6 @@ def _copy_out(op: Op) -> Callable[..., Any]:
     def run(task: Any, descriptor: Descriptor, *rest: Any) -> Any:
         yield from task.machine.pause()
         coordinates, view = rest[:rank], rest[rank]
-        nbytes = view.array[0].nbytes
 
         def read(agent: Agent) -> None:
             access = Access(view, agent.lane, agent.epoch, False, True, agent.place)
@@ -157,8 +154,8 @@ def _copy_out(op: Op) -> Callable[..., Any]:
             who = Toucher(agent.lane, agent.epoch, agent.clock, agent.place)
             descriptor.write(task.machine.memory, coordinates, reader.result, who)
 
-        reader = task.issue("TMA store", task.program.pool, read, nbytes)
-        writer = task.issue("TMA store", task.program.pool, write, nbytes, after=reader)
+        reader = task.issue("TMA store", task.program.pool, read)
+        writer = task.issue("TMA store", task.program.pool, write, after=reader)
         task.stores.append((reader, writer))
 
     return run
@@ -177,7 +174,6 @@ def _store_wait(op: Op) -> Callable[..., Any]:
         yield from task.machine.pause()
         if not wait.ready():
             yield wait
-        task.until(max((agent.end for agent in agents), default=0.0), "stores")
         for agent in agents:
             task.clock = marked(task.clock, agent.lane, agent.epoch)
         task.trim_stores(len(over), read_only)
@@ -191,8 +187,6 @@ def _dot(op: Op) -> Callable[..., Any]:
     asynchronous = op.flag("isAsync") and "isAsync = false" not in op.text
     multiply = multiplier(a_kind.elem, b_kind.elem, op.outputs[0].elem)
     narrow = rounder(op.outputs[0].elem)
-    (m, n), k = op.outputs[0].shape or (1, 1), (b_kind.shape or (1,))[0]
-    cycles = product_cycles(m, n, k, b_kind.bits)
 
     def run(task: Any, a: Any, b: MemDesc, c: Any, use_accumulator: Any = True) -> Any:
         yield from task.machine.pause()
@@ -207,7 +201,7 @@ def _dot(op: Op) -> Callable[..., Any]:
                 agent.unwritten = agent.unwritten or (c.agent.unwritten if isinstance(c, Pending) else None)
             agent.result = product if narrow is None else narrow(product)
 
-        agent = task.issue_product(body, cycles)
+        agent = task.issue_product(body)
         result = Pending(agent)
         if asynchronous:
             return result
@@ -250,7 +244,6 @@ def _products_done(task: Any, allowed: int) -> Any:
     if not wait.ready():
         yield wait
     if over:
-        task.until(over[-1].end, "matrix products")
         task.clock = marked(task.clock, over[-1].lane, over[-1].epoch)
         for agent in over:
             agent.number = -1  # waited for
