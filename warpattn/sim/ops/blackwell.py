@@ -58,10 +58,7 @@ def _load(op: Op) -> Callable[..., Any]:
     found = re.search(r"redOp<(\w+)>", op.text)
     largest, propagates = found is not None and found[1] == "max", "NaN = true" in op.text
     absolute = "abs = true" in op.text
-    if propagates:
-        best = np.maximum if largest else np.minimum
-    else:
-        best = np.fmax if largest else np.fmin
+    best = {(1, 1): np.maximum, (0, 1): np.minimum, (1, 0): np.fmax, (0, 0): np.fmin}[largest, propagates]
 
     def run(task: Any, view: TensorView, *_: Any) -> Any:
         value = decode(view.buffer.read(task.access(view, False), task.clock), elem)
