@@ -159,6 +159,29 @@ def matmul_kernel(a, b, c, N: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr
 
 
 @triton.jit
+def flash_kernel(q, k, v, out, S, scale, D: tl.constexpr, N: tl.constexpr, M: tl.constexpr):
+    """Attention as a loop over keys; Triton pipelines it and, on sm_100, keeps P and O in tensor memory."""
+    m = tl.program_id(0) * M + tl.arange(0, M)
+    d = tl.arange(0, D)
+    n = tl.arange(0, N)
+    query = tl.load(q + m[:, None] * D + d[None, :])
+    best = tl.full((M,), float("-inf"), tl.float32)
+    total = tl.zeros((M,), tl.float32)
+    acc = tl.zeros((M, D), tl.float32)
+    for start in range(0, S, N):
+        keys = tl.load(k + (start + n)[:, None] * D + d[None, :])
+        s = tl.dot(query, keys.T) * scale
+        new = tl.maximum(best, tl.max(s, 1))
+        p = tl.exp2(s - new[:, None])
+        alpha = tl.exp2(best - new)
+        total = total * alpha + tl.sum(p, 1)
+        values = tl.load(v + (start + n)[:, None] * D + d[None, :])
+        acc = tl.dot(p.to(tl.bfloat16), values, acc * alpha[:, None])
+        best = new
+    tl.store(out + m[:, None] * D + d[None, :], acc / total[:, None])
+
+
+@triton.jit
 def atomic_kernel(out, x, N: tl.constexpr, OP: tl.constexpr):
     i = tl.arange(0, N)
     a = tl.load(x + tl.program_id(0) * N + i)

@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 from triton.experimental.gluon import language as gl
 
 from tests.sim import blackwell_kernels as kernels
-from tests.sim import builds
+from tests.sim import builds, plain_kernels
 from tests.sim.builds import poison
 from warpattn.sim import Report, SimulationError, TensorDescriptor, simulate
 
@@ -123,9 +123,29 @@ def test_accumulation_commits_and_predicates(way, schedule):
     assert right
 
 
-@pytest.mark.parametrize("dtype", [torch.float32])
-def test_copies_from_shared_memory(dtype):
-    x, out = torch.randn(128, 32, dtype=dtype), torch.full((128, 32), float("nan"))
+@pytest.mark.parametrize("schedule", ["eager", "lazy", "adversarial", "random"])
+def test_ordinary_triton_kernels(schedule):
+    """What Triton itself makes of tl.dot in a loop."""
+    a, b = (torch.randn(shape).half() for shape in ((128, 512), (512, 64)))
+    c = torch.full((128, 64), float("nan"))
+    sizes = {"N": 64, "K": 512, "BLOCK": 64}
+    report = builds.run(
+        plain_kernels.matmul_kernel, (2,), {"a": a, "b": b, "c": c}, sizes, arch="sm100", schedule=schedule
+    )
+    assert report.clean, report
+    torch.testing.assert_close(c, a.float() @ b.float(), rtol=1e-4, atol=1e-3)
+    q, k, v = (torch.randn(n, 64).bfloat16() for n in (256, 512, 512))
+    args = {"q": q, "k": k, "v": v, "out": torch.full((256, 64), float("nan")), "S": 512, "scale": 1.4426950409 / 8}
+    sizes = {"D": 64, "N": 64, "M": 128}
+    report = builds.run(plain_kernels.flash_kernel, (2,), args, sizes, arch="sm100", schedule=schedule)
+    assert report.clean, report
+    torch.testing.assert_close(
+        args["out"], torch.softmax(q.float() @ k.float().T / 8, 1) @ v.float(), rtol=0, atol=2e-3
+    )
+
+
+def test_copies_from_shared_memory():
+    x, out = torch.randn(128, 32), torch.full((128, 32), float("nan"))
     args = {"x_desc": TensorDescriptor(x, (128, 32)), "out": out}
     assert run(kernels.copy_kernel, args, {"FAULT": ""}, schedule="lazy").clean
     assert torch.equal(out, x)

@@ -134,7 +134,7 @@ def _mma(op: Op) -> Callable[..., Any]:
     for option in ("two_ctas", "multicast", "is_unsigned"):
         if op.flag(option):
             raise op.error(f"{option} is not simulated")
-    token = re.match(r"[^\[]*\[%", op.text) is not None
+    token = re.match(r"\s*%\S+ %\S+ %[^\s,\[]+\[%", op.text) is not None
     multiply, narrow = multiplier(a_kind.elem, b_kind.elem, kind.elem), rounder(kind.elem)
 
     def run(task: Any, a: Any, b: MemDesc, accumulator: TensorView, *rest: Any) -> Any:
