@@ -22,7 +22,7 @@ import numpy as np
 
 from .clocks import Clock
 from .errors import SimulationError
-from .findings import Finding, Findings
+from .findings import Findings
 from .formats import memory_dtype
 from .ir import Block, Module, Op
 from .shared import POISON, Access, SharedBuffer
@@ -137,7 +137,7 @@ class TensorView:
 
         self.array = strided(buffer.data, dtype)
         self.written = strided(buffer.written, np.dtype(f"u{dtype.itemsize}"))
-        self.cells = _cells(buffer, start, digits, dtype.itemsize)
+        self.cells = _cells(buffer.columns, start, tuple(digits), dtype.itemsize)
         columns = np.flatnonzero(self.cells.any(axis=0))
         self.low, self.high = int(columns[0]), int(columns[-1]) + 1
         self.mask = int.from_bytes(np.packbits(self.cells).tobytes(), "big")
@@ -186,13 +186,14 @@ class TensorView:
         return self._children[key]
 
 
-def _cells(buffer: TensorBuffer, start: int, digits: list[Digits], itemsize: int) -> np.ndarray:
-    """Which cells of 16 lanes and a column a tile has: [8, columns] of bool."""
+@lru_cache(1024)
+def _cells(columns: int, start: int, digits: tuple[Digits, ...], itemsize: int) -> np.ndarray:
+    """Which cells of 16 lanes and a column a tile of a buffer has: [8, columns] of bool."""
     offsets = np.array([start])
     for extent, step in (digit for dim in digits for digit in dim):
         offsets = np.unique(offsets[:, None] + np.arange(extent) * step)
-    pitch = 4 * buffer.columns
-    cells = np.zeros((_GROUPS, buffer.columns), np.bool_)
+    pitch = 4 * columns
+    cells = np.zeros((_GROUPS, columns), np.bool_)
     for last in (0, itemsize - 1):
         cells[offsets // pitch // _HALF, (offsets % pitch + last) // 4] = True
     return cells
@@ -249,4 +250,4 @@ def check_capacity(module: Module) -> None:
         raise SimulationError(f"{module.entry} needs {needed} columns of tensor memory at once; there are {COLUMNS}")
 
 
-__all__ = ["COLUMNS", "LANES", "Finding", "TensorBuffer", "TensorView", "check_capacity"]
+__all__ = ["COLUMNS", "LANES", "TensorBuffer", "TensorView", "check_capacity"]
