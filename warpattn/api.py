@@ -13,7 +13,8 @@ signatures stay. The tail, the same everywhere:
     return_lse  also return the natural log of each row's whole denominator, sinks included (fp32, or fp64 for fp64)
     out         tensor to write the output into and return; shape, dtype and device of the result, any strides
     backend     "auto": CUDA capability 9.0 gives "sm90", the CPU "reference". "reference": any device, differentiable,
-                fp16, bf16, fp32, fp64. "sm90": the Hopper kernels, fp16 and bf16. A named backend never falls back.
+                fp16, bf16, fp32, fp64. "sm90": the Hopper kernels, fp16 and bf16. "simulate:sm90": the Hopper kernels
+                run by the simulator on CPU tensors. A named backend never falls back.
 
 The Hopper kernels read and write tensors where they lie if TMA can address them: the last stride is 1, the others are
 multiples of 8 elements above 0 (those of dimensions of size 1 do not matter), and the first element lies at a multiple

@@ -29,7 +29,8 @@ from warpattn.plan import Plan, plan
 from warpattn.problem import Problem, Ready
 from warpattn.scores import ScoreProgram
 
-__all__ = ["Operands", "Prepared", "addressable", "artifact", "captured", "compile_plan", "prepare", "run"]
+__all__ = ["Operands", "Prepared", "addressable", "artifact", "captured", "compile_plan", "fitted", "prepare",
+           "programs", "run", "without_keys"]  # fmt: skip
 
 PACKED = torch.contiguous_format
 ALIGNMENT = 16  # bytes, of TMA addresses and strides
@@ -60,18 +61,23 @@ def run(ready: Ready, operands: Operands) -> None:
     """
     problem = ready.problem
     if problem.seq_k == 0 or operands.out.numel() == 0:
-        _without_keys(operands)
+        without_keys(operands)
         return
     device = operands.q.get_device()
     with contextlib.nullcontext() if cuda.current_device() == device else torch.cuda.device(device):
-        q, k, v = (x if addressable(x) else _packed(x) for x in operands[:3])
-        out = operands.out if addressable(operands.out) else torch.empty_like(operands.out, memory_format=PACKED)
-        fitting = Operands(q, k, v, out, operands.lse, _logits(operands.sinks))
+        fitting = fitted(operands)
         q_at, k_at, v_at, out_at, lse_at, sinks_at = (0 if x is None else x.data_ptr() for x in fitting)
         values = captured_values(captured(ready))
         prepare(ready, fitting)((q_at, k_at, v_at, out_at), (lse_at, sinks_at), values)
-        if out is not operands.out:
-            operands.out.copy_(out)
+        if fitting.out is not operands.out:
+            operands.out.copy_(fitting.out)
+
+
+def fitted(x: Operands) -> Operands:
+    """The operands as kernels take them: copies of what TMA cannot address, an `out` aside, sinks in fp32."""
+    q, k, v = (t if addressable(t) else _packed(t) for t in x[:3])
+    out = x.out if addressable(x.out) else torch.empty_like(x.out, memory_format=PACKED)
+    return Operands(q, k, v, out, x.lse, _logits(x.sinks))
 
 
 def addressable(x: Tensor) -> bool:
@@ -122,7 +128,7 @@ def prepare(ready: Ready, x: Operands) -> Prepared:
     if prepared is None:
         chosen = planned(ready.problem)
         cuda.bind_context(device)
-        kernel = _kernel(chosen, device, *_programs(ready))
+        kernel = _kernel(chosen, device, *programs(ready))
         launcher = _launcher(chosen, kernel, x, captured(ready))
         prepared = Prepared(launcher, device, ready.scale)
         with _preparing:
@@ -177,7 +183,7 @@ def _kernel_key(chosen: Plan, mask: Program, score: Program | None) -> tuple[Any
 
 def artifact(ready: Ready) -> Artifact:
     """The kernel of a checked call, from memory, disk or the compiler; needs no GPU, so it can be made in advance."""
-    return _artifact(planned(ready.problem), *_programs(ready))
+    return _artifact(planned(ready.problem), *programs(ready))
 
 
 def _artifact(chosen: Plan, mask: Program, score: Program | None) -> Artifact:
@@ -207,7 +213,7 @@ def _compiled(config: SM90Config, mask: Program, score: Program | None, problem:
     return compile_prefill(config, mask, score, problem.has_sinks, problem.has_lse)
 
 
-def _programs(ready: Ready) -> tuple[Program, Program | None]:
+def programs(ready: Ready) -> tuple[Program, Program | None]:
     """The mask's and the score's programs as the kernels take them."""
     mask = Program((ready.mask.keep, *ready.mask.span), ready.mask.tensors)
     if ready.score is not None:
@@ -215,7 +221,7 @@ def _programs(ready: Ready) -> tuple[Program, Program | None]:
     return mask, None if ready.scale >= LEAST_SCALE else IDENTITY
 
 
-def _without_keys(x: Operands) -> None:
+def without_keys(x: Operands) -> None:
     """Results of rows that have no key at all."""
     x.out.zero_()
     if x.lse is not None and x.sinks is not None:

@@ -22,7 +22,7 @@ from warpattn.sequences import Sequence, Sizes
 
 __all__ = ["BACKENDS", "Call", "Problem", "examine"]
 
-BACKENDS = ("auto", "reference", "sm90")
+BACKENDS = ("auto", "reference", "sm90", "simulate:sm90")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 SM90_DTYPES = (torch.float16, torch.bfloat16)
 SM90_MAX_DIM = 256
@@ -70,7 +70,7 @@ class Call:
 
 @dataclass(frozen=True, eq=False)
 class Ready:
-    """A checked call: the backend to run ("reference" or "sm90"), its problem, and the traced mask and score."""
+    """A checked call: the backend to run (of BACKENDS, but not "auto"), its problem, and the traced mask and score."""
 
     backend: str
     problem: Problem
@@ -103,9 +103,9 @@ def examine(call: Call, read_values: bool = True) -> Ready:
     captured = [x for program in (mask, score) if program is not None for x in program.tensors]
     _check_devices(rules, call, captured)
     _check_gradients(rules, call, backend, [*tensors.values(), *captured])
-    if backend == "sm90":
+    if backend in ("sm90", "simulate:sm90"):
         _check_sm90(rules, call, sizes)
-    if read_values and not rules.broken and sizes is not None and backend == "reference":
+    if read_values and not rules.broken and sizes is not None and backend in ("reference", "simulate:sm90"):
         _check_values(rules, call, sizes)
     rules.done()
     assert sizes is not None and backend is not None and mask is not None  # else a rule was broken
@@ -135,6 +135,9 @@ def _choose_backend(rules: Rules, call: Call) -> str | None:
         return None
     if name == "reference" or device is None:
         return "reference"
+    if name.startswith("simulate:"):
+        rules.require(device.type == "cpu", f"q is on {device}", f'backend="{name}" runs kernels on CPU tensors')
+        return name
     nvidia = device.type == "cuda" and torch.version.hip is None  # ROCm says "cuda", too, and calls gfx90a 9.0
     capability = torch.cuda.get_device_capability(device) if nvidia else None
     place = f"{device}, CUDA capability {capability[0]}.{capability[1]}" if capability else str(device)

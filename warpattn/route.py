@@ -1,6 +1,6 @@
 """Which way a call goes: remembered launch, or rules and then the reference or a kernel.
 
-dense      planned.recall -> examine -> reference | launch.run -> planned.remember
+dense      planned.recall -> examine -> reference | simulated.run | launch.run -> planned.remember
 general    the same for every sequence kind, without the memory
 """
 
@@ -34,7 +34,8 @@ def dense(inputs: Inputs, mask: Mask | None, score: Score | None, options: Optio
     if ready.backend == "reference":
         return _result(call, *_run_reference(call, ready))
     result, lse = _run_kernel(call, ready)
-    planned.remember(inputs, mask, score, options, ready, result)
+    if ready.backend == "sm90":
+        planned.remember(inputs, mask, score, options, ready, result)
     return _result(call, result, lse)
 
 
@@ -68,5 +69,11 @@ def _run_kernel(call: Call, ready: Ready) -> tuple[Tensor, Tensor | None]:
     q = call.q
     out = q.new_empty((*q.shape[:-1], ready.problem.dim_v)) if call.out is None else call.out
     lse = q.new_empty(ready.lse_shape, dtype=torch.float32) if call.return_lse else None
-    launch.run(ready, launch.Operands(q, call.k, call.v, out, lse, call.sinks))
+    operands = launch.Operands(q, call.k, call.v, out, lse, call.sinks)
+    if ready.backend.startswith("simulate:"):
+        from warpattn import simulated  # imports NumPy and Triton
+
+        simulated.run(ready, operands)
+    else:
+        launch.run(ready, operands)
     return out, lse

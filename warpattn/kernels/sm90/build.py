@@ -12,6 +12,8 @@ from .config import SM90Config
 from .layouts import element_type, tile_layout
 from .prefill import prefill_kernel
 
+TARGET = GPUTarget("cuda", 90, 32)
+OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}
 _POINTERS = {
     "torch.bool": "*i8",
     "torch.uint8": "*u8",
@@ -55,6 +57,11 @@ def modifier_functions(keep_and_span: Program, score: Program | None):
 
 def compile_prefill(config: SM90Config, mask: Program, score: Program | None, has_sinks: bool, has_lse: bool):
     """The compiled kernel (a Triton CompiledKernel) for sm_90; needs no GPU."""
+    return triton.compile(prefill_source(config, mask, score, has_sinks, has_lse), target=TARGET, options=OPTIONS)
+
+
+def prefill_source(config: SM90Config, mask: Program, score: Program | None, has_sinks: bool, has_lse: bool):
+    """What Triton compiles: the kernel with the types of its parameters and its constants."""
 
     def descriptor(rows: int, cols: int) -> str:
         layout = tile_layout(rows, cols, element_type(config.dtype))
@@ -83,6 +90,4 @@ def compile_prefill(config: SM90Config, mask: Program, score: Program | None, ha
         "has_sinks": has_sinks,
         "has_lse": has_lse,
     }
-    source = GluonASTSource(prefill_kernel, signature, constants)
-    options = {"num_warps": 4, "enable_fp_fusion": True}
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    return GluonASTSource(prefill_kernel, signature, constants)
