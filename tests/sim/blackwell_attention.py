@@ -50,7 +50,9 @@ def scale_of(s, FAULT: gl.constexpr):
 
 
 @gluon.jit
-def load(q_desc, k_desc, v_desc, tiles, q, k, v, bars, FAULT: gl.constexpr):
+def load(descs, tiles, buffers, bars, FAULT: gl.constexpr):
+    q_desc, k_desc, v_desc = descs
+    q, k, v = buffers
     mbarrier.expect(bars.q, q_desc.block_type.nbytes)
     tma.async_load(q_desc, [0, 0], bars.q, q)
     for i in range(tiles):
@@ -184,7 +186,7 @@ def attention_kernel(q_desc, k_desc, v_desc, out, tiles, scale_log2, FAULT: gl.c
             (softmax, (out, tiles, scale_log2, s, o, bars, FAULT)),
             (correction, (tiles, s, o, bars, FAULT)),
             (product, (tiles, q, k, v, s, o, bars, FAULT)),
-            (load, (q_desc, k_desc, v_desc, tiles, q, k, v, bars, FAULT)),
+            (load, ((q_desc, k_desc, v_desc), tiles, (q, k, v), bars, FAULT)),
         ],
         [4, 1, 1],
         [80, 24, 24],
