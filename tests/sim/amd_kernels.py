@@ -1,5 +1,7 @@
 """Small gfx942 and gfx950 kernels in Gluon; FAULT "" and "relaxed" are correct, other values break one thing."""
 
+import triton
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.amd import cdna3, cdna4
@@ -72,6 +74,13 @@ def atomic_kernel(x, out, OP: gl.constexpr):
         cdna3.buffer_atomic_xor(out, i, value)
     elif OP == "store":
         cdna3.buffer_store(value, out, i)
+
+
+@triton.jit
+def swap_kernel(x, out):
+    """Compare and swap, which Gluon has no buffer operation for, but Triton makes one."""
+    i = tl.arange(0, 32)
+    tl.store(out + i, tl.atomic_cas(x + i, i, 2 * i + 1))
 
 
 @gluon.jit

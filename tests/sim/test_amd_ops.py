@@ -1,5 +1,7 @@
 """Each operation of gfx942 and gfx950 against NumPy or torch, on small kernels."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from triton.experimental.gluon import language as gl
 from tests.sim import amd_kernels as kernels
 from tests.sim import plain_kernels
 from tests.sim.builds import poison, run
+from warpattn.sim import simulate
 
 ARCHS = {"gfx942": 4, "gfx950": 16}  # bytes that a lane copies to LDS at once
 RNG = np.random.default_rng(0)
@@ -52,6 +55,23 @@ def test_buffer_atomics(arch, op):
     result = UPDATES[op].reduce([np.full(N, 77, dtype), *x])
     result[-1] = 77 if op == "add" else result[-1]
     np.testing.assert_array_equal(out, result)
+
+
+def test_buffer_compare_and_swap(arch):
+    before, out = np.arange(N, dtype=np.int32), poison(N, np.int32)
+    before[::3] = 1000
+    x = before.copy()
+    assert run(kernels.swap_kernel, (1,), {"x": x, "out": out}, arch=arch).clean
+    np.testing.assert_array_equal(out, before)
+    np.testing.assert_array_equal(x, np.where(before == 1000, 1000, 2 * np.arange(N) + 1))
+
+
+def test_hints_change_nothing(arch):
+    text = (Path(__file__).with_name("golden") / "gfx942_buffer.ttgir").read_text().replace("gfx942", arch)
+    hints = "rocdl.sched.barrier none\nrocdl.s.setprio 1\nrocdl.s.barrier\nttg.barrier local\n"
+    x, out = tile(), poison((N, N))
+    assert simulate(text.replace("tt.return", hints + "tt.return"), (1,), {"x": x, "out": out, "n": N}).clean
+    np.testing.assert_array_equal(out, x)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])

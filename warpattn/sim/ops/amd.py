@@ -138,29 +138,6 @@ def _slice(op: Op) -> Callable[..., Any]:
     return lambda x: x[chosen]
 
 
-@plain("amdg.concat")
-def _concat(op: Op) -> Callable[..., Any]:
-    """Tiles of one shape, row by row of the grid of tiles."""
-    shape, tile = op.outputs[0].shape or (), op.inputs[0].shape or ()
-    grid = tuple(n // t for n, t in zip(shape, tile, strict=True))
-
-    def run(*tiles: Any) -> Any:
-        result = np.empty(shape, tiles[0].dtype)
-        for place, values in zip(np.ndindex(grid), tiles, strict=True):
-            result[tuple(slice(i * t, (i + 1) * t) for i, t in zip(place, tile, strict=True))] = values
-        return result
-
-    return run
-
-
-@plain(
-    "rocdl.sched.barrier",
-    "rocdl.sched.group.barrier",
-    "rocdl.s.setprio",
-    "rocdl.s.barrier",
-    "rocdl.iglp.opt",
-    "amdg.cond_barrier",
-    "amdg.instruction_sched_hint",
-)
+@plain("rocdl.sched.barrier", "rocdl.s.setprio", "rocdl.s.barrier")
 def _hint(op: Op) -> Callable[..., Any]:
     return lambda *_: None  # orders instructions, or waves of one role: no value depends on it
