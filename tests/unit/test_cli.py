@@ -192,6 +192,6 @@ def test_without_the_extra_one_line_says_so():
 
 
 def test_every_command_has_help():
-    for command in ("demo", "run", "plan", "compile"):
+    for command in ("demo", "run", "plan", "compile", "simulate"):
         assert "--" in invoke(command, "--help")
     assert Path(bench.__file__).with_name("demo.py").exists()

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from warpattn.check import AttentionError
-from warpattn.cli import bench, compile, demo, plan, run
+from warpattn.cli import bench, compile, demo, plan, run, simulate
 
 
 class OneSentenceErrors(TyperGroup):
@@ -35,6 +35,7 @@ app.command("demo")(demo.demo)
 app.command("run")(run.run)
 app.command("plan")(plan.plan_command)
 app.command("compile")(compile.compile_command)
+app.command("simulate")(simulate.simulate_command)
 app.command(
     "bench", context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 )(bench.bench)

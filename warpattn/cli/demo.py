@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from warpattn.cli import spelling
+from warpattn.cli import layer, spelling
 
 SENTENCES = (
     "The cat sleeps on the warm windowsill.",
@@ -48,6 +48,7 @@ def demo(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
     dtype: Annotated[str | None, typer.Option(help="fp32 on a CPU; fp16 or bf16 on a GPU")] = None,
     sentence: Annotated[list[str] | None, typer.Option(help="A sentence of your own; repeat for more")] = None,
+    simulate: Annotated[str, typer.Option(help="sm90: run one layer's attention by the simulated kernel")] = "",
 ) -> None:
     """Embed sentences with a real model, with stock attention and with warpattn, and compare."""
     place = spelling.device(device)
@@ -55,6 +56,9 @@ def demo(
     if kind not in TOLERANCE:
         raise typer.BadParameter(f"dtype {dtype!r}: the demo runs in fp32, fp16 or bf16")
     sentences = sentence or list(SENTENCES)
+    if simulate:
+        layer.simulated_layer(model_folder(), sentences, spelling.arch(simulate))
+        return
     stock, ours = embed_both(model_folder(), sentences, place, kind)
     console = Console()
     console.print(f"all-MiniLM-L6-v2, {len(sentences)} sentences, {kind} on {_name(place)}\n", highlight=False)
