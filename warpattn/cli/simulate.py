@@ -42,7 +42,7 @@ def simulate_command(
     ready = examine(Call(q, k, v, Dense(), **options, return_lse=True, backend=backend))
     out = torch.full((*q.shape[:3], v.shape[3]), torch.nan, dtype=kind)
     lse = torch.full(ready.lse_shape, torch.nan)
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         step = progress.add_task("compile and simulate", total=2)
@@ -58,8 +58,11 @@ def simulate_command(
         f"q {tuple(q.shape)}  k {tuple(k.shape)}  {dtype}  mask {mask}  score {score or 'none'}  on {backend}"
     )
     console.print(f"{report.steps} steps in {report.seconds:.2f} s, schedule {schedule}, seed {seed}")
-    console.print(findings_table(report.findings) if report.findings else "no findings")
-    limit = 4 * torch.finfo(kind).eps * float(v.float().abs().max())
+    if report.findings:
+        console.print(findings_table(report.findings), soft_wrap=False)
+    else:
+        console.print("no findings")
+    limit = torch.finfo(kind).eps * float(v.float().abs().max())  # of rounding P and the output, half of it each
     right = agree(console, "out", (out, expected), limit) & agree(console, "lse", (lse, expected_lse), LSE_LIMIT)
     if timeline is not None and report.timing is not None:
         write = report.save_trace if timeline.suffix == ".json" else report.save_timeline
