@@ -68,8 +68,8 @@ SM90 = Chip(
     sources=(
         "rates of FMA, ALU, MUFU, shuffle: CUDA C++ Programming Guide, arithmetic instructions, capability 9.0",
         "tensor core: H100 data sheet, 989 TFLOP/s dense bf16 = 132 SMs at 1.83 GHz x 4096",
-        "integer division, and TMA bytes and latency: stamps of %clock on an H200, bench/notes.md rows 3 and 6",
-        "other latencies: round figures of the same order as published microbenchmarks, not fitted",
+        "integer division: stamps of %clock on an H200, four take 900 cycles, bench/notes.md row 6",
+        "TMA, and all other latencies: round figures for an H200, not fitted to any total",
     ),
 )
 # A model from data sheets, compared with no measurement: see `sources`.
@@ -179,7 +179,7 @@ def _arithmetic(op: Op, chip: Chip) -> Price:
     if kind.shape is None:
         division = op.name in ("arith.divsi", "arith.remsi", "arith.divui", "arith.remui")
         return Price((), chip.latencies["integer division" if division else "scalar"])
-    engine = "MUFU" if op.name in _MUFU or op.name == "arith.divf" else "FMA" if op.name in _FMA else "ALU"
+    engine = "MUFU" if op.name in _MUFU or op.name.endswith("divf") else "FMA" if op.name in _FMA else "ALU"
     elements = math.prod(kind.shape)
     if op.name in ("arith.divsi", "arith.remsi", "arith.divui", "arith.remui"):
         elements *= 20  # instructions
