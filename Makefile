@@ -22,13 +22,17 @@ export HF_HUB_OFFLINE = 1
 # Triton's pools and the tests' worker processes fork; the tokenizers' threads would warn about it.
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: demo test lint bench docs venv clean
+# make test-full runs every kernel, mask and schedule in the simulator.
+.PHONY: demo test test-full lint bench docs venv clean
 
 demo: $(READY)
 	$(PY) -m warpattn demo
 
 test: $(READY)
 	$(PY) -m pytest -n auto $(PYTEST_ARGS)
+
+test-full: $(READY)
+	$(PY) -m pytest -n auto -m full tests/full $(PYTEST_ARGS)
 
 lint: $(READY)
 	$(PY) -m ruff check .
@@ -39,6 +43,7 @@ bench: $(READY)
 
 docs: $(READY)
 	$(PY) docs/figures/masks.py
+	$(PY) -m docs.figures.ring
 	$(PY) -m docs.figures.benchmarks
 
 venv: $(READY)

@@ -64,7 +64,7 @@ def to_ttgir(source: Any, target: Any, options: dict[str, Any]) -> Compiled:
     from triton._C.libtriton import ir
     from triton.compiler import make_backend
 
-    backend = make_backend(target)
+    backend: Any = make_backend(target)
     parsed = backend.parse_options({**options, **source.parse_options()})
     stages: dict[str, Any] = {}
     backend.add_stages(stages, parsed, source.language)

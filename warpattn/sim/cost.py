@@ -95,6 +95,8 @@ _FREE = {
     "ttg.memdesc_trans", "ttg.memdesc_subslice", "ttg.memdesc_reinterpret", "ttg.local_dealloc", "arith.extf",
     "ttg.warp_specialize", "tt.call", "scf.for", "scf.if", "scf.while", "ttg.async_commit_group", "ub.poison",
 }  # fmt: skip
+_DIVISIONS = {"arith.divsi", "arith.remsi", "arith.divui", "arith.remui"}
+_DIVISION, _BY_CONSTANT = 20, 4  # instructions
 _LATENCY = {
     "ttng.wait_barrier": "mbarrier wait", "ttng.arrive_barrier": "mbarrier arrive",
     "ttng.barrier_expect": "mbarrier arrive", "ttng.init_barrier": "mbarrier arrive", "ttng.inval_barrier": "scalar",
@@ -127,17 +129,18 @@ def chip_of(target: str) -> Chip:
     return CHIPS[target]
 
 
-def prices(block: Block, chip: Chip) -> dict[int, Price]:
+def prices(block: Block, chip: Chip, constants: frozenset[str] = frozenset()) -> dict[int, Price]:
     """Prices of the operations of a block and of its regions, by their `uid`; operations without one are free."""
     found: dict[int, Price] = {}
     fused = _fused(block)
+    constants |= {name for op in block.ops if op.name == "arith.constant" for name in op.results}
     for op in block.ops:
-        price = FREE if op.uid in fused else price_of(op, chip)
+        price = FREE if op.uid in fused else price_of(op, chip, constants)
         if price is not FREE:
             found[op.uid] = price
         if not op.name.startswith(("tt.reduce", "tt.scan", "tt.map")):
             for region in op.regions:
-                found |= prices(region, chip)
+                found |= prices(region, chip, constants)
     return found
 
 
@@ -151,8 +154,8 @@ def _fused(block: Block) -> set[int]:
     return {op.uid for op in single if users[op.results[0]][0].name in ("arith.addf", "arith.subf")}
 
 
-def price_of(op: Op, chip: Chip) -> Price:
-    """The price of one operation for the role that executes it."""
+def price_of(op: Op, chip: Chip, constants: frozenset[str] = frozenset()) -> Price:
+    """The price of one operation for the role that executes it; `constants` are names of values known in advance."""
     name = op.name
     if name in _FREE or not (op.inputs or op.outputs or name in _LATENCY or "asm" in name):
         return FREE
@@ -171,18 +174,20 @@ def price_of(op: Op, chip: Chip) -> Price:
         moved = _bytes(op.outputs[0] if op.outputs else op.inputs[-1])
         latency = chip.latencies["global memory"] if op.outputs else 0.0
         return Price((("load/store", moved / chip.rates["load/store"]),), latency)
-    return _arithmetic(op, chip)
+    return _arithmetic(op, chip, constants)
 
 
-def _arithmetic(op: Op, chip: Chip) -> Price:
+def _arithmetic(op: Op, chip: Chip, constants: frozenset[str]) -> Price:
     kind = op.type
+    division = op.name in _DIVISIONS
     if kind.shape is None:
-        division = op.name in ("arith.divsi", "arith.remsi", "arith.divui", "arith.remui")
+        if division and op.operands[1] in constants:  # a multiplication and shifts
+            return Price((), _BY_CONSTANT * chip.latencies["scalar"])
         return Price((), chip.latencies["integer division" if division else "scalar"])
     engine = "MUFU" if op.name in _MUFU or op.name.endswith("divf") else "FMA" if op.name in _FMA else "ALU"
     elements = math.prod(kind.shape)
-    if op.name in ("arith.divsi", "arith.remsi", "arith.divui", "arith.remui"):
-        elements *= 20  # instructions
+    if division:
+        elements *= _BY_CONSTANT if op.operands[1] in constants else _DIVISION
     if op.name == "tt.dot":
         return product(op, chip)
     return _on(engine, elements, chip)

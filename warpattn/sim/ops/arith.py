@@ -57,7 +57,7 @@ _FLOAT: dict[str, Callable[..., Any]] = {
     "math.tan": np.tan, "math.tanh": np.tanh, "math.atan": np.arctan, "math.atan2": np.arctan2,
     "math.absf": np.abs, "math.floor": np.floor, "math.ceil": np.ceil, "math.trunc": np.trunc, "math.erf": _ERF,
     "math.fma": lambda a, b, c: np.float32(1) * (np.float64(a) * b + c), "math.powf": np.power,
-    "math.copysign": np.copysign, "tt.precise_sqrt": np.sqrt, "tt.precise_divf": np.divide,
+    "math.copysign": np.copysign, "tt.precise_sqrt": np.sqrt, "tt.precise_divf": np.divide, "tt.approx_divf": np.divide,
     "tt.clampf": lambda x, low, high: np.fmin(np.fmax(x, low), high),
 }  # fmt: skip
 
