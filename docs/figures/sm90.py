@@ -1,0 +1,24 @@
+"""Draws docs/figures/sm90.svg: the Hopper prefill kernel in the simulator, one CTA, causal, head dim 128 (`make docs`)."""
+
+from pathlib import Path
+
+import torch
+
+from warpattn.launch import Operands
+from warpattn.masks import Causal
+from warpattn.problem import Call, examine
+from warpattn.sequences import Dense
+from warpattn.sim import Report
+from warpattn.simulated import Options, traced
+
+
+def run() -> Report:
+    """One head of 512 queries and keys, timed by the model of sm_90."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 512, 1, 128).bfloat16() for _ in range(3))
+    ready = examine(Call(q, k, v, Dense(), Causal(), backend="simulate:sm90"))
+    return traced(ready, Operands(q, k, v, torch.empty_like(q), None, None), Options(timing=True, programs=1))
+
+
+if __name__ == "__main__":
+    run().save_timeline(str(Path(__file__).with_name("sm90.svg")), start=6000, end=15000)
