@@ -1,4 +1,4 @@
-"""Draws docs/figures/sm90.svg: the Hopper prefill kernel in the simulator, one CTA, causal, head dim 128 (`make docs`)."""
+"""Draws docs/figures/sm90.svg: the simulated Hopper prefill kernel, one CTA, causal, head dim 128 (`make docs`)."""
 
 from pathlib import Path
 
