@@ -53,6 +53,11 @@ def test_a_multiplication_that_is_only_added_is_part_of_the_addition():
     assert first is not None
 
 
+def test_a_division_by_a_constant_is_none():
+    constant, division = "%c = arith.constant 3 : i32", "%a = arith.divsi %n, %c : i32"
+    assert price(constant, division)[1].latency < 10
+
+
 def test_a_chip_without_a_model_is_an_error():
     with pytest.raises(SimulationError, match="no cost model for cuda:75"):
         chip_of("cuda:75")
