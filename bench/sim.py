@@ -97,11 +97,11 @@ def tiles_of(case: Case, plan: Plan) -> Iterator[tuple[int, int]]:
 
 def predict(case: Case) -> float:
     """SM cycles of a whole case on all SMs, by the model."""
-    shape = [torch.empty(case.batch, s, h, d, dtype=getattr(torch, case.dtype), device="meta") for s, h, d in (
+    q, k, v = (torch.empty(case.batch, s, h, d, dtype=getattr(torch, case.dtype), device="meta") for s, h, d in (
         (case.seq_q, case.heads_q, case.dim), (case.seq_k, case.heads_kv, case.dim),
-        (case.seq_k, case.heads_kv, case.dim_v))]  # fmt: skip
+        (case.seq_k, case.heads_kv, case.dim_v)))  # fmt: skip
     mask = Causal() if case.causal else Full()
-    plan = planned(examine(Call(*shape, Dense(), mask, backend="reference")).problem)
+    plan = planned(examine(Call(q, k, v, Dense(), mask, backend="reference")).problem)
     cost = costs(case, plan)
     free = [cost.start] * min(ARCHS["sm90"].processors, plan.grid)
     for plain, masked in tiles_of(case, plan):

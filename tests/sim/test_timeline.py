@@ -125,6 +125,13 @@ def test_a_picture_needs_a_run_with_timing(tmp_path):
         plain.save_timeline(tmp_path / "t.svg")
 
 
+def test_a_changed_module_has_no_timing():
+    from warpattn.sim.simulate import linked, ttgir_of
+
+    with pytest.raises(SimulationError, match="timing needs a compiled kernel"):
+        simulated(CASE, 1, kernel=linked(ttgir_of(CASE.kernel())), timing=True)
+
+
 def test_a_picture_of_no_program(report, tmp_path):
     with pytest.raises(SimulationError, match=r"no program \(9, 0, 0\)"):
         report.save_timeline(tmp_path / "t.svg", program=(9, 0, 0))

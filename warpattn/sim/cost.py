@@ -9,12 +9,13 @@ here knows a kernel or a shape; what the predictions are worth is measured by `p
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from .errors import SimulationError
 from .ir import Block, Op
-from .valuetypes import Type
+from .valuetypes import Type, parse_type
 
 WARP = 32
 
@@ -29,6 +30,7 @@ class Chip:
     rates: dict[str, float]
     latencies: dict[str, float]
     sources: tuple[str, ...]
+    copies: str = "TMA"  # the engine of copies between global and shared memory
 
 
 SM90 = Chip(
@@ -72,7 +74,7 @@ SM90 = Chip(
         "TMA, and all other latencies: round figures for an H200, not fitted to any total",
     ),
 )
-# A model from data sheets, compared with no measurement: see `sources`.
+# Models from data sheets, compared with no measurement: see `sources`.
 SM100 = replace(
     SM90,
     name="sm_100",
@@ -83,7 +85,38 @@ SM100 = replace(
         "all else as sm_90, not measured",
     ),
 )
-CHIPS = {"cuda:90": SM90, "cuda:100": SM100}
+GFX942 = Chip(
+    "gfx942",
+    sms=304,
+    quarters=4,
+    rates={
+        "issue": 64,
+        "FMA": 64,
+        "ALU": 64,
+        "MUFU": 16,
+        "shuffle": 32,
+        "shared memory": 128,
+        "tensor core": 2048,
+        "copies to LDS": 64,
+        "load/store": 64,
+    },
+    latencies=SM90.latencies
+    | {"integer division": 300, "tensor": 8, "scalar": 4, "copies to LDS": 800, "shared memory": 64},
+    copies="copies to LDS",
+    sources=(
+        "tensor core (matrix cores): MI300X data sheet, 1307 TFLOP/s dense bf16 = 304 CUs at 2.1 GHz x 2048",
+        "FMA and ALU: 81.7 TFLOP/s of vector fp32 = 304 CUs at 2.1 GHz x 128; LDS and L1: CDNA 3 white paper",
+        "all else is a round figure, not measured",
+    ),
+)
+GFX950 = replace(
+    GFX942,
+    name="gfx950",
+    sms=256,
+    rates=GFX942.rates | {"tensor core": 4096},
+    sources=("tensor core: MI355X data sheet, 2.5 PFLOP/s dense bf16 = 256 CUs at 2.4 GHz x 4096", *GFX942.sources[1:]),
+)
+CHIPS = {"cuda:90": SM90, "cuda:100": SM100, "hip:gfx942": GFX942, "hip:gfx950": GFX950}
 
 _MUFU = {"math.exp2", "math.exp", "math.log2", "math.log", "math.sqrt", "math.rsqrt", "math.sin", "math.cos",
          "math.tanh", "math.erf"}  # fmt: skip
@@ -95,6 +128,7 @@ _FREE = {
     "ttg.memdesc_trans", "ttg.memdesc_subslice", "ttg.memdesc_reinterpret", "ttg.local_dealloc", "arith.extf",
     "ttg.warp_specialize", "tt.call", "scf.for", "scf.if", "scf.while", "ttg.async_commit_group", "ub.poison",
 }  # fmt: skip
+_GLOBAL = {"tt.load", "tt.store", "tt.descriptor_load", "tt.descriptor_store", "amdg.buffer_load", "amdg.buffer_store"}
 _DIVISIONS = {"arith.divsi", "arith.remsi", "arith.divui", "arith.remui"}
 _DIVISION, _BY_CONSTANT = 20, 4  # instructions
 _LATENCY = {
@@ -107,6 +141,8 @@ _LATENCY = {
     "ttng.tc_gen5_mma": "tensor core issue",
     "ttng.tc_gen5_commit": "mbarrier arrive", "ttng.tmem_copy": "tensor core issue",
     "ttg.async_wait": "mbarrier wait", "tt.atomic_rmw": "atomic",
+    "amdg.buffer_atomic_rmw": "atomic", "amdg.buffer_atomic_cas": "atomic", "amdg.buffer_load_to_local": "TMA issue",
+    "ttg.async_copy_global_to_local": "TMA issue",
     "tt.atomic_cas": "atomic",
 }  # fmt: skip
 
@@ -170,7 +206,7 @@ def price_of(op: Op, chip: Chip, constants: frozenset[str] = frozenset()) -> Pri
         return Price((("shared memory", stored / chip.rates["shared memory"]),), chip.latencies["shared memory"])
     if name == "ttg.convert_layout":
         return _conversion(op, chip)
-    if name in ("tt.load", "tt.store", "tt.descriptor_load", "tt.descriptor_store", "tt.gather"):
+    if name in _GLOBAL:
         moved = _bytes(op.outputs[0] if op.outputs else op.inputs[-1])
         latency = chip.latencies["global memory"] if op.outputs else 0.0
         return Price((("load/store", moved / chip.rates["load/store"]),), latency)
@@ -254,10 +290,13 @@ def asynchronous(op: Op, engine: str, second: bool, chip: Chip) -> Price:
     if "commit" in engine:
         return Price((), chip.latencies["mbarrier arrive"])
     views = [kind for kind in (*op.inputs, *op.outputs) if kind.kind == "memdesc" and kind.elem != "i64"]
+    bare = re.search(r"-> (<[^>]*>)", op.raw)  # AMD's copies spell only what stands inside a memdesc
+    if not views and bare:
+        views = [parse_type(f"!ttg.memdesc{bare[1]}")]
     moved = sum(_bytes(kind) for kind in views[:1])
     if engine == "TMA store" and not second:
         return Price((("shared memory", moved / chip.rates["shared memory"]),), chip.latencies["shared memory"])
-    return Price((("TMA", moved / chip.rates["TMA"]),), chip.latencies["TMA"])
+    return Price(((chip.copies, moved / chip.rates[chip.copies]),), chip.latencies[chip.copies])
 
 
 def _bytes(kind: Type) -> int:

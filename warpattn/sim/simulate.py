@@ -51,6 +51,8 @@ def simulate(
         raise SimulationError(
             f"grid is {tuple(grid)}; it needs one to three positive sizes, {MAX_PROGRAMS} programs at most"
         )
+    if timing and isinstance(kernel, Module):
+        raise SimulationError("timing needs a compiled kernel or its text, not a module that may have been changed")
     module = kernel if isinstance(kernel, Module) else linked(ttgir_of(kernel))
     recording = recorded(module.text) if timing else None
     machine = Machine(module if recording is None else recording.module, shape, schedule, seed)
