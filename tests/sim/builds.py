@@ -15,9 +15,11 @@ _TYPES = {
 
 
 @cache
-def compiled(kernel: Any, signature: tuple, constants: tuple, num_warps: int, arch: str = "sm90") -> Any:
+def compiled(
+    kernel: Any, signature: tuple, constants: tuple, num_warps: int, arch: str = "sm90", num_ctas: int = 1
+) -> Any:
     """The kernel for an architecture, down to TTGIR."""
-    return compile_for(arch, kernel, dict(signature), dict(constants), num_warps)
+    return compile_for(arch, kernel, dict(signature), dict(constants), num_warps, num_ctas=num_ctas)
 
 
 def type_of(value: Any, layout: Any = None) -> str:
@@ -39,12 +41,12 @@ def build(kernel: Any, args: dict, constants: dict | None = None, **options: Any
     types = {name: type_of(value, layouts.get(name)) for name, value in args.items()}
     signature = tuple((name, "constexpr" if name in constants else types[name]) for name in kernel.arg_names)
     num_warps, arch = options.get("num_warps", 4), options.get("arch", "sm90")
-    return compiled(kernel, signature, tuple(constants.items()), num_warps, arch)
+    return compiled(kernel, signature, tuple(constants.items()), num_warps, arch, options.get("num_ctas", 1))
 
 
 def run(kernel: Any, grid: tuple, args: dict, constants: dict | None = None, **options: Any) -> Report:
     """Build for the types of `args`, and simulate; options of both."""
-    chosen = {name: options.pop(name) for name in ("layout", "num_warps", "arch") if name in options}
+    chosen = {name: options.pop(name) for name in ("layout", "num_warps", "arch", "num_ctas") if name in options}
     return simulate(build(kernel, args, constants, **chosen), grid, args, **options)
 
 

@@ -24,7 +24,20 @@ SCHEDULES = ("eager", "lazy", "random", "adversarial")
 class Agent:
     """One asynchronous operation."""
 
-    __slots__ = ("after", "body", "clock", "done", "engine", "epoch", "lane", "number", "place", "result", "unwritten")
+    __slots__ = (
+        "after",
+        "body",
+        "clock",
+        "cta",
+        "done",
+        "engine",
+        "epoch",
+        "lane",
+        "number",
+        "place",
+        "result",
+        "unwritten",
+    )
 
     def __init__(
         self, engine: str, place: Place, clock: Clock, lane: tuple[int, int], body: Callable[[Agent], None]
@@ -36,6 +49,7 @@ class Agent:
         self.result: Any = None
         self.unwritten: Finding | None = None  # an operand that nobody has written, reported if the result is used
         self.number = 0
+        self.cta = 0  # of the role that issued it
 
     def run(self) -> None:
         """Do the work; what must come before it is done first."""

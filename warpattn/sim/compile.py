@@ -31,12 +31,13 @@ def compile_for(
     constexprs: Mapping[str, Any] | None = None,
     num_warps: int = 4,
     machine_code: bool = False,
+    num_ctas: int = 1,
 ) -> Any:
     """Compile `kernel` (a @gluon.jit or @triton.jit function) for sm90, sm100, gfx942 or gfx950; needs no GPU.
 
     signature: type of every parameter as Triton spells it ("*fp32", "i32", "tensordesc<…>", "constexpr"); constexprs:
     the values of those that are constexpr. With `machine_code` this is triton.compile (seconds, cached on disk) and
-    returns its kernel; without, compilation stops at TTGIR (tenths of a second).
+    returns its kernel; without, compilation stops at TTGIR (tenths of a second). num_ctas: of a cluster (sm90, sm100).
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -54,6 +55,7 @@ def compile_for(
         constants = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
     source = kind(kernel, dict(signature), constants, attributes)
     options: dict[str, Any] = {"num_warps": num_warps, "enable_fp_fusion": True}
+    options |= {"num_ctas": num_ctas} if num_ctas > 1 else {}
     if machine_code:
         return triton.compile(source, target=target, options=options)
     return to_ttgir(source, target, options)

@@ -48,10 +48,11 @@ def _helpers(task: Task, wait: BarrierWait, machine: Machine) -> list[str]:
     tasks = {other.role: other for other in machine.tasks}
     lines: dict[str, list[str]] = {}
     for region, op in arriving_ops(machine.module, wait.barrier.allocation):
-        role = machine.roles.get(region, machine.module.entry) + task.program.name
         line = str(op.frames[0].line) if op.frames else "?"
-        if line not in lines.setdefault(role, []):
-            lines[role].append(line)
+        for name in task.program.cluster.names:
+            found = lines.setdefault(machine.roles.get(region, machine.module.entry) + name, [])
+            if line not in found:
+                found.append(line)
     helpers = []
     for role, places in lines.items():
         where = f"line{'s' if len(places) > 1 else ''} {', '.join(places)}"

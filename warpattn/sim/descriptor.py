@@ -44,10 +44,12 @@ class Descriptor:
         self.strides = tuple(int(s) for s in strides)
         self.ratio = size // buffer.granule
 
-    def _inside(self, coordinates: Sequence[int]) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
+    def _inside(
+        self, coordinates: Sequence[int], box_shape: Sequence[int]
+    ) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
         """Slices of the tensor and of the box where they meet; None if they do not."""
         tensor, box = [], []
-        for start, n, extent in zip(coordinates, self.box, self.shape, strict=False):
+        for start, n, extent in zip(coordinates, box_shape, self.shape, strict=False):
             low, high = max(0, int(start)), min(int(start) + n, extent)
             if low >= high:
                 return None
@@ -60,21 +62,30 @@ class Descriptor:
         step = self.ratio * array.itemsize
         return as_strided(cells, self.shape, [s * step for s in self.strides])
 
-    def read(self, memory: GlobalMemory, coordinates: Sequence[int], who: Toucher) -> np.ndarray:
-        """The bits of a box."""
-        bits = np.zeros(self.box, self.elements.dtype)
-        inside = self._inside(coordinates)
+    def read(
+        self, memory: GlobalMemory, coordinates: Sequence[int], who: Toucher, box: tuple[int, ...] | None = None
+    ) -> np.ndarray:
+        """The bits of a box, of the descriptor's shape or another."""
+        bits = np.zeros(box or self.box, self.elements.dtype)
+        inside = self._inside(coordinates, bits.shape)
         if inside is not None:
             memory.touch(self.buffer, inside[0], who, "read", self._shadow)
             bits[inside[1]] = self.elements[inside[0]]
         return bits
 
-    def write(self, memory: GlobalMemory, coordinates: Sequence[int], bits: np.ndarray, who: Toucher) -> None:
-        """Store the bits of a box."""
-        inside = self._inside(coordinates)
+    def write(
+        self,
+        memory: GlobalMemory,
+        coordinates: Sequence[int],
+        bits: np.ndarray,
+        who: Toucher,
+        box: tuple[int, ...] | None = None,
+    ) -> None:
+        """Store the bits of a box, of the descriptor's shape or another."""
+        inside = self._inside(coordinates, box or self.box)
         if inside is not None:
             memory.touch(self.buffer, inside[0], who, "write", self._shadow)
-            self.elements[inside[0]] = bits.reshape(self.box)[inside[1]]
+            self.elements[inside[0]] = bits.reshape(box or self.box)[inside[1]]
 
 
 def make_descriptor(

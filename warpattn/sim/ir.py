@@ -12,11 +12,14 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import SimulationError
 from .locations import Frame, Locations
 from .valuetypes import Type, parse_type, split_top
+
+if TYPE_CHECKING:
+    from .clusters import Ctas
 
 _NAME = re.compile(r"%[\w.$-]+(?:#\d+)?")
 _STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
@@ -60,6 +63,7 @@ class Op:
     outs: tuple[int, ...] = ()
     uid: int = 0
     label: str = ""  # of an allocation: its name in reports
+    ctas: Ctas | None = None  # the cluster that the kernel is compiled for, filled by linking
 
     @property
     def type(self) -> Type:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 
 from . import ops as _ops  # noqa: F401  fills the table
+from .clusters import clustered
 from .errors import SimulationError
 from .ir import Block, Module, Op
 from .registry import END, PLAIN, TABLE
@@ -42,6 +43,7 @@ class Scope:
 
 def link(module: Module) -> Module:
     """Fill `slots`, `frame`, `ins`, `outs`, `kind` and `run` of every block and op, in place."""
+    clustered(module)
     _label([op for block in module.functions.values() for op in _allocations(block)])
     for block in module.functions.values():
         _frame(block)

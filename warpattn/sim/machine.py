@@ -15,6 +15,7 @@ from typing import Any
 
 from .agents import Agent, Queue
 from .clocks import Clock, Lanes, Pool, joined, knows, marked
+from .clusters import Cluster
 from .deadlock import deadlock
 from .errors import StopRun
 from .findings import Finding, Findings, Place
@@ -29,13 +30,15 @@ _SPINNING = 32  # rounds in which roles only spin before asynchronous work goes 
 
 
 class Program:
-    """One program (CTA) of the grid."""
+    """One CTA of a program of the grid."""
 
-    def __init__(self, machine: Machine, index: tuple[int, int, int]) -> None:
-        self.index = index
+    def __init__(self, machine: Machine, index: tuple[int, int, int], cluster: Cluster, cta: int) -> None:
+        self.index, self.cluster, self.cta = index, cluster, cta
         self.pool = Pool(machine.lanes, "copy")
         self.loads: dict[int, Agent] = {}  # the newest copy of every lane
-        self.name = "" if machine.grid == (1, 1, 1) else f" of program {index}"
+        self.name = "" if cluster.count == 1 else f" of CTA {cta}"
+        self.name += "" if machine.grid == (1, 1, 1) else f" of program {index}"
+        cluster.names.append(self.name)
         self._named: dict[int, NamedBarrier] = {}
 
     def named_barrier(self, number: int) -> NamedBarrier:
@@ -75,7 +78,7 @@ class Task:
         return Toucher(self.lane, int(self.clock[0, self.lane]), self.clock, self.place())
 
     def access(self, view: MemDesc, writes: bool) -> Access:
-        return Access(view, self.lane, int(self.clock[0, self.lane]), writes, False, self.place())
+        return Access(view, self.lane, int(self.clock[0, self.lane]), writes, False, self.place(), self.program.cta)
 
     def advance(self) -> None:
         """Begin a new epoch: what this role does from now on is not covered by what it has released."""
@@ -85,12 +88,14 @@ class Task:
         if other is not None:
             self.clock = joined(self.clock, other)
 
-    def barrier(self, view: MemDesc) -> Barrier:
-        """The mbarrier whose bytes `view` shows."""
-        buffer, key = view.buffer, (0, view.low)
+    def barrier(self, view: MemDesc, cta: int | None = None) -> Barrier:
+        """The mbarrier whose bytes `view` shows, of this or another CTA."""
+        cta = self.program.cta if cta is None else cta
+        buffer, key = view.buffer, (cta, view.low)
         found = buffer.barriers.get(key)
         if found is None:
             name = buffer.name if buffer.nbytes == 8 else f"{buffer.name}[{view.low // 8}]"
+            name += f" of CTA {cta}" if len(view.array) > 1 else ""
             found = buffer.barriers[key] = Barrier(name, self.machine.findings, buffer.allocation)
         return found
 
@@ -101,7 +106,7 @@ class Task:
             clock = marked(clock, after.lane, after.epoch)
         lane, epoch = pool.take(clock)
         agent = Agent(engine, self.place(), marked(clock, lane, epoch), (lane, epoch), body)
-        agent.after = after
+        agent.after, agent.cta = after, self.program.cta
         self.advance()
         if engine == "TMA load":
             self.program.loads[lane] = agent
@@ -115,7 +120,7 @@ class Task:
         self._product_epoch += 1
         lane, epoch = self._product_lane, self._product_epoch
         agent = Agent(engine, self.place(), marked(self.clock.copy(), lane, epoch), (lane, epoch), body)
-        last = self._last_product
+        last, agent.cta = self._last_product, self.program.cta
         agent.after = None if last is None or last.done else last
         self._last_product = agent
         self.advance()
@@ -181,17 +186,20 @@ class Machine:
             pass
 
     def _launch(self, index: tuple[int, int, int], arguments: Sequence[Any]) -> None:
-        program = Program(self, index)
-        block = self.module.functions[self.module.entry]
-        task = Task(self, program, self.module.entry, self.module.num_warps, self.lanes.clock())
-        frame: list[Any] = [None] * block.frame
-        for slot, value in zip(block.slots, arguments, strict=False):
-            frame[slot] = value
-        task.steps = self._main(task, block, frame)
-        self.tasks.append(task)
+        block, cluster = self.module.functions[self.module.entry], Cluster(self.module.num_ctas)
+        for cta in range(cluster.count):
+            program = Program(self, index, cluster, cta)
+            task = Task(self, program, self.module.entry, self.module.num_warps, self.lanes.clock())
+            frame: list[Any] = [None] * block.frame
+            for slot, value in zip(block.slots, arguments, strict=False):
+                frame[slot] = value
+            task.steps = self._main(task, block, frame)
+            self.tasks.append(task)
 
     def _main(self, task: Task, block: Block, frame: list[Any]) -> Generator[Wait | None, None, Any]:
         yield from run_block(task, block, frame)
+        if task.program.cluster.count > 1:
+            yield from task.program.cluster.meet(task)  # nobody leaves while others may reach its memory
         for agent in task.program.loads.values():
             if not knows(task.clock, agent.lane, agent.epoch):
                 self.pending_at_exit(agent, "the program ends without knowing that it has landed")

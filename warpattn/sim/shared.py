@@ -34,6 +34,7 @@ class Access(NamedTuple):
     writes: bool
     asynchronous: bool
     place: Place
+    cta: int = 0
 
 
 class SharedBuffer:
@@ -58,7 +59,7 @@ class SharedBuffer:
         view = access.view
         kept = []
         for old in self.records:
-            if not (view is old.view or view.meets(old.view)):
+            if old.cta != access.cta or not (view is old.view or view.meets(old.view)):
                 kept.append(old)
                 continue
             ordered = old.lane == access.lane or knows(clock, old.lane, old.epoch)
@@ -78,7 +79,7 @@ class SharedBuffer:
     def _race(self, new: Access, old: Access) -> None:
         verbs = {(True, True): "writes", (True, False): "writes", (False, False): "reads", (False, True): "reads"}
         text = (
-            f"{new.place} {verbs[new.writes, new.asynchronous]} {new.view.extent} of {self.name}, "
+            f"{new.place} {verbs[new.writes, new.asynchronous]} {new.view.extent} of {self.named(new)}, "
             f"which {old.place} {verbs[old.writes, old.asynchronous]}; nothing orders the two"
         )
         self._report("Race", text, new, old)
@@ -87,8 +88,8 @@ class SharedBuffer:
         if knows(clock, old.lane, old.epoch, row=1):
             return
         text = (
-            f"{new.place} reaches {self.name} through the asynchronous proxy after {old.place} wrote it with ordinary "
-            "stores; no fence_async_shared stands between"
+            f"{new.place} reaches {self.named(new)} through the asynchronous proxy after {old.place} wrote it with "
+            "ordinary stores; no fence_async_shared stands between"
         )
         self._report("MissingFence", text, new, old)
 
@@ -96,30 +97,35 @@ class SharedBuffer:
         box = (max(new.view.low, old.view.low), min(new.view.high, old.view.high))
         self.findings.add(Finding(kind, text, (new.place, old.place), self.name, box))
 
-    def read(self, access: Access, clock: Clock, cta: int = 0) -> np.ndarray:
+    def named(self, access: Access) -> str:
+        """What messages call the buffer that an access reaches."""
+        return self.name if len(self.data) == 1 else f"{self.name} of CTA {access.cta}"
+
+    def read(self, access: Access, clock: Clock) -> np.ndarray:
         """The bits of a view, checked."""
-        unwritten = self.unwritten(access, cta)
+        unwritten = self.unwritten(access)
         if unwritten is not None:
             self.findings.add(unwritten)
         self.touch(access, clock)
-        return access.view.array[cta]
+        return access.view.array[access.cta]
 
-    def unwritten(self, access: Access, cta: int = 0) -> Finding | None:
+    def unwritten(self, access: Access) -> Finding | None:
         """The finding that an access reads bytes that nobody has written."""
         view = access.view
-        if view.known or view.written[cta].all():
-            view.known = True
+        if view.known[access.cta] or view.written[access.cta].all():
+            view.known[access.cta] = True
             return None
-        text = f"{access.place} reads {view.extent} of {self.name}, which nobody has written"
+        text = f"{access.place} reads {view.extent} of {self.named(access)}, which nobody has written"
         return Finding("UninitialisedRead", text, (access.place,), self.name, (view.low, view.high))
 
-    def write(self, access: Access, clock: Clock, bits: Any, cta: int = 0) -> None:
+    def write(self, access: Access, clock: Clock, bits: Any) -> None:
         """Store bits into a view, checked."""
         self.touch(access, clock)
-        access.view.array[cta] = bits
-        if not access.view.known:
-            access.view.written[cta] = np.iinfo(access.view.written.dtype).max
-            access.view.known = True
+        view, cta = access.view, access.cta
+        view.array[cta] = bits
+        if not view.known[cta]:
+            view.written[cta] = np.iinfo(view.written.dtype).max
+            view.known[cta] = True
 
 
 class MemDesc:
@@ -135,7 +141,7 @@ class MemDesc:
         extent = sum((n - 1) * s for n, s in zip(array.shape[1:], array.strides[1:], strict=False)) + array.itemsize
         self.low, self.high = start, start + extent
         self.dense = extent == array[0].nbytes
-        self.known = False  # every element has been written, or a read has been reported
+        self.known = [False] * len(array)  # of each CTA: all has been written, or a read has been reported
         self._children: dict[Any, MemDesc] = {}
 
     @property

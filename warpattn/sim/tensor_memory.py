@@ -29,6 +29,7 @@ from .shared import POISON, Access, SharedBuffer
 from .valuetypes import Type, parse_type, split_top
 
 LANES, COLUMNS = 128, 512
+_PAIRED = "twoCTAs = true"  # a product of two CTAs: each has its 128 rows as without
 _HALF = 16  # lanes that a tile of 64 rows uses of every 32
 _GROUPS = LANES // _HALF
 _VIEWS = {"ttg.memdesc_index", "ttng.tmem_subslice", "ttg.memdesc_reinterpret"}
@@ -56,7 +57,13 @@ def layout_of(kind: Type, names: dict[str, str]) -> Layout:
     name = split_top(kind.text.partition("<")[2][:-1])[1]
     text = names.get(name, name)
     numbers = {key: int(value) for key, value in re.findall(r"(\w+) = (\d+)", text)}
-    if "tensor_memory_encoding" not in text or set(numbers) != {"blockM", "blockN", "colStride"} or "true" in text:
+    if (
+        "tensor_memory_encoding" not in text
+        or set(numbers) != {"blockM", "blockN", "colStride"}
+        or "true" in text.replace(_PAIRED, "")
+    ):
+        raise SimulationError(f"the tensor-memory layout {text} is not simulated")
+    if _PAIRED in text and numbers["blockM"] != LANES:
         raise SimulationError(f"the tensor-memory layout {text} is not simulated")
     return Layout(numbers["blockM"], numbers["blockN"], numbers["colStride"])
 
@@ -110,13 +117,13 @@ class TensorBuffer(SharedBuffer):
             )
         return TensorView(self, kind.elem, start, digits)
 
-    def read(self, access: Access, clock: Clock, cta: int = 0) -> np.ndarray:
+    def read(self, access: Access, clock: Clock) -> np.ndarray:
         """The bits of a tile, checked: [M, N]."""
-        return super().read(access, clock, cta).reshape(access.view.shape)
+        return super().read(access, clock).reshape(access.view.shape)
 
-    def write(self, access: Access, clock: Clock, bits: Any, cta: int = 0) -> None:
+    def write(self, access: Access, clock: Clock, bits: Any) -> None:
         """Store bits [M, N] into a tile, checked."""
-        super().write(access, clock, np.reshape(bits, access.view.array.shape[1:]), cta)
+        super().write(access, clock, np.reshape(bits, access.view.array.shape[1:]))
 
     def _fence(self, new: Access, old: Access, clock: Clock) -> None:
         """All accesses of tensor memory go through one proxy."""
@@ -141,7 +148,7 @@ class TensorView:
         columns = np.flatnonzero(self.cells.any(axis=0))
         self.low, self.high = int(columns[0]), int(columns[-1]) + 1
         self.mask = int.from_bytes(np.packbits(self.cells).tobytes(), "big")
-        self.known = False
+        self.known = [False] * len(self.array)
         self._children: dict[Any, TensorView] = {}
 
     @property
@@ -216,16 +223,18 @@ def _range(digits: Digits, start: int, length: int, name: str) -> tuple[int, Dig
 @lru_cache(64)
 def _needed(text: str) -> int:
     """Most columns that the allocations of a kernel need at once; each lives until its last use."""
+    from .clusters import clustered, local
     from .ir import parse_module
 
     module = parse_module(text)
+    clustered(module)
     block, names = module.functions[module.entry], layouts(text)
     spans: list[list[int]] = []  # [columns, first, last]
     owners: dict[str, int] = {}
     for i, op in enumerate(block.ops):
         for inner in _walk(op):
             if inner.name == "ttng.tmem_alloc":
-                kind = inner.outputs[0]
+                kind = local(inner, inner.outputs[0])
                 nbytes = tile(kind.shape or (), kind.itemsize, layout_of(kind, names), 0)[1]
                 owners[inner.results[0]] = len(spans)
                 spans.append([-(-nbytes // 4), i, i])

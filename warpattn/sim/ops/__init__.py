@@ -1,5 +1,18 @@
 """What every operation does. Importing this package fills the table of `registry`."""
 
-from . import amd, arith, asm, blackwell, control, copies, hopper, memory, reduce, scaled, shape
+from . import amd, arith, asm, barriers, blackwell, control, copies, hopper, memory, reduce, scaled, shape
 
-__all__ = ["amd", "arith", "asm", "blackwell", "control", "copies", "hopper", "memory", "reduce", "scaled", "shape"]
+__all__ = [
+    "amd",
+    "arith",
+    "asm",
+    "barriers",
+    "blackwell",
+    "control",
+    "copies",
+    "hopper",
+    "memory",
+    "reduce",
+    "scaled",
+    "shape",
+]

@@ -21,7 +21,7 @@ from ..ir import Op
 from ..registry import blocking, plain
 from ..shared import MemDesc
 from ..sync import NamedWait
-from .hopper import arrive
+from .barriers import arrive
 
 _ELEMENTWISE: dict[str, Callable[..., Any]] = {}
 _WHOLE: list[tuple[re.Pattern[str], Callable[..., Any]]] = []

@@ -14,11 +14,14 @@ from typing import Any
 import numpy as np
 
 from ..agents import Agent
+from ..clusters import barrier_copies, from_registers, group, local, to_registers
 from ..formats import as_register, decode, encode, rounder
 from ..ir import Op
 from ..registry import blocking, plain, tasked
 from ..shared import Access, MemDesc
+from ..sync import Barrier
 from ..tensor_memory import TensorBuffer, TensorView, check_capacity
+from ..valuetypes import Type
 from .hopper import multiplier
 from .memory import allocation_name
 
@@ -26,14 +29,18 @@ from .memory import allocation_name
 @tasked("ttng.tmem_alloc")
 def _alloc(op: Op) -> Callable[..., Any]:
     kind, name, token = op.outputs[0], allocation_name(op), len(op.results) > 1
+    tile, part = local(op, kind), from_registers(op, op.inputs[0], kind) if op.operands else None
 
     def run(task: Any, value: Any = None) -> Any:
         check_capacity(task.machine.module)
-        buffer = TensorBuffer(name, kind, task.machine.module, task.machine.findings)
-        view = buffer.view(kind)
-        if value is not None:
-            buffer.write(task.access(view, True), task.clock, encode(value, kind.elem))
+        view = task.program.cluster.shared(op.uid, task.program.cta, lambda: make(task))
+        if part is not None:
+            bits = encode(part(value, task.program.cta), kind.elem)
+            view.buffer.write(task.access(view, True), task.clock, bits)
         return (view, None) if token else view
+
+    def make(task: Any) -> TensorView:
+        return TensorBuffer(name, tile, task.machine.module, task.machine.findings).view(tile)
 
     return run
 
@@ -47,6 +54,8 @@ def _nothing(op: Op) -> Callable[..., Any]:
 def _subslice(op: Op) -> Callable[..., Any]:
     start, dim = op.integer("offset"), op.integer("dim", 1)
     length = (op.outputs[0].shape or ())[dim]
+    if (local(op, op.outputs[0]).shape or ())[dim] != length:
+        raise op.error("a slice of a tile that is spread over the CTAs is not simulated")
     return lambda task, view: view.sliced(dim, start, length)
 
 
@@ -60,8 +69,13 @@ def _load(op: Op) -> Callable[..., Any]:
     absolute = "abs = true" in op.text
     best = {(1, 1): np.maximum, (0, 1): np.minimum, (1, 0): np.fmax, (0, 0): np.fmin}[largest, propagates]
 
+    spread = to_registers(op, op.outputs[0], op.inputs[0])
+    if reduced and local(op, op.outputs[0]).shape[1:] != op.outputs[0].shape[1:]:  # pyright: ignore[reportOptionalSubscript]
+        raise op.error("a reduction over elements of several CTAs is not simulated")
+
     def run(task: Any, view: TensorView, *_: Any) -> Any:
-        value = decode(view.buffer.read(task.access(view, False), task.clock), elem)
+        bits = view.buffer.read(task.access(view, False), task.clock)
+        value = spread(decode(bits, elem), task.program.cta)
         parts = [value] + [None] * token
         if reduced:
             parts.append(best.reduce(np.abs(value) if absolute else value, axis=1))
@@ -72,11 +86,12 @@ def _load(op: Op) -> Callable[..., Any]:
 
 @tasked("ttng.tmem_store")
 def _store(op: Op) -> Callable[..., Any]:
-    elem = op.inputs[0].elem
+    elem, part = op.inputs[0].elem, from_registers(op, op.inputs[0], [*op.inputs, *op.outputs][1])
 
     def run(task: Any, value: Any, view: TensorView, *rest: Any) -> None:
         if rest[-1]:
-            view.buffer.write(task.access(view, True), task.clock, encode(value, elem))
+            bits = encode(part(value, task.program.cta), elem)
+            view.buffer.write(task.access(view, True), task.clock, bits)
 
     return run
 
@@ -87,21 +102,40 @@ def _issue(task: Any, engine: str, body: Callable[[Agent], None]) -> None:
     task.program.loads[agent.lane] = agent
 
 
-def _commit(task: Any, view: MemDesc) -> None:
-    """Arrive on a barrier when everything issued so far is done."""
-    barrier = task.barrier(view)
-    task.issue_product(lambda agent: barrier.arrive(1, agent.clock, agent.place), engine="tcgen05 commit")
+def _commit(task: Any, view: MemDesc, bits: int) -> None:
+    """Arrive on the barriers of the CTAs in `bits` when everything issued so far is done."""
+    for cta in range(len(view.array)):
+        if bits >> cta & 1:
+            barrier = task.barrier(view, cta)
+            task.issue_product(_arriving(barrier), engine="tcgen05 commit")
+
+
+def _arriving(barrier: Barrier) -> Callable[[Agent], None]:
+    return lambda agent: barrier.arrive(1, agent.clock, agent.place)
+
+
+def _audience(op: Op, tiles: list[Type], barriers: list[Type]) -> Callable[[int], int]:
+    """The CTAs (a bit each) that a commit of a CTA arrives at: those that share one of the tiles with it."""
+    if op.ctas is None:
+        return lambda cta: 1
+    if any(barrier_copies(op, kind) for kind in barriers):
+        raise op.error("a commit on a barrier that CTAs share is not simulated")
+    pair = int(op.ctas.pairs)
+    masks = [op.ctas.split(kind).copies | pair for kind in tiles] or [pair]
+    if pair:
+        return lambda cta: 0 if cta & 1 else sum({1 << other for mask in masks for other in group(cta, mask)})
+    return lambda cta: sum({1 << other for mask in masks for other in group(cta, mask)})
 
 
 @blocking("ttng.tc_gen5_commit")
 def _commit_op(op: Op) -> Callable[..., Any]:
-    if re.search(r"\bdescs\b", op.text):
-        raise op.error("multicast commits are not simulated")
+    described = re.search(r"\bdescs\b", op.text) is not None
+    audience = _audience(op, op.inputs[1:] if described else [], op.inputs[:1])
 
-    def run(task: Any, view: MemDesc, predicate: Any = True) -> Any:
+    def run(task: Any, view: MemDesc, predicate: Any = True, *_: Any) -> Any:
         yield from task.machine.pause()
         if predicate:
-            _commit(task, view)
+            _commit(task, view, audience(task.program.cta))
 
     return run
 
@@ -123,42 +157,58 @@ def _copy(op: Op) -> Callable[..., Any]:
     return run
 
 
-def _asynchronous(view: Any, writes: bool, agent: Agent) -> Access:
-    return Access(view, agent.lane, agent.epoch, writes, True, agent.place)
+def _asynchronous(view: Any, writes: bool, agent: Agent, cta: int | None = None) -> Access:
+    return Access(view, agent.lane, agent.epoch, writes, True, agent.place, agent.cta if cta is None else cta)
 
 
 @blocking("ttng.tc_gen5_mma")
 def _mma(op: Op) -> Callable[..., Any]:
     """Operands: A, B, accumulator, [token], whether to add to it, whether to run, (barrier, whether to commit)…"""
     a_kind, b_kind, kind = op.inputs[:3]
-    for option in ("two_ctas", "multicast", "is_unsigned"):
-        if op.flag(option):
-            raise op.error(f"{option} is not simulated")
+    if op.flag("is_unsigned"):
+        raise op.error("is_unsigned is not simulated")
+    pair, audience = _check_pair(op), _audience(op, [a_kind, b_kind] if op.flag("multicast") else [], op.inputs[3:])
     token = re.match(r"\s*%\S+ %\S+ %[^\s,\[]+\[%", op.text) is not None
     multiply, narrow = multiplier(a_kind.elem, b_kind.elem, kind.elem), rounder(kind.elem)
 
     def run(task: Any, a: Any, b: MemDesc, accumulator: TensorView, *rest: Any) -> Any:
         yield from task.machine.pause()
         add, predicate, *barriers = rest[token:]
-        if not predicate:
+        if not predicate or (pair and task.program.cta & 1):
             return
 
+        def read(view: Any, agent: Agent, cta: int) -> np.ndarray:
+            return decode(view.buffer.read(_asynchronous(view, False, agent, cta), agent.clock), view.elem)
+
         def body(agent: Agent) -> None:
-            left, right = (
-                decode(view.buffer.read(_asynchronous(view, False, agent), agent.clock), view.elem) for view in (a, b)
-            )
-            product, buffer = multiply(left, right), accumulator.buffer
-            if add:
-                product += decode(buffer.read(_asynchronous(accumulator, False, agent), agent.clock), kind.elem)
-            bits = encode(product if narrow is None else narrow(product), kind.elem)
-            buffer.write(_asynchronous(accumulator, True, agent), agent.clock, bits)
+            ctas = [agent.cta, agent.cta + 1] if pair else [agent.cta]
+            right = np.concatenate([read(b, agent, cta) for cta in ctas], axis=-1)
+            for cta in ctas:
+                product = multiply(read(a, agent, cta), right)
+                if add:
+                    product += read(accumulator, agent, cta)
+                bits = encode(product if narrow is None else narrow(product), kind.elem)
+                accumulator.buffer.write(_asynchronous(accumulator, True, agent, cta), agent.clock, bits)
 
         _issue(task, "tcgen05 mma", body)
         for barrier, wanted in zip(barriers[::2], barriers[1::2], strict=True):
             if wanted:
-                _commit(task, barrier)
+                _commit(task, barrier, audience(task.program.cta))
 
     return run
+
+
+def _check_pair(op: Op) -> bool:
+    """Whether two CTAs make the product together: each has half the rows of A, and half the columns of B."""
+    if op.ctas is None:
+        return False
+    pair = op.flag("two_ctas")
+    a, b, result = (op.ctas.split(kind) for kind in op.inputs[:3])
+    halves = (a.bases[0] == (1, 0), b.bases[0] == (0, 1), result.bases[0] == (1, 0))
+    fits = result.parts == (a.parts[0], b.parts[1] // (2 if pair else 1)) and a.parts[1] == b.parts[0] == 1
+    if pair != op.ctas.pairs or (pair and not all(halves)) or not fits:
+        raise op.error("operands that are spread over the CTAs in this way are not simulated")
+    return pair
 
 
 _PACKED: dict[str, Callable[..., Any]] = {

@@ -34,7 +34,7 @@ def _copy(op: Op) -> Callable[..., Any]:
         def body(agent: Agent) -> None:
             who = Toucher(agent.lane, agent.epoch, agent.clock, agent.place)
             values = load_pointers(task.machine.memory, who, kind, pointers, mask, other)
-            access = Access(view, agent.lane, agent.epoch, True, False, agent.place)
+            access = Access(view, agent.lane, agent.epoch, True, False, agent.place, agent.cta)
             bits = encode(np.asarray(values, dtype), kind.elem)
             if amd and mask is not None and other is None:
                 _write_where(access, agent.clock, bits, np.asarray(mask, np.bool_))

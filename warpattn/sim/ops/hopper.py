@@ -1,4 +1,4 @@
-"""sm_90: mbarriers, copies between global and shared memory by TMA, asynchronous matrix products, fences.
+"""sm_90: copies between global and shared memory by TMA, asynchronous matrix products, fences.
 
 copy in    lands its box (clipped, filled with zeros) and its bytes on a barrier
 copy out   reads shared memory (what store_wait(read_only) waits for), then writes global memory
@@ -14,81 +14,15 @@ import numpy as np
 
 from ..agents import Agent
 from ..clocks import marked
+from ..clusters import barrier_copies, from_registers, group, local, parts_of, to_registers
 from ..descriptor import Descriptor, make_descriptor
-from ..findings import Finding
 from ..formats import decode, register_dtype, rounder
 from ..globalmem import Toucher
 from ..ir import Op
 from ..pending import Pending, Undefined
 from ..registry import blocking, plain, tasked
 from ..shared import Access, MemDesc
-from ..sync import AgentWait, BarrierWait
-
-
-@tasked("ttng.init_barrier")
-def _init(op: Op) -> Callable[..., Any]:
-    count = int(op.text.split(",")[1].split()[0])
-    return lambda task, view: task.barrier(view).init(count, task.place())
-
-
-@tasked("ttng.inval_barrier")
-def _inval(op: Op) -> Callable[..., Any]:
-    return lambda task, view: task.barrier(view).invalidate(task.place())
-
-
-@blocking("ttng.barrier_expect")
-def _expect(op: Op) -> Callable[..., Any]:
-    nbytes = int(op.text.split(",")[1].split()[0])
-
-    def run(task: Any, view: MemDesc, predicate: Any = True) -> Any:
-        yield from task.machine.pause()
-        if predicate:
-            task.barrier(view).expect(nbytes)
-            arrive(task, view, 1)
-
-    return run
-
-
-@blocking("ttng.arrive_barrier")
-def _arrive(op: Op) -> Callable[..., Any]:
-    count = int(op.text.split(",")[1].split()[0])
-
-    def run(task: Any, view: MemDesc, predicate: Any = True) -> Any:
-        yield from task.machine.pause()
-        if predicate:
-            arrive(task, view, count)
-
-    return run
-
-
-def arrive(task: Any, view: MemDesc, count: int) -> None:
-    """`count` arrivals of a role on the barrier in `view`."""
-    task.barrier(view).arrive(count, task.clock, task.place())
-    task.advance()
-
-
-@blocking("ttng.wait_barrier")
-def _wait(op: Op) -> Callable[..., Any]:
-    def run(task: Any, view: MemDesc, parity: int, predicate: Any = True, *_: Any) -> Any:
-        if not predicate:
-            return
-        yield from task.machine.pause()
-        barrier = task.barrier(view)
-        if not barrier.usable(task.place(), "waits on"):
-            return
-        if barrier.phase & 1 == parity & 1:
-            wait = BarrierWait(barrier)
-            yield wait
-            if barrier.phase > wait.target:
-                place = task.place()
-                text = f"{place} waits for phase {wait.target - 1} of barrier {barrier.name}, and phase {wait.target} "
-                text += "completes, too, before it has seen that: on the card it may miss both"
-                task.machine.findings.add(
-                    Finding("PhaseError", text, (place,), barrier=barrier.name, phase=wait.target - 1)
-                )
-        task.learn(barrier.released)
-
-    return run
+from ..sync import AgentWait, Barrier
 
 
 @tasked("ttng.fence_async_shared")
@@ -113,46 +47,74 @@ def _make_descriptor(op: Op) -> Callable[..., Any]:
 
 @blocking("ttng.async_tma_copy_global_to_local")
 def _copy_in(op: Op) -> Callable[..., Any]:
-    if "multicast" in op.text and "multicast = false" not in op.text:
-        raise op.error("multicast copies are not simulated")
-    rank = len(op.inputs[0].shape or ())
+    """A copy of each CTA into its part of a tile; `multicast`: the first of those with equal parts copies for all."""
+    box, rank = _boxes(op), len(op.inputs[0].shape or ())
+    shared = op.ctas.split(op.inputs[0]).copies if op.ctas is not None and op.flag("multicast") else 0
+    copies = barrier_copies(op, op.inputs[1])
 
     def run(task: Any, descriptor: Descriptor, *rest: Any) -> Any:
         yield from task.machine.pause()
         coordinates, (view, bar, predicate) = rest[:rank], rest[-3:]
-        if not predicate:
+        cta = task.program.cta
+        if not predicate or cta & shared:
             return
-        barrier, nbytes = task.barrier(bar), view.array[0].nbytes
-
-        def body(agent: Agent) -> None:
-            who = Toucher(agent.lane, agent.epoch, agent.clock, agent.place)
-            bits = descriptor.read(task.machine.memory, coordinates, who).reshape(view.shape)
-            access = Access(view, agent.lane, agent.epoch, True, True, agent.place)
-            view.buffer.write(access, agent.clock, bits)
-            barrier.land(nbytes, agent)
-
-        task.issue("TMA load", task.program.pool, body)
+        for target in group(cta, shared):
+            barrier = task.barrier(bar, target & ~copies)
+            task.issue(
+                "TMA load",
+                task.program.pool,
+                _landing(task, descriptor, box(coordinates, cta), (view, target, barrier)),
+            )
 
     return run
 
 
+def _boxes(op: Op) -> Callable[[tuple, int], tuple[tuple, tuple[int, ...] | None]]:
+    """Where the box of a CTA begins, and its shape (None: the descriptor's)."""
+    kind = op.inputs[0]
+    parts, shape = parts_of(op, kind), local(op, kind).shape
+    if parts is None:
+        return lambda coordinates, cta: (coordinates, None)
+    return lambda coordinates, cta: (
+        tuple(int(c) + part.start for c, part in zip(coordinates, parts[cta], strict=True)),
+        shape,
+    )
+
+
+def _landing(
+    task: Any, descriptor: Descriptor, box: tuple[tuple, Any], target: tuple[MemDesc, int, Barrier]
+) -> Callable[[Agent], None]:
+    """A copy of a box to the tile of a CTA, with a barrier that hears of it."""
+    view, cta, barrier = target
+
+    def body(agent: Agent) -> None:
+        who = Toucher(agent.lane, agent.epoch, agent.clock, agent.place)
+        bits = descriptor.read(task.machine.memory, box[0], who, box[1]).reshape(view.shape)
+        view.buffer.write(Access(view, agent.lane, agent.epoch, True, True, agent.place, cta), agent.clock, bits)
+        barrier.land(view.array[0].nbytes, agent)
+
+    return body
+
+
 @blocking("ttng.async_tma_copy_local_to_global", "ttng.async_tma_reduce")
 def _copy_out(op: Op) -> Callable[..., Any]:
-    rank = len(op.inputs[0].shape or ())
+    box, rank = _boxes(op), len(op.inputs[0].shape or ())
+    if op.ctas is not None and op.ctas.split(op.inputs[0]).copies:
+        raise op.error("a store of a tile of which several CTAs have a copy is not simulated")
     if op.name == "ttng.async_tma_reduce":
         raise op.error("reductions by TMA are not simulated")
 
     def run(task: Any, descriptor: Descriptor, *rest: Any) -> Any:
         yield from task.machine.pause()
-        coordinates, view = rest[:rank], rest[rank]
+        (coordinates, shape), view = box(rest[:rank], task.program.cta), rest[rank]
 
         def read(agent: Agent) -> None:
-            access = Access(view, agent.lane, agent.epoch, False, True, agent.place)
+            access = Access(view, agent.lane, agent.epoch, False, True, agent.place, agent.cta)
             agent.result = view.buffer.read(access, agent.clock).copy()
 
         def write(agent: Agent) -> None:
             who = Toucher(agent.lane, agent.epoch, agent.clock, agent.place)
-            descriptor.write(task.machine.memory, coordinates, reader.result, who)
+            descriptor.write(task.machine.memory, coordinates, reader.result, who, shape)
 
         reader = task.issue("TMA store", task.program.pool, read)
         writer = task.issue("TMA store", task.program.pool, write, after=reader)
@@ -187,6 +149,7 @@ def _dot(op: Op) -> Callable[..., Any]:
     asynchronous = op.flag("isAsync") and "isAsync = false" not in op.text
     multiply = multiplier(a_kind.elem, b_kind.elem, op.outputs[0].elem)
     narrow = rounder(op.outputs[0].elem)
+    part, spread = _parts(op)
 
     def run(task: Any, a: Any, b: MemDesc, c: Any, use_accumulator: Any = True) -> Any:
         yield from task.machine.pause()
@@ -194,8 +157,8 @@ def _dot(op: Op) -> Callable[..., Any]:
             a.array  # noqa: B018  reading it is the fault
 
         def body(agent: Agent) -> None:
-            left: Any = _operand(a, agent) if isinstance(a, MemDesc) else a
-            product = multiply(left, _operand(b, agent))
+            left: Any = _operand(a, agent) if isinstance(a, MemDesc) else part(a, agent.cta)
+            product = spread(multiply(left, _operand(b, agent)), agent.cta)
             if use_accumulator:
                 product += c.value() if isinstance(c, Pending) else c
                 agent.unwritten = agent.unwritten or (c.agent.unwritten if isinstance(c, Pending) else None)
@@ -211,16 +174,26 @@ def _dot(op: Op) -> Callable[..., Any]:
     return run
 
 
+def _parts(op: Op) -> tuple[Callable[[Any, int], Any], Callable[[Any, int], Any]]:
+    """What takes a CTA's part out of the first operand, and what puts its part of the product in place."""
+    if op.ctas is None:
+        return (lambda a, cta: a), (lambda product, cta: product)
+    a, b, result = (op.ctas.split(kind).parts for kind in (op.inputs[0], op.inputs[1], op.outputs[0]))
+    if (a[0], b[1]) != result or a[1] > 1 or b[0] > 1:
+        raise op.error("operands that are spread over the CTAs otherwise than the product are not simulated")
+    return from_registers(op, op.inputs[0], op.inputs[0]), to_registers(op, op.outputs[0], op.outputs[0])
+
+
 def _result(pending: Pending) -> Any:
     """The value of a finished product, or a stand-in for it if its operands were never written."""
     return pending.value() if pending.agent.unwritten is None else Undefined(pending.agent)
 
 
 def _operand(view: MemDesc, agent: Agent) -> np.ndarray:
-    access = Access(view, agent.lane, agent.epoch, False, True, agent.place)
+    access = Access(view, agent.lane, agent.epoch, False, True, agent.place, agent.cta)
     agent.unwritten = agent.unwritten or view.buffer.unwritten(access)
     view.buffer.touch(access, agent.clock)
-    return decode(view.array[0], view.elem)
+    return decode(view.array[agent.cta], view.elem)
 
 
 def multiplier(a: str, b: str, result: str) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
@@ -278,4 +251,4 @@ def _tt_dot(op: Op) -> Callable[..., Any]:
     return run
 
 
-__all__ = ["arrive", "multiplier"]
+__all__ = ["multiplier"]

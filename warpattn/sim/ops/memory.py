@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..clocks import joined
+from ..clusters import from_registers, limited, local, to_registers
 from ..formats import as_register, decode, encode, memory_dtype, register_dtype, rounder, unsigned, wrap
 from ..globalmem import GlobalMemory, Toucher
 from ..ir import Op
@@ -38,7 +39,11 @@ def _lanes(pointers: Any, mask: Any) -> tuple[np.ndarray, np.ndarray | None]:
 def _load(op: Op) -> Callable[..., Any]:
     kind = pointee(op.inputs[0])
 
+    limit = limited(op, op.inputs[0], once=False)
+
     def run(task: Any, pointers: Any, mask: Any = None, other: Any = None) -> Any:
+        if limit is not None:
+            mask = limit(mask, task.program.cta)
         return load_pointers(task.machine.memory, task.toucher(), kind, pointers, mask, other)
 
     return run
@@ -93,8 +98,11 @@ def _cells(buffer: Any, offsets: np.ndarray, size: int) -> np.ndarray:
 def _store(op: Op) -> Callable[..., Any]:
     kind = pointee(op.inputs[0])
     dtype, size = memory_dtype(kind.elem), kind.itemsize
+    limit = limited(op, op.inputs[0], once=True)
 
     def run(task: Any, pointers: Any, values: Any, mask: Any = None) -> None:
+        if limit is not None:
+            mask = limit(mask, task.program.cta)
         addresses, wanted = _lanes(pointers, mask)
         bits = np.broadcast_to(encode(np.asarray(values, register_dtype(kind.elem)), kind.elem), addresses.shape)
         if wanted is not None:
@@ -211,14 +219,19 @@ def _atomic(task: Any, kind: Type, order: str, pointers: Any, mask: Any, update:
 @tasked("ttg.local_alloc")
 def _local_alloc(op: Op) -> Callable[..., Any]:
     kind, source = op.outputs[0], op.inputs[0] if op.operands else None
-    name = allocation_name(op)
+    name, tile = allocation_name(op), local(op, kind)
+    part = None if source is None else from_registers(op, source, kind)
 
     def run(task: Any, value: Any = None) -> MemDesc:
-        buffer = SharedBuffer(name, kind, task.machine.module.num_ctas, task.machine.findings, op.uid)
-        view = buffer.root(kind)
-        if source is not None:
-            buffer.write(task.access(view, True), task.clock, encode(value, kind.elem))
+        view = task.program.cluster.shared(op.uid, task.program.cta, lambda: make(task))
+        if part is not None:
+            bits = encode(part(value, task.program.cta), kind.elem)
+            view.buffer.write(task.access(view, True), task.clock, bits)
         return view
+
+    def make(task: Any) -> MemDesc:
+        module = task.machine.module
+        return SharedBuffer(name, tile, module.num_ctas, task.machine.findings, op.uid).root(tile)
 
     return run
 
@@ -235,20 +248,21 @@ def _local_dealloc(op: Op) -> Callable[..., Any]:
 
 @tasked("ttg.local_load")
 def _local_load(op: Op) -> Callable[..., Any]:
-    elem = op.outputs[0].elem
+    elem, spread = op.outputs[0].elem, to_registers(op, op.outputs[0], op.inputs[0])
 
     def run(task: Any, view: MemDesc, *_: Any) -> Any:
-        return decode(view.buffer.read(task.access(view, False), task.clock), elem)
+        return spread(decode(view.buffer.read(task.access(view, False), task.clock), elem), task.program.cta)
 
     return run
 
 
 @tasked("ttg.local_store")
 def _local_store(op: Op) -> Callable[..., Any]:
-    elem = op.inputs[0].elem
+    elem, part = op.inputs[0].elem, from_registers(op, op.inputs[0], [*op.inputs, *op.outputs][1])
 
     def run(task: Any, value: Any, view: MemDesc) -> None:
-        view.buffer.write(task.access(view, True), task.clock, encode(value, elem))
+        bits = encode(part(value, task.program.cta), elem)
+        view.buffer.write(task.access(view, True), task.clock, bits)
 
     return run
 
@@ -271,7 +285,9 @@ def _subslice(op: Op) -> Callable[..., Any]:
     found = re.search(r"\[([-\d, ]+)\]", op.text)
     if found is None:
         raise op.error("the offsets of this slice are not understood")
-    starts, shape = [int(n) for n in found[1].split(",")], op.outputs[0].shape or ()
+    starts, shape = [int(n) for n in found[1].split(",")], local(op, op.outputs[0]).shape or ()
+    if op.ctas is not None and shape != op.outputs[0].shape:
+        raise op.error("a slice of a tile that is spread over the CTAs is not simulated")
     slices = (slice(None), *(slice(start, start + n) for start, n in zip(starts, shape, strict=False)))
     return lambda task, view: view.derived(("subslice", slices[1:].__repr__()), lambda a: a[slices])
 
@@ -285,13 +301,13 @@ def _trans(op: Op) -> Callable[..., Any]:
 
 @tasked("ttg.memdesc_reshape")
 def _reshape(op: Op) -> Callable[..., Any]:
-    shape = op.outputs[0].shape or ()
+    shape = local(op, op.outputs[0]).shape or ()
     return lambda task, view: view.derived(("reshape", shape), lambda a: a.reshape(a.shape[0], *shape))
 
 
 @tasked("ttg.memdesc_reinterpret")
 def _reinterpret(op: Op) -> Callable[..., Any]:
-    kind = op.outputs[0]
+    kind = local(op, op.outputs[0])
     shape, dtype = kind.shape or (), memory_dtype(kind.elem)
 
     def change(array: np.ndarray) -> np.ndarray:
