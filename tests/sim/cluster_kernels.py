@@ -182,3 +182,41 @@ def crossing_kernel(x, out, WAY: gl.constexpr):
         tile = gl.allocate_shared_memory(gl.float32, [256], gl.SwizzledSharedLayout(1, 1, 1, [0], [[1]]))
         tile.store(value)
         gl.store(out + gl.arange(0, 256, whole), tile.load(whole))
+
+
+@gluon.jit
+def pair_attention_kernel(q_desc, k_desc, v_desc, out, tiles, s_layout: gl.constexpr, o_layout: gl.constexpr,
+                          FAULT: gl.constexpr):  # fmt: skip
+    """out = Σ relu(Q·Kᵀ)·V by a pair: each CTA has half the rows of Q and K and half the columns of V."""
+    q = gl.allocate_shared_memory(q_desc.dtype, q_desc.block_type.shape, q_desc.layout)
+    k = gl.allocate_shared_memory(k_desc.dtype, k_desc.block_type.shape, k_desc.layout)
+    v = gl.allocate_shared_memory(v_desc.dtype, v_desc.block_type.shape, v_desc.layout)
+    M: gl.constexpr = q.shape[0]
+    N: gl.constexpr = k.shape[0]
+    full = mbarrier.allocate_mbarrier(two_ctas=True)
+    ready = mbarrier.allocate_mbarrier(two_ctas=True)
+    done = mbarrier.allocate_mbarrier()
+    mbarrier.init(full, count=1)
+    mbarrier.init(ready, count=1)
+    mbarrier.init(done, count=1)
+    s = allocate_tensor_memory(gl.float32, [M, N], s_layout)
+    o = allocate_tensor_memory(gl.float32, [M, v.shape[1]], o_layout)
+    p = s.reinterpret(gl.float16, [M, N], s_layout)
+    layout: gl.constexpr = s.get_reg_layout()
+    for i in range(tiles):
+        mbarrier.expect(full, q_desc.nbytes_per_cta + k_desc.nbytes_per_cta + v_desc.nbytes_per_cta)
+        tma.async_load(q_desc, [0, 0], full, q)
+        tma.async_load(k_desc, [i * N, 0], full, k)
+        tma.async_load(v_desc, [i * N, 0], full, v)
+        mbarrier.wait(full, i & 1)
+        tcgen05_mma(q, k.permute((1, 0)), s, use_acc=False)
+        tcgen05_commit(done)
+        mbarrier.wait(done, 0)
+        p.store(gl.maximum(s.load(layout), 0.0).to(gl.float16))
+        if FAULT != "no_ready":
+            mbarrier.arrive(ready, count=1)
+            mbarrier.wait(ready, i & 1)
+        tcgen05_mma(p, v, o, use_acc=i > 0)
+        tcgen05_commit(done)
+        mbarrier.wait(done, 1)
+    store_tile(out, o.load(o.get_reg_layout()), o.get_reg_layout())

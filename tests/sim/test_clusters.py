@@ -73,6 +73,20 @@ def product(fault: str, way: str = "pair", **options) -> tuple[Report, bool]:
     return report, torch.allclose(args["out"], expected, atol=1e-3, rtol=1e-4)
 
 
+def pair_attention(fault: str, **options) -> tuple[Report, bool]:
+    q, k, v = (torch.randn(shape).half() / 8 for shape in ((256, 64), (384, 64), (384, 64)))
+    out = torch.full((256, 64), float("nan"))
+    boxes = {"q_desc": (q, (256, 64)), "k_desc": (k, (128, 64)), "v_desc": (v, (128, 64))}
+    args = {name: TensorDescriptor(*box) for name, box in boxes.items()} | {"out": out, "tiles": 3}
+    layout = {"q_desc": tile((256, 64), [[1, 0]]), "k_desc": tile((128, 64), [[1, 0]])}
+    layout["v_desc"] = tile((128, 64), [[0, 1]])
+    s, o = (TensorMemoryLayout([128, n], 1, [[1, 0]], True) for n in (128, 64))
+    constants = {"s_layout": s, "o_layout": o, "FAULT": fault}
+    kernel = build(kernels.pair_attention_kernel, args, constants, layout=layout, arch="sm100", num_ctas=2)
+    report, expected = simulate(kernel, (1,), args, **options), torch.relu(q.float() @ k.float().T) @ v.float()
+    return report, torch.allclose(out, expected, atol=2e-3)
+
+
 def product_twice(fault: str, **options) -> tuple[Report, bool]:
     return product(fault, "twice", **options)
 
@@ -92,9 +106,9 @@ def wgmma(fault: str, **options) -> tuple[Report, bool]:
 
 
 CORRECT = [
-    (halves, ""), (halves, "met"), (multicast, ""), (relay, ""), (product, ""),
-    (product, "inline"), (product_twice, ""), (product_multicast, ""), (product_multicast, "inline"), (wgmma, ""),
-    (wgmma, "registers"),
+    (halves, ""), (halves, "met"), (multicast, ""), (relay, ""), (product, ""), (product, "inline"),
+    (product_twice, ""), (product_multicast, ""), (product_multicast, "inline"), (pair_attention, ""),
+    (wgmma, ""), (wgmma, "registers"),
 ]  # fmt: skip
 
 
@@ -155,6 +169,7 @@ FAULTS = [
     (product_multicast, "one_commit", "Race", "of CTA 0", "tma.async_load(b_desc", "tcgen05_mma(a, b"),
     (product_multicast, "own_commit", "Deadlock", "of CTA 0", "mbarrier.wait(done", "mbarrier.wait(done"),
     (product_multicast, "no_load_wait", "Race", "of CTA 1", "tcgen05_mma(a, b", "tma.async_load"),
+    (pair_attention, "no_ready", "Race", "of CTA 0", "tcgen05_mma(p, v, o", "p.store"),
     (wgmma, "no_wait", "Race", "of CTA 0", "tma.async_load(b_desc", "warpgroup_mma(a, b"),
 ]
 
