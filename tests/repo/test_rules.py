@@ -86,7 +86,7 @@ def test_machine_paths(folder):
 
 
 @pytest.mark.parametrize(
-    "text", ["https://example.org/home/page", "a ratio of work/tmp/x", "~/work/x", "./tmp/y", "$X/tmp/z"]
+    "text", ["https://example.org/home/page", "a ratio of work/tmp/x", "~/tmp/x", "./tmp/y", "$X/tmp/z"]
 )
 def test_what_is_no_machine_path(text):
     assert not _found(rules.machine_paths, "a.md", text)

@@ -37,7 +37,7 @@ def test_predicted_cycles(name):
         ("%a = arith.addf %x, %y : tensor<64x128xf32>", {"issue": 64}, 4),
         ("%a = arith.maxnumf %x, %y : tensor<64x128xf32>", {"issue": 64, "ALU": 128}, 4),
         ("%a = arith.addi %n, %n : i32", {}, 2),
-        ("%a = arith.divsi %n, %n : i32", {}, 225),
+        ("%a = arith.divsi %n, %n : i32", {}, 90),
     ],
 )
 def test_prices(op, engines, latency):

@@ -50,7 +50,7 @@ SM90 = Chip(
     },
     latencies={
         "scalar": 2,  # dependent instructions of one warp take 4; half of them have something beside them
-        "integer division": 225,
+        "integer division": 90,
         "tensor": 4,  # dependent instructions of a tensor of one element per lane
         "shuffle": 25,
         "shared memory": 30,
@@ -70,8 +70,9 @@ SM90 = Chip(
     sources=(
         "rates of FMA, ALU, MUFU, shuffle: CUDA C++ Programming Guide, arithmetic instructions, capability 9.0",
         "tensor core: H100 data sheet, 989 TFLOP/s dense bf16 = 132 SMs at 1.83 GHz x 4096",
-        "integer division: stamps of %clock on an H200, four take 900 cycles, bench/notes.md row 6",
-        "TMA, and all other latencies: round figures for an H200, not fitted to any total",
+        "integer division: stamps of %clock on an H200 before and after four moved, bench/notes.md rows 6 and 7",
+        "TMA bytes: an estimate from what this project's own kernels stream (64 KiB in some 2,000 cycles)",
+        "all other latencies: round figures; whoever chose them knew the measured cycles of the kernels",
     ),
 )
 # Models from data sheets, compared with no measurement: see `sources`.

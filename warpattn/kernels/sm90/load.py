@@ -3,7 +3,7 @@
 Key tiles go in the order of the mask's span, K one tile ahead of V because the consumers start Q·K(n+1) before
 P·V(n). A tile is asked for only when two key tiles of the one before are left to load: early enough to hide the
 answer, the queries and the first keys behind them, late enough that the longest-first order stays balanced (asking
-two tiles ahead cost 14 % at 16 k causal, head dim 256, on an H200).
+two tiles ahead, with sections of one head, took 14 % more cycles at 16 k causal, head dim 256, on an H200).
 """
 
 from triton.experimental import gluon
