@@ -1,0 +1,1 @@
+"""Blackwell (B200): the prefill kernels and their host side."""

@@ -1,0 +1,382 @@
+"""FA4Config: tiles, rings, tensor memory and shared memory of the Blackwell prefill kernels, as one value.
+
+`BM` is the knob. 256 rows are two query tiles (2Q, the flagship), 128 are one (1Q: short prompts and split-KV), 64 and
+32 are packed into the 128 lanes of tensor memory. Everything else follows from it, the head dims, the page size and
+whether two CTAs work as a pair:
+
+      tensor memory, 512 columns     S0 │ S1 │ O0 │ O1        P0, P1 over S0, S1
+      shared memory                  Q │ K ring, V ring  or  one ring of both │ scales │ barriers
+
+Slots that are left over decide about the rings: an odd number is one ring that K and V tiles take in turn, an even
+number is a ring each, and then K arrives in chunks of columns so that the first product starts early.
+
+Nothing here imports Triton. `gluon()` is the step from this shape to one that Gluon can express (powers of two).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import gcd
+
+NUM_THREADS = 512  # two softmax warpgroups, a correction warpgroup, and one with the MMA and the load warp
+SMEM_LIMIT = 232_448  # 228 KiB of an SM less the 1 KiB the system keeps
+TMEM_COLUMNS = 512
+BARRIER_BYTES = 8
+NUM_PV_STAGES = 2  # parts in which P is handed over: the tensor core starts on the first while the second is written
+SPLITK_PARTITIONS = (1, 2, 4, 6, 8, 10, 16)
+_DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp8": 1}
+
+
+def align_up(value: int, step: int) -> int:
+    return -(-value // step) * step
+
+
+def align_down(value: int, step: int) -> int:
+    return value // step * step
+
+
+def power_below(value: int) -> int:
+    """Largest power of two that is at most `value`; 0 for none."""
+    return 1 << value.bit_length() - 1 if value > 0 else 0
+
+
+@dataclass(frozen=True)
+class Barriers:
+    """`number` mbarriers of one name, each completed by `count` arrivals (and its bytes, where it is armed)."""
+
+    name: str
+    number: int
+    count: int
+
+
+@dataclass(frozen=True)
+class FA4Config:
+    """Shape of one compiled Blackwell kernel. Names are the specification's; lengths are in elements unless said."""
+
+    dtype: str  # "bf16" | "fp16" | "fp8"
+    qk_depth: int
+    ov_depth: int
+    group: int = 1  # query heads per key head
+    BM: int = 256  # query rows of a CTA: 256, 128, 64, 32
+    page_size: int = 0  # 0: keys are contiguous
+    pair_cta: bool = False  # two CTAs share K rows and V columns
+    splitk_partitions: int = 1
+    dynamic_cluster_dim: bool = False  # partitions meet inside a cluster, not through a workspace
+    single_o: bool = False  # one accumulator for both S tiles
+    is_mla: bool = False
+    nope_depth: int | None = None  # part of qk_depth without rotary embedding, when it is stored apart
+    forced_order: bool = False  # the softmax warpgroups take turns through two barriers more
+    max_bn: int = 256  # upper bound of BN
+    max_qk_stages: int | None = None  # upper bound of the chunks of K
+
+    @property
+    def dtype_bytes(self) -> int:
+        return _DTYPE_BYTES[self.dtype]
+
+    @property
+    def MMA_K(self) -> int:
+        """Contraction of one tensor-core instruction."""
+        return 32 // self.dtype_bytes
+
+    @property
+    def swizzle_bytes(self) -> int:
+        return 64 if self.dtype == "fp8" else 128
+
+    @property
+    def swizzle_elements(self) -> int:
+        return self.swizzle_bytes // self.dtype_bytes
+
+    @property
+    def padded_qk_depth(self) -> int:
+        return align_up(self.qk_depth, self.swizzle_elements)
+
+    @property
+    def padded_ov_depth(self) -> int:
+        return align_up(self.ov_depth, self.swizzle_elements)
+
+    @property
+    def padded_nope_depth(self) -> int:
+        return self.padded_qk_depth if self.nope_depth is None else align_up(self.nope_depth, self.swizzle_elements)
+
+    @property
+    def rope_depth(self) -> int:
+        return self.padded_qk_depth - self.padded_nope_depth
+
+    @property
+    def num_q(self) -> int:
+        """Query tiles of a CTA."""
+        return 2 if self.BM == 256 else 1
+
+    @property
+    def cta_group(self) -> int:
+        return 2 if self.pair_cta else 1
+
+    @property
+    def MMA_M(self) -> int:
+        """Rows of one tensor-core product, over both CTAs of a pair."""
+        return min(self.BM, 128) * self.cta_group
+
+    @property
+    def m_pack(self) -> int:
+        """Groups of rows that share the columns of tensor memory."""
+        return max(1, 128 // self.BM)
+
+    @property
+    def use_ws(self) -> bool:
+        return not self.pair_cta and self.MMA_M <= 64
+
+    @property
+    def fuse_gqa(self) -> bool:
+        """Whether the query heads of a key head are rows of one tile: row r is query r // group of head r % group."""
+        return self.group > 1 and self.MMA_M % self.group == 0 and not self.is_mla
+
+    @property
+    def BM_eff(self) -> int:
+        """Query positions of a CTA's tile."""
+        return self.BM // self.group if self.fuse_gqa else self.BM
+
+    @property
+    def PairBM_eff(self) -> int:
+        """Query positions of a cluster's tile; what masks are asked about."""
+        return self.BM_eff * self.cta_group
+
+    @property
+    def BM_q(self) -> int:
+        """Rows of one query tile in a CTA."""
+        return self.BM // self.num_q
+
+    @cached_property
+    def BN(self) -> int:
+        """Keys of a tile, as many as S and O leave room for; a page divides it or it divides a page."""
+        if self.single_o:
+            room = self.m_pack * (TMEM_COLUMNS - self.padded_ov_depth) // 2
+        else:
+            room = self.m_pack * (TMEM_COLUMNS // 2 - max(self.padded_nope_depth, self.padded_ov_depth))
+        bn = max(0, min(self.max_bn, align_down(room, self.MMA_K)))
+        divides = self.page_size == 0 or bn == 0 or self.page_size % bn == 0 or bn % self.page_size == 0
+        return bn if divides else power_below(bn - 1)
+
+    @property
+    def page_rows(self) -> int:
+        """Keys of one load, which never leaves a page: a whole tile, or what divides both the tile and the page."""
+        return gcd(self.page_size, self.BN)
+
+    @property
+    def pages_per_tile(self) -> int:
+        return self.BN // self.page_rows
+
+    @property
+    def s_columns(self) -> int:
+        return self.BN // self.m_pack
+
+    @property
+    def TMEM_S0(self) -> int:
+        return 0
+
+    @property
+    def TMEM_S1(self) -> int:
+        return self.s_columns
+
+    @property
+    def TMEM_P0(self) -> int:
+        return self.TMEM_S0
+
+    @property
+    def TMEM_P1(self) -> int:
+        return self.TMEM_S1
+
+    @property
+    def TMEM_O0(self) -> int:
+        return 2 * self.s_columns
+
+    @property
+    def TMEM_O1(self) -> int:
+        return self.TMEM_O0 if self.single_o else self.TMEM_O0 + self.padded_ov_depth
+
+    @property
+    def tmem_used(self) -> int:
+        """Columns of tensor memory."""
+        return self.TMEM_O1 + self.padded_ov_depth
+
+    @cached_property
+    def chunks(self) -> int:
+        """Chunks of columns that Q and K can arrive in, before the rings are known."""
+        if self.is_mla:
+            return 1
+        chunks = gcd(self.padded_qk_depth // self.swizzle_elements, self.padded_qk_depth // self.MMA_K)
+        return chunks if self.max_qk_stages is None else gcd(chunks, self.max_qk_stages)
+
+    @cached_property
+    def misc_barriers(self) -> tuple[Barriers, ...]:
+        """Every barrier that belongs to no K/V ring, in the order in which they lie in shared memory."""
+        p_parts = [Barriers(f"S{wg}_consumer", 1, count * self.cta_group) for wg in (0, 1) for count in (256, 128)]
+        scales = [Barriers(f"C{wg}_{side}", 1, 128) for wg in (0, 1) for side in ("producer", "consumer")]
+        order = [Barriers("order", 2, 128)] if self.forced_order else []
+        scores = [Barriers("S0_producer", 1, 1), Barriers("S1_producer", 1, 1)]
+        q1 = [Barriers("Q1_sync", self.num_qk_stages, 1)] if self.num_q == 2 else []
+        outputs = [Barriers("O_producer", 2, 1)]
+        published = [Barriers("publish", 1, self.BM * self.splitk_partitions)] if self._publishes else []
+        return (*p_parts, *scales, *order, *scores, *q1, *outputs, *published)
+
+    @property
+    def _publishes(self) -> bool:
+        return self.splitk_partitions > 1 and self.dynamic_cluster_dim
+
+    @property
+    def q_bytes(self) -> int:
+        """Bytes of one query tile of a CTA."""
+        return self.BM_q * self.padded_qk_depth * self.dtype_bytes
+
+    @cached_property
+    def smem_base(self) -> int:
+        """Shared memory of everything but the K/V rings: the address of tensor memory, barriers, Q, and a scale for
+        every softmax thread."""
+        q1 = self.chunks if self.num_q == 2 else 0
+        barriers = 8 + 2 * NUM_PV_STAGES + q1 + 2 * self.forced_order + self._publishes
+        return 4 + BARRIER_BYTES * barriers + self.num_q * self.q_bytes + 4 * 256
+
+    @property
+    def slot_bytes(self) -> int:
+        """A slot of a ring with its full and empty barrier."""
+        columns = max(self.padded_nope_depth, self.padded_ov_depth)
+        if self.use_ws:
+            columns //= self.chunks
+        return self.BN * columns * self.dtype_bytes // self.cta_group + 2 * BARRIER_BYTES
+
+    @cached_property
+    def kv_slots(self) -> int:
+        """Slots that fit beside `smem_base`."""
+        return (SMEM_LIMIT - self.smem_base) // self.slot_bytes if self.BN > 0 else 0
+
+    @cached_property
+    def use_shared_kv(self) -> bool:
+        """One ring for K and V, rather than one each."""
+        return self.use_ws or self.kv_slots % 2 == 1
+
+    @cached_property
+    def num_kv_stages(self) -> int:
+        """Slots of the shared ring, or of each of the two."""
+        return self.kv_slots if self.use_shared_kv else self.kv_slots // 2
+
+    @cached_property
+    def num_qk_stages(self) -> int:
+        """Chunks of columns of a K tile, each with its own barriers."""
+        if self.use_ws:
+            return self.chunks
+        if self.use_shared_kv:
+            return 1
+        fits = self.smem_base + self.kv_slots * self.slot_bytes + self._chunk_barriers(self.chunks) <= SMEM_LIMIT
+        return self.chunks if fits else 1
+
+    def _chunk_barriers(self, chunks: int) -> int:
+        """Bytes of the barriers that chunks add to the K ring."""
+        return 0 if self.use_shared_kv else (chunks - 1) * self.num_kv_stages * 2 * BARRIER_BYTES
+
+    @property
+    def num_pv_stages(self) -> int:
+        return NUM_PV_STAGES
+
+    @property
+    def pv_split(self) -> tuple[int, int]:
+        """Keys of the two parts of P: three quarters and one where whole instructions allow it, else halves."""
+        first = self.BN * 3 // 4 if self.BN // self.MMA_K % 4 == 0 else self.BN // 2
+        return first, self.BN - first
+
+    @property
+    def smem_used(self) -> int:
+        """Bytes of shared memory."""
+        return self.smem_base + self.kv_slots * self.slot_bytes + self._chunk_barriers(self.num_qk_stages)
+
+    @property
+    def BK0(self) -> int:
+        """Columns of a chunk of Q and K."""
+        return self.padded_qk_depth // self.num_qk_stages
+
+    @property
+    def BK1(self) -> int:
+        """Contraction of P·V."""
+        return self.BN
+
+    @property
+    def k_rows_per_cta(self) -> int:
+        return self.BN // self.cta_group
+
+    @property
+    def v_cols_per_cta(self) -> int:
+        return self.padded_ov_depth // self.cta_group
+
+    @property
+    def k_chunk_bytes(self) -> int:
+        """Bytes of a chunk of K in a CTA."""
+        return self.k_rows_per_cta * self.BK0 * self.dtype_bytes
+
+    @property
+    def v_bytes(self) -> int:
+        """Bytes of a V tile in a CTA."""
+        return self.BN * self.v_cols_per_cta * self.dtype_bytes
+
+    @property
+    def rope_buffers(self) -> int:
+        """Tiles of K's rotary part beside a shared ring, in which only every other slot is a K."""
+        return -(-self.num_kv_stages // 2) if self.use_shared_kv and self.rope_depth else 0
+
+    @property
+    def kv_barriers(self) -> int:
+        """Full and empty barriers of the K/V rings."""
+        per_stage = 1 if self.use_shared_kv else self.num_qk_stages + 1
+        return 2 * self.num_kv_stages * per_stage
+
+    @property
+    def barriers(self) -> int:
+        """Barriers that the kernel makes."""
+        return self.kv_barriers + sum(barriers.number for barriers in self.misc_barriers)
+
+    def supported(self) -> tuple[str, ...]:
+        """Why this shape cannot be: one sentence each; none when it can."""
+        rules = (*self._tile_rules(), *self._mode_rules())
+        return tuple(sentence for holds, sentence in rules if not holds)
+
+    def _tile_rules(self) -> tuple[tuple[bool, str], ...]:
+        stages = 4 if self.use_ws else 2
+        page, bn = self.page_size, self.BN
+        return (
+            (self.BM in (32, 64, 128, 256), f"BM is {self.BM}; it is 32, 64, 128 or 256"),
+            (bn >= 64, f"BN is {bn}; at least 64 keys a tile have to fit beside the accumulators in tensor memory"),
+            (self.num_kv_stages >= stages, f"{self.num_kv_stages} stages fit in shared memory; at least {stages}"),
+            (self.tmem_used <= TMEM_COLUMNS, f"{self.tmem_used} columns of tensor memory; there are {TMEM_COLUMNS}"),
+            (self.smem_used <= SMEM_LIMIT, f"{self.smem_used} bytes of shared memory; there are {SMEM_LIMIT}"),
+            (
+                not 0 < page < bn or self.is_mla or page % self.MMA_K == 0,
+                f"page_size is {page}; below BN {bn} it is a multiple of {self.MMA_K}",
+            ),
+        )
+
+    def _mode_rules(self) -> tuple[tuple[bool, str], ...]:
+        depth = max(self.qk_depth, self.ov_depth)
+        one = self.num_q == 1
+        return (
+            (one or depth >= 64, f"head dim is {depth}; at least 64"),
+            (not one or 64 <= depth <= 256, f"head dim is {depth}; one query tile takes 64 to 256"),
+            (not (one and self.pair_cta), f"BM is {self.BM}; a pair of CTAs needs two query tiles each (BM 256)"),
+            (
+                self.splitk_partitions in (SPLITK_PARTITIONS if one else (1,)),
+                f"splitk_partitions is {self.splitk_partitions}; one query tile takes {SPLITK_PARTITIONS}, two take 1",
+            ),
+            (not self.pair_cta or 64 < depth <= 128, f"head dim is {depth}; a pair of CTAs takes 65 to 128"),
+        )
+
+    def one_query_twin(self) -> FA4Config:
+        """The same problem with one query tile and as many chunks of Q and K."""
+        return replace(self, BM=128, max_qk_stages=self.num_qk_stages)
+
+    def can_switch_to_1q(self) -> bool:
+        """Whether one kernel can hold both bodies, with two query tiles and with one."""
+        return self.num_q == 2 and not self.pair_cta and not self.one_query_twin().supported()
+
+    def gluon(self) -> tuple[FA4Config, tuple[str, ...]]:
+        """This shape with tiles that Gluon can express, and one sentence for each thing that had to change."""
+        if self.BN == power_below(self.BN):
+            return self, ()
+        config = replace(self, max_bn=power_below(self.BN))
+        return config, (f"BN is {config.BN}, not {self.BN}: Gluon's tiles are powers of two",)
