@@ -18,8 +18,9 @@ import torch
 
 from bench.cases import Case, find
 from warpattn import simulated
-from warpattn.launch import Operands, planned
+from warpattn.launch import planned
 from warpattn.masks import Causal, Full
+from warpattn.operands import Operands
 from warpattn.plan import Plan
 from warpattn.problem import Call, examine
 from warpattn.sequences import Dense
@@ -59,11 +60,11 @@ def simulate(rows: int, keys: int, case: Case, causal: bool = False, timing: boo
 
 def costs(case: Case, plan: Plan) -> Costs:
     """The cycles of one CTA with a plan's configuration, from differences of small runs."""
-    m, n = plan.config.block_m, plan.config.block_n
+    m, n = plan.choice.config.block_m, plan.choice.config.block_n
 
     def cycles(tiles: int, keys: int, causal: bool = False) -> float:
         report, small = simulate(m * tiles, n * keys, case, causal)
-        assert report.timing is not None and small.config == plan.config
+        assert report.timing is not None and small.choice.config == plan.choice.config
         return report.timing.cycles
 
     short, more, longer = cycles(2, 8), cycles(3, 8), cycles(2, 16)
@@ -87,10 +88,10 @@ def key_tiles(row: int, block_m: int, block_n: int, seq: int) -> tuple[int, int]
 
 def tiles_of(case: Case, plan: Plan) -> Iterator[tuple[int, int]]:
     """(plain, masked) key tiles of every output tile, in the order in which the kernel's scheduler hands them out."""
-    m, n = plan.config.block_m, plan.config.block_n
-    for first in range(0, plan.heads, plan.section):
-        heads = min(plan.section, plan.heads - first)
-        for tile in reversed(range(plan.m_tiles)):
+    m, n = plan.choice.config.block_m, plan.choice.config.block_n
+    for first in range(0, plan.choice.order.heads, plan.choice.order.section):
+        heads = min(plan.choice.order.section, plan.choice.order.heads - first)
+        for tile in reversed(range(plan.choice.order.m_tiles)):
             length = key_tiles(tile * m, m, n, case.seq_q) if case.causal else (-(-case.seq_k // n), 0)
             yield from [length] * heads
 
@@ -103,7 +104,7 @@ def predict(case: Case) -> float:
     mask = Causal() if case.causal else Full()
     plan = planned(examine(Call(q, k, v, Dense(), mask, backend="reference")).problem)
     cost = costs(case, plan)
-    free = [cost.start] * min(ARCHS["sm90"].processors, plan.grid)
+    free = [cost.start] * min(ARCHS["sm90"].processors, plan.choice.grid[0])
     for plain, masked in tiles_of(case, plan):
         heapq.heapreplace(free, free[0] + cost.crossing + plain * cost.plain + masked * cost.masked)
     return max(free)

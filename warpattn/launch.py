@@ -13,7 +13,7 @@ import threading
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,42 +22,26 @@ from warpattn import artifacts, cuda
 from warpattn.artifacts import Artifact
 from warpattn.counters import Counters
 from warpattn.kernels.sm90.config import SM90Config
-from warpattn.kernels.sm90.launcher import PrefillLauncher, Shape, captured_values
+from warpattn.kernels.sm90.launcher import PrefillLauncher, captured_values
+from warpattn.kernels.sm90.steps import shape_of
 from warpattn.masks import Full, MaskProgram
 from warpattn.nodes import Program
+from warpattn.operands import Operands, captured, fitted, programs, without_keys
 from warpattn.plan import Plan, plan
 from warpattn.problem import Problem, Ready
 from warpattn.scores import ScoreProgram
 
-__all__ = ["Operands", "Prepared", "addressable", "artifact", "captured", "compile_plan", "fitted", "prepare",
-           "programs", "run", "without_keys"]  # fmt: skip
+__all__ = ["Prepared", "artifact", "compile_plan", "prepare", "run"]
 
-PACKED = torch.contiguous_format
-ALIGNMENT = 16  # bytes, of TMA addresses and strides
-LEAST_SCALE = 2.0**-100  # below it the kernel's own c = scale * log2(e) is no positive, normal fp32 number
 PREPARED_AT_MOST = 2048
 
 planned = lru_cache(4096)(plan)
-# The scores as they are. The kernel folds the scale into the exponential unless there is a score function, and that is
-# right for positive scales only: others take this one.
-IDENTITY = Program((("sym", "float", "s"),), ())
-
-
-class Operands(NamedTuple):
-    """Tensors of one dense launch: q, k, v, out (B, S, H, D); lse (B, Hq, Sq) fp32 or None; sinks (Hq,) or None."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    out: Tensor
-    lse: Tensor | None
-    sinks: Tensor | None
 
 
 def run(ready: Ready, operands: Operands) -> None:
     """Compute `operands.out` (and `lse`) of a checked dense call on torch's current stream.
 
-    q, k and v that TMA cannot address (`plan.COPY_RULE`) are copied once; such an `out` is computed aside and copied.
+    q, k and v that TMA cannot address (`COPY_RULE` of operands.py) are copied once; such an `out` is computed aside.
     """
     problem = ready.problem
     if problem.seq_k == 0 or operands.out.numel() == 0:
@@ -71,25 +55,6 @@ def run(ready: Ready, operands: Operands) -> None:
         prepare(ready, fitting)((q_at, k_at, v_at, out_at), (lse_at, sinks_at), values)
         if fitting.out is not operands.out:
             operands.out.copy_(fitting.out)
-
-
-def fitted(x: Operands) -> Operands:
-    """The operands as kernels take them: copies of what TMA cannot address, an `out` aside, sinks in fp32."""
-    q, k, v = (t if addressable(t) else _packed(t) for t in x[:3])
-    out = x.out if addressable(x.out) else torch.empty_like(x.out, memory_format=PACKED)
-    return Operands(q, k, v, out, x.lse, _logits(x.sinks))
-
-
-def addressable(x: Tensor) -> bool:
-    """Whether TMA can read or write a (B, S, H, D) tensor of two-byte elements where it lies, see `plan.COPY_RULE`."""
-    *outer, last = zip(x.shape, x.stride(), strict=True)
-    strides = last[1] == 1 and all(size == 1 or (stride > 0 and stride % 8 == 0) for size, stride in outer)
-    return strides and x.data_ptr() % ALIGNMENT == 0
-
-
-def captured(ready: Ready) -> tuple[Tensor, ...]:
-    """Captured tensors in the kernel's order: the mask's, then the score's."""
-    return ready.mask.tensors if ready.score is None else ready.mask.tensors + ready.score.tensors
 
 
 class Prepared:
@@ -139,12 +104,9 @@ def prepare(ready: Ready, x: Operands) -> Prepared:
 
 
 def _launcher(chosen: Plan, kernel: Kernel, x: Operands, tensors: Sequence[Tensor]) -> PrefillLauncher:
-    p = chosen.problem
-    grid = min(chosen.grid, processors(x.q.get_device()))
+    grid = min(chosen.choice.grid[0], processors(x.q.get_device()))
     launcher = PrefillLauncher(kernel.function, kernel.threads, kernel.shared, grid, [t.ndim for t in tensors])
-    group = p.heads_q // p.heads_kv
-    shape = Shape(p.seq_q, p.seq_k, p.heads_q, group, chosen.m_tiles, chosen.heads, chosen.section)
-    launcher.describe(x[:4], chosen.config, shape)
+    launcher.describe(x[:4], chosen.choice.config, shape_of(chosen.problem, chosen.choice))
     return launcher
 
 
@@ -178,7 +140,7 @@ def _kernel(chosen: Plan, device: int, mask: Program, score: Program | None) -> 
 def _kernel_key(chosen: Plan, mask: Program, score: Program | None) -> tuple[Any, ...]:
     """Everything that a kernel's code depends on, beside its source; its repr names the file on disk."""
     p = chosen.problem
-    return (chosen.config, mask.key, None if score is None else score.key, p.has_sinks, p.has_lse)
+    return (chosen.choice.config, mask.key, None if score is None else score.key, p.has_sinks, p.has_lse)
 
 
 def artifact(ready: Ready) -> Artifact:
@@ -188,7 +150,7 @@ def artifact(ready: Ready) -> Artifact:
 
 def _artifact(chosen: Plan, mask: Program, score: Program | None) -> Artifact:
     def compile_it() -> Artifact:
-        compiled = _compiled(chosen.config, mask, score, chosen.problem)
+        compiled = _compiled(chosen.choice.config, mask, score, chosen.problem)
         metadata = compiled.metadata
         return Artifact(bytes(compiled.asm["cubin"]), metadata.name, metadata.shared, metadata.num_warps * 32)
 
@@ -204,39 +166,13 @@ def compile_plan(
     """
     mask = Full().program() if mask_program is None else mask_program
     score = None if score_program is None else Program((score_program.out,), score_program.tensors)
-    return _compiled(chosen.config, Program((mask.keep, *mask.span), mask.tensors), score, chosen.problem)
+    return _compiled(chosen.choice.config, Program((mask.keep, *mask.span), mask.tensors), score, chosen.problem)
 
 
 def _compiled(config: SM90Config, mask: Program, score: Program | None, problem: Problem) -> Any:
     from warpattn.kernels.sm90.build import compile_prefill  # imports Triton
 
     return compile_prefill(config, mask, score, problem.has_sinks, problem.has_lse)
-
-
-def programs(ready: Ready) -> tuple[Program, Program | None]:
-    """The mask's and the score's programs as the kernels take them."""
-    mask = Program((ready.mask.keep, *ready.mask.span), ready.mask.tensors)
-    if ready.score is not None:
-        return mask, Program((ready.score.out,), ready.score.tensors)
-    return mask, None if ready.scale >= LEAST_SCALE else IDENTITY
-
-
-def without_keys(x: Operands) -> None:
-    """Results of rows that have no key at all."""
-    x.out.zero_()
-    if x.lse is not None and x.sinks is not None:
-        x.lse.copy_(x.sinks[:, None].expand_as(x.lse))
-    elif x.lse is not None:
-        x.lse.fill_(-torch.inf)
-
-
-def _packed(x: Tensor) -> Tensor:
-    return x.clone(memory_format=PACKED)
-
-
-def _logits(sinks: Tensor | None) -> Tensor | None:
-    """Sinks as the kernel reads them: fp32, one after the other."""
-    return None if sinks is None else sinks.to(torch.float32).contiguous()
 
 
 @cache

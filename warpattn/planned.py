@@ -18,8 +18,9 @@ from torch import Tensor
 
 from warpattn import cuda
 from warpattn.kernels.sm90.launcher import captured_values
-from warpattn.launch import ALIGNMENT, Operands, addressable, captured, prepare
+from warpattn.launch import prepare
 from warpattn.masks import Mask, MaskProgram
+from warpattn.operands import ALIGNMENT, Operands, addressable, captured
 from warpattn.problem import Ready
 from warpattn.scores import Score, ScoreProgram
 from warpattn.traced import Traced

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from warpattn import launch, planned
 from warpattn.masks import Mask
+from warpattn.operands import Operands
 from warpattn.planned import Inputs, Options, Result
 from warpattn.problem import Call, Ready, examine
 from warpattn.reference import reference
@@ -69,11 +70,11 @@ def _run_kernel(call: Call, ready: Ready) -> tuple[Tensor, Tensor | None]:
     q = call.q
     out = q.new_empty((*q.shape[:-1], ready.problem.dim_v)) if call.out is None else call.out
     lse = q.new_empty(ready.lse_shape, dtype=torch.float32) if call.return_lse else None
-    operands = launch.Operands(q, call.k, call.v, out, lse, call.sinks)
+    operands = Operands(q, call.k, call.v, out, lse, call.sinks)
     if ready.backend.startswith("simulate:"):
         from warpattn import simulated  # imports NumPy and Triton
 
-        simulated.run(ready, operands)
+        simulated.run(ready, operands, call.sequence)
     else:
         launch.run(ready, operands)
     return out, lse

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import torch
 
-from warpattn.launch import Operands
 from warpattn.masks import Causal
+from warpattn.operands import Operands
 from warpattn.problem import Call, examine
 from warpattn.sequences import Dense
 from warpattn.sim import Report

@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 
 from tests.cases import Case, kernel_cases
 from tests.oracle import check, poisoned
-from warpattn.launch import Operands
+from warpattn.operands import Operands
 from warpattn.problem import Call, examine
 from warpattn.sequences import Dense
 from warpattn.simulated import Options, traced

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import warpattn as wa
 from tests.oracle import Inputs, check, poisoned
-from warpattn.launch import addressable
+from warpattn.operands import addressable
 
 pytestmark = pytest.mark.gpu
 

@@ -10,7 +10,7 @@ import torch
 
 import warpattn as wa
 from tests.unit.card import B, D, H, S, make_card, misaligned, normal, written  # noqa: F401 (a fixture)
-from warpattn import cuda, launch, problem, route
+from warpattn import cuda, launch, operands, problem, route
 from warpattn.counters import SLAB, Counters
 
 pytestmark = pytest.mark.usefixtures("card")
@@ -40,12 +40,12 @@ COPIED = {
 @pytest.mark.parametrize("operand", ["q", "k", "v"])
 def test_operands_that_do_not_fit_are_copied_once(name, operand, card, monkeypatch):
     copies = []
-    packed = launch._packed
-    monkeypatch.setattr(launch, "_packed", lambda x: copies.append(packed(x)) or copies[-1])
+    packed = operands._packed
+    monkeypatch.setattr(operands, "_packed", lambda x: copies.append(packed(x)) or copies[-1])
     tensors = {"q": normal(), "k": normal(), "v": normal()} | {operand: COPIED[name]()}
     wa.attention(**tensors)
     (copy,) = copies
-    assert torch.equal(copy, tensors[operand]) and launch.addressable(copy)
+    assert torch.equal(copy, tensors[operand]) and operands.addressable(copy)
     assert card.launches[0]["maps"]["qkv".index(operand)] == copy.data_ptr()
     for other in set("qkv") - {operand}:
         assert card.launches[0]["maps"]["qkv".index(other)] == tensors[other].data_ptr()
@@ -62,8 +62,8 @@ def test_outputs_that_do_not_fit_are_computed_aside(name, card):
 
 def test_single_elements_may_have_any_stride():
     x = normal(1, 1, 1, D).as_strided((1, 1, 1, D), (0, 3, 5, 1))
-    assert launch.addressable(x)
-    assert not launch.addressable(normal(2, 1, 1, D).as_strided((2, 1, 1, D), (0, 3, 5, 1)))
+    assert operands.addressable(x)
+    assert not operands.addressable(normal(2, 1, 1, D).as_strided((2, 1, 1, D), (0, 3, 5, 1)))
 
 
 @pytest.mark.parametrize(("scale", "by_score"), [(None, False), (0.5, False), (0.0, True), (-1.0, True), (1e-40, True)])
@@ -100,8 +100,8 @@ def test_without_queries_nothing_is_launched(card):
 
 def test_sinks_are_given_as_fp32(card, monkeypatch):
     kept = []
-    logits = launch._logits
-    monkeypatch.setattr(launch, "_logits", lambda x: kept.append(logits(x)) or kept[-1])
+    logits = operands._logits
+    monkeypatch.setattr(operands, "_logits", lambda x: kept.append(logits(x)) or kept[-1])
     sinks = torch.randn(2 * H).to(torch.bfloat16)[::2]
     wa.attention(normal(), normal(), normal(), sinks=sinks)
     assert kept[0].dtype == torch.float32 and kept[0].is_contiguous() and torch.equal(kept[0], sinks.float())
@@ -197,7 +197,7 @@ def test_compile_plan_gives_what_the_launch_would_use(monkeypatch):
     chosen = launch.planned(ready.problem)
     launch.compile_plan(chosen, ready.mask, ready.score)
     config, mask, score, asked_problem = asked[0]
-    assert config == chosen.config and mask.key == ready.mask.key and asked_problem == ready.problem
+    assert config == chosen.choice.config and mask.key == ready.mask.key and asked_problem == ready.problem
     assert ready.score is not None and score.key == ready.score.key
     launch.compile_plan(chosen)
     assert asked[1][1].outputs[0] == ("const", "bool", True) and asked[1][2] is None

@@ -11,7 +11,8 @@ import torch
 
 import warpattn as wa
 from warpattn.kernels.sm90.config import SMEM_LIMIT
-from warpattn.plan import COPY_RULE, plan
+from warpattn.operands import COPY_RULE
+from warpattn.plan import plan
 from warpattn.problem import Call, Problem, examine
 from warpattn.sequences import Dense
 from warpattn.target import ARCHS
@@ -34,9 +35,9 @@ def test_equal_problems_have_equal_plans():
 def test_a_plan_prints_itself_and_its_reasons():
     chosen = plan(problem(batch=3, seq_q=1000, seq_k=2000, heads_q=8, heads_kv=2, dim_qk=128, dim_v=64))
     text = str(chosen)
-    assert "seq 1000 x 2000, heads 8/2, head dim 128/64, bf16" in text
-    assert len(chosen.reasons) >= 3 and COPY_RULE in chosen.reasons
-    assert all(f"because {reason}" in text for reason in chosen.reasons)
+    assert "seq 1000 x 2000, heads 8/2, head dim 128/64, bfloat16" in text
+    assert len(chosen.choice.reasons) >= 3 and COPY_RULE in chosen.choice.reasons
+    assert all(f"because {reason}" in text for reason in chosen.choice.reasons)
 
 
 @pytest.mark.parametrize("mask", [None, wa.Causal()])
@@ -45,7 +46,7 @@ def test_every_head_dim_fits_the_machine(mask, seq):
     base = problem(mask, seq_q=seq, seq_k=seq)
     for dim_qk in DIMS:
         for dim_v in DIMS:
-            config = plan(replace(base, dim_qk=dim_qk, dim_v=dim_v)).config
+            config = plan(replace(base, dim_qk=dim_qk, dim_v=dim_v)).choice.config
             assert config.smem_bytes <= SMEM_LIMIT - 1024, (dim_qk, dim_v)
             threads = 128 * config.consumers
             registers = threads * config.consumer_registers + 128 * config.producer_registers
@@ -57,27 +58,27 @@ def test_every_head_dim_fits_the_machine(mask, seq):
 @pytest.mark.parametrize("batch", [1, 7])
 def test_tiles_cover_every_row_once(seq, batch):
     chosen = plan(problem(batch=batch, seq_q=seq))
-    rows = chosen.config.block_m
-    assert (chosen.m_tiles - 1) * rows < seq <= chosen.m_tiles * rows
-    assert 1 <= chosen.grid <= min(ARCHS["sm90"].processors, chosen.heads * chosen.m_tiles)
-    assert 1 <= chosen.section <= chosen.heads
+    rows, order = chosen.choice.config.block_m, chosen.choice.order
+    assert (order.m_tiles - 1) * rows < seq <= order.m_tiles * rows
+    assert 1 <= chosen.choice.grid[0] <= min(ARCHS["sm90"].processors, order.heads * order.m_tiles)
+    assert 1 <= order.section <= order.heads
 
 
 @pytest.mark.parametrize(("heads_q", "heads_kv"), [(16, 16), (64, 8), (8, 1)])
 @pytest.mark.parametrize("seq", [0, 1000, 16_384, 10_000_000])
 def test_sections_keep_the_heads_of_a_group_together(heads_q, heads_kv, seq):
     chosen = plan(problem(batch=3, heads_q=heads_q, heads_kv=heads_kv, seq_q=128, seq_k=seq))
-    assert chosen.section % (heads_q // heads_kv) == 0
+    assert chosen.choice.order.section % (heads_q // heads_kv) == 0
 
 
 def test_masks_that_hide_nothing_are_no_masks():
     long = {"dim_qk": 64, "dim_v": 64}
-    assert plan(problem(wa.Full(), **long)).config == plan(problem(None, **long)).config
-    assert plan(problem(~~wa.Full(), **long)).config == plan(problem(None, **long)).config
+    assert plan(problem(wa.Full(), **long)).choice == plan(problem(None, **long)).choice
+    assert plan(problem(~~wa.Full(), **long)).choice == plan(problem(None, **long)).choice
 
 
 def test_fp16_differs_in_its_dtype_only():
-    one, other = plan(problem()).config, plan(problem(dtype=torch.float16)).config
+    one, other = plan(problem()).choice.config, plan(problem(dtype=torch.float16)).choice.config
     assert replace(other, dtype="bf16") == one
 
 

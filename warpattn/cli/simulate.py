@@ -13,7 +13,7 @@ from rich.table import Table
 from torch import Tensor
 
 from warpattn.cli import spelling, tensors
-from warpattn.launch import Operands
+from warpattn.operands import Operands
 from warpattn.problem import Call, examine
 from warpattn.reference import reference
 from warpattn.sequences import Dense

@@ -1,0 +1,47 @@
+"""The launches of a call on Hopper, with every argument by name."""
+
+from __future__ import annotations
+
+import torch
+
+from warpattn.operands import Operands, captured, flat, programs
+from warpattn.problem import Problem, Ready
+from warpattn.sequences import Sequence
+from warpattn.step import Choice, Step
+from warpattn.target import ARCHS
+
+from .choose import choose
+from .launcher import Shape
+
+
+def steps(ready: Ready, x: Operands, sequence: Sequence) -> tuple[Step, ...]:
+    """One launch of the prefill kernel."""
+    choice = choose(ready.problem, ARCHS["sm90"])
+    mask, score = programs(ready)
+    problem = ready.problem
+    tensors = tuple(tensor.detach() for tensor in captured(ready))
+    count = len(ready.mask.tensors)
+    args = {
+        "q_desc": x.q, "k_desc": x.k, "v_desc": x.v, "o_desc": x.out, "lse_ptr": x.lse, "sinks_ptr": x.sinks,
+        "counter_ptr": torch.zeros(1, dtype=torch.int32, device=x.q.device), "scale": ready.scale,
+        "shape": shape_of(problem, choice).values(), "mask_args": flat(tensors[:count]),
+        "score_args": flat(tensors[count:]),
+    }  # fmt: skip
+
+    def source():
+        from .build import prefill_source  # imports Triton
+
+        return prefill_source(choice.config, mask, score, problem.has_sinks, problem.has_lse)
+
+    key = (choice.config, mask.key, None if score is None else score.key, problem.has_sinks, problem.has_lse)
+    options = {"num_warps": 4, "enable_fp_fusion": True}
+    return (Step("sm90.prefill", "sm90", key, source, options, choice.grid, args, persistent=True),)
+
+
+def shape_of(problem: Problem, choice: Choice) -> Shape:
+    """The kernel's integers."""
+    order = choice.order
+    group = problem.heads_q // problem.heads_kv
+    return Shape(
+        problem.seq_q, problem.seq_k, problem.heads_q, group, order.m_tiles, order.heads, order.section
+    )

@@ -1,0 +1,42 @@
+"""What a plan decides and what it runs, as values that every architecture shares.
+
+    kernels/<arch>/choose.py   choose(problem)            -> Choice             which kernel, which config, and why
+    kernels/<arch>/steps.py    steps(ready, x, sequence)  -> (Step, ...)        the launches of a call, in order
+
+A `Step` is complete: the simulator runs it as it stands, and a launcher needs no more than its compiled code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Choice", "Step"]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A decision about one problem: equal problems get equal choices."""
+
+    kernel: str  # such as "prefill" or "decode"
+    config: Any  # the architecture's config, a frozen value; None where nothing is left to configure
+    grid: tuple[int, ...]  # programs; what is not known before the lengths are is an upper bound
+    lines: tuple[str, ...]  # what the config amounts to, for people
+    reasons: tuple[str, ...]  # sentences that say why
+    partitions: int = 1  # parts that the keys of a row are split into, at most
+    order: Any = None  # of output tiles, where the kernel takes one
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One launch of one kernel."""
+
+    name: str  # such as "sm100.prefill"
+    arch: str  # of `warpattn.target.ARCHS`
+    key: Hashable  # everything the compiled code depends on beside the source files; its repr names the file on disk
+    source: Callable[[], Any]  # the GluonASTSource to compile; importing Triton is its business
+    options: Mapping[str, Any]  # of triton.compile
+    grid: tuple[int, ...]
+    args: Mapping[str, Any]  # every runtime argument by name: tensors (also for TMA descriptors), numbers, tuples
+    persistent: bool = False  # fewer programs than `grid` do the same work
