@@ -9,6 +9,7 @@ from typing import Any
 HERE = Path(__file__).parent
 DOCS = HERE.parent
 RECORDS = DOCS.parent / "bench" / "results" / "h200"
+CYCLES, ACTIVE = "sm__cycles_elapsed.max", "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed"
 TIMES, COUNTERS = "2026-11-21.json", "2026-11-21-ncu.json"
 
 INTRODUCTION = """# Benchmarks
@@ -90,21 +91,25 @@ def _requirements(verdicts: list[dict[str, Any]]) -> list[str]:
 
 
 def _cycles(counters: dict[str, Any]) -> list[str]:
+    rows = [row for row in counters["ncu"] if "metrics" in row]
+    peers = [peer for peer in dict.fromkeys(row["peer"] for row in rows) if peer != "warpattn"]
+    found = {(row["case"], row["peer"]): row["metrics"] for row in rows}
     lines = [
         "## SM cycles",
         "",
-        _source(counters),
+        f"One call under Nsight Compute; cycles do not move with the card's clock: {_source(counters)} "
+        "A peer's × is its cycles over warpattn's; the second figure is how much of them the tensor pipe was active.",
         "",
-        "| case | peer | SM cycles | tensor pipe active |",
-        "|---|---|---|---|",
+        "| case | warpattn | " + " | ".join(peers) + " |",
+        "|---" * (len(peers) + 2) + "|",
     ]
-    for row in counters["ncu"]:
-        if "metrics" in row:
-            metrics = row["metrics"]
-            active = metrics["sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed"]
-            lines.append(
-                f"| {row['case']} | {row['peer']} | {metrics['sm__cycles_elapsed.max']:,.0f} | {active:.0f} % |"
-            )
+    for case in dict.fromkeys(row["case"] for row in rows):
+        own = found[case, "warpattn"]
+        cells = [f"{own[CYCLES]:,.0f}, {own[ACTIVE]:.0f} %"]
+        for peer in peers:
+            theirs = found.get((case, peer))
+            cells.append(f"{theirs[CYCLES] / own[CYCLES]:.2f}×, {theirs[ACTIVE]:.0f} %" if theirs else "–")
+        lines.append("| " + " | ".join([case, *cells]) + " |")
     return lines
 
 

@@ -366,6 +366,12 @@ def test_ncu_csv_is_parsed_and_kernels_of_a_call_add_up():
     assert ncu.parse("==ERROR== no permission") == []
 
 
+def test_ncu_kernels_belong_to_the_call_before_their_marker():
+    names = ["prefill", "spin_kernel(long)", "at::spin_kernel(long)", "attend", "combine", "spin_kernel(long)", "lost"]
+    calls = ncu.split({"name": name, "metrics": {}} for name in names)
+    assert [[kernel["name"] for kernel in call] for call in calls] == [["prefill"], [], ["attend", "combine"]]
+
+
 def test_first_call_reports_a_failing_process(monkeypatch):
     monkeypatch.setattr(first_call, "ROOT", first_call.ROOT / "bench" / "peers")  # there is no package `bench` below it
     monkeypatch.setenv("PYTHONPATH", "")
