@@ -45,7 +45,7 @@ ALLOWED: dict[str, set[str]] = {
     "reference": VALUES,
     "problem": VALUES,
     "kernels.topology": set(),
-    "kernels.pieces": {"kernels.topology", "nodes"},
+    "kernels.pieces": {"kernels.topology", "check", "nodes"},
     "kernels.nvidia": DEVICE,
     "kernels.amd": DEVICE,
     "kernels.<arch>": HOST | DEVICE | {"kernels.nvidia", "kernels.amd", "operands", "step", "cuda"},
