@@ -1,12 +1,17 @@
 """Rings of shared-memory tiles between a producer and its consumers, as values.
 
-Every ring has a full and an empty mbarrier per slot. The producer waits for *empty*, arms *full* with the bytes it
-is about to load and starts the copy; the copy itself completes *full*. A consumer waits for *full*, reads, and
-arrives on *empty*, once per warp.
+Every slot of a ring has a full and an empty mbarrier, or a pair for each part when it is filled in parts. The producer
+waits for *empty*, arms *full* with the bytes it is about to load and starts the copy; the copy itself completes *full*.
+A consumer waits for *full*, reads, and gives the slot back on *empty*: once per warp where warps read it
+(`StagedPipeline`), with a commit where the tensor core does (`KVPipeline`).
 
       producer                    slot 0   slot 1                    consumer
-      wait empty[i]  ──▶  load  ──▶ [ tile ][ tile ] ──▶  wait full[i] ──▶ read ──▶ arrive empty[i]
+      wait empty[i]  ──▶  load  ──▶ [ tile ][ tile ] ──▶  wait full[i] ──▶ read ──▶ give back on empty[i]
       step                                                                          step
+
+The barriers of a ring are one array, full ones first; with n slots of S sub-stages
+
+      full(slot, sub) = S·slot + sub          empty(slot, sub) = n·S + S·slot + sub
 
 Phases follow the mbarrier rule: waiting with parity 1 on a fresh barrier falls through, so a producer starts at
 phase 1 (its first lap never blocks) and a consumer at phase 0.
@@ -14,6 +19,7 @@ phase 1 (its first lap never blocks) and a consumer at phase 0.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.blackwell import tcgen05_commit
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 
@@ -50,13 +56,13 @@ def consumer_state(stages: gl.constexpr):
 
 @gluon.aggregate
 class StagedPipeline:
-    """A ring of `stages` slots with their full and empty barriers; a slot holds `parts` tiles of `smem`."""
+    """A ring of `stages` slots of `parts` tiles; a slot is filled in `sub_stages`, each with barriers of its own."""
 
     smem: gl.shared_memory_descriptor  # [stages * parts, ...]
-    full: gl.shared_memory_descriptor
-    empty: gl.shared_memory_descriptor
+    bars: gl.shared_memory_descriptor  # [2 * stages * sub_stages, 1]
     stages: gl.constexpr
     parts: gl.constexpr
+    sub_stages: gl.constexpr
 
     @gluon.jit
     def tile(self, state, part: gl.constexpr = 0):
@@ -64,15 +70,25 @@ class StagedPipeline:
         return self.smem.index(state.index * self.parts + part)
 
     @gluon.jit
-    def producer_acquire(self, state):
-        """Wait until the slot is free; returns the full barrier to arm."""
-        mbarrier.wait(self.empty.index(state.index), state.phase)
-        return self.full.index(state.index)
+    def full(self, index, sub: gl.constexpr = 0):
+        """The barrier that says a slot's sub-stage has been filled."""
+        return self.bars.index(index * self.sub_stages + sub)
 
     @gluon.jit
-    def consumer_wait(self, state, pred=True):
-        """Wait until the slot is loaded. With `pred` false nothing is waited for."""
-        mbarrier.wait(self.full.index(state.index), state.phase, pred=pred)
+    def empty(self, index, sub: gl.constexpr = 0):
+        """The barrier that says a slot's sub-stage may be filled again."""
+        return self.bars.index(index * self.sub_stages + (self.stages * self.sub_stages + sub))
+
+    @gluon.jit
+    def producer_acquire(self, state, sub: gl.constexpr = 0):
+        """Wait until a slot's sub-stage is free; returns the full barrier to arm."""
+        mbarrier.wait(self.empty(state.index, sub), state.phase)
+        return self.full(state.index, sub)
+
+    @gluon.jit
+    def consumer_wait(self, state, pred=True, sub: gl.constexpr = 0):
+        """Wait until a slot's sub-stage is loaded. With `pred` false nothing is waited for."""
+        mbarrier.wait(self.full(state.index, sub), state.phase, pred=pred)
 
     @gluon.jit
     def consumer_release(self, state, pred=True):
@@ -80,19 +96,47 @@ class StagedPipeline:
 
         Per warp, because an arrival of the whole warpgroup costs a barrier among its warps first.
         """
-        gl.inline_asm(_WARP_ARRIVE, "r,r", [self.empty.index(state.index), gl.to_tensor(pred).to(gl.int32)])
+        gl.inline_asm(_WARP_ARRIVE, "r,r", [self.empty(state.index), gl.to_tensor(pred).to(gl.int32)])
 
 
 @gluon.jit
 def make_pipeline(smem, consumers: gl.constexpr, stages: gl.constexpr, parts: gl.constexpr = 1):
     """Barriers for a ring over `smem` [stages * parts, ...]: full completes on one arrival plus its bytes, empty on
     one arrival of each of the four warps of each consumer."""
-    full = mbarrier.allocate_mbarrier(batch=stages)
-    empty = mbarrier.allocate_mbarrier(batch=stages)
+    bars = mbarrier.allocate_mbarrier(batch=2 * stages)
     for i in gl.static_range(stages):
-        mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=4 * consumers)
-    return StagedPipeline(smem, full, empty, stages, parts)
+        mbarrier.init(bars.index(i), count=1)
+        mbarrier.init(bars.index(stages + i), count=4 * consumers)
+    return StagedPipeline(smem, bars, stages, parts, 1)
+
+
+@gluon.aggregate
+class KVPipeline(StagedPipeline):
+    """A ring that the tensor core reads, a tile for each sub-stage: slots are given back by tcgen05.commit, which
+    arrives when the products issued so far have read them. Every barrier counts one arrival."""
+
+    @gluon.jit
+    def init(self):
+        """Initialise every barrier; one role may do it, before the roles start."""
+        for i in gl.static_range(2 * self.stages * self.sub_stages):
+            mbarrier.init(self.bars.index(i), count=1)
+
+    @gluon.jit
+    def consumer_release(self, state, sub: gl.constexpr = 0):
+        """Give a slot's sub-stage back once the products issued so far are done."""
+        tcgen05_commit(self.empty(state.index, sub))
+
+    @gluon.jit
+    def consumer_release_at(self, index, sub: gl.constexpr = 0):
+        """Give back the sub-stage of slot `index`, wherever the consumer is by now."""
+        tcgen05_commit(self.empty(index, sub))
+
+
+@gluon.jit
+def make_kv_pipeline(smem, stages: gl.constexpr, sub_stages: gl.constexpr = 1):
+    """A ring over `smem` [stages * sub_stages, ...]; its barriers still have to be initialised."""
+    bars = mbarrier.allocate_mbarrier(batch=2 * stages * sub_stages)
+    return KVPipeline(smem, bars, stages, sub_stages, sub_stages)
 
 
 _WARP_ARRIVE = gl.constexpr(
