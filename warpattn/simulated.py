@@ -20,7 +20,7 @@ from warpattn.sim import Report, SimulationError, simulate
 from warpattn.sim.compile import ARCHS, to_ttgir
 from warpattn.step import Step
 
-__all__ = ["Options", "run", "traced"]
+__all__ = ["Options", "launch", "run", "traced"]
 
 PROGRAMS = 4  # of the grid of a persistent kernel: enough for its scheduler to matter, few enough to be quick
 DENSE = Dense()
@@ -53,7 +53,7 @@ def traced(ready: Ready, operands: Operands, options: Options = Options(), seque
         without_keys(operands)
         return Report(schedule=options.schedule, seed=options.seed)
     fitting = fitted(operands)
-    reports = [_simulate(step, options) for step in _steps(ready)(ready, fitting, sequence)]
+    reports = [launch(step, options) for step in _steps(ready)(ready, fitting, sequence)]
     if fitting.out is not operands.out:
         operands.out.copy_(fitting.out)
     main = max(reports, key=lambda report: report.steps)
@@ -72,7 +72,8 @@ def _steps(ready: Ready) -> Callable[[Ready, Operands, Sequence], tuple[Step, ..
     return {"sm90": sm90}[_arch(ready)]
 
 
-def _simulate(step: Step, options: Options) -> Report:
+def launch(step: Step, options: Options) -> Report:
+    """Simulate one launch."""
     grid = step.grid
     if step.persistent:
         grid = (min(grid[0], max(1, options.programs)), *grid[1:])

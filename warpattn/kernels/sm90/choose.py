@@ -12,7 +12,7 @@ from warpattn.problem import Problem
 from warpattn.step import Choice
 from warpattn.target import Arch
 
-from .config import choose_config
+from .config import SM90Config, choose_config
 
 _DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
@@ -29,6 +29,11 @@ class TileOrder:
 def choose(problem: Problem, target: Arch) -> Choice:
     """The choice for a dense `problem`. Source: bench/notes.md for the measured ones."""
     config, why = choose_config(_DTYPES[problem.dtype], problem.dim_qk, problem.dim_v, problem.seq_q, _hides(problem))
+    return arrange(problem, target, config, why)
+
+
+def arrange(problem: Problem, target: Arch, config: SM90Config, why: str) -> Choice:
+    """The choice of one configuration for a dense `problem`."""
     heads = problem.batch * problem.heads_q
     m_tiles = -(-problem.seq_q // config.block_m)
     section, section_why = _section(problem, target, m_tiles)

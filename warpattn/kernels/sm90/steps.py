@@ -16,7 +16,11 @@ from .launcher import Shape
 
 def steps(ready: Ready, x: Operands, sequence: Sequence) -> tuple[Step, ...]:
     """One launch of the prefill kernel."""
-    choice = choose(ready.problem, ARCHS["sm90"])
+    return (prefill(ready, x, choose(ready.problem, ARCHS["sm90"])),)
+
+
+def prefill(ready: Ready, x: Operands, choice: Choice) -> Step:
+    """The launch of the prefill kernel of a choice."""
     mask, score = programs(ready)
     problem = ready.problem
     tensors = tuple(tensor.detach() for tensor in captured(ready))
@@ -35,13 +39,11 @@ def steps(ready: Ready, x: Operands, sequence: Sequence) -> tuple[Step, ...]:
 
     key = (choice.config, mask.key, None if score is None else score.key, problem.has_sinks, problem.has_lse)
     options = {"num_warps": 4, "enable_fp_fusion": True}
-    return (Step("sm90.prefill", "sm90", key, source, options, choice.grid, args, persistent=True),)
+    return Step("sm90.prefill", "sm90", key, source, options, choice.grid, args, persistent=True)
 
 
 def shape_of(problem: Problem, choice: Choice) -> Shape:
     """The kernel's integers."""
     order = choice.order
     group = problem.heads_q // problem.heads_kv
-    return Shape(
-        problem.seq_q, problem.seq_k, problem.heads_q, group, order.m_tiles, order.heads, order.section
-    )
+    return Shape(problem.seq_q, problem.seq_k, problem.heads_q, group, order.m_tiles, order.heads, order.section)
