@@ -1,1 +1,1 @@
-"""Blackwell (B200): the prefill kernels and their host side."""
+"""Blackwell (B200, GB200): FA4Config, and the prefill kernels with their roles in files of their own."""

@@ -143,6 +143,26 @@ def _warp_arrive(task: Any, match: re.Match[str], barrier: MemDesc, predicate: i
 
 
 @whole(
+    r"\{ \.reg \.pred e, p; setp\.ne\.b32 p, \$1, 0; tcgen05\.fence::before_thread_sync; bar\.warp\.sync 0xffffffff; "
+    r"elect\.sync _\|e, 0xffffffff; and\.pred e, e, p; @e mbarrier\.arrive\.release\.cta\.shared::cta\.b64 _, \[\$0\]; "
+    r"\}$"
+)
+def _warp_signal(task: Any, match: re.Match[str], barrier: MemDesc, predicate: int) -> Any:
+    """The same after what all lanes of the warp did to shared and tensor memory."""
+    yield from _warp_arrive(task, match, barrier, predicate)
+
+
+@whole(
+    r"\{ \.reg \.pred a, b; setp\.gt\.f32 a, \$1, \$2; "
+    r"vote\.sync\.any\.pred b, a, 0xffffffff; selp\.b32 \$0, 1, 0, b; \}$"
+)
+def _vote_any_greater_one(task: Any, match: re.Match[str], x: np.ndarray, bound: np.ndarray) -> Any:
+    """As `_vote_any_greater`, of one value a thread."""
+    return int(bool((x > bound).any()))
+    yield
+
+
+@whole(
     r"\{ \.reg \.pred a, b; setp\.gt\.f32 a, \$1, \$3; setp\.gt\.or\.f32 a, \$2, \$4, a; "
     r"vote\.sync\.any\.pred b, a, 0xffffffff; selp\.b32 \$0, 1, 0, b; \}$"
 )

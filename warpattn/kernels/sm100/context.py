@@ -1,0 +1,182 @@
+"""What every role of the Blackwell kernel can see: operands, memory, barriers, the tile and its keys, as one value.
+
+      shared memory   Q0 Q1 │ K/V slots │ scale of each row │ barriers        (O leaves through the room of Q)
+      tensor memory   S0 (P0 over it) │ S1 (P1 over it) │ O0 │ O1             512 columns of 128 lanes
+
+Barriers, in the order in which they lie in memory (`wg` is a softmax warpgroup and its query tile):
+
+      s_consumer[wg][part]   P's part is written (and, for part 0, O is rescaled)     4 or 4 + 4 warps  -> MMA
+      c_producer[wg]         the scale of O is in shared memory                       4 softmax warps   -> correction
+      c_consumer[wg]         the scale has been read                                  4 correction warps -> softmax
+      s_producer[wg]         S = Q·K is complete                                      commit            -> softmax
+      q1                     the second query tile has arrived                        its bytes         -> MMA
+      ring full / empty      a K or V tile has arrived / has been read                bytes / commit    -> MMA / load
+      o_producer[wg]         O += P·V is complete                                     commit            -> correction,
+                                                                                                          softmax (last)
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.blackwell import (
+    allocate_tensor_memory,
+    mbarrier,
+    tensor_memory_descriptor,
+    tma,
+)
+
+from ..nvidia.pipelines import KVPipeline, make_kv_pipeline
+from ..pieces.apply import Modifiers
+from ..pieces.span import TileSpan
+from ..pieces.tiles import Tile
+from .layouts import box_layout, element_type, lanes, query_box
+
+
+@gluon.aggregate
+class Tensors:
+    """Operands in global memory; the descriptors are 4-D (batch, seq, heads, dim) and clip at the ends."""
+
+    q: tma.tensor_descriptor
+    k: tma.tensor_descriptor
+    v: tma.tensor_descriptor
+    o: tma.tensor_descriptor
+    lse: gl.tensor  # float* (batch, heads_q, seq_q), written when the config of the launch asks for it
+    sinks: gl.tensor  # float* (heads_q,)
+
+
+@gluon.aggregate
+class Work:
+    """Scalars of the problem at this tile, all int32."""
+
+    seq_q: gl.tensor
+    seq_k: gl.tensor
+    heads_q: gl.tensor
+    kv_head: gl.tensor
+
+
+@gluon.aggregate
+class Rings:
+    """K and V tiles. With one shared ring both are the same slots, K in the even turns and V in the odd ones."""
+
+    k: KVPipeline
+    v: KVPipeline
+
+
+@gluon.aggregate
+class Barriers:
+    s_consumer: gl.shared_memory_descriptor  # [4, 1]: wg * 2 + part
+    c_producer: gl.shared_memory_descriptor  # [2, 1]
+    c_consumer: gl.shared_memory_descriptor  # [2, 1]
+    s_producer: gl.shared_memory_descriptor  # [2, 1]
+    o_producer: gl.shared_memory_descriptor  # [2, 1]
+    q_producer: gl.shared_memory_descriptor  # [2, 1]; only the second is waited for: Q0 comes with K0
+
+
+@gluon.aggregate
+class Memory:
+    q: gl.shared_memory_descriptor  # [2, *query box]
+    scales: gl.shared_memory_descriptor  # [2, 128] fp32
+    s: tensor_memory_descriptor  # [2, 128, BN] fp32
+    o: tensor_memory_descriptor  # [2, 128, Dv] fp32
+
+
+@gluon.aggregate
+class Context:
+    tensors: Tensors
+    memory: Memory
+    rings: Rings
+    bars: Barriers
+    work: Work
+    tile: Tile
+    span: TileSpan
+    tiles: gl.tensor  # key tiles that every role goes through; 0 where this CTA has no rows
+    mods: Modifiers
+    scale: gl.tensor  # softmax scale, fp32
+    config: gl.constexpr
+    has_sinks: gl.constexpr
+    has_lse: gl.constexpr
+
+
+@gluon.jit
+def make_memory(config: gl.constexpr):
+    """Shared memory of Q and the scales, and all of tensor memory."""
+    dtype: gl.constexpr = element_type(config.dtype)
+    box: gl.constexpr = query_box(config, config.padded_qk_depth)
+    q = gl.allocate_shared_memory(dtype, [2, box[0], box[1], box[2], box[3]], box_layout(box, dtype))
+    scales = gl.allocate_shared_memory(gl.float32, [2, config.BM_q], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    s = allocate_tensor_memory(gl.float32, [2, config.BM_q, config.BN], lanes(config.BN))
+    o = allocate_tensor_memory(gl.float32, [2, config.BM_q, config.padded_ov_depth], lanes(config.padded_ov_depth))
+    return Memory(q, scales, s, o)
+
+
+@gluon.jit
+def make_barriers():
+    """Every barrier outside the rings, initialised. Softmax and correction arrive once per warp."""
+    s_consumer = mbarrier.allocate_mbarrier(batch=4)
+    for wg in gl.static_range(2):
+        mbarrier.init(s_consumer.index(2 * wg), count=8)
+        mbarrier.init(s_consumer.index(2 * wg + 1), count=4)
+    return Barriers(s_consumer, _pair(4), _pair(4), _pair(1), _pair(1), _pair(1))
+
+
+@gluon.jit
+def _pair(count: gl.constexpr):
+    """One barrier per query tile."""
+    bars = mbarrier.allocate_mbarrier(batch=2)
+    for wg in gl.static_range(2):
+        mbarrier.init(bars.index(wg), count=count)
+    return bars
+
+
+@gluon.jit
+def make_rings(config: gl.constexpr):
+    """Slots of K and V with their barriers: full on one arrival and the bytes, empty on a commit of the MMA warp."""
+    dtype: gl.constexpr = element_type(config.dtype)
+    k_box: gl.constexpr = [1, config.BN, 1, config.padded_qk_depth]
+    v_box: gl.constexpr = [1, config.BN, 1, config.padded_ov_depth]
+    stages: gl.constexpr = config.num_kv_stages
+    k_smem = gl.allocate_shared_memory(dtype, [stages, 1, k_box[1], 1, k_box[3]], box_layout(k_box, dtype))
+    k = make_kv_pipeline(k_smem, stages)
+    k.init()
+    if config.use_shared_kv:
+        return Rings(k, k)
+    else:
+        v_smem = gl.allocate_shared_memory(dtype, [stages, 1, v_box[1], 1, v_box[3]], box_layout(v_box, dtype))
+        v = make_kv_pipeline(v_smem, stages)
+        v.init()
+        return Rings(k, v)
+
+
+@gluon.jit
+def first_value_slot(k_state, config: gl.constexpr):
+    """Slot of the first V tile, given that of the first K tile."""
+    if config.use_shared_kv:
+        return k_state.step()
+    else:
+        return k_state
+
+
+@gluon.jit
+def next_slot(state, config: gl.constexpr):
+    """Slot of the next tile of the same operand: in a shared ring every other slot is the other operand's."""
+    if config.use_shared_kv:
+        return state.step().step()
+    else:
+        return state.step()
+
+
+@gluon.jit
+def p_tile(memory, wg: gl.constexpr, config: gl.constexpr):
+    """P [128, BN] in the operands' type over the left half of S."""
+    s = memory.s.index(wg).slice(0, config.BN // 2)
+    return s.reinterpret(element_type(config.dtype), [config.BM_q, config.BN], lanes(config.BN))
+
+
+@gluon.jit
+def row_place(ctx, rows, wg: gl.constexpr):
+    """(query in its sequence, query head) of rows of a query tile."""
+    config: gl.constexpr = ctx.config
+    first = ctx.tile.row + wg * (config.BM_eff // 2)
+    if config.fuse_gqa:
+        return first + rows // config.group, ctx.tile.h + rows % config.group
+    else:
+        return first + rows, ctx.tile.h + gl.zeros_like(rows)

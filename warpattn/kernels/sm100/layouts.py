@@ -1,0 +1,38 @@
+"""Register, shared-memory and tensor-memory layouts of the Blackwell kernels, derived from a config."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.blackwell import TensorMemoryLayout
+
+STORE_COLUMNS = gl.constexpr(64)  # of an output block: 128 bytes, one swizzle atom
+
+
+@gluon.constexpr_function
+def element_type(dtype: str):
+    """Gluon's type of a config's operands."""
+    return gl.bfloat16 if dtype == "bf16" else gl.float16
+
+
+@gluon.constexpr_function
+def query_box(config, cols):
+    """Box of one query tile: rows are (query, head of the group), a head of its own where heads are not fused."""
+    heads = config.group if config.fuse_gqa else 1
+    return [1, config.BM_q // heads, heads, cols]
+
+
+@gluon.constexpr_function
+def box_layout(box, dtype):
+    """Swizzled layout of a box as TMA writes it and the tensor core reads it."""
+    return gl.NVMMASharedLayout.get_default_for(list(box), dtype)
+
+
+@gluon.constexpr_function
+def lanes(cols):
+    """Tensor memory of 128 rows, a lane each, and `cols` columns side by side."""
+    return TensorMemoryLayout([128, cols], 1)
+
+
+@gluon.constexpr_function
+def row_layout():
+    """One value for each of 128 rows: thread t of the warpgroup has row t, as 32-lane loads of tensor memory give."""
+    return gl.BlockedLayout([1], [32], [4], [0])

@@ -1,0 +1,30 @@
+"""How a warp of the Blackwell kernel tells another role that it is done, and how warps agree."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+
+@gluon.jit
+def signal(bar, pred=True):
+    """One arrival of every warp of the role, after its own accesses to shared and tensor memory.
+
+    Per warp, because an arrival of the whole warpgroup costs a barrier among its warps first, and a warp that need not
+    rescale then would wait for one that has to.
+    """
+    gl.inline_asm(_WARP_SIGNAL, "r,r,~{memory}", [bar, gl.to_tensor(pred).to(gl.int32)])
+
+
+@gluon.jit
+def any_greater(x, bound):
+    """Whether any x of this warp exceeds its bound; one value a thread. Warps may differ, so what depends on it must
+    stay inside the warp."""
+    return gl.inline_asm(_VOTE, "=r,f,f", [x, bound], gl.int32) != 0
+
+
+_WARP_SIGNAL = gl.constexpr(
+    "{ .reg .pred e, p; setp.ne.b32 p, $1, 0; tcgen05.fence::before_thread_sync; bar.warp.sync 0xffffffff;"
+    " elect.sync _|e, 0xffffffff; and.pred e, e, p; @e mbarrier.arrive.release.cta.shared::cta.b64 _, [$0]; }"
+)
+_VOTE = gl.constexpr(
+    "{ .reg .pred a, b; setp.gt.f32 a, $1, $2; vote.sync.any.pred b, a, 0xffffffff; selp.b32 $0, 1, 0, b; }"
+)
