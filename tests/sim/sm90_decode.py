@@ -1,0 +1,124 @@
+"""Runs the Hopper decode kernel in the simulator: lengths, pages, splits and faults, without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.sim.prefill import error
+from warpattn.kernels.sm90.decode_steps import choose, steps
+from warpattn.masks import Mask
+from warpattn.operands import Operands
+from warpattn.problem import Call, examine
+from warpattn.reference import reference
+from warpattn.scores import Score
+from warpattn.sequences import Dense, PagedKV
+from warpattn.sim import Report, simulate
+from warpattn.sim.compile import to_ttgir
+from warpattn.target import ARCHS
+
+_built: dict[Any, Any] = {}
+
+
+@dataclass(frozen=True, eq=False)
+class Decode:
+    """A decode problem: `lengths` keys of each sequence, in pages of `page` keys or dense (equally long)."""
+
+    lengths: tuple[int, ...]
+    page: int = 0
+    tokens: int = 1
+    heads: int = 4
+    heads_kv: int = 1
+    dim: int = 64
+    dim_v: int = 0
+    dtype: torch.dtype = torch.bfloat16
+    mask: Mask | None = None
+    score: Score | None = None
+    sinks: bool = False
+    invariant: bool = False
+    config: tuple[tuple[str, int], ...] = ()  # fields that differ from the chosen configuration
+    seed: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Ran:
+    """What a simulated decode gave, and how far it is from the reference."""
+
+    report: Report
+    out: Tensor
+    lse: Tensor
+    out_error: float
+    lse_error: float
+    tickets: Tensor
+
+
+def run(case: Decode, programs: int = 3, kernel: Any = None, **options: Any) -> Ran:
+    """Simulate a case with `programs` CTAs; outputs and everything that must not be read start as NaN."""
+    q, dense, sequence, sinks = tensors(case)
+    k, v = (sequence.k_pages, sequence.v_pages) if isinstance(sequence, PagedKV) else dense
+    call = Call(q, k, v, sequence, case.mask, case.score, sinks, None, True, backend="reference")
+    ready = examine(call)
+    out = torch.full((*q.shape[:3], v.shape[-1]), float("nan"), dtype=case.dtype)
+    lse = torch.full(ready.lse_shape, float("nan"))
+    choice = choose(ready.problem, ARCHS["sm90"], batch_invariant=case.invariant)
+    choice = replace(choice, config=replace(choice.config, **dict(case.config)))
+    (step,) = steps(ready, Operands(q, k, v, out, lse, sinks), sequence, choice)
+    for partial in step.args["workspace"][:2]:
+        partial.fill_(float("nan"))
+    compiled = built(step) if kernel is None else kernel(built(step))
+    report = simulate(compiled, (programs,), step.args, **options)
+    expected, expected_lse = reference(q, k, v, sequence=sequence, mask=case.mask, score=case.score, sinks=sinks)
+    tickets = step.args["workspace"][3]
+    return Ran(report, out, lse, error(out.float(), expected.float()), error(lse, expected_lse), tickets)
+
+
+def built(step: Any) -> Any:
+    """The step's kernel down to TTGIR; each is compiled once."""
+    if step.key not in _built:
+        from triton.backends.compiler import GPUTarget
+
+        _built[step.key] = to_ttgir(step.source(), GPUTarget("cuda", 90, 32), dict(step.options))
+    return _built[step.key]
+
+
+def tensors(case: Decode) -> tuple[Tensor, tuple[Tensor, Tensor], Dense | PagedKV, Tensor | None]:
+    """q, dense (k, v), sequence, sinks. Pages lie in random order; whatever no sequence owns is NaN."""
+    generator = torch.Generator().manual_seed(case.seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(case.dtype)
+
+    batch, longest = len(case.lengths), max(case.lengths)
+    q = normal(batch, case.tokens, case.heads, case.dim)
+    k = normal(batch, longest, case.heads_kv, case.dim)
+    v = normal(batch, longest, case.heads_kv, case.dim_v or case.dim)
+    sinks = torch.randn(case.heads, generator=generator) if case.sinks else None
+    if not case.page:
+        return q, (k, v), Dense(), sinks
+    lengths = torch.tensor(case.lengths, dtype=torch.int32)
+    return q, (k, v), paged(k, v, lengths, case.page, generator), sinks
+
+
+def paged(k: Tensor, v: Tensor, lengths: Tensor, page: int, generator: torch.Generator) -> PagedKV:
+    """Keys and values of `lengths` rows in shuffled pages; two pages are nobody's, table entries past the end are
+    out of range."""
+    used = [-(-int(n) // page) for n in lengths]
+    table = torch.full((len(used), max(*used, 1) + 1), 2**30, dtype=torch.int32)
+    free = torch.randperm(sum(used) + 2, generator=generator)
+    pages = [torch.full((len(free), page, *x.shape[2:]), float("nan"), dtype=x.dtype) for x in (k, v)]
+    at = 0
+    for b, count in enumerate(used):
+        table[b, :count] = free[at : at + count]
+        for t in range(count):
+            rows = slice(t * page, min(t * page + page, int(lengths[b])))
+            for cache, x in zip(pages, (k, v), strict=True):
+                cache[free[at + t], : rows.stop - rows.start] = x[b, rows]
+        at += count
+    return PagedKV(*pages, table, lengths)
+
+
+Break = Callable[[Any], Any]

@@ -1,0 +1,95 @@
+"""Combining partial results of a row: outputs normalised over their own keys, with base-2 log-sum-exps.
+
+With l the log2 of each part's denominator, the row's is  l* = m + log2 Σ 2^(l - m)  and its output Σ 2^(l - l*) · o.
+A part without visible keys has l = -inf and counts for nothing. Parts are added in the order of their numbers, in
+blocks of a fixed size, so the result does not depend on which CTA does it or when.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from .softmax import LOG2_E, exponent
+
+LEAST = gl.constexpr(-1e30)  # stands for the exponent of "nothing yet": finite, so that differences are no NaN
+
+
+@gluon.aggregate
+class Partials:
+    """Workspace: outputs [slot, rows, cols] and log2 denominators [slot, rows], fp32."""
+
+    o: gl.tensor
+    lse: gl.tensor
+    rows: gl.tensor  # rows of a slot
+    cols: gl.constexpr
+
+    @gluon.jit
+    def store(self, slot, o, lse):
+        """Write a part: `o` [M, cols], `lse` [M] in the layout of its rows; rows past the slot's are dropped."""
+        row = gl.arange(0, o.shape[0], lse.type.layout)
+        col = gl.arange(0, self.cols, gl.SliceLayout(0, o.type.layout))
+        at = slot.to(gl.int64) * self.rows + row
+        gl.store(self.lse + at, lse, mask=row < self.rows)
+        gl.store(self.o + (at * self.cols)[:, None] + col[None, :], o, mask=(row < self.rows)[:, None])
+
+
+@gluon.jit
+def normalise(state, c):
+    """(factor [M, 4], log2 denominator [M, 4]) of a softmax state; 0 and -inf for rows without a key."""
+    l = gl.sum(state.l, 1, keep_dims=True) + gl.zeros_like(state.l)
+    some = l > 0
+    return gl.where(some, 1.0 / l, 0.0), gl.where(some, exponent(state.m, c) + gl.log2(l), -float("inf"))
+
+
+@gluon.jit
+def with_sink(lse, sink):
+    """(factor of the output, log2 denominator) after a logit `sink` (natural units) has joined the denominator."""
+    sink = gl.maximum(sink * LOG2_E, LEAST)
+    top = gl.maximum(lse, sink)
+    total = top + gl.log2(gl.exp2(lse - top) + gl.exp2(sink - top))
+    return gl.exp2(lse - total), total
+
+
+@gluon.jit
+def combine_rows(partials, part, first_row, layout: gl.constexpr, block: gl.constexpr, invariant: gl.constexpr):
+    """(o [rows, cols], log2 denominator [rows]) of rows from `first_row` on over all parts; `layout` is that of a
+    [block[0] parts, block[1] rows, cols] tensor."""
+    lse_layout: gl.constexpr = gl.SliceLayout(2, layout)
+    row = first_row + gl.arange(0, block[1], gl.SliceLayout(0, lse_layout))
+    col = gl.arange(0, partials.cols, gl.SliceLayout(0, gl.SliceLayout(1, layout)))
+    m = gl.full([block[1]], -float("inf"), gl.float32, gl.SliceLayout(0, lse_layout))
+    l = gl.zeros_like(m)
+    o = gl.zeros([block[1], partials.cols], gl.float32, gl.SliceLayout(0, layout))
+    for begin in range(0, part.splits, block[0]):
+        split = begin + gl.arange(0, block[0], gl.SliceLayout(1, lse_layout))
+        at = (part.slot(split, invariant).to(gl.int64) * partials.rows)[:, None] + row[None, :]
+        there = (split < part.splits)[:, None] & (row < partials.rows)[None, :]
+        lse = gl.load(partials.lse + at, mask=there, other=-float("inf"), cache_modifier=".cg")
+        values = gl.load(
+            partials.o + (at * partials.cols)[:, :, None] + col[None, None, :],
+            mask=there[:, :, None], other=0.0, cache_modifier=".cg",
+        )  # fmt: skip
+        top = gl.maximum(m, gl.max(lse, 0))
+        shift = gl.maximum(top, LEAST)
+        old = gl.exp2(m - shift)
+        weight = gl.exp2(lse - shift[None, :])
+        l = l * old + gl.sum(weight, 0)
+        moved = gl.convert_layout(old, gl.SliceLayout(1, o.type.layout))
+        o = o * moved[:, None] + gl.sum(values * weight[:, :, None], 0)
+        m = top
+    some = l > 0
+    factor = gl.convert_layout(gl.where(some, 1.0 / l, 0.0), gl.SliceLayout(1, o.type.layout))
+    total = gl.where(some, gl.maximum(m, LEAST) + gl.log2(l), -float("inf"))
+    return o * factor[:, None], gl.convert_layout(total, gl.SliceLayout(1, o.type.layout))
+
+
+@gluon.constexpr_function
+def combine_block(cols):
+    """(parts, rows) that one warpgroup combines at once: 64 registers a thread for at most 256 columns."""
+    return (8 if cols > 128 else 16, 4 * (32 // min(32, cols // 4)))
+
+
+@gluon.constexpr_function
+def combine_layout(cols):
+    """Registers of [parts, rows, cols] partial outputs: a row of columns across lanes, all parts in one thread."""
+    lanes = min(32, cols // 4)
+    return gl.BlockedLayout([combine_block(cols)[0], 1, 4], [1, 32 // lanes, lanes], [1, 4, 1], [2, 1, 0])

@@ -1,0 +1,111 @@
+"""Sharing out the keys of a batch over CTAs: every one gets the same number of key tiles, to within one unit.
+
+Every (sequence, row tile) is an entry; each of its key heads has `units(entry)` units of key tiles. Laid end to end,
+
+      entry 0: head 0 | head 1 | …    entry 1: head 0 | …                units 0 .. total - 1
+      CTA 0 ────────▶|◀──── CTA 1 ────▶|◀──── CTA 2 ────▶| …             runs that differ by at most one unit
+
+each CTA takes one run, front-loaded. Where a run ends inside a head, the head is split and its parts are combined
+later. All of it follows from the lengths on the device, so the grid never depends on them. Source of the front-loaded
+shares: specification of attention, section 3.11.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+
+@gluon.aggregate
+class Shares:
+    """`total` units over `parts` CTAs: the first `rest` of them take `size` + 1, the others `size`."""
+
+    total: gl.tensor
+    size: gl.tensor
+    rest: gl.tensor
+
+    @gluon.jit
+    def first(self, part):
+        """First unit of a CTA; that of the next one is its end."""
+        return part * self.size + gl.minimum(part, self.rest)
+
+    @gluon.jit
+    def owner(self, unit):
+        """The CTA that has a unit."""
+        wide = self.rest * (self.size + 1)
+        return gl.where(
+            unit < wide, unit // (self.size + 1), self.rest + (unit - wide) // gl.maximum(self.size, 1)
+        )
+
+
+@gluon.jit
+def share_out(total, parts):
+    """Shares of `total` units over `parts` CTAs."""
+    size = total // parts
+    return Shares(total, size, total - size * parts)
+
+
+@gluon.aggregate
+class Place:
+    """A position in the line of units: `unit`, the entry it belongs to, and the units `before` that entry."""
+
+    unit: gl.tensor
+    entry: gl.tensor
+    before: gl.tensor
+
+    @gluon.jit
+    def advance(self, count, entry_units):
+        """The place `count` units on, in the same entry of `entry_units` units or at the start of the next one."""
+        unit = self.unit + count
+        done = unit == self.before + entry_units
+        return Place(unit, self.entry + done.to(gl.int32), gl.where(done, unit, self.before))
+
+
+@gluon.aggregate
+class Part:
+    """Which part of a head a CTA has at hand, and where partial results of that head lie."""
+
+    head: gl.tensor  # key head of the entry
+    begin: gl.tensor  # first unit inside the head
+    count: gl.tensor
+    first: gl.tensor  # the head's first unit in the line
+    splits: gl.tensor  # parts of the head
+    first_cta: gl.tensor
+
+    @gluon.jit
+    def slot(self, split, invariant: gl.constexpr):
+        """Workspace slot of part number `split` of the head: with `invariant` a unit's own, else one of two of its
+        CTA, 2 c for the head that its run begins in and 2 c + 1 for the one that begins in its run."""
+        if invariant:
+            return self.first + split
+        else:
+            return 2 * (self.first_cta + split) + (split == 0).to(gl.int32)
+
+    @gluon.jit
+    def number(self, cta, invariant: gl.constexpr):
+        """Number of the part at hand."""
+        if invariant:
+            return self.begin
+        else:
+            return cta - self.first_cta
+
+
+@gluon.jit
+def part_at(place, units, shares, cta, invariant: gl.constexpr):
+    """The part of CTA `cta` at a place of its run; `units` of a head of the entry there."""
+    inside = place.unit - place.before
+    head = inside // units
+    begin = inside - head * units
+    first = place.unit - begin
+    if invariant:
+        return Part(head, begin, gl.to_tensor(1), first, units, first)
+    else:
+        count = gl.minimum(units - begin, shares.first(cta + 1) - place.unit)
+        owner = shares.owner(first)
+        return Part(head, begin, count, first, shares.owner(first + units - 1) - owner + 1, owner)
+
+
+@gluon.jit
+def find_place(unit, sums, units):
+    """(entry, units before it) as far as a block of entries tells: `sums` are inclusive sums of `units`, plus those of
+    earlier blocks. Added over all blocks (entries) and maximised (before) they give the place of `unit`."""
+    passed = sums <= unit
+    return gl.sum(passed.to(gl.int32), 0), gl.max(gl.where(passed, sums, 0), 0)

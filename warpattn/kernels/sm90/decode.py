@@ -1,0 +1,59 @@
+"""Hopper decode: a few query tokens against long keys, shared out over all SMs whatever the lengths are.
+
+      producer warp   K, V by TMA ──▶ rings in shared memory                        (decode_load.py)
+      warpgroup       wgmma + softmax on 64 rows = tokens × heads of a group        (decode_attend.py)
+                      whole heads ──▶ output, parts ──▶ workspace, last one combines  (decode_output.py)
+
+The grid is fixed; each CTA computes its share from the lengths on the device (pieces/split.py).
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
+
+from ..pieces.apply import Modifiers
+from ..pieces.combine import Partials
+from .decode_attend import decode_attend_role
+from .decode_context import DecodeContext, Grid, Keys, Matrix, Results, make_decode_rings, take_share
+from .decode_load import decode_load_role
+
+
+@gluon.jit
+def decode_kernel(
+    k_desc,
+    v_desc,
+    q,
+    out,
+    keys,
+    workspace,
+    lse_ptr,
+    sinks_ptr,
+    scale,
+    shape,
+    mask_args,
+    score_args,
+    config: gl.constexpr,
+    functions: gl.constexpr,
+    has_sinks: gl.constexpr,
+    has_lse: gl.constexpr,
+):
+    """Attention of a few query tokens.
+
+    q, out: (pointer, strides of batch, token, head in units of 8 elements). keys: (lengths, table, its row stride).
+    workspace: (partial outputs, partial log2 denominators, rows of a slot, tickets). shape: see `Grid`. functions:
+    (keep, span, score), see `Modifiers`. Grid: any number of CTAs that the workspace has slots for.
+    """
+    work = Grid(shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], shape[6], shape[7])
+    mods = Modifiers(functions[0], functions[1], functions[2], mask_args, score_args)
+    stored = Keys(k_desc, v_desc, keys[0], keys[1], keys[2])
+    partials = Partials(workspace[0], workspace[1], workspace[2], config.padded_v)
+    results = Results(Matrix(out[0], out[1], out[2], out[3]), lse_ptr, sinks_ptr, partials, workspace[3])
+    rings = make_decode_rings(config)
+    fence_async_shared()
+    shares, start = take_share(stored, work, mods, config)
+    end = shares.first(gl.program_id(0) + 1)
+    queries = Matrix(q[0], q[1], q[2], q[3])
+    ctx = DecodeContext(
+        queries, stored, results, rings, work, mods, shares, start, end, scale, config, has_sinks, has_lse
+    )
+    gl.warp_specialize([(decode_attend_role, (ctx,)), (decode_load_role, (ctx,))], [1], [config.producer_registers])

@@ -1,0 +1,128 @@
+"""DecodeConfig: the shape of the Hopper decode kernel as a value, and how its keys are shared out.
+
+Decode reads every key and value once for a few query rows, so memory is all that counts: rings as deep as shared
+memory allows, every CTA busy to the end. Nothing in this file imports Triton.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from warpattn.kernels.topology import Edge, Role, Topology
+
+from .config import CONSUMER_ROWS, SMEM_LIMIT, pad_dim
+
+SM_SMEM = 233_472  # 228 KiB of an SM, of which every resident block takes 1 KiB for itself
+SLACK = 512  # bytes the compiler adds: alignment of barriers, scratch of reductions
+INVARIANT_KEYS = 2048  # keys of a partial when results must not depend on the rest of the batch
+MAX_BOXES = 64  # copies a key tile may be made of
+
+
+@dataclass(frozen=True)
+class DecodeConfig:
+    """Tiles and resources of one compiled decode kernel.
+
+    One warp loads key tiles of `block_n` keys into rings of `stages` slots, one warpgroup attends for up to 64 rows
+    (query tokens × the heads of a group). Work is counted in units of `unit` key tiles. With `invariant` every unit is
+    a partial of its own, so that a sequence's bits depend on its own length only; without, a CTA's run of units in one
+    head is one partial.
+    """
+
+    dtype: str  # "bf16" | "fp16"
+    dim_qk: int
+    dim_v: int
+    block_n: int
+    stages: int
+    ctas: int  # per SM
+    unit: int  # key tiles
+    invariant: bool = False
+    page_box: int = 0  # rows of a page that one copy reads: a power of two; 0 for keys in one piece
+    has_lengths: bool = False  # lengths are read from a tensor
+    uniform: bool = False  # every head of the batch has equally many key tiles: nothing to add up
+    plan_width: int = 128  # sequences whose lengths are added up at once
+    consumer_registers: int = 240
+    producer_registers: int = 40
+
+    @cached_property
+    def padded_qk(self) -> int:
+        return pad_dim(self.dim_qk)
+
+    @cached_property
+    def padded_v(self) -> int:
+        return pad_dim(self.dim_v)
+
+    @property
+    def rows(self) -> int:
+        return CONSUMER_ROWS
+
+    @property
+    def take_turns(self) -> bool:
+        return False
+
+    @property
+    def box(self) -> int:
+        """Keys of one copy."""
+        return min(self.block_n, self.page_box) if self.page_box else self.block_n
+
+    @property
+    def boxes(self) -> int:
+        """Copies that make a key tile."""
+        return self.block_n // self.box
+
+    @property
+    def k_bytes(self) -> int:
+        return 2 * self.block_n * self.padded_qk
+
+    @property
+    def v_bytes(self) -> int:
+        return 2 * self.block_n * self.padded_v
+
+    @property
+    def q_bytes(self) -> int:
+        return 2 * self.rows * self.padded_qk
+
+    @cached_property
+    def topology(self) -> Topology:
+        """Roles and rings of a block; queries stay in shared memory that the warpgroup has for itself."""
+        attend = Role("attend", 4, self.consumer_registers)
+        edges = (
+            Edge("K", "load", ("attend",), self.stages, self.k_bytes),
+            Edge("V", "load", ("attend",), self.stages, self.v_bytes),
+        )
+        return Topology((attend, Role("load", 1, self.producer_registers)), edges, self.q_bytes)
+
+    @property
+    def smem_bytes(self) -> int:
+        """Shared memory of tiles and barriers (the compiler adds `SLACK` at most)."""
+        return self.topology.smem_bytes
+
+    @property
+    def max_registers(self) -> int:
+        """Registers a thread at launch, so that `ctas` blocks fit on an SM."""
+        return 65536 // (self.topology.threads * self.ctas) // 8 * 8
+
+
+def choose_decode(dtype: str, dim_qk: int, dim_v: int, page_size: int = 0, ctas: int = 1) -> DecodeConfig:
+    """The configuration for a pair of head dims, `page_size` keys a page (0: not paged), `ctas` blocks an SM."""
+    wide = max(pad_dim(dim_qk), pad_dim(dim_v))
+    box = page_size & -page_size
+    block_n = 128 if wide <= 128 and ctas == 1 else 64
+    while box and block_n // min(block_n, box) > MAX_BOXES:
+        block_n //= 2
+    config = DecodeConfig(dtype, dim_qk, dim_v, block_n, 2, ctas, 1, page_box=box)
+    if ctas > 1:
+        config = replace(config, consumer_registers=0, producer_registers=40)
+        config = replace(config, consumer_registers=(2 * config.max_registers - 40) // 8 * 8)
+    return replace(config, stages=deepest(config))
+
+
+def deepest(config: DecodeConfig) -> int:
+    """Ring slots that fit beside the queries."""
+    limit = min(SMEM_LIMIT, SM_SMEM // config.ctas - 1024) - SLACK - config.q_bytes
+    return max(1, limit // (config.k_bytes + config.v_bytes + 32))
+
+
+def invariant(config: DecodeConfig) -> DecodeConfig:
+    """The same with results that do not depend on the rest of the batch."""
+    return replace(config, invariant=True, unit=max(1, INVARIANT_KEYS // config.block_n))

@@ -1,0 +1,223 @@
+"""What both roles of the Hopper decode kernel can see, and the walk along a CTA's share of the keys.
+
+A row of a 64-row tile is one query: row r of a key head is token r // group of query head  head * group + r % group.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import tma
+
+from ..nvidia.pipelines import StagedPipeline, make_pipeline
+from ..pieces.apply import Modifiers
+from ..pieces.combine import Partials
+from ..pieces.span import TileSpan, tile_span
+from ..pieces.split import Part, Place, Shares, find_place, part_at, share_out
+from .layouts import element_type, tile_layout
+
+
+@gluon.aggregate
+class Grid:
+    """Sizes of the problem, int32. An entry is a row tile of a sequence."""
+
+    batch: gl.tensor
+    tokens: gl.tensor  # query tokens of a sequence
+    capacity: gl.tensor  # most keys of a sequence
+    heads: gl.tensor  # key heads
+    group: gl.tensor  # query heads per key head
+    tiles: gl.tensor  # row tiles of a key head
+    pages: gl.tensor  # of the cache
+    page_size: gl.tensor
+
+
+@gluon.aggregate
+class Matrix:
+    """A (batch, tokens, heads, dim) tensor in global memory: strides of the first three in units of 8 elements."""
+
+    pointer: gl.tensor
+    batch: gl.tensor
+    token: gl.tensor
+    head: gl.tensor
+
+    @gluon.jit
+    def rows(self, b, token, head):
+        """Pointers to the first element of each (token, head)."""
+        at = gl.to_tensor(b).to(gl.int64) * self.batch + token.to(gl.int64) * self.token
+        return self.pointer + (at + head.to(gl.int64) * self.head) * 8
+
+
+@gluon.aggregate
+class Keys:
+    """Keys and values: descriptors (batch or page, row, head, dim), lengths, and the table of pages."""
+
+    k: tma.tensor_descriptor
+    v: tma.tensor_descriptor
+    lengths: gl.tensor  # int32* (batch,)
+    table: gl.tensor  # int32* (batch, row of `table_stride`)
+    table_stride: gl.tensor
+
+
+@gluon.aggregate
+class Results:
+    out: Matrix
+    lse: gl.tensor  # float* (batch, heads_q, tokens)
+    sinks: gl.tensor  # float* (heads_q,)
+    partials: Partials
+    tickets: gl.tensor  # int32* (entries, heads): parts of a head that are done; 0 between launches
+
+
+@gluon.aggregate
+class DecodeRings:
+    k: StagedPipeline  # [stages, 1, N, 1, D]
+    v: StagedPipeline  # [stages, 1, N, 1, Dv]
+    q: gl.shared_memory_descriptor  # [64, D], of the warpgroup alone
+
+
+@gluon.aggregate
+class DecodeContext:
+    q: Matrix
+    keys: Keys
+    results: Results
+    rings: DecodeRings
+    work: Grid
+    mods: Modifiers
+    shares: Shares
+    start: Place  # where this CTA's run begins
+    end: gl.tensor
+    scale: gl.tensor
+    config: gl.constexpr
+    has_sinks: gl.constexpr
+    has_lse: gl.constexpr
+
+
+@gluon.aggregate
+class Entry:
+    """A row tile of a sequence: `b`, its first row, the length of the sequence, its key tiles and units."""
+
+    b: gl.tensor
+    row: gl.tensor
+    length: gl.tensor
+    span: TileSpan
+    units: gl.tensor  # of one head
+
+
+@gluon.aggregate
+class Item:
+    """One part of one head: key tiles visited as numbers `begin` to `end` of the entry's span."""
+
+    entry: Entry
+    part: Part
+    begin: gl.tensor
+    end: gl.tensor
+
+
+@gluon.aggregate
+class Lens:
+    """Lengths of one sequence, by the names that `Modifiers` reads."""
+
+    seq_q: gl.tensor
+    seq_k: gl.tensor
+
+
+@gluon.aggregate
+class Rows:
+    """Where rows of a tile are: sequence, query head [M, 1], token [M, 1]."""
+
+    b: gl.tensor
+    h: gl.tensor
+    token: gl.tensor
+
+
+@gluon.jit
+def rows_of(ctx, item, row):
+    """Places of rows `row` of the item's tile, any shape; rows past the last get the last token's."""
+    work = ctx.work
+    number = item.entry.row + row
+    token = number // work.group
+    head = item.part.head * work.group + number - token * work.group
+    return Rows(item.entry.b, head, gl.minimum(token, work.tokens - 1))
+
+
+@gluon.jit
+def length_of(keys, work, b, inside, config: gl.constexpr):
+    """Keys of sequence `b`; numbers of sequences or a block of them, read where `inside`."""
+    if config.has_lengths:
+        length = gl.load(keys.lengths + b, mask=inside, other=0)
+        return gl.maximum(gl.minimum(length, work.capacity), 0)
+    else:
+        return work.capacity + b * 0
+
+
+@gluon.jit
+def describe(number, keys, work, mods, config: gl.constexpr):
+    """The entry of a number (or of a block of numbers)."""
+    b = number // work.tiles
+    row = (number - b * work.tiles) * config.rows
+    length = length_of(keys, work, b, b < work.batch, config)
+    offset = length - work.tokens
+    q_lo = row // work.group + offset
+    q_hi = gl.minimum((row + config.rows - 1) // work.group, work.tokens - 1) + offset
+    span = tile_span(mods.span(b, 0, q_lo, q_hi, work.tokens, length, mods.mask_args), config.block_n)
+    return Entry(b, row, length, span, (span.total + config.unit - 1) // config.unit)
+
+
+@gluon.jit
+def item_at(ctx, place):
+    """The item that starts at a place."""
+    config: gl.constexpr = ctx.config
+    entry = describe(place.entry, ctx.keys, ctx.work, ctx.mods, config)
+    part = part_at(place, entry.units, ctx.shares, gl.program_id(0), config.invariant)
+    begin = part.begin * config.unit
+    end = gl.minimum(begin + part.count * config.unit, entry.span.total)
+    return Item(entry, part, begin, end)
+
+
+@gluon.jit
+def take_share(keys, work, mods, config: gl.constexpr):
+    """(shares, place where this CTA's run begins); every CTA finds the same shares."""
+    cta = gl.program_id(0)
+    parts = gl.num_programs(0)
+    entries = work.batch * work.tiles
+    if config.uniform:
+        units = describe(gl.to_tensor(0), keys, work, mods, config).units * work.heads
+        shares = share_out(units * entries, parts)
+        unit = shares.first(cta)
+        entry = unit // units
+        return shares, Place(unit, entry, entry * units)
+    else:
+        total = gl.to_tensor(0)
+        for begin in range(0, entries, config.plan_width):
+            total += gl.sum(block_units(begin, entries, keys, work, mods, config), 0)
+        shares = share_out(total, parts)
+        unit = shares.first(cta)
+        passed = gl.to_tensor(0)
+        before = gl.to_tensor(0)
+        seen = gl.to_tensor(0)
+        for begin in range(0, entries, config.plan_width):
+            units = block_units(begin, entries, keys, work, mods, config)
+            sums = gl.cumsum(units, 0) + seen
+            more, reached = find_place(unit, sums, units)
+            passed += more
+            before = gl.maximum(before, reached)
+            seen += gl.sum(units, 0)
+        return shares, Place(unit, passed, before)
+
+
+@gluon.jit
+def block_units(begin, entries, keys, work, mods, config: gl.constexpr):
+    """Units of all heads of `plan_width` entries; 0 for those past the last."""
+    number = begin + gl.arange(0, config.plan_width, gl.BlockedLayout([1], [32], [4], [0]))
+    units = describe(number, keys, work, mods, config).units * work.heads
+    return gl.where(number < entries, units, 0)
+
+
+@gluon.jit
+def make_decode_rings(config: gl.constexpr):
+    """Allocate shared memory and initialise every barrier."""
+    dtype: gl.constexpr = element_type(config.dtype)
+    k_layout: gl.constexpr = tile_layout(config.block_n, config.padded_qk, dtype)
+    v_layout: gl.constexpr = tile_layout(config.block_n, config.padded_v, dtype)
+    q_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([config.rows, config.padded_qk], dtype)
+    k = gl.allocate_shared_memory(dtype, [config.stages, 1, config.block_n, 1, config.padded_qk], k_layout)
+    v = gl.allocate_shared_memory(dtype, [config.stages, 1, config.block_n, 1, config.padded_v], v_layout)
+    q = gl.allocate_shared_memory(dtype, [config.rows, config.padded_qk], q_layout)
+    return DecodeRings(make_pipeline(k, 1, config.stages), make_pipeline(v, 1, config.stages), q)

@@ -1,0 +1,76 @@
+"""Results of the Hopper decode kernel: whole heads go to the output, parts to the workspace.
+
+      part of a head:  partial ──▶ workspace, ticket + 1;  the CTA that draws the last ticket combines the parts
+
+The ticket is drawn with acquire and release after all of the warpgroup's stores, so whoever draws the last one sees
+every part; it is put back to 0 for the next launch.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from ..pieces.combine import combine_block, combine_layout, combine_rows, normalise, with_sink
+from ..pieces.softmax import LN_2, rescale
+from .decode_context import rows_of
+from .layouts import accumulator_layout, element_type
+
+
+@gluon.jit
+def finish_item(ctx, o, softmax, item, c):
+    """Write what an item gives: O [64, Dv] accumulated under a softmax state."""
+    config: gl.constexpr = ctx.config
+    factor, lse = normalise(softmax, c)
+    o = rescale(o, factor)
+    lse = gl.convert_layout(gl.max(lse, 1), gl.SliceLayout(1, accumulator_layout(config.padded_v)))
+    part = item.part
+    if part.splits == 1:
+        write_rows(ctx, o, lse, item, gl.to_tensor(0))
+    else:
+        partials = ctx.results.partials
+        number = part.number(gl.program_id(0), config.invariant)
+        partials.store(part.slot(number, config.invariant), o, lse)
+        gl.barrier()
+        ticket = ctx.results.tickets + place_of_ticket(ctx, item)
+        drawn = gl.atomic_add(ticket, 1, sem="acq_rel", scope="gpu")
+        if drawn == part.splits - 1:
+            gl.store(ticket, 0)
+            combine_item(ctx, item)
+
+
+@gluon.jit
+def place_of_ticket(ctx, item):
+    """Index of the head's ticket."""
+    entry = item.entry.b * ctx.work.tiles + item.entry.row // ctx.config.rows
+    return entry * ctx.work.heads + item.part.head
+
+
+@gluon.jit
+def combine_item(ctx, item):
+    """Add up all parts of a head and write the result."""
+    config: gl.constexpr = ctx.config
+    layout: gl.constexpr = combine_layout(config.padded_v)
+    block: gl.constexpr = combine_block(config.padded_v)
+    rows = gl.minimum(ctx.work.tokens * ctx.work.group - item.entry.row, config.rows)
+    for first in range(0, rows, block[1]):
+        o, lse = combine_rows(ctx.results.partials, item.part, first, layout, block, config.invariant)
+        write_rows(ctx, o, lse, item, first)
+
+
+@gluon.jit
+def write_rows(ctx, o, lse, item, first):
+    """Output and LSE of rows `first` and on of the item's tile: `o` [M, Dv] normalised, `lse` [M] base 2."""
+    config: gl.constexpr = ctx.config
+    work = ctx.work
+    row = first + gl.arange(0, o.shape[0], lse.type.layout)
+    there = item.entry.row + row < work.tokens * work.group
+    rows = rows_of(ctx, item, row)
+    if ctx.has_sinks:
+        sink = gl.load(ctx.results.sinks + rows.h, mask=there, other=0.0)
+        factor, lse = with_sink(lse, sink)
+        o = o * factor[:, None]
+    if ctx.has_lse:
+        head = item.entry.b.to(gl.int64) * (work.heads * work.group) + rows.h
+        gl.store(ctx.results.lse + head * work.tokens + rows.token, lse * LN_2, mask=there)
+    col = gl.arange(0, config.padded_v, gl.SliceLayout(0, o.type.layout))[None, :]
+    at = ctx.results.out.rows(rows.b, rows.token, rows.h)[:, None] + col
+    gl.store(at, o.to(element_type(config.dtype)), mask=there[:, None] & (col < config.dim_v))

@@ -1,0 +1,156 @@
+"""The decode kernel of a call on Hopper: which configuration, which workspace, which arguments.
+
+The workspace of a launch is two slots a CTA (or, batch-invariant, one a unit) and a ticket for every key head. Its size
+follows from the shapes, not from the lengths, so a captured graph serves every step. Tickets are 0 between launches and
+two launches that may run at once must not share them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from warpattn.check import AttentionError
+from warpattn.operands import Operands, captured, flat, programs
+from warpattn.problem import Problem, Ready
+from warpattn.sequences import PagedKV, Sequence
+from warpattn.step import Choice, Step
+from warpattn.target import Arch, ARCHS
+
+from .decode_config import DecodeConfig, choose_decode, invariant
+
+_DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+MAX_TOKENS = 16
+WIDE_PLAN = 1024  # sequences added up at once where there are more than 128
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Sizes of what a launch needs beside its tensors."""
+
+    slots: int
+    rows: int  # of a slot
+    cols: int
+    tickets: int
+
+    def allocate(self, device: torch.device) -> tuple[Tensor, Tensor, int, Tensor]:
+        """The kernel's `workspace` argument; only the tickets have to be 0."""
+        o = torch.empty(self.slots, self.rows, self.cols, dtype=torch.float32, device=device)
+        lse = torch.empty(self.slots, self.rows, dtype=torch.float32, device=device)
+        return o, lse, self.rows, torch.zeros(self.tickets, dtype=torch.int32, device=device)
+
+
+def serves(problem: Problem) -> bool:
+    """Whether the decode kernel is meant for a problem: few query tokens, dense or paged keys."""
+    return problem.kind in ("dense", "paged") and 1 <= problem.seq_q <= MAX_TOKENS and problem.seq_k > 0
+
+
+def choose(problem: Problem, target: Arch, *, ctas: int = 1, batch_invariant: bool = False) -> Choice:
+    """The choice for a problem that `serves`."""
+    if not serves(problem):
+        rule = f"the decode kernel takes dense or paged keys and 1 to {MAX_TOKENS} query tokens"
+        raise AttentionError(f"the problem is {problem.kind} with {problem.seq_q} query tokens; {rule}")
+    config = choose_decode(_DTYPES[problem.dtype], problem.dim_qk, problem.dim_v, problem.page_size, ctas)
+    config = invariant(config) if batch_invariant else config
+    tiles = row_tiles(problem)
+    wide = problem.batch * tiles > config.plan_width
+    config = replace(
+        config,
+        has_lengths=problem.kind == "paged",
+        uniform=problem.kind == "dense" and tiles == 1 and _same_span(problem),
+        plan_width=WIDE_PLAN if wide else config.plan_width,
+    )
+    grid = target.processors * ctas
+    lines = (
+        f"tile {config.rows} x {config.block_n}, rings K {config.stages} V {config.stages}, "
+        f"{config.smem_bytes} bytes of shared memory",
+        f"{problem.batch * problem.heads_kv} heads of {tiles} row tiles over {grid} CTAs",
+    )
+    unit = f"{config.unit} key tiles" if config.unit > 1 else "one key tile"
+    shared = f"keys are shared out to within {unit} over {ctas} CTAs on each of {target.processors} SMs"
+    last = "the last CTA to finish a head combines its parts in a fixed order"
+    same = "every partial has the same keys whatever else is in the batch"
+    reasons = (shared, last, same) if batch_invariant else (shared, last)
+    return Choice("decode", config, (grid,), lines, reasons, partitions=_partitions(problem, config, grid))
+
+
+def row_tiles(problem: Problem) -> int:
+    """64-row tiles of a key head."""
+    return -(-problem.seq_q * problem.heads_q // problem.heads_kv // 64)
+
+
+def workspace(problem: Problem, choice: Choice) -> Workspace:
+    """What the choice's launch needs."""
+    config: DecodeConfig = choice.config
+    entries = problem.batch * row_tiles(problem) * problem.heads_kv
+    slots = entries * _partitions(problem, config, 0) if config.invariant else 2 * choice.grid[0]
+    rows = min(64, problem.seq_q * problem.heads_q // problem.heads_kv)
+    return Workspace(slots, rows, config.padded_v, entries)
+
+
+def steps(ready: Ready, x: Operands, sequence: Sequence, choice: Choice | None = None) -> tuple[Step, ...]:
+    """One launch of the decode kernel; `choice` replaces the one made from the problem."""
+    choice = choose(ready.problem, ARCHS["sm90"]) if choice is None else choice
+    space = workspace(ready.problem, choice).allocate(x.q.device)
+    mask, score = programs(ready)
+    problem, config = ready.problem, choice.config
+    key = (config, mask.key, None if score is None else score.key, problem.has_sinks, problem.has_lse)
+    args = arguments(ready, x, sequence) | {"workspace": space}
+
+    def source():
+        from .decode_build import decode_source  # imports Triton
+
+        return decode_source(config, mask, score, problem.has_sinks, problem.has_lse)
+
+    return (Step("sm90.decode", "sm90", key, source, options(config), choice.grid, args, persistent=True),)
+
+
+def options(config: DecodeConfig) -> dict[str, object]:
+    """Options of triton.compile."""
+    limit = {"maxnreg": config.max_registers} if config.ctas > 1 else {}
+    return {"num_warps": 4, "enable_fp_fusion": True, **limit}
+
+
+def arguments(ready: Ready, x: Operands, sequence: Sequence) -> dict[str, object]:
+    """Every argument of the kernel but its workspace."""
+    p = ready.problem
+    tensors = tuple(tensor.detach() for tensor in captured(ready))
+    count = len(ready.mask.tensors)
+    k, v, keys, pages = x.k, x.v, (None, None, 0), p.batch
+    if isinstance(sequence, PagedKV):
+        table = sequence.block_table
+        table = table if table.stride(-1) == 1 else table.contiguous()
+        k, v, keys, pages = sequence.k_pages, sequence.v_pages, (sequence.lengths, table, table.stride(0)), len(x.k)
+    shape = (p.batch, p.seq_q, p.seq_k, p.heads_kv, p.heads_q // p.heads_kv, row_tiles(p), pages, max(p.page_size, 1))
+    return {
+        "k_desc": k, "v_desc": v, "q": _matrix(x.q), "out": _matrix(x.out), "keys": keys, "lse_ptr": x.lse,
+        "sinks_ptr": x.sinks, "scale": ready.scale, "shape": shape, "mask_args": flat(tensors[:count]),
+        "score_args": flat(tensors[count:]),
+    }  # fmt: skip
+
+
+def _matrix(x: Tensor) -> tuple[Tensor, int, int, int]:
+    """Pointer and strides of the first three dimensions in units of 8 elements; those of single elements are 0."""
+    strides = [stride // 8 if size > 1 else 0 for size, stride in zip(x.shape[:3], x.stride()[:3], strict=True)]
+    return (x, *strides)
+
+
+def _partitions(problem: Problem, config: DecodeConfig, grid: int) -> int:
+    """Parts of a head at most."""
+    tiles = -(-max(problem.seq_k, 1) // config.block_n)
+    return -(-tiles // config.unit) if config.invariant else min(grid, tiles)
+
+
+def _same_span(problem: Problem) -> bool:
+    """Whether all sequences have the same span; see `Program.key` for what is read here."""
+    code, (_, *span), _ = cast("tuple[tuple, tuple, tuple]", problem.mask)
+    reached, waiting = set(), list(span)
+    while waiting:
+        node = waiting.pop()
+        if node not in reached:
+            reached.add(node)
+            waiting += [arg for arg in code[node][2:] if type(arg) is int]
+    return all(code[node][0] != "load" and code[node][2:] != ("b",) for node in reached)
