@@ -1,0 +1,99 @@
+"""Functions with another library's signature, where an argument is served, a hint, or refused, and never just ignored.
+
+The signature is a text, as its library documents it. The function that serves it gets one value with an attribute per
+argument, so that twenty arguments need no twenty parameters:
+
+    @drop_in("q, k, v, dropout_p=0.0, causal=False, num_splits=1", refused={"dropout_p": "there is no dropout"},
+             hints={"num_splits"})
+    def flash_attn_func(given):
+        return attention(given.q, given.k, given.v, mask=Causal() if given.causal else None)
+
+refused   any value but the default raises an AttentionError: argument, value, rule
+hints     choose among ways that compute the same result; accepted and not used
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from warpattn.check import AttentionError
+from warpattn.traced import kind_of
+
+__all__ = ["Given", "drop_in"]
+
+
+class Given:
+    """The arguments of one call, by name."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.__dict__.update(values)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"the function has no argument {name}")
+
+
+def drop_in(
+    signature: str, refused: Mapping[str, str] | None = None, hints: Collection[str] = ()
+) -> Callable[[Callable[[Given], Any]], Callable[..., Any]]:
+    """A decorator that gives a function of one `Given` the signature `signature`; see the module."""
+    spec = _parsed(signature)
+    positional = tuple(p.name for p in spec.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD)
+    defaults = {p.name: p.default for p in spec.parameters.values() if p.default is not p.empty}
+    required = spec.parameters.keys() - defaults.keys()
+    rules = dict(refused or {})
+    unknown = (rules.keys() | set(hints)) - spec.parameters.keys()
+    if unknown:
+        raise ValueError(f"{sorted(unknown)} are no arguments of ({signature})")
+
+    def decorate(serve: Callable[[Given], Any]) -> Callable[..., Any]:
+        @functools.wraps(serve)
+        def function(*args: Any, **kwargs: Any) -> Any:
+            given = dict(zip(positional, args, strict=False))
+            fits = len(args) <= len(positional) and kwargs.keys() <= spec.parameters.keys()
+            if not fits or given.keys() & kwargs.keys() or not required <= given.keys() | kwargs.keys():
+                spec.bind(*args, **kwargs)  # raises the TypeError that Python would
+            values = defaults | given | kwargs
+            broken = [
+                f"{name} is {kind_of(values[name])}; {rule}"
+                for name, rule in rules.items()
+                if not _same(values[name], defaults[name])
+            ]
+            if broken:
+                raise AttentionError(*broken)
+            return serve(Given(values))
+
+        function.__signature__ = spec  # type: ignore[attr-defined]
+        function.refused = frozenset(rules)  # type: ignore[attr-defined]
+        function.hints = frozenset(hints)  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+def _parsed(signature: str) -> inspect.Signature:
+    (function,) = ast.parse(f"def function({signature}): ...").body
+    assert isinstance(function, ast.FunctionDef)  # it was written as one
+    spec = function.args
+    defaults = [inspect.Parameter.empty] * (len(spec.args) - len(spec.defaults)) + list(map(_literal, spec.defaults))
+    plain, named = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    parameters = [inspect.Parameter(a.arg, plain, default=d) for a, d in zip(spec.args, defaults, strict=True)]
+    for argument, default in zip(spec.kwonlyargs, spec.kw_defaults, strict=True):
+        parameters.append(inspect.Parameter(argument.arg, named, default=_literal(default)))
+    return inspect.Signature(parameters)
+
+
+def _literal(node: ast.expr | None) -> Any:
+    return inspect.Parameter.empty if node is None else ast.literal_eval(node)
+
+
+def _same(value: Any, default: Any) -> bool:
+    """Whether an argument has its default; False stands for None or 0 as well, as flash-attn's programs use them."""
+    if isinstance(value, Tensor):
+        return False
+    return value is None or bool(value == default)
