@@ -48,10 +48,13 @@ def tanh(x):
     return gl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], gl.float32, is_pure=True, pack=1)
 
 
-def compile_function(outputs: tuple[Node, ...], symbols: tuple[str, ...], ranks: tuple[int, ...]):
+def compile_function(
+    outputs: tuple[Node, ...], symbols: tuple[str, ...], ranks: tuple[int, ...], tanh_function: Any = tanh
+):
     """The Gluon function of `symbols` and the captured tensors' tuple that returns `outputs`.
 
-    One output is returned as it is (any shape), several as a tuple of scalars. `ranks` are the tensors' ranks.
+    One output is returned as it is (any shape), several as a tuple of scalars. `ranks` are the tensors' ranks;
+    `tanh_function` is the architecture's.
     """
     lines: list[str] = []
     names: dict[int, str] = {}
@@ -66,17 +69,17 @@ def compile_function(outputs: tuple[Node, ...], symbols: tuple[str, ...], ranks:
     if len(results) > 1:
         results = [f"gl.to_tensor({result})" for result in results]
     lines.append(f"    return {', '.join(results)}")
-    return _function(symbols, "\n".join(lines))
+    return _function(symbols, "\n".join(lines), tanh_function)
 
 
-def _function(symbols: tuple[str, ...], body: str):
+def _function(symbols: tuple[str, ...], body: str, tanh_function: Any):
     """A jitted function from source; Triton reads it back through linecache."""
     name = f"index_function_{hashlib.sha256(body.encode()).hexdigest()[:16]}"
     source = f"def {name}({', '.join(symbols)}, args):\n{body}\n"
     filename = f"<{name}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     namespace: dict[str, Any] = {
-        "gl": gl, "floor_div": floor_div, "floor_mod": floor_mod, "tanh": tanh, "__name__": __name__,
+        "gl": gl, "floor_div": floor_div, "floor_mod": floor_mod, "tanh": tanh_function, "__name__": __name__,
     }  # fmt: skip
     exec(compile(source, filename, "exec"), namespace)  # noqa: S102
     return gluon.jit(namespace[name])

@@ -1,0 +1,205 @@
+"""Buffers that bring strips of K or V from DRAM through LDS to the matrix cores, three ways with the same words.
+
+      KVBuffer       DRAM ─▶ registers ─▶ LDS ─▶ registers    the next strip is loaded while this one is multiplied
+      KVBufferLDS    DRAM ─────DMA─────▶ LDS ─▶ registers     one slot: load, wait for all of it, multiply
+      KVBufferRing   DRAM ─────DMA─────▶ LDS ─▶ registers     two or more slots, waits for the oldest load only
+
+load_from_dram starts a load, copy_to_shared (for DMA: a wait) makes a strip readable, load_from_shared reads the
+operand of a product. Waves meet between these: where a strip becomes readable and before it is overwritten, the compiler
+puts s_barrier (its analysis of shared memory; `gcn` checks the outcome), so acquire and release need no words here.
+Keys past the end and columns past the head dim are zeros: the lanes' buffer loads get an offset out of bounds.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.amd import cdna3
+from triton.experimental.gluon.language.amd.cdna4 import async_copy
+
+
+@gluon.aggregate
+class KVSource:
+    """Keys or values of one head in DRAM: rows at `base` + key * `row`, or in pages of `page_size` keys."""
+
+    base: gl.tensor  # pointer to the first row of the head (of page 0)
+    row: gl.tensor  # int64 elements from key to key, a multiple of 8
+    page: gl.tensor  # int64 elements from page to page, a multiple of 8
+    table: gl.tensor  # int32* pages of this sequence, in order
+    keys: gl.tensor  # int32 number of keys
+    page_size: gl.constexpr  # 0: not paged
+
+
+@gluon.aggregate
+class KVBuffer:
+    """Through registers, two stages of them: a strip that is on the way and one that is going to LDS."""
+
+    smem: gl.shared_memory_descriptor
+    config: gl.constexpr
+
+    @gluon.jit
+    def load_from_dram(self, source, key, strip: gl.constexpr):
+        """Ask for strip number `strip` of the tile at `key`: a register stage, to be given to `copy_to_shared`."""
+        rows, cols, inside = strip_places(source, self.config, key, strip)
+        dtype: gl.constexpr = source.base.dtype.element_ty
+        if whole_pages(self.config, source.page_size):
+            offsets = (rows * source.row).to(gl.int32) + cols
+            return cdna3.buffer_load(strip_base(source, self.config, key, strip), offsets, mask=inside)
+        else:
+            return gl.load(page_pointers(source, key, strip, self.config) + cols, mask=inside, other=0.0).to(dtype)
+
+    @gluon.jit
+    def copy_to_shared(self, stage):
+        """Write a stage to LDS, where `load_from_shared` finds it."""
+        self.smem.index(0).store(stage)
+
+    @gluon.jit
+    def load_from_shared(self, layout: gl.constexpr):
+        """The strip as the right operand of a product, [depth, keys] for K, [keys, depth] for V."""
+        return get_mma_tile(self.smem.index(0), self.config).load(layout)
+
+
+@gluon.aggregate
+class KVBufferLDS:
+    """By DMA with one slot: nothing else is on the way while a strip is multiplied."""
+
+    smem: gl.shared_memory_descriptor
+    config: gl.constexpr
+
+    @gluon.jit
+    def load_from_dram(self, source, key, strip: gl.constexpr):
+        """Start the DMA of a strip."""
+        start_copy(self.smem.index(0), source, self.config, key, strip)
+
+    @gluon.jit
+    def copy_to_shared(self):
+        """Wait until it is done: s_waitcnt vmcnt(0)."""
+        async_copy.wait_group(0)
+
+    @gluon.jit
+    def load_from_shared(self, layout: gl.constexpr):
+        """The strip as the right operand of a product."""
+        return async_copy.load_shared_relaxed(get_mma_tile(self.smem.index(0), self.config), layout)
+
+
+@gluon.aggregate
+class KVBufferRing:
+    """By DMA with several slots; a strip is a whole tile."""
+
+    smem: gl.shared_memory_descriptor
+    config: gl.constexpr
+
+    @gluon.jit
+    def load_from_dram(self, source, key, number):
+        """Start the DMA of the tile at `key` into the slot of tile number `number`."""
+        start_copy(self.smem.index(number % self.config.slots), source, self.config, key, 0)
+
+    @gluon.jit
+    def copy_to_shared(self, later: gl.constexpr):
+        """Wait until at most the `later` tiles (of K and V together) that were asked for last are on the way.
+
+        The compiler makes it s_waitcnt vmcnt(n), n being what `kv_config.outstanding` says.
+        """
+        async_copy.wait_group(later)
+
+    @gluon.jit
+    def load_from_shared(self, number, layout: gl.constexpr):
+        """Tile number `number` as the right operand of a product."""
+        tile = get_mma_tile(self.smem.index(number % self.config.slots), self.config)
+        return async_copy.load_shared_relaxed(tile, layout)
+
+
+@gluon.jit
+def get_mma_tile(slot, config: gl.constexpr):
+    """A slot as the right operand of its product: K transposed."""
+    if config.operand == "K":
+        return slot.permute((1, 0))
+    else:
+        return slot
+
+
+@gluon.jit
+def start_copy(slot, source, config: gl.constexpr, key, strip: gl.constexpr):
+    """DMA of a strip into a slot, a commit group of its own; where nothing is, zeros are written."""
+    rows, cols, inside = strip_places(source, config, key, strip)
+    if whole_pages(config, source.page_size):
+        offsets = (rows * source.row).to(gl.int32) + cols
+        async_copy.buffer_load_to_shared(slot, strip_base(source, config, key, strip), offsets, mask=inside)
+    else:
+        pointers = page_pointers(source, key, strip, config) + cols
+        async_copy.global_load_to_shared(slot, pointers, mask=inside, other=0.0)
+    async_copy.commit_group()
+
+
+@gluon.jit
+def strip_places(source, config: gl.constexpr, key, strip: gl.constexpr):
+    """(rows in the strip [R, 1] int64, columns of the tensor [1, C], which of them exist) of a strip's elements."""
+    layout: gl.constexpr = copy_layout(config)
+    shape: gl.constexpr = config.btile
+    rows = gl.arange(0, shape[0], gl.SliceLayout(1, layout))[:, None]
+    cols = gl.arange(0, shape[1], gl.SliceLayout(0, layout))[None, :] + first_col(config, strip)
+    inside = rows < source.keys - key - first_row(config, strip)
+    if config.dim < config.depth:
+        inside = inside & (cols < config.dim)
+    return rows.to(gl.int64), cols, inside
+
+
+@gluon.jit
+def strip_base(source, config: gl.constexpr, key, strip: gl.constexpr):
+    """Pointer to column 0 of a strip's first row; all its rows lie evenly from there."""
+    first = key + first_row(config, strip)
+    if source.page_size == 0:
+        return source.base + first.to(gl.int64) * source.row
+    else:
+        number = first // source.page_size
+        page = gl.load(source.table + number, mask=first < source.keys, other=0).to(gl.int64)
+        return source.base + page * source.page + (first - number * source.page_size).to(gl.int64) * source.row
+
+
+@gluon.jit
+def page_pointers(source, key, strip: gl.constexpr, config: gl.constexpr):
+    """Pointers [R, 1] to column 0 of a strip's rows, whose pages end anywhere; the table's entries come one per row."""
+    layout: gl.constexpr = copy_layout(config)
+    shape: gl.constexpr = config.btile
+    rows = key + first_row(config, strip) + gl.arange(0, shape[0], gl.SliceLayout(1, layout))[:, None]
+    number = rows // source.page_size
+    page = gl.load(source.table + number, mask=rows < source.keys, other=0).to(gl.int64)
+    return source.base + page * source.page + (rows - number * source.page_size).to(gl.int64) * source.row
+
+
+@gluon.constexpr_function
+def whole_pages(config, page_size):
+    """Whether the rows of a strip lie evenly: dense, or in one page."""
+    return page_size == 0 or page_size % config.btile[0] == 0
+
+
+@gluon.constexpr_function
+def first_row(config, strip):
+    """First key of a strip in its tile."""
+    return strip * config.strip if config.operand == "V" else 0
+
+
+@gluon.constexpr_function
+def first_col(config, strip):
+    """First column of a strip in its tile."""
+    return strip * config.strip if config.operand == "K" else 0
+
+
+@gluon.constexpr_function
+def copy_layout(config):
+    """Which elements of a strip each lane moves: rows of lanes side by side, waves below each other."""
+    order = [0, 1] if config.transposed else [1, 0]
+    return gl.BlockedLayout(list(config.lane_tile), list(config.lanes), [config.waves, 1], order)
+
+
+@gluon.constexpr_function
+def shared_layout(config):
+    """A strip in LDS."""
+    vector, per_phase, phases = config.swizzle
+    return gl.SwizzledSharedLayout(vector, per_phase, phases, [0, 1] if config.transposed else [1, 0])
+
+
+@gluon.jit
+def allocate(config: gl.constexpr, dtype: gl.constexpr):
+    """LDS of a buffer."""
+    return gl.allocate_shared_memory(
+        dtype, [config.slots, config.btile[0], config.btile[1]], shared_layout(config)
+    )

@@ -1,0 +1,126 @@
+"""The attention kernel of gfx942 and gfx950: four waves, one tile of rows, one loop over tiles of keys.
+
+      Q in registers ─▶ S = Q·Kᵀ ─▶ score, mask ─▶ online softmax ─▶ O += P·V ─▶ O and LSE to DRAM
+                          ▲ K                                          ▲ V
+                          └───────────── feed: one of three kinds of buffers (feed.py) ─┘
+
+Prefill and decode are this kernel with different configs: 32 x 32 MFMA, waves side by side along the rows; or 16 x 16
+MFMA, waves along the keys, the heads of a group packed into the rows, and the keys shared out to partitions.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from ..pieces.apply import Modifiers
+from ..pieces.softmax import LOG2_E
+from ..pieces.span import tile_span
+from .epilogue import store_output
+from .feed import Visit, first_key, loads_ahead, make_feed
+from .layouts import product_layout, scores_operand
+from .place import Shape, Tensors, element_rows, find_place, kv_sources, load_queries
+from .softmax import softmax_start, softmax_step
+
+
+@gluon.aggregate
+class Context:
+    """What every step of a workgroup can see."""
+
+    tensors: Tensors
+    shape: Shape
+    mods: Modifiers
+    scale: gl.tensor  # softmax scale, fp32
+    config: gl.constexpr
+    traits: gl.constexpr
+
+
+@gluon.jit
+def attention_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    o_ptr,
+    lse_ptr,
+    sinks_ptr,
+    indices,
+    scale,
+    strides,
+    shape,
+    mask_args,
+    score_args,
+    config: gl.constexpr,
+    functions: gl.constexpr,
+    traits: gl.constexpr,
+):
+    """Attention forward. `strides`: see `Tensors`; `shape`: see `Shape`; `functions` is (keep, span, score).
+
+    Grid: (tiles, partitions). With `traits.partial`, o and lse are fp32 and have an axis of partitions before all
+    others.
+    """
+    tensors = Tensors(q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, sinks_ptr, indices, strides)
+    sizes = Shape(shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], shape[6])
+    mods = Modifiers(functions[0], functions[1], functions[2], mask_args, score_args)
+    ctx = Context(tensors, sizes, mods, scale, config, traits)
+    place = find_place(tensors, sizes, config, traits)
+    if place.rows.row < place.lengths.seq_q:
+        attend(ctx, place)
+
+
+@gluon.jit
+def attend(ctx, place):
+    """One tile of rows against its share of the keys."""
+    config: gl.constexpr = ctx.config
+    layout: gl.constexpr = product_layout(config)
+    q = load_queries(ctx.tensors, ctx.shape, place, scores_operand(config, 0), config)
+    span = tile_span(ctx.mods.key_span(place.rows, place.lengths, config.block_m // config.pack), config.block_n)
+    first, last = share_of_tiles(ctx, place, span.total)
+    k_source, v_source = kv_sources(ctx.tensors, ctx.shape, place, ctx.traits)
+    feed = make_feed(k_source, v_source, config)
+    state = softmax_start(config.block_m, layout)
+    o = gl.zeros([config.block_m, config.padded_v], gl.float32, layout)
+    stage = feed.start(span, first)
+    for i in range(first, last):
+        key = span.key_tile(i) * config.block_n
+        visit = Visit(i - first, key, first_key(span, i + loads_ahead(config), place.lengths.seq_k, config))
+        s, stage = feed.scores(q, visit, stage)
+        s = visible_scores(ctx, s, place, key, i < span.masked)
+        state, p, alpha = softmax_step(state, s, exponent_scale(ctx))
+        o, stage = feed.values(p, o * alpha[:, None], visit, stage)
+    feed.finish()
+    store_output(ctx, o, state, place, exponent_scale(ctx))
+
+
+@gluon.jit
+def share_of_tiles(ctx, place, total):
+    """(first, last) of the tiles in a span that this workgroup visits; none without keys."""
+    total = gl.where(place.lengths.seq_k > 0, total, 0)
+    if ctx.traits.partial:
+        each = (total + ctx.shape.partitions - 1) // ctx.shape.partitions
+        first = gl.minimum(gl.program_id(1) * each, total)
+        return first, gl.minimum(first + each, total)
+    else:
+        return gl.to_tensor(0), total
+
+
+@gluon.jit
+def visible_scores(ctx, s, place, key, masked):
+    """Score function on the scores [M, N] from key `key` on and, if the tile is `masked`, the mask and the last key."""
+    config: gl.constexpr = ctx.config
+    layout: gl.constexpr = product_layout(config)
+    k = (key + gl.arange(0, config.block_n, gl.SliceLayout(0, layout)))[None, :]
+    tile, q = element_rows(ctx.shape, place, config)
+    if ctx.mods.score is not None:
+        s = ctx.mods.apply_score(s, ctx.scale, tile, place.lengths, q, k)
+    if masked:
+        s = ctx.mods.apply_mask(s, tile, place.lengths, q, k)
+        if key + config.block_n > place.lengths.seq_k:
+            s = gl.where(k < place.lengths.seq_k, s, -float("inf"))
+    return s
+
+
+@gluon.jit
+def exponent_scale(ctx):
+    """Factor from scores to base-2 exponents; a score function has already applied the scale."""
+    if ctx.mods.score is not None:
+        return LOG2_E
+    else:
+        return ctx.scale * LOG2_E

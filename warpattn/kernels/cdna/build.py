@@ -1,0 +1,38 @@
+"""What Triton compiles for gfx942 and gfx950: the kernel with the types of its parameters and its constants."""
+
+from typing import Any
+
+from triton.experimental.gluon import GluonASTSource
+
+from warpattn.nodes import Program
+
+from ..pieces.signature import modifier_functions, tensor_signature
+from .attend import attention_kernel
+from .config import CDNAConfig, Traits
+from .tanh import tanh
+
+_HINTS = [["tt.divisibility", 16], ["tt.pointer_range", 32]]
+_INDICES = {"dense": 0, "ragged": 2, "paged": 2}
+
+
+def attention_source(config: CDNAConfig, traits: Traits, mask: Program, score: Program | None) -> Any:
+    """The attention kernel for one config, mask and score; needs no GPU."""
+    out = "*fp32" if traits.partial else f"*{config.dtype}"
+    signature = {
+        **dict.fromkeys(("q_ptr", "k_ptr", "v_ptr"), f"*{config.dtype}"),
+        "o_ptr": out,
+        "lse_ptr": "*fp32",
+        "sinks_ptr": "*fp32",
+        "indices": ("*i32",) * _INDICES[traits.sequence],
+        "scale": "fp32",
+        "strides": ("i64",) * 16,
+        "shape": ("i32",) * 7,
+        "mask_args": tensor_signature(mask, config.arch),
+        "score_args": tensor_signature(score, config.arch),
+        **dict.fromkeys(("config", "functions", "traits"), "constexpr"),
+    }
+    constants = {"config": config, "functions": modifier_functions(mask, score, tanh), "traits": traits}
+    # 16-byte vectors need pointers that are known to be aligned; strides come in units of 8 elements, which says it.
+    pointers = ("q_ptr", "k_ptr", "v_ptr", "o_ptr")
+    names = list(signature)
+    return GluonASTSource(attention_kernel, signature, constants, {(names.index(p),): _HINTS for p in pointers})

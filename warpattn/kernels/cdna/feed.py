@@ -1,0 +1,211 @@
+"""What a tile of keys goes through in each of the three buffers: Q·Kᵀ and P·V, strip by strip.
+
+`start`, then `scores` and `values` in turn for each tile; each returns what was asked for and is not in LDS yet (a strip in
+registers, for DMA nothing). What is loaded ahead past the last tile is at a key past the end, which loads nothing, so the
+last tile needs no case of its own.
+
+      RegisterFeed   strip j+1 is loaded into registers while j goes through LDS; the last strip of K overlaps the first
+                     of V, the last of V the first of the next K
+      SerialFeed     load, wait, multiply; load, wait, multiply
+      RingFeed       the next K and V are on their way during the whole tile
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.amd import cdna3
+from triton.experimental.gluon.language.amd.cdna4 import async_copy
+
+from ..amd.kv_buffer import KVBuffer, KVBufferLDS, KVBufferRing, KVSource, allocate
+from .layouts import element_type, output_operand, product_layout, scores_operand
+
+
+@gluon.aggregate
+class Visit:
+    """One tile of keys on its way through the kernel."""
+
+    number: gl.tensor  # 0, 1, .. in the order of the visits
+    key: gl.tensor  # first key
+    ahead: gl.tensor  # first key of the tile that is loaded meanwhile, see `loads_ahead`
+
+
+@gluon.constexpr_function
+def loads_ahead(config):
+    """How many tiles ahead loads are."""
+    return config.slots - 1 if config.kind == "ring" else 1
+
+
+@gluon.aggregate
+class RegisterFeed:
+    k: KVBuffer
+    v: KVBuffer
+    k_source: KVSource
+    v_source: KVSource
+    config: gl.constexpr
+
+    @gluon.jit
+    def start(self, span, first):
+        """Ask for the first strip of K."""
+        return self.k.load_from_dram(self.k_source, first_key(span, first, self.k_source.keys, self.config), 0)
+
+    @gluon.jit
+    def scores(self, q, visit, stage):
+        """S = Q·Kᵀ, given the first strip of K; returns that of V, too."""
+        s = no_scores(self.config)
+        strips: gl.constexpr = self.config.k.strips
+        for j in gl.static_range(strips):
+            if j + 1 < strips:
+                ahead = self.k.load_from_dram(self.k_source, visit.key, j + 1)
+            else:
+                ahead = self.v.load_from_dram(self.v_source, visit.key, 0)
+            self.k.copy_to_shared(stage)
+            s = cdna3.mfma(q_strip(q, self.config, j), self.k.load_from_shared(scores_operand(self.config, 1)), s)
+            stage = ahead
+        return s, stage
+
+    @gluon.jit
+    def values(self, p, o, visit, stage):
+        """O += P·V, given the first strip of V; returns that of the next K, too."""
+        strips: gl.constexpr = self.config.v.strips
+        for j in gl.static_range(strips):
+            if j + 1 < strips:
+                ahead = self.v.load_from_dram(self.v_source, visit.key, j + 1)
+            else:
+                ahead = self.k.load_from_dram(self.k_source, visit.ahead, 0)
+            self.v.copy_to_shared(stage)
+            o = cdna3.mfma(p_strip(p, self.config, j), self.v.load_from_shared(output_operand(self.config, 1)), o)
+            stage = ahead
+        return o, stage
+
+    @gluon.jit
+    def finish(self):
+        """Nothing is on the way to LDS."""
+
+
+@gluon.aggregate
+class SerialFeed:
+    k: KVBufferLDS
+    v: KVBufferLDS
+    k_source: KVSource
+    v_source: KVSource
+    config: gl.constexpr
+
+    @gluon.jit
+    def start(self, span, first):
+        """Nothing is loaded ahead."""
+        return 0
+
+    @gluon.jit
+    def scores(self, q, visit, stage):
+        """S = Q·Kᵀ."""
+        s = no_scores(self.config)
+        strips: gl.constexpr = self.config.k.strips
+        for j in gl.static_range(strips):
+            self.k.load_from_dram(self.k_source, visit.key, j)
+            self.k.copy_to_shared()
+            s = cdna3.mfma(q_strip(q, self.config, j), self.k.load_from_shared(scores_operand(self.config, 1)), s)
+        return s, stage
+
+    @gluon.jit
+    def values(self, p, o, visit, stage):
+        """O += P·V."""
+        strips: gl.constexpr = self.config.v.strips
+        for j in gl.static_range(strips):
+            self.v.load_from_dram(self.v_source, visit.key, j)
+            self.v.copy_to_shared()
+            o = cdna3.mfma(p_strip(p, self.config, j), self.v.load_from_shared(output_operand(self.config, 1)), o)
+        return o, stage
+
+    @gluon.jit
+    def finish(self):
+        """Nothing is on the way to LDS."""
+
+
+@gluon.aggregate
+class RingFeed:
+    k: KVBufferRing
+    v: KVBufferRing
+    k_source: KVSource
+    v_source: KVSource
+    config: gl.constexpr
+
+    @gluon.jit
+    def load(self, key, number):
+        """Start the DMA of K and V of tile `number`."""
+        self.k.load_from_dram(self.k_source, key, number)
+        self.v.load_from_dram(self.v_source, key, number)
+
+    @gluon.jit
+    def start(self, span, first):
+        """Start the DMA of the first tiles."""
+        for i in gl.static_range(loads_ahead(self.config)):
+            self.load(first_key(span, first + i, self.k_source.keys, self.config), i)
+        return 0
+
+    @gluon.jit
+    def scores(self, q, visit, stage):
+        """S = Q·Kᵀ, with the tile's V and all of later tiles on the way.
+
+        The copies start before K is read, so that the barrier after the wait also ends the reads of the slot that they
+        write: two barriers a tile instead of three.
+        """
+        tiles: gl.constexpr = loads_ahead(self.config)
+        self.k.copy_to_shared(2 * tiles - 1)
+        self.load(visit.ahead, visit.number + tiles)
+        k = self.k.load_from_shared(visit.number, scores_operand(self.config, 1))
+        return cdna3.mfma(q, k, no_scores(self.config)), stage
+
+    @gluon.jit
+    def values(self, p, o, visit, stage):
+        """O += P·V, with all of later tiles on the way."""
+        self.v.copy_to_shared(2 * loads_ahead(self.config))
+        v = self.v.load_from_shared(visit.number, output_operand(self.config, 1))
+        return cdna3.mfma(p_strip(p, self.config, 0), v, o), stage
+
+    @gluon.jit
+    def finish(self):
+        """Wait for the loads past the last tile: LDS belongs to another workgroup afterwards."""
+        async_copy.wait_group(0)
+
+
+
+@gluon.jit
+def make_feed(k_source, v_source, config: gl.constexpr):
+    """Buffers of the config's kind in LDS."""
+    k = allocate(config.k, element_type(config))
+    v = allocate(config.v, element_type(config))
+    if config.kind == "registers":
+        return RegisterFeed(KVBuffer(k, config.k), KVBuffer(v, config.v), k_source, v_source, config)
+    elif config.kind == "lds":
+        return SerialFeed(KVBufferLDS(k, config.k), KVBufferLDS(v, config.v), k_source, v_source, config)
+    else:
+        return RingFeed(KVBufferRing(k, config.k), KVBufferRing(v, config.v), k_source, v_source, config)
+
+
+@gluon.jit
+def first_key(span, i, keys, config: gl.constexpr):
+    """First key of the tile visited as number `i`; the end of the keys if there is no such tile."""
+    return gl.where(i < span.total, span.key_tile(i) * config.block_n, keys)
+
+
+@gluon.jit
+def no_scores(config: gl.constexpr):
+    """S before any product."""
+    return gl.zeros([config.block_m, config.block_n], gl.float32, product_layout(config))
+
+
+@gluon.jit
+def q_strip(q, config: gl.constexpr, strip: gl.constexpr):
+    """The columns of Q [M, D] that a strip of K meets."""
+    if config.k.strips == 1:
+        return q
+    else:
+        return gl.amd.slice(q, [config.block_m, config.k_strip], [0, strip * config.k_strip])
+
+
+@gluon.jit
+def p_strip(p, config: gl.constexpr, strip: gl.constexpr):
+    """The columns of P [M, N] that a strip of V meets, as an operand."""
+    if config.v.strips > 1:
+        p = gl.amd.slice(p, [config.block_m, config.v_strip], [0, strip * config.v_strip])
+    return gl.convert_layout(p.to(element_type(config)), output_operand(config, 0))
+

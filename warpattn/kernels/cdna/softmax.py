@@ -1,0 +1,54 @@
+"""Online softmax in base 2 over tiles of scores in MFMA accumulators.
+
+The state of a row is its maximum `m` (unscaled scores) and the sum `l` of exp2(c * s - c * m), c = scale * log2(e). A row
+lies in two (32 x 32 MFMA) or four lanes (16 x 16), so reductions are mostly within a lane.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from ..pieces.softmax import LN_2, LOG2_E, exponent
+
+
+@gluon.aggregate
+class RowState:
+    m: gl.tensor  # [M] maximum, -inf while a row has seen no key
+    l: gl.tensor  # [M] sum
+
+
+@gluon.jit
+def softmax_start(rows: gl.constexpr, layout: gl.constexpr):
+    """Rows that have seen nothing; `layout` is that of the scores."""
+    m = gl.full([rows], -float("inf"), gl.float32, gl.SliceLayout(1, layout))
+    return RowState(m, gl.zeros_like(m))
+
+
+@gluon.jit
+def softmax_step(state, s, c):
+    """Next tile: (state, p, alpha); what was accumulated is to be multiplied by `alpha` [M]. Hidden scores are -inf."""
+    m = gl.maximum(state.m, gl.max(s, 1))
+    mc = exponent(m, c)
+    alpha = gl.exp2(exponent(state.m, c) - mc)
+    p = gl.exp2(s * c - mc[:, None])
+    return RowState(m, state.l * alpha + gl.sum(p, 1)), p, alpha
+
+
+@gluon.jit
+def softmax_finish(state, c, sink, has_sink: gl.constexpr):
+    """(factor [M] of the accumulator, natural log [M] of the row's denominator).
+
+    `sink`, a logit in natural units ([M] or one), joins the denominator once. Rows without any key get factor 0 and
+    -inf, or the sink itself.
+    """
+    mc = exponent(state.m, c)
+    l = state.l
+    some = l > 0
+    if has_sink:
+        sink = gl.maximum(sink, -1e30) * LOG2_E
+        top = gl.where(some, gl.maximum(mc, sink), sink)
+        shift = gl.where(some, gl.exp2(mc - top), 0.0)
+        l = l * shift + gl.exp2(sink - top)
+        return shift / l, (top + gl.log2(l)) * LN_2
+    else:
+        factor = gl.where(some, 1.0 / l, 0.0)
+        return factor, gl.where(some, (mc + gl.log2(l)) * LN_2, -float("inf"))
