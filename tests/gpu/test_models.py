@@ -1,0 +1,101 @@
+"""Whole models of transformers on the card: fp16 and bf16, prefill and generation, against eager attention in fp32.
+
+The rule is the one for kernels: at most twice the error that eager attention makes in the same dtype, against fp32, and
+a floor where that error is small by chance. Twins of tests/unit/test_transformers_models.py.
+"""
+
+import copy
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from tests.families import DECODERS, decoder, encoder
+from warpattn.integrations import transformers as adapter
+
+pytestmark = pytest.mark.gpu
+
+LENGTH = 200
+FLOOR = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}  # of the largest logit: two roundings of the dtype
+DTYPES = list(FLOOR)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _registered():
+    adapter.register()
+
+
+def tokens(length=LENGTH, batch=2):
+    return torch.randint(1, 61, (batch, length), device="cuda")
+
+
+def padded(side):
+    real = torch.arange(LENGTH, device="cuda") < torch.tensor([[LENGTH], [77]], device="cuda")
+    return real if side == "right" else real.flip(1)
+
+
+def run(model, dtype, implementation, **inputs):
+    """Logits (or hidden states) in fp32."""
+    model = copy.deepcopy(model).to("cuda", dtype)
+    model.set_attn_implementation(implementation)
+    with torch.inference_mode():
+        return model(**inputs)[0].float()
+
+
+def check(ours, eager, exact, dtype):
+    allowed = 2 * (eager - exact).abs().max() + FLOOR[dtype] * exact.abs().max()
+    assert torch.isfinite(ours).all()
+    assert (ours - exact).abs().max() <= allowed
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=["fp16", "bf16"])
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("family", DECODERS)
+def test_a_decoder(family, side, dtype):
+    model, real = decoder(family, head_dim=32), padded(side)
+    inputs = {"input_ids": tokens(), "attention_mask": real.long()}
+    exact = run(model, torch.float32, "eager", **inputs)
+    eager, ours = (run(model, dtype, name, **inputs) for name in ("eager", adapter.NAME))
+    check(ours[real], eager[real], exact[real], dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=["fp16", "bf16"])
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_an_encoder(family, dtype):
+    model, real = encoder(family), padded("right")
+    inputs = {"input_ids": tokens(), "attention_mask": real.long()}
+    exact = run(model, torch.float32, "eager", **inputs)
+    eager, ours = (run(model, dtype, name, **inputs) for name in ("eager", adapter.NAME))
+    check(ours[real], eager[real], exact[real], dtype)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("family", DECODERS)
+def test_generation(family, cache):
+    """The logits of every step, with the tokens that eager attention in fp32 chose; static caches compile the step."""
+    model, real, new = decoder(family, head_dim=32), padded("left"), 6
+    prompt = tokens().masked_fill(~real, 0)
+    options = {"max_new_tokens": new, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    options |= {"return_dict_in_generate": True, "output_logits": True, "cache_implementation": cache}
+    exact_model = copy.deepcopy(model).cuda()
+    chosen = exact_model.generate(prompt, attention_mask=real.long(), **options)
+    steps = chosen.sequences[:, LENGTH:]
+    forced = {"prefix_allowed_tokens_fn": lambda b, ids: [int(steps[b, len(ids) - LENGTH])]}
+    found = []
+    for name in ("eager", adapter.NAME):
+        half = copy.deepcopy(model).to("cuda", torch.bfloat16)
+        half.set_attn_implementation(name)
+        found.append(half.generate(prompt, attention_mask=real.long(), **options, **forced))
+    eager, ours = (torch.stack(result.logits).float() for result in found)
+    assert torch.equal(found[1].sequences, chosen.sequences)
+    check(ours, eager, torch.stack(chosen.logits), torch.bfloat16)
+
+
+def test_packed_sequences_by_position_ids():
+    positions = torch.cat((torch.arange(150), torch.arange(LENGTH - 150))).cuda()[None]
+    inputs = {"input_ids": tokens(batch=1), "position_ids": positions, "use_cache": False}
+    model = decoder("mistral", head_dim=64)
+    exact = run(model, torch.float32, "eager", **inputs)
+    eager, ours = (run(model, torch.float16, name, **inputs) for name in ("eager", adapter.NAME))
+    check(ours, eager, exact, torch.float16)

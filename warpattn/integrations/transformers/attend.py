@@ -1,0 +1,120 @@
+"""transformers' attention function: what one layer asks, as one call of warpattn.
+
+Everything that would change the result is either understood or refused. Understood: the mask (a `Mask` of `build_mask`,
+a 4-D tensor of the user's, or none), `softcap`, `s_aux` (sinks), `position_bias`, `sliding_window` where no mask says
+it, and packed batches described by `cu_seq_lens_q` and `cu_seq_lens_k`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from warpattn.api import attention, attention_varlen
+from warpattn.check import AttentionError
+from warpattn.integrations.transformers.masks import ForwardMask
+from warpattn.masks import And, Causal, Document, Full, Mask, Materialized, SlidingWindow
+from warpattn.scores import Bias, Score, SoftCap
+from warpattn.sequences import Ragged
+
+# Options that would change what comes back, and what to do instead.
+REFUSED = {
+    "dropout": "warpattn has none: call model.eval() or set the rate to 0",
+    "head_mask": "warpattn weighs no heads: use attn_implementation='eager'",
+    "output_attentions": "warpattn never has the weights in memory: use attn_implementation='eager'",
+    "cache": "continuous batching is not supported: call generate() rather than generate_batch()",
+}
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,  # [batch, heads_q, queries, head_dim]
+    key: Tensor,  # [batch, heads_kv, keys, head_dim]
+    value: Tensor,  # [batch, heads_kv, keys, head_dim_v]
+    attention_mask: Mask | Tensor | None,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Returns (batch, queries, heads, head_dim_v) and no attention weights.
+
+    Raises AttentionError for options that warpattn does not have and that would change the result (`REFUSED`).
+    """
+    _refuse(options)
+    mask = _as_mask(module, attention_mask, options)
+    modifiers = {"score": _score(options), "sinks": _sinks(query, options.get("s_aux")), "scale": scaling}
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    packed = _packed(options)
+    if packed is None:
+        out = attention(q, k, v, mask=mask, **modifiers)
+    else:
+        if len(q) != 1:
+            raise AttentionError(
+                f"cu_seq_lens_q is given and the batch is {len(q)}; packed sequences need a batch of 1"
+            )
+        out = attention_varlen(q[0], k[0], v[0], packed, mask=_within_sequences(mask), **modifiers)
+        assert isinstance(out, Tensor)  # return_lse is off
+        out = out[None]
+    assert isinstance(out, Tensor)
+    return out, None
+
+
+def _refuse(options: dict[str, Any]) -> None:
+    for name, advice in REFUSED.items():
+        value = options.get(name)
+        if value is None or value is False or (name == "dropout" and not value):
+            continue
+        given = value if isinstance(value, bool | float | int) else f"a {type(value).__name__}"
+        raise AttentionError(f"{name} is {given}; {advice}")
+
+
+def _as_mask(module: nn.Module, mask: Mask | Tensor | None, options: dict[str, Any]) -> Mask:
+    if isinstance(mask, Mask):
+        return mask.mask if isinstance(mask, ForwardMask) else mask
+    if mask is not None:
+        return Materialized(mask)
+    is_causal = options.get("is_causal")
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", True)
+    window = options.get("sliding_window")
+    if window is None:
+        return Causal() if is_causal else Full()
+    return SlidingWindow(window) if is_causal else SlidingWindow(window + 1, right=window)
+
+
+def _score(options: dict[str, Any]) -> Score | None:
+    """Soft-cap, then the position bias, as eager attention applies them; a mask comes after both."""
+    cap, bias = options.get("softcap"), options.get("position_bias")
+    if bias is None:
+        return SoftCap(cap) if cap else None
+    return SoftCap(cap) | Bias(bias) if cap else Bias(bias)
+
+
+def _sinks(query: Tensor, sinks: Tensor | None) -> Tensor | None:
+    """The sinks in a dtype that `attention` takes: that of the queries, or fp32 for any other."""
+    return sinks if sinks is None or sinks.dtype == query.dtype else sinks.float()
+
+
+def _packed(options: dict[str, Any]) -> Ragged | None:
+    """The sequences of a packed batch, where the caller says where they start."""
+    cu_q, cu_k = options.get("cu_seq_lens_q"), options.get("cu_seq_lens_k")
+    if cu_q is None:
+        return None
+    longest = [options.get(name) for name in ("max_length_q", "max_length_k")]
+    max_q, max_k = (x if isinstance(x, int) else None for x in longest)
+    cu_k = None if cu_k is cu_q or cu_k is None else cu_k.int()
+    return Ragged(cu_q.int(), cu_k, max_q=max_q, max_k=max_k)
+
+
+def _within_sequences(mask: Mask) -> Mask:
+    """The mask as one sequence of a packed batch sees it: `Document` is what the offsets already say."""
+    match mask:
+        case And(left, right):
+            parts = [part for part in map(_within_sequences, (left, right)) if part != Full()]
+            return parts[0] & parts[1] if len(parts) == 2 else (parts or [Full()])[0]
+        case Document():
+            return Full()
+        case Causal() | SlidingWindow() | Full():
+            return mask
+    rule = "packed sequences take causal, bidirectional and sliding-window masks, and no padding"
+    raise AttentionError(f"cu_seq_lens_q is given and the mask has a {type(mask).__name__}; {rule}")

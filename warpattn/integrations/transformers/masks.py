@@ -1,0 +1,209 @@
+"""transformers' mask function: its mask functions and padding tensors, as a `Mask`.
+
+transformers builds masks from functions that it nests: `and_masks(sliding_window_overlay(1024), causal_mask_function)`.
+Those that it defines itself are recognised by name, and what they closed over is read, so that they become masks that
+know their span. Every other function (a model's own) is evaluated by transformers and becomes `Materialized`.
+
+Its positions are q_offset + row and kv_offset + column, ours are those of the keys at hand, ending at the last key:
+
+    dynamic cache   keys  k k k k k q q        the rows end at the last key; nothing to do
+    static cache    keys  k k k k k q q . .    `room` unused slots after them: `BeforeRoom` moves the rows to the left
+
+With a static cache, `generate` makes the mask itself and gives it to the model as `attention_mask`, which hands it to
+the mask function again: `ForwardMask` has what that way asks of a tensor.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
+
+from warpattn.expr import load
+from warpattn.masks import (
+    Causal,
+    CustomMask,
+    Document,
+    Full,
+    Lengths,
+    Mask,
+    Materialized,
+    Padding,
+    SlidingWindow,
+    Span,
+)
+
+Value = Any  # a symbol, a number or a tensor
+
+
+def build_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: Any = 0,  # int, or a tensor of one
+    mask_function: Callable = causal_mask_function,
+    attention_mask: Tensor | None = None,
+    **options: Any,
+) -> ForwardMask:
+    """The `Mask` of one forward pass.
+
+    `attention_mask` is bool (batch, keys seen so far), True for real tokens; `kv_offset` among the options is the
+    position of the first key. A static cache gives its position as a tensor, so that nothing is read back from a GPU.
+    """
+    if isinstance(attention_mask, ForwardMask):
+        return attention_mask
+    kv_offset = options.get("kv_offset", 0)
+    mask = recognise(mask_function, kv_offset)
+    if mask is None:
+        return _materialized(batch_size, (q_length, kv_length), q_offset, mask_function, attention_mask, options)
+    room = kv_offset + kv_length - q_length - q_offset
+    if mask != Full() and (isinstance(room, Tensor) or room != 0):
+        device = options.get("device", "cpu")
+        steps = room.to(torch.int32).reshape(1) if isinstance(room, Tensor) else torch.tensor([room], dtype=torch.int32)
+        mask = BeforeRoom(mask, steps.to(device))
+    if attention_mask is None:
+        return ForwardMask(mask)
+    missing = kv_offset + kv_length - attention_mask.shape[1]
+    real = pad(attention_mask, (0, max(0, missing)))[:, kv_offset : kv_offset + kv_length]
+    return ForwardMask(_joined([mask, padding_mask(real)]))
+
+
+def recognise(function: Callable, kv_offset: int = 0) -> Mask | None:
+    """The mask that a mask function of transformers stands for, in key positions; None for any other function."""
+    if function is causal_mask_function:
+        return Causal()
+    if function is bidirectional_mask_function:
+        return Full()
+    if getattr(function, "__module__", "") != causal_mask_function.__module__:
+        return None
+    maker = function.__qualname__.partition(".<locals>.")[0]
+    held = dict(
+        zip(function.__code__.co_freevars, (cell.cell_contents for cell in function.__closure__ or ()), strict=True)
+    )
+    match maker, held:
+        case "and_masks", {"mask_functions": functions}:
+            parts = [recognise(part, kv_offset) for part in functions]
+            return None if any(part is None for part in parts) else _joined(parts)
+        case "sliding_window_overlay", {"sliding_window": window}:
+            return SlidingWindow(window, right=None)
+        case "sliding_window_bidirectional_overlay", {"sliding_window": window}:
+            return SlidingWindow(window + 1, right=window)
+        case "chunked_overlay", {"chunk_size": size, "left_padding": starts}:
+            return _chunked(size, starts - kv_offset)
+        case "packed_sequence_mask_function", {"packed_sequence_mask": ids}:
+            return Document(ids)
+        case "remap_positions_for_packed_sequence", {"mask_function": inner}:
+            # Positions in a sequence instead of in the batch: the same where only their difference counts.
+            mask = recognise(inner, kv_offset)
+            return mask if isinstance(mask, Causal | Full | SlidingWindow) else None
+    return None
+
+
+def padding_mask(real: Tensor) -> Mask:
+    """The mask of a bool (batch, keys) tensor, True for tokens. Reads back two bools, unless it is being compiled."""
+    if not torch.compiler.is_compiling():
+        lengths = real.sum(dim=1, dtype=torch.int32)
+        at_front = torch.arange(real.shape[1], device=real.device) < lengths[:, None]
+        everything, in_order = torch.stack((real.all(), (at_front == real).all())).tolist()
+        if everything:
+            return Full()
+        if in_order:
+            return Padding(lengths)
+    return RealTokens(real)
+
+
+@dataclass(frozen=True)
+class ForwardMask(Mask):
+    """`mask`, and what transformers asks of one that it passes on: a number of dimensions, contiguity."""
+
+    mask: Mask
+    ndim: ClassVar[int] = 4
+
+    def contiguous(self) -> ForwardMask:
+        """Itself."""
+        return self
+
+    def keep(self, b: Value, h: Value, q: Value, k: Value, lens: Lengths | None = None) -> Value:
+        return self.mask.keep(b, h, q, k, lens)
+
+    def kv_span(self, b: Value, h: Value, q_lo: Value, q_hi: Value, lens: Lengths) -> Span:
+        return self.mask.kv_span(b, h, q_lo, q_hi, lens)
+
+
+@dataclass(frozen=True, eq=False)
+class RealTokens(Mask):
+    """real[b, k]: padding anywhere. real: bool [B, K].
+
+    The span goes from a row's first token to its last; if nothing but tokens lies between, all of it is visible.
+    """
+
+    real: Tensor
+    _bounds: Tensor = field(init=False, repr=False)  # [B, 3]: first token, one past the last, end of the full part
+
+    def __post_init__(self) -> None:
+        position = torch.arange(self.real.shape[1], device=self.real.device)
+        first = torch.where(self.real, position, self.real.shape[1]).amin(1)
+        last = torch.where(self.real, position + 1, 0).amax(1)
+        full = torch.where(self.real.sum(1) == last - first, last, first)
+        object.__setattr__(self, "_bounds", torch.stack((first, last, full), 1).to(torch.int32))
+
+    def keep(self, b: Value, h: Value, q: Value, k: Value, lens: Lengths | None = None) -> Value:
+        return load(self.real, b, k)
+
+    def kv_span(self, b: Value, h: Value, q_lo: Value, q_hi: Value, lens: Lengths) -> Span:
+        first, last, full = (load(self._bounds, b, column) for column in range(3))
+        return Span(first, first, full, last)
+
+
+@dataclass(frozen=True, eq=False)
+class BeforeRoom(Mask):
+    """`mask`, for rows that end `room` keys before the last one; room: int32 [1]. `mask` reads no lengths."""
+
+    mask: Mask
+    room: Tensor
+
+    def keep(self, b: Value, h: Value, q: Value, k: Value, lens: Lengths | None = None) -> Value:
+        return self.mask.keep(b, h, q - load(self.room, 0), k, lens)
+
+    def kv_span(self, b: Value, h: Value, q_lo: Value, q_hi: Value, lens: Lengths) -> Span:
+        room = load(self.room, 0)
+        return self.mask.kv_span(b, h, q_lo - room, q_hi - room, lens)
+
+
+def _chunked(size: int, starts: Tensor) -> Mask:
+    """Chunks of `size` counted from starts[b]; keys further away than that are never in one's own."""
+    own = CustomMask(lambda b, h, q, k, start: (k - start[b]) // size == (q - start[b]) // size, start=starts)
+    return own & SlidingWindow(size, right=size - 1)
+
+
+def _joined(parts: list[Mask | None]) -> Mask:
+    """All of `parts` at once, without those that hide nothing; a window and causality are one mask."""
+    masks = [part for part in parts if part is not None and part != Full()]
+    windows = [part for part in masks if isinstance(part, SlidingWindow) and part.right is None]
+    if Causal() in masks and len(windows) == 1:
+        masks = [SlidingWindow(windows[0].window)] + [part for part in masks if part not in (windows[0], Causal())]
+    return functools.reduce(operator.and_, masks) if masks else Full()
+
+
+def _materialized(
+    batch_size: int,
+    lengths: tuple[int, int],
+    q_offset: Any,
+    mask_function: Callable,
+    attention_mask: Tensor | None,
+    options: dict[str, Any],
+) -> ForwardMask:
+    """The tensor that transformers would have handed to torch's attention."""
+    options = options | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    full = sdpa_mask(
+        batch_size, *lengths, q_offset, mask_function=mask_function, attention_mask=attention_mask, **options
+    )
+    assert full is not None  # it may be skipped only where that is allowed
+    return ForwardMask(Materialized(full))
