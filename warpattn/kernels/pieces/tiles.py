@@ -33,6 +33,31 @@ class Work:
         """Number of tiles."""
         return self.heads * self.m_tiles
 
+    @gluon.jit
+    def tile(self, number, block_m: gl.constexpr):
+        """Output tile `number`."""
+        return decode_tile(number, self, block_m)
+
+    @gluon.jit
+    def lengths(self, tile):
+        """What has the `seq_q` and `seq_k` of a tile's sequence."""
+        return self
+
+    @gluon.jit
+    def lse_row(self, tile):
+        """Where in the LSE (batch, heads_q, seq_q) the first row of a tile's head lies."""
+        return (tile.b * self.heads_q + tile.h).to(gl.int64) * self.seq_q
+
+    @gluon.jit
+    def publish(self, slots, index, tile):
+        """Write a tile into a slot, see `publish_tile`."""
+        publish_tile(slots, index, tile)
+
+    @gluon.jit
+    def read(self, slots, index):
+        """The tile in a slot, see `read_tile`."""
+        return read_tile(slots, index)
+
 
 @gluon.aggregate
 class Tile:
@@ -75,23 +100,25 @@ def settle(counter, work, number, taken):
 @gluon.jit
 def publish_tile(slots, index, tile):
     """Write a tile into slot `index` of `slots` [stages * TILE_FIELDS, 1]; called by one warp."""
-    _put(slots.index(index * TILE_FIELDS), tile.b)
-    _put(slots.index(index * TILE_FIELDS + 1), tile.h)
-    _put(slots.index(index * TILE_FIELDS + 2), tile.row)
+    put_field(slots.index(index * TILE_FIELDS), tile.b)
+    put_field(slots.index(index * TILE_FIELDS + 1), tile.h)
+    put_field(slots.index(index * TILE_FIELDS + 2), tile.row)
 
 
 @gluon.jit
 def read_tile(slots, index):
     """The tile in slot `index`; called by four warps."""
     first = index * TILE_FIELDS
-    return Tile(_get(slots.index(first)), _get(slots.index(first + 1)), _get(slots.index(first + 2)))
+    return Tile(get_field(slots.index(first)), get_field(slots.index(first + 1)), get_field(slots.index(first + 2)))
 
 
 @gluon.jit
-def _put(slot, value):
+def put_field(slot, value):
+    """Write one field; called by one warp."""
     slot.store(gl.full([1], value, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
 
 
 @gluon.jit
-def _get(slot):
+def get_field(slot):
+    """Read one field; called by four warps."""
     return gl.max(slot.load(gl.BlockedLayout([1], [32], [4], [0])), 0)

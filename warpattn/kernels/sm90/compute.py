@@ -15,7 +15,6 @@ from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma,
 from ..nvidia.pipelines import PipelineState, consumer_state
 from ..pieces.softmax import LOG2_E, SoftmaxState, pack, rescale, softmax_start, softmax_step, unpack
 from ..pieces.span import tile_span
-from ..pieces.tiles import Tile, read_tile
 from .epilogue import store_output
 from .layouts import accumulator_layout, element_type, operand_layout, turn_asm
 
@@ -33,9 +32,8 @@ class Progress:
 
 @gluon.aggregate
 class Place:
-    """The tile at hand and its queries."""
+    """The queries of the tile at hand."""
 
-    tile: Tile
     q_state: PipelineState
     q: gl.shared_memory_descriptor  # [64, D] of this warpgroup
 
@@ -53,18 +51,18 @@ def attend_role(ctx, wg: gl.constexpr):
 
     rings.q.consumer_wait(q_state)
     q_tile = query_tile(ctx, q_state, wg)
-    tile = read_tile(rings.tiles, q_state.index)
+    tile = ctx.work.read(rings.tiles, q_state.index)
     rings.k.consumer_wait(k_state)
     s = start_scores(ctx, q_tile, k_state)
     s = warpgroup_mma_wait(0, deps=(s,))
     while tile.row >= 0:
         rings.k.consumer_release(k_state)
-        span = tile_span(ctx.mods.key_span(tile, ctx.work, config.block_m), config.block_n)
+        span = tile_span(ctx.mods.key_span(tile, ctx.work.lengths(tile), config.block_m), config.block_n)
         rings.q.consumer_release(q_state, span.total == 1)
         state = first_tile(ctx, s, tile, span, wg, k_state.step(), v_state)
-        place = Place(tile, q_state, q_tile)
+        place = Place(q_state, q_tile)
         for i in range(1, span.total):
-            state = advance(ctx, state, place, span, i, wg)
+            state = advance(ctx, state, tile, place, span, i, wg)
 
         # Last P·V of this tile and first Q·K of the next one; the output is written while the latter runs.
         rings.v.consumer_wait(state.v)
@@ -73,7 +71,7 @@ def attend_role(ctx, wg: gl.constexpr):
         q_state = q_state.step()
         rings.q.consumer_wait(q_state)
         q_tile = query_tile(ctx, q_state, wg)
-        following = read_tile(rings.tiles, q_state.index)
+        following = ctx.work.read(rings.tiles, q_state.index)
         rings.k.consumer_wait(state.k, following.row >= 0)
         s = start_scores(ctx, q_tile, state.k)
         turn_pass(wg, config)
@@ -98,7 +96,7 @@ def first_tile(ctx, s, tile, span, wg: gl.constexpr, k_state, v_state):
 
 
 @gluon.jit
-def advance(ctx, state, place, span, i, wg: gl.constexpr):
+def advance(ctx, state, tile, place, span, i, wg: gl.constexpr):
     """Key tile number `i` >= 1: start Q·K(i) and P·V(i-1), then the softmax of i beside P·V(i-1). After the last Q·K
     of a tile its queries are given back."""
     config: gl.constexpr = ctx.config
@@ -111,7 +109,7 @@ def advance(ctx, state, place, span, i, wg: gl.constexpr):
     s = warpgroup_mma_wait(1, deps=(s,))
     ctx.rings.k.consumer_release(state.k)
     ctx.rings.q.consumer_release(place.q_state, i == span.total - 1)
-    s = visible_scores(ctx, s, place.tile, span.key_tile(i), i < span.masked, wg)
+    s = visible_scores(ctx, s, tile, span.key_tile(i), i < span.masked, wg)
     softmax, p, moved, alpha = softmax_step(state.softmax, s, exponent_scale(ctx))
     o = warpgroup_mma_wait(0, deps=(o, state.p))[0]
     ctx.rings.v.consumer_release(state.v)
@@ -142,15 +140,16 @@ def visible_scores(ctx, s, tile, key_tile, masked, wg: gl.constexpr):
     """Score function on one tile of products and, if the tile is `masked`, the mask and the end of the keys."""
     config: gl.constexpr = ctx.config
     layout: gl.constexpr = accumulator_layout(config.block_n)
-    offset = tile.row + wg * config.rows + ctx.work.seq_k - ctx.work.seq_q
+    lengths = ctx.work.lengths(tile)
+    offset = tile.row + wg * config.rows + lengths.seq_k - lengths.seq_q
     q = (offset + gl.arange(0, config.rows, gl.SliceLayout(1, layout)))[:, None]
     k = (key_tile * config.block_n + gl.arange(0, config.block_n, gl.SliceLayout(0, layout)))[None, :]
     if ctx.mods.score is not None:
-        s = ctx.mods.apply_score(s, ctx.scale, tile, ctx.work, q, k)
+        s = ctx.mods.apply_score(s, ctx.scale, tile, lengths, q, k)
     if masked:
-        s = ctx.mods.apply_mask(s, tile, ctx.work, q, k)
-        if (key_tile + 1) * config.block_n > ctx.work.seq_k:
-            s = gl.where(k < ctx.work.seq_k, s, -float("inf"))
+        s = ctx.mods.apply_mask(s, tile, lengths, q, k)
+        if (key_tile + 1) * config.block_n > lengths.seq_k:
+            s = gl.where(k < lengths.seq_k, s, -float("inf"))
     return s
 
 

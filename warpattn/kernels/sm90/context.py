@@ -2,7 +2,7 @@
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from ..nvidia.pipelines import StagedPipeline, make_pipeline
 from ..pieces.apply import Modifiers
@@ -11,16 +11,41 @@ from .layouts import element_type, tile_layout
 
 
 @gluon.aggregate
+class KeyRows:
+    """K or V of a dense batch."""
+
+    desc: tma.tensor_descriptor
+
+    @gluon.jit
+    def load(self, ctx, ring, state, tile, key_tile, nbytes: gl.constexpr):
+        """One key tile of the key head of `tile` into a slot."""
+        full = ring.producer_acquire(state)
+        mbarrier.expect(full, nbytes)
+        coord = [tile.b, key_tile * ctx.config.block_n, tile.h // ctx.work.group, 0]
+        tma.async_load(self.desc, coord, full, ring.tile(state))
+
+
+@gluon.aggregate
 class Tensors:
     """Operands in global memory; the descriptors are 4-D (batch, seq, heads, dim) and clip at the ends."""
 
     q: tma.tensor_descriptor
-    k: tma.tensor_descriptor
-    v: tma.tensor_descriptor
+    k: KeyRows
+    v: KeyRows
     o: tma.tensor_descriptor
     lse: gl.tensor  # float* (batch, heads_q, seq_q), written when the config of the launch asks for it
     sinks: gl.tensor  # float* (heads_q,)
     counter: gl.tensor  # int32* tile counter, zero between launches
+
+    @gluon.jit
+    def load_queries(self, tile, row, full, smem):
+        """Queries from `row` on of a tile's head into shared memory."""
+        tma.async_load(self.q, [tile.b, row, tile.h, 0], full, smem)
+
+    @gluon.jit
+    def store_output(self, tile, row, column: gl.constexpr, smem):
+        """Rows from `row` on of a tile's output, from `column` on, out of shared memory."""
+        tma.async_store(self.o, [tile.b, row, tile.h, column], smem)
 
 
 @gluon.aggregate
@@ -38,7 +63,7 @@ class Rings:
 class Context:
     tensors: Tensors
     rings: Rings
-    work: Work
+    work: Work  # or what answers as it does
     mods: Modifiers
     scale: gl.tensor  # softmax scale, fp32
     config: gl.constexpr

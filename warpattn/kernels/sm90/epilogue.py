@@ -28,11 +28,10 @@ def store_output(ctx, o, softmax, tile, wg: gl.constexpr):
 
 @gluon.jit
 def store_lse(ctx, lse, tile, row):
-    """LSE [64, 4], equal along the second axis, to (batch, heads_q, seq_q) with 64-bit offsets."""
+    """LSE [64, 4], equal along the second axis, to the rows of the tile's head, with 64-bit offsets."""
     lse = gl.max(lse, 1)
     rows = row + gl.arange(0, ctx.config.rows, lse.type.layout)
-    head = (tile.b * ctx.work.heads_q + tile.h).to(gl.int64) * ctx.work.seq_q
-    gl.store(ctx.tensors.lse + head + rows, lse, mask=rows < ctx.work.seq_q)
+    gl.store(ctx.tensors.lse + ctx.work.lse_row(tile) + rows, lse, mask=rows < ctx.work.lengths(tile).seq_q)
 
 
 @gluon.jit
@@ -47,19 +46,19 @@ def store_columns(ctx, o, tile, row, wg: gl.constexpr):
         staging.store(o)
         fence_async_shared()
         gl.barrier()
-        tma.async_store(ctx.tensors.o, [tile.b, row, tile.h, 0], smem)
+        ctx.tensors.store_output(tile, row, 0, smem)
     else:
         left, right = column_halves(o, config)
         tma.store_wait(0)
         staging.store(left)
         fence_async_shared()
         gl.barrier()
-        tma.async_store(ctx.tensors.o, [tile.b, row, tile.h, 0], smem)
+        ctx.tensors.store_output(tile, row, 0, smem)
         tma.store_wait(0)
         staging.store(right)
         fence_async_shared()
         gl.barrier()
-        tma.async_store(ctx.tensors.o, [tile.b, row, tile.h, config.store_cols], smem)
+        ctx.tensors.store_output(tile, row, config.store_cols, smem)
 
 
 @gluon.jit

@@ -8,11 +8,11 @@ two tiles ahead, with sections of one head, took 14 % more cycles at 16 k causal
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from ..nvidia.pipelines import PipelineState, producer_state
 from ..pieces.span import tile_span
-from ..pieces.tiles import ask, decode_tile, publish_tile, settle
+from ..pieces.tiles import ask, settle
 
 
 @gluon.aggregate
@@ -32,8 +32,8 @@ def load_role(ctx):
     cursor = Cursor(producer_state(config.kv_stages), producer_state(config.kv_stages))
     number = gl.program_id(0)
     total = work.total()
-    tile = decode_tile(number, work, config.block_m)
-    span = tile_span(ctx.mods.key_span(tile, work, config.block_m), config.block_n)
+    tile = work.tile(number, config.block_m)
+    span = tile_span(ctx.mods.key_span(tile, work.lengths(tile), config.block_m), config.block_n)
     q_state = load_q(ctx, producer_state(config.q_stages), tile)
     cursor = load_first_keys(ctx, cursor, tile, span)
     while number < total:
@@ -44,8 +44,8 @@ def load_role(ctx):
         if config.q_stages == 1:
             cursor = load_last_values(ctx, cursor, tile, span)
         number = settle(counter, work, number, taken)
-        next_tile = decode_tile(number, work, config.block_m)
-        next_span = tile_span(ctx.mods.key_span(next_tile, work, config.block_m), config.block_n)
+        next_tile = work.tile(number, config.block_m)
+        next_span = tile_span(ctx.mods.key_span(next_tile, work.lengths(next_tile), config.block_m), config.block_n)
         if config.q_stages > 1:
             q_state = load_q(ctx, q_state, next_tile)
             cursor = load_last_values(ctx, cursor, tile, span)
@@ -62,13 +62,12 @@ def load_q(ctx, state, tile):
     """A tile's place and the queries of every consumer warpgroup, behind one barrier; no queries if none is left."""
     config: gl.constexpr = ctx.config
     full = ctx.rings.q.producer_acquire(state)
-    publish_tile(ctx.rings.tiles, state.index, tile)
+    ctx.work.publish(ctx.rings.tiles, state.index, tile)
     if tile.row >= 0:
         mbarrier.expect(full, config.q_bytes)
         wgs: gl.constexpr = config.consumers
         for wg in gl.static_range(wgs):
-            coord = [tile.b, tile.row + wg * config.rows, tile.h, 0]
-            tma.async_load(ctx.tensors.q, coord, full, ctx.rings.q.tile(state, wg))
+            ctx.tensors.load_queries(tile, tile.row + wg * config.rows, full, ctx.rings.q.tile(state, wg))
     else:
         mbarrier.arrive(full, count=1)
     return state.step()
@@ -104,10 +103,7 @@ def load_last_values(ctx, cursor, tile, span):
 
 
 @gluon.jit
-def load_tile(ctx, desc, ring, state, tile, key_tile, nbytes: gl.constexpr):
-    """One K or V tile into the next slot of its ring."""
-    full = ring.producer_acquire(state)
-    mbarrier.expect(full, nbytes)
-    coord = [tile.b, key_tile * ctx.config.block_n, tile.h // ctx.work.group, 0]
-    tma.async_load(desc, coord, full, ring.tile(state))
+def load_tile(ctx, rows, ring, state, tile, key_tile, nbytes: gl.constexpr):
+    """One tile of `rows`, those of K or V, into the next slot of its ring."""
+    rows.load(ctx, ring, state, tile, key_tile, nbytes)
     return state.step()

@@ -11,7 +11,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from ..pieces.apply import Modifiers
 from ..pieces.tiles import Work
 from .compute import attend_role
-from .context import Context, Tensors, make_rings
+from .context import Context, KeyRows, Tensors, make_rings
 from .load import load_role
 
 
@@ -55,7 +55,7 @@ def prefill_kernel(
     """
     work = Work(shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], shape[6])
     mods = Modifiers(functions[0], functions[1], functions[2], mask_args, score_args)
-    tensors = Tensors(q_desc, k_desc, v_desc, o_desc, lse_ptr, sinks_ptr, counter_ptr)
+    tensors = Tensors(q_desc, KeyRows(k_desc), KeyRows(v_desc), o_desc, lse_ptr, sinks_ptr, counter_ptr)
     ctx = Context(tensors, make_rings(config), work, mods, scale, config, has_sinks, has_lse)
     fence_async_shared()
     if config.consumers == 2:
