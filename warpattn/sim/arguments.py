@@ -7,7 +7,7 @@ that share memory share a buffer.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -81,7 +81,7 @@ def bind(module: Module, memory: GlobalMemory, args: Mapping[str, Any]) -> list[
     for name, kind in zip(names, block.types, strict=False):
         if kind.kind == "desc":
             _check_box(name, flat[name], kind)
-            values.append(_describe(memory, name, tensors[name], addresses[name], kind))
+            values.append(_describe(memory, name, _viewed(flat[name], tensors[name]), addresses[name], kind))
         elif kind.elem == "ptr":
             values.append(_pointer(name, kind, tensors.get(name), addresses.get(name, 0)))
         else:
@@ -98,7 +98,7 @@ def _flattened(args: Mapping[str, Any], names: Sequence[str], block: Block) -> d
     for name, value in list(flat.items()):
         kind = kinds.get(name)
         if kind is not None and kind.kind == "desc":
-            found = memory_of(value.tensor if isinstance(value, TensorDescriptor) else value, name)
+            found = _viewed(value, memory_of(value.tensor if isinstance(value, TensorDescriptor) else value, name))
             rank = len(kind.shape or ())
             if len(found.shape) != rank:
                 raise SimulationError(f"{name} has shape {found.shape}; its descriptor has {rank} dimensions")
@@ -142,6 +142,13 @@ def _place(memory: GlobalMemory, tensors: Mapping[str, Memory]) -> dict[str, int
         buffer = memory.add(" and ".join(members), low, high - low, granule)
         addresses.update({name: buffer.base + tensors[name].address - low for name in members})
     return addresses
+
+
+def _viewed(value: Any, found: Memory) -> Memory:
+    """The memory of a tensor in the shape and strides that its descriptor gives it."""
+    if not isinstance(value, TensorDescriptor):
+        return found
+    return replace(found, shape=value.shape or found.shape, strides=value.strides or found.strides)
 
 
 def _check_box(name: str, value: Any, kind: Type) -> None:
