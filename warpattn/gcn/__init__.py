@@ -1,0 +1,14 @@
+"""Reads AMD machine code, the text that Triton leaves in `kernel.asm["amdgcn"]`; needs no ROCm and no card.
+
+    read(text) ─▶ Code: instructions in blocks, metadata    text.py
+    summary(text) ─▶ registers, LDS, occupancy, counts      summary.py
+    check_copies(text) ─▶ copies to LDS that are used too early or overwritten too soon    copies.py
+
+`rows(text)` is what `python -m warpattn compile` prints.
+"""
+
+from .copies import Check, Finding, check_copies
+from .summary import Summary, rows, summary
+from .text import Code, Instruction, read
+
+__all__ = ["Check", "Code", "Finding", "Instruction", "Summary", "check_copies", "read", "rows", "summary"]

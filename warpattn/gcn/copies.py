@@ -1,0 +1,254 @@
+"""Are copies to LDS awaited? A check of the machine code that is left after every optimisation.
+
+A copy to LDS (`buffer_load … lds`) says nothing when it is done; a wave knows by counting: after `s_waitcnt vmcnt(n)`
+at most the n youngest of its memory operations are under way. What other waves copied is there after a barrier that
+follows their waits.
+
+    copy ──▶ under way ──▶ landed ──▶ seen by all        a ds_read or ds_write of its bytes may come now, not before
+               s_waitcnt vmcnt(n)  s_barrier
+
+    ds_read ─▶ under way ──▶ done ──▶ done by all        a copy that overwrites its bytes may be issued now, not before
+               s_waitcnt lgkmcnt(n)  s_barrier
+
+The program is explored along every path, loops until nothing new comes: register values that decide addresses are
+computed for all lanes of all waves, everything else is left out (`demand.py`). What is proven and what is taken for
+granted stands in docs/kernels/cdna.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+
+from .arithmetic import ALL, Value
+from .demand import Demands, address_of, demands
+from .footprint import Footprints
+from .summary import wait_of
+from .text import LANES, Code, Instruction, literal, read, registers
+
+CHOICES = 3  # demanded bits of an unknown number that are tried out; with more, it stays unknown
+STATES = 20_000
+_COUNTED = 64  # vmcnt goes to 63, lgkmcnt to 15
+_IN_ORDER = ("buffer_load", "buffer_store", "buffer_atomic", "global_", "scratch_")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing wrong. kind: "not awaited", "no barrier", "overwritten" or "unresolved"."""
+
+    kind: str
+    copy: Instruction
+    access: Instruction
+
+    def __str__(self) -> str:
+        said = {
+            "not awaited": "may be touched before it has landed: no s_waitcnt vmcnt covers it",
+            "no barrier": "has landed for its own wave, but other waves touch it with no s_barrier between",
+            "overwritten": "may overwrite what a wave has not read yet: no wait and s_barrier between",
+            "unresolved": "may meet an address that could not be computed",
+        }[self.kind]
+        return f"{_at(self.copy)} {said}; {_at(self.access)}"
+
+
+@dataclass(frozen=True)
+class Check:
+    """What was found in a kernel with `copies` copies to LDS; `complete` is False if there was too much to explore."""
+
+    findings: tuple[Finding, ...]
+    copies: int
+    states: int
+    complete: bool
+
+    @property
+    def proven(self) -> bool:
+        """Every path was explored and nothing was found."""
+        return self.complete and not self.findings
+
+
+class _Entry(NamedTuple):
+    """A copy or an access that not all waves know to be over."""
+
+    touched: int
+    index: int  # of the instruction
+    younger: int  # operations of its kind after it
+    done: bool  # for its own wave
+
+
+class _State(NamedTuple):
+    registers: dict[str, Value]
+    copies: tuple[_Entry, ...] = ()
+    accesses: tuple[_Entry, ...] = ()
+
+
+def check_copies(text: str) -> Check:
+    """Check `kernel.asm["amdgcn"]`; a kernel without copies to LDS has nothing to find."""
+    code = read(text)
+    count = sum(instruction.to_lds for instruction in code.instructions)
+    return _Explorer(code, demands(code)).check(count) if count else Check((), 0, 0, True)
+
+
+class _Explorer:
+    def __init__(self, code: Code, wanted: Demands) -> None:
+        self.code, self.wanted = code, wanted
+        self.waves = max(1, code.stated("max_flat_workgroup_size", LANES) // LANES)
+        self.footprints = Footprints(self.waves)
+        self.findings: dict[tuple[str, int, int], Finding] = {}
+
+    def check(self, copies: int) -> Check:
+        pending = [(0, state) for state in self._first()]
+        seen = set()
+        while pending and len(seen) < STATES:
+            index, state = pending.pop()
+            state = self._kept(index, state)
+            key = (index, self._key(state), state.copies, state.accesses)
+            if key not in seen:
+                seen.add(key)
+                for after in self._block(index, state):
+                    pending.extend((following, after) for following in self.code.blocks[index].following)
+        findings = sorted(self.findings.values(), key=lambda found: (found.copy.line, found.access.line, found.kind))
+        return Check(tuple(findings), copies, len(seen), not pending)
+
+    def _first(self) -> list[_State]:
+        """At the start: v0 counts the lanes, EXEC is full, scalars are arguments."""
+        lanes = np.arange(self.waves * LANES, dtype=np.uint32).reshape(self.waves, LANES)
+        full = np.full((self.waves, 1), ALL, np.uint32)
+        known = {"v0": lanes, "exec_lo": full, "exec_hi": full}
+        entry = self.wanted.entries[0]
+        scalars = {name: bits for name, bits in entry.items() if name not in known and name[0] in "sm"}
+        return [_State({**known, **chosen}) for chosen in self._choices(scalars)]
+
+    def _choices(self, wanted: dict[str, int]) -> list[dict[str, Value]]:
+        """Every value of the demanded bits of unknown scalars; those with too many such bits stay unknown."""
+        options = []
+        for name, bits in wanted.items():
+            places = [1 << i for i in range(32) if bits >> i & 1]
+            if 0 < len(places) <= CHOICES:
+                sums = [sum(chosen) for chosen in product(*((0, place) for place in places))]
+                options.append([(name, np.full((self.waves, 1), value, np.uint32)) for value in sums])
+        return [dict(chosen) for chosen in product(*options)]
+
+    def _kept(self, index: int, state: _State) -> _State:
+        """The state without registers that no address after this depends on."""
+        entry = self.wanted.entries[index]
+        return state._replace(registers={name: x for name, x in state.registers.items() if name in entry})
+
+    def _key(self, state: _State) -> frozenset:
+        return frozenset((name, x.shape, x.tobytes()) for name, x in state.registers.items())
+
+    def _block(self, index: int, state: _State) -> list[_State]:
+        """States at the end of a block."""
+        block = self.code.blocks[index]
+        states = [state._replace(registers=dict(state.registers))]
+        for i in range(block.first, block.last):
+            states = [self._synchronised(i, state) for state in states]
+            if self.wanted.results[i]:
+                states = [after for state in states for after in self._written(i, state)]
+        entries = [self.wanted.entries[following] for following in block.following]
+        for state in states:
+            for name, x in list(state.registers.items()):
+                bits = 0
+                for entry in entries:
+                    bits |= entry.get(name, 0)
+                state.registers[name] = x & np.uint32(bits)
+        return states
+
+    def _written(self, i: int, state: _State) -> list[_State]:
+        """States after the registers of an instruction are written; more than one where an unknown is tried out."""
+        made, wanted = self.wanted.effects[i], self.wanted.results[i]
+        values = [self._value(operand, state) for operand in made.reads]
+        results = [None] * len(made.writes) if made.run is None else made.run(values)
+        partial = self._partial(state)
+        unknown: dict[str, int] = {}
+        for name, bits, value in zip(made.writes, wanted, results, strict=True):
+            old = state.registers.pop(name, None)
+            if value is None and made.uniform and bits:
+                unknown[name] = bits
+            elif value is not None and bits:
+                value = self._shaped(name, value) & np.uint32(bits)
+                if not (partial and name[0] in "va" and old is not None and not np.array_equal(old & bits, value)):
+                    state.registers[name] = value
+        choices = self._choices(unknown)
+        return [state._replace(registers={**state.registers, **chosen}) for chosen in choices]
+
+    def _partial(self, state: _State) -> bool:
+        return not all(name in state.registers for name in ("exec_lo", "exec_hi"))
+
+    def _value(self, operand: str, state: _State) -> Value | None:
+        number = literal(operand)
+        if number is not None:
+            return np.full((1, 1), number, np.uint32)
+        names = registers(operand)
+        return state.registers.get(names[0]) if len(names) == 1 else None
+
+    def _shaped(self, name: str, value: Value) -> Value:
+        return np.broadcast_to(value, (self.waves, LANES if name[0] in "va" else 1)).astype(np.uint32)
+
+    def _synchronised(self, i: int, state: _State) -> _State:
+        """What an instruction means for copies and accesses under way; findings are noted."""
+        instruction = self.code.instructions[i]
+        name = instruction.name
+        if name == "s_barrier":
+            left = [tuple(entry for entry in entries if not entry.done) for entries in state[1:]]
+            return state._replace(copies=left[0], accesses=left[1])
+        if name == "s_waitcnt":
+            copies = _waited(state.copies, wait_of(instruction, "vmcnt"))
+            return state._replace(copies=copies, accesses=_waited(state.accesses, wait_of(instruction, "lgkmcnt")))
+        if name.startswith(_IN_ORDER):
+            state = state._replace(copies=_aged(state.copies))
+            return self._copy(i, instruction, state) if instruction.to_lds else state
+        return self._access(i, instruction, state) if name.startswith("ds_") else state
+
+    def _copy(self, i: int, instruction: Instruction, state: _State) -> _State:
+        touched = self.footprints.of(instruction, state.registers.get("m0"))
+        for entry in state.accesses:
+            same, other = self.footprints.overlap(touched, entry.touched)
+            if (same and not entry.done) or other:
+                self._note("overwritten", i, entry.index, touched, entry.touched)
+        return state._replace(copies=_with(state.copies, _Entry(touched, i, 0, False)))
+
+    def _access(self, i: int, instruction: Instruction, state: _State) -> _State:
+        state = state._replace(accesses=_aged(state.accesses))
+        address = address_of(instruction)
+        if not address:
+            return state
+        touched = self.footprints.of(instruction, state.registers.get(address))
+        for entry in state.copies:
+            same, other = self.footprints.overlap(entry.touched, touched)
+            if same and not entry.done:
+                self._note("not awaited", entry.index, i, entry.touched, touched)
+            elif other:
+                self._note("no barrier", entry.index, i, entry.touched, touched)
+        return state._replace(accesses=_with(state.accesses, _Entry(touched, i, 0, False)))
+
+    def _note(self, kind: str, copy: int, access: int, *touched: int) -> None:
+        kind = "unresolved" if self.footprints.everything in touched else kind
+        instructions = self.code.instructions
+        self.findings[kind, copy, access] = Finding(kind, instructions[copy], instructions[access])
+
+
+def _aged(entries: tuple[_Entry, ...]) -> tuple[_Entry, ...]:
+    return tuple(entry if entry.done else entry._replace(younger=min(entry.younger + 1, _COUNTED)) for entry in entries)
+
+
+def _waited(entries: tuple[_Entry, ...], most: int | None) -> tuple[_Entry, ...]:
+    """Entries with at least as many younger ones as may be under way are over."""
+    if most is None:
+        return entries
+    return _merged([entry._replace(done=True, younger=0) if entry.younger >= most else entry for entry in entries])
+
+
+def _with(entries: tuple[_Entry, ...], entry: _Entry) -> tuple[_Entry, ...]:
+    return _merged([*entries, entry])
+
+
+def _merged(entries: list[_Entry]) -> tuple[_Entry, ...]:
+    """One entry for each touched set and instruction in the same state."""
+    return tuple(dict.fromkeys(entries))
+
+
+def _at(instruction: Instruction) -> str:
+    place = f" at {instruction.place}" if instruction.place else ""
+    return f"{instruction.name} in line {instruction.line}{place}"
