@@ -1,0 +1,202 @@
+"""A ring for K and one for V: what loads them, and the tensor-core warp that reads them.
+
+K is needed column by column and V whole: S = Q·Kᵀ contracts over the head dim, so it can start with the first columns
+of Q and K, O = P·V contracts over the keys. So a K tile comes in `num_qk_stages` chunks of columns with barriers of
+their own, a V tile in one:
+
+      K ring     [ chunk 0 │ chunk 1 ] [ chunk 0 │ chunk 1 ] …     barriers per chunk
+      V ring     [       whole       ] [       whole       ] …     barriers per tile
+
+The first chunks of K bring those of Q with them: `get_tile` then does not arm, and the caller arms for both.
+
+Specification: section 1.3. Aggregates are values, so states are passed and returned; `KVProducerRings` and
+`KVConsumerRings` take both rings at once, with the methods of `kv_ring`, so a role is written once for both.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from .pipelines import KVPipeline, PipelineState, consumer_state, producer_state
+
+
+@gluon.aggregate
+class TMAProducerPipeline:
+    """The load warp's side of the K ring (`is_k`) or the V ring. `bytes` and `elements` are a chunk's in one CTA."""
+
+    pipeline: KVPipeline
+    is_k: gl.constexpr
+    bytes: gl.constexpr
+    elements: gl.constexpr
+    elements_full: gl.constexpr  # of a whole slot
+    num_qk_stages_effective: gl.constexpr
+
+    @gluon.jit
+    def start(self):
+        """The first state."""
+        return producer_state(self.pipeline.stages)
+
+    @gluon.jit
+    def get_smem(self, state, qk_stage: gl.constexpr = 0):
+        """Shared memory of a chunk in the current slot."""
+        return self.pipeline.tile(state, qk_stage)
+
+    @gluon.jit
+    def get_tile(self, state, qk_stage: gl.constexpr = 0, expect=False):
+        """(full barrier, shared memory) of a chunk; where `expect`, the barrier is armed with the chunk's bytes."""
+        full = self.pipeline.full(state.index, qk_stage)
+        mbarrier.expect(full, self.bytes, pred=expect)
+        return full, self.get_smem(state, qk_stage)
+
+    @gluon.jit
+    def acquire(self, state, qk_stage: gl.constexpr = 0):
+        """Wait until a chunk of the current slot is free."""
+        self.pipeline.producer_acquire(state, qk_stage)
+
+    @gluon.jit
+    def commit_step(self, state):
+        """The state of the next slot; the copies themselves complete the barriers."""
+        return state.step()
+
+    get_k_smem = get_smem
+    get_v_smem = get_smem
+    get_k = get_tile
+    get_v = get_tile
+    acquire_k = acquire
+    acquire_v = acquire
+
+
+@gluon.jit
+def make_tma_producer(pipeline, is_k: gl.constexpr, nbytes: gl.constexpr):
+    """The producer of a ring whose chunks have `nbytes` in each CTA; only K is chunked."""
+    chunks: gl.constexpr = pipeline.sub_stages
+    gl.static_assert(is_k or chunks == 1, "V arrives whole")
+    gl.static_assert(pipeline.parts == chunks, "a chunk is a tile of the ring")
+    elements: gl.constexpr = nbytes * 8 // pipeline.smem.dtype.primitive_bitwidth
+    return TMAProducerPipeline(pipeline, is_k, nbytes, elements, elements * chunks, chunks)
+
+
+@gluon.aggregate
+class TMAConsumerPipeline:
+    """The tensor-core warp's side of the K ring or the V ring."""
+
+    pipeline: KVPipeline
+    is_k: gl.constexpr
+
+    @gluon.jit
+    def start(self):
+        """The first state."""
+        return consumer_state(self.pipeline.stages)
+
+    @gluon.jit
+    def get_tile(self, state, qk_stage: gl.constexpr = 0):
+        """Shared memory of a chunk in the current slot."""
+        return self.pipeline.tile(state, qk_stage)
+
+    @gluon.jit
+    def wait(self, state, qk_stage: gl.constexpr = 0):
+        """Wait until a chunk of the current slot is loaded."""
+        self.pipeline.consumer_wait(state, True, qk_stage)
+
+    @gluon.jit
+    def release(self, state, qk_stage: gl.constexpr = 0):
+        """Give a chunk back when the products issued so far are done; after the last one the state is the next."""
+        self.pipeline.consumer_release(state, qk_stage)
+        if qk_stage == self.pipeline.sub_stages - 1:
+            return state.step()
+        else:
+            return state
+
+    @gluon.jit
+    def release_at(self, index):
+        """Give slot `index` of V back; the state stays."""
+        gl.static_assert(not self.is_k, "only V is released late")
+        self.pipeline.consumer_release_at(index)
+
+
+@gluon.aggregate
+class KVProducerState:
+    k: PipelineState
+    v: PipelineState
+
+
+@gluon.aggregate
+class KVProducerRings:
+    """The load warp's side of both rings."""
+
+    k: TMAProducerPipeline
+    v: TMAProducerPipeline
+
+    @gluon.jit
+    def start(self):
+        return KVProducerState(self.k.start(), self.v.start())
+
+    @gluon.jit
+    def acquire_k(self, state, qk_stage: gl.constexpr = 0):
+        self.k.acquire(state.k, qk_stage)
+
+    @gluon.jit
+    def acquire_v(self, state):
+        self.v.acquire(state.v)
+
+    @gluon.jit
+    def get_k(self, state, qk_stage: gl.constexpr = 0, expect=True):
+        return self.k.get_tile(state.k, qk_stage, expect)
+
+    @gluon.jit
+    def get_v(self, state):
+        return self.v.get_tile(state.v, 0, True)
+
+    @gluon.jit
+    def commit_k(self, state):
+        return KVProducerState(self.k.commit_step(state.k), state.v)
+
+    @gluon.jit
+    def commit_v(self, state):
+        return KVProducerState(state.k, self.v.commit_step(state.v))
+
+
+@gluon.aggregate
+class KVRingsState:
+    """Where the consumer is in both rings, and the slot of the V tile that it has waited for last."""
+
+    k: PipelineState
+    v: PipelineState
+    v_release_index: gl.tensor
+
+
+@gluon.aggregate
+class KVConsumerRings:
+    """The tensor-core warp's side of both rings."""
+
+    k: TMAConsumerPipeline
+    v: TMAConsumerPipeline
+
+    @gluon.jit
+    def start(self):
+        return KVRingsState(self.k.start(), self.v.start(), gl.to_tensor(0))
+
+    @gluon.jit
+    def wait_k(self, state, qk_stage: gl.constexpr = 0):
+        self.k.wait(state.k, qk_stage)
+
+    @gluon.jit
+    def k_tile(self, state, qk_stage: gl.constexpr = 0):
+        return self.k.get_tile(state.k, qk_stage)
+
+    @gluon.jit
+    def release_k(self, state, qk_stage: gl.constexpr = 0):
+        return KVRingsState(self.k.release(state.k, qk_stage), state.v, state.v_release_index)
+
+    @gluon.jit
+    def wait_v(self, state):
+        self.v.wait(state.v)
+        return KVRingsState(state.k, state.v.step(), state.v.index)
+
+    @gluon.jit
+    def v_tile(self, state):
+        return self.v.pipeline.smem.index(state.v_release_index)
+
+    @gluon.jit
+    def release_v(self, state):
+        self.v.release_at(state.v_release_index)
