@@ -45,7 +45,7 @@ class Case:
         mask, score = self.programs()
         key = (self.config, mask.key, None if score is None else score.key, self.sinks)
         if key not in _built:
-            source = build.prefill_source(self.config, mask, score, self.sinks, True)
+            source = build.prefill_source(self.config, mask, score, self.heads // self.heads_kv, self.sinks, True)
             _built[key] = to_ttgir(source, build.TARGET, build.OPTIONS)
         return _built[key]
 
@@ -74,7 +74,7 @@ def simulated(case: Case, kernel: Any = None, **options: Any) -> tuple[Report, f
     out = torch.full((case.batch, case.seq_q, case.heads, v.shape[3]), float("nan"), dtype=case.dtype)
     lse = torch.full((case.batch, case.heads, case.seq_q), float("nan"))
     mask, score = case.programs()
-    shape = (case.seq_q, case.seq_k, case.heads, case.heads // case.heads_kv)
+    shape = (case.seq_q, case.seq_k, case.heads, case.grid[0])
     args = {
         "q_desc": q, "k_desc": k, "v_desc": v, "o_desc": out, "lse_ptr": lse, "sinks_ptr": sinks,
         "scale": case.dim**-0.5, "shape": shape, "mask_args": flat(mask.tensors),

@@ -1,5 +1,7 @@
 """Describes the Blackwell prefill kernel for one config, mask and score to Triton; needs no GPU."""
 
+from typing import Any
+
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import GluonASTSource
@@ -15,12 +17,12 @@ TARGET = GPUTarget("cuda", 100, 32)
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}
 
 
-def compile_prefill(config: FA4Config, mask: Program, score: Program | None, has_sinks: bool, has_lse: bool):
+def compile_prefill(config: FA4Config, mask: Program, score: Program | None, **constants: Any):
     """The compiled kernel (a Triton CompiledKernel) for sm_100."""
-    return triton.compile(prefill_source(config, mask, score, has_sinks, has_lse), target=TARGET, options=OPTIONS)
+    return triton.compile(prefill_source(config, mask, score, **constants), target=TARGET, options=OPTIONS)
 
 
-def prefill_source(config: FA4Config, mask: Program, score: Program | None, has_sinks: bool, has_lse: bool):
+def prefill_source(config: FA4Config, mask: Program, score: Program | None, group: int, has_sinks: bool, has_lse: bool):
     """What Triton compiles: the kernel with the types of its parameters and its constants."""
 
     def descriptor(box: list[int]) -> str:
@@ -41,11 +43,13 @@ def prefill_source(config: FA4Config, mask: Program, score: Program | None, has_
         "functions": "constexpr",
         "has_sinks": "constexpr",
         "has_lse": "constexpr",
+        "group": "constexpr",
     }
     constants = {
         "config": config,
         "functions": modifier_functions(mask, score),
         "has_sinks": has_sinks,
         "has_lse": has_lse,
+        "group": group,
     }
     return GluonASTSource(mha_2q_kernel, signature, constants)

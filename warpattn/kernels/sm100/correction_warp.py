@@ -2,7 +2,7 @@
 
 It keeps that work, rare as it is, off the path from S to P. For each key tile but the first:
 
-      scale of each row ──▶ does any row of this warp need it? ── yes ─▶ wait for O, O *= scale in tensor memory
+      scale of each row ──▶ does any row need it? ────── ── yes ─▶ wait for O, O *= scale in tensor memory
                                                               └─ no ──▶ (O is not touched)      ──▶ signal: P·V may add
 
 The last O is never touched: the softmax warpgroups normalise it on its way out.
@@ -10,10 +10,10 @@ The last O is never touched: the softmax warpgroups normalise it on its way out.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.blackwell import mbarrier, mul2
+from triton.experimental.gluon.language.nvidia.blackwell import mul2
 
 from .layouts import row_layout
-from .signals import any_greater, signal
+from .signals import any_greater_of_role, await_signal, signal
 
 COLUMNS = gl.constexpr(16)  # of O at a time, so that the role gets by with few registers
 
@@ -32,11 +32,11 @@ def correction_role(ctx):
 @gluon.jit
 def correct(ctx, wg: gl.constexpr, n):
     """O of one query tile, before P·V of key tile number `n` >= 1 is added."""
-    mbarrier.wait(ctx.bars.c_producer.index(wg), (n - 1) & 1)
+    await_signal(ctx.bars.c_producer.index(wg), (n - 1) & 1)
     scale = ctx.memory.scales.index(wg).load(row_layout())
     signal(ctx.bars.c_consumer.index(wg))
-    mbarrier.wait(ctx.bars.o_producer.index(wg), (n - 1) & 1)
-    if any_greater(gl.full_like(scale, 1.0), scale):
+    await_signal(ctx.bars.o_producer.index(wg), (n - 1) & 1)
+    if any_greater_of_role(gl.full_like(scale, 1.0), scale):
         o = ctx.memory.o.index(wg)
         for i in gl.static_range(ctx.config.padded_ov_depth // COLUMNS):
             part = o.slice(i * COLUMNS, COLUMNS)

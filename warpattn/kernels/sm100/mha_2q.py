@@ -43,17 +43,18 @@ def mha_2q_kernel(
     functions: gl.constexpr,
     has_sinks: gl.constexpr,
     has_lse: gl.constexpr,
+    group: gl.constexpr,
 ):
     """Attention forward of a dense problem.
 
-    `shape` is (seq_q, seq_k, heads_q, group): query heads and how many of them share a key head; `functions` is (keep,
-    span, score), see `Modifiers`. Grid: (query tiles, key heads if the config fuses heads else query heads, batch).
+    `shape` is (seq_q, seq_k, heads_q, query tiles); `functions` is (keep, span, score), see `Modifiers`; `group` query
+    heads share a key head. Grid: (query tiles, key heads if the config fuses heads else query heads, batch).
     """
     heads: gl.constexpr = config.group if config.fuse_gqa else 1
-    row = (gl.num_programs(0) - 1 - gl.program_id(0)) * config.BM_eff
+    row = (shape[3] - 1 - gl.program_id(0)) * config.BM_eff
     head = gl.program_id(1) * heads
     tile = Tile(gl.program_id(2), head, row)
-    work = Work(shape[0], shape[1], shape[2], head // shape[3])
+    work = Work(shape[0], shape[1], shape[2], head // group)
     mods = Modifiers(functions[0], functions[1], functions[2], mask_args, score_args)
     span = tile_span(mods.key_span(tile, work, config.BM_eff), config.BN)
     tensors = Tensors(q_desc, k_desc, v_desc, o_desc, lse_ptr, sinks_ptr)
@@ -64,12 +65,12 @@ def mha_2q_kernel(
     fence_async_shared()
     gl.warp_specialize(
         [
+            (correction_role, (ctx,)),
             (softmax_0, (ctx,)),
             (softmax_1, (ctx,)),
-            (correction_role, (ctx,)),
             (mma_role, (ctx,)),
             (load_role, (ctx,)),
         ],
         [4, 4, 1, 1],
-        [SOFTMAX_REGISTERS, CORRECTION_REGISTERS, ISSUE_REGISTERS, ISSUE_REGISTERS],
+        [SOFTMAX_REGISTERS, SOFTMAX_REGISTERS, ISSUE_REGISTERS, ISSUE_REGISTERS],
     )

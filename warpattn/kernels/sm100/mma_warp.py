@@ -11,10 +11,11 @@ their order. A P·V is issued in parts of 3/4 and 1/4 of the keys: the second pa
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.blackwell import mbarrier, tcgen05_commit, tcgen05_mma
+from triton.experimental.gluon.language.nvidia.blackwell import tcgen05_commit, tcgen05_mma
 
 from ..nvidia.pipelines import consumer_state
 from .context import first_value_slot, next_slot, p_tile
+from .signals import await_signal
 
 
 @gluon.jit
@@ -27,7 +28,7 @@ def mma_role(ctx):
         v_state = first_value_slot(k_state, config)
         rings.k.consumer_wait(k_state)
         multiply_qk(ctx, 0, k_state)
-        mbarrier.wait(ctx.bars.q_producer.index(1), 0)
+        await_signal(ctx.bars.q_producer.index(1), 0)
         multiply_qk(ctx, 1, k_state)
         rings.k.consumer_release(k_state)
         rings.v.consumer_wait(v_state)
@@ -65,9 +66,9 @@ def multiply_pv(ctx, wg: gl.constexpr, v_state, n):
     o = ctx.memory.o.index(wg)
     half: gl.constexpr = config.BN // 2
     quarter: gl.constexpr = config.BN // 4
-    mbarrier.wait(ctx.bars.s_consumer.index(2 * wg), n & 1)
+    await_signal(ctx.bars.s_consumer.index(2 * wg), n & 1)
     tcgen05_mma(p.slice(0, half), v.slice(0, half), o, use_acc=n > 0)
     tcgen05_mma(p.slice(half, quarter), v.slice(half, quarter), o)
-    mbarrier.wait(ctx.bars.s_consumer.index(2 * wg + 1), n & 1)
+    await_signal(ctx.bars.s_consumer.index(2 * wg + 1), n & 1)
     tcgen05_mma(p.slice(half + quarter, quarter), v.slice(half + quarter, quarter), o)
     tcgen05_commit(ctx.bars.o_producer.index(wg))

@@ -2,6 +2,7 @@
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.blackwell import mbarrier
 
 
 @gluon.jit
@@ -15,10 +16,24 @@ def signal(bar, pred=True):
 
 
 @gluon.jit
+def await_signal(bar, phase, pred=True):
+    """Wait for a phase of a barrier, before accesses to tensor memory that it orders. Nothing without `pred`."""
+    mbarrier.wait(bar, phase, pred=pred)
+    gl.inline_asm("tcgen05.fence::after_thread_sync;")
+
+
+@gluon.jit
 def any_greater(x, bound):
     """Whether any x of this warp exceeds its bound; one value a thread. Warps may differ, so what depends on it must
     stay inside the warp."""
     return gl.inline_asm(_VOTE, "=r,f,f", [x, bound], gl.int32) != 0
+
+
+@gluon.jit
+def any_greater_of_role(x, bound):
+    """Whether any x of the role's four warps exceeds its bound: all of them go the same way, as they must where the
+    compiler puts a barrier among them (it does between loads and stores of the same tensor memory)."""
+    return gl.inline_asm(_ROLE_VOTE, "=r,f,f", [x, bound], gl.int32) != 0
 
 
 _WARP_SIGNAL = gl.constexpr(
@@ -27,4 +42,8 @@ _WARP_SIGNAL = gl.constexpr(
 )
 _VOTE = gl.constexpr(
     "{ .reg .pred a, b; setp.gt.f32 a, $1, $2; vote.sync.any.pred b, a, 0xffffffff; selp.b32 $0, 1, 0, b; }"
+)
+# Hardware barrier 15 of the block (0 to 7 are the compiler's) with 128 threads.
+_ROLE_VOTE = gl.constexpr(
+    "{ .reg .pred a, b; setp.gt.f32 a, $1, $2; barrier.cta.red.or.pred b, 15, 128, a; selp.b32 $0, 1, 0, b; }"
 )

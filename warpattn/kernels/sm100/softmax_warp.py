@@ -12,7 +12,7 @@ tensor core wants 32, so a quarter of the elements take a polynomial instead (ex
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.blackwell import fma2, mbarrier
+from triton.experimental.gluon.language.nvidia.blackwell import fma2
 
 from ..pieces.softmax import HEADROOM, LOG2_E, exponent
 from ..pieces.tiles import Tile
@@ -20,7 +20,7 @@ from .context import p_tile, row_place
 from .epilogue import store_output
 from .exp2 import exp2_polynomial, row_sum
 from .layouts import element_type, row_layout
-from .signals import any_greater, signal
+from .signals import any_greater, await_signal, signal
 
 
 @gluon.aggregate
@@ -50,7 +50,7 @@ def softmax_role(ctx, wg: gl.constexpr):
         state = RowState(m, gl.zeros_like(m))
         for n in range(ctx.tiles):
             state = softmax_tile(ctx, state, n, wg)
-        mbarrier.wait(ctx.bars.o_producer.index(wg), (ctx.tiles - 1) & 1)
+        await_signal(ctx.bars.o_producer.index(wg), (ctx.tiles - 1) & 1)
         store_output(ctx, state.m, state.l, exponent_scale(ctx), wg)
 
 
@@ -61,7 +61,7 @@ def softmax_tile(ctx, state, n, wg: gl.constexpr):
     half: gl.constexpr = config.BN // 2
     quarter: gl.constexpr = config.BN // 4
     c = exponent_scale(ctx)
-    mbarrier.wait(ctx.bars.s_producer.index(wg), n & 1)
+    await_signal(ctx.bars.s_producer.index(wg), n & 1)
     s0, s1, s2 = visible_scores(ctx, n, wg)
     top = gl.maximum(row_max(s0), gl.maximum(row_max(s1), row_max(s2)))
     m, alpha = reference(state.m, top, c)
@@ -96,7 +96,7 @@ def reference(m, top, c):
 @gluon.jit
 def send_scale(ctx, alpha, n, wg: gl.constexpr):
     """Give the correction warpgroup the scale of each row of O; there is no O before the second key tile."""
-    mbarrier.wait(ctx.bars.c_consumer.index(wg), n & 1, pred=n > 1)
+    await_signal(ctx.bars.c_consumer.index(wg), n & 1, pred=n > 1)
     ctx.memory.scales.index(wg).store(alpha)
     signal(ctx.bars.c_producer.index(wg), n > 0)
 
