@@ -31,9 +31,7 @@ class Shares:
     def owner(self, unit):
         """The CTA that has a unit."""
         wide = self.rest * (self.size + 1)
-        return gl.where(
-            unit < wide, unit // (self.size + 1), self.rest + (unit - wide) // gl.maximum(self.size, 1)
-        )
+        return gl.where(unit < wide, unit // (self.size + 1), self.rest + (unit - wide) // gl.maximum(self.size, 1))
 
 
 @gluon.jit

@@ -20,8 +20,8 @@ from .decode_load import decode_load_role
 
 @gluon.jit
 def decode_kernel(
-    k_desc,
-    v_desc,
+    k,
+    v,
     q,
     out,
     keys,
@@ -39,13 +39,13 @@ def decode_kernel(
 ):
     """Attention of a few query tokens.
 
-    q, out: (pointer, strides of batch, token, head in units of 8 elements). keys: (lengths, table, its row stride).
+    q, out: (pointer, strides of batch, token, head in units of 8 elements). k, v: (descriptor,), or the same. keys: (lengths, table, its row stride).
     workspace: (partial outputs, partial log2 denominators, rows of a slot, tickets). shape: see `Grid`. functions:
     (keep, span, score), see `Modifiers`. Grid: any number of CTAs that the workspace has slots for.
     """
     work = Grid(shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], shape[6], shape[7])
     mods = Modifiers(functions[0], functions[1], functions[2], mask_args, score_args)
-    stored = Keys(k_desc, v_desc, keys[0], keys[1], keys[2])
+    stored = Keys(k, v, keys[0], keys[1], keys[2])
     partials = Partials(workspace[0], workspace[1], workspace[2], config.padded_v)
     results = Results(Matrix(out[0], out[1], out[2], out[3]), lse_ptr, sinks_ptr, partials, workspace[3])
     rings = make_decode_rings(config)

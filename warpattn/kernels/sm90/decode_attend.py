@@ -1,6 +1,6 @@
 """Consumer warpgroup of the Hopper decode kernel: softmax over the key tiles of each item, products on 64 rows.
 
-      for every item:   queries to shared memory, then per key tile   Q·K(i+1)  P·V(i) ‖ softmax(i+1)
+for every item:   queries to shared memory, then per key tile   Q·K(i+1)  P·V(i) ‖ softmax(i+1)
 """
 
 from triton.experimental import gluon
@@ -97,18 +97,20 @@ def wait_values(ctx, state, item, i):
     if config.has_lengths:
         first = item.entry.span.key_tile(i) * config.block_n
         if first + config.block_n > item.entry.length:
-            clear_values(ctx.rings.v.tile(state.v), item.entry.length - first, config)
+            tile = ctx.rings.v.tile(state.v).reshape([config.block_n, config.padded_v])
+            clear_values(tile, item.entry.length - first, config)
 
 
 @gluon.jit
 def clear_values(tile, some, config: gl.constexpr):
-    """Clear rows from `some` on of a V tile, 16 rows at a time."""
+    """Clear rows from `some` on of a V tile [N, Dv], 16 rows at a time."""
     lanes: gl.constexpr = config.padded_v // 8
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4, 1], [1, 0])
     row = gl.arange(0, 16, gl.SliceLayout(1, layout))[:, None]
-    for block in gl.static_range(config.block_n // 16):
+    blocks: gl.constexpr = config.block_n // 16
+    for block in gl.static_range(blocks):
         if block * 16 + 16 > some:
-            rows = tile.slice(block * 16, 16, 1).reshape([16, config.padded_v])
+            rows = tile.slice(block * 16, 16, 0)
             values = rows.load(layout)
             rows.store(gl.where(block * 16 + row < some, values, gl.zeros_like(values)))
     fence_async_shared()

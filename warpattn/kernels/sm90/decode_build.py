@@ -33,8 +33,8 @@ def decode_source(config: DecodeConfig, mask: Program, score: Program | None, ha
 
     matrix = (f"*{dtype}", "i64", "i64", "i64")
     signature = {
-        "k_desc": descriptor(config.padded_qk),
-        "v_desc": descriptor(config.padded_v),
+        "k": matrix if config.gathers else (descriptor(config.padded_qk),),
+        "v": matrix if config.gathers else (descriptor(config.padded_v),),
         "q": matrix,
         "out": matrix,
         "keys": ("*i32", "*i32", "i64"),
@@ -56,5 +56,6 @@ def decode_source(config: DecodeConfig, mask: Program, score: Program | None, ha
         "has_sinks": has_sinks,
         "has_lse": has_lse,
     }
-    aligned = {(2, 0): _ALIGNED, (3, 0): _ALIGNED, (5, 0): _ALIGNED}  # q, out, partial outputs
+    pointers = ("q", "out", "workspace", *(("k", "v") if config.gathers else ()))
+    aligned = {(list(signature).index(name), 0): _ALIGNED for name in pointers}
     return GluonASTSource(decode_kernel, signature, constants, aligned)

@@ -16,7 +16,7 @@ from .config import CONSUMER_ROWS, SMEM_LIMIT, pad_dim
 SM_SMEM = 233_472  # 228 KiB of an SM, of which every resident block takes 1 KiB for itself
 SLACK = 512  # bytes the compiler adds: alignment of barriers, scratch of reductions
 INVARIANT_KEYS = 2048  # keys of a partial when results must not depend on the rest of the batch
-MAX_BOXES = 64  # copies a key tile may be made of
+LEAST_BOX = 8  # rows: the swizzle of shared memory repeats after 8, and a copy must start where it does
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,11 @@ class DecodeConfig:
         return self.block_n // self.box
 
     @property
+    def gathers(self) -> bool:
+        """Whether pages are too odd for TMA, so that rows are copied one by one."""
+        return 0 < self.page_box < LEAST_BOX
+
+    @property
     def k_bytes(self) -> int:
         return 2 * self.block_n * self.padded_qk
 
@@ -108,8 +113,6 @@ def choose_decode(dtype: str, dim_qk: int, dim_v: int, page_size: int = 0, ctas:
     wide = max(pad_dim(dim_qk), pad_dim(dim_v))
     box = page_size & -page_size
     block_n = 128 if wide <= 128 and ctas == 1 else 64
-    while box and block_n // min(block_n, box) > MAX_BOXES:
-        block_n //= 2
     config = DecodeConfig(dtype, dim_qk, dim_v, block_n, 2, ctas, 1, page_box=box)
     if ctas > 1:
         config = replace(config, consumer_registers=0, producer_registers=40)

@@ -5,7 +5,6 @@ A row of a 64-row tile is one query: row r of a key head is token r // group of 
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import tma
 
 from ..nvidia.pipelines import StagedPipeline, make_pipeline
 from ..pieces.apply import Modifiers
@@ -47,10 +46,11 @@ class Matrix:
 
 @gluon.aggregate
 class Keys:
-    """Keys and values: descriptors (batch or page, row, head, dim), lengths, and the table of pages."""
+    """Keys and values (batch or page, row, head, dim), lengths, and the table of pages. `k` and `v` are (descriptor,)
+    or, where rows are gathered, what a `Matrix` is made of."""
 
-    k: tma.tensor_descriptor
-    v: tma.tensor_descriptor
+    k: gl.tuple
+    v: gl.tuple
     lengths: gl.tensor  # int32* (batch,)
     table: gl.tensor  # int32* (batch, row of `table_stride`)
     table_stride: gl.tensor

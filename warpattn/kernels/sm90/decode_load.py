@@ -2,15 +2,17 @@
 
 A tile of a paged cache is made of boxes, rows of one page each. The table is read one tile ahead, so that its latency
 passes while the warp waits for a free slot. Entries past the end of a sequence are not read (the last page is loaded
-again instead, and hidden), and page numbers are clamped to the cache.
+again instead, and hidden), and page numbers are clamped to the cache. Pages that no box of 8 rows divides are gathered
+row by row with ordinary asynchronous copies, one tile at a time: right, not fast.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from ..nvidia.pipelines import producer_state
-from .decode_context import item_at
+from .decode_context import Matrix, item_at
 
 
 @gluon.jit
@@ -22,12 +24,17 @@ def decode_load_role(ctx):
     place = ctx.start
     while place.unit < ctx.end:
         item = item_at(ctx, place)
-        boxes = find_boxes(ctx, item, item.begin)
-        for i in range(item.begin, item.end):
-            following = find_boxes(ctx, item, gl.minimum(i + 1, item.end - 1))
-            k_state = load_boxes(ctx, ctx.keys.k, ctx.rings.k, k_state, item, boxes, config.k_bytes)
-            v_state = load_boxes(ctx, ctx.keys.v, ctx.rings.v, v_state, item, boxes, config.v_bytes)
-            boxes = following
+        if config.gathers:
+            for i in range(item.begin, item.end):
+                k_state = gather_rows(ctx, ctx.keys.k, ctx.rings.k, k_state, item, i, config.dim_qk)
+                v_state = gather_rows(ctx, ctx.keys.v, ctx.rings.v, v_state, item, i, config.dim_v)
+        else:
+            boxes = find_boxes(ctx, item, item.begin)
+            for i in range(item.begin, item.end):
+                following = find_boxes(ctx, item, gl.minimum(i + 1, item.end - 1))
+                k_state = load_boxes(ctx, ctx.keys.k[0], ctx.rings.k, k_state, item, boxes, config.k_bytes)
+                v_state = load_boxes(ctx, ctx.keys.v[0], ctx.rings.v, v_state, item, boxes, config.v_bytes)
+                boxes = following
         place = place.advance(item.part.count, item.entry.units * ctx.work.heads)
 
 
@@ -35,21 +42,25 @@ def decode_load_role(ctx):
 def find_boxes(ctx, item, i):
     """(outer coordinate, row) of every box of key tile number `i`, one after the other in a tuple."""
     config: gl.constexpr = ctx.config
+    boxes: gl.constexpr = config.boxes
     first = item.entry.span.key_tile(i) * config.block_n
     if config.page_box == 0:
         return (item.entry.b, first)
     else:
         places = ()
-        for box in gl.static_range(config.boxes):
-            key = first + box * config.box
+        for box in gl.static_range(boxes):
             last = gl.maximum(item.entry.length - 1, 0) // config.box * config.box
-            key = gl.minimum(key, last)
-            page = key // ctx.work.page_size
-            at = item.entry.b.to(gl.int64) * ctx.keys.table_stride + page
-            number = gl.load(ctx.keys.table + at, mask=item.entry.length > 0, other=0)
-            number = gl.maximum(gl.minimum(number, ctx.work.pages - 1), 0)
-            places = places + (number, key - page * ctx.work.page_size)
+            places = places + page_of(ctx, item, gl.minimum(first + box * config.box, last))
         return places
+
+
+@gluon.jit
+def page_of(ctx, item, key):
+    """(page, row in it) of a key of the item's sequence, or of a block of keys."""
+    page = key // ctx.work.page_size
+    at = gl.to_tensor(item.entry.b).to(gl.int64) * ctx.keys.table_stride + page
+    number = gl.load(ctx.keys.table + at, mask=(key < item.entry.length), other=0)
+    return (gl.maximum(gl.minimum(number, ctx.work.pages - 1), 0), key - page * ctx.work.page_size)
 
 
 @gluon.jit
@@ -59,10 +70,35 @@ def load_boxes(ctx, desc, ring, state, item, boxes, nbytes: gl.constexpr):
     full = ring.producer_acquire(state)
     mbarrier.expect(full, nbytes)
     tile = ring.tile(state)
-    if config.boxes == 1:
+    count: gl.constexpr = config.boxes
+    if count == 1:
         tma.async_load(desc, [boxes[0], boxes[1], item.part.head, 0], full, tile)
     else:
-        for box in gl.static_range(config.boxes):
+        for box in gl.static_range(count):
             coord = [boxes[2 * box], boxes[2 * box + 1], item.part.head, 0]
             tma.async_load(desc, coord, full, tile.slice(box * config.box, config.box, 1))
+    return state.step()
+
+
+@gluon.jit
+def gather_rows(ctx, source, ring, state, item, i, cols: gl.constexpr):
+    """Key tile number `i` into the next slot of a ring, 16 rows at a time; rows past the end repeat the last one."""
+    config: gl.constexpr = ctx.config
+    matrix = Matrix(source[0], source[1], source[2], source[3])
+    full = ring.producer_acquire(state)
+    padded: gl.constexpr = ring.smem.shape[4]
+    blocks: gl.constexpr = config.block_n // 16
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // padded, padded // 8], [1, 1], [1, 0])
+    col = gl.arange(0, padded, gl.SliceLayout(0, layout))[None, :]
+    tile = ring.tile(state).reshape([config.block_n, padded])
+    first = item.entry.span.key_tile(i) * config.block_n
+    for block in gl.static_range(blocks):
+        row = first + block * 16 + gl.arange(0, 16, gl.SliceLayout(1, layout))
+        page, rest = page_of(ctx, item, gl.maximum(gl.minimum(row, item.entry.length - 1), 0))
+        pointers = matrix.rows(page, rest, item.part.head)[:, None] + col
+        async_copy.async_load(tile.slice(block * 16, 16, 0), pointers, mask=col < cols)
+    async_copy.commit_group()
+    async_copy.wait_group(0)
+    fence_async_shared()
+    mbarrier.arrive(full, count=1)
     return state.step()

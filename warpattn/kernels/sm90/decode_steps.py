@@ -18,7 +18,7 @@ from warpattn.operands import Operands, captured, flat, programs
 from warpattn.problem import Problem, Ready
 from warpattn.sequences import PagedKV, Sequence
 from warpattn.step import Choice, Step
-from warpattn.target import Arch, ARCHS
+from warpattn.target import ARCHS, Arch
 
 from .decode_config import DecodeConfig, choose_decode, invariant
 
@@ -98,7 +98,7 @@ def steps(ready: Ready, x: Operands, sequence: Sequence, choice: Choice | None =
     mask, score = programs(ready)
     problem, config = ready.problem, choice.config
     key = (config, mask.key, None if score is None else score.key, problem.has_sinks, problem.has_lse)
-    args = arguments(ready, x, sequence) | {"workspace": space}
+    args = arguments(ready, x, sequence, config) | {"workspace": space}
 
     def source():
         from .decode_build import decode_source  # imports Triton
@@ -114,21 +114,21 @@ def options(config: DecodeConfig) -> dict[str, object]:
     return {"num_warps": 4, "enable_fp_fusion": True, **limit}
 
 
-def arguments(ready: Ready, x: Operands, sequence: Sequence) -> dict[str, object]:
+def arguments(ready: Ready, x: Operands, sequence: Sequence, config: DecodeConfig) -> dict[str, object]:
     """Every argument of the kernel but its workspace."""
     p = ready.problem
     tensors = tuple(tensor.detach() for tensor in captured(ready))
     count = len(ready.mask.tensors)
-    k, v, keys, pages = x.k, x.v, (None, None, 0), p.batch
+    keys, pages = (None, None, 0), p.batch
     if isinstance(sequence, PagedKV):
         table = sequence.block_table
         table = table if table.stride(-1) == 1 else table.contiguous()
-        k, v, keys, pages = sequence.k_pages, sequence.v_pages, (sequence.lengths, table, table.stride(0)), len(x.k)
+        keys, pages = (sequence.lengths, table, table.stride(0)), len(x.k)
     shape = (p.batch, p.seq_q, p.seq_k, p.heads_kv, p.heads_q // p.heads_kv, row_tiles(p), pages, max(p.page_size, 1))
     return {
-        "k_desc": k, "v_desc": v, "q": _matrix(x.q), "out": _matrix(x.out), "keys": keys, "lse_ptr": x.lse,
-        "sinks_ptr": x.sinks, "scale": ready.scale, "shape": shape, "mask_args": flat(tensors[:count]),
-        "score_args": flat(tensors[count:]),
+        "k": _matrix(x.k) if config.gathers else (x.k,), "v": _matrix(x.v) if config.gathers else (x.v,),
+        "q": _matrix(x.q), "out": _matrix(x.out), "keys": keys, "lse_ptr": x.lse, "sinks_ptr": x.sinks,
+        "scale": ready.scale, "shape": shape, "mask_args": flat(tensors[:count]), "score_args": flat(tensors[count:]),
     }  # fmt: skip
 
 
