@@ -23,22 +23,26 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+from warpattn.abi import Parameter
 
 __all__ = ["Artifact", "find", "folder", "forget", "load", "path_of", "store"]
 
-FORMAT = "warpattn kernel 1"
+FORMAT = "warpattn kernel 2"
 IN_MEMORY = 512
 PACKAGE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """One compiled kernel: machine code, its entry, bytes of dynamic shared memory, threads of a block."""
+    """One compiled kernel: machine code, its entry, bytes of dynamic shared memory, threads of a block, parameters."""
 
     cubin: bytes
     entry: str
     shared: int
     threads: int
+    parameters: tuple[Parameter, ...] = ()
 
 
 _memory: dict[Hashable, Artifact] = {}
@@ -99,10 +103,11 @@ def load(path: Path | None) -> Artifact | None:
     try:
         header, _, cubin = path.read_bytes().partition(b"\n")
         told = json.loads(header)
-        fields = {name: told[name] for name in ("entry", "shared", "threads")}
+        fields = {name: told[name] for name in ("entry", "shared", "threads", "parameters")}
         if told["format"] != FORMAT or told["sha256"] != _checksum(cubin, fields):
             return None
-        return Artifact(cubin, **fields)
+        taken = tuple(Parameter(**x) for x in told["parameters"])
+        return Artifact(cubin, told["entry"], told["shared"], told["threads"], taken)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -111,7 +116,8 @@ def store(path: Path | None, artifact: Artifact) -> bool:
     """Write a kernel to its file in one step; False where that is not possible."""
     if path is None:
         return False
-    fields = {"entry": artifact.entry, "shared": artifact.shared, "threads": artifact.threads}
+    fields: dict[str, Any] = {"entry": artifact.entry, "shared": artifact.shared, "threads": artifact.threads}
+    fields["parameters"] = [parameter.fields() for parameter in artifact.parameters]
     header = {"format": FORMAT, "sha256": _checksum(artifact.cubin, fields)} | fields
     temporary = None
     try:

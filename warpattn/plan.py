@@ -8,14 +8,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from warpattn.check import AttentionError
-from warpattn.kernels.sm90 import choose as sm90
-from warpattn.problem import Problem
-from warpattn.step import Choice
+from warpattn.kernels.sm90.choose import choose as choose_sm90
+from warpattn.kernels.sm90.steps import steps as steps_sm90
+from warpattn.operands import Operands
+from warpattn.problem import Problem, Ready
+from warpattn.sequences import Sequence
+from warpattn.step import Choice, Step
 from warpattn.target import ARCHS
 
-__all__ = ["Plan", "plan"]
+__all__ = ["Plan", "plan", "steps"]
 
-_CHOOSERS = {"sm90": sm90.choose}
+_CHOOSERS = {"sm90": choose_sm90}
+_STEPS = {"sm90": steps_sm90}
 
 
 @dataclass(frozen=True)
@@ -48,3 +52,8 @@ def plan(problem: Problem, arch: str = "sm90") -> Plan:
     if choose is None:
         raise AttentionError(f"arch is {arch!r}; it must be one of {', '.join(_CHOOSERS)}")
     return Plan(problem, arch, choose(problem, ARCHS[arch]))
+
+
+def steps(ready: Ready, operands: Operands, sequence: Sequence) -> tuple[Step, ...]:
+    """The launches of a checked call on its backend's architecture, in order; operands are `fitted`."""
+    return _STEPS[ready.backend.removeprefix("simulate:")](ready, operands, sequence)

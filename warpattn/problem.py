@@ -15,18 +15,15 @@ from numbers import Real
 import torch
 from torch import Tensor
 
+from warpattn.backends import BACKENDS, KERNEL_DTYPES, LIMITS, NEEDS, USE_REFERENCE, chip_of
 from warpattn.check import AttentionError, Rules
 from warpattn.masks import Document, Full, Mask, MaskProgram, Materialized, Padding, Prefix
 from warpattn.scores import ALiBi, Bias, Score, ScoreProgram
 from warpattn.sequences import Sequence, Sizes
 
-__all__ = ["BACKENDS", "Call", "Problem", "examine"]
+__all__ = ["Call", "Problem", "examine"]
 
-BACKENDS = ("auto", "reference", "sm90", "simulate:sm90")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-SM90_DTYPES = (torch.float16, torch.bfloat16)
-SM90_MAX_DIM = 256
-USE_REFERENCE = 'use backend="reference"'
 FULL = Full()
 
 
@@ -103,9 +100,10 @@ def examine(call: Call, read_values: bool = True) -> Ready:
     captured = [x for program in (mask, score) if program is not None for x in program.tensors]
     _check_devices(rules, call, captured)
     _check_gradients(rules, call, backend, [*tensors.values(), *captured])
-    if backend in ("sm90", "simulate:sm90"):
-        _check_sm90(rules, call, sizes)
-    if read_values and not rules.broken and sizes is not None and backend in ("reference", "simulate:sm90"):
+    if backend is not None and backend != "reference":
+        _check_kernels(rules, call, backend, sizes)
+    on_host = backend is not None and (backend == "reference" or backend.startswith("simulate:"))
+    if read_values and not rules.broken and sizes is not None and on_host:
         _check_values(rules, call, sizes)
     rules.done()
     assert sizes is not None and backend is not None and mask is not None  # else a rule was broken
@@ -138,16 +136,16 @@ def _choose_backend(rules: Rules, call: Call) -> str | None:
     if name.startswith("simulate:"):
         rules.require(device.type == "cpu", f"q is on {device}", f'backend="{name}" runs kernels on CPU tensors')
         return name
-    nvidia = device.type == "cuda" and torch.version.hip is None  # ROCm says "cuda", too, and calls gfx90a 9.0
-    capability = torch.cuda.get_device_capability(device) if nvidia else None
-    place = f"{device}, CUDA capability {capability[0]}.{capability[1]}" if capability else str(device)
-    if name == "sm90":
-        rules.require(capability == (9, 0), f"q is on {place}", 'backend="sm90" needs CUDA capability 9.0')
-        return "sm90"
-    if device.type == "cpu":
+    if name == "auto" and device.type == "cpu":
         return "reference"
-    rule = f'backend="auto" supports CUDA capability 9.0 ("sm90") and the CPU ("reference"); elsewhere {USE_REFERENCE}'
-    return "sm90" if rules.require(capability == (9, 0), f"q is on {place}", rule) else None
+    chip = chip_of(device)
+    place = f"{device}, {chip.words}" if chip.words else str(device)
+    if name != "auto":
+        rules.require(chip.arch == name, f"q is on {place}", f'backend="{name}" needs {NEEDS[name]}')
+        return name
+    every = ", ".join(f'{needs} ("{arch}")' for arch, needs in NEEDS.items())
+    rule = f'backend="auto" supports {every} and the CPU ("reference"); elsewhere {USE_REFERENCE}'
+    return chip.arch if rules.require(chip.arch is not None, f"q is on {place}", rule) else None
 
 
 def _check_options(rules: Rules, call: Call) -> None:
@@ -240,17 +238,19 @@ def _check_gradients(rules: Rules, call: Call, backend: str | None, tensors: lis
         rules.require(False, "out is given and a tensor requires gradients", rule)
 
 
-def _check_sm90(rules: Rules, call: Call, sizes: Sizes | None) -> None:
-    """What the sm_90 kernels take."""
+def _check_kernels(rules: Rules, call: Call, backend: str, sizes: Sizes | None) -> None:
+    """What the kernels of a backend take."""
+    arch = backend.removeprefix("simulate:")
+    limits = LIMITS[arch]
     kind = call.sequence.kind
-    rule = f"the sm90 backend has dense prefill only for now; {USE_REFERENCE}"
-    rules.require(kind == "dense", f"the keys and values are {kind}", rule)
+    rule = f"the {arch} backend takes {' and '.join(limits.kinds)} ones; {USE_REFERENCE}"
+    rules.require(kind in limits.kinds, f"the keys and values are {kind}", rule)
     dtype = getattr(call.q, "dtype", None)
-    rule = f"the sm90 backend takes torch.float16 and torch.bfloat16; {USE_REFERENCE} for others"
-    rules.require(dtype in SM90_DTYPES, f"q has dtype {dtype}", rule)
+    rule = f"the {arch} backend takes {' and '.join(str(x) for x in KERNEL_DTYPES)}; {USE_REFERENCE} for others"
+    rules.require(dtype in KERNEL_DTYPES, f"q has dtype {dtype}", rule)
     for name, dim in (("q", sizes.dim_qk), ("v", sizes.dim_v)) if sizes else ():
-        rule = f"the sm90 backend takes multiples of 8 up to {SM90_MAX_DIM}; {USE_REFERENCE} for others"
-        rules.require(dim % 8 == 0 and dim <= SM90_MAX_DIM, f"{name} has head_dim {dim}", rule)
+        rule = f"the {arch} backend takes multiples of 8 up to {limits.max_dim}; {USE_REFERENCE} for others"
+        rules.require(dim % 8 == 0 and dim <= limits.max_dim, f"{name} has head_dim {dim}", rule)
 
 
 def _check_part(rules: Rules, part: Mask | Score, call: Call, sizes: Sizes) -> None:

@@ -9,11 +9,12 @@ which its scheduler allows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 from warpattn.check import AttentionError
 from warpattn.operands import Operands, fitted, without_keys
+from warpattn.plan import steps
 from warpattn.problem import Ready
 from warpattn.sequences import Dense, Sequence
 from warpattn.sim import Report, SimulationError, simulate
@@ -53,7 +54,7 @@ def traced(ready: Ready, operands: Operands, options: Options = Options(), seque
         without_keys(operands)
         return Report(schedule=options.schedule, seed=options.seed)
     fitting = fitted(operands)
-    reports = [launch(step, options) for step in _steps(ready)(ready, fitting, sequence)]
+    reports = [launch(step, options) for step in steps(ready, fitting, sequence)]
     if fitting.out is not operands.out:
         operands.out.copy_(fitting.out)
     main = max(reports, key=lambda report: report.steps)
@@ -63,13 +64,6 @@ def traced(ready: Ready, operands: Operands, options: Options = Options(), seque
 
 def _arch(ready: Ready) -> str:
     return ready.backend.partition(":")[2]
-
-
-def _steps(ready: Ready) -> Callable[[Ready, Operands, Sequence], tuple[Step, ...]]:
-    """The function that lists the launches of a call on its architecture."""
-    from warpattn.kernels.sm90.steps import steps as sm90
-
-    return {"sm90": sm90}[_arch(ready)]
 
 
 def launch(step: Step, options: Options) -> Report:

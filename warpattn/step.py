@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["Choice", "Step"]
+__all__ = ["Choice", "Step", "View"]
 
 
 @dataclass(frozen=True)
@@ -40,3 +40,14 @@ class Step:
     grid: tuple[int, ...]
     args: Mapping[str, Any]  # every runtime argument by name: tensors (also for TMA descriptors), numbers, tuples
     persistent: bool = False  # fewer programs than `grid` do the same work
+
+
+class View(NamedTuple):
+    """A tensor as a TMA descriptor is to see it: from its first element, with extents and strides of its own.
+
+    They may reach outside of the tensor, as long as no box that is asked for does.
+    """
+
+    tensor: Any
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]  # in elements

@@ -18,5 +18,5 @@ ARCHS = {
     "sm90": Arch("sm90", 132, 232_448, 32 * 2**20, "H200: 132 SMs, 60 MB L2 as torch reports them; 227 KiB a block"),
     "sm100": Arch("sm100", 148, 232_448, 63 * 2**20, "B200 by its data sheet: 148 SMs, 126 MB L2; 227 KiB a block"),
     "gfx942": Arch("gfx942", 304, 65_536, 2 * 2**20, "MI300X by its data sheet: 304 CUs, 64 KiB LDS, 4 MB L2 per XCD"),
-    "gfx950": Arch("gfx950", 256, 163_840, 2 * 2**20, "MI355X by its data sheet: 256 CUs, 160 KiB LDS, 4 MB L2 per XCD"),
+    "gfx950": Arch("gfx950", 256, 163_840, 2 * 2**20, "MI355X by its data sheet: 256 CUs, 160 KiB LDS, 4 MB L2 a XCD"),
 }

@@ -20,9 +20,9 @@ ANYTHING = {"*"}
 LANGUAGE = {"check", "evaluate", "expr", "nodes", "number"}
 MASKS = {"algebra", "documents", "picture", "masks"}
 VALUES = LANGUAGE | MASKS | {"traced", "scores", "sequences"}
-HOST = VALUES | {"problem", "target"}
+HOST = VALUES | {"backends", "problem", "target"}
 DEVICE = {"kernels.pieces", "kernels.topology"}
-RUNTIME = {"artifacts", "counters", "cuda"}
+RUNTIME = {"abi", "artifacts", "counters", "cuda"}
 
 ALLOWED: dict[str, set[str]] = {
     "check": set(),
@@ -31,9 +31,12 @@ ALLOWED: dict[str, set[str]] = {
     "evaluate": {"nodes", "number"},
     "expr": {"check", "evaluate", "nodes", "number"},
     "sass": set(),
+    "gcn": set(),
     "cuda": set(),
-    "artifacts": set(),
+    "abi": set(),
+    "artifacts": {"abi"},
     "counters": set(),
+    "backends": set(),
     "target": {"check"},
     "traced": LANGUAGE,
     "scores": LANGUAGE | {"traced"},
@@ -43,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {
     "masks": LANGUAGE | {"traced", "scores", "algebra", "documents", "picture"},
     "sequences": {"check"},
     "reference": VALUES,
-    "problem": VALUES,
+    "problem": VALUES | {"backends"},
     "kernels.topology": set(),
     "kernels.pieces": {"kernels.topology", "check", "nodes"},
     "kernels.nvidia": DEVICE,
@@ -51,10 +54,11 @@ ALLOWED: dict[str, set[str]] = {
     "kernels.<arch>": HOST | DEVICE | {"kernels.nvidia", "kernels.amd", "operands", "step", "cuda"},
     "step": set(),
     "operands": HOST,
-    "plan": HOST | {"step", "kernels.topology", "kernels.<arch>"},
+    "plan": HOST | {"step", "operands", "kernels.topology", "kernels.<arch>"},
+    "dispatch": HOST | RUNTIME | {"plan", "step", "operands"},
     "launch": HOST | DEVICE | RUNTIME | {"plan", "step", "operands", "kernels.nvidia", "kernels.amd", "kernels.<arch>"},
     "planned": HOST | {"cuda", "launch", "operands", "kernels.<arch>"},
-    "simulated": HOST | {"operands", "step", "sim", "kernels.<arch>"},
+    "simulated": HOST | {"operands", "plan", "step", "sim"},
     "route": HOST | {"operands", "reference", "launch", "planned", "simulated"},
     "ops": HOST | {"planned", "route"},
     "api": HOST | {"reference", "plan", "route", "ops"},

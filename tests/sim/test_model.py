@@ -26,8 +26,8 @@ def price(*ops):
 
 
 # One of each kernel and mask; `python -m bench.sim` shows all.
-CASES = ("d128-1x16k-full", "d128-16x1k-causal", "d64-1x16k-full", "d64-16x1k-causal", "d64-4x4k-causal", "d256-2x8k-full",
-         "d256-4x4k-causal", "gqa-4x4k-causal")  # fmt: skip
+CASES = ("d128-1x16k-full", "d128-16x1k-causal", "d64-1x16k-full", "d64-16x1k-causal", "d64-4x4k-causal",
+         "d256-2x8k-full", "d256-4x4k-causal", "gqa-4x4k-causal")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)

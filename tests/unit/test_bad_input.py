@@ -217,7 +217,7 @@ RAGGED: list[tuple[str, Change, tuple[str, ...]]] = [
     ("padding batch", lambda call: call.update(mask=Padding(ints(1, 2, 3))), ("Padding.valid_lengths", "must be 2")),
     ("out shape", set_(out=tensor(7, HQ, DV)), ("out has shape (7, 4, 16)", "must have shape (5, 4, 16)")),
     ("out rank", set_(out=tensor(1, 5, HQ, DV)), ("out has shape (1, 5, 4, 16)", "rank 3 (seq, heads, head_dim)")),
-    ("sm90", set_(backend="sm90"), ("ragged", "dense prefill only", 'backend="reference"')),
+    ("sm90", set_(backend="sm90"), ("ragged", "takes dense ones", 'backend="reference"')),
 ]  # fmt: skip
 
 PAGED: list[tuple[str, Change, tuple[str, ...]]] = [
@@ -246,7 +246,7 @@ PAGED: list[tuple[str, Change, tuple[str, ...]]] = [
     ("length too long", cache(lengths=ints(10, 2)), ("kv.lengths[0] is 10", "the keys that 3 pages hold")),
     ("lengths a list", cache(lengths=[5, 2]), ("kv.lengths is a list", "torch.Tensor")),
     ("lengths elsewhere", cache(lengths=ints(5, 2).to("meta")), ("kv.lengths is on meta", "device of q, cpu")),
-    ("sm90", set_(backend="sm90"), ("paged", "dense prefill only", 'backend="reference"')),
+    ("sm90", set_(backend="sm90"), ("paged", "takes dense ones", 'backend="reference"')),
 ]  # fmt: skip
 
 CONSTRUCTED: list[tuple[str, Callable[[], object]]] = [

@@ -1,0 +1,75 @@
+"""How a compiled kernel takes its arguments: the types it was compiled with, flattened to what the driver is handed.
+
+    signature  {"q_desc": "tensordesc<bf16[1, 64, 1, 128],…>", "shape": ("i32", "i32"), "config": "constexpr"}
+    flat       map q_desc · 4 × i32, 4 × i64 (its extents and strides) · i32 shape.0 · i32 shape.1
+
+Read from Triton's type strings when a kernel is compiled and kept with its machine code, so that a process that finds
+the kernel on disk can launch it without Triton.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+__all__ = ["Parameter", "parameters", "values"]
+
+_SCALARS = {"i32": "i32", "u32": "i32", "i64": "i64", "u64": "i64", "fp32": "f32", "f32": "f32"}
+_DESCRIPTOR = re.compile(r"tensordesc<(\w+)\[([\d, ]+)\],.*swizzle_byte_width=(\d+)")
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One argument of a kernel as its author wrote it; tuples are taken apart, with names such as `shape.0`."""
+
+    name: str
+    kind: str  # "map" | "ptr" | "i32" | "i64" | "f32"
+    dtype: str = ""  # of a map's elements, "bf16" or "fp16"
+    box: tuple[int, ...] = ()  # of a map, in elements
+    swizzle: int = 0  # of a map, bytes
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """What the driver is handed for it."""
+        return ("map", *["i32"] * len(self.box), *["i64"] * len(self.box)) if self.kind == "map" else (self.kind,)
+
+    def fields(self) -> dict[str, Any]:
+        """As JSON keeps it; `Parameter(**fields)` reads it back."""
+        return asdict(self)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "box", tuple(self.box))
+
+
+def parameters(signature: Mapping[str, Any]) -> tuple[Parameter, ...]:
+    """The parameters of a kernel compiled with Triton's `signature`, without its constants."""
+    return tuple(found for name, kind in signature.items() for found in _parse(name, kind))
+
+
+def _parse(name: str, kind: Any) -> Iterator[Parameter]:
+    if isinstance(kind, (tuple, list)):
+        for i, part in enumerate(kind):
+            yield from _parse(f"{name}.{i}", part)
+    elif kind.startswith("*"):
+        yield Parameter(name, "ptr")
+    elif (found := _DESCRIPTOR.match(kind)) is not None:
+        dtype, box, swizzle = found.groups()
+        yield Parameter(name, "map", dtype, tuple(int(n) for n in box.split(",")), int(swizzle))
+    elif kind != "constexpr":
+        yield Parameter(name, _SCALARS[kind])
+
+
+def values(wanted: Iterable[Parameter], args: Mapping[str, Any]) -> list[Any]:
+    """The arguments in the order of the parameters; KeyError names one that is missing."""
+    flat = dict(_flatten(args.items()))
+    return [flat[parameter.name] for parameter in wanted]
+
+
+def _flatten(items: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    for name, value in items:
+        if type(value) in (tuple, list):
+            yield from _flatten((f"{name}.{i}", part) for i, part in enumerate(value))
+        else:
+            yield name, value

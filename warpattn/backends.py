@@ -1,0 +1,46 @@
+"""The names of backends, which one a device gets, and what the kernels of each take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["BACKENDS", "KERNEL_DTYPES", "LIMITS", "NEEDS", "USE_REFERENCE", "Limits", "chip_of"]
+
+# What a device must be for the kernels of an architecture.
+NEEDS = {"sm90": "CUDA capability 9.0"}
+KERNEL_DTYPES = (torch.float16, torch.bfloat16)
+USE_REFERENCE = 'use backend="reference"'
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the kernels of one architecture take; head dims are multiples of 8."""
+
+    kinds: tuple[str, ...]  # of sequences
+    max_dim: int
+
+
+LIMITS = {"sm90": Limits(("dense",), 256)}
+BACKENDS = ("auto", "reference", *NEEDS, *(f"simulate:{arch}" for arch in LIMITS))
+
+
+@dataclass(frozen=True)
+class Chip:
+    """The architecture of a device, None if there are no kernels for it; and the device in the maker's words."""
+
+    arch: str | None
+    words: str
+
+
+def chip_of(device: torch.device) -> Chip:
+    """What kind of GPU a device is. ROCm's devices are called "cuda", too, and gfx90a says that it is a 9.0."""
+    if device.type != "cuda":
+        return Chip(None, "")
+    if torch.version.hip is not None:
+        name = torch.cuda.get_device_properties(device).gcnArchName.partition(":")[0]
+        return Chip(name if name in NEEDS else None, name)
+    major, minor = torch.cuda.get_device_capability(device)
+    arch = {(9, 0): "sm90", (10, 0): "sm100"}.get((major, minor))
+    return Chip(arch if arch in NEEDS else None, f"CUDA capability {major}.{minor}")

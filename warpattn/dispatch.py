@@ -1,0 +1,153 @@
+"""Runs the steps of a call on an NVIDIA card: compiled code from memory, disk or the compiler, arguments, launch.
+
+    Step ─ artifact ─▶ Loaded (on one device) ─ bind(args) ─▶ Bound: parameters in memory ─ launch ─▶ one driver call
+
+`launch.py` is the short way for dense prefill on Hopper; everything else goes here. A `Bound` may be kept and launched
+again with other addresses, which is what plans for serving do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from warpattn import artifacts, cuda
+from warpattn.abi import Parameter, parameters, values
+from warpattn.artifacts import Artifact
+from warpattn.operands import Operands, fitted, without_keys
+from warpattn.plan import steps
+from warpattn.problem import Ready
+from warpattn.sequences import Sequence
+from warpattn.step import Step, View
+
+__all__ = ["Bound", "Loaded", "artifact", "load", "run"]
+
+CHIPS = {"sm90": 90, "sm100": 100}
+MAX_INDEX = 2**31 - 1
+
+
+def run(ready: Ready, operands: Operands, sequence: Sequence) -> None:
+    """Compute `operands.out` (and `lse`) of a checked call on torch's current stream."""
+    if ready.problem.seq_k == 0 or operands.out.numel() == 0:
+        without_keys(operands)
+        return
+    device = operands.q.get_device()
+    with contextlib.nullcontext() if cuda.current_device() == device else torch.cuda.device(device):
+        fitting = fitted(operands)
+        for step in steps(ready, fitting, sequence):
+            load(step, device).bind(step.args).launch(step.grid, cuda.current_stream(device))
+        if fitting.out is not operands.out:
+            operands.out.copy_(fitting.out)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A compiled kernel on one device."""
+
+    function: int
+    threads: int
+    shared: int
+    parameters: tuple[Parameter, ...]
+
+    def bind(self, args: Mapping[str, Any]) -> Bound:
+        """Parameters in memory for one set of arguments."""
+        return Bound(self, args)
+
+
+class Bound:
+    """A kernel with its arguments, ready to launch; addresses may be replaced between launches."""
+
+    def __init__(self, kernel: Loaded, args: Mapping[str, Any]) -> None:
+        self._kernel = kernel
+        kinds = [kind for parameter in kernel.parameters for kind in parameter.kinds]
+        self._memory = cuda.Parameters([*kinds, "ptr", "ptr"])  # the last two are Triton's scratch memory, unused
+        self._places: dict[str, int] = {}
+        self._launch = cuda.launch_call()
+        place = 0
+        for parameter, value in zip(kernel.parameters, values(kernel.parameters, args), strict=True):
+            self._places[parameter.name] = place
+            self._write(place, parameter, value)
+            place += len(parameter.kinds)
+
+    def _write(self, place: int, parameter: Parameter, value: Any) -> None:
+        if parameter.kind == "map":
+            view = value if isinstance(value, View) else View(value, tuple(value.shape), tuple(value.stride()))
+            tensor_map(view, parameter).encode(self._memory.address(place), view.tensor.data_ptr())
+            sizes = (min(size, MAX_INDEX) for size in view.shape)
+            for i, number in enumerate((*sizes, *view.strides), start=place + 1):
+                self._memory.set(i, number)
+        elif parameter.kind == "ptr":
+            self._memory.set(place, 0 if value is None else value.data_ptr())
+        else:
+            self._memory.set(place, value)
+
+    def replace_map(self, name: str, address: int) -> None:
+        """Let the tensor map `name` point to `address`, for a tensor of the same extents and strides."""
+        code = cuda.replace_address_call()(self._memory.address(self._places[name]), address)
+        if code:
+            cuda.check(code, "cuTensorMapReplaceAddress")
+
+    def cell(self, name: str) -> Any:
+        """The ctypes cell of a scalar or pointer; write its `value` between launches."""
+        return self._memory.cells[self._places[name]]
+
+    def launch(self, grid: tuple[int, ...], stream: int) -> None:
+        """Launch on a stream; the kernel's device must be the current one."""
+        x, y, z = (*grid, 1, 1)[:3]
+        kernel = self._kernel
+        code = self._launch(
+            kernel.function, x, y, z, kernel.threads, 1, 1, kernel.shared, stream, self._memory.table, None
+        )
+        if code:
+            cuda.check(code, "kernel launch")
+
+
+def tensor_map(view: View, parameter: Parameter) -> cuda.TensorMapLayout:
+    """The map of a two-byte tensor in boxes of the parameter; a row of a box is at most as long as its swizzle."""
+    shape, box = view.shape, parameter.box
+    packed = 16 * -(-shape[-1] // 8)
+    outer = zip(view.strides[:-1], shape[:-1], strict=True)
+    strides = tuple(2 * stride if size > 1 else packed for stride, size in outer)
+    swizzle = parameter.swizzle
+    columns = min(box[-1], swizzle // 2) if swizzle else box[-1]
+    return cuda.TensorMapLayout(parameter.dtype, shape, strides, (*box[:-1], columns), swizzle)
+
+
+_loaded: dict[Hashable, Loaded] = {}  # as many as are loaded: modules stay for as long as the process lives
+_loading = threading.Lock()
+
+
+def load(step: Step, device: int) -> Loaded:
+    """The kernel of a step on a device, which must be the current one."""
+    key = (device, step.name, step.key)
+    kernel = _loaded.get(key)
+    if kernel is None:
+        made = artifact(step)
+        cuda.bind_context(device)
+        with _loading:
+            kernel = _loaded.get(key)
+            if kernel is None:
+                function = cuda.load_function(made.cubin, made.entry, made.shared)
+                kernel = _loaded[key] = Loaded(function, made.threads, made.shared, made.parameters)
+    return kernel
+
+
+def artifact(step: Step) -> Artifact:
+    """The compiled kernel of a step, from memory, disk or the compiler; needs no GPU."""
+
+    def compile_it() -> Artifact:
+        import triton
+        from triton.backends.compiler import GPUTarget
+
+        source, target = step.source(), GPUTarget("cuda", CHIPS[step.arch], 32)
+        compiled: Any = triton.compile(source, target=target, options=dict(step.options))
+        metadata = compiled.metadata
+        taken = parameters(source.signature)
+        return Artifact(bytes(compiled.asm["cubin"]), metadata.name, metadata.shared, metadata.num_warps * 32, taken)
+
+    return artifacts.find((step.name, step.arch, step.key), compile_it)
