@@ -1,0 +1,186 @@
+"""A stand-in for the parts of vLLM that the backend touches, since an engine cannot be installed for the tests.
+
+It states the facts that `warpattn.integrations.vllm` relies on, as read from vLLM's source in November 2026:
+
+    vllm.v1.attention.backend             which methods are abstract, what a metadata builder is constructed with, the
+                                          fields of a batch, the questions that validate_configuration asks
+    vllm.v1.attention.backends.registry   CUSTOM is a member without a class until register_backend names one
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from enum import Enum
+from types import ModuleType
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+class AttentionType(str, Enum):
+    DECODER = "decoder"
+    ENCODER = "encoder"
+    ENCODER_ONLY = "encoder_only"
+    ENCODER_DECODER = "encoder_decoder"
+
+
+class AttentionCGSupport(Enum):
+    NEVER = 0
+    ALWAYS = 3
+
+
+@dataclass
+class MultipleOf:
+    base: int
+
+
+class AttentionMetadata:
+    pass
+
+
+@dataclass
+class CommonAttentionMetadata:
+    """A batch as the engine describes it."""
+
+    query_start_loc: Tensor
+    query_start_loc_cpu: Tensor
+    seq_lens: Tensor
+    num_reqs: int
+    num_actual_tokens: int
+    max_query_len: int
+    max_seq_len: int
+    block_table_tensor: Tensor
+    slot_mapping: Tensor
+    causal: Any = True
+    seq_lens_cpu_upper_bound: Tensor | None = None
+
+
+class AttentionBackend(ABC):
+    """Static questions; `supports_*` are combined by `validate_configuration`."""
+
+    @staticmethod
+    @abstractmethod
+    def get_name() -> str: ...
+
+    @staticmethod
+    @abstractmethod
+    def get_impl_cls() -> type: ...
+
+    @staticmethod
+    @abstractmethod
+    def get_builder_cls() -> type: ...
+
+    @staticmethod
+    @abstractmethod
+    def get_kv_cache_shape(num_blocks, block_size, num_kv_heads, head_size, cache_dtype_str="auto"): ...
+
+    @classmethod
+    def supports_sink(cls) -> bool:
+        return False
+
+
+class AttentionMetadataBuilder(ABC, Generic[T]):
+    @abstractmethod
+    def __init__(self, kv_cache_spec, layer_names, vllm_config, device) -> None:
+        self.device = device
+
+    @abstractmethod
+    def build(self, common_prefix_len, common_attn_metadata, fast_build=False) -> T: ...
+
+
+class AttentionImpl(ABC, Generic[T]):
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        return super().__new__(cls)
+
+    @abstractmethod
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+    @abstractmethod
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor: ...
+
+
+class AttentionBackendEnum(Enum):
+    FLASH_ATTN = "vllm.v1.attention.backends.flash_attn.FlashAttentionBackend"
+    CUSTOM = None
+
+    def is_overridden(self) -> bool:
+        return self in PATHS
+
+    def get_class(self) -> type:
+        module, _, name = PATHS[self].rpartition(".")
+        return getattr(importlib.import_module(module), name)
+
+
+PATHS: dict[AttentionBackendEnum, str] = {}
+
+
+def register_backend(backend: AttentionBackendEnum, class_path: str) -> None:
+    PATHS[backend] = class_path
+
+
+def install(monkeypatch: Any) -> None:
+    """Make `import vllm...` find this file's classes."""
+    names = ["vllm", "vllm.v1", "vllm.v1.attention", "vllm.v1.attention.backend"]
+    names += ["vllm.v1.attention.backends", "vllm.v1.attention.backends.registry"]
+    for name in names:
+        module = ModuleType(name)
+        vars(module).update({key: value for key, value in globals().items() if not key.startswith("__")})
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.delitem(sys.modules, "warpattn.integrations.vllm", raising=False)
+    PATHS.clear()
+
+
+class Engine:
+    """A cache of pages and the bookkeeping of requests, for one layer: what an engine does around attention."""
+
+    def __init__(self, backend: Any, shape: tuple[int, int, int], dtype: torch.dtype, pages: int = 64) -> None:
+        self.heads_q, self.heads_kv, self.dim = shape
+        self.size, self.dtype = 16, dtype
+        self.cache = torch.zeros(backend.get_kv_cache_shape(pages, self.size, self.heads_kv, self.dim), dtype=dtype)
+        self.free = torch.randperm(pages - 1).add(1).tolist()  # page 0 belongs to nobody
+        self.tables: dict[str, list[int]] = {}
+        self.history: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def step(self, new: dict[str, int], known_lengths: bool = True) -> tuple[CommonAttentionMetadata, Tensor, Any, Any]:
+        """(batch, queries, keys, values) of `new` tokens per request; the history keeps what they are."""
+        qkv = [
+            torch.randn(sum(new.values()), h, self.dim).to(self.dtype) for h in (self.heads_q,) + (self.heads_kv,) * 2
+        ]
+        starts, slots, lengths, at = [0], [], [], 0
+        for name, count in new.items():
+            pair = (qkv[1][at : at + count], qkv[2][at : at + count])
+            old = self.history.get(name)
+            before = 0 if old is None else len(old[0])
+            self.history[name] = pair if old is None else tuple(torch.cat(both) for both in zip(old, pair, strict=True))
+            table = self.tables.setdefault(name, [])
+            while len(table) * self.size < before + count:
+                table.append(self.free.pop())
+            slots += [table[t // self.size] * self.size + t % self.size for t in range(before, before + count)]
+            lengths.append(before + count)
+            at += count
+            starts.append(at)
+        width = max(map(len, self.tables.values())) + 1
+        rows = [
+            self.tables[name] + [-7] * (width - len(self.tables[name])) for name in new
+        ]  # vLLM leaves rubbish there
+        index = {"dtype": torch.int32}
+        seq_lens = torch.tensor(lengths, **index)
+        batch = CommonAttentionMetadata(
+            query_start_loc=torch.tensor(starts, **index),
+            query_start_loc_cpu=torch.tensor(starts, **index),
+            seq_lens=seq_lens,
+            num_reqs=len(new),
+            num_actual_tokens=at,
+            max_query_len=max(new.values()),
+            max_seq_len=max(lengths),
+            block_table_tensor=torch.tensor(rows, **index),
+            slot_mapping=torch.tensor(slots),
+            seq_lens_cpu_upper_bound=seq_lens.clone() if known_lengths else None,
+        )
+        return batch, *qkv
