@@ -24,11 +24,13 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
     tma,
 )
 
+from ..nvidia.kv_ring import KVConsumerPipeline, KVProducerPipeline
 from ..nvidia.pipelines import KVPipeline, make_kv_pipeline
+from ..nvidia.tma_ring import KVConsumerRings, KVProducerRings, TMAConsumerPipeline, make_tma_producer
 from ..pieces.apply import Modifiers
 from ..pieces.span import TileSpan
 from ..pieces.tiles import Tile
-from .layouts import box_layout, element_type, lanes, query_box
+from .layouts import STORE_COLUMNS, box_layout, element_type, lanes, query_box, slot_box, stacked
 
 
 @gluon.aggregate
@@ -54,14 +56,6 @@ class Work:
 
 
 @gluon.aggregate
-class Rings:
-    """K and V tiles. With one shared ring both are the same slots, K in the even turns and V in the odd ones."""
-
-    k: KVPipeline
-    v: KVPipeline
-
-
-@gluon.aggregate
 class Barriers:
     s_consumer: gl.shared_memory_descriptor  # [4, 1]: wg * 2 + part
     c_producer: gl.shared_memory_descriptor  # [2, 1]
@@ -83,7 +77,8 @@ class Memory:
 class Context:
     tensors: Tensors
     memory: Memory
-    rings: Rings
+    k: KVPipeline  # slots of K, or of K and V in turn
+    v: KVPipeline  # slots of V; those of K and V where they share a ring
     bars: Barriers
     work: Work
     tile: Tile
@@ -101,7 +96,7 @@ def make_memory(config: gl.constexpr):
     """Shared memory of Q and the scales, and all of tensor memory."""
     dtype: gl.constexpr = element_type(config.dtype)
     box: gl.constexpr = query_box(config, config.padded_qk_depth)
-    q = gl.allocate_shared_memory(dtype, [2, box[0], box[1], box[2], box[3]], box_layout(box, dtype))
+    q = gl.allocate_shared_memory(dtype, stacked(2, box), box_layout(box, dtype))
     scales = gl.allocate_shared_memory(gl.float32, [2, config.BM_q], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     s = allocate_tensor_memory(gl.float32, [2, config.BM_q, config.BN], lanes(config.BN))
     o = allocate_tensor_memory(gl.float32, [2, config.BM_q, config.padded_ov_depth], lanes(config.padded_ov_depth))
@@ -129,39 +124,56 @@ def _pair(count: gl.constexpr):
 
 @gluon.jit
 def make_rings(config: gl.constexpr):
-    """Slots of K and V with their barriers: full on one arrival and the bytes, empty on a commit of the MMA warp."""
+    """(K ring, V ring), both the same one if the config says so."""
     dtype: gl.constexpr = element_type(config.dtype)
-    k_box: gl.constexpr = [1, config.BN, 1, config.padded_qk_depth]
-    v_box: gl.constexpr = [1, config.BN, 1, config.padded_ov_depth]
-    stages: gl.constexpr = config.num_kv_stages
-    k_smem = gl.allocate_shared_memory(dtype, [stages, 1, k_box[1], 1, k_box[3]], box_layout(k_box, dtype))
-    k = make_kv_pipeline(k_smem, stages)
-    k.init()
     if config.use_shared_kv:
-        return Rings(k, k)
+        k = _ring(config.num_kv_stages, slot_box(config), dtype)
+        return k, k
     else:
-        v_smem = gl.allocate_shared_memory(dtype, [stages, 1, v_box[1], 1, v_box[3]], box_layout(v_box, dtype))
-        v = make_kv_pipeline(v_smem, stages)
-        v.init()
-        return Rings(k, v)
+        k = _ring(config.num_kv_stages, [1, config.BN, 1, config.padded_qk_depth], dtype)
+        v = _ring(config.num_kv_stages, [1, config.BN, 1, config.padded_ov_depth], dtype)
+        return k, v
 
 
 @gluon.jit
-def first_value_slot(k_state, config: gl.constexpr):
-    """Slot of the first V tile, given that of the first K tile."""
-    if config.use_shared_kv:
-        return k_state.step()
-    else:
-        return k_state
+def _ring(stages: gl.constexpr, box: gl.constexpr, dtype: gl.constexpr):
+    ring = make_kv_pipeline(gl.allocate_shared_memory(dtype, stacked(stages, box), box_layout(box, dtype)), stages)
+    ring.init()
+    return ring
 
 
 @gluon.jit
-def next_slot(state, config: gl.constexpr):
-    """Slot of the next tile of the same operand: in a shared ring every other slot is the other operand's."""
+def producer(ctx):
+    """The load warp's side of the rings."""
+    config: gl.constexpr = ctx.config
     if config.use_shared_kv:
-        return state.step().step()
+        return KVProducerPipeline(ctx.k, config.v_bytes)
     else:
-        return state.step()
+        k = make_tma_producer(ctx.k, True, config.k_chunk_bytes)
+        return KVProducerRings(k, make_tma_producer(ctx.v, False, config.v_bytes))
+
+
+@gluon.jit
+def consumer(ctx):
+    """The MMA warp's side of the rings."""
+    if ctx.config.use_shared_kv:
+        return KVConsumerPipeline(ctx.k)
+    else:
+        return KVConsumerRings(TMAConsumerPipeline(ctx.k, True), TMAConsumerPipeline(ctx.v, False))
+
+
+@gluon.jit
+def key_view(slot, columns: gl.constexpr, config: gl.constexpr):
+    """A K or V tile [1, BN, 1, columns] in a slot, which is larger where the head dims differ."""
+    if len(slot.shape) == 4:
+        return slot
+    else:
+        dtype: gl.constexpr = element_type(config.dtype)
+        box: gl.constexpr = [1, config.BN, 1, columns]
+        if columns > STORE_COLUMNS:
+            return slot.reinterpret(dtype, box, box_layout(box, dtype))
+        else:
+            return slot.index(0)
 
 
 @gluon.jit

@@ -10,7 +10,7 @@ from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shar
 
 from ..pieces.softmax import LN_2, LOG2_E, exponent
 from .context import row_place
-from .layouts import STORE_COLUMNS, box_layout, element_type, query_box, row_layout
+from .layouts import STORE_COLUMNS, box_layout, element_type, query_box, row_layout, stacked
 
 
 @gluon.jit
@@ -55,8 +55,7 @@ def store_blocks(ctx, factor, wg: gl.constexpr):
     dtype: gl.constexpr = element_type(config.dtype)
     box: gl.constexpr = query_box(config, STORE_COLUMNS)
     slots: gl.constexpr = config.padded_qk_depth // STORE_COLUMNS
-    shape: gl.constexpr = [slots, box[0], box[1], box[2], box[3]]
-    staging = ctx.memory.q.index(wg).reinterpret(dtype, shape, box_layout(box, dtype))
+    staging = ctx.memory.q.index(wg).reinterpret(dtype, stacked(slots, box), box_layout(box, dtype))
     row = ctx.tile.row + wg * (config.BM_eff // 2)
     for i in gl.static_range(config.padded_ov_depth // STORE_COLUMNS):
         values = ctx.memory.o.index(wg).slice(i * STORE_COLUMNS, STORE_COLUMNS).load()

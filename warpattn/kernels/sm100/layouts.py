@@ -21,6 +21,19 @@ def query_box(config, cols):
 
 
 @gluon.constexpr_function
+def slot_box(config):
+    """A slot that K and V tiles take in turn: a tile, or the column blocks of the wider where their head dims differ."""
+    qk, ov = config.padded_qk_depth, config.padded_ov_depth
+    return [1, config.BN, 1, qk] if qk == ov else [max(qk, ov) // 64, 1, config.BN, 1, 64]
+
+
+@gluon.constexpr_function
+def stacked(count, box):
+    """`count` boxes, one after the other."""
+    return [count, *box]
+
+
+@gluon.constexpr_function
 def box_layout(box, dtype):
     """Swizzled layout of a box as TMA writes it and the tensor core reads it."""
     return gl.NVMMASharedLayout.get_default_for(list(box), dtype)

@@ -4,8 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import mbarrier, tma
 
-from ..nvidia.pipelines import producer_state
-from .context import first_value_slot, next_slot
+from .context import key_view, producer
 
 
 @gluon.jit
@@ -13,24 +12,18 @@ def load_role(ctx):
     """Feed the keys of the tile's span, in its order; nothing where the tile has no rows."""
     config: gl.constexpr = ctx.config
     if ctx.tiles > 0:
-        k_state = producer_state(config.num_kv_stages)
-        v_state = first_value_slot(k_state, config)
+        ring = producer(ctx)
+        state = ring.start()
         key_tile = ctx.span.key_tile(0)
-        full = ctx.rings.k.producer_acquire(k_state)
-        mbarrier.expect(full, config.q_bytes + config.k_chunk_bytes)
-        load_q(ctx, 0, full)
-        load_k(ctx, key_tile, full, k_state)
+        state = load_k(ctx, ring, state, key_tile, True)
         second = ctx.bars.q_producer.index(1)
         mbarrier.expect(second, config.q_bytes)
         load_q(ctx, 1, second)
         for i in range(1, ctx.tiles):
-            v_state = load_v(ctx, key_tile, v_state)
-            k_state = next_slot(k_state, config)
+            state = load_v(ctx, ring, state, key_tile)
             key_tile = ctx.span.key_tile(i)
-            full = ctx.rings.k.producer_acquire(k_state)
-            mbarrier.expect(full, config.k_chunk_bytes)
-            load_k(ctx, key_tile, full, k_state)
-        load_v(ctx, key_tile, v_state)
+            state = load_k(ctx, ring, state, key_tile, False)
+        load_v(ctx, ring, state, key_tile)
 
 
 @gluon.jit
@@ -41,16 +34,30 @@ def load_q(ctx, wg: gl.constexpr, full):
 
 
 @gluon.jit
-def load_k(ctx, key_tile, full, state):
-    coord = [ctx.tile.b, key_tile * ctx.config.BN, ctx.work.kv_head, 0]
-    tma.async_load(ctx.tensors.k, coord, full, ctx.rings.k.tile(state))
+def load_k(ctx, ring, state, key_tile, with_q: gl.constexpr):
+    """A K tile, the first one with the first query tile; returns the state after it."""
+    config: gl.constexpr = ctx.config
+    ring.acquire_k(state)
+    full, slot = ring.get_k(state, expect=False)
+    if with_q:
+        mbarrier.expect(full, config.q_bytes + config.k_chunk_bytes)
+        load_q(ctx, 0, full)
+    else:
+        mbarrier.expect(full, config.k_chunk_bytes)
+    load_keys(ctx, ctx.tensors.k, key_tile, full, key_view(slot, config.padded_qk_depth, config))
+    return ring.commit_k(state)
 
 
 @gluon.jit
-def load_v(ctx, key_tile, state):
-    """The values of a key tile; returns the slot of the next one."""
-    full = ctx.rings.v.producer_acquire(state)
-    mbarrier.expect(full, ctx.config.v_bytes)
-    coord = [ctx.tile.b, key_tile * ctx.config.BN, ctx.work.kv_head, 0]
-    tma.async_load(ctx.tensors.v, coord, full, ctx.rings.v.tile(state))
-    return next_slot(state, ctx.config)
+def load_v(ctx, ring, state, key_tile):
+    """A V tile; returns the state after it."""
+    ring.acquire_v(state)
+    full, slot = ring.get_v(state)
+    load_keys(ctx, ctx.tensors.v, key_tile, full, key_view(slot, ctx.config.padded_ov_depth, ctx.config))
+    return ring.commit_v(state)
+
+
+@gluon.jit
+def load_keys(ctx, desc, key_tile, full, smem):
+    """BN rows of K or V."""
+    tma.async_load(desc, [ctx.tile.b, key_tile * ctx.config.BN, ctx.work.kv_head, 0], full, smem)

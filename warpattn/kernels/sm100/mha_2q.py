@@ -59,9 +59,9 @@ def mha_2q_kernel(
     span = tile_span(mods.key_span(tile, work, config.BM_eff), config.BN)
     tensors = Tensors(q_desc, k_desc, v_desc, o_desc, lse_ptr, sinks_ptr)
     memory = make_memory(config)
-    rings = make_rings(config)
+    k, v = make_rings(config)
     bars = make_barriers()
-    ctx = Context(tensors, memory, rings, bars, work, tile, span, span.total, mods, scale, config, has_sinks, has_lse)
+    ctx = Context(tensors, memory, k, v, bars, work, tile, span, span.total, mods, scale, config, has_sinks, has_lse)
     fence_async_shared()
     gl.warp_specialize(
         [

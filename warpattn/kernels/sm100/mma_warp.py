@@ -13,55 +13,50 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import tcgen05_commit, tcgen05_mma
 
-from ..nvidia.pipelines import consumer_state
-from .context import first_value_slot, next_slot, p_tile
+from .context import consumer, key_view, p_tile
 from .signals import await_signal
 
 
 @gluon.jit
 def mma_role(ctx):
     """All products of the tile, in the order above."""
-    config: gl.constexpr = ctx.config
     if ctx.tiles > 0:
-        rings = ctx.rings
-        k_state = consumer_state(config.num_kv_stages)
-        v_state = first_value_slot(k_state, config)
-        rings.k.consumer_wait(k_state)
-        multiply_qk(ctx, 0, k_state)
+        ring = consumer(ctx)
+        state = ring.start()
+        ring.wait_k(state)
+        multiply_qk(ctx, 0, ring.k_tile(state))
         await_signal(ctx.bars.q_producer.index(1), 0)
-        multiply_qk(ctx, 1, k_state)
-        rings.k.consumer_release(k_state)
-        rings.v.consumer_wait(v_state)
-        multiply_pv(ctx, 0, v_state, 0)
+        multiply_qk(ctx, 1, ring.k_tile(state))
+        state = ring.release_k(state)
+        state = ring.wait_v(state)
+        multiply_pv(ctx, 0, ring.v_tile(state), 0)
         for n in range(1, ctx.tiles):
-            k_state = next_slot(k_state, config)
-            rings.k.consumer_wait(k_state)
-            multiply_qk(ctx, 0, k_state)
-            multiply_pv(ctx, 1, v_state, n - 1)
-            rings.v.consumer_release(v_state)
-            multiply_qk(ctx, 1, k_state)
-            rings.k.consumer_release(k_state)
-            v_state = next_slot(v_state, config)
-            rings.v.consumer_wait(v_state)
-            multiply_pv(ctx, 0, v_state, n)
-        multiply_pv(ctx, 1, v_state, ctx.tiles - 1)
+            ring.wait_k(state)
+            multiply_qk(ctx, 0, ring.k_tile(state))
+            multiply_pv(ctx, 1, ring.v_tile(state), n - 1)
+            ring.release_v(state)
+            multiply_qk(ctx, 1, ring.k_tile(state))
+            state = ring.release_k(state)
+            state = ring.wait_v(state)
+            multiply_pv(ctx, 0, ring.v_tile(state), n)
+        multiply_pv(ctx, 1, ring.v_tile(state), ctx.tiles - 1)
 
 
 @gluon.jit
-def multiply_qk(ctx, wg: gl.constexpr, k_state):
-    """S = Q·Kᵀ of one query tile with the K tile of a slot."""
+def multiply_qk(ctx, wg: gl.constexpr, k):
+    """S = Q·Kᵀ of one query tile with the K tile in a slot."""
     config: gl.constexpr = ctx.config
     q = ctx.memory.q.index(wg).reshape([config.BM_q, config.padded_qk_depth])
-    k = ctx.rings.k.tile(k_state).reshape([config.BN, config.padded_qk_depth]).permute((1, 0))
+    k = key_view(k, config.padded_qk_depth, config).reshape([config.BN, config.padded_qk_depth]).permute((1, 0))
     tcgen05_mma(q, k, ctx.memory.s.index(wg), use_acc=False)
     tcgen05_commit(ctx.bars.s_producer.index(wg))
 
 
 @gluon.jit
-def multiply_pv(ctx, wg: gl.constexpr, v_state, n):
+def multiply_pv(ctx, wg: gl.constexpr, v, n):
     """O += P·V of key tile number `n`, as soon as the parts of P are written; the first one replaces O."""
     config: gl.constexpr = ctx.config
-    v = ctx.rings.v.tile(v_state).reshape([config.BN, config.padded_ov_depth])
+    v = key_view(v, config.padded_ov_depth, config).reshape([config.BN, config.padded_ov_depth])
     p = p_tile(ctx.memory, wg, config)
     o = ctx.memory.o.index(wg)
     half: gl.constexpr = config.BN // 2
