@@ -39,9 +39,10 @@ def decode_kernel(
 ):
     """Attention of a few query tokens.
 
-    q, out: (pointer, strides of batch, token, head in units of 8 elements). k, v: (descriptor,), or the same. keys: (lengths, table, its row stride).
-    workspace: (partial outputs, partial log2 denominators, rows of a slot, tickets). shape: see `Grid`. functions:
-    (keep, span, score), see `Modifiers`. Grid: any number of CTAs that the workspace has slots for.
+    q, out: (pointer, strides of batch, token, head in units of 8 elements). k, v: (descriptor,), or the same.
+    keys: (lengths, table, its row stride). workspace: (partial outputs, partial log2 denominators, rows of a slot,
+    tickets). shape: see `Grid`. functions: (keep, span, score), see `Modifiers`. Grid: any number of CTAs that the
+    workspace has slots for.
     """
     work = Grid(shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], shape[6], shape[7])
     mods = Modifiers(functions[0], functions[1], functions[2], mask_args, score_args)

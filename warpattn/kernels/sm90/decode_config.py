@@ -42,7 +42,7 @@ class DecodeConfig:
     uniform: bool = False  # every head of the batch has equally many key tiles: nothing to add up
     plan_width: int = 128  # sequences whose lengths are added up at once
     consumer_registers: int = 240
-    producer_registers: int = 40
+    producer_registers: int = 96
 
     @cached_property
     def padded_qk(self) -> int:
