@@ -173,7 +173,7 @@ def key_view(slot, columns: gl.constexpr, config: gl.constexpr):
         if columns > STORE_COLUMNS:
             return slot.reinterpret(dtype, box, box_layout(box, dtype))
         else:
-            return slot.index(0)
+            return slot.reinterpret(dtype, slot.shape, box_layout(box, dtype)).index(0)
 
 
 @gluon.jit

@@ -1,0 +1,162 @@
+"""SM100 1Q: Blackwell attention with one query tile of 128 rows a CTA, for short prompts and split keys.
+
+The two softmax warpgroups work on the same rows. Key tiles alternate between them, even ones through S0 and O0, odd
+ones through S1 and O1, so the tensor core is as busy as with two query tiles; at the end the accumulators are combined.
+
+      load warp        Q, K, V by TMA ──▶ shared memory                              (mha_1q_roles.py)
+      MMA warp         S0, S1 = Q·K in turn, O0, O1 += P·V                           (mha_1q_roles.py)
+      softmax 0, 1     S ──▶ P of every other key tile; then the combination          (mha_1q_softmax.py)
+      correction       O *= scale where the softmax's reference moved                (mha_1q_roles.py)
+
+With `splitk_partitions` the key tiles of a query tile are shared out over that many CTAs (split.py), whose results
+another kernel combines (split_combine.py).
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.blackwell import allocate_tensor_memory, fence_async_shared, mbarrier
+
+from ..nvidia.kv_ring import KVConsumerPipeline, KVProducerPipeline
+from ..nvidia.pipelines import make_kv_pipeline
+from ..nvidia.tma_ring import KVConsumerRings, KVProducerRings, TMAConsumerPipeline, make_tma_producer
+from ..pieces.apply import Modifiers
+from ..pieces.span import tile_span
+from ..pieces.tiles import Tile
+from .context import Barriers, Memory, Tensors, Work, make_barriers
+from .layouts import box_layout, element_type, lanes, query_box
+from .mha_1q_roles import correction_role, load_role, mma_role
+from .mha_1q_softmax import softmax_0, softmax_1
+from .split import TileRun, window
+
+SOFTMAX_REGISTERS = gl.constexpr(192)
+ISSUE_REGISTERS = gl.constexpr(40)
+
+
+@gluon.aggregate
+class Context:
+    """What every role can see. `span` is what the softmax of a warpgroup goes through, `run` what the CTA does."""
+
+    tensors: Tensors
+    memory: Memory  # q: [chunks, *query box]
+    bars: Barriers
+    combine_bars: gl.shared_memory_descriptor  # [2, 1]: a warpgroup's maximum and sum are written
+    work: Work
+    tile: Tile
+    out_batch: gl.tensor  # batch of the output, partitions counted as batches of their own
+    run: TileRun
+    span: TileRun
+    mods: Modifiers
+    scale: gl.tensor  # softmax scale, fp32
+    config: gl.constexpr
+    has_sinks: gl.constexpr
+    has_lse: gl.constexpr
+
+    @gluon.jit
+    def of_warpgroup(self, wg: gl.constexpr):
+        """The context with the key tiles of one softmax warpgroup."""
+        return Context(
+            self.tensors, self.memory, self.bars, self.combine_bars, self.work, self.tile, self.out_batch, self.run,
+            self.run.every_other(wg), self.mods, self.scale, self.config, self.has_sinks, self.has_lse,
+        )  # fmt: skip
+
+    @gluon.jit
+    def row_place(self, rows):
+        """(query in its sequence, query head) of rows of the tile."""
+        config: gl.constexpr = self.config
+        if config.fuse_gqa:
+            return self.tile.row + rows // config.group, self.tile.h + rows % config.group
+        else:
+            return self.tile.row + rows, self.tile.h + gl.zeros_like(rows)
+
+
+@gluon.jit
+def make_memory(config: gl.constexpr):
+    """Shared memory of Q's chunks and of the scales, and all of tensor memory."""
+    dtype: gl.constexpr = element_type(config.dtype)
+    box: gl.constexpr = query_box(config, config.BK0)
+    q = gl.allocate_shared_memory(
+        dtype, [config.num_qk_stages, box[0], box[1], box[2], box[3]], box_layout(box, dtype)
+    )
+    scales = gl.allocate_shared_memory(gl.float32, [2, config.BM_q], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    s = allocate_tensor_memory(gl.float32, [2, config.BM_q, config.BN], lanes(config.BN))
+    o = allocate_tensor_memory(gl.float32, [2, config.BM_q, config.padded_ov_depth], lanes(config.padded_ov_depth))
+    return Memory(q, scales, s, o)
+
+
+@gluon.jit
+def make_rings(config: gl.constexpr):
+    """(load warp's side, MMA warp's side) of the K/V ring or rings, initialised."""
+    dtype: gl.constexpr = element_type(config.dtype)
+    stages: gl.constexpr = config.num_kv_stages
+    chunks: gl.constexpr = config.num_qk_stages
+    k_box: gl.constexpr = [1, config.BN, 1, config.BK0]
+    v_box: gl.constexpr = [1, config.BN, 1, config.padded_ov_depth]
+    k_smem = gl.allocate_shared_memory(dtype, [stages * chunks, 1, config.BN, 1, k_box[3]], box_layout(k_box, dtype))
+    k = make_kv_pipeline(k_smem, stages, chunks)
+    k.init()
+    if config.use_shared_kv:
+        return KVProducerPipeline(k, config.k_chunk_bytes), KVConsumerPipeline(k)
+    else:
+        v_smem = gl.allocate_shared_memory(dtype, [stages, 1, config.BN, 1, v_box[3]], box_layout(v_box, dtype))
+        v = make_kv_pipeline(v_smem, stages)
+        v.init()
+        k_producer = make_tma_producer(k, True, config.k_chunk_bytes)
+        producer = KVProducerRings(k_producer, make_tma_producer(v, False, config.v_bytes))
+        return producer, KVConsumerRings(TMAConsumerPipeline(k, True), TMAConsumerPipeline(v, False))
+
+
+@gluon.jit
+def mha_1q_kernel(
+    q_desc,
+    k_desc,
+    v_desc,
+    o_desc,
+    lse_ptr,
+    sinks_ptr,
+    scale,
+    shape,
+    mask_args,
+    score_args,
+    config: gl.constexpr,
+    functions: gl.constexpr,
+    has_sinks: gl.constexpr,
+    has_lse: gl.constexpr,
+    group: gl.constexpr,
+):
+    """Attention forward of a dense problem, or a partition of it.
+
+    `shape` is (seq_q, seq_k, heads_q, query tiles); `functions` is (keep, span, score), see `Modifiers`; `group` query
+    heads share a key head. Grid: (query tiles * partitions, key heads if the config fuses heads else query heads,
+    batch). With partitions `o_desc` and `lse_ptr` are the workspace's, see split_combine.py.
+    """
+    heads: gl.constexpr = config.group if config.fuse_gqa else 1
+    partitions: gl.constexpr = config.splitk_partitions
+    number = gl.program_id(0) // partitions
+    partition = gl.program_id(0) - number * partitions
+    head = gl.program_id(1) * heads
+    tile = Tile(gl.program_id(2), head, (shape[3] - 1 - number) * config.BM_eff)
+    work = Work(shape[0], shape[1], shape[2], head // group)
+    mods = Modifiers(functions[0], functions[1], functions[2], mask_args, score_args)
+    run = window(tile_span(mods.key_span(tile, work, config.BM_eff), config.BN), partition, partitions)
+    combine_bars = mbarrier.allocate_mbarrier(batch=2)
+    for wg in gl.static_range(2):
+        mbarrier.init(combine_bars.index(wg), count=4)
+    producer, consumer = make_rings(config)
+    out_batch = partition * gl.num_programs(2) + tile.b
+    tensors = Tensors(q_desc, k_desc, v_desc, o_desc, lse_ptr, sinks_ptr)
+    ctx = Context(
+        tensors, make_memory(config), make_barriers(), combine_bars, work, tile, out_batch, run, run, mods, scale,
+        config, has_sinks, has_lse,
+    )  # fmt: skip
+    fence_async_shared()
+    gl.warp_specialize(
+        [
+            (correction_role, (ctx,)),
+            (softmax_0, (ctx,)),
+            (softmax_1, (ctx,)),
+            (mma_role, (ctx, consumer)),
+            (load_role, (ctx, producer)),
+        ],
+        [4, 4, 1, 1],
+        [SOFTMAX_REGISTERS, SOFTMAX_REGISTERS, ISSUE_REGISTERS, ISSUE_REGISTERS],
+    )

@@ -1,0 +1,179 @@
+"""Softmax warpgroup of the 1Q kernel: the same 128 rows as the other one, over every other key tile.
+
+Each ends with an accumulator, a reference maximum and a sum of its own. They put maximum and sum where S was, read the
+other's, and share the columns of the output between them:
+
+      m0, l0, O0 ─┐            m = max(m0, m1)     f = 2^(m - m*)
+                  ├── combine  l = f0·l0 + f1·l1                      ─▶ (f0·O0 + f1·O1) / l
+      m1, l1, O1 ─┘
+
+With one key tile there is no O1 to add. A partition of a split sends the result on in fp32 with its base-2 LSE.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.blackwell import (
+    TensorMemoryLayout,
+    fence_async_shared,
+    fma2,
+    mul2,
+    tma,
+)
+
+from ..pieces.softmax import LOG2_E, exponent
+from .epilogue import finish
+from .layouts import box_layout, element_type, query_box, row_layout
+from .signals import await_signal, signal
+from .softmax_warp import RowState, exponent_scale, softmax_tile
+
+
+@gluon.jit
+def softmax_0(ctx):
+    softmax_role(ctx, ctx.of_warpgroup(0), 0)
+
+
+@gluon.jit
+def softmax_1(ctx):
+    softmax_role(ctx, ctx.of_warpgroup(1), 1)
+
+
+@gluon.jit
+def softmax_role(ctx, mine, wg: gl.constexpr):
+    """This warpgroup's key tiles (`mine` is the context with them alone), then its share of the output."""
+    config: gl.constexpr = ctx.config
+    m = gl.full([config.BM_q], -float("inf"), gl.float32, row_layout())
+    state = RowState(m, gl.zeros_like(m))
+    if ctx.run.total > 0:
+        for n in range(mine.span.total):
+            state = softmax_tile(mine, state, n, wg)
+        await_signal(ctx.bars.o_producer.index(wg), (mine.span.total - 1) & 1, mine.span.total > 0)
+        store_combined(ctx, state, wg)
+    else:
+        store_nothing(ctx, wg)
+
+
+@gluon.jit
+def store_combined(ctx, state, wg: gl.constexpr):
+    """Combine with the other warpgroup and write this one's columns of the output; warpgroup 0 writes the LSE."""
+    config: gl.constexpr = ctx.config
+    put_rows(row_slot(ctx, wg, 0), state.m)
+    put_rows(row_slot(ctx, wg, 1), state.l)
+    signal(ctx.combine_bars.index(wg))
+    await_signal(ctx.combine_bars.index(1 - wg), 0)
+    m_other = get_rows(row_slot(ctx, 1 - wg, 0))
+    l_other = get_rows(row_slot(ctx, 1 - wg, 1))
+    c = exponent_scale(ctx)
+    m = gl.maximum(state.m, m_other)
+    own = gl.exp2(exponent(state.m, c) - exponent(m, c))
+    other = gl.exp2(exponent(m_other, c) - exponent(m, c))
+    rows = gl.arange(0, config.BM_q, row_layout())
+    sink = 0.0
+    if ctx.has_sinks:
+        sink = gl.load(ctx.tensors.sinks + ctx.row_place(rows)[1])
+    factor, lse = finish(m, state.l * own + l_other * other, c, sink, ctx.has_sinks)
+    if wg == 0:
+        store_lse(ctx, rows, lse)
+        store_output(ctx, own * factor, other * factor, wg)
+    else:
+        store_output(ctx, other * factor, own * factor, wg)
+
+
+@gluon.jit
+def store_nothing(ctx, wg: gl.constexpr):
+    """What a partition without keys has to say: an LSE of -inf and zeros."""
+    rows = gl.arange(0, ctx.config.BM_q, row_layout())
+    zero = gl.zeros([ctx.config.BM_q], gl.float32, row_layout())
+    if wg == 0:
+        store_lse(ctx, rows, zero - float("inf"))
+    store_output(ctx, zero, zero, wg)
+
+
+@gluon.jit
+def store_lse(ctx, rows, lse):
+    """Natural log for the caller, as (batch, heads, queries); base 2 for a combination, as (part, batch, queries,
+    heads)."""
+    config: gl.constexpr = ctx.config
+    if ctx.has_lse:
+        queries, heads = ctx.row_place(rows)
+        batch = ctx.out_batch.to(gl.int64)
+        if config.splitk_partitions > 1:
+            row = (batch * ctx.work.seq_q + queries) * ctx.work.heads_q + heads
+            lse = lse * LOG2_E
+        else:
+            row = (batch * ctx.work.heads_q + heads) * ctx.work.seq_q + queries
+        gl.store(ctx.tensors.lse + row, lse, mask=queries < ctx.work.seq_q)
+
+
+@gluon.jit
+def store_output(ctx, f0, f1, wg: gl.constexpr):
+    """f0 · O0 + f1 · O1 (`f0`, `f1` [128]), in blocks of 128 bytes a row through the room of Q, by TMA.
+
+    Blocks take turns between the warpgroups, and so do the blocks' places; where Q has room for one, warpgroup 0 does
+    it all."""
+    config: gl.constexpr = ctx.config
+    dtype: gl.constexpr = out_type(config)
+    cols: gl.constexpr = out_columns(config)
+    box: gl.constexpr = query_box(config, cols)
+    slots: gl.constexpr = config.q_bytes // (128 * config.BM_q)
+    turns: gl.constexpr = 2 if slots > 1 else 1
+    staging = ctx.memory.q.reinterpret(dtype, [slots, box[0], box[1], box[2], box[3]], box_layout(box, dtype))
+    for i in gl.static_range(config.padded_ov_depth // cols):
+        if i % turns == wg:
+            if i >= slots:
+                tma.store_wait(0)
+                gl.barrier()
+            block = staging.index(i % slots)
+            block.reshape([config.BM_q, cols]).store(output_block(ctx, f0, f1, i, cols).to(dtype))
+            fence_async_shared()
+            gl.barrier()
+            tma.async_store(ctx.tensors.o, [ctx.out_batch, ctx.tile.row, ctx.tile.h, i * cols], block)
+    tma.store_wait(0)
+
+
+@gluon.jit
+def output_block(ctx, f0, f1, i: gl.constexpr, cols: gl.constexpr):
+    """Columns i · cols … of the combined output [128, cols]; accumulators that nothing was added to are not read."""
+    layout: gl.constexpr = ctx.memory.o.index(0).slice(i * cols, cols).get_reg_layout()
+    values = gl.zeros([ctx.config.BM_q, cols], gl.float32, layout)
+    if ctx.run.total > 0:
+        values = mul2(ctx.memory.o.index(0).slice(i * cols, cols).load(layout), column(f0, layout))
+    if ctx.run.total > 1:
+        values = fma2(ctx.memory.o.index(1).slice(i * cols, cols).load(layout), column(f1, layout), values)
+    return values
+
+
+@gluon.jit
+def column(rows, layout: gl.constexpr):
+    """One value a row [128] as a column of a tile."""
+    return gl.convert_layout(rows, gl.SliceLayout(1, layout), assert_trivial=True)[:, None]
+
+
+@gluon.jit
+def row_slot(ctx, wg: gl.constexpr, which: gl.constexpr):
+    """A column of tensor memory over a warpgroup's S, which is not needed any more."""
+    slot = ctx.memory.s.index(wg).slice(which, 1)
+    return slot.reinterpret(gl.float32, [ctx.config.BM_q, 1], TensorMemoryLayout([128, 1], 1))
+
+
+@gluon.jit
+def put_rows(slot, rows):
+    layout: gl.constexpr = slot.get_reg_layout()
+    slot.store(column(rows, layout))
+
+
+@gluon.jit
+def get_rows(slot):
+    values = slot.load(slot.get_reg_layout())
+    return gl.convert_layout(gl.max(values, 1), row_layout(), assert_trivial=True)
+
+
+@gluon.constexpr_function
+def out_type(config):
+    """Parts of a split go out in fp32."""
+    return gl.float32 if config.splitk_partitions > 1 else element_type(config.dtype)
+
+
+@gluon.constexpr_function
+def out_columns(config):
+    """Columns of an output block: 128 bytes, one swizzle atom."""
+    return 32 if config.splitk_partitions > 1 else 64
