@@ -5,9 +5,9 @@
       KVBufferRing   DRAM ─────DMA─────▶ LDS ─▶ registers     two or more slots, waits for the oldest load only
 
 load_from_dram starts a load, copy_to_shared (for DMA: a wait) makes a strip readable, load_from_shared reads the
-operand of a product. Waves meet between these: where a strip becomes readable and before it is overwritten, the compiler
-puts s_barrier (its analysis of shared memory; `gcn` checks the outcome), so acquire and release need no words here.
-Keys past the end and columns past the head dim are zeros: the lanes' buffer loads get an offset out of bounds.
+operand of a product. Waves meet between these: where a strip becomes readable and before it is overwritten, the
+compiler puts s_barrier (its analysis of shared memory; `gcn` checks the outcome), so acquire and release need no words
+here. Keys past the end and columns past the head dim are zeros: the lanes' buffer loads get an offset out of bounds.
 """
 
 from triton.experimental import gluon
@@ -200,6 +200,4 @@ def shared_layout(config):
 @gluon.jit
 def allocate(config: gl.constexpr, dtype: gl.constexpr):
     """LDS of a buffer."""
-    return gl.allocate_shared_memory(
-        dtype, [config.slots, config.btile[0], config.btile[1]], shared_layout(config)
-    )
+    return gl.allocate_shared_memory(dtype, [config.slots, config.btile[0], config.btile[1]], shared_layout(config))

@@ -53,8 +53,8 @@ def attention_kernel(
 ):
     """Attention forward. `strides`: see `Tensors`; `shape`: see `Shape`; `functions` is (keep, span, score).
 
-    Grid: (tiles, partitions). With `traits.partial`, o and lse are fp32 and have an axis of partitions before all
-    others.
+    Grid: (tiles, partitions). With `traits.partial`, o and lse are workspace: [partitions * tiles, M, padded Dv] and
+    [partitions * tiles, M], fp32.
     """
     tensors = Tensors(q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, sinks_ptr, indices, strides)
     sizes = Shape(shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], shape[6])

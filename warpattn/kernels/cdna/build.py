@@ -9,9 +9,12 @@ from warpattn.nodes import Program
 from ..pieces.signature import modifier_functions, tensor_signature
 from .attend import attention_kernel
 from .config import CDNAConfig, Traits
+from .epilogue import combine_kernel
 from .tanh import tanh
 
 _HINTS = [["tt.divisibility", 16], ["tt.pointer_range", 32]]
+STRIDES = 14
+SHAPE = 7
 _INDICES = {"dense": 0, "ragged": 2, "paged": 2}
 
 
@@ -25,8 +28,8 @@ def attention_source(config: CDNAConfig, traits: Traits, mask: Program, score: P
         "sinks_ptr": "*fp32",
         "indices": ("*i32",) * _INDICES[traits.sequence],
         "scale": "fp32",
-        "strides": ("i64",) * 16,
-        "shape": ("i32",) * 7,
+        "strides": ("i64",) * STRIDES,
+        "shape": ("i32",) * SHAPE,
         "mask_args": tensor_signature(mask, config.arch),
         "score_args": tensor_signature(score, config.arch),
         **dict.fromkeys(("config", "functions", "traits"), "constexpr"),
@@ -36,3 +39,20 @@ def attention_source(config: CDNAConfig, traits: Traits, mask: Program, score: P
     pointers = ("q_ptr", "k_ptr", "v_ptr", "o_ptr")
     names = list(signature)
     return GluonASTSource(attention_kernel, signature, constants, {(names.index(p),): _HINTS for p in pointers})
+
+
+def combine_source(config: CDNAConfig, traits: Traits) -> Any:
+    """The kernel that adds the parts which `attention_source` wrote with these arguments."""
+    signature = {
+        **dict.fromkeys(("o_parts", "lse_parts"), "*fp32"),
+        "o_ptr": f"*{config.dtype}",
+        "lse_ptr": "*fp32",
+        "sinks_ptr": "*fp32",
+        "indices": ("*i32",) * _INDICES[traits.sequence],
+        "strides": ("i64",) * STRIDES,
+        "shape": ("i32",) * SHAPE,
+        **dict.fromkeys(("config", "traits"), "constexpr"),
+    }
+    return GluonASTSource(
+        combine_kernel, signature, {"config": config, "traits": traits}, {(i,): _HINTS for i in (0, 2)}
+    )

@@ -64,6 +64,11 @@ class CDNAConfig:
         """LDS of the buffers of K and V."""
         return self.k.lds_bytes + self.v.lds_bytes
 
+    @property
+    def combine_rows(self) -> int:
+        """Rows whose parts a workgroup adds at once: what its lanes hold with four columns each."""
+        return min(self.block_m, self.waves * max(1, 4 * WAVE // self.padded_v))
+
     def _buffer(self, operand: str, dim: int, strip: int) -> KVBufferConfig:
         return KVBufferConfig(
             operand, self.kind, self.arch, self.block_n, pad_dim(dim), dim, strip, self.slots, self.waves, self.waves_n

@@ -1,33 +1,106 @@
-"""Output of a workgroup: normalise O, write it and the LSE."""
+"""Output of a workgroup: normalise O, then write it and the LSE, or a part of both to the workspace.
+
+A part is what one partition of the keys gives: O normalised over these keys and the base-2 log of their denominator,
+as `pieces/combine.py` has it. `combine_kernel` adds the parts of a tile, a few rows a workgroup.
+"""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .place import row_offsets, row_places
+from ..pieces.combine import Partials, combine_rows, with_sink
+from ..pieces.softmax import LN_2, LOG2_E
+from .place import Shape, Tensors, find_place, row_offsets, row_places, tile_rows
 from .softmax import softmax_finish
 
 
 @gluon.jit
 def store_output(ctx, o, state, place, c):
     """Write O [M, Dv] and, if asked for, LSE [M] of the rows that exist."""
-    config: gl.constexpr = ctx.config
-    token, head, inside = row_places(ctx.shape, place, o.type.layout, config)
-    sink = 0.0
-    if ctx.traits.has_sinks:
-        sink = gl.load(ctx.tensors.sinks + head, mask=inside, other=0.0)
-    factor, lse = softmax_finish(state, c, sink, ctx.traits.has_sinks)
-    out = ctx.tensors.o
-    lse_out = ctx.tensors.lse
-    strides = ctx.tensors.strides
-    if ctx.traits.partial:
-        out += gl.program_id(1).to(gl.int64) * (strides[14] * 8)
-        lse_out += gl.program_id(1).to(gl.int64) * strides[15]
-    if ctx.traits.has_lse:
+    traits: gl.constexpr = ctx.traits
+    r = tile_rows(o.type.layout, ctx.config)
+    _, head, inside = row_places(ctx.shape, place, r, ctx.config)
+    if traits.partial:
+        factor, lse = softmax_finish(state, c, 0.0, False)
+        parts = Partials(ctx.tensors.o, ctx.tensors.lse, gl.to_tensor(ctx.config.block_m), ctx.config.padded_v)
+        slot = gl.program_id(1) * ctx.shape.tiles + gl.program_id(0)
+        parts.store(slot, o * factor[:, None], lse * LOG2_E)
+    else:
+        sink = 0.0
+        if traits.has_sinks:
+            sink = gl.load(ctx.tensors.sinks + head, mask=inside, other=0.0)
+        factor, lse = softmax_finish(state, c, sink, traits.has_sinks)
+        store_rows(ctx.tensors, ctx.shape, place, o * factor[:, None], lse, r, ctx.config, traits)
+
+
+@gluon.jit
+def store_rows(tensors, shape, place, o, lse, r, config: gl.constexpr, traits: gl.constexpr):
+    """Write rows `r` of a tile: O [R, Dv] and the natural log of their denominators [R]."""
+    token, head, inside = row_places(shape, place, r, config)
+    if traits.has_lse:
+        strides = tensors.strides
         at = place.batch.to(gl.int64) * strides[12] + head.to(gl.int64) * strides[13] + place.q_start + token
-        gl.store(lse_out + at, lse, mask=inside)
+        gl.store(tensors.lse + at, lse, mask=inside)
     cols = gl.arange(0, config.padded_v, gl.SliceLayout(0, o.type.layout))[None, :]
     mask = inside[:, None]
     if config.dim_v < config.padded_v:
         mask = mask & (cols < config.dim_v)
-    values = (o * factor[:, None]).to(out.dtype.element_ty)
-    gl.store(out + row_offsets(ctx.tensors, place, token, head, 9)[:, None] + cols, values, mask=mask)
+    at = row_offsets(tensors, place, token, head, 9)
+    gl.store(tensors.o + at[:, None] + cols, o.to(tensors.o.dtype.element_ty), mask=mask)
+
+
+@gluon.aggregate
+class Parts:
+    """The parts of one tile, by number."""
+
+    tile: gl.tensor
+    tiles: gl.tensor
+    splits: gl.tensor
+
+    @gluon.jit
+    def slot(self, split, invariant: gl.constexpr):
+        """Where part `split` lies."""
+        return split * self.tiles + self.tile
+
+
+@gluon.jit
+def combine_kernel(
+    o_parts,
+    lse_parts,
+    o_ptr,
+    lse_ptr,
+    sinks_ptr,
+    indices,
+    strides,
+    shape,
+    config: gl.constexpr,
+    traits: gl.constexpr,
+):
+    """Add the parts of a tile. Grid: (tiles, blocks of `combine_block` rows); arguments as of `attention_kernel`."""
+    tensors = Tensors(o_ptr, o_ptr, o_ptr, o_ptr, lse_ptr, sinks_ptr, indices, strides)
+    sizes = Shape(shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], shape[6])
+    place = find_place(tensors, sizes, config, traits)
+    if place.rows.row < place.lengths.seq_q:
+        parts = Partials(o_parts, lse_parts, gl.to_tensor(config.block_m), config.padded_v)
+        part = Parts(gl.program_id(0), sizes.tiles, sizes.partitions)
+        block: gl.constexpr = combine_block(config)
+        first = gl.program_id(1) * block[1]
+        o, lse = combine_rows(parts, part, first, combine_layout(config), block, False)
+        r = first + gl.arange(0, block[1], lse.type.layout)
+        if traits.has_sinks:
+            _, head, inside = row_places(sizes, place, r, config)
+            factor, lse = with_sink(lse, gl.load(sinks_ptr + head, mask=inside, other=0.0))
+            o = o * factor[:, None]
+        store_rows(tensors, sizes, place, o, lse * LN_2, r, config, traits)
+
+
+@gluon.constexpr_function
+def combine_block(config):
+    """(parts, rows) that a workgroup adds at once."""
+    return (8, config.combine_rows)
+
+
+@gluon.constexpr_function
+def combine_layout(config):
+    """Registers of [parts, rows, cols]: columns across lanes, four a lane, all parts in one lane."""
+    lanes = min(64, config.padded_v // 4)
+    return gl.BlockedLayout([8, 1, 4], [1, 64 // lanes, lanes], [1, config.waves, 1], [2, 1, 0])

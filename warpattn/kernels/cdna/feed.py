@@ -1,8 +1,8 @@
 """What a tile of keys goes through in each of the three buffers: Q·Kᵀ and P·V, strip by strip.
 
-`start`, then `scores` and `values` in turn for each tile; each returns what was asked for and is not in LDS yet (a strip in
-registers, for DMA nothing). What is loaded ahead past the last tile is at a key past the end, which loads nothing, so the
-last tile needs no case of its own.
+`start`, then `scores` and `values` in turn for each tile; each returns what was asked for and is not in LDS yet (a
+strip in registers, for DMA nothing). What is loaded ahead past the last tile is at a key past the end, which loads
+nothing, so the last tile needs no case of its own.
 
       RegisterFeed   strip j+1 is loaded into registers while j goes through LDS; the last strip of K overlaps the first
                      of V, the last of V the first of the next K
@@ -167,7 +167,6 @@ class RingFeed:
         async_copy.wait_group(0)
 
 
-
 @gluon.jit
 def make_feed(k_source, v_source, config: gl.constexpr):
     """Buffers of the config's kind in LDS."""
@@ -208,4 +207,3 @@ def p_strip(p, config: gl.constexpr, strip: gl.constexpr):
     if config.v.strips > 1:
         p = gl.amd.slice(p, [config.block_m, config.v_strip], [0, strip * config.v_strip])
     return gl.convert_layout(p.to(element_type(config)), output_operand(config, 0))
-

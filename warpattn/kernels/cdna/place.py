@@ -109,13 +109,17 @@ def kv_source(base, strides, at: gl.constexpr, place, table, traits: gl.constexp
 
 
 @gluon.jit
-def row_places(shape, place, layout: gl.constexpr, config: gl.constexpr):
-    """(token [M], query head [M], whether the row exists [M]) of the rows of a tile; `layout` is that of a [M, N]."""
-    r = gl.arange(0, config.block_m, gl.SliceLayout(1, layout))
+def tile_rows(layout: gl.constexpr, config: gl.constexpr):
+    """Numbers of a tile's rows; `layout` is that of a [M, N]."""
+    return gl.arange(0, config.block_m, gl.SliceLayout(1, layout))
+
+
+@gluon.jit
+def row_places(shape, place, r, config: gl.constexpr):
+    """(token, query head, whether there is such a row) of rows `r` of a tile."""
     if config.pack == 1:
         token = place.rows.row + r
-        head = gl.full_like(r, 0) + place.rows.h
-        return token, head, token < place.lengths.seq_q
+        return token, gl.full_like(r, 0) + place.rows.h, token < place.lengths.seq_q
     else:
         tokens: gl.constexpr = config.block_m // config.pack
         token = place.rows.row + r // config.pack
@@ -135,7 +139,7 @@ def row_offsets(tensors, place, token, head, at: gl.constexpr):
 @gluon.jit
 def load_queries(tensors, shape, place, layout: gl.constexpr, config: gl.constexpr):
     """Q [M, D] of the tile as an operand; zeros where there is none."""
-    token, head, inside = row_places(shape, place, layout, config)
+    token, head, inside = row_places(shape, place, tile_rows(layout, config), config)
     cols = gl.arange(0, config.padded_qk, gl.SliceLayout(0, layout))[None, :]
     mask = inside[:, None]
     if config.dim_qk < config.padded_qk:
@@ -147,7 +151,7 @@ def load_queries(tensors, shape, place, layout: gl.constexpr, config: gl.constex
 def element_rows(shape, place, config: gl.constexpr):
     """(tile with query heads [M, 1] or one, positions [M, 1]) of the scores' rows for masks and scores."""
     layout: gl.constexpr = product_layout(config)
-    token, head, _ = row_places(shape, place, layout, config)
+    token, head, _ = row_places(shape, place, tile_rows(layout, config), config)
     q = token[:, None] + place.lengths.seq_k - place.lengths.seq_q
     if config.pack == 1:
         return place.rows, q

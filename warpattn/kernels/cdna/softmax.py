@@ -1,7 +1,7 @@
 """Online softmax in base 2 over tiles of scores in MFMA accumulators.
 
-The state of a row is its maximum `m` (unscaled scores) and the sum `l` of exp2(c * s - c * m), c = scale * log2(e). A row
-lies in two (32 x 32 MFMA) or four lanes (16 x 16), so reductions are mostly within a lane.
+The state of a row is its maximum `m` (unscaled scores) and the sum `l` of exp2(c * s - c * m), c = scale * log2(e). A
+row lies in two (32 x 32 MFMA) or four lanes (16 x 16), so reductions are mostly within a lane.
 """
 
 from triton.experimental import gluon
