@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from warpattn.check import AttentionError
-from warpattn.cli import bench, compile, demo, plan, run, simulate
+from warpattn.cli import bench, compile, demo, doctor, plan, run, simulate
 
 
 class OneSentenceErrors(TyperGroup):
@@ -36,6 +36,7 @@ app.command("run")(run.run)
 app.command("plan")(plan.plan_command)
 app.command("compile")(compile.compile_command)
 app.command("simulate")(simulate.simulate_command)
+app.command("doctor")(doctor.doctor)
 app.command(
     "bench", context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 )(bench.bench)

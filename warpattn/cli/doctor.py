@@ -1,0 +1,181 @@
+"""`doctor`: what of this machine warpattn can use, and what a problem would run on and why. Needs no GPU.
+
+Two tables. The first says of each part what was found and whether it will do: torch, Triton, cards, the folder of
+compiled kernels, frameworks with an adapter. The second is a problem, spelled as for `plan`, and its way.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from warpattn import __version__, artifacts
+from warpattn.backends import LIMITS, chip_of
+from warpattn.check import AttentionError
+from warpattn.cli import spelling
+from warpattn.plan import plan
+from warpattn.problem import Call, examine
+from warpattn.sequences import Dense
+
+OK, ABSENT, PROBLEM = "ok", "absent", "problem"
+COLOURS = {OK: "green", ABSENT: "dim", PROBLEM: "red"}
+TORCH, TRITON, TRITON_ENDS = (2, 11), (3, 9), (3, 10)
+# Frameworks: the distribution, and what to do with the adapter.
+FRAMEWORKS = {
+    "transformers": "warpattn.integrations.transformers.register()",
+    "vllm": "vllm serve ... --attention-backend CUSTOM",
+    "flash-attn": "warpattn.integrations.flash_attn.install takes its place",
+    "matplotlib": "plots of python -m warpattn bench",
+}
+
+
+class Finding(NamedTuple):
+    """One line of the first table."""
+
+    part: str
+    found: str
+    state: str
+    note: str = ""
+
+
+def doctor(
+    shape: Annotated[str, typer.Option(help=spelling.SHAPE_HELP)] = "4x4096x16x128",
+    mask: Annotated[str, typer.Option(help=spelling.MASK_HELP)] = "causal",
+    score: Annotated[str, typer.Option(help=spelling.SCORE_HELP)] = "",
+    dtype: Annotated[str, typer.Option(help=spelling.DTYPE_HELP)] = "bf16",
+    arch: Annotated[str, typer.Option(help="Without a card: the architecture to plan for")] = "sm90",
+) -> None:
+    """Say what was found, what will be used for a problem, and why; exit status 1 if something is in the way."""
+    console = Console(highlight=False)
+    findings = [finding for look in (software, cards, kernel_cache, frameworks) for finding in look()]
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("part", "found", "state", "note"):
+        table.add_column(name, overflow="fold")
+    for part, found, state, note in findings:
+        table.add_row(part, found, f"[{COLOURS[state]}]{state}[/]", note)
+    console.print(table)
+    device = next(usable_cards(), torch.device("cpu"))
+    console.print(f"\n{shape}, {mask}{', ' + score if score else ''}, {dtype} on {device}")
+    for line in route(spelled(shape, mask, score, dtype), device, spelling.arch(arch)):
+        console.print(f"  {line}", markup=False, soft_wrap=True)
+    if any(finding.state == PROBLEM for finding in findings):
+        raise typer.Exit(1)
+
+
+def software() -> Iterator[Finding]:
+    """Python, this package, torch and Triton."""
+    yield Finding("warpattn", __version__, OK, f"Python {platform.python_version()}, {platform.machine()}")
+    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
+    build = build if torch.version.cuda or torch.version.hip else "a build for CPUs"
+    new_enough = numbers(torch.__version__) >= TORCH
+    yield Finding(
+        "torch", torch.__version__, OK if new_enough else PROBLEM, build if new_enough else "needs 2.11 or newer"
+    )
+    yield triton_finding(version_of("triton"), platform.python_version())
+
+
+def triton_finding(version: str | None, python: str) -> Finding:
+    """Triton 3.9 compiles the kernels; the reference does without it."""
+    if version is None:
+        why = "has no build for Python 3.10" if numbers(python) < (3, 11) else "is missing: pip install triton==3.9.0"
+        return Finding("triton", "-", ABSENT, f"Triton 3.9 {why}; the reference works without")
+    if TRITON <= numbers(version) < TRITON_ENDS:
+        return Finding("triton", version, OK, "compiles the kernels")
+    return Finding("triton", version, PROBLEM, "Gluon's spelling differs: pip install --no-deps triton==3.9.0")
+
+
+def cards() -> Iterator[Finding]:
+    """Every GPU that torch sees, and the kernels that it gets."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not count:
+        yield Finding("card", "-", ABSENT, 'CPU tensors: the reference, or backend="simulate:..."')
+    for index in range(count):
+        device = torch.device("cuda", index)
+        chip, properties = chip_of(device), torch.cuda.get_device_properties(device)
+        found = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
+        note = f"{chip.words}: " + (f"kernels of {chip.arch}" if chip.arch else 'no kernels; backend="reference" works')
+        yield Finding(f"card {index}", found, OK if chip.arch else ABSENT, note)
+
+
+def usable_cards() -> Iterator[torch.device]:
+    """The GPUs that have kernels."""
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        if chip_of(torch.device("cuda", index)).arch:
+            yield torch.device("cuda", index)
+
+
+def kernel_cache() -> Iterator[Finding]:
+    """The folder where compiled kernels are kept, and Triton's own."""
+    yield cache_finding(artifacts.folder())
+
+
+def cache_finding(folder: Path | None) -> Finding:
+    """A folder of kernels: how many, and whether more can be written."""
+    if folder is None:
+        return Finding("kernels", "-", PROBLEM, "no home folder: set WARPATTN_CACHE_DIR, or every process compiles")
+    files = [path.stat().st_size for path in folder.glob("*/*.kernel")] if folder.is_dir() else []
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    writable = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+    note = f"{len(files)} compiled, {sum(files) / 2**20:.1f} MiB"
+    return Finding(
+        "kernels", str(folder), OK if writable else PROBLEM, note if writable else f"{note}; cannot be written"
+    )
+
+
+def frameworks() -> Iterator[Finding]:
+    """What an adapter exists for."""
+    for name, use in FRAMEWORKS.items():
+        version = version_of(name)
+        yield Finding(name, version or "-", OK if version else ABSENT, use if version else "")
+
+
+def version_of(name: str) -> str | None:
+    """The version of an installed distribution that can be imported."""
+    try:
+        version = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return version if find_spec(name.replace("-", "_")) else None
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """Major and minor number."""
+    return tuple(int("".join(filter(str.isdigit, part)) or 0) for part in version.split(".")[:2])
+
+
+def spelled(shape: str, mask: str, score: str, dtype: str) -> Callable[[str], Call]:
+    """The call that the options spell, for a backend; its tensors are never touched."""
+    size, kind = spelling.shape(shape), spelling.dtype(dtype)
+    q = torch.empty(size.batch, size.seq_q, size.heads_q, size.dim_qk, dtype=kind)
+    k = torch.empty(size.batch, size.seq_k, size.heads_kv, size.dim_qk, dtype=kind)
+    v = torch.empty(size.batch, size.seq_k, size.heads_kv, size.dim_v, dtype=kind)
+    made = spelling.mask(mask), spelling.score(score, size.heads_q)
+    return lambda backend: Call(q, k, v, Dense(), *made, backend=backend)
+
+
+def route(call: Callable[[str], Call], device: torch.device, arch: str) -> Iterator[str]:
+    """The way of a call on `device`, one sentence a line, and the plan; without a card, that of `arch`, too."""
+    on_card = chip_of(device).arch
+    if on_card is None:
+        yield 'backend="auto" takes the reference: tensors on a CPU do, and no card with kernels was found'
+        yield "it works in fp32 (fp64 for fp64), tile by tile, on any device, with gradients"
+        yield f"on a card of {arch} it would be:"
+    wanted = on_card or arch
+    if wanted not in LIMITS:
+        yield f"no kernels for {wanted} yet; {', '.join(LIMITS)} can be planned"
+        return
+    try:
+        problem = examine(call(f"simulate:{wanted}"), read_values=False).problem
+        yield from str(plan(problem, arch=wanted)).splitlines()
+    except AttentionError as error:
+        yield from (f"refused: {reason}" for reason in error.reasons)
