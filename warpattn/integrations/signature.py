@@ -10,6 +10,7 @@ argument, so that twenty arguments need no twenty parameters:
 
 refused   any value but the default raises an AttentionError: argument, value, rule
 hints     choose among ways that compute the same result; accepted and not used
+names     what errors of this package call something, and its name in this signature
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ class Given:
 
 
 def drop_in(
-    signature: str, refused: Mapping[str, str] | None = None, hints: Collection[str] = ()
+    signature: str,
+    refused: Mapping[str, str] | None = None,
+    hints: Collection[str] = (),
+    names: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[[Given], Any]], Callable[..., Any]]:
     """A decorator that gives a function of one `Given` the signature `signature`; see the module."""
     spec = _parsed(signature)
@@ -66,7 +70,12 @@ def drop_in(
             ]
             if broken:
                 raise AttentionError(*broken)
-            return serve(Given(values))
+            try:
+                return serve(Given(values))
+            except AttentionError as error:
+                if names is None:
+                    raise
+                raise AttentionError(*(_renamed(reason, names) for reason in error.reasons)) from error
 
         function.__signature__ = spec  # type: ignore[attr-defined]
         function.refused = frozenset(rules)  # type: ignore[attr-defined]
@@ -92,8 +101,12 @@ def _literal(node: ast.expr | None) -> Any:
     return inspect.Parameter.empty if node is None else ast.literal_eval(node)
 
 
+def _renamed(reason: str, names: Mapping[str, str]) -> str:
+    for ours, theirs in names.items():
+        reason = reason.replace(ours, theirs)
+    return reason
+
+
 def _same(value: Any, default: Any) -> bool:
-    """Whether an argument has its default; False stands for None or 0 as well, as flash-attn's programs use them."""
-    if isinstance(value, Tensor):
-        return False
-    return value is None or bool(value == default)
+    """Whether an argument says no more than its default does; None always means that it is left out."""
+    return value is None or (not isinstance(value, Tensor) and bool(value == default))

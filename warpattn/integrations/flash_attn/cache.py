@@ -1,0 +1,164 @@
+"""flash_attn_with_kvcache: append to a cache, rotate, attend; for the versions 2 and 3.
+
+    k, v new ─ rotate k ─▶ written into the cache at cache_seqlens[b], cache_seqlens[b] + 1, ...
+    q ─ rotate ───────────▶ attention over the keys up to cache_seqlens[b] + new ones, the last query at the last key
+
+A cache without a page table is a paged one with one page per sequence: (batch, capacity, heads, head_dim). So the
+kernels for pages serve both, in place. There is no backward, as in flash-attn.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from warpattn.api import attention, attention_paged
+from warpattn.check import AttentionError
+from warpattn.integrations.flash_attn import packed
+from warpattn.integrations.flash_attn.modifiers import Tail
+from warpattn.integrations.signature import Given
+from warpattn.sequences import PagedKV
+
+__all__ = ["cached"]
+
+
+class Fresh(NamedTuple):
+    """New keys and values, token by token."""
+
+    k: Tensor  # [total, heads, head_dim]
+    v: Tensor
+    at: packed.Places
+
+
+def cached(given: Given, tail: Tail) -> tuple[Tensor, Tensor]:
+    """out and LSE; `given` has the arguments of version 3."""
+    _check(given)
+    with torch.no_grad():
+        before = _lengths(given)
+        q, after = given.q, before
+        if given.k is not None:
+            assert before is not None  # _check
+            fresh = _fresh(given)
+            q, after = _append(given, fresh, before)
+        return _attend(given, q, after, tail)
+
+
+def _check(given: Given) -> None:
+    """The arguments that go together."""
+    reasons: list[str] = []
+
+    def require(ok: bool, reason: str) -> None:
+        reasons.extend([] if ok else [reason])
+
+    new, rotary = given.k is not None, given.rotary_cos is not None
+    require(new == (given.v is not None), "one of k and v is None; both are given, or neither")
+    require(not new or given.cache_seqlens is not None, "cache_seqlens is None; appending k and v needs it")
+    require(rotary == (given.rotary_sin is not None), "one of rotary_cos and rotary_sin is None; both, or neither")
+    require(not rotary or new, "rotary_cos is given without k; it rotates what is appended, so it needs k and v")
+    require(rotary or given.rotary_seqlens is None, "rotary_seqlens is given without rotary_cos; it needs it")
+    both = given.page_table is not None and given.cache_batch_idx is not None
+    require(not both, "cache_batch_idx is given with a page table; the table alone says where sequences lie")
+    both = given.page_table is not None and given.cache_leftpad is not None
+    require(not both, "cache_leftpad is given with a page table; it is for caches without one")
+    require(new or given.cu_seqlens_k_new is None, "cu_seqlens_k_new is given without k; it divides k and v")
+    if reasons:
+        raise AttentionError(*reasons)
+
+
+def _lengths(given: Given) -> Tensor | None:
+    """cache_seqlens as int32 [batch]."""
+    lengths = given.cache_seqlens
+    if lengths is None or isinstance(lengths, Tensor):
+        return None if lengths is None else lengths.to(torch.int32)
+    return torch.full((_batch(given),), lengths, dtype=torch.int32, device=given.q.device)
+
+
+def _batch(given: Given) -> int:
+    return len(given.q) if given.cu_seqlens_q is None else len(given.cu_seqlens_q) - 1
+
+
+def _table(given: Given) -> Tensor:
+    """The page table; without one, each sequence has the page of its own index or of cache_batch_idx."""
+    if given.page_table is not None:
+        return given.page_table
+    rows = given.cache_batch_idx
+    rows = torch.arange(_batch(given), device=given.q.device) if rows is None else rows
+    return rows.to(torch.int32)[:, None]
+
+
+def _fresh(given: Given) -> Fresh:
+    if given.cu_seqlens_k_new is not None:
+        return Fresh(given.k, given.v, packed.places(given.cu_seqlens_k_new.diff()))
+    batch, seq = given.k.shape[:2]
+    at = packed.places(torch.full((batch,), seq, device=given.k.device))
+    return Fresh(given.k.flatten(0, 1), given.v.flatten(0, 1), at)
+
+
+def _append(given: Given, fresh: Fresh, before: Tensor) -> tuple[Tensor, Tensor]:
+    """Write the new keys and values into the cache; the rotated queries and the new lengths."""
+    sequence, position, cu = fresh.at
+    table, size = _table(given), given.k_cache.shape[1]
+    target = before.long()[sequence] + position
+    _within("cache_seqlens", target, table.shape[1] * size, "keys that the cache holds")
+    q, k = given.q, fresh.k
+    if given.rotary_cos is not None:
+        start = before if given.rotary_seqlens is None else given.rotary_seqlens
+        k = _rotated(k, start.long()[sequence] + position, given)
+        q = _rotated_queries(given, start.long())
+    page = table.long()[sequence, target // size]
+    given.k_cache[page, target % size] = k
+    given.v_cache[page, target % size] = fresh.v
+    return q, before + cu.diff()
+
+
+def _rotated_queries(given: Given, start: Tensor) -> Tensor:
+    """Queries follow `start` one by one if the mask is causal or a window; else all of them sit there."""
+    q = given.q
+    local = given.causal or given.attention_chunk or any(x is not None and x >= 0 for x in given.window_size)
+    if given.cu_seqlens_q is not None:
+        at = packed.places(given.cu_seqlens_q.diff())
+        return _rotated(q, start[at.sequence] + at.position * bool(local), given)
+    step = torch.arange(q.shape[1], device=q.device) * bool(local)
+    return _rotated(q.flatten(0, 1), (start[:, None] + step).flatten(), given).view(q.shape)
+
+
+def _rotated(x: Tensor, position: Tensor, given: Given) -> Tensor:
+    """Rotary embedding of tokens x [total, heads, head_dim], computed in fp32 (Su et al., arXiv 2104.09864)."""
+    _within("a rotary position", position, len(given.rotary_cos), "rows of rotary_cos")
+    cos, sin = (table[position].float()[:, None] for table in (given.rotary_cos, given.rotary_sin))  # [total, 1, R/2]
+    size = 2 * cos.shape[-1]
+    turned, rest = x[..., :size].float(), x[..., size:]
+    pairs = turned.unflatten(-1, (-1, 2) if given.rotary_interleaved else (2, -1))
+    a, b = pairs.unbind(-1 if given.rotary_interleaved else -2)
+    axis = -1 if given.rotary_interleaved else -2
+    turned = torch.stack([a * cos - b * sin, a * sin + b * cos], dim=axis).flatten(-2)
+    return torch.cat([turned.to(x.dtype), rest], dim=-1)
+
+
+def _within(name: str, positions: Tensor, bound: int, what: str) -> None:
+    """Positions on the CPU are checked; on a card they are the caller's promise."""
+    if positions.device.type == "cpu" and positions.numel():
+        least, most = int(positions.min()), int(positions.max())
+        if least < 0 or most >= bound:
+            wrong = least if least < 0 else most
+            raise AttentionError(f"{name} leads to position {wrong}; it must be within the {bound} {what}")
+
+
+def _attend(given: Given, q: Tensor, lengths: Tensor | None, tail: Tail) -> tuple[Tensor, Tensor]:
+    k, v = given.k_cache, given.v_cache
+    plain = given.page_table is None and given.cache_batch_idx is None
+    if lengths is None and plain and given.cu_seqlens_q is None:
+        k, v = k[: len(q)], v[: len(q)]
+        out, lse = attention(q, k, v, **tail._asdict(), return_lse=True)
+        return out, lse
+    table = _table(given)
+    if lengths is None:
+        full = table.shape[1] * k.shape[1]
+        lengths = torch.full((_batch(given),), full, dtype=torch.int32, device=q.device)
+    if given.cu_seqlens_q is not None:
+        queries = packed.Queries(q, given.cu_seqlens_q, given.max_seqlen_q)
+        return packed.attend(queries, packed.Keys(k, v, None, None, lengths, table), tail)
+    out, lse = attention_paged(q, PagedKV(k, v, table, lengths), **tail._asdict(), return_lse=True)
+    return out, lse

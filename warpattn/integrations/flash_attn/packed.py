@@ -1,0 +1,132 @@
+"""Attention over sequences that lie end to end, with flash-attn's further ways to say what belongs to them.
+
+    cu_seqlens      where each sequence starts; without it the tensor is a batch (batch, seq, heads, head_dim)
+    seqused         how many rows of each sequence count; the others are not read, and their output is 0
+    page table      keys lie in pages (num_pages, page_size, heads, head_dim)
+
+What this package's kernels cannot read in place is gathered into new tensors first: used rows from among unused ones,
+and pages when the sequences have different numbers of queries.
+"""
+
+from __future__ import annotations
+
+from operator import index
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from warpattn.api import attention_paged, attention_varlen
+from warpattn.check import AttentionError
+from warpattn.integrations.flash_attn.modifiers import Tail
+from warpattn.sequences import PagedKV, Ragged
+
+__all__ = ["Keys", "Places", "Queries", "attend", "places"]
+
+
+class Queries(NamedTuple):
+    """q (total, heads, head_dim) by `cu`, or (batch, seq, heads, head_dim) without it."""
+
+    q: Tensor
+    cu: Tensor | None
+    longest: Any = None
+    used: Tensor | None = None
+
+
+class Keys(NamedTuple):
+    """k and v by `cu`, or as a batch without it, or in pages by `table`."""
+
+    k: Tensor
+    v: Tensor
+    cu: Tensor | None
+    longest: Any = None
+    used: Tensor | None = None
+    table: Tensor | None = None
+
+
+class Places(NamedTuple):
+    """Rows of ragged sequences one by one: which sequence each belongs to, and its position there."""
+
+    sequence: Tensor  # [total] int64
+    position: Tensor  # [total] int64
+    cu: Tensor  # [batch + 1] int32
+
+
+def attend(queries: Queries, keys: Keys, tail: Tail) -> tuple[Tensor, Tensor]:
+    """out and LSE in flash-attn's shapes: (total, heads, dim) and (heads, total), or those of a batch."""
+    if queries.cu is None:
+        return _batched(queries, keys, tail)
+    if queries.used is None:
+        return _attend(queries.q, queries.cu, _bound(queries.longest), keys, tail)
+    at = places(queries.used)
+    rows = queries.cu.long()[at.sequence] + at.position
+    some, some_lse = _attend(queries.q[rows], at.cu, _bound(queries.longest), keys, tail)
+    out = some.new_zeros((len(queries.q), *some.shape[1:])).index_copy(0, rows, some)
+    lse = some_lse.new_full((len(some_lse), len(queries.q)), -torch.inf).index_copy(1, rows, some_lse)
+    return out, lse
+
+
+def places(lengths: Tensor) -> Places:
+    """The rows of sequences of these lengths. Reads their sum from the device."""
+    counts = lengths.long()
+    cu = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+    sequence = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
+    position = torch.arange(len(sequence), device=counts.device) - cu[sequence]
+    return Places(sequence, position, cu.to(torch.int32))
+
+
+def _batched(queries: Queries, keys: Keys, tail: Tail) -> tuple[Tensor, Tensor]:
+    """Queries (batch, seq, heads, head_dim)."""
+    batch, seq = queries.q.shape[:2]
+    flat = queries._replace(q=queries.q.flatten(0, 1), cu=_even(batch, seq, queries.q), longest=seq)
+    out, lse = attend(flat, keys, tail)
+    return out.unflatten(0, (batch, seq)), lse.unflatten(1, (batch, seq)).transpose(0, 1)
+
+
+def _attend(q: Tensor, cu: Tensor, longest: int | None, keys: Keys, tail: Tail) -> tuple[Tensor, Tensor]:
+    batch = len(cu) - 1
+    if keys.table is not None:
+        lengths = _lengths(keys)
+        if longest is not None and longest * batch == len(q):  # then every sequence has `longest` queries
+            kv = PagedKV(keys.k, keys.v, keys.table, lengths)
+            out, lse = attention_paged(q.unflatten(0, (batch, longest)), kv, **tail._asdict(), return_lse=True)
+            return out.flatten(0, 1), lse.transpose(0, 1).flatten(1, 2)
+    k, v, cu_k = _gathered(keys)
+    seq = Ragged(cu, cu_k, longest, _bound(keys.longest))
+    out, lse = attention_varlen(q, k, v, seq, **tail._asdict(), return_lse=True)
+    return out, lse
+
+
+def _lengths(keys: Keys) -> Tensor:
+    """Keys of each paged sequence, int32 [batch]."""
+    if keys.used is not None:
+        return keys.used.to(torch.int32)
+    if keys.cu is None:
+        raise AttentionError("the lengths of the paged sequences are missing; they come as seqused_k or cu_seqlens_k")
+    return keys.cu.diff()
+
+
+def _gathered(keys: Keys) -> tuple[Tensor, Tensor, Tensor]:
+    """k and v (total, heads, head_dim) with their offsets."""
+    if keys.table is not None:
+        at, size = places(_lengths(keys)), keys.k.shape[1]
+        page = keys.table.long()[at.sequence, at.position // size]
+        return keys.k[page, at.position % size], keys.v[page, at.position % size], at.cu
+    k, v, cu = keys.k, keys.v, keys.cu
+    if cu is None:
+        cu = _even(keys.k.shape[0], keys.k.shape[1], keys.k)
+        k, v = k.flatten(0, 1), v.flatten(0, 1)
+    if keys.used is None:
+        return k, v, cu
+    at = places(keys.used)
+    rows = cu.long()[at.sequence] + at.position
+    return k[rows], v[rows], at.cu
+
+
+def _even(batch: int, seq: int, like: Tensor) -> Tensor:
+    return torch.arange(batch + 1, device=like.device, dtype=torch.int32) * seq
+
+
+def _bound(longest: Any) -> int | None:
+    """max_seqlen as an int: programs pass ints, NumPy's ints and 0-dimensional tensors."""
+    return None if longest is None else index(longest)

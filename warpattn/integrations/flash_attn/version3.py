@@ -1,0 +1,149 @@
+"""The functions of flash-attn 3: module `flash_attn_interface`.
+
+Arguments, their order, shapes and results are flash-attn's. Attention of 8-bit tensors with descale factors and the
+absorbed query `qv` of latent attention are refused. `get_scheduler_metadata` gives an empty tensor: plans are made, and
+remembered, per call.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from warpattn.api import attention
+from warpattn.check import AttentionError
+from warpattn.integrations.flash_attn import packed
+from warpattn.integrations.flash_attn.cache import cached
+from warpattn.integrations.flash_attn.modifiers import Tail, scored, visible
+from warpattn.integrations.flash_attn.version2 import CACHE_NAMES, NAMES
+from warpattn.integrations.signature import Given, drop_in
+
+__all__ = [
+    "flash_attn_combine",
+    "flash_attn_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_with_kvcache",
+    "get_scheduler_metadata",
+]
+
+VERSION = "3.0.0+warpattn"
+SCALES = "q_descale=None, k_descale=None, v_descale=None"
+OPTIONS = (
+    f"softmax_scale=None, causal=False, qv=None, {SCALES}, window_size=(-1, -1), attention_chunk=0, softcap=0.0, "
+    "num_splits=1, pack_gqa=None, deterministic=False, sm_margin=0, return_attn_probs=False"
+)
+_EIGHT_BIT = "8-bit tensors with descale factors have no kernel: pass fp16 or bf16 tensors and leave it None"
+REFUSED = {
+    "qv": "the absorbed query of latent attention has no kernel: pass the expanded q and k",
+    "q_descale": _EIGHT_BIT,
+    "k_descale": _EIGHT_BIT,
+    "v_descale": _EIGHT_BIT,
+}
+PACKED_REFUSED = {name: rule for name, rule in REFUSED.items() if name != "qv"}
+HINTS = {"num_splits", "pack_gqa", "deterministic", "sm_margin"}
+PAGED = {"kv.block_table": "page_table"}
+
+
+def _tail(given: Given, first_key: Tensor | None = None) -> Tail:
+    mask = visible(given.causal, given.window_size, given.attention_chunk, first_key)
+    return Tail(mask, scored(given.softcap), scale=given.softmax_scale)
+
+
+def _dense(q: Tensor, k: Tensor, v: Tensor, given: Given) -> Any:
+    return attention(q, k, v, **_tail(given)._asdict(), return_lse=bool(given.return_attn_probs))
+
+
+@drop_in(f"q, k, v, {OPTIONS}", REFUSED, HINTS)
+def flash_attn_func(given: Given) -> Any:
+    """q (batch, seq_q, heads_q, dim), k (batch, seq_k, heads_kv, dim), v (batch, seq_k, heads_kv, dim_v)."""
+    return _dense(given.q, given.k, given.v, given)
+
+
+@drop_in(
+    f"qkv, softmax_scale=None, causal=False, {SCALES}, window_size=(-1, -1), attention_chunk=0, softcap=0.0, "
+    "deterministic=False, num_heads_q=None, sm_margin=0, return_attn_probs=False",
+    PACKED_REFUSED,
+    {"deterministic", "sm_margin"},
+)
+def flash_attn_qkvpacked_func(given: Given) -> Any:
+    """qkv (batch, seq, 3, heads, dim), or (batch, seq, heads_q + 2 * heads_kv, dim) with num_heads_q."""
+    qkv, heads = given.qkv, given.num_heads_q
+    if qkv.ndim == 5:
+        q, k, v = qkv.unbind(2)
+        return _dense(q, k, v, given)
+    if heads is None or qkv.ndim != 4 or heads >= qkv.shape[2] or (qkv.shape[2] - heads) % 2:
+        rule = "with a qkv of rank 4 it says how many heads are queries, an even number of others being keys and values"
+        raise AttentionError(f"num_heads_q is {heads!r} and qkv has shape {tuple(qkv.shape)}; {rule}")
+    keys = (qkv.shape[2] - heads) // 2
+    q, k, v = qkv.split([heads, keys, keys], dim=2)
+    return _dense(q, k, v, given)
+
+
+@drop_in(
+    "q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=None, seqused_k=None, " + OPTIONS,
+    REFUSED,
+    HINTS,
+    NAMES,
+)
+def flash_attn_varlen_func(given: Given) -> Any:
+    """q (total_q, heads_q, dim), k (total_k, heads_kv, dim), v (total_k, heads_kv, dim_v)."""
+    queries = packed.Queries(given.q, given.cu_seqlens_q, given.max_seqlen_q, given.seqused_q)
+    keys = packed.Keys(given.k, given.v, given.cu_seqlens_k, given.max_seqlen_k, given.seqused_k)
+    out, lse = packed.attend(queries, keys, _tail(given))
+    return (out, lse) if given.return_attn_probs else out
+
+
+@drop_in(
+    "q, k_cache, v_cache, k=None, v=None, qv=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None, "
+    "cache_batch_idx=None, cache_leftpad=None, page_table=None, cu_seqlens_q=None, cu_seqlens_k_new=None, "
+    f"max_seqlen_q=None, rotary_seqlens=None, {SCALES}, softmax_scale=None, causal=False, window_size=(-1, -1), "
+    "attention_chunk=0, softcap=0.0, rotary_interleaved=True, scheduler_metadata=None, num_splits=0, pack_gqa=None, "
+    "sm_margin=0, return_softmax_lse=False",
+    REFUSED,
+    {"scheduler_metadata", "num_splits", "pack_gqa", "sm_margin"},
+    CACHE_NAMES | PAGED,
+)
+def flash_attn_with_kvcache(given: Given) -> Any:
+    """q (batch, seq_q, heads_q, dim), or (total_q, heads_q, dim) with cu_seqlens_q; see `cache`. No backward."""
+    out, lse = cached(given, _tail(given, given.cache_leftpad))
+    return (out, lse) if given.return_softmax_lse else out
+
+
+@drop_in("out_partial, lse_partial, out=None, out_dtype=None")
+def flash_attn_combine(given: Given) -> tuple[Tensor, Tensor]:
+    """Partial results over different keys as one: out (..., heads, dim) and lse (..., heads).
+
+    out_partial (splits, ..., heads, dim) and lse_partial (splits, ..., heads), fp32. The result is in the dtype of
+    `out`, else in out_dtype, else in that of out_partial. A row that no part has seen gives 0 and -inf.
+    """
+    parts, lses = given.out_partial.float(), given.lse_partial.float()
+    if parts.shape[:-1] != lses.shape:
+        raise AttentionError(
+            f"lse_partial has shape {tuple(lses.shape)}; it must be that of out_partial without the last axis, "
+            f"{tuple(parts.shape[:-1])}"
+        )
+    lse = torch.logsumexp(lses, dim=0)
+    weights = torch.exp(lses - lse.masked_fill(lse == -torch.inf, 0.0))
+    result = (weights[..., None] * parts.nan_to_num(0.0).where(weights[..., None] > 0, 0.0)).sum(0)
+    if given.out is not None:
+        return given.out.copy_(result), lse
+    return result.to(given.out_dtype or given.out_partial.dtype), lse
+
+
+@drop_in(
+    "batch_size, max_seqlen_q, max_seqlen_k, num_heads_q, num_heads_kv, headdim, cache_seqlens, qkv_dtype=None, "
+    "headdim_v=None, cu_seqlens_q=None, cu_seqlens_k_new=None, cache_leftpad=None, page_size=None, "
+    "max_seqlen_k_new=0, causal=False, window_size=(-1, -1), attention_chunk=0, has_softcap=False, num_splits=0, "
+    "pack_gqa=None, sm_margin=0",
+    hints={
+        "batch_size", "max_seqlen_q", "max_seqlen_k", "num_heads_q", "num_heads_kv", "headdim", "qkv_dtype",
+        "headdim_v", "cu_seqlens_q", "cu_seqlens_k_new", "cache_leftpad", "page_size", "max_seqlen_k_new", "causal",
+        "window_size", "attention_chunk", "has_softcap", "num_splits", "pack_gqa", "sm_margin",
+    },
+)  # fmt: skip
+def get_scheduler_metadata(given: Given) -> Tensor:
+    """An empty int32 tensor to pass on as scheduler_metadata."""
+    return torch.empty(0, dtype=torch.int32, device=given.cache_seqlens.device)

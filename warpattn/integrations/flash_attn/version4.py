@@ -1,0 +1,123 @@
+"""The functions of flash-attn 4: module `flash_attn.cute`. Both always return (out, lse or None).
+
+Its `mask_mod` and `score_mod` are functions for CuTe's compiler; here they are plain Python in the same order of
+arguments, or masks and scores of this package. They may stop after any of these:
+
+    mask_mod(b, h, q_idx, kv_idx, [seqlen_info,] [aux_tensors], [aux_scalars])     q_idx is the row, as there
+    score_mod(score, b, h, q_idx, kv_idx, [seqlen_info,] [aux_tensors], [aux_scalars])
+
+with one of them it is aux_tensors, with two seqlen_info before it. seqlen_info has seqlen_q and seqlen_k. Functions are
+differentiated automatically, so that there is no score_mod_bwd.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from warpattn.api import attention
+from warpattn.check import AttentionError
+from warpattn.integrations.flash_attn import packed
+from warpattn.integrations.flash_attn.modifiers import Tail, scored, visible
+from warpattn.integrations.flash_attn.version2 import NAMES
+from warpattn.integrations.flex import MaskMod, ScoreMod
+from warpattn.integrations.signature import Given, drop_in
+from warpattn.masks import Mask
+from warpattn.scores import Score
+from warpattn.traced import Lengths
+
+__all__ = ["flash_attn_func", "flash_attn_varlen_func"]
+
+VERSION = "4.0.0b36+warpattn"
+_BLOCKS = "block lists are not taken: mask_mod alone decides (a mask of this package skips blocks by itself)"
+_GRADIENT = "functions are differentiated automatically: leave it None"
+_LATENT = "the absorbed query and gathered keys of latent attention have no kernel: leave it None"
+REFUSED = {"qv": _LATENT, "gather_kv_indices": _LATENT, "score_mod_bwd": _GRADIENT, "block_sparse_tensors": _BLOCKS}
+HINTS = {"num_splits", "pack_gqa", "deterministic"}
+SCHEDULE = {"min_seqlen_k", "scheduler_metadata", "seqlen_k_per_split", "disable_scheduler_metadata"}
+
+
+class SeqlenInfo(NamedTuple):
+    """The lengths of the sequence at hand, as functions for flash-attn 4 see them."""
+
+    seqlen_q: Any
+    seqlen_k: Any
+
+
+@drop_in(
+    "q, k, v, qv=None, gather_kv_indices=None, softmax_scale=None, causal=False, window_size=(None, None), "
+    "learnable_sink=None, softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False, score_mod=None, "
+    "score_mod_bwd=None, mask_mod=None, aux_tensors=None, aux_scalars=None, block_sparse_tensors=None, "
+    "block_sparse_tensors_bwd=None, return_lse=False",
+    REFUSED | {"block_sparse_tensors_bwd": _BLOCKS},
+    HINTS,
+    {"sinks": "learnable_sink"},
+)
+def flash_attn_func(given: Given) -> tuple[Tensor, Tensor | None]:
+    """q (batch, seq_q, heads_q, dim), k (batch, seq_k, heads_kv, dim), v (batch, seq_k, heads_kv, dim_v)."""
+    out, lse = attention(given.q, given.k, given.v, **_tail(given)._asdict(), return_lse=True)
+    return out, lse if given.return_lse else None
+
+
+@drop_in(
+    "q, k, v, qv=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, min_seqlen_k=None, "
+    "seqused_q=None, seqused_k=None, gather_kv_indices=None, page_table=None, softmax_scale=None, causal=False, "
+    "window_size=(None, None), learnable_sink=None, softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False, "
+    "score_mod=None, score_mod_bwd=None, mask_mod=None, block_sparse_tensors=None, aux_tensors=None, aux_scalars=None, "
+    "return_lse=False, scheduler_metadata=None, seqlen_k_per_split=None, disable_scheduler_metadata=False",
+    REFUSED,
+    HINTS | SCHEDULE,
+    NAMES | {"kv.block_table": "page_table", "kv.lengths": "seqused_k", "sinks": "learnable_sink"},
+)
+def flash_attn_varlen_func(given: Given) -> tuple[Tensor, Tensor | None]:
+    """q (total_q, heads_q, dim) by cu_seqlens_q, or a batch without it; k and v likewise, or pages by page_table."""
+    queries = packed.Queries(given.q, given.cu_seqlens_q, given.max_seqlen_q, given.seqused_q)
+    lengths = given.cu_seqlens_k, given.max_seqlen_k, given.seqused_k
+    out, lse = packed.attend(queries, packed.Keys(given.k, given.v, *lengths, given.page_table), _tail(given))
+    return out, lse if given.return_lse else None
+
+
+def _tail(given: Given) -> Tail:
+    mask, score = visible(given.causal, given.window_size), scored(given.softcap)
+    if given.mask_mod is not None:
+        if mask is not None:
+            raise AttentionError("mask_mod is given with causal or window_size; write them into mask_mod")
+        mask = _mask(given.mask_mod, given)
+    if given.score_mod is not None:
+        if score is not None:
+            raise AttentionError("score_mod is given with softcap; write it into score_mod")
+        score = _score(given.score_mod, given)
+    sink = given.learnable_sink
+    if isinstance(sink, Tensor) and sink.dtype != given.q.dtype:
+        sink = sink.to(torch.float32)
+    return Tail(mask, score, sink, given.softmax_scale)
+
+
+def _mask(mod: Any, given: Given) -> Mask:
+    return mod if isinstance(mod, Mask) else MaskMod(mod, _extra("mask_mod", mod, 4, given))
+
+
+def _score(mod: Any, given: Given) -> Score:
+    return mod if isinstance(mod, Score) else ScoreMod(mod, _extra("score_mod", mod, 5, given))
+
+
+def _extra(name: str, mod: Any, plain: int, given: Given) -> Callable[[Lengths], tuple[Any, ...]]:
+    """The arguments after the indices, by how many the function takes."""
+    try:
+        parameters = inspect.signature(mod).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise AttentionError(f"{name} is {mod!r}; it must be a Python function, or a mask or score") from error
+    count = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty for p in parameters)
+    if not plain <= count <= plain + 3:
+        raise AttentionError(f"{name} takes {count} arguments; it must take from {plain} to {plain + 3}")
+    tensors, scalars = given.aux_tensors, given.aux_scalars
+
+    def extra(lens: Lengths) -> tuple[Any, ...]:
+        every = (SeqlenInfo(lens.q, lens.k), tensors, scalars)
+        return (tensors,) if count == plain + 1 else every[: count - plain]
+
+    return extra
