@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -56,12 +55,19 @@ class Ran:
     tickets: Tensor
 
 
-def run(case: Decode, programs: int = 3, kernel: Any = None, **options: Any) -> Ran:
-    """Simulate a case with `programs` CTAs; outputs and everything that must not be read start as NaN."""
-    q, dense, sequence, sinks = tensors(case)
+def run(
+    case: Decode, programs: int = 3, kernel: Any = None, table: Any = None, first: Any = None, **options: Any
+) -> Ran:
+    """Simulate a case with `programs` CTAs; outputs and everything that must not be read start as NaN.
+
+    kernel: changes the compiled kernel; table: replaces the block table; first: (q, k, v) of the first sequence.
+    """
+    q, dense, sequence, sinks = tensors(case, first)
+    if table is not None:
+        sequence = replace(sequence, block_table=table)
     k, v = (sequence.k_pages, sequence.v_pages) if isinstance(sequence, PagedKV) else dense
     call = Call(q, k, v, sequence, case.mask, case.score, sinks, None, True, backend="reference")
-    ready = examine(call)
+    ready = examine(call, read_values=False)
     out = torch.full((*q.shape[:3], v.shape[-1]), float("nan"), dtype=case.dtype)
     lse = torch.full(ready.lse_shape, float("nan"))
     choice = choose(ready.problem, ARCHS["sm90"], batch_invariant=case.invariant)
@@ -71,6 +77,8 @@ def run(case: Decode, programs: int = 3, kernel: Any = None, **options: Any) -> 
         partial.fill_(float("nan"))
     compiled = built(step) if kernel is None else kernel(built(step))
     report = simulate(compiled, (programs,), step.args, **options)
+    if table is not None:
+        return Ran(report, out, lse, 0.0, 0.0, step.args["workspace"][3])
     expected, expected_lse = reference(q, k, v, sequence=sequence, mask=case.mask, score=case.score, sinks=sinks)
     tickets = step.args["workspace"][3]
     return Ran(report, out, lse, error(out.float(), expected.float()), error(lse, expected_lse), tickets)
@@ -85,7 +93,7 @@ def built(step: Any) -> Any:
     return _built[step.key]
 
 
-def tensors(case: Decode) -> tuple[Tensor, tuple[Tensor, Tensor], Dense | PagedKV, Tensor | None]:
+def tensors(case: Decode, first: Any = None) -> tuple[Tensor, tuple[Tensor, Tensor], Dense | PagedKV, Tensor | None]:
     """q, dense (k, v), sequence, sinks. Pages lie in random order; whatever no sequence owns is NaN."""
     generator = torch.Generator().manual_seed(case.seed)
 
@@ -96,6 +104,8 @@ def tensors(case: Decode) -> tuple[Tensor, tuple[Tensor, Tensor], Dense | PagedK
     q = normal(batch, case.tokens, case.heads, case.dim)
     k = normal(batch, longest, case.heads_kv, case.dim)
     v = normal(batch, longest, case.heads_kv, case.dim_v or case.dim)
+    for x, given in zip((q, k, v), first or (), strict=False):
+        x[0, : given.shape[1]] = given[0]
     sinks = torch.randn(case.heads, generator=generator) if case.sinks else None
     if not case.page:
         return q, (k, v), Dense(), sinks
@@ -119,6 +129,3 @@ def paged(k: Tensor, v: Tensor, lengths: Tensor, page: int, generator: torch.Gen
                 cache[free[at + t], : rows.stop - rows.start] = x[b, rows]
         at += count
     return PagedKV(*pages, table, lengths)
-
-
-Break = Callable[[Any], Any]

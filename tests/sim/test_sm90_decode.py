@@ -1,0 +1,150 @@
+"""The Hopper decode kernel in the simulator: right values, no findings, the same bits whoever combines."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from tests.sim.sm90_decode import Decode, run, tensors
+from warpattn.masks import Causal, Chunked, CustomMask, SlidingWindow
+from warpattn.scores import ALiBi, SoftCap
+from warpattn.sim.compile import Compiled
+
+SCHEDULES = [("eager", 0), ("lazy", 0), ("adversarial", 0), *(("random", seed) for seed in range(3))]
+LENGTHS = (1, 2, 63, 64, 65, 127, 129, 1000)
+MIXED = (130, 0, 64, 5, 300)
+SLOPES = ALiBi(torch.tensor([0.5, 0.25, 0.1, 0.05]))
+
+CASES = {
+    "dense": Decode((300, 300), heads=8, heads_kv=2),
+    "dense-128": Decode((300,), heads=8, heads_kv=2, dim=128, tokens=2, mask=Causal()),
+    "head-dim-256": Decode((200,), dim=256, tokens=2, mask=Causal()),
+    "odd-dims": Decode((200, 70), dim=72, dim_v=40, page=16),
+    "fp16": Decode(MIXED, page=64, dtype=torch.float16),
+    "paged": Decode(LENGTHS, page=64, heads=8, heads_kv=2),
+    "paged-gathered": Decode(MIXED, page=3, tokens=2, mask=Causal()),
+    "window": Decode(MIXED, page=16, tokens=4, mask=SlidingWindow(70)),
+    "chunked": Decode(MIXED, page=16, tokens=4, mask=Chunked(48) & Causal()),
+    "two-row-tiles": Decode((200, 3, 90), page=32, heads=8, tokens=16, mask=Causal()),
+    "window-two-row-tiles": Decode((300, 3, 90), page=32, heads=8, tokens=16, mask=SlidingWindow(40)),
+    "soft-cap": Decode(MIXED, page=64, score=SoftCap(3.0)),
+    "alibi": Decode(MIXED, page=64, tokens=2, mask=Causal(), score=SLOPES),
+    "sinks": Decode(MIXED, page=64, sinks=True),
+    "sinks-alibi-window": Decode((300, 40), tokens=2, page=8, mask=SlidingWindow(90), score=SLOPES, sinks=True),
+    "by-head": Decode((200,), tokens=2, mask=CustomMask(lambda b, h, q, k: (k + h) % 3 != 0)),
+    "invariant": Decode((400, 70, 130), page=64, heads=8, heads_kv=2, invariant=True, config=(("unit", 1),)),
+}
+
+
+def check(case: Decode, programs: int = 3, **options: object):
+    """Run a case; right, without findings, and with every ticket put back."""
+    ran = run(case, programs, **options)
+    assert ran.report.clean, ran.report
+    assert ran.out_error < (2e-2 if case.dtype == torch.bfloat16 else 3e-3)
+    assert ran.lse_error < 1e-4
+    assert not ran.tickets.any(), "tickets are left as they were found"
+    return ran
+
+
+@pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
+@pytest.mark.parametrize("name", CASES)
+def test_right_and_without_findings(name, schedule, seed):
+    check(CASES[name], programs=5, schedule=schedule, seed=seed)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_dense_lengths(length):
+    check(Decode((length, length)), programs=4)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 4, 16])
+@pytest.mark.parametrize("group", [1, 4, 8])
+def test_groups_and_tokens(group, tokens):
+    check(Decode(MIXED, page=64, heads=2 * group, heads_kv=2, tokens=tokens, mask=Causal()), programs=4)
+
+
+@pytest.mark.parametrize("page", [1, 3, 16, 48, 64, 128, 256])
+@pytest.mark.parametrize("mask", [None, Causal(), SlidingWindow(70), Chunked(48)], ids=str)
+def test_pages(page, mask):
+    check(Decode(MIXED, page=page, tokens=2, mask=mask, heads=2), programs=4)
+
+
+@pytest.mark.parametrize("programs", [1, 2, 3, 7, 16])
+@pytest.mark.parametrize("invariant", [False, True])
+def test_any_number_of_programs(programs, invariant):
+    """One CTA splits nothing; with more CTAs than key tiles some have nothing to do."""
+    case = Decode((1000, 130), page=64, invariant=invariant, config=(("unit", 2),))
+    check(case, programs, schedule="random", seed=programs)
+
+
+@pytest.mark.parametrize("ctas", [1, 2])
+@pytest.mark.parametrize("block_n", [64, 128])
+def test_configurations(block_n, ctas):
+    fields = (("block_n", block_n), ("stages", 2), ("ctas", ctas), ("plan_width", 1024))
+    check(Decode((300, 130), page=16, config=fields), programs=4)
+
+
+def test_more_sequences_than_are_added_up_at_once():
+    lengths = tuple((37 * b) % 5 * 30 for b in range(150))
+    check(Decode(lengths, page=64, heads=1, config=(("plan_width", 128),)), programs=6)
+
+
+def test_nothing_visible():
+    ran = check(Decode((100, 0), page=64, tokens=2, mask=CustomMask(lambda b, h, q, k: k < 0)))
+    assert not ran.out.any() and torch.isneginf(ran.lse).all()
+
+
+def test_no_keys_at_all_but_sinks():
+    case = Decode((0, 40), page=16, sinks=True)
+    ran = check(case)
+    sinks = tensors(case)[3]
+    assert sinks is not None and torch.allclose(ran.lse[0, :, 0], sinks)
+    assert not ran.out[0].any() and ran.out[1].any()
+
+
+def test_the_same_bits_under_every_schedule():
+    outs = [check(CASES["paged"], 7, schedule=schedule, seed=seed).out for schedule, seed in SCHEDULES]
+    assert all(torch.equal(outs[0], out) for out in outs[1:])
+
+
+@pytest.mark.parametrize("programs", [1, 4, 9])
+def test_batch_invariance(programs):
+    """A sequence alone, and with other company on another number of CTAs: the same bits."""
+    fields = (("unit", 2),)
+    alone = check(Decode((777,), page=64, heads=8, heads_kv=2, invariant=True, config=fields), 3)
+    company = Decode((777, 400, 33), page=64, heads=8, heads_kv=2, invariant=True, config=fields)
+    q, (k, v), _, _ = tensors(Decode((777,), page=64, heads=8, heads_kv=2))
+    many = check(company, programs, first=(q, k, v))
+    assert torch.equal(alone.out[0], many.out[0]) and torch.equal(alone.lse[0], many.lse[0])
+
+
+def broken(old: str, new: str):
+    """The kernel with its text changed once."""
+
+    def change(kernel: Compiled) -> Compiled:
+        text = kernel.asm["ttgir"]
+        assert old in text
+        return replace(kernel, asm={"ttgir": text.replace(old, new, 1)})
+
+    return change
+
+
+def test_combining_without_acquire_is_found():
+    change = broken("tt.atomic_rmw add, acq_rel", "tt.atomic_rmw add, relaxed")
+    ran = run(Decode((1000,)), 4, kernel=change, schedule="random", seed=1)
+    assert "Race" in {finding.kind for finding in ran.report.findings}, ran.report
+
+
+def test_values_past_the_end_that_are_not_cleared_are_nan():
+    """What the kernel does about garbage behind the last key is needed: the same case is right with it."""
+    case = Decode((70,), page=64)
+    check(case)
+    ran = run(replace(case, config=(("has_lengths", False),)), 1)
+    assert not ran.out_error < 1
+
+
+def test_pages_out_of_range_are_clamped():
+    ran = run(Decode((200,), page=64), 2, table=torch.tensor([[-5, 10**6, 0, 2]], dtype=torch.int32))
+    assert ran.report.clean, ran.report
