@@ -142,6 +142,11 @@ class FA4Config:
         return self.BM_eff * self.cta_group
 
     @property
+    def wg_queries(self) -> int:
+        """Query positions from softmax warpgroup 0 to 1; with one query tile they have the same rows."""
+        return self.BM_eff // 2 if self.num_q == 2 else 0
+
+    @property
     def BM_q(self) -> int:
         """Rows of one query tile in a CTA."""
         return self.BM // self.num_q

@@ -187,7 +187,7 @@ def p_tile(memory, wg: gl.constexpr, config: gl.constexpr):
 def row_place(ctx, rows, wg: gl.constexpr):
     """(query in its sequence, query head) of rows of a query tile."""
     config: gl.constexpr = ctx.config
-    first = ctx.tile.row + wg * (config.BM_eff // 2)
+    first = ctx.tile.row + wg * config.wg_queries
     if config.fuse_gqa:
         return first + rows // config.group, ctx.tile.h + rows % config.group
     else:

@@ -58,6 +58,6 @@ def load_v(ctx, ring, state, key_tile):
 
 
 @gluon.jit
-def load_keys(ctx, desc, key_tile, full, smem):
-    """BN rows of K or V."""
-    tma.async_load(desc, [ctx.tile.b, key_tile * ctx.config.BN, ctx.work.kv_head, 0], full, smem)
+def load_keys(ctx, desc, key_tile, full, smem, column=0):
+    """BN rows of K or V, from a column on."""
+    tma.async_load(desc, [ctx.tile.b, key_tile * ctx.config.BN, ctx.work.kv_head, column], full, smem)

@@ -16,14 +16,13 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import allocate_tensor_memory, fence_async_shared, mbarrier
 
-from ..nvidia.kv_ring import KVConsumerPipeline, KVProducerPipeline
-from ..nvidia.pipelines import make_kv_pipeline
-from ..nvidia.tma_ring import KVConsumerRings, KVProducerRings, TMAConsumerPipeline, make_tma_producer
+from ..nvidia.pipelines import KVPipeline, make_kv_pipeline
 from ..pieces.apply import Modifiers
 from ..pieces.span import tile_span
 from ..pieces.tiles import Tile
 from .context import Barriers, Memory, Tensors, Work, make_barriers
-from .layouts import box_layout, element_type, lanes, query_box
+from .context import make_rings as make_whole_rings
+from .layouts import box_layout, element_type, lanes, query_box, stacked
 from .mha_1q_roles import correction_role, load_role, mma_role
 from .mha_1q_softmax import softmax_0, softmax_1
 from .split import TileRun, window
@@ -34,16 +33,17 @@ ISSUE_REGISTERS = gl.constexpr(40)
 
 @gluon.aggregate
 class Context:
-    """What every role can see. `span` is what the softmax of a warpgroup goes through, `run` what the CTA does."""
+    """What every role can see, with the names that the roles' functions share with the kernel of two query tiles."""
 
     tensors: Tensors
     memory: Memory  # q: [chunks, *query box]
+    k: KVPipeline  # slots of K in chunks, or of K and V in turn
+    v: KVPipeline
     bars: Barriers
     combine_bars: gl.shared_memory_descriptor  # [2, 1]: a warpgroup's maximum and sum are written
     work: Work
     tile: Tile
-    out_batch: gl.tensor  # batch of the output, partitions counted as batches of their own
-    run: TileRun
+    out_batch: gl.tensor  # batch of the output; parts of a split are batches of their own
     span: TileRun
     mods: Modifiers
     scale: gl.tensor  # softmax scale, fp32
@@ -55,18 +55,10 @@ class Context:
     def of_warpgroup(self, wg: gl.constexpr):
         """The context with the key tiles of one softmax warpgroup."""
         return Context(
-            self.tensors, self.memory, self.bars, self.combine_bars, self.work, self.tile, self.out_batch, self.run,
-            self.run.every_other(wg), self.mods, self.scale, self.config, self.has_sinks, self.has_lse,
+            self.tensors, self.memory, self.k, self.v, self.bars, self.combine_bars, self.work, self.tile,
+            self.out_batch, self.span.every_other(wg), self.mods, self.scale, self.config, self.has_sinks,
+            self.has_lse,
         )  # fmt: skip
-
-    @gluon.jit
-    def row_place(self, rows):
-        """(query in its sequence, query head) of rows of the tile."""
-        config: gl.constexpr = self.config
-        if config.fuse_gqa:
-            return self.tile.row + rows // config.group, self.tile.h + rows % config.group
-        else:
-            return self.tile.row + rows, self.tile.h + gl.zeros_like(rows)
 
 
 @gluon.jit
@@ -74,9 +66,7 @@ def make_memory(config: gl.constexpr):
     """Shared memory of Q's chunks and of the scales, and all of tensor memory."""
     dtype: gl.constexpr = element_type(config.dtype)
     box: gl.constexpr = query_box(config, config.BK0)
-    q = gl.allocate_shared_memory(
-        dtype, [config.num_qk_stages, box[0], box[1], box[2], box[3]], box_layout(box, dtype)
-    )
+    q = gl.allocate_shared_memory(dtype, stacked(config.num_qk_stages, box), box_layout(box, dtype))
     scales = gl.allocate_shared_memory(gl.float32, [2, config.BM_q], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     s = allocate_tensor_memory(gl.float32, [2, config.BM_q, config.BN], lanes(config.BN))
     o = allocate_tensor_memory(gl.float32, [2, config.BM_q, config.padded_ov_depth], lanes(config.padded_ov_depth))
@@ -85,24 +75,22 @@ def make_memory(config: gl.constexpr):
 
 @gluon.jit
 def make_rings(config: gl.constexpr):
-    """(load warp's side, MMA warp's side) of the K/V ring or rings, initialised."""
-    dtype: gl.constexpr = element_type(config.dtype)
-    stages: gl.constexpr = config.num_kv_stages
-    chunks: gl.constexpr = config.num_qk_stages
-    k_box: gl.constexpr = [1, config.BN, 1, config.BK0]
-    v_box: gl.constexpr = [1, config.BN, 1, config.padded_ov_depth]
-    k_smem = gl.allocate_shared_memory(dtype, [stages * chunks, 1, config.BN, 1, k_box[3]], box_layout(k_box, dtype))
-    k = make_kv_pipeline(k_smem, stages, chunks)
-    k.init()
+    """(K ring in chunks, V ring), or the ring of both twice."""
     if config.use_shared_kv:
-        return KVProducerPipeline(k, config.k_chunk_bytes), KVConsumerPipeline(k)
+        return make_whole_rings(config)
     else:
-        v_smem = gl.allocate_shared_memory(dtype, [stages, 1, config.BN, 1, v_box[3]], box_layout(v_box, dtype))
+        dtype: gl.constexpr = element_type(config.dtype)
+        stages: gl.constexpr = config.num_kv_stages
+        chunks: gl.constexpr = config.num_qk_stages
+        k_box: gl.constexpr = [1, config.BN, 1, config.BK0]
+        v_box: gl.constexpr = [1, config.BN, 1, config.padded_ov_depth]
+        k_smem = gl.allocate_shared_memory(dtype, stacked(stages * chunks, k_box), box_layout(k_box, dtype))
+        v_smem = gl.allocate_shared_memory(dtype, stacked(stages, v_box), box_layout(v_box, dtype))
+        k = make_kv_pipeline(k_smem, stages, chunks)
         v = make_kv_pipeline(v_smem, stages)
+        k.init()
         v.init()
-        k_producer = make_tma_producer(k, True, config.k_chunk_bytes)
-        producer = KVProducerRings(k_producer, make_tma_producer(v, False, config.v_bytes))
-        return producer, KVConsumerRings(TMAConsumerPipeline(k, True), TMAConsumerPipeline(v, False))
+        return k, v
 
 
 @gluon.jit
@@ -141,11 +129,11 @@ def mha_1q_kernel(
     combine_bars = mbarrier.allocate_mbarrier(batch=2)
     for wg in gl.static_range(2):
         mbarrier.init(combine_bars.index(wg), count=4)
-    producer, consumer = make_rings(config)
+    k, v = make_rings(config)
     out_batch = partition * gl.num_programs(2) + tile.b
     tensors = Tensors(q_desc, k_desc, v_desc, o_desc, lse_ptr, sinks_ptr)
     ctx = Context(
-        tensors, make_memory(config), make_barriers(), combine_bars, work, tile, out_batch, run, run, mods, scale,
+        tensors, make_memory(config), k, v, make_barriers(), combine_bars, work, tile, out_batch, run, mods, scale,
         config, has_sinks, has_lse,
     )  # fmt: skip
     fence_async_shared()
@@ -154,8 +142,8 @@ def mha_1q_kernel(
             (correction_role, (ctx,)),
             (softmax_0, (ctx,)),
             (softmax_1, (ctx,)),
-            (mma_role, (ctx, consumer)),
-            (load_role, (ctx, producer)),
+            (mma_role, (ctx,)),
+            (load_role, (ctx,)),
         ],
         [4, 4, 1, 1],
         [SOFTMAX_REGISTERS, SOFTMAX_REGISTERS, ISSUE_REGISTERS, ISSUE_REGISTERS],

@@ -11,110 +11,97 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import mbarrier, tcgen05_commit, tcgen05_mma, tma
 
-from .context import p_tile
+from .context import consumer, key_view, producer
 from .correction_warp import correct
+from .load_warp import load_keys, load_v
+from .mma_warp import multiply_pv
 from .signals import signal
 
 
 @gluon.jit
-def load_role(ctx, kv):
+def load_role(ctx):
     """Feed the run's keys in its order, K two tiles ahead of V."""
-    if ctx.run.total > 0:
-        state = load_k(ctx, kv, kv.start(), 0, True)
-        if ctx.run.total > 1:
-            state = load_k(ctx, kv, state, 1, False)
-        for n in range(ctx.run.total):
-            kv.acquire_v(state)
-            full, smem = kv.get_v(state)
-            tma.async_load(ctx.tensors.v, key_place(ctx, n, 0), full, smem)
-            state = kv.commit_v(state)
-            if n + 2 < ctx.run.total:
-                state = load_k(ctx, kv, state, n + 2, False)
+    total = ctx.span.total
+    if total > 0:
+        ring = producer(ctx)
+        state = load_k(ctx, ring, ring.start(), 0, True)
+        if total > 1:
+            state = load_k(ctx, ring, state, 1, False)
+        for n in range(total):
+            state = load_v(ctx, ring, state, ctx.span.key_tile(n))
+            if n + 2 < total:
+                state = load_k(ctx, ring, state, n + 2, False)
 
 
 @gluon.jit
-def load_k(ctx, kv, state, n, first: gl.constexpr):
-    """K tile number `n` of the run, in chunks; the first one's bring those of Q with them."""
+def load_k(ctx, ring, state, n, with_q: gl.constexpr):
+    """K tile number `n` of the run in chunks of columns, the first tile's with those of Q; returns the state after."""
     config: gl.constexpr = ctx.config
-    for c in gl.static_range(config.num_qk_stages):
-        kv.acquire_k(state, c)
-        if first:
-            full, smem = kv.get_k(state, c, False)
+    chunks: gl.constexpr = config.num_qk_stages
+    for c in gl.static_range(chunks):
+        ring.acquire_k(state, c)
+        full, slot = ring.get_k(state, c, expect=False)
+        if with_q:
             mbarrier.expect(full, config.q_bytes // config.num_qk_stages + config.k_chunk_bytes)
             place = [ctx.tile.b, ctx.tile.row, ctx.tile.h, c * config.BK0]
             tma.async_load(ctx.tensors.q, place, full, ctx.memory.q.index(c))
         else:
-            full, smem = kv.get_k(state, c)
-        tma.async_load(ctx.tensors.k, key_place(ctx, n, c * config.BK0), full, smem)
-    return kv.commit_k(state)
+            mbarrier.expect(full, config.k_chunk_bytes)
+        smem = key_view(slot, config.BK0, config)
+        load_keys(ctx, ctx.tensors.k, ctx.span.key_tile(n), full, smem, c * config.BK0)
+    return ring.commit_k(state)
 
 
 @gluon.jit
-def key_place(ctx, n, column):
-    """Coordinates of key tile number `n` of the run, from a column on."""
-    return [ctx.tile.b, ctx.run.key_tile(n) * ctx.config.BN, ctx.work.kv_head, column]
-
-
-@gluon.jit
-def mma_role(ctx, kv):
+def mma_role(ctx):
     """All products of the run, in the order above."""
-    total = ctx.run.total
+    total = ctx.span.total
     if total > 0:
-        state = multiply_qk(ctx, kv, kv.start(), 0)
+        ring = consumer(ctx)
+        state = multiply_qk(ctx, ring, ring.start(), 0)
         if total > 1:
-            state = multiply_qk(ctx, kv, state, 1)
+            state = multiply_qk(ctx, ring, state, 1)
         for n in range(0, total, 2):
-            state = multiply_pv(ctx, kv, state, 0, n)
+            state = add_pv(ctx, ring, state, 0, n // 2)
             if n + 2 < total:
-                state = multiply_qk(ctx, kv, state, 0)
+                state = multiply_qk(ctx, ring, state, 0)
             if n + 1 < total:
-                state = multiply_pv(ctx, kv, state, 1, n)
+                state = add_pv(ctx, ring, state, 1, n // 2)
                 if n + 3 < total:
-                    state = multiply_qk(ctx, kv, state, 1)
+                    state = multiply_qk(ctx, ring, state, 1)
 
 
 @gluon.jit
-def multiply_qk(ctx, kv, state, wg: gl.constexpr):
-    """S = Q·Kᵀ with the next K tile, chunk by chunk."""
+def multiply_qk(ctx, ring, state, wg: gl.constexpr):
+    """S = Q·Kᵀ with the next K tile, chunk by chunk; returns the state after it."""
     config: gl.constexpr = ctx.config
-    for c in gl.static_range(config.num_qk_stages):
-        kv.wait_k(state, c)
+    chunks: gl.constexpr = config.num_qk_stages
+    for c in gl.static_range(chunks):
+        ring.wait_k(state, c)
         q = ctx.memory.q.index(c).reshape([config.BM_q, config.BK0])
-        k = kv.k_tile(state, c).reshape([config.BN, config.BK0]).permute((1, 0))
-        tcgen05_mma(q, k, ctx.memory.s.index(wg), use_acc=c > 0)
-        state = kv.release_k(state, c)
+        k = key_view(ring.k_tile(state, c), config.BK0, config).reshape([config.BN, config.BK0])
+        tcgen05_mma(q, k.permute((1, 0)), ctx.memory.s.index(wg), use_acc=c > 0)
+        state = ring.release_k(state, c)
     tcgen05_commit(ctx.bars.s_producer.index(wg))
     return state
 
 
 @gluon.jit
-def multiply_pv(ctx, kv, state, wg: gl.constexpr, n):
-    """O += P·V with the next V tile, as soon as the parts of P are written; `n` is its number, or the even one below."""
-    config: gl.constexpr = ctx.config
-    half: gl.constexpr = config.BN // 2
-    quarter: gl.constexpr = config.BN // 4
-    state = kv.wait_v(state)
-    v = kv.v_tile(state).reshape([config.BN, config.padded_ov_depth])
-    p = p_tile(ctx.memory, wg, config)
-    o = ctx.memory.o.index(wg)
-    phase = (n // 2) & 1
-    mbarrier.wait(ctx.bars.s_consumer.index(2 * wg), phase)
-    tcgen05_mma(p.slice(0, half), v.slice(0, half), o, use_acc=n > 1)
-    tcgen05_mma(p.slice(half, quarter), v.slice(half, quarter), o)
-    mbarrier.wait(ctx.bars.s_consumer.index(2 * wg + 1), phase)
-    tcgen05_mma(p.slice(half + quarter, quarter), v.slice(half + quarter, quarter), o)
-    tcgen05_commit(ctx.bars.o_producer.index(wg))
-    kv.release_v(state)
+def add_pv(ctx, ring, state, wg: gl.constexpr, n):
+    """O += P·V with the next V tile, of number `n` for this accumulator; returns the state after it."""
+    state = ring.wait_v(state)
+    multiply_pv(ctx, wg, ring.v_tile(state), n)
+    ring.release_v(state)
     return state
 
 
 @gluon.jit
 def correction_role(ctx):
     """Both accumulators in turn; there is nothing to rescale before their second tiles."""
-    if ctx.run.total > 0:
+    if ctx.span.total > 0:
         signal(ctx.bars.s_consumer.index(0))
         signal(ctx.bars.s_consumer.index(2))
-        for n in range(2, ctx.run.total, 2):
+        for n in range(2, ctx.span.total, 2):
             correct(ctx, 0, n // 2)
-            if n + 1 < ctx.run.total:
+            if n + 1 < ctx.span.total:
                 correct(ctx, 1, n // 2)

@@ -21,6 +21,7 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
 )
 
 from ..pieces.softmax import LOG2_E, exponent
+from .context import row_place
 from .epilogue import finish
 from .layouts import box_layout, element_type, query_box, row_layout
 from .signals import await_signal, signal
@@ -29,21 +30,22 @@ from .softmax_warp import RowState, exponent_scale, softmax_tile
 
 @gluon.jit
 def softmax_0(ctx):
-    softmax_role(ctx, ctx.of_warpgroup(0), 0)
+    softmax_role(ctx, 0)
 
 
 @gluon.jit
 def softmax_1(ctx):
-    softmax_role(ctx, ctx.of_warpgroup(1), 1)
+    softmax_role(ctx, 1)
 
 
 @gluon.jit
-def softmax_role(ctx, mine, wg: gl.constexpr):
-    """This warpgroup's key tiles (`mine` is the context with them alone), then its share of the output."""
+def softmax_role(ctx, wg: gl.constexpr):
+    """This warpgroup's key tiles, then its share of the output."""
     config: gl.constexpr = ctx.config
+    mine = ctx.of_warpgroup(wg)
     m = gl.full([config.BM_q], -float("inf"), gl.float32, row_layout())
     state = RowState(m, gl.zeros_like(m))
-    if ctx.run.total > 0:
+    if ctx.span.total > 0:
         for n in range(mine.span.total):
             state = softmax_tile(mine, state, n, wg)
         await_signal(ctx.bars.o_producer.index(wg), (mine.span.total - 1) & 1, mine.span.total > 0)
@@ -69,7 +71,7 @@ def store_combined(ctx, state, wg: gl.constexpr):
     rows = gl.arange(0, config.BM_q, row_layout())
     sink = 0.0
     if ctx.has_sinks:
-        sink = gl.load(ctx.tensors.sinks + ctx.row_place(rows)[1])
+        sink = gl.load(ctx.tensors.sinks + row_place(ctx, rows, wg)[1])
     factor, lse = finish(m, state.l * own + l_other * other, c, sink, ctx.has_sinks)
     if wg == 0:
         store_lse(ctx, rows, lse)
@@ -94,7 +96,7 @@ def store_lse(ctx, rows, lse):
     heads)."""
     config: gl.constexpr = ctx.config
     if ctx.has_lse:
-        queries, heads = ctx.row_place(rows)
+        queries, heads = row_place(ctx, rows, 0)
         batch = ctx.out_batch.to(gl.int64)
         if config.splitk_partitions > 1:
             row = (batch * ctx.work.seq_q + queries) * ctx.work.heads_q + heads
@@ -135,9 +137,9 @@ def output_block(ctx, f0, f1, i: gl.constexpr, cols: gl.constexpr):
     """Columns i · cols … of the combined output [128, cols]; accumulators that nothing was added to are not read."""
     layout: gl.constexpr = ctx.memory.o.index(0).slice(i * cols, cols).get_reg_layout()
     values = gl.zeros([ctx.config.BM_q, cols], gl.float32, layout)
-    if ctx.run.total > 0:
+    if ctx.span.total > 0:
         values = mul2(ctx.memory.o.index(0).slice(i * cols, cols).load(layout), column(f0, layout))
-    if ctx.run.total > 1:
+    if ctx.span.total > 1:
         values = fma2(ctx.memory.o.index(1).slice(i * cols, cols).load(layout), column(f1, layout), values)
     return values
 
