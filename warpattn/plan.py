@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from warpattn.check import AttentionError
 from warpattn.kernels.sm90.choose import choose as choose_sm90
 from warpattn.kernels.sm90.steps import steps as steps_sm90
+from warpattn.kernels.sm100.choose import choose as choose_sm100
+from warpattn.kernels.sm100.steps import steps as steps_sm100
 from warpattn.operands import Operands
 from warpattn.problem import Problem, Ready
 from warpattn.sequences import Sequence
@@ -18,8 +20,8 @@ from warpattn.target import ARCHS
 
 __all__ = ["Plan", "plan", "steps"]
 
-_CHOOSERS = {"sm90": choose_sm90}
-_STEPS = {"sm90": steps_sm90}
+_CHOOSERS = {"sm90": choose_sm90, "sm100": choose_sm100}
+_STEPS = {"sm90": steps_sm90, "sm100": steps_sm100}
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ def query_box(config, cols):
 
 @gluon.constexpr_function
 def slot_box(config):
-    """A slot that K and V tiles take in turn: a tile, or the column blocks of the wider where their head dims differ."""
+    """A slot that K and V tiles take in turn: a tile, or the column blocks of the wider where head dims differ."""
     qk, ov = config.padded_qk_depth, config.padded_ov_depth
     return [1, config.BN, 1, qk] if qk == ov else [max(qk, ov) // 64, 1, config.BN, 1, 64]
 
