@@ -32,6 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "expr": {"check", "evaluate", "nodes", "number"},
     "sass": set(),
     "gcn": set(),
+    "hip": {"abi", "artifacts", "cuda", "step"},
     "cuda": set(),
     "abi": set(),
     "artifacts": {"abi"},
