@@ -89,6 +89,9 @@ def installed(version: int = 2) -> Iterator[None]:
 def _put(name: str, module: ModuleType) -> None:
     _replaced.append((name, sys.modules.get(name)))
     sys.modules[name] = module
+    for other in list(sys.modules):  # what is imported below the name stays reachable through it
+        if other.rpartition(".")[0] == name:
+            setattr(module, other.rpartition(".")[2], sys.modules[other])
     parent, _, child = name.rpartition(".")
     if parent:
         setattr(sys.modules[parent], child, module)
