@@ -86,9 +86,10 @@ def test_configurations(block_n, ctas):
     check(Decode((300, 130), page=16, config=fields), programs=4)
 
 
-def test_more_sequences_than_are_added_up_at_once():
+@pytest.mark.parametrize("fields", [(), (("plan_width", 128), ("plan_once", False))], ids=["wide", "blocks"])
+def test_more_sequences_than_are_added_up_at_once(fields):
     lengths = tuple((37 * b) % 5 * 30 for b in range(150))
-    check(Decode(lengths, page=64, heads=1, config=(("plan_width", 128),)), programs=6)
+    check(Decode(lengths, page=64, heads=1, config=fields), programs=6)
 
 
 def test_nothing_visible():

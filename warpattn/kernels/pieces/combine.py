@@ -84,8 +84,9 @@ def combine_rows(partials, part, first_row, layout: gl.constexpr, block: gl.cons
 
 @gluon.constexpr_function
 def combine_block(cols):
-    """(parts, rows) that one warpgroup combines at once: 64 registers a thread for at most 256 columns."""
-    return (8 if cols > 128 else 16, 4 * (32 // min(32, cols // 4)))
+    """(parts, rows) that one warpgroup combines at once, in 128 registers a thread for at most 256 columns: many parts,
+    because every further block waits for memory once more."""
+    return (16 if cols > 128 else 32, 4 * (32 // min(32, cols // 4)))
 
 
 @gluon.constexpr_function

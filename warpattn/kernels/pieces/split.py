@@ -102,8 +102,10 @@ def part_at(place, units, shares, cta, invariant: gl.constexpr):
 
 
 @gluon.jit
-def find_place(unit, sums, units):
-    """(entry, units before it) as far as a block of entries tells: `sums` are inclusive sums of `units`, plus those of
-    earlier blocks. Added over all blocks (entries) and maximised (before) they give the place of `unit`."""
+def find_place(unit, sums):
+    """(entry, units before it) of `unit` as far as a block of entries tells, given inclusive sums of their units.
+
+    Several blocks: add the entries, take the largest of the units.
+    """
     passed = sums <= unit
     return gl.sum(passed.to(gl.int32), 0), gl.max(gl.where(passed, sums, 0), 0)

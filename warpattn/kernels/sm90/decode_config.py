@@ -40,7 +40,8 @@ class DecodeConfig:
     page_box: int = 0  # rows of a page that one copy reads: a power of two; 0 for keys in one piece
     has_lengths: bool = False  # lengths are read from a tensor
     uniform: bool = False  # every head of the batch has equally many key tiles: nothing to add up
-    plan_width: int = 128  # sequences whose lengths are added up at once
+    plan_width: int = 128  # entries (row tiles of sequences) whose key tiles are added up at once
+    plan_once: bool = True  # all entries are
     consumer_registers: int = 240
     producer_registers: int = 96
 

@@ -183,23 +183,28 @@ def take_share(keys, work, mods, config: gl.constexpr):
         unit = shares.first(cta)
         entry = unit // units
         return shares, Place(unit, entry, entry * units)
+    elif config.plan_once:
+        units = block_units(0, entries, keys, work, mods, config)
+        shares = share_out(gl.sum(units, 0), parts)
+        unit = shares.first(cta)
+        entry, before = find_place(unit, gl.cumsum(units, 0))
+        return shares, Place(unit, entry, before)
     else:
         total = gl.to_tensor(0)
         for begin in range(0, entries, config.plan_width):
             total += gl.sum(block_units(begin, entries, keys, work, mods, config), 0)
         shares = share_out(total, parts)
         unit = shares.first(cta)
-        passed = gl.to_tensor(0)
+        entry = gl.to_tensor(0)
         before = gl.to_tensor(0)
         seen = gl.to_tensor(0)
         for begin in range(0, entries, config.plan_width):
             units = block_units(begin, entries, keys, work, mods, config)
-            sums = gl.cumsum(units, 0) + seen
-            more, reached = find_place(unit, sums, units)
-            passed += more
+            passed, reached = find_place(unit, gl.cumsum(units, 0) + seen)
+            entry += passed
             before = gl.maximum(before, reached)
             seen += gl.sum(units, 0)
-        return shares, Place(unit, passed, before)
+        return shares, Place(unit, entry, before)
 
 
 @gluon.jit

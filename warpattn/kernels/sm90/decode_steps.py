@@ -24,7 +24,7 @@ from .decode_config import DecodeConfig, choose_decode, invariant
 
 _DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 MAX_TOKENS = 16
-WIDE_PLAN = 1024  # sequences added up at once where there are more than 128
+WIDE_PLAN = 1024  # entries added up at once where there are more than 128
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,13 @@ def choose(problem: Problem, target: Arch, *, ctas: int = 1, batch_invariant: bo
     config = choose_decode(_DTYPES[problem.dtype], problem.dim_qk, problem.dim_v, problem.page_size, ctas)
     config = invariant(config) if batch_invariant else config
     tiles = row_tiles(problem)
-    wide = problem.batch * tiles > config.plan_width
+    entries = problem.batch * tiles
     config = replace(
         config,
         has_lengths=problem.kind == "paged",
         uniform=problem.kind == "dense" and tiles == 1 and _same_span(problem),
-        plan_width=WIDE_PLAN if wide else config.plan_width,
+        plan_width=WIDE_PLAN if entries > config.plan_width else config.plan_width,
+        plan_once=entries <= WIDE_PLAN,
     )
     grid = target.processors * ctas
     lines = (
