@@ -33,7 +33,7 @@ TENSOR_MAP_BYTES = 128
 INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: this thread has none yet
 _DATA_TYPES = {"fp16": 6, "bf16": 9}  # CUtensorMapDataType
 _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # CUtensorMapSwizzle by bytes
-_L2_PROMOTION_256B = 3
+_L2_PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}  # CUtensorMapL2promotion by bytes
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _CAPTURE_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
@@ -103,6 +103,7 @@ class TensorMapLayout:
     strides: tuple[int, ...]  # bytes, of every dimension but the last
     box: tuple[int, ...]
     swizzle: int
+    promotion: int = 256  # bytes that L2 fetches at least
 
     def encode(self, target: int, address: int) -> None:
         """Write the map for a tensor at `address` to the 128 bytes at `target` (64-byte aligned)."""
@@ -113,7 +114,7 @@ class TensorMapLayout:
         steps = (ctypes.c_uint32 * rank)(*([1] * rank))
         code = driver().cuTensorMapEncodeTiled(
             ctypes.c_void_p(target), _DATA_TYPES[self.dtype], rank, ctypes.c_void_p(address), sizes, strides, box,
-            steps, 0, _SWIZZLES[self.swizzle], _L2_PROMOTION_256B, 0,
+            steps, 0, _SWIZZLES[self.swizzle], _L2_PROMOTIONS[self.promotion], 0,
         )  # fmt: skip
         check(code, f"cuTensorMapEncodeTiled for shape {self.shape}, byte strides {self.strides}, box {self.box}")
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from warpattn import artifacts, cuda
 from warpattn.abi import Parameter, parameters, values
@@ -23,12 +24,13 @@ from warpattn.operands import Operands, fitted, without_keys
 from warpattn.plan import steps
 from warpattn.problem import Ready
 from warpattn.sequences import Sequence
-from warpattn.step import Step, View
+from warpattn.step import Step, TensorMap
 
 __all__ = ["Bound", "Loaded", "artifact", "load", "run"]
 
 CHIPS = {"sm90": 90, "sm100": 100}
 MAX_INDEX = 2**31 - 1
+STREAMED = 128  # bytes of L2 promotion: 256 made decode read 7 % slower on an H200 (bench/notes.md)
 
 
 def run(ready: Ready, operands: Operands, sequence: Sequence) -> None:
@@ -76,10 +78,11 @@ class Bound:
 
     def _write(self, place: int, parameter: Parameter, value: Any) -> None:
         if parameter.kind == "map":
-            view = value if isinstance(value, View) else View(value, tuple(value.shape), tuple(value.stride()))
-            tensor_map(view, parameter).encode(self._memory.address(place), view.tensor.data_ptr())
-            sizes = (min(size, MAX_INDEX) for size in view.shape)
-            for i, number in enumerate((*sizes, *view.strides), start=place + 1):
+            tensor = value.tensor if isinstance(value, TensorMap) else value
+            shape, strides = (value.shape, value.strides) if isinstance(value, TensorMap) else _extent(value)
+            layout_of(shape, strides, parameter).encode(self._memory.address(place), tensor.data_ptr())
+            sizes = (min(size, MAX_INDEX) for size in shape)
+            for i, number in enumerate((*sizes, *strides), start=place + 1):
                 self._memory.set(i, number)
         elif parameter.kind == "ptr":
             self._memory.set(place, 0 if value is None else value.data_ptr())
@@ -107,15 +110,18 @@ class Bound:
             cuda.check(code, "kernel launch")
 
 
-def tensor_map(view: View, parameter: Parameter) -> cuda.TensorMapLayout:
+def _extent(x: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides for a map; a dimension of one element may have any stride, so it gets one that maps take."""
+    packed = 8 * -(-x.shape[-1] // 8)
+    return tuple(x.shape), tuple(s if n > 1 else packed for n, s in zip(x.shape, x.stride(), strict=True))
+
+
+def layout_of(shape: tuple[int, ...], strides: tuple[int, ...], parameter: Parameter) -> cuda.TensorMapLayout:
     """The map of a two-byte tensor in boxes of the parameter; a row of a box is at most as long as its swizzle."""
-    shape, box = view.shape, parameter.box
-    packed = 16 * -(-shape[-1] // 8)
-    outer = zip(view.strides[:-1], shape[:-1], strict=True)
-    strides = tuple(2 * stride if size > 1 else packed for stride, size in outer)
+    *outer, columns = parameter.box
     swizzle = parameter.swizzle
-    columns = min(box[-1], swizzle // 2) if swizzle else box[-1]
-    return cuda.TensorMapLayout(parameter.dtype, shape, strides, (*box[:-1], columns), swizzle)
+    box = (*outer, min(columns, swizzle // 2) if swizzle else columns)
+    return cuda.TensorMapLayout(parameter.dtype, shape, tuple(2 * s for s in strides[:-1]), box, swizzle, STREAMED)
 
 
 _loaded: dict[Hashable, Loaded] = {}  # as many as are loaded: modules stay for as long as the process lives

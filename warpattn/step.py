@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-__all__ = ["Choice", "Step", "View"]
+__all__ = ["Choice", "Step", "TensorMap"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,19 @@ class Choice:
     order: Any = None  # of output tiles, where the kernel takes one
 
 
+class TensorMap(NamedTuple):
+    """An argument for a TMA descriptor whose extents and strides are not those of a tensor.
+
+    The map begins at the tensor's address. Its extents may promise more memory than there is, and its addresses wrap
+    around at 2**64 bytes.
+    """
+
+    tensor: Any
+    box: tuple[int, ...]  # a launcher may cut its last dimension to what one swizzle covers
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]  # in elements
+
+
 @dataclass(frozen=True, eq=False)
 class Step:
     """One launch of one kernel."""
@@ -40,14 +53,3 @@ class Step:
     grid: tuple[int, ...]
     args: Mapping[str, Any]  # every runtime argument by name: tensors (also for TMA descriptors), numbers, tuples
     persistent: bool = False  # fewer programs than `grid` do the same work
-
-
-class View(NamedTuple):
-    """A tensor as a TMA descriptor is to see it: from its first element, with extents and strides of its own.
-
-    They may reach outside of the tensor, as long as no box that is asked for does.
-    """
-
-    tensor: Any
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]  # in elements
