@@ -50,7 +50,7 @@ ALLOWED: dict[str, set[str]] = {
     "problem": VALUES | {"backends"},
     "kernels.topology": set(),
     "kernels.pieces": {"kernels.topology", "check", "nodes"},
-    "kernels.nvidia": DEVICE,
+    "kernels.nvidia": DEVICE | {"check", "step"},
     "kernels.amd": DEVICE,
     "kernels.<arch>": HOST | DEVICE | {"kernels.nvidia", "kernels.amd", "operands", "step", "cuda"},
     "step": set(),

@@ -93,7 +93,7 @@ def _flattened(args: Mapping[str, Any], names: Sequence[str], block: Block) -> d
     """Arguments by parameter: tuples become `name.0`, `name.1`, …; descriptors bring their shapes and strides along."""
     flat: dict[str, Any] = {}
     for name, value in args.items():
-        _flatten(name, value, name in names, flat)
+        _flatten(name, value, names, flat)
     kinds = dict(zip(names, block.types, strict=False))
     for name, value in list(flat.items()):
         kind = kinds.get(name)
@@ -104,7 +104,7 @@ def _flattened(args: Mapping[str, Any], names: Sequence[str], block: Block) -> d
                 raise SimulationError(f"{name} has shape {found.shape}; its descriptor has {rank} dimensions")
             flat.update({f"{name}.shape.{i}": n for i, n in enumerate(found.shape)})
             flat.update({f"{name}.stride.{i}": s for i, s in enumerate(found.strides)})
-    derived = {f"{name}.{part}.{i}" for name in args for part in ("shape", "stride") for i in range(6)}
+    derived = {f"{name}.{part}.{i}" for name in kinds for part in ("shape", "stride") for i in range(6)}
     unknown = sorted(name for name in flat if name not in names and name not in derived)
     if unknown:
         raise SimulationError(f"the kernel has no parameter {unknown[0]!r}; it has {', '.join(_roots(names))}")
@@ -114,10 +114,11 @@ def _flattened(args: Mapping[str, Any], names: Sequence[str], block: Block) -> d
     return flat
 
 
-def _flatten(name: str, value: Any, known: bool, flat: dict[str, Any]) -> None:
+def _flatten(name: str, value: Any, names: Sequence[str], flat: dict[str, Any]) -> None:
+    known = name in names
     if isinstance(value, (tuple, list)) and not known and not isinstance(value, TensorDescriptor):
         for i, part in enumerate(value):
-            _flatten(f"{name}.{i}", part, False, flat)
+            _flatten(f"{name}.{i}", part, names, flat)
     else:
         flat[name] = TensorDescriptor(*value) if known and isinstance(value, tuple) else value
 

@@ -72,7 +72,7 @@ class Descriptor:
         return tuple(first), tuple(sizes), tuple(box)
 
     def _at(self, first: Sequence[int], sizes: Sequence[int], who: Toucher, verb: str) -> tuple[int, str]:
-        """Number of the buffer's element at a coordinate; and what is wrong if the part from there leaves the buffer."""
+        """Number of the buffer's element at a coordinate; and what is wrong if the part there leaves the buffer."""
         size = self.kind.itemsize
         moved = sum(i * s for i, s in zip(first, self.strides, strict=False)) * size
         start = (self.offset + moved + _ADDRESSES // 2) % _ADDRESSES - _ADDRESSES // 2

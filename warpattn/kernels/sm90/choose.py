@@ -14,7 +14,7 @@ from warpattn.target import Arch
 
 from .config import SM90Config, choose_config
 
-_DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class TileOrder:
 
 def choose(problem: Problem, target: Arch) -> Choice:
     """The choice for a dense `problem`. Source: bench/notes.md for the measured ones."""
-    config, why = choose_config(_DTYPES[problem.dtype], problem.dim_qk, problem.dim_v, problem.seq_q, _hides(problem))
+    config, why = choose_config(DTYPES[problem.dtype], problem.dim_qk, problem.dim_v, problem.seq_q, hides(problem))
     return arrange(problem, target, config, why)
 
 
@@ -48,7 +48,7 @@ def arrange(problem: Problem, target: Arch, config: SM90Config, why: str) -> Cho
     return Choice("prefill", config, (grid,), lines, (why, section_why, cta_why, COPY_RULE), order=order)
 
 
-def _hides(problem: Problem) -> bool:
+def hides(problem: Problem) -> bool:
     """Whether the mask may hide something; see `Program.key` for what is read here."""
     code, (keep, *_), _ = cast("tuple[tuple, tuple, tuple]", problem.mask)
     return code[keep] != ("const", "bool", "True")
@@ -58,7 +58,7 @@ def _section(problem: Problem, target: Arch, m_tiles: int) -> tuple[int, str]:
     """How many query heads run side by side (all of some key heads')."""
     group = problem.heads_q // problem.heads_kv
     kv_heads = problem.batch * problem.heads_kv
-    if not _hides(problem):
+    if not hides(problem):
         side_by_side = -(-target.processors // max(1, m_tiles * group))
         why = f"tiles are equally long: {side_by_side} key heads at a time fill {target.processors} SMs"
         return min(kv_heads, side_by_side) * group, why

@@ -6,8 +6,8 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from ..nvidia.pipelines import StagedPipeline, make_pipeline
 from ..pieces.apply import Modifiers
-from ..pieces.tiles import TILE_FIELDS, Work
-from .layouts import element_type, tile_layout
+from ..pieces.tiles import TILE_FIELDS
+from .layouts import element_type
 
 
 @gluon.aggregate
@@ -55,15 +55,15 @@ class Rings:
     q: StagedPipeline  # a part per warpgroup: [stages * warpgroups, 1, 64, 1, D]
     k: StagedPipeline  # [stages, 1, N, 1, D]
     v: StagedPipeline  # [stages, 1, N, 1, Dv]
-    tiles: gl.shared_memory_descriptor  # [stages * TILE_FIELDS, 1] int32: the tile that travels with each Q slot
+    tiles: gl.shared_memory_descriptor  # [stages * fields, 1] int32: the tile that travels with each Q slot
     out: gl.shared_memory_descriptor  # [warpgroup, 1, 64, 1, store_cols]
 
 
 @gluon.aggregate
 class Context:
-    tensors: Tensors
+    tensors: gl.base_value  # Tensors, or prefill_lengths.LengthTensors
     rings: Rings
-    work: Work  # or what answers as it does
+    work: gl.base_value  # Work, or LengthWork
     mods: Modifiers
     scale: gl.tensor  # softmax scale, fp32
     config: gl.constexpr
@@ -71,21 +71,37 @@ class Context:
     has_lse: gl.constexpr
 
 
+@gluon.constexpr_function
+def tile_box(rows, cols, clipped):
+    """Shape of a tile of rows of one head, as its descriptor has it: 4-D, or that of `nvidia.ragged`."""
+    return (1, 1, 1, rows, cols) if clipped else (1, rows, 1, cols)
+
+
+@gluon.constexpr_function
+def stacked(count, box):
+    """Shape of `count` tiles."""
+    return (count, *box)
+
+
 @gluon.jit
-def make_rings(config: gl.constexpr):
-    """Allocate shared memory and initialise every barrier."""
+def make_tiles(count: gl.constexpr, rows: gl.constexpr, cols: gl.constexpr, dtype: gl.constexpr, clipped: gl.constexpr):
+    """Shared memory of `count` tiles."""
+    box: gl.constexpr = tile_box(rows, cols, clipped)
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(box, dtype)
+    return gl.allocate_shared_memory(dtype, stacked(count, box), layout)
+
+
+@gluon.jit
+def make_rings(config: gl.constexpr, fields: gl.constexpr = TILE_FIELDS, clipped: gl.constexpr = False):
+    """Allocate shared memory and initialise every barrier. `fields`: int32 of a published tile."""
     dtype: gl.constexpr = element_type(config.dtype)
     wgs: gl.constexpr = config.consumers
-    q_layout: gl.constexpr = tile_layout(config.rows, config.padded_qk, dtype)
-    k_layout: gl.constexpr = tile_layout(config.block_n, config.padded_qk, dtype)
-    v_layout: gl.constexpr = tile_layout(config.block_n, config.padded_v, dtype)
-    o_layout: gl.constexpr = tile_layout(config.rows, config.store_cols, dtype)
-    q = gl.allocate_shared_memory(dtype, [config.q_stages * wgs, 1, config.rows, 1, config.padded_qk], q_layout)
-    k = gl.allocate_shared_memory(dtype, [config.kv_stages, 1, config.block_n, 1, config.padded_qk], k_layout)
-    v = gl.allocate_shared_memory(dtype, [config.kv_stages, 1, config.block_n, 1, config.padded_v], v_layout)
-    out = gl.allocate_shared_memory(dtype, [wgs, 1, config.rows, 1, config.store_cols], o_layout)
+    q = make_tiles(config.q_stages * wgs, config.rows, config.padded_qk, dtype, clipped)
+    k = make_tiles(config.kv_stages, config.block_n, config.padded_qk, dtype, clipped)
+    v = make_tiles(config.kv_stages, config.block_n, config.padded_v, dtype, clipped)
+    out = make_tiles(wgs, config.rows, config.store_cols, dtype, clipped)
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    tiles = gl.allocate_shared_memory(gl.int32, [config.q_stages * TILE_FIELDS, 1], plain)
+    tiles = gl.allocate_shared_memory(gl.int32, [config.q_stages * fields, 1], plain)
     return Rings(
         make_pipeline(q, wgs, config.q_stages, wgs),
         make_pipeline(k, wgs, config.kv_stages),

@@ -58,6 +58,13 @@ def prefill_kernel(
     tensors = Tensors(q_desc, KeyRows(k_desc), KeyRows(v_desc), o_desc, lse_ptr, sinks_ptr, counter_ptr)
     ctx = Context(tensors, make_rings(config), work, mods, scale, config, has_sinks, has_lse)
     fence_async_shared()
+    start_roles(ctx)
+
+
+@gluon.jit
+def start_roles(ctx):
+    """Run every role in its warps."""
+    config: gl.constexpr = ctx.config
     if config.consumers == 2:
         gl.warp_specialize(
             [(attend_0, (ctx,)), (attend_1, (ctx,)), (load_role, (ctx,))],
