@@ -27,8 +27,9 @@ class Context:
 
     tensors: Tensors
     shape: Shape
-    mods: Modifiers
+    mods: Modifiers  # its `keep` is None: `keeps` has the conditions of the mask
     scale: gl.tensor  # softmax scale, fp32
+    keeps: gl.tuple
     config: gl.constexpr
     traits: gl.constexpr
 
@@ -51,15 +52,16 @@ def attention_kernel(
     functions: gl.constexpr,
     traits: gl.constexpr,
 ):
-    """Attention forward. `strides`: see `Tensors`; `shape`: see `Shape`; `functions` is (keep, span, score).
+    """Attention forward. `strides`: see `Tensors`; `shape`: see `Shape`; `functions` is
+    (conditions of the mask, span, score), see `build.keep_functions`.
 
     Grid: (tiles, partitions). With `traits.partial`, o and lse are workspace: [partitions * tiles, M, padded Dv] and
     [partitions * tiles, M], fp32.
     """
     tensors = Tensors(q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, sinks_ptr, indices, strides)
     sizes = Shape(shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], shape[6])
-    mods = Modifiers(functions[0], functions[1], functions[2], mask_args, score_args)
-    ctx = Context(tensors, sizes, mods, scale, config, traits)
+    mods = Modifiers(None, functions[1], functions[2], mask_args, score_args)
+    ctx = Context(tensors, sizes, mods, scale, functions[0], config, traits)
     place = find_place(tensors, sizes, config, traits)
     if place.rows.row < place.lengths.seq_q:
         attend(ctx, place)
@@ -111,9 +113,24 @@ def visible_scores(ctx, s, place, key, masked):
     if ctx.mods.score is not None:
         s = ctx.mods.apply_score(s, ctx.scale, tile, place.lengths, q, k)
     if masked:
-        s = ctx.mods.apply_mask(s, tile, place.lengths, q, k)
+        s = hide(ctx, s, tile, place, q, k)
         if key + config.block_n > place.lengths.seq_k:
             s = gl.where(k < place.lengths.seq_k, s, -float("inf"))
+    return s
+
+
+@gluon.jit
+def hide(ctx, s, tile, place, q, k):
+    """Scores with -inf where a condition of the mask is not met. All but the last take a minimum, because selections
+    in a row would become one selection by all conditions again."""
+    count: gl.constexpr = len(ctx.keeps)
+    lengths = place.lengths
+    for i in gl.static_range(count):
+        kept = ctx.keeps[i](tile.b, tile.h, q, k, lengths.seq_q, lengths.seq_k, ctx.mods.mask_args)
+        if i + 1 < count:
+            s = gl.minimum(s, gl.where(kept, float("inf"), -float("inf")))
+        else:
+            s = gl.where(kept, s, -float("inf"))
     return s
 
 

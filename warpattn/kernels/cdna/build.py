@@ -4,8 +4,9 @@ from typing import Any
 
 from triton.experimental.gluon import GluonASTSource
 
-from warpattn.nodes import Program
+from warpattn.nodes import Node, Program
 
+from ..pieces.emit import MASK_SYMBOLS, compile_function
 from ..pieces.signature import modifier_functions, tensor_signature
 from .attend import attention_kernel
 from .config import CDNAConfig, Traits
@@ -28,17 +29,33 @@ def attention_source(config: CDNAConfig, traits: Traits, mask: Program, score: P
         "sinks_ptr": "*fp32",
         "indices": ("*i32",) * _INDICES[traits.sequence],
         "scale": "fp32",
-        "strides": ("i64",) * STRIDES,
+        "strides": ("i32",) * STRIDES,
         "shape": ("i32",) * SHAPE,
         "mask_args": tensor_signature(mask, config.arch),
         "score_args": tensor_signature(score, config.arch),
         **dict.fromkeys(("config", "functions", "traits"), "constexpr"),
     }
-    constants = {"config": config, "functions": modifier_functions(mask, score, tanh), "traits": traits}
+    keep, span, score_function = modifier_functions(mask, score, tanh)
+    keeps = () if keep is None else keep_functions(mask)
+    constants = {"config": config, "functions": (keeps, span, score_function), "traits": traits}
     # 16-byte vectors need pointers that are known to be aligned; strides come in units of 8 elements, which says it.
     pointers = ("q_ptr", "k_ptr", "v_ptr", "o_ptr")
     names = list(signature)
     return GluonASTSource(attention_kernel, signature, constants, {(names.index(p),): _HINTS for p in pointers})
+
+
+def keep_functions(mask: Program) -> tuple[Any, ...]:
+    """A function for each condition that a visible key must meet: the operands of the mask's outermost ands.
+
+    A condition per element is a pair of scalar registers, of which there are 102. Applied one after the other they need
+    fewer: chunked causal masks spill none, and 26 if the conditions are joined first (gfx950, 128 x 64 tiles).
+    """
+    ranks = tuple(tensor.ndim for tensor in mask.tensors)
+    return tuple(compile_function((node,), MASK_SYMBOLS, ranks, tanh) for node in _conditions(mask.outputs[0]))
+
+
+def _conditions(node: Node) -> tuple[Node, ...]:
+    return sum((_conditions(arg) for arg in node[2:]), ()) if node[0] == "and" else (node,)
 
 
 def combine_source(config: CDNAConfig, traits: Traits) -> Any:
@@ -49,7 +66,7 @@ def combine_source(config: CDNAConfig, traits: Traits) -> Any:
         "lse_ptr": "*fp32",
         "sinks_ptr": "*fp32",
         "indices": ("*i32",) * _INDICES[traits.sequence],
-        "strides": ("i64",) * STRIDES,
+        "strides": ("i32",) * STRIDES,
         "shape": ("i32",) * SHAPE,
         **dict.fromkeys(("config", "traits"), "constexpr"),
     }

@@ -52,8 +52,7 @@ def prefill_config(dtype: str, dim_qk: int, dim_v: int, arch: str, kind: str = "
     """128 rows in four waves of 32; `kind` replaces the architecture's own kind of buffers."""
     wide = pad_dim(max(dim_qk, dim_v))
     kind = kind or ("ring" if arch == "gfx950" else "registers")
-    # Two waves on a SIMD have 256 registers each; head dim 256 needs more, and gets a SIMD for itself.
-    share = 2 if wide <= 128 else 1
+    share = 0
     if kind == "lds":
         rows, k_strip, v_strip = 64, 32, 32
     elif kind == "registers" and arch == "gfx942":
@@ -61,8 +60,6 @@ def prefill_config(dtype: str, dim_qk: int, dim_v: int, arch: str, kind: str = "
     else:
         rows = 32 if arch == "gfx942" and wide > 64 else 64
         k_strip, v_strip = pad_dim(dim_qk), rows
-    if arch == "gfx942" and kind != "registers":
-        share = 1
     slots = 2 if kind == "ring" else 1
     config = CDNAConfig(arch, dtype, dim_qk, dim_v, 128, rows, 32, 4, 1, kind, k_strip, v_strip, slots, share)
     return config, _why(kind, arch)

@@ -6,10 +6,11 @@ as `pieces/combine.py` has it. `combine_kernel` adds the parts of a tile, a few 
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.amd.cdna3 import buffer_store
 
 from ..pieces.combine import Partials, combine_rows, with_sink
 from ..pieces.softmax import LN_2, LOG2_E
-from .place import Shape, Tensors, find_place, row_offsets, row_places, tile_rows
+from .place import Shape, Tensors, find_place, first_place, packed_offsets, row_places, tile_rows
 from .softmax import softmax_finish
 
 
@@ -44,8 +45,12 @@ def store_rows(tensors, shape, place, o, lse, r, config: gl.constexpr, traits: g
     mask = inside[:, None]
     if config.dim_v < config.padded_v:
         mask = mask & (cols < config.dim_v)
-    at = row_offsets(tensors, place, token, head, 9)
-    gl.store(tensors.o + at[:, None] + cols, o.to(tensors.o.dtype.element_ty), mask=mask)
+    base = tensors.o + first_place(tensors, place, 9)
+    values = o.to(tensors.o.dtype.element_ty)
+    if config.pack == 1:
+        buffer_store(values, base, (r * (tensors.strides[10] * 8))[:, None] + cols, mask=mask)
+    else:
+        gl.store(base + packed_offsets(tensors, place, token, head, 9)[:, None] + cols, values, mask=mask)
 
 
 @gluon.aggregate

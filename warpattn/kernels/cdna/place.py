@@ -8,6 +8,7 @@ Workgroups past the last row of a sequence have nothing to do: the grid fits the
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.amd.cdna3 import buffer_load
 
 from ..amd.kv_buffer import KVSource
 from ..amd.xcd import tile_of_workgroup
@@ -17,13 +18,13 @@ from .layouts import product_layout
 
 @gluon.aggregate
 class Tensors:
-    """Tensors in DRAM; strides in units of 8 elements: (batch or page, row, head) of q, k, v, o in turn."""
+    """Tensors in DRAM; strides in units of 8 elements, int32: (batch or page, row, head) of q, k, v, o in turn."""
 
     q: gl.tensor
     k: gl.tensor
     v: gl.tensor
     o: gl.tensor
-    lse: gl.tensor  # fp32, its strides in elements: (batch, head) at the end of `strides`
+    lse: gl.tensor  # fp32; its strides, in elements, (batch, head) at the end of `strides`
     sinks: gl.tensor  # fp32 (heads_q,)
     indices: gl.tuple  # () | (cu_q, cu_k) | (block_table, lengths)
     strides: gl.tuple
@@ -98,11 +99,17 @@ def kv_sources(tensors, shape, place, traits: gl.constexpr):
 
 
 @gluon.jit
+def stride(strides, at: gl.constexpr):
+    """Stride number `at` in elements, int64 and known to be a multiple of 8."""
+    return strides[at].to(gl.int64) * 8
+
+
+@gluon.jit
 def kv_source(base, strides, at: gl.constexpr, place, table, traits: gl.constexpr):
     """Keys or values, whose three strides begin at number `at`."""
-    outer = strides[at] * 8
-    row = strides[at + 1] * 8
-    base = base + place.kv_head.to(gl.int64) * (strides[at + 2] * 8) + place.k_start * row
+    outer = stride(strides, at)
+    row = stride(strides, at + 1)
+    base = base + place.kv_head.to(gl.int64) * stride(strides, at + 2) + place.k_start * row
     if traits.sequence != "paged":
         base = base + place.batch.to(gl.int64) * outer
     return KVSource(base, row, outer, table, place.lengths.seq_k, traits.page_size)
@@ -129,22 +136,36 @@ def row_places(shape, place, r, config: gl.constexpr):
 
 
 @gluon.jit
-def row_offsets(tensors, place, token, head, at: gl.constexpr):
-    """int64 elements from the first of q (at 0) or o (at 9) to the rows' first."""
-    strides = tensors.strides
-    rows = (place.q_start + token.to(gl.int64)) * (strides[at + 1] * 8)
-    return place.batch.to(gl.int64) * (strides[at] * 8) + rows + head.to(gl.int64) * (strides[at + 2] * 8)
+def first_place(tensors, place, at: gl.constexpr):
+    """int64 elements from the first of q (at 0) or o (at 9) to the tile's first."""
+    row = place.q_start + place.rows.row.to(gl.int64)
+    outer = place.batch.to(gl.int64) * stride(tensors.strides, at)
+    head = place.rows.h.to(gl.int64) * stride(tensors.strides, at + 2)
+    return outer + row * stride(tensors.strides, at + 1) + head
+
+
+@gluon.jit
+def packed_offsets(tensors, place, token, head, at: gl.constexpr):
+    """int64 elements from the tile's first to those of its rows, whose heads may be far apart."""
+    rows = (token - place.rows.row).to(gl.int64) * stride(tensors.strides, at + 1)
+    return rows + (head - place.rows.h).to(gl.int64) * stride(tensors.strides, at + 2)
 
 
 @gluon.jit
 def load_queries(tensors, shape, place, layout: gl.constexpr, config: gl.constexpr):
     """Q [M, D] of the tile as an operand; zeros where there is none."""
-    token, head, inside = row_places(shape, place, tile_rows(layout, config), config)
+    r = tile_rows(layout, config)
+    token, head, inside = row_places(shape, place, r, config)
     cols = gl.arange(0, config.padded_qk, gl.SliceLayout(0, layout))[None, :]
     mask = inside[:, None]
     if config.dim_qk < config.padded_qk:
         mask = mask & (cols < config.dim_qk)
-    return gl.load(tensors.q + row_offsets(tensors, place, token, head, 0)[:, None] + cols, mask=mask, other=0.0)
+    base = tensors.q + first_place(tensors, place, 0)
+    if config.pack == 1:
+        return buffer_load(base, (r * (tensors.strides[1] * 8))[:, None] + cols, mask=mask)
+    else:
+        at = packed_offsets(tensors, place, token, head, 0)
+        return gl.load(base + at[:, None] + cols, mask=mask, other=0.0)
 
 
 @gluon.jit
