@@ -139,7 +139,8 @@ def _check(given: Given) -> None:
     tensors = {"query": given.query, "key": given.key, "value": given.value}
     for name, x in tensors.items():
         if not isinstance(x, Tensor) or x.ndim != 4 or x.is_nested:
-            got = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) and not x.is_nested else f"a {type(x).__name__}"
+            plain = isinstance(x, Tensor) and not x.is_nested
+            got = f"a tensor of shape {tuple(x.shape)}" if plain else f"a {type(x).__name__}"
             raise AttentionError(f"{name} is {got}; it must be a tensor (batch, heads, seq, head_dim)")
     q, k = given.query, given.key
     if q.shape[1] != k.shape[1] and not given.enable_gqa:

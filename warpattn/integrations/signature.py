@@ -51,9 +51,9 @@ def drop_in(
     defaults = {p.name: p.default for p in spec.parameters.values() if p.default is not p.empty}
     required = spec.parameters.keys() - defaults.keys()
     rules = dict(refused or {})
-    unknown = (rules.keys() | set(hints)) - spec.parameters.keys()
+    unknown = (rules.keys() | set(hints)) - defaults.keys()
     if unknown:
-        raise ValueError(f"{sorted(unknown)} are no arguments of ({signature})")
+        raise ValueError(f"{sorted(unknown)} are no optional arguments of ({signature})")
 
     def decorate(serve: Callable[[Given], Any]) -> Callable[..., Any]:
         @functools.wraps(serve)

@@ -1,0 +1,256 @@
+"""torch's scaled_dot_product_attention served by this package: as a function, swapped in, and through torch's registry."""
+
+import pytest
+import torch
+from torch.nn import attention as registry
+from torch.nn import functional as F
+
+import warpattn as wa
+from warpattn.integrations import torch_flash, torch_sdpa
+from warpattn.integrations.torch_sdpa import scaled_dot_product_attention, swapped
+
+B, H, L, S, E, EV = 2, 4, 5, 7, 16, 8
+
+
+def qkv(lead=(B, H), kv=None, rows=L, keys=S):
+    kv = lead if kv is None else kv
+    return torch.randn(*lead, rows, E), torch.randn(*kv, keys, E), torch.randn(*kv, keys, EV)
+
+
+@pytest.fixture
+def _active():
+    torch_sdpa.register()
+    registry.activate_flash_attention_impl("warpattn")
+    yield
+    registry.restore_flash_attention_impl()
+
+
+@pytest.mark.parametrize("lead", [(), (3,), (B, H), (2, 3, H)], ids=str)
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.3}], ids=str)
+def test_leading_dimensions_and_options(lead, options):
+    q, k, v = qkv(lead)
+    torch.testing.assert_close(scaled_dot_product_attention(q, k, v, **options),
+                               F.scaled_dot_product_attention(q, k, v, **options))  # fmt: skip
+
+
+@pytest.mark.parametrize("kv", [(1, H), (B, 1), (H,), (1, 1), ()], ids=str)
+def test_keys_broadcast(kv):
+    q, k, v = qkv(kv=kv)
+    mask = torch.rand(L, S) > 0.3
+    torch.testing.assert_close(scaled_dot_product_attention(q, k, v, mask),
+                               F.scaled_dot_product_attention(q, k, v, mask))  # fmt: skip
+
+
+def test_grouped_heads():
+    q, k, v = qkv((2, B, H), (2, B, 2))
+    out = scaled_dot_product_attention(q, k, v, enable_gqa=True)
+    torch.testing.assert_close(out, F.scaled_dot_product_attention(q, k, v, enable_gqa=True))
+    with pytest.raises(wa.AttentionError, match=r"^query, key and value have shapes .* enable_gqa=True"):
+        scaled_dot_product_attention(q, k, v)
+
+
+@pytest.mark.parametrize(
+    "shape", [(L, S), (1, S), (L, 1), (H, L, S), (B, 1, L, S), (B, H, L, S), (1, H, 1, S)], ids=str
+)
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32], ids=str)
+def test_masks_broadcast(shape, dtype):
+    q, k, v = qkv()
+    mask = torch.rand(shape) > 0.3 if dtype == torch.bool else torch.randn(shape)
+    seen = F.scaled_dot_product_attention(q, k, v, mask).nan_to_num(0.0)
+    torch.testing.assert_close(scaled_dot_product_attention(q, k, v, mask), seen)
+
+
+def test_masks_of_more_leading_dimensions():
+    q, k, v = qkv((2, 3, H))
+    for shape in ((2, 3, H, L, S), (2, 1, 1, L, S), (3, H, L, S)):
+        mask = torch.rand(shape) > 0.3
+        expected = F.scaled_dot_product_attention(q, k, v, mask).nan_to_num(0.0)
+        torch.testing.assert_close(scaled_dot_product_attention(q, k, v, mask), expected)
+
+
+def test_a_row_that_sees_nothing_is_zero():
+    q, k, v = qkv()
+    mask = torch.ones(L, S, dtype=torch.bool)
+    mask[2] = False
+    out = scaled_dot_product_attention(q, k, v, mask)
+    assert torch.equal(out[:, :, 2], torch.zeros(B, H, EV))
+    torch.testing.assert_close(out[:, :, 3], F.scaled_dot_product_attention(q, k, v)[:, :, 3])
+
+
+@pytest.mark.parametrize(
+    ("args", "options", "message"),
+    [
+        (qkv(), {"dropout_p": 0.1}, r"^dropout_p is 0.1; "),
+        (qkv(), {"attn_mask": torch.ones(L, S, dtype=torch.bool), "is_causal": True}, "^attn_mask is given with is_causal"),
+        (qkv(), {"attn_mask": torch.ones(S, dtype=torch.bool)}, "^attn_mask has shape"),
+        (qkv(), {"attn_mask": torch.ones(B, B, H, L, S)}, "^attn_mask has shape"),
+        (qkv(), {"attn_mask": "causal"}, "^attn_mask is a str"),
+        (qkv(), {"attn_mask": torch.ones(L, S, dtype=torch.int32)}, "mask is a torch.int32 tensor"),
+        ((torch.randn(E), torch.randn(E), torch.randn(E)), {}, "^query has shape|^query is shape"),
+        (("q", "k", "v"), {}, "^query is a str"),
+        (qkv(), {"scale": "x"}, "^scale is 'x'"),
+    ],
+)  # fmt: skip
+def test_what_is_refused_is_named(args, options, message):
+    with pytest.raises(wa.AttentionError, match=message):
+        scaled_dot_product_attention(*args, **options)
+
+
+def jagged(total=9, offsets=(0, 4, 9), dim=E, starts=None):
+    starts = torch.tensor(offsets) if starts is None else starts
+    values = torch.randn(total, H, dim, requires_grad=True)
+    return torch.nested.nested_tensor_from_jagged(values, starts).transpose(1, 2), values, starts
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_jagged_tensors(is_causal):
+    q, q_values, starts = jagged()
+    k, k_values, keys = jagged(11, (0, 5, 11))
+    v, v_values, _ = jagged(11, dim=EV, starts=keys)
+    out = scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+    assert out.is_nested
+    assert out.shape[1:2] == (H,)
+    for b in range(2):
+        mine, theirs = slice(starts[b], starts[b + 1]), slice(keys[b], keys[b + 1])
+        one = [x[i].transpose(0, 1) for x, i in ((q_values, mine), (k_values, theirs), (v_values, theirs))]
+        expected = F.scaled_dot_product_attention(*one, is_causal=is_causal)
+        torch.testing.assert_close(out[b], expected)
+    (gradient,) = torch.autograd.grad(out.values().square().sum(), q_values)
+    assert (gradient != 0).any()
+
+
+def test_nested_tensors_that_are_refused():
+    q, _, _ = jagged()
+    with pytest.raises(wa.AttentionError, match=r"^attn_mask is given with nested"):
+        scaled_dot_product_attention(q, q, q, torch.ones(2, 2, dtype=torch.bool))
+    with pytest.raises(wa.AttentionError, match=r"^key has layout torch.strided"):
+        scaled_dot_product_attention(q, torch.randn(2, H, 4, E), torch.randn(2, H, 4, E))
+    with pytest.raises(wa.AttentionError, match=r"^query has rank 4"):
+        scaled_dot_product_attention(q.transpose(1, 2), q.transpose(1, 2), q.transpose(1, 2))
+    with pytest.raises(wa.AttentionError, match=r"^value has other lengths than key"):
+        scaled_dot_product_attention(q, q, jagged(9, (0, 3, 9))[0])
+
+
+def test_swapped_in_for_a_block_only():
+    from torch.nn.functional import scaled_dot_product_attention as imported_before
+
+    q, k, v = qkv()
+    layer = torch.nn.MultiheadAttention(32, 4, batch_first=True)
+    x = torch.randn(2, 6, 32)
+    expected = layer(x, x, x, need_weights=False)[0]
+    with swapped():
+        for call in (F.scaled_dot_product_attention, imported_before):
+            with pytest.raises(wa.AttentionError, match="dropout_p"):
+                call(q, k, v, dropout_p=0.5)
+            assert torch.equal(call(q, k, v), scaled_dot_product_attention(q, k, v))
+        torch.testing.assert_close(layer(x, x, x, need_weights=False)[0], expected)
+    F.scaled_dot_product_attention(q, k, v, dropout_p=0.5)
+
+
+@pytest.mark.usefixtures("_active")
+@pytest.mark.parametrize("case", ["plain", "causal", "more keys", "mask", "grouped"])
+def test_registry_serves_the_cpu_with_gradients(case):
+    keys = S if case in ("more keys", "mask") else L
+    heads = 2 if case == "grouped" else H
+    q, k, v = (torch.randn(B, h, n, E, requires_grad=True) for h, n in ((H, L), (heads, keys), (heads, keys)))
+    options = {
+        "is_causal": case in ("causal", "more keys"), "scale": 0.4, "enable_gqa": case == "grouped",
+        "attn_mask": torch.rand(L, S) > 0.3 if case == "mask" else None,
+    }  # fmt: skip
+    weight = torch.randn(B, H, L, E)
+    seen = []
+    with pytest.MonkeyPatch.context() as patch:
+        whole = torch_flash.attention
+        patch.setattr(torch_flash, "attention", lambda *args, **named: seen.append(named) or whole(*args, **named))
+        out = F.scaled_dot_product_attention(q, k, v, **options)
+        gradients = torch.autograd.grad(out, (q, k, v), weight)
+    assert len(seen) == 1
+    registry.restore_flash_attention_impl()
+    expected = F.scaled_dot_product_attention(q, k, v, **options)
+    torch.testing.assert_close(out, expected)
+    for mine, theirs in zip(gradients, torch.autograd.grad(expected, (q, k, v), weight), strict=True):
+        torch.testing.assert_close(mine, theirs)
+    registry.activate_flash_attention_impl("warpattn")  # as the fixture left it
+
+
+def test_gradients_of_several_row_tiles(monkeypatch):
+    monkeypatch.setattr(torch_flash, "ROWS", 2)
+    torch_sdpa.register()
+    registry.activate_flash_attention_impl("warpattn")
+    try:
+        q, k, v = (torch.randn(B, H, L, E, requires_grad=True) for _ in range(3))
+        weight = torch.randn(B, H, L, E)
+        gradients = torch.autograd.grad(F.scaled_dot_product_attention(q, k, v, is_causal=True), (q, k, v), weight)
+    finally:
+        registry.restore_flash_attention_impl()
+    expected = torch.autograd.grad(F.scaled_dot_product_attention(q, k, v, is_causal=True), (q, k, v), weight)
+    for mine, theirs in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_registry_gives_torch_its_own_back():
+    torch_sdpa.register("again")
+    assert "again" in registry.list_flash_attention_impls()
+    registry.activate_flash_attention_impl("again")
+    assert registry.current_flash_attention_impl() == "again"
+    registry.restore_flash_attention_impl()
+    q, k, v = qkv()
+    with pytest.raises(NotImplementedError):
+        torch.ops.aten._flash_attention_forward(q, k, v, None, None, L, S, 0.0, False, False)
+
+
+@pytest.mark.usefixtures("_active")
+def test_ragged_operators():
+    from torch.nn.attention.varlen import varlen_attn
+
+    q, k, v = torch.randn(7, H, E), torch.randn(11, H, E), torch.randn(11, H, E)
+    cu_q, cu_k = (torch.tensor(x, dtype=torch.int32) for x in ([0, 3, 7], [0, 5, 11]))
+    out = varlen_attn(q, k, v, cu_q, cu_k, 4, 6, window_size=(-1, 0), scale=0.4)
+    expected = wa.attention_varlen(q, k, v, wa.Ragged(cu_q, cu_k), mask=wa.Causal(), scale=0.4)
+    torch.testing.assert_close(out, expected)
+    used = torch.tensor([2, 6], dtype=torch.int32)
+    out = varlen_attn(q, k, v, cu_q, cu_k, 4, 6, seqused_k=used)
+    for b, n in enumerate((2, 6)):
+        mine, keys = slice(int(cu_q[b]), int(cu_q[b + 1])), slice(int(cu_k[b]), int(cu_k[b]) + n)
+        torch.testing.assert_close(out[mine], wa.attention(q[None, mine], k[None, keys], v[None, keys])[0])
+    pages = torch.randn(4, 4, H, E), torch.randn(4, 4, H, E)
+    table = torch.tensor([[3, 0], [2, 1]], dtype=torch.int32)
+    out = varlen_attn(q[:4], *pages, torch.tensor([0, 2, 4], dtype=torch.int32), None, 2, 8,
+                      seqused_k=used, block_table=table, window_size=(2, 0))  # fmt: skip
+    paged = wa.attention_paged(q[:4].view(2, 2, H, E), wa.PagedKV(*pages, table, used), mask=wa.SlidingWindow(3))
+    torch.testing.assert_close(out, paged.flatten(0, 1))
+
+
+@pytest.mark.usefixtures("_active")
+def test_dense_operators_and_what_they_refuse():
+    flash, inplace = torch.ops.aten._flash_attention_forward, torch.ops.aten._flash_attention_forward_no_dropout_inplace
+    q, k, v = (torch.randn(B, n, H, E) for n in (L, S, S))
+    slopes = torch.rand(H)
+    args = (q, k, v, None, None, L, S, 0.0, True, False)
+    out, lse, *_ = flash(*args, alibi_slopes=slopes)
+    expected, expected_lse = wa.attention(q, k, v, mask=wa.Causal(), score=wa.ALiBi(slopes), return_lse=True)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(lse, expected_lse)
+    given = torch.full_like(q, torch.nan)
+    torch.testing.assert_close(inplace(given, *args, alibi_slopes=slopes), expected_lse)
+    torch.testing.assert_close(given, expected)
+    with pytest.raises(wa.AttentionError, match=r"^dropout_p is 0.1"):
+        flash(*args[:7], 0.1, True, False)
+    with pytest.raises(wa.AttentionError, match=r"^return_debug_mask is True"):
+        flash(*args[:9], True)
+    with pytest.raises(wa.AttentionError, match="has no backward"):
+        torch.ops.aten._flash_attention_backward(q, *args[:3], out, lse, q, q, L, S, 0.0, True, q, q)
+
+
+def test_the_operator_of_cuda_gives_what_torch_expects():
+    """The function itself, on CPU tensors: CUDA's operator has no other place to run here."""
+    q, k, v = (torch.randn(B, L, H, E).transpose(1, 2) for _ in range(3))
+    results = torch_flash._sdpa_cuda(q, k, v, 0.0, True, scale=0.4)
+    out, lse, starts_q, starts_k, longest_q, longest_k, state, unused, debug = results
+    torch.testing.assert_close(out, F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.4))
+    assert out.stride() == q.stride()
+    _, expected = wa.attention(*(x.transpose(1, 2) for x in (q, k, v)), mask=wa.Causal(), scale=0.4, return_lse=True)
+    torch.testing.assert_close(lse, expected)
+    assert (starts_q, starts_k, longest_q, longest_k) == (None, None, L, L)
+    assert [(x.dtype, tuple(x.shape)) for x in (state, unused)] == [(torch.uint64, (2,)), (torch.uint64, ())]
+    assert debug.numel() == 0

@@ -1,0 +1,166 @@
+"""`torch.nn.functional.scaled_dot_product_attention` on this package's kernels, in three ways.
+
+    scaled_dot_product_attention(q, k, v, is_causal=True)     the function itself, with torch's signature
+    with swapped(): model(x)                                  every call of torch's function in the block is ours
+    register(); activate_flash_attention_impl("warpattn")     ours as torch's "flash" implementation (see `torch_flash`)
+
+The first two serve every call or raise. The third replaces the operators that torch chooses itself: calls without a
+mask tensor, dtypes and head dimensions that torch considers fit for a flash kernel; torch's other backends stay as
+they are.
+
+`is_causal` is aligned to the top left, as torch's is: query i sees keys 0 .. i. A row that sees no key gives 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from warpattn.api import attention, attention_varlen
+from warpattn.check import AttentionError
+from warpattn.masks import Causal, Mask, Materialized
+from warpattn.sequences import Ragged
+
+__all__ = ["register", "scaled_dot_product_attention", "swapped"]
+
+NAME = "warpattn"
+TOP_LEFT = Causal(top_left=True)
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """torch's function. query (..., Hq, L, E), key (..., Hkv, S, E), value (..., Hkv, S, Ev); returns (..., Hq, L, Ev).
+
+    Leading dimensions broadcast; without any there is one head. attn_mask broadcasts to (..., Hq, L, S): bool, True is
+    visible, or float, which is added. With enable_gqa Hq may be a multiple of Hkv. Nested tensors of jagged layout
+    (batch, heads, ragged, head_dim) give such a tensor; they take no attn_mask. Raises AttentionError; dropout is
+    among what is refused.
+    """
+    if dropout_p:
+        raise AttentionError(f"dropout_p is {dropout_p}; there is no dropout: pass 0.0, as for inference")
+    if attn_mask is not None and is_causal:
+        raise AttentionError("attn_mask is given with is_causal=True; write causality into the mask")
+    mask = TOP_LEFT if is_causal else None
+    if any(isinstance(x, Tensor) and x.is_nested for x in (query, key, value)):
+        return _nested(query, key, value, attn_mask, mask, scale)
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(x, Tensor) or x.ndim < 2:
+            got = f"a tensor of shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
+            raise AttentionError(f"{name} is {got}; it must be a tensor (..., heads, seq, head_dim)")
+    lead = _leading(query, key, value, enable_gqa)
+    q, k, v = (_four_dimensions(x, lead).transpose(1, 2) for x in (query, key, value))
+    out = attention(q, k, v, mask=mask if attn_mask is None else _mask(attn_mask, lead), scale=scale)
+    assert isinstance(out, Tensor)  # return_lse is off
+    return out.transpose(1, 2).reshape(*lead, *query.shape[-2:-1], value.shape[-1])
+
+
+@contextmanager
+def swapped() -> Iterator[None]:
+    """Within the block `torch.nn.functional.scaled_dot_product_attention` is ours, whoever calls it in this thread.
+
+    Functions that torch does not route through it (such as the fast path of an nn.TransformerEncoder in evaluation)
+    stay torch's.
+    """
+    with _Swap():
+        yield
+
+
+class _Swap(TorchFunctionMode):
+    """Sends one function elsewhere."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is functional.scaled_dot_product_attention:
+            return scaled_dot_product_attention(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def register(name: str = NAME) -> None:
+    """Make `name` known to torch's registry of flash-attention implementations; registering again changes nothing.
+
+    Then torch.nn.attention.activate_flash_attention_impl(name) puts our kernels in place, and
+    restore_flash_attention_impl() torch's own again. Raises AttentionError where torch has no registry.
+    """
+    try:
+        from torch.nn.attention import register_flash_attention_impl
+    except ImportError as error:
+        rule = "it has no registry of flash-attention implementations; use scaled_dot_product_attention or swapped()"
+        raise AttentionError(f"torch is {torch.__version__}; {rule}") from error
+    from warpattn.integrations.torch_flash import put_in_place
+
+    register_flash_attention_impl(name, register_fn=put_in_place)
+
+
+def _leading(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> tuple[int, ...]:
+    """The leading dimensions of the result, heads included."""
+    grouped = enable_gqa and all(x.ndim > 2 for x in (query, key, value))
+    shapes = [tuple(x.shape[: -3 if grouped else -2]) for x in (query, key, value)]
+    try:
+        lead = tuple(torch.broadcast_shapes(*shapes))
+    except RuntimeError as error:
+        rule = "dimensions before the last two must broadcast, and enable_gqa=True lets heads of query be a multiple"
+        raise AttentionError(
+            f"query, key and value have shapes {', '.join(str(tuple(x.shape)) for x in (query, key, value))}; {rule}"
+        ) from error
+    return (*lead, query.shape[-3]) if grouped else lead
+
+
+def _four_dimensions(x: Tensor, lead: tuple[int, ...]) -> Tensor:
+    """x as (batch, its heads, seq, head_dim), expanded where it broadcasts."""
+    heads = lead[-1:] if x.ndim < 3 or x.shape[-3] == 1 or not lead else x.shape[-3:-2]
+    x = x.expand(*lead[:-1], *heads, *x.shape[-2:])
+    return x.reshape(math.prod(lead[:-1]), *(heads or (1,)), *x.shape[-2:])
+
+
+def _mask(mask: Tensor, lead: tuple[int, ...]) -> Mask:
+    """attn_mask as (batch, heads, L, S), where any may be 1."""
+    if not isinstance(mask, Tensor) or not 2 <= mask.ndim <= max(len(lead) + 2, 2) or mask.is_nested:
+        got = f"has shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else f"is a {type(mask).__name__}"
+        raise AttentionError(f"attn_mask {got}; it must be a tensor that broadcasts to {(*lead, 'L', 'S')}")
+    mask = mask[(None,) * max(len(lead) + 2 - mask.ndim, 4 - mask.ndim)]
+    if mask.ndim > 4:
+        mask = mask.expand(*lead[:-1], *mask.shape[-3:]).flatten(0, -4)
+    return Materialized(mask)
+
+
+def _nested(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, mask: Mask | None, scale: float | None
+) -> Tensor:
+    """Jagged tensors (batch, heads, ragged, head_dim)."""
+    if attn_mask is not None:
+        raise AttentionError("attn_mask is given with nested tensors; they take is_causal only")
+    (q, starts_q), (k, starts_k), (v, starts_v) = (
+        _jagged(name, x) for name, x in (("query", query), ("key", key), ("value", value))
+    )
+    if starts_v is not starts_k and not torch.equal(starts_v, starts_k):
+        raise AttentionError("value has other lengths than key; they must be equal")
+    longest_q, longest_k = (getattr(x, "_maybe_max_seqlen", None) for x in (query, key))
+    seq = Ragged(starts_q.to(torch.int32), starts_k.to(torch.int32), longest_q, longest_k)
+    out = attention_varlen(q, k, v, seq, mask=mask, scale=scale)
+    assert isinstance(out, Tensor)  # return_lse is off
+    return torch.nested.nested_tensor_from_jagged(out, starts_q).transpose(1, 2)
+
+
+def _jagged(name: str, x: Any) -> tuple[Tensor, Tensor]:
+    """values (total, heads, head_dim) and int64 offsets of a jagged (batch, heads, ragged, head_dim) tensor."""
+    rule = "with nested tensors query, key and value must be jagged (batch, heads, ragged, head_dim), without holes"
+    if not (x.is_nested and x.layout == torch.jagged):
+        raise AttentionError(f"{name} has layout {x.layout}; {rule}")
+    rows = x.transpose(1, 2) if x.ndim == 4 else x
+    if x.ndim != 4 or getattr(rows, "_ragged_idx", 1) != 1 or x.lengths() is not None:
+        raise AttentionError(f"{name} has rank {x.ndim}; {rule}")
+    return rows.values(), rows.offsets()
