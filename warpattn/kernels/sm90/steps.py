@@ -6,16 +6,19 @@ import torch
 
 from warpattn.operands import Operands, captured, flat, programs
 from warpattn.problem import Problem, Ready
-from warpattn.sequences import Sequence
+from warpattn.sequences import PagedKV, Ragged, Sequence
 from warpattn.step import Choice, Step
 from warpattn.target import ARCHS
 
 from .choose import choose
 from .launcher import Shape
+from .prefill_lengths_steps import steps as prefill_lengths
 
 
 def steps(ready: Ready, x: Operands, sequence: Sequence) -> tuple[Step, ...]:
-    """One launch of the prefill kernel."""
+    """One launch of the prefill kernel; two for ragged batches and paged caches, see `prefill_lengths_steps`."""
+    if isinstance(sequence, Ragged | PagedKV):
+        return prefill_lengths(ready, x, sequence)
     return (prefill(ready, x, choose(ready.problem, ARCHS["sm90"])),)
 
 
