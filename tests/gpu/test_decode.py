@@ -1,0 +1,158 @@
+"""The Hopper decode kernel on a card: values, determinism, batch invariance, graphs whose lengths change, append."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.sim.sm90_decode import Decode, error, tensors
+from warpattn.append import append_paged
+from warpattn.masks import Causal, Chunked, SlidingWindow
+from warpattn.operands import Operands
+from warpattn.problem import Call, examine
+from warpattn.reference import reference
+from warpattn.scores import ALiBi, SoftCap
+from warpattn.sequences import Dense, PagedKV
+from warpattn.target import ARCHS
+
+pytestmark = pytest.mark.gpu
+
+MIXED = (4000, 1, 0, 129, 64, 8191)
+CASES = {
+    "dense": Decode((16384,), heads=32, heads_kv=8, dim=128),
+    "dense-batch": Decode((4096,) * 32, heads=32, heads_kv=8, dim=128),
+    "dense-16-tokens": Decode((3000,) * 4, heads=32, heads_kv=4, dim=128, tokens=16, mask=Causal()),
+    "mixed-64": Decode(MIXED, page=64, heads=32, heads_kv=8, dim=128),
+    "mixed-16": Decode(MIXED, page=16, heads=32, heads_kv=8, dim=128),
+    "mixed-256": Decode(MIXED, page=256, heads=16, heads_kv=2, dim=256, tokens=4, mask=Causal()),
+    "mixed-8-fp16": Decode(MIXED, page=8, heads=8, heads_kv=8, dim=64, dtype=torch.float16),
+    "gathered": Decode(MIXED, page=3, heads=8, heads_kv=2, dim=128),
+    "window": Decode(MIXED, page=16, heads=8, heads_kv=2, dim=128, tokens=2, mask=SlidingWindow(700)),
+    "chunked": Decode(MIXED, page=16, heads=8, heads_kv=2, dim=128, tokens=4, mask=Chunked(1000) & Causal()),
+    "soft-cap": Decode(MIXED, page=64, heads=8, heads_kv=2, dim=128, score=SoftCap(5.0)),
+    "sinks": Decode(MIXED, page=64, heads=8, heads_kv=2, dim=128, sinks=True),
+    "odd-dims": Decode(MIXED, page=32, heads=8, heads_kv=2, dim=72, dim_v=40),
+    "invariant": Decode(MIXED, page=64, heads=32, heads_kv=8, dim=128, invariant=True),
+    "many": Decode(tuple(1 + 61 * b % 700 for b in range(1500)), page=64, heads=4, heads_kv=1),
+}
+
+
+class Launched:
+    """A case on the card, bound once; `q`, `out` and `sequence` may be written between launches."""
+
+    def __init__(self, case: Decode, ctas: int = 1, first: Any = None) -> None:
+        from warpattn import dispatch
+        from warpattn.kernels.sm90.decode_steps import choose, steps
+
+        q, dense, sequence, sinks = tensors(case, first)
+        self.case, self.q = case, q.cuda()
+        self.sinks = None if sinks is None else sinks.cuda()
+        if isinstance(sequence, PagedKV):
+            cache = (sequence.k_pages, sequence.v_pages, sequence.block_table, sequence.lengths)
+            sequence = PagedKV(*(x.cuda() for x in cache))
+            self.k, self.v = sequence.k_pages, sequence.v_pages
+        else:
+            self.k, self.v = (x.cuda() for x in dense)
+        self.sequence: Dense | PagedKV = sequence
+        asked = Call(self.q, self.k, self.v, sequence, case.mask, case.score, self.sinks, None, True)
+        ready = examine(replace(asked, backend="reference"), read_values=False)
+        self.out = torch.empty((*q.shape[:3], self.v.shape[-1]), dtype=case.dtype, device="cuda")
+        self.lse = torch.empty(ready.lse_shape, device="cuda")
+        choice = choose(ready.problem, ARCHS["sm90"], ctas=ctas, batch_invariant=case.invariant)
+        operands = Operands(self.q, self.k, self.v, self.out, self.lse, self.sinks)
+        (self.step,) = steps(ready, operands, sequence, choice)
+        self._bound = dispatch.load(self.step, 0).bind(self.step.args)
+
+    def __call__(self) -> tuple[Tensor, Tensor]:
+        from warpattn import cuda
+
+        self.out.fill_(float("nan"))
+        self.lse.fill_(float("nan"))
+        self._bound.launch(self.step.grid, cuda.current_stream(0))
+        return self.out, self.lse
+
+    def check(self) -> None:
+        """Hold the last launch against the reference."""
+        case = self.case
+        want, want_lse = reference(
+            self.q, self.k, self.v, sequence=self.sequence, mask=case.mask, score=case.score, sinks=self.sinks
+        )
+        assert error(self.out.float(), want.float()) < (2e-2 if case.dtype == torch.bfloat16 else 3e-3)
+        assert error(self.lse, want_lse) < 1e-3
+        assert not self.step.args["workspace"][3].any(), "tickets are left as they were found"
+
+
+@pytest.mark.parametrize("ctas", [1, 2])
+@pytest.mark.parametrize("name", CASES)
+def test_values(name, ctas):
+    if ctas == 2 and max(CASES[name].dim, CASES[name].dim_v) > 128:
+        pytest.skip("two blocks of head dim 256 do not fit on an SM")
+    launched = Launched(CASES[name], ctas)
+    for _ in range(3):
+        launched()
+        launched.check()
+
+
+@pytest.mark.parametrize("name", ["dense", "mixed-64", "invariant"])
+def test_the_same_bits_every_time(name):
+    launched = Launched(CASES[name])
+    out, lse = (x.clone() for x in launched())
+    for _ in range(16):
+        again = launched()
+        assert torch.equal(again[0], out) and torch.equal(again[1], lse)
+
+
+def test_batch_invariance():
+    alone = Launched(Decode((9000,), page=64, heads=32, heads_kv=8, dim=128, invariant=True))
+    q, (k, v), _, _ = tensors(alone.case)
+    company = replace(alone.case, lengths=(9000, 12000, 5, 0, 4096, 333), seed=1)
+    out, lse = (x.clone() for x in alone())
+    many = Launched(company, first=(q, k, v))()
+    assert torch.equal(many[0][0], out[0]) and torch.equal(many[1][0], lse[0])
+
+
+def test_one_graph_serves_every_step():
+    """A captured launch follows the lengths: the batch grows by a token a step."""
+    launched = Launched(CASES["mixed-64"])
+    sequence = launched.sequence
+    assert isinstance(sequence, PagedKV)
+    full = sequence.lengths.clone()
+    launched()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launched()
+    for step in range(8):
+        sequence.lengths.copy_((full * (step + 1)) // 8)
+        graph.replay()
+        launched.check()
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("columns", [0, 32, 64])
+def test_append(columns, interleaved):
+    """The kernel writes what torch writes."""
+    case = replace(CASES["mixed-16"], lengths=(400, 3, 0, 129, 64, 900))
+    _, _, kv, _ = tensors(case)
+    assert isinstance(kv, PagedKV)
+    new = [torch.randn(len(case.lengths), 5, case.heads_kv, case.dim).to(case.dtype) for _ in range(2)]
+    angle = torch.arange(1000)[:, None] * 0.9 ** torch.arange(columns or 1)
+    angles = {"cos": angle.cos(), "sin": angle.sin()} if columns else {}
+    card = [x.cuda() for x in (kv.k_pages, kv.v_pages, kv.block_table, kv.lengths, *new)]
+    append_paged(kv.k_pages, kv.v_pages, kv.block_table, kv.lengths, *new, **angles, interleaved=interleaved)
+    append_paged(*card, **{name: x.cuda() for name, x in angles.items()}, interleaved=interleaved)
+    assert torch.allclose(card[0].cpu().float(), kv.k_pages.float(), rtol=1e-2, atol=1e-2, equal_nan=True)
+    assert torch.equal(card[1].cpu().nan_to_num(9.0), kv.v_pages.nan_to_num(9.0))
+
+
+def test_captured_tensors():
+    case = Decode(
+        MIXED, page=64, heads=4, heads_kv=1, dim=128, score=ALiBi(torch.tensor([0.5, 0.25, 0.1, 0.05]).cuda())
+    )
+    launched = Launched(case)
+    launched()
+    launched.check()
