@@ -42,52 +42,54 @@ def softmax_1(ctx):
 def softmax_role(ctx, wg: gl.constexpr):
     """This warpgroup's key tiles, then its share of the output."""
     config: gl.constexpr = ctx.config
-    mine = ctx.of_warpgroup(wg)
-    m = gl.full([config.BM_q], -float("inf"), gl.float32, row_layout())
-    state = RowState(m, gl.zeros_like(m))
-    if ctx.span.total > 0:
+    if config.splitk_partitions > 1 and ctx.span.total == 0:
+        store_nothing(ctx, wg)
+    else:
+        mine = ctx.of_warpgroup(wg)
+        m = gl.full([config.BM_q], -float("inf"), gl.float32, row_layout())
+        state = RowState(m, gl.zeros_like(m))
         for n in range(mine.span.total):
             state = softmax_tile(mine, state, n, wg)
         await_signal(ctx.bars.o_producer.index(wg), (mine.span.total - 1) & 1, mine.span.total > 0)
         store_combined(ctx, state, wg)
-    else:
-        store_nothing(ctx, wg)
 
 
 @gluon.jit
 def store_combined(ctx, state, wg: gl.constexpr):
     """Combine with the other warpgroup and write this one's columns of the output; warpgroup 0 writes the LSE."""
     config: gl.constexpr = ctx.config
-    put_rows(row_slot(ctx, wg, 0), state.m)
-    put_rows(row_slot(ctx, wg, 1), state.l)
-    signal(ctx.combine_bars.index(wg))
-    await_signal(ctx.combine_bars.index(1 - wg), 0)
-    m_other = get_rows(row_slot(ctx, 1 - wg, 0))
-    l_other = get_rows(row_slot(ctx, 1 - wg, 1))
-    c = exponent_scale(ctx)
-    m = gl.maximum(state.m, m_other)
-    own = gl.exp2(exponent(state.m, c) - exponent(m, c))
-    other = gl.exp2(exponent(m_other, c) - exponent(m, c))
-    rows = gl.arange(0, config.BM_q, row_layout())
-    sink = 0.0
-    if ctx.has_sinks:
-        sink = gl.load(ctx.tensors.sinks + row_place(ctx, rows, wg)[1])
-    factor, lse = finish(m, state.l * own + l_other * other, c, sink, ctx.has_sinks)
-    if wg == 0:
-        store_lse(ctx, rows, lse)
-        store_output(ctx, own * factor, other * factor, wg)
-    else:
-        store_output(ctx, other * factor, own * factor, wg)
+    if 1 - wg < writers(config):
+        put_rows(row_slot(ctx, wg, 0), state.m)
+        put_rows(row_slot(ctx, wg, 1), state.l)
+        signal(ctx.combine_bars.index(wg))
+    if wg < writers(config):
+        await_signal(ctx.combine_bars.index(1 - wg), 0)
+        m_other = get_rows(row_slot(ctx, 1 - wg, 0))
+        l_other = get_rows(row_slot(ctx, 1 - wg, 1))
+        c = exponent_scale(ctx)
+        m = gl.maximum(state.m, m_other)
+        own = gl.exp2(exponent(state.m, c) - exponent(m, c))
+        other = gl.exp2(exponent(m_other, c) - exponent(m, c))
+        rows = gl.arange(0, config.BM_q, row_layout())
+        sink = 0.0
+        if ctx.has_sinks:
+            sink = gl.load(ctx.tensors.sinks + row_place(ctx, rows, wg)[1])
+        factor, lse = finish(m, state.l * own + l_other * other, c, sink, ctx.has_sinks)
+        if wg == 0:
+            store_lse(ctx, rows, lse)
+            store_output(ctx, own * factor, other * factor, wg)
+        else:
+            store_output(ctx, other * factor, own * factor, wg)
 
 
 @gluon.jit
 def store_nothing(ctx, wg: gl.constexpr):
     """What a partition without keys has to say: an LSE of -inf and zeros."""
-    rows = gl.arange(0, ctx.config.BM_q, row_layout())
     zero = gl.zeros([ctx.config.BM_q], gl.float32, row_layout())
     if wg == 0:
-        store_lse(ctx, rows, zero - float("inf"))
-    store_output(ctx, zero, zero, wg)
+        store_lse(ctx, gl.arange(0, ctx.config.BM_q, row_layout()), zero - float("inf"))
+    if wg < writers(ctx.config):
+        store_output(ctx, zero, zero, wg)
 
 
 @gluon.jit
@@ -117,7 +119,7 @@ def store_output(ctx, f0, f1, wg: gl.constexpr):
     cols: gl.constexpr = out_columns(config)
     box: gl.constexpr = query_box(config, cols)
     slots: gl.constexpr = config.q_bytes // (128 * config.BM_q)
-    turns: gl.constexpr = 2 if slots > 1 else 1
+    turns: gl.constexpr = writers(config)
     staging = ctx.memory.q.reinterpret(dtype, [slots, box[0], box[1], box[2], box[3]], box_layout(box, dtype))
     for i in gl.static_range(config.padded_ov_depth // cols):
         if i % turns == wg:
@@ -167,6 +169,12 @@ def put_rows(slot, rows):
 def get_rows(slot):
     values = slot.load(slot.get_reg_layout())
     return gl.convert_layout(gl.max(values, 1), row_layout(), assert_trivial=True)
+
+
+@gluon.constexpr_function
+def writers(config):
+    """Warpgroups that write the output: one where the room of Q holds a single block."""
+    return 2 if config.q_bytes > 128 * config.BM_q else 1
 
 
 @gluon.constexpr_function
