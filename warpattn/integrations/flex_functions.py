@@ -76,8 +76,9 @@ def _constant(number: Any) -> Callable[..., Any]:
 
 
 def _full(x: Any, size: Any, number: Any, *, dtype: torch.dtype | None = None) -> Any:
-    if tuple(size) != ():
-        raise NoTranslation(f"a new tensor of shape {tuple(size)} has no translation")
+    shape = (size,) if isinstance(size, int) else tuple(size)
+    if shape:
+        raise NoTranslation(f"a new tensor of shape {shape} has no translation")
     return _cast(number, _dtype(x) if dtype is None else dtype)
 
 
@@ -120,7 +121,7 @@ def _remainder(a: Any, b: Any) -> Any:
 
 def _power(x: Any, n: Any) -> Any:
     if isinstance(n, Expr):
-        if x == 2 and isinstance(x, int) and n.dtype == "int":
+        if isinstance(x, int) and x == 2 and n.dtype == "int":
             return 1 << n
         if not isinstance(x, (int, float)) or x <= 0 or not _is_float(x, n):
             raise NoTranslation("a power with this base and an exponent that is not a constant has no translation")

@@ -52,12 +52,11 @@ def run(fn: Callable[..., Any], *args: Any) -> Any:
         with recording:
             result = fn(*args_as_symbols(args))
         return recording.plain(result)
-    except NoTranslation as error:
-        raise AttentionError(f"{_line(error.__traceback__)}: {error}; {_RULE}") from error
     except AttentionError:
         raise
-    except (TypeError, IndexError, AttributeError, RuntimeError, ValueError) as error:
-        raise AttentionError(f"{_line(error.__traceback__)}: {type(error).__name__}: {error}; {_RULE}") from error
+    except (NoTranslation, TypeError, IndexError, AttributeError, RuntimeError, ValueError) as error:
+        what = f"{error}" if isinstance(error, NoTranslation) else f"{type(error).__name__}: {error}"
+        raise AttentionError(f"{_line(fn, error.__traceback__)}: {what}; {_RULE}") from error
     finally:
         _recording.reset(token)
 
@@ -249,9 +248,10 @@ def _at_least_0(node: Node) -> bool:
     return op == "abs" or (op == "where" and all(_at_least_0(x) for x in node[3:]))
 
 
-def _line(step: TracebackType | None) -> str:
-    """The last line outside of torch and this package that an error came through."""
-    line = "a function for FlexAttention"
+def _line(fn: Any, step: TracebackType | None) -> str:
+    """The last line outside of torch and this package that an error came through, else that of `fn`."""
+    code = getattr(fn, "__code__", None)
+    line = repr(fn) if code is None else f"{code.co_filename}:{code.co_firstlineno}"
     while step is not None:
         file = step.tb_frame.f_code.co_filename
         if not file.startswith(_OWN):
