@@ -188,9 +188,12 @@ def test_what_vllm_asks_before_it_chooses(vllm):
 
 
 def test_it_registers_once_and_never_over_another(vllm):
-    custom = vllm_double.AttentionBackendEnum.CUSTOM
-    vllm.register()
+    plugin, custom = (
+        importlib.import_module("warpattn.integrations.vllm_plugin"),
+        vllm_double.AttentionBackendEnum.CUSTOM,
+    )
+    plugin.register()
     assert custom.get_class() is vllm.WarpattnBackend
     vllm_double.PATHS[custom] = "somebody.else"
-    vllm.register()
+    plugin.register()
     assert vllm_double.PATHS[custom] == "somebody.else"

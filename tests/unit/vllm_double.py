@@ -132,7 +132,8 @@ def install(monkeypatch: Any) -> None:
         module = ModuleType(name)
         vars(module).update({key: value for key, value in globals().items() if not key.startswith("__")})
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.delitem(sys.modules, "warpattn.integrations.vllm", raising=False)
+    for name in ("vllm", "vllm_plugin"):
+        monkeypatch.delitem(sys.modules, f"warpattn.integrations.{name}", raising=False)
     PATHS.clear()
 
 

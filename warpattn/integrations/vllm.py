@@ -2,8 +2,7 @@
 
     vllm serve MODEL --attention-backend CUSTOM
 
-vLLM calls `register` in each of its processes (entry point `vllm.general_plugins`), which puts `WarpattnBackend` behind
-the name CUSTOM. A step of the engine is a batch of requests, their new tokens laid end to end:
+`vllm_plugin` puts `WarpattnBackend` behind the name CUSTOM in each of vLLM's processes. A step of the engine is a batch of requests, their new tokens laid end to end:
 
     requests     0    1    2    3         4
     new tokens   1    1    1    300       128
@@ -32,7 +31,6 @@ from vllm.v1.attention.backend import (
     AttentionType,
     MultipleOf,
 )
-from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
 from warpattn.api import attention_paged, attention_varlen
 from warpattn.check import AttentionError
@@ -40,17 +38,11 @@ from warpattn.masks import Causal, Full, Mask, SlidingWindow
 from warpattn.scores import ALiBi, Score, SoftCap
 from warpattn.sequences import PagedKV, Ragged
 
-__all__ = ["WarpattnBackend", "WarpattnImpl", "WarpattnMetadata", "WarpattnMetadataBuilder", "register"]
+__all__ = ["WarpattnBackend", "WarpattnImpl", "WarpattnMetadata", "WarpattnMetadataBuilder"]
 
 CACHE_DTYPES = ["auto", "float16", "bfloat16"]
 CAPABILITIES = {(9, 0)}  # what `attention` has kernels for with backend="auto"
 ENCODERS = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
-
-
-def register() -> None:
-    """Put `WarpattnBackend` behind vLLM's name CUSTOM, unless another plug-in is already there."""
-    if not AttentionBackendEnum.CUSTOM.is_overridden():
-        register_backend(AttentionBackendEnum.CUSTOM, f"{__name__}.WarpattnBackend")
 
 
 class WarpattnBackend(AttentionBackend):

@@ -1,0 +1,90 @@
+"""The documentation: the site builds without a warning, and what it shows is what the code and the records say."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from docs.figures import concepts, ladder
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    pytest.importorskip("mkdocs")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_every_page_is_in_the_site(site):
+    pages = {path.relative_to(DOCS).with_suffix(".html") for path in DOCS.rglob("*.md")}
+    assert pages <= {path.relative_to(site) for path in site.rglob("*.html")}
+    assert not list(site.rglob("*.py"))
+
+
+def test_links_out_of_docs_lead_to_pages_of_the_site(site):
+    text = (site / "kernels" / "sm90.html").read_text()
+    assert 'href="../repository/bench/notes.html"' in text
+    assert (site / "repository" / "bench" / "notes.html").is_file()
+
+
+def test_nothing_is_fetched_from_elsewhere(site):
+    for page in site.rglob("*.html"):
+        fetched = re.findall(
+            r'(?:<script|<link rel="stylesheet"|<img)[^>]*(?:src|href)="(https?:[^"]*)"', page.read_text()
+        )
+        assert not fetched, page
+
+
+def test_listings_stand_in_the_file():
+    source = (DOCS / "figures" / "extend.py").read_text()
+    listings = re.findall(r"^```py\n(.*?)^```", (DOCS / "extend.md").read_text(), re.DOTALL | re.MULTILINE)
+    assert len(listings) == 3
+    for listing in listings:
+        assert listing.strip("\n") in source
+
+
+def test_the_ladder_says_what_was_recorded():
+    notes = (ROOT / "bench" / "notes.md").read_text()
+    rows = {int(number): line for number, line in re.findall(r"^\| (\d+) (\|.*)$", notes, re.MULTILINE)}
+    for steps in ladder.CASES.values():
+        for step in steps:
+            assert re.search(rf"\b{step.kilocycles}\b", rows[step.row]), step
+    assert ladder.table() in (DOCS / "ladder.md").read_text()
+
+
+def test_the_floor_of_a_case():
+    """128 × 128 tiles of one head of 16 k keys: 16384; causal, with whole tiles on the diagonal: 8256."""
+    full = ladder.Case("", 1, 16384, 1, 128, False)
+    assert full.floor == 16384 * 2048 / 132
+    assert full._replace(causal=True).floor == 8256 * 2048 / 132
+    assert full._replace(causal=True, keys=64).floor == 2 * 8256 * 2048 / 132
+
+
+@pytest.mark.parametrize(
+    ("name", "draw"),
+    [
+        ("ladder", ladder.chart),
+        ("concepts-call", concepts.call_picture),
+        ("concepts-tiles", concepts.tiles_picture),
+    ],
+)
+def test_figures_are_current(name, draw):
+    assert (DOCS / "figures" / f"{name}.svg").read_text() == draw(), "run `make docs`"
+
+
+def test_a_tile_of_rows_takes_each_of_its_key_tiles_once():
+    for span in concepts.spans():
+        masked, full = concepts.order(span)
+        tiles = range(span[0] // concepts.TILE, -(-span[3] // concepts.TILE))
+        assert sorted(masked + full) == list(tiles)
+        assert all(span[1] <= t * concepts.TILE and (t + 1) * concepts.TILE <= span[2] for t in full)
+        assert masked
+        assert full
