@@ -101,5 +101,5 @@ def test_a_new_user_has_a_result_soon(wheel, tmp_path):
 def test_importing_it_costs_little():
     program = "import time, torch; start = time.process_time(); import warpattn; print(time.process_time() - start)"
     command = [sys.executable, "-c", program]
-    runs = [subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True) for _ in range(3)]
-    assert min(float(run.stdout) for run in runs) <= IMPORT_LIMIT
+    runs = (subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True) for _ in range(3))
+    assert any(float(run.stdout) <= IMPORT_LIMIT for run in runs)  # a busy machine may be slow once
