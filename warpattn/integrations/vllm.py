@@ -2,8 +2,8 @@
 
     vllm serve MODEL --attention-backend CUSTOM
 
-`vllm_plugin` puts `WarpattnBackend` behind the name CUSTOM in each of vLLM's processes. A step of the engine is a batch of
-requests, their new tokens laid end to end:
+`vllm_plugin` puts `WarpattnBackend` behind the name CUSTOM in each of vLLM's processes. A step of the engine is a batch
+of requests, their new tokens laid end to end:
 
     requests     0    1    2    3         4
     new tokens   1    1    1    300       128
