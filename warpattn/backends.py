@@ -22,7 +22,7 @@ class Limits:
     max_dim: int
 
 
-LIMITS = {"sm90": Limits(("dense",), 256), "sm100": Limits(("dense",), 128)}
+LIMITS = {"sm90": Limits(("dense",), 256), "sm100": Limits(("dense", "ragged", "paged"), 128)}
 BACKENDS = ("auto", "reference", *NEEDS, *(f"simulate:{arch}" for arch in LIMITS))
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from warpattn.kernels.sm100 import build
 from warpattn.kernels.sm100.config import FA4Config
+from warpattn.kernels.sm100.traits import Traits
 from warpattn.masks import Full, Mask
 from warpattn.nodes import Program
 from warpattn.operands import flat
@@ -40,12 +41,16 @@ class Case:
         name = "bf16" if self.dtype == torch.bfloat16 else "fp16"
         return FA4Config(name, self.dim, self.dim_v or self.dim, self.heads // self.heads_kv).gluon()[0]
 
+    @property
+    def traits(self) -> Traits:
+        return Traits("dense", self.heads // self.heads_kv, self.sinks, True)
+
     def kernel(self) -> Any:
         """The kernel down to TTGIR; each is compiled once."""
         mask, score = self.programs()
-        key = (self.config, mask.key, None if score is None else score.key, self.sinks)
+        key = (self.config, self.traits, mask.key, None if score is None else score.key)
         if key not in _built:
-            source = build.prefill_source(self.config, mask, score, self.heads // self.heads_kv, self.sinks, True)
+            source = build.prefill_source(self.config, self.traits, mask, score)
             _built[key] = to_ttgir(source, build.TARGET, build.OPTIONS)
         return _built[key]
 
@@ -77,7 +82,7 @@ def simulated(case: Case, kernel: Any = None, **options: Any) -> tuple[Report, f
     shape = (case.seq_q, case.seq_k, case.heads, case.grid[0])
     args = {
         "q_desc": q, "k_desc": k, "v_desc": v, "o_desc": out, "lse_ptr": lse, "sinks_ptr": sinks,
-        "scale": case.dim**-0.5, "shape": shape, "mask_args": flat(mask.tensors),
+        "scale": case.dim**-0.5, "shape": shape, "places": (), "mask_args": flat(mask.tensors),
         "score_args": flat(() if score is None else score.tensors),
     }  # fmt: skip
     report = simulate(case.kernel() if kernel is None else kernel, case.grid, args, **options)

@@ -1,7 +1,5 @@
 """Describes the Blackwell prefill kernel for one config, mask and score to Triton; needs no GPU."""
 
-from typing import Any
-
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import GluonASTSource
@@ -10,46 +8,48 @@ from warpattn.nodes import Program
 
 from ..pieces.signature import modifier_functions, tensor_signature
 from .config import FA4Config
-from .layouts import STORE_COLUMNS, box_layout, element_type, query_box
+from .layouts import box_layout, element_type, query_box
 from .mha_2q import mha_2q_kernel
+from .traits import STORE_COLUMNS, Traits
 
 TARGET = GPUTarget("cuda", 100, 32)
+# Types of `places`, see mha_2q.find_sources.
+PLACES = {
+    "dense": (),
+    "ragged": ("*i32", "*i32", *["i32"] * 8),
+    "paged": ("*i32", "*i32", "i64", "i32", *["i32"] * 4),
+}
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}
 
 
-def compile_prefill(config: FA4Config, mask: Program, score: Program | None, **constants: Any):
+def compile_prefill(config: FA4Config, traits: Traits, mask: Program, score: Program | None):
     """The compiled kernel (a Triton CompiledKernel) for sm_100."""
-    return triton.compile(prefill_source(config, mask, score, **constants), target=TARGET, options=OPTIONS)
+    return triton.compile(prefill_source(config, traits, mask, score), target=TARGET, options=OPTIONS)
 
 
-def prefill_source(config: FA4Config, mask: Program, score: Program | None, group: int, has_sinks: bool, has_lse: bool):
+def prefill_source(config: FA4Config, traits: Traits, mask: Program, score: Program | None):
     """What Triton compiles: the kernel with the types of its parameters and its constants."""
+    ragged, paged = traits.kind == "ragged", traits.kind == "paged"
 
-    def descriptor(box: list[int]) -> str:
+    def descriptor(box: list[int], clipped: bool) -> str:
+        box = [1, *box] if clipped else box
         return f"tensordesc<{config.dtype}{box},{box_layout(box, element_type(config.dtype))!r}>"
 
     signature = {
-        "q_desc": descriptor(query_box(config, config.padded_qk_depth)),
-        "k_desc": descriptor([1, config.BN, 1, config.padded_qk_depth]),
-        "v_desc": descriptor([1, config.BN, 1, config.padded_ov_depth]),
-        "o_desc": descriptor(query_box(config, STORE_COLUMNS.value)),
+        "q_desc": descriptor(query_box(config, config.padded_qk_depth), ragged),
+        "k_desc": descriptor([1, config.box_rows, 1, config.padded_qk_depth], ragged or paged),
+        "v_desc": descriptor([1, config.box_rows, 1, config.padded_ov_depth], ragged or paged),
+        "o_desc": descriptor(query_box(config, STORE_COLUMNS), ragged),
         "lse_ptr": "*fp32",
         "sinks_ptr": "*fp32",
         "scale": "fp32",
         "shape": ("i32",) * 4,
+        "places": PLACES[traits.kind],
         "mask_args": tensor_signature(mask, "sm100"),
         "score_args": tensor_signature(score, "sm100"),
         "config": "constexpr",
         "functions": "constexpr",
-        "has_sinks": "constexpr",
-        "has_lse": "constexpr",
-        "group": "constexpr",
+        "traits": "constexpr",
     }
-    constants = {
-        "config": config,
-        "functions": modifier_functions(mask, score),
-        "has_sinks": has_sinks,
-        "has_lse": has_lse,
-        "group": group,
-    }
+    constants = {"config": config, "functions": modifier_functions(mask, score), "traits": traits}
     return GluonASTSource(mha_2q_kernel, signature, constants)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 import torch
 
+from warpattn.check import AttentionError
 from warpattn.operands import COPY_RULE
 from warpattn.problem import Problem
 from warpattn.step import Choice
@@ -14,13 +16,17 @@ from warpattn.target import Arch
 from .config import FA4Config
 
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+LEAST_ROWS = 8  # of a box of keys: the swizzle keeps eight rows together
 LEAST_DIM = 64  # smaller head dims are padded to one swizzle of 128 bytes
 
 
 def choose(problem: Problem, target: Arch) -> Choice:
-    """The choice for a dense `problem`: one CTA for two query tiles of one head, or of all heads of a group."""
+    """The choice for a `problem`: one CTA for two query tiles of one head, or of all heads of a group.
+
+    For ragged batches the grid is an upper bound: that of one sequence with all the queries.
+    """
     config, reasons = prefill_config(problem)
-    heads = problem.heads_q // config.group if config.fuse_gqa else problem.heads_q
+    heads = problem.heads_q // config.tile_heads
     grid = (max(1, -(-problem.seq_q // config.BM_eff)), heads, problem.batch)
     ring = "one ring for K and V" if config.use_shared_kv else "a ring each for K and V"
     lines = (
@@ -41,7 +47,12 @@ def prefill_config(problem: Problem) -> tuple[FA4Config, tuple[str, ...]]:
         reasons.append("query heads have CTAs of their own: the mask's key interval depends on the head")
     fused = 1 if reasons else group
     dims = (max(LEAST_DIM, problem.dim_qk), max(LEAST_DIM, problem.dim_v))
-    config, changes = FA4Config(DTYPES[problem.dtype], *dims, group=fused).gluon()
+    config, changes = FA4Config(DTYPES[problem.dtype], *dims, group=fused, page_size=problem.page_size).gluon()
+    if config.num_qk_stages > 1:  # the roles of two query tiles take K whole
+        config = replace(config, max_qk_stages=1)
+    if config.box_rows < LEAST_ROWS:
+        what = f"a page holds {problem.page_size} keys"
+        raise AttentionError(f"{what}; the sm100 backend loads pages of multiples of {LEAST_ROWS} keys")
     if config.fuse_gqa:
         reasons.append(f"{group} query heads share a key head and a tile: K and V are loaded once for them")
     elif fused > 1:

@@ -142,6 +142,11 @@ class FA4Config:
         return self.BM_eff * self.cta_group
 
     @property
+    def tile_heads(self) -> int:
+        """Query heads of a tile's rows."""
+        return self.group if self.fuse_gqa else 1
+
+    @property
     def wg_queries(self) -> int:
         """Query positions from softmax warpgroup 0 to 1; with one query tile they have the same rows."""
         return self.BM_eff // 2 if self.num_q == 2 else 0
@@ -166,6 +171,11 @@ class FA4Config:
     def page_rows(self) -> int:
         """Keys of one load, which never leaves a page: a whole tile, or what divides both the tile and the page."""
         return gcd(self.page_size, self.BN)
+
+    @property
+    def box_rows(self) -> int:
+        """Keys of one box: the largest power of two that divides both a tile and a page."""
+        return min(self.page_size & -self.page_size, self.BN) if self.page_size else self.BN
 
     @property
     def pages_per_tile(self) -> int:

@@ -23,6 +23,7 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
     tensor_memory_descriptor,
     tma,
 )
+from triton.language.core import base_value
 
 from ..nvidia.kv_ring import KVConsumerPipeline, KVProducerPipeline
 from ..nvidia.pipelines import KVPipeline, make_kv_pipeline
@@ -38,10 +39,23 @@ class Tensors:
     """Operands in global memory; the descriptors are 4-D (batch, seq, heads, dim) and clip at the ends."""
 
     q: tma.tensor_descriptor
-    k: tma.tensor_descriptor
-    v: tma.tensor_descriptor
+    k: base_value  # see rows.py
+    v: base_value
     o: tma.tensor_descriptor
     lse: gl.tensor  # float* (batch, heads_q, seq_q), written when the config of the launch asks for it
+    sinks: gl.tensor  # float* (heads_q,)
+
+
+@gluon.aggregate
+class Sources:
+    """Operands in global memory, at this CTA's sequence: see rows.py."""
+
+    q: base_value
+    k: base_value
+    v: base_value
+    o: base_value
+    lse: gl.tensor  # float*, of query head 0 of this sequence
+    lse_stride: gl.tensor  # from a head to the next
     sinks: gl.tensor  # float* (heads_q,)
 
 
@@ -75,7 +89,7 @@ class Memory:
 
 @gluon.aggregate
 class Context:
-    tensors: Tensors
+    tensors: Sources
     memory: Memory
     k: KVPipeline  # slots of K, or of K and V in turn
     v: KVPipeline  # slots of V; those of K and V where they share a ring

@@ -23,7 +23,7 @@ def store_output(ctx, m, l, c, wg: gl.constexpr):
         sink = gl.load(ctx.tensors.sinks + heads)
     factor, lse = finish(m, l, c, sink, ctx.has_sinks)
     if ctx.has_lse:
-        row = (ctx.tile.b * ctx.work.heads_q + heads).to(gl.int64) * ctx.work.seq_q + queries
+        row = heads.to(gl.int64) * ctx.tensors.lse_stride + queries
         gl.store(ctx.tensors.lse + row, lse, mask=queries < ctx.work.seq_q)
     store_blocks(ctx, factor, wg)
 
@@ -68,5 +68,5 @@ def store_blocks(ctx, factor, wg: gl.constexpr):
         block.reshape([config.BM_q, STORE_COLUMNS]).store(values)
         fence_async_shared()
         gl.barrier()
-        tma.async_store(ctx.tensors.o, [ctx.tile.b, row, ctx.tile.h, i * STORE_COLUMNS], block)
+        ctx.tensors.o.store(row, ctx.tile.h, i * STORE_COLUMNS, block)
     tma.store_wait(0)

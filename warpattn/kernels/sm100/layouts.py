@@ -4,7 +4,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import TensorMemoryLayout
 
-STORE_COLUMNS = gl.constexpr(64)  # of an output block: 128 bytes, one swizzle atom
+from . import traits
+
+STORE_COLUMNS = gl.constexpr(traits.STORE_COLUMNS)
 
 
 @gluon.constexpr_function
@@ -16,7 +18,7 @@ def element_type(dtype: str):
 @gluon.constexpr_function
 def query_box(config, cols):
     """Box of one query tile: rows are (query, head of the group), a head of its own where heads are not fused."""
-    heads = config.group if config.fuse_gqa else 1
+    heads = config.tile_heads
     return [1, config.BM_q // heads, heads, cols]
 
 

@@ -2,7 +2,7 @@
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.blackwell import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.blackwell import mbarrier
 
 from .context import key_view, producer
 
@@ -30,7 +30,7 @@ def load_role(ctx):
 def load_q(ctx, wg: gl.constexpr, full):
     """One query tile: its rows in all heads of the group, where heads are fused."""
     row = ctx.tile.row + wg * (ctx.config.BM_eff // 2)
-    tma.async_load(ctx.tensors.q, [ctx.tile.b, row, ctx.tile.h, 0], full, ctx.memory.q.index(wg))
+    ctx.tensors.q.load(row, ctx.tile.h, full, ctx.memory.q.index(wg))
 
 
 @gluon.jit
@@ -44,7 +44,8 @@ def load_k(ctx, ring, state, key_tile, with_q: gl.constexpr):
         load_q(ctx, 0, full)
     else:
         mbarrier.expect(full, config.k_chunk_bytes)
-    load_keys(ctx, ctx.tensors.k, key_tile, full, key_view(slot, config.padded_qk_depth, config))
+    smem = key_view(slot, config.padded_qk_depth, config)
+    load_keys(ctx, ctx.tensors.k, key_tile, full, smem)
     return ring.commit_k(state)
 
 
@@ -53,11 +54,12 @@ def load_v(ctx, ring, state, key_tile):
     """A V tile; returns the state after it."""
     ring.acquire_v(state)
     full, slot = ring.get_v(state)
-    load_keys(ctx, ctx.tensors.v, key_tile, full, key_view(slot, ctx.config.padded_ov_depth, ctx.config))
+    smem = key_view(slot, ctx.config.padded_ov_depth, ctx.config)
+    load_keys(ctx, ctx.tensors.v, key_tile, full, smem)
     return ring.commit_v(state)
 
 
 @gluon.jit
-def load_keys(ctx, desc, key_tile, full, smem, column=0):
+def load_keys(ctx, rows, key_tile, full, smem, column=0):
     """BN rows of K or V, from a column on."""
-    tma.async_load(desc, [ctx.tile.b, key_tile * ctx.config.BN, ctx.work.kv_head, column], full, smem)
+    rows.load(key_tile * ctx.config.BN, ctx.work.kv_head, full, smem, column)

@@ -25,6 +25,7 @@ from .context import make_rings as make_whole_rings
 from .layouts import box_layout, element_type, lanes, query_box, stacked
 from .mha_1q_roles import correction_role, load_role, mma_role
 from .mha_1q_softmax import softmax_0, softmax_1
+from .rows import BatchRows
 from .split import TileRun, window
 
 SOFTMAX_REGISTERS = gl.constexpr(192)
@@ -131,7 +132,7 @@ def mha_1q_kernel(
         mbarrier.init(combine_bars.index(wg), count=4)
     k, v = make_rings(config)
     out_batch = partition * gl.num_programs(2) + tile.b
-    tensors = Tensors(q_desc, k_desc, v_desc, o_desc, lse_ptr, sinks_ptr)
+    tensors = Tensors(q_desc, BatchRows(k_desc, tile.b), BatchRows(v_desc, tile.b), o_desc, lse_ptr, sinks_ptr)
     ctx = Context(
         tensors, make_memory(config), k, v, make_barriers(), combine_bars, work, tile, out_batch, run, mods, scale,
         config, has_sinks, has_lse,

@@ -23,7 +23,7 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
 from ..pieces.softmax import LOG2_E, exponent
 from .context import row_place
 from .epilogue import finish
-from .layouts import box_layout, element_type, query_box, row_layout
+from .layouts import box_layout, element_type, query_box, row_layout, stacked
 from .signals import await_signal, signal
 from .softmax_warp import RowState, exponent_scale, softmax_tile
 
@@ -43,7 +43,8 @@ def softmax_role(ctx, wg: gl.constexpr):
     """This warpgroup's key tiles, then its share of the output."""
     config: gl.constexpr = ctx.config
     if config.splitk_partitions > 1 and ctx.span.total == 0:
-        store_nothing(ctx, wg)
+        if wg == 0:
+            store_nothing(ctx)
     else:
         mine = ctx.of_warpgroup(wg)
         m = gl.full([config.BM_q], -float("inf"), gl.float32, row_layout())
@@ -83,13 +84,21 @@ def store_combined(ctx, state, wg: gl.constexpr):
 
 
 @gluon.jit
-def store_nothing(ctx, wg: gl.constexpr):
-    """What a partition without keys has to say: an LSE of -inf and zeros."""
-    zero = gl.zeros([ctx.config.BM_q], gl.float32, row_layout())
-    if wg == 0:
-        store_lse(ctx, gl.arange(0, ctx.config.BM_q, row_layout()), zero - float("inf"))
-    if wg < writers(ctx.config):
-        store_output(ctx, zero, zero, wg)
+def store_nothing(ctx):
+    """What a partition without keys has to say: an LSE of -inf and zeros. A path of its own, because joined with the
+    other one it made the compiler spill (128 bytes of stack at head dim 128)."""
+    config: gl.constexpr = ctx.config
+    cols: gl.constexpr = out_columns(config)
+    zero = gl.zeros([config.BM_q], gl.float32, row_layout())
+    store_lse(ctx, gl.arange(0, config.BM_q, row_layout()), zero - float("inf"))
+    block = staging(ctx).index(0)
+    layout: gl.constexpr = ctx.memory.o.index(0).slice(0, cols).get_reg_layout()
+    block.reshape([config.BM_q, cols]).store(gl.zeros([config.BM_q, cols], out_type(config), layout))
+    fence_async_shared()
+    gl.barrier()
+    for i in gl.static_range(config.padded_ov_depth // cols):
+        tma.async_store(ctx.tensors.o, [ctx.out_batch, ctx.tile.row, ctx.tile.h, i * cols], block)
+    tma.store_wait(0)
 
 
 @gluon.jit
@@ -115,19 +124,16 @@ def store_output(ctx, f0, f1, wg: gl.constexpr):
     Blocks take turns between the warpgroups, and so do the blocks' places; where Q has room for one, warpgroup 0 does
     it all."""
     config: gl.constexpr = ctx.config
-    dtype: gl.constexpr = out_type(config)
     cols: gl.constexpr = out_columns(config)
-    box: gl.constexpr = query_box(config, cols)
-    slots: gl.constexpr = config.q_bytes // (128 * config.BM_q)
+    slots: gl.constexpr = out_slots(config)
     turns: gl.constexpr = writers(config)
-    staging = ctx.memory.q.reinterpret(dtype, [slots, box[0], box[1], box[2], box[3]], box_layout(box, dtype))
     for i in gl.static_range(config.padded_ov_depth // cols):
         if i % turns == wg:
             if i >= slots:
                 tma.store_wait(0)
                 gl.barrier()
-            block = staging.index(i % slots)
-            block.reshape([config.BM_q, cols]).store(output_block(ctx, f0, f1, i, cols).to(dtype))
+            block = staging(ctx).index(i % slots)
+            block.reshape([config.BM_q, cols]).store(output_block(ctx, f0, f1, i, cols).to(out_type(config)))
             fence_async_shared()
             gl.barrier()
             tma.async_store(ctx.tensors.o, [ctx.out_batch, ctx.tile.row, ctx.tile.h, i * cols], block)
@@ -135,12 +141,19 @@ def store_output(ctx, f0, f1, wg: gl.constexpr):
 
 
 @gluon.jit
+def staging(ctx):
+    """The room of Q as blocks of the output."""
+    config: gl.constexpr = ctx.config
+    box: gl.constexpr = query_box(config, out_columns(config))
+    dtype: gl.constexpr = out_type(config)
+    return ctx.memory.q.reinterpret(dtype, stacked(out_slots(config), box), box_layout(box, dtype))
+
+
+@gluon.jit
 def output_block(ctx, f0, f1, i: gl.constexpr, cols: gl.constexpr):
-    """Columns i · cols … of the combined output [128, cols]; accumulators that nothing was added to are not read."""
+    """Columns i · cols … of the combined output [128, cols]; after a single key tile nothing is in O1."""
     layout: gl.constexpr = ctx.memory.o.index(0).slice(i * cols, cols).get_reg_layout()
-    values = gl.zeros([ctx.config.BM_q, cols], gl.float32, layout)
-    if ctx.span.total > 0:
-        values = mul2(ctx.memory.o.index(0).slice(i * cols, cols).load(layout), column(f0, layout))
+    values = mul2(ctx.memory.o.index(0).slice(i * cols, cols).load(layout), column(f0, layout))
     if ctx.span.total > 1:
         values = fma2(ctx.memory.o.index(1).slice(i * cols, cols).load(layout), column(f1, layout), values)
     return values
@@ -174,7 +187,13 @@ def get_rows(slot):
 @gluon.constexpr_function
 def writers(config):
     """Warpgroups that write the output: one where the room of Q holds a single block."""
-    return 2 if config.q_bytes > 128 * config.BM_q else 1
+    return 2 if out_slots(config) > 1 else 1
+
+
+@gluon.constexpr_function
+def out_slots(config):
+    """Output blocks that the room of Q holds."""
+    return config.q_bytes // (128 * config.BM_q)
 
 
 @gluon.constexpr_function

@@ -16,10 +16,11 @@ from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shar
 from ..pieces.apply import Modifiers
 from ..pieces.span import tile_span
 from ..pieces.tiles import Tile
-from .context import Context, Tensors, Work, make_barriers, make_memory, make_rings
+from .context import Context, Sources, Work, make_barriers, make_memory, make_rings
 from .correction_warp import correction_role
 from .load_warp import load_role
 from .mma_warp import mma_role
+from .rows import BatchRows, PagedRows, sequence_rows
 from .softmax_warp import softmax_0, softmax_1
 
 SOFTMAX_REGISTERS = gl.constexpr(192)
@@ -37,31 +38,35 @@ def mha_2q_kernel(
     sinks_ptr,
     scale,
     shape,
+    places,
     mask_args,
     score_args,
     config: gl.constexpr,
     functions: gl.constexpr,
-    has_sinks: gl.constexpr,
-    has_lse: gl.constexpr,
-    group: gl.constexpr,
+    traits: gl.constexpr,
 ):
-    """Attention forward of a dense problem.
+    """Attention forward.
 
-    `shape` is (seq_q, seq_k, heads_q, query tiles); `functions` is (keep, span, score), see `Modifiers`; `group` query
-    heads share a key head. Grid: (query tiles, key heads if the config fuses heads else query heads, batch).
+    `shape` is (seq_q, seq_k, heads_q, query tiles), lengths in total for ragged batches; `places` says where sequences
+    lie, see `find_sources`; `functions` is (keep, span, score), see `Modifiers`. Grid: (query tiles, key heads if the
+    config fuses heads else query heads, batch).
     """
-    heads: gl.constexpr = config.group if config.fuse_gqa else 1
-    row = (shape[3] - 1 - gl.program_id(0)) * config.BM_eff
-    head = gl.program_id(1) * heads
-    tile = Tile(gl.program_id(2), head, row)
-    work = Work(shape[0], shape[1], shape[2], head // group)
+    head = gl.program_id(1) * config.tile_heads
+    tile = Tile(gl.program_id(2), head, (shape[3] - 1 - first_grid_index()) * config.BM_eff)
+    descs = (q_desc, k_desc, v_desc, o_desc)
+    sources, seq_q, seq_k = find_sources(descs, lse_ptr, sinks_ptr, shape, places, tile.b, config, traits)
+    work = Work(seq_q, seq_k, shape[2], head // traits.group)
     mods = Modifiers(functions[0], functions[1], functions[2], mask_args, score_args)
     span = tile_span(mods.key_span(tile, work, config.BM_eff), config.BN)
-    tensors = Tensors(q_desc, k_desc, v_desc, o_desc, lse_ptr, sinks_ptr)
+    tiles = span.total
+    if traits.kind == "ragged":
+        tiles = gl.where(tile.row < seq_q, tiles, 0)
     memory = make_memory(config)
     k, v = make_rings(config)
-    bars = make_barriers()
-    ctx = Context(tensors, memory, k, v, bars, work, tile, span, span.total, mods, scale, config, has_sinks, has_lse)
+    ctx = Context(
+        sources, memory, k, v, make_barriers(), work, tile, span, tiles, mods, scale, config, traits.has_sinks,
+        traits.has_lse,
+    )  # fmt: skip
     fence_async_shared()
     gl.warp_specialize(
         [
@@ -74,3 +79,49 @@ def mha_2q_kernel(
         [4, 4, 1, 1],
         [SOFTMAX_REGISTERS, SOFTMAX_REGISTERS, ISSUE_REGISTERS, ISSUE_REGISTERS],
     )
+
+
+@gluon.jit
+def find_sources(
+    descs, lse_ptr, sinks_ptr, shape, places, b, config: gl.constexpr, traits: gl.constexpr
+):
+    """(operands of sequence `b`, its queries, its keys).
+
+    `places` is () for dense batches; (cu_q, cu_k, steps and units of q, k, v, o) for ragged ones, see nvidia/ragged.py;
+    (lengths, table, table stride, pages, steps and units of k, v) for paged ones.
+    """
+    q, k, v, o = descs
+    lse = lse_ptr
+    if traits.kind == "ragged":
+        q_start = gl.load(places[0] + b)
+        k_start = gl.load(places[1] + b)
+        seq_q = gl.load(places[0] + b + 1) - q_start
+        seq_k = gl.load(places[1] + b + 1) - k_start
+        q = sequence_rows(q, q_start, seq_q, places[2], places[3])
+        k = sequence_rows(k, k_start, seq_k, places[4], places[5])
+        v = sequence_rows(v, k_start, seq_k, places[6], places[7])
+        o = sequence_rows(o, q_start, seq_q, places[8], places[9])
+        return Sources(q, k, v, o, lse + q_start, shape[0], sinks_ptr), seq_q, seq_k
+    else:
+        lse = lse + (b * shape[2]).to(gl.int64) * shape[0]
+        q = BatchRows(q, b)
+        o = BatchRows(o, b)
+        seq_k = shape[1]
+        if traits.kind == "paged":
+            seq_k = gl.load(places[0] + b)
+            entries = places[1] + b.to(gl.int64) * places[2]
+            box: gl.constexpr = config.box_rows
+            size: gl.constexpr = config.page_size
+            k = PagedRows(k, places[4], places[5], entries, places[3], seq_k, size, box)
+            v = PagedRows(v, places[6], places[7], entries, places[3], seq_k, size, box)
+        else:
+            k = BatchRows(k, b)
+            v = BatchRows(v, b)
+        return Sources(q, k, v, o, lse, shape[0], sinks_ptr), shape[0], seq_k
+
+
+@gluon.jit
+def first_grid_index():
+    """program_id(0), as something that the compiler cannot move: it would make the value early, find no register for it
+    among those of all roles, and keep it in local memory (head dim 128, sliding window: 2 stores and 9 loads)."""
+    return gl.inline_asm("mov.u32 $0, %ctaid.x;", "=r", [], gl.int32)

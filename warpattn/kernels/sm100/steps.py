@@ -2,37 +2,100 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+from torch import Tensor
+
 from warpattn.operands import Operands, captured, flat, programs
-from warpattn.problem import Ready
-from warpattn.sequences import Sequence
-from warpattn.step import Step
+from warpattn.problem import Problem, Ready
+from warpattn.sequences import PagedKV, Ragged, Sequence
+from warpattn.step import Choice, Step, TensorMap
 from warpattn.target import ARCHS
 
+from ..nvidia.clipped import clipped_map
 from .choose import choose
+from .config import FA4Config
+from .traits import STORE_COLUMNS, Traits
 
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}
 
 
 def steps(ready: Ready, x: Operands, sequence: Sequence) -> tuple[Step, ...]:
     """One launch of the prefill kernel."""
+    choice = choose(ready.problem, ARCHS["sm100"])
+    return (prefill_step(ready, x, sequence, choice),)
+
+
+def prefill_step(ready: Ready, x: Operands, sequence: Sequence, choice: Choice) -> Step:
+    """The launch of the 2Q kernel."""
     problem = ready.problem
-    choice = choose(problem, ARCHS["sm100"])
+    config: FA4Config = choice.config
     mask, score = programs(ready)
     tensors = tuple(tensor.detach() for tensor in captured(ready))
     count = len(ready.mask.tensors)
-    args = {
-        "q_desc": x.q, "k_desc": x.k, "v_desc": x.v, "o_desc": x.out, "lse_ptr": x.lse, "sinks_ptr": x.sinks,
-        "scale": ready.scale, "shape": (problem.seq_q, problem.seq_k, problem.heads_q, choice.grid[0]),
+    tiles = max(1, -(-_longest(problem, sequence) // config.BM_eff))
+    args = _places(x, sequence, config) | {
+        "lse_ptr": x.lse, "sinks_ptr": x.sinks, "scale": ready.scale,
+        "shape": (problem.seq_q, problem.seq_k, problem.heads_q, tiles),
         "mask_args": flat(tensors[:count]), "score_args": flat(tensors[count:]),
     }  # fmt: skip
-    constants = {
-        "group": problem.heads_q // problem.heads_kv, "has_sinks": problem.has_sinks, "has_lse": problem.has_lse
-    }  # fmt: skip
+    group = problem.heads_q // problem.heads_kv
+    traits = Traits(problem.kind, group, problem.has_sinks, problem.has_lse)
 
-    def source():
+    def source() -> Any:
         from .build import prefill_source  # imports Triton
 
-        return prefill_source(choice.config, mask, score, **constants)
+        return prefill_source(config, traits, mask, score)
 
-    key = (choice.config, mask.key, None if score is None else score.key, *constants.values())
-    return (Step("sm100.prefill", "sm100", key, source, OPTIONS, choice.grid, args),)
+    key = (config, traits, mask.key, None if score is None else score.key)
+    return Step("sm100.prefill", "sm100", key, source, OPTIONS, (tiles, *choice.grid[1:]), args)
+
+
+def _longest(problem: Problem, sequence: Sequence) -> int:
+    """An upper bound of the queries of a sequence; nothing is read from a GPU to find it."""
+    if not isinstance(sequence, Ragged):
+        return problem.seq_q
+    if sequence.max_q is not None:
+        return sequence.max_q
+    if sequence.cu_q.device.type == "cpu":
+        return int(sequence.cu_q.diff().max())
+    return problem.seq_q
+
+
+def _places(x: Operands, sequence: Sequence, config: FA4Config) -> dict[str, Any]:
+    """Descriptors, and what says where sequences lie; see `mha_2q.find_sources`."""
+    dense = {"q_desc": x.q, "k_desc": x.k, "v_desc": x.v, "o_desc": x.out, "places": ()}
+    if isinstance(sequence, Ragged):
+        cu_q = sequence.cu_q.contiguous()
+        cu_k = cu_q if sequence.cu_k is None else sequence.cu_k.contiguous()
+        heads = config.tile_heads
+        q, *q_units = _rows_map("q", x.q, config.BM_q // heads, heads, config.padded_qk_depth)
+        k, *k_units = _rows_map("k", x.k, config.BN, 1, config.padded_qk_depth)
+        v, *v_units = _rows_map("v", x.v, config.BN, 1, config.padded_ov_depth)
+        o, *o_units = _rows_map("out", x.out, config.BM_q // heads, heads, STORE_COLUMNS)
+        places = (cu_q, cu_k, *q_units, *k_units, *v_units, *o_units)
+        return {"q_desc": q, "k_desc": k, "v_desc": v, "o_desc": o, "places": places}
+    if isinstance(sequence, PagedKV):
+        k, *k_units = _rows_map("kv.k_pages", x.k, config.box_rows, 1, config.padded_qk_depth)
+        v, *v_units = _rows_map("kv.v_pages", x.v, config.box_rows, 1, config.padded_ov_depth)
+        table, stride = _table(sequence)
+        places = (sequence.lengths.contiguous(), table, stride, sequence.k_pages.shape[0], *k_units, *v_units)
+        return dense | {"k_desc": k, "v_desc": v, "places": places}
+    return dense
+
+
+def _rows_map(name: str, x: Tensor, rows: int, heads: int, cols: int) -> tuple[TensorMap, int, int]:
+    """(map, step, unit) of sequences of rows, in boxes of `rows` times `heads`: heads lie inside of rows."""
+    by_head, step, unit = clipped_map(name, x, rows, cols)
+
+    def turned(values: tuple[int, ...]) -> tuple[int, ...]:
+        return (*values[:2], values[3], values[2], values[4])
+
+    return TensorMap(x, (1, 1, rows, heads, cols), turned(by_head.shape), turned(by_head.strides)), step, unit
+
+
+def _table(sequence: PagedKV) -> tuple[Tensor, int]:
+    """The block table, and elements from a sequence to the next; at least one entry to point at."""
+    table = sequence.block_table if sequence.block_table.stride(1) == 1 else sequence.block_table.contiguous()
+    return (table, table.stride(0)) if table.numel() else (torch.zeros_like(sequence.lengths), 0)

@@ -152,6 +152,13 @@ def _warp_signal(task: Any, match: re.Match[str], barrier: MemDesc, predicate: i
     yield from _warp_arrive(task, match, barrier, predicate)
 
 
+@whole(r"mov\.u32 \$0, %ctaid\.([xyz]);$")
+def _program_id(task: Any, match: re.Match[str]) -> Any:
+    """The program's place in the grid."""
+    return task.program.index["xyz".index(match[1])]
+    yield
+
+
 @whole(r"tcgen05\.fence::(?:before|after)_thread_sync;$")
 def _tcgen05_fence(task: Any, match: re.Match[str]) -> Any:
     """Orders tensor memory against the barriers beside it, as everything is ordered here."""
@@ -161,7 +168,8 @@ def _tcgen05_fence(task: Any, match: re.Match[str]) -> Any:
 
 @whole(
     r"\{ \.reg \.pred a, b; setp\.gt\.f32 a, \$1, \$2; "
-    r"(?:vote\.sync\.any\.pred b, a, 0xffffffff|barrier\.cta\.red\.or\.pred b, \d+, \d+, a); selp\.b32 \$0, 1, 0, b; \}$"
+    r"(?:vote\.sync\.any\.pred b, a, 0xffffffff|barrier\.cta\.red\.or\.pred b, \d+, \d+, a); "
+    r"selp\.b32 \$0, 1, 0, b; \}$"
 )
 def _vote_any_greater_one(task: Any, match: re.Match[str], x: np.ndarray, bound: np.ndarray) -> Any:
     """As `_vote_any_greater`, of one value a thread."""
