@@ -7,7 +7,8 @@
 load_from_dram starts a load, copy_to_shared (for DMA: a wait) makes a strip readable, load_from_shared reads the
 operand of a product. Waves meet between these: where a strip becomes readable and before it is overwritten, the
 compiler puts s_barrier (its analysis of shared memory; `gcn` checks the outcome), so acquire and release need no words
-here. Keys past the end and columns past the head dim are zeros: the lanes' buffer loads get an offset out of bounds.
+here. Columns past the head dim are zeros, and so are keys past the end, as lanes without a key get an offset out of
+bounds; only where a page may end inside a strip, keys past the end repeat the last one, which is masked like them.
 """
 
 from triton.experimental import gluon
@@ -39,12 +40,13 @@ class KVBuffer:
     def load_from_dram(self, source, key, strip: gl.constexpr):
         """Ask for strip number `strip` of the tile at `key`: a register stage, to be given to `copy_to_shared`."""
         rows, cols, inside = strip_places(source, self.config, key, strip)
-        dtype: gl.constexpr = source.base.dtype.element_ty
         if whole_pages(self.config, source.page_size):
             offsets = (rows * source.row).to(gl.int32) + cols
             return cdna3.buffer_load(strip_base(source, self.config, key, strip), offsets, mask=inside)
+        elif self.config.dim < self.config.depth:
+            return gl.load(page_pointers(source, key, strip, self.config) + cols, mask=cols < self.config.dim, other=0.0)
         else:
-            return gl.load(page_pointers(source, key, strip, self.config) + cols, mask=inside, other=0.0).to(dtype)
+            return gl.load(page_pointers(source, key, strip, self.config) + cols)
 
     @gluon.jit
     def copy_to_shared(self, stage):
@@ -118,14 +120,20 @@ def get_mma_tile(slot, config: gl.constexpr):
 
 @gluon.jit
 def start_copy(slot, source, config: gl.constexpr, key, strip: gl.constexpr):
-    """DMA of a strip into a slot, a commit group of its own; where nothing is, zeros are written."""
+    """DMA of a strip into a slot, a commit group of its own.
+
+    Where nothing is, buffer loads write zeros. Loads by pointers write nothing: past the last key they repeat it, and
+    columns past the head dim stay as `allocate` left them.
+    """
     rows, cols, inside = strip_places(source, config, key, strip)
     if whole_pages(config, source.page_size):
         offsets = (rows * source.row).to(gl.int32) + cols
         async_copy.buffer_load_to_shared(slot, strip_base(source, config, key, strip), offsets, mask=inside)
-    else:
+    elif config.dim < config.depth:
         pointers = page_pointers(source, key, strip, config) + cols
-        async_copy.global_load_to_shared(slot, pointers, mask=inside, other=0.0)
+        async_copy.global_load_to_shared(slot, pointers, mask=cols < config.dim)
+    else:
+        async_copy.global_load_to_shared(slot, page_pointers(source, key, strip, config) + cols)
     async_copy.commit_group()
 
 
@@ -144,24 +152,33 @@ def strip_places(source, config: gl.constexpr, key, strip: gl.constexpr):
 
 @gluon.jit
 def strip_base(source, config: gl.constexpr, key, strip: gl.constexpr):
-    """Pointer to column 0 of a strip's first row; all its rows lie evenly from there."""
+    """Pointer to column 0 of a strip's first row; all its rows lie evenly from there.
+
+    Past the last key it is a pointer that no lane follows; the table is read without a condition, as a branch for each
+    strip took LLVM twice as long as all else.
+    """
     first = key + first_row(config, strip)
     if source.page_size == 0:
         return source.base + first.to(gl.int64) * source.row
     else:
         number = first // source.page_size
-        page = gl.load(source.table + number, mask=first < source.keys, other=0).to(gl.int64)
+        last = gl.maximum(source.keys - 1, 0) // source.page_size
+        page = gl.load(source.table + gl.minimum(number, last)).to(gl.int64)
         return source.base + page * source.page + (first - number * source.page_size).to(gl.int64) * source.row
 
 
 @gluon.jit
 def page_pointers(source, key, strip: gl.constexpr, config: gl.constexpr):
-    """Pointers [R, 1] to column 0 of a strip's rows, whose pages end anywhere; the table's entries come one per row."""
+    """Pointers [R, 1] to column 0 of a strip's rows, whose pages end anywhere; the table's entries come one per row.
+
+    Rows past the last key are the last key.
+    """
     layout: gl.constexpr = copy_layout(config)
     shape: gl.constexpr = config.btile
     rows = key + first_row(config, strip) + gl.arange(0, shape[0], gl.SliceLayout(1, layout))[:, None]
+    rows = gl.maximum(gl.minimum(rows, source.keys - 1), 0)
     number = rows // source.page_size
-    page = gl.load(source.table + number, mask=rows < source.keys, other=0).to(gl.int64)
+    page = gl.where(source.keys > 0, gl.load(source.table + number), 0).to(gl.int64)
     return source.base + page * source.page + (rows - number * source.page_size).to(gl.int64) * source.row
 
 
@@ -185,9 +202,8 @@ def first_col(config, strip):
 
 @gluon.constexpr_function
 def copy_layout(config):
-    """Which elements of a strip each lane moves: rows of lanes side by side, waves below each other."""
-    order = [0, 1] if config.transposed else [1, 0]
-    return gl.BlockedLayout(list(config.lane_tile), list(config.lanes), [config.waves, 1], order)
+    """Which elements of a strip each lane loads: rows of lanes side by side, waves below each other."""
+    return gl.BlockedLayout(list(config.lane_tile), list(config.lanes), [config.waves, 1], [1, 0])
 
 
 @gluon.constexpr_function
@@ -198,6 +214,12 @@ def shared_layout(config):
 
 
 @gluon.jit
-def allocate(config: gl.constexpr, dtype: gl.constexpr):
-    """LDS of a buffer."""
-    return gl.allocate_shared_memory(dtype, [config.slots, config.btile[0], config.btile[1]], shared_layout(config))
+def allocate(config: gl.constexpr, dtype: gl.constexpr, page_size: gl.constexpr):
+    """LDS of a buffer. Where copies leave columns out, they are zeros from the start."""
+    shape: gl.constexpr = [config.slots, config.btile[0], config.btile[1]]
+    smem = gl.allocate_shared_memory(dtype, shape, shared_layout(config))
+    if config.kind != "registers" and config.dim < config.depth and not whole_pages(config, page_size):
+        slots: gl.constexpr = config.slots
+        for slot in gl.static_range(slots):
+            smem.index(slot).store(gl.zeros([shape[1], shape[2]], dtype, copy_layout(config)))
+    return smem

@@ -170,8 +170,8 @@ class RingFeed:
 @gluon.jit
 def make_feed(k_source, v_source, config: gl.constexpr):
     """Buffers of the config's kind in LDS."""
-    k = allocate(config.k, element_type(config))
-    v = allocate(config.v, element_type(config))
+    k = allocate(config.k, element_type(config), k_source.page_size)
+    v = allocate(config.v, element_type(config), v_source.page_size)
     if config.kind == "registers":
         return RegisterFeed(KVBuffer(k, config.k), KVBuffer(v, config.v), k_source, v_source, config)
     elif config.kind == "lds":

@@ -116,7 +116,12 @@ def _strides(x: Tensor) -> tuple[int, ...]:
 
 
 def _near(x: Tensor, config: CDNAConfig) -> Tensor:
-    """Keys or values whose rows are near enough for 32-bit offsets within a tile; others are copied once."""
+    """Keys or values whose rows are near enough for 32-bit offsets within a tile; others are copied once.
+
+    A cache without a page gets one: an empty sequence points there.
+    """
+    if x.shape[0] == 0:
+        return x.new_zeros(1, *x.shape[1:])
     return x if x.stride(-3) * config.block_n < FARTHEST else x.contiguous()
 
 
