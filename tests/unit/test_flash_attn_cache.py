@@ -178,9 +178,21 @@ COS = torch.ones(ROOM, D // 2)
         ({"cu_seqlens_k_new": LENGTHS}, "cu_seqlens_k_new is given without k"),
         (
             {"k": "new", "v": "new", "cache_seqlens": LENGTHS + 4},
-            "cache_seqlens leads to position 12; .* within the 12 keys",
+            r"^the length after appending\[2\] is 13; .* 0 .. 12",
         ),
-        ({"cache_seqlens": LENGTHS + 6}, "cache_seqlens|length after appending"),
+        (
+            {
+                "k": "new",
+                "v": "new",
+                "rotary_cos": COS,
+                "rotary_sin": COS,
+                "rotary_seqlens": LENGTHS,
+                "cache_seqlens": LENGTHS + 4,
+            },
+            r"^cache_seqlens leads to position 12; .* within the 12 keys",
+        ),
+        ({"k": "new", "v": "new", "rotary_cos": COS, "rotary_sin": COS[:, :1]}, "^rotary_sin has shape"),
+        ({"cache_seqlens": LENGTHS + 6}, r"^the length after appending\[2\] is 14"),
         ({"qv": torch.zeros(1)}, "^qv is a torch.float32 tensor"),
         ({"q_descale": torch.ones(1)}, "^q_descale is"),
         ({"k_descale": torch.ones(1)}, "^k_descale is"),
@@ -197,5 +209,9 @@ def test_what_does_not_go_together_is_named(given, message):
 def test_positions_outside_of_the_rotary_table_are_named():
     q, (k, v), new = fresh(1, H), caches(), fresh(1)
     short = torch.ones(8, D // 2)
-    with pytest.raises(wa.AttentionError, match=r"a rotary position leads to position 8; .* 8 rows of rotary_cos"):
+    with pytest.raises(wa.AttentionError, match=r"^rotary_cos has 8 rows; position 8 of sequence 2"):
         version2.flash_attn_with_kvcache(q, k, v, new, new, short, short, cache_seqlens=LENGTHS)
+    with pytest.raises(wa.AttentionError, match=r"^a rotary position leads to position 9; .* 8 rows of rotary_cos"):
+        version3.flash_attn_with_kvcache(
+            q, k, v, new, new, None, short, short, cache_seqlens=LENGTHS, rotary_seqlens=LENGTHS + 1
+        )

@@ -18,6 +18,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -51,9 +52,9 @@ def drop_in(
     defaults = {p.name: p.default for p in spec.parameters.values() if p.default is not p.empty}
     required = spec.parameters.keys() - defaults.keys()
     rules = dict(refused or {})
-    unknown = (rules.keys() | set(hints)) - defaults.keys()
+    unknown = (rules.keys() - defaults.keys()) | (set(hints) - spec.parameters.keys())
     if unknown:
-        raise ValueError(f"{sorted(unknown)} are no optional arguments of ({signature})")
+        raise ValueError(f"{sorted(unknown)} are no (optional) arguments of ({signature})")
 
     def decorate(serve: Callable[[Given], Any]) -> Callable[..., Any]:
         @functools.wraps(serve)
@@ -102,9 +103,9 @@ def _literal(node: ast.expr | None) -> Any:
 
 
 def _renamed(reason: str, names: Mapping[str, str]) -> str:
-    for ours, theirs in names.items():
-        reason = reason.replace(ours, theirs)
-    return reason
+    """Whole names only: `k_new` is not part of `cu_seqlens_k_new`."""
+    ours = "|".join(re.escape(name) for name in names)
+    return re.sub(rf"(?<![\w.])(?:{ours})(?!(?<=\w)\w)", lambda found: names[found[0]], reason)
 
 
 def _same(value: Any, default: Any) -> bool:

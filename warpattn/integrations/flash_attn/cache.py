@@ -4,17 +4,17 @@
     q ─ rotate ───────────▶ attention over the keys up to cache_seqlens[b] + new ones, the last query at the last key
 
 A cache without a page table is a paged one with one page per sequence: (batch, capacity, heads, head_dim). So the
-kernels for pages serve both, in place. There is no backward, as in flash-attn.
+kernels for pages serve both, in place: `attention_paged`, and `append_paged` unless new tokens are ragged or rotated
+from other positions than their own. There is no backward, as in flash-attn.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from warpattn.api import attention, attention_paged
+from warpattn.append import append_paged
 from warpattn.check import AttentionError
 from warpattn.integrations.flash_attn import packed
 from warpattn.integrations.flash_attn.modifiers import Tail
@@ -22,14 +22,6 @@ from warpattn.integrations.signature import Given
 from warpattn.sequences import PagedKV
 
 __all__ = ["cached"]
-
-
-class Fresh(NamedTuple):
-    """New keys and values, token by token."""
-
-    k: Tensor  # [total, heads, head_dim]
-    v: Tensor
-    at: packed.Places
 
 
 def cached(given: Given, tail: Tail) -> tuple[Tensor, Tensor]:
@@ -40,8 +32,9 @@ def cached(given: Given, tail: Tail) -> tuple[Tensor, Tensor]:
         q, after = given.q, before
         if given.k is not None:
             assert before is not None  # _check
-            fresh = _fresh(given)
-            q, after = _append(given, fresh, before)
+            after = _append(given, before)
+            if given.rotary_cos is not None:
+                q = _rotated_queries(given, before if given.rotary_seqlens is None else given.rotary_seqlens)
         return _attend(given, q, after, tail)
 
 
@@ -88,34 +81,34 @@ def _table(given: Given) -> Tensor:
     return rows.to(torch.int32)[:, None]
 
 
-def _fresh(given: Given) -> Fresh:
+def _append(given: Given, before: Tensor) -> Tensor:
+    """Write the new keys and values into the cache; the lengths with them."""
+    k, v, table = given.k, given.v, _table(given)
+    if given.cu_seqlens_k_new is None and given.rotary_seqlens is None and torch.version.hip is None:
+        after = before + k.shape[1]
+        angles = {"cos": given.rotary_cos, "sin": given.rotary_sin, "interleaved": bool(given.rotary_interleaved)}
+        append_paged(given.k_cache, given.v_cache, table, after, k, v, **angles)
+        return after
     if given.cu_seqlens_k_new is not None:
-        return Fresh(given.k, given.v, packed.places(given.cu_seqlens_k_new.diff()))
-    batch, seq = given.k.shape[:2]
-    at = packed.places(torch.full((batch,), seq, device=given.k.device))
-    return Fresh(given.k.flatten(0, 1), given.v.flatten(0, 1), at)
-
-
-def _append(given: Given, fresh: Fresh, before: Tensor) -> tuple[Tensor, Tensor]:
-    """Write the new keys and values into the cache; the rotated queries and the new lengths."""
-    sequence, position, cu = fresh.at
-    table, size = _table(given), given.k_cache.shape[1]
-    target = before.long()[sequence] + position
+        at = packed.places(given.cu_seqlens_k_new.diff())
+    else:
+        at = packed.places(torch.full((len(k),), k.shape[1], device=k.device))
+        k, v = k.flatten(0, 1), v.flatten(0, 1)
+    size = given.k_cache.shape[1]
+    target = before.long()[at.sequence] + at.position
     _within("cache_seqlens", target, table.shape[1] * size, "keys that the cache holds")
-    q, k = given.q, fresh.k
     if given.rotary_cos is not None:
         start = before if given.rotary_seqlens is None else given.rotary_seqlens
-        k = _rotated(k, start.long()[sequence] + position, given)
-        q = _rotated_queries(given, start.long())
-    page = table.long()[sequence, target // size]
+        k = _rotated(k, start.long()[at.sequence] + at.position, given)
+    page = table.long()[at.sequence, target // size]
     given.k_cache[page, target % size] = k
-    given.v_cache[page, target % size] = fresh.v
-    return q, before + cu.diff()
+    given.v_cache[page, target % size] = v
+    return before + at.cu.diff()
 
 
 def _rotated_queries(given: Given, start: Tensor) -> Tensor:
     """Queries follow `start` one by one if the mask is causal or a window; else all of them sit there."""
-    q = given.q
+    q, start = given.q, start.long()
     local = given.causal or given.attention_chunk or any(x is not None and x >= 0 for x in given.window_size)
     if given.cu_seqlens_q is not None:
         at = packed.places(given.cu_seqlens_q.diff())

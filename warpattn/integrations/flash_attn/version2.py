@@ -44,7 +44,18 @@ NAMES = {
     "kv.lengths": "the difference of cu_seqlens_k",
     "ALiBi.slopes": "alibi_slopes",
 }
-CACHE_NAMES = NAMES | {"kv.k_pages": "k_cache", "kv.v_pages": "v_cache", "kv.lengths": "the length after appending"}
+CACHE_NAMES = NAMES | {
+    "kv.k_pages": "k_cache",
+    "kv.v_pages": "v_cache",
+    "kv.lengths": "the length after appending",
+    "k_pages": "k_cache",
+    "v_pages": "v_cache",
+    "k_new": "k",
+    "v_new": "v",
+    "lengths[": "the length after appending[",
+    "cos has": "rotary_cos has",
+    "sin has": "rotary_sin has",
+}
 
 
 def _tail(given: Given) -> Tail:

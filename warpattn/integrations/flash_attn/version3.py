@@ -44,7 +44,7 @@ REFUSED = {
 }
 PACKED_REFUSED = {name: rule for name, rule in REFUSED.items() if name != "qv"}
 HINTS = {"num_splits", "pack_gqa", "deterministic", "sm_margin"}
-PAGED = {"kv.block_table": "page_table"}
+PAGED = {"kv.block_table": "page_table", "block_table": "page_table"}
 
 
 def _tail(given: Given, first_key: Tensor | None = None) -> Tail:
