@@ -71,7 +71,7 @@ MODIFIERS["sinks"] = (MODIFIERS["sinks"][0], {"mask": wa.Causal(), **MODIFIERS["
 
 @pytest.mark.parametrize(("options", "modifiers"), MODIFIERS.values(), ids=MODIFIERS)
 def test_prefill_chunks_and_decode(vllm, options, modifiers):
-    engine, impl = vllm_double.Engine(vllm.WarpattnBackend, SHAPE, torch.float32), make(vllm, **options)
+    engine, impl = vllm_double.Engine(SHAPE), make(vllm, **options)
     results, metadata = run(vllm, impl, engine, {"a": 21, "b": 5, "c": 40})
     assert kinds(metadata) == [(3, 40, True)]
     check(engine, results, **modifiers)
@@ -85,14 +85,14 @@ def test_prefill_chunks_and_decode(vllm, options, modifiers):
 
 
 def test_without_lengths_on_the_host_everything_is_read_from_pages(vllm):
-    engine, impl = vllm_double.Engine(vllm.WarpattnBackend, SHAPE, torch.float32), make(vllm)
+    engine, impl = vllm_double.Engine(SHAPE), make(vllm)
     results, metadata = run(vllm, impl, engine, {"a": 7, "b": 7, "c": 9}, known_lengths=False)
     assert kinds(metadata) == [(2, 7, False), (1, 9, False)]
     check(engine, results, mask=wa.Causal())
 
 
 def test_a_layer_that_shares_a_cache_reads_the_cache(vllm):
-    engine = vllm_double.Engine(vllm.WarpattnBackend, SHAPE, torch.float32)
+    engine = vllm_double.Engine(SHAPE)
     owner, sharing = make(vllm), make(vllm, kv_sharing_target_layer_name="layer.0")
     batch, q, k, v = engine.step({"a": 21, "b": 5})
     owner.do_kv_cache_update(None, k, v, engine.cache, batch.slot_mapping)
@@ -105,7 +105,7 @@ def test_a_layer_that_shares_a_cache_reads_the_cache(vllm):
 
 @pytest.mark.parametrize("kind", ["encoder", "encoder_only"])
 def test_encoders_see_both_directions_and_no_cache(vllm, kind):
-    engine, impl = vllm_double.Engine(vllm.WarpattnBackend, SHAPE, torch.float32), make(vllm, attn_type=kind)
+    engine, impl = vllm_double.Engine(SHAPE), make(vllm, attn_type=kind)
     batch, q, k, v = engine.step({"a": 21, "b": 5})
     metadata = vllm.WarpattnMetadataBuilder(None, [], None, q.device).build(0, batch)
     output = torch.full_like(q, torch.nan)
@@ -114,16 +114,16 @@ def test_encoders_see_both_directions_and_no_cache(vllm, kind):
 
 
 def test_padded_slots_leave_the_cache_alone(vllm):
-    impl, cache = make(vllm), torch.randn(4, 2, 16, 2, 16)
+    impl, cache = make(vllm), torch.randn(4, 2, 16, 32)
     before, new = cache.clone(), torch.randn(3, 2, 16)
     impl.do_kv_cache_update(None, new, -new, cache, torch.tensor([35, -1]))
-    assert torch.equal(cache[2, :, 3], torch.stack((new[0], -new[0])))
+    assert torch.equal(cache[2, :, 3], torch.cat((new[0], -new[0]), -1))
     cache[2, :, 3] = before[2, :, 3]
     assert torch.equal(cache, before)
 
 
 def test_padded_requests_have_no_run(vllm):
-    engine = vllm_double.Engine(vllm.WarpattnBackend, SHAPE, torch.float32)
+    engine = vllm_double.Engine(SHAPE)
     engine.step({"a": 9, "b": 9})
     batch, *_ = engine.step({"a": 1, "b": 1})
     batch.num_reqs = 4
@@ -139,7 +139,7 @@ def test_measuring_memory_gives_zeros(vllm):
 
 
 def test_outputs_may_be_flat(vllm):
-    engine, impl = vllm_double.Engine(vllm.WarpattnBackend, SHAPE, torch.float32), make(vllm)
+    engine, impl = vllm_double.Engine(SHAPE), make(vllm)
     batch, q, k, v = engine.step({"a": 21})
     metadata = vllm.WarpattnMetadataBuilder(None, [], None, q.device).build(0, batch)
     output = torch.full((21, 64), torch.nan)
@@ -164,7 +164,7 @@ def test_quantised_outputs_and_mixed_causality_are_refused(vllm):
     x = torch.empty(0)
     with pytest.raises(AttentionError, match="output_scale"):
         make(vllm).forward(None, x, x, x, x, None, torch.zeros(1, 64), output_scale=torch.ones(1))
-    batch, q, *_ = vllm_double.Engine(vllm.WarpattnBackend, SHAPE, torch.float32).step({"a": 3})
+    batch, q, *_ = vllm_double.Engine(SHAPE).step({"a": 3})
     batch.causal = torch.tensor([True])
     with pytest.raises(AttentionError, match="causal is a tensor"):
         vllm.WarpattnMetadataBuilder(None, [], None, q.device).build(0, batch)
@@ -174,13 +174,10 @@ def test_what_vllm_asks_before_it_chooses(vllm):
     backend = vllm.WarpattnBackend
     assert backend.get_impl_cls() is vllm.WarpattnImpl
     assert backend.get_name() in vllm_double.AttentionBackendEnum.__members__
-    shape = backend.get_kv_cache_shape(100, 16, 2, 64)
-    for layers in (False, True):
-        order = backend.get_kv_cache_stride_order(layers)
-        assert sorted(order) == list(range(len(shape) + layers))
-    assert order[0] != 0  # pages outermost, so that a page of all layers lies in one piece
+    assert backend.get_supported_kernel_block_sizes() == [vllm_double.MultipleOf(16)]
     assert [backend.supports_head_size(size) for size in (64, 80, 256, 60, 264)] == [True] * 3 + [False] * 2
-    assert backend.supports_sink()
+    assert backend.supports_sink() and backend.supports_sliding_window()
+    assert not backend.supports_device_cpu_query_lens_mismatch()
     assert backend.supports_compute_capability(SimpleNamespace(major=9, minor=0))
     assert not backend.supports_compute_capability(SimpleNamespace(major=8, minor=0))
     assert [kind.value for kind in vllm_double.AttentionType if backend.supports_attn_type(kind)] == [

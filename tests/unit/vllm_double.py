@@ -1,9 +1,10 @@
 """A stand-in for the parts of vLLM that the backend touches, since an engine cannot be installed for the tests.
 
-It states the facts that `warpattn.integrations.vllm` relies on, as read from vLLM's source in November 2026:
+It states the facts that `warpattn.integrations.vllm` relies on, as read from the source of vLLM 0.33:
 
     vllm.v1.attention.backend             which methods are abstract, what a metadata builder is constructed with, the
-                                          fields of a batch, the questions that validate_configuration asks
+                                          fields of a batch, the questions that validate_configuration asks;
+                                          the cache of a layer: (pages, heads, page size, 2 * head_dim), any strides
     vllm.v1.attention.backends.registry   CUSTOM is a member without a class until register_backend names one
 """
 
@@ -76,10 +77,6 @@ class AttentionBackend(ABC):
     @abstractmethod
     def get_builder_cls() -> type: ...
 
-    @staticmethod
-    @abstractmethod
-    def get_kv_cache_shape(num_blocks, block_size, num_kv_heads, head_size, cache_dtype_str="auto"): ...
-
     @classmethod
     def supports_sink(cls) -> bool:
         return False
@@ -140,10 +137,11 @@ def install(monkeypatch: Any) -> None:
 class Engine:
     """A cache of pages and the bookkeeping of requests, for one layer: what an engine does around attention."""
 
-    def __init__(self, backend: Any, shape: tuple[int, int, int], dtype: torch.dtype, pages: int = 64) -> None:
+    def __init__(self, shape: tuple[int, int, int], dtype: torch.dtype = torch.float32, pages: int = 64) -> None:
         self.heads_q, self.heads_kv, self.dim = shape
         self.size, self.dtype = 16, dtype
-        self.cache = torch.zeros(backend.get_kv_cache_shape(pages, self.size, self.heads_kv, self.dim), dtype=dtype)
+        physical = torch.zeros(pages, self.size, self.heads_kv, 2 * self.dim, dtype=dtype)
+        self.cache = physical.transpose(1, 2)
         self.free = torch.randperm(pages - 1).add(1).tolist()  # page 0 belongs to nobody
         self.tables: dict[str, list[int]] = {}
         self.history: dict[str, tuple[Tensor, Tensor]] = {}

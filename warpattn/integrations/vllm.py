@@ -1,4 +1,4 @@
-"""warpattn as an out-of-tree attention backend of vLLM (interface of `vllm.v1.attention.backend`, November 2026).
+"""warpattn as an out-of-tree attention backend of vLLM (interface of vLLM 0.33).
 
     vllm serve MODEL --attention-backend CUSTOM
 
@@ -66,19 +66,7 @@ class WarpattnBackend(AttentionBackend):
         return WarpattnMetadataBuilder
 
     @staticmethod
-    def get_kv_cache_shape(
-        num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, cache_dtype_str: str = "auto"
-    ) -> tuple[int, ...]:
-        """Keys and values of a page side by side: (pages, 2, page size, heads, head_dim)."""
-        return (num_blocks, 2, block_size, num_kv_heads, head_size)
-
-    @staticmethod
-    def get_kv_cache_stride_order(include_num_layers_dimension: bool = False) -> tuple[int, ...]:
-        """As the shape says; with layers, a page of all layers lies in one piece."""
-        return (1, 0, 2, 3, 4, 5) if include_num_layers_dimension else (0, 1, 2, 3, 4)
-
-    @staticmethod
-    def get_supported_kernel_block_sizes() -> list[int | MultipleOf]:
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
         return [MultipleOf(16)]
 
     @classmethod
@@ -88,6 +76,14 @@ class WarpattnBackend(AttentionBackend):
     @classmethod
     def supports_sink(cls) -> bool:
         return True
+
+    @classmethod
+    def supports_sliding_window(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_device_cpu_query_lens_mismatch(cls) -> bool:
+        return False  # runs are found from the lengths on the host
 
     @classmethod
     def supports_attn_type(cls, attn_type: str) -> bool:
@@ -180,6 +176,12 @@ def _equal_runs(requests: list[int], lengths: list[int], starts: list[int]) -> l
     return runs
 
 
+def key_and_value_pages(kv_cache: Tensor, head_size: int) -> tuple[Tensor, Tensor]:
+    """Views (pages, page size, heads, head_dim) of vLLM's cache (pages, heads, page size, keys and values)."""
+    keys, values = kv_cache.transpose(1, 2).split(head_size, dim=-1)
+    return keys, values
+
+
 class LayerOptions(NamedTuple):
     """What vLLM says of a layer, in its order of arguments."""
 
@@ -227,10 +229,11 @@ class WarpattnImpl(AttentionImpl[WarpattnMetadata]):
         Padding rewrites slot 0 with what it holds: it lies in page 0, which vLLM gives to no request.
         """
         size, count = kv_cache.shape[2], len(slot_mapping)
+        cache = key_and_value_pages(kv_cache, self.head_size)
         real = (slot_mapping >= 0)[:, None, None]
         slots = slot_mapping.clamp_min(0)
         place = slots // size, slots % size
-        for pages, new in zip(kv_cache.unbind(1), (key, value), strict=True):
+        for pages, new in zip(cache, (key, value), strict=True):
             pages[place] = torch.where(real, new[:count].to(pages.dtype), pages[place])
 
     def forward(
@@ -278,7 +281,7 @@ class WarpattnImpl(AttentionImpl[WarpattnMetadata]):
         """Equally many new tokens of each request, against its pages."""
         shape = (run.requests.stop - run.requests.start, run.length)
         q, result = (x[run.tokens].unflatten(0, shape) for x in (query, out))
-        k_pages, v_pages = kv_cache.unbind(1)
+        k_pages, v_pages = key_and_value_pages(kv_cache, self.head_size)
         pages = PagedKV(k_pages, v_pages, step.block_table[run.requests], step.seq_lens[run.requests])
         attention_paged(q, pages, out=result, **self._modifiers(q))
 
