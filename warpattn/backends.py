@@ -9,7 +9,12 @@ import torch
 __all__ = ["BACKENDS", "KERNEL_DTYPES", "LIMITS", "NEEDS", "USE_REFERENCE", "Limits", "chip_of"]
 
 # What a device must be for the kernels of an architecture.
-NEEDS = {"sm90": "CUDA capability 9.0"}
+NEEDS = {
+    "sm90": "CUDA capability 9.0",
+    "sm100": "CUDA capability 10.0",
+    "gfx942": "an AMD gfx942",
+    "gfx950": "an AMD gfx950",
+}
 KERNEL_DTYPES = (torch.float16, torch.bfloat16)
 USE_REFERENCE = 'use backend="reference"'
 
@@ -22,7 +27,13 @@ class Limits:
     max_dim: int
 
 
-LIMITS = {"sm90": Limits(("dense",), 256), "sm100": Limits(("dense", "ragged", "paged"), 128)}
+EVERY_KIND = ("dense", "ragged", "paged")
+LIMITS = {
+    "sm90": Limits(EVERY_KIND, 256),
+    "sm100": Limits(EVERY_KIND, 128),
+    "gfx942": Limits(EVERY_KIND, 256),
+    "gfx950": Limits(EVERY_KIND, 256),
+}
 BACKENDS = ("auto", "reference", *NEEDS, *(f"simulate:{arch}" for arch in LIMITS))
 
 

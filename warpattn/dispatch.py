@@ -1,4 +1,4 @@
-"""Runs the steps of a call on an NVIDIA card: compiled code from memory, disk or the compiler, arguments, launch.
+"""Runs the steps of a call on a card: compiled code from memory, disk or the compiler, arguments, launch.
 
     Step ─ artifact ─▶ Loaded (on one device) ─ bind(args) ─▶ Bound: parameters in memory ─ launch ─▶ one driver call
 
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from warpattn import artifacts, cuda
+from warpattn import artifacts, cuda, hip
 from warpattn.abi import Parameter, parameters, values
 from warpattn.artifacts import Artifact
 from warpattn.operands import Operands, fitted, without_keys
@@ -25,10 +25,10 @@ from warpattn.plan import steps
 from warpattn.problem import Ready
 from warpattn.sequences import Sequence
 from warpattn.step import Step, TensorMap
+from warpattn.target import TARGETS
 
-__all__ = ["Bound", "Loaded", "artifact", "load", "run"]
+__all__ = ["Bound", "Loaded", "artifact", "compiled", "load", "run"]
 
-CHIPS = {"sm90": 90, "sm100": 100}
 MAX_INDEX = 2**31 - 1
 STREAMED = 128  # bytes of L2 promotion: 256 made decode read 7 % slower on an H200 (bench/notes.md)
 
@@ -42,7 +42,10 @@ def run(ready: Ready, operands: Operands, sequence: Sequence) -> None:
     with contextlib.nullcontext() if cuda.current_device() == device else torch.cuda.device(device):
         fitting = fitted(operands)
         for step in steps(ready, fitting, sequence):
-            load(step, device).bind(step.args).launch(step.grid, cuda.current_stream(device))
+            if step.arch in hip.ARCHS:
+                hip.launch(step, device)
+            else:
+                load(step, device).bind(step.args).launch(step.grid, cuda.current_stream(device))
         if fitting.out is not operands.out:
             operands.out.copy_(fitting.out)
 
@@ -65,7 +68,7 @@ class Bound:
     """A kernel with its arguments, ready to launch; addresses may be replaced between launches."""
 
     def __init__(self, kernel: Loaded, args: Mapping[str, Any]) -> None:
-        self._kernel = kernel
+        self.kernel = kernel
         kinds = [kind for parameter in kernel.parameters for kind in parameter.kinds]
         self._memory = cuda.Parameters([*kinds, "ptr", "ptr"])  # the last two are Triton's scratch memory, unused
         self._places: dict[str, int] = {}
@@ -89,11 +92,9 @@ class Bound:
         else:
             self._memory.set(place, value)
 
-    def replace_map(self, name: str, address: int) -> None:
-        """Let the tensor map `name` point to `address`, for a tensor of the same extents and strides."""
-        code = cuda.replace_address_call()(self._memory.address(self._places[name]), address)
-        if code:
-            cuda.check(code, "cuTensorMapReplaceAddress")
+    def map_address(self, name: str) -> int:
+        """Where the tensor map `name` lies."""
+        return self._memory.address(self._places[name])
 
     def cell(self, name: str) -> Any:
         """The ctypes cell of a scalar or pointer; write its `value` between launches."""
@@ -102,7 +103,7 @@ class Bound:
     def launch(self, grid: tuple[int, ...], stream: int) -> None:
         """Launch on a stream; the kernel's device must be the current one."""
         x, y, z = (*grid, 1, 1)[:3]
-        kernel = self._kernel
+        kernel = self.kernel
         code = self._launch(
             kernel.function, x, y, z, kernel.threads, 1, 1, kernel.shared, stream, self._memory.table, None
         )
@@ -147,13 +148,17 @@ def artifact(step: Step) -> Artifact:
     """The compiled kernel of a step, from memory, disk or the compiler; needs no GPU."""
 
     def compile_it() -> Artifact:
-        import triton
-        from triton.backends.compiler import GPUTarget
-
-        source, target = step.source(), GPUTarget("cuda", CHIPS[step.arch], 32)
-        compiled: Any = triton.compile(source, target=target, options=dict(step.options))
-        metadata = compiled.metadata
-        taken = parameters(source.signature)
-        return Artifact(bytes(compiled.asm["cubin"]), metadata.name, metadata.shared, metadata.num_warps * 32, taken)
+        kernel = compiled(step)
+        metadata = kernel.metadata
+        taken = parameters(kernel.src.signature)
+        return Artifact(bytes(kernel.asm["cubin"]), metadata.name, metadata.shared, metadata.num_warps * 32, taken)
 
     return artifacts.find((step.name, step.arch, step.key), compile_it)
+
+
+def compiled(step: Step) -> Any:
+    """Triton's CompiledKernel of a step, with its intermediate code and metadata; needs no GPU, always compiles."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    return triton.compile(step.source(), target=GPUTarget(*TARGETS[step.arch]), options=dict(step.options))

@@ -11,31 +11,29 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from warpattn import artifacts, cuda
-from warpattn.artifacts import Artifact
+from warpattn import cuda, dispatch
 from warpattn.counters import Counters
-from warpattn.kernels.sm90.config import SM90Config
 from warpattn.kernels.sm90.launcher import PrefillLauncher, captured_values
-from warpattn.kernels.sm90.steps import shape_of
-from warpattn.masks import Full, MaskProgram
-from warpattn.nodes import Program
+from warpattn.kernels.sm90.steps import prefill_code, shape_of
 from warpattn.operands import Operands, captured, fitted, programs, without_keys
 from warpattn.plan import Plan, plan
-from warpattn.problem import Problem, Ready
-from warpattn.scores import ScoreProgram
+from warpattn.problem import Ready
 
-__all__ = ["Prepared", "artifact", "compile_plan", "prepare", "run"]
+__all__ = ["Prepared", "launches_dense", "prepare", "run"]
 
 PREPARED_AT_MOST = 2048
 
 planned = lru_cache(4096)(plan)
+
+
+def launches_dense(ready: Ready) -> bool:
+    """Whether a call runs as the dense prefill on Hopper, which this module launches; `dispatch` does the others."""
+    return ready.backend == "sm90" and planned(ready.problem).kernel == "sm90.prefill"
 
 
 def run(ready: Ready, operands: Operands) -> None:
@@ -92,8 +90,7 @@ def prepare(ready: Ready, x: Operands) -> Prepared:
     prepared = _prepared.get(key)
     if prepared is None:
         chosen = planned(ready.problem)
-        cuda.bind_context(device)
-        kernel = _kernel(chosen, device, *programs(ready))
+        kernel = dispatch.load(prefill_code(chosen.problem, chosen.choice, *programs(ready)), device)
         launcher = _launcher(chosen, kernel, x, captured(ready))
         prepared = Prepared(launcher, device, ready.scale)
         with _preparing:
@@ -103,76 +100,11 @@ def prepare(ready: Ready, x: Operands) -> Prepared:
     return prepared
 
 
-def _launcher(chosen: Plan, kernel: Kernel, x: Operands, tensors: Sequence[Tensor]) -> PrefillLauncher:
+def _launcher(chosen: Plan, kernel: dispatch.Loaded, x: Operands, tensors: Sequence[Tensor]) -> PrefillLauncher:
     grid = min(chosen.choice.grid[0], processors(x.q.get_device()))
     launcher = PrefillLauncher(kernel.function, kernel.threads, kernel.shared, grid, [t.ndim for t in tensors])
     launcher.describe(x[:4], chosen.choice.config, shape_of(chosen.problem, chosen.choice))
     return launcher
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """A compiled kernel loaded on one device."""
-
-    function: int
-    threads: int
-    shared: int
-
-
-_kernels: dict[Hashable, Kernel] = {}  # as many as are loaded: modules stay for as long as the process lives
-_loading = threading.Lock()
-
-
-def _kernel(chosen: Plan, device: int, mask: Program, score: Program | None) -> Kernel:
-    """The plan's kernel on a device, which must be the current one."""
-    key = _kernel_key(chosen, mask, score)
-    kernel = _kernels.get((device, key))
-    if kernel is None:
-        made = _artifact(chosen, mask, score)
-        with _loading:
-            kernel = _kernels.get((device, key))
-            if kernel is None:
-                function = cuda.load_function(made.cubin, made.entry, made.shared)
-                kernel = _kernels[device, key] = Kernel(function, made.threads, made.shared)
-    return kernel
-
-
-def _kernel_key(chosen: Plan, mask: Program, score: Program | None) -> tuple[Any, ...]:
-    """Everything that a kernel's code depends on, beside its source; its repr names the file on disk."""
-    p = chosen.problem
-    return (chosen.choice.config, mask.key, None if score is None else score.key, p.has_sinks, p.has_lse)
-
-
-def artifact(ready: Ready) -> Artifact:
-    """The kernel of a checked call, from memory, disk or the compiler; needs no GPU, so it can be made in advance."""
-    return _artifact(planned(ready.problem), *programs(ready))
-
-
-def _artifact(chosen: Plan, mask: Program, score: Program | None) -> Artifact:
-    def compile_it() -> Artifact:
-        compiled = _compiled(chosen.choice.config, mask, score, chosen.problem)
-        metadata = compiled.metadata
-        return Artifact(bytes(compiled.asm["cubin"]), metadata.name, metadata.shared, metadata.num_warps * 32)
-
-    return artifacts.find(_kernel_key(chosen, mask, score), compile_it)
-
-
-def compile_plan(
-    chosen: Plan, mask_program: MaskProgram | None = None, score_program: ScoreProgram | None = None
-) -> Any:
-    """Triton's CompiledKernel for a plan, with its intermediate code and metadata; needs no GPU and always compiles.
-
-    The programs are those of the plan's problem; None is the full mask, or no score function.
-    """
-    mask = Full().program() if mask_program is None else mask_program
-    score = None if score_program is None else Program((score_program.out,), score_program.tensors)
-    return _compiled(chosen.choice.config, Program((mask.keep, *mask.span), mask.tensors), score, chosen.problem)
-
-
-def _compiled(config: SM90Config, mask: Program, score: Program | None, problem: Problem) -> Any:
-    from warpattn.kernels.sm90.build import compile_prefill  # imports Triton
-
-    return compile_prefill(config, mask, score, problem.has_sinks, problem.has_lse)
 
 
 @cache

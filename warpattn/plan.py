@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from warpattn.check import AttentionError
-from warpattn.kernels.sm90.choose import choose as choose_sm90
+from warpattn.kernels.cdna.choose import choose as choose_cdna
+from warpattn.kernels.cdna.steps import steps as steps_cdna
+from warpattn.kernels.sm90.steps import choose as choose_sm90
 from warpattn.kernels.sm90.steps import steps as steps_sm90
 from warpattn.kernels.sm100.choose import choose as choose_sm100
 from warpattn.kernels.sm100.steps import steps as steps_sm100
@@ -20,8 +22,8 @@ from warpattn.target import ARCHS
 
 __all__ = ["Plan", "plan", "steps"]
 
-_CHOOSERS = {"sm90": choose_sm90, "sm100": choose_sm100}
-_STEPS = {"sm90": steps_sm90, "sm100": steps_sm100}
+_CHOOSERS = {"sm90": choose_sm90, "sm100": choose_sm100, "gfx942": choose_cdna, "gfx950": choose_cdna}
+_STEPS = {"sm90": steps_sm90, "sm100": steps_sm100, "gfx942": steps_cdna, "gfx950": steps_cdna}
 
 
 @dataclass(frozen=True)

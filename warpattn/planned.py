@@ -2,6 +2,8 @@
 
     key = what the rules and the plan have read: shapes, strides, dtypes, devices, traced mask and score, options
     key -> Planned: allocate the output, write addresses, launch          about 10 us on the host instead of 200
+             Prepared   dense prefill: safe on any stream and in captures
+             Repeat     every other kernel, one per stream since it has a workspace; a capture goes the long way
 
 Whatever a check has read is part of the key, or is looked at again in every call: gradients, the current device,
 addresses, captured tensors. A call that is in any way unusual goes the long way. Masks and scores are known by their
@@ -18,11 +20,13 @@ from torch import Tensor
 
 from warpattn import cuda
 from warpattn.kernels.sm90.launcher import captured_values
-from warpattn.launch import prepare
+from warpattn.launch import Prepared, launches_dense, prepare
 from warpattn.masks import Mask, MaskProgram
 from warpattn.operands import ALIGNMENT, Operands, addressable, captured
-from warpattn.problem import Ready
+from warpattn.problem import Call, Ready
+from warpattn.repeat import Repeat
 from warpattn.scores import Score, ScoreProgram
+from warpattn.sequences import Dense, Ragged, Sequence
 from warpattn.traced import Traced
 
 __all__ = ["recall", "remember"]
@@ -32,39 +36,49 @@ Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]  # q, k, v,
 Options = tuple[float | None, bool, str]  # scale, return_lse, backend
 
 AT_MOST = 2048
+STREAMS = 16  # whose workspaces are kept for one key
 
 _UNUSUAL = (AttributeError, LookupError, RuntimeError, TypeError)
 _known: dict[Hashable, Planned] = {}
 
 
-def recall(inputs: Inputs, mask: Mask | None, score: Score | None, options: Options) -> Result | None:
-    """The result of a call whose like has been remembered; None if there is none, or if this one needs the long way."""
+def recall(
+    inputs: Inputs, mask: Mask | None, score: Score | None, options: Options, sequence: Sequence | None = None
+) -> Result | None:
+    """The result of a call whose like has been remembered; None if there is none, or if this one needs the long way.
+
+    `sequence` is None for dense batches.
+    """
     try:
         key, mask_program, score_program = _key(inputs, mask, score, options)
-        known = _known.get(key)
+        known = _known.get(key if sequence is None else (key, _layout(sequence)))
     except _UNUSUAL:
         return None
-    return None if known is None else known(inputs, mask_program, score_program)
+    return None if known is None else known(inputs, mask_program, score_program, sequence)
 
 
-def remember(
-    inputs: Inputs, mask: Mask | None, score: Score | None, options: Options, ready: Ready, out: Tensor
-) -> None:
-    """Keep the short way of a call that has just been launched with result `out`, if it has one."""
-    q, k, v, sinks, _ = inputs
+def remember(call: Call, ready: Ready, out: Tensor, lse: Tensor | None) -> None:
+    """Keep the short way of a call that has just been launched with results `out` and `lse`, if it has one."""
+    q, k, v, sinks = call.q, call.k, call.v, call.sinks
+    mask, score = call.mask, call.score
     if ready.problem.seq_k == 0 or ready.problem.seq_q == 0 or (mask is not None and mask.additive() is not None):
         return
     if not all(addressable(x) for x in (q, k, v, out)):
         return
     if sinks is not None and (sinks.dtype != torch.float32 or not sinks.is_contiguous()):
         return
+    inputs, options = (q, k, v, sinks, call.out), (call.scale, call.return_lse, call.backend)
+    dense = isinstance(call.sequence, Dense)
     try:
         key, *programs = _key(inputs, mask, score, options)
+        key = key if dense else (key, _layout(call.sequence))
+        known = _known.get(key) or Planned(ready, Operands(q, k, v, out, lse, sinks))
+        known.prepare(ready, Operands(q, k, v, out, lse, sinks), call.sequence)
     except _UNUSUAL:
         return
     if len(_known) >= AT_MOST:
         _known.clear()
-    _known[key] = Planned(ready, Operands(q, k, v, out, None, sinks))
+    _known[key] = known
     for program in programs:
         if program is not None and program.tensors:  # such as a Padding made anew for each step
             finalize(program, _known.pop, key, None).atexit = False
@@ -73,17 +87,29 @@ def remember(
 class Planned:
     """The launch of all calls with one key."""
 
-    __slots__ = ("_captures", "_device", "_like_q", "_lse_shape", "_out", "_prepared")
+    __slots__ = ("_captures", "_device", "_like_q", "_lse_shape", "_out", "_prepared", "_repeats")
 
     def __init__(self, ready: Ready, x: Operands) -> None:
-        self._prepared = prepare(ready, x)
+        self._prepared: Prepared | None = None
+        self._repeats: dict[int, Repeat] = {}  # by stream
         self._device = x.q.get_device()
         self._out = {"size": tuple(x.out.shape), "dtype": x.out.dtype, "device": x.out.device}
         self._like_q = x.q.is_contiguous() and x.q.shape == x.out.shape  # empty_like costs half of empty
         self._lse_shape = ready.lse_shape if ready.problem.has_lse else None
         self._captures = bool(captured(ready))
 
-    def __call__(self, inputs: Inputs, mask: MaskProgram | None, score: ScoreProgram | None) -> Result | None:
+    def prepare(self, ready: Ready, x: Operands, sequence: Sequence) -> None:
+        """Make ready for torch's current stream; LookupError if the launches of a call cannot be repeated."""
+        if launches_dense(ready):
+            self._prepared = prepare(ready, x)
+        elif not cuda.is_capturing():
+            if len(self._repeats) >= STREAMS:
+                self._repeats.clear()
+            self._repeats[cuda.current_stream(self._device)] = Repeat(ready, x, sequence)
+
+    def __call__(
+        self, inputs: Inputs, mask: MaskProgram | None, score: ScoreProgram | None, sequence: Sequence | None
+    ) -> Result | None:
         """Launch on torch's current stream; None if this call needs the long way."""
         q, k, v, sinks, out = inputs
         if cuda.current_device() != self._device:
@@ -102,12 +128,25 @@ class Planned:
         if (q_at | k_at | v_at | out_at) % ALIGNMENT:
             return None
         sinks_at = 0 if sinks is None else sinks.data_ptr()
-        if self._lse_shape is None:
-            self._prepared((q_at, k_at, v_at, out_at), (0, sinks_at), values)
-            return out
-        lse = torch.empty(self._lse_shape, dtype=torch.float32, device=out.device)
-        self._prepared((q_at, k_at, v_at, out_at), (lse.data_ptr(), sinks_at), values)
-        return out, lse
+        lse, lse_at = None, 0
+        if self._lse_shape is not None:
+            lse = torch.empty(self._lse_shape, dtype=torch.float32, device=out.device)
+            lse_at = lse.data_ptr()
+        if self._prepared is not None:
+            self._prepared((q_at, k_at, v_at, out_at), (lse_at, sinks_at), values)
+        else:
+            repeat = None if cuda.is_capturing() else self._repeats.get(cuda.current_stream(self._device))
+            if repeat is None:
+                return None
+            indices = () if sequence is None else [x.data_ptr() for x in sequence.indices().values()]
+            repeat((q_at, k_at, v_at, out_at, lse_at, sinks_at, *indices), values)
+        return out if lse is None else (out, lse)
+
+
+def _layout(sequence: Sequence) -> Hashable:
+    """What identifies where the sequences of a batch lie, but for the values of offsets, lengths and tables."""
+    bounds = (sequence.max_q, sequence.max_k) if isinstance(sequence, Ragged) else ()
+    return (type(sequence), bounds, *(_like(x) for x in sequence.indices().values()))
 
 
 def _key(

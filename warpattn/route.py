@@ -1,7 +1,6 @@
 """Which way a call goes: remembered launch, or rules and then the reference or a kernel.
 
-dense      planned.recall -> examine -> reference | simulated.run | launch.run -> planned.remember
-general    the same for every sequence kind, without the memory
+planned.recall -> examine -> reference | simulated.run | launch.run or dispatch.run -> planned.remember
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from warpattn import launch, planned
+from warpattn import dispatch, launch, planned
 from warpattn.masks import Mask
 from warpattn.operands import Operands
 from warpattn.planned import Inputs, Options, Result
@@ -34,16 +33,17 @@ def dense(inputs: Inputs, mask: Mask | None, score: Score | None, options: Optio
     ready = examine(call)
     if ready.backend == "reference":
         return _result(call, *_run_reference(call, ready))
-    result, lse = _run_kernel(call, ready)
-    if ready.backend == "sm90":
-        planned.remember(inputs, mask, score, options, ready, result)
-    return _result(call, result, lse)
+    return _run_kernel(call, ready)
 
 
 def general(call: Call) -> Result:
     """Attention of any sequence kind."""
+    inputs, options = (call.q, call.k, call.v, call.sinks, call.out), (call.scale, call.return_lse, call.backend)
+    result = planned.recall(inputs, call.mask, call.score, options, call.sequence)
+    if result is not None:
+        return result
     ready = examine(call)
-    return _result(call, *(_run_reference(call, ready) if ready.backend == "reference" else _run_kernel(call, ready)))
+    return _result(call, *_run_reference(call, ready)) if ready.backend == "reference" else _run_kernel(call, ready)
 
 
 def _result(call: Call, out: Tensor, lse: Tensor | None) -> Result:
@@ -66,7 +66,7 @@ def _run_reference(call: Call, ready: Ready) -> tuple[Tensor, Tensor]:
     return (out.to(call.q.dtype) if call.out is None else call.out.copy_(out)), lse
 
 
-def _run_kernel(call: Call, ready: Ready) -> tuple[Tensor, Tensor | None]:
+def _run_kernel(call: Call, ready: Ready) -> Result:
     q = call.q
     out = q.new_empty((*q.shape[:-1], ready.problem.dim_v)) if call.out is None else call.out
     lse = q.new_empty(ready.lse_shape, dtype=torch.float32) if call.return_lse else None
@@ -75,6 +75,10 @@ def _run_kernel(call: Call, ready: Ready) -> tuple[Tensor, Tensor | None]:
         from warpattn import simulated  # imports NumPy and Triton
 
         simulated.run(ready, operands, call.sequence)
-    else:
+    elif launch.launches_dense(ready):
         launch.run(ready, operands)
-    return out, lse
+        planned.remember(call, ready, out, lse)
+    else:
+        dispatch.run(ready, operands, call.sequence)
+        planned.remember(call, ready, out, lse)
+    return _result(call, out, lse)

@@ -14,6 +14,13 @@ class Arch:
     source: str
 
 
+# What Triton calls each: back end, chip, threads of a warp.
+TARGETS = {
+    "sm90": ("cuda", 90, 32),
+    "sm100": ("cuda", 100, 32),
+    "gfx942": ("hip", "gfx942", 64),
+    "gfx950": ("hip", "gfx950", 64),
+}
 ARCHS = {
     "sm90": Arch("sm90", 132, 232_448, 32 * 2**20, "H200: 132 SMs, 60 MB L2 as torch reports them; 227 KiB a block"),
     "sm100": Arch("sm100", 148, 232_448, 63 * 2**20, "B200 by its data sheet: 148 SMs, 126 MB L2; 227 KiB a block"),

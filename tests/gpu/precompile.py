@@ -9,7 +9,9 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
 from tests.cases import Case
-from warpattn import launch
+from warpattn import dispatch
+from warpattn.operands import Operands
+from warpattn.plan import steps
 from warpattn.problem import Call, examine
 
 SIMPLE = {"none", "full", "causal"}
@@ -33,7 +35,10 @@ def compile_case(case: Case) -> str:
         inputs.q, inputs.k, inputs.v, inputs.sequence, inputs.mask, inputs.score, inputs.sinks, inputs.scale, True
     )
     ready = examine(replace(call, backend="reference"))
-    launch.artifact(replace(ready, problem=replace(ready.problem, device_type="cuda")))
+    out = inputs.q.new_empty((*inputs.q.shape[:-1], inputs.v.shape[-1]))
+    operands = Operands(inputs.q, inputs.k, inputs.v, out, inputs.q.new_empty(ready.lse_shape), inputs.sinks)
+    for step in steps(replace(ready, backend="sm90"), operands, inputs.sequence):
+        dispatch.artifact(step)
     return case.name
 
 

@@ -10,7 +10,7 @@ import torch
 
 import warpattn as wa
 from tests.unit.card import B, D, H, S, make_card, misaligned, normal, written  # noqa: F401 (a fixture)
-from warpattn import cuda, launch, operands, problem, route
+from warpattn import cuda, operands
 from warpattn.counters import SLAB, Counters
 
 pytestmark = pytest.mark.usefixtures("card")
@@ -187,17 +187,3 @@ def test_threads_get_their_own_addresses(card):
     for thread in threads:
         thread.join()
     assert not wrong
-
-
-def test_compile_plan_gives_what_the_launch_would_use(monkeypatch):
-    asked: list[Any] = []
-    monkeypatch.setattr(launch, "_compiled", lambda *arguments: asked.append(arguments))
-    q = normal()
-    ready = problem.examine(problem.Call(q, q, q, route.DENSE, wa.Causal(), wa.SoftCap(3.0)))
-    chosen = launch.planned(ready.problem)
-    launch.compile_plan(chosen, ready.mask, ready.score)
-    config, mask, score, asked_problem = asked[0]
-    assert config == chosen.choice.config and mask.key == ready.mask.key and asked_problem == ready.problem
-    assert ready.score is not None and score.key == ready.score.key
-    launch.compile_plan(chosen)
-    assert asked[1][1].outputs[0] == ("const", "bool", True) and asked[1][2] is None

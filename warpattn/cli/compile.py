@@ -1,28 +1,38 @@
-"""`compile`: what a problem's kernel becomes on the machine: registers, spills, memory, instructions. Needs no GPU."""
+"""`compile`: what a problem's kernels become on the machine: registers, spills, memory, instructions. Needs no GPU."""
 
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from dataclasses import replace
+from typing import Annotated, Any
 
+import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from warpattn import sass
+from warpattn import gcn, sass
 from warpattn.cli import spelling
 from warpattn.cli.plan import checked
-from warpattn.plan import plan
+from warpattn.operands import Operands
+from warpattn.plan import plan, steps
+from warpattn.problem import Ready
+from warpattn.sequences import Dense
 
 # What an attention kernel is made of; the rest is counted as one line.
 NOTABLE = {
     "HGMMA": "matrix products (wgmma)",
+    "UTCHMMA": "matrix products (tcgen05)",
     "UTMALDG": "TMA loads",
     "UTMASTG": "TMA stores",
+    "LDTM": "tensor memory loads",
+    "STTM": "tensor memory stores",
+    "UTCBAR": "commits of the tensor core",
     "SYNCS": "mbarrier operations",
     "BAR": "named barriers",
     "MUFU": "exp2, log2 and reciprocals",
     "FFMA": "fp32 multiply-adds",
+    "FFMA2": "pairs of fp32 multiply-adds",
     "F2FP": "conversions to 16 bits",
     "USETMAXREG": "register reallocations",
     "STL": "spill stores",
@@ -38,27 +48,58 @@ def compile_command(
     arch: Annotated[str, typer.Option(help=f"Architecture: {spelling.ARCH_HELP}")] = "sm90",
     opcodes: Annotated[bool, typer.Option("--opcodes", help="Count every instruction, with its modifiers")] = False,
 ) -> None:
-    """Compile a problem's kernel and print what it occupies and is made of."""
-    ready = checked(shape, mask, score, dtype)
-    chosen = plan(ready.problem, arch=spelling.arch(arch))
-    from warpattn.launch import compile_plan  # imports Triton, which the other commands do without
+    """Compile a problem's kernels and print what they occupy and are made of."""
+    ready = replace(checked(shape, mask, score, dtype), backend=spelling.arch(arch))
+    from warpattn.dispatch import compiled  # imports Triton, which the other commands do without
 
-    start = time.perf_counter()
-    kernel = compile_plan(chosen, ready.mask, ready.score)
-    seconds = time.perf_counter() - start
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console.print(str(plan(ready.problem, arch=arch)))
+    for step in steps(ready, untouched(ready), Dense()):
+        start = time.perf_counter()
+        kernel = compiled(step)
+        table = Table(title=f"{step.name}, compiled in {time.perf_counter() - start:.1f} s", show_header=False)
+        for row in amd_rows(kernel, opcodes) if arch.startswith("gfx") else nvidia_rows(kernel, opcodes):
+            table.add_row(*row)
+        console.print(table)
+
+
+def untouched(ready: Ready) -> Operands:
+    """Tensors of a dense problem's shapes, whose memory is never used."""
+    p = ready.problem
+    shapes = ((p.seq_q, p.heads_q, p.dim_qk), (p.seq_k, p.heads_kv, p.dim_qk), (p.seq_k, p.heads_kv, p.dim_v),
+              (p.seq_q, p.heads_q, p.dim_v))  # fmt: skip
+    q, k, v, out = (torch.empty(p.batch, *shape, dtype=p.dtype) for shape in shapes)
+    return Operands(q, k, v, out, torch.empty(ready.lse_shape) if p.has_lse else None, None)
+
+
+def nvidia_rows(kernel: Any, opcodes: bool) -> list[tuple[str, str]]:
+    """Lines about a cubin."""
     cubin = kernel.asm["cubin"]
     found, counts = sass.resources(cubin), sass.opcode_counts(cubin, modifiers=opcodes)
-    console = Console(highlight=False, markup=False, soft_wrap=True)
-    console.print(str(chosen))
-    table = Table(title=f"{arch}, compiled in {seconds:.1f} s", show_header=False)
-    table.add_row("registers per thread at launch", str(found.registers))
-    table.add_row("stack, bytes per thread", str(found.stack))
-    table.add_row("spill stores + loads", f"{found.spill_stores} + {found.spill_loads}")
-    table.add_row("shared memory, bytes per CTA", f"{kernel.metadata.shared:,}")
-    table.add_row("warps", str(kernel.metadata.num_warps))
-    table.add_row("machine code, instructions", f"{counts.total():,}")
-    table.add_section()
-    for name, count in counts.most_common() if opcodes else [(name, counts[name]) for name in NOTABLE]:
-        if count:
-            table.add_row(name if opcodes else f"{name}  {NOTABLE[name]}", f"{count:,}")
-    console.print(table)
+    rows = [
+        ("registers per thread at launch", str(found.registers)),
+        ("stack, bytes per thread", str(found.stack)),
+        ("spill stores + loads", f"{found.spill_stores} + {found.spill_loads}"),
+        ("shared memory, bytes per CTA", f"{kernel.metadata.shared:,}"),
+        ("warps", str(kernel.metadata.num_warps)),
+        ("machine code, instructions", f"{counts.total():,}"),
+    ]
+    if kernel.metadata.tmem_size:
+        rows.insert(4, ("tensor memory, columns", str(kernel.metadata.tmem_size)))
+    if opcodes:
+        return rows + [(name, f"{count:,}") for name, count in counts.most_common()]
+    return rows + [(f"{name}  {words}", f"{counts[name]:,}") for name, words in NOTABLE.items() if counts[name]]
+
+
+def amd_rows(kernel: Any, opcodes: bool) -> list[tuple[str, str]]:
+    """Lines about a code object, and whether every copy to LDS is awaited before it is read."""
+    text = kernel.asm["amdgcn"]
+    checked_copies = ("copies to LDS, checked", verdict(gcn.check_copies(text)))
+    return [*gcn.rows(text, kernel.metadata.shared, opcodes), checked_copies]
+
+
+def verdict(check: gcn.Check) -> str:
+    """What the static check says."""
+    if check.findings:
+        return "; ".join(str(finding) for finding in check.findings)
+    return "every one is awaited before it is read" if check.proven else "nothing found, not every path explored"

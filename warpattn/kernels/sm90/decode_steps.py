@@ -1,8 +1,8 @@
 """The decode kernel of a call on Hopper: which configuration, which workspace, which arguments.
 
-The workspace of a launch is two slots a CTA (or, batch-invariant, one a unit) and a ticket for every key head. Its size
-follows from the shapes, not from the lengths, so a captured graph serves every step. Tickets are 0 between launches and
-two launches that may run at once must not share them.
+The workspace of a launch is two slots a CTA (or, batch-invariant, one a unit), a ticket for every key head, and a cell
+for the number of CTAs. Its size follows from the shapes, not from the lengths, so a captured graph serves every step.
+Tickets are 0 between launches and two launches that may run at once must not share them.
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ from .decode_config import DecodeConfig, choose_decode, invariant
 
 _DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 MAX_TOKENS = 16
+MANY_KEYS = 512  # with fewer, dense keys are left to the prefill kernel
+APART = 16  # rows of a key head from which one CTA would take too long to add up its parts
+COMBINE_ARGUMENTS = ("out", "keys", "workspace", "lse_ptr", "sinks_ptr", "shape", "mask_args")
+OPTIONS: dict[str, object] = {"num_warps": 4, "enable_fp_fusion": True}
 WIDE_PLAN = 1024  # entries added up at once where there are more than 128
 
 
@@ -37,20 +41,25 @@ class Workspace:
     tickets: int
 
     def allocate(self, device: torch.device) -> tuple[Tensor, Tensor, int, Tensor]:
-        """The kernel's `workspace` argument; only the tickets have to be 0."""
+        """The kernels' `workspace` argument; only the tickets have to be 0."""
         o = torch.empty(self.slots, self.rows, self.cols, dtype=torch.float32, device=device)
         lse = torch.empty(self.slots, self.rows, dtype=torch.float32, device=device)
-        return o, lse, self.rows, torch.zeros(self.tickets, dtype=torch.int32, device=device)
+        return o, lse, self.rows, torch.zeros(self.tickets + 1, dtype=torch.int32, device=device)
 
 
-def serves(problem: Problem) -> bool:
-    """Whether the decode kernel is meant for a problem: few query tokens, dense or paged keys."""
+def takes(problem: Problem) -> bool:
+    """Whether the decode kernel can do a problem: few query tokens, dense or paged keys."""
     return problem.kind in ("dense", "paged") and 1 <= problem.seq_q <= MAX_TOKENS and problem.seq_k > 0
 
 
+def serves(problem: Problem) -> bool:
+    """Whether it is meant for a problem: of those it takes, the ones with many dense or any paged keys."""
+    return takes(problem) and (problem.kind == "paged" or problem.seq_k >= MANY_KEYS)
+
+
 def choose(problem: Problem, target: Arch, *, ctas: int = 1, batch_invariant: bool = False) -> Choice:
-    """The choice for a problem that `serves`."""
-    if not serves(problem):
+    """The choice for a problem that it `takes`."""
+    if not takes(problem):
         rule = f"the decode kernel takes dense or paged keys and 1 to {MAX_TOKENS} query tokens"
         raise AttentionError(f"the problem is {problem.kind} with {problem.seq_q} query tokens; {rule}")
     config = choose_decode(_DTYPES[problem.dtype], problem.dim_qk, problem.dim_v, problem.page_size, ctas)
@@ -63,6 +72,7 @@ def choose(problem: Problem, target: Arch, *, ctas: int = 1, batch_invariant: bo
         uniform=problem.kind == "dense" and tiles == 1 and _same_span(problem),
         plan_width=WIDE_PLAN if entries > config.plan_width else config.plan_width,
         plan_once=entries <= WIDE_PLAN,
+        combine_apart=problem.seq_q * problem.heads_q // problem.heads_kv > APART,
     )
     grid = target.processors * ctas
     lines = (
@@ -73,6 +83,7 @@ def choose(problem: Problem, target: Arch, *, ctas: int = 1, batch_invariant: bo
     unit = f"{config.unit} key tiles" if config.unit > 1 else "one key tile"
     shared = f"keys are shared out to within {unit} over {ctas} CTAs on each of {target.processors} SMs"
     last = "the last CTA to finish a head combines its parts in a fixed order"
+    last = "a second kernel combines the parts of a head, a few rows a program" if config.combine_apart else last
     same = "every partial has the same keys whatever else is in the batch"
     reasons = (shared, last, same) if batch_invariant else (shared, last)
     return Choice("decode", config, (grid,), lines, reasons, partitions=_partitions(problem, config, grid))
@@ -93,7 +104,8 @@ def workspace(problem: Problem, choice: Choice) -> Workspace:
 
 
 def steps(ready: Ready, x: Operands, sequence: Sequence, choice: Choice | None = None) -> tuple[Step, ...]:
-    """One launch of the decode kernel; `choice` replaces the one made from the problem."""
+    """The decode kernel and, if it leaves parts behind, the one that adds them up; `choice` replaces the one made from
+    the problem."""
     choice = choose(ready.problem, ARCHS["sm90"]) if choice is None else choice
     space = workspace(ready.problem, choice).allocate(x.q.device)
     mask, score = programs(ready)
@@ -106,13 +118,23 @@ def steps(ready: Ready, x: Operands, sequence: Sequence, choice: Choice | None =
 
         return decode_source(config, mask, score, problem.has_sinks, problem.has_lse)
 
-    return (Step("sm90.decode", "sm90", key, source, options(config), choice.grid, args, persistent=True),)
+    def source_of_sum():
+        from .decode_build import combine_source
+
+        return combine_source(config, mask, problem.has_sinks, problem.has_lse)
+
+    decode = Step("sm90.decode", "sm90", key, source, options(config), choice.grid, args, persistent=True)
+    if not config.combine_apart:
+        return (decode,)
+    shared = {name: args[name] for name in COMBINE_ARGUMENTS}
+    grid = (problem.batch * row_tiles(problem) * problem.heads_kv, -(-space[2] // 4))
+    return (decode, Step("sm90.combine", "sm90", key, source_of_sum, OPTIONS, grid, shared))
 
 
 def options(config: DecodeConfig) -> dict[str, object]:
     """Options of triton.compile."""
     limit = {"maxnreg": config.max_registers} if config.ctas > 1 else {}
-    return {"num_warps": 4, "enable_fp_fusion": True, **limit}
+    return OPTIONS | limit
 
 
 def arguments(ready: Ready, x: Operands, sequence: Sequence, config: DecodeConfig) -> dict[str, object]:
