@@ -35,6 +35,7 @@ class Case:
     mask: Mask = Full()  # noqa: RUF009  frozen
     score: Score | None = None
     sinks: bool = False
+    growth: float = 0  # how much larger the first key is, which is visited last: makes the reference maximum move
 
     @property
     def config(self) -> FA4Config:
@@ -63,7 +64,8 @@ class Case:
     def operands(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """q, k, v, sinks."""
         q = torch.randn(self.batch, self.seq_q, self.heads, self.dim).to(self.dtype)
-        k = torch.randn(self.batch, self.seq_k, self.heads_kv, self.dim).to(self.dtype)
+        growing = 1 + self.growth * (1 - torch.arange(self.seq_k) / self.seq_k)
+        k = (torch.randn(self.batch, self.seq_k, self.heads_kv, self.dim) * growing[:, None, None]).to(self.dtype)
         v = torch.randn(self.batch, self.seq_k, self.heads_kv, self.dim_v or self.dim).to(self.dtype)
         return q, k, v, torch.randn(self.heads) if self.sinks else None
 

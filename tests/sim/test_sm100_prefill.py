@@ -19,6 +19,8 @@ CASES = {
     "causal-128": Case(700, 700, heads=1, heads_kv=1, dim=128, mask=Causal()),
     "causal-rectangular": Case(130, 300, dim=128, heads=3, heads_kv=1, mask=Causal()),
     "causal-top-left": Case(300, 130, mask=Causal(top_left=True)),
+    "moving-reference": Case(300, 900, dim=128, mask=Causal(), growth=20.0),
+    "moving-reference-64": Case(200, 700, heads=4, heads_kv=1, growth=20.0, sinks=True),
     "batch": Case(130, 130, batch=2, mask=Causal()),
     "odd-dims": Case(200, 150, dim=80, dim_v=96),
     "wide-values": Case(200, 300, dim=64, dim_v=128),
