@@ -150,12 +150,13 @@ def own_call(x: Inputs, fields: dict[str, int]) -> Call:
     config = config if "stages" in fields else replace(config, stages=deepest(config))
     out = torch.empty_like(x.q)
     operands = Operands(x.q, x.k, x.v, out, None, None)
-    (step,) = decode_steps.steps(ready, operands, sequence, replace(choice, config=config))
+    steps = decode_steps.steps(ready, operands, sequence, replace(choice, config=config))
     device = x.q.get_device()
-    bound = dispatch.load(step, device).bind(step.args)
+    bound = [dispatch.load(step, device).bind(step.args) for step in steps]
 
     def call() -> Tensor:
-        bound.launch(step.grid, cuda.current_stream(device))
+        for launch, step in zip(bound, steps, strict=True):
+            launch.launch(step.grid, cuda.current_stream(device))
         return out
 
     return call

@@ -29,6 +29,8 @@ CASES = {
     "chunked": Decode(MIXED, page=16, tokens=4, mask=Chunked(48) & Causal()),
     "two-row-tiles": Decode((200, 3, 90), page=32, heads=8, tokens=16, mask=Causal()),
     "window-two-row-tiles": Decode((300, 3, 90), page=32, heads=8, tokens=16, mask=SlidingWindow(40)),
+    "combined-apart": Decode((1000, 0, 129), page=64, heads=6, heads_kv=2, tokens=7, sinks=True, mask=Causal()),
+    "combined-apart-dense": Decode((700, 700), heads=6, heads_kv=1, tokens=3),
     "soft-cap": Decode(MIXED, page=64, score=SoftCap(3.0)),
     "alibi": Decode(MIXED, page=64, tokens=2, mask=Causal(), score=SLOPES),
     "sinks": Decode(MIXED, page=64, sinks=True),

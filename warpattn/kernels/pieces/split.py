@@ -93,12 +93,22 @@ def part_at(place, units, shares, cta, invariant: gl.constexpr):
     head = inside // units
     begin = inside - head * units
     first = place.unit - begin
+    splits, owner = parts_of(first, units, shares, invariant)
     if invariant:
-        return Part(head, begin, gl.to_tensor(1), first, units, first)
+        count = gl.to_tensor(1)
     else:
         count = gl.minimum(units - begin, shares.first(cta + 1) - place.unit)
+    return Part(head, begin, count, first, splits, owner)
+
+
+@gluon.jit
+def parts_of(first, units, shares, invariant: gl.constexpr):
+    """(parts, CTA of the first one) of the head whose `units` begin at `first`."""
+    if invariant:
+        return units, first
+    else:
         owner = shares.owner(first)
-        return Part(head, begin, count, first, shares.owner(first + units - 1) - owner + 1, owner)
+        return shares.owner(first + units - 1) - owner + 1, owner
 
 
 @gluon.jit

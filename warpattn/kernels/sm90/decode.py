@@ -14,6 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from ..pieces.apply import Modifiers
 from ..pieces.combine import Partials
 from .decode_attend import decode_attend_role
+from .decode_combine import leave_programs
 from .decode_context import DecodeContext, Grid, Keys, Matrix, Results, make_decode_rings, take_share
 from .decode_load import decode_load_role
 
@@ -53,6 +54,8 @@ def decode_kernel(
     fence_async_shared()
     shares, start = take_share(stored, work, mods, config)
     end = shares.first(gl.program_id(0) + 1)
+    if config.combine_apart:
+        leave_programs(workspace[3], work)
     queries = Matrix(q[0], q[1], q[2], q[3])
     ctx = DecodeContext(
         queries, stored, results, rings, work, mods, shares, start, end, scale, config, has_sinks, has_lse

@@ -42,6 +42,7 @@ class DecodeConfig:
     uniform: bool = False  # every head of the batch has equally many key tiles: nothing to add up
     plan_width: int = 128  # entries (row tiles of sequences) whose key tiles are added up at once
     plan_once: bool = True  # all entries are
+    combine_apart: bool = False  # parts are added up by a kernel of its own
     consumer_registers: int = 240
     producer_registers: int = 96
 

@@ -3,7 +3,8 @@
       part of a head:  partial ──▶ workspace, ticket + 1;  the CTA that draws the last ticket combines the parts
 
 The ticket is drawn with acquire and release after all of the warpgroup's stores, so whoever draws the last one sees
-every part; it is put back to 0 for the next launch.
+every part; it is put back to 0 for the next launch. With many rows one CTA would take too long over a head: then a
+kernel of its own (decode_combine.py) adds up the parts, a few rows a program.
 """
 
 from triton.experimental import gluon
@@ -29,12 +30,13 @@ def finish_item(ctx, o, softmax, item, c):
         partials = ctx.results.partials
         number = part.number(gl.program_id(0), config.invariant)
         partials.store(part.slot(number, config.invariant), o, lse)
-        gl.barrier()
-        ticket = ctx.results.tickets + place_of_ticket(ctx, item)
-        drawn = gl.atomic_add(ticket, 1, sem="acq_rel", scope="gpu")
-        if drawn == part.splits - 1:
-            gl.store(ticket, 0)
-            combine_item(ctx, item)
+        if not config.combine_apart:
+            gl.barrier()
+            ticket = ctx.results.tickets + place_of_ticket(ctx, item)
+            drawn = gl.atomic_add(ticket, 1, sem="acq_rel", scope="gpu")
+            if drawn == part.splits - 1:
+                gl.store(ticket, 0)
+                combine_item(ctx, item)
 
 
 @gluon.jit
