@@ -11,7 +11,9 @@ pytest.importorskip("triton")
 from tests.oracle import Inputs, check, poisoned
 from warpattn.kernels.pieces.combine import combine_block
 from warpattn.kernels.sm100.choose import prefill_config
-from warpattn.kernels.sm100.mha_1q_steps import choice_of, choose_1q, rows_per_program, steps_1q
+from warpattn.kernels.sm100.mha_1q_choose import choice_of, choose_1q
+from warpattn.kernels.sm100.split_steps import rows_per_program
+from warpattn.kernels.sm100.steps import steps_of
 from warpattn.masks import Causal, CustomMask, Full, Mask, Materialized, Padding, Prefix, SlidingWindow
 from warpattn.operands import Operands, fitted
 from warpattn.problem import Call, Problem, Ready, examine
@@ -62,7 +64,7 @@ class Case:
         x = fitted(Operands(inputs.q, inputs.k, inputs.v, out, poisoned(ready.lse_shape, torch.float32), inputs.sinks))
         config = replace(prefill_config(ready.problem)[0], BM=128, splitk_partitions=self.parts).gluon()[0]
         assert config.supported() == ()
-        steps = steps_1q(ready, x, choice_of(ready.problem, config))
+        steps = steps_of(ready, x, Dense(), choice_of(ready.problem, config))
         if self.parts > 1:
             steps[0].args["o_desc"].fill_(torch.nan)
             steps[0].args["lse_ptr"].fill_(torch.nan)

@@ -27,19 +27,20 @@ def compile_prefill(config: FA4Config, traits: Traits, mask: Program, score: Pro
     return triton.compile(prefill_source(config, traits, mask, score), target=TARGET, options=OPTIONS)
 
 
-def prefill_source(config: FA4Config, traits: Traits, mask: Program, score: Program | None):
-    """What Triton compiles: the kernel with the types of its parameters and its constants."""
+def prefill_source(config: FA4Config, traits: Traits, mask: Program, score: Program | None, kernel=mha_2q_kernel):
+    """What Triton compiles: a prefill kernel with the types of its parameters and its constants."""
+    out, columns = ("fp32", 32) if config.splitk_partitions > 1 else (config.dtype, STORE_COLUMNS)
     ragged, paged = traits.kind == "ragged", traits.kind == "paged"
 
-    def descriptor(box: list[int], clipped: bool) -> str:
+    def descriptor(box: list[int], clipped: bool, dtype: str = config.dtype) -> str:
         box = [1, *box] if clipped else box
-        return f"tensordesc<{config.dtype}{box},{box_layout(box, element_type(config.dtype))!r}>"
+        return f"tensordesc<{dtype}{box},{box_layout(box, element_type(dtype))!r}>"
 
     signature = {
-        "q_desc": descriptor(query_box(config, config.padded_qk_depth), ragged),
-        "k_desc": descriptor([1, config.box_rows, 1, config.padded_qk_depth], ragged or paged),
+        "q_desc": descriptor(query_box(config, config.BK0), ragged),
+        "k_desc": descriptor([1, config.box_rows, 1, config.BK0], ragged or paged),
         "v_desc": descriptor([1, config.box_rows, 1, config.padded_ov_depth], ragged or paged),
-        "o_desc": descriptor(query_box(config, STORE_COLUMNS), ragged),
+        "o_desc": descriptor(query_box(config, columns), ragged, out),
         "lse_ptr": "*fp32",
         "sinks_ptr": "*fp32",
         "scale": "fp32",
@@ -52,4 +53,4 @@ def prefill_source(config: FA4Config, traits: Traits, mask: Program, score: Prog
         "traits": "constexpr",
     }
     constants = {"config": config, "functions": modifier_functions(mask, score), "traits": traits}
-    return GluonASTSource(mha_2q_kernel, signature, constants)
+    return GluonASTSource(kernel, signature, constants)

@@ -14,6 +14,7 @@ from warpattn.step import Choice
 from warpattn.target import Arch
 
 from .config import FA4Config
+from .mha_1q_choose import choose_1q
 
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 LEAST_ROWS = 8  # of a box of keys: the swizzle keeps eight rows together
@@ -21,11 +22,15 @@ LEAST_DIM = 64  # smaller head dims are padded to one swizzle of 128 bytes
 
 
 def choose(problem: Problem, target: Arch) -> Choice:
-    """The choice for a `problem`: one CTA for two query tiles of one head, or of all heads of a group.
+    """The choice for a `problem`: one CTA for two query tiles of one head, or of all heads of a group; where that would
+    leave SMs without work, for one query tile or a part of its keys.
 
     For ragged batches the grid is an upper bound: that of one sequence with all the queries.
     """
     config, reasons = prefill_config(problem)
+    one = choose_1q(problem, config, target)
+    if one is not None:
+        return replace(one, reasons=(*one.reasons, *reasons, COPY_RULE))
     heads = problem.heads_q // config.tile_heads
     grid = (max(1, -(-problem.seq_q // config.BM_eff)), heads, problem.batch)
     ring = "one ring for K and V" if config.use_shared_kv else "a ring each for K and V"

@@ -11,8 +11,8 @@ STORE_COLUMNS = gl.constexpr(traits.STORE_COLUMNS)
 
 @gluon.constexpr_function
 def element_type(dtype: str):
-    """Gluon's type of a config's operands."""
-    return gl.bfloat16 if dtype == "bf16" else gl.float16
+    """Gluon's type of operands, and of parts of an output (fp32)."""
+    return {"bf16": gl.bfloat16, "fp16": gl.float16, "fp32": gl.float32}[dtype]
 
 
 @gluon.constexpr_function

@@ -20,11 +20,12 @@ from ..nvidia.pipelines import KVPipeline, make_kv_pipeline
 from ..pieces.apply import Modifiers
 from ..pieces.span import tile_span
 from ..pieces.tiles import Tile
-from .context import Barriers, Memory, Tensors, Work, make_barriers
+from .context import Barriers, Memory, Sources, Work, make_barriers
 from .context import make_rings as make_whole_rings
 from .layouts import box_layout, element_type, lanes, query_box, stacked
 from .mha_1q_roles import correction_role, load_role, mma_role
 from .mha_1q_softmax import softmax_0, softmax_1
+from .mha_2q import find_sources, first_grid_index
 from .rows import BatchRows
 from .split import TileRun, window
 
@@ -36,7 +37,7 @@ ISSUE_REGISTERS = gl.constexpr(40)
 class Context:
     """What every role can see, with the names that the roles' functions share with the kernel of two query tiles."""
 
-    tensors: Tensors
+    tensors: Sources
     memory: Memory  # q: [chunks, *query box]
     k: KVPipeline  # slots of K in chunks, or of K and V in turn
     v: KVPipeline
@@ -44,7 +45,6 @@ class Context:
     combine_bars: gl.shared_memory_descriptor  # [2, 1]: a warpgroup's maximum and sum are written
     work: Work
     tile: Tile
-    out_batch: gl.tensor  # batch of the output; parts of a split are batches of their own
     span: TileRun
     mods: Modifiers
     scale: gl.tensor  # softmax scale, fp32
@@ -57,7 +57,7 @@ class Context:
         """The context with the key tiles of one softmax warpgroup."""
         return Context(
             self.tensors, self.memory, self.k, self.v, self.bars, self.combine_bars, self.work, self.tile,
-            self.out_batch, self.span.every_other(wg), self.mods, self.scale, self.config, self.has_sinks,
+            self.span.every_other(wg), self.mods, self.scale, self.config, self.has_sinks,
             self.has_lse,
         )  # fmt: skip
 
@@ -104,38 +104,39 @@ def mha_1q_kernel(
     sinks_ptr,
     scale,
     shape,
+    places,
     mask_args,
     score_args,
     config: gl.constexpr,
     functions: gl.constexpr,
-    has_sinks: gl.constexpr,
-    has_lse: gl.constexpr,
-    group: gl.constexpr,
+    traits: gl.constexpr,
 ):
-    """Attention forward of a dense problem, or a partition of it.
+    """Attention forward, or one part of the keys of it.
 
-    `shape` is (seq_q, seq_k, heads_q, query tiles); `functions` is (keep, span, score), see `Modifiers`; `group` query
-    heads share a key head. Grid: (query tiles * partitions, key heads if the config fuses heads else query heads,
-    batch). With partitions `o_desc` and `lse_ptr` are the workspace's, see split_combine.py.
+    Parameters are those of `mha_2q_kernel`. Grid: (query tiles * partitions, key heads if the config fuses heads else
+    query heads, batch). With partitions `o_desc` and `lse_ptr` are the workspace's, see split_combine.py.
     """
-    heads: gl.constexpr = config.group if config.fuse_gqa else 1
     partitions: gl.constexpr = config.splitk_partitions
-    number = gl.program_id(0) // partitions
-    partition = gl.program_id(0) - number * partitions
-    head = gl.program_id(1) * heads
+    place = first_grid_index()
+    number = place // partitions
+    partition = place - number * partitions
+    head = gl.program_id(1) * config.tile_heads
     tile = Tile(gl.program_id(2), head, (shape[3] - 1 - number) * config.BM_eff)
-    work = Work(shape[0], shape[1], shape[2], head // group)
+    descs = (q_desc, k_desc, v_desc, o_desc)
+    sources, seq_q, seq_k = find_sources(descs, lse_ptr, sinks_ptr, shape, places, tile.b, config, traits)
+    if partitions > 1:
+        sources = part_of(sources, o_desc, lse_ptr, partition * gl.num_programs(2) + tile.b, seq_q * shape[2])
+    work = Work(seq_q, seq_k, shape[2], head // traits.group)
     mods = Modifiers(functions[0], functions[1], functions[2], mask_args, score_args)
-    run = window(tile_span(mods.key_span(tile, work, config.BM_eff), config.BN), partition, partitions)
+    span = tile_span(mods.key_span(tile, work, config.BM_eff), config.BN)
+    run = window(span, partition, partitions, tile.row < seq_q)
     combine_bars = mbarrier.allocate_mbarrier(batch=2)
     for wg in gl.static_range(2):
         mbarrier.init(combine_bars.index(wg), count=4)
     k, v = make_rings(config)
-    out_batch = partition * gl.num_programs(2) + tile.b
-    tensors = Tensors(q_desc, BatchRows(k_desc, tile.b), BatchRows(v_desc, tile.b), o_desc, lse_ptr, sinks_ptr)
     ctx = Context(
-        tensors, make_memory(config), k, v, make_barriers(), combine_bars, work, tile, out_batch, run, mods, scale,
-        config, has_sinks, has_lse,
+        sources, make_memory(config), k, v, make_barriers(), combine_bars, work, tile, run, mods, scale, config,
+        traits.has_sinks, traits.has_lse,
     )  # fmt: skip
     fence_async_shared()
     gl.warp_specialize(
@@ -149,3 +150,10 @@ def mha_1q_kernel(
         [4, 4, 1, 1],
         [SOFTMAX_REGISTERS, SOFTMAX_REGISTERS, ISSUE_REGISTERS, ISSUE_REGISTERS],
     )
+
+
+@gluon.jit
+def part_of(sources, o_desc, lse_ptr, batch, rows):
+    """The operands with batch `batch` of the workspace as output: parts are batches of their own, of `rows` rows."""
+    o = BatchRows(o_desc, batch)
+    return Sources(sources.q, sources.k, sources.v, o, lse_ptr + batch.to(gl.int64) * rows, rows, sources.sinks)

@@ -9,7 +9,7 @@ read its P: products retire in the order in which they are issued.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.blackwell import mbarrier, tcgen05_commit, tcgen05_mma, tma
+from triton.experimental.gluon.language.nvidia.blackwell import mbarrier, tcgen05_commit, tcgen05_mma
 
 from .context import consumer, key_view, producer
 from .correction_warp import correct
@@ -43,8 +43,7 @@ def load_k(ctx, ring, state, n, with_q: gl.constexpr):
         full, slot = ring.get_k(state, c, expect=False)
         if with_q:
             mbarrier.expect(full, config.q_bytes // config.num_qk_stages + config.k_chunk_bytes)
-            place = [ctx.tile.b, ctx.tile.row, ctx.tile.h, c * config.BK0]
-            tma.async_load(ctx.tensors.q, place, full, ctx.memory.q.index(c))
+            ctx.tensors.q.load(ctx.tile.row, ctx.tile.h, full, ctx.memory.q.index(c), c * config.BK0)
         else:
             mbarrier.expect(full, config.k_chunk_bytes)
         smem = key_view(slot, config.BK0, config)

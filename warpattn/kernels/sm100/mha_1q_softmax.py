@@ -42,10 +42,7 @@ def softmax_1(ctx):
 def softmax_role(ctx, wg: gl.constexpr):
     """This warpgroup's key tiles, then its share of the output."""
     config: gl.constexpr = ctx.config
-    if config.splitk_partitions > 1 and ctx.span.total == 0:
-        if wg == 0:
-            store_nothing(ctx)
-    else:
+    if ctx.span.total > 0:
         mine = ctx.of_warpgroup(wg)
         m = gl.full([config.BM_q], -float("inf"), gl.float32, row_layout())
         state = RowState(m, gl.zeros_like(m))
@@ -53,6 +50,9 @@ def softmax_role(ctx, wg: gl.constexpr):
             state = softmax_tile(mine, state, n, wg)
         await_signal(ctx.bars.o_producer.index(wg), (mine.span.total - 1) & 1, mine.span.total > 0)
         store_combined(ctx, state, wg)
+    else:
+        if wg == 0 and config.splitk_partitions > 1:
+            store_nothing(ctx)
 
 
 @gluon.jit
@@ -97,23 +97,21 @@ def store_nothing(ctx):
     fence_async_shared()
     gl.barrier()
     for i in gl.static_range(config.padded_ov_depth // cols):
-        tma.async_store(ctx.tensors.o, [ctx.out_batch, ctx.tile.row, ctx.tile.h, i * cols], block)
+        ctx.tensors.o.store(ctx.tile.row, ctx.tile.h, i * cols, block)
     tma.store_wait(0)
 
 
 @gluon.jit
 def store_lse(ctx, rows, lse):
-    """Natural log for the caller, as (batch, heads, queries); base 2 for a combination, as (part, batch, queries,
-    heads)."""
+    """Natural log for the caller, head by head; base 2 for a combination, query by query."""
     config: gl.constexpr = ctx.config
     if ctx.has_lse:
         queries, heads = row_place(ctx, rows, 0)
-        batch = ctx.out_batch.to(gl.int64)
         if config.splitk_partitions > 1:
-            row = (batch * ctx.work.seq_q + queries) * ctx.work.heads_q + heads
+            row = queries.to(gl.int64) * ctx.work.heads_q + heads
             lse = lse * LOG2_E
         else:
-            row = (batch * ctx.work.heads_q + heads) * ctx.work.seq_q + queries
+            row = heads.to(gl.int64) * ctx.tensors.lse_stride + queries
         gl.store(ctx.tensors.lse + row, lse, mask=queries < ctx.work.seq_q)
 
 
@@ -136,7 +134,7 @@ def store_output(ctx, f0, f1, wg: gl.constexpr):
             block.reshape([config.BM_q, cols]).store(output_block(ctx, f0, f1, i, cols).to(out_type(config)))
             fence_async_shared()
             gl.barrier()
-            tma.async_store(ctx.tensors.o, [ctx.out_batch, ctx.tile.row, ctx.tile.h, i * cols], block)
+            ctx.tensors.o.store(ctx.tile.row, ctx.tile.h, i * cols, block)
     tma.store_wait(0)
 
 

@@ -38,10 +38,11 @@ class TileRun:
 
 
 @gluon.jit
-def window(span, partition, partitions: gl.constexpr):
-    """The run of one partition; empty where there are fewer tiles than partitions."""
-    size = span.total // partitions
-    rest = span.total - size * partitions
+def window(span, partition, partitions: gl.constexpr, some):
+    """The run of one partition; empty where there are fewer tiles than partitions, or not `some`."""
+    tiles = gl.where(some, span.total, 0)
+    size = tiles // partitions
+    rest = tiles - size * partitions
     begin = partition * size + gl.minimum(partition, rest)
     total = size + (partition < rest).to(gl.int32)
     masked = gl.maximum(gl.minimum(span.masked - begin, total), 0)

@@ -16,19 +16,31 @@ from warpattn.target import ARCHS
 from ..nvidia.clipped import clipped_map
 from .choose import choose
 from .config import FA4Config
+from .split_steps import combine_step, workspace
 from .traits import STORE_COLUMNS, Traits
 
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}
 
 
 def steps(ready: Ready, x: Operands, sequence: Sequence) -> tuple[Step, ...]:
-    """One launch of the prefill kernel."""
-    choice = choose(ready.problem, ARCHS["sm100"])
-    return (prefill_step(ready, x, sequence, choice),)
+    """The launch of a prefill kernel, and that of the combination where keys are split."""
+    return steps_of(ready, x, sequence, choose(ready.problem, ARCHS["sm100"]))
 
 
-def prefill_step(ready: Ready, x: Operands, sequence: Sequence, choice: Choice) -> Step:
-    """The launch of the 2Q kernel."""
+def steps_of(ready: Ready, x: Operands, sequence: Sequence, choice: Choice) -> tuple[Step, ...]:
+    """The launches of a choice."""
+    problem = ready.problem
+    if choice.partitions == 1:
+        traits = Traits(problem.kind, problem.heads_q // problem.heads_kv, problem.has_sinks, problem.has_lse)
+        return (prefill_step(ready, x, sequence, choice, traits),)
+    parts = workspace(problem, choice, x)
+    traits = Traits(problem.kind, problem.heads_q // problem.heads_kv, has_sinks=False, has_lse=True)
+    first = prefill_step(ready, x._replace(out=parts.o, lse=parts.lse), sequence, choice, traits)
+    return first, combine_step(ready, x, choice, parts)
+
+
+def prefill_step(ready: Ready, x: Operands, sequence: Sequence, choice: Choice, traits: Traits) -> Step:
+    """The launch of the kernel with two query tiles a CTA, or with one."""
     problem = ready.problem
     config: FA4Config = choice.config
     mask, score = programs(ready)
@@ -40,16 +52,19 @@ def prefill_step(ready: Ready, x: Operands, sequence: Sequence, choice: Choice) 
         "shape": (problem.seq_q, problem.seq_k, problem.heads_q, tiles),
         "mask_args": flat(tensors[:count]), "score_args": flat(tensors[count:]),
     }  # fmt: skip
-    group = problem.heads_q // problem.heads_kv
-    traits = Traits(problem.kind, group, problem.has_sinks, problem.has_lse)
 
     def source() -> Any:
         from .build import prefill_source  # imports Triton
 
-        return prefill_source(config, traits, mask, score)
+        if config.num_q == 2:
+            return prefill_source(config, traits, mask, score)
+        from .mha_1q import mha_1q_kernel
+
+        return prefill_source(config, traits, mask, score, mha_1q_kernel)
 
     key = (config, traits, mask.key, None if score is None else score.key)
-    return Step("sm100.prefill", "sm100", key, source, OPTIONS, (tiles, *choice.grid[1:]), args)
+    grid = (tiles * choice.partitions, *choice.grid[1:])
+    return Step(f"sm100.{choice.kernel}", "sm100", key, source, OPTIONS, grid, args)
 
 
 def _longest(problem: Problem, sequence: Sequence) -> int:
@@ -70,14 +85,14 @@ def _places(x: Operands, sequence: Sequence, config: FA4Config) -> dict[str, Any
         cu_q = sequence.cu_q.contiguous()
         cu_k = cu_q if sequence.cu_k is None else sequence.cu_k.contiguous()
         heads = config.tile_heads
-        q, *q_units = _rows_map("q", x.q, config.BM_q // heads, heads, config.padded_qk_depth)
-        k, *k_units = _rows_map("k", x.k, config.BN, 1, config.padded_qk_depth)
+        q, *q_units = _rows_map("q", x.q, config.BM_q // heads, heads, config.BK0)
+        k, *k_units = _rows_map("k", x.k, config.BN, 1, config.BK0)
         v, *v_units = _rows_map("v", x.v, config.BN, 1, config.padded_ov_depth)
         o, *o_units = _rows_map("out", x.out, config.BM_q // heads, heads, STORE_COLUMNS)
         places = (cu_q, cu_k, *q_units, *k_units, *v_units, *o_units)
         return {"q_desc": q, "k_desc": k, "v_desc": v, "o_desc": o, "places": places}
     if isinstance(sequence, PagedKV):
-        k, *k_units = _rows_map("kv.k_pages", x.k, config.box_rows, 1, config.padded_qk_depth)
+        k, *k_units = _rows_map("kv.k_pages", x.k, config.box_rows, 1, config.BK0)
         v, *v_units = _rows_map("kv.v_pages", x.v, config.box_rows, 1, config.padded_ov_depth)
         table, stride = _table(sequence)
         places = (sequence.lengths.contiguous(), table, stride, sequence.k_pages.shape[0], *k_units, *v_units)
