@@ -1,0 +1,212 @@
+"""flash-attn's functions, torch's operators and FlexAttention's functions on a card, against plain PyTorch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import attention as registry
+from torch.nn import functional as F
+
+import warpattn as wa
+from tests.oracle import Inputs, check
+from warpattn.integrations import flash_attn, torch_sdpa
+from warpattn.integrations.flex import flex_attention, mask_of, score_of
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = "cuda"
+B, H, HKV, D = 2, 8, 2, 64
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.randn(shape, device=DEVICE, dtype=dtype)
+
+
+def ints(*values: int) -> Tensor:
+    return torch.tensor(values, device=DEVICE, dtype=torch.int32)
+
+
+def heads_first(*tensors: Tensor) -> list[Tensor]:
+    return [x.transpose(1, 2) for x in tensors]
+
+
+SLOPES = (0.5, 0.25, 0.125, 0.0625, 0.03, 0.02, 0.01, 0.005)
+OPTIONS = {
+    "nothing": ({}, {}),
+    "causal": ({"causal": True}, {"mask": wa.Causal()}),
+    "window": ({"window_size": (100, 30)}, {"mask": wa.SlidingWindow(101, 30)}),
+    "causal window": ({"causal": True, "window_size": (64, 0)}, {"mask": wa.SlidingWindow(65)}),
+    "soft cap": ({"softcap": 2.0}, {"score": wa.SoftCap(2.0), "soft_cap": True}),
+    "scale": ({"softmax_scale": 0.2}, {"scale": 0.2}),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("given", "meaning"), OPTIONS.values(), ids=OPTIONS)
+def test_dense_attention_of_every_version(given, meaning, dtype):
+    q, k, v = (normal(B, n, h, D, dtype=dtype) for n, h in ((300, H), (517, HKV), (517, HKV)))
+    for version in (2, 3, 4):
+        flash_attn.install(version)
+    try:
+        import flash_attn as two
+        import flash_attn.cute as four
+        import flash_attn_interface as three
+
+        results = [
+            two.flash_attn_func(q, k, v, return_attn_probs=True, **given)[:2],
+            three.flash_attn_func(q, k, v, return_attn_probs=True, **given),
+            four.flash_attn_func(q, k, v, return_lse=True, **given),
+        ]
+    finally:
+        flash_attn.uninstall()
+    for out, lse in results:
+        check(Inputs(q, k, v, **meaning), out, lse)
+
+
+def test_alibi_and_sinks():
+    from warpattn.integrations.flash_attn import version2, version4
+
+    q, k, v = (normal(B, n, h, D) for n, h in ((300, H), (517, HKV), (517, HKV)))
+    slopes = torch.tensor(SLOPES, device=DEVICE)
+    out, lse, _ = version2.flash_attn_func(q, k, v, causal=True, alibi_slopes=slopes, return_attn_probs=True)
+    check(Inputs(q, k, v, mask=wa.Causal(), score=wa.ALiBi(slopes)), out, lse)
+    sinks = normal(H)
+    out, lse = version4.flash_attn_func(q, k, v, causal=True, learnable_sink=sinks, return_lse=True)
+    check(Inputs(q, k, v, mask=wa.Causal(), sinks=sinks), out, lse)
+
+
+def test_ragged_attention():
+    from warpattn.integrations.flash_attn import version2, version3
+
+    cu_q, cu_k = ints(0, 100, 100, 333, 400), ints(0, 250, 300, 333, 700)
+    q, k, v = normal(400, H, D), normal(700, HKV, D), normal(700, HKV, D)
+    out, lse, _ = version2.flash_attn_varlen_func(
+        q, k, v, cu_q, cu_k, 233, 367, causal=True, return_attn_probs=True
+    )  # fmt: skip
+    check(Inputs(q, k, v, wa.Ragged(cu_q, cu_k), mask=wa.Causal()), out, lse)
+    used = ints(200, 0, 33, 367)
+    out = version3.flash_attn_varlen_func(q, k, v, cu_q, cu_k, 233, 367, seqused_k=used, causal=True)
+    rows = torch.cat([torch.arange(a, a + n) for a, n in zip((0, 250, 300, 333), used.tolist(), strict=True)])
+    ends = ints(0, *used.cumsum(0).tolist())
+    inputs = Inputs(q, k[rows.to(DEVICE)], v[rows.to(DEVICE)], wa.Ragged(cu_q, ends), mask=wa.Causal())
+    check(inputs, out)
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("page", [0, 16], ids=["one tensor", "pages"])
+def test_a_cache_that_grows(tokens, page):
+    """Steps of decoding: the cache in place, rotary embedding, window; the CPU's reference does the same beside it."""
+    from warpattn.integrations.flash_attn import version2
+
+    capacity, steps = 320, 3
+    lengths = ints(250, 7, 64)
+    shape = (3 * capacity // page, page, HKV, D) if page else (3, capacity, HKV, D)
+    caches = normal(*shape), normal(*shape)
+    table = torch.randperm(shape[0], device=DEVICE).to(torch.int32).view(3, -1) if page else None
+    angle = torch.rand(capacity, D // 4)
+    cos, sin = (x.to(DEVICE, torch.bfloat16) for x in (angle.cos(), angle.sin()))
+    on_cpu = [x.cpu() for x in caches]
+    for step in range(steps):
+        q, k, v = normal(3, tokens, H, D), normal(3, tokens, HKV, D), normal(3, tokens, HKV, D)
+        at = lengths + step * tokens
+        options = {"causal": True, "window_size": (100, 0)}
+        out = version2.flash_attn_with_kvcache(
+            q, *caches, k, v, cos, sin, cache_seqlens=at, block_table=table, **options
+        )  # fmt: skip
+        expected = version2.flash_attn_with_kvcache(
+            q.cpu(), *on_cpu, k.cpu(), v.cpu(), cos.cpu(), sin.cpu(), cache_seqlens=at.cpu(),
+            block_table=None if table is None else table.cpu(), **options,
+        )  # fmt: skip
+        assert (out != 0).any()
+        torch.testing.assert_close(out.cpu(), expected, atol=2e-2, rtol=2e-2)
+    for mine, theirs in zip(caches, on_cpu, strict=True):
+        torch.testing.assert_close(mine.cpu(), theirs, atol=2e-2, rtol=2e-2)
+
+
+def test_gradients_are_refused():
+    from warpattn.integrations.flash_attn import version2
+
+    q = normal(1, 64, 2, D).requires_grad_()
+    with pytest.raises(wa.AttentionError, match="requires gradients"):
+        version2.flash_attn_func(q, q, q)
+    torch_sdpa.register()
+    registry.activate_flash_attention_impl("warpattn")
+    try:
+        with registry.sdpa_kernel(registry.SDPBackend.FLASH_ATTENTION), pytest.raises(wa.AttentionError):
+            F.scaled_dot_product_attention(*heads_first(q, q, q))
+    finally:
+        registry.restore_flash_attention_impl()
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_torchs_registry(is_causal):
+    q, k, v = (normal(B, 300, H, D) for _ in range(3))
+    torch_sdpa.register()
+    registry.activate_flash_attention_impl("warpattn")
+    try:
+        with torch.no_grad(), registry.sdpa_kernel(registry.SDPBackend.FLASH_ATTENTION):
+            out = F.scaled_dot_product_attention(*heads_first(q, k, v), is_causal=is_causal).transpose(1, 2)
+            cu = ints(0, 200, 600)
+            flat = [x.flatten(0, 1) for x in (q, k, v)]
+            from torch.nn.attention.varlen import varlen_attn
+
+            ragged = varlen_attn(*flat, cu, cu, 400, 400, window_size=(-1, 0) if is_causal else (-1, -1))
+    finally:
+        registry.restore_flash_attention_impl()
+    mask = wa.Causal() if is_causal else None
+    assert torch.equal(out, wa.attention(q, k, v, mask=mask))  # the same kernel, bit for bit
+    check(Inputs(q, k, v, mask=mask), out)
+    check(Inputs(*flat, wa.Ragged(cu, cu), mask=mask), ragged)
+
+
+def test_swapped_in():
+    layer = torch.nn.MultiheadAttention(256, 4, batch_first=True, device=DEVICE, dtype=torch.float16)
+    x = normal(2, 100, 256, dtype=torch.float16)
+    mask = torch.rand(100, 100, device=DEVICE) > 0.2  # of this layer: True is hidden
+    mask.fill_diagonal_(False)
+    with torch.no_grad():
+        expected = layer(x, x, x, need_weights=False, attn_mask=mask)[0]
+        with torch_sdpa.swapped():
+            out = layer(x, x, x, need_weights=False, attn_mask=mask)[0]
+    torch.testing.assert_close(out, expected, atol=5e-3, rtol=5e-3)
+
+
+def test_jagged_tensors():
+    starts = torch.tensor([0, 100, 333, 400], device=DEVICE)
+    values = [normal(400, H, D) for _ in range(3)]
+    nested = [torch.nested.nested_tensor_from_jagged(x, starts).transpose(1, 2) for x in values]
+    out = torch_sdpa.scaled_dot_product_attention(*nested, is_causal=True)
+    cu = starts.to(torch.int32)
+    check(Inputs(*values, wa.Ragged(cu, cu), mask=wa.Causal()), out.transpose(1, 2).values())
+
+
+@pytest.mark.parametrize("name", ["documents", "window", "table"])
+def test_functions_for_flex_attention(name):
+    from torch.nn.attention.flex_attention import and_masks, create_block_mask
+
+    size = 500
+    document = torch.arange(size, device=DEVICE) // 170
+    table, cap = torch.randn(H, 2 * size, device=DEVICE), torch.tensor(20.0, device=DEVICE)
+
+    def causal(b, h, q_idx, kv_idx):
+        return q_idx >= kv_idx
+
+    mask_mod = {
+        "documents": and_masks(causal, lambda b, h, q, k: document[q] == document[k]),
+        "window": lambda b, h, q, k: (q - k).abs() < 40 * (h + 1),
+        "table": causal,
+    }[name]
+
+    def score_mod(score, b, h, q_idx, kv_idx):
+        return cap * torch.tanh((score + table[h, q_idx - kv_idx - 1]) / cap)
+
+    q, k, v = (normal(B, size, h, D) for h in (H, HKV, HKV))
+    blocks = create_block_mask(mask_mod, None, H, size, size, device=DEVICE)
+    score = score_mod if name == "table" else None
+    with torch.no_grad():
+        out = flex_attention(*heads_first(q, k, v), score_mod=score, block_mask=blocks, enable_gqa=True)
+    inputs = Inputs(
+        q, k, v, mask=mask_of(blocks), score=None if score is None else score_of(score), soft_cap=score is not None
+    )
+    check(inputs, out.transpose(1, 2))
