@@ -5,25 +5,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from warpattn.check import AttentionError
-from warpattn.kernels.cdna.choose import choose as choose_cdna
-from warpattn.kernels.cdna.steps import steps as steps_cdna
-from warpattn.kernels.sm90.steps import choose as choose_sm90
-from warpattn.kernels.sm90.steps import steps as steps_sm90
-from warpattn.kernels.sm100.choose import choose as choose_sm100
-from warpattn.kernels.sm100.steps import steps as steps_sm100
 from warpattn.operands import Operands
 from warpattn.problem import Problem, Ready
 from warpattn.sequences import Sequence
 from warpattn.step import Choice, Step
-from warpattn.target import ARCHS
+from warpattn.target import ARCHS, Arch
 
 __all__ = ["Plan", "plan", "steps"]
 
-_CHOOSERS = {"sm90": choose_sm90, "sm100": choose_sm100, "gfx942": choose_cdna, "gfx950": choose_cdna}
-_STEPS = {"sm90": steps_sm90, "sm100": steps_sm100, "gfx942": steps_cdna, "gfx950": steps_cdna}
+Choose = Callable[[Problem, Arch], Choice]
+ListSteps = Callable[[Ready, Operands, Sequence], tuple[Step, ...]]
 
 
 @dataclass(frozen=True)
@@ -52,12 +47,26 @@ class Plan:
 
 def plan(problem: Problem, arch: str = "sm90") -> Plan:
     """The plan of a `problem` on `arch`, one of `target.ARCHS`."""
-    choose = _CHOOSERS.get(arch)
-    if choose is None:
-        raise AttentionError(f"arch is {arch!r}; it must be one of {', '.join(_CHOOSERS)}")
+    if arch not in ARCHS:
+        raise AttentionError(f"arch is {arch!r}; it must be one of {', '.join(ARCHS)}")
+    choose, _ = _family(arch)
     return Plan(problem, arch, choose(problem, ARCHS[arch]))
 
 
 def steps(ready: Ready, operands: Operands, sequence: Sequence) -> tuple[Step, ...]:
     """The launches of a checked call on its backend's architecture, in order; operands are `fitted`."""
-    return _STEPS[ready.backend.removeprefix("simulate:")](ready, operands, sequence)
+    _, listed = _family(ready.backend.removeprefix("simulate:"))
+    return listed(ready, operands, sequence)
+
+
+def _family(arch: str) -> tuple[Choose, ListSteps]:
+    """`choose` and `steps` of an architecture, imported when they are first needed."""
+    if arch == "sm90":
+        from warpattn.kernels.sm90.steps import choose, steps
+    elif arch == "sm100":
+        from warpattn.kernels.sm100.choose import choose
+        from warpattn.kernels.sm100.steps import steps
+    else:
+        from warpattn.kernels.cdna.choose import choose
+        from warpattn.kernels.cdna.steps import steps
+    return choose, steps

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from warpattn import artifacts, cuda, launch, planned, problem, route
+from warpattn import artifacts, cuda, dispatch, launch, planned, problem, route
 from warpattn.artifacts import Artifact
 from warpattn.counters import Counters
 
@@ -105,7 +105,7 @@ def make_card(monkeypatch: pytest.MonkeyPatch) -> Card:
         (launch, "counters", lambda device: counters),
         (launch, "processors", lambda device: 100),
         (launch, "_prepared", {}),
-        (launch, "_kernels", {}),
+        (dispatch, "_loaded", {}),
         (planned, "_known", {}),
         (problem, "_choose_backend", lambda rules, call: "sm90"),
         (route, "examine", examine),

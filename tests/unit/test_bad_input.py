@@ -23,6 +23,8 @@ Change = Callable[[dict[str, Any]], Any]
 
 B, SQ, SK, HQ, HKV, D, DV = 2, 5, 7, 4, 2, 8, 16
 
+LISTED = '"auto", "reference", "sm90", "sm100", "gfx942", "gfx950", "simulate:sm90"'
+
 
 def dense() -> dict[str, Any]:
     """A good call of `attention`."""
@@ -140,12 +142,14 @@ DENSE: list[tuple[str, Change, tuple[str, ...]]] = [
     ("score a tensor", set_(score=tensor(SQ, SK)), ("score is a Tensor", "Bias(tensor)")),
     ("score a number", set_(score=30.0), ("score is a float", "Score")),
     ("return_lse a number", set_(return_lse=1), ("return_lse is 1", "True or False")),
-    ("backend unknown", set_(backend="cuda"), ("backend is 'cuda'", '"auto", "reference", "sm90", "simulate:sm90"')),
-    ("backend none", set_(backend=None), ("backend is None", '"auto", "reference", "sm90", "simulate:sm90"')),
+    ("backend unknown", set_(backend="cuda"), ("backend is 'cuda'", LISTED)),
+    ("backend none", set_(backend=None), ("backend is None", LISTED)),
     ("backend sm90 on the CPU", set_(backend="sm90"), ("q is on cpu", "CUDA capability 9.0")),
     ("sm90 in fp32", set_(backend="sm90"), ("q has dtype torch.float32", 'backend="reference"')),
     ("sm90 head dim", set_(backend="sm90", q=tensor(B, SQ, HQ, 12), k=tensor(B, SK, HKV, 12)),
      ("q has head_dim 12", "multiples of 8 up to 256")),
+    ("gfx950 on the CPU", set_(backend="gfx950"), ("q is on cpu", "an AMD gfx950")),
+    ("simulated head dim", set_(backend="simulate:sm100", v=tensor(B, SK, HKV, 136)), ("head_dim 136", "up to 128")),
     ("sm90 gradients", set_(backend="sm90", k=tensor(B, SK, HKV, D, requires_grad=True)),
      ("requires gradients", 'backend="reference"')),
     ("sinks a list", set_(sinks=[0.0] * HQ), ("sinks is a list", "torch.Tensor")),
@@ -217,7 +221,7 @@ RAGGED: list[tuple[str, Change, tuple[str, ...]]] = [
     ("padding batch", lambda call: call.update(mask=Padding(ints(1, 2, 3))), ("Padding.valid_lengths", "must be 2")),
     ("out shape", set_(out=tensor(7, HQ, DV)), ("out has shape (7, 4, 16)", "must have shape (5, 4, 16)")),
     ("out rank", set_(out=tensor(1, 5, HQ, DV)), ("out has shape (1, 5, 4, 16)", "rank 3 (seq, heads, head_dim)")),
-    ("sm90", set_(backend="sm90"), ("ragged", "takes dense ones", 'backend="reference"')),
+    ("sm90", set_(backend="sm90"), ("q is on cpu", "CUDA capability 9.0")),
 ]  # fmt: skip
 
 PAGED: list[tuple[str, Change, tuple[str, ...]]] = [
@@ -246,7 +250,7 @@ PAGED: list[tuple[str, Change, tuple[str, ...]]] = [
     ("length too long", cache(lengths=ints(10, 2)), ("kv.lengths[0] is 10", "the keys that 3 pages hold")),
     ("lengths a list", cache(lengths=[5, 2]), ("kv.lengths is a list", "torch.Tensor")),
     ("lengths elsewhere", cache(lengths=ints(5, 2).to("meta")), ("kv.lengths is on meta", "device of q, cpu")),
-    ("sm90", set_(backend="sm90"), ("paged", "takes dense ones", 'backend="reference"')),
+    ("sm90", set_(backend="sm90"), ("q is on cpu", "CUDA capability 9.0")),
 ]  # fmt: skip
 
 CONSTRUCTED: list[tuple[str, Callable[[], object]]] = [

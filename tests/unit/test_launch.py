@@ -71,7 +71,7 @@ def test_scales_that_are_not_positive_are_applied_to_the_scores(scale, by_score,
     q = normal()
     wa.attention(q, q, q, scale=scale)
     (key,) = card.keys
-    assert (key[2] is not None) == by_score
+    assert (key[2][2] is not None) == by_score
     assert card.launches[0]["scale"] == pytest.approx(D**-0.5 if scale is None else scale, rel=1e-6)
 
 
