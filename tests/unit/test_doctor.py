@@ -67,6 +67,7 @@ def test_a_card_is_named_and_planned_for(monkeypatch):
         ("3.6.0", "3.12.1", doctor.PROBLEM, "triton==3.9.0"),
         (None, "3.12.1", doctor.ABSENT, "missing"),
         (None, "3.10.13", doctor.ABSENT, "no build for Python 3.10"),
+        ("3.8.0", "3.10.13", doctor.ABSENT, "no build for Python 3.10"),  # what torch brings along there
     ],
 )
 def test_triton(version, python, state, note):
@@ -91,7 +92,7 @@ def test_the_folder_of_kernels(tmp_path):
 
 
 def test_versions_of_what_is_installed():
-    assert doctor.version_of("torch") == torch.__version__
+    assert torch.__version__.startswith(doctor.version_of("torch").split("+")[0])
     assert doctor.version_of("no-such-thing") is None
     assert doctor.numbers("2.13.0+cpu") == (2, 13)
     assert doctor.numbers("3.9rc1") >= (3, 9)

@@ -86,9 +86,9 @@ def software() -> Iterator[Finding]:
 
 def triton_finding(version: str | None, python: str) -> Finding:
     """Triton 3.9 compiles the kernels; the reference does without it."""
-    if version is None:
+    if version is None or numbers(python) < (3, 11):
         why = "has no build for Python 3.10" if numbers(python) < (3, 11) else "is missing: pip install triton==3.9.0"
-        return Finding("triton", "-", ABSENT, f"Triton 3.9 {why}; the reference works without")
+        return Finding("triton", version or "-", ABSENT, f"Triton 3.9 {why}; the reference works without")
     if TRITON <= numbers(version) < TRITON_ENDS:
         return Finding("triton", version, OK, "compiles the kernels")
     return Finding("triton", version, PROBLEM, "Gluon's spelling differs: pip install --no-deps triton==3.9.0")
