@@ -79,7 +79,7 @@ def test_scores_take_their_own_path_for_every_scale(card):
     q = normal()
     for scale in (1.0, -1.0):
         wa.attention(q, q, q, scale=scale, score=wa.SoftCap(2.0))
-    assert len(card.keys) == 1 and card.keys[0][2] is not None
+    assert len(card.keys) == 1 and card.keys[0][2][2] is not None
 
 
 @pytest.mark.parametrize("sinks", [None, torch.tensor([1.0, 2.0, 3.0, 4.0])])
