@@ -88,8 +88,10 @@ def cases() -> tuple[Case, ...]:
         kind = f"page{page}" if page else "dense"
         for batch, seq, heads, kv in shapes:
             found.append(Case(f"{kind}-{batch}x{seq}k-{heads}/{kv}", (seq * 1024,) * batch, heads, kv, page))
-    mixed = tuple(32768 // (1 + (37 * i) % 64) for i in range(64))  # Zipf's law, in an order that is no order
-    found += [Case(f"page{page}-mixed64", mixed, 32, 8, page) for page in (16, 64, 256)]
+    ranks = [1 + (37 * i) % 64 for i in range(64)]  # in an order that is no order
+    for name, power in (("mixed64", 1.0), ("skewed64", 2.5)):  # Zipf's law from 32 Ki down to 512 and to 1
+        lengths = tuple(int(32768 / rank**power) for rank in ranks)
+        found += [Case(f"page{page}-{name}", lengths, 32, 8, page) for page in (16, 64, 256)]
     return tuple(found)
 
 

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
@@ -92,6 +94,22 @@ def test_configurations(block_n, ctas):
 def test_more_sequences_than_are_added_up_at_once(fields):
     lengths = tuple((37 * b) % 5 * 30 for b in range(150))
     check(Decode(lengths, page=64, heads=1, config=fields), programs=6)
+
+
+@settings(max_examples=25)
+@given(
+    lengths=st.lists(st.integers(0, 400), min_size=1, max_size=7),
+    programs=st.integers(1, 12),
+    seed=st.integers(0, 1000),
+    case=st.sampled_from([
+        Decode((1,), page=16, heads=6, heads_kv=2, tokens=2, mask=Causal()),
+        Decode((1,), page=64, heads=4, heads_kv=4, mask=SlidingWindow(100)),
+        Decode((1,), page=64, heads=6, heads_kv=2, tokens=7, mask=Causal()),
+        Decode((1,), page=64, heads=4, heads_kv=2, invariant=True, config=(("unit", 2),)),
+    ]),
+)  # fmt: skip
+def test_random_batches(lengths, programs, seed, case):
+    check(replace(case, lengths=tuple(lengths), seed=seed), programs, schedule="random", seed=seed)
 
 
 def test_nothing_visible():

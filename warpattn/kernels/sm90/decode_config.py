@@ -44,7 +44,7 @@ class DecodeConfig:
     plan_once: bool = True  # all entries are
     combine_apart: bool = False  # parts are added up by a kernel of its own
     consumer_registers: int = 240
-    producer_registers: int = 96
+    producer_registers: int = 152
 
     @cached_property
     def padded_qk(self) -> int:
@@ -114,8 +114,11 @@ def choose_decode(dtype: str, dim_qk: int, dim_v: int, page_size: int = 0, ctas:
     """The configuration for a pair of head dims, `page_size` keys a page (0: not paged), `ctas` blocks an SM."""
     wide = max(pad_dim(dim_qk), pad_dim(dim_v))
     box = page_size & -page_size
-    block_n = 128 if wide <= 128 and ctas == 1 else 64
+    gathers = 0 < box < LEAST_BOX  # pointers of more rows would not fit into the producer's registers
+    block_n = 128 if wide <= 128 and ctas == 1 and not gathers else 64
     config = DecodeConfig(dtype, dim_qk, dim_v, block_n, 2, ctas, 1, page_box=box)
+    if gathers:
+        config = replace(config, producer_registers=232)
     if ctas > 1:
         config = replace(config, consumer_registers=0, producer_registers=40)
         config = replace(config, consumer_registers=(2 * config.max_registers - 40) // 8 * 8)

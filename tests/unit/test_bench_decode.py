@@ -1,0 +1,48 @@
+"""bench.decode: what it counts, what it refuses, and a run on the CPU."""
+
+import json
+
+import pytest
+import torch
+
+from bench import decode
+
+
+def test_bytes_are_those_of_keys_and_values():
+    case = decode.Case("x", (1000, 24), 32, 8)
+    assert case.bytes() == 2 * 2 * 1024 * 8 * 128
+    assert not case.even and decode.Case("x", (8, 8), 8, 8).even
+
+
+def test_the_required_cases_are_there():
+    names = [case.name for case in decode.cases()]
+    assert len(set(names)) == len(names) == 30
+    assert {"dense-1x16k-32/8", "page16-64x8k-64/8", "page64-32x16k-32/8", "page16-mixed64"} <= set(names)
+    mixed = next(case for case in decode.cases() if case.name == "page64-mixed64")
+    assert max(mixed.lengths) == 32768 and min(mixed.lengths) == 512 and mixed.batch == 64
+    assert min(next(case for case in decode.cases() if case.name == "page16-skewed64").lengths) == 1
+
+
+def test_pages_hold_what_the_table_says():
+    case = decode.Case("x", (37, 1, 64), 4, 2, page=16, dim=32)
+    x = decode.make(case, torch.device("cpu"), 3)
+    assert x.table is not None and x.k.shape == (3 + 1 + 4, 16, 2, 32)
+    used = [int(page) for b, pages in enumerate((3, 1, 4)) for page in x.table[b, :pages]]
+    assert sorted(used) == list(range(8)) and used != sorted(used)
+    assert torch.equal(x.sequence(0)[0][32:], x.k[int(x.table[0, 2]), :5])
+
+
+def test_a_wrong_output_is_not_timed(monkeypatch):
+    monkeypatch.setattr(decode, "own_call", lambda x, fields: lambda: torch.zeros_like(x.q))
+    entry = decode.run_case(decode.smoke_cases()[0], decode.peers(["warpattn"], []), 1, 0)
+    assert entry["results"]["warpattn"]["status"] == "wrong"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="runs the cases of a CPU")
+def test_a_run_on_a_cpu(tmp_path, capsys):
+    path = tmp_path / "decode.json"
+    assert decode.main(["--rounds", "2", "--json", str(path)]) == 0
+    record = json.loads(path.read_text())
+    assert [entry["results"]["warpattn"]["status"] for entry in record["cases"]] == ["timed", "timed"]
+    assert record["peers"]["cudnn"]["available"] is False
+    assert "smoke-page16" in capsys.readouterr().out
