@@ -76,7 +76,7 @@ class Barriers:
     c_consumer: gl.shared_memory_descriptor  # [2, 1]
     s_producer: gl.shared_memory_descriptor  # [2, 1]
     o_producer: gl.shared_memory_descriptor  # [2, 1]
-    q_producer: gl.shared_memory_descriptor  # [2, 1]; only the second is waited for: Q0 comes with K0
+    q1: gl.shared_memory_descriptor  # [1, 1]: the first query tile comes with K0
 
 
 @gluon.aggregate
@@ -121,10 +121,12 @@ def make_memory(config: gl.constexpr):
 def make_barriers():
     """Every barrier outside the rings, initialised. Softmax and correction arrive once per warp."""
     s_consumer = mbarrier.allocate_mbarrier(batch=4)
+    q1 = mbarrier.allocate_mbarrier(batch=1)
+    mbarrier.init(q1.index(0), count=1)
     for wg in gl.static_range(2):
         mbarrier.init(s_consumer.index(2 * wg), count=8)
         mbarrier.init(s_consumer.index(2 * wg + 1), count=4)
-    return Barriers(s_consumer, _pair(4), _pair(4), _pair(1), _pair(1), _pair(1))
+    return Barriers(s_consumer, _pair(4), _pair(4), _pair(1), _pair(1), q1)
 
 
 @gluon.jit

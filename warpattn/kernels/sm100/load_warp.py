@@ -16,7 +16,7 @@ def load_role(ctx):
         state = ring.start()
         key_tile = ctx.span.key_tile(0)
         state = load_k(ctx, ring, state, key_tile, True)
-        second = ctx.bars.q_producer.index(1)
+        second = ctx.bars.q1.index(0)
         mbarrier.expect(second, config.q_bytes)
         load_q(ctx, 1, second)
         for i in range(1, ctx.tiles):

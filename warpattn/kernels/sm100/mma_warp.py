@@ -25,7 +25,7 @@ def mma_role(ctx):
         state = ring.start()
         ring.wait_k(state)
         multiply_qk(ctx, 0, ring.k_tile(state))
-        await_signal(ctx.bars.q_producer.index(1), 0)
+        await_signal(ctx.bars.q1.index(0), 0)
         multiply_qk(ctx, 1, ring.k_tile(state))
         state = ring.release_k(state)
         state = ring.wait_v(state)
