@@ -268,6 +268,18 @@ def test_functions_of_version_4_that_do_not_fit(given, message):
         version4.flash_attn_func(*dense(), **given)
 
 
+def test_dense_attention_in_compiled_graphs():
+    q = torch.randn(1, 8, 2, D)
+    calls = (
+        lambda q: version2.flash_attn_func(q, q, q, causal=True, window_size=(3, 0), softcap=3.0),
+        lambda q: version3.flash_attn_func(q, q, q, causal=True, attention_chunk=4),
+        lambda q: version4.flash_attn_func(q, q, q, causal=True, return_lse=True)[1],
+    )
+    with torch.no_grad():
+        for call in calls:
+            assert torch.equal(torch.compile(call, backend="eager", fullgraph=True)(q), call(q))
+
+
 def test_modules_are_installed_and_taken_away():
     assert not MODULES & set(sys.modules)
     real = ModuleType("flash_attn")

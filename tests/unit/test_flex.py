@@ -241,6 +241,20 @@ def test_masks_with_tensors_instead_of_symbols():
     torch.testing.assert_close(score, 0.25 * (k - (q - 2)))
 
 
+def test_in_compiled_functions():
+    q, k, v = qkv(8, 8)
+    compiled = torch.compile(flex_attention, backend="eager")
+    with torch.no_grad():
+        for table in (torch.randn(8), torch.randn(8)):
+            options = {"score_mod": lambda s, b, h, i, j, t=table: s + t[j], "block_mask": causal}
+            assert torch.equal(compiled(q, k, v, **options), flex_attention(q, k, v, **options))
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        graph = torch.compile(lambda mask: wa.attention(q, k, v, mask=mask), backend="eager", fullgraph=True)
+        for function in (causal, lambda b, h, i, j: i <= j):
+            mask = mask_of(flex.create_block_mask(function, None, None, 8, 8, device="cpu", BLOCK_SIZE=4))
+            assert torch.equal(graph(mask), wa.attention(q, k, v, mask=mask))
+
+
 UNTRANSLATED = {
     "sin": (lambda s, b, h, q, k: torch.sin(s), "torch's sin has no translation"),
     "method": (lambda s, b, h, q, k: s.erf(), "erf of a number has no translation"),

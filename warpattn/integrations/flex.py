@@ -26,7 +26,7 @@ from torch.nn.attention.flex_attention import AuxOutput, BlockMask
 from warpattn.api import attention
 from warpattn.check import AttentionError
 from warpattn.expr import Expr, to_float, user_result_error
-from warpattn.integrations.flex_blocks import LARGEST_BLOCK, Blocks, BlockSparse
+from warpattn.integrations.flex_blocks import LARGEST_BLOCK, BlockSparse
 from warpattn.integrations.flex_symbols import run
 from warpattn.integrations.signature import Given, drop_in
 from warpattn.masks import Mask
@@ -89,7 +89,7 @@ def mask_of(mask: BlockMask | Mask | Callable[..., Any]) -> Mask:
     inner = MaskMod(mask.mask_mod)
     if min(mask.BLOCK_SIZE) >= LARGEST_BLOCK:  # FlexAttention's own "no blocks": one that covers everything
         return inner
-    return BlockSparse(inner, Blocks.read(mask))
+    return BlockSparse.read(inner, mask)
 
 
 def score_of(score: Score | Callable[..., Any]) -> Score:
@@ -114,8 +114,17 @@ def flex_attention(given: Given) -> Any:
     return_lse also lse (B, Hq, Sq), natural log; with return_aux also an AuxOutput. A row that sees no key gives 0 and
     an LSE of -inf. Raises AttentionError.
     """
-    q, k, v = given.query, given.key, given.value
+    if torch.compiler.is_compiling():
+        from warpattn.integrations import flex_uncompiled  # imports torch._dynamo
+
+        return flex_uncompiled.attend(given)
+    return attend(given)
+
+
+def attend(given: Given) -> Any:
+    """`flex_attention` outside of a compiled graph."""
     _check(given)
+    q, k, v = given.query, given.key, given.value
     if len(k) == 1 and len(q) > 1:
         k, v = (x.expand(len(q), -1, -1, -1) for x in (k, v))
     aux = given.return_aux

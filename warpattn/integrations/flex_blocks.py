@@ -12,7 +12,7 @@ and those that are full. Both lists become one small table, and bounds for tiles
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,50 +22,42 @@ from warpattn.masks import Mask, Span
 from warpattn.scores import broadcast_index
 from warpattn.traced import Lengths
 
-__all__ = ["LARGEST_BLOCK", "BlockSparse", "Blocks"]
+__all__ = ["LARGEST_BLOCK", "BlockSparse"]
 
 LARGEST_BLOCK = 1 << 30  # a block size that FlexAttention uses for "everything is one block"
 PARTIAL, FULL = 1, 2
 Value = Any  # a symbol, a number or a tensor
 
 
-class Blocks(NamedTuple):
-    """The blocks of a BlockMask, on its device."""
-
-    table: Tensor  # [B or 1, H or 1, row blocks, key blocks] int8
-    bounds: Tensor  # [4, B or 1, H or 1, row blocks] int32: first, full_lo, full_hi, last in keys
-    rows: int  # queries in a block
-    keys: int  # keys in a block
-
-    @classmethod
-    def read(cls, mask: Any) -> Blocks:
-        """The blocks of a torch BlockMask."""
-        rows, keys = mask.BLOCK_SIZE
-        table = _marked(mask.kv_num_blocks, mask.kv_indices, PARTIAL)
-        if mask.full_kv_num_blocks is not None:
-            table = torch.maximum(table, _marked(mask.full_kv_num_blocks, mask.full_kv_indices, FULL))
-        while table.ndim < 4:
-            table = table[None]
-        return cls(table, (_bounds(table) * keys).to(torch.int32), rows, keys)
-
-
 @dataclass(frozen=True, eq=False)
 class BlockSparse(Mask):
-    """`inner` where the table says 1, everything where it says 2, nothing elsewhere."""
+    """`inner` where the table says 1, everything where it says 2, nothing elsewhere; blocks of `rows` by `keys`."""
 
     inner: Mask
-    blocks: Blocks
+    table: Tensor  # [B or 1, H or 1, row blocks, key blocks] int8
+    bounds: Tensor  # [4, B or 1, H or 1, row blocks] int32: first, full_lo, full_hi, last in keys
+    rows: int
+    keys: int
+
+    @classmethod
+    def read(cls, inner: Mask, blocks: Any) -> BlockSparse:
+        """The mask of torch's BlockMask `blocks`, on its device."""
+        rows, keys = blocks.BLOCK_SIZE
+        table = _marked(blocks.kv_num_blocks, blocks.kv_indices, PARTIAL)
+        if blocks.full_kv_num_blocks is not None:
+            table = torch.maximum(table, _marked(blocks.full_kv_num_blocks, blocks.full_kv_indices, FULL))
+        while table.ndim < 4:
+            table = table[None]
+        return cls(inner, table, (_bounds(table) * keys).to(torch.int32), rows, keys)
 
     def keep(self, b: Value, h: Value, q: Value, k: Value, lens: Lengths | None = None) -> Value:
-        table, _, rows, keys = self.blocks
-        row = _row(q, lens)
-        state = load(table, *broadcast_index(table.shape[:2], (b, h)), row // rows, k // keys)
+        place = (_row(q, lens) // self.rows, k // self.keys)
+        state = load(self.table, *broadcast_index(self.table.shape[:2], (b, h)), *place)
         return (state == FULL) | ((state == PARTIAL) & self.inner.keep(b, h, q, k, lens))
 
     def kv_span(self, b: Value, h: Value, q_lo: Value, q_hi: Value, lens: Lengths) -> Span:
-        rows = self.blocks.rows
-        i = maximum(_row(q_lo, lens), 0) // rows
-        j = _row(minimum(q_hi, lens.k - 1), lens) // rows  # rows after the last query do not exist
+        i = maximum(_row(q_lo, lens), 0) // self.rows
+        j = _row(minimum(q_hi, lens.k - 1), lens) // self.rows  # rows after the last query do not exist
         near = j - i <= 1
         full_lo = maximum(self._bound(1, b, h, i), self._bound(1, b, h, j))
         full_hi = minimum(self._bound(2, b, h, i), self._bound(2, b, h, j))
@@ -73,8 +65,7 @@ class BlockSparse(Mask):
         return Span(self._bound(0, b, h, i), where(near, full_lo, lens.k), where(near, full_hi, 0), last)
 
     def _bound(self, which: int, b: Value, h: Value, block: Value) -> Value:
-        bounds = self.blocks.bounds
-        return load(bounds, which, *broadcast_index(bounds.shape[1:3], (b, h)), block)
+        return load(self.bounds, which, *broadcast_index(self.bounds.shape[1:3], (b, h)), block)
 
 
 def _row(q: Value, lens: Lengths | None) -> Value:
