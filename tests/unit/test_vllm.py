@@ -178,10 +178,22 @@ def test_what_vllm_asks_before_it_chooses(vllm):
     assert [backend.supports_head_size(size) for size in (64, 80, 256, 60, 264)] == [True] * 3 + [False] * 2
     assert backend.supports_sink() and backend.supports_sliding_window()
     assert not backend.supports_device_cpu_query_lens_mismatch()
-    assert backend.supports_compute_capability(SimpleNamespace(major=9, minor=0))
-    assert not backend.supports_compute_capability(SimpleNamespace(major=8, minor=0))
     assert [kind.value for kind in vllm_double.AttentionType if backend.supports_attn_type(kind)] == [
         "decoder", "encoder", "encoder_only"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("hip", "capability", "largest"),
+    [(None, (9, 0), 256), (None, (10, 0), 128), (None, (8, 0), 0), ("6.4", (9, 0), 0), ("6.4", (9, 4), 256)],
+)
+def test_cards(vllm, monkeypatch, hip, capability, largest):
+    monkeypatch.setattr(torch.version, "hip", hip)
+    card = SimpleNamespace(major=capability[0], minor=capability[1])
+    assert vllm.WarpattnBackend.supports_compute_capability(card) == bool(largest)
+    rest = (torch.bfloat16, "auto", 16, False, True, False, False, card)
+    reasons = [vllm.WarpattnBackend.supports_combination(size, *rest) for size in (128, 256)]
+    assert reasons[0] is None
+    assert (reasons[1] is None) == (largest != 128)
 
 
 def test_it_registers_once_and_never_over_another(vllm):

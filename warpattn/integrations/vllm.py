@@ -42,7 +42,9 @@ from warpattn.sequences import PagedKV, Ragged
 __all__ = ["WarpattnBackend", "WarpattnImpl", "WarpattnMetadata", "WarpattnMetadataBuilder"]
 
 CACHE_DTYPES = ["auto", "float16", "bfloat16"]
-CAPABILITIES = {(9, 0)}  # what `attention` has kernels for with backend="auto"
+# What `attention` has kernels for, by capability as vLLM reports it, and their largest head dim.
+CUDA = {(9, 0): 256, (10, 0): 128}
+ROCM = {(9, 4): 256, (9, 5): 256}  # gfx942, gfx950; (9, 0) is gfx90a there
 ENCODERS = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
 
 
@@ -91,7 +93,19 @@ class WarpattnBackend(AttentionBackend):
 
     @classmethod
     def supports_compute_capability(cls, capability: Any) -> bool:
-        return (capability.major, capability.minor) in CAPABILITIES
+        return _largest_head(capability) is not None
+
+    @classmethod
+    def supports_combination(cls, head_size: int, *others: Any) -> str | None:
+        """Why a head dim will not do on a card; vLLM asks with nine arguments, the card's capability last."""
+        largest = _largest_head(others[-1])
+        if largest is None or head_size <= largest:
+            return None
+        return f"head_size above {largest} on this card"
+
+
+def _largest_head(capability: Any) -> int | None:
+    return (ROCM if torch.version.hip else CUDA).get((capability.major, capability.minor))
 
 
 class Run(NamedTuple):
