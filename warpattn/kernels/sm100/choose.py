@@ -31,6 +31,12 @@ def choose(problem: Problem, target: Arch) -> Choice:
     one = choose_1q(problem, config, target)
     if one is not None:
         return replace(one, reasons=(*one.reasons, *reasons, COPY_RULE))
+    return choose_2q(problem)
+
+
+def choose_2q(problem: Problem) -> Choice:
+    """The choice of two query tiles a CTA, whatever the size of the problem."""
+    config, reasons = prefill_config(problem)
     heads = problem.heads_q // config.tile_heads
     grid = (max(1, -(-problem.seq_q // config.BM_eff)), heads, problem.batch)
     ring = "one ring for K and V" if config.use_shared_kv else "a ring each for K and V"
