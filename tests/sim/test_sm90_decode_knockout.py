@@ -24,7 +24,7 @@ def reason(found: KnockOut) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("page", [0, 64])
+@pytest.mark.parametrize("page", [0, 64, 3])
 def test_the_decode_kernel_needs_its_synchronisation(page):
     case = Decode((700, 40, 900), page=page, heads_kv=2, dim=128, config=(("stages", 2),))
     made = []
