@@ -17,13 +17,13 @@ from warpattn.sim import SimulationError, TensorDescriptor
 
 ROWS, COLS = 16, 64
 BOX = (1, 1, 1, ROWS, COLS)
-LAYOUT = gl.NVMMASharedLayout.get_default_for(list(BOX), gl.bfloat16)
+LAYOUT = gl.constexpr(gl.NVMMASharedLayout.get_default_for(list(BOX), gl.bfloat16))
 
 
 @gluon.jit
-def copy_kernel(source, target, start, length, row, head, step, unit, layout: gl.constexpr):
+def copy_kernel(source, target, start, length, row, head, step, unit):
     """One box of a sequence to the same place of another tensor."""
-    smem = gl.allocate_shared_memory(gl.bfloat16, [1, 1, 1, 16, 64], layout)
+    smem = gl.allocate_shared_memory(gl.bfloat16, [1, 1, 1, 16, 64], LAYOUT)
     bar = mbarrier.allocate_mbarrier(batch=1).index(0)
     mbarrier.init(bar, count=1)
     fence_async_shared()
@@ -42,7 +42,7 @@ def copied(source: torch.Tensor, target: torch.Tensor, start: int, length: int, 
         "source": TensorDescriptor(*found), "target": TensorDescriptor(*other), "start": start, "length": length,
         "row": row, "head": head, "step": step, "unit": unit,
     }  # fmt: skip
-    return run(copy_kernel, (1,), args, {"layout": LAYOUT}, layout=LAYOUT)
+    return run(copy_kernel, (1,), args, layout=LAYOUT.value)
 
 
 PLACES = [(0, 40, 0), (7, 5, 0), (30, 20, 16), (3, 0, 0), (48, 2, 0), (5, 9, 16)]
@@ -82,4 +82,4 @@ def test_a_view_of_another_rank_is_refused():
     found = TensorDescriptor(source, BOX, (50, 1, 64), (64, 64, 1))
     args = {"source": found, "target": found, "start": 0, "length": 1, "row": 0, "head": 0, "step": 1, "unit": 1}
     with pytest.raises(SimulationError, match="its descriptor has 5 dimensions"):
-        run(copy_kernel, (1,), args, {"layout": LAYOUT}, layout=LAYOUT)
+        run(copy_kernel, (1,), args, layout=LAYOUT.value)
