@@ -1,4 +1,4 @@
-"""Runs the attention kernels of gfx942 and gfx950 in the simulator: problems as calls, their launches, the reference."""
+"""Runs the attention kernels of gfx942 and gfx950 in the simulator, on calls of every sequence kind."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,13 +13,16 @@ from warpattn.operands import Operands, fitted
 from warpattn.problem import Call, Ready, examine
 from warpattn.reference import reference
 from warpattn.scores import Score
-from warpattn.sequences import Dense, Sequence
+from warpattn.sequences import Dense, PagedKV, Ragged, Sequence
 from warpattn.sim import Report
 from warpattn.simulated import Options, launch
 from warpattn.step import Choice
-from warpattn.target import ARCHS
+from warpattn.target import ARCHS as TARGETS
 
+ARCHS = ("gfx942", "gfx950")
+SCHEDULES = ("eager", "lazy", "adversarial", "random")
 NAN = float("nan")
+TOLERANCE = {torch.bfloat16: 1.6e-2, torch.float16: 2e-3}  # of outputs around 1
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,36 @@ class Case:
         return Call(q, k, v, sequence, self.mask, self.score, sinks, self.scale, True)
 
 
+def ragged(case: Case, lens_q: list[int], lens_k: list[int] | None = None, max_q: int | None = None) -> Call:
+    """Sequences of these lengths laid end to end."""
+    keys = lens_q if lens_k is None else lens_k
+    q = torch.randn(sum(lens_q), case.heads, case.dim).to(case.dtype)
+    k, v = (torch.randn(sum(keys), case.heads_kv, case.dim).to(case.dtype) for _ in "kv")
+    cu_k = None if lens_k is None else _offsets(lens_k)
+    return case.on(q, k, v, Ragged(_offsets(lens_q), cu_k, max_q))
+
+
+def paged(case: Case, lengths: list[int], page_size: int) -> Call:
+    """Sequences in shuffled pages; unused pages, tails of pages and unused table entries are garbage."""
+    per_row = max(1, -(-max(lengths) // page_size))
+    pages = torch.randperm(per_row * len(lengths) + 2).int()
+    shape = (len(pages), page_size, case.heads_kv, case.dim)
+    k, v = torch.full(shape, NAN, dtype=case.dtype), torch.full(shape, NAN, dtype=case.dtype)
+    table = torch.full((len(lengths), per_row), 10**8, dtype=torch.int32)
+    for b, length in enumerate(lengths):
+        for j in range(-(-length // page_size)):
+            page, rows = pages[b * per_row + j], min(page_size, length - j * page_size)
+            table[b, j] = page
+            for x in (k, v):
+                x[page, :rows] = torch.randn(rows, *shape[2:]).to(case.dtype)
+    q = torch.randn(len(lengths), case.seq_q, case.heads, case.dim).to(case.dtype)
+    return case.on(q, k, v, PagedKV(k, v, table, torch.tensor(lengths, dtype=torch.int32)))
+
+
+def _offsets(lengths: list[int]) -> Tensor:
+    return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+
+
 def ready_of(call: Call, arch: str) -> Ready:
     """The checked call, for the kernels of `arch`."""
     return replace(examine(replace(call, backend="reference")), backend=f"simulate:{arch}")
@@ -67,7 +100,7 @@ def prefill_choice(call: Call, arch: str, kind: str = "", **changes: Any) -> Cho
 
 def decode_choice(call: Call, arch: str, partitions: int, **changes: Any) -> Choice:
     """The planner's choice with another number of partitions."""
-    chosen = choose(ready_of(call, arch).problem, ARCHS[arch])
+    chosen = choose(ready_of(call, arch).problem, TARGETS[arch])
     return replace(chosen, partitions=partitions, config=replace(chosen.config, **changes))
 
 
@@ -90,6 +123,13 @@ def simulated(call: Call, arch: str, choice: Choice | None = None, **options: An
         scale=call.scale,
     )
     return main, error(fitting.out.float(), exact), error(lse, exact_lse)
+
+
+def check(call: Call, arch: str, choice: Choice | None = None, **options: Any) -> None:
+    """The kernel's results are those of the reference, and nothing is found."""
+    report, out, lse = simulated(call, arch, choice, **options)
+    assert report.clean, str(report)
+    assert out < TOLERANCE[call.q.dtype] and lse < 1e-4, (out, lse)
 
 
 def outputs(call: Call, ready: Ready) -> tuple[Tensor, Tensor]:

@@ -44,7 +44,9 @@ class KVBuffer:
             offsets = (rows * source.row).to(gl.int32) + cols
             return cdna3.buffer_load(strip_base(source, self.config, key, strip), offsets, mask=inside)
         elif self.config.dim < self.config.depth:
-            return gl.load(page_pointers(source, key, strip, self.config) + cols, mask=cols < self.config.dim, other=0.0)
+            return gl.load(
+                page_pointers(source, key, strip, self.config) + cols, mask=cols < self.config.dim, other=0.0
+            )
         else:
             return gl.load(page_pointers(source, key, strip, self.config) + cols)
 

@@ -1,0 +1,209 @@
+"""Machine code of the CDNA kernels, compiled without a card: what it occupies and the instructions it is made of."""
+
+import time
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+
+from tests.sim.cdna import ARCHS, Case, outputs, paged, prefill_choice, ready_of
+from warpattn.gcn import Summary, check_copies, summary
+from warpattn.kernels.amd.kv_config import KINDS, outstanding
+from warpattn.kernels.cdna.config import CDNAConfig
+from warpattn.kernels.cdna.steps import steps
+from warpattn.masks import Causal, Chunked, Full, SlidingWindow
+from warpattn.operands import Operands, fitted
+from warpattn.problem import Call
+from warpattn.scores import ALiBi, SoftCap
+from warpattn.sequences import Ragged
+from warpattn.step import Choice
+
+SECONDS = 3.0  # of this process, for a kernel
+both = pytest.mark.parametrize("arch", ARCHS)
+
+
+@dataclass(frozen=True)
+class Built:
+    config: CDNAConfig
+    text: str
+    summary: Summary
+    seconds: float
+
+
+def build(call: Call, arch: str, choice: Choice | None = None) -> Built:
+    """The first kernel of a call in machine code."""
+    ready = ready_of(call, arch)
+    given = call.sequence.operands(call.q, call.k, call.v).values()
+    step = steps(ready, fitted(Operands(*given, *outputs(call, ready), call.sinks)), call.sequence, choice)[0]
+    with triton.knobs.compilation.scope():
+        triton.knobs.compilation.always_compile = True
+        started = time.process_time()
+        kernel: Any = triton.compile(step.source(), target=GPUTarget("hip", arch, 64), options=dict(step.options))
+        seconds = time.process_time() - started
+    text = kernel.asm["amdgcn"]
+    return Built(step.key[0], text, summary(text, kernel.metadata.shared), seconds)
+
+
+@cache
+def prefill(arch: str, kind: str = "", dim: int = 128) -> Built:
+    call = Case(200, 300, heads=4, heads_kv=2, dim=dim, mask=Causal()).call()
+    return build(call, arch, prefill_choice(call, arch, kind))
+
+
+@cache
+def decode(arch: str, dim: int = 128) -> Built:
+    return build(Case(1, 4000, heads=8, dim=dim).call(), arch)
+
+
+def no_spills(built: Built) -> bool:
+    found = built.summary
+    return (found.vgpr_spills, found.sgpr_spills, found.scratch) == (0, 0, 0)
+
+
+# Workgroups that a CU holds; VGPRs at most that many waves of a SIMD share 512.
+OCCUPANCY = {("gfx950", 64): 3, ("gfx950", 128): 2, ("gfx950", 256): 1, ("gfx942", 64): 2, ("gfx942", 128): 2,
+             ("gfx942", 256): 1}  # fmt: skip
+
+
+@both
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_prefill(arch, dim):
+    """Registers, LDS, occupancy, no spills, and the time to compile."""
+    built = prefill(arch, dim=dim)
+    found = built.summary
+    assert no_spills(built)
+    assert found.occupancy == OCCUPANCY[arch, dim]
+    assert found.vgprs + found.agprs <= 512 // found.occupancy
+    assert found.agprs == 0 or found.occupancy == 1, "accumulators move between files only where 256 are too few"
+    assert found.lds == built.config.lds_bytes, "nothing but the buffers of K and V"
+    assert built.seconds < SECONDS
+
+
+@both
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_decode(arch, dim):
+    built = decode(arch, dim)
+    assert no_spills(built)
+    exchange = built.summary.lds - built.config.lds_bytes
+    assert 0 < exchange <= 8192, "P and the rows' sums go from wave to wave through LDS"
+    assert built.summary.occupancy >= 1 and built.seconds < SECONDS
+
+
+@both
+@pytest.mark.parametrize("kind", KINDS)
+def test_products(arch, kind):
+    """Each 32 x 32 x K product once in the code; the exponentials of a tile and one of the rescaling."""
+    built = prefill(arch, kind)
+    config, found = built.config, built.summary
+    depth = 16 if arch == "gfx950" else 8
+    flops = config.block_n * (config.padded_qk + config.padded_v)
+    assert found.count("v_mfma") == found.count(f"v_mfma_f32_32x32x{depth}") == flops // (32 * depth)
+    assert found.counts["v_exp_f32"] == config.block_n // 2 + 1
+    assert no_spills(built) and found.lds == config.lds_bytes
+
+
+@both
+def test_the_ring_waits_as_predicted(arch):
+    """vmcnt(n) with n of `outstanding`, before K and before V; two barriers a tile and one at the end."""
+    built = prefill(arch, "ring")
+    k, v = built.config.k, built.config.v
+    waits = {n: count for n, count in built.summary.waits.items() if n > 0}
+    assert waits == {outstanding(v): 1, outstanding(v, k): 1}
+    assert built.summary.copies == 2 * (k.vm_instrs_per_load + v.vm_instrs_per_load), "before the loop and in it"
+    assert built.summary.count("s_barrier") == 3
+    assert built.summary.count("ds_write") == 0
+
+
+@both
+def test_one_slot_waits_for_everything(arch):
+    built = prefill(arch, "lds")
+    k, v = built.config.k, built.config.v
+    loads = k.strips + v.strips
+    assert set(built.summary.waits) == {0} and built.summary.waits[0] >= loads
+    assert built.summary.copies == k.strips * k.vm_instrs_per_load + v.strips * v.vm_instrs_per_load
+    assert built.summary.count("s_barrier") >= loads
+    assert built.summary.count("ds_write") == 0
+
+
+@both
+def test_registers_write_lds_themselves(arch):
+    built = prefill(arch, "registers")
+    assert built.summary.copies == 0
+    assert built.summary.count("ds_write") > 0
+    assert built.summary.count("s_barrier") == 2 * built.config.k.strips + 2 * (built.config.v.strips - 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gfx950_transposes_v_while_it_reads(kind):
+    """A lane's keys of a column come eight bytes at a time, K's head dim sixteen."""
+    built = prefill("gfx950", kind)
+    config, found = built.config, built.summary
+    assert found.count("ds_read_b64_tr_b16") == config.block_n * config.padded_v // (64 * 4)
+    assert found.count("ds_read_b128") == config.block_n * config.padded_qk // (64 * 8)
+
+
+def test_gfx942_transposes_v_in_registers():
+    """Copied by DMA, V is read two bytes at a time; through registers, sixteen (two vectors of eight)."""
+    ring, registers = prefill("gfx942", "ring"), prefill("gfx942", "registers")
+    assert ring.summary.count("ds_read_u16") == ring.config.block_n * ring.config.padded_v // 64
+    assert registers.summary.count("ds_read_u16") == 0
+    vectors = registers.config.block_n * registers.config.padded_v // (64 * 4)
+    assert registers.summary.count("ds_read2") * 2 + registers.summary.count("ds_read_b64") == vectors
+    assert registers.summary.count("buffer_load_ushort", "buffer_load_short") == 0, "every load is a vector"
+
+
+@both
+@pytest.mark.parametrize("kind", ["lds", "ring"])
+def test_copies_are_awaited_in_the_machine_code(arch, kind):
+    """Every range of LDS that the DMA writes is read after a wait that covers it and a barrier, on every path."""
+    check = check_copies(prefill(arch, kind).text)
+    assert check.complete and check.copies == prefill(arch, kind).summary.copies
+    assert not check.findings
+
+
+def test_a_loosened_wait_is_seen_in_the_machine_code():
+    built = prefill("gfx950", "ring")
+    n = outstanding(built.config.v)
+    loose = built.text.replace(f"vmcnt({n})", f"vmcnt({n + 1})")
+    assert loose != built.text and check_copies(loose).findings
+
+
+@both
+@pytest.mark.parametrize(
+    ("mask", "score"),
+    [(Full(), None), (Chunked(100) & Causal(), None), (Causal(), SoftCap(30.0)), (Causal(), ALiBi(4))],
+    ids=["full", "chunks", "soft-cap", "alibi"],
+)
+def test_modifiers_do_not_spill(arch, mask, score):
+    call = Case(200, 300, heads=4, heads_kv=2, dim=128, mask=mask, score=score).call()
+    assert no_spills(build(call, arch))
+
+
+@both
+def test_windows_keep_scalars_in_lanes(arch):
+    """Two conditions per element are more than the scalar registers hold: some wait in lanes of a vector register.
+    Nothing goes to memory."""
+    built = build(Case(200, 300, heads=4, heads_kv=2, dim=128, mask=SlidingWindow(100)).call(), arch)
+    assert (built.summary.vgpr_spills, built.summary.scratch) == (0, 0)
+    assert built.summary.sgpr_spills <= 40
+
+
+@both
+@pytest.mark.parametrize("page_size", [16, 64])
+def test_pages_do_not_spill(arch, page_size):
+    assert no_spills(build(paged(Case(40, 1, heads=4, dim=128, mask=Causal()), [70, 129], page_size), arch))
+    assert no_spills(build(paged(Case(1, 1, heads=4, dim=128), [70, 3000], page_size), arch))
+
+
+@both
+def test_ragged_batches_and_fp16_do_not_spill(arch):
+    q, k = torch.randn(30, 4, 128).half(), torch.randn(30, 2, 128).half()
+    offsets = torch.tensor([0, 10, 30], dtype=torch.int32)
+    assert no_spills(build(Call(q, k, k, Ragged(offsets), Causal(), return_lse=True), arch))
