@@ -56,11 +56,20 @@ def find_boxes(ctx, item, i):
 
 @gluon.jit
 def page_of(ctx, item, key):
-    """(page, row in it) of a key of the item's sequence, or of a block of keys."""
+    """(page as the table has it, row in it) of a key of the item's sequence, or of a block of keys."""
     page = key // ctx.work.page_size
     at = gl.to_tensor(item.entry.b).to(gl.int64) * ctx.keys.table_stride + page
     number = gl.load(ctx.keys.table + at, mask=(key < item.entry.length), other=0)
-    return (gl.maximum(gl.minimum(number, ctx.work.pages - 1), 0), key - page * ctx.work.page_size)
+    return (number, key - page * ctx.work.page_size)
+
+
+@gluon.jit
+def in_cache(ctx, page):
+    """A page number within the cache. Only where it is used: whoever touches what was read waits for it."""
+    if ctx.config.page_box == 0:
+        return page
+    else:
+        return gl.maximum(gl.minimum(page, ctx.work.pages - 1), 0)
 
 
 @gluon.jit
@@ -72,10 +81,10 @@ def load_boxes(ctx, desc, ring, state, item, boxes, nbytes: gl.constexpr):
     tile = ring.tile(state)
     count: gl.constexpr = config.boxes
     if count == 1:
-        tma.async_load(desc, [boxes[0], boxes[1], item.part.head, 0], full, tile)
+        tma.async_load(desc, [in_cache(ctx, boxes[0]), boxes[1], item.part.head, 0], full, tile)
     else:
         for box in gl.static_range(count):
-            coord = [boxes[2 * box], boxes[2 * box + 1], item.part.head, 0]
+            coord = [in_cache(ctx, boxes[2 * box]), boxes[2 * box + 1], item.part.head, 0]
             tma.async_load(desc, coord, full, tile.slice(box * config.box, config.box, 1))
     return state.step()
 
@@ -95,7 +104,7 @@ def gather_rows(ctx, source, ring, state, item, i, cols: gl.constexpr):
     for block in gl.static_range(blocks):
         row = first + block * 16 + gl.arange(0, 16, gl.SliceLayout(1, layout))
         page, rest = page_of(ctx, item, gl.maximum(gl.minimum(row, item.entry.length - 1), 0))
-        pointers = matrix.rows(page, rest, item.part.head)[:, None] + col
+        pointers = matrix.rows(in_cache(ctx, page), rest, item.part.head)[:, None] + col
         async_copy.async_load(tile.slice(block * 16, 16, 0), pointers, mask=col < cols)
     async_copy.commit_group()
     async_copy.wait_group(0)
