@@ -139,6 +139,32 @@ def make_kv_pipeline(smem, stages: gl.constexpr, sub_stages: gl.constexpr = 1):
     return KVPipeline(smem, bars, stages, sub_stages, sub_stages)
 
 
+@gluon.aggregate
+class PairKVPipeline(KVPipeline):
+    """The ring of a pair of CTAs, with a part of every tile in each. The copies of both complete the full barriers of
+    the leader, which issues the products; their commits reach the empty barriers of both, as each loads for itself."""
+
+    empties: gl.shared_memory_descriptor  # [stages * sub_stages, 2]; `bars` has the full ones, [stages * sub_stages, 1]
+
+    @gluon.jit
+    def init(self):
+        for i in gl.static_range(self.stages * self.sub_stages):
+            mbarrier.init(self.bars.index(i), count=1)
+            mbarrier.init(self.empties.index(i), count=1)
+
+    @gluon.jit
+    def empty(self, index, sub: gl.constexpr = 0):
+        return self.empties.index(index * self.sub_stages + sub)
+
+
+@gluon.jit
+def make_pair_pipeline(smem, stages: gl.constexpr, sub_stages: gl.constexpr = 1):
+    """A pair's ring over `smem` [stages * sub_stages, ...]; its barriers still have to be initialised."""
+    fulls = mbarrier.allocate_mbarrier(batch=stages * sub_stages, two_ctas=True)
+    empties = mbarrier.allocate_mbarrier(batch=stages * sub_stages)
+    return PairKVPipeline(smem, fulls, stages, sub_stages, sub_stages, empties)
+
+
 _WARP_ARRIVE = gl.constexpr(
     "{ .reg .pred e, p; setp.ne.b32 p, $1, 0; elect.sync _|e, 0xffffffff; and.pred e, e, p;"
     " @e mbarrier.arrive.release.cta.shared::cta.b64 _, [$0]; }"

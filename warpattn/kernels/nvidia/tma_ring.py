@@ -16,15 +16,16 @@ Specification: section 1.3. Aggregates are values, so states are passed and retu
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.language.core import base_value
 
-from .pipelines import KVPipeline, PipelineState, consumer_state, producer_state
+from .pipelines import PipelineState, consumer_state, producer_state
 
 
 @gluon.aggregate
 class TMAProducerPipeline:
     """The load warp's side of the K ring (`is_k`) or the V ring. `bytes` and `elements` are a chunk's in one CTA."""
 
-    pipeline: KVPipeline
+    pipeline: base_value  # KVPipeline or PairKVPipeline
     is_k: gl.constexpr
     bytes: gl.constexpr
     elements: gl.constexpr
@@ -80,7 +81,7 @@ def make_tma_producer(pipeline, is_k: gl.constexpr, nbytes: gl.constexpr):
 class TMAConsumerPipeline:
     """The tensor-core warp's side of the K ring or the V ring."""
 
-    pipeline: KVPipeline
+    pipeline: base_value  # KVPipeline or PairKVPipeline
     is_k: gl.constexpr
 
     @gluon.jit

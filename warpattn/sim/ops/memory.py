@@ -286,8 +286,9 @@ def _subslice(op: Op) -> Callable[..., Any]:
     if found is None:
         raise op.error("the offsets of this slice are not understood")
     starts, shape = [int(n) for n in found[1].split(",")], local(op, op.outputs[0]).shape or ()
-    if op.ctas is not None and shape != op.outputs[0].shape:
-        raise op.error("a slice of a tile that is spread over the CTAs is not simulated")
+    before, after = op.inputs[0].shape or (), op.outputs[0].shape or ()
+    if any(part != n and n != m for part, n, m in zip(shape, after, before, strict=True)):
+        raise op.error("a slice of what is spread over the CTAs is not simulated")
     slices = (slice(None), *(slice(start, start + n) for start, n in zip(starts, shape, strict=False)))
     return lambda task, view: view.derived(("subslice", slices[1:].__repr__()), lambda a: a[slices])
 

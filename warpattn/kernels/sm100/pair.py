@@ -1,0 +1,112 @@
+"""Pair-CTA: Blackwell prefill with two CTAs that share K and V, two query tiles of 128 rows in each; off by default.
+
+      load warp        each CTA its rows of Q and K and its columns of V             (pair_roles.py)
+      MMA warp         the leader's: products of 256 rows over both CTAs             (pair_roles.py)
+      softmax 0, 1     each CTA its rows: S ──▶ P; at the end O ──▶ memory           (pair_softmax.py)
+      correction       each CTA its rows: O *= scale                                 (pair_softmax.py)
+
+Each CTA loads and holds half of K and V, so their rings are twice as deep and shared memory is read half as often.
+Dense batches. The specification's authors measured pairs as slower than single CTAs, so no plan chooses them.
+"""
+
+from triton.backends.compiler import GPUTarget
+from triton.experimental import gluon
+from triton.experimental.gluon import GluonASTSource
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shared
+
+from warpattn.nodes import Program
+
+from ..pieces.apply import Modifiers
+from ..pieces.signature import modifier_functions, tensor_signature
+from ..pieces.span import tile_span
+from ..pieces.tiles import Tile
+from .config import FA4Config
+from .context import Sources, Work
+from .layouts import element_type
+from .pair_context import Context, make_barriers, make_memory, make_rings, pair_box, pair_layout
+from .pair_roles import load_role, mma_role
+from .pair_softmax import correction_role, softmax_0, softmax_1
+from .rows import BatchRows
+from .traits import Traits
+
+SOFTMAX_REGISTERS = gl.constexpr(192)
+ISSUE_REGISTERS = gl.constexpr(40)
+TARGET = GPUTarget("cuda", 100, 32)
+OPTIONS = {"num_warps": 4, "num_ctas": 2, "enable_fp_fusion": True}
+
+
+@gluon.jit
+def mha_pair_kernel(
+    q_desc,
+    k_desc,
+    v_desc,
+    o_desc,
+    lse_ptr,
+    sinks_ptr,
+    scale,
+    shape,
+    mask_args,
+    score_args,
+    config: gl.constexpr,
+    functions: gl.constexpr,
+    traits: gl.constexpr,
+):
+    """Attention forward of a dense problem by clusters of two CTAs.
+
+    `shape` is (seq_q, seq_k, heads_q, query tiles); `functions` is (keep, span, score), see `Modifiers`. Grid, in
+    clusters: (query tiles of a pair, key heads if the config fuses heads else query heads, batch).
+    """
+    head = gl.program_id(1) * config.tile_heads
+    b = gl.program_id(2)
+    tile = Tile(b, head, (shape[3] - 1 - gl.program_id(0)) * config.PairBM_eff)
+    work = Work(shape[0], shape[1], shape[2], head // traits.group)
+    mods = Modifiers(functions[0], functions[1], functions[2], mask_args, score_args)
+    span = tile_span(mods.key_span(tile, work, config.PairBM_eff), config.BN)
+    lse = lse_ptr + (b * shape[2]).to(gl.int64) * shape[0]
+    q, k, v, o = BatchRows(q_desc, b), BatchRows(k_desc, b), BatchRows(v_desc, b), BatchRows(o_desc, b)
+    sources = Sources(q, k, v, o, lse, shape[0], sinks_ptr)
+    memory = make_memory(config)
+    k_ring, v_ring = make_rings(config)
+    ctx = Context(
+        sources, memory, k_ring, v_ring, make_barriers(), work, tile, span, mods, scale, config, traits.has_sinks,
+        traits.has_lse,
+    )  # fmt: skip
+    fence_async_shared()
+    gl.warp_specialize(
+        [
+            (correction_role, (ctx,)),
+            (softmax_0, (ctx,)),
+            (softmax_1, (ctx,)),
+            (mma_role, (ctx,)),
+            (load_role, (ctx,)),
+        ],
+        [4, 4, 1, 1],
+        [SOFTMAX_REGISTERS, SOFTMAX_REGISTERS, ISSUE_REGISTERS, ISSUE_REGISTERS],
+    )
+
+
+def pair_source(config: FA4Config, traits: Traits, mask: Program, score: Program | None):
+    """What Triton compiles, with OPTIONS: the kernel with the types of its parameters and its constants."""
+
+    def descriptor(operand: str) -> str:
+        layout = pair_layout(config, operand, element_type(config.dtype))
+        return f"tensordesc<{config.dtype}{pair_box(config, operand)},{layout!r}>"
+
+    signature = {
+        "q_desc": descriptor("q"),
+        "k_desc": descriptor("k"),
+        "v_desc": descriptor("v"),
+        "o_desc": descriptor("q"),
+        "lse_ptr": "*fp32",
+        "sinks_ptr": "*fp32",
+        "scale": "fp32",
+        "shape": ("i32",) * 4,
+        "mask_args": tensor_signature(mask, "sm100"),
+        "score_args": tensor_signature(score, "sm100"),
+        "config": "constexpr",
+        "functions": "constexpr",
+        "traits": "constexpr",
+    }
+    constants = {"config": config, "functions": modifier_functions(mask, score), "traits": traits}
+    return GluonASTSource(mha_pair_kernel, signature, constants)
