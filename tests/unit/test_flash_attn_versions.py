@@ -207,6 +207,35 @@ def test_version_4_batches_without_offsets():
         torch.testing.assert_close(out[b], truth.attend(q[b], k[b, :n], v[b, :n])[0])
 
 
+def test_version_4_ragged_options():
+    q, k, v = rows()
+    sinks, table = torch.randn(H), torch.randn(H, SK)
+    starts = {"cu_seqlens_q": CU_Q, "cu_seqlens_k": CU_K, "max_seqlen_q": 4, "max_seqlen_k": 5}
+    out, lse = version4.flash_attn_varlen_func(
+        q, k, v, **starts, window_size=(2, 1), learnable_sink=sinks, softcap=0.9, softmax_scale=0.3, return_lse=True
+    )
+    meaning = {"keep": truth.window(2, 1), "sinks": sinks, "softcap": 0.9, "scale": 0.3}
+    expected, expected_lse = truth.ragged(q, k, v, CU_Q, CU_K, **meaning)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(lse, expected_lse)
+    out, none = version4.flash_attn_varlen_func(
+        q, k, v, **starts, aux_tensors=[table], aux_scalars=(2.0,),
+        mask_mod=lambda b, h, i, j, info, aux: j <= i + info.seqlen_k - info.seqlen_q,
+        score_mod=lambda s, b, h, i, j, info, aux, numbers: s + aux[0][h, j] * numbers[0] * (b + 1),
+    )  # fmt: skip
+    assert none is None
+    for b in range(3):
+        mine, keys = slice(int(CU_Q[b]), int(CU_Q[b + 1])), slice(int(CU_K[b]), int(CU_K[b + 1]))
+        count, size = mine.stop - mine.start, keys.stop - keys.start
+        bias = (table[:, :size] * 2.0 * (b + 1))[:, None].expand(H, count, size)
+        hidden = ~torch.ones(count, size).tril(size - count).bool()
+        expected = torch.nn.functional.scaled_dot_product_attention(
+            *(x.transpose(0, 1) for x in (q[mine], k[keys], v[keys])), bias.masked_fill(hidden, -torch.inf),
+            enable_gqa=True,
+        )  # fmt: skip
+        torch.testing.assert_close(out[mine], expected.transpose(0, 1))
+
+
 EVERY = [(module, name) for module in (version2, version3, version4) for name in module.__all__]
 
 

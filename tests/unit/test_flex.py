@@ -7,6 +7,7 @@ import torch
 from torch.nn.attention import flex_attention as flex
 
 import warpattn as wa
+from tests.oracle import Inputs, check
 from warpattn.algebra import Span
 from warpattn.evaluate import evaluate
 from warpattn.integrations.flex import MaskMod, ScoreMod, flex_attention, mask_of, score_of
@@ -229,6 +230,35 @@ def test_blocks_decide_as_in_flex_attentions_kernels():
         q, k, v = qkv(8, 8)
         dense = torch.nn.functional.scaled_dot_product_attention(q, k, v, expected)
         torch.testing.assert_close(flex_attention(q, k, v, block_mask=blocks), dense)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_blocks(seed):
+    random = torch.Generator().manual_seed(seed)
+    rows, keys, height, width = (int(x) for x in torch.randint(1, 12, (4,), generator=random))
+    state = torch.randint(0, 3, (B, 1, -(-rows // height), -(-keys // width)), generator=random)
+    state[torch.rand(state.shape, generator=random) < seed / 20] = 2  # from sparse to nearly full
+    lists = []
+    for kind in (1, 2):
+        indices = torch.argsort((state == kind).int(), dim=-1, descending=True, stable=True)
+        lists += [(state == kind).sum(-1), indices]
+    blocks = flex.BlockMask.from_kv_blocks(
+        *lists, BLOCK_SIZE=(height, width), mask_mod=lambda b, h, q, k: (q + k + h) % 3 != 0, seq_lengths=(rows, keys)
+    )
+    h, q, k = torch.arange(H)[:, None, None], torch.arange(rows)[:, None], torch.arange(keys)
+    of = state[:, :, torch.arange(rows) // height][..., torch.arange(keys) // width]
+    assert torch.equal(grid(mask_of(blocks), rows, keys), (of == 2) | ((of == 1) & ((q + k + h) % 3 != 0)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm90", "sm100", "gfx942", "gfx950"])
+def test_in_the_simulated_kernels(arch):
+    pytest.importorskip("warpattn.kernels.pieces.emit", exc_type=ImportError)
+    q, k, v = (torch.randn(B, 40, h, 64, dtype=torch.bfloat16) for h in (H, HKV, HKV))
+    mask = mask_of(flex.create_block_mask(MASKS["documents"], B, H, 40, 40, device="cpu", BLOCK_SIZE=16))
+    inputs = Inputs(q, k, v, mask=mask, score=score_of(SCORES["table from the end"]))
+    out, lse = wa.attention(q, k, v, mask=mask, score=inputs.score, return_lse=True, backend=f"simulate:{arch}")
+    check(inputs, out, lse)
 
 
 def test_masks_with_tensors_instead_of_symbols():
