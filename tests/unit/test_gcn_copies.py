@@ -1,11 +1,13 @@
 """The check of copies to LDS: compiled kernels pass, and each wait and barrier that matters is missed when it goes."""
 
 import re
+from functools import cache
 
 import pytest
 
 pytest.importorskip("triton")
 
+from docs.figures import cdna
 from tests.unit.gcn_builds import ARCHS, attention, by_hand, ring
 from warpattn.gcn import check_copies, copies
 
@@ -52,6 +54,32 @@ def test_a_wait_loosened_by_one_is_found(arch, name):
     assert waits
     for wait in waits:
         assert kinds(looser(text, wait)) == {"not awaited"}, text.splitlines()[wait]
+
+
+@cache
+def prefill(kind: str, arch: str) -> str:
+    """Machine code of the shipped kernel with one kind of buffers."""
+    return cdna.compiled(cdna.step_of(kind, arch)).asm["amdgcn"]
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize(("kind", "pattern"), [("lds", r"s_waitcnt vmcnt\(0\)"), ("ring", r"s_waitcnt vmcnt\([1-9]")])
+def test_the_shipped_prefill(arch, kind, pattern):
+    """Right as it is; with one slot the first wait is for Q alone, with two the vmcnt(0) are for Q and the end."""
+    text = prefill(kind, arch)
+    assert check_copies(text).proven
+    waits = lines(text, pattern)[kind == "lds" :]
+    assert len(waits) == {"lds": 6, "ring": 2}[kind]
+    for wait in waits:
+        assert kinds(looser(text, wait)) == {"not awaited"}, text.splitlines()[wait]
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_barriers_of_the_shipped_prefill(arch):
+    """With two slots one barrier makes K visible, the other V, and ends the reads of the slots that are filled next."""
+    text = prefill("ring", arch)
+    found = [kinds(changed(text, barrier, "")) for barrier in lines(text, "s_barrier")]
+    assert found == [{"no barrier"}, {"no barrier", "overwritten"}, set()]
 
 
 @pytest.mark.parametrize("arch", ARCHS)
