@@ -4,10 +4,11 @@
     out = wa.attention(q, k, v, mask=wa.Causal())
 
 Three functions (`attention`, `attention_varlen`, `attention_paged`) and the values they take: masks, scores, sequences,
-and the little language of custom masks and scores. Importing this does not import Triton.
+and the little language of custom masks and scores; `append_paged` fills a cache. Importing this does not import Triton.
 """
 
 from warpattn.api import attention, attention_paged, attention_varlen
+from warpattn.append import append_paged
 from warpattn.check import AttentionError
 from warpattn.expr import Table, exp, load, log, maximum, minimum, tanh, to_float, to_int, where
 from warpattn.masks import (
@@ -52,6 +53,7 @@ __all__ = [
     "SoftCap",
     "Span",
     "Table",
+    "append_paged",
     "attention",
     "attention_paged",
     "attention_varlen",

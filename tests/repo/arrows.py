@@ -69,7 +69,7 @@ ALLOWED: dict[str, set[str]] = {
     "integrations": VALUES | {"api", "append", ROOT},
     "cli": ANYTHING,
     "__main__": {"cli"},
-    ROOT: HOST | {"api", "reference", "plan"},
+    ROOT: HOST | {"api", "append", "reference", "plan"},
 }
 
 
