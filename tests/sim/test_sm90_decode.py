@@ -10,14 +10,18 @@ from hypothesis import strategies as st
 pytest.importorskip("triton")
 
 from tests.sim.sm90_decode import Decode, run, tensors
+from warpattn.kernels.sm90.decode_steps import choose
 from warpattn.masks import Causal, Chunked, CustomMask, SlidingWindow
+from warpattn.problem import Call, examine
 from warpattn.scores import ALiBi, SoftCap
 from warpattn.sim.compile import Compiled
+from warpattn.target import ARCHS
 
 SCHEDULES = [("eager", 0), ("lazy", 0), ("adversarial", 0), *(("random", seed) for seed in range(3))]
 LENGTHS = (1, 2, 63, 64, 65, 127, 129, 1000)
 MIXED = (130, 0, 64, 5, 300)
 SLOPES = ALiBi(torch.tensor([0.5, 0.25, 0.1, 0.05]))
+APART = (("combine_apart", True),)
 
 CASES = {
     "dense": Decode((300, 300), heads=8, heads_kv=2),
@@ -31,8 +35,10 @@ CASES = {
     "chunked": Decode(MIXED, page=16, tokens=4, mask=Chunked(48) & Causal()),
     "two-row-tiles": Decode((200, 3, 90), page=32, heads=8, tokens=16, mask=Causal()),
     "window-two-row-tiles": Decode((300, 3, 90), page=32, heads=8, tokens=16, mask=SlidingWindow(40)),
-    "combined-apart": Decode((1000, 0, 129), page=64, heads=6, heads_kv=2, tokens=7, sinks=True, mask=Causal()),
-    "combined-apart-dense": Decode((700, 700), heads=6, heads_kv=1, tokens=3),
+    "combined-apart": Decode(
+        (1000, 0, 129), page=64, heads=6, heads_kv=2, tokens=7, sinks=True, mask=Causal(), config=APART
+    ),
+    "combined-apart-dense": Decode((700, 700), heads=6, heads_kv=1, tokens=3, config=APART),
     "soft-cap": Decode(MIXED, page=64, score=SoftCap(3.0)),
     "alibi": Decode(MIXED, page=64, tokens=2, mask=Causal(), score=SLOPES),
     "sinks": Decode(MIXED, page=64, sinks=True),
@@ -104,7 +110,7 @@ def test_more_sequences_than_are_added_up_at_once(fields):
     case=st.sampled_from([
         Decode((1,), page=16, heads=6, heads_kv=2, tokens=2, mask=Causal()),
         Decode((1,), page=64, heads=4, heads_kv=4, mask=SlidingWindow(100)),
-        Decode((1,), page=64, heads=6, heads_kv=2, tokens=7, mask=Causal()),
+        Decode((1,), page=64, heads=6, heads_kv=2, tokens=7, mask=Causal(), config=APART),
         Decode((1,), page=64, heads=4, heads_kv=2, invariant=True, config=(("unit", 2),)),
     ]),
 )  # fmt: skip
@@ -139,6 +145,19 @@ def test_batch_invariance(programs):
     q, (k, v), _, _ = tensors(Decode((777,), page=64, heads=8, heads_kv=2))
     many = check(company, programs, first=(q, k, v))
     assert torch.equal(alone.out[0], many.out[0]) and torch.equal(alone.lse[0], many.lse[0])
+
+
+@pytest.mark.parametrize(
+    ("heads", "tokens", "batch", "apart"), [((32, 8), 1, 1, False), ((64, 8), 1, 1, False), ((32, 8), 8, 1, True),
+                                            ((16, 1), 1, 1, True), ((16, 1), 1, 200, False)])  # fmt: skip
+def test_who_adds_up_the_parts(heads, tokens, batch, apart):
+    """A second kernel where one CTA would have to read too much for a head: many rows, or many parts."""
+    case = Decode((16384,), heads=heads[0], heads_kv=heads[1], tokens=tokens, dim=8)
+    q, (k, v), sequence, _ = tensors(case)
+    problem = examine(Call(q, k, v, sequence, backend="reference"), read_values=False).problem
+    choice = choose(replace(problem, batch=batch), ARCHS["sm90"])
+    assert choice.config.combine_apart is apart
+    assert any(("second kernel" if apart else "last CTA") in reason for reason in choice.reasons)
 
 
 def broken(old: str, new: str):

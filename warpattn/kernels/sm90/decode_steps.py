@@ -25,7 +25,7 @@ from .decode_config import DecodeConfig, choose_decode, invariant
 _DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 MAX_TOKENS = 16
 MANY_KEYS = 512  # with fewer, dense keys are left to the prefill kernel
-APART = 16  # rows of a key head from which one CTA would take too long to add up its parts
+APART = 4  # blocks of 32 parts by 4 rows from which one CTA would take longer over a head than a second launch
 COMBINE_ARGUMENTS = ("out", "keys", "workspace", "lse_ptr", "sinks_ptr", "shape", "mask_args")
 OPTIONS: dict[str, object] = {"num_warps": 4, "enable_fp_fusion": True}
 WIDE_PLAN = 1024  # entries added up at once where there are more than 128
@@ -72,9 +72,9 @@ def choose(problem: Problem, target: Arch, *, ctas: int = 1, batch_invariant: bo
         uniform=problem.kind == "dense" and tiles == 1 and _same_span(problem),
         plan_width=WIDE_PLAN if entries > config.plan_width else config.plan_width,
         plan_once=entries <= WIDE_PLAN,
-        combine_apart=problem.seq_q * problem.heads_q // problem.heads_kv > APART,
     )
     grid = target.processors * ctas
+    config = replace(config, combine_apart=_blocks(problem, config, grid) > APART)
     lines = (
         f"tile {config.rows} x {config.block_n}, rings K {config.stages} V {config.stages}, "
         f"{config.smem_bytes} bytes of shared memory",
@@ -165,6 +165,14 @@ def _partitions(problem: Problem, config: DecodeConfig, grid: int) -> int:
     """Parts of a head at most."""
     tiles = -(-max(problem.seq_k, 1) // config.block_n)
     return -(-tiles // config.unit) if config.invariant else min(grid, tiles)
+
+
+def _blocks(problem: Problem, config: DecodeConfig, grid: int) -> int:
+    """Blocks of 32 parts by 4 rows of a head, about: as many parts as CTAs that a head keeps busy."""
+    heads = problem.batch * problem.heads_kv * row_tiles(problem)
+    parts = min(_partitions(problem, config, grid), problem.seq_k if config.invariant else -(-grid // heads) + 1)
+    rows = min(64, problem.seq_q * problem.heads_q // problem.heads_kv)
+    return -(-parts // 32) * -(-rows // 4)
 
 
 def _same_span(problem: Problem) -> bool:
