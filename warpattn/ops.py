@@ -36,6 +36,7 @@ __all__ = ["attend"]
 
 def attend(inputs: Inputs, mask: Mask | None, score: Score | None, options: Options) -> Result:
     """`route.dense` as an operator of the graph that is being traced. Values of lengths are not checked."""
+    _learn_kinds()
     result, lse = _record(_Arguments(inputs, mask, score, options))
     out = inputs[4]
     if out is not None:
@@ -214,6 +215,17 @@ def _kinds(base: type) -> Iterator[type]:
         yield from _kinds(kind)
 
 
-for _kind in (_Arguments, Table, *_kinds(Traced)):
-    if dataclasses.is_dataclass(_kind):
-        pytree.register_pytree_node(_kind, _flatten, _unflatten)
+@torch.compiler.assume_constant_result  # run, not traced, whenever a call is traced
+def _learn_kinds() -> bool:
+    """Masks and scores that were defined since, by users and adapters, become pytrees, too."""
+    for kind in _kinds(Traced):
+        if dataclasses.is_dataclass(kind) and kind not in _known:
+            _known.add(kind)
+            pytree.register_pytree_node(kind, _flatten, _unflatten)
+    return True
+
+
+_known: set[type] = set()
+for _kind in (_Arguments, Table):
+    pytree.register_pytree_node(_kind, _flatten, _unflatten)
+_learn_kinds()

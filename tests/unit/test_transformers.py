@@ -1,5 +1,7 @@
 """The transformers adapter's two functions: masks stay masks and show what transformers shows; nothing is ignored."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 
@@ -22,7 +24,7 @@ from warpattn.check import AttentionError  # noqa: E402
 from warpattn.integrations import transformers as adapter  # noqa: E402
 from warpattn.integrations.transformers.attend import _as_mask  # noqa: E402
 from warpattn.integrations.transformers.masks import ForwardMask, RealTokens, padding_mask  # noqa: E402
-from warpattn.masks import Causal, Document, Full, Materialized, Padding, SlidingWindow  # noqa: E402
+from warpattn.masks import Causal, Document, Full, Mask, Materialized, Padding, SlidingWindow  # noqa: E402
 from warpattn.reference import reference  # noqa: E402
 
 KEYS = 9
@@ -203,3 +205,22 @@ def test_packed_sequences_take_one_row_and_no_padding():
         adapter.attend(torch.nn.Module(), *inputs(2), None, cu_seq_lens_q=offsets)
     with pytest.raises(AttentionError, match="has a RealTokens"):
         adapter.attend(torch.nn.Module(), *inputs(), RealTokens(LEFT[1:]) & Causal(), cu_seq_lens_q=offsets)
+
+
+def test_a_mask_that_is_defined_after_the_operator_was_imported_compiles():
+    from warpattn import ops  # noqa: F401
+
+    @dataclass(frozen=True, eq=False)
+    class Late(Mask):
+        real: torch.Tensor
+
+        def keep(self, b, h, q, k, lens=None):
+            return wa.load(self.real, b, k)
+
+    def attend(x, real):
+        return wa.attention(x, x, x, mask=Late(real) & Causal())
+
+    x = torch.randn(2, KEYS, 2, 8)
+    with torch.inference_mode():
+        compiled = torch.compile(attend, backend="eager", fullgraph=True)(x, HOLES)
+        torch.testing.assert_close(compiled, attend(x, HOLES))
