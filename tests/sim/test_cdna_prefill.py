@@ -1,14 +1,21 @@
 """The CDNA kernel as prefill: lengths, head dims, masks, scores, sinks, groups, ragged and paged batches."""
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("triton")
 
 import torch
 
-from tests.sim.cdna import ARCHS, Case, check, paged, ragged
+from tests.sim.cdna import ARCHS, Case, check, paged, ragged, ready_of
+from warpattn.check import AttentionError
+from warpattn.kernels.cdna.steps import steps
 from warpattn.masks import Causal, Chunked, CustomMask, Document, Full, Materialized, Padding, Prefix, SlidingWindow
+from warpattn.operands import Operands, fitted
+from warpattn.reference import reference
 from warpattn.scores import ALiBi, Bias, CustomScore, SoftCap
+from warpattn.simulated import Options, launch
 
 both = pytest.mark.parametrize("arch", ARCHS)
 MASKS = {
@@ -81,6 +88,26 @@ def test_strided_operands(arch):
     call = Case(70, 90, heads=2, heads_kv=2).call()
     moved = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (call.q, call.k, call.v)]
     check(Case(70, 90, heads=2, heads_kv=2).on(*moved, call.sequence), arch)
+
+
+@both
+@pytest.mark.parametrize("queries", [1, 70])
+def test_without_lse(arch, queries):
+    call = replace(Case(queries, 600, mask=Causal()).call(), return_lse=False)
+    ready = ready_of(call, arch)
+    out = torch.full((1, queries, 2, 64), float("nan"), dtype=torch.bfloat16)
+    for step in steps(ready, fitted(Operands(call.q, call.k, call.v, out, None, None)), call.sequence):
+        assert launch(step, Options()).clean
+    expected, _ = reference(call.q, call.k, call.v, mask=call.mask)
+    assert (out.float() - expected).abs().max() < 1.6e-2
+
+
+@both
+def test_an_output_with_far_rows_is_refused(arch):
+    call = Case(70, 90).call()
+    far = torch.empty_strided((1, 70, 2, 64), (0, 2**23, 64, 1), dtype=torch.bfloat16, device="meta")
+    with pytest.raises(AttentionError, match="row stride of 8388608 elements"):
+        steps(ready_of(call, arch), Operands(call.q, call.k, call.v, far, None, None), call.sequence)
 
 
 @both

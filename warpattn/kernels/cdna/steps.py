@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from warpattn.check import AttentionError
 from warpattn.operands import Operands, captured, flat, programs
 from warpattn.problem import Problem, Ready
 from warpattn.sequences import PagedKV, Ragged, Sequence
@@ -18,7 +19,7 @@ from warpattn.target import ARCHS
 from .choose import choose, traits_of
 from .config import CDNAConfig
 
-FARTHEST = 2**30  # elements between the first and the last key of a tile: buffer operations reach 2 GiB
+FARTHEST = 2**30  # elements from the first to the last row of a tile: buffer operations reach 2 GiB
 
 
 def steps(ready: Ready, x: Operands, sequence: Sequence, choice: Choice | None = None) -> tuple[Step, ...]:
@@ -87,14 +88,18 @@ def _shape(problem: Problem, sequence: Sequence, m_tiles: int, tiles: int, choic
 
 def _places(problem: Problem, x: Operands, sequence: Sequence, config: CDNAConfig) -> dict[str, Any]:
     """Tensors and where their rows lie."""
-    k, v = (_near(t, config) for t in (x.k, x.v))
-    strides = [s for t in (x.q, k, v, x.out) for s in _strides(t)]
+    q = _near(x.q, config.block_m)
+    k, v = (_near(t, config.block_n) for t in (x.k, x.v))
+    if x.out.stride(-3) * config.block_m >= FARTHEST:
+        rule = f"rows must be less than {FARTHEST // config.block_m} elements apart"
+        raise AttentionError(f"out has a row stride of {x.out.stride(-3)} elements; {rule} on {config.arch}")
+    strides = [s for t in (q, k, v, x.out) for s in _strides(t)]
     if x.lse is None:
         strides += [0, 0]
     else:
         strides += [x.lse.stride(0) if x.lse.ndim == 3 else 0, x.lse.stride(-2)]
     return {
-        "q_ptr": x.q, "k_ptr": k, "v_ptr": v, "o_ptr": x.out, "lse_ptr": x.lse, "sinks_ptr": x.sinks,
+        "q_ptr": q, "k_ptr": k, "v_ptr": v, "o_ptr": x.out, "lse_ptr": x.lse, "sinks_ptr": x.sinks,
         "indices": _indices(sequence), "strides": tuple(strides),
     }  # fmt: skip
 
@@ -115,14 +120,14 @@ def _strides(x: Tensor) -> tuple[int, ...]:
     return tuple(outer) if x.ndim == 4 else (0, *outer)
 
 
-def _near(x: Tensor, config: CDNAConfig) -> Tensor:
-    """Keys or values whose rows are near enough for 32-bit offsets within a tile; others are copied once.
+def _near(x: Tensor, rows: int) -> Tensor:
+    """A tensor of which `rows` rows are near enough for 32-bit offsets; others are copied once.
 
     A cache without a page gets one: an empty sequence points there.
     """
     if x.shape[0] == 0:
         return x.new_zeros(1, *x.shape[1:])
-    return x if x.stride(-3) * config.block_n < FARTHEST else x.contiguous()
+    return x if x.stride(-3) * rows < FARTHEST else x.contiguous()
 
 
 def _workspace(slots: int, config: CDNAConfig, device: torch.device) -> dict[str, Any]:
