@@ -131,3 +131,17 @@ def test_an_xcd_gets_consecutive_tiles(arch, tiles):
     xcds = (out % 8).tolist()
     assert sorted(out.tolist()) == list(range(tiles))
     assert xcds == sorted(xcds)
+
+
+@pytest.mark.parametrize(("arch", "operand"), [("gfx942", "K"), ("gfx942", "V"), ("gfx950", "K")])
+@pytest.mark.parametrize("strip", [32, 64, 128, 256])
+def test_rows_start_at_different_banks(arch, operand, strip):
+    """As many neighbouring rows as one cycle can serve, read at one column: all banks, each once."""
+    kind = "registers" if operand == "V" else "ring"
+    depth = strip if operand == "K" else 64
+    config = KVBufferConfig(operand, kind, arch, 256, depth, depth, strip, 1, 4)
+    banks = {"gfx942": 128, "gfx950": 256}[arch]  # bytes
+    vector, per_phase, phases = config.swizzle
+    size = 2 * vector
+    at = {(row * 2 * strip + size * ((row // per_phase) % phases)) % banks for row in range(banks // size)}
+    assert at == set(range(0, banks, size))
