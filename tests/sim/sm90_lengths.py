@@ -34,9 +34,12 @@ def ready_for(x: Inputs) -> Ready:
 
 
 def run(
-    x: Inputs, programs: int = 3, ready: Ready | None = None, **options: Any
+    x: Inputs, programs: int = 3, ready: Ready | None = None, attention: Any = None, **options: Any
 ) -> tuple[Tensor, Tensor, list[Report]]:
-    """(out, lse, reports); outputs lie between margins, which the run must leave alone. `ready`: checked before."""
+    """(out, lse, reports); outputs lie between margins, which the run must leave alone.
+
+    ready: checked before; attention: a changed module of the attention kernel.
+    """
     ready = ready or ready_for(x)
     shape = (*x.q.shape[:-1], ready.problem.dim_v)
     around = poisoned((shape[0] + 2 * MARGIN, *shape[1:]), x.q.dtype)
@@ -46,7 +49,8 @@ def run(
     reports = []
     for step in steps(ready, operands, x.sequence):
         grid = (min(step.grid[0], programs),) if step.persistent else step.grid
-        reports.append(simulate(kernel(step), grid, step.args, **options))
+        changed = attention if step.persistent else None
+        reports.append(simulate(changed or kernel(step), grid, step.args, **options))
     for margins in (around, around_lse):
         assert margins[:MARGIN].isnan().all() and margins[-MARGIN:].isnan().all(), "neighbours are left alone"
     return out, lse, reports

@@ -1,0 +1,91 @@
+"""The kernels of ragged batches and paged caches as code: what the machine gets, and which synchronisation it needs."""
+
+import linecache
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import triton
+from triton.backends.compiler import GPUTarget
+
+from tests.cases import Case
+from tests.sim.sm90_lengths import kernel, ready_for, run
+from warpattn.kernels.sm90.config import SMEM_LIMIT
+from warpattn.kernels.sm90.prefill_lengths_steps import steps
+from warpattn.operands import Operands
+from warpattn.sass import opcode_counts, resources
+from warpattn.sim import KnockOut, Report, knock_out
+from warpattn.step import Step
+
+BASE = Case(dim=128, dtype=torch.bfloat16, heads_q=1, heads_kv=1, mask="causal")
+RAGGED = replace(BASE, kind="ragged", batch=3, lens_q=(780, 0, 300))
+PAGED = replace(BASE, kind="paged", batch=2, seq_q=780, lens_k=(780, 400))
+
+
+def launches(case: Case) -> tuple[Step, ...]:
+    x = case.build()
+    ready = ready_for(x)
+    return steps(ready, Operands(x.q, x.k, x.v, torch.empty_like(x.q), torch.empty(ready.lse_shape), None), x.sequence)
+
+
+# Case, TMA loads by the producer's code, bytes of stack: measured with Triton 3.9.0.
+CODE = [(RAGGED, 22, 24), (replace(PAGED, page_size=64), 36, 32), (replace(PAGED, page_size=16), 120, 96)]
+
+
+@pytest.mark.parametrize(("case", "loads", "stack"), CODE)
+def test_machine_code(case, loads, stack):
+    order, attention = launches(case)
+    target = GPUTarget("cuda", 90, 32)
+    sorter, made = (triton.compile(s.source(), target=target, options=dict(s.options)) for s in (order, attention))
+    assert resources(sorter.asm["cubin"]).stack == 0
+    used, counts = resources(made.asm["cubin"]), opcode_counts(made.asm["cubin"])
+    assert made.metadata.shared <= SMEM_LIMIT
+    assert used.stack <= stack
+    assert counts["UTMALDG"] == loads and counts["UTMASTG"] == 2
+    assert counts["HMMA"] == 0 and counts["HGMMA"] == 80, "the dense kernel's products"
+
+
+FRESH = "the first lap over a ring never waits"
+TURNS = "a warpgroup's turn comes after the one before it has waited for the same tile"
+# Operation, what stands in one of its lines of Python, whether only outside the first warpgroup, why it can go.
+REDUNDANT = [
+    ("ttng.fence_async_shared", "    fence_async_shared()\n", False, "it makes new barriers visible: not modelled"),
+    ("ttng.wait_barrier", ".consumer_wait(", True, TURNS),
+    ("ttng.wait_barrier", "q_state = load_q(ctx, producer_state(", False, FRESH),
+    ("ttng.wait_barrier", "cursor = load_first_keys(ctx, cursor, tile, span)", False, FRESH),
+    ("ttng.arrive_barrier", "q_state = load_q(ctx, producer_state(", False, "programs without a tile end before"),
+]
+
+
+def reason(found: KnockOut) -> str | None:
+    lines = [linecache.getline(*frame) for frame in found.frames]
+    for op, text, later, why in REDUNDANT:
+        if found.op == op and any(text in line for line in lines) and not (later and found.region == "default"):
+            return why
+    return None
+
+
+@pytest.mark.full  # 2 minutes
+@pytest.mark.parametrize("page_size", [0, 3, 64])
+def test_the_kernel_needs_its_synchronisation(page_size):
+    case = replace(PAGED, page_size=page_size) if page_size else RAGGED
+    x = case.build()
+    ready = ready_for(x)
+
+    def knocked(module: Any) -> Report:
+        report = Report()
+        for schedule in ("lazy", "eager"):
+            *_, reports = run(x, 1, ready, module, schedule=schedule, step_limit=20_000)
+            report = reports[1]
+            if not report.clean:
+                break
+        return report
+
+    results = knock_out(kernel(launches(case)[1]), knocked)
+    assert len(results) > 40
+    unexplained = [str(found) for found in results if not found.noticed and reason(found) is None]
+    assert not unexplained, "\n".join(unexplained)
