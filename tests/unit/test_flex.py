@@ -52,7 +52,7 @@ SCORES = {
     "alibi by formula": lambda s, b, h, q, k: s - torch.exp2(-((h + 1) * 8.0 / H)) * (q - k).abs(),
     "power of two": lambda s, b, h, q, k: s + 2.0 ** -(h + 1) + 2**h,
     "table from the end": lambda s, b, h, q, k: s + TABLE[h, q - k],
-    "last of a table": lambda s, b, h, q, k: s + TABLE[h, -1] - TABLE[-2][k],
+    "last of a table": lambda s, b, h, q, k: s * TABLE[h, -1] - TABLE[-2][k],
     "cap": lambda s, b, h, q, k: CAP * torch.tanh(s / CAP),
     "cap by method": lambda s, b, h, q, k: 20 * (s / 20).tanh(),
     "mask inside": lambda s, b, h, q, k: torch.where(q >= k, s, -float("inf")),

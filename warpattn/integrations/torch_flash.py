@@ -150,10 +150,9 @@ def _ragged(given: Given) -> tuple[Tensor, Tensor]:
     window = (given.window_size_left, given.window_size_right)
     tail = Tail(visible(given.is_causal, window), scored(slopes=given.alibi_slopes), scale=given.scale)
     queries = packed.Queries(given.query, given.cum_seq_q, given.max_q)
-    starts = None if given.block_table is not None and given.seqused_k is not None else given.cum_seq_k
-    keys = packed.Keys(given.key, given.value, starts, given.max_k, given.seqused_k, given.block_table)
+    keys = packed.Keys(given.key, given.value, given.cum_seq_k, given.max_k, given.seqused_k, given.block_table)
     with _graph(given.query):
-        if given.cum_seq_q is None and starts is None and given.seqused_k is None and given.block_table is None:
+        if all(x is None for x in (given.cum_seq_q, given.cum_seq_k, given.seqused_k, given.block_table)):
             out, lse = attention(given.query, given.key, given.value, **tail._asdict(), return_lse=True)
             return out, lse
         return packed.attend(queries, keys, tail)

@@ -126,8 +126,8 @@ def flash_attn_combine(given: Given) -> tuple[Tensor, Tensor]:
             f"{tuple(parts.shape[:-1])}"
         )
     lse = torch.logsumexp(lses, dim=0)
-    weights = torch.exp(lses - lse.masked_fill(lse == -torch.inf, 0.0))
-    result = (weights[..., None] * parts.nan_to_num(0.0).where(weights[..., None] > 0, 0.0)).sum(0)
+    weights = torch.exp(lses - lse.masked_fill(lse == -torch.inf, 0.0))[..., None]
+    result = (weights * parts.where(weights > 0, 0.0)).sum(0)  # a part that saw nothing may hold anything
     if given.out is not None:
         return given.out.copy_(result), lse
     return result.to(given.out_dtype or given.out_partial.dtype), lse
