@@ -161,6 +161,7 @@ def _visit(block: Block, ctas: Ctas, inside: str) -> None:
         op.ctas = ctas
         if op.name in TABLE and TABLE[op.name][0] < 4:
             known = op.name in _ACTING or (TABLE[op.name][0] == PLAIN and op.name not in _MOVING)
+            known |= op.name == "ttg.inline_asm" and not op.inputs  # of the CTA alone, such as a fence
             if not known:
                 raise op.error("not simulated in kernels with clusters")
         if inside and op.name in ("ttng.init_barrier", "ttng.cluster_barrier"):

@@ -9,7 +9,6 @@ Each CTA loads and holds half of K and V, so their rings are twice as deep and s
 Dense batches. The specification's authors measured pairs as slower than single CTAs, so no plan chooses them.
 """
 
-from triton.backends.compiler import GPUTarget
 from triton.experimental import gluon
 from triton.experimental.gluon import GluonASTSource
 from triton.experimental.gluon import language as gl
@@ -32,8 +31,6 @@ from .traits import Traits
 
 SOFTMAX_REGISTERS = gl.constexpr(192)
 ISSUE_REGISTERS = gl.constexpr(40)
-TARGET = GPUTarget("cuda", 100, 32)
-OPTIONS = {"num_warps": 4, "num_ctas": 2, "enable_fp_fusion": True}
 
 
 @gluon.jit
@@ -87,7 +84,7 @@ def mha_pair_kernel(
 
 
 def pair_source(config: FA4Config, traits: Traits, mask: Program, score: Program | None):
-    """What Triton compiles, with OPTIONS: the kernel with the types of its parameters and its constants."""
+    """What Triton compiles, for clusters of two: the kernel with the types of its parameters and its constants."""
 
     def descriptor(operand: str) -> str:
         layout = pair_layout(config, operand, element_type(config.dtype))

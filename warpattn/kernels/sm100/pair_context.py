@@ -127,6 +127,13 @@ def _two():
 
 
 @gluon.jit
+def arrive(bar, pred=True):
+    """One arrival of a warpgroup after its accesses to tensor memory, in the leader if the barrier is its own."""
+    gl.inline_asm("tcgen05.fence::before_thread_sync;")
+    mbarrier.arrive(bar, count=1, pred=pred)
+
+
+@gluon.jit
 def p_tile(memory, wg: gl.constexpr, config: gl.constexpr):
     """P [256, BN] in the operands' type over the left half of S."""
     s = memory.s.index(wg).slice(0, config.BN // 2)

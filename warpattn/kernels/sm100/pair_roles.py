@@ -10,6 +10,7 @@ from triton.experimental.gluon.language.nvidia.blackwell import mbarrier, tcgen0
 
 from .load_warp import load_keys
 from .pair_context import p_tile
+from .signals import await_signal
 
 
 @gluon.jit
@@ -69,7 +70,7 @@ def mma_role(ctx):
     ring = ctx.consumer()
     state = ring.start()
     multiply_qk(ctx, ring, state, 0)
-    mbarrier.wait(ctx.bars.q1.index(0), 0)
+    await_signal(ctx.bars.q1.index(0), 0)
     multiply_qk(ctx, ring, state, 1)
     state = release_k(ctx, ring, state)
     state = ring.wait_v(state)
@@ -117,9 +118,9 @@ def multiply_pv(ctx, wg: gl.constexpr, v, n):
     o = ctx.memory.o.index(wg)
     half: gl.constexpr = config.BN // 2
     quarter: gl.constexpr = config.BN // 4
-    mbarrier.wait(ctx.bars.p_ready.index(2 * wg), n & 1)
+    await_signal(ctx.bars.p_ready.index(2 * wg), n & 1)
     tcgen05_mma(p.slice(0, half), v.slice(0, half), o, use_acc=n > 0)
     tcgen05_mma(p.slice(half, quarter), v.slice(half, quarter), o)
-    mbarrier.wait(ctx.bars.p_ready.index(2 * wg + 1), n & 1)
+    await_signal(ctx.bars.p_ready.index(2 * wg + 1), n & 1)
     tcgen05_mma(p.slice(half + quarter, quarter), v.slice(half + quarter, quarter), o)
     tcgen05_commit(ctx.bars.o_ready.index(wg))

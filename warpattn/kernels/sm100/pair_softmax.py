@@ -6,14 +6,15 @@ other CTA), rows decide one by one whether their reference maximum moves, and O 
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shared, fma2, mbarrier, mul2, tma
+from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shared, fma2, mul2, tma
 
 from ..pieces.softmax import HEADROOM, exponent
 from ..pieces.tiles import Tile
 from .epilogue import finish
 from .exp2 import exp2_polynomial
 from .layouts import element_type
-from .pair_context import p_tile, row_place
+from .pair_context import arrive, p_tile, row_place
+from .signals import await_signal
 from .softmax_warp import RowState, exponent_scale
 
 COLUMNS = gl.constexpr(16)  # of O at a time in the correction
@@ -38,7 +39,7 @@ def softmax_role(ctx, wg: gl.constexpr):
     state = RowState(m, gl.zeros_like(m))
     for n in range(ctx.span.total):
         state = softmax_tile(ctx, state, n, wg)
-    mbarrier.wait(ctx.bars.o_ready.index(wg), (ctx.span.total - 1) & 1)
+    await_signal(ctx.bars.o_ready.index(wg), (ctx.span.total - 1) & 1)
     store_output(ctx, state, wg)
 
 
@@ -48,7 +49,7 @@ def softmax_tile(ctx, state, n, wg: gl.constexpr):
     config: gl.constexpr = ctx.config
     quarter: gl.constexpr = config.BN // 4
     c = exponent_scale(ctx)
-    mbarrier.wait(ctx.bars.s_ready.index(wg), n & 1)
+    await_signal(ctx.bars.s_ready.index(wg), n & 1)
     s0 = visible_scores(ctx, n, 0, wg)
     s1 = visible_scores(ctx, n, 1, wg)
     s2 = visible_scores(ctx, n, 2, wg)
@@ -57,24 +58,26 @@ def softmax_tile(ctx, state, n, wg: gl.constexpr):
     m = gl.where(top * c > state.m * c + HEADROOM, top, state.m)
     mc = exponent(m, c)
     alpha = gl.exp2(exponent(state.m, c) - mc)
-    mbarrier.wait(ctx.bars.scale_empty.index(wg), n & 1, pred=n > 1)
+    await_signal(ctx.bars.scale_empty.index(wg), n & 1, n > 1)
     ctx.memory.scales.index(wg).store(alpha)
-    mbarrier.arrive(ctx.bars.scale_full.index(wg), count=1, pred=n > 0)
+    arrive(ctx.bars.scale_full.index(wg), n > 0)
 
     p = p_tile(ctx.memory, wg, config)
     dtype: gl.constexpr = element_type(config.dtype)
     p0 = gl.exp2(exponents(s0, c, mc))
     p.slice(0, quarter).store(p0.to(dtype))
+    l = state.l * alpha + gl.sum(p0, 1)
     p1 = gl.exp2(exponents(s1, c, mc))
     p.slice(quarter, quarter).store(p1.to(dtype))
+    l += gl.sum(p1, 1)
     p2 = exp2_polynomial(exponents(s2, c, mc))
     p.slice(2 * quarter, quarter).store(p2.to(dtype))
-    mbarrier.arrive(ctx.bars.p_ready.index(2 * wg), count=1)
+    arrive(ctx.bars.p_ready.index(2 * wg))
+    l += gl.sum(p2, 1)
     p3 = gl.exp2(exponents(s3, c, mc))
     p.slice(3 * quarter, quarter).store(p3.to(dtype))
-    mbarrier.arrive(ctx.bars.p_ready.index(2 * wg + 1), count=1)
-    total = (gl.sum(p0, 1) + gl.sum(p1, 1)) + (gl.sum(p2, 1) + gl.sum(p3, 1))
-    return RowState(m, state.l * alpha + total)
+    arrive(ctx.bars.p_ready.index(2 * wg + 1))
+    return RowState(m, l + gl.sum(p3, 1))
 
 
 @gluon.jit
@@ -115,8 +118,8 @@ def quarter_layout(ctx):
 @gluon.jit
 def correction_role(ctx):
     """Rescale the O of both query tiles, key tile after key tile; there is none before the second."""
-    mbarrier.arrive(ctx.bars.p_ready.index(0), count=1)
-    mbarrier.arrive(ctx.bars.p_ready.index(2), count=1)
+    arrive(ctx.bars.p_ready.index(0))
+    arrive(ctx.bars.p_ready.index(2))
     for n in range(1, ctx.span.total):
         correct(ctx, 0, n)
         correct(ctx, 1, n)
@@ -127,14 +130,14 @@ def correct(ctx, wg: gl.constexpr, n):
     """O of one query tile, before P·V of key tile number `n` >= 1 is added."""
     o = ctx.memory.o.index(wg)
     layout: gl.constexpr = o.slice(0, COLUMNS).get_reg_layout()
-    mbarrier.wait(ctx.bars.scale_full.index(wg), (n - 1) & 1)
+    await_signal(ctx.bars.scale_full.index(wg), (n - 1) & 1)
     scale = ctx.memory.scales.index(wg).load(gl.SliceLayout(1, layout))
-    mbarrier.arrive(ctx.bars.scale_empty.index(wg), count=1)
-    mbarrier.wait(ctx.bars.o_ready.index(wg), (n - 1) & 1)
+    arrive(ctx.bars.scale_empty.index(wg))
+    await_signal(ctx.bars.o_ready.index(wg), (n - 1) & 1)
     for i in gl.static_range(ctx.config.padded_ov_depth // COLUMNS):
         part = o.slice(i * COLUMNS, COLUMNS)
         part.store(mul2(part.load(layout), scale[:, None]))
-    mbarrier.arrive(ctx.bars.p_ready.index(2 * wg), count=1)
+    arrive(ctx.bars.p_ready.index(2 * wg))
 
 
 @gluon.jit

@@ -16,6 +16,7 @@ from warpattn.target import ARCHS
 from ..nvidia.clipped import clipped_map
 from .choose import choose
 from .config import FA4Config
+from .pair_steps import pair_step
 from .split_steps import combine_step, workspace
 from .traits import STORE_COLUMNS, Traits
 
@@ -30,6 +31,8 @@ def steps(ready: Ready, x: Operands, sequence: Sequence) -> tuple[Step, ...]:
 def steps_of(ready: Ready, x: Operands, sequence: Sequence, choice: Choice) -> tuple[Step, ...]:
     """The launches of a choice."""
     problem = ready.problem
+    if choice.config.pair_cta:
+        return (pair_step(ready, x, choice),)
     if choice.partitions == 1:
         traits = Traits(problem.kind, problem.heads_q // problem.heads_kv, problem.has_sinks, problem.has_lse)
         return (prefill_step(ready, x, sequence, choice, traits),)
