@@ -22,7 +22,7 @@ FAR = gl.constexpr(1 << 30)
 
 @gluon.aggregate
 class ClippedRows:
-    """A tensor of sequences of rows; `host.clipped_map` makes its map."""
+    """A tensor of sequences of rows; `clipped.clipped_map` makes its map."""
 
     desc: tma.tensor_descriptor
     step: gl.tensor  # offsets from one start to the next
