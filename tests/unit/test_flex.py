@@ -7,7 +7,6 @@ import torch
 from torch.nn.attention import flex_attention as flex
 
 import warpattn as wa
-from tests.oracle import Inputs, check
 from warpattn.algebra import Span
 from warpattn.evaluate import evaluate
 from warpattn.integrations.flex import MaskMod, ScoreMod, flex_attention, mask_of, score_of
@@ -248,17 +247,6 @@ def test_any_blocks(seed):
     h, q, k = torch.arange(H)[:, None, None], torch.arange(rows)[:, None], torch.arange(keys)
     of = state[:, :, torch.arange(rows) // height][..., torch.arange(keys) // width]
     assert torch.equal(grid(mask_of(blocks), rows, keys), (of == 2) | ((of == 1) & ((q + k + h) % 3 != 0)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("arch", ["sm90", "sm100", "gfx942", "gfx950"])
-def test_in_the_simulated_kernels(arch):
-    pytest.importorskip("warpattn.kernels.pieces.emit", exc_type=ImportError)
-    q, k, v = (torch.randn(B, 40, h, 64, dtype=torch.bfloat16) for h in (H, HKV, HKV))
-    mask = mask_of(flex.create_block_mask(MASKS["documents"], B, H, 40, 40, device="cpu", BLOCK_SIZE=16))
-    inputs = Inputs(q, k, v, mask=mask, score=score_of(SCORES["table from the end"]))
-    out, lse = wa.attention(q, k, v, mask=mask, score=inputs.score, return_lse=True, backend=f"simulate:{arch}")
-    check(inputs, out, lse)
 
 
 def test_masks_with_tensors_instead_of_symbols():
