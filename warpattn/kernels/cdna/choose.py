@@ -52,7 +52,6 @@ def prefill_config(dtype: str, dim_qk: int, dim_v: int, arch: str, kind: str = "
     """128 rows in four waves of 32; `kind` replaces the architecture's own kind of buffers."""
     wide = pad_dim(max(dim_qk, dim_v))
     kind = kind or ("ring" if arch == "gfx950" else "registers")
-    share = 0
     if kind == "lds":
         rows, k_strip, v_strip = 64, 32, 32
     elif kind == "registers" and arch == "gfx942":
@@ -61,7 +60,7 @@ def prefill_config(dtype: str, dim_qk: int, dim_v: int, arch: str, kind: str = "
         rows = 32 if arch == "gfx942" and wide > 64 else 64
         k_strip, v_strip = pad_dim(dim_qk), rows
     slots = 2 if kind == "ring" else 1
-    config = CDNAConfig(arch, dtype, dim_qk, dim_v, 128, rows, 32, 4, 1, kind, k_strip, v_strip, slots, share)
+    config = CDNAConfig(arch, dtype, dim_qk, dim_v, 128, rows, 32, 4, 1, kind, k_strip, v_strip, slots)
     return config, _why(kind, arch)
 
 
@@ -76,9 +75,9 @@ def decode_config(problem: Problem, arch: str) -> tuple[CDNAConfig, str]:
     sizes = (arch, dtype, problem.dim_qk, problem.dim_v, rows)
     if arch == "gfx950":
         keys = 128 if wide <= 128 and rows <= 32 else 64
-        config = CDNAConfig(*sizes, keys, 16, 1, 4, "ring", qk, keys, 2, 0, pack)
+        config = CDNAConfig(*sizes, keys, 16, 1, 4, "ring", qk, keys, 2, pack)
     else:
-        config = CDNAConfig(*sizes, 64, 16, 1, 4, "registers", min(qk, 128), 64, 1, 0, pack)
+        config = CDNAConfig(*sizes, 64, 16, 1, 4, "registers", min(qk, 64), 64, 1, pack)
     return config, f"{problem.seq_q} tokens of {pack} heads share a tile of {rows} rows; {_why(config.kind, arch)}"
 
 
@@ -102,8 +101,8 @@ def partitions_of(problem: Problem, target: Arch) -> tuple[int, str]:
         wanted = -(-keys // (PAGE * max(1, streams // 64)))
         return _bucket(wanted), f"{streams} key heads fill {target.processors} CUs, so parts stay long"
     least = -(-target.processors // streams)
-    wanted = max(least, min(-(-(-(-keys // PAGE)) // 5), 2 * least))
     pages = -(-keys // PAGE)
+    wanted = min(max(-(-pages // 5), least), 2 * least)
     why = f"{streams} key heads on {target.processors} CUs: one or two workgroups each, of {PAGE} keys or more"
     return _bucket(min(wanted, pages)), why
 

@@ -36,7 +36,6 @@ class CDNAConfig:
     k_strip: int
     v_strip: int
     slots: int
-    waves_per_eu: int  # waves that share a SIMD's registers; 0 leaves it to the compiler
     pack: int = 1
 
     @property

@@ -53,8 +53,12 @@ def steps(ready: Ready, x: Operands, sequence: Sequence, choice: Choice | None =
 
 
 def options(config: CDNAConfig) -> Mapping[str, Any]:
-    """Options of triton.compile."""
-    return {"num_warps": config.waves, "enable_fp_fusion": True, "waves_per_eu": config.waves_per_eu}
+    """Options of triton.compile.
+
+    No number of waves per SIMD is asked for: asked for two, LLVM keeps half of a wave's 256 registers as AGPRs, and
+    some configs spill that otherwise do not (head dim 72 on gfx950: 36 bytes).
+    """
+    return {"num_warps": config.waves, "enable_fp_fusion": True}
 
 
 def _combine(config: CDNAConfig, traits: Any, arch: str, places: dict[str, Any], parts: dict[str, Any]) -> Step:
