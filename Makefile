@@ -45,6 +45,7 @@ docs: $(READY)
 	$(PY) docs/figures/masks.py
 	$(PY) -m docs.figures.ring
 	$(PY) -m docs.figures.sm90
+	$(PY) -m docs.figures.sm100
 	$(PY) -m docs.figures.cdna
 	$(PY) -m docs.figures.benchmarks
 

@@ -26,4 +26,4 @@ def run(keys: int = 1536) -> Report:
 
 
 if __name__ == "__main__":
-    run().save_timeline(str(Path(__file__).with_name("sm100.svg")), start=6000, end=15000)
+    run().save_timeline(str(Path(__file__).with_name("sm100.svg")), start=20000, end=33000)

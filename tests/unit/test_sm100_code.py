@@ -1,7 +1,9 @@
 """The Blackwell prefill kernel without a Blackwell card: its machine code is compiled here and counted."""
 
+import os
 import re
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -33,8 +35,8 @@ def compiled(name: str):
     return compile_prefill(config, Traits(kind, config.group, False, True), program, None)
 
 
-# Bytes of stack that Triton 3.9.0 spills to: ragged in the masked tiles of softmax 0, paged a number once a role.
-STACK = {"d128-ragged": 64, "d128-paged": 8}
+# Bytes of stack that Triton 3.9.0 spills to: with pages one number, written once and read once in each of three roles.
+STACK = {"d128-paged": 8}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -42,7 +44,16 @@ def test_nothing_is_spilled(name: str) -> None:
     used = resources(compiled(name).asm["cubin"])
     assert used.registers * NUM_THREADS == 65_536
     assert used.stack <= STACK.get(name, 0)
-    assert used.spills == 0 or name in STACK
+    assert used.spills == 0 or (name in STACK and used.spills <= 4)
+
+
+def test_compiling_takes_seconds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """At most 8 s when the machine is idle, the assembler included; twice as much here, where it need not be."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    before = os.times()
+    compiled.__wrapped__("d128")
+    after = os.times()
+    assert 0.5 < sum(after[:4]) - sum(before[:4]) < 16
 
 
 @pytest.mark.parametrize("name", CASES)

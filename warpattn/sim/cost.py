@@ -127,11 +127,13 @@ _FREE = {
     "tt.reshape", "tt.trans", "tt.join", "tt.split", "tt.make_range", "tt.get_program_id", "tt.get_num_programs",
     "arith.extui", "arith.extsi", "arith.trunci", "arith.index_cast", "ttg.memdesc_index", "ttg.memdesc_reshape",
     "ttg.memdesc_trans", "ttg.memdesc_subslice", "ttg.memdesc_reinterpret", "ttg.local_dealloc", "arith.extf",
+    "ttng.tmem_alloc", "ttng.tmem_dealloc", "ttng.tmem_subslice", "ttng.tmem_wait",
     "ttg.warp_specialize", "tt.call", "scf.for", "scf.if", "scf.while", "ttg.async_commit_group", "ub.poison",
 }  # fmt: skip
 _GLOBAL = {"tt.load", "tt.store", "tt.descriptor_load", "tt.descriptor_store", "amdg.buffer_load", "amdg.buffer_store"}
 _DIVISIONS = {"arith.divsi", "arith.remsi", "arith.divui", "arith.remui"}
 _DIVISION, _BY_CONSTANT = 20, 4  # instructions
+_PACKED = 2  # elements of an instruction
 _LATENCY = {
     "ttng.wait_barrier": "mbarrier wait", "ttng.arrive_barrier": "mbarrier arrive",
     "ttng.barrier_expect": "mbarrier arrive", "ttng.init_barrier": "mbarrier arrive", "ttng.inval_barrier": "scalar",
@@ -227,6 +229,8 @@ def _arithmetic(op: Op, chip: Chip, constants: frozenset[str]) -> Price:
         elements *= _BY_CONSTANT if op.operands[1] in constants else _DIVISION
     if op.name == "tt.dot":
         return product(op, chip)
+    if op.name == "ttng.packed_arith":
+        engine, elements = "FMA", elements / _PACKED
     return _on(engine, elements, chip)
 
 
