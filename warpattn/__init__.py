@@ -4,7 +4,8 @@
     out = wa.attention(q, k, v, mask=wa.Causal())
 
 Three functions (`attention`, `attention_varlen`, `attention_paged`) and the values they take: masks, scores, sequences,
-and the little language of custom masks and scores; `append_paged` fills a cache. Importing this does not import Triton.
+and the little language of custom masks and scores; `append_paged` fills a cache, `DecodePlan` and `PrefillPlan` keep
+the launches of a serving step. Importing this does not import Triton.
 """
 
 from warpattn.api import attention, attention_paged, attention_varlen
@@ -27,6 +28,7 @@ from warpattn.masks import (
 )
 from warpattn.scores import ALiBi, Bias, CustomScore, Score, SoftCap
 from warpattn.sequences import Dense, PagedKV, Ragged
+from warpattn.serving import DecodePlan, PrefillPlan
 
 __version__ = "0.1.0"
 
@@ -38,6 +40,7 @@ __all__ = [
     "Chunked",
     "CustomMask",
     "CustomScore",
+    "DecodePlan",
     "Dense",
     "Document",
     "Full",
@@ -46,6 +49,7 @@ __all__ = [
     "Materialized",
     "Padding",
     "PagedKV",
+    "PrefillPlan",
     "Prefix",
     "Ragged",
     "Score",

@@ -23,6 +23,7 @@ from warpattn.kernels.sm90.launcher import captured_values
 from warpattn.launch import Prepared, launches_dense, prepare
 from warpattn.masks import Mask, MaskProgram
 from warpattn.operands import ALIGNMENT, Operands, addressable, captured
+from warpattn.plan import steps
 from warpattn.problem import Call, Ready
 from warpattn.repeat import Repeat
 from warpattn.scores import Score, ScoreProgram
@@ -105,7 +106,7 @@ class Planned:
         elif not cuda.is_capturing():
             if len(self._repeats) >= STREAMS:
                 self._repeats.clear()
-            self._repeats[cuda.current_stream(self._device)] = Repeat(ready, x, sequence)
+            self._repeats[cuda.current_stream(self._device)] = Repeat(steps(ready, x, sequence), ready, x, sequence)
 
     def __call__(
         self, inputs: Inputs, mask: MaskProgram | None, score: ScoreProgram | None, sequence: Sequence | None

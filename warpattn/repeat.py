@@ -1,6 +1,6 @@
 """The launches of a call, kept: with other tensors of the same shapes only addresses are written again.
 
-    Repeat(ready, operands, sequence) ─ steps, loaded, bound ─▶ repeat(addresses, values): a driver call a step
+    Repeat(steps, ready, operands, sequence) ─ loaded, bound ─▶ repeat(addresses, values): a driver call a step
 
 Which parameter holds which tensor is seen once, by identity, in the arguments of the steps. Workspaces belong to the
 `Repeat`, so it must not run twice at a time: keep one per stream. The tensors of the call are not kept.
@@ -18,10 +18,9 @@ from warpattn import cuda, hip
 from warpattn.abi import values as flattened
 from warpattn.dispatch import Bound, load
 from warpattn.operands import Operands
-from warpattn.plan import steps
 from warpattn.problem import Ready
 from warpattn.sequences import Sequence as Layout
-from warpattn.step import TensorMap
+from warpattn.step import Step, TensorMap
 
 __all__ = ["Repeat", "tensors_of"]
 
@@ -34,8 +33,11 @@ def tensors_of(x: Operands, sequence: Layout) -> tuple[Tensor | None, ...]:
 class Repeat:
     """The bound launches of one call."""
 
-    def __init__(self, ready: Ready, x: Operands, sequence: Layout) -> None:
-        """Operands must be `fitted`. LookupError if a tensor of the call cannot be told from the others."""
+    def __init__(self, launches: tuple[Step, ...], ready: Ready, x: Operands, sequence: Layout) -> None:
+        """`launches` are the steps of the call, whose operands must be `fitted`.
+
+        LookupError if a tensor of the call cannot be told from the others.
+        """
         named = tensors_of(x, sequence)
         given = [tensor for tensor in named if tensor is not None]
         if len({id(tensor) for tensor in given}) < len(given):
@@ -50,7 +52,7 @@ class Repeat:
         self._workspace: list[Tensor] = []
         place = {id(tensor): i for i, tensor in enumerate(named) if tensor is not None}
         first = {"mask_args": 0, "score_args": sum(1 + 2 * tensor.ndim for tensor in ready.mask.tensors)}
-        for step in steps(ready, x, sequence):
+        for step in launches:
             if step.arch in hip.ARCHS:
                 raise LookupError("launches through HIP are not kept")
             bound = load(step, self._device).bind(step.args)

@@ -59,8 +59,9 @@ ALLOWED: dict[str, set[str]] = {
     "dispatch": HOST | RUNTIME | {"hip", "plan", "step", "operands"},
     "append": HOST | {"cuda", "dispatch", "kernels.<arch>"},
     "launch": HOST | DEVICE | RUNTIME | {"dispatch", "plan", "step", "operands", "kernels.nvidia", "kernels.amd", "kernels.<arch>"},
-    "repeat": HOST | {"abi", "cuda", "dispatch", "hip", "operands", "plan", "step"},
-    "planned": HOST | {"cuda", "launch", "operands", "repeat", "kernels.<arch>"},
+    "repeat": HOST | {"abi", "cuda", "dispatch", "hip", "operands", "step"},
+    "serving": HOST | {"cuda", "operands", "plan", "reference", "repeat", "step", "kernels.<arch>"},
+    "planned": HOST | {"cuda", "launch", "operands", "plan", "repeat", "kernels.<arch>"},
     "simulated": HOST | {"operands", "plan", "step", "sim"},
     "route": HOST | {"operands", "reference", "dispatch", "launch", "planned", "simulated"},
     "ops": HOST | {"planned", "route"},
@@ -69,7 +70,7 @@ ALLOWED: dict[str, set[str]] = {
     "integrations": VALUES | {"api", "append", ROOT},
     "cli": ANYTHING,
     "__main__": {"cli"},
-    ROOT: HOST | {"api", "append", "reference", "plan"},
+    ROOT: HOST | {"api", "append", "reference", "plan", "serving"},
 }
 
 

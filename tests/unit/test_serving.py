@@ -1,0 +1,73 @@
+"""Plans for serving on the CPU: results as of a call, an output of their own, one sentence for what does not fit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import warpattn as wa
+
+
+def cache(pages: int = 9, page: int = 4, batch: int = 2) -> wa.PagedKV:
+    k, v = torch.randn(pages, page, 2, 16), torch.randn(pages, page, 2, 24)
+    table = torch.randperm(pages)[: batch * 4].reshape(batch, 4).int()
+    return wa.PagedKV(k, v, table, torch.tensor([13, 6], dtype=torch.int32))
+
+
+def test_a_decode_plan_follows_its_inputs():
+    q, kv = torch.randn(2, 1, 4, 16), cache()
+    plan = wa.DecodePlan(q, kv, mask=wa.Causal(), score=wa.SoftCap(5.0), return_lse=True)
+    for _ in range(3):
+        q, kv = torch.randn(2, 1, 4, 16), cache()
+        plan.out.fill_(torch.nan)
+        out, lse = plan(q, kv)
+        wanted, wanted_lse = wa.attention_paged(q, kv, mask=wa.Causal(), score=wa.SoftCap(5.0), return_lse=True)
+        assert out is plan.out and torch.allclose(out, wanted, atol=1e-6) and torch.allclose(lse, wanted_lse)
+
+
+def test_an_output_of_the_caller():
+    q, kv = torch.randn(2, 1, 4, 16), cache()
+    plan, out = wa.DecodePlan(q, kv), torch.full((2, 1, 4, 24), torch.nan)
+    assert plan(q, kv, out) is out
+    assert torch.allclose(out, wa.attention_paged(q, kv), atol=1e-6)
+
+
+def test_a_prefill_plan_takes_fewer_rows():
+    def step(*lengths: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, wa.Ragged]:
+        total = sum(lengths)
+        cu = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
+        return torch.randn(total, 4, 16), torch.randn(total, 2, 16), torch.randn(total, 2, 16), wa.Ragged(cu)
+
+    plan = wa.PrefillPlan(*step(20, 12), mask=wa.Causal(), return_lse=True)
+    for lengths in ((20, 12), (3, 0), (1, 30)):
+        inputs = step(*lengths)
+        plan.out.fill_(torch.nan)
+        out, lse = plan(*inputs)
+        wanted, wanted_lse = wa.attention_varlen(*inputs, mask=wa.Causal(), return_lse=True)
+        assert torch.allclose(out, wanted, atol=1e-6) and torch.allclose(lse, wanted_lse, atol=1e-6)
+    with pytest.raises(wa.AttentionError, match="q has 40 and k 40 rows; the plan was made for up to"):
+        plan(*step(20, 20))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda q, kv: (q[:, :, :2], kv), "q has shape"),
+        (lambda q, kv: (q.half(), kv), "torch.float16"),
+        (lambda q, kv: (q, wa.PagedKV(kv.k_pages[:5], kv.v_pages, kv.block_table, kv.lengths)), "k_pages has shape"),
+        (lambda q, kv: (q, wa.PagedKV(kv.k_pages, kv.v_pages, kv.block_table[:, :2], kv.lengths)), "block_table has"),
+        (lambda q, kv: (q, wa.PagedKV(kv.k_pages, kv.v_pages, kv.block_table, kv.lengths.long())), "torch.int64"),
+    ],
+)
+def test_what_was_not_planned_is_refused(change, words):
+    q, kv = torch.randn(2, 1, 4, 16), cache()
+    plan = wa.DecodePlan(q, kv)
+    with pytest.raises(wa.AttentionError, match="the plan was made for") as caught:
+        plan(*change(q, kv))
+    assert words in str(caught.value)
+
+
+def test_bad_input_is_refused_when_the_plan_is_made():
+    q, kv = torch.randn(2, 1, 5, 16), cache()
+    with pytest.raises(wa.AttentionError, match="multiple of the key heads"):
+        wa.DecodePlan(q, kv)
