@@ -9,14 +9,19 @@ import torch
 pytest.importorskip("triton")
 
 from tests.oracle import Inputs, check, poisoned
+from tests.sim.test_sm100_lengths import paged
+from warpattn import attention_paged
 from warpattn.kernels.pieces.combine import combine_block
+from warpattn.kernels.sm100.build import TARGET
 from warpattn.kernels.sm100.choose import prefill_config
+from warpattn.kernels.sm100.config import NUM_THREADS, SMEM_LIMIT
 from warpattn.kernels.sm100.mha_1q_choose import choice_of, choose_1q
 from warpattn.kernels.sm100.split_steps import rows_per_program
 from warpattn.kernels.sm100.steps import steps_of
 from warpattn.masks import Causal, CustomMask, Full, Mask, Materialized, Padding, Prefix, SlidingWindow
 from warpattn.operands import Operands, fitted
 from warpattn.problem import Call, Problem, Ready, examine
+from warpattn.sass import opcode_counts, resources
 from warpattn.scores import ALiBi, Bias, Score, SoftCap
 from warpattn.sequences import Dense
 from warpattn.sim import KnockOut, Report, knock_out, simulate
@@ -182,6 +187,50 @@ def test_every_synchronisation_is_needed(case):
     assert not unexplained, "\n".join(unexplained)
     barriers = [found for found in results if not found.op.startswith("tcgen05.fence")]
     assert sum(found.noticed for found in barriers) > 0.8 * len(barriers)
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+@pytest.mark.parametrize(
+    ("lengths", "page", "dim"), [([600, 0, 129], 16, 128), ([700, 65, 1], 64, 64), ([900], 256, 128)]
+)
+def test_paged_keys(lengths, page, dim, parts):
+    """Pages that nobody has and the tails of last pages hold NaN; table entries past a length point outside."""
+    torch.manual_seed(0)
+    q, sequence = paged(lengths, 5, 8, 2, dim, page)
+    ready = examine(Call(q, q, q, sequence, Causal(), return_lse=True, backend="simulate:sm100"))
+    out = poisoned(tuple(q.shape), q.dtype)
+    lse = poisoned(ready.lse_shape, torch.float32)
+    x = fitted(Operands(q, sequence.k_pages, sequence.v_pages, out, lse, None))
+    config = replace(prefill_config(ready.problem)[0], BM=128, max_qk_stages=None, splitk_partitions=parts).gluon()[0]
+    for step in steps_of(ready, x, sequence, choice_of(ready.problem, config)):
+        report = launch(step, Options("lazy", 0))
+        assert report.clean, report
+    expected = attention_paged(q, sequence, mask=Causal(), return_lse=True, backend="reference")
+    torch.testing.assert_close(out, expected[0], atol=4e-3, rtol=0)
+    torch.testing.assert_close(lse, expected[1], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(("dim", "parts"), [(128, 1), (64, 1), (128, 4)])
+def test_machine_code(dim, parts):
+    """Loads and products as the config makes them; three quarters of the exponentials on the unit; and no spills but of
+    the thread's number and seq_k - seq_q, which ptxas makes once for all roles and reads again outside of the loops."""
+    import triton
+
+    case = Case(60, 700, dim=dim, parts=parts, mask=Causal())
+    step = case.steps(case.inputs())[0][0]
+    config = step.key[0]
+    kernel = triton.compile(step.source(), target=TARGET, options=dict(step.options))
+    used, counts = resources(kernel.asm["cubin"]), opcode_counts(kernel.asm["cubin"])
+    assert used.stack <= 16 and used.spill_stores <= 3
+    assert config.smem_used <= kernel.metadata.shared <= min(config.smem_used + 512, SMEM_LIMIT)
+    assert kernel.metadata.tmem_size == 512 >= config.tmem_used
+    assert kernel.metadata.num_warps * 32 == NUM_THREADS
+    qk, pv = config.padded_qk_depth // 16, config.BN // 16
+    assert counts["UTCHMMA"] == 4 * qk + 2 * pv, "Q·K before and in the loop, P·V in the loop, for each accumulator"
+    assert counts["UTMALDG"] == 4 * config.num_qk_stages + 1 + (config.num_qk_stages == 2), counts
+    exponentials = 2 * config.BN * 3 // 4
+    assert exponentials <= counts["MUFU"] <= exponentials + 16
+    assert counts["FFMA2"] >= 2 * (config.BN // 2 + 3 * config.BN // 8), "exponents, and the polynomial of a quarter"
 
 
 def problem(seq_q: int, seq_k: int, batch: int = 1, heads: int = 8, dim: int = 128) -> Problem:
