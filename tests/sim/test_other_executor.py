@@ -27,10 +27,9 @@ pytest.importorskip("test.mockgpu.amd.emu", reason="needs a checkout of tinygrad
 from test.mockgpu.amd import emu
 from tinygrad.device import BufferSpec
 from tinygrad.runtime.support.elf import elf_loader
-from triton.experimental.gluon import GluonASTSource
 
-from tests.sim import amd_kernels
 from tests.sim.cdna import Case, decode_choice, error, outputs, prefill_choice, ready_of
+from tests.sim.other_instructions import supplied
 from warpattn import hip
 from warpattn.abi import values
 from warpattn.kernels.cdna.steps import steps
@@ -80,8 +79,13 @@ def _memory(monkeypatch) -> Memory:
         whole = options is not None and options.external_ptr == 0
         return buffer(device, size, dtype, options=BufferSpec(external_ptr=memory.base) if whole else options, **others)
 
+    def decoded(at: int, arch: str) -> Any:
+        found = emu.decode_inst(memory.get(at, 16), arch)
+        made = supplied(found, emu._op_name(found))
+        return decode(at + memory.base, arch) if made is None else (made, found)
+
     monkeypatch.setattr(emu, "Buffer", based)
-    monkeypatch.setattr(emu, "_decode_at", lambda at, arch: decode(at + memory.base, arch))
+    monkeypatch.setattr(emu, "_decode_at", decoded)
     return memory
 
 
@@ -114,39 +118,31 @@ def execute(step: Step, memory: Memory) -> None:
 
 
 @pytest.mark.parametrize("kind", ["registers", "lds", "ring"])
-def test_prefill_of_gfx942(kind, memory):
-    """Causal, two heads that share their keys, lengths that are no multiples of a tile; with 16 x 16 MFMA.
-
-    The emulator takes the rows of a 32 x 32 result in another order than the hardware, see docs/kernels/cdna.md.
-    """
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+def test_prefill(kind, arch, memory):
+    """Causal, two heads that share their keys, lengths that are no multiples of a tile."""
     call = Case(seq_q=40, seq_k=70, mask=Causal()).call()
-    compare(call, prefill_choice(call, "gfx942", kind, instr=16), memory)
+    compare(call, arch, prefill_choice(call, arch, kind), memory)
 
 
-def test_decode_of_gfx942(memory):
+@pytest.mark.parametrize("kind", ["registers", "lds", "ring"])
+def test_prefill_by_its_own_instructions(kind, memory, monkeypatch):
+    """With 16 x 16 MFMA on gfx942 it needs nothing from `other_instructions`."""
+    monkeypatch.setattr("tests.sim.test_other_executor.supplied", lambda *_: None)
+    call = Case(seq_q=40, seq_k=70, mask=Causal()).call()
+    compare(call, "gfx942", prefill_choice(call, "gfx942", kind, instr=16), memory)
+
+
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+def test_decode(arch, memory):
     """One token of four heads that share their keys, in two partitions that a second kernel adds."""
     call = Case(seq_q=1, seq_k=300, heads=4, sinks=True).call()
-    compare(call, decode_choice(call, "gfx942", partitions=2), memory)
+    compare(call, arch, decode_choice(call, arch, partitions=2), memory)
 
 
-def test_copies_of_gfx950(memory):
-    """Tiles through two slots of LDS, 16 bytes a lane; it cannot do more of gfx950, whose LDS transposes V."""
-    constants = {"FAULT": "", "BYTES": 16}
-    signature = {"x": "*fp32", "out": "*fp32", "n": "i32"} | dict.fromkeys(constants, "constexpr")
-    hints = {(i,): [["tt.divisibility", 16], ["tt.pointer_range", 32]] for i in range(2)}
-    x, out = torch.randn(3, 32, 32), torch.full((32, 32), torch.nan)
-    options = {"num_warps": 4, "enable_fp_fusion": True}
-
-    def source() -> Any:
-        return GluonASTSource(amd_kernels.ring_kernel, signature, constants, hints)
-
-    execute(Step("ring", "gfx950", ("ring",), source, options, (1,), {"x": x, "out": out, "n": 3}), memory)
-    torch.testing.assert_close(out, x.sum(0))
-
-
-def compare(call: Call, choice: Choice, memory: Memory) -> None:
+def compare(call: Call, arch: str, choice: Choice, memory: Memory) -> None:
     """Output and LSE of the code objects against the reference."""
-    ready = ready_of(call, "gfx942")
+    ready = ready_of(call, arch)
     out, lse = outputs(call, ready)
     operands = fitted(Operands(call.q, call.k, call.v, out, lse, call.sinks))
     for step in steps(ready, operands, call.sequence, choice):
