@@ -1,7 +1,8 @@
 """Softmax warpgroups and correction of the pair kernel: every CTA for its 128 rows of each query tile.
 
 What differs from the kernel of one CTA: warpgroups arrive as a whole (an arrival on the leader's barrier comes from the
-other CTA), rows decide one by one whether their reference maximum moves, and O is rescaled for every key tile.
+other CTA), rows decide one by one whether their reference maximum moves, and O is rescaled for every key tile. A row is
+worked on in quarters: with a half and two quarters the code compiled in 3/4 of the time, but spilled 43 times, not 3.
 """
 
 from triton.experimental import gluon
