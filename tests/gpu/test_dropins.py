@@ -133,8 +133,10 @@ def test_gradients_are_refused():
     torch_sdpa.register()
     registry.activate_flash_attention_impl("warpattn")
     try:
-        with registry.sdpa_kernel(registry.SDPBackend.FLASH_ATTENTION), pytest.raises(wa.AttentionError):
-            F.scaled_dot_product_attention(*heads_first(q, q, q))
+        with registry.sdpa_kernel(registry.SDPBackend.FLASH_ATTENTION):
+            out = F.scaled_dot_product_attention(*heads_first(q, q, q))
+        with pytest.raises(wa.AttentionError):  # the forward operator runs below autograd and cannot see it
+            out.sum().backward()
     finally:
         registry.restore_flash_attention_impl()
 

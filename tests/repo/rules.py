@@ -25,6 +25,7 @@ API: dict[str, set[str] | None] = {
     "warpattn/api.py": None,
     "warpattn/append.py": {"append_paged"},
     "warpattn/reference.py": {"reference"},
+    "warpattn/serving.py": {"__init__"},
 }
 
 BANNED_NAMES = {"utils", "util", "common", "helpers", "helper", "misc", "tools"}
@@ -103,7 +104,8 @@ def parameters(function: Function) -> list[str]:
 
 
 def _parameters_allowed(path: str, function: Function) -> int:
-    if path in API and not function.name.startswith("_") and (API[path] is None or function.name in API[path]):
+    public = not function.name.startswith("_") or function.name == "__init__"
+    if path in API and public and (API[path] is None or function.name in API[path]):
         return API_PARAMETERS
     # An entry kernel is what the host launches: its descriptors and sizes cannot arrive packed into one value.
     entry = is_device(function) and path.startswith("warpattn/kernels/") and function.name.endswith("_kernel")
