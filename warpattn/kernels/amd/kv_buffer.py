@@ -40,15 +40,16 @@ class KVBuffer:
     def load_from_dram(self, source, key, strip: gl.constexpr):
         """Ask for strip number `strip` of the tile at `key`: a register stage, to be given to `copy_to_shared`."""
         rows, cols, inside = strip_places(source, self.config, key, strip)
-        if whole_pages(self.config, source.page_size):
+        if by_base(self.config, source.page_size):
             offsets = (rows * source.row).to(gl.int32) + cols
             return cdna3.buffer_load(strip_base(source, self.config, key, strip), offsets, mask=inside)
-        elif self.config.dim < self.config.depth:
-            return gl.load(
-                page_pointers(source, key, strip, self.config) + cols, mask=cols < self.config.dim, other=0.0
-            )
         else:
-            return gl.load(page_pointers(source, key, strip, self.config) + cols)
+            pages = strip_pages(source, self.config, key, strip)
+            pointers = page_pointers(source, self.config, key, strip, pages) + cols
+            if self.config.dim < self.config.depth:
+                return gl.load(pointers, mask=cols < self.config.dim, other=0.0)
+            else:
+                return gl.load(pointers)
 
     @gluon.jit
     def copy_to_shared(self, stage):
@@ -71,7 +72,7 @@ class KVBufferLDS:
     @gluon.jit
     def load_from_dram(self, source, key, strip: gl.constexpr):
         """Start the DMA of a strip."""
-        start_copy(self.smem.index(0), source, self.config, key, strip)
+        start_copy(self.smem.index(0), source, self.config, key, strip, strip_pages(source, self.config, key, strip))
 
     @gluon.jit
     def copy_to_shared(self):
@@ -92,9 +93,15 @@ class KVBufferRing:
     config: gl.constexpr
 
     @gluon.jit
-    def load_from_dram(self, source, key, number):
+    def pages(self, source, key):
+        """What `load_from_dram` needs to know of the pages of the tile at `key`: looked up a tile early, because the
+        answer comes behind all copies that were asked for before it."""
+        return strip_pages(source, self.config, key, 0)
+
+    @gluon.jit
+    def load_from_dram(self, source, key, number, pages):
         """Start the DMA of the tile at `key` into the slot of tile number `number`."""
-        start_copy(self.smem.index(number % self.config.slots), source, self.config, key, 0)
+        start_copy(self.smem.index(number % self.config.slots), source, self.config, key, 0, pages)
 
     @gluon.jit
     def copy_to_shared(self, later: gl.constexpr):
@@ -121,21 +128,21 @@ def get_mma_tile(slot, config: gl.constexpr):
 
 
 @gluon.jit
-def start_copy(slot, source, config: gl.constexpr, key, strip: gl.constexpr):
-    """DMA of a strip into a slot, a commit group of its own.
+def start_copy(slot, source, config: gl.constexpr, key, strip: gl.constexpr, pages):
+    """DMA of a strip into a slot, a commit group of its own; `pages` as `strip_pages` says.
 
     Where nothing is, buffer loads write zeros. Loads by pointers write nothing: past the last key they repeat it, and
     columns past the head dim stay as `allocate` left them.
     """
     rows, cols, inside = strip_places(source, config, key, strip)
-    if whole_pages(config, source.page_size):
+    if by_base(config, source.page_size):
         offsets = (rows * source.row).to(gl.int32) + cols
         async_copy.buffer_load_to_shared(slot, strip_base(source, config, key, strip), offsets, mask=inside)
     elif config.dim < config.depth:
-        pointers = page_pointers(source, key, strip, config) + cols
+        pointers = page_pointers(source, config, key, strip, pages) + cols
         async_copy.global_load_to_shared(slot, pointers, mask=cols < config.dim)
     else:
-        async_copy.global_load_to_shared(slot, page_pointers(source, key, strip, config) + cols)
+        async_copy.global_load_to_shared(slot, page_pointers(source, config, key, strip, pages) + cols)
     async_copy.commit_group()
 
 
@@ -170,24 +177,42 @@ def strip_base(source, config: gl.constexpr, key, strip: gl.constexpr):
 
 
 @gluon.jit
-def page_pointers(source, key, strip: gl.constexpr, config: gl.constexpr):
-    """Pointers [R, 1] to column 0 of a strip's rows, whose pages end anywhere; the table's entries come one per row.
+def strip_pages(source, config: gl.constexpr, key, strip: gl.constexpr):
+    """Pages [R, 1] of a strip's rows, those of rows past the last key its own; nothing where no table is read by row.
 
-    Rows past the last key are the last key.
+    Without any key it is page 0, so that pointers stay inside the cache.
     """
+    if by_base(config, source.page_size):
+        return 0
+    else:
+        numbers = gl.load(source.table + strip_keys(source, config, key, strip) // source.page_size)
+        return gl.where(source.keys > 0, numbers, 0)
+
+
+@gluon.jit
+def page_pointers(source, config: gl.constexpr, key, strip: gl.constexpr, pages):
+    """Pointers [R, 1] to column 0 of a strip's rows, whose pages end anywhere."""
+    rows = strip_keys(source, config, key, strip) % source.page_size
+    return source.base + pages.to(gl.int64) * source.page + rows.to(gl.int64) * source.row
+
+
+@gluon.jit
+def strip_keys(source, config: gl.constexpr, key, strip: gl.constexpr):
+    """Keys [R, 1] of a strip's rows; past the last key, the last."""
     layout: gl.constexpr = copy_layout(config)
     shape: gl.constexpr = config.btile
     rows = key + first_row(config, strip) + gl.arange(0, shape[0], gl.SliceLayout(1, layout))[:, None]
-    rows = gl.maximum(gl.minimum(rows, source.keys - 1), 0)
-    number = rows // source.page_size
-    page = gl.where(source.keys > 0, gl.load(source.table + number), 0).to(gl.int64)
-    return source.base + page * source.page + (rows - number * source.page_size).to(gl.int64) * source.row
+    return gl.maximum(gl.minimum(rows, source.keys - 1), 0)
 
 
 @gluon.constexpr_function
-def whole_pages(config, page_size):
-    """Whether the rows of a strip lie evenly: dense, or in one page."""
-    return page_size == 0 or page_size % config.btile[0] == 0
+def by_base(config, page_size):
+    """Whether a strip is loaded from one base address: its rows lie evenly, being dense or in one page.
+
+    Not for copies from pages: after a copy to LDS, LLVM does not know that the table is as it was, so it reads the page
+    number into a vector register, and each buffer load becomes a loop over possible bases (gfx950).
+    """
+    return page_size == 0 or (config.kind == "registers" and page_size % config.btile[0] == 0)
 
 
 @gluon.constexpr_function
@@ -220,7 +245,7 @@ def allocate(config: gl.constexpr, dtype: gl.constexpr, page_size: gl.constexpr)
     """LDS of a buffer. Where copies leave columns out, they are zeros from the start."""
     shape: gl.constexpr = [config.slots, config.btile[0], config.btile[1]]
     smem = gl.allocate_shared_memory(dtype, shape, shared_layout(config))
-    if config.kind != "registers" and config.dim < config.depth and not whole_pages(config, page_size):
+    if config.kind != "registers" and config.dim < config.depth and not by_base(config, page_size):
         slots: gl.constexpr = config.slots
         for slot in gl.static_range(slots):
             smem.index(slot).store(gl.zeros([shape[1], shape[2]], dtype, copy_layout(config)))

@@ -15,7 +15,7 @@ from ..pieces.apply import Modifiers
 from ..pieces.softmax import LOG2_E
 from ..pieces.span import tile_span
 from .epilogue import store_output
-from .feed import Visit, first_key, loads_ahead, make_feed
+from .feed import make_feed, visit_of
 from .layouts import product_layout, scores_operand
 from .place import Shape, Tensors, element_rows, find_place, kv_sources, load_queries
 from .softmax import softmax_start, softmax_step
@@ -81,10 +81,9 @@ def attend(ctx, place):
     o = gl.zeros([config.block_m, config.padded_v], gl.float32, layout)
     stage = feed.start(span, first)
     for i in range(first, last):
-        key = span.key_tile(i) * config.block_n
-        visit = Visit(i - first, key, first_key(span, i + loads_ahead(config), place.lengths.seq_k, config))
+        visit = visit_of(span, i, first, place.lengths.seq_k, config)
         s, stage = feed.scores(q, visit, stage)
-        s = visible_scores(ctx, s, place, key, i < span.masked)
+        s = visible_scores(ctx, s, place, visit.key, i < span.masked)
         state, p, alpha = softmax_step(state, s, exponent_scale(ctx))
         o, stage = feed.values(p, o * alpha[:, None], visit, stage)
     feed.finish()

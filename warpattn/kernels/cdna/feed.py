@@ -1,8 +1,8 @@
 """What a tile of keys goes through in each of the three buffers: Q·Kᵀ and P·V, strip by strip.
 
-`start`, then `scores` and `values` in turn for each tile; each returns what was asked for and is not in LDS yet (a
-strip in registers, for DMA nothing). What is loaded ahead past the last tile is at a key past the end, which loads
-nothing, so the last tile needs no case of its own.
+`start`, then `scores` and `values` in turn for each tile. Each returns what the next one is to be given: a strip that
+is on its way in registers; for the ring, the pages of the tile that is loaded next. What is loaded ahead past the last
+tile is at a key past the end, where nothing is, so the last tile needs no case of its own.
 
       RegisterFeed   strip j+1 is loaded into registers while j goes through LDS; the last strip of K overlaps the first
                      of V, the last of V the first of the next K
@@ -26,6 +26,7 @@ class Visit:
     number: gl.tensor  # 0, 1, .. in the order of the visits
     key: gl.tensor  # first key
     ahead: gl.tensor  # first key of the tile that is loaded meanwhile, see `loads_ahead`
+    later: gl.tensor  # of the tile after that
 
 
 @gluon.constexpr_function
@@ -129,17 +130,25 @@ class RingFeed:
     config: gl.constexpr
 
     @gluon.jit
-    def load(self, key, number):
+    def load(self, key, number, pages):
         """Start the DMA of K and V of tile `number`."""
-        self.k.load_from_dram(self.k_source, key, number)
-        self.v.load_from_dram(self.v_source, key, number)
+        self.k.load_from_dram(self.k_source, key, number, pages[0])
+        self.v.load_from_dram(self.v_source, key, number, pages[1])
+
+    @gluon.jit
+    def pages(self, key):
+        """Pages of K and of V of the tile at `key`."""
+        return self.k.pages(self.k_source, key), self.v.pages(self.v_source, key)
 
     @gluon.jit
     def start(self, span, first):
         """Start the DMA of the first tiles."""
+        pages = self.pages(first_key(span, first, self.k_source.keys, self.config))
         for i in gl.static_range(loads_ahead(self.config)):
-            self.load(first_key(span, first + i, self.k_source.keys, self.config), i)
-        return 0
+            after = self.pages(first_key(span, first + i + 1, self.k_source.keys, self.config))
+            self.load(first_key(span, first + i, self.k_source.keys, self.config), i, pages)
+            pages = after
+        return pages
 
     @gluon.jit
     def scores(self, q, visit, stage):
@@ -150,9 +159,10 @@ class RingFeed:
         """
         tiles: gl.constexpr = loads_ahead(self.config)
         self.k.copy_to_shared(2 * tiles - 1)
-        self.load(visit.ahead, visit.number + tiles)
+        after = self.pages(visit.later)
+        self.load(visit.ahead, visit.number + tiles, stage)
         k = self.k.load_from_shared(visit.number, scores_operand(self.config, 1))
-        return cdna3.mfma(q, k, no_scores(self.config)), stage
+        return cdna3.mfma(q, k, no_scores(self.config)), after
 
     @gluon.jit
     def values(self, p, o, visit, stage):
@@ -184,6 +194,14 @@ def make_feed(k_source, v_source, config: gl.constexpr):
 def first_key(span, i, keys, config: gl.constexpr):
     """First key of the tile visited as number `i`; the end of the keys if there is no such tile."""
     return gl.where(i < span.total, span.key_tile(i) * config.block_n, keys)
+
+
+@gluon.jit
+def visit_of(span, i, first, keys, config: gl.constexpr):
+    """The visit of tile number `i` of a span by a workgroup that began with number `first`."""
+    ahead = i + loads_ahead(config)
+    key = span.key_tile(i) * config.block_n
+    return Visit(i - first, key, first_key(span, ahead, keys, config), first_key(span, ahead + 1, keys, config))
 
 
 @gluon.jit
