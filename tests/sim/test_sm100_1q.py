@@ -13,7 +13,7 @@ from tests.sim.test_sm100_lengths import paged
 from warpattn import attention_paged
 from warpattn.kernels.pieces.combine import combine_block
 from warpattn.kernels.sm100.build import TARGET
-from warpattn.kernels.sm100.choose import prefill_config
+from warpattn.kernels.sm100.choose import choose, prefill_config
 from warpattn.kernels.sm100.config import NUM_THREADS, SMEM_LIMIT
 from warpattn.kernels.sm100.mha_1q_choose import choice_of, choose_1q
 from warpattn.kernels.sm100.split_steps import rows_per_program
@@ -189,20 +189,25 @@ def test_every_synchronisation_is_needed(case):
     assert sum(found.noticed for found in barriers) > 0.8 * len(barriers)
 
 
-@pytest.mark.parametrize("parts", [1, 4])
+@pytest.mark.parametrize("parts", [0, 1, 4])
 @pytest.mark.parametrize(
     ("lengths", "page", "dim"), [([600, 0, 129], 16, 128), ([700, 65, 1], 64, 64), ([900], 256, 128)]
 )
 def test_paged_keys(lengths, page, dim, parts):
-    """Pages that nobody has and the tails of last pages hold NaN; table entries past a length point outside."""
+    """Pages that nobody has and the tails of last pages hold NaN; table entries past a length point outside. 0 parts:
+    the kernel of two query tiles, which a chip with a single SM gets."""
     torch.manual_seed(0)
     q, sequence = paged(lengths, 5, 8, 2, dim, page)
     ready = examine(Call(q, q, q, sequence, Causal(), return_lse=True, backend="simulate:sm100"))
     out = poisoned(tuple(q.shape), q.dtype)
     lse = poisoned(ready.lse_shape, torch.float32)
     x = fitted(Operands(q, sequence.k_pages, sequence.v_pages, out, lse, None))
-    config = replace(prefill_config(ready.problem)[0], BM=128, max_qk_stages=None, splitk_partitions=parts).gluon()[0]
-    for step in steps_of(ready, x, sequence, choice_of(ready.problem, config)):
+    chosen = choose(ready.problem, replace(ARCHS["sm100"], processors=1))
+    assert chosen.config.num_q == 2
+    if parts > 0:
+        config = replace(chosen.config, BM=128, max_qk_stages=None, splitk_partitions=parts).gluon()[0]
+        chosen = choice_of(ready.problem, config)
+    for step in steps_of(ready, x, sequence, chosen):
         report = launch(step, Options("lazy", 0))
         assert report.clean, report
     expected = attention_paged(q, sequence, mask=Causal(), return_lse=True, backend="reference")
