@@ -20,6 +20,7 @@ from .context import Context, Sources, Work, make_barriers, make_memory, make_ri
 from .correction_warp import correction_role
 from .load_warp import load_role
 from .mma_warp import mma_role
+from .opaque import first_grid_index
 from .rows import BatchRows, PagedRows, sequence_rows
 from .softmax_warp import softmax_0, softmax_1
 
@@ -118,10 +119,3 @@ def find_sources(
             k = BatchRows(k, b)
             v = BatchRows(v, b)
         return Sources(q, k, v, o, lse, shape[0], sinks_ptr), shape[0], seq_k
-
-
-@gluon.jit
-def first_grid_index():
-    """program_id(0), as something that the compiler cannot move: it would make the value early, find no register for it
-    among those of all roles, and keep it in local memory (head dim 128, sliding window: 2 stores and 9 loads)."""
-    return gl.inline_asm("mov.u32 $0, %ctaid.x;", "=r", [], gl.int32)

@@ -20,7 +20,10 @@ from .context import p_tile, row_place
 from .epilogue import store_output
 from .exp2 import exp2_polynomial, row_sum
 from .layouts import element_type, row_layout
+from .opaque import opaque
 from .signals import any_greater, await_signal, signal
+
+LOADING_COLUMNS = gl.constexpr(32)  # of scores at once, where a mask or a score loads from memory
 
 
 @gluon.aggregate
@@ -120,13 +123,24 @@ def visible_part(ctx, s, n, key, wg: gl.constexpr):
     """A part of key tile number `n` whose first column is key number `key`.
 
     Part by part, each behind a branch of its own: score and mask of a whole row at once need more registers than there
-    are (ALiBi at head dim 128: 185 stores and 316 loads of spilled ones).
+    are (ALiBi at head dim 128: 185 stores and 316 loads of spilled ones). Functions that load go by fewer columns yet.
     """
-    if ctx.mods.score is not None:
-        s = score(ctx, s, key, wg)
-    if n < ctx.span.masked:
-        s = mask(ctx, s, key, wg)
-    return s
+    width: gl.constexpr = s.shape[1]
+    loads: gl.constexpr = len(ctx.mods.mask_args) + len(ctx.mods.score_args) > 0
+    if loads and width > LOADING_COLUMNS:
+        left, right = s.reshape([s.shape[0], 2, width // 2]).permute((0, 2, 1)).split()
+        left = visible_part(ctx, left, n, key, wg)
+        right = visible_part(ctx, right, n, key + width // 2, wg)
+        joined = gl.join(left, right).permute((0, 2, 1)).reshape(s.shape)
+        return gl.convert_layout(joined, s.type.layout, assert_trivial=True)
+    else:
+        if loads:
+            key = opaque(key)
+        if ctx.mods.score is not None:
+            s = score(ctx, s, key, wg)
+        if n < ctx.span.masked:
+            s = mask(ctx, s, key, wg)
+        return s
 
 
 @gluon.jit

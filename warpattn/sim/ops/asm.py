@@ -159,6 +159,13 @@ def _program_id(task: Any, match: re.Match[str]) -> Any:
     yield
 
 
+@whole(r"mov\.u32 \$0, \$1;$")
+def _same(task: Any, match: re.Match[str], x: int) -> Any:
+    """A scalar as it is."""
+    return x
+    yield
+
+
 @whole(r"tcgen05\.fence::(?:before|after)_thread_sync;$")
 def _tcgen05_fence(task: Any, match: re.Match[str]) -> Any:
     """Orders tensor memory against the barriers beside it, as everything is ordered here."""
