@@ -62,10 +62,9 @@ def test_the_oldest_formula() -> None:
         assert oldest(depth) == Oldest(128, 5, 230_604, 512)
 
 
-@pytest.mark.parametrize(("depth", "page_size"), [(64, 0), (64, 128), (128, 0), (128, 64)])
+@pytest.mark.parametrize(("depth", "page_size"), [(64, 0), (64, 128), (64, 256), (128, 0), (128, 256)])
 def test_both_generations_choose_the_same_slots(depth: int, page_size: int) -> None:
-    new, old = config(depth, page_size=page_size), oldest(depth)
-    old = oldest(depth, page_size) if page_size > 64 else old
+    new, old = config(depth, page_size=page_size), oldest(depth, page_size)
     assert (new.BN, new.kv_slots) == (old.BN, old.stages)
 
 
