@@ -100,7 +100,7 @@ def table(arch: str) -> str:
         "VGPRs + AGPRs, spilled": [f"{r.code.vgprs} + {r.code.agprs}, {r.code.vgpr_spills}" for r in runs],
         "LDS, bytes": [f"{r.code.lds:,}" for r in runs],
         "waves that a SIMD can hold": [str(r.code.occupancy) for r in runs],
-        "copies checked": [_checked(r.copies) for r in runs],
+        "order of copies, stores and reads in LDS": [_checked(r.copies) for r in runs],
     }
     rows = [HEAD, ("---",) * len(HEAD), *((name, *cells) for name, cells in lines.items())]
     return "\n".join(f"| {' | '.join(row)} |".replace("|  |", "| |") for row in rows)
@@ -123,7 +123,7 @@ def _transposing(code: gcn.Summary) -> int:
 
 
 def _checked(found: gcn.Check) -> str:
-    return "none to check" if not found.copies else f"{len(found.findings)} findings" if found.findings else "proven"
+    return f"{len(found.findings)} findings" if found.findings else "proven" if found.complete else "not complete"
 
 
 def in_page(text: str) -> str:

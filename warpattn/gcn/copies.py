@@ -10,6 +10,8 @@ follows their waits.
     ds_read ─▶ under way ──▶ done ──▶ done by all        a copy that overwrites its bytes may be issued now, not before
                s_waitcnt lgkmcnt(n)  s_barrier
 
+The same is asked of `ds_write` and `ds_read` of two waves that touch the same bytes.
+
 The program is explored along every path, loops until nothing new comes: register values that decide addresses are
 computed for all lanes of all waves, everything else is left out (`demand.py`). What is proven and what is taken for
 granted stands in docs/kernels/cdna.md.
@@ -37,7 +39,10 @@ _IN_ORDER = ("buffer_load", "buffer_store", "buffer_atomic", "global_", "scratch
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing wrong. kind: "not awaited", "no barrier", "overwritten" or "unresolved"."""
+    """One thing wrong. kind: "not awaited", "no barrier", "overwritten", "unordered" or "unresolved".
+
+    access: what touches the bytes of `copy`; of two accesses that are unordered, the later one.
+    """
 
     kind: str
     copy: Instruction
@@ -48,6 +53,7 @@ class Finding:
             "not awaited": "may be touched before it has landed: no s_waitcnt vmcnt covers it",
             "no barrier": "has landed for its own wave, but other waves touch it with no s_barrier between",
             "overwritten": "may overwrite what a wave has not read yet: no wait and s_barrier between",
+            "unordered": "and another wave touch the same bytes, with no wait and s_barrier between",
             "unresolved": "may meet an address that could not be computed",
         }[self.kind]
         return f"{_at(self.copy)} {said}; {_at(self.access)}"
@@ -84,10 +90,16 @@ class _State(NamedTuple):
 
 
 def check_copies(text: str) -> Check:
-    """Check `kernel.asm["amdgcn"]`; a kernel without copies to LDS has nothing to find."""
+    """Check `kernel.asm["amdgcn"]`; in a kernel that writes nothing to LDS there is nothing to find."""
     code = read(text)
     count = sum(instruction.to_lds for instruction in code.instructions)
-    return _Explorer(code, demands(code)).check(count) if count else Check((), 0, 0, True)
+    if count or any(map(_writes, code.instructions)):
+        return _Explorer(code, demands(code)).check(count)
+    return Check((), 0, 0, True)
+
+
+def _writes(instruction: Instruction) -> bool:
+    return bool(address_of(instruction)) and not instruction.to_lds and not instruction.name.startswith("ds_read")
 
 
 class _Explorer:
@@ -221,6 +233,11 @@ class _Explorer:
                 self._note("not awaited", entry.index, i, entry.touched, touched)
             elif other:
                 self._note("no barrier", entry.index, i, entry.touched, touched)
+        for entry in state.accesses:
+            if _writes(instruction) or _writes(self.code.instructions[entry.index]):
+                _, other = self.footprints.overlap(entry.touched, touched)
+                if other:
+                    self._note("unordered", entry.index, i, entry.touched, touched)
         return state._replace(accesses=_with(state.accesses, _Entry(touched, i, 0, False)))
 
     def _note(self, kind: str, copy: int, access: int, *touched: int) -> None:
