@@ -202,6 +202,23 @@ def test_pages_do_not_spill(arch, page_size):
     assert no_spills(build(paged(Case(1, 1, heads=4, dim=128), [70, 3000], page_size), arch))
 
 
+@pytest.mark.parametrize("page_size", [16, 64])
+def test_copies_from_pages_overlap(page_size):
+    """The table is read a tile early: no copy in the loop waits for all others, and n is that of dense keys."""
+    built = build(paged(Case(40, 1, heads=4, dim=128, mask=Causal()), [70, 129], page_size), "gfx950")
+    k, v = built.config.k, built.config.v
+    waits = built.summary.waits
+    assert waits[0] == 1, "at the end"
+    assert waits[outstanding(v)] == 1 and waits[outstanding(v, k)] == 1
+    assert built.summary.count("buffer_load") == prefill("gfx950").summary.count("buffer_load") // 3, "those of Q"
+
+
+def test_pages_of_whole_tiles_have_one_base_on_gfx942():
+    """Buffer loads from the base of a page take no loop over the lanes' bases (v_readfirstlane of each)."""
+    built = build(paged(Case(40, 1, heads=4, dim=128, mask=Causal()), [70, 129], 64), "gfx942")
+    assert built.summary.count("v_readfirstlane") <= prefill("gfx942").summary.count("v_readfirstlane") + 2
+
+
 @both
 def test_ragged_batches_and_fp16_do_not_spill(arch):
     q, k = torch.randn(30, 4, 128).half(), torch.randn(30, 2, 128).half()
