@@ -6,15 +6,17 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 
 from warpattn.kernels.sm100.build import compile_prefill
 from warpattn.kernels.sm100.config import NUM_THREADS, SMEM_LIMIT, FA4Config
 from warpattn.kernels.sm100.traits import Traits
-from warpattn.masks import Causal
+from warpattn.masks import Causal, Mask, Materialized
 from warpattn.nodes import Program
 from warpattn.sass import opcode_counts, resources
+from warpattn.scores import ALiBi, Bias, Score
 
 CASES = {
     "d128": (FA4Config("bf16", 128, 128).gluon()[0], "dense"),
@@ -45,6 +47,24 @@ def test_nothing_is_spilled(name: str) -> None:
     assert used.registers * NUM_THREADS == 65_536
     assert used.stack <= STACK.get(name, 0)
     assert used.spills == 0 or (name in STACK and used.spills <= 4)
+
+
+VISIBLE, ADDED = torch.zeros(1, 1, 8, 8, dtype=torch.bool), torch.zeros(1, 1, 8, 8)
+MODIFIERS: dict[str, tuple[Mask, Score | None]] = {
+    "materialized": (Materialized(VISIBLE), None),
+    "bias": (Causal(), Bias(ADDED)),
+    "alibi": (Causal(), ALiBi(8)),
+}
+
+
+@pytest.mark.parametrize("name", MODIFIERS)
+def test_masks_and_scores_that_load_are_not_spilled(name: str) -> None:
+    mask, score = MODIFIERS[name]
+    visible, added = mask.program(), None if score is None else score.program()
+    program = Program((visible.keep, *visible.span), visible.tensors)
+    scores = None if added is None else Program((added.out,), added.tensors)
+    kernel = compile_prefill(CASES["d128"][0], Traits("dense", 1, False, True), program, scores)
+    assert resources(kernel.asm["cubin"]).stack == 0
 
 
 def test_compiling_takes_seconds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
