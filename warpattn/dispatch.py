@@ -118,11 +118,12 @@ def _extent(x: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def layout_of(shape: tuple[int, ...], strides: tuple[int, ...], parameter: Parameter) -> cuda.TensorMapLayout:
-    """The map of a two-byte tensor in boxes of the parameter; a row of a box is at most as long as its swizzle."""
+    """The map of a tensor in boxes of the parameter; a row of a box is at most as long as its swizzle."""
     *outer, columns = parameter.box
     swizzle = parameter.swizzle
-    box = (*outer, min(columns, swizzle // 2) if swizzle else columns)
-    return cuda.TensorMapLayout(parameter.dtype, shape, tuple(2 * s for s in strides[:-1]), box, swizzle, STREAMED)
+    size = 4 if parameter.dtype == "fp32" else 2
+    box = (*outer, min(columns, swizzle // size) if swizzle else columns)
+    return cuda.TensorMapLayout(parameter.dtype, shape, tuple(size * s for s in strides[:-1]), box, swizzle, STREAMED)
 
 
 _loaded: dict[Hashable, Loaded] = {}  # as many as are loaded: modules stay for as long as the process lives

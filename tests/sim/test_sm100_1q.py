@@ -11,6 +11,8 @@ pytest.importorskip("triton")
 from tests.oracle import Inputs, check, poisoned
 from tests.sim.test_sm100_lengths import paged
 from warpattn import attention_paged
+from warpattn.abi import parameters
+from warpattn.dispatch import layout_of
 from warpattn.kernels.pieces.combine import combine_block
 from warpattn.kernels.sm100.build import TARGET
 from warpattn.kernels.sm100.choose import choose, prefill_config
@@ -236,6 +238,17 @@ def test_machine_code(dim, parts):
     exponentials = 2 * config.BN * 3 // 4
     assert exponentials <= counts["MUFU"] <= exponentials + 16
     assert counts["FFMA2"] >= 2 * (config.BN // 2 + 3 * config.BN // 8), "exponents, and the polynomial of a quarter"
+
+
+def test_parts_have_tensor_maps_of_fp32():
+    """What a launch on a card would tell TMA about the workspace: byte strides, and rows of 128 bytes in a box."""
+    case = Case(60, 1100, heads=4, heads_kv=2, parts=2)
+    step = case.steps(case.inputs())[0][0]
+    (parameter,) = (p for p in parameters(step.source().signature) if p.name == "o_desc")
+    o = step.args["o_desc"]
+    layout = layout_of(tuple(o.shape), o.stride(), parameter)
+    assert (layout.dtype, layout.swizzle, layout.box) == ("fp32", 128, (1, 64, 2, 32))
+    assert layout.strides == tuple(4 * stride for stride in o.stride()[:3])
 
 
 def problem(seq_q: int, seq_k: int, batch: int = 1, heads: int = 8, dim: int = 128) -> Problem:
