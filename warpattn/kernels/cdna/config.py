@@ -4,10 +4,6 @@ from dataclasses import dataclass
 
 from warpattn.kernels.amd.kv_config import WAVE, KVBufferConfig
 
-LDS_LIMIT = {"gfx942": 65_536, "gfx950": 163_840}  # bytes of LDS in a CU
-VGPRS = 512  # of a SIMD, per lane, shared by the waves on it
-SIMDS = 4
-
 
 def pad_dim(dim: int) -> int:
     """Head dim rounded up to a power of two, at least 32."""
@@ -72,12 +68,6 @@ class CDNAConfig:
         return KVBufferConfig(
             operand, self.kind, self.arch, self.block_n, pad_dim(dim), dim, strip, self.slots, self.waves, self.waves_n
         )
-
-
-def occupancy(config: CDNAConfig, vgprs: int, lds: int) -> int:
-    """Workgroups that a CU holds at once, from the registers (VGPRs and AGPRs) of a lane and the bytes of LDS."""
-    by_registers = VGPRS // (-(-vgprs // 8) * 8) * SIMDS * WAVE // (config.waves * WAVE)
-    return min(by_registers, LDS_LIMIT[config.arch] // lds)
 
 
 @dataclass(frozen=True)
