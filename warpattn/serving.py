@@ -11,7 +11,6 @@ device, so one graph serves every step. On the CPU a plan runs the reference.
 from __future__ import annotations
 
 import contextlib
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +23,7 @@ from warpattn.operands import ALIGNMENT, Operands, addressable, captured
 from warpattn.plan import steps
 from warpattn.problem import Call, Ready, examine
 from warpattn.reference import reference
-from warpattn.repeat import Repeat, tensors_of
+from warpattn.repeat import Repeat
 from warpattn.scores import Score
 from warpattn.sequences import PagedKV, Ragged, Sequence
 from warpattn.step import Step
@@ -44,8 +43,21 @@ class _ServingPlan:
         self.out = q.new_empty((*q.shape[:-1], ready.problem.dim_v))
         self.lse = q.new_empty(ready.lse_shape, dtype=torch.float32) if call.return_lse else None
         self._repeat = None if ready.backend == "reference" else self._bind(call, ready, batch_invariant)
-        self._captured = captured(ready)
-        self._like = _described(call)
+        self._values = captured_values(captured(ready))  # the plan keeps these tensors, so they stay where they are
+        self._vectors = tuple(0 if x is None else x.data_ptr() for x in (self.lse, call.sinks))
+        operands, indices = call.sequence.operands(q, call.k, call.v), call.sequence.indices()
+        self._names = (*operands, *indices)
+        tensors = (*operands.values(), *indices.values())
+        # Rows of ragged batches may change from step to step.
+        self._free = [int(isinstance(call.sequence, Ragged) and i < len(operands)) for i in range(len(tensors))]
+        self._like = self._described(tensors)
+
+    def _described(self, tensors: tuple[Tensor, ...]) -> list[tuple[object, ...]]:
+        """What may not change from step to step."""
+        return [
+            (x.shape[1:] if free else x.shape, x.stride(), x.dtype, x.get_device())
+            for x, free in zip(tensors, self._free, strict=True)
+        ]
 
     def _bind(self, call: Call, ready: Ready, batch_invariant: bool) -> Repeat:
         operands = Operands(call.q, call.k, call.v, self.out, self.lse, call.sinks)
@@ -67,31 +79,45 @@ class _ServingPlan:
             except LookupError as error:
                 raise AttentionError(f"the call cannot be planned: {error}; each must have its own memory") from error
 
-    def _run(self, q: Tensor, k: Tensor, v: Tensor, sequence: Sequence, out: Tensor | None) -> Result:
-        call = self._call
-        new = Call(q, k, v, sequence, call.mask, call.score, call.sinks, call.scale, call.return_lse)
-        described = _described(new)
-        if described != self._like:
-            _refuse(described, self._like)
-        rows = len(q)
-        if out is None:
-            out = self.out if rows == len(self.out) else self.out[:rows]
-        lse = self.lse
-        if lse is not None and rows != len(self.out):
-            lse = lse[:, :rows]
+    def _run(self, tensors: tuple[Tensor, ...], sequence: Sequence, out: Tensor | None) -> Result:
+        """One step on (q, k, v, indices …)."""
+        q, k, v, *indices = tensors
+        if self._described(tensors) != self._like:
+            self._refuse(tensors)
+        rows, lse = len(q), self.lse
+        if rows != len(self.out):
+            out = self.out[:rows] if out is None else out
+            lse = None if lse is None else lse[:, :rows]
+        out = self.out if out is None else out
         if self._repeat is None:
-            result, found = reference(q, k, v, sequence=sequence, mask=call.mask, score=call.score, sinks=call.sinks,
-                                      scale=self._ready.scale)  # fmt: skip
-            out.copy_(result)
-            if lse is not None:
-                lse.copy_(found)
+            self._refer(q, k, v, sequence, out, lse)
         else:
-            addresses = tuple(0 if x is None else x.data_ptr() for x in tensors_of(
-                Operands(q, k, v, out, self.lse, call.sinks), sequence))  # fmt: skip
-            if (addresses[0] | addresses[1] | addresses[2] | addresses[3]) % ALIGNMENT:
+            q_at, k_at, v_at, out_at = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()
+            if (q_at | k_at | v_at | out_at) % ALIGNMENT:
                 raise AttentionError("a tensor starts in between; a plan's tensors must start at multiples of 16 bytes")
-            self._repeat(addresses, captured_values(self._captured))
+            at = (q_at, k_at, v_at, out_at, *self._vectors, *(x.data_ptr() for x in indices))
+            self._repeat(at, self._values)
         return out if lse is None else (out, lse)
+
+    def _refer(self, q: Tensor, k: Tensor, v: Tensor, sequence: Sequence, out: Tensor, lse: Tensor | None) -> None:
+        """The same by the reference."""
+        call = self._call
+        tail = {"mask": call.mask, "score": call.score, "sinks": call.sinks, "scale": self._ready.scale}
+        result, found = reference(q, k, v, sequence=sequence, **tail)
+        out.copy_(result)
+        if lse is not None:
+            lse.copy_(found)
+
+    def _refuse(self, tensors: tuple[Tensor, ...]) -> None:
+        """Raise the AttentionError that names the first tensor that differs."""
+        for i, found in enumerate(self._described(tensors)):
+            shape, strides, dtype, device = self._like[i]
+            if found != self._like[i]:
+                x = tensors[i]
+                what = f"{self._names[i]} has shape {tuple(x.shape)}, strides {x.stride()} and {x.dtype} on {x.device}"
+                rows = "rows of " if self._free[i] else ""
+                rule = f"the plan was made for {rows}{shape}, strides {strides} and {dtype} on device {device}"
+                raise AttentionError(f"{what}; {rule}")
 
 
 class DecodePlan(_ServingPlan):
@@ -124,7 +150,7 @@ class DecodePlan(_ServingPlan):
 
         Shapes, strides and dtypes are those of the plan; AttentionError names the first that is not.
         """
-        return self._run(q, kv.k_pages, kv.v_pages, kv, out)
+        return self._run((q, kv.k_pages, kv.v_pages, kv.block_table, kv.lengths), kv, out)
 
 
 class PrefillPlan(_ServingPlan):
@@ -154,7 +180,7 @@ class PrefillPlan(_ServingPlan):
         """out (total_q, Hq, Dv), a part of the plan's own or the given one; with return_lse also lse (Hq, total_q)."""
         if len(q) > self._most[0] or len(k) > self._most[1]:
             raise AttentionError(f"q has {len(q)} and k {len(k)} rows; the plan was made for up to {self._most}")
-        return self._run(q, k, v, seq, out)
+        return self._run((q, k, v, *seq.indices().values()), seq, out)
 
 
 def _launches(ready: Ready, x: Operands, sequence: Sequence, batch_invariant: bool) -> tuple[Step, ...]:
@@ -168,24 +194,3 @@ def _launches(ready: Ready, x: Operands, sequence: Sequence, batch_invariant: bo
     return decode_steps.steps(
         ready, x, sequence, decode_steps.choose(ready.problem, ARCHS["sm90"], batch_invariant=True)
     )
-
-
-def _described(call: Call) -> tuple[Any, ...]:
-    """What may not change between calls; rows of ragged batches may."""
-    first = 1 if isinstance(call.sequence, Ragged) else 0
-    tensors = [*call.sequence.operands(call.q, call.k, call.v).items(), *call.sequence.indices().items()]
-    operands = len(tensors) - len(call.sequence.indices())
-    return tuple(
-        (name, tuple(x.shape[first if i < operands else 0 :]), x.stride(), x.dtype, x.device)
-        for i, (name, x) in enumerate(tensors)
-    )
-
-
-def _refuse(new: tuple[Any, ...], planned: tuple[Any, ...]) -> None:
-    """Raise the AttentionError that names the first difference."""
-    for got, wanted in zip(new, planned, strict=True):
-        if got != wanted:
-            name, shape, strides, dtype, device = got
-            what = f"{name} has shape {shape}, strides {strides}, {dtype} on {device}"
-            rule = f"the plan was made for {wanted[1]}, strides {wanted[2]}, {wanted[3]} on {wanted[4]}"
-            raise AttentionError(f"{what}; {rule}")
