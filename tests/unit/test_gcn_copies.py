@@ -85,7 +85,7 @@ def test_stores_to_lds_of_the_shipped_prefill(arch):
     """Through registers: every barrier in the loop orders the stores of a strip and the reads of another wave."""
     text = prefill("registers", arch)
     found = check_copies(text)
-    assert found.proven and found.copies == 0 and found.states > 100
+    assert found.proven and found.copies == 0 and found.states > 10
     missing = [kinds(changed(text, barrier, "")) for barrier in lines(text, "s_barrier")]
     assert missing and all(kind == {"unordered"} for kind in missing)
 
@@ -243,12 +243,22 @@ def test_a_ring_of_three(wait, found):
     assert kinds(by_hand(THREE.format(wait=wait), waves=1)) == found
 
 
+def test_slots_of_a_signed_counter():
+    """i % 2 by shifts of the sign, as the compiler makes it when it does not know that i is positive."""
+    signed = "s_lshr_b32 s8, s4, 31\n s_add_i32 s8, s4, s8\n s_and_b32 s8, s8, -2\n s_sub_i32 s5, s4, s8\n"
+    text = SLOTS.replace("s_load_dword s4, s[0:1], 0x0", "s_mov_b32 s4, 0")
+    text = text.replace("s_lshl_b32 s5, s4, 10\n", f"{signed} s_lshl_b32 s5, s5, 10\n")
+    assert "s_sub_i32" in text
+    assert kinds(by_hand(text.format(other="0x400"), waves=1)) == set()
+    assert kinds(by_hand(text.format(other="0"), waves=1)) == {"not awaited"}
+
+
 def test_a_kernel_without_copies():
     found = check_copies(by_hand(READ))
     assert found.proven and (found.copies, found.states) == (0, 0)
 
 
 def test_what_is_too_much_is_not_proven(monkeypatch):
-    monkeypatch.setattr(copies, "STATES", 3)
+    monkeypatch.setattr(copies, "STATES", 2)
     found = check_copies(attention("gfx950"))
     assert not found.findings and not found.complete and not found.proven

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 Value = np.ndarray  # uint32
-ALL = 0xFFFF_FFFF
+ALL, SIGN = 0xFFFF_FFFF, 0x8000_0000
+STEP = 1 << 16  # larger constants may change a counter's sign
 
 _Constants = Sequence[int | None]
 
@@ -39,6 +40,14 @@ def _same(bits: int, constants: _Constants) -> list[int]:
 
 def _carry(bits: int, constants: _Constants) -> list[int]:
     return [below(bits)] * len(constants)
+
+
+def _sum(bits: int, constants: _Constants) -> list[int]:
+    """Like `_carry`, but a small step is taken to leave the sign of a counter alone: i % 2 asks for it."""
+    if bits & SIGN and any(number is not None and number < STEP for number in constants):
+        bits = below(bits & ~SIGN) | SIGN
+        return [bits] * len(constants)
+    return _carry(bits, constants)
 
 
 def _every(bits: int, constants: _Constants) -> list[int]:
@@ -148,7 +157,7 @@ def _reversed(a: Value) -> Value:
     return result
 
 
-_ADD = Arithmetic(np.add, _carry)
+_ADD = Arithmetic(np.add, _sum)
 _SUB = Arithmetic(np.subtract, _carry)
 _MUL = Arithmetic(np.multiply, _carry)
 _AND = Arithmetic(np.bitwise_and, _and)

@@ -140,10 +140,10 @@ def literal(operand: str) -> int | None:
 
 
 def _blocks(instructions: tuple[Instruction, ...], labels: dict[str, int]) -> tuple[Block, ...]:
-    starts = {0, *labels.values()}
+    starts = {0}
     for i, instruction in enumerate(instructions):
         if instruction.name.startswith(("s_branch", "s_cbranch", "s_endpgm", "s_setpc")):
-            starts.add(i + 1)
+            starts |= {i + 1, *(labels[target] for target in instruction.operands if target in labels)}
     first = sorted(start for start in starts if start < len(instructions))
     index = {start: i for i, start in enumerate(first)}
     blocks = []
