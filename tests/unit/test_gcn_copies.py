@@ -175,6 +175,10 @@ ALL_SEEN = "s_waitcnt vmcnt(0)\n s_barrier\n"
         ("v_mov_b32_e32 v1, v7\n" + COPY + READ, {"unresolved"}),
         ("v_mov_b32_e32 v1, v7\n" + COPY + ALL_SEEN + READ, set()),
         ("s_mov_b32 m0, s9\n" + COPY + READ, {"unresolved"}),
+        # Addresses chosen lane by lane: by the number of the lane, by whether the lane is at work.
+        ("v_cmp_gt_u32_e32 vcc, 0x400, v1\n v_cndmask_b32_e32 v1, v1, v1, vcc\n" + COPY + READ, {"not awaited"}),
+        ("v_mov_b32_e32 v3, 0\n v_lshrrev_b64 v[4:5], v3, exec\n v_and_b32_e32 v4, 1, v4\n v_mov_b32_e32 v6, 0x8000\n"
+         "v_cmp_eq_u32_e32 vcc, 1, v4\n v_cndmask_b32_e32 v1, v1, v6, vcc\n" + COPY + READ, set()),
         ("s_and_saveexec_b64 s[4:5], vcc\n v_mov_b32_e32 v1, 0\n s_or_b64 exec, exec, s[4:5]\n" + COPY + READ,
          {"unresolved"}),
         ("s_and_saveexec_b64 s[4:5], vcc\n s_or_b64 exec, exec, s[4:5]\n v_add_u32_e32 v1, 0x2000, v1\n" + COPY + READ,

@@ -180,7 +180,7 @@ class _Explorer:
                 unknown[name] = bits
             elif value is not None and bits:
                 value = self._shaped(name, value) & np.uint32(bits)
-                if not (partial and name[0] in "va" and old is not None and not np.array_equal(old & bits, value)):
+                if not (partial and _vector(name) and old is not None and not np.array_equal(old & bits, value)):
                     state.registers[name] = value
         choices = self._choices(unknown)
         return [state._replace(registers={**state.registers, **chosen}) for chosen in choices]
@@ -196,7 +196,7 @@ class _Explorer:
         return state.registers.get(names[0]) if len(names) == 1 else None
 
     def _shaped(self, name: str, value: Value) -> Value:
-        return np.broadcast_to(value, (self.waves, LANES if name[0] in "va" else 1)).astype(np.uint32)
+        return np.broadcast_to(value, (self.waves, LANES if _vector(name) else 1)).astype(np.uint32)
 
     def _synchronised(self, i: int, state: _State) -> _State:
         """What an instruction means for copies and accesses under way; findings are noted."""
@@ -244,6 +244,11 @@ class _Explorer:
         kind = "unresolved" if self.footprints.everything in touched else kind
         instructions = self.code.instructions
         self.findings[kind, copy, access] = Finding(kind, instructions[copy], instructions[access])
+
+
+def _vector(name: str) -> bool:
+    """Whether a register holds a number for each lane (vcc holds a bit)."""
+    return name[0] in "va" and name[1].isdigit()
 
 
 def _aged(entries: tuple[_Entry, ...]) -> tuple[_Entry, ...]:

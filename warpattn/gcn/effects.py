@@ -88,6 +88,8 @@ def _understood(name: str, operands: tuple[str, ...]) -> Effect | None:
         return _vector_test(name.removeprefix("v_cmp_"), operands)
     if name in ("v_readfirstlane_b32", "v_readlane_b32"):
         return _from_lane(operands)
+    if name == "v_lshrrev_b64":
+        return _right_wide(operands)
     if name == "v_writelane_b32":
         return _to_lane(operands)
     if name in ("s_movk_i32", "s_addk_i32", "s_mulk_i32"):
@@ -242,6 +244,20 @@ def _to_lane(operands: tuple[str, ...]) -> Effect:
         return [x]
 
     return Effect(operands[:1], (operands[1], operands[0]), run, lambda bits: [bits[0]] * 2)
+
+
+def _right_wide(operands: tuple[str, ...]) -> Effect:
+    """A pair of registers shifted right; of EXEC, it asks each lane whether it is at work."""
+    reads = (operands[1], *_halves(operands[2]))
+
+    def run(values: Sequence[Any]) -> Sequence[Known]:
+        if any(x is None for x in values):
+            return [None, None]
+        by, low, high = (x.astype(np.uint64) for x in values)
+        whole = (high << np.uint64(32) | low) >> (by & np.uint64(63))
+        return [whole.astype(np.uint32), (whole >> np.uint64(32)).astype(np.uint32)]
+
+    return Effect(registers(operands[0]), reads, run, lambda bits: [ALL if any(bits) else 0] * 3)
 
 
 def _unchanged(values: Sequence[Any]) -> Sequence[Any]:
