@@ -1,6 +1,6 @@
 # make demo | test | lint | bench | docs: each starts from a bare Python and makes its own virtual environment.
 #
-#   PYTHON=python3.12        another interpreter (Triton 3.9 needs Python 3.11 or newer)
+#   PYTHON=python3.12        another interpreter; with 3.10 the reference only, since Triton 3.9 needs 3.11
 #   VENV=.venv               another place for the environment
 #   TORCH_PIP_ARGS="..."     extra arguments for installing torch, e.g. an index with CPU builds
 #   PYTEST_ARGS="..."        extra arguments for pytest, e.g. "-k masks -n 0"
@@ -48,15 +48,25 @@ docs: $(READY)
 	$(PY) -m docs.figures.sm100
 	$(PY) -m docs.figures.cdna
 	$(PY) -m docs.figures.benchmarks
+	$(PY) -m docs.figures.concepts
+	$(PY) -m docs.figures.ladder
+	$(PY) -m docs.figures.extend
+	$(PY) -m mkdocs build --strict
 
 venv: $(READY)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
 
+# Triton 3.9, NumPy and others of the pins have no build for Python 3.10: there pip chooses, and the reference is what runs.
+OLD_PYTHON := $(shell $(PYTHON) -c "import sys; print('yes' if sys.version_info < (3, 11) else '')")
+
 $(READY): requirements-dev.txt pyproject.toml
-	@$(PYTHON) -c "import sys; ok = sys.version_info >= (3, 11); ok or print(f'{sys.executable} is Python {sys.version.split()[0]}; Triton 3.9 needs 3.11 or newer: make PYTHON=python3.12'); sys.exit(not ok)"
-ifeq ($(HAS_CUDA_TORCH),yes)
+ifeq ($(OLD_PYTHON),yes)
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet $(TORCH_PIP_ARGS) "$$(grep '^torch==' requirements-dev.txt)"
+	$(PY) -m pip install --quiet --editable '.[demo]' pytest pytest-xdist hypothesis ruff pyright hatchling matplotlib
+else ifeq ($(HAS_CUDA_TORCH),yes)
 	$(PYTHON) -m venv --system-site-packages $(VENV)
 	grep -v '^torch==' requirements-dev.txt > $(VENV)/requirements.txt
 else
@@ -64,6 +74,8 @@ else
 	$(PY) -m pip install --quiet $(TORCH_PIP_ARGS) "$$(grep '^torch==' requirements-dev.txt)"
 	cp requirements-dev.txt $(VENV)/requirements.txt
 endif
+ifneq ($(OLD_PYTHON),yes)
 	$(PY) -m pip install --quiet --no-deps -r $(VENV)/requirements.txt
 	$(PY) -m pip install --quiet --no-deps --no-build-isolation --editable .
+endif
 	@touch $@

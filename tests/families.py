@@ -35,7 +35,8 @@ def decoder_config(family: str, head_dim: int = 16) -> Any:
         case "gemma3":
             return transformers.Gemma3TextConfig(**GROUPED, **heads, sliding_window=WINDOW, layer_types=MIXED)
         case "gpt_oss":
-            experts = {"num_local_experts": 2, "num_experts_per_tok": 1}
+            # All experts: choosing among them would turn a rounding error into another network.
+            experts = {"num_local_experts": 2, "num_experts_per_tok": 2}
             return transformers.GptOssConfig(**GROUPED, **heads, **experts, sliding_window=WINDOW, layer_types=MIXED)
     raise ValueError(family)
 

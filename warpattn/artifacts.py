@@ -26,8 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from warpattn.abi import Parameter
+from warpattn.check import AttentionError
 
-__all__ = ["Artifact", "find", "folder", "forget", "load", "path_of", "store"]
+__all__ = ["Artifact", "find", "folder", "forget", "load", "path_of", "require_triton", "store"]
 
 FORMAT = "warpattn kernel 2"
 IN_MEMORY = 512
@@ -139,6 +140,14 @@ def triton_version() -> str:
     if module is not None:
         return str(getattr(module, "__version__", ""))
     return _installed_triton()
+
+
+def require_triton() -> None:
+    """AttentionError unless Triton 3.9 can be imported, which compiling needs; kernels found on disk do not."""
+    found = triton_version()
+    if not found.startswith("3.9."):
+        has = f"Triton {found} is installed" if found else "Triton is not installed"
+        raise AttentionError(f"{has}; kernels are compiled by Triton 3.9 (Python 3.11 or newer), the reference needs none")
 
 
 @cache

@@ -159,6 +159,7 @@ def artifact(step: Step) -> Artifact:
 
 def compiled(step: Step) -> Any:
     """Triton's CompiledKernel of a step, with its intermediate code and metadata; needs no GPU, always compiles."""
+    artifacts.require_triton()
     import triton
     from triton.backends.compiler import GPUTarget
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
+from warpattn.artifacts import require_triton
 from warpattn.check import AttentionError
 from warpattn.operands import Operands, fitted, without_keys
 from warpattn.plan import steps
@@ -81,9 +82,8 @@ def _kernel(step: Step) -> Any:
     """A step's kernel down to TTGIR, from memory or the compiler."""
     key = (step.name, step.arch, step.key)
     if key not in _compiled:
-        try:
-            from triton.backends.compiler import GPUTarget
-        except ImportError as error:
-            raise AttentionError(f"the simulator needs Triton to compile the kernel: {error}") from error
+        require_triton()
+        from triton.backends.compiler import GPUTarget
+
         _compiled[key] = to_ttgir(step.source(), GPUTarget(*ARCHS[step.arch]), dict(step.options))
     return _compiled[key]

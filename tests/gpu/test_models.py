@@ -69,6 +69,7 @@ def test_an_encoder(family, dtype):
     check(ours[real], eager[real], exact[real], dtype)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # torch's compiler imports what it has deprecated
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("family", DECODERS)
 def test_generation(family, cache):
