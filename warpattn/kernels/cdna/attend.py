@@ -27,9 +27,9 @@ class Context:
 
     tensors: Tensors
     shape: Shape
-    mods: Modifiers  # its `keep` is None: `keeps` has the conditions of the mask
+    mods: Modifiers  # its `keep` is None: see `keeps`
     scale: gl.tensor  # softmax scale, fp32
-    keeps: gl.tuple
+    keeps: gl.tuple  # (condition of an element, of a tile or None) of the mask, see `build.keep_functions`
     config: gl.constexpr
     traits: gl.constexpr
 
@@ -112,25 +112,57 @@ def visible_scores(ctx, s, place, key, masked):
     if ctx.mods.score is not None:
         s = ctx.mods.apply_score(s, ctx.scale, tile, place.lengths, q, k)
     if masked:
-        s = hide(ctx, s, tile, place, q, k)
-        if key + config.block_n > place.lengths.seq_k:
-            s = gl.where(k < place.lengths.seq_k, s, -float("inf"))
+        s = hide(ctx, s, tile, place, q, k, key, 0)
     return s
 
 
 @gluon.jit
-def hide(ctx, s, tile, place, q, k):
-    """Scores with -inf where a condition of the mask is not met. All but the last take a minimum, because selections
-    in a row would become one selection by all conditions again."""
-    count: gl.constexpr = len(ctx.keeps)
+def hide(ctx, s, tile, place, q, k, key, i: gl.constexpr):
+    """Scores with -inf where condition number `i` of the mask or a later one is not met, or no key is.
+
+    A condition comes in the branch of the one before: paths that meet only at the end need no copies of the scores.
+    """
+    if i < len(ctx.keeps):
+        s = hide_by(ctx, s, tile, place, q, k, i)
+        if i + 1 < len(ctx.keeps) and ctx.keeps[i + 1][1] is None:
+            s = hide(ctx, s, tile, place, q, k, key, i + 1)
+        elif cuts(ctx, place, key, i + 1):
+            s = hide(ctx, s, tile, place, q, k, key, i + 1)
+        return s
+    else:
+        return gl.where(k < place.lengths.seq_k, s, -float("inf"))
+
+
+@gluon.jit
+def cuts(ctx, place, key, i: gl.constexpr):
+    """Whether condition number `i` or a later one, or the last key, may hide elements of a tile."""
+    if i < len(ctx.keeps):
+        return cuts(ctx, place, key, i + 1) | (tile_meets(ctx, place, key, i) == 0)
+    else:
+        return key + ctx.config.block_n > place.lengths.seq_k
+
+
+@gluon.jit
+def tile_meets(ctx, place, key, i: gl.constexpr):
+    """Whether all of a tile's elements meet condition number `i`."""
     lengths = place.lengths
-    for i in gl.static_range(count):
-        kept = ctx.keeps[i](tile.b, tile.h, q, k, lengths.seq_q, lengths.seq_k, ctx.mods.mask_args)
-        if i + 1 < count:
-            s = gl.minimum(s, gl.where(kept, float("inf"), -float("inf")))
-        else:
-            s = gl.where(kept, s, -float("inf"))
-    return s
+    offset = lengths.seq_k - lengths.seq_q
+    q_lo = place.rows.row + offset
+    q_hi = q_lo + (ctx.config.block_m // ctx.config.pack - 1)
+    k_hi = key + (ctx.config.block_n - 1)
+    return ctx.keeps[i][1](place.rows.b, q_lo, q_hi, key, k_hi, lengths.seq_q, lengths.seq_k, ctx.mods.mask_args)
+
+
+@gluon.jit
+def hide_by(ctx, s, tile, place, q, k, i: gl.constexpr):
+    """Scores with -inf where condition number `i` is not met. Without a branch of its own it is a minimum, because
+    selections in a row would become one selection by all conditions again."""
+    lengths = place.lengths
+    kept = ctx.keeps[i][0](tile.b, tile.h, q, k, lengths.seq_q, lengths.seq_k, ctx.mods.mask_args)
+    if ctx.keeps[i][1] is None and i + 1 < len(ctx.keeps):
+        return gl.minimum(s, gl.where(kept, float("inf"), -float("inf")))
+    else:
+        return gl.where(kept, s, -float("inf"))
 
 
 @gluon.jit

@@ -4,11 +4,12 @@ from typing import Any
 
 from triton.experimental.gluon import GluonASTSource
 
-from warpattn.nodes import Node, Program
+from warpattn.nodes import Program
 
 from ..pieces.emit import MASK_SYMBOLS, compile_function
 from ..pieces.signature import modifier_functions, tensor_signature
 from .attend import attention_kernel
+from .conditions import TILE_SYMBOLS, conditions
 from .config import CDNAConfig, Traits
 from .epilogue import combine_kernel
 from .tanh import tanh
@@ -45,17 +46,16 @@ def attention_source(config: CDNAConfig, traits: Traits, mask: Program, score: P
 
 
 def keep_functions(mask: Program) -> tuple[Any, ...]:
-    """A function for each condition that a visible key must meet: the operands of the mask's outermost ands.
-
-    A condition per element is a pair of scalar registers, of which there are 102. Applied one after the other they need
-    fewer: chunked causal masks spill none, and 26 if the conditions are joined first (gfx950, 128 x 64 tiles).
-    """
+    """(condition of an element, whether a tile meets it or None) for each condition of the mask; see `conditions`."""
     ranks = tuple(tensor.ndim for tensor in mask.tensors)
-    return tuple(compile_function((node,), MASK_SYMBOLS, ranks, tanh) for node in _conditions(mask.outputs[0]))
-
-
-def _conditions(node: Node) -> tuple[Node, ...]:
-    return sum((_conditions(arg) for arg in node[2:]), ()) if node[0] == "and" else (node,)
+    found = conditions(mask.outputs[0])
+    return tuple(
+        (
+            compile_function((keep,), MASK_SYMBOLS, ranks, tanh),
+            None if always is None else compile_function((always,), TILE_SYMBOLS, ranks, tanh),
+        )
+        for keep, always in found
+    )
 
 
 def combine_source(config: CDNAConfig, traits: Traits) -> Any:
