@@ -104,9 +104,11 @@ class Bound:
         """Launch on a stream; the kernel's device must be the current one."""
         x, y, z = (*grid, 1, 1)[:3]
         kernel = self.kernel
-        code = self._launch(
-            kernel.function, x, y, z, kernel.threads, 1, 1, kernel.shared, stream, self._memory.table, None
-        )
+        arguments = (kernel.function, x, y, z, kernel.threads, 1, 1, kernel.shared, stream, self._memory.table, None)
+        code = self._launch(*arguments)
+        if code == cuda.INVALID_CONTEXT:
+            cuda.bind_context(cuda.current_device())
+            code = self._launch(*arguments)
         if code:
             cuda.check(code, "kernel launch")
 
@@ -132,11 +134,11 @@ _loading = threading.Lock()
 
 def load(step: Step, device: int) -> Loaded:
     """The kernel of a step on a device, which must be the current one."""
+    cuda.bind_context(device)  # this thread may never have used CUDA
     key = (device, step.name, step.key)
     kernel = _loaded.get(key)
     if kernel is None:
         made = artifact(step)
-        cuda.bind_context(device)
         with _loading:
             kernel = _loaded.get(key)
             if kernel is None:

@@ -256,7 +256,7 @@ class Machine:
         """Split a program into roles, and go on when all of them have ended."""
         roles = []
         for block in partitions:
-            role = Task(self, task.program, self._role(block), block.num_warps, task.clock.copy())
+            role = Task(self, task.program, self._role(block, task), block.num_warps, task.clock.copy())
             role.clock[0, role.lane] = 1
             frame: list[Any] = [None] * block.frame
             for slot, value in zip(block.slots, captured, strict=False):
@@ -265,7 +265,7 @@ class Machine:
             roles.append(role)
         self.tasks += roles
         task.advance()
-        name, task.role = task.role, self._role(own) + task.program.name
+        name, task.role = task.role, self._role(own, task) + task.program.name
         yield from run_block(task, own, registers)
         wait = TasksWait(roles)
         if not wait.ready():
@@ -274,16 +274,17 @@ class Machine:
         for role in roles:
             task.learn(role.clock)
 
-    def _role(self, block: Block) -> str:
+    def _role(self, block: Block, task: Task) -> str:
         """The name of a partition: the function that was given to warp_specialize."""
-        self.roles[block.label] = name = self._first_function(block)
+        around = {enclosing_function(*frame) for frame in (task.op.frames if task.op else ())}
+        self.roles[block.label] = name = self._first_function(block, around | {self.module.entry, ""})
         return name
 
-    def _first_function(self, block: Block) -> str:
+    def _first_function(self, block: Block, around: set[str]) -> str:
         for op in block.ops:
             for frame in reversed(op.frames):
-                name = enclosing_function(frame.file, frame.line)
-                if name and name != self.module.entry:
+                name = enclosing_function(*frame)
+                if name not in around:
                     return name
         return block.label
 
