@@ -72,23 +72,22 @@ def ends(node: Node) -> Ends | None:
 
 def _single(node: Node) -> Node:
     """The condition with one comparison, if it has more and can be put so."""
-    least = margin(node) if node[0] in ("or", "not") else None
-    return node if least is None else build("ge", "bool", least, const(0, "int"))
+    return build("ge", "bool", margin(node), const(0, "int")) if node[0] in ("or", "not") else node
 
 
-def margin(node: Node) -> Node | None:
-    """An int node that is at least 0 where the boolean `node` is true; None where it might overflow."""
+def margin(node: Node) -> Node:
+    """An int node that is at least 0 where the boolean `node` is true."""
     op, args = node[0], node[2:]
     if op in ("and", "or"):
         a, b = (margin(arg) for arg in args)
-        return None if a is None or b is None else build("minimum" if op == "and" else "maximum", "int", a, b)
+        return build("minimum" if op == "and" else "maximum", "int", a, b)
     if op == "not":
-        a = margin(args[0])
-        return None if a is None else build("sub", "int", const(-1, "int"), a)
-    if op not in _DIFFERENCES or any(arg[1] != "int" or interval(arg) is None for arg in args):
-        return None
-    number = _DIFFERENCES[op](*args)
-    return None if interval(number) is None else number
+        return build("sub", "int", const(-1, "int"), margin(args[0]))
+    if op in _DIFFERENCES and all(arg[1] == "int" and interval(arg) is not None for arg in args):
+        number = _DIFFERENCES[op](*args)
+        if interval(number) is not None:
+            return number
+    return build("where", "int", node, const(0, "int"), const(-1, "int"))
 
 
 def interval(node: Node) -> Interval | None:
