@@ -1,13 +1,14 @@
 """Sharing out the keys of a batch over CTAs: every one gets the same number of key tiles, to within one unit.
 
-Every (sequence, row tile) is an entry; each of its key heads has `units(entry)` units of key tiles. Laid end to end,
+Every (sequence, row tile) is an entry; each of its key heads has `units(entry)` units of key tiles and, behind them,
+room for the price of a head: what starting and finishing it costs, in units without keys. Laid end to end,
 
       entry 0: head 0 | head 1 | …    entry 1: head 0 | …                units 0 .. total - 1
       CTA 0 ────────▶|◀──── CTA 1 ────▶|◀──── CTA 2 ────▶| …             runs that differ by at most one unit
 
 each CTA takes one run, front-loaded. Where a run ends inside a head, the head is split and its parts are combined
-later. All of it follows from the lengths on the device, so the grid never depends on them. Source of the front-loaded
-shares: specification of attention, section 3.11.
+later; a run that starts in the room behind a head goes on with the next one. All of it follows from the lengths on the
+device, so the grid never depends on them. Source of the front-loaded shares: specification of attention, section 3.11.
 """
 
 from triton.experimental import gluon
@@ -56,6 +57,13 @@ class Place:
         done = unit == self.before + entry_units
         return Place(unit, self.entry + done.to(gl.int32), gl.where(done, unit, self.before))
 
+    @gluon.jit
+    def past_price(self, units, room, heads):
+        """The place, or the next head if all `units` of the one here lie before it in its `room`."""
+        inside = self.unit - self.before
+        begin = inside % room
+        return self.advance(gl.where(begin < units, 0, room - begin), room * heads)
+
 
 @gluon.aggregate
 class Part:
@@ -63,7 +71,7 @@ class Part:
 
     head: gl.tensor  # key head of the entry
     begin: gl.tensor  # first unit inside the head
-    count: gl.tensor
+    count: gl.tensor  # units, with the room behind the last
     first: gl.tensor  # the head's first unit in the line
     splits: gl.tensor  # parts of the head
     first_cta: gl.tensor
@@ -87,17 +95,18 @@ class Part:
 
 
 @gluon.jit
-def part_at(place, units, shares, cta, invariant: gl.constexpr):
-    """The part of CTA `cta` at a place of its run; `units` of a head of the entry there."""
+def part_at(place, units, room, shares, cta, invariant: gl.constexpr):
+    """The part of CTA `cta` at a place of its run; `units` of a head of the entry there, and the `room` it takes."""
     inside = place.unit - place.before
-    head = inside // units
-    begin = inside - head * units
+    head = inside // room
+    begin = inside - head * room
     first = place.unit - begin
     splits, owner = parts_of(first, units, shares, invariant)
     if invariant:
         count = gl.to_tensor(1)
     else:
-        count = gl.minimum(units - begin, shares.first(cta + 1) - place.unit)
+        left = shares.first(cta + 1) - place.unit
+        count = gl.where(left < units - begin, left, room - begin)
     return Part(head, begin, count, first, splits, owner)
 
 

@@ -58,7 +58,7 @@ def decode_combine_kernel(
     entry = describe(number, stored, work, mods, config)
     before, total = units_around(number, entry, stored, work, mods, config)
     programs = gl.load(workspace[3] + work.batch * work.tiles * work.heads)
-    first = before + head * entry.units
+    first = before + head * entry.room
     splits, owner = parts_of(first, entry.units, share_out(total, programs), config.invariant)
     layout: gl.constexpr = combine_layout(config.padded_v)
     block: gl.constexpr = combine_block(config.padded_v)
@@ -75,7 +75,7 @@ def units_around(number, entry, keys, work, mods, config: gl.constexpr):
     """(units before entry `number`, units of all entries)."""
     entries = work.batch * work.tiles
     if config.uniform:
-        units = entry.units * work.heads
+        units = entry.room * work.heads
         return units * number, units * entries
     else:
         before = gl.to_tensor(0)

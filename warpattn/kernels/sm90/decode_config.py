@@ -26,7 +26,8 @@ class DecodeConfig:
     One warp loads key tiles of `block_n` keys into rings of `stages` slots, one warpgroup attends for up to 64 rows
     (query tokens × the heads of a group). Work is counted in units of `unit` key tiles. With `invariant` every unit is
     a partial of its own, so that a sequence's bits depend on its own length only; without, a CTA's run of units in one
-    head is one partial.
+    head is one partial, and each head costs `price` units more than its keys: query, first scores and output overlap
+    with nothing, so many short heads take longer than one long one with as many keys.
     """
 
     dtype: str  # "bf16" | "fp16"
@@ -42,6 +43,9 @@ class DecodeConfig:
     uniform: bool = False  # every head of the batch has equally many key tiles: nothing to add up
     plan_width: int = 128  # entries (row tiles of sequences) whose key tiles are added up at once
     plan_once: bool = True  # all entries are
+    plan_lane: int = 1  # of them one after the other in a lane; plan_width / 32: every warp adds up all by itself
+    price: int = 0  # of a head, in units
+    queries_ahead: bool = True  # the next item's come before this one's last product, in registers
     combine_apart: bool = False  # parts are added up by a kernel of its own
     consumer_registers: int = 240
     producer_registers: int = 152
@@ -116,7 +120,7 @@ def choose_decode(dtype: str, dim_qk: int, dim_v: int, page_size: int = 0, ctas:
     box = page_size & -page_size
     gathers = 0 < box < LEAST_BOX  # pointers of more rows would not fit into the producer's registers
     block_n = 128 if wide <= 128 and ctas == 1 and not gathers else 64
-    config = DecodeConfig(dtype, dim_qk, dim_v, block_n, 2, ctas, 1, page_box=box)
+    config = DecodeConfig(dtype, dim_qk, dim_v, block_n, 2, ctas, 1, page_box=box, queries_ahead=wide <= 128)
     if gathers:
         config = replace(config, producer_registers=232)
     if ctas > 1:

@@ -98,6 +98,7 @@ class Entry:
     length: gl.tensor
     span: TileSpan
     units: gl.tensor  # of one head
+    room: gl.tensor  # units that a head takes in the line, with its price
 
 
 @gluon.aggregate
@@ -157,7 +158,8 @@ def describe(number, keys, work, mods, config: gl.constexpr):
     q_lo = row // work.group + offset
     q_hi = gl.minimum((row + config.rows - 1) // work.group, work.tokens - 1) + offset
     span = tile_span(mods.span(b, 0, q_lo, q_hi, work.tokens, length, mods.mask_args), config.block_n)
-    return Entry(b, row, length, span, (span.total + config.unit - 1) // config.unit)
+    units = (span.total + config.unit - 1) // config.unit
+    return Entry(b, row, length, span, units, units + config.price)
 
 
 @gluon.jit
@@ -165,7 +167,7 @@ def item_at(ctx, place):
     """The item that starts at a place."""
     config: gl.constexpr = ctx.config
     entry = describe(place.entry, ctx.keys, ctx.work, ctx.mods, config)
-    part = part_at(place, entry.units, ctx.shares, gl.program_id(0), config.invariant)
+    part = part_at(place, entry.units, entry.room, ctx.shares, gl.program_id(0), config.invariant)
     begin = part.begin * config.unit
     end = gl.minimum(begin + part.count * config.unit, entry.span.total)
     return Item(entry, part, begin, end)
@@ -174,11 +176,22 @@ def item_at(ctx, place):
 @gluon.jit
 def take_share(keys, work, mods, config: gl.constexpr):
     """(shares, place where this CTA's run begins); every CTA finds the same shares."""
+    shares, place = cut_line(keys, work, mods, config)
+    if config.price > 0:
+        number = gl.minimum(place.entry, work.batch * work.tiles - 1)
+        entry = describe(number, keys, work, mods, config)
+        place = place.past_price(entry.units, entry.room, work.heads)
+    return shares, place
+
+
+@gluon.jit
+def cut_line(keys, work, mods, config: gl.constexpr):
+    """(shares, place of this CTA's first unit)."""
     cta = gl.program_id(0)
     parts = gl.num_programs(0)
     entries = work.batch * work.tiles
     if config.uniform:
-        units = describe(gl.to_tensor(0), keys, work, mods, config).units * work.heads
+        units = describe(gl.to_tensor(0), keys, work, mods, config).room * work.heads
         shares = share_out(units * entries, parts)
         unit = shares.first(cta)
         entry = unit // units
@@ -209,9 +222,9 @@ def take_share(keys, work, mods, config: gl.constexpr):
 
 @gluon.jit
 def block_units(begin, entries, keys, work, mods, config: gl.constexpr):
-    """Units of all heads of `plan_width` entries; 0 for those past the last."""
-    number = begin + gl.arange(0, config.plan_width, gl.BlockedLayout([1], [32], [4], [0]))
-    units = describe(number, keys, work, mods, config).units * work.heads
+    """Room of all heads of `plan_width` entries; 0 for those past the last."""
+    number = begin + gl.arange(0, config.plan_width, gl.BlockedLayout([config.plan_lane], [32], [4], [0]))
+    units = describe(number, keys, work, mods, config).room * work.heads
     return gl.where(number < entries, units, 0)
 
 

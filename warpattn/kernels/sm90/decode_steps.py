@@ -28,6 +28,7 @@ MANY_KEYS = 512  # with fewer, dense keys are left to the prefill kernel
 APART = 4  # blocks of 32 parts by 4 rows from which one CTA would take longer over a head than a second launch
 COMBINE_ARGUMENTS = ("out", "keys", "workspace", "lse_ptr", "sinks_ptr", "shape", "mask_args")
 OPTIONS: dict[str, object] = {"num_warps": 4, "enable_fp_fusion": True}
+PRICE = 1  # units that a head costs beside its keys where sequences may differ
 WIDE_PLAN = 1024  # entries added up at once where there are more than 128
 
 
@@ -73,6 +74,11 @@ def choose(problem: Problem, target: Arch, *, ctas: int = 1, batch_invariant: bo
         plan_width=WIDE_PLAN if entries > config.plan_width else config.plan_width,
         plan_once=entries <= WIDE_PLAN,
     )
+    if not config.uniform:
+        narrow = config.plan_width < WIDE_PLAN
+        config = replace(
+            config, plan_lane=config.plan_width // 32 if narrow else 1, price=0 if config.invariant else PRICE
+        )
     grid = target.processors * ctas
     config = replace(config, combine_apart=_blocks(problem, config, grid) > APART)
     lines = (
