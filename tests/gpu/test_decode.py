@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+pytest.importorskip("triton")
+
 from tests.sim.sm90_decode import Decode, error, tensors
 from warpattn.append import append_paged
 from warpattn.masks import Causal, Chunked, SlidingWindow

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 pytest.importorskip("typer")
+pytest.importorskip("triton")  # without it doctor finds something in the way
 
 from typer.testing import CliRunner
 
