@@ -1,0 +1,49 @@
+"""The rungs of the ladder compute attention, under schedules that keep copies and products waiting."""
+
+import pytest
+import torch
+
+from bench.ladder.rungs import RUNGS, outputs
+from tests.sim.prefill import error
+from warpattn.masks import Causal, Full
+from warpattn.reference import reference
+from warpattn.sim import compile_for, simulate
+
+SHAPE = (2, 384, 2, 128)
+
+
+def built(rung, args, causal, machine_code=False):
+    """The kernel for the types of a launch's arguments."""
+    kinds = {torch.Tensor: "*bf16", int: "i32", float: "fp32"}
+    signature = {
+        name: kinds[type(value)] if type(value) in kinds else value.__mangle__() for name, value in args.items()
+    }
+    signature["causal"] = "constexpr"
+    return compile_for("sm90", rung.kernel, signature, {"causal": causal}, machine_code=machine_code)
+
+
+@pytest.fixture(params=RUNGS)
+def rung(request):
+    return RUNGS[request.param]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("schedule", ["lazy", "random"])
+def test_a_rung_computes_attention(rung, causal, schedule):
+    q, k, v = (torch.randn(SHAPE).to(torch.bfloat16) for _ in range(3))
+    out = outputs(q)
+    assert out.isnan().all()
+    args = rung.arguments(q, k, v, out)
+    kernel = built(rung, args, causal)
+    tensors = {name: getattr(value, "base", value) for name, value in args.items()}
+    report = simulate(kernel, rung.grid(q), tensors, schedule, 1)
+    assert report.clean, report
+    expected, _ = reference(q, k, v, mask=Causal() if causal else Full())
+    assert error(out.float(), expected) < 2e-2
+
+
+def test_no_rung_spills(rung):
+    q = torch.zeros(SHAPE, dtype=torch.bfloat16)
+    kernel = built(rung, rung.arguments(q, q, q, q), True, machine_code=True)
+    assert "HGMMA" in kernel.asm["sass"]
+    assert "STL" not in kernel.asm["sass"]
