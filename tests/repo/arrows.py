@@ -58,7 +58,7 @@ ALLOWED: dict[str, set[str]] = {
     "plan": HOST | {"step", "operands", "kernels.topology", "kernels.<arch>"},
     "dispatch": HOST | RUNTIME | {"hip", "plan", "step", "operands"},
     "append": HOST | {"cuda", "dispatch", "kernels.<arch>"},
-    "launch": HOST | DEVICE | RUNTIME | {"dispatch", "plan", "step", "operands", "kernels.nvidia", "kernels.amd", "kernels.<arch>"},
+    "launch": HOST | DEVICE | RUNTIME | {"dispatch", "plan", "step", "operands", "kernels.<arch>"},
     "repeat": HOST | {"abi", "cuda", "dispatch", "hip", "operands", "step"},
     "serving": HOST | {"cuda", "operands", "plan", "reference", "repeat", "step", "kernels.<arch>"},
     "planned": HOST | {"cuda", "launch", "operands", "plan", "repeat", "kernels.<arch>"},

@@ -92,9 +92,9 @@ def nvidia_rows(kernel: Any, opcodes: bool) -> list[tuple[str, str]]:
 
 
 def amd_rows(kernel: Any, opcodes: bool) -> list[tuple[str, str]]:
-    """Lines about a code object, and whether every copy to LDS is awaited before it is read."""
+    """Lines about a code object, and whether its copies and stores to LDS are in order."""
     text = kernel.asm["amdgcn"]
-    checked_copies = ("copies to LDS, checked", verdict(gcn.check_copies(text)))
+    checked_copies = ("copies and stores to LDS, checked", verdict(gcn.check_copies(text)))
     return [*gcn.rows(text, kernel.metadata.shared, opcodes), checked_copies]
 
 
@@ -102,4 +102,4 @@ def verdict(check: gcn.Check) -> str:
     """What the static check says."""
     if check.findings:
         return "; ".join(str(finding) for finding in check.findings)
-    return "every one is awaited before it is read" if check.proven else "nothing found, not every path explored"
+    return "in order on every path" if check.proven else "nothing found, not every path explored"
