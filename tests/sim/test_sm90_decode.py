@@ -89,6 +89,34 @@ def test_any_number_of_programs(programs, invariant):
     check(case, programs, schedule="random", seed=programs)
 
 
+@pytest.mark.parametrize("programs", [1, 2, 5, 9, 16, 40])
+@pytest.mark.parametrize("price", [0, 1, 2, 5])
+def test_any_price_of_a_head(price, programs):
+    """Runs that begin, end or lie in the room behind a head."""
+    case = Decode((1000, 3, 0, 130, 64, 1), page=64, heads_kv=2, config=(("unit", 1), ("price", price)))
+    check(case, programs, schedule="random", seed=programs)
+    check(replace(case, tokens=2, mask=Causal(), config=(*case.config, *APART)), programs)
+
+
+def test_only_heads_that_differ_have_a_price():
+    def price(case: Decode) -> int:
+        q, (k, v), sequence, _ = tensors(case)
+        k, v = (sequence.k_pages, sequence.v_pages) if case.page else (k, v)
+        ready = examine(Call(q, k, v, sequence, backend="reference"), read_values=False)
+        return choose(ready.problem, ARCHS["sm90"], batch_invariant=case.invariant).config.price
+
+    assert price(Decode((600, 600), page=64)) > 0
+    assert price(Decode((600, 600))) == 0
+    assert price(Decode((600, 600), page=64, invariant=True)) == 0, "parts are units, whatever else is in the batch"
+
+
+@pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
+@pytest.mark.parametrize("page", [0, 64])
+@pytest.mark.parametrize("fields", [(("queries_ahead", False),), (("plan_lane", 1),)], ids=str)
+def test_the_plainer_forms(page, fields, schedule, seed):
+    check(Decode((600, 600), page=page, heads_kv=2, config=fields), 3, schedule=schedule, seed=seed)
+
+
 @pytest.mark.parametrize("ctas", [1, 2])
 @pytest.mark.parametrize("block_n", [64, 128])
 def test_configurations(block_n, ctas):
