@@ -1,1 +1,1 @@
-"""The rungs of docs/ladder.md: small kernels from a naive one to what the shipped one is made of, and what times them."""
+"""The rungs of docs/ladder.md: kernels from a naive one to the parts of the shipped one, and what times them."""

@@ -1,6 +1,6 @@
 """First rung: everything in turn. One warpgroup, 64 queries, and for every tile of 128 keys
 
-      load K, V ──▶ registers ──▶ shared memory ──▶ S = Q·Kᵀ ──▶ wait ──▶ softmax ──▶ O += P·V ──▶ wait
+      load K ──▶ shared memory ──▶ S = Q·Kᵀ ──▶ softmax ──▶ load V ──▶ shared memory ──▶ O += P·V
 
 Nothing overlaps inside a program; what overlaps are the programs that fit on an SM beside each other.
 """
@@ -20,33 +20,37 @@ TILE = gl.constexpr(gl.NVMMASharedLayout.get_default_for([128, 128], gl.bfloat16
 
 
 @gluon.jit
-def attention_kernel(q, k, v, out, scale, seq, heads, causal: gl.constexpr):
-    """O of 64 queries of one head; all tensors (batch, seq, heads, 128), contiguous. Grid: (seq / 64, batch * heads)."""
+def attention_kernel(q, k, v, out, scale, seq, heads: gl.constexpr, causal: gl.constexpr):
+    """O of 64 queries of a head; tensors are contiguous (batch, seq, heads, 128). Grid: (seq / 64, batch * heads)."""
     row = gl.program_id(0) * 64
     b = gl.program_id(1) // heads
     h = gl.program_id(1) % heads
     q_tile = gl.allocate_shared_memory(gl.bfloat16, [64, DIM], TILE)
     k_tile = gl.allocate_shared_memory(gl.bfloat16, [KEYS, DIM], TILE)
     v_tile = gl.allocate_shared_memory(gl.bfloat16, [KEYS, DIM], TILE)
-    q_tile.store(gl.load(places(q, b, row, h, seq, heads, 64, COPY)))
+    copy(places(q, b, row, h, seq, heads, 64, COPY), q_tile)
 
     top, total, o = start()
     for i in range(key_tiles(row + 64, seq, causal)):
-        keys = gl.load(places(k, b, i * KEYS, h, seq, heads, KEYS, COPY))
-        values = gl.load(places(v, b, i * KEYS, h, seq, heads, KEYS, COPY))
-        gl.barrier()  # every warp has finished the products of the tile before
-        k_tile.store(keys)
-        v_tile.store(values)
-        fence_async_shared()
-        gl.barrier()
+        copy(places(k, b, i * KEYS, h, seq, heads, KEYS, COPY), k_tile)
         zero = gl.zeros([64, KEYS], gl.float32, SCORES)
         s = warpgroup_mma(q_tile, k_tile.permute((1, 0)), zero, use_acc=False, is_async=True)
         s = warpgroup_mma_wait(0, deps=(s,))
         s = hide(s, row, i, causal)
         top, total, alpha, p = softmax_step(top, total, s, scale)
+        copy(places(v, b, i * KEYS, h, seq, heads, KEYS, COPY), v_tile)
         o = warpgroup_mma(p, v_tile, o * alpha[:, None], is_async=True)
         o = warpgroup_mma_wait(0, deps=(o, p))[0]
     store(out, o, total, b, row, h, (seq, heads))
+
+
+@gluon.jit
+def copy(source, tile):
+    """Rows through registers into shared memory, for the tensor core to read; their last reader is done by then."""
+    gl.barrier()
+    tile.store(gl.load(source))
+    fence_async_shared()
+    gl.barrier()
 
 
 @gluon.jit
@@ -60,18 +64,18 @@ def start():
 @gluon.jit
 def key_tiles(end, seq, causal: gl.constexpr):
     """Key tiles that queries before `end` see."""
+    tiles = seq // KEYS
     if causal:
-        return (end + KEYS - 1) // KEYS
-    else:
-        return seq // KEYS
+        tiles = (end + KEYS - 1) // KEYS
+    return tiles
 
 
 @gluon.jit
 def hide(s, row, i, causal: gl.constexpr):
     """Scores [64, 128] of key tile `i`, without the keys behind their query."""
     if causal:
-        queries = row + gl.arange(0, 64, gl.SliceLayout(1, SCORES))
-        keys = i * KEYS + gl.arange(0, KEYS, gl.SliceLayout(0, SCORES))
+        queries = row - i * KEYS + gl.arange(0, 64, gl.SliceLayout(1, SCORES))
+        keys = gl.arange(0, KEYS, gl.SliceLayout(0, SCORES))
         s = gl.where(queries[:, None] >= keys[None, :], s, -float("inf"))
     return s
 
@@ -87,7 +91,7 @@ def softmax_step(top, total, s, scale):
 
 
 @gluon.jit
-def places(x, b, row, h, seq, heads, rows: gl.constexpr, layout: gl.constexpr):
+def places(x, b, row, h, seq, heads: gl.constexpr, rows: gl.constexpr, layout: gl.constexpr):
     """Addresses of rows of one head."""
     first = x + ((b * seq + row).to(gl.int64) * heads + h) * DIM
     offsets = gl.arange(0, rows, gl.SliceLayout(1, layout)) * (heads * DIM)

@@ -41,7 +41,7 @@ RUNGS = {
     "tma": Rung("TMA into two slots, beside the arithmetic", tma.attention_kernel, tma.ROWS, tma.arguments),
     "specialised": Rung(
         "a producer warp, two warpgroups, Q·K of the next tile before P·V",
-        specialised.attention_kernel, specialised.ROWS, specialised.arguments,
+        specialised.attention_kernel, specialised.ROWS, tma.arguments,
     ),
 }  # fmt: skip
 

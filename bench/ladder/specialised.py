@@ -20,17 +20,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from warpattn.kernels.nvidia.pipelines import consumer_state, make_pipeline, producer_state
 
-from . import naive
 from .naive import DIM, KEYS, SCORES, hide, key_tiles, softmax_step, start, store
-from .tma import descriptor
 
 ROWS = 128  # queries of a program, half of them for each warpgroup
 STAGES = gl.constexpr(2)
 
 
 @gluon.jit
-def attention_kernel(q, k, v, out, scale, seq, heads, causal: gl.constexpr):
-    """As the second rung's, for 128 queries. Grid: (seq / 128, batch * heads)."""
+def attention_kernel(q, k, v, out, scale, seq, heads: gl.constexpr, causal: gl.constexpr):
+    """As the second rung's, with the same arguments, for 128 queries. Grid: (seq / 128, batch * heads)."""
     q_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, 1, 64, 1, DIM], q.layout)
     k_tiles = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 1, KEYS, 1, DIM], k.layout)
     v_tiles = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 1, KEYS, 1, DIM], v.layout)
@@ -41,8 +39,8 @@ def attention_kernel(q, k, v, out, scale, seq, heads, causal: gl.constexpr):
     place = (gl.program_id(1) // heads, row, gl.program_id(1) % heads, tiles)
     gl.warp_specialize(
         [
-            (attend_0, (rings, out, place, scale, (seq, heads), causal)),
-            (attend_1, (rings, out, place, scale, (seq, heads), causal)),
+            (attend, (rings, out, place, scale, (seq, heads), causal, 0)),
+            (attend, (rings, out, place, scale, (seq, heads), causal, 1)),
             (load, (rings, (q, k, v), place)),
         ],
         [4, 1],
@@ -68,20 +66,11 @@ def load(rings, descs, place):
 
 @gluon.jit
 def load_tile(ring, desc, state, coord):
+    """One tile into the next slot of a ring."""
     full = ring.producer_acquire(state)
     mbarrier.expect(full, desc.block_type.nbytes)
     tma.async_load(desc, coord, full, ring.tile(state))
     return state.step()
-
-
-@gluon.jit
-def attend_0(rings, out, place, scale, sizes, causal: gl.constexpr):
-    attend(rings, out, place, scale, sizes, causal, 0)
-
-
-@gluon.jit
-def attend_1(rings, out, place, scale, sizes, causal: gl.constexpr):
-    attend(rings, out, place, scale, sizes, causal, 1)
 
 
 @gluon.jit
@@ -125,9 +114,3 @@ def scores(q_tile, ring, state):
     zero = gl.zeros([64, KEYS], gl.float32, SCORES)
     keys = ring.tile(state).reshape([KEYS, DIM]).permute((1, 0))
     return warpgroup_mma(q_tile, keys, zero, use_acc=False, is_async=True)
-
-
-def arguments(q, k, v, out):
-    """What a launch passes, but for `causal`."""
-    boxes = {"q": descriptor(q, 64), "k": descriptor(k, 128), "v": descriptor(v, 128)}
-    return naive.arguments(q, k, v, out) | boxes

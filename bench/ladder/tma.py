@@ -26,7 +26,7 @@ ROWS = 64  # queries of a program
 
 
 @gluon.jit
-def attention_kernel(q, k, v, out, scale, seq, heads, causal: gl.constexpr):
+def attention_kernel(q, k, v, out, scale, seq, heads: gl.constexpr, causal: gl.constexpr):
     """As the first rung's, with descriptors of boxes (1, 64 or 128, 1, 128) in place of the pointers q, k and v."""
     row = gl.program_id(0) * 64
     b = gl.program_id(1) // heads
