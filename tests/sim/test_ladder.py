@@ -3,6 +3,9 @@
 import pytest
 import torch
 
+from bench.cases import Case
+from bench.ladder import __main__ as ladder
+from bench.ladder import counters
 from bench.ladder.rungs import RUNGS, outputs
 from tests.sim.prefill import error
 from warpattn.masks import Causal, Full
@@ -49,3 +52,26 @@ def test_no_rung_spills(rung, causal):
     kernel = built(rung, rung.arguments(q, q, q, q), causal, machine_code=True)
     assert "HGMMA" in kernel.asm["sass"]
     assert "STL" not in kernel.asm["sass"]
+
+
+def test_a_wrong_rung_is_not_timed(monkeypatch):
+    case = Case("small", 1, 128, 128, 2, 2, 128, 128)
+
+    def prepare(name, case, qkv):
+        right = reference(*qkv)[0].to(torch.bfloat16)
+        wrong = {"naive": right.clone().index_fill_(1, torch.arange(4), 0.0), "tma": outputs(qkv[0])}
+        return lambda: wrong.get(name, right)
+
+    monkeypatch.setattr(ladder, "prepare", prepare)
+    entry = ladder.run_case(case, rounds=2)
+    rungs = entry["rungs"]
+    assert {name: rung["status"] for name, rung in rungs.items()} == {
+        "naive": "wrong", "tma": "wrong", "specialised": "timed", "shipped": "timed",
+    }  # fmt: skip
+    assert "ms" not in rungs["naive"]
+    assert rungs["specialised"]["ms"]["median"] > 0
+    rungs["specialised"] |= counters.counted([{"name": "k", "metrics": {counters.METRICS["cycles"]: 4e6}}])
+    text = ladder.table([entry])
+    assert "| small | specialised |" in text
+    assert "| 4000 |" in text
+    assert "against the shipped kernel" in text
