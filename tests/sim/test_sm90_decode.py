@@ -98,6 +98,12 @@ def test_any_price_of_a_head(price, programs):
     check(replace(case, tokens=2, mask=Causal(), config=(*case.config, *APART)), programs)
 
 
+@pytest.mark.parametrize("programs", [8, 9, 20])
+@pytest.mark.parametrize("few", [0, 8])
+def test_few_and_many_parts(few, programs):
+    check(Decode((2500,), tokens=2, mask=Causal(), config=(("combine_few", few),)), programs, schedule="adversarial")
+
+
 def test_only_heads_that_differ_have_a_price():
     def price(case: Decode) -> int:
         q, (k, v), sequence, _ = tensors(case)
@@ -112,7 +118,7 @@ def test_only_heads_that_differ_have_a_price():
 
 @pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
 @pytest.mark.parametrize("page", [0, 64])
-@pytest.mark.parametrize("fields", [(("queries_ahead", False),), (("plan_lane", 1),)], ids=str)
+@pytest.mark.parametrize("fields", [(("queries_ahead", False),), (("plan_lane", 1),), (("combine_few", 0),)], ids=str)
 def test_the_plainer_forms(page, fields, schedule, seed):
     check(Decode((600, 600), page=page, heads_kv=2, config=fields), 3, schedule=schedule, seed=seed)
 

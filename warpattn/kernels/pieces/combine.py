@@ -83,14 +83,15 @@ def combine_rows(partials, part, first_row, layout: gl.constexpr, block: gl.cons
 
 
 @gluon.constexpr_function
-def combine_block(cols):
+def combine_block(cols, most=32):
     """(parts, rows) that one warpgroup combines at once, in 128 registers a thread for at most 256 columns: many parts,
-    because every further block waits for memory once more."""
-    return (16 if cols > 128 else 32, 4 * (32 // min(32, cols // 4)))
+    because every further block waits for memory once more, and not more than `most`, because each costs instructions
+    whether it is there or not."""
+    return (min(most, 16 if cols > 128 else 32), 4 * (32 // min(32, cols // 4)))
 
 
 @gluon.constexpr_function
-def combine_layout(cols):
+def combine_layout(cols, most=32):
     """Registers of [parts, rows, cols] partial outputs: a row of columns across lanes, all parts in one thread."""
     lanes = min(32, cols // 4)
-    return gl.BlockedLayout([combine_block(cols)[0], 1, 4], [1, 32 // lanes, lanes], [1, 4, 1], [2, 1, 0])
+    return gl.BlockedLayout([combine_block(cols, most)[0], 1, 4], [1, 32 // lanes, lanes], [1, 4, 1], [2, 1, 0])

@@ -46,6 +46,7 @@ class DecodeConfig:
     plan_lane: int = 1  # of them one after the other in a lane; plan_width / 32: every warp adds up all by itself
     price: int = 0  # of a head, in units
     queries_ahead: bool = True  # the next item's come before this one's last product, in registers
+    combine_few: int = 8  # parts from 2 to this are added up by shorter code; 0: none
     combine_apart: bool = False  # parts are added up by a kernel of its own
     consumer_registers: int = 240
     producer_registers: int = 152

@@ -49,9 +49,21 @@ def place_of_ticket(ctx, item):
 @gluon.jit
 def combine_item(ctx, item):
     """Add up all parts of a head and write the result."""
+    few: gl.constexpr = ctx.config.combine_few
+    if few == 0:
+        combine_parts(ctx, item, 32)
+    elif item.part.splits <= few:
+        combine_parts(ctx, item, few)
+    else:
+        combine_parts(ctx, item, 32)
+
+
+@gluon.jit
+def combine_parts(ctx, item, most: gl.constexpr):
+    """The same, at most `most` parts at once."""
     config: gl.constexpr = ctx.config
-    layout: gl.constexpr = combine_layout(config.padded_v)
-    block: gl.constexpr = combine_block(config.padded_v)
+    layout: gl.constexpr = combine_layout(config.padded_v, most)
+    block: gl.constexpr = combine_block(config.padded_v, most)
     rows = gl.minimum(ctx.work.tokens * ctx.work.group - item.entry.row, config.rows)
     for first in range(0, rows, block[1]):
         o, lse = combine_rows(ctx.results.partials, item.part, first, layout, block, config.invariant)
