@@ -1,18 +1,23 @@
-"""Draws docs/figures/ladder.svg and makes the table of docs/ladder.md from cycles that bench/notes.md records.
+"""Writes docs/ladder.md and its picture: the rungs from their record, the later steps from what bench/notes.md records.
 
-`CASES` names rows of notes.md and the thousands of SM cycles that stand there; a test holds each number against its
-row. The floor of a case is arithmetic: its key tiles times the cycles that the tensor core needs for one, over the
-SMs of an H200; utilisation is floor over measured.
+The rungs below the first measured kernel stand in `bench/results/h200/ladder.json` (`python -m bench.ladder`); without
+that file the page has none. `CASES` names rows of notes.md and the thousands of SM cycles that stand there; a test
+holds each number against its row. The floor of a case is arithmetic: its key tiles times the cycles that the tensor
+core needs for one, over the SMs of an H200; utilisation is floor over measured.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from docs.figures.svg import BLUE, GREY, box, picture, words
 
 HERE = Path(__file__).parent
+RECORD = HERE.parents[1] / "bench" / "results" / "h200" / "ladder.json"
+Record = dict[str, Any]
 SMS, CYCLES = 132, 2048  # of an H200; of both products of a tile of 128 × 128 at head dim 128 (or 128 × 64 at 256)
 
 
@@ -73,6 +78,103 @@ CASES = {
 }
 
 
+INTRODUCTION = """# The ladder
+
+How the Hopper kernel became as fast as it is, one measured change after the other. Cycles are SM cycles of whole
+kernels on an H200.
+
+![Use of the tensor cores, step by step](figures/ladder.svg)
+
+*Tensor cores in use* is the floor over the measured cycles. The floor is arithmetic: every 128 × 128 tile at head dim
+128 takes the tensor cores 2048 cycles for its two products, spread evenly over 132 SMs, and nothing else takes time.
+"""
+
+RUNGS = """## From a naive kernel to the shipped one
+
+Each rung is a small, complete kernel in `bench/ladder/`: [naive](../bench/ladder/naive.py), the same
+[with TMA](../bench/ladder/tma.py), and [with specialised warps](../bench/ladder/specialised.py). Their results are held
+against the shipped kernel before anything is timed, and against the reference in the simulator.
+"""
+
+STEPS = """## From the first fast kernel to the shipped one
+
+Cycles of `python -m bench.ncu`, 2026-11-20 and 2026-11-21; each stands, with what was predicted before the run and why
+it came or did not come true, in the row of [bench/notes.md](../bench/notes.md) that the table names.
+"""
+
+LESSONS = """What the steps teach:
+
+- **The softmax of one warpgroup is the bound, not the loads.** Without any load the kernel still took 1323 k
+  cycles (row 3), with them 1367 k (row 2). So instructions on that chain are what counts: fewer multiplications, fewer
+  exchanges between lanes, no re-packing (rows 2 to 5).
+- **Short sequences lose at the seams.** At 1 k a tile has eight key tiles, so the time between tiles weighs as much as
+  the loop; the producer works ahead there (rows 6 to 9).
+- **The order of tiles is a schedule.** With a causal mask tiles differ in length, and the longest go first. A tile that
+  is claimed early breaks that order: asking late was worth 9 % of the cycles at head dim 128 and 13 % at 256, together
+  with even sections (row 10).
+- **Compile time is a cost, too.** The last step gave up to 3 % back, to bring the first call below 6 seconds (row 11).
+"""
+
+UNMEASURED = """This table begins with the first kernel that was measured, which already had TMA, rings and two warpgroups.
+What is simpler stands in `bench/ladder/`: [naive](../bench/ladder/naive.py), [with TMA](../bench/ladder/tma.py),
+[with specialised warps](../bench/ladder/specialised.py). These have run in the simulator; no card has timed them yet
+(`python -m bench.ladder`). Times against other libraries are under [benchmarks](benchmarks.md).
+"""
+
+MEASURED = "Times against other libraries are under [benchmarks](benchmarks.md).\n"
+
+
+def recorded() -> Record | None:
+    """The record of the rungs, if they have been measured."""
+    return json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else None
+
+
+def page(record: Record | None) -> str:
+    """The whole page, as Markdown."""
+    rungs = [] if record is None else [RUNGS, f"{rung_table(record)}\n{_source(record)}\n"]
+    return "\n".join([INTRODUCTION, *rungs, STEPS, table(), LESSONS, UNMEASURED if record is None else MEASURED])
+
+
+def _source(record: Record) -> str:
+    machine = record["machine"]
+    return f"`{record['command']}`, {record['date'][:10]}, {machine['gpu']} ({machine['power_limit']} limit)."
+
+
+def rung_case(case: Record) -> Case:
+    """A case of the record."""
+    name = f"D {case['dim']}, {case['batch']} × {case['seq_q'] // 1024}k, {'causal' if case['causal'] else 'full'}"
+    return Case(name, case["batch"], case["seq_q"], case["heads_q"], 128 * 128 // case["dim"], case["causal"])
+
+
+def rung_table(record: Record) -> str:
+    """The rungs as Markdown; tensor pipe active is what the hardware counted."""
+    titles = ("case", "rung", "ms", "TFLOP/s", "k cycles", "tensor cores in use", "tensor pipe active")
+    lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
+    for entry in record["cases"]:
+        case = rung_case(entry["case"])
+        for i, rung in enumerate(entry["rungs"].values()):
+            numbers = _numbers(case, rung) if rung["status"] == "timed" else ("wrong", *"––––")
+            lines.append("| " + " | ".join([case.name if i == 0 else "", rung["what"], *numbers]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _numbers(case: Case, rung: Record) -> tuple[str, ...]:
+    times = (f"{rung['ms']['median']:.2f}", f"{rung['tflops']:.0f}")
+    metrics = rung.get("metrics") or {}
+    cycles, active = metrics.get("cycles"), metrics.get("tensor_percent")
+    use = (f"{cycles / 1000:.0f}", f"{case.floor / cycles:.0%}") if cycles else ("–", "–")
+    return (*times, *use, "–" if active is None else f"{active:.0f}%")
+
+
+def rung_steps(record: Record | None) -> Iterator[tuple[Case, list[Step]]]:
+    """The rungs whose cycles were counted, as the picture shows them."""
+    for entry in [] if record is None else record["cases"]:
+        rungs = [rung for rung in entry["rungs"].values() if (rung.get("metrics") or {}).get("cycles")]
+        steps = [Step(0, rung["what"], round(rung["metrics"]["cycles"] / 1000)) for rung in rungs]
+        if steps:
+            yield rung_case(entry["case"]), steps
+
+
 def table() -> str:
     """The steps as Markdown."""
     lines = ["| case | step | row | k cycles | tensor cores in use |", "|---|---|---|---|---|"]
@@ -83,10 +185,10 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def chart() -> str:
-    """A bar for each step, as long as the tensor cores are in use."""
+def chart(record: Record | None) -> str:
+    """A bar for each rung and step, as long as the tensor cores are in use."""
     left, full, parts, y = 20, 400, [], 10
-    for case, steps in CASES.items():
+    for case, steps in [*rung_steps(record), *CASES.items()]:
         parts.append(words(left, y + 16, f"{case.name}: floor {case.floor / 1000:.0f} k cycles", 13))
         y += 24
         for step in steps:
@@ -99,8 +201,10 @@ def chart() -> str:
 
 
 def main() -> None:
-    """Write the picture; the table is pasted into docs/ladder.md, where a test compares it."""
-    (HERE / "ladder.svg").write_text(chart())
+    """Write the page and the picture."""
+    record = recorded()
+    (HERE.parent / "ladder.md").write_text(page(record), encoding="utf-8")
+    (HERE / "ladder.svg").write_text(chart(record), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -57,7 +57,30 @@ def test_the_ladder_says_what_was_recorded():
     for steps in ladder.CASES.values():
         for step in steps:
             assert re.search(rf"\b{step.kilocycles}\b", rows[step.row]), step
-    assert ladder.table() in (DOCS / "ladder.md").read_text()
+    assert (DOCS / "ladder.md").read_text() == ladder.page(ladder.recorded()), "run `make docs`"
+
+
+def test_the_ladder_begins_with_the_rungs_once_they_are_measured():
+    case = {"dim": 128, "batch": 4, "seq_q": 4096, "heads_q": 16, "causal": False}
+    floor = ladder.rung_case(case).floor
+    slow = {"what": "slow one", "status": "timed", "ms": {"median": 4.0}, "tflops": 137.4}
+    slow["metrics"] = {"cycles": 4 * floor, "tensor_percent": 26.4}
+    rungs = {
+        "naive": slow,
+        "tma": {**slow, "what": "no counter", "metrics": None},
+        "bad": {"what": "bad one", "status": "wrong"},
+    }
+    machine = {"gpu": "H200", "power_limit": "700 W"}
+    record = {"command": "c", "date": "2026-11-21T00", "machine": machine, "cases": [{"case": case, "rungs": rungs}]}
+    page = ladder.page(record)
+    assert f"| D 128, 4 × 4k, full | slow one | 4.00 | 137 | {4 * floor / 1000:.0f} | 25% | 26% |" in page
+    assert "|  | no counter | 4.00 | 137 | – | – | – |" in page
+    assert "|  | bad one | wrong | – | – | – | – |" in page
+    assert ladder.table() in page
+    assert "no card has timed" in ladder.page(None)
+    assert "no card has timed" not in page
+    assert "slow one" in ladder.chart(record)
+    assert "no counter" not in ladder.chart(record)
 
 
 def test_the_floor_of_a_case():
@@ -71,7 +94,7 @@ def test_the_floor_of_a_case():
 @pytest.mark.parametrize(
     ("name", "draw"),
     [
-        ("ladder", ladder.chart),
+        ("ladder", lambda: ladder.chart(ladder.recorded())),
         ("concepts-call", concepts.call_picture),
         ("concepts-tiles", concepts.tiles_picture),
     ],
