@@ -115,7 +115,7 @@ LESSONS = """What the steps teach:
 - **Compile time is a cost, too.** The last step gave up to 3 % back, to bring the first call below 6 seconds (row 11).
 """
 
-UNMEASURED = """This table begins with the first kernel that was measured, which already had TMA, rings and two warpgroups.
+UNMEASURED = """This table begins with the first kernel that was measured; it already had TMA, rings and two warpgroups.
 What is simpler stands in `bench/ladder/`: [naive](../bench/ladder/naive.py), [with TMA](../bench/ladder/tma.py),
 [with specialised warps](../bench/ladder/specialised.py). These have run in the simulator; no card has timed them yet
 (`python -m bench.ladder`). Times against other libraries are under [benchmarks](benchmarks.md).

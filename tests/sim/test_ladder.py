@@ -32,7 +32,7 @@ def rung(request):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("schedule", ["lazy", "random"])
+@pytest.mark.parametrize("schedule", ["lazy", "random", "eager", "adversarial"])
 def test_a_rung_computes_attention(rung, causal, schedule):
     q, k, v = (torch.randn(SHAPE).to(torch.bfloat16) for _ in range(3))
     out = outputs(q)
