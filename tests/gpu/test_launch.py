@@ -15,7 +15,7 @@ from torch import Tensor
 
 import warpattn as wa
 from tests.oracle import Inputs, check, poisoned
-from warpattn import launch, planned
+from warpattn import dispatch, launch, planned
 from warpattn.counters import Counters
 
 pytestmark = pytest.mark.gpu
@@ -117,7 +117,7 @@ def test_a_thread_whose_first_use_of_cuda_is_a_launch(monkeypatch):
     for forget in (False, True):  # known to this process, then loaded and planned by the thread
         if forget:
             monkeypatch.setattr(launch, "_prepared", {})
-            monkeypatch.setattr(launch, "_kernels", {})
+            monkeypatch.setattr(dispatch, "_loaded", {})
             monkeypatch.setattr(planned, "_known", {})
         thread = threading.Thread(target=work)
         thread.start()
