@@ -147,7 +147,7 @@ def require_triton() -> None:
     found = triton_version()
     if not found.startswith("3.9."):
         has = f"Triton {found} is installed" if found else "Triton is not installed"
-        raise AttentionError(f"{has}; kernels are compiled by Triton 3.9 (Python 3.11 and newer); the reference needs none")
+        raise AttentionError(f"{has}; Triton 3.9 compiles kernels (Python 3.11 and newer); the reference needs none")
 
 
 @cache

@@ -17,6 +17,7 @@ from warpattn.step import Choice, Step
 from warpattn.target import ARCHS
 
 from .choose import choose, traits_of
+from .conditions import POSITIONS
 from .config import CDNAConfig
 
 FARTHEST = 2**30  # elements from the first to the last row of a tile: buffer operations reach 2 GiB
@@ -26,6 +27,9 @@ def steps(ready: Ready, x: Operands, sequence: Sequence, choice: Choice | None =
     """One launch, or two where the keys are shared out; `choice` replaces the one made from the problem."""
     problem = ready.problem
     arch = ready.backend.removeprefix("simulate:")
+    longest = max(problem.seq_q, problem.seq_k)
+    if longest >= POSITIONS:
+        raise AttentionError(f"the call has {longest} rows or keys; the {arch} backend takes fewer than {POSITIONS}")
     choice = choose(problem, ARCHS[arch]) if choice is None else choice
     config: CDNAConfig = choice.config
     mask, score = programs(ready)
