@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+pytest.importorskip("triton")
+
 from bench.cases import Case
 from bench.ladder import __main__ as ladder
 from bench.ladder import counters
