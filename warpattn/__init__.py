@@ -1,4 +1,4 @@
-"""warpattn: attention kernels for Hopper in Triton's Gluon, and the same on any CPU.
+"""warpattn: attention kernels for Hopper, Blackwell and CDNA in Triton's Gluon, and the same on any CPU.
 
     import warpattn as wa
     out = wa.attention(q, k, v, mask=wa.Causal())

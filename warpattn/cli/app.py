@@ -29,7 +29,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Attention kernels for Hopper, and an eager reference for any CPU.",
+    help="Attention kernels for Hopper, Blackwell and CDNA, and an eager reference for any CPU.",
 )
 app.command("demo")(demo.demo)
 app.command("run")(run.run)

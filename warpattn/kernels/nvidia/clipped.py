@@ -26,7 +26,7 @@ def clipped_map(name: str, x: Tensor, rows: int, cols: int) -> tuple[TensorMap, 
     last = (starts - 1) * (start // offset) + (x.shape[1] if x.ndim == 4 else 0) * (row // offset)
     if last >= EXTENT:
         what = f"{name} has shape {tuple(x.shape)} and strides {x.stride()}, which is {last} steps of {offset} elements"
-        raise AttentionError(f"{what}; the sm90 backend counts fewer than {EXTENT}, so its strides must fit better")
+        raise AttentionError(f"{what}; tensor maps count fewer than {EXTENT}, so its strides must fit better")
     shape = (EXTENT, EXTENT, x.shape[-2], ROWS, x.shape[-1])
     strides = (WRAP - row, offset, head, row, 1)
     return TensorMap(x, (1, 1, 1, rows, cols), shape, strides), start // offset, row // offset
