@@ -228,7 +228,7 @@ MASKS: dict[str, Callable[[Maker], Mask | None]] = {
     "causal-chunked": lambda make: Chunked(24) & Causal(),
     "causal-documents": lambda make: _documents(make) & Causal(),
     "causal-added": lambda make: _added_mask(make) & Causal(),
-    "causal-or-prefix": lambda make: Causal() | Padding(make.integers(0, 5, make.case.batch)),
+    "causal-or-prefix": lambda make: Causal() | Padding(make.integers(0, min(5, make.case.longest_k + 1), make.case.batch)),
     "window-or-documents": lambda make: SlidingWindow(4) | _scattered(make),
     "not-causal": lambda make: ~Causal(),
     "not-window": lambda make: ~SlidingWindow(8, right=8),
