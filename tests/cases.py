@@ -173,6 +173,11 @@ def _padding(make: Maker) -> Mask:
     return Padding(lengths)
 
 
+def _few(make: Maker) -> Tensor:
+    """At most 4 keys of each sequence."""
+    return make.integers(0, min(5, make.case.longest_k + 1), make.case.batch)
+
+
 def _documents(make: Maker) -> Mask:
     c = make.case
     return Document(make.integers(0, 4, c.batch, c.longest_k).sort(dim=-1).values)
@@ -228,7 +233,7 @@ MASKS: dict[str, Callable[[Maker], Mask | None]] = {
     "causal-chunked": lambda make: Chunked(24) & Causal(),
     "causal-documents": lambda make: _documents(make) & Causal(),
     "causal-added": lambda make: _added_mask(make) & Causal(),
-    "causal-or-prefix": lambda make: Causal() | Padding(make.integers(0, min(5, make.case.longest_k + 1), make.case.batch)),
+    "causal-or-prefix": lambda make: Causal() | Padding(_few(make)),
     "window-or-documents": lambda make: SlidingWindow(4) | _scattered(make),
     "not-causal": lambda make: ~Causal(),
     "not-window": lambda make: ~SlidingWindow(8, right=8),
