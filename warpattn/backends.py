@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["BACKENDS", "KERNEL_DTYPES", "LIMITS", "NEEDS", "USE_REFERENCE", "Limits", "chip_of"]
+__all__ = ["BACKENDS", "KERNEL_DTYPES", "LATENT", "LIMITS", "NEEDS", "USE_REFERENCE", "Limits", "chip_of"]
 
 # What a device must be for the kernels of an architecture.
 NEEDS = {
@@ -25,11 +25,13 @@ class Limits:
 
     kinds: tuple[str, ...]  # of sequences
     max_dim: int
+    latent: bool = False  # whether decode takes `LATENT` head dims, too
 
 
+LATENT = (576, 512)  # head dims of queries and values in absorbed latent attention (MLA)
 EVERY_KIND = ("dense", "ragged", "paged")
 LIMITS = {
-    "sm90": Limits(EVERY_KIND, 256),
+    "sm90": Limits(EVERY_KIND, 256, latent=True),
     "sm100": Limits(EVERY_KIND, 128),
     "gfx942": Limits(EVERY_KIND, 256),
     "gfx950": Limits(EVERY_KIND, 256),

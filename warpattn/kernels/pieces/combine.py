@@ -23,12 +23,14 @@ class Partials:
     cols: gl.constexpr
 
     @gluon.jit
-    def store(self, slot, o, lse):
-        """Write a part: `o` [M, cols], `lse` [M] in the layout of its rows; rows past the slot's are dropped."""
+    def store(self, slot, o, lse, column: gl.constexpr = 0):
+        """Write a part: `o` [M, N], columns `column` and on; `lse` [M] in the layout of its rows, written with the
+        first columns; rows past the slot's are dropped."""
         row = gl.arange(0, o.shape[0], lse.type.layout)
-        col = gl.arange(0, self.cols, gl.SliceLayout(0, o.type.layout))
+        col = column + gl.arange(0, o.shape[1], gl.SliceLayout(0, o.type.layout))
         at = slot.to(gl.int64) * self.rows + row
-        gl.store(self.lse + at, lse, mask=row < self.rows)
+        if column == 0:
+            gl.store(self.lse + at, lse, mask=row < self.rows)
         gl.store(self.o + (at * self.cols)[:, None] + col[None, :], o, mask=(row < self.rows)[:, None])
 
 
@@ -84,10 +86,10 @@ def combine_rows(partials, part, first_row, layout: gl.constexpr, block: gl.cons
 
 @gluon.constexpr_function
 def combine_block(cols, most=32):
-    """(parts, rows) that one warpgroup combines at once, in 128 registers a thread for at most 256 columns: many parts,
-    because every further block waits for memory once more, and not more than `most`, because each costs instructions
-    whether it is there or not."""
-    return (min(most, 16 if cols > 128 else 32), 4 * (32 // min(32, cols // 4)))
+    """(parts, rows) that one warpgroup combines at once, in 128 registers a thread: many parts, because every
+    further block waits for memory once more, and not more than `most`, because each costs instructions whether it is
+    there or not."""
+    return (min(most, 32, 4096 // cols), 4 * (32 // min(32, cols // 4)))
 
 
 @gluon.constexpr_function

@@ -9,6 +9,8 @@ from .decode import decode_kernel
 from .decode_combine import decode_combine_kernel
 from .decode_config import DecodeConfig
 from .layouts import element_type, tile_layout
+from .mla import mla_kernel
+from .mla_config import MlaConfig
 
 _ALL_KEYS: tuple[Node, ...] = (*[("const", "int", 0)] * 3, ("sym", "int", "len_k"))
 
@@ -32,8 +34,8 @@ def decode_source(config: DecodeConfig, mask: Program, score: Program | None, ha
 
     matrix = _matrix(config)
     signature = {
-        "k": matrix if config.gathers else (descriptor(config.padded_qk),),
-        "v": matrix if config.gathers else (descriptor(config.padded_v),),
+        "k": matrix if config.gathers else (descriptor(config.k_cols),),
+        "v": matrix if config.gathers else (descriptor(config.v_cols),),
         "q": matrix,
         **_shared_signature(config, mask),
         "scale": "fp32",
@@ -41,7 +43,8 @@ def decode_source(config: DecodeConfig, mask: Program, score: Program | None, ha
     }
     constants = _constants(config, modifier_functions(packed_span(mask), score), has_sinks, has_lse)
     names = ("q", "out", "workspace", *(("k", "v") if config.gathers else ()))
-    return _source(decode_kernel, signature, constants, names)
+    kernel = mla_kernel if isinstance(config, MlaConfig) else decode_kernel
+    return _source(kernel, signature, constants, names)
 
 
 def combine_source(config: DecodeConfig, mask: Program, has_sinks: bool, has_lse: bool):

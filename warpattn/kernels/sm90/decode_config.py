@@ -91,6 +91,27 @@ class DecodeConfig:
         return 2 * self.block_n * self.padded_v
 
     @property
+    def k_cols(self) -> int:
+        """Columns of a copy of keys."""
+        return self.padded_qk
+
+    @property
+    def v_cols(self) -> int:
+        """Columns of a copy of values."""
+        return self.padded_v
+
+    @property
+    def tiles_outermost(self) -> bool:
+        """Whether the line of entries has the first row tiles of all sequences, then the second ones, and so on, so
+        that CTAs which run at the same time read the same keys."""
+        return False
+
+    @property
+    def words(self) -> str:
+        """Tile and rings, for people."""
+        return f"tile {self.rows} x {self.block_n}, rings K {self.stages} V {self.stages}"
+
+    @property
     def q_bytes(self) -> int:
         return 2 * self.rows * self.padded_qk
 

@@ -151,8 +151,13 @@ def length_of(keys, work, b, inside, config: gl.constexpr):
 @gluon.jit
 def describe(number, keys, work, mods, config: gl.constexpr):
     """The entry of a number (or of a block of numbers)."""
-    b = number // work.tiles
-    row = (number - b * work.tiles) * config.rows
+    if config.tiles_outermost:
+        tile = number // work.batch
+        b = number - tile * work.batch
+    else:
+        b = number // work.tiles
+        tile = number - b * work.tiles
+    row = tile * config.rows
     length = length_of(keys, work, b, b < work.batch, config)
     offset = length - work.tokens
     q_lo = row // work.group + offset

@@ -71,8 +71,9 @@ def combine_parts(ctx, item, most: gl.constexpr):
 
 
 @gluon.jit
-def write_rows(ctx, o, lse, item, first):
-    """Output and LSE of rows `first` and on of the item's tile: `o` [M, Dv] normalised, `lse` [M] base 2."""
+def write_rows(ctx, o, lse, item, first, column: gl.constexpr = 0):
+    """Output and LSE of rows `first` and on of the item's tile: `o` [M, N] normalised, columns `column` and on; `lse`
+    [M] base 2, written with the first columns."""
     config: gl.constexpr = ctx.config
     work = ctx.work
     row = first + gl.arange(0, o.shape[0], lse.type.layout)
@@ -82,9 +83,9 @@ def write_rows(ctx, o, lse, item, first):
         sink = gl.load(ctx.results.sinks + rows.h, mask=there, other=0.0)
         factor, lse = with_sink(lse, sink)
         o = o * factor[:, None]
-    if ctx.has_lse:
+    if ctx.has_lse and column == 0:
         head = item.entry.b.to(gl.int64) * (work.heads * work.group) + rows.h
         gl.store(ctx.results.lse + head * work.tokens + rows.token, lse * LN_2, mask=there)
-    col = gl.arange(0, config.padded_v, gl.SliceLayout(0, o.type.layout))[None, :]
+    col = column + gl.arange(0, o.shape[1], gl.SliceLayout(0, o.type.layout))[None, :]
     at = ctx.results.out.rows(rows.b, rows.token, rows.h)[:, None] + col
     gl.store(at, o.to(element_type(config.dtype)), mask=there[:, None] & (col < config.dim_v))

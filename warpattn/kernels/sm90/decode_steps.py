@@ -13,6 +13,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from warpattn.backends import LATENT
 from warpattn.check import AttentionError
 from warpattn.operands import Operands, captured, flat, programs
 from warpattn.problem import Problem, Ready
@@ -21,6 +22,7 @@ from warpattn.step import Choice, Step
 from warpattn.target import ARCHS, Arch
 
 from .decode_config import DecodeConfig, choose_decode, invariant
+from .mla_config import MlaConfig, choose_mla
 
 _DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 MAX_TOKENS = 16
@@ -54,8 +56,14 @@ def takes(problem: Problem) -> bool:
 
 
 def serves(problem: Problem) -> bool:
-    """Whether it is meant for a problem: of those it takes, the ones with many dense or any paged keys."""
-    return takes(problem) and (problem.kind == "paged" or problem.seq_k >= MANY_KEYS)
+    """Whether it is meant for a problem: of those it takes, the ones with many dense or any paged keys, and latent
+    attention."""
+    return takes(problem) and (problem.kind == "paged" or problem.seq_k >= MANY_KEYS or is_latent(problem))
+
+
+def is_latent(problem: Problem) -> bool:
+    """Whether the values are columns of the keys, which have too many for any other kernel."""
+    return (problem.dim_qk, problem.dim_v) == LATENT
 
 
 def choose(problem: Problem, target: Arch, *, ctas: int = 1, batch_invariant: bool = False) -> Choice:
@@ -63,7 +71,11 @@ def choose(problem: Problem, target: Arch, *, ctas: int = 1, batch_invariant: bo
     if not takes(problem):
         rule = f"the decode kernel takes dense or paged keys and 1 to {MAX_TOKENS} query tokens"
         raise AttentionError(f"the problem is {problem.kind} with {problem.seq_q} query tokens; {rule}")
-    config = choose_decode(_DTYPES[problem.dtype], problem.dim_qk, problem.dim_v, problem.page_size, ctas)
+    dtype, latent = _DTYPES[problem.dtype], is_latent(problem)
+    if latent:
+        config: DecodeConfig = choose_mla(dtype, problem.page_size)
+    else:
+        config = choose_decode(dtype, problem.dim_qk, problem.dim_v, problem.page_size, ctas)
     config = invariant(config) if batch_invariant else config
     tiles = row_tiles(problem)
     entries = problem.batch * tiles
@@ -79,20 +91,26 @@ def choose(problem: Problem, target: Arch, *, ctas: int = 1, batch_invariant: bo
         config = replace(
             config, plan_lane=config.plan_width // 32 if narrow else 1, price=0 if config.invariant else PRICE
         )
-    grid = target.processors * ctas
-    config = replace(config, combine_apart=_blocks(problem, config, grid) > APART)
+    grid = target.processors * config.ctas
+    config = replace(config, combine_apart=latent or _blocks(problem, config, grid) > APART)
     lines = (
-        f"tile {config.rows} x {config.block_n}, rings K {config.stages} V {config.stages}, "
-        f"{config.smem_bytes} bytes of shared memory",
+        f"{config.words}, {config.smem_bytes} bytes of shared memory",
         f"{problem.batch * problem.heads_kv} heads of {tiles} row tiles over {grid} CTAs",
     )
+    kernel, reasons = "mla" if latent else "decode", _reasons(config, target)
+    return Choice(kernel, config, (grid,), lines, reasons, partitions=_partitions(problem, config, grid))
+
+
+def _reasons(config: DecodeConfig, target: Arch) -> tuple[str, ...]:
+    """Why the keys are shared out as they are."""
     unit = f"{config.unit} key tiles" if config.unit > 1 else "one key tile"
-    shared = f"keys are shared out to within {unit} over {ctas} CTAs on each of {target.processors} SMs"
+    shared = f"keys are shared out to within {unit} over {config.ctas} CTAs on each of {target.processors} SMs"
     last = "the last CTA to finish a head combines its parts in a fixed order"
     last = "a second kernel combines the parts of a head, a few rows a program" if config.combine_apart else last
     same = "every partial has the same keys whatever else is in the batch"
-    reasons = (shared, last, same) if batch_invariant else (shared, last)
-    return Choice("decode", config, (grid,), lines, reasons, partitions=_partitions(problem, config, grid))
+    once = "latents are read once, as keys and as values, and each of two warpgroups has half of the output's columns"
+    reasons = (shared, last, same) if config.invariant else (shared, last)
+    return (*reasons, once) if isinstance(config, MlaConfig) else reasons
 
 
 def row_tiles(problem: Problem) -> int:
@@ -129,7 +147,7 @@ def steps(ready: Ready, x: Operands, sequence: Sequence, choice: Choice | None =
 
         return combine_source(config, mask, problem.has_sinks, problem.has_lse)
 
-    decode = Step("sm90.decode", "sm90", key, source, options(config), choice.grid, args, persistent=True)
+    decode = Step(f"sm90.{choice.kernel}", "sm90", key, source, options(config), choice.grid, args, persistent=True)
     if not config.combine_apart:
         return (decode,)
     shared = {name: args[name] for name in COMBINE_ARGUMENTS}
