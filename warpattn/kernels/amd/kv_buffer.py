@@ -37,15 +37,20 @@ class KVBuffer:
     config: gl.constexpr
 
     @gluon.jit
-    def load_from_dram(self, source, key, strip: gl.constexpr):
+    def pages(self, source, key):
+        """What `load_from_dram` needs to know of the pages of the tile at `key`, looked up early; see `tile_pages`."""
+        return tile_pages(source, self.config, key)
+
+    @gluon.jit
+    def load_from_dram(self, source, key, strip: gl.constexpr, pages):
         """Ask for strip number `strip` of the tile at `key`: a register stage, to be given to `copy_to_shared`."""
         rows, cols, inside = strip_places(source, self.config, key, strip)
+        page = pages[strip if len(pages) > 1 else 0]
         if by_base(self.config, source.page_size):
             offsets = (rows * source.row).to(gl.int32) + cols
-            return cdna3.buffer_load(strip_base(source, self.config, key, strip), offsets, mask=inside)
+            return cdna3.buffer_load(strip_base(source, self.config, key, strip, page), offsets, mask=inside)
         else:
-            pages = strip_pages(source, self.config, key, strip)
-            return load_rows(page_pointers(source, self.config, key, strip, pages), cols, self.config)
+            return load_rows(page_pointers(source, self.config, key, strip, page), cols, self.config)
 
     @gluon.jit
     def copy_to_shared(self, stage):
@@ -149,7 +154,7 @@ def start_copy(slot, source, config: gl.constexpr, key, strip: gl.constexpr, pag
     rows, cols, inside = strip_places(source, config, key, strip)
     if by_base(config, source.page_size):
         offsets = (rows * source.row).to(gl.int32) + cols
-        async_copy.buffer_load_to_shared(slot, strip_base(source, config, key, strip), offsets, mask=inside)
+        async_copy.buffer_load_to_shared(slot, strip_base(source, config, key, strip, pages), offsets, mask=inside)
     elif config.dim < config.depth:
         pointers = page_pointers(source, config, key, strip, pages) + cols
         async_copy.global_load_to_shared(slot, pointers, mask=cols < config.dim)
@@ -172,30 +177,46 @@ def strip_places(source, config: gl.constexpr, key, strip: gl.constexpr):
 
 
 @gluon.jit
-def strip_base(source, config: gl.constexpr, key, strip: gl.constexpr):
-    """Pointer to column 0 of a strip's first row; all its rows lie evenly from there.
-
-    Past the last key it is a pointer that no lane follows; the table is read without a condition, as a branch for each
-    strip took LLVM twice as long as all else.
-    """
+def strip_base(source, config: gl.constexpr, key, strip: gl.constexpr, page):
+    """Pointer to column 0 of a strip's first row; all its rows lie evenly from there. Past the last key it is a pointer
+    that no lane follows."""
     first = key + first_row(config, strip)
     if source.page_size == 0:
         return source.base + first.to(gl.int64) * source.row
     else:
-        number = first // source.page_size
-        last = gl.maximum(source.keys - 1, 0) // source.page_size
-        page = gl.load(source.table + gl.minimum(number, last)).to(gl.int64)
-        return source.base + page * source.page + (first - number * source.page_size).to(gl.int64) * source.row
+        row = first % source.page_size
+        return source.base + page.to(gl.int64) * source.page + row.to(gl.int64) * source.row
+
+
+@gluon.jit
+def tile_pages(source, config: gl.constexpr, key):
+    """Tuple of the pages of each strip of the tile at `key`, or of one for all; see `strip_pages`."""
+    pages = (strip_pages(source, config, key, 0),)
+    parts: gl.constexpr = page_parts(config, source.page_size)
+    for strip in gl.static_range(1, parts):
+        pages += (strip_pages(source, config, key, strip),)
+    return pages
+
+
+@gluon.constexpr_function
+def page_parts(config, page_size):
+    """Strips of a tile that ask for pages of their own: those of V, unless one page holds them all."""
+    whole = page_size == 0 or (by_base(config, page_size) and page_size % config.keys == 0)
+    return 1 if whole or config.operand == "K" else config.strips
 
 
 @gluon.jit
 def strip_pages(source, config: gl.constexpr, key, strip: gl.constexpr):
-    """Pages [R, 1] of a strip's rows, those of rows past the last key its own; nothing where no table is read by row.
+    """The page of a strip, where one holds all of it; else the pages [R, 1] of its rows; 0 without pages.
 
-    Without any key it is page 0, so that pointers stay inside the cache.
+    Past the last key it is the last key's page; without any key page 0, or one that no lane looks into. The table is
+    read without a condition, as a branch for each strip took LLVM twice as long as all else.
     """
-    if by_base(config, source.page_size):
+    if source.page_size == 0:
         return 0
+    elif by_base(config, source.page_size):
+        first = gl.minimum(key + first_row(config, strip), gl.maximum(source.keys - 1, 0))
+        return gl.load(source.table + first // source.page_size)
     else:
         numbers = gl.load(source.table + strip_keys(source, config, key, strip) // source.page_size)
         return gl.where(source.keys > 0, numbers, 0)

@@ -1,8 +1,8 @@
 """What a tile of keys goes through in each of the three buffers: Q·Kᵀ and P·V, strip by strip.
 
 `start`, then `scores` and `values` in turn for each tile. Each returns what the next one is to be given: a strip that
-is on its way in registers; for the ring, the pages of the tile that is loaded next. What is loaded ahead past the last
-tile is at a key past the end, where nothing is, so the last tile needs no case of its own.
+is on its way in registers, and the pages of the tile that is loaded next, which are looked up a tile early. What is
+loaded ahead past the last tile is at a key past the end, where nothing is, so the last tile needs no case of its own.
 
       RegisterFeed   strip j+1 is loaded into registers while j goes through LDS; the last strip of K overlaps the first
                      of V, the last of V the first of the next K
@@ -44,38 +44,53 @@ class RegisterFeed:
     config: gl.constexpr
 
     @gluon.jit
+    def pages(self, key):
+        """Pages of K and of V of the tile at `key`."""
+        return self.k.pages(self.k_source, key), self.v.pages(self.v_source, key)
+
+    @gluon.jit
     def start(self, span, first):
         """Ask for the first strip of K."""
-        return self.k.load_from_dram(self.k_source, first_key(span, first, self.k_source.keys, self.config), 0)
+        key = first_key(span, first, self.k_source.keys, self.config)
+        pages = self.pages(key)
+        return self.k.load_from_dram(self.k_source, key, 0, pages[0]), pages
 
     @gluon.jit
     def scores(self, q, visit, stage):
-        """S = Q·Kᵀ, given the first strip of K; returns that of V, too."""
+        """S = Q·Kᵀ, given the first strip of K; returns that of V, too.
+
+        The table is read once all strips that need it sooner have been asked for: whoever waits for those does not wait
+        for the table.
+        """
+        strip, pages = stage
+        after = pages
         s = no_scores(self.config)
         strips: gl.constexpr = self.config.k.strips
         for j in gl.static_range(strips):
             if j + 1 < strips:
-                ahead = self.k.load_from_dram(self.k_source, visit.key, j + 1)
+                ahead = self.k.load_from_dram(self.k_source, visit.key, j + 1, pages[0])
             else:
-                ahead = self.v.load_from_dram(self.v_source, visit.key, 0)
-            self.k.copy_to_shared(stage)
+                ahead = self.v.load_from_dram(self.v_source, visit.key, 0, pages[1])
+                after = self.pages(visit.ahead)
+            self.k.copy_to_shared(strip)
             s = cdna3.mfma(q_strip(q, self.config, j), self.k.load_from_shared(scores_operand(self.config, 1)), s)
-            stage = ahead
-        return s, stage
+            strip = ahead
+        return s, (strip, pages, after)
 
     @gluon.jit
     def values(self, p, o, visit, stage):
         """O += P·V, given the first strip of V; returns that of the next K, too."""
+        strip, pages, after = stage
         strips: gl.constexpr = self.config.v.strips
         for j in gl.static_range(strips):
             if j + 1 < strips:
-                ahead = self.v.load_from_dram(self.v_source, visit.key, j + 1)
+                ahead = self.v.load_from_dram(self.v_source, visit.key, j + 1, pages[1])
             else:
-                ahead = self.k.load_from_dram(self.k_source, visit.ahead, 0)
-            self.v.copy_to_shared(stage)
+                ahead = self.k.load_from_dram(self.k_source, visit.ahead, 0, after[0])
+            self.v.copy_to_shared(strip)
             o = cdna3.mfma(p_strip(p, self.config, j), self.v.load_from_shared(output_operand(self.config, 1)), o)
-            stage = ahead
-        return o, stage
+            strip = ahead
+        return o, (strip, after)
 
     @gluon.jit
     def finish(self):
