@@ -7,8 +7,8 @@
 `rows(text)` is what `python -m warpattn compile` prints.
 """
 
-from .copies import Check, Finding, check_copies
+from .copies import Check, Cover, Finding, check_copies
 from .summary import Summary, rows, summary
 from .text import Code, Instruction, read
 
-__all__ = ["Check", "Code", "Finding", "Instruction", "Summary", "check_copies", "read", "rows", "summary"]
+__all__ = ["Check", "Code", "Cover", "Finding", "Instruction", "Summary", "check_copies", "read", "rows", "summary"]

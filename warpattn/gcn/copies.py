@@ -28,20 +28,20 @@ import numpy as np
 from .arithmetic import ALL, Value
 from .demand import Demands, address_of, demands
 from .footprint import Footprints
+from .loads import IN_ORDER
 from .summary import wait_of
 from .text import LANES, Code, Instruction, literal, read, registers
 
 CHOICES = 3  # demanded bits of an unknown number that are tried out; with more, it stays unknown
 STATES = 20_000
 _COUNTED = 64  # vmcnt goes to 63, lgkmcnt to 15
-_IN_ORDER = ("buffer_load", "buffer_store", "buffer_atomic", "global_", "scratch_")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing wrong. kind: "not awaited", "no barrier", "overwritten", "unordered" or "unresolved".
+    """One thing wrong. kind: "not awaited", "no barrier", "overwritten", "unordered", "at the end" or "unresolved".
 
-    access: what touches the bytes of `copy`; of two accesses that are unordered, the later one.
+    access: what touches the bytes of `copy`; of two accesses that are unordered, the later one; or the kernel's end.
     """
 
     kind: str
@@ -53,20 +53,40 @@ class Finding:
             "not awaited": "may be touched before it has landed: no s_waitcnt vmcnt covers it",
             "no barrier": "has landed for its own wave, but other waves touch it with no s_barrier between",
             "overwritten": "may overwrite what a wave has not read yet: no wait and s_barrier between",
+            "at the end": "may land when LDS belongs to another workgroup: no s_waitcnt vmcnt covers it",
             "unordered": "and another wave touch the same bytes, with no wait and s_barrier between",
             "unresolved": "may meet an address that could not be computed",
         }[self.kind]
         return f"{_at(self.copy)} {said}; {_at(self.access)}"
 
 
+class Cover(NamedTuple):
+    """A wait after which a copy has landed, where no wait before it says so.
+
+    most: the largest n of vmcnt(n) with which this wait still says it; its own n may be smaller, because of another
+    copy or of registers.
+    """
+
+    copy: Instruction
+    wait: Instruction
+    most: int
+
+    def __str__(self) -> str:
+        return f"{_at(self.copy)} is covered by the wait in line {self.wait.line}, which may be vmcnt({self.most})"
+
+
 @dataclass(frozen=True)
 class Check:
-    """What was found in a kernel with `copies` copies to LDS; `complete` is False if there was too much to explore."""
+    """What was found in a kernel with `copies` copies to LDS; `complete` is False if there was too much to explore.
+
+    covers: which waits the copies rest on, by line of the wait. Another wait is none of the copies' business.
+    """
 
     findings: tuple[Finding, ...]
     copies: int
     states: int
     complete: bool
+    covers: tuple[Cover, ...] = ()
 
     @property
     def proven(self) -> bool:
@@ -108,6 +128,7 @@ class _Explorer:
         self.waves = max(1, code.stated("max_flat_workgroup_size", LANES) // LANES)
         self.footprints = Footprints(self.waves)
         self.findings: dict[tuple[str, int, int], Finding] = {}
+        self.covers: dict[tuple[int, int], int] = {}
 
     def check(self, copies: int) -> Check:
         pending = [(0, state) for state in self._first()]
@@ -121,7 +142,12 @@ class _Explorer:
                 for after in self._block(index, state):
                     pending.extend((following, after) for following in self.code.blocks[index].following)
         findings = sorted(self.findings.values(), key=lambda found: (found.copy.line, found.access.line, found.kind))
-        return Check(tuple(findings), copies, len(seen), not pending)
+        return Check(tuple(findings), copies, len(seen), not pending, self._covers())
+
+    def _covers(self) -> tuple[Cover, ...]:
+        listed = self.code.instructions
+        covers = [Cover(listed[copy], listed[wait], most) for (wait, copy), most in self.covers.items()]
+        return tuple(sorted(covers, key=lambda cover: (cover.wait.line, cover.copy.line)))
 
     def _first(self) -> list[_State]:
         """At the start: v0 counts the lanes, EXEC is full, scalars are arguments."""
@@ -205,13 +231,25 @@ class _Explorer:
         if name == "s_barrier":
             left = [tuple(entry for entry in entries if not entry.done) for entries in state[1:]]
             return state._replace(copies=left[0], accesses=left[1])
+        if name == "s_endpgm":
+            for entry in state.copies:
+                if not entry.done:
+                    self._note("at the end", entry.index, i)
         if name == "s_waitcnt":
-            copies = _waited(state.copies, wait_of(instruction, "vmcnt"))
+            most = wait_of(instruction, "vmcnt")
+            self._cover(i, state.copies, most)
+            copies = _waited(state.copies, most)
             return state._replace(copies=copies, accesses=_waited(state.accesses, wait_of(instruction, "lgkmcnt")))
-        if name.startswith(_IN_ORDER):
+        if name.startswith(IN_ORDER):
             state = state._replace(copies=_aged(state.copies))
             return self._copy(i, instruction, state) if instruction.to_lds else state
         return self._access(i, instruction, state) if name.startswith("ds_") else state
+
+    def _cover(self, i: int, copies: tuple[_Entry, ...], most: int | None) -> None:
+        """Note which copies are known to have landed after wait number `i`."""
+        for entry in copies:
+            if most is not None and not entry.done and entry.younger >= most:
+                self.covers[i, entry.index] = min(entry.younger, self.covers.get((i, entry.index), _COUNTED))
 
     def _copy(self, i: int, instruction: Instruction, state: _State) -> _State:
         touched = self.footprints.of(instruction, state.registers.get("m0"))
