@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["BACKENDS", "KERNEL_DTYPES", "LATENT", "LIMITS", "NEEDS", "USE_REFERENCE", "Limits", "chip_of"]
+__all__ = ["BACKENDS", "KERNEL_DTYPES", "LATENT", "LATENT_TOKENS", "LIMITS", "NEEDS", "USE_REFERENCE",
+           "Limits", "chip_of"]  # fmt: skip
 
 # What a device must be for the kernels of an architecture.
 NEEDS = {
@@ -29,6 +30,7 @@ class Limits:
 
 
 LATENT = (576, 512)  # head dims of queries and values in absorbed latent attention (MLA)
+LATENT_TOKENS = 16  # query tokens of a sequence at most, with these
 EVERY_KIND = ("dense", "ragged", "paged")
 LIMITS = {
     "sm90": Limits(EVERY_KIND, 256, latent=True),

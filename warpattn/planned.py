@@ -24,7 +24,7 @@ from warpattn.launch import Prepared, launches_dense, prepare
 from warpattn.masks import Mask, MaskProgram
 from warpattn.operands import ALIGNMENT, Operands, addressable, captured
 from warpattn.plan import steps
-from warpattn.problem import Call, Ready
+from warpattn.problem import Call, Ready, is_latent
 from warpattn.repeat import Repeat
 from warpattn.scores import Score, ScoreProgram
 from warpattn.sequences import Dense, Ragged, Sequence
@@ -88,7 +88,7 @@ def remember(call: Call, ready: Ready, out: Tensor, lse: Tensor | None) -> None:
 class Planned:
     """The launch of all calls with one key."""
 
-    __slots__ = ("_captures", "_device", "_like_q", "_lse_shape", "_out", "_prepared", "_repeats")
+    __slots__ = ("_captures", "_device", "_latent", "_like_q", "_lse_shape", "_out", "_prepared", "_repeats")
 
     def __init__(self, ready: Ready, x: Operands) -> None:
         self._prepared: Prepared | None = None
@@ -98,6 +98,7 @@ class Planned:
         self._like_q = x.q.is_contiguous() and x.q.shape == x.out.shape  # empty_like costs half of empty
         self._lse_shape = ready.lse_shape if ready.problem.has_lse else None
         self._captures = bool(captured(ready))
+        self._latent = is_latent(ready.problem)  # then v is a view of k
 
     def prepare(self, ready: Ready, x: Operands, sequence: Sequence) -> None:
         """Make ready for torch's current stream; LookupError if the launches of a call cannot be repeated."""
@@ -126,7 +127,7 @@ class Planned:
         if out is None:
             out = torch.empty_like(q) if self._like_q else torch.empty(**self._out)
         out_at = out.data_ptr()
-        if (q_at | k_at | v_at | out_at) % ALIGNMENT:
+        if (q_at | k_at | v_at | out_at) % ALIGNMENT or (self._latent and k_at != v_at):
             return None
         sinks_at = 0 if sinks is None else sinks.data_ptr()
         lse, lse_at = None, 0

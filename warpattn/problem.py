@@ -15,13 +15,22 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from warpattn.backends import BACKENDS, KERNEL_DTYPES, LIMITS, NEEDS, USE_REFERENCE, chip_of
+from warpattn.backends import (
+    BACKENDS,
+    KERNEL_DTYPES,
+    LATENT,
+    LATENT_TOKENS,
+    LIMITS,
+    NEEDS,
+    USE_REFERENCE,
+    chip_of,
+)
 from warpattn.check import AttentionError, Rules
 from warpattn.masks import Document, Full, Mask, MaskProgram, Materialized, Padding, Prefix
 from warpattn.scores import ALiBi, Bias, Score, ScoreProgram
 from warpattn.sequences import Sequence, Sizes
 
-__all__ = ["Call", "Problem", "examine"]
+__all__ = ["Call", "Problem", "examine", "is_latent"]
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 FULL = Full()
@@ -102,6 +111,8 @@ def examine(call: Call, read_values: bool = True) -> Ready:
     _check_gradients(rules, call, backend, [*tensors.values(), *captured])
     if backend is not None and backend != "reference":
         _check_kernels(rules, call, backend, sizes)
+        if sizes is not None and is_latent(sizes):
+            _check_latent(rules, call, backend, sizes, read_values)
     on_host = backend is not None and (backend == "reference" or backend.startswith("simulate:"))
     if read_values and not rules.broken and sizes is not None and on_host:
         _check_values(rules, call, sizes)
@@ -248,9 +259,40 @@ def _check_kernels(rules: Rules, call: Call, backend: str, sizes: Sizes | None) 
     dtype = getattr(call.q, "dtype", None)
     rule = f"the {arch} backend takes {' and '.join(str(x) for x in KERNEL_DTYPES)}; {USE_REFERENCE} for others"
     rules.require(dtype in KERNEL_DTYPES, f"q has dtype {dtype}", rule)
-    for name, dim in (("q", sizes.dim_qk), ("v", sizes.dim_v)) if sizes else ():
-        rule = f"the {arch} backend takes multiples of 8 up to {limits.max_dim}; {USE_REFERENCE} for others"
+    if sizes is None or (limits.latent and is_latent(sizes)):
+        return
+    either = f", or {LATENT[0]} with values of {LATENT[1]} (latent attention)" if limits.latent else ""
+    for name, dim in (("q", sizes.dim_qk), ("v", sizes.dim_v)):
+        rule = f"the {arch} backend takes multiples of 8 up to {limits.max_dim}{either}; {USE_REFERENCE} for others"
         rules.require(dim % 8 == 0 and dim <= limits.max_dim, f"{name} has head_dim {dim}", rule)
+
+
+def is_latent(sizes: Sizes | Problem) -> bool:
+    """Whether head dims are those of absorbed latent attention."""
+    return (sizes.dim_qk, sizes.dim_v) == LATENT
+
+
+def _check_latent(rules: Rules, call: Call, backend: str, sizes: Sizes, read_values: bool) -> None:
+    """Latent attention: few query tokens, and values that are the first columns of the keys' own memory."""
+    if not LIMITS[backend.removeprefix("simulate:")].latent:
+        return
+    where = f"with head dims {LATENT[0]} and {LATENT[1]} (latent attention)"
+    rule = f"{where} kernels take dense and paged ones; {USE_REFERENCE}"
+    rules.require(call.sequence.kind != "ragged", f"the keys and values are {call.sequence.kind}", rule)
+    rule = f"{where} kernels take at most {LATENT_TOKENS}; {USE_REFERENCE}, or expand keys and values for prefill"
+    few = call.sequence.kind == "ragged" or sizes.seq_q <= LATENT_TOKENS
+    rules.require(few, f"q has {sizes.seq_q} tokens a sequence", rule)
+    if read_values:
+        _, (k_name, k), (v_name, v) = call.sequence.operands(call.q, call.k, call.v).items()
+        what = f"{v_name} has strides {v.stride()} at {v.data_ptr()}, {k_name} {k.stride()} at {k.data_ptr()}"
+        rule = f"{where} a token's value is part of its key: {v_name} must be the view {k_name}[..., :{LATENT[1]}]"
+        rules.require(begins_with(k, v), what, rule)
+
+
+def begins_with(k: Tensor, v: Tensor) -> bool:
+    """Whether `v` is the first columns of `k`'s own memory."""
+    strides = zip(v.shape, v.stride(), k.stride(), strict=True)
+    return v.data_ptr() == k.data_ptr() and all(size == 1 or mine == its for size, mine, its in strides)
 
 
 def _check_part(rules: Rules, part: Mask | Score, call: Call, sizes: Sizes) -> None:

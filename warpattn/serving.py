@@ -21,7 +21,7 @@ from warpattn.kernels.sm90.launcher import captured_values
 from warpattn.masks import Mask
 from warpattn.operands import ALIGNMENT, Operands, addressable, captured
 from warpattn.plan import steps
-from warpattn.problem import Call, Ready, examine
+from warpattn.problem import Call, Ready, examine, is_latent
 from warpattn.reference import reference
 from warpattn.repeat import Repeat
 from warpattn.scores import Score
@@ -95,6 +95,9 @@ class _ServingPlan:
             q_at, k_at, v_at, out_at = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()
             if (q_at | k_at | v_at | out_at) % ALIGNMENT:
                 raise AttentionError("a tensor starts in between; a plan's tensors must start at multiples of 16 bytes")
+            if k_at != v_at and is_latent(self._ready.problem):
+                rule = "in latent attention values are the first columns of the keys"
+                raise AttentionError(f"keys start at {k_at}, values at {v_at}; {rule}")
             at = (q_at, k_at, v_at, out_at, *self._vectors, *(x.data_ptr() for x in indices))
             self._repeat(at, self._values)
         return out if lse is None else (out, lse)

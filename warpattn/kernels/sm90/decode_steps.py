@@ -13,10 +13,9 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from warpattn.backends import LATENT
 from warpattn.check import AttentionError
 from warpattn.operands import Operands, captured, flat, programs
-from warpattn.problem import Problem, Ready
+from warpattn.problem import Problem, Ready, is_latent
 from warpattn.sequences import PagedKV, Sequence
 from warpattn.step import Choice, Step
 from warpattn.target import ARCHS, Arch
@@ -59,11 +58,6 @@ def serves(problem: Problem) -> bool:
     """Whether it is meant for a problem: of those it takes, the ones with many dense or any paged keys, and latent
     attention."""
     return takes(problem) and (problem.kind == "paged" or problem.seq_k >= MANY_KEYS or is_latent(problem))
-
-
-def is_latent(problem: Problem) -> bool:
-    """Whether the values are columns of the keys, which have too many for any other kernel."""
-    return (problem.dim_qk, problem.dim_v) == LATENT
 
 
 def choose(problem: Problem, target: Arch, *, ctas: int = 1, batch_invariant: bool = False) -> Choice:

@@ -20,6 +20,8 @@ from warpattn.kernels.topology import Edge, Role, Topology
 
 from .decode_config import DecodeConfig
 
+BLOCK_N = 64  # keys of a tile
+
 
 @dataclass(frozen=True)
 class MlaConfig(DecodeConfig):
@@ -88,4 +90,5 @@ class MlaConfig(DecodeConfig):
 
 def choose_mla(dtype: str, page_size: int = 0) -> MlaConfig:
     """The configuration for `page_size` keys a page (0: not paged)."""
-    return MlaConfig(dtype, *LATENT, 64, 2, 1, 1, page_box=page_size & -page_size, queries_ahead=False)
+    box = min(page_size & -page_size, BLOCK_N)
+    return MlaConfig(dtype, *LATENT, BLOCK_N, 2, 1, 1, page_box=box, queries_ahead=False)
