@@ -53,6 +53,7 @@ class Ran:
     out_error: float
     lse_error: float
     tickets: Tensor
+    parts: int = 0  # slots of the workspace that were written
 
 
 def run(
@@ -71,7 +72,7 @@ def run(
     out = torch.full((*q.shape[:3], v.shape[-1]), float("nan"), dtype=case.dtype)
     lse = torch.full(ready.lse_shape, float("nan"))
     choice = choose(ready.problem, ARCHS["sm90"], batch_invariant=case.invariant)
-    choice = replace(choice, config=replace(choice.config, **dict(case.config)))
+    choice = replace(choice, config=replace(choice.config, **dict(case.config)), grid=(programs,))
     step, *after = steps(ready, Operands(q, k, v, out, lse, sinks), sequence, choice)
     for partial in step.args["workspace"][:2]:
         partial.fill_(float("nan"))
@@ -80,11 +81,12 @@ def run(
     for following in after:
         added = simulate(built(following), following.grid, following.args, **options)
         report.findings += added.findings
+    parts = int((~step.args["workspace"][1].isnan()).any(1).sum())
     if table is not None:
-        return Ran(report, out, lse, 0.0, 0.0, step.args["workspace"][3][:-1])
+        return Ran(report, out, lse, 0.0, 0.0, step.args["workspace"][3][:-1], parts)
     expected, expected_lse = reference(q, k, v, sequence=sequence, mask=case.mask, score=case.score, sinks=sinks)
     tickets = step.args["workspace"][3][:-1]
-    return Ran(report, out, lse, error(out.float(), expected.float()), error(lse, expected_lse), tickets)
+    return Ran(report, out, lse, error(out.float(), expected.float()), error(lse, expected_lse), tickets, parts)
 
 
 def built(step: Any) -> Any:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 pytest.importorskip("triton")
 
 from tests.sim.sm90_decode import Decode, run, tensors
+from warpattn.kernels.sm90.decode_config import even_cut
 from warpattn.kernels.sm90.decode_steps import choose
 from warpattn.masks import Causal, Chunked, CustomMask, SlidingWindow
 from warpattn.problem import Call, examine
@@ -96,6 +97,35 @@ def test_any_price_of_a_head(price, programs):
     case = Decode((1000, 3, 0, 130, 64, 1), page=64, heads_kv=2, config=(("unit", 1), ("price", price)))
     check(case, programs, schedule="random", seed=programs)
     check(replace(case, tokens=2, mask=Causal(), config=(*case.config, *APART)), programs)
+
+
+# Four heads of eight key tiles each.
+@pytest.mark.parametrize(
+    ("programs", "parts"), [(1, 0), (2, 0), (4, 0), (5, 0), (7, 0), (8, 8), (11, 8), (12, 12), (16, 16), (40, 32)]
+)
+@pytest.mark.parametrize("page", [0, 64])
+def test_equally_long_heads_are_cut_evenly(page, programs, parts):
+    """Whole heads, or equal parts of them, even if some CTAs have nothing to do; three parts of eight tiles leave room
+    behind the last."""
+    case = Decode((1000, 1024) if page else (1024, 1024), page=page, heads_kv=2)
+    assert check(case, programs, schedule="random", seed=programs).parts == parts
+    check(replace(case, tokens=2, mask=Causal(), config=APART), programs)
+
+
+def test_cut_evenly_only_where_no_run_grows_much():
+    """Four heads of 12 tiles over three CTAs: runs grow from 16 tiles to 24; with twice as many it would be 16 more."""
+    case = Decode((768,), heads_kv=4, config=(("block_n", 64),))
+    assert check(case, 3).parts == 0
+    assert check(replace(case, lengths=(1536,)), 3).parts > 0
+
+
+@pytest.mark.parametrize(
+    ("heads", "ctas", "cut"),
+    [(8, 132, (16, 1)), (64, 132, (2, 1)), (66, 132, (2, 1)), (67, 132, (1, 1)), (132, 132, (1, 1)),
+     (133, 132, (1, 2)), (256, 132, (1, 2)), (1024, 132, (1, 8)), (200, 132, (1, 2))],
+)  # fmt: skip
+def test_even_cut(heads, ctas, cut):
+    assert even_cut(heads, ctas) == cut
 
 
 @pytest.mark.parametrize("programs", [8, 9, 20])

@@ -9,6 +9,9 @@ room for the price of a head: what starting and finishing it costs, in units wit
 each CTA takes one run, front-loaded. Where a run ends inside a head, the head is split and its parts are combined
 later; a run that starts in the room behind a head goes on with the next one. All of it follows from the lengths on the
 device, so the grid never depends on them. Source of the front-loaded shares: specification of attention, section 3.11.
+
+Where all heads have equally many units, shares that end where heads or equal parts of heads do are better, even if a
+few CTAs stay idle: fewer parts, or none, and every CTA begins and finishes one thing less (`share_heads`).
 """
 
 from triton.experimental import gluon
@@ -17,16 +20,20 @@ from triton.experimental.gluon import language as gl
 
 @gluon.aggregate
 class Shares:
-    """`total` units over `parts` CTAs: the first `rest` of them take `size` + 1, the others `size`."""
+    """`total` units over CTAs: the first `rest` of them take `size` + 1, the others `size`, as far as they go.
+
+    `price`: units without keys behind each head.
+    """
 
     total: gl.tensor
     size: gl.tensor
     rest: gl.tensor
+    price: gl.tensor
 
     @gluon.jit
     def first(self, part):
         """First unit of a CTA; that of the next one is its end."""
-        return part * self.size + gl.minimum(part, self.rest)
+        return gl.minimum(part * self.size + gl.minimum(part, self.rest), self.total)
 
     @gluon.jit
     def owner(self, unit):
@@ -34,12 +41,36 @@ class Shares:
         wide = self.rest * (self.size + 1)
         return gl.where(unit < wide, unit // (self.size + 1), self.rest + (unit - wide) // gl.maximum(self.size, 1))
 
+    @gluon.jit
+    def unless(self, condition, other):
+        """The same, or `other` where the condition holds."""
+        return Shares(
+            gl.where(condition, other.total, self.total),
+            gl.where(condition, other.size, self.size),
+            gl.where(condition, other.rest, self.rest),
+            gl.where(condition, other.price, self.price),
+        )
+
 
 @gluon.jit
-def share_out(total, parts):
-    """Shares of `total` units over `parts` CTAs."""
+def share_out(total, parts, price):
+    """Shares of `total` units, with a `price` in them for each head, over `parts` CTAs."""
     size = total // parts
-    return Shares(total, size, total - size * parts)
+    return Shares(total, size, total - size * parts, price)
+
+
+@gluon.jit
+def share_heads(plain, heads, units, parts, cut, growth: gl.constexpr):
+    """Shares of `heads` heads of equally many `units` over `parts` CTAs that end where heads or equal parts of heads
+    do; `plain`, how they are shared out otherwise, if a run would grow by more than `growth` units.
+
+    cut: (parts of a head, heads of a CTA), of which one is 1; what `even_cut` finds.
+    """
+    size = gl.where(cut[0] > 1, (units + cut[0] - 1) // cut[0], units * cut[1])
+    room = gl.where(cut[0] > 1, (units + size - 1) // gl.maximum(size, 1) * size, units)
+    total = heads * units
+    fits = (heads * room <= size * parts) & ((size - growth) * parts <= total)
+    return plain.unless(fits, Shares(heads * room, size, gl.to_tensor(0), room - units))
 
 
 @gluon.aggregate

@@ -15,7 +15,7 @@ from ..pieces.apply import Modifiers
 from ..pieces.combine import Partials
 from .decode_attend import decode_attend_role
 from .decode_combine import leave_programs
-from .decode_context import DecodeContext, Grid, Keys, Matrix, Results, make_decode_rings, take_share
+from .decode_context import DecodeContext, Keys, Matrix, Results, grid_of, make_decode_rings, take_share
 from .decode_load import decode_load_role
 
 
@@ -45,7 +45,7 @@ def decode_kernel(
     tickets). shape: see `Grid`. functions: (keep, span, score), see `Modifiers`. Grid: any number of CTAs that the
     workspace has slots for.
     """
-    work = Grid(shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], shape[6], shape[7])
+    work = grid_of(shape)
     mods = Modifiers(functions[0], functions[1], functions[2], mask_args, score_args)
     stored = Keys(k, v, keys[0], keys[1], keys[2])
     partials = Partials(workspace[0], workspace[1], workspace[2], config.padded_v)

@@ -40,7 +40,7 @@ def decode_attend_role(ctx):
         state = first_keys(ctx, s, item, k_state.step(), v_state)
         for i in range(item.begin + 1, item.end):
             state = advance_keys(ctx, state, item, i)
-        place = place.advance(item.part.count, item.entry.room * ctx.work.heads)
+        place = place.advance(item.part.count, item.room * ctx.work.heads)
         if config.queries_ahead:
             ahead, q = fetch_ahead(ctx, place)
         wait_values(ctx, state, item, item.end - 1)

@@ -66,7 +66,7 @@ def _shared_signature(config: DecodeConfig, mask: Program) -> dict[str, object]:
         "workspace": ("*fp32", "*fp32", "i32", "*i32"),
         "lse_ptr": "*fp32",
         "sinks_ptr": "*fp32",
-        "shape": ("i32",) * 8,
+        "shape": ("i32",) * 10,
         "mask_args": tensor_signature(mask, "sm90"),
     }
 

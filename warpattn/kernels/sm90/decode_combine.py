@@ -9,8 +9,21 @@ from triton.experimental.gluon import language as gl
 
 from ..pieces.apply import Modifiers
 from ..pieces.combine import Partials, combine_block, combine_layout, combine_rows
-from ..pieces.split import Part, parts_of, share_out
-from .decode_context import Grid, Item, Keys, Matrix, Results, block_units, describe
+from ..pieces.split import Part, parts_of
+from .decode_context import (
+    Grid,
+    Item,
+    Keys,
+    Matrix,
+    Results,
+    block_room,
+    block_units,
+    describe,
+    grid_of,
+    share_block,
+    share_blocks,
+    share_uniform,
+)
 from .decode_output import write_rows
 
 
@@ -47,7 +60,7 @@ def decode_combine_kernel(
     has_lse: gl.constexpr,
 ):
     """Arguments as in `decode_kernel`. Grid: (entries * key heads, blocks of rows)."""
-    work = Grid(shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], shape[6], shape[7])
+    work = grid_of(shape)
     mods = Modifiers(functions[0], functions[1], functions[2], mask_args, mask_args)
     stored = Keys(keys, keys, keys[0], keys[1], keys[2])
     partials = Partials(workspace[0], workspace[1], workspace[2], config.padded_v)
@@ -56,10 +69,11 @@ def decode_combine_kernel(
     number = gl.program_id(0) // work.heads
     head = gl.program_id(0) - number * work.heads
     entry = describe(number, stored, work, mods, config)
-    before, total = units_around(number, entry, stored, work, mods, config)
     programs = gl.load(workspace[3] + work.batch * work.tiles * work.heads)
-    first = before + head * entry.room
-    splits, owner = parts_of(first, entry.units, share_out(total, programs), config.invariant)
+    shares, before = share_before(number, programs, stored, work, mods, config)
+    room = entry.units + shares.price
+    first = before + head * room
+    splits, owner = parts_of(first, entry.units, shares, config.invariant)
     layout: gl.constexpr = combine_layout(config.padded_v)
     block: gl.constexpr = combine_block(config.padded_v)
     row = gl.program_id(1) * block[1]
@@ -67,22 +81,29 @@ def decode_combine_kernel(
     if (splits > 1) & (row < rows):
         part = Part(head, gl.to_tensor(0), entry.units, first, splits, owner)
         o, lse = combine_rows(partials, part, row, layout, block, config.invariant)
-        write_rows(ctx, o, lse, Item(entry, part, gl.to_tensor(0), entry.span.total), row)
+        write_rows(ctx, o, lse, Item(entry, part, room, gl.to_tensor(0), entry.span.total), row)
 
 
 @gluon.jit
-def units_around(number, entry, keys, work, mods, config: gl.constexpr):
-    """(units before entry `number`, units of all entries)."""
-    entries = work.batch * work.tiles
+def share_before(number, programs, keys, work, mods, config: gl.constexpr):
+    """(shares over `programs` CTAs, units before entry `number`)."""
     if config.uniform:
-        units = entry.room * work.heads
-        return units * number, units * entries
+        units, shares = share_uniform(programs, keys, work, mods, config)
+        return shares, (units + shares.price) * work.heads * number
+    elif config.plan_once:
+        units = block_units(0, keys, work, mods, config)
+        shares = share_block(units, programs, work, config)
+        return shares, room_before(number, gl.to_tensor(0), units, shares, work)
     else:
+        shares = share_blocks(programs, keys, work, mods, config)
         before = gl.to_tensor(0)
-        total = gl.to_tensor(0)
-        for begin in range(0, entries, config.plan_width):
-            units = block_units(begin, entries, keys, work, mods, config)
-            index = begin + gl.arange(0, config.plan_width, units.type.layout)
-            before += gl.sum(gl.where(index < number, units, 0), 0)
-            total += gl.sum(units, 0)
-        return before, total
+        for begin in range(0, work.batch * work.tiles, config.plan_width):
+            before += room_before(number, begin, block_units(begin, keys, work, mods, config), shares, work)
+        return shares, before
+
+
+@gluon.jit
+def room_before(number, begin, units, shares, work):
+    """Units in the line of the entries of a block from `begin` on that come before entry `number`."""
+    index = begin + gl.arange(0, units.shape[0], units.type.layout)
+    return gl.sum(gl.where(index < number, block_room(units, shares.price, work), 0), 0)

@@ -1,7 +1,7 @@
 """DecodeConfig: the shape of the Hopper decode kernel as a value, and how its keys are shared out.
 
-Decode reads every key and value once for a few query rows, so memory is all that counts: rings as deep as shared
-memory allows, every CTA busy to the end. Nothing in this file imports Triton.
+Decode reads every key and value once for a few query rows, so memory is all that counts: rings just deep enough to keep
+it busy, every CTA at work to the end. Nothing in this file imports Triton.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from .config import CONSUMER_ROWS, SMEM_LIMIT, pad_dim
 SM_SMEM = 233_472  # 228 KiB of an SM, of which every resident block takes 1 KiB for itself
 SLACK = 512  # bytes the compiler adds: alignment of barriers, scratch of reductions
 INVARIANT_KEYS = 2048  # keys of a partial when results must not depend on the rest of the batch
+GROWTH = 512  # keys: reading them takes an SM about as long as a second item costs it (bench/notes.md)
+IN_FLIGHT = 128 * 1024  # bytes of K and V that an SM waits for at a time: with more, SMs finish further apart
 LEAST_BOX = 8  # rows: the swizzle of shared memory repeats after 8, and a copy must start where it does
 
 
@@ -46,7 +48,7 @@ class DecodeConfig:
     plan_lane: int = 1  # of them one after the other in a lane; plan_width / 32: every warp adds up all by itself
     price: int = 0  # of a head, in units
     queries_ahead: bool = True  # the next item's come before this one's last product, in registers
-    combine_few: int = 8  # parts from 2 to this are added up by shorter code; 0: none
+    combine_few: int = 16  # parts from 2 to this are added up by shorter code; 0: none
     combine_apart: bool = False  # parts are added up by a kernel of its own
     consumer_registers: int = 240
     producer_registers: int = 152
@@ -81,6 +83,11 @@ class DecodeConfig:
     def gathers(self) -> bool:
         """Whether pages are too odd for TMA, so that rows are copied one by one."""
         return 0 < self.page_box < LEAST_BOX
+
+    @property
+    def growth(self) -> int:
+        """Units that a CTA's run may grow by where heads then end with runs."""
+        return max(1, GROWTH // (self.block_n * self.unit))
 
     @property
     def k_bytes(self) -> int:
@@ -151,10 +158,18 @@ def choose_decode(dtype: str, dim_qk: int, dim_v: int, page_size: int = 0, ctas:
     return replace(config, stages=deepest(config))
 
 
+def even_cut(heads: int, ctas: int) -> tuple[int, int]:
+    """(equal parts of a head, heads of a CTA), one of them 1, that keep `ctas` CTAs busy with `heads` of one length."""
+    splits = max(1, ctas // max(heads, 1))
+    return splits, -(-heads // ctas) if splits == 1 else 1
+
+
 def deepest(config: DecodeConfig) -> int:
-    """Ring slots that fit beside the queries."""
+    """Ring slots that fit beside the queries; no more than keep memory busy, but two."""
     limit = min(SMEM_LIMIT, SM_SMEM // config.ctas - 1024) - SLACK - config.q_bytes
-    return max(1, limit // (config.k_bytes + config.v_bytes + 32))
+    fit = limit // (config.k_bytes + config.v_bytes + 32)
+    busy = IN_FLIGHT // config.ctas // (config.k_bytes + config.v_bytes)
+    return max(1, min(fit, max(2, busy)))
 
 
 def invariant(config: DecodeConfig) -> DecodeConfig:

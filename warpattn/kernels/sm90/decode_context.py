@@ -10,7 +10,7 @@ from ..nvidia.pipelines import StagedPipeline, make_pipeline
 from ..pieces.apply import Modifiers
 from ..pieces.combine import Partials
 from ..pieces.span import TileSpan, tile_span
-from ..pieces.split import Part, Place, Shares, find_place, part_at, share_out
+from ..pieces.split import Part, Place, Shares, find_place, part_at, share_heads, share_out
 from .layouts import element_type, tile_layout
 
 
@@ -26,6 +26,16 @@ class Grid:
     tiles: gl.tensor  # row tiles of a key head
     pages: gl.tensor  # of the cache
     page_size: gl.tensor
+    splits: gl.tensor  # equal parts of a head, or
+    whole: gl.tensor  # heads of a CTA: see `share_heads`
+
+
+@gluon.jit
+def grid_of(shape):
+    """A grid from the kernels' `shape` argument, which has its fields in order."""
+    return Grid(
+        shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], shape[6], shape[7], shape[8], shape[9]
+    )
 
 
 @gluon.aggregate
@@ -98,7 +108,6 @@ class Entry:
     length: gl.tensor
     span: TileSpan
     units: gl.tensor  # of one head
-    room: gl.tensor  # units that a head takes in the line, with its price
 
 
 @gluon.aggregate
@@ -107,6 +116,7 @@ class Item:
 
     entry: Entry
     part: Part
+    room: gl.tensor  # units that a head of the entry takes in the line, with its price
     begin: gl.tensor
     end: gl.tensor
 
@@ -164,7 +174,7 @@ def describe(number, keys, work, mods, config: gl.constexpr):
     q_hi = gl.minimum((row + config.rows - 1) // work.group, work.tokens - 1) + offset
     span = tile_span(mods.span(b, 0, q_lo, q_hi, work.tokens, length, mods.mask_args), config.block_n)
     units = (span.total + config.unit - 1) // config.unit
-    return Entry(b, row, length, span, units, units + config.price)
+    return Entry(b, row, length, span, units)
 
 
 @gluon.jit
@@ -172,10 +182,11 @@ def item_at(ctx, place):
     """The item that starts at a place."""
     config: gl.constexpr = ctx.config
     entry = describe(place.entry, ctx.keys, ctx.work, ctx.mods, config)
-    part = part_at(place, entry.units, entry.room, ctx.shares, gl.program_id(0), config.invariant)
+    room = entry.units + ctx.shares.price
+    part = part_at(place, entry.units, room, ctx.shares, gl.program_id(0), config.invariant)
     begin = part.begin * config.unit
     end = gl.minimum(begin + part.count * config.unit, entry.span.total)
-    return Item(entry, part, begin, end)
+    return Item(entry, part, room, begin, end)
 
 
 @gluon.jit
@@ -184,8 +195,8 @@ def take_share(keys, work, mods, config: gl.constexpr):
     shares, place = cut_line(keys, work, mods, config)
     if config.price > 0:
         number = gl.minimum(place.entry, work.batch * work.tiles - 1)
-        entry = describe(number, keys, work, mods, config)
-        place = place.past_price(entry.units, entry.room, work.heads)
+        units = describe(number, keys, work, mods, config).units
+        place = place.past_price(units, units + shares.price, work.heads)
     return shares, place
 
 
@@ -196,41 +207,75 @@ def cut_line(keys, work, mods, config: gl.constexpr):
     parts = gl.num_programs(0)
     entries = work.batch * work.tiles
     if config.uniform:
-        units = describe(gl.to_tensor(0), keys, work, mods, config).room * work.heads
-        shares = share_out(units * entries, parts)
+        units, shares = share_uniform(parts, keys, work, mods, config)
+        room = (units + shares.price) * work.heads
         unit = shares.first(cta)
-        entry = unit // units
-        return shares, Place(unit, entry, entry * units)
+        entry = unit // room
+        return shares, Place(unit, entry, entry * room)
     elif config.plan_once:
-        units = block_units(0, entries, keys, work, mods, config)
-        shares = share_out(gl.sum(units, 0), parts)
+        units = block_units(0, keys, work, mods, config)
+        shares = share_block(units, parts, work, config)
         unit = shares.first(cta)
-        entry, before = find_place(unit, gl.cumsum(units, 0))
+        entry, before = find_place(unit, gl.cumsum(block_room(units, shares.price, work), 0))
         return shares, Place(unit, entry, before)
     else:
-        total = gl.to_tensor(0)
-        for begin in range(0, entries, config.plan_width):
-            total += gl.sum(block_units(begin, entries, keys, work, mods, config), 0)
-        shares = share_out(total, parts)
+        shares = share_blocks(parts, keys, work, mods, config)
         unit = shares.first(cta)
         entry = gl.to_tensor(0)
         before = gl.to_tensor(0)
         seen = gl.to_tensor(0)
         for begin in range(0, entries, config.plan_width):
-            units = block_units(begin, entries, keys, work, mods, config)
-            passed, reached = find_place(unit, gl.cumsum(units, 0) + seen)
+            room = block_room(block_units(begin, keys, work, mods, config), shares.price, work)
+            passed, reached = find_place(unit, gl.cumsum(room, 0) + seen)
             entry += passed
             before = gl.maximum(before, reached)
-            seen += gl.sum(units, 0)
+            seen += gl.sum(room, 0)
         return shares, Place(unit, entry, before)
 
 
 @gluon.jit
-def block_units(begin, entries, keys, work, mods, config: gl.constexpr):
-    """Room of all heads of `plan_width` entries; 0 for those past the last."""
+def share_uniform(parts, keys, work, mods, config: gl.constexpr):
+    """(units of every head, shares over `parts` CTAs)."""
+    heads = work.batch * work.tiles * work.heads
+    units = describe(gl.to_tensor(0), keys, work, mods, config).units
+    plain = share_out(units * heads, parts, gl.to_tensor(0))
+    return units, share_heads(plain, heads, units, parts, (work.splits, work.whole), config.growth)
+
+
+@gluon.jit
+def share_block(units, parts, work, config: gl.constexpr):
+    """Shares over `parts` CTAs where one block has the `units` of all entries."""
+    entries = work.batch * work.tiles
+    price = gl.to_tensor(config.price)
+    total = gl.sum(units, 0)
+    most = gl.max(units, 0)
+    shares = share_out((total + entries * price) * work.heads, parts, price)
+    even = share_heads(shares, entries * work.heads, most, parts, (work.splits, work.whole), config.growth)
+    return shares.unless(total == most * entries, even)
+
+
+@gluon.jit
+def share_blocks(parts, keys, work, mods, config: gl.constexpr):
+    """Shares over `parts` CTAs where it takes several blocks: so many heads that it hardly matters where they end."""
+    price = gl.to_tensor(config.price)
+    total = gl.to_tensor(0)
+    for begin in range(0, work.batch * work.tiles, config.plan_width):
+        total += gl.sum(block_room(block_units(begin, keys, work, mods, config), price, work), 0)
+    return share_out(total, parts, price)
+
+
+@gluon.jit
+def block_units(begin, keys, work, mods, config: gl.constexpr):
+    """Units of one head of each of `plan_width` entries: at least 1, but 0 for those past the last."""
     number = begin + gl.arange(0, config.plan_width, gl.BlockedLayout([config.plan_lane], [32], [4], [0]))
-    units = describe(number, keys, work, mods, config).room * work.heads
-    return gl.where(number < entries, units, 0)
+    units = describe(number, keys, work, mods, config).units
+    return gl.where(number < work.batch * work.tiles, units, 0)
+
+
+@gluon.jit
+def block_room(units, price, work):
+    """What all heads of a block of entries take in the line."""
+    return gl.where(units > 0, units + price, 0) * work.heads
 
 
 @gluon.jit

@@ -35,7 +35,7 @@ def decode_load_role(ctx):
                 k_state = load_boxes(ctx, ctx.keys.k[0], ctx.rings.k, k_state, item, boxes, config.k_bytes)
                 v_state = load_boxes(ctx, ctx.keys.v[0], ctx.rings.v, v_state, item, boxes, config.v_bytes)
                 boxes = following
-        place = place.advance(item.part.count, item.entry.room * ctx.work.heads)
+        place = place.advance(item.part.count, item.room * ctx.work.heads)
 
 
 @gluon.jit

@@ -20,7 +20,7 @@ from warpattn.sequences import PagedKV, Sequence
 from warpattn.step import Choice, Step
 from warpattn.target import ARCHS, Arch
 
-from .decode_config import DecodeConfig, choose_decode, invariant
+from .decode_config import DecodeConfig, choose_decode, even_cut, invariant
 from .mla_config import MlaConfig, choose_mla
 
 _DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -99,11 +99,12 @@ def _reasons(config: DecodeConfig, target: Arch) -> tuple[str, ...]:
     """Why the keys are shared out as they are."""
     unit = f"{config.unit} key tiles" if config.unit > 1 else "one key tile"
     shared = f"keys are shared out to within {unit} over {config.ctas} CTAs on each of {target.processors} SMs"
+    even = f"equally long heads are not split, or equally, if no share grows by more than {config.growth} units for it"
     last = "the last CTA to finish a head combines its parts in a fixed order"
     last = "a second kernel combines the parts of a head, a few rows a program" if config.combine_apart else last
     same = "every partial has the same keys whatever else is in the batch"
     once = "latents are read once, as keys and as values, and each of two warpgroups has half of the output's columns"
-    reasons = (shared, last, same) if config.invariant else (shared, last)
+    reasons = (shared, same, last) if config.invariant else (shared, even, last)
     return (*reasons, once) if isinstance(config, MlaConfig) else reasons
 
 
@@ -129,7 +130,7 @@ def steps(ready: Ready, x: Operands, sequence: Sequence, choice: Choice | None =
     mask, score = programs(ready)
     problem, config = ready.problem, choice.config
     key = (config, mask.key, None if score is None else score.key, problem.has_sinks, problem.has_lse)
-    args = arguments(ready, x, sequence, config) | {"workspace": space}
+    args = arguments(ready, x, sequence, choice) | {"workspace": space}
 
     def source():
         from .decode_build import decode_source  # imports Triton
@@ -155,9 +156,9 @@ def options(config: DecodeConfig) -> dict[str, object]:
     return OPTIONS | limit
 
 
-def arguments(ready: Ready, x: Operands, sequence: Sequence, config: DecodeConfig) -> dict[str, object]:
+def arguments(ready: Ready, x: Operands, sequence: Sequence, choice: Choice) -> dict[str, object]:
     """Every argument of the kernel but its workspace."""
-    p = ready.problem
+    p, config = ready.problem, choice.config
     tensors = tuple(tensor.detach() for tensor in captured(ready))
     count = len(ready.mask.tensors)
     keys, pages = (None, None, 0), p.batch
@@ -165,7 +166,9 @@ def arguments(ready: Ready, x: Operands, sequence: Sequence, config: DecodeConfi
         table = sequence.block_table
         table = table if table.stride(-1) == 1 else table.contiguous()
         keys, pages = (sequence.lengths, table, table.stride(0)), len(x.k)
-    shape = (p.batch, p.seq_q, p.seq_k, p.heads_kv, p.heads_q // p.heads_kv, row_tiles(p), pages, max(p.page_size, 1))
+    tiles = row_tiles(p)
+    cut = even_cut(p.batch * tiles * p.heads_kv, choice.grid[0])
+    shape = (p.batch, p.seq_q, p.seq_k, p.heads_kv, p.heads_q // p.heads_kv, tiles, pages, max(p.page_size, 1), *cut)
     return {
         "k": _matrix(x.k) if config.gathers else (x.k,), "v": _matrix(x.v) if config.gathers else (x.v,),
         "q": _matrix(x.q), "out": _matrix(x.out), "keys": keys, "lse_ptr": x.lse, "sinks_ptr": x.sinks,

@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from ..pieces.apply import Modifiers
 from ..pieces.combine import Partials
 from .decode_combine import leave_programs
-from .decode_context import Grid, Keys, Matrix, Results, take_share
+from .decode_context import Keys, Matrix, Results, grid_of, take_share
 from .mla_attend import mla_attend_role
 from .mla_context import MlaContext, make_mla_rings
 from .mla_load import mla_load_role
@@ -51,7 +51,7 @@ def mla_kernel(
     has_lse: gl.constexpr,
 ):
     """Arguments and grid as in `decode_kernel`; of `k` only the rotary columns are read, the others through `v`."""
-    work = Grid(shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], shape[6], shape[7])
+    work = grid_of(shape)
     mods = Modifiers(functions[0], functions[1], functions[2], mask_args, score_args)
     stored = Keys(k, v, keys[0], keys[1], keys[2])
     partials = Partials(workspace[0], workspace[1], workspace[2], config.padded_v)

@@ -56,7 +56,7 @@ def mla_attend_role(ctx, half: gl.constexpr):
             state = attend_keys(ctx, state, item, i, half)
         finish_half(ctx, state.o, state.softmax, item, half)
         keys = state.keys
-        place = place.advance(item.part.count, item.entry.room * ctx.work.heads)
+        place = place.advance(item.part.count, item.room * ctx.work.heads)
 
 
 @gluon.jit

@@ -48,7 +48,7 @@ def mla_load_role(ctx):
         else:
             for i in range(item.begin, item.end):
                 state = load_tile(ctx, state, item, find_boxes(ctx, item, i), False)
-        place = place.advance(item.part.count, item.entry.room * ctx.work.heads)
+        place = place.advance(item.part.count, item.room * ctx.work.heads)
 
 
 @gluon.jit
