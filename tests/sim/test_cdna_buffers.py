@@ -1,6 +1,4 @@
-"""Three kinds of buffers in the same CDNA kernel: values, findings, and which waits are needed."""
-
-from typing import Any
+"""Three kinds of buffers in the same CDNA kernel: values and findings, and what their configs say."""
 
 import numpy as np
 import pytest
@@ -8,15 +6,10 @@ import pytest
 pytest.importorskip("triton")
 
 from tests.sim.builds import poison, run
-from tests.sim.cdna import ARCHS, SCHEDULES, Case, check, outputs, prefill_choice, ready_of
+from tests.sim.cdna import ARCHS, SCHEDULES, Case, check, prefill_choice
 from tests.sim.cdna_kernels import order_kernel
 from warpattn.kernels.amd.kv_config import KINDS, KVBufferConfig, outstanding
-from warpattn.kernels.cdna.steps import steps
 from warpattn.masks import Causal, Full
-from warpattn.operands import Operands, fitted
-from warpattn.sim import Report, knock_out, simulate
-from warpattn.sim.compile import to_ttgir
-from warpattn.step import Step
 
 both = pytest.mark.parametrize("arch", ARCHS)
 every = pytest.mark.parametrize("kind", KINDS)
@@ -43,62 +36,6 @@ def test_more_slots_load_further_ahead(arch, slots):
 def test_strips_of_any_width(arch, kind, strip):
     call = Case(40, 130, dim=64).call()
     check(call, arch, prefill_choice(call, arch, kind, k_strip=strip))
-
-
-class Bench:
-    """One problem whose kernel is compiled once and run changed."""
-
-    def __init__(self, arch: str, kind: str) -> None:
-        self.call = Case(40, 300, dim=64, mask=Causal()).call()
-        self.ready = ready_of(self.call, arch)
-        self.choice = prefill_choice(self.call, arch, kind)
-        self.kernel = launch_kernel(self.step())
-
-    def step(self) -> Step:
-        """The launch, with a fresh output."""
-        call = self.call
-        fitting = fitted(Operands(call.q, call.k, call.v, *outputs(call, self.ready), None))
-        return steps(self.ready, fitting, call.sequence, self.choice)[0]
-
-    def run(self, kernel: Any) -> Report:
-        """The first report with findings under two schedules, or a clean one."""
-        report = Report()
-        for schedule in ("lazy", "adversarial"):
-            step = self.step()
-            report = simulate(kernel, step.grid, step.args, schedule, step_limit=20_000)
-            if not report.clean:
-                break
-        return report
-
-
-@both
-@pytest.mark.parametrize("kind", ["lds", "ring"])
-def test_waits_are_needed(arch, kind):
-    """Without any one of the waits and commits something is found: none of them is redundant."""
-    bench = Bench(arch, kind)
-    results = knock_out(bench.kernel, bench.run)
-    waits = [found.noticed for found in results if found.op == "ttg.async_wait"]
-    assert waits == [True] * (4 if kind == "lds" else 3)
-    assert not [str(found) for found in results if not found.noticed]
-
-
-@both
-@pytest.mark.parametrize("groups", [1, 2])
-def test_a_wait_that_is_looser_by_one_is_found(arch, groups):
-    """The ring waits for all but one group before it reads K, all but two before V."""
-    bench = Bench(arch, "ring")
-    text = bench.kernel.asm["ttgir"]
-    wait = f"ttg.async_wait {{num = {groups} : i32}}"
-    assert text.count(wait) == 1
-    assert bench.run(text).clean
-    report = bench.run(text.replace(wait, wait.replace(str(groups), str(groups + 1), 1)))
-    assert not report.clean
-
-
-def launch_kernel(step: Step) -> Any:
-    from triton.backends.compiler import GPUTarget
-
-    return to_ttgir(step.source(), GPUTarget("hip", step.arch, 64), dict(step.options))
 
 
 @pytest.mark.parametrize(

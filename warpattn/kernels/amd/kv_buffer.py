@@ -116,9 +116,9 @@ class KVBufferRing:
         return strip_pages(source, self.config, key, 0)
 
     @gluon.jit
-    def load_from_dram(self, source, key, number, pages):
-        """Start the DMA of the tile at `key` into the slot of tile number `number`."""
-        start_copy(self.smem.index(number % self.config.slots), source, self.config, key, 0, pages)
+    def load_from_dram(self, source, key, slot, pages):
+        """Start the DMA of the tile at `key` into a slot."""
+        start_copy(self.smem.index(slot), source, self.config, key, 0, pages)
 
     @gluon.jit
     def copy_to_shared(self, later: gl.constexpr):
@@ -129,10 +129,27 @@ class KVBufferRing:
         async_copy.wait_group(later)
 
     @gluon.jit
-    def load_from_shared(self, number, layout: gl.constexpr):
-        """Tile number `number` as the right operand of a product."""
-        tile = get_mma_tile(self.smem.index(number % self.config.slots), self.config)
-        return async_copy.load_shared_relaxed(tile, layout)
+    def load_from_shared(self, slot, layout: gl.constexpr):
+        """The tile in a slot as the right operand of a product."""
+        return async_copy.load_shared_relaxed(get_mma_tile(self.smem.index(slot), self.config), layout)
+
+
+@gluon.jit
+def slot_after(slot, slots: gl.constexpr):
+    """The slot of the next tile. Counted round, not divided by, so that the check of the machine code sees few values."""
+    if slots == 2:
+        return 1 - slot
+    else:
+        return gl.where(slot + 1 == slots, 0, slot + 1)
+
+
+@gluon.jit
+def slot_before(slot, slots: gl.constexpr):
+    """The slot of the tile before, which is the one that is filled next."""
+    if slots == 2:
+        return 1 - slot
+    else:
+        return gl.where(slot == 0, slots, slot) - 1
 
 
 @gluon.jit

@@ -81,7 +81,7 @@ def attend(ctx, place):
     o = gl.zeros([config.block_m, config.padded_v], gl.float32, layout)
     stage = feed.start(span, first)
     for i in range(first, last):
-        visit = visit_of(span, i, first, place.lengths.seq_k, config)
+        visit = visit_of(span, i, place.lengths.seq_k, config)
         s, stage = feed.scores(q, visit, stage)
         s = visible_scores(ctx, s, place, visit.key, i < span.masked)
         state, p, alpha = softmax_step(state, s, exponent_scale(ctx))

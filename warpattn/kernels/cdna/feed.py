@@ -15,7 +15,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.amd import cdna3
 from triton.experimental.gluon.language.amd.cdna4 import async_copy
 
-from ..amd.kv_buffer import KVBuffer, KVBufferLDS, KVBufferRing, KVSource, allocate
+from ..amd.kv_buffer import KVBuffer, KVBufferLDS, KVBufferRing, KVSource, allocate, slot_after, slot_before
 from .layouts import element_type, output_operand, product_layout, scores_operand
 
 
@@ -23,7 +23,6 @@ from .layouts import element_type, output_operand, product_layout, scores_operan
 class Visit:
     """One tile of keys on its way through the kernel."""
 
-    number: gl.tensor  # 0, 1, .. in the order of the visits
     key: gl.tensor  # first key
     ahead: gl.tensor  # first key of the tile that is loaded meanwhile, see `loads_ahead`
     later: gl.tensor  # of the tile after that
@@ -145,10 +144,10 @@ class RingFeed:
     config: gl.constexpr
 
     @gluon.jit
-    def load(self, key, number, pages):
-        """Start the DMA of K and V of tile `number`."""
-        self.k.load_from_dram(self.k_source, key, number, pages[0])
-        self.v.load_from_dram(self.v_source, key, number, pages[1])
+    def load(self, key, slot, pages):
+        """Start the DMA of K and V of the tile at `key`."""
+        self.k.load_from_dram(self.k_source, key, slot, pages[0])
+        self.v.load_from_dram(self.v_source, key, slot, pages[1])
 
     @gluon.jit
     def pages(self, key):
@@ -163,7 +162,7 @@ class RingFeed:
             after = self.pages(first_key(span, first + i + 1, self.k_source.keys, self.config))
             self.load(first_key(span, first + i, self.k_source.keys, self.config), i, pages)
             pages = after
-        return pages
+        return pages, gl.to_tensor(0)
 
     @gluon.jit
     def scores(self, q, visit, stage):
@@ -172,19 +171,20 @@ class RingFeed:
         The copies start before K is read, so that the barrier after the wait also ends the reads of the slot that they
         write: two barriers a tile instead of three.
         """
-        tiles: gl.constexpr = loads_ahead(self.config)
-        self.k.copy_to_shared(2 * tiles - 1)
+        pages, slot = stage
+        self.k.copy_to_shared(2 * loads_ahead(self.config) - 1)
         after = self.pages(visit.later)
-        self.load(visit.ahead, visit.number + tiles, stage)
-        k = self.k.load_from_shared(visit.number, scores_operand(self.config, 1))
-        return cdna3.mfma(q, k, no_scores(self.config)), after
+        self.load(visit.ahead, slot_before(slot, self.config.slots), pages)
+        k = self.k.load_from_shared(slot, scores_operand(self.config, 1))
+        return cdna3.mfma(q, k, no_scores(self.config)), (after, slot)
 
     @gluon.jit
     def values(self, p, o, visit, stage):
         """O += P·V, with all of later tiles on the way."""
+        pages, slot = stage
         self.v.copy_to_shared(2 * loads_ahead(self.config))
-        v = self.v.load_from_shared(visit.number, output_operand(self.config, 1))
-        return cdna3.mfma(p_strip(p, self.config, 0), v, o), stage
+        v = self.v.load_from_shared(slot, output_operand(self.config, 1))
+        return cdna3.mfma(p_strip(p, self.config, 0), v, o), (pages, slot_after(slot, self.config.slots))
 
     @gluon.jit
     def finish(self):
@@ -212,11 +212,11 @@ def first_key(span, i, keys, config: gl.constexpr):
 
 
 @gluon.jit
-def visit_of(span, i, first, keys, config: gl.constexpr):
-    """The visit of tile number `i` of a span by a workgroup that began with number `first`."""
+def visit_of(span, i, keys, config: gl.constexpr):
+    """The visit of tile number `i` of a span."""
     ahead = i + loads_ahead(config)
     key = span.key_tile(i) * config.block_n
-    return Visit(i - first, key, first_key(span, ahead, keys, config), first_key(span, ahead + 1, keys, config))
+    return Visit(key, first_key(span, ahead, keys, config), first_key(span, ahead + 1, keys, config))
 
 
 @gluon.jit
