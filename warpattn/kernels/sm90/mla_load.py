@@ -19,6 +19,8 @@ from ..nvidia.pipelines import producer_state
 from .decode_context import Matrix, item_at
 from .decode_load import find_boxes, in_cache, page_of
 
+EIGHT_ROWS = gl.constexpr(gl.BlockedLayout([1, 8], [8, 4], [1, 1], [1, 0]))  # of the producer, a row by four lanes
+
 
 @gluon.jit
 def mla_load_role(ctx):
@@ -77,15 +79,14 @@ def hand_over(ctx, slot, phase, left):
     config: gl.constexpr = ctx.config
     ring = ctx.rings.keys
     mbarrier.wait(ring.bars.index(2 * config.stages), phase)
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [1, 1], [1, 0])
-    row = gl.arange(0, 8, gl.SliceLayout(1, layout))[:, None]
+    row = gl.arange(0, 8, gl.SliceLayout(1, EIGHT_ROWS))[:, None]
     blocks: gl.constexpr = config.block_n // 8
     for part in gl.static_range(2):
         tile = ring.smem.index(2 * slot + part).reshape([config.block_n, config.half])
         for block in gl.static_range(blocks):
             if block * 8 + 8 > left:
                 rows = tile.slice(block * 8, 8, 0)
-                found = rows.load(layout)
+                found = rows.load(EIGHT_ROWS)
                 rows.store(gl.where(block * 8 + row < left, found, gl.zeros_like(found)))
     fence_async_shared()
     mbarrier.arrive(ring.full(slot), count=1)
@@ -107,11 +108,18 @@ def gather_tile(ctx, state, item, i):
     ring = ctx.rings.keys
     full = ring.producer_acquire(state)
     first = item.entry.span.key_tile(i) * config.block_n
-    for part in gl.static_range(2):
-        tile = ring.tile(state, part).reshape([config.block_n, config.half])
-        gather_block(ctx, ctx.keys.v, tile, item, first, part * config.half, config.half)
+    left = ring.tile(state, 0).reshape([config.block_n, config.half])
+    right = ring.tile(state, 1).reshape([config.block_n, config.half])
     rope = ctx.rings.rope.index(state.index).reshape([config.block_n, config.rope])
-    gather_block(ctx, ctx.keys.k, rope, item, first, config.dim_v, config.rope)
+    blocks: gl.constexpr = config.block_n // 8
+    for block in gl.static_range(blocks):
+        row = first + block * 8 + gl.arange(0, 8, gl.SliceLayout(1, EIGHT_ROWS))
+        page, rest = page_of(ctx, item, gl.maximum(gl.minimum(row, item.entry.length - 1), 0))
+        page = in_cache(ctx, page)
+        gather_rows(ctx.keys.v, left.slice(block * 8, 8, 0), page, rest, item.part.head, 0)
+        gather_rows(ctx.keys.v, right.slice(block * 8, 8, 0), page, rest, item.part.head, config.half)
+        gather_rows(ctx.keys.k, rope.slice(block * 8, 8, 0), page, rest, item.part.head, config.dim_v)
+        gl.barrier()  # else the pages of all blocks are looked up at once, and there are no registers for that
     async_copy.commit_group()
     async_copy.wait_group(0)
     fence_async_shared()
@@ -120,14 +128,8 @@ def gather_tile(ctx, state, item, i):
 
 
 @gluon.jit
-def gather_block(ctx, source, tile, item, first, column: gl.constexpr, cols: gl.constexpr):
-    """Rows `first` and on of a block of columns into a tile [N, cols]."""
+def gather_rows(source, tile, page, row, head, column: gl.constexpr):
+    """Rows of pages, from `column` on, into a tile [8, cols]."""
     matrix = Matrix(source[0], source[1], source[2], source[3])
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // cols, cols // 8], [1, 1], [1, 0])
-    col = column + gl.arange(0, cols, gl.SliceLayout(0, layout))[None, :]
-    blocks: gl.constexpr = ctx.config.block_n // 8
-    for block in gl.static_range(blocks):
-        row = first + block * 8 + gl.arange(0, 8, gl.SliceLayout(1, layout))
-        page, rest = page_of(ctx, item, gl.maximum(gl.minimum(row, item.entry.length - 1), 0))
-        pointers = matrix.rows(in_cache(ctx, page), rest, item.part.head)[:, None] + col
-        async_copy.async_load(tile.slice(block * 8, 8, 0), pointers)
+    col = column + gl.arange(0, tile.shape[1], gl.SliceLayout(0, EIGHT_ROWS))[None, :]
+    async_copy.async_load(tile, matrix.rows(page, row, head)[:, None] + col)
