@@ -27,8 +27,8 @@ BLOCK_N = 64  # keys of a tile
 class MlaConfig(DecodeConfig):
     """Tiles and resources of one compiled kernel; keys are shared out as in `DecodeConfig`."""
 
-    consumer_registers: int = 216
-    producer_registers: int = 72
+    consumer_registers: int = 224
+    producer_registers: int = 56
     combine_apart: bool = True  # at least 16 rows of 512 columns a head: too much for the last CTA alone
     ordered: bool = True  # the warpgroups' scores follow one another, so that one's softmax has the other's beside it
 
