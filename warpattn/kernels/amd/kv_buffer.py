@@ -136,7 +136,7 @@ class KVBufferRing:
 
 @gluon.jit
 def slot_after(slot, slots: gl.constexpr):
-    """The slot of the next tile. Counted round, not divided by, so that the check of the machine code sees few values."""
+    """The slot of the next tile. Counted round, not divided by, so that `gcn.check_copies` sees few values."""
     if slots == 2:
         return 1 - slot
     else:

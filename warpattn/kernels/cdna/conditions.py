@@ -8,7 +8,7 @@ of a vector register (128 x 64 tiles). Each in a branch of its own, their compar
 
 Alternatives ("or") cannot be taken apart. They become one comparison of numbers, *margins*, at least 0 where a
 condition holds: k >= a or k <= b is maximum(k - a, b - k) >= 0. That is done where no difference overflows, positions
-being less than `POSITIONS`; conditions on numbers that are loaded stay as they are.
+being less than `POSITIONS`; of loaded numbers it is done for equality alone, which a difference modulo 2^32 tells.
 """
 
 from typing import NamedTuple
@@ -32,12 +32,28 @@ class Condition(NamedTuple):
 
 def conditions(node: Node) -> tuple[Condition, ...]:
     """What must hold where the boolean `node` does: the operands of its outermost ands, those never known first."""
-    found = [Condition(_single(part), always(part)) for part in _parts(node)]
+    found = [Condition(_single(part), always(part)) for part in _parts(spread(node))]
     return tuple(sorted(found, key=lambda condition: condition.always is not None))
 
 
 def _parts(node: Node) -> tuple[Node, ...]:
     return sum((_parts(arg) for arg in node[2:]), ()) if node[0] == "and" else (node,)
+
+
+def spread(node: Node) -> Node:
+    """The condition with q // n == k // n as an interval of keys: a division for each row, none for each element."""
+    op, args = node[0], node[2:]
+    if op in ("and", "or", "not"):
+        return build(op, "bool", *map(spread, args))
+    if op != "eq" or any(arg[0] != "floordiv" or arg[3][0] != "const" for arg in args) or args[0][3] != args[1][3]:
+        return node
+    (a, b), size = args, int(args[0][3][2])
+    if _knows_key(a) == _knows_key(b) or size <= 0:
+        return node
+    row, key = (b, a[2]) if _knows_key(a) else (a, b[2])
+    first = build("mul", "int", row, const(size, "int"))
+    last = build("add", "int", first, const(size - 1, "int"))
+    return build("and", "bool", build("ge", "bool", key, first), build("le", "bool", key, last))
 
 
 def always(node: Node) -> Node | None:
@@ -83,9 +99,9 @@ def margin(node: Node) -> Node:
         return build("minimum" if op == "and" else "maximum", "int", a, b)
     if op == "not":
         return build("sub", "int", const(-1, "int"), margin(args[0]))
-    if op in _DIFFERENCES and all(arg[1] == "int" and interval(arg) is not None for arg in args):
+    if op in _DIFFERENCES and all(arg[1] == "int" for arg in args):
         number = _DIFFERENCES[op](*args)
-        if interval(number) is not None:
+        if op in ("eq", "ne") or (all(interval(arg) is not None for arg in args) and interval(number) is not None):
             return number
     return build("where", "int", node, const(0, "int"), const(-1, "int"))
 
@@ -128,6 +144,7 @@ _DIFFERENCES = {
 }
 _INTERVALS = {
     "floordiv": lambda a, b: (a[0] // b[0], a[1] // b[0]) if b[0] > 0 else (-_INT, _INT),
+    "mul": lambda a, b: (min(x * y for x in a for y in b), max(x * y for x in a for y in b)),
     "add": lambda a, b: (a[0] + b[0], a[1] + b[1]),
     "sub": lambda a, b: (a[0] - b[1], a[1] - b[0]),
     "neg": lambda a: (-a[1], -a[0]),
