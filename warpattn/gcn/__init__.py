@@ -8,6 +8,7 @@
 """
 
 from .copies import Check, Cover, Finding, check_copies
+from .loads import EarlyUse, check_loads
 from .summary import Summary, rows, summary
 from .text import Code, Instruction, read
 
