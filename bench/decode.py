@@ -26,6 +26,7 @@ OWN = "warpattn"
 COLD = 240 << 20  # bytes of inputs used in turn
 MAX_SETS = 12
 FLASHINFER_WORKSPACE = 256 << 20
+LATENT = (576, 512)  # head dims of latent attention
 
 Call = Callable[[], Tensor]
 
@@ -42,6 +43,7 @@ class Case:
     tokens: int = 1
     dim: int = 128
     dtype: str = "bfloat16"
+    dim_v: int = 0  # in latent attention (MLA, absorbed): the values are these first columns of the keys
 
     @property
     def batch(self) -> int:
@@ -53,8 +55,8 @@ class Case:
         return len(set(self.lengths)) == 1
 
     def bytes(self) -> int:
-        """Bytes of the keys and values that are read."""
-        return 2 * 2 * sum(self.lengths) * self.heads_kv * self.dim
+        """Bytes of the keys and values that are read, latents once."""
+        return 2 * (1 if self.dim_v else 2) * sum(self.lengths) * self.heads_kv * self.dim
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,8 @@ class Inputs:
 
 
 def cases() -> tuple[Case, ...]:
-    """The rows that are required on a card: dense, then through pages of 16 and 64, then mixed lengths."""
+    """The rows that are required on a card: dense, then through pages of 16 and 64, then mixed lengths; and latent
+    attention with 16 query heads (a model over 8 cards) and 128."""
     shapes = [
         (32, 16, 32, 8), (128, 4, 32, 8), (64, 8, 64, 8), (16, 8, 32, 32), (32, 4, 32, 8), (8, 8, 32, 8),
         (1, 128, 32, 8), (1, 16, 32, 8),
@@ -92,6 +95,9 @@ def cases() -> tuple[Case, ...]:
     for name, power in (("mixed64", 1.0), ("skewed64", 2.5)):  # Zipf's law from 32 Ki down to 512 and to 1
         lengths = tuple(int(32768 / rank**power) for rank in ranks)
         found += [Case(f"page{page}-{name}", lengths, 32, 8, page) for page in (16, 64, 256)]
+    for batch, seq, heads in ((128, 4, 16), (32, 16, 16), (1, 64, 16), (128, 4, 128), (32, 16, 128), (1, 64, 128)):
+        name = f"mla-{batch}x{seq}k-{heads}"
+        found.append(Case(name, (seq * 1024,) * batch, heads, 1, 64, dim=LATENT[0], dim_v=LATENT[1]))
     return tuple(found)
 
 
@@ -100,6 +106,7 @@ def smoke_cases() -> tuple[Case, ...]:
     return (
         Case("smoke-dense", (512, 512), 8, 2, dim=64),
         Case("smoke-page16", (300, 77, 1), 8, 2, 16, dim=64),
+        Case("smoke-mla", (130, 7), 16, 1, 64, dim=LATENT[0], dim_v=LATENT[1]),
     )
 
 
@@ -115,14 +122,20 @@ def make(case: Case, device: torch.device, seed: int) -> Inputs:
     q = draw(case.batch, case.tokens, case.heads_q, case.dim)
     if not case.page:
         shape = (case.batch, max(case.lengths), case.heads_kv, case.dim)
-        return Inputs(case, q, draw(*shape), draw(*shape), None, lengths)
+        return Inputs(case, q, *keys_and_values(case, draw, *shape), None, lengths)
     counts = [-(-length // case.page) for length in case.lengths]
     order = torch.randperm(sum(counts), generator=generator, device=device).to(torch.int32)
     table = torch.zeros(case.batch, max(counts), dtype=torch.int32, device=device)
     for b, pages in enumerate(order.split(counts)):
         table[b, : len(pages)] = pages
     shape = (sum(counts), case.page, case.heads_kv, case.dim)
-    return Inputs(case, q, draw(*shape), draw(*shape), table, lengths)
+    return Inputs(case, q, *keys_and_values(case, draw, *shape), table, lengths)
+
+
+def keys_and_values(case: Case, draw: Callable[..., Tensor], *shape: int) -> tuple[Tensor, Tensor]:
+    """Keys of a shape and values of their own, or their first columns."""
+    k = draw(*shape)
+    return k, k[..., : case.dim_v] if case.dim_v else draw(*shape)
 
 
 def own_call(x: Inputs, fields: dict[str, int]) -> Call:
@@ -152,7 +165,7 @@ def own_call(x: Inputs, fields: dict[str, int]) -> Call:
     choice = replace(choice, grid=(grid,)) if grid else choice
     config = replace(choice.config, **fields)
     config = config if "stages" in fields else replace(config, stages=deepest(config))
-    out = torch.empty_like(x.q)
+    out = x.q.new_empty((*x.q.shape[:-1], x.v.shape[-1]))
     operands = Operands(x.q, x.k, x.v, out, None, None)
     steps = decode_steps.steps(ready, operands, sequence, replace(choice, config=config))
     device = x.q.get_device()
@@ -170,7 +183,7 @@ def cudnn_call(x: Inputs) -> Call:
     """torch's SDPA with cuDNN, on equal lengths in one piece."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    if x.table is not None or not x.case.even or x.case.tokens > 1:
+    if x.table is not None or not x.case.even or x.case.tokens > 1 or x.case.dim_v:
         raise Unsupported("torch's SDPA takes one token and dense keys of one length")
     q, k, v = (t.transpose(1, 2) for t in (x.q, x.k, x.v))
 
@@ -187,8 +200,8 @@ def flashinfer_call(x: Inputs, tensor_cores: bool) -> Call:
     import flashinfer
 
     case = x.case
-    if x.table is None or case.tokens > 1:
-        raise Unsupported("its batch decode takes one token and pages")
+    if x.table is None or case.tokens > 1 or case.dim_v:
+        raise Unsupported("its batch decode takes one token and pages, with keys and values of one width")
     counts = [-(-length // case.page) for length in case.lengths]
     host = torch.tensor([0, *counts], dtype=torch.int32)
     pages = torch.cat([x.table[b, :count] for b, count in enumerate(counts)])
@@ -243,9 +256,11 @@ def expected(x: Inputs) -> tuple[Tensor, float]:
 
 def _attend(x: Inputs, b: int, dtype: torch.dtype) -> Tensor:
     """softmax(q·kᵀ/√D)·v of one sequence in `dtype`; (T, Hq, D). One token sees every key."""
-    k, v = (t.to(dtype).repeat_interleave(x.case.heads_q // x.case.heads_kv, 1).transpose(0, 1) for t in x.sequence(b))
-    q = x.q[b].to(dtype).transpose(0, 1) * x.case.dim**-0.5
-    return ((q @ k.mT).softmax(-1) @ v).transpose(0, 1)
+    k, v = (t.to(dtype).transpose(0, 1) for t in x.sequence(b))  # (Hkv, S, D)
+    heads = (x.case.heads_kv, x.case.heads_q // x.case.heads_kv)
+    q = (x.q[b].to(dtype) * x.case.dim**-0.5).unflatten(1, heads).permute(1, 2, 0, 3).flatten(1, 2)  # (Hkv, G·T, D)
+    out = (q @ k.mT).softmax(-1) @ v
+    return out.unflatten(1, (heads[1], x.case.tokens)).permute(2, 0, 1, 3).flatten(1, 2)
 
 
 def run_case(case: Case, usable: Sequence[Peer], rounds: int, seed: int) -> dict[str, Any]:
@@ -277,7 +292,8 @@ def run_case(case: Case, usable: Sequence[Peer], rounds: int, seed: int) -> dict
             "mode": samples[name].mode, "note": samples[name].note, "calls": samples[name].calls,
             "ms": summary.asdict(), "tb_s": case.bytes() / (summary.median * 1e9), "speed": ratio,
         }  # fmt: skip
-    return {"group": "decode", "case": asdict(case), "bytes": case.bytes(), "sets": sets, "results": results}
+    group = "mla" if case.dim_v else "decode"
+    return {"group": group, "case": asdict(case), "bytes": case.bytes(), "sets": sets, "results": results}
 
 
 def render(found: record.Record) -> str:

@@ -16,7 +16,7 @@ def test_bytes_are_those_of_keys_and_values():
 
 def test_the_required_cases_are_there():
     names = [case.name for case in decode.cases()]
-    assert len(set(names)) == len(names) == 30
+    assert len(set(names)) == len(names) == 36
     assert {"dense-1x16k-32/8", "page16-64x8k-64/8", "page64-32x16k-32/8", "page16-mixed64"} <= set(names)
     mixed = next(case for case in decode.cases() if case.name == "page64-mixed64")
     assert max(mixed.lengths) == 32768 and min(mixed.lengths) == 512 and mixed.batch == 64
@@ -32,6 +32,13 @@ def test_pages_hold_what_the_table_says():
     assert torch.equal(x.sequence(0)[0][32:], x.k[int(x.table[0, 2]), :5])
 
 
+def test_latent_values_are_columns_of_the_keys():
+    case = next(case for case in decode.smoke_cases() if case.dim_v)
+    x = decode.make(case, torch.device("cpu"), 0)
+    assert x.v.data_ptr() == x.k.data_ptr() and x.v.shape == (4, 64, 1, 512)
+    assert case.bytes() == 2 * 137 * 576
+
+
 def test_a_wrong_output_is_not_timed(monkeypatch):
     monkeypatch.setattr(decode, "own_call", lambda x, fields: lambda: torch.zeros_like(x.q))
     entry = decode.run_case(decode.smoke_cases()[0], decode.peers(["warpattn"], []), 1, 0)
@@ -43,6 +50,7 @@ def test_a_run_on_a_cpu(tmp_path, capsys):
     path = tmp_path / "decode.json"
     assert decode.main(["--rounds", "2", "--json", str(path)]) == 0
     record = json.loads(path.read_text())
-    assert [entry["results"]["warpattn"]["status"] for entry in record["cases"]] == ["timed", "timed"]
+    assert [entry["results"]["warpattn"]["status"] for entry in record["cases"]] == ["timed"] * 3
+    assert [entry["group"] for entry in record["cases"]] == ["decode", "decode", "mla"]
     assert record["peers"]["cudnn"]["available"] is False
     assert "smoke-page16" in capsys.readouterr().out
