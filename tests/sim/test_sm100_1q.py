@@ -193,7 +193,14 @@ def test_every_synchronisation_is_needed(case):
 
 @pytest.mark.parametrize("parts", [0, 1, 4])
 @pytest.mark.parametrize(
-    ("lengths", "page", "dim"), [([600, 0, 129], 16, 128), ([700, 65, 1], 64, 64), ([900], 256, 128)]
+    ("lengths", "page", "dim"),
+    [
+        ([600, 0, 129], 16, 128),
+        ([700, 65, 1], 64, 64),
+        ([900], 256, 128),
+        ([300, 0, 129], 1, 128),
+        ([500, 65, 2], 20, 64),
+    ],
 )
 def test_paged_keys(lengths, page, dim, parts):
     """Pages that nobody has and the tails of last pages hold NaN; table entries past a length point outside. 0 parts:
@@ -207,7 +214,9 @@ def test_paged_keys(lengths, page, dim, parts):
     chosen = choose(ready.problem, replace(ARCHS["sm100"], processors=1))
     assert chosen.config.num_q == 2
     if parts > 0:
-        config = replace(chosen.config, BM=128, max_qk_stages=None, splitk_partitions=parts).gluon()[0]
+        chosen = choose_1q(ready.problem, chosen.config, ARCHS["sm100"])
+        assert chosen is not None
+        config = replace(chosen.config, splitk_partitions=parts)
         chosen = choice_of(ready.problem, config)
     for step in steps_of(ready, x, sequence, chosen):
         report = launch(step, Options("lazy", 0))

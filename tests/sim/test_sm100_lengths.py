@@ -87,6 +87,13 @@ PAGED = {
     "8-keys": lambda: call(paged([200, 1], 30, 2, 1, 64, 8), mask=wa.SlidingWindow(60)),
     "384-keys": lambda: call(paged([1000, 127], 30, 8, 1, 64, 384, torch.bfloat16)),
     "score": lambda: call(paged([128, 65], 30, 4, 1, 64, 32), mask=wa.Causal(), score=wa.SoftCap(5.0)),
+    "1-key": lambda: call(paged([150, 0, 37], 20, 2, 2, 64, 1), mask=wa.Causal()),
+    "2-keys": lambda: call(paged([129, 2], 140, 4, 1, 128, 2)),
+    "3-keys": lambda: call(paged([200, 1], 30, 2, 1, 80, 3), mask=wa.SlidingWindow(60)),
+    "4-keys": lambda: call(paged([300, 127], 30, 8, 1, 64, 4, torch.bfloat16), sinks=torch.randn(8)),
+    "12-keys": lambda: call(paged([200, 65], 140, 2, 2, 128, 12), mask=wa.Causal()),
+    "20-keys": lambda: call(paged([200, 64], 30, 4, 1, 40, 20), mask=wa.Causal(), score=wa.SoftCap(5.0)),
+    "300-keys": lambda: call(paged([700, 299], 20, 2, 1, 64, 300)),
 }
 CASES = {f"ragged-{name}": make for name, make in RAGGED.items()} | {f"paged-{n}": make for n, make in PAGED.items()}
 
@@ -103,9 +110,3 @@ def test_queries_of_strangers_are_left_alone():
     out = wa.attention_varlen(q, k, v, seq, backend="simulate:sm100")
     expected = wa.attention_varlen(q, k, v, seq, backend="reference")
     torch.testing.assert_close(out, expected, atol=4e-3, rtol=0)
-
-
-def test_pages_that_no_box_fits():
-    q, kv = paged([30], 4, 2, 2, 64, 12)
-    with pytest.raises(wa.AttentionError, match="page holds 12 keys; the sm100 backend loads pages of multiples of 8"):
-        wa.attention_paged(q, kv, backend="simulate:sm100")

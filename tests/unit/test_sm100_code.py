@@ -128,3 +128,16 @@ def test_a_page_goes_to_its_rows_of_both_column_blocks() -> None:
     block, box = config.BN * 128, config.box_rows * 128
     offsets = [re.search(rf"\tadd\.s32 \t{target}, %r\d+, (\d+);", code) for target in targets[1:]]
     assert [int(found[1]) if found else None for found in offsets] == [block, box, block + box]
+
+
+@pytest.mark.parametrize(("dim", "stack"), [(64, 0), (128, 8)])
+def test_pages_too_small_for_a_box_are_copied(dim: int, stack: int) -> None:
+    """16 bytes a lane and copy, at four places: K and V before the loop, in it, or behind it. TMA loads queries only."""
+    config = FA4Config("bf16", dim, dim, page_size=1).gluon()[0]
+    mask = Causal().program()
+    program = Program((mask.keep, *mask.span), mask.tensors)
+    kernel = compile_prefill(config, Traits("paged", 1, False, True), program, None)
+    used, counts = resources(kernel.asm["cubin"]), opcode_counts(kernel.asm["cubin"])
+    assert used.stack <= stack and used.spill_stores <= 2
+    assert counts["LDGSTS"] == 4 * config.BN * dim // (32 * 8)
+    assert counts["UTMALDG"] == 2 * dim // 64

@@ -50,9 +50,9 @@ class KVProducerPipeline:
         return full, self.get_kv_smem(state, mma_stage)
 
     @gluon.jit
-    def get_v(self, state, mma_stage: gl.constexpr = 0):
-        """(full barrier, shared memory) for a V tile, armed."""
-        return self.get_k(state, mma_stage)
+    def get_v(self, state, mma_stage: gl.constexpr = 0, expect=True):
+        """(full barrier, shared memory) for a V tile, armed with its bytes unless `expect` is false."""
+        return self.get_k(state, mma_stage, expect)
 
     @gluon.jit
     def acquire_kv(self, state, mma_stage: gl.constexpr = 0):

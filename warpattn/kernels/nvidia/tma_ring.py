@@ -145,8 +145,8 @@ class KVProducerRings:
         return self.k.get_tile(state.k, qk_stage, expect)
 
     @gluon.jit
-    def get_v(self, state):
-        return self.v.get_tile(state.v, 0, True)
+    def get_v(self, state, expect=True):
+        return self.v.get_tile(state.v, 0, expect)
 
     @gluon.jit
     def commit_k(self, state):

@@ -7,7 +7,6 @@ from typing import cast
 
 import torch
 
-from warpattn.check import AttentionError
 from warpattn.operands import COPY_RULE
 from warpattn.problem import Problem
 from warpattn.step import Choice
@@ -15,9 +14,9 @@ from warpattn.target import Arch
 
 from .config import FA4Config
 from .mha_1q_choose import choose_1q
+from .traits import LEAST_ROWS
 
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
-LEAST_ROWS = 8  # of a box of keys: the swizzle keeps eight rows together
 LEAST_DIM = 64  # smaller head dims are padded to one swizzle of 128 bytes
 
 
@@ -62,8 +61,8 @@ def prefill_config(problem: Problem) -> tuple[FA4Config, tuple[str, ...]]:
     if config.num_qk_stages > 1:  # the roles of two query tiles take K whole
         config = replace(config, max_qk_stages=1)
     if config.box_rows < LEAST_ROWS:
-        what = f"a page holds {problem.page_size} keys"
-        raise AttentionError(f"{what}; the sm100 backend loads pages of multiples of {LEAST_ROWS} keys")
+        what = f"pages of {problem.page_size} keys hold no box of {LEAST_ROWS} rows"
+        changes = (*changes, f"{what}: ordinary copies fetch them row by row, one key tile at a time")
     if config.fuse_gqa:
         reasons.append(f"{group} query heads share a key head and a tile: K and V are loaded once for them")
     elif fused > 1:

@@ -5,6 +5,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import mbarrier
 
 from .context import key_view, producer
+from .rows import LEAST_ROWS
 
 
 @gluon.jit
@@ -39,12 +40,12 @@ def load_k(ctx, ring, state, key_tile, with_q: gl.constexpr):
     config: gl.constexpr = ctx.config
     ring.acquire_k(state)
     full, slot = ring.get_k(state, expect=False)
+    smem = key_view(slot, config.padded_qk_depth, config)
     if with_q:
-        mbarrier.expect(full, config.q_bytes + config.k_chunk_bytes)
+        arm(ctx, ctx.tensors.k, key_tile, full, smem, config.q_bytes)
         load_q(ctx, 0, full)
     else:
-        mbarrier.expect(full, config.k_chunk_bytes)
-    smem = key_view(slot, config.padded_qk_depth, config)
+        arm(ctx, ctx.tensors.k, key_tile, full, smem, 0)
     load_keys(ctx, ctx.tensors.k, key_tile, full, smem)
     return ring.commit_k(state)
 
@@ -53,13 +54,31 @@ def load_k(ctx, ring, state, key_tile, with_q: gl.constexpr):
 def load_v(ctx, ring, state, key_tile):
     """A V tile; returns the state after it."""
     ring.acquire_v(state)
-    full, slot = ring.get_v(state)
+    full, slot = ring.get_v(state, expect=False)
     smem = key_view(slot, ctx.config.padded_ov_depth, ctx.config)
+    arm(ctx, ctx.tensors.v, key_tile, full, smem, 0)
     load_keys(ctx, ctx.tensors.v, key_tile, full, smem)
     return ring.commit_v(state)
 
 
 @gluon.jit
+def arm(ctx, rows, key_tile, full, smem, others: gl.constexpr, column=0):
+    """Arrive on the full barrier of a tile of BN keys, expecting its bytes and `others`. Where TMA cannot load them,
+    they are copied first, and only the others are still to come."""
+    config: gl.constexpr = ctx.config
+    if config.box_rows < LEAST_ROWS:
+        rows.copy(key_tile * config.BN, ctx.work.kv_head, smem, column)
+        if others > 0:
+            mbarrier.expect(full, others)
+        else:
+            mbarrier.arrive(full, count=1)
+    else:
+        nbytes: gl.constexpr = config.BN * smem.shape[3] * config.dtype_bytes
+        mbarrier.expect(full, nbytes + others)
+
+
+@gluon.jit
 def load_keys(ctx, rows, key_tile, full, smem, column=0):
-    """BN rows of K or V, from a column on."""
-    rows.load(key_tile * ctx.config.BN, ctx.work.kv_head, full, smem, column)
+    """BN rows of K or V by TMA, from a column on; what `arm` has copied is there."""
+    if ctx.config.box_rows >= LEAST_ROWS:
+        rows.load(key_tile * ctx.config.BN, ctx.work.kv_head, full, smem, column)

@@ -13,6 +13,7 @@ from warpattn.step import Choice
 from warpattn.target import Arch
 
 from .config import FA4Config
+from .traits import LEAST_ROWS
 
 SPLITS = (16, 8, 4, 2)
 KEYS_PER_PART = 512  # at least, so that the combination stays small beside the parts; counted, not timed on a card
@@ -20,9 +21,11 @@ KEYS_PER_PART = 512  # at least, so that the combination stays small beside the 
 
 def choose_1q(problem: Problem, two: FA4Config, target: Arch) -> Choice | None:
     """The choice for a problem whose CTAs of two query tiles (config `two`) do not fill the chip; else None."""
-    if problem.kind == "ragged" or not two.can_switch_to_1q() or _ctas(problem, two) >= target.processors:
+    switches = replace(two, page_size=0).can_switch_to_1q()  # pages of any size can be loaded, see rows.py
+    if problem.kind == "ragged" or not switches or _ctas(problem, two) >= target.processors:
         return None
-    one, changes = replace(two, BM=128, max_qk_stages=None).gluon()
+    chunks = 1 if two.box_rows < LEAST_ROWS else None  # in two chunks, copied keys spilled 295 registers (head dim 128)
+    one, changes = replace(two, BM=128, max_qk_stages=chunks).gluon()
     ctas = _ctas(problem, one)
     fits = (p for p in SPLITS if ctas * p <= target.processors and problem.seq_k >= KEYS_PER_PART * p)
     few = f"two query tiles a CTA would make {_ctas(problem, two)} CTAs for {target.processors} SMs; one makes {ctas}"

@@ -9,11 +9,11 @@ read its P: products retire in the order in which they are issued.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.blackwell import mbarrier, tcgen05_commit, tcgen05_mma
+from triton.experimental.gluon.language.nvidia.blackwell import tcgen05_commit, tcgen05_mma
 
 from .context import consumer, key_view, producer
 from .correction_warp import correct
-from .load_warp import load_keys, load_v
+from .load_warp import arm, load_keys, load_v
 from .mma_warp import multiply_pv
 from .signals import signal
 
@@ -41,13 +41,14 @@ def load_k(ctx, ring, state, n, with_q: gl.constexpr):
     for c in gl.static_range(chunks):
         ring.acquire_k(state, c)
         full, slot = ring.get_k(state, c, expect=False)
+        smem = key_view(slot, config.BK0, config)
+        key_tile = ctx.span.key_tile(n)
         if with_q:
-            mbarrier.expect(full, config.q_bytes // config.num_qk_stages + config.k_chunk_bytes)
+            arm(ctx, ctx.tensors.k, key_tile, full, smem, config.q_bytes // chunks, c * config.BK0)
             ctx.tensors.q.load(ctx.tile.row, ctx.tile.h, full, ctx.memory.q.index(c), c * config.BK0)
         else:
-            mbarrier.expect(full, config.k_chunk_bytes)
-        smem = key_view(slot, config.BK0, config)
-        load_keys(ctx, ctx.tensors.k, ctx.span.key_tile(n), full, smem, c * config.BK0)
+            arm(ctx, ctx.tensors.k, key_tile, full, smem, 0, c * config.BK0)
+        load_keys(ctx, ctx.tensors.k, key_tile, full, smem, c * config.BK0)
     return ring.commit_k(state)
 
 

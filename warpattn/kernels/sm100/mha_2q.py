@@ -21,7 +21,7 @@ from .correction_warp import correction_role
 from .load_warp import load_role
 from .mma_warp import mma_role
 from .opaque import first_grid_index
-from .rows import BatchRows, PagedRows, sequence_rows
+from .rows import LEAST_ROWS, BatchRows, CopiedRows, PagedRows, Table, sequence_rows
 from .softmax_warp import softmax_0, softmax_1
 
 SOFTMAX_REGISTERS = gl.constexpr(192)
@@ -89,7 +89,8 @@ def find_sources(
     """(operands of sequence `b`, its queries, its keys).
 
     `places` is () for dense batches; (cu_q, cu_k, steps and units of q, k, v, o) for ragged ones, see nvidia/ragged.py;
-    (lengths, table, table stride, pages, steps and units of k, v) for paged ones.
+    (lengths, table, table stride, pages, steps and units of k, v) for paged ones; where rows are copied one by one,
+    `descs` has addresses of k and v, and strides of page, row and head and a head's size stand for steps and units.
     """
     q, k, v, o = descs
     lse = lse_ptr
@@ -111,10 +112,13 @@ def find_sources(
         if traits.kind == "paged":
             seq_k = gl.load(places[0] + b)
             entries = places[1] + b.to(gl.int64) * places[2]
-            box: gl.constexpr = config.box_rows
-            size: gl.constexpr = config.page_size
-            k = PagedRows(k, places[4], places[5], entries, places[3], seq_k, size, box)
-            v = PagedRows(v, places[6], places[7], entries, places[3], seq_k, size, box)
+            table = Table(entries, places[3], seq_k, config.page_size)
+            if config.box_rows < LEAST_ROWS:
+                k = CopiedRows(k, places[4], places[5], places[6], places[7], table)
+                v = CopiedRows(v, places[8], places[9], places[10], places[11], table)
+            else:
+                k = PagedRows(k, places[4], places[5], table, config.box_rows)
+                v = PagedRows(v, places[6], places[7], table, config.box_rows)
         else:
             k = BatchRows(k, b)
             v = BatchRows(v, b)

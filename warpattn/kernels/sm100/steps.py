@@ -18,7 +18,7 @@ from .choose import choose
 from .config import FA4Config
 from .pair_steps import pair_step
 from .split_steps import combine_step, workspace
-from .traits import STORE_COLUMNS, Traits
+from .traits import LEAST_ROWS, STORE_COLUMNS, Traits
 
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}
 
@@ -95,12 +95,19 @@ def _places(x: Operands, sequence: Sequence, config: FA4Config) -> dict[str, Any
         places = (cu_q, cu_k, *q_units, *k_units, *v_units, *o_units)
         return {"q_desc": q, "k_desc": k, "v_desc": v, "o_desc": o, "places": places}
     if isinstance(sequence, PagedKV):
+        table, stride = _table(sequence)
+        places = (sequence.lengths.contiguous(), table, stride, sequence.k_pages.shape[0])
+        if config.box_rows < LEAST_ROWS:
+            return dense | {"places": (*places, *_runs(x.k), *_runs(x.v))}
         k, *k_units = _rows_map("kv.k_pages", x.k, config.box_rows, 1, config.BK0)
         v, *v_units = _rows_map("kv.v_pages", x.v, config.box_rows, 1, config.padded_ov_depth)
-        table, stride = _table(sequence)
-        places = (sequence.lengths.contiguous(), table, stride, sequence.k_pages.shape[0], *k_units, *v_units)
-        return dense | {"k_desc": k, "v_desc": v, "places": places}
+        return dense | {"k_desc": k, "v_desc": v, "places": (*places, *k_units, *v_units)}
     return dense
+
+
+def _runs(pages: Tensor) -> tuple[int, ...]:
+    """Runs of 8 elements from a page, a row and a head to the next, and in a head; see `rows.CopiedRows`."""
+    return (*(stride // 8 for stride in pages.stride()[:3]), pages.shape[3] // 8)
 
 
 def _rows_map(name: str, x: Tensor, rows: int, heads: int, cols: int) -> tuple[TensorMap, int, int]:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 STORE_COLUMNS = 64  # of an output block: 128 bytes, one swizzle atom
+LEAST_ROWS = 8  # of a box of keys: the swizzle keeps eight rows together. Pages with smaller ones are copied by rows
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,102 @@
+"""Each synchronising operation of the other shipped forms of the Blackwell kernels: needed, or redundant with a reason.
+
+`make test` does this for two query tiles at head dims 64 and 128, for one query tile whole and split, and for the pair
+of CTAs. Here are the forms that differ in where rows come from and go to: fused heads, ragged batches, pages by boxes,
+pages by rows. The combination of parts has nothing to delete: its threads do not speak to each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from tests.oracle import poisoned
+from tests.sim.test_sm100_1q import reason as reason_1q
+from tests.sim.test_sm100_knockout import reason as reason_2q
+from tests.sim.test_sm100_lengths import paged, ragged
+from warpattn.kernels.sm100.choose import choose_2q
+from warpattn.kernels.sm100.mha_1q_choose import choice_of, choose_1q
+from warpattn.kernels.sm100.steps import steps_of
+from warpattn.masks import Causal
+from warpattn.operands import Operands, fitted
+from warpattn.problem import Call, examine
+from warpattn.sequences import Dense
+from warpattn.sim import KnockOut, Report, knock_out, simulate
+from warpattn.simulated import _kernel as compiled
+from warpattn.step import Step
+from warpattn.target import ARCHS
+
+pytestmark = pytest.mark.full
+
+SPREAD = 8.0  # of the scores: the softmax moves its reference often, so that O has to be rescaled
+
+
+def dense(rows: int, keys: int, heads: int, heads_kv: int, dim: int) -> Call:
+    q = torch.randn(1, rows, heads, dim).half()
+    k = torch.randn(1, keys, heads_kv, dim).half()
+    return called(q, k, k, Dense())
+
+
+def called(q, k, v, sequence) -> Call:
+    return Call(SPREAD * q, k, v, sequence, Causal(), return_lse=True, backend="simulate:sm100")
+
+
+def pages(lengths: list[int], rows: int, heads: int, heads_kv: int, dim: int, page: int) -> Call:
+    q, sequence = paged(lengths, rows, heads, heads_kv, dim, page)
+    return called(q, q, q, sequence)
+
+
+# Name -> (the call, parts of its keys; 0 for two query tiles a CTA)
+CASES: dict[str, tuple[Callable[[], Call], int]] = {
+    "2q-fused-64": (lambda: dense(64, 1100, 4, 1, 64), 0),
+    "2q-fused-128": (lambda: dense(32, 900, 8, 1, 128), 0),
+    "2q-ragged-64": (lambda: called(*ragged([256, 0], [1100, 9], 1, 1, 64)), 0),
+    "2q-ragged-128": (lambda: called(*ragged([7, 256], [9, 900], 1, 1, 128)), 0),
+    "2q-paged-64": (lambda: pages([1100], 256, 1, 1, 64, 32), 0),
+    "2q-paged-128": (lambda: pages([900], 256, 1, 1, 128, 64), 0),
+    "2q-copied-64": (lambda: pages([1100], 256, 1, 1, 64, 1), 0),
+    "2q-copied-128": (lambda: pages([900], 256, 1, 1, 128, 4), 0),
+    "1q-paged-128": (lambda: pages([808], 60, 1, 1, 128, 64), 1),
+    "1q-copied-128": (lambda: pages([1300], 60, 1, 1, 128, 2), 1),
+    "split-copied-64": (lambda: pages([2900, 100], 60, 1, 1, 64, 1), 2),
+}
+
+
+def step_of(call: Call, parts: int) -> Step:
+    """The prefill launch of a call."""
+    ready = examine(call)
+    q, k, v = call.sequence.operands(call.q, call.k, call.v).values()
+    out, lse = poisoned(tuple(q.shape), q.dtype), poisoned(ready.lse_shape, torch.float32)
+    choice = choose_2q(ready.problem)
+    if parts > 0:
+        one = choose_1q(ready.problem, choice.config, ARCHS["sm100"])
+        assert one is not None
+        choice = choice_of(ready.problem, replace(one.config, splitk_partitions=parts))
+    return steps_of(ready, fitted(Operands(q, k, v, out, lse, None)), call.sequence, choice)[0]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_synchronisation_is_needed(name: str) -> None:
+    make, parts = CASES[name]
+    step = step_of(make(), parts)
+
+    def simulated(module) -> Report:
+        report = Report()
+        for schedule in ("lazy", "eager"):
+            report = simulate(module, step.grid, step.args, schedule, step_limit=40_000)
+            if not report.clean:
+                break
+        return report
+
+    reason: Callable[[KnockOut], str | None] = reason_1q if parts > 0 else reason_2q
+    results = knock_out(compiled(step), simulated)
+    assert len(results) > 50
+    unexplained = [str(found) for found in results if not found.noticed and reason(found) is None]
+    assert not unexplained, "\n".join(unexplained)
+    barriers = [found for found in results if not found.op.startswith("tcgen05.fence")]
+    assert sum(found.noticed for found in barriers) > 0.8 * len(barriers)
