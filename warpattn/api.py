@@ -9,7 +9,7 @@ signatures stay. The tail, the same everywhere:
     mask        Mask or None: which keys a query sees; None is all of them
     score       Score or None: what happens to scale * q.k before the softmax
     sinks       (Hq,) fp32 or the dtype of q, or None: one logit per query head, counted once per row in the denominator
-    scale       float, 1/sqrt(D) by default
+    scale       float, 1/sqrt(D) by default; absorbed latent attention (D 576) wants that of its heads before absorption
     return_lse  also return the natural log of each row's whole denominator, sinks included (fp32, or fp64 for fp64)
     out         tensor to write the output into and return; shape, dtype and device of the result, any strides
     backend     "auto": CUDA capability 9.0 gives "sm90", the CPU "reference". "reference": any device, differentiable,
