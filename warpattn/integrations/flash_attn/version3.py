@@ -37,7 +37,7 @@ OPTIONS = (
 )
 _EIGHT_BIT = "8-bit tensors with descale factors have no kernel: pass fp16 or bf16 tensors and leave it None"
 REFUSED = {
-    "qv": "the absorbed query of latent attention is not taken here: pass the expanded q and k, or decode with attention_paged",
+    "qv": "the absorbed query of latent attention is not taken here: expand q and k, or call warpattn.attention_paged",
     "q_descale": _EIGHT_BIT,
     "k_descale": _EIGHT_BIT,
     "v_descale": _EIGHT_BIT,
