@@ -1,0 +1,43 @@
+"""Machine code of all shipped CDNA kernels: order of LDS, loaded registers, spills, and what each wait is for."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from tests.cases import MASKS, Case
+from tests.unit.gcn_knockouts import BUILDS, built, launches, machine_code, reason, survivors
+from warpattn.gcn import check_copies, check_loads, summary
+from warpattn.problem import Call
+
+pytestmark = pytest.mark.full
+
+ARCHS = ("gfx942", "gfx950")
+BASE = Case(batch=1, seq_q=200, seq_k=300, heads_q=4, heads_kv=2, dim=128, dtype=torch.bfloat16, sinks=True)
+LAYOUTS = {
+    "dense": {},
+    "ragged": {"kind": "ragged", "batch": 2, "lens_q": (30, 200), "lens_k": (300, 200)},
+    "paged": {"kind": "paged", "lens_k": (300,), "page_size": 16},
+    "decode": {"seq_q": 1, "heads_q": 8},
+}
+
+
+@pytest.mark.parametrize(("arch", "name"), BUILDS)
+def test_each_wait_and_barrier_is_missed(arch, name):
+    for text in built(arch, name):
+        left = survivors(text)
+        assert not [text.splitlines()[change.line] for change in left if reason(text, change) is None]
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("mask", MASKS)
+def test_every_mask_is_proven_and_does_not_spill(arch, layout, dim, mask):
+    x = Case(**{**vars(BASE), **LAYOUTS[layout], "dim": dim, "mask": mask}).build()
+    call = Call(x.q, x.k, x.v, x.sequence, x.mask, x.score, x.sinks, x.scale, True)
+    for step in launches(call, arch):
+        text = machine_code(step)
+        assert check_copies(text).proven and not check_loads(text)
+        found = summary(text)
+        assert (found.vgpr_spills, found.sgpr_spills, found.scratch) == (0, 0, 0)
