@@ -30,12 +30,13 @@ pytest.importorskip("triton")
 from tests.cases import MASKS, Case
 from tests.oracle import Inputs, check, poisoned
 from warpattn.kernels.sm100.choose import choose_2q, prefill_config
-from warpattn.kernels.sm100.mha_1q_choose import choice_of
+from warpattn.kernels.sm100.mha_1q_choose import choice_of, choose_1q
 from warpattn.kernels.sm100.steps import steps_of
 from warpattn.operands import Operands, fitted
 from warpattn.problem import Call, Problem, Ready, examine
 from warpattn.simulated import Options, launch
 from warpattn.step import Choice, Step
+from warpattn.target import ARCHS
 
 pytestmark = pytest.mark.full
 
@@ -52,10 +53,11 @@ PAGED = (
     (1000, (65,)),
 )
 GROUPS = (1, 4, 8)
-PAGES = (16, 64, 128, 8, 48, 256)
+PAGES = (16, 64, 1, 8, 48, 256, 20, 128)
 SCHEDULES = [("lazy", 0), ("eager", 0), ("adversarial", 0), *(("random", seed) for seed in range(1, 21))]
 FEW_MASKS = ("none", "causal", "window-both", "prefix-each", "dense-mask", "causal-documents", "custom", "nothing")
 PARTS = (1, 2, 4, 8, 16)
+ENDLESS = replace(ARCHS["sm100"], processors=10**6)  # no problem fills such a chip with two query tiles a CTA
 
 
 @dataclass(frozen=True)
@@ -94,10 +96,9 @@ class Product:
     def choice(self, problem: Problem) -> Choice:
         if self.parts == 0:
             return choose_2q(problem)
-        config, _ = prefill_config(problem)
-        one = replace(config, BM=128, max_qk_stages=None, splitk_partitions=self.parts).gluon()[0]
-        assert one.supported() == ()
-        return choice_of(problem, one)
+        one = choose_1q(problem, prefill_config(problem)[0], ENDLESS)
+        assert one is not None
+        return choice_of(problem, replace(one.config, splitk_partitions=self.parts))
 
 
 def products() -> Iterator[Product]:
