@@ -200,8 +200,10 @@ def flashinfer_call(x: Inputs, tensor_cores: bool) -> Call:
     import flashinfer
 
     case = x.case
-    if x.table is None or case.tokens > 1 or case.dim_v:
-        raise Unsupported("its batch decode takes one token and pages, with keys and values of one width")
+    if x.table is None or case.tokens > 1:
+        raise Unsupported("its batch decode takes one token and pages")
+    if case.dim_v:
+        return flashinfer_latent_call(x, x.table, "fa3" if tensor_cores else "fa2")
     counts = [-(-length // case.page) for length in case.lengths]
     host = torch.tensor([0, *counts], dtype=torch.int32)
     pages = torch.cat([x.table[b, :count] for b, count in enumerate(counts)])
@@ -214,6 +216,26 @@ def flashinfer_call(x: Inputs, tensor_cores: bool) -> Call:
     )  # fmt: skip
     q = x.q.flatten(0, 1)
     return lambda: wrapper.run(q, (x.k, x.v)).view_as(x.q)
+
+
+def flashinfer_latent_call(x: Inputs, table: Tensor, backend: str) -> Call:
+    """FlashInfer's latent attention, with latents and rotary parts in caches of their own as it wants them."""
+    import flashinfer
+
+    case = x.case
+    counts = [-(-length // case.page) for length in case.lengths]
+    buffer = torch.empty(FLASHINFER_WORKSPACE, dtype=torch.uint8, device=x.q.device)
+    wrapper = flashinfer.mla.BatchMLAPagedAttentionWrapper(buffer, backend=backend)
+    queries = torch.arange(case.batch + 1, dtype=torch.int32, device=x.q.device)
+    pages = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0).to(x.q.device, torch.int32)
+    used = torch.cat([table[b, :count] for b, count in enumerate(counts)])
+    wrapper.plan(
+        queries, pages, used, x.lengths, case.heads_q, case.dim_v, case.dim - case.dim_v, case.page, False,
+        case.dim**-0.5, x.q.dtype, x.k.dtype,
+    )  # fmt: skip
+    q, k = x.q.flatten(0, 1), x.k.flatten(2)
+    parts = [part.contiguous() for y in (q, k) for part in (y[..., : case.dim_v], y[..., case.dim_v :])]
+    return lambda: wrapper.run(*parts).unsqueeze(1)
 
 
 @dataclass(frozen=True)
