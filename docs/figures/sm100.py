@@ -1,29 +1,49 @@
-"""Draws docs/figures/sm100.svg: the simulated Blackwell prefill kernel, one CTA, head dim 128 (`make docs`)."""
+"""Draws timelines of the simulated Blackwell kernels, head dim 128 (`make docs`): a CTA of two query tiles, and one of a
+single query tile. The model has no times for clusters, so there is none of a pair."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from warpattn.kernels.sm100.choose import choose_2q
+from warpattn.kernels.sm100.choose import choose_2q, prefill_config
+from warpattn.kernels.sm100.mha_1q_choose import choice_of
 from warpattn.kernels.sm100.steps import steps_of
 from warpattn.masks import Full
 from warpattn.operands import Operands
-from warpattn.problem import Call, examine
+from warpattn.problem import Call, Problem, examine
 from warpattn.sequences import Dense
 from warpattn.sim import Report
 from warpattn.simulated import Options, launch
+from warpattn.step import Choice
+
+HERE = Path(__file__).parent
 
 
-def run(keys: int = 1536) -> Report:
-    """One tile of 256 queries of one head, timed by the model of sm_100."""
+def one_query_tile(problem: Problem) -> Choice:
+    """The kernel of short prompts, its keys not split."""
+    return choice_of(problem, replace(prefill_config(problem)[0], BM=128, max_qk_stages=None).gluon()[0])
+
+
+# Name -> (queries of one tile, the choice, first and last cycle of the picture)
+KINDS = {
+    "sm100": (256, choose_2q, (20000, 33000)),
+    "sm100-1q": (128, one_query_tile, (12000, 22000)),
+}
+
+
+def run(name: str = "sm100", keys: int = 1536) -> Report:
+    """One tile of queries of one head, timed by the model of sm_100."""
+    rows, choose, _ = KINDS[name]
     torch.manual_seed(0)
-    q = torch.randn(1, 256, 1, 128).bfloat16()
+    q = torch.randn(1, rows, 1, 128).bfloat16()
     k, v = (torch.randn(1, keys, 1, 128).bfloat16() for _ in range(2))
     ready = examine(Call(q, k, v, Dense(), Full(), backend="simulate:sm100"))
     x = Operands(q, k, v, torch.empty_like(q), None, None)
-    (step,) = steps_of(ready, x, Dense(), choose_2q(ready.problem))
+    (step,) = steps_of(ready, x, Dense(), choose(ready.problem))
     return launch(step, Options(timing=True))
 
 
 if __name__ == "__main__":
-    run().save_timeline(str(Path(__file__).with_name("sm100.svg")), start=20000, end=33000)
+    for name, (_, _, (start, end)) in KINDS.items():
+        run(name).save_timeline(str(HERE / f"{name}.svg"), start=start, end=end)

@@ -40,6 +40,13 @@ def test_pictures(tmp_path):
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
 
 
+@pytest.mark.parametrize(("name", "message"), [("t.png", "ends with .svg or .json"), ("a/t.svg", "there is no folder")])
+def test_a_picture_that_cannot_be_written_is_refused_at_once(tmp_path, name, message, monkeypatch):
+    monkeypatch.setattr(simulated, "traced", lambda *_: pytest.fail("simulated first"))
+    text = invoke(*SMALL, "--timeline", tmp_path / name, exit_code=2)
+    assert message in " ".join(text.replace("│", " ").split())
+
+
 def test_wrong_values_end_with_one(monkeypatch):
     monkeypatch.setattr(simulated, "traced", lambda ready, operands, options: Report())
     assert "WRONG" in invoke(*SMALL, exit_code=1)

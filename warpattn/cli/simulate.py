@@ -35,6 +35,7 @@ def simulate_command(
     """Run the kernel of a problem in the simulator; exits with 1 on findings or wrong values."""
     if schedule not in SCHEDULES:
         raise typer.BadParameter(f"schedule {schedule!r}: write {', '.join(SCHEDULES)}")
+    _check_timeline(timeline)
     size, kind = spelling.shape(shape), spelling.half(dtype)
     q, k, v = (x.to(kind) for x in tensors.random(size, seed))
     options = {"mask": spelling.mask(mask), "score": spelling.score(score, size.heads_q)}
@@ -70,6 +71,14 @@ def simulate_command(
         console.print(f"{report.timing.cycles:.0f} cycles by the model of {report.timing.chip}; wrote {timeline}")
     if report.findings or not right:
         raise typer.Exit(1)
+
+
+def _check_timeline(path: Path | None) -> None:
+    """Before minutes of work: the file's type, and the folder it goes to."""
+    if path is not None and path.suffix not in (".svg", ".json"):
+        raise typer.BadParameter(f"timeline {str(path)!r}: write a name that ends with .svg or .json")
+    if path is not None and not path.parent.is_dir():
+        raise typer.BadParameter(f"timeline {str(path)!r}: there is no folder {str(path.parent)!r}")
 
 
 def findings_table(findings: list) -> Table:
