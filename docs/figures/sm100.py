@@ -1,5 +1,5 @@
-"""Draws timelines of the simulated Blackwell kernels, head dim 128 (`make docs`): a CTA of two query tiles, and one of a
-single query tile. The model has no times for clusters, so there is none of a pair."""
+"""Draws timelines of the simulated Blackwell kernels, head dim 128 (`make docs`): a CTA of two query tiles, and one of
+one query tile. The model has no times for clusters, so there is none of a pair."""
 
 from dataclasses import replace
 from pathlib import Path
