@@ -192,6 +192,10 @@ def _launches(ready: Ready, x: Operands, sequence: Sequence, batch_invariant: bo
     from warpattn.kernels.sm90 import decode_steps
     from warpattn.target import ARCHS
 
+    if ready.backend.startswith("gfx"):
+        from warpattn.kernels.cdna.steps import invariant_steps
+
+        return invariant_steps(ready, x, sequence)
     if ready.backend != "sm90" or not decode_steps.serves(ready.problem):
         return steps(ready, x, sequence)  # keys are never split there
     return decode_steps.steps(

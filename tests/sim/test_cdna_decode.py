@@ -1,15 +1,20 @@
 """The CDNA kernel as decode: packed heads, partitions and how they are combined."""
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("triton")
 
 import torch
 
-from tests.sim.cdna import ARCHS, SCHEDULES, Case, check, decode_choice, paged, ready_of, simulated
+from tests.sim.cdna import ARCHS, SCHEDULES, Case, check, decode_choice, outputs, paged, ready_of, simulated
 from warpattn.kernels.cdna.choose import choose
+from warpattn.kernels.cdna.steps import steps
 from warpattn.masks import Causal, Chunked, CustomMask, Padding, SlidingWindow
+from warpattn.operands import Operands, fitted
 from warpattn.scores import ALiBi, SoftCap
+from warpattn.simulated import Options, launch
 from warpattn.target import ARCHS as TARGETS
 
 both = pytest.mark.parametrize("arch", ARCHS)
@@ -65,7 +70,7 @@ def test_head_dims(arch, dim):
 
 
 @both
-@pytest.mark.parametrize("page_size", [1, 3, 16, 64, 128, 256])
+@pytest.mark.parametrize("page_size", [1, 3, 16, 64, 100, 128, 256, 512])
 def test_pages(arch, page_size):
     call = paged(Case(2, 1, heads=4, heads_kv=2, mask=Causal(), sinks=True), [70, 0, 300], page_size)
     check(call, arch, decode_choice(call, arch, 3))
@@ -78,6 +83,36 @@ def test_empty_sequences(arch):
     call = paged(Case(1, 1, heads=4, sinks=True), [0, 0], 16)
     report, out, lse = simulated(call, arch, decode_choice(call, arch, 2))
     assert report.clean and out == 0 and lse < 1e-6
+
+
+@both
+@pytest.mark.parametrize("tokens", range(2, 17))
+def test_speculative_tokens(arch, tokens):
+    """The tokens of a group share the rows of a tile: 32, 48 and up to 64 of them, then tiles of their own."""
+    call = paged(Case(tokens, 1, heads=4, mask=Causal(), sinks=True), [tokens + 70, tokens - 1, tokens], 16)
+    check(call, arch)
+
+
+@both
+def test_batch_invariance(arch):
+    """The same bits for a sequence alone and among others that let the planner share out keys otherwise."""
+    torch.manual_seed(3)
+    many = paged(Case(1, 1, heads=4, mask=Causal(), sinks=True), [700, 70, 300], 16)
+    cache = many.sequence
+    results = []
+    for width, rows in ((44, slice(0, 1)), (50, slice(0, 3))):
+        table = torch.full((rows.stop, width), 10**8, dtype=torch.int32)
+        table[:, :44] = cache.block_table[rows]
+        part = replace(many, q=many.q[rows], sequence=replace(cache, block_table=table, lengths=cache.lengths[rows]))
+        ready = ready_of(part, arch)
+        choice = choose(ready.problem, TARGETS[arch], batch_invariant=True)
+        assert choice.partitions == 1 < choose(ready.problem, TARGETS[arch]).partitions
+        out, lse = outputs(part, ready)
+        given = cache.operands(part.q, part.k, part.v).values()
+        (step,) = steps(ready, fitted(Operands(part.q, *list(given)[1:], out, lse, part.sinks)), part.sequence, choice)
+        assert launch(step, Options()).clean
+        results.append((out[0], lse[0]))
+    assert all(map(torch.equal, *results)) and not results[0][0].isnan().any()
 
 
 @both

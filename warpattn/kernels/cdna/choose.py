@@ -19,15 +19,19 @@ from .config import CDNAConfig, Traits, pad_dim
 _DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 DECODE_TOKENS = 16  # more queries than that are prefill
 PAGE = 256  # keys in the unit in which partitions are counted
+INVARIANT = "one part, so that a sequence's sums are in the same order whatever else is in the batch"
 BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64)  # numbers of partitions, so that few shapes of the workspace occur
 
 
-def choose(problem: Problem, target: Arch) -> Choice:
-    """The choice for a problem. Source: section 5.5 of the specification for tiles, 4.6 for partitions."""
+def choose(problem: Problem, target: Arch, *, batch_invariant: bool = False) -> Choice:
+    """The choice for a problem. Source: section 5.5 of the specification for tiles, 4.6 for partitions.
+
+    batch_invariant: keys are not shared out, since into how many parts depends on how many sequences there are.
+    """
     group = problem.heads_q // problem.heads_kv
     if problem.kind != "ragged" and problem.seq_q <= DECODE_TOKENS:
         config, why = decode_config(problem, target.name)
-        partitions, share = partitions_of(problem, target)
+        partitions, share = (1, INVARIANT) if batch_invariant else partitions_of(problem, target)
         kernel, reasons = "decode", (why, share)
     else:
         config, why = prefill_config(_DTYPES[problem.dtype], problem.dim_qk, problem.dim_v, target.name)

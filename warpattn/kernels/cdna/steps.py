@@ -20,6 +20,7 @@ from .choose import choose, traits_of
 from .conditions import POSITIONS
 from .config import CDNAConfig
 
+MOST_STRIDE = 2**31 - 1  # strides go to the kernel as 32 bits, in units of 8 elements
 FARTHEST = 2**30  # elements from the first to the last row of a tile: buffer operations reach 2 GiB
 
 
@@ -54,6 +55,12 @@ def steps(ready: Ready, x: Operands, sequence: Sequence, choice: Choice | None =
         f"{arch}.{choice.kernel}", arch, key, source, options(config), (tiles, choice.partitions), args | parts
     )
     return (first, _combine(config, replace(traits, partial=False), arch, places, parts)) if partial else (first,)
+
+
+def invariant_steps(ready: Ready, x: Operands, sequence: Sequence) -> tuple[Step, ...]:
+    """The launch whose results for a sequence do not depend on the batch."""
+    arch = ready.backend.removeprefix("simulate:")
+    return steps(ready, x, sequence, choose(ready.problem, ARCHS[arch], batch_invariant=True))
 
 
 def options(config: CDNAConfig) -> Mapping[str, Any]:
@@ -106,6 +113,9 @@ def _places(problem: Problem, x: Operands, sequence: Sequence, config: CDNAConfi
         strides += [0, 0]
     else:
         strides += [x.lse.stride(0) if x.lse.ndim == 3 else 0, x.lse.stride(-2)]
+    if max(strides) > MOST_STRIDE:
+        rule = f"strides must be below {8 * (MOST_STRIDE + 1)} elements, and those of lse below {MOST_STRIDE + 1}"
+        raise AttentionError(f"a tensor of the call has rows, heads or a batch too far apart; {rule} on {config.arch}")
     return {
         "q_ptr": q, "k_ptr": k, "v_ptr": v, "o_ptr": x.out, "lse_ptr": x.lse, "sinks_ptr": x.sinks,
         "indices": _indices(sequence), "strides": tuple(strides),
