@@ -52,15 +52,19 @@ def with_sink(lse, sink):
 
 
 @gluon.jit
-def combine_rows(partials, part, first_row, layout: gl.constexpr, block: gl.constexpr, invariant: gl.constexpr):
-    """(o [rows, cols], log2 denominator [rows]) of rows from `first_row` on over all parts; `layout` is that of a
-    [block[0] parts, block[1] rows, cols] tensor."""
+def combine_rows(
+    partials, part, first_row, layout: gl.constexpr, block: gl.constexpr, invariant: gl.constexpr, column=0,
+    width: gl.constexpr = None,
+):  # fmt: skip
+    """(o [rows, width], log2 denominator [rows]) of rows from `first_row` and columns from `column` on over all parts;
+    `width` is all columns if None, `layout` that of a [block[0] parts, block[1] rows, width] tensor."""
+    cols: gl.constexpr = partials.cols if width is None else width
     lse_layout: gl.constexpr = gl.SliceLayout(2, layout)
     row = first_row + gl.arange(0, block[1], gl.SliceLayout(0, lse_layout))
-    col = gl.arange(0, partials.cols, gl.SliceLayout(0, gl.SliceLayout(1, layout)))
+    col = column + gl.arange(0, cols, gl.SliceLayout(0, gl.SliceLayout(1, layout)))
     m = gl.full([block[1]], -float("inf"), gl.float32, gl.SliceLayout(0, lse_layout))
     l = gl.zeros_like(m)
-    o = gl.zeros([block[1], partials.cols], gl.float32, gl.SliceLayout(0, layout))
+    o = gl.zeros([block[1], cols], gl.float32, gl.SliceLayout(0, layout))
     for begin in range(0, part.splits, block[0]):
         split = begin + gl.arange(0, block[0], gl.SliceLayout(1, lse_layout))
         at = (part.slot(split, invariant).to(gl.int64) * partials.rows)[:, None] + row[None, :]

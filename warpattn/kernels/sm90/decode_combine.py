@@ -59,7 +59,7 @@ def decode_combine_kernel(
     has_sinks: gl.constexpr,
     has_lse: gl.constexpr,
 ):
-    """Arguments as in `decode_kernel`. Grid: (entries * key heads, blocks of rows)."""
+    """Arguments as in `decode_kernel`. Grid: (entries * key heads, blocks of rows, blocks of columns)."""
     work = grid_of(shape)
     mods = Modifiers(functions[0], functions[1], functions[2], mask_args, mask_args)
     stored = Keys(keys, keys, keys[0], keys[1], keys[2])
@@ -74,14 +74,16 @@ def decode_combine_kernel(
     room = entry.units + shares.price
     first = before + head * room
     splits, owner = parts_of(first, entry.units, shares, config.invariant)
-    layout: gl.constexpr = combine_layout(config.padded_v)
-    block: gl.constexpr = combine_block(config.padded_v)
+    width: gl.constexpr = config.combine_cols
+    layout: gl.constexpr = combine_layout(width)
+    block: gl.constexpr = combine_block(width)
     row = gl.program_id(1) * block[1]
     rows = gl.minimum(work.tokens * work.group - entry.row, config.rows)
     if (splits > 1) & (row < rows):
         part = Part(head, gl.to_tensor(0), entry.units, first, splits, owner)
-        o, lse = combine_rows(partials, part, row, layout, block, config.invariant)
-        write_rows(ctx, o, lse, Item(entry, part, room, gl.to_tensor(0), entry.span.total), row)
+        column = 0 if width == config.padded_v else gl.program_id(2) * width
+        o, lse = combine_rows(partials, part, row, layout, block, config.invariant, column, width)
+        write_rows(ctx, o, lse, Item(entry, part, room, gl.to_tensor(0), entry.span.total), row, column)
 
 
 @gluon.jit

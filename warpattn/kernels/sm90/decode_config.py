@@ -108,6 +108,11 @@ class DecodeConfig:
         return self.padded_v
 
     @property
+    def combine_cols(self) -> int:
+        """Columns that a program of the combining kernel has."""
+        return self.padded_v
+
+    @property
     def tiles_outermost(self) -> bool:
         """Whether the line of entries has the first row tiles of all sequences, then the second ones, and so on, so
         that CTAs which run at the same time read the same keys."""

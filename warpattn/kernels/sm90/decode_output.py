@@ -71,7 +71,7 @@ def combine_parts(ctx, item, most: gl.constexpr):
 
 
 @gluon.jit
-def write_rows(ctx, o, lse, item, first, column: gl.constexpr = 0):
+def write_rows(ctx, o, lse, item, first, column=0):
     """Output and LSE of rows `first` and on of the item's tile: `o` [M, N] normalised, columns `column` and on; `lse`
     [M] base 2, written with the first columns."""
     config: gl.constexpr = ctx.config

@@ -146,7 +146,8 @@ def steps(ready: Ready, x: Operands, sequence: Sequence, choice: Choice | None =
     if not config.combine_apart:
         return (decode,)
     shared = {name: args[name] for name in COMBINE_ARGUMENTS}
-    grid = (problem.batch * row_tiles(problem) * problem.heads_kv, -(-space[2] // 4))
+    heads = problem.batch * row_tiles(problem) * problem.heads_kv
+    grid = (heads, -(-space[2] // 4), config.padded_v // config.combine_cols)
     return (decode, Step("sm90.combine", "sm90", key, source_of_sum, OPTIONS, grid, shared))
 
 

@@ -72,6 +72,11 @@ class MlaConfig(DecodeConfig):
         return self.ordered
 
     @property
+    def combine_cols(self) -> int:
+        """128: with 32 parts at once, where all 512 columns would leave registers for 8."""
+        return 128
+
+    @property
     def tiles_outermost(self) -> bool:
         return True
 
