@@ -22,6 +22,7 @@ from warpattn.sass import opcode_counts, resources
 from warpattn.scores import ALiBi, Score, SoftCap
 from warpattn.sequences import Dense
 from warpattn.sim import KnockOut, Report, knock_out, simulate
+from warpattn.sim.tensor_memory import TensorBuffer
 from warpattn.simulated import Options, launch
 from warpattn.simulated import _kernel as compiled
 from warpattn.step import Step
@@ -103,6 +104,18 @@ def test_values(name):
 @pytest.mark.parametrize("name", ["causal", "moving-reference", "group-4"])
 def test_every_schedule(name, schedule, seed):
     run(CASES[name], schedule, seed)
+
+
+def test_the_output_is_left_alone_while_no_reference_moves(monkeypatch):
+    """A rescaling is eight stores to tensor memory; two query tiles, six key tiles after the first, two CTAs."""
+    written = []
+    write = TensorBuffer.write
+    monkeypatch.setattr(TensorBuffer, "write", lambda *args: (written.append(0), write(*args))[1])
+    run(Case(512, 896, spread=0.1))
+    calm = len(written)
+    run(Case(512, 896, spread=8.0))
+    moving = len(written) - calm
+    assert 0 < moving - calm <= 8 * 2 * 6 * 2 and (moving - calm) % 8 == 0
 
 
 @pytest.mark.parametrize("seq_k", [1, 63, 64, 65, 127, 128, 129, 257, 1000])

@@ -161,7 +161,7 @@ def _visit(block: Block, ctas: Ctas, inside: str) -> None:
         op.ctas = ctas
         if op.name in TABLE and TABLE[op.name][0] < 4:
             known = op.name in _ACTING or (TABLE[op.name][0] == PLAIN and op.name not in _MOVING)
-            known |= op.name == "ttg.inline_asm" and not op.inputs  # of the CTA alone, such as a fence
+            known |= op.name == "ttg.inline_asm" and (not op.inputs or _votes(op))  # of the CTA alone, such as a fence
             if not known:
                 raise op.error("not simulated in kernels with clusters")
         if inside and op.name in ("ttng.init_barrier", "ttng.cluster_barrier"):
@@ -169,6 +169,11 @@ def _visit(block: Block, ctas: Ctas, inside: str) -> None:
         _whole(op, ctas)
         for region in op.regions:
             _visit(region, ctas, "a partition" if op.name == "ttg.warp_specialize" else inside or "a loop or branch")
+
+
+def _votes(op: Op) -> bool:
+    """Whether threads of one CTA agree on something; what other CTAs have in their registers is NaN here."""
+    return "vote.sync.any" in op.strings[0] or "barrier.cta.red.or" in op.strings[0]
 
 
 def _whole(op: Op, ctas: Ctas) -> None:
