@@ -186,6 +186,9 @@ def test_code_is_made_for_pairs():
     assert all("multicast::cluster" in line for line in commits)
     counts = opcode_counts(kernel.asm["cubin"])
     assert counts["UTCHMMA"] == 4 * (config.padded_qk_depth // 16 + config.BN // 16)
+    assert ".reqnctapercluster 2" in text, "so a launch needs no attribute, only a grid in CTAs"
+    boxes = [tuple(about["block_size"]) for about in kernel.metadata.tensordesc_meta]
+    assert boxes == [(1, 128, 1, 64), (1, 64, 1, 64), (1, 128, 1, 64), (1, 128, 1, 64)], "of one CTA"
     used = resources(kernel.asm["cubin"])
     assert config.smem_used <= kernel.metadata.shared <= min(config.smem_used + 512, SMEM_LIMIT)
     assert kernel.metadata.tmem_size == config.tmem_used

@@ -1,0 +1,50 @@
+"""A launch of a pair of CTAs, up to the driver call. Its grid counts clusters, its boxes are those of one CTA.
+
+The host does neither yet: no plan chooses pairs, so no call gets here. `dispatch.Bound.launch` has to multiply the
+first grid index by the step's `num_ctas` (the machine code itself says `.reqnctapercluster`, so a launch needs no
+attribute), and `abi.Parameter.box` has to be divided as the layout's `cga_layout` says. The test of that is expected to
+fail until they do, and says so when they have.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from tests.unit.test_dispatch import Driver, driver  # noqa: F401  a fixture
+from warpattn import dispatch
+from warpattn.kernels.sm100.choose import prefill_config
+from warpattn.kernels.sm100.pair_steps import pair_choice
+from warpattn.kernels.sm100.steps import steps_of
+from warpattn.operands import Operands
+from warpattn.problem import Call, examine
+from warpattn.sequences import Dense
+from warpattn.step import Step
+
+
+def pair_step(rows: int, heads: int) -> Step:
+    """The launch of a problem with the pair kernel; tile rows are 2 x 256."""
+    q = torch.randn(2, rows, heads, 128).bfloat16()
+    ready = examine(Call(q, q, q, Dense(), return_lse=True, backend="simulate:sm100"))
+    config = replace(prefill_config(ready.problem)[0], pair_cta=True, max_qk_stages=None)
+    x = Operands(q, q, q, torch.empty_like(q), torch.empty(ready.lse_shape), None)
+    (step,) = steps_of(ready, x, Dense(), pair_choice(ready.problem, config))
+    return step
+
+
+def test_the_grid_of_a_pair_counts_clusters() -> None:
+    step = pair_step(1100, 3)
+    assert step.options["num_ctas"] == 2
+    assert step.grid == (3, 3, 2), "512 rows a cluster, heads, batch"
+
+
+@pytest.mark.xfail(strict=True, reason="the launcher has no clusters yet, see the module's docstring")
+def test_a_pair_reaches_the_driver(driver: Driver) -> None:  # noqa: F811
+    step = pair_step(1100, 3)
+    dispatch.load(step, -1).bind(step.args).launch(step.grid, 5)
+    (launched,) = driver.launches
+    assert launched[1:4] == (6, 3, 2), "CTAs"
+    boxes = [layout.box for layout in driver.maps]
+    assert boxes == [(1, 128, 1, 64), (1, 64, 1, 64), (1, 128, 1, 64), (1, 128, 1, 64)], "of one CTA: Q, K, V, output"
