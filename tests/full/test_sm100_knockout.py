@@ -100,3 +100,17 @@ def test_every_synchronisation_is_needed(name: str) -> None:
     assert not unexplained, "\n".join(unexplained)
     barriers = [found for found in results if not found.op.startswith("tcgen05.fence")]
     assert sum(found.noticed for found in barriers) > 0.8 * len(barriers)
+
+
+def test_the_combination_of_parts_has_nothing_to_delete() -> None:
+    call = pages([2900, 100], 60, 1, 1, 64, 64)
+    ready = examine(call)
+    q, k, v = call.sequence.operands(call.q, call.k, call.v).values()
+    x = fitted(Operands(q, k, v, torch.empty_like(q), torch.empty(ready.lse_shape), None))
+    one = choose_1q(ready.problem, choose_2q(ready.problem).config, ARCHS["sm100"])
+    assert one is not None
+    split = choice_of(ready.problem, replace(one.config, splitk_partitions=2))
+    first, combine = steps_of(ready, x, call.sequence, split)
+    assert combine.name == "sm100.combine"
+    assert knock_out(compiled(first), lambda module: Report())
+    assert not knock_out(compiled(combine), lambda module: Report())
