@@ -160,7 +160,7 @@ def own_call(x: Inputs, fields: dict[str, int]) -> Call:
     ready = examine(Asked(x.q, x.k, x.v, sequence, backend="reference"), read_values=False)
     fields = dict(fields)
     grid = fields.pop("grid", 0)
-    choice = decode_steps.choose(ready.problem, ARCHS["sm90"], ctas=fields.pop("ctas", 1),
+    choice = decode_steps.choose(ready.problem, ARCHS["sm90"], ctas=fields.pop("ctas", None),
                                  batch_invariant=bool(fields.pop("invariant", 0)))  # fmt: skip
     choice = replace(choice, grid=(grid,)) if grid else choice
     config = replace(choice.config, **fields)

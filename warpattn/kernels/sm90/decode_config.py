@@ -18,6 +18,7 @@ SLACK = 512  # bytes the compiler adds: alignment of barriers, scratch of reduct
 INVARIANT_KEYS = 2048  # keys of a partial when results must not depend on the rest of the batch
 GROWTH = 512  # keys: reading them takes an SM about as long as a second item costs it (bench/notes.md)
 IN_FLIGHT = 128 * 1024  # bytes of K and V that an SM waits for at a time: with more, SMs finish further apart
+SHORT_ROW = 64  # columns
 LEAST_BOX = 8  # rows: the swizzle of shared memory repeats after 8, and a copy must start where it does
 
 
@@ -148,11 +149,17 @@ class DecodeConfig:
         return 65536 // (self.topology.threads * self.ctas) // 8 * 8
 
 
-def choose_decode(dtype: str, dim_qk: int, dim_v: int, page_size: int = 0, ctas: int = 1) -> DecodeConfig:
-    """The configuration for a pair of head dims, `page_size` keys a page (0: not paged), `ctas` blocks an SM."""
+def choose_decode(dtype: str, dim_qk: int, dim_v: int, page_size: int = 0, ctas: int | None = None) -> DecodeConfig:
+    """The configuration for a pair of head dims, `page_size` keys a page (0: not paged), `ctas` blocks an SM.
+
+    Two where rows are short: a tile of 64 columns arrives as fast as one warpgroup attends to it, so one CTA's softmax
+    has the other's beside it (4.14 to 4.32 TB/s at batch 32 × 16k, head dim 64; bench/notes.md).
+    """
     wide = max(pad_dim(dim_qk), pad_dim(dim_v))
     box = page_size & -page_size
     gathers = 0 < box < LEAST_BOX  # pointers of more rows would not fit into the producer's registers
+    if ctas is None:
+        ctas = 2 if wide <= SHORT_ROW and not gathers else 1
     block_n = 128 if wide <= 128 and ctas == 1 and not gathers else 64
     config = DecodeConfig(dtype, dim_qk, dim_v, block_n, 2, ctas, 1, page_box=box, queries_ahead=wide <= 128)
     if gathers:

@@ -60,7 +60,7 @@ def serves(problem: Problem) -> bool:
     return takes(problem) and (problem.kind == "paged" or problem.seq_k >= MANY_KEYS or is_latent(problem))
 
 
-def choose(problem: Problem, target: Arch, *, ctas: int = 1, batch_invariant: bool = False) -> Choice:
+def choose(problem: Problem, target: Arch, *, ctas: int | None = None, batch_invariant: bool = False) -> Choice:
     """The choice for a problem that it `takes`."""
     if not takes(problem):
         rule = f"the decode kernel takes dense or paged keys and 1 to {MAX_TOKENS} query tokens"

@@ -24,7 +24,7 @@ def order_source(form: Form, mask: Program) -> GluonASTSource:
         "q_ptr": "*i32",
         "k_ptr": "*i32",
         "list_ptr": "*i32",
-        "shape": ("i32",) * 3,
+        "shape": ("i32",) * 4,
         "mask_args": tensor_signature(mask, "sm90"),
         "ragged": "constexpr",
         "span": "constexpr",

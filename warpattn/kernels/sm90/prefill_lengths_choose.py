@@ -12,7 +12,7 @@ from warpattn.target import Arch
 from .choose import DTYPES, hides
 from .config import SM90Config, choose_config
 
-PROGRAM_BLOCKS = 128  # query blocks that one program of order_kernel places
+PROGRAM_NUMBERS = 32  # possible query blocks that one program of order_kernel places
 PAGED_REGISTERS = 32  # of the producer, what 2 x 240 or 3 x 160 leave: page numbers take their place
 COPIED_KEYS = 64  # keys of a tile that is copied row by row: half the code of 128
 LEAST_BOX = 8  # rows that a swizzle keeps together
@@ -32,6 +32,7 @@ class LengthOrder:
     """How the scheduler numbers output tiles: sections of heads, longest tile of all sequences first."""
 
     blocks: int  # query blocks at most
+    numbers: int  # places where one may begin, see pieces/tiles_order.py
     section: int  # query heads whose tiles are handed out together
 
 
@@ -52,7 +53,7 @@ def choose(problem: Problem, target: Arch) -> Choice:
         f"at most {blocks} query blocks of {problem.heads_q} heads, sections of {section} heads, {grid} CTAs",
     )
     order_why = "a kernel of its own sorts the query blocks by the key tiles their lengths and the mask leave them"
-    order = LengthOrder(blocks, section)
+    order = LengthOrder(blocks, _numbers(problem, tiles.block_m), section)
     reasons = (why, box_why, section_why, order_why, COPY_RULE)
     return Choice("prefill_lengths", Form(tiles, problem.page_size, box), (grid,), lines, reasons, order=order)
 
@@ -72,6 +73,13 @@ def _most_blocks(problem: Problem, block_m: int) -> int:
     if problem.kind == "ragged":
         return min(problem.seq_q, (problem.seq_q + problem.batch * (block_m - 1)) // block_m)
     return problem.batch * -(-problem.seq_q // block_m)
+
+
+def _numbers(problem: Problem, block_m: int) -> int:
+    """Places in the batch where a query block may begin."""
+    if problem.kind == "ragged":
+        return problem.seq_q // block_m + problem.batch
+    return problem.batch * max(1, -(-problem.seq_q // block_m))
 
 
 def _section(problem: Problem, target: Arch) -> tuple[int, str]:

@@ -14,7 +14,7 @@ from warpattn.step import Choice, Step
 from warpattn.target import ARCHS
 
 from ..nvidia.clipped import clipped_map
-from .prefill_lengths_choose import PROGRAM_BLOCKS, Form, choose
+from .prefill_lengths_choose import PROGRAM_NUMBERS, Form, choose
 
 RECORD = 8  # int32 of a record and of the head of the list, as in pieces/tiles_lengths.py
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}
@@ -37,8 +37,9 @@ def order_step(ready: Ready, sequence: Ragged | PagedKV, choice: Choice, queries
         k = q if sequence.cu_k is None else sequence.cu_k.contiguous()
     else:
         q, k = None, sequence.lengths.contiguous()
+    numbers = choice.order.numbers
     args = {
-        "q_ptr": q, "k_ptr": k, "list_ptr": queries, "shape": (problem.batch, problem.seq_q, problem.seq_k),
+        "q_ptr": q, "k_ptr": k, "list_ptr": queries, "shape": (problem.batch, problem.seq_q, problem.seq_k, numbers),
         "mask_args": flat(_mask_tensors(ready)),
     }  # fmt: skip
 
@@ -47,8 +48,8 @@ def order_step(ready: Ready, sequence: Ragged | PagedKV, choice: Choice, queries
 
         return order_source(form, mask)
 
-    programs_needed = max(1, -(-choice.order.blocks // PROGRAM_BLOCKS))
-    return Step("sm90.order", "sm90", (form, mask.key), source, ORDER_OPTIONS, (programs_needed,), args)
+    grid = (max(1, -(-numbers // PROGRAM_NUMBERS)),)
+    return Step("sm90.order", "sm90", (form, mask.key), source, ORDER_OPTIONS, grid, args)
 
 
 def attention_step(ready: Ready, x: Operands, sequence: Ragged | PagedKV, choice: Choice, queries: Tensor) -> Step:
