@@ -41,8 +41,11 @@ def _parts(node: Node) -> tuple[Node, ...]:
 
 
 def spread(node: Node) -> Node:
-    """The condition with q // n == k // n as an interval of keys: a division for each row, none for each element."""
+    """The condition with q // n == k // n as an interval of keys (a division for each row, none for each element), and
+    with the opposite of a comparison as a comparison."""
     op, args = node[0], node[2:]
+    if op == "not" and args[0][0] in _OPPOSITE and all(arg[1] == "int" for arg in args[0][2:]):
+        return build(_OPPOSITE[args[0][0]], "bool", *args[0][2:])
     if op in ("and", "or", "not"):
         return build(op, "bool", *map(spread, args))
     if op != "eq" or any(arg[0] != "floordiv" or arg[3][0] != "const" for arg in args) or args[0][3] != args[1][3]:
@@ -134,6 +137,7 @@ def _knows_key(node: Node) -> bool:
     return node[2:] == ("k",) or any(type(arg) is tuple and _knows_key(arg) for arg in node[2:])
 
 
+_OPPOSITE = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le"}
 _DIFFERENCES = {
     "ge": _minus,
     "le": lambda a, b: _minus(b, a),
