@@ -132,7 +132,7 @@ def test_a_page_goes_to_its_rows_of_both_column_blocks() -> None:
 
 @pytest.mark.parametrize(("dim", "stack"), [(64, 0), (128, 8)])
 def test_pages_too_small_for_a_box_are_copied(dim: int, stack: int) -> None:
-    """16 bytes a lane and copy, at four places: K and V before the loop, in it, or behind it. TMA loads queries only."""
+    """16 bytes a lane at four places: K and V before the loop, in it, or behind it. TMA loads only queries."""
     config = FA4Config("bf16", dim, dim, page_size=1).gluon()[0]
     mask = Causal().program()
     program = Program((mask.keep, *mask.span), mask.tensors)

@@ -12,4 +12,17 @@ from .loads import EarlyUse, check_loads
 from .summary import Summary, rows, summary
 from .text import Code, Instruction, read
 
-__all__ = ["Check", "Code", "Cover", "Finding", "Instruction", "Summary", "check_copies", "read", "rows", "summary"]
+__all__ = [
+    "Check",
+    "Code",
+    "Cover",
+    "EarlyUse",
+    "Finding",
+    "Instruction",
+    "Summary",
+    "check_copies",
+    "check_loads",
+    "read",
+    "rows",
+    "summary",
+]

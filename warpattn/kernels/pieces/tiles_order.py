@@ -4,8 +4,8 @@ Places in a batch where a query block may begin are numbered without adding leng
 `start`, has the numbers from  start // block_m + b  on, a few more than it has blocks. What number belongs to which
 sequence is then a binary search in the offsets, and numbers without rows fall out because they sort last.
 
-One program places 32 numbers: it counts the key tiles of each by the mask's span, and compares with those of every other
-number, 256 at a time. That is quadratic in the number of blocks, and needs neither atomics nor a second pass.
+One program places 32 numbers: it counts the key tiles of each by the mask's span, and compares with those of every
+other number, 256 at a time. That is quadratic in the number of blocks, and needs neither atomics nor a second pass.
 
       number ──▶ sequence, first row ──▶ key tiles of the span ──▶ place = how many are longer ──▶ record
 """
