@@ -10,7 +10,13 @@ HERE = Path(__file__).parent
 DOCS = HERE.parent
 RECORDS = DOCS.parent / "bench" / "results" / "h200"
 CYCLES, ACTIVE = "sm__cycles_elapsed.max", "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed"
-TIMES, COUNTERS = "2026-11-21.json", "2026-11-21-ncu.json"
+NAMES = {
+    "times": "2026-11-21.json",
+    "counters": "2026-11-21-ncu.json",
+    "decode": "2026-11-21-decode.json",
+    "latent": "2026-11-21-mla.json",
+    "ragged": "2026-11-21-ragged.json",
+}
 
 INTRODUCTION = """# Benchmarks
 
@@ -22,8 +28,14 @@ means that warpattn is faster.
 """
 
 
-def page(times: dict[str, Any], counters: dict[str, Any]) -> str:
+def records() -> dict[str, dict[str, Any]]:
+    """The records that the page is made of."""
+    return {kind: json.loads((RECORDS / name).read_text()) for kind, name in NAMES.items()}
+
+
+def page(found: dict[str, dict[str, Any]]) -> str:
     """The whole page, as Markdown."""
+    times, counters = found["times"], found["counters"]
     machine, versions = times["machine"], times["versions"]
     stack = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     lines = [
@@ -34,6 +46,7 @@ def page(times: dict[str, Any], counters: dict[str, Any]) -> str:
     lines += ["![TFLOP/s per shape](figures/benchmarks.svg)", "", _source(times), ""]
     for group in dict.fromkeys(entry["group"] for entry in times["cases"]):
         lines += _group(group, [entry for entry in times["cases"] if entry["group"] == group])
+    lines += _decode(found["decode"], found["latent"]) + _ragged(found["ragged"])
     lines += _host(times) + _requirements(times["verdicts"]) + _cycles(counters)
     return "\n".join(lines) + "\n"
 
@@ -64,6 +77,51 @@ def _peer(result: dict[str, Any]) -> str:
     if result["status"] != "timed":
         return result["status"]
     return f"{result['tflops']:.0f} ({result['speed']['median']:.2f}×)"
+
+
+def _decode(dense: dict[str, Any], latent: dict[str, Any]) -> list[str]:
+    peers = [peer for peer in dense["peers"] if peer != "warpattn"]
+    lines = [
+        "## Decode: one token",
+        "",
+        f"{_source(dense)} {_source(latent)} D 128, bytes of K and V per second, inputs that L2 does not hold. "
+        "`mixed64` and `skewed64` are 64 sequences with lengths after Zipf's law, from 32 Ki down to 512 and to 1; "
+        "`mla` is latent attention, 576/512, whose latents are read once. A peer's × is its time over warpattn's; "
+        "`-tc` is FlashInfer's kernel with tensor cores.",
+        "",
+        "| pages, batch × length, heads | µs | TB/s | " + " | ".join(peers) + " |",
+        "|---" * (len(peers) + 3) + "|",
+    ]
+    for entry in [*dense["cases"], *latent["cases"]]:
+        own = entry["results"]["warpattn"]
+        found = [entry["results"].get(peer, {}).get("speed") for peer in peers]
+        cells = [f"{speed['median']:.2f}×" if speed else "–" for speed in found]
+        cells = [entry["case"]["name"], f"{own['ms']['median'] * 1e3:.1f}", f"{own['tb_s']:.2f}", *cells]
+        lines.append("| " + " | ".join(cells) + " |")
+    return [*lines, ""]
+
+
+def _ragged(found: dict[str, Any]) -> list[str]:
+    ways = list(dict.fromkeys(way for entry in found["cases"] for way in entry["results"] if way != "dense"))
+    lines = [
+        "## Ragged and paged prefill",
+        "",
+        f"{_source(found)} Causal, 16 heads, D 128, 16 k tokens; TFLOP/s, and × those of the dense kernel on the same "
+        "work: the same tensors where all sequences are equally long, else sequences of one length with as many keys a "
+        "token on average.",
+        "",
+        "| sequences | dense | " + " | ".join(ways) + " |",
+        "|---" * (len(ways) + 2) + "|",
+    ]
+    for entry in found["cases"]:
+        results = entry["results"]
+        dense = results["dense"]["tflops"]
+        cells = [f"{entry['case']['name']} ({len(entry['case']['lengths'])})", f"{dense:.0f}"]
+        for way in ways:
+            own = results.get(way)
+            cells.append(f"{own['tflops']:.0f} ({own['tflops'] / dense:.2f}×)" if own else "–")
+        lines.append("| " + " | ".join(cells) + " |")
+    return [*lines, ""]
 
 
 def _host(times: dict[str, Any]) -> list[str]:
@@ -115,11 +173,11 @@ def _cycles(counters: dict[str, Any]) -> list[str]:
 
 def main() -> None:
     """Write the page and, with matplotlib, the picture."""
-    times = json.loads((RECORDS / TIMES).read_text())
-    (DOCS / "benchmarks.md").write_text(page(times, json.loads((RECORDS / COUNTERS).read_text())))
+    found = records()
+    (DOCS / "benchmarks.md").write_text(page(found))
     from bench.plot import plot
 
-    plot(times, HERE / "benchmarks.svg")
+    plot(found["times"], HERE / "benchmarks.svg")
 
 
 if __name__ == "__main__":
