@@ -18,6 +18,7 @@ __all__ = ["Parameter", "parameters", "values"]
 
 _SCALARS = {"i32": "i32", "u32": "i32", "i64": "i64", "u64": "i64", "fp32": "f32", "f32": "f32"}
 _DESCRIPTOR = re.compile(r"tensordesc<(\w+)\[([\d, ]+)\],.*swizzle_byte_width=(\d+)")
+_SPLIT = re.compile(r"cga_layout=\[(\[[\d, ]+\](?:, \[[\d, ]+\])*)\]")
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Parameter:
     name: str
     kind: str  # "map" | "ptr" | "i32" | "i64" | "f32"
     dtype: str = ""  # of a map's elements, "bf16" or "fp16"
-    box: tuple[int, ...] = ()  # of a map, in elements
+    box: tuple[int, ...] = ()  # of a map, in elements: what one CTA copies
     swizzle: int = 0  # of a map, bytes
 
     @property
@@ -56,9 +57,18 @@ def _parse(name: str, kind: Any) -> Iterator[Parameter]:
         yield Parameter(name, "ptr")
     elif (found := _DESCRIPTOR.match(kind)) is not None:
         dtype, box, swizzle = found.groups()
-        yield Parameter(name, "map", dtype, tuple(int(n) for n in box.split(",")), int(swizzle))
+        yield Parameter(name, "map", dtype, _of_a_cta([int(n) for n in box.split(",")], kind), int(swizzle))
     elif kind != "constexpr":
         yield Parameter(name, _SCALARS[kind])
+
+
+def _of_a_cta(block: list[int], kind: str) -> tuple[int, ...]:
+    """The part of a block that one CTA of a cluster copies: every basis of its layout that is not 0 halves an axis."""
+    found = _SPLIT.search(kind)
+    for basis in found[1].strip("[]").split("], [") if found else ():
+        for axis, step in enumerate(basis.split(",")):
+            block[axis] //= 2 if int(step) else 1
+    return tuple(block)
 
 
 def values(wanted: Iterable[Parameter], args: Mapping[str, Any]) -> list[Any]:

@@ -58,6 +58,7 @@ class Loaded:
     threads: int
     shared: int
     parameters: tuple[Parameter, ...]
+    ctas: int = 1  # of a cluster, which the machine code asks for itself
 
     def bind(self, args: Mapping[str, Any]) -> Bound:
         """Parameters in memory for one set of arguments."""
@@ -101,10 +102,11 @@ class Bound:
         return self._memory.cells[self._places[name]]
 
     def launch(self, grid: tuple[int, ...], stream: int) -> None:
-        """Launch on a stream; the kernel's device must be the current one."""
+        """Launch a grid of CTAs, or of clusters, on a stream; the kernel's device must be the current one."""
         x, y, z = (*grid, 1, 1)[:3]
         kernel = self.kernel
-        arguments = (kernel.function, x, y, z, kernel.threads, 1, 1, kernel.shared, stream, self._memory.table, None)
+        block = (kernel.threads, 1, 1, kernel.shared)
+        arguments = (kernel.function, x * kernel.ctas, y, z, *block, stream, self._memory.table, None)
         code = self._launch(*arguments)
         if code == cuda.INVALID_CONTEXT:
             cuda.bind_context(cuda.current_device())
@@ -143,7 +145,8 @@ def load(step: Step, device: int) -> Loaded:
             kernel = _loaded.get(key)
             if kernel is None:
                 function = cuda.load_function(made.cubin, made.entry, made.shared)
-                kernel = _loaded[key] = Loaded(function, made.threads, made.shared, made.parameters)
+                ctas = int(str(step.options.get("num_ctas", 1)))
+                kernel = _loaded[key] = Loaded(function, made.threads, made.shared, made.parameters, ctas)
     return kernel
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from warpattn.check import AttentionError
 from warpattn.operands import Operands
@@ -15,7 +16,7 @@ from warpattn.sequences import Sequence
 from warpattn.step import Choice, Step
 from warpattn.target import ARCHS, Arch
 
-__all__ = ["Plan", "plan", "steps"]
+__all__ = ["Plan", "invariant_steps", "plan", "steps"]
 
 Choose = Callable[[Problem, Arch], Choice]
 ListSteps = Callable[[Ready, Operands, Sequence], tuple[Step, ...]]
@@ -49,24 +50,35 @@ def plan(problem: Problem, arch: str = "sm90") -> Plan:
     """The plan of a `problem` on `arch`, one of `target.ARCHS`."""
     if arch not in ARCHS:
         raise AttentionError(f"arch is {arch!r}; it must be one of {', '.join(ARCHS)}")
-    choose, _ = _family(arch)
-    return Plan(problem, arch, choose(problem, ARCHS[arch]))
+    return Plan(problem, arch, _family(arch).choose(problem, ARCHS[arch]))
 
 
 def steps(ready: Ready, operands: Operands, sequence: Sequence) -> tuple[Step, ...]:
     """The launches of a checked call on its backend's architecture, in order; operands are `fitted`."""
-    _, listed = _family(ready.backend.removeprefix("simulate:"))
-    return listed(ready, operands, sequence)
+    return _family(ready.backend.removeprefix("simulate:")).steps(ready, operands, sequence)
 
 
-def _family(arch: str) -> tuple[Choose, ListSteps]:
-    """`choose` and `steps` of an architecture, imported when they are first needed."""
+def invariant_steps(ready: Ready, operands: Operands, sequence: Sequence) -> tuple[Step, ...]:
+    """The same, with bits of a sequence's result that do not depend on what else is in the batch."""
+    return _family(ready.backend.removeprefix("simulate:")).invariant_steps(ready, operands, sequence)
+
+
+class _Family(NamedTuple):
+    """What an architecture's folder has."""
+
+    choose: Choose
+    steps: ListSteps
+    invariant_steps: ListSteps
+
+
+def _family(arch: str) -> _Family:
+    """The functions of an architecture, imported when they are first needed."""
     if arch == "sm90":
-        from warpattn.kernels.sm90.steps import choose, steps
+        from warpattn.kernels.sm90.steps import choose, invariant_steps, steps
     elif arch == "sm100":
         from warpattn.kernels.sm100.choose import choose
-        from warpattn.kernels.sm100.steps import steps
+        from warpattn.kernels.sm100.steps import invariant_steps, steps
     else:
         from warpattn.kernels.cdna.choose import choose
-        from warpattn.kernels.cdna.steps import steps
-    return choose, steps
+        from warpattn.kernels.cdna.steps import invariant_steps, steps
+    return _Family(choose, steps, invariant_steps)

@@ -20,13 +20,12 @@ from warpattn.check import AttentionError, Rules
 from warpattn.kernels.sm90.launcher import captured_values
 from warpattn.masks import Mask
 from warpattn.operands import ALIGNMENT, Operands, addressable, captured
-from warpattn.plan import steps
+from warpattn.plan import invariant_steps, steps
 from warpattn.problem import Call, Ready, examine, is_latent
 from warpattn.reference import reference
 from warpattn.repeat import Repeat
 from warpattn.scores import Score
 from warpattn.sequences import PagedKV, Ragged, Sequence
-from warpattn.step import Step
 
 __all__ = ["DecodePlan", "PrefillPlan"]
 
@@ -73,7 +72,7 @@ class _ServingPlan:
         rules.done()
         device = call.q.get_device()
         with contextlib.nullcontext() if cuda.current_device() == device else torch.cuda.device(device):
-            launches = _launches(ready, operands, call.sequence, batch_invariant)
+            launches = (invariant_steps if batch_invariant else steps)(ready, operands, call.sequence)
             try:
                 return Repeat(launches, ready, operands, call.sequence)
             except LookupError as error:
@@ -184,20 +183,3 @@ class PrefillPlan(_ServingPlan):
         if len(q) > self._most[0] or len(k) > self._most[1]:
             raise AttentionError(f"q has {len(q)} and k {len(k)} rows; the plan was made for up to {self._most}")
         return self._run((q, k, v, *seq.indices().values()), seq, out)
-
-
-def _launches(ready: Ready, x: Operands, sequence: Sequence, batch_invariant: bool) -> tuple[Step, ...]:
-    if not batch_invariant:
-        return steps(ready, x, sequence)
-    from warpattn.kernels.sm90 import decode_steps
-    from warpattn.target import ARCHS
-
-    if ready.backend.startswith("gfx"):
-        from warpattn.kernels.cdna.steps import invariant_steps
-
-        return invariant_steps(ready, x, sequence)
-    if ready.backend != "sm90" or not decode_steps.serves(ready.problem):
-        return steps(ready, x, sequence)  # keys are never split there
-    return decode_steps.steps(
-        ready, x, sequence, decode_steps.choose(ready.problem, ARCHS["sm90"], batch_invariant=True)
-    )

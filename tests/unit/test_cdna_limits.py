@@ -10,7 +10,6 @@ from warpattn.kernels.cdna.steps import steps
 from warpattn.operands import Operands
 from warpattn.problem import Call, examine
 from warpattn.sequences import Dense
-from warpattn.serving import _launches as launches
 
 
 def test_more_positions_than_a_mask_can_count():
@@ -19,17 +18,6 @@ def test_more_positions_than_a_mask_can_count():
     long = replace(ready, problem=replace(ready.problem, seq_k=2**28))
     with pytest.raises(AttentionError, match="268435456 rows or keys; the gfx950 backend takes fewer"):
         steps(long, Operands(q, q, q, q, None, None), Dense())
-
-
-@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
-def test_a_batch_invariant_step_shares_no_keys_out(arch):
-    """What `DecodePlan(..., batch_invariant=True)` launches; otherwise few sequences have their keys shared out."""
-    q, k = torch.empty(2, 1, 4, 64, dtype=torch.bfloat16), torch.empty(2, 4000, 1, 64, dtype=torch.bfloat16)
-    ready = replace(examine(Call(q, k, k, Dense(), backend=f"simulate:{arch}")), backend=arch)
-    operands = Operands(q, k, k, torch.empty_like(q), None, None)
-    assert [step.name for step in launches(ready, operands, Dense(), True)] == [f"{arch}.decode"]
-    assert [step.name for step in launches(ready, operands, Dense(), False)] == [f"{arch}.decode", f"{arch}.combine"]
-    assert launches(ready, operands, Dense(), True)[0].grid[1] == 1
 
 
 @pytest.mark.parametrize("backend", ["simulate:gfx942", "simulate:gfx950"])

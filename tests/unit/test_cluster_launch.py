@@ -1,9 +1,7 @@
 """A launch of a pair of CTAs, up to the driver call. Its grid counts clusters, its boxes are those of one CTA.
 
-The host does neither yet: no plan chooses pairs, so no call gets here. `dispatch.Bound.launch` has to multiply the
-first grid index by the step's `num_ctas` (the machine code itself says `.reqnctapercluster`, so a launch needs no
-attribute), and `abi.Parameter.box` has to be divided as the layout's `cga_layout` says. The test of that is expected to
-fail until they do, and says so when they have.
+No plan chooses pairs yet; a choice of `pair_choice` is launched like any other. The machine code says itself
+`.reqnctapercluster`, so the launch needs no attribute.
 """
 
 from dataclasses import replace
@@ -40,7 +38,6 @@ def test_the_grid_of_a_pair_counts_clusters() -> None:
     assert step.grid == (3, 3, 2), "512 rows a cluster, heads, batch"
 
 
-@pytest.mark.xfail(strict=True, reason="the launcher has no clusters yet, see the module's docstring")
 def test_a_pair_reaches_the_driver(driver: Driver) -> None:  # noqa: F811
     step = pair_step(1100, 3)
     dispatch.load(step, -1).bind(step.args).launch(step.grid, 5)

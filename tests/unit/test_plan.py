@@ -5,14 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from typing import cast
 
 import pytest
 import torch
 
 import warpattn as wa
 from warpattn.kernels.sm90.config import SMEM_LIMIT
-from warpattn.operands import COPY_RULE
-from warpattn.plan import plan
+from warpattn.kernels.sm90.decode_config import DecodeConfig
+from warpattn.operands import COPY_RULE, Operands
+from warpattn.plan import invariant_steps, plan, steps
 from warpattn.problem import Call, Problem, examine
 from warpattn.sequences import Dense
 from warpattn.target import ARCHS
@@ -88,3 +90,19 @@ def test_planning_needs_neither_triton_nor_a_driver():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
+
+
+@pytest.mark.parametrize("arch", ["sm90", "sm100", "gfx942", "gfx950"])
+def test_batch_invariant_steps_share_no_keys_out(arch):
+    """What `DecodePlan(..., batch_invariant=True)` launches. Otherwise keys of a few sequences are shared out over CTAs
+    that are free; on Hopper parts stay, but of a fixed number of keys."""
+    q, k = torch.empty(2, 1, 4, 64, dtype=torch.bfloat16), torch.empty(2, 4000, 1, 64, dtype=torch.bfloat16)
+    x = Operands(q, k, k.clone(), torch.empty_like(q), None, None)
+    ready = examine(Call(q, k, x.v, Dense(), backend=f"simulate:{arch}"))
+    free, fixed = steps(ready, x, Dense()), invariant_steps(ready, x, Dense())
+    if arch == "sm90":
+        parts = [cast("tuple[DecodeConfig]", step.key)[0] for step in (free[0], fixed[0])]
+        assert [part.invariant for part in parts] == [False, True] and parts[1].unit * parts[1].block_n == 2048
+    else:
+        assert len(free) == 2 and "combine" in free[1].name
+        assert len(fixed) == 1, "one launch: nothing is combined"

@@ -14,7 +14,7 @@ from warpattn.step import Choice, Step, TensorMap
 from warpattn.target import ARCHS
 
 from ..nvidia.clipped import clipped_map
-from .choose import choose
+from .choose import choose, choose_2q
 from .config import FA4Config
 from .pair_steps import pair_step
 from .split_steps import combine_step, workspace
@@ -26,6 +26,11 @@ OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}
 def steps(ready: Ready, x: Operands, sequence: Sequence) -> tuple[Step, ...]:
     """The launch of a prefill kernel, and that of the combination where keys are split."""
     return steps_of(ready, x, sequence, choose(ready.problem, ARCHS["sm100"]))
+
+
+def invariant_steps(ready: Ready, x: Operands, sequence: Sequence) -> tuple[Step, ...]:
+    """The launch whose results for a sequence do not depend on the batch: always two query tiles and whole keys."""
+    return steps_of(ready, x, sequence, choose_2q(ready.problem))
 
 
 def steps_of(ready: Ready, x: Operands, sequence: Sequence, choice: Choice) -> tuple[Step, ...]:

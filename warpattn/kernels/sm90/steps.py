@@ -28,6 +28,14 @@ def steps(ready: Ready, x: Operands, sequence: Sequence) -> tuple[Step, ...]:
     return (prefill(ready, x, dense_choice(ready.problem, ARCHS["sm90"])),)
 
 
+def invariant_steps(ready: Ready, x: Operands, sequence: Sequence) -> tuple[Step, ...]:
+    """Launches whose results for a sequence do not depend on the batch; prefill never splits keys."""
+    if not decode_steps.serves(ready.problem):
+        return steps(ready, x, sequence)
+    choice = decode_steps.choose(ready.problem, ARCHS["sm90"], batch_invariant=True)
+    return decode_steps.steps(ready, x, sequence, choice)
+
+
 def choose(problem: Problem, target: Arch) -> Choice:
     """Which kernel a problem gets."""
     if decode_steps.serves(problem):
