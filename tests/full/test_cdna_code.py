@@ -20,8 +20,6 @@ LAYOUTS = {
     "paged": {"kind": "paged", "lens_k": (300,), "page_size": 16},
     "decode": {"seq_q": 1, "heads_q": 8},
 }
-# Scalars kept in lanes of a vector register: remainders by two loaded numbers, with lookups of pages, on gfx942.
-KEPT = {("gfx942", "paged", "custom"): 6}
 
 
 @pytest.mark.parametrize(("arch", "name"), BUILDS)
@@ -42,5 +40,4 @@ def test_every_mask_is_proven_and_spills_nothing(arch, layout, dim, mask):
         text = machine_code(step)
         assert check_copies(text).proven and not check_loads(text)
         found = summary(text)
-        assert found.vgpr_spills == found.scratch == 0
-        assert found.sgpr_spills <= KEPT.get((arch, layout, mask), 0)
+        assert (found.vgpr_spills, found.sgpr_spills, found.scratch) == (0, 0, 0)

@@ -18,7 +18,7 @@ from warpattn.gcn import Summary, check_copies, check_loads, read, summary
 from warpattn.kernels.amd.kv_config import KINDS, outstanding
 from warpattn.kernels.cdna.config import CDNAConfig
 from warpattn.kernels.cdna.steps import steps
-from warpattn.masks import Causal, Chunked, Document, Full, Materialized, Padding, Prefix, SlidingWindow
+from warpattn.masks import Causal, Chunked, CustomMask, Document, Full, Materialized, Padding, Prefix, SlidingWindow
 from warpattn.operands import Operands, fitted
 from warpattn.problem import Call
 from warpattn.scores import ALiBi, SoftCap
@@ -205,6 +205,19 @@ MASKS = {
 def test_masks_do_not_spill(arch, name):
     """Not to memory, and no scalars to lanes of vector registers."""
     assert no_spills(build(Case(200, 300, heads=4, heads_kv=2, dim=128, mask=MASKS[name]).call(), arch))
+
+
+def striped(b, h, q, k, width):
+    """A comparison for each element, and several for the remainder of each row and key."""
+    return ((q + h) % width[h] == k % width[h]) | (k == b)
+
+
+@both
+@pytest.mark.parametrize("page_size", [0, 16])
+def test_loaded_divisors_do_not_spill(arch, page_size):
+    """Beside them, what the end alone needs (output, LSE, sinks) takes no scalar registers in the loop."""
+    case = Case(200, 300, heads=4, heads_kv=2, dim=128, mask=CustomMask(striped, width=torch.arange(2, 6)), sinks=True)
+    assert no_spills(build(paged(case, [300], page_size) if page_size else case.call(), arch))
 
 
 @both

@@ -39,15 +39,15 @@ def attention_kernel(
     q_ptr,
     k_ptr,
     v_ptr,
-    o_ptr,
-    lse_ptr,
-    sinks_ptr,
     indices,
     scale,
     strides,
     shape,
     mask_args,
     score_args,
+    sinks_ptr,
+    o_ptr,
+    lse_ptr,
     config: gl.constexpr,
     functions: gl.constexpr,
     traits: gl.constexpr,
@@ -57,6 +57,9 @@ def attention_kernel(
 
     Grid: (tiles, partitions). With `traits.partial`, o and lse are workspace: [partitions * tiles, M, padded Dv] and
     [partitions * tiles, M], fp32.
+
+    What is used after the loop comes last: the first 14 scalars of the arguments are loaded before the kernel begins
+    and held until their last use, all others are loaded where they are used.
     """
     tensors = Tensors(q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, sinks_ptr, indices, strides)
     sizes = Shape(shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], shape[6])

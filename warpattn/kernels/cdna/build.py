@@ -25,15 +25,15 @@ def attention_source(config: CDNAConfig, traits: Traits, mask: Program, score: P
     out = "*fp32" if traits.partial else f"*{config.dtype}"
     signature = {
         **dict.fromkeys(("q_ptr", "k_ptr", "v_ptr"), f"*{config.dtype}"),
-        "o_ptr": out,
-        "lse_ptr": "*fp32",
-        "sinks_ptr": "*fp32",
         "indices": ("*i32",) * _INDICES[traits.sequence],
         "scale": "fp32",
         "strides": ("i32",) * STRIDES,
         "shape": ("i32",) * SHAPE,
         "mask_args": tensor_signature(mask, config.arch),
         "score_args": tensor_signature(score, config.arch),
+        "sinks_ptr": "*fp32",
+        "o_ptr": out,
+        "lse_ptr": "*fp32",
         **dict.fromkeys(("config", "functions", "traits"), "constexpr"),
     }
     keep, span, score_function = modifier_functions(mask, score, tanh)
