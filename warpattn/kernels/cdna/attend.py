@@ -58,8 +58,8 @@ def attention_kernel(
     Grid: (tiles, partitions). With `traits.partial`, o and lse are workspace: [partitions * tiles, M, padded Dv] and
     [partitions * tiles, M], fp32.
 
-    What is used after the loop comes last: the first 14 scalars of the arguments are loaded before the kernel begins
-    and held until their last use, all others are loaded where they are used.
+    What is used after the loop comes last: the first arguments (14 scalars on gfx942, 8 on gfx950) are loaded before
+    the kernel begins and held until their last use, all others are loaded where they are used.
     """
     tensors = Tensors(q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, sinks_ptr, indices, strides)
     sizes = Shape(shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], shape[6])
