@@ -4,6 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from warpattn.kernels.amd.xcd import tile_of_workgroup
+from warpattn.kernels.cdna.arithmetic import floor_div, floor_mod
 
 
 @gluon.jit
@@ -11,3 +12,12 @@ def order_kernel(out, total):
     """out[tile] = the workgroup that takes it."""
     tile = tile_of_workgroup(gl.program_id(0), total)
     gl.store(out + tile, gl.program_id(0))
+
+
+@gluon.jit
+def division_kernel(a, b, quotients, remainders):
+    """Quotients and remainders of 64 numbers, rounded down."""
+    i = gl.arange(0, 64, gl.BlockedLayout([1], [64], [1], [0]))
+    x, y = gl.load(a + i), gl.load(b + i)
+    gl.store(quotients + i, floor_div(x, y))
+    gl.store(remainders + i, floor_mod(x, y))

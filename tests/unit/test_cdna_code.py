@@ -213,10 +213,11 @@ def striped(b, h, q, k, width):
 
 
 @both
-@pytest.mark.parametrize("page_size", [0, 16])
-def test_loaded_divisors_do_not_spill(arch, page_size):
+@pytest.mark.parametrize(("page_size", "score"), [(0, None), (16, None), (16, SoftCap(3.0))])
+def test_loaded_divisors_do_not_spill(arch, page_size, score):
     """Beside them, what the end alone needs (output, LSE, sinks) takes no scalar registers in the loop."""
-    case = Case(200, 300, heads=4, heads_kv=2, dim=128, mask=CustomMask(striped, width=torch.arange(2, 6)), sinks=True)
+    mask = CustomMask(striped, width=torch.arange(2, 6))
+    case = Case(200, 300, heads=4, heads_kv=2, dim=128, mask=mask, score=score, sinks=True)
     assert no_spills(build(paged(case, [300], page_size) if page_size else case.call(), arch))
 
 

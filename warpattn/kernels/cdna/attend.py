@@ -161,11 +161,25 @@ def hide_by(ctx, s, tile, place, q, k, i: gl.constexpr):
     """Scores with -inf where condition number `i` is not met. Without a branch of its own it is a minimum, because
     selections in a row would become one selection by all conditions again."""
     lengths = place.lengths
-    kept = ctx.keeps[i][0](tile.b, tile.h, q, k, lengths.seq_q, lengths.seq_k, ctx.mods.mask_args)
-    if ctx.keeps[i][1] is None and i + 1 < len(ctx.keeps):
+    kept = gl.to_tensor(ctx.keeps[i][0](tile.b, tile.h, q, k, lengths.seq_q, lengths.seq_k, ctx.mods.mask_args))
+    if kept.dtype == gl.int32:
+        return hide_below(s, kept)
+    elif ctx.keeps[i][1] is None and i + 1 < len(ctx.keeps):
         return gl.minimum(s, gl.where(kept, float("inf"), -float("inf")))
     else:
         return gl.where(kept, s, -float("inf"))
+
+
+@gluon.jit
+def hide_below(s, margin):
+    """Scores with -inf where an int is below 0.
+
+    Written with bits, which LLVM makes a comparison and its selection, element by element; all comparisons come first
+    where the source has them first, and their results fill the scalar registers.
+    """
+    below = margin >> 31
+    bits = s.to(gl.int32, bitcast=True)
+    return ((bits & ~below) | (below & -0x800000)).to(gl.float32, bitcast=True)
 
 
 @gluon.jit

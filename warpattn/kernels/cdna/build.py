@@ -8,11 +8,11 @@ from warpattn.nodes import Program
 
 from ..pieces.emit import MASK_SYMBOLS, compile_function
 from ..pieces.signature import modifier_functions, tensor_signature
+from .arithmetic import CDNA
 from .attend import attention_kernel
 from .conditions import TILE_SYMBOLS, conditions
 from .config import CDNAConfig, Traits
 from .epilogue import combine_kernel
-from .tanh import tanh
 
 _HINTS = [["tt.divisibility", 16], ["tt.pointer_range", 32]]
 STRIDES = 14
@@ -36,7 +36,7 @@ def attention_source(config: CDNAConfig, traits: Traits, mask: Program, score: P
         "lse_ptr": "*fp32",
         **dict.fromkeys(("config", "functions", "traits"), "constexpr"),
     }
-    keep, span, score_function = modifier_functions(mask, score, tanh)
+    keep, span, score_function = modifier_functions(mask, score, CDNA)
     keeps = () if keep is None else keep_functions(mask)
     constants = {"config": config, "functions": (keeps, span, score_function), "traits": traits}
     # 16-byte vectors need pointers that are known to be aligned; strides come in units of 8 elements, which says it.
@@ -51,8 +51,8 @@ def keep_functions(mask: Program) -> tuple[Any, ...]:
     found = conditions(mask.outputs[0])
     return tuple(
         (
-            compile_function((keep,), MASK_SYMBOLS, ranks, tanh),
-            None if always is None else compile_function((always,), TILE_SYMBOLS, ranks, tanh),
+            compile_function((keep,), MASK_SYMBOLS, ranks, CDNA),
+            None if always is None else compile_function((always,), TILE_SYMBOLS, ranks, CDNA),
         )
         for keep, always in found
     )

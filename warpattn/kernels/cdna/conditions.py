@@ -24,7 +24,8 @@ Ends = tuple[Node, Node]
 
 
 class Condition(NamedTuple):
-    """A boolean node, and one of `TILE_SYMBOLS` that is true only where all elements meet it (None: not known)."""
+    """A boolean node or a margin, and a boolean node of `TILE_SYMBOLS` that is true only where all elements meet it
+    (None: not known)."""
 
     keep: Node
     always: Node | None
@@ -90,8 +91,8 @@ def ends(node: Node) -> Ends | None:
 
 
 def _single(node: Node) -> Node:
-    """The condition with one comparison, if it has more and can be put so."""
-    return build("ge", "bool", margin(node), const(0, "int")) if node[0] in ("or", "not") else node
+    """The condition as a margin if it has more than one comparison."""
+    return margin(node) if node[0] in ("or", "not") else node
 
 
 def margin(node: Node) -> Node:

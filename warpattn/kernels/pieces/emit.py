@@ -7,7 +7,7 @@ pointer, sizes, strides of the first, then of the second, and so on. Reads outsi
 
 import hashlib
 import linecache
-from typing import Any
+from typing import Any, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -48,13 +48,24 @@ def tanh(x):
     return gl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], gl.float32, is_pure=True, pack=1)
 
 
+class Arithmetic(NamedTuple):
+    """The Gluon functions of an architecture for what takes it several instructions."""
+
+    tanh: Any
+    floor_div: Any
+    floor_mod: Any
+
+
+NVIDIA = Arithmetic(tanh, floor_div, floor_mod)
+
+
 def compile_function(
-    outputs: tuple[Node, ...], symbols: tuple[str, ...], ranks: tuple[int, ...], tanh_function: Any = tanh
+    outputs: tuple[Node, ...], symbols: tuple[str, ...], ranks: tuple[int, ...], arithmetic: Arithmetic = NVIDIA
 ):
     """The Gluon function of `symbols` and the captured tensors' tuple that returns `outputs`.
 
     One output is returned as it is (any shape), several as a tuple of scalars. `ranks` are the tensors' ranks;
-    `tanh_function` is the architecture's.
+    `arithmetic` is the architecture's.
     """
     lines: list[str] = []
     names: dict[int, str] = {}
@@ -69,18 +80,16 @@ def compile_function(
     if len(results) > 1:
         results = [f"gl.to_tensor({result})" for result in results]
     lines.append(f"    return {', '.join(results)}")
-    return _function(symbols, "\n".join(lines), tanh_function)
+    return _function(symbols, "\n".join(lines), arithmetic)
 
 
-def _function(symbols: tuple[str, ...], body: str, tanh_function: Any):
+def _function(symbols: tuple[str, ...], body: str, arithmetic: Arithmetic):
     """A jitted function from source; Triton reads it back through linecache."""
     name = f"index_function_{hashlib.sha256(body.encode()).hexdigest()[:16]}"
     source = f"def {name}({', '.join(symbols)}, args):\n{body}\n"
     filename = f"<{name}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
-    namespace: dict[str, Any] = {
-        "gl": gl, "floor_div": floor_div, "floor_mod": floor_mod, "tanh": tanh_function, "__name__": __name__,
-    }  # fmt: skip
+    namespace: dict[str, Any] = {"gl": gl, **arithmetic._asdict(), "__name__": __name__}
     exec(compile(source, filename, "exec"), namespace)  # noqa: S102
     return gluon.jit(namespace[name])
 

@@ -1,11 +1,9 @@
 """What a kernel is told about a mask and a score before it is compiled: types of captured tensors, and functions."""
 
-from typing import Any
-
 from warpattn.check import AttentionError
 from warpattn.nodes import Program
 
-from .emit import MASK_SYMBOLS, SCORE_SYMBOLS, SPAN_SYMBOLS, compile_function, tanh
+from .emit import MASK_SYMBOLS, NVIDIA, SCORE_SYMBOLS, SPAN_SYMBOLS, Arithmetic, compile_function
 
 _POINTERS = {
     "torch.bool": "*i8",
@@ -36,14 +34,14 @@ def tensor_signature(program: Program | None, backend: str) -> tuple[str, ...]:
     return tuple(signature)
 
 
-def modifier_functions(keep_and_span: Program, score: Program | None, tanh_function: Any = tanh):
+def modifier_functions(keep_and_span: Program, score: Program | None, arithmetic: Arithmetic = NVIDIA):
     """(keep, span, score) as Gluon functions; keep is None when every key is visible, score None without one."""
     ranks = tuple(tensor.ndim for tensor in keep_and_span.tensors)
     keep_node, *span_nodes = keep_and_span.outputs
     always = keep_node[0] == "const" and keep_node[2] is True
-    keep = None if always else compile_function((keep_node,), MASK_SYMBOLS, ranks, tanh_function)
-    span = compile_function(tuple(span_nodes), SPAN_SYMBOLS, ranks, tanh_function)
+    keep = None if always else compile_function((keep_node,), MASK_SYMBOLS, ranks, arithmetic)
+    span = compile_function(tuple(span_nodes), SPAN_SYMBOLS, ranks, arithmetic)
     if score is None:
         return keep, span, None
     score_ranks = tuple(tensor.ndim for tensor in score.tensors)
-    return keep, span, compile_function(score.outputs, SCORE_SYMBOLS, score_ranks, tanh_function)
+    return keep, span, compile_function(score.outputs, SCORE_SYMBOLS, score_ranks, arithmetic)
