@@ -3,15 +3,16 @@
 One query token a sequence, keys dense or in shuffled pages, every call in a CUDA graph, peers interleaved as in
 `bench.run`. A variant of the kernel is a peer of its own: `--variant ctas=2 --variant block_n=64,stages=6` times the
 chosen configuration and these fields beside it. Inputs are rotated until they are four times as large as L2 of an H200,
-so that reading is what is timed. Without a GPU, a few small cases run with the reference.
+so that reading is what is timed; the peer `read` does nothing else. Without a GPU, a few small cases run with the
+reference.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,252 +20,13 @@ import torch
 from torch import Tensor
 
 from bench import record, timing
+from bench.decode_cases import Case, Inputs, cases, make, smoke_cases
+from bench.decode_peers import EVERY, OWN, Peer, peers
 from bench.inputs import default_device
-from bench.peers.adapter import Unsupported, cannot_import, first_line, no_gpu, version_of
+from bench.peers.adapter import Unsupported, first_line
 
-OWN = "warpattn"
 COLD = 240 << 20  # bytes of inputs used in turn
 MAX_SETS = 12
-FLASHINFER_WORKSPACE = 256 << 20
-LATENT = (576, 512)  # head dims of latent attention
-
-Call = Callable[[], Tensor]
-
-
-@dataclass(frozen=True)
-class Case:
-    """One decode step: the lengths of its sequences, heads, and the page size (0: dense)."""
-
-    name: str
-    lengths: tuple[int, ...]
-    heads_q: int
-    heads_kv: int
-    page: int = 0
-    tokens: int = 1
-    dim: int = 128
-    dtype: str = "bfloat16"
-    dim_v: int = 0  # in latent attention (MLA, absorbed): the values are these first columns of the keys
-
-    @property
-    def batch(self) -> int:
-        return len(self.lengths)
-
-    @property
-    def even(self) -> bool:
-        """Whether all sequences are equally long."""
-        return len(set(self.lengths)) == 1
-
-    def bytes(self) -> int:
-        """Bytes of the keys and values that are read, latents once."""
-        return 2 * (1 if self.dim_v else 2) * sum(self.lengths) * self.heads_kv * self.dim
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """q (B, T, Hq, D); k, v (B, S, Hkv, D), or pages (N, page, Hkv, D) with their table; lengths (B,)."""
-
-    case: Case
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    table: Tensor | None
-    lengths: Tensor
-
-    def sequence(self, b: int) -> tuple[Tensor, Tensor]:
-        """Keys and values (S, Hkv, D) of one sequence."""
-        length = self.case.lengths[b]
-        if self.table is None:
-            return self.k[b, :length], self.v[b, :length]
-        used = self.table[b, : -(-length // self.case.page)].long()
-        return self.k[used].flatten(0, 1)[:length], self.v[used].flatten(0, 1)[:length]
-
-
-def cases() -> tuple[Case, ...]:
-    """The rows that are required on a card: dense, then through pages of 16 and 64, then mixed lengths; and latent
-    attention with 16 query heads (a model over 8 cards) and 128."""
-    shapes = [
-        (32, 16, 32, 8), (128, 4, 32, 8), (64, 8, 64, 8), (16, 8, 32, 32), (32, 4, 32, 8), (8, 8, 32, 8),
-        (1, 128, 32, 8), (1, 16, 32, 8),
-    ]  # fmt: skip
-    found = []
-    for page in (0, 16, 64):
-        kind = f"page{page}" if page else "dense"
-        for batch, seq, heads, kv in shapes:
-            found.append(Case(f"{kind}-{batch}x{seq}k-{heads}/{kv}", (seq * 1024,) * batch, heads, kv, page))
-    ranks = [1 + (37 * i) % 64 for i in range(64)]  # in an order that is no order
-    for name, power in (("mixed64", 1.0), ("skewed64", 2.5)):  # Zipf's law from 32 Ki down to 512 and to 1
-        lengths = tuple(int(32768 / rank**power) for rank in ranks)
-        found += [Case(f"page{page}-{name}", lengths, 32, 8, page) for page in (16, 64, 256)]
-    for batch, seq, heads in ((128, 4, 16), (32, 16, 16), (1, 64, 16), (128, 4, 128), (32, 16, 128), (1, 64, 128)):
-        name = f"mla-{batch}x{seq}k-{heads}"
-        found.append(Case(name, (seq * 1024,) * batch, heads, 1, 64, dim=LATENT[0], dim_v=LATENT[1]))
-    return tuple(found)
-
-
-def smoke_cases() -> tuple[Case, ...]:
-    """Small ones for a CPU."""
-    return (
-        Case("smoke-dense", (512, 512), 8, 2, dim=64),
-        Case("smoke-page16", (300, 77, 1), 8, 2, 16, dim=64),
-        Case("smoke-mla", (130, 7), 16, 1, 64, dim=LATENT[0], dim_v=LATENT[1]),
-    )
-
-
-def make(case: Case, device: torch.device, seed: int) -> Inputs:
-    """Random inputs; pages lie in random order."""
-    generator = torch.Generator(device=device).manual_seed(seed)
-    dtype = getattr(torch, case.dtype)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, device=device, dtype=dtype)
-
-    lengths = torch.tensor(case.lengths, dtype=torch.int32, device=device)
-    q = draw(case.batch, case.tokens, case.heads_q, case.dim)
-    if not case.page:
-        shape = (case.batch, max(case.lengths), case.heads_kv, case.dim)
-        return Inputs(case, q, *keys_and_values(case, draw, *shape), None, lengths)
-    counts = [-(-length // case.page) for length in case.lengths]
-    order = torch.randperm(sum(counts), generator=generator, device=device).to(torch.int32)
-    table = torch.zeros(case.batch, max(counts), dtype=torch.int32, device=device)
-    for b, pages in enumerate(order.split(counts)):
-        table[b, : len(pages)] = pages
-    shape = (sum(counts), case.page, case.heads_kv, case.dim)
-    return Inputs(case, q, *keys_and_values(case, draw, *shape), table, lengths)
-
-
-def keys_and_values(case: Case, draw: Callable[..., Tensor], *shape: int) -> tuple[Tensor, Tensor]:
-    """Keys of a shape and values of their own, or their first columns."""
-    k = draw(*shape)
-    return k, k[..., : case.dim_v] if case.dim_v else draw(*shape)
-
-
-def own_call(x: Inputs, fields: dict[str, int]) -> Call:
-    """The decode kernel with `fields` of its configuration set, bound once; on a CPU the public call."""
-    import warpattn as wa
-    from warpattn.problem import Call as Asked
-    from warpattn.problem import examine
-    from warpattn.sequences import Dense, PagedKV
-
-    sequence = Dense() if x.table is None else PagedKV(x.k, x.v, x.table, x.lengths)
-    if x.q.device.type == "cpu":
-        if isinstance(sequence, PagedKV):
-            return lambda: wa.attention_paged(x.q, sequence)
-        return lambda: wa.attention(x.q, x.k, x.v)
-
-    from warpattn import cuda, dispatch
-    from warpattn.kernels.sm90 import decode_steps
-    from warpattn.kernels.sm90.decode_config import deepest
-    from warpattn.operands import Operands
-    from warpattn.target import ARCHS
-
-    ready = examine(Asked(x.q, x.k, x.v, sequence, backend="reference"), read_values=False)
-    fields = dict(fields)
-    grid = fields.pop("grid", 0)
-    choice = decode_steps.choose(ready.problem, ARCHS["sm90"], ctas=fields.pop("ctas", None),
-                                 batch_invariant=bool(fields.pop("invariant", 0)))  # fmt: skip
-    choice = replace(choice, grid=(grid,)) if grid else choice
-    config = replace(choice.config, **fields)
-    config = config if "stages" in fields else replace(config, stages=deepest(config))
-    out = x.q.new_empty((*x.q.shape[:-1], x.v.shape[-1]))
-    operands = Operands(x.q, x.k, x.v, out, None, None)
-    steps = decode_steps.steps(ready, operands, sequence, replace(choice, config=config))
-    device = x.q.get_device()
-    bound = [dispatch.load(step, device).bind(step.args) for step in steps]
-
-    def call() -> Tensor:
-        for launch, step in zip(bound, steps, strict=True):
-            launch.launch(step.grid, cuda.current_stream(device))
-        return out
-
-    return call
-
-
-def cudnn_call(x: Inputs) -> Call:
-    """torch's SDPA with cuDNN, on equal lengths in one piece."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    if x.table is not None or not x.case.even or x.case.tokens > 1 or x.case.dim_v:
-        raise Unsupported("torch's SDPA takes one token and dense keys of one length")
-    q, k, v = (t.transpose(1, 2) for t in (x.q, x.k, x.v))
-
-    def call() -> Tensor:
-        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=x.case.heads_q > x.case.heads_kv)
-        return out.transpose(1, 2)
-
-    return call
-
-
-def flashinfer_call(x: Inputs, tensor_cores: bool) -> Call:
-    """FlashInfer's batch decode through pages."""
-    import flashinfer
-
-    case = x.case
-    if x.table is None or case.tokens > 1:
-        raise Unsupported("its batch decode takes one token and pages")
-    if case.dim_v:
-        return flashinfer_latent_call(x, x.table, "fa3" if tensor_cores else "fa2")
-    counts = [-(-length // case.page) for length in case.lengths]
-    host = torch.tensor([0, *counts], dtype=torch.int32)
-    pages = torch.cat([x.table[b, :count] for b, count in enumerate(counts)])
-    last = torch.tensor([(length - 1) % case.page + 1 for length in case.lengths], dtype=torch.int32)
-    buffer = torch.empty(FLASHINFER_WORKSPACE, dtype=torch.uint8, device=x.q.device)
-    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(buffer, "NHD", use_tensor_cores=tensor_cores)
-    wrapper.plan(
-        host.cumsum(0).to(torch.int32).to(x.q.device), pages, last.to(x.q.device), case.heads_q, case.heads_kv,
-        case.dim, case.page, q_data_type=x.q.dtype, kv_data_type=x.k.dtype,
-    )  # fmt: skip
-    q = x.q.flatten(0, 1)
-    return lambda: wrapper.run(q, (x.k, x.v)).view_as(x.q)
-
-
-def flashinfer_latent_call(x: Inputs, table: Tensor, backend: str) -> Call:
-    """FlashInfer's latent attention, with latents and rotary parts in caches of their own as it wants them."""
-    import flashinfer
-
-    case = x.case
-    counts = [-(-length // case.page) for length in case.lengths]
-    buffer = torch.empty(FLASHINFER_WORKSPACE, dtype=torch.uint8, device=x.q.device)
-    wrapper = flashinfer.mla.BatchMLAPagedAttentionWrapper(buffer, backend=backend)
-    queries = torch.arange(case.batch + 1, dtype=torch.int32, device=x.q.device)
-    pages = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0).to(x.q.device, torch.int32)
-    used = torch.cat([table[b, :count] for b, count in enumerate(counts)])
-    wrapper.plan(
-        queries, pages, used, x.lengths, case.heads_q, case.dim_v, case.dim - case.dim_v, case.page, False,
-        case.dim**-0.5, x.q.dtype, x.k.dtype,
-    )  # fmt: skip
-    q, k = x.q.flatten(0, 1), x.k.flatten(2)
-    parts = [part.contiguous() for y in (q, k) for part in (y[..., : case.dim_v], y[..., case.dim_v :])]
-    return lambda: wrapper.run(*parts).unsqueeze(1)
-
-
-@dataclass(frozen=True)
-class Peer:
-    """A name, how to make a call, why it cannot run here (or None), and its version."""
-
-    name: str
-    prepare: Callable[[Inputs], Call]
-    reason: str | None
-    version: str
-
-
-def peers(names: Sequence[str], variants: Sequence[str]) -> list[Peer]:
-    """The peers of these names, and warpattn's variants."""
-    own = version_of("warpattn", "triton")
-    infer = no_gpu() or cannot_import("flashinfer")
-    known = {
-        OWN: Peer(OWN, lambda x: own_call(x, {}), None, own),
-        "cudnn": Peer("cudnn", cudnn_call, no_gpu(), f"cuDNN {torch.backends.cudnn.version()}"),
-        "flashinfer": Peer("flashinfer", lambda x: flashinfer_call(x, False), infer, version_of("flashinfer-python")),
-        "flashinfer-tc": Peer(
-            "flashinfer-tc", lambda x: flashinfer_call(x, True), infer, version_of("flashinfer-python")
-        ),
-    }
-    found = [known[name] for name in names]
-    for text in variants:
-        fields = {key: int(value) for key, value in (part.split("=") for part in text.split(","))}
-        found.append(Peer(f"{OWN}:{text}", lambda x, fields=fields: own_call(x, fields), no_gpu(), own))
-    return found
 
 
 def expected(x: Inputs) -> tuple[Tensor, float]:
@@ -297,10 +59,11 @@ def run_case(case: Case, usable: Sequence[Peer], rounds: int, seed: int) -> dict
         result = results[peer.name] = {"status": "timed", "reason": None, "error": None, "speed": None}
         try:
             calls = [peer.prepare(x) for x in inputs]
-            result["error"] = (calls[0]().float() - want).abs().max().item()
-            if not result["error"] <= limit:  # also refuses NaN
-                result |= {"status": "wrong", "reason": f"largest error {result['error']:.3g}, allowed {limit:.3g}"}
-                continue
+            if peer.attends:
+                result["error"] = (calls[0]().float() - want).abs().max().item()
+                if not result["error"] <= limit:  # also refuses NaN
+                    result |= {"status": "wrong", "reason": f"largest error {result['error']:.3g}, allowed {limit:.3g}"}
+                    continue
             samples[peer.name] = timing.sample(calls, device)
         except Unsupported as error:
             result |= {"status": "unsupported", "reason": str(error)}
@@ -357,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.decode", description=__doc__)
-    every = f"{OWN},cudnn,flashinfer,flashinfer-tc"
+    every = ",".join(EVERY)
     parser.add_argument("--peers", default=every, help=f"of {every}; default all")
     parser.add_argument("--variant", action="append", default=[], help="fields of the configuration, such as ctas=2")
     parser.add_argument("--only", default="", help="keep only cases whose name contains this")

@@ -15,6 +15,7 @@ from warpattn.kernels.sm90.decode_steps import choose
 from warpattn.masks import Causal, Chunked, CustomMask, SlidingWindow
 from warpattn.problem import Call, examine
 from warpattn.scores import ALiBi, SoftCap
+from warpattn.sequences import Dense
 from warpattn.sim.compile import Compiled
 from warpattn.target import ARCHS
 
@@ -148,9 +149,26 @@ def test_only_heads_that_differ_have_a_price():
 
 @pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
 @pytest.mark.parametrize("page", [0, 64])
-@pytest.mark.parametrize("fields", [(("queries_ahead", False),), (("plan_lane", 1),), (("combine_few", 0),)], ids=str)
+@pytest.mark.parametrize("fields", [(("read_once", False),), (("plan_lane", 1),), (("combine_few", 0),)], ids=str)
 def test_the_plainer_forms(page, fields, schedule, seed):
     check(Decode((600, 600), page=page, heads_kv=2, config=fields), 3, schedule=schedule, seed=seed)
+
+
+@pytest.mark.parametrize("programs", [3, 4, 5, 6, 11])
+@pytest.mark.parametrize("batch", [3, 5])
+def test_every_nth_head(batch, programs):
+    case = Decode((130,) * batch, heads=8, heads_kv=4, config=(("spread", True),))
+    ran = check(case, programs, schedule="random")
+    plain = check(replace(case, config=()), programs)
+    assert torch.equal(ran.out, plain.out), "only the order of heads changes"
+
+
+@pytest.mark.parametrize(("batch", "spread"), [(32, False), (128, True), (64, True), (67, False)])
+def test_when_heads_are_spread(batch, spread):
+    q = torch.empty(batch, 1, 32, 128, dtype=torch.bfloat16, device="meta")
+    k = torch.empty(batch, 4096, 8, 128, dtype=torch.bfloat16, device="meta")
+    ready = examine(Call(q, k, k, Dense(), backend="reference"), read_values=False)
+    assert choose(ready.problem, ARCHS["sm90"]).config.spread == spread
 
 
 @pytest.mark.parametrize("ctas", [1, 2])

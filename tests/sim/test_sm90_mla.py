@@ -117,6 +117,11 @@ REDUNDANT = [
         ("mla_attend.py:    ctx.rings.keys.consumer_wait(state.keys)", "mla.py:    mla_attend_role(ctx, 1)"),
         "the left warpgroup has waited for the tile before it passes the turn",
     ),
+    (
+        "bar.sync",
+        ("mla_attend.py:    turn_wait(half, config)", "mla.py:    mla_attend_role(ctx, 1)"),
+        "turns are for speed: each warpgroup waits for its tiles itself, and only the right one waits at this barrier",
+    ),
 ]
 
 

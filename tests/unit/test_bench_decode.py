@@ -5,7 +5,8 @@ import json
 import pytest
 import torch
 
-from bench import decode
+from bench import decode, decode_peers
+from bench.peers.adapter import Unsupported
 
 
 def test_bytes_are_those_of_keys_and_values():
@@ -40,9 +41,15 @@ def test_latent_values_are_columns_of_the_keys():
 
 
 def test_a_wrong_output_is_not_timed(monkeypatch):
-    monkeypatch.setattr(decode, "own_call", lambda x, fields: lambda: torch.zeros_like(x.q))
+    monkeypatch.setattr(decode_peers, "own_call", lambda x, fields: lambda: torch.zeros_like(x.q))
     entry = decode.run_case(decode.smoke_cases()[0], decode.peers(["warpattn"], []), 1, 0)
     assert entry["results"]["warpattn"]["status"] == "wrong"
+
+
+def test_the_reader_refuses_what_it_cannot_read_whole():
+    x = decode.make(decode.Case("x", (300, 300), 4, 2), torch.device("cpu"), 0)
+    with pytest.raises(Unsupported, match="multiple of 128"):
+        decode_peers.read_call(x)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="runs the cases of a CPU")

@@ -77,7 +77,7 @@ def test_dense_keys_are_planned_however_few(seq_k):
     k = torch.empty(2, seq_k, 1, DIM, dtype=torch.bfloat16)
     call = Call(query(heads=128), k, k[..., :DIM_V], Dense(), backend="simulate:sm90")
     found = plan(examine(call).problem)
-    assert found.kernel == "sm90.mla" and found.choice.grid == (132,)
+    assert found.kernel == "sm90.mla" and found.choice.grid == (128,)
     assert "2 heads of 2 row tiles" in str(found) and "latents are read once" in str(found)
 
 
@@ -108,8 +108,8 @@ def compiled(page: int):
 
 
 # Pages and the bytes of stack that the compiler spills to, Triton 3.9.0: with TMA through pages, numbers that an item
-# needs once and up to three words around the mask of a tile.
-STACK = {0: 0, 3: 0, 16: 80, 64: 48}
+# needs once and up to three words around the mask of a tile; with pages of 16 the two registers of the L2 policy too.
+STACK = {0: 0, 3: 0, 16: 88, 64: 48}
 
 
 @pytest.mark.parametrize("page", STACK)

@@ -1,7 +1,6 @@
 """Consumer warpgroup of the Hopper decode kernel: softmax over the key tiles of each item, products on 64 rows.
 
 for every item:   queries to shared memory, then per key tile   Q·K(i+1)  P·V(i) ‖ softmax(i+1)
-                  before the last P·V the next item's queries are fetched into registers, which scores do not need then
 """
 
 from triton.experimental import gluon
@@ -10,7 +9,6 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from ..nvidia.pipelines import consumer_state
 from ..pieces.softmax import pack, rescale, softmax_start, softmax_step
-from ..pieces.split import Place
 from .compute import Progress, exponent_scale, start_output, start_scores
 from .decode_context import Lens, item_at, rows_of
 from .decode_output import finish_item
@@ -24,15 +22,9 @@ def decode_attend_role(ctx):
     k_state = consumer_state(config.stages)
     v_state = consumer_state(config.stages)
     place = ctx.start
-    if config.queries_ahead:
-        ahead, q = fetch_ahead(ctx, place)
     while place.unit < ctx.end:
-        if config.queries_ahead:
-            item = ahead
-        else:
-            item = item_at(ctx, place)
-            q = fetch_queries(ctx, item, place.unit < ctx.end)
-        store_queries(ctx, q)
+        item = item_at(ctx, place)
+        load_queries(ctx, item)
         ctx.rings.k.consumer_wait(k_state)
         s = start_scores(ctx, ctx.rings.q, k_state)
         s = warpgroup_mma_wait(0, deps=(s,))
@@ -41,8 +33,6 @@ def decode_attend_role(ctx):
         for i in range(item.begin + 1, item.end):
             state = advance_keys(ctx, state, item, i)
         place = place.advance(item.part.count, item.room * ctx.work.heads)
-        if config.queries_ahead:
-            ahead, q = fetch_ahead(ctx, place)
         wait_values(ctx, state, item, item.end - 1)
         o = start_output(ctx, state)
         o = warpgroup_mma_wait(0, deps=(o, state.p))[0]
@@ -53,30 +43,18 @@ def decode_attend_role(ctx):
 
 
 @gluon.jit
-def fetch_ahead(ctx, place):
-    """(item at a place, its queries); at the end of the run some item that is not attended for, and zeros."""
-    last = ctx.work.batch * ctx.work.tiles - 1
-    item = item_at(ctx, Place(place.unit, gl.minimum(place.entry, last), place.before))
-    return item, fetch_queries(ctx, item, place.unit < ctx.end)
-
-
-@gluon.jit
-def fetch_queries(ctx, item, wanted):
-    """The item's queries [64, D] in registers; rows and columns past the end are 0, and all if not `wanted`."""
+def load_queries(ctx, item):
+    """The item's queries [64, D] to shared memory, where the tensor core reads them; rows and columns past the end
+    are 0."""
     config: gl.constexpr = ctx.config
     lanes: gl.constexpr = config.padded_qk // 8
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4, 1], [1, 0])
     row = gl.arange(0, config.rows, gl.SliceLayout(1, layout))
     col = gl.arange(0, config.padded_qk, gl.SliceLayout(0, layout))[None, :]
     rows = rows_of(ctx, item, row)
-    there = (wanted & (item.entry.row + row < ctx.work.tokens * ctx.work.group))[:, None]
+    there = (item.entry.row + row < ctx.work.tokens * ctx.work.group)[:, None]
     at = ctx.q.rows(rows.b, rows.token, rows.h)[:, None] + col
-    return gl.load(at, mask=there & (col < config.dim_qk), other=0.0)
-
-
-@gluon.jit
-def store_queries(ctx, q):
-    """Queries to shared memory, where the tensor core reads them."""
+    q = gl.load(at, mask=there & (col < config.dim_qk), other=0.0)
     gl.barrier()  # nobody reads the queries of the item before any more
     ctx.rings.q.store(q)
     fence_async_shared()

@@ -19,6 +19,7 @@ INVARIANT_KEYS = 2048  # keys of a partial when results must not depend on the r
 GROWTH = 512  # keys: reading them takes an SM about as long as a second item costs it (bench/notes.md)
 IN_FLIGHT = 128 * 1024  # bytes of K and V that an SM waits for at a time: with more, SMs finish further apart
 SHORT_ROW = 64  # columns
+SPREAD = 3  # heads of a CTA from which every n-th is faster than n in a row (bench/notes.md)
 LEAST_BOX = 8  # rows: the swizzle of shared memory repeats after 8, and a copy must start where it does
 
 
@@ -44,13 +45,14 @@ class DecodeConfig:
     page_box: int = 0  # rows of a page that one copy reads: a power of two; 0 for keys in one piece
     has_lengths: bool = False  # lengths are read from a tensor
     uniform: bool = False  # every head of the batch has equally many key tiles: nothing to add up
+    spread: bool = False  # CTAs take every n-th head instead of n in a row, see `spread_place`
     plan_width: int = 128  # entries (row tiles of sequences) whose key tiles are added up at once
     plan_once: bool = True  # all entries are
     plan_lane: int = 1  # of them one after the other in a lane; plan_width / 32: every warp adds up all by itself
     price: int = 0  # of a head, in units
-    queries_ahead: bool = True  # the next item's come before this one's last product, in registers
     combine_few: int = 16  # parts from 2 to this are added up by shorter code; 0: none
     combine_apart: bool = False  # parts are added up by a kernel of its own
+    read_once: bool = True  # no other CTA reads the same keys, so they may leave L2 first
     consumer_registers: int = 240
     producer_registers: int = 152
 
@@ -161,7 +163,7 @@ def choose_decode(dtype: str, dim_qk: int, dim_v: int, page_size: int = 0, ctas:
     if ctas is None:
         ctas = 2 if wide <= SHORT_ROW and not gathers else 1
     block_n = 128 if wide <= 128 and ctas == 1 and not gathers else 64
-    config = DecodeConfig(dtype, dim_qk, dim_v, block_n, 2, ctas, 1, page_box=box, queries_ahead=wide <= 128)
+    config = DecodeConfig(dtype, dim_qk, dim_v, block_n, 2, ctas, 1, page_box=box)
     if gathers:
         config = replace(config, producer_registers=232)
     if ctas > 1:
@@ -174,6 +176,12 @@ def even_cut(heads: int, ctas: int) -> tuple[int, int]:
     """(equal parts of a head, heads of a CTA), one of them 1, that keep `ctas` CTAs busy with `heads` of one length."""
     splits = max(1, ctas // max(heads, 1))
     return splits, -(-heads // ctas) if splits == 1 else 1
+
+
+def spreads(heads: int, ctas: int) -> bool:
+    """Whether each of `ctas` CTAs better takes every n-th of `heads` heads of one length."""
+    whole = even_cut(heads, ctas)[1]
+    return whole >= SPREAD and heads % whole == 0
 
 
 def deepest(config: DecodeConfig) -> int:

@@ -181,12 +181,30 @@ def describe(number, keys, work, mods, config: gl.constexpr):
 def item_at(ctx, place):
     """The item that starts at a place."""
     config: gl.constexpr = ctx.config
+    if config.spread:
+        place = spread_place(ctx, place)
     entry = describe(place.entry, ctx.keys, ctx.work, ctx.mods, config)
     room = entry.units + ctx.shares.price
     part = part_at(place, entry.units, room, ctx.shares, gl.program_id(0), config.invariant)
     begin = part.begin * config.unit
     end = gl.minimum(begin + part.count * config.unit, entry.span.total)
     return Item(entry, part, room, begin, end)
+
+
+@gluon.jit
+def spread_place(ctx, place):
+    """The place with the head there replaced by another one, so that CTAs which run at the same time have neighbouring
+    heads: head number  cta · whole + j  of the line, the j-th of a CTA, becomes number  cta + j · CTAs.  Only if
+    `whole` divides the number of heads. All heads have equally many units."""
+    work = ctx.work
+    room = describe(gl.to_tensor(0), ctx.keys, work, ctx.mods, ctx.config).units + ctx.shares.price
+    heads = work.batch * work.tiles * work.heads
+    ctas = heads // work.whole
+    number = place.unit // room
+    cta = number // work.whole
+    other = gl.where(ctas * work.whole == heads, cta + (number - cta * work.whole) * ctas, number)
+    entry = other // work.heads
+    return Place(place.unit, entry, (number - other + entry * work.heads) * room)
 
 
 @gluon.jit

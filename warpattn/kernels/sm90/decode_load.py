@@ -9,10 +9,19 @@ row by row with ordinary asynchronous copies, one tile at a time: right, not fas
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import (
+    CachePolicy,
+    FractionalEvictionPolicy,
+    fence_async_shared,
+    mbarrier,
+    tma,
+)
 
 from ..nvidia.pipelines import producer_state
 from .decode_context import Matrix, item_at
+
+# Keys and values that are read once leave L2 before what the next launch needs: code, queries, tables.
+STREAMED = gl.constexpr(CachePolicy(l2=FractionalEvictionPolicy("evict_first", 1.0)))
 
 
 @gluon.jit
@@ -79,13 +88,15 @@ def load_boxes(ctx, desc, ring, state, item, boxes, nbytes: gl.constexpr):
     full = ring.producer_acquire(state)
     mbarrier.expect(full, nbytes)
     tile = ring.tile(state)
+    policy: gl.constexpr = STREAMED if config.read_once else None
     count: gl.constexpr = config.boxes
     if count == 1:
-        tma.async_load(desc, [in_cache(ctx, boxes[0]), boxes[1], item.part.head, 0], full, tile)
+        tma.async_load(desc, [in_cache(ctx, boxes[0]), boxes[1], item.part.head, 0], full, tile, cache_policy=policy)
     else:
         for box in gl.static_range(count):
             coord = [in_cache(ctx, boxes[2 * box]), boxes[2 * box + 1], item.part.head, 0]
-            tma.async_load(desc, coord, full, tile.slice(box * config.box, config.box, 1))
+            rows = tile.slice(box * config.box, config.box, 1)
+            tma.async_load(desc, coord, full, rows, cache_policy=policy)
     return state.step()
 
 

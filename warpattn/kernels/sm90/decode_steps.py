@@ -20,7 +20,7 @@ from warpattn.sequences import PagedKV, Sequence
 from warpattn.step import Choice, Step
 from warpattn.target import ARCHS, Arch
 
-from .decode_config import DecodeConfig, choose_decode, even_cut, invariant
+from .decode_config import DecodeConfig, choose_decode, even_cut, invariant, spreads
 from .mla_config import MlaConfig, choose_mla
 
 _DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -79,14 +79,17 @@ def choose(problem: Problem, target: Arch, *, ctas: int | None = None, batch_inv
         uniform=problem.kind == "dense" and tiles == 1 and _same_span(problem),
         plan_width=WIDE_PLAN if entries > config.plan_width else config.plan_width,
         plan_once=entries <= WIDE_PLAN,
+        read_once=tiles == 1,
     )
     if not config.uniform:
         narrow = config.plan_width < WIDE_PLAN
         config = replace(
             config, plan_lane=config.plan_width // 32 if narrow else 1, price=0 if config.invariant else PRICE
         )
-    grid = target.processors * config.ctas
-    config = replace(config, combine_apart=latent or _blocks(problem, config, grid) > APART)
+    grid = readers(config, target)
+    apart = latent or _blocks(problem, config, grid) > APART
+    spread = config.uniform and not apart and spreads(entries * problem.heads_kv, grid)
+    config = replace(config, combine_apart=apart, spread=spread)
     lines = (
         f"{config.words}, {config.smem_bytes} bytes of shared memory",
         f"{problem.batch * problem.heads_kv} heads of {tiles} row tiles over {grid} CTAs",
@@ -95,10 +98,18 @@ def choose(problem: Problem, target: Arch, *, ctas: int | None = None, batch_inv
     return Choice(kernel, config, (grid,), lines, reasons, partitions=_partitions(problem, config, grid))
 
 
+def readers(config: DecodeConfig, target: Arch) -> int:
+    """CTAs of a launch. One on an SM: a multiple of 16, because the clusters of SMs (GPCs; an H200 has 8 of 14 to 18
+    SMs) read at most 0.62 TB/s each, and with equal shares on all SMs those of 18 finish last (bench/notes.md)."""
+    return target.processors // 16 * 16 if config.ctas == 1 else target.processors * config.ctas
+
+
 def _reasons(config: DecodeConfig, target: Arch) -> tuple[str, ...]:
     """Why the keys are shared out as they are."""
     unit = f"{config.unit} key tiles" if config.unit > 1 else "one key tile"
-    shared = f"keys are shared out to within {unit} over {config.ctas} CTAs on each of {target.processors} SMs"
+    shared = f"keys are shared out to within {unit} over {readers(config, target)} of the {target.processors} SMs"
+    if config.ctas > 1:
+        shared = f"keys are shared out to within {unit} over {config.ctas} CTAs on each of {target.processors} SMs"
     even = f"equally long heads are not split, or equally, if no share grows by more than {config.growth} units for it"
     last = "the last CTA to finish a head combines its parts in a fixed order"
     last = "a second kernel combines the parts of a head, a few rows a program" if config.combine_apart else last

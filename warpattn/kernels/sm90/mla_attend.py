@@ -27,7 +27,7 @@ from .compute import exponent_scale, turn_pass, turn_wait
 from .decode_attend import decode_scores
 from .decode_context import item_at, rows_of
 from .decode_output import write_rows
-from .layouts import accumulator_layout, element_type, operand_layout
+from .layouts import accumulator_layout, element_type, operand_layout, turn_asm
 
 
 @gluon.aggregate
@@ -60,23 +60,29 @@ def mla_attend_role(ctx, half: gl.constexpr):
 
 
 @gluon.jit
-def meet():
-    """Wait for the other warpgroup (named barrier 14; 12 and 13 are turns)."""
-    gl.inline_asm("bar.sync 14, 256;")
+def meet(half: gl.constexpr):
+    """Wait for the other warpgroup: the right one comes to a named barrier that the left one waits at, which then comes
+    to the one that the right one waits at; so none can come twice before the other has gone on."""
+    if half == 0:
+        gl.inline_asm(turn_asm("sync", 2, 2))
+        gl.inline_asm(turn_asm("arrive", 3, 2))
+    else:
+        gl.inline_asm(turn_asm("arrive", 2, 2))
+        gl.inline_asm(turn_asm("sync", 3, 2))
 
 
 @gluon.jit
 def fetch_queries(ctx, item, half: gl.constexpr):
     """The item's queries to shared memory; rows past the end are 0."""
     config: gl.constexpr = ctx.config
-    meet()  # nobody reads the queries of the item before any more
+    meet(half)  # nobody reads the queries of the item before any more
     copy_queries(ctx, item, ctx.rings.q.index(half), half * config.half, config.half)
     if half == 0:
         copy_queries(ctx, item, ctx.rings.q_rope.index(0), config.dim_v, config.rope)
     async_copy.commit_group()
     async_copy.wait_group(0)
     fence_async_shared()
-    meet()
+    meet(half)
 
 
 @gluon.jit

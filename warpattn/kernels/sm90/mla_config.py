@@ -96,4 +96,4 @@ class MlaConfig(DecodeConfig):
 def choose_mla(dtype: str, page_size: int = 0) -> MlaConfig:
     """The configuration for `page_size` keys a page (0: not paged)."""
     box = min(page_size & -page_size, BLOCK_N)
-    return MlaConfig(dtype, *LATENT, BLOCK_N, 2, 1, 1, page_box=box, queries_ahead=False)
+    return MlaConfig(dtype, *LATENT, BLOCK_N, 2, 1, 1, page_box=box)

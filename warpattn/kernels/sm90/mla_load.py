@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from ..nvidia.pipelines import producer_state
 from .decode_context import Matrix, item_at
-from .decode_load import find_boxes, in_cache, page_of
+from .decode_load import STREAMED, find_boxes, in_cache, page_of
 
 EIGHT_ROWS = gl.constexpr(gl.BlockedLayout([1, 8], [8, 4], [1, 1], [1, 0]))  # of the producer, a row by four lanes
 
@@ -57,6 +57,7 @@ def mla_load_role(ctx):
 def load_tile(ctx, state, item, boxes, late):
     """One key tile into the next slot; if `late`, on the producer's own barrier instead of the slot's."""
     config: gl.constexpr = ctx.config
+    policy: gl.constexpr = STREAMED if config.read_once else None
     ring = ctx.rings.keys
     ring.producer_acquire(state)
     full = ring.bars.index(gl.where(late, 2 * config.stages, state.index))
@@ -67,9 +68,10 @@ def load_tile(ctx, state, item, boxes, late):
         row = boxes[2 * box + 1]
         for part in gl.static_range(2):
             to = box_of(ring.tile(state, part), box, config)
-            tma.async_load(ctx.keys.v[0], [page, row, item.part.head, part * config.half], full, to)
+            at = [page, row, item.part.head, part * config.half]
+            tma.async_load(ctx.keys.v[0], at, full, to, cache_policy=policy)
         to = box_of(ctx.rings.rope.index(state.index), box, config)
-        tma.async_load(ctx.keys.k[0], [page, row, item.part.head, config.dim_v], full, to)
+        tma.async_load(ctx.keys.k[0], [page, row, item.part.head, config.dim_v], full, to, cache_policy=policy)
     return state.step()
 
 

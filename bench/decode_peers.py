@@ -1,0 +1,178 @@
+"""Who takes part in `bench.decode`: warpattn and variants of it, others that can be installed, and the bare reading."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from bench.decode_cases import Inputs
+from bench.peers.adapter import Call, Unsupported, cannot_import, no_gpu, version_of
+
+OWN = "warpattn"
+EVERY = (OWN, "read", "cudnn", "flashinfer", "flashinfer-tc", "fa4")
+FLASHINFER_WORKSPACE = 256 << 20
+
+
+def own_call(x: Inputs, fields: dict[str, int]) -> Call:
+    """The decode kernel with `fields` of its configuration set, bound once; on a CPU the public call."""
+    import warpattn as wa
+    from warpattn.problem import Call as Asked
+    from warpattn.problem import examine
+    from warpattn.sequences import Dense, PagedKV
+
+    sequence = Dense() if x.table is None else PagedKV(x.k, x.v, x.table, x.lengths)
+    if x.q.device.type == "cpu":
+        if isinstance(sequence, PagedKV):
+            return lambda: wa.attention_paged(x.q, sequence)
+        return lambda: wa.attention(x.q, x.k, x.v)
+
+    from warpattn import cuda, dispatch
+    from warpattn.kernels.sm90 import decode_steps
+    from warpattn.kernels.sm90.decode_config import deepest
+    from warpattn.operands import Operands
+    from warpattn.target import ARCHS
+
+    ready = examine(Asked(x.q, x.k, x.v, sequence, backend="reference"), read_values=False)
+    fields = dict(fields)
+    grid = fields.pop("grid", 0)
+    choice = decode_steps.choose(ready.problem, ARCHS["sm90"], ctas=fields.pop("ctas", None),
+                                 batch_invariant=bool(fields.pop("invariant", 0)))  # fmt: skip
+    choice = replace(choice, grid=(grid,)) if grid else choice
+    config = replace(choice.config, **fields)
+    config = config if "stages" in fields else replace(config, stages=deepest(config))
+    out = x.q.new_empty((*x.q.shape[:-1], x.v.shape[-1]))
+    operands = Operands(x.q, x.k, x.v, out, None, None)
+    steps = decode_steps.steps(ready, operands, sequence, replace(choice, config=config))
+    device = x.q.get_device()
+    bound = [dispatch.load(step, device).bind(step.args) for step in steps]
+
+    def call() -> Tensor:
+        for launch, step in zip(bound, steps, strict=True):
+            launch.launch(step.grid, cuda.current_stream(device))
+        return out
+
+    return call
+
+
+def cudnn_call(x: Inputs) -> Call:
+    """torch's SDPA with cuDNN, on equal lengths in one piece."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    if x.table is not None or not x.case.even or x.case.tokens > 1 or x.case.dim_v:
+        raise Unsupported("torch's SDPA takes one token and dense keys of one length")
+    q, k, v = (t.transpose(1, 2) for t in (x.q, x.k, x.v))
+
+    def call() -> Tensor:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=x.case.heads_q > x.case.heads_kv)
+        return out.transpose(1, 2)
+
+    return call
+
+
+def flashinfer_call(x: Inputs, tensor_cores: bool) -> Call:
+    """FlashInfer's batch decode through pages."""
+    import flashinfer
+
+    case = x.case
+    if x.table is None or case.tokens > 1:
+        raise Unsupported("its batch decode takes one token and pages")
+    if case.dim_v:
+        return flashinfer_latent_call(x, x.table, "fa3" if tensor_cores else "fa2")
+    counts = [-(-length // case.page) for length in case.lengths]
+    host = torch.tensor([0, *counts], dtype=torch.int32)
+    pages = torch.cat([x.table[b, :count] for b, count in enumerate(counts)])
+    last = torch.tensor([(length - 1) % case.page + 1 for length in case.lengths], dtype=torch.int32)
+    buffer = torch.empty(FLASHINFER_WORKSPACE, dtype=torch.uint8, device=x.q.device)
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(buffer, "NHD", use_tensor_cores=tensor_cores)
+    wrapper.plan(
+        host.cumsum(0).to(torch.int32).to(x.q.device), pages, last.to(x.q.device), case.heads_q, case.heads_kv,
+        case.dim, case.page, q_data_type=x.q.dtype, kv_data_type=x.k.dtype,
+    )  # fmt: skip
+    q = x.q.flatten(0, 1)
+    return lambda: wrapper.run(q, (x.k, x.v)).view_as(x.q)
+
+
+def flashinfer_latent_call(x: Inputs, table: Tensor, backend: str) -> Call:
+    """FlashInfer's latent attention, with latents and rotary parts in caches of their own as it wants them."""
+    import flashinfer
+
+    case = x.case
+    counts = [-(-length // case.page) for length in case.lengths]
+    buffer = torch.empty(FLASHINFER_WORKSPACE, dtype=torch.uint8, device=x.q.device)
+    wrapper = flashinfer.mla.BatchMLAPagedAttentionWrapper(buffer, backend=backend)
+    queries = torch.arange(case.batch + 1, dtype=torch.int32, device=x.q.device)
+    pages = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0).to(x.q.device, torch.int32)
+    used = torch.cat([table[b, :count] for b, count in enumerate(counts)])
+    wrapper.plan(
+        queries, pages, used, x.lengths, case.heads_q, case.dim_v, case.dim - case.dim_v, case.page, False,
+        case.dim**-0.5, x.q.dtype, x.k.dtype,
+    )  # fmt: skip
+    q, k = x.q.flatten(0, 1), x.k.flatten(2)
+    parts = [part.contiguous() for y in (q, k) for part in (y[..., : case.dim_v], y[..., case.dim_v :])]
+    return lambda: wrapper.run(*parts).unsqueeze(1)
+
+
+def fa4_call(x: Inputs) -> Call:
+    """flash-attn-4, which chooses itself how often it splits the keys."""
+    from flash_attn.cute.interface import flash_attn_func, flash_attn_varlen_func
+
+    if x.case.dim_v:
+        raise Unsupported("its latent attention is for Blackwell")
+    if x.table is None:
+        return lambda: flash_attn_func(x.q, x.k, x.v, num_splits=0)[0]
+    pages = {"seqused_k": x.lengths, "page_table": x.table, "max_seqlen_k": max(x.case.lengths)}
+    return lambda: flash_attn_varlen_func(x.q, x.k, x.v, num_splits=0, **pages)[0]
+
+
+def read_call(x: Inputs) -> Call:
+    """Only the reading: what no kernel that reads these keys can go below."""
+    from bench.read_kernel import TILE, read_step
+    from warpattn import cuda, dispatch
+
+    if x.table is not None or not x.case.even or x.case.lengths[0] % TILE or x.case.dtype != "bfloat16":
+        raise Unsupported(f"it reads dense bfloat16 keys of one length, a multiple of {TILE}")
+    step, device = read_step(x.k, x.v), x.q.get_device()
+    bound = dispatch.load(step, device).bind(step.args)
+
+    def call() -> Tensor:
+        bound.launch(step.grid, cuda.current_stream(device))
+        return x.q
+
+    return call
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A name, how to make a call, why it cannot run here (or None), its version, and whether it attends at all."""
+
+    name: str
+    prepare: Callable[[Inputs], Call]
+    reason: str | None
+    version: str
+    attends: bool = True
+
+
+def peers(names: Sequence[str], variants: Sequence[str]) -> list[Peer]:
+    """The peers of these names, and warpattn's variants."""
+    own = version_of("warpattn", "triton")
+    infer = no_gpu() or cannot_import("flashinfer")
+    flash = no_gpu() or cannot_import("flash_attn.cute.interface")
+    known = {
+        "read": Peer("read", read_call, no_gpu(), own, attends=False),
+        OWN: Peer(OWN, lambda x: own_call(x, {}), None, own),
+        "cudnn": Peer("cudnn", cudnn_call, no_gpu(), f"cuDNN {torch.backends.cudnn.version()}"),
+        "flashinfer": Peer("flashinfer", lambda x: flashinfer_call(x, False), infer, version_of("flashinfer-python")),
+        "flashinfer-tc": Peer(
+            "flashinfer-tc", lambda x: flashinfer_call(x, True), infer, version_of("flashinfer-python")
+        ),
+        "fa4": Peer("fa4", fa4_call, flash, version_of("flash-attn-4", "nvidia-cutlass-dsl")),
+    }
+    found = [known[name] for name in names]
+    for text in variants:
+        fields = {key: int(value) for key, value in (part.split("=") for part in text.split(","))}
+        found.append(Peer(f"{OWN}:{text}", lambda x, fields=fields: own_call(x, fields), no_gpu(), own))
+    return found
