@@ -149,7 +149,7 @@ def test_only_heads_that_differ_have_a_price():
 
 @pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
 @pytest.mark.parametrize("page", [0, 64])
-@pytest.mark.parametrize("fields", [(("read_once", False),), (("plan_lane", 1),), (("combine_few", 0),)], ids=str)
+@pytest.mark.parametrize("fields", [(("one_tile", False),), (("plan_lane", 1),), (("combine_few", 0),)], ids=str)
 def test_the_plainer_forms(page, fields, schedule, seed):
     check(Decode((600, 600), page=page, heads_kv=2, config=fields), 3, schedule=schedule, seed=seed)
 

@@ -39,7 +39,9 @@ class Shares:
     def owner(self, unit):
         """The CTA that has a unit."""
         wide = self.rest * (self.size + 1)
-        return gl.where(unit < wide, unit // (self.size + 1), self.rest + (unit - wide) // gl.maximum(self.size, 1))
+        long = unit < wide
+        size = gl.where(long, self.size + 1, gl.maximum(self.size, 1))
+        return gl.where(long, unit, unit - wide) // size + gl.where(long, 0, self.rest)
 
     @gluon.jit
     def unless(self, condition, other):

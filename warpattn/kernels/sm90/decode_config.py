@@ -52,7 +52,7 @@ class DecodeConfig:
     price: int = 0  # of a head, in units
     combine_few: int = 16  # parts from 2 to this are added up by shorter code; 0: none
     combine_apart: bool = False  # parts are added up by a kernel of its own
-    read_once: bool = True  # no other CTA reads the same keys, so they may leave L2 first
+    one_tile: bool = False  # a key head has one row tile: no other CTA reads its keys, so they may leave L2 first
     consumer_registers: int = 240
     producer_registers: int = 152
 

@@ -161,7 +161,10 @@ def length_of(keys, work, b, inside, config: gl.constexpr):
 @gluon.jit
 def describe(number, keys, work, mods, config: gl.constexpr):
     """The entry of a number (or of a block of numbers)."""
-    if config.tiles_outermost:
+    if config.one_tile:
+        tile = number * 0
+        b = number
+    elif config.tiles_outermost:
         tile = number // work.batch
         b = number - tile * work.batch
     else:

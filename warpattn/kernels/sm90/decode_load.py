@@ -88,7 +88,7 @@ def load_boxes(ctx, desc, ring, state, item, boxes, nbytes: gl.constexpr):
     full = ring.producer_acquire(state)
     mbarrier.expect(full, nbytes)
     tile = ring.tile(state)
-    policy: gl.constexpr = STREAMED if config.read_once else None
+    policy: gl.constexpr = STREAMED if config.one_tile else None
     count: gl.constexpr = config.boxes
     if count == 1:
         tma.async_load(desc, [in_cache(ctx, boxes[0]), boxes[1], item.part.head, 0], full, tile, cache_policy=policy)

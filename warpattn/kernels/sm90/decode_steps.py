@@ -79,7 +79,7 @@ def choose(problem: Problem, target: Arch, *, ctas: int | None = None, batch_inv
         uniform=problem.kind == "dense" and tiles == 1 and _same_span(problem),
         plan_width=WIDE_PLAN if entries > config.plan_width else config.plan_width,
         plan_once=entries <= WIDE_PLAN,
-        read_once=tiles == 1,
+        one_tile=tiles == 1,
     )
     if not config.uniform:
         narrow = config.plan_width < WIDE_PLAN

@@ -57,7 +57,7 @@ def mla_load_role(ctx):
 def load_tile(ctx, state, item, boxes, late):
     """One key tile into the next slot; if `late`, on the producer's own barrier instead of the slot's."""
     config: gl.constexpr = ctx.config
-    policy: gl.constexpr = STREAMED if config.read_once else None
+    policy: gl.constexpr = STREAMED if config.one_tile else None
     ring = ctx.rings.keys
     ring.producer_acquire(state)
     full = ring.bars.index(gl.where(late, 2 * config.stages, state.index))
