@@ -16,7 +16,17 @@ from ..pieces.combine import Partials
 from .decode_attend import decode_attend_role
 from .decode_combine import leave_programs
 from .decode_context import DecodeContext, Keys, Matrix, Results, grid_of, make_decode_rings, take_share
+from .decode_few import few_attend_role
 from .decode_load import decode_load_role
+
+
+@gluon.jit
+def attend_role(ctx):
+    """The warpgroup: queries on the right of keys, or on the left."""
+    if ctx.config.few_rows > 0:
+        few_attend_role(ctx)
+    else:
+        decode_attend_role(ctx)
 
 
 @gluon.jit
@@ -60,4 +70,4 @@ def decode_kernel(
     ctx = DecodeContext(
         queries, stored, results, rings, work, mods, shares, start, end, scale, config, has_sinks, has_lse
     )
-    gl.warp_specialize([(decode_attend_role, (ctx,)), (decode_load_role, (ctx,))], [1], [config.producer_registers])
+    gl.warp_specialize([(attend_role, (ctx,)), (decode_load_role, (ctx,))], [1], [config.producer_registers])

@@ -124,10 +124,18 @@ def decode_scores(ctx, s, item, i):
     """Score function on the products with key tile number `i` and, if it is masked, the mask and the end of keys."""
     config: gl.constexpr = ctx.config
     layout: gl.constexpr = accumulator_layout(config.block_n)
+    row = gl.arange(0, config.rows, gl.SliceLayout(1, layout))[:, None]
+    key = gl.arange(0, config.block_n, gl.SliceLayout(0, layout))[None, :]
+    return visible_scores(ctx, s, item, i, row, key)
+
+
+@gluon.jit
+def visible_scores(ctx, s, item, i, row, key):
+    """The same for scores of rows `row` of the item's tile and keys `key` of the key tile, which broadcast to them."""
+    config: gl.constexpr = ctx.config
     entry = item.entry
     first = entry.span.key_tile(i) * config.block_n
-    row = gl.arange(0, config.rows, gl.SliceLayout(1, layout))[:, None]
-    k = (first + gl.arange(0, config.block_n, gl.SliceLayout(0, layout)))[None, :]
+    k = first + key
     rows = rows_of(ctx, item, row)
     lens = Lens(ctx.work.tokens, entry.length)
     q = rows.token + entry.length - ctx.work.tokens

@@ -52,6 +52,7 @@ class DecodeConfig:
     price: int = 0  # of a head, in units
     combine_few: int = 16  # parts from 2 to this are added up by shorter code; 0: none
     combine_apart: bool = False  # parts are added up by a kernel of its own
+    few_rows: int = 0  # rows of queries, 8 or 16, that keys multiply from the left; 0: 64 rows on the left
     one_tile: bool = False  # a key head has one row tile: no other CTA reads its keys, so they may leave L2 first
     consumer_registers: int = 240
     producer_registers: int = 152
@@ -66,7 +67,8 @@ class DecodeConfig:
 
     @property
     def rows(self) -> int:
-        return CONSUMER_ROWS
+        """Rows of a tile of queries."""
+        return self.few_rows or CONSUMER_ROWS
 
     @property
     def take_turns(self) -> bool:
@@ -130,15 +132,22 @@ class DecodeConfig:
     def q_bytes(self) -> int:
         return 2 * self.rows * self.padded_qk
 
+    @property
+    def private_bytes(self) -> int:
+        """Shared memory that the warpgroup has for itself: queries; with few rows, also a tile of P, and the output
+        while its rows and columns are exchanged."""
+        turned = 4 * self.rows * self.padded_v + 2 * self.rows * self.block_n if self.few_rows else 0
+        return self.q_bytes + turned
+
     @cached_property
     def topology(self) -> Topology:
-        """Roles and rings of a block; queries stay in shared memory that the warpgroup has for itself."""
+        """Roles and rings of a block."""
         attend = Role("attend", 4, self.consumer_registers)
         edges = (
             Edge("K", "load", ("attend",), self.stages, self.k_bytes),
             Edge("V", "load", ("attend",), self.stages, self.v_bytes),
         )
-        return Topology((attend, Role("load", 1, self.producer_registers)), edges, self.q_bytes)
+        return Topology((attend, Role("load", 1, self.producer_registers)), edges, self.private_bytes)
 
     @property
     def smem_bytes(self) -> int:
@@ -186,7 +195,7 @@ def spreads(heads: int, ctas: int) -> bool:
 
 def deepest(config: DecodeConfig) -> int:
     """Ring slots that fit beside the queries; no more than keep memory busy, but two."""
-    limit = min(SMEM_LIMIT, SM_SMEM // config.ctas - 1024) - SLACK - config.q_bytes
+    limit = min(SMEM_LIMIT, SM_SMEM // config.ctas - 1024) - SLACK - config.private_bytes
     fit = limit // (config.k_bytes + config.v_bytes + 32)
     busy = IN_FLIGHT // config.ctas // (config.k_bytes + config.v_bytes)
     return max(1, min(fit, max(2, busy)))

@@ -23,6 +23,14 @@ def finish_item(ctx, o, softmax, item, c):
     factor, lse = normalise(softmax, c)
     o = rescale(o, factor)
     lse = gl.convert_layout(gl.max(lse, 1), gl.SliceLayout(1, accumulator_layout(config.padded_v)))
+    write_item(ctx, o, lse, item)
+
+
+@gluon.jit
+def write_item(ctx, o, lse, item):
+    """Write the rows of an item, or its part of them: `o` [M, Dv] normalised, `lse` [M] base 2 in the layout of its
+    rows."""
+    config: gl.constexpr = ctx.config
     part = item.part
     if part.splits == 1:
         write_rows(ctx, o, lse, item, gl.to_tensor(0))

@@ -29,6 +29,12 @@ def operand_layout(cols):
 
 
 @gluon.constexpr_function
+def few_layout(rows):
+    """Registers of a [64 n, rows] wgmma accumulator in one warpgroup."""
+    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, rows, 16])
+
+
+@gluon.constexpr_function
 def turn_asm(action, wg, consumers):
     """PTX on the named barrier by which warpgroups take turns: two of them meet at it (ids 0-7 are the compiler's)."""
     return f"bar.{action} {12 + wg}, 256;"
