@@ -20,6 +20,7 @@ GROWTH = 512  # keys: reading them takes an SM about as long as a second item co
 IN_FLIGHT = 128 * 1024  # bytes of K and V that an SM waits for at a time: with more, SMs finish further apart
 SHORT_ROW = 64  # columns
 SPREAD = 3  # heads of a CTA from which every n-th is faster than n in a row (bench/notes.md)
+FEW_ROWS = (8, 16)  # columns of products with keys on the left
 LEAST_BOX = 8  # rows: the swizzle of shared memory repeats after 8, and a copy must start where it does
 
 
@@ -178,6 +179,16 @@ def choose_decode(dtype: str, dim_qk: int, dim_v: int, page_size: int = 0, ctas:
     if ctas > 1:
         config = replace(config, consumer_registers=0, producer_registers=40)
         config = replace(config, consumer_registers=(2 * config.max_registers - 40) // 8 * 8)
+    return replace(config, stages=deepest(config))
+
+
+def for_rows(config: DecodeConfig, rows: int) -> DecodeConfig:
+    """The same for `rows` rows of queries a key head: if few, they multiply keys from the right. Values have to fill
+    the 64 rows of a product then."""
+    few = next((size for size in FEW_ROWS if rows <= size), 0)
+    if not few or config.padded_v < CONSUMER_ROWS:
+        return config
+    config = replace(config, few_rows=few)
     return replace(config, stages=deepest(config))
 
 
