@@ -1,0 +1,77 @@
+"""Machine code of the Hopper decode kernel: products, registers and copies as its configurations promise."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+pytest.importorskip("triton")
+
+from warpattn.kernels.sm90.config import SMEM_LIMIT
+from warpattn.kernels.sm90.decode_config import SLACK, DecodeConfig, choose_decode, for_rows
+from warpattn.sass import opcode_counts, resources
+
+DENSE = {"uniform": True}
+PAGED = {"has_lengths": True, "price": 1, "plan_lane": 4}
+CONFIGS = {
+    "d64": replace(for_rows(choose_decode("bf16", 64, 64), 4), **DENSE),
+    "d128": replace(for_rows(choose_decode("bf16", 128, 128), 4), **DENSE),
+    "d128-paged": replace(for_rows(choose_decode("fp16", 128, 128, 16), 8), **PAGED),
+    "d128-16-rows": replace(for_rows(choose_decode("bf16", 128, 128), 16), **DENSE),
+    "d128-64-rows": replace(choose_decode("bf16", 128, 128), **DENSE),
+    "d256": replace(for_rows(choose_decode("bf16", 256, 256), 8), **DENSE),
+}
+# Bytes of stack that the compiler spills to, Triton 3.9.0: a number that an item needs once.
+STACK = {"d256": 8}
+
+
+@cache
+def compiled(config: DecodeConfig):
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    from warpattn.kernels.sm90.decode_build import decode_source
+    from warpattn.kernels.sm90.decode_steps import options
+    from warpattn.masks import Causal
+    from warpattn.nodes import Program
+
+    mask = Causal().program()
+    source = decode_source(config, Program((mask.keep, *mask.span), mask.tensors), None, False, True)
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options(config))
+
+
+def products(config: DecodeConfig) -> dict[str, int]:
+    """Warpgroup products in the code, by their shape; 64 rows have theirs before the loop and after it too."""
+    depth, keys = config.padded_qk // 16, config.block_n // 16
+    if config.few_rows:
+        scores, outputs = depth * config.block_n // 64, keys * config.padded_v // 64
+        return {f"64x{config.few_rows}x16": scores + outputs}
+    found = {f"64x{config.block_n}x16": 2 * depth}
+    found[f"64x{config.padded_v}x16"] = found.get(f"64x{config.padded_v}x16", 0) + 2 * keys
+    return found
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_machine_code(name):
+    config, kernel = CONFIGS[name], compiled(CONFIGS[name])
+    cubin = kernel.asm["cubin"]
+    counts, used = opcode_counts(cubin), resources(cubin)
+    assert config.smem_bytes <= kernel.metadata.shared <= min(SMEM_LIMIT, config.smem_bytes + SLACK)
+    assert used.stack <= STACK.get(name, 0)
+    full = opcode_counts(cubin, modifiers=True)
+    for shape, count in products(config).items():
+        assert sum(n for code, n in full.items() if code.startswith(f"HGMMA.{shape}.")) == count
+    assert counts["HGMMA"] == sum(products(config).values()) and counts["HMMA"] == 0
+    assert counts["WARPGROUP"] <= 8, "products do not wait for each other"
+
+
+@pytest.mark.parametrize("name", [name for name, config in CONFIGS.items() if config.few_rows])
+def test_only_probabilities_pass_through_registers(name):
+    """Stores of transposed matrices are one tile of P; keys and values would be loaded as matrices, which only sums
+    across warps are."""
+    config = CONFIGS[name]
+    full = opcode_counts(compiled(config).asm["cubin"], modifiers=True)
+    stored = sum(n * int(code[-1]) for code, n in full.items() if code.startswith("STSM.16.MT88"))
+    assert stored == config.block_n * config.few_rows // 256, "two elements a register, 128 threads"
+    assert sum(n for code, n in full.items() if code.startswith("LDSM")) <= 2
+    assert full["BAR.RED.OR.DEFER_BLOCKING"] == 1
