@@ -89,6 +89,7 @@ SCORES = {
     "falling": CustomScore(lambda s, b, h, q, k: s - k * 0.5),  # never again
     "one key": CustomScore(lambda s, b, h, q, k: where(k == 211, s + 60.0, s)),  # one warp's, in the middle
     "one key of one head": CustomScore(lambda s, b, h, q, k: where((k == 64) & (h == 1), s + 30.0, s)),
+    "opposite": CustomScore(lambda s, b, h, q, k: where(h % 2 == 0, s + k * 2.0, s - k * 2.0)),
     "within the headroom": CustomScore(lambda s, b, h, q, k: s + (k % 5)),
     "least": CustomScore(lambda s, b, h, q, k: where(k < 150, -1e30, s)),
     "far below 0": CustomScore(lambda s, b, h, q, k: s - 500.0),
