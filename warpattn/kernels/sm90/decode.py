@@ -2,6 +2,7 @@
 
       producer warp   K, V by TMA ──▶ rings in shared memory                        (decode_load.py)
       warpgroup       wgmma + softmax on 64 rows = tokens × heads of a group        (decode_attend.py)
+                      or on 8 or 16, if there are no more, with keys on the left    (decode_few.py)
                       whole heads ──▶ output, parts ──▶ workspace, last one combines  (decode_output.py)
 
 The grid is fixed; each CTA computes its share from the lengths on the device (pieces/split.py).

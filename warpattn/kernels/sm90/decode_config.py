@@ -29,10 +29,11 @@ class DecodeConfig:
     """Tiles and resources of one compiled decode kernel.
 
     One warp loads key tiles of `block_n` keys into rings of `stages` slots, one warpgroup attends for up to 64 rows
-    (query tokens × the heads of a group). Work is counted in units of `unit` key tiles. With `invariant` every unit is
-    a partial of its own, so that a sequence's bits depend on its own length only; without, a CTA's run of units in one
-    head is one partial, and each head costs `price` units more than its keys: query, first scores and output overlap
-    with nothing, so many short heads take longer than one long one with as many keys.
+    (query tokens × the heads of a group), or for `few_rows` with the operands of both products exchanged. Work is
+    counted in units of `unit` key tiles. With `invariant` every unit is a partial of its own, so that a sequence's bits
+    depend on its own length only; without, a CTA's run of units in one head is one partial, and each head costs `price`
+    units more than its keys: query, first scores and output overlap with nothing, so many short heads take longer than
+    one long one with as many keys.
     """
 
     dtype: str  # "bf16" | "fp16"
