@@ -8,18 +8,19 @@ import pytest
 pytest.importorskip("triton")
 
 from warpattn.kernels.sm90.config import SMEM_LIMIT
-from warpattn.kernels.sm90.decode_config import SLACK, DecodeConfig, choose_decode, for_rows
+from warpattn.kernels.sm90.decode_config import SLACK, DecodeConfig, choose_decode
 from warpattn.sass import opcode_counts, resources
 
 DENSE = {"uniform": True}
 PAGED = {"has_lengths": True, "price": 1, "plan_lane": 4}
 CONFIGS = {
-    "d64": replace(for_rows(choose_decode("bf16", 64, 64), 4), **DENSE),
-    "d128": replace(for_rows(choose_decode("bf16", 128, 128), 4), **DENSE),
-    "d128-paged": replace(for_rows(choose_decode("fp16", 128, 128, 16), 8), **PAGED),
-    "d128-16-rows": replace(for_rows(choose_decode("bf16", 128, 128), 16), **DENSE),
+    "d64-paged": replace(choose_decode("bf16", 64, 64, 16, rows=4), **PAGED),
+    "d64": replace(choose_decode("bf16", 64, 64, rows=4), **DENSE),
+    "d128": replace(choose_decode("bf16", 128, 128, rows=4), **DENSE),
+    "d128-paged": replace(choose_decode("fp16", 128, 128, 16, rows=8), **PAGED),
+    "d128-16-rows": replace(choose_decode("bf16", 128, 128, rows=16), **DENSE),
     "d128-64-rows": replace(choose_decode("bf16", 128, 128), **DENSE),
-    "d256": replace(for_rows(choose_decode("bf16", 256, 256), 8), **DENSE),
+    "d256": replace(choose_decode("bf16", 256, 256, rows=8), **DENSE),
 }
 # Bytes of stack that the compiler spills to, Triton 3.9.0: a number that an item needs once.
 STACK = {"d256": 8}

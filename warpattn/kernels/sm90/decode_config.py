@@ -20,7 +20,8 @@ GROWTH = 512  # keys: reading them takes an SM about as long as a second item co
 IN_FLIGHT = 128 * 1024  # bytes of K and V that an SM waits for at a time: with more, SMs finish further apart
 SHORT_ROW = 64  # columns
 SPREAD = 3  # heads of a CTA from which every n-th is faster than n in a row (bench/notes.md)
-FEW_ROWS = (8, 16)  # columns of products with keys on the left
+FEW_ROWS = (8, 16)  # columns of products with keys on the left; values must fill their 64 rows
+TILE_BYTES = 32 * 1024  # of K: with less, a warpgroup comes to its barriers too often
 LEAST_BOX = 8  # rows: the swizzle of shared memory repeats after 8, and a copy must start where it does
 
 
@@ -162,34 +163,29 @@ class DecodeConfig:
         return 65536 // (self.topology.threads * self.ctas) // 8 * 8
 
 
-def choose_decode(dtype: str, dim_qk: int, dim_v: int, page_size: int = 0, ctas: int | None = None) -> DecodeConfig:
-    """The configuration for a pair of head dims, `page_size` keys a page (0: not paged), `ctas` blocks an SM.
+def choose_decode(
+    dtype: str, dim_qk: int, dim_v: int, page_size: int = 0, ctas: int | None = None, rows: int = CONSUMER_ROWS
+) -> DecodeConfig:
+    """The configuration for a pair of head dims, `page_size` keys a page (0: not paged), `ctas` blocks an SM, `rows` rows
+    of queries a key head.
 
-    Two where rows are short: a tile of 64 columns arrives as fast as one warpgroup attends to it, so one CTA's softmax
-    has the other's beside it (4.14 to 4.32 TB/s at batch 32 × 16k, head dim 64; bench/notes.md).
+    Two blocks where rows of keys are short, but come through pages or meet 64 rows of queries: a tile of 64 columns
+    arrives as fast as one warpgroup attends to it, so one CTA's softmax has the other's beside it (bench/notes.md).
     """
     wide = max(pad_dim(dim_qk), pad_dim(dim_v))
     box = page_size & -page_size
+    few = next((size for size in FEW_ROWS if rows <= size), 0) if pad_dim(dim_v) >= CONSUMER_ROWS else 0
     gathers = 0 < box < LEAST_BOX  # pointers of more rows would not fit into the producer's registers
     if ctas is None:
-        ctas = 2 if wide <= SHORT_ROW and not gathers else 1
-    block_n = 128 if wide <= 128 and ctas == 1 and not gathers else 64
-    config = DecodeConfig(dtype, dim_qk, dim_v, block_n, 2, ctas, 1, page_box=box)
+        ctas = 2 if wide <= SHORT_ROW and not gathers and (box or not few) else 1
+    largest = TILE_BYTES // (2 * wide) if few else 128 if wide <= 128 else 64
+    block_n = 64 if gathers or ctas > 1 else largest
+    config = DecodeConfig(dtype, dim_qk, dim_v, block_n, 2, ctas, 1, page_box=box, few_rows=few)
     if gathers:
         config = replace(config, producer_registers=232)
     if ctas > 1:
         config = replace(config, consumer_registers=0, producer_registers=40)
         config = replace(config, consumer_registers=(2 * config.max_registers - 40) // 8 * 8)
-    return replace(config, stages=deepest(config))
-
-
-def for_rows(config: DecodeConfig, rows: int) -> DecodeConfig:
-    """The same for `rows` rows of queries a key head: if few, they multiply keys from the right. Values have to fill
-    the 64 rows of a product then."""
-    few = next((size for size in FEW_ROWS if rows <= size), 0)
-    if not few or config.padded_v < CONSUMER_ROWS:
-        return config
-    config = replace(config, few_rows=few)
     return replace(config, stages=deepest(config))
 
 

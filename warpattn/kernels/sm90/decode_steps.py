@@ -20,7 +20,7 @@ from warpattn.sequences import PagedKV, Sequence
 from warpattn.step import Choice, Step
 from warpattn.target import ARCHS, Arch
 
-from .decode_config import DecodeConfig, choose_decode, even_cut, for_rows, invariant, spreads
+from .decode_config import DecodeConfig, choose_decode, even_cut, invariant, spreads
 from .mla_config import MlaConfig, choose_mla
 
 _DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -69,8 +69,8 @@ def choose(problem: Problem, target: Arch, *, ctas: int | None = None, batch_inv
     if latent:
         config: DecodeConfig = choose_mla(dtype, problem.page_size)
     else:
-        config = choose_decode(dtype, problem.dim_qk, problem.dim_v, problem.page_size, ctas)
-        config = for_rows(config, problem.seq_q * problem.heads_q // problem.heads_kv)
+        rows = problem.seq_q * problem.heads_q // problem.heads_kv
+        config = choose_decode(dtype, problem.dim_qk, problem.dim_v, problem.page_size, ctas, rows)
     config = invariant(config) if batch_invariant else config
     tiles = row_tiles(problem)
     entries = problem.batch * tiles
