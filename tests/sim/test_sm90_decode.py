@@ -100,17 +100,18 @@ def test_any_price_of_a_head(price, programs):
     check(replace(case, tokens=2, mask=Causal(), config=(*case.config, *APART)), programs)
 
 
-# Four heads of eight key tiles each.
+# Four heads of 16 key tiles each.
 @pytest.mark.parametrize(
     ("programs", "parts"), [(1, 0), (2, 0), (4, 0), (5, 0), (7, 0), (8, 8), (11, 8), (12, 12), (16, 16), (40, 32)]
 )
 @pytest.mark.parametrize("page", [0, 64])
 def test_equally_long_heads_are_cut_evenly(page, programs, parts):
-    """Whole heads, or equal parts of them, even if some CTAs have nothing to do; three parts of eight tiles leave room
+    """Whole heads, or equal parts of them, even if some CTAs have nothing to do; three parts of 16 tiles leave room
     behind the last."""
-    case = Decode((1000, 1024) if page else (1024, 1024), page=page, heads_kv=2)
+    narrow = (("block_n", 64),)
+    case = Decode((1000, 1024) if page else (1024, 1024), page=page, heads_kv=2, config=narrow)
     assert check(case, programs, schedule="random", seed=programs).parts == parts
-    check(replace(case, tokens=2, mask=Causal(), config=APART), programs)
+    check(replace(case, tokens=2, mask=Causal(), config=narrow + APART), programs)
 
 
 def test_cut_evenly_only_where_no_run_grows_much():

@@ -166,8 +166,8 @@ class DecodeConfig:
 def choose_decode(
     dtype: str, dim_qk: int, dim_v: int, page_size: int = 0, ctas: int | None = None, rows: int = CONSUMER_ROWS
 ) -> DecodeConfig:
-    """The configuration for a pair of head dims, `page_size` keys a page (0: not paged), `ctas` blocks an SM, `rows` rows
-    of queries a key head.
+    """The configuration for a pair of head dims, `page_size` keys a page (0: not paged), `ctas` blocks an SM, and for
+    `rows` rows of queries a key head.
 
     Two blocks where rows of keys are short, but come through pages or meet 64 rows of queries: a tile of 64 columns
     arrives as fast as one warpgroup attends to it, so one CTA's softmax has the other's beside it (bench/notes.md).
