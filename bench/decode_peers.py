@@ -117,15 +117,16 @@ def flashinfer_latent_call(x: Inputs, table: Tensor, backend: str) -> Call:
 
 
 def fa4_call(x: Inputs) -> Call:
-    """flash-attn-4, which chooses itself how often it splits the keys."""
+    """flash-attn-4; it splits keys as it sees fit on Blackwell, and not at all on Hopper."""
     from flash_attn.cute.interface import flash_attn_func, flash_attn_varlen_func
 
     if x.case.dim_v:
         raise Unsupported("its latent attention is for Blackwell")
+    splits = 0 if torch.cuda.get_device_capability(x.q.device)[0] >= 10 else 1  # 0: it chooses
     if x.table is None:
-        return lambda: flash_attn_func(x.q, x.k, x.v, num_splits=0)[0]
+        return lambda: flash_attn_func(x.q, x.k, x.v, num_splits=splits)[0]
     pages = {"seqused_k": x.lengths, "page_table": x.table, "max_seqlen_k": max(x.case.lengths)}
-    return lambda: flash_attn_varlen_func(x.q, x.k, x.v, num_splits=0, **pages)[0]
+    return lambda: flash_attn_varlen_func(x.q, x.k, x.v, num_splits=splits, **pages)[0]
 
 
 def read_call(x: Inputs) -> Call:
