@@ -1,8 +1,8 @@
 """Consumer warpgroup of the Hopper decode kernel for few query rows: keys and values are the left operands.
 
 A product has 64 rows on its left at least, and 8 columns. With 4 query heads on a key head, 60 of 64 rows of queries
-would be padding: multiplied, exponentiated, paid for with power that the memory then lacks. So the operands change
-places, and all products and scores are transposed; R rows are 8 or 16:
+would be padding: multiplied, exponentiated, and paid for with power (the SM clock of an H200 falls from 1980 to 1545
+MHz). So the operands change places, and all products and scores are transposed; R rows are 8 or 16:
 
       Sᵀ [N, R]  =  K [N, D]  · Qᵀ [D, R]       K as it lies in shared memory, its rows on the left
       Oᵀ [Dv, R] += Vᵀ [Dv, N] · P [N, R]       V as it lies, read by columns; P goes through shared memory
@@ -10,8 +10,7 @@ places, and all products and scores are transposed; R rows are 8 or 16:
 Each warp has its own keys of a row's scores, but P·V adds up over all of them, so all four warps must have the same
 reference maximum. They agree once a tile, at a barrier that also tells whether any of them saw a score that exceeds the
 reference by more than 2^8 (pieces/softmax.py); only then is the maximum of all taken. Sums stay with each thread
-until the item ends. Products are waited for at once: there is little to do beside them, and a slot given back early is
-worth more than a product under way.
+until the item ends. Products are waited for at once: they are short, and there is little to do beside them.
 """
 
 from triton.experimental import gluon
