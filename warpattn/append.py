@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from warpattn.backends import NEEDS, chip_of
 from warpattn.check import AttentionError, Rules
 from warpattn.sequences import PagedKV
 
@@ -56,10 +57,8 @@ def append_paged(
         _check_values(rules, kv, k_new, angles)
         rules.done()
         _append(kv, k_new if angles is None else _rotated(kv, k_new, angles, interleaved), v_new)
-    elif k_new.device.type == "cuda" and torch.version.hip is None:
-        _launch(kv, k_new, v_new, angles, interleaved)
     else:
-        raise AttentionError(f"k_new is on {k_new.device}; append_paged runs on the CPU and on NVIDIA GPUs")
+        _launch(kv, k_new, v_new, angles, interleaved)
 
 
 def _check_shapes(rules: Rules, kv: PagedKV, k_new: Tensor, v_new: Tensor) -> bool:
@@ -180,14 +179,17 @@ def _rotated(kv: PagedKV, k_new: Tensor, angles: tuple[Tensor, Tensor], interlea
 
 def _launch(kv: PagedKV, k_new: Tensor, v_new: Tensor, angles: tuple[Tensor, Tensor] | None, interleaved: bool) -> None:
     """The kernel, on torch's current stream."""
-    from warpattn import cuda, dispatch
-    from warpattn.kernels.sm90.append_steps import append_steps
+    from warpattn import cuda, dispatch, hip
+    from warpattn.kernels.cache.append_steps import append_steps
 
-    capability = torch.cuda.get_device_capability(k_new.device)
-    if capability != (9, 0):
-        what = f"k_new is on {k_new.device}, CUDA capability {capability[0]}.{capability[1]}"
-        raise AttentionError(f"{what}; append_paged needs CUDA capability 9.0 or the CPU")
+    chip = chip_of(k_new.device)
+    if chip.arch is None:
+        what = f"k_new is on {k_new.device}" + (f", {chip.words}" if chip.words else "")
+        raise AttentionError(f"{what}; append_paged needs {' or '.join(NEEDS.values())}, or the CPU")
     device = k_new.get_device()
     with torch.cuda.device(device):
-        for step in append_steps(kv, k_new, v_new, angles, interleaved):
-            dispatch.load(step, device).bind(step.args).launch(step.grid, cuda.current_stream(device))
+        for step in append_steps(chip.arch, kv, k_new, v_new, angles, interleaved):
+            if step.arch in hip.ARCHS:
+                hip.launch(step, device)
+            else:
+                dispatch.load(step, device).bind(step.args).launch(step.grid, cuda.current_stream(device))

@@ -15,9 +15,13 @@ pytest.importorskip("triton")
 from triton.experimental.gluon import GluonASTSource
 
 from tests.sim import amd_attention
+from tests.sim.test_append import inputs, tables
 from tests.unit.gcn_builds import ARCHS, attention, ring
+from tests.unit.gcn_knockouts import machine_code
 from warpattn import artifacts, hip
+from warpattn.gcn import summary
 from warpattn.hip import Argument
+from warpattn.kernels.cache.append_steps import append_steps
 from warpattn.step import Step
 
 OUT_OF_MEMORY = 2
@@ -123,6 +127,18 @@ def test_a_launch(arch, hip_library):
     assert note["address"] % 64 == 0
     ((code, name),) = hip_library.loaded
     assert code.startswith(b"\x7fELF") and name == b"attention_kernel"
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_new_keys_for_a_cache(arch, hip_library):
+    kv, k_new, v_new = inputs(3, 128, 64, torch.bfloat16)
+    (wanted,) = append_steps(arch, kv, k_new, v_new, tables(32), False)
+    hip.launch(wanted, 0)
+    (note,) = hip_library.launches
+    assert note["numbers"][1:7] == [5 * 3, 1, 1, 256, 1, 1]
+    assert struct.unpack("Q3q", note["packed"][:32]) == (kv.k_pages.data_ptr(), *kv.k_pages.stride()[:3])
+    found = summary(machine_code(wanted))
+    assert found.vgpr_spills == found.sgpr_spills == found.scratch == 0
 
 
 def test_a_second_launch_loads_nothing(hip_library):

@@ -1,18 +1,20 @@
 """append_paged: torch against a loop in plain Python, the kernel in the simulator against torch, and bad input."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
-from triton.backends.compiler import GPUTarget
-
+from warpattn import append, cuda, dispatch, hip
 from warpattn.append import append_paged
+from warpattn.backends import Chip
 from warpattn.check import AttentionError
-from warpattn.kernels.sm90.append_steps import append_steps
+from warpattn.kernels.cache.append_steps import append_steps
 from warpattn.sequences import PagedKV
-from warpattn.sim import simulate
-from warpattn.sim.compile import to_ttgir
+from warpattn.simulated import Options, launch
+from warpattn.target import ARCHS
 
 LENGTHS = (5, 0, 9, 16, 2)
 TABLE = [[3, 8, 99, 99], [99, 99, 99, 99], [1, 5, 7, 99], [0, 2, 4, 6], [9, 99, 99, 99]]
@@ -85,28 +87,48 @@ CASES = [(torch.float32, 16, 16, 0, False), (torch.bfloat16, 64, 40, 24, False),
          (torch.bfloat16, 128, 128, 64, True)]  # fmt: skip
 
 
+@pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("schedule", ["eager", "adversarial"])
 @pytest.mark.parametrize(("dtype", "dim", "dim_v", "columns", "interleaved"), CASES)
-def test_kernel(dtype, dim, dim_v, columns, interleaved, schedule):
+def test_kernel(dtype, dim, dim_v, columns, interleaved, schedule, arch):
     kv, k_new, v_new = inputs(3, dim, dim_v, dtype, heads=11)
     angles = tables(columns) if columns else None
     expected = by_hand(kv, k_new, v_new, angles, interleaved)
-    (step,) = append_steps(kv, k_new, v_new, angles, interleaved)
-    kernel = to_ttgir(step.source(), GPUTarget("cuda", 90, 32), dict(step.options))
-    report = simulate(kernel, step.grid, step.args, schedule)
+    (step,) = append_steps(arch, kv, k_new, v_new, angles, interleaved)
+    report = launch(step, Options(schedule))
     assert report.clean, report
     assert same(kv.k_pages, expected[0], columns == 0) and same(kv.v_pages, expected[1], True)
 
 
-def test_kernel_writes_nothing_to_pages_that_are_not_there():
+@pytest.mark.parametrize("arch", ARCHS)
+def test_kernel_writes_nothing_to_pages_that_are_not_there(arch):
     kv, k_new, v_new = inputs(2)
     kv.block_table[:] = torch.tensor([[-1, 10, 2**30, 2**30]])
     kv.lengths[:] = torch.tensor([5, 8, 3, 40, 1])
-    (step,) = append_steps(kv, k_new, v_new, None, False)
-    kernel = to_ttgir(step.source(), GPUTarget("cuda", 90, 32), dict(step.options))
-    report = simulate(kernel, step.grid, step.args)
+    (step,) = append_steps(arch, kv, k_new, v_new, None, False)
+    report = launch(step, Options("eager"))
     assert report.clean, report
     assert kv.k_pages.isnan().all() and kv.v_pages.isnan().all()
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_card_gets_the_kernel_of_its_architecture(arch, monkeypatch):
+    launched = []
+    card = SimpleNamespace(bind=lambda args: SimpleNamespace(launch=lambda grid, stream: None))
+    monkeypatch.setattr(append, "chip_of", lambda device: Chip(arch, arch))
+    monkeypatch.setattr(hip, "launch", lambda step, device: launched.append(step))
+    monkeypatch.setattr(dispatch, "load", lambda step, device: launched.append(step) or card)
+    monkeypatch.setattr(cuda, "current_stream", lambda device: 0)
+    kv, k_new, v_new = inputs()
+    append._launch(kv, k_new, v_new, None, False)
+    assert [step.arch for step in launched] == [arch] and launched[0].name == f"{arch}.append"
+
+
+def test_other_devices_are_refused():
+    kv, k_new, v_new = (x.to("meta") for x in (inputs()[0].k_pages, *inputs()[1:]))
+    table, lengths = (x.to("meta") for x in (inputs()[0].block_table, inputs()[0].lengths))
+    with pytest.raises(AttentionError, match=r"on meta; append_paged needs CUDA capability 9.0 or .* or the CPU"):
+        append_paged(kv, kv.clone(), table, lengths, k_new, v_new)
 
 
 def _flat(kv: PagedKV):

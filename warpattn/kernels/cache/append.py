@@ -31,10 +31,11 @@ def append_kernel(
     shape,
     dims: gl.constexpr,
     rotation: gl.constexpr,
+    lanes: gl.constexpr,
 ):
     """k_pages, v_pages, k_new, v_new: (pointer, strides of page or sequence, row or token, head). table, cos, sin:
     (pointer, row stride). shape: (tokens, heads, pages, page_size, pages of a table row). dims: head dims of K and V.
-    Grid: (sequences * tokens, blocks of HEADS heads)."""
+    lanes: of a warp. Grid: (sequences * tokens, blocks of HEADS heads)."""
     tokens = shape[0]
     b = gl.program_id(0) // tokens
     token = gl.program_id(0) - b * tokens
@@ -44,16 +45,18 @@ def append_kernel(
     page = gl.load(table[0] + b.to(gl.int64) * table[1] + slot, mask=inside, other=-1)
     inside = inside & (page >= 0) & (page < shape[2])
     place = (b, token, page, position - slot * shape[3], position, inside)
-    copy_rows(k_new, k_pages, place, shape[1], (cos, sin), dims[0], rotation)
-    copy_rows(v_new, v_pages, place, shape[1], (cos, sin), dims[1], None)
+    copy_rows(k_new, k_pages, place, shape[1], (cos, sin), dims[0], rotation, lanes)
+    copy_rows(v_new, v_pages, place, shape[1], (cos, sin), dims[1], None, lanes)
 
 
 @gluon.jit
-def copy_rows(source, target, place, heads, angles, dim: gl.constexpr, rotation: gl.constexpr):
+def copy_rows(
+    source, target, place, heads, angles, dim: gl.constexpr, rotation: gl.constexpr, lanes: gl.constexpr
+):  # fmt: skip
     """The rows of a block of heads from (sequence, token) to (page, row), the first four of `place`."""
     b, token, page, row, position, inside = place
     width: gl.constexpr = 1 << (dim - 1).bit_length()
-    layout: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
+    layout: gl.constexpr = gl.BlockedLayout([1, 4], [lanes // 32, 32], [4, 1], [1, 0])
     head = gl.program_id(1) * _HEADS + gl.arange(0, _HEADS, gl.SliceLayout(1, layout))
     col = gl.arange(0, width, gl.SliceLayout(0, layout))[None, :]
     there = (head < heads)[:, None] & (col < dim) & inside
@@ -79,12 +82,12 @@ def copy_rows(source, target, place, heads, angles, dim: gl.constexpr, rotation:
     gl.store(pages[:, None] + col, x, mask=there)
 
 
-def append_source(dtype: str, table_dtype: str, dims: tuple[int, int], rotation: Rotation | None):
-    """What Triton compiles."""
+def append_source(dtype: str, table_dtype: str, dims: tuple[int, int], rotation: Rotation | None, lanes: int):
+    """What Triton compiles for warps of `lanes` lanes."""
     tensor = (f"*{dtype}", "i64", "i64", "i64")
     signature = {
         "k_pages": tensor, "v_pages": tensor, "k_new": tensor, "v_new": tensor, "table": ("*i32", "i64"),
         "lengths": "*i32", "cos": (f"*{table_dtype}", "i64"), "sin": (f"*{table_dtype}", "i64"), "shape": ("i32",) * 5,
-        "dims": "constexpr", "rotation": "constexpr",
+        "dims": "constexpr", "rotation": "constexpr", "lanes": "constexpr",
     }  # fmt: skip
-    return GluonASTSource(append_kernel, signature, {"dims": dims, "rotation": rotation})
+    return GluonASTSource(append_kernel, signature, {"dims": dims, "rotation": rotation, "lanes": lanes})

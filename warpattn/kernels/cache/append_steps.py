@@ -9,6 +9,7 @@ from torch import Tensor
 
 from warpattn.sequences import PagedKV
 from warpattn.step import Step
+from warpattn.target import TARGETS
 
 HEADS = 8  # of a program
 _TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -23,9 +24,10 @@ class Rotation:
 
 
 def append_steps(
-    kv: PagedKV, k_new: Tensor, v_new: Tensor, angles: tuple[Tensor, Tensor] | None, interleaved: bool
+    arch: str, kv: PagedKV, k_new: Tensor, v_new: Tensor, angles: tuple[Tensor, Tensor] | None, interleaved: bool
 ) -> tuple[Step, ...]:
-    """One launch; `angles` are cosines and sines (positions, rotated dims / 2), the last stride of all tensors is 1."""
+    """One launch on an architecture; `angles` are cosines and sines (positions, rotated dims / 2), the last stride of
+    all tensors is 1."""
     batch, tokens, heads, dim = k_new.shape
     rotation = None if angles is None else Rotation(2 * angles[0].shape[1], interleaved)
     dims = (dim, v_new.shape[3])
@@ -41,12 +43,12 @@ def append_steps(
     def source():
         from .append import append_source  # imports Triton
 
-        return append_source(dtype, table_dtype, dims, rotation)
+        return append_source(dtype, table_dtype, dims, rotation, TARGETS[arch][2])
 
     key = (dtype, table_dtype, dims, rotation)
     options = {"num_warps": 4, "enable_fp_fusion": True}
     grid = (batch * tokens, -(-heads // HEADS))
-    return (Step("sm90.append", "sm90", key, source, options, grid, args),)
+    return (Step(f"{arch}.append", arch, key, source, options, grid, args),)
 
 
 def _rows(x: Tensor) -> tuple[Tensor, int, int, int]:

@@ -1,0 +1,1 @@
+"""What fills a paged cache, on every architecture: no tensor cores, no pipelines, so one kernel serves all."""
