@@ -26,8 +26,8 @@ no key gives 0 and an LSE of -inf (with sinks: 0 and the sink). Every function r
 that lists all broken rules before anything runs.
 
 Kernels run on torch's current stream and may be captured into CUDA graphs. Inside of torch.compile(fullgraph=True)
-`attention` becomes one operator: without a gradient, and without reading the values of lengths; broken rules are raised
-when the graph runs. There `~mask` has to be written outside of the compiled function.
+a call becomes one operator: without a gradient, and without reading the values of lengths, offsets and tables; broken
+rules are raised when the graph runs. There `~mask` has to be written outside of the compiled function.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def attention_varlen(
     """
     if not isinstance(seq, Ragged):
         raise AttentionError(f"seq is a {type(seq).__name__}; seq must be a warpattn Ragged(cu_q, cu_k)")
-    return route.general(Call(q, k, v, seq, mask, score, sinks, scale, return_lse, out, backend))
+    return _general(Call(q, k, v, seq, mask, score, sinks, scale, return_lse, out, backend))
 
 
 def attention_paged(
@@ -125,4 +125,13 @@ def attention_paged(
     if not isinstance(kv, PagedKV):
         rule = "kv must be a warpattn PagedKV(k_pages, v_pages, block_table, lengths)"
         raise AttentionError(f"kv is a {type(kv).__name__}; {rule}")
-    return route.general(Call(q, kv.k_pages, kv.v_pages, kv, mask, score, sinks, scale, return_lse, out, backend))
+    return _general(Call(q, kv.k_pages, kv.v_pages, kv, mask, score, sinks, scale, return_lse, out, backend))
+
+
+def _general(call: Call) -> Tensor | tuple[Tensor, Tensor]:
+    if torch.compiler.is_compiling():
+        from warpattn import ops  # imports torch._dynamo
+
+        inputs, options = (call.q, call.k, call.v, call.sinks, call.out), (call.scale, call.return_lse, call.backend)
+        return ops.attend(inputs, call.mask, call.score, options, call.sequence)
+    return route.general(call)

@@ -1,8 +1,8 @@
 """The operator `warpattn::attention`, through which compiled graphs (torch.compile, torch.export) call attention.
 
-    attend      what `attention` does while torch traces it
+    attend      what `attention`, `attention_varlen` and `attention_paged` do while torch traces them
       _record   runs outside of the tracer: rules, programs of mask and score as text, captured tensors as inputs
-        warpattn::attention(q, k, v, sinks, mask tensors, score tensors, text)
+        warpattn::attention(q, k, v, sinks, offsets or tables, mask tensors, score tensors, text)
 
 The text holds everything that is not a tensor, so a graph that was compiled and stored by another process needs nothing
 else. Masks and scores are pytrees of their tensors: the tracer sees through them, and a graph stays right when captured
@@ -29,15 +29,21 @@ from warpattn.nodes import Node
 from warpattn.planned import Inputs, Options, Result
 from warpattn.problem import Call, examine
 from warpattn.scores import Score, ScoreProgram
+from warpattn.sequences import Dense, PagedKV, Ragged, Sequence
 from warpattn.traced import Traced
 
 __all__ = ["attend"]
 
+_Parsed = tuple[Mask, Score | None, Options, tuple[Any, ...]]  # the last: kind of the sequence, and its bounds
 
-def attend(inputs: Inputs, mask: Mask | None, score: Score | None, options: Options) -> Result:
-    """`route.dense` as an operator of the graph that is being traced. Values of lengths are not checked."""
+
+def attend(
+    inputs: Inputs, mask: Mask | None, score: Score | None, options: Options, sequence: Sequence = route.DENSE
+) -> Result:
+    """`route.dense` and `route.general` as an operator of the graph that is being traced. Values of lengths, offsets
+    and tables are not checked."""
     _learn_kinds()
-    result, lse = _record(_Arguments(inputs, mask, score, options))
+    result, lse = _record(_Arguments(inputs, mask, score, options, sequence))
     out = inputs[4]
     if out is not None:
         result = out.copy_(result)
@@ -52,13 +58,15 @@ class _Arguments:
     mask: Mask | None
     score: Score | None
     options: Options
+    sequence: Sequence
 
 
 @torch._dynamo.nonstrict_trace
 def _record(x: _Arguments) -> tuple[Tensor, Tensor]:
     q, k, v, sinks, out = x.inputs
     options = x.options
-    call = Call(q, k, v, route.DENSE, x.mask, x.score, sinks, options[0], options[1], out, options[2])
+    sequence = x.sequence
+    call = Call(q, k, v, sequence, x.mask, x.score, sinks, options[0], options[1], out, options[2])
     try:
         ready = examine(call, read_values=False)
         mask_tensors, score_tensors = list(ready.mask.tensors), list(ready.score.tensors if ready.score else ())
@@ -69,8 +77,9 @@ def _record(x: _Arguments) -> tuple[Tensor, Tensor]:
     except AttentionError as error:  # raised when the graph runs: the tracer would bury it
         return _refuse(q.detach(), v.detach(), repr(error.reasons), options[1] is True)
     settled = (float(ready.scale), options[1], options[2])
-    text = repr((ready.mask.key, ready.score.key if ready.score else None, settled))
-    return _attention(q, k, v, sinks, mask_tensors, score_tensors, text)
+    bounds = (sequence.max_q, sequence.max_k) if isinstance(sequence, Ragged) else ()
+    text = repr((ready.mask.key, ready.score.key if ready.score else None, settled, (sequence.kind, *bounds)))
+    return _attention(q, k, v, sinks, list(sequence.indices().values()), mask_tensors, score_tensors, text)
 
 
 @torch.library.custom_op("warpattn::attention", mutates_args=())
@@ -79,13 +88,18 @@ def _attention(
     k: Tensor,
     v: Tensor,
     sinks: Tensor | None,
+    indices: list[Tensor],
     mask_tensors: list[Tensor],
     score_tensors: list[Tensor],
     call: str,
 ) -> tuple[Tensor, Tensor]:
-    """Out (B, Sq, Hq, Dv) and lse (B, Hq, Sq), or an empty lse if the call does not ask for it."""
-    mask, score, options = _read(call, tuple(mask_tensors), tuple(score_tensors))
-    result = route.dense((q, k, v, sinks, None), mask, score, options)
+    """Out and lse in the shapes of the sequence kind, or an empty lse if the call does not ask for it."""
+    mask, score, options, (kind, *bounds) = _read(call, tuple(mask_tensors), tuple(score_tensors))
+    if kind == Dense.kind:
+        result = route.dense((q, k, v, sinks, None), mask, score, options)
+    else:
+        sequence = PagedKV(k, v, *indices) if kind == PagedKV.kind else _ragged(indices, bounds)
+        result = route.general(Call(q, k, v, sequence, mask, score, sinks, options[0], options[1], None, options[2]))
     out, lse = result if isinstance(result, tuple) else (result, _lse_like(q, False))
     return out.contiguous(), lse.contiguous()
 
@@ -96,6 +110,7 @@ def _fake(
     k: Tensor,
     v: Tensor,
     sinks: Tensor | None,
+    indices: list[Tensor],
     mask_tensors: list[Tensor],
     score_tensors: list[Tensor],
     call: str,
@@ -111,34 +126,42 @@ def _refuse(q: Tensor, v: Tensor, reasons: str, return_lse: bool) -> tuple[Tenso
 
 @_refuse.register_fake
 def _fake_refusal(q: Tensor, v: Tensor, reasons: str, return_lse: bool) -> tuple[Tensor, Tensor]:
-    return q.new_empty((*q.shape[:-1], *v.shape[-1:])), _lse_like(q, return_lse and q.ndim == 4)
+    return q.new_empty((*q.shape[:-1], *v.shape[-1:])), _lse_like(q, return_lse and q.ndim in (3, 4))
 
 
 def _lse_like(q: Tensor, wanted: bool) -> Tensor:
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    return q.new_empty((q.shape[0], q.shape[2], q.shape[1]) if wanted else (0,), dtype=dtype)
+    if not wanted:
+        return q.new_empty(0, dtype=dtype)
+    *batch, rows, heads = q.shape[:-1]  # no batch where sequences lie end to end
+    return q.new_empty((*batch, heads, rows), dtype=dtype)
+
+
+def _ragged(indices: list[Tensor], bounds: list[int | None]) -> Ragged:
+    cu_q, *cu_k = indices
+    return Ragged(cu_q, cu_k[0] if cu_k else None, *bounds)
 
 
 def _read(
     call: str, mask_tensors: tuple[Tensor, ...], score_tensors: tuple[Tensor, ...]
-) -> tuple[Mask, Score | None, Options]:
+) -> _Parsed:
     """A text of `_record` with its tensors; without any the same objects again, so that launches are remembered."""
     return _read_plain(call) if not (mask_tensors or score_tensors) else _parse(call, mask_tensors, score_tensors)
 
 
 def _parse(
     call: str, mask_tensors: tuple[Tensor, ...], score_tensors: tuple[Tensor, ...]
-) -> tuple[Mask, Score | None, Options]:
-    mask_key, score_key, options = ast.literal_eval(call)
+) -> _Parsed:
+    mask_key, score_key, options, sequence = ast.literal_eval(call)
     keep, *span = _replay(mask_key)
     mask = _RecordedMask(MaskProgram(keep, cast("Any", tuple(span)), mask_tensors, mask_key))
     if score_key is None:
-        return mask, None, options
-    return mask, _RecordedScore(ScoreProgram(_replay(score_key)[0], score_tensors, score_key)), options
+        return mask, None, options, sequence
+    return mask, _RecordedScore(ScoreProgram(_replay(score_key)[0], score_tensors, score_key)), options, sequence
 
 
 @lru_cache(256)
-def _read_plain(call: str) -> tuple[Mask, Score | None, Options]:
+def _read_plain(call: str) -> _Parsed:
     return _parse(call, (), ())
 
 
@@ -172,7 +195,7 @@ def _replay(key: tuple[Any, ...]) -> list[Node]:
 
 
 def _flatten(value: Any) -> tuple[list[Any], tuple[Any, ...]]:
-    """(tensors, numbers, masks and scores inside of a mask or score, everything else)."""
+    """(tensors, numbers, masks, scores and sequences inside of a value, everything else)."""
     children: list[Any] = []
     fields = [(field.name, _split(getattr(value, field.name), children)) for field in dataclasses.fields(value)]
     return children, (type(value), tuple(fields))
@@ -181,7 +204,7 @@ def _flatten(value: Any) -> tuple[list[Any], tuple[Any, ...]]:
 def _split(value: Any, children: list[Any]) -> tuple[str, Any]:
     # The tracer may keep numbers open, too; it wants them where tensors are.
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if number or isinstance(value, Tensor | Traced | Table):
+    if number or isinstance(value, Tensor | Traced | Table | Sequence):
         children.append(value)
         return "child", len(children) - 1
     if isinstance(value, tuple):
@@ -226,6 +249,6 @@ def _learn_kinds() -> bool:
 
 
 _known: set[type] = set()
-for _kind in (_Arguments, Table):
+for _kind in (_Arguments, Table, Dense, Ragged, PagedKV):
     pytree.register_pytree_node(_kind, _flatten, _unflatten)
 _learn_kinds()

@@ -80,6 +80,54 @@ def test_values_made_inside_of_the_graph(name):
         close(fn(q), INSIDE[name](q))
 
 
+ROWS, KEYS = torch.randn(45, 4, 16), torch.randn(60, 2, 16)
+CU_Q, CU_K = (torch.tensor(x, dtype=torch.int32) for x in ((0, 20, 20, 45), (0, 25, 30, 60)))
+STEP, PAGES = torch.randn(2, 3, 4, 16), torch.randn(6, 4, 2, 16)
+TABLE, USED = torch.tensor([[5, 1, 0], [2, 3, 4]], dtype=torch.int32), torch.tensor([9, 6], dtype=torch.int32)
+OUTSIDE = (wa.Ragged(CU_Q, CU_K, 25, 30), wa.PagedKV(PAGES, PAGES * 2, TABLE, USED))
+OTHER_KINDS = {
+    "ragged": lambda q, x: wa.attention_varlen(q, KEYS, KEYS, wa.Ragged(CU_Q, CU_K), mask=wa.Causal()),
+    "ragged, lse": lambda q, x: wa.attention_varlen(q, KEYS, KEYS, OUTSIDE[0], score=wa.SoftCap(2.0), return_lse=True),
+    "ragged, shared": lambda q, x: wa.attention_varlen(q, q[:, :2], q[:, :2], wa.Ragged(CU_Q, max_q=25), sinks=SINKS),
+    "ragged, out": lambda q, x: wa.attention_varlen(q, KEYS, KEYS, OUTSIDE[0], out=torch.empty(45, 4, 16)) * 2,
+    "paged": lambda q, x: wa.attention_paged(x, wa.PagedKV(PAGES, PAGES * 2, TABLE, USED), mask=wa.SlidingWindow(4)),
+    "paged, lse": lambda q, x: wa.attention_paged(x, OUTSIDE[1], sinks=SINKS, scale=0.2, return_lse=True),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_KINDS)
+def test_ragged_and_paged(name):
+    fn = compiled(OTHER_KINDS[name])
+    for factor in (1, 2):
+        close(fn(ROWS * factor, STEP * factor), OTHER_KINDS[name](ROWS * factor, STEP * factor))
+
+
+def test_lengths_and_tables_may_change():
+    def step(q, pages, table, lengths):
+        return wa.attention_paged(q, wa.PagedKV(pages, pages * 2, table, lengths), mask=wa.Causal(), return_lse=True)
+
+    fn = compiled(step)
+    for table, lengths in ((TABLE, USED), (TABLE.flip(0), USED - 6), (TABLE[:, :2], USED - 3)):
+        close(fn(STEP, PAGES, table, lengths), step(STEP, PAGES, table, lengths))
+
+
+def test_totals_may_change():
+    def call(q, k, cu_q, cu_k):
+        return wa.attention_varlen(q, k, k, wa.Ragged(cu_q, cu_k), mask=wa.Causal(), return_lse=True)
+
+    fn = compiled(call)
+    for rows, keys in ((45, 60), (30, 60), (21, 44)):
+        cu_q, cu_k = CU_Q.clamp_max(rows), CU_K.clamp_max(keys)
+        close(fn(ROWS[:rows], KEYS[:keys], cu_q, cu_k), call(ROWS[:rows], KEYS[:keys], cu_q, cu_k))
+
+
+def test_broken_rules_of_other_kinds_are_raised_as_they_are():
+    with pytest.raises(wa.AttentionError, match="cu_q"):
+        compiled(lambda q: wa.attention_varlen(q, KEYS, KEYS, wa.Ragged(CU_Q.long(), CU_K), return_lse=True))(ROWS)
+    with pytest.raises(wa.AttentionError, match="block_table"):
+        compiled(lambda q: wa.attention_paged(q, wa.PagedKV(PAGES, PAGES, TABLE[:1], USED)))(STEP)
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["custom", "lse", "out"])
 def test_inductor(name):
@@ -161,8 +209,15 @@ def test_odd_constants_survive_as_text():
 
 
 def test_the_operator_keeps_its_promises():
-    text = repr((wa.Causal().program().key, None, (0.25, True, "auto")))
-    torch.library.opcheck(ops._attention, (Q, K, V, SINKS, [], [], text))
+    text = repr((wa.Causal().program().key, None, (0.25, True, "auto"), ("dense",)))
+    torch.library.opcheck(ops._attention, (Q, K, V, SINKS, [], [], [], text))
+
+
+def test_the_operator_keeps_its_promises_for_other_sequences():
+    text = repr((wa.Causal().program().key, None, (0.25, True, "auto"), ("ragged", 25, None)))
+    torch.library.opcheck(ops._attention, (ROWS, KEYS, KEYS, None, [CU_Q, CU_K], [], [], text))
+    text = repr((wa.Causal().program().key, None, (0.25, False, "auto"), ("paged",)))
+    torch.library.opcheck(ops._attention, (STEP, PAGES, PAGES, SINKS, [TABLE, USED], [], [], text))
 
 
 def test_importing_warpattn_does_not_import_dynamo():
