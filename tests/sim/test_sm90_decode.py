@@ -169,7 +169,9 @@ def test_when_heads_are_spread(batch, spread):
     q = torch.empty(batch, 1, 32, 128, dtype=torch.bfloat16, device="meta")
     k = torch.empty(batch, 4096, 8, 128, dtype=torch.bfloat16, device="meta")
     ready = examine(Call(q, k, k, Dense(), backend="reference"), read_values=False)
-    assert choose(ready.problem, ARCHS["sm90"]).config.spread == spread
+    choice = choose(ready.problem, ARCHS["sm90"])
+    assert choice.config.spread == spread and any("every n-th head" in why for why in choice.reasons) == spread
+    assert any("8 columns for queries" in why for why in choice.reasons)
 
 
 @pytest.mark.parametrize("ctas", [1, 2])

@@ -108,15 +108,19 @@ def readers(config: DecodeConfig, target: Arch) -> int:
 def _reasons(config: DecodeConfig, target: Arch) -> tuple[str, ...]:
     """Why the keys are shared out as they are."""
     unit = f"{config.unit} key tiles" if config.unit > 1 else "one key tile"
-    shared = f"keys are shared out to within {unit} over {readers(config, target)} of the {target.processors} SMs"
-    if config.ctas > 1:
-        shared = f"keys are shared out to within {unit} over {config.ctas} CTAs on each of {target.processors} SMs"
+    where = f"{readers(config, target)} of the {target.processors} SMs, which no cluster of SMs limits"
+    where = where if config.ctas == 1 else f"{config.ctas} CTAs on each of {target.processors} SMs"
+    shared = f"keys are shared out to within {unit} over {where}"
     even = f"equally long heads are not split, or equally, if no share grows by more than {config.growth} units for it"
     last = "the last CTA to finish a head combines its parts in a fixed order"
     last = "a second kernel combines the parts of a head, a few rows a program" if config.combine_apart else last
     same = "every partial has the same keys whatever else is in the batch"
-    once = "latents are read once, as keys and as values, and each of two warpgroups has half of the output's columns"
     reasons = (shared, same, last) if config.invariant else (shared, even, last)
+    if config.few_rows:
+        reasons += (f"keys and values are on the left of the products, with {config.few_rows} columns for queries",)
+    if config.spread:
+        reasons += ("a CTA takes every n-th head, so that heads beside each other are read at the same time",)
+    once = "latents are read once, as keys and as values, and each of two warpgroups has half of the output's columns"
     return (*reasons, once) if isinstance(config, MlaConfig) else reasons
 
 
