@@ -44,7 +44,7 @@ def decode_attend_role(ctx):
 
 @gluon.jit
 def load_queries(ctx, item):
-    """The item's queries [64, D] to shared memory, where the tensor core reads them; rows and columns past the end
+    """The item's queries [rows, D] to shared memory, where the tensor core reads them; rows and columns past the end
     are 0."""
     config: gl.constexpr = ctx.config
     lanes: gl.constexpr = config.padded_qk // 8

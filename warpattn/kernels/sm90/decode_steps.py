@@ -100,8 +100,8 @@ def choose(problem: Problem, target: Arch, *, ctas: int | None = None, batch_inv
 
 
 def readers(config: DecodeConfig, target: Arch) -> int:
-    """CTAs of a launch. One on an SM: a multiple of 16, because the clusters of SMs (GPCs; by its times one H200 had 14 to
-    18 SMs in each) read at most 0.62 TB/s, and with equal shares on all SMs those of 18 finish last (bench/notes.md)."""
+    """CTAs of a launch. With one on an SM, a multiple of 16: the clusters of SMs (GPCs; by the times of one H200 of 14
+    to 18 SMs) read at most 0.62 TB/s each, and with shares on all SMs those of 18 finish last (bench/notes.md)."""
     return target.processors // 16 * 16 if config.ctas == 1 else target.processors * config.ctas
 
 
