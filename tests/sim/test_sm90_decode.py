@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 pytest.importorskip("triton")
 
 from tests.sim.sm90_decode import Decode, run, tensors
-from warpattn.kernels.sm90.decode_config import even_cut
+from warpattn.kernels.sm90.decode_config import choose_decode, even_cut, near_parts
 from warpattn.kernels.sm90.decode_steps import choose
 from warpattn.masks import Causal, Chunked, CustomMask, SlidingWindow
 from warpattn.problem import Call, examine
@@ -134,6 +134,20 @@ def test_even_cut(heads, ctas, cut):
 @pytest.mark.parametrize("few", [0, 8])
 def test_few_and_many_parts(few, programs):
     check(Decode((2500,), tokens=2, mask=Causal(), config=(("combine_few", few),)), programs, schedule="adversarial")
+
+
+@pytest.mark.parametrize("few", [2, 4, 32])
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_parts_that_are_added_up_together(dim, few):
+    """As many as the short code takes, one more, and rows in several blocks."""
+    few = min(few, 4096 // dim)
+    for tokens, programs in ((1, few), (3, few + 1)):
+        check(Decode((64 * few + 70,), tokens=tokens, dim=dim, config=(("combine_few", few),)), programs)
+
+
+@pytest.mark.parametrize(("parts", "dim", "near"), [(1, 128, 2), (2, 128, 2), (3, 64, 4), (16, 128, 16), (17, 256, 16)])
+def test_near_parts(parts, dim, near):
+    assert near_parts(parts, choose_decode("bf16", dim, dim, rows=4)) == near
 
 
 def test_only_heads_that_differ_have_a_price():

@@ -49,7 +49,7 @@ def test_shared_memory(dim):
     """Queries, P and a transposed output take the place of 64 rows of queries, and CTAs still fit on an SM."""
     config = chosen(Decode((70,), dim=dim))
     tile = config.k_bytes + config.v_bytes + 4 * BARRIER_BYTES
-    assert config.smem_bytes == config.stages * tile + 8 * (2 * dim + 2 * config.block_n + 4 * dim)
+    assert config.smem_bytes == config.stages * tile + 8 * (2 * dim + 2 * config.block_n + 4 * (dim + 5))
     assert config.ctas * (config.smem_bytes + SLACK + 1024) <= SM_SMEM
 
 

@@ -3,7 +3,8 @@
       producer warp   K, V by TMA ──▶ rings in shared memory                        (decode_load.py)
       warpgroup       wgmma + softmax on 64 rows = tokens × heads of a group        (decode_attend.py)
                       or on 8 or 16, if there are no more, with keys on the left    (decode_few.py)
-                      whole heads ──▶ output, parts ──▶ workspace, last one combines  (decode_output.py)
+                      whole heads ──▶ output, parts ──▶ workspace, last one combines  (decode_output.py,
+                                                                       few rows: decode_finish.py)
 
 The grid is fixed; each CTA computes its share from the lengths on the device (pieces/split.py).
 """

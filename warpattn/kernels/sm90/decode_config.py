@@ -56,6 +56,7 @@ class DecodeConfig:
     combine_few: int = 16  # parts from 2 to this are added up by shorter code; 0: none
     combine_apart: bool = False  # parts are added up by a kernel of its own
     few_rows: int = 0  # rows of queries, 8 or 16, that keys multiply from the left; 0: 64 rows on the left
+    query_rows: int = 0  # with few rows: of them, 4, 8 or 16 at most that are queries
     one_tile: bool = False  # a key head has one row tile: no other CTA reads its keys, so they may leave L2 first
     consumer_registers: int = 240
     producer_registers: int = 152
@@ -72,6 +73,11 @@ class DecodeConfig:
     def rows(self) -> int:
         """Rows of a tile of queries."""
         return self.few_rows or CONSUMER_ROWS
+
+    @property
+    def kept_rows(self) -> int:
+        """Rows of a tile's results that are kept: those of a warpgroup, 4 columns a thread, at least."""
+        return max(self.query_rows, 4 * max(1, 128 // self.padded_v)) if self.few_rows else CONSUMER_ROWS
 
     @property
     def take_turns(self) -> bool:
@@ -139,7 +145,7 @@ class DecodeConfig:
     def private_bytes(self) -> int:
         """Shared memory that the warpgroup has for itself: queries; with few rows, also a tile of P, and the output
         while its rows and columns are exchanged."""
-        turned = 4 * self.rows * self.padded_v + 2 * self.rows * self.block_n if self.few_rows else 0
+        turned = 4 * self.rows * (self.padded_v + 5) + 2 * self.rows * self.block_n if self.few_rows else 0
         return self.q_bytes + turned
 
     @cached_property
@@ -181,6 +187,7 @@ def choose_decode(
     largest = TILE_BYTES // (2 * wide) if few else 128 if wide <= 128 else 64
     block_n = 64 if gathers or ctas > 1 else largest
     config = DecodeConfig(dtype, dim_qk, dim_v, block_n, 2, ctas, 1, page_box=box, few_rows=few)
+    config = replace(config, query_rows=next(n for n in (4, 8, 16) if rows <= n) if few else 0)
     if gathers:
         config = replace(config, producer_registers=232)
     if ctas > 1:
@@ -193,6 +200,12 @@ def even_cut(heads: int, ctas: int) -> tuple[int, int]:
     """(equal parts of a head, heads of a CTA), one of them 1, that keep `ctas` CTAs busy with `heads` of one length."""
     splits = max(1, ctas // max(heads, 1))
     return splits, -(-heads // ctas) if splits == 1 else 1
+
+
+def near_parts(parts: int, config: DecodeConfig) -> int:
+    """Parts up to which the short code adds up a head that has `parts` of them if it is cut evenly: a power of two, so
+    that kernels are few, and no more than the registers hold."""
+    return min(1 << max(1, (parts - 1).bit_length()), 32, 4096 // config.padded_v)
 
 
 def spreads(heads: int, ctas: int) -> bool:

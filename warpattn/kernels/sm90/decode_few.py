@@ -23,7 +23,7 @@ from ..pieces.softmax import HEADROOM
 from .compute import exponent_scale
 from .decode_attend import load_queries, visible_scores, wait_values
 from .decode_context import item_at
-from .decode_output import write_item
+from .decode_finish import finish_rows, make_exchange, result_places
 from .layouts import element_type, few_layout
 
 
@@ -48,15 +48,17 @@ def few_attend_role(ctx):
         [config.rows, config.block_n], element_type(config.dtype)
     )
     p_tile = gl.allocate_shared_memory(element_type(config.dtype), [config.rows, config.block_n], p_layout)
+    exchange = make_exchange(config)
     place = ctx.start
     while place.unit < ctx.end:
         item = item_at(ctx, place)
         load_queries(ctx, item)
+        places = result_places(ctx, item)
         state = no_keys(config, k_state, v_state)
         for i in range(item.begin, item.end):
             state = attend_keys(ctx, state, p_tile, item, i)
         place = place.advance(item.part.count, item.room * ctx.work.heads)
-        finish_rows(ctx, state, item)
+        finish_rows(ctx, state, item, exchange, places)
         k_state = state.k
         v_state = state.v
 
@@ -116,21 +118,6 @@ def masked_scores(ctx, s, item, i):
     row = gl.arange(0, config.rows, gl.SliceLayout(0, layout))[None, :]
     key = gl.arange(0, config.block_n, gl.SliceLayout(1, layout))[:, None]
     return visible_scores(ctx, s, item, i, row, key)
-
-
-@gluon.jit
-def finish_rows(ctx, state, item):
-    """Write what an item gives, rows and columns of the output exchanged again."""
-    config: gl.constexpr = ctx.config
-    lanes: gl.constexpr = gl.constexpr(min(32, config.padded_v // 4))
-    layout: gl.constexpr = gl.BlockedLayout([1, 4], [32 // lanes, lanes], [4, 1], [1, 0])
-    l = gl.sum(state.l.reshape([32, config.rows]), 0)
-    l = gl.convert_layout(l, state.m.type.layout)
-    some = l > 0
-    o = state.o * gl.where(some, 1.0 / l, 0.0)[None, :]
-    lse = gl.where(some, state.m + gl.log2(l), -float("inf"))
-    o = gl.convert_layout(gl.permute(o, (1, 0)), layout)
-    write_item(ctx, o, gl.convert_layout(lse, gl.SliceLayout(1, layout)), item)
 
 
 @gluon.jit

@@ -12,7 +12,7 @@ from triton.experimental.gluon import language as gl
 
 from ..pieces.combine import combine_block, combine_layout, combine_rows, normalise, with_sink
 from ..pieces.softmax import LN_2, rescale
-from .decode_context import rows_of
+from .decode_context import Rows, rows_of
 from .layouts import accumulator_layout, element_type
 
 
@@ -39,12 +39,19 @@ def write_item(ctx, o, lse, item):
         number = part.number(gl.program_id(0), config.invariant)
         partials.store(part.slot(number, config.invariant), o, lse)
         if not config.combine_apart:
-            gl.barrier()
-            ticket = ctx.results.tickets + place_of_ticket(ctx, item)
-            drawn = gl.atomic_add(ticket, 1, sem="acq_rel", scope="gpu")
-            if drawn == part.splits - 1:
-                gl.store(ticket, 0)
+            if draw_ticket(ctx, item):
                 combine_item(ctx, item)
+
+
+@gluon.jit
+def draw_ticket(ctx, item):
+    """Whether the part that was stored is the last one of its head; then all of them are there."""
+    gl.barrier()
+    ticket = ctx.results.tickets + place_of_ticket(ctx, item)
+    last = gl.atomic_add(ticket, 1, sem="acq_rel", scope="gpu") == item.part.splits - 1
+    if last:
+        gl.store(ticket, 0)
+    return last
 
 
 @gluon.jit
@@ -80,20 +87,41 @@ def combine_parts(ctx, item, most: gl.constexpr):
 
 @gluon.jit
 def write_rows(ctx, o, lse, item, first, column=0):
-    """Output and LSE of rows `first` and on of the item's tile: `o` [M, N] normalised, columns `column` and on; `lse`
-    [M] base 2, written with the first columns."""
-    config: gl.constexpr = ctx.config
-    work = ctx.work
+    """Output and LSE of rows `first` and on of the item's tile: see `write_at`."""
     row = first + gl.arange(0, o.shape[0], lse.type.layout)
-    there = item.entry.row + row < work.tokens * work.group
+    write_at(ctx, o, lse, places_of(ctx, item, row), column)
+
+
+@gluon.aggregate
+class RowPlaces:
+    """Where rows of results go."""
+
+    rows: Rows
+    there: gl.tensor  # bool [M]: whether it is a row at all
+    out: gl.tensor  # pointers [M] to its first column
+
+
+@gluon.jit
+def places_of(ctx, item, row):
+    """Places of rows `row` [M] of the item's tile."""
     rows = rows_of(ctx, item, row)
+    there = item.entry.row + row < ctx.work.tokens * ctx.work.group
+    return RowPlaces(rows, there, ctx.results.out.rows(rows.b, rows.token, rows.h))
+
+
+@gluon.jit
+def write_at(ctx, o, lse, places, column=0):
+    """Output and LSE of rows: `o` [M, N] normalised, columns `column` and on; `lse` [M] base 2, written with the first
+    columns."""
+    config: gl.constexpr = ctx.config
+    rows = places.rows
     if ctx.has_sinks:
-        sink = gl.load(ctx.results.sinks + rows.h, mask=there, other=0.0)
+        sink = gl.load(ctx.results.sinks + rows.h, mask=places.there, other=0.0)
         factor, lse = with_sink(lse, sink)
         o = o * factor[:, None]
     if ctx.has_lse and column == 0:
-        head = item.entry.b.to(gl.int64) * (work.heads * work.group) + rows.h
-        gl.store(ctx.results.lse + head * work.tokens + rows.token, lse * LN_2, mask=there)
+        head = rows.b.to(gl.int64) * (ctx.work.heads * ctx.work.group) + rows.h
+        gl.store(ctx.results.lse + head * ctx.work.tokens + rows.token, lse * LN_2, mask=places.there)
     col = column + gl.arange(0, o.shape[1], gl.SliceLayout(0, o.type.layout))[None, :]
-    at = ctx.results.out.rows(rows.b, rows.token, rows.h)[:, None] + col
-    gl.store(at, o.to(element_type(config.dtype)), mask=there[:, None] & (col < config.dim_v))
+    at = places.out[:, None] + col
+    gl.store(at, o.to(element_type(config.dtype)), mask=places.there[:, None] & (col < config.dim_v))

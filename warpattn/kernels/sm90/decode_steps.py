@@ -20,7 +20,7 @@ from warpattn.sequences import PagedKV, Sequence
 from warpattn.step import Choice, Step
 from warpattn.target import ARCHS, Arch
 
-from .decode_config import DecodeConfig, choose_decode, even_cut, invariant, spreads
+from .decode_config import DecodeConfig, choose_decode, even_cut, invariant, near_parts, spreads
 from .mla_config import MlaConfig, choose_mla
 
 _DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -88,6 +88,8 @@ def choose(problem: Problem, target: Arch, *, ctas: int | None = None, batch_inv
             config, plan_lane=config.plan_width // 32 if narrow else 1, price=0 if config.invariant else PRICE
         )
     grid = readers(config, target)
+    if config.few_rows and config.uniform:
+        config = replace(config, combine_few=near_parts(even_cut(entries * problem.heads_kv, grid)[0], config))
     apart = latent or _blocks(problem, config, grid) > APART
     spread = config.uniform and not apart and spreads(entries * problem.heads_kv, grid)
     config = replace(config, combine_apart=apart, spread=spread)
@@ -134,7 +136,7 @@ def workspace(problem: Problem, choice: Choice) -> Workspace:
     config: DecodeConfig = choice.config
     entries = problem.batch * row_tiles(problem) * problem.heads_kv
     slots = entries * _partitions(problem, config, 0) if config.invariant else 2 * choice.grid[0]
-    rows = min(64, problem.seq_q * problem.heads_q // problem.heads_kv)
+    rows = config.kept_rows if config.few_rows else min(64, problem.seq_q * problem.heads_q // problem.heads_kv)
     return Workspace(slots, rows, config.padded_v, entries)
 
 
