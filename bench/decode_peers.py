@@ -33,16 +33,17 @@ def own_call(x: Inputs, fields: dict[str, int]) -> Call:
     from warpattn.kernels.sm90 import decode_steps
     from warpattn.kernels.sm90.decode_config import deepest
     from warpattn.operands import Operands
+    from warpattn.step import Terms
     from warpattn.target import ARCHS
 
     ready = examine(Asked(x.q, x.k, x.v, sequence, backend="reference"), read_values=False)
     fields = dict(fields)
     grid = fields.pop("grid", 0)
-    choice = decode_steps.choose(ready.problem, ARCHS["sm90"], ctas=fields.pop("ctas", None),
-                                 batch_invariant=bool(fields.pop("invariant", 0)))  # fmt: skip
+    terms = Terms(bool(fields.pop("invariant", 0)), bool(fields.pop("settled", 0)))
+    choice = decode_steps.choose(ready.problem, ARCHS["sm90"], ctas=fields.pop("ctas", None), terms=terms)
     choice = replace(choice, grid=(grid,)) if grid else choice
     config = replace(choice.config, **fields)
-    config = config if "stages" in fields else replace(config, stages=deepest(config))
+    config = replace(config, stages=deepest(config)) if "block_n" in fields and "stages" not in fields else config
     out = x.q.new_empty((*x.q.shape[:-1], x.v.shape[-1]))
     operands = Operands(x.q, x.k, x.v, out, None, None)
     steps = decode_steps.steps(ready, operands, sequence, replace(choice, config=config))

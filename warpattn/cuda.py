@@ -11,7 +11,7 @@ import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -24,6 +24,7 @@ __all__ = [
     "current_stream",
     "driver",
     "is_capturing",
+    "launch_ahead_call",
     "launch_call",
     "load_function",
     "replace_address_call",
@@ -35,6 +36,7 @@ _DATA_TYPES = {"fp16": 6, "fp32": 7, "bf16": 9}  # CUtensorMapDataType
 _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # CUtensorMapSwizzle by bytes
 _L2_PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}  # CUtensorMapL2promotion by bytes
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_PROGRAMMATIC_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _CAPTURE_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 
@@ -153,6 +155,39 @@ def launch_call():
     call.argtypes = [ctypes.c_void_p] + [ctypes.c_uint] * 7 + [ctypes.c_void_p] * 3
     call.restype = ctypes.c_int
     return call
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute, as far as it is used."""
+
+    _fields_: ClassVar = [("id", ctypes.c_int), ("_", ctypes.c_int), ("value", ctypes.c_int * 16)]
+
+
+class _LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_: ClassVar = [
+        ("sizes", ctypes.c_uint * 7), ("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p),
+        ("count", ctypes.c_uint),
+    ]  # fmt: skip
+
+
+def launch_ahead_call() -> Callable[..., int]:
+    """cuLaunchKernelEx, called like cuLaunchKernel, for a kernel that may start before the launch in front of it has
+    ended, for which it waits by itself (griddepcontrol). To be used by one thread at a time."""
+    call = driver().cuLaunchKernelEx
+    call.argtypes = [ctypes.c_void_p] * 4
+    call.restype = ctypes.c_int
+    attribute = _Attribute(_PROGRAMMATIC_SERIALIZATION, 0, (1,))
+    config = _LaunchConfig((), None, ctypes.addressof(attribute), 1)
+    at = ctypes.addressof(config)
+
+    def launch(function: int, *rest: Any, kept: object = attribute) -> int:
+        config.sizes[:] = rest[:7]  # grid, block, shared memory
+        config.stream = rest[7]
+        return call(at, function, *rest[8:])
+
+    return launch
 
 
 @cache

@@ -59,6 +59,7 @@ class Loaded:
     shared: int
     parameters: tuple[Parameter, ...]
     ctas: int = 1  # of a cluster, which the machine code asks for itself
+    ahead: bool = False  # see `Step`
 
     def bind(self, args: Mapping[str, Any]) -> Bound:
         """Parameters in memory for one set of arguments."""
@@ -73,7 +74,7 @@ class Bound:
         kinds = [kind for parameter in kernel.parameters for kind in parameter.kinds]
         self._memory = cuda.Parameters([*kinds, "ptr", "ptr"])  # the last two are Triton's scratch memory, unused
         self._places: dict[str, int] = {}
-        self._launch = cuda.launch_call()
+        self._launch = cuda.launch_ahead_call() if kernel.ahead else cuda.launch_call()
         place = 0
         for parameter, value in zip(kernel.parameters, values(kernel.parameters, args), strict=True):
             self._places[parameter.name] = place
@@ -146,7 +147,7 @@ def load(step: Step, device: int) -> Loaded:
             if kernel is None:
                 function = cuda.load_function(made.cubin, made.entry, made.shared)
                 ctas = int(str(step.options.get("num_ctas", 1)))
-                kernel = _loaded[key] = Loaded(function, made.threads, made.shared, made.parameters, ctas)
+                kernel = _loaded[key] = Loaded(function, made.threads, made.shared, made.parameters, ctas, step.ahead)
     return kernel
 
 

@@ -13,13 +13,13 @@ from warpattn.check import AttentionError
 from warpattn.operands import Operands
 from warpattn.problem import Problem, Ready
 from warpattn.sequences import Sequence
-from warpattn.step import Choice, Step
+from warpattn.step import ORDINARY, Choice, Step, Terms
 from warpattn.target import ARCHS, Arch
 
-__all__ = ["Plan", "invariant_steps", "plan", "steps"]
+__all__ = ["Plan", "plan", "steps"]
 
 Choose = Callable[[Problem, Arch], Choice]
-ListSteps = Callable[[Ready, Operands, Sequence], tuple[Step, ...]]
+ListSteps = Callable[[Ready, Operands, Sequence, Terms], tuple[Step, ...]]
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,9 @@ def plan(problem: Problem, arch: str = "sm90") -> Plan:
     return Plan(problem, arch, _family(arch).choose(problem, ARCHS[arch]))
 
 
-def steps(ready: Ready, operands: Operands, sequence: Sequence) -> tuple[Step, ...]:
+def steps(ready: Ready, operands: Operands, sequence: Sequence, terms: Terms = ORDINARY) -> tuple[Step, ...]:
     """The launches of a checked call on its backend's architecture, in order; operands are `fitted`."""
-    return _family(ready.backend.removeprefix("simulate:")).steps(ready, operands, sequence)
-
-
-def invariant_steps(ready: Ready, operands: Operands, sequence: Sequence) -> tuple[Step, ...]:
-    """The same, with bits of a sequence's result that do not depend on what else is in the batch."""
-    return _family(ready.backend.removeprefix("simulate:")).invariant_steps(ready, operands, sequence)
+    return _family(ready.backend.removeprefix("simulate:")).steps(ready, operands, sequence, terms)
 
 
 class _Family(NamedTuple):
@@ -68,17 +63,16 @@ class _Family(NamedTuple):
 
     choose: Choose
     steps: ListSteps
-    invariant_steps: ListSteps
 
 
 def _family(arch: str) -> _Family:
     """The functions of an architecture, imported when they are first needed."""
     if arch == "sm90":
-        from warpattn.kernels.sm90.steps import choose, invariant_steps, steps
+        from warpattn.kernels.sm90.steps import choose, steps_on
     elif arch == "sm100":
         from warpattn.kernels.sm100.choose import choose
-        from warpattn.kernels.sm100.steps import invariant_steps, steps
+        from warpattn.kernels.sm100.steps import steps_on
     else:
         from warpattn.kernels.cdna.choose import choose
-        from warpattn.kernels.cdna.steps import invariant_steps, steps
-    return _Family(choose, steps, invariant_steps)
+        from warpattn.kernels.cdna.steps import steps_on
+    return _Family(choose, steps_on)

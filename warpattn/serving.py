@@ -20,12 +20,13 @@ from warpattn.check import AttentionError, Rules
 from warpattn.kernels.sm90.launcher import captured_values
 from warpattn.masks import Mask
 from warpattn.operands import ALIGNMENT, Operands, addressable, captured
-from warpattn.plan import invariant_steps, steps
+from warpattn.plan import steps
 from warpattn.problem import Call, Ready, examine, is_latent
 from warpattn.reference import reference
 from warpattn.repeat import Repeat
 from warpattn.scores import Score
 from warpattn.sequences import PagedKV, Ragged, Sequence
+from warpattn.step import ORDINARY, Terms
 
 __all__ = ["DecodePlan", "PrefillPlan"]
 
@@ -35,13 +36,13 @@ Result = Tensor | tuple[Tensor, Tensor]
 class _ServingPlan:
     """What both plans share: the checked call, output and LSE, the bound launches."""
 
-    def __init__(self, call: Call, batch_invariant: bool = False) -> None:
+    def __init__(self, call: Call, terms: Terms = ORDINARY) -> None:
         ready = examine(call)
         self._call, self._ready = call, ready
         q = call.q
         self.out = q.new_empty((*q.shape[:-1], ready.problem.dim_v))
         self.lse = q.new_empty(ready.lse_shape, dtype=torch.float32) if call.return_lse else None
-        self._repeat = None if ready.backend == "reference" else self._bind(call, ready, batch_invariant)
+        self._repeat = None if ready.backend == "reference" else self._bind(call, ready, terms)
         self._values = captured_values(captured(ready))  # the plan keeps these tensors, so they stay where they are
         self._vectors = tuple(0 if x is None else x.data_ptr() for x in (self.lse, call.sinks))
         operands, indices = call.sequence.operands(q, call.k, call.v), call.sequence.indices()
@@ -58,7 +59,7 @@ class _ServingPlan:
             for x, free in zip(tensors, self._free, strict=True)
         ]
 
-    def _bind(self, call: Call, ready: Ready, batch_invariant: bool) -> Repeat:
+    def _bind(self, call: Call, ready: Ready, terms: Terms) -> Repeat:
         operands = Operands(call.q, call.k, call.v, self.out, self.lse, call.sinks)
         rules = Rules()
         named = [*call.sequence.operands(call.q, call.k, call.v).items(), ("the output", self.out)]
@@ -72,7 +73,7 @@ class _ServingPlan:
         rules.done()
         device = call.q.get_device()
         with contextlib.nullcontext() if cuda.current_device() == device else torch.cuda.device(device):
-            launches = (invariant_steps if batch_invariant else steps)(ready, operands, call.sequence)
+            launches = steps(ready, operands, call.sequence, terms)
             try:
                 return Repeat(launches, ready, operands, call.sequence)
             except LookupError as error:
@@ -127,8 +128,13 @@ class DecodePlan(_ServingPlan):
 
     q (B, S, Hq, D): S new tokens a sequence (1 to 16 run on the decode kernel, more on prefill); kv as for
     `attention_paged`. With `batch_invariant` a sequence's result has the same bits whatever else is in the batch, at
-    some cost in speed. Raises AttentionError listing every broken rule; a plan makes no copies, so tensors must be laid
-    out for TMA as described in `warpattn.api`.
+    some cost in speed. With `cache_settled` you promise that lengths, block table, tensors of masks, and all keys and
+    values but those of the last S tokens of a sequence were written before the kernel in front of the plan's was
+    launched, as they are where that kernel appends the new tokens: then older keys are on their way while it still runs
+    (Hopper decode; see docs/kernels/sm90.md). If the promise is broken, results are silently wrong.
+
+    Raises AttentionError listing every broken rule; a plan makes no copies, so tensors must be laid out for TMA as
+    described in `warpattn.api`.
     """
 
     def __init__(
@@ -142,10 +148,10 @@ class DecodePlan(_ServingPlan):
         scale: float | None = None,
         return_lse: bool = False,
         batch_invariant: bool = False,
+        cache_settled: bool = False,
     ) -> None:
-        super().__init__(
-            Call(q, kv.k_pages, kv.v_pages, kv, mask, score, sinks, scale, return_lse), batch_invariant
-        )
+        call = Call(q, kv.k_pages, kv.v_pages, kv, mask, score, sinks, scale, return_lse)
+        super().__init__(call, Terms(batch_invariant, cache_settled))
 
     def __call__(self, q: Tensor, kv: PagedKV, out: Tensor | None = None) -> Result:
         """out (B, S, Hq, Dv), the plan's own or the given one; with return_lse also lse (B, Hq, S).

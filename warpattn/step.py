@@ -12,7 +12,18 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-__all__ = ["Choice", "Step", "TensorMap"]
+__all__ = ["ORDINARY", "Choice", "Step", "TensorMap", "Terms"]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the owner of a plan asks for, and what they promise."""
+
+    batch_invariant: bool = False  # asked for: a sequence's bits do not depend on what else is in the batch
+    cache_settled: bool = False  # promised: see `DecodePlan`; what has no use for it ignores it
+
+
+ORDINARY = Terms()
 
 
 @dataclass(frozen=True)
@@ -53,3 +64,4 @@ class Step:
     grid: tuple[int, ...]
     args: Mapping[str, Any]  # every runtime argument by name: tensors (also for TMA descriptors), numbers, tuples
     persistent: bool = False  # fewer programs than `grid` do the same work
+    ahead: bool = False  # CTAs may come while the launch in front still runs: the kernel waits for its end by itself

@@ -19,6 +19,8 @@ from warpattn.problem import Call, examine
 from warpattn.reference import reference
 from warpattn.scores import ALiBi, SoftCap
 from warpattn.sequences import Dense, PagedKV
+from warpattn.serving import DecodePlan
+from warpattn.step import Terms
 from warpattn.target import ARCHS
 
 pytestmark = pytest.mark.gpu
@@ -64,7 +66,7 @@ class Launched:
         ready = examine(replace(asked, backend="reference"), read_values=False)
         self.out = torch.empty((*q.shape[:3], self.v.shape[-1]), dtype=case.dtype, device="cuda")
         self.lse = torch.empty(ready.lse_shape, device="cuda")
-        choice = choose(ready.problem, ARCHS["sm90"], ctas=ctas, batch_invariant=case.invariant)
+        choice = choose(ready.problem, ARCHS["sm90"], ctas=ctas, terms=Terms(batch_invariant=case.invariant))
         operands = Operands(self.q, self.k, self.v, self.out, self.lse, self.sinks)
         self.steps = steps(ready, operands, sequence, choice)
         self._bound = [dispatch.load(step, 0).bind(step.args) for step in self.steps]
@@ -107,6 +109,47 @@ def test_the_same_bits_every_time(name):
     for _ in range(16):
         again = launched()
         assert torch.equal(again[0], out) and torch.equal(again[1], lse)
+
+
+@pytest.mark.parametrize("page", [16, 64])
+@pytest.mark.parametrize("settled", [False, True])
+def test_new_tokens_written_by_the_launch_in_front(settled, page):
+    """A graph of steps: keys and queries are written by kernels right in front of each decode launch, others follow it
+    at once. Every step's result has the bits of the same step run alone."""
+    case = Decode((4000, 130, 8191, 64), page=page, heads=32, heads_kv=8, dim=128)
+    q, _, kv, _ = tensors(case)
+    kv = PagedKV(*(x.cuda() for x in (kv.k_pages, kv.v_pages, kv.block_table, kv.lengths)))
+    plan = DecodePlan(q.cuda(), kv, cache_settled=settled)
+    steps = 24
+    queries = torch.randn(steps, *q.shape, device="cuda").to(q.dtype)
+    new = torch.randn(2, steps, len(q), 8, 128, device="cuda").to(q.dtype)
+    at = kv.lengths.long() - 1
+    page_of = kv.block_table[torch.arange(len(q)), at // page].long()
+    now = torch.empty_like(queries[0])
+    outs = torch.zeros_like(queries)
+
+    def step(i):
+        for cache, x in zip((kv.k_pages, kv.v_pages), new[:, i], strict=True):
+            cache.index_put_((page_of, at % page), x)
+        now.copy_(queries[i])
+        outs[i].copy_(plan(now, kv))
+
+    alone = torch.zeros_like(outs)
+    for i in range(steps):
+        torch.cuda.synchronize()
+        step(i)
+        torch.cuda.synchronize()
+        alone[i] = outs[i]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for i in range(steps):
+            step(i)
+    for _ in range(20):
+        outs.zero_()
+        graph.replay()
+        assert torch.equal(outs, alone)
+    want = reference(queries[-1], kv.k_pages, kv.v_pages, sequence=kv)[0]
+    assert error(alone[-1].float(), want.float()) < 2e-2
 
 
 def test_batch_invariance():

@@ -9,6 +9,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 N: gl.constexpr = gl.constexpr(64)
 
@@ -80,6 +81,17 @@ def product_kernel(a_desc, b_desc, out, FAULT: gl.constexpr):
     rows = gl.arange(0, N, gl.SliceLayout(1, layout))
     cols = gl.arange(0, N, gl.SliceLayout(0, layout))
     gl.store(out + rows[:, None] * N + cols[None, :], total)
+
+
+@gluon.jit
+def ahead_kernel(x, y, out, FAULT: gl.constexpr):
+    """out = x + y where the launch in front may still write y."""
+    at = gl.arange(0, 64, gl.BlockedLayout([1], [32], [4], [0]))
+    before = gl.load(x + at)
+    gdc_launch_dependents()
+    if FAULT != "no wait":
+        gdc_wait()
+    gl.store(out + at, before + gl.load(y + at))
 
 
 @gluon.jit

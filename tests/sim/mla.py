@@ -19,6 +19,7 @@ from warpattn.reference import reference
 from warpattn.scores import Score
 from warpattn.sequences import Dense, PagedKV
 from warpattn.sim import simulate
+from warpattn.step import Terms
 from warpattn.target import ARCHS
 
 DIM, DIM_V = LATENT
@@ -92,7 +93,7 @@ def run(case: Latent, programs: int = 2, kernel: Any = None, first: Inputs | Non
     ready = examine(x.call(case), read_values=False)
     out = torch.full((*x.q.shape[:3], DIM_V), float("nan"), dtype=case.dtype)
     lse = torch.full(ready.lse_shape, float("nan"))
-    choice = choose(ready.problem, ARCHS["sm90"], batch_invariant=case.invariant)
+    choice = choose(ready.problem, ARCHS["sm90"], terms=Terms(batch_invariant=case.invariant))
     choice = replace(choice, config=replace(choice.config, **dict(case.config)))
     step, after = steps(ready, Operands(x.q, x.k, x.v, out, lse, x.sinks), x.sequence, choice)
     for partial in step.args["workspace"][:2]:

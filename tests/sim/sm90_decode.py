@@ -16,8 +16,9 @@ from warpattn.problem import Call, examine
 from warpattn.reference import reference
 from warpattn.scores import Score
 from warpattn.sequences import Dense, PagedKV
-from warpattn.sim import Report, simulate
+from warpattn.sim import Behind, Report, simulate
 from warpattn.sim.compile import to_ttgir
+from warpattn.step import Terms
 from warpattn.target import ARCHS
 
 _built: dict[Any, Any] = {}
@@ -39,6 +40,7 @@ class Decode:
     score: Score | None = None
     sinks: bool = False
     invariant: bool = False
+    settled: bool = False  # the cache: see `in_front`
     config: tuple[tuple[str, int], ...] = ()  # fields that differ from the chosen configuration
     seed: int = 0
 
@@ -71,13 +73,14 @@ def run(
     ready = examine(call, read_values=False)
     out = torch.full((*q.shape[:3], v.shape[-1]), float("nan"), dtype=case.dtype)
     lse = torch.full(ready.lse_shape, float("nan"))
-    choice = choose(ready.problem, ARCHS["sm90"], batch_invariant=case.invariant)
+    choice = choose(ready.problem, ARCHS["sm90"], terms=Terms(case.invariant, case.settled))
     choice = replace(choice, config=replace(choice.config, **dict(case.config)), grid=(programs,))
     step, *after = steps(ready, Operands(q, k, v, out, lse, sinks), sequence, choice)
     for partial in step.args["workspace"][:2]:
         partial.fill_(float("nan"))
     compiled = built(step) if kernel is None else kernel(built(step))
-    report = simulate(compiled, (programs,), step.args, **options)
+    grid = Behind((programs,), in_front(step, k, v, sequence, case))
+    report = simulate(compiled, grid, step.args, **options)
     for following in after:
         added = simulate(built(following), following.grid, following.args, **options)
         report.findings += added.findings
@@ -87,6 +90,22 @@ def run(
     expected, expected_lse = reference(q, k, v, sequence=sequence, mask=case.mask, score=case.score, sinks=sinks)
     tickets = step.args["workspace"][3][:-1]
     return Ran(report, out, lse, error(out.float(), expected.float()), error(lse, expected_lse), tickets, parts)
+
+
+def in_front(step: Any, k: Tensor, v: Tensor, sequence: Dense | PagedKV, case: Decode) -> list[Tensor]:
+    """What a launch in front of the step may still write: every argument, or, if the cache is settled, all but lengths,
+    table, and keys and values of older tokens."""
+    if not step.ahead:
+        return []
+    args = step.args
+    written = [args["q"][0], args["out"][0], args["lse_ptr"], *(args["workspace"][i] for i in (0, 1, 3))]
+    if not case.settled:
+        return [*written, k, v, *(x for x in args["keys"][:2] if x is not None)]
+    for b, length in enumerate(case.lengths):
+        for at in range(max(0, length - case.tokens), length):
+            page, row = (int(sequence.block_table[b, at // case.page]), at % case.page) if case.page else (b, at)
+            written += [x[page, row] for x in (k, v)]
+    return written
 
 
 def built(step: Any) -> Any:

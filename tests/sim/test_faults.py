@@ -16,7 +16,7 @@ from triton.experimental.gluon import language as gl
 from tests.sim import gluon_kernels as kernels
 from tests.sim import plain_kernels
 from tests.sim.builds import run
-from warpattn.sim import Report, TensorDescriptor
+from warpattn.sim import Behind, Report, SimulationError, TensorDescriptor
 
 LAYOUT = gl.NVMMASharedLayout.get_default_for([64, 64], gl.float16)
 SCHEDULES = [("eager", 0), ("lazy", 0), ("adversarial", 0), *(("random", seed) for seed in range(4))]
@@ -70,6 +70,14 @@ def store(fault: str, **options) -> tuple[Report, bool]:
     return report, np.array_equal(out, np.arange(4))
 
 
+def ahead(fault: str, **options) -> tuple[Report, bool]:
+    x, y, out = (torch.randn(64) for _ in range(3))
+    running = {"reads too early": [x[::3], y], "nothing runs": [], "no wait": [y]}.get(fault, [y, out])
+    args = {"x": x, "y": y, "out": out}
+    report = run(kernels.ahead_kernel, Behind((1,), running), args, {"FAULT": fault}, **options)
+    return report, torch.equal(out, x + y)
+
+
 # program, fault, kind, role and source text of the first place, of the second (if the finding has two)
 FAULTS = [
     (copy, "no_init", "PhaseError", "copy_kernel", "mbarrier.expect(bar, nbytes)", None),
@@ -98,6 +106,8 @@ FAULTS = [
     (handover, "no_fence", "MissingFence", "send_tile", "tma.async_store", "tile.store"),
     (handover, "no_arrive", "Deadlock", "send_tile", "mbarrier.wait(bar, 0)", None),
     (handover, "no_wait", "Race", "send_tile", "tma.async_store", "tile.store"),
+    (ahead, "no wait", "Race", "ahead_kernel", "gl.load(y + at)", None),
+    (ahead, "reads too early", "Race", "ahead_kernel", "before = gl.load(x", None),
     (last_block, "relaxed", "Race", "last_block_kernel", "tl.load(part", "tl.store(part"),
     (store, "same_place", "Race", "store_kernel", "tl.store(out", "tl.store(out"),
     (store, "past_the_end", "OutOfBounds", "store_kernel", "tl.store(out", None),
@@ -106,7 +116,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
-@pytest.mark.parametrize("program", [copy, product, ring, handover, last_block, store], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("program", [copy, product, ring, handover, last_block, store, ahead], ids=lambda f: f.__name__)
 def test_correct_kernels_are_clean_and_right(program, schedule, seed):
     report, right = program("", schedule=schedule, seed=seed)
     assert report.clean, report
@@ -130,7 +140,7 @@ def test_broken_kernels_are_reported(case):
 
 
 def matches(finding, role: str, first: str, second: str | None) -> bool:
-    lines = [linecache.getline(*place.frames[0]) for place in finding.places]
+    lines = [linecache.getline(*place.frames[0]) for place in finding.places if place.frames]
     right = role in finding.roles[0] and first in lines[0]
     return right and (second is None or second in lines[1])
 
@@ -140,6 +150,15 @@ def matches(finding, role: str, first: str, second: str | None) -> bool:
 def test_faults_are_seen_under_every_schedule(fault, schedule, seed):
     """Vector clocks do not need the unlucky order to happen."""
     assert not copy(fault, schedule=schedule, seed=seed)[0].clean
+
+
+def test_what_a_launch_in_front_writes():
+    report, _ = ahead("no wait")
+    assert "that the launch in front wrote; nothing orders the two" in str(report.findings[0])
+    assert ahead("nothing runs")[0].clean
+    x = torch.zeros(64)
+    with pytest.raises(SimulationError, match=r"running\[0\] is no part of an argument"):
+        run(kernels.ahead_kernel, Behind((1,), [torch.zeros(64)]), {"x": x, "y": x, "out": x}, {"FAULT": ""})
 
 
 def test_early_release_is_seen_even_where_the_values_are_right():

@@ -17,6 +17,7 @@ from warpattn.problem import Call, examine
 from warpattn.scores import ALiBi, SoftCap
 from warpattn.sequences import Dense
 from warpattn.sim.compile import Compiled
+from warpattn.step import ORDINARY, Terms
 from warpattn.target import ARCHS
 
 SCHEDULES = [("eager", 0), ("lazy", 0), ("adversarial", 0), *(("random", seed) for seed in range(3))]
@@ -130,6 +131,14 @@ def test_even_cut(heads, ctas, cut):
     assert even_cut(heads, ctas) == cut
 
 
+def of_shape(batch: int, keys: int, terms: Terms = ORDINARY, dim: int = 128):
+    """The configuration for 32 query heads on 8 key heads."""
+    q = torch.empty(batch, 1, 32, dim, dtype=torch.bfloat16)
+    k = torch.empty(batch, 1, 8, dim, dtype=torch.bfloat16).expand(-1, keys, -1, -1)
+    ready = examine(Call(q, k, k, Dense(), backend="reference"), read_values=False)
+    return choose(ready.problem, ARCHS["sm90"], terms=terms).config
+
+
 @pytest.mark.parametrize("programs", [8, 9, 20])
 @pytest.mark.parametrize("few", [0, 8])
 def test_few_and_many_parts(few, programs):
@@ -155,7 +164,7 @@ def test_only_heads_that_differ_have_a_price():
         q, (k, v), sequence, _ = tensors(case)
         k, v = (sequence.k_pages, sequence.v_pages) if case.page else (k, v)
         ready = examine(Call(q, k, v, sequence, backend="reference"), read_values=False)
-        return choose(ready.problem, ARCHS["sm90"], batch_invariant=case.invariant).config.price
+        return choose(ready.problem, ARCHS["sm90"], terms=Terms(batch_invariant=case.invariant)).config.price
 
     assert price(Decode((600, 600), page=64)) > 0
     assert price(Decode((600, 600))) == 0
@@ -235,6 +244,15 @@ def test_the_same_bits_under_every_schedule():
     assert all(torch.equal(outs[0], out) for out in outs[1:])
 
 
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_batch_invariant_tiles_do_not_depend_on_the_batch(dim):
+    def config(batch: int):
+        return of_shape(batch, 8192, Terms(batch_invariant=True), dim)
+
+    assert config(1).block_n == config(64).block_n and config(1).unit == config(64).unit
+    assert of_shape(1, 8192, dim=128).block_n == 64 and of_shape(64, 8192, dim=128).block_n == 128
+
+
 @pytest.mark.parametrize("programs", [1, 4, 9])
 def test_batch_invariance(programs):
     """A sequence alone, and with other company on another number of CTAs: the same bits."""
@@ -287,3 +305,48 @@ def test_values_past_the_end_that_are_not_cleared_are_nan():
 def test_pages_out_of_range_are_clamped():
     ran = run(Decode((200,), page=64), 2, table=torch.tensor([[-5, 10**6, 0, 2]], dtype=torch.int32))
     assert ran.report.clean, ran.report
+
+
+@pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("page", [0, 1, 3, 16, 64])
+@pytest.mark.parametrize("rows", [1, 9])
+def test_old_keys_are_read_while_the_launch_in_front_runs(rows, page, tokens, schedule, seed):
+    """Queries, results, and new tokens are not touched before it has ended; see `in_front`."""
+    lengths = (150, 1, 64, 129) if page else (190, 190)
+    case = Decode(lengths, page=page, tokens=tokens, heads=rows, settled=True, mask=Causal())
+    ran = check(case, 3, schedule=schedule, seed=seed)
+    assert ran.report.clean
+
+
+@pytest.mark.parametrize("page", [0, 64])
+@pytest.mark.parametrize("settled", [False, True])
+def test_a_launch_ahead_that_does_not_wait_is_found(settled, page):
+    """Every wait for the launch in front is needed."""
+    case = Decode((700, 40), page=page, settled=settled)
+    waits = []
+
+    def without(number):
+        def change(kernel):
+            lines = kernel.asm["ttgir"].splitlines()
+            found = [i for i, line in enumerate(lines) if "tt.grid_dependency_wait" in line]
+            waits.append(len(found))
+            del lines[found[number]]
+            return replace(kernel, asm={"ttgir": "\n".join(lines)})
+
+        return change
+
+    count = 1 if page and not settled else 2
+    for number in range(count):
+        report = run(case, 2, kernel=without(number)).report
+        assert report.of_kind("Race") and "the launch in front" in str(report.of_kind("Race")[0])
+    assert set(waits) == {count}
+
+
+@pytest.mark.parametrize(
+    ("batch", "keys", "settled", "chosen"),
+    [(1, 16384, False, ("launch", True)), (8, 8192, False, ("launch", False)), (8, 8192, True, ("keys", True))],
+)
+def test_when_launches_come_ahead(batch, keys, settled, chosen):
+    config = of_shape(batch, keys, Terms(cache_settled=settled))
+    assert (config.ahead, config.hands_over) == chosen

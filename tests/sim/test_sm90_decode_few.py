@@ -15,6 +15,7 @@ from warpattn.kernels.topology import BARRIER_BYTES
 from warpattn.masks import Causal, CustomMask, where
 from warpattn.problem import Call, examine
 from warpattn.scores import CustomScore, SoftCap
+from warpattn.step import Terms
 from warpattn.target import ARCHS
 
 
@@ -22,7 +23,7 @@ def chosen(case: Decode) -> DecodeConfig:
     q, (k, v), sequence, _ = tensors(case)
     k, v = (sequence.k_pages, sequence.v_pages) if case.page else (k, v)
     ready = examine(Call(q, k, v, sequence, backend="reference"), read_values=False)
-    return choose(ready.problem, ARCHS["sm90"], batch_invariant=case.invariant).config
+    return choose(ready.problem, ARCHS["sm90"], terms=Terms(batch_invariant=case.invariant)).config
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ class Driver:
     """What would have reached the driver."""
 
     launches: list[tuple[Any, ...]] = field(default_factory=list)
+    ahead: list[int] = field(default_factory=list)  # which of them may come before the one in front has ended
     maps: list[cuda.TensorMapLayout] = field(default_factory=list)
     replaced: list[int] = field(default_factory=list)
 
@@ -37,6 +38,10 @@ def driver(monkeypatch):
         found.launches.append(arguments)
         return 0
 
+    def launched_ahead(*arguments):
+        found.ahead.append(len(found.launches))
+        return launch(*arguments)
+
     def replaced(target, address):
         found.replaced.append(address)
         return 0
@@ -47,6 +52,7 @@ def driver(monkeypatch):
 
     for owner, name, value in (
         (cuda, "launch_call", lambda: launch),
+        (cuda, "launch_ahead_call", lambda: launched_ahead),
         (cuda, "replace_address_call", lambda: replaced),
         (cuda, "load_function", lambda *_: 77),
         (cuda, "bind_context", lambda device: None),
@@ -136,7 +142,8 @@ def test_a_plan_for_serving_launches_what_a_call_would(driver, monkeypatch):
 
 def test_a_failed_launch_is_an_error(driver, monkeypatch):
     ready, x, sequence = prepared("sm90", call("paged", 1))
-    monkeypatch.setattr(cuda, "launch_call", lambda: lambda *arguments: 9)
+    for name in ("launch_call", "launch_ahead_call"):
+        monkeypatch.setattr(cuda, name, lambda: lambda *arguments: 9)
     monkeypatch.setattr(cuda, "driver", lambda: SimpleNamespace(cuGetErrorString=lambda code, text: None))
     with pytest.raises(RuntimeError, match="kernel launch failed with CUDA error 9"):
         dispatch.run(ready, x, sequence)

@@ -14,9 +14,10 @@ import warpattn as wa
 from warpattn.kernels.sm90.config import SMEM_LIMIT
 from warpattn.kernels.sm90.decode_config import DecodeConfig
 from warpattn.operands import COPY_RULE, Operands
-from warpattn.plan import invariant_steps, plan, steps
+from warpattn.plan import plan, steps
 from warpattn.problem import Call, Problem, examine
 from warpattn.sequences import Dense
+from warpattn.step import Terms
 from warpattn.target import ARCHS
 
 DIMS = range(8, 257, 8)
@@ -99,7 +100,7 @@ def test_batch_invariant_steps_share_no_keys_out(arch):
     q, k = torch.empty(2, 1, 4, 64, dtype=torch.bfloat16), torch.empty(2, 4000, 1, 64, dtype=torch.bfloat16)
     x = Operands(q, k, k.clone(), torch.empty_like(q), None, None)
     ready = examine(Call(q, k, x.v, Dense(), backend=f"simulate:{arch}"))
-    free, fixed = steps(ready, x, Dense()), invariant_steps(ready, x, Dense())
+    free, fixed = steps(ready, x, Dense()), steps(ready, x, Dense(), Terms(batch_invariant=True))
     if arch == "sm90":
         parts = [cast("tuple[DecodeConfig]", step.key)[0] for step in (free[0], fixed[0])]
         assert [part.invariant for part in parts] == [False, True] and parts[1].unit * parts[1].block_n == 2048

@@ -17,9 +17,10 @@ from .findings import Finding
 from .knockout import KnockOut, knock_out
 from .ops.asm import elementwise, whole
 from .report import Report
-from .simulate import simulate
+from .simulate import Behind, simulate
 
 __all__ = [
+    "Behind",
     "Finding",
     "KnockOut",
     "Report",

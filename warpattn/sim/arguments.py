@@ -89,6 +89,20 @@ def bind(module: Module, memory: GlobalMemory, args: Mapping[str, Any]) -> list[
     return values
 
 
+def write_in_front(memory: GlobalMemory, tensors: Sequence[Any], lane: int) -> None:
+    """Record every element of tensors, or of parts of them, as written in epoch 1 of `lane`."""
+    for number, tensor in enumerate(tensors):
+        found = memory_of(tensor, f"running[{number}]")
+        inside = [b for b in memory.buffers if b.address <= found.low and found.high <= b.address + b.nbytes]
+        if not inside:
+            raise SimulationError(f"running[{number}] is no part of an argument")
+        at = np.asarray(found.address - inside[0].address)
+        for size, stride in zip(found.shape, found.strides, strict=True):
+            at = np.expand_dims(at, -1) + np.arange(size) * (stride * found.itemsize)
+        touched = np.expand_dims(at, -1) + np.arange(found.itemsize)
+        memory.write_in_front(inside[0], np.unique(touched // inside[0].granule), lane)
+
+
 def _flattened(args: Mapping[str, Any], names: Sequence[str], block: Block) -> dict[str, Any]:
     """Arguments by parameter: tuples become `name.0`, `name.1`, …; descriptors bring their shapes and strides along."""
     flat: dict[str, Any] = {}

@@ -38,7 +38,7 @@ class GlobalBuffer:
     """A contiguous range of the caller's memory."""
 
     def __init__(self, number: int, name: str, address: int, nbytes: int, granule: int) -> None:
-        self.name, self.nbytes, self.granule = name, nbytes, granule
+        self.name, self.address, self.nbytes, self.granule = name, address, nbytes, granule
         self.base = (number << _SHIFT) + _MIDDLE
         self.bytes = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
         cells = -(-nbytes // granule)
@@ -62,6 +62,13 @@ class GlobalMemory:
         buffer = GlobalBuffer(len(self.buffers) + 1, name, address, nbytes, granule)
         self.buffers.append(buffer)
         return buffer
+
+    def write_in_front(self, buffer: GlobalBuffer, cells: np.ndarray, lane: int) -> None:
+        """Record cells as written by the launch in front, in epoch 1 of `lane`."""
+        packed = lane << 32 | 1
+        buffer.has_writes = True
+        buffer.last_write[cells] = packed
+        self.places[packed] = Place("the launch in front", ())
 
     def find(self, address: int) -> GlobalBuffer | None:
         """The buffer whose neighbourhood an address lies in."""

@@ -21,7 +21,7 @@ from .simulate import ttgir_of
 _SYNCHRONISING = {
     "ttng.wait_barrier", "ttng.arrive_barrier", "ttng.barrier_expect", "ttng.fence_async_shared",
     "ttng.async_tma_store_wait", "ttng.warp_group_dot_wait", "ttg.async_wait", "ttg.async_commit_group",
-    "ttng.inval_barrier", "ttng.tc_gen5_commit",
+    "ttng.inval_barrier", "ttng.tc_gen5_commit", "tt.grid_dependency_wait",
 }  # fmt: skip
 
 

@@ -154,6 +154,7 @@ class Machine:
         self.findings = Findings()
         self.memory = GlobalMemory(self.findings)
         self.lanes = Lanes()
+        self.front = self.lanes.new("the launch in front")
         self.queue = Queue(schedule, self.rng)
         self.tasks: list[Task] = []
         self.roles: dict[str, str] = {}  # partition -> role

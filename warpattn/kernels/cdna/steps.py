@@ -13,7 +13,7 @@ from warpattn.check import AttentionError
 from warpattn.operands import Operands, captured, flat, programs
 from warpattn.problem import Problem, Ready
 from warpattn.sequences import PagedKV, Ragged, Sequence
-from warpattn.step import Choice, Step
+from warpattn.step import Choice, Step, Terms
 from warpattn.target import ARCHS
 
 from .choose import choose, traits_of
@@ -57,10 +57,10 @@ def steps(ready: Ready, x: Operands, sequence: Sequence, choice: Choice | None =
     return (first, _combine(config, replace(traits, partial=False), arch, places, parts)) if partial else (first,)
 
 
-def invariant_steps(ready: Ready, x: Operands, sequence: Sequence) -> tuple[Step, ...]:
-    """The launch whose results for a sequence do not depend on the batch."""
+def steps_on(ready: Ready, x: Operands, sequence: Sequence, terms: Terms) -> tuple[Step, ...]:
+    """The same on a plan's terms."""
     arch = ready.backend.removeprefix("simulate:")
-    return steps(ready, x, sequence, choose(ready.problem, ARCHS[arch], batch_invariant=True))
+    return steps(ready, x, sequence, choose(ready.problem, ARCHS[arch], batch_invariant=terms.batch_invariant))
 
 
 def options(config: CDNAConfig) -> Mapping[str, Any]:

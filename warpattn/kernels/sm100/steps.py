@@ -10,7 +10,7 @@ from torch import Tensor
 from warpattn.operands import Operands, captured, flat, programs
 from warpattn.problem import Problem, Ready
 from warpattn.sequences import PagedKV, Ragged, Sequence
-from warpattn.step import Choice, Step, TensorMap
+from warpattn.step import Choice, Step, TensorMap, Terms
 from warpattn.target import ARCHS
 
 from ..nvidia.clipped import clipped_map
@@ -23,14 +23,12 @@ from .traits import LEAST_ROWS, STORE_COLUMNS, Traits
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}
 
 
-def steps(ready: Ready, x: Operands, sequence: Sequence) -> tuple[Step, ...]:
-    """The launch of a prefill kernel, and that of the combination where keys are split."""
-    return steps_of(ready, x, sequence, choose(ready.problem, ARCHS["sm100"]))
-
-
-def invariant_steps(ready: Ready, x: Operands, sequence: Sequence) -> tuple[Step, ...]:
-    """The launch whose results for a sequence do not depend on the batch: always two query tiles and whole keys."""
-    return steps_of(ready, x, sequence, choose_2q(ready.problem))
+def steps_on(ready: Ready, x: Operands, sequence: Sequence, terms: Terms) -> tuple[Step, ...]:
+    """The launch of a prefill kernel, and that of the combination where keys are split; batch-invariant is always two
+    query tiles and whole keys."""
+    problem = ready.problem
+    choice = choose_2q(problem) if terms.batch_invariant else choose(problem, ARCHS["sm100"])
+    return steps_of(ready, x, sequence, choice)
 
 
 def steps_of(ready: Ready, x: Operands, sequence: Sequence, choice: Choice) -> tuple[Step, ...]:

@@ -6,12 +6,15 @@
                       whole heads ──▶ output, parts ──▶ workspace, last one combines  (decode_output.py,
                                                                        few rows: decode_finish.py)
 
-The grid is fixed; each CTA computes its share from the lengths on the device (pieces/split.py).
+The grid is fixed; each CTA computes its share from the lengths on the device (pieces/split.py). CTAs may come while the
+launch in front of theirs still runs (programmatic dependent launch). They wait for its end before they touch anything
+that it may write: everything, or with a settled cache queries, results, and the keys of the new tokens.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
+from triton.language.extra.cuda import gdc_wait
 
 from ..pieces.apply import Modifiers
 from ..pieces.combine import Partials
@@ -25,6 +28,10 @@ from .decode_load import decode_load_role
 @gluon.jit
 def attend_role(ctx):
     """The warpgroup: queries on the right of keys, or on the left."""
+    if ctx.config.waits == "late":
+        gdc_wait()
+    if ctx.config.combine_apart:
+        leave_programs(ctx.results.tickets, ctx.work)
     if ctx.config.few_rows > 0:
         few_attend_role(ctx)
     else:
@@ -64,10 +71,10 @@ def decode_kernel(
     results = Results(Matrix(out[0], out[1], out[2], out[3]), lse_ptr, sinks_ptr, partials, workspace[3])
     rings = make_decode_rings(config)
     fence_async_shared()
+    if config.waits == "early":
+        gdc_wait()
     shares, start = take_share(stored, work, mods, config)
     end = shares.first(gl.program_id(0) + 1)
-    if config.combine_apart:
-        leave_programs(workspace[3], work)
     queries = Matrix(q[0], q[1], q[2], q[3])
     ctx = DecodeContext(
         queries, stored, results, rings, work, mods, shares, start, end, scale, config, has_sinks, has_lse

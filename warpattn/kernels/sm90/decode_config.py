@@ -57,6 +57,8 @@ class DecodeConfig:
     combine_apart: bool = False  # parts are added up by a kernel of its own
     few_rows: int = 0  # rows of queries, 8 or 16, that keys multiply from the left; 0: 64 rows on the left
     query_rows: int = 0  # with few rows: of them, 4, 8 or 16 at most that are queries
+    ahead: str = ""  # "launch": may come before the launch in front has ended, and waits; "keys": reads keys before
+    hands_over: bool = False  # lets the next launch come as soon as all copies are under way
     one_tile: bool = False  # a key head has one row tile: no other CTA reads its keys, so they may leave L2 first
     consumer_registers: int = 240
     producer_registers: int = 152
@@ -73,6 +75,13 @@ class DecodeConfig:
     def rows(self) -> int:
         """Rows of a tile of queries."""
         return self.few_rows or CONSUMER_ROWS
+
+    @property
+    def waits(self) -> str:
+        """Where the kernel waits for the launch in front: "early", before it reads lengths; "late", every role before
+        it reads what may not have been written yet; "" if it is launched behind its end."""
+        early = self.ahead == "launch" and not self.uniform
+        return "early" if early else "late" if self.ahead else ""
 
     @property
     def kept_rows(self) -> int:
@@ -200,6 +209,14 @@ def even_cut(heads: int, ctas: int) -> tuple[int, int]:
     """(equal parts of a head, heads of a CTA), one of them 1, that keep `ctas` CTAs busy with `heads` of one length."""
     splits = max(1, ctas // max(heads, 1))
     return splits, -(-heads // ctas) if splits == 1 else 1
+
+
+def shorter(config: DecodeConfig) -> DecodeConfig:
+    """The same with key tiles and bytes under way halved, for heads that are split: what a CTA does behind its last
+    keys is the tail of the launch, and half a tile is done sooner. Whole heads are read better in longer tiles."""
+    if config.few_rows == 0 or config.ctas > 1 or config.block_n < 128:
+        return config
+    return replace(config, block_n=config.block_n // 2, stages=2)
 
 
 def near_parts(parts: int, config: DecodeConfig) -> int:

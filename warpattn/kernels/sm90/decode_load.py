@@ -16,6 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
     tma,
 )
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..nvidia.pipelines import producer_state
 from .decode_context import Matrix, item_at
@@ -39,12 +40,26 @@ def decode_load_role(ctx):
                 v_state = gather_rows(ctx, ctx.keys.v, ctx.rings.v, v_state, item, i, config.dim_v)
         else:
             boxes = find_boxes(ctx, item, item.begin)
+            if config.ahead == "launch" and config.waits == "late":
+                gdc_wait()
             for i in range(item.begin, item.end):
+                wait_for_new_tokens(ctx, item, i)
                 following = find_boxes(ctx, item, gl.minimum(i + 1, item.end - 1))
                 k_state = load_boxes(ctx, ctx.keys.k[0], ctx.rings.k, k_state, item, boxes, config.k_bytes)
                 v_state = load_boxes(ctx, ctx.keys.v[0], ctx.rings.v, v_state, item, boxes, config.v_bytes)
                 boxes = following
         place = place.advance(item.part.count, item.room * ctx.work.heads)
+    if config.hands_over:
+        gdc_launch_dependents()
+
+
+@gluon.jit
+def wait_for_new_tokens(ctx, item, i):
+    """Where older keys are read ahead: wait for the launch in front before key tile number `i` if it has newer ones."""
+    config: gl.constexpr = ctx.config
+    if config.ahead == "keys":
+        if (item.entry.span.key_tile(i) + 1) * config.block_n > item.entry.length - ctx.work.tokens:
+            gdc_wait()
 
 
 @gluon.jit

@@ -17,10 +17,10 @@ from warpattn.check import AttentionError
 from warpattn.operands import Operands, captured, flat, programs
 from warpattn.problem import Problem, Ready, is_latent
 from warpattn.sequences import PagedKV, Sequence
-from warpattn.step import Choice, Step
+from warpattn.step import ORDINARY, Choice, Step, Terms
 from warpattn.target import ARCHS, Arch
 
-from .decode_config import DecodeConfig, choose_decode, even_cut, invariant, near_parts, spreads
+from .decode_config import DecodeConfig, choose_decode, even_cut, invariant, near_parts, shorter, spreads
 from .mla_config import MlaConfig, choose_mla
 
 _DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -30,6 +30,7 @@ APART = 4  # blocks of 32 parts by 4 rows from which one CTA would take longer o
 COMBINE_ARGUMENTS = ("out", "keys", "workspace", "lse_ptr", "sinks_ptr", "shape", "mask_args")
 OPTIONS: dict[str, object] = {"num_warps": 4, "enable_fp_fusion": True}
 PRICE = 1  # units that a head costs beside its keys where sequences may differ
+SHORT_SHARE = 1 << 20  # bytes of a CTA up to which the next launch's CTAs may come before all of these are done
 WIDE_PLAN = 1024  # entries added up at once where there are more than 128
 
 
@@ -60,7 +61,7 @@ def serves(problem: Problem) -> bool:
     return takes(problem) and (problem.kind == "paged" or problem.seq_k >= MANY_KEYS or is_latent(problem))
 
 
-def choose(problem: Problem, target: Arch, *, ctas: int | None = None, batch_invariant: bool = False) -> Choice:
+def choose(problem: Problem, target: Arch, *, ctas: int | None = None, terms: Terms = ORDINARY) -> Choice:
     """The choice for a problem that it `takes`."""
     if not takes(problem):
         rule = f"the decode kernel takes dense or paged keys and 1 to {MAX_TOKENS} query tokens"
@@ -68,10 +69,13 @@ def choose(problem: Problem, target: Arch, *, ctas: int | None = None, batch_inv
     dtype, latent = _DTYPES[problem.dtype], is_latent(problem)
     if latent:
         config: DecodeConfig = choose_mla(dtype, problem.page_size)
+        config = invariant(config) if terms.batch_invariant else config
     else:
         rows = problem.seq_q * problem.heads_q // problem.heads_kv
         config = choose_decode(dtype, problem.dim_qk, problem.dim_v, problem.page_size, ctas, rows)
-    config = invariant(config) if batch_invariant else config
+        heads = problem.batch * row_tiles(problem) * problem.heads_kv
+        split = heads < readers(config, target)
+        config = invariant(config) if terms.batch_invariant else shorter(config) if split else config
     tiles = row_tiles(problem)
     entries = problem.batch * tiles
     config = replace(
@@ -93,6 +97,7 @@ def choose(problem: Problem, target: Arch, *, ctas: int | None = None, batch_inv
     apart = latent or _blocks(problem, config, grid) > APART
     spread = config.uniform and not apart and spreads(entries * problem.heads_kv, grid)
     config = replace(config, combine_apart=apart, spread=spread)
+    config = config if latent else ahead(config, problem, grid, terms)
     lines = (
         f"{config.words}, {config.smem_bytes} bytes of shared memory",
         f"{problem.batch * problem.heads_kv} heads of {tiles} row tiles over {grid} CTAs",
@@ -105,6 +110,18 @@ def readers(config: DecodeConfig, target: Arch) -> int:
     """CTAs of a launch. With one on an SM, a multiple of 16: the clusters of SMs (GPCs; by the times of one H200 of 14
     to 18 SMs) read at most 0.62 TB/s each, and with shares on all SMs those of 18 finish last (bench/notes.md)."""
     return target.processors // 16 * 16 if config.ctas == 1 else target.processors * config.ctas
+
+
+def ahead(config: DecodeConfig, problem: Problem, grid: int, terms: Terms) -> DecodeConfig:
+    """The same, launched ahead of the end of the launch in front of it, which it waits for by itself.
+
+    Whether the next launch may come ahead of this one's end is another matter: where all CTAs have the same work for a
+    long time, it is better placed on SMs that are all free.
+    """
+    share = problem.batch * problem.heads_kv * problem.seq_k * (config.k_bytes + config.v_bytes) // config.block_n
+    keys = terms.cache_settled and not config.gathers
+    hands_over = keys or not config.uniform or share <= SHORT_SHARE * grid
+    return replace(config, ahead="keys" if keys else "launch", hands_over=hands_over)
 
 
 def _reasons(config: DecodeConfig, target: Arch) -> tuple[str, ...]:
@@ -120,6 +137,9 @@ def _reasons(config: DecodeConfig, target: Arch) -> tuple[str, ...]:
     reasons = (shared, same, last) if config.invariant else (shared, even, last)
     if config.few_rows:
         reasons += (f"keys and values are on the left of the products, with {config.few_rows} columns for queries",)
+    if config.ahead:
+        what = "and reads older keys before that" if config.ahead == "keys" else "but waits before it reads anything"
+        reasons += (f"its CTAs may come before the launch in front has ended, {what}",)
     if config.spread:
         reasons += ("a CTA takes every n-th head, so that heads beside each other are read at the same time",)
     once = "latents are read once, as keys and as values, and each of two warpgroups has half of the output's columns"
@@ -160,7 +180,10 @@ def steps(ready: Ready, x: Operands, sequence: Sequence, choice: Choice | None =
 
         return combine_source(config, mask, problem.has_sinks, problem.has_lse)
 
-    decode = Step(f"sm90.{choice.kernel}", "sm90", key, source, options(config), choice.grid, args, persistent=True)
+    decode = Step(
+        f"sm90.{choice.kernel}", "sm90", key, source, options(config), choice.grid, args,
+        persistent=True, ahead=bool(config.ahead),
+    )  # fmt: skip
     if not config.combine_apart:
         return (decode,)
     shared = {name: args[name] for name in COMBINE_ARGUMENTS}

@@ -10,7 +10,7 @@ from warpattn.nodes import Program
 from warpattn.operands import Operands, captured, flat, programs
 from warpattn.problem import Problem, Ready
 from warpattn.sequences import PagedKV, Ragged, Sequence
-from warpattn.step import Choice, Step
+from warpattn.step import Choice, Step, Terms
 from warpattn.target import ARCHS, Arch
 
 from . import decode_steps, prefill_lengths_steps
@@ -19,21 +19,15 @@ from .launcher import Shape
 from .prefill_lengths_choose import choose as lengths_choice
 
 
-def steps(ready: Ready, x: Operands, sequence: Sequence) -> tuple[Step, ...]:
-    """One launch of decode or of prefill; two for prefill of ragged batches and paged caches, see its steps."""
+def steps_on(ready: Ready, x: Operands, sequence: Sequence, terms: Terms) -> tuple[Step, ...]:
+    """One launch of decode or of prefill; two for prefill of ragged batches and paged caches, see its steps. Prefill
+    never splits keys, so it is batch-invariant."""
     if decode_steps.serves(ready.problem):
-        return decode_steps.steps(ready, x, sequence)
+        choice = decode_steps.choose(ready.problem, ARCHS["sm90"], terms=terms)
+        return decode_steps.steps(ready, x, sequence, choice)
     if isinstance(sequence, Ragged | PagedKV):
         return prefill_lengths_steps.steps(ready, x, sequence)
     return (prefill(ready, x, dense_choice(ready.problem, ARCHS["sm90"])),)
-
-
-def invariant_steps(ready: Ready, x: Operands, sequence: Sequence) -> tuple[Step, ...]:
-    """Launches whose results for a sequence do not depend on the batch; prefill never splits keys."""
-    if not decode_steps.serves(ready.problem):
-        return steps(ready, x, sequence)
-    choice = decode_steps.choose(ready.problem, ARCHS["sm90"], batch_invariant=True)
-    return decode_steps.steps(ready, x, sequence, choice)
 
 
 def choose(problem: Problem, target: Arch) -> Choice:

@@ -1,4 +1,4 @@
-"""mbarriers, and the barrier of a cluster.
+"""mbarriers, the barrier of a cluster, and the end of the launch in front.
 
 In a cluster each CTA has mbarriers of its own, or every two of them share the first one's: then both arrive there, it
 takes the arrivals of both, and only the first CTA waits. An arrival `fromCTA` goes to other CTAs as well.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ..clocks import marked
 from ..clusters import barrier_copies, group
 from ..findings import Finding
 from ..ir import Op
@@ -119,6 +120,16 @@ def _wait(op: Op) -> Callable[..., Any]:
                     Finding("PhaseError", text, (place,), barrier=barrier.name, phase=wait.target - 1)
                 )
         task.learn(barrier.released)
+
+    return run
+
+
+@tasked("tt.grid_dependency_wait")
+def _launch_in_front(op: Op) -> Callable[..., Any]:
+    """The launch in front has ended, and what it wrote can be seen."""
+
+    def run(task: Any) -> None:
+        task.clock = marked(task.clock, task.machine.front, 1)
 
     return run
 

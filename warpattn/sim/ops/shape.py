@@ -118,6 +118,7 @@ def _program(op: Op) -> Callable[..., Any]:
     "ttg.mask_return",
     "tt.assume",
     "ttng.fence_mbarrier_init_release_cluster",
+    "tt.grid_dependency_launch_dependents",
 )
 def _nothing(op: Op) -> Callable[..., Any]:
     return lambda *_: None  # the warps of a role go in step here
