@@ -25,7 +25,7 @@ from warpattn.problem import Call, Ready, examine, is_latent
 from warpattn.reference import reference
 from warpattn.repeat import Repeat
 from warpattn.scores import Score
-from warpattn.sequences import PagedKV, Ragged, Sequence
+from warpattn.sequences import Dense, PagedKV, Ragged, Sequence
 from warpattn.step import ORDINARY, Terms
 
 __all__ = ["DecodePlan", "PrefillPlan"]
@@ -124,14 +124,16 @@ class _ServingPlan:
 
 
 class DecodePlan(_ServingPlan):
-    """Attention of new tokens over a paged cache, planned for tensors like `q` and `kv`.
+    """Attention of new tokens over a cache, planned for tensors like `q` and `kv`.
 
-    q (B, S, Hq, D): S new tokens a sequence (1 to 16 run on the decode kernel, more on prefill); kv as for
-    `attention_paged`. With `batch_invariant` a sequence's result has the same bits whatever else is in the batch, at
-    some cost in speed. With `cache_settled` you promise that lengths, block table, tensors of masks, and all keys and
-    values but those of the last S tokens of a sequence were written before the kernel in front of the plan's was
-    launched, as they are where that kernel appends the new tokens: then older keys are on their way while it still runs
-    (Hopper decode; see docs/kernels/sm90.md). If the promise is broken, results are silently wrong.
+    q (B, S, Hq, D): S new tokens a sequence (1 to 16 run on the decode kernel, more on prefill). kv: pages as for
+    `attention_paged`, or a pair of dense k (B, Sk, Hkv, D) and v (B, Sk, Hkv, Dv). With `batch_invariant` a sequence's
+    result has the same bits whatever else is in the batch, at some cost in speed.
+
+    With `cache_settled` you promise that lengths, block table, tensors of masks, and all keys and values but the last S
+    of a sequence (dense: the last S rows of k and v) were written before the kernel in front of the plan's was
+    launched, as they are where that kernel appends the new tokens: then older keys are on their way while it still
+    runs (Hopper decode; see docs/kernels/sm90.md). If the promise is broken, results are silently wrong.
 
     Raises AttentionError listing every broken rule; a plan makes no copies, so tensors must be laid out for TMA as
     described in `warpattn.api`.
@@ -140,7 +142,7 @@ class DecodePlan(_ServingPlan):
     def __init__(
         self,
         q: Tensor,
-        kv: PagedKV,
+        kv: PagedKV | tuple[Tensor, Tensor],
         *,
         mask: Mask | None = None,
         score: Score | None = None,
@@ -150,15 +152,35 @@ class DecodePlan(_ServingPlan):
         batch_invariant: bool = False,
         cache_settled: bool = False,
     ) -> None:
-        call = Call(q, kv.k_pages, kv.v_pages, kv, mask, score, sinks, scale, return_lse)
+        k, v, sequence = _cache(kv)
+        call = Call(q, k, v, sequence, mask, score, sinks, scale, return_lse)
         super().__init__(call, Terms(batch_invariant, cache_settled))
 
-    def __call__(self, q: Tensor, kv: PagedKV, out: Tensor | None = None) -> Result:
+    def __call__(self, q: Tensor, kv: PagedKV | tuple[Tensor, Tensor], out: Tensor | None = None) -> Result:
         """out (B, S, Hq, Dv), the plan's own or the given one; with return_lse also lse (B, Hq, S).
 
         Shapes, strides and dtypes are those of the plan; AttentionError names the first that is not.
         """
-        return self._run((q, kv.k_pages, kv.v_pages, kv.block_table, kv.lengths), kv, out)
+        if isinstance(kv, PagedKV) and self._paged:
+            return self._run((q, kv.k_pages, kv.v_pages, kv.block_table, kv.lengths), kv, out)
+        k, v, sequence = _cache(kv)
+        if self._paged or isinstance(sequence, PagedKV):
+            rule = "a PagedKV" if self._paged else "a pair of dense k and v"
+            raise AttentionError(f"kv is a {type(kv).__name__}; the plan was made for {rule}")
+        return self._run((q, k, v), sequence, out)
+
+    @property
+    def _paged(self) -> bool:
+        return isinstance(self._call.sequence, PagedKV)
+
+
+def _cache(kv: PagedKV | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, PagedKV | Dense]:
+    """Keys, values, and how sequences lie in them."""
+    if isinstance(kv, PagedKV):
+        return kv.k_pages, kv.v_pages, kv
+    if not isinstance(kv, tuple) or len(kv) != 2:
+        raise AttentionError(f"kv is a {type(kv).__name__}; it must be a PagedKV or a pair of dense k and v")
+    return *kv, Dense()
 
 
 class PrefillPlan(_ServingPlan):

@@ -111,27 +111,29 @@ def test_the_same_bits_every_time(name):
         assert torch.equal(again[0], out) and torch.equal(again[1], lse)
 
 
-@pytest.mark.parametrize("page", [16, 64])
+@pytest.mark.parametrize("page", [0, 3, 16, 64])
 @pytest.mark.parametrize("settled", [False, True])
 def test_new_tokens_written_by_the_launch_in_front(settled, page):
     """A graph of steps: keys and queries are written by kernels right in front of each decode launch, others follow it
     at once. Every step's result has the bits of the same step run alone."""
-    case = Decode((4000, 130, 8191, 64), page=page, heads=32, heads_kv=8, dim=128)
-    q, _, kv, _ = tensors(case)
-    kv = PagedKV(*(x.cuda() for x in (kv.k_pages, kv.v_pages, kv.block_table, kv.lengths)))
-    plan = DecodePlan(q.cuda(), kv, cache_settled=settled)
-    steps = 24
+    lengths = (4000, 130, 8191, 64) if page else (16384,)
+    q, dense, kv, _ = tensors(Decode(lengths, page=page, heads=32, heads_kv=8, dim=128))
+    if isinstance(kv, PagedKV):
+        kv = PagedKV(*(x.cuda() for x in (kv.k_pages, kv.v_pages, kv.block_table, kv.lengths)))
+        caches, at = (kv.k_pages, kv.v_pages), kv.lengths.long() - 1
+        place = (kv.block_table[torch.arange(len(q)), at // page].long(), at % page)
+    else:
+        caches = kv = tuple(x.cuda() for x in dense)
+        place = (torch.arange(len(q), device="cuda"), torch.tensor(lengths, device="cuda") - 1)
+    plan, steps = DecodePlan(q.cuda(), kv, cache_settled=settled), 24
     queries = torch.randn(steps, *q.shape, device="cuda").to(q.dtype)
     new = torch.randn(2, steps, len(q), 8, 128, device="cuda").to(q.dtype)
-    at = kv.lengths.long() - 1
-    page_of = kv.block_table[torch.arange(len(q)), at // page].long()
-    now = torch.empty_like(queries[0])
-    outs = torch.zeros_like(queries)
+    now, outs = torch.empty_like(queries[0]), torch.zeros_like(queries)
 
     def step(i):
-        for cache, x in zip((kv.k_pages, kv.v_pages), new[:, i], strict=True):
-            cache.index_put_((page_of, at % page), x)
         now.copy_(queries[i])
+        for cache, x in zip(caches, new[:, i], strict=True):
+            cache.index_put_(place, x)
         outs[i].copy_(plan(now, kv))
 
     alone = torch.zeros_like(outs)
@@ -148,7 +150,8 @@ def test_new_tokens_written_by_the_launch_in_front(settled, page):
         outs.zero_()
         graph.replay()
         assert torch.equal(outs, alone)
-    want = reference(queries[-1], kv.k_pages, kv.v_pages, sequence=kv)[0]
+    sequence = kv if isinstance(kv, PagedKV) else Dense()
+    want = reference(queries[-1], *caches, sequence=sequence)[0]
     assert error(alone[-1].float(), want.float()) < 2e-2
 
 

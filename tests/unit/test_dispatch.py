@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
@@ -100,6 +101,8 @@ def test_every_kernel_reaches_the_driver(arch, kind, queries, driver):
     wanted = steps(ready, x, sequence)
     dispatch.run(ready, x, sequence)
     assert [launch[1:4] for launch in driver.launches] == [(*step.grid, 1, 1)[:3] for step in wanted]
+    assert driver.ahead == [i for i, step in enumerate(wanted) if step.ahead]
+    assert [step.ahead for step in wanted] == [arch == "sm90" and queries == 1] * len(wanted), "decode"
     for launch in driver.launches:
         assert launch[0] == 77 and launch[4:8] == (256, 1, 1, 1000) and launch[8] == 5
     maps = [value for step in wanted for value in abi.parameters(step.source().signature) if value.kind == "map"]
@@ -138,6 +141,25 @@ def test_a_plan_for_serving_launches_what_a_call_would(driver, monkeypatch):
     plan = wa.DecodePlan(asked.q, kv, mask=wa.Causal())
     assert plan(asked.q, kv) is plan.out
     assert len(driver.launches) >= 1 and plan.out.shape == asked.q.shape
+
+
+def test_a_launch_ahead_is_told_to_the_driver(monkeypatch):
+    """cuLaunchKernelEx gets the sizes, the stream and one attribute: programmatic stream serialization, allowed."""
+    seen = []
+
+    def launch(at, function, table, extra):
+        sizes = list((ctypes.c_uint * 7).from_address(at))
+        stream, attributes = (ctypes.c_void_p * 2).from_address(at + 32)
+        count = ctypes.c_uint.from_address(at + 48).value
+        seen.append((sizes, stream, list((ctypes.c_int * 3).from_address(attributes)), count, function, table, extra))
+        return 3
+
+    monkeypatch.setattr(cuda, "driver", lambda: SimpleNamespace(cuLaunchKernelEx=launch))
+    call = cuda.launch_ahead_call()
+    assert call(77, 4, 2, 1, 160, 1, 1, 1000, 5, 9, None) == 3
+    assert call(77, 8, 1, 1, 160, 1, 1, 1000, 0, 9, None) == 3
+    assert seen[0] == ([4, 2, 1, 160, 1, 1, 1000], 5, [6, 0, 1], 1, 77, 9, None)
+    assert seen[1][:2] == ([8, 1, 1, 160, 1, 1, 1000], None)
 
 
 def test_a_failed_launch_is_an_error(driver, monkeypatch):

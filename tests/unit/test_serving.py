@@ -49,6 +49,22 @@ def test_a_prefill_plan_takes_fewer_rows():
         plan(*step(20, 20))
 
 
+def test_a_dense_cache():
+    q, k, v = torch.randn(2, 1, 4, 16), torch.randn(2, 30, 2, 16), torch.randn(2, 30, 2, 24)
+    plan = wa.DecodePlan(q, (k, v), mask=wa.SlidingWindow(8), cache_settled=True)
+    for _ in range(2):
+        k = torch.randn_like(k)
+        assert torch.allclose(plan(q, (k, v)), wa.attention(q, k, v, mask=wa.SlidingWindow(8)), atol=1e-6)
+    with pytest.raises(wa.AttentionError, match="kv is a PagedKV; the plan was made for a pair of dense k and v"):
+        plan(q, cache())
+    with pytest.raises(wa.AttentionError, match="kv is a tuple; the plan was made for a PagedKV"):
+        wa.DecodePlan(q, cache())(q, (k, v))
+    with pytest.raises(wa.AttentionError, match="kv is a Tensor; it must be a PagedKV or a pair of dense k and v"):
+        wa.DecodePlan(q, k)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(wa.AttentionError, match="k has shape"):
+        plan(q, (k[:, :20], v))
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -30,7 +30,7 @@ APART = 4  # blocks of 32 parts by 4 rows from which one CTA would take longer o
 COMBINE_ARGUMENTS = ("out", "keys", "workspace", "lse_ptr", "sinks_ptr", "shape", "mask_args")
 OPTIONS: dict[str, object] = {"num_warps": 4, "enable_fp_fusion": True}
 PRICE = 1  # units that a head costs beside its keys where sequences may differ
-SHORT_SHARE = 1 << 20  # bytes of a CTA up to which the next launch's CTAs may come before all of these are done
+SHORT_SHARE = 1 << 20  # bytes of keys and values of a CTA, see `is_short`
 WIDE_PLAN = 1024  # entries added up at once where there are more than 128
 
 
@@ -73,9 +73,7 @@ def choose(problem: Problem, target: Arch, *, ctas: int | None = None, terms: Te
     else:
         rows = problem.seq_q * problem.heads_q // problem.heads_kv
         config = choose_decode(dtype, problem.dim_qk, problem.dim_v, problem.page_size, ctas, rows)
-        heads = problem.batch * row_tiles(problem) * problem.heads_kv
-        split = heads < readers(config, target)
-        config = invariant(config) if terms.batch_invariant else shorter(config) if split else config
+        config = invariant(config) if terms.batch_invariant else fitting_tiles(config, problem, target, terms)
     tiles = row_tiles(problem)
     entries = problem.batch * tiles
     config = replace(
@@ -112,15 +110,28 @@ def readers(config: DecodeConfig, target: Arch) -> int:
     return target.processors // 16 * 16 if config.ctas == 1 else target.processors * config.ctas
 
 
+def fitting_tiles(config: DecodeConfig, problem: Problem, target: Arch, terms: Terms) -> DecodeConfig:
+    """The same with shorter tiles where heads are split; unless much of a CTA's share is read ahead, which more bytes
+    under way are better for."""
+    grid = readers(config, target)
+    whole = problem.batch * row_tiles(problem) * problem.heads_kv >= grid
+    return config if whole or (terms.cache_settled and is_short(config, problem, grid)) else shorter(config)
+
+
+def is_short(config: DecodeConfig, problem: Problem, grid: int) -> bool:
+    """Whether a CTA has little to read."""
+    keys = problem.batch * problem.heads_kv * problem.seq_k
+    return keys * (config.k_bytes + config.v_bytes) // config.block_n <= SHORT_SHARE * grid
+
+
 def ahead(config: DecodeConfig, problem: Problem, grid: int, terms: Terms) -> DecodeConfig:
     """The same, launched ahead of the end of the launch in front of it, which it waits for by itself.
 
     Whether the next launch may come ahead of this one's end is another matter: where all CTAs have the same work for a
     long time, it is better placed on SMs that are all free.
     """
-    share = problem.batch * problem.heads_kv * problem.seq_k * (config.k_bytes + config.v_bytes) // config.block_n
     keys = terms.cache_settled and not config.gathers
-    hands_over = keys or not config.uniform or share <= SHORT_SHARE * grid
+    hands_over = keys or not config.uniform or is_short(config, problem, grid)
     return replace(config, ahead="keys" if keys else "launch", hands_over=hands_over)
 
 
