@@ -345,7 +345,8 @@ def test_a_launch_ahead_that_does_not_wait_is_found(settled, page):
 
 @pytest.mark.parametrize(
     ("batch", "keys", "settled", "chosen"),
-    [(1, 16384, False, ("launch", True)), (8, 8192, False, ("launch", False)), (8, 8192, True, ("keys", True))],
+    [(1, 16384, False, ("launch", True)), (8, 8192, False, ("launch", False)), (8, 8192, True, ("keys", True)),
+     (32, 4096, True, ("keys", False))],
 )
 def test_when_launches_come_ahead(batch, keys, settled, chosen):
     config = of_shape(batch, keys, Terms(cache_settled=settled))

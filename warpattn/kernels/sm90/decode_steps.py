@@ -30,7 +30,7 @@ APART = 4  # blocks of 32 parts by 4 rows from which one CTA would take longer o
 COMBINE_ARGUMENTS = ("out", "keys", "workspace", "lse_ptr", "sinks_ptr", "shape", "mask_args")
 OPTIONS: dict[str, object] = {"num_warps": 4, "enable_fp_fusion": True}
 PRICE = 1  # units that a head costs beside its keys where sequences may differ
-SHORT_SHARE = 1 << 20  # bytes of keys and values of a CTA, see `is_short`
+SHORT = 1 << 20  # bytes of keys and values of a CTA that are read in a few microseconds
 WIDE_PLAN = 1024  # entries added up at once where there are more than 128
 
 
@@ -115,23 +115,24 @@ def fitting_tiles(config: DecodeConfig, problem: Problem, target: Arch, terms: T
     under way are better for."""
     grid = readers(config, target)
     whole = problem.batch * row_tiles(problem) * problem.heads_kv >= grid
-    return config if whole or (terms.cache_settled and is_short(config, problem, grid)) else shorter(config)
+    return config if whole or (terms.cache_settled and share_of(config, problem, grid) <= SHORT) else shorter(config)
 
 
-def is_short(config: DecodeConfig, problem: Problem, grid: int) -> bool:
-    """Whether a CTA has little to read."""
+def share_of(config: DecodeConfig, problem: Problem, grid: int) -> int:
+    """Bytes of keys and values of a CTA, if all sequences are as long as they can be."""
     keys = problem.batch * problem.heads_kv * problem.seq_k
-    return keys * (config.k_bytes + config.v_bytes) // config.block_n <= SHORT_SHARE * grid
+    return keys * (config.k_bytes + config.v_bytes) // (config.block_n * grid)
 
 
 def ahead(config: DecodeConfig, problem: Problem, grid: int, terms: Terms) -> DecodeConfig:
     """The same, launched ahead of the end of the launch in front of it, which it waits for by itself.
 
-    Whether the next launch may come ahead of this one's end is another matter: where all CTAs have the same work for a
-    long time, it is better placed on SMs that are all free.
+    Whether the next launch may come ahead of this one's end is another matter: its CTAs go where SMs become free, and
+    long ones read better from SMs that the hardware picks among free ones.
     """
     keys = terms.cache_settled and not config.gathers
-    hands_over = keys or not config.uniform or is_short(config, problem, grid)
+    limit = 2 * SHORT if keys or not config.uniform else SHORT
+    hands_over = share_of(config, problem, grid) <= limit
     return replace(config, ahead="keys" if keys else "launch", hands_over=hands_over)
 
 
