@@ -307,15 +307,15 @@ def test_pages_out_of_range_are_clamped():
     assert ran.report.clean, ran.report
 
 
-@pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
+@pytest.mark.parametrize("schedule", ["lazy", "random"])
 @pytest.mark.parametrize("tokens", [1, 3])
-@pytest.mark.parametrize("page", [0, 1, 3, 16, 64])
+@pytest.mark.parametrize("page", [0, 3, 16, 64])
 @pytest.mark.parametrize("rows", [1, 9])
-def test_old_keys_are_read_while_the_launch_in_front_runs(rows, page, tokens, schedule, seed):
+def test_old_keys_are_read_while_the_launch_in_front_runs(rows, page, tokens, schedule):
     """Queries, results, and new tokens are not touched before it has ended; see `in_front`."""
     lengths = (150, 1, 64, 129) if page else (190, 190)
     case = Decode(lengths, page=page, tokens=tokens, heads=rows, settled=True, mask=Causal())
-    ran = check(case, 3, schedule=schedule, seed=seed)
+    ran = check(case, 3, schedule=schedule)
     assert ran.report.clean
 
 

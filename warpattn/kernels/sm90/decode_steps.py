@@ -105,8 +105,8 @@ def choose(problem: Problem, target: Arch, *, ctas: int | None = None, terms: Te
 
 
 def readers(config: DecodeConfig, target: Arch) -> int:
-    """CTAs of a launch. With one on an SM, a multiple of 16: the clusters of SMs (GPCs; by the times of one H200 of 14
-    to 18 SMs) read at most 0.62 TB/s each, and with shares on all SMs those of 18 finish last (bench/notes.md)."""
+    """CTAs of a launch. With one on an SM, a multiple of 16: with shares on all SMs, those in the fullest clusters of
+    SMs finish last (GPCs; bench/notes.md has the times of three cards)."""
     return target.processors // 16 * 16 if config.ctas == 1 else target.processors * config.ctas
 
 
@@ -139,7 +139,7 @@ def ahead(config: DecodeConfig, problem: Problem, grid: int, terms: Terms) -> De
 def _reasons(config: DecodeConfig, target: Arch) -> tuple[str, ...]:
     """Why the keys are shared out as they are."""
     unit = f"{config.unit} key tiles" if config.unit > 1 else "one key tile"
-    where = f"{readers(config, target)} of the {target.processors} SMs, which no cluster of SMs limits"
+    where = f"{readers(config, target)} of the {target.processors} SMs, so that no cluster of SMs is full"
     where = where if config.ctas == 1 else f"{config.ctas} CTAs on each of {target.processors} SMs"
     shared = f"keys are shared out to within {unit} over {where}"
     even = f"equally long heads are not split, or equally, if no share grows by more than {config.growth} units for it"
