@@ -23,6 +23,7 @@ import warpattn as wa
 SLOTS, PAGES, MAX_PAGES = 32, 4096, 256
 HEADS, KV_HEADS, DIM = 32, 8, 128
 MASKS = (wa.Causal(), wa.SlidingWindow(300), wa.Causal() & wa.Chunked(512))
+MOST_PLANNED = 16  # new tokens of a sequence
 TOLERANCE = 2e-2  # absolute; values are standard normal, outputs bf16
 
 
@@ -103,8 +104,12 @@ class Server:
         draw = {"dtype": torch.bfloat16, "device": self.device}
         q = torch.randn(len(slots), tokens, HEADS, DIM, **draw)
         new = [torch.randn(len(slots), tokens, KV_HEADS, DIM, **draw) for _ in range(2)]
+        plan = None
+        if tokens <= MOST_PLANNED and self.chance.random() < 0.3:  # made first, so that appending is right in front
+            plan = wa.DecodePlan(q, kv, mask=mask, sinks=self.sinks, cache_settled=True)
+            self.done["of them planned, with a settled cache"] += 1
         wa.append_paged(kv.k_pages, kv.v_pages, kv.block_table, kv.lengths, *new)
-        out = wa.attention_paged(q, kv, mask=mask, sinks=self.sinks)
+        out = wa.attention_paged(q, kv, mask=mask, sinks=self.sinks) if plan is None else plan(q, kv)
         self.done[what] += 1
         self.done["tokens"] += tokens * len(slots)
         if self.chance.random() < 0.2:

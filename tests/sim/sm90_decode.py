@@ -41,6 +41,7 @@ class Decode:
     sinks: bool = False
     invariant: bool = False
     settled: bool = False  # the cache: see `in_front`
+    behind: bool = False  # a launch that still runs; so are settled ones
     config: tuple[tuple[str, int], ...] = ()  # fields that differ from the chosen configuration
     seed: int = 0
 
@@ -95,7 +96,7 @@ def run(
 def in_front(step: Any, k: Tensor, v: Tensor, sequence: Dense | PagedKV, case: Decode) -> list[Tensor]:
     """What a launch in front of the step may still write: every argument, or, if the cache is settled, all but lengths,
     table, and keys and values of older tokens."""
-    if not step.ahead:
+    if not (case.behind or case.settled):
         return []
     args = step.args
     written = [args["q"][0], args["out"][0], args["lse_ptr"], *(args["workspace"][i] for i in (0, 1, 3))]

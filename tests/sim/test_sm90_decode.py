@@ -315,15 +315,15 @@ def test_old_keys_are_read_while_the_launch_in_front_runs(rows, page, tokens, sc
     """Queries, results, and new tokens are not touched before it has ended; see `in_front`."""
     lengths = (150, 1, 64, 129) if page else (190, 190)
     case = Decode(lengths, page=page, tokens=tokens, heads=rows, settled=True, mask=Causal())
-    ran = check(case, 3, schedule=schedule)
-    assert ran.report.clean
+    assert check(case, 3, schedule=schedule).report.clean
+    assert check(replace(case, settled=False, behind=True), 3, schedule=schedule).report.clean
 
 
 @pytest.mark.parametrize("page", [0, 64])
 @pytest.mark.parametrize("settled", [False, True])
 def test_a_launch_ahead_that_does_not_wait_is_found(settled, page):
     """Every wait for the launch in front is needed."""
-    case = Decode((700, 40), page=page, settled=settled)
+    case = Decode((700, 40), page=page, settled=settled, behind=True)
     waits = []
 
     def without(number):

@@ -28,7 +28,7 @@ def reason(found: KnockOut) -> str | None:
 @pytest.mark.parametrize("page", [0, 64, 3])
 def test_the_decode_kernel_needs_its_synchronisation(page, few_rows):
     fields = (("stages", 2), ("few_rows", few_rows))
-    case = Decode((700, 40, 900), page=page, heads_kv=2, dim=128, config=fields)
+    case = Decode((700, 40, 900), page=page, heads_kv=2, dim=128, config=fields, behind=True)
     made = []
 
     def simulated(module) -> Report:
