@@ -17,10 +17,9 @@ __all__ = ["ORDINARY", "Choice", "Step", "TensorMap", "Terms"]
 
 @dataclass(frozen=True)
 class Terms:
-    """What the owner of a plan asks for, and what they promise."""
+    """What the owner of a plan asks for."""
 
-    batch_invariant: bool = False  # asked for: a sequence's bits do not depend on what else is in the batch
-    cache_settled: bool = False  # promised: see `DecodePlan`; what has no use for it ignores it
+    batch_invariant: bool = False  # a sequence's bits do not depend on what else is in the batch
 
 
 ORDINARY = Terms()

@@ -90,8 +90,7 @@ def _decode(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
         "1; `mla` is latent attention, 576/512, whose latents are read once. A peer's × is its time over warpattn's in "
         "the same run. `read` only reads the keys and values, in tiles like warpattn's: hardly any attention can take "
         "less. `-tc` is FlashInfer's kernel with tensor cores (of latent attention its fa3 kernel, the other one fa2). "
-        "`warpattn:settled=1` is a `DecodePlan` with `cache_settled`. Cards differ: another H200's record of the same "
-        "day is in `2026-11-21-decode-another-card.json`, see bench/notes.md.",
+        "Cards differ, see bench/notes.md.",
         "",
         "| pages, batch × length, heads | µs | TB/s | " + " | ".join([*peers, "fa4"]) + " |",
         "|---" * (len(peers) + 4) + "|",

@@ -112,29 +112,39 @@ def test_the_same_bits_every_time(name):
 
 
 @pytest.mark.parametrize("page", [0, 3, 16, 64])
-@pytest.mark.parametrize("settled", [False, True])
-def test_new_tokens_written_by_the_launch_in_front(settled, page):
-    """A graph of steps: keys and queries are written by kernels right in front of each decode launch, others follow it
-    at once. Every step's result has the bits of the same step run alone."""
+def test_everything_written_by_the_launch_in_front(page):
+    """A graph of steps: queries and new keys, and lengths and table of pages, are written by kernels right in front of
+    each decode launch, others follow it at once. Every step's result has the bits of the same step run alone."""
     lengths = (4000, 130, 8191, 64) if page else (16384,)
     q, dense, kv, _ = tensors(Decode(lengths, page=page, heads=32, heads_kv=8, dim=128))
+    steps, batch = 24, len(q)
+    rows, grows = torch.arange(batch), torch.arange(batch) % 2 * bool(page)  # every other sequence gets longer
+    now = torch.tensor(lengths) + (torch.arange(steps)[:, None] + 1 - steps) * grows
+    places = [(rows.cuda(), (row - 1).cuda()) for row in now]
+    caches = (dense[0].cuda(), dense[1].cuda())
+    tables = torch.empty(0)
     if isinstance(kv, PagedKV):
+        tables = kv.block_table.repeat(steps, 1, 1)
+        tables[1::2, 2, :2] = tables[1::2, 2, :2].flip(1)  # two old pages of a sequence change places
+        at = [(table[rows, (row - 1) // page].long(), (row - 1) % page) for table, row in zip(tables, now, strict=True)]
+        places = [(page_of.cuda(), row.cuda()) for page_of, row in at]
         kv = PagedKV(*(x.cuda() for x in (kv.k_pages, kv.v_pages, kv.block_table, kv.lengths)))
-        caches, at = (kv.k_pages, kv.v_pages), kv.lengths.long() - 1
-        place = (kv.block_table[torch.arange(len(q)), at // page].long(), at % page)
+        caches, tables, now = (kv.k_pages, kv.v_pages), tables.cuda(), now.to(torch.int32).cuda()
     else:
-        caches = kv = tuple(x.cuda() for x in dense)
-        place = (torch.arange(len(q), device="cuda"), torch.tensor(lengths, device="cuda") - 1)
-    plan, steps = DecodePlan(q.cuda(), kv, cache_settled=settled), 24
+        kv = caches
+    plan = DecodePlan(q.cuda(), kv)
     queries = torch.randn(steps, *q.shape, device="cuda").to(q.dtype)
-    new = torch.randn(2, steps, len(q), 8, 128, device="cuda").to(q.dtype)
-    now, outs = torch.empty_like(queries[0]), torch.zeros_like(queries)
+    new = torch.randn(2, steps, batch, 8, 128, device="cuda").to(q.dtype)
+    query, outs = torch.empty_like(queries[0]), torch.zeros_like(queries)
 
     def step(i):
-        now.copy_(queries[i])
         for cache, x in zip(caches, new[:, i], strict=True):
-            cache.index_put_(place, x)
-        outs[i].copy_(plan(now, kv))
+            cache.index_put_(places[i], x)
+        query.copy_(queries[i])
+        if isinstance(kv, PagedKV):
+            kv.block_table.copy_(tables[i])
+            kv.lengths.copy_(now[i])
+        outs[i].copy_(plan(query, kv))
 
     alone = torch.zeros_like(outs)
     for i in range(steps):
@@ -142,6 +152,8 @@ def test_new_tokens_written_by_the_launch_in_front(settled, page):
         step(i)
         torch.cuda.synchronize()
         alone[i] = outs[i]
+    want = reference(queries[-1], *caches, sequence=kv if isinstance(kv, PagedKV) else Dense())[0]
+    assert error(alone[-1].float(), want.float()) < 2e-2
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for i in range(steps):
@@ -150,9 +162,6 @@ def test_new_tokens_written_by_the_launch_in_front(settled, page):
         outs.zero_()
         graph.replay()
         assert torch.equal(outs, alone)
-    sequence = kv if isinstance(kv, PagedKV) else Dense()
-    want = reference(queries[-1], *caches, sequence=sequence)[0]
-    assert error(alone[-1].float(), want.float()) < 2e-2
 
 
 def test_batch_invariance():

@@ -85,13 +85,18 @@ def product_kernel(a_desc, b_desc, out, FAULT: gl.constexpr):
 
 @gluon.jit
 def ahead_kernel(x, y, out, FAULT: gl.constexpr):
-    """out = x + y where the launch in front may still write y."""
+    """out = x + y where the launch in front may still write y, which it looks at before it may believe what it sees."""
     at = gl.arange(0, 64, gl.BlockedLayout([1], [32], [4], [0]))
     before = gl.load(x + at)
-    gdc_launch_dependents()
+    guess = gl.load(y + at, volatile=FAULT != "guesses by ordinary loads")
+    if gl.sum(guess, 0) > 0:
+        gdc_launch_dependents()
     if FAULT != "no wait":
         gdc_wait()
-    gl.store(out + at, before + gl.load(y + at))
+    if FAULT == "believes its guess":
+        gl.store(out + at, before + guess)
+    else:
+        gl.store(out + at, before + gl.load(y + at))
 
 
 @gluon.jit

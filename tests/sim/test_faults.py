@@ -108,6 +108,7 @@ FAULTS = [
     (handover, "no_wait", "Race", "send_tile", "tma.async_store", "tile.store"),
     (ahead, "no wait", "Race", "ahead_kernel", "gl.load(y + at)", None),
     (ahead, "reads too early", "Race", "ahead_kernel", "before = gl.load(x", None),
+    (ahead, "guesses by ordinary loads", "Race", "ahead_kernel", "guess = gl.load(y", None),
     (last_block, "relaxed", "Race", "last_block_kernel", "tl.load(part", "tl.store(part"),
     (store, "same_place", "Race", "store_kernel", "tl.store(out", "tl.store(out"),
     (store, "past_the_end", "OutOfBounds", "store_kernel", "tl.store(out", None),
@@ -156,6 +157,8 @@ def test_what_a_launch_in_front_writes():
     report, _ = ahead("no wait")
     assert "that the launch in front wrote; nothing orders the two" in str(report.findings[0])
     assert ahead("nothing runs")[0].clean
+    report, right = ahead("believes its guess")
+    assert report.clean and not right, "volatile loads find anything there, which is no race"
     x = torch.zeros(64)
     with pytest.raises(SimulationError, match=r"running\[0\] is no part of an argument"):
         run(kernels.ahead_kernel, Behind((1,), [torch.zeros(64)]), {"x": x, "y": x, "out": x}, {"FAULT": ""})

@@ -12,11 +12,13 @@ pytest.importorskip("triton")
 from tests.sim.sm90_decode import Decode, run, tensors
 from warpattn.kernels.sm90.decode_config import choose_decode, even_cut, near_parts
 from warpattn.kernels.sm90.decode_steps import choose
-from warpattn.masks import Causal, Chunked, CustomMask, SlidingWindow
+from warpattn.masks import Causal, Chunked, CustomMask, Padding, SlidingWindow
 from warpattn.problem import Call, examine
 from warpattn.scores import ALiBi, SoftCap
 from warpattn.sequences import Dense
 from warpattn.sim.compile import Compiled
+from warpattn.sim.ops import asm
+from warpattn.sim.simulate import linked
 from warpattn.step import ORDINARY, Terms
 from warpattn.target import ARCHS
 
@@ -311,43 +313,65 @@ def test_pages_out_of_range_are_clamped():
 @pytest.mark.parametrize("tokens", [1, 3])
 @pytest.mark.parametrize("page", [0, 3, 16, 64])
 @pytest.mark.parametrize("rows", [1, 9])
-def test_old_keys_are_read_while_the_launch_in_front_runs(rows, page, tokens, schedule):
-    """Queries, results, and new tokens are not touched before it has ended; see `in_front`."""
+def test_the_launch_in_front_may_write_everything(rows, page, tokens, schedule):
+    """Lengths and table as they are before it has ended may be anything: they only say what to ask for in L2."""
     lengths = (150, 1, 64, 129) if page else (190, 190)
-    case = Decode(lengths, page=page, tokens=tokens, heads=rows, settled=True, mask=Causal())
-    assert check(case, 3, schedule=schedule).report.clean
-    assert check(replace(case, settled=False, behind=True), 3, schedule=schedule).report.clean
+    mask = Causal() if page else SlidingWindow(100)
+    case = Decode(lengths, page=page, tokens=tokens, heads=rows, behind=True, mask=mask)
+    for seed in range(3):
+        check(case, 3, schedule=schedule, seed=seed)
 
 
 @pytest.mark.parametrize("page", [0, 64])
-@pytest.mark.parametrize("settled", [False, True])
-def test_a_launch_ahead_that_does_not_wait_is_found(settled, page):
-    """Every wait for the launch in front is needed."""
-    case = Decode((700, 40), page=page, settled=settled, behind=True)
-    waits = []
+def test_a_launch_ahead_that_does_not_wait_is_found(page):
+    def without_wait(kernel):
+        lines = kernel.asm["ttgir"].splitlines()
+        kept = [line for line in lines if "tt.grid_dependency_wait" not in line]
+        assert len(kept) == len(lines) - 1
+        return replace(kernel, asm={"ttgir": "\n".join(kept)})
 
-    def without(number):
-        def change(kernel):
-            lines = kernel.asm["ttgir"].splitlines()
-            found = [i for i, line in enumerate(lines) if "tt.grid_dependency_wait" in line]
-            waits.append(len(found))
-            del lines[found[number]]
-            return replace(kernel, asm={"ttgir": "\n".join(lines)})
+    report = run(Decode((700, 40), page=page, behind=True), 2, kernel=without_wait).report
+    assert report.of_kind("Race") and "the launch in front" in str(report.of_kind("Race")[0])
 
-        return change
 
-    count = 1 if page and not settled else 2
-    for number in range(count):
-        report = run(case, 2, kernel=without(number)).report
-        assert report.of_kind("Race") and "the launch in front" in str(report.of_kind("Race")[0])
-    assert set(waits) == {count}
+@pytest.mark.parametrize("page", [0, 16, 64])
+def test_what_is_asked_for_is_read_first(page, monkeypatch):
+    """A CTA asks for the keys of its first tiles: the last ones of the sequence, of both halves of the columns."""
+    (text,) = (text for text in asm._ELEMENTWISE if "prefetch" in text)
+    asked = set()
+
+    def spy(tensor, wanted, *coord):
+        asked.update(zip(*(x[wanted != 0].tolist() for x in coord), strict=True))
+        return wanted * 0
+
+    monkeypatch.setitem(asm._ELEMENTWISE, text, spy)
+    case, tiles = Decode((1000,), page=page, dim=128), 3
+    linked.cache_clear()
+    run(replace(case, config=(("prefetched", tiles),)), 1)
+    linked.cache_clear()
+    *_, sequence, _ = tensors(case)
+    step, config = page or 64, of_shape(1, 1000)
+    rows = range((1000 // config.block_n - tiles + 1) * config.block_n, 1000, step)
+    places = [(int(sequence.block_table[0, row // page]), 0) if page else (0, row) for row in rows]
+    assert config.block_n == 64 and asked == {(*place, 0, col) for place in places for col in (0, 64)}
+
+
+def test_no_guess_where_the_span_needs_tensors():
+    """They may be written by the launch in front like everything else, and are read in many places."""
+
+    def config(mask):
+        q, k = torch.zeros(2, 1, 4, 128).bfloat16(), torch.zeros(2, 600, 4, 128).bfloat16()
+        return choose(examine(Call(q, k, k, Dense(), mask, backend="reference")).problem, ARCHS["sm90"]).config
+
+    assert config(Causal()).prefetched and not config(Padding(torch.tensor([600, 3]))).prefetched
 
 
 @pytest.mark.parametrize(
-    ("batch", "keys", "settled", "chosen"),
-    [(1, 16384, False, ("launch", True)), (8, 8192, False, ("launch", False)), (8, 8192, True, ("keys", True)),
-     (32, 4096, True, ("keys", False))],
+    ("batch", "keys", "chosen"),
+    [(1, 16384, (4, True)), (8, 8192, (8, True)), (1, 131072, (16, True)), (32, 4096, (8, False)), (8, 600, (4, True))],
 )
-def test_when_launches_come_ahead(batch, keys, settled, chosen):
-    config = of_shape(batch, keys, Terms(cache_settled=settled))
-    assert (config.ahead, config.hands_over) == chosen
+def test_when_launches_come_ahead(batch, keys, chosen):
+    """(tiles asked for ahead, whether the next launch may come ahead, too) by the bytes that a CTA has to read."""
+    config = of_shape(batch, keys)
+    share = batch * 8 * keys // (config.block_n * 128)
+    assert config.ahead and (config.prefetched, share <= config.hands_over) == chosen

@@ -13,6 +13,7 @@ from warpattn.sass import opcode_counts, resources
 
 DENSE = {"uniform": True}
 PAGED = {"has_lengths": True, "price": 1, "plan_lane": 4}
+AHEAD = {"ahead": True, "prefetched": 4, "hands_over": 64}
 CONFIGS = {
     "d64-paged": replace(choose_decode("bf16", 64, 64, 16, rows=4), **PAGED),
     "d64": replace(choose_decode("bf16", 64, 64, rows=4), **DENSE),
@@ -21,6 +22,8 @@ CONFIGS = {
     "d128-16-rows": replace(choose_decode("bf16", 128, 128, rows=16), **DENSE),
     "d128-64-rows": replace(choose_decode("bf16", 128, 128), **DENSE),
     "d256": replace(choose_decode("bf16", 256, 256, rows=8), **DENSE),
+    "ahead": replace(choose_decode("bf16", 128, 128, rows=4), **DENSE, **AHEAD),
+    "ahead-paged": replace(choose_decode("bf16", 128, 128, 16, rows=4), **PAGED, **AHEAD),
 }
 # Bytes of stack that the compiler spills to, Triton 3.9.0: a number that an item needs once.
 STACK = {"d256": 8}
@@ -69,6 +72,14 @@ def test_machine_code(name):
     assert counts["HGMMA"] == sum(products(config).values()) and counts["HMMA"] == 0
     assert counts["WARPGROUP"] <= 8, "products do not wait for each other"
     assert sum(counts.values()) <= LENGTH.get(name, 5000)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_launches_ahead(name):
+    """Threads ask for one box each, of 64 columns; the block waits once; the producer lets the next launch come."""
+    counts, config = opcode_counts(compiled(CONFIGS[name]).asm["cubin"]), CONFIGS[name]
+    asked = config.padded_qk // 64 if config.prefetched else 0
+    assert (counts["UTMAPF"], counts["ACQBULK"], counts["PREEXIT"]) == (asked, config.ahead, config.hands_over > 0)
 
 
 @pytest.mark.parametrize("name", [name for name, config in CONFIGS.items() if config.few_rows])

@@ -88,7 +88,7 @@ def evaluate(block: Block, registers: list[Any], arguments: list[Any]) -> list[A
         value = op.run(*[registers[i] for i in op.ins])
         if len(op.outs) == 1:
             registers[op.outs[0]] = value
-        else:
+        elif op.outs:
             for slot, part in zip(op.outs, value, strict=False):
                 registers[slot] = part
     return []

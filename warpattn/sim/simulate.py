@@ -30,7 +30,7 @@ class Behind:
     """A grid that is launched while the launch in front still runs (programmatic dependent launch).
 
     running: tensors, or parts of them, that the launch in front may still write: whoever touches one of their elements
-    before `griddepcontrol.wait` races with it.
+    before `griddepcontrol.wait` races with it, but for volatile loads, which find anything there.
     """
 
     grid: Sequence[int]

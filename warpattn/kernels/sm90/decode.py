@@ -7,8 +7,8 @@
                                                                        few rows: decode_finish.py)
 
 The grid is fixed; each CTA computes its share from the lengths on the device (pieces/split.py). CTAs may come while the
-launch in front of theirs still runs (programmatic dependent launch). They wait for its end before they touch anything
-that it may write: everything, or with a settled cache queries, results, and the keys of the new tokens.
+launch in front of theirs still runs (programmatic dependent launch). They wait for its end before they read or write
+anything, but before that they ask for their first keys in L2 (decode_prefetch.py).
 """
 
 from triton.experimental import gluon
@@ -23,13 +23,12 @@ from .decode_combine import leave_programs
 from .decode_context import DecodeContext, Keys, Matrix, Results, grid_of, make_decode_rings, take_share
 from .decode_few import few_attend_role
 from .decode_load import decode_load_role
+from .decode_prefetch import prefetch_share
 
 
 @gluon.jit
 def attend_role(ctx):
     """The warpgroup: queries on the right of keys, or on the left."""
-    if ctx.config.waits == "late":
-        gdc_wait()
     if ctx.config.combine_apart:
         leave_programs(ctx.results.tickets, ctx.work)
     if ctx.config.few_rows > 0:
@@ -66,12 +65,14 @@ def decode_kernel(
     """
     work = grid_of(shape)
     mods = Modifiers(functions[0], functions[1], functions[2], mask_args, score_args)
-    stored = Keys(k, v, keys[0], keys[1], keys[2])
+    stored = Keys(k, v, keys[0], keys[1], keys[2], False)
     partials = Partials(workspace[0], workspace[1], workspace[2], config.padded_v)
     results = Results(Matrix(out[0], out[1], out[2], out[3]), lse_ptr, sinks_ptr, partials, workspace[3])
     rings = make_decode_rings(config)
     fence_async_shared()
-    if config.waits == "early":
+    if config.prefetched > 0:
+        prefetch_share(stored.now(), work, mods, config)
+    if config.ahead:
         gdc_wait()
     shares, start = take_share(stored, work, mods, config)
     end = shares.first(gl.program_id(0) + 1)

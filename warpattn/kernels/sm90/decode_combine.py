@@ -62,7 +62,7 @@ def decode_combine_kernel(
     """Arguments as in `decode_kernel`. Grid: (entries * key heads, blocks of rows, blocks of columns)."""
     work = grid_of(shape)
     mods = Modifiers(functions[0], functions[1], functions[2], mask_args, mask_args)
-    stored = Keys(keys, keys, keys[0], keys[1], keys[2])
+    stored = Keys(keys, keys, keys[0], keys[1], keys[2], False)
     partials = Partials(workspace[0], workspace[1], workspace[2], config.padded_v)
     results = Results(Matrix(out[0], out[1], out[2], out[3]), lse_ptr, sinks_ptr, partials, workspace[3])
     ctx = CombineContext(results, work, config, has_sinks, has_lse)

@@ -57,8 +57,9 @@ class DecodeConfig:
     combine_apart: bool = False  # parts are added up by a kernel of its own
     few_rows: int = 0  # rows of queries, 8 or 16, that keys multiply from the left; 0: 64 rows on the left
     query_rows: int = 0  # with few rows: of them, 4, 8 or 16 at most that are queries
-    ahead: str = ""  # "launch": may come before the launch in front has ended, and waits; "keys": reads keys before
-    hands_over: bool = False  # lets the next launch come as soon as all copies are under way
+    ahead: bool = False  # may come before the launch in front has ended, and waits for that
+    prefetched: int = 0  # key tiles of a CTA of which keys are asked for in L2 before that wait
+    hands_over: int = 0  # units of a CTA up to which it lets the next launch come as soon as its copies are under way
     one_tile: bool = False  # a key head has one row tile: no other CTA reads its keys, so they may leave L2 first
     consumer_registers: int = 240
     producer_registers: int = 152
@@ -75,13 +76,6 @@ class DecodeConfig:
     def rows(self) -> int:
         """Rows of a tile of queries."""
         return self.few_rows or CONSUMER_ROWS
-
-    @property
-    def waits(self) -> str:
-        """Where the kernel waits for the launch in front: "early", before it reads lengths; "late", every role before
-        it reads what may not have been written yet; "" if it is launched behind its end."""
-        early = self.ahead == "launch" and not self.uniform
-        return "early" if early else "late" if self.ahead else ""
 
     @property
     def kept_rows(self) -> int:

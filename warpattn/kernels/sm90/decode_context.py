@@ -64,6 +64,12 @@ class Keys:
     lengths: gl.tensor  # int32* (batch,)
     table: gl.tensor  # int32* (batch, row of `table_stride`)
     table_stride: gl.tensor
+    guessed: gl.constexpr  # lengths and table are read though they may be being written: see decode_prefetch.py
+
+    @gluon.jit
+    def now(self):
+        """The same for a guess. Its reads must not leave in L1 what those behind the wait would then find."""
+        return Keys(self.k, self.v, self.lengths, self.table, self.table_stride, True)
 
 
 @gluon.aggregate
@@ -152,7 +158,7 @@ def rows_of(ctx, item, row):
 def length_of(keys, work, b, inside, config: gl.constexpr):
     """Keys of sequence `b`; numbers of sequences or a block of them, read where `inside`."""
     if config.has_lengths:
-        length = gl.load(keys.lengths + b, mask=inside, other=0)
+        length = gl.load(keys.lengths + b, mask=inside, other=0, volatile=keys.guessed)
         return gl.maximum(gl.minimum(length, work.capacity), 0)
     else:
         return work.capacity + b * 0

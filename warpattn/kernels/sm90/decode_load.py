@@ -16,7 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
     tma,
 )
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from ..nvidia.pipelines import producer_state
 from .decode_context import Matrix, item_at
@@ -40,42 +40,37 @@ def decode_load_role(ctx):
                 v_state = gather_rows(ctx, ctx.keys.v, ctx.rings.v, v_state, item, i, config.dim_v)
         else:
             boxes = find_boxes(ctx, item, item.begin)
-            if config.ahead == "launch" and config.waits == "late":
-                gdc_wait()
             for i in range(item.begin, item.end):
-                wait_for_new_tokens(ctx, item, i)
                 following = find_boxes(ctx, item, gl.minimum(i + 1, item.end - 1))
                 k_state = load_boxes(ctx, ctx.keys.k[0], ctx.rings.k, k_state, item, boxes, config.k_bytes)
                 v_state = load_boxes(ctx, ctx.keys.v[0], ctx.rings.v, v_state, item, boxes, config.v_bytes)
                 boxes = following
         place = place.advance(item.part.count, item.room * ctx.work.heads)
-    if config.hands_over:
-        gdc_launch_dependents()
-
-
-@gluon.jit
-def wait_for_new_tokens(ctx, item, i):
-    """Where older keys are read ahead: wait for the launch in front before key tile number `i` if it has newer ones."""
-    config: gl.constexpr = ctx.config
-    if config.ahead == "keys":
-        if (item.entry.span.key_tile(i) + 1) * config.block_n > item.entry.length - ctx.work.tokens:
-            gdc_wait()
+    if config.hands_over > 0:
+        if ctx.end - ctx.start.unit <= config.hands_over:
+            gdc_launch_dependents()
 
 
 @gluon.jit
 def find_boxes(ctx, item, i):
     """(outer coordinate, row) of every box of key tile number `i`, one after the other in a tuple."""
+    first = item.entry.span.key_tile(i) * ctx.config.block_n
+    boxes: gl.constexpr = ctx.config.boxes
+    places = ()
+    for box in gl.static_range(boxes):
+        places = places + find_box(ctx, item, first + box * ctx.config.box)
+    return places
+
+
+@gluon.jit
+def find_box(ctx, item, key):
+    """(outer coordinate, row) of the box that begins with a key of the item's sequence, or with each of a block."""
     config: gl.constexpr = ctx.config
-    boxes: gl.constexpr = config.boxes
-    first = item.entry.span.key_tile(i) * config.block_n
     if config.page_box == 0:
-        return (item.entry.b, first)
+        return (item.entry.b + key * 0, key)
     else:
-        places = ()
-        for box in gl.static_range(boxes):
-            last = gl.maximum(item.entry.length - 1, 0) // config.box * config.box
-            places = places + page_of(ctx, item, gl.minimum(first + box * config.box, last))
-        return places
+        last = gl.maximum(item.entry.length - 1, 0) // config.box * config.box
+        return page_of(ctx, item, gl.minimum(key, last))
 
 
 @gluon.jit
@@ -83,7 +78,7 @@ def page_of(ctx, item, key):
     """(page as the table has it, row in it) of a key of the item's sequence, or of a block of keys."""
     page = key // ctx.work.page_size
     at = gl.to_tensor(item.entry.b).to(gl.int64) * ctx.keys.table_stride + page
-    number = gl.load(ctx.keys.table + at, mask=(key < item.entry.length), other=0)
+    number = gl.load(ctx.keys.table + at, mask=(key < item.entry.length), other=0, volatile=ctx.keys.guessed)
     return (number, key - page * ctx.work.page_size)
 
 

@@ -7,6 +7,7 @@ Tickets are 0 between launches and two launches that may run at once must not sh
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -31,6 +32,7 @@ COMBINE_ARGUMENTS = ("out", "keys", "workspace", "lse_ptr", "sinks_ptr", "shape"
 OPTIONS: dict[str, object] = {"num_warps": 4, "enable_fp_fusion": True}
 PRICE = 1  # units that a head costs beside its keys where sequences may differ
 SHORT = 1 << 20  # bytes of keys and values of a CTA that are read in a few microseconds
+LEAST_ASKED, MOST_ASKED = 64 * 1024, 256 * 1024  # bytes of keys that a CTA asks for in L2 before it may read them
 WIDE_PLAN = 1024  # entries added up at once where there are more than 128
 
 
@@ -73,7 +75,7 @@ def choose(problem: Problem, target: Arch, *, ctas: int | None = None, terms: Te
     else:
         rows = problem.seq_q * problem.heads_q // problem.heads_kv
         config = choose_decode(dtype, problem.dim_qk, problem.dim_v, problem.page_size, ctas, rows)
-        config = invariant(config) if terms.batch_invariant else fitting_tiles(config, problem, target, terms)
+        config = invariant(config) if terms.batch_invariant else fitting_tiles(config, problem, target)
     tiles = row_tiles(problem)
     entries = problem.batch * tiles
     config = replace(
@@ -95,7 +97,7 @@ def choose(problem: Problem, target: Arch, *, ctas: int | None = None, terms: Te
     apart = latent or _blocks(problem, config, grid) > APART
     spread = config.uniform and not apart and spreads(entries * problem.heads_kv, grid)
     config = replace(config, combine_apart=apart, spread=spread)
-    config = config if latent else ahead(config, problem, grid, terms)
+    config = config if latent else ahead(config, problem, grid)
     lines = (
         f"{config.words}, {config.smem_bytes} bytes of shared memory",
         f"{problem.batch * problem.heads_kv} heads of {tiles} row tiles over {grid} CTAs",
@@ -110,30 +112,34 @@ def readers(config: DecodeConfig, target: Arch) -> int:
     return target.processors // 16 * 16 if config.ctas == 1 else target.processors * config.ctas
 
 
-def fitting_tiles(config: DecodeConfig, problem: Problem, target: Arch, terms: Terms) -> DecodeConfig:
-    """The same with shorter tiles where heads are split; unless much of a CTA's share is read ahead, which more bytes
-    under way are better for."""
-    grid = readers(config, target)
-    whole = problem.batch * row_tiles(problem) * problem.heads_kv >= grid
-    return config if whole or (terms.cache_settled and share_of(config, problem, grid) <= SHORT) else shorter(config)
+def fitting_tiles(config: DecodeConfig, problem: Problem, target: Arch) -> DecodeConfig:
+    """The same with shorter tiles where heads are split."""
+    return config if heads_are_whole(problem, readers(config, target)) else shorter(config)
 
 
-def share_of(config: DecodeConfig, problem: Problem, grid: int) -> int:
-    """Bytes of keys and values of a CTA, if all sequences are as long as they can be."""
-    keys = problem.batch * problem.heads_kv * problem.seq_k
-    return keys * (config.k_bytes + config.v_bytes) // (config.block_n * grid)
+def heads_are_whole(problem: Problem, grid: int) -> bool:
+    """Whether there is a head for each CTA, so that most need not be split."""
+    return problem.batch * row_tiles(problem) * problem.heads_kv >= grid
 
 
-def ahead(config: DecodeConfig, problem: Problem, grid: int, terms: Terms) -> DecodeConfig:
-    """The same, launched ahead of the end of the launch in front of it, which it waits for by itself.
+def ahead(config: DecodeConfig, problem: Problem, grid: int) -> DecodeConfig:
+    """The same, launched ahead of the end of the launch in front of it, which it waits for by itself, with its first
+    keys asked for before that.
 
     Whether the next launch may come ahead of this one's end is another matter: its CTAs go where SMs become free, and
-    long ones read better from SMs that the hardware picks among free ones.
+    long ones of whole heads read better from SMs that the hardware picks among free ones.
     """
-    keys = terms.cache_settled and not config.gathers
-    limit = 2 * SHORT if keys or not config.uniform else SHORT
-    hands_over = share_of(config, problem, grid) <= limit
-    return replace(config, ahead="keys" if keys else "launch", hands_over=hands_over)
+    tiles = problem.batch * problem.heads_kv * problem.seq_k // (config.block_n * grid)
+    asked = min(max(tiles * config.k_bytes // 8, LEAST_ASKED), MOST_ASKED) // config.k_bytes
+    guess = not config.gathers and not _reads_in_span(problem)
+    whole = SHORT if config.uniform else 2 * SHORT
+    most = whole if heads_are_whole(problem, grid) else 6 * SHORT
+    return replace(
+        config,
+        ahead=True,
+        prefetched=min(asked, 128 // config.boxes) if guess else 0,
+        hands_over=most // (config.unit * (config.k_bytes + config.v_bytes)),
+    )
 
 
 def _reasons(config: DecodeConfig, target: Arch) -> tuple[str, ...]:
@@ -150,8 +156,8 @@ def _reasons(config: DecodeConfig, target: Arch) -> tuple[str, ...]:
     if config.few_rows:
         reasons += (f"keys and values are on the left of the products, with {config.few_rows} columns for queries",)
     if config.ahead:
-        what = "and reads older keys before that" if config.ahead == "keys" else "but waits before it reads anything"
-        reasons += (f"its CTAs may come before the launch in front has ended, {what}",)
+        first = f", and before that ask for keys of {config.prefetched} tiles in L2" if config.prefetched else ""
+        reasons += (f"its CTAs may come before the launch in front has ended, which they wait for{first}",)
     if config.spread:
         reasons += ("a CTA takes every n-th head, so that heads beside each other are read at the same time",)
     once = "latents are read once, as keys and as values, and each of two warpgroups has half of the output's columns"
@@ -194,7 +200,7 @@ def steps(ready: Ready, x: Operands, sequence: Sequence, choice: Choice | None =
 
     decode = Step(
         f"sm90.{choice.kernel}", "sm90", key, source, options(config), choice.grid, args,
-        persistent=True, ahead=bool(config.ahead),
+        persistent=True, ahead=config.ahead,
     )  # fmt: skip
     if not config.combine_apart:
         return (decode,)
@@ -251,7 +257,17 @@ def _blocks(problem: Problem, config: DecodeConfig, grid: int) -> int:
 
 
 def _same_span(problem: Problem) -> bool:
-    """Whether all sequences have the same span; see `Program.key` for what is read here."""
+    """Whether all sequences have the same span."""
+    return all(op != "load" and args != ("b",) for op, args in _span_nodes(problem))
+
+
+def _reads_in_span(problem: Problem) -> bool:
+    """Whether the span comes from tensors of the caller's."""
+    return any(op == "load" for op, _ in _span_nodes(problem))
+
+
+def _span_nodes(problem: Problem) -> Iterator[tuple[str, tuple]]:
+    """(operation, arguments) of everything that the span is computed from; see `Program.key` for what is read here."""
     code, (_, *span), _ = cast("tuple[tuple, tuple, tuple]", problem.mask)
     reached, waiting = set(), list(span)
     while waiting:
@@ -259,4 +275,4 @@ def _same_span(problem: Problem) -> bool:
         if node not in reached:
             reached.add(node)
             waiting += [arg for arg in code[node][2:] if type(arg) is int]
-    return all(code[node][0] != "load" and code[node][2:] != ("b",) for node in reached)
+    return ((code[node][0], code[node][2:]) for node in reached)

@@ -53,7 +53,7 @@ def mla_kernel(
     """Arguments and grid as in `decode_kernel`; of `k` only the rotary columns are read, the others through `v`."""
     work = grid_of(shape)
     mods = Modifiers(functions[0], functions[1], functions[2], mask_args, score_args)
-    stored = Keys(k, v, keys[0], keys[1], keys[2])
+    stored = Keys(k, v, keys[0], keys[1], keys[2], False)
     partials = Partials(workspace[0], workspace[1], workspace[2], config.padded_v)
     results = Results(Matrix(out[0], out[1], out[2], out[3]), lse_ptr, sinks_ptr, partials, workspace[3])
     rings = make_mla_rings(config)

@@ -113,6 +113,15 @@ def _reciprocal(x: np.ndarray) -> np.ndarray:
     return np.float32(1) / x
 
 
+@elementwise(
+    "{ .reg .pred p; setp.ne.b32 p, $2, 0; @p cp.async.bulk.prefetch.tensor.4d.L2.global.tile [$1, {$6, $5, $4, $3}]; "
+    "mov.b32 $0, 0; }"
+)
+def _prefetch(tensor: Any, wanted: np.ndarray, *coord: np.ndarray) -> np.ndarray:
+    """There is no L2 here."""
+    return np.zeros_like(wanted)
+
+
 @whole(r"bar(?:rier)?(?:\.cta)?\.(sync|arrive)(?:\.aligned)? (\d+), (\d+);$")
 def _named_barrier(task: Any, match: re.Match[str], *_: Any) -> Any:
     """All threads of the role come to a hardware barrier; with `sync` they also wait for the others."""

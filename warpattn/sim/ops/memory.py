@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -40,17 +41,24 @@ def _load(op: Op) -> Callable[..., Any]:
     kind = pointee(op.inputs[0])
 
     limit = limited(op, op.inputs[0], once=False)
+    volatile = op.flag("isVolatile")
 
     def run(task: Any, pointers: Any, mask: Any = None, other: Any = None) -> Any:
         if limit is not None:
             mask = limit(mask, task.program.cta)
-        return load_pointers(task.machine.memory, task.toucher(), kind, pointers, mask, other)
+        chance = task.machine.rng if volatile else None
+        return load_pointers(task.machine.memory, task.toucher(), kind, pointers, mask, other, chance)
 
     return run
 
 
-def load_pointers(memory: GlobalMemory, who: Toucher, kind: Type, pointers: Any, mask: Any, other: Any) -> Any:
-    """What stands at the addresses; `other`, or 0, where the mask is off or the address stray."""
+def load_pointers(
+    memory: GlobalMemory, who: Toucher, kind: Type, pointers: Any, mask: Any, other: Any, chance: Random | None = None
+) -> Any:
+    """What stands at the addresses; `other`, or 0, where the mask is off or the address stray.
+
+    With `chance`, for a volatile load, anything where the launch in front may still be writing: that is no race.
+    """
     dtype = register_dtype(kind.elem)
     addresses, wanted = _lanes(pointers, mask)
     result = np.empty(addresses.shape, dtype)
@@ -58,7 +66,7 @@ def load_pointers(memory: GlobalMemory, who: Toucher, kind: Type, pointers: Any,
     chosen = addresses.reshape(-1) if wanted is None else addresses[wanted]
     if not chosen.size:
         return as_register(result[()], kind)
-    values, inside = _gather(memory, who, chosen, kind)
+    values, inside = _gather(memory, who, chosen, kind, chance)
     if wanted is None and inside is None:
         return as_register(values.reshape(addresses.shape)[()], kind)
     spots = np.ones(addresses.shape, np.bool_) if wanted is None else wanted
@@ -68,7 +76,9 @@ def load_pointers(memory: GlobalMemory, who: Toucher, kind: Type, pointers: Any,
     return as_register(result[()], kind)
 
 
-def _gather(memory: GlobalMemory, who: Toucher, addresses: np.ndarray, kind: Type) -> tuple[np.ndarray, Any]:
+def _gather(
+    memory: GlobalMemory, who: Toucher, addresses: np.ndarray, kind: Type, chance: Random | None
+) -> tuple[np.ndarray, Any]:
     """(values of the addresses inside, which are inside or None for all)."""
     size = kind.itemsize
     found = memory.resolve(addresses, size, who, "reads")
@@ -77,8 +87,23 @@ def _gather(memory: GlobalMemory, who: Toucher, addresses: np.ndarray, kind: Typ
     buffer, offsets, inside = found
     every = bool(inside.all())
     offsets = offsets if every else offsets[inside]
-    memory.touch(buffer, _cells(buffer, offsets, size), who, "read")
-    return decode(_bits(buffer, offsets, memory_dtype(kind.elem), size), kind.elem), None if every else inside
+    bits, cells = _bits(buffer, offsets, memory_dtype(kind.elem), size), _cells(buffer, offsets, size)
+    flux = None if chance is None else memory.in_flux(buffer, cells, who)
+    if chance is not None and flux is not None:
+        bits = _anything(bits, np.asarray(flux.reshape(len(bits), -1).any(1)), chance)
+        cells = cells[~flux]
+    memory.touch(buffer, cells, who, "read")
+    return decode(bits, kind.elem), None if every else inside
+
+
+def _anything(bits: np.ndarray, where: np.ndarray, chance: Random) -> np.ndarray:
+    """The bits with some of them left, replaced by a small number, or by any, as chance has it."""
+    found = bits.copy()
+    for at in np.flatnonzero(where):
+        size = chance.choice((0, 7, 8 * bits.itemsize))
+        if size:
+            found[at : at + 1].view(f"u{bits.itemsize}")[0] = chance.getrandbits(size)
+    return found
 
 
 def _bits(buffer: Any, offsets: np.ndarray, dtype: Any, size: int) -> np.ndarray:
