@@ -14,6 +14,7 @@ NAMES = {
     "times": "2026-11-21.json",
     "counters": "2026-11-21-ncu.json",
     "decode": "2026-11-21-decode.json",
+    "flashinfer": "2026-11-21-decode-flashinfer.json",
     "flash": "2026-11-21-decode-fa4.json",
     "ragged": "2026-11-21-ragged.json",
 }
@@ -46,7 +47,7 @@ def page(found: dict[str, dict[str, Any]]) -> str:
     lines += ["![TFLOP/s per shape](figures/benchmarks.svg)", "", _source(times), ""]
     for group in dict.fromkeys(entry["group"] for entry in times["cases"]):
         lines += _group(group, [entry for entry in times["cases"] if entry["group"] == group])
-    lines += _decode(found["decode"], found["flash"]) + _ragged(found["ragged"])
+    lines += _decode(found) + _ragged(found["ragged"])
     lines += _host(times) + _requirements(times["verdicts"]) + _cycles(counters)
     return "\n".join(lines) + "\n"
 
@@ -79,27 +80,29 @@ def _peer(result: dict[str, Any]) -> str:
     return f"{result['tflops']:.0f} ({result['speed']['median']:.2f}×)"
 
 
-def _decode(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
-    peers = [peer for peer in first["peers"] if peer != "warpattn"]
-    later = {entry["case"]["name"]: entry["results"] for entry in second["cases"]}
+def _decode(found: dict[str, dict[str, Any]]) -> list[str]:
+    """Peers of three records; warpattn's times are those of the first."""
+    first, infer, flash = found["decode"], found["flashinfer"], found["flash"]
+    columns = [(first, "read"), (first, "cudnn"), (infer, "flashinfer"), (infer, "flashinfer-tc"), (flash, "fa4")]
     lines = [
         "## Decode: one token",
         "",
-        f"{_source(first)} For `fa4` {_source(second)} D 128, bytes of K and V per second, inputs that L2 does not "
-        "hold. `mixed64` and `skewed64` are 64 sequences with lengths after Zipf's law, from 32 Ki down to 512 and to "
-        "1; `mla` is latent attention, 576/512, whose latents are read once. A peer's × is its time over warpattn's in "
-        "the same run. `read` only reads the keys and values, in tiles like warpattn's: hardly any attention can take "
-        "less. `-tc` is FlashInfer's kernel with tensor cores (of latent attention its fa3 kernel, the other one fa2). "
-        "Cards differ, see bench/notes.md.",
+        f"{_source(first)} For `flashinfer` and `-tc` {_source(infer)} For `fa4` {_source(flash)} D 128, bytes of K "
+        "and V per second, inputs that L2 does not hold. `mixed64` and `skewed64` are 64 sequences with lengths after "
+        "Zipf's law, from 32 Ki down to 512 and to 1; `mla` is latent attention, 576/512, whose latents are read once. "
+        "A peer's × is its time over warpattn's in its own run; those of FlashInfer and `fa4` were made on other H200s, "
+        "before warpattn asked for keys in L2 ahead. `read` only reads the keys and values, in tiles like warpattn's. "
+        "`-tc` is FlashInfer's kernel with tensor cores (of latent attention its fa3 kernel, the other one fa2). Cards "
+        "differ, see bench/notes.md.",
         "",
-        "| pages, batch × length, heads | µs | TB/s | " + " | ".join([*peers, "fa4"]) + " |",
-        "|---" * (len(peers) + 4) + "|",
+        "| pages, batch × length, heads | µs | TB/s | " + " | ".join(peer for _, peer in columns) + " |",
+        "|---" * (len(columns) + 3) + "|",
     ]
+    cases = [({entry["case"]["name"]: entry["results"] for entry in record["cases"]}, peer) for record, peer in columns]
     for entry in first["cases"]:
         name, own = entry["case"]["name"], entry["results"]["warpattn"]
-        results = [entry["results"].get(peer, {}) for peer in peers] + [later.get(name, {}).get("fa4", {})]
-        found = [result.get("speed") for result in results]
-        cells = [f"{speed['median']:.2f}×" if speed else "–" for speed in found]
+        speeds = [results.get(name, {}).get(peer, {}).get("speed") for results, peer in cases]
+        cells = [f"{speed['median']:.2f}×" if speed else "–" for speed in speeds]
         cells = [name, f"{own['ms']['median'] * 1e3:.1f}", f"{own['tb_s']:.2f}", *cells]
         lines.append("| " + " | ".join(cells) + " |")
     return [*lines, ""]
