@@ -35,8 +35,8 @@ EVERY_KIND = ("dense", "ragged", "paged")
 LIMITS = {
     "sm90": Limits(EVERY_KIND, 256, latent=True),
     "sm100": Limits(EVERY_KIND, 128),
-    "gfx942": Limits(EVERY_KIND, 256),
-    "gfx950": Limits(EVERY_KIND, 256),
+    "gfx942": Limits(EVERY_KIND, 256, latent=True),
+    "gfx950": Limits(EVERY_KIND, 256, latent=True),
 }
 BACKENDS = ("auto", "reference", *NEEDS, *(f"simulate:{arch}" for arch in LIMITS))
 

@@ -90,10 +90,10 @@ def _decode(found: dict[str, dict[str, Any]]) -> list[str]:
         f"{_source(first)} For `flashinfer` and `-tc` {_source(infer)} For `fa4` {_source(flash)} D 128, bytes of K "
         "and V per second, inputs that L2 does not hold. `mixed64` and `skewed64` are 64 sequences with lengths after "
         "Zipf's law, from 32 Ki down to 512 and to 1; `mla` is latent attention, 576/512, whose latents are read once. "
-        "A peer's × is its time over warpattn's in its own run; those of FlashInfer and `fa4` were made on other H200s, "
-        "before warpattn asked for keys in L2 ahead. `read` only reads the keys and values, in tiles like warpattn's. "
-        "`-tc` is FlashInfer's kernel with tensor cores (of latent attention its fa3 kernel, the other one fa2). Cards "
-        "differ, see bench/notes.md.",
+        "A peer's × is its time over warpattn's in its own run; those of FlashInfer and `fa4` are of other H200s and "
+        "of the code before it asked for keys in L2 ahead. `read` only reads the keys and values, in tiles like "
+        "warpattn's. `-tc` is FlashInfer's kernel with tensor cores (of latent attention its fa3 kernel, the other one "
+        "fa2). Cards differ, see bench/notes.md.",
         "",
         "| pages, batch × length, heads | µs | TB/s | " + " | ".join(peer for _, peer in columns) + " |",
         "|---" * (len(columns) + 3) + "|",

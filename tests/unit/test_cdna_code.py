@@ -14,6 +14,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from tests.sim.cdna import ARCHS, Case, outputs, paged, prefill_choice, ready_of
+from tests.sim.mla import Latent, tensors
 from warpattn.gcn import Summary, check_copies, check_loads, read, summary
 from warpattn.kernels.amd.kv_config import KINDS, outstanding
 from warpattn.kernels.cdna.config import CDNAConfig
@@ -243,6 +244,18 @@ def test_shipped_configs_are_proven(arch, queries, page_size):
     """Copies, stores and reads of LDS are in order on every path, and no register is used before it is loaded."""
     case = Case(queries, 4000, heads=8, dim=128, mask=Causal())
     built = build(paged(case, [70, 3000], page_size) if page_size else case.call(), arch)
+    assert check_copies(built.text).proven
+    assert not check_loads(built.text)
+
+
+@both
+@pytest.mark.parametrize(("heads", "page_size"), [(16, 0), (16, 16), (128, 0), (128, 64)])
+def test_latent_attention(arch, heads, page_size):
+    """The queries, 32 of 576 columns at most, and a quarter of the output stay in the registers of a wave."""
+    case = Latent((3000, 70) if page_size else (3000, 3000), page=page_size, heads=heads, mask=Causal())
+    built = build(tensors(case).call(case), arch)
+    assert no_spills(built) and built.config.block_m == min(heads, 32)
+    assert built.summary.lds <= 48 * 1024 and built.seconds < SECONDS
     assert check_copies(built.text).proven
     assert not check_loads(built.text)
 

@@ -27,7 +27,7 @@ class KVBufferConfig:
     kind: str  # of KINDS
     arch: str  # "gfx942" | "gfx950"
     keys: int  # of a key tile
-    depth: int  # padded head dim
+    depth: int  # columns, with those that fill the last strip (K) or a power of two (V)
     dim: int  # columns that exist
     strip: int  # columns (K) or keys (V) of a strip
     slots: int  # strips that LDS holds

@@ -10,13 +10,14 @@ from typing import cast
 import torch
 
 from warpattn.operands import COPY_RULE
-from warpattn.problem import Problem
+from warpattn.problem import Problem, is_latent
 from warpattn.step import Choice
 from warpattn.target import Arch
 
 from .config import CDNAConfig, Traits, pad_dim
 
 _DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+LATENT_ROWS = 32  # of latent attention: each wave has all queries, 576 columns, and a quarter of 512 of the output
 DECODE_TOKENS = 16  # more queries than that are prefill
 PAGE = 256  # keys in the unit in which partitions are counted
 INVARIANT = "one part, so that a sequence's sums are in the same order whatever else is in the batch"
@@ -71,12 +72,17 @@ def prefill_config(dtype: str, dim_qk: int, dim_v: int, arch: str, kind: str = "
 def decode_config(problem: Problem, arch: str) -> tuple[CDNAConfig, str]:
     """As few rows as the tokens of a group need, waves along the keys."""
     group = problem.heads_q // problem.heads_kv
-    pack = 1 if span_knows_heads(problem) else min(group, 64)
-    rows = max(16, min(64, 1 << (problem.seq_q * pack - 1).bit_length()))
+    most = LATENT_ROWS if is_latent(problem) else 64
+    pack = 1 if span_knows_heads(problem) else min(group, most)
+    rows = max(16, min(most, 1 << (problem.seq_q * pack - 1).bit_length()))
     qk, v = pad_dim(problem.dim_qk), pad_dim(problem.dim_v)
     wide = max(qk, v)
     dtype = _DTYPES[problem.dtype]
     sizes = (arch, dtype, problem.dim_qk, problem.dim_v, rows)
+    if is_latent(problem):
+        config = CDNAConfig(*sizes, 64, 16, 1, 4, "registers", 64, 32, 1, pack)
+        why = "latents come twice, in strips of 64 columns as keys and of 32 rows as values: a whole tile is too large"
+        return config, f"{problem.seq_q} tokens of {pack} heads share a tile of {rows} rows; {why}"
     if arch == "gfx950":
         keys = 128 if wide <= 128 and rows <= 32 else 64
         config = CDNAConfig(*sizes, keys, 16, 1, 4, "ring", qk, keys, 2, pack)

@@ -65,8 +65,9 @@ class CDNAConfig:
         return min(self.block_m, self.waves * max(1, 4 * WAVE // self.padded_v))
 
     def _buffer(self, operand: str, dim: int, strip: int) -> KVBufferConfig:
+        depth = -(-dim // strip) * strip if operand == "K" else pad_dim(dim)
         return KVBufferConfig(
-            operand, self.kind, self.arch, self.block_n, pad_dim(dim), dim, strip, self.slots, self.waves, self.waves_n
+            operand, self.kind, self.arch, self.block_n, depth, dim, strip, self.slots, self.waves, self.waves_n
         )
 
 

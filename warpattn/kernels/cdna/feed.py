@@ -237,9 +237,13 @@ def q_strip(q, config: gl.constexpr, strip: gl.constexpr):
 @gluon.jit
 def p_strip(p, config: gl.constexpr, strip: gl.constexpr):
     """The columns of P [M, N] that a strip of V meets, as an operand."""
-    if config.v.strips > 1:
-        p = gl.amd.slice(p, [config.block_m, config.v_strip], [0, strip * config.v_strip])
-    return gl.convert_layout(rounded(p, config), output_operand(config, 0))
+    if config.v.strips > 1 and config.waves_n > 1:  # a strip's columns are in several waves
+        whole = gl.convert_layout(rounded(p, config), output_operand(config, 0))
+        return gl.amd.slice(whole, [config.block_m, config.v_strip], [0, strip * config.v_strip])
+    else:
+        if config.v.strips > 1:
+            p = gl.amd.slice(p, [config.block_m, config.v_strip], [0, strip * config.v_strip])
+        return gl.convert_layout(rounded(p, config), output_operand(config, 0))
 
 
 @gluon.jit
