@@ -34,7 +34,7 @@ LATENT_TOKENS = 16  # query tokens of a sequence at most, with these
 EVERY_KIND = ("dense", "ragged", "paged")
 LIMITS = {
     "sm90": Limits(EVERY_KIND, 256, latent=True),
-    "sm100": Limits(EVERY_KIND, 128),
+    "sm100": Limits(EVERY_KIND, 128, latent=True),
     "gfx942": Limits(EVERY_KIND, 256, latent=True),
     "gfx950": Limits(EVERY_KIND, 256, latent=True),
 }

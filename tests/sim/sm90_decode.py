@@ -105,7 +105,8 @@ def built(step: Any) -> Any:
     if key not in _built:
         from triton.backends.compiler import GPUTarget
 
-        _built[key] = to_ttgir(step.source(), GPUTarget("cuda", 90, 32), dict(step.options))
+        target = GPUTarget("cuda", {"sm90": 90, "sm100": 100}[step.arch], 32)
+        _built[key] = to_ttgir(step.source(), target, dict(step.options))
     return _built[key]
 
 

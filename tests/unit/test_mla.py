@@ -54,9 +54,11 @@ def test_many_tokens_and_ragged_batches_are_refused():
         wa.attention_varlen(rows, k, k[..., :DIM_V], sequence, backend="simulate:sm90")
 
 
-def test_blackwell_says_what_it_takes():
-    said = refusal(query(), paged(cache_of()), "simulate:sm100")
-    assert "q has head_dim 576" in said and "multiples of 8 up to" in said
+@pytest.mark.parametrize("arch", ["sm90", "sm100", "gfx942", "gfx950"])
+def test_every_architecture_plans_it(arch):
+    kv = paged(cache_of())
+    call = Call(query(), kv.k_pages, kv.v_pages, kv, backend=f"simulate:{arch}")
+    assert "head dim 576/512" in str(plan(examine(call, read_values=False).problem, arch))
 
 
 def test_other_wide_head_dims_are_told_of_these():
@@ -124,3 +126,39 @@ def test_machine_code(page):
     copies = 0 if config.gathers else config.boxes * DIM // 64
     assert counts["UTMALDG"] == copies, "a copy moves 64 columns, and no column is copied twice"
     assert counts["WARPGROUP"] < counts["HGMMA"] / 2, "products do not wait for each other"
+
+
+@cache
+def compiled_for_blackwell(page: int, tokens: int, heads: int):
+    pytest.importorskip("triton")
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    from warpattn.kernels.sm100.mla_build import latent_source
+    from warpattn.kernels.sm100.mla_config import LatentConfig
+    from warpattn.kernels.sm100.mla_steps import OPTIONS
+    from warpattn.kernels.sm100.traits import Traits
+    from warpattn.masks import Causal
+    from warpattn.nodes import Program
+
+    config = LatentConfig("bf16", DIM, DIM_V, page, splitk_partitions=1 if page else 4)
+    mask = Causal().program()
+    traits = Traits("paged" if page else "dense", heads // tokens, has_sinks=not page, has_lse=True)
+    source = latent_source(config, traits, Program((mask.keep, *mask.span), mask.tensors), None)
+    return config, triton.compile(source, target=GPUTarget("cuda", 100, 32), options=dict(OPTIONS))
+
+
+@pytest.mark.parametrize(("page", "tokens", "heads"), [(0, 1, 16), (64, 2, 16), (16, 1, 128), (3, 1, 16), (1, 1, 16)])
+def test_machine_code_for_blackwell(page, tokens, heads):
+    from warpattn.kernels.sm100.config import SMEM_LIMIT as LIMIT
+    from warpattn.sass import opcode_counts, resources
+
+    config, kernel = compiled_for_blackwell(page, tokens, heads)
+    counts, used = opcode_counts(kernel.asm["cubin"]), resources(kernel.asm["cubin"])
+    assert config.smem_used <= kernel.metadata.shared <= min(LIMIT, config.smem_used + 512)
+    assert kernel.metadata.tmem_size == 512 and config.tmem_used == 320, "columns are allocated in powers of two"
+    assert (used.stack, used.spills) == (0, 0)
+    assert counts["UTCHMMA"] == 2 * DIM // 16 + 2 * config.BN // 16, "Q·K before the loop and in it; P·V by halves"
+    assert counts["UTCBAR"] == 4, "S twice; a slot given back; O"
+    copied = page in (1, 3)
+    assert counts["UTMALDG"] == (0 if copied else DIM // 64 * config.BN // config.box_rows)

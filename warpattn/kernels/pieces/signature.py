@@ -1,7 +1,7 @@
 """What a kernel is told about a mask and a score before it is compiled: types of captured tensors, and functions."""
 
 from warpattn.check import AttentionError
-from warpattn.nodes import Program
+from warpattn.nodes import Node, Program, postorder
 
 from .emit import MASK_SYMBOLS, NVIDIA, SCORE_SYMBOLS, SPAN_SYMBOLS, Arithmetic, compile_function
 
@@ -32,6 +32,19 @@ def tensor_signature(program: Program | None, backend: str) -> tuple[str, ...]:
             raise AttentionError(f"a captured tensor has no dimensions; {rule}")
         signature += [pointer, *["i32"] * tensor.ndim, *["i64"] * tensor.ndim]
     return tuple(signature)
+
+
+_ALL_KEYS: tuple[Node, ...] = (*[("const", "int", 0)] * 3, ("sym", "int", "len_k"))
+
+
+def packed_span(mask: Program) -> Program:
+    """The mask's program for a tile that holds several heads: one span for all, so every key if it asks for the head.
+
+    `keep` still decides about each key.
+    """
+    keep, *span = mask.outputs
+    by_head = any(node[:1] + node[2:] == ("sym", "h") for node in postorder(tuple(span)))
+    return Program((keep, *_ALL_KEYS), mask.tensors) if by_head else mask
 
 
 def modifier_functions(keep_and_span: Program, score: Program | None, arithmetic: Arithmetic = NVIDIA):

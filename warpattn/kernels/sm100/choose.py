@@ -8,12 +8,13 @@ from typing import cast
 import torch
 
 from warpattn.operands import COPY_RULE
-from warpattn.problem import Problem
+from warpattn.problem import Problem, is_latent
 from warpattn.step import Choice
 from warpattn.target import Arch
 
 from .config import FA4Config
 from .mha_1q_choose import choose_1q
+from .mla_choose import choose_latent
 from .traits import LEAST_ROWS
 
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -26,6 +27,8 @@ def choose(problem: Problem, target: Arch) -> Choice:
 
     For ragged batches the grid is an upper bound: that of one sequence with all the queries.
     """
+    if is_latent(problem):
+        return choose_latent(problem, target)
     config, reasons = prefill_config(problem)
     one = choose_1q(problem, config, target)
     if one is not None:

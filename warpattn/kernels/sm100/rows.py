@@ -114,7 +114,7 @@ class CopiedRows:
         rows: gl.constexpr = smem.shape[1]
         cols: gl.constexpr = smem.shape[3]
         tile = smem.reshape([rows, cols])
-        lanes: gl.constexpr = cols // 8
+        lanes: gl.constexpr = cols // 8 if cols <= 128 else 8  # wide rows: few rows a lane, whose pages it looks up
         layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // lanes, lanes], [1, 1], [1, 0])
         col = column + gl.arange(0, cols, gl.SliceLayout(0, layout))[None, :]
         at_head = head.to(gl.int64) * self.head_stride

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from warpattn.operands import Operands, captured, flat, programs
-from warpattn.problem import Problem, Ready
+from warpattn.problem import Problem, Ready, is_latent
 from warpattn.sequences import PagedKV, Ragged, Sequence
 from warpattn.step import Choice, Step, TensorMap, Terms
 from warpattn.target import ARCHS
@@ -16,6 +16,8 @@ from warpattn.target import ARCHS
 from ..nvidia.clipped import clipped_map
 from .choose import choose, choose_2q
 from .config import FA4Config
+from .mla_choose import choose_latent
+from .mla_steps import key_box, latent_steps
 from .pair_steps import pair_step
 from .split_steps import combine_step, workspace
 from .traits import LEAST_ROWS, STORE_COLUMNS, Traits
@@ -27,6 +29,9 @@ def steps_on(ready: Ready, x: Operands, sequence: Sequence, terms: Terms) -> tup
     """The launch of a prefill kernel, and that of the combination where keys are split; batch-invariant is always two
     query tiles and whole keys."""
     problem = ready.problem
+    if is_latent(problem):
+        latent = choose_latent(problem, ARCHS["sm100"], terms)
+        return latent_steps(ready, x, key_places(x, sequence, key_box(latent.config)), latent)
     choice = choose_2q(problem) if terms.batch_invariant else choose(problem, ARCHS["sm100"])
     return steps_of(ready, x, sequence, choice)
 
@@ -97,15 +102,21 @@ def _places(x: Operands, sequence: Sequence, config: FA4Config) -> dict[str, Any
         o, *o_units = _rows_map("out", x.out, config.BM_q // heads, heads, STORE_COLUMNS)
         places = (cu_q, cu_k, *q_units, *k_units, *v_units, *o_units)
         return {"q_desc": q, "k_desc": k, "v_desc": v, "o_desc": o, "places": places}
-    if isinstance(sequence, PagedKV):
-        table, stride = _table(sequence)
-        places = (sequence.lengths.contiguous(), table, stride, sequence.k_pages.shape[0])
-        if config.box_rows < LEAST_ROWS:
-            return dense | {"places": (*places, *_runs(x.k), *_runs(x.v))}
-        k, *k_units = _rows_map("kv.k_pages", x.k, config.box_rows, 1, config.BK0)
-        v, *v_units = _rows_map("kv.v_pages", x.v, config.box_rows, 1, config.padded_ov_depth)
-        return dense | {"k_desc": k, "v_desc": v, "places": (*places, *k_units, *v_units)}
-    return dense
+    return dense | key_places(x, sequence, (config.box_rows, config.BK0, config.padded_ov_depth))
+
+
+def key_places(x: Operands, sequence: Sequence, box: tuple[int, int, int]) -> dict[str, Any]:
+    """Descriptors of dense or paged keys and what says where sequences lie; box: (rows, columns of K, columns of V)."""
+    if not isinstance(sequence, PagedKV):
+        return {"k_desc": x.k, "v_desc": x.v, "places": ()}
+    rows, k_cols, v_cols = box
+    table, stride = _table(sequence)
+    places = (sequence.lengths.contiguous(), table, stride, sequence.k_pages.shape[0])
+    if rows < LEAST_ROWS:
+        return {"k_desc": x.k, "v_desc": x.v, "places": (*places, *_runs(x.k), *_runs(x.v))}
+    k, *k_units = _rows_map("kv.k_pages", x.k, rows, 1, k_cols)
+    v, *v_units = _rows_map("kv.v_pages", x.v, rows, 1, v_cols)
+    return {"k_desc": k, "v_desc": v, "places": (*places, *k_units, *v_units)}
 
 
 def _runs(pages: Tensor) -> tuple[int, ...]:

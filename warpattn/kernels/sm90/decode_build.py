@@ -2,27 +2,15 @@
 
 from triton.experimental.gluon import GluonASTSource
 
-from warpattn.nodes import Node, Program, postorder
+from warpattn.nodes import Program
 
-from ..pieces.signature import modifier_functions, tensor_signature
+from ..pieces.signature import modifier_functions, packed_span, tensor_signature
 from .decode import decode_kernel
 from .decode_combine import decode_combine_kernel
 from .decode_config import DecodeConfig
 from .layouts import element_type, tile_layout
 from .mla import mla_kernel
 from .mla_config import MlaConfig
-
-_ALL_KEYS: tuple[Node, ...] = (*[("const", "int", 0)] * 3, ("sym", "int", "len_k"))
-
-
-def packed_span(mask: Program) -> Program:
-    """The mask's program for a tile that holds several heads: one span for all, so every key if it asks for the head.
-
-    `keep` still decides about each key.
-    """
-    keep, *span = mask.outputs
-    by_head = any(node[:1] + node[2:] == ("sym", "h") for node in postorder(tuple(span)))
-    return Program((keep, *_ALL_KEYS), mask.tensors) if by_head else mask
 
 
 def decode_source(config: DecodeConfig, mask: Program, score: Program | None, has_sinks: bool, has_lse: bool):

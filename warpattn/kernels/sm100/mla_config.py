@@ -1,0 +1,63 @@
+"""LatentConfig: the shape of the Blackwell decode kernel for latent attention (MLA, absorbed), as a value.
+
+A token's key is [latent 512 | rotary 64] and its value the latent again. With 128 rows the output would fill tensor
+memory; 64 rows take 16 lanes of every 32, so that the output's 512 columns lie in 256 and scores have room:
+
+      shared memory   queries 64 × 576: 72 KiB, P 8 KiB, key tiles 64 × 576: 72 KiB a slot, two slots: 224 of 227 KiB
+      tensor memory   O 64 × 512: 256 columns, S 64 × 64: 64 columns, of 512
+
+Nothing in this file imports Triton.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+BARRIERS = 8 * 8  # bytes
+
+
+@dataclass(frozen=True)
+class LatentConfig:
+    """Tiles of one compiled kernel: `BM` rows (tokens × heads of a group) against `BN` keys at a time."""
+
+    dtype: str  # "bf16" | "fp16"
+    dim_qk: int
+    dim_v: int
+    page_size: int = 0  # 0: not paged
+    splitk_partitions: int = 1
+    BM: int = 64
+    BN: int = 64
+    stages: int = 2
+
+    @property
+    def half(self) -> int:
+        """Columns of a block of latents: no box has more than 256."""
+        return self.dim_v // 2
+
+    @property
+    def rope(self) -> int:
+        """Columns of the rotary part."""
+        return self.dim_qk - self.dim_v
+
+    @property
+    def padded_ov_depth(self) -> int:
+        return self.dim_v
+
+    @property
+    def box_rows(self) -> int:
+        """Keys of one box: the largest power of two that divides both a tile and a page."""
+        return min(self.page_size & -self.page_size, self.BN) if self.page_size else self.BN
+
+    @property
+    def tile_bytes(self) -> int:
+        """Of a key tile."""
+        return 2 * self.BN * self.dim_qk
+
+    @property
+    def smem_used(self) -> int:
+        return self.stages * self.tile_bytes + 2 * self.BM * (self.dim_qk + self.BN) + BARRIERS
+
+    @property
+    def tmem_used(self) -> int:
+        """Columns; an allocation is a power of two of them."""
+        return self.dim_v // 2 + self.BN
