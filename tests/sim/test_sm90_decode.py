@@ -209,7 +209,7 @@ def test_configurations(block_n, ctas):
 @pytest.mark.parametrize("fields", [(), (("plan_width", 128), ("plan_once", False))], ids=["wide", "blocks"])
 def test_more_sequences_than_are_added_up_at_once(fields):
     lengths = tuple((37 * b) % 5 * 30 for b in range(150))
-    check(Decode(lengths, page=64, heads=1, config=fields), programs=6)
+    check(Decode(lengths, page=64, heads=1, config=fields, behind=True), programs=6)
 
 
 @settings(max_examples=25)
@@ -225,7 +225,9 @@ def test_more_sequences_than_are_added_up_at_once(fields):
     ]),
 )  # fmt: skip
 def test_random_batches(lengths, programs, seed, case):
-    check(replace(case, lengths=tuple(lengths), seed=seed), programs, schedule="random", seed=seed)
+    """Behind a launch that may still write everything, so that what is asked for ahead is a guess."""
+    case = replace(case, lengths=tuple(lengths), seed=seed, behind=True)
+    check(case, programs, schedule="random", seed=seed)
 
 
 def test_nothing_visible():
