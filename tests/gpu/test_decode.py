@@ -111,12 +111,13 @@ def test_the_same_bits_every_time(name):
         assert torch.equal(again[0], out) and torch.equal(again[1], lse)
 
 
+@pytest.mark.parametrize("tokens", [1, 5])
 @pytest.mark.parametrize("page", [0, 3, 16, 64])
-def test_everything_written_by_the_launch_in_front(page):
+def test_everything_written_by_the_launch_in_front(page, tokens):
     """A graph of steps: queries and new keys, and lengths and table of pages, are written by kernels right in front of
     each decode launch, others follow it at once. Every step's result has the bits of the same step run alone."""
     lengths = (4000, 130, 8191, 64) if page else (16384,)
-    q, dense, kv, _ = tensors(Decode(lengths, page=page, heads=32, heads_kv=8, dim=128))
+    q, dense, kv, _ = tensors(Decode(lengths, page=page, tokens=tokens, heads=32, heads_kv=8, dim=128))
     steps, batch = 24, len(q)
     rows, grows = torch.arange(batch), torch.arange(batch) % 2 * bool(page)  # every other sequence gets longer
     now = torch.tensor(lengths) + (torch.arange(steps)[:, None] + 1 - steps) * grows
