@@ -21,7 +21,7 @@ from .correction_warp import correction_role
 from .load_warp import load_role
 from .mma_warp import mma_role
 from .opaque import first_grid_index
-from .rows import LEAST_ROWS, BatchRows, CopiedRows, PagedRows, Table, sequence_rows
+from .rows import BatchRows, paged_keys, sequence_rows
 from .softmax_warp import softmax_0, softmax_1
 
 SOFTMAX_REGISTERS = gl.constexpr(192)
@@ -110,15 +110,7 @@ def find_sources(
         o = BatchRows(o, b)
         seq_k = shape[1]
         if traits.kind == "paged":
-            seq_k = gl.load(places[0] + b)
-            entries = places[1] + b.to(gl.int64) * places[2]
-            table = Table(entries, places[3], seq_k, config.page_size)
-            if config.box_rows < LEAST_ROWS:
-                k = CopiedRows(k, places[4], places[5], places[6], places[7], table)
-                v = CopiedRows(v, places[8], places[9], places[10], places[11], table)
-            else:
-                k = PagedRows(k, places[4], places[5], table, config.box_rows)
-                v = PagedRows(v, places[6], places[7], table, config.box_rows)
+            k, v, seq_k = paged_keys(k, v, places, b, config)
         else:
             k = BatchRows(k, b)
             v = BatchRows(v, b)

@@ -28,7 +28,7 @@ from .layouts import box_layout, element_type, stacked
 from .mla_roles import load_role, mma_role
 from .mla_softmax import attend_role
 from .opaque import first_grid_index
-from .rows import LEAST_ROWS, BatchRows, CopiedRows, PagedRows, Table
+from .rows import BatchRows, paged_keys
 from .split import TileRun, window
 
 MMA_REGISTERS = gl.constexpr(48)
@@ -168,14 +168,7 @@ def row_span(rows, lengths, mods, config: gl.constexpr):
 def key_sources(k, v, seq_k, places, b, config: gl.constexpr, traits: gl.constexpr):
     """(rotary parts, latents, keys) of sequence `b`."""
     if traits.kind == "paged":
-        length = gl.load(places[0] + b)
-        table = Table(places[1] + b.to(gl.int64) * places[2], places[3], length, config.page_size)
-        if config.box_rows < LEAST_ROWS:
-            k = CopiedRows(k, places[4], places[5], places[6], places[7], table)
-            return k, CopiedRows(v, places[8], places[9], places[10], places[11], table), length
-        else:
-            k = PagedRows(k, places[4], places[5], table, config.box_rows)
-            return k, PagedRows(v, places[6], places[7], table, config.box_rows), length
+        return paged_keys(k, v, places, b, config)
     else:
         return BatchRows(k, b), BatchRows(v, b), seq_k
 

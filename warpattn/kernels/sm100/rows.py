@@ -133,6 +133,20 @@ class CopiedRows:
 
 
 @gluon.jit
+def paged_keys(k, v, places, b, config: gl.constexpr):
+    """(K, V, keys) of sequence `b` in pages; places: (lengths, table, table stride, pages, …), see
+    `mha_2q.find_sources`."""
+    length = gl.load(places[0] + b)
+    table = Table(places[1] + b.to(gl.int64) * places[2], places[3], length, config.page_size)
+    if config.box_rows < LEAST_ROWS:
+        k = CopiedRows(k, places[4], places[5], places[6], places[7], table)
+        return k, CopiedRows(v, places[8], places[9], places[10], places[11], table), length
+    else:
+        k = PagedRows(k, places[4], places[5], table, config.box_rows)
+        return k, PagedRows(v, places[6], places[7], table, config.box_rows), length
+
+
+@gluon.jit
 def sequence_rows(desc, start, length, step, unit):
     """Rows of the sequence that begins at row (or page, or entry) `start`."""
     return SequenceRows(desc, start * step + length * unit, length)
