@@ -6,8 +6,8 @@
                     at the end O ──▶ output, or a part of it ──▶ workspace                   (mla_softmax.py)
 
 Each tile of latents is read once, as keys and as values. While the MMA warp has O += P·V of one tile, the attend
-warpgroup is at the scores of the next. A tile takes longer to arrive than to go through that chain, by sizes and data
-sheets; no card has run it. With `splitk_partitions` another kernel combines the parts (split_combine.py).
+warpgroup is at the scores of the next. That a tile takes longer to arrive than to go through that chain is an estimate;
+no card has run it. With `splitk_partitions` another kernel combines the parts (split_combine.py).
 """
 
 from triton.experimental import gluon
@@ -129,7 +129,7 @@ def latent_kernel(
     """Attention of a few query tokens with head dims 576 and 512.
 
     q, out: (pointer, strides of batch, token, head in units of 8 elements); lse: the same in elements. shape: (seq_q,
-    seq_k, row tiles). places: see `mha_2q.find_sources`. Grid: (row tiles * partitions, key heads, batch).
+    seq_k). places: see `mha_2q.find_sources`. Grid: (row tiles * partitions, key heads, batch).
     """
     partitions: gl.constexpr = config.splitk_partitions
     place = first_grid_index()
