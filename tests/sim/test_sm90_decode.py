@@ -18,6 +18,7 @@ from warpattn.scores import ALiBi, SoftCap
 from warpattn.sequences import Dense
 from warpattn.sim.compile import Compiled
 from warpattn.sim.ops import asm
+from warpattn.sim.registry import TABLE, TASKED
 from warpattn.sim.simulate import linked
 from warpattn.step import ORDINARY, Terms
 from warpattn.target import ARCHS
@@ -370,10 +371,46 @@ def test_no_guess_where_the_span_needs_tensors():
 
 @pytest.mark.parametrize(
     ("batch", "keys", "chosen"),
-    [(1, 16384, (4, True)), (8, 8192, (8, True)), (1, 131072, (16, True)), (32, 4096, (8, False)), (8, 600, (4, True))],
-)
+    [(1, 16384, (64, 6, True)), (8, 8192, (64, 16, True)), (1, 131072, (64, 16, True)), (32, 4096, (64, 16, True)),
+     (32, 16384, (128, 8, False)), (8, 600, (64, 4, True))],
+)  # fmt: skip
 def test_when_launches_come_ahead(batch, keys, chosen):
-    """(tiles asked for ahead, whether the next launch may come ahead, too) by the bytes that a CTA has to read."""
+    """(keys of a tile, tiles asked for ahead, whether the next launch may come ahead, too) by the bytes of a CTA."""
     config = of_shape(batch, keys)
     share = batch * 8 * keys // (config.block_n * 128)
-    assert config.ahead and (config.prefetched, share <= config.hands_over) == chosen
+    assert config.ahead and (config.block_n, config.prefetched, share <= config.hands_over) == chosen
+
+
+@pytest.mark.parametrize(
+    ("lengths", "page", "programs", "most", "left"),
+    [((4200,), 0, 1, 99, [2]), ((4200,), 16, 1, 99, [2]), ((4200,), 3, 1, 99, [2]), ((4200,), 0, 2, 99, [1, 1]),
+     ((1000,), 64, 1, 99, [0]), ((700, 3500, 130), 16, 1, 99, [2]), ((3500, 70), 16, 1, 99, [1]),
+     ((700, 0), 16, 1, 99, [0]), ((4200,), 0, 1, 60, [])],
+)  # fmt: skip
+def test_when_a_cta_lets_the_next_launch_come(lengths, page, programs, most, left, monkeypatch):
+    """Once, with a 32nd of its tiles left to copy, but in its last item; or by ending, if its run has more units than
+    the configuration says."""
+    here, copies = {}, "ttng.async_tma_copy_global_to_local" if page != 3 else "ttg.async_commit_group"
+    kind, build = TABLE[copies]
+
+    def copying(op):
+        copy = build(op)
+
+        def run(task, *operands):
+            here.setdefault(task.program.index[0], []).append("copy")
+            return copy(task, *operands)
+
+        return run
+
+    def leaving(op):
+        return lambda task: here.setdefault(task.program.index[0], []).append("leave")
+
+    monkeypatch.setitem(TABLE, copies, (kind, copying))
+    monkeypatch.setitem(TABLE, "tt.grid_dependency_launch_dependents", (TASKED, leaving))
+    linked.cache_clear()
+    run(Decode(lengths, page=page, config=(("block_n", 64), ("hands_over", most))), programs)
+    linked.cache_clear()
+    copies_of_tile = 2 * (4 if page == 16 else 1)
+    assert all(events.count("leave") <= 1 for events in here.values())
+    behind = [len(events) - 1 - events.index("leave") for events in here.values() if "leave" in events]
+    assert behind == [copies_of_tile * tiles for tiles in left]

@@ -59,7 +59,7 @@ class DecodeConfig:
     query_rows: int = 0  # with few rows: of them, 4, 8 or 16 at most that are queries
     ahead: bool = False  # may come before the launch in front has ended, and waits for that
     prefetched: int = 0  # key tiles of a CTA of which keys are asked for in L2 before that wait
-    hands_over: int = 0  # units of a CTA up to which it lets the next launch come as soon as its copies are under way
+    hands_over: int = 0  # units of a CTA's run up to which it lets the next launch come before its own last keys
     one_tile: bool = False  # a key head has one row tile: no other CTA reads its keys, so they may leave L2 first
     consumer_registers: int = 240
     producer_registers: int = 152

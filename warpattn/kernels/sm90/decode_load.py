@@ -24,6 +24,8 @@ from .decode_context import Matrix, item_at
 # Keys and values that are read once leave L2 before what the next launch needs: code, queries, tables.
 STREAMED = gl.constexpr(CachePolicy(l2=FractionalEvictionPolicy("evict_first", 1.0)))
 
+PART_LEFT = gl.constexpr(32)  # with more of a run left, what the next CTAs ask for slows down those not yet done
+
 
 @gluon.jit
 def decode_load_role(ctx):
@@ -34,10 +36,12 @@ def decode_load_role(ctx):
     place = ctx.start
     while place.unit < ctx.end:
         item = item_at(ctx, place)
+        leaves = leaves_at(ctx, place, item)
         if config.gathers:
             for i in range(item.begin, item.end):
                 k_state = gather_rows(ctx, ctx.keys.k, ctx.rings.k, k_state, item, i, config.dim_qk)
                 v_state = gather_rows(ctx, ctx.keys.v, ctx.rings.v, v_state, item, i, config.dim_v)
+                hand_over(config, i, leaves)
         else:
             boxes = find_boxes(ctx, item, item.begin)
             for i in range(item.begin, item.end):
@@ -45,9 +49,26 @@ def decode_load_role(ctx):
                 k_state = load_boxes(ctx, ctx.keys.k[0], ctx.rings.k, k_state, item, boxes, config.k_bytes)
                 v_state = load_boxes(ctx, ctx.keys.v[0], ctx.rings.v, v_state, item, boxes, config.v_bytes)
                 boxes = following
+                hand_over(config, i, leaves)
         place = place.advance(item.part.count, item.room * ctx.work.heads)
+
+
+@gluon.jit
+def leaves_at(ctx, place, item):
+    """The tile of an item behind which CTAs of the next launch may come: one `PART_LEFT`-th of the run is left then. -1
+    if the item is not the run's last, or the run too long for that."""
+    config: gl.constexpr = ctx.config
+    run = ctx.end - ctx.start.unit
+    last = (place.unit + item.part.count >= ctx.end) & (run <= config.hands_over)
+    return gl.where(last, gl.maximum(item.end - 1 - run * config.unit // PART_LEFT, item.begin), -1)
+
+
+@gluon.jit
+def hand_over(config: gl.constexpr, i, leaves):
+    """Let CTAs of the next launch come to SMs that have become free, behind tile `i` if that is where this CTA
+    `leaves`. They come once every CTA of this launch has let them."""
     if config.hands_over > 0:
-        if ctx.end - ctx.start.unit <= config.hands_over:
+        if i == leaves:
             gdc_launch_dependents()
 
 

@@ -31,8 +31,8 @@ APART = 4  # blocks of 32 parts by 4 rows from which one CTA would take longer o
 COMBINE_ARGUMENTS = ("out", "keys", "workspace", "lse_ptr", "sinks_ptr", "shape", "mask_args")
 OPTIONS: dict[str, object] = {"num_warps": 4, "enable_fp_fusion": True}
 PRICE = 1  # units that a head costs beside its keys where sequences may differ
-SHORT = 1 << 20  # bytes of keys and values of a CTA that are read in a few microseconds
-LEAST_ASKED, MOST_ASKED = 64 * 1024, 256 * 1024  # bytes of keys that a CTA asks for in L2 before it may read them
+LONG = 8 << 20  # bytes of keys and values of a CTA from which it better has its SM for itself to the end
+LEAST_ASKED, MOST_ASKED = 64 * 1024, 256 * 1024  # bytes of keys asked for in L2 on an SM before they may be read
 WIDE_PLAN = 1024  # entries added up at once where there are more than 128
 
 
@@ -113,32 +113,34 @@ def readers(config: DecodeConfig, target: Arch) -> int:
 
 
 def fitting_tiles(config: DecodeConfig, problem: Problem, target: Arch) -> DecodeConfig:
-    """The same with shorter tiles where heads are split."""
-    return config if heads_are_whole(problem, readers(config, target)) else shorter(config)
+    """The same with shorter tiles where heads are split, because there is not one for each CTA, or in one piece and not
+    long."""
+    grid = readers(config, target)
+    whole = problem.batch * row_tiles(problem) * problem.heads_kv >= grid
+    long = problem.kind == "paged" or share_bytes(config, problem, grid) > LONG
+    return config if whole and long else shorter(config)
 
 
-def heads_are_whole(problem: Problem, grid: int) -> bool:
-    """Whether there is a head for each CTA, so that most need not be split."""
-    return problem.batch * row_tiles(problem) * problem.heads_kv >= grid
+def share_bytes(config: DecodeConfig, problem: Problem, grid: int) -> int:
+    """Bytes of keys and values that each of `grid` CTAs has if all sequences are as long as they may be."""
+    keys = problem.batch * row_tiles(problem) * problem.heads_kv * problem.seq_k
+    tiles = keys // (config.block_n * grid)
+    return tiles * (config.k_bytes + config.v_bytes)
 
 
 def ahead(config: DecodeConfig, problem: Problem, grid: int) -> DecodeConfig:
     """The same, launched ahead of the end of the launch in front of it, which it waits for by itself, with its first
-    keys asked for before that.
-
-    Whether the next launch may come ahead of this one's end is another matter: its CTAs go where SMs become free, and
-    long ones of whole heads read better from SMs that the hardware picks among free ones.
+    keys asked for before that. The next launch may come likewise if a CTA's run is not long, which it decides itself.
     """
-    tiles = problem.batch * problem.heads_kv * problem.seq_k // (config.block_n * grid)
-    asked = min(max(tiles * config.k_bytes // 8, LEAST_ASKED), MOST_ASKED) // config.k_bytes
+    tile = config.k_bytes + config.v_bytes
+    keys = share_bytes(config, problem, grid) // tile * config.k_bytes
+    asked = min(max(3 * keys // 8, LEAST_ASKED), MOST_ASKED // config.ctas) // config.k_bytes
     guess = not config.gathers and not _reads_in_span(problem)
-    whole = SHORT if config.uniform else 2 * SHORT
-    most = whole if heads_are_whole(problem, grid) else 6 * SHORT
     return replace(
         config,
         ahead=True,
         prefetched=min(asked, 128 // config.boxes) if guess else 0,
-        hands_over=most // (config.unit * (config.k_bytes + config.v_bytes)),
+        hands_over=LONG // (config.unit * tile),
     )
 
 
