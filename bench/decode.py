@@ -2,8 +2,8 @@
 
 One query token a sequence, keys dense or in shuffled pages, every call in a CUDA graph, peers interleaved as in
 `bench.run`. A variant of the kernel is a peer of its own: `--variant ctas=2 --variant block_n=64,stages=6` times the
-chosen configuration and these fields beside it. Inputs are rotated until they are four times as large as L2 of an H200,
-so that reading is what is timed; the peer `read` does nothing else. Without a GPU, a few small cases run with the
+chosen configuration and these fields beside it. Inputs are rotated until they are forty times as large as L2 of an H200,
+or there are 16 of them, so that reading is what is timed; the peer `read` does nothing else. Without a GPU, a few small cases run with the
 reference.
 """
 
@@ -25,8 +25,8 @@ from bench.decode_peers import EVERY, OWN, Peer, peers
 from bench.inputs import default_device
 from bench.peers.adapter import Unsupported, first_line
 
-COLD = 240 << 20  # bytes of inputs used in turn
-MAX_SETS = 12
+COLD = 2 << 30  # bytes of inputs used in turn: keys asked for in L2 must be gone before they are asked for again
+MAX_SETS = 16
 
 
 def expected(x: Inputs) -> tuple[Tensor, float]:
