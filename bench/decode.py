@@ -2,9 +2,9 @@
 
 One query token a sequence, keys dense or in shuffled pages, every call in a CUDA graph, peers interleaved as in
 `bench.run`. A variant of the kernel is a peer of its own: `--variant ctas=2 --variant block_n=64,stages=6` times the
-chosen configuration and these fields beside it. Inputs are rotated until they are forty times as large as L2 of an H200,
-or there are 16 of them, so that reading is what is timed; the peer `read` does nothing else. Without a GPU, a few small cases run with the
-reference.
+chosen configuration and these fields beside it. Inputs take turns until they are forty times as large as L2 of an H200
+or there are 16 sets, so that reading is what is timed; the peer `read` does nothing else. Without a GPU, a few small
+cases run with the reference.
 """
 
 from __future__ import annotations
