@@ -18,7 +18,7 @@ from warpattn.scores import Score
 from warpattn.sequences import Dense, PagedKV
 from warpattn.sim import Behind, Report, simulate
 from warpattn.sim.compile import to_ttgir
-from warpattn.step import Terms
+from warpattn.step import ORDINARY, Terms
 from warpattn.target import ARCHS
 
 _built: dict[Any, Any] = {}
@@ -146,3 +146,21 @@ def paged(k: Tensor, v: Tensor, lengths: Tensor, page: int, generator: torch.Gen
                 cache[free[at + t], : rows.stop - rows.start] = x[b, rows]
         at += count
     return PagedKV(*pages, table, lengths)
+
+
+def check(case: Decode, programs: int = 3, **options: object):
+    """Run a case; right, without findings, and with every ticket put back."""
+    ran = run(case, programs, **options)
+    assert ran.report.clean, ran.report
+    assert ran.out_error < (2e-2 if case.dtype == torch.bfloat16 else 3e-3)
+    assert ran.lse_error < 1e-4
+    assert not ran.tickets.any(), "tickets are left as they were found"
+    return ran
+
+
+def of_shape(batch: int, keys: int, terms: Terms = ORDINARY, dim: int = 128):
+    """The configuration for 32 query heads on 8 key heads."""
+    q = torch.empty(batch, 1, 32, dim, dtype=torch.bfloat16)
+    k = torch.empty(batch, 1, 8, dim, dtype=torch.bfloat16).expand(-1, keys, -1, -1)
+    ready = examine(Call(q, k, k, Dense(), backend="reference"), read_values=False)
+    return choose(ready.problem, ARCHS["sm90"], terms=terms).config

@@ -9,18 +9,15 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
-from tests.sim.sm90_decode import Decode, run, tensors
+from tests.sim.sm90_decode import Decode, check, of_shape, run, tensors
 from warpattn.kernels.sm90.decode_config import choose_decode, even_cut, near_parts
 from warpattn.kernels.sm90.decode_steps import choose
-from warpattn.masks import Causal, Chunked, CustomMask, Padding, SlidingWindow
+from warpattn.masks import Causal, Chunked, CustomMask, SlidingWindow
 from warpattn.problem import Call, examine
 from warpattn.scores import ALiBi, SoftCap
 from warpattn.sequences import Dense
 from warpattn.sim.compile import Compiled
-from warpattn.sim.ops import asm
-from warpattn.sim.registry import TABLE, TASKED
-from warpattn.sim.simulate import linked
-from warpattn.step import ORDINARY, Terms
+from warpattn.step import Terms
 from warpattn.target import ARCHS
 
 SCHEDULES = [("eager", 0), ("lazy", 0), ("adversarial", 0), *(("random", seed) for seed in range(3))]
@@ -52,16 +49,6 @@ CASES = {
     "by-head": Decode((200,), tokens=2, mask=CustomMask(lambda b, h, q, k: (k + h) % 3 != 0)),
     "invariant": Decode((400, 70, 130), page=64, heads=8, heads_kv=2, invariant=True, config=(("unit", 1),)),
 }
-
-
-def check(case: Decode, programs: int = 3, **options: object):
-    """Run a case; right, without findings, and with every ticket put back."""
-    ran = run(case, programs, **options)
-    assert ran.report.clean, ran.report
-    assert ran.out_error < (2e-2 if case.dtype == torch.bfloat16 else 3e-3)
-    assert ran.lse_error < 1e-4
-    assert not ran.tickets.any(), "tickets are left as they were found"
-    return ran
 
 
 @pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
@@ -132,14 +119,6 @@ def test_cut_evenly_only_where_no_run_grows_much():
 )  # fmt: skip
 def test_even_cut(heads, ctas, cut):
     assert even_cut(heads, ctas) == cut
-
-
-def of_shape(batch: int, keys: int, terms: Terms = ORDINARY, dim: int = 128):
-    """The configuration for 32 query heads on 8 key heads."""
-    q = torch.empty(batch, 1, 32, dim, dtype=torch.bfloat16)
-    k = torch.empty(batch, 1, 8, dim, dtype=torch.bfloat16).expand(-1, keys, -1, -1)
-    ready = examine(Call(q, k, k, Dense(), backend="reference"), read_values=False)
-    return choose(ready.problem, ARCHS["sm90"], terms=terms).config
 
 
 @pytest.mark.parametrize("programs", [8, 9, 20])
@@ -310,107 +289,3 @@ def test_values_past_the_end_that_are_not_cleared_are_nan():
 def test_pages_out_of_range_are_clamped():
     ran = run(Decode((200,), page=64), 2, table=torch.tensor([[-5, 10**6, 0, 2]], dtype=torch.int32))
     assert ran.report.clean, ran.report
-
-
-@pytest.mark.parametrize("schedule", ["lazy", "random"])
-@pytest.mark.parametrize("tokens", [1, 3])
-@pytest.mark.parametrize("page", [0, 3, 16, 64])
-@pytest.mark.parametrize("rows", [1, 9])
-def test_the_launch_in_front_may_write_everything(rows, page, tokens, schedule):
-    """Lengths and table as they are before it has ended may be anything: they only say what to ask for in L2."""
-    lengths = (150, 1, 64, 129) if page else (190, 190)
-    mask = Causal() if page else SlidingWindow(100)
-    case = Decode(lengths, page=page, tokens=tokens, heads=rows, behind=True, mask=mask)
-    for seed in range(3):
-        check(case, 3, schedule=schedule, seed=seed)
-
-
-@pytest.mark.parametrize("page", [0, 64])
-def test_a_launch_ahead_that_does_not_wait_is_found(page):
-    def without_wait(kernel):
-        lines = kernel.asm["ttgir"].splitlines()
-        kept = [line for line in lines if "tt.grid_dependency_wait" not in line]
-        assert len(kept) == len(lines) - 1
-        return replace(kernel, asm={"ttgir": "\n".join(kept)})
-
-    report = run(Decode((700, 40), page=page, behind=True), 2, kernel=without_wait).report
-    assert report.of_kind("Race") and "the launch in front" in str(report.of_kind("Race")[0])
-
-
-@pytest.mark.parametrize("page", [0, 16, 64])
-def test_what_is_asked_for_is_read_first(page, monkeypatch):
-    """A CTA asks for the keys of its first tiles: the last ones of the sequence, of both halves of the columns."""
-    (text,) = (text for text in asm._ELEMENTWISE if "prefetch" in text)
-    asked = set()
-
-    def spy(tensor, wanted, *coord):
-        asked.update(zip(*(x[wanted != 0].tolist() for x in coord), strict=True))
-        return wanted * 0
-
-    monkeypatch.setitem(asm._ELEMENTWISE, text, spy)
-    case, tiles = Decode((1000,), page=page, dim=128), 3
-    linked.cache_clear()
-    run(replace(case, config=(("prefetched", tiles),)), 1)
-    linked.cache_clear()
-    *_, sequence, _ = tensors(case)
-    step, config = page or 64, of_shape(1, 1000)
-    rows = range((1000 // config.block_n - tiles + 1) * config.block_n, 1000, step)
-    places = [(int(sequence.block_table[0, row // page]), 0) if page else (0, row) for row in rows]
-    assert config.block_n == 64 and asked == {(*place, 0, col) for place in places for col in (0, 64)}
-
-
-def test_no_guess_where_the_span_needs_tensors():
-    """They may be written by the launch in front like everything else, and are read in many places."""
-
-    def config(mask):
-        q, k = torch.zeros(2, 1, 4, 128).bfloat16(), torch.zeros(2, 600, 4, 128).bfloat16()
-        return choose(examine(Call(q, k, k, Dense(), mask, backend="reference")).problem, ARCHS["sm90"]).config
-
-    assert config(Causal()).prefetched and not config(Padding(torch.tensor([600, 3]))).prefetched
-
-
-@pytest.mark.parametrize(
-    ("batch", "keys", "chosen"),
-    [(1, 16384, (64, 6, True)), (8, 8192, (64, 16, True)), (1, 131072, (64, 16, True)), (32, 4096, (64, 16, True)),
-     (32, 16384, (128, 8, False)), (8, 600, (64, 4, True))],
-)  # fmt: skip
-def test_when_launches_come_ahead(batch, keys, chosen):
-    """(keys of a tile, tiles asked for ahead, whether the next launch may come ahead, too) by the bytes of a CTA."""
-    config = of_shape(batch, keys)
-    share = batch * 8 * keys // (config.block_n * 128)
-    assert config.ahead and (config.block_n, config.prefetched, share <= config.hands_over) == chosen
-
-
-@pytest.mark.parametrize(
-    ("lengths", "page", "programs", "most", "left"),
-    [((4200,), 0, 1, 99, [2]), ((4200,), 16, 1, 99, [2]), ((4200,), 3, 1, 99, [2]), ((4200,), 0, 2, 99, [1, 1]),
-     ((1000,), 64, 1, 99, [0]), ((700, 3500, 130), 16, 1, 99, [2]), ((3500, 70), 16, 1, 99, [1]),
-     ((700, 0), 16, 1, 99, [0]), ((4200,), 0, 1, 60, [])],
-)  # fmt: skip
-def test_when_a_cta_lets_the_next_launch_come(lengths, page, programs, most, left, monkeypatch):
-    """Once, with a 32nd of its tiles left to copy, but in its last item; or by ending, if its run has more units than
-    the configuration says."""
-    here, copies = {}, "ttng.async_tma_copy_global_to_local" if page != 3 else "ttg.async_commit_group"
-    kind, build = TABLE[copies]
-
-    def copying(op):
-        copy = build(op)
-
-        def run(task, *operands):
-            here.setdefault(task.program.index[0], []).append("copy")
-            return copy(task, *operands)
-
-        return run
-
-    def leaving(op):
-        return lambda task: here.setdefault(task.program.index[0], []).append("leave")
-
-    monkeypatch.setitem(TABLE, copies, (kind, copying))
-    monkeypatch.setitem(TABLE, "tt.grid_dependency_launch_dependents", (TASKED, leaving))
-    linked.cache_clear()
-    run(Decode(lengths, page=page, config=(("block_n", 64), ("hands_over", most))), programs)
-    linked.cache_clear()
-    copies_of_tile = 2 * (4 if page == 16 else 1)
-    assert all(events.count("leave") <= 1 for events in here.values())
-    behind = [len(events) - 1 - events.index("leave") for events in here.values() if "leave" in events]
-    assert behind == [copies_of_tile * tiles for tiles in left]

@@ -7,8 +7,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from tests.sim.sm90_decode import Decode, tensors
-from tests.sim.test_sm90_decode import APART, CASES, MIXED, SCHEDULES, SLOPES, check
+from tests.sim.sm90_decode import Decode, check, tensors
+from tests.sim.test_sm90_decode import APART, CASES, MIXED, SCHEDULES, SLOPES
 from warpattn.kernels.sm90.decode_config import SLACK, SM_SMEM, DecodeConfig
 from warpattn.kernels.sm90.decode_steps import choose
 from warpattn.kernels.topology import BARRIER_BYTES
