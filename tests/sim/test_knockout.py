@@ -1,7 +1,5 @@
 """Each synchronising operation is needed, or stands in a reviewed list with the reason why it can go."""
 
-import linecache
-
 import pytest
 import torch
 
@@ -11,46 +9,33 @@ from triton.experimental.gluon import language as gl
 
 from tests.sim import gluon_kernels
 from tests.sim.builds import compiled
+from tests.sim.knocking import LATER, knocked_out, reviewed
 from tests.sim.prefill import Case, simulated
 from warpattn.masks import Causal
-from warpattn.sim import KnockOut, Report, TensorDescriptor, knock_out, simulate
+from warpattn.sim import Report, TensorDescriptor, knock_out, simulate
 
 TURNS = "a warpgroup's turn comes after the one before it has waited for the same tile"
 FRESH = "the first lap over a ring never waits"
-# Operation, what stands in one of its lines of Python, whether only outside the first warpgroup, why it can go.
+# Operation, what stands in one of its lines of Python, why it can go, and if only there: where.
 REDUNDANT = [
-    ("ttng.fence_async_shared", "fence_async_shared()", False, "it makes new barriers visible to TMA: not modelled"),
-    ("ttng.wait_barrier", ".consumer_wait(", True, TURNS),
-    ("ttng.wait_barrier", "q_state = load_q(ctx, producer_state(", False, FRESH),
-    ("ttng.wait_barrier", "cursor = load_first_keys(ctx, cursor, tile, span)", False, FRESH),
-    ("ttng.arrive_barrier", "q_state = load_q(ctx, producer_state(", False, "a program always has a first tile"),
+    ("ttng.fence_async_shared", "fence_async_shared()", "it makes new barriers visible to TMA: not modelled"),
+    ("ttng.wait_barrier", ".consumer_wait(", TURNS, LATER),
+    ("ttng.wait_barrier", "q_state = load_q(ctx, producer_state(", FRESH),
+    ("ttng.wait_barrier", "cursor = load_first_keys(ctx, cursor, tile, span)", FRESH),
+    ("ttng.arrive_barrier", "q_state = load_q(ctx, producer_state(", "a program always has a first tile"),
 ]
-
-
-def reason(found: KnockOut) -> str | None:
-    lines = [linecache.getline(*frame) for frame in found.frames]
-    for op, text, later, why in REDUNDANT:
-        if found.op == op and any(text in line for line in lines) and not (later and found.region == "default"):
-            return why
-    return None
+reason = reviewed(REDUNDANT)
 
 
 def test_the_prefill_kernel_needs_its_synchronisation():
     case = Case(780, 780, heads=2, dim=128, mask=Causal())
 
-    def run(module) -> Report:
-        report = Report()
-        for schedule in ("lazy", "eager"):
-            torch.manual_seed(0)
-            report, *_ = simulated(case, programs=1, kernel=module, schedule=schedule, step_limit=20_000)
-            if not report.clean:
-                break
-        return report
+    def once(module, schedule) -> Report:
+        torch.manual_seed(0)
+        return simulated(case, programs=1, kernel=module, schedule=schedule, step_limit=20_000)[0]
 
-    results = knock_out(case.kernel(), run)
+    results = knocked_out(case.kernel(), once, reason)
     assert len(results) > 50
-    unexplained = [str(found) for found in results if not found.noticed and reason(found) is None]
-    assert not unexplained, "\n".join(unexplained)
     assert sum(found.noticed for found in results) > 0.8 * len(results)
 
 

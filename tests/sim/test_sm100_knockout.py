@@ -1,15 +1,14 @@
 """Each synchronising operation of the Blackwell prefill kernel is needed, or stands in a list with the reason."""
 
-import linecache
-
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
+from tests.sim.knocking import knocked_out, reviewed
 from tests.sim.sm100_prefill import Case, simulated
 from warpattn.masks import Causal
-from warpattn.sim import KnockOut, Report, knock_out
+from warpattn.sim import Report
 
 COMPLETE = "products retire in their order: S of this key tile is complete, and P·V of the one before was issued first"
 READ = "S of this key tile came after a P·V that has waited for correction, which reads the scale before it signals"
@@ -21,33 +20,22 @@ REDUNDANT = [
     ("ttng.wait_barrier", "await_signal(ctx.bars.c_consumer.index(wg), n & 1, pred=n > 1)", READ),
     ("ttng.wait_barrier", "state = load_k(ctx, ring, state, key_tile, True)", "the first lap over a ring never waits"),
 ]
+reason = reviewed(REDUNDANT)
 CASES = {
     "shared-ring": Case(256, 900, heads=1, heads_kv=1, dim=128, mask=Causal(), growth=20.0),
     "two-rings": Case(256, 1100, heads=1, heads_kv=1, mask=Causal(), growth=20.0),
 }
 
 
-def reason(found: KnockOut) -> str | None:
-    lines = [linecache.getline(*frame) for frame in found.frames]
-    return next((why for op, text, why in REDUNDANT if found.op == op and any(text in line for line in lines)), None)
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_the_prefill_kernel_needs_its_synchronisation(name):
     case = CASES[name]
 
-    def run(module) -> Report:
-        report = Report()
-        for schedule in ("lazy", "eager"):
-            torch.manual_seed(0)
-            report, *_ = simulated(case, kernel=module, schedule=schedule, step_limit=20_000)
-            if not report.clean:
-                break
-        return report
+    def once(module, schedule) -> Report:
+        torch.manual_seed(0)
+        return simulated(case, kernel=module, schedule=schedule, step_limit=20_000)[0]
 
-    results = knock_out(case.kernel(), run)
+    results = knocked_out(case.kernel(), once, reason)
     assert len(results) > 50
-    unexplained = [str(found) for found in results if not found.noticed and reason(found) is None]
-    assert not unexplained, "\n".join(unexplained)
     modelled = [found for found in results if "fence" not in found.op]
     assert sum(found.noticed for found in modelled) >= len(modelled) - 5

@@ -1,6 +1,5 @@
 """Decode of latent attention on Blackwell in the simulator: right values, no findings, the public calls, knock-outs."""
 
-import linecache
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 pytest.importorskip("triton")
 
 import warpattn as wa
+from tests.sim.knocking import knocked_out, reviewed
 from tests.sim.mla import DIM_V, SCALE, Latent, tensors
 from tests.sim.prefill import error
 from tests.sim.sm90_decode import built
@@ -20,7 +20,7 @@ from warpattn.masks import Causal, CustomMask, SlidingWindow
 from warpattn.operands import Operands
 from warpattn.problem import examine
 from warpattn.scores import SoftCap
-from warpattn.sim import KnockOut, Report, knock_out, simulate
+from warpattn.sim import Report, simulate
 from warpattn.sim.tensor_memory import TensorBuffer
 from warpattn.step import Step, Terms
 from warpattn.target import ARCHS
@@ -156,26 +156,15 @@ REDUNDANT = [
     ("tcgen05.fence::before_thread_sync", "tcgen05.fence::before_thread_sync", "order of tensor memory: not modelled"),
     ("ttng.fence_async_shared", "    fence_async_shared()\n", "for new barriers and TMA: not modelled"),
 ]
-
-
-def reason(found: KnockOut) -> str | None:
-    lines = [linecache.getline(*frame) for frame in found.frames]
-    return next((why for op, text, why in REDUNDANT if found.op == op and any(text in line for line in lines)), None)
+reason = reviewed(REDUNDANT)
 
 
 def test_every_synchronisation_is_needed():
     (step,) = prepared(Latent((330, 40), page=64)).steps
 
-    def simulated(module) -> Report:
-        report = Report()
-        for schedule in ("lazy", "eager"):
-            report = simulate(module, step.grid, step.args, schedule, step_limit=20_000)
-            if not report.clean:
-                break
-        return report
+    def once(module, schedule) -> Report:
+        return simulate(module, step.grid, step.args, schedule, step_limit=20_000)
 
-    results = knock_out(built(step), simulated)
-    unexplained = [str(found) for found in results if not found.noticed and reason(found) is None]
-    assert not unexplained, "\n".join(unexplained)
+    results = knocked_out(built(step), once, reason)
     barriers = [found for found in results if not found.op.startswith("tcgen05.fence")]
     assert sum(found.noticed for found in barriers) > 0.8 * len(barriers)

@@ -9,6 +9,7 @@ import torch
 pytest.importorskip("triton")
 
 from tests.oracle import Inputs, check, poisoned
+from tests.sim.knocking import knocked_out, reviewed
 from warpattn.check import AttentionError
 from warpattn.kernels.sm100.build import TARGET
 from warpattn.kernels.sm100.choose import prefill_config
@@ -21,7 +22,7 @@ from warpattn.problem import Call, examine
 from warpattn.sass import opcode_counts, resources
 from warpattn.scores import ALiBi, Score, SoftCap
 from warpattn.sequences import Dense
-from warpattn.sim import KnockOut, Report, knock_out, simulate
+from warpattn.sim import KnockOut, Report, simulate
 from warpattn.sim.tensor_memory import TensorBuffer
 from warpattn.simulated import Options, launch
 from warpattn.simulated import _kernel as compiled
@@ -138,28 +139,17 @@ REDUNDANT = [
     ("ttng.wait_barrier", "state = load_k(ctx, ring, state, i, False)",
      "both chunks of K are given back after the same products"),
 ]  # fmt: skip
-
-
-def reason(found: KnockOut) -> str | None:
-    lines = [linecache.getline(*frame) for frame in found.frames]
-    return next((why for op, text, why in REDUNDANT if found.op == op and any(text in line for line in lines)), None)
+reason = reviewed(REDUNDANT)
 
 
 def test_every_synchronisation_is_needed():
     case = Case(512, 128 * 11, spread=8.0)
     step, _ = case.step(case.inputs())
 
-    def simulated(module) -> Report:
-        report = Report()
-        for schedule in ("lazy", "eager"):
-            report = simulate(module, step.grid, step.args, schedule, step_limit=40_000)
-            if not report.clean:
-                break
-        return report
+    def once(module, schedule) -> Report:
+        return simulate(module, step.grid, step.args, schedule, step_limit=40_000)
 
-    results = knock_out(compiled(step), simulated)
-    unexplained = [str(found) for found in results if not found.noticed and reason(found) is None]
-    assert not unexplained, "\n".join(unexplained)
+    results = knocked_out(compiled(step), once, reason)
     barriers = [found for found in results if not found.op.startswith("tcgen05.fence")]
     assert sum(found.noticed for found in barriers) > 0.8 * len(barriers)
     chunks = [found for found in results if reason(found) is not None and "load_k(ctx, ring, state, i" in source(found)]

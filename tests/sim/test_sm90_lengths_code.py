@@ -1,6 +1,5 @@
 """The kernels of ragged batches and paged caches as code: what the machine gets, and which synchronisation it needs."""
 
-import linecache
 from dataclasses import replace
 from typing import Any
 
@@ -13,12 +12,13 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from tests.cases import Case
+from tests.sim.knocking import LATER, knocked_out, reviewed
 from tests.sim.sm90_lengths import kernel, ready_for, run
 from warpattn.kernels.sm90.config import SMEM_LIMIT
 from warpattn.kernels.sm90.prefill_lengths_steps import steps
 from warpattn.operands import Operands
 from warpattn.sass import opcode_counts, resources
-from warpattn.sim import KnockOut, Report, knock_out
+from warpattn.sim import Report
 from warpattn.step import Step
 
 BASE = Case(dim=128, dtype=torch.bfloat16, heads_q=1, heads_kv=1, mask="causal")
@@ -51,22 +51,15 @@ def test_machine_code(case, loads, stack):
 
 FRESH = "the first lap over a ring never waits"
 TURNS = "a warpgroup's turn comes after the one before it has waited for the same tile"
-# Operation, what stands in one of its lines of Python, whether only outside the first warpgroup, why it can go.
+# Operation, what stands in one of its lines of Python, why it can go, and if only there: where.
 REDUNDANT = [
-    ("ttng.fence_async_shared", "    fence_async_shared()\n", False, "it makes new barriers visible: not modelled"),
-    ("ttng.wait_barrier", ".consumer_wait(", True, TURNS),
-    ("ttng.wait_barrier", "q_state = load_q(ctx, producer_state(", False, FRESH),
-    ("ttng.wait_barrier", "cursor = load_first_keys(ctx, cursor, tile, span)", False, FRESH),
-    ("ttng.arrive_barrier", "q_state = load_q(ctx, producer_state(", False, "programs without a tile end before"),
+    ("ttng.fence_async_shared", "    fence_async_shared()\n", "it makes new barriers visible: not modelled"),
+    ("ttng.wait_barrier", ".consumer_wait(", TURNS, LATER),
+    ("ttng.wait_barrier", "q_state = load_q(ctx, producer_state(", FRESH),
+    ("ttng.wait_barrier", "cursor = load_first_keys(ctx, cursor, tile, span)", FRESH),
+    ("ttng.arrive_barrier", "q_state = load_q(ctx, producer_state(", "programs without a tile end before"),
 ]
-
-
-def reason(found: KnockOut) -> str | None:
-    lines = [linecache.getline(*frame) for frame in found.frames]
-    for op, text, later, why in REDUNDANT:
-        if found.op == op and any(text in line for line in lines) and not (later and found.region == "default"):
-            return why
-    return None
+reason = reviewed(REDUNDANT)
 
 
 @pytest.mark.full  # 2 minutes
@@ -76,16 +69,9 @@ def test_the_kernel_needs_its_synchronisation(page_size):
     x = case.build()
     ready = ready_for(x)
 
-    def knocked(module: Any) -> Report:
-        report = Report()
-        for schedule in ("lazy", "eager"):
-            *_, reports = run(x, 1, ready, module, schedule=schedule, step_limit=20_000)
-            report = reports[1]
-            if not report.clean:
-                break
-        return report
+    def once(module: Any, schedule: str) -> Report:
+        *_, reports = run(x, 1, ready, module, schedule=schedule, step_limit=20_000)
+        return reports[1]
 
-    results = knock_out(kernel(launches(case)[1]), knocked)
+    results = knocked_out(kernel(launches(case)[1]), once, reason)
     assert len(results) > 40
-    unexplained = [str(found) for found in results if not found.noticed and reason(found) is None]
-    assert not unexplained, "\n".join(unexplained)

@@ -1,0 +1,49 @@
+"""What knock-out tests of whole kernels share: an operation that is taken out has to be missed, or to be reviewed."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from warpattn.sim import KnockOut, Report, knock_out
+
+NOTICED_BY = ("lazy", "eager")
+LATER = "outside of the first warpgroup"
+
+
+def reviewed(redundant: Sequence[tuple[str, ...]]) -> Callable[[KnockOut], str | None]:
+    """Finds why an operation can go, in rows of: operation, what stands in one of its lines of Python, why; and behind
+    that `LATER` where it can go there only."""
+
+    def reason(found: KnockOut) -> str | None:
+        lines = [linecache.getline(*frame) for frame in found.frames]
+        for op, text, why, *where in redundant:
+            if found.op == op and any(text in line for line in lines) and not (where and found.region == "default"):
+                return why
+        return None
+
+    return reason
+
+
+def knocked_out(
+    kernel: Any,
+    once: Callable[[Any, str], Report],
+    reason: Callable[[KnockOut], str | None],
+    schedules: Sequence[str] = NOTICED_BY,
+) -> list[KnockOut]:
+    """Take every synchronising operation out of a kernel, one after the other: each is missed by `once(module,
+    schedule)` under one of the schedules, or there is a reason why not. All of them, for what else is to be said."""
+
+    def run(module: Any) -> Report:
+        report = Report()
+        for schedule in schedules:
+            report = once(module, schedule)
+            if not report.clean:
+                break
+        return report
+
+    results = knock_out(kernel, run)
+    unexplained = [str(found) for found in results if not found.noticed and reason(found) is None]
+    assert not unexplained, "\n".join(unexplained)
+    return results
