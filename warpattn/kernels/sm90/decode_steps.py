@@ -117,8 +117,8 @@ def fitting_tiles(config: DecodeConfig, problem: Problem, target: Arch) -> Decod
     long."""
     grid = readers(config, target)
     whole = problem.batch * row_tiles(problem) * problem.heads_kv >= grid
-    long = problem.kind == "paged" or share_bytes(config, problem, grid) > LONG
-    return config if whole and long else shorter(config)
+    short_runs = problem.kind == "dense" and share_bytes(config, problem, grid) <= LONG
+    return shorter(config) if short_runs or not whole else config
 
 
 def share_bytes(config: DecodeConfig, problem: Problem, grid: int) -> int:
