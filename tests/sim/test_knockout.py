@@ -9,22 +9,13 @@ from triton.experimental.gluon import language as gl
 
 from tests.sim import gluon_kernels
 from tests.sim.builds import compiled
-from tests.sim.knocking import LATER, knocked_out, reviewed
+from tests.sim.knocking import SM90_PREFILL, knocked_out, reviewed
 from tests.sim.prefill import Case, simulated
 from warpattn.masks import Causal
 from warpattn.sim import Report, TensorDescriptor, knock_out, simulate
 
-TURNS = "a warpgroup's turn comes after the one before it has waited for the same tile"
-FRESH = "the first lap over a ring never waits"
-# Operation, what stands in one of its lines of Python, why it can go, and if only there: where.
-REDUNDANT = [
-    ("ttng.fence_async_shared", "fence_async_shared()", "it makes new barriers visible to TMA: not modelled"),
-    ("ttng.wait_barrier", ".consumer_wait(", TURNS, LATER),
-    ("ttng.wait_barrier", "q_state = load_q(ctx, producer_state(", FRESH),
-    ("ttng.wait_barrier", "cursor = load_first_keys(ctx, cursor, tile, span)", FRESH),
-    ("ttng.arrive_barrier", "q_state = load_q(ctx, producer_state(", "a program always has a first tile"),
-]
-reason = reviewed(REDUNDANT)
+FIRST = ("ttng.arrive_barrier", "q_state = load_q(ctx, producer_state(", "a program always has a first tile")
+reason = reviewed([*SM90_PREFILL, FIRST])
 
 
 def test_the_prefill_kernel_needs_its_synchronisation():

@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("triton")
 
 from tests.oracle import Inputs, check, poisoned
-from tests.sim.knocking import knocked_out, reviewed
+from tests.sim.knocking import FRESH, knocked_out, reviewed
 from tests.sim.test_sm100_lengths import paged
 from warpattn import attention_paged
 from warpattn.abi import parameters
@@ -147,7 +147,6 @@ def test_odd_lengths(seq_k, parts):
 
 
 # Operation, what stands in one of its lines of Python, why it can go.
-FRESH = "the first lap over a ring never waits"
 REDUNDANT = [
     ("tcgen05.fence::after_thread_sync", "tcgen05.fence::after_thread_sync",
      "it keeps the machine's own order of tensor-memory accesses, and the simulator keeps that of the program"),

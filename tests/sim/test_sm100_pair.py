@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("triton")
 
 from tests.oracle import Inputs, check, poisoned
-from tests.sim.knocking import knocked_out, reviewed
+from tests.sim.knocking import FRESH, knocked_out, reviewed
 from warpattn.check import AttentionError
 from warpattn.kernels.sm100.build import TARGET
 from warpattn.kernels.sm100.choose import prefill_config
@@ -125,7 +125,6 @@ def test_odd_lengths(seq_k):
 
 
 # Operation, what stands in one of its lines of Python, why it can go.
-FRESH = "the first lap over a ring never waits"
 ORDER = "it keeps the machine's own order of tensor-memory accesses, and the simulator keeps that of the program"
 REDUNDANT = [
     ("tcgen05.fence::after_thread_sync", "tcgen05.fence::after_thread_sync", ORDER),

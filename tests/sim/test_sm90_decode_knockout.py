@@ -8,7 +8,6 @@ from tests.sim.knocking import knocked_out, reviewed
 from tests.sim.sm90_decode import Decode, run
 from warpattn.sim import Report
 
-FRESH = "the first lap over a ring never waits"
 # Operation, what stands in one of its lines of Python, why it can go.
 REDUNDANT = [
     ("ttng.fence_async_shared", "    fence_async_shared()", "it makes new barriers visible to TMA: not modelled"),

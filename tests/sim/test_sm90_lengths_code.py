@@ -12,7 +12,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from tests.cases import Case
-from tests.sim.knocking import LATER, knocked_out, reviewed
+from tests.sim.knocking import SM90_PREFILL, knocked_out, reviewed
 from tests.sim.sm90_lengths import kernel, ready_for, run
 from warpattn.kernels.sm90.config import SMEM_LIMIT
 from warpattn.kernels.sm90.prefill_lengths_steps import steps
@@ -49,17 +49,8 @@ def test_machine_code(case, loads, stack):
     assert counts["HMMA"] == 0 and counts["HGMMA"] == 80, "the dense kernel's products"
 
 
-FRESH = "the first lap over a ring never waits"
-TURNS = "a warpgroup's turn comes after the one before it has waited for the same tile"
-# Operation, what stands in one of its lines of Python, why it can go, and if only there: where.
-REDUNDANT = [
-    ("ttng.fence_async_shared", "    fence_async_shared()\n", "it makes new barriers visible: not modelled"),
-    ("ttng.wait_barrier", ".consumer_wait(", TURNS, LATER),
-    ("ttng.wait_barrier", "q_state = load_q(ctx, producer_state(", FRESH),
-    ("ttng.wait_barrier", "cursor = load_first_keys(ctx, cursor, tile, span)", FRESH),
-    ("ttng.arrive_barrier", "q_state = load_q(ctx, producer_state(", "programs without a tile end before"),
-]
-reason = reviewed(REDUNDANT)
+FIRST = ("ttng.arrive_barrier", "q_state = load_q(ctx, producer_state(", "programs without a tile end before")
+reason = reviewed([*SM90_PREFILL, FIRST])
 
 
 @pytest.mark.full  # 2 minutes
