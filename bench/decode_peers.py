@@ -39,7 +39,7 @@ def own_call(x: Inputs, fields: dict[str, int]) -> Call:
     ready = examine(Asked(x.q, x.k, x.v, sequence, backend="reference"), read_values=False)
     fields = dict(fields)
     grid = fields.pop("grid", 0)
-    terms = Terms(bool(fields.pop("invariant", 0)))
+    terms = Terms(bool(fields.pop("invariant", 0)), bool(fields.pop("settled", 0)))
     choice = decode_steps.choose(ready.problem, ARCHS["sm90"], ctas=fields.pop("ctas", None), terms=terms)
     choice = replace(choice, grid=(grid,)) if grid else choice
     config = replace(choice.config, **fields)

@@ -106,8 +106,8 @@ class Server:
         new = [torch.randn(len(slots), tokens, KV_HEADS, DIM, **draw) for _ in range(2)]
         plan = None
         if tokens <= MOST_PLANNED and self.chance.random() < 0.3:  # made first, so that appending is right in front
-            plan = wa.DecodePlan(q, kv, mask=mask, sinks=self.sinks)
-            self.done["of them planned"] += 1
+            plan = wa.DecodePlan(q, kv, mask=mask, sinks=self.sinks, cache_settled=True)
+            self.done["of them planned, with a settled cache"] += 1
         wa.append_paged(kv.k_pages, kv.v_pages, kv.block_table, kv.lengths, *new)
         out = wa.attention_paged(q, kv, mask=mask, sinks=self.sinks) if plan is None else plan(q, kv)
         self.done[what] += 1

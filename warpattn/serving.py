@@ -130,6 +130,11 @@ class DecodePlan(_ServingPlan):
     `attention_paged`, or a pair of dense k (B, Sk, Hkv, D) and v (B, Sk, Hkv, Dv). With `batch_invariant` a sequence's
     result has the same bits whatever else is in the batch, at some cost in speed.
 
+    With `cache_settled` you promise that lengths, block table, tensors of masks, and all keys and values but the last S
+    of a sequence (dense: the last S rows of k and v) were written before the kernel in front of the plan's was
+    launched, as they are where that kernel appends the new tokens: then older keys are on their way while it still
+    runs (Hopper decode; see docs/kernels/sm90.md). If the promise is broken, results are silently wrong.
+
     Raises AttentionError listing every broken rule; a plan makes no copies, so tensors must be laid out for TMA as
     described in `warpattn.api`.
     """
@@ -145,10 +150,11 @@ class DecodePlan(_ServingPlan):
         scale: float | None = None,
         return_lse: bool = False,
         batch_invariant: bool = False,
+        cache_settled: bool = False,
     ) -> None:
         k, v, sequence = _cache(kv)
         call = Call(q, k, v, sequence, mask, score, sinks, scale, return_lse)
-        super().__init__(call, Terms(batch_invariant))
+        super().__init__(call, Terms(batch_invariant, cache_settled))
 
     def __call__(self, q: Tensor, kv: PagedKV | tuple[Tensor, Tensor], out: Tensor | None = None) -> Result:
         """out (B, S, Hq, Dv), the plan's own or the given one; with return_lse also lse (B, Hq, S).

@@ -17,9 +17,10 @@ __all__ = ["ORDINARY", "Choice", "Step", "TensorMap", "Terms"]
 
 @dataclass(frozen=True)
 class Terms:
-    """What the owner of a plan asks for."""
+    """What the owner of a plan asks for, and what they promise."""
 
-    batch_invariant: bool = False  # a sequence's bits do not depend on what else is in the batch
+    batch_invariant: bool = False  # asked for: a sequence's bits do not depend on what else is in the batch
+    cache_settled: bool = False  # promised: see `DecodePlan`; what has no use for it ignores it
 
 
 ORDINARY = Terms()

@@ -111,11 +111,13 @@ def test_the_same_bits_every_time(name):
         assert torch.equal(again[0], out) and torch.equal(again[1], lse)
 
 
+@pytest.mark.parametrize("settled", [False, True])
 @pytest.mark.parametrize("tokens", [1, 5])
 @pytest.mark.parametrize("page", [0, 3, 16, 64])
-def test_everything_written_by_the_launch_in_front(page, tokens):
+def test_everything_written_by_the_launch_in_front(page, tokens, settled):
     """A graph of steps: queries and new keys, and lengths and table of pages, are written by kernels right in front of
-    each decode launch, others follow it at once. Every step's result has the bits of the same step run alone."""
+    each decode launch (with a settled cache, new values alone), others follow it at once. Every step's result has the
+    bits of the same step run alone."""
     lengths = (4000, 130, 8191, 64) if page else (16384,)
     q, dense, kv, _ = tensors(Decode(lengths, page=page, tokens=tokens, heads=32, heads_kv=8, dim=128))
     steps, batch = 24, len(q)
@@ -133,18 +135,21 @@ def test_everything_written_by_the_launch_in_front(page, tokens):
         caches, tables, now = (kv.k_pages, kv.v_pages), tables.cuda(), now.to(torch.int32).cuda()
     else:
         kv = caches
-    plan = DecodePlan(q.cuda(), kv)
+    plan = DecodePlan(q.cuda(), kv, cache_settled=settled)
     queries = torch.randn(steps, *q.shape, device="cuda").to(q.dtype)
     new = torch.randn(2, steps, batch, 8, 128, device="cuda").to(q.dtype)
     query, outs = torch.empty_like(queries[0]), torch.zeros_like(queries)
 
     def step(i):
-        for cache, x in zip(caches, new[:, i], strict=True):
-            cache.index_put_(places[i], x)
+        caches[0].index_put_(places[i], new[0, i])
+        if not settled:
+            caches[1].index_put_(places[i], new[1, i])
         query.copy_(queries[i])
         if isinstance(kv, PagedKV):
             kv.block_table.copy_(tables[i])
             kv.lengths.copy_(now[i])
+        if settled:
+            caches[1].index_put_(places[i], new[1, i])
         outs[i].copy_(plan(query, kv))
 
     alone = torch.zeros_like(outs)

@@ -40,7 +40,8 @@ class Decode:
     score: Score | None = None
     sinks: bool = False
     invariant: bool = False
-    behind: bool = False  # a launch that still runs and may write every argument
+    settled: bool = False  # the cache: see `in_front`
+    behind: bool = False  # a launch that still runs; so are settled ones
     config: tuple[tuple[str, int], ...] = ()  # fields that differ from the chosen configuration
     seed: int = 0
 
@@ -73,13 +74,13 @@ def run(
     ready = examine(call, read_values=False)
     out = torch.full((*q.shape[:3], v.shape[-1]), float("nan"), dtype=case.dtype)
     lse = torch.full(ready.lse_shape, float("nan"))
-    choice = choose(ready.problem, ARCHS["sm90"], terms=Terms(case.invariant))
+    choice = choose(ready.problem, ARCHS["sm90"], terms=Terms(case.invariant, case.settled))
     choice = replace(choice, config=replace(choice.config, **dict(case.config)), grid=(programs,))
     step, *after = steps(ready, Operands(q, k, v, out, lse, sinks), sequence, choice)
     for partial in step.args["workspace"][:2]:
         partial.fill_(float("nan"))
     compiled = built(step) if kernel is None else kernel(built(step))
-    grid = Behind((programs,), in_front(step, k, v) if case.behind else [])
+    grid = Behind((programs,), in_front(step, k, v, sequence, case))
     report = simulate(compiled, grid, step.args, **options)
     for following in after:
         added = simulate(built(following), following.grid, following.args, **options)
@@ -92,11 +93,20 @@ def run(
     return Ran(report, out, lse, error(out.float(), expected.float()), error(lse, expected_lse), tickets, parts)
 
 
-def in_front(step: Any, k: Tensor, v: Tensor) -> list[Tensor]:
-    """Every argument that a launch in front of the step may write."""
+def in_front(step: Any, k: Tensor, v: Tensor, sequence: Dense | PagedKV, case: Decode) -> list[Tensor]:
+    """What a launch in front of the step may still write: every argument, or, if the cache is settled, all but lengths,
+    table, and keys and values of older tokens."""
+    if not (case.behind or case.settled):
+        return []
     args = step.args
     written = [args["q"][0], args["out"][0], args["lse_ptr"], *(args["workspace"][i] for i in (0, 1, 3))]
-    return [*written, k, v, *(x for x in args["keys"][:2] if x is not None)]
+    if not case.settled:
+        return [*written, k, v, *(x for x in args["keys"][:2] if x is not None)]
+    for b, length in enumerate(case.lengths):
+        for at in range(max(0, length - case.tokens), length):
+            page, row = (int(sequence.block_table[b, at // case.page]), at % case.page) if case.page else (b, at)
+            written += [x[page, row] for x in (k, v)]
+    return written
 
 
 def built(step: Any) -> Any:

@@ -16,6 +16,7 @@ from warpattn.sequences import Dense
 from warpattn.sim.ops import asm
 from warpattn.sim.registry import TABLE, TASKED
 from warpattn.sim.simulate import linked
+from warpattn.step import Terms
 from warpattn.target import ARCHS
 
 
@@ -32,16 +33,68 @@ def test_the_launch_in_front_may_write_everything(rows, page, tokens, schedule):
         check(case, 3, schedule=schedule, seed=seed)
 
 
-@pytest.mark.parametrize("page", [0, 64])
-def test_a_launch_ahead_that_does_not_wait_is_found(page):
-    def without_wait(kernel):
-        lines = kernel.asm["ttgir"].splitlines()
-        kept = [line for line in lines if "tt.grid_dependency_wait" not in line]
-        assert len(kept) == len(lines) - 1
-        return replace(kernel, asm={"ttgir": "\n".join(kept)})
+@pytest.mark.parametrize("schedule", ["lazy", "random"])
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("page", [0, 3, 16, 64])
+@pytest.mark.parametrize("rows", [1, 9])
+def test_old_keys_are_read_while_the_launch_in_front_runs(rows, page, tokens, schedule):
+    """Queries, results, and new tokens are not touched before it has ended; see `in_front`."""
+    lengths = (150, 1, 64, 129) if page else (190, 190)
+    mask = Causal() if page else SlidingWindow(100)
+    case = Decode(lengths, page=page, tokens=tokens, heads=rows, settled=True, mask=mask)
+    for seed in range(3):
+        check(case, 3, schedule=schedule, seed=seed)
 
-    report = run(Decode((700, 40), page=page, behind=True), 2, kernel=without_wait).report
-    assert report.of_kind("Race") and "the launch in front" in str(report.of_kind("Race")[0])
+
+@pytest.mark.parametrize("page", [0, 16])
+def test_new_tokens_come_last(page, monkeypatch):
+    """Of 16 tiles, the last one has the new token: all others are copied before the producer waits."""
+    events = {}
+
+    def noting(event, kind, build):
+        def of(op):
+            act = build(op)
+
+            def noted(task, *operands):
+                events.setdefault(task.role, []).append(event)
+                return act(task, *operands)
+
+            return noted
+
+        return kind, of
+
+    copying, waiting = "ttng.async_tma_copy_global_to_local", "tt.grid_dependency_wait"
+    for name, event in ((copying, "copy"), (waiting, "wait")):
+        monkeypatch.setitem(TABLE, name, noting(event, *TABLE[name]))
+    linked.cache_clear()
+    run(Decode((1000,), page=page, dim=128, settled=True), 1)
+    linked.cache_clear()
+    (producer,) = (found for found in events.values() if "copy" in found)
+    copies = 2 * (4 if page else 1)
+    assert producer.index("wait") == 15 * copies and producer.count("copy") == 16 * copies
+
+
+@pytest.mark.parametrize("page", [0, 64])
+@pytest.mark.parametrize("settled", [False, True])
+def test_a_launch_ahead_that_does_not_wait_is_found(settled, page):
+    """Every wait for the launch in front is needed, but for the one that the next launch relies on."""
+    case = Decode((700, 40), page=page, settled=settled, behind=True)
+    waits = []
+
+    def without(number):
+        def change(kernel):
+            lines = kernel.asm["ttgir"].splitlines()
+            found = [i for i, line in enumerate(lines) if "tt.grid_dependency_wait" in line]
+            waits.append(len(found))
+            del lines[found[number]]
+            return replace(kernel, asm={"ttgir": "\n".join(lines)})
+
+        return change
+
+    for number in range(2 if settled else 1):
+        report = run(case, 2, kernel=without(number)).report
+        assert report.of_kind("Race") and "the launch in front" in str(report.of_kind("Race")[0])
+    assert set(waits) == {3 if settled else 1}
 
 
 @pytest.mark.parametrize("page", [0, 16, 64])
@@ -78,14 +131,23 @@ def test_no_guess_where_the_span_needs_tensors():
 
 @pytest.mark.parametrize(
     ("batch", "keys", "chosen"),
-    [(1, 16384, (64, 6, True)), (8, 8192, (64, 16, True)), (1, 131072, (64, 16, True)), (32, 4096, (64, 16, True)),
-     (32, 16384, (128, 8, False)), (8, 600, (64, 4, True))],
+    [(1, 16384, (64, 1, True)), (8, 8192, (64, 4, True)), (1, 131072, (64, 4, True)), (32, 4096, (64, 4, True)),
+     (32, 16384, (128, 2, False)), (8, 600, (64, 1, True))],
 )  # fmt: skip
 def test_when_launches_come_ahead(batch, keys, chosen):
     """(keys of a tile, tiles asked for ahead, whether the next launch may come ahead, too) by the bytes of a CTA."""
     config = of_shape(batch, keys)
     share = batch * 8 * keys // (config.block_n * 128)
     assert config.ahead and (config.block_n, config.prefetched, share <= config.hands_over) == chosen
+
+
+@pytest.mark.parametrize(
+    ("batch", "keys", "chosen"), [(1, 16384, (5, 0)), (8, 8192, (5, 0)), (1, 131072, (2, 4)), (32, 16384, (2, 2))]
+)
+def test_a_settled_cache_fills_the_ring(batch, keys, chosen):
+    """(slots, tiles asked for ahead) by the bytes of a CTA: short runs gain from what they have under way at first."""
+    config = of_shape(batch, keys, Terms(cache_settled=True))
+    assert config.settled and (config.stages, config.prefetched) == chosen
 
 
 @pytest.mark.parametrize(

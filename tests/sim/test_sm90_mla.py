@@ -27,7 +27,7 @@ CASES = {
     "group-128-causal-2": Latent((100, 40), page=16, heads=128, tokens=2, mask=Causal()),
     "window-sinks": Latent((300, 40), page=16, tokens=2, mask=SlidingWindow(70), sinks=True),
     "soft-cap-fp16": Latent((130, 70), page=64, score=SoftCap(3.0), dtype=torch.float16),
-    "no-turns": Latent((130, 3), page=64, heads=40, config=(("ordered", False),)),
+    "a-tile-or-two": Latent((33, 3, 32), page=64, heads=40),
     "gathered": Latent((130, 5), page=3, tokens=2, mask=Causal()),
     "invariant": Latent((300, 70), page=64, invariant=True, config=(("unit", 1),)),
 }
@@ -48,7 +48,7 @@ def test_right_and_without_findings(name, schedule, seed):
     check(CASES[name], schedule=schedule, seed=seed)
 
 
-@pytest.mark.parametrize("length", [1, 63, 64, 65, 1000])
+@pytest.mark.parametrize("length", [1, 31, 32, 33, 64, 65, 1000])
 @pytest.mark.parametrize("page", [0, 64])
 def test_lengths(page, length):
     check(Latent((length,), page=page), 4)
@@ -110,18 +110,14 @@ def test_strides_that_tma_cannot_take_are_copied():
     assert error(out.float(), x.expected(case)[0].float()) < 2e-2
 
 
+WAIT, TAKEN = "    ctx.rings.keys.consumer_wait(keys)", "o, softmax = take_mark(ctx, state,"
+
 # Operation, what stands in its lines of Python (file and text), why it can go.
 REDUNDANT = [
     ("ttng.fence_async_shared", ("mla.py:    fence_async_shared()",), "for new barriers and TMA: not modelled"),
-    (
-        "ttng.wait_barrier",
-        ("mla_attend.py:    ctx.rings.keys.consumer_wait(state.keys)", "mla.py:    mla_attend_role(ctx, 1)"),
-        "the left warpgroup has waited for the tile before it passes the turn",
-    ),
-    (
-        "bar.sync",
-        ("mla_attend.py:    turn_wait(half, config)", "mla.py:    mla_attend_role(ctx, 1)"),
-        "turns are for speed: each warpgroup waits for its tiles itself, and only the right one waits at this barrier",
+    *(
+        ("ttng.wait_barrier", (f"mla_attend.py:{WAIT}", f"mla_attend.py:{caller}"), "their maker has waited for it")
+        for caller in (f"        {TAKEN} number - 1, half)", f"    {TAKEN} number, half)")
     ),
 ]
 
@@ -135,7 +131,7 @@ def reason(found: KnockOut) -> str | None:
 
 
 def test_the_kernel_needs_its_synchronisation():
-    case = Latent((200, 40, 130), page=64)
+    case = Latent((330, 200, 40, 130, 70), page=64)
     made = []
 
     def once(module, schedule) -> Report:

@@ -9,7 +9,7 @@ import torch
 import warpattn as wa
 from warpattn.check import AttentionError
 from warpattn.kernels.sm90.config import SMEM_LIMIT
-from warpattn.kernels.sm90.decode_config import SLACK, deepest
+from warpattn.kernels.sm90.decode_config import SLACK
 from warpattn.kernels.sm90.mla_config import choose_mla
 from warpattn.plan import plan
 from warpattn.problem import Call, examine
@@ -82,11 +82,10 @@ def test_dense_keys_are_planned_however_few(seq_k):
     assert "2 heads of 2 row tiles" in str(found) and "latents are read once" in str(found)
 
 
-def test_shared_memory_holds_two_tiles():
+def test_shared_memory_holds_four_tiles():
     config = choose_mla("bf16", 64)
-    assert config.smem_bytes == 3 * 64 * 576 * 2 + 4 * 8
-    assert config.stages == deepest(config) == 2
-    assert config.smem_bytes + SLACK <= SMEM_LIMIT
+    assert config.smem_bytes == (64 + 4 * 32) * 576 * 2 + 6 * 64 * 4 * 4 + 8 * 8
+    assert config.smem_bytes + SLACK <= SMEM_LIMIT < config.smem_bytes + config.tile_bytes
     assert config.topology.registers <= 65_536 and config.topology.threads == 384
 
 
@@ -110,7 +109,7 @@ def compiled(page: int):
 
 # Pages and the bytes of stack that the compiler spills to, Triton 3.9.0: with TMA through pages, numbers that an item
 # needs once and up to three words around the mask of a tile; with pages of 16 the two registers of the L2 policy too.
-STACK = {0: 0, 3: 0, 16: 88, 64: 48}
+STACK = {0: 0, 3: 0, 16: 72, 64: 56}
 
 
 @pytest.mark.parametrize("page", STACK)
@@ -122,7 +121,9 @@ def test_machine_code(page):
     assert kernel.metadata.shared <= min(SMEM_LIMIT, config.smem_bytes + SLACK)
     assert resources(kernel.asm["cubin"]).stack <= STACK[page]
     assert counts["HMMA"] == 0, "every product is a warpgroup product"
-    assert counts["HGMMA"] == config.consumers * (DIM // 16 + config.block_n // 16), "no product is in the code twice"
+    scores, values = DIM // 16, config.block_n // 16
+    most = config.consumers * (2 * scores + 4 * values)
+    assert most - 4 <= counts["HGMMA"] <= most, "first and later tiles, the other one's, the last; ends may merge"
     copies = 0 if config.gathers else config.boxes * DIM // 64
     assert counts["UTMALDG"] == copies, "a copy moves 64 columns, and no column is copied twice"
     assert counts["WARPGROUP"] < counts["HGMMA"] / 2, "products do not wait for each other"

@@ -51,7 +51,7 @@ def test_a_prefill_plan_takes_fewer_rows():
 
 def test_a_dense_cache():
     q, k, v = torch.randn(2, 1, 4, 16), torch.randn(2, 30, 2, 16), torch.randn(2, 30, 2, 24)
-    plan = wa.DecodePlan(q, (k, v), mask=wa.SlidingWindow(8))
+    plan = wa.DecodePlan(q, (k, v), mask=wa.SlidingWindow(8), cache_settled=True)
     for _ in range(2):
         k = torch.randn_like(k)
         assert torch.allclose(plan(q, (k, v)), wa.attention(q, k, v, mask=wa.SlidingWindow(8)), atol=1e-6)

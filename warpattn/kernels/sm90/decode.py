@@ -8,7 +8,8 @@
 
 The grid is fixed; each CTA computes its share from the lengths on the device (pieces/split.py). CTAs may come while the
 launch in front of theirs still runs (programmatic dependent launch). They wait for its end before they read or write
-anything, but before that they ask for their first keys in L2 (decode_prefetch.py).
+anything that it may write: everything, or, if the cache is settled, all but older keys and values. Before that they ask
+for keys in L2 (decode_prefetch.py).
 """
 
 from triton.experimental import gluon
@@ -29,6 +30,8 @@ from .decode_prefetch import prefetch_share
 @gluon.jit
 def attend_role(ctx):
     """The warpgroup: queries on the right of keys, or on the left."""
+    if ctx.config.settled:
+        gdc_wait()
     if ctx.config.combine_apart:
         leave_programs(ctx.results.tickets, ctx.work)
     if ctx.config.few_rows > 0:
@@ -72,7 +75,7 @@ def decode_kernel(
     fence_async_shared()
     if config.prefetched > 0:
         prefetch_share(stored.now(), work, mods, config)
-    if config.ahead:
+    if config.ahead and not config.settled:
         gdc_wait()
     shares, start = take_share(stored, work, mods, config)
     end = shares.first(gl.program_id(0) + 1)

@@ -97,7 +97,7 @@ def wait_values(ctx, state, item, i):
     config: gl.constexpr = ctx.config
     ctx.rings.v.consumer_wait(state.v)
     if config.has_lengths:
-        first = item.entry.span.key_tile(i) * config.block_n
+        first = item.key_tile(i) * config.block_n
         if first + config.block_n > item.entry.length:
             tile = ctx.rings.v.tile(state.v).reshape([config.block_n, config.padded_v])
             clear_values(tile, item.entry.length - first, config)
@@ -134,14 +134,14 @@ def visible_scores(ctx, s, item, i, row, key):
     """The same for scores of rows `row` of the item's tile and keys `key` of the key tile, which broadcast to them."""
     config: gl.constexpr = ctx.config
     entry = item.entry
-    first = entry.span.key_tile(i) * config.block_n
+    first = item.key_tile(i) * config.block_n
     k = first + key
     rows = rows_of(ctx, item, row)
     lens = Lens(ctx.work.tokens, entry.length)
     q = rows.token + entry.length - ctx.work.tokens
     if ctx.mods.score is not None:
         s = ctx.mods.apply_score(s, ctx.scale, rows, lens, q, k)
-    if i < entry.span.masked:
+    if item.number(i) < entry.span.masked:
         s = ctx.mods.apply_mask(s, rows, lens, q, k)
         if first + config.block_n > entry.length:
             s = gl.where(k < entry.length, s, -float("inf"))

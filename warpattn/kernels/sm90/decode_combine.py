@@ -83,7 +83,7 @@ def decode_combine_kernel(
         part = Part(head, gl.to_tensor(0), entry.units, first, splits, owner)
         column = 0 if width == config.padded_v else gl.program_id(2) * width
         o, lse = combine_rows(partials, part, row, layout, block, config.invariant, column, width)
-        write_rows(ctx, o, lse, Item(entry, part, room, gl.to_tensor(0), entry.span.total), row, column)
+        write_rows(ctx, o, lse, Item(entry, part, room, gl.to_tensor(0), entry.span.total, False), row, column)
 
 
 @gluon.jit

@@ -18,6 +18,7 @@ SLACK = 512  # bytes the compiler adds: alignment of barriers, scratch of reduct
 INVARIANT_KEYS = 2048  # keys of a partial when results must not depend on the rest of the batch
 GROWTH = 512  # keys: reading them takes an SM about as long as a second item costs it (bench/notes.md)
 IN_FLIGHT = 128 * 1024  # bytes of K and V that an SM waits for at a time: with more, SMs finish further apart
+EARLY = 160 * 1024  # the same where they are on their way before the launch in front has ended, and soon all there
 SHORT_ROW = 64  # columns
 SPREAD = 3  # heads of a CTA from which every n-th is faster than n in a row (bench/notes.md)
 FEW_ROWS = (8, 16)  # columns of products with keys on the left; values must fill their 64 rows
@@ -58,6 +59,7 @@ class DecodeConfig:
     few_rows: int = 0  # rows of queries, 8 or 16, that keys multiply from the left; 0: 64 rows on the left
     query_rows: int = 0  # with few rows: of them, 4, 8 or 16 at most that are queries
     ahead: bool = False  # may come before the launch in front has ended, and waits for that
+    settled: bool = False  # all but new tokens' keys and values were written before: they are read before that wait
     prefetched: int = 0  # key tiles of a CTA of which keys are asked for in L2 before that wait
     hands_over: int = 0  # units of a CTA's run up to which it lets the next launch come before its own last keys
     one_tile: bool = False  # a key head has one row tile: no other CTA reads its keys, so they may leave L2 first
@@ -225,12 +227,17 @@ def spreads(heads: int, ctas: int) -> bool:
     return whole >= SPREAD and heads % whole == 0
 
 
-def deepest(config: DecodeConfig) -> int:
-    """Ring slots that fit beside the queries; no more than keep memory busy, but two."""
+def deepest(config: DecodeConfig, under_way: int = IN_FLIGHT) -> int:
+    """Ring slots that fit beside the queries; no more than for so many bytes `under_way` on an SM, but two."""
     limit = min(SMEM_LIMIT, SM_SMEM // config.ctas - 1024) - SLACK - config.private_bytes
     fit = limit // (config.k_bytes + config.v_bytes + 32)
-    busy = IN_FLIGHT // config.ctas // (config.k_bytes + config.v_bytes)
+    busy = under_way // config.ctas // (config.k_bytes + config.v_bytes)
     return max(1, min(fit, max(2, busy)))
+
+
+def early_ring(config: DecodeConfig) -> DecodeConfig:
+    """The same with as many slots as pay where keys are on their way before the launch in front has ended."""
+    return replace(config, stages=deepest(config, EARLY))
 
 
 def invariant(config: DecodeConfig) -> DecodeConfig:

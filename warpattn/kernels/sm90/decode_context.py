@@ -118,13 +118,28 @@ class Entry:
 
 @gluon.aggregate
 class Item:
-    """One part of one head: key tiles visited as numbers `begin` to `end` of the entry's span."""
+    """One part of one head: key tiles `begin` to `end` of the entry's span, by the numbers it visits them as."""
 
     entry: Entry
     part: Part
     room: gl.tensor  # units that a head of the entry takes in the line, with its price
     begin: gl.tensor
     end: gl.tensor
+    backwards: gl.constexpr
+
+    @gluon.jit
+    def number(self, i):
+        """The number in the span of the key tile that is visited as number `i` of `begin` to `end`: the same, or
+        backwards, so that new tokens come last."""
+        if self.backwards:
+            return self.begin + self.end - 1 - i
+        else:
+            return i
+
+    @gluon.jit
+    def key_tile(self, i):
+        """Index of the key tile that is visited as number `i`."""
+        return self.entry.span.key_tile(self.number(i))
 
 
 @gluon.aggregate
@@ -197,7 +212,7 @@ def item_at(ctx, place):
     part = part_at(place, entry.units, room, ctx.shares, gl.program_id(0), config.invariant)
     begin = part.begin * config.unit
     end = gl.minimum(begin + part.count * config.unit, entry.span.total)
-    return Item(entry, part, room, begin, end)
+    return Item(entry, part, room, begin, end, config.settled)
 
 
 @gluon.jit

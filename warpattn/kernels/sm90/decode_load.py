@@ -16,7 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
     tma,
 )
-from triton.language.extra.cuda import gdc_launch_dependents
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..nvidia.pipelines import producer_state
 from .decode_context import Matrix, item_at
@@ -45,12 +45,22 @@ def decode_load_role(ctx):
         else:
             boxes = find_boxes(ctx, item, item.begin)
             for i in range(item.begin, item.end):
+                wait_for_new_tokens(ctx, item, i)
                 following = find_boxes(ctx, item, gl.minimum(i + 1, item.end - 1))
                 k_state = load_boxes(ctx, ctx.keys.k[0], ctx.rings.k, k_state, item, boxes, config.k_bytes)
                 v_state = load_boxes(ctx, ctx.keys.v[0], ctx.rings.v, v_state, item, boxes, config.v_bytes)
                 boxes = following
                 hand_over(config, i, leaves)
         place = place.advance(item.part.count, item.room * ctx.work.heads)
+
+
+@gluon.jit
+def wait_for_new_tokens(ctx, item, i):
+    """With a settled cache: wait for the launch in front before key tile number `i` if it has keys of new tokens."""
+    config: gl.constexpr = ctx.config
+    if config.settled:
+        if (item.key_tile(i) + 1) * config.block_n > item.entry.length - ctx.work.tokens:
+            gdc_wait()
 
 
 @gluon.jit
@@ -66,16 +76,18 @@ def leaves_at(ctx, place, item):
 @gluon.jit
 def hand_over(config: gl.constexpr, i, leaves):
     """Let CTAs of the next launch come to SMs that have become free, behind tile `i` if that is where this CTA
-    `leaves`. They come once every CTA of this launch has let them."""
+    `leaves`. They come once every CTA of this launch has let them, and rely on all in front of this one being done."""
     if config.hands_over > 0:
         if i == leaves:
+            if config.settled:
+                gdc_wait()
             gdc_launch_dependents()
 
 
 @gluon.jit
 def find_boxes(ctx, item, i):
     """(outer coordinate, row) of every box of key tile number `i`, one after the other in a tuple."""
-    first = item.entry.span.key_tile(i) * ctx.config.block_n
+    first = item.key_tile(i) * ctx.config.block_n
     boxes: gl.constexpr = ctx.config.boxes
     places = ()
     for box in gl.static_range(boxes):
@@ -142,7 +154,7 @@ def gather_rows(ctx, source, ring, state, item, i, cols: gl.constexpr):
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // padded, padded // 8], [1, 1], [1, 0])
     col = gl.arange(0, padded, gl.SliceLayout(0, layout))[None, :]
     tile = ring.tile(state).reshape([config.block_n, padded])
-    first = item.entry.span.key_tile(i) * config.block_n
+    first = item.key_tile(i) * config.block_n
     for block in gl.static_range(blocks):
         row = first + block * 16 + gl.arange(0, 16, gl.SliceLayout(1, layout))
         page, rest = page_of(ctx, item, gl.maximum(gl.minimum(row, item.entry.length - 1), 0))

@@ -42,7 +42,7 @@ def prefetch_share(keys, work, mods, config: gl.constexpr):
         box = gl.arange(0, 128, BOXES)
         tile = gl.minimum(item.begin + box // config.boxes, item.end - 1)
         wanted = (box < gl.minimum(config.prefetched, item.end - item.begin) * config.boxes).to(gl.int32)
-        key = item.entry.span.key_tile(tile) * config.block_n + box % config.boxes * config.box
+        key = item.key_tile(tile) * config.block_n + box % config.boxes * config.box
         outer, row = find_box(ctx, item, key)
         page, head = in_cache(ctx, outer), item.part.head + 0 * box
         cols: gl.constexpr = config.padded_qk

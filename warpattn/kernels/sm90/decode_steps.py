@@ -21,7 +21,7 @@ from warpattn.sequences import PagedKV, Sequence
 from warpattn.step import ORDINARY, Choice, Step, Terms
 from warpattn.target import ARCHS, Arch
 
-from .decode_config import DecodeConfig, choose_decode, even_cut, invariant, near_parts, shorter, spreads
+from .decode_config import DecodeConfig, choose_decode, early_ring, even_cut, invariant, near_parts, shorter, spreads
 from .mla_config import MlaConfig, choose_mla
 
 _DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -32,7 +32,8 @@ COMBINE_ARGUMENTS = ("out", "keys", "workspace", "lse_ptr", "sinks_ptr", "shape"
 OPTIONS: dict[str, object] = {"num_warps": 4, "enable_fp_fusion": True}
 PRICE = 1  # units that a head costs beside its keys where sequences may differ
 LONG = 8 << 20  # bytes of keys and values of a CTA from which it better has its SM for itself to the end
-LEAST_ASKED, MOST_ASKED = 64 * 1024, 256 * 1024  # bytes of keys asked for in L2 on an SM before they may be read
+SHORT = 2 << 20  # bytes up to which what is on its way at the start counts for more than how a CTA goes on
+LEAST_ASKED, MOST_ASKED = 16 * 1024, 64 * 1024  # bytes of keys asked for in L2 on an SM before they may be read
 WIDE_PLAN = 1024  # entries added up at once where there are more than 128
 
 
@@ -97,7 +98,7 @@ def choose(problem: Problem, target: Arch, *, ctas: int | None = None, terms: Te
     apart = latent or _blocks(problem, config, grid) > APART
     spread = config.uniform and not apart and spreads(entries * problem.heads_kv, grid)
     config = replace(config, combine_apart=apart, spread=spread)
-    config = config if latent else ahead(config, problem, grid)
+    config = config if latent else ahead(config, problem, grid, terms)
     lines = (
         f"{config.words}, {config.smem_bytes} bytes of shared memory",
         f"{problem.batch * problem.heads_kv} heads of {tiles} row tiles over {grid} CTAs",
@@ -128,20 +129,19 @@ def share_bytes(config: DecodeConfig, problem: Problem, grid: int) -> int:
     return tiles * (config.k_bytes + config.v_bytes)
 
 
-def ahead(config: DecodeConfig, problem: Problem, grid: int) -> DecodeConfig:
+def ahead(config: DecodeConfig, problem: Problem, grid: int, terms: Terms = ORDINARY) -> DecodeConfig:
     """The same, launched ahead of the end of the launch in front of it, which it waits for by itself, with its first
-    keys asked for before that. The next launch may come likewise if a CTA's run is not long, which it decides itself.
+    keys asked for before that, or, from a settled cache, read. The next launch may come likewise if a CTA's run is not
+    long, which it decides itself.
     """
-    tile = config.k_bytes + config.v_bytes
-    keys = share_bytes(config, problem, grid) // tile * config.k_bytes
-    asked = min(max(3 * keys // 8, LEAST_ASKED), MOST_ASKED // config.ctas) // config.k_bytes
-    guess = not config.gathers and not _reads_in_span(problem)
-    return replace(
-        config,
-        ahead=True,
-        prefetched=min(asked, 128 // config.boxes) if guess else 0,
-        hands_over=LONG // (config.unit * tile),
-    )
+    tile, share = config.k_bytes + config.v_bytes, share_bytes(config, problem, grid)
+    config = replace(config, ahead=True, hands_over=LONG // (config.unit * tile))
+    settled = terms.cache_settled and not config.gathers
+    if settled and share <= SHORT:
+        return replace(early_ring(config), settled=True)
+    asked = min(max(share // tile * config.k_bytes // 16, LEAST_ASKED), MOST_ASKED // config.ctas) // config.k_bytes
+    guess = not config.gathers and (settled or not _reads_in_span(problem))
+    return replace(config, settled=settled, prefetched=min(asked, 128 // config.boxes) if guess else 0)
 
 
 def _reasons(config: DecodeConfig, target: Arch) -> tuple[str, ...]:
@@ -158,7 +158,10 @@ def _reasons(config: DecodeConfig, target: Arch) -> tuple[str, ...]:
     if config.few_rows:
         reasons += (f"keys and values are on the left of the products, with {config.few_rows} columns for queries",)
     if config.ahead:
-        first = f", and before that ask for keys of {config.prefetched} tiles in L2" if config.prefetched else ""
+        first = "read older keys" if config.settled else ""
+        first += " and " if config.settled and config.prefetched else ""
+        first += f"ask for keys of {config.prefetched} tiles in L2" if config.prefetched else ""
+        first = f", and before that {first}" if first else ""
         reasons += (f"its CTAs may come before the launch in front has ended, which they wait for{first}",)
     if config.spread:
         reasons += ("a CTA takes every n-th head, so that heads beside each other are read at the same time",)

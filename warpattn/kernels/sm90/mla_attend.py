@@ -1,14 +1,19 @@
-"""Consumer warpgroup of the Hopper kernel for latent attention: all scores, half of the output's columns.
+"""Consumer warpgroups of the Hopper kernel for latent attention: scores of every other key tile, half of the output's
+columns.
 
-      warpgroup 0   Q·K(i)         softmax  P·V(i) left             Q·K(i+1) …
-      warpgroup 1           Q·K(i)          softmax  P·V(i) right            Q·K(i+1) …
+      tile          0                      1                      2
+      warpgroup 0   Q·K  softmax  P·V left       Q·K   P(1)·V left   softmax  P·V left
+      warpgroup 1         Q·K   P(0)·V right   softmax  P·V right         Q·K  P(2)·V right …
 
-Both need every probability as the left operand of their own P·V, and the scores for it are 64 × 64 a tile: computing
-them twice costs a third of the products and saves an exchange through shared memory for which there is no room. They
-take turns, so that the tensor core has one's products while the other is at its exponentials.
+Both need every probability as the left operand of their own P·V. Who makes them leaves them in shared memory where the
+tile's rotary columns were, which nobody reads after the scores, and beside them a mark: the reference maximum that they
+are under and the factor that brings what came before to it. The next tile's maker goes on from there, so all tiles of
+an item are under one reference, and only the sums are two until the end. A mark is overwritten two tiles later, when
+its maker has the other's next one, which is made after it has been read.
 
-Queries lie in shared memory that both fill, each with a half of the latent columns. They meet before, since both read
-all of it, and after.
+A warpgroup's products of scores and the other one's probabilities are under way together, its softmax beside the
+latter. Queries lie in shared memory that both fill, each with a half of the latent columns. They meet before, since
+both read all of it, and after.
 """
 
 from triton.experimental import gluon
@@ -16,14 +21,15 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
+    mbarrier,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 
-from ..nvidia.pipelines import PipelineState, consumer_state
+from ..nvidia.pipelines import PipelineState
 from ..pieces.combine import normalise
-from ..pieces.softmax import SoftmaxState, as_quads, lane_max, lane_sum, pack, rescale, softmax_step, unpack
-from .compute import exponent_scale, turn_pass, turn_wait
+from ..pieces.softmax import SoftmaxState, as_quads, lane_max, lane_sum, pack, rescale, softmax_step, unpack, warp_any
+from .compute import exponent_scale
 from .decode_attend import decode_scores
 from .decode_context import item_at, rows_of
 from .decode_output import write_rows
@@ -35,28 +41,125 @@ class MlaProgress:
     """Loop state of one item."""
 
     o: gl.tensor  # [64, 256] fp32
-    softmax: SoftmaxState
-    keys: PipelineState
+    softmax: SoftmaxState  # the common reference; sums over this warpgroup's tiles
 
 
 @gluon.jit
 def mla_attend_role(ctx, half: gl.constexpr):
     """Attend for every item of this CTA's run, columns 256 * `half` and on."""
     config: gl.constexpr = ctx.config
-    keys = consumer_state(config.stages)
+    done = gl.to_tensor(0)
     place = ctx.start
-    if half == config.consumers - 1:
-        turn_pass(half, config)
     while place.unit < ctx.end:
         item = item_at(ctx, place)
         fetch_queries(ctx, item, half)
         o = gl.zeros([config.rows, config.half], gl.float32, accumulator_layout(config.half))
-        state = MlaProgress(o, no_keys(config), keys)
-        for i in range(item.begin, item.end):
-            state = attend_keys(ctx, state, item, i, half)
-        finish_half(ctx, state.o, state.softmax, item, half)
-        keys = state.keys
+        state = MlaProgress(o, no_keys(config))
+        own = item.begin + ((done + half) & 1)
+        if own == item.begin:
+            state = attend_own(ctx, state, item, own, opaque(done), half, False)
+            own += 2
+        for i in range(own, item.end, 2):
+            state = attend_own(ctx, state, item, i, opaque(done + i - item.begin), half, True)
+        done += item.end - item.begin
+        if ((done + half) & 1) == 0:
+            state = attend_last(ctx, state, done - 1, half)
+        finish_half(ctx, state.o, whole_sums(ctx, state.softmax, half), item, half)
         place = place.advance(item.part.count, item.room * ctx.work.heads)
+
+
+@gluon.jit
+def slot_of(number, config: gl.constexpr):
+    """The slot and phase of tile `number` of this CTA."""
+    return PipelineState(number % config.stages, (number // config.stages) & 1, config.stages)
+
+
+@gluon.jit
+def attend_own(ctx, state, item, i, number, half: gl.constexpr, follows: gl.constexpr):
+    """Key tile number `i` of the item, `number` of the CTA, of which this warpgroup makes the probabilities; and, if it
+    `follows` one, the other warpgroup's tile before it."""
+    config: gl.constexpr = ctx.config
+    dtype: gl.constexpr = element_type(config.dtype)
+    keys = slot_of(number, config)
+    ctx.rings.keys.consumer_wait(keys)
+    s = start_scores(ctx, keys)
+    before = slot_of(number - 1, config)
+    o = state.o
+    softmax = state.softmax
+    if follows:
+        o, softmax = take_mark(ctx, state, number - 1, half)
+        o = start_values(ctx, o, shared_p(ctx, before), before, half)
+        s = warpgroup_mma_wait(1, deps=(s,))
+        o = warpgroup_mma_wait(0, deps=(o,))
+        ctx.rings.keys.consumer_release(before)
+    else:
+        s = warpgroup_mma_wait(0, deps=(s,))
+    s = decode_scores(ctx, s, item, i)
+    softmax, p, moved, alpha = softmax_step(softmax, s, exponent_scale(ctx))
+    p = unpack(pack(p, dtype), dtype)
+    ctx.rings.marks.index(2 * half).store(softmax.m)
+    ctx.rings.marks.index(2 * half + 1).store(alpha)
+    shared_p(ctx, keys).store(p)
+    fence_async_shared()
+    mbarrier.arrive(ctx.rings.ready.index(half), count=1)
+    if moved:
+        o = rescale(o, alpha)
+    p = gl.convert_layout(p, operand_layout(config.half), assert_trivial=True)
+    o = start_values(ctx, o, p, keys, half)
+    o = warpgroup_mma_wait(0, deps=(o, p))[0]
+    ctx.rings.keys.consumer_release(keys)
+    return MlaProgress(o, softmax)
+
+
+@gluon.jit
+def attend_last(ctx, state, number, half: gl.constexpr):
+    """An item's last tile, if it is the other warpgroup's."""
+    keys = slot_of(number, ctx.config)
+    o, softmax = take_mark(ctx, state, number, half)
+    o = start_values(ctx, o, shared_p(ctx, keys), keys, half)
+    o = warpgroup_mma_wait(0, deps=(o,))
+    ctx.rings.keys.consumer_release(keys)
+    return MlaProgress(o, softmax)
+
+
+@gluon.jit
+def take_mark(ctx, state, number, half: gl.constexpr):
+    """(O, softmax state) under the reference of the other warpgroup's tile `number`, once it has probabilities."""
+    keys = slot_of(number, ctx.config)
+    mbarrier.wait(ctx.rings.ready.index(1 - half), (number >> 1) & 1)
+    ctx.rings.keys.consumer_wait(keys)
+    layout: gl.constexpr = state.softmax.m.type.layout
+    m = ctx.rings.marks.index(2 * (1 - half)).load(layout)
+    alpha = ctx.rings.marks.index(2 * (1 - half) + 1).load(layout)
+    o = state.o
+    if warp_any(-alpha, gl.zeros_like(alpha) - 1.0):
+        o = rescale(o, alpha)
+    return o, SoftmaxState(m, state.softmax.l * alpha)
+
+
+@gluon.jit
+def shared_p(ctx, keys):
+    """The probabilities [64, N] of the tile in a slot, where its rotary columns were."""
+    config: gl.constexpr = ctx.config
+    dtype: gl.constexpr = element_type(config.dtype)
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([config.rows, config.block_n], dtype)
+    return ctx.rings.rope.index(keys.index).reinterpret(dtype, [config.rows, config.block_n], layout)
+
+
+@gluon.jit
+def start_values(ctx, o, p, keys, half: gl.constexpr):
+    """Start O += P·V with this warpgroup's columns of the tile in a slot."""
+    config: gl.constexpr = ctx.config
+    values = ctx.rings.keys.tile(keys, half).reshape([config.block_n, config.half])
+    return warpgroup_mma(p, values, o, is_async=True)
+
+
+@gluon.jit
+def whole_sums(ctx, softmax, half: gl.constexpr):
+    """The state with the sums of both warpgroups."""
+    ctx.rings.sums.index(half).store(softmax.l)
+    meet(half)
+    return SoftmaxState(softmax.m, softmax.l + ctx.rings.sums.index(1 - half).load(softmax.l.type.layout))
 
 
 @gluon.jit
@@ -104,30 +207,6 @@ def no_keys(config: gl.constexpr):
     layout: gl.constexpr = accumulator_layout(config.block_n)
     quads = as_quads(gl.zeros([config.rows, config.block_n], gl.float32, layout))
     return SoftmaxState(lane_max(quads) - float("inf"), lane_sum(quads))
-
-
-@gluon.jit
-def attend_keys(ctx, state, item, i, half: gl.constexpr):
-    """Key tile number `i`: scores, softmax, and its part of the output."""
-    config: gl.constexpr = ctx.config
-    dtype: gl.constexpr = element_type(config.dtype)
-    ctx.rings.keys.consumer_wait(state.keys)
-    turn_wait(half, config)
-    s = start_scores(ctx, state.keys)
-    turn_pass(half, config)
-    s = warpgroup_mma_wait(0, deps=(s,))
-    s = decode_scores(ctx, s, item, i)
-    softmax, p, moved, alpha = softmax_step(state.softmax, s, exponent_scale(ctx))
-    p = unpack(pack(p, dtype), dtype)
-    o = state.o
-    if moved:
-        o = rescale(o, alpha)
-    values = ctx.rings.keys.tile(state.keys, half).reshape([config.block_n, config.half])
-    p = gl.convert_layout(p, operand_layout(config.half), assert_trivial=True)
-    o = warpgroup_mma(p, values, o, is_async=True)
-    o = warpgroup_mma_wait(0, deps=(o, p))[0]
-    ctx.rings.keys.consumer_release(state.keys)
-    return MlaProgress(o, softmax, state.keys.step())
 
 
 @gluon.jit

@@ -14,13 +14,17 @@ from .layouts import element_type, tile_layout
 
 @gluon.aggregate
 class MlaRings:
-    """Shared memory. A slot of the ring is a key tile: two blocks of latents, and the rotary part in `rope`. Its
-    barriers are followed by one for tiles that the producer looks at before it hands them over."""
+    """Shared memory. A slot of the ring is a key tile: two blocks of latents, and the rotary part in `rope`, where the
+    tile's probabilities are put later. Its barriers are followed by one for tiles that the producer looks at before it
+    hands them over."""
 
     keys: StagedPipeline  # [2 * stages, 1, N, 1, 256]
     rope: gl.shared_memory_descriptor  # [stages, 1, N, 1, 64]
     q: gl.shared_memory_descriptor  # [2, 64, 256], of both warpgroups
     q_rope: gl.shared_memory_descriptor  # [1, 64, 64]
+    ready: gl.shared_memory_descriptor  # [2, 1] barriers: a warpgroup's probabilities of a tile are there
+    marks: gl.shared_memory_descriptor  # [4, 64, 4] fp32: of each warpgroup, reference maxima and what rescales to them
+    sums: gl.shared_memory_descriptor  # [2, 64, 4] fp32, of each warpgroup
 
 
 @gluon.aggregate
@@ -54,7 +58,13 @@ def make_mla_rings(config: gl.constexpr):
     rope = gl.allocate_shared_memory(dtype, [config.stages, 1, config.block_n, 1, config.rope], narrow)
     q = gl.allocate_shared_memory(dtype, [2, config.rows, config.half], q_layout)
     q_rope = gl.allocate_shared_memory(dtype, [1, config.rows, config.rope], q_narrow)
-    return MlaRings(make_ring(keys, config), rope, q, q_rope)
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    marks = gl.allocate_shared_memory(gl.float32, [4, config.rows, 4], plain)
+    sums = gl.allocate_shared_memory(gl.float32, [2, config.rows, 4], plain)
+    ready = mbarrier.allocate_mbarrier(batch=2)
+    for i in gl.static_range(2):
+        mbarrier.init(ready.index(i), count=1)
+    return MlaRings(make_ring(keys, config), rope, q, q_rope, ready, marks, sums)
 
 
 @gluon.jit

@@ -35,7 +35,7 @@ def mla_load_role(ctx):
             for i in range(item.begin, item.end):
                 state = gather_tile(ctx, state, item, i)
         elif config.has_lengths:
-            left = item.entry.length - item.entry.span.key_tile(item.begin) * config.block_n
+            left = item.entry.length - item.key_tile(item.begin) * config.block_n
             late = left < config.block_n
             slot = state.index
             boxes = find_boxes(ctx, item, item.begin)
@@ -109,7 +109,7 @@ def gather_tile(ctx, state, item, i):
     config: gl.constexpr = ctx.config
     ring = ctx.rings.keys
     full = ring.producer_acquire(state)
-    first = item.entry.span.key_tile(i) * config.block_n
+    first = item.key_tile(i) * config.block_n
     left = ring.tile(state, 0).reshape([config.block_n, config.half])
     right = ring.tile(state, 1).reshape([config.block_n, config.half])
     rope = ctx.rings.rope.index(state.index).reshape([config.block_n, config.rope])
