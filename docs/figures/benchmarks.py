@@ -82,15 +82,17 @@ def _peer(result: dict[str, Any]) -> str:
 def _decode(found: dict[str, dict[str, Any]]) -> list[str]:
     """Peers of two records; warpattn's times are those of the first."""
     first, flash = found["decode"], found["flash"]
-    columns = [*((first, peer) for peer in ("read", "cudnn", "flashinfer", "flashinfer-tc")), (flash, "fa4")]
+    peers = ("warpattn:settled=1", "read", "cudnn", "flashinfer", "flashinfer-tc")
+    columns = [*((first, peer) for peer in peers), (flash, "fa4")]
     lines = [
         "## Decode: one token",
         "",
-        f"{_source(first)} For `fa4` {_source(flash)} D 128, bytes of K and V per second, inputs that L2 does not "
-        "hold. `mixed64` and `skewed64` are 64 sequences with lengths after Zipf's law, from 32 Ki down to 512 and to "
+        f"{_source(first)} For `fa4` {_source(flash)} D 128, bytes of K and V per second, 2 GiB of inputs in "
+        "turn. `mixed64` and `skewed64` are 64 sequences with lengths after Zipf's law, from 32 Ki down to 512 and to "
         "1; `mla` is latent attention, 576/512, whose latents are read once. A peer's × is its time over warpattn's in "
-        "its own run; that of `fa4` was on another H200, with the code before it asked for keys in L2 ahead. `read` "
-        "only reads the keys and values, in tiles like warpattn's. `-tc` is FlashInfer's kernel with tensor cores (of "
+        "its own run; that of `fa4` was on another H200, with earlier code and 240 MiB of inputs or one set. "
+        "`warpattn:settled=1` is a `DecodePlan` with `cache_settled`, which latent attention ignores. `read` only "
+        "reads the keys and values, in tiles like warpattn's. `-tc` is FlashInfer's kernel with tensor cores (of "
         "latent attention its fa3 kernel, the other one fa2). Cards differ, see bench/notes.md.",
         "",
         "| pages, batch × length, heads | µs | TB/s | " + " | ".join(peer for _, peer in columns) + " |",

@@ -33,7 +33,7 @@ OPTIONS: dict[str, object] = {"num_warps": 4, "enable_fp_fusion": True}
 PRICE = 1  # units that a head costs beside its keys where sequences may differ
 LONG = 8 << 20  # bytes of keys and values of a CTA from which it better has its SM for itself to the end
 SHORT = 2 << 20  # bytes up to which what is on its way at the start counts for more than how a CTA goes on
-LEAST_ASKED, MOST_ASKED = 16 * 1024, 64 * 1024  # bytes of keys asked for in L2 on an SM before they may be read
+ASKED = (16 * 1024, 64 * 1024)  # bytes of keys asked for in L2 on an SM before they may be read: short runs, others
 WIDE_PLAN = 1024  # entries added up at once where there are more than 128
 
 
@@ -139,7 +139,7 @@ def ahead(config: DecodeConfig, problem: Problem, grid: int, terms: Terms = ORDI
     settled = terms.cache_settled and not config.gathers
     if settled and share <= SHORT:
         return replace(early_ring(config), settled=True)
-    asked = min(max(share // tile * config.k_bytes // 16, LEAST_ASKED), MOST_ASKED // config.ctas) // config.k_bytes
+    asked = ASKED[share > SHORT // 2] // (config.ctas * config.k_bytes)
     guess = not config.gathers and (settled or not _reads_in_span(problem))
     return replace(config, settled=settled, prefetched=min(asked, 128 // config.boxes) if guess else 0)
 
