@@ -203,10 +203,12 @@ def test_more_sequences_than_are_added_up_at_once(fields):
         Decode((1,), page=64, heads=6, heads_kv=2, tokens=7, mask=Causal(), config=APART),
         Decode((1,), page=64, heads=4, heads_kv=2, invariant=True, config=(("unit", 2),)),
     ]),
+    settled=st.booleans(),
 )  # fmt: skip
-def test_random_batches(lengths, programs, seed, case):
-    """Behind a launch that may still write everything, so that what is asked for ahead is a guess."""
-    case = replace(case, lengths=tuple(lengths), seed=seed, behind=True)
+def test_random_batches(lengths, programs, seed, case, settled):
+    """Behind a launch that may still write everything, so that what is asked for ahead is a guess; or all but older
+    keys."""
+    case = replace(case, lengths=tuple(lengths), seed=seed, behind=True, settled=settled)
     check(case, programs, schedule="random", seed=seed)
 
 

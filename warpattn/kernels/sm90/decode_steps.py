@@ -129,7 +129,7 @@ def share_bytes(config: DecodeConfig, problem: Problem, grid: int) -> int:
     return tiles * (config.k_bytes + config.v_bytes)
 
 
-def ahead(config: DecodeConfig, problem: Problem, grid: int, terms: Terms = ORDINARY) -> DecodeConfig:
+def ahead(config: DecodeConfig, problem: Problem, grid: int, terms: Terms) -> DecodeConfig:
     """The same, launched ahead of the end of the launch in front of it, which it waits for by itself, with its first
     keys asked for before that, or, from a settled cache, read. The next launch may come likewise if a CTA's run is not
     long, which it decides itself.
