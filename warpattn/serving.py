@@ -131,9 +131,9 @@ class DecodePlan(_ServingPlan):
     result has the same bits whatever else is in the batch, at some cost in speed.
 
     With `cache_settled` you promise that lengths, block table, tensors of masks, and all keys and values but the last S
-    of a sequence (dense: the last S rows of k and v) were written before the kernel in front of the plan's was
-    launched, as they are where that kernel appends the new tokens: then older keys are on their way while it still
-    runs (Hopper decode; see docs/kernels/sm90.md). If the promise is broken, results are silently wrong.
+    of a sequence (dense: the last S rows of k and v) were written before the kernel in front of the plan's began, as
+    they are where that kernel appends the new tokens: then older keys are on their way while it still runs (Hopper
+    decode; see docs/kernels/sm90.md). If the promise is broken, results are silently wrong.
 
     Raises AttentionError listing every broken rule; a plan makes no copies, so tensors must be laid out for TMA as
     described in `warpattn.api`.
