@@ -95,14 +95,15 @@ def run(
 
 def in_front(step: Any, k: Tensor, v: Tensor, sequence: Dense | PagedKV, case: Decode) -> list[Tensor]:
     """What a launch in front of the step may still write: every argument, or, if the cache is settled, all but lengths,
-    table, and keys and values of older tokens."""
+    table, and keys and values of older tokens. The newest ones of dense keys are their last rows."""
     if not (case.behind or case.settled):
         return []
     args = step.args
     written = [args["q"][0], args["out"][0], args["lse_ptr"], *(args["workspace"][i] for i in (0, 1, 3))]
     if not case.settled:
         return [*written, k, v, *(x for x in args["keys"][:2] if x is not None)]
-    for b, length in enumerate(case.lengths):
+    for b, own in enumerate(case.lengths):
+        length = own if case.page else k.shape[1]
         for at in range(max(0, length - case.tokens), length):
             page, row = (int(sequence.block_table[b, at // case.page]), at % case.page) if case.page else (b, at)
             written += [x[page, row] for x in (k, v)]
