@@ -69,7 +69,7 @@ class Mask(Traced):
 
     def keep(self, b: Value, h: Value, q: Value, k: Value, lens: Lengths | None = None) -> Value:
         """Whether query position q of head h in sequence b sees key k (bool). lens None: as many queries as keys."""
-        raise NotImplementedError
+        raise AttentionError(f"mask is a {type(self).__name__} without keep; a mask must define keep(b, h, q, k, lens)")
 
     def kv_span(self, b: Value, h: Value, q_lo: Value, q_hi: Value, lens: Lengths) -> Span:
         """Bounds for the rows at positions q_lo..q_hi, both included. May leave 0..lens.k; see `Span.clamped`."""

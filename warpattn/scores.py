@@ -55,7 +55,8 @@ class Score(Traced):
         q counts in key positions (the last query sits at the last key). `lens` are the lengths of the sequence; None
         means that it has as many queries as keys.
         """
-        raise NotImplementedError
+        what = f"score is a {type(self).__name__} without apply"
+        raise AttentionError(f"{what}; a score must define apply(s, b, h, q, k, lens)")
 
     def __or__(self, other: Score) -> Chain:
         return Chain((*_links(self), *_links(other)))

@@ -308,6 +308,7 @@ def test_pictures():
         (lambda: wm.Causal() | None, "| got None"),
         (lambda: wm.Causal() | wm.Materialized(ROW_FLOATS), "additive masks combine by & only"),
         (lambda: ~(wm.Causal() & wm.Materialized(ROW_FLOATS)), "additive masks combine by & only"),
+        (lambda: wm.Mask().program(), "mask is a Mask without keep; a mask must define keep"),
     ],
 )
 def test_bad_parameters(make, message):

@@ -138,6 +138,7 @@ def test_equality_and_program_cache():
         (lambda: ws.CustomScore(None), "CustomScore got None"),
         (lambda: ws.CustomScore(print, x=[1]), r"CustomScore captures x=\[1\]"),
         (lambda: ws.SoftCap(2.0) | 3, "a chain of scores got 3"),
+        (lambda: ws.Score().program(), "score is a Score without apply; a score must define apply"),
     ],
 )
 def test_bad_parameters(make, message):

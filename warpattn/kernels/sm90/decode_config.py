@@ -85,10 +85,6 @@ class DecodeConfig:
         return max(self.query_rows, 4 * max(1, 128 // self.padded_v)) if self.few_rows else CONSUMER_ROWS
 
     @property
-    def take_turns(self) -> bool:
-        return False
-
-    @property
     def box(self) -> int:
         """Keys of one copy."""
         return min(self.block_n, self.page_box) if self.page_box else self.block_n
