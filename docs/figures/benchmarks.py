@@ -89,8 +89,8 @@ def _decode(found: dict[str, dict[str, Any]]) -> list[str]:
         "",
         f"{_source(first)} For `fa4` {_source(flash)} D 128, bytes of K and V per second, 1 to 2.4 GiB of "
         "inputs in turn. `mixed64` and `skewed64` are 64 sequences with lengths after Zipf's law, from 32 Ki down to "
-        "512 and to 1; `mla` is latent attention, 576/512, whose latents are read once. A peer's × is its time over warpattn's in "
-        "its own run; that of `fa4` was on another H200, with earlier code and 240 MiB of inputs or one set. "
+        "512 and to 1; `mla` is latent attention, 576/512, whose latents are read once. A peer's × is its time over "
+        "warpattn's in its own run; that of `fa4` was on another H200, with earlier code and 0.25 to 2 GiB of inputs. "
         "`warpattn:settled=1` is a `DecodePlan` with `cache_settled`, which latent attention ignores. `read` only "
         "reads the keys and values, in tiles like warpattn's. `-tc` is FlashInfer's kernel with tensor cores (of "
         "latent attention its fa3 kernel, the other one fa2). Cards differ, see bench/notes.md.",
