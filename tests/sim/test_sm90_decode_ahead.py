@@ -12,7 +12,8 @@ from tests.sim.sm90_decode import Decode, check, of_shape, run, tensors
 from warpattn.kernels.sm90.decode_steps import choose
 from warpattn.masks import Causal, Padding, SlidingWindow
 from warpattn.problem import Call, examine
-from warpattn.sequences import Dense
+from warpattn.sequences import Dense, PagedKV
+from warpattn.sim.agents import Queue
 from warpattn.sim.ops import asm
 from warpattn.sim.registry import TABLE, TASKED
 from warpattn.sim.simulate import linked
@@ -37,7 +38,7 @@ def test_what_the_launch_in_front_may_write(rows, page, tokens, schedule, settle
 
 @pytest.mark.parametrize("page", [0, 16])
 def test_new_tokens_come_last(page, monkeypatch):
-    """Of 16 tiles, the last one has the new token: all others are copied before the producer waits."""
+    """Of 16 tiles, the last one has the new token: all others are copied before the producer waits for it."""
     events = {}
 
     def noting(event, kind, build):
@@ -56,7 +57,7 @@ def test_new_tokens_come_last(page, monkeypatch):
     for name, event in ((copying, "copy"), (waiting, "wait")):
         monkeypatch.setitem(TABLE, name, noting(event, *TABLE[name]))
     linked.cache_clear()
-    run(Decode((1000,), page=page, dim=128, settled=True), 1)
+    run(Decode((1000,), page=page, dim=128, settled=True, config=(("part_left", 99),)), 1)
     linked.cache_clear()
     (producer,) = (found for found in events.values() if "copy" in found)
     copies = 2 * (4 if page else 1)
@@ -132,13 +133,47 @@ def test_when_launches_come_ahead(batch, keys, chosen):
     assert config.ahead and (config.block_n, config.prefetched, share <= config.hands_over) == chosen
 
 
-@pytest.mark.parametrize(
-    ("batch", "keys", "chosen"), [(1, 16384, (5, 0)), (8, 8192, (5, 0)), (1, 131072, (2, 4)), (32, 16384, (2, 2))]
-)
-def test_a_settled_cache_fills_the_ring(batch, keys, chosen):
-    """(slots, tiles asked for ahead) by the bytes of a CTA: short runs gain from what they have under way at first."""
+@pytest.mark.parametrize(("batch", "keys", "asked"), [(1, 16384, 0), (8, 8192, 0), (1, 131072, 3), (32, 16384, 3)])
+def test_a_settled_cache_fills_a_deep_ring(batch, keys, asked):
+    """Of short tiles, whatever a CTA's bytes; where its run is longer than the ring it asks for `asked` more."""
     config = of_shape(batch, keys, Terms(cache_settled=True))
-    assert config.settled and (config.stages, config.prefetched) == chosen
+    assert config.settled and config.prefetched == asked
+    assert (config.block_n, config.stages, config.under_way, config.part_left) == (64, 6, 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("group", "tokens", "dim", "page", "chosen"),
+    [(4, 1, 128, 0, (64, 6, 2, False)), (4, 1, 128, 16, (64, 6, 2, True)), (16, 4, 128, 16, (128, 2, 0, False)),
+     (4, 1, 256, 16, (64, 3, 2, True)), (4, 1, 64, 16, (64, 6, 2, True)), (4, 1, 128, 3, (64, 4, 0, False))],
+)  # fmt: skip
+def test_rings_of_a_settled_cache(group, tokens, dim, page, chosen):
+    """(keys of a tile, slots, of them under way, whether any run lets the next launch come): deep with few rows, and as
+    without the promise with 64, or where rows are gathered."""
+    q, keys = torch.zeros(2, tokens, 2 * group, dim).bfloat16(), (1024, page, 2, dim) if page else (2, 65536, 2, dim)
+    table, lengths = torch.zeros(2, 65536, dtype=torch.int32), torch.full((2,), 1024, dtype=torch.int32)
+    k = torch.zeros(1, dtype=torch.bfloat16).expand(keys)
+    sequence = PagedKV(k, k, table, lengths) if page else Dense()
+    problem = examine(Call(q, k, k, sequence, Causal(), backend="reference"), read_values=False).problem
+    config = choose(problem, ARCHS["sm90"], terms=Terms(cache_settled=True)).config
+    assert (config.block_n, config.stages, config.under_way, config.hands_over > 1 << 20) == chosen
+
+
+@pytest.mark.parametrize("page", [0, 16])
+@pytest.mark.parametrize(("under_way", "most"), [(0, 6), (1, 1), (2, 2), (5, 5)])
+def test_a_settled_cache_keeps_pace(under_way, most, page, monkeypatch):
+    """Where copies arrive as late as they may, so many tiles of K, and of V, are on their way at a time."""
+    seen = []
+
+    def add(queue, agent):
+        issue(queue, agent)
+        seen.append(sum(other.engine == "TMA load" and not other.done for other in queue.pending))
+
+    issue = Queue.add
+    monkeypatch.setattr(Queue, "add", add)
+    fields = (("stages", 6), ("under_way", under_way))
+    case = Decode((1000,), page=page, dim=128, settled=True, config=fields)
+    check(case, 1, schedule="lazy")
+    assert max(seen) == 2 * most * (4 if page else 1)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +185,19 @@ def test_a_settled_cache_fills_the_ring(batch, keys, chosen):
 def test_when_a_cta_lets_the_next_launch_come(lengths, page, programs, most, left, monkeypatch):
     """Once, with a 32nd of its tiles left to copy, but in its last item; or by ending, if its run has more units than
     the configuration says."""
-    here, copies = {}, "ttng.async_tma_copy_global_to_local" if page != 3 else "ttg.async_commit_group"
+    case = Decode(lengths, page=page, config=(("block_n", 64), ("hands_over", most)))
+    assert left_behind(case, programs, monkeypatch) == left
+
+
+@pytest.mark.parametrize(("keys", "left"), [(4200, 16), (1400, 5), (500, 2), (400, 1), (384, 0), (64, 0)])
+def test_a_settled_cache_lets_it_come_earlier(keys, left, monkeypatch):
+    """With a 4th left, but not before its ring of 6 slots is full: it has to wait for the launch in front by then."""
+    assert left_behind(Decode((keys,), dim=128, settled=True), 1, monkeypatch) == [left]
+
+
+def left_behind(case, programs, monkeypatch):
+    """For each CTA that lets the next launch come before it ends, the tiles that it copies afterwards."""
+    here, copies = {}, "ttng.async_tma_copy_global_to_local" if case.page != 3 else "ttg.async_commit_group"
     kind, build = TABLE[copies]
 
     def copying(op):
@@ -168,9 +215,10 @@ def test_when_a_cta_lets_the_next_launch_come(lengths, page, programs, most, lef
     monkeypatch.setitem(TABLE, copies, (kind, copying))
     monkeypatch.setitem(TABLE, "tt.grid_dependency_launch_dependents", (TASKED, leaving))
     linked.cache_clear()
-    run(Decode(lengths, page=page, config=(("block_n", 64), ("hands_over", most))), programs)
+    run(case, programs)
     linked.cache_clear()
-    copies_of_tile = 2 * (4 if page == 16 else 1)
     assert all(events.count("leave") <= 1 for events in here.values())
+    copies_of_tile = 2 * (4 if case.page == 16 else 1)
     behind = [len(events) - 1 - events.index("leave") for events in here.values() if "leave" in events]
-    assert behind == [copies_of_tile * tiles for tiles in left]
+    assert all(copied % copies_of_tile == 0 for copied in behind)
+    return [copied // copies_of_tile for copied in behind]

@@ -18,7 +18,8 @@ SLACK = 512  # bytes the compiler adds: alignment of barriers, scratch of reduct
 INVARIANT_KEYS = 2048  # keys of a partial when results must not depend on the rest of the batch
 GROWTH = 512  # keys: reading them takes an SM about as long as a second item costs it (bench/notes.md)
 IN_FLIGHT = 128 * 1024  # bytes of K and V that an SM waits for at a time: with more, SMs finish further apart
-EARLY = 160 * 1024  # the same where they are on their way before the launch in front has ended, and soon all there
+EARLY = 192 * 1024  # bytes of a ring that is filled before the launch in front has ended
+PACED = 2  # tiles of such a ring that are on their way at a time
 SHORT_ROW = 64  # columns
 SPREAD = 3  # heads of a CTA from which every n-th is faster than n in a row (bench/notes.md)
 FEW_ROWS = (8, 16)  # columns of products with keys on the left; values must fill their 64 rows
@@ -60,8 +61,10 @@ class DecodeConfig:
     query_rows: int = 0  # with few rows: of them, 4, 8 or 16 at most that are queries
     ahead: bool = False  # may come before the launch in front has ended, and waits for that
     settled: bool = False  # all but new tokens' keys and values were written before: they are read before that wait
+    under_way: int = 0  # slots of a ring whose tiles are on their way at a time; 0: all
     prefetched: int = 0  # key tiles of a CTA of which keys are asked for in L2 before that wait
     hands_over: int = 0  # units of a CTA's run up to which it lets the next launch come before its own last keys
+    part_left: int = 32  # one part of a run in so many is left then
     one_tile: bool = False  # a key head has one row tile: no other CTA reads its keys, so they may leave L2 first
     consumer_registers: int = 240
     producer_registers: int = 152
@@ -231,9 +234,17 @@ def deepest(config: DecodeConfig, under_way: int = IN_FLIGHT) -> int:
     return max(1, min(fit, max(2, busy)))
 
 
-def early_ring(config: DecodeConfig) -> DecodeConfig:
-    """The same with as many slots as pay where keys are on their way before the launch in front has ended."""
-    return replace(config, stages=deepest(config, EARLY))
+def early(config: DecodeConfig) -> DecodeConfig:
+    """The same for a settled cache. With few rows: a deep ring of short tiles, so that CTAs which have come early have
+    something to do; no more of them under way than in other rings, so that CTAs which still run are not held up; and as
+    those to come will not hold up this one, they may come early, too. With 64 rows products take longer, and shorter
+    tiles would not pay."""
+    config = replace(config, settled=True)
+    if config.few_rows == 0:
+        return config
+    config = shorter(config)
+    config = replace(config, stages=deepest(config, EARLY), part_left=4)
+    return replace(config, under_way=PACED if config.stages > PACED else 0)
 
 
 def invariant(config: DecodeConfig) -> DecodeConfig:

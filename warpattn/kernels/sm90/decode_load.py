@@ -24,8 +24,6 @@ from .decode_context import Matrix, item_at
 # Keys and values that are read once leave L2 before what the next launch needs: code, queries, tables.
 STREAMED = gl.constexpr(CachePolicy(l2=FractionalEvictionPolicy("evict_first", 1.0)))
 
-PART_LEFT = gl.constexpr(32)  # with more of a run left, what the next CTAs ask for slows down those not yet done
-
 
 @gluon.jit
 def decode_load_role(ctx):
@@ -65,12 +63,16 @@ def wait_for_new_tokens(ctx, item, i):
 
 @gluon.jit
 def leaves_at(ctx, place, item):
-    """The tile of an item behind which CTAs of the next launch may come: one `PART_LEFT`-th of the run is left then. -1
-    if the item is not the run's last, or the run too long for that."""
+    """The tile of an item behind which CTAs of the next launch may come: one part of the run in `part_left` is left
+    then, and the ring has been filled if that has to be waited for. -1 if the item is not the run's last, or the run
+    too long for that."""
     config: gl.constexpr = ctx.config
     run = ctx.end - ctx.start.unit
     last = (place.unit + item.part.count >= ctx.end) & (run <= config.hands_over)
-    return gl.where(last, gl.maximum(item.end - 1 - run * config.unit // PART_LEFT, item.begin), -1)
+    earliest = item.begin
+    if config.settled:
+        earliest = gl.minimum(item.begin + (config.stages - 1), item.end - 1)
+    return gl.where(last, gl.maximum(item.end - 1 - run * config.unit // config.part_left, earliest), -1)
 
 
 @gluon.jit
@@ -128,6 +130,7 @@ def in_cache(ctx, page):
 def load_boxes(ctx, desc, ring, state, item, boxes, nbytes: gl.constexpr):
     """One K or V tile into the next slot of its ring."""
     config: gl.constexpr = ctx.config
+    keep_pace(config, ring, state)
     full = ring.producer_acquire(state)
     mbarrier.expect(full, nbytes)
     tile = ring.tile(state)
@@ -141,6 +144,17 @@ def load_boxes(ctx, desc, ring, state, item, boxes, nbytes: gl.constexpr):
             rows = tile.slice(box * config.box, config.box, 1)
             tma.async_load(desc, coord, full, rows, cache_policy=policy)
     return state.step()
+
+
+@gluon.jit
+def keep_pace(config: gl.constexpr, ring, state):
+    """Wait until the tile `under_way` in front of a slot's next one has arrived. The first ones have none in front of
+    them: a fresh barrier's wait for its odd phase falls through."""
+    ahead: gl.constexpr = config.under_way
+    if ahead > 0:
+        wraps = state.index < ahead
+        index = gl.where(wraps, state.index + (config.stages - ahead), state.index - ahead)
+        mbarrier.wait(ring.full(index), gl.where(wraps, state.phase, state.phase ^ 1))
 
 
 @gluon.jit

@@ -21,7 +21,7 @@ from warpattn.sequences import PagedKV, Sequence
 from warpattn.step import ORDINARY, Choice, Step, Terms
 from warpattn.target import ARCHS, Arch
 
-from .decode_config import DecodeConfig, choose_decode, early_ring, even_cut, invariant, near_parts, shorter, spreads
+from .decode_config import DecodeConfig, choose_decode, early, even_cut, invariant, near_parts, shorter, spreads
 from .mla_config import MlaConfig, choose_mla
 
 _DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -32,8 +32,10 @@ COMBINE_ARGUMENTS = ("out", "keys", "workspace", "lse_ptr", "sinks_ptr", "shape"
 OPTIONS: dict[str, object] = {"num_warps": 4, "enable_fp_fusion": True}
 PRICE = 1  # units that a head costs beside its keys where sequences may differ
 LONG = 8 << 20  # bytes of keys and values of a CTA from which it better has its SM for itself to the end
+ALL = 1 << 30  # units: any run
 SHORT = 2 << 20  # bytes up to which what is on its way at the start counts for more than how a CTA goes on
 ASKED = (16 * 1024, 64 * 1024)  # bytes of keys asked for in L2 on an SM before they may be read: short runs, others
+ASKED_EARLY = 48 * 1024  # beside a ring that is filled before that
 WIDE_PLAN = 1024  # entries added up at once where there are more than 128
 
 
@@ -76,7 +78,11 @@ def choose(problem: Problem, target: Arch, *, ctas: int | None = None, terms: Te
     else:
         rows = problem.seq_q * problem.heads_q // problem.heads_kv
         config = choose_decode(dtype, problem.dim_qk, problem.dim_v, problem.page_size, ctas, rows)
-        config = invariant(config) if terms.batch_invariant else fitting_tiles(config, problem, target)
+        config = early(config) if terms.cache_settled and not config.gathers else config
+        if terms.batch_invariant:
+            config = invariant(config)
+        elif not config.settled:
+            config = fitting_tiles(config, problem, target)
     tiles = row_tiles(problem)
     entries = problem.batch * tiles
     config = replace(
@@ -98,7 +104,7 @@ def choose(problem: Problem, target: Arch, *, ctas: int | None = None, terms: Te
     apart = latent or _blocks(problem, config, grid) > APART
     spread = config.uniform and not apart and spreads(entries * problem.heads_kv, grid)
     config = replace(config, combine_apart=apart, spread=spread)
-    config = config if latent else ahead(config, problem, grid, terms)
+    config = config if latent else ahead(config, problem, grid)
     lines = (
         f"{config.words}, {config.smem_bytes} bytes of shared memory",
         f"{problem.batch * problem.heads_kv} heads of {tiles} row tiles over {grid} CTAs",
@@ -129,19 +135,19 @@ def share_bytes(config: DecodeConfig, problem: Problem, grid: int) -> int:
     return tiles * (config.k_bytes + config.v_bytes)
 
 
-def ahead(config: DecodeConfig, problem: Problem, grid: int, terms: Terms) -> DecodeConfig:
-    """The same, launched ahead of the end of the launch in front of it, which it waits for by itself, with its first
-    keys asked for before that, or, from a settled cache, read. The next launch may come likewise if a CTA's run is not
-    long, which it decides itself.
+def ahead(config: DecodeConfig, problem: Problem, grid: int) -> DecodeConfig:
+    """The same, launched ahead of the end of the launch in front of it, which it waits for by itself, with some of its
+    keys asked for before that. The next launch may come likewise if a CTA's run is not long, which it decides itself;
+    in any case if its CTAs keep pace and read pages, where that pays for long runs, too (bench/notes.md).
     """
     tile, share = config.k_bytes + config.v_bytes, share_bytes(config, problem, grid)
-    config = replace(config, ahead=True, hands_over=LONG // (config.unit * tile))
-    settled = terms.cache_settled and not config.gathers
-    if settled and share <= SHORT:
-        return replace(early_ring(config), settled=True)
-    asked = ASKED[share > SHORT // 2] // (config.ctas * config.k_bytes)
-    guess = not config.gathers and (settled or not _reads_in_span(problem))
-    return replace(config, settled=settled, prefetched=min(asked, 128 // config.boxes) if guess else 0)
+    most = ALL if config.under_way and problem.kind == "paged" else LONG // (config.unit * tile)
+    if config.settled:
+        asked = ASKED_EARLY if share > SHORT and problem.kind == "dense" else 0
+    else:
+        asked = 0 if config.gathers or _reads_in_span(problem) else ASKED[share > SHORT // 2]
+    tiles = min(asked // (config.ctas * config.k_bytes), 128 // config.boxes)
+    return replace(config, ahead=True, hands_over=most, prefetched=tiles)
 
 
 def _reasons(config: DecodeConfig, target: Arch) -> tuple[str, ...]:
@@ -158,7 +164,8 @@ def _reasons(config: DecodeConfig, target: Arch) -> tuple[str, ...]:
     if config.few_rows:
         reasons += (f"keys and values are on the left of the products, with {config.few_rows} columns for queries",)
     if config.ahead:
-        first = "read older keys" if config.settled else ""
+        pace = f", {config.under_way} tiles at a time" if config.under_way else ""
+        first = f"read older keys{pace}" if config.settled else ""
         first += " and " if config.settled and config.prefetched else ""
         first += f"ask for keys of {config.prefetched} tiles in L2" if config.prefetched else ""
         first = f", and before that {first}" if first else ""
