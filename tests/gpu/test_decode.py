@@ -170,6 +170,38 @@ def test_everything_written_by_the_launch_in_front(page, tokens, settled):
         assert torch.equal(outs, alone)
 
 
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("page", [3, 16, 64])
+def test_attention_right_behind_append(page, dim):
+    """A graph of steps on a settled cache: `append_paged` lets attention come before it has written the new tokens.
+    Every step's result has the bits of the same step run alone."""
+    case = Decode((4000, 130, 8191, 64, 1), page=page, heads=32, heads_kv=8, dim=dim)
+    q, _, kv, _ = tensors(case)
+    kv = PagedKV(*(x.cuda() for x in (kv.k_pages, kv.v_pages, kv.block_table, kv.lengths)))
+    plan, steps = DecodePlan(q.cuda(), kv, cache_settled=True), 24
+    queries = torch.randn(steps, *q.shape, device="cuda").to(q.dtype)
+    new = torch.randn(2, steps, len(q), 1, 8, dim, device="cuda").to(q.dtype)
+    alone, outs = torch.zeros_like(queries), torch.zeros_like(queries)
+
+    def step(i, out):
+        append_paged(kv.k_pages, kv.v_pages, kv.block_table, kv.lengths, new[0, i], new[1, i])
+        plan(queries[i], kv, out)
+
+    for i in range(steps):
+        step(i, alone[i])
+        torch.cuda.synchronize()
+    want = reference(queries[-1], kv.k_pages, kv.v_pages, sequence=kv)[0]
+    assert error(alone[-1].float(), want.float()) < 2e-2
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for i in range(steps):
+            step(i, outs[i])
+    for _ in range(20):
+        outs.zero_()
+        graph.replay()
+        assert torch.equal(outs, alone)
+
+
 def test_batch_invariance():
     alone = Launched(Decode((9000,), page=64, heads=32, heads_kv=8, dim=128, invariant=True))
     q, (k, v), _, _ = tensors(alone.case)

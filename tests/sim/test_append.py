@@ -13,6 +13,9 @@ from warpattn.backends import Chip
 from warpattn.check import AttentionError
 from warpattn.kernels.cache.append_steps import append_steps
 from warpattn.sequences import PagedKV
+from warpattn.sim.registry import TABLE as OPERATIONS
+from warpattn.sim.registry import TASKED
+from warpattn.sim.simulate import linked
 from warpattn.simulated import Options, launch
 from warpattn.target import ARCHS
 
@@ -109,6 +112,30 @@ def test_kernel_writes_nothing_to_pages_that_are_not_there(arch):
     report = launch(step, Options("eager"))
     assert report.clean, report
     assert kv.k_pages.isnan().all() and kv.v_pages.isnan().all()
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_on_hopper_attention_may_come_early(arch, monkeypatch):
+    """Every program lets it before it reads or writes anything."""
+    events = []
+
+    def leaving(op):
+        return lambda task: events.append("leave")
+
+    def loading(op):
+        load = build(op)
+        return lambda task, *operands: events.append("load") or load(task, *operands)
+
+    kind, build = OPERATIONS["tt.load"]
+    monkeypatch.setitem(OPERATIONS, "tt.load", (kind, loading))
+    monkeypatch.setitem(OPERATIONS, "tt.grid_dependency_launch_dependents", (TASKED, leaving))
+    kv, k_new, v_new = inputs(1)
+    (step,) = append_steps(arch, kv, k_new, v_new, None, False)
+    linked.cache_clear()
+    launch(step, Options("eager"))
+    linked.cache_clear()
+    assert events.count("leave") == (len(LENGTHS) if arch == "sm90" else 0)
+    assert (events[0] == "leave") == (arch == "sm90")
 
 
 @pytest.mark.parametrize("arch", ARCHS)

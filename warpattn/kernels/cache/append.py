@@ -7,11 +7,17 @@ page, and copies. Rotation needs each element's partner, which is read once more
       interleaved   x[c] · cos[c div 2]    -+  x[c xor 1] · sin[c div 2]        first R columns, even ones minus
 
 What has no place is not written: positions below 0 or past the table, pages that are not in the cache.
+
+Attention usually follows at once. On Hopper it may come as soon as every program here has begun (programmatic dependent
+launch): it waits by itself for what is written here, and all else was written before.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import GluonASTSource
 from triton.experimental.gluon import language as gl
+from triton.language.extra.cuda import gdc_launch_dependents
+
+from warpattn.target import TARGETS
 
 from .append_steps import HEADS, Rotation
 
@@ -32,10 +38,14 @@ def append_kernel(
     dims: gl.constexpr,
     rotation: gl.constexpr,
     lanes: gl.constexpr,
+    hands_over: gl.constexpr,
 ):
     """k_pages, v_pages, k_new, v_new: (pointer, strides of page or sequence, row or token, head). table, cos, sin:
     (pointer, row stride). shape: (tokens, heads, pages, page_size, pages of a table row). dims: head dims of K and V.
-    lanes: of a warp. Grid: (sequences * tokens, blocks of HEADS heads)."""
+    lanes: of a warp. hands_over: whether the next launch may come early. Grid: (sequences * tokens, blocks of HEADS
+    heads)."""
+    if hands_over:
+        gdc_launch_dependents()
     tokens = shape[0]
     b = gl.program_id(0) // tokens
     token = gl.program_id(0) - b * tokens
@@ -82,12 +92,13 @@ def copy_rows(
     gl.store(pages[:, None] + col, x, mask=there)
 
 
-def append_source(dtype: str, table_dtype: str, dims: tuple[int, int], rotation: Rotation | None, lanes: int):
-    """What Triton compiles for warps of `lanes` lanes."""
+def append_source(dtype: str, table_dtype: str, dims: tuple[int, int], rotation: Rotation | None, arch: str):
+    """What Triton compiles for an architecture."""
     tensor = (f"*{dtype}", "i64", "i64", "i64")
+    constants = {"dims": dims, "rotation": rotation, "lanes": TARGETS[arch][2], "hands_over": arch == "sm90"}
     signature = {
         "k_pages": tensor, "v_pages": tensor, "k_new": tensor, "v_new": tensor, "table": ("*i32", "i64"),
         "lengths": "*i32", "cos": (f"*{table_dtype}", "i64"), "sin": (f"*{table_dtype}", "i64"), "shape": ("i32",) * 5,
-        "dims": "constexpr", "rotation": "constexpr", "lanes": "constexpr",
+        **dict.fromkeys(constants, "constexpr"),
     }  # fmt: skip
-    return GluonASTSource(append_kernel, signature, {"dims": dims, "rotation": rotation, "lanes": lanes})
+    return GluonASTSource(append_kernel, signature, constants)

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from warpattn.sequences import PagedKV
 from warpattn.step import Step
-from warpattn.target import TARGETS
 
 HEADS = 8  # of a program
 _TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -43,7 +42,7 @@ def append_steps(
     def source():
         from .append import append_source  # imports Triton
 
-        return append_source(dtype, table_dtype, dims, rotation, TARGETS[arch][2])
+        return append_source(dtype, table_dtype, dims, rotation, arch)
 
     key = (dtype, table_dtype, dims, rotation)
     options = {"num_warps": 4, "enable_fp_fusion": True}
