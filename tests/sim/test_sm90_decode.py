@@ -230,23 +230,24 @@ def test_the_same_bits_under_every_schedule():
     assert all(torch.equal(outs[0], out) for out in outs[1:])
 
 
+@pytest.mark.parametrize("settled", [False, True])
 @pytest.mark.parametrize("dim", [64, 128, 256])
-def test_batch_invariant_tiles_do_not_depend_on_the_batch(dim):
+def test_batch_invariant_tiles_do_not_depend_on_the_batch(dim, settled):
     def config(batch: int):
-        return of_shape(batch, 8192, Terms(batch_invariant=True), dim)
+        return of_shape(batch, 8192, Terms(batch_invariant=True, cache_settled=settled), dim)
 
     assert config(1).block_n == config(64).block_n and config(1).unit == config(64).unit
     assert of_shape(1, 8192, dim=128).block_n == 64 and of_shape(64, 8192, dim=128).block_n == 128
 
 
+@pytest.mark.parametrize("settled", [False, True])
 @pytest.mark.parametrize("programs", [1, 4, 9])
-def test_batch_invariance(programs):
+def test_batch_invariance(programs, settled):
     """A sequence alone, and with other company on another number of CTAs: the same bits."""
-    fields = (("unit", 2),)
-    alone = check(Decode((777,), page=64, heads=8, heads_kv=2, invariant=True, config=fields), 3)
-    company = Decode((777, 400, 33), page=64, heads=8, heads_kv=2, invariant=True, config=fields)
-    q, (k, v), _, _ = tensors(Decode((777,), page=64, heads=8, heads_kv=2))
-    many = check(company, programs, first=(q, k, v))
+    case = Decode((777,), page=64, heads=8, heads_kv=2, invariant=True, settled=settled, config=(("unit", 2),))
+    alone = check(case, 3)
+    q, (k, v), _, _ = tensors(replace(case, page=0))
+    many = check(replace(case, lengths=(777, 400, 33)), programs, first=(q, k, v))
     assert torch.equal(alone.out[0], many.out[0]) and torch.equal(alone.lse[0], many.lse[0])
 
 
