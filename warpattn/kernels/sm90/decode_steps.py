@@ -32,10 +32,10 @@ COMBINE_ARGUMENTS = ("out", "keys", "workspace", "lse_ptr", "sinks_ptr", "shape"
 OPTIONS: dict[str, object] = {"num_warps": 4, "enable_fp_fusion": True}
 PRICE = 1  # units that a head costs beside its keys where sequences may differ
 LONG = 8 << 20  # bytes of keys and values of a CTA from which it better has its SM for itself to the end
-ALL = 1 << 30  # units: any run
-SHORT = 2 << 20  # bytes up to which what is on its way at the start counts for more than how a CTA goes on
-ASKED = (16 * 1024, 64 * 1024)  # bytes of keys asked for in L2 on an SM before they may be read: short runs, others
-ASKED_EARLY = 48 * 1024  # beside a ring that is filled before that
+SHORT = 1 << 20  # the same up to which asking for many keys in L2 is in the way of the launch in front
+ASKED = (16 * 1024, 64 * 1024)  # bytes of keys asked for on an SM before they may be read: short runs, others
+ASKED_EARLY = 48 * 1024  # beside a ring that is filled before that, in runs of more than twice `SHORT`
+ALL = 1 << 30  # units of a run: any
 WIDE_PLAN = 1024  # entries added up at once where there are more than 128
 
 
@@ -143,9 +143,9 @@ def ahead(config: DecodeConfig, problem: Problem, grid: int) -> DecodeConfig:
     tile, share = config.k_bytes + config.v_bytes, share_bytes(config, problem, grid)
     most = ALL if config.under_way and problem.kind == "paged" else LONG // (config.unit * tile)
     if config.settled:
-        asked = ASKED_EARLY if share > SHORT and problem.kind == "dense" else 0
+        asked = ASKED_EARLY if share > 2 * SHORT and problem.kind == "dense" else 0
     else:
-        asked = 0 if config.gathers or _reads_in_span(problem) else ASKED[share > SHORT // 2]
+        asked = 0 if config.gathers or _reads_in_span(problem) else ASKED[share > SHORT]
     tiles = min(asked // (config.ctas * config.k_bytes), 128 // config.boxes)
     return replace(config, ahead=True, hands_over=most, prefetched=tiles)
 
