@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton")
 
@@ -141,6 +142,36 @@ def test_a_plan_for_serving_launches_what_a_call_would(driver, monkeypatch):
     plan = wa.DecodePlan(asked.q, kv, mask=wa.Causal())
     assert plan(asked.q, kv) is plan.out
     assert len(driver.launches) >= 1 and plan.out.shape == asked.q.shape
+
+
+class NoOperations(TorchDispatchMode):
+    """Refuses everything that torch does with tensors, so whatever would make one."""
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        raise AssertionError(f"{operation} was called")
+
+
+@pytest.mark.parametrize("lse", [False, True])
+@pytest.mark.parametrize("kind", ["dense", "paged", "ragged"])
+def test_a_step_of_a_plan_allocates_nothing(kind, lse, driver, monkeypatch):
+    """The plan's own output or the caller's, on other tensors than it was made for: addresses are written, no more."""
+    monkeypatch.setattr(serving, "examine", lambda asked: replace(examine(asked), backend="sm90"))
+    first, other = call(kind, 1), call(kind, 1)
+    plans = {
+        "dense": lambda: wa.DecodePlan(first.q, (first.k, first.v), mask=first.mask, return_lse=lse),
+        "paged": lambda: wa.DecodePlan(first.q, first.sequence, mask=first.mask, return_lse=lse, cache_settled=True),
+        "ragged": lambda: wa.PrefillPlan(first.q, first.k, first.v, first.sequence, mask=first.mask, return_lse=lse),
+    }
+    plan, out = plans[kind](), torch.empty_like(first.q)
+    tensors = {"dense": (other.q, (other.k, other.v)), "paged": (other.q, other.sequence)}
+    step = tensors.get(kind, (other.q, other.k, other.v, other.sequence))
+    with pytest.raises(AssertionError, match=r"aten\.empty"), NoOperations():
+        torch.empty(1)
+    with NoOperations():
+        plan(*step)
+        launched = len(driver.launches)
+        plan(*step, out)
+    assert launched and len(driver.launches) == 2 * launched
 
 
 def test_a_launch_ahead_is_told_to_the_driver(monkeypatch):
