@@ -150,10 +150,10 @@ def load_boxes(ctx, desc, ring, state, item, boxes, nbytes: gl.constexpr):
 def keep_pace(config: gl.constexpr, ring, state):
     """Wait until the tile `under_way` in front of a slot's next one has arrived. The first ones have none in front of
     them: a fresh barrier's wait for its odd phase falls through."""
-    ahead: gl.constexpr = config.under_way
-    if ahead > 0:
-        wraps = state.index < ahead
-        index = gl.where(wraps, state.index + (config.stages - ahead), state.index - ahead)
+    most: gl.constexpr = config.under_way
+    if most > 0:
+        wraps = state.index < most
+        index = gl.where(wraps, state.index + (config.stages - most), state.index - most)
         mbarrier.wait(ring.full(index), gl.where(wraps, state.phase, state.phase ^ 1))
 
 
