@@ -47,6 +47,7 @@ def append_paged(
     kv = PagedKV(k_pages, v_pages, block_table, lengths)
     angles = None if cos is None or sin is None else (cos, sin)
     rules = Rules()
+    rules.flag("interleaved", interleaved)
     if _check_shapes(rules, kv, k_new, v_new):
         _check_angles(rules, k_new, cos, sin)
         _check_places(rules, kv, k_new, v_new, angles)

@@ -56,6 +56,10 @@ class Rules:
                 self.broken.append(reason)
         return bool(ok)
 
+    def flag(self, name: str, value: object) -> bool:
+        """Require True or False, and nothing that only counts as one of them."""
+        return self.require(isinstance(value, bool), f"{name} is {value!r}", f"{name} must be True or False")
+
     def tensor(self, name: str, value: object, *axes: str) -> bool:
         """Require a strided `torch.Tensor` with one dimension per name in `axes`."""
         if not isinstance(value, torch.Tensor):

@@ -171,8 +171,7 @@ def _check_options(rules: Rules, call: Call) -> None:
     number = isinstance(call.scale, Real) and not isinstance(call.scale, bool)
     ok = call.scale is None or (number and math.isfinite(call.scale))
     rules.require(ok, f"scale is {call.scale!r}", "scale must be None (1/sqrt(head_dim)) or a finite number")
-    what = f"return_lse is {call.return_lse!r}"
-    rules.require(isinstance(call.return_lse, bool), what, "return_lse must be True or False")
+    rules.flag("return_lse", call.return_lse)
 
 
 def _traced(rules: Rules, call: Call) -> tuple[MaskProgram | None, ScoreProgram | None]:

@@ -152,6 +152,10 @@ class DecodePlan(_ServingPlan):
         batch_invariant: bool = False,
         cache_settled: bool = False,
     ) -> None:
+        rules = Rules()
+        rules.flag("batch_invariant", batch_invariant)
+        rules.flag("cache_settled", cache_settled)
+        rules.done()
         k, v, sequence = _cache(kv)
         call = Call(q, k, v, sequence, mask, score, sinks, scale, return_lse)
         super().__init__(call, Terms(batch_invariant, cache_settled))

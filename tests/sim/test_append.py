@@ -179,6 +179,7 @@ BAD = {
     "cos has 9 columns": lambda a: a | dict(zip(("cos", "sin"), tables(9), strict=True)),
     "cos has 3 rows": lambda a: a | {"cos": tables(4)[0][:3], "sin": tables(4)[1][:3]},
     "k_pages has strides": lambda a: a | {"k_pages": a["k_pages"].transpose(0, 3).contiguous().transpose(0, 3)},
+    "interleaved is 'yes'": lambda a: a | {"interleaved": "yes"},
     "k_new requires a gradient": lambda a: a | {"k_new": a["k_new"].requires_grad_()},
 }
 

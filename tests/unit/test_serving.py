@@ -83,6 +83,14 @@ def test_what_was_not_planned_is_refused(change, words):
     assert words in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["batch_invariant", "cache_settled", "return_lse"])
+@pytest.mark.parametrize("value", ["no", None, 1])
+def test_only_true_is_a_promise(name, value):
+    q, kv = torch.randn(2, 1, 4, 16), cache()
+    with pytest.raises(wa.AttentionError, match=f"^{name} is {value!r}; {name} must be True or False$"):
+        wa.DecodePlan(q, kv, **{name: value})
+
+
 def test_bad_input_is_refused_when_the_plan_is_made():
     q, kv = torch.randn(2, 1, 5, 16), cache()
     with pytest.raises(wa.AttentionError, match="multiple of the key heads"):
