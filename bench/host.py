@@ -1,4 +1,5 @@
 """What one call costs the host: warpattn.attention against torch's cuDNN SDPA, in one process, on a tiny problem.
+`python -m bench.host` times a step of a `DecodePlan` instead, and counts what it allocates.
 
 The problem is so small that the GPU is done before the next call arrives, and we wait for the GPU only after a batch
 of calls, so that the clock sees the Python, the planning and the launch, and neither the kernel nor a full queue.
@@ -11,12 +12,13 @@ import gc
 import random
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bench import inputs
+import warpattn as wa
+from bench import decode_cases, inputs
 from bench.cases import Case
 from bench.peers import OWN, PEERS, first_line
 from bench.timing import Summary, paired_ratio
@@ -45,6 +47,27 @@ def measure(seed: int = 0) -> dict[str, Any]:
     except Exception as error:
         return {"reason": first_line(error)}
     return summarise(times)
+
+
+def planned_step(seed: int = 0) -> dict[str, Any]:
+    """Microseconds of a step of a `DecodePlan` through pages, and allocations of a batch of them; `{"reason": …}`
+    without a GPU."""
+    if not torch.cuda.is_available():
+        return {"reason": "torch sees no CUDA GPU"}
+    case = decode_cases.Case("host-step", (130, 70), 8, 2, 16)
+    x = decode_cases.make(case, inputs.default_device(), seed)
+    kv = wa.PagedKV(x.k, x.v, cast("torch.Tensor", x.table), x.lengths)
+    found = {}
+    for settled in (False, True):
+        plan = wa.DecodePlan(x.q, kv, mask=wa.Causal(), cache_settled=settled)
+        times = alternate({"step": lambda plan=plan: plan(x.q, kv)}, time.perf_counter, torch.cuda.synchronize)
+        before = torch.cuda.memory_stats()["allocation.all.allocated"]
+        for _ in range(BATCH):
+            plan(x.q, kv)
+        made = torch.cuda.memory_stats()["allocation.all.allocated"] - before
+        us = Summary.of([1e6 * value for value in times["step"]]).median
+        found["settled cache" if settled else "plan"] = {"us": us, "allocations": made}
+    return found
 
 
 def alternate(
@@ -88,3 +111,7 @@ def summarise(times: dict[str, list[float]]) -> dict[str, Any]:
         "ratio": ratio.median,
         "summaries": {OWN: own.asdict(), "cudnn": cudnn.asdict(), "ratio": ratio.asdict()},
     }
+
+
+if __name__ == "__main__":
+    print(planned_step())

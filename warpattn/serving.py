@@ -207,11 +207,18 @@ class PrefillPlan(_ServingPlan):
         scale: float | None = None,
         return_lse: bool = False,
     ) -> None:
-        super().__init__(Call(q, k, v, seq, mask, score, sinks, scale, return_lse))
+        super().__init__(Call(q, k, v, _ragged(seq), mask, score, sinks, scale, return_lse))
         self._most = (len(q), len(k))
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, seq: Ragged, out: Tensor | None = None) -> Result:
         """out (total_q, Hq, Dv), a part of the plan's own or the given one; with return_lse also lse (Hq, total_q)."""
         if len(q) > self._most[0] or len(k) > self._most[1]:
             raise AttentionError(f"q has {len(q)} and k {len(k)} rows; the plan was made for up to {self._most}")
-        return self._run((q, k, v, *seq.indices().values()), seq, out)
+        return self._run((q, k, v, *_ragged(seq).indices().values()), seq, out)
+
+
+def _ragged(seq: object) -> Ragged:
+    """The offsets of a ragged batch; AttentionError if they are anything else."""
+    if not isinstance(seq, Ragged):
+        raise AttentionError(f"seq is a {type(seq).__name__}; seq must be a warpattn Ragged(cu_q, cu_k)")
+    return seq

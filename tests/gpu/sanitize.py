@@ -78,13 +78,27 @@ def latent() -> None:
         print(f"latent, pages of {page}: right", flush=True)
 
 
+def settled() -> None:
+    """A planned step on a settled cache right behind `append_paged`, deep rings and whole heads, and dense."""
+    for page, dim in ((16, 128), (64, 64), (16, 256), (0, 128)):
+        case = replace(PAGED, page_size=page or 16, dim=dim, seq_q=1, lens_k=(129, 64, 3000), heads_q=8)
+        x = (case if page else replace(BASE, dim=dim, batch=2, seq_q=1, seq_k=3000, mask="full")).build("cuda")
+        kv = cast("wa.PagedKV", x.sequence) if page else (x.k, x.v)
+        plan = wa.DecodePlan(x.q, kv, mask=x.mask, scale=x.scale, return_lse=True, cache_settled=True)
+        if isinstance(kv, wa.PagedKV):
+            new = [torch.randn(len(x.q), 1, 2, dim, device="cuda").to(x.q.dtype) for _ in range(2)]
+            wa.append_paged(kv.k_pages, kv.v_pages, kv.block_table, kv.lengths, *new)
+        check(x, *plan(x.q, kv))
+        print(f"settled, pages of {page}, head dim {dim}: right", flush=True)
+
+
 def main(only: list[str]) -> None:
     """Run the cases whose names contain one of the words, or all."""
     torch.manual_seed(0)
     for name, case in CASES.items():
         if not only or any(word in name for word in only):
             attend(name, case)
-    for function in (append, latent):
+    for function in (append, latent, settled):
         if not only or function.__name__ in only:
             function()
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import warpattn as wa
+from warpattn.sequences import Sequence
 
 
 def cache(pages: int = 9, page: int = 4, batch: int = 2) -> wa.PagedKV:
@@ -81,6 +82,15 @@ def test_what_was_not_planned_is_refused(change, words):
     with pytest.raises(wa.AttentionError, match="the plan was made for") as caught:
         plan(*change(q, kv))
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("seq", [None, Sequence(), torch.tensor([0, 3]), wa.Dense])
+def test_a_prefill_plan_takes_ragged_batches_only(seq):
+    x, cu = torch.randn(3, 2, 16), torch.tensor([0, 3], dtype=torch.int32)
+    with pytest.raises(wa.AttentionError, match=r"^seq is a \w+; seq must be a warpattn Ragged"):
+        wa.PrefillPlan(x, x, x, seq)
+    with pytest.raises(wa.AttentionError, match=r"^seq is a \w+; seq must be a warpattn Ragged"):
+        wa.PrefillPlan(x, x, x, wa.Ragged(cu))(x, x, x, seq)
 
 
 @pytest.mark.parametrize("name", ["batch_invariant", "cache_settled", "return_lse"])
