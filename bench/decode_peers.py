@@ -48,11 +48,11 @@ def own_call(x: Inputs, fields: dict[str, int]) -> Call:
     operands = Operands(x.q, x.k, x.v, out, None, None)
     steps = decode_steps.steps(ready, operands, sequence, replace(choice, config=config))
     device = x.q.get_device()
-    bound = [dispatch.load(step, device).bind(step.args) for step in steps]
+    bound = [dispatch.load(step, device).bind(step) for step in steps]
 
     def call() -> Tensor:
-        for launch, step in zip(bound, steps, strict=True):
-            launch.launch(step.grid, cuda.current_stream(device))
+        for launch in bound:
+            launch.launch(cuda.current_stream(device))
         return out
 
     return call
@@ -138,10 +138,10 @@ def read_call(x: Inputs) -> Call:
     if x.table is not None or not x.case.even or x.case.lengths[0] % TILE or x.case.dtype != "bfloat16":
         raise Unsupported(f"it reads dense bfloat16 keys of one length, a multiple of {TILE}")
     step, device = read_step(x.k, x.v), x.q.get_device()
-    bound = dispatch.load(step, device).bind(step.args)
+    bound = dispatch.load(step, device).bind(step)
 
     def call() -> Tensor:
-        bound.launch(step.grid, cuda.current_stream(device))
+        bound.launch(cuda.current_stream(device))
         return x.q
 
     return call

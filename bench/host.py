@@ -1,5 +1,5 @@
 """What one call costs the host: warpattn.attention against torch's cuDNN SDPA, in one process, on a tiny problem.
-`python -m bench.host` times a step of a `DecodePlan` instead, and counts what it allocates.
+`python -m bench.host` times a step of a `DecodePlan` instead, and `append_paged`, and counts what they allocate.
 
 The problem is so small that the GPU is done before the next call arrives, and we wait for the GPU only after a batch
 of calls, so that the clock sees the Python, the planning and the launch, and neither the kernel nor a full queue.
@@ -50,24 +50,33 @@ def measure(seed: int = 0) -> dict[str, Any]:
 
 
 def planned_step(seed: int = 0) -> dict[str, Any]:
-    """Microseconds of a step of a `DecodePlan` through pages, and allocations of a batch of them; `{"reason": …}`
-    without a GPU."""
+    """Microseconds of a step of a `DecodePlan` through pages and of `append_paged`, and allocations of a batch of them;
+    `{"reason": …}` without a GPU."""
     if not torch.cuda.is_available():
         return {"reason": "torch sees no CUDA GPU"}
     case = decode_cases.Case("host-step", (130, 70), 8, 2, 16)
     x = decode_cases.make(case, inputs.default_device(), seed)
     kv = wa.PagedKV(x.k, x.v, cast("torch.Tensor", x.table), x.lengths)
-    found = {}
-    for settled in (False, True):
-        plan = wa.DecodePlan(x.q, kv, mask=wa.Causal(), cache_settled=settled)
-        times = alternate({"step": lambda plan=plan: plan(x.q, kv)}, time.perf_counter, torch.cuda.synchronize)
-        before = torch.cuda.memory_stats()["allocation.all.allocated"]
-        for _ in range(BATCH):
-            plan(x.q, kv)
-        made = torch.cuda.memory_stats()["allocation.all.allocated"] - before
-        us = Summary.of([1e6 * value for value in times["step"]]).median
-        found["settled cache" if settled else "plan"] = {"us": us, "allocations": made}
-    return found
+    plan, settled = (wa.DecodePlan(x.q, kv, mask=wa.Causal(), cache_settled=promise) for promise in (False, True))
+    k_new, v_new = (x.q[:, :, first : first + case.heads_kv].contiguous() for first in (0, case.heads_kv))
+    calls: dict[str, Callable[[], object]] = {
+        "plan": lambda: plan(x.q, kv),
+        "plan, settled cache": lambda: settled(x.q, kv),
+        "append_paged": lambda: wa.append_paged(x.k, x.v, kv.block_table, x.lengths, k_new, v_new),
+    }
+    times = alternate(calls, time.perf_counter, torch.cuda.synchronize, seed=seed)
+    return {
+        name: {"us": Summary.of([1e6 * value for value in times[name]]).median, "allocations": allocations(call)}
+        for name, call in calls.items()
+    }
+
+
+def allocations(call: Callable[[], object]) -> int:
+    """Blocks of GPU memory that a batch of calls asks torch's allocator for."""
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    for _ in range(BATCH):
+        call()
+    return torch.cuda.memory_stats()["allocation.all.allocated"] - before
 
 
 def alternate(

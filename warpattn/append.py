@@ -6,16 +6,27 @@ block_table[b] = (7, 2, …)                          positions 4 and 5 ──�
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 from torch import Tensor
 
+from warpattn import cuda, dispatch, hip
 from warpattn.backends import NEEDS, chip_of
 from warpattn.check import AttentionError, Rules
+from warpattn.kernels.cache.append_steps import append_steps
+from warpattn.repeat import Repeat
 from warpattn.sequences import PagedKV
 
 __all__ = ["append_paged"]
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+KEPT = 256  # launches at most
+
+# k_pages, v_pages, block_table, lengths, k_new, v_new, cos, sin
+Tensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+
+_known: dict[Hashable, Repeat] = {}
 
 
 def append_paged(
@@ -44,6 +55,9 @@ def append_paged(
     On a card nothing is read back: pages that are not in the cache and positions that the table or `cos` do not hold
     are the caller's promise, and such tokens are not written. Raises AttentionError listing every broken rule.
     """
+    tensors = (k_pages, v_pages, block_table, lengths, k_new, v_new, cos, sin)
+    if _launched_again(tensors, interleaved):
+        return
     kv = PagedKV(k_pages, v_pages, block_table, lengths)
     angles = None if cos is None or sin is None else (cos, sin)
     rules = Rules()
@@ -59,7 +73,7 @@ def append_paged(
         rules.done()
         _append(kv, k_new if angles is None else _rotated(kv, k_new, angles, interleaved), v_new)
     else:
-        _launch(kv, k_new, v_new, angles, interleaved)
+        _launch(tensors, interleaved)
 
 
 def _check_shapes(rules: Rules, kv: PagedKV, k_new: Tensor, v_new: Tensor) -> bool:
@@ -178,19 +192,52 @@ def _rotated(kv: PagedKV, k_new: Tensor, angles: tuple[Tensor, Tensor], interlea
     return torch.cat([joined.to(k_new.dtype), k_new[..., turned:]], dim=-1)
 
 
-def _launch(kv: PagedKV, k_new: Tensor, v_new: Tensor, angles: tuple[Tensor, Tensor] | None, interleaved: bool) -> None:
-    """The kernel, on torch's current stream."""
-    from warpattn import cuda, dispatch, hip
-    from warpattn.kernels.cache.append_steps import append_steps
-
+def _launch(tensors: Tensors, interleaved: bool) -> None:
+    """The kernel, on torch's current stream; NVIDIA's are kept for the next call like this one."""
+    *cache, k_new, v_new, cos, sin = tensors
     chip = chip_of(k_new.device)
     if chip.arch is None:
         what = f"k_new is on {k_new.device}" + (f", {chip.words}" if chip.words else "")
         raise AttentionError(f"{what}; append_paged needs {' or '.join(NEEDS.values())}, or the CPU")
     device = k_new.get_device()
+    angles = None if cos is None or sin is None else (cos, sin)
     with torch.cuda.device(device):
-        for step in append_steps(chip.arch, kv, k_new, v_new, angles, interleaved):
-            if step.arch in hip.ARCHS:
-                hip.launch(step, device)
-            else:
-                dispatch.load(step, device).bind(step.args).launch(step.grid, cuda.current_stream(device))
+        launches = append_steps(chip.arch, PagedKV(*cache), k_new, v_new, angles, interleaved)
+        try:
+            repeat = Repeat(launches, tensors)
+        except LookupError:  # a card of AMD's, or one tensor for two of them
+            for step in launches:
+                if step.arch in hip.ARCHS:
+                    hip.launch(step, device)
+                else:
+                    dispatch.load(step, device).bind(step).launch(cuda.current_stream(device))
+            return
+        repeat(_addresses(tensors), ())
+    if len(_known) >= KEPT:
+        _known.clear()
+    _known[_key(tensors, interleaved)] = repeat
+
+
+def _launched_again(tensors: Tensors, interleaved: bool) -> bool:
+    """Launch if a call like this one has been checked and launched before; False if not, or if it is in any way
+    unusual."""
+    try:
+        repeat = _known.get(_key(tensors, interleaved))
+    except (AttributeError, TypeError):
+        return False
+    if repeat is None or type(interleaved) is not bool or cuda.current_device() != repeat.device:
+        return False
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
+        return False
+    repeat(_addresses(tensors), ())
+    return True
+
+
+def _key(tensors: Tensors, interleaved: bool) -> Hashable:
+    """All that the rules and the launch have read on a card, but for gradients."""
+    found = [None if x is None else (type(x), x.shape, x.stride(), x.dtype, x.get_device()) for x in tensors]
+    return (interleaved, *found)
+
+
+def _addresses(tensors: Tensors) -> tuple[int, ...]:
+    return tuple([0 if x is None else x.data_ptr() for x in tensors])

@@ -24,7 +24,6 @@ __all__ = [
     "current_stream",
     "driver",
     "is_capturing",
-    "launch_ahead_call",
     "launch_call",
     "load_function",
     "replace_address_call",
@@ -148,15 +147,6 @@ class Parameters:
         self.cells[index].value = value
 
 
-@cache
-def launch_call():
-    """cuLaunchKernel with its argument types declared once."""
-    call = driver().cuLaunchKernel
-    call.argtypes = [ctypes.c_void_p] + [ctypes.c_uint] * 7 + [ctypes.c_void_p] * 3
-    call.restype = ctypes.c_int
-    return call
-
-
 class _Attribute(ctypes.Structure):
     """CUlaunchAttribute, as far as it is used."""
 
@@ -167,25 +157,30 @@ class _LaunchConfig(ctypes.Structure):
     """CUlaunchConfig."""
 
     _fields_: ClassVar = [
-        ("sizes", ctypes.c_uint * 7), ("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p),
-        ("count", ctypes.c_uint),
+        ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p), ("count", ctypes.c_uint),
     ]  # fmt: skip
 
 
-def launch_ahead_call() -> Callable[..., int]:
-    """cuLaunchKernelEx, called like cuLaunchKernel, for a kernel that may start before the launch in front of it has
-    ended, for which it waits by itself (griddepcontrol). To be used by one thread at a time."""
+def launch_call(
+    function: int, grid: tuple[int, int, int], threads: int, shared: int, table: Any, *, ahead: bool = False
+) -> Callable[[int], int]:
+    """A call that launches a kernel with the parameters of `table` on the stream it is given, and returns the driver's
+    code. To be used by one thread at a time.
+
+    With `ahead` the kernel may start before the launch in front of it has ended, for which it waits by itself
+    (griddepcontrol).
+    """
     call = driver().cuLaunchKernelEx
     call.argtypes = [ctypes.c_void_p] * 4
     call.restype = ctypes.c_int
     attribute = _Attribute(_PROGRAMMATIC_SERIALIZATION, 0, (1,))
-    config = _LaunchConfig((), None, ctypes.addressof(attribute), 1)
+    config = _LaunchConfig(grid, (threads, 1, 1), shared, None, ctypes.addressof(attribute), int(ahead))
     at = ctypes.addressof(config)
 
-    def launch(function: int, *rest: Any, kept: object = attribute) -> int:
-        config.sizes[:] = rest[:7]  # grid, block, shared memory
-        config.stream = rest[7]
-        return call(at, function, *rest[8:])
+    def launch(stream: int, kept: object = attribute) -> int:
+        config.stream = stream
+        return call(at, function, table, None)
 
     return launch
 

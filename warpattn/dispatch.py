@@ -1,6 +1,6 @@
 """Runs the steps of a call on a card: compiled code from memory, disk or the compiler, arguments, launch.
 
-    Step ─ artifact ─▶ Loaded (on one device) ─ bind(args) ─▶ Bound: parameters in memory ─ launch ─▶ one driver call
+    Step ─ artifact ─▶ Loaded (on one device) ─ bind(step) ─▶ Bound: parameters in memory ─ launch ─▶ one driver call
 
 `launch.py` is the short way for dense prefill on Hopper; everything else goes here. A `Bound` may be kept and launched
 again with other addresses, which is what plans for serving do.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +45,7 @@ def run(ready: Ready, operands: Operands, sequence: Sequence) -> None:
             if step.arch in hip.ARCHS:
                 hip.launch(step, device)
             else:
-                load(step, device).bind(step.args).launch(step.grid, cuda.current_stream(device))
+                load(step, device).bind(step).launch(cuda.current_stream(device))
         if fitting.out is not operands.out:
             operands.out.copy_(fitting.out)
 
@@ -59,27 +59,29 @@ class Loaded:
     shared: int
     parameters: tuple[Parameter, ...]
     ctas: int = 1  # of a cluster, which the machine code asks for itself
-    ahead: bool = False  # see `Step`
 
-    def bind(self, args: Mapping[str, Any]) -> Bound:
-        """Parameters in memory for one set of arguments."""
-        return Bound(self, args)
+    def bind(self, step: Step) -> Bound:
+        """A step of this kernel with its parameters in memory."""
+        return Bound(self, step)
 
 
 class Bound:
-    """A kernel with its arguments, ready to launch; addresses may be replaced between launches."""
+    """A kernel with its arguments, ready to launch; addresses may be replaced between launches. To be launched by one
+    thread at a time."""
 
-    def __init__(self, kernel: Loaded, args: Mapping[str, Any]) -> None:
+    def __init__(self, kernel: Loaded, step: Step) -> None:
         self.kernel = kernel
         kinds = [kind for parameter in kernel.parameters for kind in parameter.kinds]
         self._memory = cuda.Parameters([*kinds, "ptr", "ptr"])  # the last two are Triton's scratch memory, unused
         self._places: dict[str, int] = {}
-        self._launch = cuda.launch_ahead_call() if kernel.ahead else cuda.launch_call()
         place = 0
-        for parameter, value in zip(kernel.parameters, values(kernel.parameters, args), strict=True):
+        for parameter, value in zip(kernel.parameters, values(kernel.parameters, step.args), strict=True):
             self._places[parameter.name] = place
             self._write(place, parameter, value)
             place += len(parameter.kinds)
+        x, y, z = (*step.grid, 1, 1)[:3]
+        size = ((x * kernel.ctas, y, z), kernel.threads, kernel.shared)
+        self._launch = cuda.launch_call(kernel.function, *size, self._memory.table, ahead=step.ahead)
 
     def _write(self, place: int, parameter: Parameter, value: Any) -> None:
         if parameter.kind == "map":
@@ -102,16 +104,12 @@ class Bound:
         """The ctypes cell of a scalar or pointer; write its `value` between launches."""
         return self._memory.cells[self._places[name]]
 
-    def launch(self, grid: tuple[int, ...], stream: int) -> None:
-        """Launch a grid of CTAs, or of clusters, on a stream; the kernel's device must be the current one."""
-        x, y, z = (*grid, 1, 1)[:3]
-        kernel = self.kernel
-        block = (kernel.threads, 1, 1, kernel.shared)
-        arguments = (kernel.function, x * kernel.ctas, y, z, *block, stream, self._memory.table, None)
-        code = self._launch(*arguments)
+    def launch(self, stream: int) -> None:
+        """Launch on a stream; the kernel's device must be the current one."""
+        code = self._launch(stream)
         if code == cuda.INVALID_CONTEXT:
             cuda.bind_context(cuda.current_device())
-            code = self._launch(*arguments)
+            code = self._launch(stream)
         if code:
             cuda.check(code, "kernel launch")
 
@@ -147,7 +145,7 @@ def load(step: Step, device: int) -> Loaded:
             if kernel is None:
                 function = cuda.load_function(made.cubin, made.entry, made.shared)
                 ctas = int(str(step.options.get("num_ctas", 1)))
-                kernel = _loaded[key] = Loaded(function, made.threads, made.shared, made.parameters, ctas, step.ahead)
+                kernel = _loaded[key] = Loaded(function, made.threads, made.shared, made.parameters, ctas)
     return kernel
 
 

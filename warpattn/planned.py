@@ -107,7 +107,7 @@ class Planned:
         elif not cuda.is_capturing():
             if len(self._repeats) >= STREAMS:
                 self._repeats.clear()
-            self._repeats[cuda.current_stream(self._device)] = Repeat(steps(ready, x, sequence), ready, x, sequence)
+            self._repeats[cuda.current_stream(self._device)] = Repeat.of(steps(ready, x, sequence), ready, x, sequence)
 
     def __call__(
         self, inputs: Inputs, mask: MaskProgram | None, score: ScoreProgram | None, sequence: Sequence | None

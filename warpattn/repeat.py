@@ -1,9 +1,9 @@
 """The launches of a call, kept: with other tensors of the same shapes only addresses are written again.
 
-    Repeat(steps, ready, operands, sequence) ─ loaded, bound ─▶ repeat(addresses, values): a driver call a step
+    Repeat(steps, tensors) ─ loaded, bound ─▶ repeat(addresses, values): a driver call a step
 
 Which parameter holds which tensor is seen once, by identity, in the arguments of the steps. Workspaces belong to the
-`Repeat`, so it must not run twice at a time: keep one per stream. The tensors of the call are not kept.
+`Repeat`, so one that has any must not run twice at a time: keep one per stream. The tensors of the call are not kept.
 """
 
 from __future__ import annotations
@@ -22,45 +22,46 @@ from warpattn.problem import Ready
 from warpattn.sequences import Sequence as Layout
 from warpattn.step import Step, TensorMap
 
-__all__ = ["Repeat", "tensors_of"]
-
-
-def tensors_of(x: Operands, sequence: Layout) -> tuple[Tensor | None, ...]:
-    """The tensors of a call in the order of `Repeat`'s addresses: the operands, then the sequence's indices."""
-    return (*x, *sequence.indices().values())
+__all__ = ["Repeat"]
 
 
 class Repeat:
     """The bound launches of one call."""
 
-    def __init__(self, launches: tuple[Step, ...], ready: Ready, x: Operands, sequence: Layout) -> None:
-        """`launches` are the steps of the call, whose operands must be `fitted`.
+    def __init__(self, launches: tuple[Step, ...], tensors: Sequence[Tensor | None], mask_values: int = 0) -> None:
+        """`launches` are the steps of a call on `tensors`, which must have been `fitted`, the first on the device;
+        `mask_values`: how many of a captured call's values are its mask's.
 
         LookupError if a tensor of the call cannot be told from the others.
         """
-        named = tensors_of(x, sequence)
-        given = [tensor for tensor in named if tensor is not None]
+        given = [tensor for tensor in tensors if tensor is not None]
         if len({id(tensor) for tensor in given}) < len(given):
             raise LookupError("a tensor stands for two")
-        self._device = x.q.get_device()
+        self.device = given[0].get_device()
         self._lock = threading.Lock()
         self._addresses: tuple[int, ...] = ()
-        self._bound: list[tuple[Bound, tuple[int, ...]]] = []
+        self._bound: list[Bound] = []
         self._cells: list[tuple[int, Any]] = []  # (which tensor, its cell)
         self._maps: list[tuple[int, int]] = []  # (which tensor, address of its map)
         self._captured: list[tuple[int, Any]] = []  # (which value, its cell)
         self._workspace: list[Tensor] = []
-        place = {id(tensor): i for i, tensor in enumerate(named) if tensor is not None}
-        first = {"mask_args": 0, "score_args": sum(1 + 2 * tensor.ndim for tensor in ready.mask.tensors)}
+        place = {id(tensor): i for i, tensor in enumerate(tensors) if tensor is not None}
+        first = {"mask_args": 0, "score_args": mask_values}
         for step in launches:
             if step.arch in hip.ARCHS:
                 raise LookupError("launches through HIP are not kept")
-            bound = load(step, self._device).bind(step.args)
-            self._bound.append((bound, step.grid))
+            bound = load(step, self.device).bind(step)
+            self._bound.append(bound)
             self._watch(bound, flattened(bound.kernel.parameters, step.args), place, first)
         watched = {i for i, _ in (*self._cells, *self._maps)}
         if watched != set(place.values()):
             raise LookupError("a tensor was copied")
+
+    @classmethod
+    def of(cls, launches: tuple[Step, ...], ready: Ready, x: Operands, sequence: Layout) -> Repeat:
+        """The launches of an attention call; addresses are those of its operands, then of the sequence's indices."""
+        mask_values = sum(1 + 2 * tensor.ndim for tensor in ready.mask.tensors)
+        return cls(launches, (*x, *sequence.indices().values()), mask_values)
 
     def _watch(self, bound: Bound, args: Sequence[Any], place: dict[int, int], first: dict[str, int]) -> None:
         """Note where the call's tensors, and the values of captured ones, stand among a kernel's parameters."""
@@ -81,7 +82,7 @@ class Repeat:
     def __call__(self, addresses: tuple[int, ...], values: Sequence[int]) -> None:
         """Launch on torch's current stream of the device, which must be the current one.
 
-        addresses: of `tensors_of` the call, 0 for None; values: of the captured tensors, `launcher.captured_values`.
+        addresses: of the call's tensors, 0 for None; values: of the captured ones, `launcher.captured_values`.
         """
         with self._lock:
             if addresses != self._addresses:
@@ -98,7 +99,7 @@ class Repeat:
             if values:
                 for index, cell in self._captured:
                     cell.value = values[index]
-            stream = cuda.current_stream(self._device)
-            for bound, grid in self._bound:
-                bound.launch(grid, stream)
+            stream = cuda.current_stream(self.device)
+            for bound in self._bound:
+                bound.launch(stream)
 

@@ -33,11 +33,54 @@ __all__ = ["DecodePlan", "PrefillPlan"]
 Result = Tensor | tuple[Tensor, Tensor]
 
 
+# What may not change of a tensor from step to step: shape (without the rows if they vary), strides, dtype, device,
+# whether rows vary. A plain tuple, since every step waits for `_check`, and named ones are unpacked more slowly.
+_Like = tuple[torch.Size, tuple[int, ...], torch.dtype, int, bool]
+
+
+def _like(x: Tensor, rows_vary: bool = False) -> _Like:
+    return (x.shape[1:] if rows_vary else x.shape, x.stride(), x.dtype, x.get_device(), rows_vary)
+
+
+def _check(names: tuple[str, ...], tensors: tuple[Tensor, ...], planned: tuple[_Like, ...]) -> None:
+    """AttentionError that names the first tensor that is not as planned."""
+    try:
+        for x, (shape, strides, dtype, device, rows_vary) in zip(tensors, planned, strict=True):
+            if x.shape != shape and not (rows_vary and x.shape[1:] == shape):
+                break
+            if x.stride() != strides or x.dtype is not dtype or x.get_device() != device:
+                break
+        else:
+            return
+    except (AttributeError, TypeError):  # not even a tensor
+        pass
+    for name, x, like in zip(names, tensors, planned, strict=True):
+        _refuse_other(name, x, like)
+
+
+def _refuse_other(name: str, x: object, like: _Like) -> None:
+    """AttentionError if x is not `like` it."""
+    if not isinstance(x, Tensor):
+        raise AttentionError(f"{name} is a {type(x).__name__}; {name} must be a torch.Tensor")
+    shape, strides, dtype, device, rows_vary = like
+    if _like(x, rows_vary) != like:
+        what = f"{name} has shape {tuple(x.shape)}, strides {x.stride()} and {x.dtype} on {x.device}"
+        rule = f"the plan was made for {'rows of ' if rows_vary else ''}{tuple(shape)}, strides {strides} and {dtype}"
+        raise AttentionError(f"{what}; {rule} on device {device}")
+
+
+def _check_gradients(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """AttentionError if a result would have to carry gradients."""
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        raise AttentionError("an input requires gradients; a plan has no backward: run it under torch.no_grad()")
+
+
 class _ServingPlan:
     """What both plans share: the checked call, output and LSE, the bound launches."""
 
     def __init__(self, call: Call, terms: Terms = ORDINARY) -> None:
         ready = examine(call)
+        _check_gradients(call.q, call.k, call.v)
         self._call, self._ready = call, ready
         q = call.q
         self.out = q.new_empty((*q.shape[:-1], ready.problem.dim_v))
@@ -45,19 +88,12 @@ class _ServingPlan:
         self._repeat = None if ready.backend == "reference" else self._bind(call, ready, terms)
         self._values = captured_values(captured(ready))  # the plan keeps these tensors, so they stay where they are
         self._vectors = tuple(0 if x is None else x.data_ptr() for x in (self.lse, call.sinks))
+        self._latent = is_latent(ready.problem)  # then v is a view of k
         operands, indices = call.sequence.operands(q, call.k, call.v), call.sequence.indices()
+        rows_vary = isinstance(call.sequence, Ragged)
         self._names = (*operands, *indices)
-        tensors = (*operands.values(), *indices.values())
-        # Rows of ragged batches may change from step to step.
-        self._free = [int(isinstance(call.sequence, Ragged) and i < len(operands)) for i in range(len(tensors))]
-        self._like = self._described(tensors)
-
-    def _described(self, tensors: tuple[Tensor, ...]) -> list[tuple[object, ...]]:
-        """What may not change from step to step."""
-        return [
-            (x.shape[1:] if free else x.shape, x.stride(), x.dtype, x.get_device())
-            for x, free in zip(tensors, self._free, strict=True)
-        ]
+        self._like = (*(_like(x, rows_vary) for x in operands.values()), *map(_like, indices.values()))
+        self._like_out = _like(self.out, rows_vary)
 
     def _bind(self, call: Call, ready: Ready, terms: Terms) -> Repeat:
         operands = Operands(call.q, call.k, call.v, self.out, self.lse, call.sinks)
@@ -75,32 +111,34 @@ class _ServingPlan:
         with contextlib.nullcontext() if cuda.current_device() == device else torch.cuda.device(device):
             launches = steps(ready, operands, call.sequence, terms)
             try:
-                return Repeat(launches, ready, operands, call.sequence)
+                return Repeat.of(launches, ready, operands, call.sequence)
             except LookupError as error:
                 raise AttentionError(f"the call cannot be planned: {error}; each must have its own memory") from error
 
     def _run(self, tensors: tuple[Tensor, ...], sequence: Sequence, out: Tensor | None) -> Result:
         """One step on (q, k, v, indices …)."""
+        _check(self._names, tensors, self._like)
         q, k, v, *indices = tensors
-        if self._described(tensors) != self._like:
-            self._refuse(tensors)
-        rows, lse = len(q), self.lse
-        if rows != len(self.out):
-            out = self.out[:rows] if out is None else out
-            lse = None if lse is None else lse[:, :rows]
-        out = self.out if out is None else out
+        _check_gradients(q, k, v)
+        out, lse = self._results(q, k, v, out)
         if self._repeat is None:
             self._refer(q, k, v, sequence, out, lse)
-        else:
-            q_at, k_at, v_at, out_at = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()
-            if (q_at | k_at | v_at | out_at) % ALIGNMENT:
-                raise AttentionError("a tensor starts in between; a plan's tensors must start at multiples of 16 bytes")
-            if k_at != v_at and is_latent(self._ready.problem):
-                rule = "in latent attention values are the first columns of the keys"
-                raise AttentionError(f"keys start at {k_at}, values at {v_at}; {rule}")
-            at = (q_at, k_at, v_at, out_at, *self._vectors, *(x.data_ptr() for x in indices))
-            self._repeat(at, self._values)
+            return out if lse is None else (out, lse)
+        q_at, k_at, v_at, out_at = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()
+        if (q_at | k_at | v_at | out_at) % ALIGNMENT:
+            raise AttentionError("a tensor starts in between; a plan's tensors must start at multiples of 16 bytes")
+        if self._latent and k_at != v_at:
+            rule = "in latent attention values are the first columns of the keys"
+            raise AttentionError(f"keys start at {k_at}, values at {v_at}; {rule}")
+        self._repeat((q_at, k_at, v_at, out_at, *self._vectors, *[x.data_ptr() for x in indices]), self._values)
         return out if lse is None else (out, lse)
+
+    def _results(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Output and LSE of a step: the plan's or, after a check, the caller's."""
+        if out is None:
+            return self.out, self.lse
+        _check(("out",), (out,), (self._like_out,))
+        return out, self.lse
 
     def _refer(self, q: Tensor, k: Tensor, v: Tensor, sequence: Sequence, out: Tensor, lse: Tensor | None) -> None:
         """The same by the reference."""
@@ -110,17 +148,6 @@ class _ServingPlan:
         out.copy_(result)
         if lse is not None:
             lse.copy_(found)
-
-    def _refuse(self, tensors: tuple[Tensor, ...]) -> None:
-        """Raise the AttentionError that names the first tensor that differs."""
-        for i, found in enumerate(self._described(tensors)):
-            shape, strides, dtype, device = self._like[i]
-            if found != self._like[i]:
-                x = tensors[i]
-                what = f"{self._names[i]} has shape {tuple(x.shape)}, strides {x.stride()} and {x.dtype} on {x.device}"
-                rows = "rows of " if self._free[i] else ""
-                rule = f"the plan was made for {rows}{shape}, strides {strides} and {dtype} on device {device}"
-                raise AttentionError(f"{what}; {rule}")
 
 
 class DecodePlan(_ServingPlan):
@@ -159,6 +186,7 @@ class DecodePlan(_ServingPlan):
         k, v, sequence = _cache(kv)
         call = Call(q, k, v, sequence, mask, score, sinks, scale, return_lse)
         super().__init__(call, Terms(batch_invariant, cache_settled))
+        self._paged = isinstance(kv, PagedKV)
 
     def __call__(self, q: Tensor, kv: PagedKV | tuple[Tensor, Tensor], out: Tensor | None = None) -> Result:
         """out (B, S, Hq, Dv), the plan's own or the given one; with return_lse also lse (B, Hq, S).
@@ -172,10 +200,6 @@ class DecodePlan(_ServingPlan):
             rule = "a PagedKV" if self._paged else "a pair of dense k and v"
             raise AttentionError(f"kv is a {type(kv).__name__}; the plan was made for {rule}")
         return self._run((q, k, v), sequence, out)
-
-    @property
-    def _paged(self) -> bool:
-        return isinstance(self._call.sequence, PagedKV)
 
 
 def _cache(kv: PagedKV | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, PagedKV | Dense]:
@@ -208,13 +232,26 @@ class PrefillPlan(_ServingPlan):
         return_lse: bool = False,
     ) -> None:
         super().__init__(Call(q, k, v, _ragged(seq), mask, score, sinks, scale, return_lse))
-        self._most = (len(q), len(k))
+        self._most = (q.shape[0], k.shape[0])
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, seq: Ragged, out: Tensor | None = None) -> Result:
         """out (total_q, Hq, Dv), a part of the plan's own or the given one; with return_lse also lse (Hq, total_q)."""
-        if len(q) > self._most[0] or len(k) > self._most[1]:
-            raise AttentionError(f"q has {len(q)} and k {len(k)} rows; the plan was made for up to {self._most}")
         return self._run((q, k, v, *_ragged(seq).indices().values()), seq, out)
+
+    def _results(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The first rows of the plan's, as many as q has, or the caller's output."""
+        rows, keys = q.shape[0], k.shape[0]
+        if rows > self._most[0] or keys > self._most[1]:
+            raise AttentionError(f"q has {rows} and k {keys} rows; the plan was made for up to {self._most}")
+        if v.shape[0] != keys:
+            raise AttentionError(f"v has {v.shape[0]} rows; v must have as many as k, {keys}")
+        result, lse = super()._results(q, k, v, out)
+        if rows < self._most[0]:
+            result = result[:rows] if out is None else result
+            lse = None if lse is None else lse[:, :rows]
+        if result.shape[0] != rows:
+            raise AttentionError(f"out has {result.shape[0]} rows; out must have as many as q, {rows}")
+        return result, lse
 
 
 def _ragged(seq: object) -> Ragged:

@@ -69,15 +69,15 @@ class Launched:
         choice = choose(ready.problem, ARCHS["sm90"], ctas=ctas, terms=Terms(batch_invariant=case.invariant))
         operands = Operands(self.q, self.k, self.v, self.out, self.lse, self.sinks)
         self.steps = steps(ready, operands, sequence, choice)
-        self._bound = [dispatch.load(step, 0).bind(step.args) for step in self.steps]
+        self._bound = [dispatch.load(step, 0).bind(step) for step in self.steps]
 
     def __call__(self) -> tuple[Tensor, Tensor]:
         from warpattn import cuda
 
         self.out.fill_(float("nan"))
         self.lse.fill_(float("nan"))
-        for bound, step in zip(self._bound, self.steps, strict=True):
-            bound.launch(step.grid, cuda.current_stream(0))
+        for bound in self._bound:
+            bound.launch(cuda.current_stream(0))
         return self.out, self.lse
 
     def check(self) -> None:

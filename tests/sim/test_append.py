@@ -1,15 +1,12 @@
 """append_paged: torch against a loop in plain Python, the kernel in the simulator against torch, and bad input."""
 
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
-from warpattn import append, cuda, dispatch, hip
 from warpattn.append import append_paged
-from warpattn.backends import Chip
 from warpattn.check import AttentionError
 from warpattn.kernels.cache.append_steps import append_steps
 from warpattn.sequences import PagedKV
@@ -136,19 +133,6 @@ def test_on_hopper_attention_may_come_early(arch, monkeypatch):
     linked.cache_clear()
     assert events.count("leave") == (len(LENGTHS) if arch == "sm90" else 0)
     assert (events[0] == "leave") == (arch == "sm90")
-
-
-@pytest.mark.parametrize("arch", ARCHS)
-def test_a_card_gets_the_kernel_of_its_architecture(arch, monkeypatch):
-    launched = []
-    card = SimpleNamespace(bind=lambda args: SimpleNamespace(launch=lambda grid, stream: None))
-    monkeypatch.setattr(append, "chip_of", lambda device: Chip(arch, arch))
-    monkeypatch.setattr(hip, "launch", lambda step, device: launched.append(step))
-    monkeypatch.setattr(dispatch, "load", lambda step, device: launched.append(step) or card)
-    monkeypatch.setattr(cuda, "current_stream", lambda device: 0)
-    kv, k_new, v_new = inputs()
-    append._launch(kv, k_new, v_new, None, False)
-    assert [step.arch for step in launched] == [arch] and launched[0].name == f"{arch}.append"
 
 
 def test_other_devices_are_refused():

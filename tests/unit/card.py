@@ -42,8 +42,10 @@ class Card:
     bound: int = 0
     lock: Any = field(default_factory=threading.Lock)
 
-    def launch(self, function: int, *rest: Any) -> int:
-        *_, stream, table, _ = rest
+    def launch_call(self, function: int, grid: tuple[int, int, int], threads: int, shared: int, table: Any) -> Any:
+        return lambda stream: self.launch(stream, grid, table)
+
+    def launch(self, stream: int, grid: tuple[int, int, int], table: Any) -> int:
         if self.errors:
             return self.errors.pop()
         maps = [ctypes.c_uint64.from_address(table[i * 9]).value for i in range(4)]
@@ -58,7 +60,7 @@ class Card:
             "shape": [ctypes.c_int32.from_address(x).value for x in table[SHAPE]],
             "captured": captured,
             "stream": stream,
-            "grid": rest[0],
+            "grid": grid[0],
         }
         ctypes.memset(maps[3], 0x40, self.sizes[table[27]])
         with self.lock:
@@ -93,7 +95,7 @@ def make_card(monkeypatch: pytest.MonkeyPatch) -> Card:
         return problem.examine(call, read_values)
 
     for owner, name, value in (
-        (cuda, "launch_call", lambda: card.launch),
+        (cuda, "launch_call", card.launch_call),
         (cuda, "replace_address_call", lambda: card.replace),
         (cuda, "load_function", lambda *_: 77),
         (cuda, "bind_context", card.bind),

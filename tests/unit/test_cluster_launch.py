@@ -40,7 +40,7 @@ def test_the_grid_of_a_pair_counts_clusters() -> None:
 
 def test_a_pair_reaches_the_driver(driver: Driver) -> None:  # noqa: F811
     step = pair_step(1100, 3)
-    dispatch.load(step, -1).bind(step.args).launch(step.grid, 5)
+    dispatch.load(step, -1).bind(step).launch(5)
     (launched,) = driver.launches
     assert launched[1:4] == (6, 3, 2), "CTAs"
     boxes = [layout.box for layout in driver.maps]

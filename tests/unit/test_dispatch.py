@@ -36,13 +36,14 @@ class Driver:
 def driver(monkeypatch):
     found = Driver()
 
-    def launch(*arguments):
-        found.launches.append(arguments)
-        return 0
+    def launch_call(function, grid, threads, shared, table, *, ahead=False):
+        def launch(stream):
+            if ahead:
+                found.ahead.append(len(found.launches))
+            found.launches.append((function, *grid, threads, shared, stream))
+            return 0
 
-    def launched_ahead(*arguments):
-        found.ahead.append(len(found.launches))
-        return launch(*arguments)
+        return launch
 
     def replaced(target, address):
         found.replaced.append(address)
@@ -53,8 +54,7 @@ def driver(monkeypatch):
         return SimpleNamespace(metadata=metadata, asm={"cubin": b"code"}, src=step.source())
 
     for owner, name, value in (
-        (cuda, "launch_call", lambda: launch),
-        (cuda, "launch_ahead_call", lambda: launched_ahead),
+        (cuda, "launch_call", launch_call),
         (cuda, "replace_address_call", lambda: replaced),
         (cuda, "load_function", lambda *_: 77),
         (cuda, "bind_context", lambda device: None),
@@ -105,7 +105,7 @@ def test_every_kernel_reaches_the_driver(arch, kind, queries, driver):
     assert driver.ahead == [i for i, step in enumerate(wanted) if step.ahead]
     assert [step.ahead for step in wanted] == [arch == "sm90" and queries == 1] * len(wanted), "decode"
     for launch in driver.launches:
-        assert launch[0] == 77 and launch[4:8] == (256, 1, 1, 1000) and launch[8] == 5
+        assert launch[0] == 77 and launch[4:] == (256, 1000, 5)
     maps = [value for step in wanted for value in abi.parameters(step.source().signature) if value.kind == "map"]
     assert [layout.box[:-1] for layout in driver.maps] == [parameter.box[:-1] for parameter in maps]
     for layout in driver.maps:
@@ -117,7 +117,7 @@ def test_every_kernel_reaches_the_driver(arch, kind, queries, driver):
 def test_kept_launches_only_write_addresses(kind, queries, driver):
     ready, x, sequence = prepared("sm90", call(kind, queries))
     launches = steps(ready, x, sequence)
-    repeat = Repeat(launches, ready, x, sequence)
+    repeat = Repeat.of(launches, ready, x, sequence)
     encoded = len(driver.maps)
     at = tuple(range(16, 16 * 20, 16))[: 6 + len(sequence.indices())]
     values = list(range(100, 100 + sum(1 + 2 * t.ndim for t in ready.mask.tensors)))
@@ -132,7 +132,7 @@ def test_tensors_that_cannot_be_told_apart_are_not_kept(driver):
     asked = call("dense", 1)
     ready, x, sequence = prepared("sm90", replace(asked, v=asked.k))
     with pytest.raises(LookupError, match="stands for two"):
-        Repeat(steps(ready, x, sequence), ready, x, sequence)
+        Repeat.of(steps(ready, x, sequence), ready, x, sequence)
 
 
 def test_a_plan_for_serving_launches_what_a_call_would(driver, monkeypatch):
@@ -174,29 +174,29 @@ def test_a_step_of_a_plan_allocates_nothing(kind, lse, driver, monkeypatch):
     assert launched and len(driver.launches) == 2 * launched
 
 
-def test_a_launch_ahead_is_told_to_the_driver(monkeypatch):
-    """cuLaunchKernelEx gets the sizes, the stream and one attribute: programmatic stream serialization, allowed."""
+@pytest.mark.parametrize("ahead", [False, True])
+def test_what_the_driver_is_told(ahead, monkeypatch):
+    """cuLaunchKernelEx gets the sizes, the stream and, ahead, one attribute: programmatic stream serialization."""
     seen = []
 
     def launch(at, function, table, extra):
         sizes = list((ctypes.c_uint * 7).from_address(at))
         stream, attributes = (ctypes.c_void_p * 2).from_address(at + 32)
         count = ctypes.c_uint.from_address(at + 48).value
-        seen.append((sizes, stream, list((ctypes.c_int * 3).from_address(attributes)), count, function, table, extra))
+        allowed = [list((ctypes.c_int * 3).from_address(attributes + 72 * i)) for i in range(count)]
+        seen.append((sizes, stream, allowed, function, table, extra))
         return 3
 
     monkeypatch.setattr(cuda, "driver", lambda: SimpleNamespace(cuLaunchKernelEx=launch))
-    call = cuda.launch_ahead_call()
-    assert call(77, 4, 2, 1, 160, 1, 1, 1000, 5, 9, None) == 3
-    assert call(77, 8, 1, 1, 160, 1, 1, 1000, 0, 9, None) == 3
-    assert seen[0] == ([4, 2, 1, 160, 1, 1, 1000], 5, [6, 0, 1], 1, 77, 9, None)
-    assert seen[1][:2] == ([8, 1, 1, 160, 1, 1, 1000], None)
+    call = cuda.launch_call(77, (4, 2, 1), 160, 1000, 9, ahead=ahead)
+    assert call(5) == call(0) == 3
+    told = ([4, 2, 1, 160, 1, 1, 1000], 5, [[6, 0, 1]] if ahead else [], 77, 9, None)
+    assert seen == [told, (told[0], None, *told[2:])]
 
 
 def test_a_failed_launch_is_an_error(driver, monkeypatch):
     ready, x, sequence = prepared("sm90", call("paged", 1))
-    for name in ("launch_call", "launch_ahead_call"):
-        monkeypatch.setattr(cuda, name, lambda: lambda *arguments: 9)
+    monkeypatch.setattr(cuda, "launch_call", lambda *_, ahead: lambda stream: 9)
     monkeypatch.setattr(cuda, "driver", lambda: SimpleNamespace(cuGetErrorString=lambda code, text: None))
     with pytest.raises(RuntimeError, match="kernel launch failed with CUDA error 9"):
         dispatch.run(ready, x, sequence)

@@ -33,21 +33,61 @@ def test_an_output_of_the_caller():
     assert torch.allclose(out, wa.attention_paged(q, kv), atol=1e-6)
 
 
-def test_a_prefill_plan_takes_fewer_rows():
-    def step(*lengths: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, wa.Ragged]:
-        total = sum(lengths)
-        cu = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
-        return torch.randn(total, 4, 16), torch.randn(total, 2, 16), torch.randn(total, 2, 16), wa.Ragged(cu)
+@pytest.mark.parametrize(
+    ("out", "words"),
+    [
+        (torch.empty(2, 1, 4, 23), r"out has shape \(2, 1, 4, 23\).*made for \(2, 1, 4, 24\)"),
+        (torch.empty(1, 1, 4, 24), "out has shape"),
+        (torch.empty(2, 1, 4, 24).half(), "torch.float16.*and torch.float32"),
+        (torch.empty(2, 4, 1, 24).transpose(1, 2), "strides"),
+        (torch.empty(1, 1, 4, 24).expand(2, 1, 4, 24), "strides"),
+        ([1.0], "out is a list; out must be a torch.Tensor"),
+    ],
+)
+def test_an_output_that_is_not_as_planned_is_refused(out, words):
+    q, kv = torch.randn(2, 1, 4, 16), cache()
+    with pytest.raises(wa.AttentionError, match=f"^{words}" if words.startswith("out") else words):
+        wa.DecodePlan(q, kv)(q, kv, out)
 
-    plan = wa.PrefillPlan(*step(20, 12), mask=wa.Causal(), return_lse=True)
+
+def test_gradients_are_refused():
+    q, kv = torch.randn(2, 1, 4, 16), cache()
+    plan, asking = wa.DecodePlan(q, kv), q.clone().requires_grad_()
+    for attempt in (lambda: plan(asking, kv), lambda: wa.DecodePlan(asking, kv)):
+        with pytest.raises(wa.AttentionError, match="an input requires gradients; a plan has no backward"):
+            attempt()
+    with torch.no_grad():
+        assert torch.equal(plan(asking, kv), plan(q, kv))
+
+
+def ragged(*lengths: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, wa.Ragged]:
+    """q, k, v of 4 and 2 heads, head dim 16, laid end to end."""
+    total = sum(lengths)
+    cu = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
+    return torch.randn(total, 4, 16), torch.randn(total, 2, 16), torch.randn(total, 2, 16), wa.Ragged(cu)
+
+
+def test_a_prefill_plan_takes_fewer_rows():
+    plan = wa.PrefillPlan(*ragged(20, 12), mask=wa.Causal(), return_lse=True)
     for lengths in ((20, 12), (3, 0), (1, 30)):
-        inputs = step(*lengths)
+        inputs = ragged(*lengths)
         plan.out.fill_(torch.nan)
         out, lse = plan(*inputs)
         wanted, wanted_lse = wa.attention_varlen(*inputs, mask=wa.Causal(), return_lse=True)
         assert torch.allclose(out, wanted, atol=1e-6) and torch.allclose(lse, wanted_lse, atol=1e-6)
     with pytest.raises(wa.AttentionError, match="q has 40 and k 40 rows; the plan was made for up to"):
-        plan(*step(20, 20))
+        plan(*ragged(20, 20))
+    q, k, v, seq = ragged(3, 4)
+    with pytest.raises(wa.AttentionError, match="v has 6 rows; v must have as many as k, 7"):
+        plan(q, k, v[:6], seq)
+    with pytest.raises(wa.AttentionError, match="out has 6 rows; out must have as many as q, 7"):
+        plan(q, k, v, seq, torch.empty(6, 4, 16))
+    with pytest.raises(wa.AttentionError, match=r"k has shape \(7, 1, 16\).*made for rows of \(2, 16\)"):
+        plan(q, k[:, :1], v, seq)
+    out = torch.empty(7, 4, 16)
+    result, lse = plan(q, k, v, seq, out)
+    assert result is out and lse.shape == (4, 7)
+    assert torch.allclose(out, wa.attention_varlen(q, k, v, seq, mask=wa.Causal()), atol=1e-6)
 
 
 def test_a_dense_cache():
@@ -99,6 +139,16 @@ def test_only_true_is_a_promise(name, value):
     q, kv = torch.randn(2, 1, 4, 16), cache()
     with pytest.raises(wa.AttentionError, match=f"^{name} is {value!r}; {name} must be True or False$"):
         wa.DecodePlan(q, kv, **{name: value})
+
+
+@pytest.mark.parametrize("q", [None, [[1.0]], 3])
+def test_queries_that_are_no_tensor(q):
+    query, kv = torch.randn(2, 1, 4, 16), cache()
+    with pytest.raises(wa.AttentionError, match=r"^q is a \w+; q must be a torch.Tensor$"):
+        wa.DecodePlan(query, kv)(q, kv)
+    inputs = ragged(3, 4)
+    with pytest.raises(wa.AttentionError, match=r"^q is a \w+; q must be a torch.Tensor$"):
+        wa.PrefillPlan(*inputs)(q, *inputs[1:])
 
 
 def test_bad_input_is_refused_when_the_plan_is_made():

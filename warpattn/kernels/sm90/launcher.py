@@ -75,8 +75,8 @@ class PrefillLauncher:
         self._lock = threading.Lock()
         self._maps = [self._parameters.address(i * len(_MAP_KINDS)) for i in range(_MAPS)]
         self._addresses: tuple[int, ...] = ()  # what the maps hold
-        self._launch_args = (function, grid, 1, 1, threads, 1, 1, shared)
-        self._launch, self._replace = cuda.launch_call(), cuda.replace_address_call()
+        self._launch = cuda.launch_call(function, (grid, 1, 1), threads, shared, self._parameters.table)
+        self._replace = cuda.replace_address_call()
 
     def describe(self, tensors: Sequence[Tensor], config: SM90Config, shape: Shape) -> None:
         """Encode the tensor maps of q, k, v, o and the problem's integers."""
@@ -110,10 +110,9 @@ class PrefillLauncher:
             if captured:
                 for cell, value in zip(self._captured, captured, strict=True):
                     cell.value = value
-            arguments = (*self._launch_args, stream, self._parameters.table, None)
-            code |= self._launch(*arguments)
+            code |= self._launch(stream)
             if code == cuda.INVALID_CONTEXT:
                 cuda.bind_context(cuda.current_device())
-                code = self._launch(*arguments)
+                code = self._launch(stream)
         if code:
             cuda.check(code, "launch of the sm_90 prefill kernel")
