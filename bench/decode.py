@@ -2,9 +2,10 @@
 
 One query token a sequence, keys dense or in shuffled pages, every call in a CUDA graph, peers interleaved as in
 `bench.run`. A variant of the kernel is a peer of its own: `--variant ctas=2 --variant block_n=64,stages=6` times the
-chosen configuration and these fields beside it. Inputs take turns until they are forty times as large as L2 of an H200
-or there are 16 sets, so that reading is what is timed; the peer `read` does nothing else. Without a GPU, a few small
-cases run with the reference.
+chosen configuration and these fields beside it. Calls take turns as the layers of a model do: each has keys and values
+of its own, all have one table and, where a peer plans, one plan. There are so many layers that they are forty times as
+large as L2 of an H200, or 16, so that reading is what is timed; the peer `read` does nothing else. Without a GPU, a few
+small cases run with the reference.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ import torch
 from torch import Tensor
 
 from bench import record, timing
-from bench.decode_cases import Case, Inputs, cases, make, smoke_cases
+from bench.decode_cases import Case, Inputs, cases, make_layers, smoke_cases
 from bench.decode_peers import EVERY, OWN, Peer, peers
 from bench.inputs import default_device
 from bench.peers.adapter import Unsupported, first_line
 
-COLD = 2 << 30  # bytes of inputs used in turn: keys asked for in L2 must be gone before they are asked for again
-MAX_SETS = 16
+COLD = 2 << 30  # bytes of layers used in turn: keys asked for in L2 must be gone before they are asked for again
+MOST_LAYERS = 16
 
 
 def expected(x: Inputs) -> tuple[Tensor, float]:
@@ -50,15 +51,15 @@ def _attend(x: Inputs, b: int, dtype: torch.dtype) -> Tensor:
 def run_case(case: Case, usable: Sequence[Peer], rounds: int, seed: int) -> dict[str, Any]:
     """Checks and times every peer on one case; one entry of the record's `cases`."""
     device = default_device()
-    sets = min(MAX_SETS, max(1, -(-COLD // case.bytes()))) if device.type == "cuda" else 1
-    inputs = [make(case, device, seed + i) for i in range(sets)]
-    want, limit = expected(inputs[0])
+    count = min(MOST_LAYERS, max(1, -(-COLD // case.bytes()))) if device.type == "cuda" else 1
+    layers = make_layers(case, device, seed, count)
+    want, limit = expected(layers[0])
     results: dict[str, dict[str, Any]] = {}
     samples: dict[str, timing.Sample] = {}
     for peer in usable:
         result = results[peer.name] = {"status": "timed", "reason": None, "error": None, "speed": None}
         try:
-            calls = [peer.prepare(x) for x in inputs]
+            calls = peer.prepare(layers)
             if peer.attends:
                 result["error"] = (calls[0]().float() - want).abs().max().item()
                 if not result["error"] <= limit:  # also refuses NaN
@@ -78,7 +79,7 @@ def run_case(case: Case, usable: Sequence[Peer], rounds: int, seed: int) -> dict
             "ms": summary.asdict(), "tb_s": case.bytes() / (summary.median * 1e9), "speed": ratio,
         }  # fmt: skip
     group = "mla" if case.dim_v else "decode"
-    return {"group": group, "case": asdict(case), "bytes": case.bytes(), "sets": sets, "results": results}
+    return {"group": group, "case": asdict(case), "bytes": case.bytes(), "sets": count, "results": results}
 
 
 def render(found: record.Record) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -110,6 +110,12 @@ def make(case: Case, device: torch.device, seed: int) -> Inputs:
         table[b, : len(pages)] = pages
     shape = (sum(counts), case.page, case.heads_kv, case.dim)
     return Inputs(case, q, *keys_and_values(case, draw, *shape), table, lengths)
+
+
+def make_layers(case: Case, device: torch.device, seed: int, count: int) -> list[Inputs]:
+    """Inputs of the layers of a model: queries, keys and values of their own, one table and one tensor of lengths."""
+    layers = [make(case, device, seed + i) for i in range(count)]
+    return [replace(x, table=layers[0].table, lengths=layers[0].lengths) for x in layers]
 
 
 def keys_and_values(case: Case, draw: Callable[..., Tensor], *shape: int) -> tuple[Tensor, Tensor]:

@@ -3,59 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from bench.decode_cases import Inputs
+from bench.decode_own import own_calls
 from bench.peers.adapter import Call, Unsupported, cannot_import, no_gpu, version_of
 
 OWN = "warpattn"
 EVERY = (OWN, "read", "cudnn", "flashinfer", "flashinfer-tc", "fa4")
 FLASHINFER_WORKSPACE = 256 << 20
-
-
-def own_call(x: Inputs, fields: dict[str, int]) -> Call:
-    """The decode kernel with `fields` of its configuration set, bound once; on a CPU the public call."""
-    import warpattn as wa
-    from warpattn.problem import Call as Asked
-    from warpattn.problem import examine
-    from warpattn.sequences import Dense, PagedKV
-
-    sequence = Dense() if x.table is None else PagedKV(x.k, x.v, x.table, x.lengths)
-    if x.q.device.type == "cpu":
-        if isinstance(sequence, PagedKV):
-            return lambda: wa.attention_paged(x.q, sequence)
-        return lambda: wa.attention(x.q, x.k, x.v)
-
-    from warpattn import cuda, dispatch
-    from warpattn.kernels.sm90 import decode_steps
-    from warpattn.kernels.sm90.decode_config import deepest
-    from warpattn.operands import Operands
-    from warpattn.step import Terms
-    from warpattn.target import ARCHS
-
-    ready = examine(Asked(x.q, x.k, x.v, sequence, backend="reference"), read_values=False)
-    fields = dict(fields)
-    grid = fields.pop("grid", 0)
-    terms = Terms(bool(fields.pop("invariant", 0)), bool(fields.pop("settled", 0)))
-    choice = decode_steps.choose(ready.problem, ARCHS["sm90"], ctas=fields.pop("ctas", None), terms=terms)
-    choice = replace(choice, grid=(grid,)) if grid else choice
-    config = replace(choice.config, **fields)
-    config = replace(config, stages=deepest(config)) if "block_n" in fields and "stages" not in fields else config
-    out = x.q.new_empty((*x.q.shape[:-1], x.v.shape[-1]))
-    operands = Operands(x.q, x.k, x.v, out, None, None)
-    steps = decode_steps.steps(ready, operands, sequence, replace(choice, config=config))
-    device = x.q.get_device()
-    bound = [dispatch.load(step, device).bind(step) for step in steps]
-
-    def call() -> Tensor:
-        for launch in bound:
-            launch.launch(cuda.current_stream(device))
-        return out
-
-    return call
 
 
 def cudnn_call(x: Inputs) -> Call:
@@ -74,15 +34,16 @@ def cudnn_call(x: Inputs) -> Call:
     return call
 
 
-def flashinfer_call(x: Inputs, tensor_cores: bool) -> Call:
-    """FlashInfer's batch decode through pages."""
+def flashinfer_calls(layers: Sequence[Inputs], tensor_cores: bool) -> list[Call]:
+    """FlashInfer's batch decode through pages, planned once for all layers."""
     import flashinfer
 
+    x = layers[0]
     case = x.case
     if x.table is None or case.tokens > 1:
         raise Unsupported("its batch decode takes one token and pages")
     if case.dim_v:
-        return flashinfer_latent_call(x, x.table, "fa3" if tensor_cores else "fa2")
+        return flashinfer_latent_calls(layers, x.table, "fa3" if tensor_cores else "fa2")
     counts = [-(-length // case.page) for length in case.lengths]
     host = torch.tensor([0, *counts], dtype=torch.int32)
     pages = torch.cat([x.table[b, :count] for b, count in enumerate(counts)])
@@ -93,14 +54,14 @@ def flashinfer_call(x: Inputs, tensor_cores: bool) -> Call:
         host.cumsum(0).to(torch.int32).to(x.q.device), pages, last.to(x.q.device), case.heads_q, case.heads_kv,
         case.dim, case.page, q_data_type=x.q.dtype, kv_data_type=x.k.dtype,
     )  # fmt: skip
-    q = x.q.flatten(0, 1)
-    return lambda: wrapper.run(q, (x.k, x.v)).view_as(x.q)
+    return [lambda x=x: wrapper.run(x.q.flatten(0, 1), (x.k, x.v)).view_as(x.q) for x in layers]
 
 
-def flashinfer_latent_call(x: Inputs, table: Tensor, backend: str) -> Call:
+def flashinfer_latent_calls(layers: Sequence[Inputs], table: Tensor, backend: str) -> list[Call]:
     """FlashInfer's latent attention, with latents and rotary parts in caches of their own as it wants them."""
     import flashinfer
 
+    x = layers[0]
     case = x.case
     counts = [-(-length // case.page) for length in case.lengths]
     buffer = torch.empty(FLASHINFER_WORKSPACE, dtype=torch.uint8, device=x.q.device)
@@ -112,9 +73,13 @@ def flashinfer_latent_call(x: Inputs, table: Tensor, backend: str) -> Call:
         queries, pages, used, x.lengths, case.heads_q, case.dim_v, case.dim - case.dim_v, case.page, False,
         case.dim**-0.5, x.q.dtype, x.k.dtype,
     )  # fmt: skip
-    q, k = x.q.flatten(0, 1), x.k.flatten(2)
-    parts = [part.contiguous() for y in (q, k) for part in (y[..., : case.dim_v], y[..., case.dim_v :])]
-    return lambda: wrapper.run(*parts).unsqueeze(1)
+
+    def call(x: Inputs) -> Call:
+        q, k = x.q.flatten(0, 1), x.k.flatten(2)
+        parts = [part.contiguous() for y in (q, k) for part in (y[..., : case.dim_v], y[..., case.dim_v :])]
+        return lambda: wrapper.run(*parts).unsqueeze(1)
+
+    return [call(x) for x in layers]
 
 
 def fa4_call(x: Inputs) -> Call:
@@ -149,32 +114,35 @@ def read_call(x: Inputs) -> Call:
 
 @dataclass(frozen=True)
 class Peer:
-    """A name, how to make a call, why it cannot run here (or None), its version, and whether it attends at all."""
+    """A name, how to make calls of the layers, why it cannot run here (or None), its version, whether it attends."""
 
     name: str
-    prepare: Callable[[Inputs], Call]
+    prepare: Callable[[Sequence[Inputs]], list[Call]]
     reason: str | None
     version: str
     attends: bool = True
 
 
+def each(prepare: Callable[[Inputs], Call]) -> Callable[[Sequence[Inputs]], list[Call]]:
+    """For peers that plan nothing ahead: every layer by itself."""
+    return lambda layers: [prepare(x) for x in layers]
+
+
 def peers(names: Sequence[str], variants: Sequence[str]) -> list[Peer]:
     """The peers of these names, and warpattn's variants."""
     own = version_of("warpattn", "triton")
-    infer = no_gpu() or cannot_import("flashinfer")
+    infer, infer_version = no_gpu() or cannot_import("flashinfer"), version_of("flashinfer-python")
     flash = no_gpu() or cannot_import("flash_attn.cute.interface")
     known = {
-        "read": Peer("read", read_call, no_gpu(), own, attends=False),
-        OWN: Peer(OWN, lambda x: own_call(x, {}), None, own),
-        "cudnn": Peer("cudnn", cudnn_call, no_gpu(), f"cuDNN {torch.backends.cudnn.version()}"),
-        "flashinfer": Peer("flashinfer", lambda x: flashinfer_call(x, False), infer, version_of("flashinfer-python")),
-        "flashinfer-tc": Peer(
-            "flashinfer-tc", lambda x: flashinfer_call(x, True), infer, version_of("flashinfer-python")
-        ),
-        "fa4": Peer("fa4", fa4_call, flash, version_of("flash-attn-4", "nvidia-cutlass-dsl")),
+        "read": Peer("read", each(read_call), no_gpu(), own, attends=False),
+        OWN: Peer(OWN, partial(own_calls, fields={}), None, own),
+        "cudnn": Peer("cudnn", each(cudnn_call), no_gpu(), f"cuDNN {torch.backends.cudnn.version()}"),
+        "flashinfer": Peer("flashinfer", partial(flashinfer_calls, tensor_cores=False), infer, infer_version),
+        "flashinfer-tc": Peer("flashinfer-tc", partial(flashinfer_calls, tensor_cores=True), infer, infer_version),
+        "fa4": Peer("fa4", each(fa4_call), flash, version_of("flash-attn-4", "nvidia-cutlass-dsl")),
     }
     found = [known[name] for name in names]
     for text in variants:
         fields = {key: int(value) for key, value in (part.split("=") for part in text.split(","))}
-        found.append(Peer(f"{OWN}:{text}", lambda x, fields=fields: own_call(x, fields), no_gpu(), own))
+        found.append(Peer(f"{OWN}:{text}", partial(own_calls, fields=fields), no_gpu(), own))
     return found

@@ -202,6 +202,37 @@ def test_attention_right_behind_append(page, dim):
         assert torch.equal(outs, alone)
 
 
+@pytest.mark.parametrize("settled", [False, True])
+@pytest.mark.parametrize("lengths", [(130, 4000, 64, 1), (16000,), (700,) * 40])
+@pytest.mark.parametrize("page", [0, 3, 16])
+def test_one_plan_for_all_layers(page, lengths, settled):
+    """A graph of layers with caches of their own, one right behind the other on one workspace: each comes before the
+    one in front has ended. Results have the bits of the same layers run alone."""
+    case = Decode(lengths if page else (max(lengths),) * len(lengths), page=page, heads=32, heads_kv=8, dim=128)
+    layers = []
+    for seed in range(8):
+        q, caches, kv, _ = tensors(replace(case, seed=seed))
+        if page:
+            caches = (kv.k_pages, kv.v_pages, kv.block_table, kv.lengths)
+        layers.append((q.cuda(), PagedKV(*(x.cuda() for x in caches)) if page else tuple(x.cuda() for x in caches)))
+    plan = DecodePlan(*layers[0], cache_settled=settled)
+    outs = torch.zeros(len(layers), *layers[0][0].shape, device="cuda", dtype=layers[0][0].dtype)
+    for (q, kv), out in zip(layers, outs, strict=True):
+        plan(q, kv, out)
+        torch.cuda.synchronize()
+        want = reference(q, *((kv.k_pages, kv.v_pages) if page else kv), sequence=kv if page else Dense())[0]
+        assert error(out.float(), want.float()) < 2e-2
+    alone = outs.clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for (q, kv), out in zip(layers, outs, strict=True):
+            plan(q, kv, out)
+    for _ in range(30):
+        outs.zero_()
+        graph.replay()
+        assert torch.equal(outs, alone)
+
+
 def test_batch_invariance():
     alone = Launched(Decode((9000,), page=64, heads=32, heads_kv=8, dim=128, invariant=True))
     q, (k, v), _, _ = tensors(alone.case)

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from bench import decode, decode_peers
+from bench import decode, decode_cases, decode_peers
 from bench.peers.adapter import Unsupported
 
 
@@ -26,28 +26,35 @@ def test_the_required_cases_are_there():
 
 def test_pages_hold_what_the_table_says():
     case = decode.Case("x", (37, 1, 64), 4, 2, page=16, dim=32)
-    x = decode.make(case, torch.device("cpu"), 3)
+    x = decode_cases.make(case, torch.device("cpu"), 3)
     assert x.table is not None and x.k.shape == (3 + 1 + 4, 16, 2, 32)
     used = [int(page) for b, pages in enumerate((3, 1, 4)) for page in x.table[b, :pages]]
     assert sorted(used) == list(range(8)) and used != sorted(used)
     assert torch.equal(x.sequence(0)[0][32:], x.k[int(x.table[0, 2]), :5])
 
 
+def test_layers_share_a_table_and_nothing_else():
+    layers = decode_cases.make_layers(decode_cases.smoke_cases()[1], torch.device("cpu"), 0, 3)
+    assert len({id(x.table) for x in layers}) == len({id(x.lengths) for x in layers}) == 1
+    for name in ("q", "k", "v"):
+        assert len({getattr(x, name).sum().item() for x in layers}) == 3
+
+
 def test_latent_values_are_columns_of_the_keys():
     case = next(case for case in decode.smoke_cases() if case.dim_v)
-    x = decode.make(case, torch.device("cpu"), 0)
+    x = decode_cases.make(case, torch.device("cpu"), 0)
     assert x.v.data_ptr() == x.k.data_ptr() and x.v.shape == (4, 64, 1, 512)
     assert case.bytes() == 2 * 137 * 576
 
 
 def test_a_wrong_output_is_not_timed(monkeypatch):
-    monkeypatch.setattr(decode_peers, "own_call", lambda x, fields: lambda: torch.zeros_like(x.q))
+    monkeypatch.setattr(decode_peers, "own_calls", lambda layers, fields: [lambda: torch.zeros_like(layers[0].q)])
     entry = decode.run_case(decode.smoke_cases()[0], decode.peers(["warpattn"], []), 1, 0)
     assert entry["results"]["warpattn"]["status"] == "wrong"
 
 
 def test_the_reader_refuses_what_it_cannot_read_whole():
-    x = decode.make(decode.Case("x", (300, 300), 4, 2), torch.device("cpu"), 0)
+    x = decode_cases.make(decode.Case("x", (300, 300), 4, 2), torch.device("cpu"), 0)
     with pytest.raises(Unsupported, match="multiple of 128"):
         decode_peers.read_call(x)
 

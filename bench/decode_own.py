@@ -1,0 +1,64 @@
+"""warpattn in `bench.decode`: one plan for all layers, as it is made or with other fields of its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from torch import Tensor
+
+import warpattn as wa
+from bench.decode_cases import Inputs
+from bench.peers.adapter import Call
+from warpattn.kernels.sm90 import decode_steps
+from warpattn.kernels.sm90.decode_config import deepest
+from warpattn.operands import Operands
+from warpattn.problem import Call as Asked
+from warpattn.problem import examine
+from warpattn.repeat import Repeat
+from warpattn.sequences import Dense, PagedKV
+from warpattn.sequences import Sequence as Layout
+from warpattn.step import Terms
+from warpattn.target import ARCHS
+
+
+def own_calls(layers: Sequence[Inputs], fields: dict[str, int]) -> list[Call]:
+    """The decode kernel with `fields` of its configuration set, planned once for all layers, as a `DecodePlan` is; on a
+    CPU the public call."""
+    first = layers[0]
+    if first.q.device.type == "cpu":
+        return [public_call(x) for x in layers]
+    sequence = sequence_of(first)
+    ready = examine(Asked(first.q, first.k, first.v, sequence, backend="reference"), read_values=False)
+    fields = dict(fields)
+    grid = fields.pop("grid", 0)
+    terms = Terms(bool(fields.pop("invariant", 0)), bool(fields.pop("settled", 0)))
+    choice = decode_steps.choose(ready.problem, ARCHS["sm90"], ctas=fields.pop("ctas", None), terms=terms)
+    choice = replace(choice, grid=(grid,)) if grid else choice
+    config = replace(choice.config, **fields)
+    config = replace(config, stages=deepest(config)) if "block_n" in fields and "stages" not in fields else config
+    out = first.q.new_empty((*first.q.shape[:-1], first.v.shape[-1]))
+    operands = Operands(first.q, first.k, first.v, out, None, None)
+    steps = decode_steps.steps(ready, operands, sequence, replace(choice, config=config))
+    repeat = Repeat.of(steps, ready, operands, sequence)
+
+    def call(x: Inputs) -> Tensor:
+        indices = sequence_of(x).indices().values()
+        repeat((*(t.data_ptr() for t in (x.q, x.k, x.v, out)), 0, 0, *(t.data_ptr() for t in indices)), ())
+        return out
+
+    return [partial(call, x) for x in layers]
+
+
+def sequence_of(x: Inputs) -> Layout:
+    """How the sequences lie in the keys."""
+    return Dense() if x.table is None else PagedKV(x.k, x.v, x.table, x.lengths)
+
+
+def public_call(x: Inputs) -> Call:
+    """`attention` or `attention_paged`."""
+    sequence = sequence_of(x)
+    if isinstance(sequence, PagedKV):
+        return lambda: wa.attention_paged(x.q, sequence)
+    return lambda: wa.attention(x.q, x.k, x.v)
