@@ -4,8 +4,9 @@
     out = plan(q, kv)                                  writes addresses, launches
 
 A plan owns its output and its workspace: the next call overwrites the result of this one, and a plan must not run twice
-at the same time (one per stream). Calls may be captured into CUDA graphs; lengths, offsets and tables are read on the
-device, so one graph serves every step. On the CPU a plan runs the reference.
+at the same time (one per stream). All layers of a model can share one, which keeps its workspace in L2. Calls may be
+captured into CUDA graphs; lengths, offsets and tables are read on the device, so one graph serves every step. On the
+CPU a plan runs the reference.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ CYCLES, ACTIVE = "sm__cycles_elapsed.max", "sm__pipe_tensor_cycles_active.avg.pc
 NAMES = {
     "times": "2026-11-21.json",
     "counters": "2026-11-21-ncu.json",
-    "decode": "2026-11-21-decode.json",
+    "decode": "2026-11-22-decode.json",
     "flash": "2026-11-21-decode-fa4.json",
     "ragged": "2026-11-21-ragged.json",
 }
@@ -87,13 +87,14 @@ def _decode(found: dict[str, dict[str, Any]]) -> list[str]:
     lines = [
         "## Decode: one token",
         "",
-        f"{_source(first)} For `fa4` {_source(flash)} D 128, bytes of K and V per second, 1 to 2.4 GiB of "
-        "inputs in turn. `mixed64` and `skewed64` are 64 sequences with lengths after Zipf's law, from 32 Ki down to "
-        "512 and to 1; `mla` is latent attention, 576/512, whose latents are read once. A peer's × is its time over "
-        "warpattn's in its own run; that of `fa4` was on another H200, with earlier code and 0.25 to 2 GiB of inputs. "
-        "`warpattn:settled=1` is a `DecodePlan` with `cache_settled`, which latent attention ignores. `read` only "
-        "reads the keys and values, in tiles like warpattn's. `-tc` is FlashInfer's kernel with tensor cores (of "
-        "latent attention its fa3 kernel, the other one fa2). Cards differ, see bench/notes.md.",
+        f"{_source(first)} For `fa4` {_source(flash)} D 128, bytes of K and V per second; layers take turns, with keys "
+        "and values of their own, 1 to 2.4 GiB in all, one table and one plan. `mixed64` and `skewed64` are 64 "
+        "sequences with lengths after Zipf's law, from 32 Ki down to 512 and to 1; `mla` is latent attention, 576/512, "
+        "whose latents are read once. A peer's × is its time over warpattn's in its own run; that of `fa4` was on "
+        "another H200, with earlier code and 0.25 to 2 GiB of inputs in turn. `warpattn:settled=1` is a `DecodePlan` "
+        "with `cache_settled`, which latent attention ignores. `read` only reads the keys and values, in tiles like "
+        "warpattn's. `-tc` is FlashInfer's kernel with tensor cores (of latent attention its fa3 kernel, the other one "
+        "fa2). Cards differ, see bench/notes.md.",
         "",
         "| pages, batch × length, heads | µs | TB/s | " + " | ".join(peer for _, peer in columns) + " |",
         "|---" * (len(columns) + 3) + "|",
