@@ -131,7 +131,12 @@ class _ServingPlan:
         if self._latent and k_at != v_at:
             rule = "in latent attention values are the first columns of the keys"
             raise AttentionError(f"keys start at {k_at}, values at {v_at}; {rule}")
-        self._repeat((q_at, k_at, v_at, out_at, *self._vectors, *[x.data_ptr() for x in indices]), self._values)
+        at = (q_at, k_at, v_at, out_at, *self._vectors, *[x.data_ptr() for x in indices])
+        if cuda.current_device() == self._repeat.device:
+            self._repeat(at, self._values)
+        else:
+            with torch.cuda.device(self._repeat.device):
+                self._repeat(at, self._values)
         return out if lse is None else (out, lse)
 
     def _results(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor | None]:

@@ -144,6 +144,30 @@ def test_a_plan_for_serving_launches_what_a_call_would(driver, monkeypatch):
     assert len(driver.launches) >= 1 and plan.out.shape == asked.q.shape
 
 
+def test_a_plan_runs_on_its_own_device(driver, monkeypatch):
+    """Whichever is the current one; its driver calls are made with its own device current."""
+    asked = call("paged", 1)
+    monkeypatch.setattr(serving, "examine", lambda asked: replace(examine(asked), backend="sm90"))
+    plan, within = wa.DecodePlan(asked.q, asked.sequence, mask=wa.Causal()), []
+
+    class Device:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def __enter__(self) -> None:
+            within.append((self.number, len(driver.launches)))
+
+        def __exit__(self, *_: object) -> None:
+            within.append((self.number, len(driver.launches)))
+
+    monkeypatch.setattr(torch.cuda, "device", Device)
+    plan(asked.q, asked.sequence)
+    assert len(driver.launches) == 1 and not within
+    monkeypatch.setattr(cuda, "current_device", lambda: 3)
+    plan(asked.q, asked.sequence)
+    assert within == [(-1, 1), (-1, 2)]
+
+
 class NoOperations(TorchDispatchMode):
     """Refuses everything that torch does with tensors, so whatever would make one."""
 
