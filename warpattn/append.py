@@ -11,10 +11,11 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor
 
-from warpattn import cuda, dispatch, hip
+from warpattn import cuda, dispatch
 from warpattn.backends import NEEDS, chip_of
 from warpattn.check import AttentionError, Rules
 from warpattn.kernels.cache.append_steps import append_steps
+from warpattn.operands import described
 from warpattn.repeat import Repeat
 from warpattn.sequences import PagedKV
 
@@ -206,11 +207,7 @@ def _launch(tensors: Tensors, interleaved: bool) -> None:
         try:
             repeat = Repeat(launches, tensors)
         except LookupError:  # a card of AMD's, or one tensor for two of them
-            for step in launches:
-                if step.arch in hip.ARCHS:
-                    hip.launch(step, device)
-                else:
-                    dispatch.load(step, device).bind(step).launch(cuda.current_stream(device))
+            dispatch.launch(launches, device)
             return
         repeat(_addresses(tensors), ())
     if len(_known) >= KEPT:
@@ -235,8 +232,7 @@ def _launched_again(tensors: Tensors, interleaved: bool) -> bool:
 
 def _key(tensors: Tensors, interleaved: bool) -> Hashable:
     """All that the rules and the launch have read on a card, but for gradients."""
-    found = [None if x is None else (type(x), x.shape, x.stride(), x.dtype, x.get_device()) for x in tensors]
-    return (interleaved, *found)
+    return (interleaved, *[None if x is None else described(x) for x in tensors])
 
 
 def _addresses(tensors: Tensors) -> tuple[int, ...]:

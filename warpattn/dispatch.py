@@ -27,7 +27,7 @@ from warpattn.sequences import Sequence
 from warpattn.step import Step, TensorMap
 from warpattn.target import TARGETS
 
-__all__ = ["Bound", "Loaded", "artifact", "compiled", "load", "run"]
+__all__ = ["Bound", "Loaded", "artifact", "compiled", "launch", "load", "run"]
 
 MAX_INDEX = 2**31 - 1
 STREAMED = 128  # bytes of L2 promotion: 256 made decode read 7 % slower on an H200 (bench/notes.md)
@@ -41,13 +41,18 @@ def run(ready: Ready, operands: Operands, sequence: Sequence) -> None:
     device = operands.q.get_device()
     with contextlib.nullcontext() if cuda.current_device() == device else torch.cuda.device(device):
         fitting = fitted(operands)
-        for step in steps(ready, fitting, sequence):
-            if step.arch in hip.ARCHS:
-                hip.launch(step, device)
-            else:
-                load(step, device).bind(step).launch(cuda.current_stream(device))
+        launch(steps(ready, fitting, sequence), device)
         if fitting.out is not operands.out:
             operands.out.copy_(fitting.out)
+
+
+def launch(launches: tuple[Step, ...], device: int) -> None:
+    """Launch steps on torch's current stream of their device, which must be the current one."""
+    for step in launches:
+        if step.arch in hip.ARCHS:
+            hip.launch(step, device)
+        else:
+            load(step, device).bind(step).launch(cuda.current_stream(device))
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ and vector loads need it); the others are copied once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from warpattn.nodes import Program
 from warpattn.problem import Ready
 
-__all__ = ["ALIGNMENT", "COPY_RULE", "Operands", "addressable", "captured", "fitted", "flat", "programs",
+__all__ = ["ALIGNMENT", "COPY_RULE", "Operands", "addressable", "captured", "described", "fitted", "flat", "programs",
            "without_keys"]  # fmt: skip
 
 PACKED = torch.contiguous_format
@@ -53,6 +53,11 @@ def addressable(x: Tensor) -> bool:
     *outer, last = zip(x.shape, x.stride(), strict=True)
     strides = last[1] == 1 and all(size == 1 or (stride > 0 and stride % 8 == 0) for size, stride in outer)
     return strides and x.data_ptr() % ALIGNMENT == 0
+
+
+def described(x: Tensor) -> tuple[Hashable, ...]:
+    """What a launch depends on of a tensor, but for its address and values."""
+    return (type(x), x.shape, x.stride(), x.dtype, x.get_device())
 
 
 def captured(ready: Ready) -> tuple[Tensor, ...]:

@@ -22,7 +22,7 @@ from warpattn import cuda
 from warpattn.kernels.sm90.launcher import captured_values
 from warpattn.launch import Prepared, launches_dense, prepare
 from warpattn.masks import Mask, MaskProgram
-from warpattn.operands import ALIGNMENT, Operands, addressable, captured
+from warpattn.operands import ALIGNMENT, Operands, addressable, captured, described
 from warpattn.plan import steps
 from warpattn.problem import Call, Ready, is_latent
 from warpattn.repeat import Repeat
@@ -148,7 +148,7 @@ class Planned:
 def _layout(sequence: Sequence) -> Hashable:
     """What identifies where the sequences of a batch lie, but for the values of offsets, lengths and tables."""
     bounds = (sequence.max_q, sequence.max_k) if isinstance(sequence, Ragged) else ()
-    return (type(sequence), bounds, *(_like(x) for x in sequence.indices().values()))
+    return (type(sequence), bounds, *(described(x) for x in sequence.indices().values()))
 
 
 def _key(
@@ -177,10 +177,6 @@ def _key(
     key = (
         q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype,
         q.get_device(), k.get_device(), v.get_device(), mask_id, score_id, options,
-        None if sinks is None else _like(sinks), None if out is None else _like(out),
+        None if sinks is None else described(sinks), None if out is None else described(out),
     )  # fmt: skip
     return key, mask_program, score_program
-
-
-def _like(x: Tensor) -> tuple[Hashable, ...]:
-    return (type(x), x.shape, x.stride(), x.dtype, x.get_device())

@@ -95,7 +95,7 @@ class Launched:
 @pytest.mark.parametrize("name", CASES)
 def test_values(name, ctas):
     if ctas == 2 and max(CASES[name].dim, CASES[name].dim_v) > 128:
-        pytest.skip("two blocks of head dim 256 do not fit on an SM")
+        pytest.skip("head dim 256 takes 158 registers a thread, two blocks on an SM leave 128: it does not compile")
     launched = Launched(CASES[name], ctas)
     for _ in range(3):
         launched()

@@ -58,7 +58,7 @@ ALLOWED: dict[str, set[str]] = {
     "operands": HOST,
     "plan": HOST | {"step", "operands", "kernels.topology", "kernels.<arch>"},
     "dispatch": HOST | RUNTIME | {"hip", "plan", "step", "operands"},
-    "append": HOST | {"cuda", "dispatch", "hip", "repeat", "kernels.cache"},
+    "append": HOST | {"cuda", "dispatch", "operands", "repeat", "kernels.cache"},
     "launch": HOST | DEVICE | RUNTIME | {"dispatch", "plan", "step", "operands", "kernels.<arch>"},
     "repeat": HOST | {"abi", "cuda", "dispatch", "hip", "operands", "step"},
     "serving": HOST | {"cuda", "operands", "plan", "reference", "repeat", "step", "kernels.<arch>"},
