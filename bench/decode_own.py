@@ -11,16 +11,16 @@ from torch import Tensor
 import warpattn as wa
 from bench.decode_cases import Inputs
 from bench.peers.adapter import Call
-from warpattn.kernels.sm90 import decode_steps
-from warpattn.kernels.sm90.decode_config import deepest
-from warpattn.operands import Operands
+from warpattn.kernels.sm90.decode import launch
+from warpattn.kernels.sm90.decode.config import deepest
 from warpattn.problem import Call as Asked
 from warpattn.problem import examine
-from warpattn.repeat import Repeat
+from warpattn.problem.arch import ARCHS
+from warpattn.problem.operands import Operands
+from warpattn.problem.step import Terms
+from warpattn.runtime.bound_launches import Repeat
 from warpattn.sequences import Dense, PagedKV
 from warpattn.sequences import Sequence as Layout
-from warpattn.step import Terms
-from warpattn.target import ARCHS
 
 
 def own_calls(layers: Sequence[Inputs], fields: dict[str, int]) -> list[Call]:
@@ -34,13 +34,13 @@ def own_calls(layers: Sequence[Inputs], fields: dict[str, int]) -> list[Call]:
     fields = dict(fields)
     grid = fields.pop("grid", 0)
     terms = Terms(bool(fields.pop("invariant", 0)), bool(fields.pop("settled", 0)))
-    choice = decode_steps.choose(ready.problem, ARCHS["sm90"], ctas=fields.pop("ctas", None), terms=terms)
+    choice = launch.choose(ready.problem, ARCHS["sm90"], ctas=fields.pop("ctas", None), terms=terms)
     choice = replace(choice, grid=(grid,)) if grid else choice
     config = replace(choice.config, **fields)
     config = replace(config, stages=deepest(config)) if "block_n" in fields and "stages" not in fields else config
     out = first.q.new_empty((*first.q.shape[:-1], first.v.shape[-1]))
     operands = Operands(first.q, first.k, first.v, out, None, None)
-    steps = decode_steps.steps(ready, operands, sequence, replace(choice, config=config))
+    steps = launch.steps(ready, operands, sequence, replace(choice, config=config))
     repeat = Repeat.of(steps, ready, operands, sequence)
 
     def call(x: Inputs) -> Tensor:

@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from warpattn.kernels.nvidia.pipelines import make_pipeline, producer_state
 from warpattn.kernels.sm90.layouts import tile_layout
-from warpattn.step import Step
+from warpattn.problem.step import Step
 
 TILE = 128  # keys
 STAGES = 2  # one is as fast, three are too (bench/notes.md)

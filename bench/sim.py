@@ -17,18 +17,17 @@ from pathlib import Path
 import torch
 
 from bench.cases import Case, find
-from warpattn import simulated
-from warpattn.kernels.sm90.choose import arrange
-from warpattn.kernels.sm90.config import SM90Config
-from warpattn.kernels.sm90.steps import prefill
-from warpattn.launch import planned
+from warpattn.kernels.sm90.prefill.config import SM90Config, arrange
+from warpattn.kernels.sm90.select import prefill
 from warpattn.masks import Causal, Full
-from warpattn.operands import Operands
-from warpattn.plan import Plan
 from warpattn.problem import Call, examine
+from warpattn.problem.arch import ARCHS
+from warpattn.problem.operands import Operands
+from warpattn.runtime import simulate as simulated
+from warpattn.runtime.dense_launch import planned
+from warpattn.runtime.plan import Plan
 from warpattn.sequences import Dense
 from warpattn.sim import Report
-from warpattn.target import ARCHS
 
 MEASURED = Path(__file__).parent / "results" / "h200" / "2026-11-21-ncu.json"
 SPEED_LIMIT_S = 0.3

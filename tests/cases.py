@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-import warpattn.expr as wx
+import warpattn.language.expr as wx
 from tests.oracle import Inputs
 from warpattn.masks import (
     Causal,

@@ -7,7 +7,7 @@ import hypothesis
 import pytest
 import torch
 
-from warpattn.artifacts import triton_version
+from warpattn.runtime.kernel_cache import triton_version
 
 # Deadlines measure the machine's load, not the code. Derandomised, a red run is red again; --hypothesis-profile=explore
 # looks for new counter-examples instead.

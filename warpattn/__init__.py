@@ -9,9 +9,8 @@ the launches of a serving step. Importing this does not import Triton.
 """
 
 from warpattn.api import attention, attention_paged, attention_varlen
-from warpattn.append import append_paged
-from warpattn.check import AttentionError
-from warpattn.expr import Table, exp, load, log, maximum, minimum, tanh, to_float, to_int, where
+from warpattn.errors import AttentionError
+from warpattn.language.expr import Table, exp, load, log, maximum, minimum, tanh, to_float, to_int, where
 from warpattn.masks import (
     Causal,
     Chunked,
@@ -29,6 +28,7 @@ from warpattn.masks import (
 from warpattn.scores import ALiBi, Bias, CustomScore, Score, SoftCap
 from warpattn.sequences import Dense, PagedKV, Ragged
 from warpattn.serving import DecodePlan, PrefillPlan
+from warpattn.serving.append import append_paged
 
 __version__ = "0.1.0"
 

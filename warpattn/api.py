@@ -35,10 +35,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from warpattn import route
-from warpattn.check import AttentionError
+from warpattn.errors import AttentionError
 from warpattn.masks import Mask
 from warpattn.problem import Call
+from warpattn.runtime import route
 from warpattn.scores import Score
 from warpattn.sequences import PagedKV, Ragged
 
@@ -69,9 +69,9 @@ def attention(
     """
     inputs, options = (q, k, v, sinks, out), (scale, return_lse, backend)
     if torch.compiler.is_compiling():
-        from warpattn import ops  # imports torch._dynamo
+        from warpattn.runtime import torch_op  # imports torch._dynamo
 
-        return ops.attend(inputs, mask, score, options)
+        return torch_op.attend(inputs, mask, score, options)
     return route.dense(inputs, mask, score, options)
 
 
@@ -130,8 +130,8 @@ def attention_paged(
 
 def _general(call: Call) -> Tensor | tuple[Tensor, Tensor]:
     if torch.compiler.is_compiling():
-        from warpattn import ops  # imports torch._dynamo
+        from warpattn.runtime import torch_op  # imports torch._dynamo
 
         inputs, options = (call.q, call.k, call.v, call.sinks, call.out), (call.scale, call.return_lse, call.backend)
-        return ops.attend(inputs, call.mask, call.score, options, call.sequence)
+        return torch_op.attend(inputs, call.mask, call.score, options, call.sequence)
     return route.general(call)

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from warpattn.check import Rules
-from warpattn.evaluate import evaluate
+from warpattn.errors import Rules
+from warpattn.language.evaluate import evaluate
 from warpattn.masks import Full, Mask, MaskProgram
 from warpattn.scores import Score, ScoreProgram
 from warpattn.sequences import Dense, Sequence

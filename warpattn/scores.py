@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from warpattn.check import AttentionError
-from warpattn.expr import (
+from warpattn.errors import AttentionError
+from warpattn.language.expr import (
     Expr,
     Node,
     Table,
@@ -30,7 +30,7 @@ from warpattn.expr import (
     user_result_error,
     where,
 )
-from warpattn.traced import Lengths, Traced, is_int, kind_of, require, same_object
+from warpattn.language.traced import Lengths, Traced, is_int, kind_of, require, same_object
 
 __all__ = ["ALiBi", "Bias", "Chain", "CustomScore", "Score", "ScoreProgram", "SoftCap"]
 

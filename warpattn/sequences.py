@@ -19,7 +19,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from warpattn.check import Rules
+from warpattn.errors import Rules
 
 __all__ = ["Dense", "PagedKV", "Ragged", "Sequence", "Sizes"]
 

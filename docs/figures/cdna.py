@@ -14,16 +14,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from warpattn import gcn
-from warpattn.kernels.cdna.choose import prefill_config
-from warpattn.kernels.cdna.steps import steps
+from warpattn.kernels.cdna.launch import steps
+from warpattn.kernels.cdna.select import prefill_config
+from warpattn.machine_code import gcn
 from warpattn.masks import Full
-from warpattn.operands import Operands
 from warpattn.problem import Call, examine
+from warpattn.problem.operands import Operands
+from warpattn.problem.step import Choice, Step
+from warpattn.runtime.simulate import Options, launch
 from warpattn.sequences import Dense
 from warpattn.sim import Report
-from warpattn.simulated import Options, launch
-from warpattn.step import Choice, Step
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "kernels" / "cdna.md"

@@ -12,7 +12,7 @@ import torch
 
 from docs.figures.svg import BLUE, DARK, GREEN, GREY, ORANGE, PALE, arrow, box, picture, words
 from warpattn import masks
-from warpattn.evaluate import evaluate_all
+from warpattn.language.evaluate import evaluate_all
 
 HERE = Path(__file__).parent
 TILE, QUERIES, KEYS, CELL = 8, 32, 64, 9  # rows and keys of a tile, sizes, pixels per key

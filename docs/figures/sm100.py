@@ -6,16 +6,16 @@ from pathlib import Path
 
 import torch
 
-from warpattn.kernels.sm100.choose import choose_2q, prefill_config
-from warpattn.kernels.sm100.mha_1q_choose import choice_of
-from warpattn.kernels.sm100.steps import steps_of
+from warpattn.kernels.sm100.prefill_1q.config import choice_of
+from warpattn.kernels.sm100.prefill_2q.config import choose_2q, prefill_config
+from warpattn.kernels.sm100.select import steps_of
 from warpattn.masks import Full
-from warpattn.operands import Operands
 from warpattn.problem import Call, Problem, examine
+from warpattn.problem.operands import Operands
+from warpattn.problem.step import Choice
+from warpattn.runtime.simulate import Options, launch
 from warpattn.sequences import Dense
 from warpattn.sim import Report
-from warpattn.simulated import Options, launch
-from warpattn.step import Choice
 
 HERE = Path(__file__).parent
 

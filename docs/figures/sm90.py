@@ -5,11 +5,11 @@ from pathlib import Path
 import torch
 
 from warpattn.masks import Causal
-from warpattn.operands import Operands
 from warpattn.problem import Call, examine
+from warpattn.problem.operands import Operands
+from warpattn.runtime.simulate import Options, traced
 from warpattn.sequences import Dense
 from warpattn.sim import Report
-from warpattn.simulated import Options, traced
 
 
 def run() -> Report:

@@ -16,9 +16,9 @@ pytest.importorskip("triton")
 
 from tests.cases import MASKS, SCORES, Case
 from tests.oracle import check, poisoned
-from warpattn.operands import Operands
 from warpattn.problem import Call, examine
-from warpattn.simulated import Options, traced
+from warpattn.problem.operands import Operands
+from warpattn.runtime.simulate import Options, traced
 
 pytestmark = pytest.mark.full
 

@@ -6,8 +6,8 @@ import torch
 pytest.importorskip("triton")
 
 from tests.cases import MASKS, Case
-from tests.unit.gcn_knockouts import BUILDS, built, launches, machine_code, reason, survivors
-from warpattn.gcn import check_copies, check_loads, summary
+from tests.unit.machine_code.gcn_knockouts import BUILDS, built, launches, machine_code, reason, survivors
+from warpattn.machine_code.gcn import check_copies, check_loads, summary
 from warpattn.problem import Call
 
 pytestmark = pytest.mark.full

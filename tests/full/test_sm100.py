@@ -9,12 +9,12 @@ pytest.importorskip("triton")
 
 from tests.cases import Case, kernel_cases
 from tests.oracle import check, poisoned
-from warpattn.kernels.sm100.choose import choose_2q
-from warpattn.kernels.sm100.steps import steps_of
-from warpattn.operands import Operands, fitted
+from warpattn.kernels.sm100.prefill_2q.config import choose_2q
+from warpattn.kernels.sm100.select import steps_of
 from warpattn.problem import Call, examine
+from warpattn.problem.operands import Operands, fitted
+from warpattn.runtime.simulate import Options, launch
 from warpattn.sequences import Dense
-from warpattn.simulated import Options, launch
 
 pytestmark = pytest.mark.full
 

@@ -17,20 +17,20 @@ pytest.importorskip("triton")
 
 from tests.oracle import poisoned
 from tests.sim.knocking import knocked_out
-from tests.sim.test_sm100_1q import reason as reason_1q
-from tests.sim.test_sm100_knockout import reason as reason_2q
-from tests.sim.test_sm100_lengths import paged, ragged
-from warpattn.kernels.sm100.choose import choose_2q
-from warpattn.kernels.sm100.mha_1q_choose import choice_of, choose_1q
-from warpattn.kernels.sm100.steps import steps_of
+from tests.sim.sm100.test_1q import reason as reason_1q
+from tests.sim.sm100.test_knockout import reason as reason_2q
+from tests.sim.sm100.test_lengths import paged, ragged
+from warpattn.kernels.sm100.prefill_1q.config import choice_of, choose_1q
+from warpattn.kernels.sm100.prefill_2q.config import choose_2q
+from warpattn.kernels.sm100.select import steps_of
 from warpattn.masks import Causal
-from warpattn.operands import Operands, fitted
 from warpattn.problem import Call, examine
+from warpattn.problem.arch import ARCHS
+from warpattn.problem.operands import Operands, fitted
+from warpattn.problem.step import Step
+from warpattn.runtime.simulate import _kernel as compiled
 from warpattn.sequences import Dense
 from warpattn.sim import KnockOut, Report, knock_out, simulate
-from warpattn.simulated import _kernel as compiled
-from warpattn.step import Step
-from warpattn.target import ARCHS
 
 pytestmark = pytest.mark.full
 

@@ -29,14 +29,14 @@ pytest.importorskip("triton")
 
 from tests.cases import MASKS, Case
 from tests.oracle import Inputs, check, poisoned
-from warpattn.kernels.sm100.choose import choose_2q, prefill_config
-from warpattn.kernels.sm100.mha_1q_choose import choice_of, choose_1q
-from warpattn.kernels.sm100.steps import steps_of
-from warpattn.operands import Operands, fitted
+from warpattn.kernels.sm100.prefill_1q.config import choice_of, choose_1q
+from warpattn.kernels.sm100.prefill_2q.config import choose_2q, prefill_config
+from warpattn.kernels.sm100.select import steps_of
 from warpattn.problem import Call, Problem, Ready, examine
-from warpattn.simulated import Options, launch
-from warpattn.step import Choice, Step
-from warpattn.target import ARCHS
+from warpattn.problem.arch import ARCHS
+from warpattn.problem.operands import Operands, fitted
+from warpattn.problem.step import Choice, Step
+from warpattn.runtime.simulate import Options, launch
 
 pytestmark = pytest.mark.full
 

@@ -9,10 +9,10 @@ pytest.importorskip("triton")
 
 from tests.cases import Case, kernel_cases
 from tests.oracle import check, poisoned
-from warpattn.operands import Operands
 from warpattn.problem import Call, examine
+from warpattn.problem.operands import Operands
+from warpattn.runtime.simulate import Options, traced
 from warpattn.sequences import Dense
-from warpattn.simulated import Options, traced
 
 pytestmark = pytest.mark.full
 

@@ -9,10 +9,10 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
 from tests.cases import Case
-from warpattn import dispatch
-from warpattn.operands import Operands
-from warpattn.plan import steps
 from warpattn.problem import Call, examine
+from warpattn.problem.operands import Operands
+from warpattn.runtime import execute
+from warpattn.runtime.plan import steps
 
 SIMPLE = {"none", "full", "causal"}
 
@@ -39,7 +39,7 @@ def compile_case(case: Case) -> str:
     out = inputs.q.new_empty((*inputs.q.shape[:-1], inputs.v.shape[-1]))
     operands = Operands(inputs.q, inputs.k, inputs.v, out, inputs.q.new_empty(ready.lse_shape), inputs.sinks)
     for step in steps(replace(ready, backend="sm90"), operands, inputs.sequence):
-        dispatch.artifact(step)
+        execute.artifact(step)
     return case.name
 
 

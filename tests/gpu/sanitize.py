@@ -20,7 +20,7 @@ import warpattn as wa
 from tests.cases import Case
 from tests.gpu import test_mla as mla
 from tests.oracle import check, poisoned
-from tests.sim.mla import Latent, tensors
+from tests.sim.sm90.mla import Latent, tensors
 
 BASE = Case(dim=128, dtype=torch.bfloat16, heads_q=4, heads_kv=2, mask="causal")
 PAGED = replace(BASE, kind="paged", batch=3, lens_k=(129, 0, 300), page_size=16)

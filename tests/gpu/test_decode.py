@@ -11,17 +11,17 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from tests.sim.sm90_decode import Decode, error, tensors
-from warpattn.append import append_paged
+from tests.sim.sm90.decode import Decode, error, tensors
 from warpattn.masks import Causal, Chunked, SlidingWindow
-from warpattn.operands import Operands
 from warpattn.problem import Call, examine
+from warpattn.problem.arch import ARCHS
+from warpattn.problem.operands import Operands
+from warpattn.problem.step import Terms
 from warpattn.reference import reference
 from warpattn.scores import ALiBi, SoftCap
 from warpattn.sequences import Dense, PagedKV
 from warpattn.serving import DecodePlan
-from warpattn.step import Terms
-from warpattn.target import ARCHS
+from warpattn.serving.append import append_paged
 
 pytestmark = pytest.mark.gpu
 
@@ -49,8 +49,8 @@ class Launched:
     """A case on the card, bound once; `q`, `out` and `sequence` may be written between launches."""
 
     def __init__(self, case: Decode, ctas: int = 1, first: Any = None) -> None:
-        from warpattn import dispatch
-        from warpattn.kernels.sm90.decode_steps import choose, steps
+        from warpattn.kernels.sm90.decode.launch import choose, steps
+        from warpattn.runtime import execute
 
         q, dense, sequence, sinks = tensors(case, first)
         self.case, self.q = case, q.cuda()
@@ -69,10 +69,10 @@ class Launched:
         choice = choose(ready.problem, ARCHS["sm90"], ctas=ctas, terms=Terms(batch_invariant=case.invariant))
         operands = Operands(self.q, self.k, self.v, self.out, self.lse, self.sinks)
         self.steps = steps(ready, operands, sequence, choice)
-        self._bound = [dispatch.load(step, 0).bind(step) for step in self.steps]
+        self._bound = [execute.load(step, 0).bind(step) for step in self.steps]
 
     def __call__(self) -> tuple[Tensor, Tensor]:
-        from warpattn import cuda
+        from warpattn.runtime import cuda
 
         self.out.fill_(float("nan"))
         self.lse.fill_(float("nan"))

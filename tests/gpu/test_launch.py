@@ -15,8 +15,8 @@ from torch import Tensor
 
 import warpattn as wa
 from tests.oracle import Inputs, check, poisoned
-from warpattn import dispatch, launch, planned
-from warpattn.counters import Counters
+from warpattn.runtime import call_cache, dense_launch, execute
+from warpattn.runtime.tile_counters import Counters
 
 pytestmark = pytest.mark.gpu
 
@@ -49,7 +49,7 @@ def test_the_short_way_gives_the_same_result(monkeypatch):
     for mask, score in ((None, None), (CAUSAL, None), (padding, wa.SoftCap(5.0)), (wa.Causal() & padding, None)):
         results = [wa.attention(q, k, v, mask=mask, score=score, return_lse=True) for _ in range(3)]
         with monkeypatch.context() as context:
-            context.setattr(planned, "recall", lambda *_: None)
+            context.setattr(call_cache, "recall", lambda *_: None)
             results.append(wa.attention(q, k, v, mask=mask, score=score, return_lse=True))
         assert all(torch.equal(out, results[0][0]) and torch.equal(lse, results[0][1]) for out, lse in results)
 
@@ -116,9 +116,9 @@ def test_a_thread_whose_first_use_of_cuda_is_a_launch(monkeypatch):
 
     for forget in (False, True):  # known to this process, then loaded and planned by the thread
         if forget:
-            monkeypatch.setattr(launch, "_prepared", {})
-            monkeypatch.setattr(dispatch, "_loaded", {})
-            monkeypatch.setattr(planned, "_known", {})
+            monkeypatch.setattr(dense_launch, "_prepared", {})
+            monkeypatch.setattr(execute, "_loaded", {})
+            monkeypatch.setattr(call_cache, "_known", {})
         thread = threading.Thread(target=work)
         thread.start()
         thread.join()
@@ -186,9 +186,9 @@ def test_capture_without_counters_left(monkeypatch):
     tensors = qkv(900, 16, 64)
     truth = wa.attention(*tensors, mask=CAUSAL)
     empty = Counters(torch.device("cuda", torch.cuda.current_device()))
-    monkeypatch.setattr(launch, "counters", lambda device: empty)
-    monkeypatch.setattr(launch, "_prepared", {})
-    monkeypatch.setattr(planned, "_known", {})
+    monkeypatch.setattr(dense_launch, "counters", lambda device: empty)
+    monkeypatch.setattr(dense_launch, "_prepared", {})
+    monkeypatch.setattr(call_cache, "_known", {})
     graph, outs = capture(lambda: [wa.attention(*tensors, mask=CAUSAL) for _ in range(3)])
     for _ in range(4):
         graph.replay()
@@ -297,7 +297,7 @@ def test_bad_inputs_are_refused_before_anything_is_launched(name, monkeypatch):
         raise AssertionError("launched")
 
     arguments = BAD[name](*qkv(64))
-    monkeypatch.setattr(launch.Prepared, "__call__", launched)
+    monkeypatch.setattr(dense_launch.Prepared, "__call__", launched)
     with pytest.raises(wa.AttentionError):
         wa.attention(**arguments)
 
@@ -308,8 +308,8 @@ def test_memory_does_not_grow():
     for _ in range(20):
         wa.attention(q, k, v, mask=wa.Padding(torch.tensor([5, 64], device="cuda")))
     torch.cuda.synchronize()
-    before, known = torch.cuda.memory_allocated(), len(planned._known)
+    before, known = torch.cuda.memory_allocated(), len(call_cache._known)
     for _ in range(200):
         wa.attention(q, k, v, mask=wa.Padding(torch.tensor([5, 64], device="cuda")))
     torch.cuda.synchronize()
-    assert torch.cuda.memory_allocated() <= before and len(planned._known) <= known + 1
+    assert torch.cuda.memory_allocated() <= before and len(call_cache._known) <= known + 1

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import warpattn as wa
 from tests.oracle import Inputs, check, poisoned
-from warpattn.operands import addressable
+from warpattn.problem.operands import addressable
 
 pytestmark = pytest.mark.gpu
 

@@ -11,8 +11,8 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 import warpattn as wa
-from tests.sim.mla import SCALE, Inputs, Latent, tensors
-from tests.sim.sm90_decode import error
+from tests.sim.sm90.decode import error
+from tests.sim.sm90.mla import SCALE, Inputs, Latent, tensors
 from warpattn.masks import Causal, SlidingWindow
 from warpattn.scores import SoftCap
 from warpattn.sequences import PagedKV

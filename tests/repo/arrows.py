@@ -1,142 +1,137 @@
-"""Who may import whom, as one table, and the check that reads it.
+"""Which folder may import which, as one table read from the ground up, and the checks that read it.
 
-    api -> {masks, scores, sequences, problem, check} -> plan -> kernels/<arch> -> kernels/{nvidia|amd}
-      -> kernels/pieces
+    errors, language, scores, sequences, masks ─► problem ─► kernels ─► runtime ─► serving, api ─► integrations, cli
+                                          └──────► reference ───────────┘
 
-An arrow may skip steps, never turn round. A name stands for the module or for everything below the package. `<arch>` is
-any folder of kernels/ that is not named in the table; two of them never import each other. ROOT is the package itself
-(`import warpattn`), which imports nearly everything and so is only for code that users could have written. Imports
-under `if TYPE_CHECKING` name a type and are no arrow.
+A row names a folder of warpattn, or a module at its top, and what stands below it that it may import: arrows go down,
+never up and never in a circle. A module imports its own folder's modules freely, but no two modules import each other,
+not even for types (`if TYPE_CHECKING` counts). ROOT is the package itself (`import warpattn`), which imports nearly
+everything and so is only for code that users could have written.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from graphlib import CycleError, TopologicalSorter
 
 ROOT = "warpattn"
-ANYTHING = {"*"}
 
-LANGUAGE = {"check", "evaluate", "expr", "nodes", "number"}
-MASKS = {"algebra", "documents", "picture", "masks"}
-VALUES = LANGUAGE | MASKS | {"traced", "scores", "sequences"}
-HOST = VALUES | {"backends", "problem", "target"}
-DEVICE = {"kernels.pieces", "kernels.topology"}
-RUNTIME = {"abi", "artifacts", "counters", "cuda"}
+VALUES = {"errors", "language", "scores", "sequences", "masks"}
+HOST = VALUES | {"problem"}
+PIECES = {"kernels.topology", "kernels.pieces"}
+NVIDIA = HOST | PIECES | {"kernels.nvidia"}
 
 ALLOWED: dict[str, set[str]] = {
-    "check": set(),
-    "number": set(),
-    "nodes": {"number"},
-    "evaluate": {"nodes", "number"},
-    "expr": {"check", "evaluate", "nodes", "number"},
-    "sass": set(),
-    "gcn": set(),
-    "hip": {"abi", "artifacts", "cuda", "step"},
-    "cuda": set(),
-    "abi": set(),
-    "artifacts": {"abi", "check"},
-    "counters": set(),
-    "backends": set(),
-    "target": {"check"},
-    "traced": LANGUAGE,
-    "scores": LANGUAGE | {"traced"},
-    "picture": LANGUAGE | {"traced"},
-    "documents": LANGUAGE | {"traced"},
-    "algebra": LANGUAGE | {"traced", "scores", "picture"},
-    "masks": LANGUAGE | {"traced", "scores", "algebra", "documents", "picture"},
-    "sequences": {"check"},
+    "errors": set(),
+    "machine_code": set(),
+    "sim.errors": set(),
+    "sim.ir": {"sim.errors"},
+    "sim.memory": {"sim.errors", "sim.ir"},
+    "sim.machine": {"sim.errors", "sim.ir", "sim.memory"},
+    "sim.ops": {"sim.errors", "sim.ir", "sim.memory", "sim.machine"},
+    "sim.timing": {"sim.errors", "sim.ir", "sim.memory", "sim.machine", "sim.ops", "sim.link"},
+    "sim.link": {"sim.errors", "sim.ir", "sim.machine", "sim.ops"},
+    "sim": {"sim.errors", "sim.ir", "sim.memory", "sim.machine", "sim.ops", "sim.timing", "sim.link"},
+    "language": {"errors"},
+    "scores": {"errors", "language"},
+    "sequences": {"errors"},
+    "masks": {"errors", "language", "scores"},
     "reference": VALUES,
-    "problem": VALUES | {"backends"},
+    "problem": VALUES,
+    "kernels": set(),
     "kernels.topology": set(),
-    "kernels.pieces": {"kernels.topology", "check", "nodes"},
-    "kernels.nvidia": DEVICE | {"check", "step"},
-    "kernels.amd": DEVICE,
-    "kernels.cache": HOST | DEVICE | {"step"},
-    "kernels.<arch>": HOST | DEVICE | {"kernels.nvidia", "kernels.amd", "operands", "step", "cuda"},
-    "step": set(),
-    "operands": HOST,
-    "plan": HOST | {"step", "operands", "kernels.topology", "kernels.<arch>"},
-    "dispatch": HOST | RUNTIME | {"hip", "plan", "step", "operands"},
-    "append": HOST | {"cuda", "dispatch", "operands", "repeat", "kernels.cache"},
-    "launch": HOST | DEVICE | RUNTIME | {"dispatch", "plan", "step", "operands", "kernels.<arch>"},
-    "repeat": HOST | {"abi", "cuda", "dispatch", "hip", "operands", "step"},
-    "serving": HOST | {"cuda", "operands", "plan", "reference", "repeat", "step", "kernels.<arch>"},
-    "planned": HOST | {"cuda", "launch", "operands", "plan", "repeat", "kernels.<arch>"},
-    "simulated": HOST | {"artifacts", "operands", "plan", "step", "sim"},
-    "route": HOST | {"operands", "reference", "dispatch", "launch", "planned", "simulated"},
-    "ops": HOST | {"planned", "route"},
-    "api": HOST | {"reference", "plan", "route", "ops"},
-    "sim": {"target", "check"},
-    "integrations": VALUES | {"api", "append", ROOT},
-    "cli": ANYTHING,
+    "kernels.pieces": {"errors", "language", "problem", "kernels.topology"},
+    "kernels.nvidia": {"errors", "problem", *PIECES},
+    "kernels.amd": PIECES,
+    "kernels.cache": HOST | PIECES,
+    "kernels.sm90": NVIDIA,
+    "kernels.sm100": NVIDIA,
+    "kernels.cdna": HOST | PIECES | {"kernels.amd"},
+    "runtime": HOST | {"reference", "sim", "kernels.cache", "kernels.sm90", "kernels.sm100", "kernels.cdna"},
+    "serving": HOST | {"reference", "runtime", "kernels.cache"},
+    "api": HOST | {"runtime"},
+    ROOT: HOST | {"api", "reference", "serving"},
+    "integrations": VALUES | {"api", "serving", ROOT},
+    "cli": HOST | {"api", "reference", "runtime", "serving", "sim", "machine_code", "integrations", ROOT},
     "__main__": {"cli"},
-    ROOT: HOST | {"api", "append", "reference", "plan", "serving"},
 }
+MODULES_AT_TOP = 10
+FILES_IN_FOLDER = 16
 
 
 def import_arrows(path: str, text: str) -> Iterator[str]:
     """One sentence for every import of warpattn in warpattn/`path` that the table does not have."""
     if not path.startswith(f"{ROOT}/"):
         return
-    source = group(path.removesuffix(".py").replace("/", "."))
+    source = folder(module_of(path))
     if source not in ALLOWED:
-        yield f"{path} has no line in the import table of tests/repo/arrows.py; give it one"
+        yield f"{path} has no line in the import table of tests/repo/arrows.py; give its folder one"
         return
-    allowed = ALLOWED[source]
-    package = path.removesuffix("/__init__.py").removesuffix(".py").split("/")
+    for line, module in imported(ast.parse(text), path):
+        target = folder(module)
+        if target != source and target not in ALLOWED[source]:
+            listed = ", ".join(sorted(ALLOWED[source])) or "nothing"
+            yield f"{path}:{line} imports {module}; {source} may import {listed}"
+
+
+def circles(files: dict[str, str]) -> Iterator[str]:
+    """One sentence for a circle of imports among modules, given as {path: text}; also one of types alone."""
+    names = {module_of(path): path for path in files}
+    graph = {}
+    for module, path in names.items():
+        targets = {target for _, target in imported(ast.parse(files[path]), path, names)}
+        # A package's __init__ hands on what its modules define, so an import of it is an import of them.
+        graph[module] = targets - {module}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        yield f"modules import each other: {' <- '.join(error.args[1])}"
+
+
+def folder_sizes(paths: Iterable[str]) -> Iterator[str]:
+    """One sentence for every folder of the package with too many files, `__init__` and `__main__` not counted."""
+    counts: dict[str, int] = {}
+    for path in paths:
+        if path.startswith(f"{ROOT}/") and not path.endswith(("/__init__.py", "/__main__.py")):
+            place = path.rpartition("/")[0]
+            counts[place] = counts.get(place, 0) + 1
+    for place, count in counts.items():
+        limit = MODULES_AT_TOP if place == ROOT else FILES_IN_FOLDER
+        if count > limit:
+            yield f"{place} has {count} files; at most {limit} (make folders of what belongs together)"
+
+
+def module_of(path: str) -> str:
+    """The dotted name of a file."""
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def folder(module: str) -> str:
+    """The line of the table that a dotted module name belongs to: the longest that it begins with."""
+    parts = module.split(".")[1:]
+    for end in range(len(parts), 0, -1):
+        if ".".join(parts[:end]) in ALLOWED:
+            return ".".join(parts[:end])
+    return ".".join(parts) or ROOT
+
+
+def imported(tree: ast.Module, path: str, modules: Iterable[str] = ()) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of every import of warpattn, also inside functions and for types.
+
+    `from a import b` is an import of `a.b` if that is one of `modules` or of the table, else of `a`.
+    """
+    package = module_of(path).split(".")
     if not path.endswith("/__init__.py"):
         package = package[:-1]
-    for line, module in imported(ast.parse(text), package):
-        target = group(module)
-        same = target == source and (source != "kernels.<arch>" or _folder(module) == _folder(".".join(package)))
-        if not (same or allowed == ANYTHING or target in allowed):
-            yield f"{path}:{line} imports {module}; {source} may import {', '.join(sorted(allowed)) or 'nothing'}"
-
-
-def group(module: str) -> str:
-    """The line of the table that a dotted module name belongs to."""
-    parts = module.split(".")[1:]
-    if not parts or parts == ["__init__"]:
-        return ROOT
-    if parts[0] == "kernels" and len(parts) > 1 and parts[1] != "__init__":
-        name = f"kernels.{parts[1]}"
-        return name if name in ALLOWED else "kernels.<arch>"
-    return parts[0] if parts[0] != "kernels" else "kernels.topology"
-
-
-def imported(tree: ast.Module, package: list[str]) -> Iterator[tuple[int, str]]:
-    """(line, dotted name) of every import of warpattn, also inside functions; `from warpattn import x` names x."""
-    for node in _executed(tree):
+    known = {f"{ROOT}.{name}" for name in ALLOWED} | set(modules)
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             above = package[: len(package) - node.level + 1] if node.level else []
             base = ".".join([*above, *filter(None, [node.module])])
-            # `from warpattn import masks` is an arrow to masks; `from warpattn.masks import Causal` one to masks, too.
-            plain = base in {ROOT, f"{ROOT}.kernels"}
-            names = [f"{base}.{alias.name}" if plain and _is_module(alias.name) else base for alias in node.names]
+            names = [f"{base}.{alias.name}" if f"{base}.{alias.name}" in known else base for alias in node.names]
         else:
             continue
         yield from ((node.lineno, name) for name in dict.fromkeys(names) if name.split(".")[0] == ROOT)
-
-
-def _executed(node: ast.AST) -> Iterator[ast.AST]:
-    """Every node below `node`, except what only type checkers read."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and ast.unparse(child.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}:
-            for other in child.orelse:
-                yield other
-                yield from _executed(other)
-        else:
-            yield child
-            yield from _executed(child)
-
-
-def _is_module(name: str) -> bool:
-    """`from warpattn import name`: a module of the table, rather than something the package exports."""
-    return name in ALLOWED or any(f"kernels.{name}" == line for line in ALLOWED) or name.startswith(("sm", "cdna"))
-
-
-def _folder(module: str) -> str:
-    return ".".join(module.split(".")[:3])

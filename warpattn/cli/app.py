@@ -8,8 +8,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from warpattn.check import AttentionError
 from warpattn.cli import bench, compile, demo, doctor, plan, run, simulate
+from warpattn.errors import AttentionError
 
 
 class OneSentenceErrors(TyperGroup):

@@ -11,12 +11,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from warpattn import gcn, sass
 from warpattn.cli import spelling
 from warpattn.cli.plan import checked
-from warpattn.operands import Operands
-from warpattn.plan import plan, steps
+from warpattn.machine_code import gcn, sass
 from warpattn.problem import Ready
+from warpattn.problem.operands import Operands
+from warpattn.runtime.plan import plan, steps
 from warpattn.sequences import Dense
 
 # What an attention kernel is made of; the rest is counted as one line.
@@ -50,7 +50,7 @@ def compile_command(
 ) -> None:
     """Compile a problem's kernels and print what they occupy and are made of."""
     ready = replace(checked(shape, mask, score, dtype), backend=spelling.arch(arch))
-    from warpattn.dispatch import compiled  # imports Triton, which the other commands do without
+    from warpattn.runtime.execute import compiled  # imports Triton, which the other commands do without
 
     console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(str(plan(ready.problem, arch=arch)))

@@ -19,12 +19,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from warpattn import __version__, artifacts
-from warpattn.backends import LIMITS, chip_of
-from warpattn.check import AttentionError
+from warpattn import __version__
 from warpattn.cli import spelling
-from warpattn.plan import plan
+from warpattn.errors import AttentionError
 from warpattn.problem import Call, examine
+from warpattn.problem.backends import LIMITS, chip_of
+from warpattn.runtime import kernel_cache as artifacts
+from warpattn.runtime.plan import plan
 from warpattn.sequences import Dense
 
 OK, ABSENT, PROBLEM = "ok", "absent", "problem"

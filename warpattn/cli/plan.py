@@ -10,8 +10,8 @@ import typer
 from rich.console import Console
 
 from warpattn.cli import spelling
-from warpattn.plan import plan
 from warpattn.problem import Call, Ready, examine
+from warpattn.runtime.plan import plan
 from warpattn.sequences import Dense
 
 

@@ -13,8 +13,8 @@ from rich.table import Table
 from torch import Tensor
 
 from warpattn.cli import spelling, tensors
-from warpattn.operands import Operands
 from warpattn.problem import Call, examine
+from warpattn.problem.operands import Operands
 from warpattn.reference import reference
 from warpattn.sequences import Dense
 
@@ -47,11 +47,11 @@ def simulate_command(
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         step = progress.add_task("compile and simulate", total=2)
-        from warpattn import simulated  # imports NumPy and Triton
+        from warpattn.runtime import simulate  # imports NumPy and Triton
 
         timed = timeline is not None  # of one program, whose picture has every tile
-        chosen = simulated.Options(schedule, seed, timed, 1 if timed else simulated.PROGRAMS)
-        report = simulated.traced(ready, Operands(q, k, v, out, lse, None), chosen)
+        chosen = simulate.Options(schedule, seed, timed, 1 if timed else simulate.PROGRAMS)
+        report = simulate.traced(ready, Operands(q, k, v, out, lse, None), chosen)
         progress.update(step, advance=1, description="reference")
         expected, expected_lse = reference(q, k, v, **options)
         progress.advance(step)

@@ -18,8 +18,8 @@ import torch
 import typer
 
 from warpattn.masks import Causal, Chunked, Full, Mask, Prefix, SlidingWindow
+from warpattn.problem.arch import ARCHS
 from warpattn.scores import ALiBi, Score, SoftCap
-from warpattn.target import ARCHS
 
 T = TypeVar("T")
 

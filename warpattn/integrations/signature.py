@@ -24,8 +24,8 @@ from typing import Any
 
 from torch import Tensor
 
-from warpattn.check import AttentionError
-from warpattn.traced import kind_of
+from warpattn.errors import AttentionError
+from warpattn.language.traced import kind_of
 
 __all__ = ["Given", "drop_in"]
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.library import Library
 
 from warpattn.api import attention
-from warpattn.check import AttentionError
+from warpattn.errors import AttentionError
 from warpattn.integrations.flash_attn import packed
 from warpattn.integrations.flash_attn.modifiers import Tail, scored, visible
 from warpattn.integrations.signature import Given, drop_in

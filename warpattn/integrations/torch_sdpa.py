@@ -24,7 +24,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from warpattn.api import attention, attention_varlen
-from warpattn.check import AttentionError
+from warpattn.errors import AttentionError
 from warpattn.masks import Causal, Mask, Materialized
 from warpattn.sequences import Ragged
 

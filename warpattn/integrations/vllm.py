@@ -34,7 +34,7 @@ from vllm.v1.attention.backend import (
 )
 
 from warpattn.api import attention_paged, attention_varlen
-from warpattn.check import AttentionError
+from warpattn.errors import AttentionError
 from warpattn.masks import Causal, Full, Mask, SlidingWindow
 from warpattn.scores import ALiBi, Score, SoftCap
 from warpattn.sequences import PagedKV, Ragged

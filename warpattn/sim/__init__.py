@@ -11,10 +11,10 @@ touches the same bytes. It is for any kernel: nothing here knows the kernels of 
 """
 
 from .compile import compile_for
-from .descriptor import TensorDescriptor
 from .errors import SimulationError
-from .findings import Finding
 from .knockout import KnockOut, knock_out
+from .memory.descriptor import TensorDescriptor
+from .memory.findings import Finding
 from .ops.asm import elementwise, whole
 from .report import Report
 from .simulate import Behind, simulate

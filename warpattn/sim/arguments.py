@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from .descriptor import Descriptor, TensorDescriptor
 from .errors import SimulationError
-from .formats import register_dtype, wrap
-from .globalmem import GlobalMemory
-from .ir import Block, Module
-from .valuetypes import Type, parse_type
+from .ir.formats import register_dtype, wrap
+from .ir.module import Block, Module
+from .ir.valuetypes import Type, parse_type
+from .memory.descriptor import Descriptor, TensorDescriptor
+from .memory.global_memory import GlobalMemory
 
 _ELEMENTS = {
     "float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64", "int8": "i8", "uint8": "i8",

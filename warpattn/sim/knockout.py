@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .findings import Finding
-from .ir import Block, Module, Op, parse_module
+from .ir.locations import Frame
+from .ir.module import Block, Module, Op, parse_module
 from .link import link
-from .locations import Frame
-from .registry import PLAIN
+from .machine.registry import PLAIN
+from .memory.findings import Finding
 from .report import Report
 from .simulate import ttgir_of
 

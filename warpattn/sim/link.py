@@ -11,10 +11,10 @@ import re
 from collections.abc import Iterator
 
 from . import ops as _ops  # noqa: F401  fills the table
-from .clusters import clustered
 from .errors import SimulationError
-from .ir import Block, Module, Op
-from .registry import END, PLAIN, TABLE
+from .ir.module import Block, Module, Op
+from .machine.clusters import clustered
+from .machine.registry import END, PLAIN, TABLE
 
 _ALLOCATING = {"ttg.local_alloc", "ttng.tmem_alloc"}
 _ISOLATED = {"ttg.warp_specialize"}

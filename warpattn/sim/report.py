@@ -8,9 +8,9 @@ from os import PathLike
 from pathlib import Path
 
 from .errors import SimulationError
-from .findings import Finding
-from .replay import Timing
-from .timeline import Window, chrome_trace, timeline_svg
+from .memory.findings import Finding
+from .timing.replay import Timing
+from .timing.timeline import Window, chrome_trace, timeline_svg
 
 
 @dataclass

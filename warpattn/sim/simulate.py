@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from .agents import SCHEDULES
 from .arguments import bind, write_in_front
 from .blas import one_thread
 from .errors import SimulationError
-from .ir import Module, parse_module
+from .ir.module import Module, parse_module
 from .link import link
-from .machine import Machine
-from .record import Recorder, recorded
-from .replay import replay
+from .machine.agents import SCHEDULES
+from .machine.machine import Machine
 from .report import Report
+from .timing.record import Recorder, recorded
+from .timing.replay import replay
 
 _BACKENDS = {"cuda:90", "cuda:100", "hip:gfx942", "hip:gfx950"}
 MAX_PROGRAMS = 1 << 16

@@ -22,7 +22,7 @@ from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from warpattn.check import AttentionError
+from warpattn.errors import AttentionError
 
 __all__ = ["install", "installed", "uninstall"]
 

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from warpattn.api import attention, attention_paged
-from warpattn.append import append_paged
-from warpattn.check import AttentionError
+from warpattn.errors import AttentionError
 from warpattn.integrations.flash_attn import packed
 from warpattn.integrations.flash_attn.modifiers import Tail
 from warpattn.integrations.signature import Given
 from warpattn.sequences import PagedKV
+from warpattn.serving.append import append_paged
 
 __all__ = ["cached"]
 

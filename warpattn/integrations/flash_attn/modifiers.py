@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from warpattn.check import AttentionError
+from warpattn.errors import AttentionError
+from warpattn.language.traced import is_int
 from warpattn.masks import Causal, Chunked, CustomMask, Mask, SlidingWindow
 from warpattn.scores import ALiBi, Score, SoftCap
-from warpattn.traced import is_int
 
 __all__ = ["Tail", "scored", "visible"]
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from warpattn.api import attention_paged, attention_varlen
-from warpattn.check import AttentionError
+from warpattn.errors import AttentionError
 from warpattn.integrations.flash_attn.modifiers import Tail
 from warpattn.sequences import PagedKV, Ragged
 

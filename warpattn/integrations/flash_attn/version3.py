@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from warpattn.api import attention
-from warpattn.check import AttentionError
+from warpattn.errors import AttentionError
 from warpattn.integrations.flash_attn import packed
 from warpattn.integrations.flash_attn.cache import cached
 from warpattn.integrations.flash_attn.modifiers import Tail, scored, visible

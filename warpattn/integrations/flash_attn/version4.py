@@ -20,15 +20,15 @@ import torch
 from torch import Tensor
 
 from warpattn.api import attention
-from warpattn.check import AttentionError
+from warpattn.errors import AttentionError
 from warpattn.integrations.flash_attn import packed
 from warpattn.integrations.flash_attn.modifiers import Tail, scored, visible
 from warpattn.integrations.flash_attn.version2 import NAMES
 from warpattn.integrations.flex import MaskMod, ScoreMod
 from warpattn.integrations.signature import Given, drop_in
+from warpattn.language.traced import Lengths
 from warpattn.masks import Mask
 from warpattn.scores import Score
-from warpattn.traced import Lengths
 
 __all__ = ["flash_attn_func", "flash_attn_varlen_func"]
 

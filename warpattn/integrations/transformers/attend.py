@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from warpattn.api import attention, attention_varlen
-from warpattn.check import AttentionError
+from warpattn.errors import AttentionError
 from warpattn.integrations.transformers.masks import ForwardMask
 from warpattn.masks import And, Causal, Document, Full, Mask, Materialized, SlidingWindow
 from warpattn.scores import Bias, Score, SoftCap

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 
-from warpattn.expr import load
+from warpattn.language.expr import load
 from warpattn.masks import (
     Causal,
     CustomMask,

@@ -7,7 +7,7 @@ quotients and remainders are corrected by bits of the numbers instead.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ..pieces.emit import Arithmetic
+from ..pieces.codegen import Arithmetic
 
 
 @gluon.jit

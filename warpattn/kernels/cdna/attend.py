@@ -11,14 +11,14 @@ MFMA, waves along the keys, the heads of a group packed into the rows, and the k
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ..pieces.apply import Modifiers
+from ..pieces.modifiers import Modifiers
 from ..pieces.softmax import LOG2_E
 from ..pieces.span import tile_span
 from .epilogue import store_output
 from .feed import make_feed, visit_of
 from .layouts import product_layout, scores_operand
-from .place import Shape, Tensors, element_rows, find_place, kv_sources, load_queries
 from .softmax import softmax_start, softmax_step
+from .work_tile import Shape, Tensors, element_rows, find_place, kv_sources, load_queries
 
 
 @gluon.aggregate

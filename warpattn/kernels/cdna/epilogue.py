@@ -10,8 +10,8 @@ from triton.experimental.gluon.language.amd.cdna3 import buffer_store
 
 from ..pieces.combine import Partials, combine_rows, with_sink
 from ..pieces.softmax import LN_2, LOG2_E
-from .place import Shape, Tensors, find_place, first_place, packed_offsets, row_places, tile_rows
 from .softmax import softmax_finish
+from .work_tile import Shape, Tensors, find_place, first_place, packed_offsets, row_places, tile_rows
 
 
 @gluon.jit

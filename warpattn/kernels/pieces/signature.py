@@ -1,9 +1,9 @@
 """What a kernel is told about a mask and a score before it is compiled: types of captured tensors, and functions."""
 
-from warpattn.check import AttentionError
-from warpattn.nodes import Node, Program, postorder
+from warpattn.errors import AttentionError
+from warpattn.language.nodes import Node, Program, postorder
 
-from .emit import MASK_SYMBOLS, NVIDIA, SCORE_SYMBOLS, SPAN_SYMBOLS, Arithmetic, compile_function
+from .codegen import MASK_SYMBOLS, NVIDIA, SCORE_SYMBOLS, SPAN_SYMBOLS, Arithmetic, compile_function
 
 _POINTERS = {
     "torch.bool": "*i8",

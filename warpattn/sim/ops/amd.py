@@ -6,7 +6,7 @@
 
 The unit is the role, so the order among the waves of a workgroup is not seen. Nothing is missed by that: where waves
 may meet in shared memory (after a wait for copies, between a read and the copy that overwrites it) Triton 3.9 puts an
-s_barrier itself, for relaxed loads too; tests/sim/test_amd_machine.py looks for them in the machine code.
+s_barrier itself, for relaxed loads too; tests/sim/amd/test_machine.py looks for them in the machine code.
 
 A buffer operation has a bound of 2 GiB and no other, so an offset that leaves its tensor without a mask is reported.
 """
@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from ..formats import encode, register_dtype
-from ..globalmem import Toucher
-from ..ir import Op
-from ..registry import TABLE, blocking, plain, tasked
-from ..shared import Access, MemDesc
-from ..valuetypes import Type, element_bits, parse_type
+from ..ir.formats import encode, register_dtype
+from ..ir.module import Op
+from ..ir.valuetypes import Type, element_bits, parse_type
+from ..machine.registry import TABLE, blocking, plain, tasked
+from ..memory.global_memory import Toucher
+from ..memory.shared import Access, MemDesc
 from .memory import load_pointers
 
 

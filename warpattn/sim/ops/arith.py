@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from ..formats import as_register, bitcast, register_dtype, rounder, unsigned, wrap
-from ..ir import Op
-from ..registry import plain
-from ..valuetypes import Type, parse_type
+from ..ir.formats import as_register, bitcast, register_dtype, rounder, unsigned, wrap
+from ..ir.module import Op
+from ..ir.valuetypes import Type, parse_type
+from ..machine.registry import plain
 
 _ERF = np.vectorize(math.erf, otypes=[np.float64])
 
@@ -212,7 +212,7 @@ def _number(text: str, kind: Type) -> Any:
     if kind.elem == "bf16":
         return struct.unpack("<f", struct.pack("<I", bits << 16))[0]
     if kind.elem not in ("f16", "f32", "f64"):
-        from ..formats import decode
+        from ..ir.formats import decode
 
         return float(decode(np.array([bits], np.uint8), kind.elem)[0])
     code, size = {"f16": ("<e", "<H"), "f32": ("<f", "<I"), "f64": ("<d", "<Q")}[kind.elem]

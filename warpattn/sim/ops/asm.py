@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from ..findings import Finding
-from ..formats import as_register, encode, round_bf16
-from ..ir import Op
-from ..registry import blocking, plain
-from ..shared import MemDesc
-from ..sync import NamedWait
+from ..ir.formats import as_register, encode, round_bf16
+from ..ir.module import Op
+from ..machine.registry import blocking, plain
+from ..machine.sync import NamedWait
+from ..memory.findings import Finding
+from ..memory.shared import MemDesc
 from .barriers import arrive
 
 _ELEMENTWISE: dict[str, Callable[..., Any]] = {}

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..clocks import marked
-from ..clusters import barrier_copies, group
-from ..findings import Finding
-from ..ir import Op
-from ..registry import blocking, tasked
-from ..shared import MemDesc
-from ..sync import BarrierWait
+from ..ir.module import Op
+from ..machine.clusters import barrier_copies, group
+from ..machine.registry import blocking, tasked
+from ..machine.sync import BarrierWait
+from ..memory.clocks import marked
+from ..memory.findings import Finding
+from ..memory.shared import MemDesc
 
 
 @tasked("ttng.init_barrier")

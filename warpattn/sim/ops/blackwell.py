@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from ..agents import Agent
-from ..clusters import barrier_copies, from_registers, group, local, to_registers
-from ..formats import as_register, decode, encode, rounder
-from ..ir import Op
-from ..registry import blocking, plain, tasked
-from ..shared import Access, MemDesc
-from ..sync import Barrier
-from ..tensor_memory import TensorBuffer, TensorView, check_capacity
-from ..valuetypes import Type
+from ..ir.formats import as_register, decode, encode, rounder
+from ..ir.module import Op
+from ..ir.valuetypes import Type
+from ..machine.agents import Agent
+from ..machine.clusters import barrier_copies, from_registers, group, local, to_registers
+from ..machine.registry import blocking, plain, tasked
+from ..machine.sync import Barrier
+from ..memory.shared import Access, MemDesc
+from ..memory.tensor_memory import TensorBuffer, TensorView, check_capacity
 from .hopper import multiplier
 from .memory import allocation_name
 

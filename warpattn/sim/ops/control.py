@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ..interpreter import evaluate, run_block
-from ..ir import Op
-from ..registry import end, flow
+from ..ir.module import Op
+from ..machine.interpreter import evaluate, run_block
+from ..machine.registry import end, flow
 
 end(
     "scf.yield", "scf.condition", "tt.return", "tt.reduce.return", "tt.scan.return", "tt.map_elementwise.return",
@@ -39,7 +39,7 @@ def _if(op: Op) -> Callable[..., Any]:
 
 def evaluate_or_run(task: Any, block: Any, registers: list[Any]) -> list[Any] | None:
     """The results of a block that only computes; None if it has to be run with care."""
-    from ..pending import PendingRead
+    from ..machine.pending import PendingRead
 
     try:
         return evaluate(block, registers, [])

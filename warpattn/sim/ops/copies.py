@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from ..agents import Agent
-from ..clocks import Clock, marked
-from ..descriptor import make_descriptor
-from ..formats import encode, register_dtype
-from ..globalmem import Toucher
-from ..ir import Op
-from ..registry import blocking, plain, tasked
-from ..shared import Access, MemDesc
-from ..sync import AgentWait
+from ..ir.formats import encode, register_dtype
+from ..ir.module import Op
+from ..machine.agents import Agent
+from ..machine.registry import blocking, plain, tasked
+from ..machine.sync import AgentWait
+from ..memory.clocks import Clock, marked
+from ..memory.descriptor import make_descriptor
+from ..memory.global_memory import Toucher
+from ..memory.shared import Access, MemDesc
 from .memory import load_pointers, pointee
 
 

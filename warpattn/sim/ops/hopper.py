@@ -12,17 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from ..agents import Agent
-from ..clocks import marked
-from ..clusters import barrier_copies, from_registers, group, local, parts_of, to_registers
-from ..descriptor import Descriptor, make_descriptor
-from ..formats import decode, register_dtype, rounder
-from ..globalmem import Toucher
-from ..ir import Op
-from ..pending import Pending, Undefined
-from ..registry import blocking, plain, tasked
-from ..shared import Access, MemDesc
-from ..sync import AgentWait, Barrier
+from ..ir.formats import decode, register_dtype, rounder
+from ..ir.module import Op
+from ..machine.agents import Agent
+from ..machine.clusters import barrier_copies, from_registers, group, local, parts_of, to_registers
+from ..machine.pending import Pending, Undefined
+from ..machine.registry import blocking, plain, tasked
+from ..machine.sync import AgentWait, Barrier
+from ..memory.clocks import marked
+from ..memory.descriptor import Descriptor, make_descriptor
+from ..memory.global_memory import Toucher
+from ..memory.shared import Access, MemDesc
 
 
 @tasked("ttng.fence_async_shared")

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from ..clocks import joined
-from ..clusters import from_registers, limited, local, to_registers
-from ..formats import as_register, decode, encode, memory_dtype, register_dtype, rounder, unsigned, wrap
-from ..globalmem import GlobalMemory, Toucher
-from ..ir import Op
-from ..registry import blocking, tasked
-from ..shared import MemDesc, SharedBuffer
-from ..valuetypes import Type, parse_type
+from ..ir.formats import as_register, decode, encode, memory_dtype, register_dtype, rounder, unsigned, wrap
+from ..ir.module import Op
+from ..ir.valuetypes import Type, parse_type
+from ..machine.clusters import from_registers, limited, local, to_registers
+from ..machine.registry import blocking, tasked
+from ..memory.clocks import joined
+from ..memory.global_memory import GlobalMemory, Toucher
+from ..memory.shared import MemDesc, SharedBuffer
 
 
 def pointee(kind: Type) -> Type:

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from ..formats import as_register
-from ..interpreter import evaluate
-from ..ir import Block, Op
-from ..registry import flow
+from ..ir.formats import as_register
+from ..ir.module import Block, Op
+from ..machine.interpreter import evaluate
+from ..machine.registry import flow
 
 _UFUNCS: dict[str, np.ufunc] = {
     "arith.addf": np.add, "arith.addi": np.add, "arith.mulf": np.multiply, "arith.muli": np.multiply,

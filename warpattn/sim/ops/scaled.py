@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from ..formats import register_dtype
-from ..ir import Op
-from ..registry import plain
+from ..ir.formats import register_dtype
+from ..ir.module import Op
+from ..machine.registry import plain
 
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 _FP4 = np.concatenate([_E2M1, -_E2M1])

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ..formats import register_dtype
-from ..ir import Op
-from ..registry import plain, tasked
+from ..ir.formats import register_dtype
+from ..ir.module import Op
+from ..machine.registry import plain, tasked
 
 
 @plain("tt.make_range")
@@ -26,7 +26,7 @@ def _splat(op: Op) -> Callable[..., Any]:
 
 @plain("tt.unsplat")
 def _unsplat(op: Op) -> Callable[..., Any]:
-    from ..formats import as_register
+    from ..ir.formats import as_register
 
     kind = op.outputs[0]
     return lambda x: as_register(x.reshape(-1)[0], kind)
@@ -95,7 +95,7 @@ def _histogram(op: Op) -> Callable[..., Any]:
 
 @plain("tt.addptr")
 def _addptr(op: Op) -> Callable[..., Any]:
-    from ..valuetypes import element_bits
+    from ..ir.valuetypes import element_bits
 
     size = max(1, element_bits(op.type.pointee) // 8)
     if op.type.kind == "scalar":
@@ -126,7 +126,7 @@ def _nothing(op: Op) -> Callable[..., Any]:
 
 @tasked("tt.assert")
 def _assert(op: Op) -> Callable[..., Any]:
-    from ..findings import Finding
+    from ..memory.findings import Finding
 
     message = op.strings[0] if op.strings else "assertion"
 

@@ -1,0 +1,76 @@
+"""`backend="simulate:sm90"`: attention on CPU tensors by the Hopper kernel in the simulator."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import warpattn as wa
+from warpattn.reference import reference
+from warpattn.runtime import simulate
+from warpattn.sim import Finding, Report
+
+BACKEND = "simulate:sm90"
+
+
+def tensors(seq=150, dim=64, dtype=torch.float16, heads=2):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(2, seq, heads, dim, generator=generator).to(dtype) for _ in range(3)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_values(dtype):
+    q, k, v = tensors(dtype=dtype)
+    mask = wa.Causal() & wa.SlidingWindow(40)
+    out, lse = wa.attention(q, k, v, mask=mask, return_lse=True, backend=BACKEND)
+    expected, expected_lse = reference(q, k, v, mask=mask)
+    assert out.dtype == dtype
+    torch.testing.assert_close(out.float(), expected, atol=2e-2 if dtype == torch.bfloat16 else 3e-3, rtol=0)
+    torch.testing.assert_close(lse, expected_lse, atol=1e-4, rtol=0)
+
+
+def test_captured_tensors_sinks_and_grouped_heads():
+    q, k, v = tensors(heads=4)
+    k, v = k[:, :, :2], v[:, :, :2]
+    options = {"mask": wa.Padding(torch.tensor([150, 70])), "score": wa.ALiBi(4), "sinks": torch.randn(4)}
+    out = wa.attention(q, k, v, backend=BACKEND, **options)
+    torch.testing.assert_close(out.float(), reference(q, k, v, **options)[0], atol=3e-3, rtol=0)
+
+
+def test_tensors_that_tma_cannot_address():
+    q, k, v = (x.transpose(-1, -2).contiguous().transpose(-1, -2) for x in tensors())
+    out = torch.full((2, 150, 2, 65), float("nan"), dtype=q.dtype)[..., 1:]
+    assert wa.attention(q, k, v, out=out, backend=BACKEND) is out
+    torch.testing.assert_close(out.float(), reference(q, k, v)[0], atol=3e-3, rtol=0)
+
+
+def test_without_keys():
+    q, k, v = tensors()
+    out, lse = wa.attention(q, k[:, :0], v[:, :0], return_lse=True, backend=BACKEND)
+    assert not out.any() and (lse == -torch.inf).all()
+
+
+def test_what_it_does_not_take_is_one_error():
+    q, k, v = tensors(dtype=torch.float32, dim=12)
+    with pytest.raises(wa.AttentionError) as caught:
+        wa.attention(q, k, v, backend=BACKEND)
+    assert len(caught.value.reasons) == 3  # dtype, head dim of q and of v
+    meta = [x.to("meta") for x in tensors()]
+    with pytest.raises(wa.AttentionError, match="runs kernels on CPU tensors"):
+        wa.attention(*meta, backend=BACKEND)
+    q = tensors()[0].requires_grad_()
+    with pytest.raises(wa.AttentionError, match="has no backward"):
+        wa.attention(q, *tensors()[1:], backend=BACKEND)
+
+
+def test_findings_are_an_error(monkeypatch):
+    found = Report([Finding("Race", "a reads what b writes"), Finding("Deadlock", "nobody can go on")])
+    monkeypatch.setattr(simulate, "simulate", lambda *_, **__: found)
+    with pytest.raises(wa.AttentionError, match="2 findings: Race: a reads") as caught:
+        wa.attention(*tensors(), backend=BACKEND)
+    assert len(caught.value.reasons) == 2
+
+
+def test_lengths_are_checked():
+    with pytest.raises(wa.AttentionError, match=r"within 0 \.\. 150"):
+        wa.attention(*tensors(), mask=wa.Padding(torch.tensor([150, 151])), backend=BACKEND)

@@ -1,0 +1,84 @@
+"""Three kinds of buffers in the same CDNA kernel: values and findings, and what their configs say."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("triton")
+
+from tests.sim.builds import poison, run
+from tests.sim.cdna.calls import ARCHS, SCHEDULES, Case, check, prefill_choice
+from tests.sim.cdna.kernels import order_kernel
+from warpattn.kernels.amd.kv_config import KINDS, KVBufferConfig, outstanding
+from warpattn.masks import Causal, Full
+
+both = pytest.mark.parametrize("arch", ARCHS)
+every = pytest.mark.parametrize("kind", KINDS)
+
+
+@both
+@every
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("mask", [Full(), Causal()], ids=["full", "causal"])
+def test_values_under_every_schedule(arch, kind, schedule, mask):
+    call = Case(150, 200, dim=128, mask=mask).call()
+    check(call, arch, prefill_choice(call, arch, kind), schedule=schedule)
+
+
+@both
+@pytest.mark.parametrize("slots", [2, 3, 4])
+def test_more_slots_load_further_ahead(arch, slots):
+    call = Case(40, 300, dim=64, mask=Causal()).call()
+    check(call, arch, prefill_choice(call, arch, "ring", slots=slots), schedule="adversarial")
+
+
+@both
+@pytest.mark.parametrize(("kind", "strip"), [("registers", 16), ("registers", 64), ("lds", 16), ("lds", 64)])
+def test_strips_of_any_width(arch, kind, strip):
+    call = Case(40, 130, dim=64).call()
+    check(call, arch, prefill_choice(call, arch, kind, k_strip=strip))
+
+
+@pytest.mark.parametrize(
+    ("operand", "tile", "wave", "coordinate", "axis"),
+    [("K", (128, 32), (32, 32), (3, 0), 1), ("V", (32, 64), (32, 16), (0, 3), 0)],
+)
+def test_tiles_of_the_specification(operand, tile, wave, coordinate, axis):
+    """Section 5.1: block tile, warp tile, coordinates and iterator axis, BN 128, BK 32, WN 32, depth 64."""
+    config = KVBufferConfig(operand, "lds", "gfx950", 128, 64, 64, 32, 1, 4, 4)
+    assert (config.btile, config.wtile, config.iterator_axis) == (tile, wave, axis)
+    assert config.get_wtile_coord(3) == coordinate
+    assert config.strips == (2 if operand == "K" else 4)
+
+
+def test_instructions_per_load():
+    """Section 5.3: a 32 x 32 tile takes two instructions of 1 KiB with 16 bytes a lane, four times as many with 4."""
+    wide = KVBufferConfig("K", "ring", "gfx950", 64, 128, 128, 128, 2, 4)
+    assert wide.vm_instrs_per_load == 2 * (64 * 128) // (32 * 32) // 4
+    narrow = KVBufferConfig("K", "ring", "gfx942", 64, 128, 128, 128, 2, 4)
+    assert narrow.vm_instrs_per_load == 4 * wide.vm_instrs_per_load
+    assert outstanding(wide, wide) == 8 and outstanding(*[narrow] * 5) == 63, "vmcnt has 6 bits"
+
+
+@both
+@pytest.mark.parametrize("tiles", [1, 7, 8, 9, 64, 100])
+def test_an_xcd_gets_consecutive_tiles(arch, tiles):
+    """Workgroup w runs on XCD w % 8; the tiles of each XCD are a run, and each tile is taken once."""
+    out = poison((tiles,), np.int32)
+    assert run(order_kernel, (tiles,), {"out": out, "total": tiles}, arch=arch).clean
+    xcds = (out % 8).tolist()
+    assert sorted(out.tolist()) == list(range(tiles))
+    assert xcds == sorted(xcds)
+
+
+@pytest.mark.parametrize(("arch", "operand"), [("gfx942", "K"), ("gfx942", "V"), ("gfx950", "K")])
+@pytest.mark.parametrize("strip", [32, 64, 128, 256])
+def test_rows_start_at_different_banks(arch, operand, strip):
+    """As many neighbouring rows as one cycle can serve, read at one column: all banks, each once."""
+    kind = "registers" if operand == "V" else "ring"
+    depth = strip if operand == "K" else 64
+    config = KVBufferConfig(operand, kind, arch, 256, depth, depth, strip, 1, 4)
+    banks = {"gfx942": 128, "gfx950": 256}[arch]  # bytes
+    vector, per_phase, phases = config.swizzle
+    size = 2 * vector
+    at = {(row * 2 * strip + size * ((row // per_phase) % phases)) % banks for row in range(banks // size)}
+    assert at == set(range(0, banks, size))

@@ -1,0 +1,60 @@
+"""Runs the Hopper kernels of ragged batches and paged caches in the simulator: their steps, one after the other."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+
+from tests.oracle import Inputs, poisoned
+from warpattn.kernels.sm90.prefill_varlen.launch import steps
+from warpattn.problem import Call, Ready, examine
+from warpattn.problem.operands import Operands, fitted
+from warpattn.problem.step import Step
+from warpattn.sim import Report, simulate
+from warpattn.sim.compile import ARCHS, to_ttgir
+
+MARGIN = 64  # rows, or elements of the LSE, before and after an output that must stay as they are
+_built: dict[Any, Any] = {}
+
+
+def kernel(step: Step) -> Any:
+    """A step's kernel down to TTGIR; each is compiled once."""
+    key = (step.name, step.key)
+    if key not in _built:
+        _built[key] = to_ttgir(step.source(), GPUTarget(*ARCHS[step.arch]), dict(step.options))
+    return _built[key]
+
+
+def ready_for(x: Inputs) -> Ready:
+    """The checked call, as a launch would get it."""
+    call = Call(x.q, x.k, x.v, x.sequence, x.mask, x.score, x.sinks, x.scale, True, None, "reference")
+    return replace(examine(call), backend="simulate:sm90")
+
+
+def run(
+    x: Inputs, programs: int = 3, ready: Ready | None = None, attention: Any = None, **options: Any
+) -> tuple[Tensor, Tensor, list[Report]]:
+    """(out, lse, reports); outputs lie between margins, which the run must leave alone.
+
+    ready: checked before; attention: a changed module of the attention kernel.
+    """
+    ready = ready or ready_for(x)
+    shape = (*x.q.shape[:-1], ready.problem.dim_v)
+    around = poisoned((shape[0] + 2 * MARGIN, *shape[1:]), x.q.dtype)
+    around_lse = poisoned((2 * MARGIN + torch.Size(ready.lse_shape).numel(),), torch.float32)
+    out, lse = around[MARGIN:-MARGIN], around_lse[MARGIN:-MARGIN].view(ready.lse_shape)
+    operands = fitted(Operands(x.q, x.k, x.v, out, lse, x.sinks))
+    reports = []
+    for step in steps(ready, operands, x.sequence):
+        grid = (min(step.grid[0], programs),) if step.persistent else step.grid
+        changed = attention if step.persistent else None
+        reports.append(simulate(changed or kernel(step), grid, step.args, **options))
+    for margins in (around, around_lse):
+        assert margins[:MARGIN].isnan().all() and margins[-MARGIN:].isnan().all(), "neighbours are left alone"
+    return out, lse, reports
+
+
+def findings(reports: list[Report]) -> list[str]:
+    return [str(finding) for report in reports for finding in report.findings]

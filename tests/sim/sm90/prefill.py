@@ -1,0 +1,98 @@
+"""Runs the project's Hopper prefill kernel in the simulator: the host side of a launch, without a GPU."""
+
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from warpattn.kernels.sm90.prefill import signature
+from warpattn.kernels.sm90.prefill.config import SM90Config, choose_config
+from warpattn.language.nodes import Program
+from warpattn.masks import Full, Mask
+from warpattn.reference import reference
+from warpattn.runtime.prefill_launcher import Shape
+from warpattn.scores import Score
+from warpattn.sim import Report, simulate
+from warpattn.sim.compile import to_ttgir
+
+_built: dict[Any, Any] = {}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A problem: B 1, small, in one dtype."""
+
+    seq_q: int
+    seq_k: int
+    heads: int = 2
+    heads_kv: int = 2
+    dim: int = 64
+    dim_v: int = 0
+    dtype: torch.dtype = torch.bfloat16
+    mask: Mask = Full()  # noqa: RUF009  frozen
+    score: Score | None = None
+    sinks: bool = False
+    long: bool = False  # the config of long sequences
+
+    @property
+    def config(self) -> SM90Config:
+        name = "bf16" if self.dtype == torch.bfloat16 else "fp16"
+        return choose_config(name, self.dim, self.dim_v or self.dim, 16384 if self.long else self.seq_q, True)[0]
+
+    def kernel(self) -> Any:
+        """The kernel down to TTGIR; each is compiled once."""
+        mask, score = self.programs()
+        key = (self.config, mask.key, None if score is None else score.key, self.sinks)
+        if key not in _built:
+            with mock.patch.object(signature.triton, "compile", to_ttgir):
+                _built[key] = signature.compile_prefill(self.config, mask, score, self.sinks, True)
+        return _built[key]
+
+    def programs(self) -> tuple[Program, Program | None]:
+        mask = self.mask.program()
+        score = None if self.score is None else self.score.program()
+        programs = Program((mask.keep, *mask.span), mask.tensors)
+        return programs, None if score is None else Program((score.out,), score.tensors)
+
+    def operands(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """q, k, v, sinks."""
+        q = torch.randn(1, self.seq_q, self.heads, self.dim).to(self.dtype)
+        k = torch.randn(1, self.seq_k, self.heads_kv, self.dim).to(self.dtype)
+        v = torch.randn(1, self.seq_k, self.heads_kv, self.dim_v or self.dim).to(self.dtype)
+        return q, k, v, torch.randn(self.heads) if self.sinks else None
+
+
+def captured(program: Program | None) -> tuple:
+    """Pointer, sizes and strides of every captured tensor."""
+    tensors = () if program is None else program.tensors
+    return tuple(value for tensor in tensors for value in (tensor, *tensor.shape, *tensor.stride()))
+
+
+def simulated(case: Case, programs: int = 2, kernel: Any = None, **options: Any) -> tuple[Report, float, float]:
+    """(report, largest error of the output, of the LSE) against the reference."""
+    config = case.config
+    q, k, v, sinks = case.operands()
+    out = torch.full((1, case.seq_q, case.heads, v.shape[3]), float("nan"), dtype=case.dtype)
+    lse = torch.full((1, case.heads, case.seq_q), float("nan"))
+    counter = torch.zeros(1, dtype=torch.int32)
+    m_tiles = -(-case.seq_q // config.block_m)
+    shape = Shape(case.seq_q, case.seq_k, case.heads, case.heads // case.heads_kv, m_tiles, case.heads, case.heads)
+    mask, score = case.programs()
+    args = {
+        "q_desc": q, "k_desc": k, "v_desc": v, "o_desc": out, "lse_ptr": lse, "sinks_ptr": sinks,
+        "counter_ptr": counter, "scale": case.dim**-0.5, "shape": shape.values(), "mask_args": captured(mask),
+        "score_args": captured(score),
+    }  # fmt: skip
+    grid = min(programs, m_tiles * case.heads)
+    report = simulate(case.kernel() if kernel is None else kernel, (grid,), args, **options)
+    expected, expected_lse = reference(q, k, v, mask=case.mask, score=case.score, sinks=sinks)
+    assert counter.item() == 0 or not report.clean, "the tile counter is left as it was found"
+    return report, error(out.float(), expected), error(lse, expected_lse)
+
+
+def error(actual: Tensor, expected: Tensor) -> float:
+    """The largest difference; equal infinities differ by nothing, NaN by infinitely much."""
+    same = actual == expected
+    return torch.where(same, 0.0, (actual - expected).abs()).nan_to_num(nan=float("inf")).max().item()

@@ -1,0 +1,224 @@
+"""Launches of the Hopper decode kernel that come before the one in front has ended, in the simulator: what they may
+believe, what they ask for, and when they let the next one come."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from tests.sim.sm90.decode import Decode, check, of_shape, run, tensors
+from warpattn.kernels.sm90.decode.launch import choose
+from warpattn.masks import Causal, Padding, SlidingWindow
+from warpattn.problem import Call, examine
+from warpattn.problem.arch import ARCHS
+from warpattn.problem.step import Terms
+from warpattn.sequences import Dense, PagedKV
+from warpattn.sim.machine.agents import Queue
+from warpattn.sim.machine.registry import TABLE, TASKED
+from warpattn.sim.ops import asm
+from warpattn.sim.simulate import linked
+
+
+@pytest.mark.parametrize("settled", [False, True])
+@pytest.mark.parametrize("schedule", ["lazy", "random"])
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("page", [0, 3, 16, 64])
+@pytest.mark.parametrize("rows", [1, 9])
+def test_what_the_launch_in_front_may_write(rows, page, tokens, schedule, settled):
+    """Everything: lengths and table as they are before it has ended only say what to ask for in L2. With a settled
+    cache queries, results, and new tokens, which are not touched before; see `in_front`."""
+    lengths = (150, 1, 64, 129) if page else (190, 190)
+    mask = Causal() if page else SlidingWindow(100)
+    case = Decode(lengths, page=page, tokens=tokens, heads=rows, behind=True, settled=settled, mask=mask)
+    for seed in range(3):
+        check(case, 3, schedule=schedule, seed=seed)
+
+
+@pytest.mark.parametrize("page", [0, 16])
+def test_new_tokens_come_last(page, monkeypatch):
+    """Of 16 tiles, the last one has the new token: all others are copied before the producer waits for it."""
+    events = {}
+
+    def noting(event, kind, build):
+        def of(op):
+            act = build(op)
+
+            def noted(task, *operands):
+                events.setdefault(task.role, []).append(event)
+                return act(task, *operands)
+
+            return noted
+
+        return kind, of
+
+    copying, waiting = "ttng.async_tma_copy_global_to_local", "tt.grid_dependency_wait"
+    for name, event in ((copying, "copy"), (waiting, "wait")):
+        monkeypatch.setitem(TABLE, name, noting(event, *TABLE[name]))
+    linked.cache_clear()
+    run(Decode((1000,), page=page, dim=128, settled=True, config=(("part_left", 99),)), 1)
+    linked.cache_clear()
+    (producer,) = (found for found in events.values() if "copy" in found)
+    copies = 2 * (4 if page else 1)
+    assert producer.index("wait") == 15 * copies and producer.count("copy") == 16 * copies
+
+
+@pytest.mark.parametrize("page", [0, 64])
+@pytest.mark.parametrize("settled", [False, True])
+def test_a_launch_ahead_that_does_not_wait_is_found(settled, page):
+    """Every wait for the launch in front is needed, but for the one that the next launch relies on. A producer that
+    comes to new tokens when its ring is full has waited with the others already, so keys are few here."""
+    case = Decode((40, 40), page=page, settled=settled, behind=True)
+    assert run(case, 2).report.clean
+    waits = []
+
+    def without(number):
+        def change(kernel):
+            lines = kernel.asm["ttgir"].splitlines()
+            found = [i for i, line in enumerate(lines) if "tt.grid_dependency_wait" in line]
+            waits.append(len(found))
+            del lines[found[number]]
+            return replace(kernel, asm={"ttgir": "\n".join(lines)})
+
+        return change
+
+    for number in range(2 if settled else 1):
+        report = run(case, 2, kernel=without(number)).report
+        assert report.of_kind("Race") and "the launch in front" in str(report.of_kind("Race")[0])
+    assert set(waits) == {3 if settled else 1}
+
+
+@pytest.mark.parametrize("page", [0, 16, 64])
+def test_what_is_asked_for_is_read_first(page, monkeypatch):
+    """A CTA asks for the keys of its first tiles: the last ones of the sequence, of both halves of the columns."""
+    (text,) = (text for text in asm._ELEMENTWISE if "prefetch" in text)
+    asked = set()
+
+    def spy(tensor, wanted, *coord):
+        asked.update(zip(*(x[wanted != 0].tolist() for x in coord), strict=True))
+        return wanted * 0
+
+    monkeypatch.setitem(asm._ELEMENTWISE, text, spy)
+    case, tiles = Decode((1000,), page=page, dim=128), 3
+    linked.cache_clear()
+    run(replace(case, config=(("prefetched", tiles),)), 1)
+    linked.cache_clear()
+    *_, sequence, _ = tensors(case)
+    step, config = page or 64, of_shape(1, 1000)
+    rows = range((1000 // config.block_n - tiles + 1) * config.block_n, 1000, step)
+    places = [(int(sequence.block_table[0, row // page]), 0) if page else (0, row) for row in rows]
+    assert config.block_n == 64 and asked == {(*place, 0, col) for place in places for col in (0, 64)}
+
+
+def test_no_guess_where_the_span_needs_tensors():
+    """They may be written by the launch in front like everything else, and are read in many places."""
+
+    def config(mask):
+        q, k = torch.zeros(2, 1, 4, 128).bfloat16(), torch.zeros(2, 600, 4, 128).bfloat16()
+        return choose(examine(Call(q, k, k, Dense(), mask, backend="reference")).problem, ARCHS["sm90"]).config
+
+    assert config(Causal()).prefetched and not config(Padding(torch.tensor([600, 3]))).prefetched
+
+
+@pytest.mark.parametrize(
+    ("batch", "keys", "chosen"),
+    [(1, 16384, (64, 1, True)), (8, 8192, (64, 4, True)), (1, 131072, (64, 4, True)), (32, 4096, (64, 4, True)),
+     (32, 16384, (128, 2, False)), (8, 600, (64, 1, True))],
+)  # fmt: skip
+def test_when_launches_come_ahead(batch, keys, chosen):
+    """(keys of a tile, tiles asked for ahead, whether the next launch may come ahead, too) by the bytes of a CTA."""
+    config = of_shape(batch, keys)
+    share = batch * 8 * keys // (config.block_n * 128)
+    assert config.ahead and (config.block_n, config.prefetched, share <= config.hands_over) == chosen
+
+
+@pytest.mark.parametrize(("batch", "keys", "asked"), [(1, 16384, 0), (8, 8192, 0), (1, 131072, 3), (32, 16384, 3)])
+def test_a_settled_cache_fills_a_deep_ring(batch, keys, asked):
+    """Of short tiles, whatever a CTA's bytes; where its run is longer than the ring it asks for `asked` more."""
+    config = of_shape(batch, keys, Terms(cache_settled=True))
+    assert config.settled and config.prefetched == asked
+    assert (config.block_n, config.stages, config.under_way, config.part_left) == (64, 6, 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("group", "tokens", "dim", "page", "chosen"),
+    [(4, 1, 128, 0, (64, 6, 2, False)), (4, 1, 128, 16, (64, 6, 2, True)), (16, 4, 128, 16, (128, 2, 0, False)),
+     (4, 1, 256, 16, (64, 3, 2, True)), (4, 1, 64, 16, (64, 6, 2, True)), (4, 1, 128, 3, (64, 4, 0, False))],
+)  # fmt: skip
+def test_rings_of_a_settled_cache(group, tokens, dim, page, chosen):
+    """(keys of a tile, slots, of them under way, whether any run lets the next launch come): deep with few rows, and as
+    without the promise with 64, or where rows are gathered."""
+    q, keys = torch.zeros(2, tokens, 2 * group, dim).bfloat16(), (1024, page, 2, dim) if page else (2, 65536, 2, dim)
+    table, lengths = torch.zeros(2, 65536, dtype=torch.int32), torch.full((2,), 1024, dtype=torch.int32)
+    k = torch.zeros(1, dtype=torch.bfloat16).expand(keys)
+    sequence = PagedKV(k, k, table, lengths) if page else Dense()
+    problem = examine(Call(q, k, k, sequence, Causal(), backend="reference"), read_values=False).problem
+    config = choose(problem, ARCHS["sm90"], terms=Terms(cache_settled=True)).config
+    assert (config.block_n, config.stages, config.under_way, config.hands_over > 1 << 20) == chosen
+
+
+@pytest.mark.parametrize("page", [0, 16])
+@pytest.mark.parametrize(("under_way", "most"), [(0, 6), (1, 1), (2, 2), (5, 5)])
+def test_a_settled_cache_keeps_pace(under_way, most, page, monkeypatch):
+    """Where copies arrive as late as they may, so many tiles of K, and of V, are on their way at a time."""
+    seen = []
+
+    def add(queue, agent):
+        issue(queue, agent)
+        seen.append(sum(other.engine == "TMA load" and not other.done for other in queue.pending))
+
+    issue = Queue.add
+    monkeypatch.setattr(Queue, "add", add)
+    fields = (("stages", 6), ("under_way", under_way))
+    case = Decode((1000,), page=page, dim=128, settled=True, config=fields)
+    check(case, 1, schedule="lazy")
+    assert max(seen) == 2 * most * (4 if page else 1)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "page", "programs", "most", "left"),
+    [((4200,), 0, 1, 99, [2]), ((4200,), 16, 1, 99, [2]), ((4200,), 3, 1, 99, [2]), ((4200,), 0, 2, 99, [1, 1]),
+     ((1000,), 64, 1, 99, [0]), ((700, 3500, 130), 16, 1, 99, [2]), ((3500, 70), 16, 1, 99, [1]),
+     ((700, 0), 16, 1, 99, [0]), ((4200,), 0, 1, 60, [])],
+)  # fmt: skip
+def test_when_a_cta_lets_the_next_launch_come(lengths, page, programs, most, left, monkeypatch):
+    """Once, with a 32nd of its tiles left to copy, but in its last item; or by ending, if its run has more units than
+    the configuration says."""
+    case = Decode(lengths, page=page, config=(("block_n", 64), ("hands_over", most)))
+    assert left_behind(case, programs, monkeypatch) == left
+
+
+@pytest.mark.parametrize(("keys", "left"), [(4200, 16), (1400, 5), (500, 2), (400, 1), (384, 0), (64, 0)])
+def test_a_settled_cache_lets_it_come_earlier(keys, left, monkeypatch):
+    """With a 4th left, but not before its ring of 6 slots is full: it has to wait for the launch in front by then."""
+    assert left_behind(Decode((keys,), dim=128, settled=True), 1, monkeypatch) == [left]
+
+
+def left_behind(case, programs, monkeypatch):
+    """For each CTA that lets the next launch come before it ends, the tiles that it copies afterwards."""
+    here, copies = {}, "ttng.async_tma_copy_global_to_local" if case.page != 3 else "ttg.async_commit_group"
+    kind, build = TABLE[copies]
+
+    def copying(op):
+        copy = build(op)
+
+        def run(task, *operands):
+            here.setdefault(task.program.index[0], []).append("copy")
+            return copy(task, *operands)
+
+        return run
+
+    def leaving(op):
+        return lambda task: here.setdefault(task.program.index[0], []).append("leave")
+
+    monkeypatch.setitem(TABLE, copies, (kind, copying))
+    monkeypatch.setitem(TABLE, "tt.grid_dependency_launch_dependents", (TASKED, leaving))
+    linked.cache_clear()
+    run(case, programs)
+    linked.cache_clear()
+    assert all(events.count("leave") <= 1 for events in here.values())
+    copies_of_tile = 2 * (4 if case.page == 16 else 1)
+    behind = [len(events) - 1 - events.index("leave") for events in here.values() if "leave" in events]
+    assert all(copied % copies_of_tile == 0 for copied in behind)
+    return [copied // copies_of_tile for copied in behind]

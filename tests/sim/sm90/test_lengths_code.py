@@ -1,0 +1,68 @@
+"""The kernels of ragged batches and paged caches as code: what the machine gets, and which synchronisation it needs."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import triton
+from triton.backends.compiler import GPUTarget
+
+from tests.cases import Case
+from tests.sim.knocking import SM90_PREFILL, knocked_out, reviewed
+from tests.sim.sm90.lengths import kernel, ready_for, run
+from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT
+from warpattn.kernels.sm90.prefill_varlen.launch import steps
+from warpattn.machine_code.sass import opcode_counts, resources
+from warpattn.problem.operands import Operands
+from warpattn.problem.step import Step
+from warpattn.sim import Report
+
+BASE = Case(dim=128, dtype=torch.bfloat16, heads_q=1, heads_kv=1, mask="causal")
+RAGGED = replace(BASE, kind="ragged", batch=3, lens_q=(780, 0, 300))
+PAGED = replace(BASE, kind="paged", batch=2, seq_q=780, lens_k=(780, 400))
+
+
+def launches(case: Case) -> tuple[Step, ...]:
+    x = case.build()
+    ready = ready_for(x)
+    return steps(ready, Operands(x.q, x.k, x.v, torch.empty_like(x.q), torch.empty(ready.lse_shape), None), x.sequence)
+
+
+# Case, TMA loads by the producer's code, bytes of stack: measured with Triton 3.9.0.
+CODE = [(RAGGED, 22, 24), (replace(PAGED, page_size=64), 36, 32), (replace(PAGED, page_size=16), 120, 96)]
+
+
+@pytest.mark.parametrize(("case", "loads", "stack"), CODE)
+def test_machine_code(case, loads, stack):
+    order, attention = launches(case)
+    target = GPUTarget("cuda", 90, 32)
+    sorter, made = (triton.compile(s.source(), target=target, options=dict(s.options)) for s in (order, attention))
+    assert resources(sorter.asm["cubin"]).stack == 0
+    used, counts = resources(made.asm["cubin"]), opcode_counts(made.asm["cubin"])
+    assert made.metadata.shared <= SMEM_LIMIT
+    assert used.stack <= stack
+    assert counts["UTMALDG"] == loads and counts["UTMASTG"] == 2
+    assert counts["HMMA"] == 0 and counts["HGMMA"] == 80, "the dense kernel's products"
+
+
+FIRST = ("ttng.arrive_barrier", "q_state = load_q(ctx, producer_state(", "programs without a tile end before")
+reason = reviewed([*SM90_PREFILL, FIRST])
+
+
+@pytest.mark.full  # 2 minutes
+@pytest.mark.parametrize("page_size", [0, 3, 64])
+def test_the_kernel_needs_its_synchronisation(page_size):
+    case = replace(PAGED, page_size=page_size) if page_size else RAGGED
+    x = case.build()
+    ready = ready_for(x)
+
+    def once(module: Any, schedule: str) -> Report:
+        *_, reports = run(x, 1, ready, module, schedule=schedule, step_limit=20_000)
+        return reports[1]
+
+    results = knocked_out(kernel(launches(case)[1]), once, reason)
+    assert len(results) > 40

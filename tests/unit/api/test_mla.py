@@ -1,0 +1,165 @@
+"""Latent attention (MLA, absorbed): rules, plan, and the machine code of the Hopper kernel, compiled without a card."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+
+import warpattn as wa
+from warpattn.errors import AttentionError
+from warpattn.kernels.sm90.decode.config import SLACK
+from warpattn.kernels.sm90.mla.config import choose_mla
+from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT
+from warpattn.problem import Call, examine
+from warpattn.runtime.plan import plan
+from warpattn.sequences import Dense, PagedKV, Ragged
+
+DIM, DIM_V = 576, 512
+
+
+def cache_of(page: int = 16, pages: int = 5) -> torch.Tensor:
+    return torch.randn(pages, page, 1, DIM).bfloat16()
+
+
+def paged(k: torch.Tensor, v: torch.Tensor | None = None) -> PagedKV:
+    table = torch.tensor([[3, 0, 1], [2, 4, 0]], dtype=torch.int32)
+    return PagedKV(k, k[..., :DIM_V] if v is None else v, table, torch.tensor([40, 20], dtype=torch.int32))
+
+
+def query(tokens: int = 1, heads: int = 16) -> torch.Tensor:
+    return torch.randn(2, tokens, heads, DIM).bfloat16()
+
+
+def refusal(q: torch.Tensor, kv: PagedKV, backend: str) -> str:
+    with pytest.raises(AttentionError) as refused:
+        wa.attention_paged(q, kv, backend=backend)
+    return str(refused.value)
+
+
+def test_values_of_their_own_are_refused():
+    k = cache_of()
+    said = refusal(query(), paged(k, k[..., :DIM_V].clone()), "simulate:sm90")
+    assert "kv.v_pages must be the view kv.k_pages[..., :512]" in said
+    assert "must be the view" in refusal(query(), paged(k, k[..., 64:]), "simulate:sm90"), "other columns"
+    whole = torch.randn(10, 16, 1, DIM).bfloat16()
+    assert "must be the view" in refusal(query(), paged(whole[:5], whole[::2, ..., :DIM_V]), "simulate:sm90")
+
+
+def test_many_tokens_and_ragged_batches_are_refused():
+    assert "at most 16" in refusal(query(17), paged(cache_of()), "simulate:sm90")
+    rows, k = torch.randn(5, 16, DIM).bfloat16(), torch.randn(5, 1, DIM).bfloat16()
+    sequence = Ragged(torch.tensor([0, 2, 5], dtype=torch.int32))
+    with pytest.raises(AttentionError, match="kernels take dense and paged ones"):
+        wa.attention_varlen(rows, k, k[..., :DIM_V], sequence, backend="simulate:sm90")
+
+
+@pytest.mark.parametrize("arch", ["sm90", "sm100", "gfx942", "gfx950"])
+def test_every_architecture_plans_it(arch):
+    kv = paged(cache_of())
+    call = Call(query(), kv.k_pages, kv.v_pages, kv, backend=f"simulate:{arch}")
+    assert "head dim 576/512" in str(plan(examine(call, read_values=False).problem, arch))
+
+
+def test_other_wide_head_dims_are_told_of_these():
+    k = cache_of()
+    said = refusal(query(), PagedKV(k, k, *paged(k).indices().values()), "simulate:sm90")
+    assert "or 576 with values of 512 (latent attention)" in said
+
+
+def test_the_reference_takes_any_values():
+    k = cache_of()
+    out = wa.attention_paged(query(), paged(k, k[..., 64:].clone()))
+    assert out.shape == (2, 1, 16, DIM_V) and out.isfinite().all() and out.any()
+
+
+@pytest.mark.parametrize("seq_k", [40, 4096])
+def test_dense_keys_are_planned_however_few(seq_k):
+    k = torch.empty(2, seq_k, 1, DIM, dtype=torch.bfloat16)
+    call = Call(query(heads=128), k, k[..., :DIM_V], Dense(), backend="simulate:sm90")
+    found = plan(examine(call).problem)
+    assert found.kernel == "sm90.mla" and found.choice.grid == (128,)
+    assert "2 heads of 2 row tiles" in str(found) and "latents are read once" in str(found)
+
+
+def test_shared_memory_holds_four_tiles():
+    config = choose_mla("bf16", 64)
+    assert config.smem_bytes == (64 + 4 * 32) * 576 * 2 + 6 * 64 * 4 * 4 + 8 * 8
+    assert config.smem_bytes + SLACK <= SMEM_LIMIT < config.smem_bytes + config.tile_bytes
+    assert config.topology.registers <= 65_536 and config.topology.threads == 384
+
+
+@cache
+def compiled(page: int):
+    pytest.importorskip("triton")
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    from warpattn.kernels.sm90.decode.launch import OPTIONS
+    from warpattn.kernels.sm90.decode.signature import decode_source
+    from warpattn.language.nodes import Program
+    from warpattn.masks import Causal
+
+    shares = {"has_lengths": True, "price": 1, "plan_lane": 4} if page else {"uniform": True}
+    config = replace(choose_mla("bf16", page), **shares)
+    mask = Causal().program()
+    source = decode_source(config, Program((mask.keep, *mask.span), mask.tensors), None, False, True)
+    return config, triton.compile(source, target=GPUTarget("cuda", 90, 32), options=dict(OPTIONS))
+
+
+# Pages and the bytes of stack that the compiler spills to, Triton 3.9.0: with TMA through pages, numbers that an item
+# needs once and up to three words around the mask of a tile; with pages of 16 the two registers of the L2 policy too.
+STACK = {0: 0, 3: 0, 16: 72, 64: 56}
+
+
+@pytest.mark.parametrize("page", STACK)
+def test_machine_code(page):
+    from warpattn.machine_code.sass import opcode_counts, resources
+
+    config, kernel = compiled(page)
+    counts = opcode_counts(kernel.asm["cubin"])
+    assert kernel.metadata.shared <= min(SMEM_LIMIT, config.smem_bytes + SLACK)
+    assert resources(kernel.asm["cubin"]).stack <= STACK[page]
+    assert counts["HMMA"] == 0, "every product is a warpgroup product"
+    scores, values = DIM // 16, config.block_n // 16
+    most = config.consumers * (2 * scores + 4 * values)
+    assert most - 4 <= counts["HGMMA"] <= most, "first and later tiles, the other one's, the last; ends may merge"
+    copies = 0 if config.gathers else config.boxes * DIM // 64
+    assert counts["UTMALDG"] == copies, "a copy moves 64 columns, and no column is copied twice"
+    assert counts["WARPGROUP"] < counts["HGMMA"] / 2, "products do not wait for each other"
+
+
+@cache
+def compiled_for_blackwell(page: int, heads: int):
+    pytest.importorskip("triton")
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    from warpattn.kernels.sm100.mla.config import LatentConfig
+    from warpattn.kernels.sm100.mla.launch import OPTIONS
+    from warpattn.kernels.sm100.mla.signature import latent_source
+    from warpattn.kernels.sm100.traits import Traits
+    from warpattn.language.nodes import Program
+    from warpattn.masks import Causal
+
+    config = LatentConfig("bf16", DIM, DIM_V, page, splitk_partitions=1 if page else 4)
+    mask = Causal().program()
+    traits = Traits("paged" if page else "dense", heads, has_sinks=not page, has_lse=True)
+    source = latent_source(config, traits, Program((mask.keep, *mask.span), mask.tensors), None)
+    return config, triton.compile(source, target=GPUTarget("cuda", 100, 32), options=dict(OPTIONS))
+
+
+@pytest.mark.parametrize(("page", "heads"), [(0, 16), (64, 16), (16, 128), (3, 16), (1, 16)])
+def test_machine_code_for_blackwell(page, heads):
+    from warpattn.kernels.sm100.config import SMEM_LIMIT as LIMIT
+    from warpattn.machine_code.sass import opcode_counts, resources
+
+    config, kernel = compiled_for_blackwell(page, heads)
+    counts, used = opcode_counts(kernel.asm["cubin"]), resources(kernel.asm["cubin"])
+    assert config.smem_used <= kernel.metadata.shared <= min(LIMIT, config.smem_used + 512)
+    assert kernel.metadata.tmem_size == 512 and config.tmem_used == 320, "columns are allocated in powers of two"
+    assert (used.stack, used.spills) == (0, 0)
+    assert counts["UTCHMMA"] == 2 * DIM // 16 + 2 * config.BN // 16, "Q·K before the loop and in it; P·V by halves"
+    assert counts["UTCBAR"] == 4, "S twice; a slot given back; O"
+    copied = page in (1, 3)
+    assert counts["UTMALDG"] == (0 if copied else DIM // 64 * config.BN // config.box_rows)

@@ -1,0 +1,208 @@
+"""The vLLM backend against a stand-in of vLLM's interface: steps of prefill, chunks and decode over a paged cache."""
+
+import importlib
+import itertools
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import warpattn as wa
+from tests.unit.integrations import vllm_double
+from warpattn.errors import AttentionError
+from warpattn.reference import reference
+
+SHAPE = (4, 2, 16)  # query heads, key heads, head_dim
+
+
+@pytest.fixture
+def vllm(monkeypatch):
+    """The backend's module, imported against the stand-in."""
+    vllm_double.install(monkeypatch)
+    return importlib.import_module("warpattn.integrations.vllm")
+
+
+def make(vllm, **options):
+    return vllm.WarpattnImpl(SHAPE[0], SHAPE[2], SHAPE[2] ** -0.5, SHAPE[1], **options)
+
+
+def run(vllm, impl, engine, new, **step):
+    """One step of the engine: {name: output [tokens, heads, dim]}; rows of padding stay as they were."""
+    batch, q, k, v = engine.step(new, **step)
+    builder = vllm.WarpattnBackend.get_builder_cls()(None, ["layer"], None, q.device)
+    metadata = builder.build(0, batch)
+    padding = torch.full((3, *q.shape[1:]), torch.nan)
+    output = torch.full((len(q) + 3, SHAPE[0], SHAPE[2]), torch.nan)
+    impl.do_kv_cache_update(None, k, v, engine.cache, batch.slot_mapping)
+    returned = impl.forward(
+        None, torch.cat((q, padding)), k, v, engine.cache, metadata, output=output, output_scale=None
+    )
+    assert returned is output
+    assert output[len(q) :].isnan().all()
+    ends = batch.query_start_loc.tolist()
+    rows = dict(zip(new, itertools.pairwise(ends), strict=True))
+    return {name: (q[a:b], output[a:b]) for name, (a, b) in rows.items()}, metadata
+
+
+def check(engine, results, **modifiers):
+    for name, (q, out) in results.items():
+        k, v = engine.history[name]
+        expected, _ = reference(q[None], k[None], v[None], scale=SHAPE[2] ** -0.5, **modifiers)
+        torch.testing.assert_close(out, expected[0])
+
+
+def kinds(metadata):
+    """(requests, new tokens, fresh) of every run."""
+    return [(run.requests.stop - run.requests.start, run.length, run.offsets is not None) for run in metadata.runs]
+
+
+MODIFIERS = {
+    "causal": ({}, {"mask": wa.Causal()}),
+    "window": ({"sliding_window": 10}, {"mask": wa.SlidingWindow(10)}),
+    "softcap": ({"logits_soft_cap": 1.5}, {"mask": wa.Causal(), "score": wa.SoftCap(1.5)}),
+    "alibi": (
+        {"alibi_slopes": [0.5, 0.25, 0.1, 0.05]},
+        {"mask": wa.Causal(), "score": wa.ALiBi(torch.tensor([0.5, 0.25, 0.1, 0.05]))},
+    ),
+    "sinks": ({"sinks": torch.tensor([1.0, -1.0, 2.0, 0.0])}, None),
+}
+MODIFIERS["sinks"] = (MODIFIERS["sinks"][0], {"mask": wa.Causal(), **MODIFIERS["sinks"][0]})
+
+
+@pytest.mark.parametrize(("options", "modifiers"), MODIFIERS.values(), ids=MODIFIERS)
+def test_prefill_chunks_and_decode(vllm, options, modifiers):
+    engine, impl = vllm_double.Engine(SHAPE), make(vllm, **options)
+    results, metadata = run(vllm, impl, engine, {"a": 21, "b": 5, "c": 40})
+    assert kinds(metadata) == [(3, 40, True)]
+    check(engine, results, **modifiers)
+    results, metadata = run(vllm, impl, engine, {"a": 1, "b": 1, "c": 17, "d": 30, "e": 2})
+    assert kinds(metadata) == [(2, 1, False), (1, 17, False), (2, 30, True)]
+    check(engine, results, **modifiers)
+    for _ in range(3):
+        results, metadata = run(vllm, impl, engine, dict.fromkeys("abcde", 1))
+        assert kinds(metadata) == [(5, 1, False)]
+        check(engine, results, **modifiers)
+
+
+def test_without_lengths_on_the_host_everything_is_read_from_pages(vllm):
+    engine, impl = vllm_double.Engine(SHAPE), make(vllm)
+    results, metadata = run(vllm, impl, engine, {"a": 7, "b": 7, "c": 9}, known_lengths=False)
+    assert kinds(metadata) == [(2, 7, False), (1, 9, False)]
+    check(engine, results, mask=wa.Causal())
+
+
+def test_a_layer_that_shares_a_cache_reads_the_cache(vllm):
+    engine = vllm_double.Engine(SHAPE)
+    owner, sharing = make(vllm), make(vllm, kv_sharing_target_layer_name="layer.0")
+    batch, q, k, v = engine.step({"a": 21, "b": 5})
+    owner.do_kv_cache_update(None, k, v, engine.cache, batch.slot_mapping)
+    metadata = vllm.WarpattnMetadataBuilder(None, [], None, q.device).build(0, batch)
+    output = torch.full_like(q, torch.nan)
+    rubbish = torch.full_like(k, torch.nan)
+    sharing.forward(None, q, rubbish, rubbish, engine.cache, metadata, output)
+    check(engine, {"a": (q[:21], output[:21]), "b": (q[21:], output[21:])}, mask=wa.Causal())
+
+
+@pytest.mark.parametrize("kind", ["encoder", "encoder_only"])
+def test_encoders_see_both_directions_and_no_cache(vllm, kind):
+    engine, impl = vllm_double.Engine(SHAPE), make(vllm, attn_type=kind)
+    batch, q, k, v = engine.step({"a": 21, "b": 5})
+    metadata = vllm.WarpattnMetadataBuilder(None, [], None, q.device).build(0, batch)
+    output = torch.full_like(q, torch.nan)
+    impl.forward(None, q, k, v, torch.empty(0), metadata, output)
+    check(engine, {"a": (q[:21], output[:21]), "b": (q[21:], output[21:])})
+
+
+def test_padded_slots_leave_the_cache_alone(vllm):
+    impl, cache = make(vllm), torch.randn(4, 2, 16, 32)
+    before, new = cache.clone(), torch.randn(3, 2, 16)
+    impl.do_kv_cache_update(None, new, -new, cache, torch.tensor([35, -1]))
+    assert torch.equal(cache[2, :, 3], torch.cat((new[0], -new[0]), -1))
+    cache[2, :, 3] = before[2, :, 3]
+    assert torch.equal(cache, before)
+
+
+def test_padded_requests_have_no_run(vllm):
+    engine = vllm_double.Engine(SHAPE)
+    engine.step({"a": 9, "b": 9})
+    batch, *_ = engine.step({"a": 1, "b": 1})
+    batch.num_reqs = 4
+    ends = torch.tensor([0, 1, 2, 2, 2], dtype=torch.int32)
+    batch.query_start_loc = batch.query_start_loc_cpu = ends
+    batch.seq_lens_cpu_upper_bound = torch.tensor([10, 10, 0, 0])
+    assert [(run.requests, run.length) for run in vllm.find_runs(batch)] == [(slice(0, 2), 1)]
+
+
+def test_measuring_memory_gives_zeros(vllm):
+    output = torch.full((5, 64), torch.nan)
+    assert not make(vllm).forward(None, *(torch.empty(0),) * 4, None, output).any()
+
+
+def test_outputs_may_be_flat(vllm):
+    engine, impl = vllm_double.Engine(SHAPE), make(vllm)
+    batch, q, k, v = engine.step({"a": 21})
+    metadata = vllm.WarpattnMetadataBuilder(None, [], None, q.device).build(0, batch)
+    output = torch.full((21, 64), torch.nan)
+    impl.forward(None, q, k, v, engine.cache, metadata, output)
+    check(engine, {"a": (q, output.view(21, 4, 16))}, mask=wa.Causal())
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype is 'fp8'"),
+        ({"attn_type": "encoder_decoder"}, "attn_type is 'encoder_decoder'"),
+        ({"rope_scaling": 2}, "rope_scaling"),
+    ],
+)
+def test_layers_it_does_not_have_are_refused(vllm, options, match):
+    with pytest.raises(AttentionError, match=match):
+        make(vllm, **options)
+
+
+def test_quantised_outputs_and_mixed_causality_are_refused(vllm):
+    x = torch.empty(0)
+    with pytest.raises(AttentionError, match="output_scale"):
+        make(vllm).forward(None, x, x, x, x, None, torch.zeros(1, 64), output_scale=torch.ones(1))
+    batch, q, *_ = vllm_double.Engine(SHAPE).step({"a": 3})
+    batch.causal = torch.tensor([True])
+    with pytest.raises(AttentionError, match="causal is a tensor"):
+        vllm.WarpattnMetadataBuilder(None, [], None, q.device).build(0, batch)
+
+
+def test_what_vllm_asks_before_it_chooses(vllm):
+    backend = vllm.WarpattnBackend
+    assert backend.get_impl_cls() is vllm.WarpattnImpl
+    assert backend.get_name() in vllm_double.AttentionBackendEnum.__members__
+    assert backend.get_supported_kernel_block_sizes() == [vllm_double.MultipleOf(16)]
+    assert [backend.supports_head_size(size) for size in (64, 80, 256, 60, 264)] == [True] * 3 + [False] * 2
+    assert backend.supports_sink() and backend.supports_sliding_window()
+    assert not backend.supports_device_cpu_query_lens_mismatch()
+    assert [kind.value for kind in vllm_double.AttentionType if backend.supports_attn_type(kind)] == [
+        "decoder", "encoder", "encoder_only"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("hip", "capability", "largest"),
+    [(None, (9, 0), 256), (None, (10, 0), 128), (None, (8, 0), 0), ("6.4", (9, 0), 0), ("6.4", (9, 4), 256)],
+)
+def test_cards(vllm, monkeypatch, hip, capability, largest):
+    monkeypatch.setattr(torch.version, "hip", hip)
+    card = SimpleNamespace(major=capability[0], minor=capability[1])
+    assert vllm.WarpattnBackend.supports_compute_capability(card) == bool(largest)
+    rest = (torch.bfloat16, "auto", 16, False, True, False, False, card)
+    reasons = [vllm.WarpattnBackend.supports_combination(size, *rest) for size in (128, 256)]
+    assert reasons[0] is None
+    assert (reasons[1] is None) == (largest != 128)
+
+
+def test_it_registers_once_and_never_over_another(vllm):
+    plugin, custom = (
+        importlib.import_module("warpattn.integrations.vllm_plugin"),
+        vllm_double.AttentionBackendEnum.CUSTOM,
+    )
+    plugin.register()
+    assert custom.get_class() is vllm.WarpattnBackend
+    vllm_double.PATHS[custom] = "somebody.else"
+    plugin.register()
+    assert vllm_double.PATHS[custom] == "somebody.else"

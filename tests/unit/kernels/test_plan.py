@@ -1,0 +1,110 @@
+"""Plans are pure, say why, and never ask for what the machine does not have."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from typing import cast
+
+import pytest
+import torch
+
+import warpattn as wa
+from warpattn.kernels.sm90.decode.config import DecodeConfig
+from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT
+from warpattn.problem import Call, Problem, examine
+from warpattn.problem.arch import ARCHS
+from warpattn.problem.operands import COPY_RULE, Operands
+from warpattn.problem.step import Terms
+from warpattn.runtime.plan import plan, steps
+from warpattn.sequences import Dense
+
+DIMS = range(8, 257, 8)
+
+
+def problem(mask: wa.Mask | None = None, **changes: object) -> Problem:
+    q = torch.empty(2, 6, 4, 64, dtype=torch.bfloat16)
+    k = torch.empty(2, 9, 2, 64, dtype=torch.bfloat16)
+    ready = examine(Call(q, k, k, Dense(), mask, backend="reference"))
+    return replace(ready.problem, device_type="cuda", **changes)
+
+
+def test_equal_problems_have_equal_plans():
+    assert plan(problem(wa.Causal())) == plan(problem(wa.Causal()))
+    assert hash(plan(problem(wa.Causal()))) == hash(plan(problem(wa.Causal())))
+
+
+def test_a_plan_prints_itself_and_its_reasons():
+    chosen = plan(problem(batch=3, seq_q=1000, seq_k=2000, heads_q=8, heads_kv=2, dim_qk=128, dim_v=64))
+    text = str(chosen)
+    assert "seq 1000 x 2000, heads 8/2, head dim 128/64, bfloat16" in text
+    assert len(chosen.choice.reasons) >= 3 and COPY_RULE in chosen.choice.reasons
+    assert all(f"because {reason}" in text for reason in chosen.choice.reasons)
+
+
+@pytest.mark.parametrize("mask", [None, wa.Causal()])
+@pytest.mark.parametrize("seq", [1, 700, 2048, 2049, 100_000])
+def test_every_head_dim_fits_the_machine(mask, seq):
+    base = problem(mask, seq_q=seq, seq_k=seq)
+    for dim_qk in DIMS:
+        for dim_v in DIMS:
+            config = plan(replace(base, dim_qk=dim_qk, dim_v=dim_v)).choice.config
+            assert config.smem_bytes <= SMEM_LIMIT - 1024, (dim_qk, dim_v)
+            threads = 128 * config.consumers
+            registers = threads * config.consumer_registers + 128 * config.producer_registers
+            assert registers <= 65536, (dim_qk, dim_v)
+            assert config.dim_qk == dim_qk and config.dim_v == dim_v
+
+
+@pytest.mark.parametrize("seq", [1, 64, 127, 128, 129, 5000])
+@pytest.mark.parametrize("batch", [1, 7])
+def test_tiles_cover_every_row_once(seq, batch):
+    chosen = plan(problem(batch=batch, seq_q=seq))
+    rows, order = chosen.choice.config.block_m, chosen.choice.order
+    assert (order.m_tiles - 1) * rows < seq <= order.m_tiles * rows
+    assert 1 <= chosen.choice.grid[0] <= min(ARCHS["sm90"].processors, order.heads * order.m_tiles)
+    assert 1 <= order.section <= order.heads
+
+
+@pytest.mark.parametrize(("heads_q", "heads_kv"), [(16, 16), (64, 8), (8, 1)])
+@pytest.mark.parametrize("seq", [0, 1000, 16_384, 10_000_000])
+def test_sections_keep_the_heads_of_a_group_together(heads_q, heads_kv, seq):
+    chosen = plan(problem(batch=3, heads_q=heads_q, heads_kv=heads_kv, seq_q=128, seq_k=seq))
+    assert chosen.choice.order.section % (heads_q // heads_kv) == 0
+
+
+def test_masks_that_hide_nothing_are_no_masks():
+    long = {"dim_qk": 64, "dim_v": 64}
+    assert plan(problem(wa.Full(), **long)).choice == plan(problem(None, **long)).choice
+    assert plan(problem(~~wa.Full(), **long)).choice == plan(problem(None, **long)).choice
+
+
+def test_fp16_differs_in_its_dtype_only():
+    one, other = plan(problem()).choice.config, plan(problem(dtype=torch.float16)).choice.config
+    assert replace(other, dtype="bf16") == one
+
+
+def test_planning_needs_neither_triton_nor_a_driver():
+    program = (
+        "import sys, warpattn.runtime.dense_launch, warpattn.runtime.plan; "
+        "print('triton' in sys.modules, 'torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
+
+
+@pytest.mark.parametrize("arch", ["sm90", "sm100", "gfx942", "gfx950"])
+def test_batch_invariant_steps_share_no_keys_out(arch):
+    """What `DecodePlan(..., batch_invariant=True)` launches. Otherwise keys of a few sequences are shared out over CTAs
+    that are free; on Hopper parts stay, but of a fixed number of keys."""
+    q, k = torch.empty(2, 1, 4, 64, dtype=torch.bfloat16), torch.empty(2, 4000, 1, 64, dtype=torch.bfloat16)
+    x = Operands(q, k, k.clone(), torch.empty_like(q), None, None)
+    ready = examine(Call(q, k, x.v, Dense(), backend=f"simulate:{arch}"))
+    free, fixed = steps(ready, x, Dense()), steps(ready, x, Dense(), Terms(batch_invariant=True))
+    if arch == "sm90":
+        parts = [cast("tuple[DecodeConfig]", step.key)[0] for step in (free[0], fixed[0])]
+        assert [part.invariant for part in parts] == [False, True] and parts[1].unit * parts[1].block_n == 2048
+    else:
+        assert len(free) == 2 and "combine" in free[1].name
+        assert len(fixed) == 1, "one launch: nothing is combined"

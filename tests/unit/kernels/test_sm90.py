@@ -1,0 +1,73 @@
+"""The Hopper kernel without a Hopper card: its machine code is compiled here and counted."""
+
+import pytest
+
+pytest.importorskip("triton")
+
+from tests.unit.kernels.sm90_builds import compiled
+from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT, SM90Config, choose_config, pad_dim
+from warpattn.machine_code.sass import opcode_counts, resources
+
+CONFIGS = {
+    "d64-short": choose_config("bf16", 64, 64, 1024, True)[0],
+    "d64": choose_config("fp16", 64, 64, 8192, True)[0],
+    "d128": choose_config("bf16", 128, 128, 8192, True)[0],
+    "d256": choose_config("bf16", 256, 256, 8192, True)[0],
+}
+# Bytes of stack the compiler spills to, measured with Triton 3.9.0.
+STACK = {"d64-short": 0, "d64": 264, "d128": 16, "d256": 64}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_machine_code_is_what_the_config_promises(name: str) -> None:
+    config = CONFIGS[name]
+    kernel = compiled(config)
+    used = resources(kernel.asm["cubin"])
+    counts = opcode_counts(kernel.asm["cubin"])
+    assert config.smem_bytes <= kernel.metadata.shared <= config.smem_bytes + 512
+    assert kernel.metadata.shared <= SMEM_LIMIT
+    assert used.stack <= STACK[name]
+    assert kernel.metadata.num_warps * 32 == config.topology.threads
+    assert counts["UTMALDG"] > 0 and counts["UTMASTG"] > 0, "loads and stores go through TMA"
+    assert counts["USETMAXREG"] >= 2, "registers move from the producer to the consumers"
+    assert counts["HMMA"] == 0, "every product is a warpgroup product"
+    assert counts["HGMMA"] == wgmmas(config)
+
+
+def wgmmas(config: SM90Config) -> int:
+    """Warpgroup products in the code: k is 16, and a warpgroup has the first Q·K, the loop and the crossing."""
+    scores = config.padded_qk // 16
+    outputs = config.block_n // 16 * -(-config.padded_v // 256)
+    return config.consumers * (3 * scores + 2 * outputs)
+
+
+def test_no_other_product_waits_inside_a_loop() -> None:
+    """ptxas serialises products whose registers are touched while they run; then there is a wait for each of them."""
+    counts = opcode_counts(compiled(CONFIGS["d128"]).asm["cubin"])
+    assert counts["WARPGROUP"] < counts["HGMMA"] / 2
+
+
+@pytest.mark.parametrize("dim", range(8, 257, 8))
+def test_every_head_dim_has_a_config_that_fits(dim: int) -> None:
+    for dim_v in {dim, 128, 8}:
+        for seq_q, masked in ((512, True), (8192, False)):
+            config, why = choose_config("bf16", dim, dim_v, seq_q, masked)
+            assert config.smem_bytes + 512 <= SMEM_LIMIT
+            assert config.padded_qk >= dim and config.padded_v >= dim_v
+            assert config.topology.registers <= 65_536
+            assert config.padded_v % config.store_cols == 0
+            assert why
+
+
+def test_dims_are_padded_to_powers_of_two() -> None:
+    assert [pad_dim(d) for d in (8, 32, 40, 64, 72, 128, 136, 256)] == [32, 32, 64, 64, 128, 128, 256, 256]
+
+
+def test_the_topology_counts_what_the_kernel_makes() -> None:
+    config = CONFIGS["d128"]
+    topology = config.topology
+    assert topology.threads == 384 and topology.barriers == 12
+    assert {edge.name: topology.empty_arrivals(edge) for edge in topology.edges} == {"Q": 8, "K": 8, "V": 8}
+    code = compiled(config).asm["ttgir"]
+    assert code.count("ttng.init_barrier") == topology.barriers
+    assert "load ──▶ K 2 × 32,768 B ──▶ attend 0, attend 1" in topology.picture()

@@ -1,0 +1,94 @@
+"""Machine code of the Hopper decode kernel: products, registers and copies as its configurations promise."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+pytest.importorskip("triton")
+
+from warpattn.kernels.sm90.decode.config import SLACK, DecodeConfig, choose_decode
+from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT
+from warpattn.machine_code.sass import opcode_counts, resources
+
+DENSE = {"uniform": True}
+PAGED = {"has_lengths": True, "price": 1, "plan_lane": 4}
+AHEAD = {"ahead": True, "prefetched": 4, "hands_over": 64}
+CONFIGS = {
+    "d64-paged": replace(choose_decode("bf16", 64, 64, 16, rows=4), **PAGED),
+    "d64": replace(choose_decode("bf16", 64, 64, rows=4), **DENSE),
+    "d128": replace(choose_decode("bf16", 128, 128, rows=4), **DENSE),
+    "d128-paged": replace(choose_decode("fp16", 128, 128, 16, rows=8), **PAGED),
+    "d128-16-rows": replace(choose_decode("bf16", 128, 128, rows=16), **DENSE),
+    "d128-64-rows": replace(choose_decode("bf16", 128, 128), **DENSE),
+    "d256": replace(choose_decode("bf16", 256, 256, rows=8), **DENSE),
+    "ahead": replace(choose_decode("bf16", 128, 128, rows=4), **DENSE, **AHEAD),
+    "ahead-paged": replace(choose_decode("bf16", 128, 128, 16, rows=4), **PAGED, **AHEAD),
+}
+# Bytes of stack that the compiler spills to, Triton 3.9.0: a number that an item needs once.
+STACK = {"d256": 8}
+
+
+# Instructions, with some room. Behind the last keys there is one warpgroup, and the whole launch waits for it.
+LENGTH = {"d64": 2600, "d64-paged": 3200, "d128": 2600, "d128-paged": 4700, "d128-16-rows": 4500, "d256": 3700}
+
+
+@cache
+def compiled(config: DecodeConfig):
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    from warpattn.kernels.sm90.decode.launch import options
+    from warpattn.kernels.sm90.decode.signature import decode_source
+    from warpattn.language.nodes import Program
+    from warpattn.masks import Causal
+
+    mask = Causal().program()
+    source = decode_source(config, Program((mask.keep, *mask.span), mask.tensors), None, False, True)
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options(config))
+
+
+def products(config: DecodeConfig) -> dict[str, int]:
+    """Warpgroup products in the code, by their shape; 64 rows have theirs before the loop and after it too."""
+    depth, keys = config.padded_qk // 16, config.block_n // 16
+    if config.few_rows:
+        scores, outputs = depth * config.block_n // 64, keys * config.padded_v // 64
+        return {f"64x{config.few_rows}x16": scores + outputs}
+    found = {f"64x{config.block_n}x16": 2 * depth}
+    found[f"64x{config.padded_v}x16"] = found.get(f"64x{config.padded_v}x16", 0) + 2 * keys
+    return found
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_machine_code(name):
+    config, kernel = CONFIGS[name], compiled(CONFIGS[name])
+    cubin = kernel.asm["cubin"]
+    counts, used = opcode_counts(cubin), resources(cubin)
+    assert config.smem_bytes <= kernel.metadata.shared <= min(SMEM_LIMIT, config.smem_bytes + SLACK)
+    assert used.stack <= STACK.get(name, 0)
+    full = opcode_counts(cubin, modifiers=True)
+    for shape, count in products(config).items():
+        assert sum(n for code, n in full.items() if code.startswith(f"HGMMA.{shape}.")) == count
+    assert counts["HGMMA"] == sum(products(config).values()) and counts["HMMA"] == 0
+    assert counts["WARPGROUP"] <= 8, "products do not wait for each other"
+    assert sum(counts.values()) <= LENGTH.get(name, 5000)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_launches_ahead(name):
+    """Threads ask for one box each, of 64 columns; the block waits once; the producer lets the next launch come."""
+    counts, config = opcode_counts(compiled(CONFIGS[name]).asm["cubin"]), CONFIGS[name]
+    asked = config.padded_qk // 64 if config.prefetched else 0
+    assert (counts["UTMAPF"], counts["ACQBULK"], counts["PREEXIT"]) == (asked, config.ahead, config.hands_over > 0)
+
+
+@pytest.mark.parametrize("name", [name for name, config in CONFIGS.items() if config.few_rows])
+def test_only_probabilities_pass_through_registers(name):
+    """Stores of transposed matrices are one tile of P; keys and values would be loaded as matrices, which only sums
+    across warps are."""
+    config = CONFIGS[name]
+    full = opcode_counts(compiled(config).asm["cubin"], modifiers=True)
+    stored = sum(n * int(code[-1]) for code, n in full.items() if code.startswith("STSM.16.MT88"))
+    assert stored == config.block_n * config.few_rows // 256, "two elements a register, 128 threads"
+    assert sum(n for code, n in full.items() if code.startswith("LDSM")) <= 2
+    assert full["BAR.RED.OR.DEFER_BLOCKING"] == 1

@@ -1,0 +1,149 @@
+"""Knock-outs in machine code: every wait of a kernel loosened by one, every barrier taken out, and what misses it.
+
+A wait orders copies to LDS (`gcn.check_copies`), reads and writes of LDS (the same) or registers that are loaded
+(`gcn.check_loads`). What nobody misses stands in `REVIEWED`, with the reason, which is looked up in the code.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import triton
+from triton.backends.compiler import GPUTarget
+
+from tests.sim.cdna.calls import ARCHS, Case, decode_choice, outputs, paged, prefill_choice, ragged, ready_of
+from warpattn.kernels.amd.kv_config import KINDS
+from warpattn.kernels.cdna.launch import steps
+from warpattn.machine_code.gcn import check_copies, check_loads
+from warpattn.masks import Causal
+from warpattn.problem import Call
+from warpattn.problem.operands import Operands, fitted
+from warpattn.problem.step import Choice, Step
+
+PREFILL = Case(40, 300, heads=4, heads_kv=2, dim=128, mask=Causal(), sinks=True)
+DECODE = Case(1, 4000, heads=8, dim=128, mask=Causal(), sinks=True)
+Made = tuple[Call, Choice | None]
+
+
+class Change(NamedTuple):
+    """A line of machine code and the text without its order."""
+
+    line: int  # from 0
+    counter: str  # of a wait that is loosened; "" for a barrier that is gone
+    text: str
+
+
+def changes(text: str) -> Iterator[Change]:
+    """Each wait for each of its counters, and each barrier."""
+    whole = text.splitlines()
+    for i, line in enumerate(whole):
+        if re.match(r"\s+s_barrier", line):
+            yield Change(i, "", "\n".join([*whole[:i], *whole[i + 1 :]]))
+        elif re.match(r"\s+s_waitcnt ", line):
+            for counter, n in re.findall(r"(vmcnt|lgkmcnt)\((\d+)\)", line):
+                looser = line.replace(f"{counter}({n})", f"{counter}({int(n) + 1})")
+                yield Change(i, counter, "\n".join([*whole[:i], looser, *whole[i + 1 :]]))
+
+
+def missed(change: Change) -> bool:
+    return bool(check_loads(change.text) or check_copies(change.text).findings)
+
+
+def survivors(text: str) -> list[Change]:
+    """Changes that nobody misses; the kernel itself must be in order."""
+    assert check_copies(text).proven and not check_loads(text)
+    return [change for change in changes(text) if not missed(change)]
+
+
+def _first(text: str, change: Change) -> bool:
+    return not re.search(r"^\s+s_waitcnt ", "\n".join(text.splitlines()[: change.line]), re.MULTILINE)
+
+
+def _at_end(text: str, change: Change) -> bool:
+    after = "\n".join(text.splitlines()[change.line :]).partition(".Lfunc_end")[0]
+    return change.counter == "" and not re.search(r"^\s+(ds_(?!bpermute)|\w+ .* lds\b)", after, re.MULTILINE)
+
+
+def _most(text: str, change: Change) -> bool:
+    return change.counter == "lgkmcnt" and "lgkmcnt(14)" in text.splitlines()[change.line]
+
+
+def _joined(text: str, change: Change) -> bool:
+    """Whether the same instruction waits for another counter, and must."""
+    others = [other for other in changes(text) if other.line == change.line and other.counter != change.counter]
+    return any(missed(other) for other in others)
+
+
+def _next(text: str, change: Change) -> str:
+    """The name of the instruction after a line."""
+    after = text.splitlines()[change.line + 1 :]
+    return next(line.split()[0] for line in after if re.match(r"\s+[a-z]", line))
+
+
+def _before(names: str) -> Callable[[str, Change], bool]:
+    return lambda text, change: change.counter != "" and _next(text, change).startswith(names)
+
+
+REVIEWED: tuple[tuple[Callable[[str, Change], bool], str], ...] = (
+    (_first, "in a start that firmware skips if it loads arguments ahead; the code behind it waits again"),
+    (_at_end, "nothing touches LDS after the last barrier"),
+    (_most, "lgkmcnt has 4 bits and the compiler asks for 14 at most: here more may be under way"),
+    (_joined, "one instruction waits for two counters, and it is the other one that matters"),
+    (_before("s_branch"), "the compiler waits once before a loop, whose own waits come before each use"),
+    (_before("s_barrier"), "the compiler waits before its barriers; here the products have waited for these reads"),
+    (_before("s_load"), "more scalar loads follow, and the wait for them comes before each use"),
+)
+
+
+def reason(text: str, change: Change) -> str | None:
+    return next((why for holds, why in REVIEWED if holds(text, change)), None)
+
+
+def launches(call: Call, arch: str, choice: Choice | None = None) -> tuple[Step, ...]:
+    """The steps of a call, none of which runs."""
+    ready = ready_of(call, arch)
+    given = call.sequence.operands(call.q, call.k, call.v).values()
+    fitting = fitted(Operands(*given, *outputs(call, ready), call.sinks))
+    return steps(ready, fitting, call.sequence, choice)
+
+
+def machine_code(step: Step) -> str:
+    kernel: Any = triton.compile(step.source(), target=GPUTarget("hip", step.arch, 64), options=dict(step.options))
+    return kernel.asm["amdgcn"]
+
+
+def _prefill(arch: str, kind: str = "", **changes: Any) -> Made:
+    return PREFILL.call(), prefill_choice(PREFILL.call(), arch, kind, **changes)
+
+
+def _decode(arch: str, partitions: int) -> Made:
+    return DECODE.call(), decode_choice(DECODE.call(), arch, partitions)
+
+
+def _ragged(arch: str) -> Made:
+    return ragged(PREFILL, [30, 70, 0, 200]), None
+
+
+def _pages(case: Case, size: int, arch: str) -> Made:
+    return paged(case, [70, 3000], size), None
+
+
+SHAPES: dict[str, Callable[[str], Made]] = {
+    **{f"prefill {kind}": partial(_prefill, kind=kind) for kind in KINDS},
+    "prefill three slots": partial(_prefill, kind="ring", slots=3),
+    "ragged": _ragged,
+    "decode": partial(_decode, partitions=1),
+    "decode in parts": partial(_decode, partitions=4),
+    **{f"prefill pages of {size}": partial(_pages, PREFILL, size) for size in (1, 16, 64)},
+    **{f"decode pages of {size}": partial(_pages, DECODE, size) for size in (1, 16, 64)},
+}
+BUILDS = [(arch, name) for arch in ARCHS for name in SHAPES]
+
+
+def built(arch: str, name: str) -> list[str]:
+    """Machine code of each launch: one, or two where parts are added up."""
+    call, choice = SHAPES[name](arch)
+    return [machine_code(step) for step in launches(call, arch, choice)]

@@ -1,0 +1,101 @@
+"""Each wait of shipped machine code loosened by one and each barrier taken out: missed, or reviewed.
+
+A sample; all shipped kernels of both chips are in tests/full/test_cdna_code.py.
+"""
+
+import inspect
+import re
+
+import pytest
+
+pytest.importorskip("triton")
+
+from tests.unit.machine_code.gcn_builds import by_hand
+from tests.unit.machine_code.gcn_knockouts import built, changes, reason, survivors
+from warpattn.kernels.cdna import feed
+from warpattn.machine_code.gcn import check_copies, check_loads
+
+SOURCE = inspect.getsource(feed).splitlines()
+LOADS = {operand: next(i for i, line in enumerate(SOURCE, 1) if f"self.{operand.lower()}.load_from_dram(self."
+                       f"{operand.lower()}_source, key, slot" in line) for operand in "KV"}  # fmt: skip
+SAMPLE = [("gfx942", "decode in parts"), ("gfx942", "prefill pages of 64"), ("gfx950", "prefill ring"),
+          ("gfx950", "decode")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arch", "name"), SAMPLE)
+def test_each_wait_and_barrier_is_missed(arch, name):
+    for text in built(arch, name):
+        left = survivors(text)
+        unexplained = [text.splitlines()[change.line] for change in left if reason(text, change) is None]
+        assert not unexplained
+        assert len(left) <= max(1, len(list(changes(text))) // 8)
+
+
+def loosened(text: str, line: int, most: int) -> str:
+    """With a wait that leaves one operation more than `most` under way."""
+    lines = text.splitlines()
+    lines[line - 1] = re.sub(r"vmcnt\(\d+\)", f"vmcnt({most + 1})", lines[line - 1])
+    return "\n".join(lines)
+
+
+def test_waits_for_the_table_cover_values():
+    """Decode on gfx950 reads V after waits for the pages of the next tile, which were asked for after V.
+
+    K has one wait of its own. V's is not in the code, because those for the table stand there and say more: loosened
+    until it leaves V under way, one is followed by the next, which covers V, too. With all loosened, V is missed.
+    """
+    text = built("gfx950", "decode pages of 16")[0]
+    assert len(trail(text, "K")) == 1 < len(trail(text, "V"))
+
+
+def trail(text: str, operand: str) -> list[int]:
+    """How many waits are loosened in each round, until the copies of an operand in the loop are used too early."""
+    rounds = []
+    lines = text.splitlines()
+    head = next(i for i, line in enumerate(lines) if "Loop Header" in line) + 1
+    place = f"feed.py:{LOADS[operand]}"
+    while not check_copies(text).findings:
+        covers = [cover for cover in check_copies(text).covers if cover.copy.line > head and place in cover.copy.place]
+        waits = {cover.wait.line for cover in covers if "vmcnt(0)" not in lines[cover.wait.line - 1]}
+        assert waits
+        for line in waits:
+            text = loosened(text, line, min(cover.most for cover in covers if cover.wait.line == line))
+        rounds.append(len(waits))
+    assert {finding.kind for finding in check_copies(text).findings} == {"not awaited"}
+    return rounds
+
+
+LOADED = "buffer_load_dword v1, v9, s[0:3], 0 offen\n"
+SCALAR = "s_load_dword s4, s[0:1], 0x0\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "registers"),
+    [
+        (LOADED + "s_waitcnt vmcnt(0)\n v_mov_b32_e32 v2, v1\n", []),
+        (LOADED + "v_mov_b32_e32 v2, v1\n", ["v1"]),
+        (LOADED + "v_mov_b32_e32 v1, v2\n", ["v1"]),
+        (LOADED + "v_max_f32_e64 v2, |v1|, -v1\n", ["v1"]),
+        (LOADED + "s_waitcnt lgkmcnt(0)\n v_mov_b32_e32 v2, v1\n", ["v1"]),
+        (LOADED + "buffer_store_dword v5, v6, s[0:3], 0 offen\n s_waitcnt vmcnt(1)\n v_mov_b32_e32 v2, v1\n", []),
+        (LOADED + "buffer_store_dword v1, v6, s[0:3], 0 offen\n", ["v1"]),
+        (LOADED + LOADED + "s_waitcnt vmcnt(1)\n v_mov_b32_e32 v2, v1\n", ["v1"]),
+        (LOADED + "ds_read_b32 v1, v9\n", ["v1"]),
+        ("ds_read_b64 v[4:5], v9\n ds_read_b32 v6, v9\n s_waitcnt lgkmcnt(1)\n v_mov_b32_e32 v2, v5\n", []),
+        ("ds_read_b64 v[4:5], v9\n ds_read_b32 v6, v9\n s_waitcnt lgkmcnt(1)\n v_mov_b32_e32 v2, v6\n", ["v6"]),
+        # Scalar loads come in any order, and LDS may overtake them.
+        (SCALAR + "s_waitcnt lgkmcnt(0)\n s_mov_b32 s5, s4\n", []),
+        (SCALAR + "ds_read_b32 v6, v9\n s_waitcnt lgkmcnt(1)\n s_mov_b32 s5, s4\n", ["s4"]),
+        ("s_load_dwordx2 vcc, s[0:1], 0x0\n s_cbranch_vccz .LBB0_1\n.LBB0_1:\n", ["vcc_lo", "vcc_hi"]),
+        # On one of two paths, and round a loop.
+        ("s_cbranch_scc1 .LBB0_1\n" + LOADED + ".LBB0_1:\n v_mov_b32_e32 v2, v1\n", ["v1"]),
+        (".LBB0_1:\n v_mov_b32_e32 v2, v1\n" + LOADED + "s_cbranch_scc1 .LBB0_1\n", ["v1"]),
+        # Copies to LDS count, and load no register.
+        (LOADED + "buffer_load_dword v5, s[0:3], 0 offen lds\n s_waitcnt vmcnt(1)\n v_mov_b32_e32 v2, v1\n", []),
+        ("buffer_load_dword v5, s[0:3], 0 offen lds\n v_mov_b32_e32 v5, v1\n", []),
+    ],
+)
+def test_loaded_registers(body, registers):
+    found = check_loads(by_hand(body))
+    assert sorted(early.register for early in found) == sorted(registers)
+    assert all(f"{early.register} is used in line" in str(early) for early in found)

@@ -1,0 +1,256 @@
+"""Launches of every kernel, up to the driver call: parameters, tensor maps, devices, and what is kept between calls."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+pytest.importorskip("triton")
+
+import warpattn as wa
+from warpattn import serving
+from warpattn.problem import Call, Ready, backends, examine
+from warpattn.problem.operands import Operands
+from warpattn.runtime import cuda, execute, kernel_cache, kernel_parameters
+from warpattn.runtime.bound_launches import Repeat
+from warpattn.runtime.plan import steps
+from warpattn.sequences import Dense, Sequence
+
+
+@dataclass
+class Driver:
+    """What would have reached the driver."""
+
+    launches: list[tuple[Any, ...]] = field(default_factory=list)
+    ahead: list[int] = field(default_factory=list)  # which of them may come before the one in front has ended
+    maps: list[cuda.TensorMapLayout] = field(default_factory=list)
+    replaced: list[int] = field(default_factory=list)
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    found = Driver()
+
+    def launch_call(function, grid, threads, shared, table, *, ahead=False):
+        def launch(stream):
+            if ahead:
+                found.ahead.append(len(found.launches))
+            found.launches.append((function, *grid, threads, shared, stream))
+            return 0
+
+        return launch
+
+    def replaced(target, address):
+        found.replaced.append(address)
+        return 0
+
+    def compiled(step):
+        metadata = SimpleNamespace(name=step.name, shared=1000, num_warps=8)
+        return SimpleNamespace(metadata=metadata, asm={"cubin": b"code"}, src=step.source())
+
+    for owner, name, value in (
+        (cuda, "launch_call", launch_call),
+        (cuda, "replace_address_call", lambda: replaced),
+        (cuda, "load_function", lambda *_: 77),
+        (cuda, "bind_context", lambda device: None),
+        (cuda, "current_stream", lambda device: 5),
+        (cuda, "current_device", lambda: -1),
+        (cuda.TensorMapLayout, "encode", lambda layout, target, address: found.maps.append(layout)),
+        (execute, "compiled", compiled),
+        (execute, "_loaded", {}),
+        (kernel_cache, "find", lambda key, build: build()),
+    ):
+        monkeypatch.setattr(owner, name, value)
+    return found
+
+
+def half(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape).bfloat16()
+
+
+def call(kind: str, queries: int) -> Call:
+    lengths = torch.tensor([90, 33], dtype=torch.int32)
+    if kind == "ragged":
+        cu = torch.tensor([0, 40, 97], dtype=torch.int32)
+        return Call(half(97, 4, 64), half(97, 2, 64), half(97, 2, 64), wa.Ragged(cu), wa.Causal())
+    if kind == "paged":
+        table = torch.arange(12, dtype=torch.int32).reshape(2, 6)
+        kv = wa.PagedKV(half(12, 16, 2, 64), half(12, 16, 2, 64), table, lengths)
+        return Call(half(2, queries, 4, 64), kv.k_pages, kv.v_pages, kv, wa.Causal())
+    mask = wa.Padding(torch.tensor([500, 600])) & wa.Causal()
+    return Call(half(2, queries, 4, 64), half(2, 700, 2, 64), half(2, 700, 2, 64), Dense(), mask)
+
+
+def prepared(arch: str, asked: Call) -> tuple[Ready, Operands, Sequence]:
+    ready = replace(examine(replace(asked, return_lse=True, backend="reference")), backend=arch)
+    lse = torch.empty(ready.lse_shape)
+    return ready, Operands(asked.q, asked.k, asked.v, torch.empty_like(asked.q), lse, None), asked.sequence
+
+
+CASES = [("dense", 1), ("dense", 300), ("ragged", 0), ("paged", 1), ("paged", 40)]
+
+
+@pytest.mark.parametrize("arch", ["sm90", "sm100"])
+@pytest.mark.parametrize(("kind", "queries"), CASES)
+def test_every_kernel_reaches_the_driver(arch, kind, queries, driver):
+    ready, x, sequence = prepared(arch, call(kind, queries))
+    wanted = steps(ready, x, sequence)
+    execute.run(ready, x, sequence)
+    assert [launch[1:4] for launch in driver.launches] == [(*step.grid, 1, 1)[:3] for step in wanted]
+    assert driver.ahead == [i for i, step in enumerate(wanted) if step.ahead]
+    assert [step.ahead for step in wanted] == [arch == "sm90" and queries == 1] * len(wanted), "decode"
+    for launch in driver.launches:
+        assert launch[0] == 77 and launch[4:] == (256, 1000, 5)
+    taken = [value for step in wanted for value in kernel_parameters.parameters(step.source().signature)]
+    maps = [value for value in taken if value.kind == "map"]
+    assert [layout.box[:-1] for layout in driver.maps] == [parameter.box[:-1] for parameter in maps]
+    for layout in driver.maps:
+        assert len(layout.strides) == len(layout.shape) - 1 and all(s % 16 == 0 and s < 2**40 for s in layout.strides)
+        assert all(0 < n <= 256 for n in layout.box) and layout.box[-1] * 2 <= max(layout.swizzle, 16)
+
+
+@pytest.mark.parametrize(("kind", "queries"), [case for case in CASES if case != ("dense", 300)])
+def test_kept_launches_only_write_addresses(kind, queries, driver):
+    ready, x, sequence = prepared("sm90", call(kind, queries))
+    launches = steps(ready, x, sequence)
+    repeat = Repeat.of(launches, ready, x, sequence)
+    encoded = len(driver.maps)
+    at = tuple(range(16, 16 * 20, 16))[: 6 + len(sequence.indices())]
+    values = list(range(100, 100 + sum(1 + 2 * t.ndim for t in ready.mask.tensors)))
+    repeat(at, values)
+    repeat(at, values)
+    assert len(driver.launches) == 2 * len(launches) and len(driver.maps) == encoded
+    first = at[:4] if kind == "ragged" else at[1:3]
+    assert set(first) & set(driver.replaced) and len(driver.replaced) == len(set(driver.replaced))
+
+
+def test_tensors_that_cannot_be_told_apart_are_not_kept(driver):
+    asked = call("dense", 1)
+    ready, x, sequence = prepared("sm90", replace(asked, v=asked.k))
+    with pytest.raises(LookupError, match="stands for two"):
+        Repeat.of(steps(ready, x, sequence), ready, x, sequence)
+
+
+def test_a_plan_for_serving_launches_what_a_call_would(driver, monkeypatch):
+    asked = call("paged", 1)
+    kv = asked.sequence
+    monkeypatch.setattr(serving, "examine", lambda asked: replace(examine(asked), backend="sm90"))
+    plan = wa.DecodePlan(asked.q, kv, mask=wa.Causal())
+    assert plan(asked.q, kv) is plan.out
+    assert len(driver.launches) >= 1 and plan.out.shape == asked.q.shape
+
+
+def test_a_plan_runs_on_its_own_device(driver, monkeypatch):
+    """Whichever is the current one; its driver calls are made with its own device current."""
+    asked = call("paged", 1)
+    monkeypatch.setattr(serving, "examine", lambda asked: replace(examine(asked), backend="sm90"))
+    plan, within = wa.DecodePlan(asked.q, asked.sequence, mask=wa.Causal()), []
+
+    class Device:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def __enter__(self) -> None:
+            within.append((self.number, len(driver.launches)))
+
+        def __exit__(self, *_: object) -> None:
+            within.append((self.number, len(driver.launches)))
+
+    monkeypatch.setattr(torch.cuda, "device", Device)
+    plan(asked.q, asked.sequence)
+    assert len(driver.launches) == 1 and not within
+    monkeypatch.setattr(cuda, "current_device", lambda: 3)
+    plan(asked.q, asked.sequence)
+    assert within == [(-1, 1), (-1, 2)]
+
+
+class NoOperations(TorchDispatchMode):
+    """Refuses everything that torch does with tensors, so whatever would make one."""
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        raise AssertionError(f"{operation} was called")
+
+
+@pytest.mark.parametrize("lse", [False, True])
+@pytest.mark.parametrize("kind", ["dense", "paged", "ragged"])
+def test_a_step_of_a_plan_allocates_nothing(kind, lse, driver, monkeypatch):
+    """The plan's own output or the caller's, on other tensors than it was made for: addresses are written, no more."""
+    monkeypatch.setattr(serving, "examine", lambda asked: replace(examine(asked), backend="sm90"))
+    first, other = call(kind, 1), call(kind, 1)
+    plans = {
+        "dense": lambda: wa.DecodePlan(first.q, (first.k, first.v), mask=first.mask, return_lse=lse),
+        "paged": lambda: wa.DecodePlan(first.q, first.sequence, mask=first.mask, return_lse=lse, cache_settled=True),
+        "ragged": lambda: wa.PrefillPlan(first.q, first.k, first.v, first.sequence, mask=first.mask, return_lse=lse),
+    }
+    plan, out = plans[kind](), torch.empty_like(first.q)
+    tensors = {"dense": (other.q, (other.k, other.v)), "paged": (other.q, other.sequence)}
+    step = tensors.get(kind, (other.q, other.k, other.v, other.sequence))
+    with pytest.raises(AssertionError, match=r"aten\.empty"), NoOperations():
+        torch.empty(1)
+    with NoOperations():
+        plan(*step)
+        launched = len(driver.launches)
+        plan(*step, out)
+    assert launched and len(driver.launches) == 2 * launched
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_what_the_driver_is_told(ahead, monkeypatch):
+    """cuLaunchKernelEx gets the sizes, the stream and, ahead, one attribute: programmatic stream serialization."""
+    seen = []
+
+    def launch(at, function, table, extra):
+        sizes = list((ctypes.c_uint * 7).from_address(at))
+        stream, attributes = (ctypes.c_void_p * 2).from_address(at + 32)
+        count = ctypes.c_uint.from_address(at + 48).value
+        allowed = [list((ctypes.c_int * 3).from_address(attributes + 72 * i)) for i in range(count)]
+        seen.append((sizes, stream, allowed, function, table, extra))
+        return 3
+
+    monkeypatch.setattr(cuda, "driver", lambda: SimpleNamespace(cuLaunchKernelEx=launch))
+    call = cuda.launch_call(77, (4, 2, 1), 160, 1000, 9, ahead=ahead)
+    assert call(5) == call(0) == 3
+    told = ([4, 2, 1, 160, 1, 1, 1000], 5, [[6, 0, 1]] if ahead else [], 77, 9, None)
+    assert seen == [told, (told[0], None, *told[2:])]
+
+
+def test_a_failed_launch_is_an_error(driver, monkeypatch):
+    ready, x, sequence = prepared("sm90", call("paged", 1))
+    monkeypatch.setattr(cuda, "launch_call", lambda *_, ahead: lambda stream: 9)
+    monkeypatch.setattr(cuda, "driver", lambda: SimpleNamespace(cuGetErrorString=lambda code, text: None))
+    with pytest.raises(RuntimeError, match="kernel launch failed with CUDA error 9"):
+        execute.run(ready, x, sequence)
+
+
+@pytest.mark.parametrize(
+    ("capability", "arch"), [((9, 0), "sm90"), ((10, 0), "sm100"), ((10, 3), None), ((8, 0), None), ((12, 0), None)]
+)
+def test_nvidia_devices(capability, arch, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    chip = backends.chip_of(torch.device("cuda", 0))
+    assert chip.arch == arch and chip.words == f"CUDA capability {capability[0]}.{capability[1]}"
+
+
+@pytest.mark.parametrize(("name", "arch"), [("gfx942:sramecc+", "gfx942"), ("gfx950", "gfx950"), ("gfx90a", None)])
+def test_amd_devices(name, arch, monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(gcnArchName=name))
+    assert backends.chip_of(torch.device("cuda", 0)).arch == arch
+
+
+def test_parameters_are_read_from_types_and_back():
+    layout = "NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=16, rank=2)"
+    signature = {"x": f"tensordesc<bf16[8, 32],{layout}>", "n": ("i32", ("*fp32", "i64")), "c": "constexpr"}
+    found = kernel_parameters.parameters(signature)
+    assert [(p.name, p.kinds) for p in found] == [
+        ("x", ("map", "i32", "i32", "i64", "i64")), ("n.0", ("i32",)), ("n.1.0", ("ptr",)), ("n.1.1", ("i64",))
+    ]  # fmt: skip
+    assert (found[0].box, found[0].swizzle, found[0].dtype) == ((8, 32), 64, "bf16")
+    assert tuple(kernel_parameters.Parameter(**p.fields()) for p in found) == found
+    assert kernel_parameters.values(found, {"x": 1, "n": (2, (3, 4)), "unused": 5}) == [1, 2, 3, 4]

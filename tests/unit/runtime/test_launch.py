@@ -1,0 +1,190 @@
+"""The host path with a driver that only takes notes: what is launched, with which parameters, and what is copied."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+import warpattn as wa
+from tests.unit.runtime.card import B, D, H, S, make_card, misaligned, normal, written  # noqa: F401 (a fixture)
+from warpattn.problem import operands
+from warpattn.runtime import cuda
+from warpattn.runtime.tile_counters import SLAB, Counters
+
+pytestmark = pytest.mark.usefixtures("card")
+
+
+def test_parameters_of_a_launch(card):
+    q, k, v, sinks = normal(), normal(B, 30, 2, D), normal(B, 30, 2, D), torch.randn(H)
+    out, lse = wa.attention(q, k, v, sinks=sinks, scale=0.25, return_lse=True)
+    (note,) = card.launches
+    assert note["maps"] == [x.data_ptr() for x in (q, k, v, out)]
+    assert (note["lse"], note["sinks"], note["scale"], note["stream"]) == (lse.data_ptr(), sinks.data_ptr(), 0.25, 0)
+    assert note["shape"] == [S, 30, H, 2, 1, B * H, B * H] and note["grid"] == B * H
+    assert lse.shape == (B, H, S) and lse.dtype == torch.float32
+    assert written(out) and out.shape == q.shape and out.is_contiguous()
+
+
+COPIED = {
+    "expanded": lambda: normal(1, S, H, D).expand(B, S, H, D),
+    "odd rows": lambda: normal(B, S, H, D + 1)[..., :D],
+    "odd start": lambda: normal(B, S, H, D + 8)[..., 1 : D + 1],
+    "head dim not last": lambda: normal(B, S, D, H).transpose(2, 3),
+    "misaligned": lambda: misaligned(normal()),
+}
+
+
+@pytest.mark.parametrize("name", COPIED)
+@pytest.mark.parametrize("operand", ["q", "k", "v"])
+def test_operands_that_do_not_fit_are_copied_once(name, operand, card, monkeypatch):
+    copies = []
+    packed = operands._packed
+    monkeypatch.setattr(operands, "_packed", lambda x: copies.append(packed(x)) or copies[-1])
+    tensors = {"q": normal(), "k": normal(), "v": normal()} | {operand: COPIED[name]()}
+    wa.attention(**tensors)
+    (copy,) = copies
+    assert torch.equal(copy, tensors[operand]) and operands.addressable(copy)
+    assert card.launches[0]["maps"]["qkv".index(operand)] == copy.data_ptr()
+    for other in set("qkv") - {operand}:
+        assert card.launches[0]["maps"]["qkv".index(other)] == tensors[other].data_ptr()
+
+
+@pytest.mark.parametrize("name", [name for name in COPIED if name != "expanded"])
+def test_outputs_that_do_not_fit_are_computed_aside(name, card):
+    q, k, v = normal(), normal(), normal()
+    for _ in range(2):
+        out = COPIED[name]()
+        assert wa.attention(q, k, v, out=out) is out
+        assert written(out) and card.launches[-1]["maps"][3] != out.data_ptr()
+
+
+def test_single_elements_may_have_any_stride():
+    x = normal(1, 1, 1, D).as_strided((1, 1, 1, D), (0, 3, 5, 1))
+    assert operands.addressable(x)
+    assert not operands.addressable(normal(2, 1, 1, D).as_strided((2, 1, 1, D), (0, 3, 5, 1)))
+
+
+@pytest.mark.parametrize(("scale", "by_score"), [(None, False), (0.5, False), (0.0, True), (-1.0, True), (1e-40, True)])
+def test_scales_that_are_not_positive_are_applied_to_the_scores(scale, by_score, card):
+    q = normal()
+    wa.attention(q, q, q, scale=scale)
+    (key,) = card.keys
+    assert (key[2][2] is not None) == by_score
+    assert card.launches[0]["scale"] == pytest.approx(D**-0.5 if scale is None else scale, rel=1e-6)
+
+
+def test_scores_take_their_own_path_for_every_scale(card):
+    q = normal()
+    for scale in (1.0, -1.0):
+        wa.attention(q, q, q, scale=scale, score=wa.SoftCap(2.0))
+    assert len(card.keys) == 1 and card.keys[0][2][2] is not None
+
+
+@pytest.mark.parametrize("sinks", [None, torch.tensor([1.0, 2.0, 3.0, 4.0])])
+def test_without_keys_nothing_is_launched(sinks, card):
+    q, k = normal(), normal(B, 0, H, D)
+    for _ in range(2):
+        out, lse = wa.attention(q, k, k, sinks=sinks, return_lse=True, out=torch.full_like(q, torch.nan))
+        assert (out == 0).all()
+        expected = torch.full((B, H, S), -torch.inf) if sinks is None else sinks[None, :, None].expand(B, H, S)
+        assert torch.equal(lse, expected)
+    assert not card.launches
+
+
+def test_without_queries_nothing_is_launched(card):
+    out, lse = wa.attention(normal(B, 0, H, D), normal(), normal(), return_lse=True)
+    assert out.shape == (B, 0, H, D) and lse.shape == (B, H, 0) and not card.launches
+
+
+def test_sinks_are_given_as_fp32(card, monkeypatch):
+    kept = []
+    logits = operands._logits
+    monkeypatch.setattr(operands, "_logits", lambda x: kept.append(logits(x)) or kept[-1])
+    sinks = torch.randn(2 * H).to(torch.bfloat16)[::2]
+    wa.attention(normal(), normal(), normal(), sinks=sinks)
+    assert kept[0].dtype == torch.float32 and kept[0].is_contiguous() and torch.equal(kept[0], sinks.float())
+    assert card.launches[0]["sinks"] == kept[0].data_ptr()
+
+
+def test_streams_have_counters_of_their_own(card):
+    q = normal()
+    for stream in (0, 5, 0, 6, 5):
+        card.stream = stream
+        wa.attention(q, q, q)
+    zero, five, again, six, five_again = (note["counter"] for note in card.launches)
+    assert zero == again and five == five_again and len({zero, five, six}) == 3
+    assert [note["stream"] for note in card.launches] == [0, 5, 0, 6, 5]
+
+
+def test_captured_launches_share_no_counter(card):
+    q = normal()
+    wa.attention(q, q, q)
+    card.capturing = True
+    for _ in range(3 * SLAB):
+        wa.attention(q, q, q)
+    addresses = [note["counter"] for note in card.launches]
+    mine = addresses[: SLAB - 1]
+    assert len(set(mine)) == len(mine) and all(mine)
+
+
+def test_a_counter_of_the_graph_itself():
+    counters = Counters(torch.device("cpu"))
+    address, kept = counters.of_capture()
+    assert kept is not None and kept.data_ptr() == address and kept.dtype == torch.int32 and int(kept) == 0
+    counters.of_stream(0)
+    address, kept = counters.of_capture()
+    assert kept is None and address != counters.of_stream(0)
+
+
+def test_eager_launches_leave_counters_for_captures():
+    counters = Counters(torch.device("cpu"))
+    addresses = [counters.of_stream(stream) for stream in range(3 * SLAB)]
+    assert len(set(addresses)) == len(addresses) and len(counters._free) > SLAB // 4
+    assert all(bool((slab == 0).all()) for slab in counters._slabs)
+
+
+def test_a_thread_without_a_context_gets_one(card):
+    q = normal()
+    wa.attention(q, q, q)
+    before = card.bound
+    card.errors = [cuda.INVALID_CONTEXT]
+    assert written(wa.attention(q, q, q))
+    assert card.bound == before + 1 and len(card.launches) == 2
+
+
+def test_driver_errors_are_raised(card, monkeypatch):
+    def check(code: int, call: str) -> None:
+        raise RuntimeError(f"{call} failed with {code}")
+
+    monkeypatch.setattr(cuda, "check", check)
+    q = normal()
+    card.errors = [700]
+    with pytest.raises(RuntimeError, match="prefill kernel failed with 700"):
+        wa.attention(q, q, q)
+
+
+def test_threads_get_their_own_addresses(card):
+    """The parameter block is shared; a launch must not see another thread's addresses."""
+    wrong: list[Any] = []
+
+    def work() -> None:
+        try:
+            for _ in range(200):
+                q, k, v = normal(1, 3, 1, 64), normal(1, 3, 1, 64), normal(1, 3, 1, 64)
+                out = torch.empty_like(q)
+                wa.attention(q, k, v, out=out)
+                mine = [note for note in list(card.launches) if note["maps"][3] == out.data_ptr()]
+                if [x.data_ptr() for x in (q, k, v)] != mine[-1]["maps"][:3] or not written(out):
+                    wrong.append(mine)
+        except Exception as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong

@@ -1,0 +1,259 @@
+"""What torch's functions and methods mean for one score or index: on numbers and on symbols (`language.expr`).
+
+`function(name)` finds one by the name torch gives it: of a function (`where`), a method (`masked_fill`) or an operator
+(`__radd__`). What is missing here (sin, erf, random numbers, reductions, ...) has no place in the language of masks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from warpattn.language import expr
+from warpattn.language.expr import Expr
+
+__all__ = ["BINARY", "COMPARISONS", "UNARY", "NoMethod", "NoTranslation", "function"]
+
+BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
+COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+UNARY = ("neg", "abs", "invert")
+LARGEST_POWER = 8  # x ** n is written out as products up to this n
+
+
+class NoTranslation(Exception):
+    """An operation that the language of masks and scores does not have."""
+
+
+class NoMethod(NoTranslation, AttributeError):
+    """The same for a method, so that `hasattr` works."""
+
+
+def function(name: str) -> Callable[..., Any] | None:
+    """The meaning of torch's function, method or operator `name`; None if it has none."""
+    name = name.strip("_")
+    if name[:1] == "r" and name[1:] in BINARY and name not in FUNCTIONS:
+        plain = FUNCTIONS[name[1:]]
+        return lambda a, b: plain(b, a)
+    return FUNCTIONS.get(name)
+
+
+def _cast(x: Any, *to: Any, dtype: torch.dtype | None = None) -> Any:
+    """`x.to(...)`: a dtype or another value's dtype counts, devices do not. Nothing is rounded to a narrow float."""
+    kinds = [t if isinstance(t, torch.dtype) else _dtype(t) for t in to]
+    wanted = dtype or next((kind for kind in kinds if kind is not None), None)
+    if wanted is None:
+        return x
+    return expr.to_float(x) if wanted.is_floating_point else _boolean(x) if wanted == torch.bool else expr.to_int(x)
+
+
+def _dtype(value: Any) -> torch.dtype | None:
+    return {"bool": torch.bool, "int": torch.int32, "float": torch.float32}[value.dtype] if _is_symbol(value) else None
+
+
+def _is_symbol(value: Any) -> bool:
+    return isinstance(value, Expr)
+
+
+def _boolean(x: Any) -> Any:
+    return x if isinstance(x, bool) or (isinstance(x, Expr) and x.dtype == "bool") else x != 0
+
+
+def _not(x: Any) -> Any:
+    x = _boolean(x)
+    return not x if isinstance(x, bool) else ~x
+
+
+def _constant(number: Any) -> Callable[..., Any]:
+    """`score.new_ones(())`, `torch.zeros_like(score)`: a number of the dtype asked for, else of that of `x`."""
+
+    def make(x: Any, size: Any = (), *, dtype: torch.dtype | None = None) -> Any:
+        return _full(x, size, number, dtype=dtype)
+
+    return make
+
+
+def _full(x: Any, size: Any, number: Any, *, dtype: torch.dtype | None = None) -> Any:
+    shape = (size,) if isinstance(size, int) else tuple(size)
+    if shape:
+        raise NoTranslation(f"a new tensor of shape {shape} has no translation")
+    return _cast(number, _dtype(x) if dtype is None else dtype)
+
+
+def _add(a: Any, b: Any, *, alpha: Any = 1) -> Any:
+    return a + (b if alpha == 1 else b * alpha)
+
+
+def _subtract(a: Any, b: Any, *, alpha: Any = 1) -> Any:
+    return a - (b if alpha == 1 else b * alpha)
+
+
+def _divide(a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:
+    if rounding_mode is None:
+        return a / b
+    if rounding_mode == "floor":
+        return _floor_divide(a, b)
+    return _truncate(a / b) if _is_float(a, b) else expr.to_int(a / b)
+
+
+def _is_float(*values: Any) -> bool:
+    return any(isinstance(x, float) or (isinstance(x, Expr) and x.dtype == "float") for x in values)
+
+
+def _truncate(x: Any) -> Any:
+    return expr.to_float(expr.to_int(x)) if _is_float(x) else x
+
+
+def _floor(x: Any) -> Any:
+    cut = _truncate(x)
+    return cut - expr.where(cut > x, 1.0, 0.0) if _is_float(x) else x
+
+
+def _floor_divide(a: Any, b: Any) -> Any:
+    return _floor(a / b) if _is_float(a, b) else a // b
+
+
+def _remainder(a: Any, b: Any) -> Any:
+    return a - _floor(a / b) * b if _is_float(a, b) else a % b
+
+
+def _power(x: Any, n: Any) -> Any:
+    if isinstance(n, Expr):
+        if isinstance(x, int) and x == 2 and n.dtype == "int":
+            return 1 << n
+        if not isinstance(x, (int, float)) or x <= 0 or not _is_float(x, n):
+            raise NoTranslation("a power with this base and an exponent that is not a constant has no translation")
+        return expr.exp(n * math.log(x))
+    if n in (0.5, -0.5):
+        return _root(x, n)
+    if n != int(n) or abs(n) > LARGEST_POWER:
+        raise NoTranslation(f"the power {n} has no translation; 0.5, -0.5 and ints up to {LARGEST_POWER} have one")
+    product: Any = 1
+    for _ in range(abs(int(n))):
+        product = x * product
+    return 1.0 / product if n < 0 else product
+
+
+def _root(x: Any, power: float = 0.5) -> Any:
+    return expr.exp(expr.log(x) * power)
+
+
+def _clamp(x: Any, min: Any = None, max: Any = None) -> Any:
+    x = x if min is None else expr.maximum(x, min)
+    return x if max is None else expr.minimum(x, max)
+
+
+_ARITHMETIC: dict[str, Callable[..., Any]] = {
+    "add": _add,
+    "sub": _subtract,
+    "subtract": _subtract,
+    "rsub": lambda a, b, alpha=1: _subtract(b, a, alpha=alpha),
+    "mul": lambda a, b: a * b,
+    "multiply": lambda a, b: a * b,
+    "div": _divide,
+    "divide": _divide,
+    "true_divide": _divide,
+    "truediv": _divide,
+    "rdiv": lambda a, b: _divide(b, a),
+    "floor_divide": _floor_divide,
+    "floordiv": _floor_divide,
+    "remainder": _remainder,
+    "mod": _remainder,
+    "pow": _power,
+    "square": lambda x: x * x,
+    "neg": lambda x: -x,
+    "negative": lambda x: -x,
+    "pos": lambda x: x,
+    "abs": abs,
+    "absolute": abs,
+    "sign": lambda x: expr.where(x > 0, 1, expr.where(x < 0, -1, 0)),
+    "floor": _floor,
+    "ceil": lambda x: -_floor(-x),
+    "trunc": _truncate,
+    "minimum": expr.minimum,
+    "maximum": expr.maximum,
+    "min": expr.minimum,
+    "max": expr.maximum,
+    "fmin": expr.minimum,
+    "fmax": expr.maximum,
+    "clamp": _clamp,
+    "clip": _clamp,
+    "clamp_min": lambda x, min: expr.maximum(x, min),
+    "clamp_max": lambda x, max: expr.minimum(x, max),
+    "relu": lambda x: expr.maximum(x, 0),
+}
+
+_LOGIC: dict[str, Callable[..., Any]] = {
+    "lt": lambda a, b: a < b,
+    "less": lambda a, b: a < b,
+    "le": lambda a, b: a <= b,
+    "less_equal": lambda a, b: a <= b,
+    "gt": lambda a, b: a > b,
+    "greater": lambda a, b: a > b,
+    "ge": lambda a, b: a >= b,
+    "greater_equal": lambda a, b: a >= b,
+    "eq": lambda a, b: a == b,
+    "ne": lambda a, b: a != b,
+    "not_equal": lambda a, b: a != b,
+    "and": lambda a, b: a & b,
+    "or": lambda a, b: a | b,
+    "xor": lambda a, b: a ^ b,
+    "bitwise_and": lambda a, b: a & b,
+    "bitwise_or": lambda a, b: a | b,
+    "bitwise_xor": lambda a, b: a ^ b,
+    "bitwise_not": lambda x: ~x,
+    "invert": lambda x: ~x,
+    "lshift": lambda a, b: a << b,
+    "rshift": lambda a, b: a >> b,
+    "bitwise_left_shift": lambda a, b: a << b,
+    "bitwise_right_shift": lambda a, b: a >> b,
+    "logical_and": lambda a, b: _boolean(a) & _boolean(b),
+    "logical_or": lambda a, b: _boolean(a) | _boolean(b),
+    "logical_xor": lambda a, b: _boolean(a) ^ _boolean(b),
+    "logical_not": _not,
+    "where": lambda condition, yes, no: expr.where(condition, yes, no),
+    "masked_fill": lambda x, mask, value: expr.where(mask, value, x),
+    "isnan": lambda x: x != x,
+    "isinf": lambda x: abs(x) == math.inf,
+}
+
+_FLOATS: dict[str, Callable[..., Any]] = {
+    "exp": expr.exp,
+    "exp2": lambda x: expr.exp(x * math.log(2.0)),
+    "expm1": lambda x: expr.exp(x) - 1.0,
+    "log": expr.log,
+    "log2": lambda x: expr.log(x) * (1.0 / math.log(2.0)),
+    "log10": lambda x: expr.log(x) * (1.0 / math.log(10.0)),
+    "log1p": lambda x: expr.log(x + 1.0),
+    "tanh": expr.tanh,
+    "sigmoid": lambda x: 1.0 / (expr.exp(-x) + 1.0),
+    "sqrt": _root,
+    "rsqrt": lambda x: _root(x, -0.5),
+    "reciprocal": lambda x: 1.0 / x,
+}
+
+_KINDS: dict[str, Callable[..., Any]] = {
+    "to": _cast,
+    "type": _cast,
+    "type_as": _cast,
+    "float": expr.to_float,
+    "double": expr.to_float,
+    "half": expr.to_float,
+    "bfloat16": expr.to_float,
+    "int": expr.to_int,
+    "long": expr.to_int,
+    "bool": _boolean,
+    "clone": lambda x: x,
+    "contiguous": lambda x: x,
+    "as_tensor": lambda x: x,
+    "new_ones": _constant(1),
+    "new_zeros": _constant(0),
+    "new_full": _full,
+    "ones_like": _constant(1),
+    "zeros_like": _constant(0),
+    "full_like": lambda x, fill_value, dtype=None: _full(x, (), fill_value, dtype=dtype),
+}
+
+FUNCTIONS = _ARITHMETIC | _LOGIC | _FLOATS | _KINDS

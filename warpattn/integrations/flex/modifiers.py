@@ -1,0 +1,103 @@
+"""FlexAttention's functions as masks and scores: a mask_mod, a BlockMask and a score_mod."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+
+from warpattn.errors import AttentionError
+from warpattn.integrations.flex.blocks import LARGEST_BLOCK, BlockSparse
+from warpattn.integrations.flex.symbols import run
+from warpattn.language.expr import Expr, to_float, user_result_error
+from warpattn.language.traced import Lengths
+from warpattn.masks import Mask
+from warpattn.scores import Score
+
+__all__ = ["MaskMod", "ScoreMod", "mask_of", "score_of"]
+
+Value = Any  # a symbol, a number or a tensor
+
+
+@dataclass(frozen=True, eq=False)
+class MaskMod(Mask):
+    """mask_mod(b, h, q_idx, kv_idx) of FlexAttention as a mask; `extra` are further arguments that it takes."""
+
+    fn: Callable[..., Any]
+    extra: Callable[[Lengths], tuple[Any, ...]] | None = None
+
+    def keep(self, b: Value, h: Value, q: Value, k: Value, lens: Lengths | None = None) -> Value:
+        result = _run(self, (b, h), q, k, lens)
+        boolean = result.dtype in ("bool", torch.bool) if isinstance(result, Expr | Tensor) else result
+        if not isinstance(boolean, bool) or (isinstance(result, Expr | Tensor) and not boolean):
+            raise user_result_error(self.fn, result, "a mask_mod must return a bool, such as a comparison")
+        return result
+
+    def program(self) -> Any:
+        return _own_program(self)
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreMod(Score):
+    """score_mod(score, b, h, q_idx, kv_idx) of FlexAttention as a score; `extra` are further arguments it takes."""
+
+    fn: Callable[..., Any]
+    extra: Callable[[Lengths], tuple[Any, ...]] | None = None
+
+    def apply(self, s: Value, b: Value, h: Value, q: Value, k: Value, lens: Lengths | None = None) -> Value:
+        result = _run(self, (s, b, h), q, k, lens)
+        number = isinstance(result, int | float) and not isinstance(result, bool)
+        if not (number or (isinstance(result, Expr | Tensor) and result.dtype not in ("bool", torch.bool))):
+            raise user_result_error(self.fn, result, "a score_mod must return a number, such as the score it got")
+        return to_float(result)
+
+    def program(self) -> Any:
+        return _own_program(self)
+
+
+def mask_of(mask: BlockMask | Mask | Callable[..., Any]) -> Mask:
+    """The mask of a BlockMask or a mask_mod; a Mask stays as it is.
+
+    A BlockMask means what FlexAttention's kernels make of it: its full blocks are visible whatever mask_mod says, and
+    blocks that it does not list are hidden. Its block lists are read now, on their device.
+    """
+    if isinstance(mask, Mask):
+        return mask
+    if not isinstance(mask, BlockMask):
+        if not callable(mask):
+            raise AttentionError(f"block_mask is a {type(mask).__name__}; it must be a BlockMask or a mask_mod")
+        return MaskMod(mask)
+    inner = MaskMod(mask.mask_mod)
+    if min(mask.BLOCK_SIZE) >= LARGEST_BLOCK:  # FlexAttention's own "no blocks": one that covers everything
+        return inner
+    return BlockSparse.read(inner, mask)
+
+
+def score_of(score: Score | Callable[..., Any]) -> Score:
+    """The score of a score_mod; a Score stays as it is."""
+    if isinstance(score, Score):
+        return score
+    if not callable(score):
+        raise AttentionError(f"score_mod is a {type(score).__name__}; it must be a function")
+    return ScoreMod(score)
+
+
+def _run(mod: MaskMod | ScoreMod, head: tuple[Value, ...], q: Value, k: Value, lens: Lengths | None) -> Value:
+    """The function at row q - (len_k - len_q); with symbols translated, with tensors as it is."""
+    lens = Lengths(k.shape[-1], k.shape[-1]) if lens is None and isinstance(k, Tensor) else lens
+    row = q if lens is None else q - (lens.k - lens.q)
+    args = (*head, row, k, *(mod.extra(lens) if mod.extra is not None and lens is not None else ()))
+    if isinstance(k, Expr):
+        return run(mod.fn, *args)
+    return mod.fn(*(torch.as_tensor(x) if isinstance(x, int | float) else x for x in args))
+
+
+def _own_program(mod: Any) -> Any:
+    """The program, kept by the object alone: what a function reads may differ where the function is the same."""
+    if "_program" not in mod.__dict__:
+        mod.__dict__["_program"] = mod.record()
+    return mod.__dict__["_program"]

@@ -1,0 +1,260 @@
+"""Runs functions written for FlexAttention with symbols, so that they become masks and scores.
+
+FlexAttention's functions take 0-dimensional tensors and use torch on them. Here they get a `Symbol`, which looks like
+such a tensor and records what is done to it in the language of `warpattn.language.expr`:
+
+    score_mod(score, b, h, q_idx, kv_idx)      torch.where(kv_idx <= q_idx, score + bias[h, q_idx - kv_idx], ...)
+                 │ run(fn, symbols)
+                 ▼
+    Expr: nodes of the language; tensors that the function reads become captured ones
+
+Tensors are read under a `TorchFunctionMode`, because torch alone would ask a symbol for its number. A negative index
+counts from the end, as in torch; an index beyond the end gives 0, where torch fails or reads what lies there. What has
+no translation is an AttentionError that names the operation and the line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from warpattn.errors import AttentionError
+from warpattn.integrations.flex.functions import BINARY, COMPARISONS, UNARY, NoMethod, NoTranslation, function
+from warpattn.language import expr
+from warpattn.language.expr import Expr, Node
+
+__all__ = ["Symbol", "run"]
+
+_OWN = (str(Path(__file__).parents[2]), str(Path(str(torch.__file__)).parent))
+_RULE = (
+    "what is translated: arithmetic, comparisons, & | ~, torch functions of single numbers (where, minimum, clamp, "
+    "abs, exp, tanh, ...) and reads of tensors at one index per dimension"
+)
+_WITHOUT_MEANING = ("device", "layout", "memory_format", "non_blocking", "copy", "requires_grad", "pin_memory")
+_ROW = (("sym", "int", "q"), ("sub", "int", ("sym", "int", "len_k"), ("sym", "int", "len_q")))
+
+
+def run(fn: Callable[..., Any], *args: Any) -> Any:
+    """`fn(*args)`, every Expr among `args` as a Symbol; gives an Expr or a Python number. Inside of a trace only.
+
+    Raises AttentionError, with the line of the function, for what cannot be recorded.
+    """
+    recording = _Recording()
+    token = _recording.set(recording)
+    try:
+        with recording:
+            result = fn(*args_as_symbols(args))
+        return recording.plain(result)
+    except AttentionError:
+        raise
+    except (NoTranslation, TypeError, IndexError, AttributeError, RuntimeError, ValueError) as error:
+        what = f"{error}" if isinstance(error, NoTranslation) else f"{type(error).__name__}: {error}"
+        raise AttentionError(f"{_line(fn, error.__traceback__)}: {what}; {_RULE}") from error
+    finally:
+        _recording.reset(token)
+
+
+def args_as_symbols(args: Iterable[Any]) -> tuple[Any, ...]:
+    """The arguments of a user's function: an Expr as a Symbol, others as they are."""
+    return tuple(Symbol(x) if isinstance(x, Expr) else x for x in args)
+
+
+class _Recording(TorchFunctionMode):
+    """Translates torch functions that get a Symbol, and remembers the numbers that other ones make.
+
+    `torch.tensor(-1e9)` inside of a function is a constant; a 0-dimensional tensor from outside is read by kernels.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: dict[int, Tensor] = {}
+        self.views: dict[int, Tensor] = {}  # 0-dimensional tensors as [1], which is what kernels can read
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if _has_symbol((*args, *kwargs.values())):
+            return self.translate(func.__name__, args, kwargs)
+        result = func(*args, **kwargs)
+        inputs = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        if isinstance(result, Tensor) and result.ndim == 0 and all(id(x) in self.made for x in inputs):
+            self.made[id(result)] = result
+        return result
+
+    def translate(self, name: str, args: Iterable[Any], kwargs: dict[str, Any]) -> Any:
+        """One call of a torch function, method or operator as a Symbol (or a number, or Rows)."""
+        if name == "__getitem__":
+            owner, index = args
+            if not isinstance(owner, Tensor):
+                raise NoTranslation("an index of a number has no translation")
+            return self.read(owner, index if isinstance(index, tuple) else (index,))
+        meaning = function(name)
+        if meaning is None:
+            raise NoTranslation(f"torch's {name.strip('_')} has no translation")
+        values = [self.plain(x) for x in args]
+        named = {key: self.plain(x) for key, x in kwargs.items() if key not in _WITHOUT_MEANING}
+        for x in (*values, *named.values()):
+            if isinstance(x, Rows | Tensor):
+                raise NoTranslation(f"torch's {name.strip('_')} of {_tensor(x)} has no translation")
+        return _symbol(meaning(*values, **named))
+
+    def read(self, tensor: Tensor, index: tuple[Any, ...]) -> Any:
+        """`tensor[index]`; Rows if there are fewer indices than dimensions."""
+        exact = [self.plain(i) for i in index]
+        for i in exact:
+            if isinstance(i, bool) or not (isinstance(i, int) or (isinstance(i, Expr) and i.dtype == "int")):
+                kind = f"a {i.dtype}" if isinstance(i, Expr) else _tensor(i) if isinstance(i, Tensor) else repr(i)
+                raise NoTranslation(f"{_tensor(tensor)} read at {kind} instead of an int has no translation")
+        if len(exact) > tensor.ndim:
+            raise NoTranslation(f"{_tensor(tensor)} read with {len(exact)} indices has no translation")
+        if len(exact) < tensor.ndim:
+            return Rows(self, tensor, tuple(exact))
+        return _symbol(expr.load(tensor, *map(_from_start, exact, tensor.shape)))
+
+    def plain(self, value: Any) -> Any:
+        """A Symbol as its Expr, a 0-dimensional tensor as a number or what reads it; other values as they are."""
+        if isinstance(value, Symbol):
+            return value.expr
+        if isinstance(value, Tensor) and value.ndim == 0:
+            return value.item() if id(value) in self.made else self.number(value)
+        return value
+
+    def number(self, tensor: Tensor) -> Expr:
+        """The element of a 0-dimensional tensor from outside of the function, the same view each time."""
+        if id(tensor) not in self.views:
+            self.views[id(tensor)] = tensor.reshape(1)
+        return expr.load(self.views[id(tensor)], 0)
+
+
+_recording: ContextVar[_Recording | None] = ContextVar("warpattn_flex_recording", default=None)
+
+
+class Symbol:
+    """A 0-dimensional tensor whose value is not known yet. The operators are defined below the class."""
+
+    __slots__ = ("expr",)
+    __array_ufunc__ = None  # NumPy scalars leave `scalar * symbol` to Symbol
+    __hash__ = None  # type: ignore[assignment]
+    shape = torch.Size(())
+    ndim = 0
+    device = torch.device("cpu")  # of the constants that a function makes beside it
+
+    def __init__(self, value: Expr) -> None:
+        self.expr = value
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _call(func.__name__, *args, **(kwargs or {}))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """torch.bool, torch.int32 or torch.float32."""
+        return {"bool": torch.bool, "int": torch.int32, "float": torch.float32}[self.expr.dtype]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or function(name) is None:
+            raise NoMethod(f"{name} of a number has no translation")
+        return lambda *args, **kwargs: _call(name, self, *args, **kwargs)
+
+    def __getitem__(self, index: Any) -> Any:
+        return _call("__getitem__", self, index)
+
+    def __bool__(self) -> bool:
+        return bool(self.expr)
+
+    def __float__(self) -> float:
+        return float(self.expr)
+
+    def __index__(self) -> int:
+        return int(self.expr)
+
+    __int__ = __index__
+
+    def __repr__(self) -> str:
+        return f"Symbol({self.expr!r})"
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    return lambda *operands: _call(name, *operands)
+
+
+for _name in (*BINARY, *(f"r{_name}" for _name in BINARY), *COMPARISONS, *UNARY, "pos"):
+    setattr(Symbol, f"__{_name}__", _operator(f"__{_name}__"))
+
+
+class Rows:
+    """A captured tensor at its first indices, waiting for the others: `table[b][q_idx]`."""
+
+    def __init__(self, recording: _Recording, tensor: Tensor, index: tuple[Any, ...]) -> None:
+        self.recording, self.tensor, self.index = recording, tensor, index
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.recording.read(self.tensor, (*self.index, *(index if isinstance(index, tuple) else (index,))))
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _call(func.__name__, *args, **(kwargs or {}))
+
+
+def _call(name: str, *args: Any, **kwargs: Any) -> Any:
+    recording = _recording.get()
+    if recording is None:
+        raise NoTranslation("a symbol has left the function it was made for")
+    return recording.translate(name, args, kwargs)
+
+
+def _symbol(value: Any) -> Any:
+    return Symbol(value) if isinstance(value, Expr) else value
+
+
+def _has_symbol(values: Iterable[Any]) -> bool:
+    return any(isinstance(x, Symbol | Rows) or (isinstance(x, tuple | list) and _has_symbol(x)) for x in values)
+
+
+def _tensor(x: Tensor | Rows) -> str:
+    if isinstance(x, Rows):
+        return f"a tensor of shape {tuple(x.tensor.shape)} read with {len(x.index)} indices"
+    return f"a tensor of shape {tuple(x.shape)}"
+
+
+def _from_start(i: Any, size: int) -> Any:
+    """An index from the end, -size .. -1, as one from the start."""
+    if isinstance(i, int):
+        return i + size if i < 0 else i
+    return i if _at_least_0(i.node) else expr.where(i < 0, i + size, i)
+
+
+def _at_least_0(node: Node) -> bool:
+    """Whether a node is plainly not negative, so that a read needs no test for it."""
+    op = node[0]
+    if op == "const":
+        return node[2] >= 0
+    if op == "sym":
+        return node[2] in ("b", "h", "k", "len_q", "len_k")
+    if op == "sub":
+        return node[2:] == _ROW
+    if op in ("add", "mul", "minimum"):
+        return all(_at_least_0(x) for x in node[2:])
+    if op == "maximum":
+        return any(_at_least_0(x) for x in node[2:])
+    if op in ("floordiv", "mod"):
+        return (op == "mod" or _at_least_0(node[2])) and node[3][0] == "const" and node[3][2] > 0
+    return op == "abs" or (op == "where" and all(_at_least_0(x) for x in node[3:]))
+
+
+def _line(fn: Any, step: TracebackType | None) -> str:
+    """The last line outside of torch and this package that an error came through, else that of `fn`."""
+    code = getattr(fn, "__code__", None)
+    line = repr(fn) if code is None else f"{code.co_filename}:{code.co_firstlineno}"
+    while step is not None:
+        file = step.tb_frame.f_code.co_filename
+        if not file.startswith(_OWN):
+            line = f"{file}:{step.tb_lineno}"
+        step = step.tb_next
+    return line

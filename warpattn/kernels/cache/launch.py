@@ -1,0 +1,45 @@
+"""The launch that appends new keys and values to a paged cache."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from warpattn.problem.step import Step
+from warpattn.sequences import PagedKV
+
+from .config import HEADS, Rotation
+
+_TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+
+
+def append_steps(
+    arch: str, kv: PagedKV, k_new: Tensor, v_new: Tensor, angles: tuple[Tensor, Tensor] | None, interleaved: bool
+) -> tuple[Step, ...]:
+    """One launch on an architecture; `angles` are cosines and sines (positions, rotated dims / 2), the last stride of
+    all tensors is 1."""
+    batch, tokens, heads, dim = k_new.shape
+    rotation = None if angles is None else Rotation(2 * angles[0].shape[1], interleaved)
+    dims = (dim, v_new.shape[3])
+    table = kv.block_table
+    shape = (tokens, heads, len(kv.k_pages), kv.k_pages.shape[1], table.shape[1])
+    cos, sin = ((x, x.stride(0)) for x in angles) if angles is not None else ((None, 0), (None, 0))
+    args = {
+        "k_pages": _rows(kv.k_pages), "v_pages": _rows(kv.v_pages), "k_new": _rows(k_new), "v_new": _rows(v_new),
+        "table": (table, table.stride(0)), "lengths": kv.lengths, "cos": cos, "sin": sin, "shape": shape,
+    }  # fmt: skip
+    dtype, table_dtype = _TYPES[k_new.dtype], _TYPES[k_new.dtype if angles is None else angles[0].dtype]
+
+    def source():
+        from .signature import append_source  # imports Triton
+
+        return append_source(dtype, table_dtype, dims, rotation, arch)
+
+    key = (dtype, table_dtype, dims, rotation)
+    options = {"num_warps": 4, "enable_fp_fusion": True}
+    grid = (batch * tokens, -(-heads // HEADS))
+    return (Step(f"{arch}.append", arch, key, source, options, grid, args),)
+
+
+def _rows(x: Tensor) -> tuple[Tensor, int, int, int]:
+    return (x, *x.stride()[:3])

@@ -1,0 +1,158 @@
+"""The conditions of a mask, and for each when a whole tile meets it, so that the kernel tests no element of it.
+
+      k > q - 99 and k <= q    ─▶    [k > q - 99 unless k_lo > q_hi - 99]   [k <= q unless k_hi <= q_lo]
+
+A comparison per element of a tile is a pair of scalar registers, of which a wave has 102, and the compiler makes all
+those of a basic block before it uses the first: both conditions of a window in one block kept 26 to 30 scalars in lanes
+of a vector register (128 x 64 tiles). Each in a branch of its own, their comparisons are used at once.
+
+Alternatives ("or") cannot be taken apart. They become one comparison of numbers, *margins*, at least 0 where a
+condition holds: k >= a or k <= b is maximum(k - a, b - k) >= 0. That is done where no difference overflows, positions
+being less than `POSITIONS`; of loaded numbers it is done for equality alone, which a difference modulo 2^32 tells.
+"""
+
+from typing import NamedTuple
+
+from warpattn.language.nodes import Node, build, const, make
+
+POSITIONS = 2**28  # as many keys of 8 elements fill 4 GiB for one head
+TILE_SYMBOLS = ("b", "q_lo", "q_hi", "k_lo", "k_hi", "len_q", "len_k")
+_INT = 2**31
+
+Interval = tuple[int, int]
+Ends = tuple[Node, Node]
+
+
+class Condition(NamedTuple):
+    """A boolean node or a margin, and a boolean node of `TILE_SYMBOLS` that is true only where all elements meet it
+    (None: not known)."""
+
+    keep: Node
+    always: Node | None
+
+
+def conditions(node: Node) -> tuple[Condition, ...]:
+    """What must hold where the boolean `node` does: the operands of its outermost ands, those never known first."""
+    found = [Condition(_single(part), always(part)) for part in _parts(spread(node))]
+    return tuple(sorted(found, key=lambda condition: condition.always is not None))
+
+
+def _parts(node: Node) -> tuple[Node, ...]:
+    return sum((_parts(arg) for arg in node[2:]), ()) if node[0] == "and" else (node,)
+
+
+def spread(node: Node) -> Node:
+    """The condition with q // n == k // n as an interval of keys (a division for each row, none for each element), and
+    with the opposite of a comparison as a comparison."""
+    op, args = node[0], node[2:]
+    if op == "not" and args[0][0] in _OPPOSITE and all(arg[1] == "int" for arg in args[0][2:]):
+        return build(_OPPOSITE[args[0][0]], "bool", *args[0][2:])
+    if op in ("and", "or", "not"):
+        return build(op, "bool", *map(spread, args))
+    if op != "eq" or any(arg[0] != "floordiv" or arg[3][0] != "const" for arg in args) or args[0][3] != args[1][3]:
+        return node
+    (a, b), size = args, int(args[0][3][2])
+    if _knows_key(a) == _knows_key(b) or size <= 0:
+        return node
+    row, key = (b, a[2]) if _knows_key(a) else (a, b[2])
+    first = build("mul", "int", row, const(size, "int"))
+    last = build("add", "int", first, const(size - 1, "int"))
+    return build("and", "bool", build("ge", "bool", key, first), build("le", "bool", key, last))
+
+
+def always(node: Node) -> Node | None:
+    """True only if every element of a tile meets a condition."""
+    op, args = node[0], node[2:]
+    if op in ("and", "or"):
+        a, b = (always(arg) for arg in args)
+        return None if a is None or b is None else build(op, "bool", a, b)
+    if op not in ("lt", "le", "gt", "ge") or any(arg[1] != "int" for arg in args):
+        return None
+    a, b = (ends(arg) for arg in args)
+    if a is None or b is None:
+        return None
+    return build(op, "bool", a[1], b[0]) if op in ("lt", "le") else build(op, "bool", a[0], b[1])
+
+
+def ends(node: Node) -> Ends | None:
+    """(least, greatest) value of an integer node in a tile."""
+    if node[0] == "sym" and node[2] in ("q", "k"):
+        return make("sym", "int", f"{node[2]}_lo"), make("sym", "int", f"{node[2]}_hi")
+    if node[0] == "const" or (node[0] == "sym" and node[2] != "h"):
+        return node, node
+    if node[0] not in ("add", "sub", "minimum", "maximum"):
+        return None
+    a, b = (ends(arg) for arg in node[2:])
+    if a is None or b is None:
+        return None
+    if node[0] == "sub":
+        b = b[::-1]
+    return build(node[0], "int", a[0], b[0]), build(node[0], "int", a[1], b[1])
+
+
+def _single(node: Node) -> Node:
+    """The condition as a margin if it has more than one comparison."""
+    return margin(node) if node[0] in ("or", "not") else node
+
+
+def margin(node: Node) -> Node:
+    """An int node that is at least 0 where the boolean `node` is true."""
+    op, args = node[0], node[2:]
+    if op in ("and", "or"):
+        a, b = (margin(arg) for arg in args)
+        return build("minimum" if op == "and" else "maximum", "int", a, b)
+    if op == "not":
+        return build("sub", "int", const(-1, "int"), margin(args[0]))
+    if op in _DIFFERENCES and all(arg[1] == "int" for arg in args):
+        number = _DIFFERENCES[op](*args)
+        if op in ("eq", "ne") or (all(interval(arg) is not None for arg in args) and interval(number) is not None):
+            return number
+    return build("where", "int", node, const(0, "int"), const(-1, "int"))
+
+
+def interval(node: Node) -> Interval | None:
+    """The least and the greatest that an integer node can be at all; None if unknown or more than 32 bits."""
+    if node[0] == "const":
+        low = high = int(node[2])
+    elif node[0] == "sym":
+        low, high = (-POSITIONS if node[2] == "q" else 0), 2 * POSITIONS
+    else:
+        args = [interval(arg) if type(arg) is tuple and arg[1] == "int" else None for arg in node[2:]]
+        if node[0] not in _INTERVALS or None in args or (node[0] == "floordiv" and node[3][0] != "const"):
+            return None
+        low, high = _INTERVALS[node[0]](*args)
+    return (low, high) if -_INT <= low and high < _INT else None
+
+
+def _minus(a: Node, b: Node) -> Node:
+    return build("sub", "int", a, b)
+
+
+def _more(a: Node, b: Node) -> Node:
+    """Of a > b. The one goes to the operand that is not a key, of which there are fewer."""
+    one = const(1, "int")
+    return _minus(a, build("add", "int", b, one)) if _knows_key(a) else _minus(_minus(a, one), b)
+
+
+def _knows_key(node: Node) -> bool:
+    return node[2:] == ("k",) or any(type(arg) is tuple and _knows_key(arg) for arg in node[2:])
+
+
+_OPPOSITE = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le"}
+_DIFFERENCES = {
+    "ge": _minus,
+    "le": lambda a, b: _minus(b, a),
+    "gt": _more,
+    "lt": lambda a, b: _more(b, a),
+    "eq": lambda a, b: build("minimum", "int", _minus(a, b), _minus(b, a)),
+    "ne": lambda a, b: build("maximum", "int", _more(a, b), _more(b, a)),
+}
+_INTERVALS = {
+    "floordiv": lambda a, b: (a[0] // b[0], a[1] // b[0]) if b[0] > 0 else (-_INT, _INT),
+    "mul": lambda a, b: (min(x * y for x in a for y in b), max(x * y for x in a for y in b)),
+    "add": lambda a, b: (a[0] + b[0], a[1] + b[1]),
+    "sub": lambda a, b: (a[0] - b[1], a[1] - b[0]),
+    "neg": lambda a: (-a[1], -a[0]),
+    "minimum": lambda a, b: (min(a[0], b[0]), min(a[1], b[1])),
+    "maximum": lambda a, b: (max(a[0], b[0]), max(a[1], b[1])),
+}

@@ -1,0 +1,133 @@
+"""Which config a problem gets on gfx942 or gfx950, how its keys are shared out, and why; pure host code.
+
+No card has run these kernels: the reasons are instruction counts, registers and sizes, not times.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+
+from warpattn.problem import Problem, is_latent
+from warpattn.problem.arch import Arch
+from warpattn.problem.operands import COPY_RULE
+from warpattn.problem.step import Choice
+
+from .config import CDNAConfig, Traits, pad_dim
+
+_DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+LATENT_ROWS = 32  # of latent attention: each wave has all queries, 576 columns, and a quarter of 512 of the output
+DECODE_TOKENS = 16  # more queries than that are prefill
+PAGE = 256  # keys in the unit in which partitions are counted
+INVARIANT = "one part, so that a sequence's sums are in the same order whatever else is in the batch"
+BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64)  # numbers of partitions, so that few shapes of the workspace occur
+
+
+def choose(problem: Problem, target: Arch, *, batch_invariant: bool = False) -> Choice:
+    """The choice for a problem. Source: section 5.5 of the specification for tiles, 4.6 for partitions.
+
+    batch_invariant: keys are not shared out, since into how many parts depends on how many sequences there are.
+    """
+    group = problem.heads_q // problem.heads_kv
+    if problem.kind != "ragged" and problem.seq_q <= DECODE_TOKENS:
+        config, why = decode_config(problem, target.name)
+        partitions, share = (1, INVARIANT) if batch_invariant else partitions_of(problem, target)
+        kernel, reasons = "decode", (why, share)
+    else:
+        config, why = prefill_config(_DTYPES[problem.dtype], problem.dim_qk, problem.dim_v, target.name)
+        kernel, partitions, reasons = "prefill", 1, (why,)
+    m_tiles = -(-problem.seq_q // (config.block_m // config.pack))
+    tiles = problem.batch * problem.heads_kv * -(-group // config.pack) * m_tiles
+    lines = (
+        f"tile {config.block_m} x {config.block_n}, {config.waves} waves, {config.instr} x {config.instr} MFMA, "
+        f"{config.kind} buffers, {config.lds_bytes} bytes of LDS",
+        f"{tiles} tiles, {partitions} partitions of the keys",
+    )
+    order = "tiles of one key head go to one XCD, whose L2 then holds its keys"
+    return Choice(kernel, config, (tiles, partitions), lines, (*reasons, order, COPY_RULE), partitions)
+
+
+def traits_of(problem: Problem, partial: bool) -> Traits:
+    """What else the kernel of a problem depends on."""
+    return Traits(problem.kind, problem.page_size, problem.has_sinks, problem.has_lse, partial)
+
+
+def prefill_config(dtype: str, dim_qk: int, dim_v: int, arch: str, kind: str = "") -> tuple[CDNAConfig, str]:
+    """128 rows in four waves of 32; `kind` replaces the architecture's own kind of buffers."""
+    wide = pad_dim(max(dim_qk, dim_v))
+    kind = kind or ("ring" if arch == "gfx950" else "registers")
+    if kind == "lds":
+        rows, k_strip, v_strip = 64, 32, 32
+    elif kind == "registers" and arch == "gfx942":
+        rows, k_strip, v_strip = 64 if wide <= 128 else 32, pad_dim(dim_qk), 64 if wide <= 64 else 32
+    else:
+        rows = 32 if arch == "gfx942" and wide > 64 else 64
+        k_strip, v_strip = pad_dim(dim_qk), rows
+    slots = 2 if kind == "ring" else 1
+    config = CDNAConfig(arch, dtype, dim_qk, dim_v, 128, rows, 32, 4, 1, kind, k_strip, v_strip, slots)
+    return config, _why(kind, arch)
+
+
+def decode_config(problem: Problem, arch: str) -> tuple[CDNAConfig, str]:
+    """As few rows as the tokens of a group need, waves along the keys."""
+    group = problem.heads_q // problem.heads_kv
+    most = LATENT_ROWS if is_latent(problem) else 64
+    pack = 1 if span_knows_heads(problem) else min(group, most)
+    rows = max(16, min(most, 1 << (problem.seq_q * pack - 1).bit_length()))
+    qk, v = pad_dim(problem.dim_qk), pad_dim(problem.dim_v)
+    wide = max(qk, v)
+    dtype = _DTYPES[problem.dtype]
+    sizes = (arch, dtype, problem.dim_qk, problem.dim_v, rows)
+    if is_latent(problem):
+        config = CDNAConfig(*sizes, 64, 16, 1, 4, "registers", 64, 32, 1, pack)
+        why = "latents come twice, in strips of 64 columns as keys and of 32 rows as values: a whole tile is too large"
+        return config, f"{problem.seq_q} tokens of {pack} heads share a tile of {rows} rows; {why}"
+    if arch == "gfx950":
+        keys = 128 if wide <= 128 and rows <= 32 else 64
+        config = CDNAConfig(*sizes, keys, 16, 1, 4, "ring", qk, keys, 2, pack)
+    else:
+        config = CDNAConfig(*sizes, 64, 16, 1, 4, "registers", min(qk, 64), 64, 1, pack)
+    return config, f"{problem.seq_q} tokens of {pack} heads share a tile of {rows} rows; {_why(config.kind, arch)}"
+
+
+def _why(kind: str, arch: str) -> str:
+    if kind == "ring":
+        return "ring: the next keys are on their way to LDS during a tile, 16 bytes a lane and instruction on gfx950"
+    if kind == "registers" and arch == "gfx942":
+        return (
+            "registers: the DMA of gfx942 moves 4 bytes a lane, loads into registers 16, and V is transposed there "
+            "instead of being read from LDS two bytes at a time"
+        )
+    return f"{kind}: to be compared with the others"
+
+
+def partitions_of(problem: Problem, target: Arch) -> tuple[int, str]:
+    """(partitions of the keys, why), from what can be known before the lengths are."""
+    streams, keys = problem.batch * problem.heads_kv, problem.seq_k
+    if keys <= PAGE:
+        return 1, f"{keys} keys are one unit of {PAGE}"
+    if streams >= target.processors:
+        wanted = -(-keys // (PAGE * max(1, streams // 64)))
+        return _bucket(wanted), f"{streams} key heads fill {target.processors} CUs, so parts stay long"
+    least = -(-target.processors // streams)
+    pages = -(-keys // PAGE)
+    wanted = min(max(-(-pages // 5), least), 2 * least)
+    why = f"{streams} key heads on {target.processors} CUs: one or two workgroups each, of {PAGE} keys or more"
+    return _bucket(min(wanted, pages)), why
+
+
+def _bucket(wanted: int) -> int:
+    return next((n for n in BUCKETS if n >= wanted), BUCKETS[-1])
+
+
+def span_knows_heads(problem: Problem) -> bool:
+    """Whether the interval of visible keys differs between heads; see `Program.key` for what is read here."""
+    code, (_, *span), _ = cast("tuple[tuple, tuple, tuple]", problem.mask)
+    reached, waiting = set(), list(span)
+    while waiting:
+        node = waiting.pop()
+        if node not in reached:
+            reached.add(node)
+            waiting += [arg for arg in code[node][2:] if type(arg) is int]
+    return any(code[node][0] == "sym" and code[node][2:] == ("h",) for node in reached)

@@ -1,0 +1,43 @@
+"""Host side of `ragged`: the tensor map of sequences that are clipped at their own ends, as a value."""
+
+from __future__ import annotations
+
+from math import gcd
+
+from torch import Tensor
+
+from warpattn.errors import AttentionError
+from warpattn.problem.step import TensorMap
+
+ROWS = 1 << 30  # where the row dimension ends, as in `ragged`
+EXTENT = (1 << 31) - (1 << 16)  # of the outer dimensions
+WRAP = 1 << 34  # elements; times ROWS it is a multiple of 2**64 bytes
+
+
+def clipped_map(name: str, x: Tensor, rows: int, cols: int) -> tuple[TensorMap, int, int]:
+    """(map, step, unit) of x (rows, heads, dim) or (starts, rows, heads, dim), in boxes of `rows` times `cols`.
+
+    Every stride but the last must be a multiple of 8 elements, the last one 1. AttentionError if the rows lie so far
+    apart that they cannot be counted in 31 bits.
+    """
+    start, row, head = _strides(x)
+    offset = gcd(start, row)
+    starts = x.shape[0] if x.ndim == 4 else x.shape[0] + 1
+    last = (starts - 1) * (start // offset) + (x.shape[1] if x.ndim == 4 else 0) * (row // offset)
+    if last >= EXTENT:
+        what = f"{name} has shape {tuple(x.shape)} and strides {x.stride()}, which is {last} steps of {offset} elements"
+        raise AttentionError(f"{what}; tensor maps count fewer than {EXTENT}, so its strides must fit better")
+    shape = (EXTENT, EXTENT, x.shape[-2], ROWS, x.shape[-1])
+    strides = (WRAP - row, offset, head, row, 1)
+    return TensorMap(x, (1, 1, 1, rows, cols), shape, strides), start // offset, row // offset
+
+
+def _strides(x: Tensor) -> tuple[int, int, int]:
+    """Elements from a start, a row and a head to the next; where there is but one, a number that fits the others."""
+    packed = 8 * -(-x.shape[-1] // 8)
+    head = x.stride(-2) if x.shape[-2] > 1 else packed
+    if x.ndim == 3:
+        row = x.stride(0) if x.shape[0] > 1 else packed
+        return row, row, head
+    row = x.stride(1) if x.shape[1] > 1 else (x.stride(0) if x.shape[0] > 1 else packed)
+    return x.stride(0) if x.shape[0] > 1 else row, row, head

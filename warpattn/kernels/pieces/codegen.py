@@ -1,0 +1,136 @@
+"""Compiles traced masks and scores: nodes of the index language become the source of a Gluon function.
+
+The function computes each distinct node once, in the order of the trace. Values that depend on q alone stay [M, 1]
+and on k alone [1, N]; only where both meet is there work per element. Captured tensors arrive in one flat tuple:
+pointer, sizes, strides of the first, then of the second, and so on. Reads outside a tensor give 0.
+"""
+
+import hashlib
+import linecache
+from typing import Any, NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from warpattn.language.nodes import Node, postorder
+
+MASK_SYMBOLS = ("b", "h", "q", "k", "len_q", "len_k")
+SPAN_SYMBOLS = ("b", "h", "q_lo", "q_hi", "len_q", "len_k")
+SCORE_SYMBOLS = ("s", *MASK_SYMBOLS)
+
+_INFIX = {
+    "add": "+", "sub": "-", "mul": "*", "truediv": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==",
+    "ne": "!=", "and": "&", "or": "|", "xor": "^", "shl": "<<", "shr": ">>",
+}  # fmt: skip
+_CALLS = {
+    "where": "gl.where", "minimum": "gl.minimum", "maximum": "gl.maximum", "abs": "gl.abs", "exp": "gl.exp",
+    "log": "gl.log", "tanh": "tanh", "floordiv": "floor_div", "mod": "floor_mod",
+}  # fmt: skip
+
+
+@gluon.jit
+def floor_div(a, b):
+    """Quotient rounded down, as in Python (the machine's rounds towards zero)."""
+    quotient = a // b
+    rest = a - quotient * b
+    return gl.where((rest != 0) & ((rest < 0) != (b < 0)), quotient - 1, quotient)
+
+
+@gluon.jit
+def floor_mod(a, b):
+    """Remainder with the sign of the divisor, as in Python."""
+    return a - floor_div(a, b) * b
+
+
+@gluon.jit
+def tanh(x):
+    """Hyperbolic tangent by the special-function unit (absolute error below 2^-10.9, PTX ISA tanh.approx)."""
+    return gl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], gl.float32, is_pure=True, pack=1)
+
+
+class Arithmetic(NamedTuple):
+    """The Gluon functions of an architecture for what takes it several instructions."""
+
+    tanh: Any
+    floor_div: Any
+    floor_mod: Any
+
+
+NVIDIA = Arithmetic(tanh, floor_div, floor_mod)
+
+
+def compile_function(
+    outputs: tuple[Node, ...], symbols: tuple[str, ...], ranks: tuple[int, ...], arithmetic: Arithmetic = NVIDIA
+):
+    """The Gluon function of `symbols` and the captured tensors' tuple that returns `outputs`.
+
+    One output is returned as it is (any shape), several as a tuple of scalars. `ranks` are the tensors' ranks;
+    `arithmetic` is the architecture's.
+    """
+    lines: list[str] = []
+    names: dict[int, str] = {}
+    for node in postorder(outputs):
+        text = _expression(node, names, ranks)
+        if node[0] in ("const", "sym"):
+            names[id(node)] = text
+        else:
+            names[id(node)] = f"t{len(lines)}"
+            lines.append(f"    t{len(lines)} = {text}")
+    results = [names[id(node)] for node in outputs]
+    if len(results) > 1:
+        results = [f"gl.to_tensor({result})" for result in results]
+    lines.append(f"    return {', '.join(results)}")
+    return _function(symbols, "\n".join(lines), arithmetic)
+
+
+def _function(symbols: tuple[str, ...], body: str, arithmetic: Arithmetic):
+    """A jitted function from source; Triton reads it back through linecache."""
+    name = f"index_function_{hashlib.sha256(body.encode()).hexdigest()[:16]}"
+    source = f"def {name}({', '.join(symbols)}, args):\n{body}\n"
+    filename = f"<{name}>"
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    namespace: dict[str, Any] = {"gl": gl, **arithmetic._asdict(), "__name__": __name__}
+    exec(compile(source, filename, "exec"), namespace)  # noqa: S102
+    return gluon.jit(namespace[name])
+
+
+def _expression(node: Node, names: dict[int, str], ranks: tuple[int, ...]) -> str:
+    op, dtype = node[0], node[1]
+    if op == "const":
+        return _constant(node[2], dtype)
+    if op == "sym":
+        return node[2]
+    args = [names[id(arg)] for arg in node[2:] if type(arg) is tuple]
+    if op == "load":
+        return _load(node[2], dtype, args, ranks)
+    if op in ("floordiv", "mod") and node[3][0] == "const" and _is_power_of_two(node[3][2]):
+        divisor = node[3][2]
+        return f"{args[0]} >> {divisor.bit_length() - 1}" if op == "floordiv" else f"{args[0]} & {divisor - 1}"
+    if op in _INFIX:
+        return f"{args[0]} {_INFIX[op]} {args[1]}"
+    if op in _CALLS:
+        return f"{_CALLS[op]}({', '.join(args)})"
+    if op == "neg":
+        return f"-{args[0]}"
+    if op == "not":
+        return f"{args[0]} == 0" if dtype == "bool" else f"~{args[0]}"
+    return f"gl.to_tensor({args[0]}).to(gl.{'float32' if op == 'float' else 'int32'})"
+
+
+def _constant(value: Any, dtype: str) -> str:
+    if dtype == "float" and (value != value or value in (float("inf"), float("-inf"))):
+        return f'float("{value}")'
+    return f"({value!r})"
+
+
+def _load(slot: int, dtype: str, index: list[str], ranks: tuple[int, ...]) -> str:
+    base = sum(1 + 2 * rank for rank in ranks[:slot])
+    rank = ranks[slot]
+    offset = " + ".join(f"gl.to_tensor({i}).to(gl.int64) * args[{base + 1 + rank + d}]" for d, i in enumerate(index))
+    inside = " & ".join(f"({i} >= 0) & ({i} < args[{base + 1 + d}])" for d, i in enumerate(index))
+    value = f"gl.load(args[{base}] + ({offset}), mask={inside}, other=0)"
+    return {"bool": f"{value} != 0", "int": f"{value}.to(gl.int32)", "float": f"{value}.to(gl.float32)"}[dtype]
+
+
+def _is_power_of_two(value: Any) -> bool:
+    return isinstance(value, int) and value > 0 and value & (value - 1) == 0

@@ -1,0 +1,105 @@
+"""Output tiles of sequences of different lengths: a list made on the device, longest tile first.
+
+`tiles_order` writes one record for every block of query rows of every sequence, sorted by the number of its key tiles.
+The scheduler of `tiles` then counts through (block, head) pairs as it does for a dense batch:
+
+      tile number ──▶ section of heads ──▶ record of the list ──▶ head inside the section
+
+      list   [blocks, counter, ...] [b, row, q_start, len_q, k_start, len_k, -, -] [b, row, ...] ...
+
+A tile brings the lengths of its sequence along, through shared memory too, so that only the producer reads the list.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from .scheduler import get_field, put_field
+
+LENGTH_TILE_FIELDS = gl.constexpr(6)  # int32 of a published tile
+RECORD = gl.constexpr(8)  # int32 of a record, and of the head of the list
+BLOCKS = gl.constexpr(0)  # where the head of the list holds the number of records
+COUNTER = gl.constexpr(1)  # and the tile counter
+
+
+@gluon.aggregate
+class LengthTile:
+    """One output tile and its sequence; row -1 if no tile is left."""
+
+    b: gl.tensor
+    h: gl.tensor
+    row: gl.tensor  # first query row within the sequence
+    q_start: gl.tensor  # where the sequence's queries begin: a row of ragged queries, or b
+    seq_q: gl.tensor
+    k_start: gl.tensor  # where its keys begin; known to the producer only
+    seq_k: gl.tensor
+
+
+@gluon.aggregate
+class LengthWork:
+    """What `tiles.Work` is to a dense batch."""
+
+    heads_q: gl.tensor
+    group: gl.tensor  # query heads per key head
+    section: gl.tensor  # query heads per section
+    lse_batch: gl.tensor  # elements of the LSE from one sequence to the next; 0: sequences lie end to end
+    lse_head: gl.tensor  # from one head to the next
+    blocks: gl.tensor  # records in the list
+    records: gl.tensor  # int32*, the first record
+
+    @gluon.jit
+    def total(self):
+        """Number of tiles."""
+        return self.heads_q * self.blocks
+
+    @gluon.jit
+    def tile(self, number, block_m: gl.constexpr):
+        """Output tile `number`."""
+        inside = number < self.total()
+        per_section = gl.maximum(self.section * self.blocks, 1)
+        section = number // per_section
+        rest = number - section * per_section
+        width = gl.maximum(gl.minimum(self.section, self.heads_q - section * self.section), 1)
+        block = rest // width
+        head = section * self.section + (rest - block * width)
+        record = self.records + block * RECORD
+        b = gl.load(record, mask=inside, other=0)
+        row = gl.load(record + 1, mask=inside, other=-1)
+        q_start = gl.load(record + 2, mask=inside, other=0)
+        seq_q = gl.load(record + 3, mask=inside, other=0)
+        k_start = gl.load(record + 4, mask=inside, other=0)
+        seq_k = gl.load(record + 5, mask=inside, other=0)
+        return LengthTile(b, head, row, q_start, seq_q, k_start, seq_k)
+
+    @gluon.jit
+    def lengths(self, tile):
+        """What has the `seq_q` and `seq_k` of a tile's sequence."""
+        return tile
+
+    @gluon.jit
+    def lse_row(self, tile):
+        """Where in the LSE the first row of a tile's sequence and head lies."""
+        start = gl.where(self.lse_batch == 0, tile.q_start, 0)
+        return tile.b.to(gl.int64) * self.lse_batch + tile.h.to(gl.int64) * self.lse_head + start
+
+    @gluon.jit
+    def publish(self, slots, index, tile):
+        """Write a tile into a slot of [stages * LENGTH_TILE_FIELDS, 1]; called by one warp."""
+        first = index * LENGTH_TILE_FIELDS
+        put_field(slots.index(first), tile.b)
+        put_field(slots.index(first + 1), tile.h)
+        put_field(slots.index(first + 2), tile.row)
+        put_field(slots.index(first + 3), tile.q_start)
+        put_field(slots.index(first + 4), tile.seq_q)
+        put_field(slots.index(first + 5), tile.seq_k)
+
+    @gluon.jit
+    def read(self, slots, index):
+        """The tile in a slot, without the start of its keys; called by four warps."""
+        first = index * LENGTH_TILE_FIELDS
+        b = get_field(slots.index(first))
+        h = get_field(slots.index(first + 1))
+        row = get_field(slots.index(first + 2))
+        q_start = get_field(slots.index(first + 3))
+        seq_q = get_field(slots.index(first + 4))
+        seq_k = get_field(slots.index(first + 5))
+        return LengthTile(b, h, row, q_start, seq_q, gl.to_tensor(0), seq_k)

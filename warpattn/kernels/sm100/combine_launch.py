@@ -1,0 +1,56 @@
+"""What a split of the keys needs beside its prefill launch: a workspace of parts, and the launch that combines them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from warpattn.problem import Problem, Ready
+from warpattn.problem.operands import Operands
+from warpattn.problem.step import Choice, Step
+
+from .config import FA4Config
+
+OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}
+
+
+class Parts(NamedTuple):
+    """Outputs (parts * batch, queries, heads, padded dim) and base-2 LSE (parts * batch, queries, heads), fp32."""
+
+    o: Tensor
+    lse: Tensor
+
+
+def workspace(problem: Problem, choice: Choice, x: Operands) -> Parts:
+    """Room for the parts, not initialised."""
+    config: FA4Config = choice.config
+    rows = (choice.partitions * problem.batch, problem.seq_q, problem.heads_q)
+    o = torch.empty(*rows, config.padded_ov_depth, dtype=torch.float32, device=x.q.device)
+    return Parts(o, torch.empty(*rows, dtype=torch.float32, device=x.q.device))
+
+
+def combine_step(ready: Ready, x: Operands, choice: Choice, parts: Parts) -> Step:
+    """The launch that combines the parts."""
+    p, config = ready.problem, choice.config
+    rows = p.batch * p.seq_q * p.heads_q
+    strides = [stride // 8 if size > 1 else 0 for size, stride in zip(x.out.shape[:3], x.out.stride()[:3], strict=True)]
+    args = {
+        "o_ptr": parts.o, "partial_lse_ptr": parts.lse, "out": (x.out, *strides), "lse_ptr": x.lse,
+        "sinks_ptr": x.sinks, "shape": (rows, p.seq_q, p.heads_q, p.dim_v),
+    }  # fmt: skip
+
+    def source() -> Any:
+        from .combine import combine_source  # imports Triton
+
+        return combine_source(config, p.has_sinks, p.has_lse)
+
+    key = (config, p.has_sinks, p.has_lse)
+    grid = (-(-rows // rows_per_program(config.padded_ov_depth)),)
+    return Step("sm100.combine", "sm100", key, source, OPTIONS, grid, args)
+
+
+def rows_per_program(cols: int) -> int:
+    """Rows that a program of the combination takes: four warps, a lane for four columns."""
+    return 4 * (32 // min(32, cols // 4))

@@ -1,0 +1,158 @@
+"""Where rows of Q, K, V and O lie, for each kind of sequence; every kind loads (or stores) boxes of the same shape.
+
+      BatchRows       a batch entry: the map's own extents clip                     dense batches, Q and O of paged ones
+      SequenceRows    rows that end at a length of their own (nvidia/clipped_rows.py)     ragged batches
+      PagedRows       pages that a table names, clipped at the sequence's end      paged keys and values
+      CopiedRows      the same row by row, by copies of the load warp's threads     those of pages too small for a box
+
+What lies past the end is read as zero, so P·V never meets what happens to be in memory there, and is not written.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shared, tma
+
+from ..nvidia.clipped_rows import FAR
+from . import traits
+from .sync import opaque
+
+LEAST_ROWS = gl.constexpr(traits.LEAST_ROWS)
+COPIED_ROWS = gl.constexpr(8)  # at a time
+
+
+@gluon.aggregate
+class BatchRows:
+    """Rows of batch entry `b`; the map has (batch, rows, heads, dim)."""
+
+    desc: tma.tensor_descriptor
+    b: gl.tensor
+
+    @gluon.jit
+    def load(self, row, head, full, smem, column=0):
+        """A box [1, rows, heads, cols] from a row, a head and a column on."""
+        tma.async_load(self.desc, [self.b, row, head, column], full, smem)
+
+    @gluon.jit
+    def store(self, row, head, column, smem):
+        """The same out of shared memory."""
+        tma.async_store(self.desc, [self.b, row, head, column], smem)
+
+
+@gluon.aggregate
+class SequenceRows:
+    """Rows 0 .. length - 1 of a sequence; the map has (wrap, offset, rows, heads, dim)."""
+
+    desc: tma.tensor_descriptor
+    offset: gl.tensor
+    length: gl.tensor
+
+    @gluon.jit
+    def load(self, row, head, full, smem, column=0):
+        tma.async_load(self.desc, [FAR, self.offset, FAR - self.length + row, head, column], full, outer(smem))
+
+    @gluon.jit
+    def store(self, row, head, column, smem):
+        tma.async_store(self.desc, [FAR, self.offset, FAR - self.length + row, head, column], outer(smem))
+
+
+@gluon.aggregate
+class Table:
+    """The pages of a sequence in order. Entries past its length are not read; page numbers are clamped to the cache."""
+
+    entries: gl.tensor  # int32*
+    pages: gl.tensor  # of the cache
+    length: gl.tensor  # keys
+    page_size: gl.constexpr
+
+    @gluon.jit
+    def page(self, key):
+        """The page of `key` (any shape); some page past the end of the keys."""
+        page = gl.load(self.entries + key // self.page_size, mask=key < self.length, other=0)
+        return gl.minimum(gl.maximum(page, 0), self.pages - 1)
+
+
+@gluon.aggregate
+class PagedRows:
+    """Keys of a sequence in pages; a box is of one page, a tile of BN keys is made of boxes."""
+
+    desc: tma.tensor_descriptor
+    step: gl.tensor  # offsets from a page to the next
+    unit: gl.tensor  # offsets from a row to the next
+    table: Table
+    box: gl.constexpr  # rows
+
+    @gluon.jit
+    def load(self, row, head, full, smem, column=0):
+        boxes: gl.constexpr = smem.shape[1] // self.box
+        wide = outer(smem)
+        for i in gl.static_range(boxes):
+            key = opaque(row + i * self.box)
+            page = self.table.page(key)
+            first = key // self.table.page_size * self.table.page_size
+            used = gl.minimum(gl.maximum(self.table.length - first, 0), self.table.page_size)
+            place = [FAR, page * self.step + used * self.unit, FAR - used + key - first, head, column]
+            tma.async_load(self.desc, place, full, wide.slice(i * self.box, self.box, dim=2))
+
+
+@gluon.aggregate
+class CopiedRows:
+    """Keys of a sequence in pages, row by row: the tensor map's boxes of fewer than 8 rows cannot be placed in a
+    swizzled tile. Strides are in runs of 8 elements, 16 bytes, which a thread copies at once."""
+
+    base: gl.tensor
+    page_stride: gl.tensor
+    row_stride: gl.tensor
+    head_stride: gl.tensor
+    runs: gl.tensor  # of a row of a head
+    table: Table
+
+    @gluon.jit
+    def copy(self, row, head, smem, column=0):
+        """A tile [1, rows, 1, cols] from a row and a column on; zeros past the end of the keys and of the head dim. It
+        is there, for the tensor core too, when this returns: a barrier only has to be told."""
+        rows: gl.constexpr = smem.shape[1]
+        cols: gl.constexpr = smem.shape[3]
+        tile = smem.reshape([rows, cols])
+        lanes: gl.constexpr = cols // 8 if cols <= 128 else 8  # wide rows: few rows a lane, whose pages it looks up
+        layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // lanes, lanes], [1, 1], [1, 0])
+        col = column + gl.arange(0, cols, gl.SliceLayout(0, layout))[None, :]
+        at_head = head.to(gl.int64) * self.head_stride
+        for i in gl.static_range(rows // COPIED_ROWS):
+            first = opaque(row + i * COPIED_ROWS)
+            key = first + gl.arange(0, COPIED_ROWS, gl.SliceLayout(1, layout))
+            page = self.table.page(key).to(gl.int64)
+            at_row = (key % self.table.page_size).to(gl.int64) * self.row_stride
+            start = (page * self.page_stride + at_row + at_head) * 8
+            inside = (key < self.table.length)[:, None] & (col < self.runs * 8)
+            part = tile.slice(i * COPIED_ROWS, COPIED_ROWS)
+            async_copy.async_load(part, self.base + start[:, None] + col, mask=inside)
+        async_copy.commit_group()
+        async_copy.wait_group(0)
+        fence_async_shared()
+
+
+@gluon.jit
+def paged_keys(k, v, places, b, config: gl.constexpr):
+    """(K, V, keys) of sequence `b` in pages; places: (lengths, table, table stride, pages, …), see
+    `mha_2q.find_sources`."""
+    length = gl.load(places[0] + b)
+    table = Table(places[1] + b.to(gl.int64) * places[2], places[3], length, config.page_size)
+    if config.box_rows < LEAST_ROWS:
+        k = CopiedRows(k, places[4], places[5], places[6], places[7], table)
+        return k, CopiedRows(v, places[8], places[9], places[10], places[11], table), length
+    else:
+        k = PagedRows(k, places[4], places[5], table, config.box_rows)
+        return k, PagedRows(v, places[6], places[7], table, config.box_rows), length
+
+
+@gluon.jit
+def sequence_rows(desc, start, length, step, unit):
+    """Rows of the sequence that begins at row (or page, or entry) `start`."""
+    return SequenceRows(desc, start * step + length * unit, length)
+
+
+@gluon.jit
+def outer(smem):
+    """[1, rows, heads, cols] with the dimension that a map of sequences has more."""
+    return smem.reshape([1, smem.shape[0], smem.shape[1], smem.shape[2], smem.shape[3]])

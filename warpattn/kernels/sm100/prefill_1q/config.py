@@ -1,0 +1,57 @@
+"""When a Blackwell problem gets the kernel of one query tile, and into how many parts its keys are split.
+
+One CTA for two query tiles leaves SMs idle when there are few tiles. Half-sized tiles make twice the CTAs, and the keys
+of a tile can be shared out over 2, 4, 8 or 16 of them; another kernel then combines the parts (sm100/combine.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from warpattn.problem import Problem
+from warpattn.problem.arch import Arch
+from warpattn.problem.step import Choice
+
+from ..config import FA4Config
+from ..traits import LEAST_ROWS
+
+SPLITS = (16, 8, 4, 2)
+KEYS_PER_PART = 512  # at least, so that the combination stays small beside the parts; counted, not timed on a card
+
+
+def choose_1q(problem: Problem, two: FA4Config, target: Arch) -> Choice | None:
+    """The choice for a problem whose CTAs of two query tiles (config `two`) do not fill the chip; else None."""
+    switches = replace(two, page_size=0).can_switch_to_1q()  # pages of any size can be loaded, see sm100/global_rows.py
+    if problem.kind == "ragged" or not switches or _ctas(problem, two) >= target.processors:
+        return None
+    chunks = 1 if two.box_rows < LEAST_ROWS else None  # in two chunks, copied keys spilled 295 registers (head dim 128)
+    one, changes = replace(two, BM=128, max_qk_stages=chunks).gluon()
+    ctas = _ctas(problem, one)
+    fits = (p for p in SPLITS if ctas * p <= target.processors and problem.seq_k >= KEYS_PER_PART * p)
+    few = f"two query tiles a CTA would make {_ctas(problem, two)} CTAs for {target.processors} SMs; one makes {ctas}"
+    return choice_of(problem, replace(one, splitk_partitions=next(fits, 1)), (few, *changes))
+
+
+def choice_of(problem: Problem, config: FA4Config, reasons: tuple[str, ...] = ()) -> Choice:
+    """The choice of a config with one query tile."""
+    parts = config.splitk_partitions
+    tiles, heads, batch = _grid(problem, config)
+    ring = "one ring for K and V" if config.use_shared_kv else "a ring each for K and V"
+    chunks = f", K in {config.num_qk_stages} chunks of columns" if config.num_qk_stages > 1 else ""
+    lines = (
+        f"tile 1 x {config.BM_q} x {config.BN}, {ring} of {config.num_kv_stages} slots{chunks}, {config.smem_used} "
+        f"bytes of shared memory, {config.tmem_used} columns of tensor memory",
+        f"grid {tiles * parts} x {heads} x {batch}, the keys of a tile in {parts} parts",
+    )
+    split = (f"keys are shared out over {parts} CTAs a tile: {tiles * heads * batch} tiles",) if parts > 1 else ()
+    return Choice("prefill_1q", config, (tiles * parts, heads, batch), lines, (*reasons, *split), partitions=parts)
+
+
+def _grid(problem: Problem, config: FA4Config) -> tuple[int, int, int]:
+    """(query tiles, heads, batch)."""
+    return max(1, -(-problem.seq_q // config.BM_eff)), problem.heads_q // config.tile_heads, problem.batch
+
+
+def _ctas(problem: Problem, config: FA4Config) -> int:
+    tiles, heads, batch = _grid(problem, config)
+    return tiles * heads * batch

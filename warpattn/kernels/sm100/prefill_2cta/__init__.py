@@ -1,0 +1,1 @@
+"""Prefill on Blackwell with a pair of CTAs that share their products."""

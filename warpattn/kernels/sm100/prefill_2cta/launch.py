@@ -1,0 +1,35 @@
+"""The launch of the pair kernel, for a choice whose config asks for pairs; no plan does (see kernel.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from warpattn.problem import Ready
+from warpattn.problem.operands import Operands, captured, flat, programs
+from warpattn.problem.step import Choice, Step
+
+from ..traits import Traits
+
+OPTIONS = {"num_warps": 4, "num_ctas": 2, "enable_fp_fusion": True}
+
+
+def pair_step(ready: Ready, x: Operands, choice: Choice) -> Step:
+    """The launch; its grid counts clusters."""
+    p, config = ready.problem, choice.config
+    mask, score = programs(ready)
+    tensors = tuple(tensor.detach() for tensor in captured(ready))
+    count = len(ready.mask.tensors)
+    args = {
+        "q_desc": x.q, "k_desc": x.k, "v_desc": x.v, "o_desc": x.out, "lse_ptr": x.lse, "sinks_ptr": x.sinks,
+        "scale": ready.scale, "shape": (p.seq_q, p.seq_k, p.heads_q, choice.grid[0]),
+        "mask_args": flat(tensors[:count]), "score_args": flat(tensors[count:]),
+    }  # fmt: skip
+    traits = Traits(p.kind, p.heads_q // p.heads_kv, p.has_sinks, p.has_lse)
+
+    def source() -> Any:
+        from .kernel import pair_source  # imports Triton
+
+        return pair_source(config, traits, mask, score)
+
+    key = (config, traits, mask.key, None if score is None else score.key)
+    return Step("sm100.prefill_pair", "sm100", key, source, OPTIONS, choice.grid, args)

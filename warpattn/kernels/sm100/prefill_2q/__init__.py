@@ -1,0 +1,1 @@
+"""Prefill on Blackwell with two query tiles a CTA."""

@@ -1,0 +1,75 @@
+"""The config of two query tiles a CTA on Blackwell, its grid, and why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import cast
+
+import torch
+
+from warpattn.problem import Problem
+from warpattn.problem.operands import COPY_RULE
+from warpattn.problem.step import Choice
+
+from ..config import FA4Config
+from ..traits import LEAST_ROWS
+
+DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+LEAST_DIM = 64  # smaller head dims are padded to one swizzle of 128 bytes
+
+
+def choose_2q(problem: Problem) -> Choice:
+    """The choice of two query tiles a CTA, whatever the size of the problem."""
+    config, reasons = prefill_config(problem)
+    heads = problem.heads_q // config.tile_heads
+    grid = (max(1, -(-problem.seq_q // config.BM_eff)), heads, problem.batch)
+    ring = "one ring for K and V" if config.use_shared_kv else "a ring each for K and V"
+    lines = (
+        f"tile 2 x {config.BM_q} x {config.BN}, {ring} of {config.num_kv_stages} slots, {config.smem_used} bytes of "
+        f"shared memory, {config.tmem_used} columns of tensor memory",
+        f"grid {grid[0]} x {grid[1]} x {grid[2]}, one tile a CTA",
+    )
+    first = "two query tiles a CTA: the softmax of one runs beside the products of the other"
+    last = "the longest query tiles have the lowest numbers, so they start first"
+    return Choice("prefill", config, grid, lines, (first, *reasons, last, COPY_RULE))
+
+
+def prefill_config(problem: Problem) -> tuple[FA4Config, tuple[str, ...]]:
+    """The config of two query tiles, and a sentence for each thing that is not as one would expect."""
+    group = problem.heads_q // problem.heads_kv
+    reasons = []
+    if group > 1 and spans_differ(problem):
+        reasons.append("query heads have CTAs of their own: the mask's key interval depends on the head")
+    fused = 1 if reasons else group
+    dims = (max(LEAST_DIM, problem.dim_qk), max(LEAST_DIM, problem.dim_v))
+    config, changes = FA4Config(DTYPES[problem.dtype], *dims, group=fused, page_size=problem.page_size).gluon()
+    if config.num_qk_stages > 1:  # the roles of two query tiles take K whole
+        config = replace(config, max_qk_stages=1)
+    if config.box_rows < LEAST_ROWS:
+        what = f"pages of {problem.page_size} keys hold no box of {LEAST_ROWS} rows"
+        changes = (*changes, f"{what}: ordinary copies fetch them row by row, one key tile at a time")
+    if config.fuse_gqa:
+        reasons.append(f"{group} query heads share a key head and a tile: K and V are loaded once for them")
+    elif fused > 1:
+        reasons.append(f"query heads have CTAs of their own: {config.MMA_M} rows are no multiple of {group} heads")
+    return config, (*reasons, *changes)
+
+
+def spans_differ(problem: Problem) -> bool:
+    """Whether the mask's key interval reads the head index; see `Program.key` for what is read here."""
+    code, (_, *span), _ = cast("tuple[tuple, tuple, tuple]", problem.mask)
+    pending, seen = list(span), set()
+    while pending:
+        number = pending.pop()
+        if number not in seen:
+            seen.add(number)
+            node = code[number]
+            if node[0] == "sym" and node[2] == "h":
+                return True
+            pending += [] if node[0] in ("const", "sym") else [arg for arg in operands(node) if isinstance(arg, int)]
+    return False
+
+
+def operands(node: tuple) -> tuple:
+    """Numbers of the nodes that a node is computed from; a load's slot is no node."""
+    return node[3:] if node[0] == "load" else node[2:]

@@ -1,0 +1,46 @@
+"""Correction warpgroup of the Blackwell kernel: rescales O when the softmax has moved its reference maximum.
+
+It keeps that work, rare as it is, off the path from S to P. For each key tile but the first:
+
+      scale of each row ──▶ does any row need it? ────── ── yes ─▶ wait for O, O *= scale in tensor memory
+                                                              └─ no ──▶ (O is not touched)      ──▶ signal: P·V may add
+
+The last O is never touched: the softmax warpgroups normalise it on its way out.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.blackwell import mul2
+
+from ..layouts import row_layout
+from ..sync import any_greater_of_role, await_signal, signal
+
+COLUMNS = gl.constexpr(16)  # of O at a time, so that the role gets by with few registers
+
+
+@gluon.jit
+def correction_role(ctx):
+    """Both query tiles in turn, key tile after key tile."""
+    if ctx.tiles > 0:
+        signal(ctx.bars.s_consumer.index(0))
+        signal(ctx.bars.s_consumer.index(2))
+        for n in range(1, ctx.tiles):
+            correct(ctx, 0, n)
+            correct(ctx, 1, n)
+
+
+@gluon.jit
+def correct(ctx, wg: gl.constexpr, n):
+    """O of one query tile, before P·V of key tile number `n` >= 1 is added."""
+    await_signal(ctx.bars.c_producer.index(wg), (n - 1) & 1)
+    scale = ctx.memory.scales.index(wg).load(row_layout())
+    signal(ctx.bars.c_consumer.index(wg))
+    await_signal(ctx.bars.o_producer.index(wg), (n - 1) & 1)
+    if any_greater_of_role(gl.full_like(scale, 1.0), scale):
+        o = ctx.memory.o.index(wg)
+        for i in gl.static_range(ctx.config.padded_ov_depth // COLUMNS):
+            part = o.slice(i * COLUMNS, COLUMNS)
+            values = part.load()
+            factor = gl.convert_layout(scale, gl.SliceLayout(1, values.type.layout), assert_trivial=True)
+            part.store(mul2(values, factor[:, None]))
+    signal(ctx.bars.s_consumer.index(2 * wg))

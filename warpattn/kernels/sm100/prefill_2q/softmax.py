@@ -1,0 +1,196 @@
+"""Softmax warpgroup of the Blackwell kernel: 128 query rows, one a thread, from S to P and at the end from O to memory.
+
+A thread loads its row of S (all of it stays in registers), so the row's maximum and sum need no other thread. P goes
+back to tensor memory over S, in parts: what the tensor core needs first is released first.
+
+      S ── load ─▶ score, mask ─▶ row maximum ─▶ scale of O to the correction warpgroup (if the reference moved)
+                                        └──────▶ exp2 of 3/4 ─▶ P, signal ─▶ exp2 of 1/4 ─▶ P, signal ─▶ row sum
+
+The reference maximum is lazy (see pieces/softmax.py). The exponential unit makes 16 results a clock and SM where the
+tensor core wants 32, so a quarter of the elements take a polynomial instead (exp2.py).
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.blackwell import fma2
+
+from ...pieces.scheduler import Tile
+from ...pieces.softmax import HEADROOM, LOG2_E, exponent
+from ..exp2 import exp2_polynomial, row_sum
+from ..layouts import element_type, row_layout
+from ..sync import any_greater, await_signal, opaque, signal
+from .context import p_tile, row_place
+from .epilogue import store_output
+
+LOADING_COLUMNS = gl.constexpr(32)  # of scores at once, where a mask or a score loads from memory
+
+
+@gluon.aggregate
+class RowState:
+    """Of 128 rows: the reference maximum (-inf while a row has seen no key) and the sum of exp2(c * (s - m))."""
+
+    m: gl.tensor
+    l: gl.tensor
+
+
+@gluon.jit
+def softmax_0(ctx):
+    softmax_role(ctx, 0)
+
+
+@gluon.jit
+def softmax_1(ctx):
+    softmax_role(ctx, 1)
+
+
+@gluon.jit
+def softmax_role(ctx, wg: gl.constexpr):
+    """Every key tile of one query tile, then its output."""
+    config: gl.constexpr = ctx.config
+    if ctx.tiles > 0:
+        m = gl.full([config.BM_q], -float("inf"), gl.float32, row_layout())
+        state = RowState(m, gl.zeros_like(m))
+        for n in range(ctx.tiles):
+            state = softmax_tile(ctx, state, n, wg)
+        await_signal(ctx.bars.o_producer.index(wg), (ctx.tiles - 1) & 1)
+        store_output(ctx, state.m, state.l, exponent_scale(ctx), wg)
+
+
+@gluon.jit
+def softmax_tile(ctx, state, n, wg: gl.constexpr):
+    """Key tile number `n`: S to P."""
+    config: gl.constexpr = ctx.config
+    half: gl.constexpr = config.BN // 2
+    quarter: gl.constexpr = config.BN // 4
+    c = exponent_scale(ctx)
+    await_signal(ctx.bars.s_producer.index(wg), n & 1)
+    s0, s1, s2 = visible_scores(ctx, n, wg)
+    top = gl.maximum(row_max(s0), gl.maximum(row_max(s1), row_max(s2)))
+    m, alpha = reference(state.m, top, c)
+    send_scale(ctx, alpha, n, wg)
+
+    mc = exponent(m, c)
+    p = p_tile(ctx.memory, wg, config)
+    dtype: gl.constexpr = element_type(config.dtype)
+    p0 = gl.exp2(exponents(s0, c, mc))
+    p.slice(0, half).store(p0.to(dtype))
+    p1 = exp2_polynomial(exponents(s1, c, mc))
+    p.slice(half, quarter).store(p1.to(dtype))
+    signal(ctx.bars.s_consumer.index(2 * wg))
+    p2 = gl.exp2(exponents(s2, c, mc))
+    p.slice(half + quarter, quarter).store(p2.to(dtype))
+    signal(ctx.bars.s_consumer.index(2 * wg + 1))
+    l = state.l * alpha + (row_sum(p0) + (row_sum(p1) + row_sum(p2)))
+    return RowState(m, l)
+
+
+@gluon.jit
+def reference(m, top, c):
+    """(new reference, scale of what was accumulated): it moves only when a row of the warp exceeds it by 2^8."""
+    alpha = gl.full_like(m, 1.0)
+    if any_greater(top * c, m * c + HEADROOM):
+        higher = gl.maximum(m, top)
+        alpha = gl.exp2(m * c - exponent(higher, c))
+        m = higher
+    return m, alpha
+
+
+@gluon.jit
+def send_scale(ctx, alpha, n, wg: gl.constexpr):
+    """Give the correction warpgroup the scale of each row of O; there is no O before the second key tile."""
+    await_signal(ctx.bars.c_consumer.index(wg), n & 1, pred=n > 1)
+    ctx.memory.scales.index(wg).store(alpha)
+    signal(ctx.bars.c_producer.index(wg), n > 0)
+
+
+@gluon.jit
+def visible_scores(ctx, n, wg: gl.constexpr):
+    """S in three parts [128, N/2], [128, N/4], [128, N/4] after the score function and, in a masked tile, the mask."""
+    config: gl.constexpr = ctx.config
+    half: gl.constexpr = config.BN // 2
+    quarter: gl.constexpr = config.BN // 4
+    s = ctx.memory.s.index(wg)
+    key = ctx.span.key_tile(n) * config.BN
+    s0 = visible_part(ctx, s.slice(0, half).load(), n, key, wg)
+    s1 = visible_part(ctx, s.slice(half, quarter).load(), n, key + half, wg)
+    s2 = visible_part(ctx, s.slice(half + quarter, quarter).load(), n, key + half + quarter, wg)
+    return s0, s1, s2
+
+
+@gluon.jit
+def visible_part(ctx, s, n, key, wg: gl.constexpr):
+    """A part of key tile number `n` whose first column is key number `key`.
+
+    Part by part, each behind a branch of its own: score and mask of a whole row at once need more registers than there
+    are (ALiBi at head dim 128: 185 stores and 316 loads of spilled ones). Functions that load go by fewer columns yet.
+    """
+    width: gl.constexpr = s.shape[1]
+    loads: gl.constexpr = len(ctx.mods.mask_args) + len(ctx.mods.score_args) > 0
+    if loads and width > LOADING_COLUMNS:
+        left, right = s.reshape([s.shape[0], 2, width // 2]).permute((0, 2, 1)).split()
+        left = visible_part(ctx, left, n, key, wg)
+        right = visible_part(ctx, right, n, key + width // 2, wg)
+        joined = gl.join(left, right).permute((0, 2, 1)).reshape(s.shape)
+        return gl.convert_layout(joined, s.type.layout, assert_trivial=True)
+    else:
+        if loads:
+            key = opaque(key)
+        if ctx.mods.score is not None:
+            s = score(ctx, s, key, wg)
+        if n < ctx.span.masked:
+            s = mask(ctx, s, key, wg)
+        return s
+
+
+@gluon.jit
+def score(ctx, s, key, wg: gl.constexpr):
+    """The score function on products [128, W] whose first column is key number `key`."""
+    tile, q, k = indices(ctx, s, key, wg)
+    return ctx.mods.apply_score(s, ctx.scale, tile, ctx.work, q, k)
+
+
+@gluon.jit
+def mask(ctx, s, key, wg: gl.constexpr):
+    """Scores [128, W] with hidden keys, and those past the end, at -inf."""
+    tile, q, k = indices(ctx, s, key, wg)
+    s = ctx.mods.apply_mask(s, tile, ctx.work, q, k)
+    if key + s.shape[1] > ctx.work.seq_k:
+        s = gl.where(k < ctx.work.seq_k, s, -float("inf"))
+    return s
+
+
+@gluon.jit
+def indices(ctx, s, key, wg: gl.constexpr):
+    """(tile, q [128, 1], k [1, W]) of scores [128, W]: heads and positions of the rows, numbers of the keys.
+
+    With fused heads row r is query r // group of head r % group, and the tile's head is a column of numbers.
+    """
+    config: gl.constexpr = ctx.config
+    layout: gl.constexpr = s.type.layout
+    rows = gl.arange(0, config.BM_q, gl.SliceLayout(1, layout))[:, None]
+    k = key + gl.arange(0, s.shape[1], gl.SliceLayout(0, layout))[None, :]
+    queries, heads = row_place(ctx, rows, wg)
+    return Tile(ctx.tile.b, heads, ctx.tile.row), queries + ctx.work.seq_k - ctx.work.seq_q, k
+
+
+@gluon.jit
+def exponents(s, c, mc):
+    """c * s - mc, two elements an instruction; `mc` is one value a row."""
+    layout: gl.constexpr = gl.SliceLayout(1, s.type.layout)
+    mc = gl.convert_layout(mc, layout, assert_trivial=True)
+    return fma2(s, gl.full_like(s, 1.0) * c, (gl.zeros_like(mc) - mc)[:, None])
+
+
+@gluon.jit
+def row_max(s):
+    """[128, W] -> [128], all of it in one thread."""
+    return gl.convert_layout(gl.max(s, 1), row_layout(), assert_trivial=True)
+
+
+@gluon.jit
+def exponent_scale(ctx):
+    """Factor from scores to base-2 exponents; a score function has already applied the scale."""
+    if ctx.mods.score is not None:
+        return LOG2_E
+    else:
+        return ctx.scale * LOG2_E

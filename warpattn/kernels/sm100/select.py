@@ -1,0 +1,60 @@
+"""Which Blackwell kernel a problem gets, and the launches of a call."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from warpattn.problem import Problem, Ready, is_latent
+from warpattn.problem.arch import ARCHS, Arch
+from warpattn.problem.operands import COPY_RULE, Operands
+from warpattn.problem.step import Choice, Step, Terms
+from warpattn.sequences import Sequence
+
+from .combine_launch import combine_step, workspace
+from .mla.config import choose_latent
+from .mla.launch import key_box, latent_steps
+from .prefill_1q.config import choose_1q
+from .prefill_2cta.launch import pair_step
+from .prefill_2q.config import choose_2q, prefill_config
+from .prefill_2q.launch import key_places, prefill_step
+from .traits import Traits
+
+
+def choose(problem: Problem, target: Arch) -> Choice:
+    """The choice for a `problem`: one CTA for two query tiles of one head, or of all heads of a group; where that would
+    leave SMs without work, for one query tile or a part of its keys.
+
+    For ragged batches the grid is an upper bound: that of one sequence with all the queries.
+    """
+    if is_latent(problem):
+        return choose_latent(problem, target)
+    config, reasons = prefill_config(problem)
+    one = choose_1q(problem, config, target)
+    if one is not None:
+        return replace(one, reasons=(*one.reasons, *reasons, COPY_RULE))
+    return choose_2q(problem)
+
+
+def steps_on(ready: Ready, x: Operands, sequence: Sequence, terms: Terms) -> tuple[Step, ...]:
+    """The launch of a prefill kernel, and that of the combination where keys are split; batch-invariant is always two
+    query tiles and whole keys."""
+    problem = ready.problem
+    if is_latent(problem):
+        latent = choose_latent(problem, ARCHS["sm100"], terms)
+        return latent_steps(ready, x, key_places(x, sequence, key_box(latent.config)), latent)
+    choice = choose_2q(problem) if terms.batch_invariant else choose(problem, ARCHS["sm100"])
+    return steps_of(ready, x, sequence, choice)
+
+
+def steps_of(ready: Ready, x: Operands, sequence: Sequence, choice: Choice) -> tuple[Step, ...]:
+    """The launches of a choice."""
+    problem = ready.problem
+    if choice.config.pair_cta:
+        return (pair_step(ready, x, choice),)
+    if choice.partitions == 1:
+        traits = Traits(problem.kind, problem.heads_q // problem.heads_kv, problem.has_sinks, problem.has_lse)
+        return (prefill_step(ready, x, sequence, choice, traits),)
+    parts = workspace(problem, choice, x)
+    traits = Traits(problem.kind, problem.heads_q // problem.heads_kv, has_sinks=False, has_lse=True)
+    first = prefill_step(ready, x._replace(out=parts.o, lse=parts.lse), sequence, choice, traits)
+    return first, combine_step(ready, x, choice, parts)

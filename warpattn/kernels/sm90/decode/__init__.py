@@ -1,0 +1,1 @@
+"""Decode on Hopper: few query tokens over dense or paged keys."""

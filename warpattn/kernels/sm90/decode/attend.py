@@ -1,0 +1,148 @@
+"""Consumer warpgroup of the Hopper decode kernel: softmax over the key tiles of each item, products on 64 rows.
+
+for every item:   queries to shared memory, then per key tile   Q·K(i+1)  P·V(i) ‖ softmax(i+1)
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma_wait
+
+from ...nvidia.pipelines import consumer_state
+from ...pieces.softmax import pack, rescale, softmax_start, softmax_step
+from ..layouts import accumulator_layout, element_type
+from ..prefill.attend import Progress, exponent_scale, start_output, start_scores
+from .context import Lens, item_at, rows_of
+from .output import finish_item
+
+
+@gluon.jit
+def decode_attend_role(ctx):
+    """Attend for every item of this CTA's run."""
+    config: gl.constexpr = ctx.config
+    k_state = consumer_state(config.stages)
+    v_state = consumer_state(config.stages)
+    place = ctx.start
+    while place.unit < ctx.end:
+        item = item_at(ctx, place)
+        load_queries(ctx, item)
+        ctx.rings.k.consumer_wait(k_state)
+        s = start_scores(ctx, ctx.rings.q, k_state)
+        s = warpgroup_mma_wait(0, deps=(s,))
+        ctx.rings.k.consumer_release(k_state)
+        state = first_keys(ctx, s, item, k_state.step(), v_state)
+        for i in range(item.begin + 1, item.end):
+            state = advance_keys(ctx, state, item, i)
+        place = place.advance(item.part.count, item.room * ctx.work.heads)
+        wait_values(ctx, state, item, item.end - 1)
+        o = start_output(ctx, state)
+        o = warpgroup_mma_wait(0, deps=(o, state.p))[0]
+        ctx.rings.v.consumer_release(state.v)
+        finish_item(ctx, o, state.softmax, item, exponent_scale(ctx))
+        k_state = state.k
+        v_state = state.v.step()
+
+
+@gluon.jit
+def load_queries(ctx, item):
+    """The item's queries [rows, D] to shared memory, where the tensor core reads them; rows and columns past the end
+    are 0."""
+    config: gl.constexpr = ctx.config
+    lanes: gl.constexpr = config.padded_qk // 8
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4, 1], [1, 0])
+    row = gl.arange(0, config.rows, gl.SliceLayout(1, layout))
+    col = gl.arange(0, config.padded_qk, gl.SliceLayout(0, layout))[None, :]
+    rows = rows_of(ctx, item, row)
+    there = (item.entry.row + row < ctx.work.tokens * ctx.work.group)[:, None]
+    at = ctx.q.rows(rows.b, rows.token, rows.h)[:, None] + col
+    q = gl.load(at, mask=there & (col < config.dim_qk), other=0.0)
+    gl.barrier()  # nobody reads the queries of the item before any more
+    ctx.rings.q.store(q)
+    fence_async_shared()
+    gl.barrier()
+
+
+@gluon.jit
+def first_keys(ctx, s, item, k_state, v_state):
+    """Softmax of an item's first scores."""
+    config: gl.constexpr = ctx.config
+    s = decode_scores(ctx, s, item, item.begin)
+    softmax, p = softmax_start(s, exponent_scale(ctx))
+    o = gl.zeros([config.rows, config.padded_v], gl.float32, accumulator_layout(config.padded_v))
+    return Progress(o, pack(p, element_type(config.dtype)), softmax, k_state, v_state)
+
+
+@gluon.jit
+def advance_keys(ctx, state, item, i):
+    """Key tile number `i`: start Q·K(i) and P·V(i-1), then the softmax of i beside P·V(i-1)."""
+    config: gl.constexpr = ctx.config
+    wait_values(ctx, state, item, i - 1)
+    ctx.rings.k.consumer_wait(state.k)
+    s = start_scores(ctx, ctx.rings.q, state.k)
+    o = start_output(ctx, state)
+    s = warpgroup_mma_wait(1, deps=(s,))
+    ctx.rings.k.consumer_release(state.k)
+    s = decode_scores(ctx, s, item, i)
+    softmax, p, moved, alpha = softmax_step(state.softmax, s, exponent_scale(ctx))
+    o = warpgroup_mma_wait(0, deps=(o, state.p))[0]
+    ctx.rings.v.consumer_release(state.v)
+    if moved:
+        o = rescale(o, alpha)
+    return Progress(o, pack(p, element_type(config.dtype)), softmax, state.k.step(), state.v.step())
+
+
+@gluon.jit
+def wait_values(ctx, state, item, i):
+    """Wait for the values of key tile number `i`; what lies past the end of the sequence becomes 0, because a hidden
+    key's weight of 0 does not hide a NaN."""
+    config: gl.constexpr = ctx.config
+    ctx.rings.v.consumer_wait(state.v)
+    if config.has_lengths:
+        first = item.key_tile(i) * config.block_n
+        if first + config.block_n > item.entry.length:
+            tile = ctx.rings.v.tile(state.v).reshape([config.block_n, config.padded_v])
+            clear_values(tile, item.entry.length - first, config)
+
+
+@gluon.jit
+def clear_values(tile, some, config: gl.constexpr):
+    """Clear rows from `some` on of a V tile [N, Dv], 16 rows at a time."""
+    lanes: gl.constexpr = config.padded_v // 8
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4, 1], [1, 0])
+    row = gl.arange(0, 16, gl.SliceLayout(1, layout))[:, None]
+    blocks: gl.constexpr = config.block_n // 16
+    for block in gl.static_range(blocks):
+        if block * 16 + 16 > some:
+            rows = tile.slice(block * 16, 16, 0)
+            values = rows.load(layout)
+            rows.store(gl.where(block * 16 + row < some, values, gl.zeros_like(values)))
+    fence_async_shared()
+    gl.barrier()
+
+
+@gluon.jit
+def decode_scores(ctx, s, item, i):
+    """Score function on the products with key tile number `i` and, if it is masked, the mask and the end of keys."""
+    config: gl.constexpr = ctx.config
+    layout: gl.constexpr = accumulator_layout(config.block_n)
+    row = gl.arange(0, config.rows, gl.SliceLayout(1, layout))[:, None]
+    key = gl.arange(0, config.block_n, gl.SliceLayout(0, layout))[None, :]
+    return visible_scores(ctx, s, item, i, row, key)
+
+
+@gluon.jit
+def visible_scores(ctx, s, item, i, row, key):
+    """The same for scores of rows `row` of the item's tile and keys `key` of the key tile, which broadcast to them."""
+    config: gl.constexpr = ctx.config
+    entry = item.entry
+    first = item.key_tile(i) * config.block_n
+    k = first + key
+    rows = rows_of(ctx, item, row)
+    lens = Lens(ctx.work.tokens, entry.length)
+    q = rows.token + entry.length - ctx.work.tokens
+    if ctx.mods.score is not None:
+        s = ctx.mods.apply_score(s, ctx.scale, rows, lens, q, k)
+    if item.number(i) < entry.span.masked:
+        s = ctx.mods.apply_mask(s, rows, lens, q, k)
+        if first + config.block_n > entry.length:
+            s = gl.where(k < entry.length, s, -float("inf"))
+    return s

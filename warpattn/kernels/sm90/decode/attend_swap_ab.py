@@ -1,0 +1,142 @@
+"""Consumer warpgroup of the Hopper decode kernel for few query rows: keys and values are the left operands.
+
+A product has 64 rows on its left at least, and 8 columns. With 4 query heads on a key head, 60 of 64 rows of queries
+would be padding: multiplied, exponentiated, and paid for with power (the SM clock of an H200 falls from 1980 to 1545
+MHz). So the operands change places, and all products and scores are transposed; R rows are 8 or 16:
+
+      Sᵀ [N, R]  =  K [N, D]  · Qᵀ [D, R]       K as it lies in shared memory, its rows on the left
+      Oᵀ [Dv, R] += Vᵀ [Dv, N] · P [N, R]       V as it lies, read by columns; P goes through shared memory
+
+Each warp has its own keys of a row's scores, but P·V adds up over all of them, so all four warps must have the same
+reference maximum. They agree once a tile, at a barrier that also tells whether any of them saw a score that exceeds the
+reference by more than 2^8 (pieces/softmax.py); only then is the maximum of all taken. Sums stay with each thread
+until the item ends. Products are waited for at once: they are short, and there is little to do beside them.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
+
+from ...nvidia.pipelines import PipelineState, consumer_state
+from ...pieces.combine import LEAST
+from ...pieces.softmax import HEADROOM
+from ..layouts import element_type, few_layout
+from ..prefill.attend import exponent_scale
+from .attend import load_queries, visible_scores, wait_values
+from .context import item_at
+from .output_swap_ab import finish_rows, make_exchange, result_places
+
+
+@gluon.aggregate
+class FewProgress:
+    """Loop state of one item."""
+
+    o: gl.tensor  # [Dv, R] fp32
+    m: gl.tensor  # [R] base-2 exponent of the reference maximum, `LEAST` while a row has seen no key
+    l: gl.tensor  # [4, 8, R] this thread's part of the row sum of exp2(exponent - m)
+    k: PipelineState
+    v: PipelineState
+
+
+@gluon.jit
+def few_attend_role(ctx):
+    """Attend for every item of this CTA's run."""
+    config: gl.constexpr = ctx.config
+    k_state = consumer_state(config.stages)
+    v_state = consumer_state(config.stages)
+    p_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(
+        [config.rows, config.block_n], element_type(config.dtype)
+    )
+    p_tile = gl.allocate_shared_memory(element_type(config.dtype), [config.rows, config.block_n], p_layout)
+    exchange = make_exchange(config)
+    place = ctx.start
+    while place.unit < ctx.end:
+        item = item_at(ctx, place)
+        load_queries(ctx, item)
+        places = result_places(ctx, item)
+        state = no_keys(config, k_state, v_state)
+        for i in range(item.begin, item.end):
+            state = attend_keys(ctx, state, p_tile, item, i)
+        place = place.advance(item.part.count, item.room * ctx.work.heads)
+        finish_rows(ctx, state, item, exchange, places)
+        k_state = state.k
+        v_state = state.v
+
+
+@gluon.jit
+def no_keys(config: gl.constexpr, k_state, v_state):
+    """State before the first key of an item."""
+    layout: gl.constexpr = few_layout(config.rows)
+    o = gl.zeros([config.padded_v, config.rows], gl.float32, layout)
+    m = gl.full([config.rows], LEAST, gl.float32, gl.SliceLayout(0, layout))
+    return FewProgress(o, m, thread_sum(gl.zeros([config.block_n, config.rows], gl.float32, layout)), k_state, v_state)
+
+
+@gluon.jit
+def attend_keys(ctx, state, p_tile, item, i):
+    """Key tile number `i`: scores, softmax, and their part of the output."""
+    config: gl.constexpr = ctx.config
+    ctx.rings.k.consumer_wait(state.k)
+    s = key_scores(ctx, state.k)
+    ctx.rings.k.consumer_release(state.k)
+    x = masked_scores(ctx, s, item, i) * exponent_scale(ctx)
+    m = state.m
+    l = state.l
+    o = state.o
+    if any_exceeds(x - m[None, :]):
+        m = gl.maximum(m, gl.max(x, 0))
+        alpha = gl.exp2(state.m - m)
+        o = o * alpha[None, :]
+        l = l * gl.convert_layout(alpha, gl.SliceLayout(0, gl.SliceLayout(1, l.type.layout)))[None, None, :]
+    p = gl.exp2(x - m[None, :])
+    p_tile.permute((1, 0)).store(p.to(element_type(config.dtype)))
+    fence_async_shared()
+    gl.barrier()
+    wait_values(ctx, state, item, i)
+    v_tile = ctx.rings.v.tile(state.v).reshape([config.block_n, config.padded_v]).permute((1, 0))
+    o = warpgroup_mma(v_tile, p_tile.permute((1, 0)), o, is_async=True)
+    o = warpgroup_mma_wait(0, deps=(o,))
+    ctx.rings.v.consumer_release(state.v)
+    return FewProgress(o, m, l + thread_sum(p), state.k.step(), state.v.step())
+
+
+@gluon.jit
+def key_scores(ctx, k_state):
+    """Products [N, R] of the keys of a slot with the queries."""
+    config: gl.constexpr = ctx.config
+    k_tile = ctx.rings.k.tile(k_state).reshape([config.block_n, config.padded_qk])
+    zero = gl.zeros([config.block_n, config.rows], gl.float32, few_layout(config.rows))
+    s = warpgroup_mma(k_tile, ctx.rings.q.permute((1, 0)), zero, use_acc=False, is_async=True)
+    return warpgroup_mma_wait(0, deps=(s,))
+
+
+@gluon.jit
+def masked_scores(ctx, s, item, i):
+    """Score function and, if the key tile is masked, the mask and the end of keys."""
+    config: gl.constexpr = ctx.config
+    layout: gl.constexpr = few_layout(config.rows)
+    row = gl.arange(0, config.rows, gl.SliceLayout(0, layout))[None, :]
+    key = gl.arange(0, config.block_n, gl.SliceLayout(1, layout))[:, None]
+    return visible_scores(ctx, s, item, i, row, key)
+
+
+@gluon.jit
+def thread_sum(x):
+    """[N, R] accumulator -> [4, 8, R]: the sum of each thread's part of a column. A thread has rows 8 apart and 64
+    apart; the four warps 16 rows of every 64, the lanes 8 of them."""
+    parts = x.reshape([x.shape[0] // 64, 4, 2, 8, x.shape[1]])
+    return gl.sum(gl.sum(parts, 2), 0)
+
+
+@gluon.jit
+def any_exceeds(x):
+    """Whether any exponent x [N, R] of the four warps is above the headroom; all of them get the same answer."""
+    quads = x.reshape([x.shape[0] // 64, 4, 2, 8, x.shape[1] // 8, 4, 2])
+    top = gl.max(gl.max(gl.max(gl.max(quads, 6), 4), 2), 0)  # [4, 8, 4], one a thread
+    return gl.inline_asm(_VOTE, "=r,f,f", [top, gl.full_like(top, HEADROOM)], gl.int32) != 0
+
+
+# Hardware barrier 15 of the block (0 to 7 are the compiler's) with 128 threads.
+_VOTE = gl.constexpr(
+    "{ .reg .pred a, b; setp.gt.f32 a, $1, $2; barrier.cta.red.or.pred b, 15, 128, a; selp.b32 $0, 1, 0, b; }"
+)

@@ -1,0 +1,127 @@
+"""Results of the Hopper decode kernel: whole heads go to the output, parts to the workspace.
+
+      part of a head:  partial ──▶ workspace, ticket + 1;  the CTA that draws the last ticket combines the parts
+
+The ticket is drawn with acquire and release after all of the warpgroup's stores, so whoever draws the last one sees
+every part; it is put back to 0 for the next launch. With many rows one CTA would take too long over a head: then a
+kernel of its own (decode/combine.py) adds up the parts, a few rows a program.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from ...pieces.combine import combine_block, combine_layout, combine_rows, normalise, with_sink
+from ...pieces.softmax import LN_2, rescale
+from ..layouts import accumulator_layout, element_type
+from .context import Rows, rows_of
+
+
+@gluon.jit
+def finish_item(ctx, o, softmax, item, c):
+    """Write what an item gives: O [64, Dv] accumulated under a softmax state."""
+    config: gl.constexpr = ctx.config
+    factor, lse = normalise(softmax, c)
+    o = rescale(o, factor)
+    lse = gl.convert_layout(gl.max(lse, 1), gl.SliceLayout(1, accumulator_layout(config.padded_v)))
+    write_item(ctx, o, lse, item)
+
+
+@gluon.jit
+def write_item(ctx, o, lse, item):
+    """Write the rows of an item, or its part of them: `o` [M, Dv] normalised, `lse` [M] base 2 in the layout of its
+    rows."""
+    config: gl.constexpr = ctx.config
+    part = item.part
+    if part.splits == 1:
+        write_rows(ctx, o, lse, item, gl.to_tensor(0))
+    else:
+        partials = ctx.results.partials
+        number = part.number(gl.program_id(0), config.invariant)
+        partials.store(part.slot(number, config.invariant), o, lse)
+        if not config.combine_apart:
+            if draw_ticket(ctx, item):
+                combine_item(ctx, item)
+
+
+@gluon.jit
+def draw_ticket(ctx, item):
+    """Whether the part that was stored is the last one of its head; then all of them are there."""
+    gl.barrier()
+    ticket = ctx.results.tickets + place_of_ticket(ctx, item)
+    last = gl.atomic_add(ticket, 1, sem="acq_rel", scope="gpu") == item.part.splits - 1
+    if last:
+        gl.store(ticket, 0)
+    return last
+
+
+@gluon.jit
+def place_of_ticket(ctx, item):
+    """Index of the head's ticket."""
+    entry = item.entry.b * ctx.work.tiles + item.entry.row // ctx.config.rows
+    return entry * ctx.work.heads + item.part.head
+
+
+@gluon.jit
+def combine_item(ctx, item):
+    """Add up all parts of a head and write the result."""
+    few: gl.constexpr = ctx.config.combine_few
+    if few == 0:
+        combine_parts(ctx, item, 32)
+    elif item.part.splits <= few:
+        combine_parts(ctx, item, few)
+    else:
+        combine_parts(ctx, item, 32)
+
+
+@gluon.jit
+def combine_parts(ctx, item, most: gl.constexpr):
+    """The same, at most `most` parts at once."""
+    config: gl.constexpr = ctx.config
+    layout: gl.constexpr = combine_layout(config.padded_v, most)
+    block: gl.constexpr = combine_block(config.padded_v, most)
+    rows = gl.minimum(ctx.work.tokens * ctx.work.group - item.entry.row, config.rows)
+    for first in range(0, rows, block[1]):
+        o, lse = combine_rows(ctx.results.partials, item.part, first, layout, block, config.invariant)
+        write_rows(ctx, o, lse, item, first)
+
+
+@gluon.jit
+def write_rows(ctx, o, lse, item, first, column=0):
+    """Output and LSE of rows `first` and on of the item's tile: see `write_at`."""
+    row = first + gl.arange(0, o.shape[0], lse.type.layout)
+    write_at(ctx, o, lse, places_of(ctx, item, row), column)
+
+
+@gluon.aggregate
+class RowPlaces:
+    """Where rows of results go."""
+
+    rows: Rows
+    there: gl.tensor  # bool [M]: whether it is a row at all
+    out: gl.tensor  # pointers [M] to its first column
+
+
+@gluon.jit
+def places_of(ctx, item, row):
+    """Places of rows `row` [M] of the item's tile."""
+    rows = rows_of(ctx, item, row)
+    there = item.entry.row + row < ctx.work.tokens * ctx.work.group
+    return RowPlaces(rows, there, ctx.results.out.rows(rows.b, rows.token, rows.h))
+
+
+@gluon.jit
+def write_at(ctx, o, lse, places, column=0):
+    """Output and LSE of rows: `o` [M, N] normalised, columns `column` and on; `lse` [M] base 2, written with the first
+    columns."""
+    config: gl.constexpr = ctx.config
+    rows = places.rows
+    if ctx.has_sinks:
+        sink = gl.load(ctx.results.sinks + rows.h, mask=places.there, other=0.0)
+        factor, lse = with_sink(lse, sink)
+        o = o * factor[:, None]
+    if ctx.has_lse and column == 0:
+        head = rows.b.to(gl.int64) * (ctx.work.heads * ctx.work.group) + rows.h
+        gl.store(ctx.results.lse + head * ctx.work.tokens + rows.token, lse * LN_2, mask=places.there)
+    col = column + gl.arange(0, o.shape[1], gl.SliceLayout(0, o.type.layout))[None, :]
+    at = places.out[:, None] + col
+    gl.store(at, o.to(element_type(config.dtype)), mask=places.there[:, None] & (col < config.dim_v))

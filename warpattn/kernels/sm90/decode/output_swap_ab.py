@@ -1,0 +1,167 @@
+"""Results of decode with few query rows: from transposed sums to rows of the output, or to a part and its ticket.
+
+Whoever finishes last keeps the whole launch waiting, one warpgroup with one instruction after the other, so what
+stands here is short on purpose: everything is exchanged through shared memory at once, a row of the output lies in one
+warp, and the parts of a head lie so far apart as the compiler knows, so that one address serves them all.
+
+      Oᵀ [Dv, R], sums of four warps, m [R]  ──▶ shared memory ──▶  o [4, Dv], l, m of rows, 4 columns a thread
+      whole head ──▶ output         part ──▶ workspace, ticket + 1;  the last ticket's CTA adds up the parts
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from ...pieces.combine import LEAST, combine_block, combine_layout
+from .output import combine_parts, draw_ticket, places_of, write_at
+
+
+@gluon.constexpr_function
+def row_layout(cols):
+    """Registers of a block of rows: each row in one warp, 4 columns a thread."""
+    return gl.SliceLayout(0, combine_layout(cols))
+
+
+@gluon.aggregate
+class Exchange:
+    """Shared memory in which an item's results change from columns to rows, fp32."""
+
+    o: gl.shared_memory_descriptor  # [R, Dv]
+    l: gl.shared_memory_descriptor  # [4, R]: of each warp
+    m: gl.shared_memory_descriptor  # [1, R]
+
+
+@gluon.jit
+def make_exchange(config: gl.constexpr):
+    """Allocate it, for all items."""
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    o = gl.allocate_shared_memory(gl.float32, [config.rows, config.padded_v], plain)
+    l = gl.allocate_shared_memory(gl.float32, [4, config.rows], plain)
+    return Exchange(o, l, gl.allocate_shared_memory(gl.float32, [1, config.rows], plain))
+
+
+@gluon.jit
+def finish_rows(ctx, state, item, exchange, places):
+    """Write what an item gives; `places`: of `result_places`."""
+    config: gl.constexpr = ctx.config
+    block: gl.constexpr = combine_block(config.padded_v)[1]
+    kept: gl.constexpr = config.kept_rows
+    exchange.o.permute((1, 0)).store(state.o)
+    exchange.l.store(gl.sum(state.l, 1))
+    exchange.m.store(gl.expand_dims(state.m, 0))
+    gl.barrier()
+    if item.part.splits == 1:
+        for first in gl.static_range(0, kept, block):
+            o, lse = exchanged_rows(exchange, first, config)
+            write_at(ctx, o, lse, places[first // block])
+    else:
+        for first in gl.static_range(0, kept, block):
+            o, lse = exchanged_rows(exchange, first, config)
+            store_part(ctx, o, lse, item, first)
+        if not config.combine_apart:
+            if draw_ticket(ctx, item):
+                combine_head(ctx, item, places)
+
+
+@gluon.jit
+def result_places(ctx, item):
+    """Where each block of rows of an item goes in the output: worked out before its keys are there."""
+    config: gl.constexpr = ctx.config
+    block: gl.constexpr = combine_block(config.padded_v)[1]
+    kept: gl.constexpr = config.kept_rows
+    row: gl.constexpr = gl.SliceLayout(1, row_layout(config.padded_v))
+    places = ()
+    for first in gl.static_range(0, kept, block):
+        here = (places_of(ctx, item, first + gl.arange(0, block, row)),)
+        places = places + here
+    return places
+
+
+@gluon.jit
+def exchanged_rows(exchange, first: gl.constexpr, config: gl.constexpr):
+    """(o [4, Dv] normalised, log2 denominator [4]) of rows `first` and on."""
+    block: gl.constexpr = combine_block(config.padded_v)[1]
+    layout: gl.constexpr = row_layout(config.padded_v)
+    rows: gl.constexpr = gl.SliceLayout(1, layout)
+    l = gl.sum(exchange.l.slice(first, block, 1).load(gl.SliceLayout(2, combine_layout(config.padded_v, 4))), 0)
+    m = gl.sum(exchange.m.slice(first, block, 1).load(gl.SliceLayout(2, combine_layout(config.padded_v, 1))), 0)
+    l, m = gl.convert_layout(l, rows, True), gl.convert_layout(m, rows, True)
+    o = exchange.o.slice(first, block, 0).load(layout)
+    some = l > 0
+    o = o * gl.where(some, reciprocal(l), 0.0)[:, None]
+    return o, gl.where(some, m + gl.log2(l), -float("inf"))
+
+
+@gluon.jit
+def reciprocal(x):
+    """1 / x of normal numbers, to within one unit of the last place."""
+    return gl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], gl.float32, True, 1)
+
+
+@gluon.jit
+def exp2(x):
+    """2^x, 0 where that is less than any normal number."""
+    return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], gl.float32, True, 1)
+
+
+@gluon.jit
+def store_part(ctx, o, lse, item, first: gl.constexpr):
+    """Write rows `first` and on of the part at hand to its slot."""
+    config: gl.constexpr = ctx.config
+    partials = ctx.results.partials
+    slot = item.part.slot(item.part.number(gl.program_id(0), config.invariant), config.invariant).to(gl.int64)
+    row = first + gl.arange(0, o.shape[0], lse.type.layout)
+    col = gl.arange(0, config.padded_v, gl.SliceLayout(0, o.type.layout))
+    gl.store(partials.lse + slot * config.kept_rows + row, lse)
+    at = partials.o + slot * (config.kept_rows * config.padded_v)
+    gl.store(at + (row * config.padded_v)[:, None] + col[None, :], o)
+
+
+@gluon.jit
+def combine_head(ctx, item, places):
+    """Add up all parts of a head and write the result."""
+    config: gl.constexpr = ctx.config
+    few: gl.constexpr = config.combine_few
+    block: gl.constexpr = combine_block(config.padded_v)[1]
+    kept: gl.constexpr = config.kept_rows
+    if config.invariant or few == 0:
+        combine_parts(ctx, item, 16)
+    elif item.part.splits <= few:
+        for first in gl.static_range(0, kept, block):
+            o, lse = combine_near(ctx, item.part, first)
+            write_at(ctx, o, lse, places[first // block])
+    else:
+        combine_parts(ctx, item, 16)
+
+
+@gluon.jit
+def combine_near(ctx, part, first: gl.constexpr):
+    """(o [4, Dv], log2 denominator [4]) of rows `first` and on over all parts of a head, no more than
+    `config.combine_few`. Their slots are two apart, but for the first one's, which is one behind the second one's."""
+    config: gl.constexpr = ctx.config
+    partials = ctx.results.partials
+    layout: gl.constexpr = combine_layout(config.padded_v, config.combine_few)
+    block: gl.constexpr = combine_block(config.padded_v, config.combine_few)
+    lse_layout: gl.constexpr = gl.SliceLayout(2, layout)
+    split = gl.arange(0, block[0], gl.SliceLayout(1, lse_layout))
+    row = first + gl.arange(0, block[1], gl.SliceLayout(0, lse_layout))[None, :]
+    col = gl.arange(0, config.padded_v, gl.SliceLayout(0, gl.SliceLayout(1, layout)))[None, None, :]
+    slots = (2 * part.first_cta).to(gl.int64) * config.kept_rows
+    behind = ((2 * split + (split == 0).to(gl.int32)) * config.kept_rows)[:, None]
+    there = (split < part.splits)[:, None]
+    lse = gl.load(partials.lse + slots + row + behind, mask=there, other=-float("inf"), cache_modifier=".cg")
+    first_part = partials.o + slots * config.padded_v + (gl.expand_dims(row * config.padded_v, 2) + col)
+    values = gl.load(
+        first_part + gl.expand_dims(behind * config.padded_v, 2), mask=gl.expand_dims(there, 2), other=0.0,
+        cache_modifier=".cg",
+    )  # fmt: skip
+    m = gl.maximum(gl.max(lse, 0), LEAST)
+    weight = exp2(lse - m[None, :])
+    l = gl.sum(weight, 0)
+    o = gl.sum(values * weight[:, :, None], 0)
+    some = l > 0
+    factor = gl.where(some, reciprocal(l), 0.0)
+    total = gl.where(some, m + gl.log2(l), -float("inf"))
+    rows: gl.constexpr = row_layout(config.padded_v)
+    row_of: gl.constexpr = gl.SliceLayout(1, rows)
+    o = gl.convert_layout(o, rows, True) * gl.convert_layout(factor, row_of, True)[:, None]
+    return o, gl.convert_layout(total, row_of, True)

@@ -1,0 +1,79 @@
+"""What the roles of the Hopper kernel for latent attention can see: the walk along a CTA's share is decode's
+(decode/context.py), rings and queries are its own."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from ...nvidia.pipelines import StagedPipeline
+from ...pieces.modifiers import Modifiers
+from ...pieces.stream_k import Place, Shares
+from ..decode.context import Grid, Keys, Matrix, Results
+from ..layouts import element_type, tile_layout
+
+
+@gluon.aggregate
+class MlaRings:
+    """Shared memory. A slot of the ring is a key tile: two blocks of latents, and the rotary part in `rope`, where the
+    tile's probabilities are put later. Its barriers are followed by one for tiles that the producer looks at before it
+    hands them over."""
+
+    keys: StagedPipeline  # [2 * stages, 1, N, 1, 256]
+    rope: gl.shared_memory_descriptor  # [stages, 1, N, 1, 64]
+    q: gl.shared_memory_descriptor  # [2, 64, 256], of both warpgroups
+    q_rope: gl.shared_memory_descriptor  # [1, 64, 64]
+    ready: gl.shared_memory_descriptor  # [2, 1] barriers: a warpgroup's probabilities of a tile are there
+    marks: gl.shared_memory_descriptor  # [4, 64, 4] fp32: of each warpgroup, reference maxima and what rescales to them
+    sums: gl.shared_memory_descriptor  # [2, 64, 4] fp32, of each warpgroup
+
+
+@gluon.aggregate
+class MlaContext:
+    """As `DecodeContext`. `keys.k` is for the rotary parts, `keys.v` for the latents."""
+
+    q: Matrix
+    keys: Keys
+    results: Results
+    rings: MlaRings
+    work: Grid
+    mods: Modifiers
+    shares: Shares
+    start: Place  # where this CTA's run begins
+    end: gl.tensor
+    scale: gl.tensor
+    config: gl.constexpr
+    has_sinks: gl.constexpr
+    has_lse: gl.constexpr
+
+
+@gluon.jit
+def make_mla_rings(config: gl.constexpr):
+    """Allocate shared memory and initialise every barrier."""
+    dtype: gl.constexpr = element_type(config.dtype)
+    wide: gl.constexpr = tile_layout(config.block_n, config.half, dtype)
+    narrow: gl.constexpr = tile_layout(config.block_n, config.rope, dtype)
+    q_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([config.rows, config.half], dtype)
+    q_narrow: gl.constexpr = gl.NVMMASharedLayout.get_default_for([config.rows, config.rope], dtype)
+    keys = gl.allocate_shared_memory(dtype, [2 * config.stages, 1, config.block_n, 1, config.half], wide)
+    rope = gl.allocate_shared_memory(dtype, [config.stages, 1, config.block_n, 1, config.rope], narrow)
+    q = gl.allocate_shared_memory(dtype, [2, config.rows, config.half], q_layout)
+    q_rope = gl.allocate_shared_memory(dtype, [1, config.rows, config.rope], q_narrow)
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    marks = gl.allocate_shared_memory(gl.float32, [4, config.rows, 4], plain)
+    sums = gl.allocate_shared_memory(gl.float32, [2, config.rows, 4], plain)
+    ready = mbarrier.allocate_mbarrier(batch=2)
+    for i in gl.static_range(2):
+        mbarrier.init(ready.index(i), count=1)
+    return MlaRings(make_ring(keys, config), rope, q, q_rope, ready, marks, sums)
+
+
+@gluon.jit
+def make_ring(smem, config: gl.constexpr):
+    """Barriers for the ring over `smem` and the one behind them."""
+    stages: gl.constexpr = config.stages
+    bars = mbarrier.allocate_mbarrier(batch=2 * stages + 1)
+    for i in gl.static_range(stages):
+        mbarrier.init(bars.index(i), count=1)
+        mbarrier.init(bars.index(stages + i), count=4 * config.consumers)
+    mbarrier.init(bars.index(2 * stages), count=1)
+    return StagedPipeline(smem, bars, stages, 2, 1)

@@ -1,0 +1,1 @@
+"""Prefill of dense batches on Hopper."""

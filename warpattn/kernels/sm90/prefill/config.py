@@ -1,0 +1,178 @@
+"""SM90Config: the shape of the Hopper prefill kernel for one head dim, as a value; which one a problem gets, and why.
+
+Everything the kernel, the planner and the tests need to know about tiles, rings, registers and shared memory stands
+here once; nothing in this file imports Triton.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import cast
+
+import torch
+
+from warpattn.kernels.topology import Edge, Role, Topology
+from warpattn.problem import Problem
+from warpattn.problem.arch import Arch
+from warpattn.problem.operands import COPY_RULE
+from warpattn.problem.step import Choice
+
+DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+CONSUMER_ROWS = 64  # rows of one warpgroup: M of wgmma
+SMEM_LIMIT = 232_448  # 227 KiB a block can have on sm_90
+TILE_BYTES = 12  # batch, head and first row of a tile
+
+
+def pad_dim(dim: int) -> int:
+    """Head dim rounded up to what TMA boxes, wgmma and register tensors can have: a power of two, at least 32."""
+    return max(32, 1 << (dim - 1).bit_length())
+
+
+@dataclass(frozen=True)
+class SM90Config:
+    """Tile sizes and resources of one compiled kernel.
+
+    `consumers` warpgroups of 64 query rows each share one stream of key tiles of `block_n` keys, kept in rings of
+    `kv_stages` slots; `q_stages` query tiles are resident, so that with two the next tile's queries arrive while
+    this tile is worked on. The output goes through shared memory `store_cols` columns at a time.
+    """
+
+    dtype: str  # "bf16" | "fp16"
+    dim_qk: int
+    dim_v: int
+    consumers: int
+    block_n: int
+    kv_stages: int
+    q_stages: int
+    store_cols: int
+    consumer_registers: int
+    producer_registers: int
+    take_turns: bool  # warpgroups issue to the tensor core in a fixed order
+
+    @cached_property
+    def padded_qk(self) -> int:
+        return pad_dim(self.dim_qk)
+
+    @cached_property
+    def padded_v(self) -> int:
+        return pad_dim(self.dim_v)
+
+    @cached_property
+    def rows(self) -> int:
+        return CONSUMER_ROWS
+
+    @cached_property
+    def block_m(self) -> int:
+        return CONSUMER_ROWS * self.consumers
+
+    @cached_property
+    def q_bytes(self) -> int:
+        return 2 * self.block_m * self.padded_qk
+
+    @cached_property
+    def k_bytes(self) -> int:
+        return 2 * self.block_n * self.padded_qk
+
+    @cached_property
+    def v_bytes(self) -> int:
+        return 2 * self.block_n * self.padded_v
+
+    @cached_property
+    def out_bytes(self) -> int:
+        return 2 * self.block_m * self.store_cols
+
+    @cached_property
+    def topology(self) -> Topology:
+        """Roles and rings of a block. A Q slot also carries the place of its tile."""
+        attend = tuple(f"attend {wg}" for wg in range(self.consumers))
+        roles = [Role(name, 4, self.consumer_registers) for name in attend]
+        edges = (
+            Edge("Q", "load", attend, self.q_stages, self.q_bytes + TILE_BYTES),
+            Edge("K", "load", attend, self.kv_stages, self.k_bytes),
+            Edge("V", "load", attend, self.kv_stages, self.v_bytes),
+        )
+        return Topology((*roles, Role("load", 1, self.producer_registers)), edges, self.out_bytes)
+
+    @property
+    def smem_bytes(self) -> int:
+        """Shared memory of tiles and barriers (the compiler adds alignment and a few bytes of its own)."""
+        return self.topology.smem_bytes
+
+
+SHORT_ROWS = 2048  # measured at head dim 64: up to here 128-row tiles fit a causal triangle better than 192-row ones
+
+
+def choose_config(dtype: str, dim_qk: int, dim_v: int, seq_q: int, masked: bool) -> tuple[SM90Config, str]:
+    """The measured best configuration for a pair of head dims, and one sentence why (cycles: bench/notes.md).
+
+    `masked`: the mask hides something, so that tiles differ in length.
+    """
+    qk, v = pad_dim(dim_qk), pad_dim(dim_v)
+    wide = max(qk, v)
+    if wide <= 64 and masked and seq_q <= SHORT_ROWS:
+        why = f"head dim <= 64, a mask and at most {SHORT_ROWS} queries: 128-row tiles waste less of the diagonal"
+        return SM90Config(dtype, dim_qk, dim_v, 2, 128, 4, 2, v, 240, 24, True), why
+    if wide <= 64:
+        why = "head dim <= 64: exponentials take as long as products, so three warpgroups hide them better"
+        return SM90Config(dtype, dim_qk, dim_v, 3, 128, 2, 2, v, 160, 32, True), why
+    if wide <= 128:
+        why = "head dim <= 128: two warpgroups and 128 keys fill registers and shared memory with two query tiles"
+        return SM90Config(dtype, dim_qk, dim_v, 2, 128, 2, 2, v, 240, 24, True), why
+    why = "head dim > 128: 64 keys a tile, one query tile, output stored in column blocks, to fit shared memory"
+    return SM90Config(dtype, dim_qk, dim_v, 2, 64, 2, 1, min(128, v), 240, 24, False), why
+
+
+@dataclass(frozen=True)
+class TileOrder:
+    """How the scheduler numbers output tiles: sections of heads, each section longest tile first."""
+
+    m_tiles: int  # query tiles per head
+    heads: int  # query heads over the whole batch
+    section: int  # heads whose tiles are handed out together
+
+
+def choose(problem: Problem, target: Arch) -> Choice:
+    """The choice for a dense `problem`. Source: bench/notes.md for the measured ones."""
+    config, why = choose_config(DTYPES[problem.dtype], problem.dim_qk, problem.dim_v, problem.seq_q, hides(problem))
+    return arrange(problem, target, config, why)
+
+
+def arrange(problem: Problem, target: Arch, config: SM90Config, why: str) -> Choice:
+    """The choice of one configuration for a dense `problem`."""
+    heads = problem.batch * problem.heads_q
+    m_tiles = -(-problem.seq_q // config.block_m)
+    section, section_why = _section(problem, target, m_tiles)
+    order = TileOrder(m_tiles, heads, section)
+    grid = min(target.processors, heads * m_tiles)
+    lines = (
+        f"tile {config.block_m} x {config.block_n}, {config.consumers} consumer warpgroups, rings K {config.kv_stages} "
+        f"V {config.kv_stages} Q {config.q_stages}, {config.smem_bytes} bytes of shared memory",
+        f"{heads * m_tiles} tiles ({m_tiles} a head), sections of {section} heads, {grid} CTAs",
+    )
+    cta_why = f"one persistent CTA on each of {target.processors} SMs takes tiles as it gets free"
+    return Choice("prefill", config, (grid,), lines, (why, section_why, cta_why, COPY_RULE), order=order)
+
+
+def hides(problem: Problem) -> bool:
+    """Whether the mask may hide something; see `Program.key` for what is read here."""
+    code, (keep, *_), _ = cast("tuple[tuple, tuple, tuple]", problem.mask)
+    return code[keep] != ("const", "bool", "True")
+
+
+def _section(problem: Problem, target: Arch, m_tiles: int) -> tuple[int, str]:
+    """How many query heads run side by side (all of some key heads')."""
+    group = problem.heads_q // problem.heads_kv
+    kv_heads = problem.batch * problem.heads_kv
+    if not hides(problem):
+        side_by_side = -(-target.processors // max(1, m_tiles * group))
+        why = f"tiles are equally long: {side_by_side} key heads at a time fill {target.processors} SMs"
+        return min(kv_heads, side_by_side) * group, why
+    kv_bytes = 2 * max(problem.seq_k, 1) * (problem.dim_qk + problem.dim_v)
+    sections = -(-kv_heads // max(1, target.l2_keep // kv_bytes))
+    side_by_side = -(-kv_heads // sections)
+    why = (
+        f"tiles differ in length: {sections} even sections of {side_by_side} key heads, K and V within "
+        f"{target.l2_keep >> 20} MiB of L2, each section longest tile first"
+    )
+    return side_by_side * group, why

@@ -1,0 +1,68 @@
+"""Output of one warpgroup: normalise O, hand it to TMA through shared memory, write the LSE."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
+
+from ...pieces.softmax import LOG2_E, rescale, softmax_finish
+from ..layouts import element_type
+
+
+@gluon.jit
+def store_output(ctx, o, softmax, tile, wg: gl.constexpr):
+    """Write O [64, Dv] of `tile` and, if asked for, LSE [64]; TMA clips rows and columns past the end."""
+    config: gl.constexpr = ctx.config
+    if ctx.mods.score is not None:
+        c = LOG2_E
+    else:
+        c = ctx.scale * LOG2_E
+    sink = 0.0
+    if ctx.has_sinks:
+        sink = gl.load(ctx.tensors.sinks + tile.h)
+    factor, lse = softmax_finish(softmax, c, sink, ctx.has_sinks)
+    row = tile.row + wg * config.rows
+    if ctx.has_lse:
+        store_lse(ctx, lse, tile, row)
+    store_columns(ctx, rescale(o, factor).to(element_type(config.dtype)), tile, row, wg)
+
+
+@gluon.jit
+def store_lse(ctx, lse, tile, row):
+    """LSE [64, 4], equal along the second axis, to the rows of the tile's head, with 64-bit offsets."""
+    lse = gl.max(lse, 1)
+    rows = row + gl.arange(0, ctx.config.rows, lse.type.layout)
+    gl.store(ctx.tensors.lse + ctx.work.lse_row(tile) + rows, lse, mask=rows < ctx.work.lengths(tile).seq_q)
+
+
+@gluon.jit
+def store_columns(ctx, o, tile, row, wg: gl.constexpr):
+    """O [64, Dv] through the staging tile; its previous contents have been read by then."""
+    config: gl.constexpr = ctx.config
+    smem = ctx.rings.out.index(wg)
+    staging = smem.reshape([config.rows, config.store_cols])
+    blocks: gl.constexpr = config.padded_v // config.store_cols
+    if blocks == 1:
+        tma.store_wait(0)
+        staging.store(o)
+        fence_async_shared()
+        gl.barrier()
+        ctx.tensors.store_output(tile, row, 0, smem)
+    else:
+        left, right = column_halves(o, config)
+        tma.store_wait(0)
+        staging.store(left)
+        fence_async_shared()
+        gl.barrier()
+        ctx.tensors.store_output(tile, row, 0, smem)
+        tma.store_wait(0)
+        staging.store(right)
+        fence_async_shared()
+        gl.barrier()
+        ctx.tensors.store_output(tile, row, config.store_cols, smem)
+
+
+@gluon.jit
+def column_halves(o, config: gl.constexpr):
+    """Left and right half of the columns of O [64, Dv], without moving registers between threads."""
+    halves = o.reshape([config.rows, 2, config.store_cols]).permute((0, 2, 1))
+    return halves.split()

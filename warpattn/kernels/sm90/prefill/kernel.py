@@ -1,0 +1,79 @@
+"""Hopper prefill: one producer warp and two or three consumer warpgroups in a persistent, warp-specialised kernel.
+
+      producer warp      Q, K, V by TMA ──▶ rings in shared memory          (load.py)
+      warpgroup 0..n-1   wgmma + softmax on 64 rows each, TMA store of O    (prefill/attend.py, epilogue.py)
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
+
+from ...pieces.modifiers import Modifiers
+from ...pieces.scheduler import Work
+from .attend import attend_role
+from .context import Context, KeyRows, Tensors, make_rings
+from .load import load_role
+
+
+@gluon.jit
+def attend_0(ctx):
+    attend_role(ctx, 0)
+
+
+@gluon.jit
+def attend_1(ctx):
+    attend_role(ctx, 1)
+
+
+@gluon.jit
+def attend_2(ctx):
+    attend_role(ctx, 2)
+
+
+@gluon.jit
+def prefill_kernel(
+    q_desc,
+    k_desc,
+    v_desc,
+    o_desc,
+    lse_ptr,
+    sinks_ptr,
+    counter_ptr,
+    scale,
+    shape,
+    mask_args,
+    score_args,
+    config: gl.constexpr,
+    functions: gl.constexpr,
+    has_sinks: gl.constexpr,
+    has_lse: gl.constexpr,
+):
+    """Attention forward of a dense problem.
+
+    `shape` is (seq_q, seq_k, heads_q, group, m_tiles, heads, section), see `Work`; `functions` is
+    (keep, span, score), see `Modifiers`. Grid: any number of CTAs up to the number of tiles.
+    """
+    work = Work(shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], shape[6])
+    mods = Modifiers(functions[0], functions[1], functions[2], mask_args, score_args)
+    tensors = Tensors(q_desc, KeyRows(k_desc), KeyRows(v_desc), o_desc, lse_ptr, sinks_ptr, counter_ptr)
+    ctx = Context(tensors, make_rings(config), work, mods, scale, config, has_sinks, has_lse)
+    fence_async_shared()
+    start_roles(ctx)
+
+
+@gluon.jit
+def start_roles(ctx):
+    """Run every role in its warps."""
+    config: gl.constexpr = ctx.config
+    if config.consumers == 2:
+        gl.warp_specialize(
+            [(attend_0, (ctx,)), (attend_1, (ctx,)), (load_role, (ctx,))],
+            [4, 1],
+            [config.consumer_registers, config.producer_registers],
+        )
+    else:
+        gl.warp_specialize(
+            [(attend_0, (ctx,)), (attend_1, (ctx,)), (attend_2, (ctx,)), (load_role, (ctx,))],
+            [4, 4, 1],
+            [config.consumer_registers, config.consumer_registers, config.producer_registers],
+        )

@@ -1,0 +1,62 @@
+"""The launch of dense prefill on Hopper, with every argument by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from warpattn.language.nodes import Program
+from warpattn.problem import Problem, Ready
+from warpattn.problem.operands import Operands, captured, flat, programs
+from warpattn.problem.step import Choice, Step
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The integers of a launch, in the order of the kernel's `shape` argument."""
+
+    seq_q: int
+    seq_k: int
+    heads_q: int
+    group: int
+    m_tiles: int
+    heads: int
+    section: int
+
+    def values(self) -> tuple[int, ...]:
+        return (self.seq_q, self.seq_k, self.heads_q, self.group, self.m_tiles, self.heads, self.section)
+
+
+def prefill(ready: Ready, x: Operands, choice: Choice) -> Step:
+    """The launch of the prefill kernel of a choice."""
+    problem = ready.problem
+    tensors = tuple(tensor.detach() for tensor in captured(ready))
+    count = len(ready.mask.tensors)
+    args = {
+        "q_desc": x.q, "k_desc": x.k, "v_desc": x.v, "o_desc": x.out, "lse_ptr": x.lse, "sinks_ptr": x.sinks,
+        "counter_ptr": torch.zeros(1, dtype=torch.int32, device=x.q.device), "scale": ready.scale,
+        "shape": shape_of(problem, choice).values(), "mask_args": flat(tensors[:count]),
+        "score_args": flat(tensors[count:]),
+    }  # fmt: skip
+    return replace(prefill_code(problem, choice, *programs(ready)), args=args)
+
+
+def prefill_code(problem: Problem, choice: Choice, mask: Program, score: Program | None) -> Step:
+    """The launch without its arguments: what is needed to compile the kernel."""
+
+    def source():
+        from .signature import prefill_source  # imports Triton
+
+        return prefill_source(choice.config, mask, score, problem.has_sinks, problem.has_lse)
+
+    key = (choice.config, mask.key, None if score is None else score.key, problem.has_sinks, problem.has_lse)
+    options = {"num_warps": 4, "enable_fp_fusion": True}
+    return Step("sm90.prefill", "sm90", key, source, options, choice.grid, {}, persistent=True)
+
+
+def shape_of(problem: Problem, choice: Choice) -> Shape:
+    """The kernel's integers."""
+    order = choice.order
+    group = problem.heads_q // problem.heads_kv
+    return Shape(problem.seq_q, problem.seq_k, problem.heads_q, group, order.m_tiles, order.heads, order.section)

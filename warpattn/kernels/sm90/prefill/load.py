@@ -1,0 +1,109 @@
+"""Producer warp of the Hopper kernel: asks for tiles and feeds Q, K and V through their rings.
+
+Key tiles go in the order of the mask's span, K one tile ahead of V because the consumers start Q·K(n+1) before
+P·V(n). A tile is asked for only when two key tiles of the one before are left to load: early enough to hide the
+answer, the queries and the first keys behind them, late enough that the longest-first order stays balanced (asking
+two tiles ahead, with sections of one head, took 14 % more cycles at 16 k causal, head dim 256, on an H200).
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from ...nvidia.pipelines import PipelineState, producer_state
+from ...pieces.scheduler import ask, settle
+from ...pieces.span import tile_span
+
+
+@gluon.aggregate
+class Cursor:
+    """Next slots of the K and V rings."""
+
+    k: PipelineState
+    v: PipelineState
+
+
+@gluon.jit
+def load_role(ctx):
+    """Run until the scheduler has no tile left, then tell the consumers so."""
+    config: gl.constexpr = ctx.config
+    work = ctx.work
+    counter = ctx.tensors.counter
+    cursor = Cursor(producer_state(config.kv_stages), producer_state(config.kv_stages))
+    number = gl.program_id(0)
+    total = work.total()
+    tile = work.tile(number, config.block_m)
+    span = tile_span(ctx.mods.key_span(tile, work.lengths(tile), config.block_m), config.block_n)
+    q_state = load_q(ctx, producer_state(config.q_stages), tile)
+    cursor = load_first_keys(ctx, cursor, tile, span)
+    while number < total:
+        late = gl.maximum(span.total - 2, 1)
+        cursor = load_keys(ctx, cursor, tile, span, 1, late)
+        taken = ask(counter, work, number)
+        cursor = load_keys(ctx, cursor, tile, span, late, span.total)
+        if config.q_stages == 1:
+            cursor = load_last_values(ctx, cursor, tile, span)
+        number = settle(counter, work, number, taken)
+        next_tile = work.tile(number, config.block_m)
+        next_span = tile_span(ctx.mods.key_span(next_tile, work.lengths(next_tile), config.block_m), config.block_n)
+        if config.q_stages > 1:
+            q_state = load_q(ctx, q_state, next_tile)
+            cursor = load_last_values(ctx, cursor, tile, span)
+            cursor = load_first_keys(ctx, cursor, next_tile, next_span)
+        else:
+            cursor = load_first_keys(ctx, cursor, next_tile, next_span)
+            q_state = load_q(ctx, q_state, next_tile)
+        tile = next_tile
+        span = next_span
+
+
+@gluon.jit
+def load_q(ctx, state, tile):
+    """A tile's place and the queries of every consumer warpgroup, behind one barrier; no queries if none is left."""
+    config: gl.constexpr = ctx.config
+    full = ctx.rings.q.producer_acquire(state)
+    ctx.work.publish(ctx.rings.tiles, state.index, tile)
+    if tile.row >= 0:
+        mbarrier.expect(full, config.q_bytes)
+        wgs: gl.constexpr = config.consumers
+        for wg in gl.static_range(wgs):
+            ctx.tensors.load_queries(tile, tile.row + wg * config.rows, full, ctx.rings.q.tile(state, wg))
+    else:
+        mbarrier.arrive(full, count=1)
+    return state.step()
+
+
+@gluon.jit
+def load_first_keys(ctx, cursor, tile, span):
+    """Key tile number 0 of a span, if there is a tile."""
+    k_state = cursor.k
+    if tile.row >= 0:
+        k_state = load_tile(ctx, ctx.tensors.k, ctx.rings.k, k_state, tile, span.key_tile(0), ctx.config.k_bytes)
+    return Cursor(k_state, cursor.v)
+
+
+@gluon.jit
+def load_keys(ctx, cursor, tile, span, begin, end):
+    """Key tiles number `begin` >= 1 to `end` of a span, each followed by the values of the tile before it."""
+    config: gl.constexpr = ctx.config
+    k_state = cursor.k
+    v_state = cursor.v
+    for i in range(begin, end):
+        k_state = load_tile(ctx, ctx.tensors.k, ctx.rings.k, k_state, tile, span.key_tile(i), config.k_bytes)
+        v_state = load_tile(ctx, ctx.tensors.v, ctx.rings.v, v_state, tile, span.key_tile(i - 1), config.v_bytes)
+    return Cursor(k_state, v_state)
+
+
+@gluon.jit
+def load_last_values(ctx, cursor, tile, span):
+    """Values of the span's last key tile."""
+    last = span.key_tile(span.total - 1)
+    v = load_tile(ctx, ctx.tensors.v, ctx.rings.v, cursor.v, tile, last, ctx.config.v_bytes)
+    return Cursor(cursor.k, v)
+
+
+@gluon.jit
+def load_tile(ctx, rows, ring, state, tile, key_tile, nbytes: gl.constexpr):
+    """One tile of `rows`, those of K or V, into the next slot of its ring."""
+    rows.load(ctx, ring, state, tile, key_tile, nbytes)
+    return state.step()

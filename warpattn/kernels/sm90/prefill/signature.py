@@ -1,0 +1,53 @@
+"""Compiles the Hopper prefill kernel for one config, mask and score; the only place that asks Triton for sm_90."""
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon import GluonASTSource
+
+from warpattn.language.nodes import Program
+
+from ...pieces.signature import modifier_functions, tensor_signature
+from ..layouts import element_type, tile_layout
+from .config import SM90Config
+from .kernel import prefill_kernel
+
+TARGET = GPUTarget("cuda", 90, 32)
+OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}
+
+
+def compile_prefill(config: SM90Config, mask: Program, score: Program | None, has_sinks: bool, has_lse: bool):
+    """The compiled kernel (a Triton CompiledKernel) for sm_90; needs no GPU."""
+    return triton.compile(prefill_source(config, mask, score, has_sinks, has_lse), target=TARGET, options=OPTIONS)
+
+
+def prefill_source(config: SM90Config, mask: Program, score: Program | None, has_sinks: bool, has_lse: bool):
+    """What Triton compiles: the kernel with the types of its parameters and its constants."""
+
+    def descriptor(rows: int, cols: int) -> str:
+        layout = tile_layout(rows, cols, element_type(config.dtype))
+        return f"tensordesc<{config.dtype}[1, {rows}, 1, {cols}],{layout!r}>"
+
+    signature = {
+        "q_desc": descriptor(config.rows, config.padded_qk),
+        "k_desc": descriptor(config.block_n, config.padded_qk),
+        "v_desc": descriptor(config.block_n, config.padded_v),
+        "o_desc": descriptor(config.rows, config.store_cols),
+        "lse_ptr": "*fp32",
+        "sinks_ptr": "*fp32",
+        "counter_ptr": "*i32",
+        "scale": "fp32",
+        "shape": ("i32",) * 7,
+        "mask_args": tensor_signature(mask, "sm90"),
+        "score_args": tensor_signature(score, "sm90"),
+        "config": "constexpr",
+        "functions": "constexpr",
+        "has_sinks": "constexpr",
+        "has_lse": "constexpr",
+    }
+    constants = {
+        "config": config,
+        "functions": modifier_functions(mask, score),
+        "has_sinks": has_sinks,
+        "has_lse": has_lse,
+    }
+    return GluonASTSource(prefill_kernel, signature, constants)

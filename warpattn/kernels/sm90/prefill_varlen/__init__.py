@@ -1,0 +1,1 @@
+"""Prefill of ragged batches and paged caches on Hopper."""

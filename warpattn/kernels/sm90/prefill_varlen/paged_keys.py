@@ -1,0 +1,114 @@
+"""Keys and values page by page into a slot of a ring.
+
+      slot     ┌ page 7, rows 0-15 ┬ page 2, rows 0-15 ┬ page 9, rows 0-4 ┬ zeros ┐        page size 16, 37 keys
+
+By TMA, a box is as many rows as the largest power of two that divides the page size, at most a key tile. Page numbers
+are read before the producer waits for the slot, so that their latency lies beside the consumers' work. Boxes of fewer
+than 8 rows cannot be placed in a swizzled tile: such pages (sizes 1, 2, 3, 4, 12 ...) are copied row by row.
+
+Entries of the block table past a sequence's length are never read, and page numbers are clamped to the cache.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+
+from ...nvidia.clipped_rows import ClippedRows
+
+AHEAD = gl.constexpr(8)  # page numbers that are read together
+LEAST_ROWS = gl.constexpr(8)  # rows that the swizzle keeps together
+
+
+@gluon.aggregate
+class Table:
+    """The block table: pages of every sequence in order."""
+
+    entries: gl.tensor  # int32* (batch, max_pages)
+    stride: gl.tensor  # from one sequence to the next
+    pages: gl.tensor  # of the cache
+    page_size: gl.constexpr
+
+    @gluon.jit
+    def page(self, b, key, seq_k):
+        """The page of `key` (any shape) of sequence `b`; some page past the end of the keys."""
+        entry = self.entries + b.to(gl.int64) * self.stride + key // self.page_size
+        page = gl.load(entry, mask=key < seq_k, other=0)
+        return gl.minimum(gl.maximum(page, 0), self.pages - 1)
+
+
+@gluon.aggregate
+class PagedKeys:
+    """K or V pages by TMA."""
+
+    rows: ClippedRows  # a start is a page
+    table: Table
+    box: gl.constexpr  # rows
+
+    @gluon.jit
+    def load(self, ctx, ring, state, tile, key_tile, nbytes: gl.constexpr):
+        """One key tile of the key head of `tile` into a slot."""
+        first = key_tile * ctx.config.block_n
+        parts: gl.constexpr = ctx.config.block_n // self.box
+        together: gl.constexpr = min(parts, AHEAD)
+        pages = self.pages_from(tile, first, together)
+        full = ring.producer_acquire(state)
+        mbarrier.expect(full, nbytes)
+        slot, head = ring.tile(state), tile.h // ctx.work.group
+        for begin in gl.static_range(0, parts, together):
+            if begin > 0:
+                pages = self.pages_from(tile, first + begin * self.box, together)
+            for i in gl.static_range(together):
+                smem = slot.slice((begin + i) * self.box, self.box, dim=3)
+                self.load_box(tile, first + (begin + i) * self.box, pages[i], head, full, smem)
+
+    @gluon.jit
+    def pages_from(self, tile, key, count: gl.constexpr):
+        """Pages of `count` boxes from `key` on."""
+        pages = ()
+        for i in gl.static_range(count):
+            pages += (self.table.page(tile.b, key + i * self.box, tile.seq_k),)
+        return pages
+
+    @gluon.jit
+    def load_box(self, tile, key, page, head, full, smem):
+        """Rows of one page from `key` on; zeros past the end of the keys, and all zeros if `key` lies there."""
+        row = key % self.table.page_size
+        length = row + gl.minimum(gl.maximum(tile.seq_k - key, 0), self.box)
+        self.rows.load(page, length, row, head, full, smem)
+
+
+@gluon.aggregate
+class CopiedKeys:
+    """K or V rows by ordinary asynchronous copies, 16 bytes a lane. Strides are in runs of 8 elements."""
+
+    base: gl.tensor
+    page_stride: gl.tensor
+    row_stride: gl.tensor
+    head_stride: gl.tensor
+    table: Table
+    dim: gl.constexpr
+
+    @gluon.jit
+    def load(self, ctx, ring, state, tile, key_tile, nbytes: gl.constexpr):
+        """One key tile of the key head of `tile` into a slot; zeros past the end of the keys and of the head dim."""
+        first = key_tile * ctx.config.block_n
+        head = (tile.h // ctx.work.group).to(gl.int64) * self.head_stride
+        full = ring.producer_acquire(state)
+        cols: gl.constexpr = ring.smem.shape[5]
+        slot = ring.tile(state).reshape([ctx.config.block_n, cols])
+        lanes: gl.constexpr = min(cols // 8, 32)
+        layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // lanes, lanes], [1, 1], [1, 0])
+        runs = gl.arange(0, cols, gl.SliceLayout(0, layout))[None, :]
+        for part in gl.static_range(ctx.config.block_n // LEAST_ROWS):
+            key = first + part * LEAST_ROWS + gl.arange(0, LEAST_ROWS, gl.SliceLayout(1, layout))
+            page = self.table.page(tile.b, key, tile.seq_k).to(gl.int64)
+            row = (key % self.table.page_size).to(gl.int64)
+            start = (page * self.page_stride + row * self.row_stride + head) * 8
+            inside = (key < tile.seq_k)[:, None] & (runs < self.dim)
+            smem = slot.slice(part * LEAST_ROWS, LEAST_ROWS)
+            async_copy.async_load(smem, self.base + start[:, None] + runs, mask=inside)
+        async_copy.commit_group()
+        async_copy.wait_group(0)
+        fence_async_shared()
+        mbarrier.arrive(full, count=1)

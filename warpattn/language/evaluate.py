@@ -1,0 +1,61 @@
+"""Runs traced nodes with torch: the meaning of a mask or score, tile by tile, in the reference and in pictures.
+
+Symbols are bound to Python numbers or to int tensors that broadcast against each other (b as [B, 1, 1, 1], q as [R, 1],
+...). Float loads are cast to `float_dtype` and stay differentiable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from warpattn.language import eager
+from warpattn.language.nodes import Node, postorder
+
+__all__ = ["evaluate", "evaluate_all"]
+
+
+def evaluate(
+    node: Node, env: Mapping[str, Any], tensors: Sequence[Tensor], float_dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Value of one node as a tensor; its shape is what the bound symbols it depends on broadcast to (maybe `()`).
+
+    `env` maps symbol names to numbers or tensors, `tensors` are the program's. Ints are int64, bools torch.bool.
+    """
+    (value,) = evaluate_all((node,), env, tensors, float_dtype)
+    if isinstance(value, Tensor):
+        return value
+    return torch.tensor(value, dtype={"bool": torch.bool, "int": torch.int64, "float": float_dtype}[node[1]])
+
+
+def evaluate_all(
+    nodes: tuple[Node, ...], env: Mapping[str, Any], tensors: Sequence[Tensor], float_dtype: torch.dtype = torch.float32
+) -> list[Any]:
+    """Values of several nodes, shared parts computed once. What depends on Python numbers only stays one."""
+    values: dict[int, Any] = {}
+    for node in postorder(nodes):
+        args = [values[id(arg)] for arg in node[2:] if type(arg) is tuple]
+        values[id(node)] = _value(node, args, env, tensors, float_dtype)
+    return [values[id(node)] for node in nodes]
+
+
+def _value(
+    node: Node, args: list[Any], env: Mapping[str, Any], tensors: Sequence[Tensor], float_dtype: torch.dtype
+) -> Any:
+    op, dtype = node[0], node[1]
+    if op == "const":
+        return node[2]
+    if op == "sym":
+        return env[node[2]]
+    if op == "load":
+        value = eager.read(tensors[node[2]], tuple(args))
+        return value.to(float_dtype) if dtype == "float" else value
+    if op == "float" and isinstance(args[0], Tensor):
+        return args[0].to(float_dtype)
+    if op == "where" and dtype == "float":  # two Python floats would make torch's default dtype
+        args[1:] = [x if isinstance(x, Tensor) else torch.tensor(x, dtype=float_dtype) for x in args[1:]]
+        args[1:] = [x.to(args[0].device) if isinstance(args[0], Tensor) and x.ndim == 0 else x for x in args[1:]]
+    return eager.OPS[op](*args)

@@ -1,0 +1,377 @@
+"""The little language of masks and scores: functions of indices, traced once, run anywhere.
+
+A mask is a function of the indices (b, h, q, k), a score one of (s, b, h, q, k). Calling it with symbols records what
+it does as nodes (see `nodes`); `evaluate` runs the nodes with torch (the reference) and the kernels compile
+them. Functions are traced, never parsed, so a lambda or a function without source works.
+
+Meaning, the same everywhere: `//` and `%` floor as in Python; `/` gives a float; int with float gives float; bool
+counts as int in arithmetic; `to_int` cuts towards zero; an int divided by zero gives an unspecified number, never an
+error; a captured tensor read outside its bounds gives 0 (False). Ints have 32 bits in the kernels.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from warpattn.errors import AttentionError
+from warpattn.language import eager
+from warpattn.language.evaluate import evaluate
+from warpattn.language.nodes import Node, Program, Trace, build, cast, const, make, running
+
+__all__ = [
+    "Expr",
+    "Node",
+    "Program",
+    "Table",
+    "call_user",
+    "evaluate",
+    "exp",
+    "load",
+    "log",
+    "maximum",
+    "minimum",
+    "symbol",
+    "tanh",
+    "to_float",
+    "to_int",
+    "trace",
+    "user_result_error",
+    "where",
+]
+
+_RANK = {"bool": 0, "int": 1, "float": 2}
+_NOT_USER_CODE = (str(Path(__file__).parents[1]), str(Path(str(torch.__file__)).parent))
+
+
+class Expr:
+    """A value that is not known yet: operators on it build nodes. `a == b` builds a comparison; identity is `.node`."""
+
+    __slots__ = ("node",)
+    __array_ufunc__ = None  # NumPy scalars leave `scalar * expr` to Expr
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+    @property
+    def dtype(self) -> str:
+        """Kind of the value: "bool", "int" or "float"."""
+        return self.node[1]
+
+    def __repr__(self) -> str:
+        return f"Expr({self.node!r})"
+
+    def __add__(self, other: Any) -> Expr:
+        return _arithmetic("add", self, other)
+
+    def __radd__(self, other: Any) -> Expr:
+        return _arithmetic("add", other, self)
+
+    def __sub__(self, other: Any) -> Expr:
+        return _arithmetic("sub", self, other)
+
+    def __rsub__(self, other: Any) -> Expr:
+        return _arithmetic("sub", other, self)
+
+    def __mul__(self, other: Any) -> Expr:
+        return _arithmetic("mul", self, other)
+
+    def __rmul__(self, other: Any) -> Expr:
+        return _arithmetic("mul", other, self)
+
+    def __truediv__(self, other: Any) -> Expr:
+        return _float_op("truediv", self, other)
+
+    def __rtruediv__(self, other: Any) -> Expr:
+        return _float_op("truediv", other, self)
+
+    def __floordiv__(self, other: Any) -> Expr:
+        return _arithmetic("floordiv", self, other)
+
+    def __rfloordiv__(self, other: Any) -> Expr:
+        return _arithmetic("floordiv", other, self)
+
+    def __mod__(self, other: Any) -> Expr:
+        return _arithmetic("mod", self, other)
+
+    def __rmod__(self, other: Any) -> Expr:
+        return _arithmetic("mod", other, self)
+
+    def __neg__(self) -> Expr:
+        return _arithmetic("neg", self)
+
+    def __abs__(self) -> Expr:
+        return _arithmetic("abs", self)
+
+    def __lt__(self, other: Any) -> Expr:
+        return _compare("lt", self, other)
+
+    def __le__(self, other: Any) -> Expr:
+        return _compare("le", self, other)
+
+    def __gt__(self, other: Any) -> Expr:
+        return _compare("gt", self, other)
+
+    def __ge__(self, other: Any) -> Expr:
+        return _compare("ge", self, other)
+
+    def __eq__(self, other: Any) -> Expr:  # type: ignore[override]
+        return _compare("eq", self, other)
+
+    def __ne__(self, other: Any) -> Expr:  # type: ignore[override]
+        return _compare("ne", self, other)
+
+    def __and__(self, other: Any) -> Expr:
+        return _bitwise("and", self, other)
+
+    def __rand__(self, other: Any) -> Expr:
+        return _bitwise("and", other, self)
+
+    def __or__(self, other: Any) -> Expr:
+        return _bitwise("or", self, other)
+
+    def __ror__(self, other: Any) -> Expr:
+        return _bitwise("or", other, self)
+
+    def __xor__(self, other: Any) -> Expr:
+        return _bitwise("xor", self, other)
+
+    def __rxor__(self, other: Any) -> Expr:
+        return _bitwise("xor", other, self)
+
+    def __invert__(self) -> Expr:
+        return _bitwise("not", self)
+
+    def __lshift__(self, other: Any) -> Expr:
+        return _bitwise("shl", self, other, least="int")
+
+    def __rlshift__(self, other: Any) -> Expr:
+        return _bitwise("shl", other, self, least="int")
+
+    def __rshift__(self, other: Any) -> Expr:
+        return _bitwise("shr", self, other, least="int")
+
+    def __rrshift__(self, other: Any) -> Expr:
+        return _bitwise("shr", other, self, least="int")
+
+    def __bool__(self) -> bool:
+        raise _user_error("a symbol has no truth value (if, and, or, not, in, a chained comparison)",
+                          "use & | ~ and where()")  # fmt: skip
+
+    def __float__(self) -> float:
+        raise _user_error("a symbol is not a number yet (float() or a function of math)",
+                          "use to_float, exp, log, tanh, abs, minimum, maximum of warpattn")  # fmt: skip
+
+    def __index__(self) -> int:
+        raise _user_error("a symbol is not a number yet (int(), range() or the index of a tensor or list)",
+                          "use to_int; index tensors that are captured keyword arguments")  # fmt: skip
+
+    __int__ = __index__
+
+    def __len__(self) -> int:
+        raise _user_error("a symbol has no length", "it stands for one number")
+
+    def __iter__(self) -> Iterator[Any]:
+        raise _user_error("a symbol cannot be iterated over", "it stands for one number")
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", str(func))
+        raise _user_error(f"the torch function {name} got a symbol",
+                          "use operators and where, minimum, maximum, exp, log, tanh, abs of warpattn, "
+                          "and capture tensors as keyword arguments")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Table:
+    """A captured tensor as a function of indices: `table[b, k]` gives every dimension an index, reads outside give 0.
+
+    Two tables are equal when they wrap the same tensor object.
+    """
+
+    tensor: torch.Tensor
+
+    def __getitem__(self, index: Any) -> Any:
+        return load(self.tensor, *(index if isinstance(index, tuple) else (index,)))
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.tensor.shape
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Table) and other.tensor is self.tensor
+
+    def __hash__(self) -> int:
+        return id(self.tensor)
+
+
+def trace(fn: Callable[[], Any]) -> Program:
+    """Run `fn()` and record it. It returns one value or a tuple of them (symbols or numbers). Traces nest."""
+    recorder = Trace()
+    token = running.set(recorder)
+    try:
+        result = fn()
+        outputs = tuple(_node(value) for value in (result if isinstance(result, tuple) else (result,)))
+    finally:
+        running.reset(token)
+    return Program(outputs, tuple(recorder.tensors))
+
+
+def symbol(name: str, dtype: str = "int") -> Expr:
+    """The value that the environment of `evaluate` or the kernel supplies under `name`."""
+    return Expr(make("sym", dtype, name))
+
+
+def load(tensor: torch.Tensor, *index: Any) -> Any:
+    """Element of `tensor` at one int index per dimension; 0 (False) where an index is outside its dimension.
+
+    Inside a trace the tensor is registered and a symbol comes back; otherwise indices are ints or broadcastable int
+    tensors and the result is a tensor. Raises AttentionError for a wrong number or kind of indices.
+    """
+    if len(index) != tensor.ndim:
+        raise _user_error(f"a captured tensor of shape {tuple(tensor.shape)} is read with {len(index)} indices",
+                          "give one index per dimension")  # fmt: skip
+    recorder = running.get()
+    if recorder is None and not any(isinstance(i, Expr) for i in index):
+        return eager.read(tensor, index)
+    nodes = [_node(i) for i in index]
+    if recorder is None or any(node[1] != "int" for node in nodes):
+        kinds = ", ".join(node[1] for node in nodes)
+        raise _user_error(f"a captured tensor is read with indices ({kinds})", "indices must be ints, inside a trace")
+    if tensor.is_complex():
+        raise _user_error(f"a captured tensor has dtype {tensor.dtype}", "capture bool, integer or real tensors")
+    dtype = "bool" if tensor.dtype == torch.bool else "float" if tensor.is_floating_point() else "int"
+    return Expr(make("load", dtype, recorder.slot(tensor), *nodes))
+
+
+def where(condition: Any, yes: Any, no: Any) -> Any:
+    """`yes` where `condition`, else `no`. Symbols, numbers or tensors."""
+    if not _has_symbol(condition, yes, no):
+        return eager.where(condition, yes, no)
+    test = _node(condition)
+    if test[1] != "bool":
+        raise _user_error(f"the condition of where() is {test[1]}", "it must be bool, such as a comparison")
+    left, right = _common((yes, no))
+    return Expr(build("where", left[1], test, left, right))
+
+
+def minimum(a: Any, b: Any) -> Any:
+    """The smaller one. Symbols, numbers or tensors."""
+    return _arithmetic("minimum", a, b) if _has_symbol(a, b) else eager.minimum(a, b)
+
+
+def maximum(a: Any, b: Any) -> Any:
+    """The larger one. Symbols, numbers or tensors."""
+    return _arithmetic("maximum", a, b) if _has_symbol(a, b) else eager.maximum(a, b)
+
+
+def exp(x: Any) -> Any:
+    """Exponential function, a float. Symbols, numbers or tensors."""
+    return _float_op("exp", x) if _has_symbol(x) else eager.exp(x)
+
+
+def log(x: Any) -> Any:
+    """Natural logarithm, a float; -inf at 0, nan below. Symbols, numbers or tensors."""
+    return _float_op("log", x) if _has_symbol(x) else eager.log(x)
+
+
+def tanh(x: Any) -> Any:
+    """Hyperbolic tangent, a float. Symbols, numbers or tensors."""
+    return _float_op("tanh", x) if _has_symbol(x) else eager.tanh(x)
+
+
+def to_float(x: Any) -> Any:
+    """`x` as a float. Symbols, numbers or tensors (to fp32 unless they are floating already)."""
+    return Expr(cast(_node(x), "float")) if _has_symbol(x) else eager.to_float(x)
+
+
+def to_int(x: Any) -> Any:
+    """`x` as an int, cut towards zero. Symbols, numbers or tensors."""
+    return Expr(cast(_node(x), "int")) if _has_symbol(x) else eager.to_int(x)
+
+
+def call_user(fn: Callable[..., Any], *args: Any, **captured: Any) -> Any:
+    """Call a user's mask or score function; what Python, torch or NumPy raise about symbols names the user's line."""
+    try:
+        return fn(*args, **captured)
+    except (TypeError, IndexError, AttributeError) as error:
+        line, traceback = _line_of(fn), error.__traceback__
+        while traceback is not None:
+            file = traceback.tb_frame.f_code.co_filename
+            if not file.startswith(_NOT_USER_CODE):
+                line = f"{file}:{traceback.tb_lineno}"
+            traceback = traceback.tb_next
+        rule = "use operators, warpattn's functions, and tensors captured as keyword arguments"
+        raise AttentionError(f"{line}: {type(error).__name__}: {error}; {rule}") from error
+
+
+def user_result_error(fn: Callable[..., Any], got: Any, rule: str) -> AttentionError:
+    """The error for a user's function that returns something else than its rule says."""
+    kind = f"a symbol of dtype {got.dtype}" if isinstance(got, Expr) else type(got).__name__
+    return AttentionError(f"{_line_of(fn)}: {getattr(fn, '__qualname__', fn)} returned {kind}; {rule}")
+
+
+def _line_of(fn: Any) -> str:
+    code = getattr(fn, "__code__", None) or getattr(type(fn).__call__, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else repr(fn)
+
+
+def _user_error(what: str, rule: str) -> AttentionError:
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_USER_CODE):
+        frame = frame.f_back
+    return AttentionError(f"{frame.f_code.co_filename}:{frame.f_lineno}: {what}; {rule}")
+
+
+def _has_symbol(*values: Any) -> bool:
+    return any(isinstance(value, Expr) for value in values)
+
+
+def _node(value: Any) -> Node:
+    if isinstance(value, Expr):
+        return value.node
+    if isinstance(value, bool):
+        return const(value, "bool")
+    if isinstance(value, (int, float)):
+        return const(value, "int" if isinstance(value, int) else "float")
+    if isinstance(value, torch.SymInt):  # a size that torch.compile keeps open: the graph is made for this one
+        return const(int(value), "int")
+    if isinstance(value, torch.Tensor | Table):
+        raise _user_error(f"a whole tensor of shape {tuple(value.shape)} meets a symbol",
+                          "capture it as a keyword argument and give it one index per dimension")  # fmt: skip
+    if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
+        return _node(value.item())
+    raise _user_error(f"a {type(value).__name__} meets a symbol", "operands are symbols and numbers")
+
+
+def _common(values: tuple[Any, ...], least: str = "bool") -> list[Node]:
+    """Nodes of `values`, cast to the widest of their dtypes, at least `least`."""
+    nodes = [_node(value) for value in values]
+    dtype = max((least, *(node[1] for node in nodes)), key=_RANK.__getitem__)
+    return [cast(node, dtype) for node in nodes]
+
+
+def _arithmetic(op: str, *values: Any) -> Expr:
+    nodes = _common(values, "int")
+    return Expr(build(op, nodes[0][1], *nodes))
+
+
+def _float_op(op: str, *values: Any) -> Expr:
+    return Expr(build(op, "float", *_common(values, "float")))
+
+
+def _compare(op: str, *values: Any) -> Expr:
+    return Expr(build(op, "bool", *_common(values, "bool" if op in ("eq", "ne") else "int")))
+
+
+def _bitwise(op: str, *values: Any, least: str = "bool") -> Expr:
+    nodes = _common(values, least)
+    if nodes[0][1] == "float":
+        raise _user_error(f"the operator {op} got a float", "& | ^ ~ << >> take bools or ints")
+    return Expr(build(op, nodes[0][1], *nodes))

@@ -1,0 +1,136 @@
+"""Nodes: what a traced mask or score is made of, and the identity of a recorded program.
+
+A node is a tuple `(op, dtype, *args)`, dtype one of "bool", "int", "float", each argument a node except in
+    ("const", dtype, number)   ("sym", dtype, name)   ("load", dtype, slot, *index nodes)
+The other ops: add sub mul truediv floordiv mod neg abs | lt le gt ge eq ne | and or xor not shl shr |
+where minimum maximum exp log tanh | float int (casts). Operands of one node have one dtype: casts are nodes.
+Within one trace equal nodes are one object, so whoever walks them can remember results by `id`.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from warpattn.language import eager
+
+__all__ = ["Node", "Program", "Trace", "build", "cast", "const", "make", "postorder", "running"]
+
+Node = tuple[Any, ...]
+_PYTHON = {"bool": bool, "int": int, "float": float}
+
+
+class Trace:
+    """Nodes and tensors of one running trace."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[tuple[Any, ...], Node] = {}
+        self.tensors: list[torch.Tensor] = []
+
+    def slot(self, tensor: torch.Tensor) -> int:
+        for slot, known in enumerate(self.tensors):
+            if known is tensor:
+                return slot
+        self.tensors.append(tensor)
+        return len(self.tensors) - 1
+
+
+running: ContextVar[Trace | None] = ContextVar("warpattn_trace", default=None)
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """What a trace recorded: one node per output and the captured tensors, in the order of the load slots."""
+
+    outputs: tuple[Node, ...]
+    tensors: tuple[torch.Tensor, ...]
+
+    @cached_property
+    def key(self) -> tuple[Any, ...]:
+        """Hashable identity of the code: nodes numbered in postorder, then dtype and rank of each tensor."""
+        order = postorder(self.outputs)
+        number_of = {id(node): position for position, node in enumerate(order)}
+        code = tuple(_shape_of(node, number_of) for node in order)
+        tensors = tuple((str(tensor.dtype), tensor.ndim) for tensor in self.tensors)
+        return code, tuple(number_of[id(node)] for node in self.outputs), tensors
+
+
+def postorder(roots: tuple[Node, ...]) -> list[Node]:
+    """Every distinct node (by identity) under `roots`, operands before users."""
+    order: list[Node] = []
+    seen: set[int] = set()
+    stack = [(root, False) for root in reversed(roots)]
+    while stack:
+        node, operands_done = stack.pop()
+        if operands_done:
+            order.append(node)
+        elif id(node) not in seen:
+            seen.add(id(node))
+            stack.append((node, True))
+            stack.extend((arg, False) for arg in reversed(node) if type(arg) is tuple)
+    return order
+
+
+def make(op: str, dtype: str, *args: Any) -> Node:
+    """The node as written; inside a trace, the one object that stands for it."""
+    node = (op, dtype, *args)
+    recorder = running.get()
+    if recorder is None:
+        return node
+    key = (op, dtype, repr(args[0])) if op == "const" else tuple(id(a) if type(a) is tuple else a for a in node)
+    return recorder.nodes.setdefault(key, node)
+
+
+def const(value: Any, dtype: str) -> Node:
+    """A constant node."""
+    return make("const", dtype, _PYTHON[dtype](value))
+
+
+def cast(node: Node, dtype: str) -> Node:
+    """`node` as "int" or "float" (or itself, when it is that already)."""
+    return node if node[1] == dtype else build(dtype, dtype, node)
+
+
+def build(op: str, dtype: str, *args: Node) -> Node:
+    """The simplest node that equals `op(*args)`: constants fold, and so do operations that change nothing."""
+    if all(arg[0] == "const" for arg in args):
+        try:
+            return const(eager.OPS[op](*(arg[2] for arg in args)), dtype)
+        except (ArithmeticError, ValueError):
+            pass  # such as 1 << -1: stays as it is
+    return _identity(op, args) or make(op, dtype, *args)
+
+
+def _shape_of(node: Node, number_of: dict[int, int]) -> tuple[Any, ...]:
+    """A node with its operands replaced by their numbers; constants by their text, so that -0.0 and nan keep apart."""
+    if node[0] == "const":
+        return ("const", node[1], repr(node[2]))
+    return tuple(number_of[id(arg)] if type(arg) is tuple else arg for arg in node)
+
+
+def _identity(op: str, args: tuple[Node, ...]) -> Node | None:
+    """The operand that `op(*args)` equals whatever the others are, if there is one."""
+    if op == "where":
+        return args[1] if args[1] is args[2] else args[1 if args[0][2] else 2] if args[0][0] == "const" else None
+    if op in ("not", "neg"):
+        return args[0][2] if args[0][0] == op else None
+    if len(args) != 2:
+        return None
+    for this, other in (args, args[::-1]):
+        again = this is other or (other[0] == op and any(arg is this for arg in other[2:]))
+        if again and op in ("minimum", "maximum", "and", "or"):
+            return other
+        if this[0] != "const":
+            continue
+        value = this[2]
+        if op in ("and", "or") and this[1] == "bool":
+            return other if value == (op == "and") else this
+        if (op == "add" and value == 0) or (op == "mul" and value == 1):
+            return other
+        if this is args[1] and ((op == "sub" and value == 0) or (op == "truediv" and value == 1)):
+            return other
+    return None

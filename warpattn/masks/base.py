@@ -1,0 +1,151 @@
+"""What a mask is: the truth about one query and one key, bounds for a tile of rows, and how masks combine.
+
+`keep(b, h, q, k)` is the truth. `kv_span` bounds it for a tile of rows, so that kernels and reference skip what is
+hidden and need no test where all is visible:
+
+    keys   0      first      full_lo      full_hi      last     len_k
+           |hidden|--- keep ---|  visible   |--- keep ---|  hidden |
+
+q counts in key positions: row + (len_k - len_q), so that the last query sits at the last key (bottom-right aligned);
+it is negative for the first rows when there are more queries than keys. `&`, `|` and `~` combine masks and their spans.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from warpattn.errors import AttentionError
+from warpattn.language.expr import maximum, minimum, symbol, trace, where
+from warpattn.language.traced import Lengths, Traced
+from warpattn.masks.picture import Picture, draw
+from warpattn.masks.program import MaskProgram, Span
+from warpattn.scores import Score
+
+__all__ = ["And", "Mask", "Not", "Or"]
+
+Value = Any  # a symbol, a number or a tensor
+
+
+class Mask(Traced):
+    """A set of visible (query, key) pairs; `keep` is all that a new one has to write, `kv_span` makes it fast."""
+
+    def keep(self, b: Value, h: Value, q: Value, k: Value, lens: Lengths | None = None) -> Value:
+        """Whether query position q of head h in sequence b sees key k (bool). lens None: as many queries as keys."""
+        raise AttentionError(f"mask is a {type(self).__name__} without keep; a mask must define keep(b, h, q, k, lens)")
+
+    def kv_span(self, b: Value, h: Value, q_lo: Value, q_hi: Value, lens: Lengths) -> Span:
+        """Bounds for the rows at positions q_lo..q_hi, both included. May leave 0..lens.k; see `Span.clamped`."""
+        return Span(0, 0, 0, lens.k)
+
+    def additive(self) -> Score | None:
+        """What the mask adds to visible scores, after every other score; None for masks that only hide."""
+        return None
+
+    def picture(self, Sq: int, Sk: int, b: int = 0, h: int = 0, tile: int = 4) -> Picture:
+        """Sq queries by Sk keys, drawn: `.text` (also `str()`), and `.svg` with the spans of every `tile` rows."""
+        return draw(self.program(), (Sq, Sk), (b, h), tile)
+
+    def record(self) -> MaskProgram:
+        """Trace `keep` and `kv_span`."""
+
+        def run() -> tuple[Value, ...]:
+            b, h, lens = symbol("b"), symbol("h"), Lengths.symbols()
+            span = self.kv_span(b, h, symbol("q_lo"), symbol("q_hi"), lens)
+            return (self.keep(b, h, symbol("q"), symbol("k"), lens), *span.clamped(lens.k))
+
+        traced = trace(run)
+        keep, first, full_lo, full_hi, last = traced.outputs
+        return MaskProgram(keep, (first, full_lo, full_hi, last), traced.tensors, traced.key)
+
+    def __and__(self, other: Mask) -> And:
+        return And(self, other)
+
+    def __or__(self, other: Mask) -> Or:
+        return Or(self, other)
+
+    def __invert__(self) -> Mask:
+        return Not(self)
+
+
+@dataclass(frozen=True)
+class And(Mask):
+    """Visible in both; what `a & b` makes."""
+
+    left: Mask
+    right: Mask
+
+    def __post_init__(self) -> None:
+        _check_parts("&", (self.left, self.right), may_add=True)
+
+    def keep(self, b: Value, h: Value, q: Value, k: Value, lens: Lengths | None = None) -> Value:
+        return self.left.keep(b, h, q, k, lens) & self.right.keep(b, h, q, k, lens)
+
+    def kv_span(self, b: Value, h: Value, q_lo: Value, q_hi: Value, lens: Lengths) -> Span:
+        x, y = (mask.kv_span(b, h, q_lo, q_hi, lens) for mask in (self.left, self.right))
+        first, last = maximum(x.first, y.first), minimum(x.last, y.last)
+        return Span(first, maximum(x.full_lo, y.full_lo), minimum(x.full_hi, y.full_hi), last)
+
+    def additive(self) -> Score | None:
+        left, right = self.left.additive(), self.right.additive()
+        return left | right if left is not None and right is not None else left or right
+
+
+@dataclass(frozen=True)
+class Or(Mask):
+    """Visible in one of them at least; what `a | b` makes."""
+
+    left: Mask
+    right: Mask
+
+    def __post_init__(self) -> None:
+        _check_parts("|", (self.left, self.right), may_add=False)
+
+    def keep(self, b: Value, h: Value, q: Value, k: Value, lens: Lengths | None = None) -> Value:
+        return self.left.keep(b, h, q, k, lens) | self.right.keep(b, h, q, k, lens)
+
+    def kv_span(self, b: Value, h: Value, q_lo: Value, q_hi: Value, lens: Lengths) -> Span:
+        x, y = (mask.kv_span(b, h, q_lo, q_hi, lens).clamped(lens.k) for mask in (self.left, self.right))
+        firsts = [where(side.first < side.last, side.first, lens.k) for side in (x, y)]  # an empty side does not count
+        lasts = [where(side.first < side.last, side.last, 0) for side in (x, y)]
+        size_x, size_y = x.full_hi - x.full_lo, y.full_hi - y.full_lo
+        touch = (size_x > 0) & (size_y > 0) & (x.full_lo <= y.full_hi) & (y.full_lo <= x.full_hi)
+        longer_lo, longer_hi = (where(size_x >= size_y, x[i], y[i]) for i in (1, 2))
+        full_lo = where(touch, minimum(x.full_lo, y.full_lo), longer_lo)
+        full_hi = where(touch, maximum(x.full_hi, y.full_hi), longer_hi)
+        return Span(minimum(*firsts), full_lo, full_hi, maximum(*lasts))
+
+
+@dataclass(frozen=True)
+class Not(Mask):
+    """Visible where the other is not; what `~a` makes."""
+
+    mask: Mask
+
+    def __post_init__(self) -> None:
+        _check_parts("~", (self.mask,), may_add=False)
+
+    def keep(self, b: Value, h: Value, q: Value, k: Value, lens: Lengths | None = None) -> Value:
+        kept = self.mask.keep(b, h, q, k, lens)
+        return not kept if isinstance(kept, bool) else ~kept
+
+    def kv_span(self, b: Value, h: Value, q_lo: Value, q_hi: Value, lens: Lengths) -> Span:
+        x = self.mask.kv_span(b, h, q_lo, q_hi, lens).clamped(lens.k)
+        has_full, nothing = x.full_lo < x.full_hi, x.first >= x.last
+        first = where(has_full & (x.full_lo <= 0), x.full_hi, 0)
+        last = where(has_full & (x.full_hi >= lens.k), x.full_lo, lens.k)
+        before = nothing | (x.first >= lens.k - x.last)  # the hidden keys before the span are the longer part
+        full_lo = where(before, 0, x.last)
+        full_hi = where(nothing | ~before, lens.k, x.first)
+        return Span(first, full_lo, full_hi, last)
+
+    def __invert__(self) -> Mask:
+        return self.mask
+
+
+def _check_parts(operator: str, parts: tuple[Any, ...], may_add: bool) -> None:
+    for part in parts:
+        if not isinstance(part, Mask):
+            raise AttentionError(f"{operator} got {part!r}; & | ~ combine masks with masks")
+        if not may_add and part.additive() is not None:
+            raise AttentionError(f"{operator} got an additive mask; additive masks combine by & only")

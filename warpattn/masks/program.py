@@ -1,0 +1,52 @@
+"""What a mask becomes: bounds of keys for a tile of rows, and the traced program that reference and kernels run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from warpattn.language.expr import Node, maximum, minimum
+
+__all__ = ["MaskProgram", "Span"]
+
+Value = Any  # a symbol, a number or a tensor
+
+
+class Span(NamedTuple):
+    """Keys outside [first, last) are hidden from all rows of a tile, keys in [full_lo, full_hi) visible to all.
+
+    first >= last: nothing is visible. full_lo >= full_hi: no full part.
+    """
+
+    first: Value
+    full_lo: Value
+    full_hi: Value
+    last: Value
+
+    def clamped(self, len_k: Value) -> Span:
+        """The same with first and last in 0..len_k and the full part between them."""
+        first = self.first if _is_zero(self.first) else minimum(maximum(self.first, 0), len_k)
+        last = self.last if self.last is len_k else maximum(minimum(self.last, len_k), 0)
+        full_lo = first if self.full_lo is self.first else maximum(self.full_lo, first)
+        full_hi = last if self.full_hi is self.last else minimum(self.full_hi, last)
+        return Span(first, full_lo, full_hi, last)
+
+
+@dataclass(frozen=True, eq=False)
+class MaskProgram:
+    """A traced mask.
+
+    keep: a bool over the symbols b, h, q, k, len_q, len_k. span: first, full_lo, full_hi, last, clamped to 0..len_k,
+    over b, h, q_lo, q_hi, len_q, len_k. key: identity of the code of both.
+    """
+
+    keep: Node
+    span: tuple[Node, Node, Node, Node]
+    tensors: tuple[Tensor, ...]
+    key: tuple[Any, ...]
+
+
+def _is_zero(value: Any) -> bool:
+    return isinstance(value, int) and value == 0

@@ -1,0 +1,96 @@
+"""What a kernel is given: the tensors of a call as kernels take them, and its traced mask and score as programs.
+
+Kernels of every architecture take q, k, v and out where they lie if their rows start at multiples of 16 bytes (TMA
+and vector loads need it); the others are copied once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from warpattn.language.nodes import Program
+from warpattn.problem.problem import Ready
+
+__all__ = ["ALIGNMENT", "COPY_RULE", "Operands", "addressable", "captured", "described", "fitted", "flat", "programs",
+           "without_keys"]  # fmt: skip
+
+PACKED = torch.contiguous_format
+ALIGNMENT = 16  # bytes, of TMA addresses and strides
+LEAST_SCALE = 2.0**-100  # below it the kernel's own c = scale * log2(e) is no positive, normal fp32 number
+# The scores as they are. The kernel folds the scale into the exponential unless there is a score function, and that is
+# right for positive scales only: others take this one.
+IDENTITY = Program((("sym", "float", "s"),), ())
+COPY_RULE = (
+    "q, k, v and out stay where they are if their last stride is 1, the others are multiples of 8 elements above 0, "
+    "and they start at a multiple of 16 bytes; a tensor that does not is copied once"
+)
+
+
+class Operands(NamedTuple):
+    """Tensors of one call: q, k, v, out in the shapes of its sequence kind; lse fp32 or None; sinks (Hq,) or None."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    lse: Tensor | None
+    sinks: Tensor | None
+
+
+def fitted(x: Operands) -> Operands:
+    """The operands as kernels take them: copies of what TMA cannot address, an `out` aside, sinks in fp32."""
+    q, k, v = (t if addressable(t) else _packed(t) for t in x[:3])
+    out = x.out if addressable(x.out) else torch.empty_like(x.out, memory_format=PACKED)
+    return Operands(q, k, v, out, x.lse, _logits(x.sinks))
+
+
+def addressable(x: Tensor) -> bool:
+    """Whether TMA can read or write a (B, S, H, D) tensor of two-byte elements where it lies, see `COPY_RULE`."""
+    *outer, last = zip(x.shape, x.stride(), strict=True)
+    strides = last[1] == 1 and all(size == 1 or (stride > 0 and stride % 8 == 0) for size, stride in outer)
+    return strides and x.data_ptr() % ALIGNMENT == 0
+
+
+def described(x: Tensor) -> tuple[Hashable, ...]:
+    """What a launch depends on of a tensor, but for its address and values."""
+    return (type(x), x.shape, x.stride(), x.dtype, x.get_device())
+
+
+def captured(ready: Ready) -> tuple[Tensor, ...]:
+    """Captured tensors in the kernel's order: the mask's, then the score's."""
+    return ready.mask.tensors if ready.score is None else ready.mask.tensors + ready.score.tensors
+
+
+def flat(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+    """Pointer, sizes and strides of every captured tensor, one after the other."""
+    return tuple(value for x in tensors for value in (x, *x.shape, *x.stride()))
+
+
+def programs(ready: Ready) -> tuple[Program, Program | None]:
+    """The mask's and the score's programs as the kernels take them."""
+    mask = Program((ready.mask.keep, *ready.mask.span), ready.mask.tensors)
+    if ready.score is not None:
+        return mask, Program((ready.score.out,), ready.score.tensors)
+    return mask, None if ready.scale >= LEAST_SCALE else IDENTITY
+
+
+def without_keys(x: Operands) -> None:
+    """Results of rows that have no key at all."""
+    x.out.zero_()
+    if x.lse is not None and x.sinks is not None:
+        x.lse.copy_(x.sinks[:, None].expand_as(x.lse))
+    elif x.lse is not None:
+        x.lse.fill_(-torch.inf)
+
+
+def _packed(x: Tensor) -> Tensor:
+    return x.clone(memory_format=PACKED)
+
+
+def _logits(sinks: Tensor | None) -> Tensor | None:
+    """Sinks as the kernel reads them: fp32, one after the other."""
+    return None if sinks is None else sinks.to(torch.float32).contiguous()

@@ -1,0 +1,74 @@
+"""A call, and what it asks for without its tensors.
+
+Two calls with equal problems run the same compiled kernel, so a `Problem` is the cache key of plans and kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from warpattn.masks import Mask, MaskProgram
+from warpattn.problem.backends import LATENT
+from warpattn.scores import Score, ScoreProgram
+from warpattn.sequences import Sequence, Sizes
+
+__all__ = ["Call", "Problem", "Ready", "is_latent"]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One attention problem without tensors; hashable. Lengths are as in `Sizes` (totals for ragged batches)."""
+
+    kind: str  # "dense" | "ragged" | "paged"
+    device_type: str
+    dtype: torch.dtype
+    batch: int
+    seq_q: int
+    seq_k: int
+    heads_q: int
+    heads_kv: int
+    dim_qk: int
+    dim_v: int
+    page_size: int  # 0 unless paged
+    mask: Hashable  # MaskProgram.key: the nodes, and dtype and rank of each captured tensor
+    score: Hashable  # ScoreProgram.key, additive masks included; None for plain scores
+    has_sinks: bool
+    has_lse: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """The arguments of one attention call, as given."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    sequence: Sequence
+    mask: Mask | None = None
+    score: Score | None = None
+    sinks: Tensor | None = None
+    scale: float | None = None
+    return_lse: bool = False
+    out: Tensor | None = None
+    backend: str = "auto"
+
+
+@dataclass(frozen=True, eq=False)
+class Ready:
+    """A checked call: the backend to run (of BACKENDS, but not "auto"), its problem, and the traced mask and score."""
+
+    backend: str
+    problem: Problem
+    mask: MaskProgram
+    score: ScoreProgram | None
+    scale: float
+    lse_shape: tuple[int, ...]
+
+
+def is_latent(sizes: Sizes | Problem) -> bool:
+    """Whether head dims are those of absorbed latent attention."""
+    return (sizes.dim_qk, sizes.dim_v) == LATENT

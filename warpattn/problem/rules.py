@@ -1,0 +1,313 @@
+"""Every rule of a call, held before anything is launched.
+
+`examine` checks a call and returns it with its frozen `Problem`: the sizes, dtypes and traced functions that decide
+which kernel runs. All rules are here and in `sequences.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import fields
+from numbers import Real
+
+import torch
+from torch import Tensor
+
+from warpattn.errors import AttentionError, Rules
+from warpattn.masks import Document, Full, Mask, MaskProgram, Materialized, Padding, Prefix
+from warpattn.problem.backends import (
+    BACKENDS,
+    KERNEL_DTYPES,
+    LATENT,
+    LATENT_TOKENS,
+    LIMITS,
+    NEEDS,
+    USE_REFERENCE,
+    chip_of,
+)
+from warpattn.problem.problem import Call, Problem, Ready, is_latent
+from warpattn.scores import ALiBi, Bias, Score, ScoreProgram
+from warpattn.sequences import Sizes
+
+__all__ = ["Call", "Problem", "examine", "is_latent"]
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+FULL = Full()
+
+
+def examine(call: Call, read_values: bool = True) -> Ready:
+    """Check a call against every rule; the AttentionError lists all that are broken.
+
+    Offsets, lengths and page tables are read back and checked when the reference runs, which walks them on the host
+    anyway; for a GPU backend, and without `read_values`, their values are the caller's promise.
+    """
+    rules = Rules()
+    ranked = call.sequence.check(rules, call.q, call.k, call.v)
+    sizes = call.sequence.sizes(call.q, call.k, call.v) if ranked else None
+    operands = call.sequence.operands(call.q, call.k, call.v)
+    tensors = {name: x for name, x in operands.items() if isinstance(x, Tensor)}
+    backend = _choose_backend(rules, call)
+    _check_options(rules, call)
+    mask, score = _traced(rules, call)
+    _check_types(rules, tensors, call)
+    if sizes is not None:
+        _check_sinks(rules, call, sizes)
+        _check_out(rules, call, sizes)
+        for part in (*parts(call.mask), *parts(call.score)):
+            _check_part(rules, part, call, sizes)
+    captured = [x for program in (mask, score) if program is not None for x in program.tensors]
+    _check_devices(rules, call, captured)
+    _check_gradients(rules, call, backend, [*tensors.values(), *captured])
+    if backend is not None and backend != "reference":
+        _check_kernels(rules, call, backend, sizes)
+        if sizes is not None and is_latent(sizes):
+            _check_latent(rules, call, backend, sizes, read_values)
+    on_host = backend is not None and (backend == "reference" or backend.startswith("simulate:"))
+    if read_values and not rules.broken and sizes is not None and on_host:
+        _check_values(rules, call, sizes)
+    rules.done()
+    assert sizes is not None and backend is not None and mask is not None  # else a rule was broken
+    return Ready(backend, _problem(call, sizes, mask, score), mask, score, _scale(call), call.sequence.lse_shape(sizes))
+
+
+def parts(value: Mask | Score | None) -> Iterator[Mask | Score]:
+    """The masks or scores that a combination is made of."""
+    if not isinstance(value, Mask | Score):
+        return
+    inner = [x for held in vars(value).values() for x in _listed(held) if isinstance(x, Mask | Score)]
+    if not inner:
+        yield value
+    for x in inner:
+        yield from parts(x)
+
+
+def _listed(value: object) -> tuple[object, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _choose_backend(rules: Rules, call: Call) -> str | None:
+    """The backend to run; None when the name is unknown or no kernel fits the device."""
+    name, device = call.backend, getattr(call.q, "device", None)
+    listed = ", ".join(f'"{x}"' for x in BACKENDS)
+    if not rules.require(name in BACKENDS, f"backend is {name!r}", f"backend must be one of {listed}"):
+        return None
+    if name == "reference" or device is None:
+        return "reference"
+    if name.startswith("simulate:"):
+        rules.require(device.type == "cpu", f"q is on {device}", f'backend="{name}" runs kernels on CPU tensors')
+        return name
+    if name == "auto" and device.type == "cpu":
+        return "reference"
+    chip = chip_of(device)
+    place = f"{device}, {chip.words}" if chip.words else str(device)
+    if name != "auto":
+        rules.require(chip.arch == name, f"q is on {place}", f'backend="{name}" needs {NEEDS[name]}')
+        return name
+    every = ", ".join(f'{needs} ("{arch}")' for arch, needs in NEEDS.items())
+    rule = f'backend="auto" supports {every} and the CPU ("reference"); elsewhere {USE_REFERENCE}'
+    return chip.arch if rules.require(chip.arch is not None, f"q is on {place}", rule) else None
+
+
+def _check_options(rules: Rules, call: Call) -> None:
+    """Rules of mask, score, scale and return_lse that need no tensor."""
+    for name, value, kind, wrap in (
+        ("mask", call.mask, Mask, "Materialized(tensor) or CustomMask(function)"),
+        ("score", call.score, Score, "Bias(tensor) or CustomScore(function)"),
+    ):
+        given = f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+        rule = f"{name} must be None or a warpattn {kind.__name__} (an instance); wrap others in {wrap}"
+        rules.require(value is None or isinstance(value, kind), f"{name} is {given}", rule)
+    number = isinstance(call.scale, Real) and not isinstance(call.scale, bool)
+    ok = call.scale is None or (number and math.isfinite(call.scale))
+    rules.require(ok, f"scale is {call.scale!r}", "scale must be None (1/sqrt(head_dim)) or a finite number")
+    rules.flag("return_lse", call.return_lse)
+
+
+def _traced(rules: Rules, call: Call) -> tuple[MaskProgram | None, ScoreProgram | None]:
+    """The mask's and the score's programs; an additive mask becomes part of the score, after it."""
+    mask = call.mask if isinstance(call.mask, Mask) else FULL
+    score = call.score if isinstance(call.score, Score) else None
+    try:
+        program, added = mask.program(), mask.additive()
+        if added is not None:
+            score = added if score is None else score | added
+        return program, None if score is None else score.program()
+    except AttentionError as error:
+        rules.broken.extend(error.reasons)
+        return None, None
+
+
+def _check_types(rules: Rules, tensors: dict[str, Tensor], call: Call) -> None:
+    """One supported dtype for q, k and v."""
+    for name, x in tensors.items():
+        if name == "q":
+            listed = ", ".join(str(dtype) for dtype in DTYPES)
+            rules.require(x.dtype in DTYPES, f"q has dtype {x.dtype}", f"q must be one of {listed}")
+        elif "q" in tensors:
+            same = x.dtype == call.q.dtype
+            rules.require(same, f"{name} has dtype {x.dtype}", f"{name} must have the dtype of q, {call.q.dtype}")
+
+
+def _check_devices(rules: Rules, call: Call, captured: list[Tensor]) -> None:
+    """Everything on the device of q."""
+    if not isinstance(call.q, Tensor):
+        return
+    named = call.sequence.operands(call.q, call.k, call.v) | call.sequence.indices()
+    pairs = [*named.items(), ("sinks", call.sinks), ("out", call.out)]
+    pairs += [("a tensor captured by the mask or the score", x) for x in captured]
+    for name, x in pairs:
+        if isinstance(x, Tensor) and x.device != call.q.device:
+            rules.require(False, f"{name} is on {x.device}", f"it must be on the device of q, {call.q.device}")
+
+
+def _check_sinks(rules: Rules, call: Call, sizes: Sizes) -> None:
+    """sinks (Hq,), fp32 or the dtype of q."""
+    if call.sinks is None or not rules.tensor("sinks", call.sinks, "query heads"):
+        return
+    shape, dtype = tuple(call.sinks.shape), call.sinks.dtype
+    rule = f"sinks must hold one logit per query head, ({sizes.heads_q},)"
+    rules.require(shape == (sizes.heads_q,), f"sinks has shape {shape}", rule)
+    rule = f"sinks must be torch.float32 or the dtype of q, {call.q.dtype}"
+    rules.require(dtype in (torch.float32, call.q.dtype), f"sinks has dtype {dtype}", rule)
+
+
+def _check_out(rules: Rules, call: Call, sizes: Sizes) -> None:
+    """out: the shape and dtype of the result, each element once in memory."""
+    out = call.out
+    if out is None or not rules.tensor("out", out, *("batch", "seq", "heads", "head_dim")[4 - call.q.ndim :]):
+        return
+    shape = (*call.q.shape[:-1], sizes.dim_v)
+    rules.require(out.shape == shape, f"out has shape {tuple(out.shape)}", f"out must have shape {tuple(shape)}")
+    same = out.dtype == call.q.dtype
+    rules.require(same, f"out has dtype {out.dtype}", f"out must have the dtype of q, {call.q.dtype}")
+    repeats = any(size > 1 and stride == 0 for size, stride in zip(out.shape, out.stride(), strict=True))
+    rules.require(not repeats, f"out has strides {out.stride()}", "out must not be an expanded tensor (stride 0)")
+
+
+def _check_gradients(rules: Rules, call: Call, backend: str | None, tensors: list[Tensor]) -> None:
+    """Kernels have no backward, and `out` cannot carry a gradient."""
+    every = [*tensors, call.sinks, call.out]
+    if not (torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in every)):
+        return
+    if backend not in (None, "reference"):
+        rule = f"the {backend} backend has no backward; {USE_REFERENCE}, or run under torch.no_grad()"
+        rules.require(False, "an input requires gradients", rule)
+    elif call.out is not None:
+        rule = "gradients need a fresh output: leave out=None"
+        rules.require(False, "out is given and a tensor requires gradients", rule)
+
+
+def _check_kernels(rules: Rules, call: Call, backend: str, sizes: Sizes | None) -> None:
+    """What the kernels of a backend take."""
+    arch = backend.removeprefix("simulate:")
+    limits = LIMITS[arch]
+    kind = call.sequence.kind
+    rule = f"the {arch} backend takes {' and '.join(limits.kinds)} ones; {USE_REFERENCE}"
+    rules.require(kind in limits.kinds, f"the keys and values are {kind}", rule)
+    dtype = getattr(call.q, "dtype", None)
+    rule = f"the {arch} backend takes {' and '.join(str(x) for x in KERNEL_DTYPES)}; {USE_REFERENCE} for others"
+    rules.require(dtype in KERNEL_DTYPES, f"q has dtype {dtype}", rule)
+    if sizes is None or (limits.latent and is_latent(sizes)):
+        return
+    either = f", or {LATENT[0]} with values of {LATENT[1]} (latent attention)" if limits.latent else ""
+    for name, dim in (("q", sizes.dim_qk), ("v", sizes.dim_v)):
+        rule = f"the {arch} backend takes multiples of 8 up to {limits.max_dim}{either}; {USE_REFERENCE} for others"
+        rules.require(dim % 8 == 0 and dim <= limits.max_dim, f"{name} has head_dim {dim}", rule)
+
+
+def _check_latent(rules: Rules, call: Call, backend: str, sizes: Sizes, read_values: bool) -> None:
+    """Latent attention: few query tokens, and values that are the first columns of the keys' own memory."""
+    if not LIMITS[backend.removeprefix("simulate:")].latent:
+        return
+    where = f"with head dims {LATENT[0]} and {LATENT[1]} (latent attention)"
+    rule = f"{where} kernels take dense and paged ones; {USE_REFERENCE}"
+    rules.require(call.sequence.kind != "ragged", f"the keys and values are {call.sequence.kind}", rule)
+    rule = f"{where} kernels take at most {LATENT_TOKENS}; {USE_REFERENCE}, or expand keys and values for prefill"
+    few = call.sequence.kind == "ragged" or sizes.seq_q <= LATENT_TOKENS
+    rules.require(few, f"q has {sizes.seq_q} tokens a sequence", rule)
+    if read_values:
+        _, (k_name, k), (v_name, v) = call.sequence.operands(call.q, call.k, call.v).items()
+        what = f"{v_name} has strides {v.stride()} at {v.data_ptr()}, {k_name} {k.stride()} at {k.data_ptr()}"
+        rule = f"{where} a token's value is part of its key: {v_name} must be the view {k_name}[..., :{LATENT[1]}]"
+        rules.require(begins_with(k, v), what, rule)
+
+
+def begins_with(k: Tensor, v: Tensor) -> bool:
+    """Whether `v` is the first columns of `k`'s own memory."""
+    strides = zip(v.shape, v.stride(), k.stride(), strict=True)
+    return v.data_ptr() == k.data_ptr() and all(size == 1 or mine == its for size, mine, its in strides)
+
+
+def _check_part(rules: Rules, part: Mask | Score, call: Call, sizes: Sizes) -> None:
+    """Shapes of captured tensors whose axes stand for the batch, the heads, the rows or the keys.
+
+    Rows and keys are compared for dense batches only: elsewhere their number differs between sequences, and elements
+    outside the tensor are hidden.
+    """
+    dense = call.sequence.kind == "dense"
+    batch, heads = ("batch", sizes.batch), ("query heads", sizes.heads_q)
+    queries, keys = ("queries", sizes.seq_q if dense else None), ("keys", sizes.seq_k if dense else None)
+    match part:
+        case Padding():
+            _check_axes(rules, "Padding.valid_lengths", part.valid_lengths, (batch,))
+        case Prefix() if isinstance(part.length, Tensor):
+            _check_axes(rules, "Prefix.length", part.length, (batch,))
+        case Document():
+            _check_axes(rules, "Document.ids", part.ids, (batch, keys))
+        case Materialized():
+            axes = (batch, queries, keys) if part.mask.ndim == 3 else (batch, heads, queries, keys)
+            _check_axes(rules, "Materialized.mask", part.mask, axes, broadcast=True)
+        case ALiBi() if isinstance(part.slopes, Tensor):
+            _check_axes(rules, "ALiBi.slopes", part.slopes, (batch, heads))
+        case ALiBi():
+            what = f"ALiBi.slopes is {part.slopes}, a number of heads"
+            rules.require(int(part.slopes) == sizes.heads_q, what, f"it must be that of q, {sizes.heads_q}")
+        case Bias():
+            _check_axes(rules, "Bias.bias", part.bias, (batch, heads, queries, keys), broadcast=True)
+
+
+def _check_axes(
+    rules: Rules, name: str, x: Tensor, axes: tuple[tuple[str, int | None], ...], broadcast: bool = False
+) -> None:
+    """The axes of `x`, the last ones of `axes`, must have their sizes (None: any), or 1 where it broadcasts."""
+    for got, (axis, size) in zip(tuple(x.shape), axes[len(axes) - x.ndim :], strict=True):
+        ok = size is None or got == size or (broadcast and got == 1)
+        listed = f"{size} or 1" if broadcast else str(size)
+        rules.require(ok, f"{name} has shape {tuple(x.shape)}", f"its {axis} axis must be {listed}, as in q and k")
+
+
+def _check_values(rules: Rules, call: Call, sizes: Sizes) -> None:
+    """Values of lengths, offsets and tables, read on the host."""
+    call.sequence.check_values(rules, sizes)
+    longest = sizes.seq_k if call.sequence.kind == "dense" else None
+    for part in parts(call.mask):
+        if isinstance(part, Padding):
+            _check_lengths(rules, "Padding.valid_lengths", part.valid_lengths, longest)
+        elif isinstance(part, Prefix) and isinstance(part.length, Tensor):
+            _check_lengths(rules, "Prefix.length", part.length, None)
+
+
+def _check_lengths(rules: Rules, name: str, lengths: Tensor, longest: int | None) -> None:
+    bound = "at least 0" if longest is None else f"within 0 .. {longest}, the number of keys"
+    for b, length in enumerate(lengths.tolist()):
+        ok = length >= 0 and (longest is None or length <= longest)
+        if not rules.require(ok, f"{name}[{b}] is {length}", f"a length must be {bound}"):
+            return
+
+
+def _scale(call: Call) -> float:
+    return float(call.scale) if call.scale is not None else call.q.shape[-1] ** -0.5
+
+
+def _problem(call: Call, sizes: Sizes, mask: MaskProgram, score: ScoreProgram | None) -> Problem:
+    return Problem(
+        kind=call.sequence.kind,
+        device_type=call.q.device.type,
+        dtype=call.q.dtype,
+        **{field.name: getattr(sizes, field.name) for field in fields(sizes)},
+        mask=mask.key,
+        score=None if score is None else score.key,
+        has_sinks=call.sinks is not None,
+        has_lse=call.return_lse,
+    )

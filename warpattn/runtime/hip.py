@@ -1,0 +1,240 @@
+"""The few HIP calls a launch on an AMD card needs, through ctypes; what `cuda.py` is for NVIDIA, with the same names.
+
+    library(): libamdhip64, the copy that torch has loaded      device_arch(): "gfx942", "gfx950" or None
+    artifact(step) ─▶ code object ─ load_function ─▶ handle ─ launch_call ─▶ hipModuleLaunchKernel
+
+A kernel's arguments lie packed in one block of memory, each at a multiple of its size. That is the layout which the
+code object states in its metadata; `artifact` holds the two against each other whenever it compiles.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import threading
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from warpattn.problem.step import Step
+from warpattn.runtime import kernel_cache
+from warpattn.runtime.cuda import current_device, current_stream, is_capturing
+from warpattn.runtime.kernel_cache import Artifact
+from warpattn.runtime.kernel_parameters import Parameter, parameters, values
+
+__all__ = ["ARCHS", "Argument", "Loaded", "Parameters", "artifact", "check", "current_device", "current_stream",
+           "device_arch", "is_capturing", "launch", "launch_call", "layout", "library", "load", "load_function",
+           "stated_layout"]  # fmt: skip
+
+ARCHS = ("gfx942", "gfx950")
+WAVE = 64
+_SIZES = {"ptr": 8, "i64": 8, "i32": 4, "f32": 4}
+_CTYPES = {"ptr": ctypes.c_uint64, "i64": ctypes.c_int64, "i32": ctypes.c_int32, "f32": ctypes.c_float}
+_SCRATCH = ("ptr", "ptr")  # Triton's last two arguments: global and profiling scratch memory, unused here
+_CAPTURE_RELAXED = 2  # hipStreamCaptureModeRelaxed
+_BUFFER_POINTER, _BUFFER_SIZE, _END = 1, 2, 3  # HIP_LAUNCH_PARAM_BUFFER_POINTER, _BUFFER_SIZE, _END
+_NAMES = ("libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6")
+_STATED = re.compile(r"\.offset:\s+(\d+)\s+\.size:\s+(\d+)\s+\.value_kind:\s+(\w+)")
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """HIP's library: the copy that is mapped already, else torch's own, else the system's."""
+    found = next(filter(None, map(_opened, _candidates())), None)
+    if found is None:
+        raise RuntimeError("libamdhip64.so could not be loaded: a torch built for ROCm brings it, this one was not")
+    return found
+
+
+def _opened(name: str) -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL(name)
+    except OSError:
+        return None
+
+
+def _candidates() -> Iterable[str]:
+    maps = Path("/proc/self/maps")
+    own = sorted(Path(torch.__path__[0], "lib").glob("libamdhip64.so*"))
+    return [*_mapped(maps.read_text() if maps.exists() else ""), *map(str, own), *_NAMES]
+
+
+def _mapped(maps: str) -> list[str]:
+    """Paths of HIP's library in a process's table of mapped files."""
+    return list(dict.fromkeys(re.findall(r"(/\S*libamdhip64\.so\S*)$", maps, re.MULTILINE)))
+
+
+def check(code: int, call: str) -> None:
+    """Raise if a HIP call failed, with HIP's name of the error and its words."""
+    if code != 0:
+        name, words = (_text(which, code) for which in ("hipGetErrorName", "hipGetErrorString"))
+        raise RuntimeError(f"{call} failed with HIP error {code}, {name}: {words}")
+
+
+def _text(call: str, code: int) -> str:
+    function = getattr(library(), call)
+    function.restype, function.argtypes = ctypes.c_char_p, [ctypes.c_int]
+    return (function(code) or b"unknown error").decode()
+
+
+def device_arch(device: int) -> str | None:
+    """The architecture of a device if there are kernels for it, else None; None also if torch is not built for ROCm."""
+    if torch.version.hip is None:
+        return None
+    name = torch.cuda.get_device_properties(device).gcnArchName.partition(":")[0]
+    return name if name in ARCHS else None
+
+
+class Argument(NamedTuple):
+    """Where one kernel argument lies in the packed block."""
+
+    offset: int
+    size: int
+
+
+def layout(kinds: Sequence[str]) -> tuple[Argument, ...]:
+    """Arguments one after the other, each at a multiple of its size."""
+    found, end = [], 0
+    for kind in kinds:
+        size = _SIZES[kind]
+        start = -(-end // size) * size
+        found.append(Argument(start, size))
+        end = start + size
+    return tuple(found)
+
+
+def stated_layout(amdgcn: str) -> tuple[Argument, ...]:
+    """The arguments that a kernel's metadata lists, without those that the runtime adds (`hidden_…`)."""
+    listed = _STATED.findall(amdgcn.partition(".amdgpu_metadata")[2])
+    return tuple(Argument(int(at), int(size)) for at, size, kind in listed if not kind.startswith("hidden"))
+
+
+class Parameters:
+    """Kernel arguments at fixed addresses, packed; `cells[i].value` may be rewritten between launches."""
+
+    def __init__(self, kinds: Sequence[str]) -> None:
+        """`kinds` in kernel order: "ptr", "i64", "i32" or "f32"."""
+        places = layout(kinds)
+        size = places[-1].offset + places[-1].size if places else 0
+        self._memory = ctypes.create_string_buffer(size + WAVE)
+        start = ctypes.addressof(self._memory) + WAVE - 1 & -WAVE
+        self._size = ctypes.c_size_t(size)
+        self._addresses = [start + place.offset for place in places]
+        self.cells = [_CTYPES[kind].from_address(at) for kind, at in zip(kinds, self._addresses, strict=True)]
+        self.table = (ctypes.c_void_p * 5)(_BUFFER_POINTER, start, _BUFFER_SIZE, ctypes.addressof(self._size), _END)
+
+    def address(self, index: int) -> int:
+        """Where parameter `index` lies."""
+        return self._addresses[index]
+
+    def set(self, index: int, value: int | float) -> None:
+        """Rewrite a parameter."""
+        self.cells[index].value = value
+
+
+@cache
+def launch_call() -> Callable[..., int]:
+    """hipModuleLaunchKernel that takes what cuLaunchKernel takes, with `Parameters.table` in the place of its table."""
+    call = library().hipModuleLaunchKernel
+    call.argtypes = [ctypes.c_void_p] + [ctypes.c_uint] * 7 + [ctypes.c_void_p] * 3
+    call.restype = ctypes.c_int
+
+    def launch_packed(*arguments: Any) -> int:
+        *others, table, _ = arguments
+        return call(*others, None, table)
+
+    return launch_packed
+
+
+def load_function(code: bytes, name: str, shared: int) -> int:
+    """Handle of kernel `name` on the current device; it may be given `shared` bytes of LDS, which HIP need not know.
+
+    The module stays loaded, and loading is allowed while a stream is being captured, as in `cuda.load_function`.
+    """
+    module, function, mode = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int(_CAPTURE_RELAXED)
+    hip = library()
+    check(hip.hipThreadExchangeStreamCaptureMode(ctypes.byref(mode)), "hipThreadExchangeStreamCaptureMode")
+    try:
+        check(hip.hipModuleLoadData(ctypes.byref(module), code), "hipModuleLoadData")
+        check(hip.hipModuleGetFunction(ctypes.byref(function), module, name.encode()), "hipModuleGetFunction")
+    finally:
+        hip.hipThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    if function.value is None:
+        raise RuntimeError(f"kernel {name} has no entry in its module")
+    return function.value
+
+
+def artifact(step: Step) -> Artifact:
+    """The code object of a step, from memory, disk or the compiler; needs no card."""
+
+    def compile_it() -> Artifact:
+        import triton
+        from triton.backends.compiler import GPUTarget
+
+        source = step.source()
+        compiled: Any = triton.compile(source, GPUTarget("hip", step.arch, WAVE), dict(step.options))
+        taken = parameters(source.signature)
+        _agrees(taken, compiled.asm["amdgcn"], step.name)
+        metadata = compiled.metadata
+        code = bytes(compiled.asm["hsaco"])
+        return Artifact(code, metadata.name, metadata.shared, metadata.num_warps * WAVE, taken)
+
+    return kernel_cache.find((step.name, step.arch, step.key), compile_it)
+
+
+def _agrees(taken: Iterable[Parameter], amdgcn: str, name: str) -> None:
+    ours, stated = layout(_kinds(taken)), stated_layout(amdgcn)
+    if ours != stated:
+        raise RuntimeError(f"kernel {name} takes its arguments at {stated}, but they would be written to {ours}")
+
+
+def _kinds(taken: Iterable[Parameter]) -> list[str]:
+    return [*(kind for parameter in taken for kind in parameter.kinds), *_SCRATCH]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A kernel on one device."""
+
+    function: int
+    made: Artifact
+
+
+_loaded: dict[Hashable, Loaded] = {}  # modules stay for as long as the process lives
+_loading = threading.Lock()
+
+
+def load(step: Step, device: int) -> Loaded:
+    """The kernel of a step on a device, which must be the current one."""
+    key = (device, step.name, step.arch, step.key)
+    kernel = _loaded.get(key)
+    if kernel is None:
+        made = artifact(step)
+        with _loading:
+            kernel = _loaded.get(key)
+            if kernel is None:
+                kernel = _loaded[key] = Loaded(load_function(made.cubin, made.entry, made.shared), made)
+    return kernel
+
+
+def launch(step: Step, device: int) -> None:
+    """Launch a step on torch's current stream of `device`, which must be the current one."""
+    kernel = load(step, device)
+    taken = kernel.made.parameters
+    memory = Parameters(_kinds(taken))
+    for i, value in enumerate(values(taken, step.args)):
+        memory.set(i, _number(value))
+    x, y, z = (*step.grid, 1, 1)[:3]
+    made, stream = kernel.made, current_stream(device)
+    arguments = (kernel.function, x, y, z, made.threads, 1, 1, made.shared, stream, memory.table, None)
+    check(launch_call()(*arguments), f"launch of {step.name}")
+
+
+def _number(value: Any) -> int | float:
+    if value is None:
+        return 0
+    return value.data_ptr() if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,173 @@
+"""Compiled kernels in memory and on disk, so that a second process compiles nothing and does not even import Triton.
+
+    find(key, build)    memory  ->  file  ->  build()  ->  file, memory
+
+A file is named by a hash of everything that decides its content: the source text of `warpattn/kernels` and of the nodes
+it compiles, Triton's version, and the key (config, traced functions, flags). It is written under another name and then
+renamed, so readers never see half a file; it starts with a checksum, so a damaged one is compiled again. The folder is
+$WARPATTN_CACHE_DIR, else $XDG_CACHE_HOME/warpattn, else ~/.cache/warpattn; where it cannot be written, kernels are
+compiled once per process. It may be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from warpattn.errors import AttentionError
+from warpattn.runtime.kernel_parameters import Parameter
+
+__all__ = ["Artifact", "find", "folder", "forget", "load", "path_of", "require_triton", "store"]
+
+FORMAT = "warpattn kernel 2"
+IN_MEMORY = 512
+PACKAGE = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """One compiled kernel: machine code, its entry, bytes of dynamic shared memory, threads of a block, parameters."""
+
+    cubin: bytes
+    entry: str
+    shared: int
+    threads: int
+    parameters: tuple[Parameter, ...] = ()
+
+
+_memory: dict[Hashable, Artifact] = {}
+_building = threading.RLock()
+
+
+def find(key: Hashable, build: Callable[[], Artifact]) -> Artifact:
+    """The kernel of `key`, compiled by `build` if neither memory nor disk has it. `repr(key)` must identify it."""
+    artifact = _memory.get(key)
+    if artifact is None:
+        path = path_of(key)
+        artifact = load(path) or _built(key, path, build)
+        if len(_memory) >= IN_MEMORY:
+            _memory.clear()
+        _memory[key] = artifact
+    return artifact
+
+
+def _built(key: Hashable, path: Path | None, build: Callable[[], Artifact]) -> Artifact:
+    """Compile, one thread at a time; another one may have been faster."""
+    with _building:
+        artifact = _memory.get(key)
+        if artifact is None:
+            artifact = build()
+            store(path, artifact)
+            _memory[key] = artifact
+    return artifact
+
+
+def forget() -> None:
+    """Empty the memory; files stay."""
+    _memory.clear()
+
+
+def folder() -> Path | None:
+    """Where kernels are kept; None when there is no place for them."""
+    given = os.environ.get("WARPATTN_CACHE_DIR")
+    if given:
+        return Path(given)
+    base = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "warpattn"
+    except RuntimeError:  # no home
+        return None
+
+
+def path_of(key: Hashable) -> Path | None:
+    """The file of a kernel."""
+    place = folder()
+    name = hashlib.sha256("\n".join((FORMAT, _sources(), triton_version(), repr(key))).encode()).hexdigest()
+    return None if place is None else place / name[:2] / f"{name[2:]}.kernel"
+
+
+def load(path: Path | None) -> Artifact | None:
+    """The kernel in a file; None if it is missing, unreadable or damaged."""
+    if path is None:
+        return None
+    try:
+        header, _, cubin = path.read_bytes().partition(b"\n")
+        told = json.loads(header)
+        fields = {name: told[name] for name in ("entry", "shared", "threads", "parameters")}
+        if told["format"] != FORMAT or told["sha256"] != _checksum(cubin, fields):
+            return None
+        taken = tuple(Parameter(**x) for x in told["parameters"])
+        return Artifact(cubin, told["entry"], told["shared"], told["threads"], taken)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def store(path: Path | None, artifact: Artifact) -> bool:
+    """Write a kernel to its file in one step; False where that is not possible."""
+    if path is None:
+        return False
+    fields: dict[str, Any] = {"entry": artifact.entry, "shared": artifact.shared, "threads": artifact.threads}
+    fields["parameters"] = [parameter.fields() for parameter in artifact.parameters]
+    header = {"format": FORMAT, "sha256": _checksum(artifact.cubin, fields)} | fields
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
+        with os.fdopen(handle, "wb") as file:
+            file.write(json.dumps(header).encode() + b"\n" + artifact.cubin)
+        Path(temporary).replace(path)
+    except OSError:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+        return False
+    return True
+
+
+def triton_version() -> str:
+    """The version of the Triton that would be imported, read without importing it; "" when there is none."""
+    module = sys.modules.get("triton")
+    if module is not None:
+        return str(getattr(module, "__version__", ""))
+    return _installed_triton()
+
+
+def require_triton() -> None:
+    """AttentionError unless Triton 3.9 can be imported, which compiling needs; kernels found on disk do not."""
+    found = triton_version()
+    if not found.startswith("3.9."):
+        has = f"Triton {found} is installed" if found else "Triton is not installed"
+        raise AttentionError(f"{has}; Triton 3.9 compiles kernels (Python 3.11 and newer); the reference needs none")
+
+
+@cache
+def _installed_triton() -> str:
+    spec = importlib.util.find_spec("triton")
+    if spec is None or spec.origin is None:
+        return ""
+    found = re.search(r"^__version__ = ['\"]([^'\"]+)", Path(spec.origin).read_text(), re.MULTILINE)
+    return found.group(1) if found else ""
+
+
+@cache
+def _sources() -> str:
+    """Digest of the source text that decides what a kernel becomes."""
+    digest = hashlib.sha256()
+    for path in sorted([*PACKAGE.joinpath("kernels").rglob("*.py"), PACKAGE / "language" / "nodes.py"]):
+        text = path.read_bytes()
+        digest.update(f"{path.relative_to(PACKAGE).as_posix()} {len(text)}\n".encode() + text)
+    return digest.hexdigest()
+
+
+def _checksum(cubin: bytes, fields: dict[str, object]) -> str:
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode() + cubin).hexdigest()

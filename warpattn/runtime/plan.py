@@ -1,0 +1,77 @@
+"""From a problem to a launch: which kernel, which config, how many CTAs, and why.
+
+`plan` is pure: same problem, same plan, no tensors, no device, no Triton. `print(plan(...))` shows all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from warpattn.errors import AttentionError
+from warpattn.problem import Problem, Ready
+from warpattn.problem.arch import ARCHS, Arch
+from warpattn.problem.operands import Operands
+from warpattn.problem.step import ORDINARY, Choice, Step, Terms
+from warpattn.sequences import Sequence
+
+__all__ = ["Plan", "plan", "steps"]
+
+Choose = Callable[[Problem, Arch], Choice]
+ListSteps = Callable[[Ready, Operands, Sequence, Terms], tuple[Step, ...]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A decision about one problem on one architecture."""
+
+    problem: Problem
+    arch: str
+    choice: Choice
+
+    @property
+    def kernel(self) -> str:
+        """Architecture and kernel, such as "sm90.prefill"."""
+        return f"{self.arch}.{self.choice.kernel}"
+
+    def __str__(self) -> str:
+        p = self.problem
+        lines = [
+            f"{self.kernel} on {self.arch}: batch {p.batch}, seq {p.seq_q} x {p.seq_k}, "
+            f"heads {p.heads_q}/{p.heads_kv}, head dim {p.dim_qk}/{p.dim_v}, {str(p.dtype).removeprefix('torch.')}",
+            *(f"  {line}" for line in self.choice.lines),
+            *(f"  because {reason}" for reason in self.choice.reasons),
+        ]
+        return "\n".join(lines)
+
+
+def plan(problem: Problem, arch: str = "sm90") -> Plan:
+    """The plan of a `problem` on `arch`, one of `target.ARCHS`."""
+    if arch not in ARCHS:
+        raise AttentionError(f"arch is {arch!r}; it must be one of {', '.join(ARCHS)}")
+    return Plan(problem, arch, _family(arch).choose(problem, ARCHS[arch]))
+
+
+def steps(ready: Ready, operands: Operands, sequence: Sequence, terms: Terms = ORDINARY) -> tuple[Step, ...]:
+    """The launches of a checked call on its backend's architecture, in order; operands are `fitted`."""
+    return _family(ready.backend.removeprefix("simulate:")).steps(ready, operands, sequence, terms)
+
+
+class _Family(NamedTuple):
+    """What an architecture's folder has."""
+
+    choose: Choose
+    steps: ListSteps
+
+
+def _family(arch: str) -> _Family:
+    """The functions of an architecture, imported when they are first needed."""
+    if arch == "sm90":
+        from warpattn.kernels.sm90.select import choose, steps_on
+    elif arch == "sm100":
+        from warpattn.kernels.sm100.select import choose, steps_on
+    else:
+        from warpattn.kernels.cdna.launch import steps_on
+        from warpattn.kernels.cdna.select import choose
+    return _Family(choose, steps_on)

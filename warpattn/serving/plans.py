@@ -1,0 +1,267 @@
+"""Plans for engines: made once, called every step. No rules, no planning and no allocation in between.
+
+    plan = wa.DecodePlan(q, kv, mask=wa.Causal())      checks, compiles, allocates output and workspace
+    out = plan(q, kv)                                  writes addresses, launches
+
+A plan owns its output and its workspace: the next call overwrites the result of this one, and a plan must not run twice
+at the same time (one per stream). All layers of a model can share one, and should: it is a little faster. Calls may be
+captured into CUDA graphs; lengths, offsets and tables are read on the device, so one graph serves every step. On the
+CPU a plan runs the reference.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+from torch import Tensor
+
+from warpattn.errors import AttentionError, Rules
+from warpattn.masks import Mask
+from warpattn.problem import Call, Ready, examine, is_latent
+from warpattn.problem.operands import ALIGNMENT, Operands, addressable, captured
+from warpattn.problem.step import ORDINARY, Terms
+from warpattn.reference import reference
+from warpattn.runtime import cuda
+from warpattn.runtime.bound_launches import Repeat
+from warpattn.runtime.plan import steps
+from warpattn.runtime.prefill_launcher import captured_values
+from warpattn.scores import Score
+from warpattn.sequences import Dense, PagedKV, Ragged, Sequence
+
+__all__ = ["DecodePlan", "PrefillPlan"]
+
+Result = Tensor | tuple[Tensor, Tensor]
+
+
+# What may not change of a tensor from step to step: shape (without the rows if they vary), strides, dtype, device,
+# whether rows vary. A plain tuple, since every step waits for `_check`, and named ones are unpacked more slowly.
+_Like = tuple[torch.Size, tuple[int, ...], torch.dtype, int, bool]
+
+
+def _like(x: Tensor, rows_vary: bool = False) -> _Like:
+    return (x.shape[1:] if rows_vary else x.shape, x.stride(), x.dtype, x.get_device(), rows_vary)
+
+
+def _check(names: tuple[str, ...], tensors: tuple[Tensor, ...], planned: tuple[_Like, ...]) -> None:
+    """AttentionError that names the first tensor that is not as planned."""
+    try:
+        for x, (shape, strides, dtype, device, rows_vary) in zip(tensors, planned, strict=True):
+            if x.shape != shape and not (rows_vary and x.shape[1:] == shape):
+                break
+            if x.stride() != strides or x.dtype is not dtype or x.get_device() != device:
+                break
+        else:
+            return
+    except (AttributeError, TypeError):  # not even a tensor
+        pass
+    for name, x, like in zip(names, tensors, planned, strict=True):
+        _refuse_other(name, x, like)
+
+
+def _refuse_other(name: str, x: object, like: _Like) -> None:
+    """AttentionError if x is not `like` it."""
+    if not isinstance(x, Tensor):
+        raise AttentionError(f"{name} is a {type(x).__name__}; {name} must be a torch.Tensor")
+    shape, strides, dtype, device, rows_vary = like
+    if _like(x, rows_vary) != like:
+        what = f"{name} has shape {tuple(x.shape)}, strides {x.stride()} and {x.dtype} on {x.device}"
+        rule = f"the plan was made for {'rows of ' if rows_vary else ''}{tuple(shape)}, strides {strides} and {dtype}"
+        raise AttentionError(f"{what}; {rule} on device {device}")
+
+
+def _check_gradients(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """AttentionError if a result would have to carry gradients."""
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        raise AttentionError("an input requires gradients; a plan has no backward: run it under torch.no_grad()")
+
+
+class _ServingPlan:
+    """What both plans share: the checked call, output and LSE, the bound launches."""
+
+    def __init__(self, call: Call, terms: Terms = ORDINARY) -> None:
+        ready = examine(call)
+        _check_gradients(call.q, call.k, call.v)
+        self._call, self._ready = call, ready
+        q = call.q
+        self.out = q.new_empty((*q.shape[:-1], ready.problem.dim_v))
+        self.lse = q.new_empty(ready.lse_shape, dtype=torch.float32) if call.return_lse else None
+        self._repeat = None if ready.backend == "reference" else self._bind(call, ready, terms)
+        self._values = captured_values(captured(ready))  # the plan keeps these tensors, so they stay where they are
+        self._vectors = tuple(0 if x is None else x.data_ptr() for x in (self.lse, call.sinks))
+        self._latent = is_latent(ready.problem)  # then v is a view of k
+        operands, indices = call.sequence.operands(q, call.k, call.v), call.sequence.indices()
+        rows_vary = isinstance(call.sequence, Ragged)
+        self._names = (*operands, *indices)
+        self._like = (*(_like(x, rows_vary) for x in operands.values()), *map(_like, indices.values()))
+        self._like_out = _like(self.out, rows_vary)
+
+    def _bind(self, call: Call, ready: Ready, terms: Terms) -> Repeat:
+        operands = Operands(call.q, call.k, call.v, self.out, self.lse, call.sinks)
+        rules = Rules()
+        named = [*call.sequence.operands(call.q, call.k, call.v).items(), ("the output", self.out)]
+        for name, x in named:
+            what = f"{name} has shape {tuple(x.shape)}, strides {x.stride()} at {x.data_ptr()}"
+            rules.require(addressable(x), what, "a plan makes no copies: rows must start at multiples of 16 bytes")
+        if call.sinks is not None:
+            fine = call.sinks.dtype == torch.float32 and call.sinks.is_contiguous()
+            what = f"sinks has dtype {call.sinks.dtype} and strides {call.sinks.stride()}"
+            rules.require(fine, what, "a plan makes no copies: sinks must be contiguous fp32")
+        rules.done()
+        device = call.q.get_device()
+        with contextlib.nullcontext() if cuda.current_device() == device else torch.cuda.device(device):
+            launches = steps(ready, operands, call.sequence, terms)
+            try:
+                return Repeat.of(launches, ready, operands, call.sequence)
+            except LookupError as error:
+                raise AttentionError(f"the call cannot be planned: {error}; each must have its own memory") from error
+
+    def _run(self, tensors: tuple[Tensor, ...], sequence: Sequence, out: Tensor | None) -> Result:
+        """One step on (q, k, v, indices …)."""
+        _check(self._names, tensors, self._like)
+        q, k, v, *indices = tensors
+        _check_gradients(q, k, v)
+        out, lse = self._results(q, k, v, out)
+        if self._repeat is None:
+            self._refer(q, k, v, sequence, out, lse)
+            return out if lse is None else (out, lse)
+        q_at, k_at, v_at, out_at = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()
+        if (q_at | k_at | v_at | out_at) % ALIGNMENT:
+            raise AttentionError("a tensor starts in between; a plan's tensors must start at multiples of 16 bytes")
+        if self._latent and k_at != v_at:
+            rule = "in latent attention values are the first columns of the keys"
+            raise AttentionError(f"keys start at {k_at}, values at {v_at}; {rule}")
+        at = (q_at, k_at, v_at, out_at, *self._vectors, *[x.data_ptr() for x in indices])
+        if cuda.current_device() == self._repeat.device:
+            self._repeat(at, self._values)
+        else:
+            with torch.cuda.device(self._repeat.device):
+                self._repeat(at, self._values)
+        return out if lse is None else (out, lse)
+
+    def _results(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Output and LSE of a step: the plan's or, after a check, the caller's."""
+        if out is None:
+            return self.out, self.lse
+        _check(("out",), (out,), (self._like_out,))
+        return out, self.lse
+
+    def _refer(self, q: Tensor, k: Tensor, v: Tensor, sequence: Sequence, out: Tensor, lse: Tensor | None) -> None:
+        """The same by the reference."""
+        call = self._call
+        tail = {"mask": call.mask, "score": call.score, "sinks": call.sinks, "scale": self._ready.scale}
+        result, found = reference(q, k, v, sequence=sequence, **tail)
+        out.copy_(result)
+        if lse is not None:
+            lse.copy_(found)
+
+
+class DecodePlan(_ServingPlan):
+    """Attention of new tokens over a cache, planned for tensors like `q` and `kv`.
+
+    q (B, S, Hq, D): S new tokens a sequence (1 to 16 run on the decode kernel, more on prefill). kv: pages as for
+    `attention_paged`, or a pair of dense k (B, Sk, Hkv, D) and v (B, Sk, Hkv, Dv). With `batch_invariant` a sequence's
+    result has the same bits whatever else is in the batch, at some cost in speed.
+
+    With `cache_settled` you promise that lengths, block table, tensors of masks, and all keys and values but the last S
+    of a sequence (dense: the last S rows of k and v) were written before the kernel in front of the plan's began, as
+    they are where that kernel appends the new tokens: then older keys are on their way while it still runs (Hopper
+    decode; see docs/kernels/sm90.md). If the promise is broken, results are silently wrong.
+
+    Raises AttentionError listing every broken rule; a plan makes no copies, so tensors must be laid out for TMA as
+    described in `warpattn.api`.
+    """
+
+    def __init__(
+        self,
+        q: Tensor,
+        kv: PagedKV | tuple[Tensor, Tensor],
+        *,
+        mask: Mask | None = None,
+        score: Score | None = None,
+        sinks: Tensor | None = None,
+        scale: float | None = None,
+        return_lse: bool = False,
+        batch_invariant: bool = False,
+        cache_settled: bool = False,
+    ) -> None:
+        rules = Rules()
+        rules.flag("batch_invariant", batch_invariant)
+        rules.flag("cache_settled", cache_settled)
+        rules.done()
+        k, v, sequence = _cache(kv)
+        call = Call(q, k, v, sequence, mask, score, sinks, scale, return_lse)
+        super().__init__(call, Terms(batch_invariant, cache_settled))
+        self._paged = isinstance(kv, PagedKV)
+
+    def __call__(self, q: Tensor, kv: PagedKV | tuple[Tensor, Tensor], out: Tensor | None = None) -> Result:
+        """out (B, S, Hq, Dv), the plan's own or the given one; with return_lse also lse (B, Hq, S).
+
+        Shapes, strides and dtypes are those of the plan; AttentionError names the first that is not.
+        """
+        if isinstance(kv, PagedKV) and self._paged:
+            return self._run((q, kv.k_pages, kv.v_pages, kv.block_table, kv.lengths), kv, out)
+        k, v, sequence = _cache(kv)
+        if self._paged or isinstance(sequence, PagedKV):
+            rule = "a PagedKV" if self._paged else "a pair of dense k and v"
+            raise AttentionError(f"kv is a {type(kv).__name__}; the plan was made for {rule}")
+        return self._run((q, k, v), sequence, out)
+
+
+def _cache(kv: PagedKV | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, PagedKV | Dense]:
+    """Keys, values, and how sequences lie in them."""
+    if isinstance(kv, PagedKV):
+        return kv.k_pages, kv.v_pages, kv
+    if not isinstance(kv, tuple) or len(kv) != 2:
+        raise AttentionError(f"kv is a {type(kv).__name__}; it must be a PagedKV or a pair of dense k and v")
+    return *kv, Dense()
+
+
+class PrefillPlan(_ServingPlan):
+    """Attention over sequences laid end to end, planned for up to as many rows as `q`, `k` and `v` have.
+
+    The number of sequences, heads and head dims are fixed; rows may be fewer in every call. The tail is that of
+    `attention_varlen`. Raises AttentionError listing every broken rule.
+    """
+
+    def __init__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        seq: Ragged,
+        *,
+        mask: Mask | None = None,
+        score: Score | None = None,
+        sinks: Tensor | None = None,
+        scale: float | None = None,
+        return_lse: bool = False,
+    ) -> None:
+        super().__init__(Call(q, k, v, _ragged(seq), mask, score, sinks, scale, return_lse))
+        self._most = (q.shape[0], k.shape[0])
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, seq: Ragged, out: Tensor | None = None) -> Result:
+        """out (total_q, Hq, Dv), a part of the plan's own or the given one; with return_lse also lse (Hq, total_q)."""
+        return self._run((q, k, v, *_ragged(seq).indices().values()), seq, out)
+
+    def _results(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The first rows of the plan's, as many as q has, or the caller's output."""
+        rows, keys = q.shape[0], k.shape[0]
+        if rows > self._most[0] or keys > self._most[1]:
+            raise AttentionError(f"q has {rows} and k {keys} rows; the plan was made for up to {self._most}")
+        if v.shape[0] != keys:
+            raise AttentionError(f"v has {v.shape[0]} rows; v must have as many as k, {keys}")
+        result, lse = super()._results(q, k, v, out)
+        if rows < self._most[0]:
+            result = result[:rows] if out is None else result
+            lse = None if lse is None else lse[:, :rows]
+        if result.shape[0] != rows:
+            raise AttentionError(f"out has {result.shape[0]} rows; out must have as many as q, {rows}")
+        return result, lse
+
+
+def _ragged(seq: object) -> Ragged:
+    """The offsets of a ragged batch; AttentionError if they are anything else."""
+    if not isinstance(seq, Ragged):
+        raise AttentionError(f"seq is a {type(seq).__name__}; seq must be a warpattn Ragged(cu_q, cu_k)")
+    return seq

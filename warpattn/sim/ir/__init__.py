@@ -1,0 +1,1 @@
+"""The compiled TTGIR as Python values: operations, types, locations."""

@@ -1,0 +1,312 @@
+"""TTGIR as objects: the text that Triton printed, parsed line by line.
+
+    Module ─ functions ─▶ Function ─ body ─▶ Block ─ ops ─▶ Op ─ regions ─▶ [Block]
+
+An op keeps its operands' names, its types, its own text (string literals taken out) and its source lines. Nothing is
+interpreted here; `link` later gives every SSA name a slot and every op something to run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from ..errors import SimulationError
+from .locations import Frame, Locations
+from .valuetypes import Type, parse_type, split_top
+
+if TYPE_CHECKING:
+    from ..machine.clusters import Ctas
+
+_NAME = re.compile(r"%[\w.$-]+(?:#\d+)?")
+_STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_LOC = re.compile(r"\s+loc\(")
+_OP = re.compile(r'(?:(%[^=]+?) = )?"?([A-Za-z_]\w*(?:\.\w+)+|partition\d+|default)"?')
+_ARGUMENT = re.compile(r"(%[\w.$-]+): ")
+
+
+@dataclass
+class Block:
+    """The ops of a region, with the names and types of its arguments."""
+
+    arguments: list[str] = field(default_factory=list)
+    types: list[Type] = field(default_factory=list)
+    ops: list[Op] = field(default_factory=list)
+    label: str = ""  # partition0, default, …
+    num_warps: int = 0
+    slots: tuple[int, ...] = ()  # of the arguments, filled by linking
+    frame: int = 0  # slots of a function or partition, filled by linking
+    blocking: bool = True
+
+
+@dataclass(eq=False)
+class Op:
+    """One operation."""
+
+    name: str
+    results: list[str]  # one entry per value: %x, or %x#0, %x#1
+    operands: list[str]
+    text: str  # everything after the name, before the types; string literals replaced by ""
+    strings: list[str]
+    inputs: list[Type]
+    outputs: list[Type]
+    frames: tuple[Frame, ...]
+    raw: str
+    regions: list[Block] = field(default_factory=list)
+    # Filled by linking.
+    run: Callable[..., Any] | None = None
+    kind: int = 0
+    ins: tuple[int, ...] = ()
+    outs: tuple[int, ...] = ()
+    uid: int = 0
+    label: str = ""  # of an allocation: its name in reports
+    ctas: Ctas | None = None  # the cluster that the kernel is compiled for, filled by linking
+
+    @property
+    def type(self) -> Type:
+        """The type of the only result, or of the last operand of an op without results."""
+        return self.outputs[0] if self.outputs else self.inputs[-1]
+
+    @property
+    def where(self) -> str:
+        """`file:line` of the innermost line of Python."""
+        return str(self.frames[0]) if self.frames else "an unknown line"
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """An integer attribute."""
+        found = re.search(rf"\b{name} = (-?\d+)", self.text)
+        if found:
+            return int(found[1])
+        if default is None:
+            raise SimulationError(f"{self.name} at {self.where} has no attribute {name}")
+        return default
+
+    def integers(self, name: str) -> list[int]:
+        """An attribute `name = array<i32: 1, 0>` or `name = [1, 0]`."""
+        found = re.search(rf"\b{name} = (?:array<i\d+(?:: ([-\d, ]*))?>|\[([-\d, ]*)\])", self.text)
+        return [int(n) for n in (found[1] or found[2] or "").split(",") if n.strip()] if found else []
+
+    def flag(self, name: str) -> bool:
+        """Whether a unit or true attribute is there."""
+        return re.search(rf"\b{name}\b(?! = false)", self.text) is not None
+
+    def error(self, message: str) -> SimulationError:
+        return SimulationError(f"{self.name} at {self.where}: {message}")
+
+
+@dataclass
+class Module:
+    """A parsed module; `entry` is its only public function."""
+
+    functions: dict[str, Block]
+    entry: str
+    target: str
+    num_warps: int
+    num_ctas: int
+    text: str
+    parameter_names: dict[str, str]  # %arg0 -> the name in Python
+
+    @cached_property
+    def backend(self) -> str:
+        return self.target.partition(":")[0]
+
+
+def parse_module(text: str) -> Module:
+    """Parse the TTGIR text of one kernel."""
+    parser = _Parser(text)
+    return parser.module()
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.locations = Locations(text)
+        self.lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+        self.at = 0
+        self.count = 0
+
+    def module(self) -> Module:
+        header = next((line for line in self.lines if line.startswith("module")), None)
+        if header is None:
+            raise SimulationError("this is no TTGIR: it has no `module`")
+        functions: dict[str, Block] = {}
+        entry, names = "", {}
+        while self.at < len(self.lines):
+            line = self.lines[self.at]
+            self.at += 1
+            if not line.startswith("tt.func"):
+                continue
+            name = re.search(r"@([\w.$-]+|\"[^\"]+\")", line)
+            if name is None or not line.endswith("{"):
+                continue
+            if " private " not in line.partition("(")[0] or not entry:
+                entry = name[1]
+                names = dict(re.findall(r'(%[\w.$-]+): [^%]*?loc\("([^"]*)"', line))
+            functions[name[1]] = self.block(line, "function")
+        target = re.search(r'ttg.target = "([^"]*)"', header)
+        warps = re.search(r'"ttg.num-warps" = (\d+)', header)
+        ctas = re.search(r'"ttg.num-ctas" = (\d+)', header)
+        if not functions or target is None or warps is None:
+            raise SimulationError(
+                "this TTGIR has no function, target or number of warps; give asm['ttgir'] of a kernel"
+            )
+        return Module(functions, entry, target[1], int(warps[1]), int(ctas[1]) if ctas else 1, self.text, names)
+
+    def block(self, header: str, label: str) -> Block:
+        """The region that begins after the current line; `header` holds its arguments, if any."""
+        block = Block(label=label)
+        if label != "region":
+            self.arguments(block, header)
+            warps = re.search(r"num_warps\((\d+)\)", header)
+            block.num_warps = int(warps[1]) if warps else 0
+        while True:
+            line = self.lines[self.at]
+            if line.startswith("}"):
+                return block
+            self.at += 1
+            if line.startswith("^"):
+                if block.ops or block.arguments:
+                    raise SimulationError(f"branches between blocks ({line.split('(')[0]}) cannot be simulated")
+                self.arguments(block, line)
+            else:
+                block.ops.append(self.op(line))
+
+    def arguments(self, block: Block, line: str) -> None:
+        for found in _ARGUMENT.finditer(line):
+            rest = line[found.end() :]
+            end = re.search(r" loc\(| \{|\)$|\) |\)\s*->|, %", rest)
+            block.arguments.append(found[1])
+            block.types.append(parse_type(_balanced(rest, end.start() if end else len(rest))))
+
+    def op(self, line: str) -> Op:
+        found = _OP.match(line)
+        if found is None:
+            raise SimulationError(f"line {line[:80]!r} of the TTGIR is no operation that is known")
+        name = found[2]
+        opens = line.endswith("{")
+        body = line[found.end() :]
+        location = _LOC.search(body) if not opens else None
+        frames = self.locations.frames(body[location.end() : -1]) if location else ()
+        if location:
+            body = body[: location.start()]
+        op = _make(name, found[1], body.rstrip("{").rstrip(" ("), frames, line)
+        self.count += 1
+        op.uid = self.count
+        if opens:
+            self.regions(op)
+        elif name == "ttg.warp_specialize":
+            self.partitions(op)
+        if not op.frames and op.regions:
+            op.frames = next((inner.frames for inner in op.regions[0].ops if inner.frames), ())
+        return op
+
+    def regions(self, op: Op) -> None:
+        while True:
+            op.regions.append(self.block("", "region"))
+            line = self.lines[self.at]
+            self.at += 1
+            if not line.endswith("{"):
+                break
+        location = _LOC.search(line)
+        if location:
+            op.frames = self.locations.frames(line[location.end() : -1])
+            line = line[: location.start()]
+        if line.startswith(("}) :", "}) {")):
+            _signature(op, line.partition(" : ")[2])
+            op.text += line[2:].partition(" : ")[0]
+
+    def partitions(self, op: Op) -> None:
+        while True:
+            header = self.lines[self.at]
+            self.at += 1
+            op.regions.append(self.block(header, header.split("(")[0].split(" ")[0]))
+            line = self.lines[self.at]
+            if line != "}":
+                self.at += 1
+                location = _LOC.search(line)
+                op.frames = self.locations.frames(line[location.end() : -1]) if location else ()
+                return
+            self.at += 1
+
+
+def _make(name: str, results: str | None, body: str, frames: tuple[Frame, ...], raw: str) -> Op:
+    strings: list[str] = []
+
+    def keep(match: re.Match[str]) -> str:
+        strings.append(match[1])
+        return '""'
+
+    plain = _STRING.sub(keep, body)
+    text, types = _split_types(plain)
+    op = Op(name, _results(results), [], text, strings, [], [], frames, raw)
+    if name not in ("scf.for", "scf.while"):
+        op.operands = _NAME.findall(text)
+    _signature(op, types)
+    return op
+
+
+def _results(text: str | None) -> list[str]:
+    """Names of the results: `%a, %b` or `%a:3`."""
+    names: list[str] = []
+    for part in split_top(text or ""):
+        name, _, count = part.partition(":")
+        names += [f"{name}#{i}" for i in range(int(count))] if count else [name]
+    return names
+
+
+def _split_types(body: str) -> tuple[str, str]:
+    """What stands before and after the last ` : ` outside brackets."""
+    depth, at = 0, -1
+    for i, char in enumerate(body):
+        if char in "<([{":
+            depth += 1
+        elif char in ")]}" or (char == ">" and body[i - 1] != "-"):
+            depth -= 1
+        elif char == ":" and depth == 0 and body[i - 1 : i + 2] == " : ":
+            at = i
+    return (body, "") if at < 0 else (body[: at - 1], body[at + 2 :])
+
+
+def _signature(op: Op, text: str) -> None:
+    """Operand and result types from `A, B -> C`, `(A, B) -> (C, D)`, `A * B -> C`, or `T`."""
+    if op.name in ("scf.if", "scf.for", "scf.while", "tt.func"):
+        return
+    if " to " in text and op.name.startswith(("arith.", "tt.fp_to_fp", "ttng.reinterpret_t", "amdg.extract_")):
+        text = text.replace(" to ", " -> ")
+    before, arrow, after = _arrow(text)
+    op.inputs = _types(before)
+    op.outputs = _types(after) if arrow else []
+    if not arrow and op.results and op.inputs:
+        op.outputs = [op.inputs[0 if op.name == "tt.addptr" else -1]] * len(op.results)
+    if op.name in ("arith.cmpi", "arith.cmpf"):
+        op.outputs = [replace(op.inputs[0], elem="i1")]
+
+
+def _arrow(text: str) -> tuple[str, bool, str]:
+    depth = 0
+    for i, char in enumerate(text):
+        if text.startswith("->", i) and depth == 0:
+            return text[:i], True, text[i + 2 :]
+        depth += (char in "<([{") - (char in ")]}" or (char == ">" and text[i - 1] != "-"))
+    return text, False, ""
+
+
+def _types(text: str) -> list[Type]:
+    text = text.strip()
+    if text.startswith("(") and text.endswith(")"):
+        text = text[1:-1]
+    parts = [half for part in split_top(text) for half in split_top(part, "*")]
+    return [parse_type(part) for part in parts]
+
+
+def _balanced(text: str, end: int) -> str:
+    """The shortest prefix of at least `end` characters whose brackets are closed; `end` is a first guess."""
+    depth = 0
+    for i, char in enumerate(text):
+        if depth == 0 and (char in ",)" or text.startswith((" loc(", " {"), i)):
+            return text[:i]
+        depth += (char in "<([{") - (char in ")]}" or (char == ">" and text[i - 1] != "-"))
+    return text[:end]

@@ -1,0 +1,66 @@
+"""The report of a deadlock: who waits for what, and who could still end it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+from ..errors import StopRun
+from ..memory.findings import Finding
+from .arrivals import arriving_ops
+from .sync import BarrierWait, NamedWait, TasksWait
+
+if TYPE_CHECKING:
+    from .machine import Machine, Task
+
+
+def deadlock(machine: Machine) -> NoReturn:
+    """Report that nobody can go on, and end the run."""
+    stuck = [task for task in machine.tasks if task.wait is not None]
+    causes = [task for task in stuck if not isinstance(task.wait, TasksWait)] or stuck
+    sentences = [_sentence(task, machine) for task in causes[:6]]
+    if len(causes) > 6:
+        sentences.append(f"and {len(causes) - 6} more roles wait")
+    first = causes[0].wait
+    barrier, phase = "", None
+    if isinstance(first, BarrierWait):
+        barrier, phase = first.barrier.name, first.target - 1
+    elif isinstance(first, NamedWait):
+        barrier, phase = str(first.barrier.number), first.generation
+    places = tuple(task.place() for task in causes)
+    machine.findings.add(Finding("Deadlock", "; ".join(sentences), places, barrier=barrier, phase=phase))
+    raise StopRun
+
+
+def _sentence(task: Task, machine: Machine) -> str:
+    wait = task.wait
+    assert wait is not None
+    text = f"{task.place()} waits for {wait.describe()}"
+    if not isinstance(wait, BarrierWait):
+        return text
+    helpers = _helpers(task, wait, machine)
+    if helpers:
+        return text + "; could still be arrived on by " + ", ".join(helpers)
+    return text + "; nothing in the kernel arrives on it"
+
+
+def _helpers(task: Task, wait: BarrierWait, machine: Machine) -> list[str]:
+    """Who has lines that arrive on a barrier, and what they do instead."""
+    tasks = {other.role: other for other in machine.tasks}
+    lines: dict[str, list[str]] = {}
+    for region, op in arriving_ops(machine.module, wait.barrier.allocation):
+        line = str(op.frames[0].line) if op.frames else "?"
+        for name in task.program.cluster.names:
+            found = lines.setdefault(machine.roles.get(region, machine.module.entry) + name, [])
+            if line not in found:
+                found.append(line)
+    helpers = []
+    for role, places in lines.items():
+        where = f"line{'s' if len(places) > 1 else ''} {', '.join(places)}"
+        other = tasks.get(role)
+        if other is None:
+            helpers.append(f"{role} ({where}), which has ended")
+        elif other is task:
+            helpers.append(f"{role} itself ({where})")
+        else:
+            helpers.append(f"{role} ({where}), which waits at line {other.place().line}")
+    return helpers

@@ -1,0 +1,106 @@
+"""Runs blocks of linked ops for a role, as generators that stop where the role has to wait."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+from ..errors import SimulationError, StopRun
+from ..ir.module import Block, Op
+from .pending import Pending, PendingRead
+from .registry import BLOCKING, END, FLOW, PLAIN, TASKED
+from .sync import Wait
+
+if TYPE_CHECKING:
+    from .machine import Task
+
+Steps = Generator["Wait | None", None, Any]
+
+
+def run_block(task: Task, block: Block, registers: list[Any]) -> Steps:
+    """Run a block; returns the operands of its terminator."""
+    for op in block.ops:
+        kind = op.kind
+        try:
+            if kind == PLAIN:
+                value = op.run(*[registers[i] for i in op.ins])  # pyright: ignore[reportOptionalCall]
+            elif kind == END:
+                return [registers[i] for i in op.ins]
+            else:
+                task.op = op
+                if kind == TASKED:
+                    value = op.run(task, *[registers[i] for i in op.ins])  # pyright: ignore[reportOptionalCall]
+                else:
+                    value = yield from _waiting(task, op, registers)
+        except PendingRead:
+            value = yield from _finish_first(task, op, registers)
+        except (SimulationError, StopRun):
+            raise
+        except Exception as error:
+            raise op.error(f"{type(error).__name__}: {error}") from error
+        outs = op.outs
+        if len(outs) == 1:
+            registers[outs[0]] = value
+        elif outs:
+            for slot, part in zip(outs, value, strict=False):
+                registers[slot] = part
+    return []
+
+
+def _waiting(task: Task, op: Op, registers: list[Any]) -> Steps:
+    assert op.run is not None
+    if op.kind == FLOW:
+        return (yield from op.run(task, registers))
+    assert op.kind == BLOCKING
+    return (yield from op.run(task, *[registers[i] for i in op.ins]))
+
+
+def _finish_first(task: Task, op: Op, registers: list[Any]) -> Steps:
+    """An op used the result of a matrix product that it must not use: report it, and go on with the result."""
+    task.op = op
+    place = task.place()
+    for i in op.ins:
+        value = registers[i]
+        if isinstance(value, Pending):
+            task.machine.findings.add(value.finding(place))
+            registers[i] = value.value()
+    assert op.run is not None
+    if op.kind == PLAIN:
+        return op.run(*[registers[i] for i in op.ins])
+    if op.kind == TASKED:
+        return op.run(task, *[registers[i] for i in op.ins])
+    return (yield from _waiting(task, op, registers))
+
+
+def evaluate(block: Block, registers: list[Any], arguments: list[Any]) -> list[Any]:
+    """Run a block that only computes, such as the body of a reduction."""
+    for slot, value in zip(block.slots, arguments, strict=False):
+        registers[slot] = value
+    for op in block.ops:
+        if op.kind == END:
+            return [registers[i] for i in op.ins]
+        if op.kind != PLAIN:
+            if op.name == "scf.if":
+                _branch_free(op, registers)
+                continue
+            raise op.error("not allowed in the body of a reduction")
+        assert op.run is not None
+        value = op.run(*[registers[i] for i in op.ins])
+        if len(op.outs) == 1:
+            registers[op.outs[0]] = value
+        elif op.outs:
+            for slot, part in zip(op.outs, value, strict=False):
+                registers[slot] = part
+    return []
+
+
+def _branch_free(op: Op, registers: list[Any]) -> None:
+    """A branch on a whole array: both sides are computed and one chosen per element."""
+    import numpy as np
+
+    condition = registers[op.ins[0]]
+    sides = [evaluate(region, registers, []) for region in op.regions]
+    if len(sides) < 2:
+        raise op.error("a branch without results cannot stand in the body of a map")
+    for slot, yes, no in zip(op.outs, sides[0], sides[1], strict=False):
+        registers[slot] = np.where(condition, yes, no)

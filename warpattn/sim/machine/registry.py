@@ -1,0 +1,58 @@
+"""The table from names of operations to what runs them.
+
+A builder takes a parsed Op once and returns the function that is called every time the op runs, so that types and
+attributes are looked at once. The kinds differ in what that function gets:
+
+    plain     run(*operands)              computes; touches nothing
+    tasked    run(task, *operands)        touches memory, barriers or asynchronous work
+    blocking  run(task, *operands)        the same, and a generator: it may wait
+    flow      run(task, registers)        a generator that runs the op's regions
+    end       –                           ends a region with its operands
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..ir.module import Op
+
+PLAIN, TASKED, BLOCKING, FLOW, END = range(5)
+Builder = Callable[[Op], Callable[..., Any]]
+
+TABLE: dict[str, tuple[int, Builder]] = {}
+
+
+def _register(kind: int, names: tuple[str, ...]) -> Callable[[Builder], Builder]:
+    def add(builder: Builder) -> Builder:
+        for name in names:
+            TABLE[name] = (kind, builder)
+        return builder
+
+    return add
+
+
+def plain(*names: str) -> Callable[[Builder], Builder]:
+    """Register a builder of ops that only compute."""
+    return _register(PLAIN, names)
+
+
+def tasked(*names: str) -> Callable[[Builder], Builder]:
+    """Register a builder of ops that act for a role."""
+    return _register(TASKED, names)
+
+
+def blocking(*names: str) -> Callable[[Builder], Builder]:
+    """Register a builder of ops that may wait."""
+    return _register(BLOCKING, names)
+
+
+def flow(*names: str) -> Callable[[Builder], Builder]:
+    """Register a builder of ops that run regions."""
+    return _register(FLOW, names)
+
+
+def end(*names: str) -> None:
+    """Register terminators."""
+    for name in names:
+        TABLE[name] = (END, lambda op: lambda: None)

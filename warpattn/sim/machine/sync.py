@@ -1,0 +1,181 @@
+"""What roles wait for: mbarriers, named barriers, asynchronous work, other roles.
+
+An mbarrier counts phases. A phase completes when its pending arrivals are zero and as many bytes have landed as were
+expected; completion starts the next phase. `wait(parity)` passes unless the phase with that parity is the current one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..memory.clocks import Clock, joined, marked
+from ..memory.findings import Finding, Findings, Place
+
+if TYPE_CHECKING:
+    from .agents import Agent
+    from .machine import Task
+
+
+class Barrier:
+    """One mbarrier in shared memory."""
+
+    def __init__(self, name: str, findings: Findings, allocation: int = 0) -> None:
+        self.name, self.findings, self.allocation = name, findings, allocation
+        self.live = False
+        self.count = self.pending = self.expected = self.landed = self.phase = 0
+        self.collected: Clock | None = None  # what this phase's arrivals know
+        self.released: Clock | None = None  # what a waiter on a completed phase learns
+
+    def init(self, count: int, place: Place) -> None:
+        if self.live:
+            self._fault(f"{place} initialises barrier {self.name}, which is initialised already", place)
+        self.live = True
+        self.count = self.pending = count
+        self.expected = self.landed = self.phase = 0
+        self.collected = self.released = None
+
+    def invalidate(self, place: Place) -> None:
+        if not self.live:
+            self._fault(f"{place} invalidates barrier {self.name}, which is not initialised", place)
+        elif self.expected != self.landed:
+            self._fault(f"{place} invalidates barrier {self.name} while {self.missing} bytes are under way", place)
+        self.live = False
+
+    def usable(self, place: Place, verb: str) -> bool:
+        if not self.live:
+            self._fault(f"{place} {verb} barrier {self.name}, which is not initialised", place)
+        return self.live
+
+    @property
+    def missing(self) -> int:
+        """Bytes that are expected and have not landed."""
+        return self.expected - self.landed
+
+    def arrive(self, arrivals: int, clock: Clock, place: Place) -> None:
+        """Arrivals of a role, releasing what it knows."""
+        if not self.usable(place, "arrives on"):
+            return
+        if arrivals > self.pending:
+            text = f"{place} arrives {arrivals} times on barrier {self.name}, whose phase needs {self.pending} more"
+            self._fault(text, place)
+            arrivals = self.pending
+        self.pending -= arrivals
+        self.collected = clock.copy() if self.collected is None else joined(self.collected, clock)
+        self._advance()
+
+    def expect(self, nbytes: int) -> None:
+        self.expected += nbytes
+
+    def land(self, nbytes: int, agent: Agent) -> None:
+        """Bytes of a copy have landed."""
+        if not self.usable(agent.place, "completes bytes on"):
+            return
+        self.landed += nbytes
+        if self.collected is None:
+            self.collected = agent.clock * 0
+        self.collected = marked(self.collected, agent.lane, agent.epoch)
+        self._advance()
+
+    def _advance(self) -> None:
+        if self.pending or self.expected != self.landed or not self.live:
+            return
+        self.phase += 1
+        self.pending = self.count
+        self.expected = self.landed = 0
+        if self.collected is not None:
+            self.released = self.collected if self.released is None else joined(self.collected, self.released)
+        self.collected = None
+
+    def _fault(self, text: str, place: Place) -> None:
+        self.findings.add(Finding("PhaseError", text, (place,), barrier=self.name, phase=self.phase))
+
+
+class NamedBarrier:
+    """A hardware barrier `bar.sync id, threads`: completes when that many threads have come."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.come = self.generation = 0
+        self.collected: Clock | None = None
+        self.released: Clock | None = None
+
+    def arrive(self, threads: int, needed: int, clock: Clock) -> bool:
+        """`threads` more have come; false if that is more than the barrier takes."""
+        fits = self.come + threads <= needed
+        self.come += threads
+        self.collected = clock.copy() if self.collected is None else joined(self.collected, clock)
+        if self.come >= needed:
+            self.come = 0
+            self.generation += 1
+            self.released, self.collected = self.collected, None
+        return fits
+
+
+class Wait:
+    """What a blocked role waits for."""
+
+    def ready(self) -> bool:
+        raise NotImplementedError
+
+    def describe(self) -> str:
+        raise NotImplementedError
+
+
+class BarrierWait(Wait):
+    """A phase of an mbarrier."""
+
+    def __init__(self, barrier: Barrier) -> None:
+        self.barrier, self.target = barrier, barrier.phase + 1
+
+    def ready(self) -> bool:
+        return self.barrier.phase >= self.target or not self.barrier.live
+
+    def describe(self) -> str:
+        b = self.barrier
+        text = (
+            f"barrier {b.name}, parity {(self.target - 1) & 1} (phase {self.target - 1}; {b.phase} phases are complete)"
+        )
+        text += f"; it has {b.count - b.pending} of {b.count} arrivals"
+        if b.expected or b.landed:
+            text += f" and {b.landed} of {b.expected} bytes"
+        return text
+
+
+class NamedWait(Wait):
+    """A generation of a named barrier."""
+
+    def __init__(self, barrier: NamedBarrier, needed: int) -> None:
+        self.barrier, self.needed, self.generation = barrier, needed, barrier.generation
+
+    def ready(self) -> bool:
+        return self.barrier.generation > self.generation
+
+    def describe(self) -> str:
+        return f"named barrier {self.barrier.number}; {self.barrier.come} of {self.needed} threads have come"
+
+
+class AgentWait(Wait):
+    """Asynchronous work of the role itself."""
+
+    def __init__(self, agents: Sequence[Agent], what: str) -> None:
+        self.agents, self.what = agents, what
+
+    def ready(self) -> bool:
+        return all(agent.done for agent in self.agents)
+
+    def describe(self) -> str:
+        return self.what
+
+
+class TasksWait(Wait):
+    """The end of other roles."""
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self.tasks = tasks
+
+    def ready(self) -> bool:
+        return all(task.done for task in self.tasks)
+
+    def describe(self) -> str:
+        return "the end of " + ", ".join(task.role for task in self.tasks if not task.done)

@@ -1,0 +1,1 @@
+"""Global, shared and tensor memory with the vector clocks that find races."""

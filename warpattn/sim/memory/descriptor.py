@@ -1,0 +1,146 @@
+"""TMA descriptors: a tensor in global memory seen through a box.
+
+Reading takes the part of the box that lies inside the tensor and fills the rest with zeros; writing drops what lies
+outside. Strides are in elements, the last one is 1.
+
+Addresses wrap around at 2**64 bytes, as they do on the card, so the extents may promise more memory than there is:
+
+    extents (.., 2**30 rows), strides (2**34 - row, row, .., row) + coordinates (2**30, start + n, .., 2**30 - n + i)
+
+reach row start + i, and rows from n on lie outside. Such a descriptor is bounded by what a box really touches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from ..errors import SimulationError
+from ..ir.formats import memory_dtype
+from ..ir.valuetypes import Type
+from .findings import Finding
+from .global_memory import GlobalBuffer, GlobalMemory, Toucher
+
+_ADDRESSES = 1 << 64
+
+
+@dataclass(frozen=True)
+class TensorDescriptor:
+    """What the caller passes for a descriptor argument: a tensor, and optionally the shape of its box.
+
+    shape and strides (in elements) replace the tensor's own: a view of its memory that no tensor can be.
+    """
+
+    tensor: Any
+    box: tuple[int, ...] | None = None
+    shape: tuple[int, ...] | None = None
+    strides: tuple[int, ...] | None = None
+
+
+class Descriptor:
+    """A descriptor inside a run."""
+
+    def __init__(
+        self, buffer: GlobalBuffer, offset: int, shape: Sequence[int], strides: Sequence[int], kind: Type
+    ) -> None:
+        self.buffer, self.kind = buffer, kind
+        self.shape = tuple(int(n) for n in shape)
+        self.box = kind.shape or ()
+        size = kind.itemsize
+        whole = buffer.nbytes // size * size
+        self.elements = buffer.bytes[:whole].view(memory_dtype(kind.elem))
+        self.offset = offset  # bytes
+        self.strides = tuple(int(s) for s in strides)
+        self.ratio = size // buffer.granule
+
+    def _inside(
+        self, coordinates: Sequence[int], box_shape: Sequence[int]
+    ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[slice, ...]] | None:
+        """First coordinates and sizes of where tensor and box meet, and its slices of the box; None if they do not."""
+        first, sizes, box = [], [], []
+        for start, n, extent in zip(coordinates, box_shape, self.shape, strict=False):
+            low, high = max(0, int(start)), min(int(start) + n, extent)
+            if low >= high:
+                return None
+            first.append(low)
+            sizes.append(high - low)
+            box.append(slice(low - int(start), high - int(start)))
+        return tuple(first), tuple(sizes), tuple(box)
+
+    def _at(self, first: Sequence[int], sizes: Sequence[int], who: Toucher, verb: str) -> tuple[int, str]:
+        """Number of the buffer's element at a coordinate; and what is wrong if the part there leaves the buffer."""
+        size = self.kind.itemsize
+        moved = sum(i * s for i, s in zip(first, self.strides, strict=False)) * size
+        start = (self.offset + moved + _ADDRESSES // 2) % _ADDRESSES - _ADDRESSES // 2
+        last = start + (1 + sum((n - 1) * s for n, s in zip(sizes, self.strides, strict=False))) * size
+        if start >= 0 and last <= self.buffer.nbytes:
+            return start // size, ""
+        return 0, f"{who.place} {verb} bytes {start}..{last} of {self.buffer.name}, which has {self.buffer.nbytes}"
+
+    def _part(self, sizes: tuple[int, ...], at: int) -> tuple[np.ndarray, Callable[[np.ndarray], np.ndarray]]:
+        """The elements of a part, and the shadow of it."""
+        size = self.kind.itemsize
+        elements = as_strided(self.elements[at:], sizes, [s * size for s in self.strides])
+
+        def shadow(array: np.ndarray) -> np.ndarray:
+            step = self.ratio * array.itemsize
+            return as_strided(array[at * self.ratio :], sizes, [s * step for s in self.strides])
+
+        return elements, shadow
+
+    def read(
+        self, memory: GlobalMemory, coordinates: Sequence[int], who: Toucher, box: tuple[int, ...] | None = None
+    ) -> np.ndarray:
+        """The bits of a box, of the descriptor's shape or another."""
+        bits = np.zeros(box or self.box, self.elements.dtype)
+        inside = self._inside(coordinates, bits.shape)
+        if inside is not None:
+            first, sizes, where = inside
+            at, wrong = self._at(first, sizes, who, "reads")
+            if wrong:
+                memory.findings.add(Finding("OutOfBounds", wrong, (who.place,), self.buffer.name))
+                return bits
+            elements, shadow = self._part(sizes, at)
+            memory.touch(self.buffer, ..., who, "read", shadow)
+            bits[where] = elements
+        return bits
+
+    def write(
+        self,
+        memory: GlobalMemory,
+        coordinates: Sequence[int],
+        bits: np.ndarray,
+        who: Toucher,
+        box: tuple[int, ...] | None = None,
+    ) -> None:
+        """Store the bits of a box, of the descriptor's shape or another."""
+        inside = self._inside(coordinates, box or self.box)
+        if inside is not None:
+            first, sizes, where = inside
+            at, wrong = self._at(first, sizes, who, "writes")
+            if wrong:
+                memory.findings.add(Finding("OutOfBounds", wrong, (who.place,), self.buffer.name))
+                return
+            elements, shadow = self._part(sizes, at)
+            memory.touch(self.buffer, ..., who, "write", shadow)
+            elements[...] = bits.reshape(box or self.box)[where]
+
+
+def make_descriptor(
+    memory: GlobalMemory, address: int, shape: Sequence[int], strides: Sequence[int], kind: Type
+) -> Descriptor:
+    """A descriptor of the tensor at an address; it must lie inside one buffer."""
+    buffer = memory.find(address)
+    if buffer is None:
+        raise SimulationError(f"a tensor descriptor points to {address:#x}, which belongs to no argument")
+    offset = address - buffer.base
+    last = offset + (1 + sum((int(n) - 1) * int(s) for n, s in zip(shape, strides, strict=False))) * kind.itemsize
+    if offset < 0 or last > buffer.nbytes:
+        raise SimulationError(
+            f"a tensor descriptor of {buffer.name} covers bytes {offset}..{last}, and there are {buffer.nbytes}"
+        )
+    return Descriptor(buffer, offset, shape, strides, kind)

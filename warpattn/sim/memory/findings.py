@@ -1,0 +1,88 @@
+"""What a run can find, each with the places it concerns: roles, source lines, buffer, bytes, barrier and phase."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ..ir.locations import Frame
+
+KINDS = (
+    "Race",
+    "Deadlock",
+    "PhaseError",
+    "UninitialisedRead",
+    "OutOfBounds",
+    "PendingAtExit",
+    "MissingFence",
+    "StepLimit",
+)
+
+
+class Place(NamedTuple):
+    """Who did something, and where in the Python source: the innermost line first, then its callers."""
+
+    role: str
+    frames: tuple[Frame, ...]
+
+    @property
+    def line(self) -> int:
+        """The innermost line; 0 if unknown."""
+        return self.frames[0].line if self.frames else 0
+
+    @property
+    def short(self) -> str:
+        """Role and line, without the file's folder."""
+        return f"{self.role} at {self.frames[0].file.rsplit('/', 1)[-1]}:{self.line}" if self.frames else self.role
+
+    def __str__(self) -> str:
+        if not self.frames:
+            return self.role
+        callers = ", ".join(f"{frame.file.rsplit('/', 1)[-1]}:{frame.line}" for frame in self.frames[1:4])
+        return f"{self.role} at {self.frames[0]}" + (f" (called from {callers})" if callers else "")
+
+
+@dataclass
+class Finding:
+    """One fault. `places` are the accesses or waits that make it, the later one first."""
+
+    kind: str
+    message: str
+    places: tuple[Place, ...] = ()
+    buffer: str = ""
+    box: tuple[int, int] | None = None  # bytes of the buffer (columns of tensor memory), first to one past the last
+    barrier: str = ""
+    phase: int | None = None
+    count: int = field(default=1, compare=False)
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return tuple(place.role for place in self.places)
+
+    @property
+    def lines(self) -> tuple[int, ...]:
+        """Innermost source line of each place."""
+        return tuple(place.line for place in self.places)
+
+    def __str__(self) -> str:
+        again = f" ({self.count} times)" if self.count > 1 else ""
+        return f"{self.kind}: {self.message}{again}"
+
+
+class Findings:
+    """The findings of a run; the same fault at the same lines counts, but stands once."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple, Finding] = {}
+
+    def add(self, finding: Finding) -> None:
+        lines = tuple(place.frames for place in finding.places)
+        roles = tuple(role.rpartition(" of ")[0] for role in finding.roles)
+        key = (finding.kind, finding.buffer, finding.barrier.partition("[")[0], lines, roles)
+        if key in self._found:
+            self._found[key].count += 1
+        else:
+            self._found[key] = finding
+
+    def listed(self) -> list[Finding]:
+        return list(self._found.values())

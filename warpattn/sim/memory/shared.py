@@ -1,0 +1,176 @@
+"""Shared memory: buffers of bytes, views on them, and the record of who touched which bytes.
+
+A view (MemDesc) is a NumPy array on the buffer's bytes, with a leading dimension for the CTAs of a cluster, in the
+logical order of its shape: what a swizzle does to addresses is not seen. Index, sub-slice, transpose and reshape are
+views on the same bytes, so tiles alias as they do on the card.
+
+Two accesses conflict when their bytes meet and one writes. They must be ordered by their clocks; if the earlier one was
+written by ordinary instructions and the later one goes through the asynchronous proxy, a fence must stand between.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import SimulationError
+from ..ir.formats import memory_dtype
+from ..ir.valuetypes import Type
+from .clocks import Clock, knows
+from .findings import Finding, Findings, Place
+
+POISON = 0xFF  # a NaN in every float format, -1 as an integer
+
+
+class Access(NamedTuple):
+    """One access of a view: by which lane, in which epoch, how."""
+
+    view: MemDesc
+    lane: int
+    epoch: int
+    writes: bool
+    asynchronous: bool
+    place: Place
+    cta: int = 0
+
+
+class SharedBuffer:
+    """One allocation of a program."""
+
+    def __init__(self, name: str, kind: Type, ctas: int, findings: Findings, allocation: int = 0) -> None:
+        self.name, self.findings, self.allocation = name, findings, allocation  # the uid of its op
+        self.nbytes = math.prod(kind.shape or ()) * kind.itemsize
+        self.data = np.full((ctas, self.nbytes), POISON, np.uint8)
+        self.written = np.zeros((ctas, self.nbytes), np.uint8)
+        self.records: list[Access] = []
+        self.barriers: dict[tuple[int, int], Any] = {}  # (cta, byte) -> Barrier
+
+    def root(self, kind: Type) -> MemDesc:
+        """The view of the whole buffer."""
+        dtype, shape = memory_dtype(kind.elem), kind.shape or ()
+        arrays = [raw.view(dtype).reshape(raw.shape[0], *shape) for raw in (self.data, self.written)]
+        return MemDesc(self, kind.elem, arrays[0], arrays[1])
+
+    def touch(self, access: Access, clock: Clock) -> None:
+        """Compare an access with the earlier ones and record it."""
+        view = access.view
+        kept = []
+        for old in self.records:
+            if old.cta != access.cta or not (view is old.view or view.meets(old.view)):
+                kept.append(old)
+                continue
+            ordered = old.lane == access.lane or knows(clock, old.lane, old.epoch)
+            if access.writes or old.writes:
+                if not ordered:
+                    self._race(access, old)
+                elif old.writes and access.asynchronous and not old.asynchronous:
+                    self._fence(access, old, clock)
+            covered = view is old.view or view.covers(old.view)
+            if not (
+                ordered and covered and (access.writes or (not old.writes and old.asynchronous is access.asynchronous))
+            ):
+                kept.append(old)
+        kept.append(access)
+        self.records = kept
+
+    def _race(self, new: Access, old: Access) -> None:
+        verbs = {(True, True): "writes", (True, False): "writes", (False, False): "reads", (False, True): "reads"}
+        text = (
+            f"{new.place} {verbs[new.writes, new.asynchronous]} {new.view.extent} of {self.named(new)}, "
+            f"which {old.place} {verbs[old.writes, old.asynchronous]}; nothing orders the two"
+        )
+        self._report("Race", text, new, old)
+
+    def _fence(self, new: Access, old: Access, clock: Clock) -> None:
+        if knows(clock, old.lane, old.epoch, row=1):
+            return
+        text = (
+            f"{new.place} reaches {self.named(new)} through the asynchronous proxy after {old.place} wrote it with "
+            "ordinary stores; no fence_async_shared stands between"
+        )
+        self._report("MissingFence", text, new, old)
+
+    def _report(self, kind: str, text: str, new: Access, old: Access) -> None:
+        box = (max(new.view.low, old.view.low), min(new.view.high, old.view.high))
+        self.findings.add(Finding(kind, text, (new.place, old.place), self.name, box))
+
+    def named(self, access: Access) -> str:
+        """What messages call the buffer that an access reaches."""
+        return self.name if len(self.data) == 1 else f"{self.name} of CTA {access.cta}"
+
+    def read(self, access: Access, clock: Clock) -> np.ndarray:
+        """The bits of a view, checked."""
+        unwritten = self.unwritten(access)
+        if unwritten is not None:
+            self.findings.add(unwritten)
+        self.touch(access, clock)
+        return access.view.array[access.cta]
+
+    def unwritten(self, access: Access) -> Finding | None:
+        """The finding that an access reads bytes that nobody has written."""
+        view = access.view
+        if view.known[access.cta] or view.written[access.cta].all():
+            view.known[access.cta] = True
+            return None
+        text = f"{access.place} reads {view.extent} of {self.named(access)}, which nobody has written"
+        return Finding("UninitialisedRead", text, (access.place,), self.name, (view.low, view.high))
+
+    def write(self, access: Access, clock: Clock, bits: Any) -> None:
+        """Store bits into a view, checked."""
+        self.touch(access, clock)
+        view, cta = access.view, access.cta
+        view.array[cta] = bits
+        if not view.known[cta]:
+            view.written[cta] = np.iinfo(view.written.dtype).max
+            view.known[cta] = True
+
+
+class MemDesc:
+    """A view of a shared buffer: [ctas, *shape] bits of elements of type `elem`."""
+
+    __slots__ = ("_children", "array", "buffer", "dense", "elem", "high", "known", "low", "written")
+
+    def __init__(self, buffer: SharedBuffer, elem: str, array: np.ndarray, written: np.ndarray) -> None:
+        self.buffer, self.elem, self.array = buffer, elem, array
+        marks = written.view(f"u{written.dtype.itemsize}") if written.dtype != np.bool_ else written
+        self.written = marks
+        start = array[0].__array_interface__["data"][0] - buffer.data.__array_interface__["data"][0]
+        extent = sum((n - 1) * s for n, s in zip(array.shape[1:], array.strides[1:], strict=False)) + array.itemsize
+        self.low, self.high = start, start + extent
+        self.dense = extent == array[0].nbytes
+        self.known = [False] * len(array)  # of each CTA: all has been written, or a read has been reported
+        self._children: dict[Any, MemDesc] = {}
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.array.shape[1:]
+
+    @property
+    def extent(self) -> str:
+        """What messages call the place of this view."""
+        return f"bytes {self.low}..{self.high}"
+
+    def meets(self, other: MemDesc) -> bool:
+        """Whether the two views have a byte in common."""
+        if self.low >= other.high or other.low >= self.high:
+            return False
+        if self.dense and other.dense:
+            return True
+        return bool(np.shares_memory(self.array[0], other.array[0]))
+
+    def covers(self, other: MemDesc) -> bool:
+        """Whether this view holds every byte of the other (false if that is not plain)."""
+        return self.dense and self.low <= other.low and other.high <= self.high
+
+    def derived(self, key: Any, change: Callable[[np.ndarray], np.ndarray], elem: str | None = None) -> MemDesc:
+        """The view that `change` makes of the array; the same key gives the same object again."""
+        child = self._children.get(key)
+        if child is None:
+            arrays = [change(array) for array in (self.array, self.written)]
+            if not np.shares_memory(arrays[0], self.array):
+                raise SimulationError(f"{key[0]} of {self.buffer.name} {self.shape} is no view of its bytes")
+            child = self._children[key] = MemDesc(self.buffer, elem or self.elem, arrays[0], arrays[1])
+        return child

@@ -1,0 +1,262 @@
+"""Tensor memory (sm_100): 128 lanes of 512 columns of 32 bits, and tiles on it as views of the same bytes.
+
+    lane  0 ┌ column 0 ─────────────── S: 128x128 f32 ────────────────┐ column 127
+     …      │ P: 128x128 f16 over it, columns 0..63 │ scale: 128x1 f32 │
+    lane 127└─────────────────────────────────────────────────────────┘
+
+A tile's rows and columns are written as mixed-radix digits, each with a step in bytes, so that every layout is one
+strided array: rows of 128 (one lane each) or 64 (16 lanes of every 32; the other half holds what lies beyond 64 rows or
+beyond blockN columns), packed elements or one per 32-bit column. Slices and re-interpretations are other digits on the
+same bytes. Who touched what is recorded as for shared memory, but by lane and column; no proxy fence is needed here.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import SimulationError
+from ..ir.formats import memory_dtype
+from ..ir.module import Block, Module, Op
+from ..ir.valuetypes import Type, parse_type, split_top
+from .clocks import Clock
+from .findings import Findings
+from .shared import POISON, Access, SharedBuffer
+
+LANES, COLUMNS = 128, 512
+_PAIRED = "twoCTAs = true"  # a product of two CTAs: each has its 128 rows as without
+_HALF = 16  # lanes that a tile of 64 rows uses of every 32
+_GROUPS = LANES // _HALF
+_VIEWS = {"ttg.memdesc_index", "ttng.tmem_subslice", "ttg.memdesc_reinterpret"}
+_ENCODING = re.compile(r"^(#\S+) = (#ttng\.tensor_memory\w*<.*>)\s*$", re.MULTILINE)
+
+Digits = tuple[tuple[int, int], ...]  # (extent, step in bytes), the most significant first
+
+
+class Layout(NamedTuple):
+    """How Triton spreads a tile: blocks of rows and columns, and 32-bit columns per element if they are not packed."""
+
+    block_m: int
+    block_n: int
+    stride: int
+
+
+@lru_cache(64)
+def layouts(text: str) -> dict[str, str]:
+    """The names that a module gives to layouts of tensor memory, with what they stand for."""
+    return dict(_ENCODING.findall(text))
+
+
+def layout_of(kind: Type, names: dict[str, str]) -> Layout:
+    """The layout in a type of tensor memory."""
+    name = split_top(kind.text.partition("<")[2][:-1])[1]
+    text = names.get(name, name)
+    numbers = {key: int(value) for key, value in re.findall(r"(\w+) = (\d+)", text)}
+    if (
+        "tensor_memory_encoding" not in text
+        or set(numbers) != {"blockM", "blockN", "colStride"}
+        or "true" in text.replace(_PAIRED, "")
+    ):
+        raise SimulationError(f"the tensor-memory layout {text} is not simulated")
+    if _PAIRED in text and numbers["blockM"] != LANES:
+        raise SimulationError(f"the tensor-memory layout {text} is not simulated")
+    return Layout(numbers["blockM"], numbers["blockN"], numbers["colStride"])
+
+
+def tile(shape: tuple[int, ...], itemsize: int, layout: Layout, pitch: int) -> tuple[list[Digits], int]:
+    """(digits per dimension, bytes per lane) of a tile [..., M, N] in rows of `pitch` bytes."""
+    *stages, m, n = shape
+    unit = itemsize * layout.stride
+    block_m, block_n = layout.block_m, min(layout.block_n, n)
+    rows: list[tuple[int, int]] = [(block_m, pitch)]
+    columns: list[tuple[int, int]] = [(block_n, unit)]
+    if block_m == 64:
+        rows = [(4, 2 * _HALF * pitch), (_HALF, pitch)]
+        if m > block_m:
+            rows.insert(0, (2, _HALF * pitch))
+        elif n > block_n:
+            columns.insert(0, (2, _HALF * pitch))
+    repeat_m, repeat_n = (
+        size // math.prod(extent for extent, _ in digits) for size, digits in ((m, rows), (n, columns))
+    )
+    rows.insert(0, (repeat_m, block_n * unit))
+    columns.insert(0, (repeat_n, repeat_m * block_n * unit))
+    nbytes = repeat_m * repeat_n * block_n * unit
+    digits = [tuple(d for d in dim if d[0] > 1) or ((1, 0),) for dim in (rows, columns)]
+    for stage in reversed(stages):
+        digits.insert(0, ((stage, nbytes),))
+        nbytes *= stage
+    return digits, nbytes
+
+
+class TensorBuffer(SharedBuffer):
+    """One allocation of tensor memory of a program."""
+
+    def __init__(self, name: str, kind: Type, module: Module, findings: Findings) -> None:
+        self.name, self.findings, self.names = name, findings, layouts(module.text)
+        _, nbytes = tile(kind.shape or (), kind.itemsize, layout_of(kind, self.names), 0)
+        self.columns = -(-nbytes // 4)
+        self.nbytes = LANES * 4 * self.columns
+        self.data = np.full((module.num_ctas, LANES, 4 * self.columns), POISON, np.uint8)
+        self.written = np.zeros_like(self.data)
+        self.records = []
+        self.barriers = {}
+
+    def view(self, kind: Type, start: int = 0) -> TensorView:
+        """The tile of a type, from a byte of the first lane on."""
+        digits, nbytes = tile(kind.shape or (), kind.itemsize, layout_of(kind, self.names), 4 * self.columns)
+        if start % (4 * self.columns) + nbytes > 4 * self.columns:
+            raise SimulationError(
+                f"a tile of {nbytes // 4} columns at column {start % (4 * self.columns) // 4} of {self.name} does not "
+                f"fit into its {self.columns} columns"
+            )
+        return TensorView(self, kind.elem, start, digits)
+
+    def read(self, access: Access, clock: Clock) -> np.ndarray:
+        """The bits of a tile, checked: [M, N]."""
+        return super().read(access, clock).reshape(access.view.shape)
+
+    def write(self, access: Access, clock: Clock, bits: Any) -> None:
+        """Store bits [M, N] into a tile, checked."""
+        super().write(access, clock, np.reshape(bits, access.view.array.shape[1:]))
+
+    def _fence(self, new: Access, old: Access, clock: Clock) -> None:
+        """All accesses of tensor memory go through one proxy."""
+
+
+class TensorView:
+    """A tile of tensor memory; to its users the same as a MemDesc, with columns for bytes."""
+
+    def __init__(self, buffer: TensorBuffer, elem: str, start: int, digits: list[Digits]) -> None:
+        self.buffer, self.elem, self.start, self.digits = buffer, elem, start, digits
+        flat = [digit for dim in digits for digit in dim]
+        extents, steps = (tuple(part) for part in zip(*flat, strict=True))
+        dtype = np.dtype(memory_dtype(elem))
+
+        def strided(raw: np.ndarray, dtype: np.dtype) -> np.ndarray:
+            shape, strides = (raw.shape[0], *extents), (raw.strides[0], *steps)
+            return np.ndarray(shape, dtype, raw.data, start, strides)
+
+        self.array = strided(buffer.data, dtype)
+        self.written = strided(buffer.written, np.dtype(f"u{dtype.itemsize}"))
+        self.cells = _cells(buffer.columns, start, tuple(digits), dtype.itemsize)
+        columns = np.flatnonzero(self.cells.any(axis=0))
+        self.low, self.high = int(columns[0]), int(columns[-1]) + 1
+        self.mask = int.from_bytes(np.packbits(self.cells).tobytes(), "big")
+        self.known = [False] * len(self.array)
+        self._children: dict[Any, TensorView] = {}
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(math.prod(extent for extent, _ in dim) for dim in self.digits)
+
+    @property
+    def extent(self) -> str:
+        """What messages call the place of this view."""
+        lanes = np.flatnonzero(self.cells.any(axis=1)) * _HALF
+        return f"lanes {lanes[0]}..{lanes[-1] + _HALF}, columns {self.low}..{self.high}"
+
+    def meets(self, other: TensorView) -> bool:
+        """Whether the two tiles have a cell in common."""
+        return bool(self.mask & other.mask)
+
+    def covers(self, other: TensorView) -> bool:
+        """Whether this tile holds every cell of the other."""
+        return not other.mask & ~self.mask
+
+    def derived(self, key: Any, change: Callable[[np.ndarray], np.ndarray], elem: str | None = None) -> TensorView:
+        """The tile that an operation on memory descriptors makes of this one, which `key` names."""
+        child = self._children.get(key)
+        if child is None:
+            if key[0] == "index":
+                child = self.sliced(0, key[1], 1)
+                child = TensorView(self.buffer, self.elem, child.start, child.digits[1:])
+            elif key[0] == "reinterpret":
+                child = self.buffer.view(parse_type(key[1]), self.start)
+            else:
+                raise SimulationError(f"{key[0]} of tensor memory ({self.buffer.name}) is not simulated")
+            self._children[key] = child
+        return child
+
+    def sliced(self, dim: int, start: int, length: int) -> TensorView:
+        """Indices start..start+length of a dimension."""
+        key = ("slice", dim, start, length)
+        if key not in self._children:
+            offset, digits = _range(self.digits[dim], start, length, self.buffer.name)
+            parts = [*self.digits[:dim], digits, *self.digits[dim + 1 :]]
+            self._children[key] = TensorView(self.buffer, self.elem, self.start + offset, parts)
+        return self._children[key]
+
+
+@lru_cache(1024)
+def _cells(columns: int, start: int, digits: tuple[Digits, ...], itemsize: int) -> np.ndarray:
+    """Which cells of 16 lanes and a column a tile of a buffer has: [8, columns] of bool."""
+    offsets = np.array([start])
+    for extent, step in (digit for dim in digits for digit in dim):
+        offsets = np.unique(offsets[:, None] + np.arange(extent) * step)
+    pitch = 4 * columns
+    cells = np.zeros((_GROUPS, columns), np.bool_)
+    for last in (0, itemsize - 1):
+        cells[offsets // pitch // _HALF, (offsets % pitch + last) // 4] = True
+    return cells
+
+
+def _range(digits: Digits, start: int, length: int, name: str) -> tuple[int, Digits]:
+    """(bytes to its begin, digits) of a range of indices."""
+    offset = 0
+    for i, (extent, step) in enumerate(digits):
+        weight = math.prod(e for e, _ in digits[i + 1 :])
+        if length >= weight and start % weight == 0 and length % weight == 0 and start // weight < extent:
+            return offset + start // weight * step, ((length // weight, step), *digits[i + 1 :])
+        if start // weight >= extent or start % weight + length > weight:
+            break
+        offset += start // weight * step
+        start %= weight
+    raise SimulationError(f"columns {start}..{start + length} of {name} are no tile of its layout")
+
+
+@lru_cache(64)
+def _needed(text: str) -> int:
+    """Most columns that the allocations of a kernel need at once; each lives until its last use."""
+    from ..ir.module import parse_module
+    from ..machine.clusters import clustered, local
+
+    module = parse_module(text)
+    clustered(module)
+    block, names = module.functions[module.entry], layouts(text)
+    spans: list[list[int]] = []  # [columns, first, last]
+    owners: dict[str, int] = {}
+    for i, op in enumerate(block.ops):
+        for inner in _walk(op):
+            if inner.name == "ttng.tmem_alloc":
+                kind = local(inner, inner.outputs[0])
+                nbytes = tile(kind.shape or (), kind.itemsize, layout_of(kind, names), 0)[1]
+                owners[inner.results[0]] = len(spans)
+                spans.append([-(-nbytes // 4), i, i])
+            for name in inner.operands:
+                if name in owners:
+                    spans[owners[name]][2] = i
+                    if inner.name in _VIEWS:
+                        owners[inner.results[0]] = owners[name]
+    return max((sum(n for n, a, b in spans if a <= i <= b) for i in range(len(block.ops))), default=0)
+
+
+def _walk(op: Op) -> list[Op]:
+    """An op and those in its regions; partitions see only what the op hands them."""
+    regions: list[Block] = [r for r in op.regions if r.label in ("region", "default")]
+    return [op, *(inner for region in regions for each in region.ops for inner in _walk(each))]
+
+
+def check_capacity(module: Module) -> None:
+    """Raise SimulationError if a kernel needs more tensor memory than there is."""
+    needed = _needed(module.text)
+    if needed > COLUMNS:
+        raise SimulationError(f"{module.entry} needs {needed} columns of tensor memory at once; there are {COLUMNS}")
+
+
+__all__ = ["COLUMNS", "LANES", "TensorBuffer", "TensorView", "check_capacity"]

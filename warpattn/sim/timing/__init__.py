@@ -1,0 +1,1 @@
+"""The cost model: records of a run, replayed with times."""

@@ -1,0 +1,311 @@
+"""What operations cost: rates and latencies of a chip as data with their sources, and what each operation asks for.
+
+    operation ─ price ─▶ Price: cycles on engines (as if one role had the SM for itself), cycles of latency after them
+
+An engine works for all roles of a program in the order in which they ask. Numbers are per SM and clock cycle. Nothing
+here knows a kernel or a shape; what the predictions are worth is measured by `python -m bench.sim`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from ..errors import SimulationError
+from ..ir.module import Block, Op
+from ..ir.valuetypes import Type, parse_type
+
+WARP = 32
+
+
+@dataclass(frozen=True)
+class Chip:
+    """Rates of the engines in units per SM and cycle, and latencies in cycles."""
+
+    name: str
+    sms: int
+    quarters: int  # schedulers of an SM: a role of fewer warps reaches that part of each rate
+    rates: dict[str, float]
+    latencies: dict[str, float]
+    sources: tuple[str, ...]
+    copies: str = "TMA"  # the engine of copies between global and shared memory
+
+
+SM90 = Chip(
+    "sm_90",
+    sms=132,
+    quarters=4,
+    rates={
+        "issue": 128,  # lanes: a warp instruction in each quarter
+        "FMA": 128,  # results of fp32 add, multiply, fused multiply-add
+        "ALU": 64,  # min, max, compare, select, logic, integer add and multiply, conversions
+        "MUFU": 16,  # ex2, lg2, rcp, rsqrt, sin, cos, tanh
+        "shuffle": 32,
+        "shared memory": 128,  # bytes
+        "tensor core": 4096,  # multiply-adds' operations (two each) of 16-bit operands
+        "TMA": 35,  # bytes, from and to L2
+        "load/store": 64,  # bytes of ordinary loads and stores, from and to L2
+    },
+    latencies={
+        "scalar": 2,  # dependent instructions of one warp take 4; half of them have something beside them
+        "integer division": 90,
+        "tensor": 4,  # dependent instructions of a tensor of one element per lane
+        "shuffle": 25,
+        "shared memory": 30,
+        "global memory": 700,
+        "atomic": 700,
+        "TMA": 1000,
+        "TMA issue": 20,
+        "tensor core": 60,
+        "tensor core issue": 30,
+        "tensor core wait": 20,
+        "mbarrier wait": 30,
+        "mbarrier arrive": 10,
+        "named barrier": 25,
+        "fence": 20,
+        "role start": 1000,
+    },
+    sources=(
+        "rates of FMA, ALU, MUFU, shuffle: CUDA C++ Programming Guide, arithmetic instructions, capability 9.0",
+        "tensor core: H100 data sheet, 989 TFLOP/s dense bf16 = 132 SMs at 1.83 GHz x 4096",
+        "integer division: stamps of %clock on an H200 before and after four moved, bench/notes.md rows 6 and 7",
+        "TMA bytes: an estimate from what this project's own kernels stream (64 KiB in some 2,000 cycles)",
+        "all other latencies: round figures; whoever chose them knew the measured cycles of the kernels",
+    ),
+)
+# Models from data sheets, compared with no measurement: see `sources`.
+SM100 = replace(
+    SM90,
+    name="sm_100",
+    sms=148,
+    rates=SM90.rates | {"tensor core": 8192},
+    sources=(
+        "tensor core: B200 data sheet, 2.25 PFLOP/s dense bf16 = 148 SMs at 1.85 GHz x 8192",
+        "all else as sm_90, not measured",
+    ),
+)
+GFX942 = Chip(
+    "gfx942",
+    sms=304,
+    quarters=4,
+    rates={
+        "issue": 64,
+        "FMA": 64,
+        "ALU": 64,
+        "MUFU": 16,
+        "shuffle": 32,
+        "shared memory": 128,
+        "tensor core": 2048,
+        "copies to LDS": 64,
+        "load/store": 64,
+    },
+    latencies=SM90.latencies
+    | {"integer division": 300, "tensor": 8, "scalar": 4, "copies to LDS": 800, "shared memory": 64},
+    copies="copies to LDS",
+    sources=(
+        "tensor core (matrix cores): MI300X data sheet, 1307 TFLOP/s dense bf16 = 304 CUs at 2.1 GHz x 2048",
+        "FMA and ALU: 81.7 TFLOP/s of vector fp32 = 304 CUs at 2.1 GHz x 128; LDS and L1: CDNA 3 white paper",
+        "all else is a round figure, not measured",
+    ),
+)
+GFX950 = replace(
+    GFX942,
+    name="gfx950",
+    sms=256,
+    rates=GFX942.rates | {"tensor core": 4096},
+    sources=("tensor core: MI355X data sheet, 2.5 PFLOP/s dense bf16 = 256 CUs at 2.4 GHz x 4096", *GFX942.sources[1:]),
+)
+CHIPS = {"cuda:90": SM90, "cuda:100": SM100, "hip:gfx942": GFX942, "hip:gfx950": GFX950}
+
+_MUFU = {"math.exp2", "math.exp", "math.log2", "math.log", "math.sqrt", "math.rsqrt", "math.sin", "math.cos",
+         "math.tanh", "math.erf"}  # fmt: skip
+_FMA = {"arith.addf", "arith.subf", "arith.mulf", "math.fma", "arith.negf"}
+_FREE = {
+    "arith.constant", "arith.bitcast", "tt.bitcast", "tt.splat", "tt.unsplat", "tt.broadcast", "tt.expand_dims",
+    "tt.reshape", "tt.trans", "tt.join", "tt.split", "tt.make_range", "tt.get_program_id", "tt.get_num_programs",
+    "arith.extui", "arith.extsi", "arith.trunci", "arith.index_cast", "ttg.memdesc_index", "ttg.memdesc_reshape",
+    "ttg.memdesc_trans", "ttg.memdesc_subslice", "ttg.memdesc_reinterpret", "ttg.local_dealloc", "arith.extf",
+    "ttng.tmem_alloc", "ttng.tmem_dealloc", "ttng.tmem_subslice", "ttng.tmem_wait",
+    "ttg.warp_specialize", "tt.call", "scf.for", "scf.if", "scf.while", "ttg.async_commit_group", "ub.poison",
+}  # fmt: skip
+_GLOBAL = {"tt.load", "tt.store", "tt.descriptor_load", "tt.descriptor_store", "amdg.buffer_load", "amdg.buffer_store"}
+_DIVISIONS = {"arith.divsi", "arith.remsi", "arith.divui", "arith.remui"}
+_DIVISION, _BY_CONSTANT = 20, 4  # instructions
+_PACKED = 2  # elements of an instruction
+_LATENCY = {
+    "ttng.wait_barrier": "mbarrier wait", "ttng.arrive_barrier": "mbarrier arrive",
+    "ttng.barrier_expect": "mbarrier arrive", "ttng.init_barrier": "mbarrier arrive", "ttng.inval_barrier": "scalar",
+    "ttng.fence_async_shared": "fence", "ttg.barrier": "named barrier", "gpu.barrier": "named barrier",
+    "ttng.warp_group_dot": "tensor core issue", "ttng.warp_group_dot_wait": "tensor core wait",
+    "ttng.async_tma_copy_global_to_local": "TMA issue", "ttng.async_tma_copy_local_to_global": "TMA issue",
+    "ttng.async_tma_store_wait": "mbarrier wait",
+    "ttng.tc_gen5_mma": "tensor core issue",
+    "ttng.tc_gen5_commit": "mbarrier arrive", "ttng.tmem_copy": "tensor core issue",
+    "ttg.async_wait": "mbarrier wait", "tt.atomic_rmw": "atomic",
+    "amdg.buffer_atomic_rmw": "atomic", "amdg.buffer_atomic_cas": "atomic", "amdg.buffer_load_to_local": "TMA issue",
+    "ttg.async_copy_global_to_local": "TMA issue",
+    "tt.atomic_cas": "atomic",
+}  # fmt: skip
+
+
+class Price(NamedTuple):
+    """Cycles that an operation keeps engines busy, each beside the other, and the latency that follows."""
+
+    engines: tuple[tuple[str, float], ...] = ()
+    latency: float = 0.0
+
+
+FREE = Price()
+PRODUCTS = {"wgmma", "tcgen05 mma"}  # asynchronous work of the tensor core
+
+
+def chip_of(target: str) -> Chip:
+    """The chip of a TTGIR target; SimulationError if there is no cost model for it."""
+    if target not in CHIPS:
+        raise SimulationError(f"there is no cost model for {target}; timing knows {', '.join(sorted(CHIPS))}")
+    return CHIPS[target]
+
+
+def prices(block: Block, chip: Chip, constants: frozenset[str] = frozenset()) -> dict[int, Price]:
+    """Prices of the operations of a block and of its regions, by their `uid`; operations without one are free."""
+    found: dict[int, Price] = {}
+    fused = _fused(block)
+    constants |= {name for op in block.ops if op.name == "arith.constant" for name in op.results}
+    for op in block.ops:
+        price = FREE if op.uid in fused else price_of(op, chip, constants)
+        if price is not FREE:
+            found[op.uid] = price
+        if not op.name.startswith(("tt.reduce", "tt.scan", "tt.map")):
+            for region in op.regions:
+                found |= prices(region, chip, constants)
+    return found
+
+
+def _fused(block: Block) -> set[int]:
+    """Multiplications of tensors whose only use is an addition: the compiler makes one fused multiply-add of both."""
+    users: dict[str, list[Op]] = {}
+    for op in block.ops:
+        for name in op.operands:
+            users.setdefault(name, []).append(op)
+    single = (op for op in block.ops if op.name == "arith.mulf" and len(users.get(op.results[0], ())) == 1)
+    return {op.uid for op in single if users[op.results[0]][0].name in ("arith.addf", "arith.subf")}
+
+
+def price_of(op: Op, chip: Chip, constants: frozenset[str] = frozenset()) -> Price:
+    """The price of one operation for the role that executes it; `constants` are names of values known in advance."""
+    name = op.name
+    if name in _FREE or not (op.inputs or op.outputs or name in _LATENCY or "asm" in name):
+        return FREE
+    if name in _LATENCY:
+        return Price((), chip.latencies[_LATENCY[name]])
+    if "asm" in name:
+        return _assembly(op, chip)
+    if name in ("tt.reduce", "tt.scan"):
+        return _reduction(op, chip)
+    if name in ("ttg.local_load", "ttg.local_store", "ttg.local_alloc", "ttng.tmem_load", "ttng.tmem_store"):
+        stored = _bytes(op.inputs[0]) if op.inputs else 0
+        return Price((("shared memory", stored / chip.rates["shared memory"]),), chip.latencies["shared memory"])
+    if name == "ttg.convert_layout":
+        return _conversion(op, chip)
+    if name in _GLOBAL:
+        moved = _bytes(op.outputs[0] if op.outputs else op.inputs[-1])
+        latency = chip.latencies["global memory"] if op.outputs else 0.0
+        return Price((("load/store", moved / chip.rates["load/store"]),), latency)
+    return _arithmetic(op, chip, constants)
+
+
+def _arithmetic(op: Op, chip: Chip, constants: frozenset[str]) -> Price:
+    kind = op.type
+    division = op.name in _DIVISIONS
+    if kind.shape is None:
+        if division and op.operands[1] in constants:  # a multiplication and shifts
+            return Price((), _BY_CONSTANT * chip.latencies["scalar"])
+        return Price((), chip.latencies["integer division" if division else "scalar"])
+    engine = "MUFU" if op.name in _MUFU or op.name.endswith("divf") else "FMA" if op.name in _FMA else "ALU"
+    elements = math.prod(kind.shape)
+    if division:
+        elements *= _BY_CONSTANT if op.operands[1] in constants else _DIVISION
+    if op.name == "tt.dot":
+        return product(op, chip)
+    if op.name == "ttng.packed_arith":
+        engine, elements = "FMA", elements / _PACKED
+    return _on(engine, elements, chip)
+
+
+def _on(engine: str, lanes: float, chip: Chip, latency: float | None = None) -> Price:
+    busy = [("issue", lanes / chip.rates["issue"])]
+    if chip.rates[engine] < chip.rates["issue"]:
+        busy.append((engine, lanes / chip.rates[engine]))
+    return Price(tuple(busy), chip.latencies["tensor"] if latency is None else latency)
+
+
+def _assembly(op: Op, chip: Chip) -> Price:
+    """Inline assembly: its slowest known instruction decides."""
+    text = op.strings[0]
+    if "bar.sync" in text or "bar.arrive" in text or "barrier" in text.split()[0]:
+        return Price((), chip.latencies["named barrier"] if "sync" in text else chip.latencies["scalar"])
+    if "mbarrier" in text:
+        return Price((), chip.latencies["mbarrier arrive"])
+    if op.name != "tt.elementwise_inline_asm":
+        return Price((), 4 * chip.latencies["scalar"] + (chip.latencies["shuffle"] if "vote" in text else 0))
+    words = [word for word in text.replace(";", " ").split() if "." in word]
+    if all(word.startswith("mov.") for word in words):
+        return FREE
+    slow = any(word.startswith(("ex2", "lg2", "rcp", "rsqrt", "sin", "cos", "tanh", "sqrt")) for word in words)
+    fast = all(word.startswith(("fma", "add", "mul", "sub")) and ".f32" in word for word in words)
+    return _on("MUFU" if slow else "FMA" if fast else "ALU", math.prod(op.type.shape or (1,)), chip)
+
+
+def _reduction(op: Op, chip: Chip) -> Price:
+    """One operation per element; where fewer results than lanes remain, shuffles between lanes as well."""
+    elements, results = math.prod(op.inputs[0].shape or (1,)), math.prod(op.outputs[0].shape or (1,))
+    if elements < WARP and results == 1:
+        return Price((), chip.latencies["tensor"])
+    engine = "FMA" if any(inner.name == "arith.addf" for inner in op.regions[0].ops) else "ALU"
+    price = _on(engine, elements * max(1, len(op.outputs)), chip)
+    if results >= 4 * WARP:
+        return price
+    rounds = 2 if results > 1 else 5
+    shuffles = ("shuffle", rounds * 4 * WARP / chip.rates["shuffle"])
+    return Price((*price.engines, shuffles), price.latency + rounds * chip.latencies["shuffle"])
+
+
+def _conversion(op: Op, chip: Chip) -> Price:
+    """A change of layout: free where registers stay, else once through shared memory and back."""
+    kind = op.outputs[0]
+    if "dot_op" in kind.text or math.prod(kind.shape or (1,)) <= 8 * WARP or "linear" in op.inputs[0].text + kind.text:
+        return FREE  # spelled by the kernel's author to be without movement, or too small to matter
+    cycles = 2 * _bytes(kind) / chip.rates["shared memory"]
+    return Price((("shared memory", cycles),), 2 * chip.latencies["shared memory"])
+
+
+def product(op: Op, chip: Chip) -> Price:
+    """A matrix product on the tensor core; operands of n bits run at 16 / n of the 16-bit rate."""
+    (m, k), n = (op.inputs[0].shape or (1, 1))[-2:], (op.inputs[1].shape or (1, 1))[-1]
+    rate = chip.rates["tensor core"] * 16 / op.inputs[0].bits
+    return Price((("tensor core", 2 * m * n * k / rate),), chip.latencies["tensor core"])
+
+
+def asynchronous(op: Op, engine: str, second: bool, chip: Chip) -> Price:
+    """What the work that `op` has started asks for; `second`: the part of a store that follows reading."""
+    if engine in PRODUCTS:
+        return product(op, chip)
+    if "commit" in engine:
+        return Price((), chip.latencies["mbarrier arrive"])
+    views = [kind for kind in (*op.inputs, *op.outputs) if kind.kind == "memdesc" and kind.elem != "i64"]
+    bare = re.search(r"-> (<[^>]*>)", op.raw)  # AMD's copies spell only what stands inside a memdesc
+    if not views and bare:
+        views = [parse_type(f"!ttg.memdesc{bare[1]}")]
+    moved = sum(_bytes(kind) for kind in views[:1])
+    if engine == "TMA store" and not second:
+        return Price((("shared memory", moved / chip.rates["shared memory"]),), chip.latencies["shared memory"])
+    return Price(((chip.copies, moved / chip.rates[chip.copies]),), chip.latencies[chip.copies])
+
+
+def _bytes(kind: Type) -> int:
+    return math.prod(kind.shape or (1,)) * kind.itemsize
+
+
+__all__ = ["CHIPS", "FREE", "PRODUCTS", "Chip", "Price", "asynchronous", "chip_of", "price_of", "prices"]
