@@ -14,11 +14,11 @@ from bench.peers.adapter import Call
 from warpattn.kernels.sm90.decode import launch
 from warpattn.kernels.sm90.decode.config import deepest
 from warpattn.problem import Call as Asked
-from warpattn.problem import examine
+from warpattn.problem import validate
 from warpattn.problem.arch import ARCHS
+from warpattn.problem.launch import PlanOptions
 from warpattn.problem.operands import Operands
-from warpattn.problem.step import Terms
-from warpattn.runtime.bound_launches import Repeat
+from warpattn.runtime.bound_launches import BoundLaunches
 from warpattn.sequences import Dense, PagedKV
 from warpattn.sequences import Sequence as Layout
 
@@ -30,18 +30,18 @@ def own_calls(layers: Sequence[Inputs], fields: dict[str, int]) -> list[Call]:
     if first.q.device.type == "cpu":
         return [public_call(x) for x in layers]
     sequence = sequence_of(first)
-    ready = examine(Asked(first.q, first.k, first.v, sequence, backend="reference"), read_values=False)
+    ready = validate(Asked(first.q, first.k, first.v, sequence, backend="reference"), read_values=False)
     fields = dict(fields)
     grid = fields.pop("grid", 0)
-    terms = Terms(bool(fields.pop("invariant", 0)), bool(fields.pop("settled", 0)))
+    terms = PlanOptions(bool(fields.pop("invariant", 0)), bool(fields.pop("settled", 0)))
     choice = launch.choose(ready.problem, ARCHS["sm90"], ctas=fields.pop("ctas", None), terms=terms)
     choice = replace(choice, grid=(grid,)) if grid else choice
     config = replace(choice.config, **fields)
     config = replace(config, stages=deepest(config)) if "block_n" in fields and "stages" not in fields else config
     out = first.q.new_empty((*first.q.shape[:-1], first.v.shape[-1]))
     operands = Operands(first.q, first.k, first.v, out, None, None)
-    steps = launch.steps(ready, operands, sequence, replace(choice, config=config))
-    repeat = Repeat.of(steps, ready, operands, sequence)
+    steps = launch.list_launches(ready, operands, sequence, replace(choice, config=config))
+    repeat = BoundLaunches.of(steps, ready, operands, sequence)
 
     def call(x: Inputs) -> Tensor:
         indices = sequence_of(x).indices().values()

@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from warpattn.kernels.nvidia.pipelines import make_pipeline, producer_state
 from warpattn.kernels.sm90.layouts import tile_layout
-from warpattn.problem.step import Step
+from warpattn.problem.launch import Launch
 
 TILE = 128  # keys
 STAGES = 2  # one is as fast, three are too (bench/notes.md)
@@ -54,7 +54,7 @@ def load_next(desc, ring, state, coord, nbytes: gl.constexpr):
     tma.async_load(desc, coord, ring.full(state.index), ring.tile(state))
 
 
-def read_step(k: Tensor, v: Tensor) -> Step:
+def read_step(k: Tensor, v: Tensor) -> Launch:
     """The launch that reads bf16 (batch, keys, heads, dim) tensors, a multiple of 128 keys."""
     batch, keys, heads, dim = k.shape
     if k.dtype != torch.bfloat16 or keys % TILE or v.shape != k.shape:
@@ -70,4 +70,4 @@ def read_step(k: Tensor, v: Tensor) -> Step:
         return GluonASTSource(read_kernel, signature, constants, {})
 
     options = {"num_warps": 1, "enable_fp_fusion": True}
-    return Step("bench.read", "sm90", (TILE, dim, STAGES), source, options, (CTAS,), args, persistent=True)
+    return Launch("bench.read", "sm90", (TILE, dim, STAGES), source, options, (CTAS,), args, persistent=True)

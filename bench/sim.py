@@ -20,7 +20,7 @@ from bench.cases import Case, find
 from warpattn.kernels.sm90.prefill.config import SM90Config, arrange
 from warpattn.kernels.sm90.select import prefill
 from warpattn.masks import Causal, Full
-from warpattn.problem import Call, examine
+from warpattn.problem import Call, validate
 from warpattn.problem.arch import ARCHS
 from warpattn.problem.operands import Operands
 from warpattn.runtime import simulate as simulated
@@ -54,13 +54,13 @@ def simulate(
     q = torch.randn(1, rows, 1, case.dim).to(dtype)
     k, v = (torch.randn(1, keys, 1, dim).to(dtype) for dim in (case.dim, case.dim_v))
     mask = Causal() if causal else Full()
-    ready = examine(Call(q, k, v, Dense(), mask, backend="simulate:sm90"))
+    ready = validate(Call(q, k, v, Dense(), mask, backend="simulate:sm90"))
     out = torch.empty(1, rows, 1, case.dim_v, dtype=dtype)
     options = simulated.Options(timing=timing, programs=1 if timing else simulated.PROGRAMS)
     choice = planned(ready.problem).choice
     if config is not None:
         choice = arrange(ready.problem, ARCHS["sm90"], config, "asked for")
-    report = simulated.launch(prefill(ready, Operands(q, k, v, out, None, None), choice), options)
+    report = simulated.run_launch(prefill(ready, Operands(q, k, v, out, None, None), choice), options)
     if not report.clean:
         raise RuntimeError(str(report))
     return report
@@ -110,7 +110,7 @@ def predict(case: Case) -> float:
         (case.seq_q, case.heads_q, case.dim), (case.seq_k, case.heads_kv, case.dim),
         (case.seq_k, case.heads_kv, case.dim_v)))  # fmt: skip
     mask = Causal() if case.causal else Full()
-    plan = planned(examine(Call(q, k, v, Dense(), mask, backend="reference")).problem)
+    plan = planned(validate(Call(q, k, v, Dense(), mask, backend="reference")).problem)
     cost = costs(case, plan)
     free = [cost.start] * min(ARCHS["sm90"].processors, plan.choice.grid[0])
     for plain, masked in tiles_of(case, plan):

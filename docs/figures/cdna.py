@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from warpattn.kernels.cdna.launch import steps
+from warpattn.kernels.cdna.launch import launches_of_choice
 from warpattn.kernels.cdna.select import prefill_config
 from warpattn.machine_code import gcn
 from warpattn.masks import Full
-from warpattn.problem import Call, examine
+from warpattn.problem import Call, validate
+from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands
-from warpattn.problem.step import Choice, Step
-from warpattn.runtime.simulate import Options, launch
+from warpattn.runtime.simulate import Options, run_launch
 from warpattn.sequences import Dense
 from warpattn.sim import Report
 
@@ -45,25 +45,25 @@ class Run(NamedTuple):
     copies: gcn.Check
 
 
-def step_of(kind: str, arch: str) -> Step:
+def step_of(kind: str, arch: str) -> Launch:
     """The launch of the problem with one kind of buffers."""
     torch.manual_seed(0)
     q = torch.randn(1, QUERIES, 1, DIM).bfloat16()
     k, v = (torch.randn(1, KEYS, 1, DIM).bfloat16() for _ in range(2))
-    ready = examine(Call(q, k, v, Dense(), Full(), backend=f"simulate:{arch}"))
+    ready = validate(Call(q, k, v, Dense(), Full(), backend=f"simulate:{arch}"))
     config, _ = prefill_config("bf16", DIM, DIM, arch, kind)
     operands = Operands(q, k, v, torch.full_like(q, torch.nan), None, None)
-    (step,) = steps(ready, operands, Dense(), Choice("prefill", config, (), (), ()))
+    (step,) = launches_of_choice(ready, operands, Dense(), Choice("prefill", config, (), (), ()))
     return step
 
 
 @cache
 def simulated(kind: str, arch: str) -> Report:
     """The launch in the simulator, timed by the model of `arch`."""
-    return launch(step_of(kind, arch), Options(timing=True))
+    return run_launch(step_of(kind, arch), Options(timing=True))
 
 
-def compiled(step: Step) -> Any:
+def compiled(step: Launch) -> Any:
     """Triton's kernel of a step, with its machine code."""
     import triton
     from triton.backends.compiler import GPUTarget

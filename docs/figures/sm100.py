@@ -8,12 +8,12 @@ import torch
 
 from warpattn.kernels.sm100.prefill_1q.config import choice_of
 from warpattn.kernels.sm100.prefill_2q.config import choose_2q, prefill_config
-from warpattn.kernels.sm100.select import steps_of
+from warpattn.kernels.sm100.select import launches_of_choice
 from warpattn.masks import Full
-from warpattn.problem import Call, Problem, examine
+from warpattn.problem import Call, Problem, validate
+from warpattn.problem.launch import Choice
 from warpattn.problem.operands import Operands
-from warpattn.problem.step import Choice
-from warpattn.runtime.simulate import Options, launch
+from warpattn.runtime.simulate import Options, run_launch
 from warpattn.sequences import Dense
 from warpattn.sim import Report
 
@@ -38,10 +38,10 @@ def run(name: str = "sm100", keys: int = 1536) -> Report:
     torch.manual_seed(0)
     q = torch.randn(1, rows, 1, 128).bfloat16()
     k, v = (torch.randn(1, keys, 1, 128).bfloat16() for _ in range(2))
-    ready = examine(Call(q, k, v, Dense(), Full(), backend="simulate:sm100"))
+    ready = validate(Call(q, k, v, Dense(), Full(), backend="simulate:sm100"))
     x = Operands(q, k, v, torch.empty_like(q), None, None)
-    (step,) = steps_of(ready, x, Dense(), choose(ready.problem))
-    return launch(step, Options(timing=True))
+    (step,) = launches_of_choice(ready, x, Dense(), choose(ready.problem))
+    return run_launch(step, Options(timing=True))
 
 
 if __name__ == "__main__":

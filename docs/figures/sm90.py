@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from warpattn.masks import Causal
-from warpattn.problem import Call, examine
+from warpattn.problem import Call, validate
 from warpattn.problem.operands import Operands
 from warpattn.runtime.simulate import Options, traced
 from warpattn.sequences import Dense
@@ -16,7 +16,7 @@ def run() -> Report:
     """One head of 512 queries and keys, timed by the model of sm_90."""
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 512, 1, 128).bfloat16() for _ in range(3))
-    ready = examine(Call(q, k, v, Dense(), Causal(), backend="simulate:sm90"))
+    ready = validate(Call(q, k, v, Dense(), Causal(), backend="simulate:sm90"))
     return traced(ready, Operands(q, k, v, torch.empty_like(q), None, None), Options(timing=True, programs=1))
 
 

@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 
 from tests.cases import MASKS, SCORES, Case
 from tests.oracle import check, poisoned
-from warpattn.problem import Call, examine
+from warpattn.problem import Call, validate
 from warpattn.problem.operands import Operands
 from warpattn.runtime.simulate import Options, traced
 
@@ -108,7 +108,7 @@ def test_several_key_heads(arch: str, layout: str) -> None:
 def run(case: Case, arch: str) -> None:
     """Values by the rule of the oracle, the same bits under every schedule, and no findings."""
     x = case.build("cpu")
-    ready = examine(Call(x.q, x.k, x.v, x.sequence, x.mask, x.score, x.sinks, x.scale, True, None, f"simulate:{arch}"))
+    ready = validate(Call(x.q, x.k, x.v, x.sequence, x.mask, x.score, x.sinks, x.scale, True, None, f"simulate:{arch}"))
     given = tuple(x.sequence.operands(x.q, x.k, x.v).values())
     first: tuple[torch.Tensor, ...] = ()
     for schedule, seed in SCHEDULES:

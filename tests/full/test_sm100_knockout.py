@@ -22,12 +22,12 @@ from tests.sim.sm100.test_knockout import reason as reason_2q
 from tests.sim.sm100.test_lengths import paged, ragged
 from warpattn.kernels.sm100.prefill_1q.config import choice_of, choose_1q
 from warpattn.kernels.sm100.prefill_2q.config import choose_2q
-from warpattn.kernels.sm100.select import steps_of
+from warpattn.kernels.sm100.select import launches_of_choice
 from warpattn.masks import Causal
-from warpattn.problem import Call, examine
+from warpattn.problem import Call, validate
 from warpattn.problem.arch import ARCHS
+from warpattn.problem.launch import Launch
 from warpattn.problem.operands import Operands, fitted
-from warpattn.problem.step import Step
 from warpattn.runtime.simulate import _kernel as compiled
 from warpattn.sequences import Dense
 from warpattn.sim import KnockOut, Report, knock_out, simulate
@@ -68,9 +68,9 @@ CASES: dict[str, tuple[Callable[[], Call], int]] = {
 }
 
 
-def step_of(call: Call, parts: int) -> Step:
+def step_of(call: Call, parts: int) -> Launch:
     """The prefill launch of a call."""
-    ready = examine(call)
+    ready = validate(call)
     q, k, v = call.sequence.operands(call.q, call.k, call.v).values()
     out, lse = poisoned(tuple(q.shape), q.dtype), poisoned(ready.lse_shape, torch.float32)
     choice = choose_2q(ready.problem)
@@ -78,7 +78,7 @@ def step_of(call: Call, parts: int) -> Step:
         one = choose_1q(ready.problem, choice.config, ARCHS["sm100"])
         assert one is not None
         choice = choice_of(ready.problem, replace(one.config, splitk_partitions=parts))
-    return steps_of(ready, fitted(Operands(q, k, v, out, lse, None)), call.sequence, choice)[0]
+    return launches_of_choice(ready, fitted(Operands(q, k, v, out, lse, None)), call.sequence, choice)[0]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -98,13 +98,13 @@ def test_every_synchronisation_is_needed(name: str) -> None:
 
 def test_the_combination_of_parts_has_nothing_to_delete() -> None:
     call = pages([2900, 100], 60, 1, 1, 64, 64)
-    ready = examine(call)
+    ready = validate(call)
     q, k, v = call.sequence.operands(call.q, call.k, call.v).values()
     x = fitted(Operands(q, k, v, torch.empty_like(q), torch.empty(ready.lse_shape), None))
     one = choose_1q(ready.problem, choose_2q(ready.problem).config, ARCHS["sm100"])
     assert one is not None
     split = choice_of(ready.problem, replace(one.config, splitk_partitions=2))
-    first, combine = steps_of(ready, x, call.sequence, split)
+    first, combine = launches_of_choice(ready, x, call.sequence, split)
     assert combine.name == "sm100.combine"
     assert knock_out(compiled(first), lambda module: Report())
     assert not knock_out(compiled(combine), lambda module: Report())

@@ -31,12 +31,12 @@ from tests.cases import MASKS, Case
 from tests.oracle import Inputs, check, poisoned
 from warpattn.kernels.sm100.prefill_1q.config import choice_of, choose_1q
 from warpattn.kernels.sm100.prefill_2q.config import choose_2q, prefill_config
-from warpattn.kernels.sm100.select import steps_of
-from warpattn.problem import Call, Problem, Ready, examine
+from warpattn.kernels.sm100.select import launches_of_choice
+from warpattn.problem import Call, CheckedCall, Problem, validate
 from warpattn.problem.arch import ARCHS
+from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands, fitted
-from warpattn.problem.step import Choice, Step
-from warpattn.runtime.simulate import Options, launch
+from warpattn.runtime.simulate import Options, run_launch
 
 pytestmark = pytest.mark.full
 
@@ -122,7 +122,7 @@ def test_values_and_no_findings(product: Product) -> None:
         for schedule, seed in SCHEDULES:
             steps, results = launches(product, inputs)
             for step in steps:
-                report = launch(step, Options(schedule, seed))
+                report = run_launch(step, Options(schedule, seed))
                 assert report.clean, f"{case.name} {schedule} {seed}: {report}"
             if expected is None:
                 check(inputs, *results)
@@ -131,15 +131,15 @@ def test_values_and_no_findings(product: Product) -> None:
             assert same, f"{case.name}: {schedule} {seed} has other bits than {SCHEDULES[0][0]}"
 
 
-def launches(product: Product, x: Inputs) -> tuple[tuple[Step, ...], tuple[Tensor, Tensor]]:
+def launches(product: Product, x: Inputs) -> tuple[tuple[Launch, ...], tuple[Tensor, Tensor]]:
     """The launches of a problem, and the poisoned outputs that they fill."""
     call = Call(x.q, x.k, x.v, x.sequence, x.mask, x.score, x.sinks, x.scale, True, None, "simulate:sm100")
-    ready: Ready = examine(call)
+    ready: CheckedCall = validate(call)
     out = poisoned((*x.q.shape[:-1], x.v.shape[-1]), x.q.dtype)
     lse = poisoned(ready.lse_shape, torch.float32)
     operands = fitted(Operands(x.q, x.k, x.v, out, lse, x.sinks))
     assert operands.out is out
-    steps = steps_of(ready, operands, x.sequence, product.choice(ready.problem))
+    steps = launches_of_choice(ready, operands, x.sequence, product.choice(ready.problem))
     if product.parts > 1:
         steps[0].args["o_desc"].fill_(torch.nan)
         steps[0].args["lse_ptr"].fill_(torch.nan)

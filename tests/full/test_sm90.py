@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 
 from tests.cases import Case, kernel_cases
 from tests.oracle import check, poisoned
-from warpattn.problem import Call, examine
+from warpattn.problem import Call, validate
 from warpattn.problem.operands import Operands
 from warpattn.runtime.simulate import Options, traced
 from warpattn.sequences import Dense
@@ -28,7 +28,7 @@ LONG = [replace(CASES[0], seq_q=2200, seq_k=seq_k, heads_q=1, heads_kv=1, mask=m
 def test_values_and_no_findings(case: Case) -> None:
     x = case.build("cpu")
     call = Call(x.q, x.k, x.v, Dense(), x.mask, x.score, x.sinks, x.scale, True, None, "simulate:sm90")
-    ready = examine(call)
+    ready = validate(call)
     for schedule, seed in SCHEDULES:
         out = poisoned((*x.q.shape[:-1], x.v.shape[-1]), x.q.dtype)
         lse = poisoned((x.q.shape[0], x.q.shape[2], x.q.shape[1]), torch.float32)

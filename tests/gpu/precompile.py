@@ -9,10 +9,10 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
 from tests.cases import Case
-from warpattn.problem import Call, examine
+from warpattn.problem import Call, validate
 from warpattn.problem.operands import Operands
 from warpattn.runtime import execute
-from warpattn.runtime.plan import steps
+from warpattn.runtime.plan import list_launches
 
 SIMPLE = {"none", "full", "causal"}
 
@@ -35,10 +35,10 @@ def compile_case(case: Case) -> str:
     call = Call(
         inputs.q, inputs.k, inputs.v, inputs.sequence, inputs.mask, inputs.score, inputs.sinks, inputs.scale, True
     )
-    ready = examine(replace(call, backend="reference"))
+    ready = validate(replace(call, backend="reference"))
     out = inputs.q.new_empty((*inputs.q.shape[:-1], inputs.v.shape[-1]))
     operands = Operands(inputs.q, inputs.k, inputs.v, out, inputs.q.new_empty(ready.lse_shape), inputs.sinks)
-    for step in steps(replace(ready, backend="sm90"), operands, inputs.sequence):
+    for step in list_launches(replace(ready, backend="sm90"), operands, inputs.sequence):
         execute.artifact(step)
     return case.name
 

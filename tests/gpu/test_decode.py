@@ -13,10 +13,10 @@ pytest.importorskip("triton")
 
 from tests.sim.sm90.decode import Decode, error, tensors
 from warpattn.masks import Causal, Chunked, SlidingWindow
-from warpattn.problem import Call, examine
+from warpattn.problem import Call, validate
 from warpattn.problem.arch import ARCHS
+from warpattn.problem.launch import PlanOptions
 from warpattn.problem.operands import Operands
-from warpattn.problem.step import Terms
 from warpattn.reference import reference
 from warpattn.scores import ALiBi, SoftCap
 from warpattn.sequences import Dense, PagedKV
@@ -49,7 +49,7 @@ class Launched:
     """A case on the card, bound once; `q`, `out` and `sequence` may be written between launches."""
 
     def __init__(self, case: Decode, ctas: int = 1, first: Any = None) -> None:
-        from warpattn.kernels.sm90.decode.launch import choose, steps
+        from warpattn.kernels.sm90.decode.launch import choose, list_launches
         from warpattn.runtime import execute
 
         q, dense, sequence, sinks = tensors(case, first)
@@ -63,12 +63,12 @@ class Launched:
             self.k, self.v = (x.cuda() for x in dense)
         self.sequence: Dense | PagedKV = sequence
         asked = Call(self.q, self.k, self.v, sequence, case.mask, case.score, self.sinks, None, True)
-        ready = examine(replace(asked, backend="reference"), read_values=False)
+        ready = validate(replace(asked, backend="reference"), read_values=False)
         self.out = torch.empty((*q.shape[:3], self.v.shape[-1]), dtype=case.dtype, device="cuda")
         self.lse = torch.empty(ready.lse_shape, device="cuda")
-        choice = choose(ready.problem, ARCHS["sm90"], ctas=ctas, terms=Terms(batch_invariant=case.invariant))
+        choice = choose(ready.problem, ARCHS["sm90"], ctas=ctas, terms=PlanOptions(batch_invariant=case.invariant))
         operands = Operands(self.q, self.k, self.v, self.out, self.lse, self.sinks)
-        self.steps = steps(ready, operands, sequence, choice)
+        self.steps = list_launches(ready, operands, sequence, choice)
         self._bound = [execute.load(step, 0).bind(step) for step in self.steps]
 
     def __call__(self) -> tuple[Tensor, Tensor]:

@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.table import Table
 
 from warpattn.cli import spelling
-from warpattn.cli.plan import checked
+from warpattn.cli.plan import checked_call
 from warpattn.machine_code import gcn, sass
-from warpattn.problem import Ready
+from warpattn.problem import CheckedCall
 from warpattn.problem.operands import Operands
-from warpattn.runtime.plan import plan, steps
+from warpattn.runtime.plan import list_launches, plan
 from warpattn.sequences import Dense
 
 # What an attention kernel is made of; the rest is counted as one line.
@@ -49,27 +49,27 @@ def compile_command(
     opcodes: Annotated[bool, typer.Option("--opcodes", help="Count every instruction, with its modifiers")] = False,
 ) -> None:
     """Compile a problem's kernels and print what they occupy and are made of."""
-    ready = replace(checked(shape, mask, score, dtype), backend=spelling.arch(arch))
+    checked = replace(checked_call(shape, mask, score, dtype), backend=spelling.arch(arch))
     from warpattn.runtime.execute import compiled  # imports Triton, which the other commands do without
 
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    console.print(str(plan(ready.problem, arch=arch)))
-    for step in steps(ready, untouched(ready), Dense()):
+    console.print(str(plan(checked.problem, arch=arch)))
+    for launch in list_launches(checked, untouched(checked), Dense()):
         start = time.perf_counter()
-        kernel = compiled(step)
-        table = Table(title=f"{step.name}, compiled in {time.perf_counter() - start:.1f} s", show_header=False)
+        kernel = compiled(launch)
+        table = Table(title=f"{launch.name}, compiled in {time.perf_counter() - start:.1f} s", show_header=False)
         for row in amd_rows(kernel, opcodes) if arch.startswith("gfx") else nvidia_rows(kernel, opcodes):
             table.add_row(*row)
         console.print(table)
 
 
-def untouched(ready: Ready) -> Operands:
+def untouched(checked: CheckedCall) -> Operands:
     """Tensors of a dense problem's shapes, whose memory is never used."""
-    p = ready.problem
+    p = checked.problem
     shapes = ((p.seq_q, p.heads_q, p.dim_qk), (p.seq_k, p.heads_kv, p.dim_qk), (p.seq_k, p.heads_kv, p.dim_v),
               (p.seq_q, p.heads_q, p.dim_v))  # fmt: skip
     q, k, v, out = (torch.empty(p.batch, *shape, dtype=p.dtype) for shape in shapes)
-    return Operands(q, k, v, out, torch.empty(ready.lse_shape) if p.has_lse else None, None)
+    return Operands(q, k, v, out, torch.empty(checked.lse_shape) if p.has_lse else None, None)
 
 
 def nvidia_rows(kernel: Any, opcodes: bool) -> list[tuple[str, str]]:

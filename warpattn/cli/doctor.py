@@ -22,7 +22,7 @@ from rich.table import Table
 from warpattn import __version__
 from warpattn.cli import spelling
 from warpattn.errors import AttentionError
-from warpattn.problem import Call, examine
+from warpattn.problem import Call, validate
 from warpattn.problem.backends import LIMITS, chip_of
 from warpattn.runtime import kernel_cache as artifacts
 from warpattn.runtime.plan import plan
@@ -176,7 +176,7 @@ def route(call: Callable[[str], Call], device: torch.device, arch: str) -> Itera
         yield f"no kernels for {wanted} yet; {', '.join(LIMITS)} can be planned"
         return
     try:
-        problem = examine(call(f"simulate:{wanted}"), read_values=False).problem
+        problem = validate(call(f"simulate:{wanted}"), read_values=False).problem
         yield from str(plan(problem, arch=wanted)).splitlines()
     except AttentionError as error:
         yield from (f"refused: {reason}" for reason in error.reasons)

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from warpattn.cli import spelling
-from warpattn.problem import Call, Ready, examine
+from warpattn.problem import Call, CheckedCall, validate
 from warpattn.runtime.plan import plan
 from warpattn.sequences import Dense
 
@@ -23,11 +23,11 @@ def plan_command(
     arch: Annotated[str, typer.Option(help=f"Architecture: {spelling.ARCH_HELP}")] = "sm90",
 ) -> None:
     """Print the plan of a problem and its reasons."""
-    chosen = plan(checked(shape, mask, score, dtype).problem, arch=spelling.arch(arch))
+    chosen = plan(checked_call(shape, mask, score, dtype).problem, arch=spelling.arch(arch))
     Console(highlight=False, markup=False, soft_wrap=True).print(str(chosen))
 
 
-def checked(shape: str, mask: str, score: str, dtype: str) -> Ready:
+def checked_call(shape: str, mask: str, score: str, dtype: str) -> CheckedCall:
     """The checked call that the options spell, as a GPU would get it; its tensors are never touched."""
     size, kind = spelling.shape(shape), spelling.half(dtype)
     q = torch.empty(size.batch, size.seq_q, size.heads_q, size.dim_qk, dtype=kind)
@@ -36,5 +36,5 @@ def checked(shape: str, mask: str, score: str, dtype: str) -> Ready:
     call = Call(
         q, k, v, Dense(), spelling.mask(mask), spelling.score(score, size.heads_q), backend="reference", return_lse=True
     )
-    ready = examine(call)
-    return replace(ready, problem=replace(ready.problem, device_type="cuda"))
+    checked = validate(call)
+    return replace(checked, problem=replace(checked.problem, device_type="cuda"))

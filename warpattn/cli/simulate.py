@@ -13,7 +13,7 @@ from rich.table import Table
 from torch import Tensor
 
 from warpattn.cli import spelling, tensors
-from warpattn.problem import Call, examine
+from warpattn.problem import Call, validate
 from warpattn.problem.operands import Operands
 from warpattn.reference import reference
 from warpattn.sequences import Dense
@@ -40,21 +40,21 @@ def simulate_command(
     q, k, v = (x.to(kind) for x in tensors.random(size, seed))
     options = {"mask": spelling.mask(mask), "score": spelling.score(score, size.heads_q)}
     backend = f"simulate:{spelling.arch(arch)}"
-    ready = examine(Call(q, k, v, Dense(), **options, return_lse=True, backend=backend))
+    checked = validate(Call(q, k, v, Dense(), **options, return_lse=True, backend=backend))
     out = torch.full((*q.shape[:3], v.shape[3]), torch.nan, dtype=kind)
-    lse = torch.full(ready.lse_shape, torch.nan)
+    lse = torch.full(checked.lse_shape, torch.nan)
     console = Console(highlight=False, soft_wrap=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        step = progress.add_task("compile and simulate", total=2)
+        task = progress.add_task("compile and simulate", total=2)
         from warpattn.runtime import simulate  # imports NumPy and Triton
 
         timed = timeline is not None  # of one program, whose picture has every tile
         chosen = simulate.Options(schedule, seed, timed, 1 if timed else simulate.PROGRAMS)
-        report = simulate.traced(ready, Operands(q, k, v, out, lse, None), chosen)
-        progress.update(step, advance=1, description="reference")
+        report = simulate.traced(checked, Operands(q, k, v, out, lse, None), chosen)
+        progress.update(task, advance=1, description="reference")
         expected, expected_lse = reference(q, k, v, **options)
-        progress.advance(step)
+        progress.advance(task)
     console.print(
         f"q {tuple(q.shape)}  k {tuple(k.shape)}  {dtype}  mask {mask}  score {score or 'none'}  on {backend}"
     )

@@ -1,6 +1,6 @@
 """A call as a problem: its arguments, the rules they keep, and the frozen description that decides on a kernel."""
 
-from warpattn.problem.problem import Call, Problem, Ready, is_latent
-from warpattn.problem.rules import examine, parts
+from warpattn.problem.problem import Call, CheckedCall, Problem, is_latent
+from warpattn.problem.rules import parts, validate
 
-__all__ = ["Call", "Problem", "Ready", "examine", "is_latent", "parts"]
+__all__ = ["Call", "CheckedCall", "Problem", "is_latent", "parts", "validate"]

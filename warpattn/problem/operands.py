@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from warpattn.language.nodes import Program
-from warpattn.problem.problem import Ready
+from warpattn.problem.problem import CheckedCall
 
 __all__ = ["ALIGNMENT", "COPY_RULE", "Operands", "addressable", "captured", "described", "fitted", "flat", "programs",
            "without_keys"]  # fmt: skip
@@ -60,9 +60,9 @@ def described(x: Tensor) -> tuple[Hashable, ...]:
     return (type(x), x.shape, x.stride(), x.dtype, x.get_device())
 
 
-def captured(ready: Ready) -> tuple[Tensor, ...]:
+def captured(checked: CheckedCall) -> tuple[Tensor, ...]:
     """Captured tensors in the kernel's order: the mask's, then the score's."""
-    return ready.mask.tensors if ready.score is None else ready.mask.tensors + ready.score.tensors
+    return checked.mask.tensors if checked.score is None else checked.mask.tensors + checked.score.tensors
 
 
 def flat(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
@@ -70,12 +70,12 @@ def flat(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
     return tuple(value for x in tensors for value in (x, *x.shape, *x.stride()))
 
 
-def programs(ready: Ready) -> tuple[Program, Program | None]:
+def programs(checked: CheckedCall) -> tuple[Program, Program | None]:
     """The mask's and the score's programs as the kernels take them."""
-    mask = Program((ready.mask.keep, *ready.mask.span), ready.mask.tensors)
-    if ready.score is not None:
-        return mask, Program((ready.score.out,), ready.score.tensors)
-    return mask, None if ready.scale >= LEAST_SCALE else IDENTITY
+    mask = Program((checked.mask.keep, *checked.mask.span), checked.mask.tensors)
+    if checked.score is not None:
+        return mask, Program((checked.score.out,), checked.score.tensors)
+    return mask, None if checked.scale >= LEAST_SCALE else IDENTITY
 
 
 def without_keys(x: Operands) -> None:

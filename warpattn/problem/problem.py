@@ -16,7 +16,7 @@ from warpattn.problem.backends import LATENT
 from warpattn.scores import Score, ScoreProgram
 from warpattn.sequences import Sequence, Sizes
 
-__all__ = ["Call", "Problem", "Ready", "is_latent"]
+__all__ = ["Call", "CheckedCall", "Problem", "is_latent"]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Call:
 
 
 @dataclass(frozen=True, eq=False)
-class Ready:
+class CheckedCall:
     """A checked call: the backend to run (of BACKENDS, but not "auto"), its problem, and the traced mask and score."""
 
     backend: str

@@ -1,6 +1,6 @@
 """Every rule of a call, held before anything is launched.
 
-`examine` checks a call and returns it with its frozen `Problem`: the sizes, dtypes and traced functions that decide
+`validate` checks a call and returns it with its frozen `Problem`: the sizes, dtypes and traced functions that decide
 which kernel runs. All rules are here and in `sequences.py`.
 """
 
@@ -26,17 +26,17 @@ from warpattn.problem.backends import (
     USE_REFERENCE,
     chip_of,
 )
-from warpattn.problem.problem import Call, Problem, Ready, is_latent
+from warpattn.problem.problem import Call, CheckedCall, Problem, is_latent
 from warpattn.scores import ALiBi, Bias, Score, ScoreProgram
 from warpattn.sequences import Sizes
 
-__all__ = ["Call", "Problem", "examine", "is_latent"]
+__all__ = ["parts", "validate"]
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 FULL = Full()
 
 
-def examine(call: Call, read_values: bool = True) -> Ready:
+def validate(call: Call, read_values: bool = True) -> CheckedCall:
     """Check a call against every rule; the AttentionError lists all that are broken.
 
     Offsets, lengths and page tables are read back and checked when the reference runs, which walks them on the host
@@ -68,7 +68,8 @@ def examine(call: Call, read_values: bool = True) -> Ready:
         _check_values(rules, call, sizes)
     rules.done()
     assert sizes is not None and backend is not None and mask is not None  # else a rule was broken
-    return Ready(backend, _problem(call, sizes, mask, score), mask, score, _scale(call), call.sequence.lse_shape(sizes))
+    problem, lse_shape = _problem(call, sizes, mask, score), call.sequence.lse_shape(sizes)
+    return CheckedCall(backend, problem, mask, score, _scale(call), lse_shape)
 
 
 def parts(value: Mask | Score | None) -> Iterator[Mask | Score]:

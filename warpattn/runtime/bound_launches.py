@@ -3,7 +3,8 @@
     Repeat(steps, tensors) ─ loaded, bound ─▶ repeat(addresses, values): a driver call a step
 
 Which parameter holds which tensor is seen once, by identity, in the arguments of the steps. Workspaces belong to the
-`Repeat`, so one that has any must not run twice at a time: keep one per stream. The tensors of the call are not kept.
+`BoundLaunches`, so one that has any must not run twice at a time: keep one per stream. The tensors of the call are not
+kept.
 """
 
 from __future__ import annotations
@@ -14,21 +15,21 @@ from typing import Any
 
 from torch import Tensor
 
-from warpattn.problem import Ready
+from warpattn.problem import CheckedCall
+from warpattn.problem.launch import Launch, TensorMap
 from warpattn.problem.operands import Operands
-from warpattn.problem.step import Step, TensorMap
 from warpattn.runtime import cuda, hip
 from warpattn.runtime.execute import Bound, load
 from warpattn.runtime.kernel_parameters import values as flattened
 from warpattn.sequences import Sequence as Layout
 
-__all__ = ["Repeat"]
+__all__ = ["BoundLaunches"]
 
 
-class Repeat:
+class BoundLaunches:
     """The bound launches of one call."""
 
-    def __init__(self, launches: tuple[Step, ...], tensors: Sequence[Tensor | None], mask_values: int = 0) -> None:
+    def __init__(self, launches: tuple[Launch, ...], tensors: Sequence[Tensor | None], mask_values: int = 0) -> None:
         """`launches` are the steps of a call on `tensors`, which must have been `fitted`, the first on the device;
         `mask_values`: how many of a captured call's values are its mask's.
 
@@ -47,20 +48,20 @@ class Repeat:
         self._workspace: list[Tensor] = []
         place = {id(tensor): i for i, tensor in enumerate(tensors) if tensor is not None}
         first = {"mask_args": 0, "score_args": mask_values}
-        for step in launches:
-            if step.arch in hip.ARCHS:
+        for launch in launches:
+            if launch.arch in hip.ARCHS:
                 raise LookupError("launches through HIP are not kept")
-            bound = load(step, self.device).bind(step)
+            bound = load(launch, self.device).bind(launch)
             self._bound.append(bound)
-            self._watch(bound, flattened(bound.kernel.parameters, step.args), place, first)
+            self._watch(bound, flattened(bound.kernel.parameters, launch.args), place, first)
         watched = {i for i, _ in (*self._cells, *self._maps)}
         if watched != set(place.values()):
             raise LookupError("a tensor was copied")
 
     @classmethod
-    def of(cls, launches: tuple[Step, ...], ready: Ready, x: Operands, sequence: Layout) -> Repeat:
+    def of(cls, launches: tuple[Launch, ...], checked: CheckedCall, x: Operands, sequence: Layout) -> BoundLaunches:
         """The launches of an attention call; addresses are those of its operands, then of the sequence's indices."""
-        mask_values = sum(1 + 2 * tensor.ndim for tensor in ready.mask.tensors)
+        mask_values = sum(1 + 2 * tensor.ndim for tensor in checked.mask.tensors)
         return cls(launches, (*x, *sequence.indices().values()), mask_values)
 
     def _watch(self, bound: Bound, args: Sequence[Any], place: dict[int, int], first: dict[str, int]) -> None:

@@ -20,12 +20,12 @@ from torch import Tensor
 
 from warpattn.language.traced import Traced
 from warpattn.masks import Mask, MaskProgram
-from warpattn.problem import Call, Ready, is_latent
+from warpattn.problem import Call, CheckedCall, is_latent
 from warpattn.problem.operands import ALIGNMENT, Operands, addressable, captured, described
 from warpattn.runtime import cuda
-from warpattn.runtime.bound_launches import Repeat
+from warpattn.runtime.bound_launches import BoundLaunches
 from warpattn.runtime.dense_launch import Prepared, launches_dense, prepare
-from warpattn.runtime.plan import steps
+from warpattn.runtime.plan import list_launches
 from warpattn.runtime.prefill_launcher import captured_values
 from warpattn.scores import Score, ScoreProgram
 from warpattn.sequences import Dense, Ragged, Sequence
@@ -58,11 +58,11 @@ def recall(
     return None if known is None else known(inputs, mask_program, score_program, sequence)
 
 
-def remember(call: Call, ready: Ready, out: Tensor, lse: Tensor | None) -> None:
+def remember(call: Call, checked: CheckedCall, out: Tensor, lse: Tensor | None) -> None:
     """Keep the short way of a call that has just been launched with results `out` and `lse`, if it has one."""
     q, k, v, sinks = call.q, call.k, call.v, call.sinks
     mask, score = call.mask, call.score
-    if ready.problem.seq_k == 0 or ready.problem.seq_q == 0 or (mask is not None and mask.additive() is not None):
+    if checked.problem.seq_k == 0 or checked.problem.seq_q == 0 or (mask is not None and mask.additive() is not None):
         return
     if not all(addressable(x) for x in (q, k, v, out)):
         return
@@ -73,8 +73,8 @@ def remember(call: Call, ready: Ready, out: Tensor, lse: Tensor | None) -> None:
     try:
         key, *programs = _key(inputs, mask, score, options)
         key = key if dense else (key, _layout(call.sequence))
-        known = _known.get(key) or Planned(ready, Operands(q, k, v, out, lse, sinks))
-        known.prepare(ready, Operands(q, k, v, out, lse, sinks), call.sequence)
+        known = _known.get(key) or Planned(checked, Operands(q, k, v, out, lse, sinks))
+        known.prepare(checked, Operands(q, k, v, out, lse, sinks), call.sequence)
     except _UNUSUAL:
         return
     if len(_known) >= AT_MOST:
@@ -90,24 +90,26 @@ class Planned:
 
     __slots__ = ("_captures", "_device", "_latent", "_like_q", "_lse_shape", "_out", "_prepared", "_repeats")
 
-    def __init__(self, ready: Ready, x: Operands) -> None:
+    def __init__(self, checked: CheckedCall, x: Operands) -> None:
         self._prepared: Prepared | None = None
-        self._repeats: dict[int, Repeat] = {}  # by stream
+        self._repeats: dict[int, BoundLaunches] = {}  # by stream
         self._device = x.q.get_device()
         self._out = {"size": tuple(x.out.shape), "dtype": x.out.dtype, "device": x.out.device}
         self._like_q = x.q.is_contiguous() and x.q.shape == x.out.shape  # empty_like costs half of empty
-        self._lse_shape = ready.lse_shape if ready.problem.has_lse else None
-        self._captures = bool(captured(ready))
-        self._latent = is_latent(ready.problem)  # then v is a view of k
+        self._lse_shape = checked.lse_shape if checked.problem.has_lse else None
+        self._captures = bool(captured(checked))
+        self._latent = is_latent(checked.problem)  # then v is a view of k
 
-    def prepare(self, ready: Ready, x: Operands, sequence: Sequence) -> None:
+    def prepare(self, checked: CheckedCall, x: Operands, sequence: Sequence) -> None:
         """Make ready for torch's current stream; LookupError if the launches of a call cannot be repeated."""
-        if launches_dense(ready):
-            self._prepared = prepare(ready, x)
+        if launches_dense(checked):
+            self._prepared = prepare(checked, x)
         elif not cuda.is_capturing():
             if len(self._repeats) >= STREAMS:
                 self._repeats.clear()
-            self._repeats[cuda.current_stream(self._device)] = Repeat.of(steps(ready, x, sequence), ready, x, sequence)
+            self._repeats[cuda.current_stream(self._device)] = BoundLaunches.of(
+                list_launches(checked, x, sequence), checked, x, sequence
+            )
 
     def __call__(
         self, inputs: Inputs, mask: MaskProgram | None, score: ScoreProgram | None, sequence: Sequence | None

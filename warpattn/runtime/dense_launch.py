@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from warpattn.kernels.sm90.prefill.launch import prefill_code, shape_of
-from warpattn.problem import Ready
+from warpattn.problem import CheckedCall
 from warpattn.problem.operands import Operands, captured, fitted, programs, without_keys
 from warpattn.runtime import cuda, execute
 from warpattn.runtime.plan import Plan, plan
@@ -31,17 +31,17 @@ PREPARED_AT_MOST = 2048
 planned = lru_cache(4096)(plan)
 
 
-def launches_dense(ready: Ready) -> bool:
+def launches_dense(checked: CheckedCall) -> bool:
     """Whether a call runs as the dense prefill on Hopper, which this module launches; `dispatch` does the others."""
-    return ready.backend == "sm90" and planned(ready.problem).kernel == "sm90.prefill"
+    return checked.backend == "sm90" and planned(checked.problem).kernel == "sm90.prefill"
 
 
-def run(ready: Ready, operands: Operands) -> None:
+def run(checked: CheckedCall, operands: Operands) -> None:
     """Compute `operands.out` (and `lse`) of a checked dense call on torch's current stream.
 
     q, k and v that TMA cannot address (`COPY_RULE` of operands.py) are copied once; such an `out` is computed aside.
     """
-    problem = ready.problem
+    problem = checked.problem
     if problem.seq_k == 0 or operands.out.numel() == 0:
         without_keys(operands)
         return
@@ -49,8 +49,8 @@ def run(ready: Ready, operands: Operands) -> None:
     with contextlib.nullcontext() if cuda.current_device() == device else torch.cuda.device(device):
         fitting = fitted(operands)
         q_at, k_at, v_at, out_at, lse_at, sinks_at = (0 if x is None else x.data_ptr() for x in fitting)
-        values = captured_values(captured(ready))
-        prepare(ready, fitting)((q_at, k_at, v_at, out_at), (lse_at, sinks_at), values)
+        values = captured_values(captured(checked))
+        prepare(checked, fitting)((q_at, k_at, v_at, out_at), (lse_at, sinks_at), values)
         if fitting.out is not operands.out:
             operands.out.copy_(fitting.out)
 
@@ -83,16 +83,16 @@ _prepared: dict[Hashable, Prepared] = {}
 _preparing = threading.Lock()
 
 
-def prepare(ready: Ready, x: Operands) -> Prepared:
+def prepare(checked: CheckedCall, x: Operands) -> Prepared:
     """The prepared launch of a problem, made or found; every tensor must be `addressable`, sinks fp32."""
     device = x.q.get_device()
-    key = (ready.problem, device, ready.scale, *(t.stride() for t in x[:4]))
+    key = (checked.problem, device, checked.scale, *(t.stride() for t in x[:4]))
     prepared = _prepared.get(key)
     if prepared is None:
-        chosen = planned(ready.problem)
-        kernel = execute.load(prefill_code(chosen.problem, chosen.choice, *programs(ready)), device)
-        launcher = _launcher(chosen, kernel, x, captured(ready))
-        prepared = Prepared(launcher, device, ready.scale)
+        chosen = planned(checked.problem)
+        kernel = execute.load(prefill_code(chosen.problem, chosen.choice, *programs(checked)), device)
+        launcher = _launcher(chosen, kernel, x, captured(checked))
+        prepared = Prepared(launcher, device, checked.scale)
         with _preparing:
             if len(_prepared) >= PREPARED_AT_MOST:
                 _prepared.clear()

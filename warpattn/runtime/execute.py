@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from warpattn.problem import Ready
+from warpattn.problem import CheckedCall
 from warpattn.problem.arch import TARGETS
+from warpattn.problem.launch import Launch, TensorMap
 from warpattn.problem.operands import Operands, fitted, without_keys
-from warpattn.problem.step import Step, TensorMap
 from warpattn.runtime import cuda, hip, kernel_cache
 from warpattn.runtime.kernel_cache import Artifact
 from warpattn.runtime.kernel_parameters import Parameter, parameters, values
-from warpattn.runtime.plan import steps
+from warpattn.runtime.plan import list_launches
 from warpattn.sequences import Sequence
 
 __all__ = ["Bound", "Loaded", "artifact", "compiled", "launch", "load", "run"]
@@ -33,26 +33,26 @@ MAX_INDEX = 2**31 - 1
 STREAMED = 128  # bytes of L2 promotion: 256 made decode read 7 % slower on an H200 (bench/notes.md)
 
 
-def run(ready: Ready, operands: Operands, sequence: Sequence) -> None:
+def run(checked: CheckedCall, operands: Operands, sequence: Sequence) -> None:
     """Compute `operands.out` (and `lse`) of a checked call on torch's current stream."""
-    if ready.problem.seq_k == 0 or operands.out.numel() == 0:
+    if checked.problem.seq_k == 0 or operands.out.numel() == 0:
         without_keys(operands)
         return
     device = operands.q.get_device()
     with contextlib.nullcontext() if cuda.current_device() == device else torch.cuda.device(device):
         fitting = fitted(operands)
-        launch(steps(ready, fitting, sequence), device)
+        launch(list_launches(checked, fitting, sequence), device)
         if fitting.out is not operands.out:
             operands.out.copy_(fitting.out)
 
 
-def launch(launches: tuple[Step, ...], device: int) -> None:
+def launch(launches: tuple[Launch, ...], device: int) -> None:
     """Launch steps on torch's current stream of their device, which must be the current one."""
-    for step in launches:
-        if step.arch in hip.ARCHS:
-            hip.launch(step, device)
+    for launch in launches:
+        if launch.arch in hip.ARCHS:
+            hip.launch(launch, device)
         else:
-            load(step, device).bind(step).launch(cuda.current_stream(device))
+            load(launch, device).bind(launch).launch(cuda.current_stream(device))
 
 
 @dataclass(frozen=True)
@@ -65,28 +65,28 @@ class Loaded:
     parameters: tuple[Parameter, ...]
     ctas: int = 1  # of a cluster, which the machine code asks for itself
 
-    def bind(self, step: Step) -> Bound:
+    def bind(self, launch: Launch) -> Bound:
         """A step of this kernel with its parameters in memory."""
-        return Bound(self, step)
+        return Bound(self, launch)
 
 
 class Bound:
     """A kernel with its arguments, ready to launch; addresses may be replaced between launches. To be launched by one
     thread at a time."""
 
-    def __init__(self, kernel: Loaded, step: Step) -> None:
+    def __init__(self, kernel: Loaded, launch: Launch) -> None:
         self.kernel = kernel
         kinds = [kind for parameter in kernel.parameters for kind in parameter.kinds]
         self._memory = cuda.Parameters([*kinds, "ptr", "ptr"])  # the last two are Triton's scratch memory, unused
         self._places: dict[str, int] = {}
         place = 0
-        for parameter, value in zip(kernel.parameters, values(kernel.parameters, step.args), strict=True):
+        for parameter, value in zip(kernel.parameters, values(kernel.parameters, launch.args), strict=True):
             self._places[parameter.name] = place
             self._write(place, parameter, value)
             place += len(parameter.kinds)
-        x, y, z = (*step.grid, 1, 1)[:3]
+        x, y, z = (*launch.grid, 1, 1)[:3]
         size = ((x * kernel.ctas, y, z), kernel.threads, kernel.shared)
-        self._launch = cuda.launch_call(kernel.function, *size, self._memory.table, ahead=step.ahead)
+        self._launch = cuda.launch_call(kernel.function, *size, self._memory.table, ahead=launch.ahead)
 
     def _write(self, place: int, parameter: Parameter, value: Any) -> None:
         if parameter.kind == "map":
@@ -138,38 +138,38 @@ _loaded: dict[Hashable, Loaded] = {}  # as many as are loaded: modules stay for 
 _loading = threading.Lock()
 
 
-def load(step: Step, device: int) -> Loaded:
+def load(launch: Launch, device: int) -> Loaded:
     """The kernel of a step on a device, which must be the current one."""
     cuda.bind_context(device)  # this thread may never have used CUDA
-    key = (device, step.name, step.key)
+    key = (device, launch.name, launch.key)
     kernel = _loaded.get(key)
     if kernel is None:
-        made = artifact(step)
+        made = artifact(launch)
         with _loading:
             kernel = _loaded.get(key)
             if kernel is None:
                 function = cuda.load_function(made.cubin, made.entry, made.shared)
-                ctas = int(str(step.options.get("num_ctas", 1)))
+                ctas = int(str(launch.options.get("num_ctas", 1)))
                 kernel = _loaded[key] = Loaded(function, made.threads, made.shared, made.parameters, ctas)
     return kernel
 
 
-def artifact(step: Step) -> Artifact:
+def artifact(launch: Launch) -> Artifact:
     """The compiled kernel of a step, from memory, disk or the compiler; needs no GPU."""
 
     def compile_it() -> Artifact:
-        kernel = compiled(step)
+        kernel = compiled(launch)
         metadata = kernel.metadata
         taken = parameters(kernel.src.signature)
         return Artifact(bytes(kernel.asm["cubin"]), metadata.name, metadata.shared, metadata.num_warps * 32, taken)
 
-    return kernel_cache.find((step.name, step.arch, step.key), compile_it)
+    return kernel_cache.find((launch.name, launch.arch, launch.key), compile_it)
 
 
-def compiled(step: Step) -> Any:
+def compiled(launch: Launch) -> Any:
     """Triton's CompiledKernel of a step, with its intermediate code and metadata; needs no GPU, always compiles."""
     kernel_cache.require_triton()
     import triton
     from triton.backends.compiler import GPUTarget
 
-    return triton.compile(step.source(), target=GPUTarget(*TARGETS[step.arch]), options=dict(step.options))
+    return triton.compile(launch.source(), target=GPUTarget(*TARGETS[launch.arch]), options=dict(launch.options))

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from warpattn.problem.step import Step
+from warpattn.problem.launch import Launch
 from warpattn.runtime import kernel_cache
 from warpattn.runtime.cuda import current_device, current_stream, is_capturing
 from warpattn.runtime.kernel_cache import Artifact
@@ -168,22 +168,22 @@ def load_function(code: bytes, name: str, shared: int) -> int:
     return function.value
 
 
-def artifact(step: Step) -> Artifact:
+def artifact(launch: Launch) -> Artifact:
     """The code object of a step, from memory, disk or the compiler; needs no card."""
 
     def compile_it() -> Artifact:
         import triton
         from triton.backends.compiler import GPUTarget
 
-        source = step.source()
-        compiled: Any = triton.compile(source, GPUTarget("hip", step.arch, WAVE), dict(step.options))
+        source = launch.source()
+        compiled: Any = triton.compile(source, GPUTarget("hip", launch.arch, WAVE), dict(launch.options))
         taken = parameters(source.signature)
-        _agrees(taken, compiled.asm["amdgcn"], step.name)
+        _agrees(taken, compiled.asm["amdgcn"], launch.name)
         metadata = compiled.metadata
         code = bytes(compiled.asm["hsaco"])
         return Artifact(code, metadata.name, metadata.shared, metadata.num_warps * WAVE, taken)
 
-    return kernel_cache.find((step.name, step.arch, step.key), compile_it)
+    return kernel_cache.find((launch.name, launch.arch, launch.key), compile_it)
 
 
 def _agrees(taken: Iterable[Parameter], amdgcn: str, name: str) -> None:
@@ -208,12 +208,12 @@ _loaded: dict[Hashable, Loaded] = {}  # modules stay for as long as the process 
 _loading = threading.Lock()
 
 
-def load(step: Step, device: int) -> Loaded:
+def load(launch: Launch, device: int) -> Loaded:
     """The kernel of a step on a device, which must be the current one."""
-    key = (device, step.name, step.arch, step.key)
+    key = (device, launch.name, launch.arch, launch.key)
     kernel = _loaded.get(key)
     if kernel is None:
-        made = artifact(step)
+        made = artifact(launch)
         with _loading:
             kernel = _loaded.get(key)
             if kernel is None:
@@ -221,17 +221,17 @@ def load(step: Step, device: int) -> Loaded:
     return kernel
 
 
-def launch(step: Step, device: int) -> None:
+def launch(launch: Launch, device: int) -> None:
     """Launch a step on torch's current stream of `device`, which must be the current one."""
-    kernel = load(step, device)
+    kernel = load(launch, device)
     taken = kernel.made.parameters
     memory = Parameters(_kinds(taken))
-    for i, value in enumerate(values(taken, step.args)):
+    for i, value in enumerate(values(taken, launch.args)):
         memory.set(i, _number(value))
-    x, y, z = (*step.grid, 1, 1)[:3]
+    x, y, z = (*launch.grid, 1, 1)[:3]
     made, stream = kernel.made, current_stream(device)
     arguments = (kernel.function, x, y, z, made.threads, 1, 1, made.shared, stream, memory.table, None)
-    check(launch_call()(*arguments), f"launch of {step.name}")
+    check(launch_call()(*arguments), f"launch of {launch.name}")
 
 
 def _number(value: Any) -> int | float:

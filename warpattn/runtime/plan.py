@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from warpattn.errors import AttentionError
-from warpattn.problem import Problem, Ready
+from warpattn.problem import CheckedCall, Problem
 from warpattn.problem.arch import ARCHS, Arch
+from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, Launch, PlanOptions
 from warpattn.problem.operands import Operands
-from warpattn.problem.step import ORDINARY, Choice, Step, Terms
 from warpattn.sequences import Sequence
 
-__all__ = ["Plan", "plan", "steps"]
+__all__ = ["Plan", "list_launches", "plan"]
 
 Choose = Callable[[Problem, Arch], Choice]
-ListSteps = Callable[[Ready, Operands, Sequence, Terms], tuple[Step, ...]]
+ListLaunches = Callable[[CheckedCall, Operands, Sequence, PlanOptions], tuple[Launch, ...]]
 
 
 @dataclass(frozen=True)
@@ -53,25 +53,27 @@ def plan(problem: Problem, arch: str = "sm90") -> Plan:
     return Plan(problem, arch, _family(arch).choose(problem, ARCHS[arch]))
 
 
-def steps(ready: Ready, operands: Operands, sequence: Sequence, terms: Terms = ORDINARY) -> tuple[Step, ...]:
+def list_launches(
+    checked: CheckedCall, operands: Operands, sequence: Sequence, options: PlanOptions = DEFAULT_OPTIONS
+) -> tuple[Launch, ...]:
     """The launches of a checked call on its backend's architecture, in order; operands are `fitted`."""
-    return _family(ready.backend.removeprefix("simulate:")).steps(ready, operands, sequence, terms)
+    return _family(checked.backend.removeprefix("simulate:")).launches(checked, operands, sequence, options)
 
 
 class _Family(NamedTuple):
     """What an architecture's folder has."""
 
     choose: Choose
-    steps: ListSteps
+    launches: ListLaunches
 
 
 def _family(arch: str) -> _Family:
     """The functions of an architecture, imported when they are first needed."""
     if arch == "sm90":
-        from warpattn.kernels.sm90.select import choose, steps_on
+        from warpattn.kernels.sm90.select import choose, list_launches
     elif arch == "sm100":
-        from warpattn.kernels.sm100.select import choose, steps_on
+        from warpattn.kernels.sm100.select import choose, list_launches
     else:
-        from warpattn.kernels.cdna.launch import steps_on
+        from warpattn.kernels.cdna.launch import list_launches
         from warpattn.kernels.cdna.select import choose
-    return _Family(choose, steps_on)
+    return _Family(choose, list_launches)

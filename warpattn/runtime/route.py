@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from warpattn.masks import Mask
-from warpattn.problem import Call, Ready, examine
+from warpattn.problem import Call, CheckedCall, validate
 from warpattn.problem.operands import Operands
 from warpattn.reference import reference
 from warpattn.runtime import call_cache, dense_launch, execute
@@ -30,10 +30,10 @@ def dense(inputs: Inputs, mask: Mask | None, score: Score | None, options: Optio
     q, k, v, sinks, out = inputs
     scale, return_lse, backend = options
     call = Call(q, k, v, DENSE, mask, score, sinks, scale, return_lse, out, backend)
-    ready = examine(call)
-    if ready.backend == "reference":
-        return _result(call, *_run_reference(call, ready))
-    return _run_kernel(call, ready)
+    checked = validate(call)
+    if checked.backend == "reference":
+        return _result(call, *_run_reference(call, checked))
+    return _run_kernel(call, checked)
 
 
 def general(call: Call) -> Result:
@@ -42,15 +42,17 @@ def general(call: Call) -> Result:
     result = call_cache.recall(inputs, call.mask, call.score, options, call.sequence)
     if result is not None:
         return result
-    ready = examine(call)
-    return _result(call, *_run_reference(call, ready)) if ready.backend == "reference" else _run_kernel(call, ready)
+    checked = validate(call)
+    return (
+        _result(call, *_run_reference(call, checked)) if checked.backend == "reference" else _run_kernel(call, checked)
+    )
 
 
 def _result(call: Call, out: Tensor, lse: Tensor | None) -> Result:
     return (out, lse) if call.return_lse and lse is not None else out
 
 
-def _run_reference(call: Call, ready: Ready) -> tuple[Tensor, Tensor]:
+def _run_reference(call: Call, checked: CheckedCall) -> tuple[Tensor, Tensor]:
     dtype = torch.float64 if call.q.dtype == torch.float64 else torch.float32
     out, lse = reference(
         call.q,
@@ -60,25 +62,25 @@ def _run_reference(call: Call, ready: Ready) -> tuple[Tensor, Tensor]:
         mask=call.mask,
         score=call.score,
         sinks=call.sinks,
-        scale=ready.scale,
+        scale=checked.scale,
         dtype=dtype,
     )
     return (out.to(call.q.dtype) if call.out is None else call.out.copy_(out)), lse
 
 
-def _run_kernel(call: Call, ready: Ready) -> Result:
+def _run_kernel(call: Call, checked: CheckedCall) -> Result:
     q = call.q
-    out = q.new_empty((*q.shape[:-1], ready.problem.dim_v)) if call.out is None else call.out
-    lse = q.new_empty(ready.lse_shape, dtype=torch.float32) if call.return_lse else None
+    out = q.new_empty((*q.shape[:-1], checked.problem.dim_v)) if call.out is None else call.out
+    lse = q.new_empty(checked.lse_shape, dtype=torch.float32) if call.return_lse else None
     operands = Operands(q, call.k, call.v, out, lse, call.sinks)
-    if ready.backend.startswith("simulate:"):
+    if checked.backend.startswith("simulate:"):
         from warpattn.runtime import simulate  # imports NumPy and Triton
 
-        simulate.run(ready, operands, call.sequence)
-    elif dense_launch.launches_dense(ready):
-        dense_launch.run(ready, operands)
-        call_cache.remember(call, ready, out, lse)
+        simulate.run(checked, operands, call.sequence)
+    elif dense_launch.launches_dense(checked):
+        dense_launch.run(checked, operands)
+        call_cache.remember(call, checked, out, lse)
     else:
-        execute.run(ready, operands, call.sequence)
-        call_cache.remember(call, ready, out, lse)
+        execute.run(checked, operands, call.sequence)
+        call_cache.remember(call, checked, out, lse)
     return _result(call, out, lse)

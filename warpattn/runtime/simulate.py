@@ -13,16 +13,16 @@ from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 from warpattn.errors import AttentionError
-from warpattn.problem import Ready
+from warpattn.problem import CheckedCall
+from warpattn.problem.launch import Launch
 from warpattn.problem.operands import Operands, fitted, without_keys
-from warpattn.problem.step import Step
 from warpattn.runtime.kernel_cache import require_triton
-from warpattn.runtime.plan import steps
+from warpattn.runtime.plan import list_launches
 from warpattn.sequences import Dense, Sequence
 from warpattn.sim import Report, SimulationError, simulate
 from warpattn.sim.compile import ARCHS, to_ttgir
 
-__all__ = ["Options", "launch", "run", "traced"]
+__all__ = ["Options", "run", "run_launch", "traced"]
 
 PROGRAMS = 4  # of the grid of a persistent kernel: enough for its scheduler to matter, few enough to be quick
 DENSE = Dense()
@@ -38,24 +38,29 @@ class Options(NamedTuple):
     programs: int = PROGRAMS
 
 
-def run(ready: Ready, operands: Operands, sequence: Sequence = DENSE) -> None:
+def run(checked: CheckedCall, operands: Operands, sequence: Sequence = DENSE) -> None:
     """Compute `operands.out` (and `lse`) with the simulated kernels; AttentionError listing every finding."""
-    report = traced(ready, operands, sequence=sequence)
+    report = traced(checked, operands, sequence=sequence)
     if not report.clean:
-        head = f"the simulated {_arch(ready)} kernel has {len(report.findings)} findings"
+        head = f"the simulated {_arch(checked)} kernel has {len(report.findings)} findings"
         raise AttentionError(*(f"{head}: {finding}" for finding in report.findings))
 
 
-def traced(ready: Ready, operands: Operands, options: Options = Options(), sequence: Sequence = DENSE) -> Report:  # noqa: B008  immutable
+def traced(
+    checked: CheckedCall,
+    operands: Operands,
+    options: Options = Options(),  # noqa: B008  immutable
+    sequence: Sequence = DENSE,
+) -> Report:
     """Simulate the kernels of a call; outputs are written as a launch would write them.
 
     The report is that of the launch with the most to do, with the findings of all.
     """
-    if ready.problem.seq_k == 0 or operands.out.numel() == 0:
+    if checked.problem.seq_k == 0 or operands.out.numel() == 0:
         without_keys(operands)
         return Report(schedule=options.schedule, seed=options.seed)
     fitting = fitted(operands)
-    reports = [launch(step, options) for step in steps(ready, fitting, sequence)]
+    reports = [run_launch(launch, options) for launch in list_launches(checked, fitting, sequence)]
     if fitting.out is not operands.out:
         operands.out.copy_(fitting.out)
     main = max(reports, key=lambda report: report.steps)
@@ -63,27 +68,27 @@ def traced(ready: Ready, operands: Operands, options: Options = Options(), seque
     return main
 
 
-def _arch(ready: Ready) -> str:
-    return ready.backend.partition(":")[2]
+def _arch(checked: CheckedCall) -> str:
+    return checked.backend.partition(":")[2]
 
 
-def launch(step: Step, options: Options) -> Report:
+def run_launch(launch: Launch, options: Options) -> Report:
     """Simulate one launch."""
-    grid = step.grid
-    if step.persistent:
+    grid = launch.grid
+    if launch.persistent:
         grid = (min(grid[0], max(1, options.programs)), *grid[1:])
     try:
-        return simulate(_kernel(step), grid, step.args, options.schedule, options.seed, timing=options.timing)
+        return simulate(_kernel(launch), grid, launch.args, options.schedule, options.seed, timing=options.timing)
     except SimulationError as error:
         raise AttentionError(f"the kernel cannot be simulated: {error}") from error
 
 
-def _kernel(step: Step) -> Any:
-    """A step's kernel down to TTGIR, from memory or the compiler."""
-    key = (step.name, step.arch, step.key)
+def _kernel(launch: Launch) -> Any:
+    """A launch's kernel down to TTGIR, from memory or the compiler."""
+    key = (launch.name, launch.arch, launch.key)
     if key not in _compiled:
         require_triton()
         from triton.backends.compiler import GPUTarget
 
-        _compiled[key] = to_ttgir(step.source(), GPUTarget(*ARCHS[step.arch]), dict(step.options))
+        _compiled[key] = to_ttgir(launch.source(), GPUTarget(*ARCHS[launch.arch]), dict(launch.options))
     return _compiled[key]

@@ -26,7 +26,7 @@ from warpattn.language.expr import Table
 from warpattn.language.nodes import Node
 from warpattn.language.traced import Traced
 from warpattn.masks import Mask, MaskProgram
-from warpattn.problem import Call, examine
+from warpattn.problem import Call, validate
 from warpattn.runtime import route
 from warpattn.runtime.call_cache import Inputs, Options, Result
 from warpattn.scores import Score, ScoreProgram
@@ -68,17 +68,17 @@ def _record(x: _Arguments) -> tuple[Tensor, Tensor]:
     sequence = x.sequence
     call = Call(q, k, v, sequence, x.mask, x.score, sinks, options[0], options[1], out, options[2])
     try:
-        ready = examine(call, read_values=False)
-        mask_tensors, score_tensors = list(ready.mask.tensors), list(ready.score.tensors if ready.score else ())
+        checked = validate(call, read_values=False)
+        mask_tensors, score_tensors = list(checked.mask.tensors), list(checked.score.tensors if checked.score else ())
         tensors = (q, k, v, *([] if sinks is None else [sinks]), *mask_tensors, *score_tensors)
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
             rule = "compiled graphs have no backward; call it uncompiled, or run under torch.no_grad()"
             raise AttentionError(f"an input requires gradients; {rule}")
     except AttentionError as error:  # raised when the graph runs: the tracer would bury it
         return _refuse(q.detach(), v.detach(), repr(error.reasons), options[1] is True)
-    settled = (float(ready.scale), options[1], options[2])
+    settled = (float(checked.scale), options[1], options[2])
     bounds = (sequence.max_q, sequence.max_k) if isinstance(sequence, Ragged) else ()
-    text = repr((ready.mask.key, ready.score.key if ready.score else None, settled, (sequence.kind, *bounds)))
+    text = repr((checked.mask.key, checked.score.key if checked.score else None, settled, (sequence.kind, *bounds)))
     return _attention(q, k, v, sinks, list(sequence.indices().values()), mask_tensors, score_tensors, text)
 
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from warpattn.errors import AttentionError, Rules
-from warpattn.kernels.cache.launch import append_steps
+from warpattn.kernels.cache.launch import append_launches
 from warpattn.problem.backends import NEEDS, chip_of
 from warpattn.problem.operands import described
 from warpattn.runtime import cuda, execute
-from warpattn.runtime.bound_launches import Repeat
+from warpattn.runtime.bound_launches import BoundLaunches
 from warpattn.sequences import PagedKV
 
 __all__ = ["append_paged"]
@@ -27,7 +27,7 @@ KEPT = 256  # launches at most
 # k_pages, v_pages, block_table, lengths, k_new, v_new, cos, sin
 Tensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
 
-_known: dict[Hashable, Repeat] = {}
+_known: dict[Hashable, BoundLaunches] = {}
 
 
 def append_paged(
@@ -203,9 +203,9 @@ def _launch(tensors: Tensors, interleaved: bool) -> None:
     device = k_new.get_device()
     angles = None if cos is None or sin is None else (cos, sin)
     with torch.cuda.device(device):
-        launches = append_steps(chip.arch, PagedKV(*cache), k_new, v_new, angles, interleaved)
+        launches = append_launches(chip.arch, PagedKV(*cache), k_new, v_new, angles, interleaved)
         try:
-            repeat = Repeat(launches, tensors)
+            repeat = BoundLaunches(launches, tensors)
         except LookupError:  # a card of AMD's, or one tensor for two of them
             execute.launch(launches, device)
             return

@@ -18,13 +18,13 @@ from torch import Tensor
 
 from warpattn.errors import AttentionError, Rules
 from warpattn.masks import Mask
-from warpattn.problem import Call, Ready, examine, is_latent
+from warpattn.problem import Call, CheckedCall, is_latent, validate
+from warpattn.problem.launch import DEFAULT_OPTIONS, PlanOptions
 from warpattn.problem.operands import ALIGNMENT, Operands, addressable, captured
-from warpattn.problem.step import ORDINARY, Terms
 from warpattn.reference import reference
 from warpattn.runtime import cuda
-from warpattn.runtime.bound_launches import Repeat
-from warpattn.runtime.plan import steps
+from warpattn.runtime.bound_launches import BoundLaunches
+from warpattn.runtime.plan import list_launches
 from warpattn.runtime.prefill_launcher import captured_values
 from warpattn.scores import Score
 from warpattn.sequences import Dense, PagedKV, Ragged, Sequence
@@ -79,24 +79,24 @@ def _check_gradients(q: Tensor, k: Tensor, v: Tensor) -> None:
 class _ServingPlan:
     """What both plans share: the checked call, output and LSE, the bound launches."""
 
-    def __init__(self, call: Call, terms: Terms = ORDINARY) -> None:
-        ready = examine(call)
+    def __init__(self, call: Call, options: PlanOptions = DEFAULT_OPTIONS) -> None:
+        checked = validate(call)
         _check_gradients(call.q, call.k, call.v)
-        self._call, self._ready = call, ready
+        self._call, self._ready = call, checked
         q = call.q
-        self.out = q.new_empty((*q.shape[:-1], ready.problem.dim_v))
-        self.lse = q.new_empty(ready.lse_shape, dtype=torch.float32) if call.return_lse else None
-        self._repeat = None if ready.backend == "reference" else self._bind(call, ready, terms)
-        self._values = captured_values(captured(ready))  # the plan keeps these tensors, so they stay where they are
+        self.out = q.new_empty((*q.shape[:-1], checked.problem.dim_v))
+        self.lse = q.new_empty(checked.lse_shape, dtype=torch.float32) if call.return_lse else None
+        self._repeat = None if checked.backend == "reference" else self._bind(call, checked, options)
+        self._values = captured_values(captured(checked))  # the plan keeps these tensors, so they stay where they are
         self._vectors = tuple(0 if x is None else x.data_ptr() for x in (self.lse, call.sinks))
-        self._latent = is_latent(ready.problem)  # then v is a view of k
+        self._latent = is_latent(checked.problem)  # then v is a view of k
         operands, indices = call.sequence.operands(q, call.k, call.v), call.sequence.indices()
         rows_vary = isinstance(call.sequence, Ragged)
         self._names = (*operands, *indices)
         self._like = (*(_like(x, rows_vary) for x in operands.values()), *map(_like, indices.values()))
         self._like_out = _like(self.out, rows_vary)
 
-    def _bind(self, call: Call, ready: Ready, terms: Terms) -> Repeat:
+    def _bind(self, call: Call, checked: CheckedCall, options: PlanOptions) -> BoundLaunches:
         operands = Operands(call.q, call.k, call.v, self.out, self.lse, call.sinks)
         rules = Rules()
         named = [*call.sequence.operands(call.q, call.k, call.v).items(), ("the output", self.out)]
@@ -110,9 +110,9 @@ class _ServingPlan:
         rules.done()
         device = call.q.get_device()
         with contextlib.nullcontext() if cuda.current_device() == device else torch.cuda.device(device):
-            launches = steps(ready, operands, call.sequence, terms)
+            launches = list_launches(checked, operands, call.sequence, options)
             try:
-                return Repeat.of(launches, ready, operands, call.sequence)
+                return BoundLaunches.of(launches, checked, operands, call.sequence)
             except LookupError as error:
                 raise AttentionError(f"the call cannot be planned: {error}; each must have its own memory") from error
 
@@ -191,7 +191,7 @@ class DecodePlan(_ServingPlan):
         rules.done()
         k, v, sequence = _cache(kv)
         call = Call(q, k, v, sequence, mask, score, sinks, scale, return_lse)
-        super().__init__(call, Terms(batch_invariant, cache_settled))
+        super().__init__(call, PlanOptions(batch_invariant, cache_settled))
         self._paged = isinstance(kv, PagedKV)
 
     def __call__(self, q: Tensor, kv: PagedKV | tuple[Tensor, Tensor], out: Tensor | None = None) -> Result:

@@ -12,6 +12,7 @@ import warpattn as wa
 from tests.oracle import Inputs, check
 from warpattn.integrations import flex
 from warpattn.integrations.flash_attn import cache, packed, version2, version3
+from warpattn.integrations.flex import call as flex_call
 
 pytest.importorskip("warpattn.kernels.pieces.codegen", exc_type=ImportError)
 
@@ -23,7 +24,7 @@ H, HKV, D = 4, 2, 64
 @pytest.fixture(params=["sm90", "sm100", "gfx942", "gfx950"], autouse=True)
 def _simulated(request, monkeypatch):
     backend = f"simulate:{request.param}"
-    for module in (version2, cache, flex):
+    for module in (version2, cache, flex_call):
         monkeypatch.setattr(module, "attention", partial(wa.attention, backend=backend))
     monkeypatch.setattr(packed, "attention_varlen", partial(wa.attention_varlen, backend=backend))
     for module in (packed, cache):

@@ -6,15 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from warpattn.kernels.cdna.launch import steps
+from warpattn.kernels.cdna.launch import launches_of_choice
 from warpattn.kernels.cdna.select import choose, prefill_config
 from warpattn.masks import Full, Mask
-from warpattn.problem import Call, Ready, examine
+from warpattn.problem import Call, CheckedCall, validate
 from warpattn.problem.arch import ARCHS as TARGETS
+from warpattn.problem.launch import Choice
 from warpattn.problem.operands import Operands, fitted
-from warpattn.problem.step import Choice
 from warpattn.reference import reference
-from warpattn.runtime.simulate import Options, launch
+from warpattn.runtime.simulate import Options, run_launch
 from warpattn.scores import Score
 from warpattn.sequences import Dense, PagedKV, Ragged, Sequence
 from warpattn.sim import Report
@@ -85,9 +85,9 @@ def _offsets(lengths: list[int]) -> Tensor:
     return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
 
 
-def ready_of(call: Call, arch: str) -> Ready:
+def ready_of(call: Call, arch: str) -> CheckedCall:
     """The checked call, for the kernels of `arch`."""
-    return replace(examine(replace(call, backend="reference")), backend=f"simulate:{arch}")
+    return replace(validate(replace(call, backend="reference")), backend=f"simulate:{arch}")
 
 
 def prefill_choice(call: Call, arch: str, kind: str = "", **changes: Any) -> Choice:
@@ -109,7 +109,9 @@ def simulated(call: Call, arch: str, choice: Choice | None = None, **options: An
     ready = ready_of(call, arch)
     out, lse = outputs(call, ready)
     fitting = fitted(Operands(*call.sequence.operands(call.q, call.k, call.v).values(), out, lse, call.sinks))
-    reports = [launch(step, Options(**options)) for step in steps(ready, fitting, call.sequence, choice)]
+    reports = [
+        run_launch(step, Options(**options)) for step in launches_of_choice(ready, fitting, call.sequence, choice)
+    ]
     main = max(reports, key=lambda report: report.steps)
     main.findings = [finding for report in reports for finding in report.findings]
     exact, exact_lse = reference(
@@ -132,7 +134,7 @@ def check(call: Call, arch: str, choice: Choice | None = None, **options: Any) -
     assert out < TOLERANCE[call.q.dtype] and lse < 1e-4, (out, lse)
 
 
-def outputs(call: Call, ready: Ready) -> tuple[Tensor, Tensor]:
+def outputs(call: Call, ready: CheckedCall) -> tuple[Tensor, Tensor]:
     """Output and LSE, poisoned."""
     out = torch.full((*call.q.shape[:-1], ready.problem.dim_v), NAN, dtype=call.q.dtype)
     return out, torch.full(ready.lse_shape, NAN)

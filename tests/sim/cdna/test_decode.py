@@ -9,12 +9,12 @@ pytest.importorskip("triton")
 import torch
 
 from tests.sim.cdna.calls import ARCHS, SCHEDULES, Case, check, decode_choice, outputs, paged, ready_of, simulated
-from warpattn.kernels.cdna.launch import steps
+from warpattn.kernels.cdna.launch import launches_of_choice
 from warpattn.kernels.cdna.select import choose
 from warpattn.masks import Causal, Chunked, CustomMask, Padding, SlidingWindow
 from warpattn.problem.arch import ARCHS as TARGETS
 from warpattn.problem.operands import Operands, fitted
-from warpattn.runtime.simulate import Options, launch
+from warpattn.runtime.simulate import Options, run_launch
 from warpattn.scores import ALiBi, SoftCap
 
 both = pytest.mark.parametrize("arch", ARCHS)
@@ -109,8 +109,10 @@ def test_batch_invariance(arch):
         assert choice.partitions == 1 < choose(ready.problem, TARGETS[arch]).partitions
         out, lse = outputs(part, ready)
         given = cache.operands(part.q, part.k, part.v).values()
-        (step,) = steps(ready, fitted(Operands(part.q, *list(given)[1:], out, lse, part.sinks)), part.sequence, choice)
-        assert launch(step, Options()).clean
+        (step,) = launches_of_choice(
+            ready, fitted(Operands(part.q, *list(given)[1:], out, lse, part.sinks)), part.sequence, choice
+        )
+        assert run_launch(step, Options()).clean
         results.append((out[0], lse[0]))
     assert all(map(torch.equal, *results)) and not results[0][0].isnan().any()
 

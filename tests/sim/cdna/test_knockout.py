@@ -14,11 +14,11 @@ pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget
 
 from tests.sim.cdna.calls import ARCHS, Case, decode_choice, outputs, paged, prefill_choice, ragged, ready_of
-from warpattn.kernels.cdna.launch import steps
+from warpattn.kernels.cdna.launch import launches_of_choice
 from warpattn.masks import Causal
 from warpattn.problem import Call
+from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands, fitted
-from warpattn.problem.step import Choice, Step
 from warpattn.sim import Report, knock_out, simulate
 from warpattn.sim.compile import to_ttgir
 
@@ -35,12 +35,12 @@ class Bench:
         self.ready = ready_of(call, arch)
         self.kernel = launch_kernel(self.step())
 
-    def step(self) -> Step:
+    def step(self) -> Launch:
         """The launch, with fresh outputs."""
         call = self.call
         given = call.sequence.operands(call.q, call.k, call.v).values()
         fitting = fitted(Operands(*given, *outputs(call, self.ready), call.sinks))
-        return steps(self.ready, fitting, call.sequence, self.choice)[self.number]
+        return launches_of_choice(self.ready, fitting, call.sequence, self.choice)[self.number]
 
     def run(self, kernel: Any) -> Report:
         """The first report with findings under two schedules, or a clean one."""
@@ -53,7 +53,7 @@ class Bench:
         return report
 
 
-def launch_kernel(step: Step) -> Any:
+def launch_kernel(step: Launch) -> Any:
     return to_ttgir(step.source(), GPUTarget("hip", step.arch, 64), dict(step.options))
 
 

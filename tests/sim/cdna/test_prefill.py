@@ -10,11 +10,11 @@ import torch
 
 from tests.sim.cdna.calls import ARCHS, Case, check, paged, ragged, ready_of
 from warpattn.errors import AttentionError
-from warpattn.kernels.cdna.launch import steps
+from warpattn.kernels.cdna.launch import launches_of_choice
 from warpattn.masks import Causal, Chunked, CustomMask, Document, Full, Materialized, Padding, Prefix, SlidingWindow
 from warpattn.problem.operands import Operands, fitted
 from warpattn.reference import reference
-from warpattn.runtime.simulate import Options, launch
+from warpattn.runtime.simulate import Options, run_launch
 from warpattn.scores import ALiBi, Bias, CustomScore, SoftCap
 
 both = pytest.mark.parametrize("arch", ARCHS)
@@ -96,8 +96,8 @@ def test_without_lse(arch, queries):
     call = replace(Case(queries, 600, mask=Causal()).call(), return_lse=False)
     ready = ready_of(call, arch)
     out = torch.full((1, queries, 2, 64), float("nan"), dtype=torch.bfloat16)
-    for step in steps(ready, fitted(Operands(call.q, call.k, call.v, out, None, None)), call.sequence):
-        assert launch(step, Options()).clean
+    for step in launches_of_choice(ready, fitted(Operands(call.q, call.k, call.v, out, None, None)), call.sequence):
+        assert run_launch(step, Options()).clean
     expected, _ = reference(call.q, call.k, call.v, mask=call.mask)
     assert (out.float() - expected).abs().max() < 1.6e-2
 
@@ -107,7 +107,7 @@ def test_an_output_with_far_rows_is_refused(arch):
     call = Case(70, 90).call()
     far = torch.empty_strided((1, 70, 2, 64), (0, 2**23, 64, 1), dtype=torch.bfloat16, device="meta")
     with pytest.raises(AttentionError, match="row stride of 8388608 elements"):
-        steps(ready_of(call, arch), Operands(call.q, call.k, call.v, far, None, None), call.sequence)
+        launches_of_choice(ready_of(call, arch), Operands(call.q, call.k, call.v, far, None, None), call.sequence)
 
 
 @both

@@ -33,8 +33,8 @@ from tests.sim.machine.other_instructions import supplied
 from warpattn.kernels.cdna.launch import steps
 from warpattn.masks import Causal
 from warpattn.problem import Call
+from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands, fitted
-from warpattn.problem.step import Choice, Step
 from warpattn.reference import reference
 from warpattn.runtime import hip
 from warpattn.runtime.kernel_parameters import values
@@ -89,7 +89,7 @@ def _memory(monkeypatch) -> Memory:
     return memory
 
 
-def execute(step: Step, memory: Memory) -> None:
+def execute(step: Launch, memory: Memory) -> None:
     """Run a step's code object; tensors are written as a launch would."""
     made = hip.artifact(step)
     packed = hip.Parameters(hip._kinds(made.parameters))

@@ -17,16 +17,16 @@ from warpattn.kernels.sm100.config import NUM_THREADS, SMEM_LIMIT
 from warpattn.kernels.sm100.prefill_1q.config import choice_of, choose_1q
 from warpattn.kernels.sm100.prefill_2q.config import prefill_config
 from warpattn.kernels.sm100.prefill_2q.signature import TARGET
-from warpattn.kernels.sm100.select import choose, steps_of
+from warpattn.kernels.sm100.select import choose, launches_of_choice
 from warpattn.machine_code.sass import opcode_counts, resources
 from warpattn.masks import Causal, CustomMask, Full, Mask, Materialized, Padding, Prefix, SlidingWindow
-from warpattn.problem import Call, Problem, Ready, examine
+from warpattn.problem import Call, CheckedCall, Problem, validate
 from warpattn.problem.arch import ARCHS
+from warpattn.problem.launch import Launch
 from warpattn.problem.operands import Operands, fitted
-from warpattn.problem.step import Step
 from warpattn.runtime.execute import layout_of
 from warpattn.runtime.kernel_parameters import parameters
-from warpattn.runtime.simulate import Options, launch
+from warpattn.runtime.simulate import Options, run_launch
 from warpattn.runtime.simulate import _kernel as compiled
 from warpattn.scores import ALiBi, Bias, Score, SoftCap
 from warpattn.sequences import Dense
@@ -62,16 +62,16 @@ class Case:
         sinks = torch.randn(self.heads) if self.sinks else None
         return Inputs(q, k, v, Dense(), self.mask, self.score, sinks, soft_cap=self.soft_cap)
 
-    def steps(self, inputs: Inputs) -> tuple[tuple[Step, ...], Operands]:
+    def list_launches(self, inputs: Inputs) -> tuple[tuple[Launch, ...], Operands]:
         """The launches, with the workspace poisoned, and the operands that they fill."""
         call = Call(inputs.q, inputs.k, inputs.v, Dense(), inputs.mask, inputs.score, inputs.sinks, return_lse=True,
                     backend="simulate:sm100")  # fmt: skip
-        ready: Ready = examine(call)
+        ready: CheckedCall = validate(call)
         out = poisoned((*inputs.q.shape[:3], inputs.v.shape[3]), self.dtype)
         x = fitted(Operands(inputs.q, inputs.k, inputs.v, out, poisoned(ready.lse_shape, torch.float32), inputs.sinks))
         config = replace(prefill_config(ready.problem)[0], BM=128, splitk_partitions=self.parts).gluon()[0]
         assert config.supported() == ()
-        steps = steps_of(ready, x, Dense(), choice_of(ready.problem, config))
+        steps = launches_of_choice(ready, x, Dense(), choice_of(ready.problem, config))
         if self.parts > 1:
             steps[0].args["o_desc"].fill_(torch.nan)
             steps[0].args["lse_ptr"].fill_(torch.nan)
@@ -82,7 +82,7 @@ def run(case: Case, schedule: str = "lazy", seed: int = 0) -> list[Report]:
     """Simulate a case and hold its values against the oracle's rule."""
     inputs = case.inputs()
     steps, x = case.steps(inputs)
-    reports = [launch(step, Options(schedule, seed)) for step in steps]
+    reports = [run_launch(step, Options(schedule, seed)) for step in steps]
     for report in reports:
         assert report.clean, report
     check(inputs, x.out, x.lse)
@@ -195,7 +195,7 @@ def test_paged_keys(lengths, page, dim, parts):
     the kernel of two query tiles, which a chip with a single SM gets."""
     torch.manual_seed(0)
     q, sequence = paged(lengths, 5, 8, 2, dim, page)
-    ready = examine(Call(q, q, q, sequence, Causal(), return_lse=True, backend="simulate:sm100"))
+    ready = validate(Call(q, q, q, sequence, Causal(), return_lse=True, backend="simulate:sm100"))
     out = poisoned(tuple(q.shape), q.dtype)
     lse = poisoned(ready.lse_shape, torch.float32)
     x = fitted(Operands(q, sequence.k_pages, sequence.v_pages, out, lse, None))
@@ -206,8 +206,8 @@ def test_paged_keys(lengths, page, dim, parts):
         assert chosen is not None
         config = replace(chosen.config, splitk_partitions=parts)
         chosen = choice_of(ready.problem, config)
-    for step in steps_of(ready, x, sequence, chosen):
-        report = launch(step, Options("lazy", 0))
+    for step in launches_of_choice(ready, x, sequence, chosen):
+        report = run_launch(step, Options("lazy", 0))
         assert report.clean, report
     expected = attention_paged(q, sequence, mask=Causal(), return_lse=True, backend="reference")
     torch.testing.assert_close(out, expected[0], atol=4e-3, rtol=0)
@@ -251,7 +251,7 @@ def test_parts_have_tensor_maps_of_fp32():
 def problem(seq_q: int, seq_k: int, batch: int = 1, heads: int = 8, dim: int = 128) -> Problem:
     q, k = torch.empty(batch, seq_q, heads, dim), torch.empty(batch, seq_k, 2, dim)
     q, k = q.bfloat16(), k.bfloat16()
-    return examine(Call(q, k, k, Dense(), backend="simulate:sm100")).problem
+    return validate(Call(q, k, k, Dense(), backend="simulate:sm100")).problem
 
 
 def choice(p: Problem):
@@ -293,6 +293,6 @@ def test_results_are_the_same_under_every_schedule_and_split():
     for schedule, seed in SCHEDULES:
         steps, x = case.steps(inputs)
         for step in steps:
-            launch(step, Options(schedule, seed))
+            run_launch(step, Options(schedule, seed))
         outs.append(x.out)
     assert all(torch.equal(out, outs[0]) for out in outs)

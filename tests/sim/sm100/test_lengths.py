@@ -11,8 +11,8 @@ pytest.importorskip("triton")
 
 import warpattn as wa
 from warpattn.kernels.sm100.prefill_2q.config import choose_2q
-from warpattn.kernels.sm100.select import steps_of
-from warpattn.problem import Call, examine
+from warpattn.kernels.sm100.select import launches_of_choice
+from warpattn.problem import Call, validate
 from warpattn.problem.operands import Operands, fitted
 from warpattn.runtime import simulate
 
@@ -47,14 +47,14 @@ def paged(lengths, rows, heads, heads_kv, dim, page, dtype=torch.float16):
 
 def check(call: Call, schedule: str, seed: int) -> None:
     """One call against the reference: output, LSE, findings."""
-    ready = examine(call)
+    ready = validate(call)
     shape = (*call.q.shape[:-1], ready.problem.dim_v)
     out, lse = torch.full(shape, NAN, dtype=call.q.dtype), torch.full(ready.lse_shape, NAN)
     named = call.sequence.operands(call.q, call.k, call.v)
     q, k, v = named.values()
     x = fitted(Operands(q, k, v, out, lse, call.sinks))
-    (step,) = steps_of(ready, x, call.sequence, choose_2q(ready.problem))
-    report = simulate.launch(step, simulate.Options(schedule, seed))
+    (step,) = launches_of_choice(ready, x, call.sequence, choose_2q(ready.problem))
+    report = simulate.run_launch(step, simulate.Options(schedule, seed))
     assert report.clean, report
     options = {"mask": call.mask, "score": call.score, "sinks": call.sinks, "return_lse": True, "backend": "reference"}
     if isinstance(call.sequence, wa.Ragged):

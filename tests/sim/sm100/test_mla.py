@@ -14,13 +14,13 @@ from tests.sim.sm90.decode import built
 from tests.sim.sm90.mla import DIM_V, SCALE, Latent, tensors
 from tests.sim.sm90.prefill import error
 from warpattn.kernels.sm100.mla.config import choose_latent
-from warpattn.kernels.sm100.mla.launch import key_box, latent_steps
+from warpattn.kernels.sm100.mla.launch import key_box, latent_launches
 from warpattn.kernels.sm100.prefill_2q.launch import key_places
 from warpattn.masks import Causal, CustomMask, SlidingWindow
-from warpattn.problem import examine
+from warpattn.problem import validate
 from warpattn.problem.arch import ARCHS
+from warpattn.problem.launch import Launch, PlanOptions
 from warpattn.problem.operands import Operands
-from warpattn.problem.step import Step, Terms
 from warpattn.scores import SoftCap
 from warpattn.sim import Report, simulate
 from warpattn.sim.memory.tensor_memory import TensorBuffer
@@ -45,7 +45,7 @@ CASES = {
 class Prepared:
     """A case ready to run: its launches, results that start as NaN, and what they should be."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[Launch, ...]
     out: torch.Tensor
     lse: torch.Tensor
     want: tuple[torch.Tensor, torch.Tensor]
@@ -58,15 +58,15 @@ class Prepared:
 def prepared(case: Latent, parts: int = 1) -> Prepared:
     """The launches of a case with its keys in `parts`."""
     x = tensors(case)
-    ready = examine(x.call(case), read_values=False)
+    ready = validate(x.call(case), read_values=False)
     out = torch.full((*x.q.shape[:3], DIM_V), float("nan"), dtype=case.dtype)
     lse = torch.full(ready.lse_shape, float("nan"))
-    choice = choose_latent(ready.problem, ARCHS["sm100"], Terms(batch_invariant=True))
+    choice = choose_latent(ready.problem, ARCHS["sm100"], PlanOptions(batch_invariant=True))
     tiles, *rest = choice.grid
     config = replace(choice.config, splitk_partitions=parts)
     choice = replace(choice, config=config, grid=(tiles * parts, *rest), partitions=parts)
     operands = Operands(x.q, x.k, x.v, out, lse, x.sinks)
-    launches = latent_steps(ready, operands, key_places(operands, x.sequence, key_box(config)), choice)
+    launches = latent_launches(ready, operands, key_places(operands, x.sequence, key_box(config)), choice)
     return Prepared(launches, out, lse, x.expected(case))
 
 
@@ -145,9 +145,9 @@ def test_public_calls(page, keys):
 
 def test_how_keys_are_split():
     case = Latent((16384,))
-    problem = examine(tensors(case).call(case), read_values=False).problem
+    problem = validate(tensors(case).call(case), read_values=False).problem
     assert choose_latent(problem, ARCHS["sm100"]).grid == (16, 1, 1)
-    assert choose_latent(problem, ARCHS["sm100"], Terms(batch_invariant=True)).grid == (1, 1, 1)
+    assert choose_latent(problem, ARCHS["sm100"], PlanOptions(batch_invariant=True)).grid == (1, 1, 1)
 
 
 # Operation, what stands in one of its lines of Python, why it can go.

@@ -15,13 +15,13 @@ from warpattn.kernels.sm100.config import SMEM_LIMIT
 from warpattn.kernels.sm100.prefill_2cta.config import pair_choice
 from warpattn.kernels.sm100.prefill_2q.config import prefill_config
 from warpattn.kernels.sm100.prefill_2q.signature import TARGET
-from warpattn.kernels.sm100.select import steps_of
+from warpattn.kernels.sm100.select import launches_of_choice
 from warpattn.machine_code.sass import opcode_counts, resources
 from warpattn.masks import Causal, CustomMask, Full, Mask, Padding, SlidingWindow
-from warpattn.problem import Call, examine
+from warpattn.problem import Call, validate
+from warpattn.problem.launch import Launch
 from warpattn.problem.operands import Operands, fitted
-from warpattn.problem.step import Step
-from warpattn.runtime.simulate import Options, launch
+from warpattn.runtime.simulate import Options, run_launch
 from warpattn.runtime.simulate import _kernel as compiled
 from warpattn.scores import ALiBi, Score, SoftCap
 from warpattn.sequences import Dense
@@ -57,15 +57,15 @@ class Case:
         sinks = torch.randn(self.heads) if self.sinks else None
         return Inputs(q, k, v, Dense(), self.mask, self.score, sinks, soft_cap=self.soft_cap)
 
-    def step(self, inputs: Inputs) -> tuple[Step, Operands]:
+    def step(self, inputs: Inputs) -> tuple[Launch, Operands]:
         """The launch, and the operands that it fills."""
         call = Call(inputs.q, inputs.k, inputs.v, Dense(), inputs.mask, inputs.score, inputs.sinks, return_lse=True,
                     backend="simulate:sm100")  # fmt: skip
-        ready = examine(call)
+        ready = validate(call)
         out = poisoned((*inputs.q.shape[:3], inputs.v.shape[3]), self.dtype)
         x = fitted(Operands(inputs.q, inputs.k, inputs.v, out, poisoned(ready.lse_shape, torch.float32), inputs.sinks))
         config = replace(prefill_config(ready.problem)[0], pair_cta=True, max_qk_stages=None)
-        (step,) = steps_of(ready, x, Dense(), pair_choice(ready.problem, config))
+        (step,) = launches_of_choice(ready, x, Dense(), pair_choice(ready.problem, config))
         return step, x
 
 
@@ -91,7 +91,7 @@ def run(case: Case, schedule: str = "lazy", seed: int = 0) -> None:
     """Simulate a case and hold its values against the oracle's rule."""
     inputs = case.inputs()
     step, x = case.step(inputs)
-    report = launch(step, Options(schedule, seed))
+    report = run_launch(step, Options(schedule, seed))
     assert report.clean, report
     check(inputs, x.out, x.lse)
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from tests.sim.sm90.prefill import error
-from warpattn.kernels.sm90.decode.launch import choose, steps
+from warpattn.kernels.sm90.decode.launch import choose, list_launches
 from warpattn.masks import Mask
-from warpattn.problem import Call, examine
+from warpattn.problem import Call, validate
 from warpattn.problem.arch import ARCHS
+from warpattn.problem.launch import DEFAULT_OPTIONS, PlanOptions
 from warpattn.problem.operands import Operands
-from warpattn.problem.step import ORDINARY, Terms
 from warpattn.reference import reference
 from warpattn.scores import Score
 from warpattn.sequences import Dense, PagedKV
@@ -71,12 +71,12 @@ def run(
         sequence = replace(sequence, block_table=table)
     k, v = (sequence.k_pages, sequence.v_pages) if isinstance(sequence, PagedKV) else dense
     call = Call(q, k, v, sequence, case.mask, case.score, sinks, None, True, backend="reference")
-    ready = examine(call, read_values=False)
+    ready = validate(call, read_values=False)
     out = torch.full((*q.shape[:3], v.shape[-1]), float("nan"), dtype=case.dtype)
     lse = torch.full(ready.lse_shape, float("nan"))
-    choice = choose(ready.problem, ARCHS["sm90"], terms=Terms(case.invariant, case.settled))
+    choice = choose(ready.problem, ARCHS["sm90"], terms=PlanOptions(case.invariant, case.settled))
     choice = replace(choice, config=replace(choice.config, **dict(case.config)), grid=(programs,))
-    step, *after = steps(ready, Operands(q, k, v, out, lse, sinks), sequence, choice)
+    step, *after = list_launches(ready, Operands(q, k, v, out, lse, sinks), sequence, choice)
     for partial in step.args["workspace"][:2]:
         partial.fill_(float("nan"))
     compiled = built(step) if kernel is None else kernel(built(step))
@@ -169,9 +169,9 @@ def check(case: Decode, programs: int = 3, **options: object):
     return ran
 
 
-def of_shape(batch: int, keys: int, terms: Terms = ORDINARY, dim: int = 128):
+def of_shape(batch: int, keys: int, terms: PlanOptions = DEFAULT_OPTIONS, dim: int = 128):
     """The configuration for 32 query heads on 8 key heads."""
     q = torch.empty(batch, 1, 32, dim, dtype=torch.bfloat16)
     k = torch.empty(batch, 1, 8, dim, dtype=torch.bfloat16).expand(-1, keys, -1, -1)
-    ready = examine(Call(q, k, k, Dense(), backend="reference"), read_values=False)
+    ready = validate(Call(q, k, k, Dense(), backend="reference"), read_values=False)
     return choose(ready.problem, ARCHS["sm90"], terms=terms).config

@@ -8,10 +8,10 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 
 from tests.oracle import Inputs, poisoned
-from warpattn.kernels.sm90.prefill_varlen.launch import steps
-from warpattn.problem import Call, Ready, examine
+from warpattn.kernels.sm90.prefill_varlen.launch import list_launches
+from warpattn.problem import Call, CheckedCall, validate
+from warpattn.problem.launch import Launch
 from warpattn.problem.operands import Operands, fitted
-from warpattn.problem.step import Step
 from warpattn.sim import Report, simulate
 from warpattn.sim.compile import ARCHS, to_ttgir
 
@@ -19,7 +19,7 @@ MARGIN = 64  # rows, or elements of the LSE, before and after an output that mus
 _built: dict[Any, Any] = {}
 
 
-def kernel(step: Step) -> Any:
+def kernel(step: Launch) -> Any:
     """A step's kernel down to TTGIR; each is compiled once."""
     key = (step.name, step.key)
     if key not in _built:
@@ -27,14 +27,14 @@ def kernel(step: Step) -> Any:
     return _built[key]
 
 
-def ready_for(x: Inputs) -> Ready:
+def ready_for(x: Inputs) -> CheckedCall:
     """The checked call, as a launch would get it."""
     call = Call(x.q, x.k, x.v, x.sequence, x.mask, x.score, x.sinks, x.scale, True, None, "reference")
-    return replace(examine(call), backend="simulate:sm90")
+    return replace(validate(call), backend="simulate:sm90")
 
 
 def run(
-    x: Inputs, programs: int = 3, ready: Ready | None = None, attention: Any = None, **options: Any
+    x: Inputs, programs: int = 3, ready: CheckedCall | None = None, attention: Any = None, **options: Any
 ) -> tuple[Tensor, Tensor, list[Report]]:
     """(out, lse, reports); outputs lie between margins, which the run must leave alone.
 
@@ -47,7 +47,7 @@ def run(
     out, lse = around[MARGIN:-MARGIN], around_lse[MARGIN:-MARGIN].view(ready.lse_shape)
     operands = fitted(Operands(x.q, x.k, x.v, out, lse, x.sinks))
     reports = []
-    for step in steps(ready, operands, x.sequence):
+    for step in list_launches(ready, operands, x.sequence):
         grid = (min(step.grid[0], programs),) if step.persistent else step.grid
         changed = attention if step.persistent else None
         reports.append(simulate(changed or kernel(step), grid, step.args, **options))

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from tests.sim.sm90.decode import Ran, built, paged
 from tests.sim.sm90.prefill import error
-from warpattn.kernels.sm90.decode.launch import choose, steps
+from warpattn.kernels.sm90.decode.launch import choose, list_launches
 from warpattn.masks import Mask
-from warpattn.problem import Call, examine
+from warpattn.problem import Call, validate
 from warpattn.problem.arch import ARCHS
 from warpattn.problem.backends import LATENT
+from warpattn.problem.launch import PlanOptions
 from warpattn.problem.operands import Operands
-from warpattn.problem.step import Terms
 from warpattn.reference import reference
 from warpattn.scores import Score
 from warpattn.sequences import Dense, PagedKV
@@ -90,12 +90,12 @@ def run(case: Latent, programs: int = 2, kernel: Any = None, first: Inputs | Non
     """Simulate a case with `programs` CTAs; outputs and everything that must not be read start as NaN. `kernel` changes
     the compiled kernel."""
     x = tensors(case, first)
-    ready = examine(x.call(case), read_values=False)
+    ready = validate(x.call(case), read_values=False)
     out = torch.full((*x.q.shape[:3], DIM_V), float("nan"), dtype=case.dtype)
     lse = torch.full(ready.lse_shape, float("nan"))
-    choice = choose(ready.problem, ARCHS["sm90"], terms=Terms(batch_invariant=case.invariant))
+    choice = choose(ready.problem, ARCHS["sm90"], terms=PlanOptions(batch_invariant=case.invariant))
     choice = replace(choice, config=replace(choice.config, **dict(case.config)))
-    step, after = steps(ready, Operands(x.q, x.k, x.v, out, lse, x.sinks), x.sequence, choice)
+    step, after = list_launches(ready, Operands(x.q, x.k, x.v, out, lse, x.sinks), x.sequence, choice)
     for partial in step.args["workspace"][:2]:
         partial.fill_(float("nan"))
     compiled = built(step) if kernel is None else kernel(built(step))

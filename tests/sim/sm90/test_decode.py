@@ -13,9 +13,9 @@ from tests.sim.sm90.decode import Decode, check, of_shape, run, tensors
 from warpattn.kernels.sm90.decode.config import choose_decode, even_cut, near_parts
 from warpattn.kernels.sm90.decode.launch import choose
 from warpattn.masks import Causal, Chunked, CustomMask, SlidingWindow
-from warpattn.problem import Call, examine
+from warpattn.problem import Call, validate
 from warpattn.problem.arch import ARCHS
-from warpattn.problem.step import Terms
+from warpattn.problem.launch import PlanOptions
 from warpattn.scores import ALiBi, SoftCap
 from warpattn.sequences import Dense
 from warpattn.sim.compile import Compiled
@@ -145,8 +145,8 @@ def test_only_heads_that_differ_have_a_price():
     def price(case: Decode) -> int:
         q, (k, v), sequence, _ = tensors(case)
         k, v = (sequence.k_pages, sequence.v_pages) if case.page else (k, v)
-        ready = examine(Call(q, k, v, sequence, backend="reference"), read_values=False)
-        return choose(ready.problem, ARCHS["sm90"], terms=Terms(batch_invariant=case.invariant)).config.price
+        ready = validate(Call(q, k, v, sequence, backend="reference"), read_values=False)
+        return choose(ready.problem, ARCHS["sm90"], terms=PlanOptions(batch_invariant=case.invariant)).config.price
 
     assert price(Decode((600, 600), page=64)) > 0
     assert price(Decode((600, 600))) == 0
@@ -173,7 +173,7 @@ def test_every_nth_head(batch, programs):
 def test_when_heads_are_spread(batch, spread):
     q = torch.empty(batch, 1, 32, 128, dtype=torch.bfloat16, device="meta")
     k = torch.empty(batch, 4096, 8, 128, dtype=torch.bfloat16, device="meta")
-    ready = examine(Call(q, k, k, Dense(), backend="reference"), read_values=False)
+    ready = validate(Call(q, k, k, Dense(), backend="reference"), read_values=False)
     choice = choose(ready.problem, ARCHS["sm90"])
     assert choice.config.spread == spread and any("every n-th head" in why for why in choice.reasons) == spread
     assert any("8 columns for queries" in why for why in choice.reasons)
@@ -234,7 +234,7 @@ def test_the_same_bits_under_every_schedule():
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_batch_invariant_tiles_do_not_depend_on_the_batch(dim, settled):
     def config(batch: int):
-        return of_shape(batch, 8192, Terms(batch_invariant=True, cache_settled=settled), dim)
+        return of_shape(batch, 8192, PlanOptions(batch_invariant=True, cache_settled=settled), dim)
 
     assert config(1).block_n == config(64).block_n and config(1).unit == config(64).unit
     assert of_shape(1, 8192, dim=128).block_n == 64 and of_shape(64, 8192, dim=128).block_n == 128
@@ -258,7 +258,7 @@ def test_who_adds_up_the_parts(heads, tokens, batch, apart):
     """A second kernel where one CTA would have to read too much for a head: many rows, or many parts."""
     case = Decode((16384,), heads=heads[0], heads_kv=heads[1], tokens=tokens, dim=8)
     q, (k, v), sequence, _ = tensors(case)
-    problem = examine(Call(q, k, v, sequence, backend="reference"), read_values=False).problem
+    problem = validate(Call(q, k, v, sequence, backend="reference"), read_values=False).problem
     choice = choose(replace(problem, batch=batch), ARCHS["sm90"])
     assert choice.config.combine_apart is apart
     assert any(("second kernel" if apart else "last CTA") in reason for reason in choice.reasons)

@@ -11,9 +11,9 @@ pytest.importorskip("triton")
 from tests.sim.sm90.decode import Decode, check, of_shape, run, tensors
 from warpattn.kernels.sm90.decode.launch import choose
 from warpattn.masks import Causal, Padding, SlidingWindow
-from warpattn.problem import Call, examine
+from warpattn.problem import Call, validate
 from warpattn.problem.arch import ARCHS
-from warpattn.problem.step import Terms
+from warpattn.problem.launch import PlanOptions
 from warpattn.sequences import Dense, PagedKV
 from warpattn.sim.machine.agents import Queue
 from warpattn.sim.machine.registry import TABLE, TASKED
@@ -116,7 +116,7 @@ def test_no_guess_where_the_span_needs_tensors():
 
     def config(mask):
         q, k = torch.zeros(2, 1, 4, 128).bfloat16(), torch.zeros(2, 600, 4, 128).bfloat16()
-        return choose(examine(Call(q, k, k, Dense(), mask, backend="reference")).problem, ARCHS["sm90"]).config
+        return choose(validate(Call(q, k, k, Dense(), mask, backend="reference")).problem, ARCHS["sm90"]).config
 
     assert config(Causal()).prefetched and not config(Padding(torch.tensor([600, 3]))).prefetched
 
@@ -136,7 +136,7 @@ def test_when_launches_come_ahead(batch, keys, chosen):
 @pytest.mark.parametrize(("batch", "keys", "asked"), [(1, 16384, 0), (8, 8192, 0), (1, 131072, 3), (32, 16384, 3)])
 def test_a_settled_cache_fills_a_deep_ring(batch, keys, asked):
     """Of short tiles, whatever a CTA's bytes; where its run is longer than the ring it asks for `asked` more."""
-    config = of_shape(batch, keys, Terms(cache_settled=True))
+    config = of_shape(batch, keys, PlanOptions(cache_settled=True))
     assert config.settled and config.prefetched == asked
     assert (config.block_n, config.stages, config.under_way, config.part_left) == (64, 6, 2, 4)
 
@@ -153,8 +153,8 @@ def test_rings_of_a_settled_cache(group, tokens, dim, page, chosen):
     table, lengths = torch.zeros(2, 65536, dtype=torch.int32), torch.full((2,), 1024, dtype=torch.int32)
     k = torch.zeros(1, dtype=torch.bfloat16).expand(keys)
     sequence = PagedKV(k, k, table, lengths) if page else Dense()
-    problem = examine(Call(q, k, k, sequence, Causal(), backend="reference"), read_values=False).problem
-    config = choose(problem, ARCHS["sm90"], terms=Terms(cache_settled=True)).config
+    problem = validate(Call(q, k, k, sequence, Causal(), backend="reference"), read_values=False).problem
+    config = choose(problem, ARCHS["sm90"], terms=PlanOptions(cache_settled=True)).config
     assert (config.block_n, config.stages, config.under_way, config.hands_over > 1 << 20) == chosen
 
 

@@ -13,17 +13,17 @@ from warpattn.kernels.sm90.decode.config import SLACK, SM_SMEM, DecodeConfig
 from warpattn.kernels.sm90.decode.launch import choose
 from warpattn.kernels.topology import BARRIER_BYTES
 from warpattn.masks import Causal, CustomMask, where
-from warpattn.problem import Call, examine
+from warpattn.problem import Call, validate
 from warpattn.problem.arch import ARCHS
-from warpattn.problem.step import Terms
+from warpattn.problem.launch import PlanOptions
 from warpattn.scores import CustomScore, SoftCap
 
 
 def chosen(case: Decode) -> DecodeConfig:
     q, (k, v), sequence, _ = tensors(case)
     k, v = (sequence.k_pages, sequence.v_pages) if case.page else (k, v)
-    ready = examine(Call(q, k, v, sequence, backend="reference"), read_values=False)
-    return choose(ready.problem, ARCHS["sm90"], terms=Terms(batch_invariant=case.invariant)).config
+    ready = validate(Call(q, k, v, sequence, backend="reference"), read_values=False)
+    return choose(ready.problem, ARCHS["sm90"], terms=PlanOptions(batch_invariant=case.invariant)).config
 
 
 @pytest.mark.parametrize(

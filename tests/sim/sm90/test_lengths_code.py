@@ -15,10 +15,10 @@ from tests.cases import Case
 from tests.sim.knocking import SM90_PREFILL, knocked_out, reviewed
 from tests.sim.sm90.lengths import kernel, ready_for, run
 from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT
-from warpattn.kernels.sm90.prefill_varlen.launch import steps
+from warpattn.kernels.sm90.prefill_varlen.launch import list_launches
 from warpattn.machine_code.sass import opcode_counts, resources
+from warpattn.problem.launch import Launch
 from warpattn.problem.operands import Operands
-from warpattn.problem.step import Step
 from warpattn.sim import Report
 
 BASE = Case(dim=128, dtype=torch.bfloat16, heads_q=1, heads_kv=1, mask="causal")
@@ -26,10 +26,12 @@ RAGGED = replace(BASE, kind="ragged", batch=3, lens_q=(780, 0, 300))
 PAGED = replace(BASE, kind="paged", batch=2, seq_q=780, lens_k=(780, 400))
 
 
-def launches(case: Case) -> tuple[Step, ...]:
+def launches(case: Case) -> tuple[Launch, ...]:
     x = case.build()
     ready = ready_for(x)
-    return steps(ready, Operands(x.q, x.k, x.v, torch.empty_like(x.q), torch.empty(ready.lse_shape), None), x.sequence)
+    return list_launches(
+        ready, Operands(x.q, x.k, x.v, torch.empty_like(x.q), torch.empty(ready.lse_shape), None), x.sequence
+    )
 
 
 # Case, TMA loads by the producer's code, bytes of stack: measured with Triton 3.9.0.

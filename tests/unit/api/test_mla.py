@@ -11,7 +11,7 @@ from warpattn.errors import AttentionError
 from warpattn.kernels.sm90.decode.config import SLACK
 from warpattn.kernels.sm90.mla.config import choose_mla
 from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT
-from warpattn.problem import Call, examine
+from warpattn.problem import Call, validate
 from warpattn.runtime.plan import plan
 from warpattn.sequences import Dense, PagedKV, Ragged
 
@@ -58,7 +58,7 @@ def test_many_tokens_and_ragged_batches_are_refused():
 def test_every_architecture_plans_it(arch):
     kv = paged(cache_of())
     call = Call(query(), kv.k_pages, kv.v_pages, kv, backend=f"simulate:{arch}")
-    assert "head dim 576/512" in str(plan(examine(call, read_values=False).problem, arch))
+    assert "head dim 576/512" in str(plan(validate(call, read_values=False).problem, arch))
 
 
 def test_other_wide_head_dims_are_told_of_these():
@@ -77,7 +77,7 @@ def test_the_reference_takes_any_values():
 def test_dense_keys_are_planned_however_few(seq_k):
     k = torch.empty(2, seq_k, 1, DIM, dtype=torch.bfloat16)
     call = Call(query(heads=128), k, k[..., :DIM_V], Dense(), backend="simulate:sm90")
-    found = plan(examine(call).problem)
+    found = plan(validate(call).problem)
     assert found.kernel == "sm90.mla" and found.choice.grid == (128,)
     assert "2 heads of 2 row tiles" in str(found) and "latents are read once" in str(found)
 

@@ -17,12 +17,12 @@ from tests.sim.cdna.calls import ARCHS, Case, outputs, paged, prefill_choice, re
 from tests.sim.sm90.mla import Latent, tensors
 from warpattn.kernels.amd.kv_config import KINDS, outstanding
 from warpattn.kernels.cdna.config import CDNAConfig
-from warpattn.kernels.cdna.launch import steps
+from warpattn.kernels.cdna.launch import launches_of_choice
 from warpattn.machine_code.gcn import Summary, check_copies, check_loads, read, summary
 from warpattn.masks import Causal, Chunked, CustomMask, Document, Full, Materialized, Padding, Prefix, SlidingWindow
 from warpattn.problem import Call
+from warpattn.problem.launch import Choice
 from warpattn.problem.operands import Operands, fitted
-from warpattn.problem.step import Choice
 from warpattn.scores import ALiBi, SoftCap
 from warpattn.sequences import Ragged
 
@@ -42,7 +42,9 @@ def build(call: Call, arch: str, choice: Choice | None = None) -> Built:
     """The first kernel of a call in machine code."""
     ready = ready_of(call, arch)
     given = call.sequence.operands(call.q, call.k, call.v).values()
-    step = steps(ready, fitted(Operands(*given, *outputs(call, ready), call.sinks)), call.sequence, choice)[0]
+    step = launches_of_choice(
+        ready, fitted(Operands(*given, *outputs(call, ready), call.sinks)), call.sequence, choice
+    )[0]
     with triton.knobs.compilation.scope():
         triton.knobs.compilation.always_compile = True
         started = time.process_time()

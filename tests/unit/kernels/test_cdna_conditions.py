@@ -10,7 +10,7 @@ from warpattn.kernels.cdna.mask_conditions import Condition, conditions, margin,
 from warpattn.language.evaluate import evaluate
 from warpattn.language.nodes import Node, build, make
 from warpattn.masks import Chunked, Prefix
-from warpattn.problem import Call, examine
+from warpattn.problem import Call, validate
 from warpattn.problem.operands import programs
 
 CASE = Case(batch=2, seq_q=70, seq_k=90, heads_q=2, heads_kv=1, dim=16, dtype=torch.bfloat16)
@@ -27,7 +27,7 @@ def traced(name: str) -> tuple[Node, tuple[torch.Tensor, ...]]:
     """(the mask's node, its tensors) of a dense problem."""
     x = replace(CASE, mask=name if name in MASKS else "full").build()
     mask = MORE[name](Maker(CASE, "cpu")) if name in MORE else x.mask
-    program, _ = programs(examine(Call(x.q, x.k, x.v, x.sequence, mask, backend="reference")))
+    program, _ = programs(validate(Call(x.q, x.k, x.v, x.sequence, mask, backend="reference")))
     return program.outputs[0], program.tensors
 
 

@@ -13,11 +13,11 @@ import torch
 import warpattn as wa
 from warpattn.kernels.sm90.decode.config import DecodeConfig
 from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT
-from warpattn.problem import Call, Problem, examine
+from warpattn.problem import Call, Problem, validate
 from warpattn.problem.arch import ARCHS
+from warpattn.problem.launch import PlanOptions
 from warpattn.problem.operands import COPY_RULE, Operands
-from warpattn.problem.step import Terms
-from warpattn.runtime.plan import plan, steps
+from warpattn.runtime.plan import list_launches, plan
 from warpattn.sequences import Dense
 
 DIMS = range(8, 257, 8)
@@ -26,7 +26,7 @@ DIMS = range(8, 257, 8)
 def problem(mask: wa.Mask | None = None, **changes: object) -> Problem:
     q = torch.empty(2, 6, 4, 64, dtype=torch.bfloat16)
     k = torch.empty(2, 9, 2, 64, dtype=torch.bfloat16)
-    ready = examine(Call(q, k, k, Dense(), mask, backend="reference"))
+    ready = validate(Call(q, k, k, Dense(), mask, backend="reference"))
     return replace(ready.problem, device_type="cuda", **changes)
 
 
@@ -100,8 +100,8 @@ def test_batch_invariant_steps_share_no_keys_out(arch):
     that are free; on Hopper parts stay, but of a fixed number of keys."""
     q, k = torch.empty(2, 1, 4, 64, dtype=torch.bfloat16), torch.empty(2, 4000, 1, 64, dtype=torch.bfloat16)
     x = Operands(q, k, k.clone(), torch.empty_like(q), None, None)
-    ready = examine(Call(q, k, x.v, Dense(), backend=f"simulate:{arch}"))
-    free, fixed = steps(ready, x, Dense()), steps(ready, x, Dense(), Terms(batch_invariant=True))
+    ready = validate(Call(q, k, x.v, Dense(), backend=f"simulate:{arch}"))
+    free, fixed = list_launches(ready, x, Dense()), list_launches(ready, x, Dense(), PlanOptions(batch_invariant=True))
     if arch == "sm90":
         parts = [cast("tuple[DecodeConfig]", step.key)[0] for step in (free[0], fixed[0])]
         assert [part.invariant for part in parts] == [False, True] and parts[1].unit * parts[1].block_n == 2048

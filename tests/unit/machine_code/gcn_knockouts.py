@@ -16,12 +16,12 @@ from triton.backends.compiler import GPUTarget
 
 from tests.sim.cdna.calls import ARCHS, Case, decode_choice, outputs, paged, prefill_choice, ragged, ready_of
 from warpattn.kernels.amd.kv_config import KINDS
-from warpattn.kernels.cdna.launch import steps
+from warpattn.kernels.cdna.launch import launches_of_choice
 from warpattn.machine_code.gcn import check_copies, check_loads
 from warpattn.masks import Causal
 from warpattn.problem import Call
+from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands, fitted
-from warpattn.problem.step import Choice, Step
 
 PREFILL = Case(40, 300, heads=4, heads_kv=2, dim=128, mask=Causal(), sinks=True)
 DECODE = Case(1, 4000, heads=8, dim=128, mask=Causal(), sinks=True)
@@ -102,15 +102,15 @@ def reason(text: str, change: Change) -> str | None:
     return next((why for holds, why in REVIEWED if holds(text, change)), None)
 
 
-def launches(call: Call, arch: str, choice: Choice | None = None) -> tuple[Step, ...]:
+def launches(call: Call, arch: str, choice: Choice | None = None) -> tuple[Launch, ...]:
     """The steps of a call, none of which runs."""
     ready = ready_of(call, arch)
     given = call.sequence.operands(call.q, call.k, call.v).values()
     fitting = fitted(Operands(*given, *outputs(call, ready), call.sinks))
-    return steps(ready, fitting, call.sequence, choice)
+    return launches_of_choice(ready, fitting, call.sequence, choice)
 
 
-def machine_code(step: Step) -> str:
+def machine_code(step: Launch) -> str:
     kernel: Any = triton.compile(step.source(), target=GPUTarget("hip", step.arch, 64), options=dict(step.options))
     return kernel.asm["amdgcn"]
 

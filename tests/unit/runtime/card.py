@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from warpattn import problem
+from warpattn.problem import rules
 from warpattn.runtime import call_cache, cuda, dense_launch, execute, kernel_cache, route
 from warpattn.runtime.kernel_cache import Artifact
 from warpattn.runtime.tile_counters import Counters
@@ -91,9 +91,9 @@ def make_card(monkeypatch: pytest.MonkeyPatch) -> Card:
         card.keys.append(key)
         return Artifact(b"cubin", "entry", 1000, 384)
 
-    def examine(call, read_values=True):  # type: ignore[no-untyped-def]
+    def validate(call, read_values=True):  # type: ignore[no-untyped-def]
         card.examined += 1
-        return problem.examine(call, read_values)
+        return rules.validate(call, read_values)
 
     for owner, name, value in (
         (cuda, "launch_call", card.launch_call),
@@ -110,8 +110,8 @@ def make_card(monkeypatch: pytest.MonkeyPatch) -> Card:
         (dense_launch, "_prepared", {}),
         (execute, "_loaded", {}),
         (call_cache, "_known", {}),
-        (problem, "_choose_backend", lambda rules, call: "sm90"),
-        (route, "examine", examine),
+        (rules, "_choose_backend", lambda rules, call: "sm90"),
+        (route, "validate", validate),
     ):
         monkeypatch.setattr(owner, name, value)
     return card

@@ -68,7 +68,7 @@ def test_a_call_like_one_before_only_writes_addresses(rotated, driver, monkeypat
     seen = launched_with(monkeypatch)
     first, other = tensors(rotated), tensors(rotated)
     append._launch(first, False)
-    monkeypatch.setattr(append, "append_steps", None)  # nothing is planned again
+    monkeypatch.setattr(append, "append_launches", None)  # nothing is planned again
     monkeypatch.setattr(append, "_check_shapes", None)
     call(other)
     call(first)

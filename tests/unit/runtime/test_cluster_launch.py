@@ -14,32 +14,32 @@ pytest.importorskip("triton")
 from tests.unit.runtime.test_dispatch import Driver, driver  # noqa: F401  a fixture
 from warpattn.kernels.sm100.prefill_2cta.config import pair_choice
 from warpattn.kernels.sm100.prefill_2q.config import prefill_config
-from warpattn.kernels.sm100.select import steps_of
-from warpattn.problem import Call, examine
+from warpattn.kernels.sm100.select import launches_of_choice
+from warpattn.problem import Call, validate
+from warpattn.problem.launch import Launch
 from warpattn.problem.operands import Operands
-from warpattn.problem.step import Step
 from warpattn.runtime import execute
 from warpattn.sequences import Dense
 
 
-def pair_step(rows: int, heads: int) -> Step:
+def pair_launch(rows: int, heads: int) -> Launch:
     """The launch of a problem with the pair kernel; tile rows are 2 x 256."""
     q = torch.randn(2, rows, heads, 128).bfloat16()
-    ready = examine(Call(q, q, q, Dense(), return_lse=True, backend="simulate:sm100"))
+    ready = validate(Call(q, q, q, Dense(), return_lse=True, backend="simulate:sm100"))
     config = replace(prefill_config(ready.problem)[0], pair_cta=True, max_qk_stages=None)
     x = Operands(q, q, q, torch.empty_like(q), torch.empty(ready.lse_shape), None)
-    (step,) = steps_of(ready, x, Dense(), pair_choice(ready.problem, config))
+    (step,) = launches_of_choice(ready, x, Dense(), pair_choice(ready.problem, config))
     return step
 
 
 def test_the_grid_of_a_pair_counts_clusters() -> None:
-    step = pair_step(1100, 3)
+    step = pair_launch(1100, 3)
     assert step.options["num_ctas"] == 2
     assert step.grid == (3, 3, 2), "512 rows a cluster, heads, batch"
 
 
 def test_a_pair_reaches_the_driver(driver: Driver) -> None:  # noqa: F811
-    step = pair_step(1100, 3)
+    step = pair_launch(1100, 3)
     execute.load(step, -1).bind(step).launch(5)
     (launched,) = driver.launches
     assert launched[1:4] == (6, 3, 2), "CTAs"

@@ -14,13 +14,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 pytest.importorskip("triton")
 
 import warpattn as wa
-from warpattn import serving
-from warpattn.problem import Call, Ready, backends, examine
+from warpattn.problem import Call, CheckedCall, backends, validate
 from warpattn.problem.operands import Operands
 from warpattn.runtime import cuda, execute, kernel_cache, kernel_parameters
-from warpattn.runtime.bound_launches import Repeat
-from warpattn.runtime.plan import steps
+from warpattn.runtime.bound_launches import BoundLaunches
+from warpattn.runtime.plan import list_launches
 from warpattn.sequences import Dense, Sequence
+from warpattn.serving import plans
 
 
 @dataclass
@@ -87,8 +87,8 @@ def call(kind: str, queries: int) -> Call:
     return Call(half(2, queries, 4, 64), half(2, 700, 2, 64), half(2, 700, 2, 64), Dense(), mask)
 
 
-def prepared(arch: str, asked: Call) -> tuple[Ready, Operands, Sequence]:
-    ready = replace(examine(replace(asked, return_lse=True, backend="reference")), backend=arch)
+def prepared(arch: str, asked: Call) -> tuple[CheckedCall, Operands, Sequence]:
+    ready = replace(validate(replace(asked, return_lse=True, backend="reference")), backend=arch)
     lse = torch.empty(ready.lse_shape)
     return ready, Operands(asked.q, asked.k, asked.v, torch.empty_like(asked.q), lse, None), asked.sequence
 
@@ -100,7 +100,7 @@ CASES = [("dense", 1), ("dense", 300), ("ragged", 0), ("paged", 1), ("paged", 40
 @pytest.mark.parametrize(("kind", "queries"), CASES)
 def test_every_kernel_reaches_the_driver(arch, kind, queries, driver):
     ready, x, sequence = prepared(arch, call(kind, queries))
-    wanted = steps(ready, x, sequence)
+    wanted = list_launches(ready, x, sequence)
     execute.run(ready, x, sequence)
     assert [launch[1:4] for launch in driver.launches] == [(*step.grid, 1, 1)[:3] for step in wanted]
     assert driver.ahead == [i for i, step in enumerate(wanted) if step.ahead]
@@ -118,8 +118,8 @@ def test_every_kernel_reaches_the_driver(arch, kind, queries, driver):
 @pytest.mark.parametrize(("kind", "queries"), [case for case in CASES if case != ("dense", 300)])
 def test_kept_launches_only_write_addresses(kind, queries, driver):
     ready, x, sequence = prepared("sm90", call(kind, queries))
-    launches = steps(ready, x, sequence)
-    repeat = Repeat.of(launches, ready, x, sequence)
+    launches = list_launches(ready, x, sequence)
+    repeat = BoundLaunches.of(launches, ready, x, sequence)
     encoded = len(driver.maps)
     at = tuple(range(16, 16 * 20, 16))[: 6 + len(sequence.indices())]
     values = list(range(100, 100 + sum(1 + 2 * t.ndim for t in ready.mask.tensors)))
@@ -134,13 +134,13 @@ def test_tensors_that_cannot_be_told_apart_are_not_kept(driver):
     asked = call("dense", 1)
     ready, x, sequence = prepared("sm90", replace(asked, v=asked.k))
     with pytest.raises(LookupError, match="stands for two"):
-        Repeat.of(steps(ready, x, sequence), ready, x, sequence)
+        BoundLaunches.of(list_launches(ready, x, sequence), ready, x, sequence)
 
 
 def test_a_plan_for_serving_launches_what_a_call_would(driver, monkeypatch):
     asked = call("paged", 1)
     kv = asked.sequence
-    monkeypatch.setattr(serving, "examine", lambda asked: replace(examine(asked), backend="sm90"))
+    monkeypatch.setattr(plans, "validate", lambda asked: replace(validate(asked), backend="sm90"))
     plan = wa.DecodePlan(asked.q, kv, mask=wa.Causal())
     assert plan(asked.q, kv) is plan.out
     assert len(driver.launches) >= 1 and plan.out.shape == asked.q.shape
@@ -149,7 +149,7 @@ def test_a_plan_for_serving_launches_what_a_call_would(driver, monkeypatch):
 def test_a_plan_runs_on_its_own_device(driver, monkeypatch):
     """Whichever is the current one; its driver calls are made with its own device current."""
     asked = call("paged", 1)
-    monkeypatch.setattr(serving, "examine", lambda asked: replace(examine(asked), backend="sm90"))
+    monkeypatch.setattr(plans, "validate", lambda asked: replace(validate(asked), backend="sm90"))
     plan, within = wa.DecodePlan(asked.q, asked.sequence, mask=wa.Causal()), []
 
     class Device:
@@ -181,14 +181,14 @@ class NoOperations(TorchDispatchMode):
 @pytest.mark.parametrize("kind", ["dense", "paged", "ragged"])
 def test_a_step_of_a_plan_allocates_nothing(kind, lse, driver, monkeypatch):
     """The plan's own output or the caller's, on other tensors than it was made for: addresses are written, no more."""
-    monkeypatch.setattr(serving, "examine", lambda asked: replace(examine(asked), backend="sm90"))
+    monkeypatch.setattr(plans, "validate", lambda asked: replace(validate(asked), backend="sm90"))
     first, other = call(kind, 1), call(kind, 1)
-    plans = {
+    made = {
         "dense": lambda: wa.DecodePlan(first.q, (first.k, first.v), mask=first.mask, return_lse=lse),
         "paged": lambda: wa.DecodePlan(first.q, first.sequence, mask=first.mask, return_lse=lse, cache_settled=True),
         "ragged": lambda: wa.PrefillPlan(first.q, first.k, first.v, first.sequence, mask=first.mask, return_lse=lse),
     }
-    plan, out = plans[kind](), torch.empty_like(first.q)
+    plan, out = made[kind](), torch.empty_like(first.q)
     tensors = {"dense": (other.q, (other.k, other.v)), "paged": (other.q, other.sequence)}
     step = tensors.get(kind, (other.q, other.k, other.v, other.sequence))
     with pytest.raises(AssertionError, match=r"aten\.empty"), NoOperations():

@@ -18,9 +18,9 @@ from tests.sim.amd import attention as amd_attention
 from tests.sim.calls.test_append import inputs, tables
 from tests.unit.machine_code.gcn_builds import ARCHS, attention, ring
 from tests.unit.machine_code.gcn_knockouts import machine_code
-from warpattn.kernels.cache.launch import append_steps
+from warpattn.kernels.cache.launch import append_launches
 from warpattn.machine_code.gcn import summary
-from warpattn.problem.step import Step
+from warpattn.problem.launch import Launch
 from warpattn.runtime import hip, kernel_cache
 from warpattn.runtime.hip import Argument
 
@@ -85,7 +85,7 @@ def tensors() -> dict[str, Any]:
     return {"q": q, "k": k, "v": v, "out": torch.full((64, 64), torch.nan), "n": 64, "scale": 0.25}
 
 
-def step(arch: str = "gfx950", args: dict[str, Any] | None = None) -> Step:
+def step(arch: str = "gfx950", args: dict[str, Any] | None = None) -> Launch:
     """A launch of the small attention kernel."""
     constants = {"VERSION": 3 if arch == "gfx942" else 4, "FAULT": ""}
     signature = {**dict.fromkeys("qkv", "*bf16"), "out": "*fp32", "n": "i32", "scale": "fp32"}
@@ -96,7 +96,7 @@ def step(arch: str = "gfx950", args: dict[str, Any] | None = None) -> Step:
         return GluonASTSource(amd_attention.attention_kernel, signature, constants, hints)
 
     options = {"num_warps": 4, "enable_fp_fusion": True}
-    return Step("test.attention", arch, ("small",), source, options, (1, 2), tensors() if args is None else args)
+    return Launch("test.attention", arch, ("small",), source, options, (1, 2), tensors() if args is None else args)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -132,7 +132,7 @@ def test_a_launch(arch, hip_library):
 @pytest.mark.parametrize("arch", ARCHS)
 def test_new_keys_for_a_cache(arch, hip_library):
     kv, k_new, v_new = inputs(3, 128, 64, torch.bfloat16)
-    (wanted,) = append_steps(arch, kv, k_new, v_new, tables(32), False)
+    (wanted,) = append_launches(arch, kv, k_new, v_new, tables(32), False)
     hip.launch(wanted, 0)
     (note,) = hip_library.launches
     assert note["numbers"][1:7] == [5 * 3, 1, 1, 256, 1, 1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from warpattn.problem.step import Step
+from warpattn.problem.launch import Launch
 from warpattn.sequences import PagedKV
 
 from .config import HEADS, Rotation
@@ -13,9 +13,9 @@ from .config import HEADS, Rotation
 _TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
-def append_steps(
+def append_launches(
     arch: str, kv: PagedKV, k_new: Tensor, v_new: Tensor, angles: tuple[Tensor, Tensor] | None, interleaved: bool
-) -> tuple[Step, ...]:
+) -> tuple[Launch, ...]:
     """One launch on an architecture; `angles` are cosines and sines (positions, rotated dims / 2), the last stride of
     all tensors is 1."""
     batch, tokens, heads, dim = k_new.shape
@@ -38,7 +38,7 @@ def append_steps(
     key = (dtype, table_dtype, dims, rotation)
     options = {"num_warps": 4, "enable_fp_fusion": True}
     grid = (batch * tokens, -(-heads // HEADS))
-    return (Step(f"{arch}.append", arch, key, source, options, grid, args),)
+    return (Launch(f"{arch}.append", arch, key, source, options, grid, args),)
 
 
 def _rows(x: Tensor) -> tuple[Tensor, int, int, int]:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from warpattn.errors import AttentionError
-from warpattn.problem import Problem, Ready
+from warpattn.problem import CheckedCall, Problem
 from warpattn.problem.arch import ARCHS
+from warpattn.problem.launch import Choice, Launch, PlanOptions
 from warpattn.problem.operands import Operands, captured, flat, programs
-from warpattn.problem.step import Choice, Step, Terms
 from warpattn.sequences import PagedKV, Ragged, Sequence
 
 from .config import CDNAConfig
@@ -24,24 +24,26 @@ MOST_STRIDE = 2**31 - 1  # strides go to the kernel as 32 bits, in units of 8 el
 FARTHEST = 2**30  # elements from the first to the last row of a tile: buffer operations reach 2 GiB
 
 
-def steps(ready: Ready, x: Operands, sequence: Sequence, choice: Choice | None = None) -> tuple[Step, ...]:
+def launches_of_choice(
+    checked: CheckedCall, x: Operands, sequence: Sequence, choice: Choice | None = None
+) -> tuple[Launch, ...]:
     """One launch, or two where the keys are shared out; `choice` replaces the one made from the problem."""
-    problem = ready.problem
-    arch = ready.backend.removeprefix("simulate:")
+    problem = checked.problem
+    arch = checked.backend.removeprefix("simulate:")
     longest = max(problem.seq_q, problem.seq_k)
     if longest >= POSITIONS:
         raise AttentionError(f"the call has {longest} rows or keys; the {arch} backend takes fewer than {POSITIONS}")
     choice = choose(problem, ARCHS[arch]) if choice is None else choice
     config: CDNAConfig = choice.config
-    mask, score = programs(ready)
+    mask, score = programs(checked)
     tiles, m_tiles = _tiles(problem, config, sequence)
     partial = choice.partitions > 1
     traits = traits_of(problem, partial)
     places = _places(problem, x, sequence, config) | {"shape": _shape(problem, sequence, m_tiles, tiles, choice)}
-    tensors = tuple(tensor.detach() for tensor in captured(ready))
-    count = len(ready.mask.tensors)
+    tensors = tuple(tensor.detach() for tensor in captured(checked))
+    count = len(checked.mask.tensors)
     args = places | {
-        "scale": ready.scale, "mask_args": flat(tensors[:count]), "score_args": flat(tensors[count:]),
+        "scale": checked.scale, "mask_args": flat(tensors[:count]), "score_args": flat(tensors[count:]),
     }  # fmt: skip
     parts = _workspace(tiles * choice.partitions, config, x.q.device) if partial else {}
 
@@ -51,16 +53,17 @@ def steps(ready: Ready, x: Operands, sequence: Sequence, choice: Choice | None =
         return attention_source(config, traits, mask, score)
 
     key = (config, traits, mask.key, None if score is None else score.key)
-    first = Step(
+    first = Launch(
         f"{arch}.{choice.kernel}", arch, key, source, options(config), (tiles, choice.partitions), args | parts
     )
     return (first, _combine(config, replace(traits, partial=False), arch, places, parts)) if partial else (first,)
 
 
-def steps_on(ready: Ready, x: Operands, sequence: Sequence, terms: Terms) -> tuple[Step, ...]:
+def list_launches(checked: CheckedCall, x: Operands, sequence: Sequence, options: PlanOptions) -> tuple[Launch, ...]:
     """The same on a plan's terms."""
-    arch = ready.backend.removeprefix("simulate:")
-    return steps(ready, x, sequence, choose(ready.problem, ARCHS[arch], batch_invariant=terms.batch_invariant))
+    arch = checked.backend.removeprefix("simulate:")
+    choice = choose(checked.problem, ARCHS[arch], batch_invariant=options.batch_invariant)
+    return launches_of_choice(checked, x, sequence, choice)
 
 
 def options(config: CDNAConfig) -> Mapping[str, Any]:
@@ -72,7 +75,7 @@ def options(config: CDNAConfig) -> Mapping[str, Any]:
     return {"num_warps": config.waves, "enable_fp_fusion": True}
 
 
-def _combine(config: CDNAConfig, traits: Any, arch: str, places: dict[str, Any], parts: dict[str, Any]) -> Step:
+def _combine(config: CDNAConfig, traits: Any, arch: str, places: dict[str, Any], parts: dict[str, Any]) -> Launch:
     """The launch that adds the parts."""
     names = ("o_ptr", "lse_ptr", "sinks_ptr", "indices", "strides", "shape")
     args = {"o_parts": parts["o_ptr"], "lse_parts": parts["lse_ptr"], **{name: places[name] for name in names}}
@@ -83,7 +86,7 @@ def _combine(config: CDNAConfig, traits: Any, arch: str, places: dict[str, Any],
         return combine_source(config, traits)
 
     grid = (places["shape"][5], config.block_m // config.combine_rows)
-    return Step(f"{arch}.combine", arch, ("combine", config, traits), source, options(config), grid, args)
+    return Launch(f"{arch}.combine", arch, ("combine", config, traits), source, options(config), grid, args)
 
 
 def _tiles(problem: Problem, config: CDNAConfig, sequence: Sequence) -> tuple[int, int]:

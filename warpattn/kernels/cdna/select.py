@@ -11,8 +11,8 @@ import torch
 
 from warpattn.problem import Problem, is_latent
 from warpattn.problem.arch import Arch
+from warpattn.problem.launch import Choice
 from warpattn.problem.operands import COPY_RULE
-from warpattn.problem.step import Choice
 
 from .config import CDNAConfig, Traits, pad_dim
 

@@ -7,7 +7,7 @@ from math import gcd
 from torch import Tensor
 
 from warpattn.errors import AttentionError
-from warpattn.problem.step import TensorMap
+from warpattn.problem.launch import TensorMap
 
 ROWS = 1 << 30  # where the row dimension ends, as in `ragged`
 EXTENT = (1 << 31) - (1 << 16)  # of the outer dimensions

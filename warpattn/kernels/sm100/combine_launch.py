@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from warpattn.problem import Problem, Ready
+from warpattn.problem import CheckedCall, Problem
+from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands
-from warpattn.problem.step import Choice, Step
 
 from .config import FA4Config
 
@@ -31,9 +31,9 @@ def workspace(problem: Problem, choice: Choice, x: Operands) -> Parts:
     return Parts(o, torch.empty(*rows, dtype=torch.float32, device=x.q.device))
 
 
-def combine_step(ready: Ready, x: Operands, choice: Choice, parts: Parts) -> Step:
+def combine_launch(checked: CheckedCall, x: Operands, choice: Choice, parts: Parts) -> Launch:
     """The launch that combines the parts."""
-    p, config = ready.problem, choice.config
+    p, config = checked.problem, choice.config
     rows = p.batch * p.seq_q * p.heads_q
     strides = [stride // 8 if size > 1 else 0 for size, stride in zip(x.out.shape[:3], x.out.stride()[:3], strict=True)]
     args = {
@@ -48,7 +48,7 @@ def combine_step(ready: Ready, x: Operands, choice: Choice, parts: Parts) -> Ste
 
     key = (config, p.has_sinks, p.has_lse)
     grid = (-(-rows // rows_per_program(config.padded_ov_depth)),)
-    return Step("sm100.combine", "sm100", key, source, OPTIONS, grid, args)
+    return Launch("sm100.combine", "sm100", key, source, OPTIONS, grid, args)
 
 
 def rows_per_program(cols: int) -> int:

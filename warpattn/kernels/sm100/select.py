@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from warpattn.problem import Problem, Ready, is_latent
+from warpattn.problem import CheckedCall, Problem, is_latent
 from warpattn.problem.arch import ARCHS, Arch
+from warpattn.problem.launch import Choice, Launch, PlanOptions
 from warpattn.problem.operands import COPY_RULE, Operands
-from warpattn.problem.step import Choice, Step, Terms
 from warpattn.sequences import Sequence
 
-from .combine_launch import combine_step, workspace
+from .combine_launch import combine_launch, workspace
 from .mla.config import choose_latent
-from .mla.launch import key_box, latent_steps
+from .mla.launch import key_box, latent_launches
 from .prefill_1q.config import choose_1q
-from .prefill_2cta.launch import pair_step
+from .prefill_2cta.launch import pair_launch
 from .prefill_2q.config import choose_2q, prefill_config
-from .prefill_2q.launch import key_places, prefill_step
+from .prefill_2q.launch import key_places, prefill_launch
 from .traits import Traits
 
 
@@ -35,26 +35,26 @@ def choose(problem: Problem, target: Arch) -> Choice:
     return choose_2q(problem)
 
 
-def steps_on(ready: Ready, x: Operands, sequence: Sequence, terms: Terms) -> tuple[Step, ...]:
+def list_launches(checked: CheckedCall, x: Operands, sequence: Sequence, options: PlanOptions) -> tuple[Launch, ...]:
     """The launch of a prefill kernel, and that of the combination where keys are split; batch-invariant is always two
     query tiles and whole keys."""
-    problem = ready.problem
+    problem = checked.problem
     if is_latent(problem):
-        latent = choose_latent(problem, ARCHS["sm100"], terms)
-        return latent_steps(ready, x, key_places(x, sequence, key_box(latent.config)), latent)
-    choice = choose_2q(problem) if terms.batch_invariant else choose(problem, ARCHS["sm100"])
-    return steps_of(ready, x, sequence, choice)
+        latent = choose_latent(problem, ARCHS["sm100"], options)
+        return latent_launches(checked, x, key_places(x, sequence, key_box(latent.config)), latent)
+    choice = choose_2q(problem) if options.batch_invariant else choose(problem, ARCHS["sm100"])
+    return launches_of_choice(checked, x, sequence, choice)
 
 
-def steps_of(ready: Ready, x: Operands, sequence: Sequence, choice: Choice) -> tuple[Step, ...]:
+def launches_of_choice(checked: CheckedCall, x: Operands, sequence: Sequence, choice: Choice) -> tuple[Launch, ...]:
     """The launches of a choice."""
-    problem = ready.problem
+    problem = checked.problem
     if choice.config.pair_cta:
-        return (pair_step(ready, x, choice),)
+        return (pair_launch(checked, x, choice),)
     if choice.partitions == 1:
         traits = Traits(problem.kind, problem.heads_q // problem.heads_kv, problem.has_sinks, problem.has_lse)
-        return (prefill_step(ready, x, sequence, choice, traits),)
+        return (prefill_launch(checked, x, sequence, choice, traits),)
     parts = workspace(problem, choice, x)
     traits = Traits(problem.kind, problem.heads_q // problem.heads_kv, has_sinks=False, has_lse=True)
-    first = prefill_step(ready, x._replace(out=parts.o, lse=parts.lse), sequence, choice, traits)
-    return first, combine_step(ready, x, choice, parts)
+    first = prefill_launch(checked, x._replace(out=parts.o, lse=parts.lse), sequence, choice, traits)
+    return first, combine_launch(checked, x, choice, parts)

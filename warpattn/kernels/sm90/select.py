@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from warpattn.problem import Problem, Ready
+from warpattn.problem import CheckedCall, Problem
 from warpattn.problem.arch import ARCHS, Arch
+from warpattn.problem.launch import Choice, Launch, PlanOptions
 from warpattn.problem.operands import Operands
-from warpattn.problem.step import Choice, Step, Terms
 from warpattn.sequences import PagedKV, Ragged, Sequence
 
 from .decode import launch as decode
@@ -15,15 +15,15 @@ from .prefill_varlen import launch as prefill_varlen
 from .prefill_varlen.config import choose as varlen_choice
 
 
-def steps_on(ready: Ready, x: Operands, sequence: Sequence, terms: Terms) -> tuple[Step, ...]:
+def list_launches(checked: CheckedCall, x: Operands, sequence: Sequence, options: PlanOptions) -> tuple[Launch, ...]:
     """One launch of decode or of prefill; two for prefill of ragged batches and paged caches, see its steps. Prefill
     never splits keys, so it is batch-invariant."""
-    if decode.serves(ready.problem):
-        choice = decode.choose(ready.problem, ARCHS["sm90"], terms=terms)
-        return decode.steps(ready, x, sequence, choice)
+    if decode.serves(checked.problem):
+        choice = decode.choose(checked.problem, ARCHS["sm90"], options=options)
+        return decode.list_launches(checked, x, sequence, choice)
     if isinstance(sequence, Ragged | PagedKV):
-        return prefill_varlen.steps(ready, x, sequence)
-    return (prefill(ready, x, dense_choice(ready.problem, ARCHS["sm90"])),)
+        return prefill_varlen.list_launches(checked, x, sequence)
+    return (prefill(checked, x, dense_choice(checked.problem, ARCHS["sm90"])),)
 
 
 def choose(problem: Problem, target: Arch) -> Choice:

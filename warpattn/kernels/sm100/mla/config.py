@@ -17,8 +17,8 @@ import torch
 
 from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
+from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, PlanOptions
 from warpattn.problem.operands import COPY_RULE
-from warpattn.problem.step import ORDINARY, Choice, Terms
 
 from ..prefill_1q.config import KEYS_PER_PART, SPLITS
 
@@ -74,13 +74,13 @@ class LatentConfig:
         return self.dim_v // 2 + self.BN
 
 
-def choose_latent(problem: Problem, target: Arch, terms: Terms = ORDINARY) -> Choice:
+def choose_latent(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTIONS) -> Choice:
     """The choice for latent attention of a few tokens over dense or paged keys."""
     config = LatentConfig(_DTYPES[problem.dtype], problem.dim_qk, problem.dim_v, problem.page_size)
     tiles = -(-problem.seq_q * problem.heads_q // problem.heads_kv // config.BM)
     ctas = tiles * problem.heads_kv * problem.batch
     fits = (p for p in SPLITS if ctas * p <= target.processors and problem.seq_k >= KEYS_PER_PART * p)
-    parts = 1 if terms.batch_invariant else next(fits, 1)
+    parts = 1 if options.batch_invariant else next(fits, 1)
     config = replace(config, splitk_partitions=parts)
     lines = (
         f"tile {config.BM} x {config.BN}, ring of {config.stages} slots, {config.smem_used} bytes of shared memory, "
@@ -88,6 +88,6 @@ def choose_latent(problem: Problem, target: Arch, terms: Terms = ORDINARY) -> Ch
         f"grid {tiles * parts} x {problem.heads_kv} x {problem.batch}, the keys of a tile in {parts} parts",
     )
     once = "64 rows, of 16 lanes in 32: the output's 512 columns take half of tensor memory, and scores have room"
-    split = INVARIANT if terms.batch_invariant else f"{ctas} tiles on {target.processors} SMs, {parts} CTAs for each"
+    split = INVARIANT if options.batch_invariant else f"{ctas} tiles on {target.processors} SMs, {parts} CTAs for each"
     grid = (tiles * parts, problem.heads_kv, problem.batch)
     return Choice("mla", config, grid, lines, (once, split, COPY_RULE), partitions=parts)

@@ -6,39 +6,39 @@ from typing import Any
 
 from torch import Tensor
 
-from warpattn.problem import Ready
+from warpattn.problem import CheckedCall
+from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands, captured, flat, programs
-from warpattn.problem.step import Choice, Step
 
-from ..combine_launch import combine_step, workspace
+from ..combine_launch import combine_launch, workspace
 from ..traits import Traits
 from .config import LatentConfig
 
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}
 
 
-def latent_steps(ready: Ready, x: Operands, keys: dict[str, Any], choice: Choice) -> tuple[Step, ...]:
+def latent_launches(checked: CheckedCall, x: Operands, keys: dict[str, Any], choice: Choice) -> tuple[Launch, ...]:
     """The launches of a choice; `keys`: what `steps.key_places` says."""
-    problem = ready.problem
+    problem = checked.problem
     group = problem.heads_q // problem.heads_kv
     if choice.partitions == 1:
         traits = Traits(problem.kind, group, problem.has_sinks, problem.has_lse)
-        return (_step(ready, x, keys, choice, traits),)
+        return (_launch(checked, x, keys, choice, traits),)
     parts = workspace(problem, choice, x)
-    first = _step(ready, x._replace(out=parts.o, lse=parts.lse.transpose(1, 2)), keys, choice, Traits(
+    first = _launch(checked, x._replace(out=parts.o, lse=parts.lse.transpose(1, 2)), keys, choice, Traits(
         problem.kind, group, has_sinks=False, has_lse=True
     ))  # fmt: skip
-    return first, combine_step(ready, x, choice, parts)
+    return first, combine_launch(checked, x, choice, parts)
 
 
-def _step(ready: Ready, x: Operands, keys: dict[str, Any], choice: Choice, traits: Traits) -> Step:
-    problem, config = ready.problem, choice.config
-    mask, score = programs(ready)
-    tensors = tuple(tensor.detach() for tensor in captured(ready))
-    count = len(ready.mask.tensors)
+def _launch(checked: CheckedCall, x: Operands, keys: dict[str, Any], choice: Choice, traits: Traits) -> Launch:
+    problem, config = checked.problem, choice.config
+    mask, score = programs(checked)
+    tensors = tuple(tensor.detach() for tensor in captured(checked))
+    count = len(checked.mask.tensors)
     lse = (None, 0, 0, 0) if x.lse is None else (x.lse, x.lse.stride(0), x.lse.stride(2), x.lse.stride(1))
     args = keys | {
-        "q": _strided(x.q), "out": _strided(x.out), "lse": lse, "sinks_ptr": x.sinks, "scale": ready.scale,
+        "q": _strided(x.q), "out": _strided(x.out), "lse": lse, "sinks_ptr": x.sinks, "scale": checked.scale,
         "shape": (problem.seq_q, problem.seq_k),
         "mask_args": flat(tensors[:count]), "score_args": flat(tensors[count:]),
     }  # fmt: skip
@@ -49,7 +49,7 @@ def _step(ready: Ready, x: Operands, keys: dict[str, Any], choice: Choice, trait
         return latent_source(config, traits, mask, score)
 
     key = (config, traits, mask.key, None if score is None else score.key)
-    return Step("sm100.mla", "sm100", key, source, OPTIONS, choice.grid, args)
+    return Launch("sm100.mla", "sm100", key, source, OPTIONS, choice.grid, args)
 
 
 def _strided(x: Tensor) -> tuple[Tensor, int, int, int]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
-from warpattn.problem.step import Choice
+from warpattn.problem.launch import Choice
 
 from ..config import FA4Config
 from ..traits import LEAST_ROWS

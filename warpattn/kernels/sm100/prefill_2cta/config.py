@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from warpattn.errors import AttentionError
 from warpattn.problem import Problem
-from warpattn.problem.step import Choice
+from warpattn.problem.launch import Choice
 
 from ..config import FA4Config
 

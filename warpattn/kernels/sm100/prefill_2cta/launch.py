@@ -4,32 +4,32 @@ from __future__ import annotations
 
 from typing import Any
 
-from warpattn.problem import Ready
+from warpattn.problem import CheckedCall
+from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands, captured, flat, programs
-from warpattn.problem.step import Choice, Step
 
 from ..traits import Traits
 
 OPTIONS = {"num_warps": 4, "num_ctas": 2, "enable_fp_fusion": True}
 
 
-def pair_step(ready: Ready, x: Operands, choice: Choice) -> Step:
+def pair_launch(checked: CheckedCall, x: Operands, choice: Choice) -> Launch:
     """The launch; its grid counts clusters."""
-    p, config = ready.problem, choice.config
-    mask, score = programs(ready)
-    tensors = tuple(tensor.detach() for tensor in captured(ready))
-    count = len(ready.mask.tensors)
+    p, config = checked.problem, choice.config
+    mask, score = programs(checked)
+    tensors = tuple(tensor.detach() for tensor in captured(checked))
+    count = len(checked.mask.tensors)
     args = {
         "q_desc": x.q, "k_desc": x.k, "v_desc": x.v, "o_desc": x.out, "lse_ptr": x.lse, "sinks_ptr": x.sinks,
-        "scale": ready.scale, "shape": (p.seq_q, p.seq_k, p.heads_q, choice.grid[0]),
+        "scale": checked.scale, "shape": (p.seq_q, p.seq_k, p.heads_q, choice.grid[0]),
         "mask_args": flat(tensors[:count]), "score_args": flat(tensors[count:]),
     }  # fmt: skip
     traits = Traits(p.kind, p.heads_q // p.heads_kv, p.has_sinks, p.has_lse)
 
     def source() -> Any:
-        from .kernel import pair_source  # imports Triton
+        from .signature import pair_source  # imports Triton
 
         return pair_source(config, traits, mask, score)
 
     key = (config, traits, mask.key, None if score is None else score.key)
-    return Step("sm100.prefill_pair", "sm100", key, source, OPTIONS, choice.grid, args)
+    return Launch("sm100.prefill_pair", "sm100", key, source, OPTIONS, choice.grid, args)

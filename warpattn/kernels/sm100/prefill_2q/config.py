@@ -8,8 +8,8 @@ from typing import cast
 import torch
 
 from warpattn.problem import Problem
+from warpattn.problem.launch import Choice
 from warpattn.problem.operands import COPY_RULE
-from warpattn.problem.step import Choice
 
 from ..config import FA4Config
 from ..traits import LEAST_ROWS

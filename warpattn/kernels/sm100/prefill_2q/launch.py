@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from warpattn.problem import Problem, Ready
+from warpattn.problem import CheckedCall, Problem
+from warpattn.problem.launch import Choice, Launch, TensorMap
 from warpattn.problem.operands import Operands, captured, flat, programs
-from warpattn.problem.step import Choice, Step, TensorMap
 from warpattn.sequences import PagedKV, Ragged, Sequence
 
 from ...nvidia.clipped_map import clipped_map
@@ -19,16 +19,16 @@ from ..traits import LEAST_ROWS, STORE_COLUMNS, Traits
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}
 
 
-def prefill_step(ready: Ready, x: Operands, sequence: Sequence, choice: Choice, traits: Traits) -> Step:
+def prefill_launch(checked: CheckedCall, x: Operands, sequence: Sequence, choice: Choice, traits: Traits) -> Launch:
     """The launch of the kernel with two query tiles a CTA, or with one."""
-    problem = ready.problem
+    problem = checked.problem
     config: FA4Config = choice.config
-    mask, score = programs(ready)
-    tensors = tuple(tensor.detach() for tensor in captured(ready))
-    count = len(ready.mask.tensors)
+    mask, score = programs(checked)
+    tensors = tuple(tensor.detach() for tensor in captured(checked))
+    count = len(checked.mask.tensors)
     tiles = max(1, -(-_longest(problem, sequence) // config.BM_eff))
     args = _places(x, sequence, config) | {
-        "lse_ptr": x.lse, "sinks_ptr": x.sinks, "scale": ready.scale,
+        "lse_ptr": x.lse, "sinks_ptr": x.sinks, "scale": checked.scale,
         "shape": (problem.seq_q, problem.seq_k, problem.heads_q, tiles),
         "mask_args": flat(tensors[:count]), "score_args": flat(tensors[count:]),
     }  # fmt: skip
@@ -44,7 +44,7 @@ def prefill_step(ready: Ready, x: Operands, sequence: Sequence, choice: Choice, 
 
     key = (config, traits, mask.key, None if score is None else score.key)
     grid = (tiles * choice.partitions, *choice.grid[1:])
-    return Step(f"sm100.{choice.kernel}", "sm100", key, source, OPTIONS, grid, args)
+    return Launch(f"sm100.{choice.kernel}", "sm100", key, source, OPTIONS, grid, args)
 
 
 def _longest(problem: Problem, sequence: Sequence) -> int:

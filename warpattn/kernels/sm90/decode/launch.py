@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from warpattn.errors import AttentionError
-from warpattn.problem import Problem, Ready, is_latent
+from warpattn.problem import CheckedCall, Problem, is_latent
 from warpattn.problem.arch import ARCHS, Arch
+from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, Launch, PlanOptions
 from warpattn.problem.operands import Operands, captured, flat, programs
-from warpattn.problem.step import ORDINARY, Choice, Step, Terms
 from warpattn.sequences import PagedKV, Sequence
 
 from ..mla.config import MlaConfig, choose_mla
@@ -66,7 +66,9 @@ def serves(problem: Problem) -> bool:
     return takes(problem) and (problem.kind == "paged" or problem.seq_k >= MANY_KEYS or is_latent(problem))
 
 
-def choose(problem: Problem, target: Arch, *, ctas: int | None = None, terms: Terms = ORDINARY) -> Choice:
+def choose(
+    problem: Problem, target: Arch, *, ctas: int | None = None, options: PlanOptions = DEFAULT_OPTIONS
+) -> Choice:
     """The choice for a problem that it `takes`."""
     if not takes(problem):
         rule = f"the decode kernel takes dense or paged keys and 1 to {MAX_TOKENS} query tokens"
@@ -74,12 +76,12 @@ def choose(problem: Problem, target: Arch, *, ctas: int | None = None, terms: Te
     dtype, latent = _DTYPES[problem.dtype], is_latent(problem)
     if latent:
         config: DecodeConfig = choose_mla(dtype, problem.page_size)
-        config = invariant(config) if terms.batch_invariant else config
+        config = invariant(config) if options.batch_invariant else config
     else:
         rows = problem.seq_q * problem.heads_q // problem.heads_kv
         config = choose_decode(dtype, problem.dim_qk, problem.dim_v, problem.page_size, ctas, rows)
-        config = early(config) if terms.cache_settled and not config.gathers else config
-        if terms.batch_invariant:
+        config = early(config) if options.cache_settled and not config.gathers else config
+        if options.batch_invariant:
             config = invariant(config)
         elif not config.settled:
             config = fitting_tiles(config, problem, target)
@@ -190,15 +192,17 @@ def workspace(problem: Problem, choice: Choice) -> Workspace:
     return Workspace(slots, rows, config.padded_v, entries)
 
 
-def steps(ready: Ready, x: Operands, sequence: Sequence, choice: Choice | None = None) -> tuple[Step, ...]:
+def list_launches(
+    checked: CheckedCall, x: Operands, sequence: Sequence, choice: Choice | None = None
+) -> tuple[Launch, ...]:
     """The decode kernel and, if it leaves parts behind, the one that adds them up; `choice` replaces the one made from
     the problem."""
-    choice = choose(ready.problem, ARCHS["sm90"]) if choice is None else choice
-    space = workspace(ready.problem, choice).allocate(x.q.device)
-    mask, score = programs(ready)
-    problem, config = ready.problem, choice.config
+    choice = choose(checked.problem, ARCHS["sm90"]) if choice is None else choice
+    space = workspace(checked.problem, choice).allocate(x.q.device)
+    mask, score = programs(checked)
+    problem, config = checked.problem, choice.config
     key = (config, mask.key, None if score is None else score.key, problem.has_sinks, problem.has_lse)
-    args = arguments(ready, x, sequence, choice) | {"workspace": space}
+    args = arguments(checked, x, sequence, choice) | {"workspace": space}
 
     def source():
         from .signature import decode_source  # imports Triton
@@ -210,7 +214,7 @@ def steps(ready: Ready, x: Operands, sequence: Sequence, choice: Choice | None =
 
         return combine_source(config, mask, problem.has_sinks, problem.has_lse)
 
-    decode = Step(
+    decode = Launch(
         f"sm90.{choice.kernel}", "sm90", key, source, options(config), choice.grid, args,
         persistent=True, ahead=config.ahead,
     )  # fmt: skip
@@ -219,7 +223,7 @@ def steps(ready: Ready, x: Operands, sequence: Sequence, choice: Choice | None =
     shared = {name: args[name] for name in COMBINE_ARGUMENTS}
     heads = problem.batch * row_tiles(problem) * problem.heads_kv
     grid = (heads, -(-space[2] // 4), config.padded_v // config.combine_cols)
-    return (decode, Step("sm90.combine", "sm90", key, source_of_sum, OPTIONS, grid, shared))
+    return (decode, Launch("sm90.combine", "sm90", key, source_of_sum, OPTIONS, grid, shared))
 
 
 def options(config: DecodeConfig) -> dict[str, object]:
@@ -228,11 +232,11 @@ def options(config: DecodeConfig) -> dict[str, object]:
     return OPTIONS | limit
 
 
-def arguments(ready: Ready, x: Operands, sequence: Sequence, choice: Choice) -> dict[str, object]:
+def arguments(checked: CheckedCall, x: Operands, sequence: Sequence, choice: Choice) -> dict[str, object]:
     """Every argument of the kernel but its workspace."""
-    p, config = ready.problem, choice.config
-    tensors = tuple(tensor.detach() for tensor in captured(ready))
-    count = len(ready.mask.tensors)
+    p, config = checked.problem, choice.config
+    tensors = tuple(tensor.detach() for tensor in captured(checked))
+    count = len(checked.mask.tensors)
     keys, pages = (None, None, 0), p.batch
     if isinstance(sequence, PagedKV):
         table = sequence.block_table
@@ -244,7 +248,7 @@ def arguments(ready: Ready, x: Operands, sequence: Sequence, choice: Choice) -> 
     return {
         "k": _matrix(x.k) if config.gathers else (x.k,), "v": _matrix(x.v) if config.gathers else (x.v,),
         "q": _matrix(x.q), "out": _matrix(x.out), "keys": keys, "lse_ptr": x.lse, "sinks_ptr": x.sinks,
-        "scale": ready.scale, "shape": shape, "mask_args": flat(tensors[:count]), "score_args": flat(tensors[count:]),
+        "scale": checked.scale, "shape": shape, "mask_args": flat(tensors[:count]), "score_args": flat(tensors[count:]),
     }  # fmt: skip
 
 

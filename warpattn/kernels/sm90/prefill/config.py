@@ -15,8 +15,8 @@ import torch
 from warpattn.kernels.topology import Edge, Role, Topology
 from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
+from warpattn.problem.launch import Choice
 from warpattn.problem.operands import COPY_RULE
-from warpattn.problem.step import Choice
 
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 CONSUMER_ROWS = 64  # rows of one warpgroup: M of wgmma

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from warpattn.language.nodes import Program
-from warpattn.problem import Problem, Ready
+from warpattn.problem import CheckedCall, Problem
+from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands, captured, flat, programs
-from warpattn.problem.step import Choice, Step
 
 
 @dataclass(frozen=True)
@@ -28,21 +28,21 @@ class Shape:
         return (self.seq_q, self.seq_k, self.heads_q, self.group, self.m_tiles, self.heads, self.section)
 
 
-def prefill(ready: Ready, x: Operands, choice: Choice) -> Step:
+def prefill(checked: CheckedCall, x: Operands, choice: Choice) -> Launch:
     """The launch of the prefill kernel of a choice."""
-    problem = ready.problem
-    tensors = tuple(tensor.detach() for tensor in captured(ready))
-    count = len(ready.mask.tensors)
+    problem = checked.problem
+    tensors = tuple(tensor.detach() for tensor in captured(checked))
+    count = len(checked.mask.tensors)
     args = {
         "q_desc": x.q, "k_desc": x.k, "v_desc": x.v, "o_desc": x.out, "lse_ptr": x.lse, "sinks_ptr": x.sinks,
-        "counter_ptr": torch.zeros(1, dtype=torch.int32, device=x.q.device), "scale": ready.scale,
+        "counter_ptr": torch.zeros(1, dtype=torch.int32, device=x.q.device), "scale": checked.scale,
         "shape": shape_of(problem, choice).values(), "mask_args": flat(tensors[:count]),
         "score_args": flat(tensors[count:]),
     }  # fmt: skip
-    return replace(prefill_code(problem, choice, *programs(ready)), args=args)
+    return replace(prefill_code(problem, choice, *programs(checked)), args=args)
 
 
-def prefill_code(problem: Problem, choice: Choice, mask: Program, score: Program | None) -> Step:
+def prefill_code(problem: Problem, choice: Choice, mask: Program, score: Program | None) -> Launch:
     """The launch without its arguments: what is needed to compile the kernel."""
 
     def source():
@@ -52,7 +52,7 @@ def prefill_code(problem: Problem, choice: Choice, mask: Program, score: Program
 
     key = (choice.config, mask.key, None if score is None else score.key, problem.has_sinks, problem.has_lse)
     options = {"num_warps": 4, "enable_fp_fusion": True}
-    return Step("sm90.prefill", "sm90", key, source, options, choice.grid, {}, persistent=True)
+    return Launch("sm90.prefill", "sm90", key, source, options, choice.grid, {}, persistent=True)
 
 
 def shape_of(problem: Problem, choice: Choice) -> Shape:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
+from warpattn.problem.launch import Choice
 from warpattn.problem.operands import COPY_RULE
-from warpattn.problem.step import Choice
 
 from ..prefill.config import DTYPES, SM90Config, choose_config, hides
 

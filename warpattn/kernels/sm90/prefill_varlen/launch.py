@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from warpattn.problem import Ready
+from warpattn.problem import CheckedCall
 from warpattn.problem.arch import ARCHS
+from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands, captured, flat, programs
-from warpattn.problem.step import Choice, Step
 from warpattn.sequences import PagedKV, Ragged
 
 from ...nvidia.clipped_map import clipped_map
@@ -21,17 +21,17 @@ OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}
 ORDER_OPTIONS = {"num_warps": 8, "enable_fp_fusion": True}  # as many as the layouts of pieces/order_kernel.py have
 
 
-def steps(ready: Ready, x: Operands, sequence: Ragged | PagedKV) -> tuple[Step, ...]:
+def list_launches(checked: CheckedCall, x: Operands, sequence: Ragged | PagedKV) -> tuple[Launch, ...]:
     """Launches of order_kernel and lengths_kernel. Nothing is read from the device: the list is made there."""
-    choice = choose(ready.problem, ARCHS["sm90"])
+    choice = choose(checked.problem, ARCHS["sm90"])
     queries = torch.empty(RECORD * (1 + choice.order.blocks), dtype=torch.int32, device=x.q.device)
-    return order_step(ready, sequence, choice, queries), attention_step(ready, x, sequence, choice, queries)
+    return order_launch(checked, sequence, choice, queries), attention_launch(checked, x, sequence, choice, queries)
 
 
-def order_step(ready: Ready, sequence: Ragged | PagedKV, choice: Choice, queries: Tensor) -> Step:
+def order_launch(checked: CheckedCall, sequence: Ragged | PagedKV, choice: Choice, queries: Tensor) -> Launch:
     """Write the list of query blocks."""
-    form, problem = choice.config, ready.problem
-    mask, _ = programs(ready)
+    form, problem = choice.config, checked.problem
+    mask, _ = programs(checked)
     if isinstance(sequence, Ragged):
         q = sequence.cu_q.contiguous()
         k = q if sequence.cu_k is None else sequence.cu_k.contiguous()
@@ -40,7 +40,7 @@ def order_step(ready: Ready, sequence: Ragged | PagedKV, choice: Choice, queries
     numbers = choice.order.numbers
     args = {
         "q_ptr": q, "k_ptr": k, "list_ptr": queries, "shape": (problem.batch, problem.seq_q, problem.seq_k, numbers),
-        "mask_args": flat(_mask_tensors(ready)),
+        "mask_args": flat(_mask_tensors(checked)),
     }  # fmt: skip
 
     def source():
@@ -49,14 +49,16 @@ def order_step(ready: Ready, sequence: Ragged | PagedKV, choice: Choice, queries
         return order_source(form, mask)
 
     grid = (max(1, -(-numbers // PROGRAM_NUMBERS)),)
-    return Step("sm90.order", "sm90", (form, mask.key), source, ORDER_OPTIONS, grid, args)
+    return Launch("sm90.order", "sm90", (form, mask.key), source, ORDER_OPTIONS, grid, args)
 
 
-def attention_step(ready: Ready, x: Operands, sequence: Ragged | PagedKV, choice: Choice, queries: Tensor) -> Step:
+def attention_launch(
+    checked: CheckedCall, x: Operands, sequence: Ragged | PagedKV, choice: Choice, queries: Tensor
+) -> Launch:
     """Attention of the blocks in the list."""
-    form, problem = choice.config, ready.problem
-    mask, score = programs(ready)
-    count = len(ready.mask.tensors)
+    form, problem = choice.config, checked.problem
+    mask, score = programs(checked)
+    count = len(checked.mask.tensors)
     q_map, *q_units = clipped_map("q", x.q, form.tiles.rows, form.tiles.padded_qk)
     o_map, *o_units = clipped_map("out", x.out, form.tiles.rows, form.tiles.store_cols)
     table, table_shape = _table(sequence)
@@ -65,9 +67,9 @@ def attention_step(ready: Ready, x: Operands, sequence: Ragged | PagedKV, choice
     args = {
         "q_desc": q_map, "o_desc": o_map,
         "k_source": _keys("k", x.k, form, form.tiles.padded_qk), "v_source": _keys("v", x.v, form, form.tiles.padded_v),
-        "list_ptr": queries, "table_ptr": table, "lse_ptr": x.lse, "sinks_ptr": x.sinks, "scale": ready.scale,
+        "list_ptr": queries, "table_ptr": table, "lse_ptr": x.lse, "sinks_ptr": x.sinks, "scale": checked.scale,
         "shape": (problem.heads_q, group, choice.order.section, *lse, *q_units, *o_units, *table_shape),
-        "mask_args": flat(_mask_tensors(ready)), "score_args": flat(_tensors(ready)[count:]),
+        "mask_args": flat(_mask_tensors(checked)), "score_args": flat(_tensors(checked)[count:]),
     }  # fmt: skip
 
     def source():
@@ -76,7 +78,7 @@ def attention_step(ready: Ready, x: Operands, sequence: Ragged | PagedKV, choice
         return lengths_source(form, mask, score, problem.has_sinks, problem.has_lse)
 
     key = (form, mask.key, None if score is None else score.key, problem.has_sinks, problem.has_lse)
-    return Step("sm90.prefill_lengths", "sm90", key, source, OPTIONS, choice.grid, args, persistent=True)
+    return Launch("sm90.prefill_lengths", "sm90", key, source, OPTIONS, choice.grid, args, persistent=True)
 
 
 def _keys(name: str, x: Tensor, form: Form, cols: int) -> tuple[Any, ...]:
@@ -94,9 +96,9 @@ def _table(sequence: Ragged | PagedKV) -> tuple[Tensor | None, tuple[int, int]]:
     return table, (table.stride(0), sequence.k_pages.shape[0])
 
 
-def _tensors(ready: Ready) -> tuple[Tensor, ...]:
-    return tuple(tensor.detach() for tensor in captured(ready))
+def _tensors(checked: CheckedCall) -> tuple[Tensor, ...]:
+    return tuple(tensor.detach() for tensor in captured(checked))
 
 
-def _mask_tensors(ready: Ready) -> tuple[Tensor, ...]:
-    return _tensors(ready)[: len(ready.mask.tensors)]
+def _mask_tensors(checked: CheckedCall) -> tuple[Tensor, ...]:
+    return _tensors(checked)[: len(checked.mask.tensors)]

@@ -1,9 +1,9 @@
 """What a plan decides and what it runs, as values that every architecture shares.
 
-    kernels/<arch>/choose.py   choose(problem)            -> Choice             which kernel, which config, and why
-    kernels/<arch>/steps.py    steps(ready, x, sequence)  -> (Step, ...)        the launches of a call, in order
+    kernels/<arch>/select.py   choose(problem)                       -> Choice          which kernel, and why
+                               list_launches(checked, x, sequence)   -> (Launch, ...)   those of a call, in order
 
-A `Step` is complete: the simulator runs it as it stands, and a launcher needs no more than its compiled code.
+A `Launch` is complete: the simulator runs it as it stands, and a launcher needs no more than its compiled code.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-__all__ = ["ORDINARY", "Choice", "Step", "TensorMap", "Terms"]
+__all__ = ["DEFAULT_OPTIONS", "Choice", "Launch", "PlanOptions", "TensorMap"]
 
 
 @dataclass(frozen=True)
-class Terms:
+class PlanOptions:
     """What the owner of a plan asks for, and what they promise."""
 
     batch_invariant: bool = False  # asked for: a sequence's bits do not depend on what else is in the batch
     cache_settled: bool = False  # promised: see `DecodePlan`; what has no use for it ignores it
 
 
-ORDINARY = Terms()
+DEFAULT_OPTIONS = PlanOptions()
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class TensorMap(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class Launch:
     """One launch of one kernel."""
 
     name: str  # such as "sm100.prefill"
