@@ -30,7 +30,7 @@ from tinygrad.runtime.support.elf import elf_loader
 
 from tests.sim.cdna.calls import Case, decode_choice, error, outputs, prefill_choice, ready_of
 from tests.sim.machine.other_instructions import supplied
-from warpattn.kernels.cdna.launch import steps
+from warpattn.kernels.cdna.launch import launches_of_choice
 from warpattn.masks import Causal
 from warpattn.problem import Call
 from warpattn.problem.launch import Choice, Launch
@@ -145,7 +145,7 @@ def compare(call: Call, arch: str, choice: Choice, memory: Memory) -> None:
     ready = ready_of(call, arch)
     out, lse = outputs(call, ready)
     operands = fitted(Operands(call.q, call.k, call.v, out, lse, call.sinks))
-    for step in steps(ready, operands, call.sequence, choice):
+    for step in launches_of_choice(ready, operands, call.sequence, choice):
         execute(step, memory)
     exact, exact_lse = reference(call.q, call.k, call.v, mask=call.mask, sinks=call.sinks)
     assert exact.abs().max() > 0.1

@@ -12,7 +12,8 @@ from tests.sim.sm90.test_decode import APART, CASES, MIXED, SCHEDULES, SLOPES
 from warpattn.kernels.sm90.decode.config import SLACK, SM_SMEM, DecodeConfig
 from warpattn.kernels.sm90.decode.launch import choose
 from warpattn.kernels.topology import BARRIER_BYTES
-from warpattn.masks import Causal, CustomMask, where
+from warpattn.language.expr import where
+from warpattn.masks import Causal, CustomMask
 from warpattn.problem import Call, validate
 from warpattn.problem.arch import ARCHS
 from warpattn.problem.launch import PlanOptions
