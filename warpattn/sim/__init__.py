@@ -17,10 +17,10 @@ from .memory.descriptor import TensorDescriptor
 from .memory.findings import Finding
 from .ops.asm import elementwise, whole
 from .report import Report
-from .simulate import Behind, simulate
+from .simulate import DependentGrid, simulate
 
 __all__ = [
-    "Behind",
+    "DependentGrid",
     "Finding",
     "KnockOut",
     "Report",

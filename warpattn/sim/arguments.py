@@ -89,7 +89,7 @@ def bind(module: Module, memory: GlobalMemory, args: Mapping[str, Any]) -> list[
     return values
 
 
-def write_in_front(memory: GlobalMemory, tensors: Sequence[Any], lane: int) -> None:
+def mark_preceding_writes(memory: GlobalMemory, tensors: Sequence[Any], lane: int) -> None:
     """Record every element of tensors, or of parts of them, as written in epoch 1 of `lane`."""
     for number, tensor in enumerate(tensors):
         found = memory_of(tensor, f"running[{number}]")
@@ -100,7 +100,7 @@ def write_in_front(memory: GlobalMemory, tensors: Sequence[Any], lane: int) -> N
         for size, stride in zip(found.shape, found.strides, strict=True):
             at = np.expand_dims(at, -1) + np.arange(size) * (stride * found.itemsize)
         touched = np.expand_dims(at, -1) + np.arange(found.itemsize)
-        memory.write_in_front(inside[0], np.unique(touched // inside[0].granule), lane)
+        memory.mark_preceding_writes(inside[0], np.unique(touched // inside[0].granule), lane)
 
 
 def _flattened(args: Mapping[str, Any], names: Sequence[str], block: Block) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The one error of the simulator: what cannot be run, and where it stands."""
+"""The one error of the simulator: what cannot be run, and its source line."""
 
 from __future__ import annotations
 

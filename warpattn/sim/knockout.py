@@ -1,7 +1,7 @@
-"""knock_out(): delete each synchronising operation of a kernel, one at a time, and see whether anybody notices.
+"""knock_out(): delete each synchronising operation of a kernel, one at a time, and see whether a run reports it.
 
-An operation that can go without a finding is either redundant, and then its author can say why, or something that the
-simulator or the run cannot see. A list of them with reasons, kept in a test, is a proof that the others are needed.
+An operation whose removal causes no finding is redundant, and its author can say why, or invisible to the simulator or
+the run. A list of them with reasons, kept in a test, proves that the others are needed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def knock_out(kernel: Any, run: Callable[[Module], Report]) -> list[KnockOut]:
     module = link(parse_module(ttgir_of(kernel)))
     before = run(module)
     if before.findings:
-        raise ValueError(f"the kernel has {len(before.findings)} findings as it stands, such as: {before.findings[0]}")
+        raise ValueError(f"the kernel has {len(before.findings)} findings unchanged, such as: {before.findings[0]}")
     results = []
     for block in module.functions.values():
         for region, inner, op in list(_walk(block, "")):

@@ -15,7 +15,7 @@ from .timing.timeline import Window, chrome_trace, timeline_svg
 
 @dataclass
 class Report:
-    """Findings of a run, and how to repeat it; its `timing` if that was asked for."""
+    """Findings of a run, and how to repeat it; its `timing` if simulated with timing=True."""
 
     findings: list[Finding] = field(default_factory=list)
     schedule: str = "eager"

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .arguments import bind, write_in_front
+from .arguments import bind, mark_preceding_writes
 from .blas import one_thread
 from .errors import SimulationError
 from .ir.module import Module, parse_module
@@ -26,11 +26,11 @@ MAX_PROGRAMS = 1 << 16
 
 
 @dataclass(frozen=True)
-class Behind:
-    """A grid that is launched while the launch in front still runs (programmatic dependent launch).
+class DependentGrid:
+    """A grid that is launched while the preceding launch still runs (programmatic dependent launch).
 
-    running: tensors, or parts of them, that the launch in front may still write: whoever touches one of their elements
-    before `griddepcontrol.wait` races with it, but for volatile loads, which find anything there.
+    running: tensors, or parts of them, that the preceding launch may still write. An access to one of their elements
+    before `griddepcontrol.wait` is a race; a volatile load is allowed and returns anything.
     """
 
     grid: Sequence[int]
@@ -39,7 +39,7 @@ class Behind:
 
 def simulate(
     kernel: Any,
-    grid: Sequence[int] | Behind,
+    grid: Sequence[int] | DependentGrid,
     args: Mapping[str, Any],
     schedule: str = "eager",
     seed: int = 0,
@@ -49,18 +49,19 @@ def simulate(
 ) -> Report:
     """Run every program of `grid` and return what was found; outputs are written into the arguments.
 
-    grid: one to three sizes, or `Behind` with them and what runs in front. kernel: what `compile_for` or
-    `triton.compile` returns, or TTGIR text. args: by name, NumPy arrays or torch CPU tensors for pointers and
-    descriptors (or `TensorDescriptor(tensor, box)`), numbers, None for a null pointer, tuples for tuples. schedule:
-    eager, lazy, random or adversarial; (schedule, seed) repeats a run. in_flight: programs that run side by side.
-    step_limit: ends a run that does not end by itself. timing: times by a model of the chip.
+    kernel: what `compile_for` or `triton.compile` returns, or TTGIR text. grid: one to three sizes, or `DependentGrid`
+    with them and what the preceding launch may still write. args: by name, NumPy arrays or torch CPU tensors for
+    pointers and descriptors (or `TensorDescriptor(tensor, box)`), numbers, None for a null pointer, tuples for tuples.
+    schedule: eager, lazy, random or adversarial; (schedule, seed) repeats a run. in_flight: programs that run side by
+    side. step_limit: the number of steps after which a run that does not end is stopped. timing: predict times with a
+    model of the chip.
 
     Raises SimulationError for what cannot be run: an unknown operation, target or argument.
     """
     if schedule not in SCHEDULES:
         raise SimulationError(f"schedule is {schedule!r}; it must be one of {', '.join(SCHEDULES)}")
-    running = grid.running if isinstance(grid, Behind) else ()
-    grid = grid.grid if isinstance(grid, Behind) else grid
+    running = grid.running if isinstance(grid, DependentGrid) else ()
+    grid = grid.grid if isinstance(grid, DependentGrid) else grid
     x, y, z, *_ = (*(int(n) for n in grid), 1, 1, 1)
     shape = (x, y, z)
     if not 1 <= len(grid) <= 3 or min(shape) < 1 or shape[0] * shape[1] * shape[2] > MAX_PROGRAMS:
@@ -79,7 +80,7 @@ def simulate(
     started = time.perf_counter()
     with np.errstate(all="ignore"), one_thread():
         values = bind(module, machine.memory, args)
-        write_in_front(machine.memory, running, machine.front)
+        mark_preceding_writes(machine.memory, running, machine.preceding)
         machine.run(values, max(1, in_flight), step_limit)
     seconds = time.perf_counter() - started
     times = None if recorder is None else replay(recorder.chip, recorder.logs.values())

@@ -85,7 +85,7 @@ def product_kernel(a_desc, b_desc, out, FAULT: gl.constexpr):
 
 @gluon.jit
 def ahead_kernel(x, y, out, FAULT: gl.constexpr):
-    """out = x + y where the launch in front may still write y, which it looks at before it may believe what it sees."""
+    """out = x + y where the preceding launch may still write y; it reads y before the wait too, as a hint."""
     at = gl.arange(0, 64, gl.BlockedLayout([1], [32], [4], [0]))
     before = gl.load(x + at)
     guess = gl.load(y + at, volatile=FAULT != "guesses by ordinary loads")

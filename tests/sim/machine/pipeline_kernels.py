@@ -1,6 +1,6 @@
 """A small kernel for each struct of the K/V pipelines: out = Σ relu(Q·Kᵀ/8)·V over the tiles of K and V.
 
-      load ─ ring or rings ─▶ product ─ S ─▶ relu ─ P ─▶ product …          V(n-1) is held while K(n) is waited for
+load ─ ring or rings ─▶ product ─ S ─▶ relu ─ P ─▶ product …          V(n-1) is held while K(n) is waited for
 """
 
 from triton.experimental import gluon

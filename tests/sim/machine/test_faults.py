@@ -16,7 +16,7 @@ from triton.experimental.gluon import language as gl
 from tests.sim.builds import run
 from tests.sim.machine import gluon_kernels as kernels
 from tests.sim.machine import plain_kernels
-from warpattn.sim import Behind, Report, SimulationError, TensorDescriptor
+from warpattn.sim import DependentGrid, Report, SimulationError, TensorDescriptor
 
 LAYOUT = gl.NVMMASharedLayout.get_default_for([64, 64], gl.float16)
 SCHEDULES = [("eager", 0), ("lazy", 0), ("adversarial", 0), *(("random", seed) for seed in range(4))]
@@ -74,7 +74,7 @@ def ahead(fault: str, **options) -> tuple[Report, bool]:
     x, y, out = (torch.randn(64) for _ in range(3))
     running = {"reads too early": [x[::3], y], "nothing runs": [], "no wait": [y]}.get(fault, [y, out])
     args = {"x": x, "y": y, "out": out}
-    report = run(kernels.ahead_kernel, Behind((1,), running), args, {"FAULT": fault}, **options)
+    report = run(kernels.ahead_kernel, DependentGrid((1,), running), args, {"FAULT": fault}, **options)
     return report, torch.equal(out, x + y)
 
 
@@ -153,15 +153,15 @@ def test_faults_are_seen_under_every_schedule(fault, schedule, seed):
     assert not copy(fault, schedule=schedule, seed=seed)[0].clean
 
 
-def test_what_a_launch_in_front_writes():
+def test_what_a_preceding_launch_writes():
     report, _ = ahead("no wait")
-    assert "that the launch in front wrote; nothing orders the two" in str(report.findings[0])
+    assert "that the preceding launch wrote; nothing orders the two" in str(report.findings[0])
     assert ahead("nothing runs")[0].clean
     report, right = ahead("believes its guess")
     assert report.clean and not right, "volatile loads find anything there, which is no race"
     x = torch.zeros(64)
     with pytest.raises(SimulationError, match=r"running\[0\] is no part of an argument"):
-        run(kernels.ahead_kernel, Behind((1,), [torch.zeros(64)]), {"x": x, "y": x, "out": x}, {"FAULT": ""})
+        run(kernels.ahead_kernel, DependentGrid((1,), [torch.zeros(64)]), {"x": x, "y": x, "out": x}, {"FAULT": ""})
 
 
 def test_early_release_is_seen_even_where_the_values_are_right():

@@ -18,7 +18,7 @@ from warpattn.problem.operands import Operands
 from warpattn.reference import reference
 from warpattn.scores import Score
 from warpattn.sequences import Dense, PagedKV
-from warpattn.sim import Behind, Report, simulate
+from warpattn.sim import DependentGrid, Report, simulate
 from warpattn.sim.compile import to_ttgir
 
 _built: dict[Any, Any] = {}
@@ -80,7 +80,7 @@ def run(
     for partial in step.args["workspace"][:2]:
         partial.fill_(float("nan"))
     compiled = built(step) if kernel is None else kernel(built(step))
-    grid = Behind((programs,), in_front(step, k, v, sequence, case))
+    grid = DependentGrid((programs,), in_front(step, k, v, sequence, case))
     report = simulate(compiled, grid, step.args, **options)
     for following in after:
         added = simulate(built(following), following.grid, following.args, **options)

@@ -26,7 +26,7 @@ from warpattn.sim.simulate import linked
 @pytest.mark.parametrize("tokens", [1, 3])
 @pytest.mark.parametrize("page", [0, 3, 16, 64])
 @pytest.mark.parametrize("rows", [1, 9])
-def test_what_the_launch_in_front_may_write(rows, page, tokens, schedule, settled):
+def test_what_the_preceding_launch_may_write(rows, page, tokens, schedule, settled):
     """Everything: lengths and table as they are before it has ended only say what to ask for in L2. With a settled
     cache queries, results, and new tokens, which are not touched before; see `in_front`."""
     lengths = (150, 1, 64, 129) if page else (190, 190)
@@ -67,7 +67,7 @@ def test_new_tokens_come_last(page, monkeypatch):
 @pytest.mark.parametrize("page", [0, 64])
 @pytest.mark.parametrize("settled", [False, True])
 def test_a_launch_ahead_that_does_not_wait_is_found(settled, page):
-    """Every wait for the launch in front is needed, but for the one that the next launch relies on. A producer that
+    """Every wait for the preceding launch is needed, but for the one that the next launch relies on. A producer that
     comes to new tokens when its ring is full has waited with the others already, so keys are few here."""
     case = Decode((40, 40), page=page, settled=settled, behind=True)
     assert run(case, 2).report.clean
@@ -85,7 +85,7 @@ def test_a_launch_ahead_that_does_not_wait_is_found(settled, page):
 
     for number in range(2 if settled else 1):
         report = run(case, 2, kernel=without(number)).report
-        assert report.of_kind("Race") and "the launch in front" in str(report.of_kind("Race")[0])
+        assert report.of_kind("Race") and "the preceding launch" in str(report.of_kind("Race")[0])
     assert set(waits) == {3 if settled else 1}
 
 
@@ -112,7 +112,7 @@ def test_what_is_asked_for_is_read_first(page, monkeypatch):
 
 
 def test_no_guess_where_the_span_needs_tensors():
-    """They may be written by the launch in front like everything else, and are read in many places."""
+    """They may be written by the preceding launch like everything else, and are read in many places."""
 
     def config(mask):
         q, k = torch.zeros(2, 1, 4, 128).bfloat16(), torch.zeros(2, 600, 4, 128).bfloat16()
@@ -191,7 +191,7 @@ def test_when_a_cta_lets_the_next_launch_come(lengths, page, programs, most, lef
 
 @pytest.mark.parametrize(("keys", "left"), [(4200, 16), (1400, 5), (500, 2), (400, 1), (384, 0), (64, 0)])
 def test_a_settled_cache_lets_it_come_earlier(keys, left, monkeypatch):
-    """With a 4th left, but not before its ring of 6 slots is full: it has to wait for the launch in front by then."""
+    """With a 4th left, but not before its ring of 6 slots is full: it has to wait for the preceding launch by then."""
     assert left_behind(Decode((keys,), dim=128, settled=True), 1, monkeypatch) == [left]
 
 

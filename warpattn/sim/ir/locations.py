@@ -59,7 +59,7 @@ class Locations:
 
 
 def _halves(text: str) -> tuple[str, str]:
-    """The two sides of ` at ` that stand outside every bracket and string."""
+    """The two sides of the ` at ` outside every bracket and string."""
     depth = 0
     for i, char in enumerate(text):
         depth += (char in "([") - (char in ")]")
@@ -70,7 +70,7 @@ def _halves(text: str) -> tuple[str, str]:
 
 @lru_cache(256)
 def enclosing_function(file: str, line: int) -> str:
-    """Name of the Python function that a line stands in; empty if the source is not at hand."""
+    """Name of the Python function that contains a line; empty if the source cannot be read."""
     source = "".join(linecache.getlines(file))
     best, size = "", 1 << 30
     for name, first, last in _functions(source):

@@ -12,14 +12,12 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import SimulationError
+from .ctas import Ctas
 from .locations import Frame, Locations
 from .valuetypes import Type, parse_type, split_top
-
-if TYPE_CHECKING:
-    from ..machine.clusters import Ctas
 
 _NAME = re.compile(r"%[\w.$-]+(?:#\d+)?")
 _STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
@@ -258,7 +256,7 @@ def _results(text: str | None) -> list[str]:
 
 
 def _split_types(body: str) -> tuple[str, str]:
-    """What stands before and after the last ` : ` outside brackets."""
+    """The text before and after the last ` : ` outside brackets."""
     depth, at = 0, -1
     for i, char in enumerate(body):
         if char in "<([{":

@@ -41,7 +41,7 @@ class Type:
         return max(1, self.bits // 8)
 
     def lifted(self) -> Type:
-        """The tensor type that a scalar of a reduction's body stands for; its shape is left open."""
+        """The tensor type of a scalar in a reduction's body, which runs on whole arrays; its shape is left open."""
         return replace(self, kind="tensor", shape=()) if self.kind == "scalar" else self
 
     def __str__(self) -> str:
@@ -82,7 +82,7 @@ def parse_type(text: str) -> Type:
 
 
 def split_top(text: str, separator: str = ",") -> list[str]:
-    """`text` split at separators that stand outside every bracket."""
+    """`text` split at separators outside every bracket."""
     parts, depth, start = [], 0, 0
     for i, char in enumerate(text):
         if char in "<([{":

@@ -44,15 +44,15 @@ class Agent:
     ) -> None:
         self.engine, self.place, self.clock, self.body = engine, place, clock, body
         self.lane, self.epoch = lane
-        self.after: Agent | None = None  # runs only after that one
+        self.after: Agent | None = None  # runs only after that agent
         self.done = False
         self.result: Any = None
-        self.unwritten: Finding | None = None  # an operand that nobody has written, reported if the result is used
+        self.unwritten: Finding | None = None  # an operand that was never written, reported if the result is used
         self.number = 0
         self.cta = 0  # of the role that issued it
 
     def run(self) -> None:
-        """Do the work; what must come before it is done first."""
+        """Do the work, after the work that it depends on."""
         if self.done:
             return
         if self.after is not None:

@@ -1,23 +1,21 @@
-"""The report of a deadlock: who waits for what, and who could still end it."""
+"""The report of a deadlock: which role waits for what, and which lines could still arrive."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from ..errors import StopRun
 from ..memory.findings import Finding
 from .arrivals import arriving_ops
-from .sync import BarrierWait, NamedWait, TasksWait
-
-if TYPE_CHECKING:
-    from .machine import Machine, Task
+from .roles import Run, Task, TasksWait
+from .sync import BarrierWait, NamedWait
 
 
-def deadlock(machine: Machine) -> NoReturn:
-    """Report that nobody can go on, and end the run."""
-    stuck = [task for task in machine.tasks if task.wait is not None]
+def deadlock(run: Run) -> NoReturn:
+    """Report that no role can continue, and end the run."""
+    stuck = [task for task in run.tasks if task.wait is not None]
     causes = [task for task in stuck if not isinstance(task.wait, TasksWait)] or stuck
-    sentences = [_sentence(task, machine) for task in causes[:6]]
+    sentences = [_sentence(task, run) for task in causes[:6]]
     if len(causes) > 6:
         sentences.append(f"and {len(causes) - 6} more roles wait")
     first = causes[0].wait
@@ -27,30 +25,30 @@ def deadlock(machine: Machine) -> NoReturn:
     elif isinstance(first, NamedWait):
         barrier, phase = str(first.barrier.number), first.generation
     places = tuple(task.place() for task in causes)
-    machine.findings.add(Finding("Deadlock", "; ".join(sentences), places, barrier=barrier, phase=phase))
+    run.findings.add(Finding("Deadlock", "; ".join(sentences), places, barrier=barrier, phase=phase))
     raise StopRun
 
 
-def _sentence(task: Task, machine: Machine) -> str:
+def _sentence(task: Task, run: Run) -> str:
     wait = task.wait
     assert wait is not None
     text = f"{task.place()} waits for {wait.describe()}"
     if not isinstance(wait, BarrierWait):
         return text
-    helpers = _helpers(task, wait, machine)
+    helpers = _helpers(task, wait, run)
     if helpers:
         return text + "; could still be arrived on by " + ", ".join(helpers)
     return text + "; nothing in the kernel arrives on it"
 
 
-def _helpers(task: Task, wait: BarrierWait, machine: Machine) -> list[str]:
-    """Who has lines that arrive on a barrier, and what they do instead."""
-    tasks = {other.role: other for other in machine.tasks}
+def _helpers(task: Task, wait: BarrierWait, run: Run) -> list[str]:
+    """The roles with lines that arrive on a barrier, and where each of them is."""
+    tasks = {other.role: other for other in run.tasks}
     lines: dict[str, list[str]] = {}
-    for region, op in arriving_ops(machine.module, wait.barrier.allocation):
+    for region, op in arriving_ops(run.module, wait.barrier.allocation):
         line = str(op.frames[0].line) if op.frames else "?"
         for name in task.program.cluster.names:
-            found = lines.setdefault(machine.roles.get(region, machine.module.entry) + name, [])
+            found = lines.setdefault(run.roles.get(region, run.module.entry) + name, [])
             if line not in found:
                 found.append(line)
     helpers = []

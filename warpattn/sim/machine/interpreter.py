@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import SimulationError, StopRun
 from ..ir.module import Block, Op
 from .pending import Pending, PendingRead
 from .registry import BLOCKING, END, FLOW, PLAIN, TASKED
-from .sync import Wait
-
-if TYPE_CHECKING:
-    from .machine import Task
-
-Steps = Generator["Wait | None", None, Any]
+from .roles import Steps, Task
 
 
 def run_block(task: Task, block: Block, registers: list[Any]) -> Steps:
@@ -101,6 +95,6 @@ def _branch_free(op: Op, registers: list[Any]) -> None:
     condition = registers[op.ins[0]]
     sides = [evaluate(region, registers, []) for region in op.regions]
     if len(sides) < 2:
-        raise op.error("a branch without results cannot stand in the body of a map")
+        raise op.error("a branch without results is not simulated in the body of a map")
     for slot, yes, no in zip(op.outs, sides[0], sides[1], strict=False):
         registers[slot] = np.where(condition, yes, no)

@@ -1,17 +1,15 @@
-"""Results of matrix products that must not be used: not waited for yet, or made of bytes that nobody has written.
+"""Results of matrix products that must not be used: not waited for yet, or made of bytes that were never written.
 
-Moving one (through loops and branches) is fine. Whatever tries to compute with it raises PendingRead, which the
-interpreter reports before it goes on with the value; ordinary values pay nothing for the check.
+Moving one (through loops and branches) is allowed. Computing with one raises PendingRead; the interpreter reports that
+and continues with the value. Ordinary values pay nothing for the check.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..memory.findings import Finding, Place
-
-if TYPE_CHECKING:
-    from .agents import Agent
+from .agents import Agent
 
 
 class PendingRead(Exception):
@@ -19,7 +17,7 @@ class PendingRead(Exception):
 
 
 class Pending:
-    """Stands for the result of an agent."""
+    """The result of an agent that has not been waited for."""
 
     __slots__ = ("agent",)
     agent: Agent
@@ -33,7 +31,7 @@ class Pending:
         return self.agent.result
 
     def finding(self, place: Place) -> Finding:
-        """What it means that `place` reads it."""
+        """The finding that `place` reads it."""
         text = f"{place} reads the result of {self.agent.place} before waiting for it"
         return Finding("Race", text, (place, self.agent.place), buffer="registers")
 
@@ -48,7 +46,7 @@ class Pending:
 
 
 class Undefined(Pending):
-    """Stands for a finished result with operands that nobody has written; harmless as long as nothing uses it."""
+    """A finished result of operands that were never written; a finding only if something uses it."""
 
     def finding(self, place: Place) -> Finding:
         return self.agent.unwritten or super().finding(place)

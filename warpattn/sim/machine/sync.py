@@ -1,4 +1,4 @@
-"""What roles wait for: mbarriers, named barriers, asynchronous work, other roles.
+"""Events that roles wait for: mbarriers, named barriers, asynchronous work, other roles.
 
 An mbarrier counts phases. A phase completes when its pending arrivals are zero and as many bytes have landed as were
 expected; completion starts the next phase. `wait(parity)` passes unless the phase with that parity is the current one.
@@ -7,14 +7,25 @@ expected; completion starts the next phase. `wait(parity)` passes unless the pha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ..memory.clocks import Clock, joined, marked
 from ..memory.findings import Finding, Findings, Place
+from .agents import Agent
 
-if TYPE_CHECKING:
-    from .agents import Agent
-    from .machine import Task
+
+class Role(Protocol):
+    """What synchronisation needs of a role: what it knows, and that it can begin an epoch and learn."""
+
+    clock: Clock
+
+    def advance(self) -> None:
+        """Begin a new epoch."""
+        ...
+
+    def learn(self, other: Clock | None) -> None:
+        """Know what `other` knows."""
+        ...
 
 
 class Barrier:
@@ -92,28 +103,28 @@ class Barrier:
 
 
 class NamedBarrier:
-    """A hardware barrier `bar.sync id, threads`: completes when that many threads have come."""
+    """A hardware barrier `bar.sync id, threads`: completes when that many threads have arrived."""
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.come = self.generation = 0
+        self.arrived = self.generation = 0
         self.collected: Clock | None = None
         self.released: Clock | None = None
 
     def arrive(self, threads: int, needed: int, clock: Clock) -> bool:
-        """`threads` more have come; false if that is more than the barrier takes."""
-        fits = self.come + threads <= needed
-        self.come += threads
+        """`threads` more have arrived; false if that exceeds what the barrier takes."""
+        fits = self.arrived + threads <= needed
+        self.arrived += threads
         self.collected = clock.copy() if self.collected is None else joined(self.collected, clock)
-        if self.come >= needed:
-            self.come = 0
+        if self.arrived >= needed:
+            self.arrived = 0
             self.generation += 1
             self.released, self.collected = self.collected, None
         return fits
 
 
 class Wait:
-    """What a blocked role waits for."""
+    """The event that a blocked role waits for."""
 
     def ready(self) -> bool:
         raise NotImplementedError
@@ -152,7 +163,7 @@ class NamedWait(Wait):
         return self.barrier.generation > self.generation
 
     def describe(self) -> str:
-        return f"named barrier {self.barrier.number}; {self.barrier.come} of {self.needed} threads have come"
+        return f"named barrier {self.barrier.number}; {self.barrier.arrived} of {self.needed} threads have arrived"
 
 
 class AgentWait(Wait):
@@ -166,16 +177,3 @@ class AgentWait(Wait):
 
     def describe(self) -> str:
         return self.what
-
-
-class TasksWait(Wait):
-    """The end of other roles."""
-
-    def __init__(self, tasks: Sequence[Task]) -> None:
-        self.tasks = tasks
-
-    def ready(self) -> bool:
-        return all(task.done for task in self.tasks)
-
-    def describe(self) -> str:
-        return "the end of " + ", ".join(task.role for task in self.tasks if not task.done)

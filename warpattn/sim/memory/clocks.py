@@ -1,8 +1,8 @@
-"""Vector clocks: who knows what has happened.
+"""Vector clocks: what each role knows to have happened.
 
 Every thread of control has a lane: a role of a program, the wgmma queue of a role, an asynchronous copy. A clock is a
 [2, lanes] array of epochs: row 0 says what has happened before, row 1 what of it the asynchronous proxy may see,
-because a fence stands between. An access (lane, epoch) happened before a clock that holds at least that epoch.
+because a fence came between. An access (lane, epoch) happened before a clock that holds at least that epoch.
 
 A copy takes a lane that is free *for its issuer*: one whose last copy the issuer knows to be over. So lanes stay few,
 and none orders two copies that nothing else orders.

@@ -70,7 +70,7 @@ class Finding:
 
 
 class Findings:
-    """The findings of a run; the same fault at the same lines counts, but stands once."""
+    """The findings of a run; the same fault at the same lines counts, but is listed once."""
 
     def __init__(self) -> None:
         self._found: dict[tuple, Finding] = {}

@@ -57,27 +57,27 @@ class GlobalMemory:
         self.buffers: list[GlobalBuffer] = []
         self.places: dict[int, Place] = {}  # lane*2^32+epoch of a write, read or atomic -> where; the newest per lane
         self._lanes: dict[int, Place] = {}
-        self._front = -1  # lane of the launch in front, if it writes anything
+        self._preceding = -1  # lane of the preceding launch, if it writes anything
 
     def add(self, name: str, address: int, nbytes: int, granule: int) -> GlobalBuffer:
         buffer = GlobalBuffer(len(self.buffers) + 1, name, address, nbytes, granule)
         self.buffers.append(buffer)
         return buffer
 
-    def write_in_front(self, buffer: GlobalBuffer, cells: np.ndarray, lane: int) -> None:
-        """Record cells as written by the launch in front, in epoch 1 of `lane`."""
+    def mark_preceding_writes(self, buffer: GlobalBuffer, cells: np.ndarray, lane: int) -> None:
+        """Record cells as written by the preceding launch, in epoch 1 of `lane`."""
         packed = lane << 32 | 1
-        self._front = lane
+        self._preceding = lane
         buffer.has_writes = True
         buffer.last_write[cells] = packed
-        self.places[packed] = Place("the launch in front", ())
+        self.places[packed] = Place("the preceding launch", ())
 
     def in_flux(self, buffer: GlobalBuffer, cells: np.ndarray, who: Toucher) -> np.ndarray | None:
-        """Which cells the launch in front may still be writing, as far as `who` knows; None if it is known to have
+        """Which cells the preceding launch may still be writing, as far as `who` knows; None if it is known to have
         ended or writes nothing."""
-        if self._front < 0 or who.clock[0][self._front]:
+        if self._preceding < 0 or who.clock[0][self._preceding]:
             return None
-        return buffer.last_write[cells] >> 32 == self._front
+        return buffer.last_write[cells] >> 32 == self._preceding
 
     def find(self, address: int) -> GlobalBuffer | None:
         """The buffer whose neighbourhood an address lies in."""

@@ -5,7 +5,7 @@ logical order of its shape: what a swizzle does to addresses is not seen. Index,
 views on the same bytes, so tiles alias as they do on the card.
 
 Two accesses conflict when their bytes meet and one writes. They must be ordered by their clocks; if the earlier one was
-written by ordinary instructions and the later one goes through the asynchronous proxy, a fence must stand between.
+written by ordinary instructions and the later one goes through the asynchronous proxy, a fence must separate them.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class SharedBuffer:
             return
         text = (
             f"{new.place} reaches {self.named(new)} through the asynchronous proxy after {old.place} wrote it with "
-            "ordinary stores; no fence_async_shared stands between"
+            "ordinary stores; there is no fence_async_shared between the two"
         )
         self._report("MissingFence", text, new, old)
 
@@ -110,12 +110,12 @@ class SharedBuffer:
         return access.view.array[access.cta]
 
     def unwritten(self, access: Access) -> Finding | None:
-        """The finding that an access reads bytes that nobody has written."""
+        """The finding that an access reads bytes that were never written."""
         view = access.view
         if view.known[access.cta] or view.written[access.cta].all():
             view.known[access.cta] = True
             return None
-        text = f"{access.place} reads {view.extent} of {self.named(access)}, which nobody has written"
+        text = f"{access.place} reads {view.extent} of {self.named(access)}, which were never written"
         return Finding("UninitialisedRead", text, (access.place,), self.name, (view.low, view.high))
 
     def write(self, access: Access, clock: Clock, bits: Any) -> None:

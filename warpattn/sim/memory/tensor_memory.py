@@ -22,7 +22,7 @@ import numpy as np
 
 from ..errors import SimulationError
 from ..ir.formats import memory_dtype
-from ..ir.module import Block, Module, Op
+from ..ir.module import Module
 from ..ir.valuetypes import Type, parse_type, split_top
 from .clocks import Clock
 from .findings import Findings
@@ -32,7 +32,6 @@ LANES, COLUMNS = 128, 512
 _PAIRED = "twoCTAs = true"  # a product of two CTAs: each has its 128 rows as without
 _HALF = 16  # lanes that a tile of 64 rows uses of every 32
 _GROUPS = LANES // _HALF
-_VIEWS = {"ttg.memdesc_index", "ttng.tmem_subslice", "ttg.memdesc_reinterpret"}
 _ENCODING = re.compile(r"^(#\S+) = (#ttng\.tensor_memory\w*<.*>)\s*$", re.MULTILINE)
 
 Digits = tuple[tuple[int, int], ...]  # (extent, step in bytes), the most significant first
@@ -94,13 +93,17 @@ def tile(shape: tuple[int, ...], itemsize: int, layout: Layout, pitch: int) -> t
     return digits, nbytes
 
 
+def columns_of(kind: Type, names: dict[str, str]) -> int:
+    """How many columns a tile of a type takes."""
+    return -(-tile(kind.shape or (), kind.itemsize, layout_of(kind, names), 0)[1] // 4)
+
+
 class TensorBuffer(SharedBuffer):
     """One allocation of tensor memory of a program."""
 
     def __init__(self, name: str, kind: Type, module: Module, findings: Findings) -> None:
         self.name, self.findings, self.names = name, findings, layouts(module.text)
-        _, nbytes = tile(kind.shape or (), kind.itemsize, layout_of(kind, self.names), 0)
-        self.columns = -(-nbytes // 4)
+        self.columns = columns_of(kind, self.names)
         self.nbytes = LANES * 4 * self.columns
         self.data = np.full((module.num_ctas, LANES, 4 * self.columns), POISON, np.uint8)
         self.written = np.zeros_like(self.data)
@@ -220,43 +223,4 @@ def _range(digits: Digits, start: int, length: int, name: str) -> tuple[int, Dig
     raise SimulationError(f"columns {start}..{start + length} of {name} are no tile of its layout")
 
 
-@lru_cache(64)
-def _needed(text: str) -> int:
-    """Most columns that the allocations of a kernel need at once; each lives until its last use."""
-    from ..ir.module import parse_module
-    from ..machine.clusters import clustered, local
-
-    module = parse_module(text)
-    clustered(module)
-    block, names = module.functions[module.entry], layouts(text)
-    spans: list[list[int]] = []  # [columns, first, last]
-    owners: dict[str, int] = {}
-    for i, op in enumerate(block.ops):
-        for inner in _walk(op):
-            if inner.name == "ttng.tmem_alloc":
-                kind = local(inner, inner.outputs[0])
-                nbytes = tile(kind.shape or (), kind.itemsize, layout_of(kind, names), 0)[1]
-                owners[inner.results[0]] = len(spans)
-                spans.append([-(-nbytes // 4), i, i])
-            for name in inner.operands:
-                if name in owners:
-                    spans[owners[name]][2] = i
-                    if inner.name in _VIEWS:
-                        owners[inner.results[0]] = owners[name]
-    return max((sum(n for n, a, b in spans if a <= i <= b) for i in range(len(block.ops))), default=0)
-
-
-def _walk(op: Op) -> list[Op]:
-    """An op and those in its regions; partitions see only what the op hands them."""
-    regions: list[Block] = [r for r in op.regions if r.label in ("region", "default")]
-    return [op, *(inner for region in regions for each in region.ops for inner in _walk(each))]
-
-
-def check_capacity(module: Module) -> None:
-    """Raise SimulationError if a kernel needs more tensor memory than there is."""
-    needed = _needed(module.text)
-    if needed > COLUMNS:
-        raise SimulationError(f"{module.entry} needs {needed} columns of tensor memory at once; there are {COLUMNS}")
-
-
-__all__ = ["COLUMNS", "LANES", "TensorBuffer", "TensorView", "check_capacity"]
+__all__ = ["COLUMNS", "LANES", "TensorBuffer", "TensorView", "columns_of"]

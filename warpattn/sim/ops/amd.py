@@ -1,6 +1,6 @@
-"""gfx942 and gfx950: buffer operations, copies straight into shared memory (LDS), and what only the compiler heeds.
+"""gfx942 and gfx950: buffer operations, copies straight into shared memory (LDS), and hints for the compiler.
 
-    buffer_load, buffer_store, buffer_atomic   a base address and 32-bit offsets: pointer operations in other words
+    buffer_load, buffer_store, buffer_atomic   a base address and 32-bit offsets: the same as pointer operations
     buffer_load_to_local                       a copy that lands later; `copies` has its groups and waits
     mfma                                       is tt.dot, whose layouts say which lane holds what and change no value
 
@@ -40,7 +40,7 @@ def _base(op: Op) -> Type:
 
 
 def _operands(op: Op) -> tuple[int, bool]:
-    """How many operands come before `stride = %n`, and whether there is a mask."""
+    """The number of operands before `stride = %n`, and whether there is a mask."""
     count = len(op.operands) - (re.search(r"\bstride = %", op.text) is not None)
     return count, re.search(r"\bmask = %", op.text) is not None
 

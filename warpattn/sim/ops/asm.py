@@ -124,7 +124,7 @@ def _prefetch(tensor: Any, wanted: np.ndarray, *coord: np.ndarray) -> np.ndarray
 
 @whole(r"bar(?:rier)?(?:\.cta)?\.(sync|arrive)(?:\.aligned)? (\d+), (\d+);$")
 def _named_barrier(task: Any, match: re.Match[str], *_: Any) -> Any:
-    """All threads of the role come to a hardware barrier; with `sync` they also wait for the others."""
+    """All threads of the role arrive at a hardware barrier; with `sync` they also wait for the other threads."""
     barrier, needed = task.program.named_barrier(int(match[2])), int(match[3])
     yield from task.machine.pause()
     wait = NamedWait(barrier, needed)
@@ -132,7 +132,9 @@ def _named_barrier(task: Any, match: re.Match[str], *_: Any) -> Any:
     task.advance()
     if not fits:
         place = task.place()
-        text = f"{place} comes to named barrier {barrier.number}, which more than {needed} threads then have"
+        text = (
+            f"{place} arrives at named barrier {barrier.number}, which then has more than {needed} threads"
+        )
         task.machine.findings.add(Finding("PhaseError", text, (place,), barrier=str(barrier.number)))
     if match[1] == "sync":
         if not wait.ready():
@@ -188,7 +190,7 @@ def _tcgen05_fence(task: Any, match: re.Match[str]) -> Any:
     r"selp\.b32 \$0, 1, 0, b; \}$"
 )
 def _vote_any_greater_one(task: Any, match: re.Match[str], x: np.ndarray, bound: np.ndarray) -> Any:
-    """As `_vote_any_greater`, of one value a thread."""
+    """As `_vote_any_greater`, for one value per thread."""
     return int(bool((x > bound).any()))
     yield
 

@@ -1,7 +1,7 @@
-"""mbarriers, the barrier of a cluster, and the end of the launch in front.
+"""mbarriers, the barrier of a cluster, and the end of the preceding launch.
 
 In a cluster each CTA has mbarriers of its own, or every two of them share the first one's: then both arrive there, it
-takes the arrivals of both, and only the first CTA waits. An arrival `fromCTA` goes to other CTAs as well.
+takes the arrivals of both, and only the first CTA waits. An arrival `fromCTA` also counts on other CTAs' barriers.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ..ir.ctas import group
 from ..ir.module import Op
-from ..machine.clusters import barrier_copies, group
+from ..ir.parts import barrier_copies
 from ..machine.registry import blocking, tasked
 from ..machine.sync import BarrierWait
 from ..memory.clocks import marked
@@ -42,7 +43,7 @@ def _inval(op: Op) -> Callable[..., Any]:
 
 
 def _targets(op: Op) -> Callable[[int], list[int]]:
-    """Which CTAs' barriers the arrival of a CTA goes to."""
+    """The CTAs on whose barriers an arrival of a CTA counts."""
     copies = barrier_copies(op, op.inputs[0])
     if op.ctas is None:
         return lambda cta: [cta]
@@ -125,11 +126,11 @@ def _wait(op: Op) -> Callable[..., Any]:
 
 
 @tasked("tt.grid_dependency_wait")
-def _launch_in_front(op: Op) -> Callable[..., Any]:
-    """The launch in front has ended, and what it wrote can be seen."""
+def _preceding_launch(op: Op) -> Callable[..., Any]:
+    """The preceding launch has ended, and what it wrote can be seen."""
 
     def run(task: Any) -> None:
-        task.clock = marked(task.clock, task.machine.front, 1)
+        task.clock = marked(task.clock, task.machine.preceding, 1)
 
     return run
 

@@ -1,7 +1,7 @@
 """sm_100: tensor memory, tcgen05 matrix products, copies and commits, packed arithmetic.
 
-load, store    of a role on tensor memory: Triton waits for them where they stand, so they are ordinary accesses
-product, copy  asynchronous; those of a role run in their order on one queue, and only a commit tells of their end
+load, store    of a role on tensor memory: Triton waits for each at once, so they are ordinary accesses
+product, copy  asynchronous; those of a role run in their order on one queue, and only a commit reports their end
 commit         arrives on a barrier when everything that its role issued before has finished
 """
 
@@ -13,15 +13,17 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.ctas import group
 from ..ir.formats import as_register, decode, encode, rounder
 from ..ir.module import Op
+from ..ir.parts import barrier_copies, from_registers, local, to_registers
 from ..ir.valuetypes import Type
 from ..machine.agents import Agent
-from ..machine.clusters import barrier_copies, from_registers, group, local, to_registers
+from ..machine.capacity import check_capacity
 from ..machine.registry import blocking, plain, tasked
 from ..machine.sync import Barrier
 from ..memory.shared import Access, MemDesc
-from ..memory.tensor_memory import TensorBuffer, TensorView, check_capacity
+from ..memory.tensor_memory import TensorBuffer, TensorView
 from .hopper import multiplier
 from .memory import allocation_name
 
@@ -97,7 +99,7 @@ def _store(op: Op) -> Callable[..., Any]:
 
 
 def _issue(task: Any, engine: str, body: Callable[[Agent], None]) -> None:
-    """Put work on the role's queue; at the end of the program somebody must know that it is done."""
+    """Put work on the role's queue; the program must know of its end before it ends itself."""
     agent = task.issue_product(body, engine=engine)
     task.program.loads[agent.lane] = agent
 

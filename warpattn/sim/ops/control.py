@@ -38,7 +38,7 @@ def _if(op: Op) -> Callable[..., Any]:
 
 
 def evaluate_or_run(task: Any, block: Any, registers: list[Any]) -> list[Any] | None:
-    """The results of a block that only computes; None if it has to be run with care."""
+    """The results of a block that only computes; None if it reads a pending result, which run_block reports."""
     from ..machine.pending import PendingRead
 
     try:
@@ -84,7 +84,7 @@ def _while(op: Op) -> Callable[..., Any]:
             for slot, value in zip(after.slots, values, strict=False):
                 registers[slot] = value
             values = yield from run_block(task, after, registers)
-            yield None  # the loop may be waiting for somebody else
+            yield None  # the loop may spin until another role writes
 
     return run
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.ctas import group
 from ..ir.formats import decode, register_dtype, rounder
 from ..ir.module import Op
+from ..ir.parts import barrier_copies, from_registers, local, parts_of, to_registers
 from ..machine.agents import Agent
-from ..machine.clusters import barrier_copies, from_registers, group, local, parts_of, to_registers
 from ..machine.pending import Pending, Undefined
 from ..machine.registry import blocking, plain, tasked
 from ..machine.sync import AgentWait, Barrier
@@ -84,7 +85,7 @@ def _boxes(op: Op) -> Callable[[tuple, int], tuple[tuple, tuple[int, ...] | None
 def _landing(
     task: Any, descriptor: Descriptor, box: tuple[tuple, Any], target: tuple[MemDesc, int, Barrier]
 ) -> Callable[[Agent], None]:
-    """A copy of a box to the tile of a CTA, with a barrier that hears of it."""
+    """A copy of a box to the tile of a CTA that completes its bytes on a barrier."""
     view, cta, barrier = target
 
     def body(agent: Agent) -> None:
@@ -185,7 +186,7 @@ def _parts(op: Op) -> tuple[Callable[[Any, int], Any], Callable[[Any, int], Any]
 
 
 def _result(pending: Pending) -> Any:
-    """The value of a finished product, or a stand-in for it if its operands were never written."""
+    """The value of a finished product, or a placeholder if its operands were never written."""
     return pending.value() if pending.agent.unwritten is None else Undefined(pending.agent)
 
 

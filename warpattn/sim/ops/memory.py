@@ -11,8 +11,8 @@ import numpy as np
 
 from ..ir.formats import as_register, decode, encode, memory_dtype, register_dtype, rounder, unsigned, wrap
 from ..ir.module import Op
+from ..ir.parts import from_registers, limited, local, to_registers
 from ..ir.valuetypes import Type, parse_type
-from ..machine.clusters import from_registers, limited, local, to_registers
 from ..machine.registry import blocking, tasked
 from ..memory.clocks import joined
 from ..memory.global_memory import GlobalMemory, Toucher
@@ -55,9 +55,9 @@ def _load(op: Op) -> Callable[..., Any]:
 def load_pointers(
     memory: GlobalMemory, who: Toucher, kind: Type, pointers: Any, mask: Any, other: Any, chance: Random | None = None
 ) -> Any:
-    """What stands at the addresses; `other`, or 0, where the mask is off or the address stray.
+    """The values at the addresses; `other`, or 0, where the mask is off or the address belongs to no tensor.
 
-    With `chance`, for a volatile load, anything where the launch in front may still be writing: that is no race.
+    With `chance`, for a volatile load, anything where the preceding launch may still be writing: that is no race.
     """
     dtype = register_dtype(kind.elem)
     addresses, wanted = _lanes(pointers, mask)
@@ -183,7 +183,7 @@ def _atomic_rmw(op: Op) -> Callable[..., Any]:
         raise op.error(f"atomic {name} is not simulated")
 
     def run(task: Any, pointers: Any, values: Any, mask: Any = None) -> Any:
-        yield None  # somebody else may be first
+        yield None  # another role may update it first
         return _atomic(
             task, kind, order, pointers, mask, lambda old, i: _updated(name, old, _at(values, i, kind), kind)
         )

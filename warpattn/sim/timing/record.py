@@ -36,7 +36,7 @@ class Recording(NamedTuple):
 
 
 class Started(NamedTuple):
-    """Asynchronous work: the lane and epoch that stand for its end, what it comes after, and its price."""
+    """Asynchronous work: the lane and epoch that mark its end, the work before it, and its price."""
 
     engine: str
     lane: int
@@ -140,7 +140,7 @@ def recorded(text: str) -> Recording:
 
 
 def _hoist(block: Block) -> None:
-    """Waits for matrix products where ptxas puts them: above the arithmetic that stands before them.
+    """Waits for matrix products where ptxas puts them: above the arithmetic before them.
 
     In the machine code of the sm_90 attention kernel (Triton 3.9), WARPGROUP.DEPBAR 0 stands above the exponentials of
     its basic block, although the wait comes after them in TTGIR. Arithmetic that reads what is waited for stays behind.

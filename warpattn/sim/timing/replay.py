@@ -2,7 +2,7 @@
 
     logs of roles ─▶ replay, always the role that is first in time ─▶ Timing: spans of roles and engines, in cycles
 
-Engines serve in the order in which they are asked. A program has an SM for itself; programs wait for a free one.
+Engines serve requests in order. A program has an SM for itself; programs wait for a free one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PIECE = 32.0  # cycles that a role keeps an engine before another may have a tu
 
 
 class Span(NamedTuple):
-    """Something that takes time. kind: work, wait, or busy (of an engine); `who` asked, if an engine."""
+    """Something that takes time. kind: work, wait, or busy (of an engine); `who` requested it, if an engine."""
 
     lane: str
     start: float
@@ -112,7 +112,7 @@ class _Replay:
         heapq.heappush(self.heap, (role.time, self.count, role))
 
     def release(self) -> None:
-        """Nobody can go on, as in a run that ended in a deadlock: who waits stops waiting."""
+        """No role can continue, as in a run that ended in a deadlock: stop waiting."""
         for roles in self.parked.values():
             for role in roles:
                 role.time = max(role.time, self.last)
@@ -121,7 +121,7 @@ class _Replay:
         self.parked = {}
 
     def step(self, role: _Role) -> bool:
-        """Go on with a role as far as it goes without asking an engine twice; whether it has ended."""
+        """Advance a role until its second request to an engine; returns whether it has ended."""
         if role.at >= len(role.log.events):
             self.finish(role.log.lane, 1 << 60, role.time)
             return True

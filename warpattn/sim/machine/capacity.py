@@ -1,0 +1,48 @@
+"""Whether a kernel's tensor memory fits into the columns that there are."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from ..errors import SimulationError
+from ..ir.module import Block, Module, Op, parse_module
+from ..ir.parts import local
+from ..memory.tensor_memory import COLUMNS, columns_of, layouts
+from .clusters import clustered
+
+_VIEWS = {"ttg.memdesc_index", "ttng.tmem_subslice", "ttg.memdesc_reinterpret"}
+
+
+def check_capacity(module: Module) -> None:
+    """Raise SimulationError if a kernel needs more tensor memory than there is."""
+    needed = _needed(module.text)
+    if needed > COLUMNS:
+        raise SimulationError(f"{module.entry} needs {needed} columns of tensor memory at once; there are {COLUMNS}")
+
+
+@lru_cache(64)
+def _needed(text: str) -> int:
+    """Most columns that the allocations of a kernel need at once; each lives until its last use."""
+    module = parse_module(text)
+    clustered(module)
+    block, names = module.functions[module.entry], layouts(text)
+    spans: list[list[int]] = []  # [columns, first, last]
+    owners: dict[str, int] = {}
+    for i, op in enumerate(block.ops):
+        for inner in _walk(op):
+            if inner.name == "ttng.tmem_alloc":
+                kind = local(inner, inner.outputs[0])
+                owners[inner.results[0]] = len(spans)
+                spans.append([columns_of(kind, names), i, i])
+            for name in inner.operands:
+                if name in owners:
+                    spans[owners[name]][2] = i
+                    if inner.name in _VIEWS:
+                        owners[inner.results[0]] = owners[name]
+    return max((sum(n for n, a, b in spans if a <= i <= b) for i in range(len(block.ops))), default=0)
+
+
+def _walk(op: Op) -> list[Op]:
+    """An op and those in its regions; partitions see only what the op hands them."""
+    regions: list[Block] = [r for r in op.regions if r.label in ("region", "default")]
+    return [op, *(inner for region in regions for each in region.ops for inner in _walk(each))]

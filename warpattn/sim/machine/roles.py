@@ -1,0 +1,188 @@
+"""A run of a kernel, the CTAs of its programs and their roles: what operations act on.
+
+Run ── Program (one CTA of a program of the grid) ── Task (one of its roles: a generator over the IR)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from random import Random
+from typing import Any
+
+from ..errors import StopRun
+from ..ir.module import Module, Op
+from ..memory.clocks import Clock, Lanes, Pool, joined, marked
+from ..memory.findings import Finding, Findings, Place
+from ..memory.global_memory import GlobalMemory, Toucher
+from ..memory.shared import Access, MemDesc
+from .agents import Agent, Queue
+from .clusters import Cluster
+from .sync import Barrier, NamedBarrier, Wait
+
+Steps = Generator[Wait | None, None, Any]
+
+
+class Run:
+    """The state of a run that all roles share."""
+
+    def __init__(self, module: Module, grid: tuple[int, int, int], schedule: str, seed: int) -> None:
+        self.module, self.grid, self.schedule = module, grid, schedule
+        self.rng = Random(seed)
+        self.findings = Findings()
+        self.memory = GlobalMemory(self.findings)
+        self.lanes = Lanes()
+        self.preceding = self.lanes.new("the preceding launch")
+        self.queue = Queue(schedule, self.rng)
+        self.tasks: list[Task] = []
+        self.roles: dict[str, str] = {}  # partition -> role
+        self.steps = 0
+        self.step_limit = 0
+        self._preempt = schedule == "random"
+
+    def pause(self) -> Generator[None, None, None]:
+        """A point at which another role may run first."""
+        if self._preempt:
+            yield None
+
+    def tick(self) -> None:
+        self.steps += 1
+        if self.steps > self.step_limit:
+            roles = ", ".join(str(task.place()) for task in self.tasks[:8])
+            places = tuple(task.place() for task in self.tasks)
+            self.findings.add(
+                Finding("StepLimit", f"no end after {self.step_limit} steps; running are {roles}", places)
+            )
+            raise StopRun
+
+    def pending_at_exit(self, agent: Agent, why: str) -> None:
+        text = f"the {agent.engine} of {agent.place} is under way at the end: {why}"
+        self.findings.add(Finding("PendingAtExit", text, (agent.place,)))
+
+
+class Program:
+    """One CTA of a program of the grid."""
+
+    def __init__(self, run: Run, index: tuple[int, int, int], cluster: Cluster, cta: int) -> None:
+        self.index, self.cluster, self.cta = index, cluster, cta
+        self.pool = Pool(run.lanes, "copy")
+        self.loads: dict[int, Agent] = {}  # the newest copy of every lane
+        self.name = "" if cluster.count == 1 else f" of CTA {cta}"
+        self.name += "" if run.grid == (1, 1, 1) else f" of program {index}"
+        cluster.names.append(self.name)
+        self._named: dict[int, NamedBarrier] = {}
+
+    def named_barrier(self, number: int) -> NamedBarrier:
+        return self._named.setdefault(number, NamedBarrier(number))
+
+
+class Task:
+    """One role of a program."""
+
+    def __init__(self, run: Run, program: Program, name: str, num_warps: int, clock: Clock) -> None:
+        self.machine, self.program, self.num_warps = run, program, num_warps
+        self.role = name + program.name
+        self.lane = run.lanes.new(self.role)
+        self.clock = marked(clock, self.lane, 1)
+        self.clock[1, self.lane] = 0
+        self.steps: Steps | None = None
+        self.wait: Wait | None = None
+        self.done = False
+        self.op: Op | None = None
+        self.last_run = 0
+        self.products: list[Agent] = []  # matrix products that were not waited for
+        self._last_product: Agent | None = None
+        self._product_lane = -1
+        self._product_epoch = 0
+        self.stores: list[tuple[Agent, Agent]] = []  # bulk stores: (reads shared memory, writes global memory)
+        self.unwritten: list[tuple[Agent, Agent]] = []  # those of which only the reading was waited for
+        self.copies: list[Agent] = []  # cp.async that is in no group yet
+        self.groups: list[list[Agent]] = []  # groups that were not waited for
+
+    def place(self) -> Place:
+        """This role at its present op."""
+        return Place(self.role, self.op.frames if self.op else ())
+
+    def toucher(self) -> Toucher:
+        """Who accesses global memory; in an epoch of its own, so that a race names the right line."""
+        self.advance()
+        return Toucher(self.lane, int(self.clock[0, self.lane]), self.clock, self.place())
+
+    def access(self, view: MemDesc, writes: bool) -> Access:
+        return Access(view, self.lane, int(self.clock[0, self.lane]), writes, False, self.place(), self.program.cta)
+
+    def advance(self) -> None:
+        """Begin a new epoch: what this role does from now on is not covered by what it has released."""
+        self.clock[0, self.lane] += 1
+
+    def learn(self, other: Clock | None) -> None:
+        if other is not None:
+            self.clock = joined(self.clock, other)
+
+    def barrier(self, view: MemDesc, cta: int | None = None) -> Barrier:
+        """The mbarrier whose bytes `view` shows, of this or another CTA."""
+        cta = self.program.cta if cta is None else cta
+        buffer, key = view.buffer, (cta, view.low)
+        found = buffer.barriers.get(key)
+        if found is None:
+            name = buffer.name if buffer.nbytes == 8 else f"{buffer.name}[{view.low // 8}]"
+            name += f" of CTA {cta}" if len(view.array) > 1 else ""
+            found = buffer.barriers[key] = Barrier(name, self.machine.findings, buffer.allocation)
+        return found
+
+    def issue(self, engine: str, pool: Pool, body: Callable[[Agent], None], after: Agent | None = None) -> Agent:
+        """Start a copy that knows what this role knows."""
+        clock = self.clock.copy()
+        if after is not None:
+            clock = marked(clock, after.lane, after.epoch)
+        lane, epoch = pool.take(clock)
+        agent = Agent(engine, self.place(), marked(clock, lane, epoch), (lane, epoch), body)
+        agent.after, agent.cta = after, self.program.cta
+        self.advance()
+        if engine == "TMA load":
+            self.program.loads[lane] = agent
+        self.machine.queue.add(agent)
+        return agent
+
+    def issue_product(self, body: Callable[[Agent], None], engine: str = "wgmma") -> Agent:
+        """Start a matrix product; those of a role run in order, on one lane. Only wgmma is waited for by the role."""
+        if self._product_lane < 0:
+            self._product_lane = self.machine.lanes.new(f"products of {self.role}")
+        self._product_epoch += 1
+        lane, epoch = self._product_lane, self._product_epoch
+        agent = Agent(engine, self.place(), marked(self.clock.copy(), lane, epoch), (lane, epoch), body)
+        last, agent.cta = self._last_product, self.program.cta
+        agent.after = None if last is None or last.done else last
+        self._last_product = agent
+        self.advance()
+        if engine == "wgmma":
+            self.products.append(agent)
+        self.machine.queue.add(agent)
+        return agent
+
+    def trim_stores(self, count: int, read_only: bool) -> None:
+        """The first `count` stores have been waited for: they have read shared memory, or also written."""
+        self.unwritten = self.unwritten + self.stores[:count] if read_only else []
+        del self.stores[:count]
+
+    def out_of_bounds(self, text: str, place: Place, buffer: str) -> None:
+        self.machine.findings.add(Finding("OutOfBounds", text, (place,), buffer))
+
+    def finish(self) -> None:
+        """The role has ended: report what it leaves under way."""
+        self.done = True
+        copies = [agent for group in [*self.groups, self.copies] for agent in group]
+        for agent in [reader for reader, _ in self.stores] + self.products + copies:
+            self.machine.pending_at_exit(agent, "the role ends without waiting for it")
+
+
+class TasksWait(Wait):
+    """The end of other roles."""
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self.tasks = tasks
+
+    def ready(self) -> bool:
+        return all(task.done for task in self.tasks)
+
+    def describe(self) -> str:
+        return "the end of " + ", ".join(task.role for task in self.tasks if not task.done)
