@@ -48,6 +48,7 @@ docs: $(READY)
 	$(PY) -m docs.figures.sm100
 	$(PY) -m docs.figures.cdna
 	$(PY) -m docs.figures.benchmarks
+	$(PY) -m docs.figures.speed
 	$(PY) -m docs.figures.concepts
 	$(PY) -m docs.figures.ladder
 	$(PY) -m docs.figures.extend

@@ -27,6 +27,20 @@ a window. × is warpattn's speed over the peer's: the median of the ratios of ro
 means that warpattn is faster.
 """
 
+DECODE = """What the numbers do not show by themselves:
+
+- Cards differ, by up to 5 % in these ratios: the large dense batches that take 0.98 to 0.99 of cuDNN's speed here take
+  1.01 to 1.02 on another H200 ([bench/notes.md](../bench/notes.md)).
+- A settled cache is a promise about the preceding kernel ([decode on Hopper](kernels/sm90.md)). Launches then
+  overlap, which is how one can take less time than a kernel that only reads.
+- Latent attention (`mla`) is slower than FlashInfer's faster kernel where batches are large, above all with 128 heads.
+"""
+
+HOST = """A step of a `DecodePlan` costs 9 to 12 µs on the host and allocates nothing, `append_paged` 11 to 14 µs
+(`python -m bench.host`, 2026-11-22, five runs on three machines). In a sixth, on a machine that was slow then,
+they cost 15.5 and 17.5 µs, and cuDNN's call 28 µs right after.
+"""
+
 
 def records() -> dict[str, dict[str, Any]]:
     """The records that the page is made of."""
@@ -94,7 +108,7 @@ def _decode(found: dict[str, dict[str, Any]]) -> list[str]:
         "another H200, with earlier code and 0.25 to 2 GiB of inputs in turn. `warpattn:settled=1` is a `DecodePlan` "
         "with `cache_settled`, which latent attention ignores. `read` only reads the keys and values, in tiles like "
         "warpattn's. `-tc` is FlashInfer's kernel with tensor cores (of latent attention its fa3 kernel, the other one "
-        "fa2). Cards differ, see bench/notes.md.",
+        "fa2).",
         "",
         "| pages, batch × length, heads | µs | TB/s | " + " | ".join(peer for _, peer in columns) + " |",
         "|---" * (len(columns) + 3) + "|",
@@ -106,7 +120,7 @@ def _decode(found: dict[str, dict[str, Any]]) -> list[str]:
         cells = [f"{speed['median']:.2f}×" if speed else "–" for speed in speeds]
         cells = [name, f"{own['ms']['median'] * 1e3:.1f}", f"{own['tb_s']:.2f}", *cells]
         lines.append("| " + " | ".join(cells) + " |")
-    return [*lines, ""]
+    return [*lines, "", DECODE]
 
 
 def _ragged(found: dict[str, Any]) -> list[str]:
@@ -140,8 +154,9 @@ def _host(times: dict[str, Any]) -> list[str]:
         f"One planned call costs {host['warpattn_us']:.1f} µs on the host, torch's cuDNN SDPA "
         f"{host['cudnn_us']:.1f} µs ({host['ratio']:.2f}×). "
         f"The first call of a process takes {first['cold_s']:.1f} s when the kernel has to be "
-        f"compiled and {first['warm_s'] * 1e3:.0f} ms when it lies in the disk cache.",
+        f"compiled and {first['warm_s'] * 1e3:.0f} ms when the disk cache has it.",
         "",
+        HOST,
     ]
 
 

@@ -1,7 +1,8 @@
-"""The benchmark page says what the committed records say."""
+"""The benchmark page and the README say what the committed records say."""
 
 import pytest
 
+from docs.figures import speed
 from docs.figures.benchmarks import DOCS, page, records
 
 
@@ -18,3 +19,22 @@ def test_a_changed_record_changes_the_page(kind: str, peer: str, figure: str) ->
     before = page(found)
     found[kind]["cases"][0]["results"][peer][figure] += 100
     assert page(found) != before
+
+
+def test_the_readme_has_the_rows_of_the_records() -> None:
+    text, found = speed.README.read_text(), records()
+    assert speed.table(found) in text, "run `make docs`"
+    assert speed.in_readme(text, found) == text
+    assert len(speed.rows(found)) == 8
+
+
+def test_a_row_says_which_of_two_kernels_of_a_peer_is_faster() -> None:
+    found = records()
+    case = next(entry for entry in found["decode"]["cases"] if entry["case"]["name"] == "page16-32x4k-32/8")
+    slow, fast = case["results"]["flashinfer"], case["results"]["flashinfer-tc"]
+    assert slow["ms"]["median"] > fast["ms"]["median"]
+    row = next(row for row in speed.rows(found) if row.title == speed.DECODE["page16-32x4k-32/8"])
+    assert row.speeds["flashinfer"] == fast["speed"]["median"]
+    slow["ms"]["median"] = fast["ms"]["median"] / 2
+    row = next(row for row in speed.rows(found) if row.title == speed.DECODE["page16-32x4k-32/8"])
+    assert row.speeds["flashinfer"] == slow["speed"]["median"]

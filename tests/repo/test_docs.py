@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.figures import concepts, ladder
+from docs.figures import benchmarks, concepts, ladder, speed
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -94,6 +94,7 @@ def test_the_floor_of_a_case():
 @pytest.mark.parametrize(
     ("name", "draw"),
     [
+        ("speed", lambda: speed.chart(benchmarks.records())),
         ("ladder", lambda: ladder.chart(ladder.recorded())),
         ("concepts-call", concepts.call_picture),
         ("concepts-tiles", concepts.tiles_picture),
