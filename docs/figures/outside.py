@@ -1,7 +1,9 @@
-"""A hook of mkdocs: pages of the repository that lie outside of docs/, and links to them.
+"""A hook of mkdocs: pages of the repository outside of docs/, links to them, sections of the README, and wide pictures.
 
 Pages link as they do on disk (`../bench/notes.md`), so that they work in an editor and on a code host; the site has
 these files under repository/. Links to files that are no pages (a kernel's source) lose their target and stay as text.
+A line that is nothing but a link to a section of the README becomes that section. A picture drawn wider than a phone
+keeps a width at which its labels can be read, and scrolls.
 """
 
 from __future__ import annotations
@@ -11,12 +13,23 @@ import re
 from pathlib import Path
 from typing import Any
 
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("DESIGN.md", "CONTRIBUTING.md", "CHANGELOG.md", "bench/README.md", "bench/notes.md")
 FOLDER = "repository"
-_LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
+_LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
+_SECTION = re.compile(r"^\[([^\]]*)\]\(\.\./README\.md#[\w-]+\)$", re.MULTILINE)
+_PICTURE = re.compile(r'<img [^>]*src="([^"]*\.svg)"[^>]*>')
+_PHONE = 360  # pixels of a phone's column
+_LEAST = 0.75  # of the size that a picture was drawn in: labels of 12 pixels are 9 then
+
+
+def on_config(config: Any) -> Any:
+    """The theme's plug-in for pages opened as files would fetch a script from elsewhere; the site has one of its own."""
+    config.extra["polyfills"] = ["assets/worker.js"]
+    return config
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -27,26 +40,49 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Point links at where their files are in the site."""
-    return _LINK.sub(lambda link: moved(link, page.file.src_uri), markdown)
+    """Put sections of the README in, and point links at where their files are in the site."""
+    here = page.file.src_uri
+    parts = _SECTION.split(markdown)  # text, title, text, ...
+    parts[1::2] = [_LINK.sub(lambda link: moved(link, "README.md", here), section(title)) for title in parts[1::2]]
+    parts[0::2] = [_LINK.sub(lambda link: moved(link, disk_path(here), here), text) for text in parts[0::2]]
+    return "".join(parts)
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
-    """In tables a code host wants a bar in code escaped, and the site's Markdown shows the escape."""
-    return re.sub(r"<td>.*?</td>", lambda cell: cell.group(0).replace("\\|", "|"), html)
+    """In tables a code host wants a bar in code escaped, and the site's Markdown shows the escape; pictures get a frame."""
+    html = re.sub(r"<td>.*?</td>", lambda cell: cell.group(0).replace("\\|", "|"), html)
+    return _PICTURE.sub(lambda image: framed(image, page.file.src_uri), html)
 
 
-def moved(link: re.Match[str], page: str) -> str:
-    """One link of `page`, the path of a page in the site."""
-    text, target, anchor = link.group(1), link.group(2), link.group(3) or ""
+def section(title: str) -> str:
+    """The text below a heading of the README, up to the next one."""
+    _, found, rest = (ROOT / "README.md").read_text().partition(f"\n## {title}\n")
+    if not found:
+        raise PluginError(f"the README has no section {title!r}")
+    return rest.partition("\n## ")[0].strip()
+
+
+def framed(image: re.Match[str], page: str) -> str:
+    """A picture of `page` in a frame that scrolls where the window is narrower than the picture can be read."""
+    file = ROOT / disk_path(os.path.normpath(os.path.join(os.path.dirname(page), image[1])))  # noqa: PTH118, PTH120
+    width = re.search(r'<svg[^>]* width="(\d+)', file.read_text())
+    if not width or int(width[1]) <= _PHONE:
+        return image[0]
+    style = f'style="max-width: {width[1]}px; min-width: {int(width[1]) * _LEAST:.0f}px"'
+    return f'<span class="figure">{image[0].replace("<img ", f"<img {style} ", 1)}</span>'
+
+
+def moved(link: re.Match[str], source: str, page: str) -> str:
+    """One link of the file `source`, as it is in `page`, the path of a page in the site."""
+    mark, text, target, anchor = link[1], link[2], link[3], link[4] or ""
     if "://" in target or target.startswith("mailto:"):
-        return link.group(0)
-    file = os.path.normpath(os.path.join(os.path.dirname(disk_path(page)), target))  # noqa: PTH118, PTH120 - not a file
+        return link[0]
+    file = os.path.normpath(os.path.join(os.path.dirname(source), target))  # noqa: PTH118, PTH120 - not a file
     if not (ROOT / file).exists():
-        return link.group(0)  # mkdocs says so
+        return link[0]  # mkdocs says so
     if not file.endswith((".md", ".svg")):
         return text
-    return f"[{text}]({os.path.relpath(site_path(file), os.path.dirname(page) or '.')}{anchor})"  # noqa: PTH120
+    return f"{mark}[{text}]({os.path.relpath(site_path(file), os.path.dirname(page) or '.')}{anchor})"  # noqa: PTH120
 
 
 def disk_path(page: str) -> str:
