@@ -21,6 +21,8 @@ export OPENBLAS_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE = 1
 # Triton's pools and the tests' worker processes fork; the tokenizers' threads would warn about it.
 export TOKENIZERS_PARALLELISM = false
+# mkdocs-material announces its successor at every build.
+export NO_MKDOCS_2_WARNING = 1
 
 # make test-full runs every kernel, mask and schedule in the simulator.
 .PHONY: demo test test-full lint bench docs venv clean
