@@ -27,7 +27,7 @@ _LEAST = 0.75  # of the size that a picture was drawn in: labels of 12 pixels ar
 
 
 def on_config(config: Any) -> Any:
-    """The theme's plug-in for pages opened as files would fetch a script from elsewhere; the site has one of its own."""
+    """The theme's plug-in for pages opened as files would fetch a script from elsewhere; the site has its own."""
     config.extra["polyfills"] = ["assets/worker.js"]
     return config
 
@@ -49,7 +49,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
-    """In tables a code host wants a bar in code escaped, and the site's Markdown shows the escape; pictures get a frame."""
+    """Tables escape a bar in code for code hosts, and the site would show the escape; wide pictures get a frame."""
     html = re.sub(r"<td>.*?</td>", lambda cell: cell.group(0).replace("\\|", "|"), html)
     return _PICTURE.sub(lambda image: framed(image, page.file.src_uri), html)
 
