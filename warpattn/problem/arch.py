@@ -1,6 +1,9 @@
-"""What the planner knows of each architecture, as data."""
+"""What the planner knows of each architecture, and how Triton compiles for it."""
+
+from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -14,7 +17,7 @@ class Arch:
     source: str
 
 
-# What Triton calls each: back end, chip, threads of a warp.
+# Triton's name of each: back end, chip, threads of a warp.
 TARGETS = {
     "sm90": ("cuda", 90, 32),
     "sm100": ("cuda", 100, 32),
@@ -27,3 +30,15 @@ ARCHS = {
     "gfx942": Arch("gfx942", 304, 65_536, 2 * 2**20, "MI300X by its data sheet: 304 CUs, 64 KiB LDS, 4 MB L2 per XCD"),
     "gfx950": Arch("gfx950", 256, 163_840, 2 * 2**20, "MI355X by its data sheet: 256 CUs, 160 KiB LDS, 4 MB L2 a XCD"),
 }
+
+
+def triton_target(arch: str) -> Any:
+    """The `GPUTarget` of an architecture; imports Triton."""
+    from triton.backends.compiler import GPUTarget
+
+    return GPUTarget(*TARGETS[arch])
+
+
+def compile_options(warps: int = 4, **more: int) -> dict[str, Any]:
+    """Options of `triton.compile` for a kernel of `warps` warps, and `more` of them."""
+    return {"num_warps": warps, "enable_fp_fusion": True} | more

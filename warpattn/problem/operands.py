@@ -15,11 +15,12 @@ from torch import Tensor
 from warpattn.language.nodes import Program
 from warpattn.problem.problem import CheckedCall
 
-__all__ = ["ALIGNMENT", "COPY_RULE", "Operands", "addressable", "captured", "described", "fitted", "flat", "programs",
-           "without_keys"]  # fmt: skip
+__all__ = ["ALIGNMENT", "COPY_RULE", "RUN", "Operands", "addressable", "captured", "described", "fitted", "flat",
+           "modifier_args", "programs", "run_strides", "without_keys"]  # fmt: skip
 
 PACKED = torch.contiguous_format
 ALIGNMENT = 16  # bytes, of TMA addresses and strides
+RUN = 8  # elements: kernels are given strides in such runs, of 16 bytes in a two-byte tensor
 LEAST_SCALE = 2.0**-100  # below it the kernel's own c = scale * log2(e) is no positive, normal fp32 number
 # The scores as they are. The kernel folds the scale into the exponential unless there is a score function, and that is
 # right for positive scales only: others take this one.
@@ -68,6 +69,19 @@ def captured(checked: CheckedCall) -> tuple[Tensor, ...]:
 def flat(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
     """Pointer, sizes and strides of every captured tensor, one after the other."""
     return tuple(value for x in tensors for value in (x, *x.shape, *x.stride()))
+
+
+def modifier_args(checked: CheckedCall) -> dict[str, tuple[Any, ...]]:
+    """The kernel arguments `mask_args` and `score_args`: the tensors that each captured, as `flat` lists them."""
+    score = () if checked.score is None else checked.score.tensors
+    named = {"mask_args": checked.mask.tensors, "score_args": score}
+    return {name: flat([tensor.detach() for tensor in tensors]) for name, tensors in named.items()}
+
+
+def run_strides(x: Tensor) -> tuple[int, ...]:
+    """Strides of all dimensions but the last in runs of `RUN` elements; 0 for dimensions of one element."""
+    outer = zip(x.shape[:-1], x.stride()[:-1], strict=True)
+    return tuple(stride // RUN if size > 1 else 0 for size, stride in outer)
 
 
 def programs(checked: CheckedCall) -> tuple[Program, Program | None]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from warpattn.masks import Mask, MaskProgram
 from warpattn.problem.backends import LATENT
+from warpattn.problem.element import Element, element_of
 from warpattn.scores import Score, ScoreProgram
 from warpattn.sequences import Sequence, Sizes
 
@@ -38,6 +39,11 @@ class Problem:
     score: Hashable  # ScoreProgram.key, additive masks included; None for plain scores
     has_sinks: bool
     has_lse: bool
+
+    @property
+    def element(self) -> Element:
+        """Of q, k, v and the output."""
+        return element_of(self.dtype)
 
 
 @dataclass(frozen=True, eq=False)

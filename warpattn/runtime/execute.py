@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from warpattn.problem import CheckedCall
-from warpattn.problem.arch import TARGETS
+from warpattn.problem.arch import triton_target
 from warpattn.problem.launch import Launch, TensorMap
 from warpattn.problem.operands import Operands, fitted, without_keys
 from warpattn.runtime import cuda, hip, kernel_cache
@@ -170,6 +170,5 @@ def compiled(launch: Launch) -> Any:
     """Triton's CompiledKernel of a step, with its intermediate code and metadata; needs no GPU, always compiles."""
     kernel_cache.require_triton()
     import triton
-    from triton.backends.compiler import GPUTarget
 
-    return triton.compile(launch.source(), target=GPUTarget(*TARGETS[launch.arch]), options=dict(launch.options))
+    return triton.compile(launch.source(), target=triton_target(launch.arch), options=dict(launch.options))

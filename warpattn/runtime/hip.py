@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from warpattn.problem.arch import triton_target
 from warpattn.problem.launch import Launch
 from warpattn.runtime import kernel_cache
 from warpattn.runtime.cuda import current_device, current_stream, is_capturing
@@ -173,10 +174,9 @@ def artifact(launch: Launch) -> Artifact:
 
     def compile_it() -> Artifact:
         import triton
-        from triton.backends.compiler import GPUTarget
 
         source = launch.source()
-        compiled: Any = triton.compile(source, GPUTarget("hip", launch.arch, WAVE), dict(launch.options))
+        compiled: Any = triton.compile(source, triton_target(launch.arch), dict(launch.options))
         taken = parameters(source.signature)
         _agrees(taken, compiled.asm["amdgcn"], launch.name)
         metadata = compiled.metadata

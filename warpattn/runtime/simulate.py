@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 
 from warpattn.errors import AttentionError
 from warpattn.problem import CheckedCall
+from warpattn.problem.arch import triton_target
 from warpattn.problem.launch import Launch
 from warpattn.problem.operands import Operands, fitted, without_keys
 from warpattn.runtime.kernel_cache import require_triton
 from warpattn.runtime.plan import list_launches
 from warpattn.sequences import Dense, Sequence
 from warpattn.sim import Report, SimulationError, simulate
-from warpattn.sim.compile import ARCHS, to_ttgir
+from warpattn.sim.compile import to_ttgir
 
 __all__ = ["Options", "run", "run_launch", "traced"]
 
@@ -88,7 +89,5 @@ def _kernel(launch: Launch) -> Any:
     key = (launch.name, launch.arch, launch.key)
     if key not in _compiled:
         require_triton()
-        from triton.backends.compiler import GPUTarget
-
-        _compiled[key] = to_ttgir(launch.source(), GPUTarget(*ARCHS[launch.arch]), dict(launch.options))
+        _compiled[key] = to_ttgir(launch.source(), triton_target(launch.arch), dict(launch.options))
     return _compiled[key]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
+from warpattn.problem.arch import compile_options
+from warpattn.problem.element import element_of
 from warpattn.problem.launch import Launch
 from warpattn.sequences import PagedKV
 
 from .config import HEADS, Rotation
-
-_TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
 def append_launches(
@@ -28,7 +27,8 @@ def append_launches(
         "k_pages": _rows(kv.k_pages), "v_pages": _rows(kv.v_pages), "k_new": _rows(k_new), "v_new": _rows(v_new),
         "table": (table, table.stride(0)), "lengths": kv.lengths, "cos": cos, "sin": sin, "shape": shape,
     }  # fmt: skip
-    dtype, table_dtype = _TYPES[k_new.dtype], _TYPES[k_new.dtype if angles is None else angles[0].dtype]
+    dtype = element_of(k_new.dtype).name
+    table_dtype = dtype if angles is None else element_of(angles[0].dtype).name
 
     def source():
         from .signature import append_source  # imports Triton
@@ -36,9 +36,8 @@ def append_launches(
         return append_source(dtype, table_dtype, dims, rotation, arch)
 
     key = (dtype, table_dtype, dims, rotation)
-    options = {"num_warps": 4, "enable_fp_fusion": True}
     grid = (batch * tokens, -(-heads // HEADS))
-    return (Launch(f"{arch}.append", arch, key, source, options, grid, args),)
+    return (Launch(f"{arch}.append", arch, key, source, compile_options(), grid, args),)
 
 
 def _rows(x: Tensor) -> tuple[Tensor, int, int, int]:

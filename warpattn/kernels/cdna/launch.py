@@ -11,9 +11,9 @@ from torch import Tensor
 
 from warpattn.errors import AttentionError
 from warpattn.problem import CheckedCall, Problem
-from warpattn.problem.arch import ARCHS
+from warpattn.problem.arch import ARCHS, compile_options
 from warpattn.problem.launch import Choice, Launch, PlanOptions
-from warpattn.problem.operands import Operands, captured, flat, programs
+from warpattn.problem.operands import Operands, modifier_args, programs, run_strides
 from warpattn.sequences import PagedKV, Ragged, Sequence
 
 from .config import CDNAConfig
@@ -40,11 +40,7 @@ def launches_of_choice(
     partial = choice.partitions > 1
     traits = traits_of(problem, partial)
     places = _places(problem, x, sequence, config) | {"shape": _shape(problem, sequence, m_tiles, tiles, choice)}
-    tensors = tuple(tensor.detach() for tensor in captured(checked))
-    count = len(checked.mask.tensors)
-    args = places | {
-        "scale": checked.scale, "mask_args": flat(tensors[:count]), "score_args": flat(tensors[count:]),
-    }  # fmt: skip
+    args = places | {"scale": checked.scale, **modifier_args(checked)}
     parts = _workspace(tiles * choice.partitions, config, x.q.device) if partial else {}
 
     def source() -> Any:
@@ -72,7 +68,7 @@ def options(config: CDNAConfig) -> Mapping[str, Any]:
     No number of waves per SIMD is asked for: asked for two, LLVM keeps half of a wave's 256 registers as AGPRs, and
     some configs spill that otherwise do not (head dim 72 on gfx950: 36 bytes).
     """
-    return {"num_warps": config.waves, "enable_fp_fusion": True}
+    return compile_options(config.waves)
 
 
 def _combine(config: CDNAConfig, traits: Any, arch: str, places: dict[str, Any], parts: dict[str, Any]) -> Launch:
@@ -137,8 +133,8 @@ def _indices(sequence: Sequence) -> tuple[Tensor, ...]:
 
 def _strides(x: Tensor) -> tuple[int, ...]:
     """(batch or page, row, head) in units of 8 elements; 0 where there is but one."""
-    outer = [stride // 8 if size > 1 else 0 for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True)]
-    return tuple(outer) if x.ndim == 4 else (0, *outer)
+    strides = run_strides(x)
+    return strides if x.ndim == 4 else (0, *strides)
 
 
 def _near(x: Tensor, rows: int) -> Tensor:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import cast
 
-import torch
-
 from warpattn.problem import Problem, is_latent
 from warpattn.problem.arch import Arch
 from warpattn.problem.launch import Choice
@@ -16,7 +14,6 @@ from warpattn.problem.operands import COPY_RULE
 
 from .config import CDNAConfig, Traits, pad_dim
 
-_DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 LATENT_ROWS = 32  # of latent attention: each wave has all queries, 576 columns, and a quarter of 512 of the output
 DECODE_TOKENS = 16  # more queries than that are prefill
 PAGE = 256  # keys in the unit in which partitions are counted
@@ -35,7 +32,7 @@ def choose(problem: Problem, target: Arch, *, batch_invariant: bool = False) -> 
         partitions, share = (1, INVARIANT) if batch_invariant else partitions_of(problem, target)
         kernel, reasons = "decode", (why, share)
     else:
-        config, why = prefill_config(_DTYPES[problem.dtype], problem.dim_qk, problem.dim_v, target.name)
+        config, why = prefill_config(problem.element.name, problem.dim_qk, problem.dim_v, target.name)
         kernel, partitions, reasons = "prefill", 1, (why,)
     m_tiles = -(-problem.seq_q // (config.block_m // config.pack))
     tiles = problem.batch * problem.heads_kv * -(-group // config.pack) * m_tiles
@@ -77,7 +74,7 @@ def decode_config(problem: Problem, arch: str) -> tuple[CDNAConfig, str]:
     rows = max(16, min(most, 1 << (problem.seq_q * pack - 1).bit_length()))
     qk, v = pad_dim(problem.dim_qk), pad_dim(problem.dim_v)
     wide = max(qk, v)
-    dtype = _DTYPES[problem.dtype]
+    dtype = problem.element.name
     sizes = (arch, dtype, problem.dim_qk, problem.dim_v, rows)
     if is_latent(problem):
         config = CDNAConfig(*sizes, 64, 16, 1, 4, "registers", 64, 32, 1, pack)

@@ -2,35 +2,22 @@
 
 from warpattn.errors import AttentionError
 from warpattn.language.nodes import Node, Program, postorder
+from warpattn.problem.element import ELEMENTS, element_of
 
 from .codegen import MASK_SYMBOLS, NVIDIA, SCORE_SYMBOLS, SPAN_SYMBOLS, Arithmetic, compile_function
-
-_POINTERS = {
-    "torch.bool": "*i8",
-    "torch.uint8": "*u8",
-    "torch.int8": "*i8",
-    "torch.int16": "*i16",
-    "torch.int32": "*i32",
-    "torch.int64": "*i64",
-    "torch.float16": "*fp16",
-    "torch.bfloat16": "*bf16",
-    "torch.float32": "*fp32",
-    "torch.float64": "*fp64",
-}
 
 
 def tensor_signature(program: Program | None, backend: str) -> tuple[str, ...]:
     """Kernel types of a program's captured tensors: pointer, sizes, strides of each."""
     signature: list[str] = []
     for tensor in program.tensors if program is not None else ():
-        pointer = _POINTERS.get(str(tensor.dtype))
-        if pointer is None:
-            listed = ", ".join(name.removeprefix("torch.") for name in _POINTERS)
+        if all(tensor.dtype is not element.dtype for element in ELEMENTS):
+            listed = ", ".join(str(element.dtype).removeprefix("torch.") for element in ELEMENTS)
             raise AttentionError(f"a captured tensor has dtype {tensor.dtype}; the {backend} backend reads {listed}")
         if tensor.ndim == 0:
             rule = f"capture the number itself for the {backend} backend"
             raise AttentionError(f"a captured tensor has no dimensions; {rule}")
-        signature += [pointer, *["i32"] * tensor.ndim, *["i64"] * tensor.ndim]
+        signature += [element_of(tensor.dtype).pointer, *["i32"] * tensor.ndim, *["i64"] * tensor.ndim]
     return tuple(signature)
 
 

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from warpattn.problem import CheckedCall, Problem
+from warpattn.problem.arch import compile_options
 from warpattn.problem.launch import Choice, Launch
-from warpattn.problem.operands import Operands
+from warpattn.problem.operands import Operands, run_strides
 
 from .config import FA4Config
 
-OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}
+OPTIONS = compile_options()
 
 
 class Parts(NamedTuple):
@@ -35,9 +36,8 @@ def combine_launch(checked: CheckedCall, x: Operands, choice: Choice, parts: Par
     """The launch that combines the parts."""
     p, config = checked.problem, choice.config
     rows = p.batch * p.seq_q * p.heads_q
-    strides = [stride // 8 if size > 1 else 0 for size, stride in zip(x.out.shape[:3], x.out.stride()[:3], strict=True)]
     args = {
-        "o_ptr": parts.o, "partial_lse_ptr": parts.lse, "out": (x.out, *strides), "lse_ptr": x.lse,
+        "o_ptr": parts.o, "partial_lse_ptr": parts.lse, "out": (x.out, *run_strides(x.out)), "lse_ptr": x.lse,
         "sinks_ptr": x.sinks, "shape": (rows, p.seq_q, p.heads_q, p.dim_v),
     }  # fmt: skip
 

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import torch
-
 from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
 from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, PlanOptions
@@ -22,7 +20,6 @@ from warpattn.problem.operands import COPY_RULE
 
 from ..prefill_1q.config import KEYS_PER_PART, SPLITS
 
-_DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 INVARIANT = "one part, so that a sequence's sums are in the same order whatever else is in the batch"
 BARRIERS = 8 * 8  # bytes
 
@@ -76,7 +73,7 @@ class LatentConfig:
 
 def choose_latent(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTIONS) -> Choice:
     """The choice for latent attention of a few tokens over dense or paged keys."""
-    config = LatentConfig(_DTYPES[problem.dtype], problem.dim_qk, problem.dim_v, problem.page_size)
+    config = LatentConfig(problem.element.name, problem.dim_qk, problem.dim_v, problem.page_size)
     tiles = -(-problem.seq_q * problem.heads_q // problem.heads_kv // config.BM)
     ctas = tiles * problem.heads_kv * problem.batch
     fits = (p for p in SPLITS if ctas * p <= target.processors and problem.seq_k >= KEYS_PER_PART * p)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-
 from warpattn.problem import CheckedCall
+from warpattn.problem.arch import compile_options
 from warpattn.problem.launch import Choice, Launch
-from warpattn.problem.operands import Operands, captured, flat, programs
+from warpattn.problem.operands import Operands, modifier_args, programs, run_strides
 
 from ..combine_launch import combine_launch, workspace
 from ..traits import Traits
 from .config import LatentConfig
 
-OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}
+OPTIONS = compile_options()
 
 
 def latent_launches(checked: CheckedCall, x: Operands, keys: dict[str, Any], choice: Choice) -> tuple[Launch, ...]:
@@ -34,13 +33,10 @@ def latent_launches(checked: CheckedCall, x: Operands, keys: dict[str, Any], cho
 def _launch(checked: CheckedCall, x: Operands, keys: dict[str, Any], choice: Choice, traits: Traits) -> Launch:
     problem, config = checked.problem, choice.config
     mask, score = programs(checked)
-    tensors = tuple(tensor.detach() for tensor in captured(checked))
-    count = len(checked.mask.tensors)
     lse = (None, 0, 0, 0) if x.lse is None else (x.lse, x.lse.stride(0), x.lse.stride(2), x.lse.stride(1))
     args = keys | {
-        "q": _strided(x.q), "out": _strided(x.out), "lse": lse, "sinks_ptr": x.sinks, "scale": checked.scale,
-        "shape": (problem.seq_q, problem.seq_k),
-        "mask_args": flat(tensors[:count]), "score_args": flat(tensors[count:]),
+        "q": (x.q, *run_strides(x.q)), "out": (x.out, *run_strides(x.out)), "lse": lse, "sinks_ptr": x.sinks,
+        "scale": checked.scale, "shape": (problem.seq_q, problem.seq_k), **modifier_args(checked),
     }  # fmt: skip
 
     def source() -> Any:
@@ -50,12 +46,6 @@ def _launch(checked: CheckedCall, x: Operands, keys: dict[str, Any], choice: Cho
 
     key = (config, traits, mask.key, None if score is None else score.key)
     return Launch("sm100.mla", "sm100", key, source, OPTIONS, choice.grid, args)
-
-
-def _strided(x: Tensor) -> tuple[Tensor, int, int, int]:
-    """Pointer and strides of batch, token and head in units of 8 elements; those of single entries are 0."""
-    strides = [stride // 8 if size > 1 else 0 for size, stride in zip(x.shape[:3], x.stride()[:3], strict=True)]
-    return (x, *strides)
 
 
 def key_box(config: LatentConfig) -> tuple[int, int, int]:

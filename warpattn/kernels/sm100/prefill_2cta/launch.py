@@ -5,24 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from warpattn.problem import CheckedCall
+from warpattn.problem.arch import compile_options
 from warpattn.problem.launch import Choice, Launch
-from warpattn.problem.operands import Operands, captured, flat, programs
+from warpattn.problem.operands import Operands, modifier_args, programs
 
 from ..traits import Traits
 
-OPTIONS = {"num_warps": 4, "num_ctas": 2, "enable_fp_fusion": True}
+OPTIONS = compile_options(num_ctas=2)
 
 
 def pair_launch(checked: CheckedCall, x: Operands, choice: Choice) -> Launch:
     """The launch; its grid counts clusters."""
     p, config = checked.problem, choice.config
     mask, score = programs(checked)
-    tensors = tuple(tensor.detach() for tensor in captured(checked))
-    count = len(checked.mask.tensors)
     args = {
         "q_desc": x.q, "k_desc": x.k, "v_desc": x.v, "o_desc": x.out, "lse_ptr": x.lse, "sinks_ptr": x.sinks,
-        "scale": checked.scale, "shape": (p.seq_q, p.seq_k, p.heads_q, choice.grid[0]),
-        "mask_args": flat(tensors[:count]), "score_args": flat(tensors[count:]),
+        "scale": checked.scale, "shape": (p.seq_q, p.seq_k, p.heads_q, choice.grid[0]), **modifier_args(checked),
     }  # fmt: skip
     traits = Traits(p.kind, p.heads_q // p.heads_kv, p.has_sinks, p.has_lse)
 

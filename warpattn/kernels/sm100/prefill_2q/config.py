@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import cast
 
-import torch
-
 from warpattn.problem import Problem
 from warpattn.problem.launch import Choice
 from warpattn.problem.operands import COPY_RULE
@@ -14,7 +12,6 @@ from warpattn.problem.operands import COPY_RULE
 from ..config import FA4Config
 from ..traits import LEAST_ROWS
 
-DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 LEAST_DIM = 64  # smaller head dims are padded to one swizzle of 128 bytes
 
 
@@ -42,7 +39,7 @@ def prefill_config(problem: Problem) -> tuple[FA4Config, tuple[str, ...]]:
         reasons.append("query heads have CTAs of their own: the mask's key interval depends on the head")
     fused = 1 if reasons else group
     dims = (max(LEAST_DIM, problem.dim_qk), max(LEAST_DIM, problem.dim_v))
-    config, changes = FA4Config(DTYPES[problem.dtype], *dims, group=fused, page_size=problem.page_size).gluon()
+    config, changes = FA4Config(problem.element.name, *dims, group=fused, page_size=problem.page_size).gluon()
     if config.num_qk_stages > 1:  # the roles of two query tiles take K whole
         config = replace(config, max_qk_stages=1)
     if config.box_rows < LEAST_ROWS:

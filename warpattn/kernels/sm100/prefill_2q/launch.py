@@ -8,15 +8,16 @@ import torch
 from torch import Tensor
 
 from warpattn.problem import CheckedCall, Problem
+from warpattn.problem.arch import compile_options
 from warpattn.problem.launch import Choice, Launch, TensorMap
-from warpattn.problem.operands import Operands, captured, flat, programs
+from warpattn.problem.operands import Operands, modifier_args, programs
 from warpattn.sequences import PagedKV, Ragged, Sequence
 
 from ...nvidia.clipped_map import clipped_map
 from ..config import FA4Config
 from ..traits import LEAST_ROWS, STORE_COLUMNS, Traits
 
-OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}
+OPTIONS = compile_options()
 
 
 def prefill_launch(checked: CheckedCall, x: Operands, sequence: Sequence, choice: Choice, traits: Traits) -> Launch:
@@ -24,13 +25,10 @@ def prefill_launch(checked: CheckedCall, x: Operands, sequence: Sequence, choice
     problem = checked.problem
     config: FA4Config = choice.config
     mask, score = programs(checked)
-    tensors = tuple(tensor.detach() for tensor in captured(checked))
-    count = len(checked.mask.tensors)
     tiles = max(1, -(-_longest(problem, sequence) // config.BM_eff))
     args = _places(x, sequence, config) | {
         "lse_ptr": x.lse, "sinks_ptr": x.sinks, "scale": checked.scale,
-        "shape": (problem.seq_q, problem.seq_k, problem.heads_q, tiles),
-        "mask_args": flat(tensors[:count]), "score_args": flat(tensors[count:]),
+        "shape": (problem.seq_q, problem.seq_k, problem.heads_q, tiles), **modifier_args(checked),
     }  # fmt: skip
 
     def source() -> Any:

@@ -1,10 +1,10 @@
 """Describes the Blackwell prefill kernel for one config, mask and score to Triton; needs no GPU."""
 
 import triton
-from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import GluonASTSource
 
 from warpattn.language.nodes import Program
+from warpattn.problem.arch import compile_options, triton_target
 
 from ...pieces.signature import modifier_functions, tensor_signature
 from ..config import FA4Config
@@ -12,7 +12,7 @@ from ..layouts import box_layout, element_type, query_box
 from ..traits import LEAST_ROWS, STORE_COLUMNS, Traits
 from .kernel import mha_2q_kernel
 
-TARGET = GPUTarget("cuda", 100, 32)
+TARGET = triton_target("sm100")
 # Types of `places`, see mha_2q.find_sources.
 PLACES = {
     "dense": (),
@@ -21,7 +21,7 @@ PLACES = {
     "copied": ("*i32", "*i32", "i64", "i32", *["i64", "i64", "i64", "i32"] * 2),
 }
 ALIGNED = [["tt.divisibility", 16]]
-OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}
+OPTIONS = compile_options()
 
 
 def compile_prefill(config: FA4Config, traits: Traits, mask: Program, score: Program | None):

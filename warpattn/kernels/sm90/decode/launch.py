@@ -9,27 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from warpattn.errors import AttentionError
 from warpattn.problem import CheckedCall, Problem, is_latent
-from warpattn.problem.arch import ARCHS, Arch
+from warpattn.problem.arch import ARCHS, Arch, compile_options
 from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, Launch, PlanOptions
-from warpattn.problem.operands import Operands, captured, flat, programs
+from warpattn.problem.operands import Operands, modifier_args, programs, run_strides
 from warpattn.sequences import PagedKV, Sequence
 
 from ..mla.config import MlaConfig, choose_mla
 from .config import DecodeConfig, choose_decode, early, even_cut, invariant, near_parts, shorter, spreads
 
-_DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 MAX_TOKENS = 16
 MANY_KEYS = 512  # with fewer, dense keys are left to the prefill kernel
 APART = 4  # blocks of 32 parts by 4 rows from which one CTA would take longer over a head than a second launch
 COMBINE_ARGUMENTS = ("out", "keys", "workspace", "lse_ptr", "sinks_ptr", "shape", "mask_args")
-OPTIONS: dict[str, object] = {"num_warps": 4, "enable_fp_fusion": True}
+OPTIONS = compile_options()
 PRICE = 1  # units that a head costs beside its keys where sequences may differ
 LONG = 8 << 20  # bytes of keys and values of a CTA from which it better has its SM for itself to the end
 SHORT = 1 << 20  # the same up to which asking for many keys in L2 is in the way of the launch in front
@@ -73,7 +72,7 @@ def choose(
     if not takes(problem):
         rule = f"the decode kernel takes dense or paged keys and 1 to {MAX_TOKENS} query tokens"
         raise AttentionError(f"the problem is {problem.kind} with {problem.seq_q} query tokens; {rule}")
-    dtype, latent = _DTYPES[problem.dtype], is_latent(problem)
+    dtype, latent = problem.element.name, is_latent(problem)
     if latent:
         config: DecodeConfig = choose_mla(dtype, problem.page_size)
         config = invariant(config) if options.batch_invariant else config
@@ -235,8 +234,6 @@ def options(config: DecodeConfig) -> dict[str, object]:
 def arguments(checked: CheckedCall, x: Operands, sequence: Sequence, choice: Choice) -> dict[str, object]:
     """Every argument of the kernel but its workspace."""
     p, config = checked.problem, choice.config
-    tensors = tuple(tensor.detach() for tensor in captured(checked))
-    count = len(checked.mask.tensors)
     keys, pages = (None, None, 0), p.batch
     if isinstance(sequence, PagedKV):
         table = sequence.block_table
@@ -248,14 +245,13 @@ def arguments(checked: CheckedCall, x: Operands, sequence: Sequence, choice: Cho
     return {
         "k": _matrix(x.k) if config.gathers else (x.k,), "v": _matrix(x.v) if config.gathers else (x.v,),
         "q": _matrix(x.q), "out": _matrix(x.out), "keys": keys, "lse_ptr": x.lse, "sinks_ptr": x.sinks,
-        "scale": checked.scale, "shape": shape, "mask_args": flat(tensors[:count]), "score_args": flat(tensors[count:]),
+        "scale": checked.scale, "shape": shape, **modifier_args(checked),
     }  # fmt: skip
 
 
-def _matrix(x: Tensor) -> tuple[Tensor, int, int, int]:
-    """Pointer and strides of the first three dimensions in units of 8 elements; those of single elements are 0."""
-    strides = [stride // 8 if size > 1 else 0 for size, stride in zip(x.shape[:3], x.stride()[:3], strict=True)]
-    return (x, *strides)
+def _matrix(x: Tensor) -> tuple[Any, ...]:
+    """Pointer and strides of the first three dimensions, see `run_strides`."""
+    return (x, *run_strides(x))
 
 
 def _partitions(problem: Problem, config: DecodeConfig, grid: int) -> int:

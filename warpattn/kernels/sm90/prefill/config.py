@@ -10,15 +10,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
 
-import torch
-
 from warpattn.kernels.topology import Edge, Role, Topology
 from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
 from warpattn.problem.launch import Choice
 from warpattn.problem.operands import COPY_RULE
 
-DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 CONSUMER_ROWS = 64  # rows of one warpgroup: M of wgmma
 SMEM_LIMIT = 232_448  # 227 KiB a block can have on sm_90
 TILE_BYTES = 12  # batch, head and first row of a tile
@@ -134,7 +131,7 @@ class TileOrder:
 
 def choose(problem: Problem, target: Arch) -> Choice:
     """The choice for a dense `problem`. Source: bench/notes.md for the measured ones."""
-    config, why = choose_config(DTYPES[problem.dtype], problem.dim_qk, problem.dim_v, problem.seq_q, hides(problem))
+    config, why = choose_config(problem.element.name, problem.dim_qk, problem.dim_v, problem.seq_q, hides(problem))
     return arrange(problem, target, config, why)
 
 

@@ -8,8 +8,9 @@ import torch
 
 from warpattn.language.nodes import Program
 from warpattn.problem import CheckedCall, Problem
+from warpattn.problem.arch import compile_options
 from warpattn.problem.launch import Choice, Launch
-from warpattn.problem.operands import Operands, captured, flat, programs
+from warpattn.problem.operands import Operands, modifier_args, programs
 
 
 @dataclass(frozen=True)
@@ -31,13 +32,10 @@ class Shape:
 def prefill(checked: CheckedCall, x: Operands, choice: Choice) -> Launch:
     """The launch of the prefill kernel of a choice."""
     problem = checked.problem
-    tensors = tuple(tensor.detach() for tensor in captured(checked))
-    count = len(checked.mask.tensors)
     args = {
         "q_desc": x.q, "k_desc": x.k, "v_desc": x.v, "o_desc": x.out, "lse_ptr": x.lse, "sinks_ptr": x.sinks,
         "counter_ptr": torch.zeros(1, dtype=torch.int32, device=x.q.device), "scale": checked.scale,
-        "shape": shape_of(problem, choice).values(), "mask_args": flat(tensors[:count]),
-        "score_args": flat(tensors[count:]),
+        "shape": shape_of(problem, choice).values(), **modifier_args(checked),
     }  # fmt: skip
     return replace(prefill_code(problem, choice, *programs(checked)), args=args)
 
@@ -51,8 +49,7 @@ def prefill_code(problem: Problem, choice: Choice, mask: Program, score: Program
         return prefill_source(choice.config, mask, score, problem.has_sinks, problem.has_lse)
 
     key = (choice.config, mask.key, None if score is None else score.key, problem.has_sinks, problem.has_lse)
-    options = {"num_warps": 4, "enable_fp_fusion": True}
-    return Launch("sm90.prefill", "sm90", key, source, options, choice.grid, {}, persistent=True)
+    return Launch("sm90.prefill", "sm90", key, source, compile_options(), choice.grid, {}, persistent=True)
 
 
 def shape_of(problem: Problem, choice: Choice) -> Shape:

@@ -1,18 +1,18 @@
 """Compiles the Hopper prefill kernel for one config, mask and score; the only place that asks Triton for sm_90."""
 
 import triton
-from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import GluonASTSource
 
 from warpattn.language.nodes import Program
+from warpattn.problem.arch import compile_options, triton_target
 
 from ...pieces.signature import modifier_functions, tensor_signature
 from ..layouts import element_type, tile_layout
 from .config import SM90Config
 from .kernel import prefill_kernel
 
-TARGET = GPUTarget("cuda", 90, 32)
-OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}
+TARGET = triton_target("sm90")
+OPTIONS = compile_options()
 
 
 def compile_prefill(config: SM90Config, mask: Program, score: Program | None, has_sinks: bool, has_lse: bool):

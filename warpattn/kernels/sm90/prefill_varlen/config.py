@@ -9,7 +9,7 @@ from warpattn.problem.arch import Arch
 from warpattn.problem.launch import Choice
 from warpattn.problem.operands import COPY_RULE
 
-from ..prefill.config import DTYPES, SM90Config, choose_config, hides
+from ..prefill.config import SM90Config, choose_config, hides
 
 PROGRAM_NUMBERS = 32  # possible query blocks that one program of order_kernel places
 PAGED_REGISTERS = 32  # of the producer, what 2 x 240 or 3 x 160 leave: page numbers take their place
@@ -38,7 +38,7 @@ class LengthOrder:
 def choose(problem: Problem, target: Arch) -> Choice:
     """The choice for a ragged or paged `problem`; lengths are not known, so only upper bounds follow from it."""
     mean_q = -(-problem.seq_q // problem.batch) if problem.kind == "ragged" else problem.seq_q
-    tiles, why = choose_config(DTYPES[problem.dtype], problem.dim_qk, problem.dim_v, mean_q, hides(problem))
+    tiles, why = choose_config(problem.element.name, problem.dim_qk, problem.dim_v, mean_q, hides(problem))
     box, box_why = _box(problem.page_size, tiles.block_n)
     if problem.kind == "paged":
         tiles = replace(tiles, producer_registers=PAGED_REGISTERS, block_n=tiles.block_n if box else COPIED_KEYS)

@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 
 from warpattn.problem import CheckedCall
-from warpattn.problem.arch import ARCHS
+from warpattn.problem.arch import ARCHS, compile_options
 from warpattn.problem.launch import Choice, Launch
-from warpattn.problem.operands import Operands, captured, flat, programs
+from warpattn.problem.operands import Operands, modifier_args, programs
 from warpattn.sequences import PagedKV, Ragged
 
 from ...nvidia.clipped_map import clipped_map
 from .config import PROGRAM_NUMBERS, Form, choose
 
 RECORD = 8  # int32 of a record and of the head of the list, as in pieces/scheduler_varlen.py
-OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}
-ORDER_OPTIONS = {"num_warps": 8, "enable_fp_fusion": True}  # as many as the layouts of pieces/order_kernel.py have
+OPTIONS = compile_options()
+ORDER_OPTIONS = compile_options(warps=8)  # as many as the layouts of pieces/order_kernel.py have
 
 
 def list_launches(checked: CheckedCall, x: Operands, sequence: Ragged | PagedKV) -> tuple[Launch, ...]:
@@ -40,7 +40,7 @@ def order_launch(checked: CheckedCall, sequence: Ragged | PagedKV, choice: Choic
     numbers = choice.order.numbers
     args = {
         "q_ptr": q, "k_ptr": k, "list_ptr": queries, "shape": (problem.batch, problem.seq_q, problem.seq_k, numbers),
-        "mask_args": flat(_mask_tensors(checked)),
+        "mask_args": modifier_args(checked)["mask_args"],
     }  # fmt: skip
 
     def source():
@@ -58,7 +58,6 @@ def attention_launch(
     """Attention of the blocks in the list."""
     form, problem = choice.config, checked.problem
     mask, score = programs(checked)
-    count = len(checked.mask.tensors)
     q_map, *q_units = clipped_map("q", x.q, form.tiles.rows, form.tiles.padded_qk)
     o_map, *o_units = clipped_map("out", x.out, form.tiles.rows, form.tiles.store_cols)
     table, table_shape = _table(sequence)
@@ -69,7 +68,7 @@ def attention_launch(
         "k_source": _keys("k", x.k, form, form.tiles.padded_qk), "v_source": _keys("v", x.v, form, form.tiles.padded_v),
         "list_ptr": queries, "table_ptr": table, "lse_ptr": x.lse, "sinks_ptr": x.sinks, "scale": checked.scale,
         "shape": (problem.heads_q, group, choice.order.section, *lse, *q_units, *o_units, *table_shape),
-        "mask_args": flat(_mask_tensors(checked)), "score_args": flat(_tensors(checked)[count:]),
+        **modifier_args(checked),
     }  # fmt: skip
 
     def source():
@@ -94,11 +93,3 @@ def _table(sequence: Ragged | PagedKV) -> tuple[Tensor | None, tuple[int, int]]:
         return None, (0, 0)
     table = sequence.block_table if sequence.block_table.stride(1) == 1 else sequence.block_table.contiguous()
     return table, (table.stride(0), sequence.k_pages.shape[0])
-
-
-def _tensors(checked: CheckedCall) -> tuple[Tensor, ...]:
-    return tuple(tensor.detach() for tensor in captured(checked))
-
-
-def _mask_tensors(checked: CheckedCall) -> tuple[Tensor, ...]:
-    return _tensors(checked)[: len(checked.mask.tensors)]

@@ -1,0 +1,46 @@
+"""Types of tensor elements: one table for plans, kernels' signatures, tile sizes in bytes and error messages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["BF16", "ELEMENTS", "FP16", "FP32", "Element", "element_of"]
+
+
+@dataclass(frozen=True)
+class Element:
+    """One type: Triton's name for it, torch's dtype, and its size."""
+
+    name: str
+    dtype: torch.dtype
+    bytes: int
+
+    @property
+    def pointer(self) -> str:
+        """A pointer to such elements in a kernel's signature. Bools are bytes in memory."""
+        return "*i8" if self.dtype is torch.bool else f"*{self.name}"
+
+
+FP16 = Element("fp16", torch.float16, 2)
+BF16 = Element("bf16", torch.bfloat16, 2)
+FP32 = Element("fp32", torch.float32, 4)
+ELEMENTS = (
+    Element("i1", torch.bool, 1),
+    Element("u8", torch.uint8, 1),
+    Element("i8", torch.int8, 1),
+    Element("i16", torch.int16, 2),
+    Element("i32", torch.int32, 4),
+    Element("i64", torch.int64, 8),
+    FP16,
+    BF16,
+    FP32,
+    Element("fp64", torch.float64, 8),
+)
+_OF_DTYPE = {element.dtype: element for element in ELEMENTS}
+
+
+def element_of(dtype: torch.dtype) -> Element:
+    """The element of a torch dtype; KeyError for one that no kernel reads."""
+    return _OF_DTYPE[dtype]
