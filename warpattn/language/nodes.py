@@ -4,23 +4,27 @@ A node is a tuple `(op, dtype, *args)`, dtype one of "bool", "int", "float", eac
     ("const", dtype, number)   ("sym", dtype, name)   ("load", dtype, slot, *index nodes)
 The other ops: add sub mul truediv floordiv mod neg abs | lt le gt ge eq ne | and or xor not shl shr |
 where minimum maximum exp log tanh | float int (casts). Operands of one node have one dtype: casts are nodes.
-Within one trace equal nodes are one object, so whoever walks them can remember results by `id`.
+Within one trace equal nodes are one object, so results of a walk can be remembered by `id`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
+from typing import cast as typed
 
 import torch
 
 from warpattn.language import eager
 
-__all__ = ["Node", "Program", "Trace", "build", "cast", "const", "make", "postorder", "running"]
+__all__ = ["SPAN", "Node", "Program", "Reads", "Trace", "build", "cast", "const", "make", "postorder", "reads",
+           "running"]  # fmt: skip
 
 Node = tuple[Any, ...]
+SPAN = slice(1, None)  # outputs of a mask's program: its condition, then the four bounds of its span
 _PYTHON = {"bool": bool, "int": int, "float": float}
 
 
@@ -57,6 +61,35 @@ class Program:
         code = tuple(_shape_of(node, number_of) for node in order)
         tensors = tuple((str(tensor.dtype), tensor.ndim) for tensor in self.tensors)
         return code, tuple(number_of[id(node)] for node in self.outputs), tensors
+
+
+class Reads(NamedTuple):
+    """Everything that some outputs of a program are computed from."""
+
+    symbols: frozenset[str]
+    tensors: frozenset[int]  # load slots
+
+
+def reads(key: Hashable, outputs: slice = slice(None)) -> Reads:
+    """What the selected outputs of the program with this `Program.key` read."""
+    code, numbers, _ = typed("tuple[tuple[tuple, ...], tuple[int, ...], tuple]", key)
+    reached: set[int] = set()
+    waiting = list(numbers[outputs])
+    while waiting:
+        number = waiting.pop()
+        if number not in reached:
+            reached.add(number)
+            waiting += _operand_numbers(code[number])
+    leaves = [code[number][:1] + code[number][2:3] for number in reached]
+    return Reads(
+        frozenset(name for op, name in leaves if op == "sym"), frozenset(slot for op, slot in leaves if op == "load")
+    )
+
+
+def _operand_numbers(coded: tuple[Any, ...]) -> tuple[int, ...]:
+    """The node numbers in an entry of `Program.key`: a constant and a symbol have none, and a load's slot is none."""
+    op, _, *args = coded
+    return () if op in ("const", "sym") else tuple(args[1:] if op == "load" else args)
 
 
 def postorder(roots: tuple[Node, ...]) -> list[Node]:

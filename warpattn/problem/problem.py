@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from warpattn.language.nodes import SPAN, Reads, reads
 from warpattn.masks import Mask, MaskProgram
 from warpattn.problem.backends import LATENT
 from warpattn.problem.element import Element, element_of
@@ -39,6 +40,11 @@ class Problem:
     score: Hashable  # ScoreProgram.key, additive masks included; None for plain scores
     has_sinks: bool
     has_lse: bool
+
+    @property
+    def span_reads(self) -> Reads:
+        """What the mask's interval of keys (`MaskProgram.span`) is computed from."""
+        return reads(self.mask, SPAN)
 
     @property
     def element(self) -> Element:

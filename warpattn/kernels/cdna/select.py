@@ -5,8 +5,6 @@ No card has run these kernels: the reasons are instruction counts, registers and
 
 from __future__ import annotations
 
-from typing import cast
-
 from warpattn.problem import Problem, is_latent
 from warpattn.problem.arch import Arch
 from warpattn.problem.launch import Choice
@@ -70,7 +68,7 @@ def decode_config(problem: Problem, arch: str) -> tuple[CDNAConfig, str]:
     """As few rows as the tokens of a group need, waves along the keys."""
     group = problem.heads_q // problem.heads_kv
     most = LATENT_ROWS if is_latent(problem) else 64
-    pack = 1 if span_knows_heads(problem) else min(group, most)
+    pack = 1 if "h" in problem.span_reads.symbols else min(group, most)
     rows = max(16, min(most, 1 << (problem.seq_q * pack - 1).bit_length()))
     qk, v = pad_dim(problem.dim_qk), pad_dim(problem.dim_v)
     wide = max(qk, v)
@@ -116,15 +114,3 @@ def partitions_of(problem: Problem, target: Arch) -> tuple[int, str]:
 
 def _bucket(wanted: int) -> int:
     return next((n for n in BUCKETS if n >= wanted), BUCKETS[-1])
-
-
-def span_knows_heads(problem: Problem) -> bool:
-    """Whether the interval of visible keys differs between heads; see `Program.key` for what is read here."""
-    code, (_, *span), _ = cast("tuple[tuple, tuple, tuple]", problem.mask)
-    reached, waiting = set(), list(span)
-    while waiting:
-        node = waiting.pop()
-        if node not in reached:
-            reached.add(node)
-            waiting += [arg for arg in code[node][2:] if type(arg) is int]
-    return any(code[node][0] == "sym" and code[node][2:] == ("h",) for node in reached)

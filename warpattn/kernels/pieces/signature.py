@@ -1,7 +1,7 @@
 """What a kernel is told about a mask and a score before it is compiled: types of captured tensors, and functions."""
 
 from warpattn.errors import AttentionError
-from warpattn.language.nodes import Node, Program, postorder
+from warpattn.language.nodes import SPAN, Node, Program, reads
 from warpattn.problem.element import ELEMENTS, element_of
 
 from .codegen import MASK_SYMBOLS, NVIDIA, SCORE_SYMBOLS, SPAN_SYMBOLS, Arithmetic, compile_function
@@ -29,9 +29,8 @@ def packed_span(mask: Program) -> Program:
 
     `keep` still decides about each key.
     """
-    keep, *span = mask.outputs
-    by_head = any(node[:1] + node[2:] == ("sym", "h") for node in postorder(tuple(span)))
-    return Program((keep, *_ALL_KEYS), mask.tensors) if by_head else mask
+    keep = mask.outputs[0]
+    return Program((keep, *_ALL_KEYS), mask.tensors) if "h" in reads(mask.key, SPAN).symbols else mask
 
 
 def modifier_functions(keep_and_span: Program, score: Program | None, arithmetic: Arithmetic = NVIDIA):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import cast
 
 from warpattn.problem import Problem
 from warpattn.problem.launch import Choice
@@ -35,7 +34,7 @@ def prefill_config(problem: Problem) -> tuple[FA4Config, tuple[str, ...]]:
     """The config of two query tiles, and a sentence for each thing that is not as one would expect."""
     group = problem.heads_q // problem.heads_kv
     reasons = []
-    if group > 1 and spans_differ(problem):
+    if group > 1 and "h" in problem.span_reads.symbols:
         reasons.append("query heads have CTAs of their own: the mask's key interval depends on the head")
     fused = 1 if reasons else group
     dims = (max(LEAST_DIM, problem.dim_qk), max(LEAST_DIM, problem.dim_v))
@@ -50,23 +49,3 @@ def prefill_config(problem: Problem) -> tuple[FA4Config, tuple[str, ...]]:
     elif fused > 1:
         reasons.append(f"query heads have CTAs of their own: {config.MMA_M} rows are no multiple of {group} heads")
     return config, (*reasons, *changes)
-
-
-def spans_differ(problem: Problem) -> bool:
-    """Whether the mask's key interval reads the head index; see `Program.key` for what is read here."""
-    code, (_, *span), _ = cast("tuple[tuple, tuple, tuple]", problem.mask)
-    pending, seen = list(span), set()
-    while pending:
-        number = pending.pop()
-        if number not in seen:
-            seen.add(number)
-            node = code[number]
-            if node[0] == "sym" and node[2] == "h":
-                return True
-            pending += [] if node[0] in ("const", "sym") else [arg for arg in operands(node) if isinstance(arg, int)]
-    return False
-
-
-def operands(node: tuple) -> tuple:
-    """Numbers of the nodes that a node is computed from; a load's slot is no node."""
-    return node[3:] if node[0] == "load" else node[2:]

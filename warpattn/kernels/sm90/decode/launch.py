@@ -7,14 +7,14 @@ Tickets are 0 between launches and two launches that may run at once must not sh
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from warpattn.errors import AttentionError
+from warpattn.language.nodes import Reads
 from warpattn.problem import CheckedCall, Problem, is_latent
 from warpattn.problem.arch import ARCHS, Arch, compile_options
 from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, Launch, PlanOptions
@@ -89,7 +89,7 @@ def choose(
     config = replace(
         config,
         has_lengths=problem.kind == "paged",
-        uniform=problem.kind == "dense" and tiles == 1 and _same_span(problem),
+        uniform=problem.kind == "dense" and tiles == 1 and _same_span(problem.span_reads),
         plan_width=WIDE_PLAN if entries > config.plan_width else config.plan_width,
         plan_once=entries <= WIDE_PLAN,
         one_tile=tiles == 1,
@@ -146,7 +146,7 @@ def ahead(config: DecodeConfig, problem: Problem, grid: int) -> DecodeConfig:
     if config.settled:
         asked = ASKED_EARLY if share > 2 * SHORT and problem.kind == "dense" else 0
     else:
-        asked = 0 if config.gathers or _reads_in_span(problem) else ASKED[share > SHORT]
+        asked = 0 if config.gathers or problem.span_reads.tensors else ASKED[share > SHORT]
     tiles = min(asked // (config.ctas * config.k_bytes), 128 // config.boxes)
     return replace(config, ahead=True, hands_over=most, prefetched=tiles)
 
@@ -268,23 +268,6 @@ def _blocks(problem: Problem, config: DecodeConfig, grid: int) -> int:
     return -(-parts // 32) * -(-rows // 4)
 
 
-def _same_span(problem: Problem) -> bool:
+def _same_span(span: Reads) -> bool:
     """Whether all sequences have the same span."""
-    return all(op != "load" and args != ("b",) for op, args in _span_nodes(problem))
-
-
-def _reads_in_span(problem: Problem) -> bool:
-    """Whether the span comes from tensors of the caller's."""
-    return any(op == "load" for op, _ in _span_nodes(problem))
-
-
-def _span_nodes(problem: Problem) -> Iterator[tuple[str, tuple]]:
-    """(operation, arguments) of everything that the span is computed from; see `Program.key` for what is read here."""
-    code, (_, *span), _ = cast("tuple[tuple, tuple, tuple]", problem.mask)
-    reached, waiting = set(), list(span)
-    while waiting:
-        node = waiting.pop()
-        if node not in reached:
-            reached.add(node)
-            waiting += [arg for arg in code[node][2:] if type(arg) is int]
-    return ((code[node][0], code[node][2:]) for node in reached)
+    return not span.tensors and "b" not in span.symbols
