@@ -1,4 +1,4 @@
-# make demo | test | lint | bench | docs: each starts from a bare Python and makes its own virtual environment.
+# make demo | test | lint | bench | docs | docs-check: each starts from a bare Python and makes its own virtual environment.
 #
 #   PYTHON=python3.12        another interpreter; with 3.10 the reference only, since Triton 3.9 needs 3.11
 #   VENV=.venv               another place for the environment
@@ -25,7 +25,7 @@ export TOKENIZERS_PARALLELISM = false
 export NO_MKDOCS_2_WARNING = 1
 
 # make test-full runs every kernel, mask and schedule in the simulator.
-.PHONY: demo test test-full lint bench docs venv clean
+.PHONY: demo test test-full lint bench docs docs-check venv clean
 
 demo: $(READY)
 	$(PY) -m warpattn demo
@@ -43,18 +43,24 @@ lint: $(READY)
 bench: $(READY)
 	$(PY) -m warpattn bench
 
+# Draws the figures and builds the site into site/, and says what it does.
 docs: $(READY)
-	$(PY) docs/figures/masks.py
-	$(PY) -m docs.figures.ring
-	$(PY) -m docs.figures.sm90
-	$(PY) -m docs.figures.sm100
-	$(PY) -m docs.figures.cdna
-	$(PY) -m docs.figures.benchmarks
-	$(PY) -m docs.figures.speed
-	$(PY) -m docs.figures.concepts
-	$(PY) -m docs.figures.ladder
-	$(PY) -m docs.figures.extend
+	$(PY) -m docs.figures
+	@echo "building the site ..."
 	$(PY) -m mkdocs build --strict
+	@echo "open site/index.html"
+
+# Every page of the site in Chromium, 1280 and 390 pixels wide: nothing cut off, no error, no failed request.
+BROWSER := $(firstword $(shell command -v chromium chromium-browser google-chrome 2>/dev/null))
+
+docs-check: $(READY)
+ifeq ($(BROWSER),)
+	@echo "docs-check did nothing: it needs Chromium (Debian: apt-get install chromium), and none is in the PATH."
+else
+	$(PY) -m pip install --quiet --no-deps -r requirements-browser.txt
+	$(PY) -m mkdocs build --strict --quiet
+	$(PY) -m docs.site_check site $(BROWSER)
+endif
 
 venv: $(READY)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from bench import record
 from bench.cases import Case
@@ -18,7 +18,7 @@ OWN_COLOR = "#d1495b"
 COLORS = ("#30638e", "#003d5b", "#edae49", "#00798c", "#8d96a3", "#6a4c93")
 
 
-def plot(found: record.Record, out: Path) -> None:
+def plot(found: record.Record, out: Path | TextIO) -> None:
     """Writes the picture; raises ImportError without matplotlib and ValueError if nothing in the record was timed."""
     import matplotlib
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
+
+from docs.figures.svg import BLUE, GREEN, GREY, ORANGE, RED, box, dot, picture, words
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent
@@ -110,6 +113,8 @@ def _decode(found: dict[str, dict[str, Any]]) -> list[str]:
         "warpattn's. `-tc` is FlashInfer's kernel with tensor cores (of latent attention its fa3 kernel, the other one "
         "fa2).",
         "",
+        "![TB/s of each case of decode](figures/decode.svg)",
+        "",
         "| pages, batch × length, heads | µs | TB/s | " + " | ".join(peer for _, peer in columns) + " |",
         "|---" * (len(columns) + 3) + "|",
     ]
@@ -194,14 +199,46 @@ def _cycles(counters: dict[str, Any]) -> list[str]:
     return lines
 
 
-def main() -> None:
-    """Write the page and, with matplotlib, the picture."""
-    found = records()
-    (DOCS / "benchmarks.md").write_text(page(found))
+def decode_chart(found: dict[str, Any]) -> str:
+    """A row per case of decode, a dot per peer: TB/s of keys and values."""
+    left, full, top = 190, 560, 70
+    peers = {"read": GREY, "flashinfer": ORANGE, "cudnn": BLUE, "warpattn": RED, "warpattn:settled=1": GREEN}
+    titles = {"read": "reading alone", "flashinfer": "FlashInfer, its faster kernel", "cudnn": "cuDNN"}
+    titles["warpattn:settled=1"] = "warpattn, settled cache"
+    parts, most = [words(10, 22, "Decode, one token: TB/s of keys and values read", 16)], 5.0
+    x = 10
+    for peer, colour in peers.items():
+        title = titles.get(peer, peer)
+        parts += [dot(x + 6, 42, colour), words(x + 16, 46, title, 12)]
+        x += 34 + 7 * len(title)
+    bottom = top + 22 * len(found["cases"])
+    for tick in range(int(most) + 1):
+        at = left + full * tick / most
+        parts.append(box(at, top - 8, 1, bottom - top + 4, "#e4e4e4"))
+        parts.append(words(at, bottom + 12, str(tick), 12, anchor="middle"))
+    for i, entry in enumerate(found["cases"]):
+        y, results = top + 22 * i + 6, faster(entry["results"])
+        parts.append(words(left - 12, y + 4, entry["case"]["name"], 12, anchor="end"))
+        timed = {peer: results[peer] for peer in peers if results.get(peer, {}).get("status") == "timed"}
+        parts += [dot(left + full * result["tb_s"] / most, y, peers[peer]) for peer, result in timed.items()]
+    return picture(left + full + 30, bottom + 24, parts)
+
+
+def faster(results: dict[str, Any]) -> dict[str, Any]:
+    """The same with the faster of FlashInfer's two kernels under its name."""
+    both = [results[name] for name in ("flashinfer", "flashinfer-tc") if name in results]
+    timed = [result for result in both if result["status"] == "timed"]
+    return results | ({"flashinfer": min(timed, key=lambda result: result["ms"]["median"])} if timed else {})
+
+
+def files() -> dict[Path, str]:
+    """The page and its pictures."""
     from bench.plot import plot
 
-    plot(found["times"], HERE / "benchmarks.svg")
-
-
-if __name__ == "__main__":
-    main()
+    found, bars = records(), io.StringIO()
+    plot(found["times"], bars)
+    return {
+        DOCS / "benchmarks.md": page(found),
+        HERE / "benchmarks.svg": bars.getvalue(),
+        HERE / "decode.svg": decode_chart(found["decode"]),
+    }

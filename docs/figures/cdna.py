@@ -1,6 +1,6 @@
 """Draws the timelines of docs/kernels/cdna.md and makes its table: three kinds of K and V buffers on one problem.
 
-    python -m docs.figures.cdna      three SVGs, and the table in the page
+    python -m docs.figures cdna      three SVGs, and the table in the page
 
 One workgroup on a CU of its own, 128 queries against 512 keys, no mask, head dim 128, bf16. Cycles are those of the
 simulator's cost model; instruction counts are those of the machine code that Triton makes.
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from docs.figures.timelines import timeline
 from warpattn.kernels.cdna.launch import launches_of_choice
 from warpattn.kernels.cdna.select import prefill_config
 from warpattn.machine_code import gcn
@@ -134,12 +135,7 @@ def in_page(text: str) -> str:
     return text
 
 
-def main() -> None:
-    """Draw the timelines of gfx950 and write the tables."""
-    for kind in KINDS:
-        simulated(kind, "gfx950").save_timeline(HERE / f"cdna-{kind}.svg", start=START, end=END)
-    PAGE.write_text(in_page(PAGE.read_text()))
-
-
-if __name__ == "__main__":
-    main()
+def files() -> dict[Path, str]:
+    """The timelines of gfx950, and the page with its tables."""
+    drawn = {HERE / f"cdna-{kind}.svg": timeline(simulated(kind, "gfx950"), START, END) for kind in KINDS}
+    return drawn | {PAGE: in_page(PAGE.read_text())}

@@ -102,11 +102,6 @@ def _hidden_cells(kept: torch.Tensor, row_tile: int, key_tile: int, x: int, y: i
     ]
 
 
-def main() -> None:
-    """Write both."""
-    (HERE / "concepts-call.svg").write_text(call_picture())
-    (HERE / "concepts-tiles.svg").write_text(tiles_picture())
-
-
-if __name__ == "__main__":
-    main()
+def files() -> dict[Path, str]:
+    """Both pictures."""
+    return {HERE / "concepts-call.svg": call_picture(), HERE / "concepts-tiles.svg": tiles_picture()}

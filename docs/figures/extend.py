@@ -11,6 +11,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
+from docs.figures.timelines import timeline
 from warpattn.kernels.nvidia.pipelines import consumer_state, make_pipeline, producer_state
 from warpattn.sim import Report, TensorDescriptor, compile_for, simulate
 
@@ -76,10 +77,6 @@ def run(kernel: Any = None, schedule: str = "eager", seed: int = 0, timing: bool
     return report, float(np.abs(out - a.astype(np.float32) @ b.astype(np.float32).T).max())
 
 
-def main() -> None:
-    """Draw the timeline of the first program."""
-    run(timing=True)[0].save_timeline(Path(__file__).with_name("extend.svg"))
-
-
-if __name__ == "__main__":
-    main()
+def files() -> dict[Path, str]:
+    """The timeline of the first program."""
+    return {Path(__file__).with_name("extend.svg"): timeline(run(timing=True)[0])}

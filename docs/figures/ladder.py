@@ -200,12 +200,7 @@ def chart(record: Record | None) -> str:
     return picture(left + full + 440, y, parts)
 
 
-def main() -> None:
-    """Write the page and the picture."""
+def files() -> dict[Path, str]:
+    """The page and the picture."""
     record = recorded()
-    (HERE.parent / "ladder.md").write_text(page(record), encoding="utf-8")
-    (HERE / "ladder.svg").write_text(chart(record), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+    return {HERE.parent / "ladder.md": page(record), HERE / "ladder.svg": chart(record)}

@@ -21,11 +21,6 @@ FIGURES = {
 }
 
 
-def main() -> None:
-    """Write one SVG per mask, 16 queries by 16 keys, spans of tiles of 4 rows."""
-    for name, mask in FIGURES.items():
-        (HERE / f"{name}.svg").write_text(mask.picture(16, 16, tile=4).svg)
-
-
-if __name__ == "__main__":
-    main()
+def files() -> dict[Path, str]:
+    """One SVG per mask, 16 queries by 16 keys, spans of tiles of 4 rows."""
+    return {HERE / f"{name}.svg": mask.picture(16, 16, tile=4).svg for name, mask in FIGURES.items()}

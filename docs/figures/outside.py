@@ -1,9 +1,9 @@
-"""A hook of mkdocs: pages of the repository outside of docs/, links to them, sections of the README, and wide pictures.
+"""A hook of mkdocs: pages from outside of docs/, links to them, sections of the README, frames of pictures.
 
 Pages link as they do on disk (`../bench/notes.md`), so that they work in an editor and on a code host; the site has
 these files under repository/. Links to files that are no pages (a kernel's source) lose their target and stay as text.
-A line that is nothing but a link to a section of the README becomes that section. A picture drawn wider than a phone
-keeps a width at which its labels can be read, and scrolls.
+A line that is nothing but a link to a section of the README becomes that section. A picture keeps a width at which its
+labels can be read, and scrolls where the window is narrower.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ FOLDER = "repository"
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 _SECTION = re.compile(r"^\[([^\]]*)\]\(\.\./README\.md#[\w-]+\)$", re.MULTILINE)
 _PICTURE = re.compile(r'<img [^>]*src="([^"]*\.svg)"[^>]*>')
-_PHONE = 360  # pixels of a phone's column
-_LEAST = 0.75  # of the size that a picture was drawn in: labels of 12 pixels are 9 then
+_SMALL = 300  # pixels; smaller pictures keep their size
+_LEAST = 0.8  # of the size that a picture was drawn in: labels of 11 pixels are 8.8 then
 
 
 def on_config(config: Any) -> Any:
@@ -49,7 +49,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
-    """Tables escape a bar in code for code hosts, and the site would show the escape; wide pictures get a frame."""
+    """Tables escape a bar in code for code hosts, and the site would show the escape; pictures get a frame."""
     html = re.sub(r"<td>.*?</td>", lambda cell: cell.group(0).replace("\\|", "|"), html)
     return _PICTURE.sub(lambda image: framed(image, page.file.src_uri), html)
 
@@ -63,12 +63,13 @@ def section(title: str) -> str:
 
 
 def framed(image: re.Match[str], page: str) -> str:
-    """A picture of `page` in a frame that scrolls where the window is narrower than the picture can be read."""
+    """A picture of `page`: at most as large as it was drawn, and in a frame that scrolls where it could not be read."""
     file = ROOT / disk_path(os.path.normpath(os.path.join(os.path.dirname(page), image[1])))  # noqa: PTH118, PTH120
-    width = re.search(r'<svg[^>]* width="(\d+)', file.read_text())
-    if not width or int(width[1]) <= _PHONE:
+    found = re.search(r'<svg[^>]* width="([\d.]+)(pt)?"', file.read_text())
+    if not found:
         return image[0]
-    style = f'style="max-width: {width[1]}px; min-width: {int(width[1]) * _LEAST:.0f}px"'
+    width = float(found[1]) * (4 / 3 if found[2] else 1)
+    style = f'style="max-width: {width:.0f}px; min-width: {width * (_LEAST if width > _SMALL else 1):.0f}px"'
     return f'<span class="figure">{image[0].replace("<img ", f"<img {style} ", 1)}</span>'
 
 

@@ -10,9 +10,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
+from docs.figures.timelines import timeline
 from warpattn.sim import Report, TensorDescriptor, compile_for, simulate
 
-HERE = Path(__file__).parent
 TILE = gl.constexpr(64)
 
 
@@ -70,10 +70,6 @@ def run(early: bool, schedule: str = "eager", tiles: int = 6, timing: bool = Fal
     return report, float(np.abs(out - x.astype(np.float32).reshape(tiles, 64, 64).sum(0)).max())
 
 
-def main() -> None:
-    """Draw the timeline of the correct kernel."""
-    run(early=False, timing=True)[0].save_timeline(HERE / "ring.svg")
-
-
-if __name__ == "__main__":
-    main()
+def files() -> dict[Path, str]:
+    """The timeline of the correct kernel."""
+    return {Path(__file__).with_name("ring.svg"): timeline(run(early=False, timing=True)[0])}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from docs.figures.timelines import timeline
 from warpattn.kernels.sm100.prefill_1q.config import choice_of
 from warpattn.kernels.sm100.prefill_2q.config import choose_2q, prefill_config
 from warpattn.kernels.sm100.select import launches_of_choice
@@ -44,6 +45,6 @@ def run(name: str = "sm100", keys: int = 1536) -> Report:
     return run_launch(step, Options(timing=True))
 
 
-if __name__ == "__main__":
-    for name, (_, _, (start, end)) in KINDS.items():
-        run(name).save_timeline(str(HERE / f"{name}.svg"), start=start, end=end)
+def files() -> dict[Path, str]:
+    """One timeline of each kind."""
+    return {HERE / f"{name}.svg": timeline(run(name), start, end) for name, (_, _, (start, end)) in KINDS.items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from docs.figures.benchmarks import records
+from docs.figures.benchmarks import faster, records
 from docs.figures.svg import BLUE, DARK, ORANGE, RED, box, picture, words
 
 HERE = Path(__file__).parent
@@ -50,10 +50,7 @@ def rows(found: dict[str, dict[str, Any]]) -> list[Row]:
 
 
 def _row(title: str, unit: str, figure: str, results: dict[str, Any]) -> Row:
-    timed = {peer: result for peer, result in results.items() if result["status"] == "timed"}
-    if "flashinfer" in timed:  # it has two kernels; the faster one counts
-        both = [timed[peer] for peer in ("flashinfer", "flashinfer-tc") if peer in timed]
-        timed["flashinfer"] = min(both, key=lambda result: result["ms"]["median"])
+    timed = {peer: result for peer, result in faster(results).items() if result["status"] == "timed"}
     peers = [peer for peer in NAMES if peer in timed]
     reached = {peer: timed[peer][figure] for peer in peers}
     speeds = {peer: timed[peer]["speed"]["median"] for peer in peers if peer != "warpattn"}
@@ -99,12 +96,7 @@ def chart(found: dict[str, dict[str, Any]]) -> str:
     return picture(left + full + 140, y - 16, parts)
 
 
-def main() -> None:
-    """Write the chart and the README's rows."""
+def files() -> dict[Path, str]:
+    """The chart, and the README with its rows."""
     found = records()
-    (HERE / "speed.svg").write_text(chart(found), encoding="utf-8")
-    README.write_text(in_readme(README.read_text(), found), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+    return {HERE / "speed.svg": chart(found), README: in_readme(README.read_text(), found)}

@@ -13,6 +13,11 @@ def box(x: float, y: float, wide: float, tall: float, fill: str = PALE, stroke: 
     return f'<rect x="{x:g}" y="{y:g}" width="{wide:g}" height="{tall:g}" fill="{fill}" stroke="{stroke}" rx="2"/>'
 
 
+def dot(x: float, y: float, fill: str, radius: float = 5) -> str:
+    """A filled circle around (x, y)."""
+    return f'<circle cx="{x:.1f}" cy="{y:g}" r="{radius:g}" fill="{fill}"/>'
+
+
 def words(x: float, y: float, text: str, size: int = 13, fill: str = DARK, anchor: str = "start") -> str:
     """A line of text; `y` is its base line."""
     style = f'font-family="sans-serif" font-size="{size}" fill="{fill}" text-anchor="{anchor}"'

@@ -23,9 +23,9 @@ _GROUPS = (
 )
 _WAIT = ("waits", "url(#waits)")
 _ROLES = ("#4c72b0", "#55a868", "#dd8452", "#8172b3", "#937860", "#da8bc3", "#64b5cd", "#8c8c8c")
-_LEFT, _ROW, _BAR, _WIDTH, _TOP = 120, 30, 20, 1080, 44
+_LEFT, _ROW, _BAR, _WIDTH, _TOP = 120, 32, 22, 1080, 44
 _MOST = 16_000  # cycles shown if no end is given
-_LETTER = 5.6  # pixels of a letter in a bar
+_LETTER = 6.6  # pixels of a letter in a bar
 _LEAST = 0.005  # share of the window from which an engine has a row
 _HIDDEN = {"issue"}  # engines that say little in a picture
 
@@ -84,13 +84,14 @@ def _in_program(lane: str, suffix: str) -> bool:
 
 
 def _frame(height: float, title: str) -> list[str]:
+    wide = _LEFT + _WIDTH + 20
     return [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LEFT + _WIDTH + 20}" height="{height:.0f}" '
-        'font-family="Helvetica, Arial, sans-serif" font-size="12">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" viewBox="0 0 {wide} {height:.0f}" '
+        'font-family="Helvetica, Arial, sans-serif" font-size="13">',
         '<defs><pattern id="waits" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
         '<rect width="5" height="5" fill="#f4f4f4"/><rect width="1" height="5" fill="#c9c9c9"/></pattern></defs>',
         '<rect width="100%" height="100%" fill="white"/>',
-        f'<text x="8" y="20" font-size="13" fill="#333">{escape(title)}</text>',
+        f'<text x="8" y="20" font-size="14" fill="#333">{escape(title)}</text>',
     ]
 
 
@@ -103,13 +104,13 @@ def _grid(low: float, high: float, bottom: float) -> list[str]:
     for tick in range(int(-(-low // step)) * step, int(high) + 1, step):
         x = _LEFT + (tick - low) * _WIDTH / (high - low)
         parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP - 6}" y2="{bottom}" stroke="#e4e4e4"/>')
-        parts.append(f'<text x="{x:.1f}" y="{_TOP - 10}" fill="#777" font-size="10" text-anchor="middle">{tick}</text>')
+        parts.append(f'<text x="{x:.1f}" y="{_TOP - 10}" fill="#777" font-size="12" text-anchor="middle">{tick}</text>')
     return parts
 
 
 def _name(lane: str, y: float, fraction: float) -> str:
     label = f'<text x="{_LEFT - 8}" y="{y + 10}" text-anchor="end">{escape(lane)}</text>'
-    place = f'x="{_LEFT - 8}" y="{y + 21}" fill="#888" font-size="9" text-anchor="end"'
+    place = f'x="{_LEFT - 8}" y="{y + 22}" fill="#777" font-size="11" text-anchor="end"'
     return f"{label}<text {place}>{fraction:.0%}</text>"
 
 
@@ -128,7 +129,7 @@ def _bar(span: Span, fill: str, box: tuple[float, float, float]) -> str:
     if label:
         ink = "#555" if span.kind == "wait" else "white"
         parts.append(
-            f'<text x="{(x + end) / 2:.1f}" y="{y + 14}" fill="{ink}" font-size="10" text-anchor="middle" '
+            f'<text x="{(x + end) / 2:.1f}" y="{y + 15}" fill="{ink}" font-size="12" text-anchor="middle" '
             f'pointer-events="none">{escape(label)}</text>'
         )
     return "".join(parts)
@@ -172,7 +173,7 @@ def _legend(y: float, colours: dict[str, str], suffix: str) -> list[str]:
         if colour:
             parts.append(f'<rect x="{x:.0f}" y="{y - 9:.0f}" width="10" height="10" fill="{colour}"/>')
             x += 14
-        parts.append(f'<text x="{x:.0f}" y="{y:.0f}" fill="#555" font-size="10">{escape(name)}</text>')
+        parts.append(f'<text x="{x:.0f}" y="{y:.0f}" fill="#555" font-size="12">{escape(name)}</text>')
         x += len(name) * _LETTER + 14
     return parts
 

@@ -1,0 +1,49 @@
+"""Draws every figure of docs/ and writes what pages take from records: `python -m docs.figures`, part of `make docs`.
+
+    python -m docs.figures ring sm90      some of them
+
+Each module here has `files()`: {path: text} of what it makes. A test holds the committed files against the same
+functions, so whatever changes a figure (a kernel's lines, the cost model, a record) makes it fail until this has run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+DRAWN = {
+    "masks": "pictures of the masks",
+    "concepts": "the way of a call, tiles of a window",
+    "benchmarks": "the benchmark page and its charts, from the records",
+    "speed": "the README's chart and rows, from the records",
+    "ladder": "the ladder's page and chart, from the records",
+    "ring": "timeline: a ring of two slots",
+    "extend": "timeline: the product of docs/extend.md",
+    "sm90": "timeline: prefill on Hopper",
+    "sm100": "timelines: prefill on Blackwell",
+    "cdna": "timelines and tables: three buffers on CDNA",
+}
+
+
+def files(name: str) -> dict[Path, str]:
+    """What one module makes."""
+    return importlib.import_module(f"docs.figures.{name}").files()
+
+
+def main(names: list[str]) -> None:
+    """Write the files of the named modules, and say what is done and what has changed."""
+    for i, name in enumerate(names or DRAWN, 1):
+        print(f"[{i}/{len(names or DRAWN)}] {DRAWN[name]} ...", end=" ", flush=True)
+        start, changed = time.perf_counter(), []
+        for path, text in files(name).items():
+            if not path.exists() or path.read_text(encoding="utf-8") != text:
+                path.write_text(text, encoding="utf-8")
+                changed.append(str(path.relative_to(ROOT)))
+        print(f"{time.perf_counter() - start:.1f} s, {', '.join(changed) or 'nothing'} changed", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
