@@ -39,9 +39,10 @@ def knocked_out(
     once: Callable[[Any, str], Report],
     reason: Callable[[KnockOut], str | None],
     schedules: Sequence[str] = NOTICED_BY,
+    change: Callable[..., list[KnockOut]] = knock_out,
 ) -> list[KnockOut]:
-    """Take every synchronising operation out of a kernel, one after the other: each is missed by `once(module,
-    schedule)` under one of the schedules, or there is a reason why not. All of them, for what else is to be said."""
+    """Take every synchronising operation out of a kernel, one after the other, or loosen every wait: `once(module,
+    schedule)` reports each change under one of the schedules, or there is a reason why not. Returns all changes."""
 
     def run(module: Any) -> Report:
         report = Report()
@@ -51,7 +52,7 @@ def knocked_out(
                 break
         return report
 
-    results = knock_out(kernel, run)
+    results = change(kernel, run)
     unexplained = [str(found) for found in results if not found.noticed and reason(found) is None]
     assert not unexplained, "\n".join(unexplained)
     return results

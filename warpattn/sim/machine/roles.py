@@ -94,7 +94,7 @@ class Task:
         self._product_lane = -1
         self._product_epoch = 0
         self.stores: list[tuple[Agent, Agent]] = []  # bulk stores: (reads shared memory, writes global memory)
-        self.unwritten: list[tuple[Agent, Agent]] = []  # those of which only the reading was waited for
+        self.stores_read = 0  # the oldest of them, whose reading was waited for
         self.copies: list[Agent] = []  # cp.async that is in no group yet
         self.groups: list[list[Agent]] = []  # groups that were not waited for
 
@@ -159,10 +159,13 @@ class Task:
         self.machine.queue.add(agent)
         return agent
 
-    def trim_stores(self, count: int, read_only: bool) -> None:
-        """The first `count` stores have been waited for: they have read shared memory, or also written."""
-        self.unwritten = self.unwritten + self.stores[:count] if read_only else []
-        del self.stores[:count]
+    def stores_waited(self, count: int, read_only: bool) -> None:
+        """The oldest `count` stores have been waited for: they have read shared memory, or also written."""
+        if read_only:
+            self.stores_read = max(self.stores_read, count)
+        else:
+            self.stores_read = max(0, self.stores_read - count)
+            del self.stores[:count]
 
     def out_of_bounds(self, text: str, place: Place, buffer: str) -> None:
         self.machine.findings.add(Finding("OutOfBounds", text, (place,), buffer))
@@ -171,7 +174,7 @@ class Task:
         """The role has ended: report what it leaves under way."""
         self.done = True
         copies = [agent for group in [*self.groups, self.copies] for agent in group]
-        for agent in [reader for reader, _ in self.stores] + self.products + copies:
+        for agent in [reader for reader, _ in self.stores[self.stores_read :]] + self.products + copies:
             self.machine.pending_at_exit(agent, "the role ends without waiting for it")
 
 

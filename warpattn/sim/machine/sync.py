@@ -7,11 +7,13 @@ expected; completion starts the next phase. `wait(parity)` passes unless the pha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from ..memory.clocks import Clock, joined, marked
 from ..memory.findings import Finding, Findings, Place
 from .agents import Agent
+
+T = TypeVar("T")
 
 
 class Role(Protocol):
@@ -121,6 +123,11 @@ class NamedBarrier:
             self.generation += 1
             self.released, self.collected = self.collected, None
         return fits
+
+
+def all_but_newest(items: list[T], allowed: int) -> list[T]:
+    """The items, oldest first, that a wait covers which leaves at most `allowed` of them under way."""
+    return items[: max(0, len(items) - allowed)]
 
 
 class Wait:

@@ -132,9 +132,7 @@ def _named_barrier(task: Any, match: re.Match[str], *_: Any) -> Any:
     task.advance()
     if not fits:
         place = task.place()
-        text = (
-            f"{place} arrives at named barrier {barrier.number}, which then has more than {needed} threads"
-        )
+        text = f"{place} arrives at named barrier {barrier.number}, which then has more than {needed} threads"
         task.machine.findings.add(Finding("PhaseError", text, (place,), barrier=str(barrier.number)))
     if match[1] == "sync":
         if not wait.ready():

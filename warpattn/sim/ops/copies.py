@@ -12,7 +12,7 @@ from ..ir.formats import encode, register_dtype
 from ..ir.module import Op
 from ..machine.agents import Agent
 from ..machine.registry import blocking, plain, tasked
-from ..machine.sync import AgentWait
+from ..machine.sync import AgentWait, all_but_newest
 from ..memory.clocks import Clock, marked
 from ..memory.descriptor import make_descriptor
 from ..memory.global_memory import Toucher
@@ -71,7 +71,7 @@ def _wait(op: Op) -> Callable[..., Any]:
 
     def run(task: Any, *tokens: Any) -> Any:
         yield from task.machine.pause()
-        over = task.groups[: len(task.groups) - allowed] if allowed else list(task.groups)
+        over = all_but_newest(task.groups, allowed)
         agents = [agent for group in over for agent in group]
         wait = AgentWait(agents, "its copies to shared memory")
         if not wait.ready():

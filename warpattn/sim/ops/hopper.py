@@ -19,7 +19,7 @@ from ..ir.parts import barrier_copies, from_registers, local, parts_of, to_regis
 from ..machine.agents import Agent
 from ..machine.pending import Pending, Undefined
 from ..machine.registry import blocking, plain, tasked
-from ..machine.sync import AgentWait, Barrier
+from ..machine.sync import AgentWait, Barrier, all_but_newest
 from ..memory.clocks import marked
 from ..memory.descriptor import Descriptor, make_descriptor
 from ..memory.global_memory import Toucher
@@ -116,6 +116,7 @@ def _copy_out(op: Op) -> Callable[..., Any]:
         def write(agent: Agent) -> None:
             who = Toucher(agent.lane, agent.epoch, agent.clock, agent.place)
             descriptor.write(task.machine.memory, coordinates, reader.result, who, shape)
+            reader.result = None  # a role may keep its stores until it ends
 
         reader = task.issue("TMA store", task.program.pool, read)
         writer = task.issue("TMA store", task.program.pool, write, after=reader)
@@ -129,17 +130,17 @@ def _store_wait(op: Op) -> Callable[..., Any]:
     allowed, read_only = op.integer("pendings"), op.flag("read_only")
 
     def run(task: Any) -> Any:
-        over = task.stores[: len(task.stores) - allowed] if allowed else list(task.stores)
-        agents = [reader for reader, _ in over]
+        over = all_but_newest(task.stores, allowed)
+        agents = [reader for reader, _ in over[task.stores_read :]]
         if not read_only:
-            agents += [writer for _, writer in [*task.unwritten, *over]]
+            agents += [writer for _, writer in over]
         wait = AgentWait(agents, "its bulk stores")
         yield from task.machine.pause()
         if not wait.ready():
             yield wait
         for agent in agents:
             task.clock = marked(task.clock, agent.lane, agent.epoch)
-        task.trim_stores(len(over), read_only)
+        task.stores_waited(len(over), read_only)
 
     return run
 
@@ -213,7 +214,7 @@ def _tf32(x: np.ndarray) -> np.ndarray:
 
 def _products_done(task: Any, allowed: int) -> Any:
     """Wait until at most `allowed` products of the role are under way."""
-    over = task.products[: len(task.products) - allowed] if allowed else list(task.products)
+    over = all_but_newest(task.products, allowed)
     wait = AgentWait(over, "its matrix products")
     if not wait.ready():
         yield wait

@@ -1,0 +1,80 @@
+"""Two groups of asynchronous work and one wait that lets PENDING of them go on: right only if PENDING is 0."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.amd import cdna4
+from triton.experimental.gluon.language.nvidia import ampere
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma, warpgroup_mma_wait
+
+N: gl.constexpr = gl.constexpr(64)
+FLAT: gl.constexpr = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+TILE: gl.constexpr = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
+LANES: gl.constexpr = gl.constexpr(gl.BlockedLayout([1, 1], [1, 64], [4, 1], [1, 0]))
+
+
+@gluon.jit
+def offsets(layout: gl.constexpr):
+    rows = gl.arange(0, N, gl.SliceLayout(1, layout))[:, None]
+    return rows * N + gl.arange(0, N, gl.SliceLayout(0, layout))[None, :]
+
+
+@gluon.jit
+def cp_async_kernel(x, out, PENDING: gl.constexpr):
+    """out = the sum of two tiles of x, copied by cp.async."""
+    smem = gl.allocate_shared_memory(gl.float32, [2, N, N], FLAT)
+    at = offsets(TILE)
+    for i in gl.static_range(2):
+        ampere.async_copy.async_load(smem.index(i), x + i * N * N + at)
+        ampere.async_copy.commit_group()
+    ampere.async_copy.wait_group(PENDING)
+    gl.store(out + at, smem.index(0).load(TILE) + smem.index(1).load(TILE))
+    ampere.async_copy.wait_group(0)
+
+
+@gluon.jit
+def lds_kernel(x, out, PENDING: gl.constexpr):
+    """The same by buffer loads straight to LDS."""
+    smem = gl.allocate_shared_memory(gl.float32, [2, N, N], FLAT)
+    at = offsets(LANES)
+    for i in gl.static_range(2):
+        cdna4.async_copy.buffer_load_to_shared(smem.index(i), x, at + i * N * N)
+        cdna4.async_copy.commit_group()
+    cdna4.async_copy.wait_group(PENDING)
+    gl.store(out + at, smem.index(0).load(LANES) + smem.index(1).load(LANES))
+    cdna4.async_copy.wait_group(0)
+
+
+@gluon.jit
+def store_kernel(out_desc, out, PENDING: gl.constexpr, READ_ONLY: gl.constexpr):
+    """Two tiles of ones by TMA stores; then their shared memory, or the tensor itself, is overwritten."""
+    smem = gl.allocate_shared_memory(gl.float16, [2, N, N], out_desc.layout)
+    ones = gl.full([N, N], 1, gl.float16, TILE)
+    smem.index(0).store(ones)
+    smem.index(1).store(ones)
+    fence_async_shared()
+    tma.async_store(out_desc, [0, 0], smem.index(0))
+    tma.async_store(out_desc, [N, 0], smem.index(1))
+    if not READ_ONLY:
+        tma.store_wait(0, read_only=True)
+    tma.store_wait(PENDING, read_only=READ_ONLY)
+    for i in gl.static_range(2):
+        if READ_ONLY:
+            smem.index(i).store(ones)
+        else:
+            gl.store(out + i * N * N + offsets(TILE), ones)
+    tma.store_wait(0, read_only=True)
+
+
+@gluon.jit
+def product_kernel(x, out, PENDING: gl.constexpr):
+    """out = X·X + X·Xᵀ, by two products."""
+    layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, N, 16])
+    smem = gl.allocate_shared_memory(gl.float16, [N, N], gl.NVMMASharedLayout.get_default_for([N, N], gl.float16))
+    smem.store(gl.load(x + offsets(TILE)))
+    fence_async_shared()
+    zeros = gl.zeros([N, N], gl.float32, layout)
+    first = warpgroup_mma(smem, smem, zeros, use_acc=False, is_async=True)
+    second = warpgroup_mma(smem, smem.permute((1, 0)), zeros, use_acc=False, is_async=True)
+    first, second = warpgroup_mma_wait(PENDING, deps=(first, second))
+    gl.store(out + offsets(layout), first + second)
+    warpgroup_mma_wait(0, deps=(first,))
