@@ -166,7 +166,7 @@ def _host(times: dict[str, Any]) -> list[str]:
 
 
 def _requirements(verdicts: list[dict[str, Any]]) -> list[str]:
-    lines = ["## What was asked for", "", "| requirement | met on | worst |", "|---|---|---|"]
+    lines = ["## Requirements", "", "| requirement | met on | worst |", "|---|---|---|"]
     for key in dict.fromkeys((v["group"], v["requirement"]) for v in verdicts):
         rows = [v for v in verdicts if (v["group"], v["requirement"]) == key]
         met = [v["met"] if v["met"] is not None else v["aim_met"] for v in rows]

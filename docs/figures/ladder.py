@@ -1,9 +1,9 @@
 """Writes docs/ladder.md and its picture: the rungs from their record, the later steps from what bench/notes.md records.
 
 The rungs below the first measured kernel stand in `bench/results/h200/ladder.json` (`python -m bench.ladder`); without
-that file the page has none. `CASES` names rows of notes.md and the thousands of SM cycles that stand there; a test
-holds each number against its row. The floor of a case is arithmetic: its key tiles times the cycles that the tensor
-core needs for one, over the SMs of an H200; utilisation is floor over measured.
+that file the page has none. `CASES` names experiments of notes.md and the thousands of SM cycles recorded there; a test
+holds each number against its experiment. The floor of a case is arithmetic: its key tiles times the cycles that the
+tensor core needs for one, over the SMs of an H200; utilisation is floor over measured.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Case(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One measurement: row of bench/notes.md, what was new, thousands of cycles."""
+    """One measurement: number of the experiment in bench/notes.md, what was new, thousands of cycles."""
 
-    row: int
+    experiment: int
     what: str
     kilocycles: int
 
@@ -59,20 +59,20 @@ CASES = {
     ],
     Case("D 128, 16 × 1k, full", 16, 1024, 16, 128, False): [
         Step(1, "two warpgroups, rings, Q·K of the next tile before P·V", 429),
-        Step(7, "before: with the softmax of rows 4 and 5", 394),
-        Step(7, "the producer asks, divides and loads ahead", 380),
+        Step(7, "before: with the softmax of experiments 4 and 5", 394),
+        Step(7, "the producer fetches, divides and loads ahead", 380),
         Step(8, "Q given back early, tail test in the tail only", 373),
         Step(9, "as few heads at a time as fill the SMs", 360),
         Step(11, "one loop over key tiles, as shipped", 355),
     ],
     Case("D 128, 1 × 16k, causal", 1, 16384, 16, 128, True): [
         Step(10, "before: tiles claimed two ahead", 2707),
-        Step(10, "a tile is asked for late; even sections", 2466),
+        Step(10, "a tile is fetched late; even sections", 2466),
         Step(11, "one loop over key tiles, as shipped", 2537),
     ],
     Case("D 256, 1 × 16k, causal", 1, 16384, 8, 64, True): [
         Step(10, "before: tiles claimed two ahead", 2459),
-        Step(10, "a tile is asked for late; even sections", 2147),
+        Step(10, "a tile is fetched late; even sections", 2147),
         Step(11, "one loop over key tiles, as shipped", 2172),
     ],
 }
@@ -98,25 +98,26 @@ against the shipped kernel before anything is timed, and against the reference i
 
 STEPS = """## From the first fast kernel to the shipped one
 
-Cycles of `python -m bench.ncu`, 2026-11-20 and 2026-11-21; each stands, with what was predicted before the run and why
-it came or did not come true, in the row of [bench/notes.md](../bench/notes.md) that the table names.
+Cycles of `python -m bench.ncu`, 2026-11-20 and 2026-11-21; each is in the experiment of
+[bench/notes.md](../bench/notes.md) that the table names, with what was predicted before the run and why it did or
+did not come true.
 """
 
 LESSONS = """What the steps teach:
 
 - **The softmax of one warpgroup is the bound, not the loads.** Without any load the kernel still took 1323 k
-  cycles (row 3), with them 1367 k (row 2). So instructions on that chain are what counts: fewer multiplications, fewer
-  exchanges between lanes, no re-packing (rows 2 to 5).
+  cycles (experiment 3), with them 1367 k (2). So instructions on that chain are what counts: fewer multiplications,
+  fewer exchanges between lanes, no re-packing (2 to 5).
 - **Short sequences lose at the seams.** At 1 k a tile has eight key tiles, so the time between tiles weighs as much as
-  the loop; the producer works ahead there (rows 6 to 9).
+  the loop; the producer works ahead there (6 to 9).
 - **The order of tiles is a schedule.** With a causal mask tiles differ in length, and the longest go first. A tile that
-  is claimed early breaks that order: asking late was worth 9 % of the cycles at head dim 128 and 13 % at 256, together
-  with even sections (row 10).
-- **Compile time is a cost, too.** The last step gave up to 3 % back, to bring the first call below 6 seconds (row 11).
+  is claimed early breaks that order: fetching late was worth 9 % of the cycles at head dim 128 and 13 % at 256,
+  together with even sections (10).
+- **Compile time is a cost, too.** The last step gave up to 3 % back, to bring the first call below 6 seconds (11).
 """
 
 UNMEASURED = """This table begins with the first kernel that was measured; it already had TMA, rings and two warpgroups.
-What is simpler stands in `bench/ladder/`: [naive](../bench/ladder/naive.py), [with TMA](../bench/ladder/tma.py),
+Simpler ones are in `bench/ladder/`: [naive](../bench/ladder/naive.py), [with TMA](../bench/ladder/tma.py),
 [with specialised warps](../bench/ladder/specialised.py). These have run in the simulator; no card has timed them yet
 (`python -m bench.ladder`). Times against other libraries are under [benchmarks](benchmarks.md).
 """
@@ -177,11 +178,11 @@ def rung_steps(record: Record | None) -> Iterator[tuple[Case, list[Step]]]:
 
 def table() -> str:
     """The steps as Markdown."""
-    lines = ["| case | step | row | k cycles | tensor cores in use |", "|---|---|---|---|---|"]
+    lines = ["| case | step | experiment | k cycles | tensor cores in use |", "|---|---|---|---|---|"]
     for case, steps in CASES.items():
         for i, step in enumerate(steps):
             name = case.name if i == 0 else ""
-            lines.append(f"| {name} | {step.what} | {step.row} | {step.kilocycles} | {step.use(case):.0%} |")
+            lines.append(f"| {name} | {step.what} | {step.experiment} | {step.kilocycles} | {step.use(case):.0%} |")
     return "\n".join(lines) + "\n"
 
 
