@@ -34,14 +34,14 @@ def own_calls(layers: Sequence[Inputs], fields: dict[str, int]) -> list[Call]:
     fields = dict(fields)
     grid = fields.pop("grid", 0)
     terms = PlanOptions(bool(fields.pop("invariant", 0)), bool(fields.pop("settled", 0)))
-    choice = launch.choose(ready.problem, ARCHS["sm90"], ctas=fields.pop("ctas", None), terms=terms)
+    choice = launch.choose(ready.problem, ARCHS["sm90"], ctas=fields.pop("ctas", None), options=terms)
     choice = replace(choice, grid=(grid,)) if grid else choice
     config = replace(choice.config, **fields)
     config = replace(config, stages=deepest(config)) if "block_n" in fields and "stages" not in fields else config
     out = first.q.new_empty((*first.q.shape[:-1], first.v.shape[-1]))
     operands = Operands(first.q, first.k, first.v, out, None, None)
     steps = launch.list_launches(ready, operands, sequence, replace(choice, config=config))
-    repeat = BoundLaunches.of(steps, ready, operands, sequence)
+    repeat = BoundLaunches.of_call(steps, ready, operands, sequence)
 
     def call(x: Inputs) -> Tensor:
         indices = sequence_of(x).indices().values()

@@ -98,15 +98,14 @@ def fa4_call(x: Inputs) -> Call:
 def read_call(x: Inputs) -> Call:
     """Only the reading: what no kernel that reads these keys can go below."""
     from bench.read_kernel import TILE, read_step
-    from warpattn.runtime import cuda, execute
+    from warpattn.runtime.bound_launches import BoundLaunches
 
     if x.table is not None or not x.case.even or x.case.lengths[0] % TILE or x.case.dtype != "bfloat16":
         raise Unsupported(f"it reads dense bfloat16 keys of one length, a multiple of {TILE}")
-    step, device = read_step(x.k, x.v), x.q.get_device()
-    bound = execute.load(step, device).bind(step)
+    bound = BoundLaunches((read_step(x.k, x.v),), x.q.get_device())
 
     def call() -> Tensor:
-        bound.launch(cuda.current_stream(device))
+        bound.launch()
         return x.q
 
     return call

@@ -24,8 +24,8 @@ from warpattn.problem import Call, validate
 from warpattn.problem.arch import ARCHS
 from warpattn.problem.operands import Operands
 from warpattn.runtime import simulate as simulated
-from warpattn.runtime.dense_launch import planned
 from warpattn.runtime.plan import Plan
+from warpattn.runtime.plan import plan as planned
 from warpattn.sequences import Dense
 from warpattn.sim import Report
 

@@ -1,7 +1,7 @@
 """What users call: `attention`, `attention_varlen`, `attention_paged`, with one keyword tail.
 
-    call -> route -> examine (every rule, Problem) -> reference            on the CPU or on request
-                                                   -> launch.run           on a card
+    Call -> execute.attend -> validate (every rule, Problem) -> reference                    on the CPU or on request
+                                                             -> plan, launches               on a card
 
 Features are values: a new mask, score or layout is a new object in `mask=`, `score=` or the sequence argument, and the
 signatures stay. The tail, the same everywhere:
@@ -38,11 +38,13 @@ from torch import Tensor
 from warpattn.errors import AttentionError
 from warpattn.masks import Mask
 from warpattn.problem import Call
-from warpattn.runtime import route
+from warpattn.runtime.execute import attend
 from warpattn.scores import Score
-from warpattn.sequences import PagedKV, Ragged
+from warpattn.sequences import Dense, PagedKV, Ragged
 
 __all__ = ["attention", "attention_paged", "attention_varlen"]
+
+DENSE = Dense()
 
 
 def attention(
@@ -67,12 +69,7 @@ def attention(
     Returns out (B, Sq, Hq, Dv) in the dtype of q; with return_lse also lse (B, Hq, Sq).
     Raises AttentionError listing every broken rule.
     """
-    inputs, options = (q, k, v, sinks, out), (scale, return_lse, backend)
-    if torch.compiler.is_compiling():
-        from warpattn.runtime import torch_op  # imports torch._dynamo
-
-        return torch_op.attend(inputs, mask, score, options)
-    return route.dense(inputs, mask, score, options)
+    return _attend(Call(q, k, v, DENSE, mask, score, sinks, scale, return_lse, out, backend))
 
 
 def attention_varlen(
@@ -99,7 +96,7 @@ def attention_varlen(
     """
     if not isinstance(seq, Ragged):
         raise AttentionError(f"seq is a {type(seq).__name__}; seq must be a warpattn Ragged(cu_q, cu_k)")
-    return _general(Call(q, k, v, seq, mask, score, sinks, scale, return_lse, out, backend))
+    return _attend(Call(q, k, v, seq, mask, score, sinks, scale, return_lse, out, backend))
 
 
 def attention_paged(
@@ -125,13 +122,12 @@ def attention_paged(
     if not isinstance(kv, PagedKV):
         rule = "kv must be a warpattn PagedKV(k_pages, v_pages, block_table, lengths)"
         raise AttentionError(f"kv is a {type(kv).__name__}; {rule}")
-    return _general(Call(q, kv.k_pages, kv.v_pages, kv, mask, score, sinks, scale, return_lse, out, backend))
+    return _attend(Call(q, kv.k_pages, kv.v_pages, kv, mask, score, sinks, scale, return_lse, out, backend))
 
 
-def _general(call: Call) -> Tensor | tuple[Tensor, Tensor]:
+def _attend(call: Call) -> Tensor | tuple[Tensor, Tensor]:
     if torch.compiler.is_compiling():
         from warpattn.runtime import torch_op  # imports torch._dynamo
 
-        inputs, options = (call.q, call.k, call.v, call.sinks, call.out), (call.scale, call.return_lse, call.backend)
-        return torch_op.attend(inputs, call.mask, call.score, options, call.sequence)
-    return route.general(call)
+        return torch_op.attend(call)
+    return attend(call)

@@ -50,7 +50,7 @@ class Launched:
 
     def __init__(self, case: Decode, ctas: int = 1, first: Any = None) -> None:
         from warpattn.kernels.sm90.decode.launch import choose, list_launches
-        from warpattn.runtime import execute
+        from warpattn.runtime.bound_launches import BoundLaunches
 
         q, dense, sequence, sinks = tensors(case, first)
         self.case, self.q = case, q.cuda()
@@ -66,18 +66,15 @@ class Launched:
         ready = validate(replace(asked, backend="reference"), read_values=False)
         self.out = torch.empty((*q.shape[:3], self.v.shape[-1]), dtype=case.dtype, device="cuda")
         self.lse = torch.empty(ready.lse_shape, device="cuda")
-        choice = choose(ready.problem, ARCHS["sm90"], ctas=ctas, terms=PlanOptions(batch_invariant=case.invariant))
+        choice = choose(ready.problem, ARCHS["sm90"], ctas=ctas, options=PlanOptions(batch_invariant=case.invariant))
         operands = Operands(self.q, self.k, self.v, self.out, self.lse, self.sinks)
         self.steps = list_launches(ready, operands, sequence, choice)
-        self._bound = [execute.load(step, 0).bind(step) for step in self.steps]
+        self._bound = BoundLaunches(self.steps, 0)
 
     def __call__(self) -> tuple[Tensor, Tensor]:
-        from warpattn.runtime import cuda
-
         self.out.fill_(float("nan"))
         self.lse.fill_(float("nan"))
-        for bound in self._bound:
-            bound.launch(cuda.current_stream(0))
+        self._bound.launch()
         return self.out, self.lse
 
     def check(self) -> None:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 import warpattn as wa
 from tests.oracle import Inputs, check, poisoned
-from warpattn.runtime import call_cache, dense_launch, execute
-from warpattn.runtime.tile_counters import Counters
+from warpattn.runtime import bound_launches, call_cache
+from warpattn.runtime.tile_counters import TileCounters
 
 pytestmark = pytest.mark.gpu
 
@@ -115,8 +115,7 @@ def test_a_thread_whose_first_use_of_cuda_is_a_launch(monkeypatch):
 
     for forget in (False, True):  # known to this process, then loaded and planned by the thread
         if forget:
-            monkeypatch.setattr(dense_launch, "_prepared", {})
-            monkeypatch.setattr(execute, "_loaded", {})
+            monkeypatch.setattr(bound_launches, "_loaded", {})
             monkeypatch.setattr(call_cache, "_known", {})
         thread = threading.Thread(target=work)
         thread.start()
@@ -184,9 +183,8 @@ def test_graphs_beside_each_other_and_beside_launches():
 def test_capture_without_counters_left(monkeypatch):
     tensors = qkv(900, 16, 64)
     truth = wa.attention(*tensors, mask=CAUSAL)
-    empty = Counters(torch.device("cuda", torch.cuda.current_device()))
-    monkeypatch.setattr(dense_launch, "counters", lambda device: empty)
-    monkeypatch.setattr(dense_launch, "_prepared", {})
+    empty = TileCounters(torch.device("cuda", torch.cuda.current_device()))
+    monkeypatch.setattr(bound_launches, "tile_counters", lambda device: empty)
     monkeypatch.setattr(call_cache, "_known", {})
     graph, outs = capture(lambda: [wa.attention(*tensors, mask=CAUSAL) for _ in range(3)])
     for _ in range(4):
@@ -291,7 +289,7 @@ def test_bad_inputs_are_refused_before_anything_is_launched(name, monkeypatch):
         raise AssertionError("launched")
 
     arguments = BAD[name](*qkv(64))
-    monkeypatch.setattr(dense_launch.Prepared, "__call__", launched)
+    monkeypatch.setattr(bound_launches.BoundLaunches, "launch", launched)
     with pytest.raises(wa.AttentionError):
         wa.attention(**arguments)
 

@@ -50,7 +50,7 @@ def compile_command(
 ) -> None:
     """Compile a problem's kernels and print what they occupy and are made of."""
     checked = replace(checked_call(shape, mask, score, dtype), backend=spelling.arch(arch))
-    from warpattn.runtime.execute import compiled  # imports Triton, which the other commands do without
+    from warpattn.runtime.compiler import compiled  # imports Triton, which the other commands do without
 
     console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(str(plan(checked.problem, arch=arch)))

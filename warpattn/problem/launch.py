@@ -65,3 +65,5 @@ class Launch:
     args: Mapping[str, Any]  # every runtime argument by name: tensors (also for TMA descriptors), numbers, tuples
     persistent: bool = False  # fewer programs than `grid` do the same work
     ahead: bool = False  # CTAs may come while the launch in front still runs: the kernel waits for its end by itself
+    tile_counter: str | None = None  # argument that points to an int32 which is 0 before the launch and after it
+    l2_promotion: int = 128  # bytes that L2 fetches at least for a TMA load

@@ -15,10 +15,11 @@ from torch import Tensor
 from warpattn.language.nodes import Program
 from warpattn.problem.problem import CheckedCall
 
-__all__ = ["ALIGNMENT", "COPY_RULE", "RUN", "Operands", "addressable", "captured", "described", "fitted", "flat",
-           "modifier_args", "programs", "run_strides", "without_keys"]  # fmt: skip
+__all__ = ["ALIGNMENT", "COPY_RULE", "MAX_INDEX", "RUN", "Operands", "addressable", "captured", "captured_values",
+           "described", "fitted", "flat", "modifier_args", "programs", "run_strides", "without_keys"]  # fmt: skip
 
 PACKED = torch.contiguous_format
+MAX_INDEX = 2**31 - 1
 ALIGNMENT = 16  # bytes, of TMA addresses and strides
 RUN = 8  # elements: kernels are given strides in such runs, of 16 bytes in a two-byte tensor
 LEAST_SCALE = 2.0**-100  # below it the kernel's own c = scale * log2(e) is no positive, normal fp32 number
@@ -43,9 +44,14 @@ class Operands(NamedTuple):
 
 
 def fitted(x: Operands) -> Operands:
-    """The operands as kernels take them: copies of what TMA cannot address, an `out` aside, sinks in fp32."""
-    q, k, v = (t if addressable(t) else _packed(t) for t in x[:3])
+    """The operands as kernels take them: copies of what TMA cannot address, an `out` aside, sinks in fp32.
+
+    A tensor that is given twice gets an alias, so that each operand is an object of its own.
+    """
+    q, k, v = [t if addressable(t) else _packed(t) for t in (x.q, x.k, x.v)]
     out = x.out if addressable(x.out) else torch.empty_like(x.out, memory_format=PACKED)
+    k = k.detach() if k is q else k
+    v = v.detach() if v is q or v is k else v
     return Operands(q, k, v, out, x.lse, _logits(x.sinks))
 
 
@@ -69,6 +75,19 @@ def captured(checked: CheckedCall) -> tuple[Tensor, ...]:
 def flat(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
     """Pointer, sizes and strides of every captured tensor, one after the other."""
     return tuple(value for x in tensors for value in (x, *x.shape, *x.stride()))
+
+
+def captured_values(tensors: Sequence[Tensor]) -> list[int]:
+    """What `flat` lists, as numbers: address, sizes, strides of each.
+
+    Indices have 32 bits, so a longer dimension is as good as one of 2**31 - 1.
+    """
+    values: list[int] = []
+    for tensor in tensors:
+        values.append(tensor.data_ptr())
+        values += [min(size, MAX_INDEX) for size in tensor.shape]
+        values += tensor.stride()
+    return values
 
 
 def modifier_args(checked: CheckedCall) -> dict[str, tuple[Any, ...]]:

@@ -1,106 +1,271 @@
-"""The launches of a call, kept: with other tensors of the same shapes only addresses are written again.
+"""Launches with their parameters in memory: to launch them again on other tensors, only addresses are written.
 
-    Repeat(steps, tensors) ─ loaded, bound ─▶ repeat(addresses, values): a driver call a step
+    Launch ─ load ─▶ LoadedKernel ─ BoundLaunch ─▶ parameters at fixed addresses ─ launch(stream) ─▶ one driver call
+    BoundLaunches(launches)          the launches of one call, in order
+      .launch()                      on the tensors that they were made of
+      .follow(tensors, …)            find each tensor of the call among the parameters, by identity
+      (addresses, values)            launch on other tensors of the same shapes and strides
 
-Which parameter holds which tensor is seen once, by identity, in the arguments of the steps. Workspaces belong to the
-`BoundLaunches`, so one that has any must not run twice at a time: keep one per stream. The tensors of the call are not
-kept.
+A kernel that hands out its tiles needs a counter in device memory that is 0 before every launch and that nobody else
+uses meanwhile: one per stream, a new one for each launch that is captured (tile_counters.py). Workspaces belong to the
+`BoundLaunches`, so one that has any must not run twice at the same time: keep one per stream.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from warpattn.problem import CheckedCall
 from warpattn.problem.launch import Launch, TensorMap
-from warpattn.problem.operands import Operands
-from warpattn.runtime import cuda, hip
-from warpattn.runtime.execute import Bound, load
-from warpattn.runtime.kernel_parameters import values as flattened
+from warpattn.problem.operands import MAX_INDEX, Operands
+from warpattn.runtime import compiler, cuda, hip, kernel_cache
+from warpattn.runtime.kernel_parameters import Parameter, values
+from warpattn.runtime.tile_counters import TileCounters
 from warpattn.sequences import Sequence as Layout
 
-__all__ = ["BoundLaunches"]
+__all__ = ["BoundLaunch", "BoundLaunches", "LoadedKernel", "launch_all", "load"]
+
+
+
+@dataclass(frozen=True)
+class LoadedKernel:
+    """A compiled kernel on one device."""
+
+    function: int
+    threads: int
+    shared: int
+    parameters: tuple[Parameter, ...]
+    ctas: int = 1  # of a cluster, which the machine code asks for itself
+
+
+_loaded: dict[Hashable, LoadedKernel] = {}  # never emptied: modules stay for as long as the process lives
+_loading = threading.Lock()
+
+
+def load(launch: Launch, device: int) -> LoadedKernel:
+    """The kernel of a launch on a device, which must be the current one."""
+    cuda.bind_context(device)  # this thread may never have used CUDA
+    key = (device, launch.name, launch.key)
+    kernel = _loaded.get(key)
+    if kernel is None:
+        made = kernel_cache.find((launch.name, launch.arch, launch.key), partial(compiler.artifact_of, launch))
+        with _loading:
+            kernel = _loaded.get(key)
+            if kernel is None:
+                function = cuda.load_function(made.cubin, made.entry, made.shared)
+                ctas = int(str(launch.options.get("num_ctas", 1)))
+                kernel = _loaded[key] = LoadedKernel(function, made.threads, made.shared, made.parameters, ctas)
+    return kernel
+
+
+class BoundLaunch:
+    """A loaded kernel with the arguments of one launch. To be launched by one thread at a time."""
+
+    def __init__(self, launch: Launch, device: int) -> None:
+        self.kernel = kernel = load(launch, device)
+        self.name = launch.name
+        self.arguments = values(kernel.parameters, launch.args)
+        kinds = [kind for parameter in kernel.parameters for kind in parameter.kinds]
+        self._memory = cuda.Parameters([*kinds, "ptr", "ptr"])  # the last two are Triton's scratch memory, unused
+        self._first: dict[str, int] = {}  # index of a parameter's first cell
+        index = 0
+        for parameter, value in zip(kernel.parameters, self.arguments, strict=True):
+            self._first[parameter.name] = index
+            self._write(index, parameter, value, launch.l2_promotion)
+            index += len(parameter.kinds)
+        x, y, z = (*launch.grid, 1, 1)[:3]
+        self.tile_counter = launch.tile_counter
+        if launch.tile_counter is not None:
+            x = min(x, processors(device))  # the planner's chip may have more than this one
+        size = ((x * kernel.ctas, y, z), kernel.threads, kernel.shared)
+        self.call = cuda.launch_call(kernel.function, *size, self._memory.table, ahead=launch.ahead)
+
+    def _write(self, index: int, parameter: Parameter, value: Any, promotion: int) -> None:
+        cells = self._memory.cells
+        if parameter.kind == "map":
+            tensor = value.tensor if isinstance(value, TensorMap) else value
+            shape, strides = (value.shape, value.strides) if isinstance(value, TensorMap) else _extent(value)
+            layout_of(shape, strides, parameter, promotion).encode(self.map_address(parameter.name), tensor.data_ptr())
+            for cell, number in zip(cells[index + 1 :], (*[min(n, MAX_INDEX) for n in shape], *strides), strict=False):
+                cell.value = number
+        elif parameter.kind == "ptr":
+            cells[index].value = 0 if value is None else value.data_ptr()
+        else:
+            cells[index].value = value
+
+    def map_address(self, name: str) -> int:
+        """Where the tensor map `name` is."""
+        return self._memory.addresses[self._first[name]]
+
+    def cell(self, name: str) -> Any:
+        """The ctypes cell of a scalar or pointer; write its `value` between launches."""
+        return self._memory.cells[self._first[name]]
 
 
 class BoundLaunches:
     """The bound launches of one call."""
 
-    def __init__(self, launches: tuple[Launch, ...], tensors: Sequence[Tensor | None], mask_values: int = 0) -> None:
-        """`launches` are the steps of a call on `tensors`, which must have been `fitted`, the first on the device;
-        `mask_values`: how many of a captured call's values are its mask's.
-
-        LookupError if a tensor of the call cannot be told from the others.
-        """
-        given = [tensor for tensor in tensors if tensor is not None]
-        if len({id(tensor) for tensor in given}) < len(given):
-            raise LookupError("a tensor stands for two")
-        self.device = given[0].get_device()
+    def __init__(self, launches: Sequence[Launch], device: int) -> None:
+        """Load and bind every launch; `device` must be the current one. LookupError for AMD's, which are not kept."""
+        if launches[0].arch in hip.ARCHS:
+            raise LookupError("launches through HIP are not kept")
+        self.device = device
+        self._bound = [BoundLaunch(launch, device) for launch in launches]
+        self._calls = [bound.call for bound in self._bound]
+        self._counters = tile_counters(device)
+        self._counter_cells = [bound.cell(bound.tile_counter) for bound in self._bound if bound.tile_counter]
         self._lock = threading.Lock()
-        self._addresses: tuple[int, ...] = ()
-        self._bound: list[Bound] = []
+        self._addresses: tuple[int, ...] = ()  # that the parameters hold, of the tensors that are followed
         self._cells: list[tuple[int, Any]] = []  # (which tensor, its cell)
         self._maps: list[tuple[int, int]] = []  # (which tensor, address of its map)
         self._captured: list[tuple[int, Any]] = []  # (which value, its cell)
         self._workspace: list[Tensor] = []
-        place = {id(tensor): i for i, tensor in enumerate(tensors) if tensor is not None}
-        first = {"mask_args": 0, "score_args": mask_values}
-        for launch in launches:
-            if launch.arch in hip.ARCHS:
-                raise LookupError("launches through HIP are not kept")
-            bound = load(launch, self.device).bind(launch)
-            self._bound.append(bound)
-            self._watch(bound, flattened(bound.kernel.parameters, launch.args), place, first)
-        watched = {i for i, _ in (*self._cells, *self._maps)}
-        if watched != set(place.values()):
-            raise LookupError("a tensor was copied")
 
     @classmethod
-    def of(cls, launches: tuple[Launch, ...], checked: CheckedCall, x: Operands, sequence: Layout) -> BoundLaunches:
-        """The launches of an attention call; addresses are those of its operands, then of the sequence's indices."""
-        mask_values = sum(1 + 2 * tensor.ndim for tensor in checked.mask.tensors)
-        return cls(launches, (*x, *sequence.indices().values()), mask_values)
+    def of_call(
+        cls, launches: Sequence[Launch], checked: CheckedCall, x: Operands, sequence: Layout
+    ) -> BoundLaunches:
+        """The launches of an attention call on operands `x`, ready for other tensors; LookupError as in `follow`."""
+        bound = cls(launches, x.q.get_device())
+        bound.follow_call(checked, x, sequence)
+        return bound
 
-    def _watch(self, bound: Bound, args: Sequence[Any], place: dict[int, int], first: dict[str, int]) -> None:
-        """Note where the call's tensors, and the values of captured ones, stand among a kernel's parameters."""
-        for parameter, value in zip(bound.kernel.parameters, args, strict=True):
-            root, _, number = parameter.name.partition(".")
-            if root in first:
-                self._captured.append((first[root] + int(number), bound.cell(parameter.name)))
-                continue
-            tensor = value.tensor if isinstance(value, TensorMap) else value
-            index = place.get(id(tensor)) if isinstance(tensor, Tensor) else None
-            if index is not None and parameter.kind == "map":
-                self._maps.append((index, bound.map_address(parameter.name)))
-            elif index is not None:
-                self._cells.append((index, bound.cell(parameter.name)))
-            elif isinstance(tensor, Tensor):
-                self._workspace.append(tensor)
+    @property
+    def has_workspace(self) -> bool:
+        """Whether the launches write memory of their own: then they must not run twice at the same time."""
+        return bool(self._workspace)
 
-    def __call__(self, addresses: tuple[int, ...], values: Sequence[int]) -> None:
-        """Launch on torch's current stream of the device, which must be the current one.
+    def follow(self, tensors: Sequence[Tensor | None], mask_values: int = 0) -> None:
+        """Find the tensors of a call among the parameters, so that it can be repeated on others.
 
-        addresses: of the call's tensors, 0 for None; values: of the captured ones, `launcher.captured_values`.
+        mask_values: how many of the captured tensors' values are the mask's. LookupError if a tensor of the call
+        cannot be told from the others, or if the launches use a copy of it. The tensors are not kept.
+        """
+        given = [tensor for tensor in tensors if tensor is not None]
+        index_of = {id(tensor): i for i, tensor in enumerate(tensors) if tensor is not None}
+        if len(index_of) < len(given):
+            raise LookupError("one tensor is given for two")
+        first = {"mask_args": 0, "score_args": mask_values}
+        for bound in self._bound:
+            for parameter, value in zip(bound.kernel.parameters, bound.arguments, strict=True):
+                root, _, number = parameter.name.partition(".")
+                if root in first:
+                    self._captured.append((first[root] + int(number), bound.cell(parameter.name)))
+                    continue
+                tensor = value.tensor if isinstance(value, TensorMap) else value
+                index = index_of.get(id(tensor)) if isinstance(tensor, Tensor) else None
+                if index is not None and parameter.kind == "map":
+                    self._maps.append((index, bound.map_address(parameter.name)))
+                elif index is not None:
+                    self._cells.append((index, bound.cell(parameter.name)))
+                elif isinstance(tensor, Tensor) and parameter.name != bound.tile_counter:
+                    self._workspace.append(tensor)
+            bound.arguments = []
+        if {i for i, _ in (*self._cells, *self._maps)} != set(index_of.values()):
+            raise LookupError("a tensor was copied")
+        self._addresses = tuple([0 if x is None else x.data_ptr() for x in tensors])
+
+    def follow_call(self, checked: CheckedCall, x: Operands, sequence: Layout) -> None:
+        """Follow the tensors of an attention call: its operands, then the sequence's offsets, lengths and table."""
+        mask_values = sum([1 + 2 * tensor.ndim for tensor in checked.mask.tensors])
+        self.follow((*x, *sequence.indices().values()), mask_values)
+
+    def launch(self) -> None:
+        """Launch on torch's current stream of the device, which must be the current one."""
+        stream = cuda.current_stream(self.device)
+        kept = self._count_tiles(stream) if self._counter_cells else None
+        for call in self._calls:
+            code = call(stream)
+            if code:
+                self._launch_again(call, stream, code)
+        del kept  # a counter of a graph's own memory must live until its launch is recorded
+
+    def __call__(self, addresses: tuple[int, ...], captured: Sequence[int]) -> None:
+        """Launch on other tensors.
+
+        addresses: of the tensors that are followed, 0 for None; captured: `captured_values` of those of mask and score.
         """
         with self._lock:
             if addresses != self._addresses:
-                self._addresses = ()
-                replace = cuda.replace_address_call()
-                code = 0
-                for index, target in self._maps:
-                    code |= replace(target, addresses[index])
-                if code:
-                    cuda.check(code, "cuTensorMapReplaceAddress")
-                for index, cell in self._cells:
-                    cell.value = addresses[index]
-                self._addresses = addresses
-            if values:
-                for index, cell in self._captured:
-                    cell.value = values[index]
-            stream = cuda.current_stream(self.device)
-            for bound in self._bound:
-                bound.launch(stream)
+                self._readdress(addresses)
+            for index, cell in self._captured:
+                cell.value = captured[index]
+            self.launch()
 
+    def _readdress(self, addresses: tuple[int, ...]) -> None:
+        replace, old = cuda.replace_address_call(), self._addresses
+        for index, target in self._maps:
+            if addresses[index] != old[index]:
+                code = replace(target, addresses[index])
+                if code:
+                    self._addresses = (-1,) * len(addresses)  # unknown: everything is written again
+                    cuda.check(code, "cuTensorMapReplaceAddress")
+        for index, cell in self._cells:
+            cell.value = addresses[index]
+        self._addresses = addresses
+
+    def _count_tiles(self, stream: int) -> Tensor | None:
+        """Write the address of the stream's tile counter, or of a new one; what must live until that is recorded."""
+        kept, counters = None, self._counters
+        for cell in self._counter_cells:
+            if cuda.is_capturing():
+                cell.value, kept = counters.of_capture()
+            else:
+                cell.value = counters.by_stream.get(stream) or counters.of_stream(stream)
+        return kept
+
+    def _launch_again(self, call: Any, stream: int, code: int) -> None:
+        """A thread that never used CUDA has no context yet: give it one and launch once more; else raise."""
+        if code == cuda.INVALID_CONTEXT:
+            cuda.bind_context(self.device)
+            code = call(stream)
+        names = ", ".join(bound.name for bound in self._bound)
+        cuda.check(code, f"launch of {names}")
+
+
+def launch_all(launches: Sequence[Launch], device: int) -> BoundLaunches | None:
+    """Launch on torch's current stream of a device, which must be the current one; what was bound, None on AMD."""
+    if launches[0].arch in hip.ARCHS:
+        for launch in launches:
+            hip.launch(launch, device)
+        return None
+    bound = BoundLaunches(launches, device)
+    bound.launch()
+    return bound
+
+
+def _extent(x: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides for a map; a dimension of one element may have any stride, so it gets one that maps take."""
+    packed = 8 * -(-x.shape[-1] // 8)
+    return tuple(x.shape), tuple([s if n > 1 else packed for n, s in zip(x.shape, x.stride(), strict=True)])
+
+
+def layout_of(
+    shape: tuple[int, ...], strides: tuple[int, ...], parameter: Parameter, promotion: int
+) -> cuda.TensorMapLayout:
+    """The map of a tensor in boxes of the parameter; a row of a box is at most as long as its swizzle."""
+    *outer, columns = parameter.box
+    swizzle = parameter.swizzle
+    size = 4 if parameter.dtype == "fp32" else 2
+    box = (*outer, min(columns, swizzle // size) if swizzle else columns)
+    in_bytes = tuple([size * s for s in strides[:-1]])
+    return cuda.TensorMapLayout(parameter.dtype, shape, in_bytes, box, swizzle, promotion)
+
+
+@cache
+def tile_counters(device: int) -> TileCounters:
+    """The tile counters of a device."""
+    return TileCounters(torch.device("cuda", device))
+
+
+@cache
+def processors(device: int) -> int:
+    """Number of SMs of a device."""
+    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,125 +1,126 @@
-"""The short way of a call like one that was checked and launched before: no rules, no plan, just its launch.
+"""Cache of launches for repeated calls: skips validation and planning.
 
-    key = what the rules and the plan have read: shapes, strides, dtypes, devices, traced mask and score, options
-    key -> Planned: allocate the output, write addresses, launch          about 10 us on the host instead of 200
-             Prepared   dense prefill: safe on any stream and in captures
-             Repeat     every other kernel, one per stream since it has a workspace; a capture goes the long way
+    key = all that rules and plan have read: shapes, strides, dtypes, devices, traced mask and score, options
+    key -> CachedCall: allocate the output, write addresses, launch          about 10 us on the host instead of 200
 
-Whatever a check has read is part of the key, or is looked at again in every call: gradients, the current device,
-addresses, captured tensors. A call that is in any way unusual goes the long way. Masks and scores are known by their
-traced programs, which equal values share; programs that hold tensors are referred to weakly, so nothing is kept alive.
+Launches without a workspace run on any stream and in captures; others are kept once per stream, and a capture goes the
+long way. Whatever a check has read is part of the key, or is looked at again in every call: gradients, the current
+device, addresses, captured tensors. A call that is in any way unusual goes the long way. Masks and scores are known by
+their traced programs, which equal values share; programs that hold tensors are referred to weakly, so nothing is kept
+alive.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import NamedTuple
 from weakref import finalize, ref
 
 import torch
 from torch import Tensor
 
 from warpattn.language.traced import Traced
-from warpattn.masks import Mask, MaskProgram
+from warpattn.masks import MaskProgram
 from warpattn.problem import Call, CheckedCall, is_latent
-from warpattn.problem.operands import ALIGNMENT, Operands, addressable, captured, described
+from warpattn.problem.operands import ALIGNMENT, Operands, captured, captured_values, described
 from warpattn.runtime import cuda
 from warpattn.runtime.bound_launches import BoundLaunches
-from warpattn.runtime.dense_launch import Prepared, launches_dense, prepare
-from warpattn.runtime.plan import list_launches
-from warpattn.runtime.prefill_launcher import captured_values
-from warpattn.scores import Score, ScoreProgram
+from warpattn.scores import ScoreProgram
 from warpattn.sequences import Dense, Ragged, Sequence
 
-__all__ = ["recall", "remember"]
+__all__ = ["Result", "recall", "remember"]
 
 Result = Tensor | tuple[Tensor, Tensor]
-Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]  # q, k, v, sinks, out
-Options = tuple[float | None, bool, str]  # scale, return_lse, backend
 
 AT_MOST = 2048
 STREAMS = 16  # whose workspaces are kept for one key
 
 _UNUSUAL = (AttributeError, LookupError, RuntimeError, TypeError)
-_known: dict[Hashable, Planned] = {}
+_known: dict[Hashable, CachedCall] = {}
 
 
-def recall(
-    inputs: Inputs, mask: Mask | None, score: Score | None, options: Options, sequence: Sequence | None = None
-) -> Result | None:
-    """The result of a call whose like has been remembered; None if there is none, or if this one needs the long way.
-
-    `sequence` is None for dense batches.
-    """
+def recall(call: Call) -> Result | None:
+    """The result of a call whose like has been remembered; None if there is none, or if this one needs the long way."""
     try:
-        key, mask_program, score_program = _key(inputs, mask, score, options)
-        known = _known.get(key if sequence is None else (key, _layout(sequence)))
+        identity = _identify(call)
+        known = _known.get(identity.key)
     except _UNUSUAL:
         return None
-    return None if known is None else known(inputs, mask_program, score_program, sequence)
+    return None if known is None else known(call, identity)
 
 
-def remember(call: Call, checked: CheckedCall, out: Tensor, lse: Tensor | None) -> None:
-    """Keep the short way of a call that has just been launched with results `out` and `lse`, if it has one."""
-    q, k, v, sinks = call.q, call.k, call.v, call.sinks
-    mask, score = call.mask, call.score
-    if checked.problem.seq_k == 0 or checked.problem.seq_q == 0 or (mask is not None and mask.additive() is not None):
-        return
-    if not all(addressable(x) for x in (q, k, v, out)):
-        return
-    if sinks is not None and (sinks.dtype != torch.float32 or not sinks.is_contiguous()):
-        return
-    inputs, options = (q, k, v, sinks, call.out), (call.scale, call.return_lse, call.backend)
-    dense = isinstance(call.sequence, Dense)
+def remember(call: Call, checked: CheckedCall, x: Operands, bound: BoundLaunches) -> None:
+    """Keep the launches of a call that has just run on operands `x`, if they serve other tensors as well."""
+    if call.mask is not None and call.mask.additive() is not None:
+        return  # the additive part is a score of its own, made anew in every call
+    given = (call.q, call.k, call.v, x.out if call.out is None else call.out, call.sinks)
+    used = (x.q, x.k, x.v, x.out, x.sinks)
+    if any(a is not None and b is not None and a.data_ptr() != b.data_ptr() for a, b in zip(given, used, strict=True)):
+        return  # a tensor was copied
     try:
-        key, *programs = _key(inputs, mask, score, options)
-        key = key if dense else (key, _layout(call.sequence))
-        known = _known.get(key) or Planned(checked, Operands(q, k, v, out, lse, sinks))
-        known.prepare(checked, Operands(q, k, v, out, lse, sinks), call.sequence)
+        identity = _identify(call)
+        bound.follow_call(checked, x, call.sequence)
+        known = _known.get(identity.key) or CachedCall(checked, x)
     except _UNUSUAL:
+        return
+    if not known.keep(bound):
         return
     if len(_known) >= AT_MOST:
         _known.clear()
-    _known[key] = known
-    for program in programs:
+    _known[identity.key] = known
+    for program in (identity.mask, identity.score):
         if program is not None and program.tensors:  # such as a Padding made anew for each step
-            finalize(program, _known.pop, key, None).atexit = False
+            finalize(program, _known.pop, identity.key, None).atexit = False
 
 
-class Planned:
-    """The launch of all calls with one key."""
+class _Identity(NamedTuple):
+    """What identifies a call, and its programs."""
 
-    __slots__ = ("_captures", "_device", "_latent", "_like_q", "_lse_shape", "_out", "_prepared", "_repeats")
+    key: Hashable
+    mask: MaskProgram | None
+    score: ScoreProgram | None
+
+
+class CachedCall:
+    """The launches of all calls with one key."""
+
+    __slots__ = ("_by_stream", "_device", "_has_captured", "_latent", "_like_q", "_lse_shape", "_out", "_shared")
 
     def __init__(self, checked: CheckedCall, x: Operands) -> None:
-        self._prepared: Prepared | None = None
-        self._repeats: dict[int, BoundLaunches] = {}  # by stream
+        self._shared: BoundLaunches | None = None  # without a workspace
+        self._by_stream: dict[int, BoundLaunches] = {}
         self._device = x.q.get_device()
         self._out = {"size": tuple(x.out.shape), "dtype": x.out.dtype, "device": x.out.device}
         self._like_q = x.q.is_contiguous() and x.q.shape == x.out.shape  # empty_like costs half of empty
         self._lse_shape = checked.lse_shape if checked.problem.has_lse else None
-        self._captures = bool(captured(checked))
+        self._has_captured = bool(captured(checked))
         self._latent = is_latent(checked.problem)  # then v is a view of k
 
-    def prepare(self, checked: CheckedCall, x: Operands, sequence: Sequence) -> None:
-        """Make ready for torch's current stream; LookupError if the launches of a call cannot be repeated."""
-        if launches_dense(checked):
-            self._prepared = prepare(checked, x)
-        elif not cuda.is_capturing():
-            if len(self._repeats) >= STREAMS:
-                self._repeats.clear()
-            self._repeats[cuda.current_stream(self._device)] = BoundLaunches.of(
-                list_launches(checked, x, sequence), checked, x, sequence
-            )
+    def keep(self, bound: BoundLaunches) -> bool:
+        """Keep the launches for every stream or, with a workspace, for torch's current one unless it is captured."""
+        if not bound.has_workspace:
+            self._shared = bound
+        elif cuda.is_capturing():
+            return False
+        else:
+            if len(self._by_stream) >= STREAMS:
+                self._by_stream.clear()
+            self._by_stream[cuda.current_stream(self._device)] = bound
+        return True
 
-    def __call__(
-        self, inputs: Inputs, mask: MaskProgram | None, score: ScoreProgram | None, sequence: Sequence | None
-    ) -> Result | None:
+    def __call__(self, call: Call, identity: _Identity) -> Result | None:
         """Launch on torch's current stream; None if this call needs the long way."""
-        q, k, v, sinks, out = inputs
+        q, k, v, sinks, out = call.q, call.k, call.v, call.sinks, call.out
         if cuda.current_device() != self._device:
             return None
+        bound = self._shared
+        if bound is None:
+            bound = None if cuda.is_capturing() else self._by_stream.get(cuda.current_stream(self._device))
+            if bound is None:
+                return None
         values = ()
-        if self._captures:
+        if self._has_captured:
+            mask, score = identity.mask, identity.score
             tensors = (mask.tensors if mask is not None else ()) + (score.tensors if score is not None else ())
             grad = torch.is_grad_enabled()
             if any(x.get_device() != self._device or (grad and x.requires_grad) for x in tensors):
@@ -136,30 +137,23 @@ class Planned:
         if self._lse_shape is not None:
             lse = torch.empty(self._lse_shape, dtype=torch.float32, device=out.device)
             lse_at = lse.data_ptr()
-        if self._prepared is not None:
-            self._prepared((q_at, k_at, v_at, out_at), (lse_at, sinks_at), values)
-        else:
-            repeat = None if cuda.is_capturing() else self._repeats.get(cuda.current_stream(self._device))
-            if repeat is None:
-                return None
-            indices = () if sequence is None else [x.data_ptr() for x in sequence.indices().values()]
-            repeat((q_at, k_at, v_at, out_at, lse_at, sinks_at, *indices), values)
+        sequence = call.sequence
+        indices = () if type(sequence) is Dense else [x.data_ptr() for x in sequence.indices().values()]
+        bound((q_at, k_at, v_at, out_at, lse_at, sinks_at, *indices), values)
         return out if lse is None else (out, lse)
 
 
 def _layout(sequence: Sequence) -> Hashable:
-    """What identifies where the sequences of a batch lie, but for the values of offsets, lengths and tables."""
+    """What identifies where the sequences of a batch are, but for the values of offsets, lengths and tables."""
     bounds = (sequence.max_q, sequence.max_k) if isinstance(sequence, Ragged) else ()
-    return (type(sequence), bounds, *(described(x) for x in sequence.indices().values()))
+    return (type(sequence), bounds, *[described(x) for x in sequence.indices().values()])
 
 
-def _key(
-    inputs: Inputs, mask: Mask | None, score: Score | None, options: Options
-) -> tuple[Hashable, MaskProgram | None, ScoreProgram | None]:
-    """What identifies a call, and its programs; raises one of `_UNUSUAL` for values that have no such identity."""
-    q, k, v, sinks, out = inputs
+def _identify(call: Call) -> _Identity:
+    """The identity of a call; raises one of `_UNUSUAL` for values that have none."""
+    q, k, v, sinks, out, mask, score = call.q, call.k, call.v, call.sinks, call.out, call.mask, call.score
     # 1 == True, but one of them is no scale and the other no flag.
-    if not (type(q) is type(k) is type(v) is Tensor) or type(options[0]) is bool or type(options[1]) is not bool:
+    if not (type(q) is type(k) is type(v) is Tensor) or type(call.scale) is bool or type(call.return_lse) is not bool:
         raise TypeError
     if torch.is_grad_enabled() and (
         q.requires_grad
@@ -176,9 +170,11 @@ def _key(
     if score is not None:
         score_program = score.__dict__.get("_program") or Traced.shared[score]
         score_id = ref(score_program)
+    sequence = call.sequence
     key = (
         q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype,
-        q.get_device(), k.get_device(), v.get_device(), mask_id, score_id, options,
+        q.get_device(), k.get_device(), v.get_device(), mask_id, score_id, call.scale, call.return_lse, call.backend,
         None if sinks is None else described(sinks), None if out is None else described(out),
+        None if type(sequence) is Dense else _layout(sequence),
     )  # fmt: skip
-    return key, mask_program, score_program
+    return _Identity(key, mask_program, score_program)

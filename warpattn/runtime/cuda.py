@@ -104,7 +104,7 @@ class TensorMapLayout:
     strides: tuple[int, ...]  # bytes, of every dimension but the last
     box: tuple[int, ...]
     swizzle: int
-    promotion: int = 256  # bytes that L2 fetches at least
+    promotion: int  # bytes that L2 fetches at least
 
     def encode(self, target: int, address: int) -> None:
         """Write the map for a tensor at `address` to the 128 bytes at `target` (64-byte aligned)."""
@@ -121,26 +121,23 @@ class TensorMapLayout:
 
 
 class Parameters:
-    """Kernel parameters at fixed addresses: `values[i]` lies at `address(i)` and is rewritten between launches."""
+    """Kernel parameters at fixed addresses: number i is at `addresses[i]`; `cells[i]` rewrites it between launches."""
 
     def __init__(self, kinds: list[str]) -> None:
         """`kinds` in kernel order: "map" (tensor map), "ptr" or "i64", "i32", "f32"."""
         sizes = [TENSOR_MAP_BYTES if kind == "map" else 8 for kind in kinds]
         self._memory = ctypes.create_string_buffer(sum(sizes) + 64)
         start = ctypes.addressof(self._memory) + 63 & ~63
-        maps_first = sorted(range(len(kinds)), key=lambda i: kinds[i] != "map")
-        self._addresses = [0] * len(kinds)
+        maps_first = [i for i, kind in enumerate(kinds) if kind == "map"]
+        maps_first += [i for i, kind in enumerate(kinds) if kind != "map"]
+        self.addresses = [0] * len(kinds)
         for i in maps_first:
-            self._addresses[i] = start
+            self.addresses[i] = start
             start += sizes[i]
         ctype = {"map": ctypes.c_uint64, "ptr": ctypes.c_uint64, "i64": ctypes.c_int64, "i32": ctypes.c_int32}
         ctype["f32"] = ctypes.c_float
-        self.cells = [ctype[kind].from_address(self._addresses[i]) for i, kind in enumerate(kinds)]
-        self.table = (ctypes.c_void_p * len(kinds))(*self._addresses)
-
-    def address(self, index: int) -> int:
-        """Where parameter `index` lies."""
-        return self._addresses[index]
+        self.cells = [ctype[kind].from_address(self.addresses[i]) for i, kind in enumerate(kinds)]
+        self.table = (ctypes.c_void_p * len(kinds))(*self.addresses)
 
     def set(self, index: int, value: int | float) -> None:
         """Rewrite a scalar or pointer parameter."""

@@ -12,12 +12,12 @@ import threading
 import torch
 from torch import Tensor
 
-__all__ = ["Counters"]
+__all__ = ["TileCounters"]
 
 SLAB = 4096  # cells allocated at a time, 16 KiB
 
 
-class Counters:
+class TileCounters:
     """The counters of one device."""
 
     def __init__(self, device: torch.device) -> None:

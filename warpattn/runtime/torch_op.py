@@ -15,7 +15,7 @@ import ast
 import dataclasses
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -27,46 +27,39 @@ from warpattn.language.nodes import Node
 from warpattn.language.traced import Traced
 from warpattn.masks import Mask, MaskProgram
 from warpattn.problem import Call, validate
-from warpattn.runtime import route
-from warpattn.runtime.call_cache import Inputs, Options, Result
+from warpattn.runtime import execute
+from warpattn.runtime.call_cache import Result
 from warpattn.scores import Score, ScoreProgram
 from warpattn.sequences import Dense, PagedKV, Ragged, Sequence
 
 __all__ = ["attend"]
 
-_Parsed = tuple[Mask, Score | None, Options, tuple[Any, ...]]  # the last: kind of the sequence, and its bounds
+DENSE = Dense()
 
+class _Parsed(NamedTuple):
+    """A text of `_record`, read."""
 
-def attend(
-    inputs: Inputs, mask: Mask | None, score: Score | None, options: Options, sequence: Sequence = route.DENSE
-) -> Result:
-    """`route.dense` and `route.general` as an operator of the graph that is being traced. Values of lengths, offsets
-    and tables are not checked."""
-    _learn_kinds()
-    result, lse = _record(_Arguments(inputs, mask, score, options, sequence))
-    out = inputs[4]
-    if out is not None:
-        result = out.copy_(result)
-    return (result, lse) if options[1] else result
-
-
-@dataclasses.dataclass(frozen=True)
-class _Arguments:
-    """All arguments of a call as one pytree."""
-
-    inputs: Inputs
-    mask: Mask | None
+    mask: Mask
     score: Score | None
-    options: Options
-    sequence: Sequence
+    scale: float
+    return_lse: bool
+    backend: str
+    sequence: tuple[Any, ...]  # kind of the sequence, and its bounds
+
+
+def attend(call: Call) -> Result:
+    """`execute.attend` as an operator of the graph that is being traced. Values of lengths, offsets and tables are not
+    checked."""
+    _learn_kinds()
+    result, lse = _record(call)
+    if call.out is not None:
+        result = call.out.copy_(result)
+    return (result, lse) if call.return_lse else result
 
 
 @torch._dynamo.nonstrict_trace
-def _record(x: _Arguments) -> tuple[Tensor, Tensor]:
-    q, k, v, sinks, out = x.inputs
-    options = x.options
-    sequence = x.sequence
-    call = Call(q, k, v, sequence, x.mask, x.score, sinks, options[0], options[1], out, options[2])
+def _record(call: Call) -> tuple[Tensor, Tensor]:
+    q, k, v, sinks, sequence = call.q, call.k, call.v, call.sinks, call.sequence
     try:
         checked = validate(call, read_values=False)
         mask_tensors, score_tensors = list(checked.mask.tensors), list(checked.score.tensors if checked.score else ())
@@ -75,8 +68,8 @@ def _record(x: _Arguments) -> tuple[Tensor, Tensor]:
             rule = "compiled graphs have no backward; call it uncompiled, or run under torch.no_grad()"
             raise AttentionError(f"an input requires gradients; {rule}")
     except AttentionError as error:  # raised when the graph runs: the tracer would bury it
-        return _refuse(q.detach(), v.detach(), repr(error.reasons), options[1] is True)
-    settled = (float(checked.scale), options[1], options[2])
+        return _refuse(q.detach(), v.detach(), repr(error.reasons), call.return_lse is True)
+    settled = (float(checked.scale), call.return_lse, call.backend)
     bounds = (sequence.max_q, sequence.max_k) if isinstance(sequence, Ragged) else ()
     text = repr((checked.mask.key, checked.score.key if checked.score else None, settled, (sequence.kind, *bounds)))
     return _attention(q, k, v, sinks, list(sequence.indices().values()), mask_tensors, score_tensors, text)
@@ -94,12 +87,10 @@ def _attention(
     call: str,
 ) -> tuple[Tensor, Tensor]:
     """Out and lse in the shapes of the sequence kind, or an empty lse if the call does not ask for it."""
-    mask, score, options, (kind, *bounds) = _read(call, tuple(mask_tensors), tuple(score_tensors))
-    if kind == Dense.kind:
-        result = route.dense((q, k, v, sinks, None), mask, score, options)
-    else:
-        sequence = PagedKV(k, v, *indices) if kind == PagedKV.kind else _ragged(indices, bounds)
-        result = route.general(Call(q, k, v, sequence, mask, score, sinks, options[0], options[1], None, options[2]))
+    read = _read(call, tuple(mask_tensors), tuple(score_tensors))
+    sequence = _sequence(read.sequence, k, v, indices)
+    tail = (read.mask, read.score, sinks, read.scale, read.return_lse, None, read.backend)
+    result = execute.attend(Call(q, k, v, sequence, *tail))
     out, lse = result if isinstance(result, tuple) else (result, _lse_like(q, False))
     return out.contiguous(), lse.contiguous()
 
@@ -137,7 +128,12 @@ def _lse_like(q: Tensor, wanted: bool) -> Tensor:
     return q.new_empty((*batch, heads, rows), dtype=dtype)
 
 
-def _ragged(indices: list[Tensor], bounds: list[int | None]) -> Ragged:
+def _sequence(text: tuple[Any, ...], k: Tensor, v: Tensor, indices: list[Tensor]) -> Sequence:
+    kind, *bounds = text
+    if kind == Dense.kind:
+        return DENSE
+    if kind == PagedKV.kind:
+        return PagedKV(k, v, *indices)
     cu_q, *cu_k = indices
     return Ragged(cu_q, cu_k[0] if cu_k else None, *bounds)
 
@@ -152,12 +148,14 @@ def _read(
 def _parse(
     call: str, mask_tensors: tuple[Tensor, ...], score_tensors: tuple[Tensor, ...]
 ) -> _Parsed:
-    mask_key, score_key, options, sequence = ast.literal_eval(call)
+    mask_key, score_key, tail, sequence = ast.literal_eval(call)
     keep, *span = _replay(mask_key)
     mask = _RecordedMask(MaskProgram(keep, cast("Any", tuple(span)), mask_tensors, mask_key))
+    scale, return_lse, backend = tail
     if score_key is None:
-        return mask, None, options, sequence
-    return mask, _RecordedScore(ScoreProgram(_replay(score_key)[0], score_tensors, score_key)), options, sequence
+        return _Parsed(mask, None, scale, return_lse, backend, sequence)
+    score = _RecordedScore(ScoreProgram(_replay(score_key)[0], score_tensors, score_key))
+    return _Parsed(mask, score, scale, return_lse, backend, sequence)
 
 
 @lru_cache(256)
@@ -249,6 +247,6 @@ def _learn_kinds() -> bool:
 
 
 _known: set[type] = set()
-for _kind in (_Arguments, Table, Dense, Ragged, PagedKV):
+for _kind in (Call, Table, Dense, Ragged, PagedKV):
     pytree.register_pytree_node(_kind, _flatten, _unflatten)
 _learn_kinds()

@@ -15,8 +15,8 @@ from warpattn.errors import AttentionError, Rules
 from warpattn.kernels.cache.launch import append_launches
 from warpattn.problem.backends import NEEDS, chip_of
 from warpattn.problem.operands import described
-from warpattn.runtime import cuda, execute
-from warpattn.runtime.bound_launches import BoundLaunches
+from warpattn.runtime import cuda
+from warpattn.runtime.bound_launches import BoundLaunches, launch_all
 from warpattn.sequences import PagedKV
 
 __all__ = ["append_paged"]
@@ -204,29 +204,30 @@ def _launch(tensors: Tensors, interleaved: bool) -> None:
     angles = None if cos is None or sin is None else (cos, sin)
     with torch.cuda.device(device):
         launches = append_launches(chip.arch, PagedKV(*cache), k_new, v_new, angles, interleaved)
-        try:
-            repeat = BoundLaunches(launches, tensors)
-        except LookupError:  # a card of AMD's, or one tensor for two of them
-            execute.launch(launches, device)
-            return
-        repeat(_addresses(tensors), ())
+        bound = launch_all(launches, device)
+    if bound is None:  # AMD's launches are not kept
+        return
+    try:
+        bound.follow(tensors)
+    except LookupError:  # one tensor is given for two
+        return
     if len(_known) >= KEPT:
         _known.clear()
-    _known[_key(tensors, interleaved)] = repeat
+    _known[_key(tensors, interleaved)] = bound
 
 
 def _launched_again(tensors: Tensors, interleaved: bool) -> bool:
     """Launch if a call like this one has been checked and launched before; False if not, or if it is in any way
     unusual."""
     try:
-        repeat = _known.get(_key(tensors, interleaved))
+        bound = _known.get(_key(tensors, interleaved))
     except (AttributeError, TypeError):
         return False
-    if repeat is None or type(interleaved) is not bool or cuda.current_device() != repeat.device:
+    if bound is None or type(interleaved) is not bool or cuda.current_device() != bound.device:
         return False
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
         return False
-    repeat(_addresses(tensors), ())
+    bound(_addresses(tensors), ())
     return True
 
 

@@ -20,12 +20,11 @@ from warpattn.errors import AttentionError, Rules
 from warpattn.masks import Mask
 from warpattn.problem import Call, CheckedCall, is_latent, validate
 from warpattn.problem.launch import DEFAULT_OPTIONS, PlanOptions
-from warpattn.problem.operands import ALIGNMENT, Operands, addressable, captured
+from warpattn.problem.operands import ALIGNMENT, Operands, addressable, captured, captured_values
 from warpattn.reference import reference
 from warpattn.runtime import cuda
 from warpattn.runtime.bound_launches import BoundLaunches
 from warpattn.runtime.plan import list_launches
-from warpattn.runtime.prefill_launcher import captured_values
 from warpattn.scores import Score
 from warpattn.sequences import Dense, PagedKV, Ragged, Sequence
 
@@ -82,11 +81,11 @@ class _ServingPlan:
     def __init__(self, call: Call, options: PlanOptions = DEFAULT_OPTIONS) -> None:
         checked = validate(call)
         _check_gradients(call.q, call.k, call.v)
-        self._call, self._ready = call, checked
+        self._call, self._checked = call, checked
         q = call.q
         self.out = q.new_empty((*q.shape[:-1], checked.problem.dim_v))
         self.lse = q.new_empty(checked.lse_shape, dtype=torch.float32) if call.return_lse else None
-        self._repeat = None if checked.backend == "reference" else self._bind(call, checked, options)
+        self._bound = None if checked.backend == "reference" else self._bind(call, checked, options)
         self._values = captured_values(captured(checked))  # the plan keeps these tensors, so they stay where they are
         self._vectors = tuple(0 if x is None else x.data_ptr() for x in (self.lse, call.sinks))
         self._latent = is_latent(checked.problem)  # then v is a view of k
@@ -112,7 +111,7 @@ class _ServingPlan:
         with contextlib.nullcontext() if cuda.current_device() == device else torch.cuda.device(device):
             launches = list_launches(checked, operands, call.sequence, options)
             try:
-                return BoundLaunches.of(launches, checked, operands, call.sequence)
+                return BoundLaunches.of_call(launches, checked, operands, call.sequence)
             except LookupError as error:
                 raise AttentionError(f"the call cannot be planned: {error}; each must have its own memory") from error
 
@@ -122,7 +121,7 @@ class _ServingPlan:
         q, k, v, *indices = tensors
         _check_gradients(q, k, v)
         out, lse = self._results(q, k, v, out)
-        if self._repeat is None:
+        if self._bound is None:
             self._refer(q, k, v, sequence, out, lse)
             return out if lse is None else (out, lse)
         q_at, k_at, v_at, out_at = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()
@@ -132,11 +131,11 @@ class _ServingPlan:
             rule = "in latent attention values are the first columns of the keys"
             raise AttentionError(f"keys start at {k_at}, values at {v_at}; {rule}")
         at = (q_at, k_at, v_at, out_at, *self._vectors, *[x.data_ptr() for x in indices])
-        if cuda.current_device() == self._repeat.device:
-            self._repeat(at, self._values)
+        if cuda.current_device() == self._bound.device:
+            self._bound(at, self._values)
         else:
-            with torch.cuda.device(self._repeat.device):
-                self._repeat(at, self._values)
+            with torch.cuda.device(self._bound.device):
+                self._bound(at, self._values)
         return out if lse is None else (out, lse)
 
     def _results(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -149,7 +148,7 @@ class _ServingPlan:
     def _refer(self, q: Tensor, k: Tensor, v: Tensor, sequence: Sequence, out: Tensor, lse: Tensor | None) -> None:
         """The same by the reference."""
         call = self._call
-        tail = {"mask": call.mask, "score": call.score, "sinks": call.sinks, "scale": self._ready.scale}
+        tail = {"mask": call.mask, "score": call.score, "sinks": call.sinks, "scale": self._checked.scale}
         result, found = reference(q, k, v, sequence=sequence, **tail)
         out.copy_(result)
         if lse is not None:

@@ -24,7 +24,7 @@ from warpattn.problem import Call, CheckedCall, Problem, validate
 from warpattn.problem.arch import ARCHS
 from warpattn.problem.launch import Launch
 from warpattn.problem.operands import Operands, fitted
-from warpattn.runtime.execute import layout_of
+from warpattn.runtime.bound_launches import layout_of
 from warpattn.runtime.kernel_parameters import parameters
 from warpattn.runtime.simulate import Options, run_launch
 from warpattn.runtime.simulate import _kernel as compiled
@@ -243,7 +243,7 @@ def test_parts_have_tensor_maps_of_fp32():
     step = case.list_launches(case.inputs())[0][0]
     (parameter,) = (p for p in parameters(step.source().signature) if p.name == "o_desc")
     o = step.args["o_desc"]
-    layout = layout_of(tuple(o.shape), o.stride(), parameter)
+    layout = layout_of(tuple(o.shape), o.stride(), parameter, step.l2_promotion)
     assert (layout.dtype, layout.swizzle, layout.box) == ("fp32", 128, (1, 64, 2, 32))
     assert layout.strides == tuple(4 * stride for stride in o.stride()[:3])
 

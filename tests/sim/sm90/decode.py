@@ -74,7 +74,7 @@ def run(
     ready = validate(call, read_values=False)
     out = torch.full((*q.shape[:3], v.shape[-1]), float("nan"), dtype=case.dtype)
     lse = torch.full(ready.lse_shape, float("nan"))
-    choice = choose(ready.problem, ARCHS["sm90"], terms=PlanOptions(case.invariant, case.settled))
+    choice = choose(ready.problem, ARCHS["sm90"], options=PlanOptions(case.invariant, case.settled))
     choice = replace(choice, config=replace(choice.config, **dict(case.config)), grid=(programs,))
     step, *after = list_launches(ready, Operands(q, k, v, out, lse, sinks), sequence, choice)
     for partial in step.args["workspace"][:2]:
@@ -174,4 +174,4 @@ def of_shape(batch: int, keys: int, terms: PlanOptions = DEFAULT_OPTIONS, dim: i
     q = torch.empty(batch, 1, 32, dim, dtype=torch.bfloat16)
     k = torch.empty(batch, 1, 8, dim, dtype=torch.bfloat16).expand(-1, keys, -1, -1)
     ready = validate(Call(q, k, k, Dense(), backend="reference"), read_values=False)
-    return choose(ready.problem, ARCHS["sm90"], terms=terms).config
+    return choose(ready.problem, ARCHS["sm90"], options=terms).config

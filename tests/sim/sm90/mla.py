@@ -93,7 +93,7 @@ def run(case: Latent, programs: int = 2, kernel: Any = None, first: Inputs | Non
     ready = validate(x.call(case), read_values=False)
     out = torch.full((*x.q.shape[:3], DIM_V), float("nan"), dtype=case.dtype)
     lse = torch.full(ready.lse_shape, float("nan"))
-    choice = choose(ready.problem, ARCHS["sm90"], terms=PlanOptions(batch_invariant=case.invariant))
+    choice = choose(ready.problem, ARCHS["sm90"], options=PlanOptions(batch_invariant=case.invariant))
     choice = replace(choice, config=replace(choice.config, **dict(case.config)))
     step, after = list_launches(ready, Operands(x.q, x.k, x.v, out, lse, x.sinks), x.sequence, choice)
     for partial in step.args["workspace"][:2]:

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from warpattn.kernels.sm90.prefill import signature
 from warpattn.kernels.sm90.prefill.config import SM90Config, choose_config
+from warpattn.kernels.sm90.prefill.launch import Shape
 from warpattn.language.nodes import Program
 from warpattn.masks import Full, Mask
 from warpattn.reference import reference
-from warpattn.runtime.prefill_launcher import Shape
 from warpattn.scores import Score
 from warpattn.sim import Report, simulate
 from warpattn.sim.compile import to_ttgir

@@ -146,7 +146,7 @@ def test_only_heads_that_differ_have_a_price():
         q, (k, v), sequence, _ = tensors(case)
         k, v = (sequence.k_pages, sequence.v_pages) if case.page else (k, v)
         ready = validate(Call(q, k, v, sequence, backend="reference"), read_values=False)
-        return choose(ready.problem, ARCHS["sm90"], terms=PlanOptions(batch_invariant=case.invariant)).config.price
+        return choose(ready.problem, ARCHS["sm90"], options=PlanOptions(batch_invariant=case.invariant)).config.price
 
     assert price(Decode((600, 600), page=64)) > 0
     assert price(Decode((600, 600))) == 0

@@ -154,7 +154,7 @@ def test_rings_of_a_settled_cache(group, tokens, dim, page, chosen):
     k = torch.zeros(1, dtype=torch.bfloat16).expand(keys)
     sequence = PagedKV(k, k, table, lengths) if page else Dense()
     problem = validate(Call(q, k, k, sequence, Causal(), backend="reference"), read_values=False).problem
-    config = choose(problem, ARCHS["sm90"], terms=PlanOptions(cache_settled=True)).config
+    config = choose(problem, ARCHS["sm90"], options=PlanOptions(cache_settled=True)).config
     assert (config.block_n, config.stages, config.under_way, config.hands_over > 1 << 20) == chosen
 
 

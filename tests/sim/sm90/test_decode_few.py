@@ -24,7 +24,7 @@ def chosen(case: Decode) -> DecodeConfig:
     q, (k, v), sequence, _ = tensors(case)
     k, v = (sequence.k_pages, sequence.v_pages) if case.page else (k, v)
     ready = validate(Call(q, k, v, sequence, backend="reference"), read_values=False)
-    return choose(ready.problem, ARCHS["sm90"], terms=PlanOptions(batch_invariant=case.invariant)).config
+    return choose(ready.problem, ARCHS["sm90"], options=PlanOptions(batch_invariant=case.invariant)).config
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from warpattn.problem import rules
-from warpattn.runtime import call_cache, cuda, dense_launch, execute, kernel_cache, route
+from warpattn.runtime import bound_launches, call_cache, cuda, execute, kernel_cache
 from warpattn.runtime.kernel_cache import Artifact
-from warpattn.runtime.tile_counters import Counters
+from warpattn.runtime.kernel_parameters import parameters
+from warpattn.runtime.tile_counters import TileCounters
 
 B, S, H, D = 2, 20, 4, 64
 FIRST_EXTRA = 36  # parameters before lse: four maps with four sizes and four strides each
@@ -43,7 +44,8 @@ class Card:
     bound: int = 0
     lock: Any = field(default_factory=threading.Lock)
 
-    def launch_call(self, function: int, grid: tuple[int, int, int], threads: int, shared: int, table: Any) -> Any:
+    def launch_call(self, function: int, grid: tuple[int, int, int], *size: Any, ahead: bool) -> Any:
+        (_, _, table) = size
         return lambda stream: self.launch(stream, grid, table)
 
     def launch(self, stream: int, grid: tuple[int, int, int], table: Any) -> int:
@@ -76,6 +78,7 @@ class Card:
     def encode(self, layout: Any, target: int, address: int) -> None:
         self.encoded += 1
         self.sizes[target] = 2 * math.prod(layout.shape)
+        ctypes.c_uint64.from_address(target).value = address
 
     def bind(self, device: int) -> None:
         self.bound += 1
@@ -85,11 +88,12 @@ class Card:
 def make_card(monkeypatch: pytest.MonkeyPatch) -> Card:
     """A card in the place of the driver, with nothing planned or loaded yet."""
     card = Card()
-    counters = Counters(torch.device("cpu"))
+    counters = TileCounters(torch.device("cpu"))
 
     def find(key, build):  # type: ignore[no-untyped-def]
         card.keys.append(key)
-        return Artifact(b"cubin", "entry", 1000, 384)
+        (launch,) = build.args
+        return Artifact(b"cubin", "entry", 1000, 384, parameters(launch.source().signature))
 
     def validate(call, read_values=True):  # type: ignore[no-untyped-def]
         card.examined += 1
@@ -105,13 +109,12 @@ def make_card(monkeypatch: pytest.MonkeyPatch) -> Card:
         (cuda, "is_capturing", lambda: card.capturing),
         (cuda.TensorMapLayout, "encode", lambda *arguments: card.encode(*arguments)),
         (kernel_cache, "find", find),
-        (dense_launch, "counters", lambda device: counters),
-        (dense_launch, "processors", lambda device: 100),
-        (dense_launch, "_prepared", {}),
-        (execute, "_loaded", {}),
+        (bound_launches, "tile_counters", lambda device: counters),
+        (bound_launches, "processors", lambda device: 100),
+        (bound_launches, "_loaded", {}),
         (call_cache, "_known", {}),
         (rules, "_choose_backend", lambda rules, call: "sm90"),
-        (route, "validate", validate),
+        (execute, "validate", validate),
     ):
         monkeypatch.setattr(owner, name, value)
     return card

@@ -16,7 +16,7 @@ import warpattn as wa
 from tests.unit.runtime.test_dispatch import Driver, driver, half  # noqa: F401  a fixture
 from warpattn.problem.arch import ARCHS
 from warpattn.problem.backends import Chip
-from warpattn.runtime import cuda, execute, hip
+from warpattn.runtime import bound_launches, cuda, hip
 from warpattn.serving import append
 
 LENGTHS = torch.tensor([3, 5], dtype=torch.int32)
@@ -58,7 +58,7 @@ def test_a_card_gets_the_kernel_of_its_architecture(arch, driver, monkeypatch): 
     monkeypatch.setattr(append, "chip_of", lambda device: Chip(arch, arch))
     monkeypatch.setattr(hip, "launch", lambda step, device: on_amd.append(step.name))
     append._launch(tensors(), False)
-    loaded = [key[1] for key in execute._loaded if isinstance(key, tuple)]
+    loaded = [key[1] for key in bound_launches._loaded if isinstance(key, tuple)]
     assert on_amd + loaded == [f"{arch}.append"] and len(on_amd) + len(driver.launches) == 1
     assert len(append._known) == len(driver.launches), "what HIP launches is not kept"
 

@@ -18,7 +18,7 @@ from warpattn.kernels.sm100.select import launches_of_choice
 from warpattn.problem import Call, validate
 from warpattn.problem.launch import Launch
 from warpattn.problem.operands import Operands
-from warpattn.runtime import execute
+from warpattn.runtime.bound_launches import launch_all
 from warpattn.sequences import Dense
 
 
@@ -40,7 +40,7 @@ def test_the_grid_of_a_pair_counts_clusters() -> None:
 
 def test_a_pair_reaches_the_driver(driver: Driver) -> None:  # noqa: F811
     step = pair_launch(1100, 3)
-    execute.load(step, -1).bind(step).launch(5)
+    launch_all((step,), -1)
     (launched,) = driver.launches
     assert launched[1:4] == (6, 3, 2), "CTAs"
     boxes = [layout.box for layout in driver.maps]

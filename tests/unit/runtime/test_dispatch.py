@@ -16,9 +16,10 @@ pytest.importorskip("triton")
 import warpattn as wa
 from warpattn.problem import Call, CheckedCall, backends, validate
 from warpattn.problem.operands import Operands
-from warpattn.runtime import cuda, execute, kernel_cache, kernel_parameters
-from warpattn.runtime.bound_launches import BoundLaunches
+from warpattn.runtime import bound_launches, compiler, cuda, kernel_cache, kernel_parameters
+from warpattn.runtime.bound_launches import BoundLaunches, launch_all
 from warpattn.runtime.plan import list_launches
+from warpattn.runtime.tile_counters import TileCounters
 from warpattn.sequences import Dense, Sequence
 from warpattn.serving import plans
 
@@ -62,8 +63,11 @@ def driver(monkeypatch):
         (cuda, "current_stream", lambda device: 5),
         (cuda, "current_device", lambda: -1),
         (cuda.TensorMapLayout, "encode", lambda layout, target, address: found.maps.append(layout)),
-        (execute, "compiled", compiled),
-        (execute, "_loaded", {}),
+        (compiler, "compiled", compiled),
+        (bound_launches, "_loaded", {}),
+        (bound_launches, "tile_counters", lambda device: TileCounters(torch.device("cpu"))),
+        (bound_launches, "processors", lambda device: 132),
+        (cuda, "is_capturing", lambda: False),
         (kernel_cache, "find", lambda key, build: build()),
     ):
         monkeypatch.setattr(owner, name, value)
@@ -101,7 +105,7 @@ CASES = [("dense", 1), ("dense", 300), ("ragged", 0), ("paged", 1), ("paged", 40
 def test_every_kernel_reaches_the_driver(arch, kind, queries, driver):
     ready, x, sequence = prepared(arch, call(kind, queries))
     wanted = list_launches(ready, x, sequence)
-    execute.run(ready, x, sequence)
+    launch_all(wanted, -1)
     assert [launch[1:4] for launch in driver.launches] == [(*step.grid, 1, 1)[:3] for step in wanted]
     assert driver.ahead == [i for i, step in enumerate(wanted) if step.ahead]
     assert [step.ahead for step in wanted] == [arch == "sm90" and queries == 1] * len(wanted), "decode"
@@ -119,7 +123,7 @@ def test_every_kernel_reaches_the_driver(arch, kind, queries, driver):
 def test_kept_launches_only_write_addresses(kind, queries, driver):
     ready, x, sequence = prepared("sm90", call(kind, queries))
     launches = list_launches(ready, x, sequence)
-    repeat = BoundLaunches.of(launches, ready, x, sequence)
+    repeat = BoundLaunches.of_call(launches, ready, x, sequence)
     encoded = len(driver.maps)
     at = tuple(range(16, 16 * 20, 16))[: 6 + len(sequence.indices())]
     values = list(range(100, 100 + sum(1 + 2 * t.ndim for t in ready.mask.tensors)))
@@ -133,8 +137,8 @@ def test_kept_launches_only_write_addresses(kind, queries, driver):
 def test_tensors_that_cannot_be_told_apart_are_not_kept(driver):
     asked = call("dense", 1)
     ready, x, sequence = prepared("sm90", replace(asked, v=asked.k))
-    with pytest.raises(LookupError, match="stands for two"):
-        BoundLaunches.of(list_launches(ready, x, sequence), ready, x, sequence)
+    with pytest.raises(LookupError, match="given for two"):
+        BoundLaunches.of_call(list_launches(ready, x, sequence), ready, x, sequence)
 
 
 def test_a_plan_for_serving_launches_what_a_call_would(driver, monkeypatch):
@@ -224,8 +228,8 @@ def test_a_failed_launch_is_an_error(driver, monkeypatch):
     ready, x, sequence = prepared("sm90", call("paged", 1))
     monkeypatch.setattr(cuda, "launch_call", lambda *_, ahead: lambda stream: 9)
     monkeypatch.setattr(cuda, "driver", lambda: SimpleNamespace(cuGetErrorString=lambda code, text: None))
-    with pytest.raises(RuntimeError, match="kernel launch failed with CUDA error 9"):
-        execute.run(ready, x, sequence)
+    with pytest.raises(RuntimeError, match="launch of sm90.decode failed with CUDA error 9"):
+        launch_all(list_launches(ready, x, sequence), -1)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import warpattn as wa
 from tests.unit.runtime.card import B, D, H, S, make_card, misaligned, normal, written  # noqa: F401 (a fixture)
 from warpattn.problem import operands
 from warpattn.runtime import cuda
-from warpattn.runtime.tile_counters import SLAB, Counters
+from warpattn.runtime.tile_counters import SLAB, TileCounters
 
 pytestmark = pytest.mark.usefixtures("card")
 
@@ -131,7 +131,7 @@ def test_captured_launches_share_no_counter(card):
 
 
 def test_a_counter_of_the_graph_itself():
-    counters = Counters(torch.device("cpu"))
+    counters = TileCounters(torch.device("cpu"))
     address, kept = counters.of_capture()
     assert kept is not None and kept.data_ptr() == address and kept.dtype == torch.int32 and int(kept) == 0
     counters.of_stream(0)
@@ -140,7 +140,7 @@ def test_a_counter_of_the_graph_itself():
 
 
 def test_eager_launches_leave_counters_for_captures():
-    counters = Counters(torch.device("cpu"))
+    counters = TileCounters(torch.device("cpu"))
     addresses = [counters.of_stream(stream) for stream in range(3 * SLAB)]
     assert len(set(addresses)) == len(addresses) and len(counters._free) > SLAB // 4
     assert all(bool((slab == 0).all()) for slab in counters._slabs)
@@ -162,7 +162,7 @@ def test_driver_errors_are_raised(card, monkeypatch):
     monkeypatch.setattr(cuda, "check", check)
     q = normal()
     card.errors = [700]
-    with pytest.raises(RuntimeError, match="prefill kernel failed with 700"):
+    with pytest.raises(RuntimeError, match="launch of sm90.prefill failed with 700"):
         wa.attention(q, q, q)
 
 

@@ -9,7 +9,7 @@ import torch
 
 import warpattn as wa
 from tests.unit.runtime.card import B, D, H, S, make_card, misaligned, normal, written  # noqa: F401 (a fixture)
-from warpattn.runtime import call_cache, dense_launch
+from warpattn.runtime import call_cache
 
 pytestmark = pytest.mark.usefixtures("card")
 
@@ -150,7 +150,6 @@ def test_additive_masks_work_without_the_short_way(card):
 
 def test_memories_are_bounded(card, monkeypatch):
     monkeypatch.setattr(call_cache, "AT_MOST", 8)
-    monkeypatch.setattr(dense_launch, "PREPARED_AT_MOST", 8)
     for length in range(1, 40):
         wa.attention(normal(1, length, 1, 8), normal(1, 3, 1, 8), normal(1, 3, 1, 8))
-        assert len(call_cache._known) <= 8 and len(dense_launch._prepared) <= 8
+        assert len(call_cache._known) <= 8

@@ -34,7 +34,7 @@ def prefill(checked: CheckedCall, x: Operands, choice: Choice) -> Launch:
     problem = checked.problem
     args = {
         "q_desc": x.q, "k_desc": x.k, "v_desc": x.v, "o_desc": x.out, "lse_ptr": x.lse, "sinks_ptr": x.sinks,
-        "counter_ptr": torch.zeros(1, dtype=torch.int32, device=x.q.device), "scale": checked.scale,
+        "counter_ptr": torch.zeros(1, dtype=torch.int32), "scale": checked.scale,
         "shape": shape_of(problem, choice).values(), **modifier_args(checked),
     }  # fmt: skip
     return replace(prefill_code(problem, choice, *programs(checked)), args=args)
@@ -49,7 +49,10 @@ def prefill_code(problem: Problem, choice: Choice, mask: Program, score: Program
         return prefill_source(choice.config, mask, score, problem.has_sinks, problem.has_lse)
 
     key = (choice.config, mask.key, None if score is None else score.key, problem.has_sinks, problem.has_lse)
-    return Launch("sm90.prefill", "sm90", key, source, compile_options(), choice.grid, {}, persistent=True)
+    return Launch(
+        "sm90.prefill", "sm90", key, source, compile_options(), choice.grid, {},
+        persistent=True, tile_counter="counter_ptr", l2_promotion=256,
+    )  # fmt: skip
 
 
 def shape_of(problem: Problem, choice: Choice) -> Shape:
