@@ -228,7 +228,7 @@ def test_a_failed_launch_is_an_error(driver, monkeypatch):
     ready, x, sequence = prepared("sm90", call("paged", 1))
     monkeypatch.setattr(cuda, "launch_call", lambda *_, ahead: lambda stream: 9)
     monkeypatch.setattr(cuda, "driver", lambda: SimpleNamespace(cuGetErrorString=lambda code, text: None))
-    with pytest.raises(RuntimeError, match="launch of sm90.decode failed with CUDA error 9"):
+    with pytest.raises(RuntimeError, match=r"launch of sm90\.decode failed with CUDA error 9"):
         launch_all(list_launches(ready, x, sequence), -1)
 
 

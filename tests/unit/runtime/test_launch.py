@@ -162,7 +162,7 @@ def test_driver_errors_are_raised(card, monkeypatch):
     monkeypatch.setattr(cuda, "check", check)
     q = normal()
     card.errors = [700]
-    with pytest.raises(RuntimeError, match="launch of sm90.prefill failed with 700"):
+    with pytest.raises(RuntimeError, match=r"launch of sm90\.prefill failed with 700"):
         wa.attention(q, q, q)
 
 
