@@ -1,0 +1,60 @@
+"""Which files, folders and modules a text names, and which of them do not exist.
+
+    `warpattn/problem/rules.py`  `pieces/span.py`  `kernels/nvidia`  `prefill/{load,attend}.py`  `<arch>/layouts.py`
+    `warpattn.sim`  `warpattn.machine_code.gcn`  `warpattn.sim.knock_out`
+
+A path may leave out what comes before it, as long as it is the end of some file's or folder's path.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatch
+from itertools import product
+from pathlib import Path, PurePosixPath
+
+_FILE = re.compile(r"(?<![\w/.:<>-])(?:\.\./)*([\w./{},*<>-]*[\w}*]\.py)\b(?!\.)")
+_QUOTED = re.compile(r"`([\w.{},*<>-]+/[\w./{},*<>-]*)`")
+_ANY = re.compile(r"<\w+>")
+_MODULE = re.compile(r"(?<![\w/@.])warpattn((?:\.[A-Za-z_]\w*)+)")
+_BRACES = re.compile(r"\{([^{}]*)\}")
+
+
+def missing(text: str, files: Iterable[str], root: Path) -> Iterator[str]:
+    """One sentence for every name in `text` that fits none of `files`, the paths of the repository below `root`."""
+    known = set(files)
+    folders = {str(parent) for name in known for parent in PurePosixPath(name).parents} - {"."}
+    first = {PurePosixPath(folder).name for folder in folders}
+    for found in dict.fromkeys(_FILE.findall(text)):
+        yield from (f"{name} is no file" for name in spelled_out(found) if not _ends(name, known))
+    for found in dict.fromkeys(_QUOTED.findall(text)):
+        if found.partition("/")[0] in first and not found.endswith(".py"):
+            every = known | folders
+            yield from (f"{name} is no path" for name in spelled_out(found.rstrip("/")) if not _ends(name, every))
+    for found in dict.fromkeys(_MODULE.findall(text)):
+        if not _defined(found.strip(".").split("."), known, root):
+            yield f"warpattn{found} is no module, and no name in one"
+
+
+def spelled_out(name: str) -> list[str]:
+    """`a/{b,c}.py` as `a/b.py` and `a/c.py`; `<arch>` as `*`."""
+    parts = _BRACES.split(_ANY.sub("*", name))
+    choices = [part.split(",") if i % 2 else [part] for i, part in enumerate(parts)]
+    return ["".join(chosen) for chosen in product(*choices)]
+
+
+def _ends(name: str, known: set[str]) -> bool:
+    """Whether a path is `name` or ends in it; `*` stands for anything."""
+    return name in known or any(fnmatch(path, f"*/{name}") or fnmatch(path, name) for path in known)
+
+
+def _defined(parts: list[str], known: set[str], root: Path) -> bool:
+    """Whether `warpattn.a.b` is a module, or a name in the text of `warpattn.a`."""
+    module, rest = "warpattn", list(parts)
+    while rest and ({f"{module}/{rest[0]}.py", f"{module}/{rest[0]}/__init__.py"} & known):
+        module = f"{module}/{rest.pop(0)}"
+    if len(rest) > 1:
+        return False
+    file = root / (f"{module}.py" if f"{module}.py" in known else f"{module}/__init__.py")
+    return not rest or re.search(rf"\b{rest[0]}\b", file.read_text()) is not None

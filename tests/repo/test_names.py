@@ -1,0 +1,70 @@
+"""The texts name files and modules that exist."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.repo.names import missing, spelled_out
+from tests.repo.test_repository import FILES, ROOT
+
+# The changelog says what has moved, and notes name options and files of their time.
+TEXTS = [name for name in FILES if name.endswith(".md") and name not in {"CHANGELOG.md", "bench/notes.md"}]
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_what_a_text_names_exists(name):
+    found = list(missing((ROOT / name).read_text(), FILES, ROOT))
+    assert not found, "\n".join(["", *found])
+
+
+FEW = ["warpattn/__init__.py", "warpattn/masks/base.py", "tests/unit/few/test_b.py"]
+FEW += ["warpattn/sim/__init__.py", "warpattn/sim/knockout.py"]
+
+
+@pytest.fixture
+def few(tmp_path) -> Path:
+    for name in FEW:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("from .knockout import knock_out\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "see masks/base.py:12",
+        "`sim/knockout.py`",
+        "[a link](../masks/base.py)",
+        "`masks/`",
+        "`tests/unit/*/test_*.py`",
+        "`warpattn/{sim/knockout,masks/base}.py`",
+        "warpattn/<folder>/base.py",
+        "warpattn.sim.knock_out(x)",
+        "`warpattn.sim`",
+        "`somewhere/else`",
+        "half a word: x.pyc",
+    ],
+)
+def test_what_exists_is_no_complaint(few, text):
+    assert not list(missing(text, FEW, few))
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("see `masks/program.py`", "masks/program.py is no file"),
+        ("(pieces/split.py)", "pieces/split.py is no file"),
+        ("launch.py", "launch.py is no file"),
+        ("`masks/{base,other}.py`", "masks/other.py is no file"),
+        ("`sim/old/`", "sim/old is no path"),
+        ("`warpattn.gcn`", "warpattn.gcn is no module"),
+        ("warpattn.sim.knock_in", "warpattn.sim.knock_in is no module, and no name in one"),
+    ],
+)
+def test_what_does_not_exist_is_said(few, text, complaint):
+    found = "\n".join(missing(text, FEW, few))
+    assert complaint in found
+
+
+def test_braces():
+    assert spelled_out("a/{b,c}/{d,e}.py") == ["a/b/d.py", "a/b/e.py", "a/c/d.py", "a/c/e.py"]
