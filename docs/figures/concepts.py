@@ -23,7 +23,7 @@ def call_picture() -> str:
     """From tensors and values to what runs."""
     stages = [
         ("q, k, v", "tensors"),
-        ("check", "every rule"),
+        ("validate", "every rule"),
         ("problem", "no tensors"),
         ("plan", "kernel, config, why"),
         ("kernel", "on a card"),
