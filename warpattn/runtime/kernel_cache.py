@@ -11,6 +11,7 @@ compiled once per process. It may be deleted at any time.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import importlib.util
 import json
@@ -27,12 +28,16 @@ from typing import Any
 
 from warpattn.errors import AttentionError
 from warpattn.runtime.kernel_parameters import Parameter
+from warpattn.runtime.triton_exit import release_triton
 
 __all__ = ["Artifact", "find", "folder", "forget", "load", "path_of", "require_triton", "store"]
 
 FORMAT = "warpattn kernel 2"
 IN_MEMORY = 512
 PACKAGE = Path(__file__).parents[1]
+
+# Early, because callbacks run last to first: one that is registered after this import still finds Triton whole.
+atexit.register(release_triton)
 
 
 @dataclass(frozen=True)
