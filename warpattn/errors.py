@@ -6,6 +6,8 @@ one by one, so a `Rules` value gathers (what, rule) pairs and `done()` raises a 
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import torch
 
 __all__ = ["AttentionError", "Rules"]
@@ -28,6 +30,7 @@ class AttentionError(ValueError):
         return "\n".join([f"{len(self.reasons)} rules are broken:", *(f"  - {reason}" for reason in self.reasons)])
 
 
+@dataclass(slots=True)
 class Rules:
     """Collects every broken rule of one call.
 
@@ -37,13 +40,16 @@ class Rules:
     >>> rules.done()
     Traceback (most recent call last):
     ...
-    warpattn.check.AttentionError: q has shape (2, 3); q must be rank 4 (batch, seq, heads, head_dim)
+    warpattn.errors.AttentionError: q has shape (2, 3); q must be rank 4 (batch, seq, heads, head_dim)
     """
 
-    __slots__ = ("broken",)
+    broken: list[str] = field(default_factory=list)
 
-    def __init__(self) -> None:
-        self.broken: list[str] = []
+    def add(self, what: str, rule: str) -> None:
+        """Note a broken rule: the argument with its value, and the rule."""
+        reason = f"{what}; {rule}"
+        if reason not in self.broken:
+            self.broken.append(reason)
 
     def require(self, ok: bool, what: str, rule: str) -> bool:
         """Note `what` (argument and value) and the `rule` it breaks unless `ok`.
@@ -51,9 +57,7 @@ class Rules:
         Returns `ok`, so that checks that depend on this one can be skipped.
         """
         if not ok:
-            reason = f"{what}; {rule}"
-            if reason not in self.broken:
-                self.broken.append(reason)
+            self.add(what, rule)
         return bool(ok)
 
     def flag(self, name: str, value: object) -> bool:

@@ -85,16 +85,16 @@ class Dense(Sequence):
 
     def check(self, rules: Rules, q: Tensor, k: Tensor, v: Tensor) -> bool:
         axes = ("batch", "seq", "heads", "head_dim")
-        ranks = [rules.tensor(name, x, *axes) for name, x in self.operands(q, k, v).items()]
+        ranks = [_check_rank(rules, name, x, axes) for name, x in self.operands(q, k, v).items()]
         if not all(ranks):
             return False
-        rules.require(q.shape[0] > 0, f"q has shape {tuple(q.shape)}", "the batch must hold at least one sequence")
+        if q.shape[0] == 0:
+            rules.add(f"q has shape {tuple(q.shape)}", "the batch must hold at least one sequence")
         for name, x in (("k", k), ("v", v)):
-            same = x.shape[0] == q.shape[0]
-            rules.require(same, f"{name} has batch {x.shape[0]}", f"{name} must have the batch of q, {q.shape[0]}")
-        rules.require(
-            k.shape[1] == v.shape[1], f"v has {v.shape[1]} keys", f"v must have as many keys as k, {k.shape[1]}"
-        )
+            if x.shape[0] != q.shape[0]:
+                rules.add(f"{name} has batch {x.shape[0]}", f"{name} must have the batch of q, {q.shape[0]}")
+        if k.shape[1] != v.shape[1]:
+            rules.add(f"v has {v.shape[1]} keys", f"v must have as many keys as k, {k.shape[1]}")
         _check_heads(rules, q, k, v, "k", "v")
         return True
 
@@ -243,14 +243,22 @@ class PagedKV(Sequence):
 def _check_heads(rules: Rules, q: Tensor, k: Tensor, v: Tensor, k_name: str, v_name: str) -> None:
     """Rules of heads and head dimensions, which are the last two axes in every kind."""
     heads_q, heads_k, heads_v = q.shape[-2], k.shape[-2], v.shape[-2]
-    rules.require(heads_v == heads_k, f"{v_name} has {heads_v} heads", f"{v_name} must have the heads of k, {heads_k}")
-    what = f"q has {heads_q} heads and {k_name} has {heads_k}"
-    rule = "there must be at least one head each, and the query heads must be a multiple of the key heads"
-    rules.require(heads_q > 0 and heads_k > 0 and heads_q % max(heads_k, 1) == 0, what, rule)
-    same = k.shape[-1] == q.shape[-1]
-    rules.require(same, f"{k_name} has head_dim {k.shape[-1]}", f"it must have the head_dim of q, {q.shape[-1]}")
+    if heads_v != heads_k:
+        rules.add(f"{v_name} has {heads_v} heads", f"{v_name} must have the heads of k, {heads_k}")
+    if heads_q == 0 or heads_k == 0 or heads_q % heads_k:
+        rule = "there must be at least one head each, and the query heads must be a multiple of the key heads"
+        rules.add(f"q has {heads_q} heads and {k_name} has {heads_k}", rule)
+    if k.shape[-1] != q.shape[-1]:
+        rules.add(f"{k_name} has head_dim {k.shape[-1]}", f"it must have the head_dim of q, {q.shape[-1]}")
     for name, x in (("q", q), (v_name, v)):
-        rules.require(x.shape[-1] > 0, f"{name} has head_dim 0", "a head must have at least one element")
+        if x.shape[-1] == 0:
+            rules.add(f"{name} has head_dim 0", "a head must have at least one element")
+
+
+def _check_rank(rules: Rules, name: str, x: object, axes: tuple[str, ...]) -> bool:
+    """Whether x is a strided tensor with one dimension for each axis; only one that is not costs a sentence."""
+    fine = isinstance(x, Tensor) and x.ndim == len(axes) and x.layout == torch.strided
+    return fine or rules.tensor(name, x, *axes)
 
 
 def _check_index(rules: Rules, name: str, value: Tensor, *axes: str) -> bool:

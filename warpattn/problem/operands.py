@@ -106,6 +106,7 @@ def run_strides(x: Tensor) -> tuple[int, ...]:
 def programs(checked: CheckedCall) -> tuple[Program, Program | None]:
     """The mask's and the score's programs as the kernels take them."""
     mask = Program((checked.mask.keep, *checked.mask.span), checked.mask.tensors)
+    mask.__dict__["key"] = checked.mask.key  # known from the trace: the nodes are not numbered again
     if checked.score is not None:
         return mask, Program((checked.score.out,), checked.score.tensors)
     return mask, None if checked.scale >= LEAST_SCALE else IDENTITY

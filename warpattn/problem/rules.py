@@ -33,7 +33,7 @@ from warpattn.sequences import Sizes
 __all__ = ["parts", "validate"]
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-FULL = Full()
+FULL_PROGRAM = Full().program()  # without a mask
 
 
 def validate(call: Call, read_values: bool = True) -> CheckedCall:
@@ -66,7 +66,8 @@ def validate(call: Call, read_values: bool = True) -> CheckedCall:
     on_host = backend is not None and (backend == "reference" or backend.startswith("simulate:"))
     if read_values and not rules.broken and sizes is not None and on_host:
         _check_values(rules, call, sizes)
-    rules.done()
+    if rules.broken:
+        rules.done()
     assert sizes is not None and backend is not None and mask is not None  # else a rule was broken
     problem, lse_shape = _problem(call, sizes, mask, score), call.sequence.lse_shape(sizes)
     return CheckedCall(backend, problem, mask, score, _scale(call), lse_shape)
@@ -90,24 +91,29 @@ def _listed(value: object) -> tuple[object, ...]:
 def _choose_backend(rules: Rules, call: Call) -> str | None:
     """The backend to run; None when the name is unknown or no kernel fits the device."""
     name, device = call.backend, getattr(call.q, "device", None)
-    listed = ", ".join(f'"{x}"' for x in BACKENDS)
-    if not rules.require(name in BACKENDS, f"backend is {name!r}", f"backend must be one of {listed}"):
+    if name not in BACKENDS:
+        listed = ", ".join(f'"{x}"' for x in BACKENDS)
+        rules.add(f"backend is {name!r}", f"backend must be one of {listed}")
         return None
     if name == "reference" or device is None:
         return "reference"
     if name.startswith("simulate:"):
-        rules.require(device.type == "cpu", f"q is on {device}", f'backend="{name}" runs kernels on CPU tensors')
+        if device.type != "cpu":
+            rules.add(f"q is on {device}", f'backend="{name}" runs kernels on CPU tensors')
         return name
     if name == "auto" and device.type == "cpu":
         return "reference"
     chip = chip_of(device)
-    place = f"{device}, {chip.words}" if chip.words else str(device)
+    if chip.arch is not None and name in ("auto", chip.arch):
+        return chip.arch
+    what = f"q is on {device}, {chip.words}" if chip.words else f"q is on {device}"
     if name != "auto":
-        rules.require(chip.arch == name, f"q is on {place}", f'backend="{name}" needs {NEEDS[name]}')
+        rules.add(what, f'backend="{name}" needs {NEEDS[name]}')
         return name
     every = ", ".join(f'{needs} ("{arch}")' for arch, needs in NEEDS.items())
     rule = f'backend="auto" supports {every} and the CPU ("reference"); elsewhere {USE_REFERENCE}'
-    return chip.arch if rules.require(chip.arch is not None, f"q is on {place}", rule) else None
+    rules.add(what, rule)
+    return None
 
 
 def _check_options(rules: Rules, call: Call) -> None:
@@ -116,21 +122,23 @@ def _check_options(rules: Rules, call: Call) -> None:
         ("mask", call.mask, Mask, "Materialized(tensor) or CustomMask(function)"),
         ("score", call.score, Score, "Bias(tensor) or CustomScore(function)"),
     ):
-        given = f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
-        rule = f"{name} must be None or a warpattn {kind.__name__} (an instance); wrap others in {wrap}"
-        rules.require(value is None or isinstance(value, kind), f"{name} is {given}", rule)
+        if value is not None and not isinstance(value, kind):
+            given = f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+            rule = f"{name} must be None or a warpattn {kind.__name__} (an instance); wrap others in {wrap}"
+            rules.add(f"{name} is {given}", rule)
     number = isinstance(call.scale, Real) and not isinstance(call.scale, bool)
-    ok = call.scale is None or (number and math.isfinite(call.scale))
-    rules.require(ok, f"scale is {call.scale!r}", "scale must be None (1/sqrt(head_dim)) or a finite number")
-    rules.flag("return_lse", call.return_lse)
+    if call.scale is not None and not (number and math.isfinite(call.scale)):
+        rules.add(f"scale is {call.scale!r}", "scale must be None (1/sqrt(head_dim)) or a finite number")
+    if not isinstance(call.return_lse, bool):
+        rules.flag("return_lse", call.return_lse)
 
 
 def _traced(rules: Rules, call: Call) -> tuple[MaskProgram | None, ScoreProgram | None]:
     """The mask's and the score's programs; an additive mask becomes part of the score, after it."""
-    mask = call.mask if isinstance(call.mask, Mask) else FULL
+    mask = call.mask if isinstance(call.mask, Mask) else None
     score = call.score if isinstance(call.score, Score) else None
     try:
-        program, added = mask.program(), mask.additive()
+        program, added = (FULL_PROGRAM, None) if mask is None else (mask.program(), mask.additive())
         if added is not None:
             score = added if score is None else score | added
         return program, None if score is None else score.program()
@@ -142,12 +150,11 @@ def _traced(rules: Rules, call: Call) -> tuple[MaskProgram | None, ScoreProgram 
 def _check_types(rules: Rules, tensors: dict[str, Tensor], call: Call) -> None:
     """One supported dtype for q, k and v."""
     for name, x in tensors.items():
-        if name == "q":
+        if name == "q" and x.dtype not in DTYPES:
             listed = ", ".join(str(dtype) for dtype in DTYPES)
-            rules.require(x.dtype in DTYPES, f"q has dtype {x.dtype}", f"q must be one of {listed}")
-        elif "q" in tensors:
-            same = x.dtype == call.q.dtype
-            rules.require(same, f"{name} has dtype {x.dtype}", f"{name} must have the dtype of q, {call.q.dtype}")
+            rules.add(f"q has dtype {x.dtype}", f"q must be one of {listed}")
+        elif "q" in tensors and x.dtype != call.q.dtype:
+            rules.add(f"{name} has dtype {x.dtype}", f"{name} must have the dtype of q, {call.q.dtype}")
 
 
 def _check_devices(rules: Rules, call: Call, captured: list[Tensor]) -> None:

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from warpattn.problem import CheckedCall
 from warpattn.problem.launch import Launch, TensorMap
 from warpattn.problem.operands import MAX_INDEX, Operands
 from warpattn.runtime import compiler, cuda, hip, kernel_cache
+from warpattn.runtime.kernel_cache import Artifact
 from warpattn.runtime.kernel_parameters import Parameter, values
 from warpattn.runtime.tile_counters import TileCounters
 from warpattn.sequences import Sequence as Layout
@@ -42,7 +44,17 @@ class LoadedKernel:
     threads: int
     shared: int
     parameters: tuple[Parameter, ...]
+    kinds: tuple[str, ...]  # of what the driver is handed for them
+    first: tuple[int, ...]  # for each parameter the number of its first cell
     ctas: int = 1  # of a cluster, which the machine code asks for itself
+
+    @classmethod
+    def of(cls, made: Artifact, function: int, ctas: int) -> LoadedKernel:
+        """An artifact whose machine code is on a device as `function`."""
+        counts = [parameter.kinds for parameter in made.parameters]
+        kinds = tuple([kind for listed in counts for kind in listed])
+        first = tuple(accumulate([len(listed) for listed in counts], initial=0))[:-1]
+        return cls(function, made.threads, made.shared, made.parameters, kinds, first, ctas)
 
 
 _loaded: dict[Hashable, LoadedKernel] = {}  # never emptied: modules stay for as long as the process lives
@@ -61,7 +73,7 @@ def load(launch: Launch, device: int) -> LoadedKernel:
             if kernel is None:
                 function = cuda.load_function(made.cubin, made.entry, made.shared)
                 ctas = int(str(launch.options.get("num_ctas", 1)))
-                kernel = _loaded[key] = LoadedKernel(function, made.threads, made.shared, made.parameters, ctas)
+                kernel = _loaded[key] = LoadedKernel.of(made, function, ctas)
     return kernel
 
 
@@ -72,14 +84,10 @@ class BoundLaunch:
         self.kernel = kernel = load(launch, device)
         self.name = launch.name
         self.arguments = values(kernel.parameters, launch.args)
-        kinds = [kind for parameter in kernel.parameters for kind in parameter.kinds]
-        self._memory = cuda.Parameters([*kinds, "ptr", "ptr"])  # the last two are Triton's scratch memory, unused
-        self._first: dict[str, int] = {}  # index of a parameter's first cell
-        index = 0
+        self._memory = cuda.Parameters([*kernel.kinds, "ptr", "ptr"])  # the last two: Triton's scratch memory, unused
+        self._first = {parameter.name: i for parameter, i in zip(kernel.parameters, kernel.first, strict=True)}
         for parameter, value in zip(kernel.parameters, self.arguments, strict=True):
-            self._first[parameter.name] = index
-            self._write(index, parameter, value, launch.l2_promotion)
-            index += len(parameter.kinds)
+            self._write(self._first[parameter.name], parameter, value, launch.l2_promotion)
         x, y, z = (*launch.grid, 1, 1)[:3]
         self.tile_counter = launch.tile_counter
         if launch.tile_counter is not None:
@@ -180,7 +188,12 @@ class BoundLaunches:
     def launch(self) -> None:
         """Launch on torch's current stream of the device, which must be the current one."""
         stream = cuda.current_stream(self.device)
-        kept = self._count_tiles(stream) if self._counter_cells else None
+        kept = None
+        for cell in self._counter_cells:
+            if cuda.is_capturing():
+                cell.value, kept = self._counters.of_capture()
+            else:
+                cell.value = self._counters.by_stream.get(stream) or self._counters.of_stream(stream)
         for call in self._calls:
             code = call(stream)
             if code:
@@ -210,16 +223,6 @@ class BoundLaunches:
         for index, cell in self._cells:
             cell.value = addresses[index]
         self._addresses = addresses
-
-    def _count_tiles(self, stream: int) -> Tensor | None:
-        """Write the address of the stream's tile counter, or of a new one; what must live until that is recorded."""
-        kept, counters = None, self._counters
-        for cell in self._counter_cells:
-            if cuda.is_capturing():
-                cell.value, kept = counters.of_capture()
-            else:
-                cell.value = counters.by_stream.get(stream) or counters.of_stream(stream)
-        return kept
 
     def _launch_again(self, call: Any, stream: int, code: int) -> None:
         """A thread that never used CUDA has no context yet: give it one and launch once more; else raise."""
