@@ -24,17 +24,20 @@ export TOKENIZERS_PARALLELISM = false
 # mkdocs-material announces its successor at every build.
 export NO_MKDOCS_2_WARNING = 1
 
-# make test-full runs every kernel, mask and schedule in the simulator.
+# An idle worker takes tests from the end of the other's list: files stay together, and with them the kernels in memory.
+PYTEST := $(PY) -m pytest -n auto --dist worksteal
+
+# make test draws cases from the matrix of kernels, masks, schedules and faults; make test-full runs the rest of it.
 .PHONY: demo test test-full lint bench docs docs-check venv clean
 
 demo: $(READY)
 	$(PY) -m warpattn demo
 
 test: $(READY)
-	$(PY) -m pytest -n auto $(PYTEST_ARGS)
+	$(PYTEST) $(PYTEST_ARGS)
 
 test-full: $(READY)
-	$(PY) -m pytest -n auto -m full tests/full $(PYTEST_ARGS)
+	$(PYTEST) -m full $(PYTEST_ARGS)
 
 lint: $(READY)
 	$(PY) -m ruff check .

@@ -1,7 +1,7 @@
 """Each synchronising operation of the other shipped forms of the Blackwell kernels: needed, or redundant with a reason.
 
-`make test` does this for two query tiles at head dims 64 and 128, for one query tile whole and split, and for the pair
-of CTAs. Here are the forms that differ in where rows come from and go to: fused heads, ragged batches, pages by boxes,
+`make test` does this for two query tiles, for one query tile whose keys are split, and for the pair of CTAs. Here are
+the forms that differ in where rows come from and go to: fused heads, ragged batches, pages by boxes,
 pages by rows. The combination of parts has nothing to delete: its threads do not speak to each other.
 """
 

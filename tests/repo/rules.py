@@ -31,6 +31,11 @@ API: dict[str, set[str] | None] = {
 BANNED_NAMES = {"utils", "util", "common", "helpers", "helper", "misc", "tools"}
 # A machine's own folders; "/path/in/prose" and URLs stay possible.
 _MACHINE_PATH = re.compile(r"(?<![\w.:/~$}>-])/(?:home|root|work|tmp|mnt|Users|opt|data|scratch)/[\w.-]+")
+# A clock, or an assertion about the seconds that something says it took.
+_CLOCK = re.compile(
+    r"\b(?:perf_counter|process_time|thread_time|monotonic|time\.time)(?:_ns)?\(|\bos\.times\(|\btimeit\b|\bgetrusage\(.*_utime"
+    r"|^\s*assert\b.*\.(?:seconds|elapsed)\b"
+)
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -76,6 +81,13 @@ def machine_paths(path: str, text: str) -> Iterator[str]:
     for number, line in enumerate(text.splitlines(), 1):
         for found in _MACHINE_PATH.findall(line):
             yield f"{path}:{number} names {found}, a folder of one machine"
+
+
+def clocks(path: str, text: str) -> Iterator[str]:
+    """No test depends on how fast or how busy a machine is; `bench` measures and reports."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if _CLOCK.search(line):
+            yield f"{path}:{number} reads a clock; a test asserts no time (count what happens, or measure it in bench)"
 
 
 def python_blocks(text: str) -> list[str]:

@@ -86,6 +86,12 @@ def test_no_machine_paths():
     assert not broken, "\n".join(["", *broken])
 
 
+def test_no_test_asserts_a_time():
+    tests = [path for path in PYTHON if path.startswith("tests/") and path != "tests/repo/test_rules.py"]
+    broken = [sentence for path in tests for sentence in rules.clocks(path, (ROOT / path).read_text())]
+    assert not broken, "\n".join(["", *broken])
+
+
 def test_long_files_are_still_long():
     short = [path for path in rules.LONG_FILES if len((ROOT / path).read_text().splitlines()) <= rules.FILE_LINES]
     assert not short, f"no longer need an exception: {short}"

@@ -92,6 +92,27 @@ def test_what_is_no_machine_path(text):
     assert not _found(rules.machine_paths, "a.md", text)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "start = time.perf_counter()",
+        "assert process_time() - start < 3",
+        "begin = time.monotonic_ns()",
+        "before = os.times()",
+        "took = timeit.timeit(f)",
+        'program = "import time; print(time.time())"',
+        "    assert report.clean and report.seconds < 3",
+    ],
+)
+def test_clocks(line):
+    assert "test_a.py:2 reads a clock" in _found(rules.clocks, "test_a.py", f"x = 1\n{line}\n")
+
+
+@pytest.mark.parametrize("line", ["time = 3", "report.seconds", "wall.times(3)", "assert report.cycles == 7"])
+def test_what_is_no_clock(line):
+    assert not _found(rules.clocks, "test_a.py", line)
+
+
 def test_python_blocks():
     text = "# T\n```python\na = 1\n```\n```bash\nls\n```\n```python\nb = a\n```\n"
     assert rules.python_blocks(text) == ["a = 1\n", "b = a\n"]

@@ -1,6 +1,7 @@
 """Decode of latent attention on gfx942 and gfx950 in the simulator: right values, no findings, the public calls."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 pytest.importorskip("triton")
 
 import warpattn as wa
+from tests.drawn import drawn, each_once
 from tests.sim.cdna.calls import ARCHS, check, decode_choice, ready_of
 from tests.sim.sm90.mla import SCALE, Latent, tensors
 from tests.sim.sm90.prefill import error
@@ -32,9 +34,12 @@ CASES = {
 }
 
 
-@both
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("partitions", [1, 3])
+NAMES, PARTITIONS = list(CASES), (1, 3)
+KERNELS = list(product(NAMES, PARTITIONS, ARCHS))
+DRAWN = each_once(NAMES, PARTITIONS, ARCHS) + each_once(NAMES, PARTITIONS[::-1], ARCHS)
+
+
+@pytest.mark.parametrize(("name", "partitions", "arch"), drawn(KERNELS, DRAWN))
 def test_right_and_without_findings(arch, name, partitions):
     call = tensors(CASES[name]).call(CASES[name])
     check(call, arch, decode_choice(call, arch, partitions), schedule="lazy")

@@ -1,6 +1,7 @@
 """The CDNA kernel as prefill: lengths, head dims, masks, scores, sinks, groups, ragged and paged batches."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -8,6 +9,7 @@ pytest.importorskip("triton")
 
 import torch
 
+from tests.drawn import drawn, each_once
 from tests.sim.cdna.calls import ARCHS, Case, check, paged, ragged, ready_of
 from warpattn.errors import AttentionError
 from warpattn.kernels.cdna.launch import launches_of_choice
@@ -48,20 +50,20 @@ def test_odd_lengths(arch, length):
     check(Case(max(17, length), length, mask=Causal(), sinks=True).call(), arch)
 
 
-@both
-@pytest.mark.parametrize("dims", [(8, 8), (40, 64), (64, 40), (72, 72), (128, 64), (136, 200), (256, 256)], ids=str)
+DIMS = ((8, 8), (40, 64), (64, 40), (72, 72), (128, 64), (136, 200), (256, 256))
+
+
+@pytest.mark.parametrize(("dims", "arch"), drawn(product(DIMS, ARCHS), each_once(DIMS, ARCHS)), ids=str)
 def test_head_dims(arch, dims):
     check(Case(70, 90, dim=dims[0], dim_v=dims[1], mask=Causal()).call(), arch)
 
 
-@both
-@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize(("name", "arch"), drawn(product(MASKS, ARCHS), each_once(list(MASKS), ARCHS)))
 def test_masks(arch, name):
     check(Case(70, 90, batch=2, mask=MASKS[name], sinks=name == "padding").call(), arch)
 
 
-@both
-@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize(("name", "arch"), drawn(product(SCORES, ARCHS), each_once(list(SCORES), ARCHS)))
 def test_scores(arch, name):
     check(Case(70, 90, batch=2, mask=Causal(), score=SCORES[name]).call(), arch)
 

@@ -7,6 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from tests.drawn import drawn, each_once
 from tests.oracle import Inputs, check, poisoned
 from tests.sim.knocking import FRESH, knocked_out, reviewed
 from tests.sim.sm100.test_lengths import paged
@@ -124,10 +125,25 @@ CASES = {
     "split-nothing-visible": Case(60, 300, parts=2, mask=NOTHING),
     "split-sinks-nothing-visible": Case(60, 300, parts=2, mask=NOTHING, sinks=True),
     "split-score": Case(60, 500, parts=2, heads=3, mask=Causal(), score=SoftCap(3.0), soft_cap=True),
+    "odd-dims-materialized": Case(100, 300, dim=80, dim_v=96, mask=Materialized(VISIBLE)),
+    "narrow-values-fp16-prefix": Case(200, 200, dim=128, dim_v=64, dtype=torch.float16, mask=Prefix(50)),
+    "padding-bias": Case(
+        60,
+        200,
+        batch=2,
+        mask=Padding(torch.tensor([150, 0])),
+        score=Bias(torch.randn(1, 2, 60, 200, generator=torch.Generator().manual_seed(2))),
+    ),
 }
+# Every mask, score, head dim and number of parts occurs in one of these.
+DRAWN = (
+    "one-row", "many", "moving-reference", "shared-ring-causal", "wide-values", "unfused", "odd-dims-materialized",
+    "narrow-values-fp16-prefix", "padding-bias", "sinks-nothing-visible", "alibi", "split-4", "split-8", "split-16",
+    "split-empty-parts", "split-shared-ring", "split-sinks-nothing-visible", "split-score",
+)  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", drawn(CASES, DRAWN))
 def test_values(name):
     run(CASES[name])
 
@@ -163,8 +179,10 @@ reason = reviewed(REDUNDANT)
 
 @pytest.mark.parametrize(
     "case",
-    [Case(60, 808, heads=1, spread=8.0), Case(60, 2900, 1, 1, 64, batch=2, parts=2, spread=8.0, mask=LENGTHS)],
-    ids=["two-rings", "shared-ring-split"],
+    [
+        pytest.param(Case(60, 808, heads=1, spread=8.0), id="two-rings", marks=pytest.mark.full),
+        pytest.param(Case(60, 2900, 1, 1, 64, batch=2, parts=2, spread=8.0, mask=LENGTHS), id="shared-ring-split"),
+    ],
 )
 def test_every_synchronisation_is_needed(case):
     inputs = case.inputs()
@@ -179,16 +197,18 @@ def test_every_synchronisation_is_needed(case):
     assert sum(found.noticed for found in barriers) > 0.8 * len(barriers)
 
 
-@pytest.mark.parametrize("parts", [0, 1, 4])
+PAGES = [
+    ((600, 0, 129), 16, 128),
+    ((700, 65, 1), 64, 64),
+    ((900,), 256, 128),
+    ((300, 0, 129), 1, 128),
+    ((500, 65, 2), 20, 64),
+]
+PAGED = [(*pages, parts) for pages in PAGES for parts in (0, 1, 4)]
+
+
 @pytest.mark.parametrize(
-    ("lengths", "page", "dim"),
-    [
-        ([600, 0, 129], 16, 128),
-        ([700, 65, 1], 64, 64),
-        ([900], 256, 128),
-        ([300, 0, 129], 1, 128),
-        ([500, 65, 2], 20, 64),
-    ],
+    ("lengths", "page", "dim", "parts"), drawn(PAGED, [(*pages, parts) for pages, parts in each_once(PAGES, (4, 1, 0))])
 )
 def test_paged_keys(lengths, page, dim, parts):
     """Pages that nobody has and the tails of last pages hold NaN; table entries past a length point outside. 0 parts:
@@ -214,7 +234,7 @@ def test_paged_keys(lengths, page, dim, parts):
     torch.testing.assert_close(lse, expected[1], atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize(("dim", "parts"), [(128, 1), (64, 1), (128, 4)])
+@pytest.mark.parametrize(("dim", "parts"), drawn([(128, 1), (64, 1), (128, 4)], [(128, 4)]))
 def test_machine_code(dim, parts):
     """Loads and products as the config makes them; three quarters of the exponentials on the unit; and no spills but of
     the thread's number and seq_k - seq_q, which ptxas makes once for all roles and reads again outside of the loops."""

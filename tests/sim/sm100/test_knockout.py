@@ -5,6 +5,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from tests.drawn import drawn
 from tests.sim.knocking import knocked_out, reviewed
 from tests.sim.sm100.prefill import Case, simulated
 from warpattn.masks import Causal
@@ -27,7 +28,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", drawn(CASES, ["shared-ring"]))
 def test_the_prefill_kernel_needs_its_synchronisation(name):
     case = CASES[name]
 

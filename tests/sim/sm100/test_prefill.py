@@ -5,6 +5,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from tests.drawn import drawn
 from tests.sim.sm100.prefill import Case, simulated
 from warpattn.masks import Causal, CustomMask, Document, Materialized, Padding, Prefix, SlidingWindow
 from warpattn.scores import ALiBi, Bias, SoftCap
@@ -44,11 +45,22 @@ CASES = {
     "group-8-bias": Case(70, 70, heads=8, heads_kv=1, score=Bias(torch.randn(8, 70, 70))),
     "group-4-custom": Case(70, 200, heads=4, heads_kv=1, mask=CustomMask(lambda b, h, q, k: (q + k + h) % 3 != 0)),
     "group-6": Case(140, 140, heads=6, heads_kv=1, mask=Causal()),
+    "odd-dims-document": Case(200, 256, dim=80, dim_v=96, mask=Document(torch.arange(256)[None] // 100)),
+    "wide-values-prefix": Case(200, 200, dim=64, dim_v=128, mask=Prefix(50)),
+    "narrow-values-soft-cap": Case(200, 200, dim=128, dim_v=64, score=SoftCap(3.0)),
+    "fp16-window": Case(260, 260, dim=128, dtype=torch.float16, mask=SlidingWindow(70, 10)),
+    "group-2-materialized": Case(200, 200, heads=4, heads_kv=2, dim=128, mask=Materialized(VISIBLE)),
 }
+# Every mask, score and head dim occurs in one of these.
+DRAWN = (
+    "full", "causal-128", "causal-top-left", "moving-reference", "moving-reference-64", "padding",
+    "sinks-nothing-visible", "alibi", "group-6", "group-8-bias", "group-4-custom", "odd-dims-document",
+    "wide-values-prefix", "narrow-values-soft-cap", "fp16-window", "group-2-materialized",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", drawn(CASES, DRAWN))
 def test_right_and_without_findings(name, schedule, seed):
     case = CASES[name]
     report, out_error, lse_error = simulated(case, schedule=schedule, seed=seed)

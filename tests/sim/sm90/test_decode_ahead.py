@@ -2,12 +2,14 @@
 believe, what they ask for, and when they let the next one come."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
+from tests.drawn import drawn
 from tests.sim.sm90.decode import Decode, check, of_shape, run, tensors
 from warpattn.kernels.sm90.decode.launch import choose
 from warpattn.masks import Causal, Padding, SlidingWindow
@@ -20,12 +22,16 @@ from warpattn.sim.machine.registry import TABLE, TASKED
 from warpattn.sim.ops import asm
 from warpattn.sim.simulate import linked
 
+# rows, page, tokens, settled
+KERNELS = list(product((1, 9), (0, 3, 16, 64), (1, 3), (False, True)))
+DRAWN = [
+    (1, 0, 1, False), (9, 0, 3, True), (9, 3, 1, False), (1, 3, 3, True),
+    (1, 16, 3, False), (9, 16, 1, True), (9, 64, 3, False), (1, 64, 1, True),
+]  # fmt: skip
 
-@pytest.mark.parametrize("settled", [False, True])
+
 @pytest.mark.parametrize("schedule", ["lazy", "random"])
-@pytest.mark.parametrize("tokens", [1, 3])
-@pytest.mark.parametrize("page", [0, 3, 16, 64])
-@pytest.mark.parametrize("rows", [1, 9])
+@pytest.mark.parametrize(("rows", "page", "tokens", "settled"), drawn(KERNELS, DRAWN))
 def test_what_the_preceding_launch_may_write(rows, page, tokens, schedule, settled):
     """Everything: lengths and table as they are before it has ended only say what to ask for in L2. With a settled
     cache queries, results, and new tokens, which are not touched before; see `in_front`."""
@@ -158,8 +164,10 @@ def test_rings_of_a_settled_cache(group, tokens, dim, page, chosen):
     assert (config.block_n, config.stages, config.under_way, config.hands_over > 1 << 20) == chosen
 
 
-@pytest.mark.parametrize("page", [0, 16])
-@pytest.mark.parametrize(("under_way", "most"), [(0, 6), (1, 1), (2, 2), (5, 5)])
+PACES = [(under_way, most, page) for under_way, most in ((0, 6), (1, 1), (2, 2), (5, 5)) for page in (0, 16)]
+
+
+@pytest.mark.parametrize(("under_way", "most", "page"), drawn(PACES, [(0, 6, 16), (1, 1, 0), (2, 2, 16), (5, 5, 0)]))
 def test_a_settled_cache_keeps_pace(under_way, most, page, monkeypatch):
     """Where copies arrive as late as they may, so many tiles of K, and of V, are on their way at a time."""
     seen = []

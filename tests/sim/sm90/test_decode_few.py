@@ -1,12 +1,14 @@
 """Decode with keys on the left of products: when it is chosen, its transposed softmax, and the bits it leaves alone."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
+from tests.drawn import drawn, each_once
 from tests.sim.sm90.decode import Decode, check, tensors
 from tests.sim.sm90.test_decode import APART, CASES, MIXED, SCHEDULES, SLOPES
 from warpattn.kernels.sm90.decode.config import SLACK, SM_SMEM, DecodeConfig
@@ -59,28 +61,35 @@ CHOSEN = [name for name, case in CASES.items() if chosen(case).few_rows == 8]
 assert len(CHOSEN) > 10
 
 
+# Of those that are chosen: the rest are the same code behind the products.
+DRAWN = ("dense-128", "head-dim-256", "odd-dims", "paged-gathered", "sinks-alibi-window", "invariant")
+
+
 @pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
-@pytest.mark.parametrize("name", CHOSEN)
+@pytest.mark.parametrize("name", drawn(CHOSEN, DRAWN))
 def test_64_rows_where_few_are_chosen(name, schedule, seed):
     case = CASES[name]
     check(replace(case, config=(*case.config, ("few_rows", 0))), programs=5, schedule=schedule, seed=seed)
 
 
 @pytest.mark.parametrize("schedule", ["lazy", "adversarial"])
-@pytest.mark.parametrize("name", CHOSEN)
+@pytest.mark.parametrize("name", drawn(CHOSEN, [*DRAWN[1:], "fp16", "soft-cap", "by-head"]))
 def test_16_rows_where_8_would_do(name, schedule):
     case = CASES[name]
     check(replace(case, config=(*case.config, ("few_rows", 16))), programs=5, schedule=schedule)
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 3, 8, 16])
-@pytest.mark.parametrize("group", [1, 2, 5, 8])
+GROUPS, TOKENS = (1, 2, 5, 8), (1, 2, 3, 8, 16)
+
+
+@pytest.mark.parametrize(("group", "tokens"), drawn(product(GROUPS, TOKENS), each_once(GROUPS, TOKENS)))
 def test_rows_fill_a_tile_or_not(group, tokens):
     check(Decode((300, 300), heads=2 * group, heads_kv=2, tokens=tokens, mask=Causal()), programs=4)
 
 
-@pytest.mark.parametrize("dim", [64, 128, 256])
-@pytest.mark.parametrize("block_n", [64, 128, 256])
+@pytest.mark.parametrize(
+    ("block_n", "dim"), drawn(product((64, 128, 256), repeat=2), [(64, 256), (128, 128), (256, 64), (256, 128)])
+)
 def test_key_tiles(block_n, dim):
     check(Decode((600, 130), dim=dim, page=64, config=(("block_n", block_n), ("stages", 2))), programs=4)
 
@@ -99,8 +108,7 @@ SCORES = {
 
 
 @pytest.mark.parametrize(("schedule", "seed"), [("eager", 0), ("adversarial", 0), ("random", 1)])
-@pytest.mark.parametrize("tokens", [1, 4])
-@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize(("name", "tokens"), drawn(product(SCORES, (1, 4)), each_once(list(SCORES), (4, 1))))
 def test_references_that_move(name, tokens, schedule, seed):
     case = Decode((400, 400), tokens=tokens, mask=Causal(), score=SCORES[name], config=(("block_n", 64),))
     check(case, programs=3, schedule=schedule, seed=seed)

@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("triton")
 
+from tests.drawn import drawn
 from tests.sim.knocking import knocked_out, reviewed
 from tests.sim.sm90.decode import Decode, run
 from warpattn.sim import Report
@@ -20,8 +21,11 @@ REDUNDANT = [
 reason = reviewed(REDUNDANT)
 
 
+KERNELS = [*product((0, 64, 3), (0, 8), (False,)), (0, 0, True), (64, 8, True)]
+
+
 @pytest.mark.parametrize(
-    ("page", "few_rows", "settled"), [*product((0, 64, 3), (0, 8), (False,)), (0, 0, True), (64, 8, True)]
+    ("page", "few_rows", "settled"), drawn(KERNELS, [(64, 8, False), (3, 0, False), (0, 0, True), (64, 8, True)])
 )
 def test_the_decode_kernel_needs_its_synchronisation(page, few_rows, settled):
     """The first keys of a CTA are few, so that it comes to new tokens before its ring is full."""

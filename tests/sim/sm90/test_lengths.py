@@ -1,5 +1,6 @@
 """Ragged batches and paged caches on Hopper in the simulator: right values, no findings, neighbours left alone."""
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.cases import Case
+from tests.drawn import each_once
 from tests.oracle import check
 from tests.sim.sm90.lengths import findings, ready_for, run
 
@@ -38,12 +40,31 @@ CASES = [
     replace(PAGED, page_size=3, dim=72, dim_v=40, dtype=torch.float16),
     replace(PAGED, page_size=16, seq_q=1, batch=2, lens_k=(1, 40)),
 ]
+# Every mask, score, size of a page and head dim occurs in one of these.
+DRAWN = [
+    *[replace(base, mask=mask) for mask, base in each_once(MASKS, (RAGGED, CROSS))],
+    *[replace(base, score=score, sinks=True) for score, base in each_once(SCORES, (RAGGED, CROSS))],
+    *[replace(CROSS, heads_q=4, heads_kv=4 // group) for group in (1, 4)],
+    replace(CROSS, heads_q=8, mask="full"),
+    *[replace(RAGGED, dim=dim) for dim in (128, 256)],
+    replace(CROSS, dim=72, dim_v=40, dtype=torch.float16, layout="heads-first"),
+    *[replace(PAGED, page_size=size) for size in (3, 16, 64)],
+    *[replace(PAGED, page_size=size, mask=mask) for size, mask in each_once((64, 48, 128, 256, 8), MASKS)],
+    *[replace(PAGED, page_size=16, score=score, sinks=True) for score in SCORES],
+    *[replace(PAGED, page_size=16, heads_q=heads, heads_kv=heads_kv) for heads, heads_kv in ((3, 3), (8, 2), (8, 1))],
+    replace(PAGED, page_size=3, dim=128),
+    replace(PAGED, page_size=64, dim=256),
+    replace(PAGED, page_size=32, dim=72, dim_v=40, dtype=torch.float16, layout="sliced"),
+    replace(PAGED, page_size=1, dim=72, dim_v=40, dtype=torch.float16),
+    replace(PAGED, page_size=16, seq_q=1, batch=2, lens_k=(1, 40)),
+]
 FEW = [RAGGED, CROSS, *[replace(PAGED, page_size=size) for size in (3, 16, 64)]]
 FEW += [replace(CROSS, dim=128), replace(PAGED, dim=128, page_size=16)]
 
 
-def named(cases: list[Case]) -> list[object]:
-    return [pytest.param(case, id=case.name) for case in dict.fromkeys(cases)]
+def named(cases: list[Case], left_out: Collection[Case] = ()) -> list[object]:
+    marks = {case: pytest.mark.full if case in left_out else () for case in cases}
+    return [pytest.param(case, id=case.name, marks=marks[case]) for case in marks]
 
 
 def run_and_check(case: Case, **options: object) -> None:
@@ -53,7 +74,7 @@ def run_and_check(case: Case, **options: object) -> None:
     check(x, out, lse)
 
 
-@pytest.mark.parametrize("case", named(CASES))
+@pytest.mark.parametrize("case", named([*DRAWN, *CASES], set(CASES) - set(DRAWN)))
 def test_values(case):
     run_and_check(case, schedule="lazy")
 
@@ -137,7 +158,7 @@ def test_random_ragged_shapes(pairs, mask, seed):
     run_and_check(case, schedule="random", seed=seed)
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(lengths, st.sampled_from((3, 16, 64)), st.sampled_from(("causal", "full")), st.integers(0, 2**16))
 def test_random_pages(pairs, page_size, mask, seed):
     lens_k = tuple(length for _, length in pairs)

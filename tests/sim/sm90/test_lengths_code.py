@@ -12,6 +12,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from tests.cases import Case
+from tests.drawn import drawn
 from tests.sim.knocking import SM90_PREFILL, knocked_out, reviewed
 from tests.sim.sm90.lengths import kernel, ready_for, run
 from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT
@@ -38,7 +39,7 @@ def launches(case: Case) -> tuple[Launch, ...]:
 CODE = [(RAGGED, 22, 24), (replace(PAGED, page_size=64), 36, 32), (replace(PAGED, page_size=16), 120, 96)]
 
 
-@pytest.mark.parametrize(("case", "loads", "stack"), CODE)
+@pytest.mark.parametrize(("case", "loads", "stack"), drawn(CODE, CODE[::2]))
 def test_machine_code(case, loads, stack):
     order, attention = launches(case)
     target = GPUTarget("cuda", 90, 32)

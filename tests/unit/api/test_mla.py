@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import warpattn as wa
+from tests.drawn import drawn
 from warpattn.errors import AttentionError
 from warpattn.kernels.sm90.decode.config import SLACK
 from warpattn.kernels.sm90.mla.config import choose_mla
@@ -112,7 +113,7 @@ def compiled(page: int):
 STACK = {0: 0, 3: 0, 16: 72, 64: 56}
 
 
-@pytest.mark.parametrize("page", STACK)
+@pytest.mark.parametrize("page", drawn(STACK, [3, 64]))
 def test_machine_code(page):
     from warpattn.machine_code.sass import opcode_counts, resources
 
@@ -149,7 +150,9 @@ def compiled_for_blackwell(page: int, heads: int):
     return config, triton.compile(source, target=GPUTarget("cuda", 100, 32), options=dict(OPTIONS))
 
 
-@pytest.mark.parametrize(("page", "heads"), [(0, 16), (64, 16), (16, 128), (3, 16), (1, 16)])
+@pytest.mark.parametrize(
+    ("page", "heads"), drawn([(0, 16), (64, 16), (16, 128), (3, 16), (1, 16)], [(0, 16), (16, 128), (3, 16)])
+)
 def test_machine_code_for_blackwell(page, heads):
     from warpattn.kernels.sm100.config import SMEM_LIMIT as LIMIT
     from warpattn.machine_code.sass import opcode_counts, resources

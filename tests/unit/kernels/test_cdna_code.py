@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
+from tests.drawn import drawn, each_once
 from tests.sim.cdna.calls import ARCHS, Case, outputs, paged, prefill_choice, ready_of
 from tests.sim.sm90.mla import Latent, tensors
 from warpattn.kernels.amd.kv_config import KINDS, outstanding
@@ -170,13 +172,17 @@ def test_a_loosened_wait_is_seen_in_the_machine_code():
     assert loose != built.text and check_copies(loose).findings
 
 
-@both
-@pytest.mark.parametrize(
-    ("mask", "score"),
-    [(Full(), None), (Chunked(100) & Causal(), None), (Causal(), SoftCap(30.0)), (Causal(), ALiBi(4))],
-    ids=["full", "chunks", "soft-cap", "alibi"],
-)
-def test_modifiers_do_not_spill(arch, mask, score):
+MODIFIERS = {
+    "full": (Full(), None),
+    "chunks": (Chunked(100) & Causal(), None),
+    "soft-cap": (Causal(), SoftCap(30.0)),
+    "alibi": (Causal(), ALiBi(4)),
+}
+
+
+@pytest.mark.parametrize(("name", "arch"), drawn(product(MODIFIERS, ARCHS), each_once(list(MODIFIERS), ARCHS)))
+def test_modifiers_do_not_spill(name, arch):
+    mask, score = MODIFIERS[name]
     call = Case(200, 300, heads=4, heads_kv=2, dim=128, mask=mask, score=score).call()
     assert no_spills(build(call, arch))
 
@@ -195,8 +201,7 @@ MASKS = {
 }
 
 
-@both
-@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize(("name", "arch"), drawn(product(MASKS, ARCHS), each_once(list(MASKS), ARCHS)))
 def test_masks_do_not_spill(arch, name):
     """Not to memory, and no scalars to lanes of vector registers."""
     assert no_spills(build(Case(200, 300, heads=4, heads_kv=2, dim=128, mask=MASKS[name]).call(), arch))
@@ -208,11 +213,11 @@ def striped(b, h, q, k, width):
 
 
 @both
-@pytest.mark.parametrize(("page_size", "score"), [(0, None), (16, None), (16, SoftCap(3.0))])
+@pytest.mark.parametrize(("page_size", "score"), drawn([(0, None), (16, None), (16, 3.0)], [(0, None), (16, 3.0)]))
 def test_loaded_divisors_do_not_spill(arch, page_size, score):
     """Beside them, what the end alone needs (output, LSE, sinks) takes no scalar registers in the loop."""
     mask = CustomMask(striped, width=torch.arange(2, 6))
-    case = Case(200, 300, heads=4, heads_kv=2, dim=128, mask=mask, score=score, sinks=True)
+    case = Case(200, 300, heads=4, heads_kv=2, dim=128, mask=mask, score=score and SoftCap(score), sinks=True)
     assert no_spills(build(paged(case, [300], page_size) if page_size else case.call(), arch))
 
 
@@ -231,21 +236,26 @@ def test_small_pages_of_padded_head_dims(page_size):
     assert built.summary.waits[0] <= 6, "not one for each load"
 
 
-@both
-@pytest.mark.parametrize("queries", [1, 40], ids=["decode", "prefill"])
-@pytest.mark.parametrize("page_size", [0, 16, 64])
-def test_shipped_configs_are_proven(arch, queries, page_size):
+SHIPPED = list(product((1, 40), (0, 16, 64)))
+
+
+@pytest.mark.parametrize(("shape", "arch"), drawn(product(SHIPPED, ARCHS), each_once(SHIPPED, ARCHS)))
+def test_shipped_configs_are_proven(shape, arch):
     """Copies, stores and reads of LDS are in order on every path, and no register is used before it is loaded."""
+    queries, page_size = shape
     case = Case(queries, 4000, heads=8, dim=128, mask=Causal())
     built = build(paged(case, [70, 3000], page_size) if page_size else case.call(), arch)
     assert check_copies(built.text).proven
     assert not check_loads(built.text)
 
 
-@both
-@pytest.mark.parametrize(("heads", "page_size"), [(16, 0), (16, 16), (128, 0), (128, 64)])
-def test_latent_attention(arch, heads, page_size):
+LATENT = ((16, 0), (16, 16), (128, 64), (128, 0))
+
+
+@pytest.mark.parametrize(("shape", "arch"), drawn(product(LATENT, ARCHS), each_once(LATENT, ARCHS)))
+def test_latent_attention(shape, arch):
     """The queries, 32 of 576 columns at most, and a quarter of the output stay in the registers of a wave."""
+    heads, page_size = shape
     case = Latent((3000, 70) if page_size else (3000, 3000), page=page_size, heads=heads, mask=Causal())
     built = build(tensors(case).call(case), arch)
     assert no_spills(built) and built.config.block_m == min(heads, 32)

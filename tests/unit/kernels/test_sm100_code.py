@@ -8,6 +8,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from tests.drawn import drawn
 from warpattn.kernels.sm100.config import NUM_THREADS, SMEM_LIMIT, FA4Config
 from warpattn.kernels.sm100.prefill_2q.signature import compile_prefill
 from warpattn.kernels.sm100.traits import Traits
@@ -23,6 +24,7 @@ CASES = {
     "d128-ragged": (FA4Config("bf16", 128, 128).gluon()[0], "ragged"),
     "d128-paged": (FA4Config("bf16", 128, 128, page_size=64).gluon()[0], "paged"),
 }
+DRAWN = ("d128", "d64", "d128-paged")
 COMPILER_BYTES = 1024  # of shared memory that Triton adds: alignment, and the values that roles are started with
 
 
@@ -39,7 +41,7 @@ def compiled(name: str):
 STACK = {"d128-paged": 8}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", drawn(CASES, DRAWN))
 def test_nothing_is_spilled(name: str) -> None:
     used = resources(compiled(name).asm["cubin"])
     assert used.registers * NUM_THREADS == 65_536
@@ -52,10 +54,11 @@ MODIFIERS: dict[str, tuple[Mask, Score | None]] = {
     "materialized": (Materialized(VISIBLE), None),
     "bias": (Causal(), Bias(ADDED)),
     "alibi": (Causal(), ALiBi(8)),
+    "materialized-and-bias": (Materialized(VISIBLE), Bias(ADDED)),
 }
 
 
-@pytest.mark.parametrize("name", MODIFIERS)
+@pytest.mark.parametrize("name", drawn(MODIFIERS, ["materialized-and-bias"]))
 def test_masks_and_scores_that_load_are_not_spilled(name: str) -> None:
     mask, score = MODIFIERS[name]
     visible, added = mask.program(), None if score is None else score.program()
@@ -65,7 +68,7 @@ def test_masks_and_scores_that_load_are_not_spilled(name: str) -> None:
     assert resources(kernel.asm["cubin"]).stack == 0
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", drawn(CASES, DRAWN))
 def test_memory_is_what_the_config_promises(name: str) -> None:
     config, _ = CASES[name]
     metadata = compiled(name).metadata
@@ -76,7 +79,7 @@ def test_memory_is_what_the_config_promises(name: str) -> None:
     assert compiled(name).asm["ttgir"].count("ttng.init_barrier") == config.barriers
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", drawn(CASES, DRAWN))
 def test_instructions_are_what_the_roles_need(name: str) -> None:
     config, _ = CASES[name]
     counts = opcode_counts(compiled(name).asm["cubin"])
@@ -93,7 +96,7 @@ def test_instructions_are_what_the_roles_need(name: str) -> None:
     assert counts["HMMA"] == counts["HGMMA"] == 0
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", drawn(CASES, DRAWN))
 def test_a_quarter_of_the_exponentials_is_a_polynomial(name: str) -> None:
     config, _ = CASES[name]
     counts = opcode_counts(compiled(name).asm["cubin"], modifiers=True)
@@ -119,7 +122,7 @@ def test_a_page_goes_to_its_rows_of_both_column_blocks() -> None:
     assert [int(found[1]) if found else None for found in offsets] == [block, box, block + box]
 
 
-@pytest.mark.parametrize(("dim", "stack"), [(64, 0), (128, 8)])
+@pytest.mark.parametrize(("dim", "stack"), drawn([(64, 0), (128, 8)], [(128, 8)]))
 def test_pages_too_small_for_a_box_are_copied(dim: int, stack: int) -> None:
     """16 bytes a lane at four places: K and V before the loop, in it, or behind it. TMA loads only queries."""
     config = FA4Config("bf16", dim, dim, page_size=1).gluon()[0]
