@@ -21,7 +21,7 @@ import warpattn as wa
 from warpattn.problem import Call, validate
 from warpattn.problem.launch import Launch
 from warpattn.problem.operands import Operands
-from warpattn.runtime.execute import compiled
+from warpattn.runtime.compiler import compiled
 from warpattn.runtime.plan import list_launches
 from warpattn.sequences import Dense, PagedKV
 from warpattn.sequences import Sequence as KeySequence
