@@ -52,13 +52,19 @@ def check(site: Path, browser: Browser) -> Iterator[str]:
     pages = sorted(path for path in site.rglob("*.html") if path.name != "404.html")  # that one needs a server
     for width in (LAPTOP, PHONE):
         for i, path in enumerate(pages, 1):
-            print(f"\r{width} pixels, page {i} of {len(pages)} ", end="", file=sys.stderr, flush=True)
+            _progress(f"{width} pixels, page {i} of {len(pages)} ")
             page = browser.new_page(viewport={"width": width, "height": 900})
             found = list(wrong(page, path, width))
             shown = found[:MOST] + [f"and {len(found) - MOST} more"] * (len(found) > MOST)
             yield from (f"{path.relative_to(site)} at {width} pixels: {what}" for what in shown)
             page.close()
-    print(file=sys.stderr)
+    _progress("\n")
+
+
+def _progress(text: str) -> None:
+    """One line of the terminal, written over again; nothing where there is no terminal."""
+    if sys.stderr.isatty():
+        print(f"\r{text}", end="", file=sys.stderr, flush=True)
 
 
 def wrong(page: Page, path: Path, width: int) -> Iterator[str]:

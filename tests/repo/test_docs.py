@@ -100,7 +100,9 @@ def test_the_floor_of_a_case():
 def test_figures_are_current(name):
     """Those of cdna: tests/unit/machine_code/test_gcn_page.py, which compiles and simulates the same for its tables."""
     if name == "benchmarks":
-        pytest.importorskip("matplotlib")
+        version = pytest.importorskip("matplotlib").__version__
+        if f"Matplotlib v{version}," not in (DOCS / "figures" / "benchmarks.svg").read_text():
+            pytest.skip(f"drawn by another matplotlib than {version}")
     if name in {"ring", "extend", "sm90", "sm100"}:
         pytest.importorskip("triton")
     for path, text in drawn.files(name).items():
