@@ -1,0 +1,96 @@
+"""How many modules a call of attention passes, and how often it goes from one to another, on the stand-in card.
+
+A reader follows a call through these modules, so the numbers are ceilings. Counted are calls of functions written in
+`warpattn`, in the order in which they are made; a change is a call of a function of another module than the last one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import pytest
+
+import warpattn as wa
+from tests.unit.runtime.card import make_card, normal  # noqa: F401 (a fixture)
+from warpattn.language.traced import Traced
+from warpattn.runtime import bound_launches, call_cache, kernel_cache
+
+PACKAGE = f"{Path(wa.__file__).parent}/"
+
+
+class Counted(NamedTuple):
+    """What a call passes."""
+
+    modules: int
+    changes: int
+
+    def within(self, most: Counted) -> bool:
+        return self.modules <= most.modules and self.changes <= most.changes
+
+
+# The first call of a problem, with nothing planned or loaded for it, and the second: what holds, and what is wanted.
+FIRST = {"no mask": Counted(19, 45), "causal": Counted(25, 104)}
+SECOND = Counted(5, 5)
+AIM = Counted(14, 60)  # of a first call, with any mask
+MASKS: dict[str, Callable[[], wa.Mask | None]] = {"no mask": lambda: None, "causal": wa.Causal}
+
+
+def passed(call: Callable[[], object]) -> list[str]:
+    """The module of every function of `warpattn` that is called, in order."""
+    modules = []
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+            modules.append(frame.f_code.co_filename.removeprefix(PACKAGE))
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return modules
+
+
+def counted(modules: list[str]) -> Counted:
+    return Counted(len(set(modules)), sum(one != other for one, other in pairwise(modules)))
+
+
+@pytest.fixture(name="calls")
+def first_and_second(request: pytest.FixtureRequest, card: Any, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Modules of the first and the second call with a mask, with everything imported and nothing known about them."""
+    mask = MASKS[request.param]()
+    artifacts: dict[Any, Any] = {}
+    compiled = kernel_cache.find
+
+    def find(key: Any, build: Any) -> Any:
+        if key not in artifacts:
+            artifacts[key] = compiled(key, build)
+        return artifacts[key]
+
+    # A kernel is described to Triton by the call before the two: what is counted is the way to the card.
+    monkeypatch.setattr(kernel_cache, "find", find)
+    q, k, v = (normal() for _ in range(3))
+    wa.attention(q, k, v, mask=mask)
+    for known in (Traced.shared, bound_launches._loaded, call_cache._known):
+        known.clear()
+    mask = MASKS[request.param]()
+    return [passed(lambda: wa.attention(q, k, v, mask=mask)) for _ in range(2)]
+
+
+@pytest.mark.parametrize(("calls", "name"), [(name, name) for name in MASKS], indirect=["calls"], ids=str)
+def test_modules_of_a_call(calls: list[list[str]], name: str) -> None:
+    first, second = map(counted, calls)
+    assert first.within(FIRST[name]), f"{first}, aim {AIM}: {' > '.join(calls[0])}"
+    assert second.within(SECOND), f"{second}: {' > '.join(calls[1])}"
+
+
+def test_a_detour_is_counted() -> None:
+    assert counted(["api", "api", "plan", "api", "plan"]) == Counted(2, 3)
+    call = passed(lambda: wa.attention(normal(), normal(), normal(), backend="reference"))
+    assert call[0] == "api.py" and "reference.py" in call and len(call) > counted(call).changes
+    assert not Counted(3, 9).within(Counted(3, 8)) and not Counted(4, 8).within(Counted(3, 8))
