@@ -12,8 +12,6 @@ from tests.oracle import Inputs, check, poisoned
 from tests.sim.knocking import FRESH, knocked_out, reviewed
 from tests.sim.sm100.test_lengths import paged
 from warpattn import attention_paged
-from warpattn.kernels.pieces.combine import combine_block
-from warpattn.kernels.sm100.combine_launch import rows_per_program
 from warpattn.kernels.sm100.config import NUM_THREADS, SMEM_LIMIT
 from warpattn.kernels.sm100.prefill_1q.config import choice_of, choose_1q
 from warpattn.kernels.sm100.prefill_2q.config import prefill_config
@@ -299,11 +297,6 @@ def test_keys_are_split_where_tiles_do_not_fill_the_chip(p, parts, grid):
 def test_full_chips_get_two_query_tiles():
     assert choice(problem(8192, 8192)) is None
     assert choice(problem(128, 4096, batch=148)) is None
-
-
-@pytest.mark.parametrize("cols", [64, 128])
-def test_host_and_device_agree_on_the_combinations_blocks(cols):
-    assert rows_per_program(cols) == combine_block(cols)[1]
 
 
 def test_results_are_the_same_under_every_schedule_and_split():

@@ -11,8 +11,7 @@ MFMA, waves along the keys, the heads of a group packed into the rows, and the k
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ..pieces.modifiers import Modifiers
-from ..pieces.softmax import LOG2_E
+from ..pieces.modifiers import Modifiers, exponent_scale
 from ..pieces.span import tile_span
 from .epilogue import store_output
 from .feed import make_feed, visit_of
@@ -180,12 +179,3 @@ def hide_below(s, margin):
     below = margin >> 31
     bits = s.to(gl.int32, bitcast=True)
     return ((bits & ~below) | (below & -0x800000)).to(gl.float32, bitcast=True)
-
-
-@gluon.jit
-def exponent_scale(ctx):
-    """Factor from scores to base-2 exponents; a score function has already applied the scale."""
-    if ctx.mods.score is not None:
-        return LOG2_E
-    else:
-        return ctx.scale * LOG2_E

@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 
 from warpattn.kernels.amd.kv_config import WAVE, KVBufferConfig
+from warpattn.kernels.pieces.combine_config import CombineTile
+
+COMBINE_PARTS = 8  # parts that a workgroup combines at once
 
 
 def pad_dim(dim: int) -> int:
@@ -60,9 +63,14 @@ class CDNAConfig:
         return self.k.lds_bytes + self.v.lds_bytes
 
     @property
+    def combine_tile(self) -> CombineTile:
+        """What a workgroup of the combination takes at once."""
+        return CombineTile(self.padded_v, COMBINE_PARTS, self.waves, WAVE)
+
+    @property
     def combine_rows(self) -> int:
-        """Rows whose parts a workgroup adds at once: what its lanes hold with four columns each."""
-        return min(self.block_m, self.waves * max(1, 4 * WAVE // self.padded_v))
+        """Rows of a tile that it takes at once."""
+        return min(self.block_m, self.combine_tile.rows)
 
     def _buffer(self, operand: str, dim: int, strip: int) -> KVBufferConfig:
         depth = -(-dim // strip) * strip if operand == "K" else pad_dim(dim)

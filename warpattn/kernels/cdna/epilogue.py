@@ -8,7 +8,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.amd.cdna3 import buffer_store
 
-from ..pieces.combine import Partials, combine_rows, with_sink
+from ..pieces.combine import EqualParts, Partials, combine_rows, parts_layout, with_sink
 from ..pieces.softmax import LN_2, LOG2_E
 from .softmax import softmax_finish
 from .work_tile import Shape, Tensors, find_place, first_place, packed_offsets, row_places, tile_rows
@@ -53,20 +53,6 @@ def store_rows(tensors, shape, place, o, lse, r, config: gl.constexpr, traits: g
         gl.store(base + packed_offsets(tensors, place, token, head, 9)[:, None] + cols, values, mask=mask)
 
 
-@gluon.aggregate
-class Parts:
-    """The parts of one tile, by number."""
-
-    tile: gl.tensor
-    tiles: gl.tensor
-    splits: gl.tensor
-
-    @gluon.jit
-    def slot(self, split, invariant: gl.constexpr):
-        """Where part `split` lies."""
-        return split * self.tiles + self.tile
-
-
 @gluon.jit
 def combine_kernel(
     o_parts,
@@ -80,32 +66,20 @@ def combine_kernel(
     config: gl.constexpr,
     traits: gl.constexpr,
 ):
-    """Add the parts of a tile. Grid: (tiles, blocks of `combine_block` rows); arguments as of `attention_kernel`."""
+    """Combine the parts of a tile. Grid: (tiles, blocks of `config.combine_rows` rows); arguments as in
+    `attention_kernel`."""
     tensors = Tensors(o_ptr, o_ptr, o_ptr, o_ptr, lse_ptr, sinks_ptr, indices, strides)
     sizes = Shape(shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], shape[6])
     place = find_place(tensors, sizes, config, traits)
     if place.rows.row < place.lengths.seq_q:
         parts = Partials(o_parts, lse_parts, gl.to_tensor(config.block_m), config.padded_v)
-        part = Parts(gl.program_id(0), sizes.tiles, sizes.partitions)
-        block: gl.constexpr = combine_block(config)
+        part = EqualParts(gl.program_id(0), sizes.tiles, sizes.partitions)
+        block: gl.constexpr = (config.combine_tile.parts, config.combine_rows)
         first = gl.program_id(1) * block[1]
-        o, lse = combine_rows(parts, part, first, combine_layout(config), block, False)
+        o, lse = combine_rows(parts, part, first, parts_layout(config.combine_tile), block, False)
         r = first + gl.arange(0, block[1], lse.type.layout)
         if traits.has_sinks:
             _, head, inside = row_places(sizes, place, r, config)
             factor, lse = with_sink(lse, gl.load(sinks_ptr + head, mask=inside, other=0.0))
             o = o * factor[:, None]
         store_rows(tensors, sizes, place, o, lse * LN_2, r, config, traits)
-
-
-@gluon.constexpr_function
-def combine_block(config):
-    """(parts, rows) that a workgroup adds at once."""
-    return (8, config.combine_rows)
-
-
-@gluon.constexpr_function
-def combine_layout(config):
-    """Registers of [parts, rows, cols]: columns across lanes, four a lane, all parts in one lane."""
-    lanes = min(64, config.padded_v // 4)
-    return gl.BlockedLayout([8, 1, 4], [1, 64 // lanes, lanes], [1, config.waves, 1], [2, 1, 0])

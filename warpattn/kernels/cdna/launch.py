@@ -16,6 +16,7 @@ from warpattn.problem.launch import Choice, Launch, PlanOptions
 from warpattn.problem.operands import Operands, modifier_args, programs, run_strides
 from warpattn.sequences import PagedKV, Ragged, Sequence
 
+from ..pieces.combine_config import allocate_parts
 from .config import CDNAConfig
 from .mask_conditions import POSITIONS
 from .select import choose, traits_of
@@ -149,5 +150,5 @@ def _near(x: Tensor, rows: int) -> Tensor:
 
 def _workspace(slots: int, config: CDNAConfig, device: torch.device) -> dict[str, Any]:
     """Where parts go: each tile of each partition has a slot."""
-    o = torch.empty(slots, config.block_m, config.padded_v, dtype=torch.float32, device=device)
-    return {"o_ptr": o, "lse_ptr": torch.empty(slots, config.block_m, dtype=torch.float32, device=device)}
+    parts = allocate_parts((slots, config.block_m), config.padded_v, device)
+    return {"o_ptr": parts.o, "lse_ptr": parts.lse}

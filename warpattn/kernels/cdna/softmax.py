@@ -7,7 +7,7 @@ row lies in two (32 x 32 MFMA) or four lanes (16 x 16), so reductions are mostly
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ..pieces.softmax import LN_2, LOG2_E, exponent
+from ..pieces.softmax import exponent, finish_rows
 
 
 @gluon.aggregate
@@ -35,20 +35,5 @@ def softmax_step(state, s, c):
 
 @gluon.jit
 def softmax_finish(state, c, sink, has_sink: gl.constexpr):
-    """(factor [M] of the accumulator, natural log [M] of the row's denominator).
-
-    `sink`, a logit in natural units ([M] or one), joins the denominator once. Rows without any key get factor 0 and
-    -inf, or the sink itself.
-    """
-    mc = exponent(state.m, c)
-    l = state.l
-    some = l > 0
-    if has_sink:
-        sink = gl.maximum(sink, -1e30) * LOG2_E
-        top = gl.where(some, gl.maximum(mc, sink), sink)
-        shift = gl.where(some, gl.exp2(mc - top), 0.0)
-        l = l * shift + gl.exp2(sink - top)
-        return shift / l, (top + gl.log2(l)) * LN_2
-    else:
-        factor = gl.where(some, 1.0 / l, 0.0)
-        return factor, gl.where(some, (mc + gl.log2(l)) * LN_2, -float("inf"))
+    """(factor [M], lse [M]) of a state, see `finish_rows`; `sink` is [M] or one number."""
+    return finish_rows(exponent(state.m, c), state.l, state.l > 0, sink, has_sink)

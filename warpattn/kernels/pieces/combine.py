@@ -8,9 +8,10 @@ blocks of a fixed size, so the result does not depend on which CTA does it or wh
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from .combine_config import COLUMNS_PER_LANE, CombineTile
 from .softmax import LOG2_E, exponent
 
-LEAST = gl.constexpr(-1e30)  # stands for the exponent of "nothing yet": finite, so that differences are no NaN
+LEAST = gl.constexpr(-1e30)  # the exponent of a row without parts so far: finite, so that differences are no NaN
 
 
 @gluon.aggregate
@@ -32,6 +33,20 @@ class Partials:
         if column == 0:
             gl.store(self.lse + at, lse, mask=row < self.rows)
         gl.store(self.o + (at * self.cols)[:, None] + col[None, :], o, mask=(row < self.rows)[:, None])
+
+
+@gluon.aggregate
+class EqualParts:
+    """Rows with equally many parts: part i lies in slot `first` + i · `step`."""
+
+    first: gl.tensor
+    step: gl.tensor
+    splits: gl.tensor
+
+    @gluon.jit
+    def slot(self, split, invariant: gl.constexpr):
+        """The slot of part `split`."""
+        return split * self.step + self.first
 
 
 @gluon.jit
@@ -90,14 +105,19 @@ def combine_rows(
 
 @gluon.constexpr_function
 def combine_block(cols, most=32):
-    """(parts, rows) that one warpgroup combines at once, in 128 registers a thread: many parts, because every
-    further block waits for memory once more, and not more than `most`, because each costs instructions whether it is
-    there or not."""
-    return (min(most, 32, 4096 // cols), 4 * (32 // min(32, cols // 4)))
+    """(parts, rows) that one warpgroup combines at once, see `CombineTile`."""
+    tile = CombineTile(cols, most)
+    return (tile.parts, tile.rows)
 
 
 @gluon.constexpr_function
 def combine_layout(cols, most=32):
-    """Registers of [parts, rows, cols] partial outputs: a row of columns across lanes, all parts in one thread."""
-    lanes = min(32, cols // 4)
-    return gl.BlockedLayout([combine_block(cols, most)[0], 1, 4], [1, 32 // lanes, lanes], [1, 4, 1], [2, 1, 0])
+    """Registers of a warpgroup's [parts, rows, cols] partial outputs."""
+    return parts_layout(CombineTile(cols, most))
+
+
+@gluon.constexpr_function
+def parts_layout(tile):
+    """Registers of the [parts, rows, cols] partial outputs of a `CombineTile`."""
+    threads = [1, tile.rows_per_warp, tile.lanes_per_row]
+    return gl.BlockedLayout([tile.parts, 1, COLUMNS_PER_LANE], threads, [1, tile.warps, 1], [2, 1, 0])

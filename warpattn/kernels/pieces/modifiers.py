@@ -7,6 +7,8 @@ indices are positions in key coordinates (row + len_k - len_q), as everywhere in
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from .softmax import LOG2_E
+
 
 @gluon.aggregate
 class Modifiers:
@@ -37,3 +39,13 @@ class Modifiers:
         else:
             kept = self.keep(tile.b, tile.h, q, k, work.seq_q, work.seq_k, self.mask_args)
             return gl.where(kept, s, -float("inf"))
+
+
+@gluon.jit
+def exponent_scale(ctx):
+    """Factor from scores to base-2 exponents, for a context with `mods` and `scale`; a score function has already
+    applied the scale."""
+    if ctx.mods.score is not None:
+        return LOG2_E
+    else:
+        return ctx.scale * LOG2_E

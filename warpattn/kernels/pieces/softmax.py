@@ -59,19 +59,26 @@ def rescale(o, alpha):
 
 @gluon.jit
 def softmax_finish(state, c, sink, has_sink: gl.constexpr):
-    """(factor [M, 4], lse [M, 4]): what the accumulator is multiplied by, and the natural log of the row's whole
-    denominator.
-
-    `sink` is a logit in natural units that joins the denominator once. Rows without any key get factor 0 and
-    lse -inf (or the sink itself).
-    """
+    """(factor [M, 4], lse [M, 4]) of a state, see `finish_rows`."""
     mc = exponent(state.m, c)
     l = gl.sum(state.l, 1, keep_dims=True) + gl.zeros_like(state.l)
-    some = l > 0
+    return finish_rows(mc, l, l > 0, sink, has_sink)
+
+
+@gluon.jit
+def finish_rows(mc, l, some, sink, has_sink: gl.constexpr, clear: gl.constexpr = False):
+    """(factor, lse) of rows, any shape: what the accumulator is multiplied by, and the natural log of the denominator.
+
+    A row's denominator is l · 2^mc; `some` says whether it has seen a key. `sink` is a logit in natural units that
+    joins the denominator once. Rows without any key get factor 0 and lse -inf, or the sink itself; with `clear`
+    their `l` need not be 0.
+    """
     if has_sink:
         sink = gl.maximum(sink, -1e30) * LOG2_E
         top = gl.where(some, gl.maximum(mc, sink), sink)
         shift = gl.where(some, gl.exp2(mc - top), 0.0)
+        if clear:
+            l = gl.where(some, l, 0.0)
         l = l * shift + gl.exp2(sink - top)
         return shift / l, (top + gl.log2(l)) * LN_2
     else:
@@ -136,15 +143,21 @@ def quad_max(x):
 
 
 @gluon.jit
-def warp_any(x, bound):
-    """Whether any x [M, 4] of this warp exceeds its bound; warps may differ, so what depends on it must stay inside
-    the warp."""
-    return gl.inline_asm(_VOTE, "=r,f,f,f,f", [x, bound], gl.int32) != 0
+def warp_any(x, bound, values: gl.constexpr = 2):
+    """Whether any x of this warp exceeds its bound, with `values` of them (1 or 2) in a thread: two of [M, 4] in quads.
+    Warps may differ, so a branch on it must stay inside the warp."""
+    if values == 1:
+        return gl.inline_asm(_VOTE, "=r,f,f", [x, bound], gl.int32) != 0
+    else:
+        return gl.inline_asm(_VOTE_2, "=r,f,f,f,f", [x, bound], gl.int32) != 0
 
 
 _PACK_BF16 = gl.constexpr("cvt.rn.bf16x2.f32 $0, $1, $2;")
 _PACK_FP16 = gl.constexpr("cvt.rn.f16x2.f32 $0, $1, $2;")
 _VOTE = gl.constexpr(
+    "{ .reg .pred a, b; setp.gt.f32 a, $1, $2; vote.sync.any.pred b, a, 0xffffffff; selp.b32 $0, 1, 0, b; }"
+)
+_VOTE_2 = gl.constexpr(
     "{ .reg .pred a, b;"
     " setp.gt.f32 a, $1, $3; setp.gt.or.f32 a, $2, $4, a;"
     " vote.sync.any.pred b, a, 0xffffffff; selp.b32 $0, 1, 0, b; }"

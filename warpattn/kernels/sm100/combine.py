@@ -10,19 +10,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import GluonASTSource
 from triton.experimental.gluon import language as gl
 
-from ..pieces.combine import Partials, combine_block, combine_layout, combine_rows, with_sink
+from ..pieces.combine import EqualParts, Partials, combine_block, combine_layout, combine_rows, with_sink
 from ..pieces.softmax import LN_2
-
-
-@gluon.aggregate
-class AllParts:
-    """Every row has the same number of parts, and part number i lies in slot i."""
-
-    splits: gl.constexpr
-
-    @gluon.jit
-    def slot(self, split, invariant: gl.constexpr):
-        return split
 
 
 @gluon.jit
@@ -43,8 +32,9 @@ def combine_kernel(
     layout: gl.constexpr = combine_layout(cols)
     block: gl.constexpr = combine_block(cols)
     partials = Partials(o_ptr, partial_lse_ptr, shape[0], cols)
+    parts = EqualParts(gl.to_tensor(0), gl.to_tensor(1), gl.to_tensor(config.splitk_partitions))
     first = gl.program_id(0) * block[1]
-    o, lse = combine_rows(partials, AllParts(config.splitk_partitions), first, layout, block, False)
+    o, lse = combine_rows(partials, parts, first, layout, block, False)
     row = first + gl.arange(0, block[1], lse.type.layout)
     head = row % shape[2]
     query = row // shape[2] % shape[1]

@@ -25,13 +25,6 @@ def await_signal(bar, phase, pred=True):
 
 
 @gluon.jit
-def any_greater(x, bound):
-    """Whether any x of this warp exceeds its bound; one value a thread. Warps may differ, so what depends on it must
-    stay inside the warp."""
-    return gl.inline_asm(_VOTE, "=r,f,f", [x, bound], gl.int32) != 0
-
-
-@gluon.jit
 def any_greater_of_role(x, bound):
     """Whether any x of the role's four warps exceeds its bound: all of them go the same way, as they must where the
     compiler puts a barrier among them (it does between loads and stores of the same tensor memory)."""
@@ -55,9 +48,6 @@ def opaque(x):
 _WARP_SIGNAL = gl.constexpr(
     "{ .reg .pred e, p; setp.ne.b32 p, $1, 0; tcgen05.fence::before_thread_sync; bar.warp.sync 0xffffffff;"
     " elect.sync _|e, 0xffffffff; and.pred e, e, p; @e mbarrier.arrive.release.cta.shared::cta.b64 _, [$0]; }"
-)
-_VOTE = gl.constexpr(
-    "{ .reg .pred a, b; setp.gt.f32 a, $1, $2; vote.sync.any.pred b, a, 0xffffffff; selp.b32 $0, 1, 0, b; }"
 )
 # Hardware barrier 15 of the block (0 to 7 are the compiler's) with 128 threads.
 _ROLE_VOTE = gl.constexpr(

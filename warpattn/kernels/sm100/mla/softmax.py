@@ -12,10 +12,11 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shared
 
+from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import HEADROOM, LOG2_E, exponent
 from ..layouts import STORE_COLUMNS, element_type
 from ..prefill_2q.epilogue import finish
-from ..prefill_2q.softmax import RowState, exponent_scale
+from ..prefill_2q.softmax import RowState
 from ..sync import any_greater_of_role, await_signal, signal
 
 

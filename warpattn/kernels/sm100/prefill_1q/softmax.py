@@ -20,11 +20,12 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
     tma,
 )
 
+from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import LOG2_E, exponent
 from ..layouts import box_layout, element_type, query_box, row_layout, stacked
 from ..prefill_2q.context import row_place
 from ..prefill_2q.epilogue import finish
-from ..prefill_2q.softmax import RowState, exponent_scale, softmax_tile
+from ..prefill_2q.softmax import RowState, softmax_tile
 from ..sync import await_signal, signal
 
 

@@ -10,12 +10,13 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shared, fma2, mul2, tma
 
+from ...pieces.modifiers import exponent_scale
 from ...pieces.scheduler import Tile
 from ...pieces.softmax import HEADROOM, exponent
 from ..exp2 import exp2_polynomial
 from ..layouts import element_type
 from ..prefill_2q.epilogue import finish
-from ..prefill_2q.softmax import RowState, exponent_scale
+from ..prefill_2q.softmax import RowState
 from ..sync import any_greater_of_role, await_signal
 from .context import arrive, p_tile, row_place
 

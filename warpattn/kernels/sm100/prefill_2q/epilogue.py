@@ -8,7 +8,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shared, mul2, tma
 
-from ...pieces.softmax import LN_2, LOG2_E, exponent
+from ...pieces.softmax import exponent, finish_rows
 from ..layouts import STORE_COLUMNS, box_layout, element_type, query_box, row_layout, stacked
 from .context import row_place
 
@@ -32,20 +32,11 @@ def store_output(ctx, m, l, c, wg: gl.constexpr):
 def finish(m, l, c, sink, has_sink: gl.constexpr):
     """(factor, lse) of each row: what O is multiplied by, and the natural log of the row's whole denominator.
 
-    `sink` is a logit in natural units that joins the denominator once. Rows without any key get factor 0 and lse -inf
-    (or the sink itself).
+    In rows without any key `l` is not 0 where `exp2_polynomial` made some of its terms.
     """
     some = m > -float("inf")
     mc = exponent(m, c)
-    if has_sink:
-        sink = gl.maximum(sink, -1e30) * LOG2_E
-        top = gl.where(some, gl.maximum(mc, sink), sink)
-        shift = gl.where(some, gl.exp2(mc - top), 0.0)
-        l = gl.where(some, l, 0.0) * shift + gl.exp2(sink - top)
-        return shift / l, (top + gl.log2(l)) * LN_2
-    else:
-        factor = gl.where(some, 1.0 / l, 0.0)
-        return factor, gl.where(some, (mc + gl.log2(l)) * LN_2, -float("inf"))
+    return finish_rows(mc, l, some, sink, has_sink, True)
 
 
 @gluon.jit

@@ -14,11 +14,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import fma2
 
+from ...pieces.modifiers import exponent_scale
 from ...pieces.scheduler import Tile
-from ...pieces.softmax import HEADROOM, LOG2_E, exponent
+from ...pieces.softmax import HEADROOM, exponent, warp_any
 from ..exp2 import exp2_polynomial, row_sum
 from ..layouts import element_type, row_layout
-from ..sync import any_greater, await_signal, opaque, signal
+from ..sync import await_signal, opaque, signal
 from .context import p_tile, row_place
 from .epilogue import store_output
 
@@ -88,7 +89,7 @@ def softmax_tile(ctx, state, n, wg: gl.constexpr):
 def reference(m, top, c):
     """(new reference, scale of what was accumulated): it moves only when a row of the warp exceeds it by 2^8."""
     alpha = gl.full_like(m, 1.0)
-    if any_greater(top * c, m * c + HEADROOM):
+    if warp_any(top * c, m * c + HEADROOM, 1):
         higher = gl.maximum(m, top)
         alpha = gl.exp2(m * c - exponent(higher, c))
         m = higher
@@ -185,12 +186,3 @@ def exponents(s, c, mc):
 def row_max(s):
     """[128, W] -> [128], all of it in one thread."""
     return gl.convert_layout(gl.max(s, 1), row_layout(), assert_trivial=True)
-
-
-@gluon.jit
-def exponent_scale(ctx):
-    """Factor from scores to base-2 exponents; a score function has already applied the scale."""
-    if ctx.mods.score is not None:
-        return LOG2_E
-    else:
-        return ctx.scale * LOG2_E

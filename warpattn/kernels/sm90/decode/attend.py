@@ -8,9 +8,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma_wait
 
 from ...nvidia.pipelines import consumer_state
+from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import pack, rescale, softmax_start, softmax_step
 from ..layouts import accumulator_layout, element_type
-from ..prefill.attend import Progress, exponent_scale, start_output, start_scores
+from ..prefill.attend import Progress, start_output, start_scores
 from .context import Lens, item_at, rows_of
 from .output import finish_item
 

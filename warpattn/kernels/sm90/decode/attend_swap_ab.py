@@ -19,9 +19,9 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from ...nvidia.pipelines import PipelineState, consumer_state
 from ...pieces.combine import LEAST
+from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import HEADROOM
 from ..layouts import element_type, few_layout
-from ..prefill.attend import exponent_scale
 from .attend import load_queries, visible_scores, wait_values
 from .context import item_at
 from .output_swap_ab import finish_rows, make_exchange, result_places

@@ -21,6 +21,7 @@ from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, Launch, PlanOptions
 from warpattn.problem.operands import Operands, modifier_args, programs, run_strides
 from warpattn.sequences import PagedKV, Sequence
 
+from ...pieces.combine_config import CombineTile, allocate_parts
 from ..mla.config import MlaConfig, choose_mla
 from .config import DecodeConfig, choose_decode, early, even_cut, invariant, near_parts, shorter, spreads
 
@@ -49,9 +50,8 @@ class Workspace:
 
     def allocate(self, device: torch.device) -> tuple[Tensor, Tensor, int, Tensor]:
         """The kernels' `workspace` argument; only the tickets have to be 0."""
-        o = torch.empty(self.slots, self.rows, self.cols, dtype=torch.float32, device=device)
-        lse = torch.empty(self.slots, self.rows, dtype=torch.float32, device=device)
-        return o, lse, self.rows, torch.zeros(self.tickets + 1, dtype=torch.int32, device=device)
+        parts = allocate_parts((self.slots, self.rows), self.cols, device)
+        return parts.o, parts.lse, self.rows, torch.zeros(self.tickets + 1, dtype=torch.int32, device=device)
 
 
 def takes(problem: Problem) -> bool:
@@ -221,7 +221,8 @@ def list_launches(
         return (decode,)
     shared = {name: args[name] for name in COMBINE_ARGUMENTS}
     heads = problem.batch * row_tiles(problem) * problem.heads_kv
-    grid = (heads, -(-space[2] // 4), config.padded_v // config.combine_cols)
+    rows = CombineTile(config.combine_cols).rows
+    grid = (heads, -(-space[2] // rows), config.padded_v // config.combine_cols)
     return (decode, Launch("sm90.combine", "sm90", key, source_of_sum, OPTIONS, grid, shared))
 
 

@@ -28,12 +28,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from ...nvidia.pipelines import PipelineState
 from ...pieces.combine import normalise
+from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import SoftmaxState, as_quads, lane_max, lane_sum, pack, rescale, softmax_step, unpack, warp_any
 from ..decode.attend import decode_scores
 from ..decode.context import item_at, rows_of
 from ..decode.output import write_rows
 from ..layouts import accumulator_layout, element_type, operand_layout, turn_asm
-from ..prefill.attend import exponent_scale
 
 
 @gluon.aggregate

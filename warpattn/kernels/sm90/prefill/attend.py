@@ -13,7 +13,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma, warpgroup_mma_wait
 
 from ...nvidia.pipelines import PipelineState, consumer_state
-from ...pieces.softmax import LOG2_E, SoftmaxState, pack, rescale, softmax_start, softmax_step, unpack
+from ...pieces.modifiers import exponent_scale
+from ...pieces.softmax import SoftmaxState, pack, rescale, softmax_start, softmax_step, unpack
 from ...pieces.span import tile_span
 from ..layouts import accumulator_layout, element_type, operand_layout, turn_asm
 from .epilogue import store_output
@@ -151,15 +152,6 @@ def visible_scores(ctx, s, tile, key_tile, masked, wg: gl.constexpr):
         if (key_tile + 1) * config.block_n > lengths.seq_k:
             s = gl.where(k < lengths.seq_k, s, -float("inf"))
     return s
-
-
-@gluon.jit
-def exponent_scale(ctx):
-    """Factor from scores to base-2 exponents; a score function has already applied the scale."""
-    if ctx.mods.score is not None:
-        return LOG2_E
-    else:
-        return ctx.scale * LOG2_E
 
 
 @gluon.jit

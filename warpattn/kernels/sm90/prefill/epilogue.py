@@ -4,7 +4,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
-from ...pieces.softmax import LOG2_E, rescale, softmax_finish
+from ...pieces.modifiers import exponent_scale
+from ...pieces.softmax import rescale, softmax_finish
 from ..layouts import element_type
 
 
@@ -12,10 +13,7 @@ from ..layouts import element_type
 def store_output(ctx, o, softmax, tile, wg: gl.constexpr):
     """Write O [64, Dv] of `tile` and, if asked for, LSE [64]; TMA clips rows and columns past the end."""
     config: gl.constexpr = ctx.config
-    if ctx.mods.score is not None:
-        c = LOG2_E
-    else:
-        c = ctx.scale * LOG2_E
+    c = exponent_scale(ctx)
     sink = 0.0
     if ctx.has_sinks:
         sink = gl.load(ctx.tensors.sinks + tile.h)
