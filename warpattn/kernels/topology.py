@@ -21,6 +21,14 @@ class Role:
 
 
 @dataclass(frozen=True)
+class Workers:
+    """The roles beside the first one, as `warp_specialize` takes them."""
+
+    warps: tuple[int, ...]
+    registers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Edge:
     """A ring of `stages` slots of `slot_bytes` that one role fills and others empty.
 
@@ -71,6 +79,11 @@ class Topology:
     def empty_arrivals(self, edge: Edge) -> int:
         """Arrivals that complete an empty barrier of `edge`."""
         return sum(role.warps for role in self.roles if role.name in edge.consumers)
+
+    @property
+    def workers(self) -> Workers:
+        """Every role but the first, which runs in the warps that a launch starts with."""
+        return Workers(*zip(*((role.warps, role.registers) for role in self.roles[1:]), strict=True))
 
     def picture(self) -> str:
         """Roles and edges as text, one line each."""

@@ -10,9 +10,11 @@ the kernel on disk can launch it without Triton.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from warpattn.problem.launch import TensorMap
 
 __all__ = ["Parameter", "parameters", "values"]
 
@@ -23,7 +25,8 @@ _SPLIT = re.compile(r"cga_layout=\[(\[[\d, ]+\](?:, \[[\d, ]+\])*)\]")
 
 @dataclass(frozen=True)
 class Parameter:
-    """One argument of a kernel as its author wrote it; tuples are taken apart, with names such as `shape.0`."""
+    """One argument of a kernel as its author wrote it; tuples are taken apart, with names such as `shape.seq_q`, or
+    `shape.0` where they are not named."""
 
     name: str
     kind: str  # "map" | "ptr" | "i32" | "i64" | "f32"
@@ -51,8 +54,8 @@ def parameters(signature: Mapping[str, Any]) -> tuple[Parameter, ...]:
 
 def _parse(name: str, kind: Any) -> Iterator[Parameter]:
     if isinstance(kind, (tuple, list)):
-        for i, part in enumerate(kind):
-            yield from _parse(f"{name}.{i}", part)
+        for field, part in _named(kind):
+            yield from _parse(f"{name}.{field}", part)
     elif kind.startswith("*"):
         yield Parameter(name, "ptr")
     elif (found := _DESCRIPTOR.match(kind)) is not None:
@@ -79,7 +82,12 @@ def values(wanted: Iterable[Parameter], args: Mapping[str, Any]) -> list[Any]:
 
 def _flatten(items: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     for name, value in items:
-        if type(value) in (tuple, list):
-            yield from _flatten((f"{name}.{i}", part) for i, part in enumerate(value))
+        if isinstance(value, (tuple, list)) and not isinstance(value, TensorMap):
+            yield from _flatten((f"{name}.{field}", part) for field, part in _named(value))
         else:
             yield name, value
+
+
+def _named(values: Sequence[Any]) -> Iterable[tuple[Any, Any]]:
+    """The parts of a tuple, each with its field's name, or its index in a tuple without names."""
+    return zip(getattr(values, "_fields", range(len(values))), values, strict=True)

@@ -104,7 +104,8 @@ def mark_preceding_writes(memory: GlobalMemory, tensors: Sequence[Any], lane: in
 
 
 def _flattened(args: Mapping[str, Any], names: Sequence[str], block: Block) -> dict[str, Any]:
-    """Arguments by parameter: tuples become `name.0`, `name.1`, …; descriptors bring their shapes and strides along."""
+    """Arguments by parameter: tuples become `name.0`, `name.1`, … or `name.field`; descriptors bring their shapes and
+    strides along."""
     flat: dict[str, Any] = {}
     for name, value in args.items():
         _flatten(name, value, names, flat)
@@ -131,8 +132,8 @@ def _flattened(args: Mapping[str, Any], names: Sequence[str], block: Block) -> d
 def _flatten(name: str, value: Any, names: Sequence[str], flat: dict[str, Any]) -> None:
     known = name in names
     if isinstance(value, (tuple, list)) and not known and not isinstance(value, TensorDescriptor):
-        for i, part in enumerate(value):
-            _flatten(f"{name}.{i}", part, names, flat)
+        for field, part in zip(getattr(value, "_fields", range(len(value))), value, strict=True):
+            _flatten(f"{name}.{field}", part, names, flat)
     else:
         flat[name] = TensorDescriptor(*value) if known and isinstance(value, tuple) else value
 

@@ -169,9 +169,9 @@ def check(case: Decode, programs: int = 3, **options: object):
     return ran
 
 
-def of_shape(batch: int, keys: int, terms: PlanOptions = DEFAULT_OPTIONS, dim: int = 128):
+def of_shape(batch: int, keys: int, options: PlanOptions = DEFAULT_OPTIONS, dim: int = 128):
     """The configuration for 32 query heads on 8 key heads."""
     q = torch.empty(batch, 1, 32, dim, dtype=torch.bfloat16)
     k = torch.empty(batch, 1, 8, dim, dtype=torch.bfloat16).expand(-1, keys, -1, -1)
     ready = validate(Call(q, k, k, Dense(), backend="reference"), read_values=False)
-    return choose(ready.problem, ARCHS["sm90"], options=terms).config
+    return choose(ready.problem, ARCHS["sm90"], options=options).config

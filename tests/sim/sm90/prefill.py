@@ -2,16 +2,16 @@
 
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
 
-from warpattn.kernels.sm90.prefill import signature
-from warpattn.kernels.sm90.prefill.config import SM90Config, choose_config
-from warpattn.kernels.sm90.prefill.launch import Shape
+from warpattn.kernels.sm90.prefill.config import PrefillShape, SM90Config, choose_config
+from warpattn.kernels.sm90.prefill.signature import prefill_source
 from warpattn.language.nodes import Program
 from warpattn.masks import Full, Mask
+from warpattn.problem.arch import compile_options, triton_target
+from warpattn.problem.element import element_of
 from warpattn.reference import reference
 from warpattn.scores import Score
 from warpattn.sim import Report, simulate
@@ -38,16 +38,16 @@ class Case:
 
     @property
     def config(self) -> SM90Config:
-        name = "bf16" if self.dtype == torch.bfloat16 else "fp16"
-        return choose_config(name, self.dim, self.dim_v or self.dim, 16384 if self.long else self.seq_q, True)[0]
+        rows = 16384 if self.long else self.seq_q
+        return choose_config(element_of(self.dtype), self.dim, self.dim_v or self.dim, rows, True)[0]
 
     def kernel(self) -> Any:
         """The kernel down to TTGIR; each is compiled once."""
         mask, score = self.programs()
         key = (self.config, mask.key, None if score is None else score.key, self.sinks)
         if key not in _built:
-            with mock.patch.object(signature.triton, "compile", to_ttgir):
-                _built[key] = signature.compile_prefill(self.config, mask, score, self.sinks, True)
+            source = prefill_source(self.config, mask, score, self.sinks, True)
+            _built[key] = to_ttgir(source, triton_target("sm90"), compile_options())
         return _built[key]
 
     def programs(self) -> tuple[Program, Program | None]:
@@ -78,11 +78,12 @@ def simulated(case: Case, programs: int = 2, kernel: Any = None, **options: Any)
     lse = torch.full((1, case.heads, case.seq_q), float("nan"))
     counter = torch.zeros(1, dtype=torch.int32)
     m_tiles = -(-case.seq_q // config.block_m)
-    shape = Shape(case.seq_q, case.seq_k, case.heads, case.heads // case.heads_kv, m_tiles, case.heads, case.heads)
+    group = case.heads // case.heads_kv
+    shape = PrefillShape(case.seq_q, case.seq_k, case.heads, group, m_tiles, case.heads, case.heads)
     mask, score = case.programs()
     args = {
         "q_desc": q, "k_desc": k, "v_desc": v, "o_desc": out, "lse_ptr": lse, "sinks_ptr": sinks,
-        "counter_ptr": counter, "scale": case.dim**-0.5, "shape": shape.values(), "mask_args": captured(mask),
+        "counter_ptr": counter, "scale": case.dim**-0.5, "shape": shape, "mask_args": captured(mask),
         "score_args": captured(score),
     }  # fmt: skip
     grid = min(programs, m_tiles * case.heads)

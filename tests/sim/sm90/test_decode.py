@@ -17,6 +17,7 @@ from warpattn.kernels.sm90.decode.launch import choose
 from warpattn.masks import Causal, Chunked, CustomMask, SlidingWindow
 from warpattn.problem import Call, validate
 from warpattn.problem.arch import ARCHS
+from warpattn.problem.element import BF16
 from warpattn.problem.launch import PlanOptions
 from warpattn.scores import ALiBi, SoftCap
 from warpattn.sequences import Dense
@@ -150,7 +151,7 @@ def test_parts_that_are_added_up_together(dim, few):
 
 @pytest.mark.parametrize(("parts", "dim", "near"), [(1, 128, 2), (2, 128, 2), (3, 64, 4), (16, 128, 16), (17, 256, 16)])
 def test_near_parts(parts, dim, near):
-    assert near_parts(parts, choose_decode("bf16", dim, dim, rows=4)) == near
+    assert near_parts(parts, choose_decode(BF16, dim, dim, rows=4)) == near
 
 
 def test_only_heads_that_differ_have_a_price():

@@ -9,7 +9,7 @@ from tests.cases import Case
 from tests.sim.sm90.lengths import kernel, ready_for
 from warpattn.errors import AttentionError
 from warpattn.kernels.nvidia.clipped_map import EXTENT, ROWS, clipped_map
-from warpattn.kernels.sm90.prefill_varlen.config import Form, choose
+from warpattn.kernels.sm90.prefill_varlen.config import VarlenConfig, choose
 from warpattn.kernels.sm90.prefill_varlen.launch import list_launches
 from warpattn.problem.arch import ARCHS
 from warpattn.problem.operands import Operands
@@ -100,6 +100,6 @@ def test_boxes_divide_pages_and_key_tiles(page_size, box):
     kind = {"kind": "paged", "batch": 2, "seq_q": 4, "lens_k": (3, 5), "page_size": page_size}
     case = Case(**vars(BASE) | (kind if page_size else {"kind": "ragged", "lens_q": (3, 5)}))
     choice = choose(ready_for(case.build()).problem, ARCHS["sm90"])
-    assert isinstance(choice.config, Form)
+    assert isinstance(choice.config, VarlenConfig)
     assert choice.config.box == box and choice.config.page_size == page_size
     assert choice.config.tiles.smem_bytes <= ARCHS["sm90"].smem

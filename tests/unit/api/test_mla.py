@@ -13,6 +13,7 @@ from warpattn.kernels.sm90.decode.config import SLACK
 from warpattn.kernels.sm90.mla.config import choose_mla
 from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT
 from warpattn.problem import Call, validate
+from warpattn.problem.element import BF16
 from warpattn.runtime.plan import plan
 from warpattn.sequences import Dense, PagedKV, Ragged
 
@@ -84,7 +85,7 @@ def test_dense_keys_are_planned_however_few(seq_k):
 
 
 def test_shared_memory_holds_four_tiles():
-    config = choose_mla("bf16", 64)
+    config = choose_mla(BF16, 64)
     assert config.smem_bytes == (64 + 4 * 32) * 576 * 2 + 6 * 64 * 4 * 4 + 8 * 8
     assert config.smem_bytes + SLACK <= SMEM_LIMIT < config.smem_bytes + config.tile_bytes
     assert config.topology.registers <= 65_536 and config.topology.threads == 384
@@ -102,7 +103,7 @@ def compiled(page: int):
     from warpattn.masks import Causal
 
     shares = {"has_lengths": True, "price": 1, "plan_lane": 4} if page else {"uniform": True}
-    config = replace(choose_mla("bf16", page), **shares)
+    config = replace(choose_mla(BF16, page), **shares)
     mask = Causal().program()
     source = decode_source(config, Program((mask.keep, *mask.span), mask.tensors), None, False, True)
     return config, triton.compile(source, target=GPUTarget("cuda", 90, 32), options=dict(OPTIONS))

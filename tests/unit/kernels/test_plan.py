@@ -15,6 +15,7 @@ from warpattn.kernels.sm90.decode.config import DecodeConfig
 from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT
 from warpattn.problem import Call, Problem, validate
 from warpattn.problem.arch import ARCHS
+from warpattn.problem.element import BF16
 from warpattn.problem.launch import PlanOptions
 from warpattn.problem.operands import COPY_RULE, Operands
 from warpattn.runtime.plan import list_launches, plan
@@ -82,7 +83,7 @@ def test_masks_that_hide_nothing_are_no_masks():
 
 def test_fp16_differs_in_its_dtype_only():
     one, other = plan(problem()).choice.config, plan(problem(dtype=torch.float16)).choice.config
-    assert replace(other, dtype="bf16") == one
+    assert replace(other, element=BF16) == one
 
 
 def test_planning_needs_neither_triton_nor_a_driver():

@@ -8,12 +8,13 @@ from tests.drawn import drawn
 from tests.unit.kernels.sm90_builds import compiled
 from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT, SM90Config, choose_config, pad_dim
 from warpattn.machine_code.sass import opcode_counts, resources
+from warpattn.problem.element import BF16, FP16
 
 CONFIGS = {
-    "d64-short": choose_config("bf16", 64, 64, 1024, True)[0],
-    "d64": choose_config("fp16", 64, 64, 8192, True)[0],
-    "d128": choose_config("bf16", 128, 128, 8192, True)[0],
-    "d256": choose_config("bf16", 256, 256, 8192, True)[0],
+    "d64-short": choose_config(BF16, 64, 64, 1024, True)[0],
+    "d64": choose_config(FP16, 64, 64, 8192, True)[0],
+    "d128": choose_config(BF16, 128, 128, 8192, True)[0],
+    "d256": choose_config(BF16, 256, 256, 8192, True)[0],
 }
 # Bytes of stack the compiler spills to, measured with Triton 3.9.0.
 STACK = {"d64-short": 0, "d64": 264, "d128": 16, "d256": 64}
@@ -52,7 +53,7 @@ def test_no_other_product_waits_inside_a_loop() -> None:
 def test_every_head_dim_has_a_config_that_fits(dim: int) -> None:
     for dim_v in {dim, 128, 8}:
         for seq_q, masked in ((512, True), (8192, False)):
-            config, why = choose_config("bf16", dim, dim_v, seq_q, masked)
+            config, why = choose_config(BF16, dim, dim_v, seq_q, masked)
             assert config.smem_bytes + 512 <= SMEM_LIMIT
             assert config.padded_qk >= dim and config.padded_v >= dim_v
             assert config.topology.registers <= 65_536

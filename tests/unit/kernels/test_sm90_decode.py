@@ -11,20 +11,21 @@ from tests.drawn import drawn
 from warpattn.kernels.sm90.decode.config import SLACK, DecodeConfig, choose_decode
 from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT
 from warpattn.machine_code.sass import opcode_counts, resources
+from warpattn.problem.element import BF16, FP16
 
 DENSE = {"uniform": True}
 PAGED = {"has_lengths": True, "price": 1, "plan_lane": 4}
 AHEAD = {"ahead": True, "prefetched": 4, "hands_over": 64}
 CONFIGS = {
-    "d64-paged": replace(choose_decode("bf16", 64, 64, 16, rows=4), **PAGED),
-    "d64": replace(choose_decode("bf16", 64, 64, rows=4), **DENSE),
-    "d128": replace(choose_decode("bf16", 128, 128, rows=4), **DENSE),
-    "d128-paged": replace(choose_decode("fp16", 128, 128, 16, rows=8), **PAGED),
-    "d128-16-rows": replace(choose_decode("bf16", 128, 128, rows=16), **DENSE),
-    "d128-64-rows": replace(choose_decode("bf16", 128, 128), **DENSE),
-    "d256": replace(choose_decode("bf16", 256, 256, rows=8), **DENSE),
-    "ahead": replace(choose_decode("bf16", 128, 128, rows=4), **DENSE, **AHEAD),
-    "ahead-paged": replace(choose_decode("bf16", 128, 128, 16, rows=4), **PAGED, **AHEAD),
+    "d64-paged": replace(choose_decode(BF16, 64, 64, 16, rows=4), **PAGED),
+    "d64": replace(choose_decode(BF16, 64, 64, rows=4), **DENSE),
+    "d128": replace(choose_decode(BF16, 128, 128, rows=4), **DENSE),
+    "d128-paged": replace(choose_decode(FP16, 128, 128, 16, rows=8), **PAGED),
+    "d128-16-rows": replace(choose_decode(BF16, 128, 128, rows=16), **DENSE),
+    "d128-64-rows": replace(choose_decode(BF16, 128, 128), **DENSE),
+    "d256": replace(choose_decode(BF16, 256, 256, rows=8), **DENSE),
+    "ahead": replace(choose_decode(BF16, 128, 128, rows=4), **DENSE, **AHEAD),
+    "ahead-paged": replace(choose_decode(BF16, 128, 128, 16, rows=4), **PAGED, **AHEAD),
 }
 DRAWN = ("d128", "d128-64-rows", "d256", "ahead-paged", "d64-paged")
 # Bytes of stack that the compiler spills to, Triton 3.9.0: a number that an item needs once.

@@ -9,7 +9,7 @@ from warpattn.problem.element import element_of
 from warpattn.problem.launch import Launch
 from warpattn.sequences import PagedKV
 
-from .config import HEADS, Rotation
+from .config import HEADS, AppendShape, Rotation, Rows, Table
 
 
 def append_launches(
@@ -21,11 +21,11 @@ def append_launches(
     rotation = None if angles is None else Rotation(2 * angles[0].shape[1], interleaved)
     dims = (dim, v_new.shape[3])
     table = kv.block_table
-    shape = (tokens, heads, len(kv.k_pages), kv.k_pages.shape[1], table.shape[1])
-    cos, sin = ((x, x.stride(0)) for x in angles) if angles is not None else ((None, 0), (None, 0))
+    shape = AppendShape(tokens, heads, len(kv.k_pages), kv.k_pages.shape[1], table.shape[1])
+    cos, sin = (Table(None, 0), Table(None, 0)) if angles is None else (Table(x, x.stride(0)) for x in angles)
     args = {
         "k_pages": _rows(kv.k_pages), "v_pages": _rows(kv.v_pages), "k_new": _rows(k_new), "v_new": _rows(v_new),
-        "table": (table, table.stride(0)), "lengths": kv.lengths, "cos": cos, "sin": sin, "shape": shape,
+        "table": Table(table, table.stride(0)), "lengths": kv.lengths, "cos": cos, "sin": sin, "shape": shape,
     }  # fmt: skip
     dtype = element_of(k_new.dtype).name
     table_dtype = dtype if angles is None else element_of(angles[0].dtype).name
@@ -40,5 +40,5 @@ def append_launches(
     return (Launch(f"{arch}.append", arch, key, source, compile_options(), grid, args),)
 
 
-def _rows(x: Tensor) -> tuple[Tensor, int, int, int]:
-    return (x, *x.stride()[:3])
+def _rows(x: Tensor) -> Rows:
+    return Rows(x, *x.stride()[:3])

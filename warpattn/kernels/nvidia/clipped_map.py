@@ -1,24 +1,33 @@
-"""Host side of `ragged`: the tensor map of sequences that are clipped at their own ends, as a value."""
+"""Host side of `clipped_rows`: the tensor map of sequences that are clipped at their own ends, as a value."""
 
 from __future__ import annotations
 
 from math import gcd
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from warpattn.errors import AttentionError
 from warpattn.problem.launch import TensorMap
 
-ROWS = 1 << 30  # where the row dimension ends, as in `ragged`
+ROWS = 1 << 30  # extent of the row dimension, as in `clipped_rows`
 EXTENT = (1 << 31) - (1 << 16)  # of the outer dimensions
 WRAP = 1 << 34  # elements; times ROWS it is a multiple of 2**64 bytes
 
 
-def clipped_map(name: str, x: Tensor, rows: int, cols: int) -> tuple[TensorMap, int, int]:
-    """(map, step, unit) of x (rows, heads, dim) or (starts, rows, heads, dim), in boxes of `rows` times `cols`.
+class ClippedMap(NamedTuple):
+    """A kernel's argument for a `ClippedRows`."""
 
-    Every stride but the last must be a multiple of 8 elements, the last one 1. AttentionError if the rows lie so far
-    apart that they cannot be counted in 31 bits.
+    map: Any
+    step: Any  # offsets from one start to the next, int32
+    unit: Any  # offsets from one row to the next, int32
+
+
+def clipped_map(name: str, x: Tensor, rows: int, cols: int) -> ClippedMap:
+    """The argument for x (rows, heads, dim) or (starts, rows, heads, dim), in boxes of `rows` times `cols`.
+
+    Every stride but the last must be a multiple of 8 elements, the last one 1. AttentionError if the rows are so
+    far apart that 31 bits cannot count them.
     """
     start, row, head = _strides(x)
     offset = gcd(start, row)
@@ -29,11 +38,11 @@ def clipped_map(name: str, x: Tensor, rows: int, cols: int) -> tuple[TensorMap, 
         raise AttentionError(f"{what}; tensor maps count fewer than {EXTENT}, so its strides must fit better")
     shape = (EXTENT, EXTENT, x.shape[-2], ROWS, x.shape[-1])
     strides = (WRAP - row, offset, head, row, 1)
-    return TensorMap(x, (1, 1, 1, rows, cols), shape, strides), start // offset, row // offset
+    return ClippedMap(TensorMap(x, (1, 1, 1, rows, cols), shape, strides), start // offset, row // offset)
 
 
 def _strides(x: Tensor) -> tuple[int, int, int]:
-    """Elements from a start, a row and a head to the next; where there is but one, a number that fits the others."""
+    """Elements from a start, a row and a head to the next; for the only one, a number that fits the others."""
     packed = 8 * -(-x.shape[-1] // 8)
     head = x.stride(-2) if x.shape[-2] > 1 else packed
     if x.ndim == 3:

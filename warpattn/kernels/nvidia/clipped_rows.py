@@ -1,16 +1,16 @@
-"""TMA on sequences that lie in one tensor, each clipped at its own end: zeros are read after it, nothing is written.
+"""TMA on sequences in one tensor, each clipped at its own end: loads read zeros past it, stores write nothing there.
 
-A TMA box is clipped at the extents of its tensor map, and a map has one extent for the rows of all sequences. The way
-out is a map of five dimensions whose row dimension ends at 2^30, and two outer ones that take back what is added to
-reach that end, because addresses wrap around at 2^64 (the idea is that of Triton's ragged descriptors):
+TMA clips a box at the extents of its tensor map, and a map has one extent for the rows of all sequences. So the map has
+five dimensions: the row dimension ends at 2^30, and two outer ones take back the distance to that end, because
+addresses wrap around at 2^64 (the idea is that of Triton's ragged descriptors):
 
       dimension     wrap            offset                    heads     rows           columns
       extent        2^31 - 2^16     2^31 - 2^16               H         2^30           D
       stride        2^34 - row      step                      head      row            1          elements
       coordinate    2^30            start·step + n·unit       h         2^30 - n + i   c
 
-The row stride is `unit` times the offset's stride, so that the sum is 2^64 bytes + where the sequence starts + i rows;
-rows from n on lie outside. `start` counts what sequences are aligned to: rows, pages or batch entries.
+The row stride is `unit` times the offset's stride, so that the sum is 2^64 bytes + start of the sequence + i rows; rows
+from n on are outside. `start` counts the units that sequences are aligned to: rows, pages or batch entries.
 """
 
 from triton.experimental import gluon
@@ -22,7 +22,7 @@ FAR = gl.constexpr(1 << 30)
 
 @gluon.aggregate
 class ClippedRows:
-    """A tensor of sequences of rows; `clipped.clipped_map` makes its map."""
+    """A tensor of sequences of rows; `clipped_map` makes its map."""
 
     desc: tma.tensor_descriptor
     step: gl.tensor  # offsets from one start to the next
@@ -36,6 +36,6 @@ class ClippedRows:
 
     @gluon.jit
     def store(self, start, length, row, head, column: gl.constexpr, smem):
-        """Rows from `row` on, out of shared memory; those from `length` on are left as they are."""
+        """Rows from `row` on, out of shared memory; rows from `length` on keep their values."""
         offset = start * self.step + length * self.unit
         tma.async_store(self.desc, [FAR, offset, head, FAR - length + row, column], smem)

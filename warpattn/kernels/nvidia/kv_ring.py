@@ -3,13 +3,13 @@
       slots      0    1    2    3    4    0 …
       tiles      K0   V0   K1   V1   K2   V2 …
 
-A V tile is given back late. P(n-1)·V(n-1) of the second query tile is issued only after Q·K(n) of the first, so V(n-1)
-is still held when K(n) is waited for: `wait_v` notes its slot and moves on, `release_v` gives back the noted slot.
+The consumer releases a V tile late. It issues P(n-1)·V(n-1) of the second query tile only after Q·K(n) of the first, so
+it still holds V(n-1) when it waits for K(n): `wait_v` notes the slot and steps on, `release_v` releases the noted slot.
 With w for wait and r for release, and the slot in brackets:
 
       wK0(0) rK0(0) wV0(1) │ wK1(2) rV0(1) rK1(2) wV1(3) │ wK2(4) rV1(3) rK2(4) wV2(5) │ …
 
-Specification: section 1.2. The methods have the names of `tma_ring`'s, so a role is written once for both.
+Specification: section 1.2. The methods have the same names as in `tma_ring`, so one role serves both.
 """
 
 from triton.experimental import gluon
@@ -28,7 +28,7 @@ class KVProducerPipeline:
 
     @gluon.jit
     def init(self):
-        """Initialise the barriers; the producer or the consumer does it, not both."""
+        """Initialise the barriers; either the producer or the consumer does it."""
         self.kv_pipeline.init()
 
     @gluon.jit
@@ -43,20 +43,20 @@ class KVProducerPipeline:
 
     @gluon.jit
     def get_k(self, state, mma_stage: gl.constexpr = 0, expect=True):
-        """(full barrier, shared memory) for a K tile, armed with its bytes unless `expect` is false: the caller then
-        arms it with them and those of what comes along."""
+        """(full barrier, shared memory) for a K tile. The barrier expects the tile's bytes, unless `expect` is false:
+        then the caller sets them together with those of other copies."""
         full = self.kv_pipeline.full(state.index, mma_stage)
         mbarrier.expect(full, self.kv_bytes, pred=expect)
         return full, self.get_kv_smem(state, mma_stage)
 
     @gluon.jit
     def get_v(self, state, mma_stage: gl.constexpr = 0, expect=True):
-        """(full barrier, shared memory) for a V tile, armed with its bytes unless `expect` is false."""
+        """(full barrier, shared memory) for a V tile; the barrier expects its bytes unless `expect` is false."""
         return self.get_k(state, mma_stage, expect)
 
     @gluon.jit
     def acquire_kv(self, state, mma_stage: gl.constexpr = 0):
-        """Wait until the current slot is free."""
+        """Wait until the current slot is empty."""
         self.kv_pipeline.producer_acquire(state, mma_stage)
 
     @gluon.jit
@@ -72,7 +72,7 @@ class KVProducerPipeline:
 
 @gluon.aggregate
 class KVConsumerState:
-    """Where the consumer is, and the slot of the V tile that it has waited for last."""
+    """The consumer's next slot, and the slot of the V tile that it waited for last."""
 
     ring: PipelineState
     v_release_index: gl.tensor
@@ -86,7 +86,7 @@ class KVConsumerPipeline:
 
     @gluon.jit
     def init(self):
-        """Initialise the barriers; the producer or the consumer does it, not both."""
+        """Initialise the barriers; either the producer or the consumer does it."""
         self.kv_pipeline.init()
 
     @gluon.jit
@@ -101,12 +101,12 @@ class KVConsumerPipeline:
 
     @gluon.jit
     def k_tile(self, state, mma_stage: gl.constexpr = 0):
-        """The K tile that was waited for."""
+        """The K tile of the last `wait_k`."""
         return self.kv_pipeline.tile(state.ring, mma_stage)
 
     @gluon.jit
     def release_k(self, state, mma_stage: gl.constexpr = 0):
-        """Give the K tile back when the products issued so far are done; returns the state after it."""
+        """Release the K tile when the products issued so far are done; returns the state after it."""
         self.kv_pipeline.consumer_release(state.ring, mma_stage)
         return KVConsumerState(state.ring.step(), state.v_release_index)
 
@@ -118,10 +118,10 @@ class KVConsumerPipeline:
 
     @gluon.jit
     def v_tile(self, state):
-        """The V tile that is held."""
+        """The V tile of the last `wait_v`."""
         return self.kv_pipeline.smem.index(state.v_release_index)
 
     @gluon.jit
     def release_v(self, state):
-        """Give the held V tile back when the products issued so far are done."""
+        """Release the V tile of the last `wait_v` when the products issued so far are done."""
         self.kv_pipeline.consumer_release_at(state.v_release_index)

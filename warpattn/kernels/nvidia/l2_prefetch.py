@@ -1,5 +1,5 @@
-"""Asking for boxes of a tensor in L2, ahead of the copies that will read them. Nothing is waited for and nothing can go
-wrong with it: L2 is where the writes of all SMs meet, so whoever reads a box later finds what was written last."""
+"""L2 prefetch of boxes of a tensor, before the copies that read them. It waits for nothing and needs no
+synchronisation: the writes of all SMs meet in L2, so a later read of the box finds the last value written."""
 
 from triton.experimental.gluon.language._core import builtin  # tensor maps are no operands of `gl.inline_asm`
 
@@ -13,8 +13,8 @@ mov.b32 $0, 0;
 
 @builtin
 def prefetch(desc, coord, wanted, _semantic=None):
-    """Boxes of a 4-dimensional `desc` will be read soon, one a thread: coord, four int32 blocks of one layout, and
-    wanted, where that is not 0."""
+    """Prefetch boxes of a 4-dimensional `desc`, one a thread: coord, four int32 blocks of one layout; wanted, another:
+    a thread whose element is 0 prefetches nothing."""
     operands = [desc.handle, wanted.handle, *(x.handle for x in coord)]
     nothing = wanted.type.to_ir(_semantic.builder)
     _semantic.builder.create_inline_asm(_PREFETCH, "=r,l,r,r,r,r,r", operands, [nothing], False, 1)

@@ -1,12 +1,12 @@
 """Rings of shared-memory tiles between a producer and its consumers, as values.
 
-Every slot of a ring has a full and an empty mbarrier, or a pair for each part when it is filled in parts. The producer
-waits for *empty*, arms *full* with the bytes it is about to load and starts the copy; the copy itself completes *full*.
-A consumer waits for *full*, reads, and gives the slot back on *empty*: once per warp where warps read it
-(`StagedPipeline`), with a commit where the tensor core does (`KVPipeline`).
+Every slot of a ring has a full and an empty mbarrier, or a pair for each sub-stage. The producer waits for *empty*,
+sets the bytes that *full* expects and starts the copy; the copy itself completes *full*. A consumer waits for *full*,
+reads, and releases the slot on *empty*: once per warp where warps read it (`StagedPipeline`), with a commit where the
+tensor core does (`KVPipeline`).
 
       producer                    slot 0   slot 1                    consumer
-      wait empty[i]  ──▶  load  ──▶ [ tile ][ tile ] ──▶  wait full[i] ──▶ read ──▶ give back on empty[i]
+      wait empty[i]  ──▶  load  ──▶ [ tile ][ tile ] ──▶  wait full[i] ──▶ read ──▶ release on empty[i]
       step                                                                          step
 
 The barriers of a ring are one array, full ones first; with n slots of S sub-stages
@@ -56,7 +56,7 @@ def consumer_state(stages: gl.constexpr):
 
 @gluon.aggregate
 class StagedPipeline:
-    """A ring of `stages` slots of `parts` tiles; a slot is filled in `sub_stages`, each with barriers of its own."""
+    """A ring of `stages` slots of `parts` tiles; a slot has `sub_stages`, each with its own barriers."""
 
     smem: gl.shared_memory_descriptor  # [stages * parts, ...]
     bars: gl.shared_memory_descriptor  # [2 * stages * sub_stages, 1]
@@ -71,38 +71,38 @@ class StagedPipeline:
 
     @gluon.jit
     def full(self, index, sub: gl.constexpr = 0):
-        """The barrier that says a slot's sub-stage has been filled."""
+        """The barrier that completes when a slot's sub-stage is full."""
         return self.bars.index(index * self.sub_stages + sub)
 
     @gluon.jit
     def empty(self, index, sub: gl.constexpr = 0):
-        """The barrier that says a slot's sub-stage may be filled again."""
+        """The barrier that completes when a slot's sub-stage is empty."""
         return self.bars.index(index * self.sub_stages + (self.stages * self.sub_stages + sub))
 
     @gluon.jit
     def producer_acquire(self, state, sub: gl.constexpr = 0):
-        """Wait until a slot's sub-stage is free; returns the full barrier to arm."""
+        """Wait until a slot's sub-stage is empty; returns its full barrier."""
         mbarrier.wait(self.empty(state.index, sub), state.phase)
         return self.full(state.index, sub)
 
     @gluon.jit
     def consumer_wait(self, state, pred=True, sub: gl.constexpr = 0):
-        """Wait until a slot's sub-stage is loaded. With `pred` false nothing is waited for."""
+        """Wait until a slot's sub-stage is full, if `pred`."""
         mbarrier.wait(self.full(state.index, sub), state.phase, pred=pred)
 
     @gluon.jit
     def consumer_release(self, state, pred=True):
-        """Give the slot back: one arrival of each of the consumer's four warps on the empty barrier.
+        """Release the slot: one arrival of each of the consumer's four warps on the empty barrier.
 
-        Per warp, because an arrival of the whole warpgroup costs a barrier among its warps first.
+        Per warp, because the compiler puts a barrier among the warps before an arrival of the whole warpgroup.
         """
         gl.inline_asm(_WARP_ARRIVE, "r,r", [self.empty(state.index), gl.to_tensor(pred).to(gl.int32)])
 
 
 @gluon.jit
 def make_pipeline(smem, consumers: gl.constexpr, stages: gl.constexpr, parts: gl.constexpr = 1):
-    """Barriers for a ring over `smem` [stages * parts, ...]: full completes on one arrival plus its bytes, empty on
-    one arrival of each of the four warps of each consumer."""
+    """A ring over `smem` [stages * parts, ...] with initialised barriers: full completes on one arrival and its bytes,
+    empty on one arrival of each of the four warps of each consumer."""
     bars = mbarrier.allocate_mbarrier(batch=2 * stages)
     for i in gl.static_range(stages):
         mbarrier.init(bars.index(i), count=1)
@@ -112,29 +112,29 @@ def make_pipeline(smem, consumers: gl.constexpr, stages: gl.constexpr, parts: gl
 
 @gluon.aggregate
 class KVPipeline(StagedPipeline):
-    """A ring that the tensor core reads, a tile for each sub-stage: slots are given back by tcgen05.commit, which
-    arrives when the products issued so far have read them. Every barrier counts one arrival."""
+    """A ring that the tensor core reads, a tile for each sub-stage: tcgen05.commit releases slots when the products
+    issued so far have read them. Every barrier counts one arrival."""
 
     @gluon.jit
     def init(self):
-        """Initialise every barrier; one role may do it, before the roles start."""
+        """Initialise every barrier, before the roles start."""
         for i in gl.static_range(2 * self.stages * self.sub_stages):
             mbarrier.init(self.bars.index(i), count=1)
 
     @gluon.jit
     def consumer_release(self, state, sub: gl.constexpr = 0):
-        """Give a slot's sub-stage back once the products issued so far are done."""
+        """Release a slot's sub-stage when the products issued so far are done."""
         tcgen05_commit(self.empty(state.index, sub))
 
     @gluon.jit
     def consumer_release_at(self, index, sub: gl.constexpr = 0):
-        """Give back the sub-stage of slot `index`, wherever the consumer is by now."""
+        """Release the sub-stage of slot `index`, whichever slot the consumer has reached."""
         tcgen05_commit(self.empty(index, sub))
 
 
 @gluon.jit
 def make_kv_pipeline(smem, stages: gl.constexpr, sub_stages: gl.constexpr = 1):
-    """A ring over `smem` [stages * sub_stages, ...]; its barriers still have to be initialised."""
+    """A ring over `smem` [stages * sub_stages, ...]; call `init` for its barriers."""
     bars = mbarrier.allocate_mbarrier(batch=2 * stages * sub_stages)
     return KVPipeline(smem, bars, stages, sub_stages, sub_stages)
 
@@ -159,7 +159,7 @@ class PairKVPipeline(KVPipeline):
 
 @gluon.jit
 def make_pair_pipeline(smem, stages: gl.constexpr, sub_stages: gl.constexpr = 1):
-    """A pair's ring over `smem` [stages * sub_stages, ...]; its barriers still have to be initialised."""
+    """A pair's ring over `smem` [stages * sub_stages, ...]; call `init` for its barriers."""
     fulls = mbarrier.allocate_mbarrier(batch=stages * sub_stages, two_ctas=True)
     empties = mbarrier.allocate_mbarrier(batch=stages * sub_stages)
     return PairKVPipeline(smem, fulls, stages, sub_stages, sub_stages, empties)

@@ -1,16 +1,15 @@
 """A ring for K and one for V: what loads them, and the tensor-core warp that reads them.
 
-K is needed column by column and V whole: S = Q·Kᵀ contracts over the head dim, so it can start with the first columns
-of Q and K, O = P·V contracts over the keys. So a K tile comes in `num_qk_stages` chunks of columns with barriers of
-their own, a V tile in one:
+S = Q·Kᵀ contracts over the head dim, so it can start with the first columns of Q and K; O = P·V contracts over the keys
+and needs a whole V tile. So a K tile has `num_qk_stages` chunks of columns, each with its own barriers, a V tile one:
 
       K ring     [ chunk 0 │ chunk 1 ] [ chunk 0 │ chunk 1 ] …     barriers per chunk
       V ring     [       whole       ] [       whole       ] …     barriers per tile
 
-The first chunks of K bring those of Q with them: `get_tile` then does not arm, and the caller arms for both.
+The first chunks of K share their barriers with those of Q: the caller then sets the expected bytes of both.
 
 Specification: section 1.3. Aggregates are values, so states are passed and returned; `KVProducerRings` and
-`KVConsumerRings` take both rings at once, with the methods of `kv_ring`, so a role is written once for both.
+`KVConsumerRings` take both rings at once, with the methods of `kv_ring`, so one role serves both.
 """
 
 from triton.experimental import gluon
@@ -44,14 +43,14 @@ class TMAProducerPipeline:
 
     @gluon.jit
     def get_tile(self, state, qk_stage: gl.constexpr = 0, expect=False):
-        """(full barrier, shared memory) of a chunk; where `expect`, the barrier is armed with the chunk's bytes."""
+        """(full barrier, shared memory) of a chunk; if `expect`, the barrier expects the chunk's bytes."""
         full = self.pipeline.full(state.index, qk_stage)
         mbarrier.expect(full, self.bytes, pred=expect)
         return full, self.get_smem(state, qk_stage)
 
     @gluon.jit
     def acquire(self, state, qk_stage: gl.constexpr = 0):
-        """Wait until a chunk of the current slot is free."""
+        """Wait until a chunk of the current slot is empty."""
         self.pipeline.producer_acquire(state, qk_stage)
 
     @gluon.jit
@@ -69,7 +68,7 @@ class TMAProducerPipeline:
 
 @gluon.jit
 def make_tma_producer(pipeline, is_k: gl.constexpr, nbytes: gl.constexpr):
-    """The producer of a ring whose chunks have `nbytes` in each CTA; only K is chunked."""
+    """The producer of a ring whose chunks have `nbytes` in each CTA; only K has several."""
     chunks: gl.constexpr = pipeline.sub_stages
     gl.static_assert(is_k or chunks == 1, "V arrives whole")
     gl.static_assert(pipeline.parts == chunks, "a chunk is a tile of the ring")
@@ -96,12 +95,13 @@ class TMAConsumerPipeline:
 
     @gluon.jit
     def wait(self, state, qk_stage: gl.constexpr = 0):
-        """Wait until a chunk of the current slot is loaded."""
+        """Wait until a chunk of the current slot is full."""
         self.pipeline.consumer_wait(state, True, qk_stage)
 
     @gluon.jit
     def release(self, state, qk_stage: gl.constexpr = 0):
-        """Give a chunk back when the products issued so far are done; after the last one the state is the next."""
+        """Release a chunk when the products issued so far are done; the last chunk's returns the state of the next
+        slot."""
         self.pipeline.consumer_release(state, qk_stage)
         if qk_stage == self.pipeline.sub_stages - 1:
             return state.step()
@@ -110,7 +110,7 @@ class TMAConsumerPipeline:
 
     @gluon.jit
     def release_at(self, index):
-        """Give slot `index` of V back; the state stays."""
+        """Release slot `index` of V; the state stays."""
         gl.static_assert(not self.is_k, "only V is released late")
         self.pipeline.consumer_release_at(index)
 
@@ -159,7 +159,7 @@ class KVProducerRings:
 
 @gluon.aggregate
 class KVRingsState:
-    """Where the consumer is in both rings, and the slot of the V tile that it has waited for last."""
+    """The consumer's next slots in both rings, and the slot of the V tile that it waited for last."""
 
     k: PipelineState
     v: PipelineState

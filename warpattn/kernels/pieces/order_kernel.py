@@ -1,42 +1,46 @@
-"""From lengths on the device to the list of `tiles_lengths`, longest tile first, without the host.
+"""From lengths on the device to the list of `scheduler_varlen`, longest tile first, without the host.
 
-Places in a batch where a query block may begin are numbered without adding lengths up: sequence b, whose rows begin at
-`start`, has the numbers from  start // block_m + b  on, a few more than it has blocks. What number belongs to which
-sequence is then a binary search in the offsets, and numbers without rows fall out because they sort last.
+Candidates, places in a batch where a query block may begin, are numbered without a sum over lengths: sequence b, whose
+rows begin at `start`, has the numbers from  start // block_m + b  on, a few more than it has blocks. A binary search in
+the offsets then finds the sequence of a number, and numbers without rows drop out because they sort last.
 
-One program places 32 numbers: it counts the key tiles of each by the mask's span, and compares with those of every
-other number, 256 at a time. That is quadratic in the number of blocks, and needs neither atomics nor a second pass.
+One program ranks 32 candidates: it counts the key tiles of each by the mask's span, and compares with all others, 256
+at a time. That is quadratic in the number of blocks, and needs neither atomics nor a second pass.
 
-      number ──▶ sequence, first row ──▶ key tiles of the span ──▶ place = how many are longer ──▶ record
+      number ──▶ sequence, first row ──▶ key tiles of the span ──▶ rank = how many are longer ──▶ record
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from . import scheduler_sizes
 from .scheduler_varlen import BLOCKS, COUNTER, RECORD
 from .span import tile_span
 
-OWN = gl.constexpr(32)  # numbers of a program
-OTHERS = gl.constexpr(256)  # that they are compared with at a time
-FLAT = gl.constexpr(gl.BlockedLayout([1], [32], [8], [0]))  # [OTHERS]
-DOWN = gl.constexpr(gl.SliceLayout(1, gl.BlockedLayout([1, 8], [1, 32], [8, 1], [1, 0])))  # [OWN] of [OWN, OTHERS]
-ALONG = gl.constexpr(gl.SliceLayout(0, gl.BlockedLayout([1, 8], [1, 32], [8, 1], [1, 0])))  # [OTHERS]
+OWN = gl.constexpr(scheduler_sizes.PROGRAM_BLOCKS)  # candidates of a program
+OTHERS = gl.constexpr(256)  # candidates that they are compared with at a time
+WARPS = gl.constexpr(scheduler_sizes.ORDER_WARPS)
+FLAT = gl.constexpr(gl.BlockedLayout([1], [32], [WARPS.value], [0]))  # [OTHERS]
+PAIRS = gl.constexpr(gl.BlockedLayout([1, 8], [1, 32], [WARPS.value, 1], [1, 0]))  # [OWN, OTHERS]
+DOWN = gl.constexpr(gl.SliceLayout(1, PAIRS.value))  # [OWN]
+ALONG = gl.constexpr(gl.SliceLayout(0, PAIRS.value))  # [OTHERS]
 
 
 @gluon.aggregate
 class Lengths:
-    """Where the lengths of a batch stand."""
+    """The lengths of a batch."""
 
     q: gl.tensor  # int32*: row offsets of the queries (batch + 1,); unused when every sequence has `seq_q`
     k: gl.tensor  # int32*: row offsets of the keys (batch + 1,), or lengths (batch,)
     batch: gl.tensor
     seq_q: gl.tensor  # queries of every sequence
-    most_k: gl.tensor  # keys that a sequence can have
-    ragged: gl.constexpr  # offsets of both, or as many queries everywhere and lengths of the keys
+    most_k: gl.tensor  # most keys of a sequence
+    ragged: gl.constexpr  # offsets of both; else equally many queries everywhere and lengths of the keys
 
     @gluon.jit
     def queries(self, b):
-        """(first row or number of the sequence, length) of the queries of sequences `b`; others have length 0."""
+        """(first row or number of the sequence, length) of the queries of sequences `b`; length 0 past the last
+        sequence."""
         inside = b < self.batch
         if self.ragged:
             start = gl.load(self.q + b, mask=inside, other=0)
@@ -61,28 +65,28 @@ def order_kernel(
     q_ptr, k_ptr, list_ptr, shape, mask_args, ragged: gl.constexpr, span: gl.constexpr,
     block_m: gl.constexpr, block_n: gl.constexpr,
 ):  # fmt: skip
-    """Write the list. `shape` is (batch, seq_q, most_k, numbers), see `Lengths`; `span` is that of `apply.Modifiers`.
+    """Write the list. `shape` is an `OrderShape`; `span` is that of `Modifiers`.
 
-    Grid: as many programs as hold all numbers, `OWN` each; those that hold none do no harm.
+    Grid: `OWN` of the candidates a program; a program without a candidate writes no record.
     """
-    lengths = Lengths(q_ptr, k_ptr, shape[0], shape[1], shape[2], ragged)
+    lengths = Lengths(q_ptr, k_ptr, shape.batch, shape.seq_q, shape.most_k, ragged)
     number = gl.program_id(0) * OWN + gl.arange(0, OWN, DOWN)
     b, row = find_block(number, lengths, block_m)
-    long = key_tiles(number < shape[3], b, row, lengths, span, mask_args, block_m, block_n)
-    place = gl.zeros([OWN], gl.int32, DOWN)
+    long = key_tiles(number < shape.candidates, b, row, lengths, span, mask_args, block_m, block_n)
+    rank = gl.zeros([OWN], gl.int32, DOWN)
     blocks = gl.to_tensor(0)
-    for start in range(0, shape[3], OTHERS):
+    for start in range(0, shape.candidates, OTHERS):
         other = start + gl.arange(0, OTHERS, FLAT)
         other_b, other_row = find_block(other, lengths, block_m)
-        other_long = key_tiles(other < shape[3], other_b, other_row, lengths, span, mask_args, block_m, block_n)
+        other_long = key_tiles(other < shape.candidates, other_b, other_row, lengths, span, mask_args, block_m, block_n)
         blocks += gl.sum((other_long >= 0).to(gl.int32), 0)
         along = gl.convert_layout(other_long, ALONG)[None, :]
         earlier = start + gl.arange(0, OTHERS, ALONG)[None, :] < number[:, None]
-        ahead = (along > long[:, None]) | ((along == long[:, None]) & earlier)
-        place += gl.sum(ahead.to(gl.int32), 1)
+        before = (along > long[:, None]) | ((along == long[:, None]) & earlier)
+        rank += gl.sum(before.to(gl.int32), 1)
     q_start, seq_q = lengths.queries(b)
     k_start, seq_k = lengths.keys(b)
-    record = list_ptr + RECORD + place * RECORD
+    record = list_ptr + RECORD + rank * RECORD
     inside = long >= 0
     gl.store(record, b, mask=inside)
     gl.store(record + 1, row, mask=inside)
@@ -97,11 +101,11 @@ def order_kernel(
 
 @gluon.jit
 def find_block(number, lengths, block_m: gl.constexpr):
-    """(sequence, first row) of numbers, any shape; there may be no such row."""
+    """(sequence, first row) of candidates, any shape; the row may lie past the sequence's end."""
     if lengths.ragged:
         b = gl.zeros_like(number)
         size = lengths.batch
-        while size > 1:  # the last sequence that begins at a number up to this one is among `size` from b on
+        while size > 1:  # the wanted sequence is one of the `size` from b on
             half = size // 2
             start = gl.load(lengths.q + b + half)
             b = gl.where(start // block_m + b + half <= number, b + half, b)
@@ -118,7 +122,7 @@ def find_block(number, lengths, block_m: gl.constexpr):
 def key_tiles(
     inside, b, row, lengths, span: gl.constexpr, mask_args, block_m: gl.constexpr, block_n: gl.constexpr
 ):  # fmt: skip
-    """Key tiles that blocks need, by the span of head 0; -1 where `row` is not in the sequence or not `inside`."""
+    """Key tiles of blocks by the span of head 0; -1 where `row` is not in the sequence or not `inside`."""
     _, seq_q = lengths.queries(b)
     _, seq_k = lengths.keys(b)
     inside = inside & (row >= 0) & (row < seq_q)

@@ -13,7 +13,9 @@ shared memory beside the queries, so that the four divisions are done once and o
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-TILE_FIELDS = gl.constexpr(3)  # int32 of a published tile: batch, query head, first row (-1: no tile is left)
+from . import scheduler_sizes
+
+TILE_FIELDS = gl.constexpr(scheduler_sizes.TILE_FIELDS)  # a first row of -1: no tile is left
 
 
 @gluon.aggregate
@@ -83,14 +85,15 @@ def decode_tile(number, work, block_m: gl.constexpr):
 
 
 @gluon.jit
-def ask(counter, work, number):
-    """Start fetching what comes after tile `number`; nothing is fetched past the end. `settle` takes the answer."""
+def fetch_next(counter, work, number):
+    """Start fetching the number after tile `number`; past the end nothing is fetched. `resolve_next` takes the
+    answer."""
     return gl.atomic_add(counter, 1, mask=number < work.total())
 
 
 @gluon.jit
-def settle(counter, work, number, taken):
-    """The tile number behind the answer of `ask`; the last answer of a launch resets the counter."""
+def resolve_next(counter, work, number, taken):
+    """The tile number of `fetch_next`'s answer `taken`; the last answer of a launch resets the counter."""
     total = work.total()
     if (number < total) & (taken == total - 1):
         gl.store(counter, 0)

@@ -1,42 +1,43 @@
 """Output tiles of sequences of different lengths: a list made on the device, longest tile first.
 
-`tiles_order` writes one record for every block of query rows of every sequence, sorted by the number of its key tiles.
-The scheduler of `tiles` then counts through (block, head) pairs as it does for a dense batch:
+`order_kernel` writes one record for every block of query rows of every sequence, sorted by the number of its key tiles.
+The scheduler then counts through (block, head) pairs as it does for a dense batch:
 
       tile number ──▶ section of heads ──▶ record of the list ──▶ head inside the section
 
       list   [blocks, counter, ...] [b, row, q_start, len_q, k_start, len_k, -, -] [b, row, ...] ...
 
-A tile brings the lengths of its sequence along, through shared memory too, so that only the producer reads the list.
+A tile carries the lengths of its sequence, through shared memory too, so that only the producer reads the list.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from . import scheduler_sizes
 from .scheduler import get_field, put_field
 
-LENGTH_TILE_FIELDS = gl.constexpr(6)  # int32 of a published tile
-RECORD = gl.constexpr(8)  # int32 of a record, and of the head of the list
-BLOCKS = gl.constexpr(0)  # where the head of the list holds the number of records
-COUNTER = gl.constexpr(1)  # and the tile counter
+VARLEN_TILE_FIELDS = gl.constexpr(scheduler_sizes.VARLEN_TILE_FIELDS)
+RECORD = gl.constexpr(scheduler_sizes.RECORD)
+BLOCKS = gl.constexpr(scheduler_sizes.BLOCKS)
+COUNTER = gl.constexpr(scheduler_sizes.COUNTER)
 
 
 @gluon.aggregate
-class LengthTile:
+class VarlenTile:
     """One output tile and its sequence; row -1 if no tile is left."""
 
     b: gl.tensor
     h: gl.tensor
     row: gl.tensor  # first query row within the sequence
-    q_start: gl.tensor  # where the sequence's queries begin: a row of ragged queries, or b
+    q_start: gl.tensor  # first query of the sequence: a row of ragged queries, or b
     seq_q: gl.tensor
-    k_start: gl.tensor  # where its keys begin; known to the producer only
+    k_start: gl.tensor  # first key of the sequence; only the producer has it
     seq_k: gl.tensor
 
 
 @gluon.aggregate
-class LengthWork:
-    """What `tiles.Work` is to a dense batch."""
+class VarlenScheduler:
+    """What `scheduler.Work` is to a dense batch."""
 
     heads_q: gl.tensor
     group: gl.tensor  # query heads per key head
@@ -68,23 +69,23 @@ class LengthWork:
         seq_q = gl.load(record + 3, mask=inside, other=0)
         k_start = gl.load(record + 4, mask=inside, other=0)
         seq_k = gl.load(record + 5, mask=inside, other=0)
-        return LengthTile(b, head, row, q_start, seq_q, k_start, seq_k)
+        return VarlenTile(b, head, row, q_start, seq_q, k_start, seq_k)
 
     @gluon.jit
     def lengths(self, tile):
-        """What has the `seq_q` and `seq_k` of a tile's sequence."""
+        """The value with `seq_q` and `seq_k` of a tile's sequence."""
         return tile
 
     @gluon.jit
     def lse_row(self, tile):
-        """Where in the LSE the first row of a tile's sequence and head lies."""
+        """Index in the LSE of the first row of a tile's sequence and head."""
         start = gl.where(self.lse_batch == 0, tile.q_start, 0)
         return tile.b.to(gl.int64) * self.lse_batch + tile.h.to(gl.int64) * self.lse_head + start
 
     @gluon.jit
     def publish(self, slots, index, tile):
-        """Write a tile into a slot of [stages * LENGTH_TILE_FIELDS, 1]; called by one warp."""
-        first = index * LENGTH_TILE_FIELDS
+        """Write a tile into a slot of [stages * VARLEN_TILE_FIELDS, 1]; one warp calls it."""
+        first = index * VARLEN_TILE_FIELDS
         put_field(slots.index(first), tile.b)
         put_field(slots.index(first + 1), tile.h)
         put_field(slots.index(first + 2), tile.row)
@@ -94,12 +95,12 @@ class LengthWork:
 
     @gluon.jit
     def read(self, slots, index):
-        """The tile in a slot, without the start of its keys; called by four warps."""
-        first = index * LENGTH_TILE_FIELDS
+        """The tile in a slot, without the start of its keys; four warps call it."""
+        first = index * VARLEN_TILE_FIELDS
         b = get_field(slots.index(first))
         h = get_field(slots.index(first + 1))
         row = get_field(slots.index(first + 2))
         q_start = get_field(slots.index(first + 3))
         seq_q = get_field(slots.index(first + 4))
         seq_k = get_field(slots.index(first + 5))
-        return LengthTile(b, h, row, q_start, seq_q, gl.to_tensor(0), seq_k)
+        return VarlenTile(b, h, row, q_start, seq_q, gl.to_tensor(0), seq_k)

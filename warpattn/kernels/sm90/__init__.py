@@ -1,1 +1,1 @@
-"""Hopper (H100, H200): the prefill kernel and its host side."""
+"""Hopper (H100, H200): dense prefill, prefill of ragged batches and pages, decode, latent attention."""

@@ -5,9 +5,9 @@ from triton.experimental.gluon import language as gl
 
 
 @gluon.constexpr_function
-def element_type(dtype: str):
-    """Gluon's type of a config's operands."""
-    return gl.bfloat16 if dtype == "bf16" else gl.float16
+def element_type(element):
+    """Gluon's type of an `Element`."""
+    return {"bf16": gl.bfloat16, "fp16": gl.float16}[element.name]
 
 
 @gluon.constexpr_function
@@ -18,7 +18,7 @@ def tile_layout(rows, cols, dtype):
 
 @gluon.constexpr_function
 def accumulator_layout(cols):
-    """Registers of a [64, cols] wgmma accumulator in one warpgroup."""
+    """Registers of a [64 n, cols] wgmma accumulator in one warpgroup."""
     return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, cols, 16])
 
 
@@ -29,12 +29,7 @@ def operand_layout(cols):
 
 
 @gluon.constexpr_function
-def few_layout(rows):
-    """Registers of a [64 n, rows] wgmma accumulator in one warpgroup."""
-    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, rows, 16])
-
-
-@gluon.constexpr_function
-def turn_asm(action, wg, consumers):
-    """PTX on the named barrier by which warpgroups take turns: two of them meet at it (ids 0-7 are the compiler's)."""
+def turn_asm(action, wg):
+    """PTX for `action`, "sync" or "arrive", on the named barrier of a warpgroup's turn: two warpgroups meet there
+    (the compiler has ids 0 to 7)."""
     return f"bar.{action} {12 + wg}, 256;"

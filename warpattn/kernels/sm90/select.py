@@ -9,21 +9,21 @@ from warpattn.problem.operands import Operands
 from warpattn.sequences import PagedKV, Ragged, Sequence
 
 from .decode import launch as decode
+from .prefill import launch as prefill
 from .prefill.config import choose as dense_choice
-from .prefill.launch import prefill
 from .prefill_varlen import launch as prefill_varlen
 from .prefill_varlen.config import choose as varlen_choice
 
 
 def list_launches(checked: CheckedCall, x: Operands, sequence: Sequence, options: PlanOptions) -> tuple[Launch, ...]:
-    """One launch of decode or of prefill; two for prefill of ragged batches and paged caches, see its steps. Prefill
+    """One launch of dense prefill; two of prefill of ragged batches and paged caches; one or two of decode. Prefill
     never splits keys, so it is batch-invariant."""
     if decode.serves(checked.problem):
         choice = decode.choose(checked.problem, ARCHS["sm90"], options=options)
         return decode.list_launches(checked, x, sequence, choice)
     if isinstance(sequence, Ragged | PagedKV):
         return prefill_varlen.list_launches(checked, x, sequence)
-    return (prefill(checked, x, dense_choice(checked.problem, ARCHS["sm90"])),)
+    return prefill.list_launches(checked, x)
 
 
 def choose(problem: Problem, target: Arch) -> Choice:

@@ -69,7 +69,7 @@ def first_keys(ctx, s, item, k_state, v_state):
     s = decode_scores(ctx, s, item, item.begin)
     softmax, p = softmax_start(s, exponent_scale(ctx))
     o = gl.zeros([config.rows, config.padded_v], gl.float32, accumulator_layout(config.padded_v))
-    return Progress(o, pack(p, element_type(config.dtype)), softmax, k_state, v_state)
+    return Progress(o, pack(p, element_type(config.element)), softmax, k_state, v_state)
 
 
 @gluon.jit
@@ -88,7 +88,7 @@ def advance_keys(ctx, state, item, i):
     ctx.rings.v.consumer_release(state.v)
     if moved:
         o = rescale(o, alpha)
-    return Progress(o, pack(p, element_type(config.dtype)), softmax, state.k.step(), state.v.step())
+    return Progress(o, pack(p, element_type(config.element)), softmax, state.k.step(), state.v.step())
 
 
 @gluon.jit

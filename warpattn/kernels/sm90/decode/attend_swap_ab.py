@@ -21,7 +21,7 @@ from ...nvidia.pipelines import PipelineState, consumer_state
 from ...pieces.combine import LEAST
 from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import HEADROOM
-from ..layouts import element_type, few_layout
+from ..layouts import accumulator_layout, element_type
 from .attend import load_queries, visible_scores, wait_values
 from .context import item_at
 from .output_swap_ab import finish_rows, make_exchange, result_places
@@ -45,9 +45,9 @@ def few_attend_role(ctx):
     k_state = consumer_state(config.stages)
     v_state = consumer_state(config.stages)
     p_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(
-        [config.rows, config.block_n], element_type(config.dtype)
+        [config.rows, config.block_n], element_type(config.element)
     )
-    p_tile = gl.allocate_shared_memory(element_type(config.dtype), [config.rows, config.block_n], p_layout)
+    p_tile = gl.allocate_shared_memory(element_type(config.element), [config.rows, config.block_n], p_layout)
     exchange = make_exchange(config)
     place = ctx.start
     while place.unit < ctx.end:
@@ -66,7 +66,7 @@ def few_attend_role(ctx):
 @gluon.jit
 def no_keys(config: gl.constexpr, k_state, v_state):
     """State before the first key of an item."""
-    layout: gl.constexpr = few_layout(config.rows)
+    layout: gl.constexpr = accumulator_layout(config.rows)
     o = gl.zeros([config.padded_v, config.rows], gl.float32, layout)
     m = gl.full([config.rows], LEAST, gl.float32, gl.SliceLayout(0, layout))
     return FewProgress(o, m, thread_sum(gl.zeros([config.block_n, config.rows], gl.float32, layout)), k_state, v_state)
@@ -89,7 +89,7 @@ def attend_keys(ctx, state, p_tile, item, i):
         o = o * alpha[None, :]
         l = l * gl.convert_layout(alpha, gl.SliceLayout(0, gl.SliceLayout(1, l.type.layout)))[None, None, :]
     p = gl.exp2(x - m[None, :])
-    p_tile.permute((1, 0)).store(p.to(element_type(config.dtype)))
+    p_tile.permute((1, 0)).store(p.to(element_type(config.element)))
     fence_async_shared()
     gl.barrier()
     wait_values(ctx, state, item, i)
@@ -105,7 +105,7 @@ def key_scores(ctx, k_state):
     """Products [N, R] of the keys of a slot with the queries."""
     config: gl.constexpr = ctx.config
     k_tile = ctx.rings.k.tile(k_state).reshape([config.block_n, config.padded_qk])
-    zero = gl.zeros([config.block_n, config.rows], gl.float32, few_layout(config.rows))
+    zero = gl.zeros([config.block_n, config.rows], gl.float32, accumulator_layout(config.rows))
     s = warpgroup_mma(k_tile, ctx.rings.q.permute((1, 0)), zero, use_acc=False, is_async=True)
     return warpgroup_mma_wait(0, deps=(s,))
 
@@ -114,7 +114,7 @@ def key_scores(ctx, k_state):
 def masked_scores(ctx, s, item, i):
     """Score function and, if the key tile is masked, the mask and the end of keys."""
     config: gl.constexpr = ctx.config
-    layout: gl.constexpr = few_layout(config.rows)
+    layout: gl.constexpr = accumulator_layout(config.rows)
     row = gl.arange(0, config.rows, gl.SliceLayout(0, layout))[None, :]
     key = gl.arange(0, config.block_n, gl.SliceLayout(1, layout))[:, None]
     return visible_scores(ctx, s, item, i, row, key)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from warpattn.kernels.topology import Edge, Role, Topology
+from warpattn.problem.element import Element
 
 from ..prefill.config import CONSUMER_ROWS, SMEM_LIMIT, pad_dim
 
@@ -39,7 +40,7 @@ class DecodeConfig:
     one long one with as many keys.
     """
 
-    dtype: str  # "bf16" | "fp16"
+    element: Element  # of q, keys, values and out
     dim_qk: int
     dim_v: int
     block_n: int
@@ -109,11 +110,11 @@ class DecodeConfig:
 
     @property
     def k_bytes(self) -> int:
-        return 2 * self.block_n * self.padded_qk
+        return self.element.bytes * self.block_n * self.padded_qk
 
     @property
     def v_bytes(self) -> int:
-        return 2 * self.block_n * self.padded_v
+        return self.element.bytes * self.block_n * self.padded_v
 
     @property
     def k_cols(self) -> int:
@@ -143,14 +144,14 @@ class DecodeConfig:
 
     @property
     def q_bytes(self) -> int:
-        return 2 * self.rows * self.padded_qk
+        return self.element.bytes * self.rows * self.padded_qk
 
     @property
     def private_bytes(self) -> int:
         """Shared memory that the warpgroup has for itself: queries; with few rows, also a tile of P, and the output
         while its rows and columns are exchanged."""
-        turned = 4 * self.rows * (self.padded_v + 5) + 2 * self.rows * self.block_n if self.few_rows else 0
-        return self.q_bytes + turned
+        p_bytes = self.element.bytes * self.rows * self.block_n
+        return self.q_bytes + (4 * self.rows * (self.padded_v + 5) + p_bytes if self.few_rows else 0)
 
     @cached_property
     def topology(self) -> Topology:
@@ -174,7 +175,7 @@ class DecodeConfig:
 
 
 def choose_decode(
-    dtype: str, dim_qk: int, dim_v: int, page_size: int = 0, ctas: int | None = None, rows: int = CONSUMER_ROWS
+    element: Element, dim_qk: int, dim_v: int, page_size: int = 0, ctas: int | None = None, rows: int = CONSUMER_ROWS
 ) -> DecodeConfig:
     """The configuration for a pair of head dims, `page_size` keys a page (0: not paged), `ctas` blocks an SM, and for
     `rows` rows of queries a key head.
@@ -188,9 +189,9 @@ def choose_decode(
     gathers = 0 < box < LEAST_BOX  # pointers of more rows would not fit into the producer's registers
     if ctas is None:
         ctas = 2 if wide <= SHORT_ROW and not gathers and (box or not few) else 1
-    largest = TILE_BYTES // (2 * wide) if few else 128 if wide <= 128 else 64
+    largest = TILE_BYTES // (element.bytes * wide) if few else 128 if wide <= 128 else 64
     block_n = 64 if gathers or ctas > 1 else largest
-    config = DecodeConfig(dtype, dim_qk, dim_v, block_n, 2, ctas, 1, page_box=box, few_rows=few)
+    config = DecodeConfig(element, dim_qk, dim_v, block_n, 2, ctas, 1, page_box=box, few_rows=few)
     config = replace(config, query_rows=next(n for n in (4, 8, 16) if rows <= n) if few else 0)
     if gathers:
         config = replace(config, producer_registers=232)

@@ -33,9 +33,7 @@ class Grid:
 @gluon.jit
 def grid_of(shape):
     """A grid from the kernels' `shape` argument, which has its fields in order."""
-    return Grid(
-        shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], shape[6], shape[7], shape[8], shape[9]
-    )
+    return Grid(shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], shape[6], shape[7], shape[8], shape[9])
 
 
 @gluon.aggregate
@@ -323,7 +321,7 @@ def block_room(units, price, work):
 @gluon.jit
 def make_decode_rings(config: gl.constexpr):
     """Allocate shared memory and initialise every barrier."""
-    dtype: gl.constexpr = element_type(config.dtype)
+    dtype: gl.constexpr = element_type(config.element)
     k_layout: gl.constexpr = tile_layout(config.block_n, config.padded_qk, dtype)
     v_layout: gl.constexpr = tile_layout(config.block_n, config.padded_v, dtype)
     q_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([config.rows, config.padded_qk], dtype)

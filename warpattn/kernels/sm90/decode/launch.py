@@ -72,13 +72,13 @@ def choose(
     if not takes(problem):
         rule = f"the decode kernel takes dense or paged keys and 1 to {MAX_TOKENS} query tokens"
         raise AttentionError(f"the problem is {problem.kind} with {problem.seq_q} query tokens; {rule}")
-    dtype, latent = problem.element.name, is_latent(problem)
+    element, latent = problem.element, is_latent(problem)
     if latent:
-        config: DecodeConfig = choose_mla(dtype, problem.page_size)
+        config: DecodeConfig = choose_mla(element, problem.page_size)
         config = invariant(config) if options.batch_invariant else config
     else:
         rows = problem.seq_q * problem.heads_q // problem.heads_kv
-        config = choose_decode(dtype, problem.dim_qk, problem.dim_v, problem.page_size, ctas, rows)
+        config = choose_decode(element, problem.dim_qk, problem.dim_v, problem.page_size, ctas, rows)
         config = early(config) if options.cache_settled and not config.gathers else config
         if options.batch_invariant:
             config = invariant(config)

@@ -124,4 +124,4 @@ def write_at(ctx, o, lse, places, column=0):
         gl.store(ctx.results.lse + head * ctx.work.tokens + rows.token, lse * LN_2, mask=places.there)
     col = column + gl.arange(0, o.shape[1], gl.SliceLayout(0, o.type.layout))[None, :]
     at = places.out[:, None] + col
-    gl.store(at, o.to(element_type(config.dtype)), mask=places.there[:, None] & (col < config.dim_v))
+    gl.store(at, o.to(element_type(config.element)), mask=places.there[:, None] & (col < config.dim_v))

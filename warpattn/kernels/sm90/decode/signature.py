@@ -17,8 +17,8 @@ def decode_source(config: DecodeConfig, mask: Program, score: Program | None, ha
     """The kernel with the types of its parameters and its constants."""
 
     def descriptor(cols: int) -> str:
-        layout = tile_layout(config.box, cols, element_type(config.dtype))
-        return f"tensordesc<{config.dtype}[1, {config.box}, 1, {cols}],{layout!r}>"
+        layout = tile_layout(config.box, cols, element_type(config.element))
+        return f"tensordesc<{config.element.name}[1, {config.box}, 1, {cols}],{layout!r}>"
 
     matrix = _matrix(config)
     signature = {
@@ -43,7 +43,7 @@ def combine_source(config: DecodeConfig, mask: Program, has_sinks: bool, has_lse
 
 
 def _matrix(config: DecodeConfig) -> tuple[str, ...]:
-    return (f"*{config.dtype}", "i64", "i64", "i64")
+    return (config.element.pointer, "i64", "i64", "i64")
 
 
 def _shared_signature(config: DecodeConfig, mask: Program) -> dict[str, object]:

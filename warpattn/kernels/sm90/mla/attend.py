@@ -79,7 +79,7 @@ def attend_own(ctx, state, item, i, number, half: gl.constexpr, follows: gl.cons
     """Key tile number `i` of the item, `number` of the CTA, of which this warpgroup makes the probabilities; and, if it
     `follows` one, the other warpgroup's tile before it."""
     config: gl.constexpr = ctx.config
-    dtype: gl.constexpr = element_type(config.dtype)
+    dtype: gl.constexpr = element_type(config.element)
     keys = slot_of(number, config)
     ctx.rings.keys.consumer_wait(keys)
     s = start_scores(ctx, keys)
@@ -141,7 +141,7 @@ def take_mark(ctx, state, number, half: gl.constexpr):
 def shared_p(ctx, keys):
     """The probabilities [64, N] of the tile in a slot, where its rotary columns were."""
     config: gl.constexpr = ctx.config
-    dtype: gl.constexpr = element_type(config.dtype)
+    dtype: gl.constexpr = element_type(config.element)
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([config.rows, config.block_n], dtype)
     return ctx.rings.rope.index(keys.index).reinterpret(dtype, [config.rows, config.block_n], layout)
 
@@ -167,11 +167,11 @@ def meet(half: gl.constexpr):
     """Wait for the other warpgroup: the right one comes to a named barrier that the left one waits at, which then comes
     to the one that the right one waits at; so none can come twice before the other has gone on."""
     if half == 0:
-        gl.inline_asm(turn_asm("sync", 2, 2))
-        gl.inline_asm(turn_asm("arrive", 3, 2))
+        gl.inline_asm(turn_asm("sync", 2))
+        gl.inline_asm(turn_asm("arrive", 3))
     else:
-        gl.inline_asm(turn_asm("arrive", 2, 2))
-        gl.inline_asm(turn_asm("sync", 3, 2))
+        gl.inline_asm(turn_asm("arrive", 2))
+        gl.inline_asm(turn_asm("sync", 3))
 
 
 @gluon.jit

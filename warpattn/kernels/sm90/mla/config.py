@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from warpattn.kernels.topology import Edge, Role, Topology
 from warpattn.problem.backends import LATENT
+from warpattn.problem.element import Element
 
 from ..decode.config import DecodeConfig
 
@@ -57,7 +58,7 @@ class MlaConfig(DecodeConfig):
     @property
     def k_bytes(self) -> int:
         """Of a tile's rotary part; the latents are `v_bytes`."""
-        return 2 * self.block_n * self.rope
+        return self.element.bytes * self.block_n * self.rope
 
     @property
     def tile_bytes(self) -> int:
@@ -94,7 +95,7 @@ class MlaConfig(DecodeConfig):
         return self.q_bytes + 6 * 4 * 4 * self.rows
 
 
-def choose_mla(dtype: str, page_size: int = 0) -> MlaConfig:
+def choose_mla(element: Element, page_size: int = 0) -> MlaConfig:
     """The configuration for `page_size` keys a page (0: not paged)."""
     box = min(page_size & -page_size, BLOCK_N)
-    return MlaConfig(dtype, *LATENT, BLOCK_N, 4, 1, 1, page_box=box)
+    return MlaConfig(element, *LATENT, BLOCK_N, 4, 1, 1, page_box=box)

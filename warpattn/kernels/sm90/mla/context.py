@@ -49,7 +49,7 @@ class MlaContext:
 @gluon.jit
 def make_mla_rings(config: gl.constexpr):
     """Allocate shared memory and initialise every barrier."""
-    dtype: gl.constexpr = element_type(config.dtype)
+    dtype: gl.constexpr = element_type(config.element)
     wide: gl.constexpr = tile_layout(config.block_n, config.half, dtype)
     narrow: gl.constexpr = tile_layout(config.block_n, config.rope, dtype)
     q_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([config.rows, config.half], dtype)

@@ -5,7 +5,7 @@ The tensor core always has the next product queued while the softmax runs on ord
       tensor core   QK(0)          QK(1) PV(0)          QK(2) PV(1)    ...   PV(last) QK'(0)
       softmax              p(0)               p(1)             p(2)                    store O, p'(0)
 
-Across tiles too: the first product of the next tile (QK') is started before this tile's output is written.
+The warpgroup starts the first product of the next tile (QK'), too, before it writes this tile's output.
 """
 
 from triton.experimental import gluon
@@ -32,8 +32,8 @@ class Progress:
 
 
 @gluon.aggregate
-class Place:
-    """The queries of the tile at hand."""
+class QueryTile:
+    """The queries of the current tile."""
 
     q_state: PipelineState
     q: gl.shared_memory_descriptor  # [64, D] of this warpgroup
@@ -41,7 +41,7 @@ class Place:
 
 @gluon.jit
 def attend_role(ctx, wg: gl.constexpr):
-    """Run one warpgroup until the producer says that no tile is left."""
+    """Run one warpgroup until the producer publishes that no tile is left."""
     config: gl.constexpr = ctx.config
     rings = ctx.rings
     q_state = consumer_state(config.q_stages)
@@ -61,11 +61,11 @@ def attend_role(ctx, wg: gl.constexpr):
         span = tile_span(ctx.mods.key_span(tile, ctx.work.lengths(tile), config.block_m), config.block_n)
         rings.q.consumer_release(q_state, span.total == 1)
         state = first_tile(ctx, s, tile, span, wg, k_state.step(), v_state)
-        place = Place(q_state, q_tile)
+        queries = QueryTile(q_state, q_tile)
         for i in range(1, span.total):
-            state = advance(ctx, state, tile, place, span, i, wg)
+            state = advance(ctx, state, tile, queries, span, i, wg)
 
-        # Last P·V of this tile and first Q·K of the next one; the output is written while the latter runs.
+        # Last P·V of this tile and first Q·K of the next one; the latter runs while the output is written.
         rings.v.consumer_wait(state.v)
         turn_wait(wg, config)
         o = start_output(ctx, state)
@@ -93,30 +93,30 @@ def first_tile(ctx, s, tile, span, wg: gl.constexpr, k_state, v_state):
     s = visible_scores(ctx, s, tile, span.key_tile(0), span.masked > 0, wg)
     softmax, p = softmax_start(s, exponent_scale(ctx))
     o = gl.zeros([config.rows, config.padded_v], gl.float32, accumulator_layout(config.padded_v))
-    return Progress(o, pack(p, element_type(config.dtype)), softmax, k_state, v_state)
+    return Progress(o, pack(p, element_type(config.element)), softmax, k_state, v_state)
 
 
 @gluon.jit
-def advance(ctx, state, tile, place, span, i, wg: gl.constexpr):
-    """Key tile number `i` >= 1: start Q·K(i) and P·V(i-1), then the softmax of i beside P·V(i-1). After the last Q·K
-    of a tile its queries are given back."""
+def advance(ctx, state, tile, queries, span, i, wg: gl.constexpr):
+    """Key tile number `i` >= 1: start Q·K(i) and P·V(i-1), then the softmax of i beside P·V(i-1). The last Q·K of a
+    tile releases its queries."""
     config: gl.constexpr = ctx.config
     ctx.rings.k.consumer_wait(state.k)
     turn_wait(wg, config)
-    s = start_scores(ctx, place.q, state.k)
+    s = start_scores(ctx, queries.q, state.k)
     ctx.rings.v.consumer_wait(state.v)
     o = start_output(ctx, state)
     turn_pass(wg, config)
     s = warpgroup_mma_wait(1, deps=(s,))
     ctx.rings.k.consumer_release(state.k)
-    ctx.rings.q.consumer_release(place.q_state, i == span.total - 1)
+    ctx.rings.q.consumer_release(queries.q_state, i == span.total - 1)
     s = visible_scores(ctx, s, tile, span.key_tile(i), i < span.masked, wg)
     softmax, p, moved, alpha = softmax_step(state.softmax, s, exponent_scale(ctx))
     o = warpgroup_mma_wait(0, deps=(o, state.p))[0]
     ctx.rings.v.consumer_release(state.v)
     if moved:
         o = rescale(o, alpha)
-    return Progress(o, pack(p, element_type(config.dtype)), softmax, state.k.step(), state.v.step())
+    return Progress(o, pack(p, element_type(config.element)), softmax, state.k.step(), state.v.step())
 
 
 @gluon.jit
@@ -157,7 +157,7 @@ def visible_scores(ctx, s, tile, key_tile, masked, wg: gl.constexpr):
 @gluon.jit
 def operand(p, config: gl.constexpr):
     """Packed P as the left operand [64, N] of P·V."""
-    p = unpack(p, element_type(config.dtype))
+    p = unpack(p, element_type(config.element))
     return gl.convert_layout(p, operand_layout(config.padded_v), assert_trivial=True)
 
 
@@ -169,13 +169,13 @@ def query_tile(ctx, q_state, wg: gl.constexpr):
 
 @gluon.jit
 def turn_wait(wg: gl.constexpr, config: gl.constexpr):
-    """Wait until it is this warpgroup's turn to give work to the tensor core."""
+    """Wait for this warpgroup's turn to issue to the tensor core."""
     if config.take_turns:
-        gl.inline_asm(turn_asm("sync", wg, config.consumers))
+        gl.inline_asm(turn_asm("sync", wg))
 
 
 @gluon.jit
 def turn_pass(wg: gl.constexpr, config: gl.constexpr):
     """Pass the turn to the next warpgroup."""
     if config.take_turns:
-        gl.inline_asm(turn_asm("arrive", (wg + 1) % config.consumers, config.consumers))
+        gl.inline_asm(turn_asm("arrive", (wg + 1) % config.consumers))

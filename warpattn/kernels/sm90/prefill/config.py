@@ -1,28 +1,28 @@
-"""SM90Config: the shape of the Hopper prefill kernel for one head dim, as a value; which one a problem gets, and why.
+"""SM90Config: tiles, rings, registers and shared memory of the Hopper prefill kernel, and its choice for a problem.
 
-Everything the kernel, the planner and the tests need to know about tiles, rings, registers and shared memory stands
-here once; nothing in this file imports Triton.
+The kernel, the planner and the tests all read them here. Nothing in this file imports Triton.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import cast
+from typing import Any, NamedTuple, cast
 
+from warpattn.kernels.pieces.scheduler_sizes import TILE_FIELDS
 from warpattn.kernels.topology import Edge, Role, Topology
 from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
+from warpattn.problem.element import Element
 from warpattn.problem.launch import Choice
 from warpattn.problem.operands import COPY_RULE
 
 CONSUMER_ROWS = 64  # rows of one warpgroup: M of wgmma
-SMEM_LIMIT = 232_448  # 227 KiB a block can have on sm_90
-TILE_BYTES = 12  # batch, head and first row of a tile
+SMEM_LIMIT = 232_448  # 227 KiB of a block on sm_90
 
 
 def pad_dim(dim: int) -> int:
-    """Head dim rounded up to what TMA boxes, wgmma and register tensors can have: a power of two, at least 32."""
+    """Head dim rounded up to a power of two, at least 32: widths of TMA boxes, wgmma and register tensors."""
     return max(32, 1 << (dim - 1).bit_length())
 
 
@@ -30,12 +30,12 @@ def pad_dim(dim: int) -> int:
 class SM90Config:
     """Tile sizes and resources of one compiled kernel.
 
-    `consumers` warpgroups of 64 query rows each share one stream of key tiles of `block_n` keys, kept in rings of
-    `kv_stages` slots; `q_stages` query tiles are resident, so that with two the next tile's queries arrive while
-    this tile is worked on. The output goes through shared memory `store_cols` columns at a time.
+    `consumers` warpgroups of 64 query rows each share one stream of key tiles of `block_n` keys in rings of `kv_stages`
+    slots. The Q ring has `q_stages` slots: with two, the next tile's queries arrive during this tile's work. The output
+    goes through shared memory `store_cols` columns at a time.
     """
 
-    dtype: str  # "bf16" | "fp16"
+    element: Element  # of q, k, v and out
     dim_qk: int
     dim_v: int
     consumers: int
@@ -65,59 +65,76 @@ class SM90Config:
 
     @cached_property
     def q_bytes(self) -> int:
-        return 2 * self.block_m * self.padded_qk
+        return self.element.bytes * self.block_m * self.padded_qk
 
     @cached_property
     def k_bytes(self) -> int:
-        return 2 * self.block_n * self.padded_qk
+        return self.element.bytes * self.block_n * self.padded_qk
 
     @cached_property
     def v_bytes(self) -> int:
-        return 2 * self.block_n * self.padded_v
+        return self.element.bytes * self.block_n * self.padded_v
 
     @cached_property
     def out_bytes(self) -> int:
-        return 2 * self.block_m * self.store_cols
+        return self.element.bytes * self.block_m * self.store_cols
 
     @cached_property
     def topology(self) -> Topology:
-        """Roles and rings of a block. A Q slot also carries the place of its tile."""
+        """Roles and rings of a block of the dense kernel."""
+        return self.topology_with(TILE_FIELDS)
+
+    def topology_with(self, tile_fields: int) -> Topology:
+        """The same for a kernel that publishes `tile_fields` int32 of a tile with each Q slot."""
         attend = tuple(f"attend {wg}" for wg in range(self.consumers))
         roles = [Role(name, 4, self.consumer_registers) for name in attend]
         edges = (
-            Edge("Q", "load", attend, self.q_stages, self.q_bytes + TILE_BYTES),
+            Edge("Q", "load", attend, self.q_stages, self.q_bytes),
             Edge("K", "load", attend, self.kv_stages, self.k_bytes),
             Edge("V", "load", attend, self.kv_stages, self.v_bytes),
         )
-        return Topology((*roles, Role("load", 1, self.producer_registers)), edges, self.out_bytes)
+        tiles = 4 * tile_fields * self.q_stages
+        return Topology((*roles, Role("load", 1, self.producer_registers)), edges, self.out_bytes + tiles)
 
     @property
     def smem_bytes(self) -> int:
-        """Shared memory of tiles and barriers (the compiler adds alignment and a few bytes of its own)."""
+        """Shared memory of tiles and barriers; the compiler adds alignment and a few bytes."""
         return self.topology.smem_bytes
 
 
-SHORT_ROWS = 2048  # measured at head dim 64: up to here 128-row tiles fit a causal triangle better than 192-row ones
+SHORT_ROWS = 2048  # queries up to which, at head dim 64, 128-row tiles fit a causal triangle better than 192-row ones
 
 
-def choose_config(dtype: str, dim_qk: int, dim_v: int, seq_q: int, masked: bool) -> tuple[SM90Config, str]:
+def choose_config(element: Element, dim_qk: int, dim_v: int, seq_q: int, masked: bool) -> tuple[SM90Config, str]:
     """The measured best configuration for a pair of head dims, and one sentence why (cycles: bench/notes.md).
 
-    `masked`: the mask hides something, so that tiles differ in length.
+    `masked`: the mask hides some keys, so tiles differ in length.
     """
     qk, v = pad_dim(dim_qk), pad_dim(dim_v)
     wide = max(qk, v)
     if wide <= 64 and masked and seq_q <= SHORT_ROWS:
         why = f"head dim <= 64, a mask and at most {SHORT_ROWS} queries: 128-row tiles waste less of the diagonal"
-        return SM90Config(dtype, dim_qk, dim_v, 2, 128, 4, 2, v, 240, 24, True), why
+        return SM90Config(element, dim_qk, dim_v, 2, 128, 4, 2, v, 240, 24, True), why
     if wide <= 64:
         why = "head dim <= 64: exponentials take as long as products, so three warpgroups hide them better"
-        return SM90Config(dtype, dim_qk, dim_v, 3, 128, 2, 2, v, 160, 32, True), why
+        return SM90Config(element, dim_qk, dim_v, 3, 128, 2, 2, v, 160, 32, True), why
     if wide <= 128:
         why = "head dim <= 128: two warpgroups and 128 keys fill registers and shared memory with two query tiles"
-        return SM90Config(dtype, dim_qk, dim_v, 2, 128, 2, 2, v, 240, 24, True), why
+        return SM90Config(element, dim_qk, dim_v, 2, 128, 2, 2, v, 240, 24, True), why
     why = "head dim > 128: 64 keys a tile, one query tile, output stored in column blocks, to fit shared memory"
-    return SM90Config(dtype, dim_qk, dim_v, 2, 64, 2, 1, min(128, v), 240, 24, False), why
+    return SM90Config(element, dim_qk, dim_v, 2, 64, 2, 1, min(128, v), 240, 24, False), why
+
+
+class PrefillShape(NamedTuple):
+    """The kernel's `shape` argument, int32."""
+
+    seq_q: Any
+    seq_k: Any
+    heads_q: Any
+    group: Any  # query heads of a key head
+    m_tiles: Any  # query tiles of a head
+    heads: Any  # query heads of the whole batch
+    section: Any  # query heads whose tiles the scheduler hands out together
 
 
 @dataclass(frozen=True)
@@ -126,12 +143,12 @@ class TileOrder:
 
     m_tiles: int  # query tiles per head
     heads: int  # query heads over the whole batch
-    section: int  # heads whose tiles are handed out together
+    section: int  # heads whose tiles the scheduler hands out together
 
 
 def choose(problem: Problem, target: Arch) -> Choice:
-    """The choice for a dense `problem`. Source: bench/notes.md for the measured ones."""
-    config, why = choose_config(problem.element.name, problem.dim_qk, problem.dim_v, problem.seq_q, hides(problem))
+    """The choice for a dense `problem`; bench/notes.md has the measurements."""
+    config, why = choose_config(problem.element, problem.dim_qk, problem.dim_v, problem.seq_q, is_masked(problem))
     return arrange(problem, target, config, why)
 
 
@@ -151,8 +168,8 @@ def arrange(problem: Problem, target: Arch, config: SM90Config, why: str) -> Cho
     return Choice("prefill", config, (grid,), lines, (why, section_why, cta_why, COPY_RULE), order=order)
 
 
-def hides(problem: Problem) -> bool:
-    """Whether the mask may hide something; see `Program.key` for what is read here."""
+def is_masked(problem: Problem) -> bool:
+    """Whether the mask may hide something; the mask's entry of a problem is a `Program.key`."""
     code, (keep, *_), _ = cast("tuple[tuple, tuple, tuple]", problem.mask)
     return code[keep] != ("const", "bool", "True")
 
@@ -161,11 +178,11 @@ def _section(problem: Problem, target: Arch, m_tiles: int) -> tuple[int, str]:
     """How many query heads run side by side (all of some key heads')."""
     group = problem.heads_q // problem.heads_kv
     kv_heads = problem.batch * problem.heads_kv
-    if not hides(problem):
+    if not is_masked(problem):
         side_by_side = -(-target.processors // max(1, m_tiles * group))
         why = f"tiles are equally long: {side_by_side} key heads at a time fill {target.processors} SMs"
         return min(kv_heads, side_by_side) * group, why
-    kv_bytes = 2 * max(problem.seq_k, 1) * (problem.dim_qk + problem.dim_v)
+    kv_bytes = problem.element.bytes * max(problem.seq_k, 1) * (problem.dim_qk + problem.dim_v)
     sections = -(-kv_heads // max(1, target.l2_keep // kv_bytes))
     side_by_side = -(-kv_heads // sections)
     why = (

@@ -1,4 +1,4 @@
-"""What every role of the Hopper kernel can see: tensors, rings, problem and config, as one value."""
+"""The value that every role of the Hopper prefill kernel gets: tensors, rings, scheduler, mask and score, config."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -33,7 +33,7 @@ class Tensors:
     k: KeyRows
     v: KeyRows
     o: tma.tensor_descriptor
-    lse: gl.tensor  # float* (batch, heads_q, seq_q), written when the config of the launch asks for it
+    lse: gl.tensor  # float* (batch, heads_q, seq_q), written if `has_lse`
     sinks: gl.tensor  # float* (heads_q,)
     counter: gl.tensor  # int32* tile counter, zero between launches
 
@@ -50,20 +50,20 @@ class Tensors:
 
 @gluon.aggregate
 class Rings:
-    """Shared memory: the Q, K and V rings, the tiles' places, and the output staging tiles."""
+    """Shared memory: the Q, K and V rings, the published tiles, and the output staging tiles."""
 
     q: StagedPipeline  # a part per warpgroup: [stages * warpgroups, 1, 64, 1, D]
     k: StagedPipeline  # [stages, 1, N, 1, D]
     v: StagedPipeline  # [stages, 1, N, 1, Dv]
-    tiles: gl.shared_memory_descriptor  # [stages * fields, 1] int32: the tile that travels with each Q slot
+    tiles: gl.shared_memory_descriptor  # [stages * fields, 1] int32: the tile of each Q slot
     out: gl.shared_memory_descriptor  # [warpgroup, 1, 64, 1, store_cols]
 
 
 @gluon.aggregate
 class Context:
-    tensors: gl.base_value  # Tensors, or prefill_lengths.LengthTensors
+    tensors: gl.base_value  # Tensors or VarlenTensors
     rings: Rings
-    work: gl.base_value  # Work, or LengthWork
+    work: gl.base_value  # Work or VarlenScheduler
     mods: Modifiers
     scale: gl.tensor  # softmax scale, fp32
     config: gl.constexpr
@@ -73,7 +73,7 @@ class Context:
 
 @gluon.constexpr_function
 def tile_box(rows, cols, clipped):
-    """Shape of a tile of rows of one head, as its descriptor has it: 4-D, or that of `nvidia.ragged`."""
+    """Shape of a tile of rows of one head in its descriptor: 4-D, or 5-D for a `ClippedRows`."""
     return (1, 1, 1, rows, cols) if clipped else (1, rows, 1, cols)
 
 
@@ -93,8 +93,9 @@ def make_tiles(count: gl.constexpr, rows: gl.constexpr, cols: gl.constexpr, dtyp
 
 @gluon.jit
 def make_rings(config: gl.constexpr, fields: gl.constexpr = TILE_FIELDS, clipped: gl.constexpr = False):
-    """Allocate shared memory and initialise every barrier. `fields`: int32 of a published tile."""
-    dtype: gl.constexpr = element_type(config.dtype)
+    """Allocate shared memory and initialise every barrier. `fields`: int32 of a
+    published tile."""
+    dtype: gl.constexpr = element_type(config.element)
     wgs: gl.constexpr = config.consumers
     q = make_tiles(config.q_stages * wgs, config.rows, config.padded_qk, dtype, clipped)
     k = make_tiles(config.kv_stages, config.block_n, config.padded_qk, dtype, clipped)

@@ -1,4 +1,4 @@
-"""Output of one warpgroup: normalise O, hand it to TMA through shared memory, write the LSE."""
+"""Output of one warpgroup: normalise O, store it by TMA through shared memory, write the LSE."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -11,7 +11,7 @@ from ..layouts import element_type
 
 @gluon.jit
 def store_output(ctx, o, softmax, tile, wg: gl.constexpr):
-    """Write O [64, Dv] of `tile` and, if asked for, LSE [64]; TMA clips rows and columns past the end."""
+    """Write O [64, Dv] of `tile` and, with `has_lse`, LSE [64]; TMA clips rows and columns past the end."""
     config: gl.constexpr = ctx.config
     c = exponent_scale(ctx)
     sink = 0.0
@@ -21,7 +21,7 @@ def store_output(ctx, o, softmax, tile, wg: gl.constexpr):
     row = tile.row + wg * config.rows
     if ctx.has_lse:
         store_lse(ctx, lse, tile, row)
-    store_columns(ctx, rescale(o, factor).to(element_type(config.dtype)), tile, row, wg)
+    store_columns(ctx, rescale(o, factor).to(element_type(config.element)), tile, row, wg)
 
 
 @gluon.jit
@@ -34,7 +34,7 @@ def store_lse(ctx, lse, tile, row):
 
 @gluon.jit
 def store_columns(ctx, o, tile, row, wg: gl.constexpr):
-    """O [64, Dv] through the staging tile; its previous contents have been read by then."""
+    """O [64, Dv] through the staging tile, after TMA has read the tile's previous contents."""
     config: gl.constexpr = ctx.config
     smem = ctx.rings.out.index(wg)
     staging = smem.reshape([config.rows, config.store_cols])

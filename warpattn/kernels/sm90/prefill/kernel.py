@@ -1,7 +1,7 @@
 """Hopper prefill: one producer warp and two or three consumer warpgroups in a persistent, warp-specialised kernel.
 
-      producer warp      Q, K, V by TMA ──▶ rings in shared memory          (load.py)
-      warpgroup 0..n-1   wgmma + softmax on 64 rows each, TMA store of O    (prefill/attend.py, epilogue.py)
+producer warp      Q, K, V by TMA ──▶ rings in shared memory          (load.py)
+warpgroup 0..n-1   wgmma + softmax on 64 rows each, TMA store of O    (attend.py, epilogue.py)
 """
 
 from triton.experimental import gluon
@@ -50,10 +50,10 @@ def prefill_kernel(
 ):
     """Attention forward of a dense problem.
 
-    `shape` is (seq_q, seq_k, heads_q, group, m_tiles, heads, section), see `Work`; `functions` is
-    (keep, span, score), see `Modifiers`. Grid: any number of CTAs up to the number of tiles.
+    `shape` is a `PrefillShape`; `functions` is (keep, span, score), see `Modifiers`. Grid: any number of CTAs up to
+    the number of tiles.
     """
-    work = Work(shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], shape[6])
+    work = Work(shape.seq_q, shape.seq_k, shape.heads_q, shape.group, shape.m_tiles, shape.heads, shape.section)
     mods = Modifiers(functions[0], functions[1], functions[2], mask_args, score_args)
     tensors = Tensors(q_desc, KeyRows(k_desc), KeyRows(v_desc), o_desc, lse_ptr, sinks_ptr, counter_ptr)
     ctx = Context(tensors, make_rings(config), work, mods, scale, config, has_sinks, has_lse)
@@ -63,17 +63,15 @@ def prefill_kernel(
 
 @gluon.jit
 def start_roles(ctx):
-    """Run every role in its warps."""
-    config: gl.constexpr = ctx.config
-    if config.consumers == 2:
+    """Run every role in its warps; the topology lists them in this order."""
+    workers: gl.constexpr = ctx.config.topology.workers
+    if ctx.config.consumers == 2:
         gl.warp_specialize(
-            [(attend_0, (ctx,)), (attend_1, (ctx,)), (load_role, (ctx,))],
-            [4, 1],
-            [config.consumer_registers, config.producer_registers],
+            [(attend_0, (ctx,)), (attend_1, (ctx,)), (load_role, (ctx,))], workers.warps, workers.registers
         )
     else:
         gl.warp_specialize(
             [(attend_0, (ctx,)), (attend_1, (ctx,)), (attend_2, (ctx,)), (load_role, (ctx,))],
-            [4, 4, 1],
-            [config.consumer_registers, config.consumer_registers, config.producer_registers],
+            workers.warps,
+            workers.registers,
         )

@@ -1,9 +1,9 @@
-"""Producer warp of the Hopper kernel: asks for tiles and feeds Q, K and V through their rings.
+"""Producer warp of the Hopper kernel: fetches tile numbers and feeds Q, K and V through their rings.
 
 Key tiles go in the order of the mask's span, K one tile ahead of V because the consumers start Q·K(n+1) before
-P·V(n). A tile is asked for only when two key tiles of the one before are left to load: early enough to hide the
-answer, the queries and the first keys behind them, late enough that the longest-first order stays balanced (asking
-two tiles ahead, with sections of one head, took 14 % more cycles at 16 k causal, head dim 256, on an H200).
+P·V(n). The producer fetches the next tile number when two key tiles of this one are left to load: early enough that
+their copies hide the atomic, the queries and the first keys, late enough that the longest-first order stays balanced
+(a fetch two tiles earlier, with sections of one head, took 14 % more cycles at 16 k causal, head dim 256, on an H200).
 """
 
 from triton.experimental import gluon
@@ -11,7 +11,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from ...nvidia.pipelines import PipelineState, producer_state
-from ...pieces.scheduler import ask, settle
+from ...pieces.scheduler import fetch_next, resolve_next
 from ...pieces.span import tile_span
 
 
@@ -25,7 +25,7 @@ class Cursor:
 
 @gluon.jit
 def load_role(ctx):
-    """Run until the scheduler has no tile left, then tell the consumers so."""
+    """Run until the scheduler has no tile left, then publish that."""
     config: gl.constexpr = ctx.config
     work = ctx.work
     counter = ctx.tensors.counter
@@ -39,11 +39,11 @@ def load_role(ctx):
     while number < total:
         late = gl.maximum(span.total - 2, 1)
         cursor = load_keys(ctx, cursor, tile, span, 1, late)
-        taken = ask(counter, work, number)
+        taken = fetch_next(counter, work, number)
         cursor = load_keys(ctx, cursor, tile, span, late, span.total)
         if config.q_stages == 1:
             cursor = load_last_values(ctx, cursor, tile, span)
-        number = settle(counter, work, number, taken)
+        number = resolve_next(counter, work, number, taken)
         next_tile = work.tile(number, config.block_m)
         next_span = tile_span(ctx.mods.key_span(next_tile, work.lengths(next_tile), config.block_m), config.block_n)
         if config.q_stages > 1:
@@ -59,7 +59,8 @@ def load_role(ctx):
 
 @gluon.jit
 def load_q(ctx, state, tile):
-    """A tile's place and the queries of every consumer warpgroup, behind one barrier; no queries if none is left."""
+    """Publish a tile and load the queries of every consumer warpgroup, on one barrier; no queries if no tile is
+    left."""
     config: gl.constexpr = ctx.config
     full = ctx.rings.q.producer_acquire(state)
     ctx.work.publish(ctx.rings.tiles, state.index, tile)
@@ -104,6 +105,6 @@ def load_last_values(ctx, cursor, tile, span):
 
 @gluon.jit
 def load_tile(ctx, rows, ring, state, tile, key_tile, nbytes: gl.constexpr):
-    """One tile of `rows`, those of K or V, into the next slot of its ring."""
+    """One tile of `rows`, K or V, into the next slot of its ring."""
     rows.load(ctx, ring, state, tile, key_tile, nbytes)
     return state.step()

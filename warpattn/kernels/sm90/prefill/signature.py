@@ -1,31 +1,22 @@
-"""Compiles the Hopper prefill kernel for one config, mask and score; the only place that asks Triton for sm_90."""
+"""What Triton compiles for one config, mask and score of dense prefill on Hopper."""
 
-import triton
 from triton.experimental.gluon import GluonASTSource
 
 from warpattn.language.nodes import Program
-from warpattn.problem.arch import compile_options, triton_target
 
 from ...pieces.signature import modifier_functions, tensor_signature
+from ..arguments import int32_fields
 from ..layouts import element_type, tile_layout
-from .config import SM90Config
+from .config import PrefillShape, SM90Config
 from .kernel import prefill_kernel
-
-TARGET = triton_target("sm90")
-OPTIONS = compile_options()
-
-
-def compile_prefill(config: SM90Config, mask: Program, score: Program | None, has_sinks: bool, has_lse: bool):
-    """The compiled kernel (a Triton CompiledKernel) for sm_90; needs no GPU."""
-    return triton.compile(prefill_source(config, mask, score, has_sinks, has_lse), target=TARGET, options=OPTIONS)
 
 
 def prefill_source(config: SM90Config, mask: Program, score: Program | None, has_sinks: bool, has_lse: bool):
-    """What Triton compiles: the kernel with the types of its parameters and its constants."""
+    """The kernel with the types of its parameters and its constants."""
 
     def descriptor(rows: int, cols: int) -> str:
-        layout = tile_layout(rows, cols, element_type(config.dtype))
-        return f"tensordesc<{config.dtype}[1, {rows}, 1, {cols}],{layout!r}>"
+        layout = tile_layout(rows, cols, element_type(config.element))
+        return f"tensordesc<{config.element.name}[1, {rows}, 1, {cols}],{layout!r}>"
 
     signature = {
         "q_desc": descriptor(config.rows, config.padded_qk),
@@ -36,7 +27,7 @@ def prefill_source(config: SM90Config, mask: Program, score: Program | None, has
         "sinks_ptr": "*fp32",
         "counter_ptr": "*i32",
         "scale": "fp32",
-        "shape": ("i32",) * 7,
+        "shape": int32_fields(PrefillShape),
         "mask_args": tensor_signature(mask, "sm90"),
         "score_args": tensor_signature(score, "sm90"),
         "config": "constexpr",

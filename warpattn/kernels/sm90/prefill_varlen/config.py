@@ -1,64 +1,89 @@
-"""Which form the Hopper prefill takes for a ragged batch or a paged cache, and why."""
+"""VarlenConfig: compile-time parameters of the Hopper prefill of ragged batches and paged caches, and their choice."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
 
+from warpattn.kernels.pieces.scheduler_sizes import VARLEN_TILE_FIELDS
+from warpattn.kernels.topology import Topology
 from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
 from warpattn.problem.launch import Choice
 from warpattn.problem.operands import COPY_RULE
 
-from ..prefill.config import SM90Config, choose_config, hides
+from ..prefill.config import SM90Config, choose_config, is_masked
 
-PROGRAM_NUMBERS = 32  # possible query blocks that one program of order_kernel places
-PAGED_REGISTERS = 32  # of the producer, what 2 x 240 or 3 x 160 leave: page numbers take their place
+PAGED_REGISTERS = 32  # of the producer, the rest of 2 x 240 or 3 x 160: page numbers take their place
 COPIED_KEYS = 64  # keys of a tile that is copied row by row: half the code of 128
-LEAST_BOX = 8  # rows that a swizzle keeps together
+LEAST_BOX = 8  # rows after which the swizzle repeats
 
 
 @dataclass(frozen=True)
-class Form:
-    """Everything about lengths that the code is compiled for, and the tiles of the dense kernel."""
+class VarlenConfig:
+    """The tiles of the dense kernel, and how key rows reach shared memory."""
 
     tiles: SM90Config
     page_size: int  # 0: sequences lie end to end
-    box: int  # rows of a box of keys; 0: they are copied row by row
+    box: int  # rows of a box of keys; 0: ordinary copies, row by row
+
+    @cached_property
+    def topology(self) -> Topology:
+        """Roles and rings of a block: a published tile has the lengths of its sequence."""
+        return self.tiles.topology_with(VARLEN_TILE_FIELDS)
+
+
+class VarlenShape(NamedTuple):
+    """The attention kernel's `shape` argument, int32; see `VarlenScheduler`, `ClippedRows` and `Table`."""
+
+    heads_q: Any
+    group: Any
+    section: Any
+    lse_batch: Any
+    lse_head: Any
+    q_step: Any
+    q_unit: Any
+    o_step: Any
+    o_unit: Any
+    table_stride: Any
+    pages: Any
 
 
 @dataclass(frozen=True)
-class LengthOrder:
+class VarlenOrder:
     """How the scheduler numbers output tiles: sections of heads, longest tile of all sequences first."""
 
     blocks: int  # query blocks at most
-    numbers: int  # places where one may begin, see pieces/order_kernel.py
-    section: int  # query heads whose tiles are handed out together
+    candidates: int  # places where a query block may begin, see pieces/order_kernel.py
+    section: int  # query heads whose tiles the scheduler hands out together
 
 
 def choose(problem: Problem, target: Arch) -> Choice:
-    """The choice for a ragged or paged `problem`; lengths are not known, so only upper bounds follow from it."""
+    """The choice for a ragged or paged `problem`; the host does not know the lengths, only upper bounds of them."""
     mean_q = -(-problem.seq_q // problem.batch) if problem.kind == "ragged" else problem.seq_q
-    tiles, why = choose_config(problem.element.name, problem.dim_qk, problem.dim_v, mean_q, hides(problem))
+    tiles, why = choose_config(problem.element, problem.dim_qk, problem.dim_v, mean_q, is_masked(problem))
     box, box_why = _box(problem.page_size, tiles.block_n)
     if problem.kind == "paged":
         tiles = replace(tiles, producer_registers=PAGED_REGISTERS, block_n=tiles.block_n if box else COPIED_KEYS)
+    config = VarlenConfig(tiles, problem.page_size, box)
     blocks = _most_blocks(problem, tiles.block_m)
     section, section_why = _section(problem, target)
     grid = max(1, min(target.processors, blocks * problem.heads_q))
     rows = f"boxes of {box} rows" if box else "rows copied one by one"
     lines = (
         f"tile {tiles.block_m} x {tiles.block_n}, {tiles.consumers} consumer warpgroups, rings K {tiles.kv_stages} "
-        f"V {tiles.kv_stages} Q {tiles.q_stages}, {rows}, {tiles.smem_bytes} bytes of shared memory",
+        f"V {tiles.kv_stages} Q {tiles.q_stages}, {rows}, {config.topology.smem_bytes} bytes of shared memory",
         f"at most {blocks} query blocks of {problem.heads_q} heads, sections of {section} heads, {grid} CTAs",
     )
     order_why = "a kernel of its own sorts the query blocks by the key tiles their lengths and the mask leave them"
-    order = LengthOrder(blocks, _numbers(problem, tiles.block_m), section)
+    order = VarlenOrder(blocks, _candidates(problem, tiles.block_m), section)
     reasons = (why, box_why, section_why, order_why, COPY_RULE)
-    return Choice("prefill_lengths", Form(tiles, problem.page_size, box), (grid,), lines, reasons, order=order)
+    return Choice("prefill_varlen", config, (grid,), lines, reasons, order=order)
 
 
 def _box(page_size: int, block_n: int) -> tuple[int, str]:
-    """Rows of a box of keys: what divides both a page and a key tile."""
+    """Rows of a box of keys: a divisor of both a page and a key tile."""
     if page_size == 0:
         return block_n, "sequences lie end to end: a box is a whole key tile"
     box = min(page_size & -page_size, block_n)
@@ -74,7 +99,7 @@ def _most_blocks(problem: Problem, block_m: int) -> int:
     return problem.batch * -(-problem.seq_q // block_m)
 
 
-def _numbers(problem: Problem, block_m: int) -> int:
+def _candidates(problem: Problem, block_m: int) -> int:
     """Places in the batch where a query block may begin."""
     if problem.kind == "ragged":
         return problem.seq_q // block_m + problem.batch
@@ -84,7 +109,7 @@ def _numbers(problem: Problem, block_m: int) -> int:
 def _section(problem: Problem, target: Arch) -> tuple[int, str]:
     """How many query heads run side by side (all of some key heads')."""
     keys = problem.seq_k * (1 if problem.kind == "ragged" else problem.batch)
-    kv_bytes = 2 * max(keys, 1) * (problem.dim_qk + problem.dim_v)
+    kv_bytes = problem.element.bytes * max(keys, 1) * (problem.dim_qk + problem.dim_v)
     sections = min(problem.heads_kv, -(-problem.heads_kv // max(1, target.l2_keep // kv_bytes)))
     side_by_side = -(-problem.heads_kv // sections)
     why = f"{sections} even sections of {side_by_side} key heads, K and V within {target.l2_keep >> 20} MiB of L2"

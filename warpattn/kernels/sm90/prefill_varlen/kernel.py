@@ -1,10 +1,10 @@
-"""Hopper prefill of ragged batches and paged caches: the dense kernel's roles on tiles that bring their lengths along.
+"""Hopper prefill of ragged batches and paged caches: the dense kernel's roles on tiles that carry their lengths.
 
-      order_kernel         lengths ──▶ list of query blocks, longest first          (pieces/order_kernel.py)
-      lengths_kernel       load.py, prefill/attend.py, epilogue.py as they are, with
-          LengthWork       tiles from the list                                      (pieces/scheduler_varlen.py)
-          ClippedRows      rows of one sequence, clipped at its end                 (nvidia/clipped_rows.py)
-          PagedKeys        or keys page by page                                     (paged_keys.py)
+order_kernel           lengths ──▶ list of query blocks, longest first        (pieces/order_kernel.py)
+prefill_varlen_kernel  the roles of prefill/: load, attend, epilogue, with
+    VarlenScheduler    tiles from the list                                    (pieces/scheduler_varlen.py)
+    ClippedRows        rows of one sequence, clipped at its end               (nvidia/clipped_rows.py)
+    PagedKeys          or keys page by page                                   (paged_keys.py)
 """
 
 from triton.experimental import gluon
@@ -13,7 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from ...nvidia.clipped_rows import ClippedRows
 from ...pieces.modifiers import Modifiers
-from ...pieces.scheduler_varlen import BLOCKS, COUNTER, LENGTH_TILE_FIELDS, RECORD, LengthWork
+from ...pieces.scheduler_varlen import BLOCKS, COUNTER, RECORD, VARLEN_TILE_FIELDS, VarlenScheduler
 from ..prefill.context import Context, make_rings
 from ..prefill.kernel import start_roles
 from .paged_keys import CopiedKeys, PagedKeys, Table
@@ -21,7 +21,7 @@ from .paged_keys import CopiedKeys, PagedKeys, Table
 
 @gluon.aggregate
 class RaggedKeys:
-    """K or V rows of sequences that lie end to end."""
+    """K or V rows of sequences end to end."""
 
     rows: ClippedRows
 
@@ -35,8 +35,8 @@ class RaggedKeys:
 
 
 @gluon.aggregate
-class LengthTensors:
-    """Operands in global memory, see `context.Tensors`."""
+class VarlenTensors:
+    """Operands in global memory, see `prefill.context.Tensors`."""
 
     q: ClippedRows
     k: RaggedKeys | PagedKeys | CopiedKeys
@@ -58,7 +58,7 @@ class LengthTensors:
 
 
 @gluon.jit
-def lengths_kernel(
+def prefill_varlen_kernel(
     q_desc,
     o_desc,
     k_source,
@@ -71,39 +71,39 @@ def lengths_kernel(
     shape,
     mask_args,
     score_args,
-    form: gl.constexpr,
+    config: gl.constexpr,
     functions: gl.constexpr,
     has_sinks: gl.constexpr,
     has_lse: gl.constexpr,
 ):
     """Attention forward of a ragged batch or over a paged cache.
 
-    `k_source` and `v_source` are (descriptor, step, unit), see `ClippedRows`, or (pointer, strides of page, row and
-    head in runs of 8 elements) if `form.box` is 0; `shape` is (heads_q, group, section, lse_batch, lse_head, and step
-    and unit of the queries and of the output, table row, pages), see `LengthWork` and `Table`; `list_ptr` is what
-    order_kernel wrote. Grid: any number of CTAs up to the number of tiles.
+    `k_source` and `v_source` are each a `ClippedMap`, or a `StridedRows` if `config.box` is 0; `shape` is a
+    `VarlenShape`; `list_ptr` points to the list of order_kernel. Grid: any number of CTAs up to the number of tiles.
     """
     blocks = gl.load(list_ptr + BLOCKS)
-    work = LengthWork(shape[0], shape[1], shape[2], shape[3], shape[4], blocks, list_ptr + RECORD)
-    k, v = key_sources(k_source, v_source, Table(table_ptr, shape[9], shape[10], form.page_size), form)
-    q, o = ClippedRows(q_desc, shape[5], shape[6]), ClippedRows(o_desc, shape[7], shape[8])
-    tensors = LengthTensors(q, k, v, o, lse_ptr, sinks_ptr, list_ptr + COUNTER)
+    work = VarlenScheduler(
+        shape.heads_q, shape.group, shape.section, shape.lse_batch, shape.lse_head, blocks, list_ptr + RECORD
+    )
+    k, v = key_sources(k_source, v_source, Table(table_ptr, shape.table_stride, shape.pages, config.page_size), config)
+    q, o = ClippedRows(q_desc, shape.q_step, shape.q_unit), ClippedRows(o_desc, shape.o_step, shape.o_unit)
+    tensors = VarlenTensors(q, k, v, o, lse_ptr, sinks_ptr, list_ptr + COUNTER)
     mods = Modifiers(functions[0], functions[1], functions[2], mask_args, score_args)
-    rings = make_rings(form.tiles, LENGTH_TILE_FIELDS, clipped=True)
-    ctx = Context(tensors, rings, work, mods, scale, form.tiles, has_sinks, has_lse)
+    rings = make_rings(config.tiles, VARLEN_TILE_FIELDS, clipped=True)
+    ctx = Context(tensors, rings, work, mods, scale, config.tiles, has_sinks, has_lse)
     fence_async_shared()
-    if gl.program_id(0) < work.total():  # the grid is made without knowing the lengths
+    if gl.program_id(0) < work.total():  # the host makes the grid without the lengths
         start_roles(ctx)
 
 
 @gluon.jit
-def key_sources(k, v, table, form: gl.constexpr):
+def key_sources(k, v, table, config: gl.constexpr):
     """K and V by the kind of their sequence."""
-    if form.page_size == 0:
-        return RaggedKeys(ClippedRows(k[0], k[1], k[2])), RaggedKeys(ClippedRows(v[0], v[1], v[2]))
-    elif form.box > 0:
-        k_rows, v_rows = ClippedRows(k[0], k[1], k[2]), ClippedRows(v[0], v[1], v[2])
-        return PagedKeys(k_rows, table, form.box), PagedKeys(v_rows, table, form.box)
+    if config.page_size == 0:
+        return RaggedKeys(ClippedRows(k.map, k.step, k.unit)), RaggedKeys(ClippedRows(v.map, v.step, v.unit))
+    elif config.box > 0:
+        k_rows, v_rows = ClippedRows(k.map, k.step, k.unit), ClippedRows(v.map, v.step, v.unit)
+        return PagedKeys(k_rows, table, config.box), PagedKeys(v_rows, table, config.box)
     else:
-        k_keys = CopiedKeys(k[0], k[1], k[2], k[3], table, form.tiles.dim_qk)
-        return k_keys, CopiedKeys(v[0], v[1], v[2], v[3], table, form.tiles.dim_v)
+        k_keys = CopiedKeys(k.pointer, k.outer, k.row, k.head, table, config.tiles.dim_qk)
+        return k_keys, CopiedKeys(v.pointer, v.outer, v.row, v.head, table, config.tiles.dim_v)

@@ -2,11 +2,11 @@
 
       slot     ┌ page 7, rows 0-15 ┬ page 2, rows 0-15 ┬ page 9, rows 0-4 ┬ zeros ┐        page size 16, 37 keys
 
-By TMA, a box is as many rows as the largest power of two that divides the page size, at most a key tile. Page numbers
-are read before the producer waits for the slot, so that their latency lies beside the consumers' work. Boxes of fewer
-than 8 rows cannot be placed in a swizzled tile: such pages (sizes 1, 2, 3, 4, 12 ...) are copied row by row.
+By TMA, a box has as many rows as the largest power of two that divides the page size, at most a key tile. The producer
+reads page numbers before it waits for the slot, so that their latency passes beside the consumers' work. A swizzled
+tile takes no boxes of fewer than 8 rows: ordinary copies bring such pages (sizes 1, 2, 3, 4, 12 ...) row by row.
 
-Entries of the block table past a sequence's length are never read, and page numbers are clamped to the cache.
+The producer never reads entries of the block table past a sequence's length, and clamps page numbers to the cache.
 """
 
 from triton.experimental import gluon
@@ -15,9 +15,10 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from ...nvidia.clipped_rows import ClippedRows
+from .config import LEAST_BOX
 
-AHEAD = gl.constexpr(8)  # page numbers that are read together
-LEAST_ROWS = gl.constexpr(8)  # rows that the swizzle keeps together
+AT_ONCE = gl.constexpr(8)  # page numbers that the producer reads together
+LEAST_ROWS = gl.constexpr(LEAST_BOX)
 
 
 @gluon.aggregate
@@ -31,7 +32,7 @@ class Table:
 
     @gluon.jit
     def page(self, b, key, seq_k):
-        """The page of `key` (any shape) of sequence `b`; some page past the end of the keys."""
+        """The page of `key` (any shape) of sequence `b`; past the end of the keys, any page."""
         entry = self.entries + b.to(gl.int64) * self.stride + key // self.page_size
         page = gl.load(entry, mask=key < seq_k, other=0)
         return gl.minimum(gl.maximum(page, 0), self.pages - 1)
@@ -50,7 +51,7 @@ class PagedKeys:
         """One key tile of the key head of `tile` into a slot."""
         first = key_tile * ctx.config.block_n
         parts: gl.constexpr = ctx.config.block_n // self.box
-        together: gl.constexpr = min(parts, AHEAD)
+        together: gl.constexpr = min(parts, AT_ONCE)
         pages = self.pages_from(tile, first, together)
         full = ring.producer_acquire(state)
         mbarrier.expect(full, nbytes)
@@ -72,7 +73,7 @@ class PagedKeys:
 
     @gluon.jit
     def load_box(self, tile, key, page, head, full, smem):
-        """Rows of one page from `key` on; zeros past the end of the keys, and all zeros if `key` lies there."""
+        """Rows of one page from `key` on; zeros past the end of the keys."""
         row = key % self.table.page_size
         length = row + gl.minimum(gl.maximum(tile.seq_k - key, 0), self.box)
         self.rows.load(page, length, row, head, full, smem)

@@ -1,4 +1,4 @@
-"""Compiles the Hopper kernels of ragged batches and paged caches: types of their parameters and their constants."""
+"""What Triton compiles for ragged batches and paged caches on Hopper: types of parameters and constants."""
 
 from typing import Any
 
@@ -7,24 +7,27 @@ from triton.experimental.gluon import language as gl
 
 from warpattn.language.nodes import Program
 
+from ...nvidia.clipped_map import ClippedMap
 from ...pieces.order_kernel import order_kernel
+from ...pieces.scheduler_sizes import OrderShape
 from ...pieces.signature import modifier_functions, tensor_signature
+from ..arguments import StridedRows, int32_fields, strided_types
 from ..layouts import element_type
 from ..prefill.context import tile_box
-from .config import Form
-from .kernel import lengths_kernel
+from .config import VarlenConfig, VarlenShape
+from .kernel import prefill_varlen_kernel
 
 ALIGNED = [["tt.divisibility", 16]]
 
 
-def order_source(form: Form, mask: Program) -> GluonASTSource:
+def order_source(config: VarlenConfig, mask: Program) -> GluonASTSource:
     """The kernel that lists the query blocks."""
     _, span, _ = modifier_functions(mask, None)
     signature: dict[str, Any] = {
         "q_ptr": "*i32",
         "k_ptr": "*i32",
         "list_ptr": "*i32",
-        "shape": ("i32",) * 4,
+        "shape": int32_fields(OrderShape),
         "mask_args": tensor_signature(mask, "sm90"),
         "ragged": "constexpr",
         "span": "constexpr",
@@ -32,27 +35,29 @@ def order_source(form: Form, mask: Program) -> GluonASTSource:
         "block_n": "constexpr",
     }
     constants = {
-        "ragged": form.page_size == 0,
+        "ragged": config.page_size == 0,
         "span": span,
-        "block_m": form.tiles.block_m,
-        "block_n": form.tiles.block_n,
+        "block_m": config.tiles.block_m,
+        "block_n": config.tiles.block_n,
     }
     return GluonASTSource(order_kernel, signature, constants)
 
 
-def lengths_source(form: Form, mask: Program, score: Program | None, has_sinks: bool, has_lse: bool) -> GluonASTSource:
+def prefill_varlen_source(
+    config: VarlenConfig, mask: Program, score: Program | None, has_sinks: bool, has_lse: bool
+) -> GluonASTSource:
     """The attention kernel."""
-    tiles = form.tiles
-    dtype = element_type(tiles.dtype)
+    tiles = config.tiles
+    dtype = element_type(tiles.element)
 
     def descriptor(rows: int, cols: int) -> str:
         box = list(tile_box(rows, cols, True))
-        return f"tensordesc<{tiles.dtype}{box},{gl.NVMMASharedLayout.get_default_for(box, dtype)!r}>"
+        return f"tensordesc<{tiles.element.name}{box},{gl.NVMMASharedLayout.get_default_for(box, dtype)!r}>"
 
-    def keys(cols: int) -> tuple[str, ...]:
-        if form.page_size and not form.box:
-            return (f"*{tiles.dtype}", "i64", "i64", "i64")
-        return (descriptor(form.box, cols), "i32", "i32")
+    def keys(cols: int) -> ClippedMap | StridedRows:
+        if config.page_size and not config.box:
+            return strided_types(tiles.element.pointer)
+        return ClippedMap(descriptor(config.box, cols), "i32", "i32")
 
     signature: dict[str, Any] = {
         "q_desc": descriptor(tiles.rows, tiles.padded_qk),
@@ -64,19 +69,19 @@ def lengths_source(form: Form, mask: Program, score: Program | None, has_sinks: 
         "lse_ptr": "*fp32",
         "sinks_ptr": "*fp32",
         "scale": "fp32",
-        "shape": ("i32",) * 11,
+        "shape": int32_fields(VarlenShape),
         "mask_args": tensor_signature(mask, "sm90"),
         "score_args": tensor_signature(score, "sm90"),
-        "form": "constexpr",
+        "config": "constexpr",
         "functions": "constexpr",
         "has_sinks": "constexpr",
         "has_lse": "constexpr",
     }
     constants = {
-        "form": form,
+        "config": config,
         "functions": modifier_functions(mask, score),
         "has_sinks": has_sinks,
         "has_lse": has_lse,
     }
-    attributes = {} if form.box else {(2, 0): ALIGNED, (3, 0): ALIGNED}
-    return GluonASTSource(lengths_kernel, signature, constants, attributes)
+    attributes = {} if config.box else {(2, 0): ALIGNED, (3, 0): ALIGNED}
+    return GluonASTSource(prefill_varlen_kernel, signature, constants, attributes)

@@ -1,0 +1,20 @@
+"""Sizes that tile schedulers, launches and configs share. Nothing here imports Triton."""
+
+from typing import Any, NamedTuple
+
+TILE_FIELDS = 3  # int32 of a dense tile in shared memory: batch, query head, first row
+VARLEN_TILE_FIELDS = 6  # and of a tile with lengths: batch, query head, first row, first query, queries, keys
+RECORD = 8  # int32 of a record of the tile list, and of the head of the list
+BLOCKS = 0  # index in the head of the list: number of records
+COUNTER = 1  # index in the head of the list: tile counter
+PROGRAM_BLOCKS = 32  # possible query blocks that one program of order_kernel places
+ORDER_WARPS = 8  # of order_kernel; its layouts are made for them
+
+
+class OrderShape(NamedTuple):
+    """The `shape` argument of order_kernel, int32."""
+
+    batch: Any
+    seq_q: Any  # queries of every sequence; unused where `ragged`
+    most_k: Any  # most keys of a sequence
+    candidates: Any  # places where a query block may begin
