@@ -1,6 +1,7 @@
 """The CDNA kernel as decode: packed heads, partitions and how they are combined."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -8,6 +9,7 @@ pytest.importorskip("triton")
 
 import torch
 
+from tests.drawn import drawn, each_once
 from tests.sim.cdna.calls import ARCHS, SCHEDULES, Case, check, decode_choice, outputs, paged, ready_of, simulated
 from warpattn.kernels.cdna.launch import launches_of_choice
 from warpattn.kernels.cdna.select import choose
@@ -69,8 +71,10 @@ def test_head_dims(arch, dim):
     check(Case(1, 300, heads=4, dim=dim, dtype=torch.float16).call(), arch)
 
 
-@both
-@pytest.mark.parametrize("page_size", [1, 3, 16, 64, 100, 128, 256, 512])
+SIZES = (1, 3, 16, 64, 100, 128, 256, 512)
+
+
+@pytest.mark.parametrize(("page_size", "arch"), drawn(product(SIZES, ARCHS), each_once(SIZES, ARCHS)))
 def test_pages(arch, page_size):
     call = paged(Case(2, 1, heads=4, heads_kv=2, mask=Causal(), sinks=True), [70, 0, 300], page_size)
     check(call, arch, decode_choice(call, arch, 3))
@@ -85,8 +89,9 @@ def test_empty_sequences(arch):
     assert report.clean and out == 0 and lse < 1e-6
 
 
-@both
-@pytest.mark.parametrize("tokens", range(2, 17))
+@pytest.mark.parametrize(
+    ("tokens", "arch"), drawn(product(range(2, 17), ARCHS), each_once((2, 4, 5, 8, 9, 11, 13, 16), ARCHS))
+)
 def test_speculative_tokens(arch, tokens):
     """The tokens of a group share the rows of a tile: 32, 48 and up to 64 of them, then tiles of their own."""
     call = paged(Case(tokens, 1, heads=4, mask=Causal(), sinks=True), [tokens + 70, tokens - 1, tokens], 16)

@@ -123,8 +123,10 @@ def test_ragged_keys_of_their_own(arch):
     check(ragged(Case(1, 1, mask=Full(), sinks=True), [5, 0, 130, 64], [7, 3, 0, 200]), arch)
 
 
-@both
-@pytest.mark.parametrize("page_size", [1, 3, 16, 64, 128, 256])
+SIZES = (1, 3, 16, 64, 128, 256)
+
+
+@pytest.mark.parametrize(("page_size", "arch"), drawn(product(SIZES, ARCHS), each_once(SIZES, ARCHS)))
 def test_pages(arch, page_size):
     check(paged(Case(40, 1, heads=4, heads_kv=2, mask=Causal()), [70, 0, 129], page_size), arch)
 

@@ -98,7 +98,7 @@ PAGED = {
 }
 DRAWN = (
     "ragged-without-queries-or-keys", "ragged-fused-heads", "ragged-window-bf16", "ragged-score", "paged-two-tiles",
-    "paged-48-keys", "paged-score", "paged-384-keys", "paged-1-key", "paged-3-keys", "paged-20-keys",
+    "paged-score", "paged-384-keys", "paged-1-key", "paged-3-keys", "paged-20-keys",
 )  # fmt: skip
 CASES = {f"ragged-{name}": make for name, make in RAGGED.items()} | {f"paged-{n}": make for n, make in PAGED.items()}
 

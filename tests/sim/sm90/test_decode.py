@@ -28,6 +28,7 @@ LENGTHS = (1, 2, 63, 64, 65, 127, 129, 1000)
 MIXED = (130, 0, 64, 5, 300)
 SLOPES = ALiBi(torch.tensor([0.5, 0.25, 0.1, 0.05]))
 APART = (("combine_apart", True),)
+BLOCKS = (("plan_width", 128), ("plan_once", False))
 
 CASES = {
     "dense": Decode((300, 300), heads=8, heads_kv=2),
@@ -73,7 +74,7 @@ def test_dense_lengths(length):
 GROUPS = list(product((1, 4, 8), (1, 2, 4, 16)))
 
 
-@pytest.mark.parametrize(("group", "tokens"), drawn(GROUPS, [(1, 1), (1, 16), (4, 2), (8, 4), (8, 16)]))
+@pytest.mark.parametrize(("group", "tokens"), drawn(GROUPS, [(1, 1), (1, 16), (4, 2), (8, 16)]))
 def test_groups_and_tokens(group, tokens):
     check(Decode(MIXED, page=64, heads=2 * group, heads_kv=2, tokens=tokens, mask=Causal()), programs=4)
 
@@ -97,7 +98,7 @@ def test_any_number_of_programs(programs, invariant):
 PRICES = list(product((0, 1, 2, 5), (1, 2, 5, 9, 16, 40)))
 
 
-@pytest.mark.parametrize(("price", "programs"), drawn(PRICES, PRICES[::2]))
+@pytest.mark.parametrize(("price", "programs"), drawn(PRICES, [case for case in PRICES if case[0] in (0, 2)]))
 def test_any_price_of_a_head(price, programs):
     """Runs that begin, end or lie in the room behind a head."""
     case = Decode((1000, 3, 0, 130, 64, 1), page=64, heads_kv=2, config=(("unit", 1), ("price", price)))
@@ -173,8 +174,9 @@ def test_the_plainer_forms(page, fields, schedule, seed):
     check(Decode((600, 600), page=page, heads_kv=2, config=fields), 3, schedule=schedule, seed=seed)
 
 
-@pytest.mark.parametrize("programs", [3, 4, 5, 6, 11])
-@pytest.mark.parametrize("batch", [3, 5])
+@pytest.mark.parametrize(
+    ("batch", "programs"), drawn(product((3, 5), (3, 4, 5, 6, 11)), [(5, 3), (5, 4), (5, 5), (5, 6), (5, 11)])
+)
 def test_every_nth_head(batch, programs):
     case = Decode((130,) * batch, heads=8, heads_kv=4, config=(("spread", True),))
     ran = check(case, programs, schedule="random")
@@ -199,7 +201,10 @@ def test_configurations(block_n, ctas):
     check(Decode((300, 130), page=16, config=fields), programs=4)
 
 
-@pytest.mark.parametrize("fields", [(), (("plan_width", 128), ("plan_once", False))], ids=["wide", "blocks"])
+@pytest.mark.parametrize(
+    "fields",
+    [pytest.param((), id="wide", marks=pytest.mark.full), pytest.param(BLOCKS, id="blocks")],
+)
 def test_more_sequences_than_are_added_up_at_once(fields):
     lengths = tuple((37 * b) % 5 * 30 for b in range(150))
     check(Decode(lengths, page=64, heads=1, config=fields, behind=True), programs=6)

@@ -51,7 +51,7 @@ DRAWN = [
     *[replace(PAGED, page_size=size) for size in (3, 16, 64)],
     *[replace(PAGED, page_size=size, mask=mask) for size, mask in each_once((64, 48, 128, 256, 8), MASKS)],
     *[replace(PAGED, page_size=16, score=score, sinks=True) for score in SCORES],
-    *[replace(PAGED, page_size=16, heads_q=heads, heads_kv=heads_kv) for heads, heads_kv in ((3, 3), (8, 2), (8, 1))],
+    replace(PAGED, page_size=16, heads_q=8, heads_kv=2),
     replace(PAGED, page_size=3, dim=128),
     replace(PAGED, page_size=64, dim=256),
     replace(PAGED, page_size=32, dim=72, dim_v=40, dtype=torch.float16, layout="sliced"),

@@ -264,8 +264,7 @@ def test_latent_attention(shape, arch):
     assert not check_loads(built.text)
 
 
-@both
-@pytest.mark.parametrize("page_size", [16, 64])
+@pytest.mark.parametrize(("page_size", "arch"), drawn(product((16, 64), ARCHS), each_once((16, 64), ARCHS)))
 def test_pages_do_not_spill(arch, page_size):
     assert no_spills(build(paged(Case(40, 1, heads=4, dim=128, mask=Causal()), [70, 129], page_size), arch))
     assert no_spills(build(paged(Case(1, 1, heads=4, dim=128), [70, 3000], page_size), arch))

@@ -24,7 +24,7 @@ CASES = {
     "d128-ragged": (FA4Config("bf16", 128, 128).gluon()[0], "ragged"),
     "d128-paged": (FA4Config("bf16", 128, 128, page_size=64).gluon()[0], "paged"),
 }
-DRAWN = ("d128", "d64", "d128-paged")
+DRAWN = ("d128", "d128-paged")
 COMPILER_BYTES = 1024  # of shared memory that Triton adds: alignment, and the values that roles are started with
 
 

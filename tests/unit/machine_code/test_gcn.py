@@ -37,7 +37,7 @@ def test_instructions_of_a_known_kernel():
 
 
 def test_spills_are_seen():
-    found = gcn.summary(rows(1024))
+    found = gcn.summary(rows(512))
     assert found.vgprs + found.agprs == 512 and found.occupancy == 1
     assert found.vgpr_spills > 0
     assert found.scratch >= 4 * found.vgpr_spills
