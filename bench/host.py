@@ -1,5 +1,5 @@
 """What one call costs the host: warpattn.attention against torch's cuDNN SDPA, in one process, on a tiny problem.
-`python -m bench.host` times a step of a `DecodePlan` instead, and `append_paged`, and counts what they allocate.
+`python -m bench.host` prints both, a step of a `DecodePlan`, `append_paged`, and what the latter two allocate.
 
 The problem is so small that the GPU is done before the next call arrives, and we wait for the GPU only after a batch
 of calls, so that the clock sees the Python, the planning and the launch, and neither the kernel nor a full queue.
@@ -122,5 +122,17 @@ def summarise(times: dict[str, list[float]]) -> dict[str, Any]:
     }
 
 
+def main() -> None:
+    """Print microseconds of the host per call."""
+    dense, planned = measure(), planned_step()
+    for found in (dense, planned):
+        if "reason" in found:
+            raise SystemExit(f"nothing is measured: {found['reason']}")
+    rows = [("attention, dense", dense["warpattn_us"], ""), ("cuDNN through SDPA", dense["cudnn_us"], "")]
+    rows += [(name, row["us"], f"{row['allocations']} allocations") for name, row in planned.items()]
+    for name, us, note in rows:
+        print(f"{name:24}{us:8.1f} us a call  {note}".rstrip())
+
+
 if __name__ == "__main__":
-    print(planned_step())
+    main()

@@ -13,7 +13,6 @@ alive.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import NamedTuple
 from weakref import finalize, ref
 
 import torch
@@ -42,11 +41,11 @@ _known: dict[Hashable, CachedCall] = {}
 def recall(call: Call) -> Result | None:
     """The result of a call whose like has been remembered; None if there is none, or if this one needs the long way."""
     try:
-        identity = _identify(call)
-        known = _known.get(identity.key)
+        key, mask, score = _identify(call)
+        known = _known.get(key)
     except _UNUSUAL:
         return None
-    return None if known is None else known(call, identity)
+    return None if known is None else known(call, mask, score)
 
 
 def remember(call: Call, checked: CheckedCall, x: Operands, bound: BoundLaunches) -> None:
@@ -58,27 +57,19 @@ def remember(call: Call, checked: CheckedCall, x: Operands, bound: BoundLaunches
     if any(a is not None and b is not None and a.data_ptr() != b.data_ptr() for a, b in zip(given, used, strict=True)):
         return  # a tensor was copied
     try:
-        identity = _identify(call)
+        key, *programs = _identify(call)
         bound.follow_call(checked, x, call.sequence)
-        known = _known.get(identity.key) or CachedCall(checked, x)
+        known = _known.get(key) or CachedCall(checked, x)
     except _UNUSUAL:
         return
     if not known.keep(bound):
         return
     if len(_known) >= AT_MOST:
         _known.clear()
-    _known[identity.key] = known
-    for program in (identity.mask, identity.score):
+    _known[key] = known
+    for program in programs:
         if program is not None and program.tensors:  # such as a Padding made anew for each step
-            finalize(program, _known.pop, identity.key, None).atexit = False
-
-
-class _Identity(NamedTuple):
-    """What identifies a call, and its programs."""
-
-    key: Hashable
-    mask: MaskProgram | None
-    score: ScoreProgram | None
+            finalize(program, _known.pop, key, None).atexit = False
 
 
 class CachedCall:
@@ -108,7 +99,7 @@ class CachedCall:
             self._by_stream[cuda.current_stream(self._device)] = bound
         return True
 
-    def __call__(self, call: Call, identity: _Identity) -> Result | None:
+    def __call__(self, call: Call, mask: MaskProgram | None, score: ScoreProgram | None) -> Result | None:
         """Launch on torch's current stream; None if this call needs the long way."""
         q, k, v, sinks, out = call.q, call.k, call.v, call.sinks, call.out
         if cuda.current_device() != self._device:
@@ -120,7 +111,6 @@ class CachedCall:
                 return None
         values = ()
         if self._has_captured:
-            mask, score = identity.mask, identity.score
             tensors = (mask.tensors if mask is not None else ()) + (score.tensors if score is not None else ())
             grad = torch.is_grad_enabled()
             if any(x.get_device() != self._device or (grad and x.requires_grad) for x in tensors):
@@ -149,8 +139,8 @@ def _layout(sequence: Sequence) -> Hashable:
     return (type(sequence), bounds, *[described(x) for x in sequence.indices().values()])
 
 
-def _identify(call: Call) -> _Identity:
-    """The identity of a call; raises one of `_UNUSUAL` for values that have none."""
+def _identify(call: Call) -> tuple[Hashable, MaskProgram | None, ScoreProgram | None]:
+    """What identifies a call, and its programs; raises one of `_UNUSUAL` for values that have no such identity."""
     q, k, v, sinks, out, mask, score = call.q, call.k, call.v, call.sinks, call.out, call.mask, call.score
     # 1 == True, but one of them is no scale and the other no flag.
     if not (type(q) is type(k) is type(v) is Tensor) or type(call.scale) is bool or type(call.return_lse) is not bool:
@@ -177,4 +167,4 @@ def _identify(call: Call) -> _Identity:
         None if sinks is None else described(sinks), None if out is None else described(out),
         None if type(sequence) is Dense else _layout(sequence),
     )  # fmt: skip
-    return _Identity(key, mask_program, score_program)
+    return key, mask_program, score_program
