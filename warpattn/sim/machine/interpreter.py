@@ -36,7 +36,7 @@ def run_block(task: Task, block: Block, registers: list[Any]) -> Steps:
         if len(outs) == 1:
             registers[outs[0]] = value
         elif outs:
-            for slot, part in zip(outs, value, strict=False):
+            for slot, part in zip(outs, value, strict=True):
                 registers[slot] = part
     return []
 
@@ -83,7 +83,7 @@ def evaluate(block: Block, registers: list[Any], arguments: list[Any]) -> list[A
         if len(op.outs) == 1:
             registers[op.outs[0]] = value
         elif op.outs:
-            for slot, part in zip(op.outs, value, strict=False):
+            for slot, part in zip(op.outs, value, strict=True):
                 registers[slot] = part
     return []
 

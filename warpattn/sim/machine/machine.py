@@ -8,7 +8,7 @@ operation. When no role can run, the queue runs one piece of asynchronous work; 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
@@ -20,7 +20,6 @@ from .clusters import Cluster
 from .deadlock import deadlock
 from .interpreter import run_block
 from .roles import Program, Run, Steps, Task, TasksWait
-from .sync import Wait
 
 _SPINNING = 32  # rounds in which roles only spin before asynchronous work runs beside them
 
@@ -104,8 +103,8 @@ class Machine(Run):
 
     def specialize(
         self, task: Task, own: Block, partitions: list[Block], captured: list[Any], registers: list[Any]
-    ) -> Generator[Wait | None, None, None]:
-        """Split a program into roles, and go on when all of them have ended."""
+    ) -> Steps:
+        """Split a program into roles, and go on when all of them have ended; the results of the default role."""
         roles = []
         for block in partitions:
             role = Task(self, task.program, self._role(block, task), block.num_warps, task.clock.copy())
@@ -118,13 +117,14 @@ class Machine(Run):
         self.tasks += roles
         task.advance()
         name, task.role = task.role, self._role(own, task) + task.program.name
-        yield from run_block(task, own, registers)
+        results = yield from run_block(task, own, registers)
         wait = TasksWait(roles)
         if not wait.ready():
             yield wait
         task.role = name
         for role in roles:
             task.learn(role.clock)
+        return results
 
     def _role(self, block: Block, task: Task) -> str:
         """The name of a partition: the function that was given to warp_specialize."""

@@ -171,7 +171,8 @@ def _select(op: Op) -> Callable[..., Any]:
     if op.inputs[0].kind != "tensor" and op.type.kind != "tensor":
         return lambda condition, a, b: a if condition else b
     if op.inputs[0].kind == "tensor" and op.inputs[0].shape == ():
-        return lambda condition, a, b: np.where(condition, a, b)
+        ones = (1,) * len(op.type.shape or ())
+        return lambda condition, a, b: np.where(np.reshape(condition, np.shape(condition) + ones), a, b)
     if op.type.elem == "i1" or op.inputs[0].elem == "i1":
         return lambda condition, a, b: np.where(condition, a, b)
     return lambda condition, a, b: a if condition else b

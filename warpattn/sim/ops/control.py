@@ -119,13 +119,13 @@ def _call(op: Op) -> Callable[..., Any]:
 
 @flow("ttg.warp_specialize")
 def _warp_specialize(op: Op) -> Callable[..., Any]:
-    ins = op.ins
+    ins, count = op.ins, len(op.outs)
     own = next(region for region in op.regions if region.label == "default")
     partitions = [region for region in op.regions if region.label != "default"]
 
     def run(task: Any, registers: list[Any]) -> Any:
         captured = [registers[i] for i in ins]
-        yield from task.machine.specialize(task, own, partitions, captured, registers)
-        return ()
+        values = yield from task.machine.specialize(task, own, partitions, captured, registers)
+        return values[0] if count == 1 else values
 
     return run

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.formats import register_dtype
+from ..ir.formats import as_register, register_dtype
 from ..ir.module import Op
+from ..ir.valuetypes import element_bits
 from ..machine.registry import plain, tasked
+from ..memory.findings import Finding
 
 
 @plain("tt.make_range")
@@ -21,39 +23,46 @@ def _make_range(op: Op) -> Callable[..., Any]:
 @plain("tt.splat")
 def _splat(op: Op) -> Callable[..., Any]:
     shape, dtype = op.type.shape or (), register_dtype(op.type.elem)
-    return lambda x: np.full(shape, x, dtype)
+    if op.inputs[0].kind == "scalar":
+        return lambda x: np.full(shape, x, dtype)
+    ones = (1,) * len(shape)  # in the body of a reduction a scalar is an array
+
+    def spread(x: Any) -> np.ndarray:
+        many = np.asarray(x, dtype)
+        return np.broadcast_to(many.reshape(many.shape + ones), many.shape + shape)
+
+    return spread
 
 
 @plain("tt.unsplat")
 def _unsplat(op: Op) -> Callable[..., Any]:
-    from ..ir.formats import as_register
+    kind, rank = op.outputs[0], len(op.inputs[0].shape or ())
+    if kind.kind == "scalar":
+        return lambda x: as_register(x.reshape(-1)[0], kind)
+    return lambda x: x.reshape(*x.shape[: x.ndim - rank], -1)[..., 0]
 
-    kind = op.outputs[0]
-    return lambda x: as_register(x.reshape(-1)[0], kind)
 
-
-@plain("tt.expand_dims")
-def _expand_dims(op: Op) -> Callable[..., Any]:
-    shape = op.outputs[0].shape
-    return lambda x: x.reshape(shape)
+@plain("tt.expand_dims", "tt.reshape")
+def _reshape(op: Op) -> Callable[..., Any]:
+    shape, rank = op.outputs[0].shape or (), len(op.inputs[0].shape or ())
+    return lambda x: x.reshape(x.shape[: x.ndim - rank] + shape)
 
 
 @plain("tt.broadcast")
 def _broadcast(op: Op) -> Callable[..., Any]:
-    shape = op.outputs[0].shape or ()
-    return lambda x: np.broadcast_to(x, shape)
-
-
-@plain("tt.reshape")
-def _reshape(op: Op) -> Callable[..., Any]:
-    shape = op.outputs[0].shape
-    return lambda x: x.reshape(shape)
+    shape, rank = op.outputs[0].shape or (), len(op.inputs[0].shape or ())
+    return lambda x: np.broadcast_to(x, x.shape[: x.ndim - rank] + shape)
 
 
 @plain("tt.trans")
 def _trans(op: Op) -> Callable[..., Any]:
     order = op.integers("order")
-    return lambda x: x.transpose(order)
+
+    def transposed(x: np.ndarray) -> np.ndarray:
+        first = x.ndim - len(order)
+        return x.transpose(*range(first), *(first + axis for axis in order))
+
+    return transposed
 
 
 @plain("tt.split")
@@ -63,7 +72,7 @@ def _split(op: Op) -> Callable[..., Any]:
 
 @plain("tt.join")
 def _join(op: Op) -> Callable[..., Any]:
-    return lambda a, b: np.stack((a, b), axis=-1)
+    return lambda a, b: np.stack(np.broadcast_arrays(a, b), axis=-1)
 
 
 @plain("tt.cat")
@@ -95,8 +104,6 @@ def _histogram(op: Op) -> Callable[..., Any]:
 
 @plain("tt.addptr")
 def _addptr(op: Op) -> Callable[..., Any]:
-    from ..ir.valuetypes import element_bits
-
     size = max(1, element_bits(op.type.pointee) // 8)
     if op.type.kind == "scalar":
         return lambda pointer, offset: pointer + offset * size
@@ -126,8 +133,6 @@ def _nothing(op: Op) -> Callable[..., Any]:
 
 @tasked("tt.assert")
 def _assert(op: Op) -> Callable[..., Any]:
-    from ..memory.findings import Finding
-
     message = op.strings[0] if op.strings else "assertion"
 
     def run(task: Any, condition: Any, *_: Any) -> None:
