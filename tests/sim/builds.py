@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from warpattn.sim import Report, TensorDescriptor, compile_for, simulate
+from warpattn.sim import PointerTable, Report, TensorDescriptor, compile_for, simulate
 
 _TYPES = {
     "float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64", "int8": "i8", "int16": "i16",
@@ -27,6 +27,8 @@ def type_of(value: Any, layout: Any = None) -> str:
     if isinstance(value, TensorDescriptor):
         dtype = _TYPES[str(value.tensor.dtype).removeprefix("torch.")]
         return f"tensordesc<{dtype}{list(value.box)},{layout!r}>"
+    if isinstance(value, PointerTable):
+        return "*i64"
     if isinstance(value, int):
         return "i32"
     if isinstance(value, float):

@@ -10,6 +10,7 @@ Asynchronous copies and matrix products run when the schedule says, and vector c
 touches the same bytes. It is for any kernel: nothing here knows the kernels of this project.
 """
 
+from .arguments import PointerTable
 from .compile import compile_for
 from .errors import SimulationError
 from .knockout import KnockOut, knock_out, loosen_waits
@@ -23,6 +24,7 @@ __all__ = [
     "DependentGrid",
     "Finding",
     "KnockOut",
+    "PointerTable",
     "Report",
     "SimulationError",
     "TensorDescriptor",

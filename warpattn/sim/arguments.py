@@ -28,6 +28,24 @@ _ELEMENTS = {
 
 
 @dataclass(frozen=True)
+class PointerTable:
+    """A table of addresses, which a kernel loads and takes for pointers: an argument of type *i64 or *u64.
+
+    tensors: what the addresses point into; a kernel reaches no other memory through them. table: the addresses as an
+    int64 array or tensor, if they are not just those of the tensors' first elements in order.
+    """
+
+    tensors: Sequence[Any]
+    table: Any = None
+
+    def addresses(self) -> Any:
+        """The table that the kernel reads."""
+        if self.table is not None:
+            return self.table
+        return np.array([memory_of(tensor, f"tensors[{i}]").address for i, tensor in enumerate(self.tensors)])
+
+
+@dataclass(frozen=True)
 class Memory:
     """Where a tensor lies: address of element 0, first byte, one past the last, element, shape and strides."""
 
@@ -68,15 +86,19 @@ def bind(module: Module, memory: GlobalMemory, args: Mapping[str, Any]) -> list[
     block = module.functions[module.entry]
     names = [module.parameter_names.get(name, name.lstrip("%")) for name in block.arguments]
     flat = _flattened(args, names, block)
+    tables = [(name, value) for name, value in flat.items() if isinstance(value, PointerTable)]
+    flat |= {name: value.addresses() for name, value in tables}
+    memory.owners.append(flat)
     tensors: dict[str, Memory] = {}
     for name, kind in zip(names, block.types, strict=False):
         value = flat.get(name)
         if kind.kind == "desc":
             tensor = value.tensor if isinstance(value, TensorDescriptor) else value
             tensors[name] = memory_of(tensor, name)
-        elif kind.elem == "ptr" and value is not None and not isinstance(value, int):
-            tensors[name] = memory_of(value, name)
-    addresses = _place(memory, tensors)
+        elif kind.elem == "ptr" and value is not None:
+            tensors[name] = _pointee_memory(value, name)
+    reached = {f"{name}[{i}]": tensor for name, value in tables for i, tensor in enumerate(value.tensors)}
+    addresses = _place(memory, tensors | {name: memory_of(tensor, name) for name, tensor in reached.items()})
     values = []
     for name, kind in zip(names, block.types, strict=False):
         if kind.kind == "desc":
@@ -87,6 +109,14 @@ def bind(module: Module, memory: GlobalMemory, args: Mapping[str, Any]) -> list[
         else:
             values.append(_scalar(name, kind, flat[name]))
     return values
+
+
+def _pointee_memory(value: Any, name: str) -> Memory:
+    if isinstance(value, (int, np.integer)):
+        raise SimulationError(
+            f"{name} is {value}; for a pointer the simulator takes a tensor, or None for a null pointer"
+        )
+    return memory_of(value, name)
 
 
 def mark_preceding_writes(memory: GlobalMemory, tensors: Sequence[Any], lane: int) -> None:

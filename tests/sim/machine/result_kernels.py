@@ -1,4 +1,4 @@
-"""Kernels whose roles or combiners hand values on: results of warp_specialize, reductions whose combiner makes tensors."""
+"""Roles that return values, and reductions whose combiner makes tensors."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl

@@ -1,4 +1,4 @@
-"""Values that roles and combiners hand on: results of warp_specialize, reductions whose combiner makes tensors."""
+"""What a role returns can be used, and the combiner of a reduction may make tensors."""
 
 import numpy as np
 import pytest

@@ -17,7 +17,8 @@ from .registry import PLAIN, TABLE
 from .sync import Role, Wait
 
 _ACTING = {
-    "tt.load", "tt.store", "tt.make_tensor_descriptor", "tt.get_program_id", "tt.get_num_programs",
+    "tt.load", "tt.store", "tt.int_to_ptr", "tt.ptr_to_int",
+    "tt.make_tensor_descriptor", "tt.get_program_id", "tt.get_num_programs",
     "ttg.local_alloc", "ttg.local_dealloc", "ttg.local_load", "ttg.local_store", "ttg.memdesc_index",
     "ttg.memdesc_subslice", "ttg.memdesc_trans", "ttg.memdesc_reshape", "ttg.memdesc_reinterpret",
     "ttng.fence_async_shared", "ttng.init_barrier", "ttng.inval_barrier",

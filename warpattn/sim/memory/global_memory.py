@@ -49,12 +49,21 @@ class GlobalBuffer:
         self.released: dict[int, Clock] = {}  # byte -> what a reader of the last atomic there learns
 
 
+class Part(NamedTuple):
+    """What some addresses reach of a buffer: its bytes' offsets, and which of the addresses (None: all) those are."""
+
+    buffer: GlobalBuffer
+    offsets: np.ndarray
+    chosen: np.ndarray | None
+
+
 class GlobalMemory:
     """Every buffer, found by address."""
 
     def __init__(self, findings: Findings) -> None:
         self.findings = findings
         self.buffers: list[GlobalBuffer] = []
+        self.owners: list[Any] = []  # of the buffers' bytes: alive as long as the run
         self.places: dict[int, Place] = {}  # lane*2^32+epoch of a write, read or atomic -> where; the newest per lane
         self._lanes: dict[int, Place] = {}
         self._preceding = -1  # lane of the preceding launch, if it writes anything
@@ -84,20 +93,51 @@ class GlobalMemory:
         number = (address >> _SHIFT) - 1
         return self.buffers[number] if 0 <= number < len(self.buffers) else None
 
-    def resolve(self, addresses: np.ndarray, itemsize: int, who: Toucher, verb: str):
-        """(buffer, byte offsets, inside): one buffer for all of `addresses`, and which of them lie inside it."""
+    def resolve(self, addresses: np.ndarray, itemsize: int, who: Toucher, verb: str) -> list[Part]:
+        """What the addresses reach, a part for each buffer; those outside every buffer are reported and left out."""
         buffer = self.find(int(addresses.flat[0]))
-        if buffer is None:
-            self._outside(who, verb, f"address {int(addresses.flat[0]):#x}, which belongs to no argument", "", None)
-            return None
-        offsets = addresses - buffer.base
-        inside = (offsets >= 0) & (offsets <= buffer.nbytes - itemsize)
-        if not inside.all():
-            stray = offsets[~inside]
-            low, high = int(stray.min()), int(stray.max()) + itemsize
-            text = f"bytes {low}..{high} of {buffer.name}, which has {buffer.nbytes}"
-            self._outside(who, verb, text, buffer.name, (low, high))
-        return buffer, offsets, inside
+        if buffer is not None:
+            offsets = addresses - buffer.base
+            if ((offsets >= 0) & (offsets <= buffer.nbytes - itemsize)).all():
+                return [Part(buffer, offsets, None)]
+        parts, flat = [], addresses.reshape(-1)
+        numbers = flat >> _SHIFT
+        for number in np.unique(numbers):
+            chosen = np.flatnonzero(numbers == number)
+            buffer = self.find(int(flat[chosen[0]]))
+            if buffer is None:
+                text = f"address {int(flat[chosen[0]]):#x}, which belongs to no argument"
+                self._outside(who, verb, text, "", None)
+                continue
+            offsets = flat[chosen] - buffer.base
+            inside = (offsets >= 0) & (offsets <= buffer.nbytes - itemsize)
+            if not inside.all():
+                stray = offsets[~inside]
+                low, high = int(stray.min()), int(stray.max()) + itemsize
+                text = f"bytes {low}..{high} of {buffer.name}, which has {buffer.nbytes}"
+                self._outside(who, verb, text, buffer.name, (low, high))
+            if inside.any():
+                parts.append(Part(buffer, offsets[inside], chosen[inside]))
+        return parts
+
+    def pointers(self, addresses: np.ndarray) -> np.ndarray:
+        """Pointers of the run for addresses of the caller's memory: relative to the nearest buffer."""
+        found = addresses.copy()
+        best = np.full(addresses.shape, _MIDDLE, np.int64)  # farther than that no buffer is meant
+        for buffer in self.buffers:
+            offsets = addresses - buffer.address
+            distance = np.maximum(np.maximum(-offsets, offsets - buffer.nbytes + 1), 0)
+            nearer = (distance < best) & (addresses != 0)
+            found, best = np.where(nearer, buffer.base + offsets, found), np.where(nearer, distance, best)
+        return found
+
+    def addresses(self, pointers: np.ndarray) -> np.ndarray:
+        """Addresses of the caller's memory for pointers of the run."""
+        numbers = pointers >> _SHIFT
+        found = pointers.copy()
+        for buffer in self.buffers:
+            found = np.where(numbers == buffer.base >> _SHIFT, pointers - buffer.base + buffer.address, found)
+        return found
 
     def _outside(self, who: Toucher, verb: str, text: str, name: str, box: tuple[int, int] | None) -> None:
         finding = Finding("OutOfBounds", f"{who.place} {verb} {text}", (who.place,), name, box)

@@ -275,11 +275,6 @@ def _bitcast(op: Op) -> Callable[..., Any]:
     return lambda x: bitcast(x, source, kind)
 
 
-@plain("tt.ptr_to_int", "tt.int_to_ptr")
-def _pointer(op: Op) -> Callable[..., Any]:
-    return lambda x: x
-
-
 @plain("arith.mulsi_extended", "arith.mului_extended", "tt.mulhiui")
 def _wide(op: Op) -> Callable[..., Any]:
     kind = op.outputs[0]

@@ -15,7 +15,7 @@ from ..ir.parts import from_registers, limited, local, to_registers
 from ..ir.valuetypes import Type, parse_type
 from ..machine.registry import blocking, tasked
 from ..memory.clocks import joined
-from ..memory.global_memory import GlobalMemory, Toucher
+from ..memory.global_memory import GlobalMemory, Part, Toucher
 from ..memory.shared import MemDesc, SharedBuffer
 
 
@@ -59,41 +59,32 @@ def load_pointers(
 
     With `chance`, for a volatile load, anything where the preceding launch may still be writing: that is no race.
     """
-    dtype = register_dtype(kind.elem)
     addresses, wanted = _lanes(pointers, mask)
-    result = np.empty(addresses.shape, dtype)
-    result[...] = 0 if other is None else other
     chosen = addresses.reshape(-1) if wanted is None else addresses[wanted]
-    if not chosen.size:
-        return as_register(result[()], kind)
-    values, inside = _gather(memory, who, chosen, kind, chance)
-    if wanted is None and inside is None:
-        return as_register(values.reshape(addresses.shape)[()], kind)
+    parts = memory.resolve(chosen, kind.itemsize, who, "reads") if chosen.size else []
+    if wanted is None and len(parts) == 1 and parts[0].chosen is None:
+        return as_register(_read(memory, parts[0], who, kind, chance).reshape(addresses.shape)[()], kind)
+    result = np.empty(addresses.shape, register_dtype(kind.elem))
+    result[...] = 0 if other is None else other
     spots = np.ones(addresses.shape, np.bool_) if wanted is None else wanted
     kept = result[spots]
-    kept[slice(None) if inside is None else inside] = values
+    for part in parts:
+        kept[slice(None) if part.chosen is None else part.chosen] = _read(memory, part, who, kind, chance)
     result[spots] = kept
     return as_register(result[()], kind)
 
 
-def _gather(
-    memory: GlobalMemory, who: Toucher, addresses: np.ndarray, kind: Type, chance: Random | None
-) -> tuple[np.ndarray, Any]:
-    """(values of the addresses inside, which are inside or None for all)."""
-    size = kind.itemsize
-    found = memory.resolve(addresses, size, who, "reads")
-    if found is None:
-        return np.empty(0, register_dtype(kind.elem)), np.zeros(addresses.shape, np.bool_)
-    buffer, offsets, inside = found
-    every = bool(inside.all())
-    offsets = offsets if every else offsets[inside]
+def _read(memory: GlobalMemory, part: Part, who: Toucher, kind: Type, chance: Random | None) -> np.ndarray:
+    """The values of a part; pointers as those of this run."""
+    buffer, offsets, size = part.buffer, part.offsets, kind.itemsize
     bits, cells = _bits(buffer, offsets, memory_dtype(kind.elem), size), _cells(buffer, offsets, size)
     flux = None if chance is None else memory.in_flux(buffer, cells, who)
     if chance is not None and flux is not None:
         bits = _anything(bits, np.asarray(flux.reshape(len(bits), -1).any(1)), chance)
         cells = cells[~flux]
     memory.touch(buffer, cells, who, "read")
-    return decode(bits, kind.elem), None if every else inside
+    values = decode(bits, kind.elem)
+    return memory.pointers(values) if kind.elem == "ptr" else values
 
 
 def _anything(bits: np.ndarray, where: np.ndarray, chance: Random) -> np.ndarray:
@@ -137,14 +128,12 @@ def _store(op: Op) -> Callable[..., Any]:
         if not addresses.size:
             return
         who, memory = task.toucher(), task.machine.memory
-        found = memory.resolve(addresses, size, who, "writes")
-        if found is None:
-            return
-        buffer, offsets, inside = found
-        if not inside.all():
-            offsets, bits = offsets[inside], bits[inside]
-        memory.touch(buffer, _cells(buffer, offsets, size), who, "write")
-        _put(buffer, offsets, np.ascontiguousarray(bits).view(dtype), size)
+        if kind.elem == "ptr":
+            bits = memory.addresses(bits)
+        for part in memory.resolve(addresses, size, who, "writes"):
+            written = bits if part.chosen is None else bits[part.chosen]
+            memory.touch(part.buffer, _cells(part.buffer, part.offsets, size), who, "write")
+            _put(part.buffer, part.offsets, np.ascontiguousarray(written).view(dtype), size)
 
     return run
 
@@ -222,10 +211,10 @@ def _atomic(task: Any, kind: Type, order: str, pointers: Any, mask: Any, update:
     memory, dtype, size = task.machine.memory, memory_dtype(kind.elem), kind.itemsize
     for i in spots:
         who = task.toucher()
-        found = memory.resolve(flat[i : i + 1], size, who, "updates")
-        if found is None or not found[2].all():
+        parts = memory.resolve(flat[i : i + 1], size, who, "updates")
+        if not parts:
             continue
-        buffer, offsets, _ = found
+        buffer, offsets = parts[0].buffer, parts[0].offsets
         at = int(offsets[0])
         if order in ("acq_rel", "acquire") and at in buffer.released:
             task.clock = joined(task.clock, buffer.released[at])
@@ -239,6 +228,18 @@ def _atomic(task: Any, kind: Type, order: str, pointers: Any, mask: Any, update:
             buffer.released[at] = joined(task.clock.copy(), buffer.released.get(at, task.clock))
             task.advance()
     return as_register(old.reshape(addresses.shape)[()], kind)
+
+
+@tasked("tt.int_to_ptr", "tt.ptr_to_int")
+def _pointer(op: Op) -> Callable[..., Any]:
+    """Integers are addresses of the caller's memory, as in the tables that the caller makes."""
+    kind, to_pointer = op.outputs[0], op.name == "tt.int_to_ptr"
+
+    def run(task: Any, value: Any) -> Any:
+        change = task.machine.memory.pointers if to_pointer else task.machine.memory.addresses
+        return as_register(change(np.asarray(value, np.int64))[()], kind)
+
+    return run
 
 
 @tasked("ttg.local_alloc")
