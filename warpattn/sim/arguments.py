@@ -99,6 +99,9 @@ def bind(module: Module, memory: GlobalMemory, args: Mapping[str, Any]) -> list[
             tensors[name] = _pointee_memory(value, name)
     reached = {f"{name}[{i}]": tensor for name, value in tables for i, tensor in enumerate(value.tensors)}
     addresses = _place(memory, tensors | {name: memory_of(tensor, name) for name, tensor in reached.items()})
+    _check_divisors(
+        {module.parameter_names.get(n, n.lstrip("%")): d for n, d in module.divisors.items()}, flat, tensors
+    )
     values = []
     for name, kind in zip(names, block.types, strict=False):
         if kind.kind == "desc":
@@ -109,6 +112,26 @@ def bind(module: Module, memory: GlobalMemory, args: Mapping[str, Any]) -> list[
         else:
             values.append(_scalar(name, kind, flat[name]))
     return values
+
+
+def _check_divisors(divisors: Mapping[str, int], flat: Mapping[str, Any], tensors: Mapping[str, Memory]) -> None:
+    """Refuse arguments that the kernel was not compiled for."""
+    for name, divisor in divisors.items():
+        value = tensors[name].address if name in tensors else flat.get(name)
+        if isinstance(value, (int, np.integer)) and value % divisor:
+            what, remedy = ("address", "'*fp32:4'") if name in tensors else ("value", "'i32'")
+            raise SimulationError(
+                f"{name} has {what} {value}, and the kernel was compiled for multiples of {divisor}; "
+                f"compile_for takes it as an example, or {remedy} for any"
+            )
+
+
+def without_folded(args: Mapping[str, Any], folded: Mapping[str, int]) -> Mapping[str, Any]:
+    """The arguments without those that the kernel was compiled for as constants."""
+    for name, constant in folded.items():
+        if name in args and args[name] != constant:
+            raise SimulationError(f"{name} is {args[name]}, and the kernel was compiled for {constant}")
+    return {name: value for name, value in args.items() if name not in folded}
 
 
 def _pointee_memory(value: Any, name: str) -> Memory:

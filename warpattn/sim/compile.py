@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .errors import SimulationError
+from .specialize import specialised
 
 ARCHS = {
     "sm90": ("cuda", 90, 32),
@@ -22,6 +23,7 @@ class Compiled:
 
     name: str
     asm: Mapping[str, str]
+    folded: Mapping[str, int] = field(default_factory=dict)  # integer parameters that are constants: always 1
 
 
 def compile_for(
@@ -32,33 +34,40 @@ def compile_for(
     num_warps: int = 4,
     machine_code: bool = False,
     num_ctas: int = 1,
+    num_stages: int | None = None,
 ) -> Any:
     """Compile `kernel` (a @gluon.jit or @triton.jit function) for sm90, sm100, gfx942 or gfx950; needs no GPU.
 
-    signature: type of every parameter as Triton spells it ("*fp32", "i32", "tensordesc<…>", "constexpr"); constexprs:
-    the values of those that are constexpr. With `machine_code` this is triton.compile (seconds, cached on disk) and
-    returns its kernel; without, compilation stops at TTGIR (tenths of a second). num_ctas: of a cluster (sm90, sm100).
+    signature: for every parameter a value, or a type as Triton spells it ("*fp32", "i32", "tensordesc<…>",
+    "constexpr"). A value (a torch tensor or NumPy array, an integer, a float) is specialised as a launch does it: what
+    16 divides, and the integer 1. A type says it as Triton's compile tool does: "i32:16" is divisible by 16, "i32:1"
+    is 1; without, an integer is any integer, and a pointer is divisible by 16 as those of fresh tensors are ("*fp32:4":
+    not so). constexprs: the values of those that are constexpr. num_stages: of Triton's pipelines; its default if None.
+    num_ctas: of a cluster (sm90, sm100). With `machine_code` this is triton.compile (seconds, cached on disk) and
+    returns its kernel; without, compilation stops at TTGIR (tenths of a second).
+
+    Raises SimulationError for an unknown architecture and a signature that does not fit the kernel.
     """
     import triton
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+    from triton.compiler import ASTSource, make_backend
     from triton.experimental.gluon import GluonASTSource
     from triton.experimental.gluon._runtime import GluonJITFunction
 
     if arch not in ARCHS:
         raise SimulationError(f"arch is {arch!r}; it must be one of {', '.join(ARCHS)}")
     target = GPUTarget(*ARCHS[arch])
-    constants = dict(constexprs or {})
-    attributes = _attributes(kernel, signature) if target.backend == "hip" else {}
+    parameters = specialised(kernel.params, signature, dict(constexprs or {}), make_backend(target))
     kind = GluonASTSource if isinstance(kernel, GluonJITFunction) else ASTSource
-    if kind is ASTSource:
-        constants = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-    source = kind(kernel, dict(signature), constants, attributes)
+    source = kind(kernel, parameters.types, parameters.constants, parameters.attributes)
     options: dict[str, Any] = {"num_warps": num_warps, "enable_fp_fusion": True}
-    options |= {"num_ctas": num_ctas} if num_ctas > 1 else {}
+    if num_ctas != 1:
+        options["num_ctas"] = num_ctas
+    if num_stages is not None:
+        options["num_stages"] = num_stages
     if machine_code:
         return triton.compile(source, target=target, options=options)
-    return to_ttgir(source, target, options)
+    return replace(to_ttgir(source, target, options), folded=parameters.folded)
 
 
 def to_ttgir(source: Any, target: Any, options: dict[str, Any]) -> Compiled:
@@ -80,10 +89,3 @@ def to_ttgir(source: Any, target: Any, options: dict[str, Any]) -> Compiled:
     for name in names[names.index(source.ext) : names.index("ttgir") + 1]:
         module = stages[name](module, metadata)
     return Compiled(source.name, {"ttgir": str(module)})
-
-
-def _attributes(kernel: Any, signature: Mapping[str, Any]) -> dict[tuple[int, ...], list[list[Any]]]:
-    """What AMD's backend needs to know about pointers before it uses buffer operations."""
-    hints = [["tt.divisibility", 16], ["tt.pointer_range", 32]]
-    pointers = [i for i, name in enumerate(kernel.arg_names) if str(signature.get(name, "")).startswith("*")]
-    return {(i,): hints for i in pointers}

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .arguments import bind, mark_preceding_writes
+from .arguments import bind, mark_preceding_writes, without_folded
 from .blas import one_thread
 from .errors import SimulationError
 from .ir.module import Module, parse_module
@@ -79,7 +79,7 @@ def simulate(
     machine.queue = recorder or machine.queue
     started = time.perf_counter()
     with np.errstate(all="ignore"), one_thread():
-        values = bind(module, machine.memory, args)
+        values = bind(module, machine.memory, without_folded(args, getattr(kernel, "folded", {})))
         mark_preceding_writes(machine.memory, running, machine.preceding)
         machine.run(values, max(1, in_flight), step_limit)
     seconds = time.perf_counter() - started

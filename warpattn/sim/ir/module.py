@@ -106,6 +106,7 @@ class Module:
     num_ctas: int
     text: str
     parameter_names: dict[str, str]  # %arg0 -> the name in Python
+    divisors: dict[str, int]  # %arg0 -> what the kernel assumes to divide it
 
     @cached_property
     def backend(self) -> str:
@@ -131,7 +132,7 @@ class _Parser:
         if header is None:
             raise SimulationError("this is no TTGIR: it has no `module`")
         functions: dict[str, Block] = {}
-        entry, names = "", {}
+        entry, names, divisors = "", {}, {}
         while self.at < len(self.lines):
             line = self.lines[self.at]
             self.at += 1
@@ -143,6 +144,8 @@ class _Parser:
             if " private " not in line.partition("(")[0] or not entry:
                 entry = name[1]
                 names = dict(re.findall(r'(%[\w.$-]+): [^%]*?loc\("([^"]*)"', line))
+                found = re.findall(r"(%[\w.$-]+): [^%]*?\btt.divisibility = (\d+)", line)
+                divisors = {name: int(divisor) for name, divisor in found}
             functions[name[1]] = self.block(line, "function")
         target = re.search(r'ttg.target = "([^"]*)"', header)
         warps = re.search(r'"ttg.num-warps" = (\d+)', header)
@@ -151,7 +154,8 @@ class _Parser:
             raise SimulationError(
                 "this TTGIR has no function, target or number of warps; give asm['ttgir'] of a kernel"
             )
-        return Module(functions, entry, target[1], int(warps[1]), int(ctas[1]) if ctas else 1, self.text, names)
+        num_ctas = int(ctas[1]) if ctas else 1
+        return Module(functions, entry, target[1], int(warps[1]), num_ctas, self.text, names, divisors)
 
     def block(self, header: str, label: str) -> Block:
         """The region that begins after the current line; `header` holds its arguments, if any."""
