@@ -1,4 +1,4 @@
-"""A progress bar on the terminal: rich's where it is installed, plain lines on stderr where it is not."""
+"""Progress on standard error if that is a terminal: rich's bar where rich is installed, else plain lines."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ Step = Callable[[str], None]
 
 
 @contextmanager
-def bar(total: int) -> Iterator[Step]:
+def bar(total: int, show: bool = True) -> Iterator[Step]:
     """Yields `step(what)`, to be called when the next of `total` parts begins."""
+    if not (show and sys.stderr.isatty()):
+        yield lambda what: None
+        return
     try:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -19,9 +22,6 @@ def bar(total: int) -> Iterator[Step]:
         yield _lines(total)
         return
     console = Console(stderr=True)
-    if not console.is_terminal:
-        yield _lines(total)
-        return
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("", total=total)

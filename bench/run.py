@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = record.start("bench.run", argv, asdict(settings))
     peers = _available(args.peers, found)
     cases = [(name, case) for name in args.group for case in groups()[name] if args.only in case.name]
-    with bar(len(cases) + args.host + args.first_call) as step:
+    with bar(len(cases) + args.host + args.first_call, args.progress) as step:
         for group, case in cases:
             step(case.name)
             found["cases"].append(run_case(group, case, peers, settings))
@@ -143,8 +143,16 @@ def _names(known: Sequence[str]) -> Callable[[str], list[str]]:
     return parse
 
 
+class OneSentenceErrors(argparse.ArgumentParser):
+    """A parser that ends as every command of warpattn does: one sentence, exit status 1."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong with the arguments."""
+        self.exit(1, f"error: {message}\n")
+
+
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.run", description=__doc__)
+    parser = OneSentenceErrors(prog="python -m bench.run", description=__doc__)
     every = list(PEERS)
     parser.add_argument("--group", type=_names(list(groups())), default=[], help="groups of cases, comma-separated")
     parser.add_argument("--only", default="", help="keep only cases whose name contains this")
@@ -156,9 +164,10 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--first-call", action="store_true", help="also measure the first call in new processes")
     parser.add_argument("--json", type=Path, help="write the record here (after every case)")
     parser.add_argument("--enforce", action="store_true", help="exit with 1 if a requirement is not met")
+    parser.add_argument("--no-progress", dest="progress", action="store_false", help="no progress on standard error")
     args = parser.parse_args(argv)
     if args.rounds < 1 or args.rotate < 1:
-        parser.error("--rounds and --rotate must be at least 1")
+        parser.error(f"--rounds is {args.rounds} and --rotate is {args.rotate}; both must be at least 1")
     if not (args.group or args.host or args.first_call):
         _everything(args)
     return args

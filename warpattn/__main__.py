@@ -12,7 +12,7 @@ def main() -> None:
     """Run the command line; exits with status 1 when a package of the extra `cli` is missing."""
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
-        sys.exit(f"the command line needs {' and '.join(missing)}: pip install 'warpattn[cli]'")
+        sys.exit(f"the command line needs {' and '.join(missing)}: pip install {' '.join(NEEDED)} safetensors")
     from warpattn.cli.app import app
 
     app()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Annotated, Any
 
+import torch
 import typer
 from typer.core import TyperGroup
 
-from warpattn.cli import bench, compile, demo, doctor, plan, run, simulate
+from warpattn.cli import bench, cache, compile, demo, doctor, plan, run, simulate
+from warpattn.cli.progress import shown
 from warpattn.errors import AttentionError
 
 
@@ -21,7 +23,9 @@ class OneSentenceErrors(TyperGroup):
             return super().invoke(ctx)
         except AttentionError as error:
             typer.echo(f"error: {error}", err=True)
-            sys.exit(1)
+        except torch.OutOfMemoryError as error:
+            typer.echo(f"error: the card has too little memory; {str(error).splitlines()[0]}", err=True)
+        sys.exit(1)
 
 
 app = typer.Typer(
@@ -31,12 +35,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Attention kernels for Hopper, Blackwell and CDNA, and an eager reference for any CPU.",
 )
+
+
+@app.callback()
+def options(
+    progress: Annotated[
+        bool, typer.Option("--progress/--no-progress", help="Show progress on standard error, if it is a terminal")
+    ] = True,
+) -> None:
+    """Options of every command."""
+    shown.set(progress)
+
+
 app.command("demo")(demo.demo)
 app.command("run")(run.run)
 app.command("plan")(plan.plan_command)
 app.command("compile")(compile.compile_command)
 app.command("simulate")(simulate.simulate_command)
 app.command("doctor")(doctor.doctor)
-app.command(
-    "bench", context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-)(bench.bench)
+app.command("bench", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(bench.bench)
+app.add_typer(cache.app, name="cache")

@@ -5,21 +5,33 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import typer
+
+from warpattn.cli.progress import shown
+from warpattn.errors import AttentionError
 
 REPOSITORY = Path(__file__).parents[2]
 
 
-def bench(ctx: typer.Context) -> None:
-    """Time warpattn and its peers; takes the arguments of `python -m bench.run` (try --help)."""
+def bench(
+    ctx: typer.Context,
+    group: Annotated[str, typer.Option(help="Groups of cases, comma-separated; else what this machine can")] = "",
+    only: Annotated[str, typer.Option(help="Keep only cases whose name contains this")] = "",
+    peers: Annotated[str, typer.Option(help="Peers, comma-separated, e.g. warpattn,cudnn,fa4; default all")] = "",
+    rounds: Annotated[int, typer.Option(min=1, help="Recorded rounds per case")] = 20,
+    json: Annotated[Path | None, typer.Option(help="Write the record here, after every case")] = None,
+    host: Annotated[bool, typer.Option("--host", help="Also measure the host side of one call")] = False,
+    enforce: Annotated[bool, typer.Option("--enforce", help="Exit with 1 if a requirement is not met")] = False,
+) -> None:
+    """Time warpattn and its peers, every output compared with fp32 first. Other options go to `python -m bench.run`."""
     if not (REPOSITORY / "bench" / "run.py").is_file():
-        typer.echo(
-            "error: the benchmarks are part of the repository, not of the wheel: run this in a clone of warpattn",
-            err=True,
-        )
-        raise typer.Exit(2)
+        raise AttentionError("bench is part of the repository, not of the wheel; run this in a clone of warpattn")
+    texts = {"--group": group, "--only": only, "--peers": peers, "--rounds": rounds, "--json": json and json.resolve()}
+    flags = {"--host": host, "--enforce": enforce, "--no-progress": not shown.get()}
+    arguments = [part for name, value in texts.items() if value for part in (name, str(value))]
+    arguments += [*(name for name, given in flags.items() if given), *ctx.args]
     # In a process of its own: what it times must not share an interpreter with this command line's imports.
-    raise typer.Exit(
-        subprocess.run([sys.executable, "-m", "bench.run", *ctx.args], cwd=REPOSITORY, check=False).returncode
-    )
+    done = subprocess.run([sys.executable, "-m", "bench.run", *arguments], cwd=REPOSITORY, check=False)
+    raise typer.Exit(done.returncode)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import time
-from dataclasses import replace
 from typing import Annotated, Any
 
 import torch
@@ -12,7 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from warpattn.cli import spelling
-from warpattn.cli.plan import checked_call
+from warpattn.cli.progress import working
+from warpattn.cli.request import Request
+from warpattn.errors import AttentionError
 from warpattn.machine_code import gcn, sass
 from warpattn.problem import CheckedCall
 from warpattn.problem.operands import Operands
@@ -42,21 +44,24 @@ NOTABLE = {
 
 def compile_command(
     shape: Annotated[str, typer.Option(help=spelling.SHAPE_HELP)] = "4x4096x16x128",
-    mask: Annotated[str, typer.Option(help=spelling.MASK_HELP)] = "causal",
+    mask: Annotated[str, typer.Option(help=spelling.MASK_HELP)] = spelling.MASK,
     score: Annotated[str, typer.Option(help=spelling.SCORE_HELP)] = "",
     dtype: Annotated[str, typer.Option(help="bf16 or fp16")] = "bf16",
     arch: Annotated[str, typer.Option(help=f"Architecture: {spelling.ARCH_HELP}")] = "sm90",
     opcodes: Annotated[bool, typer.Option("--opcodes", help="Count every instruction, with its modifiers")] = False,
 ) -> None:
     """Compile a problem's kernels and print what they occupy and are made of."""
-    checked = replace(checked_call(shape, mask, score, dtype), backend=spelling.arch(arch))
+    request = Request(shape, mask, score, dtype)
+    checked = request.checked(arch)
     from warpattn.runtime.compiler import compiled  # imports Triton, which the other commands do without
 
     console = Console(highlight=False, markup=False, soft_wrap=True)
+    console.print(f"{request}{spelling.default_note(mask)}")
     console.print(str(plan(checked.problem, arch=arch)))
     for launch in list_launches(checked, untouched(checked), Dense()):
         start = time.perf_counter()
-        kernel = compiled(launch)
+        with working(f"compiling {launch.name}"):
+            kernel = compiled(launch)
         table = Table(title=f"{launch.name}, compiled in {time.perf_counter() - start:.1f} s", show_header=False)
         for row in amd_rows(kernel, opcodes) if arch.startswith("gfx") else nvidia_rows(kernel, opcodes):
             table.add_row(*row)
@@ -68,7 +73,11 @@ def untouched(checked: CheckedCall) -> Operands:
     p = checked.problem
     shapes = ((p.seq_q, p.heads_q, p.dim_qk), (p.seq_k, p.heads_kv, p.dim_qk), (p.seq_k, p.heads_kv, p.dim_v),
               (p.seq_q, p.heads_q, p.dim_v))  # fmt: skip
-    q, k, v, out = (torch.empty(p.batch, *shape, dtype=p.dtype) for shape in shapes)
+    try:
+        q, k, v, out = (torch.empty(p.batch, *shape, dtype=p.dtype) for shape in shapes)
+    except RuntimeError:  # torch has no exception of its own for it
+        largest = max(p.batch * math.prod(shape) * p.dtype.itemsize for shape in shapes)
+        raise AttentionError(f"shape: a tensor of {largest / 2**30:,.0f} GiB cannot be had on this machine") from None
     return Operands(q, k, v, out, torch.empty(checked.lse_shape) if p.has_lse else None, None)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -21,12 +21,12 @@ from rich.table import Table
 
 from warpattn import __version__
 from warpattn.cli import spelling
+from warpattn.cli.request import Request
 from warpattn.errors import AttentionError
-from warpattn.problem import Call, validate
+from warpattn.problem import validate
 from warpattn.problem.backends import LIMITS, chip_of
 from warpattn.runtime import kernel_cache as artifacts
 from warpattn.runtime.plan import plan
-from warpattn.sequences import Dense
 
 OK, ABSENT, PROBLEM = "ok", "absent", "problem"
 COLOURS = {OK: "green", ABSENT: "dim", PROBLEM: "red"}
@@ -51,12 +51,15 @@ class Finding(NamedTuple):
 
 def doctor(
     shape: Annotated[str, typer.Option(help=spelling.SHAPE_HELP)] = "4x4096x16x128",
-    mask: Annotated[str, typer.Option(help=spelling.MASK_HELP)] = "causal",
+    mask: Annotated[str, typer.Option(help=spelling.MASK_HELP)] = spelling.MASK,
     score: Annotated[str, typer.Option(help=spelling.SCORE_HELP)] = "",
     dtype: Annotated[str, typer.Option(help=spelling.DTYPE_HELP)] = "bf16",
     arch: Annotated[str, typer.Option(help="Without a card: the architecture to plan for")] = "sm90",
 ) -> None:
     """Say what was found, what will be used for a problem, and why; exit status 1 if something is in the way."""
+    request = Request(shape, mask, score, dtype)
+    request.call("reference")  # what cannot be spelled is refused before anything is shown
+    spelling.arch(arch)
     console = Console(highlight=False)
     findings = [finding for look in (software, cards, kernel_cache, frameworks) for finding in look()]
     table = Table(box=None, padding=(0, 2, 0, 0))
@@ -66,8 +69,8 @@ def doctor(
         table.add_row(part, found, f"[{COLOURS[state]}]{state}[/]", note)
     console.print(table)
     device = next(usable_cards(), torch.device("cpu"))
-    console.print(f"\n{shape}, {mask}{', ' + score if score else ''}, {dtype} on {device}")
-    for line in route(spelled(shape, mask, score, dtype), device, spelling.arch(arch)):
+    console.print(f"\n{request}, on {device}{spelling.default_note(mask)}")
+    for line in route(request, device, arch):
         console.print(f"  {line}", markup=False, soft_wrap=True)
     if any(finding.state == PROBLEM for finding in findings):
         raise typer.Exit(1)
@@ -154,17 +157,7 @@ def numbers(version: str) -> tuple[int, ...]:
     return tuple(int("".join(filter(str.isdigit, part)) or 0) for part in version.split(".")[:2])
 
 
-def spelled(shape: str, mask: str, score: str, dtype: str) -> Callable[[str], Call]:
-    """The call that the options spell, for a backend; its tensors are never touched."""
-    size, kind = spelling.shape(shape), spelling.dtype(dtype)
-    q = torch.empty(size.batch, size.seq_q, size.heads_q, size.dim_qk, dtype=kind)
-    k = torch.empty(size.batch, size.seq_k, size.heads_kv, size.dim_qk, dtype=kind)
-    v = torch.empty(size.batch, size.seq_k, size.heads_kv, size.dim_v, dtype=kind)
-    made = spelling.mask(mask), spelling.score(score, size.heads_q)
-    return lambda backend: Call(q, k, v, Dense(), *made, backend=backend)
-
-
-def route(call: Callable[[str], Call], device: torch.device, arch: str) -> Iterator[str]:
+def route(request: Request, device: torch.device, arch: str) -> Iterator[str]:
     """The way of a call on `device`, one sentence a line, and the plan; without a card, that of `arch`, too."""
     on_card = chip_of(device).arch
     if on_card is None:
@@ -176,7 +169,7 @@ def route(call: Callable[[str], Call], device: torch.device, arch: str) -> Itera
         yield f"no kernels for {wanted} yet; {', '.join(LIMITS)} can be planned"
         return
     try:
-        problem = validate(call(f"simulate:{wanted}"), read_values=False).problem
+        problem = validate(request.call(f"simulate:{wanted}"), read_values=False).problem
         yield from str(plan(problem, arch=wanted)).splitlines()
     except AttentionError as error:
         yield from (f"refused: {reason}" for reason in error.reasons)

@@ -14,6 +14,7 @@ from rich.console import Console
 from torch import Tensor
 
 from warpattn.api import attention
+from warpattn.cli.progress import working
 from warpattn.masks import Mask
 from warpattn.reference import reference
 
@@ -34,7 +35,7 @@ def simulated_layer(folder: Path, sentences: list[str], arch: str) -> None:
     """Run the layer, print the differences, and exit with 1 if they are too large or the kernel has findings."""
     x = first_layer(folder, sentences)
     console = Console(highlight=False)
-    with console.status(f"simulating the {arch} kernel"):
+    with working(f"compiling and simulating the {arch} kernel"):
         out = attention(x.q, x.k, x.v, mask=x.mask, scale=x.scale, backend=f"simulate:{arch}")
     assert isinstance(out, Tensor)
     expected, _ = reference(x.q, x.k, x.v, mask=x.mask, scale=x.scale)

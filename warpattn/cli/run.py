@@ -1,11 +1,11 @@
-"""`run`: attention on tensors from a file, or on random ones, against the fp32 reference."""
+"""`run`: attention on tensors from a file, or on random ones, against another computation of the same."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import typer
@@ -13,10 +13,19 @@ from rich.console import Console
 from torch import Tensor
 
 from warpattn.api import attention
-from warpattn.cli import spelling, tensors
+from warpattn.cli import independent, spelling, tensors
+from warpattn.cli.progress import working
 from warpattn.reference import reference
 
 ROUNDS = 5
+ENOUGH_S = 2.0  # of timing: a call that takes so long is timed once
+
+
+class Times(NamedTuple):
+    """Median of the wall times of a call, and how many there were."""
+
+    milliseconds: float
+    rounds: int
 
 
 def run(
@@ -24,48 +33,57 @@ def run(
         Path | None, typer.Argument(help=".safetensors or .npz with q, k, v (batch, seq, heads, dim)")
     ] = None,
     shape: Annotated[str, typer.Option(help=f"Random q, k, v: {spelling.SHAPE_HELP}")] = "2x256x8x64",
-    seed: Annotated[int, typer.Option(help="Seed of the random tensors")] = 0,
+    seed: Annotated[int, typer.Option(help=spelling.SEED_HELP)] = 0,
     mask: Annotated[str, typer.Option(help=spelling.MASK_HELP)] = "full",
     score: Annotated[str, typer.Option(help=spelling.SCORE_HELP)] = "",
     dtype: Annotated[str | None, typer.Option(help=f"{spelling.DTYPE_HELP}; as in the file, else fp32 or bf16")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
     out: Annotated[Path | None, typer.Option(help="Write out and lse: .safetensors or .npz")] = None,
 ) -> None:
-    """Run attention on q, k, v from a file (or random ones) and compare with the fp32 reference."""
-    if out:
+    """Run attention on q, k, v from a file (or random ones) and compare: a card with the fp32 reference, and a CPU,
+    where the reference is what runs, with torch's softmax in fp64."""
+    if out is not None:
         tensors.check_format(out)
+        tensors.check_writable(out, file)
     place = spelling.device(device)
     default = "fp32" if place.type == "cpu" else "bf16"
     kind = spelling.dtype(dtype) if dtype else None if file else spelling.dtype(default)
-    loaded = tensors.load(file) if file else tensors.random(spelling.shape(shape), seed)
+    made = spelling.mask(mask)
+    loaded = tensors.load(file) if file else tensors.random(spelling.shape(shape), spelling.seed(seed))
     q, k, v = (x.to(device=place, dtype=kind) for x in loaded)
-    options = {"mask": spelling.mask(mask), "score": spelling.score(score, q.shape[2] if q.ndim == 4 else 1)}
-    o, lse = attention(q, k, v, return_lse=True, **options)
-    milliseconds = _median_ms(lambda: attention(q, k, v, **options), place)
+    options: dict[str, Any] = {"mask": made, "score": spelling.score(score, q.shape[2] if q.ndim == 4 else 1)}
+    with working(f"attention on {place}"):
+        o, lse = attention(q, k, v, return_lse=True, **options)
+        times = timed(lambda: attention(q, k, v, **options), place)
+    on_cpu = place.type == "cpu"
+    truth = "torch's softmax in fp64" if on_cpu else "the fp32 reference"
+    with working(f"comparing with {truth}"):
+        expected, expected_lse = independent.attention(q, k, v, **options) if on_cpu else reference(q, k, v, **options)
     console = Console(highlight=False, soft_wrap=True)
     console.print(
         f"q {_size(q)}  k {_size(k)}  v {_size(v)}  {q.dtype} on {place}  mask {mask}  score {score or 'none'}"
     )
-    expected, expected_lse = reference(q, k, v, **options)
+    console.print(f"{'the reference' if on_cpu else 'the kernel'}, compared with {truth}:")
     console.print(f"out  {_error(o, expected)}")
     console.print(f"lse  {_error(lse, expected_lse)}")
-    console.print(f"time {milliseconds:.3f} ms (median of {ROUNDS})")
-    if out:
+    console.print(f"time {times.milliseconds:.3f} ms ({'once' if times.rounds == 1 else f'median of {times.rounds}'})")
+    if out is not None:
         tensors.save(out, {"out": o, "lse": lse})
         console.print(f"wrote {out}")
 
 
 def _error(found: Tensor, expected: Tensor) -> str:
-    """Largest and root-mean-square difference from the reference; -inf on both sides is no difference."""
-    difference = torch.where(found.float() == expected, 0.0, found.float() - expected).abs()
+    """Largest and root-mean-square difference; -inf on both sides is no difference."""
+    found = found.to(expected.dtype)
+    difference = torch.where(found == expected, 0.0, found - expected).abs()
     rms, size = difference.square().mean().sqrt(), expected[expected.isfinite()].square().mean().sqrt()
     return f"largest error {difference.max():.2e}, rms {rms:.2e} (rms of the values {size:.2e})"
 
 
-def _median_ms(call: Callable[[], object], device: torch.device) -> float:
-    """Median wall time of `call` in milliseconds, the GPU's work included."""
-    times = []
-    for _ in range(ROUNDS):
+def timed(call: Callable[[], object], device: torch.device) -> Times:
+    """Wall times of `call`, the GPU's work included, until there are enough."""
+    times: list[float] = []
+    while len(times) < ROUNDS and sum(times) < ENOUGH_S:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         start = time.perf_counter()
@@ -73,7 +91,7 @@ def _median_ms(call: Callable[[], object], device: torch.device) -> float:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         times.append(time.perf_counter() - start)
-    return sorted(times)[ROUNDS // 2] * 1e3
+    return Times(sorted(times)[len(times) // 2] * 1e3, len(times))
 
 
 def _size(tensor: Tensor) -> str:

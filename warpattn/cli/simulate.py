@@ -8,12 +8,15 @@ from typing import Annotated
 import torch
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from torch import Tensor
 
 from warpattn.cli import spelling, tensors
-from warpattn.problem import Call, validate
+from warpattn.cli.progress import working
+from warpattn.cli.request import Request
+from warpattn.errors import AttentionError
+from warpattn.language.evaluate import evaluate_all
+from warpattn.problem import Call, CheckedCall, validate
 from warpattn.problem.operands import Operands
 from warpattn.reference import reference
 from warpattn.sequences import Dense
@@ -24,40 +27,38 @@ LSE_LIMIT = 1e-3
 
 def simulate_command(
     shape: Annotated[str, typer.Option(help=spelling.SHAPE_HELP)] = "1x512x2x64",
-    mask: Annotated[str, typer.Option(help=spelling.MASK_HELP)] = "causal",
+    mask: Annotated[str, typer.Option(help=spelling.MASK_HELP)] = spelling.MASK,
     score: Annotated[str, typer.Option(help=spelling.SCORE_HELP)] = "",
     dtype: Annotated[str, typer.Option(help="bf16 or fp16")] = "bf16",
     arch: Annotated[str, typer.Option(help=f"Architecture: {spelling.ARCH_HELP}")] = "sm90",
     schedule: Annotated[str, typer.Option(help=f"Order of asynchronous work: {', '.join(SCHEDULES)}")] = "lazy",
-    seed: Annotated[int, typer.Option(help="Seed of the tensors and of the random schedule")] = 0,
+    seed: Annotated[int, typer.Option(help=f"{spelling.SEED_HELP}, and of the random schedule")] = 0,
     timeline: Annotated[Path | None, typer.Option(help="Write an SVG picture of one program, or a .json trace")] = None,
 ) -> None:
     """Run the kernel of a problem in the simulator; exits with 1 on findings or wrong values."""
     if schedule not in SCHEDULES:
-        raise typer.BadParameter(f"schedule {schedule!r}: write {', '.join(SCHEDULES)}")
+        raise AttentionError(f"schedule is {schedule!r}; write {', '.join(SCHEDULES)}")
     _check_timeline(timeline)
-    size, kind = spelling.shape(shape), spelling.half(dtype)
-    q, k, v = (x.to(kind) for x in tensors.random(size, seed))
-    options = {"mask": spelling.mask(mask), "score": spelling.score(score, size.heads_q)}
-    backend = f"simulate:{spelling.arch(arch)}"
+    kind, request = spelling.half(dtype), Request(shape, mask, score, dtype)
+    request.checked(arch)  # refuses before any memory is filled
+    q, k, v = tensors.random(spelling.shape(shape), spelling.seed(seed), kind)
+    options = {"mask": spelling.mask(mask), "score": spelling.score(score, q.shape[2])}
+    backend = f"simulate:{arch}"
     checked = validate(Call(q, k, v, Dense(), **options, return_lse=True, backend=backend))
     out = torch.full((*q.shape[:3], v.shape[3]), torch.nan, dtype=kind)
     lse = torch.full(checked.lse_shape, torch.nan)
     console = Console(highlight=False, soft_wrap=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("compile and simulate", total=2)
+    note = spelling.default_note(mask)
+    console.print(f"q {_size(q)}  k {_size(k)}  {dtype}  mask {mask}{note}  score {score or 'none'}  on {backend}")
+    weights = keys_of_rows(checked)
+    with working(f"compiling and simulating the {arch} kernel", lambda: finished(out, weights)):
         from warpattn.runtime import simulate  # imports NumPy and Triton
 
         timed = timeline is not None  # of one program, whose picture has every tile
         chosen = simulate.Options(schedule, seed, timed, 1 if timed else simulate.PROGRAMS)
         report = simulate.traced(checked, Operands(q, k, v, out, lse, None), chosen)
-        progress.update(task, advance=1, description="reference")
+    with working("comparing with the reference"):
         expected, expected_lse = reference(q, k, v, **options)
-        progress.advance(task)
-    console.print(
-        f"q {tuple(q.shape)}  k {tuple(k.shape)}  {dtype}  mask {mask}  score {score or 'none'}  on {backend}"
-    )
     console.print(f"{report.steps} steps in {report.seconds:.2f} s, schedule {schedule}, seed {seed}")
     if report.findings:
         console.print(findings_table(report.findings), soft_wrap=False)
@@ -73,12 +74,31 @@ def simulate_command(
         raise typer.Exit(1)
 
 
+def keys_of_rows(checked: CheckedCall) -> Tensor:
+    """How many keys the mask's interval has for each row (at least 1), which is about what a row costs."""
+    p = checked.problem
+    rows = torch.arange(p.seq_q) + (p.seq_k - p.seq_q)
+    at = {"b": 0, "h": 0, "len_q": p.seq_q, "len_k": p.seq_k, "q_lo": rows, "q_hi": rows}
+    first, _, _, last = evaluate_all(checked.mask.span, at, checked.mask.tensors)
+    return torch.as_tensor(last - first).expand(p.seq_q).clamp(min=1).float()
+
+
+def finished(out: Tensor, weights: Tensor) -> float:
+    """The part of the rows of `out` (B, Sq, Hq, Dv) that are no longer NaN, weighted."""
+    written = ~out[..., 0].isnan()
+    return float((written * weights[:, None]).sum() / (weights.sum() * written.shape[0] * written.shape[2]))
+
+
 def _check_timeline(path: Path | None) -> None:
     """Before minutes of work: the file's type, and the folder it goes to."""
-    if path is not None and path.suffix not in (".svg", ".json"):
-        raise typer.BadParameter(f"timeline {str(path)!r}: write a name that ends with .svg or .json")
-    if path is not None and not path.parent.is_dir():
-        raise typer.BadParameter(f"timeline {str(path)!r}: there is no folder {str(path.parent)!r}")
+    if path is not None:
+        if path.suffix not in (".svg", ".json"):
+            raise AttentionError(f"timeline is {str(path)!r}; write a name that ends with .svg or .json")
+        tensors.check_writable(path)
+
+
+def _size(tensor: Tensor) -> str:
+    return str(tuple(tensor.shape))
 
 
 def findings_table(findings: list) -> Table:

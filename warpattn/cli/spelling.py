@@ -9,16 +9,18 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-import typer
 
+from warpattn.errors import AttentionError
 from warpattn.masks import Causal, Chunked, Full, Mask, Prefix, SlidingWindow
 from warpattn.problem.arch import ARCHS
+from warpattn.problem.limits import MAX_SIZE
 from warpattn.scores import ALiBi, Score, SoftCap
 
 T = TypeVar("T")
@@ -32,6 +34,10 @@ DTYPES = {
 SHAPE_HELP = (
     "batch x sequence x heads x head_dim, e.g. 2x1024x16x128, or with queries/keys, heads/kv heads: 2x1/4096x16/2x128"
 )
+MASK = "causal"  # unless another is given
+SEED_HELP = "Seed of the random tensors, 0 .. 2**63 - 1"
+MAX_SEED = 2**63 - 1
+MAX_ELEMENTS = 2**60  # of a tensor; its bytes must stay below 2**63
 MASK_HELP = "full, causal, window:W, chunked:C, prefix:P; with commas, all must hold"
 SCORE_HELP = "softcap:CAP, alibi; with commas, applied from left to right"
 ARCH_HELP = " or ".join(ARCHS)
@@ -50,15 +56,38 @@ class Shape:
     dim_qk: int
     dim_v: int
 
+    def __str__(self) -> str:
+        """As --shape takes it, with every size."""
+        return f"{self.batch}x{self.seq_q}/{self.seq_k}x{self.heads_q}/{self.heads_kv}x{self.dim_qk}/{self.dim_v}"
+
+    @property
+    def tensors(self) -> tuple[tuple[int, int, int, int], ...]:
+        """Shapes of q, k, v and out: (batch, seq, heads, head_dim)."""
+        q, k = (self.batch, self.seq_q, self.heads_q), (self.batch, self.seq_k, self.heads_kv)
+        return ((*q, self.dim_qk), (*k, self.dim_qk), (*k, self.dim_v), (*q, self.dim_v))
+
 
 def shape(text: str) -> Shape:
-    """The shape that `text` spells; typer.BadParameter when it spells none."""
+    """The shape that `text` spells; AttentionError when it spells none, or one that no tensor can have."""
     try:
         batch, sequence, heads, dim = text.lower().split("x")
         found = Shape(int(batch), *_pair(sequence), *_pair(heads), *_pair(dim))
     except ValueError:
-        raise typer.BadParameter(f"shape {text!r}: write {SHAPE_HELP}") from None
+        raise AttentionError(f"shape is {text!r}; write {SHAPE_HELP}") from None
+    for name, size in vars(found).items():
+        if not 1 <= size <= MAX_SIZE:
+            raise AttentionError(f"shape is {text!r}: {name} is {size}; it must be 1 .. {MAX_SIZE}")
+    largest = max(math.prod(sizes) for sizes in found.tensors)
+    if largest > MAX_ELEMENTS:
+        raise AttentionError(f"shape is {text!r}: a tensor of {largest} elements; it may have at most {MAX_ELEMENTS}")
     return found
+
+
+def seed(number: int) -> int:
+    """The seed, if a generator takes it."""
+    if not 0 <= number <= MAX_SEED:
+        raise AttentionError(f"seed is {number}; it must be 0 .. {MAX_SEED}")
+    return number
 
 
 def mask(text: str) -> Mask:
@@ -73,6 +102,11 @@ def mask(text: str) -> Mask:
     return functools.reduce(operator.and_, _parts("mask", text, kinds, MASK_HELP))
 
 
+def default_note(text: str) -> str:
+    """What to add where a mask is shown, so that nobody takes the default for no mask."""
+    return " (causal is the default; --mask full for none)" if text == MASK else ""
+
+
 def score(text: str, heads: int) -> Score | None:
     """The score that `text` spells for `heads` query heads; None for nothing."""
     kinds: dict[str, Callable[[str], Score]] = {
@@ -85,21 +119,21 @@ def score(text: str, heads: int) -> Score | None:
 def dtype(text: str) -> torch.dtype:
     """The dtype that `text` spells."""
     if text not in DTYPES:
-        raise typer.BadParameter(f"dtype {text!r}: write {DTYPE_HELP}")
+        raise AttentionError(f"dtype is {text!r}; write {DTYPE_HELP}")
     return DTYPES[text]
 
 
 def half(text: str) -> torch.dtype:
     """The 16-bit dtype that `text` spells, which is what kernels take."""
     if text not in ("fp16", "bf16"):
-        raise typer.BadParameter(f"dtype {text!r}: kernels take fp16 or bf16")
+        raise AttentionError(f"dtype is {text!r}; kernels take fp16 or bf16")
     return DTYPES[text]
 
 
 def arch(text: str) -> str:
     """The architecture that `text` names."""
     if text not in ARCHS:
-        raise typer.BadParameter(f"arch {text!r}: write {ARCH_HELP}")
+        raise AttentionError(f"arch is {text!r}; write {ARCH_HELP}")
     return text
 
 
@@ -109,17 +143,20 @@ def device(text: str) -> torch.device:
         hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
         return torch.device("cuda" if hopper else "cpu")
     try:
-        return torch.device(text)
+        found = torch.device(text)
     except RuntimeError:
-        raise typer.BadParameter(f"device {text!r}: write auto, cpu, cuda or cuda:1") from None
+        found = None
+    if found is None or found.type not in ("cpu", "cuda"):
+        raise AttentionError(f"device is {text!r}; write auto, cpu, cuda or cuda:1")
+    cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if found.type == "cuda" and (found.index or 0) >= cards:
+        raise AttentionError(f"device is {text!r}; torch sees {cards} CUDA devices here, write cpu or auto")
+    return found
 
 
 def _pair(text: str) -> tuple[int, int]:
-    first, _, second = text.partition("/")
-    pair = int(first), int(second or first)
-    if min(pair) < 1:
-        raise ValueError(text)
-    return pair
+    first, slash, second = text.partition("/")
+    return int(first), int(second if slash else first)
 
 
 def _plain(make: Callable[[], T]) -> Callable[[str], T]:
@@ -141,5 +178,5 @@ def _parts(what: str, text: str, kinds: dict[str, Callable[[str], Any]], usage: 
             parts.append(kinds[name](value))
         except (KeyError, ValueError) as error:
             reason = f" ({error})" if isinstance(error, ValueError) and value and name in kinds else ""
-            raise typer.BadParameter(f"{what} {part!r}: write {usage}{reason}") from None
+            raise AttentionError(f"{what} is {part!r}; write {usage}{reason}") from None
     return parts

@@ -2,65 +2,137 @@
 
 from __future__ import annotations
 
+import os
+import zipfile
+import zlib
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-import typer
 from torch import Tensor
 
 from warpattn.cli.spelling import Shape
+from warpattn.errors import AttentionError
+from warpattn.problem.backends import LATENT
+
+FORMATS = (".safetensors", ".npz")
+NAMES = ("q", "k", "v")
 
 
 def load(path: Path) -> tuple[Tensor, Tensor, Tensor]:
     """The tensors named q, k and v of a .safetensors or .npz file, on the CPU."""
-    found = read(path)
-    missing = [name for name in "qkv" if name not in found]
-    if missing:
-        raise typer.BadParameter(f"{path} holds {', '.join(found) or 'nothing'}; it must hold q, k and v")
+    found = read(path, NAMES)
     return found["q"], found["k"], found["v"]
 
 
-def read(path: Path) -> dict[str, Tensor]:
-    """Every tensor of a .safetensors or .npz file by name, on the CPU."""
+def read(path: Path, names: Iterable[str]) -> dict[str, Tensor]:
+    """The tensors of these names in a .safetensors or .npz file, on the CPU; AttentionError if it cannot be read."""
+    check_format(path)
     if not path.is_file():
-        raise typer.BadParameter(f"{path} is not a file")
-    if check_format(path) == ".safetensors":
-        return _safetensors().load_file(path)
-    with np.load(path) as file:
-        return {name: torch.from_numpy(file[name]) for name in file.files}
+        raise AttentionError(f"{path} is not a file; give a .safetensors or .npz file that holds q, k and v")
+    wanted = tuple(names)
+    found = _read_safetensors(path, wanted) if path.suffix == ".safetensors" else _read_npz(path, wanted)
+    missing = [name for name in wanted if name not in found]
+    if missing:
+        raise AttentionError(f"{path} has no {' and no '.join(missing)}; it must hold {', '.join(wanted)}")
+    return found
 
 
-def random(shape: Shape, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Normally distributed q, k, v of a shape, fp32 on the CPU: the same numbers on every device and in every dtype."""
+def _read_npz(path: Path, names: tuple[str, ...]) -> dict[str, Tensor]:
+    """Arrays of numbers in this machine's byte order; pickled objects are never loaded."""
+    try:
+        with zipfile.ZipFile(path):
+            pass  # np.load takes other formats, too, and returns something else for them
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in names if name in file.files}
+    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError) as error:
+        raise AttentionError(f"{path} cannot be read as .npz; {_first_line(error)}") from None
+    return {name: _tensor(f"{path}: {name}", array) for name, array in arrays.items()}
+
+
+def _tensor(what: str, array: Any) -> Tensor:
+    """A tensor that shares the array's memory."""
+    try:
+        return torch.from_numpy(array)
+    except (TypeError, ValueError):
+        rule = "it must be numbers that torch has, in this machine's byte order"
+        raise AttentionError(f"{what} has dtype {array.dtype.str!r}; {rule}") from None
+
+
+def _read_safetensors(path: Path, names: tuple[str, ...]) -> dict[str, Tensor]:
+    safetensors = _safetensors()
+    try:
+        found = safetensors.load_file(path)
+    except Exception as error:  # its own exception class, OSError, ValueError or KeyError, by what is wrong
+        raise AttentionError(f"{path} cannot be read as .safetensors; {_first_line(error)}") from None
+    return {name: found[name] for name in names if name in found}
+
+
+def random(shape: Shape, seed: int, dtype: torch.dtype | None = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    """Normally distributed q, k, v of a shape on the CPU, drawn in fp32: the same numbers for every dtype.
+
+    With head dims of latent attention, v is a view of k, as its kernels need it.
+    """
+    require_memory(shape)
     generator = torch.Generator().manual_seed(seed)
-    q = torch.randn(shape.batch, shape.seq_q, shape.heads_q, shape.dim_qk, generator=generator)
-    k = torch.randn(shape.batch, shape.seq_k, shape.heads_kv, shape.dim_qk, generator=generator)
-    v = torch.randn(shape.batch, shape.seq_k, shape.heads_kv, shape.dim_v, generator=generator)
-    return q, k, v
+    q, k, v = (torch.randn(sizes, generator=generator).to(dtype) for sizes in shape.tensors[:3])
+    return q, k, k[..., : shape.dim_v] if (shape.dim_qk, shape.dim_v) == LATENT else v
+
+
+def require_memory(shape: Shape) -> None:
+    """AttentionError if q, k, v and out in fp32 need more than the machine's memory."""
+    needed = 4 * sum(torch.Size(sizes).numel() for sizes in shape.tensors)
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > there:
+        rule = f"this machine has {there / 2**30:.1f} GiB of memory"
+        raise AttentionError(f"shape is {shape}; its q, k, v and out take {needed / 2**30:,.1f} GiB, {rule}")
 
 
 def save(path: Path, tensors: dict[str, Tensor]) -> None:
     """Write named tensors; .npz has no bf16, which is written as fp32."""
     tensors = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
-    if check_format(path) == ".npz":
-        arrays = {name: (x.float() if x.dtype == torch.bfloat16 else x).numpy() for name, x in tensors.items()}
-        np.savez(path, allow_pickle=False, **arrays)
-    else:
-        _safetensors().save_file(tensors, path)
+    try:
+        if check_format(path) == ".npz":
+            arrays = {name: (x.float() if x.dtype == torch.bfloat16 else x).numpy() for name, x in tensors.items()}
+            np.savez(path, allow_pickle=False, **arrays)
+        else:
+            _safetensors().save_file(tensors, path)
+    except OSError as error:
+        raise AttentionError(f"{path} cannot be written; {_first_line(error)}") from None
 
 
 def check_format(path: Path) -> str:
-    """The suffix of `path` when it is one of the two formats."""
-    if path.suffix not in {".npz", ".safetensors"}:
-        raise typer.BadParameter(f"{path}: the file must end in .safetensors or .npz")
+    """The suffix of `path` when it is one of the two formats; AttentionError if the package for it is missing, too."""
+    if path.suffix not in FORMATS:
+        raise AttentionError(f"{path} ends in {path.suffix!r}; it must end in .safetensors or .npz")
+    if path.suffix == ".safetensors":
+        _safetensors()
     return path.suffix
 
 
-def _safetensors():
+def check_writable(path: Path, source: Path | None = None) -> None:
+    """AttentionError, before any work, if `path` cannot be written or is `source`, which it would overwrite."""
+    if source is not None and path.exists() and source.exists() and path.samefile(source):
+        raise AttentionError(f"{path} is the input; write the result to another file")
+    if not path.parent.is_dir():
+        raise AttentionError(f"{path} cannot be written; there is no folder {path.parent}")
+    if path.exists() and not path.is_file():
+        raise AttentionError(f"{path} cannot be written; it is no file")
+    mode = os.W_OK if path.exists() else os.W_OK | os.X_OK
+    if not os.access(path if path.exists() else path.parent, mode):
+        raise AttentionError(f"{path} cannot be written; this user may not write there")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+def _safetensors() -> Any:
     """The module safetensors.torch; a sentence when the package is missing."""
     try:
         import safetensors.torch
     except ImportError:
-        raise typer.BadParameter(".safetensors files need the package safetensors; or give a .npz file") from None
+        raise AttentionError(".safetensors files need the package safetensors; or give a .npz file") from None
     return safetensors.torch

@@ -18,14 +18,13 @@ from warpattn.errors import AttentionError, Rules
 from warpattn.masks import Document, Full, Mask, MaskProgram, Materialized, Padding, Prefix
 from warpattn.problem.backends import (
     BACKENDS,
-    KERNEL_DTYPES,
     LATENT,
-    LATENT_TOKENS,
     LIMITS,
     NEEDS,
     USE_REFERENCE,
     chip_of,
 )
+from warpattn.problem.limits import LATENT_WHERE, check_limits
 from warpattn.problem.problem import Call, CheckedCall, Problem, is_latent
 from warpattn.scores import ALiBi, Bias, Score, ScoreProgram
 from warpattn.sequences import Sizes
@@ -60,9 +59,10 @@ def validate(call: Call, read_values: bool = True) -> CheckedCall:
     _check_devices(rules, call, captured)
     _check_gradients(rules, call, backend, [*tensors.values(), *captured])
     if backend is not None and backend != "reference":
-        _check_kernels(rules, call, backend, sizes)
-        if sizes is not None and is_latent(sizes):
-            _check_latent(rules, call, backend, sizes, read_values)
+        arch = backend.removeprefix("simulate:")
+        check_limits(rules, arch, call.sequence.kind, getattr(call.q, "dtype", None), sizes)
+        if read_values and sizes is not None and LIMITS[arch].latent and is_latent(sizes):
+            _check_latent_view(rules, call)
     on_host = backend is not None and (backend == "reference" or backend.startswith("simulate:"))
     if read_values and not rules.broken and sizes is not None and on_host:
         _check_values(rules, call, sizes)
@@ -206,39 +206,12 @@ def _check_gradients(rules: Rules, call: Call, backend: str | None, tensors: lis
         rules.require(False, "out is given and a tensor requires gradients", rule)
 
 
-def _check_kernels(rules: Rules, call: Call, backend: str, sizes: Sizes | None) -> None:
-    """What the kernels of a backend take."""
-    arch = backend.removeprefix("simulate:")
-    limits = LIMITS[arch]
-    kind = call.sequence.kind
-    rule = f"the {arch} backend takes {' and '.join(limits.kinds)} ones; {USE_REFERENCE}"
-    rules.require(kind in limits.kinds, f"the keys and values are {kind}", rule)
-    dtype = getattr(call.q, "dtype", None)
-    rule = f"the {arch} backend takes {' and '.join(str(x) for x in KERNEL_DTYPES)}; {USE_REFERENCE} for others"
-    rules.require(dtype in KERNEL_DTYPES, f"q has dtype {dtype}", rule)
-    if sizes is None or (limits.latent and is_latent(sizes)):
-        return
-    either = f", or {LATENT[0]} with values of {LATENT[1]} (latent attention)" if limits.latent else ""
-    for name, dim in (("q", sizes.dim_qk), ("v", sizes.dim_v)):
-        rule = f"the {arch} backend takes multiples of 8 up to {limits.max_dim}{either}; {USE_REFERENCE} for others"
-        rules.require(dim % 8 == 0 and dim <= limits.max_dim, f"{name} has head_dim {dim}", rule)
-
-
-def _check_latent(rules: Rules, call: Call, backend: str, sizes: Sizes, read_values: bool) -> None:
-    """Latent attention: few query tokens, and values that are the first columns of the keys' own memory."""
-    if not LIMITS[backend.removeprefix("simulate:")].latent:
-        return
-    where = f"with head dims {LATENT[0]} and {LATENT[1]} (latent attention)"
-    rule = f"{where} kernels take dense and paged ones; {USE_REFERENCE}"
-    rules.require(call.sequence.kind != "ragged", f"the keys and values are {call.sequence.kind}", rule)
-    rule = f"{where} kernels take at most {LATENT_TOKENS}; {USE_REFERENCE}, or expand keys and values for prefill"
-    few = call.sequence.kind == "ragged" or sizes.seq_q <= LATENT_TOKENS
-    rules.require(few, f"q has {sizes.seq_q} tokens a sequence", rule)
-    if read_values:
-        _, (k_name, k), (v_name, v) = call.sequence.operands(call.q, call.k, call.v).items()
-        what = f"{v_name} has strides {v.stride()} at {v.data_ptr()}, {k_name} {k.stride()} at {k.data_ptr()}"
-        rule = f"{where} a token's value is part of its key: {v_name} must be the view {k_name}[..., :{LATENT[1]}]"
-        rules.require(begins_with(k, v), what, rule)
+def _check_latent_view(rules: Rules, call: Call) -> None:
+    """Latent attention: values that are the first columns of the keys' own memory."""
+    _, (k_name, k), (v_name, v) = call.sequence.operands(call.q, call.k, call.v).items()
+    what = f"{v_name} has strides {v.stride()} at {v.data_ptr()}, {k_name} {k.stride()} at {k.data_ptr()}"
+    rule = f"{LATENT_WHERE} a token's value is part of its key: {v_name} must be the view {k_name}[..., :{LATENT[1]}]"
+    rules.require(begins_with(k, v), what, rule)
 
 
 def begins_with(k: Tensor, v: Tensor) -> bool:

@@ -6,7 +6,7 @@ A file is named by a hash of everything that decides its content: the source tex
 it compiles, Triton's version, and the key (config, traced functions, flags). It is written under another name and then
 renamed, so readers never see half a file; it starts with a checksum, so a damaged one is compiled again. The folder is
 $WARPATTN_CACHE_DIR, else $XDG_CACHE_HOME/warpattn, else ~/.cache/warpattn; where it cannot be written, kernels are
-compiled once per process. It may be deleted at any time.
+compiled once per process. It may be deleted at any time; `cache_folder` keeps it below a limit.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import importlib.util
 import json
 import os
 import re
+import stat
 import sys
 import tempfile
 import threading
@@ -27,6 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from warpattn.errors import AttentionError
+from warpattn.runtime.cache_folder import folder, lock, mark_used, sweep
+from warpattn.runtime.first_use import announce
 from warpattn.runtime.kernel_parameters import Parameter
 from warpattn.runtime.triton_exit import release_triton
 
@@ -56,7 +59,10 @@ _building = threading.RLock()
 
 
 def find(key: Hashable, build: Callable[[], Artifact]) -> Artifact:
-    """The kernel of `key`, compiled by `build` if neither memory nor disk has it. `repr(key)` must identify it."""
+    """The kernel of `key`, compiled by `build` if neither memory nor disk has it.
+
+    `repr(key)` must identify it; the first part of the key is what people call it, such as "sm90.prefill".
+    """
     artifact = _memory.get(key)
     if artifact is None:
         path = path_of(key)
@@ -72,8 +78,10 @@ def _built(key: Hashable, path: Path | None, build: Callable[[], Artifact]) -> A
     with _building:
         artifact = _memory.get(key)
         if artifact is None:
+            announce(str(key[0] if isinstance(key, tuple) else key), folder())
             artifact = build()
-            store(path, artifact)
+            if store(path, artifact):
+                sweep(folder())
             _memory[key] = artifact
     return artifact
 
@@ -81,18 +89,6 @@ def _built(key: Hashable, path: Path | None, build: Callable[[], Artifact]) -> A
 def forget() -> None:
     """Empty the memory; files stay."""
     _memory.clear()
-
-
-def folder() -> Path | None:
-    """Where kernels are kept; None when there is no place for them."""
-    given = os.environ.get("WARPATTN_CACHE_DIR")
-    if given:
-        return Path(given)
-    base = os.environ.get("XDG_CACHE_HOME")
-    try:
-        return (Path(base) if base else Path.home() / ".cache") / "warpattn"
-    except RuntimeError:  # no home
-        return None
 
 
 def path_of(key: Hashable) -> Path | None:
@@ -107,15 +103,24 @@ def load(path: Path | None) -> Artifact | None:
     if path is None:
         return None
     try:
-        header, _, cubin = path.read_bytes().partition(b"\n")
+        header, _, cubin = _content(path).partition(b"\n")
         told = json.loads(header)
         fields = {name: told[name] for name in ("entry", "shared", "threads", "parameters")}
         if told["format"] != FORMAT or told["sha256"] != _checksum(cubin, fields):
             return None
         taken = tuple(Parameter(**x) for x in told["parameters"])
+        mark_used(path)
         return Artifact(cubin, told["entry"], told["shared"], told["threads"], taken)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
+
+
+def _content(path: Path) -> bytes:
+    """The bytes of a regular file; OSError for anything else, such as a pipe, which a reader would wait for."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(f"{path} is not a regular file")
+        return file.read()
 
 
 def store(path: Path | None, artifact: Artifact) -> bool:
@@ -130,8 +135,10 @@ def store(path: Path | None, artifact: Artifact) -> bool:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
         with os.fdopen(handle, "wb") as file:
+            lock(handle)
             file.write(json.dumps(header).encode() + b"\n" + artifact.cubin)
-        Path(temporary).replace(path)
+            file.flush()
+            Path(temporary).replace(path)
     except OSError:
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from warpattn.errors import AttentionError
+from warpattn.errors import AttentionError, Rules
 from warpattn.problem import CheckedCall, Problem
 from warpattn.problem.arch import ARCHS, Arch
 from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, Launch, PlanOptions
+from warpattn.problem.limits import check_limits, check_sizes
 from warpattn.problem.operands import Operands
 from warpattn.sequences import Sequence
 
@@ -47,9 +48,13 @@ class Plan:
 
 
 def plan(problem: Problem, arch: str = "sm90") -> Plan:
-    """The plan of a `problem` on `arch`, one of `target.ARCHS`."""
+    """The plan of a `problem` on `arch`, one of `ARCHS`; AttentionError where the kernels of `arch` do not take it."""
     if arch not in ARCHS:
         raise AttentionError(f"arch is {arch!r}; it must be one of {', '.join(ARCHS)}")
+    rules = Rules()
+    check_sizes(rules, problem)
+    check_limits(rules, arch, problem.kind, problem.dtype, problem)
+    rules.done()
     return Plan(problem, arch, _family(arch).choose(problem, ARCHS[arch]))
 
 

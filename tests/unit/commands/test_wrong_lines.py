@@ -1,0 +1,189 @@
+"""Command lines that cannot be: one sentence (argument, value, rule), exit status 1, before any work."""
+
+import io
+import os
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("typer")
+
+from typer.testing import CliRunner
+
+from warpattn.cli import independent, run, simulate, tensors
+from warpattn.cli.app import app
+from warpattn.masks import Causal, SlidingWindow
+from warpattn.reference import reference
+from warpattn.scores import SoftCap
+
+COMMANDS = ("plan", "compile", "simulate")
+
+
+def refusal(*arguments: object) -> str:
+    """What a command says that it refuses: only that, and on standard error."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == 1, result.output
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ")
+    return result.stderr
+
+
+@pytest.fixture(autouse=True)
+def _no_work(monkeypatch):
+    """Nothing here gets as far as computing or compiling."""
+
+    def begun(*_: object, **__: object) -> None:
+        raise AssertionError("the work has begun")
+
+    monkeypatch.setattr(run, "attention", begun)
+    monkeypatch.setattr(tensors.torch, "randn", begun)
+    monkeypatch.setattr("warpattn.runtime.kernel_cache.require_triton", begun)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--shape", "1x1024x8x512"), "q has head_dim 512; the sm90 backend takes multiples of 8 up to 256"),
+        (("--shape", "1x1024x8x20"), "q has head_dim 20; the sm90 backend takes multiples of 8"),
+        (("--arch", "sm100", "--shape", "1x1024x8x256"), "head_dim 256; the sm100 backend takes multiples of 8 up to"),
+        (("--arch", "gfx942", "--shape", "1x1024x8x264"), "head_dim 264; the gfx942 backend takes"),
+        (("--shape", "1x64x6/4x64"), "q has 6 heads and k has 4; there must be at least one head each"),
+        (("--shape", "1x17x128x576/512"), "q has 17 tokens a sequence; with head dims 576 and 512"),
+        (("--dtype", "fp32"), "dtype is 'fp32'; kernels take fp16 or bf16"),
+    ],
+)
+def test_what_no_kernel_has(command, options, words):
+    assert words in refusal(command, *options)
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "run", "doctor"])
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ("-1x128x2x64", "batch is -1; it must be 1 .. 2147483647"),
+        ("1x128x0x64", "heads_q is 0; it must be 1"),
+        ("1x128/x2x64", "write batch x sequence"),
+        ("1x99999999999x2x64", "seq_q is 99999999999; it must be 1 .. 2147483647"),
+        ("2000000000x2000000000x2x64", "a tensor of 512000000000000000000 elements; it may have at most"),
+    ],
+)
+def test_sizes_that_no_tensor_has(command, shape, words):
+    text = refusal(command, "--shape", shape)
+    assert f"shape is {shape!r}" in text
+    assert words in text
+
+
+@pytest.mark.parametrize("command", ["run", "simulate"])
+def test_more_than_the_memory(command):
+    text = refusal(command, "--shape", "64x1000000x64x128")
+    assert "shape is 64x1000000/1000000x64/64x128/128; its q, k, v and out take 7,812.5 GiB" in text
+    assert "this machine has" in text
+
+
+@pytest.mark.parametrize("command", ["run", "simulate"])
+@pytest.mark.parametrize("seed", [-1, 2**63, 10**30])
+def test_seeds_that_no_generator_takes(command, seed):
+    assert f"seed is {seed}; it must be 0 .. 9223372036854775807" in refusal(command, "--seed", seed)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:3"])
+def test_a_card_that_is_not_there(device, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert f"device is {device!r}; torch sees 0 CUDA devices here" in refusal("run", "--device", device)
+
+
+@pytest.mark.parametrize("device", ["meta", "abacus"])
+def test_devices_that_nothing_runs_on(device):
+    assert f"device is {device!r}; write auto, cpu, cuda or cuda:1" in refusal("run", "--device", device)
+
+
+def test_results_that_cannot_be_written(tmp_path, monkeypatch):
+    assert "there is no folder" in refusal("run", "--out", tmp_path / "no" / "x.npz")
+    (tmp_path / "folder.npz").mkdir()
+    assert "it is no file" in refusal("run", "--out", tmp_path / "folder.npz")
+    assert "there is no folder" in refusal("simulate", "--timeline", tmp_path / "no" / "x.svg")
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert "this user may not write there" in refusal("run", "--out", tmp_path / "x.npz")
+
+
+def test_a_result_that_would_overwrite_its_input(tmp_path):
+    path = tmp_path / "x.npz"
+    tensors.save(path, dict.fromkeys("qkv", torch.zeros(1, 2, 1, 8)))
+    before = path.read_bytes()
+    (tmp_path / "link.npz").symlink_to(path)
+    for name in ("x.npz", "link.npz"):
+        assert "is the input; write the result to another file" in refusal("run", path, "--out", tmp_path / name)
+    assert path.read_bytes() == before
+
+
+def whole(array: np.ndarray) -> bytes:
+    """An .npz file with q, k and v."""
+    memory = io.BytesIO()
+    np.savez(memory, q=array, k=array, v=array)
+    return memory.getvalue()
+
+
+NUMBERS = np.zeros((1, 2, 1, 8), np.float32)
+OTHER_ORDER = ">f4" if sys.byteorder == "little" else "<f4"
+FILES = {
+    "empty": (b"", "cannot be read as .npz"),
+    "truncated": (whole(NUMBERS)[:-40], "cannot be read as .npz"),
+    "damaged": (whole(NUMBERS).replace(bytes(64), b"\1" * 64, 1), "cannot be read as .npz; Bad CRC-32"),
+    "not an archive": (b"\x93NUMPY" + bytes(100), "cannot be read as .npz"),
+    "objects": (whole(np.array([{}], object)), "cannot be read as .npz; Object arrays cannot be loaded"),
+    "strings": (whole(np.array(["a"])), "q has dtype '<U1'; it must be numbers that torch has"),
+    "other byte order": (whole(NUMBERS.astype(OTHER_ORDER)), f"q has dtype '{OTHER_ORDER}'; it must be numbers"),
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_arrays_that_cannot_be_read(kind, tmp_path):
+    content, words = FILES[kind]
+    path = tmp_path / "x.npz"
+    path.write_bytes(content)
+    text = refusal("run", path)
+    assert words in text
+    assert str(path) in text
+
+
+@pytest.mark.parametrize("content", [b"", b"\1", b"\xff" * 100, b"\x10" + bytes(7) + b'{"q":1}'])
+def test_safetensors_that_cannot_be_read(content, tmp_path):
+    pytest.importorskip("safetensors")
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(content)
+    assert f"{path} cannot be read as .safetensors" in refusal("run", path)
+
+
+def test_other_words_are_refused():
+    assert "schedule is 'fast'; write eager, lazy" in refusal("simulate", "--schedule", "fast")
+    assert "timeline is 'x.png'; write a name that ends with" in refusal("simulate", "--timeline", "x.png")
+    assert "dtype is 'int8'; write fp16, bf16" in refusal("demo", "--dtype", "int8")
+    assert "dtype is 'fp64'; the demo runs in" in refusal("demo", "--dtype", "fp64")
+
+
+def test_a_plan_takes_a_shape_without_its_memory():
+    result = CliRunner().invoke(app, ["plan", "--shape", "64x1000000x64x128"])
+    assert result.exit_code == 0
+    assert "seq 1000000 x 1000000" in result.stdout
+
+
+def test_what_run_compares_with_is_another_computation():
+    q, k, v = torch.rand(3, 2, 7, 4, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64).unbind(0)
+    mask, score = Causal() & SlidingWindow(3), SoftCap(2.0)
+    out, lse = independent.attention(q, k[:, :5, :2], v[:, :5, :2], mask, score)  # the first rows see no key
+    expected, expected_lse = reference(q, k[:, :5, :2], v[:, :5, :2], mask=mask, score=score, dtype=torch.float64)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(lse, expected_lse)
+    assert lse[0, 0, 0] == -torch.inf and not out[0, 0].any()
+
+
+def test_the_part_that_a_simulation_has_done():
+    out, weights = torch.full((2, 3, 1, 8), torch.nan), torch.tensor([1.0, 2.0, 3.0])
+    assert simulate.finished(out, weights) == 0.0
+    out[:, 2] = 0.0
+    assert simulate.finished(out, weights) == pytest.approx(0.5)
+    out[:] = 1.0
+    assert simulate.finished(out, weights) == 1.0

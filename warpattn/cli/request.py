@@ -1,0 +1,39 @@
+"""The call that a command's options spell, checked by the rules that a call of the API is checked by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from warpattn.cli import spelling
+from warpattn.problem import Call, CheckedCall, validate
+from warpattn.sequences import Dense
+
+__all__ = ["Request"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """Options as they were written: --shape, --mask, --score, --dtype."""
+
+    shape: str
+    mask: str
+    score: str
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.shape}, mask {self.mask}, score {self.score or 'none'}, {self.dtype}"
+
+    def call(self, backend: str, return_lse: bool = False) -> Call:
+        """The call, with tensors that have a shape and no memory of their own."""
+        size, kind = spelling.shape(self.shape), spelling.dtype(self.dtype)
+        q, k, v, _ = (torch.empty(1, dtype=kind).expand(sizes) for sizes in size.tensors)
+        mask, score = spelling.mask(self.mask), spelling.score(self.score, size.heads_q)
+        return Call(q, k, v, Dense(), mask, score, return_lse=return_lse, backend=backend)
+
+    def checked(self, arch: str) -> CheckedCall:
+        """The call as a card of `arch` would get it; AttentionError for what its kernels do not take."""
+        spelling.half(self.dtype)
+        checked = validate(self.call(f"simulate:{spelling.arch(arch)}", return_lse=True), read_values=False)
+        return replace(checked, backend=arch, problem=replace(checked.problem, device_type="cuda"))
