@@ -30,7 +30,7 @@ KERNELS = [*product((0, 64, 3), (0, 8), (False,)), (0, 0, True), (64, 8, True)]
 def test_the_decode_kernel_needs_its_synchronisation(page, few_rows, settled):
     """The first keys of a CTA are few, so that it comes to new tokens before its ring is full."""
     fields = (("stages", 2), ("few_rows", few_rows))
-    lengths = (100, 100, 100) if settled and not page else (40, 700, 900)
+    lengths = (100, 100, 100) if settled and not page else (40, 400, 500)
     case = Decode(lengths, page=page, heads_kv=2, dim=128, config=fields, behind=True, settled=settled)
     made = []
 
