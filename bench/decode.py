@@ -26,7 +26,7 @@ from bench.decode_peers import EVERY, OWN, Peer, peers
 from bench.inputs import default_device
 from bench.peers.adapter import Unsupported, first_line
 
-COLD = 2 << 30  # bytes of layers used in turn: keys asked for in L2 must be gone before they are asked for again
+COLD = 2 << 30  # bytes of layers used in turn: keys prefetched to L2 must be gone before they are needed again
 MOST_LAYERS = 16
 
 

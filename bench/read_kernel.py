@@ -48,7 +48,7 @@ def read_kernel(k, v, heads, tiles, total, tile_n: gl.constexpr, dim: gl.constex
 
 @gluon.jit
 def load_next(desc, ring, state, coord, nbytes: gl.constexpr):
-    """A tile into a slot, as soon as what was asked for there before has arrived."""
+    """A tile into a slot, as soon as its previous copy has arrived."""
     mbarrier.wait(ring.full(state.index), state.phase)
     mbarrier.expect(ring.full(state.index), nbytes)
     tma.async_load(desc, coord, ring.full(state.index), ring.tile(state))

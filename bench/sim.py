@@ -48,7 +48,7 @@ class Costs:
 def simulate(
     rows: int, keys: int, case: Case, causal: bool = False, timing: bool = True, config: SM90Config | None = None
 ) -> Report:
-    """One head of a case with other lengths, in the simulator, as one CTA if times are asked for; `config` or the
+    """One head of a case with other lengths, in the simulator, as one CTA for times; `config` or the
     planner's."""
     dtype = getattr(torch, case.dtype)
     q = torch.randn(1, rows, 1, case.dim).to(dtype)

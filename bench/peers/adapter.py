@@ -28,7 +28,7 @@ class Peer(Protocol):
         ...
 
     def version(self) -> str:
-        """The version to write into the record; only asked for when available."""
+        """The version to write into the record; only read when available."""
         ...
 
     def prepare(self, case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Call:

@@ -111,10 +111,10 @@ def test_the_same_bits_every_time(name):
 @pytest.mark.parametrize("settled", [False, True])
 @pytest.mark.parametrize("tokens", [1, 5])
 @pytest.mark.parametrize("page", [0, 3, 16, 64])
-def test_everything_written_by_the_launch_in_front(page, tokens, settled):
-    """A graph of steps: queries and new keys, and lengths and table of pages, are written by kernels right in front of
-    each decode launch (with a settled cache, new values alone), others follow it at once. Every step's result has the
-    bits of the same step run alone."""
+def test_everything_written_by_the_preceding_launch(page, tokens, settled):
+    """A graph of steps: kernels that directly precede each decode launch write queries and new keys, and lengths and
+    table of pages (with a settled cache, new values alone), others follow it at once. Every step's result has the bits
+    of the same step run alone."""
     lengths = (4000, 130, 8191, 64) if page else (16384,)
     q, dense, kv, _ = tensors(Decode(lengths, page=page, tokens=tokens, heads=32, heads_kv=8, dim=128))
     steps, batch = 24, len(q)
@@ -203,8 +203,8 @@ def test_attention_right_behind_append(page, dim):
 @pytest.mark.parametrize("lengths", [(130, 4000, 64, 1), (16000,), (700,) * 40])
 @pytest.mark.parametrize("page", [0, 3, 16])
 def test_one_plan_for_all_layers(page, lengths, settled):
-    """A graph of layers with caches of their own, one right behind the other on one workspace: each comes before the
-    one in front has ended. Results have the bits of the same layers run alone."""
+    """A graph of layers with caches of their own, one right behind the other on one workspace: each starts before the
+    preceding one has ended. Results have the bits of the same layers run alone."""
     case = Decode(lengths if page else (max(lengths),) * len(lengths), page=page, heads=32, heads_kv=8, dim=128)
     layers = []
     for seed in range(8):

@@ -37,6 +37,16 @@ _CLOCK = re.compile(
     r"|^\s*assert\b.*\.(?:seconds|elapsed)\b"
 )
 
+# Words for what the field has a noun or a verb for, and what to write.
+WORDS = {
+    "whoever": "say who: the warp, the caller",
+    "whomever": "say who: the warp, the caller",
+    "in front": "the preceding kernel, launch or tile",
+    "asked for": "requested, prefetched, loaded",
+    "comes early": "programmatic dependent launch (PDL)",
+}
+_WORDS = re.compile(rf"\b(?:{'|'.join(WORDS)})\b".replace(" ", r"\s+"), re.IGNORECASE)
+
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -88,6 +98,13 @@ def clocks(path: str, text: str) -> Iterator[str]:
     for number, line in enumerate(text.splitlines(), 1):
         if _CLOCK.search(line):
             yield f"{path}:{number} reads a clock; a test asserts no time (count what happens, or measure it in bench)"
+
+
+def words(path: str, text: str) -> Iterator[str]:
+    """Texts use the field's words; a line may end within one that is not."""
+    for found in _WORDS.finditer(text):
+        number, word = text.count("\n", 0, found.start()) + 1, " ".join(found.group().lower().split())
+        yield f"{path}:{number} says {word!r}; write {WORDS[word]}"
 
 
 def python_blocks(text: str) -> list[str]:

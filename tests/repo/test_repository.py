@@ -105,6 +105,13 @@ def test_no_machine_paths():
     assert not broken, "\n".join(["", *broken])
 
 
+def test_words():
+    code = [path for path in PYTHON if path.startswith("warpattn/") and not path.startswith("warpattn/kernels/")]
+    texts = [*code, *(path for path in FILES if path.endswith(".md"))]
+    broken = [sentence for path in texts for sentence in rules.words(path, (ROOT / path).read_text())]
+    assert not broken, "\n".join(["", *broken])
+
+
 def test_no_test_asserts_a_time():
     tests = [path for path in PYTHON if path.startswith("tests/") and path != "tests/repo/test_rules.py"]
     broken = [sentence for path in tests for sentence in rules.clocks(path, (ROOT / path).read_text())]

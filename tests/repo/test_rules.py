@@ -113,6 +113,19 @@ def test_what_is_no_clock(line):
     assert not _found(rules.clocks, "test_a.py", line)
 
 
+@pytest.mark.parametrize(
+    ("sentence", "word"),
+    [("Whoever waits is late.", "whoever"), ("the launch in\n    front", "in front"), ("bytes asked for", "asked for")],
+)
+def test_words_that_the_field_has_better_ones_for(sentence, word):
+    assert f"a.md:2 says {word!r}; write " in _found(rules.words, "a.md", f"# Title\n{sentence}\n")
+
+
+@pytest.mark.parametrize("sentence", ["The front end asks for keys.", "infrontal", "the caller waits"])
+def test_other_words_are_fine(sentence):
+    assert not _found(rules.words, "a.md", sentence)
+
+
 def test_python_blocks():
     text = "# T\n```python\na = 1\n```\n```bash\nls\n```\n```python\nb = a\n```\n"
     assert rules.python_blocks(text) == ["a = 1\n", "b = a\n"]

@@ -1,1 +1,1 @@
-"""Adapters that put warpattn into other frameworks, one module per framework, imported only when asked for."""
+"""Adapters that put warpattn into other frameworks, one module per framework, imported on demand."""

@@ -71,7 +71,7 @@ def scaled_dot_product_attention(
 
 @contextmanager
 def swapped() -> Iterator[None]:
-    """Within the block `torch.nn.functional.scaled_dot_product_attention` is ours, whoever calls it in this thread.
+    """Within the block `torch.nn.functional.scaled_dot_product_attention` is ours for every caller in this thread.
 
     Functions that torch does not route through it (such as the fast path of an nn.TransformerEncoder in evaluation)
     stay torch's.

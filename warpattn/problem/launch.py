@@ -19,7 +19,7 @@ __all__ = ["DEFAULT_OPTIONS", "Choice", "Launch", "PlanOptions", "TensorMap"]
 class PlanOptions:
     """What the owner of a plan asks for, and what they promise."""
 
-    batch_invariant: bool = False  # asked for: a sequence's bits do not depend on what else is in the batch
+    batch_invariant: bool = False  # requested: a sequence's bits do not depend on what else is in the batch
     cache_settled: bool = False  # promised: see `DecodePlan`; what has no use for it ignores it
 
 
@@ -64,6 +64,6 @@ class Launch:
     grid: tuple[int, ...]
     args: Mapping[str, Any]  # every runtime argument by name: tensors (also for TMA descriptors), numbers, tuples
     persistent: bool = False  # fewer programs than `grid` do the same work
-    ahead: bool = False  # CTAs may come while the launch in front still runs: the kernel waits for its end by itself
+    ahead: bool = False  # launched with PDL: may start before the preceding kernel ends, and waits for that by itself
     tile_counter: str | None = None  # argument that points to an int32 which is 0 before the launch and after it
     l2_promotion: int = 128  # bytes that L2 fetches at least for a TMA load

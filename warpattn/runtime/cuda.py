@@ -165,8 +165,8 @@ def launch_call(
     """A call that launches a kernel with the parameters of `table` on the stream it is given, and returns the driver's
     code. To be used by one thread at a time.
 
-    With `ahead` the kernel may start before the launch in front of it has ended, for which it waits by itself
-    (griddepcontrol).
+    With `ahead` the kernel may start before the preceding one has ended (programmatic dependent launch), for which it
+    waits by itself with griddepcontrol.wait.
     """
     call = driver().cuLaunchKernelEx
     call.argtypes = [ctypes.c_void_p] * 4

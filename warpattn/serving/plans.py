@@ -163,7 +163,7 @@ class DecodePlan(_ServingPlan):
     result has the same bits whatever else is in the batch, at some cost in speed.
 
     With `cache_settled` you promise that lengths, block table, tensors of masks, and all keys and values but the last S
-    of a sequence (dense: the last S rows of k and v) were written before the kernel in front of the plan's began, as
+    of a sequence (dense: the last S rows of k and v) were written before the kernel preceding the plan's began, as
     they are where that kernel appends the new tokens: then older keys are on their way while it still runs (Hopper
     decode; see docs/kernels/sm90.md). If the promise is broken, results are silently wrong.
 

@@ -67,7 +67,7 @@ def _not(x: Any) -> Any:
 
 
 def _constant(number: Any) -> Callable[..., Any]:
-    """`score.new_ones(())`, `torch.zeros_like(score)`: a number of the dtype asked for, else of that of `x`."""
+    """`score.new_ones(())`, `torch.zeros_like(score)`: a number of the given dtype, else of that of `x`."""
 
     def make(x: Any, size: Any = (), *, dtype: torch.dtype | None = None) -> Any:
         return _full(x, size, number, dtype=dtype)

@@ -52,7 +52,7 @@ class Summary:
 
 
 def summary(text: str, lds: int = 0) -> Summary:
-    """Read `kernel.asm["amdgcn"]`; `lds` are the bytes asked for at launch, `kernel.metadata.shared`."""
+    """Read `kernel.asm["amdgcn"]`; `lds` are the bytes requested at launch, `kernel.metadata.shared`."""
     code = read(text)
     target = _target(text)
     waves = max(1, code.stated("max_flat_workgroup_size", LANES) // LANES)

@@ -72,7 +72,7 @@ SM90 = Chip(
         "tensor core: H100 data sheet, 989 TFLOP/s dense bf16 = 132 SMs at 1.83 GHz x 4096",
         "integer division: stamps of %clock on an H200 before and after four moved, bench/notes.md rows 6 and 7",
         "TMA bytes: an estimate from what this project's own kernels stream (64 KiB in some 2,000 cycles)",
-        "all other latencies: round figures; whoever chose them knew the measured cycles of the kernels",
+        "all other latencies: round figures, chosen with the measured cycles of the kernels in view",
     ),
 )
 # Models from data sheets, compared with no measurement: see `sources`.
