@@ -10,10 +10,11 @@ import torch
 from tests.kernels import keep_kernels
 from warpattn.runtime.kernel_cache import triton_version
 
-# Deadlines measure the machine's load, not the code. Derandomised, a red run is red again; --hypothesis-profile=explore
+# Deadlines and the check for slow drawing measure the machine's load, not the code. Derandomised, a red run is red again; --hypothesis-profile=explore
 # looks for new counter-examples instead.
-hypothesis.settings.register_profile("default", deadline=None, derandomize=True, max_examples=50, print_blob=True)
-hypothesis.settings.register_profile("explore", deadline=None, max_examples=1000, print_blob=True)
+UNTIMED = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow], "print_blob": True}
+hypothesis.settings.register_profile("default", derandomize=True, max_examples=50, **UNTIMED)
+hypothesis.settings.register_profile("explore", max_examples=1000, **UNTIMED)
 hypothesis.settings.load_profile("default")
 
 

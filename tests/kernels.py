@@ -12,7 +12,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ def keep_kernels(config: pytest.Config) -> None:
 def stored(compile_kernel: Any, kind: Any, folder: Path) -> Any:
     """`compile_kernel(source, target, options)`, looked up in `folder` first; `kind(name, asm)` is what it returns."""
 
-    @cache
+    @lru_cache(64)
     def find(name: str, path: Path) -> Any:
         return kind(name, {"ttgir": path.read_text()})
 
