@@ -10,8 +10,8 @@ import torch
 from tests.kernels import keep_kernels
 from warpattn.runtime.kernel_cache import triton_version
 
-# Deadlines and the check for slow drawing measure the machine's load, not the code. Derandomised, a red run is red again; --hypothesis-profile=explore
-# looks for new counter-examples instead.
+# Deadlines and the check for slow drawing measure the machine's load, not the code. Derandomised, red runs stay red;
+# --hypothesis-profile=explore looks for new counter-examples instead.
 UNTIMED = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow], "print_blob": True}
 hypothesis.settings.register_profile("default", derandomize=True, max_examples=50, **UNTIMED)
 hypothesis.settings.register_profile("explore", max_examples=1000, **UNTIMED)
