@@ -39,14 +39,13 @@ def test_strips_of_any_width(arch, kind, strip):
 
 
 @pytest.mark.parametrize(
-    ("operand", "tile", "wave", "coordinate", "axis"),
-    [("K", (128, 32), (32, 32), (3, 0), 1), ("V", (32, 64), (32, 16), (0, 3), 0)],
+    ("operand", "tile", "axis", "second"), [("K", (128, 32), 1, (0, 32)), ("V", (32, 64), 0, (32, 0))]
 )
-def test_tiles_of_the_specification(operand, tile, wave, coordinate, axis):
-    """Section 5.1: block tile, warp tile, coordinates and iterator axis, BN 128, BK 32, WN 32, depth 64."""
-    config = KVBufferConfig(operand, "lds", "gfx950", 128, 64, 64, 32, 1, 4, 4)
-    assert (config.btile, config.wtile, config.iterator_axis) == (tile, wave, axis)
-    assert config.get_wtile_coord(3) == coordinate
+def test_tiles_of_the_specification(operand, tile, axis, second):
+    """Section 5.1: block tile and iterator axis, BN 128, BK 32, depth 64; where the second strip starts."""
+    config = KVBufferConfig(operand, "lds", "gfx950", 128, 64, 64, 32, 1, 4)
+    assert (config.btile, config.iterator_axis) == (tile, axis)
+    assert (config.start(1, 0), config.start(1, 1)) == second
     assert config.strips == (2 if operand == "K" else 4)
 
 

@@ -1,14 +1,21 @@
-"""Buffers that bring strips of K or V from DRAM through LDS to the matrix cores, three ways with the same words.
+"""Buffers that bring strips of K or V from DRAM through LDS to the matrix cores, in three ways.
 
       KVBuffer       DRAM ─▶ registers ─▶ LDS ─▶ registers    the next strip is loaded while this one is multiplied
       KVBufferLDS    DRAM ─────DMA─────▶ LDS ─▶ registers     one slot: load, wait for all of it, multiply
       KVBufferRing   DRAM ─────DMA─────▶ LDS ─▶ registers     two or more slots, waits for the oldest load only
 
-load_from_dram starts a load, copy_to_shared (for DMA: a wait) makes a strip readable, load_from_shared reads the
-operand of a product. Waves meet between these: where a strip becomes readable and before it is overwritten, the
-compiler puts s_barrier (its analysis of shared memory; `gcn` checks the outcome), so acquire and release need no words
-here. Columns past the head dim are zeros, and so are keys past the end, as lanes without a key get an offset out of
-bounds; only where a page may end inside a strip, keys past the end repeat the last one, which is masked like them.
+The verbs, in the order of their calls:
+
+      load_from_dram    start a load
+      copy_to_shared    KVBuffer: write the loaded registers to LDS
+      wait_for          KVBufferLDS, KVBufferRing: wait until the DMA has filled the slot
+      load_from_shared  read the strip as the operand of a product
+
+A slot is acquired and released by barriers of the workgroup, which the compiler inserts (its analysis of shared memory;
+`machine_code.gcn` checks the outcome): where a strip becomes readable, and before it is overwritten.
+
+Columns past the head dim are zeros, and so are keys past the end, as lanes without a key get an offset out of bounds.
+Only where a page may end inside a strip, keys past the end repeat the last one; the end of the keys masks them.
 """
 
 from triton.experimental import gluon
@@ -31,20 +38,20 @@ class KVSource:
 
 @gluon.aggregate
 class KVBuffer:
-    """Through registers, two stages of them: a strip that is on the way and one that is going to LDS."""
+    """Through registers, with two stages: a strip that is being loaded, and one that is written to LDS."""
 
     smem: gl.shared_memory_descriptor
     config: gl.constexpr
 
     @gluon.jit
     def pages(self, source, key):
-        """What `load_from_dram` needs to know of the pages of the tile at `key`, looked up early; see `tile_pages`."""
+        """Page numbers that `load_from_dram` needs for the tile at `key`, looked up early; see `tile_pages`."""
         return tile_pages(source, self.config, key)
 
     @gluon.jit
     def load_from_dram(self, source, key, strip: gl.constexpr, pages):
-        """Ask for strip number `strip` of the tile at `key`: a register stage, to be given to `copy_to_shared`."""
-        rows, cols, inside = strip_places(source, self.config, key, strip)
+        """Request strip number `strip` of the tile at `key`; returns a register stage for `copy_to_shared`."""
+        rows, cols, inside = strip_elements(source, self.config, key, strip)
         page = pages[strip if len(pages) > 1 else 0]
         if by_base(self.config, source.page_size):
             offsets = (rows * source.row).to(gl.int32) + cols
@@ -54,7 +61,7 @@ class KVBuffer:
 
     @gluon.jit
     def copy_to_shared(self, stage):
-        """Write a stage to LDS, where `load_from_shared` finds it."""
+        """Write a stage to LDS, for `load_from_shared`."""
         self.smem.index(0).store(stage)
 
     @gluon.jit
@@ -65,9 +72,9 @@ class KVBuffer:
 
 @gluon.jit
 def load_rows(rows, cols, config: gl.constexpr):
-    """Columns of rows [R, 1]; past the head dim zeros for K, others of the row for V, whose products no one stores.
+    """Columns of rows [R, 1]; past the head dim zeros for K, other columns of the row for V (products are dropped).
 
-    No load has a condition: as a branch each, they waited for one another and took LLVM three times as long as all else
+    No load has a condition: with a branch each, they waited for one another and compiling took four times as long
     (gfx942, head dim 72 in pages of 16).
     """
     if config.dim == config.depth:
@@ -81,7 +88,7 @@ def load_rows(rows, cols, config: gl.constexpr):
 
 @gluon.aggregate
 class KVBufferLDS:
-    """By DMA with one slot: nothing else is on the way while a strip is multiplied."""
+    """By DMA with one slot: nothing is in flight while a strip is multiplied."""
 
     smem: gl.shared_memory_descriptor
     config: gl.constexpr
@@ -92,8 +99,8 @@ class KVBufferLDS:
         start_copy(self.smem.index(0), source, self.config, key, strip, strip_pages(source, self.config, key, strip))
 
     @gluon.jit
-    def copy_to_shared(self):
-        """Wait until it is done: s_waitcnt vmcnt(0)."""
+    def wait_for(self):
+        """Wait until the DMA is done: s_waitcnt vmcnt(0)."""
         async_copy.wait_group(0)
 
     @gluon.jit
@@ -111,8 +118,8 @@ class KVBufferRing:
 
     @gluon.jit
     def pages(self, source, key):
-        """What `load_from_dram` needs to know of the pages of the tile at `key`: looked up a tile early, because the
-        answer comes behind all copies that were asked for before it."""
+        """Page numbers that `load_from_dram` needs for the tile at `key`: looked up a tile early, because memory
+        answers in order, after all copies that were requested before."""
         return strip_pages(source, self.config, key, 0)
 
     @gluon.jit
@@ -121,12 +128,12 @@ class KVBufferRing:
         start_copy(self.smem.index(slot), source, self.config, key, 0, pages)
 
     @gluon.jit
-    def copy_to_shared(self, later: gl.constexpr):
-        """Wait until at most the `later` tiles (of K and V together) that were asked for last are on the way.
+    def wait_for(self, in_flight: gl.constexpr):
+        """Wait until at most the `in_flight` tiles (of K and V together) that were requested last are in flight.
 
-        The compiler makes it s_waitcnt vmcnt(n), n being what `kv_config.outstanding` says.
+        The compiler turns this into s_waitcnt vmcnt(n) with the n of `kv_config.outstanding`.
         """
-        async_copy.wait_group(later)
+        async_copy.wait_group(in_flight)
 
     @gluon.jit
     def load_from_shared(self, slot, layout: gl.constexpr):
@@ -136,7 +143,7 @@ class KVBufferRing:
 
 @gluon.jit
 def slot_after(slot, slots: gl.constexpr):
-    """The slot of the next tile. Counted round, not divided by, so that `gcn.check_copies` sees few values."""
+    """The slot of the next tile. By comparison instead of a remainder, so that `gcn.check_copies` sees few values."""
     if slots == 2:
         return 1 - slot
     else:
@@ -145,7 +152,7 @@ def slot_after(slot, slots: gl.constexpr):
 
 @gluon.jit
 def slot_before(slot, slots: gl.constexpr):
-    """The slot of the tile before, which is the one that is filled next."""
+    """The slot of the tile before, which is filled next."""
     if slots == 2:
         return 1 - slot
     else:
@@ -165,10 +172,10 @@ def get_mma_tile(slot, config: gl.constexpr):
 def start_copy(slot, source, config: gl.constexpr, key, strip: gl.constexpr, pages):
     """DMA of a strip into a slot, a commit group of its own; `pages` as `strip_pages` says.
 
-    Where nothing is, buffer loads write zeros. Loads by pointers write nothing: past the last key they repeat it, and
-    columns past the head dim stay as `allocate` left them.
+    Out of bounds, buffer loads write zeros. Loads by pointers repeat the last key past the end, and leave columns past
+    the head dim as `allocate` filled them.
     """
-    rows, cols, inside = strip_places(source, config, key, strip)
+    rows, cols, inside = strip_elements(source, config, key, strip)
     if by_base(config, source.page_size):
         offsets = (rows * source.row).to(gl.int32) + cols
         async_copy.buffer_load_to_shared(slot, strip_base(source, config, key, strip, pages), offsets, mask=inside)
@@ -181,8 +188,8 @@ def start_copy(slot, source, config: gl.constexpr, key, strip: gl.constexpr, pag
 
 
 @gluon.jit
-def strip_places(source, config: gl.constexpr, key, strip: gl.constexpr):
-    """(rows in the strip [R, 1] int64, columns of the tensor [1, C], which of them exist) of a strip's elements."""
+def strip_elements(source, config: gl.constexpr, key, strip: gl.constexpr):
+    """(rows in the strip [R, 1] int64, columns of the tensor [1, C], whether they are in bounds) of its elements."""
     layout: gl.constexpr = copy_layout(config)
     shape: gl.constexpr = config.btile
     rows = gl.arange(0, shape[0], gl.SliceLayout(1, layout))[:, None]
@@ -195,8 +202,7 @@ def strip_places(source, config: gl.constexpr, key, strip: gl.constexpr):
 
 @gluon.jit
 def strip_base(source, config: gl.constexpr, key, strip: gl.constexpr, page):
-    """Pointer to column 0 of a strip's first row; all its rows lie evenly from there. Past the last key it is a pointer
-    that no lane follows."""
+    """Pointer to column 0 of a strip's first row; its rows follow at equal distances. Unused past the last key."""
     first = key + first_row(config, strip)
     if source.page_size == 0:
         return source.base + first.to(gl.int64) * source.row
@@ -217,7 +223,7 @@ def tile_pages(source, config: gl.constexpr, key):
 
 @gluon.constexpr_function
 def page_parts(config, page_size):
-    """Strips of a tile that ask for pages of their own: those of V, unless one page holds them all."""
+    """Strips of a tile that need page numbers of their own: those of V, unless one page holds them all."""
     whole = page_size == 0 or (by_base(config, page_size) and page_size % config.keys == 0)
     return 1 if whole or config.operand == "K" else config.strips
 
@@ -226,8 +232,8 @@ def page_parts(config, page_size):
 def strip_pages(source, config: gl.constexpr, key, strip: gl.constexpr):
     """The page of a strip, where one holds all of it; else the pages [R, 1] of its rows; 0 without pages.
 
-    Past the last key it is the last key's page; without any key page 0, or one that no lane looks into. The table is
-    read without a condition, as a branch for each strip took LLVM twice as long as all else.
+    Past the last key it is the last key's page; without any key page 0, or one that no lane reads. The table is read
+    without a condition, as a branch for each strip tripled the compile time.
     """
     if source.page_size == 0:
         return 0
@@ -241,7 +247,7 @@ def strip_pages(source, config: gl.constexpr, key, strip: gl.constexpr):
 
 @gluon.jit
 def page_pointers(source, config: gl.constexpr, key, strip: gl.constexpr, pages):
-    """Pointers [R, 1] to column 0 of a strip's rows, whose pages end anywhere."""
+    """Pointers [R, 1] to column 0 of a strip's rows, where a page may end inside the strip."""
     rows = strip_keys(source, config, key, strip) % source.page_size
     return source.base + pages.to(gl.int64) * source.page + rows.to(gl.int64) * source.row
 
@@ -257,9 +263,9 @@ def strip_keys(source, config: gl.constexpr, key, strip: gl.constexpr):
 
 @gluon.constexpr_function
 def by_base(config, page_size):
-    """Whether a strip is loaded from one base address: its rows lie evenly, being dense or in one page.
+    """Whether a strip is loaded from one base address: its rows are at equal distances, dense or in one page.
 
-    Not for copies from pages: after a copy to LDS, LLVM does not know that the table is as it was, so it reads the page
+    Not for DMA from pages: after a copy to LDS, LLVM does not know that the table is unchanged, so it reads the page
     number into a vector register, and each buffer load becomes a loop over possible bases (gfx950).
     """
     return page_size == 0 or (config.kind == "registers" and page_size % config.btile[0] == 0)
@@ -268,18 +274,18 @@ def by_base(config, page_size):
 @gluon.constexpr_function
 def first_row(config, strip):
     """First key of a strip in its tile."""
-    return strip * config.strip if config.operand == "V" else 0
+    return config.start(strip, 0)
 
 
 @gluon.constexpr_function
 def first_col(config, strip):
     """First column of a strip in its tile."""
-    return strip * config.strip if config.operand == "K" else 0
+    return config.start(strip, 1)
 
 
 @gluon.constexpr_function
 def copy_layout(config):
-    """Which elements of a strip each lane loads: rows of lanes side by side, waves below each other."""
+    """Which elements of a strip each lane loads: lanes side by side in rows, waves below each other."""
     return gl.BlockedLayout(list(config.lane_tile), list(config.lanes), [config.waves, 1], [1, 0])
 
 
@@ -292,7 +298,7 @@ def shared_layout(config):
 
 @gluon.jit
 def allocate(config: gl.constexpr, dtype: gl.constexpr, page_size: gl.constexpr):
-    """LDS of a buffer. Where copies leave columns out, they are zeros from the start."""
+    """LDS of a buffer; columns that no copy writes are set to zero."""
     shape: gl.constexpr = [config.slots, config.btile[0], config.btile[1]]
     smem = gl.allocate_shared_memory(dtype, shape, shared_layout(config))
     if config.kind != "registers" and config.dim < config.depth and not by_base(config, page_size):

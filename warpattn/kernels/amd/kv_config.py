@@ -1,9 +1,9 @@
-"""How keys and values come from DRAM to the matrix cores of gfx942 and gfx950: one buffer of K or of V, as a value.
+"""How keys and values get from DRAM to the matrix cores of gfx942 and gfx950: one buffer of K or of V, as a value.
 
-A key tile is walked in strips: K along the head dim (each strip adds to the same scores), V along the keys (each strip
-adds to the same output). A strip is what lies in LDS at once:
+A key tile is split into strips: K along the head dim (each strip adds to the same scores), V along the keys (each strip
+adds to the same output). LDS holds whole strips:
 
-      K   [keys, strip] of [keys, dim]     iterator axis 1      kind        strips in LDS   on the way meanwhile
+      K   [keys, strip] of [keys, dim]     iterator axis 1      kind        strips in LDS   in flight meanwhile
       V   [strip, dim]  of [keys, dim]     iterator axis 0      registers   1               1 strip, in registers
                                                                 lds         1               nothing
                                                                 ring        slots           1 tile, written by the DMA
@@ -13,50 +13,42 @@ Nothing here imports Triton; `kv_buffer` is the device side. Source: section 5.1
 
 from dataclasses import dataclass
 
+from warpattn.problem.element import BF16
+
 KINDS = ("registers", "lds", "ring")
 WAVE = 64  # lanes
-VECTOR = 8  # two-byte elements in 16 bytes, what a lane loads into registers or reads from LDS at once
+ELEMENT_BYTES = BF16.bytes  # of every operand that the kernels take
+VECTOR = 8  # two-byte elements in 16 bytes: a lane loads into registers, or reads from LDS, so many at once
 MOST_OUTSTANDING = 63  # the vmcnt of s_waitcnt has 6 bits
 
 
 @dataclass(frozen=True)
 class KVBufferConfig:
-    """The buffer of K or of V in one kernel; elements have two bytes."""
+    """The buffer of K or of V in one kernel; elements have `ELEMENT_BYTES`."""
 
     operand: str  # "K" | "V"
     kind: str  # of KINDS
     arch: str  # "gfx942" | "gfx950"
     keys: int  # of a key tile
-    depth: int  # columns, with those that fill the last strip (K) or a power of two (V)
-    dim: int  # columns that exist
+    depth: int  # columns with padding: to whole strips (K) or a power of two (V)
+    dim: int  # columns of the tensor
     strip: int  # columns (K) or keys (V) of a strip
     slots: int  # strips that LDS holds
     waves: int
-    waves_n: int = 1  # waves that share the columns of the product: keys for K, depth for V
 
     @property
     def iterator_axis(self) -> int:
-        """The axis along which strips follow each other."""
+        """The axis of a key tile [keys, depth] along which strips follow each other."""
         return 1 if self.operand == "K" else 0
+
+    def start(self, strip: int, axis: int) -> int:
+        """First key (axis 0) or column (axis 1) of strip number `strip` in its tile."""
+        return strip * self.strip if axis == self.iterator_axis else 0
 
     @property
     def btile(self) -> tuple[int, int]:
         """Shape of a strip, (keys, depth)."""
         return (self.keys, self.strip) if self.operand == "K" else (self.strip, self.depth)
-
-    @property
-    def wsize(self) -> int:
-        """Columns of the product that one wave makes from a strip."""
-        return (self.keys if self.operand == "K" else self.depth) // self.waves_n
-
-    @property
-    def wtile(self) -> tuple[int, int]:
-        """The part of a strip that one wave reads."""
-        return (self.wsize, self.strip) if self.operand == "K" else (self.strip, self.wsize)
-
-    def get_wtile_coord(self, warp_col: int) -> tuple[int, int]:
-        """Which of the strip's wave tiles the waves of column `warp_col` read."""
-        return (warp_col, 0) if self.operand == "K" else (0, warp_col)
 
     @property
     def strips(self) -> int:
@@ -71,7 +63,7 @@ class KVBufferConfig:
     @property
     def strip_bytes(self) -> int:
         rows, cols = self.btile
-        return 2 * rows * cols
+        return ELEMENT_BYTES * rows * cols
 
     @property
     def lds_bytes(self) -> int:
@@ -79,14 +71,14 @@ class KVBufferConfig:
 
     @property
     def vm_instrs_per_load(self) -> int:
-        """Vector-memory instructions with which each wave loads its part of a strip: what vmcnt counts."""
+        """Vector-memory instructions, as vmcnt counts them, with which each wave loads its part of a strip."""
         return max(1, self.strip_bytes // (self.waves * WAVE * self.lane_bytes))
 
     @property
     def transposed(self) -> bool:
-        """V stands in LDS with its keys side by side, so that a lane reads those of one column at once.
+        """Whether LDS has the keys of a column of V side by side, so that a lane reads several of them at once.
 
-        Lanes that hold four keys of a column in registers write them as one vector. gfx950 needs none of it: its LDS
+        Lanes that hold four keys of a column in registers write them as one vector. gfx950 does not need this: its LDS
         transposes while it reads.
         """
         return self.operand == "V" and self.kind == "registers" and self.arch == "gfx942"
@@ -95,7 +87,7 @@ class KVBufferConfig:
     def lane_tile(self) -> tuple[int, int]:
         """Keys and columns that a lane holds side by side while it copies."""
         if not self.transposed:
-            return (1, self.lane_bytes // 2)
+            return (1, self.lane_bytes // ELEMENT_BYTES)
         each = self.strip * self.depth // (self.waves * WAVE)
         return (4, max(1, min(VECTOR, each // 4)))
 
@@ -108,16 +100,18 @@ class KVBufferConfig:
     @property
     def swizzle(self) -> tuple[int, int, int]:
         """(vector, rows per phase, phases) of the layout in LDS: the rows that a wave reads at once start at different
-        banks. V that LDS transposes has none."""
+        banks. V that LDS transposes has no swizzle."""
         banks = 256 if self.arch == "gfx950" else 128  # bytes in one cycle: 64 and 32 banks
         if self.operand == "V" and not self.transposed:
             return (1, 1, 1)
-        row = 2 * (self.strip if self.transposed else self.btile[1])
+        row = ELEMENT_BYTES * (self.strip if self.transposed else self.btile[1])
         vector = 4 if self.transposed else VECTOR
         per_phase = max(1, banks // row)
-        return (vector, per_phase, min(banks // (2 * vector) // per_phase, row // (2 * vector)))
+        width = ELEMENT_BYTES * vector
+        return (vector, per_phase, min(banks // width // per_phase, row // width))
 
 
 def outstanding(*later: KVBufferConfig) -> int:
-    """The n of `s_waitcnt vmcnt(n)` that waits for a strip after which strips of `later` were asked for."""
+    """The n of the `s_waitcnt vmcnt(n)` that waits for a strip while those of `later`, requested after it, are in
+    flight."""
     return min(MOST_OUTSTANDING, sum(config.vm_instrs_per_load for config in later))

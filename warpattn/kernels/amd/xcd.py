@@ -1,7 +1,7 @@
 """Which output tile a workgroup of gfx942 or gfx950 takes: neighbours that share keys go to the same XCD.
 
-Workgroups are dealt to the eight XCDs in turn, and each XCD has an L2 of its own (4 MiB). So the numbers are dealt
-back: an XCD gets a run of consecutive tiles, and with it all tiles of a key head, whose K and V it then reads once.
+The hardware assigns workgroups to the eight XCDs in turn, and each XCD has an L2 of its own (4 MiB). The permutation
+below gives an XCD consecutive tiles, and with them all tiles of a key head, whose K and V it then reads once.
 
       workgroup   0 1 2 .. 7 | 8 9 ..        XCD of workgroup w: w % 8
       tile        0 n 2n ..  | 1 n+1 ..      n = tiles per XCD

@@ -1,4 +1,4 @@
-"""What masks and scores compute with functions of their own on gfx942 and gfx950.
+"""Operations of masks and scores that have functions of their own on gfx942 and gfx950.
 
 A comparison of two tiles is a pair of scalar registers for each element, of which a wave has 102 registers, so
 quotients and remainders are corrected by bits of the numbers instead.
@@ -12,7 +12,7 @@ from ..pieces.codegen import Arithmetic
 
 @gluon.jit
 def tanh(x):
-    """Hyperbolic tangent from one exponential, there being no instruction for it.
+    """Hyperbolic tangent from one exponential, as there is no instruction for it.
 
     1 - 2 / (e^2x + 1) is 1 and -1 where e^2x is infinite or 0; its error is a few roundings of 1.
     """

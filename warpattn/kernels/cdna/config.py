@@ -1,6 +1,7 @@
 """CDNAConfig: the shape of an attention kernel of gfx942 or gfx950, as a value; nothing here imports Triton."""
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from warpattn.kernels.amd.kv_config import WAVE, KVBufferConfig
 from warpattn.kernels.pieces.combine_config import CombineTile
@@ -23,7 +24,7 @@ class CDNAConfig:
     """
 
     arch: str  # "gfx942" | "gfx950"
-    dtype: str  # "bf16" | "fp16"
+    dtype: str  # "bf16" | "fp16", the name of an `Element`
     dim_qk: int
     dim_v: int
     block_m: int
@@ -31,7 +32,7 @@ class CDNAConfig:
     instr: int  # rows and columns of an MFMA: 32 | 16
     waves_m: int
     waves_n: int
-    kind: str  # of the buffers of K and V, see `kv_config`
+    kind: str  # of the buffers of K and V, one of `KINDS`
     k_strip: int
     v_strip: int
     slots: int
@@ -40,6 +41,22 @@ class CDNAConfig:
     @property
     def waves(self) -> int:
         return self.waves_m * self.waves_n
+
+    @property
+    def tiles_ahead(self) -> int:
+        """How many tiles before their use K and V are loaded."""
+        return self.slots - 1 if self.kind == "ring" else 1
+
+    @property
+    def k_in_flight(self) -> int:
+        """Copies of a ring, of K and V together, that may be in flight when K of a tile is awaited: its V, and all of
+        the tiles ahead but the last, which is requested after the wait."""
+        return 2 * self.tiles_ahead - 1
+
+    @property
+    def v_in_flight(self) -> int:
+        """The same when V is awaited: K and V of the tiles ahead."""
+        return 2 * self.tiles_ahead
 
     @property
     def padded_qk(self) -> int:
@@ -75,16 +92,67 @@ class CDNAConfig:
     def _buffer(self, operand: str, dim: int, strip: int) -> KVBufferConfig:
         depth = -(-dim // strip) * strip if operand == "K" else pad_dim(dim)
         return KVBufferConfig(
-            operand, self.kind, self.arch, self.block_n, depth, dim, strip, self.slots, self.waves, self.waves_n
+            operand, self.kind, self.arch, self.block_n, depth, dim, strip, self.slots, self.waves
         )
 
 
 @dataclass(frozen=True)
 class Traits:
-    """What the code of a kernel depends on beside its tiles."""
+    """Compile-time parameters of a kernel beside its tiles."""
 
     sequence: str  # "dense" | "ragged" | "paged"
     page_size: int  # 0 unless paged
     has_sinks: bool
     has_lse: bool
-    partial: bool = False  # writes a share of the keys' results, to be combined
+    partial: bool = False  # writes the results of one partition of the keys, to be combined
+
+
+class Shape(NamedTuple):
+    """The integers of a launch: the host fills in values, the signature types, and kernels read fields by name."""
+
+    seq_q: Any  # dense: queries, else the most that a sequence has
+    seq_k: Any  # dense: keys; paged: entries in a row of the block table
+    heads_kv: Any
+    group: Any  # query heads per key head
+    m_tiles: Any  # query tiles of the longest sequence
+    tiles: Any  # workgroups of a partition
+    partitions: Any
+
+
+class RowStrides(NamedTuple):
+    """Strides of q, k, v or the output in runs of 8 elements, int32; 0 along an axis of one element."""
+
+    outer: Any  # from one batch entry, or page, to the next
+    row: Any
+    head: Any
+
+
+class LseStrides(NamedTuple):
+    """Strides of the LSE in elements, int32."""
+
+    batch: Any
+    head: Any
+
+
+class Strides(NamedTuple):
+    """Strides of every tensor of a launch."""
+
+    q: Any
+    k: Any
+    v: Any
+    o: Any
+    lse: Any
+
+
+class RaggedIndices(NamedTuple):
+    """Row offsets of sequences that lie end to end, int32 (batch + 1,)."""
+
+    cu_q: Any
+    cu_k: Any
+
+
+class PagedIndices(NamedTuple):
+    """Pages (batch, entries) and lengths (batch,) of paged sequences, int32."""
+
+    block_table: Any
+    lengths: Any

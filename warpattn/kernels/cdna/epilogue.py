@@ -1,7 +1,7 @@
 """Output of a workgroup: normalise O, then write it and the LSE, or a part of both to the workspace.
 
-A part is what one partition of the keys gives: O normalised over these keys and the base-2 log of their denominator,
-as `pieces/combine.py` has it. `combine_kernel` adds the parts of a tile, a few rows a workgroup.
+A part is the result of one partition of the keys: O normalised over these keys and the base-2 log of their denominator,
+see `pieces/combine.py`. `combine_kernel` combines the parts of a tile, a few rows a workgroup.
 """
 
 from triton.experimental import gluon
@@ -11,15 +11,15 @@ from triton.experimental.gluon.language.amd.cdna3 import buffer_store
 from ..pieces.combine import EqualParts, Partials, combine_rows, parts_layout, with_sink
 from ..pieces.softmax import LN_2, LOG2_E
 from .softmax import softmax_finish
-from .work_tile import Shape, Tensors, find_place, first_place, packed_offsets, row_places, tile_rows
+from .work_tile import packed_offsets, rows_of, tile_offset, tile_rows
 
 
 @gluon.jit
-def store_output(ctx, o, state, place, c):
-    """Write O [M, Dv] and, if asked for, LSE [M] of the rows that exist."""
+def store_output(ctx, o, state, work, c):
+    """Write O [M, Dv] and, with `has_lse`, LSE [M] of the rows that exist."""
     traits: gl.constexpr = ctx.traits
     r = tile_rows(o.type.layout, ctx.config)
-    _, head, inside = row_places(ctx.shape, place, r, ctx.config)
+    _, head, inside = rows_of(ctx.shape, work, r, ctx.config)
     if traits.partial:
         factor, lse = softmax_finish(state, c, 0.0, False)
         parts = Partials(ctx.tensors.o, ctx.tensors.lse, gl.to_tensor(ctx.config.block_m), ctx.config.padded_v)
@@ -30,56 +30,40 @@ def store_output(ctx, o, state, place, c):
         if traits.has_sinks:
             sink = gl.load(ctx.tensors.sinks + head, mask=inside, other=0.0)
         factor, lse = softmax_finish(state, c, sink, traits.has_sinks)
-        store_rows(ctx.tensors, ctx.shape, place, o * factor[:, None], lse, r, ctx.config, traits)
+        store_rows(ctx.tensors, ctx.shape, work, o * factor[:, None], lse, r, ctx.config, traits)
 
 
 @gluon.jit
-def store_rows(tensors, shape, place, o, lse, r, config: gl.constexpr, traits: gl.constexpr):
+def store_rows(tensors, shape, work, o, lse, r, config: gl.constexpr, traits: gl.constexpr):
     """Write rows `r` of a tile: O [R, Dv] and the natural log of their denominators [R]."""
-    token, head, inside = row_places(shape, place, r, config)
+    token, head, inside = rows_of(shape, work, r, config)
     if traits.has_lse:
-        strides = tensors.strides
-        at = place.batch.to(gl.int64) * strides[12] + head.to(gl.int64) * strides[13] + place.q_start + token
+        strides = tensors.strides.lse
+        at = work.batch.to(gl.int64) * strides.batch + head.to(gl.int64) * strides.head + work.q_start + token
         gl.store(tensors.lse + at, lse, mask=inside)
     cols = gl.arange(0, config.padded_v, gl.SliceLayout(0, o.type.layout))[None, :]
     mask = inside[:, None]
     if config.dim_v < config.padded_v:
         mask = mask & (cols < config.dim_v)
-    base = tensors.o + first_place(tensors, place, 9)
+    base = tensors.o + tile_offset(tensors.strides.o, work)
     values = o.to(tensors.o.dtype.element_ty)
     if config.pack == 1:
-        buffer_store(values, base, (r * (tensors.strides[10] * 8))[:, None] + cols, mask=mask)
+        buffer_store(values, base, (r * (tensors.strides.o.row * 8))[:, None] + cols, mask=mask)
     else:
-        gl.store(base + packed_offsets(tensors, place, token, head, 9)[:, None] + cols, values, mask=mask)
+        gl.store(base + packed_offsets(tensors.strides.o, work, token, head)[:, None] + cols, values, mask=mask)
 
 
 @gluon.jit
-def combine_kernel(
-    o_parts,
-    lse_parts,
-    o_ptr,
-    lse_ptr,
-    sinks_ptr,
-    indices,
-    strides,
-    shape,
-    config: gl.constexpr,
-    traits: gl.constexpr,
-):
-    """Combine the parts of a tile. Grid: (tiles, blocks of `config.combine_rows` rows); arguments as in
-    `attention_kernel`."""
-    tensors = Tensors(o_ptr, o_ptr, o_ptr, o_ptr, lse_ptr, sinks_ptr, indices, strides)
-    sizes = Shape(shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], shape[6])
-    place = find_place(tensors, sizes, config, traits)
-    if place.rows.row < place.lengths.seq_q:
-        parts = Partials(o_parts, lse_parts, gl.to_tensor(config.block_m), config.padded_v)
-        part = EqualParts(gl.program_id(0), sizes.tiles, sizes.partitions)
-        block: gl.constexpr = (config.combine_tile.parts, config.combine_rows)
-        first = gl.program_id(1) * block[1]
-        o, lse = combine_rows(parts, part, first, parts_layout(config.combine_tile), block, False)
-        r = first + gl.arange(0, block[1], lse.type.layout)
-        if traits.has_sinks:
-            _, head, inside = row_places(sizes, place, r, config)
-            factor, lse = with_sink(lse, gl.load(sinks_ptr + head, mask=inside, other=0.0))
-            o = o * factor[:, None]
-        store_rows(tensors, sizes, place, o, lse * LN_2, r, config, traits)
+def combine_parts(tensors, shape, work, o_parts, lse_parts, config: gl.constexpr, traits: gl.constexpr):
+    """Combine a block of rows of a tile over all partitions and write them."""
+    parts = Partials(o_parts, lse_parts, gl.to_tensor(config.block_m), config.padded_v)
+    part = EqualParts(gl.program_id(0), shape.tiles, shape.partitions)
+    block: gl.constexpr = (config.combine_tile.parts, config.combine_rows)
+    first = gl.program_id(1) * block[1]
+    o, lse = combine_rows(parts, part, first, parts_layout(config.combine_tile), block, False)
+    r = first + gl.arange(0, block[1], lse.type.layout)
+    if traits.has_sinks:
+        _, head, inside = rows_of(shape, work, r, config)
+        factor, lse = with_sink(lse, gl.load(tensors.sinks + head, mask=inside, other=0.0))
+        o = o * factor[:, None]
+    store_rows(tensors, shape, work, o, lse * LN_2, r, config, traits)

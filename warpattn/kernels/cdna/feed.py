@@ -1,13 +1,20 @@
-"""What a tile of keys goes through in each of the three buffers: Q·Kᵀ and P·V, strip by strip.
+"""Feeds: Q·Kᵀ and P·V of a key tile with each of the three kinds of buffers, strip by strip.
 
-`start`, then `scores` and `values` in turn for each tile. Each returns what the next one is to be given: a strip that
-is on its way in registers, and the pages of the tile that is loaded next, which are looked up a tile early. What is
-loaded ahead past the last tile is at a key past the end, where nothing is, so the last tile needs no case of its own.
+The protocol (RegisterFeed, SerialFeed and RingFeed implement it):
+
+      start(span, first)              -> stage           request the first loads
+      scores(q, visit, stage)         -> S, stage        S = Q·Kᵀ of a tile
+      values(p, o, visit, stage)      -> O, stage        O += P·V of the same tile
+      finish()                                           wait for loads that nothing uses
+
+`scores` and `values` alternate; `stage` carries the strip that is in flight in registers or the slot, and the page
+numbers of the tile that is loaded next, which are looked up a tile early. Loads past the last tile have a key past the
+end, where they read zeros or the last key, so the last tile is no special case.
 
       RegisterFeed   strip j+1 is loaded into registers while j goes through LDS; the last strip of K overlaps the first
                      of V, the last of V the first of the next K
       SerialFeed     load, wait, multiply; load, wait, multiply
-      RingFeed       the next K and V are on their way during the whole tile
+      RingFeed       the next K and V are in flight during the whole tile
 """
 
 from triton.experimental import gluon
@@ -21,17 +28,11 @@ from .layouts import element_type, output_operand, product_layout, scores_operan
 
 @gluon.aggregate
 class Visit:
-    """One tile of keys on its way through the kernel."""
+    """A key tile in the loop, by first keys; a key past the end where there is no such tile."""
 
-    key: gl.tensor  # first key
-    ahead: gl.tensor  # first key of the tile that is loaded meanwhile, see `loads_ahead`
-    later: gl.tensor  # of the tile after that
-
-
-@gluon.constexpr_function
-def loads_ahead(config):
-    """How many tiles ahead loads are."""
-    return config.slots - 1 if config.kind == "ring" else 1
+    key: gl.tensor  # of this tile
+    load_key: gl.tensor  # of the tile that is loaded meanwhile, `config.tiles_ahead` tiles later
+    page_key: gl.tensor  # of the tile after that, whose pages are looked up meanwhile
 
 
 @gluon.aggregate
@@ -49,17 +50,17 @@ class RegisterFeed:
 
     @gluon.jit
     def start(self, span, first):
-        """Ask for the first strip of K."""
+        """Request the first strip of K."""
         key = first_key(span, first, self.k_source.keys, self.config)
         pages = self.pages(key)
         return self.k.load_from_dram(self.k_source, key, 0, pages[0]), pages
 
     @gluon.jit
     def scores(self, q, visit, stage):
-        """S = Q·Kᵀ, given the first strip of K; returns that of V, too.
+        """S = Q·Kᵀ, given the first strip of K; also returns that of V.
 
-        The table is read once all strips that need it sooner have been asked for: whoever waits for those does not wait
-        for the table.
+        The table is read after all strips of this tile have been requested: memory answers in order, so no wait for a
+        strip includes the table.
         """
         strip, pages = stage
         after = pages
@@ -70,7 +71,7 @@ class RegisterFeed:
                 ahead = self.k.load_from_dram(self.k_source, visit.key, j + 1, pages[0])
             else:
                 ahead = self.v.load_from_dram(self.v_source, visit.key, 0, pages[1])
-                after = self.pages(visit.ahead)
+                after = self.pages(visit.load_key)
             self.k.copy_to_shared(strip)
             s = cdna3.mfma(q_strip(q, self.config, j), self.k.load_from_shared(scores_operand(self.config, 1)), s)
             strip = ahead
@@ -78,14 +79,14 @@ class RegisterFeed:
 
     @gluon.jit
     def values(self, p, o, visit, stage):
-        """O += P·V, given the first strip of V; returns that of the next K, too."""
+        """O += P·V, given the first strip of V; also returns that of the next K."""
         strip, pages, after = stage
         strips: gl.constexpr = self.config.v.strips
         for j in gl.static_range(strips):
             if j + 1 < strips:
                 ahead = self.v.load_from_dram(self.v_source, visit.key, j + 1, pages[1])
             else:
-                ahead = self.k.load_from_dram(self.k_source, visit.ahead, 0, after[0])
+                ahead = self.k.load_from_dram(self.k_source, visit.load_key, 0, after[0])
             self.v.copy_to_shared(strip)
             o = cdna3.mfma(p_strip(p, self.config, j), self.v.load_from_shared(output_operand(self.config, 1)), o)
             strip = ahead
@@ -93,7 +94,7 @@ class RegisterFeed:
 
     @gluon.jit
     def finish(self):
-        """Nothing is on the way to LDS."""
+        """No copy to LDS is in flight."""
 
 
 @gluon.aggregate
@@ -116,7 +117,7 @@ class SerialFeed:
         strips: gl.constexpr = self.config.k.strips
         for j in gl.static_range(strips):
             self.k.load_from_dram(self.k_source, visit.key, j)
-            self.k.copy_to_shared()
+            self.k.wait_for()
             s = cdna3.mfma(q_strip(q, self.config, j), self.k.load_from_shared(scores_operand(self.config, 1)), s)
         return s, stage
 
@@ -126,13 +127,13 @@ class SerialFeed:
         strips: gl.constexpr = self.config.v.strips
         for j in gl.static_range(strips):
             self.v.load_from_dram(self.v_source, visit.key, j)
-            self.v.copy_to_shared()
+            self.v.wait_for()
             o = cdna3.mfma(p_strip(p, self.config, j), self.v.load_from_shared(output_operand(self.config, 1)), o)
         return o, stage
 
     @gluon.jit
     def finish(self):
-        """Nothing is on the way to LDS."""
+        """No copy to LDS is in flight."""
 
 
 @gluon.aggregate
@@ -158,7 +159,7 @@ class RingFeed:
     def start(self, span, first):
         """Start the DMA of the first tiles."""
         pages = self.pages(first_key(span, first, self.k_source.keys, self.config))
-        for i in gl.static_range(loads_ahead(self.config)):
+        for i in gl.static_range(self.config.tiles_ahead):
             after = self.pages(first_key(span, first + i + 1, self.k_source.keys, self.config))
             self.load(first_key(span, first + i, self.k_source.keys, self.config), i, pages)
             pages = after
@@ -166,23 +167,23 @@ class RingFeed:
 
     @gluon.jit
     def scores(self, q, visit, stage):
-        """S = Q·Kᵀ, with the tile's V and all of later tiles on the way.
+        """S = Q·Kᵀ, with the tile's V and all of later tiles in flight.
 
-        The copies start before K is read, so that the barrier after the wait also ends the reads of the slot that they
-        write: two barriers a tile instead of three.
+        The copies start before K is read, so that the barrier after the wait also orders them after the last reads of
+        their slot: two barriers a tile instead of three.
         """
         pages, slot = stage
-        self.k.copy_to_shared(2 * loads_ahead(self.config) - 1)
-        after = self.pages(visit.later)
-        self.load(visit.ahead, slot_before(slot, self.config.slots), pages)
+        self.k.wait_for(self.config.k_in_flight)
+        after = self.pages(visit.page_key)
+        self.load(visit.load_key, slot_before(slot, self.config.slots), pages)
         k = self.k.load_from_shared(slot, scores_operand(self.config, 1))
         return cdna3.mfma(q, k, no_scores(self.config)), (after, slot)
 
     @gluon.jit
     def values(self, p, o, visit, stage):
-        """O += P·V, with all of later tiles on the way."""
+        """O += P·V, with all of later tiles in flight."""
         pages, slot = stage
-        self.v.copy_to_shared(2 * loads_ahead(self.config))
+        self.v.wait_for(self.config.v_in_flight)
         v = self.v.load_from_shared(slot, output_operand(self.config, 1))
         return cdna3.mfma(p_strip(p, self.config, 0), v, o), (pages, slot_after(slot, self.config.slots))
 
@@ -214,7 +215,7 @@ def first_key(span, i, keys, config: gl.constexpr):
 @gluon.jit
 def visit_of(span, i, keys, config: gl.constexpr):
     """The visit of tile number `i` of a span."""
-    ahead = i + loads_ahead(config)
+    ahead = i + config.tiles_ahead
     key = span.key_tile(i) * config.block_n
     return Visit(key, first_key(span, ahead, keys, config), first_key(span, ahead + 1, keys, config))
 
@@ -227,7 +228,7 @@ def no_scores(config: gl.constexpr):
 
 @gluon.jit
 def q_strip(q, config: gl.constexpr, strip: gl.constexpr):
-    """The columns of Q [M, D] that a strip of K meets."""
+    """The columns of Q [M, D] that are multiplied with a strip of K."""
     if config.k.strips == 1:
         return q
     else:
@@ -236,7 +237,7 @@ def q_strip(q, config: gl.constexpr, strip: gl.constexpr):
 
 @gluon.jit
 def p_strip(p, config: gl.constexpr, strip: gl.constexpr):
-    """The columns of P [M, N] that a strip of V meets, as an operand."""
+    """The columns of P [M, N] that are multiplied with a strip of V, as an operand."""
     if config.v.strips > 1 and config.waves_n > 1:  # a strip's columns are in several waves
         whole = gl.convert_layout(rounded(p, config), output_operand(config, 0))
         return gl.amd.slice(whole, [config.block_m, config.v_strip], [0, strip * config.v_strip])

@@ -17,18 +17,18 @@ from warpattn.problem.operands import Operands, modifier_args, programs, run_str
 from warpattn.sequences import PagedKV, Ragged, Sequence
 
 from ..pieces.combine_config import allocate_parts
-from .config import CDNAConfig
+from .config import CDNAConfig, LseStrides, PagedIndices, RaggedIndices, RowStrides, Shape, Strides
 from .mask_conditions import POSITIONS
 from .select import choose, traits_of
 
-MOST_STRIDE = 2**31 - 1  # strides go to the kernel as 32 bits, in units of 8 elements
+MAX_STRIDE = 2**31 - 1  # the kernel takes strides as 32 bits, in runs of 8 elements
 FARTHEST = 2**30  # elements from the first to the last row of a tile: buffer operations reach 2 GiB
 
 
 def launches_of_choice(
     checked: CheckedCall, x: Operands, sequence: Sequence, choice: Choice | None = None
 ) -> tuple[Launch, ...]:
-    """One launch, or two where the keys are shared out; `choice` replaces the one made from the problem."""
+    """One launch, or two where the keys are split into partitions; `choice` replaces the one made from the problem."""
     problem = checked.problem
     arch = checked.backend.removeprefix("simulate:")
     longest = max(problem.seq_q, problem.seq_k)
@@ -40,8 +40,8 @@ def launches_of_choice(
     tiles, m_tiles = _tiles(problem, config, sequence)
     partial = choice.partitions > 1
     traits = traits_of(problem, partial)
-    places = _places(problem, x, sequence, config) | {"shape": _shape(problem, sequence, m_tiles, tiles, choice)}
-    args = places | {"scale": checked.scale, **modifier_args(checked)}
+    tensors = _tensor_args(x, sequence, config) | {"shape": _shape(problem, sequence, m_tiles, tiles, choice)}
+    args = tensors | {"scale": checked.scale, **modifier_args(checked)}
     parts = _workspace(tiles * choice.partitions, config, x.q.device) if partial else {}
 
     def source() -> Any:
@@ -53,11 +53,11 @@ def launches_of_choice(
     first = Launch(
         f"{arch}.{choice.kernel}", arch, key, source, options(config), (tiles, choice.partitions), args | parts
     )
-    return (first, _combine(config, replace(traits, partial=False), arch, places, parts)) if partial else (first,)
+    return (first, _combine(config, replace(traits, partial=False), arch, tensors, parts)) if partial else (first,)
 
 
 def list_launches(checked: CheckedCall, x: Operands, sequence: Sequence, options: PlanOptions) -> tuple[Launch, ...]:
-    """The same on a plan's terms."""
+    """The launches of a call with the options of a plan."""
     arch = checked.backend.removeprefix("simulate:")
     choice = choose(checked.problem, ARCHS[arch], batch_invariant=options.batch_invariant)
     return launches_of_choice(checked, x, sequence, choice)
@@ -66,23 +66,23 @@ def list_launches(checked: CheckedCall, x: Operands, sequence: Sequence, options
 def options(config: CDNAConfig) -> Mapping[str, Any]:
     """Options of triton.compile.
 
-    No number of waves per SIMD is asked for: asked for two, LLVM keeps half of a wave's 256 registers as AGPRs, and
+    The number of waves per SIMD is left to LLVM: told to fit two, it makes half of a wave's 256 registers AGPRs, and
     some configs spill that otherwise do not (head dim 72 on gfx950: 36 bytes).
     """
     return compile_options(config.waves)
 
 
-def _combine(config: CDNAConfig, traits: Any, arch: str, places: dict[str, Any], parts: dict[str, Any]) -> Launch:
-    """The launch that adds the parts."""
+def _combine(config: CDNAConfig, traits: Any, arch: str, tensors: dict[str, Any], parts: dict[str, Any]) -> Launch:
+    """The launch that combines the parts."""
     names = ("o_ptr", "lse_ptr", "sinks_ptr", "indices", "strides", "shape")
-    args = {"o_parts": parts["o_ptr"], "lse_parts": parts["lse_ptr"], **{name: places[name] for name in names}}
+    args = {"o_parts": parts["o_ptr"], "lse_parts": parts["lse_ptr"], **{name: tensors[name] for name in names}}
 
     def source() -> Any:
         from .signature import combine_source  # imports Triton
 
         return combine_source(config, traits)
 
-    grid = (places["shape"][5], config.block_m // config.combine_rows)
+    grid = (tensors["shape"].tiles, config.block_m // config.combine_rows)
     return Launch(f"{arch}.combine", arch, ("combine", config, traits), source, options(config), grid, args)
 
 
@@ -94,54 +94,56 @@ def _tiles(problem: Problem, config: CDNAConfig, sequence: Sequence) -> tuple[in
     return problem.batch * problem.heads_kv * -(-group // config.pack) * m_tiles, m_tiles
 
 
-def _shape(problem: Problem, sequence: Sequence, m_tiles: int, tiles: int, choice: Choice) -> tuple[int, ...]:
-    """The kernel's integers, see `place.Shape`."""
+def _shape(problem: Problem, sequence: Sequence, m_tiles: int, tiles: int, choice: Choice) -> Shape:
+    """The kernel's integers."""
     keys = sequence.block_table.shape[1] if isinstance(sequence, PagedKV) else problem.seq_k
     group = problem.heads_q // problem.heads_kv
-    return (problem.seq_q, keys, problem.heads_kv, group, m_tiles, tiles, choice.partitions)
+    return Shape(problem.seq_q, keys, problem.heads_kv, group, m_tiles, tiles, choice.partitions)
 
 
-def _places(problem: Problem, x: Operands, sequence: Sequence, config: CDNAConfig) -> dict[str, Any]:
-    """Tensors and where their rows lie."""
+def _tensor_args(x: Operands, sequence: Sequence, config: CDNAConfig) -> dict[str, Any]:
+    """The tensors, their strides, and the offsets or pages of the sequences."""
     q = _near(x.q, config.block_m)
     k, v = (_near(t, config.block_n) for t in (x.k, x.v))
     if x.out.stride(-3) * config.block_m >= FARTHEST:
         rule = f"rows must be less than {FARTHEST // config.block_m} elements apart"
         raise AttentionError(f"out has a row stride of {x.out.stride(-3)} elements; {rule} on {config.arch}")
-    strides = [s for t in (q, k, v, x.out) for s in _strides(t)]
-    if x.lse is None:
-        strides += [0, 0]
-    else:
-        strides += [x.lse.stride(0) if x.lse.ndim == 3 else 0, x.lse.stride(-2)]
-    if max(strides) > MOST_STRIDE:
-        rule = f"strides must be below {8 * (MOST_STRIDE + 1)} elements, and those of lse below {MOST_STRIDE + 1}"
+    strides = Strides(*map(_strides, (q, k, v, x.out)), _lse_strides(x.lse))
+    if max(max(each) for each in strides) > MAX_STRIDE:
+        rule = f"strides must be below {8 * (MAX_STRIDE + 1)} elements, and those of lse below {MAX_STRIDE + 1}"
         raise AttentionError(f"a tensor of the call has rows, heads or a batch too far apart; {rule} on {config.arch}")
     return {
         "q_ptr": q, "k_ptr": k, "v_ptr": v, "o_ptr": x.out, "lse_ptr": x.lse, "sinks_ptr": x.sinks,
-        "indices": _indices(sequence), "strides": tuple(strides),
+        "indices": _indices(sequence), "strides": strides,
     }  # fmt: skip
 
 
 def _indices(sequence: Sequence) -> tuple[Tensor, ...]:
-    """Offsets, or table and lengths, as the kernel walks them: one after the other."""
+    """Offsets, or table and lengths, contiguous."""
     if isinstance(sequence, Ragged):
         cu_k = sequence.cu_q if sequence.cu_k is None else sequence.cu_k
-        return sequence.cu_q.contiguous(), cu_k.contiguous()
+        return RaggedIndices(sequence.cu_q.contiguous(), cu_k.contiguous())
     if isinstance(sequence, PagedKV):
-        return sequence.block_table.contiguous(), sequence.lengths.contiguous()
+        return PagedIndices(sequence.block_table.contiguous(), sequence.lengths.contiguous())
     return ()
 
 
-def _strides(x: Tensor) -> tuple[int, ...]:
-    """(batch or page, row, head) in units of 8 elements; 0 where there is but one."""
+def _strides(x: Tensor) -> RowStrides:
+    """Of a tensor of rows; ragged ones have no outer axis."""
     strides = run_strides(x)
-    return strides if x.ndim == 4 else (0, *strides)
+    return RowStrides(*strides) if x.ndim == 4 else RowStrides(0, *strides)
+
+
+def _lse_strides(lse: Tensor | None) -> LseStrides:
+    if lse is None:
+        return LseStrides(0, 0)
+    return LseStrides(lse.stride(0) if lse.ndim == 3 else 0, lse.stride(-2))
 
 
 def _near(x: Tensor, rows: int) -> Tensor:
-    """A tensor of which `rows` rows are near enough for 32-bit offsets; others are copied once.
+    """The tensor, or a packed copy if `rows` of its rows are too far apart for 32-bit offsets.
 
-    A cache without a page gets one: an empty sequence points there.
+    A cache without a page gets one, so that an empty sequence has an address to point at.
     """
     if x.shape[0] == 0:
         return x.new_zeros(1, *x.shape[1:])
@@ -149,6 +151,6 @@ def _near(x: Tensor, rows: int) -> Tensor:
 
 
 def _workspace(slots: int, config: CDNAConfig, device: torch.device) -> dict[str, Any]:
-    """Where parts go: each tile of each partition has a slot."""
+    """Memory for the parts: a slot for each tile of each partition."""
     parts = allocate_parts((slots, config.block_m), config.padded_v, device)
     return {"o_ptr": parts.o, "lse_ptr": parts.lse}

@@ -2,13 +2,13 @@
 
       k > q - 99 and k <= q    ─▶    [k > q - 99 unless k_lo > q_hi - 99]   [k <= q unless k_hi <= q_lo]
 
-A comparison per element of a tile is a pair of scalar registers, of which a wave has 102, and the compiler makes all
-those of a basic block before it uses the first: both conditions of a window in one block kept 26 to 30 scalars in lanes
-of a vector register (128 x 64 tiles). Each in a branch of its own, their comparisons are used at once.
+A comparison per element of a tile takes a pair of scalar registers, of which a wave has 102, and the compiler computes
+all comparisons of a basic block before it uses the first: both conditions of a window in one block kept 26 to 30
+scalars in lanes of a vector register (128 x 64 tiles). With a branch for each condition, comparisons are used at once.
 
-Alternatives ("or") cannot be taken apart. They become one comparison of numbers, *margins*, at least 0 where a
-condition holds: k >= a or k <= b is maximum(k - a, b - k) >= 0. That is done where no difference overflows, positions
-being less than `POSITIONS`; of loaded numbers it is done for equality alone, which a difference modulo 2^32 tells.
+Alternatives ("or") cannot be separated. They become one comparison of numbers, *margins*, at least 0 where a condition
+holds: k >= a or k <= b is maximum(k - a, b - k) >= 0. That is done where no difference overflows, with positions below
+`POSITIONS`; for loaded numbers only for equality, which holds modulo 2^32 as well.
 """
 
 from typing import NamedTuple
@@ -32,7 +32,8 @@ class Condition(NamedTuple):
 
 
 def conditions(node: Node) -> tuple[Condition, ...]:
-    """What must hold where the boolean `node` does: the operands of its outermost ands, those never known first."""
+    """The conditions whose conjunction is the boolean `node`, its outermost ands taken apart; those without an `always`
+    first."""
     found = [Condition(_single(part), always(part)) for part in _parts(spread(node))]
     return tuple(sorted(found, key=lambda condition: condition.always is not None))
 
@@ -42,8 +43,8 @@ def _parts(node: Node) -> tuple[Node, ...]:
 
 
 def spread(node: Node) -> Node:
-    """The condition with q // n == k // n as an interval of keys (a division for each row, none for each element), and
-    with the opposite of a comparison as a comparison."""
+    """The condition with q // n == k // n as an interval of keys (a division per row instead of one per element), and
+    with the negation of a comparison as a comparison."""
     op, args = node[0], node[2:]
     if op == "not" and args[0][0] in _OPPOSITE and all(arg[1] == "int" for arg in args[0][2:]):
         return build(_OPPOSITE[args[0][0]], "bool", *args[0][2:])
@@ -111,7 +112,7 @@ def margin(node: Node) -> Node:
 
 
 def interval(node: Node) -> Interval | None:
-    """The least and the greatest that an integer node can be at all; None if unknown or more than 32 bits."""
+    """The least and the greatest value that an integer node can have; None if unknown or more than 32 bits."""
     if node[0] == "const":
         low = high = int(node[2])
     elif node[0] == "sym":
@@ -129,7 +130,7 @@ def _minus(a: Node, b: Node) -> Node:
 
 
 def _more(a: Node, b: Node) -> Node:
-    """Of a > b. The one goes to the operand that is not a key, of which there are fewer."""
+    """The margin of a > b. The 1 is subtracted on the operand without keys, which has fewer elements."""
     one = const(1, "int")
     return _minus(a, build("add", "int", b, one)) if _knows_key(a) else _minus(_minus(a, one), b)
 

@@ -1,4 +1,4 @@
-"""Which config a problem gets on gfx942 or gfx950, how its keys are shared out, and why; pure host code.
+"""Which config a problem gets on gfx942 or gfx950, into how many partitions its keys are split, and why.
 
 No card has run these kernels: the reasons are instruction counts, registers and sizes, not times.
 """
@@ -12,17 +12,17 @@ from warpattn.problem.operands import COPY_RULE
 
 from .config import CDNAConfig, Traits, pad_dim
 
-LATENT_ROWS = 32  # of latent attention: each wave has all queries, 576 columns, and a quarter of 512 of the output
-DECODE_TOKENS = 16  # more queries than that are prefill
-PAGE = 256  # keys in the unit in which partitions are counted
+LATENT_ROWS = 32  # of latent attention: a wave holds 576 columns of all queries and 128 of 512 columns of the output
+DECODE_TOKENS = 16  # with more queries per sequence a call is prefill
+PARTITION_UNIT = 256  # keys; partitions are multiples of it
 INVARIANT = "one part, so that a sequence's sums are in the same order whatever else is in the batch"
-BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64)  # numbers of partitions, so that few shapes of the workspace occur
+BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64)  # numbers of partitions: few, so that workspaces have few shapes
 
 
 def choose(problem: Problem, target: Arch, *, batch_invariant: bool = False) -> Choice:
     """The choice for a problem. Source: section 5.5 of the specification for tiles, 4.6 for partitions.
 
-    batch_invariant: keys are not shared out, since into how many parts depends on how many sequences there are.
+    batch_invariant: keys are not split, since the number of parts depends on the number of sequences.
     """
     group = problem.heads_q // problem.heads_kv
     if problem.kind != "ragged" and problem.seq_q <= DECODE_TOKENS:
@@ -44,12 +44,12 @@ def choose(problem: Problem, target: Arch, *, batch_invariant: bool = False) -> 
 
 
 def traits_of(problem: Problem, partial: bool) -> Traits:
-    """What else the kernel of a problem depends on."""
+    """The traits of the kernel of a problem."""
     return Traits(problem.kind, problem.page_size, problem.has_sinks, problem.has_lse, partial)
 
 
 def prefill_config(dtype: str, dim_qk: int, dim_v: int, arch: str, kind: str = "") -> tuple[CDNAConfig, str]:
-    """128 rows in four waves of 32; `kind` replaces the architecture's own kind of buffers."""
+    """128 rows in four waves of 32; `kind` replaces the architecture's default kind of buffers."""
     wide = pad_dim(max(dim_qk, dim_v))
     kind = kind or ("ring" if arch == "gfx950" else "registers")
     if kind == "lds":
@@ -98,18 +98,19 @@ def _why(kind: str, arch: str) -> str:
 
 
 def partitions_of(problem: Problem, target: Arch) -> tuple[int, str]:
-    """(partitions of the keys, why), from what can be known before the lengths are."""
+    """(partitions of the keys, why), from the problem alone: lengths are on the device."""
     streams, keys = problem.batch * problem.heads_kv, problem.seq_k
-    if keys <= PAGE:
-        return 1, f"{keys} keys are one unit of {PAGE}"
+    if keys <= PARTITION_UNIT:
+        return 1, f"{keys} keys are one unit of {PARTITION_UNIT}"
     if streams >= target.processors:
-        wanted = -(-keys // (PAGE * max(1, streams // 64)))
+        wanted = -(-keys // (PARTITION_UNIT * max(1, streams // 64)))
         return _bucket(wanted), f"{streams} key heads fill {target.processors} CUs, so parts stay long"
     least = -(-target.processors // streams)
-    pages = -(-keys // PAGE)
-    wanted = min(max(-(-pages // 5), least), 2 * least)
-    why = f"{streams} key heads on {target.processors} CUs: one or two workgroups each, of {PAGE} keys or more"
-    return _bucket(min(wanted, pages)), why
+    units = -(-keys // PARTITION_UNIT)
+    wanted = min(max(-(-units // 5), least), 2 * least)
+    cus = f"{streams} key heads on {target.processors} CUs"
+    why = f"{cus}: one or two workgroups each, of {PARTITION_UNIT} keys or more"
+    return _bucket(min(wanted, units)), why
 
 
 def _bucket(wanted: int) -> int:

@@ -1,4 +1,4 @@
-"""What Triton compiles for gfx942 and gfx950: the kernel with the types of its parameters and its constants."""
+"""What Triton compiles for gfx942 and gfx950: the kernels with the types of their parameters and their constants."""
 
 from typing import Any
 
@@ -9,15 +9,15 @@ from warpattn.language.nodes import Program
 from ..pieces.codegen import MASK_SYMBOLS, compile_function
 from ..pieces.signature import modifier_functions, tensor_signature
 from .arithmetic import CDNA
-from .attend import attention_kernel
-from .config import CDNAConfig, Traits
-from .epilogue import combine_kernel
+from .config import CDNAConfig, LseStrides, PagedIndices, RaggedIndices, RowStrides, Shape, Strides, Traits
+from .kernel import attention_kernel, combine_kernel
 from .mask_conditions import TILE_SYMBOLS, conditions
 
 _HINTS = [["tt.divisibility", 16], ["tt.pointer_range", 32]]
-STRIDES = 14
-SHAPE = 7
-_INDICES = {"dense": 0, "ragged": 2, "paged": 2}
+_ROW_STRIDES = RowStrides("i32", "i32", "i32")
+_STRIDES = Strides(*[_ROW_STRIDES] * 4, LseStrides("i32", "i32"))
+_SHAPE = Shape(*["i32"] * len(Shape._fields))
+_INDICES = {"dense": (), "ragged": RaggedIndices("*i32", "*i32"), "paged": PagedIndices("*i32", "*i32")}
 
 
 def attention_source(config: CDNAConfig, traits: Traits, mask: Program, score: Program | None) -> Any:
@@ -25,10 +25,10 @@ def attention_source(config: CDNAConfig, traits: Traits, mask: Program, score: P
     out = "*fp32" if traits.partial else f"*{config.dtype}"
     signature = {
         **dict.fromkeys(("q_ptr", "k_ptr", "v_ptr"), f"*{config.dtype}"),
-        "indices": ("*i32",) * _INDICES[traits.sequence],
+        "indices": _INDICES[traits.sequence],
         "scale": "fp32",
-        "strides": ("i32",) * STRIDES,
-        "shape": ("i32",) * SHAPE,
+        "strides": _STRIDES,
+        "shape": _SHAPE,
         "mask_args": tensor_signature(mask, config.arch),
         "score_args": tensor_signature(score, config.arch),
         "sinks_ptr": "*fp32",
@@ -39,7 +39,7 @@ def attention_source(config: CDNAConfig, traits: Traits, mask: Program, score: P
     keep, span, score_function = modifier_functions(mask, score, CDNA)
     keeps = () if keep is None else keep_functions(mask)
     constants = {"config": config, "functions": (keeps, span, score_function), "traits": traits}
-    # 16-byte vectors need pointers that are known to be aligned; strides come in units of 8 elements, which says it.
+    # 16-byte vectors need pointers that are known to be aligned; strides in runs of 8 elements keep the alignment.
     pointers = ("q_ptr", "k_ptr", "v_ptr", "o_ptr")
     names = list(signature)
     return GluonASTSource(attention_kernel, signature, constants, {(names.index(p),): _HINTS for p in pointers})
@@ -59,15 +59,15 @@ def keep_functions(mask: Program) -> tuple[Any, ...]:
 
 
 def combine_source(config: CDNAConfig, traits: Traits) -> Any:
-    """The kernel that adds the parts which `attention_source` wrote with these arguments."""
+    """The kernel that combines the parts of `attention_source` with these arguments."""
     signature = {
         **dict.fromkeys(("o_parts", "lse_parts"), "*fp32"),
         "o_ptr": f"*{config.dtype}",
         "lse_ptr": "*fp32",
         "sinks_ptr": "*fp32",
-        "indices": ("*i32",) * _INDICES[traits.sequence],
-        "strides": ("i32",) * STRIDES,
-        "shape": ("i32",) * SHAPE,
+        "indices": _INDICES[traits.sequence],
+        "strides": _STRIDES,
+        "shape": _SHAPE,
         **dict.fromkeys(("config", "traits"), "constexpr"),
     }
     return GluonASTSource(

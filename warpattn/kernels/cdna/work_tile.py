@@ -1,9 +1,9 @@
-"""Where a workgroup works: its tile of rows, the lengths of its sequence, and where its tensors begin.
+"""The work of a workgroup: its tile of rows, the lengths of its sequence, and the addresses of its tensors.
 
       workgroup ──XCD──▶ number ──▶ (batch, key head) ──▶ query tile, longest first ──▶ query heads of the key head
 
 Ragged sequences start at row cu_q[b] and key cu_k[b]; paged ones have lengths[b] keys in the pages of block_table[b].
-Workgroups past the last row of a sequence have nothing to do: the grid fits the longest one.
+The grid has as many workgroups for every sequence as the longest one needs; those past a sequence's last row exit.
 """
 
 from triton.experimental import gluon
@@ -18,29 +18,16 @@ from .layouts import product_layout
 
 @gluon.aggregate
 class Tensors:
-    """Tensors in DRAM; strides in units of 8 elements, int32: (batch or page, row, head) of q, k, v, o in turn."""
+    """Tensors in DRAM."""
 
     q: gl.tensor
     k: gl.tensor
     v: gl.tensor
     o: gl.tensor
-    lse: gl.tensor  # fp32; its strides, in elements, (batch, head) at the end of `strides`
+    lse: gl.tensor  # fp32
     sinks: gl.tensor  # fp32 (heads_q,)
-    indices: gl.tuple  # () | (cu_q, cu_k) | (block_table, lengths)
-    strides: gl.tuple
-
-
-@gluon.aggregate
-class Shape:
-    """Integers of a launch."""
-
-    seq_q: gl.tensor  # dense: queries, else the most that a sequence has
-    seq_k: gl.tensor  # dense: keys; paged: entries of a row of the block table
-    heads_kv: gl.tensor
-    group: gl.tensor  # query heads per key head
-    m_tiles: gl.tensor  # query tiles of the longest sequence
-    tiles: gl.tensor  # workgroups
-    partitions: gl.tensor
+    indices: gl.tuple  # () | RaggedIndices | PagedIndices, see `config`
+    strides: gl.tuple  # Strides
 
 
 @gluon.aggregate
@@ -50,7 +37,7 @@ class Lengths:
 
 
 @gluon.aggregate
-class Place:
+class WorkTile:
     """One workgroup's work: `rows.h` is the first query head, `rows.row` the first token."""
 
     rows: Tile
@@ -62,7 +49,7 @@ class Place:
 
 
 @gluon.jit
-def find_place(tensors, shape, config: gl.constexpr, traits: gl.constexpr):
+def find_work(tensors, shape, config: gl.constexpr, traits: gl.constexpr):
     """The work of this workgroup."""
     number = tile_of_workgroup(gl.program_id(0), shape.tiles)
     packs = (shape.group + config.pack - 1) // config.pack
@@ -76,43 +63,43 @@ def find_place(tensors, shape, config: gl.constexpr, traits: gl.constexpr):
     rows = Tile(b, h, row)
     none = gl.to_tensor(0).to(gl.int64)
     if traits.sequence == "ragged":
-        q_start = gl.load(tensors.indices[0] + b)
-        k_start = gl.load(tensors.indices[1] + b)
-        seq_q = gl.load(tensors.indices[0] + b + 1) - q_start
-        seq_k = gl.load(tensors.indices[1] + b + 1) - k_start
+        q_start = gl.load(tensors.indices.cu_q + b)
+        k_start = gl.load(tensors.indices.cu_k + b)
+        seq_q = gl.load(tensors.indices.cu_q + b + 1) - q_start
+        seq_k = gl.load(tensors.indices.cu_k + b + 1) - k_start
         lengths = Lengths(seq_q, seq_k)
-        return Place(rows, lengths, q_start.to(gl.int64), k_start.to(gl.int64), gl.to_tensor(0), kv_head)
+        return WorkTile(rows, lengths, q_start.to(gl.int64), k_start.to(gl.int64), gl.to_tensor(0), kv_head)
     elif traits.sequence == "paged":
-        return Place(rows, Lengths(shape.seq_q, gl.load(tensors.indices[1] + b)), none, none, b, kv_head)
+        return WorkTile(rows, Lengths(shape.seq_q, gl.load(tensors.indices.lengths + b)), none, none, b, kv_head)
     else:
-        return Place(rows, Lengths(shape.seq_q, shape.seq_k), none, none, b, kv_head)
+        return WorkTile(rows, Lengths(shape.seq_q, shape.seq_k), none, none, b, kv_head)
 
 
 @gluon.jit
-def kv_sources(tensors, shape, place, traits: gl.constexpr):
+def kv_sources(tensors, shape, work, traits: gl.constexpr):
     """(K, V) of the work's key head."""
     table = tensors.q.to(gl.pointer_type(gl.int32))
     if traits.sequence == "paged":
-        table = tensors.indices[0] + place.rows.b.to(gl.int64) * shape.seq_k
-    k = kv_source(tensors.k, tensors.strides, 3, place, table, traits)
-    return k, kv_source(tensors.v, tensors.strides, 6, place, table, traits)
+        table = tensors.indices.block_table + work.rows.b.to(gl.int64) * shape.seq_k
+    k = kv_source(tensors.k, tensors.strides.k, work, table, traits)
+    return k, kv_source(tensors.v, tensors.strides.v, work, table, traits)
 
 
 @gluon.jit
-def stride(strides, at: gl.constexpr):
-    """Stride number `at` in elements, int64 and known to be a multiple of 8."""
-    return strides[at].to(gl.int64) * 8
+def elements(runs):
+    """A stride in elements, int64 and known to be a multiple of 8, from one in runs of 8."""
+    return runs.to(gl.int64) * 8
 
 
 @gluon.jit
-def kv_source(base, strides, at: gl.constexpr, place, table, traits: gl.constexpr):
-    """Keys or values, whose three strides begin at number `at`."""
-    outer = stride(strides, at)
-    row = stride(strides, at + 1)
-    base = base + place.kv_head.to(gl.int64) * stride(strides, at + 2) + place.k_start * row
+def kv_source(base, strides, work, table, traits: gl.constexpr):
+    """Keys or values with these `RowStrides`."""
+    outer = elements(strides.outer)
+    row = elements(strides.row)
+    base = base + work.kv_head.to(gl.int64) * elements(strides.head) + work.k_start * row
     if traits.sequence != "paged":
-        base = base + place.batch.to(gl.int64) * outer
-    return KVSource(base, row, outer, table, place.lengths.seq_k, traits.page_size)
+        base = base + work.batch.to(gl.int64) * outer
+    return KVSource(base, row, outer, table, work.lengths.seq_k, traits.page_size)
 
 
 @gluon.jit
@@ -122,59 +109,59 @@ def tile_rows(layout: gl.constexpr, config: gl.constexpr):
 
 
 @gluon.jit
-def row_places(shape, place, r, config: gl.constexpr):
+def rows_of(shape, work, r, config: gl.constexpr):
     """(token, query head, whether there is such a row) of rows `r` of a tile."""
     if config.pack == 1:
-        token = place.rows.row + r
-        return token, gl.full_like(r, 0) + place.rows.h, token < place.lengths.seq_q
+        token = work.rows.row + r
+        return token, gl.full_like(r, 0) + work.rows.h, token < work.lengths.seq_q
     else:
         tokens: gl.constexpr = config.block_m // config.pack
-        token = place.rows.row + r // config.pack
-        head = place.rows.h + r % config.pack
-        end = (place.kv_head + 1) * shape.group
-        return token, head, (token < place.lengths.seq_q) & (r < tokens * config.pack) & (head < end)
+        token = work.rows.row + r // config.pack
+        head = work.rows.h + r % config.pack
+        end = (work.kv_head + 1) * shape.group
+        return token, head, (token < work.lengths.seq_q) & (r < tokens * config.pack) & (head < end)
 
 
 @gluon.jit
-def first_place(tensors, place, at: gl.constexpr):
-    """int64 elements from the first of q (at 0) or o (at 9) to the tile's first."""
-    row = place.q_start + place.rows.row.to(gl.int64)
-    outer = place.batch.to(gl.int64) * stride(tensors.strides, at)
-    head = place.rows.h.to(gl.int64) * stride(tensors.strides, at + 2)
-    return outer + row * stride(tensors.strides, at + 1) + head
+def tile_offset(strides, work):
+    """int64 elements from the first of q or o, with these `RowStrides`, to the tile's first."""
+    row = work.q_start + work.rows.row.to(gl.int64)
+    outer = work.batch.to(gl.int64) * elements(strides.outer)
+    head = work.rows.h.to(gl.int64) * elements(strides.head)
+    return outer + row * elements(strides.row) + head
 
 
 @gluon.jit
-def packed_offsets(tensors, place, token, head, at: gl.constexpr):
-    """int64 elements from the tile's first to those of its rows, whose heads may be far apart."""
-    rows = (token - place.rows.row).to(gl.int64) * stride(tensors.strides, at + 1)
-    return rows + (head - place.rows.h).to(gl.int64) * stride(tensors.strides, at + 2)
+def packed_offsets(strides, work, token, head):
+    """int64 elements from the tile's first to the first of each of its rows, whose heads may be far apart."""
+    rows = (token - work.rows.row).to(gl.int64) * elements(strides.row)
+    return rows + (head - work.rows.h).to(gl.int64) * elements(strides.head)
 
 
 @gluon.jit
-def load_queries(tensors, shape, place, layout: gl.constexpr, config: gl.constexpr):
-    """Q [M, D] of the tile as an operand; zeros where there is none."""
+def load_queries(tensors, shape, work, layout: gl.constexpr, config: gl.constexpr):
+    """Q [M, D] of the tile as an operand; zeros in rows and columns that do not exist."""
     r = tile_rows(layout, config)
-    token, head, inside = row_places(shape, place, r, config)
+    token, head, inside = rows_of(shape, work, r, config)
     cols = gl.arange(0, config.padded_qk, gl.SliceLayout(0, layout))[None, :]
     mask = inside[:, None]
     if config.dim_qk < config.padded_qk:
         mask = mask & (cols < config.dim_qk)
-    base = tensors.q + first_place(tensors, place, 0)
+    base = tensors.q + tile_offset(tensors.strides.q, work)
     if config.pack == 1:
-        return buffer_load(base, (r * (tensors.strides[1] * 8))[:, None] + cols, mask=mask)
+        return buffer_load(base, (r * (tensors.strides.q.row * 8))[:, None] + cols, mask=mask)
     else:
-        at = packed_offsets(tensors, place, token, head, 0)
+        at = packed_offsets(tensors.strides.q, work, token, head)
         return gl.load(base + at[:, None] + cols, mask=mask, other=0.0)
 
 
 @gluon.jit
-def element_rows(shape, place, config: gl.constexpr):
+def score_rows(shape, work, config: gl.constexpr):
     """(tile with query heads [M, 1] or one, positions [M, 1]) of the scores' rows for masks and scores."""
     layout: gl.constexpr = product_layout(config)
-    token, head, _ = row_places(shape, place, tile_rows(layout, config), config)
-    q = token[:, None] + place.lengths.seq_k - place.lengths.seq_q
+    token, head, _ = rows_of(shape, work, tile_rows(layout, config), config)
+    q = token[:, None] + work.lengths.seq_k - work.lengths.seq_q
     if config.pack == 1:
-        return place.rows, q
+        return work.rows, q
     else:
-        return Tile(place.rows.b, head[:, None], place.rows.row), q
+        return Tile(work.rows.b, head[:, None], work.rows.row), q

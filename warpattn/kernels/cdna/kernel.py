@@ -1,0 +1,82 @@
+"""Entry functions of gfx942 and gfx950: attention by four waves on one tile of rows, and the combination of parts.
+
+Prefill and decode are one kernel with different configs: 32 x 32 MFMA and waves side by side along the rows; or 16 x 16
+MFMA, waves along the keys, the heads of a group packed into the rows, and the keys split into partitions.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from ..pieces.modifiers import Modifiers
+from .attend import attend
+from .epilogue import combine_parts
+from .work_tile import Tensors, find_work
+
+
+@gluon.aggregate
+class Context:
+    """What every step of a workgroup reads."""
+
+    tensors: Tensors
+    shape: gl.tuple  # Shape, see `config`
+    mods: Modifiers  # without its `keep`: see `keeps`
+    scale: gl.tensor  # softmax scale, fp32
+    keeps: gl.tuple  # the mask's conditions, (of an element, of a tile or None) each, see `signature.keep_functions`
+    config: gl.constexpr
+    traits: gl.constexpr
+
+
+@gluon.jit
+def attention_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    indices,
+    scale,
+    strides,
+    shape,
+    mask_args,
+    score_args,
+    sinks_ptr,
+    o_ptr,
+    lse_ptr,
+    config: gl.constexpr,
+    functions: gl.constexpr,
+    traits: gl.constexpr,
+):
+    """Attention forward. `indices`, `strides` and `shape` are the named tuples of `config`; `functions` is
+    (conditions of the mask, span, score), see `signature.keep_functions`.
+
+    Grid: (tiles, partitions). With `traits.partial`, o and lse are workspace: [partitions * tiles, M, padded Dv] and
+    [partitions * tiles, M], fp32.
+
+    Arguments that are used after the loop are last: the first ones (14 scalars on gfx942, 8 on gfx950) are loaded
+    before the kernel begins and held until their last use, all others are loaded at their use.
+    """
+    tensors = Tensors(q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, sinks_ptr, indices, strides)
+    mods = Modifiers(None, functions[1], functions[2], mask_args, score_args)
+    ctx = Context(tensors, shape, mods, scale, functions[0], config, traits)
+    work = find_work(tensors, shape, config, traits)
+    if work.rows.row < work.lengths.seq_q:
+        attend(ctx, work)
+
+
+@gluon.jit
+def combine_kernel(
+    o_parts,
+    lse_parts,
+    o_ptr,
+    lse_ptr,
+    sinks_ptr,
+    indices,
+    strides,
+    shape,
+    config: gl.constexpr,
+    traits: gl.constexpr,
+):
+    """Combine the parts of a tile. Grid: (tiles, blocks of `config.combine_rows` rows); arguments as in
+    `attention_kernel`."""
+    tensors = Tensors(o_ptr, o_ptr, o_ptr, o_ptr, lse_ptr, sinks_ptr, indices, strides)
+    work = find_work(tensors, shape, config, traits)
+    if work.rows.row < work.lengths.seq_q:
+        combine_parts(tensors, shape, work, o_parts, lse_parts, config, traits)
