@@ -159,7 +159,8 @@ class RingFeed:
     def start(self, span, first):
         """Start the DMA of the first tiles."""
         pages = self.pages(first_key(span, first, self.k_source.keys, self.config))
-        for i in gl.static_range(self.config.tiles_ahead):
+        ahead: gl.constexpr = self.config.tiles_ahead
+        for i in gl.static_range(ahead):
             after = self.pages(first_key(span, first + i + 1, self.k_source.keys, self.config))
             self.load(first_key(span, first + i, self.k_source.keys, self.config), i, pages)
             pages = after
