@@ -43,7 +43,7 @@ ALLOWED: dict[str, set[str]] = {
     "kernels.topology": set(),
     "kernels.pieces": {"errors", "language", "problem", "kernels.topology"},
     "kernels.nvidia": {"errors", "problem", *PIECES},
-    "kernels.amd": PIECES,
+    "kernels.amd": {"problem", *PIECES},
     "kernels.cache": HOST | PIECES,
     "kernels.sm90": NVIDIA,
     "kernels.sm100": NVIDIA,
