@@ -20,6 +20,7 @@ from warpattn.kernels.cdna.select import prefill_config
 from warpattn.machine_code import gcn
 from warpattn.masks import Full
 from warpattn.problem import Call, validate
+from warpattn.problem.arch import triton_target
 from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands
 from warpattn.runtime.simulate import Options, run_launch
@@ -67,9 +68,8 @@ def simulated(kind: str, arch: str) -> Report:
 def compiled(step: Launch) -> Any:
     """Triton's kernel of a step, with its machine code."""
     import triton
-    from triton.backends.compiler import GPUTarget
 
-    return triton.compile(step.source(), target=GPUTarget("hip", step.arch, 64), options=dict(step.options))
+    return triton.compile(step.source(), target=triton_target(step.arch), options=dict(step.options))
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Nodes: what a traced mask or score is made of, and the identity of a recorded program.
+"""Nodes of traced masks and scores, the identity of a recorded program, and what its outputs read.
 
 A node is a tuple `(op, dtype, *args)`, dtype one of "bool", "int", "float", each argument a node except in
     ("const", dtype, number)   ("sym", dtype, name)   ("load", dtype, slot, *index nodes)
@@ -109,7 +109,7 @@ def postorder(roots: tuple[Node, ...]) -> list[Node]:
 
 
 def make(op: str, dtype: str, *args: Any) -> Node:
-    """The node as written; inside a trace, the one object that stands for it."""
+    """The node as written; inside a trace, the one object for all equal nodes."""
     node = (op, dtype, *args)
     recorder = running.get()
     if recorder is None:

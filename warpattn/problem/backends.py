@@ -1,4 +1,4 @@
-"""The names of backends, which one a device gets, and what the kernels of each take."""
+"""The names of backends, the backend of a device, and the limits of each backend's kernels."""
 
 from __future__ import annotations
 
@@ -6,23 +6,25 @@ from dataclasses import dataclass
 
 import torch
 
+from warpattn.problem.element import BF16, FP16
+
 __all__ = ["BACKENDS", "KERNEL_DTYPES", "LATENT", "LATENT_TOKENS", "LIMITS", "NEEDS", "USE_REFERENCE",
            "Limits", "chip_of"]  # fmt: skip
 
-# What a device must be for the kernels of an architecture.
+# The device that the kernels of an architecture need.
 NEEDS = {
     "sm90": "CUDA capability 9.0",
     "sm100": "CUDA capability 10.0",
     "gfx942": "an AMD gfx942",
     "gfx950": "an AMD gfx950",
 }
-KERNEL_DTYPES = (torch.float16, torch.bfloat16)
+KERNEL_DTYPES = (FP16.dtype, BF16.dtype)
 USE_REFERENCE = 'use backend="reference"'
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the kernels of one architecture take; head dims are multiples of 8."""
+    """Limits of the kernels of one architecture; head dims are multiples of 8."""
 
     kinds: tuple[str, ...]  # of sequences
     max_dim: int
@@ -43,14 +45,14 @@ BACKENDS = ("auto", "reference", *NEEDS, *(f"simulate:{arch}" for arch in LIMITS
 
 @dataclass(frozen=True)
 class Chip:
-    """The architecture of a device, None if there are no kernels for it; and the device in the maker's words."""
+    """The architecture of a device, None if there are no kernels for it; and the maker's name of the device."""
 
     arch: str | None
     words: str
 
 
 def chip_of(device: torch.device) -> Chip:
-    """What kind of GPU a device is. ROCm's devices are called "cuda", too, and gfx90a says that it is a 9.0."""
+    """The chip of a device. ROCm also calls its devices "cuda", and reports capability 9.0 for gfx90a."""
     if device.type != "cuda":
         return Chip(None, "")
     if torch.version.hip is not None:

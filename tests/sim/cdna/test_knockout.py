@@ -11,12 +11,12 @@ import pytest
 
 pytest.importorskip("triton")
 
-from triton.backends.compiler import GPUTarget
 
 from tests.sim.cdna.calls import ARCHS, Case, decode_choice, outputs, paged, prefill_choice, ragged, ready_of
 from warpattn.kernels.cdna.launch import launches_of_choice
 from warpattn.masks import Causal
 from warpattn.problem import Call
+from warpattn.problem.arch import triton_target
 from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands, fitted
 from warpattn.sim import Report, knock_out, loosen_waits, simulate
@@ -54,7 +54,7 @@ class Bench:
 
 
 def launch_kernel(step: Launch) -> Any:
-    return to_ttgir(step.source(), GPUTarget("hip", step.arch, 64), dict(step.options))
+    return to_ttgir(step.source(), triton_target(step.arch), dict(step.options))
 
 
 def dense(arch: str, kind: str, **changes: Any) -> Bench:

@@ -11,7 +11,6 @@ pytest.importorskip("triton")
 
 import torch
 import triton
-from triton.backends.compiler import GPUTarget
 
 from tests.drawn import drawn, each_once
 from tests.sim.cdna.calls import ARCHS, Case, outputs, paged, prefill_choice, ready_of
@@ -22,6 +21,7 @@ from warpattn.kernels.cdna.launch import launches_of_choice
 from warpattn.machine_code.gcn import Summary, check_copies, check_loads, read, summary
 from warpattn.masks import Causal, Chunked, CustomMask, Document, Full, Materialized, Padding, Prefix, SlidingWindow
 from warpattn.problem import Call
+from warpattn.problem.arch import triton_target
 from warpattn.problem.launch import Choice
 from warpattn.problem.operands import Operands, fitted
 from warpattn.scores import ALiBi, SoftCap
@@ -44,7 +44,7 @@ def build(call: Call, arch: str, choice: Choice | None = None) -> Built:
     step = launches_of_choice(
         ready, fitted(Operands(*given, *outputs(call, ready), call.sinks)), call.sequence, choice
     )[0]
-    kernel: Any = triton.compile(step.source(), target=GPUTarget("hip", arch, 64), options=dict(step.options))
+    kernel: Any = triton.compile(step.source(), target=triton_target(arch), options=dict(step.options))
     text = kernel.asm["amdgcn"]
     return Built(step.key[0], text, summary(text, kernel.metadata.shared))
 

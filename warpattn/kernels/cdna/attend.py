@@ -54,8 +54,7 @@ def partition_of(ctx, work, total):
 
 @gluon.jit
 def visible_scores(ctx, s, work, key, masked):
-    """Scores [M, N] from key `key` on after the score function and, if the tile is `masked`, the mask and the end of
-    the keys."""
+    """Scores [M, N] from key `key` on after the score function and, in a `masked` tile, the mask and the last key."""
     config: gl.constexpr = ctx.config
     layout: gl.constexpr = product_layout(config)
     k = (key + gl.arange(0, config.block_n, gl.SliceLayout(0, layout)))[None, :]

@@ -1,7 +1,7 @@
 """Online softmax in base 2 over tiles of scores in MFMA accumulators.
 
-The state of a row is its maximum `m` (unscaled scores) and the sum `l` of exp2(c * s - c * m), c = scale * log2(e). A
-row lies in two (32 x 32 MFMA) or four lanes (16 x 16), so reductions are mostly within a lane.
+The state of a row is its maximum `m` (unscaled scores) and the sum `l` of exp2(c * s - c * m), c = scale * log2(e). Two
+(32 x 32 MFMA) or four lanes (16 x 16) hold a row, so reductions are mostly within a lane.
 """
 
 from triton.experimental import gluon
@@ -18,14 +18,14 @@ class RowState:
 
 @gluon.jit
 def softmax_start(rows: gl.constexpr, layout: gl.constexpr):
-    """Rows that have seen nothing; `layout` is that of the scores."""
+    """The state before the first tile; `layout` is that of the scores."""
     m = gl.full([rows], -float("inf"), gl.float32, gl.SliceLayout(1, layout))
     return RowState(m, gl.zeros_like(m))
 
 
 @gluon.jit
 def softmax_step(state, s, c):
-    """Next tile: (state, p, alpha); what was accumulated is to be multiplied by `alpha` [M]. Hidden scores are -inf."""
+    """Next tile: (state, p, alpha); the caller multiplies its accumulator by `alpha` [M]. Hidden scores are -inf."""
     m = gl.maximum(state.m, gl.max(s, 1))
     mc = exponent(m, c)
     alpha = gl.exp2(exponent(state.m, c) - mc)

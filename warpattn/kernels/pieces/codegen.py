@@ -49,7 +49,7 @@ def tanh(x):
 
 
 class Arithmetic(NamedTuple):
-    """The Gluon functions of an architecture for what takes it several instructions."""
+    """The Gluon functions of an architecture for operations of several instructions."""
 
     tanh: Any
     floor_div: Any

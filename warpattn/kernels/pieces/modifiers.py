@@ -1,6 +1,6 @@
-"""Masks and scores inside a kernel: the compiled index functions and where they are called.
+"""Masks and scores inside a kernel: the compiled index functions and their calls.
 
-`Modifiers` carries the functions that `emit` generated from a mask and a score, with their captured tensors. Query
+`Modifiers` carries the functions that `codegen` generated from a mask and a score, with their captured tensors. Query
 indices are positions in key coordinates (row + len_k - len_q), as everywhere in the project.
 """
 

@@ -1,4 +1,4 @@
-"""What a kernel is told about a mask and a score before it is compiled: types of captured tensors, and functions."""
+"""Compile-time parameters of masks and scores: types of captured tensors, and the functions."""
 
 from warpattn.errors import AttentionError
 from warpattn.language.nodes import SPAN, Node, Program, reads
@@ -25,7 +25,7 @@ _ALL_KEYS: tuple[Node, ...] = (*[("const", "int", 0)] * 3, ("sym", "int", "len_k
 
 
 def packed_span(mask: Program) -> Program:
-    """The mask's program for a tile that holds several heads: one span for all, so every key if it asks for the head.
+    """The mask's program for a tile that holds several heads: one span for all of them, every key if it reads the head.
 
     `keep` still decides about each key.
     """

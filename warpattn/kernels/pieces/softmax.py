@@ -5,7 +5,7 @@ a base-2 exponent, so that p = exp2(c * s - c * m) is one fused multiply-add and
 
 Two things keep the work beside the tensor core short. The reference is lazy: it moves only when a score of the warp
 exceeds it by more than 2^8, so that p stays below 256 and the accumulator is almost never rescaled (FlashAttention-4,
-arXiv 2603.05451). And rows are not reduced across lanes: in an accumulator each row lies in a quad of four lanes,
+arXiv 2603.05451). And rows are not reduced across lanes: an accumulator spreads a row over a quad of four lanes,
 columns 8 j + 2 lane + {0, 1}, so a [M, N] tile is seen as [M, N/8, 4, 2] and the state as [M, 4], one value a lane;
 `m` is equal in the four, `l` is summed over them once at the end.
 """
@@ -35,7 +35,7 @@ def softmax_start(s, c):
 
 @gluon.jit
 def softmax_step(state, s, c):
-    """Next tile: (state, p, moved, alpha). If `moved`, what was accumulated is to be multiplied by `alpha` [M, 4]."""
+    """Next tile: (state, p, moved, alpha). If `moved`, the caller multiplies its accumulator by `alpha` [M, 4]."""
     quads = as_quads(s)
     top = lane_max(quads)
     moved = warp_any(top * c, state.m * c + HEADROOM)
@@ -116,7 +116,7 @@ def pack(quads, dtype: gl.constexpr):
 
 @gluon.jit
 def unpack(pairs, dtype: gl.constexpr):
-    """[M, N/8, 4] pairs as an [M, N] tensor of `dtype`; no instruction comes of it."""
+    """[M, N/8, 4] pairs as an [M, N] tensor of `dtype`; it compiles to no instruction."""
     even, odd = gl.inline_asm_elementwise(
         "mov.b32 {$0, $1}, $2;", "=h,=h,r", [pairs], (gl.int16, gl.int16), is_pure=True, pack=1
     )
