@@ -25,7 +25,7 @@ from warpattn.cli.request import Request
 from warpattn.errors import AttentionError
 from warpattn.problem import validate
 from warpattn.problem.backends import LIMITS, chip_of
-from warpattn.runtime import kernel_cache as artifacts
+from warpattn.runtime import cache_folder
 from warpattn.runtime.plan import plan
 
 OK, ABSENT, PROBLEM = "ok", "absent", "problem"
@@ -120,20 +120,44 @@ def usable_cards() -> Iterator[torch.device]:
 
 def kernel_cache() -> Iterator[Finding]:
     """The folder where compiled kernels are kept, and Triton's own."""
-    yield cache_finding(artifacts.folder())
+    yield cache_finding(cache_folder.folder())
+    if version_of("triton") is not None:
+        yield triton_folder_finding(triton_folder())
 
 
 def cache_finding(folder: Path | None) -> Finding:
     """A folder of kernels: how many, and whether more can be written."""
     if folder is None:
         return Finding("kernels", "-", PROBLEM, "no home folder: set WARPATTN_CACHE_DIR, or every process compiles")
-    files = [path.stat().st_size for path in folder.glob("*/*.kernel")] if folder.is_dir() else []
+    held = cache_folder.look(folder)
+    note = f"{held.kernels} compiled, {held.size / 2**20:.1f} MiB"
+    if not is_writable(folder):
+        return Finding("kernels", str(folder), PROBLEM, f"{note}; cannot be written")
+    return Finding("kernels", str(folder), OK, note)
+
+
+def triton_folder() -> Path | None:
+    """Where Triton writes while it compiles; None without a home folder."""
+    given, home = os.environ.get("TRITON_CACHE_DIR"), os.environ.get("TRITON_HOME")
+    if given:
+        return Path(given)
+    try:
+        return (Path(home) if home else Path.home()) / ".triton" / "cache"
+    except RuntimeError:
+        return None
+
+
+def triton_folder_finding(folder: Path | None) -> Finding:
+    """Triton's own folder, without which it does not compile."""
+    if folder is None or not is_writable(folder):
+        return Finding("triton's files", str(folder or "-"), PROBLEM, "cannot be written: set TRITON_CACHE_DIR")
+    return Finding("triton's files", str(folder), OK)
+
+
+def is_writable(folder: Path) -> bool:
+    """Whether files can be made in a folder, or the folder can be made."""
     there = next(path for path in (folder, *folder.parents) if path.exists())
-    writable = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
-    note = f"{len(files)} compiled, {sum(files) / 2**20:.1f} MiB"
-    return Finding(
-        "kernels", str(folder), OK if writable else PROBLEM, note if writable else f"{note}; cannot be written"
-    )
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
 
 
 def frameworks() -> Iterator[Finding]:

@@ -17,6 +17,7 @@ from warpattn.problem import CheckedCall
 from warpattn.problem.arch import triton_target
 from warpattn.problem.launch import Launch
 from warpattn.problem.operands import Operands, fitted, without_keys
+from warpattn.runtime.compiler import refusals_named
 from warpattn.runtime.kernel_cache import require_triton
 from warpattn.runtime.plan import list_launches
 from warpattn.sequences import Dense, Sequence
@@ -89,5 +90,6 @@ def _kernel(launch: Launch) -> Any:
     key = (launch.name, launch.arch, launch.key)
     if key not in _compiled:
         require_triton()
-        _compiled[key] = to_ttgir(launch.source(), triton_target(launch.arch), dict(launch.options))
+        with refusals_named(launch.name):
+            _compiled[key] = to_ttgir(launch.source(), triton_target(launch.arch), dict(launch.options))
     return _compiled[key]

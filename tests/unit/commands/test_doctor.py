@@ -92,6 +92,16 @@ def test_the_folder_of_kernels(tmp_path):
     assert doctor.cache_finding(None).state == doctor.PROBLEM
 
 
+def test_the_folder_of_triton(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "t"))
+    assert doctor.triton_folder_finding(doctor.triton_folder()).state == doctor.OK
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+    monkeypatch.setenv("TRITON_HOME", str(tmp_path / "file"))
+    found = doctor.triton_folder_finding(doctor.triton_folder())
+    assert found.state == doctor.PROBLEM and "set TRITON_CACHE_DIR" in found.note
+
+
 def test_versions_of_what_is_installed():
     assert torch.__version__.startswith(doctor.version_of("torch").split("+")[0])
     assert doctor.version_of("no-such-thing") is None
