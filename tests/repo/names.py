@@ -1,9 +1,10 @@
-"""Which files, folders and modules a text names, and which of them do not exist.
+"""Which files, folders, modules and names in code a text has, and which of them do not exist.
 
     `warpattn/problem/rules.py`  `pieces/span.py`  `kernels/nvidia`  `prefill/{load,attend}.py`  `<arch>/layouts.py`
     `warpattn.sim`  `warpattn.machine_code.gcn`  `warpattn.sim.knock_out`
 
-A path may leave out what comes before it, as long as it is the end of some file's or folder's path.
+A path may leave out its beginning, as long as it is the end of some file's or folder's path. A name in code is what
+stands in backticks with an underscore or with two capital letters in it: it has to occur in some source.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ _FILE = re.compile(r"(?<![\w/.:<>-])(?:\.\./)*([\w./{},*<>-]*[\w}*]\.py)\b(?!\.)
 _QUOTED = re.compile(r"`([\w.{},*<>-]+/[\w./{},*<>-]*)`")
 _ANY = re.compile(r"<\w+>")
 _MODULE = re.compile(r"(?<![\w/@.])warpattn((?:\.[A-Za-z_]\w*)+)")
+_NAME = re.compile(r"`([A-Za-z_][\w.]*)(?:\([^`]*\))?`")
+_OF_CODE = re.compile(r"\w+_\w*|[A-Z]+[a-z]+[A-Z]\w*")
 _BRACES = re.compile(r"\{([^{}]*)\}")
 
 
@@ -35,6 +38,14 @@ def missing(text: str, files: Iterable[str], root: Path) -> Iterator[str]:
     for found in dict.fromkeys(_MODULE.findall(text)):
         if not _defined(found.strip(".").split("."), known, root):
             yield f"warpattn{found} is no module, and no name in one"
+
+
+def unknown(text: str, source: str) -> Iterator[str]:
+    """One sentence for every name in code that `source` does not have."""
+    words = set(re.findall(r"\w+", source))
+    for found in dict.fromkeys(_NAME.findall(text)):
+        parts = [part for part in found.split(".") if _OF_CODE.fullmatch(part)]
+        yield from (f"{found}: no source has {part}" for part in parts if part not in words)
 
 
 def spelled_out(name: str) -> list[str]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.repo.names import missing, spelled_out
+from tests.repo.names import missing, spelled_out, unknown
 from tests.repo.test_repository import FILES, ROOT
 
 # The changelog says what has moved, and notes name options and files of their time.
@@ -15,6 +15,31 @@ TEXTS = [name for name in FILES if name.endswith(".md") and name not in {"CHANGE
 def test_what_a_text_names_exists(name):
     found = list(missing((ROOT / name).read_text(), FILES, ROOT))
     assert not found, "\n".join(["", *found])
+
+
+SOURCES = [name for name in FILES if name.endswith((".py", ".toml", ".yml")) or name == "Makefile"]
+OTHERS = {"scaled_upcast", "scaled_downcast"}  # operations of Triton that the simulator does not know
+OTHERS |= {"flat_", "v_permlane"}  # beginnings of AMD's instructions
+
+
+@pytest.fixture(scope="module")
+def source() -> str:
+    return "\n".join((ROOT / name).read_text() for name in SOURCES) + " ".join(OTHERS)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_names_in_code_occur_in_code(name, source):
+    found = list(unknown((ROOT / name).read_text(), source))
+    assert not found, "\n".join(["", *found])
+
+
+def test_names_in_code():
+    source = "def keep_it(): return DecodePlan"
+    assert not list(unknown("`keep_it(x)` makes a `DecodePlan` of words like `keep`", source))
+    assert list(unknown("`drop_it`, `PrefillPlan`", source)) == [
+        "drop_it: no source has drop_it",
+        "PrefillPlan: no source has PrefillPlan",
+    ]
 
 
 FEW = ["warpattn/__init__.py", "warpattn/masks/base.py", "tests/unit/few/test_b.py"]
