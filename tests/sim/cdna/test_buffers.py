@@ -7,8 +7,9 @@ pytest.importorskip("triton")
 
 from tests.sim.builds import poison, run
 from tests.sim.cdna.calls import ARCHS, SCHEDULES, Case, check, prefill_choice
+from tests.sim.cdna.counts import outstanding, vm_instructions
 from tests.sim.cdna.kernels import order_kernel
-from warpattn.kernels.amd.kv_config import KINDS, KVBufferConfig, outstanding
+from warpattn.kernels.amd.kv_config import KINDS, KVBufferConfig
 from warpattn.masks import Causal, Full
 
 both = pytest.mark.parametrize("arch", ARCHS)
@@ -52,9 +53,9 @@ def test_tiles_of_the_specification(operand, tile, axis, second):
 def test_instructions_per_load():
     """Section 5.3: a 32 x 32 tile takes two instructions of 1 KiB with 16 bytes a lane, four times as many with 4."""
     wide = KVBufferConfig("K", "ring", "gfx950", 64, 128, 128, 128, 2, 4)
-    assert wide.vm_instrs_per_load == 2 * (64 * 128) // (32 * 32) // 4
+    assert vm_instructions(wide) == 2 * (64 * 128) // (32 * 32) // 4
     narrow = KVBufferConfig("K", "ring", "gfx942", 64, 128, 128, 128, 2, 4)
-    assert narrow.vm_instrs_per_load == 4 * wide.vm_instrs_per_load
+    assert vm_instructions(narrow) == 4 * vm_instructions(wide)
     assert outstanding(wide, wide) == 8 and outstanding(*[narrow] * 5) == 63, "vmcnt has 6 bits"
 
 

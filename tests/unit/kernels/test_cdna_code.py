@@ -14,8 +14,9 @@ import triton
 
 from tests.drawn import drawn, each_once
 from tests.sim.cdna.calls import ARCHS, Case, outputs, paged, prefill_choice, ready_of
+from tests.sim.cdna.counts import outstanding, vm_instructions
 from tests.sim.sm90.mla import Latent, tensors
-from warpattn.kernels.amd.kv_config import KINDS, outstanding
+from warpattn.kernels.amd.kv_config import KINDS
 from warpattn.kernels.cdna.config import CDNAConfig
 from warpattn.kernels.cdna.launch import launches_of_choice
 from warpattn.machine_code.gcn import Summary, check_copies, check_loads, read, summary
@@ -113,7 +114,7 @@ def test_the_ring_waits_as_predicted(arch):
     k, v = built.config.k, built.config.v
     waits = {n: count for n, count in built.summary.waits.items() if n > 0}
     assert waits == {outstanding(v): 1, outstanding(v, k): 1}
-    assert built.summary.copies == 2 * (k.vm_instrs_per_load + v.vm_instrs_per_load), "before the loop and in it"
+    assert built.summary.copies == 2 * (vm_instructions(k) + vm_instructions(v)), "before the loop and in it"
     assert built.summary.count("s_barrier") == 3
     assert built.summary.count("ds_write") == 0
 
@@ -124,7 +125,7 @@ def test_one_slot_waits_for_everything(arch):
     k, v = built.config.k, built.config.v
     loads = k.strips + v.strips
     assert set(built.summary.waits) == {0} and built.summary.waits[0] >= loads
-    assert built.summary.copies == k.strips * k.vm_instrs_per_load + v.strips * v.vm_instrs_per_load
+    assert built.summary.copies == k.strips * vm_instructions(k) + v.strips * vm_instructions(v)
     assert built.summary.count("s_barrier") >= loads
     assert built.summary.count("ds_write") == 0
 

@@ -131,7 +131,7 @@ class KVBufferRing:
     def wait_for(self, in_flight: gl.constexpr):
         """Wait until at most the `in_flight` tiles (of K and V together) that were requested last are in flight.
 
-        The compiler turns this into s_waitcnt vmcnt(n) with the n of `kv_config.outstanding`.
+        The compiler turns this into s_waitcnt vmcnt(n) with n the loads of these tiles (tests/sim/cdna/counts.py).
         """
         async_copy.wait_group(in_flight)
 

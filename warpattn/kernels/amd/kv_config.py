@@ -19,7 +19,6 @@ KINDS = ("registers", "lds", "ring")
 WAVE = 64  # lanes
 ELEMENT_BYTES = BF16.bytes  # of every operand that the kernels take
 VECTOR = 8  # two-byte elements in 16 bytes: a lane loads into registers, or reads from LDS, so many at once
-MOST_OUTSTANDING = 63  # the vmcnt of s_waitcnt has 6 bits
 
 
 @dataclass(frozen=True)
@@ -70,11 +69,6 @@ class KVBufferConfig:
         return self.slots * self.strip_bytes
 
     @property
-    def vm_instrs_per_load(self) -> int:
-        """Vector-memory instructions, as vmcnt counts them, with which each wave loads its part of a strip."""
-        return max(1, self.strip_bytes // (self.waves * WAVE * self.lane_bytes))
-
-    @property
     def transposed(self) -> bool:
         """Whether LDS has the keys of a column of V side by side, so that a lane reads several of them at once.
 
@@ -109,9 +103,3 @@ class KVBufferConfig:
         per_phase = max(1, banks // row)
         width = ELEMENT_BYTES * vector
         return (vector, per_phase, min(banks // width // per_phase, row // width))
-
-
-def outstanding(*later: KVBufferConfig) -> int:
-    """The n of the `s_waitcnt vmcnt(n)` that waits for a strip while those of `later`, requested after it, are in
-    flight."""
-    return min(MOST_OUTSTANDING, sum(config.vm_instrs_per_load for config in later))
