@@ -51,30 +51,61 @@ class Edge:
 
 
 @dataclass(frozen=True)
+class Signal:
+    """Barriers outside of rings, one for each entry of `producers`: the roles that say on it that something is done.
+
+    It completes on one arrival of each of their warps, or of each role where roles arrive as a whole.
+    """
+
+    name: str
+    producers: tuple[tuple[str, ...], ...]
+    by_warp: bool = True
+
+    @property
+    def number(self) -> int:
+        """Barriers."""
+        return len(self.producers)
+
+
+@dataclass(frozen=True)
 class Topology:
-    """All roles of a block, the edges between them, and shared memory that belongs to no edge."""
+    """All roles of a block, the edges and signals between them, and shared memory that belongs to no edge."""
 
     roles: tuple[Role, ...]
     edges: tuple[Edge, ...]
     private_bytes: int  # staging that one role uses alone
+    signals: tuple[Signal, ...] = ()
 
     @property
     def smem_bytes(self) -> int:
-        return sum(edge.smem_bytes for edge in self.edges) + self.private_bytes
+        signals = BARRIER_BYTES * sum(signal.number for signal in self.signals)
+        return sum(edge.smem_bytes for edge in self.edges) + signals + self.private_bytes
 
     @property
     def barriers(self) -> int:
-        return sum(edge.barriers for edge in self.edges)
+        return sum(edge.barriers for edge in self.edges) + sum(signal.number for signal in self.signals)
 
     @property
     def threads(self) -> int:
-        """Threads of a block: registers are reallocated by warpgroup, so roles are filled up to four warps."""
-        return sum(128 * -(-role.warps // 4) for role in self.roles)
+        """Threads of a block. Registers are reallocated by warpgroup: roles of fewer than four warps share one."""
+        small = sum(role.warps for role in self.roles if role.warps < 4)
+        return sum(32 * role.warps for role in self.roles if role.warps >= 4) + 128 * -(-small // 4)
 
     @property
     def registers(self) -> int:
-        """Registers of a block."""
-        return sum(128 * -(-role.warps // 4) * role.registers for role in self.roles)
+        """Registers of a block; small roles that share a warpgroup have as many as the largest of them."""
+        small = max((role.registers for role in self.roles if role.warps < 4), default=0)
+        large = sum(32 * role.warps * role.registers for role in self.roles if role.warps >= 4)
+        return large + 128 * small
+
+    def signal(self, name: str) -> Signal:
+        """The signal of a name."""
+        return next(signal for signal in self.signals if signal.name == name)
+
+    def arrivals(self, name: str, number: int = 0) -> int:
+        """Arrivals that complete barrier `number` of a signal."""
+        signal = self.signal(name)
+        return sum(role.warps if signal.by_warp else 1 for role in self.roles if role.name in signal.producers[number])
 
     def empty_arrivals(self, edge: Edge) -> int:
         """Arrivals that complete an empty barrier of `edge`."""

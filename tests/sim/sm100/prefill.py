@@ -6,8 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from warpattn.kernels.sm100 import signature
 from warpattn.kernels.sm100.config import FA4Config
-from warpattn.kernels.sm100.prefill_2q import signature
+from warpattn.kernels.sm100.launch import options_of
+from warpattn.kernels.sm100.sequence_args import Shape
 from warpattn.kernels.sm100.traits import Traits
 from warpattn.language.nodes import Program
 from warpattn.masks import Full, Mask
@@ -52,7 +54,7 @@ class Case:
         key = (self.config, self.traits, mask.key, None if score is None else score.key)
         if key not in _built:
             source = signature.prefill_source(self.config, self.traits, mask, score)
-            _built[key] = to_ttgir(source, signature.TARGET, signature.OPTIONS)
+            _built[key] = to_ttgir(source, signature.TARGET, options_of(self.config))
         return _built[key]
 
     def programs(self) -> tuple[Program, Program | None]:
@@ -81,10 +83,10 @@ def simulated(case: Case, kernel: Any = None, **options: Any) -> tuple[Report, f
     out = torch.full((case.batch, case.seq_q, case.heads, v.shape[3]), float("nan"), dtype=case.dtype)
     lse = torch.full((case.batch, case.heads, case.seq_q), float("nan"))
     mask, score = case.programs()
-    shape = (case.seq_q, case.seq_k, case.heads, case.grid[0])
+    shape = Shape(case.seq_q, case.seq_k, case.heads, case.grid[0])
     args = {
         "q_desc": q, "k_desc": k, "v_desc": v, "o_desc": out, "lse_ptr": lse, "sinks_ptr": sinks,
-        "scale": case.dim**-0.5, "shape": shape, "places": (), "mask_args": flat(mask.tensors),
+        "scale": case.dim**-0.5, "shape": shape, "sequence_args": (), "mask_args": flat(mask.tensors),
         "score_args": flat(() if score is None else score.tensors),
     }  # fmt: skip
     report = simulate(case.kernel() if kernel is None else kernel, case.grid, args, **options)

@@ -12,11 +12,11 @@ from tests.oracle import Inputs, check, poisoned
 from tests.sim.knocking import FRESH, knocked_out, reviewed
 from tests.sim.sm100.test_lengths import paged
 from warpattn import attention_paged
-from warpattn.kernels.sm100.config import NUM_THREADS, SMEM_LIMIT
+from warpattn.kernels.sm100.config import SMEM_LIMIT
 from warpattn.kernels.sm100.prefill_1q.config import choice_of, choose_1q
 from warpattn.kernels.sm100.prefill_2q.config import prefill_config
-from warpattn.kernels.sm100.prefill_2q.signature import TARGET
 from warpattn.kernels.sm100.select import choose, launches_of_choice
+from warpattn.kernels.sm100.signature import TARGET
 from warpattn.machine_code.sass import opcode_counts, resources
 from warpattn.masks import Causal, CustomMask, Full, Mask, Materialized, Padding, Prefix, SlidingWindow
 from warpattn.problem import Call, CheckedCall, Problem, validate
@@ -169,8 +169,8 @@ REDUNDANT = [
      "the commit of S also waits for the P·V before it, and the scale is sent after S has been read"),
     ("ttng.wait_barrier", "await_signal(ctx.bars.c_consumer.index(wg)",
      "this S was made after the P·V that the correction let go when it had read the scale before"),
-    ("ttng.wait_barrier", "state = load_k(ctx, ring, ring.start(), 0, True)", FRESH),
-    ("ttng.wait_barrier", "state = load_k(ctx, ring, state, 1, False)", FRESH),
+    ("ttng.wait_barrier", "state = load_k(ctx, ring, ring.start(), ctx.run.key_tile(0), True)", FRESH),
+    ("ttng.wait_barrier", "state = load_k(ctx, ring, state, ctx.run.key_tile(1), False)", FRESH),
 ]  # fmt: skip
 reason = reviewed(REDUNDANT)
 
@@ -246,7 +246,7 @@ def test_machine_code(dim, parts):
     assert used.stack <= 16 and used.spill_stores <= 3
     assert config.smem_used <= kernel.metadata.shared <= min(config.smem_used + 512, SMEM_LIMIT)
     assert kernel.metadata.tmem_size == 512 >= config.tmem_used
-    assert kernel.metadata.num_warps * 32 == NUM_THREADS
+    assert kernel.metadata.num_warps * 32 == config.topology.threads
     qk, pv = config.padded_qk_depth // 16, config.BN // 16
     assert counts["UTCHMMA"] == 4 * qk + 2 * pv, "Q·K before and in the loop, P·V in the loop, for each accumulator"
     assert counts["UTMALDG"] == 4 * config.num_qk_stages + 1 + (config.num_qk_stages == 2), counts

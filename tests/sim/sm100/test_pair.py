@@ -15,8 +15,8 @@ from warpattn.errors import AttentionError
 from warpattn.kernels.sm100.config import SMEM_LIMIT
 from warpattn.kernels.sm100.prefill_2cta.config import pair_choice
 from warpattn.kernels.sm100.prefill_2q.config import prefill_config
-from warpattn.kernels.sm100.prefill_2q.signature import TARGET
 from warpattn.kernels.sm100.select import launches_of_choice
+from warpattn.kernels.sm100.signature import TARGET
 from warpattn.machine_code.sass import opcode_counts, resources
 from warpattn.masks import Causal, CustomMask, Full, Mask, Padding, SlidingWindow
 from warpattn.problem import Call, validate
@@ -137,12 +137,12 @@ REDUNDANT = [
     ("tcgen05.fence::after_thread_sync", "tcgen05.fence::after_thread_sync", ORDER),
     ("tcgen05.fence::before_thread_sync", "tcgen05.fence::before_thread_sync", ORDER),
     ("ttng.fence_async_shared", "    fence_async_shared()\n", "it makes new barriers visible to TMA: not modelled"),
-    ("ttng.wait_barrier", "await_signal(ctx.bars.o_ready.index(wg), (n - 1) & 1)",
+    ("ttng.wait_barrier", "await_signal(ctx.bars.o_producer.index(wg), (n - 1) & 1)",
      "the commit of S also waits for the P·V before it, and the scale is sent after S has been read"),
-    ("ttng.wait_barrier", "await_signal(ctx.bars.scale_empty.index(wg)",
+    ("ttng.wait_barrier", "await_signal(ctx.bars.c_consumer.index(wg)",
      "this S was made after the P·V that the correction let go when it had read the scale before"),
-    ("ttng.wait_barrier", "state = load_k(ctx, ring, ring.start(), 0, True)", FRESH),
-    ("ttng.wait_barrier", "state = load_k(ctx, ring, state, i, False)",
+    ("ttng.wait_barrier", "state = load_k(ctx, ring, state, key_tile, True)", FRESH),
+    ("ttng.wait_barrier", "state = load_k(ctx, ring, state, key_tile, False)",
      "both chunks of K are given back after the same products"),
 ]  # fmt: skip
 reason = reviewed(REDUNDANT)
@@ -158,7 +158,11 @@ def test_every_synchronisation_is_needed():
     results = knocked_out(compiled(step), once, reason)
     barriers = [found for found in results if not found.op.startswith("tcgen05.fence")]
     assert sum(found.noticed for found in barriers) > 0.8 * len(barriers)
-    chunks = [found for found in results if reason(found) is not None and "load_k(ctx, ring, state, i" in source(found)]
+    chunks = [
+        found
+        for found in results
+        if reason(found) is not None and "load_k(ctx, ring, state, key_tile, False" in source(found)
+    ]
     assert sorted(found.noticed for found in chunks) == [False, True], "one of the chunks' waits is needed"
 
 

@@ -1,6 +1,6 @@
 """FA4Config against the specification's computed figures (section 2), its rules, and what Gluon makes of it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 
@@ -29,7 +29,7 @@ TABLE = [
 def test_the_computed_table(row) -> None:
     c, bn, shared, stages, chunks, bk0, tmem, smem = row
     assert (c.BN, c.use_shared_kv, c.num_kv_stages, c.num_qk_stages) == (bn, shared, stages, chunks)
-    assert (c.BK0, c.BK1, c.tmem_used, c.smem_used) == (bk0, bn, tmem, smem)
+    assert (c.BK0, c.tmem_used, c.smem_used) == (bk0, tmem, smem)
     assert c.supported() == ()
 
 
@@ -69,35 +69,37 @@ def test_both_generations_choose_the_same_slots(depth: int, page_size: int) -> N
 
 
 def test_barriers_of_the_flagship() -> None:
-    flagship = config(128)
-    assert flagship.barriers == 23 and flagship.kv_barriers == 10
-    counts = {barriers.name: (barriers.number, barriers.count) for barriers in flagship.misc_barriers}
-    assert counts["Q1_sync"] == (1, 1) and counts["O_producer"] == (2, 1)
-    consumers = [barriers.count for barriers in flagship.misc_barriers if barriers.name.endswith("S0_consumer")]
-    assert consumers == [256, 128], "P's first part and the correction's rescaling, then P's second part"
-    pair = [barriers.count for barriers in config(128, pair_cta=True).misc_barriers[:4]]
-    assert pair == [512, 256, 512, 256]
+    """23 as in the specification (section 2.3); its threads arrive by warps here."""
+    topology = config(128).topology
+    assert topology.barriers == 23 and [edge.barriers for edge in topology.edges] == [10]
+    assert [topology.arrivals("S_consumer", i) for i in range(4)] == [8, 4, 8, 4], "part 0: softmax and correction"
+    assert [topology.arrivals(name) for name in ("C_producer", "C_consumer")] == [4, 4]
+    assert [topology.arrivals(name) for name in ("Q1_sync", "S_producer", "O_producer")] == [1, 1, 1]
 
 
-def test_order_and_publish_barriers_are_counted_once_each() -> None:
-    plain, ordered = config(128), config(128, forced_order=True)
-    assert ordered.barriers == plain.barriers + 2
-    assert ordered.smem_base == plain.smem_base + 16
-    one = config(128, BM=128, splitk_partitions=4)
-    cluster = replace(one, dynamic_cluster_dim=True)
-    assert cluster.smem_base == one.smem_base + 8
-    assert cluster.misc_barriers[-1].count == 128 * 4
+def test_warpgroups_of_a_pair_arrive_as_a_whole() -> None:
+    topology = config(128, pair_cta=True).topology
+    assert [topology.arrivals("S_consumer", i) for i in range(4)] == [2, 1, 2, 1]
+    assert [topology.arrivals(name) for name in ("C_producer", "C_consumer", "S_producer")] == [1, 1, 1]
 
 
-@pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row[0].dtype}-d{row[0].qk_depth}-BM{row[0].BM}")
-def test_barriers_fit_in_what_is_counted_for_them(row) -> None:
-    """Live barriers are those of the formula; less the chunks of Q1 that an odd number of slots has taken back."""
-    c = row[0]
-    rings = c.smem_base + c.kv_slots * c.slot_bytes + 16 * (c.kv_barriers // 2 - c.kv_slots)
-    assert rings == c.smem_used
-    tiles = c.num_q * c.q_bytes
-    counted = (c.smem_base - tiles - 4 - 1024) // 8
-    assert counted - sum(b.number for b in c.misc_barriers) == (c.chunks - c.num_qk_stages if c.num_q == 2 else 0)
+def test_one_query_tile_has_barriers_for_the_combination() -> None:
+    one, two = config(128, BM=128).topology, config(128).topology
+    names = [{signal.name for signal in topology.signals} for topology in (one, two)]
+    assert names[0] ^ names[1] == {"combine", "Q1_sync"}
+    assert (one.signal("combine").number, one.arrivals("combine")) == (2, 4)
+
+
+@pytest.mark.parametrize("c", [row[0] for row in TABLE if not row[0].use_ws])
+def test_the_topology_takes_the_memory_that_the_specification_counts(c) -> None:
+    """The specification counts a barrier for each chunk of Q1, where Q1 has one here, and none for the combination."""
+    barriers = 2 if c.num_q == 1 else 1 - c.chunks
+    assert c.topology.smem_bytes == c.smem_used - 4 + 8 * barriers, "4 bytes: the address of tensor memory"
+
+
+def test_roles_have_all_threads_and_registers() -> None:
+    topology = config(128).topology
+    assert (topology.threads, topology.registers) == (512, 65_536)
 
 
 def test_grouped_heads_are_rows_of_the_tile() -> None:
@@ -105,19 +107,25 @@ def test_grouped_heads_are_rows_of_the_tile() -> None:
     fused = config(128, group=4)
     assert fused.fuse_gqa and fused.BM_eff == 64
     assert not config(128, group=6).fuse_gqa and config(128, group=6).BM_eff == 256
-    assert not config(128, group=4, is_mla=True).fuse_gqa
     pair = config(128, group=8, pair_cta=True)
     assert (pair.MMA_M, pair.BM_eff, pair.PairBM_eff) == (256, 32, 64)
 
 
 @pytest.mark.parametrize(
-    ("depth", "page_size", "bn", "pages"),
-    [(128, 16, 128, 8), (128, 128, 128, 1), (128, 1024, 128, 1), (128, 48, 64, 4), (64, 64, 192, 3), (64, 256, 128, 1)],
+    ("depth", "page_size", "bn", "box"),
+    [
+        (128, 16, 128, 16),
+        (128, 128, 128, 128),
+        (128, 1024, 128, 128),
+        (128, 48, 64, 16),
+        (64, 64, 192, 64),
+        (64, 256, 128, 128),
+    ],
 )
-def test_pages_and_tiles_divide_one_another(depth, page_size, bn, pages) -> None:
+def test_pages_and_tiles_divide_one_another(depth, page_size, bn, box) -> None:
     paged = config(depth, page_size=page_size)
-    assert (paged.BN, paged.pages_per_tile) == (bn, pages)
-    assert paged.page_rows * pages == bn and (page_size % paged.page_rows, bn % paged.page_rows) == (0, 0)
+    assert (paged.BN, paged.box_rows) == (bn, box)
+    assert (page_size % box, bn % box) == (0, 0)
 
 
 def test_a_pair_splits_rows_of_k_and_columns_of_v() -> None:
@@ -129,23 +137,8 @@ def test_a_pair_splits_rows_of_k_and_columns_of_v() -> None:
     assert alone.k_chunk_bytes == alone.v_bytes == 32_768
 
 
-def test_tensor_memory_of_one_and_two_accumulators() -> None:
-    c = config(64)
-    assert (c.TMEM_S0, c.TMEM_S1, c.TMEM_P0, c.TMEM_P1, c.TMEM_O0, c.TMEM_O1) == (0, 192, 0, 192, 384, 448)
-    single = FA4Config("bf16", 256, 256, BM=128, single_o=True)
-    assert (single.BN, single.TMEM_O0, single.TMEM_O1, single.tmem_used) == (128, 256, 256, 512)
-
-
 def test_p_is_handed_over_in_three_quarters_and_one() -> None:
-    assert config(128).pv_split == (96, 32) and config(64).pv_split == (144, 48)
-    assert config(128, max_bn=96).pv_split == (48, 48)
-
-
-def test_rotary_part_of_k_beside_a_shared_ring() -> None:
-    mla = FA4Config("bf16", 192, 128, is_mla=True, nope_depth=128, BM=128)
-    assert (mla.rope_depth, mla.BN, mla.num_qk_stages) == (64, 128, 1)
-    assert mla.use_shared_kv and (mla.num_kv_stages, mla.rope_buffers) == (5, 3)
-    assert config(128).rope_buffers == 0
+    assert config(128).p_columns == (64, 32, 32)
 
 
 UNSUPPORTED = [

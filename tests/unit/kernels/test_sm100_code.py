@@ -9,8 +9,8 @@ import torch
 pytest.importorskip("triton")
 
 from tests.drawn import drawn
-from warpattn.kernels.sm100.config import NUM_THREADS, SMEM_LIMIT, FA4Config
-from warpattn.kernels.sm100.prefill_2q.signature import compile_prefill
+from warpattn.kernels.sm100.config import SMEM_LIMIT, FA4Config
+from warpattn.kernels.sm100.signature import compile_prefill
 from warpattn.kernels.sm100.traits import Traits
 from warpattn.language.nodes import Program
 from warpattn.machine_code.sass import opcode_counts, resources
@@ -44,7 +44,8 @@ STACK = {"d128-paged": 8}
 @pytest.mark.parametrize("name", drawn(CASES, DRAWN))
 def test_nothing_is_spilled(name: str) -> None:
     used = resources(compiled(name).asm["cubin"])
-    assert used.registers * NUM_THREADS == 65_536
+    config, _ = CASES[name]
+    assert used.registers * config.topology.threads == 65_536
     assert used.stack <= STACK.get(name, 0)
     assert used.spills == 0 or (name in STACK and used.spills <= 4)
 
@@ -75,7 +76,7 @@ def test_memory_is_what_the_config_promises(name: str) -> None:
     assert config.smem_used <= metadata.shared <= config.smem_used + COMPILER_BYTES
     assert metadata.shared <= SMEM_LIMIT
     assert metadata.tmem_size == 1 << (config.tmem_used - 1).bit_length(), "columns are allocated in powers of two"
-    assert metadata.num_warps * 32 == NUM_THREADS
+    assert metadata.num_warps * 32 == config.topology.threads
     assert compiled(name).asm["ttgir"].count("ttng.init_barrier") == config.barriers
 
 

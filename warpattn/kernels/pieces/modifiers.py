@@ -27,6 +27,16 @@ class Modifiers:
         return self.span(tile.b, tile.h, q_lo, q_hi, work.seq_q, work.seq_k, self.mask_args)
 
     @gluon.jit
+    def visible_scores(self, s, scale, tile, work, q, k, masked):
+        """Scores after the score function and, if `masked`, with hidden keys and those past the end at -inf."""
+        if self.score is not None:
+            s = self.apply_score(s, scale, tile, work, q, k)
+        if masked:
+            s = self.apply_mask(s, tile, work, q, k)
+            s = gl.where(k < work.seq_k, s, -float("inf"))
+        return s
+
+    @gluon.jit
     def apply_score(self, s, scale, tile, work, q, k):
         """Scores in natural units after the score function; `s` [M, N] unscaled products."""
         return self.score(s * scale, tile.b, tile.h, q, k, work.seq_q, work.seq_k, self.score_args)

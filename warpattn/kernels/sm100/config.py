@@ -19,12 +19,21 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import gcd
 
-NUM_THREADS = 512  # two softmax warpgroups, a correction warpgroup, and one with the MMA and the load warp
+from warpattn.kernels.topology import BARRIER_BYTES, Edge, Role, Signal, Topology
+
 SMEM_LIMIT = 232_448  # 228 KiB of an SM less the 1 KiB the system keeps
 TMEM_COLUMNS = 512
-BARRIER_BYTES = 8
 NUM_PV_STAGES = 2  # parts in which P is handed over: the tensor core starts on the first while the second is written
+SCALE_BYTES = 4 * 256  # of a row's scale, from each thread of the softmax warpgroups to the correction
 SPLITK_PARTITIONS = (1, 2, 4, 6, 8, 10, 16)
+# The first role has the registers that the others leave over.
+ROLES = (
+    Role("correction", 4, 88),
+    Role("softmax 0", 4, 192),
+    Role("softmax 1", 4, 192),
+    Role("mma", 1, 40),
+    Role("load", 1, 40),
+)
 _DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp8": 1}
 
 
@@ -42,15 +51,6 @@ def power_below(value: int) -> int:
 
 
 @dataclass(frozen=True)
-class Barriers:
-    """`number` mbarriers of one name, each completed by `count` arrivals (and its bytes, where it is armed)."""
-
-    name: str
-    number: int
-    count: int
-
-
-@dataclass(frozen=True)
 class FA4Config:
     """Shape of one compiled Blackwell kernel. Names are the specification's; lengths are in elements unless said."""
 
@@ -62,11 +62,6 @@ class FA4Config:
     page_size: int = 0  # 0: keys are contiguous
     pair_cta: bool = False  # two CTAs share K rows and V columns
     splitk_partitions: int = 1
-    dynamic_cluster_dim: bool = False  # partitions meet inside a cluster, not through a workspace
-    single_o: bool = False  # one accumulator for both S tiles
-    is_mla: bool = False
-    nope_depth: int | None = None  # part of qk_depth without rotary embedding, when it is stored apart
-    forced_order: bool = False  # the softmax warpgroups take turns through two barriers more
     max_bn: int = 256  # upper bound of BN
     max_qk_stages: int | None = None  # upper bound of the chunks of K
 
@@ -96,14 +91,6 @@ class FA4Config:
         return align_up(self.ov_depth, self.swizzle_elements)
 
     @property
-    def padded_nope_depth(self) -> int:
-        return self.padded_qk_depth if self.nope_depth is None else align_up(self.nope_depth, self.swizzle_elements)
-
-    @property
-    def rope_depth(self) -> int:
-        return self.padded_qk_depth - self.padded_nope_depth
-
-    @property
     def num_q(self) -> int:
         """Query tiles of a CTA."""
         return 2 if self.BM == 256 else 1
@@ -129,7 +116,7 @@ class FA4Config:
     @property
     def fuse_gqa(self) -> bool:
         """Whether the query heads of a key head are rows of one tile: row r is query r // group of head r % group."""
-        return self.group > 1 and self.MMA_M % self.group == 0 and not self.is_mla
+        return self.group > 1 and self.MMA_M % self.group == 0
 
     @property
     def BM_eff(self) -> int:
@@ -149,7 +136,7 @@ class FA4Config:
     @property
     def wg_queries(self) -> int:
         """Query positions from softmax warpgroup 0 to 1; with one query tile they have the same rows."""
-        return self.BM_eff // 2 if self.num_q == 2 else 0
+        return self.PairBM_eff // 2 if self.num_q == 2 else 0
 
     @property
     def BM_q(self) -> int:
@@ -159,18 +146,10 @@ class FA4Config:
     @cached_property
     def BN(self) -> int:
         """Keys of a tile, as many as S and O leave room for; a page divides it or it divides a page."""
-        if self.single_o:
-            room = self.m_pack * (TMEM_COLUMNS - self.padded_ov_depth) // 2
-        else:
-            room = self.m_pack * (TMEM_COLUMNS // 2 - max(self.padded_nope_depth, self.padded_ov_depth))
+        room = self.m_pack * (TMEM_COLUMNS // 2 - max(self.padded_qk_depth, self.padded_ov_depth))
         bn = max(0, min(self.max_bn, align_down(room, self.MMA_K)))
         divides = self.page_size == 0 or bn == 0 or self.page_size % bn == 0 or bn % self.page_size == 0
         return bn if divides else power_below(bn - 1)
-
-    @property
-    def page_rows(self) -> int:
-        """Keys of one load, which never leaves a page: a whole tile, or what divides both the tile and the page."""
-        return gcd(self.page_size, self.BN)
 
     @property
     def box_rows(self) -> int:
@@ -178,65 +157,19 @@ class FA4Config:
         return min(self.page_size & -self.page_size, self.BN) if self.page_size else self.BN
 
     @property
-    def pages_per_tile(self) -> int:
-        return self.BN // self.page_rows
-
-    @property
     def s_columns(self) -> int:
         return self.BN // self.m_pack
 
     @property
-    def TMEM_S0(self) -> int:
-        return 0
-
-    @property
-    def TMEM_S1(self) -> int:
-        return self.s_columns
-
-    @property
-    def TMEM_P0(self) -> int:
-        return self.TMEM_S0
-
-    @property
-    def TMEM_P1(self) -> int:
-        return self.TMEM_S1
-
-    @property
-    def TMEM_O0(self) -> int:
-        return 2 * self.s_columns
-
-    @property
-    def TMEM_O1(self) -> int:
-        return self.TMEM_O0 if self.single_o else self.TMEM_O0 + self.padded_ov_depth
-
-    @property
     def tmem_used(self) -> int:
-        """Columns of tensor memory."""
-        return self.TMEM_O1 + self.padded_ov_depth
+        """Columns of tensor memory: S and O of each query tile."""
+        return 2 * (self.s_columns + self.padded_ov_depth)
 
     @cached_property
     def chunks(self) -> int:
         """Chunks of columns that Q and K can arrive in, before the rings are known."""
-        if self.is_mla:
-            return 1
         chunks = gcd(self.padded_qk_depth // self.swizzle_elements, self.padded_qk_depth // self.MMA_K)
         return chunks if self.max_qk_stages is None else gcd(chunks, self.max_qk_stages)
-
-    @cached_property
-    def misc_barriers(self) -> tuple[Barriers, ...]:
-        """Every barrier that belongs to no K/V ring, in the order in which they lie in shared memory."""
-        p_parts = [Barriers(f"S{wg}_consumer", 1, count * self.cta_group) for wg in (0, 1) for count in (256, 128)]
-        scales = [Barriers(f"C{wg}_{side}", 1, 128) for wg in (0, 1) for side in ("producer", "consumer")]
-        order = [Barriers("order", 2, 128)] if self.forced_order else []
-        scores = [Barriers("S0_producer", 1, 1), Barriers("S1_producer", 1, 1)]
-        q1 = [Barriers("Q1_sync", self.num_qk_stages, 1)] if self.num_q == 2 else []
-        outputs = [Barriers("O_producer", 2, 1)]
-        published = [Barriers("publish", 1, self.BM * self.splitk_partitions)] if self._publishes else []
-        return (*p_parts, *scales, *order, *scores, *q1, *outputs, *published)
-
-    @property
-    def _publishes(self) -> bool:
-        return self.splitk_partitions > 1 and self.dynamic_cluster_dim
 
     @property
     def q_bytes(self) -> int:
@@ -248,13 +181,13 @@ class FA4Config:
         """Shared memory of everything but the K/V rings: the address of tensor memory, barriers, Q, and a scale for
         every softmax thread."""
         q1 = self.chunks if self.num_q == 2 else 0
-        barriers = 8 + 2 * NUM_PV_STAGES + q1 + 2 * self.forced_order + self._publishes
-        return 4 + BARRIER_BYTES * barriers + self.num_q * self.q_bytes + 4 * 256
+        barriers = 8 + 2 * NUM_PV_STAGES + q1
+        return 4 + BARRIER_BYTES * barriers + self.num_q * self.q_bytes + SCALE_BYTES
 
     @property
     def slot_bytes(self) -> int:
         """A slot of a ring with its full and empty barrier."""
-        columns = max(self.padded_nope_depth, self.padded_ov_depth)
+        columns = max(self.padded_qk_depth, self.padded_ov_depth)
         if self.use_ws:
             columns //= self.chunks
         return self.BN * columns * self.dtype_bytes // self.cta_group + 2 * BARRIER_BYTES
@@ -289,14 +222,10 @@ class FA4Config:
         return 0 if self.use_shared_kv else (chunks - 1) * self.num_kv_stages * 2 * BARRIER_BYTES
 
     @property
-    def num_pv_stages(self) -> int:
-        return NUM_PV_STAGES
-
-    @property
-    def pv_split(self) -> tuple[int, int]:
-        """Keys of the two parts of P: three quarters and one where whole instructions allow it, else halves."""
-        first = self.BN * 3 // 4 if self.BN // self.MMA_K % 4 == 0 else self.BN // 2
-        return first, self.BN - first
+    def p_columns(self) -> tuple[int, int, int]:
+        """Columns of the parts in which a row of P is computed. The first two are handed over together, three quarters
+        of the keys, so that the tensor core works on them while the last is computed."""
+        return self.BN // 2, self.BN // 4, self.BN // 4
 
     @property
     def smem_used(self) -> int:
@@ -307,11 +236,6 @@ class FA4Config:
     def BK0(self) -> int:
         """Columns of a chunk of Q and K."""
         return self.padded_qk_depth // self.num_qk_stages
-
-    @property
-    def BK1(self) -> int:
-        """Contraction of P·V."""
-        return self.BN
 
     @property
     def k_rows_per_cta(self) -> int:
@@ -331,21 +255,34 @@ class FA4Config:
         """Bytes of a V tile in a CTA."""
         return self.BN * self.v_cols_per_cta * self.dtype_bytes
 
-    @property
-    def rope_buffers(self) -> int:
-        """Tiles of K's rotary part beside a shared ring, in which only every other slot is a K."""
-        return -(-self.num_kv_stages // 2) if self.use_shared_kv and self.rope_depth else 0
+    @cached_property
+    def topology(self) -> Topology:
+        """Roles, rings and signals of a CTA."""
+        return Topology(ROLES, self._rings, self.num_q * self.q_bytes + SCALE_BYTES, self._signals)
 
     @property
-    def kv_barriers(self) -> int:
-        """Full and empty barriers of the K/V rings."""
-        per_stage = 1 if self.use_shared_kv else self.num_qk_stages + 1
-        return 2 * self.num_kv_stages * per_stage
+    def _rings(self) -> tuple[Edge, ...]:
+        if self.use_shared_kv:
+            slot = max(self.k_chunk_bytes, self.v_bytes)
+            return (Edge("KV", "load", ("mma",), self.num_kv_stages, slot),)
+        k = Edge("K", "load", ("mma",), self.num_kv_stages * self.num_qk_stages, self.k_chunk_bytes)
+        return k, Edge("V", "load", ("mma",), self.num_kv_stages, self.v_bytes)
 
     @property
-    def barriers(self) -> int:
-        """Barriers that the kernel makes."""
-        return self.kv_barriers + sum(barriers.number for barriers in self.misc_barriers)
+    def _signals(self) -> tuple[Signal, ...]:
+        """The barriers' meaning is in prefill_2q/context.py. A pair's warpgroups arrive as a whole."""
+        by_warp = not self.pair_cta
+        both = (("softmax 0",), ("softmax 1",))
+        p = tuple(producers for (wg,) in both for producers in ((wg, "correction"), (wg,)))
+        own = Signal("Q1_sync", (("load",),)) if self.num_q == 2 else Signal("combine", both, by_warp)
+        return (
+            Signal("S_consumer", p, by_warp),
+            Signal("C_producer", both, by_warp),
+            Signal("C_consumer", (("correction",),) * 2, by_warp),
+            Signal("S_producer", (("mma",),) * 2),
+            Signal("O_producer", (("mma",),) * 2),
+            own,
+        )
 
     def supported(self) -> tuple[str, ...]:
         """Why this shape cannot be: one sentence each; none when it can."""
@@ -362,7 +299,7 @@ class FA4Config:
             (self.tmem_used <= TMEM_COLUMNS, f"{self.tmem_used} columns of tensor memory; there are {TMEM_COLUMNS}"),
             (self.smem_used <= SMEM_LIMIT, f"{self.smem_used} bytes of shared memory; there are {SMEM_LIMIT}"),
             (
-                not 0 < page < bn or self.is_mla or page % self.MMA_K == 0,
+                not 0 < page < bn or page % self.MMA_K == 0,
                 f"page_size is {page}; below BN {bn} it is a multiple of {self.MMA_K}",
             ),
         )

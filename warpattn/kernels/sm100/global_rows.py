@@ -12,13 +12,27 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shared, tma
+from triton.language.core import base_value
 
 from ..nvidia.clipped_rows import FAR
 from . import traits
-from .sync import opaque
+from .sync import hide_from_compiler
 
 LEAST_ROWS = gl.constexpr(traits.LEAST_ROWS)
 COPIED_ROWS = gl.constexpr(8)  # at a time
+
+
+@gluon.aggregate
+class Sources:
+    """Operands in global memory, at this CTA's sequence; q, k, v, o are one of the classes below."""
+
+    q: base_value
+    k: base_value
+    v: base_value
+    o: base_value
+    lse: gl.tensor  # float*, of query head 0 of this sequence
+    lse_stride: gl.tensor  # from a head to the next
+    sinks: gl.tensor  # float* (heads_q,)
 
 
 @gluon.aggregate
@@ -87,12 +101,12 @@ class PagedRows:
         boxes: gl.constexpr = smem.shape[1] // self.box
         wide = outer(smem)
         for i in gl.static_range(boxes):
-            key = opaque(row + i * self.box)
+            key = hide_from_compiler(row + i * self.box)
             page = self.table.page(key)
             first = key // self.table.page_size * self.table.page_size
             used = gl.minimum(gl.maximum(self.table.length - first, 0), self.table.page_size)
-            place = [FAR, page * self.step + used * self.unit, FAR - used + key - first, head, column]
-            tma.async_load(self.desc, place, full, wide.slice(i * self.box, self.box, dim=2))
+            source = [FAR, page * self.step + used * self.unit, FAR - used + key - first, head, column]
+            tma.async_load(self.desc, source, full, wide.slice(i * self.box, self.box, dim=2))
 
 
 @gluon.aggregate
@@ -119,7 +133,7 @@ class CopiedRows:
         col = column + gl.arange(0, cols, gl.SliceLayout(0, layout))[None, :]
         at_head = head.to(gl.int64) * self.head_stride
         for i in gl.static_range(rows // COPIED_ROWS):
-            first = opaque(row + i * COPIED_ROWS)
+            first = hide_from_compiler(row + i * COPIED_ROWS)
             key = first + gl.arange(0, COPIED_ROWS, gl.SliceLayout(1, layout))
             page = self.table.page(key).to(gl.int64)
             at_row = (key % self.table.page_size).to(gl.int64) * self.row_stride
@@ -133,23 +147,22 @@ class CopiedRows:
 
 
 @gluon.jit
-def paged_keys(k, v, places, b, config: gl.constexpr):
-    """(K, V, keys) of sequence `b` in pages; places: (lengths, table, table stride, pages, …), see
-    `mha_2q.find_sources`."""
-    length = gl.load(places[0] + b)
-    table = Table(places[1] + b.to(gl.int64) * places[2], places[3], length, config.page_size)
+def paged_keys(k, v, x, b, config: gl.constexpr):
+    """(K, V, keys) of sequence `b` in pages; `x`: `PagedArgs`."""
+    length = gl.load(x.table.lengths + b)
+    table = Table(x.table.entries + b.to(gl.int64) * x.table.stride, x.table.pages, length, config.page_size)
     if config.box_rows < LEAST_ROWS:
-        k = CopiedRows(k, places[4], places[5], places[6], places[7], table)
-        return k, CopiedRows(v, places[8], places[9], places[10], places[11], table), length
+        k = CopiedRows(k, x.k.page, x.k.row, x.k.head, x.k.runs, table)
+        return k, CopiedRows(v, x.v.page, x.v.row, x.v.head, x.v.runs, table), length
     else:
-        k = PagedRows(k, places[4], places[5], table, config.box_rows)
-        return k, PagedRows(v, places[6], places[7], table, config.box_rows), length
+        k = PagedRows(k, x.k.step, x.k.unit, table, config.box_rows)
+        return k, PagedRows(v, x.v.step, x.v.unit, table, config.box_rows), length
 
 
 @gluon.jit
-def sequence_rows(desc, start, length, step, unit):
-    """Rows of the sequence that begins at row (or page, or entry) `start`."""
-    return SequenceRows(desc, start * step + length * unit, length)
+def sequence_rows(desc, start, length, rows):
+    """Rows of the sequence that begins at row (or page, or entry) `start`; `rows`: `MapRows`."""
+    return SequenceRows(desc, start * rows.step + length * rows.unit, length)
 
 
 @gluon.jit

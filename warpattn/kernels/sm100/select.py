@@ -11,12 +11,12 @@ from warpattn.problem.operands import COPY_RULE, Operands
 from warpattn.sequences import Sequence
 
 from .combine_launch import combine_launch, workspace
+from .launch import prefill_launch
 from .mla.config import choose_latent
 from .mla.launch import key_box, latent_launches
 from .prefill_1q.config import choose_1q
-from .prefill_2cta.launch import pair_launch
 from .prefill_2q.config import choose_2q, prefill_config
-from .prefill_2q.launch import key_places, prefill_launch
+from .sequence_args import key_args
 from .traits import Traits
 
 
@@ -41,7 +41,7 @@ def list_launches(checked: CheckedCall, x: Operands, sequence: Sequence, options
     problem = checked.problem
     if is_latent(problem):
         latent = choose_latent(problem, ARCHS["sm100"], options)
-        return latent_launches(checked, x, key_places(x, sequence, key_box(latent.config)), latent)
+        return latent_launches(checked, x, key_args(x, sequence, key_box(latent.config)), latent)
     choice = choose_2q(problem) if options.batch_invariant else choose(problem, ARCHS["sm100"])
     return launches_of_choice(checked, x, sequence, choice)
 
@@ -49,8 +49,6 @@ def list_launches(checked: CheckedCall, x: Operands, sequence: Sequence, options
 def launches_of_choice(checked: CheckedCall, x: Operands, sequence: Sequence, choice: Choice) -> tuple[Launch, ...]:
     """The launches of a choice."""
     problem = checked.problem
-    if choice.config.pair_cta:
-        return (pair_launch(checked, x, choice),)
     if choice.partitions == 1:
         traits = Traits(problem.kind, problem.heads_q // problem.heads_kv, problem.has_sinks, problem.has_lse)
         return (prefill_launch(checked, x, sequence, choice, traits),)

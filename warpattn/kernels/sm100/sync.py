@@ -1,10 +1,49 @@
-"""How a warp of the Blackwell kernel tells another role that it is done, how warps agree, and values that the compiler
-cannot look into: it computes others early, for all who might need them, and where that is too many for the registers it
-keeps them in local memory."""
+"""How a warp of the Blackwell kernels tells another role that it is done, how warps agree, and values hidden from LLVM,
+which would compute their uses early and spill them."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import mbarrier
+
+
+@gluon.jit
+def make_signal(topology: gl.constexpr, name: gl.constexpr):
+    """The barriers of a signal [number, 1], initialised."""
+    bars = mbarrier.allocate_mbarrier(batch=number_of(topology, name))
+    init_signal(bars, topology, name)
+    return bars
+
+
+@gluon.jit
+def init_signal(bars, topology: gl.constexpr, name: gl.constexpr):
+    """Initialise the barriers of a signal."""
+    number: gl.constexpr = number_of(topology, name)
+    for i in gl.static_range(number):
+        mbarrier.init(bars.index(i), count=arrivals_of(topology, name, i))
+
+
+@gluon.constexpr_function
+def number_of(topology, name):
+    """Barriers of a signal."""
+    return topology.signal(name).number
+
+
+@gluon.constexpr_function
+def arrivals_of(topology, name, number):
+    """Arrivals that complete a barrier of a signal."""
+    return topology.arrivals(name, number)
+
+
+@gluon.constexpr_function
+def later_warps(topology):
+    """Warps of the roles behind the first, which has the warps that the kernel was started with."""
+    return [role.warps for role in topology.roles[1:]]
+
+
+@gluon.constexpr_function
+def later_registers(topology):
+    """Registers a thread of the same roles."""
+    return [role.registers for role in topology.roles[1:]]
 
 
 @gluon.jit
@@ -15,6 +54,17 @@ def signal(bar, pred=True):
     rescale then would wait for one that has to.
     """
     gl.inline_asm(_WARP_SIGNAL, "r,r,~{memory}", [bar, gl.to_tensor(pred).to(gl.int32)])
+
+
+@gluon.jit
+def notify(ctx, bar, pred=True):
+    """The arrivals of this role on a barrier of the context, after its own accesses to tensor memory: one of every
+    warp, or of the whole warpgroup in a pair, where the barrier may be in the other CTA."""
+    if ctx.config.pair_cta:
+        gl.inline_asm("tcgen05.fence::before_thread_sync;")
+        mbarrier.arrive(bar, count=1, pred=pred)
+    else:
+        signal(bar, pred)
 
 
 @gluon.jit
@@ -33,15 +83,15 @@ def any_greater_of_role(x, bound):
 
 @gluon.jit
 def first_grid_index():
-    """program_id(0). Known, it would be used up long before the roles start, for all of them (head dim 128, sliding
-    window: 2 stores and 9 loads of spilled registers)."""
+    """program_id(0), hidden from the compiler: it would use a known one up long before the roles start, for all of them
+    (head dim 128, sliding window: 2 stores and 9 loads of spilled registers)."""
     return gl.inline_asm("mov.u32 $0, %ctaid.x;", "=r", [], gl.int32)
 
 
 @gluon.jit
-def opaque(x):
-    """An int32. A loop's counter that is hidden from the compiler: it would keep the address of every column that a
-    mask reads across iterations (materialised mask, head dim 128: 182 stores and 189 loads)."""
+def hide_from_compiler(x):
+    """An int32, such as a loop's counter. LLVM would keep the address of every column that a mask reads across
+    iterations (materialised mask, head dim 128: 182 stores and 189 loads of spilled registers)."""
     return gl.inline_asm("mov.u32 $0, $1;", "=r,r", [x], gl.int32)
 
 

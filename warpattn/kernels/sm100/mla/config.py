@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from warpattn.kernels.topology import Edge, Role, Signal, Topology
 from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
 from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, PlanOptions
@@ -21,7 +22,8 @@ from warpattn.problem.operands import COPY_RULE
 from ..prefill_1q.config import KEYS_PER_PART, SPLITS
 
 INVARIANT = "one part, so that a sequence's sums are in the same order whatever else is in the batch"
-BARRIERS = 8 * 8  # bytes
+# Attend has the registers that the others leave over.
+ROLES = (Role("attend", 4, 256), Role("mma", 1, 48), Role("load", 1, 168))
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,16 @@ class LatentConfig:
         return 2 * self.BN * self.dim_qk
 
     @property
+    def topology(self) -> Topology:
+        """Roles, ring and signals of a CTA; queries and P are beside the ring."""
+        ring = Edge("keys", "load", ("mma",), self.stages, self.tile_bytes)
+        attend, mma = (("attend",),), (("mma",),)
+        signals = (Signal("q", attend), Signal("s", mma), Signal("p", attend), Signal("o", mma))
+        return Topology(ROLES, (ring,), 2 * self.BM * (self.dim_qk + self.BN), signals)
+
+    @property
     def smem_used(self) -> int:
-        return self.stages * self.tile_bytes + 2 * self.BM * (self.dim_qk + self.BN) + BARRIERS
+        return self.topology.smem_bytes
 
     @property
     def tmem_used(self) -> int:

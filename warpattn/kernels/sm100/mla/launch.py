@@ -10,6 +10,7 @@ from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands, modifier_args, programs, run_strides
 
 from ..combine_launch import combine_launch, workspace
+from ..sequence_args import Lengths, StridedArgs
 from ..traits import Traits
 from .config import LatentConfig
 
@@ -17,7 +18,7 @@ OPTIONS = compile_options()
 
 
 def latent_launches(checked: CheckedCall, x: Operands, keys: dict[str, Any], choice: Choice) -> tuple[Launch, ...]:
-    """The launches of a choice; `keys`: what `steps.key_places` says."""
+    """The launches of a choice; `keys`: what `sequence_args.key_args` gives."""
     problem = checked.problem
     group = problem.heads_q // problem.heads_kv
     if choice.partitions == 1:
@@ -33,10 +34,11 @@ def latent_launches(checked: CheckedCall, x: Operands, keys: dict[str, Any], cho
 def _launch(checked: CheckedCall, x: Operands, keys: dict[str, Any], choice: Choice, traits: Traits) -> Launch:
     problem, config = checked.problem, choice.config
     mask, score = programs(checked)
-    lse = (None, 0, 0, 0) if x.lse is None else (x.lse, x.lse.stride(0), x.lse.stride(2), x.lse.stride(1))
+    lse = (0, 0, 0) if x.lse is None else (x.lse.stride(0), x.lse.stride(2), x.lse.stride(1))
     args = keys | {
-        "q": (x.q, *run_strides(x.q)), "out": (x.out, *run_strides(x.out)), "lse": lse, "sinks_ptr": x.sinks,
-        "scale": checked.scale, "shape": (problem.seq_q, problem.seq_k), **modifier_args(checked),
+        "q": StridedArgs(x.q, *run_strides(x.q)), "out": StridedArgs(x.out, *run_strides(x.out)),
+        "lse": StridedArgs(x.lse, *lse), "sinks_ptr": x.sinks, "scale": checked.scale,
+        "shape": Lengths(problem.seq_q, problem.seq_k), **modifier_args(checked),
     }  # fmt: skip
 
     def source() -> Any:

@@ -1,207 +1,25 @@
-"""Softmax warpgroup of the 1Q kernel: the same 128 rows as the other one, over every other key tile.
-
-Each ends with an accumulator, a reference maximum and a sum of its own. They put maximum and sum where S was, read the
-other's, and share the columns of the output between them:
-
-      m0, l0, O0 ─┐            m = max(m0, m1)     f = 2^(m - m*)
-                  ├── combine  l = f0·l0 + f1·l1                      ─▶ (f0·O0 + f1·O1) / l
-      m1, l1, O1 ─┘
-
-With one key tile there is no O1 to add. A partition of a split sends the result on in fp32 with its base-2 LSE.
-"""
+"""Softmax warpgroup of the 1Q kernel: the same 128 rows as the other one, over every other key tile."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.blackwell import (
-    TensorMemoryLayout,
-    fence_async_shared,
-    fma2,
-    mul2,
-    tma,
-)
 
-from ...pieces.modifiers import exponent_scale
-from ...pieces.softmax import LOG2_E, exponent
-from ..layouts import box_layout, element_type, query_box, row_layout, stacked
-from ..prefill_2q.context import row_place
-from ..prefill_2q.epilogue import finish
-from ..prefill_2q.softmax import RowState, softmax_tile
-from ..sync import await_signal, signal
-
-
-@gluon.jit
-def softmax_0(ctx):
-    softmax_role(ctx, 0)
-
-
-@gluon.jit
-def softmax_1(ctx):
-    softmax_role(ctx, 1)
+from ..layouts import row_layout
+from ..prefill_2q.softmax import row_state, softmax_tile
+from ..sync import await_signal
+from .epilogue import store_combined, store_nothing
 
 
 @gluon.jit
 def softmax_role(ctx, wg: gl.constexpr):
-    """This warpgroup's key tiles, then its share of the output."""
+    """This warpgroup's key tiles, then its part of the output."""
     config: gl.constexpr = ctx.config
-    if ctx.span.total > 0:
-        mine = ctx.of_warpgroup(wg)
-        m = gl.full([config.BM_q], -float("inf"), gl.float32, row_layout())
-        state = RowState(m, gl.zeros_like(m))
-        for n in range(mine.span.total):
+    if ctx.run.total > 0:
+        mine = gl.aggregate_replace(ctx, run=ctx.run.every_other(wg))
+        state = row_state(config.MMA_M, row_layout())
+        for n in range(mine.run.total):
             state = softmax_tile(mine, state, n, wg)
-        await_signal(ctx.bars.o_producer.index(wg), (mine.span.total - 1) & 1, mine.span.total > 0)
+        await_signal(ctx.bars.o_producer.index(wg), (mine.run.total - 1) & 1, mine.run.total > 0)
         store_combined(ctx, state, wg)
     else:
         if wg == 0 and config.splitk_partitions > 1:
             store_nothing(ctx)
-
-
-@gluon.jit
-def store_combined(ctx, state, wg: gl.constexpr):
-    """Combine with the other warpgroup and write this one's columns of the output; warpgroup 0 writes the LSE."""
-    config: gl.constexpr = ctx.config
-    if 1 - wg < writers(config):
-        put_rows(row_slot(ctx, wg, 0), state.m)
-        put_rows(row_slot(ctx, wg, 1), state.l)
-        signal(ctx.combine_bars.index(wg))
-    if wg < writers(config):
-        await_signal(ctx.combine_bars.index(1 - wg), 0)
-        m_other = get_rows(row_slot(ctx, 1 - wg, 0))
-        l_other = get_rows(row_slot(ctx, 1 - wg, 1))
-        c = exponent_scale(ctx)
-        m = gl.maximum(state.m, m_other)
-        own = gl.exp2(exponent(state.m, c) - exponent(m, c))
-        other = gl.exp2(exponent(m_other, c) - exponent(m, c))
-        rows = gl.arange(0, config.BM_q, row_layout())
-        sink = 0.0
-        if ctx.has_sinks:
-            sink = gl.load(ctx.tensors.sinks + row_place(ctx, rows, wg)[1])
-        factor, lse = finish(m, state.l * own + l_other * other, c, sink, ctx.has_sinks)
-        if wg == 0:
-            store_lse(ctx, rows, lse)
-            store_output(ctx, own * factor, other * factor, wg)
-        else:
-            store_output(ctx, other * factor, own * factor, wg)
-
-
-@gluon.jit
-def store_nothing(ctx):
-    """What a partition without keys has to say: an LSE of -inf and zeros. A path of its own, because joined with the
-    other one it made the compiler spill (128 bytes of stack at head dim 128)."""
-    config: gl.constexpr = ctx.config
-    cols: gl.constexpr = out_columns(config)
-    zero = gl.zeros([config.BM_q], gl.float32, row_layout())
-    store_lse(ctx, gl.arange(0, config.BM_q, row_layout()), zero - float("inf"))
-    block = staging(ctx).index(0)
-    layout: gl.constexpr = ctx.memory.o.index(0).slice(0, cols).get_reg_layout()
-    block.reshape([config.BM_q, cols]).store(gl.zeros([config.BM_q, cols], out_type(config), layout))
-    fence_async_shared()
-    gl.barrier()
-    for i in gl.static_range(config.padded_ov_depth // cols):
-        ctx.tensors.o.store(ctx.tile.row, ctx.tile.h, i * cols, block)
-    tma.store_wait(0)
-
-
-@gluon.jit
-def store_lse(ctx, rows, lse):
-    """Natural log for the caller, head by head; base 2 for a combination, query by query."""
-    config: gl.constexpr = ctx.config
-    if ctx.has_lse:
-        queries, heads = row_place(ctx, rows, 0)
-        if config.splitk_partitions > 1:
-            row = queries.to(gl.int64) * ctx.work.heads_q + heads
-            lse = lse * LOG2_E
-        else:
-            row = heads.to(gl.int64) * ctx.tensors.lse_stride + queries
-        gl.store(ctx.tensors.lse + row, lse, mask=queries < ctx.work.seq_q)
-
-
-@gluon.jit
-def store_output(ctx, f0, f1, wg: gl.constexpr):
-    """f0 · O0 + f1 · O1 (`f0`, `f1` [128]), in blocks of 128 bytes a row through the room of Q, by TMA.
-
-    Blocks take turns between the warpgroups, and so do the blocks' places; where Q has room for one, warpgroup 0 does
-    it all."""
-    config: gl.constexpr = ctx.config
-    cols: gl.constexpr = out_columns(config)
-    slots: gl.constexpr = out_slots(config)
-    turns: gl.constexpr = writers(config)
-    for i in gl.static_range(config.padded_ov_depth // cols):
-        if i % turns == wg:
-            if i >= slots:
-                tma.store_wait(0)
-                gl.barrier()
-            block = staging(ctx).index(i % slots)
-            block.reshape([config.BM_q, cols]).store(output_block(ctx, f0, f1, i, cols).to(out_type(config)))
-            fence_async_shared()
-            gl.barrier()
-            ctx.tensors.o.store(ctx.tile.row, ctx.tile.h, i * cols, block)
-    tma.store_wait(0)
-
-
-@gluon.jit
-def staging(ctx):
-    """The room of Q as blocks of the output."""
-    config: gl.constexpr = ctx.config
-    box: gl.constexpr = query_box(config, out_columns(config))
-    dtype: gl.constexpr = out_type(config)
-    return ctx.memory.q.reinterpret(dtype, stacked(out_slots(config), box), box_layout(box, dtype))
-
-
-@gluon.jit
-def output_block(ctx, f0, f1, i: gl.constexpr, cols: gl.constexpr):
-    """Columns i · cols … of the combined output [128, cols]; after a single key tile nothing is in O1."""
-    layout: gl.constexpr = ctx.memory.o.index(0).slice(i * cols, cols).get_reg_layout()
-    values = mul2(ctx.memory.o.index(0).slice(i * cols, cols).load(layout), column(f0, layout))
-    if ctx.span.total > 1:
-        values = fma2(ctx.memory.o.index(1).slice(i * cols, cols).load(layout), column(f1, layout), values)
-    return values
-
-
-@gluon.jit
-def column(rows, layout: gl.constexpr):
-    """One value a row [128] as a column of a tile."""
-    return gl.convert_layout(rows, gl.SliceLayout(1, layout), assert_trivial=True)[:, None]
-
-
-@gluon.jit
-def row_slot(ctx, wg: gl.constexpr, which: gl.constexpr):
-    """A column of tensor memory over a warpgroup's S, which is not needed any more."""
-    slot = ctx.memory.s.index(wg).slice(which, 1)
-    return slot.reinterpret(gl.float32, [ctx.config.BM_q, 1], TensorMemoryLayout([128, 1], 1))
-
-
-@gluon.jit
-def put_rows(slot, rows):
-    layout: gl.constexpr = slot.get_reg_layout()
-    slot.store(column(rows, layout))
-
-
-@gluon.jit
-def get_rows(slot):
-    values = slot.load(slot.get_reg_layout())
-    return gl.convert_layout(gl.max(values, 1), row_layout(), assert_trivial=True)
-
-
-@gluon.constexpr_function
-def writers(config):
-    """Warpgroups that write the output: one where the room of Q holds a single block."""
-    return 2 if out_slots(config) > 1 else 1
-
-
-@gluon.constexpr_function
-def out_slots(config):
-    """Output blocks that the room of Q holds."""
-    return config.q_bytes // (128 * config.BM_q)
-
-
-@gluon.constexpr_function
-def out_type(config):
-    """Parts of a split go out in fp32."""
-    return gl.float32 if config.splitk_partitions > 1 else element_type(config.dtype)
-
-
-@gluon.constexpr_function
-def out_columns(config):
-    """Columns of an output block: 128 bytes, one swizzle atom."""
-    return 32 if config.splitk_partitions > 1 else 64

@@ -1,6 +1,6 @@
-"""What every role of the Blackwell kernel can see: operands, memory, barriers, the tile and its keys, as one value.
+"""What the roles of the Blackwell prefill kernels share, as one value: operands, memory, barriers, the tile, its keys.
 
-      shared memory   Q0 Q1 │ K/V slots │ scale of each row │ barriers        (O leaves through the room of Q)
+      shared memory   Q0 Q1 │ K/V slots │ scale of each row │ barriers        (O leaves through that of Q)
       tensor memory   S0 (P0 over it) │ S1 (P1 over it) │ O0 │ O1             512 columns of 128 lanes
 
 Barriers, in the order in which they lie in memory (`wg` is a softmax warpgroup and its query tile):
@@ -13,6 +13,10 @@ Barriers, in the order in which they lie in memory (`wg` is a softmax warpgroup 
       ring full / empty      a K or V tile has arrived / has been read                bytes / commit    -> MMA / load
       o_producer[wg]         O += P·V is complete                                     commit            -> correction,
                                                                                                           softmax (last)
+      combine[wg]            (1Q) a warpgroup's maximum and sum are written           4 softmax warps   -> the other one
+
+The kernels of one query tile and of a pair of CTAs share this. With one query tile, `wg` is a softmax warpgroup and its
+half of the key tiles, and there is no q1; in a pair, rows are those of both CTAs and warpgroups arrive as a whole.
 """
 
 from triton.experimental import gluon
@@ -21,42 +25,29 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
     allocate_tensor_memory,
     mbarrier,
     tensor_memory_descriptor,
-    tma,
 )
 from triton.language.core import base_value
 
 from ...nvidia.kv_ring import KVConsumerPipeline, KVProducerPipeline
-from ...nvidia.pipelines import KVPipeline, make_kv_pipeline
+from ...nvidia.pipelines import make_kv_pipeline, make_pair_pipeline
 from ...nvidia.tma_ring import KVConsumerRings, KVProducerRings, TMAConsumerPipeline, make_tma_producer
 from ...pieces.modifiers import Modifiers
 from ...pieces.scheduler import Tile
-from ...pieces.span import TileSpan
-from ..layouts import STORE_COLUMNS, box_layout, element_type, lanes, query_box, slot_box, stacked
-
-
-@gluon.aggregate
-class Tensors:
-    """Operands in global memory; the descriptors are 4-D (batch, seq, heads, dim) and clip at the ends."""
-
-    q: tma.tensor_descriptor
-    k: base_value  # see sm100/global_rows.py
-    v: base_value
-    o: tma.tensor_descriptor
-    lse: gl.tensor  # float* (batch, heads_q, seq_q), written when the config of the launch asks for it
-    sinks: gl.tensor  # float* (heads_q,)
-
-
-@gluon.aggregate
-class Sources:
-    """Operands in global memory, at this CTA's sequence: see sm100/global_rows.py."""
-
-    q: base_value
-    k: base_value
-    v: base_value
-    o: base_value
-    lse: gl.tensor  # float*, of query head 0 of this sequence
-    lse_stride: gl.tensor  # from a head to the next
-    sinks: gl.tensor  # float* (heads_q,)
+from ..global_rows import Sources
+from ..layouts import (
+    STORE_COLUMNS,
+    box_layout,
+    element_type,
+    halved_columns,
+    halved_rows,
+    key_box,
+    lanes,
+    query_box,
+    scale_layout,
+    slot_box,
+    stacked,
+)
+from ..sync import init_signal, make_signal, number_of
 
 
 @gluon.aggregate
@@ -71,89 +62,109 @@ class Work:
 
 @gluon.aggregate
 class Barriers:
+    """See above. In a pair, `s_consumer` and `q1` are the leader's, and each CTA has its own of the others."""
+
     s_consumer: gl.shared_memory_descriptor  # [4, 1]: wg * 2 + part
     c_producer: gl.shared_memory_descriptor  # [2, 1]
     c_consumer: gl.shared_memory_descriptor  # [2, 1]
     s_producer: gl.shared_memory_descriptor  # [2, 1]
     o_producer: gl.shared_memory_descriptor  # [2, 1]
+
+
+@gluon.aggregate
+class Barriers2Q(Barriers):
     q1: gl.shared_memory_descriptor  # [1, 1]: the first query tile comes with K0
 
 
 @gluon.aggregate
+class Barriers1Q(Barriers):
+    combine: gl.shared_memory_descriptor  # [2, 1]: a warpgroup's maximum and sum are written
+
+
+@gluon.aggregate
 class Memory:
-    q: gl.shared_memory_descriptor  # [2, *query box]
-    scales: gl.shared_memory_descriptor  # [2, 128] fp32
-    s: tensor_memory_descriptor  # [2, 128, BN] fp32
-    o: tensor_memory_descriptor  # [2, 128, Dv] fp32
+    """Tiles of `MMA_M` rows."""
+
+    q: gl.shared_memory_descriptor  # [query tiles * chunks, *query box]: query tile after query tile
+    scales: gl.shared_memory_descriptor  # [2, rows] fp32
+    s: tensor_memory_descriptor  # [2, rows, BN] fp32
+    o: tensor_memory_descriptor  # [2, rows, Dv] fp32
 
 
 @gluon.aggregate
 class Context:
+    """What every role can see."""
+
     tensors: Sources
     memory: Memory
-    k: KVPipeline  # slots of K, or of K and V in turn
-    v: KVPipeline  # slots of V; those of K and V where they share a ring
-    bars: Barriers
+    k: base_value  # KVPipeline or PairKVPipeline: slots of K in chunks, or of K and V in turn
+    v: base_value  # slots of V; those of K and V where they share a ring
+    bars: base_value  # Barriers2Q or Barriers1Q
     work: Work
     tile: Tile
-    span: TileSpan
-    tiles: gl.tensor  # key tiles that every role goes through; 0 where this CTA has no rows
+    run: base_value  # TileSpan or TileRun: the key tiles that every role goes through; none where there are no rows
     mods: Modifiers
     scale: gl.tensor  # softmax scale, fp32
     config: gl.constexpr
-    has_sinks: gl.constexpr
-    has_lse: gl.constexpr
+    traits: gl.constexpr
 
 
 @gluon.jit
 def make_memory(config: gl.constexpr):
     """Shared memory of Q and the scales, and all of tensor memory."""
     dtype: gl.constexpr = element_type(config.dtype)
-    box: gl.constexpr = query_box(config, config.padded_qk_depth)
-    q = gl.allocate_shared_memory(dtype, stacked(2, box), box_layout(box, dtype))
-    scales = gl.allocate_shared_memory(gl.float32, [2, config.BM_q], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    s = allocate_tensor_memory(gl.float32, [2, config.BM_q, config.BN], lanes(config.BN))
-    o = allocate_tensor_memory(gl.float32, [2, config.BM_q, config.padded_ov_depth], lanes(config.padded_ov_depth))
+    box: gl.constexpr = query_box(config, config.BK0)
+    layout: gl.constexpr = box_layout(box, dtype, halved_rows(config))
+    rows: gl.constexpr = config.MMA_M
+    q = gl.allocate_shared_memory(dtype, stacked(config.num_q * config.num_qk_stages, box), layout)
+    scales = gl.allocate_shared_memory(gl.float32, [2, rows], scale_layout(config))
+    s = allocate_tensor_memory(gl.float32, [2, rows, config.BN], lanes(config, config.BN))
+    o = allocate_tensor_memory(gl.float32, [2, rows, config.padded_ov_depth], lanes(config, config.padded_ov_depth))
     return Memory(q, scales, s, o)
 
 
 @gluon.jit
-def make_barriers():
-    """Every barrier outside the rings, initialised. Softmax and correction arrive once per warp."""
-    s_consumer = mbarrier.allocate_mbarrier(batch=4)
-    q1 = mbarrier.allocate_mbarrier(batch=1)
-    mbarrier.init(q1.index(0), count=1)
-    for wg in gl.static_range(2):
-        mbarrier.init(s_consumer.index(2 * wg), count=8)
-        mbarrier.init(s_consumer.index(2 * wg + 1), count=4)
-    return Barriers(s_consumer, _pair(4), _pair(4), _pair(1), _pair(1), q1)
-
-
-@gluon.jit
-def _pair(count: gl.constexpr):
-    """One barrier per query tile."""
-    bars = mbarrier.allocate_mbarrier(batch=2)
-    for wg in gl.static_range(2):
-        mbarrier.init(bars.index(wg), count=count)
-    return bars
+def make_barriers(config: gl.constexpr):
+    """Every barrier outside the rings, initialised."""
+    topology: gl.constexpr = config.topology
+    s_consumer = mbarrier.allocate_mbarrier(batch=number_of(topology, "S_consumer"), two_ctas=config.pair_cta)
+    if config.num_q == 2:
+        q1 = mbarrier.allocate_mbarrier(batch=number_of(topology, "Q1_sync"), two_ctas=config.pair_cta)
+        init_signal(q1, topology, "Q1_sync")
+    init_signal(s_consumer, topology, "S_consumer")
+    c_producer = make_signal(topology, "C_producer")
+    c_consumer = make_signal(topology, "C_consumer")
+    s_producer = make_signal(topology, "S_producer")
+    o_producer = make_signal(topology, "O_producer")
+    if config.num_q == 2:
+        return Barriers2Q(s_consumer, c_producer, c_consumer, s_producer, o_producer, q1)
+    else:
+        combine = make_signal(topology, "combine")
+        return Barriers1Q(s_consumer, c_producer, c_consumer, s_producer, o_producer, combine)
 
 
 @gluon.jit
 def make_rings(config: gl.constexpr):
-    """(K ring, V ring), both the same one if the config says so."""
-    dtype: gl.constexpr = element_type(config.dtype)
+    """(K ring in chunks, V ring), or the ring of both twice."""
     if config.use_shared_kv:
-        k = _ring(config.num_kv_stages, slot_box(config), dtype)
+        k = make_ring(config, slot_box(config), None, 1)
         return k, k
     else:
-        k = _ring(config.num_kv_stages, [1, config.BN, 1, config.padded_qk_depth], dtype)
-        v = _ring(config.num_kv_stages, [1, config.BN, 1, config.padded_ov_depth], dtype)
+        k = make_ring(config, key_box(config, config.BK0), halved_rows(config), config.num_qk_stages)
+        v = make_ring(config, key_box(config, config.padded_ov_depth), halved_columns(config), 1)
         return k, v
 
 
 @gluon.jit
-def _ring(stages: gl.constexpr, box: gl.constexpr, dtype: gl.constexpr):
-    ring = make_kv_pipeline(gl.allocate_shared_memory(dtype, stacked(stages, box), box_layout(box, dtype)), stages)
+def make_ring(config: gl.constexpr, box: gl.constexpr, halved: gl.constexpr, chunks: gl.constexpr):
+    """A ring of boxes, initialised."""
+    dtype: gl.constexpr = element_type(config.dtype)
+    stages: gl.constexpr = config.num_kv_stages
+    smem = gl.allocate_shared_memory(dtype, stacked(stages * chunks, box), box_layout(box, dtype, halved))
+    if config.pair_cta:
+        ring = make_pair_pipeline(smem, stages, chunks)
+    else:
+        ring = make_kv_pipeline(smem, stages, chunks)
     ring.init()
     return ring
 
@@ -185,7 +196,7 @@ def key_view(slot, columns: gl.constexpr, config: gl.constexpr):
         return slot
     else:
         dtype: gl.constexpr = element_type(config.dtype)
-        box: gl.constexpr = [1, config.BN, 1, columns]
+        box: gl.constexpr = key_box(config, columns)
         if columns > STORE_COLUMNS:
             return slot.reinterpret(dtype, box, box_layout(box, dtype))
         else:
@@ -194,13 +205,13 @@ def key_view(slot, columns: gl.constexpr, config: gl.constexpr):
 
 @gluon.jit
 def p_tile(memory, wg: gl.constexpr, config: gl.constexpr):
-    """P [128, BN] in the operands' type over the left half of S."""
+    """P [rows, BN] in the operands' type over the left half of S."""
     s = memory.s.index(wg).slice(0, config.BN // 2)
-    return s.reinterpret(element_type(config.dtype), [config.BM_q, config.BN], lanes(config.BN))
+    return s.reinterpret(element_type(config.dtype), [config.MMA_M, config.BN], lanes(config, config.BN))
 
 
 @gluon.jit
-def row_place(ctx, rows, wg: gl.constexpr):
+def row_positions(ctx, rows, wg: gl.constexpr):
     """(query in its sequence, query head) of rows of a query tile."""
     config: gl.constexpr = ctx.config
     first = ctx.tile.row + wg * config.wg_queries

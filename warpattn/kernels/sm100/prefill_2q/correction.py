@@ -1,4 +1,4 @@
-"""Correction warpgroup of the Blackwell kernel: rescales O when the softmax has moved its reference maximum.
+"""Correction warpgroup of the Blackwell kernels: rescales O when the softmax has moved its reference maximum.
 
 It keeps that work, rare as it is, off the path from S to P. For each key tile but the first:
 
@@ -12,35 +12,45 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import mul2
 
-from ..layouts import row_layout
-from ..sync import any_greater_of_role, await_signal, signal
+from ..sync import any_greater_of_role, await_signal, notify
 
 COLUMNS = gl.constexpr(16)  # of O at a time, so that the role gets by with few registers
 
 
 @gluon.jit
 def correction_role(ctx):
+    """Nothing where the tile has no rows."""
+    if ctx.run.total > 0:
+        correct_tiles(ctx)
+
+
+@gluon.jit
+def correct_tiles(ctx):
     """Both query tiles in turn, key tile after key tile."""
-    if ctx.tiles > 0:
-        signal(ctx.bars.s_consumer.index(0))
-        signal(ctx.bars.s_consumer.index(2))
-        for n in range(1, ctx.tiles):
-            correct(ctx, 0, n)
-            correct(ctx, 1, n)
+    allow_first(ctx)
+    for n in range(1, ctx.run.total):
+        correct(ctx, 0, n)
+        correct(ctx, 1, n)
+
+
+@gluon.jit
+def allow_first(ctx):
+    """Let the first P·V of both accumulators go: there is no O to rescale."""
+    notify(ctx, ctx.bars.s_consumer.index(0))
+    notify(ctx, ctx.bars.s_consumer.index(2))
 
 
 @gluon.jit
 def correct(ctx, wg: gl.constexpr, n):
     """O of one query tile, before P·V of key tile number `n` >= 1 is added."""
+    o = ctx.memory.o.index(wg)
+    layout: gl.constexpr = o.slice(0, COLUMNS).get_reg_layout()
     await_signal(ctx.bars.c_producer.index(wg), (n - 1) & 1)
-    scale = ctx.memory.scales.index(wg).load(row_layout())
-    signal(ctx.bars.c_consumer.index(wg))
+    scale = ctx.memory.scales.index(wg).load(gl.SliceLayout(1, layout))
+    notify(ctx, ctx.bars.c_consumer.index(wg))
     await_signal(ctx.bars.o_producer.index(wg), (n - 1) & 1)
     if any_greater_of_role(gl.full_like(scale, 1.0), scale):
-        o = ctx.memory.o.index(wg)
         for i in gl.static_range(ctx.config.padded_ov_depth // COLUMNS):
             part = o.slice(i * COLUMNS, COLUMNS)
-            values = part.load()
-            factor = gl.convert_layout(scale, gl.SliceLayout(1, values.type.layout), assert_trivial=True)
-            part.store(mul2(values, factor[:, None]))
-    signal(ctx.bars.s_consumer.index(2 * wg))
+            part.store(mul2(part.load(layout), scale[:, None]))
+    notify(ctx, ctx.bars.s_consumer.index(2 * wg))

@@ -8,56 +8,77 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shared, mul2, tma
 
+from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import exponent, finish_rows
-from ..layouts import STORE_COLUMNS, box_layout, element_type, query_box, row_layout, stacked
-from .context import row_place
+from ..layouts import STORE_COLUMNS, box_layout, element_type, halved_rows, query_box, stacked
+from .context import row_positions
 
 
 @gluon.jit
-def store_output(ctx, m, l, c, wg: gl.constexpr):
-    """Write O [128, Dv] and, if asked for, LSE [128] of rows with reference `m` and sum `l`."""
-    rows = gl.arange(0, ctx.config.BM_q, row_layout())
-    queries, heads = row_place(ctx, rows, wg)
-    sink = 0.0
-    if ctx.has_sinks:
-        sink = gl.load(ctx.tensors.sinks + heads)
-    factor, lse = finish(m, l, c, sink, ctx.has_sinks)
-    if ctx.has_lse:
+def store_output(ctx, state, wg: gl.constexpr):
+    """Write O [rows, Dv] and, where the traits say so, LSE [rows] of rows in their last softmax state."""
+    rows = gl.arange(0, ctx.config.MMA_M, state.m.type.layout)
+    queries, heads = row_positions(ctx, rows, wg)
+    factor, lse = finish(ctx, state.m, state.l, load_sink(ctx, heads))
+    if ctx.traits.has_lse:
         row = heads.to(gl.int64) * ctx.tensors.lse_stride + queries
         gl.store(ctx.tensors.lse + row, lse, mask=queries < ctx.work.seq_q)
     store_blocks(ctx, factor, wg)
 
 
 @gluon.jit
-def finish(m, l, c, sink, has_sink: gl.constexpr):
-    """(factor, lse) of each row: what O is multiplied by, and the natural log of the row's whole denominator.
+def load_sink(ctx, heads):
+    """The sinks of query heads; 0 without sinks."""
+    if ctx.traits.has_sinks:
+        return gl.load(ctx.tensors.sinks + heads)
+    else:
+        return 0.0
 
-    In rows without any key `l` is not 0 where `exp2_polynomial` made some of its terms.
-    """
-    some = m > -float("inf")
-    mc = exponent(m, c)
-    return finish_rows(mc, l, some, sink, has_sink, True)
+
+@gluon.jit
+def finish(ctx, m, l, sink):
+    """(factor of O, LSE) of rows with reference maximum `m` and sum `l`; a `sink` joins the sum once."""
+    some = m > -float("inf")  # `l` does not say: without a key it is above 0, since the polynomial's 2^-inf is 2^-126
+    return finish_rows(exponent(m, exponent_scale(ctx)), l, some, sink, ctx.traits.has_sinks)
 
 
 @gluon.jit
 def store_blocks(ctx, factor, wg: gl.constexpr):
-    """O times `factor` [128] to global memory, 64 columns at a time."""
+    """O times `factor` [rows] to global memory, 64 columns at a time."""
     config: gl.constexpr = ctx.config
-    dtype: gl.constexpr = element_type(config.dtype)
-    box: gl.constexpr = query_box(config, STORE_COLUMNS)
     slots: gl.constexpr = config.padded_qk_depth // STORE_COLUMNS
-    staging = ctx.memory.q.index(wg).reinterpret(dtype, stacked(slots, box), box_layout(box, dtype))
-    row = ctx.tile.row + wg * (config.BM_eff // 2)
+    row = ctx.tile.row + wg * config.wg_queries
     for i in gl.static_range(config.padded_ov_depth // STORE_COLUMNS):
         values = ctx.memory.o.index(wg).slice(i * STORE_COLUMNS, STORE_COLUMNS).load()
         scale = gl.convert_layout(factor, gl.SliceLayout(1, values.type.layout), assert_trivial=True)
-        values = mul2(values, scale[:, None]).to(dtype)
+        values = mul2(values, scale[:, None]).to(element_type(config.dtype))
         if i >= slots:
             tma.store_wait(0)
             gl.barrier()
-        block = staging.index(i % slots)
-        block.reshape([config.BM_q, STORE_COLUMNS]).store(values)
-        fence_async_shared()
-        gl.barrier()
-        ctx.tensors.o.store(row, ctx.tile.h, i * STORE_COLUMNS, block)
+        store_block(ctx, values, output_slot(ctx, wg, i % slots), row, i * STORE_COLUMNS)
     tma.store_wait(0)
+
+
+@gluon.jit
+def store_block(ctx, values, slot, row, column: gl.constexpr):
+    """A block of the output [rows, columns] through a slot of shared memory, by TMA."""
+    slot.reshape(values.shape).store(values)
+    fence_async_shared()
+    gl.barrier()
+    ctx.tensors.o.store(row, ctx.tile.h, column, slot)
+
+
+@gluon.jit
+def output_slot(ctx, wg: gl.constexpr, i: gl.constexpr):
+    """Shared memory of 64 columns of a query tile, number `i`."""
+    config: gl.constexpr = ctx.config
+    dtype: gl.constexpr = element_type(config.dtype)
+    box: gl.constexpr = query_box(config, STORE_COLUMNS)
+    slots: gl.constexpr = config.BK0 // STORE_COLUMNS
+    chunk = ctx.memory.q.index(wg * config.num_qk_stages + i // slots)
+    if slots == 1:
+        return chunk
+    else:
+        return chunk.reinterpret(dtype, stacked(slots, box), box_layout(box, dtype, halved_rows(config))).index(
+            i % slots
+        )

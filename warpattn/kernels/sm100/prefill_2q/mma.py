@@ -1,4 +1,4 @@
-"""MMA warp of the Blackwell kernel: the only one that gives work to the tensor core.
+"""MMA warp of two query tiles: the only one that gives work to the tensor core, in a pair that of the leader.
 
       S0 S1 │ S0' O0 S1' O1 … │      as issued:  S0 = Q0·K0, S1 = Q1·K0, O0 = P0·V0,
                                                  then for n = 1 …:  S0 = Q0·Kn, O1 += P1·Vn-1, S1 = Q1·Kn, O0 += P0·Vn,
@@ -19,37 +19,60 @@ from .context import consumer, key_view, p_tile
 
 @gluon.jit
 def mma_role(ctx):
-    """All products of the tile, in the order above."""
-    if ctx.tiles > 0:
-        ring = consumer(ctx)
-        state = ring.start()
-        ring.wait_k(state)
-        multiply_qk(ctx, 0, ring.k_tile(state))
-        await_signal(ctx.bars.q1.index(0), 0)
-        multiply_qk(ctx, 1, ring.k_tile(state))
-        state = ring.release_k(state)
-        state = ring.wait_v(state)
-        multiply_pv(ctx, 0, ring.v_tile(state), 0)
-        for n in range(1, ctx.tiles):
-            ring.wait_k(state)
-            multiply_qk(ctx, 0, ring.k_tile(state))
-            multiply_pv(ctx, 1, ring.v_tile(state), n - 1)
-            ring.release_v(state)
-            multiply_qk(ctx, 1, ring.k_tile(state))
-            state = ring.release_k(state)
-            state = ring.wait_v(state)
-            multiply_pv(ctx, 0, ring.v_tile(state), n)
-        multiply_pv(ctx, 1, ring.v_tile(state), ctx.tiles - 1)
+    """Nothing where the tile has no rows."""
+    if ctx.run.total > 0:
+        multiply_tiles(ctx)
 
 
 @gluon.jit
-def multiply_qk(ctx, wg: gl.constexpr, k):
-    """S = Q·Kᵀ of one query tile with the K tile in a slot."""
-    config: gl.constexpr = ctx.config
-    q = ctx.memory.q.index(wg).reshape([config.BM_q, config.padded_qk_depth])
-    k = key_view(k, config.padded_qk_depth, config).reshape([config.BN, config.padded_qk_depth]).permute((1, 0))
-    tcgen05_mma(q, k, ctx.memory.s.index(wg), use_acc=False)
+def multiply_tiles(ctx):
+    """All products of the tile, in the order above."""
+    ring = consumer(ctx)
+    state = ring.start()
+    multiply_qk(ctx, ring, state, 0)
+    await_signal(ctx.bars.q1.index(0), 0)
+    multiply_qk(ctx, ring, state, 1)
+    state = release_k(ctx, ring, state)
+    state = ring.wait_v(state)
+    multiply_pv(ctx, 0, ring.v_tile(state), 0)
+    for n in range(1, ctx.run.total):
+        multiply_qk(ctx, ring, state, 0)
+        multiply_pv(ctx, 1, ring.v_tile(state), n - 1)
+        ring.release_v(state)
+        multiply_qk(ctx, ring, state, 1)
+        state = release_k(ctx, ring, state)
+        state = ring.wait_v(state)
+        multiply_pv(ctx, 0, ring.v_tile(state), n)
+    multiply_pv(ctx, 1, ring.v_tile(state), ctx.run.total - 1)
+
+
+@gluon.jit
+def multiply_qk(ctx, ring, state, wg: gl.constexpr):
+    """S = Q·Kᵀ of one query tile with the next K tile, chunk by chunk; the first query tile waits for the chunks."""
+    chunks: gl.constexpr = ctx.config.num_qk_stages
+    for c in gl.static_range(chunks):
+        if wg == 0:
+            ring.wait_k(state, c)
+        multiply_chunk(ctx, wg, wg * chunks + c, ring.k_tile(state, c), c > 0)
     tcgen05_commit(ctx.bars.s_producer.index(wg))
+
+
+@gluon.jit
+def multiply_chunk(ctx, wg: gl.constexpr, q: gl.constexpr, k, use_acc: gl.constexpr):
+    """S = Q·Kᵀ, or S += Q·Kᵀ, of a chunk of columns: number `q` of the queries', and a slot of K."""
+    config: gl.constexpr = ctx.config
+    q_chunk = ctx.memory.q.index(q).reshape([config.MMA_M, config.BK0])
+    k_chunk = key_view(k, config.BK0, config).reshape([config.BN, config.BK0]).permute((1, 0))
+    tcgen05_mma(q_chunk, k_chunk, ctx.memory.s.index(wg), use_acc=use_acc)
+
+
+@gluon.jit
+def release_k(ctx, ring, state):
+    """Give all chunks of a K tile back; returns the state after it."""
+    chunks: gl.constexpr = ctx.config.num_qk_stages
+    for c in gl.static_range(chunks):
+        state = ring.release_k(state, c)
+    return state
 
 
 @gluon.jit
@@ -59,11 +82,12 @@ def multiply_pv(ctx, wg: gl.constexpr, v, n):
     v = key_view(v, config.padded_ov_depth, config).reshape([config.BN, config.padded_ov_depth])
     p = p_tile(ctx.memory, wg, config)
     o = ctx.memory.o.index(wg)
-    half: gl.constexpr = config.BN // 2
-    quarter: gl.constexpr = config.BN // 4
+    first: gl.constexpr = config.p_columns[0]
+    second: gl.constexpr = config.p_columns[1]
+    third: gl.constexpr = config.p_columns[2]
     await_signal(ctx.bars.s_consumer.index(2 * wg), n & 1)
-    tcgen05_mma(p.slice(0, half), v.slice(0, half), o, use_acc=n > 0)
-    tcgen05_mma(p.slice(half, quarter), v.slice(half, quarter), o)
+    tcgen05_mma(p.slice(0, first), v.slice(0, first), o, use_acc=n > 0)
+    tcgen05_mma(p.slice(first, second), v.slice(first, second), o)
     await_signal(ctx.bars.s_consumer.index(2 * wg + 1), n & 1)
-    tcgen05_mma(p.slice(half + quarter, quarter), v.slice(half + quarter, quarter), o)
+    tcgen05_mma(p.slice(first + second, third), v.slice(first + second, third), o)
     tcgen05_commit(ctx.bars.o_producer.index(wg))

@@ -19,8 +19,8 @@ from ...pieces.scheduler import Tile
 from ...pieces.softmax import HEADROOM, exponent, warp_any
 from ..exp2 import exp2_polynomial, row_sum
 from ..layouts import element_type, row_layout
-from ..sync import await_signal, opaque, signal
-from .context import p_tile, row_place
+from ..sync import await_signal, hide_from_compiler, notify
+from .context import p_tile, row_positions
 from .epilogue import store_output
 
 LOADING_COLUMNS = gl.constexpr(32)  # of scores at once, where a mask or a score loads from memory
@@ -35,34 +35,29 @@ class RowState:
 
 
 @gluon.jit
-def softmax_0(ctx):
-    softmax_role(ctx, 0)
-
-
-@gluon.jit
-def softmax_1(ctx):
-    softmax_role(ctx, 1)
-
-
-@gluon.jit
 def softmax_role(ctx, wg: gl.constexpr):
     """Every key tile of one query tile, then its output."""
-    config: gl.constexpr = ctx.config
-    if ctx.tiles > 0:
-        m = gl.full([config.BM_q], -float("inf"), gl.float32, row_layout())
-        state = RowState(m, gl.zeros_like(m))
-        for n in range(ctx.tiles):
+    if ctx.run.total > 0:
+        state = row_state(ctx.config.MMA_M, row_layout())
+        for n in range(ctx.run.total):
             state = softmax_tile(ctx, state, n, wg)
-        await_signal(ctx.bars.o_producer.index(wg), (ctx.tiles - 1) & 1)
-        store_output(ctx, state.m, state.l, exponent_scale(ctx), wg)
+        await_signal(ctx.bars.o_producer.index(wg), (ctx.run.total - 1) & 1)
+        store_output(ctx, state, wg)
+
+
+@gluon.jit
+def row_state(rows: gl.constexpr, layout: gl.constexpr):
+    """The state of rows that have seen no key."""
+    m = gl.full([rows], -float("inf"), gl.float32, layout)
+    return RowState(m, gl.zeros_like(m))
 
 
 @gluon.jit
 def softmax_tile(ctx, state, n, wg: gl.constexpr):
     """Key tile number `n`: S to P."""
     config: gl.constexpr = ctx.config
-    half: gl.constexpr = config.BN // 2
-    quarter: gl.constexpr = config.BN // 4
+    half: gl.constexpr = config.p_columns[0]
+    quarter: gl.constexpr = config.p_columns[1]
     c = exponent_scale(ctx)
     await_signal(ctx.bars.s_producer.index(wg), n & 1)
     s0, s1, s2 = visible_scores(ctx, n, wg)
@@ -77,10 +72,10 @@ def softmax_tile(ctx, state, n, wg: gl.constexpr):
     p.slice(0, half).store(p0.to(dtype))
     p1 = exp2_polynomial(exponents(s1, c, mc))
     p.slice(half, quarter).store(p1.to(dtype))
-    signal(ctx.bars.s_consumer.index(2 * wg))
+    notify(ctx, ctx.bars.s_consumer.index(2 * wg))
     p2 = gl.exp2(exponents(s2, c, mc))
     p.slice(half + quarter, quarter).store(p2.to(dtype))
-    signal(ctx.bars.s_consumer.index(2 * wg + 1))
+    notify(ctx, ctx.bars.s_consumer.index(2 * wg + 1))
     l = state.l * alpha + (row_sum(p0) + (row_sum(p1) + row_sum(p2)))
     return RowState(m, l)
 
@@ -101,17 +96,17 @@ def send_scale(ctx, alpha, n, wg: gl.constexpr):
     """Give the correction warpgroup the scale of each row of O; there is no O before the second key tile."""
     await_signal(ctx.bars.c_consumer.index(wg), n & 1, pred=n > 1)
     ctx.memory.scales.index(wg).store(alpha)
-    signal(ctx.bars.c_producer.index(wg), n > 0)
+    notify(ctx, ctx.bars.c_producer.index(wg), n > 0)
 
 
 @gluon.jit
 def visible_scores(ctx, n, wg: gl.constexpr):
     """S in three parts [128, N/2], [128, N/4], [128, N/4] after the score function and, in a masked tile, the mask."""
     config: gl.constexpr = ctx.config
-    half: gl.constexpr = config.BN // 2
-    quarter: gl.constexpr = config.BN // 4
+    half: gl.constexpr = config.p_columns[0]
+    quarter: gl.constexpr = config.p_columns[1]
     s = ctx.memory.s.index(wg)
-    key = ctx.span.key_tile(n) * config.BN
+    key = ctx.run.key_tile(n) * config.BN
     s0 = visible_part(ctx, s.slice(0, half).load(), n, key, wg)
     s1 = visible_part(ctx, s.slice(half, quarter).load(), n, key + half, wg)
     s2 = visible_part(ctx, s.slice(half + quarter, quarter).load(), n, key + half + quarter, wg)
@@ -135,10 +130,10 @@ def visible_part(ctx, s, n, key, wg: gl.constexpr):
         return gl.convert_layout(joined, s.type.layout, assert_trivial=True)
     else:
         if loads:
-            key = opaque(key)
+            key = hide_from_compiler(key)
         if ctx.mods.score is not None:
             s = score(ctx, s, key, wg)
-        if n < ctx.span.masked:
+        if n < ctx.run.masked:
             s = mask(ctx, s, key, wg)
         return s
 
@@ -168,9 +163,9 @@ def indices(ctx, s, key, wg: gl.constexpr):
     """
     config: gl.constexpr = ctx.config
     layout: gl.constexpr = s.type.layout
-    rows = gl.arange(0, config.BM_q, gl.SliceLayout(1, layout))[:, None]
+    rows = gl.arange(0, config.MMA_M, gl.SliceLayout(1, layout))[:, None]
     k = key + gl.arange(0, s.shape[1], gl.SliceLayout(0, layout))[None, :]
-    queries, heads = row_place(ctx, rows, wg)
+    queries, heads = row_positions(ctx, rows, wg)
     return Tile(ctx.tile.b, heads, ctx.tile.row), queries + ctx.work.seq_k - ctx.work.seq_q, k
 
 

@@ -13,48 +13,26 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shared
 
 from ...pieces.modifiers import exponent_scale
-from ...pieces.softmax import HEADROOM, LOG2_E, exponent
+from ...pieces.softmax import HEADROOM, exponent
 from ..layouts import STORE_COLUMNS, element_type
-from ..prefill_2q.epilogue import finish
-from ..prefill_2q.softmax import RowState
+from ..prefill_2q.softmax import RowState, row_state
 from ..sync import any_greater_of_role, await_signal, signal
-
-
-@gluon.aggregate
-class RowPlaces:
-    """Where rows are, any shape: batch, token, query head; `there`, whether there is such a row."""
-
-    b: gl.tensor
-    token: gl.tensor
-    h: gl.tensor
-    there: gl.tensor
+from .context import row_positions
+from .epilogue import store_rows
 
 
 @gluon.jit
 def attend_role(ctx):
     """The run's key tiles, then the rows' output."""
-    config: gl.constexpr = ctx.config
-    layout: gl.constexpr = gl.SliceLayout(1, ctx.memory.s.get_reg_layout())
-    m = gl.full([config.BM], -float("inf"), gl.float32, layout)
-    state = RowState(m, gl.zeros_like(m))
+    state = row_state(ctx.config.BM, gl.SliceLayout(1, ctx.memory.s.get_reg_layout()))
     total = ctx.run.total
     if total > 0:
         fetch_queries(ctx)
-        signal(ctx.bars.q)
+        signal(ctx.bars.q.index(0))
     for i in range(total):
         state = attend_tile(ctx, state, i)
-    await_signal(ctx.bars.o, (total - 1) & 1, total > 0)
+    await_signal(ctx.bars.o.index(0), (total - 1) & 1, total > 0)
     store_rows(ctx, state)
-
-
-@gluon.jit
-def row_places(ctx, row):
-    """Places of rows `row` of the tile; those past the last get the last token's."""
-    rows = ctx.rows
-    number = rows.first + row
-    token = number // rows.group
-    head = rows.kv_head * rows.group + number - token * rows.group
-    return RowPlaces(rows.b, gl.minimum(token, ctx.lengths.seq_q - 1), head, token < ctx.lengths.seq_q)
 
 
 @gluon.jit
@@ -74,15 +52,15 @@ def copy_queries(ctx, tile, column: gl.constexpr, cols: gl.constexpr):
     """Columns from `column` on into a tile [64, cols]."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // cols, cols // 8], [4, 1], [1, 0])
     col = column + gl.arange(0, cols, gl.SliceLayout(0, layout))[None, :]
-    rows = row_places(ctx, gl.arange(0, ctx.config.BM, gl.SliceLayout(1, layout))[:, None])
-    async_copy.async_load(tile, ctx.q.at(rows.b, rows.token, rows.h) + col, mask=rows.there & (col >= 0))
+    rows = row_positions(ctx, gl.arange(0, ctx.config.BM, gl.SliceLayout(1, layout))[:, None])
+    async_copy.async_load(tile, ctx.q.at(rows.b, rows.token, rows.h) + col, mask=rows.exists & (col >= 0))
 
 
 @gluon.jit
 def attend_tile(ctx, state, i):
     """Key tile number `i`: S to P, and O to the new reference if it moved."""
     c = exponent_scale(ctx)
-    await_signal(ctx.bars.s, i & 1)
+    await_signal(ctx.bars.s.index(0), i & 1)
     s = visible_scores(ctx, ctx.memory.s.load(), i)
     top = gl.max(s, 1)
     m, l, alpha = state.m, state.l, gl.full_like(state.m, 1.0)
@@ -92,12 +70,12 @@ def attend_tile(ctx, state, i):
         alpha = gl.exp2(state.m * c - exponent(m, c))
     p = gl.exp2(s * c - exponent(m, c)[:, None])
     l = l * alpha + gl.sum(p, 1)
-    await_signal(ctx.bars.o, (i - 1) & 1, i > 0)
+    await_signal(ctx.bars.o.index(0), (i - 1) & 1, i > 0)
     ctx.memory.p.store(p.to(element_type(ctx.config.dtype)))
     if moved & (i > 0):
         rescale_output(ctx, alpha)
     fence_async_shared()
-    signal(ctx.bars.p)
+    signal(ctx.bars.p.index(0))
     return RowState(m, l)
 
 
@@ -117,43 +95,6 @@ def visible_scores(ctx, s, i):
     layout: gl.constexpr = s.type.layout
     first = ctx.run.key_tile(i) * ctx.config.BN
     k = first + gl.arange(0, ctx.config.BN, gl.SliceLayout(0, layout))[None, :]
-    rows = row_places(ctx, gl.arange(0, ctx.config.BM, gl.SliceLayout(1, layout))[:, None])
+    rows = row_positions(ctx, gl.arange(0, ctx.config.BM, gl.SliceLayout(1, layout))[:, None])
     q = rows.token + ctx.lengths.seq_k - ctx.lengths.seq_q
-    if ctx.mods.score is not None:
-        s = ctx.mods.apply_score(s, ctx.scale, rows, ctx.lengths, q, k)
-    if i < ctx.run.masked:
-        s = ctx.mods.apply_mask(s, rows, ctx.lengths, q, k)
-        s = gl.where(k < ctx.lengths.seq_k, s, -float("inf"))
-    return s
-
-
-@gluon.jit
-def store_rows(ctx, state):
-    """Output and LSE of the rows; a partition of a split leaves them in fp32, with the LSE in base 2."""
-    split: gl.constexpr = ctx.config.splitk_partitions > 1
-    rows = row_places(ctx, gl.arange(0, ctx.config.BM, state.m.type.layout))
-    sink = 0.0
-    if ctx.traits.has_sinks:
-        sink = gl.load(ctx.sinks + rows.h, mask=rows.there, other=0.0)
-    factor, lse = finish(state.m, state.l, exponent_scale(ctx), sink, ctx.traits.has_sinks)
-    if ctx.traits.has_lse:
-        if split:
-            lse = lse * LOG2_E
-        gl.store(ctx.lse.at(ctx.out_batch, rows.token, rows.h), lse, mask=rows.there)
-    cols: gl.constexpr = ctx.config.dim_v
-    for col in gl.static_range(0, cols, STORE_COLUMNS):
-        store_columns(ctx, factor, col)
-
-
-@gluon.jit
-def store_columns(ctx, factor, col: gl.constexpr):
-    """Columns `col` and on of O times `factor` [64]; zeros where there was no key tile."""
-    block = ctx.memory.o.slice(col, STORE_COLUMNS)
-    layout: gl.constexpr = block.get_reg_layout()
-    rows = row_places(ctx, gl.arange(0, ctx.config.BM, gl.SliceLayout(1, layout))[:, None])
-    o = gl.zeros([ctx.config.BM, STORE_COLUMNS], gl.float32, layout)
-    if ctx.run.total > 0:
-        o = block.load() * gl.convert_layout(factor, gl.SliceLayout(1, layout))[:, None]
-    cols = col + gl.arange(0, STORE_COLUMNS, gl.SliceLayout(0, layout))[None, :]
-    at = ctx.out.at(ctx.out_batch, rows.token, rows.h) + cols
-    gl.store(at, o.to(ctx.out.pointer.dtype.element_ty), mask=rows.there)
+    return ctx.mods.visible_scores(s, ctx.scale, rows, ctx.lengths, q, k, i < ctx.run.masked)

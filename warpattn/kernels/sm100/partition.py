@@ -1,10 +1,10 @@
-"""Which key tiles a softmax warpgroup of the 1Q kernel works on: a partition's window, and in it every other tile.
+"""Which key tiles a softmax warpgroup of the 1Q kernel works on: those of a partition, and of them every other one.
 
       key tiles of a span      0 1 2 3 4 │ 5 6 7 8 │ 9 10 11 12            13 tiles over 3 partitions: 5, 4, 4
       warpgroup 0              0   2   4 │ 5   7   │ 9    11
       warpgroup 1                1   3   │   6   8 │   10    12
 
-Windows are front-loaded: with T tiles over P partitions, q = T // P and r = T % P, partition p has the tiles from
+Partitions are front-loaded: with T tiles over P partitions, q = T // P and r = T % P, partition p has the tiles from
 p·q + min(p, r) to (p + 1)·q + min(p + 1, r). Specification: section 3.11.
 """
 
@@ -38,8 +38,8 @@ class TileRun:
 
 
 @gluon.jit
-def window(span, partition, partitions: gl.constexpr, some):
-    """The run of one partition; empty where there are fewer tiles than partitions, or not `some`."""
+def partition_tiles(span, partition, partitions: gl.constexpr, some):
+    """The run of one partition; empty where there are fewer tiles than partitions, or where `some` is false."""
     tiles = gl.where(some, span.total, 0)
     size = tiles // partitions
     rest = tiles - size * partitions

@@ -1,6 +1,6 @@
-"""Load and MMA warp of the Blackwell kernel for latent attention.
+"""MMA warp of the Blackwell kernel for latent attention.
 
-      MMA     S0 = Q·K0    then for i = 0, 1, …   (P(i) written)   S = Q·K(i+1),  O += P(i)·V(i)
+      S0 = Q·K0    then for i = 0, 1, …   (P(i) written)   S = Q·K(i+1),  O += P(i)·V(i)
 
 S is overwritten when P(i) is there, which was made from it. A slot is given back behind the last product that reads it,
 O += P(i)·V(i).
@@ -8,32 +8,10 @@ O += P(i)·V(i).
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.blackwell import mbarrier, tcgen05_commit, tcgen05_mma
+from triton.experimental.gluon.language.nvidia.blackwell import tcgen05_commit, tcgen05_mma
 
-from ...nvidia.pipelines import consumer_state, producer_state
-from ..global_rows import LEAST_ROWS
+from ...nvidia.pipelines import consumer_state
 from ..sync import await_signal
-
-
-@gluon.jit
-def load_role(ctx):
-    """Every key tile of the run into the ring; what lies past the end of the keys comes as zeros."""
-    config: gl.constexpr = ctx.config
-    state = producer_state(config.stages)
-    for i in range(ctx.run.total):
-        full = ctx.keys.producer_acquire(state)
-        row = ctx.run.key_tile(i) * config.BN
-        if config.box_rows < LEAST_ROWS:
-            for part in gl.static_range(2):
-                ctx.v.copy(row, ctx.rows.kv_head, ctx.keys.tile(state, part), part * config.half)
-            ctx.k.copy(row, ctx.rows.kv_head, ctx.memory.rope.index(state.index), config.dim_v)
-            mbarrier.arrive(full, count=1)
-        else:
-            mbarrier.expect(full, config.tile_bytes)
-            for part in gl.static_range(2):
-                ctx.v.load(row, ctx.rows.kv_head, full, ctx.keys.tile(state, part), part * config.half)
-            ctx.k.load(row, ctx.rows.kv_head, full, ctx.memory.rope.index(state.index), config.dim_v)
-        state = state.step()
 
 
 @gluon.jit
@@ -42,13 +20,13 @@ def mma_role(ctx):
     total = ctx.run.total
     if total > 0:
         state = consumer_state(ctx.config.stages)
-        await_signal(ctx.bars.q, 0)
+        await_signal(ctx.bars.q.index(0), 0)
         ctx.keys.consumer_wait(state)
         multiply_qk(ctx, state)
         for i in range(total):
             following = state.step()
             ctx.keys.consumer_wait(following, pred=i + 1 < total)
-            await_signal(ctx.bars.p, i & 1)
+            await_signal(ctx.bars.p.index(0), i & 1)
             if i + 1 < total:
                 multiply_qk(ctx, following)
             multiply_pv(ctx, state, i)
@@ -64,7 +42,7 @@ def multiply_qk(ctx, state):
     for part in gl.static_range(2):
         latents = ctx.keys.tile(state, part).reshape([config.BN, config.half]).permute((1, 0))
         tcgen05_mma(ctx.memory.q.index(part), latents, ctx.memory.s)
-    tcgen05_commit(ctx.bars.s)
+    tcgen05_commit(ctx.bars.s.index(0))
 
 
 @gluon.jit
@@ -75,4 +53,4 @@ def multiply_pv(ctx, state, i):
         latents = ctx.keys.tile(state, part).reshape([config.BN, config.half])
         tcgen05_mma(ctx.memory.p, latents, ctx.memory.o.slice(part * config.half, config.half), use_acc=i > 0)
     ctx.keys.consumer_release(state)
-    tcgen05_commit(ctx.bars.o)
+    tcgen05_commit(ctx.bars.o.index(0))

@@ -1,0 +1,117 @@
+"""Entry of the Blackwell prefill kernels: two query tiles a CTA, one query tile, and pairs of CTAs.
+
+The config says which: each folder's `kernel.py` starts the roles of its own. One tile a CTA (a transient schedule).
+Under a mask the last query tiles have the most keys, so they start first.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shared
+
+from ..pieces.modifiers import Modifiers
+from ..pieces.scheduler import Tile
+from ..pieces.span import tile_span
+from .global_rows import BatchRows, Sources, paged_keys, sequence_rows
+from .partition import partition_tiles
+from .prefill_1q.kernel import start_1q
+from .prefill_2cta.kernel import start_pair
+from .prefill_2q.context import Context, Work, make_barriers, make_memory, make_rings
+from .prefill_2q.kernel import start_2q
+from .sync import first_grid_index
+
+
+@gluon.jit
+def prefill_kernel(
+    q_desc,
+    k_desc,
+    v_desc,
+    o_desc,
+    lse_ptr,
+    sinks_ptr,
+    scale,
+    shape,
+    sequence_args,
+    mask_args,
+    score_args,
+    config: gl.constexpr,
+    functions: gl.constexpr,
+    traits: gl.constexpr,
+):
+    """Attention forward, or one part of the keys of it.
+
+    `shape` is a `Shape` and `sequence_args` one of the classes of sequence_args.py; `functions` is (keep, span, score),
+    see `Modifiers`. Grid, in clusters: (query tiles * partitions, key heads if the config fuses heads else query heads,
+    batch). With partitions `o_desc` and `lse_ptr` are the workspace's, see combine.py.
+    """
+    partitions: gl.constexpr = config.splitk_partitions
+    index = cluster_index(config)
+    number = index // partitions
+    partition = index - number * partitions
+    head = gl.program_id(1) * config.tile_heads
+    tile = Tile(gl.program_id(2), head, (shape.tiles - 1 - number) * config.PairBM_eff)
+    sources = Sources(q_desc, k_desc, v_desc, o_desc, lse_ptr, shape.seq_q, sinks_ptr)
+    sources, seq_q, seq_k = at_sequence(sources, shape, sequence_args, tile.b, config, traits)
+    if partitions > 1:
+        sources = at_part(sources, o_desc, lse_ptr, partition * gl.num_programs(2) + tile.b, seq_q * shape.heads_q)
+    work = Work(seq_q, seq_k, shape.heads_q, head // traits.group)
+    mods = Modifiers(functions[0], functions[1], functions[2], mask_args, score_args)
+    run = tile_span(mods.key_span(tile, work, config.PairBM_eff), config.BN)
+    if config.num_q == 1:
+        run = partition_tiles(run, partition, partitions, tile.row < seq_q)
+    elif traits.kind == "ragged":
+        run = gl.aggregate_replace(run, total=gl.where(tile.row < seq_q, run.total, 0))
+    memory = make_memory(config)
+    k, v = make_rings(config)
+    ctx = Context(sources, memory, k, v, make_barriers(config), work, tile, run, mods, scale, config, traits)
+    fence_async_shared()
+    if config.num_q == 1:
+        start_1q(ctx)
+    elif config.pair_cta:
+        start_pair(ctx)
+    else:
+        start_2q(ctx)
+
+
+@gluon.jit
+def cluster_index(config: gl.constexpr):
+    """Number of this CTA, or of its pair, in the first dimension of the grid."""
+    if config.pair_cta:
+        return gl.program_id(0)
+    else:
+        return first_grid_index()
+
+
+@gluon.jit
+def at_sequence(tensors, shape, sequence_args, b, config: gl.constexpr, traits: gl.constexpr):
+    """(operands of sequence `b`, its queries, its keys); `tensors`: descriptors, or addresses of k and v whose rows are
+    copied one by one."""
+    lse = tensors.lse
+    if traits.kind == "ragged":
+        x = sequence_args
+        q_start = gl.load(x.cu_q + b)
+        k_start = gl.load(x.cu_k + b)
+        seq_q = gl.load(x.cu_q + b + 1) - q_start
+        seq_k = gl.load(x.cu_k + b + 1) - k_start
+        q = sequence_rows(tensors.q, q_start, seq_q, x.q)
+        k = sequence_rows(tensors.k, k_start, seq_k, x.k)
+        v = sequence_rows(tensors.v, k_start, seq_k, x.v)
+        o = sequence_rows(tensors.o, q_start, seq_q, x.o)
+        return Sources(q, k, v, o, lse + q_start, tensors.lse_stride, tensors.sinks), seq_q, seq_k
+    else:
+        lse = lse + (b * shape.heads_q).to(gl.int64) * shape.seq_q
+        q = BatchRows(tensors.q, b)
+        o = BatchRows(tensors.o, b)
+        seq_k = shape.seq_k
+        if traits.kind == "paged":
+            k, v, seq_k = paged_keys(tensors.k, tensors.v, sequence_args, b, config)
+        else:
+            k = BatchRows(tensors.k, b)
+            v = BatchRows(tensors.v, b)
+        return Sources(q, k, v, o, lse, tensors.lse_stride, tensors.sinks), shape.seq_q, seq_k
+
+
+@gluon.jit
+def at_part(sources, o_desc, lse_ptr, batch, rows):
+    """The operands with batch `batch` of the workspace as output: parts are batches of their own, of `rows` rows."""
+    o = BatchRows(o_desc, batch)
+    return Sources(sources.q, sources.k, sources.v, o, lse_ptr + batch.to(gl.int64) * rows, rows, sources.sinks)

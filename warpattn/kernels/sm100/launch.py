@@ -1,0 +1,52 @@
+"""The launch of the Blackwell prefill kernels, with every argument by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from warpattn.problem import CheckedCall, Problem
+from warpattn.problem.arch import compile_options
+from warpattn.problem.launch import Choice, Launch
+from warpattn.problem.operands import Operands, modifier_args, programs
+from warpattn.sequences import Ragged, Sequence
+
+from .config import FA4Config
+from .sequence_args import Shape, sequence_args
+from .traits import Traits
+
+
+def prefill_launch(checked: CheckedCall, x: Operands, sequence: Sequence, choice: Choice, traits: Traits) -> Launch:
+    """The launch of the kernel of a choice; its grid counts clusters."""
+    problem = checked.problem
+    config: FA4Config = choice.config
+    mask, score = programs(checked)
+    tiles = max(1, -(-_longest(problem, sequence) // config.PairBM_eff))
+    args = sequence_args(x, sequence, config) | {
+        "lse_ptr": x.lse, "sinks_ptr": x.sinks, "scale": checked.scale,
+        "shape": Shape(problem.seq_q, problem.seq_k, problem.heads_q, tiles), **modifier_args(checked),
+    }  # fmt: skip
+
+    def source() -> Any:
+        from .signature import prefill_source  # imports Triton
+
+        return prefill_source(config, traits, mask, score)
+
+    key = (config, traits, mask.key, None if score is None else score.key)
+    grid = (tiles * choice.partitions, *choice.grid[1:])
+    return Launch(f"sm100.{choice.kernel}", "sm100", key, source, options_of(config), grid, args)
+
+
+def options_of(config: FA4Config) -> dict[str, Any]:
+    """What triton.compile is told."""
+    return compile_options(num_ctas=2) if config.pair_cta else compile_options()
+
+
+def _longest(problem: Problem, sequence: Sequence) -> int:
+    """An upper bound of the queries of a sequence; nothing is read from a GPU to find it."""
+    if not isinstance(sequence, Ragged):
+        return problem.seq_q
+    if sequence.max_q is not None:
+        return sequence.max_q
+    if sequence.cu_q.device.type == "cpu":
+        return int(sequence.cu_q.diff().max())
+    return problem.seq_q

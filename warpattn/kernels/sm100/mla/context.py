@@ -1,0 +1,159 @@
+"""What the roles of latent attention on Blackwell share: operands, memory, barriers, rows and their keys, as one value.
+
+Barriers outside of the ring:
+
+      q    queries are in shared memory          4 attend warps   -> MMA
+      s    S is complete                         commit           -> attend
+      p    P is written, O rescaled, S read      4 attend warps   -> MMA
+      o    O += P·V is complete                  commit           -> attend
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.blackwell import (
+    TensorMemoryLayout,
+    allocate_tensor_memory,
+    mbarrier,
+    tensor_memory_descriptor,
+)
+from triton.language.core import base_value
+
+from ...nvidia.pipelines import KVPipeline
+from ...pieces.modifiers import Modifiers
+from ..layouts import box_layout, element_type, key_box, stacked
+from ..partition import TileRun
+from ..sync import make_signal
+
+
+@gluon.aggregate
+class Strided:
+    """A (batch, token, head) array in global memory whose entries are rows, or numbers: strides in `unit` elements."""
+
+    pointer: gl.tensor
+    batch: gl.tensor
+    token: gl.tensor
+    head: gl.tensor
+    unit: gl.constexpr
+
+    @gluon.jit
+    def at(self, b, token, head):
+        """Pointers to entries, any shape."""
+        to_batch = gl.to_tensor(b).to(gl.int64) * self.batch
+        return self.pointer + (to_batch + token.to(gl.int64) * self.token + head.to(gl.int64) * self.head) * self.unit
+
+
+@gluon.aggregate
+class LatentRows:
+    """This CTA's 64 rows; row r of a key head is token r // group of query head  head * group + r % group."""
+
+    b: gl.tensor
+    first: gl.tensor
+    group: gl.tensor
+    kv_head: gl.tensor
+
+
+@gluon.aggregate
+class Lengths:
+    seq_q: gl.tensor
+    seq_k: gl.tensor
+
+
+@gluon.aggregate
+class LatentMemory:
+    q: gl.shared_memory_descriptor  # [2, 64, 256]
+    q_rope: gl.shared_memory_descriptor  # [64, 64]
+    p: gl.shared_memory_descriptor  # [64, BN]
+    rope: gl.shared_memory_descriptor  # [stages, 1, BN, 1, 64]
+    s: tensor_memory_descriptor  # [64, BN] fp32
+    o: tensor_memory_descriptor  # [64, 512] fp32
+
+
+@gluon.aggregate
+class LatentBarriers:
+    """See above; each [1, 1]."""
+
+    q: gl.shared_memory_descriptor
+    s: gl.shared_memory_descriptor
+    p: gl.shared_memory_descriptor
+    o: gl.shared_memory_descriptor
+
+
+@gluon.aggregate
+class LatentContext:
+    """What every role can see."""
+
+    q: Strided
+    out: Strided  # output, or parts of it in fp32
+    lse: Strided
+    out_batch: gl.tensor  # of the output: parts are batches of their own
+    sinks: gl.tensor
+    k: base_value  # rotary parts, one of the classes of sm100/global_rows.py
+    v: base_value  # latents
+    keys: KVPipeline  # [2 * stages, 1, BN, 1, 256]
+    memory: LatentMemory
+    bars: LatentBarriers
+    rows: LatentRows
+    lengths: Lengths
+    run: TileRun
+    mods: Modifiers
+    scale: gl.tensor
+    config: gl.constexpr
+    traits: gl.constexpr
+
+
+@gluon.jit
+def make_ring(config: gl.constexpr):
+    """Slots of two blocks of latents each, with their barriers; the rotary part of a slot is in `LatentMemory.rope`."""
+    dtype: gl.constexpr = element_type(config.dtype)
+    box: gl.constexpr = key_box(config, config.half)
+    smem = gl.allocate_shared_memory(dtype, stacked(2 * config.stages, box), box_layout(box, dtype))
+    ring = KVPipeline(smem, mbarrier.allocate_mbarrier(batch=2 * config.stages), config.stages, 2, 1)
+    ring.init()
+    return ring
+
+
+@gluon.jit
+def make_memory(config: gl.constexpr):
+    """Shared memory beside the ring, and tensor memory."""
+    dtype: gl.constexpr = element_type(config.dtype)
+    rope_box: gl.constexpr = key_box(config, config.rope)
+    wide: gl.constexpr = [config.BM, config.half]
+    narrow: gl.constexpr = [config.BM, config.rope]
+    p_shape: gl.constexpr = [config.BM, config.BN]
+    return LatentMemory(
+        gl.allocate_shared_memory(dtype, stacked(2, wide), box_layout(wide, dtype)),
+        gl.allocate_shared_memory(dtype, narrow, box_layout(narrow, dtype)),
+        gl.allocate_shared_memory(dtype, p_shape, box_layout(p_shape, dtype)),
+        gl.allocate_shared_memory(dtype, stacked(config.stages, rope_box), box_layout(rope_box, dtype)),
+        allocate_tensor_memory(gl.float32, p_shape, TensorMemoryLayout([config.BM, config.BN], 1)),
+        allocate_tensor_memory(gl.float32, [config.BM, config.dim_v], TensorMemoryLayout([config.BM, config.half], 1)),
+    )
+
+
+@gluon.jit
+def make_barriers(config: gl.constexpr):
+    """Every barrier outside the ring, initialised."""
+    topology: gl.constexpr = config.topology
+    return LatentBarriers(
+        make_signal(topology, "q"), make_signal(topology, "s"), make_signal(topology, "p"), make_signal(topology, "o")
+    )
+
+
+@gluon.aggregate
+class RowPositions:
+    """Batch, token and query head of rows, any shape; `exists`: whether there is such a row."""
+
+    b: gl.tensor
+    token: gl.tensor
+    h: gl.tensor
+    exists: gl.tensor
+
+
+@gluon.jit
+def row_positions(ctx, row):
+    """Positions of rows `row` of the tile; those past the last get the last token's."""
+    rows = ctx.rows
+    number = rows.first + row
+    token = number // rows.group
+    head = rows.kv_head * rows.group + number - token * rows.group
+    return RowPositions(rows.b, gl.minimum(token, ctx.lengths.seq_q - 1), head, token < ctx.lengths.seq_q)

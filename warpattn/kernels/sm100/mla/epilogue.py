@@ -1,0 +1,41 @@
+"""Output of latent attention on Blackwell: O from tensor memory, normalised, to the output or the workspace; LSE."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from ...pieces.softmax import LOG2_E
+from ..layouts import STORE_COLUMNS
+from ..prefill_2q.epilogue import finish
+from .context import row_positions
+
+
+@gluon.jit
+def store_rows(ctx, state):
+    """Output and LSE of the rows; a partition of a split leaves them in fp32, with the LSE in base 2."""
+    split: gl.constexpr = ctx.config.splitk_partitions > 1
+    rows = row_positions(ctx, gl.arange(0, ctx.config.BM, state.m.type.layout))
+    sink = 0.0
+    if ctx.traits.has_sinks:
+        sink = gl.load(ctx.sinks + rows.h, mask=rows.exists, other=0.0)
+    factor, lse = finish(ctx, state.m, state.l, sink)
+    if ctx.traits.has_lse:
+        if split:
+            lse = lse * LOG2_E
+        gl.store(ctx.lse.at(ctx.out_batch, rows.token, rows.h), lse, mask=rows.exists)
+    cols: gl.constexpr = ctx.config.dim_v
+    for col in gl.static_range(0, cols, STORE_COLUMNS):
+        store_columns(ctx, factor, col)
+
+
+@gluon.jit
+def store_columns(ctx, factor, col: gl.constexpr):
+    """Columns `col` and on of O times `factor` [64]; zeros where there was no key tile."""
+    block = ctx.memory.o.slice(col, STORE_COLUMNS)
+    layout: gl.constexpr = block.get_reg_layout()
+    rows = row_positions(ctx, gl.arange(0, ctx.config.BM, gl.SliceLayout(1, layout))[:, None])
+    o = gl.zeros([ctx.config.BM, STORE_COLUMNS], gl.float32, layout)
+    if ctx.run.total > 0:
+        o = block.load() * gl.convert_layout(factor, gl.SliceLayout(1, layout))[:, None]
+    cols = col + gl.arange(0, STORE_COLUMNS, gl.SliceLayout(0, layout))[None, :]
+    at = ctx.out.at(ctx.out_batch, rows.token, rows.h) + cols
+    gl.store(at, o.to(ctx.out.pointer.dtype.element_ty), mask=rows.exists)

@@ -1,0 +1,152 @@
+"""What the Blackwell kernels are told about a problem at run time, by name.
+
+A launch fills these tuples with values, a signature with the types that stand here as defaults, and the kernel reads
+their fields.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from warpattn.problem.launch import TensorMap
+from warpattn.problem.operands import Operands
+from warpattn.sequences import PagedKV, Ragged, Sequence
+
+from ..nvidia.clipped_map import clipped_map
+from .config import FA4Config
+from .traits import LEAST_ROWS, STORE_COLUMNS
+
+
+class Shape(NamedTuple):
+    """Lengths of the problem, in total for ragged batches; `tiles` of queries."""
+
+    seq_q: Any = "i32"
+    seq_k: Any = "i32"
+    heads_q: Any = "i32"
+    tiles: Any = "i32"
+
+
+class StridedArgs(NamedTuple):
+    """A (batch, token, head) array in global memory, and its strides."""
+
+    pointer: Any
+    batch: Any = "i64"
+    token: Any = "i64"
+    head: Any = "i64"
+
+
+class Lengths(NamedTuple):
+    """Lengths of a problem of latent attention."""
+
+    seq_q: Any = "i32"
+    seq_k: Any = "i32"
+
+
+class MapRows(NamedTuple):
+    """Rows of a tensor map of sequences, in offsets: `step` from one sequence (or page) to the next, `unit` from one
+    row to the next; see nvidia/clipped_rows.py."""
+
+    step: Any = "i32"
+    unit: Any = "i32"
+
+
+class RunRows(NamedTuple):
+    """Rows that are copied one by one, in runs of 8 elements: strides of pages, rows and heads, and a head's size."""
+
+    page: Any = "i64"
+    row: Any = "i64"
+    head: Any = "i64"
+    runs: Any = "i32"
+
+
+class TableArgs(NamedTuple):
+    """Keys of each sequence, and their pages: int32 entries, from a sequence to the next, pages of the cache."""
+
+    lengths: Any = "*i32"
+    entries: Any = "*i32"
+    stride: Any = "i64"
+    pages: Any = "i32"
+
+
+class RaggedArgs(NamedTuple):
+    """Where sequences start, and the rows of the operands."""
+
+    cu_q: Any = "*i32"
+    cu_k: Any = "*i32"
+    q: Any = MapRows()
+    k: Any = MapRows()
+    v: Any = MapRows()
+    o: Any = MapRows()
+
+
+class PagedArgs(NamedTuple):
+    """The block table, and the rows of pages: `MapRows`, or `RunRows` where no box of a map fits into a page."""
+
+    table: Any
+    k: Any
+    v: Any
+
+
+def sequence_types(kind: str, copied: bool) -> tuple[Any, ...]:
+    """Triton's types of the arguments of a sequence kind ("dense", "ragged", "paged"); none for dense batches."""
+    if kind == "dense":
+        return ()
+    if kind == "ragged":
+        return RaggedArgs()
+    rows = RunRows() if copied else MapRows()
+    return PagedArgs(TableArgs(), rows, rows)
+
+
+def sequence_args(x: Operands, sequence: Sequence, config: FA4Config) -> dict[str, Any]:
+    """The kernel's arguments for the operands of a prefill, and for where its sequences lie."""
+    if not isinstance(sequence, Ragged):
+        keys = key_args(x, sequence, (config.box_rows, config.BK0, config.padded_ov_depth))
+        return {"q_desc": x.q, "o_desc": x.out} | keys
+    cu_q = sequence.cu_q.contiguous()
+    cu_k = cu_q if sequence.cu_k is None else sequence.cu_k.contiguous()
+    heads = config.tile_heads
+    q, q_rows = _rows_map("q", x.q, config.BM_q // heads, heads, config.BK0)
+    k, k_rows = _rows_map("k", x.k, config.BN, 1, config.BK0)
+    v, v_rows = _rows_map("v", x.v, config.BN, 1, config.padded_ov_depth)
+    o, o_rows = _rows_map("out", x.out, config.BM_q // heads, heads, STORE_COLUMNS)
+    ragged = RaggedArgs(cu_q, cu_k, q_rows, k_rows, v_rows, o_rows)
+    return {"q_desc": q, "k_desc": k, "v_desc": v, "o_desc": o, "sequence_args": ragged}
+
+
+def key_args(x: Operands, sequence: Sequence, box: tuple[int, int, int]) -> dict[str, Any]:
+    """The arguments for dense or paged keys; box: (rows, columns of K, columns of V) of what one copy reads."""
+    if not isinstance(sequence, PagedKV):
+        return {"k_desc": x.k, "v_desc": x.v, "sequence_args": ()}
+    rows, k_cols, v_cols = box
+    table = TableArgs(sequence.lengths.contiguous(), *_table(sequence), sequence.k_pages.shape[0])
+    if rows < LEAST_ROWS:
+        return {"k_desc": x.k, "v_desc": x.v, "sequence_args": PagedArgs(table, _run_rows(x.k), _run_rows(x.v))}
+    k, k_rows = _rows_map("kv.k_pages", x.k, rows, 1, k_cols)
+    v, v_rows = _rows_map("kv.v_pages", x.v, rows, 1, v_cols)
+    return {"k_desc": k, "v_desc": v, "sequence_args": PagedArgs(table, k_rows, v_rows)}
+
+
+def _run_rows(pages: Tensor) -> RunRows:
+    """The rows of (pages, rows, heads, dim)."""
+    page, row, head = (stride // 8 for stride in pages.stride()[:3])
+    return RunRows(page, row, head, pages.shape[3] // 8)
+
+
+def _rows_map(name: str, x: Tensor, rows: int, heads: int, cols: int) -> tuple[TensorMap, MapRows]:
+    """The map of sequences of rows, in boxes of `rows` times `heads`: heads are inside of rows."""
+    by_head, step, unit = clipped_map(name, x, rows, cols)
+
+    def turned(values: tuple[int, ...]) -> tuple[int, ...]:
+        return (*values[:2], values[3], values[2], values[4])
+
+    boxes = TensorMap(x, (1, 1, rows, heads, cols), turned(by_head.shape), turned(by_head.strides))
+    return boxes, MapRows(step, unit)
+
+
+def _table(sequence: PagedKV) -> tuple[Tensor, int]:
+    """The block table, and elements from a sequence to the next; at least one entry to point at."""
+    table = sequence.block_table if sequence.block_table.stride(1) == 1 else sequence.block_table.contiguous()
+    return (table, table.stride(0)) if table.numel() else (torch.zeros_like(sequence.lengths), 0)
