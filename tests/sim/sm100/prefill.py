@@ -8,7 +8,6 @@ from torch import Tensor
 
 from warpattn.kernels.sm100 import signature
 from warpattn.kernels.sm100.config import FA4Config
-from warpattn.kernels.sm100.launch import options_of
 from warpattn.kernels.sm100.sequence_args import Shape
 from warpattn.kernels.sm100.traits import Traits
 from warpattn.language.nodes import Program
@@ -54,7 +53,7 @@ class Case:
         key = (self.config, self.traits, mask.key, None if score is None else score.key)
         if key not in _built:
             source = signature.prefill_source(self.config, self.traits, mask, score)
-            _built[key] = to_ttgir(source, signature.TARGET, options_of(self.config))
+            _built[key] = to_ttgir(source, signature.TARGET, self.config.options)
         return _built[key]
 
     def programs(self) -> tuple[Program, Program | None]:

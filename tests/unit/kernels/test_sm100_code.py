@@ -77,7 +77,7 @@ def test_memory_is_what_the_config_promises(name: str) -> None:
     assert metadata.shared <= SMEM_LIMIT
     assert metadata.tmem_size == 1 << (config.tmem_used - 1).bit_length(), "columns are allocated in powers of two"
     assert metadata.num_warps * 32 == config.topology.threads
-    assert compiled(name).asm["ttgir"].count("ttng.init_barrier") == config.barriers
+    assert compiled(name).asm["ttgir"].count("ttng.init_barrier") == config.topology.barriers
 
 
 @pytest.mark.parametrize("name", drawn(CASES, DRAWN))

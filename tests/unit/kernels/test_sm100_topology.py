@@ -11,7 +11,6 @@ import pytest
 pytest.importorskip("triton")
 
 from warpattn.kernels.sm100.config import FA4Config
-from warpattn.kernels.sm100.launch import options_of
 from warpattn.kernels.sm100.mla.config import LatentConfig
 from warpattn.kernels.sm100.mla.signature import latent_source
 from warpattn.kernels.sm100.signature import TARGET, prefill_source
@@ -57,7 +56,7 @@ def build(name: str) -> Built:
         return Built(to_ttgir(source, TARGET, options).asm["ttgir"], latent.topology, {latent.tile_bytes})
     c, kind = PREFILL[name]
     assert c.supported() == ()
-    source, options = prefill_source(c, Traits(kind, 1, False, True), mask, None), options_of(c)
+    source, options = prefill_source(c, Traits(kind, 1, False, True), mask, None), c.options
     second = {c.q_bytes} if c.num_q == 2 else set()
     first = c.k_chunk_bytes + c.q_bytes // c.num_qk_stages
     tiles = {first, c.k_chunk_bytes, c.v_bytes, *second}

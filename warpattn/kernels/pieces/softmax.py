@@ -66,19 +66,17 @@ def softmax_finish(state, c, sink, has_sink: gl.constexpr):
 
 
 @gluon.jit
-def finish_rows(mc, l, some, sink, has_sink: gl.constexpr, clear: gl.constexpr = False):
+def finish_rows(mc, l, some, sink, has_sink: gl.constexpr):
     """(factor, lse) of rows, any shape: what the accumulator is multiplied by, and the natural log of the denominator.
 
     A row's denominator is l · 2^mc; `some` says whether it has seen a key. `sink` is a logit in natural units that
-    joins the denominator once. Rows without any key get factor 0 and lse -inf, or the sink itself; with `clear`
-    their `l` need not be 0.
+    joins the denominator once. Rows without any key get factor 0 and lse -inf, or the sink itself, whatever their
+    (finite) `l` is.
     """
     if has_sink:
         sink = gl.maximum(sink, -1e30) * LOG2_E
         top = gl.where(some, gl.maximum(mc, sink), sink)
         shift = gl.where(some, gl.exp2(mc - top), 0.0)
-        if clear:
-            l = gl.where(some, l, 0.0)
         l = l * shift + gl.exp2(sink - top)
         return shift / l, (top + gl.log2(l)) * LN_2
     else:

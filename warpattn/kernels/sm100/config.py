@@ -18,8 +18,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import gcd
+from typing import Any
 
 from warpattn.kernels.topology import BARRIER_BYTES, Edge, Role, Signal, Topology
+from warpattn.problem.arch import compile_options
 
 SMEM_LIMIT = 232_448  # 228 KiB of an SM less the 1 KiB the system keeps
 TMEM_COLUMNS = 512
@@ -254,6 +256,11 @@ class FA4Config:
     def v_bytes(self) -> int:
         """Bytes of a V tile in a CTA."""
         return self.BN * self.v_cols_per_cta * self.dtype_bytes
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What triton.compile is told."""
+        return compile_options(num_ctas=2) if self.pair_cta else compile_options()
 
     @cached_property
     def topology(self) -> Topology:

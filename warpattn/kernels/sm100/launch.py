@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from warpattn.problem import CheckedCall, Problem
-from warpattn.problem.arch import compile_options
 from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands, modifier_args, programs
 from warpattn.sequences import Ragged, Sequence
@@ -33,12 +32,7 @@ def prefill_launch(checked: CheckedCall, x: Operands, sequence: Sequence, choice
 
     key = (config, traits, mask.key, None if score is None else score.key)
     grid = (tiles * choice.partitions, *choice.grid[1:])
-    return Launch(f"sm100.{choice.kernel}", "sm100", key, source, options_of(config), grid, args)
-
-
-def options_of(config: FA4Config) -> dict[str, Any]:
-    """What triton.compile is told."""
-    return compile_options(num_ctas=2) if config.pair_cta else compile_options()
+    return Launch(f"sm100.{choice.kernel}", "sm100", key, source, config.options, grid, args)
 
 
 def _longest(problem: Problem, sequence: Sequence) -> int:

@@ -11,7 +11,6 @@ from warpattn.problem.arch import triton_target
 from ..pieces.signature import modifier_functions, tensor_signature
 from .config import FA4Config
 from .kernel import prefill_kernel
-from .launch import options_of
 from .layouts import box_layout, element_type, halved_columns, halved_rows, query_box
 from .sequence_args import Shape, sequence_types
 from .traits import LEAST_ROWS, STORE_COLUMNS, Traits
@@ -22,7 +21,7 @@ ALIGNED = [["tt.divisibility", 16]]
 
 def compile_prefill(config: FA4Config, traits: Traits, mask: Program, score: Program | None) -> Any:
     """The compiled kernel (a Triton CompiledKernel) for sm_100."""
-    return triton.compile(prefill_source(config, traits, mask, score), target=TARGET, options=options_of(config))
+    return triton.compile(prefill_source(config, traits, mask, score), target=TARGET, options=config.options)
 
 
 def prefill_source(config: FA4Config, traits: Traits, mask: Program, score: Program | None) -> GluonASTSource:

@@ -8,9 +8,13 @@ from triton.experimental.gluon.language.nvidia.blackwell import mbarrier
 
 @gluon.jit
 def make_signal(topology: gl.constexpr, name: gl.constexpr):
-    """The barriers of a signal [number, 1], initialised."""
-    bars = mbarrier.allocate_mbarrier(batch=number_of(topology, name))
-    init_signal(bars, topology, name)
+    """The barriers of a signal [number, 1], initialised; a single one is [1]."""
+    if number_of(topology, name) == 1:
+        bars = mbarrier.allocate_mbarrier()
+        mbarrier.init(bars, count=arrivals_of(topology, name, 0))
+    else:
+        bars = mbarrier.allocate_mbarrier(batch=number_of(topology, name))
+        init_signal(bars, topology, name)
     return bars
 
 
@@ -32,18 +36,6 @@ def number_of(topology, name):
 def arrivals_of(topology, name, number):
     """Arrivals that complete a barrier of a signal."""
     return topology.arrivals(name, number)
-
-
-@gluon.constexpr_function
-def later_warps(topology):
-    """Warps of the roles behind the first, which has the warps that the kernel was started with."""
-    return [role.warps for role in topology.roles[1:]]
-
-
-@gluon.constexpr_function
-def later_registers(topology):
-    """Registers a thread of the same roles."""
-    return [role.registers for role in topology.roles[1:]]
 
 
 @gluon.jit

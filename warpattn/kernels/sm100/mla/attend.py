@@ -28,10 +28,10 @@ def attend_role(ctx):
     total = ctx.run.total
     if total > 0:
         fetch_queries(ctx)
-        signal(ctx.bars.q.index(0))
+        signal(ctx.bars.q)
     for i in range(total):
         state = attend_tile(ctx, state, i)
-    await_signal(ctx.bars.o.index(0), (total - 1) & 1, total > 0)
+    await_signal(ctx.bars.o, (total - 1) & 1, total > 0)
     store_rows(ctx, state)
 
 
@@ -60,7 +60,7 @@ def copy_queries(ctx, tile, column: gl.constexpr, cols: gl.constexpr):
 def attend_tile(ctx, state, i):
     """Key tile number `i`: S to P, and O to the new reference if it moved."""
     c = exponent_scale(ctx)
-    await_signal(ctx.bars.s.index(0), i & 1)
+    await_signal(ctx.bars.s, i & 1)
     s = visible_scores(ctx, ctx.memory.s.load(), i)
     top = gl.max(s, 1)
     m, l, alpha = state.m, state.l, gl.full_like(state.m, 1.0)
@@ -70,12 +70,12 @@ def attend_tile(ctx, state, i):
         alpha = gl.exp2(state.m * c - exponent(m, c))
     p = gl.exp2(s * c - exponent(m, c)[:, None])
     l = l * alpha + gl.sum(p, 1)
-    await_signal(ctx.bars.o.index(0), (i - 1) & 1, i > 0)
+    await_signal(ctx.bars.o, (i - 1) & 1, i > 0)
     ctx.memory.p.store(p.to(element_type(ctx.config.dtype)))
     if moved & (i > 0):
         rescale_output(ctx, alpha)
     fence_async_shared()
-    signal(ctx.bars.p.index(0))
+    signal(ctx.bars.p)
     return RowState(m, l)
 
 

@@ -70,7 +70,7 @@ class LatentMemory:
 
 @gluon.aggregate
 class LatentBarriers:
-    """See above; each [1, 1]."""
+    """See above; each [1]."""
 
     q: gl.shared_memory_descriptor
     s: gl.shared_memory_descriptor

@@ -18,7 +18,7 @@ from ...pieces.modifiers import Modifiers
 from ...pieces.span import tile_span
 from ..global_rows import BatchRows, paged_keys
 from ..partition import partition_tiles
-from ..sync import first_grid_index, later_registers, later_warps
+from ..sync import first_grid_index
 from .attend import attend_role
 from .context import LatentContext, LatentRows, Lengths, Strided, make_barriers, make_memory, make_ring
 from .load import load_role
@@ -63,11 +63,11 @@ def latent_kernel(
         make_ring(config), make_memory(config), make_barriers(config), rows, lengths, run, mods, scale, config, traits,
     )  # fmt: skip
     fence_async_shared()
-    topology: gl.constexpr = config.topology
+    workers: gl.constexpr = config.topology.workers
     gl.warp_specialize(
         [(attend_role, (ctx,)), (mma_role, (ctx,)), (load_role, (ctx,))],
-        later_warps(topology),
-        later_registers(topology),
+        workers.warps,
+        workers.registers,
     )
 
 

@@ -20,13 +20,13 @@ def mma_role(ctx):
     total = ctx.run.total
     if total > 0:
         state = consumer_state(ctx.config.stages)
-        await_signal(ctx.bars.q.index(0), 0)
+        await_signal(ctx.bars.q, 0)
         ctx.keys.consumer_wait(state)
         multiply_qk(ctx, state)
         for i in range(total):
             following = state.step()
             ctx.keys.consumer_wait(following, pred=i + 1 < total)
-            await_signal(ctx.bars.p.index(0), i & 1)
+            await_signal(ctx.bars.p, i & 1)
             if i + 1 < total:
                 multiply_qk(ctx, following)
             multiply_pv(ctx, state, i)
@@ -42,7 +42,7 @@ def multiply_qk(ctx, state):
     for part in gl.static_range(2):
         latents = ctx.keys.tile(state, part).reshape([config.BN, config.half]).permute((1, 0))
         tcgen05_mma(ctx.memory.q.index(part), latents, ctx.memory.s)
-    tcgen05_commit(ctx.bars.s.index(0))
+    tcgen05_commit(ctx.bars.s)
 
 
 @gluon.jit
@@ -53,4 +53,4 @@ def multiply_pv(ctx, state, i):
         latents = ctx.keys.tile(state, part).reshape([config.BN, config.half])
         tcgen05_mma(ctx.memory.p, latents, ctx.memory.o.slice(part * config.half, config.half), use_acc=i > 0)
     ctx.keys.consumer_release(state)
-    tcgen05_commit(ctx.bars.o.index(0))
+    tcgen05_commit(ctx.bars.o)

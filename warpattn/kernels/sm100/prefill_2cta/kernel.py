@@ -20,15 +20,14 @@ from triton.experimental.gluon import language as gl
 from ..prefill_2q.correction import correct_tiles
 from ..prefill_2q.load import load_tiles
 from ..prefill_2q.mma import multiply_tiles
-from ..sync import later_registers, later_warps
 from .softmax import softmax_role
 
 
 @gluon.jit
 def start_pair(ctx):
     """Run every role in its warps; a tile of a dense batch has at least one row and one key tile."""
-    topology: gl.constexpr = ctx.config.topology
+    workers: gl.constexpr = ctx.config.topology.workers
     gl.warp_specialize(
         [(correct_tiles, (ctx,)), (softmax_role, (ctx, 0)), (softmax_role, (ctx, 1)), (multiply_tiles, (ctx,)),
-         (load_tiles, (ctx,))], later_warps(topology), later_registers(topology),
+         (load_tiles, (ctx,))], workers.warps, workers.registers,
     )  # fmt: skip

@@ -12,7 +12,6 @@ entry of all three.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ..sync import later_registers, later_warps
 from .correction import correction_role
 from .load import load_role
 from .mma import mma_role
@@ -22,8 +21,8 @@ from .softmax import softmax_role
 @gluon.jit
 def start_2q(ctx):
     """Run every role in its warps."""
-    topology: gl.constexpr = ctx.config.topology
+    workers: gl.constexpr = ctx.config.topology.workers
     gl.warp_specialize(
         [(correction_role, (ctx,)), (softmax_role, (ctx, 0)), (softmax_role, (ctx, 1)), (mma_role, (ctx,)),
-         (load_role, (ctx,))], later_warps(topology), later_registers(topology),
+         (load_role, (ctx,))], workers.warps, workers.registers,
     )  # fmt: skip
