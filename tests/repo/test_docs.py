@@ -117,6 +117,15 @@ def test_every_figure_is_drawn_by_a_script():
         assert by_name or path.stem.startswith("cdna-"), f"no script draws {path.name}"
 
 
+def test_cycles_in_a_page_are_those_of_its_picture():
+    pages = "".join(path.read_text() for path in (DOCS / "kernels").glob("*.md"))
+    titles = "".join(path.read_text() for path in (DOCS / "figures").glob("*.svg"))
+    named = [number.replace(",", "") for number in re.findall(r"of\s+the\s+([\d,]+)\s+cycles\s+of", pages)]
+    assert named
+    for cycles in named:
+        assert f" of {cycles}, by a model" in titles, f"no picture is of {cycles} cycles"
+
+
 def test_a_tile_of_rows_takes_each_of_its_key_tiles_once():
     for span in concepts.spans():
         masked, full = concepts.order(span)
