@@ -11,8 +11,9 @@ from torch import Tensor
 import warpattn as wa
 from bench.decode_cases import Inputs
 from bench.peers.adapter import Call
-from warpattn.kernels.sm90.decode import launch
-from warpattn.kernels.sm90.decode.config import deepest
+from warpattn.kernels.sm90.decode.choice import choose, most_stages
+from warpattn.kernels.sm90.decode.config import with_fields
+from warpattn.kernels.sm90.decode.launch import list_launches
 from warpattn.problem import Call as Asked
 from warpattn.problem import validate
 from warpattn.problem.arch import ARCHS
@@ -24,8 +25,8 @@ from warpattn.sequences import Sequence as Layout
 
 
 def own_calls(layers: Sequence[Inputs], fields: dict[str, int]) -> list[Call]:
-    """The decode kernel with `fields` of its configuration set, planned once for all layers, as a `DecodePlan` is; on a
-    CPU the public call."""
+    """The decode kernel with `fields` of its configuration set ("schedule.unit" is one of a value in it), planned once
+    for all layers, as a `DecodePlan` is; on a CPU the public call."""
     first = layers[0]
     if first.q.device.type == "cpu":
         return [public_call(x) for x in layers]
@@ -34,13 +35,13 @@ def own_calls(layers: Sequence[Inputs], fields: dict[str, int]) -> list[Call]:
     fields = dict(fields)
     grid = fields.pop("grid", 0)
     terms = PlanOptions(bool(fields.pop("invariant", 0)), bool(fields.pop("settled", 0)))
-    choice = launch.choose(ready.problem, ARCHS["sm90"], ctas=fields.pop("ctas", None), options=terms)
+    choice = choose(ready.problem, ARCHS["sm90"], ctas=fields.pop("ctas", None), options=terms)
     choice = replace(choice, grid=(grid,)) if grid else choice
-    config = replace(choice.config, **fields)
-    config = replace(config, stages=deepest(config)) if "block_n" in fields and "stages" not in fields else config
+    config = with_fields(choice.config, fields)
+    config = replace(config, stages=most_stages(config)) if "block_n" in fields and "stages" not in fields else config
     out = first.q.new_empty((*first.q.shape[:-1], first.v.shape[-1]))
     operands = Operands(first.q, first.k, first.v, out, None, None)
-    steps = launch.list_launches(ready, operands, sequence, replace(choice, config=config))
+    steps = list_launches(ready, operands, sequence, replace(choice, config=config))
     repeat = BoundLaunches.of_call(steps, ready, operands, sequence)
 
     def call(x: Inputs) -> Tensor:

@@ -49,7 +49,8 @@ class Launched:
     """A case on the card, bound once; `q`, `out` and `sequence` may be written between launches."""
 
     def __init__(self, case: Decode, ctas: int = 1, first: Any = None) -> None:
-        from warpattn.kernels.sm90.decode.launch import choose, list_launches
+        from warpattn.kernels.sm90.decode.choice import choose
+        from warpattn.kernels.sm90.decode.launch import list_launches
         from warpattn.runtime.bound_launches import BoundLaunches
 
         q, dense, sequence, sinks = tensors(case, first)
@@ -85,7 +86,7 @@ class Launched:
         )
         assert error(self.out.float(), want.float()) < (2e-2 if case.dtype == torch.bfloat16 else 3e-3)
         assert error(self.lse, want_lse) < 1e-3
-        assert not self.steps[0].args["workspace"][3][:-1].any(), "tickets are left as they were found"
+        assert not self.steps[0].args["workspace"].tickets[:-1].any(), "tickets are left as they were found"
 
 
 @pytest.mark.parametrize("ctas", [1, 2])

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from tests.sim.sm90.prefill import error
-from warpattn.kernels.sm90.decode.launch import choose, list_launches
+from warpattn.kernels.sm90.decode.choice import choose
+from warpattn.kernels.sm90.decode.config import with_fields
+from warpattn.kernels.sm90.decode.launch import list_launches
 from warpattn.masks import Mask
 from warpattn.problem import Call, validate
 from warpattn.problem.arch import ARCHS
@@ -40,9 +42,9 @@ class Decode:
     score: Score | None = None
     sinks: bool = False
     invariant: bool = False
-    settled: bool = False  # the cache: see `in_front`
-    behind: bool = False  # a launch that still runs; so are settled ones
-    config: tuple[tuple[str, int], ...] = ()  # fields that differ from the chosen configuration
+    kv_ready: bool = False  # before the preceding kernel ends: see `preceding_writes`
+    behind: bool = False  # a preceding kernel still runs, as it does with `kv_ready`
+    config: tuple[tuple[str, Any], ...] = ()  # fields that differ from the chosen configuration, see `with_fields`
     seed: int = 0
 
 
@@ -74,34 +76,35 @@ def run(
     ready = validate(call, read_values=False)
     out = torch.full((*q.shape[:3], v.shape[-1]), float("nan"), dtype=case.dtype)
     lse = torch.full(ready.lse_shape, float("nan"))
-    choice = choose(ready.problem, ARCHS["sm90"], options=PlanOptions(case.invariant, case.settled))
-    choice = replace(choice, config=replace(choice.config, **dict(case.config)), grid=(programs,))
+    choice = choose(ready.problem, ARCHS["sm90"], options=PlanOptions(case.invariant, case.kv_ready))
+    choice = replace(choice, config=with_fields(choice.config, dict(case.config)), grid=(programs,))
     step, *after = list_launches(ready, Operands(q, k, v, out, lse, sinks), sequence, choice)
-    for partial in step.args["workspace"][:2]:
+    for partial in (step.args["workspace"].o, step.args["workspace"].lse):
         partial.fill_(float("nan"))
     compiled = built(step) if kernel is None else kernel(built(step))
-    grid = DependentGrid((programs,), in_front(step, k, v, sequence, case))
+    grid = DependentGrid((programs,), preceding_writes(step, k, v, sequence, case))
     report = simulate(compiled, grid, step.args, **options)
     for following in after:
         added = simulate(built(following), following.grid, following.args, **options)
         report.findings += added.findings
-    parts = int((~step.args["workspace"][1].isnan()).any(1).sum())
+    parts = int((~step.args["workspace"].lse.isnan()).any(1).sum())
     if table is not None:
-        return Ran(report, out, lse, 0.0, 0.0, step.args["workspace"][3][:-1], parts)
+        return Ran(report, out, lse, 0.0, 0.0, step.args["workspace"].tickets[:-1], parts)
     expected, expected_lse = reference(q, k, v, sequence=sequence, mask=case.mask, score=case.score, sinks=sinks)
-    tickets = step.args["workspace"][3][:-1]
+    tickets = step.args["workspace"].tickets[:-1]
     return Ran(report, out, lse, error(out.float(), expected.float()), error(lse, expected_lse), tickets, parts)
 
 
-def in_front(step: Any, k: Tensor, v: Tensor, sequence: Dense | PagedKV, case: Decode) -> list[Tensor]:
-    """What a launch in front of the step may still write: every argument, or, if the cache is settled, all but lengths,
-    table, and keys and values of older tokens. The newest ones of dense keys are their last rows."""
-    if not (case.behind or case.settled):
+def preceding_writes(step: Any, k: Tensor, v: Tensor, sequence: Dense | PagedKV, case: Decode) -> list[Tensor]:
+    """What the preceding kernel may still write: every argument, or, with `kv_ready`, all but lengths, table, and keys
+    and values of older tokens. The newest ones of dense keys are their last rows."""
+    if not (case.behind or case.kv_ready):
         return []
     args = step.args
-    written = [args["q"][0], args["out"][0], args["lse_ptr"], *(args["workspace"][i] for i in (0, 1, 3))]
-    if not case.settled:
-        return [*written, k, v, *(x for x in args["keys"][:2] if x is not None)]
+    partial = args["workspace"]
+    written = [args["q"].pointer, args["out"].pointer, args["lse_ptr"], partial.o, partial.lse, partial.tickets]
+    if not case.kv_ready:
+        return [*written, k, v, *(x for x in (args["keys"].lengths, args["keys"].table) if x is not None)]
     for b, own in enumerate(case.lengths):
         length = own if case.page else k.shape[1]
         for at in range(max(0, length - case.tokens), length):

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from tests.sim.sm90.decode import Ran, built, paged
 from tests.sim.sm90.prefill import error
-from warpattn.kernels.sm90.decode.launch import choose, list_launches
+from warpattn.kernels.sm90.decode.config import with_fields
+from warpattn.kernels.sm90.mla.config import choose
+from warpattn.kernels.sm90.mla.launch import list_launches
 from warpattn.masks import Mask
 from warpattn.problem import Call, validate
 from warpattn.problem.arch import ARCHS
@@ -39,7 +41,7 @@ class Latent:
     score: Score | None = None
     sinks: bool = False
     invariant: bool = False
-    config: tuple[tuple[str, int], ...] = ()  # fields that differ from the chosen configuration
+    config: tuple[tuple[str, Any], ...] = ()  # fields that differ from the chosen configuration, see `with_fields`
     seed: int = 0
 
 
@@ -94,13 +96,13 @@ def run(case: Latent, programs: int = 2, kernel: Any = None, first: Inputs | Non
     out = torch.full((*x.q.shape[:3], DIM_V), float("nan"), dtype=case.dtype)
     lse = torch.full(ready.lse_shape, float("nan"))
     choice = choose(ready.problem, ARCHS["sm90"], options=PlanOptions(batch_invariant=case.invariant))
-    choice = replace(choice, config=replace(choice.config, **dict(case.config)))
+    choice = replace(choice, config=with_fields(choice.config, dict(case.config)))
     step, after = list_launches(ready, Operands(x.q, x.k, x.v, out, lse, x.sinks), x.sequence, choice)
-    for partial in step.args["workspace"][:2]:
+    for partial in (step.args["workspace"].o, step.args["workspace"].lse):
         partial.fill_(float("nan"))
     compiled = built(step) if kernel is None else kernel(built(step))
     report = simulate(compiled, (programs,), step.args, **options)
     report.findings += simulate(built(after), after.grid, after.args, **options).findings
     want, want_lse = x.expected(case)
-    tickets = step.args["workspace"][3][:-1]
+    tickets = step.args["workspace"].tickets[:-1]
     return Ran(report, out, lse, error(out.float(), want.float()), error(lse, want_lse), tickets)

@@ -12,8 +12,8 @@ pytest.importorskip("triton")
 
 from tests.drawn import drawn, each_once
 from tests.sim.sm90.decode import Decode, check, of_shape, run, tensors
-from warpattn.kernels.sm90.decode.config import choose_decode, even_cut, near_parts
-from warpattn.kernels.sm90.decode.launch import choose
+from warpattn.kernels.sm90.decode.choice import choose, choose_tiles, even_cut, short_parts
+from warpattn.kernels.sm90.decode.config import LengthSums
 from warpattn.masks import Causal, Chunked, CustomMask, SlidingWindow
 from warpattn.problem import Call, validate
 from warpattn.problem.arch import ARCHS
@@ -27,8 +27,9 @@ SCHEDULES = [("eager", 0), ("lazy", 0), ("adversarial", 0), *(("random", seed) f
 LENGTHS = (1, 2, 63, 64, 65, 127, 129, 1000)
 MIXED = (130, 0, 64, 5, 300)
 SLOPES = ALiBi(torch.tensor([0.5, 0.25, 0.1, 0.05]))
-APART = (("combine_apart", True),)
-BLOCKS = (("plan_width", 128), ("plan_once", False))
+APART = (("combine.separate_kernel", True),)
+BLOCKS = (("schedule.sums", LengthSums(once=False)),)
+UNITS_OF_2 = (("schedule.unit", 2),)
 
 CASES = {
     "dense": Decode((300, 300), heads=8, heads_kv=2),
@@ -51,7 +52,7 @@ CASES = {
     "sinks": Decode(MIXED, page=64, sinks=True),
     "sinks-alibi-window": Decode((300, 40), tokens=2, page=8, mask=SlidingWindow(90), score=SLOPES, sinks=True),
     "by-head": Decode((200,), tokens=2, mask=CustomMask(lambda b, h, q, k: (k + h) % 3 != 0)),
-    "invariant": Decode((400, 70, 130), page=64, heads=8, heads_kv=2, invariant=True, config=(("unit", 1),)),
+    "invariant": Decode((400, 70, 130), page=64, heads=8, heads_kv=2, invariant=True, config=(("schedule.unit", 1),)),
 }
 # Every mask, score, head dim, form of pages and of combination occurs in one of these.
 DRAWN = (
@@ -91,17 +92,18 @@ def test_pages(page, mask):
 @pytest.mark.parametrize("invariant", [False, True])
 def test_any_number_of_programs(programs, invariant):
     """One CTA splits nothing; with more CTAs than key tiles some have nothing to do."""
-    case = Decode((1000, 130), page=64, invariant=invariant, config=(("unit", 2),))
+    case = Decode((1000, 130), page=64, invariant=invariant, config=(("schedule.unit", 2),))
     check(case, programs, schedule="random", seed=programs)
 
 
-PRICES = list(product((0, 1, 2, 5), (1, 2, 5, 9, 16, 40)))
+OVERHEADS = list(product((0, 1, 2, 5), (1, 2, 5, 9, 16, 40)))
 
 
-@pytest.mark.parametrize(("price", "programs"), drawn(PRICES, [case for case in PRICES if case[0] in (0, 2)]))
-def test_any_price_of_a_head(price, programs):
-    """Runs that begin, end or lie in the room behind a head."""
-    case = Decode((1000, 3, 0, 130, 64, 1), page=64, heads_kv=2, config=(("unit", 1), ("price", price)))
+@pytest.mark.parametrize(("overhead", "programs"), drawn(OVERHEADS, [case for case in OVERHEADS if case[0] in (0, 2)]))
+def test_any_overhead_of_a_head(overhead, programs):
+    """Ranges that begin, end or lie in the overhead after a head."""
+    fields = (("schedule.unit", 1), ("schedule.head_overhead", overhead))
+    case = Decode((1000, 3, 0, 130, 64, 1), page=64, heads_kv=2, config=fields)
     check(case, programs, schedule="random", seed=programs)
     check(replace(case, tokens=2, mask=Causal(), config=(*case.config, *APART)), programs)
 
@@ -112,16 +114,17 @@ def test_any_price_of_a_head(price, programs):
 )
 @pytest.mark.parametrize("page", [0, 64])
 def test_equally_long_heads_are_cut_evenly(page, programs, parts):
-    """Whole heads, or equal parts of them, even if some CTAs have nothing to do; three parts of 16 tiles leave room
-    behind the last."""
+    """Whole heads, or equal parts of them, even if some CTAs have nothing to do; three parts of 16 tiles leave
+    units without keys after the last."""
     narrow = (("block_n", 64),)
     case = Decode((1000, 1024) if page else (1024, 1024), page=page, heads_kv=2, config=narrow)
     assert check(case, programs, schedule="random", seed=programs).parts == parts
     check(replace(case, tokens=2, mask=Causal(), config=narrow + APART), programs)
 
 
-def test_cut_evenly_only_where_no_run_grows_much():
-    """Four heads of 12 tiles over three CTAs: runs grow from 16 tiles to 24; with twice as many it would be 16 more."""
+def test_cut_evenly_only_where_no_range_grows_much():
+    """Four heads of 12 tiles over three CTAs: ranges grow from 16 tiles to 24; with twice as many it would be 16
+    more."""
     case = Decode((768,), heads_kv=4, config=(("block_n", 64),))
     assert check(case, 3).parts == 0
     assert check(replace(case, lengths=(1536,)), 3).parts > 0
@@ -139,7 +142,11 @@ def test_even_cut(heads, ctas, cut):
 @pytest.mark.parametrize("programs", [8, 9, 20])
 @pytest.mark.parametrize("few", [0, 8])
 def test_few_and_many_parts(few, programs):
-    check(Decode((2500,), tokens=2, mask=Causal(), config=(("combine_few", few),)), programs, schedule="adversarial")
+    check(
+        Decode((2500,), tokens=2, mask=Causal(), config=(("combine.short_parts", few),)),
+        programs,
+        schedule="adversarial",
+    )
 
 
 @pytest.mark.parametrize(("dim", "few"), drawn(product((64, 128, 256), (2, 4, 32)), [(64, 32), (128, 2), (256, 4)]))
@@ -147,29 +154,37 @@ def test_parts_that_are_added_up_together(dim, few):
     """As many as the short code takes, one more, and rows in several blocks."""
     few = min(few, 4096 // dim)
     for tokens, programs in ((1, few), (3, few + 1)):
-        check(Decode((64 * few + 70,), tokens=tokens, dim=dim, config=(("combine_few", few),)), programs)
+        check(Decode((64 * few + 70,), tokens=tokens, dim=dim, config=(("combine.short_parts", few),)), programs)
 
 
-@pytest.mark.parametrize(("parts", "dim", "near"), [(1, 128, 2), (2, 128, 2), (3, 64, 4), (16, 128, 16), (17, 256, 16)])
-def test_near_parts(parts, dim, near):
-    assert near_parts(parts, choose_decode(BF16, dim, dim, rows=4)) == near
+@pytest.mark.parametrize(
+    ("parts", "dim", "short"), [(1, 128, 2), (2, 128, 2), (3, 64, 4), (16, 128, 16), (17, 256, 16)]
+)
+def test_short_parts(parts, dim, short):
+    assert short_parts(parts, choose_tiles(BF16, dim, dim, rows=4)) == short
 
 
-def test_only_heads_that_differ_have_a_price():
-    def price(case: Decode) -> int:
+def test_only_heads_that_differ_have_an_overhead():
+    def overhead(case: Decode) -> int:
         q, (k, v), sequence, _ = tensors(case)
         k, v = (sequence.k_pages, sequence.v_pages) if case.page else (k, v)
         ready = validate(Call(q, k, v, sequence, backend="reference"), read_values=False)
-        return choose(ready.problem, ARCHS["sm90"], options=PlanOptions(batch_invariant=case.invariant)).config.price
+        return choose(
+            ready.problem, ARCHS["sm90"], options=PlanOptions(batch_invariant=case.invariant)
+        ).config.schedule.head_overhead
 
-    assert price(Decode((600, 600), page=64)) > 0
-    assert price(Decode((600, 600))) == 0
-    assert price(Decode((600, 600), page=64, invariant=True)) == 0, "parts are units, whatever else is in the batch"
+    assert overhead(Decode((600, 600), page=64)) > 0
+    assert overhead(Decode((600, 600))) == 0
+    assert overhead(Decode((600, 600), page=64, invariant=True)) == 0, "parts are units, whatever else is in the batch"
 
 
 @pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
 @pytest.mark.parametrize("page", [0, 64])
-@pytest.mark.parametrize("fields", [(("one_tile", False),), (("plan_lane", 1),), (("combine_few", 0),)], ids=str)
+@pytest.mark.parametrize(
+    "fields",
+    [(("schedule.one_row_tile", False),), (("schedule.sums", LengthSums()),), (("combine.short_parts", 0),)],
+    ids=str,
+)
 def test_the_plainer_forms(page, fields, schedule, seed):
     check(Decode((600, 600), page=page, heads_kv=2, config=fields), 3, schedule=schedule, seed=seed)
 
@@ -178,7 +193,7 @@ def test_the_plainer_forms(page, fields, schedule, seed):
     ("batch", "programs"), drawn(product((3, 5), (3, 4, 5, 6, 11)), [(5, 3), (5, 4), (5, 5), (5, 6), (5, 11)])
 )
 def test_every_nth_head(batch, programs):
-    case = Decode((130,) * batch, heads=8, heads_kv=4, config=(("spread", True),))
+    case = Decode((130,) * batch, heads=8, heads_kv=4, config=(("schedule.interleave_heads", True),))
     ran = check(case, programs, schedule="random")
     plain = check(replace(case, config=()), programs)
     assert torch.equal(ran.out, plain.out), "only the order of heads changes"
@@ -190,14 +205,17 @@ def test_when_heads_are_spread(batch, spread):
     k = torch.empty(batch, 4096, 8, 128, dtype=torch.bfloat16, device="meta")
     ready = validate(Call(q, k, k, Dense(), backend="reference"), read_values=False)
     choice = choose(ready.problem, ARCHS["sm90"])
-    assert choice.config.spread == spread and any("every n-th head" in why for why in choice.reasons) == spread
+    assert (
+        choice.config.schedule.interleave_heads == spread
+        and any("every n-th head" in why for why in choice.reasons) == spread
+    )
     assert any("8 columns for queries" in why for why in choice.reasons)
 
 
 @pytest.mark.parametrize("ctas", [1, 2])
 @pytest.mark.parametrize("block_n", [64, 128])
 def test_configurations(block_n, ctas):
-    fields = (("block_n", block_n), ("stages", 2), ("ctas", ctas), ("plan_width", 1024))
+    fields = (("block_n", block_n), ("stages", 2), ("ctas", ctas), ("schedule.sums.width", 1024))
     check(Decode((300, 130), page=16, config=fields), programs=4)
 
 
@@ -219,14 +237,13 @@ def test_more_sequences_than_are_added_up_at_once(fields):
         Decode((1,), page=16, heads=6, heads_kv=2, tokens=2, mask=Causal()),
         Decode((1,), page=64, heads=4, heads_kv=4, mask=SlidingWindow(100)),
         Decode((1,), page=64, heads=6, heads_kv=2, tokens=7, mask=Causal(), config=APART),
-        Decode((1,), page=64, heads=4, heads_kv=2, invariant=True, config=(("unit", 2),)),
+        Decode((1,), page=64, heads=4, heads_kv=2, invariant=True, config=(("schedule.unit", 2),)),
     ]),
-    settled=st.booleans(),
+    kv_ready=st.booleans(),
 )  # fmt: skip
-def test_random_batches(lengths, programs, seed, case, settled):
-    """Behind a launch that may still write everything, so that what is asked for ahead is a guess; or all but older
-    keys."""
-    case = replace(case, lengths=tuple(lengths), seed=seed, behind=True, settled=settled)
+def test_random_batches(lengths, programs, seed, case, kv_ready):
+    """After a kernel that may still write everything, so that prefetches are speculative; or all but older keys."""
+    case = replace(case, lengths=tuple(lengths), seed=seed, behind=True, kv_ready=kv_ready)
     check(case, programs, schedule="random", seed=seed)
 
 
@@ -248,21 +265,23 @@ def test_the_same_bits_under_every_schedule():
     assert all(torch.equal(outs[0], out) for out in outs[1:])
 
 
-@pytest.mark.parametrize("settled", [False, True])
+@pytest.mark.parametrize("kv_ready", [False, True])
 @pytest.mark.parametrize("dim", [64, 128, 256])
-def test_batch_invariant_tiles_do_not_depend_on_the_batch(dim, settled):
+def test_batch_invariant_tiles_do_not_depend_on_the_batch(dim, kv_ready):
     def config(batch: int):
-        return of_shape(batch, 8192, PlanOptions(batch_invariant=True, cache_settled=settled), dim)
+        return of_shape(batch, 8192, PlanOptions(batch_invariant=True, cache_settled=kv_ready), dim)
 
-    assert config(1).block_n == config(64).block_n and config(1).unit == config(64).unit
+    assert config(1).block_n == config(64).block_n and config(1).schedule == config(64).schedule
     assert of_shape(1, 8192, dim=128).block_n == 64 and of_shape(64, 8192, dim=128).block_n == 128
 
 
-@pytest.mark.parametrize("settled", [False, True])
+@pytest.mark.parametrize("kv_ready", [False, True])
 @pytest.mark.parametrize("programs", [1, 4, 9])
-def test_batch_invariance(programs, settled):
+def test_batch_invariance(programs, kv_ready):
     """A sequence alone, and with other company on another number of CTAs: the same bits."""
-    case = Decode((777,), page=64, heads=8, heads_kv=2, invariant=True, settled=settled, config=(("unit", 2),))
+    case = Decode(
+        (777,), page=64, heads=8, heads_kv=2, invariant=True, kv_ready=kv_ready, config=(("schedule.unit", 2),)
+    )
     alone = check(case, 3)
     q, (k, v), _, _ = tensors(replace(case, page=0))
     many = check(replace(case, lengths=(777, 400, 33)), programs, first=(q, k, v))
@@ -278,7 +297,7 @@ def test_who_adds_up_the_parts(heads, tokens, batch, apart):
     q, (k, v), sequence, _ = tensors(case)
     problem = validate(Call(q, k, v, sequence, backend="reference"), read_values=False).problem
     choice = choose(replace(problem, batch=batch), ARCHS["sm90"])
-    assert choice.config.combine_apart is apart
+    assert choice.config.combine.separate_kernel is apart
     assert any(("second kernel" if apart else "last CTA") in reason for reason in choice.reasons)
 
 
@@ -300,10 +319,10 @@ def test_combining_without_acquire_is_found():
 
 
 def test_values_past_the_end_that_are_not_cleared_are_nan():
-    """What the kernel does about garbage behind the last key is needed: the same case is right with it."""
+    """The kernel has to clear garbage after the last key: the same case is right with that."""
     case = Decode((70,), page=64)
     check(case)
-    ran = run(replace(case, config=(("has_lengths", False),)), 1)
+    ran = run(replace(case, config=(("schedule.has_lengths", False),)), 1)
     assert not ran.out_error < 1
 
 

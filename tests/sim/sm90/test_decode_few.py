@@ -11,8 +11,8 @@ pytest.importorskip("triton")
 from tests.drawn import drawn, each_once
 from tests.sim.sm90.decode import Decode, check, tensors
 from tests.sim.sm90.test_decode import APART, CASES, MIXED, SCHEDULES, SLOPES
-from warpattn.kernels.sm90.decode.config import SLACK, SM_SMEM, DecodeConfig
-from warpattn.kernels.sm90.decode.launch import choose
+from warpattn.kernels.sm90.decode.choice import SLACK, SM_SMEM, choose
+from warpattn.kernels.sm90.decode.config import DecodeConfig
 from warpattn.kernels.topology import BARRIER_BYTES
 from warpattn.language.expr import where
 from warpattn.masks import Causal, CustomMask
@@ -30,7 +30,7 @@ def chosen(case: Decode) -> DecodeConfig:
 
 
 @pytest.mark.parametrize(
-    ("case", "few"),
+    ("case", "columns"),
     [
         (Decode((70,), heads=1), 8),
         (Decode((70,), heads=8, heads_kv=1), 8),
@@ -44,8 +44,9 @@ def chosen(case: Decode) -> DecodeConfig:
         (Decode((70,), page=64, invariant=True), 8),
     ],
 )
-def test_when_it_is_chosen(case, few):
-    assert chosen(case).few_rows == few
+def test_when_it_is_chosen(case, columns):
+    swap_ab = chosen(case).swap_ab
+    assert (swap_ab.columns if swap_ab else 0) == columns
 
 
 @pytest.mark.parametrize("dim", [64, 128, 256])
@@ -57,7 +58,7 @@ def test_shared_memory(dim):
     assert config.ctas * (config.smem_bytes + SLACK + 1024) <= SM_SMEM
 
 
-CHOSEN = [name for name, case in CASES.items() if chosen(case).few_rows == 8]
+CHOSEN = [name for name, case in CASES.items() if getattr(chosen(case).swap_ab, "columns", 0) == 8]
 assert len(CHOSEN) > 10
 
 
@@ -67,16 +68,16 @@ DRAWN = ("dense-128", "head-dim-256", "odd-dims", "paged-gathered", "sinks-alibi
 
 @pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
 @pytest.mark.parametrize("name", drawn(CHOSEN, DRAWN))
-def test_64_rows_where_few_are_chosen(name, schedule, seed):
+def test_64_rows_where_swap_ab_is_chosen(name, schedule, seed):
     case = CASES[name]
-    check(replace(case, config=(*case.config, ("few_rows", 0))), programs=5, schedule=schedule, seed=seed)
+    check(replace(case, config=(*case.config, ("swap_ab", None))), programs=5, schedule=schedule, seed=seed)
 
 
 @pytest.mark.parametrize("schedule", ["lazy", "adversarial"])
 @pytest.mark.parametrize("name", drawn(CHOSEN, [*DRAWN[1:], "fp16", "soft-cap", "by-head"]))
 def test_16_rows_where_8_would_do(name, schedule):
     case = CASES[name]
-    check(replace(case, config=(*case.config, ("few_rows", 16))), programs=5, schedule=schedule)
+    check(replace(case, config=(*case.config, ("swap_ab.columns", 16))), programs=5, schedule=schedule)
 
 
 GROUPS, TOKENS = (1, 2, 5, 8), (1, 2, 3, 8, 16)
@@ -133,5 +134,5 @@ def test_a_row_has_the_same_bits_among_others():
     score = CustomScore(lambda s, b, h, q, k: s * 0.01)
     several = Decode((500,), heads=4, heads_kv=4, tokens=1, score=score)
     rows = check(several, 2)
-    wide = check(replace(several, config=(("few_rows", 16),)), 2)
+    wide = check(replace(several, config=(("swap_ab.columns", 16),)), 2)
     assert torch.equal(rows.out, wide.out) and torch.equal(rows.lse, wide.lse)

@@ -9,29 +9,32 @@ pytest.importorskip("triton")
 from tests.drawn import drawn
 from tests.sim.knocking import knocked_out, reviewed
 from tests.sim.sm90.decode import Decode, run
+from warpattn.kernels.sm90.decode.config import SwapAB
 from warpattn.sim import Report
 
-PACE = "it only limits how much is under way"
+SWAP_AB = SwapAB(8, 4)
+THROTTLE = "it only limits the copies in flight"
 # Operation, what stands in one of its lines of Python, why it can go.
 REDUNDANT = [
     ("ttng.fence_async_shared", "    fence_async_shared()", "it makes new barriers visible to TMA: not modelled"),
-    ("tt.grid_dependency_wait", "hand_over(", "only the next launch but one relies on it"),
-    ("ttng.wait_barrier", "keep_pace(", PACE),
+    ("tt.grid_dependency_wait", "trigger_dependents(", "only the next launch but one relies on it"),
+    ("ttng.wait_barrier", "throttle(", THROTTLE),
 ]
 reason = reviewed(REDUNDANT)
 
 
-KERNELS = [*product((0, 64, 3), (0, 8), (False,)), (0, 0, True), (64, 8, True)]
+KERNELS = [*product((0, 64, 3), (None, SWAP_AB), (False,)), (0, None, True), (64, SWAP_AB, True)]
 
 
 @pytest.mark.parametrize(
-    ("page", "few_rows", "settled"), drawn(KERNELS, [(64, 8, False), (3, 0, False), (0, 0, True), (64, 8, True)])
+    ("page", "swap_ab", "kv_ready"),
+    drawn(KERNELS, [(64, SWAP_AB, False), (3, None, False), (0, None, True), (64, SWAP_AB, True)]),
 )
-def test_the_decode_kernel_needs_its_synchronisation(page, few_rows, settled):
-    """The first keys of a CTA are few, so that it comes to new tokens before its ring is full."""
-    fields = (("stages", 2), ("few_rows", few_rows))
-    lengths = (100, 100, 100) if settled and not page else (40, 400, 500)
-    case = Decode(lengths, page=page, heads_kv=2, dim=128, config=fields, behind=True, settled=settled)
+def test_the_decode_kernel_needs_its_synchronisation(page, swap_ab, kv_ready):
+    """The first keys of a CTA are few, so that it reaches new tokens before its ring is full."""
+    fields = (("stages", 2), ("swap_ab", swap_ab))
+    lengths = (100, 100, 100) if kv_ready and not page else (40, 400, 500)
+    case = Decode(lengths, page=page, heads_kv=2, dim=128, config=fields, behind=True, kv_ready=kv_ready)
     made = []
 
     def once(module, schedule) -> Report:
@@ -39,7 +42,7 @@ def test_the_decode_kernel_needs_its_synchronisation(page, few_rows, settled):
 
     run(case, 2, kernel=lambda kernel: made.append(kernel) or kernel)
     results = knocked_out(made[0], once, reason)
-    needed = [found for found in results if reason(found) != PACE]
-    assert len(results) - len(needed) == 2 * settled, "the pace of K and of V"
-    assert sum(not found.noticed for found in needed) == 1 + settled, "a fence; with a settled cache a wait"
+    needed = [found for found in results if reason(found) != THROTTLE]
+    assert len(results) - len(needed) == 2 * kv_ready, "the throttle of K and of V"
+    assert sum(not found.noticed for found in needed) == 1 + kv_ready, "a fence; where keys are ready, a wait"
     assert sum(found.noticed for found in needed) > 0.8 * len(needed)

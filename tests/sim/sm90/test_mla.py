@@ -30,7 +30,7 @@ CASES = {
     "soft-cap-fp16": Latent((130, 70), page=64, score=SoftCap(3.0), dtype=torch.float16),
     "a-tile-or-two": Latent((33, 3, 32), page=64, heads=40),
     "gathered": Latent((130, 5), page=3, tokens=2, mask=Causal()),
-    "invariant": Latent((300, 70), page=64, invariant=True, config=(("unit", 1),)),
+    "invariant": Latent((300, 70), page=64, invariant=True, config=(("schedule.unit", 1),)),
 }
 
 
@@ -85,7 +85,7 @@ def test_the_same_bits_under_every_schedule():
 
 def test_batch_invariance():
     """A sequence alone, and with other company on another number of CTAs: the same bits."""
-    alone = Latent((330,), page=64, invariant=True, config=(("unit", 1),))
+    alone = Latent((330,), page=64, invariant=True, config=(("schedule.unit", 1),))
     company = replace(alone, lengths=(330, 200, 33))
     bits = check(alone, 2)
     many = check(company, 5, first=tensors(replace(alone, page=0)))

@@ -9,10 +9,12 @@ import torch
 import warpattn as wa
 from tests.drawn import drawn
 from warpattn.errors import AttentionError
-from warpattn.kernels.sm90.decode.config import SLACK
-from warpattn.kernels.sm90.mla.config import choose_mla
+from warpattn.kernels.sm90.decode.choice import SLACK
+from warpattn.kernels.sm90.decode.config import LengthSums, Schedule
+from warpattn.kernels.sm90.mla.config import choose_tiles
 from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT
 from warpattn.problem import Call, validate
+from warpattn.problem.arch import compile_options
 from warpattn.problem.element import BF16
 from warpattn.runtime.plan import plan
 from warpattn.sequences import Dense, PagedKV, Ragged
@@ -85,7 +87,7 @@ def test_dense_keys_are_planned_however_few(seq_k):
 
 
 def test_shared_memory_holds_four_tiles():
-    config = choose_mla(BF16, 64)
+    config = choose_tiles(BF16, 64)
     assert config.smem_bytes == (64 + 4 * 32) * 576 * 2 + 6 * 64 * 4 * 4 + 8 * 8
     assert config.smem_bytes + SLACK <= SMEM_LIMIT < config.smem_bytes + config.tile_bytes
     assert config.topology.registers <= 65_536 and config.topology.threads == 384
@@ -97,16 +99,16 @@ def compiled(page: int):
     import triton
     from triton.backends.compiler import GPUTarget
 
-    from warpattn.kernels.sm90.decode.launch import OPTIONS
-    from warpattn.kernels.sm90.decode.signature import decode_source
+    from warpattn.kernels.sm90.mla.signature import mla_source
     from warpattn.language.nodes import Program
     from warpattn.masks import Causal
 
-    shares = {"has_lengths": True, "price": 1, "plan_lane": 4} if page else {"uniform": True}
-    config = replace(choose_mla(BF16, page), **shares)
+    sums = LengthSums(lane=4) if page else None
+    schedule = Schedule(sums=sums, head_overhead=int(page > 0), has_lengths=page > 0)
+    config = replace(choose_tiles(BF16, page), schedule=schedule)
     mask = Causal().program()
-    source = decode_source(config, Program((mask.keep, *mask.span), mask.tensors), None, False, True)
-    return config, triton.compile(source, target=GPUTarget("cuda", 90, 32), options=dict(OPTIONS))
+    source = mla_source(config, Program((mask.keep, *mask.span), mask.tensors), None, False, True)
+    return config, triton.compile(source, target=GPUTarget("cuda", 90, 32), options=compile_options())
 
 
 # Pages and the bytes of stack that the compiler spills to, Triton 3.9.0: with TMA through pages, numbers that an item

@@ -105,7 +105,8 @@ def test_batch_invariant_steps_share_no_keys_out(arch):
     free, fixed = list_launches(ready, x, Dense()), list_launches(ready, x, Dense(), PlanOptions(batch_invariant=True))
     if arch == "sm90":
         parts = [cast("tuple[DecodeConfig]", step.key)[0] for step in (free[0], fixed[0])]
-        assert [part.invariant for part in parts] == [False, True] and parts[1].unit * parts[1].block_n == 2048
+        assert [part.schedule.invariant for part in parts] == [False, True]
+        assert parts[1].schedule.unit * parts[1].block_n == 2048
     else:
         assert len(free) == 2 and "combine" in free[1].name
         assert len(fixed) == 1, "one launch: nothing is combined"

@@ -8,31 +8,32 @@ import pytest
 pytest.importorskip("triton")
 
 from tests.drawn import drawn
-from warpattn.kernels.sm90.decode.config import SLACK, DecodeConfig, choose_decode
+from warpattn.kernels.sm90.decode.choice import SLACK, choose_tiles
+from warpattn.kernels.sm90.decode.config import DecodeConfig, LengthSums, Overlap, Schedule
 from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT
 from warpattn.machine_code.sass import opcode_counts, resources
 from warpattn.problem.element import BF16, FP16
 
-DENSE = {"uniform": True}
-PAGED = {"has_lengths": True, "price": 1, "plan_lane": 4}
-AHEAD = {"ahead": True, "prefetched": 4, "hands_over": 64}
+DENSE = {"schedule": Schedule(sums=None)}
+PAGED = {"schedule": Schedule(sums=LengthSums(lane=4), head_overhead=1, has_lengths=True)}
+PDL = {"overlap": Overlap(pdl=True, prefetch_tiles=4, trigger_max_units=64)}
 CONFIGS = {
-    "d64-paged": replace(choose_decode(BF16, 64, 64, 16, rows=4), **PAGED),
-    "d64": replace(choose_decode(BF16, 64, 64, rows=4), **DENSE),
-    "d128": replace(choose_decode(BF16, 128, 128, rows=4), **DENSE),
-    "d128-paged": replace(choose_decode(FP16, 128, 128, 16, rows=8), **PAGED),
-    "d128-16-rows": replace(choose_decode(BF16, 128, 128, rows=16), **DENSE),
-    "d128-64-rows": replace(choose_decode(BF16, 128, 128), **DENSE),
-    "d256": replace(choose_decode(BF16, 256, 256, rows=8), **DENSE),
-    "ahead": replace(choose_decode(BF16, 128, 128, rows=4), **DENSE, **AHEAD),
-    "ahead-paged": replace(choose_decode(BF16, 128, 128, 16, rows=4), **PAGED, **AHEAD),
+    "d64-paged": replace(choose_tiles(BF16, 64, 64, 16, rows=4), **PAGED),
+    "d64": replace(choose_tiles(BF16, 64, 64, rows=4), **DENSE),
+    "d128": replace(choose_tiles(BF16, 128, 128, rows=4), **DENSE),
+    "d128-paged": replace(choose_tiles(FP16, 128, 128, 16, rows=8), **PAGED),
+    "d128-16-rows": replace(choose_tiles(BF16, 128, 128, rows=16), **DENSE),
+    "d128-64-rows": replace(choose_tiles(BF16, 128, 128), **DENSE),
+    "d256": replace(choose_tiles(BF16, 256, 256, rows=8), **DENSE),
+    "pdl": replace(choose_tiles(BF16, 128, 128, rows=4), **DENSE, **PDL),
+    "pdl-paged": replace(choose_tiles(BF16, 128, 128, 16, rows=4), **PAGED, **PDL),
 }
-DRAWN = ("d128", "d128-64-rows", "d256", "ahead-paged", "d64-paged")
+DRAWN = ("d128", "d128-64-rows", "d256", "pdl-paged", "d64-paged")
 # Bytes of stack that the compiler spills to, Triton 3.9.0: a number that an item needs once.
 STACK = {"d256": 8}
 
 
-# Instructions, with some room. Behind the last keys there is one warpgroup, and the whole launch waits for it.
+# Instructions, with a margin. After the last keys the whole launch waits for one warpgroup.
 LENGTH = {"d64": 2600, "d64-paged": 3200, "d128": 2600, "d128-paged": 4700, "d128-16-rows": 4500, "d256": 3700}
 
 
@@ -54,9 +55,9 @@ def compiled(config: DecodeConfig):
 def products(config: DecodeConfig) -> dict[str, int]:
     """Warpgroup products in the code, by their shape; 64 rows have theirs before the loop and after it too."""
     depth, keys = config.padded_qk // 16, config.block_n // 16
-    if config.few_rows:
+    if config.swap_ab:
         scores, outputs = depth * config.block_n // 64, keys * config.padded_v // 64
-        return {f"64x{config.few_rows}x16": scores + outputs}
+        return {f"64x{config.rows}x16": scores + outputs}
     found = {f"64x{config.block_n}x16": 2 * depth}
     found[f"64x{config.padded_v}x16"] = found.get(f"64x{config.padded_v}x16", 0) + 2 * keys
     return found
@@ -78,14 +79,16 @@ def test_machine_code(name):
 
 
 @pytest.mark.parametrize("name", drawn(CONFIGS, DRAWN))
-def test_launches_ahead(name):
-    """Threads ask for one box each, of 64 columns; the block waits once; the producer lets the next launch come."""
+def test_dependent_launches(name):
+    """Threads prefetch one box each, of 64 columns; the block waits once; the producer triggers the next launch."""
     counts, config = opcode_counts(compiled(CONFIGS[name]).asm["cubin"]), CONFIGS[name]
-    asked = config.padded_qk // 64 if config.prefetched else 0
-    assert (counts["UTMAPF"], counts["ACQBULK"], counts["PREEXIT"]) == (asked, config.ahead, config.hands_over > 0)
+    overlap = config.overlap
+    prefetches = config.padded_qk // 64 if overlap.prefetch_tiles else 0
+    wanted = (prefetches, overlap.pdl, overlap.trigger_max_units > 0)
+    assert (counts["UTMAPF"], counts["ACQBULK"], counts["PREEXIT"]) == wanted
 
 
-SWAPPED = [name for name, config in CONFIGS.items() if config.few_rows]
+SWAPPED = [name for name, config in CONFIGS.items() if config.swap_ab]
 
 
 @pytest.mark.parametrize("name", drawn(SWAPPED, [name for name in SWAPPED if name in DRAWN]))
@@ -95,6 +98,6 @@ def test_only_probabilities_pass_through_registers(name):
     config = CONFIGS[name]
     full = opcode_counts(compiled(config).asm["cubin"], modifiers=True)
     stored = sum(n * int(code[-1]) for code, n in full.items() if code.startswith("STSM.16.MT88"))
-    assert stored == config.block_n * config.few_rows // 256, "two elements a register, 128 threads"
+    assert stored == config.block_n * config.rows // 256, "two elements a register, 128 threads"
     assert sum(n for code, n in full.items() if code.startswith("LDSM")) <= 2
     assert full["BAR.RED.OR.DEFER_BLOCKING"] == 1

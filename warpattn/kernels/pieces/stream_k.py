@@ -1,17 +1,18 @@
-"""Sharing out the keys of a batch over CTAs: every one gets the same number of key tiles, to within one unit.
+"""Stream-K: partition the keys of a batch over CTAs, so that every CTA gets equally many key tiles to within one unit.
 
-Every (sequence, row tile) is an entry; each of its key heads has `units(entry)` units of key tiles and, behind them,
-room for the price of a head: what starting and finishing it costs, in units without keys. Laid end to end,
+A row tile is a tile of query rows of one sequence. Each of its key heads has a number of units of key tiles, and after
+them the head overhead: the time to start and finish a head, in units without keys. Laid end to end they are the work
+queue:
 
-      entry 0: head 0 | head 1 | …    entry 1: head 0 | …                units 0 .. total - 1
-      CTA 0 ────────▶|◀──── CTA 1 ────▶|◀──── CTA 2 ────▶| …             runs that differ by at most one unit
+      row tile 0: head 0 | head 1 | …    row tile 1: head 0 | …          units 0 .. total - 1
+      CTA 0 ────────▶|◀──── CTA 1 ────▶|◀──── CTA 2 ────▶| …             ranges that differ by at most one unit
 
-each CTA takes one run, front-loaded. Where a run ends inside a head, the head is split and its parts are combined
-later; a run that starts in the room behind a head goes on with the next one. All of it follows from the lengths on the
-device, so the grid never depends on them. Source of the front-loaded shares: specification of attention, section 3.11.
+Each CTA takes one range, the longer ones first. A range that ends inside a head splits it, and the kernel combines the
+head's parts later; a range that starts in the overhead after a head goes on with the next head. Everything follows from
+the lengths on the device, so the grid never depends on them. Source: specification of attention, section 3.11.
 
-Where all heads have equally many units, shares that end where heads or equal parts of heads do are better, even if a
-few CTAs stay idle: fewer parts, or none, and every CTA begins and finishes one thing less (`share_heads`).
+If all heads have equally many units, ranges that end at heads or at equal parts of heads are better, even if a few CTAs
+stay idle: fewer parts or none, and every CTA starts and finishes one head less (`partition_heads`).
 """
 
 from triton.experimental import gluon
@@ -19,108 +20,106 @@ from triton.experimental.gluon import language as gl
 
 
 @gluon.aggregate
-class Shares:
-    """`total` units over CTAs: the first `rest` of them take `size` + 1, the others `size`, as far as they go.
-
-    `price`: units without keys behind each head.
-    """
+class StreamK:
+    """`total` units over CTAs: the first `longer` of them take `size` + 1, the others `size`, until none is left."""
 
     total: gl.tensor
     size: gl.tensor
-    rest: gl.tensor
-    price: gl.tensor
+    longer: gl.tensor
+    head_overhead: gl.tensor  # units without keys after each head
 
     @gluon.jit
-    def first(self, part):
-        """First unit of a CTA; that of the next one is its end."""
-        return gl.minimum(part * self.size + gl.minimum(part, self.rest), self.total)
+    def first(self, cta):
+        """First unit of a CTA's range, which ends where the next CTA's begins."""
+        return gl.minimum(cta * self.size + gl.minimum(cta, self.longer), self.total)
 
     @gluon.jit
     def owner(self, unit):
-        """The CTA that has a unit."""
-        wide = self.rest * (self.size + 1)
+        """The CTA whose range has a unit."""
+        wide = self.longer * (self.size + 1)
         long = unit < wide
         size = gl.where(long, self.size + 1, gl.maximum(self.size, 1))
-        return gl.where(long, unit, unit - wide) // size + gl.where(long, 0, self.rest)
+        return gl.where(long, unit, unit - wide) // size + gl.where(long, 0, self.longer)
 
     @gluon.jit
     def unless(self, condition, other):
-        """The same, or `other` where the condition holds."""
-        return Shares(
+        """This partition, or `other` where the condition holds."""
+        return StreamK(
             gl.where(condition, other.total, self.total),
             gl.where(condition, other.size, self.size),
-            gl.where(condition, other.rest, self.rest),
-            gl.where(condition, other.price, self.price),
+            gl.where(condition, other.longer, self.longer),
+            gl.where(condition, other.head_overhead, self.head_overhead),
         )
 
 
 @gluon.jit
-def share_out(total, parts, price):
-    """Shares of `total` units, with a `price` in them for each head, over `parts` CTAs."""
-    size = total // parts
-    return Shares(total, size, total - size * parts, price)
+def partition(total, ctas, head_overhead):
+    """`total` units, the overhead of each head among them, over `ctas` CTAs."""
+    size = total // ctas
+    return StreamK(total, size, total - size * ctas, head_overhead)
 
 
 @gluon.jit
-def share_heads(plain, heads, units, parts, cut, growth: gl.constexpr):
-    """Shares of `heads` heads of equally many `units` over `parts` CTAs that end where heads or equal parts of heads
-    do; `plain`, how they are shared out otherwise, if a run would grow by more than `growth` units.
+def partition_heads(plain, heads, units, ctas, shape, growth: gl.constexpr):
+    """`heads` heads of equally many `units` over `ctas` CTAs, in ranges that end at heads or at equal parts of heads;
+    or the partition `plain`, if a range would otherwise grow by more than `growth` units.
 
-    cut: (parts of a head, heads of a CTA), of which one is 1; what `even_cut` finds.
+    shape: has `splits`, the parts of a head, and `whole`, the heads of a CTA; one of them is 1 (see `EvenCut`).
     """
-    size = gl.where(cut[0] > 1, (units + cut[0] - 1) // cut[0], units * cut[1])
-    room = gl.where(cut[0] > 1, (units + size - 1) // gl.maximum(size, 1) * size, units)
+    size = gl.where(shape.splits > 1, (units + shape.splits - 1) // shape.splits, units * shape.whole)
+    padded = gl.where(shape.splits > 1, (units + size - 1) // gl.maximum(size, 1) * size, units)
     total = heads * units
-    fits = (heads * room <= size * parts) & ((size - growth) * parts <= total)
-    return plain.unless(fits, Shares(heads * room, size, gl.to_tensor(0), room - units))
+    fits = (heads * padded <= size * ctas) & ((size - growth) * ctas <= total)
+    return plain.unless(fits, StreamK(heads * padded, size, gl.to_tensor(0), padded - units))
 
 
 @gluon.aggregate
-class Place:
-    """A position in the line of units: `unit`, the entry it belongs to, and the units `before` that entry."""
+class Cursor:
+    """A position in the work queue: a unit, its row tile, and the first unit of that row tile."""
 
     unit: gl.tensor
-    entry: gl.tensor
-    before: gl.tensor
+    row_tile: gl.tensor
+    row_tile_start: gl.tensor
 
     @gluon.jit
-    def advance(self, count, entry_units):
-        """The place `count` units on, in the same entry of `entry_units` units or at the start of the next one."""
+    def advance(self, count, row_tile_units):
+        """`count` units further, in the same row tile of `row_tile_units` units or at the start of the next one."""
         unit = self.unit + count
-        done = unit == self.before + entry_units
-        return Place(unit, self.entry + done.to(gl.int32), gl.where(done, unit, self.before))
+        done = unit == self.row_tile_start + row_tile_units
+        return Cursor(unit, self.row_tile + done.to(gl.int32), gl.where(done, unit, self.row_tile_start))
 
     @gluon.jit
-    def past_price(self, units, room, heads):
-        """The place, or the next head if all `units` of the one here lie before it in its `room`."""
-        inside = self.unit - self.before
-        begin = inside % room
-        return self.advance(gl.where(begin < units, 0, room - begin), room * heads)
+    def skip_overhead(self, units, padded_units, heads):
+        """This position, or the next head's if it is past all `units` of its head, which takes `padded_units` with its
+        overhead."""
+        inside = self.unit - self.row_tile_start
+        begin = inside % padded_units
+        return self.advance(gl.where(begin < units, 0, padded_units - begin), padded_units * heads)
 
 
 @gluon.aggregate
 class Part:
-    """Which part of a head a CTA has at hand, and where partial results of that head lie."""
+    """A CTA's part of a head, and the workspace slots of that head's parts."""
 
-    head: gl.tensor  # key head of the entry
+    head: gl.tensor  # key head of the row tile
     begin: gl.tensor  # first unit inside the head
-    count: gl.tensor  # units, with the room behind the last
-    first: gl.tensor  # the head's first unit in the line
+    count: gl.tensor  # units, with the overhead after the last one
+    head_start: gl.tensor  # the head's first unit in the queue
     splits: gl.tensor  # parts of the head
     first_cta: gl.tensor
 
     @gluon.jit
     def slot(self, split, invariant: gl.constexpr):
-        """Workspace slot of part number `split` of the head: with `invariant` a unit's own, else one of two of its
-        CTA, 2 c for the head that its run begins in and 2 c + 1 for the one that begins in its run."""
+        """Workspace slot of part number `split` of the head: with `invariant` one for each unit; else one of two of its
+        CTA, 2 c for the head in which its range begins and 2 c + 1 for the head that begins in its range."""
         if invariant:
-            return self.first + split
+            return self.head_start + split
         else:
             return 2 * (self.first_cta + split) + (split == 0).to(gl.int32)
 
     @gluon.jit
     def number(self, cta, invariant: gl.constexpr):
-        """Number of the part at hand."""
+        """Number of this part among the head's."""
         if invariant:
             return self.begin
         else:
@@ -128,36 +127,37 @@ class Part:
 
 
 @gluon.jit
-def part_at(place, units, room, shares, cta, invariant: gl.constexpr):
-    """The part of CTA `cta` at a place of its run; `units` of a head of the entry there, and the `room` it takes."""
-    inside = place.unit - place.before
-    head = inside // room
-    begin = inside - head * room
-    first = place.unit - begin
-    splits, owner = parts_of(first, units, shares, invariant)
+def part_at(cursor, units, padded_units, stream_k, cta, invariant: gl.constexpr):
+    """The part of CTA `cta` at a position of its range; `units` of a head of that row tile, `padded_units` with its
+    overhead."""
+    inside = cursor.unit - cursor.row_tile_start
+    head = inside // padded_units
+    begin = inside - head * padded_units
+    head_start = cursor.unit - begin
+    splits, owner = parts_of(head_start, units, stream_k, invariant)
     if invariant:
         count = gl.to_tensor(1)
     else:
-        left = shares.first(cta + 1) - place.unit
-        count = gl.where(left < units - begin, left, room - begin)
-    return Part(head, begin, count, first, splits, owner)
+        left = stream_k.first(cta + 1) - cursor.unit
+        count = gl.where(left < units - begin, left, padded_units - begin)
+    return Part(head, begin, count, head_start, splits, owner)
 
 
 @gluon.jit
-def parts_of(first, units, shares, invariant: gl.constexpr):
-    """(parts, CTA of the first one) of the head whose `units` begin at `first`."""
+def parts_of(head_start, units, stream_k, invariant: gl.constexpr):
+    """(parts, CTA of the first one) of the head whose `units` begin at `head_start`."""
     if invariant:
-        return units, first
+        return units, head_start
     else:
-        owner = shares.owner(first)
-        return shares.owner(first + units - 1) - owner + 1, owner
+        owner = stream_k.owner(head_start)
+        return stream_k.owner(head_start + units - 1) - owner + 1, owner
 
 
 @gluon.jit
-def find_place(unit, sums):
-    """(entry, units before it) of `unit` as far as a block of entries tells, given inclusive sums of their units.
+def find_row_tile(unit, sums):
+    """(row tile, its first unit) of `unit` within a block of row tiles, given inclusive sums of their units.
 
-    Several blocks: add the entries, take the largest of the units.
+    Over several blocks: add the row tiles, take the largest of the units.
     """
     passed = sums <= unit
     return gl.sum(passed.to(gl.int32), 0), gl.max(gl.where(passed, sums, 0), 0)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from warpattn.problem import CheckedCall, Problem
+from warpattn.problem import CheckedCall, Problem, is_latent
 from warpattn.problem.arch import ARCHS, Arch
-from warpattn.problem.launch import Choice, Launch, PlanOptions
+from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, Launch, PlanOptions
 from warpattn.problem.operands import Operands
 from warpattn.sequences import PagedKV, Ragged, Sequence
 
-from .decode import launch as decode
+from .decode import choice as decode
+from .decode import launch as decode_launch
+from .mla import config as mla
+from .mla import launch as mla_launch
 from .prefill import launch as prefill
 from .prefill.config import choose as dense_choice
 from .prefill_varlen import launch as prefill_varlen
@@ -18,16 +21,17 @@ from .prefill_varlen.config import choose as varlen_choice
 def list_launches(checked: CheckedCall, x: Operands, sequence: Sequence, options: PlanOptions) -> tuple[Launch, ...]:
     """One launch of dense prefill; two of prefill of ragged batches and paged caches; one or two of decode. Prefill
     never splits keys, so it is batch-invariant."""
-    if decode.serves(checked.problem):
-        choice = decode.choose(checked.problem, ARCHS["sm90"], options=options)
-        return decode.list_launches(checked, x, sequence, choice)
+    problem = checked.problem
+    if decode.serves(problem):
+        launches = mla_launch.list_launches if is_latent(problem) else decode_launch.list_launches
+        return launches(checked, x, sequence, choose(problem, ARCHS["sm90"], options))
     if isinstance(sequence, Ragged | PagedKV):
         return prefill_varlen.list_launches(checked, x, sequence)
     return prefill.list_launches(checked, x)
 
 
-def choose(problem: Problem, target: Arch) -> Choice:
+def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTIONS) -> Choice:
     """Which kernel a problem gets."""
     if decode.serves(problem):
-        return decode.choose(problem, target)
+        return (mla if is_latent(problem) else decode).choose(problem, target, options=options)
     return (dense_choice if problem.kind == "dense" else varlen_choice)(problem, target)

@@ -12,19 +12,20 @@ from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import pack, rescale, softmax_start, softmax_step
 from ..layouts import accumulator_layout, element_type
 from ..prefill.attend import Progress, start_output, start_scores
-from .context import Lens, item_at, rows_of
+from .context import Lens, in_tile, rows_of
 from .output import finish_item
+from .schedule import item_at, next_item
 
 
 @gluon.jit
-def decode_attend_role(ctx):
-    """Attend for every item of this CTA's run."""
+def attend_role(ctx):
+    """Attend for every item of this CTA's range."""
     config: gl.constexpr = ctx.config
     k_state = consumer_state(config.stages)
     v_state = consumer_state(config.stages)
-    place = ctx.start
-    while place.unit < ctx.end:
-        item = item_at(ctx, place)
+    cursor = ctx.start
+    while cursor.unit < ctx.end:
+        item = item_at(ctx, cursor)
         load_queries(ctx, item)
         ctx.rings.k.consumer_wait(k_state)
         s = start_scores(ctx, ctx.rings.q, k_state)
@@ -33,7 +34,7 @@ def decode_attend_role(ctx):
         state = first_keys(ctx, s, item, k_state.step(), v_state)
         for i in range(item.begin + 1, item.end):
             state = advance_keys(ctx, state, item, i)
-        place = place.advance(item.part.count, item.room * ctx.work.heads)
+        cursor = next_item(cursor, item, ctx.work.heads)
         wait_values(ctx, state, item, item.end - 1)
         o = start_output(ctx, state)
         o = warpgroup_mma_wait(0, deps=(o, state.p))[0]
@@ -45,18 +46,17 @@ def decode_attend_role(ctx):
 
 @gluon.jit
 def load_queries(ctx, item):
-    """The item's queries [rows, D] to shared memory, where the tensor core reads them; rows and columns past the end
-    are 0."""
+    """The item's queries [rows, D] to shared memory for the tensor core; rows and columns past the end are 0."""
     config: gl.constexpr = ctx.config
     lanes: gl.constexpr = config.padded_qk // 8
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4, 1], [1, 0])
     row = gl.arange(0, config.rows, gl.SliceLayout(1, layout))
     col = gl.arange(0, config.padded_qk, gl.SliceLayout(0, layout))[None, :]
     rows = rows_of(ctx, item, row)
-    there = (item.entry.row + row < ctx.work.tokens * ctx.work.group)[:, None]
+    there = in_tile(ctx, item, row)[:, None]
     at = ctx.q.rows(rows.b, rows.token, rows.h)[:, None] + col
     q = gl.load(at, mask=there & (col < config.dim_qk), other=0.0)
-    gl.barrier()  # nobody reads the queries of the item before any more
+    gl.barrier()  # all warps have read the queries of the item before
     ctx.rings.q.store(q)
     fence_async_shared()
     gl.barrier()
@@ -93,36 +93,37 @@ def advance_keys(ctx, state, item, i):
 
 @gluon.jit
 def wait_values(ctx, state, item, i):
-    """Wait for the values of key tile number `i`; what lies past the end of the sequence becomes 0, because a hidden
-    key's weight of 0 does not hide a NaN."""
+    """Wait for the values of key tile number `i`, and clear those past the end of the sequence: a hidden key's weight
+    is 0, but 0 times NaN is NaN."""
     config: gl.constexpr = ctx.config
     ctx.rings.v.consumer_wait(state.v)
-    if config.has_lengths:
+    if config.schedule.has_lengths:
         first = item.key_tile(i) * config.block_n
-        if first + config.block_n > item.entry.length:
+        if first + config.block_n > item.row_tile.length:
             tile = ctx.rings.v.tile(state.v).reshape([config.block_n, config.padded_v])
-            clear_values(tile, item.entry.length - first, config)
+            clear_values(tile, item.row_tile.length - first, config)
 
 
 @gluon.jit
-def clear_values(tile, some, config: gl.constexpr):
-    """Clear rows from `some` on of a V tile [N, Dv], 16 rows at a time."""
+def clear_values(tile, end, config: gl.constexpr):
+    """Clear rows from `end` on of a V tile [N, Dv], 16 rows at a time."""
     lanes: gl.constexpr = config.padded_v // 8
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4, 1], [1, 0])
     row = gl.arange(0, 16, gl.SliceLayout(1, layout))[:, None]
     blocks: gl.constexpr = config.block_n // 16
     for block in gl.static_range(blocks):
-        if block * 16 + 16 > some:
+        if block * 16 + 16 > end:
             rows = tile.slice(block * 16, 16, 0)
             values = rows.load(layout)
-            rows.store(gl.where(block * 16 + row < some, values, gl.zeros_like(values)))
+            rows.store(gl.where(block * 16 + row < end, values, gl.zeros_like(values)))
     fence_async_shared()
     gl.barrier()
 
 
 @gluon.jit
 def decode_scores(ctx, s, item, i):
-    """Score function on the products with key tile number `i` and, if it is masked, the mask and the end of keys."""
+    """Score function on the products with key tile number `i` and, if the tile is masked, the mask and the end of the
+    keys."""
     config: gl.constexpr = ctx.config
     layout: gl.constexpr = accumulator_layout(config.block_n)
     row = gl.arange(0, config.rows, gl.SliceLayout(1, layout))[:, None]
@@ -132,18 +133,19 @@ def decode_scores(ctx, s, item, i):
 
 @gluon.jit
 def visible_scores(ctx, s, item, i, row, key):
-    """The same for scores of rows `row` of the item's tile and keys `key` of the key tile, which broadcast to them."""
+    """The same for scores of any shape; rows `row` of the item's tile and keys `key` of the key tile broadcast to
+    it."""
     config: gl.constexpr = ctx.config
-    entry = item.entry
+    row_tile = item.row_tile
     first = item.key_tile(i) * config.block_n
     k = first + key
     rows = rows_of(ctx, item, row)
-    lens = Lens(ctx.work.tokens, entry.length)
-    q = rows.token + entry.length - ctx.work.tokens
+    lens = Lens(ctx.work.tokens, row_tile.length)
+    q = rows.token + row_tile.length - ctx.work.tokens
     if ctx.mods.score is not None:
         s = ctx.mods.apply_score(s, ctx.scale, rows, lens, q, k)
-    if item.number(i) < entry.span.masked:
+    if item.number(i) < row_tile.span.masked:
         s = ctx.mods.apply_mask(s, rows, lens, q, k)
-        if first + config.block_n > entry.length:
-            s = gl.where(k < entry.length, s, -float("inf"))
+        if first + config.block_n > row_tile.length:
+            s = gl.where(k < row_tile.length, s, -float("inf"))
     return s

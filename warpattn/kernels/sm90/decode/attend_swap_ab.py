@@ -1,16 +1,16 @@
-"""Consumer warpgroup of the Hopper decode kernel for few query rows: keys and values are the left operands.
+"""Consumer warpgroup of the Hopper decode kernel with swap-AB: keys and values are the left operands.
 
-A product has 64 rows on its left at least, and 8 columns. With 4 query heads on a key head, 60 of 64 rows of queries
-would be padding: multiplied, exponentiated, and paid for with power (the SM clock of an H200 falls from 1980 to 1545
-MHz). So the operands change places, and all products and scores are transposed; R rows are 8 or 16:
+The left operand of a wgmma has at least 64 rows, the right one 8 columns. With 4 query heads on a key head, 60 of 64
+rows of queries would be padding: multiplied, exponentiated, and paid for with power (the SM clock of an H200 falls from
+1980 to 1545 MHz). So the operands change places, and all products and scores are transposed; R rows are 8 or 16:
 
-      Sᵀ [N, R]  =  K [N, D]  · Qᵀ [D, R]       K as it lies in shared memory, its rows on the left
-      Oᵀ [Dv, R] += Vᵀ [Dv, N] · P [N, R]       V as it lies, read by columns; P goes through shared memory
+      Sᵀ [N, R]  =  K [N, D]  · Qᵀ [D, R]       K in shared memory as loaded, its rows on the left
+      Oᵀ [Dv, R] += Vᵀ [Dv, N] · P [N, R]       V as loaded, read by columns; P goes through shared memory
 
-Each warp has its own keys of a row's scores, but P·V adds up over all of them, so all four warps must have the same
-reference maximum. They agree once a tile, at a barrier that also tells whether any of them saw a score that exceeds the
-reference by more than 2^8 (pieces/softmax.py); only then is the maximum of all taken. Sums stay with each thread
-until the item ends. Products are waited for at once: they are short, and there is little to do beside them.
+Each warp has its own keys of a row's scores, but P·V sums over all keys, so all four warps need the same reference
+maximum. They agree once a tile, at a barrier that also votes whether any warp has a score that exceeds the reference by
+more than 2^8 (pieces/softmax.py); only then do they take the maximum of all. Each thread keeps its part of the sums
+until the item ends. The warpgroup waits for each product at once: products are short, and leave little to do meanwhile.
 """
 
 from triton.experimental import gluon
@@ -23,12 +23,12 @@ from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import HEADROOM
 from ..layouts import accumulator_layout, element_type
 from .attend import load_queries, visible_scores, wait_values
-from .context import item_at
-from .output_swap_ab import finish_rows, make_exchange, result_places
+from .output_swap_ab import finish_rows, make_exchange, output_rows
+from .schedule import item_at, next_item
 
 
 @gluon.aggregate
-class FewProgress:
+class SwapAbProgress:
     """Loop state of one item."""
 
     o: gl.tensor  # [Dv, R] fp32
@@ -39,8 +39,8 @@ class FewProgress:
 
 
 @gluon.jit
-def few_attend_role(ctx):
-    """Attend for every item of this CTA's run."""
+def attend_swap_ab_role(ctx):
+    """Attend for every item of this CTA's range."""
     config: gl.constexpr = ctx.config
     k_state = consumer_state(config.stages)
     v_state = consumer_state(config.stages)
@@ -49,16 +49,16 @@ def few_attend_role(ctx):
     )
     p_tile = gl.allocate_shared_memory(element_type(config.element), [config.rows, config.block_n], p_layout)
     exchange = make_exchange(config)
-    place = ctx.start
-    while place.unit < ctx.end:
-        item = item_at(ctx, place)
+    cursor = ctx.start
+    while cursor.unit < ctx.end:
+        item = item_at(ctx, cursor)
         load_queries(ctx, item)
-        places = result_places(ctx, item)
+        rows = output_rows(ctx, item)
         state = no_keys(config, k_state, v_state)
         for i in range(item.begin, item.end):
             state = attend_keys(ctx, state, p_tile, item, i)
-        place = place.advance(item.part.count, item.room * ctx.work.heads)
-        finish_rows(ctx, state, item, exchange, places)
+        cursor = next_item(cursor, item, ctx.work.heads)
+        finish_rows(ctx, state, item, exchange, rows)
         k_state = state.k
         v_state = state.v
 
@@ -69,7 +69,9 @@ def no_keys(config: gl.constexpr, k_state, v_state):
     layout: gl.constexpr = accumulator_layout(config.rows)
     o = gl.zeros([config.padded_v, config.rows], gl.float32, layout)
     m = gl.full([config.rows], LEAST, gl.float32, gl.SliceLayout(0, layout))
-    return FewProgress(o, m, thread_sum(gl.zeros([config.block_n, config.rows], gl.float32, layout)), k_state, v_state)
+    return SwapAbProgress(
+        o, m, thread_sum(gl.zeros([config.block_n, config.rows], gl.float32, layout)), k_state, v_state
+    )
 
 
 @gluon.jit
@@ -97,7 +99,7 @@ def attend_keys(ctx, state, p_tile, item, i):
     o = warpgroup_mma(v_tile, p_tile.permute((1, 0)), o, is_async=True)
     o = warpgroup_mma_wait(0, deps=(o,))
     ctx.rings.v.consumer_release(state.v)
-    return FewProgress(o, m, l + thread_sum(p), state.k.step(), state.v.step())
+    return SwapAbProgress(o, m, l + thread_sum(p), state.k.step(), state.v.step())
 
 
 @gluon.jit
@@ -112,7 +114,7 @@ def key_scores(ctx, k_state):
 
 @gluon.jit
 def masked_scores(ctx, s, item, i):
-    """Score function and, if the key tile is masked, the mask and the end of keys."""
+    """Score function and, if the key tile is masked, the mask and the end of the keys."""
     config: gl.constexpr = ctx.config
     layout: gl.constexpr = accumulator_layout(config.rows)
     row = gl.arange(0, config.rows, gl.SliceLayout(0, layout))[None, :]
@@ -123,20 +125,20 @@ def masked_scores(ctx, s, item, i):
 @gluon.jit
 def thread_sum(x):
     """[N, R] accumulator -> [4, 8, R]: the sum of each thread's part of a column. A thread has rows 8 apart and 64
-    apart; the four warps 16 rows of every 64, the lanes 8 of them."""
+    apart, a warp 16 rows of every 64, a lane one of 8."""
     parts = x.reshape([x.shape[0] // 64, 4, 2, 8, x.shape[1]])
     return gl.sum(gl.sum(parts, 2), 0)
 
 
 @gluon.jit
 def any_exceeds(x):
-    """Whether any exponent x [N, R] of the four warps is above the headroom; all of them get the same answer."""
+    """Whether any exponent x [N, R] of the four warps is above the headroom; all warps get the same answer."""
     quads = x.reshape([x.shape[0] // 64, 4, 2, 8, x.shape[1] // 8, 4, 2])
     top = gl.max(gl.max(gl.max(gl.max(quads, 6), 4), 2), 0)  # [4, 8, 4], one a thread
     return gl.inline_asm(_VOTE, "=r,f,f", [top, gl.full_like(top, HEADROOM)], gl.int32) != 0
 
 
-# Hardware barrier 15 of the block (0 to 7 are the compiler's) with 128 threads.
+# Named barrier 15 of the block (the compiler has 0 to 7) with 128 threads.
 _VOTE = gl.constexpr(
     "{ .reg .pred a, b; setp.gt.f32 a, $1, $2; barrier.cta.red.or.pred b, 15, 128, a; selp.b32 $0, 1, 0, b; }"
 )

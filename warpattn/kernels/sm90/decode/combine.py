@@ -1,46 +1,43 @@
 """Adds up the parts of split heads after the Hopper decode kernel, a few rows a program.
 
-For many rows a head (speculative decoding): the last CTA of a head would read all parts of 64 rows alone. The shares
-are computed once more from the lengths; how many CTAs the decode kernel ran with stands behind its tickets.
+For many rows a head (speculative decoding, latent attention): the last CTA of a head would read all parts of 64 rows
+alone. Each program computes the partition again from the lengths; the decode kernel leaves its number of CTAs after the
+tickets.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ...pieces.combine import Partials, combine_block, combine_layout, combine_rows
+from ...pieces.combine import combine_block, combine_layout, combine_rows
 from ...pieces.modifiers import Modifiers
 from ...pieces.stream_k import Part, parts_of
-from .context import (
-    Grid,
-    Item,
-    Keys,
-    Matrix,
-    Results,
-    block_room,
-    block_units,
-    describe,
-    grid_of,
-    share_block,
-    share_blocks,
-    share_uniform,
-)
+from .context import Results, key_cache, make_results
 from .output import write_rows
+from .schedule import (
+    WorkItem,
+    block_units,
+    padded_block,
+    partition_block,
+    partition_blocks,
+    partition_uniform,
+    row_tile_at,
+)
 
 
 @gluon.aggregate
 class CombineContext:
-    """What `write_rows` reads of a kernel's context."""
+    """The part of a `DecodeContext` that `write_rows` reads."""
 
     results: Results
-    work: Grid
+    work: gl.tuple  # DecodeShape
     config: gl.constexpr
     has_sinks: gl.constexpr
     has_lse: gl.constexpr
 
 
 @gluon.jit
-def leave_programs(tickets, work):
-    """Write the number of CTAs where the combining kernel finds it."""
+def publish_grid(tickets, work):
+    """Leave the number of CTAs for the combining kernel."""
     if gl.program_id(0) == 0:
         gl.store(tickets + work.batch * work.tiles * work.heads, gl.num_programs(0))
 
@@ -59,53 +56,55 @@ def decode_combine_kernel(
     has_sinks: gl.constexpr,
     has_lse: gl.constexpr,
 ):
-    """Arguments as in `decode_kernel`. Grid: (entries * key heads, blocks of rows, blocks of columns)."""
-    work = grid_of(shape)
+    """Arguments as in `decode_kernel`. Grid: (row tiles * key heads, blocks of rows, blocks of columns)."""
     mods = Modifiers(functions[0], functions[1], functions[2], mask_args, mask_args)
-    stored = Keys(keys, keys, keys[0], keys[1], keys[2], False)
-    partials = Partials(workspace[0], workspace[1], workspace[2], config.padded_v)
-    results = Results(Matrix(out[0], out[1], out[2], out[3]), lse_ptr, sinks_ptr, partials, workspace[3])
-    ctx = CombineContext(results, work, config, has_sinks, has_lse)
-    number = gl.program_id(0) // work.heads
-    head = gl.program_id(0) - number * work.heads
-    entry = describe(number, stored, work, mods, config)
-    programs = gl.load(workspace[3] + work.batch * work.tiles * work.heads)
-    shares, before = share_before(number, programs, stored, work, mods, config)
-    room = entry.units + shares.price
-    first = before + head * room
-    splits, owner = parts_of(first, entry.units, shares, config.invariant)
-    width: gl.constexpr = config.combine_cols
+    stored = key_cache(keys, keys, keys)
+    results = make_results(out, lse_ptr, sinks_ptr, workspace, config)
+    ctx = CombineContext(results, shape, config, has_sinks, has_lse)
+    number = gl.program_id(0) // shape.heads
+    head = gl.program_id(0) - number * shape.heads
+    row_tile = row_tile_at(number, stored, shape, mods, config)
+    ctas = gl.load(workspace.tickets + shape.batch * shape.tiles * shape.heads)
+    stream_k, start = row_tile_start(number, ctas, stored, shape, mods, config)
+    padded_units = row_tile.units + stream_k.head_overhead
+    head_start = start + head * padded_units
+    splits, owner = parts_of(head_start, row_tile.units, stream_k, config.schedule.invariant)
+    width: gl.constexpr = config.combine_columns
     layout: gl.constexpr = combine_layout(width)
     block: gl.constexpr = combine_block(width)
     row = gl.program_id(1) * block[1]
-    rows = gl.minimum(work.tokens * work.group - entry.row, config.rows)
+    rows = gl.minimum(shape.tokens * shape.group - row_tile.row, config.rows)
     if (splits > 1) & (row < rows):
-        part = Part(head, gl.to_tensor(0), entry.units, first, splits, owner)
+        part = Part(head, gl.to_tensor(0), row_tile.units, head_start, splits, owner)
         column = 0 if width == config.padded_v else gl.program_id(2) * width
-        o, lse = combine_rows(partials, part, row, layout, block, config.invariant, column, width)
-        write_rows(ctx, o, lse, Item(entry, part, room, gl.to_tensor(0), entry.span.total, False), row, column)
+        invariant: gl.constexpr = config.schedule.invariant
+        o, lse = combine_rows(results.partials, part, row, layout, block, invariant, column, width)
+        item = WorkItem(row_tile, part, padded_units, gl.to_tensor(0), row_tile.span.total, False)
+        write_rows(ctx, o, lse, item, row, column)
 
 
 @gluon.jit
-def share_before(number, programs, keys, work, mods, config: gl.constexpr):
-    """(shares over `programs` CTAs, units before entry `number`)."""
-    if config.uniform:
-        units, shares = share_uniform(programs, keys, work, mods, config)
-        return shares, (units + shares.price) * work.heads * number
-    elif config.plan_once:
+def row_tile_start(number, ctas, keys, work, mods, config: gl.constexpr):
+    """(partition over `ctas` CTAs, first unit of row tile `number`)."""
+    sums: gl.constexpr = config.schedule.sums
+    if sums is None:
+        units, stream_k = partition_uniform(ctas, keys, work, mods, config)
+        return stream_k, (units + stream_k.head_overhead) * work.heads * number
+    elif sums.once:
         units = block_units(0, keys, work, mods, config)
-        shares = share_block(units, programs, work, config)
-        return shares, room_before(number, gl.to_tensor(0), units, shares, work)
+        stream_k = partition_block(units, ctas, work, config)
+        return stream_k, padded_before(number, gl.to_tensor(0), units, stream_k, work)
     else:
-        shares = share_blocks(programs, keys, work, mods, config)
-        before = gl.to_tensor(0)
-        for begin in range(0, work.batch * work.tiles, config.plan_width):
-            before += room_before(number, begin, block_units(begin, keys, work, mods, config), shares, work)
-        return shares, before
+        stream_k = partition_blocks(ctas, keys, work, mods, config)
+        start = gl.to_tensor(0)
+        for begin in range(0, work.batch * work.tiles, sums.width):
+            units = block_units(begin, keys, work, mods, config)
+            start += padded_before(number, begin, units, stream_k, work)
+        return stream_k, start
 
 
 @gluon.jit
-def room_before(number, begin, units, shares, work):
-    """Units in the line of the entries of a block from `begin` on that come before entry `number`."""
+def padded_before(number, begin, units, stream_k, work):
+    """Units in the queue of the row tiles of a block from `begin` on that precede row tile `number`."""
     index = begin + gl.arange(0, units.shape[0], units.type.layout)
-    return gl.sum(gl.where(index < number, block_room(units, shares.price, work), 0), 0)
+    return gl.sum(gl.where(index < number, padded_block(units, stream_k.head_overhead, work), 0), 0)

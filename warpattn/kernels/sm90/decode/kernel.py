@@ -1,15 +1,13 @@
-"""Hopper decode: a few query tokens against long keys, shared out over all SMs whatever the lengths are.
+"""Hopper decode: a few query tokens against long keys, partitioned over all SMs whatever the lengths are.
 
-      producer warp   K, V by TMA ──▶ rings in shared memory                        (decode/load.py)
-      warpgroup       wgmma + softmax on 64 rows = tokens × heads of a group        (decode/attend.py)
-                      or on 8 or 16, if there are no more, with keys on the left    (decode/attend_swap_ab.py)
-                      whole heads ──▶ output, parts ──▶ workspace, last one combines  (decode/output.py,
-                                                                       few rows: decode/output_swap_ab.py)
+      producer warp   K, V by TMA ──▶ rings in shared memory                              (load.py)
+      warpgroup       wgmma + softmax on 64 rows = tokens × heads of a group              (attend.py)
+                      or, with swap-AB, on 8 or 16 rows with keys on the left             (attend_swap_ab.py)
+                      whole heads ──▶ output, parts ──▶ workspace, last CTA combines      (output.py, output_swap_ab.py)
 
-The grid is fixed; each CTA computes its share from the lengths on the device (stream_k.py). CTAs may come while the
-launch in front of theirs still runs (programmatic dependent launch). They wait for its end before they read or write
-anything that it may write: everything, or, if the cache is settled, all but older keys and values. Before that they ask
-for keys in L2 (decode/prefetch.py).
+The grid is fixed; each CTA computes its range from the lengths on the device (schedule.py). Launched with PDL: may
+start before the preceding kernel ends; waits with griddepcontrol.wait before it touches memory which that kernel may
+write: everything, or, if older keys are ready before, all but those. Until then it prefetches keys to L2 (prefetch.py).
 """
 
 from triton.experimental import gluon
@@ -17,27 +15,27 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from triton.language.extra.cuda import gdc_wait
 
-from ...pieces.combine import Partials
 from ...pieces.modifiers import Modifiers
-from .attend import decode_attend_role
-from .attend_swap_ab import few_attend_role
-from .combine import leave_programs
-from .context import DecodeContext, Keys, Matrix, Results, grid_of, make_decode_rings, take_share
-from .load import decode_load_role
-from .prefetch import prefetch_share
+from .attend import attend_role
+from .attend_swap_ab import attend_swap_ab_role
+from .combine import publish_grid
+from .context import DecodeContext, key_cache, make_decode_rings, make_results, matrix
+from .load import load_role
+from .prefetch import prefetch_range
+from .schedule import my_range
 
 
 @gluon.jit
-def attend_role(ctx):
-    """The warpgroup: queries on the right of keys, or on the left."""
-    if ctx.config.settled:
+def consumer_role(ctx):
+    """The warpgroup: queries on the left of keys, or on the right."""
+    if ctx.config.overlap.kv_ready_before_dependency:
         gdc_wait()
-    if ctx.config.combine_apart:
-        leave_programs(ctx.results.tickets, ctx.work)
-    if ctx.config.few_rows > 0:
-        few_attend_role(ctx)
+    if ctx.config.combine.separate_kernel:
+        publish_grid(ctx.results.tickets, ctx.work)
+    if ctx.config.swap_ab is not None:
+        attend_swap_ab_role(ctx)
     else:
-        decode_attend_role(ctx)
+        attend_role(ctx)
 
 
 @gluon.jit
@@ -61,26 +59,23 @@ def decode_kernel(
 ):
     """Attention of a few query tokens.
 
-    q, out: (pointer, strides of batch, token, head in units of 8 elements). k, v: (descriptor,), or the same.
-    keys: (lengths, table, its row stride). workspace: (partial outputs, partial log2 denominators, rows of a slot,
-    tickets). shape: see `Grid`. functions: (keep, span, score), see `Modifiers`. Grid: any number of CTAs that the
-    workspace has slots for.
+    q, out: `StridedRows`. k, v: `MappedRows`, or `StridedRows` if the config gathers. keys: `KeyIndex`. workspace:
+    `PartialResults`. shape: `DecodeShape`. functions: (keep, span, score), see `Modifiers`. Grid: any number of CTAs
+    that the workspace has slots for.
     """
-    work = grid_of(shape)
     mods = Modifiers(functions[0], functions[1], functions[2], mask_args, score_args)
-    stored = Keys(k, v, keys[0], keys[1], keys[2], False)
-    partials = Partials(workspace[0], workspace[1], workspace[2], config.padded_v)
-    results = Results(Matrix(out[0], out[1], out[2], out[3]), lse_ptr, sinks_ptr, partials, workspace[3])
+    stored = key_cache(k, v, keys)
+    results = make_results(out, lse_ptr, sinks_ptr, workspace, config)
     rings = make_decode_rings(config)
     fence_async_shared()
-    if config.prefetched > 0:
-        prefetch_share(stored.now(), work, mods, config)
-    if config.ahead and not config.settled:
+    if config.overlap.prefetch_tiles > 0:
+        prefetch_range(stored.speculative_view(), shape, mods, config)
+    if config.overlap.pdl and not config.overlap.kv_ready_before_dependency:
         gdc_wait()
-    shares, start = take_share(stored, work, mods, config)
-    end = shares.first(gl.program_id(0) + 1)
-    queries = Matrix(q[0], q[1], q[2], q[3])
+    stream_k, start = my_range(stored, shape, mods, config)
+    end = stream_k.first(gl.program_id(0) + 1)
     ctx = DecodeContext(
-        queries, stored, results, rings, work, mods, shares, start, end, scale, config, has_sinks, has_lse
+        matrix(q), stored, results, rings, shape, mods, stream_k, start, end, scale, config, has_sinks, has_lse
     )
-    gl.warp_specialize([(attend_role, (ctx,)), (decode_load_role, (ctx,))], [1], [config.producer_registers])
+    workers: gl.constexpr = config.topology.workers
+    gl.warp_specialize([(consumer_role, (ctx,)), (load_role, (ctx,))], workers.warps, workers.registers)

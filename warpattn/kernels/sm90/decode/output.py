@@ -1,10 +1,10 @@
 """Results of the Hopper decode kernel: whole heads go to the output, parts to the workspace.
 
-      part of a head:  partial ──▶ workspace, ticket + 1;  the CTA that draws the last ticket combines the parts
+      part of a head:  partial ──▶ workspace, ticket + 1;  the CTA with the last ticket combines the parts
 
-The ticket is drawn with acquire and release after all of the warpgroup's stores, so whoever draws the last one sees
-every part; it is put back to 0 for the next launch. With many rows one CTA would take too long over a head: then a
-kernel of its own (decode/combine.py) adds up the parts, a few rows a program.
+A CTA draws its ticket with acquire and release after all of the warpgroup's stores, so the CTA with the last ticket
+sees every part; it resets the ticket to 0 for the next launch. With many rows one CTA would take too long over a head:
+then a second kernel (combine.py) adds up the parts, a few rows a program.
 """
 
 from triton.experimental import gluon
@@ -13,12 +13,12 @@ from triton.experimental.gluon import language as gl
 from ...pieces.combine import combine_block, combine_layout, combine_rows, normalise, with_sink
 from ...pieces.softmax import LN_2, rescale
 from ..layouts import accumulator_layout, element_type
-from .context import Rows, rows_of
+from .context import Rows, in_tile, rows_of
 
 
 @gluon.jit
 def finish_item(ctx, o, softmax, item, c):
-    """Write what an item gives: O [64, Dv] accumulated under a softmax state."""
+    """Write the result of an item: O [64, Dv] accumulated under a softmax state."""
     config: gl.constexpr = ctx.config
     factor, lse = normalise(softmax, c)
     o = rescale(o, factor)
@@ -36,18 +36,18 @@ def write_item(ctx, o, lse, item):
         write_rows(ctx, o, lse, item, gl.to_tensor(0))
     else:
         partials = ctx.results.partials
-        number = part.number(gl.program_id(0), config.invariant)
-        partials.store(part.slot(number, config.invariant), o, lse)
-        if not config.combine_apart:
+        number = part.number(gl.program_id(0), config.schedule.invariant)
+        partials.store(part.slot(number, config.schedule.invariant), o, lse)
+        if not config.combine.separate_kernel:
             if draw_ticket(ctx, item):
                 combine_item(ctx, item)
 
 
 @gluon.jit
 def draw_ticket(ctx, item):
-    """Whether the part that was stored is the last one of its head; then all of them are there."""
+    """Whether the stored part is the last one of its head; then this CTA sees all of them."""
     gl.barrier()
-    ticket = ctx.results.tickets + place_of_ticket(ctx, item)
+    ticket = ctx.results.tickets + ticket_index(ctx, item)
     last = gl.atomic_add(ticket, 1, sem="acq_rel", scope="gpu") == item.part.splits - 1
     if last:
         gl.store(ticket, 0)
@@ -55,20 +55,20 @@ def draw_ticket(ctx, item):
 
 
 @gluon.jit
-def place_of_ticket(ctx, item):
+def ticket_index(ctx, item):
     """Index of the head's ticket."""
-    entry = item.entry.b * ctx.work.tiles + item.entry.row // ctx.config.rows
-    return entry * ctx.work.heads + item.part.head
+    row_tile = item.row_tile.b * ctx.work.tiles + item.row_tile.row // ctx.config.rows
+    return row_tile * ctx.work.heads + item.part.head
 
 
 @gluon.jit
 def combine_item(ctx, item):
     """Add up all parts of a head and write the result."""
-    few: gl.constexpr = ctx.config.combine_few
-    if few == 0:
+    short: gl.constexpr = ctx.config.combine.short_parts
+    if short == 0:
         combine_parts(ctx, item, 32)
-    elif item.part.splits <= few:
-        combine_parts(ctx, item, few)
+    elif item.part.splits <= short:
+        combine_parts(ctx, item, short)
     else:
         combine_parts(ctx, item, 32)
 
@@ -79,9 +79,9 @@ def combine_parts(ctx, item, most: gl.constexpr):
     config: gl.constexpr = ctx.config
     layout: gl.constexpr = combine_layout(config.padded_v, most)
     block: gl.constexpr = combine_block(config.padded_v, most)
-    rows = gl.minimum(ctx.work.tokens * ctx.work.group - item.entry.row, config.rows)
+    rows = gl.minimum(ctx.work.tokens * ctx.work.group - item.row_tile.row, config.rows)
     for first in range(0, rows, block[1]):
-        o, lse = combine_rows(ctx.results.partials, item.part, first, layout, block, config.invariant)
+        o, lse = combine_rows(ctx.results.partials, item.part, first, layout, block, config.schedule.invariant)
         write_rows(ctx, o, lse, item, first)
 
 
@@ -89,39 +89,39 @@ def combine_parts(ctx, item, most: gl.constexpr):
 def write_rows(ctx, o, lse, item, first, column=0):
     """Output and LSE of rows `first` and on of the item's tile: see `write_at`."""
     row = first + gl.arange(0, o.shape[0], lse.type.layout)
-    write_at(ctx, o, lse, places_of(ctx, item, row), column)
+    write_at(ctx, o, lse, output_rows_at(ctx, item, row), column)
 
 
 @gluon.aggregate
-class RowPlaces:
-    """Where rows of results go."""
+class OutputRows:
+    """Rows of the output for rows of a tile."""
 
     rows: Rows
-    there: gl.tensor  # bool [M]: whether it is a row at all
+    there: gl.tensor  # bool [M]: whether it is a query
     out: gl.tensor  # pointers [M] to its first column
 
 
 @gluon.jit
-def places_of(ctx, item, row):
-    """Places of rows `row` [M] of the item's tile."""
+def output_rows_at(ctx, item, row):
+    """The output's rows for rows `row` [M] of the item's tile."""
     rows = rows_of(ctx, item, row)
-    there = item.entry.row + row < ctx.work.tokens * ctx.work.group
-    return RowPlaces(rows, there, ctx.results.out.rows(rows.b, rows.token, rows.h))
+    there = in_tile(ctx, item, row)
+    return OutputRows(rows, there, ctx.results.out.rows(rows.b, rows.token, rows.h))
 
 
 @gluon.jit
-def write_at(ctx, o, lse, places, column=0):
+def write_at(ctx, o, lse, target, column=0):
     """Output and LSE of rows: `o` [M, N] normalised, columns `column` and on; `lse` [M] base 2, written with the first
     columns."""
     config: gl.constexpr = ctx.config
-    rows = places.rows
+    rows = target.rows
     if ctx.has_sinks:
-        sink = gl.load(ctx.results.sinks + rows.h, mask=places.there, other=0.0)
+        sink = gl.load(ctx.results.sinks + rows.h, mask=target.there, other=0.0)
         factor, lse = with_sink(lse, sink)
         o = o * factor[:, None]
     if ctx.has_lse and column == 0:
         head = rows.b.to(gl.int64) * (ctx.work.heads * ctx.work.group) + rows.h
-        gl.store(ctx.results.lse + head * ctx.work.tokens + rows.token, lse * LN_2, mask=places.there)
+        gl.store(ctx.results.lse + head * ctx.work.tokens + rows.token, lse * LN_2, mask=target.there)
     col = column + gl.arange(0, o.shape[1], gl.SliceLayout(0, o.type.layout))[None, :]
-    at = places.out[:, None] + col
-    gl.store(at, o.to(element_type(config.element)), mask=places.there[:, None] & (col < config.dim_v))
+    at = target.out[:, None] + col
+    gl.store(at, o.to(element_type(config.element)), mask=target.there[:, None] & (col < config.dim_v))

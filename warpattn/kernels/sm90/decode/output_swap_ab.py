@@ -1,18 +1,17 @@
-"""Results of decode with few query rows: from transposed sums to rows of the output, or to a part and its ticket.
+"""Results of decode with swap-AB: from transposed sums to rows of the output, or to a part and its ticket.
 
-Whoever finishes last keeps the whole launch waiting, one warpgroup with one instruction after the other, so what
-stands here is short on purpose: everything is exchanged through shared memory at once, a row of the output lies in one
-warp, and the parts of a head lie so far apart as the compiler knows, so that one address serves them all.
+The last CTA to finish delays the whole launch, so this code is kept short: one exchange through shared memory, a row of
+the output in one warp, and the parts of a head at constant distances, so that one address serves them all.
 
       Oᵀ [Dv, R], sums of four warps, m [R]  ──▶ shared memory ──▶  o [4, Dv], l, m of rows, 4 columns a thread
-      whole head ──▶ output         part ──▶ workspace, ticket + 1;  the last ticket's CTA adds up the parts
+      whole head ──▶ output         part ──▶ workspace, ticket + 1;  the CTA with the last ticket adds up the parts
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ...pieces.combine import LEAST, combine_block, combine_layout
-from .output import combine_parts, draw_ticket, places_of, write_at
+from .output import combine_parts, draw_ticket, output_rows_at, write_at
 
 
 @gluon.constexpr_function
@@ -23,7 +22,7 @@ def row_layout(cols):
 
 @gluon.aggregate
 class Exchange:
-    """Shared memory in which an item's results change from columns to rows, fp32."""
+    """Shared memory that turns an item's results from columns to rows, fp32."""
 
     o: gl.shared_memory_descriptor  # [R, Dv]
     l: gl.shared_memory_descriptor  # [4, R]: of each warp
@@ -40,8 +39,8 @@ def make_exchange(config: gl.constexpr):
 
 
 @gluon.jit
-def finish_rows(ctx, state, item, exchange, places):
-    """Write what an item gives; `places`: of `result_places`."""
+def finish_rows(ctx, state, item, exchange, targets):
+    """Write the result of an item; `targets`: of `output_rows`."""
     config: gl.constexpr = ctx.config
     block: gl.constexpr = combine_block(config.padded_v)[1]
     kept: gl.constexpr = config.kept_rows
@@ -52,28 +51,28 @@ def finish_rows(ctx, state, item, exchange, places):
     if item.part.splits == 1:
         for first in gl.static_range(0, kept, block):
             o, lse = exchanged_rows(exchange, first, config)
-            write_at(ctx, o, lse, places[first // block])
+            write_at(ctx, o, lse, targets[first // block])
     else:
         for first in gl.static_range(0, kept, block):
             o, lse = exchanged_rows(exchange, first, config)
             store_part(ctx, o, lse, item, first)
-        if not config.combine_apart:
+        if not config.combine.separate_kernel:
             if draw_ticket(ctx, item):
-                combine_head(ctx, item, places)
+                combine_head(ctx, item, targets)
 
 
 @gluon.jit
-def result_places(ctx, item):
-    """Where each block of rows of an item goes in the output: worked out before its keys are there."""
+def output_rows(ctx, item):
+    """The output's rows for each block of rows of an item; computed before its keys arrive."""
     config: gl.constexpr = ctx.config
     block: gl.constexpr = combine_block(config.padded_v)[1]
     kept: gl.constexpr = config.kept_rows
     row: gl.constexpr = gl.SliceLayout(1, row_layout(config.padded_v))
-    places = ()
+    targets = ()
     for first in gl.static_range(0, kept, block):
-        here = (places_of(ctx, item, first + gl.arange(0, block, row)),)
-        places = places + here
-    return places
+        block_rows = (output_rows_at(ctx, item, first + gl.arange(0, block, row)),)
+        targets = targets + block_rows
+    return targets
 
 
 @gluon.jit
@@ -99,16 +98,18 @@ def reciprocal(x):
 
 @gluon.jit
 def exp2(x):
-    """2^x, 0 where that is less than any normal number."""
+    """2^x, flushed to 0 below the normal numbers."""
     return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], gl.float32, True, 1)
 
 
 @gluon.jit
 def store_part(ctx, o, lse, item, first: gl.constexpr):
-    """Write rows `first` and on of the part at hand to its slot."""
+    """Write rows `first` and on of this part to its slot."""
     config: gl.constexpr = ctx.config
     partials = ctx.results.partials
-    slot = item.part.slot(item.part.number(gl.program_id(0), config.invariant), config.invariant).to(gl.int64)
+    slot = item.part.slot(item.part.number(gl.program_id(0), config.schedule.invariant), config.schedule.invariant).to(
+        gl.int64
+    )
     row = first + gl.arange(0, o.shape[0], lse.type.layout)
     col = gl.arange(0, config.padded_v, gl.SliceLayout(0, o.type.layout))
     gl.store(partials.lse + slot * config.kept_rows + row, lse)
@@ -117,41 +118,42 @@ def store_part(ctx, o, lse, item, first: gl.constexpr):
 
 
 @gluon.jit
-def combine_head(ctx, item, places):
+def combine_head(ctx, item, targets):
     """Add up all parts of a head and write the result."""
     config: gl.constexpr = ctx.config
-    few: gl.constexpr = config.combine_few
+    short: gl.constexpr = config.combine.short_parts
     block: gl.constexpr = combine_block(config.padded_v)[1]
     kept: gl.constexpr = config.kept_rows
-    if config.invariant or few == 0:
+    if config.schedule.invariant or short == 0:
         combine_parts(ctx, item, 16)
-    elif item.part.splits <= few:
+    elif item.part.splits <= short:
         for first in gl.static_range(0, kept, block):
             o, lse = combine_near(ctx, item.part, first)
-            write_at(ctx, o, lse, places[first // block])
+            write_at(ctx, o, lse, targets[first // block])
     else:
         combine_parts(ctx, item, 16)
 
 
 @gluon.jit
 def combine_near(ctx, part, first: gl.constexpr):
-    """(o [4, Dv], log2 denominator [4]) of rows `first` and on over all parts of a head, no more than
-    `config.combine_few`. Their slots are two apart, but for the first one's, which is one behind the second one's."""
+    """(o [4, Dv], log2 denominator [4]) of rows `first` and on over all parts of a head, at most
+    `config.combine.short_parts`. Their slots are two apart, but the first part's slot is one after the second
+    part's."""
     config: gl.constexpr = ctx.config
     partials = ctx.results.partials
-    layout: gl.constexpr = combine_layout(config.padded_v, config.combine_few)
-    block: gl.constexpr = combine_block(config.padded_v, config.combine_few)
+    layout: gl.constexpr = combine_layout(config.padded_v, config.combine.short_parts)
+    block: gl.constexpr = combine_block(config.padded_v, config.combine.short_parts)
     lse_layout: gl.constexpr = gl.SliceLayout(2, layout)
     split = gl.arange(0, block[0], gl.SliceLayout(1, lse_layout))
     row = first + gl.arange(0, block[1], gl.SliceLayout(0, lse_layout))[None, :]
     col = gl.arange(0, config.padded_v, gl.SliceLayout(0, gl.SliceLayout(1, layout)))[None, None, :]
     slots = (2 * part.first_cta).to(gl.int64) * config.kept_rows
-    behind = ((2 * split + (split == 0).to(gl.int32)) * config.kept_rows)[:, None]
+    offset = ((2 * split + (split == 0).to(gl.int32)) * config.kept_rows)[:, None]
     there = (split < part.splits)[:, None]
-    lse = gl.load(partials.lse + slots + row + behind, mask=there, other=-float("inf"), cache_modifier=".cg")
+    lse = gl.load(partials.lse + slots + row + offset, mask=there, other=-float("inf"), cache_modifier=".cg")
     first_part = partials.o + slots * config.padded_v + (gl.expand_dims(row * config.padded_v, 2) + col)
     values = gl.load(
-        first_part + gl.expand_dims(behind * config.padded_v, 2), mask=gl.expand_dims(there, 2), other=0.0,
+        first_part + gl.expand_dims(offset * config.padded_v, 2), mask=gl.expand_dims(there, 2), other=0.0,
         cache_modifier=".cg",
     )  # fmt: skip
     m = gl.maximum(gl.max(lse, 0), LEAST)

@@ -1,69 +1,86 @@
-"""What Triton compiles for one decode config, mask and score on Hopper."""
+"""What Triton compiles for one config, mask and score of decode on Hopper; mla/signature.py shares the parameters."""
+
+from __future__ import annotations
+
+from typing import Any
 
 from triton.experimental.gluon import GluonASTSource
 
 from warpattn.language.nodes import Program
 
 from ...pieces.signature import modifier_functions, packed_span, tensor_signature
+from ..arguments import int32_fields, strided_types
 from ..layouts import element_type, tile_layout
-from ..mla.config import MlaConfig
-from ..mla.kernel import mla_kernel
+from .arguments import DecodeShape, KeyIndex, MappedRows, PartialResults
 from .combine import decode_combine_kernel
-from .config import DecodeConfig
+from .config import DecodeConfig, StreamConfig
 from .kernel import decode_kernel
 
 
 def decode_source(config: DecodeConfig, mask: Program, score: Program | None, has_sinks: bool, has_lse: bool):
     """The kernel with the types of its parameters and its constants."""
+    columns = (config.padded_qk, config.padded_v)
+    return stream_source(decode_kernel, config, columns, (mask, score), (has_sinks, has_lse))
 
-    def descriptor(cols: int) -> str:
+
+def stream_source(
+    kernel: Any,
+    config: StreamConfig,
+    columns: tuple[int, int],
+    programs: tuple[Program, Program | None],
+    features: tuple[bool, bool],
+) -> GluonASTSource:
+    """A kernel with the parameters of decode; columns: of a copy of keys and of values; programs: of mask and score;
+    features: has_sinks, has_lse."""
+    mask, score = programs
+    rows = strided_types(config.element.pointer)
+
+    def key_rows(cols: int):
         layout = tile_layout(config.box, cols, element_type(config.element))
-        return f"tensordesc<{config.element.name}[1, {config.box}, 1, {cols}],{layout!r}>"
+        descriptor = f"tensordesc<{config.element.name}[1, {config.box}, 1, {cols}],{layout!r}>"
+        return rows if config.gathers else MappedRows(descriptor)
 
-    matrix = _matrix(config)
     signature = {
-        "k": matrix if config.gathers else (descriptor(config.k_cols),),
-        "v": matrix if config.gathers else (descriptor(config.v_cols),),
-        "q": matrix,
+        "k": key_rows(columns[0]),
+        "v": key_rows(columns[1]),
+        "q": rows,
         **_shared_signature(config, mask),
         "scale": "fp32",
         "score_args": tensor_signature(score, "sm90"),
     }
-    constants = _constants(config, modifier_functions(packed_span(mask), score), has_sinks, has_lse)
-    names = ("q", "out", "workspace", *(("k", "v") if config.gathers else ()))
-    kernel = mla_kernel if isinstance(config, MlaConfig) else decode_kernel
-    return _source(kernel, signature, constants, names)
+    aligned = ("q", "out", "workspace", *(("k", "v") if config.gathers else ()))
+    return _source(kernel, signature, _constants(config, programs, features), aligned)
 
 
-def combine_source(config: DecodeConfig, mask: Program, has_sinks: bool, has_lse: bool):
+def combine_source(config: StreamConfig, mask: Program, has_sinks: bool, has_lse: bool) -> GluonASTSource:
     """The same for the kernel that adds up parts."""
-    functions = modifier_functions(packed_span(mask), None)
-    constants = _constants(config, functions, has_sinks, has_lse)
+    constants = _constants(config, (mask, None), (has_sinks, has_lse))
     return _source(decode_combine_kernel, _shared_signature(config, mask), constants, ("out", "workspace"))
 
 
-def _matrix(config: DecodeConfig) -> tuple[str, ...]:
-    return (config.element.pointer, "i64", "i64", "i64")
-
-
-def _shared_signature(config: DecodeConfig, mask: Program) -> dict[str, object]:
-    """Parameters of both kernels."""
+def _shared_signature(config: StreamConfig, mask: Program) -> dict[str, Any]:
+    """Parameters of all kernels."""
     return {
-        "out": _matrix(config),
-        "keys": ("*i32", "*i32", "i64"),
-        "workspace": ("*fp32", "*fp32", "i32", "*i32"),
+        "out": strided_types(config.element.pointer),
+        "keys": KeyIndex("*i32", "*i32", "i64"),
+        "workspace": PartialResults("*fp32", "*fp32", "i32", "*i32"),
         "lse_ptr": "*fp32",
         "sinks_ptr": "*fp32",
-        "shape": ("i32",) * 10,
+        "shape": int32_fields(DecodeShape),
         "mask_args": tensor_signature(mask, "sm90"),
     }
 
 
-def _constants(config: DecodeConfig, functions: object, has_sinks: bool, has_lse: bool) -> dict[str, object]:
+def _constants(
+    config: StreamConfig, programs: tuple[Program, Program | None], features: tuple[bool, bool]
+) -> dict[str, Any]:
+    mask, score = programs
+    has_sinks, has_lse = features
+    functions = modifier_functions(packed_span(mask), score)
     return {"config": config, "functions": functions, "has_sinks": has_sinks, "has_lse": has_lse}
 
 
-def _source(kernel, signature: dict[str, object], constants: dict[str, object], aligned: tuple[str, ...]):
+def _source(kernel: Any, signature: dict[str, Any], constants: dict[str, Any], aligned: tuple[str, ...]):
     """`aligned`: parameters that begin with a pointer to a multiple of 16 bytes. Types in the kernel's own order."""
     signature |= dict.fromkeys(constants, "constexpr")
     signature = {name: signature[name] for name in kernel.arg_names}

@@ -5,15 +5,15 @@ columns.
       warpgroup 0   Q·K  softmax  P·V left       Q·K   P(1)·V left   softmax  P·V left
       warpgroup 1         Q·K   P(0)·V right   softmax  P·V right         Q·K  P(2)·V right …
 
-Both need every probability as the left operand of their own P·V. Who makes them leaves them in shared memory where the
-tile's rotary columns were, which nobody reads after the scores, and beside them a mark: the reference maximum that they
-are under and the factor that brings what came before to it. The next tile's maker goes on from there, so all tiles of
-an item are under one reference, and only the sums are two until the end. A mark is overwritten two tiles later, when
-its maker has the other's next one, which is made after it has been read.
+Both need every probability as the left operand of their own P·V. The warpgroup that makes them writes them to shared
+memory over the tile's rotary columns, which nothing reads after the scores, and with them a mark: their reference
+maximum, and the factor that rescales earlier results to it. The next tile's maker goes on from that mark, so all tiles
+of an item share one reference, and only the sums stay separate until the end. A maker overwrites its mark two tiles
+later, when it has the other's next mark, which the other makes after it has read this one.
 
-A warpgroup's products of scores and the other one's probabilities are under way together, its softmax beside the
-latter. Queries lie in shared memory that both fill, each with a half of the latent columns. They meet before, since
-both read all of it, and after.
+A warpgroup's products of scores run together with those of the other one's probabilities, and its softmax beside the
+latter. Both fill the queries' shared memory, each with half of the latent columns. They meet before, since both read
+all of it, and after.
 """
 
 from triton.experimental import gluon
@@ -31,8 +31,9 @@ from ...pieces.combine import normalise
 from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import SoftmaxState, as_quads, lane_max, lane_sum, pack, rescale, softmax_step, unpack, warp_any
 from ..decode.attend import decode_scores
-from ..decode.context import item_at, rows_of
+from ..decode.context import in_tile, rows_of
 from ..decode.output import write_rows
+from ..decode.schedule import item_at, next_item
 from ..layouts import accumulator_layout, element_type, operand_layout, turn_asm
 
 
@@ -45,27 +46,27 @@ class MlaProgress:
 
 
 @gluon.jit
-def mla_attend_role(ctx, half: gl.constexpr):
-    """Attend for every item of this CTA's run, columns 256 * `half` and on."""
+def attend_role(ctx, half: gl.constexpr):
+    """Attend for every item of this CTA's range, columns 256 * `half` and on."""
     config: gl.constexpr = ctx.config
     done = gl.to_tensor(0)
-    place = ctx.start
-    while place.unit < ctx.end:
-        item = item_at(ctx, place)
+    cursor = ctx.start
+    while cursor.unit < ctx.end:
+        item = item_at(ctx, cursor)
         fetch_queries(ctx, item, half)
         o = gl.zeros([config.rows, config.half], gl.float32, accumulator_layout(config.half))
         state = MlaProgress(o, no_keys(config))
         own = item.begin + ((done + half) & 1)
         if own == item.begin:
-            state = attend_own(ctx, state, item, own, opaque(done), half, False)
+            state = attend_own(ctx, state, item, own, hide_from_compiler(done), half, False)
             own += 2
         for i in range(own, item.end, 2):
-            state = attend_own(ctx, state, item, i, opaque(done + i - item.begin), half, True)
+            state = attend_own(ctx, state, item, i, hide_from_compiler(done + i - item.begin), half, True)
         done += item.end - item.begin
         if ((done + half) & 1) == 0:
             state = attend_last(ctx, state, done - 1, half)
         finish_half(ctx, state.o, whole_sums(ctx, state.softmax, half), item, half)
-        place = place.advance(item.part.count, item.room * ctx.work.heads)
+        cursor = next_item(cursor, item, ctx.work.heads)
 
 
 @gluon.jit
@@ -76,7 +77,7 @@ def slot_of(number, config: gl.constexpr):
 
 @gluon.jit
 def attend_own(ctx, state, item, i, number, half: gl.constexpr, follows: gl.constexpr):
-    """Key tile number `i` of the item, `number` of the CTA, of which this warpgroup makes the probabilities; and, if it
+    """Key tile number `i` of the item, `number` of the CTA, whose probabilities this warpgroup makes; and, if it
     `follows` one, the other warpgroup's tile before it."""
     config: gl.constexpr = ctx.config
     dtype: gl.constexpr = element_type(config.element)
@@ -124,7 +125,7 @@ def attend_last(ctx, state, number, half: gl.constexpr):
 
 @gluon.jit
 def take_mark(ctx, state, number, half: gl.constexpr):
-    """(O, softmax state) under the reference of the other warpgroup's tile `number`, once it has probabilities."""
+    """(O, softmax state) under the reference of the other warpgroup's tile `number`, after its probabilities."""
     keys = slot_of(number, ctx.config)
     mbarrier.wait(ctx.rings.ready.index(1 - half), (number >> 1) & 1)
     ctx.rings.keys.consumer_wait(keys)
@@ -139,7 +140,7 @@ def take_mark(ctx, state, number, half: gl.constexpr):
 
 @gluon.jit
 def shared_p(ctx, keys):
-    """The probabilities [64, N] of the tile in a slot, where its rotary columns were."""
+    """The probabilities [64, N] of the tile in a slot, over its rotary columns."""
     config: gl.constexpr = ctx.config
     dtype: gl.constexpr = element_type(config.element)
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([config.rows, config.block_n], dtype)
@@ -164,8 +165,8 @@ def whole_sums(ctx, softmax, half: gl.constexpr):
 
 @gluon.jit
 def meet(half: gl.constexpr):
-    """Wait for the other warpgroup: the right one comes to a named barrier that the left one waits at, which then comes
-    to the one that the right one waits at; so none can come twice before the other has gone on."""
+    """Wait for the other warpgroup: the right one arrives at a named barrier where the left one waits, which then
+    arrives at the one where the right one waits; so neither can arrive twice before the other has gone on."""
     if half == 0:
         gl.inline_asm(turn_asm("sync", 2))
         gl.inline_asm(turn_asm("arrive", 3))
@@ -178,7 +179,7 @@ def meet(half: gl.constexpr):
 def fetch_queries(ctx, item, half: gl.constexpr):
     """The item's queries to shared memory; rows past the end are 0."""
     config: gl.constexpr = ctx.config
-    meet(half)  # nobody reads the queries of the item before any more
+    meet(half)  # both have read the queries of the item before
     copy_queries(ctx, item, ctx.rings.q.index(half), half * config.half, config.half)
     if half == 0:
         copy_queries(ctx, item, ctx.rings.q_rope.index(0), config.dim_v, config.rope)
@@ -196,7 +197,7 @@ def copy_queries(ctx, item, tile, column: gl.constexpr, cols: gl.constexpr):
     row = gl.arange(0, config.rows, gl.SliceLayout(1, layout))
     col = column + gl.arange(0, cols, gl.SliceLayout(0, layout))[None, :]
     rows = rows_of(ctx, item, row)
-    there = (item.entry.row + row < ctx.work.tokens * ctx.work.group)[:, None]
+    there = in_tile(ctx, item, row)[:, None]
     at = ctx.q.rows(rows.b, rows.token, rows.h)[:, None] + col
     async_copy.async_load(tile, at, mask=there & (col >= 0))
 
@@ -210,9 +211,9 @@ def no_keys(config: gl.constexpr):
 
 
 @gluon.jit
-def opaque(x):
-    """An int32 that the compiler cannot look into. Queries at addresses it knows cost two registers for each of 36
-    products, kept across key tiles, and there are not that many."""
+def hide_from_compiler(x):
+    """An int32 hidden from LLVM. Known addresses of the queries would cost two registers for each of 36 products, kept
+    across key tiles, and spill."""
     return gl.inline_asm("mov.u32 $0, $1;", "=r,r", [x], gl.int32)
 
 
@@ -221,7 +222,7 @@ def start_scores(ctx, keys):
     """Start S = Q·Kᵀ with the tile of a slot; the result may be read after a wait."""
     config: gl.constexpr = ctx.config
     s = gl.zeros([config.rows, config.block_n], gl.float32, accumulator_layout(config.block_n))
-    here = opaque(0)
+    here = hide_from_compiler(0)
     rope = ctx.rings.rope.index(keys.index).reshape([config.block_n, config.rope]).permute((1, 0))
     s = warpgroup_mma(ctx.rings.q_rope.index(here), rope, s, use_acc=False, is_async=True)
     for part in gl.static_range(2):
@@ -241,5 +242,5 @@ def finish_half(ctx, o, softmax, item, half: gl.constexpr):
     if part.splits == 1:
         write_rows(ctx, o, lse, item, gl.to_tensor(0), half * config.half)
     else:
-        number = part.number(gl.program_id(0), config.invariant)
-        ctx.results.partials.store(part.slot(number, config.invariant), o, lse, half * config.half)
+        number = part.number(gl.program_id(0), config.schedule.invariant)
+        ctx.results.partials.store(part.slot(number, config.schedule.invariant), o, lse, half * config.half)

@@ -1,46 +1,71 @@
-"""MlaConfig: the shape of the Hopper decode kernel for latent attention (MLA, absorbed), as a value.
+"""MlaConfig: the Hopper kernel for latent attention (MLA, absorbed), as a value, and its choice for a problem.
 
 A token's key is its latent vector and a rotary part, [512 | 64], and its value is the latent vector again, so each is
-read once for both products. What is left of the decode kernel's plan when tiles are that wide:
+read once for both products. With tiles that wide, shared memory and registers decide:
 
       shared memory   queries 64 × 576: 72 KiB, key tiles 32 × 576: 36 KiB a slot, four slots: 216 of 227 KiB
       registers       O [64, 512] fp32 does not fit into a warpgroup: two of them keep 256 columns each, 128 a thread,
-                      and make the probabilities of every other tile, which the other one gets through shared memory
+                      and each makes the probabilities of every other tile, which the other gets through shared memory
 
-With 64 keys there would be two slots, both of them in use until a pair of tiles is done, and nothing on its way.
-Widths are powers of two where TMA and wgmma need it: a tile is two blocks of 256 columns and one of 64. Nothing in this
-file imports Triton.
+With 64 keys there would be two slots, both in use until a pair of tiles is done, and no copy in flight. Widths are
+powers of two where TMA and wgmma need it: a tile is two blocks of 256 columns and one of 64. Nothing in this file
+imports Triton.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from warpattn.kernels.topology import Edge, Role, Topology
+from warpattn.problem import Problem
+from warpattn.problem.arch import Arch
 from warpattn.problem.backends import LATENT
 from warpattn.problem.element import Element
+from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, PlanOptions
 
-from ..decode.config import DecodeConfig
+from ..decode.choice import alone_on_sms, check_takes, describe, explain, invariant, partitions, schedule_of
+from ..decode.config import Combine, Registers, StreamConfig
+from ..prefill.config import CONSUMER_ROWS
 
 BLOCK_N = 32  # keys of a tile
+STAGES = 4
+HALVES = 2  # warpgroups, and blocks of latent columns
+REGISTERS = Registers(consumer=224, producer=56)
+ONCE = "latents are read once, as keys and as values, and each of two warpgroups has half of the output's columns"
 
 
 @dataclass(frozen=True)
-class MlaConfig(DecodeConfig):
-    """Tiles and resources of one compiled kernel; keys are shared out as in `DecodeConfig`."""
-
-    consumer_registers: int = 224
-    producer_registers: int = 56
-    combine_apart: bool = True  # at least 16 rows of 512 columns a head: too much for the last CTA alone
+class MlaConfig(StreamConfig):
+    """Tiles and resources of one compiled kernel; `choose_tiles` fills in what does not vary."""
 
     @property
     def padded_qk(self) -> int:
         return self.dim_qk
 
     @property
+    def padded_v(self) -> int:
+        return self.dim_v
+
+    @property
+    def rows(self) -> int:
+        """Rows of a tile of queries."""
+        return CONSUMER_ROWS
+
+    @property
+    def oldest_first(self) -> bool:
+        """Whether key tiles are visited backwards: only decode reads keys before the preceding kernel ends."""
+        return False
+
+    @property
+    def consumers(self) -> int:
+        """Warpgroups."""
+        return HALVES
+
+    @property
     def half(self) -> int:
-        """Columns of the output that a warpgroup has, and of a block of latents."""
-        return self.dim_v // 2
+        """Columns of the output of a warpgroup, and of a block of latents."""
+        return self.dim_v // HALVES
 
     @property
     def rope(self) -> int:
@@ -48,54 +73,58 @@ class MlaConfig(DecodeConfig):
         return self.dim_qk - self.dim_v
 
     @property
-    def k_cols(self) -> int:
-        return self.rope
-
-    @property
-    def v_cols(self) -> int:
-        return self.half
-
-    @property
-    def k_bytes(self) -> int:
-        """Of a tile's rotary part; the latents are `v_bytes`."""
-        return self.element.bytes * self.block_n * self.rope
-
-    @property
     def tile_bytes(self) -> int:
-        return self.k_bytes + self.v_bytes
+        """Of a key tile: latents and rotary part."""
+        return self.element.bytes * self.block_n * self.dim_qk
 
     @property
-    def consumers(self) -> int:
-        return 2
-
-    @property
-    def combine_cols(self) -> int:
-        """128: with 32 parts at once, where all 512 columns would leave registers for 8."""
+    def combine_columns(self) -> int:
+        """Columns of a program of the combining kernel: 128 for 32 parts at once; 512 would leave registers for 8."""
         return 128
 
     @property
     def tiles_outermost(self) -> bool:
+        """Whether the queue has the first row tiles of all sequences, then the second ones, and so on, so that CTAs
+        that run at the same time read the same keys."""
         return True
 
     @property
     def words(self) -> str:
+        """Tile and ring, for people."""
         return f"tile {self.rows} x {self.block_n}, 2 x {self.half} output columns, ring K and V {self.stages}"
 
-    @property
+    @cached_property
     def topology(self) -> Topology:
-        """Roles and the ring of a block; queries stay in shared memory that the warpgroups fill together."""
+        """Roles and the ring; both warpgroups fill the queries' shared memory."""
         attend = tuple(f"attend {half}" for half in range(self.consumers))
-        roles = [Role(name, 4, self.consumer_registers) for name in attend]
-        edge = Edge("K and V", "load", attend, self.stages, self.tile_bytes)
-        return Topology((*roles, Role("load", 1, self.producer_registers)), (edge,), self.private_bytes)
+        roles = [Role(name, 4, REGISTERS.consumer) for name in attend]
+        ring = Edge("K and V", "load", attend, self.stages, self.tile_bytes)
+        return Topology((*roles, Role("load", 1, REGISTERS.producer)), (ring,), self.private_bytes)
 
     @property
     def private_bytes(self) -> int:
         """Shared memory beside the ring: queries; marks and sums of both warpgroups, six of 4 lanes a row in fp32."""
-        return self.q_bytes + 6 * 4 * 4 * self.rows
+        return self.element.bytes * self.rows * self.dim_qk + 6 * 4 * 4 * self.rows
+
+    @property
+    def smem_bytes(self) -> int:
+        """Shared memory of tiles and barriers; the compiler adds `decode.choice.SLACK` at most."""
+        return self.topology.smem_bytes
 
 
-def choose_mla(element: Element, page_size: int = 0) -> MlaConfig:
-    """The configuration for `page_size` keys a page (0: not paged)."""
-    box = min(page_size & -page_size, BLOCK_N)
-    return MlaConfig(element, *LATENT, BLOCK_N, 4, 1, 1, page_box=box)
+def choose_tiles(element: Element, page_size: int = 0) -> MlaConfig:
+    """The configuration for `page_size` keys a page (0: not paged). A head has at least 16 rows of 512 columns, too
+    many for the last CTA alone to combine."""
+    box = min(page_size & -page_size, BLOCK_N) or None
+    return MlaConfig(element, *LATENT, BLOCK_N, STAGES, box, combine=Combine(separate_kernel=True))
+
+
+def choose(problem: Problem, target: Arch, *, options: PlanOptions = DEFAULT_OPTIONS) -> Choice:
+    """The choice for a latent problem that decode takes."""
+    check_takes(problem)
+    config = choose_tiles(problem.element, problem.page_size)
+    config = replace(config, schedule=invariant(config)) if options.batch_invariant else config
+    config = replace(config, schedule=schedule_of(problem, config.schedule))
+    grid = alone_on_sms(target)
+    lines, reasons = describe(config, problem, grid), (*explain(config, target), ONCE)
+    return Choice("mla", config, (grid,), lines, reasons, partitions=partitions(problem, config, grid))

@@ -1,49 +1,29 @@
-"""What the roles of the Hopper kernel for latent attention can see: the walk along a CTA's share is decode's
-(decode/context.py), rings and queries are its own."""
+"""Shared memory of the Hopper kernel for latent attention. Its roles get a `DecodeContext`, in which `keys.k` is for
+the rotary parts and `keys.v` for the latents."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from ...nvidia.pipelines import StagedPipeline
-from ...pieces.modifiers import Modifiers
-from ...pieces.stream_k import Place, Shares
-from ..decode.context import Grid, Keys, Matrix, Results
 from ..layouts import element_type, tile_layout
 
 
 @gluon.aggregate
 class MlaRings:
-    """Shared memory. A slot of the ring is a key tile: two blocks of latents, and the rotary part in `rope`, where the
-    tile's probabilities are put later. Its barriers are followed by one for tiles that the producer looks at before it
-    hands them over."""
+    """Shared memory. A slot of the ring is a key tile: two blocks of latents, and the rotary part in `rope`, which the
+    tile's probabilities replace later. One more barrier follows the ring's: for a tile that the producer clears before
+    the warpgroups read it."""
 
     keys: StagedPipeline  # [2 * stages, 1, N, 1, 256]
     rope: gl.shared_memory_descriptor  # [stages, 1, N, 1, 64]
     q: gl.shared_memory_descriptor  # [2, 64, 256], of both warpgroups
     q_rope: gl.shared_memory_descriptor  # [1, 64, 64]
-    ready: gl.shared_memory_descriptor  # [2, 1] barriers: a warpgroup's probabilities of a tile are there
-    marks: gl.shared_memory_descriptor  # [4, 64, 4] fp32: of each warpgroup, reference maxima and what rescales to them
+    ready: gl.shared_memory_descriptor  # [2, 1] barriers: of each warpgroup, its probabilities of a tile are written
+    marks: (
+        gl.shared_memory_descriptor
+    )  # [4, 64, 4] fp32: of each warpgroup, reference maxima and the factors that rescale to them
     sums: gl.shared_memory_descriptor  # [2, 64, 4] fp32, of each warpgroup
-
-
-@gluon.aggregate
-class MlaContext:
-    """As `DecodeContext`. `keys.k` is for the rotary parts, `keys.v` for the latents."""
-
-    q: Matrix
-    keys: Keys
-    results: Results
-    rings: MlaRings
-    work: Grid
-    mods: Modifiers
-    shares: Shares
-    start: Place  # where this CTA's run begins
-    end: gl.tensor
-    scale: gl.tensor
-    config: gl.constexpr
-    has_sinks: gl.constexpr
-    has_lse: gl.constexpr
 
 
 @gluon.jit
@@ -69,7 +49,7 @@ def make_mla_rings(config: gl.constexpr):
 
 @gluon.jit
 def make_ring(smem, config: gl.constexpr):
-    """Barriers for the ring over `smem` and the one behind them."""
+    """The ring over `smem` with its barriers, and the one that follows them."""
     stages: gl.constexpr = config.stages
     bars = mbarrier.allocate_mbarrier(batch=2 * stages + 1)
     for i in gl.static_range(stages):

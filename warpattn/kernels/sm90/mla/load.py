@@ -2,9 +2,9 @@
 values. Boxes, pages and clamping are decode's (decode/load.py).
 
 Values past the end of a sequence must be 0, because a hidden key's weight of 0 does not hide a NaN. In decode the
-warpgroup clears them in a V tile of its own; here they are keys as well, of two warpgroups. So the producer does it
-before anybody reads the tile: its copies complete a barrier of the producer's own, and `full` gets a plain arrival
-afterwards. Such a tile is the first one of its sequence's walk, and the tile after it is on its way meanwhile.
+warpgroup clears them in its own V tile; here a tile serves two warpgroups, as keys as well. So the producer clears it
+before either reads it: the copies complete a barrier of the producer's own, and `full` gets a plain arrival afterwards.
+Such a tile is the first one of its sequence's work item, and the next tile's copies are in flight meanwhile.
 
       tile 0   load ──▶ landed ─────────────▶ clear rows past the end ─▶ arrive on full(0)
       tile 1            load ──▶ full(1)
@@ -16,51 +16,53 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from ...nvidia.pipelines import producer_state
-from ..decode.context import Matrix, item_at
+from ..decode.context import matrix
 from ..decode.load import STREAMED, find_boxes, in_cache, page_of
+from ..decode.schedule import item_at, next_item
 
-EIGHT_ROWS = gl.constexpr(gl.BlockedLayout([1, 8], [8, 4], [1, 1], [1, 0]))  # of the producer, a row by four lanes
+EIGHT_ROWS = gl.constexpr(gl.BlockedLayout([1, 8], [8, 4], [1, 1], [1, 0]))  # of the producer, four lanes a row
 
 
 @gluon.jit
-def mla_load_role(ctx):
-    """Load every tile of this CTA's run, in order."""
+def load_role(ctx):
+    """Load every tile of this CTA's range, in order."""
     config: gl.constexpr = ctx.config
     state = producer_state(config.stages)
     phase = gl.to_tensor(0)
-    place = ctx.start
-    while place.unit < ctx.end:
-        item = item_at(ctx, place)
+    cursor = ctx.start
+    while cursor.unit < ctx.end:
+        item = item_at(ctx, cursor)
         if config.gathers:
             for i in range(item.begin, item.end):
                 state = gather_tile(ctx, state, item, i)
-        elif config.has_lengths:
-            left = item.entry.length - item.key_tile(item.begin) * config.block_n
-            late = left < config.block_n
+        elif config.schedule.has_lengths:
+            valid = item.row_tile.length - item.key_tile(item.begin) * config.block_n
+            clear = valid < config.block_n
             slot = state.index
             boxes = find_boxes(ctx, item, item.begin)
             for i in range(item.begin, item.end + 1):
                 if i < item.end:
                     following = find_boxes(ctx, item, gl.minimum(i + 1, item.end - 1))
-                    state = load_tile(ctx, state, item, boxes, late & (i == item.begin))
+                    state = load_tile(ctx, state, item, boxes, clear & (i == item.begin))
                     boxes = following
-                if late & (i == item.begin + 1):
-                    hand_over(ctx, slot, phase, left)
-            phase = phase ^ late.to(gl.int32)
+                if clear & (i == item.begin + 1):
+                    finish_cleared(ctx, slot, phase, valid)
+            phase = phase ^ clear.to(gl.int32)
         else:
             for i in range(item.begin, item.end):
                 state = load_tile(ctx, state, item, find_boxes(ctx, item, i), False)
-        place = place.advance(item.part.count, item.room * ctx.work.heads)
+        cursor = next_item(cursor, item, ctx.work.heads)
 
 
 @gluon.jit
-def load_tile(ctx, state, item, boxes, late):
-    """One key tile into the next slot; if `late`, on the producer's own barrier instead of the slot's."""
+def load_tile(ctx, state, item, boxes, clear):
+    """One key tile into the next slot; if the producer will `clear` rows of it, on its own barrier instead of the
+    slot's."""
     config: gl.constexpr = ctx.config
-    policy: gl.constexpr = STREAMED if config.one_tile else None
+    policy: gl.constexpr = STREAMED if config.schedule.one_row_tile else None
     ring = ctx.rings.keys
     ring.producer_acquire(state)
-    full = ring.bars.index(gl.where(late, 2 * config.stages, state.index))
+    full = ring.bars.index(gl.where(clear, 2 * config.stages, state.index))
     mbarrier.expect(full, config.tile_bytes)
     count: gl.constexpr = config.boxes
     for box in gl.static_range(count):
@@ -69,15 +71,16 @@ def load_tile(ctx, state, item, boxes, late):
         for part in gl.static_range(2):
             to = box_of(ring.tile(state, part), box, config)
             at = [page, row, item.part.head, part * config.half]
-            tma.async_load(ctx.keys.v[0], at, full, to, cache_policy=policy)
+            tma.async_load(ctx.keys.v.desc, at, full, to, cache_policy=policy)
         to = box_of(ctx.rings.rope.index(state.index), box, config)
-        tma.async_load(ctx.keys.k[0], [page, row, item.part.head, config.dim_v], full, to, cache_policy=policy)
+        at = [page, row, item.part.head, config.dim_v]
+        tma.async_load(ctx.keys.k.desc, at, full, to, cache_policy=policy)
     return state.step()
 
 
 @gluon.jit
-def hand_over(ctx, slot, phase, left):
-    """Wait for a late tile, clear its latents from row `left` on, and say that it is there."""
+def finish_cleared(ctx, slot, phase, valid):
+    """Wait for a tile on the producer's barrier, clear its latents from row `valid` on, and complete its `full`."""
     config: gl.constexpr = ctx.config
     ring = ctx.rings.keys
     mbarrier.wait(ring.bars.index(2 * config.stages), phase)
@@ -86,10 +89,10 @@ def hand_over(ctx, slot, phase, left):
     for part in gl.static_range(2):
         tile = ring.smem.index(2 * slot + part).reshape([config.block_n, config.half])
         for block in gl.static_range(blocks):
-            if block * 8 + 8 > left:
+            if block * 8 + 8 > valid:
                 rows = tile.slice(block * 8, 8, 0)
                 found = rows.load(EIGHT_ROWS)
-                rows.store(gl.where(block * 8 + row < left, found, gl.zeros_like(found)))
+                rows.store(gl.where(block * 8 + row < valid, found, gl.zeros_like(found)))
     fence_async_shared()
     mbarrier.arrive(ring.full(slot), count=1)
 
@@ -116,12 +119,12 @@ def gather_tile(ctx, state, item, i):
     blocks: gl.constexpr = config.block_n // 8
     for block in gl.static_range(blocks):
         row = first + block * 8 + gl.arange(0, 8, gl.SliceLayout(1, EIGHT_ROWS))
-        page, rest = page_of(ctx, item, gl.maximum(gl.minimum(row, item.entry.length - 1), 0))
+        page, rest = page_of(ctx, item, gl.maximum(gl.minimum(row, item.row_tile.length - 1), 0))
         page = in_cache(ctx, page)
         gather_rows(ctx.keys.v, left.slice(block * 8, 8, 0), page, rest, item.part.head, 0)
         gather_rows(ctx.keys.v, right.slice(block * 8, 8, 0), page, rest, item.part.head, config.half)
         gather_rows(ctx.keys.k, rope.slice(block * 8, 8, 0), page, rest, item.part.head, config.dim_v)
-        gl.barrier()  # else the pages of all blocks are looked up at once, and there are no registers for that
+        gl.barrier()  # else the compiler reads the pages of all blocks at once, and runs out of registers
     async_copy.commit_group()
     async_copy.wait_group(0)
     fence_async_shared()
@@ -132,6 +135,6 @@ def gather_tile(ctx, state, item, i):
 @gluon.jit
 def gather_rows(source, tile, page, row, head, column: gl.constexpr):
     """Rows of pages, from `column` on, into a tile [8, cols]."""
-    matrix = Matrix(source[0], source[1], source[2], source[3])
+    rows = matrix(source)
     col = column + gl.arange(0, tile.shape[1], gl.SliceLayout(0, EIGHT_ROWS))[None, :]
-    async_copy.async_load(tile, matrix.rows(page, row, head)[:, None] + col)
+    async_copy.async_load(tile, rows.rows(page, row, head)[:, None] + col)

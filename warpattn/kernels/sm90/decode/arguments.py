@@ -1,0 +1,43 @@
+"""Named tuples that launches of decode and latent attention hand to their kernels, see `sm90.arguments`."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class DecodeShape(NamedTuple):
+    """Sizes of the problem, int32. A row tile is a tile of query rows of one sequence."""
+
+    batch: Any
+    tokens: Any  # query tokens of a sequence
+    capacity: Any  # most keys of a sequence
+    heads: Any  # key heads
+    group: Any  # query heads per key head
+    tiles: Any  # row tiles of a key head
+    pages: Any  # of the cache
+    page_size: Any
+    splits: Any  # equal parts of a head, or
+    whole: Any  # heads of a CTA: an `EvenCut`
+
+
+class MappedRows(NamedTuple):
+    """Keys or values (batch or page, row, head, dim) that TMA reads."""
+
+    desc: Any
+
+
+class KeyIndex(NamedTuple):
+    """Lengths and pages of the sequences."""
+
+    lengths: Any  # int32* (batch,)
+    table: Any  # int32* (batch, row of `table_stride`)
+    table_stride: Any  # int64
+
+
+class PartialResults(NamedTuple):
+    """The workspace of a launch."""
+
+    o: Any  # float* (slots, rows, cols)
+    lse: Any  # float* (slots, rows), base 2
+    rows: Any  # of a slot, int32
+    tickets: Any  # int32* (heads + 1,): finished parts of each head, 0 between launches; and the number of CTAs

@@ -1,0 +1,210 @@
+"""The schedule on the device: from a CTA's range of the work queue to row tiles, heads and key tiles.
+
+      lengths ──▶ units of every row tile ──▶ Stream-K ranges ──▶ Cursor ──▶ WorkItem: one part of one head
+                                                                   ▲             │
+                                                                   └── advance ──┘
+
+Every CTA computes the same ranges from the lengths, so that the host need not know them (pieces/stream_k.py).
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from ...pieces.span import TileSpan, tile_span
+from ...pieces.stream_k import Cursor, Part, find_row_tile, part_at, partition, partition_heads
+
+
+@gluon.aggregate
+class RowTile:
+    """A tile of query rows of a sequence: `b`, its first row, the length of the sequence, its key tiles and units."""
+
+    b: gl.tensor
+    row: gl.tensor
+    length: gl.tensor
+    span: TileSpan
+    units: gl.tensor  # of one head
+
+
+@gluon.aggregate
+class WorkItem:
+    """One part of one head: key tiles number `begin` to `end` of the row tile's span."""
+
+    row_tile: RowTile
+    part: Part
+    padded_units: gl.tensor  # units of a head of the row tile in the queue, with its overhead
+    begin: gl.tensor
+    end: gl.tensor
+    oldest_first: gl.constexpr
+
+    @gluon.jit
+    def number(self, i):
+        """The number in the span of the key tile that is visited as number `i` of `begin` to `end`."""
+        if self.oldest_first:
+            return self.begin + self.end - 1 - i
+        else:
+            return i
+
+    @gluon.jit
+    def key_tile(self, i):
+        """Index of the key tile that is visited as number `i`."""
+        return self.row_tile.span.key_tile(self.number(i))
+
+
+@gluon.jit
+def next_item(cursor, item, heads):
+    """The position after an item."""
+    return cursor.advance(item.part.count, item.padded_units * heads)
+
+
+@gluon.jit
+def length_of(keys, work, b, inside, config: gl.constexpr):
+    """Keys of sequence `b`; numbers of sequences or a block of them, read where `inside`."""
+    if config.schedule.has_lengths:
+        length = gl.load(keys.lengths + b, mask=inside, other=0, volatile=keys.speculative)
+        return gl.maximum(gl.minimum(length, work.capacity), 0)
+    else:
+        return work.capacity + b * 0
+
+
+@gluon.jit
+def row_tile_at(number, keys, work, mods, config: gl.constexpr):
+    """The row tile of a number (or of a block of numbers)."""
+    if config.schedule.one_row_tile:
+        tile = number * 0
+        b = number
+    elif config.tiles_outermost:
+        tile = number // work.batch
+        b = number - tile * work.batch
+    else:
+        b = number // work.tiles
+        tile = number - b * work.tiles
+    row = tile * config.rows
+    length = length_of(keys, work, b, b < work.batch, config)
+    offset = length - work.tokens
+    q_lo = row // work.group + offset
+    q_hi = gl.minimum((row + config.rows - 1) // work.group, work.tokens - 1) + offset
+    span = tile_span(mods.span(b, 0, q_lo, q_hi, work.tokens, length, mods.mask_args), config.block_n)
+    units = (span.total + config.schedule.unit - 1) // config.schedule.unit
+    return RowTile(b, row, length, span, units)
+
+
+@gluon.jit
+def item_at(ctx, cursor):
+    """The work item that starts at a position of this CTA's range."""
+    config: gl.constexpr = ctx.config
+    if config.schedule.interleave_heads:
+        cursor = interleaved(ctx, cursor)
+    row_tile = row_tile_at(cursor.row_tile, ctx.keys, ctx.work, ctx.mods, config)
+    padded_units = row_tile.units + ctx.stream_k.head_overhead
+    part = part_at(cursor, row_tile.units, padded_units, ctx.stream_k, gl.program_id(0), config.schedule.invariant)
+    begin = part.begin * config.schedule.unit
+    end = gl.minimum(begin + part.count * config.schedule.unit, row_tile.span.total)
+    return WorkItem(row_tile, part, padded_units, begin, end, config.oldest_first)
+
+
+@gluon.jit
+def interleaved(ctx, cursor):
+    """The position with another head in the place of its own, so that CTAs that run at the same time have neighbouring
+    heads: head number  cta · whole + j  of the queue, the j-th of a CTA, becomes number  cta + j · CTAs.  Only if
+    `whole` divides the number of heads. All heads have equally many units."""
+    work = ctx.work
+    padded_units = row_tile_at(gl.to_tensor(0), ctx.keys, work, ctx.mods, ctx.config).units + ctx.stream_k.head_overhead
+    heads = work.batch * work.tiles * work.heads
+    ctas = heads // work.whole
+    number = cursor.unit // padded_units
+    cta = number // work.whole
+    other = gl.where(ctas * work.whole == heads, cta + (number - cta * work.whole) * ctas, number)
+    row_tile = other // work.heads
+    return Cursor(cursor.unit, row_tile, (number - other + row_tile * work.heads) * padded_units)
+
+
+@gluon.jit
+def my_range(keys, work, mods, config: gl.constexpr):
+    """(partition, start of this CTA's range); every CTA computes the same partition."""
+    stream_k, cursor = first_unit(keys, work, mods, config)
+    if config.schedule.head_overhead > 0:
+        number = gl.minimum(cursor.row_tile, work.batch * work.tiles - 1)
+        units = row_tile_at(number, keys, work, mods, config).units
+        cursor = cursor.skip_overhead(units, units + stream_k.head_overhead, work.heads)
+    return stream_k, cursor
+
+
+@gluon.jit
+def first_unit(keys, work, mods, config: gl.constexpr):
+    """(partition, position of this CTA's first unit)."""
+    sums: gl.constexpr = config.schedule.sums
+    cta = gl.program_id(0)
+    ctas = gl.num_programs(0)
+    row_tiles = work.batch * work.tiles
+    if sums is None:
+        units, stream_k = partition_uniform(ctas, keys, work, mods, config)
+        row_tile_units = (units + stream_k.head_overhead) * work.heads
+        unit = stream_k.first(cta)
+        row_tile = unit // row_tile_units
+        return stream_k, Cursor(unit, row_tile, row_tile * row_tile_units)
+    elif sums.once:
+        units = block_units(0, keys, work, mods, config)
+        stream_k = partition_block(units, ctas, work, config)
+        unit = stream_k.first(cta)
+        row_tile, start = find_row_tile(unit, gl.cumsum(padded_block(units, stream_k.head_overhead, work), 0))
+        return stream_k, Cursor(unit, row_tile, start)
+    else:
+        stream_k = partition_blocks(ctas, keys, work, mods, config)
+        unit = stream_k.first(cta)
+        row_tile = gl.to_tensor(0)
+        start = gl.to_tensor(0)
+        seen = gl.to_tensor(0)
+        for begin in range(0, row_tiles, sums.width):
+            padded = padded_block(block_units(begin, keys, work, mods, config), stream_k.head_overhead, work)
+            passed, reached = find_row_tile(unit, gl.cumsum(padded, 0) + seen)
+            row_tile += passed
+            start = gl.maximum(start, reached)
+            seen += gl.sum(padded, 0)
+        return stream_k, Cursor(unit, row_tile, start)
+
+
+@gluon.jit
+def partition_uniform(ctas, keys, work, mods, config: gl.constexpr):
+    """(units of every head, partition over `ctas` CTAs)."""
+    heads = work.batch * work.tiles * work.heads
+    units = row_tile_at(gl.to_tensor(0), keys, work, mods, config).units
+    plain = partition(units * heads, ctas, gl.to_tensor(0))
+    return units, partition_heads(plain, heads, units, ctas, work, config.max_growth)
+
+
+@gluon.jit
+def partition_block(units, ctas, work, config: gl.constexpr):
+    """The partition over `ctas` CTAs if one block has the `units` of all row tiles."""
+    row_tiles = work.batch * work.tiles
+    overhead = gl.to_tensor(config.schedule.head_overhead)
+    total = gl.sum(units, 0)
+    most = gl.max(units, 0)
+    plain = partition((total + row_tiles * overhead) * work.heads, ctas, overhead)
+    even = partition_heads(plain, row_tiles * work.heads, most, ctas, work, config.max_growth)
+    return plain.unless(total == most * row_tiles, even)
+
+
+@gluon.jit
+def partition_blocks(ctas, keys, work, mods, config: gl.constexpr):
+    """The partition over `ctas` CTAs if it takes several blocks: so many heads that it hardly matters where ranges
+    end."""
+    overhead = gl.to_tensor(config.schedule.head_overhead)
+    total = gl.to_tensor(0)
+    for begin in range(0, work.batch * work.tiles, config.schedule.sums.width):
+        total += gl.sum(padded_block(block_units(begin, keys, work, mods, config), overhead, work), 0)
+    return partition(total, ctas, overhead)
+
+
+@gluon.jit
+def block_units(begin, keys, work, mods, config: gl.constexpr):
+    """Units of one head of each row tile of a block: at least 1, but 0 for those past the last."""
+    sums: gl.constexpr = config.schedule.sums
+    number = begin + gl.arange(0, sums.width, gl.BlockedLayout([sums.lane], [32], [4], [0]))
+    units = row_tile_at(number, keys, work, mods, config).units
+    return gl.where(number < work.batch * work.tiles, units, 0)
+
+
+@gluon.jit
+def padded_block(units, overhead, work):
+    """Units of all heads of each row tile of a block in the queue, with their overhead."""
+    return gl.where(units > 0, units + overhead, 0) * work.heads

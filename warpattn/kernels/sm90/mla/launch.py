@@ -1,0 +1,33 @@
+"""The launches of latent attention on Hopper: its kernel, and decode's combining kernel. Arguments, workspace and row
+tiles are decode's."""
+
+from __future__ import annotations
+
+from warpattn.problem import CheckedCall
+from warpattn.problem.arch import ARCHS, compile_options
+from warpattn.problem.launch import Choice, Launch
+from warpattn.problem.operands import Operands, programs
+from warpattn.sequences import Sequence
+
+from ..decode.launch import arguments, combine_launch, head_rows, launch_key, workspace
+from .config import choose
+
+
+def list_launches(
+    checked: CheckedCall, x: Operands, sequence: Sequence, choice: Choice | None = None
+) -> tuple[Launch, ...]:
+    """Both kernels; `choice` replaces the one made from the problem."""
+    choice = choose(checked.problem, ARCHS["sm90"]) if choice is None else choice
+    problem, config = checked.problem, choice.config
+    partial = workspace(problem, choice, head_rows(problem), x.q.device)
+    args = arguments(checked, x, sequence, choice) | {"workspace": partial}
+    mask, score = programs(checked)
+
+    def source():
+        from .signature import mla_source  # imports Triton
+
+        return mla_source(config, mask, score, problem.has_sinks, problem.has_lse)
+
+    key = launch_key(checked, config)
+    attend = Launch("sm90.mla", "sm90", key, source, compile_options(), choice.grid, args, persistent=True)
+    return attend, combine_launch(checked, config, args)
