@@ -118,9 +118,9 @@ WAIT, TAKEN = "    ctx.rings.keys.consumer_wait(keys)", "o, softmax = take_mark(
 
 # Operation, what stands in its lines of Python (file and text), why it can go.
 REDUNDANT = [
-    ("ttng.fence_async_shared", ("mla.py:    fence_async_shared()",), "for new barriers and TMA: not modelled"),
+    ("ttng.fence_async_shared", ("kernel.py:    fence_async_shared()",), "for new barriers and TMA: not modelled"),
     *(
-        ("ttng.wait_barrier", (f"mla/attend.py:{WAIT}", f"mla/attend.py:{caller}"), "their maker has waited for it")
+        ("ttng.wait_barrier", (f"attend.py:{WAIT}", f"attend.py:{caller}"), "their maker has waited for it")
         for caller in (f"        {TAKEN} number - 1, half)", f"    {TAKEN} number, half)")
     ),
 ]

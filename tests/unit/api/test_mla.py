@@ -88,7 +88,7 @@ def test_dense_keys_are_planned_however_few(seq_k):
 
 def test_shared_memory_holds_four_tiles():
     config = choose_tiles(BF16, 64)
-    assert config.smem_bytes == (64 + 4 * 32) * 576 * 2 + 6 * 64 * 4 * 4 + 8 * 8
+    assert config.smem_bytes == (64 + 4 * 32) * 576 * 2 + 6 * 64 * 4 * 4 + (8 + 2 + 1) * 8
     assert config.smem_bytes + SLACK <= SMEM_LIMIT < config.smem_bytes + config.tile_bytes
     assert config.topology.registers <= 65_536 and config.topology.threads == 384
 

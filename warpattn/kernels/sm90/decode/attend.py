@@ -9,9 +9,9 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from ...nvidia.pipelines import consumer_state
 from ...pieces.modifiers import exponent_scale
-from ...pieces.softmax import pack, rescale, softmax_start, softmax_step
+from ...pieces.softmax import pack, softmax_start
 from ..layouts import accumulator_layout, element_type
-from ..prefill.attend import Progress, start_output, start_scores
+from ..prefill.attend import Progress, finish_keys, start_output, start_scores
 from .context import Lens, in_tile, rows_of
 from .output import finish_item
 from .schedule import item_at, next_item
@@ -75,20 +75,13 @@ def first_keys(ctx, s, item, k_state, v_state):
 @gluon.jit
 def advance_keys(ctx, state, item, i):
     """Key tile number `i`: start Q·K(i) and P·V(i-1), then the softmax of i beside P·V(i-1)."""
-    config: gl.constexpr = ctx.config
     wait_values(ctx, state, item, i - 1)
     ctx.rings.k.consumer_wait(state.k)
     s = start_scores(ctx, ctx.rings.q, state.k)
     o = start_output(ctx, state)
     s = warpgroup_mma_wait(1, deps=(s,))
     ctx.rings.k.consumer_release(state.k)
-    s = decode_scores(ctx, s, item, i)
-    softmax, p, moved, alpha = softmax_step(state.softmax, s, exponent_scale(ctx))
-    o = warpgroup_mma_wait(0, deps=(o, state.p))[0]
-    ctx.rings.v.consumer_release(state.v)
-    if moved:
-        o = rescale(o, alpha)
-    return Progress(o, pack(p, element_type(config.element)), softmax, state.k.step(), state.v.step())
+    return finish_keys(ctx, state, decode_scores(ctx, s, item, i), o)
 
 
 @gluon.jit

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from warpattn.kernels.topology import Edge, Role, Topology
 from warpattn.problem.element import Element
 
-from ..prefill.config import CONSUMER_ROWS, pad_dim
+from ..prefill.config import CONSUMER_ROWS, KeyTileSizes
 
 GROWTH = 512  # keys: an SM reads them in about the time that a second work item costs it (bench/notes.md)
 LEAST_BOX = 8  # rows: the swizzle of shared memory repeats after 8, and a copy must start where it does
@@ -129,7 +129,7 @@ class StreamConfig:
 
 
 @dataclass(frozen=True)
-class DecodeConfig(StreamConfig):
+class DecodeConfig(KeyTileSizes, StreamConfig):
     """Tiles and resources of one compiled decode kernel.
 
     One warp loads key tiles into two rings, one warpgroup attends for up to 64 rows (query tokens × the heads of a
@@ -140,14 +140,6 @@ class DecodeConfig(StreamConfig):
     swap_ab: SwapAB | None = None
     registers: Registers = Registers()
     overlap: Overlap = Overlap()
-
-    @cached_property
-    def padded_qk(self) -> int:
-        return pad_dim(self.dim_qk)
-
-    @cached_property
-    def padded_v(self) -> int:
-        return pad_dim(self.dim_v)
 
     @property
     def rows(self) -> int:
@@ -165,14 +157,6 @@ class DecodeConfig(StreamConfig):
     def oldest_first(self) -> bool:
         """Whether key tiles are visited backwards, so that those of new tokens come last."""
         return self.overlap.kv_ready_before_dependency
-
-    @property
-    def k_bytes(self) -> int:
-        return self.element.bytes * self.block_n * self.padded_qk
-
-    @property
-    def v_bytes(self) -> int:
-        return self.element.bytes * self.block_n * self.padded_v
 
     @property
     def q_bytes(self) -> int:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from warpattn.kernels.topology import Edge, Role, Topology
+from warpattn.kernels.topology import Edge, Role, Signal, Topology
 from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
 from warpattn.problem.backends import LATENT
@@ -95,11 +95,15 @@ class MlaConfig(StreamConfig):
 
     @cached_property
     def topology(self) -> Topology:
-        """Roles and the ring; both warpgroups fill the queries' shared memory."""
-        attend = tuple(f"attend {half}" for half in range(self.consumers))
+        """Roles, the ring, and the signals beside it; both warpgroups fill the queries' shared memory."""
+        left, right = attend = tuple(f"attend {half}" for half in range(self.consumers))
         roles = [Role(name, 4, REGISTERS.consumer) for name in attend]
         ring = Edge("K and V", "load", attend, self.stages, self.tile_bytes)
-        return Topology((*roles, Role("load", 1, REGISTERS.producer)), (ring,), self.private_bytes)
+        signals = (
+            Signal("probabilities", ((left,), (right,)), by_warp=False),
+            Signal("tile to clear", (("load",),), by_warp=False),
+        )
+        return Topology((*roles, Role("load", 1, REGISTERS.producer)), (ring,), self.private_bytes, signals)
 
     @property
     def private_bytes(self) -> int:

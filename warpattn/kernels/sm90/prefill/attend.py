@@ -111,12 +111,18 @@ def advance(ctx, state, tile, queries, span, i, wg: gl.constexpr):
     ctx.rings.k.consumer_release(state.k)
     ctx.rings.q.consumer_release(queries.q_state, i == span.total - 1)
     s = visible_scores(ctx, s, tile, span.key_tile(i), i < span.masked, wg)
+    return finish_keys(ctx, state, s, o)
+
+
+@gluon.jit
+def finish_keys(ctx, state, s, o):
+    """The softmax of scores beside the running P·V, whose result is `o`; and the state after both."""
     softmax, p, moved, alpha = softmax_step(state.softmax, s, exponent_scale(ctx))
     o = warpgroup_mma_wait(0, deps=(o, state.p))[0]
     ctx.rings.v.consumer_release(state.v)
     if moved:
         o = rescale(o, alpha)
-    return Progress(o, pack(p, element_type(config.element)), softmax, state.k.step(), state.v.step())
+    return Progress(o, pack(p, element_type(ctx.config.element)), softmax, state.k.step(), state.v.step())
 
 
 @gluon.jit

@@ -26,8 +26,35 @@ def pad_dim(dim: int) -> int:
     return max(32, 1 << (dim - 1).bit_length())
 
 
+class KeyTileSizes:
+    """Sizes that follow from the element, the head dims and the keys of a tile of a config."""
+
+    element: Element
+    dim_qk: int
+    dim_v: int
+    block_n: int
+
+    @cached_property
+    def padded_qk(self) -> int:
+        return pad_dim(self.dim_qk)
+
+    @cached_property
+    def padded_v(self) -> int:
+        return pad_dim(self.dim_v)
+
+    @cached_property
+    def k_bytes(self) -> int:
+        """Of a tile of keys."""
+        return self.element.bytes * self.block_n * self.padded_qk
+
+    @cached_property
+    def v_bytes(self) -> int:
+        """Of a tile of values."""
+        return self.element.bytes * self.block_n * self.padded_v
+
+
 @dataclass(frozen=True)
-class SM90Config:
+class SM90Config(KeyTileSizes):
     """Tile sizes and resources of one compiled kernel.
 
     `consumers` warpgroups of 64 query rows each share one stream of key tiles of `block_n` keys in rings of `kv_stages`
@@ -48,14 +75,6 @@ class SM90Config:
     take_turns: bool  # warpgroups issue to the tensor core in a fixed order
 
     @cached_property
-    def padded_qk(self) -> int:
-        return pad_dim(self.dim_qk)
-
-    @cached_property
-    def padded_v(self) -> int:
-        return pad_dim(self.dim_v)
-
-    @cached_property
     def rows(self) -> int:
         return CONSUMER_ROWS
 
@@ -66,14 +85,6 @@ class SM90Config:
     @cached_property
     def q_bytes(self) -> int:
         return self.element.bytes * self.block_m * self.padded_qk
-
-    @cached_property
-    def k_bytes(self) -> int:
-        return self.element.bytes * self.block_n * self.padded_qk
-
-    @cached_property
-    def v_bytes(self) -> int:
-        return self.element.bytes * self.block_n * self.padded_v
 
     @cached_property
     def out_bytes(self) -> int:

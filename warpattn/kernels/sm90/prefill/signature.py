@@ -4,14 +4,16 @@ from triton.experimental.gluon import GluonASTSource
 
 from warpattn.language.nodes import Program
 
-from ...pieces.signature import modifier_functions, tensor_signature
 from ..arguments import int32_fields
 from ..layouts import element_type, tile_layout
+from ..signature import Features, attention_source
 from .config import PrefillShape, SM90Config
 from .kernel import prefill_kernel
 
 
-def prefill_source(config: SM90Config, mask: Program, score: Program | None, has_sinks: bool, has_lse: bool):
+def prefill_source(
+    config: SM90Config, mask: Program, score: Program | None, has_sinks: bool, has_lse: bool
+) -> GluonASTSource:
     """The kernel with the types of its parameters and its constants."""
 
     def descriptor(rows: int, cols: int) -> str:
@@ -23,22 +25,7 @@ def prefill_source(config: SM90Config, mask: Program, score: Program | None, has
         "k_desc": descriptor(config.block_n, config.padded_qk),
         "v_desc": descriptor(config.block_n, config.padded_v),
         "o_desc": descriptor(config.rows, config.store_cols),
-        "lse_ptr": "*fp32",
-        "sinks_ptr": "*fp32",
         "counter_ptr": "*i32",
-        "scale": "fp32",
         "shape": int32_fields(PrefillShape),
-        "mask_args": tensor_signature(mask, "sm90"),
-        "score_args": tensor_signature(score, "sm90"),
-        "config": "constexpr",
-        "functions": "constexpr",
-        "has_sinks": "constexpr",
-        "has_lse": "constexpr",
     }
-    constants = {
-        "config": config,
-        "functions": modifier_functions(mask, score),
-        "has_sinks": has_sinks,
-        "has_lse": has_lse,
-    }
-    return GluonASTSource(prefill_kernel, signature, constants)
+    return attention_source(prefill_kernel, config, Features(mask, score, has_sinks, has_lse), signature)

@@ -1,7 +1,5 @@
 """What Triton compiles for ragged batches and paged caches on Hopper: types of parameters and constants."""
 
-from typing import Any
-
 from triton.experimental.gluon import GluonASTSource
 from triton.experimental.gluon import language as gl
 
@@ -14,31 +12,27 @@ from ...pieces.signature import modifier_functions, tensor_signature
 from ..arguments import StridedRows, int32_fields, strided_types
 from ..layouts import element_type
 from ..prefill.context import tile_box
+from ..signature import Features, attention_source
 from .config import VarlenConfig, VarlenShape
 from .kernel import prefill_varlen_kernel
-
-ALIGNED = [["tt.divisibility", 16]]
 
 
 def order_source(config: VarlenConfig, mask: Program) -> GluonASTSource:
     """The kernel that lists the query blocks."""
     _, span, _ = modifier_functions(mask, None)
-    signature: dict[str, Any] = {
-        "q_ptr": "*i32",
-        "k_ptr": "*i32",
-        "list_ptr": "*i32",
-        "shape": int32_fields(OrderShape),
-        "mask_args": tensor_signature(mask, "sm90"),
-        "ragged": "constexpr",
-        "span": "constexpr",
-        "block_m": "constexpr",
-        "block_n": "constexpr",
-    }
     constants = {
         "ragged": config.page_size == 0,
         "span": span,
         "block_m": config.tiles.block_m,
         "block_n": config.tiles.block_n,
+    }
+    signature = {
+        "q_ptr": "*i32",
+        "k_ptr": "*i32",
+        "list_ptr": "*i32",
+        "shape": int32_fields(OrderShape),
+        "mask_args": tensor_signature(mask, "sm90"),
+        **dict.fromkeys(constants, "constexpr"),
     }
     return GluonASTSource(order_kernel, signature, constants)
 
@@ -59,29 +53,15 @@ def prefill_varlen_source(
             return strided_types(tiles.element.pointer)
         return ClippedMap(descriptor(config.box, cols), "i32", "i32")
 
-    signature: dict[str, Any] = {
+    signature = {
         "q_desc": descriptor(tiles.rows, tiles.padded_qk),
         "o_desc": descriptor(tiles.rows, tiles.store_cols),
         "k_source": keys(tiles.padded_qk),
         "v_source": keys(tiles.padded_v),
         "list_ptr": "*i32",
         "table_ptr": "*i32",
-        "lse_ptr": "*fp32",
-        "sinks_ptr": "*fp32",
-        "scale": "fp32",
         "shape": int32_fields(VarlenShape),
-        "mask_args": tensor_signature(mask, "sm90"),
-        "score_args": tensor_signature(score, "sm90"),
-        "config": "constexpr",
-        "functions": "constexpr",
-        "has_sinks": "constexpr",
-        "has_lse": "constexpr",
     }
-    constants = {
-        "config": config,
-        "functions": modifier_functions(mask, score),
-        "has_sinks": has_sinks,
-        "has_lse": has_lse,
-    }
-    attributes = {} if config.box else {(2, 0): ALIGNED, (3, 0): ALIGNED}
-    return GluonASTSource(prefill_varlen_kernel, signature, constants, attributes)
+    features = Features(mask, score, has_sinks, has_lse)
+    aligned = () if config.box else ("k_source", "v_source")
+    return attention_source(prefill_varlen_kernel, config, features, signature, aligned)
