@@ -21,6 +21,7 @@ from warpattn.machine_code import gcn
 from warpattn.masks import Full
 from warpattn.problem import Call, validate
 from warpattn.problem.arch import triton_target
+from warpattn.problem.element import BF16
 from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands
 from warpattn.runtime.simulate import Options, run_launch
@@ -53,7 +54,7 @@ def step_of(kind: str, arch: str) -> Launch:
     q = torch.randn(1, QUERIES, 1, DIM).bfloat16()
     k, v = (torch.randn(1, KEYS, 1, DIM).bfloat16() for _ in range(2))
     ready = validate(Call(q, k, v, Dense(), Full(), backend=f"simulate:{arch}"))
-    config, _ = prefill_config("bf16", DIM, DIM, arch, kind)
+    config, _ = prefill_config(BF16, DIM, DIM, arch, kind)
     operands = Operands(q, k, v, torch.full_like(q, torch.nan), None, None)
     (step,) = launches_of_choice(ready, operands, Dense(), Choice("prefill", config, (), (), ()))
     return step

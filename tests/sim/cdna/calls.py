@@ -93,8 +93,7 @@ def ready_of(call: Call, arch: str) -> CheckedCall:
 def prefill_choice(call: Call, arch: str, kind: str = "", **changes: Any) -> Choice:
     """A choice of the prefill kernel with other buffers than the planner's; `changes` to its config."""
     problem = ready_of(call, arch).problem
-    name = "bf16" if problem.dtype == torch.bfloat16 else "fp16"
-    config, _ = prefill_config(name, problem.dim_qk, problem.dim_v, arch, kind)
+    config, _ = prefill_config(problem.element, problem.dim_qk, problem.dim_v, arch, kind)
     return Choice("prefill", replace(config, **changes), (), (), ())
 
 

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("triton")
 
 from tests.sim.cdna.calls import ARCHS, Case, outputs, prefill_choice, ready_of
-from warpattn.kernels.amd.kv_config import ELEMENT_BYTES, WAVE
+from warpattn.kernels.amd.kv_config import WAVE
 from warpattn.kernels.cdna.config import CDNAConfig
 from warpattn.kernels.cdna.launch import launches_of_choice
 from warpattn.masks import Causal
@@ -38,7 +38,7 @@ def check_memory(config: CDNAConfig, text: str) -> None:
     """The buffers of K and V are all that is allocated; waves are the config's."""
     shapes = [tuple(map(int, found.split("x"))) for found in re.findall(r"ttg\.local_alloc :.*memdesc<([\dx]+)x", text)]
     assert shapes == [(config.slots, *config.k.btile), (config.slots, *config.v.btile)]
-    assert sum(ELEMENT_BYTES * a * b * c for a, b, c in shapes) == config.lds_bytes
+    assert sum(config.element.bytes * a * b * c for a, b, c in shapes) == config.lds_bytes
     assert f'"ttg.num-warps" = {config.waves} ' in text and f'"ttg.threads-per-warp" = {WAVE} ' in text
 
 

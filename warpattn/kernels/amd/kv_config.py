@@ -13,21 +13,21 @@ Nothing here imports Triton; `kv_buffer` is the device side. Source: section 5.1
 
 from dataclasses import dataclass
 
-from warpattn.problem.element import BF16
+from warpattn.problem.element import Element
 
 KINDS = ("registers", "lds", "ring")
 WAVE = 64  # lanes
-ELEMENT_BYTES = BF16.bytes  # of every operand that the kernels take
 VECTOR = 8  # two-byte elements in 16 bytes: a lane loads into registers, or reads from LDS, so many at once
 
 
 @dataclass(frozen=True)
 class KVBufferConfig:
-    """The buffer of K or of V in one kernel; elements have `ELEMENT_BYTES`."""
+    """The buffer of K or of V in one kernel."""
 
     operand: str  # "K" | "V"
     kind: str  # of KINDS
     arch: str  # "gfx942" | "gfx950"
+    element: Element
     keys: int  # of a key tile
     depth: int  # columns with padding: to whole strips (K) or a power of two (V)
     dim: int  # columns of the tensor
@@ -62,7 +62,7 @@ class KVBufferConfig:
     @property
     def strip_bytes(self) -> int:
         rows, cols = self.btile
-        return ELEMENT_BYTES * rows * cols
+        return self.element.bytes * rows * cols
 
     @property
     def lds_bytes(self) -> int:
@@ -81,7 +81,7 @@ class KVBufferConfig:
     def lane_tile(self) -> tuple[int, int]:
         """Keys and columns that a lane holds side by side while it copies."""
         if not self.transposed:
-            return (1, self.lane_bytes // ELEMENT_BYTES)
+            return (1, self.lane_bytes // self.element.bytes)
         each = self.strip * self.depth // (self.waves * WAVE)
         return (4, max(1, min(VECTOR, each // 4)))
 
@@ -98,8 +98,8 @@ class KVBufferConfig:
         banks = 256 if self.arch == "gfx950" else 128  # bytes in one cycle: 64 and 32 banks
         if self.operand == "V" and not self.transposed:
             return (1, 1, 1)
-        row = ELEMENT_BYTES * (self.strip if self.transposed else self.btile[1])
+        row = self.element.bytes * (self.strip if self.transposed else self.btile[1])
         vector = 4 if self.transposed else VECTOR
         per_phase = max(1, banks // row)
-        width = ELEMENT_BYTES * vector
+        width = self.element.bytes * vector
         return (vector, per_phase, min(banks // width // per_phase, row // width))

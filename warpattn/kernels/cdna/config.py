@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from warpattn.kernels.amd.kv_config import WAVE, KVBufferConfig
 from warpattn.kernels.pieces.combine_config import CombineTile
+from warpattn.problem.element import Element
 
 COMBINE_PARTS = 8  # parts that a workgroup combines at once
 
@@ -24,7 +25,7 @@ class CDNAConfig:
     """
 
     arch: str  # "gfx942" | "gfx950"
-    dtype: str  # "bf16" | "fp16", the name of an `Element`
+    element: Element  # of q, k, v and the output: BF16 | FP16
     dim_qk: int
     dim_v: int
     block_m: int
@@ -92,7 +93,7 @@ class CDNAConfig:
     def _buffer(self, operand: str, dim: int, strip: int) -> KVBufferConfig:
         depth = -(-dim // strip) * strip if operand == "K" else pad_dim(dim)
         return KVBufferConfig(
-            operand, self.kind, self.arch, self.block_n, depth, dim, strip, self.slots, self.waves
+            operand, self.kind, self.arch, self.element, self.block_n, depth, dim, strip, self.slots, self.waves
         )
 
 

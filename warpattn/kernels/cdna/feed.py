@@ -23,7 +23,8 @@ from triton.experimental.gluon.language.amd import cdna3
 from triton.experimental.gluon.language.amd.cdna4 import async_copy
 
 from ..amd.kv_buffer import KVBuffer, KVBufferLDS, KVBufferRing, KVSource, allocate, slot_after, slot_before
-from .layouts import element_type, output_operand, product_layout, scores_operand
+from ..pieces.element_type import element_type
+from .layouts import output_operand, product_layout, scores_operand
 
 
 @gluon.aggregate
@@ -197,8 +198,8 @@ class RingFeed:
 @gluon.jit
 def make_feed(k_source, v_source, config: gl.constexpr):
     """Buffers of the config's kind in LDS."""
-    k = allocate(config.k, element_type(config), k_source.page_size)
-    v = allocate(config.v, element_type(config), v_source.page_size)
+    k = allocate(config.k, element_type(config.element), k_source.page_size)
+    v = allocate(config.v, element_type(config.element), v_source.page_size)
     if config.kind == "registers":
         return RegisterFeed(KVBuffer(k, config.k), KVBuffer(v, config.v), k_source, v_source, config)
     elif config.kind == "lds":
@@ -255,9 +256,9 @@ def rounded(p, config: gl.constexpr):
     gfx942 has no instruction for bf16 and the compiler's five keep NaNs apart; three do for P, whose NaNs come from the
     operands' own, so that their low bits are 0.
     """
-    if config.arch == "gfx942" and config.dtype == "bf16":
+    if config.arch == "gfx942" and config.element.name == "bf16":
         bits = p.to(gl.int32, bitcast=True)
         bits = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
         return bits.to(gl.int16).to(gl.bfloat16, bitcast=True)
     else:
-        return p.to(element_type(config))
+        return p.to(element_type(config.element))

@@ -5,12 +5,6 @@ from triton.experimental.gluon import language as gl
 
 
 @gluon.constexpr_function
-def element_type(config):
-    """Gluon's type of the operands."""
-    return gl.bfloat16 if config.dtype == "bf16" else gl.float16
-
-
-@gluon.constexpr_function
 def product_layout(config):
     """Registers of S and O: a lane holds four columns of a row side by side, so that P needs no move between lanes to
     become an operand."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from warpattn.problem import Problem, is_latent
 from warpattn.problem.arch import Arch
+from warpattn.problem.element import Element
 from warpattn.problem.launch import Choice
 from warpattn.problem.operands import COPY_RULE
 
@@ -30,7 +31,7 @@ def choose(problem: Problem, target: Arch, *, batch_invariant: bool = False) -> 
         partitions, share = (1, INVARIANT) if batch_invariant else partitions_of(problem, target)
         kernel, reasons = "decode", (why, share)
     else:
-        config, why = prefill_config(problem.element.name, problem.dim_qk, problem.dim_v, target.name)
+        config, why = prefill_config(problem.element, problem.dim_qk, problem.dim_v, target.name)
         kernel, partitions, reasons = "prefill", 1, (why,)
     m_tiles = -(-problem.seq_q // (config.block_m // config.pack))
     tiles = problem.batch * problem.heads_kv * -(-group // config.pack) * m_tiles
@@ -48,7 +49,7 @@ def traits_of(problem: Problem, partial: bool) -> Traits:
     return Traits(problem.kind, problem.page_size, problem.has_sinks, problem.has_lse, partial)
 
 
-def prefill_config(dtype: str, dim_qk: int, dim_v: int, arch: str, kind: str = "") -> tuple[CDNAConfig, str]:
+def prefill_config(element: Element, dim_qk: int, dim_v: int, arch: str, kind: str = "") -> tuple[CDNAConfig, str]:
     """128 rows in four waves of 32; `kind` replaces the architecture's default kind of buffers."""
     wide = pad_dim(max(dim_qk, dim_v))
     kind = kind or ("ring" if arch == "gfx950" else "registers")
@@ -60,7 +61,7 @@ def prefill_config(dtype: str, dim_qk: int, dim_v: int, arch: str, kind: str = "
         rows = 32 if arch == "gfx942" and wide > 64 else 64
         k_strip, v_strip = pad_dim(dim_qk), rows
     slots = 2 if kind == "ring" else 1
-    config = CDNAConfig(arch, dtype, dim_qk, dim_v, 128, rows, 32, 4, 1, kind, k_strip, v_strip, slots)
+    config = CDNAConfig(arch, element, dim_qk, dim_v, 128, rows, 32, 4, 1, kind, k_strip, v_strip, slots)
     return config, _why(kind, arch)
 
 
@@ -72,8 +73,7 @@ def decode_config(problem: Problem, arch: str) -> tuple[CDNAConfig, str]:
     rows = max(16, min(most, 1 << (problem.seq_q * pack - 1).bit_length()))
     qk, v = pad_dim(problem.dim_qk), pad_dim(problem.dim_v)
     wide = max(qk, v)
-    dtype = problem.element.name
-    sizes = (arch, dtype, problem.dim_qk, problem.dim_v, rows)
+    sizes = (arch, problem.element, problem.dim_qk, problem.dim_v, rows)
     if is_latent(problem):
         config = CDNAConfig(*sizes, 64, 16, 1, 4, "registers", 64, 32, 1, pack)
         why = "latents come twice, in strips of 64 columns as keys and of 32 rows as values: a whole tile is too large"

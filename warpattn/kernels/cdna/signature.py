@@ -22,9 +22,9 @@ _INDICES = {"dense": (), "ragged": RaggedIndices("*i32", "*i32"), "paged": Paged
 
 def attention_source(config: CDNAConfig, traits: Traits, mask: Program, score: Program | None) -> Any:
     """The attention kernel for one config, mask and score; needs no GPU."""
-    out = "*fp32" if traits.partial else f"*{config.dtype}"
+    out = "*fp32" if traits.partial else config.element.pointer
     signature = {
-        **dict.fromkeys(("q_ptr", "k_ptr", "v_ptr"), f"*{config.dtype}"),
+        **dict.fromkeys(("q_ptr", "k_ptr", "v_ptr"), config.element.pointer),
         "indices": _INDICES[traits.sequence],
         "scale": "fp32",
         "strides": _STRIDES,
@@ -62,7 +62,7 @@ def combine_source(config: CDNAConfig, traits: Traits) -> Any:
     """The kernel that combines the parts of `attention_source` with these arguments."""
     signature = {
         **dict.fromkeys(("o_parts", "lse_parts"), "*fp32"),
-        "o_ptr": f"*{config.dtype}",
+        "o_ptr": config.element.pointer,
         "lse_ptr": "*fp32",
         "sinks_ptr": "*fp32",
         "indices": _INDICES[traits.sequence],

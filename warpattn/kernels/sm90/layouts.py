@@ -3,11 +3,7 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-
-@gluon.constexpr_function
-def element_type(element):
-    """Gluon's type of an `Element`."""
-    return {"bf16": gl.bfloat16, "fp16": gl.float16}[element.name]
+from ..pieces.element_type import element_type as element_type
 
 
 @gluon.constexpr_function

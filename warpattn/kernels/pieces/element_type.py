@@ -1,0 +1,10 @@
+"""Gluon's type of an `Element`."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+
+@gluon.constexpr_function
+def element_type(element):
+    """Gluon's type of an `Element` that kernels compute with."""
+    return {"bf16": gl.bfloat16, "fp16": gl.float16, "fp32": gl.float32}[element.name]
