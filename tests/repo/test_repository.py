@@ -69,7 +69,7 @@ def run_markdown(paths: list[Path]) -> dict[str, str]:
 
 FILES = files_of(ROOT)
 PYTHON = [path for path in FILES if path.endswith(".py")]
-REWRITTEN = ("warpattn/kernels/sm90/", "warpattn/kernels/sm100/")  # whose texts are being written anew
+REWRITTEN = ("warpattn/kernels/sm100/",)  # whose texts are being written anew
 COMPILES = re.compile("simulat|gluon|docs.figures", re.IGNORECASE)  # what a page says whose code needs Triton
 MARKDOWN = [path for path in FILES if path.endswith(".md") and rules.python_blocks((ROOT / path).read_text())]
 

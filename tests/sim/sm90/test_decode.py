@@ -1,4 +1,4 @@
-"""The Hopper decode kernel in the simulator: right values, no findings, the same bits whoever combines."""
+"""The Hopper decode kernel in the simulator: right values, no findings, the same bits whichever CTA combines."""
 
 from dataclasses import replace
 from itertools import product
