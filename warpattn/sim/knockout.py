@@ -38,14 +38,15 @@ class KnockOut:
     frames: tuple[Frame, ...]
     findings: tuple[Finding, ...]
     looser: int = 0  # by so many groups; 0: the operation was deleted
+    notes: tuple[Finding, ...] = ()
 
     @property
     def noticed(self) -> bool:
-        return bool(self.findings)
+        return bool(self.findings or self.notes)
 
     def __str__(self) -> str:
         where = " < ".join(str(frame) for frame in self.frames) or "an unknown line"
-        kinds = ", ".join(sorted({finding.kind for finding in self.findings})) or "nothing"
+        kinds = ", ".join(sorted({finding.kind for finding in (*self.findings, *self.notes)})) or "nothing"
         change = f" looser by {self.looser}" if self.looser else ""
         return f"{self.op}{change} {self.region} at {where}: {kinds}"
 
@@ -84,7 +85,8 @@ def _changed(
                     report = run(module)
                 finally:
                     restore()
-                yield KnockOut(_spelled(op), region, op.frames, tuple(report.findings), groups)
+                found = tuple(report.findings), groups, tuple(report.notes)
+                yield KnockOut(_spelled(op), region, op.frames, *found)
 
 
 def _walk(block: Block, region: str) -> Iterator[tuple[str, Block, Op]]:

@@ -15,9 +15,13 @@ from .timing.timeline import Window, chrome_trace, timeline_svg
 
 @dataclass
 class Report:
-    """Findings of a run, and how to repeat it; its `timing` if simulated with timing=True."""
+    """Findings of a run, and how to repeat it; its `timing` if simulated with timing=True.
+
+    notes: what is no fault of the author with the Triton in use, such as a fence that Triton inserts.
+    """
 
     findings: list[Finding] = field(default_factory=list)
+    notes: list[Finding] = field(default_factory=list)
     schedule: str = "eager"
     seed: int = 0
     steps: int = 0
@@ -56,4 +60,5 @@ class Report:
 
     def __str__(self) -> str:
         head = f"{len(self.findings)} findings (schedule {self.schedule!r}, seed {self.seed}, {self.steps} steps)"
-        return "\n".join([head, *(f"  {finding}" for finding in self.findings)])
+        notes = (f"  note: {note}" for note in self.notes)
+        return "\n".join([head, *(f"  {finding}" for finding in self.findings), *notes])

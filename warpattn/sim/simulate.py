@@ -84,7 +84,8 @@ def simulate(
         machine.run(values, max(1, in_flight), step_limit)
     seconds = time.perf_counter() - started
     times = None if recorder is None else replay(recorder.chip, recorder.logs.values())
-    return Report(machine.findings.listed(), schedule, seed, machine.steps, seconds, times)
+    found = machine.findings
+    return Report(found.listed(), found.notes(), schedule, seed, machine.steps, seconds, times)
 
 
 def ttgir_of(kernel: Any) -> str:

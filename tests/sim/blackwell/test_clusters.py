@@ -154,7 +154,6 @@ def test_programs_of_a_grid_are_clusters():
 # program, fault, kind, role and source text of the first place, of the second (if the finding has two)
 FAULTS = [
     (halves, "no_wait", "UninitialisedRead", "of CTA 1", "a.load(layout)", None),
-    (halves, "no_fence", "MissingFence", "of CTA", "tma.async_store", "a.store(value * 2)"),
     (halves, "long_expect", "Deadlock", "of CTA 0", "mbarrier.wait(bar, 0)", "mbarrier.wait(bar, 0)"),
     (halves, "crossed", "Race", "of CTA", "gl.load(out + (rows ^", "gl.store(out + rows"),
     (multicast, "early_release", "Race", "load_role of CTA 0", "multicast=True", "total += a.load(layout)"),

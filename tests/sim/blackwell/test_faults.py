@@ -64,7 +64,6 @@ FAULTS = [
     (attention, "no_q_wait", "Race", "product", "tcgen05_mma(q, k.index", "tma.async_load(q_desc"),
     (attention, "no_empty_wait", "Race", "load", "tma.async_load(k_desc", "tcgen05_mma(q, k.index"),
     (attention, "short_expect", "Deadlock", "softmax", "mbarrier.wait(bars.s_full", "mbarrier.wait(bars.scale_full"),
-    (attention, "no_s_wait", "UninitialisedRead", "softmax", "scores = s.load(layout)", None),
     (attention, "no_s_wait", "Race", "product", "tcgen05_mma(q, k.index", "scores = s.load(layout)"),
     (attention, "early_score", "Race", "product", "tcgen05_mma(q, k.index", "scores = s.load(layout)"),
     (attention, "no_p_wait", "Race", "product", "tcgen05_mma(probabilities(s)", "probabilities(s).store"),

@@ -16,7 +16,8 @@ from random import Random
 from typing import Any
 
 from ..memory.clocks import Clock
-from ..memory.findings import Finding, Place
+from ..memory.findings import Place
+from ..memory.shared import Missing
 
 SCHEDULES = ("eager", "lazy", "random", "adversarial")
 
@@ -33,10 +34,10 @@ class Agent:
         "engine",
         "epoch",
         "lane",
+        "missing",
         "number",
         "place",
         "result",
-        "unwritten",
     )
 
     def __init__(
@@ -47,7 +48,7 @@ class Agent:
         self.after: Agent | None = None  # runs only after that agent
         self.done = False
         self.result: Any = None
-        self.unwritten: Finding | None = None  # an operand that was never written, reported if the result is used
+        self.missing: Missing | None = None  # what of the result depends on operands that were never written
         self.number = 0
         self.cta = 0  # of the role that issued it
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from ..errors import SimulationError, StopRun
 from ..ir.module import Block, Op
-from .pending import Pending, PendingRead
+from .pending import PendingRead, Poisoned, Unusable, poisoned
+from .poison import carried, dropped, reduced
 from .registry import BLOCKING, END, FLOW, PLAIN, TASKED
 from .roles import Steps, Task
 
@@ -50,20 +51,36 @@ def _waiting(task: Task, op: Op, registers: list[Any]) -> Steps:
 
 
 def _finish_first(task: Task, op: Op, registers: list[Any]) -> Steps:
-    """An op used the result of a matrix product that it must not use: report it, and go on with the result."""
+    """An op got values that must not be used: carry undefined elements on, or report the use and go on all the same."""
     task.op = op
     place = task.place()
-    for i in op.ins:
-        value = registers[i]
-        if isinstance(value, Pending):
+    values = [registers[i] for i in op.ins]
+    kept = {i: value for i, value in zip(op.ins, values, strict=True) if isinstance(value, Unusable)}
+    if op.kind == PLAIN:
+        result = carried(op, values)
+        if result is not None:
+            return result
+    missing = (
+        reduced(op, values) if op.name == "tt.reduce" and all(isinstance(v, Poisoned) for v in kept.values()) else None
+    )
+    quiet = missing is not None or dropped(op, values)
+    for i, value in kept.items():
+        if not quiet:
             task.machine.findings.add(value.finding(place))
-            registers[i] = value.value()
+        registers[i] = value.value()
     assert op.run is not None
     if op.kind == PLAIN:
-        return op.run(*[registers[i] for i in op.ins])
-    if op.kind == TASKED:
-        return op.run(task, *[registers[i] for i in op.ins])
-    return (yield from _waiting(task, op, registers))
+        result = op.run(*[registers[i] for i in op.ins])
+    elif op.kind == TASKED:
+        result = op.run(task, *[registers[i] for i in op.ins])
+    else:
+        result = yield from _waiting(task, op, registers)
+    if quiet:
+        for i, value in kept.items():
+            registers[i] = value
+    if missing is None:
+        return result
+    return [poisoned(r, missing) for r in result] if len(op.outs) > 1 else poisoned(result, missing)
 
 
 def evaluate(block: Block, registers: list[Any], arguments: list[Any]) -> list[Any]:

@@ -1,22 +1,50 @@
-"""Results of matrix products that must not be used: not waited for yet, or made of bytes that were never written.
+"""Values that must not be used: results of matrix products not waited for, and elements that were never written.
 
-Moving one (through loops and branches) is allowed. Computing with one raises PendingRead; the interpreter reports that
-and continues with the value. Ordinary values pay nothing for the check.
+Moving one (through loops and branches) is allowed. Computing with one raises PendingRead; the interpreter then reports
+the use, or carries the undefined elements on to the result. Ordinary values pay nothing for the check.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from ..memory.findings import Finding, Place
+from ..memory.shared import Missing
 from .agents import Agent
 
 
 class PendingRead(Exception):
-    """A pending result was read."""
+    """A value that must not be used was."""
 
 
-class Pending:
+class Unusable:
+    """Refuses every use of a value."""
+
+    __slots__ = ()
+
+    def value(self) -> Any:
+        """The value all the same."""
+        raise NotImplementedError
+
+    def finding(self, place: Place) -> Finding:
+        """The finding that `place` uses it."""
+        raise NotImplementedError
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise PendingRead
+
+    def __getattr__(self, name: str) -> Any:
+        raise PendingRead
+
+    __array__ = __array_ufunc__ = __array_function__ = __getitem__ = __len__ = __iter__ = __bool__ = __index__ = _refuse
+    __add__ = __radd__ = __mul__ = __rmul__ = __sub__ = __rsub__ = __float__ = __int__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = __and__ = __or__ = __xor__ = __neg__ = __truediv__ = __floordiv__ = _refuse
+
+
+class Pending(Unusable):
     """The result of an agent that has not been waited for."""
 
     __slots__ = ("agent",)
@@ -31,22 +59,46 @@ class Pending:
         return self.agent.result
 
     def finding(self, place: Place) -> Finding:
-        """The finding that `place` reads it."""
+        """A race with the product."""
         text = f"{place} reads the result of {self.agent.place} before waiting for it"
         return Finding("Race", text, (place, self.agent.place), buffer="registers")
 
-    def _refuse(self, *_: Any, **__: Any) -> Any:
-        raise PendingRead
 
-    def __getattr__(self, name: str) -> Any:
-        raise PendingRead
+class Poisoned(Unusable):
+    """A value of which some elements were never written: a finding only if they are used."""
 
-    __array__ = __array_ufunc__ = __array_function__ = __getitem__ = __len__ = __iter__ = __bool__ = __index__ = _refuse
-    __add__ = __radd__ = __mul__ = __rmul__ = __sub__ = __rsub__ = __float__ = __int__ = _refuse
+    __slots__ = ("missing", "plain")
+    plain: Any
+    missing: Missing
 
+    def __init__(self, plain: Any, missing: Missing) -> None:
+        object.__setattr__(self, "plain", plain)
+        object.__setattr__(self, "missing", missing)
 
-class Undefined(Pending):
-    """A finished result of operands that were never written; a finding only if something uses it."""
+    def value(self) -> Any:
+        """The value, with anything where nothing was written."""
+        return self.plain
 
     def finding(self, place: Place) -> Finding:
-        return self.agent.unwritten or super().finding(place)
+        """The read of memory that was never written, with the line that uses it."""
+        return used(self.missing, place)
+
+
+def used(missing: Missing, place: Place) -> Finding:
+    """The finding that `place` uses elements that were never written."""
+    fault = missing.fault
+    if place in fault.places:
+        return fault
+    return replace(fault, message=f"{fault.message}; {place} uses it", places=(*fault.places, place))
+
+
+def poisoned(plain: Any, missing: Missing | None) -> Any:
+    """A value with its undefined elements; the value itself if there are none."""
+    if missing is None or not np.any(missing.where):
+        return plain
+    return Poisoned(plain, missing)
+
+
+def opened(value: Any) -> tuple[Any, Missing | None]:
+    """A value and its undefined elements."""
+    return (value.plain, value.missing) if isinstance(value, Poisoned) else (value, None)

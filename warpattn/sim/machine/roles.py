@@ -121,6 +121,8 @@ class Task:
     def barrier(self, view: MemDesc, cta: int | None = None) -> Barrier:
         """The mbarrier whose bytes `view` shows, of this or another CTA."""
         cta = self.program.cta if cta is None else cta
+        if view.stray:
+            view.buffer.reached_outside(view, self.place())
         buffer, key = view.buffer, (cta, view.low)
         found = buffer.barriers.get(key)
         if found is None:
@@ -166,9 +168,6 @@ class Task:
         else:
             self.stores_read = max(0, self.stores_read - count)
             del self.stores[:count]
-
-    def out_of_bounds(self, text: str, place: Place, buffer: str) -> None:
-        self.machine.findings.add(Finding("OutOfBounds", text, (place,), buffer))
 
     def finish(self) -> None:
         """The role has ended: report what it leaves under way."""

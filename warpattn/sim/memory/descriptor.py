@@ -92,6 +92,11 @@ class Descriptor:
 
         return elements, shadow
 
+    def inside(self, coordinates: Sequence[int], bits: np.ndarray) -> Any:
+        """Which elements of a box of bits lie inside the tensor, as an index of them."""
+        found = self._inside(coordinates, bits.reshape(bits.shape[-len(self.shape) :]).shape)
+        return slice(0) if found is None else found[2]
+
     def read(
         self, memory: GlobalMemory, coordinates: Sequence[int], who: Toucher, box: tuple[int, ...] | None = None
     ) -> np.ndarray:

@@ -74,15 +74,27 @@ class Findings:
 
     def __init__(self) -> None:
         self._found: dict[tuple, Finding] = {}
+        self._notes: dict[tuple, Finding] = {}
 
     def add(self, finding: Finding) -> None:
+        """Report a fault."""
+        self._add(finding, self._found)
+
+    def note(self, finding: Finding) -> None:
+        """Report what is no fault with the compiler in use."""
+        self._add(finding, self._notes)
+
+    def _add(self, finding: Finding, known: dict[tuple, Finding]) -> None:
         lines = tuple(place.frames for place in finding.places)
         roles = tuple(role.rpartition(" of ")[0] for role in finding.roles)
         key = (finding.kind, finding.buffer, finding.barrier.partition("[")[0], lines, roles)
-        if key in self._found:
-            self._found[key].count += 1
+        if key in known:
+            known[key].count += 1
         else:
-            self._found[key] = finding
+            known[key] = finding
 
     def listed(self) -> list[Finding]:
         return list(self._found.values())
+
+    def notes(self) -> list[Finding]:
+        return list(self._notes.values())

@@ -37,6 +37,34 @@ class Access(NamedTuple):
     cta: int = 0
 
 
+class Missing(NamedTuple):
+    """Elements of a value that were never written, and the finding if one of them is used."""
+
+    where: np.ndarray
+    fault: Finding
+
+    def at(self, where: Any) -> Missing:
+        """The same fault for other elements."""
+        return Missing(np.asarray(where, np.bool_), self.fault)
+
+
+def either(one: Missing | None, other: Missing | None) -> Missing | None:
+    """The elements that are missing in one of two values of a shape."""
+    if one is None or other is None:
+        return one or other
+    return one.at(one.where | other.where)
+
+
+def of_product(a: Missing | None, b: Missing | None, shape: tuple[int, ...]) -> Missing | None:
+    """The elements [M, N] of a product that depend on missing ones of its operands [M, K] and [K, N]."""
+    found = a or b
+    if found is None:
+        return None
+    rows = np.zeros(shape[0], np.bool_) if a is None else a.where.any(axis=1)
+    columns = np.zeros(shape[1], np.bool_) if b is None else b.where.any(axis=0)
+    return found.at(np.broadcast_to(np.logical_or.outer(rows, columns), shape))
+
+
 class SharedBuffer:
     """One allocation of a program."""
 
@@ -46,6 +74,8 @@ class SharedBuffer:
         self.data = np.full((ctas, self.nbytes), POISON, np.uint8)
         self.written = np.zeros((ctas, self.nbytes), np.uint8)
         self.records: list[Access] = []
+        self.views: list[MemDesc] = []
+        self.fault: Finding | None = None  # of undefined values that were stored here
         self.barriers: dict[tuple[int, int], Any] = {}  # (cta, byte) -> Barrier
 
     def root(self, kind: Type) -> MemDesc:
@@ -57,6 +87,8 @@ class SharedBuffer:
     def touch(self, access: Access, clock: Clock) -> None:
         """Compare an access with the earlier ones and record it."""
         view = access.view
+        if view.stray:
+            self.reached_outside(view, access.place)
         kept = []
         for old in self.records:
             if old.cta != access.cta or not (view is old.view or view.meets(old.view)):
@@ -76,13 +108,17 @@ class SharedBuffer:
         kept.append(access)
         self.records = kept
 
+    def reached_outside(self, view: MemDesc, place: Place) -> None:
+        """Report the use of a tile that the buffer does not have."""
+        self.findings.add(Finding("OutOfBounds", f"{place} reaches {view.stray}", (place,), self.name))
+
     def _race(self, new: Access, old: Access) -> None:
         verbs = {(True, True): "writes", (True, False): "writes", (False, False): "reads", (False, True): "reads"}
         text = (
             f"{new.place} {verbs[new.writes, new.asynchronous]} {new.view.extent} of {self.named(new)}, "
             f"which {old.place} {verbs[old.writes, old.asynchronous]}; nothing orders the two"
         )
-        self._report("Race", text, new, old)
+        self.findings.add(self._conflict("Race", text, new, old))
 
     def _fence(self, new: Access, old: Access, clock: Clock) -> None:
         if knows(clock, old.lane, old.epoch, row=1):
@@ -91,39 +127,53 @@ class SharedBuffer:
             f"{new.place} reaches {self.named(new)} through the asynchronous proxy after {old.place} wrote it with "
             "ordinary stores; there is no fence_async_shared between the two"
         )
-        self._report("MissingFence", text, new, old)
+        if new.place.role == old.place.role:
+            self.findings.note(
+                self._conflict("MissingFence", f"{text} (Triton 3.9 inserts one within a role)", new, old)
+            )
+        else:
+            self.findings.add(self._conflict("MissingFence", text, new, old))
 
-    def _report(self, kind: str, text: str, new: Access, old: Access) -> None:
+    def _conflict(self, kind: str, text: str, new: Access, old: Access) -> Finding:
         box = (max(new.view.low, old.view.low), min(new.view.high, old.view.high))
-        self.findings.add(Finding(kind, text, (new.place, old.place), self.name, box))
+        return Finding(kind, text, (new.place, old.place), self.name, box)
 
     def named(self, access: Access) -> str:
         """What messages call the buffer that an access reaches."""
         return self.name if len(self.data) == 1 else f"{self.name} of CTA {access.cta}"
 
-    def read(self, access: Access, clock: Clock) -> np.ndarray:
-        """The bits of a view, checked."""
-        unwritten = self.unwritten(access)
-        if unwritten is not None:
-            self.findings.add(unwritten)
+    def read(self, access: Access, clock: Clock) -> tuple[np.ndarray, Missing | None]:
+        """The bits of a view, and which of them were never written."""
+        missing = self.unwritten(access)
         self.touch(access, clock)
-        return access.view.array[access.cta]
+        return access.view.array[access.cta], missing
 
-    def unwritten(self, access: Access) -> Finding | None:
-        """The finding that an access reads bytes that were never written."""
+    def unwritten(self, access: Access) -> Missing | None:
+        """The elements of a view that were never written."""
         view = access.view
         if view.known[access.cta] or view.written[access.cta].all():
             view.known[access.cta] = True
             return None
+        where = view.written[access.cta] != np.iinfo(view.written.dtype).max
+        if not where.any():
+            return None
+        if self.fault is not None:
+            return Missing(where, self.fault)
         text = f"{access.place} reads {view.extent} of {self.named(access)}, which were never written"
-        return Finding("UninitialisedRead", text, (access.place,), self.name, (view.low, view.high))
+        fault = Finding("UninitialisedRead", text, (access.place,), self.name, (view.low, view.high))
+        return Missing(where, fault)
 
-    def write(self, access: Access, clock: Clock, bits: Any) -> None:
-        """Store bits into a view, checked."""
+    def write(self, access: Access, clock: Clock, bits: Any, missing: Missing | None = None) -> None:
+        """Store bits into a view, checked; those that are missing stay undefined."""
         self.touch(access, clock)
         view, cta = access.view, access.cta
         view.array[cta] = bits
-        if not view.known[cta]:
+        if missing is not None:
+            self.fault = missing.fault
+            view.written[cta] = np.where(missing.where, 0, np.iinfo(view.written.dtype).max)
+            for each in self.views:
+                each.known[cta] = False
+        elif not view.known[cta]:
             view.written[cta] = np.iinfo(view.written.dtype).max
             view.known[cta] = True
 
@@ -131,7 +181,7 @@ class SharedBuffer:
 class MemDesc:
     """A view of a shared buffer: [ctas, *shape] bits of elements of type `elem`."""
 
-    __slots__ = ("_children", "array", "buffer", "dense", "elem", "high", "known", "low", "written")
+    __slots__ = ("_children", "array", "buffer", "dense", "elem", "high", "known", "low", "stray", "written")
 
     def __init__(self, buffer: SharedBuffer, elem: str, array: np.ndarray, written: np.ndarray) -> None:
         self.buffer, self.elem, self.array = buffer, elem, array
@@ -143,6 +193,8 @@ class MemDesc:
         self.dense = extent == array[0].nbytes
         self.known = [False] * len(array)  # of each CTA: all has been written, or a read has been reported
         self._children: dict[Any, MemDesc] = {}
+        buffer.views.append(self)
+        self.stray = ""  # of a tile that the buffer does not have: which; it shows another one's bytes
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -165,6 +217,13 @@ class MemDesc:
         """Whether this view holds every byte of the other (false if that is not plain)."""
         return self.dense and self.low <= other.low and other.high <= self.high
 
+    def outside(self, i: int) -> MemDesc:
+        """Tile `i`, which the buffer does not have: a fault only if something accesses it."""
+        tiles = self.shape[0]
+        child = MemDesc(self.buffer, self.elem, self.array[:, i % tiles], self.written[:, i % tiles])
+        child.stray = self.stray or f"tile {i} of {self.buffer.name}, which has {tiles}"
+        return child
+
     def derived(self, key: Any, change: Callable[[np.ndarray], np.ndarray], elem: str | None = None) -> MemDesc:
         """The view that `change` makes of the array; the same key gives the same object again."""
         child = self._children.get(key)
@@ -173,4 +232,5 @@ class MemDesc:
             if not np.shares_memory(arrays[0], self.array):
                 raise SimulationError(f"{key[0]} of {self.buffer.name} {self.shape} is no view of its bytes")
             child = self._children[key] = MemDesc(self.buffer, elem or self.elem, arrays[0], arrays[1])
+            child.stray = self.stray
         return child

@@ -26,7 +26,7 @@ from ..ir.module import Module
 from ..ir.valuetypes import Type, parse_type, split_top
 from .clocks import Clock
 from .findings import Findings
-from .shared import POISON, Access, SharedBuffer
+from .shared import POISON, Access, Missing, SharedBuffer
 
 LANES, COLUMNS = 128, 512
 _PAIRED = "twoCTAs = true"  # a product of two CTAs: each has its 128 rows as without
@@ -107,7 +107,7 @@ class TensorBuffer(SharedBuffer):
         self.nbytes = LANES * 4 * self.columns
         self.data = np.full((module.num_ctas, LANES, 4 * self.columns), POISON, np.uint8)
         self.written = np.zeros_like(self.data)
-        self.records = []
+        self.records, self.views, self.fault = [], [], None
         self.barriers = {}
 
     def view(self, kind: Type, start: int = 0) -> TensorView:
@@ -120,13 +120,21 @@ class TensorBuffer(SharedBuffer):
             )
         return TensorView(self, kind.elem, start, digits)
 
-    def read(self, access: Access, clock: Clock) -> np.ndarray:
-        """The bits of a tile, checked: [M, N]."""
-        return super().read(access, clock).reshape(access.view.shape)
+    def unwritten(self, access: Access) -> Missing | None:
+        """The elements [M, N] of a tile that were never written."""
+        missing = super().unwritten(access)
+        return None if missing is None else missing.at(missing.where.reshape(access.view.shape))
 
-    def write(self, access: Access, clock: Clock, bits: Any) -> None:
+    def read(self, access: Access, clock: Clock) -> tuple[np.ndarray, Missing | None]:
+        """The bits of a tile [M, N], and which of them were never written."""
+        bits, missing = super().read(access, clock)
+        return bits.reshape(access.view.shape), missing
+
+    def write(self, access: Access, clock: Clock, bits: Any, missing: Missing | None = None) -> None:
         """Store bits [M, N] into a tile, checked."""
-        super().write(access, clock, np.reshape(bits, access.view.array.shape[1:]))
+        digits = access.view.array.shape[1:]
+        missing = None if missing is None else missing.at(np.reshape(missing.where, digits))
+        super().write(access, clock, np.reshape(bits, digits), missing)
 
     def _fence(self, new: Access, old: Access, clock: Clock) -> None:
         """All accesses of tensor memory go through one proxy."""
@@ -153,6 +161,8 @@ class TensorView:
         self.mask = int.from_bytes(np.packbits(self.cells).tobytes(), "big")
         self.known = [False] * len(self.array)
         self._children: dict[Any, TensorView] = {}
+        self.stray = ""
+        buffer.views.append(self)  # pyright: ignore[reportArgumentType]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -172,6 +182,14 @@ class TensorView:
         """Whether this tile holds every cell of the other."""
         return not other.mask & ~self.mask
 
+    def outside(self, i: int) -> TensorView:
+        """Tile `i`, which the buffer does not have: a fault only if something accesses it."""
+        tiles = self.shape[0]
+        tile = self.sliced(0, i % tiles, 1)
+        child = TensorView(self.buffer, self.elem, tile.start, tile.digits[1:])
+        child.stray = self.stray or f"tile {i} of {self.buffer.name}, which has {tiles}"
+        return child
+
     def derived(self, key: Any, change: Callable[[np.ndarray], np.ndarray], elem: str | None = None) -> TensorView:
         """The tile that an operation on memory descriptors makes of this one, which `key` names."""
         child = self._children.get(key)
@@ -183,6 +201,7 @@ class TensorView:
                 child = self.buffer.view(parse_type(key[1]), self.start)
             else:
                 raise SimulationError(f"{key[0]} of tensor memory ({self.buffer.name}) is not simulated")
+            child.stray = self.stray
             self._children[key] = child
         return child
 
@@ -193,6 +212,7 @@ class TensorView:
             offset, digits = _range(self.digits[dim], start, length, self.buffer.name)
             parts = [*self.digits[:dim], digits, *self.digits[dim + 1 :]]
             self._children[key] = TensorView(self.buffer, self.elem, self.start + offset, parts)
+            self._children[key].stray = self.stray
         return self._children[key]
 
 

@@ -20,12 +20,13 @@ from ..ir.parts import barrier_copies, from_registers, local, to_registers
 from ..ir.valuetypes import Type
 from ..machine.agents import Agent
 from ..machine.capacity import check_capacity
+from ..machine.pending import poisoned
 from ..machine.registry import blocking, plain, tasked
 from ..machine.sync import Barrier
-from ..memory.shared import Access, MemDesc
+from ..memory.shared import Access, MemDesc, Missing, either, of_product
 from ..memory.tensor_memory import TensorBuffer, TensorView
 from .hopper import multiplier
-from .memory import allocation_name
+from .memory import allocation_name, write_part
 
 
 @tasked("ttng.tmem_alloc")
@@ -37,8 +38,7 @@ def _alloc(op: Op) -> Callable[..., Any]:
         check_capacity(task.machine.module)
         view = task.program.cluster.shared(op.uid, task.program.cta, lambda: make(task))
         if part is not None:
-            bits = encode(part(value, task.program.cta), kind.elem)
-            view.buffer.write(task.access(view, True), task.clock, bits)
+            write_part(task, view, value, part, kind.elem)
         return (view, None) if token else view
 
     def make(task: Any) -> TensorView:
@@ -76,12 +76,15 @@ def _load(op: Op) -> Callable[..., Any]:
         raise op.error("a reduction over elements of several CTAs is not simulated")
 
     def run(task: Any, view: TensorView, *_: Any) -> Any:
-        bits = view.buffer.read(task.access(view, False), task.clock)
+        bits, missing = view.buffer.read(task.access(view, False), task.clock)
         value = spread(decode(bits, elem), task.program.cta)
-        parts = [value] + [None] * token
+        if missing is not None:
+            missing = missing.at(spread(missing.where, task.program.cta))
+        parts = [poisoned(value, missing)] + [None] * token
         if reduced:
-            parts.append(best.reduce(np.abs(value) if absolute else value, axis=1))
-        return parts if len(parts) > 1 else value
+            row = best.reduce(np.abs(value) if absolute else value, axis=1)
+            parts.append(poisoned(row, None if missing is None else missing.at(missing.where.any(1))))
+        return parts if len(parts) > 1 else parts[0]
 
     return run
 
@@ -92,8 +95,7 @@ def _store(op: Op) -> Callable[..., Any]:
 
     def run(task: Any, value: Any, view: TensorView, *rest: Any) -> None:
         if rest[-1]:
-            bits = encode(part(value, task.program.cta), elem)
-            view.buffer.write(task.access(view, True), task.clock, bits)
+            write_part(task, view, value, part, elem)
 
     return run
 
@@ -151,8 +153,8 @@ def _copy(op: Op) -> Callable[..., Any]:
         yield from task.machine.pause()
 
         def body(agent: Agent) -> None:
-            bits = source.buffer.read(_asynchronous(source, False, agent), agent.clock).copy()
-            target.buffer.write(_asynchronous(target, True, agent), agent.clock, bits)
+            bits, missing = source.buffer.read(_asynchronous(source, False, agent), agent.clock)
+            target.buffer.write(_asynchronous(target, True, agent), agent.clock, bits.copy(), missing)
 
         _issue(task, "tcgen05 copy", body)
 
@@ -179,18 +181,22 @@ def _mma(op: Op) -> Callable[..., Any]:
         if not predicate or (pair and task.program.cta & 1):
             return
 
-        def read(view: Any, agent: Agent, cta: int) -> np.ndarray:
-            return decode(view.buffer.read(_asynchronous(view, False, agent, cta), agent.clock), view.elem)
+        def read(view: Any, agent: Agent, cta: int) -> tuple[np.ndarray, Missing | None]:
+            bits, missing = view.buffer.read(_asynchronous(view, False, agent, cta), agent.clock)
+            return decode(bits, view.elem), missing
 
         def body(agent: Agent) -> None:
             ctas = [agent.cta, agent.cta + 1] if pair else [agent.cta]
-            right = np.concatenate([read(b, agent, cta) for cta in ctas], axis=-1)
+            right, right_missing = _beside([read(b, agent, cta) for cta in ctas])
             for cta in ctas:
-                product = multiply(read(a, agent, cta), right)
+                left, missing = read(a, agent, cta)
+                product = multiply(left, right)
+                missing = of_product(missing, right_missing, product.shape)
                 if add:
-                    product += read(accumulator, agent, cta)
+                    total, total_missing = read(accumulator, agent, cta)
+                    product, missing = product + total, either(missing, total_missing)
                 bits = encode(product if narrow is None else narrow(product), kind.elem)
-                accumulator.buffer.write(_asynchronous(accumulator, True, agent, cta), agent.clock, bits)
+                accumulator.buffer.write(_asynchronous(accumulator, True, agent, cta), agent.clock, bits, missing)
 
         _issue(task, "tcgen05 mma", body)
         for barrier, wanted in zip(barriers[::2], barriers[1::2], strict=True):
@@ -198,6 +204,16 @@ def _mma(op: Op) -> Callable[..., Any]:
                 _commit(task, barrier, audience(task.program.cta))
 
     return run
+
+
+def _beside(parts: list[tuple[np.ndarray, Missing | None]]) -> tuple[np.ndarray, Missing | None]:
+    """Operands side by side, and what is missing of them."""
+    whole = np.concatenate([values for values, _ in parts], axis=-1)
+    faults = [missing for _, missing in parts if missing is not None]
+    if not faults:
+        return whole, None
+    where = [np.zeros(values.shape, np.bool_) if missing is None else missing.where for values, missing in parts]
+    return whole, faults[0].at(np.concatenate(where, axis=-1))
 
 
 def _check_pair(op: Op) -> bool:

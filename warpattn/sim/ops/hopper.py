@@ -17,13 +17,13 @@ from ..ir.formats import decode, register_dtype, rounder
 from ..ir.module import Op
 from ..ir.parts import barrier_copies, from_registers, local, parts_of, to_registers
 from ..machine.agents import Agent
-from ..machine.pending import Pending, Undefined
+from ..machine.pending import Pending, opened, poisoned, used
 from ..machine.registry import blocking, plain, tasked
 from ..machine.sync import AgentWait, Barrier, all_but_newest
 from ..memory.clocks import marked
 from ..memory.descriptor import Descriptor, make_descriptor
 from ..memory.global_memory import Toucher
-from ..memory.shared import Access, MemDesc
+from ..memory.shared import Access, MemDesc, Missing, either, of_product
 
 
 @tasked("ttng.fence_async_shared")
@@ -111,11 +111,15 @@ def _copy_out(op: Op) -> Callable[..., Any]:
 
         def read(agent: Agent) -> None:
             access = Access(view, agent.lane, agent.epoch, False, True, agent.place, agent.cta)
-            agent.result = view.buffer.read(access, agent.clock).copy()
+            bits, missing = view.buffer.read(access, agent.clock)
+            agent.result = bits.copy(), missing
 
         def write(agent: Agent) -> None:
             who = Toucher(agent.lane, agent.epoch, agent.clock, agent.place)
-            descriptor.write(task.machine.memory, coordinates, reader.result, who, shape)
+            bits, missing = reader.result
+            descriptor.write(task.machine.memory, coordinates, bits, who, shape)
+            if missing is not None and missing.where.reshape(bits.shape)[descriptor.inside(coordinates, bits)].any():
+                task.machine.findings.add(used(missing, agent.place))
             reader.result = None  # a role may keep its stores until it ends
 
         reader = task.issue("TMA store", task.program.pool, read)
@@ -157,13 +161,17 @@ def _dot(op: Op) -> Callable[..., Any]:
         yield from task.machine.pause()
         if isinstance(a, Pending):
             a.array  # noqa: B018  reading it is the fault
+        a, a_missing = opened(a)
+        c, c_missing = opened(c)
 
         def body(agent: Agent) -> None:
-            left: Any = _operand(a, agent) if isinstance(a, MemDesc) else part(a, agent.cta)
-            product = spread(multiply(left, _operand(b, agent)), agent.cta)
+            left, missing = _operand(a, agent) if isinstance(a, MemDesc) else (part(a, agent.cta), a_missing)
+            right, right_missing = _operand(b, agent)
+            product = spread(multiply(left, right), agent.cta)
+            agent.missing = of_product(missing, right_missing, product.shape)
             if use_accumulator:
                 product += c.value() if isinstance(c, Pending) else c
-                agent.unwritten = agent.unwritten or (c.agent.unwritten if isinstance(c, Pending) else None)
+                agent.missing = either(agent.missing, c.agent.missing if isinstance(c, Pending) else c_missing)
             agent.result = product if narrow is None else narrow(product)
 
         agent = task.issue_product(body)
@@ -187,15 +195,15 @@ def _parts(op: Op) -> tuple[Callable[[Any, int], Any], Callable[[Any, int], Any]
 
 
 def _result(pending: Pending) -> Any:
-    """The value of a finished product, or a placeholder if its operands were never written."""
-    return pending.value() if pending.agent.unwritten is None else Undefined(pending.agent)
+    """The value of a finished product; elements of operands that were never written are undefined."""
+    return poisoned(pending.value(), pending.agent.missing)
 
 
-def _operand(view: MemDesc, agent: Agent) -> np.ndarray:
-    access = Access(view, agent.lane, agent.epoch, False, True, agent.place, agent.cta)
-    agent.unwritten = agent.unwritten or view.buffer.unwritten(access)
-    view.buffer.touch(access, agent.clock)
-    return decode(view.array[agent.cta], view.elem)
+def _operand(view: MemDesc, agent: Agent) -> tuple[np.ndarray, Missing | None]:
+    bits, missing = view.buffer.read(
+        Access(view, agent.lane, agent.epoch, False, True, agent.place, agent.cta), agent.clock
+    )
+    return decode(bits, view.elem), missing
 
 
 def multiplier(a: str, b: str, result: str) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:

@@ -13,6 +13,7 @@ from ..ir.formats import as_register, decode, encode, memory_dtype, register_dty
 from ..ir.module import Op
 from ..ir.parts import from_registers, limited, local, to_registers
 from ..ir.valuetypes import Type, parse_type
+from ..machine.pending import opened, poisoned
 from ..machine.registry import blocking, tasked
 from ..memory.clocks import joined
 from ..memory.global_memory import GlobalMemory, Part, Toucher
@@ -251,8 +252,7 @@ def _local_alloc(op: Op) -> Callable[..., Any]:
     def run(task: Any, value: Any = None) -> MemDesc:
         view = task.program.cluster.shared(op.uid, task.program.cta, lambda: make(task))
         if part is not None:
-            bits = encode(part(value, task.program.cta), kind.elem)
-            view.buffer.write(task.access(view, True), task.clock, bits)
+            write_part(task, view, value, part, kind.elem)
         return view
 
     def make(task: Any) -> MemDesc:
@@ -277,7 +277,9 @@ def _local_load(op: Op) -> Callable[..., Any]:
     elem, spread = op.outputs[0].elem, to_registers(op, op.outputs[0], op.inputs[0])
 
     def run(task: Any, view: MemDesc, *_: Any) -> Any:
-        return spread(decode(view.buffer.read(task.access(view, False), task.clock), elem), task.program.cta)
+        bits, missing = view.buffer.read(task.access(view, False), task.clock)
+        value = spread(decode(bits, elem), task.program.cta)
+        return value if missing is None else poisoned(value, missing.at(spread(missing.where, task.program.cta)))
 
     return run
 
@@ -287,21 +289,26 @@ def _local_store(op: Op) -> Callable[..., Any]:
     elem, part = op.inputs[0].elem, from_registers(op, op.inputs[0], [*op.inputs, *op.outputs][1])
 
     def run(task: Any, value: Any, view: MemDesc) -> None:
-        bits = encode(part(value, task.program.cta), elem)
-        view.buffer.write(task.access(view, True), task.clock, bits)
+        write_part(task, view, value, part, elem)
 
     return run
+
+
+def write_part(task: Any, view: Any, value: Any, part: Callable[[Any, int], Any], elem: str) -> None:
+    """Store a CTA's part of a register tensor; elements that were never written stay so."""
+    value, missing = opened(value)
+    cta = task.program.cta
+    held = None if missing is None else missing.at(part(missing.where, cta))
+    view.buffer.write(task.access(view, True), task.clock, encode(part(value, cta), elem), held)
 
 
 @tasked("ttg.memdesc_index")
 def _index(op: Op) -> Callable[..., Any]:
     def run(task: Any, view: MemDesc, i: int) -> MemDesc:
         n = view.shape[0]
-        if not 0 <= i < n:
-            place = task.place()
-            task.out_of_bounds(f"{place} takes tile {i} of {view.buffer.name}, which has {n}", place, view.buffer.name)
-            i = i % n
-        return view.derived(("index", i), lambda a: a[:, i])
+        if 0 <= i < n:
+            return view.derived(("index", i), lambda a: a[:, i])
+        return view.outside(i)
 
     return run
 
