@@ -16,9 +16,9 @@ signatures stay. The tail, the same everywhere:
                 fp16, bf16, fp32, fp64. "sm90": the Hopper kernels, fp16 and bf16. "simulate:sm90": the Hopper kernels
                 run by the simulator on CPU tensors. A named backend never falls back.
 
-The Hopper kernels read and write tensors where they lie if TMA can address them: the last stride is 1, the others are
-multiples of 8 elements above 0 (those of dimensions of size 1 do not matter), and the first element lies at a multiple
-of 16 bytes. q, k and v that do not fit, such as expanded ones, are copied once; such an `out` is computed aside and
+The Hopper kernels read and write the tensors in place if TMA can address them: the last stride is 1, the others are
+multiples of 8 elements above 0 (those of dimensions of size 1 do not matter), and the first element starts at a
+multiple of 16 bytes. q, k and v that do not fit, such as expanded ones, are copied once; such an `out` is computed aside and
 copied.
 
 Masks are aligned to the bottom right: query row i of a sequence sits at key position i + len_k - len_q. A row that sees

@@ -1,4 +1,4 @@
-"""How queries, keys and values lie in memory: dense batches, ragged batches, a paged key/value cache.
+"""Layouts of queries, keys and values in memory: dense batches, ragged batches, a paged key/value cache.
 
 A sequence kind is a frozen value. It owns the checks of its tensors, says the sizes of the problem they make, and can
 walk the batch one sequence at a time, which is how the reference reads it:

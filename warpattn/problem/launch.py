@@ -3,7 +3,7 @@
     kernels/<arch>/select.py   choose(problem)                       -> Choice          which kernel, and why
                                list_launches(checked, x, sequence)   -> (Launch, ...)   those of a call, in order
 
-A `Launch` is complete: the simulator runs it as it stands, and a launcher needs no more than its compiled code.
+A `Launch` is complete: the simulator runs it unchanged, and a card needs only its compiled code in addition.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["DEFAULT_OPTIONS", "Choice", "Launch", "PlanOptions", "TensorMap"]
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """What the owner of a plan asks for, and what they promise."""
+    """What the owner of a plan requires, and what they promise."""
 
     batch_invariant: bool = False  # requested: a sequence's bits do not depend on what else is in the batch
     cache_settled: bool = False  # promised: see `DecodePlan`; what has no use for it ignores it

@@ -1,6 +1,6 @@
 """What a kernel is given: the tensors of a call as kernels take them, and its traced mask and score as programs.
 
-Kernels of every architecture take q, k, v and out where they lie if their rows start at multiples of 16 bytes (TMA
+Kernels of every architecture take q, k, v and out in place if their rows start at multiples of 16 bytes (TMA
 and vector loads need it); the others are copied once.
 """
 
@@ -56,7 +56,7 @@ def fitted(x: Operands) -> Operands:
 
 
 def addressable(x: Tensor) -> bool:
-    """Whether TMA can read or write a (B, S, H, D) tensor of two-byte elements where it lies, see `COPY_RULE`."""
+    """Whether TMA can read or write a (B, S, H, D) tensor of two-byte elements in place, see `COPY_RULE`."""
     *outer, last = zip(x.shape, x.stride(), strict=True)
     strides = last[1] == 1 and all(size == 1 or (stride > 0 and stride % 8 == 0) for size, stride in outer)
     return strides and x.data_ptr() % ALIGNMENT == 0

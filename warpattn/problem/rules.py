@@ -221,7 +221,7 @@ def begins_with(k: Tensor, v: Tensor) -> bool:
 
 
 def _check_part(rules: Rules, part: Mask | Score, call: Call, sizes: Sizes) -> None:
-    """Shapes of captured tensors whose axes stand for the batch, the heads, the rows or the keys.
+    """Shapes of captured tensors whose axes are the batch, the heads, the rows or the keys.
 
     Rows and keys are compared for dense batches only: elsewhere their number differs between sequences, and elements
     outside the tensor are hidden.

@@ -44,7 +44,7 @@ class LoadedKernel:
     threads: int
     shared: int
     parameters: tuple[Parameter, ...]
-    kinds: tuple[str, ...]  # of what the driver is handed for them
+    kinds: tuple[str, ...]  # of the values that the driver gets for them
     first: tuple[int, ...]  # for each parameter the number of its first cell
     ctas: int = 1  # of a cluster, which the machine code asks for itself
 

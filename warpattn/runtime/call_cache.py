@@ -3,11 +3,11 @@
     key = all that rules and plan have read: shapes, strides, dtypes, devices, traced mask and score, options
     key -> CachedCall: allocate the output, write addresses, launch          about 10 us on the host instead of 200
 
-Launches without a workspace run on any stream and in captures; others are kept once per stream, and a capture goes the
-long way. Whatever a check has read is part of the key, or is looked at again in every call: gradients, the current
-device, addresses, captured tensors. A call that is in any way unusual goes the long way. Masks and scores are known by
-their traced programs, which equal values share; programs that hold tensors are referred to weakly, so nothing is kept
-alive.
+Launches without a workspace serve all streams and captures; others are kept once per stream, and a captured call is
+validated and planned. Everything that a check has read is part of the key or is read again in every call: gradients,
+the current device, addresses, captured tensors. A call that is unusual in any way is validated and planned. The key
+identifies masks and scores by their traced programs, which equal values share, and refers weakly to programs that hold
+tensors, so it keeps none of them alive.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _known: dict[Hashable, CachedCall] = {}
 
 
 def recall(call: Call) -> Result | None:
-    """The result of a call whose like has been remembered; None if there is none, or if this one needs the long way."""
+    """The result of a call whose like has been remembered; None if there is none, or if this one must be validated."""
     try:
         key, mask, score = _identify(call)
         known = _known.get(key)
@@ -100,7 +100,7 @@ class CachedCall:
         return True
 
     def __call__(self, call: Call, mask: MaskProgram | None, score: ScoreProgram | None) -> Result | None:
-        """Launch on torch's current stream; None if this call needs the long way."""
+        """Launch on torch's current stream; None if this call must be validated."""
         q, k, v, sinks, out = call.q, call.k, call.v, call.sinks, call.out
         if cuda.current_device() != self._device:
             return None

@@ -1,9 +1,9 @@
 """The few HIP calls a launch on an AMD card needs, through ctypes; what `cuda.py` is for NVIDIA, with the same names.
 
     library(): libamdhip64, the copy that torch has loaded      device_arch(): "gfx942", "gfx950" or None
-    artifact(step) ─▶ code object ─ load_function ─▶ handle ─ launch_call ─▶ hipModuleLaunchKernel
+    artifact(launch) ─▶ code object ─ load_function ─▶ handle ─ launch_call ─▶ hipModuleLaunchKernel
 
-A kernel's arguments lie packed in one block of memory, each at a multiple of its size. That is the layout which the
+A kernel's arguments are packed in one block of memory, each at a multiple of its size. That is the layout which the
 code object states in its metadata; `artifact` holds the two against each other whenever it compiles.
 """
 
@@ -91,7 +91,7 @@ def device_arch(device: int) -> str | None:
 
 
 class Argument(NamedTuple):
-    """Where one kernel argument lies in the packed block."""
+    """Where one kernel argument is in the packed block."""
 
     offset: int
     size: int
@@ -129,7 +129,7 @@ class Parameters:
         self.table = (ctypes.c_void_p * 5)(_BUFFER_POINTER, start, _BUFFER_SIZE, ctypes.addressof(self._size), _END)
 
     def address(self, index: int) -> int:
-        """Where parameter `index` lies."""
+        """Address of parameter `index`."""
         return self._addresses[index]
 
     def set(self, index: int, value: int | float) -> None:

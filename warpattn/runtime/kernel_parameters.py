@@ -1,4 +1,4 @@
-"""How a compiled kernel takes its arguments: the types it was compiled with, flattened to what the driver is handed.
+"""How a compiled kernel takes its arguments: the types it was compiled with, flattened to the values that the driver gets.
 
     signature  {"q_desc": "tensordesc<bf16[1, 64, 1, 128],…>", "shape": ("i32", "i32"), "config": "constexpr"}
     flat       map q_desc · 4 × i32, 4 × i64 (its extents and strides) · i32 shape.0 · i32 shape.1
@@ -36,7 +36,7 @@ class Parameter:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """What the driver is handed for it."""
+        """The values that the driver gets for it."""
         return ("map", *["i32"] * len(self.box), *["i64"] * len(self.box)) if self.kind == "map" else (self.kind,)
 
     def fields(self) -> dict[str, Any]:

@@ -1,10 +1,9 @@
 """Runs the kernels of a checked call in the simulator: `backend="simulate:sm90"`, and what the command line shows.
 
-    Ready ─ steps, compiled to TTGIR ─▶ simulate on CPU tensors ─▶ Report; findings are an error of the kernel, not of
-                                                                   the caller: one AttentionError that lists them
+    CheckedCall ─ launches, compiled to TTGIR ─▶ simulate on CPU tensors ─▶ Report
 
-Plan, tile order and arguments are those of a launch; only the number of programs of a persistent kernel is smaller,
-which its scheduler allows.
+Findings are errors of the kernel, not of the caller: one AttentionError lists them. The launches are those that a card
+gets, with the same arguments; only a persistent kernel has fewer programs, which its scheduler allows.
 """
 
 from __future__ import annotations

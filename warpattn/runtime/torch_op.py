@@ -124,7 +124,7 @@ def _lse_like(q: Tensor, wanted: bool) -> Tensor:
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     if not wanted:
         return q.new_empty(0, dtype=dtype)
-    *batch, rows, heads = q.shape[:-1]  # no batch where sequences lie end to end
+    *batch, rows, heads = q.shape[:-1]  # ragged batches have no batch axis
     return q.new_empty((*batch, heads, rows), dtype=dtype)
 
 

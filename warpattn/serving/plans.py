@@ -208,7 +208,7 @@ class DecodePlan(_ServingPlan):
 
 
 def _cache(kv: PagedKV | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, PagedKV | Dense]:
-    """Keys, values, and how sequences lie in them."""
+    """Keys, values, and their layout."""
     if isinstance(kv, PagedKV):
         return kv.k_pages, kv.v_pages, kv
     if not isinstance(kv, tuple) or len(kv) != 2:
