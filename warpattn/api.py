@@ -18,8 +18,8 @@ signatures stay. The tail, the same everywhere:
 
 The Hopper kernels read and write the tensors in place if TMA can address them: the last stride is 1, the others are
 multiples of 8 elements above 0 (those of dimensions of size 1 do not matter), and the first element starts at a
-multiple of 16 bytes. q, k and v that do not fit, such as expanded ones, are copied once; such an `out` is computed aside and
-copied.
+multiple of 16 bytes. q, k and v that do not fit, such as expanded ones, are copied once; such an `out` is computed
+aside and copied.
 
 Masks are aligned to the bottom right: query row i of a sequence sits at key position i + len_k - len_q. A row that sees
 no key gives 0 and an LSE of -inf (with sinks: 0 and the sink). Every function raises one AttentionError (a ValueError)

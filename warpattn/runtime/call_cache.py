@@ -4,7 +4,7 @@
     key -> CachedCall: allocate the output, write addresses, launch          about 10 us on the host instead of 200
 
 Launches without a workspace serve all streams and captures; others are kept once per stream, and a captured call is
-validated and planned. Everything that a check has read is part of the key or is read again in every call: gradients,
+validated and planned. Everything that a check has read is part of the key or is read again in each call: gradients,
 the current device, addresses, captured tensors. A call that is unusual in any way is validated and planned. The key
 identifies masks and scores by their traced programs, which equal values share, and refers weakly to programs that hold
 tensors, so it keeps none of them alive.

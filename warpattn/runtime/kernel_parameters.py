@@ -1,4 +1,4 @@
-"""How a compiled kernel takes its arguments: the types it was compiled with, flattened to the values that the driver gets.
+"""How a compiled kernel takes its arguments: the types of its signature, flattened to the values that the driver gets.
 
     signature  {"q_desc": "tensordesc<bf16[1, 64, 1, 128],…>", "shape": ("i32", "i32"), "config": "constexpr"}
     flat       map q_desc · 4 × i32, 4 × i64 (its extents and strides) · i32 shape.0 · i32 shape.1
