@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["BF16", "ELEMENTS", "FP16", "FP32", "Element", "element_of"]
+__all__ = ["BF16", "ELEMENTS", "ELEMENT_OF", "FP16", "FP32", "Element", "element_of"]
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ ELEMENTS = (
     FP32,
     Element("fp64", torch.float64, 8),
 )
-_OF_DTYPE = {element.dtype: element for element in ELEMENTS}
+ELEMENT_OF = {element.dtype: element for element in ELEMENTS}
 
 
 def element_of(dtype: torch.dtype) -> Element:
     """The element of a torch dtype; KeyError for one that no kernel reads."""
-    return _OF_DTYPE[dtype]
+    return ELEMENT_OF[dtype]

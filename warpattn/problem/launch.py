@@ -9,7 +9,7 @@ A `Launch` is complete: the simulator runs it unchanged, and a card needs only i
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 __all__ = ["DEFAULT_OPTIONS", "Choice", "Launch", "PlanOptions", "TensorMap"]
@@ -20,7 +20,7 @@ class PlanOptions:
     """What the owner of a plan requires, and what they promise."""
 
     batch_invariant: bool = False  # requested: a sequence's bits do not depend on what else is in the batch
-    cache_settled: bool = False  # promised: see `DecodePlan`; what has no use for it ignores it
+    kv_ready_before_dependency: bool = False  # promised: see `DecodePlan`; what has no use for it ignores it
 
 
 DEFAULT_OPTIONS = PlanOptions()
@@ -33,7 +33,7 @@ class Choice:
     kernel: str  # such as "prefill" or "decode"
     config: Any  # the architecture's config, a frozen value; None where nothing is left to configure
     grid: tuple[int, ...]  # programs; what is not known before the lengths are is an upper bound
-    lines: tuple[str, ...]  # what the config amounts to, for people
+    lines: Callable[[], tuple[str, ...]] = field(compare=False)  # what the config amounts to, for people
     reasons: tuple[str, ...]  # sentences that say why
     partitions: int = 1  # parts that the keys of a row are split into, at most
     order: Any = None  # of output tiles, where the kernel takes one
@@ -64,6 +64,6 @@ class Launch:
     grid: tuple[int, ...]
     args: Mapping[str, Any]  # every runtime argument by name: tensors (also for TMA descriptors), numbers, tuples
     persistent: bool = False  # fewer programs than `grid` do the same work
-    ahead: bool = False  # launched with PDL: may start before the preceding kernel ends, and waits for that by itself
+    pdl: bool = False  # launched with PDL: may start before the preceding kernel ends, and waits for that by itself
     tile_counter: str | None = None  # argument that points to an int32 which is 0 before the launch and after it
     l2_promotion: int = 128  # bytes that L2 fetches at least for a TMA load

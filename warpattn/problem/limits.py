@@ -11,13 +11,18 @@ import torch
 
 from warpattn.errors import Rules
 from warpattn.problem.backends import KERNEL_DTYPES, LATENT, LATENT_TOKENS, LIMITS, USE_REFERENCE
-from warpattn.problem.problem import Problem, is_latent
+from warpattn.problem.problem import Problem
 from warpattn.sequences import Sizes
 
-__all__ = ["LATENT_WHERE", "MAX_SIZE", "check_limits", "check_sizes"]
+__all__ = ["LATENT_WHERE", "MAX_SIZE", "check_limits", "check_sizes", "is_latent"]
 
 MAX_SIZE = 2**31 - 1  # kernels count rows, keys, heads and sequences with 32 bits
 LATENT_WHERE = f"with head dims {LATENT[0]} and {LATENT[1]} (latent attention)"
+
+
+def is_latent(sizes: Sizes | Problem) -> bool:
+    """Whether head dims are those of absorbed latent attention."""
+    return (sizes.dim_qk, sizes.dim_v) == LATENT
 
 
 def check_sizes(rules: Rules, problem: Problem) -> None:
@@ -34,16 +39,19 @@ def check_sizes(rules: Rules, problem: Problem) -> None:
 def check_limits(rules: Rules, arch: str, kind: str, dtype: torch.dtype | None, sizes: Sizes | Problem | None) -> None:
     """What the kernels of `arch` take of sequence kinds, dtypes and sizes; `sizes` is None where ranks are wrong."""
     limits = LIMITS[arch]
-    rule = f"the {arch} backend takes {' and '.join(limits.kinds)} ones; {USE_REFERENCE}"
-    rules.require(kind in limits.kinds, f"the keys and values are {kind}", rule)
-    rule = f"the {arch} backend takes {' and '.join(str(x) for x in KERNEL_DTYPES)}; {USE_REFERENCE} for others"
-    rules.require(dtype in KERNEL_DTYPES, f"q has dtype {dtype}", rule)
+    if kind not in limits.kinds:
+        rule = f"the {arch} backend takes {' and '.join(limits.kinds)} ones; {USE_REFERENCE}"
+        rules.add(f"the keys and values are {kind}", rule)
+    if dtype not in KERNEL_DTYPES:
+        rule = f"the {arch} backend takes {' and '.join(str(x) for x in KERNEL_DTYPES)}; {USE_REFERENCE} for others"
+        rules.add(f"q has dtype {dtype}", rule)
     if sizes is None:
         return
     for name in ("batch", "seq_q", "seq_k", "heads_q", "heads_kv"):
         size = getattr(sizes, name)
-        rule = f"the {arch} backend takes at most {MAX_SIZE}; {USE_REFERENCE} for more"
-        rules.require(size <= MAX_SIZE, f"{name} is {size}", rule)
+        if size > MAX_SIZE:
+            rule = f"the {arch} backend takes at most {MAX_SIZE}; {USE_REFERENCE} for more"
+            rules.add(f"{name} is {size}", rule)
     if limits.latent and is_latent(sizes):
         _check_latent(rules, kind, sizes)
     else:
@@ -56,8 +64,9 @@ def _check_dims(rules: Rules, arch: str, sizes: Sizes | Problem) -> None:
     either = f", or {LATENT[0]} with values of {LATENT[1]} (latent attention)" if limits.latent else ""
     dims = {"q": sizes.dim_qk} if sizes.dim_qk == sizes.dim_v else {"q": sizes.dim_qk, "v": sizes.dim_v}
     for name, dim in dims.items():
-        rule = f"the {arch} backend takes multiples of 8 up to {limits.max_dim}{either}; {USE_REFERENCE} for others"
-        rules.require(dim % 8 == 0 and dim <= limits.max_dim, f"{name} has head_dim {dim}", rule)
+        if dim % 8 or dim > limits.max_dim:
+            rule = f"the {arch} backend takes multiples of 8 up to {limits.max_dim}{either}; {USE_REFERENCE} for others"
+            rules.add(f"{name} has head_dim {dim}", rule)
 
 
 def _check_latent(rules: Rules, kind: str, sizes: Sizes | Problem) -> None:

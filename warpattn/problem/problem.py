@@ -13,12 +13,11 @@ from torch import Tensor
 
 from warpattn.language.nodes import SPAN, Reads, reads
 from warpattn.masks import Mask, MaskProgram
-from warpattn.problem.backends import LATENT
-from warpattn.problem.element import Element, element_of
+from warpattn.problem.element import ELEMENT_OF, Element
 from warpattn.scores import Score, ScoreProgram
-from warpattn.sequences import Sequence, Sizes
+from warpattn.sequences import Sequence
 
-__all__ = ["Call", "CheckedCall", "Problem", "is_latent"]
+__all__ = ["Call", "CheckedCall", "Problem"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Problem:
     @property
     def element(self) -> Element:
         """Of q, k, v and the output."""
-        return element_of(self.dtype)
+        return ELEMENT_OF[self.dtype]
 
 
 @dataclass(slots=True, eq=False)
@@ -82,8 +81,3 @@ class CheckedCall:
     score: ScoreProgram | None
     scale: float
     lse_shape: tuple[int, ...]
-
-
-def is_latent(sizes: Sizes | Problem) -> bool:
-    """Whether head dims are those of absorbed latent attention."""
-    return (sizes.dim_qk, sizes.dim_v) == LATENT

@@ -24,8 +24,8 @@ from warpattn.problem.backends import (
     USE_REFERENCE,
     chip_of,
 )
-from warpattn.problem.limits import LATENT_WHERE, check_limits
-from warpattn.problem.problem import Call, CheckedCall, Problem, is_latent
+from warpattn.problem.limits import LATENT_WHERE, check_limits, is_latent
+from warpattn.problem.problem import Call, CheckedCall, Problem
 from warpattn.scores import ALiBi, Bias, Score, ScoreProgram
 from warpattn.sequences import Sizes
 

@@ -93,7 +93,7 @@ class BoundLaunch:
         if launch.tile_counter is not None:
             x = min(x, processors(device))  # the planner's chip may have more than this one
         size = ((x * kernel.ctas, y, z), kernel.threads, kernel.shared)
-        self.call = cuda.launch_call(kernel.function, *size, self._memory.table, ahead=launch.ahead)
+        self.call = cuda.launch_call(kernel.function, *size, self._memory.table, pdl=launch.pdl)
 
     def _write(self, index: int, parameter: Parameter, value: Any, promotion: int) -> None:
         cells = self._memory.cells

@@ -160,19 +160,19 @@ class _LaunchConfig(ctypes.Structure):
 
 
 def launch_call(
-    function: int, grid: tuple[int, int, int], threads: int, shared: int, table: Any, *, ahead: bool = False
+    function: int, grid: tuple[int, int, int], threads: int, shared: int, table: Any, *, pdl: bool = False
 ) -> Callable[[int], int]:
     """A call that launches a kernel with the parameters of `table` on the stream it is given, and returns the driver's
     code. To be used by one thread at a time.
 
-    With `ahead` the kernel may start before the preceding one has ended (programmatic dependent launch), for which it
+    With `pdl` the kernel may start before the preceding one has ended (programmatic dependent launch), for which it
     waits by itself with griddepcontrol.wait.
     """
     call = driver().cuLaunchKernelEx
     call.argtypes = [ctypes.c_void_p] * 4
     call.restype = ctypes.c_int
     attribute = _Attribute(_PROGRAMMATIC_SERIALIZATION, 0, (1,))
-    config = _LaunchConfig(grid, (threads, 1, 1), shared, None, ctypes.addressof(attribute), int(ahead))
+    config = _LaunchConfig(grid, (threads, 1, 1), shared, None, ctypes.addressof(attribute), int(pdl))
     at = ctypes.addressof(config)
 
     def launch(stream: int, kept: object = attribute) -> int:

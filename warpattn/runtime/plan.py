@@ -41,7 +41,7 @@ class Plan:
         lines = [
             f"{self.kernel} on {self.arch}: batch {p.batch}, seq {p.seq_q} x {p.seq_k}, "
             f"heads {p.heads_q}/{p.heads_kv}, head dim {p.dim_qk}/{p.dim_v}, {str(p.dtype).removeprefix('torch.')}",
-            *(f"  {line}" for line in self.choice.lines),
+            *(f"  {line}" for line in self.choice.lines()),
             *(f"  because {reason}" for reason in self.choice.reasons),
         ]
         return "\n".join(lines)

@@ -162,10 +162,12 @@ class DecodePlan(_ServingPlan):
     `attention_paged`, or a pair of dense k (B, Sk, Hkv, D) and v (B, Sk, Hkv, Dv). With `batch_invariant` a sequence's
     result has the same bits whatever else is in the batch, at some cost in speed.
 
-    With `cache_settled` you promise that lengths, block table, tensors of masks, and all keys and values but the last S
-    of a sequence (dense: the last S rows of k and v) were written before the kernel preceding the plan's began, as
-    they are where that kernel appends the new tokens: then older keys are on their way while it still runs (Hopper
-    decode; see docs/kernels/sm90.md). If the promise is broken, results are silently wrong.
+    With `kv_ready_before_dependency` you promise that lengths, block table, tensors of masks, and all keys and values
+    but the last S of a sequence (dense: the last S rows of k and v) were written before the kernel that precedes the
+    plan's on the stream began, as they are where that kernel appends the new tokens: the plan's kernel then reads older
+    keys while the preceding one still runs (programmatic dependent launch; Hopper decode, see
+    docs/kernels/sm90-decode.md). If the promise is broken, results are silently wrong. `cache_settled` is the former
+    name of the same promise and will go in the next release.
 
     Raises AttentionError listing every broken rule; a plan makes no copies, so tensors must be laid out for TMA as
     described in `warpattn.api`.
@@ -182,15 +184,17 @@ class DecodePlan(_ServingPlan):
         scale: float | None = None,
         return_lse: bool = False,
         batch_invariant: bool = False,
+        kv_ready_before_dependency: bool = False,
         cache_settled: bool = False,
     ) -> None:
         rules = Rules()
         rules.flag("batch_invariant", batch_invariant)
+        rules.flag("kv_ready_before_dependency", kv_ready_before_dependency)
         rules.flag("cache_settled", cache_settled)
         rules.done()
         k, v, sequence = _cache(kv)
         call = Call(q, k, v, sequence, mask, score, sinks, scale, return_lse)
-        super().__init__(call, PlanOptions(batch_invariant, cache_settled))
+        super().__init__(call, PlanOptions(batch_invariant, kv_ready_before_dependency or cache_settled))
         self._paged = isinstance(kv, PagedKV)
 
     def __call__(self, q: Tensor, kv: PagedKV | tuple[Tensor, Tensor], out: Tensor | None = None) -> Result:

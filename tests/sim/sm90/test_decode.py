@@ -269,7 +269,7 @@ def test_the_same_bits_under_every_schedule():
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_batch_invariant_tiles_do_not_depend_on_the_batch(dim, kv_ready):
     def config(batch: int):
-        return of_shape(batch, 8192, PlanOptions(batch_invariant=True, cache_settled=kv_ready), dim)
+        return of_shape(batch, 8192, PlanOptions(batch_invariant=True, kv_ready_before_dependency=kv_ready), dim)
 
     assert config(1).block_n == config(64).block_n and config(1).schedule.unit == config(64).schedule.unit
     assert of_shape(1, 8192, dim=128).block_n == 64 and of_shape(64, 8192, dim=128).block_n == 128

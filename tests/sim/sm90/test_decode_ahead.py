@@ -147,7 +147,7 @@ def test_when_launches_overlap(batch, keys, chosen):
 @pytest.mark.parametrize(("batch", "keys", "asked"), [(1, 16384, 0), (8, 8192, 0), (1, 131072, 3), (32, 16384, 3)])
 def test_keys_that_are_ready_fill_a_deep_ring(batch, keys, asked):
     """Of short tiles, whatever a CTA's bytes; where its range is longer than the ring it prefetches `asked` more."""
-    config = of_shape(batch, keys, PlanOptions(cache_settled=True))
+    config = of_shape(batch, keys, PlanOptions(kv_ready_before_dependency=True))
     assert config.overlap.kv_ready_before_dependency and config.overlap.prefetch_tiles == asked
     assert (config.block_n, config.stages, config.overlap.max_inflight_stages, config.overlap.trigger_fraction) == (
         64,
@@ -170,7 +170,7 @@ def test_rings_of_keys_that_are_ready(group, tokens, dim, page, chosen):
     k = torch.zeros(1, dtype=torch.bfloat16).expand(keys)
     sequence = PagedKV(k, k, table, lengths) if page else Dense()
     problem = validate(Call(q, k, k, sequence, Causal(), backend="reference"), read_values=False).problem
-    config = choose(problem, ARCHS["sm90"], options=PlanOptions(cache_settled=True)).config
+    config = choose(problem, ARCHS["sm90"], options=PlanOptions(kv_ready_before_dependency=True)).config
     assert (
         config.block_n,
         config.stages,

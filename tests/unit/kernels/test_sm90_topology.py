@@ -72,7 +72,7 @@ def launch_of(case: tuple[Any, ...], cache_settled: bool) -> Launch:
     q, k, v, sequence = case
     checked = validate(Call(q, k, v, sequence, wa.Causal(), backend="reference"), read_values=False)
     x = Operands(q, k, v, q.new_empty((*q.shape[:-1], v.shape[-1])), None, None)
-    launches = list_launches(checked, x, sequence, PlanOptions(cache_settled=cache_settled))
+    launches = list_launches(checked, x, sequence, PlanOptions(kv_ready_before_dependency=cache_settled))
     return next(launch for launch in launches if launch.name not in ("sm90.order", "sm90.combine"))
 
 

@@ -44,7 +44,7 @@ class Card:
     bound: int = 0
     lock: Any = field(default_factory=threading.Lock)
 
-    def launch_call(self, function: int, grid: tuple[int, int, int], *size: Any, ahead: bool) -> Any:
+    def launch_call(self, function: int, grid: tuple[int, int, int], *size: Any, pdl: bool) -> Any:
         (_, _, table) = size
         return lambda stream: self.launch(stream, grid, table)
 

@@ -44,7 +44,7 @@ def launched_with(monkeypatch) -> list[list[int]]:
     """What 8-byte parameters hold, launch by launch."""
     found = []
 
-    def launch_call(*arguments, ahead=False):
+    def launch_call(*arguments, pdl=False):
         table = arguments[-1]
         return lambda stream: found.append([ctypes.c_uint64.from_address(at).value for at in table]) or 0
 

@@ -33,10 +33,10 @@ class Counted(NamedTuple):
         return self.modules <= most.modules and self.changes <= most.changes
 
 
-# The first call of a problem, with nothing planned or loaded for it, and the second: what holds, and what is wanted.
-FIRST = {"no mask": Counted(19, 45), "causal": Counted(25, 104)}
+# The first call of a problem, with nothing planned or loaded for it, and the second. A mask that no call has had yet is
+# traced first: six modules of masks and their language, which a second mask of the same value does not enter.
+FIRST = {"no mask": Counted(14, 60), "causal": Counted(21, 100)}
 SECOND = Counted(5, 5)
-AIM = Counted(14, 60)  # of a first call, with any mask
 MASKS: dict[str, Callable[[], wa.Mask | None]] = {"no mask": lambda: None, "causal": wa.Causal}
 
 
@@ -85,7 +85,7 @@ def first_and_second(request: pytest.FixtureRequest, card: Any, monkeypatch: pyt
 @pytest.mark.parametrize(("calls", "name"), [(name, name) for name in MASKS], indirect=["calls"], ids=str)
 def test_modules_of_a_call(calls: list[list[str]], name: str) -> None:
     first, second = map(counted, calls)
-    assert first.within(FIRST[name]), f"{first}, aim {AIM}: {' > '.join(calls[0])}"
+    assert first.within(FIRST[name]), f"{first}: {' > '.join(calls[0])}"
     assert second.within(SECOND), f"{second}: {' > '.join(calls[1])}"
 
 

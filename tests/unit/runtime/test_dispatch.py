@@ -29,7 +29,7 @@ class Driver:
     """What would have reached the driver."""
 
     launches: list[tuple[Any, ...]] = field(default_factory=list)
-    ahead: list[int] = field(default_factory=list)  # which of them may come before the one in front has ended
+    pdl: list[int] = field(default_factory=list)  # which of them may start before the preceding one ends
     maps: list[cuda.TensorMapLayout] = field(default_factory=list)
     replaced: list[int] = field(default_factory=list)
 
@@ -38,10 +38,10 @@ class Driver:
 def driver(monkeypatch):
     found = Driver()
 
-    def launch_call(function, grid, threads, shared, table, *, ahead=False):
+    def launch_call(function, grid, threads, shared, table, *, pdl=False):
         def launch(stream):
-            if ahead:
-                found.ahead.append(len(found.launches))
+            if pdl:
+                found.pdl.append(len(found.launches))
             found.launches.append((function, *grid, threads, shared, stream))
             return 0
 
@@ -107,8 +107,8 @@ def test_every_kernel_reaches_the_driver(arch, kind, queries, driver):
     wanted = list_launches(ready, x, sequence)
     launch_all(wanted, -1)
     assert [launch[1:4] for launch in driver.launches] == [(*step.grid, 1, 1)[:3] for step in wanted]
-    assert driver.ahead == [i for i, step in enumerate(wanted) if step.ahead]
-    assert [step.ahead for step in wanted] == [arch == "sm90" and queries == 1] * len(wanted), "decode"
+    assert driver.pdl == [i for i, step in enumerate(wanted) if step.pdl]
+    assert [step.pdl for step in wanted] == [arch == "sm90" and queries == 1] * len(wanted), "decode"
     for launch in driver.launches:
         assert launch[0] == 77 and launch[4:] == (256, 1000, 5)
     taken = [value for step in wanted for value in kernel_parameters.parameters(step.source().signature)]
@@ -189,7 +189,7 @@ def test_a_step_of_a_plan_allocates_nothing(kind, lse, driver, monkeypatch):
     first, other = call(kind, 1), call(kind, 1)
     made = {
         "dense": lambda: wa.DecodePlan(first.q, (first.k, first.v), mask=first.mask, return_lse=lse),
-        "paged": lambda: wa.DecodePlan(first.q, first.sequence, mask=first.mask, return_lse=lse, cache_settled=True),
+        "paged": lambda: wa.DecodePlan(first.q, first.sequence, mask=first.mask, return_lse=lse, kv_ready_before_dependency=True),
         "ragged": lambda: wa.PrefillPlan(first.q, first.k, first.v, first.sequence, mask=first.mask, return_lse=lse),
     }
     plan, out = made[kind](), torch.empty_like(first.q)
@@ -204,9 +204,9 @@ def test_a_step_of_a_plan_allocates_nothing(kind, lse, driver, monkeypatch):
     assert launched and len(driver.launches) == 2 * launched
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-def test_what_the_driver_is_told(ahead, monkeypatch):
-    """cuLaunchKernelEx gets the sizes, the stream and, ahead, one attribute: programmatic stream serialization."""
+@pytest.mark.parametrize("pdl", [False, True])
+def test_what_the_driver_is_told(pdl, monkeypatch):
+    """cuLaunchKernelEx gets the sizes, the stream and, with PDL, one attribute: programmatic stream serialization."""
     seen = []
 
     def launch(at, function, table, extra):
@@ -218,15 +218,15 @@ def test_what_the_driver_is_told(ahead, monkeypatch):
         return 3
 
     monkeypatch.setattr(cuda, "driver", lambda: SimpleNamespace(cuLaunchKernelEx=launch))
-    call = cuda.launch_call(77, (4, 2, 1), 160, 1000, 9, ahead=ahead)
+    call = cuda.launch_call(77, (4, 2, 1), 160, 1000, 9, pdl=pdl)
     assert call(5) == call(0) == 3
-    told = ([4, 2, 1, 160, 1, 1, 1000], 5, [[6, 0, 1]] if ahead else [], 77, 9, None)
+    told = ([4, 2, 1, 160, 1, 1, 1000], 5, [[6, 0, 1]] if pdl else [], 77, 9, None)
     assert seen == [told, (told[0], None, *told[2:])]
 
 
 def test_a_failed_launch_is_an_error(driver, monkeypatch):
     ready, x, sequence = prepared("sm90", call("paged", 1))
-    monkeypatch.setattr(cuda, "launch_call", lambda *_, ahead: lambda stream: 9)
+    monkeypatch.setattr(cuda, "launch_call", lambda *_, pdl: lambda stream: 9)
     monkeypatch.setattr(cuda, "driver", lambda: SimpleNamespace(cuGetErrorString=lambda code, text: None))
     with pytest.raises(RuntimeError, match=r"launch of sm90\.decode failed with CUDA error 9"):
         launch_all(list_launches(ready, x, sequence), -1)

@@ -133,7 +133,7 @@ def test_a_prefill_plan_takes_ragged_batches_only(seq):
         wa.PrefillPlan(x, x, x, wa.Ragged(cu))(x, x, x, seq)
 
 
-@pytest.mark.parametrize("name", ["batch_invariant", "cache_settled", "return_lse"])
+@pytest.mark.parametrize("name", ["batch_invariant", "kv_ready_before_dependency", "cache_settled", "return_lse"])
 @pytest.mark.parametrize("value", ["no", None, 1])
 def test_only_true_is_a_promise(name, value):
     q, kv = torch.randn(2, 1, 4, 16), cache()

@@ -35,11 +35,14 @@ def choose(problem: Problem, target: Arch, *, batch_invariant: bool = False) -> 
         kernel, partitions, reasons = "prefill", 1, (why,)
     m_tiles = -(-problem.seq_q // (config.block_m // config.pack))
     tiles = problem.batch * problem.heads_kv * -(-group // config.pack) * m_tiles
-    lines = (
-        f"tile {config.block_m} x {config.block_n}, {config.waves} waves, {config.instr} x {config.instr} MFMA, "
-        f"{config.kind} buffers, {config.lds_bytes} bytes of LDS",
-        f"{tiles} tiles, {partitions} partitions of the keys",
-    )
+
+    def lines() -> tuple[str, ...]:
+        return (
+            f"tile {config.block_m} x {config.block_n}, {config.waves} waves, {config.instr} x {config.instr} MFMA, "
+            f"{config.kind} buffers, {config.lds_bytes} bytes of LDS",
+            f"{tiles} tiles, {partitions} partitions of the keys",
+        )
+
     order = "tiles of one key head go to one XCD, whose L2 then holds its keys"
     return Choice(kernel, config, (tiles, partitions), lines, (*reasons, order, COPY_RULE), partitions)
 

@@ -22,7 +22,7 @@ def list_launches(checked: CheckedCall, x: Operands, sequence: Sequence, options
     """One launch of dense prefill; two of prefill of ragged batches and paged caches; one or two of decode. Prefill
     never splits keys, so it is batch-invariant."""
     problem = checked.problem
-    if decode.serves(problem):
+    if _decodes(problem):
         launches = mla_launch.list_launches if is_latent(problem) else decode_launch.list_launches
         return launches(checked, x, sequence, choose(problem, ARCHS["sm90"], options))
     if isinstance(sequence, Ragged | PagedKV):
@@ -32,6 +32,11 @@ def list_launches(checked: CheckedCall, x: Operands, sequence: Sequence, options
 
 def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTIONS) -> Choice:
     """Which kernel a problem gets."""
-    if decode.serves(problem):
+    if _decodes(problem):
         return (mla if is_latent(problem) else decode).choose(problem, target, options=options)
     return (dense_choice if problem.kind == "dense" else varlen_choice)(problem, target)
+
+
+def _decodes(problem: Problem) -> bool:
+    """Whether decode is the kernel of a problem; the number of query tokens alone settles it for prefill."""
+    return problem.seq_q <= decode.MAX_TOKENS and decode.serves(problem)

@@ -89,11 +89,14 @@ def choose_latent(problem: Problem, target: Arch, options: PlanOptions = DEFAULT
     fits = (p for p in SPLITS if ctas * p <= target.processors and problem.seq_k >= KEYS_PER_PART * p)
     parts = 1 if options.batch_invariant else next(fits, 1)
     config = replace(config, splitk_partitions=parts)
-    lines = (
-        f"tile {config.BM} x {config.BN}, ring of {config.stages} slots, {config.smem_used} bytes of shared memory, "
-        f"{config.tmem_used} columns of tensor memory",
-        f"grid {tiles * parts} x {problem.heads_kv} x {problem.batch}, the keys of a tile in {parts} parts",
-    )
+
+    def lines() -> tuple[str, ...]:
+        return (
+            f"tile {config.BM} x {config.BN}, ring of {config.stages} slots, {config.smem_used} bytes of shared "
+            f"memory, {config.tmem_used} columns of tensor memory",
+            f"grid {tiles * parts} x {problem.heads_kv} x {problem.batch}, the keys of a tile in {parts} parts",
+        )
+
     once = "64 rows, of 16 lanes in 32: the output's 512 columns take half of tensor memory, and scores have room"
     split = INVARIANT if options.batch_invariant else f"{ctas} tiles on {target.processors} SMs, {parts} CTAs for each"
     grid = (tiles * parts, problem.heads_kv, problem.batch)

@@ -38,11 +38,14 @@ def choice_of(problem: Problem, config: FA4Config, reasons: tuple[str, ...] = ()
     tiles, heads, batch = _grid(problem, config)
     ring = "one ring for K and V" if config.use_shared_kv else "a ring each for K and V"
     chunks = f", K in {config.num_qk_stages} chunks of columns" if config.num_qk_stages > 1 else ""
-    lines = (
-        f"tile 1 x {config.BM_q} x {config.BN}, {ring} of {config.num_kv_stages} slots{chunks}, {config.smem_used} "
-        f"bytes of shared memory, {config.tmem_used} columns of tensor memory",
-        f"grid {tiles * parts} x {heads} x {batch}, the keys of a tile in {parts} parts",
-    )
+
+    def lines() -> tuple[str, ...]:
+        return (
+            f"tile 1 x {config.BM_q} x {config.BN}, {ring} of {config.num_kv_stages} slots{chunks}, {config.smem_used} "
+            f"bytes of shared memory, {config.tmem_used} columns of tensor memory",
+            f"grid {tiles * parts} x {heads} x {batch}, the keys of a tile in {parts} parts",
+        )
+
     split = (f"keys are shared out over {parts} CTAs a tile: {tiles * heads * batch} tiles",) if parts > 1 else ()
     return Choice("prefill_1q", config, (tiles * parts, heads, batch), lines, (*reasons, *split), partitions=parts)
 

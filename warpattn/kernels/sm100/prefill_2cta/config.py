@@ -20,9 +20,12 @@ def pair_choice(problem: Problem, config: FA4Config) -> Choice:
         raise AttentionError(*reasons)
     tiles = max(1, -(-problem.seq_q // config.PairBM_eff))
     grid = (tiles, problem.heads_q // config.tile_heads, problem.batch)
-    lines = (
-        f"tile 2 x {config.MMA_M} x {config.BN} over two CTAs, rings of {config.num_kv_stages} K and V slots, K in "
-        f"{config.num_qk_stages} chunks of columns, {config.smem_used} bytes of shared memory a CTA",
-        f"grid {grid[0]} x {grid[1]} x {grid[2]} clusters, one tile each",
-    )
+
+    def lines() -> tuple[str, ...]:
+        return (
+            f"tile 2 x {config.MMA_M} x {config.BN} over two CTAs, rings of {config.num_kv_stages} K and V slots, K in "
+            f"{config.num_qk_stages} chunks of columns, {config.smem_used} bytes of shared memory a CTA",
+            f"grid {grid[0]} x {grid[1]} x {grid[2]} clusters, one tile each",
+        )
+
     return Choice("prefill_pair", config, grid, lines, ("the config asks for pairs of CTAs",))

@@ -20,11 +20,14 @@ def choose_2q(problem: Problem) -> Choice:
     heads = problem.heads_q // config.tile_heads
     grid = (max(1, -(-problem.seq_q // config.BM_eff)), heads, problem.batch)
     ring = "one ring for K and V" if config.use_shared_kv else "a ring each for K and V"
-    lines = (
-        f"tile 2 x {config.BM_q} x {config.BN}, {ring} of {config.num_kv_stages} slots, {config.smem_used} bytes of "
-        f"shared memory, {config.tmem_used} columns of tensor memory",
-        f"grid {grid[0]} x {grid[1]} x {grid[2]}, one tile a CTA",
-    )
+
+    def lines() -> tuple[str, ...]:
+        return (
+            f"tile 2 x {config.BM_q} x {config.BN}, {ring} of {config.num_kv_stages} slots, {config.smem_used} bytes "
+            f"of shared memory, {config.tmem_used} columns of tensor memory",
+            f"grid {grid[0]} x {grid[1]} x {grid[2]}, one tile a CTA",
+        )
+
     first = "two query tiles a CTA: the softmax of one runs beside the products of the other"
     last = "the longest query tiles have the lowest numbers, so they start first"
     return Choice("prefill", config, grid, lines, (first, *reasons, last, COPY_RULE))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from warpattn.errors import AttentionError
@@ -68,7 +69,7 @@ def choose(
     check_takes(problem)
     rows = problem.seq_q * problem.heads_q // problem.heads_kv
     config = choose_tiles(problem.element, problem.dim_qk, problem.dim_v, problem.page_size, ctas, rows)
-    if options.cache_settled and not config.gathers:
+    if options.kv_ready_before_dependency and not config.gathers:
         config = read_before_dependency(config)
     if options.batch_invariant:
         config = replace(config, schedule=invariant(config))
@@ -78,7 +79,7 @@ def choose(
     grid = grid_size(config, target)
     config = arranged(config, problem, grid)
     config = replace(config, overlap=overlap_of(config, problem, grid))
-    lines, reasons = describe(config, problem, grid), explain(config, target) + _own_reasons(config)
+    lines, reasons = partial(describe, config, problem, grid), explain(config, target) + _own_reasons(config)
     return Choice("decode", config, (grid,), lines, reasons, partitions=partitions(problem, config, grid))
 
 

@@ -46,7 +46,7 @@ def list_launches(
 
     decode = Launch(
         "sm90.decode", "sm90", launch_key(checked, config), source, options(config), choice.grid, args,
-        persistent=True, ahead=config.overlap.pdl,
+        persistent=True, pdl=config.overlap.pdl,
     )  # fmt: skip
     return (decode, combine_launch(checked, config, args)) if config.combine.separate_kernel else (decode,)
 

@@ -15,7 +15,7 @@ imports Triton.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from warpattn.kernels.topology import Edge, Role, Signal, Topology
 from warpattn.problem import Problem
@@ -130,5 +130,5 @@ def choose(problem: Problem, target: Arch, *, options: PlanOptions = DEFAULT_OPT
     config = replace(config, schedule=invariant(config)) if options.batch_invariant else config
     config = replace(config, schedule=schedule_of(problem, config.schedule))
     grid = alone_on_sms(target)
-    lines, reasons = describe(config, problem, grid), (*explain(config, target), ONCE)
+    lines, reasons = partial(describe, config, problem, grid), (*explain(config, target), ONCE)
     return Choice("mla", config, (grid,), lines, reasons, partitions=partitions(problem, config, grid))

@@ -13,7 +13,7 @@ from warpattn.kernels.pieces.scheduler_sizes import TILE_FIELDS
 from warpattn.kernels.topology import Edge, Role, Topology
 from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
-from warpattn.problem.element import Element
+from warpattn.problem.element import ELEMENT_OF, Element
 from warpattn.problem.launch import Choice
 from warpattn.problem.operands import COPY_RULE
 
@@ -159,7 +159,8 @@ class TileOrder:
 
 def choose(problem: Problem, target: Arch) -> Choice:
     """The choice for a dense `problem`; bench/notes.md has the measurements."""
-    config, why = choose_config(problem.element, problem.dim_qk, problem.dim_v, problem.seq_q, is_masked(problem))
+    element = ELEMENT_OF[problem.dtype]
+    config, why = choose_config(element, problem.dim_qk, problem.dim_v, problem.seq_q, is_masked(problem))
     return arrange(problem, target, config, why)
 
 
@@ -170,11 +171,14 @@ def arrange(problem: Problem, target: Arch, config: SM90Config, why: str) -> Cho
     section, section_why = _section(problem, target, m_tiles)
     order = TileOrder(m_tiles, heads, section)
     grid = min(target.processors, heads * m_tiles)
-    lines = (
-        f"tile {config.block_m} x {config.block_n}, {config.consumers} consumer warpgroups, rings K {config.kv_stages} "
-        f"V {config.kv_stages} Q {config.q_stages}, {config.smem_bytes} bytes of shared memory",
-        f"{heads * m_tiles} tiles ({m_tiles} a head), sections of {section} heads, {grid} CTAs",
-    )
+
+    def lines() -> tuple[str, ...]:
+        return (
+            f"tile {config.block_m} x {config.block_n}, {config.consumers} consumer warpgroups, rings K "
+            f"{config.kv_stages} V {config.kv_stages} Q {config.q_stages}, {config.smem_bytes} bytes of shared memory",
+            f"{heads * m_tiles} tiles ({m_tiles} a head), sections of {section} heads, {grid} CTAs",
+        )
+
     cta_why = f"one persistent CTA on each of {target.processors} SMs takes tiles as it gets free"
     return Choice("prefill", config, (grid,), lines, (why, section_why, cta_why, COPY_RULE), order=order)
 

@@ -11,6 +11,8 @@ from warpattn.problem.operands import Operands, modifier_args, programs
 
 from .config import PrefillShape, choose
 
+OPTIONS = compile_options()
+
 
 def list_launches(checked: CheckedCall, x: Operands) -> tuple[Launch, ...]:
     """The one launch of a dense call."""
@@ -30,7 +32,7 @@ def list_launches(checked: CheckedCall, x: Operands) -> tuple[Launch, ...]:
 
     key = (choice.config, mask.key, None if score is None else score.key, problem.has_sinks, problem.has_lse)
     launch = Launch(
-        "sm90.prefill", "sm90", key, source, compile_options(), choice.grid, args,
+        "sm90.prefill", "sm90", key, source, OPTIONS, choice.grid, args,
         persistent=True, tile_counter="counter_ptr", l2_promotion=256,
     )  # fmt: skip
     return (launch,)

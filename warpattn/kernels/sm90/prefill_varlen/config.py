@@ -71,11 +71,14 @@ def choose(problem: Problem, target: Arch) -> Choice:
     section, section_why = _section(problem, target)
     grid = max(1, min(target.processors, blocks * problem.heads_q))
     rows = f"boxes of {box} rows" if box else "rows copied one by one"
-    lines = (
-        f"tile {tiles.block_m} x {tiles.block_n}, {tiles.consumers} consumer warpgroups, rings K {tiles.kv_stages} "
-        f"V {tiles.kv_stages} Q {tiles.q_stages}, {rows}, {config.topology.smem_bytes} bytes of shared memory",
-        f"at most {blocks} query blocks of {problem.heads_q} heads, sections of {section} heads, {grid} CTAs",
-    )
+
+    def lines() -> tuple[str, ...]:
+        return (
+            f"tile {tiles.block_m} x {tiles.block_n}, {tiles.consumers} consumer warpgroups, rings K {tiles.kv_stages} "
+            f"V {tiles.kv_stages} Q {tiles.q_stages}, {rows}, {config.topology.smem_bytes} bytes of shared memory",
+            f"at most {blocks} query blocks of {problem.heads_q} heads, sections of {section} heads, {grid} CTAs",
+        )
+
     order_why = "a kernel of its own sorts the query blocks by the key tiles their lengths and the mask leave them"
     order = VarlenOrder(blocks, _candidates(problem, tiles.block_m), section)
     reasons = (why, box_why, section_why, order_why, COPY_RULE)
