@@ -187,10 +187,11 @@ def test_a_step_of_a_plan_allocates_nothing(kind, lse, driver, monkeypatch):
     """The plan's own output or the caller's, on other tensors than it was made for: addresses are written, no more."""
     monkeypatch.setattr(plans, "validate", lambda asked: replace(validate(asked), backend="sm90"))
     first, other = call(kind, 1), call(kind, 1)
+    tail = {"mask": first.mask, "return_lse": lse}
     made = {
-        "dense": lambda: wa.DecodePlan(first.q, (first.k, first.v), mask=first.mask, return_lse=lse),
-        "paged": lambda: wa.DecodePlan(first.q, first.sequence, mask=first.mask, return_lse=lse, kv_ready_before_dependency=True),
-        "ragged": lambda: wa.PrefillPlan(first.q, first.k, first.v, first.sequence, mask=first.mask, return_lse=lse),
+        "dense": lambda: wa.DecodePlan(first.q, (first.k, first.v), **tail),
+        "paged": lambda: wa.DecodePlan(first.q, first.sequence, **tail, kv_ready_before_dependency=True),
+        "ragged": lambda: wa.PrefillPlan(first.q, first.k, first.v, first.sequence, **tail),
     }
     plan, out = made[kind](), torch.empty_like(first.q)
     tensors = {"dense": (other.q, (other.k, other.v)), "paged": (other.q, other.sequence)}
