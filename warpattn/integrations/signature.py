@@ -34,7 +34,8 @@ class Given:
     """The arguments of one call, by name."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        self.__dict__.update(values)
+        for name, value in values.items():  # and no update of __dict__, which torch.compile of 2.11 cannot trace
+            object.__setattr__(self, name, value)
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"the function has no argument {name}")
