@@ -247,7 +247,7 @@ def _scalar(name: str, kind: Type, value: Any) -> Any:
     if isinstance(value, (np.generic, bool, int, float)):
         if kind.is_float:
             return register_dtype(kind.elem)(value)
-        if float(value) != int(value):
+        if not np.isfinite(value) or float(value) != int(value):
             raise SimulationError(f"{name} is {value!r}; the kernel takes an integer ({kind})")
         if not -(1 << (kind.bits - 1)) <= int(value) < 1 << kind.bits:
             raise SimulationError(f"{name} is {value}, which does not fit into {kind}")

@@ -56,6 +56,8 @@ def compile_for(
 
     if arch not in ARCHS:
         raise SimulationError(f"arch is {arch!r}; it must be one of {', '.join(ARCHS)}")
+    if num_warps not in (1, 2, 4, 8, 16, 32):
+        raise SimulationError(f"num_warps is {num_warps!r}; it must be a power of two up to 32")
     target = GPUTarget(*ARCHS[arch])
     parameters = specialised(kernel.params, signature, dict(constexprs or {}), make_backend(target))
     kind = GluonASTSource if isinstance(kernel, GluonJITFunction) else ASTSource

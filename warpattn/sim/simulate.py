@@ -62,12 +62,12 @@ def simulate(
         raise SimulationError(f"schedule is {schedule!r}; it must be one of {', '.join(SCHEDULES)}")
     running = grid.running if isinstance(grid, DependentGrid) else ()
     grid = grid.grid if isinstance(grid, DependentGrid) else grid
-    x, y, z, *_ = (*(int(n) for n in grid), 1, 1, 1)
-    shape = (x, y, z)
-    if not 1 <= len(grid) <= 3 or min(shape) < 1 or shape[0] * shape[1] * shape[2] > MAX_PROGRAMS:
-        raise SimulationError(
-            f"grid is {tuple(grid)}; it needs one to three positive sizes, {MAX_PROGRAMS} programs at most"
-        )
+    shape = _sizes(grid)
+    if not isinstance(args, Mapping):
+        raise SimulationError(f"args is {args!r}; it must map the names of parameters to values")
+    for name, number, least in (("in_flight", in_flight, 1), ("step_limit", step_limit, 1), ("seed", seed, None)):
+        if not _integer(number) or (least is not None and number < least):
+            raise SimulationError(f"{name} is {number!r}; it must be an integer{'' if least is None else ' from 1 on'}")
     if timing and isinstance(kernel, Module):
         raise SimulationError("timing needs a compiled kernel or its text, not a module that may have been changed")
     module = kernel if isinstance(kernel, Module) else linked(ttgir_of(kernel))
@@ -81,11 +81,26 @@ def simulate(
     with np.errstate(all="ignore"), one_thread():
         values = bind(module, machine.memory, without_folded(args, getattr(kernel, "folded", {})))
         mark_preceding_writes(machine.memory, running, machine.preceding)
-        machine.run(values, max(1, in_flight), step_limit)
+        machine.run(values, in_flight, step_limit)
     seconds = time.perf_counter() - started
     times = None if recorder is None else replay(recorder.chip, recorder.logs.values())
     found = machine.findings
     return Report(found.listed(), found.notes(), schedule, seed, machine.steps, seconds, times)
+
+
+def _integer(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _sizes(grid: Any) -> tuple[int, int, int]:
+    """The three sizes of a grid."""
+    listed = isinstance(grid, Sequence) and not isinstance(grid, str)
+    if not listed or not 1 <= len(grid) <= 3 or not all(_integer(n) and int(n) > 0 for n in grid):
+        raise SimulationError(f"grid is {grid!r}; it needs one to three positive integers, such as (4, 1)")
+    x, y, z, *_ = (*(int(n) for n in grid), 1, 1)
+    if x * y * z > MAX_PROGRAMS:
+        raise SimulationError(f"grid is {grid!r}, {x * y * z} programs; there may be {MAX_PROGRAMS} at most")
+    return x, y, z
 
 
 def ttgir_of(kernel: Any) -> str:

@@ -29,6 +29,8 @@ def good() -> dict:
         ({"z": 1}, "no parameter 'z'; it has x, y, out, n"),
         ({"n": None}, "n is a NoneType; the kernel takes a number"),
         ({"n": 1.5}, "n is 1.5; the kernel takes an integer"),
+        ({"n": float("nan")}, "n is nan; the kernel takes an integer"),
+        ({"n": float("inf")}, "n is inf; the kernel takes an integer"),
         ({"n": 2**40}, "n is 1099511627776, which does not fit into i32"),
         ({"x": np.ones(64)}, "x has elements f64; the kernel was compiled for a pointer to f32"),
         ({"x": torch.ones(64, dtype=torch.bfloat16)}, "x has elements bf16"),
@@ -55,10 +57,30 @@ def test_a_read_only_array(kernel):
         simulate(kernel, (1,), args)
 
 
-@pytest.mark.parametrize("grid", [(), (0,), (1, 1, 1, 1), (1 << 20,)])
+@pytest.mark.parametrize("grid", [(), (0,), (1, 1, 1, 1), (1 << 20,), 2, ("a",), (2.5,), "2", None, (True,)])
 def test_grids(kernel, grid):
     with pytest.raises(SimulationError, match="grid is"):
         simulate(kernel, grid, good())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"in_flight": 0}, "in_flight is 0; it must be an integer from 1 on"),
+        ({"step_limit": -1}, "step_limit is -1; it must be an integer from 1 on"),
+        ({"seed": "x"}, "seed is 'x'; it must be an integer"),
+    ],
+)
+def test_options(kernel, options, message):
+    with pytest.raises(SimulationError, match=message):
+        simulate(kernel, (1,), good(), **options)
+
+
+def test_arguments_that_are_no_mapping_and_warps_that_no_chip_has(kernel):
+    with pytest.raises(SimulationError, match="args is None; it must map the names of parameters to values"):
+        simulate(kernel, (1,), None)
+    with pytest.raises(SimulationError, match="num_warps is 3; it must be a power of two up to 32"):
+        compile_for("sm90", kernels.binary_kernel, SIGNATURE, CONSTANTS, num_warps=3)
 
 
 def test_schedules_targets_and_kernels(kernel):
