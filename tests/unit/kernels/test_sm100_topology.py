@@ -19,6 +19,7 @@ from warpattn.kernels.topology import Topology
 from warpattn.language.nodes import Program
 from warpattn.masks import Causal
 from warpattn.problem.arch import compile_options
+from warpattn.problem.element import BF16
 from warpattn.sim.compile import to_ttgir
 
 TWO = FA4Config("bf16", 128, 128)
@@ -51,7 +52,7 @@ def build(name: str) -> Built:
     mask = Program((visible.keep, *visible.span), visible.tensors)
     source: Any
     if name == "mla":
-        latent = LatentConfig("bf16", 576, 512)
+        latent = LatentConfig(BF16, 576, 512)
         source, options = latent_source(latent, Traits("dense", 16, False, True), mask, None), compile_options()
         return Built(to_ttgir(source, TARGET, options).asm["ttgir"], latent.topology, {latent.tile_bytes})
     c, kind = PREFILL[name]

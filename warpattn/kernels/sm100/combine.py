@@ -12,6 +12,7 @@ from triton.experimental.gluon import language as gl
 
 from ..pieces.combine import EqualParts, Partials, combine_block, combine_layout, combine_rows, with_sink
 from ..pieces.softmax import LN_2
+from .sequence_args import CombineShape, StridedArgs
 
 
 @gluon.jit
@@ -26,29 +27,28 @@ def combine_kernel(
     has_sinks: gl.constexpr,
     has_lse: gl.constexpr,
 ):
-    """`out`: pointer, strides of batch, query, head in units of 8 elements; `shape`: rows, seq_q, heads_q, dim_v.
-    Grid: blocks of rows."""
+    """`out`: `StridedArgs`, strides in units of 8 elements; `shape`: `CombineShape`. Grid: blocks of rows."""
     cols: gl.constexpr = config.padded_ov_depth
     layout: gl.constexpr = combine_layout(cols)
     block: gl.constexpr = combine_block(cols)
-    partials = Partials(o_ptr, partial_lse_ptr, shape[0], cols)
+    partials = Partials(o_ptr, partial_lse_ptr, shape.rows, cols)
     parts = EqualParts(gl.to_tensor(0), gl.to_tensor(1), gl.to_tensor(config.splitk_partitions))
     first = gl.program_id(0) * block[1]
     o, lse = combine_rows(partials, parts, first, layout, block, False)
     row = first + gl.arange(0, block[1], lse.type.layout)
-    head = row % shape[2]
-    query = row // shape[2] % shape[1]
-    batch = row // (shape[1] * shape[2])
-    inside = row < shape[0]
+    head = row % shape.heads_q
+    query = row // shape.heads_q % shape.seq_q
+    batch = row // (shape.seq_q * shape.heads_q)
+    inside = row < shape.rows
     if has_sinks:
         factor, lse = with_sink(lse, gl.load(sinks_ptr + head))
         o = o * factor[:, None]
     if has_lse:
-        gl.store(lse_ptr + (batch * shape[2] + head).to(gl.int64) * shape[1] + query, lse * LN_2, mask=inside)
+        gl.store(lse_ptr + (batch * shape.heads_q + head).to(gl.int64) * shape.seq_q + query, lse * LN_2, mask=inside)
     col = gl.arange(0, cols, gl.SliceLayout(0, o.type.layout))
-    place = (batch.to(gl.int64) * out[1] + query.to(gl.int64) * out[2] + head.to(gl.int64) * out[3]) * 8
-    values = o.to(out[0].dtype.element_ty)
-    gl.store(out[0] + place[:, None] + col[None, :], values, mask=inside[:, None] & (col < shape[3])[None, :])
+    start = (batch.to(gl.int64) * out.batch + query.to(gl.int64) * out.token + head.to(gl.int64) * out.head) * 8
+    values = o.to(out.pointer.dtype.element_ty)
+    gl.store(out.pointer + start[:, None] + col[None, :], values, mask=inside[:, None] & (col < shape.dim_v)[None, :])
 
 
 def combine_source(config, has_sinks: bool, has_lse: bool) -> GluonASTSource:
@@ -56,10 +56,10 @@ def combine_source(config, has_sinks: bool, has_lse: bool) -> GluonASTSource:
     signature = {
         "o_ptr": "*fp32",
         "partial_lse_ptr": "*fp32",
-        "out": (f"*{config.dtype}", "i32", "i32", "i32"),
+        "out": StridedArgs(f"*{config.dtype}", "i32", "i32", "i32"),
         "lse_ptr": "*fp32",
         "sinks_ptr": "*fp32",
-        "shape": ("i32",) * 4,
+        "shape": CombineShape(),
         "config": "constexpr",
         "has_sinks": "constexpr",
         "has_lse": "constexpr",

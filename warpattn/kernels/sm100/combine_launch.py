@@ -10,6 +10,7 @@ from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands, run_strides
 
 from ..pieces.combine_config import CombineTile, Parts, allocate_parts
+from .sequence_args import CombineShape, StridedArgs
 
 OPTIONS = compile_options()
 
@@ -25,8 +26,8 @@ def combine_launch(checked: CheckedCall, x: Operands, choice: Choice, parts: Par
     p, config = checked.problem, choice.config
     rows = p.batch * p.seq_q * p.heads_q
     args = {
-        "o_ptr": parts.o, "partial_lse_ptr": parts.lse, "out": (x.out, *run_strides(x.out)), "lse_ptr": x.lse,
-        "sinks_ptr": x.sinks, "shape": (rows, p.seq_q, p.heads_q, p.dim_v),
+        "o_ptr": parts.o, "partial_lse_ptr": parts.lse, "out": StridedArgs(x.out, *run_strides(x.out)),
+        "lse_ptr": x.lse, "sinks_ptr": x.sinks, "shape": CombineShape(rows, p.seq_q, p.heads_q, p.dim_v),
     }  # fmt: skip
 
     def source() -> Any:

@@ -147,9 +147,9 @@ class FA4Config:
 
     @cached_property
     def BN(self) -> int:
-        """Keys of a tile, as many as S and O leave room for; a page divides it or it divides a page."""
-        room = self.m_pack * (TMEM_COLUMNS // 2 - max(self.padded_qk_depth, self.padded_ov_depth))
-        bn = max(0, min(self.max_bn, align_down(room, self.MMA_K)))
+        """Keys of a tile, as many as fit beside O; a page divides it or it divides a page."""
+        most = self.m_pack * (TMEM_COLUMNS // 2 - max(self.padded_qk_depth, self.padded_ov_depth))
+        bn = max(0, min(self.max_bn, align_down(most, self.MMA_K)))
         divides = self.page_size == 0 or bn == 0 or self.page_size % bn == 0 or bn % self.page_size == 0
         return bn if divides else power_below(bn - 1)
 

@@ -1,11 +1,11 @@
-"""Where rows of Q, K, V and O lie, for each kind of sequence; every kind loads (or stores) boxes of the same shape.
+"""Rows of Q, K, V and O in global memory, for each kind of sequence; all load (or store) boxes of the same shape.
 
       BatchRows       a batch entry: the map's own extents clip                     dense batches, Q and O of paged ones
       SequenceRows    rows that end at a length of their own (nvidia/clipped_rows.py)     ragged batches
       PagedRows       pages that a table names, clipped at the sequence's end      paged keys and values
       CopiedRows      the same row by row, by copies of the load warp's threads     those of pages too small for a box
 
-What lies past the end is read as zero, so P·V never meets what happens to be in memory there, and is not written.
+Rows past the end are read as zeros, so that P·V never meets stale memory, and are not written.
 """
 
 from triton.experimental import gluon
@@ -111,7 +111,7 @@ class PagedRows:
 
 @gluon.aggregate
 class CopiedRows:
-    """Keys of a sequence in pages, row by row: the tensor map's boxes of fewer than 8 rows cannot be placed in a
+    """Keys of a sequence in pages, row by row: boxes of fewer than 8 rows do not fit the atoms of a
     swizzled tile. Strides are in runs of 8 elements, 16 bytes, which a thread copies at once."""
 
     base: gl.tensor
@@ -123,8 +123,8 @@ class CopiedRows:
 
     @gluon.jit
     def copy(self, row, head, smem, column=0):
-        """A tile [1, rows, 1, cols] from a row and a column on; zeros past the end of the keys and of the head dim. It
-        is there, for the tensor core too, when this returns: a barrier only has to be told."""
+        """A tile [1, rows, 1, cols] from a row and a column on; zeros past the end of the keys and of the head dim.
+        When this returns the tensor core, too, sees it, so the caller only arrives on the barrier."""
         rows: gl.constexpr = smem.shape[1]
         cols: gl.constexpr = smem.shape[3]
         tile = smem.reshape([rows, cols])

@@ -22,21 +22,9 @@ from .sync import first_grid_index
 
 @gluon.jit
 def prefill_kernel(
-    q_desc,
-    k_desc,
-    v_desc,
-    o_desc,
-    lse_ptr,
-    sinks_ptr,
-    scale,
-    shape,
-    sequence_args,
-    mask_args,
-    score_args,
-    config: gl.constexpr,
-    functions: gl.constexpr,
-    traits: gl.constexpr,
-):
+    q_desc, k_desc, v_desc, o_desc, lse_ptr, sinks_ptr, scale, shape, sequence_args, mask_args, score_args,
+    config: gl.constexpr, functions: gl.constexpr, traits: gl.constexpr,
+):  # fmt: skip
     """Attention forward, or one part of the keys of it.
 
     `shape` is a `Shape` and `sequence_args` one of the classes of sequence_args.py; `functions` is (keep, span, score),
@@ -63,13 +51,14 @@ def prefill_kernel(
     memory = make_memory(config)
     k, v = make_rings(config)
     ctx = Context(sources, memory, k, v, make_barriers(config), work, tile, run, mods, scale, config, traits)
+    workers: gl.constexpr = config.topology.workers
     fence_async_shared()
     if config.num_q == 1:
-        start_1q(ctx)
+        start_1q(ctx, workers)
     elif config.pair_cta:
-        start_pair(ctx)
+        start_pair(ctx, workers)
     else:
-        start_2q(ctx)
+        start_2q(ctx, workers)
 
 
 @gluon.jit

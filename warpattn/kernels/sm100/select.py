@@ -15,6 +15,7 @@ from .launch import prefill_launch
 from .mla.config import choose_latent
 from .mla.launch import key_box, latent_launches
 from .prefill_1q.config import choose_1q
+from .prefill_2cta.config import NOT_CHOSEN
 from .prefill_2q.config import choose_2q, prefill_config
 from .sequence_args import key_args
 from .traits import Traits
@@ -32,7 +33,8 @@ def choose(problem: Problem, target: Arch) -> Choice:
     one = choose_1q(problem, config, target)
     if one is not None:
         return replace(one, reasons=(*one.reasons, *reasons, COPY_RULE))
-    return choose_2q(problem)
+    two = choose_2q(problem)
+    return replace(two, reasons=(*two.reasons, NOT_CHOSEN))
 
 
 def list_launches(checked: CheckedCall, x: Operands, sequence: Sequence, options: PlanOptions) -> tuple[Launch, ...]:

@@ -6,88 +6,40 @@ their fields.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections import namedtuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from warpattn.problem.launch import TensorMap
-from warpattn.problem.operands import Operands
+from warpattn.problem.operands import RUN, Operands
 from warpattn.sequences import PagedKV, Ragged, Sequence
 
 from ..nvidia.clipped_map import clipped_map
 from .config import FA4Config
 from .traits import LEAST_ROWS, STORE_COLUMNS
 
-
-class Shape(NamedTuple):
-    """Lengths of the problem, in total for ragged batches; `tiles` of queries."""
-
-    seq_q: Any = "i32"
-    seq_k: Any = "i32"
-    heads_q: Any = "i32"
-    tiles: Any = "i32"
-
-
-class StridedArgs(NamedTuple):
-    """A (batch, token, head) array in global memory, and its strides."""
-
-    pointer: Any
-    batch: Any = "i64"
-    token: Any = "i64"
-    head: Any = "i64"
-
-
-class Lengths(NamedTuple):
-    """Lengths of a problem of latent attention."""
-
-    seq_q: Any = "i32"
-    seq_k: Any = "i32"
-
-
-class MapRows(NamedTuple):
-    """Rows of a tensor map of sequences, in offsets: `step` from one sequence (or page) to the next, `unit` from one
-    row to the next; see nvidia/clipped_rows.py."""
-
-    step: Any = "i32"
-    unit: Any = "i32"
-
-
-class RunRows(NamedTuple):
-    """Rows that are copied one by one, in runs of 8 elements: strides of pages, rows and heads, and a head's size."""
-
-    page: Any = "i64"
-    row: Any = "i64"
-    head: Any = "i64"
-    runs: Any = "i32"
-
-
-class TableArgs(NamedTuple):
-    """Keys of each sequence, and their pages: int32 entries, from a sequence to the next, pages of the cache."""
-
-    lengths: Any = "*i32"
-    entries: Any = "*i32"
-    stride: Any = "i64"
-    pages: Any = "i32"
-
-
-class RaggedArgs(NamedTuple):
-    """Where sequences start, and the rows of the operands."""
-
-    cu_q: Any = "*i32"
-    cu_k: Any = "*i32"
-    q: Any = MapRows()
-    k: Any = MapRows()
-    v: Any = MapRows()
-    o: Any = MapRows()
-
-
-class PagedArgs(NamedTuple):
-    """The block table, and the rows of pages: `MapRows`, or `RunRows` where no box of a map fits into a page."""
-
-    table: Any
-    k: Any
-    v: Any
+I32, I64, INDICES = "i32", "i64", "*i32"
+# Lengths of the problem, in total for ragged batches; `tiles` of queries.
+Shape = namedtuple("Shape", "seq_q seq_k heads_q tiles", defaults=[I32] * 4)
+# The same for latent attention.
+Lengths = namedtuple("Lengths", "seq_q seq_k", defaults=[I32] * 2)
+# Rows of the workspace's parts, and the problem that they belong to.
+CombineShape = namedtuple("CombineShape", "rows seq_q heads_q dim_v", defaults=[I32] * 4)
+# A (batch, token, head) array in global memory, and its strides.
+StridedArgs = namedtuple("StridedArgs", "pointer batch token head", defaults=[I64] * 3)
+# Rows of a tensor map of sequences, in offsets: `step` from one sequence (or page) to the next, `unit` from one row to
+# the next; see nvidia/clipped_rows.py.
+MapRows = namedtuple("MapRows", "step unit", defaults=[I32] * 2)
+# Rows that are copied one by one, in runs of 16 bytes: strides of pages, rows and heads, and a head's size.
+RunRows = namedtuple("RunRows", "page row head runs", defaults=[I64, I64, I64, I32])
+# Keys of each sequence, and their pages: entries, from a sequence to the next, pages of the cache.
+TableArgs = namedtuple("TableArgs", "lengths entries stride pages", defaults=[INDICES, INDICES, I64, I32])
+# Where sequences start, and the rows (`MapRows`) of the operands.
+RaggedArgs = namedtuple("RaggedArgs", "cu_q cu_k q k v o", defaults=[INDICES, INDICES, *[MapRows()] * 4])
+# The block table, and the rows of pages: `MapRows`, or `RunRows` where no box of a map fits into a page.
+PagedArgs = namedtuple("PagedArgs", "table k v")
 
 
 def sequence_types(kind: str, copied: bool) -> tuple[Any, ...]:
@@ -131,8 +83,8 @@ def key_args(x: Operands, sequence: Sequence, box: tuple[int, int, int]) -> dict
 
 def _run_rows(pages: Tensor) -> RunRows:
     """The rows of (pages, rows, heads, dim)."""
-    page, row, head = (stride // 8 for stride in pages.stride()[:3])
-    return RunRows(page, row, head, pages.shape[3] // 8)
+    page, row, head = (stride // RUN for stride in pages.stride()[:3])
+    return RunRows(page, row, head, pages.shape[3] // RUN)
 
 
 def _rows_map(name: str, x: Tensor, rows: int, heads: int, cols: int) -> tuple[TensorMap, MapRows]:

@@ -1,7 +1,7 @@
 """LatentConfig: the shape of the Blackwell decode kernel for latent attention (MLA, absorbed), as a value.
 
 A token's key is [latent 512 | rotary 64] and its value the latent again. With 128 rows the output would fill tensor
-memory; 64 rows take 16 lanes of every 32, so that the output's 512 columns lie in 256 and scores have room:
+memory; 64 rows take 16 lanes of every 32, so that the output's 512 columns take 256 and scores fit:
 
       shared memory   queries 64 × 576: 72 KiB, P 8 KiB, key tiles 64 × 576: 72 KiB a slot, two slots: 224 of 227 KiB
       tensor memory   O 64 × 512: 256 columns, S 64 × 64: 64 columns, of 512
@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from warpattn.kernels.topology import Edge, Role, Signal, Topology
 from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
+from warpattn.problem.element import Element
 from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, PlanOptions
 from warpattn.problem.operands import COPY_RULE
 
@@ -30,7 +31,7 @@ ROLES = (Role("attend", 4, 256), Role("mma", 1, 48), Role("load", 1, 168))
 class LatentConfig:
     """Tiles of one compiled kernel: `BM` rows (tokens × heads of a group) against `BN` keys at a time."""
 
-    dtype: str  # "bf16" | "fp16"
+    element: Element  # of queries, keys and the output
     dim_qk: int
     dim_v: int
     page_size: int = 0  # 0: not paged
@@ -38,6 +39,10 @@ class LatentConfig:
     BM: int = 64
     BN: int = 64
     stages: int = 2
+
+    @property
+    def dtype(self) -> str:
+        return self.element.name
 
     @property
     def half(self) -> int:
@@ -61,7 +66,7 @@ class LatentConfig:
     @property
     def tile_bytes(self) -> int:
         """Of a key tile."""
-        return 2 * self.BN * self.dim_qk
+        return self.element.bytes * self.BN * self.dim_qk
 
     @property
     def topology(self) -> Topology:
@@ -69,7 +74,7 @@ class LatentConfig:
         ring = Edge("keys", "load", ("mma",), self.stages, self.tile_bytes)
         attend, mma = (("attend",),), (("mma",),)
         signals = (Signal("q", attend), Signal("s", mma), Signal("p", attend), Signal("o", mma))
-        return Topology(ROLES, (ring,), 2 * self.BM * (self.dim_qk + self.BN), signals)
+        return Topology(ROLES, (ring,), self.element.bytes * self.BM * (self.dim_qk + self.BN), signals)
 
     @property
     def smem_used(self) -> int:
@@ -83,7 +88,7 @@ class LatentConfig:
 
 def choose_latent(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTIONS) -> Choice:
     """The choice for latent attention of a few tokens over dense or paged keys."""
-    config = LatentConfig(problem.element.name, problem.dim_qk, problem.dim_v, problem.page_size)
+    config = LatentConfig(problem.element, problem.dim_qk, problem.dim_v, problem.page_size)
     tiles = -(-problem.seq_q * problem.heads_q // problem.heads_kv // config.BM)
     ctas = tiles * problem.heads_kv * problem.batch
     fits = (p for p in SPLITS if ctas * p <= target.processors and problem.seq_k >= KEYS_PER_PART * p)
@@ -97,7 +102,7 @@ def choose_latent(problem: Problem, target: Arch, options: PlanOptions = DEFAULT
             f"grid {tiles * parts} x {problem.heads_kv} x {problem.batch}, the keys of a tile in {parts} parts",
         )
 
-    once = "64 rows, of 16 lanes in 32: the output's 512 columns take half of tensor memory, and scores have room"
+    once = "64 rows, of 16 lanes in 32: the output's 512 columns take half of tensor memory, so scores fit"
     split = INVARIANT if options.batch_invariant else f"{ctas} tiles on {target.processors} SMs, {parts} CTAs for each"
     grid = (tiles * parts, problem.heads_kv, problem.batch)
     return Choice("mla", config, grid, lines, (once, split, COPY_RULE), partitions=parts)

@@ -27,21 +27,9 @@ from .mma import mma_role
 
 @gluon.jit
 def latent_kernel(
-    q,
-    k_desc,
-    v_desc,
-    out,
-    lse,
-    sinks_ptr,
-    scale,
-    shape,
-    sequence_args,
-    mask_args,
-    score_args,
-    config: gl.constexpr,
-    functions: gl.constexpr,
-    traits: gl.constexpr,
-):
+    q, k_desc, v_desc, out, lse, sinks_ptr, scale, shape, sequence_args, mask_args, score_args,
+    config: gl.constexpr, functions: gl.constexpr, traits: gl.constexpr,
+):  # fmt: skip
     """Attention of a few query tokens with head dims 576 and 512.
 
     q, out: `StridedArgs`, strides in units of 8 elements; lse: the same in elements. shape: `Lengths`. sequence_args:

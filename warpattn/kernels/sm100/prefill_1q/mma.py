@@ -2,8 +2,8 @@
 
       S0 = Q·K0, S1 = Q·K1, then for n = 0, 1, …:  O(n%2) += P·Vn, S(n%2) = Q·K(n+2)
 
-Two products lie between making S and using its P, as with two query tiles. S is overwritten right behind the P·V that
-read its P: products retire in the order in which they are issued.
+Two products separate making S from using its P, as with two query tiles. S is overwritten directly after the P·V that
+reads its P: products retire in the order in which they are issued.
 """
 
 from triton.experimental import gluon

@@ -11,7 +11,8 @@
 
 A product of the pair reads both halves of its operands and each CTA keeps its rows of the result, so K and V are loaded
 and held once for 512 rows: rings are twice as deep and shared memory is read half as often. CTA 0, the leader, issues
-the products: barriers for what they read are its own (`two_ctas`), and commits arrive in both CTAs. Dense batches.
+the products: barriers for what they read are its own (`two_ctas`), and commits arrive in both CTAs. Dense batches; no
+plan chooses it (config.py).
 """
 
 from triton.experimental import gluon
@@ -24,10 +25,7 @@ from .softmax import softmax_role
 
 
 @gluon.jit
-def start_pair(ctx):
+def start_pair(ctx, workers: gl.constexpr):
     """Run every role in its warps; a tile of a dense batch has at least one row and one key tile."""
-    workers: gl.constexpr = ctx.config.topology.workers
-    gl.warp_specialize(
-        [(correct_tiles, (ctx,)), (softmax_role, (ctx, 0)), (softmax_role, (ctx, 1)), (multiply_tiles, (ctx,)),
-         (load_tiles, (ctx,))], workers.warps, workers.registers,
-    )  # fmt: skip
+    gl.warp_specialize([(correct_tiles, (ctx,)), (softmax_role, (ctx, 0)), (softmax_role, (ctx, 1)),
+                        (multiply_tiles, (ctx,)), (load_tiles, (ctx,))], workers.warps, workers.registers)  # fmt: skip

@@ -1,9 +1,9 @@
 """Softmax warpgroups of the pair kernel: every CTA for its 128 rows of each query tile.
 
-What differs from the kernel of one CTA: warpgroups arrive as a whole (an arrival on the leader's barrier comes from the
-other CTA), and rows decide one by one whether their reference maximum moves. A CTA in which one has moved rescales O. A
-row is worked on in quarters: with a half and two quarters the code compiled in 3/4 of the time, but spilled 43 times,
-not 3.
+What differs from the kernel of one CTA: warpgroups arrive as a whole (the other CTA, too, arrives on the leader's
+barrier), and rows decide one by one whether their reference maximum moves. A CTA in which one has moved rescales O. A
+row is computed in quarters: with a half and two quarters the code compiled in 3/4 of the time, but spilled 43 times
+instead of 3.
 """
 
 from triton.experimental import gluon

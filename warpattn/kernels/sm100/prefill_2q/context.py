@@ -3,7 +3,7 @@
       shared memory   Q0 Q1 │ K/V slots │ scale of each row │ barriers        (O leaves through that of Q)
       tensor memory   S0 (P0 over it) │ S1 (P1 over it) │ O0 │ O1             512 columns of 128 lanes
 
-Barriers, in the order in which they lie in memory (`wg` is a softmax warpgroup and its query tile):
+Barriers (`wg` is a softmax warpgroup and its query tile):
 
       s_consumer[wg][part]   P's part is written (and, for part 0, O is rescaled)     4 or 4 + 4 warps  -> MMA
       c_producer[wg]         the scale of O is in shared memory                       4 softmax warps   -> correction
@@ -73,7 +73,7 @@ class Barriers:
 
 @gluon.aggregate
 class Barriers2Q(Barriers):
-    q1: gl.shared_memory_descriptor  # [1, 1]: the first query tile comes with K0
+    q1: gl.shared_memory_descriptor  # [1, 1]; the first query tile shares K0's barrier
 
 
 @gluon.aggregate

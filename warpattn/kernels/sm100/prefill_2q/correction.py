@@ -14,7 +14,7 @@ from triton.experimental.gluon.language.nvidia.blackwell import mul2
 
 from ..sync import any_greater_of_role, await_signal, notify
 
-COLUMNS = gl.constexpr(16)  # of O at a time, so that the role gets by with few registers
+COLUMNS = gl.constexpr(16)  # of O at a time, so that the role needs few registers
 
 
 @gluon.jit

@@ -19,10 +19,7 @@ from .softmax import softmax_role
 
 
 @gluon.jit
-def start_2q(ctx):
-    """Run every role in its warps."""
-    workers: gl.constexpr = ctx.config.topology.workers
-    gl.warp_specialize(
-        [(correction_role, (ctx,)), (softmax_role, (ctx, 0)), (softmax_role, (ctx, 1)), (mma_role, (ctx,)),
-         (load_role, (ctx,))], workers.warps, workers.registers,
-    )  # fmt: skip
+def start_2q(ctx, workers: gl.constexpr):
+    """Run every role in its warps; the topology lists them in this order."""
+    gl.warp_specialize([(correction_role, (ctx,)), (softmax_role, (ctx, 0)), (softmax_role, (ctx, 1)),
+                        (mma_role, (ctx,)), (load_role, (ctx,))], workers.warps, workers.registers)  # fmt: skip

@@ -4,7 +4,7 @@
                                                  then for n = 1 …:  S0 = Q0·Kn, O1 += P1·Vn-1, S1 = Q1·Kn, O0 += P0·Vn,
                                                  and last O1 += P1·Vlast
 
-Two products always lie between making S and using its P, so the softmax of one query tile runs beside the products of
+Two products always separate making S from using its P, so the softmax of one query tile runs beside the products of
 the other. Nothing waits before S is overwritten: its P was used by a product issued earlier, and products retire in
 their order. A P·V is issued in parts of 3/4 and 1/4 of the keys: the second part of P is written while the first runs.
 """

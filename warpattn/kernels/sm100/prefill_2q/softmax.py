@@ -118,7 +118,7 @@ def visible_part(ctx, s, n, key, wg: gl.constexpr):
     """A part of key tile number `n` whose first column is key number `key`.
 
     Part by part, each behind a branch of its own: score and mask of a whole row at once need more registers than there
-    are (ALiBi at head dim 128: 185 stores and 316 loads of spilled ones). Functions that load go by fewer columns yet.
+    are (ALiBi at head dim 128: 185 stores and 316 loads of spilled ones). Functions that load take fewer columns.
     """
     width: gl.constexpr = s.shape[1]
     loads: gl.constexpr = len(ctx.mods.mask_args) + len(ctx.mods.score_args) > 0
