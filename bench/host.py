@@ -57,7 +57,8 @@ def planned_step(seed: int = 0) -> dict[str, Any]:
     case = decode_cases.Case("host-step", (130, 70), 8, 2, 16)
     x = decode_cases.make(case, inputs.default_device(), seed)
     kv = wa.PagedKV(x.k, x.v, cast("torch.Tensor", x.table), x.lengths)
-    plan, settled = (wa.DecodePlan(x.q, kv, mask=wa.Causal(), cache_settled=promise) for promise in (False, True))
+    plan = wa.DecodePlan(x.q, kv, mask=wa.Causal())
+    settled = wa.DecodePlan(x.q, kv, mask=wa.Causal(), kv_ready_before_dependency=True)
     k_new, v_new = (x.q[:, :, first : first + case.heads_kv].contiguous() for first in (0, case.heads_kv))
     calls: dict[str, Callable[[], object]] = {
         "plan": lambda: plan(x.q, kv),

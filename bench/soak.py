@@ -106,7 +106,7 @@ class Server:
         new = [torch.randn(len(slots), tokens, KV_HEADS, DIM, **draw) for _ in range(2)]
         plan = None
         if tokens <= MOST_PLANNED and self.chance.random() < 0.3:  # made first, so that appending directly precedes
-            plan = wa.DecodePlan(q, kv, mask=mask, sinks=self.sinks, cache_settled=True)
+            plan = wa.DecodePlan(q, kv, mask=mask, sinks=self.sinks, kv_ready_before_dependency=True)
             self.done["of them planned, with a settled cache"] += 1
         wa.append_paged(kv.k_pages, kv.v_pages, kv.block_table, kv.lengths, *new)
         out = wa.attention_paged(q, kv, mask=mask, sinks=self.sinks) if plan is None else plan(q, kv)

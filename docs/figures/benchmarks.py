@@ -109,9 +109,9 @@ def _decode(found: dict[str, dict[str, Any]]) -> list[str]:
         "sequences with lengths after Zipf's law, from 32 Ki down to 512 and to 1; `mla` is latent attention, 576/512, "
         "whose latents are read once. A peer's × is its time over warpattn's in its own run; that of `fa4` was on "
         "another H200, with earlier code and 0.25 to 2 GiB of inputs in turn. `warpattn:settled=1` is a `DecodePlan` "
-        "with `cache_settled`, which latent attention ignores. `read` only reads the keys and values, in tiles like "
-        "warpattn's. `-tc` is FlashInfer's kernel with tensor cores (of latent attention its fa3 kernel, the other one "
-        "fa2).",
+        "with `kv_ready_before_dependency`, which latent attention ignores. `read` only reads the keys and values, in "
+        "tiles like warpattn's. `-tc` is FlashInfer's kernel with tensor cores (of latent attention its fa3 kernel, "
+        "the other one fa2).",
         "",
         "![TB/s of each case of decode](figures/decode.svg)",
         "",
