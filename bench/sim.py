@@ -18,7 +18,7 @@ import torch
 
 from bench.cases import Case, find
 from warpattn.kernels.sm90.prefill.config import SM90Config, arrange
-from warpattn.kernels.sm90.select import prefill
+from warpattn.kernels.sm90.prefill.launch import list_launches
 from warpattn.masks import Causal, Full
 from warpattn.problem import Call, validate
 from warpattn.problem.arch import ARCHS
@@ -57,10 +57,9 @@ def simulate(
     ready = validate(Call(q, k, v, Dense(), mask, backend="simulate:sm90"))
     out = torch.empty(1, rows, 1, case.dim_v, dtype=dtype)
     options = simulated.Options(timing=timing, programs=1 if timing else simulated.PROGRAMS)
-    choice = planned(ready.problem).choice
-    if config is not None:
-        choice = arrange(ready.problem, ARCHS["sm90"], config, "asked for")
-    report = simulated.run_launch(prefill(ready, Operands(q, k, v, out, None, None), choice), options)
+    choice = None if config is None else arrange(ready.problem, ARCHS["sm90"], config, "given")
+    (launch,) = list_launches(ready, Operands(q, k, v, out, None, None), choice)
+    report = simulated.run_launch(launch, options)
     if not report.clean:
         raise RuntimeError(str(report))
     return report

@@ -66,9 +66,9 @@ def test_a_size_beyond_a_tables_tensor_and_an_unknown_address_are_found():
     (finding,) = run(kernels.grouped_kernel, (3,), args).findings
     assert finding.kind == "OutOfBounds" and finding.buffer == "tables[1]"
     tensors, args = groups()
-    args["tables"] = PointerTable(tensors, torch.tensor([tensors[0].data_ptr(), 16, tensors[2].data_ptr()]))
+    args["tables"] = PointerTable(tensors, torch.tensor([tensors[0].data_ptr(), 1 << 60, tensors[2].data_ptr()]))
     (finding,) = run(kernels.grouped_kernel, (3,), args).findings
-    assert finding.kind == "OutOfBounds" and "0x10, which belongs to no argument" in str(finding)
+    assert finding.kind == "OutOfBounds" and "0x1000000000000000, which belongs to no argument" in str(finding)
 
 
 def test_integers_are_the_callers_addresses():

@@ -247,6 +247,12 @@ def test_random_batches(lengths, programs, seed, case, kv_ready):
     check(case, programs, schedule="random", seed=seed)
 
 
+@pytest.mark.parametrize("keys", [257, 129])
+def test_an_invariant_batch_of_one_length_stays_in_its_workspace(keys):
+    """Five key tiles are three units of two; four CTAs would cut two heads evenly at four units each."""
+    check(Decode((keys,), page=64, heads=4, heads_kv=2, invariant=True, config=(("schedule.unit", 2),)), programs=4)
+
+
 def test_nothing_visible():
     ran = check(Decode((100, 0), page=64, tokens=2, mask=CustomMask(lambda b, h, q, k: k < 0)))
     assert not ran.out.any() and torch.isneginf(ran.lse).all()

@@ -60,9 +60,10 @@ def partition(total, ctas, head_overhead):
 
 
 @gluon.jit
-def partition_heads(plain, heads, units, ctas, shape, growth: gl.constexpr):
+def partition_heads(plain, heads, units, ctas, shape, growth: gl.constexpr, invariant: gl.constexpr):
     """`heads` heads of equally many `units` over `ctas` CTAs, in ranges that end at heads or at equal parts of heads;
-    or the partition `plain`, if a range would otherwise grow by more than `growth` units.
+    or the partition `plain`, if a range would otherwise grow by more than `growth` units. With `invariant` no head is
+    padded: every unit of the queue has a workspace slot, and padding would have none.
 
     shape: has `splits`, the parts of a head, and `whole`, the heads of a CTA; one of them is 1 (see `EvenCut`).
     """
@@ -70,6 +71,8 @@ def partition_heads(plain, heads, units, ctas, shape, growth: gl.constexpr):
     padded = gl.where(shape.splits > 1, (units + size - 1) // gl.maximum(size, 1) * size, units)
     total = heads * units
     fits = (heads * padded <= size * ctas) & ((size - growth) * ctas <= total)
+    if invariant:
+        fits = fits & (padded == units)
     return plain.unless(fits, StreamK(heads * padded, size, gl.to_tensor(0), padded - units))
 
 

@@ -169,7 +169,8 @@ def partition_uniform(ctas, keys, work, mods, config: gl.constexpr):
     heads = work.batch * work.tiles * work.heads
     units = row_tile_at(gl.to_tensor(0), keys, work, mods, config).units
     plain = partition(units * heads, ctas, gl.to_tensor(0))
-    return units, partition_heads(plain, heads, units, ctas, work, config.max_growth)
+    invariant: gl.constexpr = config.schedule.invariant
+    return units, partition_heads(plain, heads, units, ctas, work, config.max_growth, invariant)
 
 
 @gluon.jit
@@ -180,7 +181,8 @@ def partition_block(units, ctas, work, config: gl.constexpr):
     total = gl.sum(units, 0)
     most = gl.max(units, 0)
     plain = partition((total + row_tiles * overhead) * work.heads, ctas, overhead)
-    even = partition_heads(plain, row_tiles * work.heads, most, ctas, work, config.max_growth)
+    invariant: gl.constexpr = config.schedule.invariant
+    even = partition_heads(plain, row_tiles * work.heads, most, ctas, work, config.max_growth, invariant)
     return plain.unless(total == most * row_tiles, even)
 
 

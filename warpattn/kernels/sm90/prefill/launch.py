@@ -14,10 +14,10 @@ from .config import PrefillShape, choose
 OPTIONS = compile_options()
 
 
-def list_launches(checked: CheckedCall, x: Operands) -> tuple[Launch, ...]:
-    """The one launch of a dense call."""
+def list_launches(checked: CheckedCall, x: Operands, choice: Choice | None = None) -> tuple[Launch, ...]:
+    """The one launch of a dense call, with the planner's choice or a given one."""
     problem = checked.problem
-    choice = choose(problem, ARCHS["sm90"])
+    choice = choose(problem, ARCHS["sm90"]) if choice is None else choice
     mask, score = programs(checked)
     args = {
         "q_desc": x.q, "k_desc": x.k, "v_desc": x.v, "o_desc": x.out, "lse_ptr": x.lse, "sinks_ptr": x.sinks,
