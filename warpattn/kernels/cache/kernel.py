@@ -35,20 +35,9 @@ class NewToken:
 
 @gluon.jit
 def append_kernel(
-    k_pages,
-    v_pages,
-    k_new,
-    v_new,
-    table,
-    lengths,
-    cos,
-    sin,
-    shape,
-    dims: gl.constexpr,
-    rotation: gl.constexpr,
-    lanes: gl.constexpr,
-    trigger_dependents: gl.constexpr,
-):
+    k_pages, v_pages, k_new, v_new, table, lengths, cos, sin, shape,
+    dims: gl.constexpr, rotation: gl.constexpr, lanes: gl.constexpr, trigger_dependents: gl.constexpr,
+):  # fmt: skip
     """k_pages, v_pages, k_new, v_new: `Rows`. table, cos, sin: `Table`. shape: `AppendShape`. dims: head dims of K and
     V. lanes: of a warp. trigger_dependents: whether the next launch may start at once. Grid: (sequences * tokens,
     blocks of HEADS heads)."""

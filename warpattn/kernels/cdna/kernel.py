@@ -28,22 +28,9 @@ class Context:
 
 @gluon.jit
 def attention_kernel(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    indices,
-    scale,
-    strides,
-    shape,
-    mask_args,
-    score_args,
-    sinks_ptr,
-    o_ptr,
-    lse_ptr,
-    config: gl.constexpr,
-    functions: gl.constexpr,
-    traits: gl.constexpr,
-):
+    q_ptr, k_ptr, v_ptr, indices, scale, strides, shape, mask_args, score_args, sinks_ptr, o_ptr, lse_ptr,
+    config: gl.constexpr, functions: gl.constexpr, traits: gl.constexpr,
+):  # fmt: skip
     """Attention forward. `indices`, `strides` and `shape` are the named tuples of `config`; `functions` is
     (conditions of the mask, span, score), see `signature.keep_functions`.
 
@@ -63,17 +50,9 @@ def attention_kernel(
 
 @gluon.jit
 def combine_kernel(
-    o_parts,
-    lse_parts,
-    o_ptr,
-    lse_ptr,
-    sinks_ptr,
-    indices,
-    strides,
-    shape,
-    config: gl.constexpr,
-    traits: gl.constexpr,
-):
+    o_parts, lse_parts, o_ptr, lse_ptr, sinks_ptr, indices, strides, shape,
+    config: gl.constexpr, traits: gl.constexpr,
+):  # fmt: skip
     """Combine the parts of a tile. Grid: (tiles, blocks of `config.combine_rows` rows); arguments as in
     `attention_kernel`."""
     tensors = Tensors(o_ptr, o_ptr, o_ptr, o_ptr, lse_ptr, sinks_ptr, indices, strides)

@@ -17,16 +17,9 @@ from .sequence_args import CombineShape, StridedArgs
 
 @gluon.jit
 def combine_kernel(
-    o_ptr,
-    partial_lse_ptr,
-    out,
-    lse_ptr,
-    sinks_ptr,
-    shape,
-    config: gl.constexpr,
-    has_sinks: gl.constexpr,
-    has_lse: gl.constexpr,
-):
+    o_ptr, partial_lse_ptr, out, lse_ptr, sinks_ptr, shape,
+    config: gl.constexpr, has_sinks: gl.constexpr, has_lse: gl.constexpr,
+):  # fmt: skip
     """`out`: `StridedArgs`, strides in units of 8 elements; `shape`: `CombineShape`. Grid: blocks of rows."""
     cols: gl.constexpr = config.padded_ov_depth
     layout: gl.constexpr = combine_layout(cols)

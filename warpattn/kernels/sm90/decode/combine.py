@@ -44,18 +44,9 @@ def publish_grid(tickets, work):
 
 @gluon.jit
 def decode_combine_kernel(
-    out,
-    keys,
-    workspace,
-    lse_ptr,
-    sinks_ptr,
-    shape,
-    mask_args,
-    config: gl.constexpr,
-    functions: gl.constexpr,
-    has_sinks: gl.constexpr,
-    has_lse: gl.constexpr,
-):
+    out, keys, workspace, lse_ptr, sinks_ptr, shape, mask_args,
+    config: gl.constexpr, functions: gl.constexpr, has_sinks: gl.constexpr, has_lse: gl.constexpr,
+):  # fmt: skip
     """Arguments as in `decode_kernel`. Grid: (row tiles * key heads, blocks of rows, blocks of columns)."""
     mods = Modifiers(functions[0], functions[1], functions[2], mask_args, mask_args)
     stored = key_cache(keys, keys, keys)

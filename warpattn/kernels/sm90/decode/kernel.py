@@ -40,23 +40,9 @@ def consumer_role(ctx):
 
 @gluon.jit
 def decode_kernel(
-    k,
-    v,
-    q,
-    out,
-    keys,
-    workspace,
-    lse_ptr,
-    sinks_ptr,
-    scale,
-    shape,
-    mask_args,
-    score_args,
-    config: gl.constexpr,
-    functions: gl.constexpr,
-    has_sinks: gl.constexpr,
-    has_lse: gl.constexpr,
-):
+    k, v, q, out, keys, workspace, lse_ptr, sinks_ptr, scale, shape, mask_args, score_args,
+    config: gl.constexpr, functions: gl.constexpr, has_sinks: gl.constexpr, has_lse: gl.constexpr,
+):  # fmt: skip
     """Attention of a few query tokens.
 
     q, out: `StridedRows`. k, v: `MappedRows`, or `StridedRows` if the config gathers. keys: `KeyIndex`. workspace:

@@ -33,23 +33,9 @@ def attend_right(ctx):
 
 @gluon.jit
 def mla_kernel(
-    k,
-    v,
-    q,
-    out,
-    keys,
-    workspace,
-    lse_ptr,
-    sinks_ptr,
-    scale,
-    shape,
-    mask_args,
-    score_args,
-    config: gl.constexpr,
-    functions: gl.constexpr,
-    has_sinks: gl.constexpr,
-    has_lse: gl.constexpr,
-):
+    k, v, q, out, keys, workspace, lse_ptr, sinks_ptr, scale, shape, mask_args, score_args,
+    config: gl.constexpr, functions: gl.constexpr, has_sinks: gl.constexpr, has_lse: gl.constexpr,
+):  # fmt: skip
     """Arguments and grid as in `decode_kernel`; the kernel reads the rotary columns through `k`, the latents through
     `v`."""
     mods = Modifiers(functions[0], functions[1], functions[2], mask_args, score_args)

@@ -32,22 +32,9 @@ def attend_2(ctx):
 
 @gluon.jit
 def prefill_kernel(
-    q_desc,
-    k_desc,
-    v_desc,
-    o_desc,
-    lse_ptr,
-    sinks_ptr,
-    counter_ptr,
-    scale,
-    shape,
-    mask_args,
-    score_args,
-    config: gl.constexpr,
-    functions: gl.constexpr,
-    has_sinks: gl.constexpr,
-    has_lse: gl.constexpr,
-):
+    q_desc, k_desc, v_desc, o_desc, lse_ptr, sinks_ptr, counter_ptr, scale, shape, mask_args, score_args,
+    config: gl.constexpr, functions: gl.constexpr, has_sinks: gl.constexpr, has_lse: gl.constexpr,
+):  # fmt: skip
     """Attention forward of a dense problem.
 
     `shape` is a `PrefillShape`; `functions` is (keep, span, score), see `Modifiers`. Grid: any number of CTAs up to

@@ -59,23 +59,9 @@ class VarlenTensors:
 
 @gluon.jit
 def prefill_varlen_kernel(
-    q_desc,
-    o_desc,
-    k_source,
-    v_source,
-    list_ptr,
-    table_ptr,
-    lse_ptr,
-    sinks_ptr,
-    scale,
-    shape,
-    mask_args,
-    score_args,
-    config: gl.constexpr,
-    functions: gl.constexpr,
-    has_sinks: gl.constexpr,
-    has_lse: gl.constexpr,
-):
+    q_desc, o_desc, k_source, v_source, list_ptr, table_ptr, lse_ptr, sinks_ptr, scale, shape, mask_args, score_args,
+    config: gl.constexpr, functions: gl.constexpr, has_sinks: gl.constexpr, has_lse: gl.constexpr,
+):  # fmt: skip
     """Attention forward of a ragged batch or over a paged cache.
 
     `k_source` and `v_source` are each a `ClippedMap`, or a `StridedRows` if `config.box` is 0; `shape` is a
