@@ -1,0 +1,113 @@
+"""A backward call: what it reads, what it writes, and what is known of it before its tensors are.
+
+    L = sum(dout · out) + sum(dlse · lse)        forward: s = scale · q·k, x = f(s), p = exp(x - lse), out = Σ p · v
+
+    dv = Σ pᵀ · dout         ds = p · (dout·v - delta) · f'(s)         dq = scale · ds · k         dk = scale · dsᵀ · q
+    delta = Σ dout · out - dlse  (of a row)        dsinks = -Σ exp(sink - lse) · delta  (over the rows of a head)
+
+    CheckedBackward ─┐
+    Gradients ───────┴─► kernels/<arch>/backward/launch.py  list_backward_launches(checked, x, sequence) -> launches
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from warpattn.language.nodes import Program
+from warpattn.problem.operands import addressable
+from warpattn.problem.problem import CheckedCall
+
+__all__ = ["CheckedBackward", "Gradients", "fitted_gradients", "fp32_fields", "without_tiles", "write_back"]
+
+
+class Gradients(NamedTuple):
+    """Tensors of one backward call; shapes as the forward has them, so (B, S, H, D) or (total, H, D).
+
+    Every gradient is written whole. What nobody wants is a tensor all the same: the kernels make all of them together.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor  # the forward's
+    lse: Tensor  # the forward's, fp32 (B, Hq, Sq) or (Hq, total_q), sinks included, contiguous; -inf: saw nothing
+    dout: Tensor  # shape and dtype of out
+    dlse: Tensor | None  # shape of lse, fp32, contiguous; None is 0
+    sinks: Tensor | None  # (Hq,) fp32
+    dq: Tensor  # shape and dtype of q, any strides without overlap
+    dk: Tensor
+    dv: Tensor
+    dsinks: Tensor | None  # (Hq,) fp32; None: not wanted
+
+
+@dataclass(frozen=True, eq=False)
+class CheckedBackward:
+    """A checked backward call.
+
+    `forward` is that of the forward: backend, problem, traced mask and score, scale. `slope` is the derivative of the
+    score by s: one output over the symbols of the score's program and its tensors, in their order; None where it is 1
+    everywhere. `deterministic`: dq has the same bits in every run; dk, dv and dsinks always have.
+    """
+
+    forward: CheckedCall
+    slope: Program | None
+    deterministic: bool
+
+    @property
+    def key(self) -> Hashable:
+        """What the compiled code depends on beside the forward's problem."""
+        return (None if self.slope is None else self.slope.key, self.deterministic)
+
+
+def fitted_gradients(x: Gradients) -> Gradients:
+    """The tensors as kernels take them: copies of inputs that TMA cannot address, and gradients aside that `write_back`
+    copies to their place. No tensor occurs twice."""
+    read = {name: _readable(getattr(x, name)) for name in ("q", "k", "v", "out", "dout")}
+    written = {name: _writable(getattr(x, name)) for name in ("dq", "dk", "dv")}
+    fitting = x._replace(**read, **written, **fp32_fields(x))
+    seen: set[int] = set()
+    fresh = {}
+    for name, tensor in zip(fitting._fields, fitting, strict=True):
+        if tensor is not None and id(tensor) in seen:
+            fresh[name] = tensor.detach()
+        seen.add(id(tensor))
+    return fitting._replace(**fresh)
+
+
+def fp32_fields(x: Gradients) -> dict[str, Tensor | None]:
+    """The row statistics and sinks in fp32 and contiguous."""
+    named = {"lse": x.lse, "dlse": x.dlse, "sinks": x.sinks}
+    return {name: None if t is None else t.to(torch.float32).contiguous() for name, t in named.items()}
+
+
+def write_back(fitting: Gradients, x: Gradients) -> None:
+    """Copy gradients that were made aside to where the caller wants them."""
+    for name in ("dq", "dk", "dv"):
+        made, wanted = getattr(fitting, name), getattr(x, name)
+        if made.data_ptr() != wanted.data_ptr():
+            wanted.copy_(made)
+
+
+def without_tiles(x: Gradients) -> None:
+    """The gradients of a call without queries or without keys, which launches nothing: 0, and of a sink what the LSE
+    hands on, as it is the sink itself."""
+    for gradient in (x.dq, x.dk, x.dv):
+        gradient.zero_()
+    if x.dsinks is not None:
+        x.dsinks.zero_()
+        if x.dlse is not None and x.dlse.numel():
+            heads = x.dlse.ndim - 2
+            x.dsinks.copy_(x.dlse.float().sum([d for d in range(x.dlse.ndim) if d != heads]))
+
+
+def _readable(x: Tensor) -> Tensor:
+    return x.detach() if addressable(x) else x.detach().clone(memory_format=torch.contiguous_format)
+
+
+def _writable(x: Tensor) -> Tensor:
+    return x.detach() if addressable(x) else torch.empty_like(x, memory_format=torch.contiguous_format)
