@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from numbers import Real
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from warpattn.errors import AttentionError
+from warpattn.language.derivative import Derivative, differentiate
 from warpattn.language.expr import (
     Expr,
     Node,
@@ -44,6 +46,11 @@ class ScoreProgram:
     out: Node
     tensors: tuple[Tensor, ...]
     key: tuple[Any, ...]
+
+    @cached_property
+    def derivative(self) -> Derivative:
+        """df/ds, and df/dT of what is read of every captured float tensor T."""
+        return differentiate(self.out, self.tensors)
 
 
 class Score(Traced):
@@ -162,7 +169,7 @@ class CustomScore(Score):
 
     s is a float, the indices are ints (q counts in key positions, see `Score.apply`). captured: tensors, which the
     function indexes with one int per dimension (0 outside), and numbers. The function uses operators, comparisons,
-    `& | ~`, and where, minimum, maximum, abs, exp, log, tanh, to_float, to_int of warpattn. It is run once with
+    `& | ~`, `**`, and where, minimum, maximum, abs, exp, log, tanh, to_float, to_int of warpattn. It is run once with
     symbols; what cannot be recorded raises an AttentionError naming its line.
     """
 

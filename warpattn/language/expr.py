@@ -103,6 +103,12 @@ class Expr:
     def __rmod__(self, other: Any) -> Expr:
         return _arithmetic("mod", other, self)
 
+    def __pow__(self, exponent: Any) -> Any:
+        return _power(self, exponent)
+
+    def __rpow__(self, base: Any) -> Any:
+        return exp(log(to_float(base)) * self)
+
     def __neg__(self) -> Expr:
         return _arithmetic("neg", self)
 
@@ -364,6 +370,18 @@ def _arithmetic(op: str, *values: Any) -> Expr:
 
 def _float_op(op: str, *values: Any) -> Expr:
     return Expr(build(op, "float", *_common(values, "float")))
+
+
+def _power(base: Expr, exponent: Any) -> Any:
+    """`base ** exponent`: products for an int up to 64, else exp(log(base) * exponent), nan for a negative base."""
+    if type(exponent) is not int or abs(exponent) > 64:
+        return exp(log(base) * exponent)
+    if exponent < 0:
+        return 1.0 / _power(base, -exponent)
+    if exponent < 2:
+        return base if exponent else Expr(const(1, base.node[1] if base.node[1] != "bool" else "int"))
+    half = _power(base, exponent // 2)
+    return half * half * base if exponent % 2 else half * half
 
 
 def _compare(op: str, *values: Any) -> Expr:

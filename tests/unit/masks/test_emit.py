@@ -169,6 +169,20 @@ def test_captured_tensors_of_every_dtype_and_stride(dtype):
     assert same(found, evaluate(program.out, env, program.tensors))
 
 
+@pytest.mark.parametrize("name", [name for name in SCORES if name != "none"])
+def test_derivatives(name):
+    """A score, its slope and its adjoints as one function, which computes what they share once."""
+    score = SCORES[name](Maker(CASE, "cpu"))
+    assert score is not None
+    derivative = score.program().derivative
+    outputs = (derivative.score, derivative.slope, *(adjoint.value for adjoint in derivative.adjoints))
+    env = grid(1, CASE.heads_q - 1)
+    env |= {"s": torch.randn(env["q"].shape[0], env["k"].shape[1])}
+    found = run(outputs, emit.SCORE_SYMBOLS, env, derivative.tensors)
+    for mine, node in zip(found, outputs, strict=True):
+        assert same(mine, evaluate(node, env, derivative.tensors))
+
+
 def test_equal_nodes_are_computed_once():
     program = wa.CustomScore(
         lambda s, b, h, q, k: s + wa.exp(wa.to_float(q - k)) * wa.exp(wa.to_float(q - k))

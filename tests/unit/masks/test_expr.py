@@ -229,7 +229,7 @@ BAD = [
     (lambda q, k: Table(TABLE * 1j)[q], "capture bool, integer or real tensors"),
     (lambda q, k: q + "1", "a str meets a symbol"),
     (lambda q, k: q + None, "a NoneType meets a symbol"),
-    (lambda q, k: q**2, "unsupported operand"),
+    (lambda q, k: q @ k, "unsupported operand"),
     (lambda q, k: q.exp(), "no attribute 'exp'"),
     (lambda q, k: where(q, 1, k), "the condition of where() is int"),
     (lambda q, k: (q * 1.5) & 1, "got a float"),
@@ -257,3 +257,20 @@ def test_symbols_load_only_inside_a_trace():
 def test_expr_shows_its_node():
     assert repr(symbol("q")) == "Expr(('sym', 'int', 'q'))"
     assert isinstance(symbol("q") == symbol("k"), Expr)
+
+
+@pytest.mark.parametrize("exponent", [0, 1, 2, 5, 13, -1, -2, 0.5, 1.7, -0.3, 100])
+def test_powers(exponent):
+    x = torch.tensor([0.3, 1.0, 1.2], dtype=torch.float64)
+    program = trace(lambda: symbol("x", "float") ** exponent)
+    found = evaluate(program.outputs[0], {"x": x}, (), torch.float64)
+    torch.testing.assert_close(found.expand(3), x**exponent)
+    program = trace(lambda: 1.7 ** (symbol("x", "float") * exponent))
+    found = evaluate(program.outputs[0], {"x": x}, (), torch.float64)
+    torch.testing.assert_close(found.expand(3), 1.7 ** (x * exponent))
+
+
+def test_powers_of_ints_are_ints():
+    assert trace(lambda: symbol("q") ** 3).outputs[0][1] == "int"
+    found = evaluate(trace(lambda: symbol("q") ** 3).outputs[0], {"q": torch.tensor([-3, 2])}, ())
+    assert found.tolist() == [-27, 8]

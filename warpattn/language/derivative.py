@@ -1,0 +1,172 @@
+"""Derivatives of traced scores: reverse mode over their nodes, so that a score needs no second function.
+
+    f(s, b, h, q, k, captured) ──▶ slope        df/ds, a node over the same symbols
+                               ──▶ adjoints     for every read T[i, j]: df/dT[i, j], and the indices i, j
+
+A gradient of an attention score g is then g * slope for s, and g * value added to T at its index. Everything is nodes
+of the same language: `evaluate` and the kernels run them like the score itself, and a slope that does not depend on
+anything folds to a constant (1.0 for ALiBi, Bias and whatever else only adds).
+
+A kink has the derivative that torch gives it: 0 for abs at 0; of two equal operands of minimum and maximum half each,
+but all of it for the one that a constant is compared with. Comparisons, ints, // and the way to an index have none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from warpattn.language.nodes import Node, Program, Trace, build, const, make, postorder, running
+
+__all__ = ["Adjoint", "Derivative", "differentiate"]
+
+
+class Adjoint(NamedTuple):
+    """The derivative with respect to an element of a captured float tensor; an index outside has none."""
+
+    slot: int  # of the tensor among the program's
+    index: tuple[Node, ...]
+    value: Node
+
+    @property
+    def symbols(self) -> frozenset[str]:
+        """What the index depends on: {"h"} for one number per head, {"h", "q", "k"} for a bias of every head."""
+        return frozenset(node[2] for node in postorder(self.index) if node[0] == "sym")
+
+
+@dataclass(frozen=True, eq=False)
+class Derivative:
+    """A score and its derivatives, recorded in one trace: parts that they share are one node.
+
+    `tensors` are those of the score, in its order. Equal keys of scores have equal derivatives.
+    """
+
+    score: Node
+    slope: Node
+    adjoints: tuple[Adjoint, ...]
+    tensors: tuple[Tensor, ...]
+
+    @property
+    def constant_slope(self) -> float | None:
+        """df/ds where it is one number, so that no kernel has to compute it."""
+        return self.slope[2] if self.slope[0] == "const" else None
+
+    @property
+    def bounded(self) -> bool:
+        """Whether slope and adjoints are finite for finite scores and tensors, so that 0 times them is 0."""
+        nodes = postorder((self.slope, *(adjoint.value for adjoint in self.adjoints)))
+        return not any(node[0] in ("exp", "log") or _divides_by_a_value(node) for node in nodes)
+
+    def program(self, *outputs: Node) -> Program:
+        """Some of the nodes with the tensors that they read: what a kernel compiles."""
+        return Program(outputs, self.tensors)
+
+
+def differentiate(score: Node, tensors: tuple[Tensor, ...]) -> Derivative:
+    """The derivatives of a traced score with respect to the symbol s and to what it reads of float `tensors`."""
+    recorder = Trace()
+    recorder.tensors = list(tensors)
+    token = running.set(recorder)
+    try:
+        score = _recorded(score)
+        order = postorder((score,))
+        adjoint_of = _reverse(score, order)
+    finally:
+        running.reset(token)
+    slope = const(0.0, "float")
+    adjoints = []
+    for node in order:
+        if node[0] == "sym" and node[2] == "s":
+            slope = adjoint_of.get(id(node), slope)
+        elif node[0] == "load" and id(node) in adjoint_of:
+            adjoints.append(Adjoint(node[2], node[3:], adjoint_of[id(node)]))
+    return Derivative(score, slope, tuple(adjoints), tensors)
+
+
+def _recorded(score: Node) -> Node:
+    """The same nodes in the running trace, so that equal ones that come to them are the same objects."""
+    again: dict[int, Node] = {}
+    for node in postorder((score,)):
+        op, dtype, *rest = node
+        again[id(node)] = make(op, dtype, *(again[id(part)] if type(part) is tuple else part for part in rest))
+    return again[id(score)]
+
+
+def _reverse(score: Node, order: list[Node]) -> dict[int, Node]:
+    """The adjoint of every float node that one is wanted of, by identity."""
+    moving: set[int] = set()  # nodes that change with s or with a float that is read
+    for node in order:
+        leaf = node[1:3] == ("float", "s") if node[0] == "sym" else node[0] == "load"
+        if node[1] == "float" and (leaf or (node[0] in _RULES and any(id(x) in moving for x in node[2:]))):
+            moving.add(id(node))
+    adjoint_of = {id(score): const(1.0, "float")} if id(score) in moving else {}
+    for node in reversed(order):
+        if id(node) not in adjoint_of or node[0] not in _RULES:
+            continue
+        operands = node[2:]
+        for position, rule in enumerate(_RULES[node[0]]):
+            operand = operands[position]
+            if rule is not None and id(operand) in moving:
+                part = rule(adjoint_of[id(node)], node, *operands)
+                known = adjoint_of.get(id(operand))
+                adjoint_of[id(operand)] = part if known is None else _add(known, part)
+    return adjoint_of
+
+
+def _divides_by_a_value(node: Node) -> bool:
+    return node[0] == "truediv" and not (node[3][0] == "const" and node[3][2] != 0)
+
+
+def _float(op: str) -> Callable[..., Node]:
+    return lambda *operands: build(op, "float", *operands)
+
+
+_add, _mul, _div, _neg, _sub = (_float(op) for op in ("add", "mul", "truediv", "neg", "sub"))
+
+
+def _zero() -> Node:
+    return const(0.0, "float")
+
+
+def _where(condition: Node, yes: Node, no: Node) -> Node:
+    return build("where", "float", condition, yes, no)
+
+
+def _sign_of(g: Node, x: Node) -> Node:
+    """g * sign(x), 0 at 0; no product, so that it stays finite where g is not used."""
+    above, below = build("gt", "bool", x, _zero()), build("lt", "bool", x, _zero())
+    return _where(above, g, _where(below, _neg(g), _zero()))
+
+
+def _chosen(g: Node, x: Node, other: Node, op: str) -> Node:
+    """g where minimum or maximum is x; a constant takes no part of a tie, else each operand half."""
+    if other[0] == "const":
+        return _where(build({"minimum": "le", "maximum": "ge"}[op], "bool", x, other), g, _zero())
+    strictly = build({"minimum": "lt", "maximum": "gt"}[op], "bool", x, other)
+    return _where(strictly, g, _where(build("eq", "bool", x, other), _mul(g, const(0.5, "float")), _zero()))
+
+
+def _mod_divisor(g: Node, node: Node, a: Node, b: Node) -> Node:
+    """a % b is a - b * (a // b), and the quotient does not move."""
+    return _neg(_mul(g, build("floordiv", "float", a, b)))
+
+
+# For each operand of an op its rule (g, node, *operands) -> adjoint, None where it has none.
+_RULES: dict[str, tuple[Callable[..., Node] | None, ...]] = {
+    "add": (lambda g, *_: g, lambda g, *_: g),
+    "sub": (lambda g, *_: g, lambda g, *_: _neg(g)),
+    "neg": (lambda g, *_: _neg(g),),
+    "mul": (lambda g, _, a, b: _mul(g, b), lambda g, _, a, b: _mul(g, a)),
+    "truediv": (lambda g, _, a, b: _div(g, b), lambda g, node, a, b: _neg(_mul(g, _div(node, b)))),
+    "mod": (lambda g, *_: g, _mod_divisor),
+    "abs": (lambda g, _, a: _sign_of(g, a),),
+    "minimum": (lambda g, _, a, b: _chosen(g, a, b, "minimum"), lambda g, _, a, b: _chosen(g, b, a, "minimum")),
+    "maximum": (lambda g, _, a, b: _chosen(g, a, b, "maximum"), lambda g, _, a, b: _chosen(g, b, a, "maximum")),
+    "where": (None, lambda g, _, c, a, b: _where(c, g, _zero()), lambda g, _, c, a, b: _where(c, _zero(), g)),
+    "exp": (lambda g, node, a: _mul(g, node),),
+    "log": (lambda g, _, a: _div(g, a),),
+    "tanh": (lambda g, node, a: _mul(g, _sub(const(1.0, "float"), _mul(node, node))),),
+}
