@@ -4,8 +4,8 @@
     out = wa.attention(q, k, v, mask=wa.Causal())
 
 Three functions (`attention`, `attention_varlen`, `attention_paged`) and the values they take: masks, scores, sequences,
-and the little language of custom masks and scores; `append_paged` fills a cache, `DecodePlan` and `PrefillPlan` keep
-the launches of a serving step. Importing this does not import Triton.
+and the little language of custom masks and scores; `append_paged` and `append_slots` fill a cache, `DecodePlan` and
+`PrefillPlan` keep the launches of a serving step. Importing this does not import Triton.
 """
 
 from warpattn.api import attention, attention_paged, attention_varlen
@@ -29,6 +29,7 @@ from warpattn.scores import ALiBi, Bias, CustomScore, Score, SoftCap
 from warpattn.sequences import Dense, PagedKV, Ragged
 from warpattn.serving import DecodePlan, PrefillPlan
 from warpattn.serving.append import append_paged
+from warpattn.serving.slots import append_slots
 
 __version__ = "0.1.0"
 
@@ -58,6 +59,7 @@ __all__ = [
     "Span",
     "Table",
     "append_paged",
+    "append_slots",
     "attention",
     "attention_paged",
     "attention_varlen",

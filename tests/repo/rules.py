@@ -24,6 +24,7 @@ LONG_FILES: dict[str, str] = {}
 API: dict[str, set[str] | None] = {
     "warpattn/api.py": None,
     "warpattn/serving/append.py": {"append_paged"},
+    "warpattn/serving/slots.py": {"append_slots"},
     "warpattn/reference.py": {"reference"},
     "warpattn/serving/plans.py": {"__init__"},
 }

@@ -1,6 +1,7 @@
-"""Serving: plans that keep the launches of a step, and the launch that appends new keys and values to a cache."""
+"""Serving: plans that keep the launches of a step, and the launches that append new keys and values to a cache."""
 
 from warpattn.serving.append import append_paged
 from warpattn.serving.plans import DecodePlan, PrefillPlan
+from warpattn.serving.slots import append_slots
 
-__all__ = ["DecodePlan", "PrefillPlan", "append_paged"]
+__all__ = ["DecodePlan", "PrefillPlan", "append_paged", "append_slots"]

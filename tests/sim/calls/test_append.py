@@ -7,7 +7,7 @@ import torch
 pytest.importorskip("triton")
 
 from warpattn.errors import AttentionError
-from warpattn.kernels.cache.launch import append_launches
+from warpattn.kernels.cache.launch import NewRows, append_launches
 from warpattn.problem.arch import ARCHS
 from warpattn.runtime.simulate import Options, run_launch
 from warpattn.sequences import PagedKV
@@ -94,7 +94,7 @@ def test_kernel(dtype, dim, dim_v, columns, interleaved, schedule, arch):
     kv, k_new, v_new = inputs(3, dim, dim_v, dtype, heads=11)
     angles = tables(columns) if columns else None
     expected = by_hand(kv, k_new, v_new, angles, interleaved)
-    (step,) = append_launches(arch, kv, k_new, v_new, angles, interleaved)
+    (step,) = append_launches(arch, kv, NewRows(k_new, v_new, angles, interleaved))
     report = run_launch(step, Options(schedule))
     assert report.clean, report
     assert same(kv.k_pages, expected[0], columns == 0) and same(kv.v_pages, expected[1], True)
@@ -105,7 +105,7 @@ def test_kernel_writes_nothing_to_pages_that_are_not_there(arch):
     kv, k_new, v_new = inputs(2)
     kv.block_table[:] = torch.tensor([[-1, 10, 2**30, 2**30]])
     kv.lengths[:] = torch.tensor([5, 8, 3, 40, 1])
-    (step,) = append_launches(arch, kv, k_new, v_new, None, False)
+    (step,) = append_launches(arch, kv, NewRows(k_new, v_new, None, False))
     report = run_launch(step, Options("eager"))
     assert report.clean, report
     assert kv.k_pages.isnan().all() and kv.v_pages.isnan().all()
@@ -127,11 +127,11 @@ def test_on_hopper_attention_may_come_early(arch, monkeypatch):
     monkeypatch.setitem(OPERATIONS, "tt.load", (kind, loading))
     monkeypatch.setitem(OPERATIONS, "tt.grid_dependency_launch_dependents", (TASKED, leaving))
     kv, k_new, v_new = inputs(1)
-    (step,) = append_launches(arch, kv, k_new, v_new, None, False)
+    (step,) = append_launches(arch, kv, NewRows(k_new, v_new, None, False))
     linked.cache_clear()
     run_launch(step, Options("eager"))
     linked.cache_clear()
-    assert events.count("leave") == (len(LENGTHS) if arch == "sm90" else 0)
+    assert events.count("leave") == (step.grid[0] if arch == "sm90" else 0)
     assert (events[0] == "leave") == (arch == "sm90")
 
 

@@ -1,6 +1,6 @@
-"""append_paged on a card: the kernel of its architecture, then only addresses for calls like one before.
+"""append_paged and append_slots on a card: the kernel of its architecture, then only addresses for calls like before.
 
-CPU tensors stand in for a card's, so `append._launch` is called where a card's would come to it.
+CPU tensors stand in for a card's, so the launch of `AppendCalls` is called where a card's would come to it.
 """
 
 from __future__ import annotations
@@ -14,28 +14,41 @@ pytest.importorskip("triton")
 
 import warpattn as wa
 from tests.unit.runtime.test_dispatch import Driver, driver, half  # noqa: F401  a fixture
+from warpattn.kernels.cache.launch import NewRows, append_launches, slot_launches
 from warpattn.problem.arch import ARCHS
 from warpattn.problem.backends import Chip
 from warpattn.runtime import bound_launches, cuda, hip
-from warpattn.serving import append
+from warpattn.sequences import PagedKV
+from warpattn.serving import append, new_tokens, slots
 
 LENGTHS = torch.tensor([3, 5], dtype=torch.int32)
 
 
 @pytest.fixture(autouse=True)
 def nothing_kept(monkeypatch):
-    monkeypatch.setattr(append, "_known", {})
-    monkeypatch.setattr(append, "chip_of", lambda device: Chip("sm90", "sm90"))
+    monkeypatch.setattr(append._calls, "_known", {})
+    monkeypatch.setattr(slots._calls, "_known", {})
+    monkeypatch.setattr(new_tokens, "chip_of", lambda device: Chip("sm90", "sm90"))
 
 
-def tensors(rotated: bool = False, page: int = 4) -> append.Tensors:
+def tensors(rotated: bool = False, page: int = 4) -> tuple:
+    """Pages, table, lengths, new tokens, angles: the arguments of append_paged."""
     angles = (torch.randn(16, 8), torch.randn(16, 8)) if rotated else (None, None)
     table = torch.arange(4, dtype=torch.int32).reshape(2, 2)
     k_pages, v_pages, k_new, v_new = half(6, page, 2, 16), half(6, page, 2, 16), half(2, 1, 2, 16), half(2, 1, 2, 16)
     return k_pages, v_pages, table, LENGTHS.clone(), k_new, v_new, *angles
 
 
-def call(x: append.Tensors, interleaved: bool = False) -> None:
+def launch(x: tuple, interleaved: bool = False) -> None:
+    """What a card's call does after its rules."""
+    k_pages, v_pages, table, lengths, k_new, v_new, cos, sin = x
+    new = NewRows(k_new, v_new, None if cos is None else (cos, sin), interleaved)
+    kv = PagedKV(k_pages, v_pages, table, lengths)
+    ordered = (k_pages, v_pages, k_new, v_new, table, lengths, cos, sin)
+    append._calls.launch(ordered, interleaved, lambda arch: append_launches(arch, kv, new))
+
+
+def call(x: tuple, interleaved: bool = False) -> None:
     """The public function; on the CPU it writes into the pages, unless the call is known."""
     wa.append_paged(*x[:6], cos=x[6], sin=x[7], interleaved=interleaved)
 
@@ -55,19 +68,19 @@ def launched_with(monkeypatch) -> list[list[int]]:
 @pytest.mark.parametrize("arch", ARCHS)
 def test_a_card_gets_the_kernel_of_its_architecture(arch, driver, monkeypatch):  # noqa: F811
     on_amd = []
-    monkeypatch.setattr(append, "chip_of", lambda device: Chip(arch, arch))
+    monkeypatch.setattr(new_tokens, "chip_of", lambda device: Chip(arch, arch))
     monkeypatch.setattr(hip, "launch", lambda step, device: on_amd.append(step.name))
-    append._launch(tensors(), False)
+    launch(tensors())
     loaded = [key[1] for key in bound_launches._loaded if isinstance(key, tuple)]
     assert on_amd + loaded == [f"{arch}.append"] and len(on_amd) + len(driver.launches) == 1
-    assert len(append._known) == len(driver.launches), "what HIP launches is not kept"
+    assert len(append._calls._known) == len(driver.launches), "what HIP launches is not kept"
 
 
 @pytest.mark.parametrize("rotated", [False, True])
 def test_a_call_like_one_before_only_writes_addresses(rotated, driver, monkeypatch):  # noqa: F811
     seen = launched_with(monkeypatch)
     first, other = tensors(rotated), tensors(rotated)
-    append._launch(first, False)
+    launch(first)
     monkeypatch.setattr(append, "append_launches", None)  # nothing is planned again
     monkeypatch.setattr(append, "_check_shapes", None)
     call(other)
@@ -91,14 +104,14 @@ UNLIKE = {
 @pytest.mark.parametrize("change", UNLIKE)
 def test_another_call_goes_the_long_way(change, driver):  # noqa: F811
     first = tensors()
-    append._launch(first, False)
+    launch(first)
     call(UNLIKE[change](first))
     assert len(driver.launches) == 1
 
 
 def test_another_device_or_order_of_pairs_goes_the_long_way(driver, monkeypatch):  # noqa: F811
     x = tensors(rotated=True)
-    append._launch(x, False)
+    launch(x)
     call(x, interleaved=True)
     monkeypatch.setattr(cuda, "current_device", lambda: 1)
     call(x)
@@ -107,7 +120,7 @@ def test_another_device_or_order_of_pairs_goes_the_long_way(driver, monkeypatch)
 
 def test_what_the_rules_refuse_is_refused_again(driver):  # noqa: F811
     x = tensors()
-    append._launch(x, False)
+    launch(x)
     with pytest.raises(wa.AttentionError, match="interleaved is 0; interleaved must be True or False"):
         call(x, interleaved=0)  # pyright: ignore[reportArgumentType]
     with pytest.raises(wa.AttentionError, match="k_new requires a gradient"):
@@ -119,12 +132,37 @@ def test_what_the_rules_refuse_is_refused_again(driver):  # noqa: F811
 
 def test_one_tensor_for_two_is_launched_and_not_kept(driver):  # noqa: F811
     x = tensors()
-    append._launch((*x[:4], x[4], x[4], None, None), False)
-    assert len(driver.launches) == 1 and not append._known
+    launch((*x[:4], x[4], x[4], None, None))
+    assert len(driver.launches) == 1 and not append._calls._known
 
 
 def test_as_many_are_kept_as_fit(driver, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(append, "KEPT", 2)
+    monkeypatch.setattr(new_tokens, "KEPT", 2)
     for page in (4, 8, 16):
-        append._launch(tensors(page=page), False)
-    assert len(driver.launches) == 3 and len(append._known) == 1
+        launch(tensors(page=page))
+    assert len(driver.launches) == 3 and len(append._calls._known) == 1
+
+
+def test_rows_that_no_vector_fits_go_the_long_way(driver):  # noqa: F811
+    """The same shapes at another alignment are another kernel."""
+    x = tensors()
+    launch(x)
+    shifted = torch.empty(x[4].numel() + 1, dtype=x[4].dtype)[1:].view(x[4].shape).copy_(x[4])
+    call((*x[:4], shifted, *x[5:]))
+    assert len(driver.launches) == 1
+    launch((*x[:4], shifted, *x[5:]))
+    call((*x[:4], shifted, *x[5:]))
+    assert len(driver.launches) == 3 and len(append._calls._known) == 2
+
+
+def test_slots_are_launched_again(driver, monkeypatch):  # noqa: F811
+    seen = launched_with(monkeypatch)
+    k_pages, v_pages, k, v = half(6, 4, 2, 16), half(6, 4, 2, 16), half(3, 2, 16), half(3, 2, 16)
+    first, other = torch.tensor([0, -1, 9]), torch.tensor([4, 5, -1])
+    ordered = (k_pages, v_pages, k, v, first, None, None, None)
+    new = NewRows(k, v, None, False)
+    slots._calls.launch(ordered, False, lambda arch: slot_launches(arch, (k_pages, v_pages), first, None, new))
+    wa.append_slots(k, v, k_pages, v_pages, other)
+    assert len(seen) == 2 and other.data_ptr() in seen[1] and first.data_ptr() not in seen[1]
+    wa.append_slots(k, v, k_pages, v_pages, other.int())  # another dtype, on the CPU by torch
+    assert len(seen) == 2

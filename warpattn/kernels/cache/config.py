@@ -1,9 +1,13 @@
-"""Compile-time parameters and argument tuples of the append kernel. Nothing here imports Triton."""
+"""Compile-time parameters and argument tuples of the append kernels. Nothing here imports Triton."""
+
+from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-HEADS = 8  # of a program
+TILE_BYTES = 8192  # of keys, and of values, that a program copies: four 16-byte loads a thread
+ROWS = (4, 64)  # of a program: least, most
+VECTOR = 16  # bytes of a load where all rows start at multiples of it
 
 
 @dataclass(frozen=True)
@@ -14,8 +18,18 @@ class Rotation:
     interleaved: bool
 
 
+@dataclass(frozen=True)
+class AppendConfig:
+    """What both append kernels are compiled for."""
+
+    dims: tuple[int, ...]  # head dims of keys and values; of keys alone
+    rows: int  # of a program: one head of one token each
+    run: int  # elements, of which strides are multiples
+    rotation: Rotation | None
+
+
 class Rows(NamedTuple):
-    """Pages (page, row, head, dim) or new tokens (sequence, token, head, dim): strides in elements, int64."""
+    """Pages (page, row, head, dim) or new tokens (sequence, token, head, dim): strides in runs of elements, int64."""
 
     pointer: Any
     outer: Any  # from one page or sequence to the next
@@ -33,8 +47,16 @@ class Table(NamedTuple):
 class AppendShape(NamedTuple):
     """Sizes, int32."""
 
+    count: Any  # rows of all new tokens: sequences * tokens * heads
     tokens: Any  # new tokens of a sequence
     heads: Any
     pages: Any  # of the cache
     page_size: Any
-    table_pages: Any  # pages of a table row
+    table_pages: Any  # pages of a table row; unused with slots
+
+
+def rows_of_program(dims: tuple[int, ...], size: int) -> int:
+    """Rows that a program copies, for elements of `size` bytes."""
+    width = 1 << (max(dims) - 1).bit_length()
+    least, most = ROWS
+    return max(least, min(most, TILE_BYTES // (width * size)))

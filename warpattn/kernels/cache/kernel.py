@@ -1,12 +1,18 @@
 """Writes new keys and values into the pages of a cache, and rotates the keys if tables are given.
 
-One program per new token and block of heads reads the token's position from the length of its sequence, finds the page,
-and copies. Rotation reads each element's partner once more, from L1:
+A program copies a few rows, one head of one new token each; what gives a row its place in the cache is a value with the
+method `at`:
+
+      TablePlaces    position from the length of the sequence, page from the block table
+      SlotPlaces     slot = page · page size + row, from a list; below 0: padding
+
+Rows of new tokens are read while their places are still on the way. Rotation reads each element's partner once more,
+from L1:
 
       half-split    x[c] · cos[c mod R/2]  -+  x[c ± R/2] · sin[c mod R/2]      first R columns, first half minus
       interleaved   x[c] · cos[c div 2]    -+  x[c xor 1] · sin[c div 2]        first R columns, even ones minus
 
-A program writes nothing for positions below 0 or past the table, and for pages that are not in the cache.
+Nothing is written for positions below 0 or past the table, and for pages that are not in the cache.
 
 Attention usually follows. On Hopper every program triggers the dependent launch when it begins (PDL): attention itself
 waits for the keys and values of this launch, and all else was written before.
@@ -16,59 +22,121 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents
 
-from .config import HEADS
+from .config import VECTOR
 
-_HEADS = gl.constexpr(HEADS)
+_VECTOR = gl.constexpr(VECTOR)
 
 
 @gluon.aggregate
-class NewToken:
-    """A new token, and its row in the cache."""
+class Place:
+    """Rows of new tokens and their places in the cache, a block of them."""
 
     b: gl.tensor  # sequence
-    token: gl.tensor  # among the new ones
+    token: gl.tensor  # among the new ones of the sequence
+    head: gl.tensor
+    given: gl.tensor  # bool: whether there is such a row
     page: gl.tensor
     row: gl.tensor  # of the page
     position: gl.tensor  # in the sequence
     inside: gl.tensor  # bool: whether the cache has that row
 
 
+@gluon.aggregate
+class TablePlaces:
+    """Places by block table and lengths."""
+
+    table: gl.tuple  # Table
+    lengths: gl.tensor  # int32*
+    shape: gl.tuple  # AppendShape
+
+    @gluon.jit
+    def at(self, number, rotated: gl.constexpr):
+        """The place of rows (sequence, token, head), counted through."""
+        shape = self.shape
+        given = number < shape.count
+        index = number // shape.heads
+        b = index // shape.tokens
+        token = index - b * shape.tokens
+        position = gl.load(self.lengths + b, mask=given, other=0) - shape.tokens + token
+        slot = position // shape.page_size
+        inside = given & (position >= 0) & (slot < shape.table_pages)
+        page = gl.load(self.table.pointer + b.to(gl.int64) * self.table.stride + slot, mask=inside, other=-1)
+        inside = inside & (page >= 0) & (page < shape.pages)
+        row = position - slot * shape.page_size
+        return Place(b, token, number - index * shape.heads, given, page, row, position, inside)
+
+
+@gluon.aggregate
+class SlotPlaces:
+    """Places by slots."""
+
+    slots: gl.tensor  # int32* or int64* (tokens,)
+    positions: gl.tensor  # int32* or int64* (tokens,)
+    shape: gl.tuple  # AppendShape
+
+    @gluon.jit
+    def at(self, number, rotated: gl.constexpr):
+        """The place of rows (token, head), counted through."""
+        shape = self.shape
+        given = number < shape.count
+        token = number // shape.heads
+        slot = gl.load(self.slots + token, mask=given, other=-1)
+        inside = (slot >= 0) & (slot < shape.pages * shape.page_size)
+        slot = gl.where(inside, slot, 0).to(gl.int32)
+        page = slot // shape.page_size
+        position = slot
+        if rotated:
+            position = gl.load(self.positions + token, mask=given, other=0).to(gl.int32)
+        row = slot - page * shape.page_size
+        return Place(token * 0, token, number - token * shape.heads, given, page, row, position, inside)
+
+
 @gluon.jit
 def append_kernel(
     k_pages, v_pages, k_new, v_new, table, lengths, cos, sin, shape,
-    dims: gl.constexpr, rotation: gl.constexpr, lanes: gl.constexpr, trigger_dependents: gl.constexpr,
+    config: gl.constexpr, lanes: gl.constexpr, trigger_dependents: gl.constexpr,
 ):  # fmt: skip
-    """k_pages, v_pages, k_new, v_new: `Rows`. table, cos, sin: `Table`. shape: `AppendShape`. dims: head dims of K and
-    V. lanes: of a warp. trigger_dependents: whether the next launch may start at once. Grid: (sequences * tokens,
-    blocks of HEADS heads)."""
+    """k_pages, v_pages, k_new, v_new: `Rows`. table, cos, sin: `Table`. shape: `AppendShape`. lanes: of a warp.
+    trigger_dependents: whether the next launch may start at once. Grid: blocks of `config.rows` rows."""
     if trigger_dependents:
         gdc_launch_dependents()
-    tokens = shape.tokens
-    b = gl.program_id(0) // tokens
-    token = gl.program_id(0) - b * tokens
-    position = gl.load(lengths + b) - tokens + token
-    slot = position // shape.page_size
-    inside = (position >= 0) & (slot < shape.table_pages)
-    page = gl.load(table.pointer + b.to(gl.int64) * table.stride + slot, mask=inside, other=-1)
-    inside = inside & (page >= 0) & (page < shape.pages)
-    at = NewToken(b, token, page, position - slot * shape.page_size, position, inside)
-    copy_rows(k_new, k_pages, at, shape.heads, (cos, sin), dims[0], rotation, lanes)
-    copy_rows(v_new, v_pages, at, shape.heads, (cos, sin), dims[1], None, lanes)
+    places = TablePlaces(table, lengths, shape)
+    copy_rows(k_new, k_pages, places, (cos, sin), config.dims[0], config.rotation, config, lanes)
+    copy_rows(v_new, v_pages, places, (cos, sin), config.dims[1], None, config, lanes)
+
+
+@gluon.jit
+def append_slots_kernel(
+    k_pages, v_pages, k_new, v_new, slots, positions, cos, sin, shape,
+    config: gl.constexpr, lanes: gl.constexpr, trigger_dependents: gl.constexpr,
+):  # fmt: skip
+    """As `append_kernel`, with places by slots; without values if `config.dims` has one entry."""
+    if trigger_dependents:
+        gdc_launch_dependents()
+    places = SlotPlaces(slots, positions, shape)
+    copy_rows(k_new, k_pages, places, (cos, sin), config.dims[0], config.rotation, config, lanes)
+    if len(config.dims) > 1:
+        copy_rows(v_new, v_pages, places, (cos, sin), config.dims[1], None, config, lanes)
 
 
 @gluon.jit
 def copy_rows(
-    source, target, at, heads, angles, dim: gl.constexpr, rotation: gl.constexpr, lanes: gl.constexpr
+    source, target, places, angles,
+    dim: gl.constexpr, rotation: gl.constexpr, config: gl.constexpr, lanes: gl.constexpr,
 ):  # fmt: skip
-    """The rows of a block of heads of a new token to its page."""
+    """This program's rows of new tokens to their pages."""
     width: gl.constexpr = 1 << (dim - 1).bit_length()
-    layout: gl.constexpr = gl.BlockedLayout([1, 4], [lanes // 32, 32], [4, 1], [1, 0])
-    head = gl.program_id(1) * _HEADS + gl.arange(0, _HEADS, gl.SliceLayout(1, layout))
+    size: gl.constexpr = source.pointer.dtype.element_ty.primitive_bitwidth // 8
+    vector: gl.constexpr = min(width, _VECTOR // size)
+    across: gl.constexpr = min(width // vector, 32)
+    layout: gl.constexpr = gl.BlockedLayout([1, vector], [lanes // across, across], [4, 1], [1, 0])
+    number = gl.program_id(0) * config.rows + gl.arange(0, config.rows, gl.SliceLayout(1, layout))
+    at = places.at(number, rotation is not None)
     col = gl.arange(0, width, gl.SliceLayout(0, layout))[None, :]
-    there = (head < heads)[:, None] & (col < dim) & at.inside
-    rows = source.pointer + at.b.to(gl.int64) * source.outer + at.token.to(gl.int64) * source.row + head * source.head
-    rows = rows[:, None]
-    x = gl.load(rows + col, mask=there, other=0.0)
+    given = at.given[:, None] & (col < dim)
+    start = at.b.to(gl.int64) * source.outer + at.token.to(gl.int64) * source.row + at.head.to(gl.int64) * source.head
+    rows = source.pointer + (start * config.run)[:, None]
+    x = gl.load(rows + col, mask=given, other=0.0)
     if rotation is not None:
         half: gl.constexpr = rotation.dim // 2
         if rotation.interleaved:
@@ -80,10 +148,11 @@ def copy_rows(
             angle = gl.where(col < half, col, col - half)
             first = col < half
         cos, sin = angles
-        turned = (col < rotation.dim) & at.inside
-        other = gl.load(rows + partner, mask=there & turned, other=0.0).to(gl.float32)
-        c = gl.load(cos.pointer + at.position.to(gl.int64) * cos.stride + angle, mask=turned, other=1.0).to(gl.float32)
-        s = gl.load(sin.pointer + at.position.to(gl.int64) * sin.stride + angle, mask=turned, other=0.0).to(gl.float32)
+        turned = (col < rotation.dim) & at.inside[:, None]
+        position = at.position.to(gl.int64)[:, None]
+        other = gl.load(rows + partner, mask=turned, other=0.0).to(gl.float32)
+        c = gl.load(cos.pointer + position * cos.stride + angle, mask=turned, other=1.0).to(gl.float32)
+        s = gl.load(sin.pointer + position * sin.stride + angle, mask=turned, other=0.0).to(gl.float32)
         x = (x.to(gl.float32) * c + gl.where(first, -other, other) * s).to(x.dtype)
-    pages = target.pointer + at.page.to(gl.int64) * target.outer + at.row.to(gl.int64) * target.row + head * target.head
-    gl.store(pages[:, None] + col, x, mask=there)
+    start = at.page.to(gl.int64) * target.outer + at.row.to(gl.int64) * target.row + at.head.to(gl.int64) * target.head
+    gl.store(target.pointer + (start * config.run)[:, None] + col, x, mask=given & at.inside[:, None])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 from torch import Tensor
 
 from warpattn.problem.arch import compile_options
@@ -9,36 +11,85 @@ from warpattn.problem.element import element_of
 from warpattn.problem.launch import Launch
 from warpattn.sequences import PagedKV
 
-from .config import HEADS, AppendShape, Rotation, Rows, Table
+from .config import VECTOR, AppendConfig, AppendShape, Rotation, Rows, Table, rows_of_program
+
+__all__ = ["NewRows", "append_launches", "slot_launches"]
 
 
-def append_launches(
-    arch: str, kv: PagedKV, k_new: Tensor, v_new: Tensor, angles: tuple[Tensor, Tensor] | None, interleaved: bool
+class NewRows(NamedTuple):
+    """What is written, and how keys are rotated."""
+
+    k: Tensor  # (sequences, tokens, heads, dim), or (tokens, heads, dim) for slots
+    v: Tensor | None
+    angles: tuple[Tensor, Tensor] | None  # cosines and sines (positions, rotated dims / 2)
+    interleaved: bool
+
+
+class Places(NamedTuple):
+    """What gives new tokens their places in the cache."""
+
+    arguments: dict[str, Any]  # of the kernel
+    tokens: int  # of all sequences
+    table_pages: int = 0  # of a table row
+
+
+def append_launches(arch: str, kv: PagedKV, new: NewRows) -> tuple[Launch, ...]:
+    """One launch on an architecture, places by block table and lengths; the last stride of all tensors is 1."""
+    table, tokens = kv.block_table, new.k.shape[0] * new.k.shape[1]
+    places = Places({"table": Table(table, table.stride(0)), "lengths": kv.lengths}, tokens, table.shape[1])
+    return _launches(arch, "append", (kv.k_pages, kv.v_pages), new, places)
+
+
+def slot_launches(
+    arch: str, pages: tuple[Tensor, Tensor | None], slots: Tensor, positions: Tensor | None, new: NewRows
 ) -> tuple[Launch, ...]:
-    """One launch on an architecture; `angles` are cosines and sines (positions, rotated dims / 2), the last stride of
-    all tensors is 1."""
-    batch, tokens, heads, dim = k_new.shape
-    rotation = None if angles is None else Rotation(2 * angles[0].shape[1], interleaved)
-    dims = (dim, v_new.shape[3])
-    table = kv.block_table
-    shape = AppendShape(tokens, heads, len(kv.k_pages), kv.k_pages.shape[1], table.shape[1])
-    cos, sin = (Table(None, 0), Table(None, 0)) if angles is None else (Table(x, x.stride(0)) for x in angles)
-    args = {
-        "k_pages": _rows(kv.k_pages), "v_pages": _rows(kv.v_pages), "k_new": _rows(k_new), "v_new": _rows(v_new),
-        "table": Table(table, table.stride(0)), "lengths": kv.lengths, "cos": cos, "sin": sin, "shape": shape,
-    }  # fmt: skip
-    dtype = element_of(k_new.dtype).name
-    table_dtype = dtype if angles is None else element_of(angles[0].dtype).name
+    """One launch on an architecture, places by slots, of as many tokens as there are; values may be None."""
+    return _launches(arch, "append_slots", pages, new, Places({"slots": slots, "positions": positions}, len(slots)))
+
+
+def _launches(
+    arch: str, name: str, pages: tuple[Tensor, Tensor | None], new: NewRows, places: Places
+) -> tuple[Launch, ...]:
+    """The launch of the kernel `name`."""
+    *_, tokens, heads, dim = new.k.shape
+    element = element_of(new.k.dtype)
+    dims = (dim,) if new.v is None else (dim, new.v.shape[-1])
+    rows = rows_of_program(dims, element.bytes)
+    tensors = {"k_pages": pages[0], "v_pages": pages[1], "k_new": new.k, "v_new": new.v}
+    run = run_of([x for x in tensors.values() if x is not None], element.bytes)
+    rotation = None if new.angles is None else Rotation(2 * new.angles[0].shape[1], new.interleaved)
+    config = AppendConfig(dims, rows, run, rotation)
+    count = places.tokens * heads
+    shape = AppendShape(count, tokens, heads, len(pages[0]), pages[0].shape[1], places.table_pages)
+    args = {key: _rows(x, run) for key, x in tensors.items()} | places.arguments | {"shape": shape}
+    for key, angle in zip(("cos", "sin"), new.angles or (None, None), strict=True):
+        args[key] = Table(angle, 0 if angle is None else angle.stride(0))
+    types = {key: element_of(x.dtype).name for key, x in places.arguments.items() if isinstance(x, Tensor)}
+    types |= {"new": element.name, "angles": element_of(new.angles[0].dtype).name if new.angles else element.name}
 
     def source():
         from .signature import append_source  # imports Triton
 
-        return append_source(dtype, table_dtype, dims, rotation, arch)
+        return append_source(name, types, config, arch)
 
-    key = (dtype, table_dtype, dims, rotation)
-    grid = (batch * tokens, -(-heads // HEADS))
-    return (Launch(f"{arch}.append", arch, key, source, compile_options(), grid, args),)
+    key = (tuple(types.items()), config)
+    return (Launch(f"{arch}.{name}", arch, key, source, compile_options(), (-(-count // rows),), args),)
 
 
-def _rows(x: Tensor) -> Rows:
-    return Rows(x, *x.stride()[:3])
+def run_of(tensors: list[Tensor], size: int) -> int:
+    """Elements of `size` bytes of which the rows of all tensors are multiples: those of a vector, or 1."""
+    run = VECTOR // size
+    even = all(
+        x.data_ptr() % VECTOR == 0
+        and all(stride % run == 0 or n <= 1 for n, stride in zip(x.shape[:-1], x.stride(), strict=False))
+        for x in tensors
+    )
+    return run if even else 1
+
+
+def _rows(x: Tensor | None, run: int) -> Rows:
+    if x is None:
+        return Rows(None, 0, 0, 0)
+    outer = zip(x.shape[:-1], x.stride()[:-1], strict=True)
+    strides = [stride // run if n > 1 else 0 for n, stride in outer]
+    return Rows(x, *[0] * (3 - len(strides)), *strides)

@@ -1,0 +1,49 @@
+"""Machine code of the append kernels on Hopper: how wide rows are copied."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from warpattn.kernels.cache.launch import NewRows, append_launches, slot_launches
+from warpattn.problem.arch import triton_target
+from warpattn.problem.launch import Launch
+from warpattn.sequences import PagedKV
+
+
+def of_slots(shift: int) -> Launch:
+    """Keys and values interleaved in one cache; new rows begin `shift` elements after a multiple of 16 bytes."""
+    k_pages, v_pages = torch.zeros(4, 8, 16, 256).bfloat16().transpose(1, 2).split(128, -1)
+    k, v = (torch.zeros(9 * 8 * 128 + shift).bfloat16()[shift:].view(9, 8, 128) for _ in range(2))
+    (launch,) = slot_launches("sm90", (k_pages, v_pages), torch.zeros(9).long(), None, NewRows(k, v, None, False))
+    return launch
+
+
+def of_table(shift: int) -> Launch:
+    k_pages, v_pages = (torch.zeros(4, 16, 8, 128).bfloat16() for _ in range(2))
+    k, v = (torch.zeros(2 * 8 * 128 + shift).bfloat16()[shift:].view(2, 1, 8, 128) for _ in range(2))
+    kv = PagedKV(k_pages, v_pages, torch.zeros(2, 2).int(), torch.zeros(2).int())
+    (launch,) = append_launches("sm90", kv, NewRows(k, v, None, False))
+    return launch
+
+
+def ptx_of(launch: Launch) -> str:
+    import triton
+
+    return triton.compile(launch.source(), target=triton_target("sm90"), options=launch.options).asm["ptx"]
+
+
+@pytest.mark.parametrize("made", [of_slots, of_table])
+def test_rows_are_copied_16_bytes_at_a_time(made):
+    ptx = ptx_of(made(0))
+    assert ptx.count("ld.global.v4.b32") >= 8, "K and V, four of each"
+    assert ptx.count("st.global.v4.b32") == 8 and "st.global.b16" not in ptx
+    assert ".local" not in ptx, "no stack"
+
+
+@pytest.mark.parametrize("made", [of_slots, of_table])
+def test_rows_in_between_are_copied_element_by_element(made):
+    ptx = ptx_of(made(1))
+    assert "st.global.v4" not in ptx and "st.global.b16" in ptx

@@ -1,0 +1,143 @@
+"""What `append_paged` and `append_slots` share: rules, the rotation with torch, and launches for repeated calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+
+import torch
+from torch import Tensor
+
+from warpattn.errors import AttentionError, Rules
+from warpattn.problem.backends import NEEDS, chip_of
+from warpattn.problem.launch import Launch
+from warpattn.problem.operands import ALIGNMENT, described
+from warpattn.runtime import cuda
+from warpattn.runtime.bound_launches import BoundLaunches, launch_all
+
+__all__ = ["AppendCalls", "check_angles", "check_heads", "check_places", "rotated"]
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+KEPT = 256  # launches at most, of each function
+Tensors = Sequence[Tensor | None]
+
+
+class AppendCalls:
+    """The calls of one function. The first `rows` of its tensors are those whose rows are copied.
+
+    A card's launches are kept for the next call with tensors of the same shapes, strides and dtypes: such a call skips
+    rules and planning, and only writes addresses.
+    """
+
+    def __init__(self, name: str, rows: int) -> None:
+        self.name, self.rows = name, rows
+        self._known: dict[Hashable, BoundLaunches] = {}
+
+    def launched_again(self, tensors: Tensors, interleaved: bool) -> bool:
+        """Launch if a call like this one has been checked and launched before; False if not, or if it is in any way
+        unusual."""
+        try:
+            addresses = tuple([0 if x is None else x.data_ptr() for x in tensors])
+            bound = self._known.get(self._key(tensors, addresses, interleaved))
+        except (AttributeError, TypeError):
+            return False
+        if bound is None or type(interleaved) is not bool or cuda.current_device() != bound.device:
+            return False
+        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
+            return False
+        bound(addresses, ())
+        return True
+
+    def launch(self, tensors: Tensors, interleaved: bool, launches_on: Callable[[str], tuple[Launch, ...]]) -> None:
+        """The kernel of the card's architecture, on torch's current stream; NVIDIA's are kept."""
+        first = tensors[0]
+        assert first is not None
+        chip = chip_of(first.device)
+        if chip.arch is None:
+            what = f"the cache is on {first.device}" + (f", {chip.words}" if chip.words else "")
+            raise AttentionError(f"{what}; {self.name} needs {' or '.join(NEEDS.values())}, or the CPU")
+        device = first.get_device()
+        with torch.cuda.device(device):
+            bound = launch_all(launches_on(chip.arch), device)
+        if bound is None:  # AMD's launches are not kept
+            return
+        try:
+            bound.follow(tensors)
+        except LookupError:  # one tensor is given for two
+            return
+        if len(self._known) >= KEPT:
+            self._known.clear()
+        addresses = tuple([0 if x is None else x.data_ptr() for x in tensors])
+        self._known[self._key(tensors, addresses, interleaved)] = bound
+
+    def _key(self, tensors: Tensors, addresses: tuple[int, ...], interleaved: bool) -> Hashable:
+        """All that the rules and the launch have read on a card, but for gradients."""
+        together = 0
+        for address in addresses[: self.rows]:
+            together |= address
+        aligned = together % ALIGNMENT == 0
+        return (interleaved, aligned, *[None if x is None else described(x) for x in tensors])
+
+
+def check_heads(rules: Rules, new: dict[str, Tensor], pages: dict[str, Tensor]) -> None:
+    """Rules of heads and head dims: `new` tokens and their `pages`, keys first."""
+    first, *_ = new
+    heads = new[first].shape[-2]
+    for name, x in (*list(new.items())[1:], *pages.items()):
+        what = f"{name} has {x.shape[-2]} heads"
+        rules.require(x.shape[-2] == heads, what, f"it must have the heads of {first}, {heads}")
+    for (name, x), tokens in zip(pages.items(), new.values(), strict=True):
+        what = f"{name} has head_dim {x.shape[3]}"
+        rules.require(x.shape[3] == tokens.shape[-1], what, f"it must be that of the new tokens, {tokens.shape[-1]}")
+    k_pages, *others = pages.values()
+    for v_pages in others:
+        what = f"v_pages has {v_pages.shape[0]} pages of {v_pages.shape[1]} keys"
+        rule = f"it must match k_pages, {k_pages.shape[0]} pages of {k_pages.shape[1]} keys"
+        rules.require(k_pages.shape[:2] == v_pages.shape[:2], what, rule)
+    rules.require(k_pages.shape[1] > 0, f"k_pages has shape {tuple(k_pages.shape)}", "a page must hold a key")
+
+
+def check_angles(rules: Rules, k: Tensor, k_name: str, cos: Tensor | None, sin: Tensor | None) -> None:
+    """Rules of cos and sin for the new keys."""
+    for name, given, other in (("cos", cos, "sin"), ("sin", sin, "cos")):
+        present = (sin if name == "cos" else cos) is not None
+        rules.require(given is not None or not present, f"{name} is None", f"it must be given together with {other}")
+    if cos is None or sin is None:
+        return
+    if not all([rules.tensor(name, x, "positions", "half") for name, x in (("cos", cos), ("sin", sin))]):
+        return
+    rules.require(cos.shape == sin.shape, f"sin has shape {tuple(sin.shape)}", f"it must be cos's, {tuple(cos.shape)}")
+    half = k.shape[-1] // 2
+    rules.require(
+        1 <= cos.shape[1] <= half, f"cos has {cos.shape[1]} columns", f"there must be 1 to {half}, head_dim/2"
+    )
+    for name, x in (("cos", cos), ("sin", sin)):
+        allowed = x.dtype in (torch.float32, k.dtype) and x.dtype == cos.dtype
+        rule = f"cos and sin must be fp32 or both of the dtype of {k_name}"
+        rules.require(allowed, f"{name} has dtype {x.dtype}", rule)
+
+
+def check_places(rules: Rules, copied: dict[str, Tensor], others: dict[str, Tensor], function: str) -> None:
+    """Rules of dtypes, devices and strides of the tensors that are `copied`, new keys first, and of `others`."""
+    first, *_ = copied
+    new = copied[first]
+    rules.require(new.dtype in DTYPES, f"{first} has dtype {new.dtype}", "it must be fp16, bf16 or fp32")
+    for name, x in copied.items():
+        rules.require(x.dtype == new.dtype, f"{name} has dtype {x.dtype}", f"it must be that of {first}, {new.dtype}")
+    for name, x in (copied | others).items():
+        what = f"{name} is on {x.device}"
+        rules.require(x.device == new.device, what, f"it must be on the device of {first}, {new.device}")
+        packed = x.stride(-1) == 1 or x.shape[-1] <= 1
+        rules.require(packed, f"{name} has strides {x.stride()}", "the last stride must be 1")
+        grad = x.requires_grad and torch.is_grad_enabled()
+        rules.require(not grad, f"{name} requires a gradient", f"{function} has none; call it under torch.no_grad()")
+
+
+def rotated(k: Tensor, position: Tensor, angles: tuple[Tensor, Tensor], interleaved: bool) -> Tensor:
+    """Keys (…, heads, dim) at positions (…) after the rotary embedding, computed in fp32."""
+    cos, sin = (x.float()[position][..., None, :] for x in angles)  # [..., 1, R/2]
+    turned = 2 * cos.shape[-1]
+    x = k[..., :turned].float()
+    first, second = (x[..., 0::2], x[..., 1::2]) if interleaved else x.chunk(2, dim=-1)
+    parts = (first * cos - second * sin, second * cos + first * sin)
+    joined = torch.stack(parts, dim=-1).flatten(-2) if interleaved else torch.cat(parts, dim=-1)
+    return torch.cat([joined.to(k.dtype), k[..., turned:]], dim=-1)
