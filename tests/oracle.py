@@ -50,7 +50,7 @@ def plain(inputs: Inputs, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 def visible(inputs: Inputs, b: int, rows: range, len_q: int, len_k: int) -> Tensor:
     """The mask of sequence b as an explicit bool tensor [Hq, rows, len_k], from `keep` on the full index grid."""
-    _, h, q, k = _grid(inputs, b, rows, len_q, len_k)
+    _, h, q, k = grid(inputs, b, rows, len_q, len_k)
     mask = Full() if inputs.mask is None else inputs.mask
     keep = mask.keep(b, h, q, k, Lengths(len_q, len_k))
     keep = torch.as_tensor(keep, device=inputs.q.device)
@@ -114,11 +114,11 @@ def _plain_rows(
     rows = range(start, min(start + ROWS, len_q))
     scale = dim**-0.5 if inputs.scale is None else inputs.scale
     s = (q[:, rows.start : rows.stop] * scale) @ k.mT
-    grid = _grid(inputs, b, rows, len_q, len_k)
+    places = grid(inputs, b, rows, len_q, len_k)
     lens = Lengths(len_q, len_k)
     added = None if inputs.mask is None else inputs.mask.additive()
     for score in (inputs.score, added):
-        s = s if score is None else _applied(score, s, grid, lens)
+        s = s if score is None else applied(score, s, places, lens)
     s = s.masked_fill(~visible(inputs, b, rows, len_q, len_k), -torch.inf)
     if inputs.sinks is not None:
         column = inputs.sinks.to(dtype)[:, None, None].expand(heads, len(rows), 1)
@@ -129,17 +129,17 @@ def _plain_rows(
     return (p @ v).transpose(0, 1), lse
 
 
-def _applied(score: Score, s: Tensor, grid: tuple[int, Tensor, Tensor, Tensor], lens: Lengths) -> Tensor:
+def applied(score: Score, s: Tensor, places: tuple[int | Tensor, ...], lens: Lengths) -> Tensor:
     """The score function on tensors; ints turn into fp64 where s is fp64, else into fp32."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64 if s.dtype == torch.float64 else torch.float32)
     try:
-        return score.apply(s, *grid, lens).to(s.dtype).expand_as(s)
+        return score.apply(s, *places, lens).to(s.dtype).expand_as(s)
     finally:
         torch.set_default_dtype(before)
 
 
-def _grid(inputs: Inputs, b: int, rows: range, len_q: int, len_k: int) -> tuple[int, Tensor, Tensor, Tensor]:
+def grid(inputs: Inputs, b: int, rows: range, len_q: int, len_k: int) -> tuple[int, Tensor, Tensor, Tensor]:
     """(b, h, q, k) of the rows, broadcasting to [Hq, rows, len_k]; q in key coordinates."""
     device, shift = inputs.q.device, len_k - len_q
     h = torch.arange(inputs.q.shape[-2], device=device)[:, None, None]

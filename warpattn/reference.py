@@ -151,12 +151,19 @@ class Job:
 
     def modify(self, env: dict[str, Tensor | int | float], s: Tensor, masked: bool) -> Tensor:
         """Scores [Hq, M, N] after the score function, hidden ones -inf."""
-        if self.score is not None:
-            s = evaluate(self.score.out, env | {"s": s}, self.score.tensors, self.dtype).expand_as(s)
+        keep = None
         if masked:
-            keep = evaluate(self.mask.keep, env, self.mask.tensors, self.dtype)
-            s = s.masked_fill(~keep.to(s.device), -torch.inf)
-        return s
+            keep = evaluate(self.mask.keep, env, self.mask.tensors, self.dtype).to(s.device)
+        if self.score is None:
+            return s if keep is None else s.masked_fill(~keep, -torch.inf)
+        if keep is not None and torch.is_grad_enabled() and not self.score.derivative.bounded:
+            # A slope may be infinite where a key is hidden, and torch multiplies it by a gradient of 0.
+            seen = keep.expand_as(s).nonzero(as_tuple=True)
+            env = {name: x.expand_as(s)[seen] if isinstance(x, Tensor) else x for name, x in env.items()}
+            visible = evaluate(self.score.out, env | {"s": s[seen]}, self.score.tensors, self.dtype)
+            return torch.full_like(s, -torch.inf).index_put(seen, visible.expand(len(seen[0])))
+        s = evaluate(self.score.out, env | {"s": s}, self.score.tensors, self.dtype).expand_as(s)
+        return s if keep is None else s.masked_fill(~keep, -torch.inf)
 
 
 @dataclass(frozen=True, eq=False)
