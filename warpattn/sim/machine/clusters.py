@@ -24,6 +24,7 @@ _ACTING = {
     "ttng.fence_async_shared", "ttng.init_barrier", "ttng.inval_barrier",
     "ttng.barrier_expect", "ttng.arrive_barrier", "ttng.wait_barrier", "ttng.cluster_barrier",
     "ttng.async_tma_copy_global_to_local", "ttng.async_tma_copy_local_to_global", "ttng.async_tma_store_wait",
+    "ttng.async_tma_reduce",
     "ttng.warp_group_dot", "ttng.warp_group_dot_wait", "ttng.tmem_alloc", "ttng.tmem_load", "ttng.tmem_store",
     "ttng.tmem_subslice", "ttng.tc_gen5_mma", "ttng.tc_gen5_commit", "tt.reduce", "scf.for", "scf.if", "scf.while",
     "scf.execute_region", "tt.call", "ttg.warp_specialize", "tt.map_elementwise",

@@ -121,18 +121,20 @@ class Descriptor:
         bits: np.ndarray,
         who: Toucher,
         box: tuple[int, ...] | None = None,
+        update: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None,
     ) -> None:
-        """Store the bits of a box, of the descriptor's shape or another."""
+        """Store the bits of a box, of the descriptor's shape or another, or `update` each element atomically."""
         inside = self._inside(coordinates, box or self.box)
         if inside is not None:
             first, sizes, where = inside
-            at, wrong = self._at(first, sizes, who, "writes")
+            at, wrong = self._at(first, sizes, who, "writes" if update is None else "updates")
             if wrong:
                 memory.findings.add(Finding("OutOfBounds", wrong, (who.place,), self.buffer.name))
                 return
             elements, shadow = self._part(sizes, at)
-            memory.touch(self.buffer, ..., who, "write", shadow)
-            elements[...] = bits.reshape(box or self.box)[where]
+            memory.touch(self.buffer, ..., who, "write" if update is None else "atomic", shadow)
+            part = bits.reshape(box or self.box)[where]
+            elements[...] = part if update is None else update(elements.copy(), part.copy())
 
 
 def make_descriptor(

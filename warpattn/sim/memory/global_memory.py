@@ -2,7 +2,9 @@
 
 Every range of the caller's memory is a buffer with a base address of its own, 2**40 apart, so that a pointer is an
 integer and every stray one is noticed. Per granule (the smallest element that the kernel sees there) a shadow holds the
-last write and the last read as lane * 2**32 + epoch; unordered conflicting ones are races, between programs too.
+last write and the last read as lane * 2**32 + epoch, and the number of the last update in a list of them. Unordered
+conflicting accesses are races, between programs too. Updates (atomic operations, TMA reductions) do not conflict with
+each other, so each names the one before it that it is not ordered after: a later access must be ordered after all.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .clocks import Clock
+from .clocks import Clock, knows
 from .findings import Finding, Findings, Place
 
 _SHIFT = 40
@@ -34,6 +36,14 @@ class Toucher(NamedTuple):
         return (self.lane << 32) | self.epoch
 
 
+class Update(NamedTuple):
+    """An atomic access: who, the unordered one before it (-1: none), and whether it only looked."""
+
+    packed: int
+    before: int
+    looks: bool
+
+
 class GlobalBuffer:
     """A contiguous range of the caller's memory."""
 
@@ -45,7 +55,8 @@ class GlobalBuffer:
         self.last_write = np.full(cells, -1, np.int64)
         self.last_read = np.full(cells, -1, np.int64)
         self.last_atomic = np.full(cells, -1, np.int64)
-        self.has_writes = self.has_atomics = False
+        self.updates: list[Update] = []
+        self.has_writes = False
         self.released: dict[int, Clock] = {}  # byte -> what a reader of the last atomic there learns
 
 
@@ -144,15 +155,15 @@ class GlobalMemory:
         self.findings.add(finding)
 
     def touch(self, buffer: GlobalBuffer, cells: Any, who: Toucher, how: str, shadow=None) -> None:
-        """Check and record an access ("read", "write" or "atomic") of the shadow's cells; `shadow` picks them from an
-        array for accesses by descriptor."""
+        """Check and record an access of the shadow's cells: "read", "write", "atomic", or "poll", an atomic read;
+        `shadow` picks them from an array for accesses by descriptor."""
         pick: Callable[[np.ndarray], np.ndarray] = shadow or (lambda array: array)
         write, read, atomic = (pick(a) for a in (buffer.last_write, buffer.last_read, buffer.last_atomic))
         if buffer.has_writes:
             self._check(write[cells], who, how, "wrote", buffer)
-        if buffer.has_atomics and how != "atomic":
-            self._check(atomic[cells], who, how, "updated", buffer)
-        if how != "read":
+        if buffer.updates and how in ("read", "write"):
+            self._check_updates(atomic[cells], who, how, buffer)
+        if how in ("write", "atomic"):
             self._check(read[cells], who, how, "read", buffer)
         packed = who.packed
         if how == "read":
@@ -161,9 +172,35 @@ class GlobalMemory:
             buffer.has_writes = True
             write[cells] = packed
         else:
-            buffer.has_atomics = True
-            atomic[cells] = packed
+            atomic[cells] = self._after(atomic[cells], who, how == "poll", buffer)
         self.places[packed] = who.place
+
+    def _after(self, numbers: np.ndarray, who: Toucher, looks: bool, buffer: GlobalBuffer) -> np.ndarray:
+        """Numbers of a new update of cells whose last ones have these numbers."""
+        last, where = numbers.reshape(-1)[:1], np.zeros(numbers.size, np.int64)
+        if (numbers != last).any():
+            last, where = np.unique(numbers, return_inverse=True)
+        first = len(buffer.updates)
+        for number in last.tolist():
+            while number >= 0:
+                update = buffer.updates[number]
+                if not _ordered(who, update.packed) or (looks and not update.looks):
+                    break
+                number = update.before
+            buffer.updates.append(Update(who.packed, number, looks))
+        return (first + where).reshape(numbers.shape)
+
+    def _check_updates(self, numbers: np.ndarray, who: Toucher, how: str, buffer: GlobalBuffer) -> None:
+        """An ordinary access must be ordered after all updates of its cells; reading beside a poll is no conflict."""
+        for last in np.unique(numbers).tolist():
+            number = last
+            while number >= 0:
+                update = buffer.updates[number]
+                if not _ordered(who, update.packed) and not (update.looks and how == "read"):
+                    before = "polled" if update.looks else "updated"
+                    self._race(who, how, (int(np.count_nonzero(numbers == last)), update.packed, before), buffer)
+                    break
+                number = update.before
 
     def _check(self, packed: np.ndarray, who: Toucher, how: str, before: str, buffer: GlobalBuffer) -> None:
         known = who.clock[0]
@@ -174,7 +211,18 @@ class GlobalMemory:
         if ordered.all():
             return
         bad = np.flatnonzero(~ordered.reshape(-1))
-        other = self.places.get(int(packed.reshape(-1)[bad[0]]), Place("another program", ()))
-        verb = {"read": "reads", "write": "writes", "atomic": "updates"}[how]
-        text = f"{who.place} {verb} {len(bad)} elements of {buffer.name} that {other} {before}; nothing orders the two"
+        self._race(who, how, (len(bad), int(packed.reshape(-1)[bad[0]]), before), buffer)
+
+    def _race(self, who: Toucher, how: str, earlier: tuple[int, int, str], buffer: GlobalBuffer) -> None:
+        """Report a conflict; earlier: of how many elements, with which access, and what that did."""
+        count, packed, before = earlier
+        other = self.places.get(packed, Place("another program", ()))
+        verb = {"read": "reads", "write": "writes", "atomic": "updates", "poll": "polls"}[how]
+        text = f"{who.place} {verb} {count} elements of {buffer.name} that {other} {before}; nothing orders the two"
         self.findings.add(Finding("Race", text, (who.place, other), buffer.name))
+
+
+def _ordered(who: Toucher, packed: int) -> bool:
+    """Whether an earlier access happened before the present one."""
+    lane, epoch = packed >> 32, packed & _EPOCH
+    return lane == who.lane or knows(who.clock, lane, epoch)

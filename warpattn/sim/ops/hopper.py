@@ -1,7 +1,7 @@
 """sm_90: copies between global and shared memory by TMA, asynchronous matrix products, fences.
 
 copy in    lands its box (clipped, filled with zeros) and its bytes on a barrier
-copy out   reads shared memory (what store_wait(read_only) waits for), then writes global memory
+copy out   reads shared memory (what store_wait(read_only) waits for), then writes or reduces into global memory
 product    reads its operands from shared memory; products of one role run in their order
 """
 
@@ -24,6 +24,7 @@ from ..memory.clocks import marked
 from ..memory.descriptor import Descriptor, make_descriptor
 from ..memory.global_memory import Toucher
 from ..memory.shared import Access, MemDesc, Missing, either, of_product
+from .reductions import update_of
 
 
 @tasked("ttng.fence_async_shared")
@@ -102,8 +103,7 @@ def _copy_out(op: Op) -> Callable[..., Any]:
     box, rank = _boxes(op), len(op.inputs[0].shape or ())
     if op.ctas is not None and op.ctas.split(op.inputs[0]).copies:
         raise op.error("a store of a tile of which several CTAs have a copy is not simulated")
-    if op.name == "ttng.async_tma_reduce":
-        raise op.error("reductions by TMA are not simulated")
+    update = update_of(op) if op.name == "ttng.async_tma_reduce" else None
 
     def run(task: Any, descriptor: Descriptor, *rest: Any) -> Any:
         yield from task.machine.pause()
@@ -117,7 +117,7 @@ def _copy_out(op: Op) -> Callable[..., Any]:
         def write(agent: Agent) -> None:
             who = Toucher(agent.lane, agent.epoch, agent.clock, agent.place)
             bits, missing = reader.result
-            descriptor.write(task.machine.memory, coordinates, bits, who, shape)
+            descriptor.write(task.machine.memory, coordinates, bits, who, shape, update)
             if missing is not None and missing.where.reshape(bits.shape)[descriptor.inside(coordinates, bits)].any():
                 task.machine.findings.add(used(missing, agent.place))
             reader.result = None  # a role may keep its stores until it ends

@@ -16,7 +16,7 @@ from ..ir.valuetypes import Type, parse_type
 from ..machine.pending import opened, poisoned
 from ..machine.registry import blocking, tasked
 from ..memory.clocks import joined
-from ..memory.global_memory import GlobalMemory, Part, Toucher
+from ..memory.global_memory import GlobalBuffer, GlobalMemory, Part, Toucher
 from ..memory.shared import MemDesc, SharedBuffer
 
 
@@ -218,8 +218,7 @@ def _atomic(task: Any, kind: Type, order: str, pointers: Any, mask: Any, update:
         buffer, offsets = parts[0].buffer, parts[0].offsets
         at = int(offsets[0])
         if order in ("acq_rel", "acquire") and at in buffer.released:
-            task.clock = joined(task.clock, buffer.released[at])
-            who = task.toucher()
+            who = _acquired(task, buffer, at)
         memory.touch(buffer, _cells(buffer, offsets, size), who, "atomic")
         value = decode(_bits(buffer, offsets, dtype, size), kind.elem)[0]
         old[i] = value
@@ -229,6 +228,38 @@ def _atomic(task: Any, kind: Type, order: str, pointers: Any, mask: Any, update:
             buffer.released[at] = joined(task.clock.copy(), buffer.released.get(at, task.clock))
             task.advance()
     return as_register(old.reshape(addresses.shape)[()], kind)
+
+
+def _acquired(task: Any, buffer: GlobalBuffer, at: int) -> Toucher:
+    """A role learns what the updates of an address have released."""
+    task.clock = joined(task.clock, buffer.released[at])
+    return task.toucher()
+
+
+@blocking("tt.atomic_poll")
+def _atomic_poll(op: Op) -> Callable[..., Any]:
+    """Wait until every address holds the expected value."""
+    order, kind, result = op.text.partition(",")[0].strip(), pointee(op.inputs[0]), op.outputs[0]
+    if len(op.operands) > 2:
+        raise op.error("a poll with a time limit is not simulated")
+    dtype, size = memory_dtype(kind.elem), kind.itemsize
+
+    def run(task: Any, pointers: Any, expected: Any) -> Any:
+        addresses, _ = _lanes(pointers, None)
+        memory, values = task.machine.memory, np.broadcast_to(np.asarray(expected), addresses.shape).reshape(-1)
+        for part in memory.resolve(addresses.reshape(-1), size, task.toucher(), "polls"):
+            wanted = values if part.chosen is None else values[part.chosen]
+            yield None
+            while (decode(_bits(part.buffer, part.offsets, dtype, size), kind.elem) != wanted).any():
+                yield None
+            who = task.toucher()
+            for at in part.offsets.tolist():
+                if order == "acquire" and at in part.buffer.released:
+                    who = _acquired(task, part.buffer, at)
+            memory.touch(part.buffer, _cells(part.buffer, part.offsets, size), who, "poll")
+        return as_register(np.ones(addresses.shape, np.bool_)[()], result)
+
+    return run
 
 
 @tasked("tt.int_to_ptr", "tt.ptr_to_int")
