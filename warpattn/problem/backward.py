@@ -18,8 +18,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from warpattn.language.derivative import differentiate
 from warpattn.language.nodes import Program
-from warpattn.problem.operands import addressable
+from warpattn.problem.operands import addressable, programs
 from warpattn.problem.problem import CheckedCall
 
 __all__ = ["CheckedBackward", "Gradients", "fitted_gradients", "fp32_fields", "without_tiles", "write_back"]
@@ -57,6 +58,16 @@ class CheckedBackward:
     forward: CheckedCall
     slope: Program | None
     deterministic: bool
+
+    @classmethod
+    def of(cls, forward: CheckedCall, deterministic: bool) -> CheckedBackward:
+        """The backward of a checked forward call, with the score's derivative."""
+        score = programs(forward)[1]
+        if score is None:
+            return cls(forward, None, deterministic)
+        derivative = differentiate(score.outputs[0], score.tensors)
+        one = derivative.constant_slope == 1.0
+        return cls(forward, None if one else derivative.program(derivative.slope), deterministic)
 
     @property
     def key(self) -> Hashable:

@@ -1,0 +1,59 @@
+"""The project's Hopper backward in the simulator: right gradients and no findings under every schedule."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from tests.drawn import drawn
+from tests.sim.sm90.backward import Case, simulated
+from warpattn.masks import Causal, CustomMask, Document, Materialized, Padding, Prefix, SlidingWindow
+from warpattn.scores import ALiBi, Bias, CustomScore, SoftCap
+
+SCHEDULES = [("eager", 0), ("lazy", 0), ("adversarial", 0), *(("random", seed) for seed in range(3))]
+VISIBLE = torch.rand(1, 1, 140, 140, generator=torch.Generator().manual_seed(1)) < 0.7
+
+CASES = {
+    "full": Case(128, 128),
+    "full-128": Case(200, 264, dim=128),
+    "causal": Case(200, 264, dim=128, mask=Causal()),
+    "groups": Case(100, 140, heads=4, heads_kv=2, batch=2, mask=Causal()),
+    "odd-dims": Case(70, 70, dim=72, dim_v=40, dtype=torch.float16),
+    "tiny": Case(1, 3, dim=8, mask=Causal()),
+    "more-queries": Case(300, 100, mask=Causal()),
+    "window": Case(300, 300, mask=SlidingWindow(70, 10)),
+    "documents": Case(512, 512, mask=Document(torch.arange(512)[None] // 130)),
+    "documents-and-causal": Case(300, 300, mask=Document(torch.arange(300)[None] // 90) & Causal()),
+    "prefix-or-window": Case(300, 300, mask=Prefix(40) | SlidingWindow(50)),
+    "padding": Case(140, 140, batch=2, mask=Padding(torch.tensor([90, 0]))),
+    "materialized": Case(140, 140, mask=Materialized(VISIBLE)),
+    "holes": Case(200, 200, mask=CustomMask(lambda b, h, q, k: (q + k) % 3 != 0)),
+    "nothing-visible": Case(140, 140, mask=CustomMask(lambda b, h, q, k: k < 0)),
+    "sinks": Case(140, 140, heads=2, heads_kv=2, batch=2, sinks=True, mask=SlidingWindow(30, 0)),
+    "lse": Case(140, 140, dlse=True, sinks=True, mask=Causal()),
+    "soft-cap": Case(140, 140, dim=128, score=SoftCap(3.0), mask=Causal(), limit=3.0),
+    "alibi": Case(140, 140, heads=2, score=ALiBi(torch.tensor([0.5, 0.1]))),
+    "bias": Case(140, 140, score=Bias(torch.randn(1, 1, 140, 140, generator=torch.Generator().manual_seed(2)))),
+    "custom-score": Case(140, 140, score=CustomScore(lambda s, b, h, q, k: s * 2 + 0.01 * k), mask=Causal()),
+    "negative-scale": Case(140, 140, scale=-0.125),
+}
+# Every config, mask and score occurs in one of these.
+DRAWN = (
+    "full-128", "groups", "odd-dims", "tiny", "documents", "holes", "nothing-visible", "sinks", "lse", "soft-cap",
+    "custom-score", "negative-scale",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", drawn(CASES, DRAWN))
+def test_right_and_without_findings(name):
+    reports, errors = simulated(CASES[name], schedule="lazy")
+    assert all(report.clean for report in reports), reports
+    assert all(error <= 1 for error in errors.values()), errors
+
+
+@pytest.mark.parametrize(("schedule", "seed"), drawn(SCHEDULES, [("adversarial", 0), ("random", 0)]))
+@pytest.mark.parametrize("name", ["causal", "groups"])
+def test_every_schedule(name, schedule, seed):
+    reports, errors = simulated(CASES[name], schedule=schedule, seed=seed)
+    assert all(report.clean for report in reports), reports
+    assert all(error <= 1 for error in errors.values()), errors

@@ -1,0 +1,74 @@
+"""The Hopper backward without a Hopper card: its machine code is compiled here and counted."""
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+from warpattn.kernels.sm90.backward.config import CONSUMERS, BackwardConfig, choose_config
+from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT
+from warpattn.language.nodes import Program
+from warpattn.machine_code.sass import opcode_counts, resources
+from warpattn.masks import Causal, Full, Mask
+from warpattn.problem.arch import compile_options, triton_target
+from warpattn.problem.element import BF16
+
+# Bytes of stack the compiler spills to, measured with Triton 3.9.0.
+STACK = {(64, "full"): 0, (128, "full"): 96, (128, "causal"): 168}
+MASKS: dict[str, Mask] = {"full": Full(), "causal": Causal()}
+
+
+@cache
+def compiled(dim: int, mask: str) -> Any:
+    """The main kernel of a head dim and a mask."""
+    import triton
+
+    from warpattn.kernels.sm90.backward.signature import backward_source
+
+    program = MASKS[mask].program()
+    source = backward_source(config_of(dim), Program((program.keep, *program.span), program.tensors), None, None)
+    return triton.compile(source, target=triton_target("sm90"), options=compile_options())
+
+
+def config_of(dim: int) -> BackwardConfig:
+    return choose_config(BF16, dim, dim)[0]
+
+
+@pytest.mark.parametrize(("dim", "mask"), STACK)
+def test_machine_code_is_what_the_config_promises(dim: int, mask: str) -> None:
+    config, kernel = config_of(dim), compiled(dim, mask)
+    cubin = kernel.asm["cubin"]
+    counts = opcode_counts(cubin, modifiers=True)
+    products = sum(n for name, n in counts.items() if name.startswith("HGMMA"))
+    waits = sum(n for name, n in counts.items() if name.startswith("WARPGROUP.DEPBAR"))
+    assert products == wgmmas(config)
+    assert waits < products / 4, "a wait for nearly every product: the assembler serialised them for want of registers"
+    assert resources(cubin).stack <= STACK[dim, mask]
+    assert config.topology.smem_bytes <= kernel.metadata.shared <= min(config.topology.smem_bytes + 2048, SMEM_LIMIT)
+    assert kernel.metadata.num_warps * 32 == config.topology.threads
+    assert config.topology.registers <= 65_536
+    assert counts["UTMAREDG.3D.ADD"] == config.dq_parts, "dQ is added by TMA"
+    assert not any(name.startswith("STS.") and "128" not in name and "64" not in name for name in counts)
+
+
+def wgmmas(config: BackwardConfig) -> int:
+    """Warpgroup products in the code. An attending warpgroup has S before the loop and in it, and the other four
+    products in the loop and after it; dQ takes both parts of the keys."""
+    scores, values = config.padded // 16, config.block_m // 16
+    tile = scores + 2 * values
+    attend = 2 * scores + 2 * tile
+    reduce = config.dq_parts * 2 * (config.rows // 16) * (config.block_m // 64)
+    return CONSUMERS * attend + reduce
+
+
+@pytest.mark.parametrize("dim", range(8, 129, 8))
+def test_every_head_dim_has_a_config_that_fits(dim: int) -> None:
+    for dim_v in {dim, 128, 8}:
+        config, why = choose_config(BF16, dim, dim_v)
+        assert config.topology.smem_bytes + 2048 <= SMEM_LIMIT
+        assert config.padded >= max(dim, dim_v)
+        assert config.topology.registers <= 65_536
+        assert config.padded % config.dq_cols == 0
+        assert why

@@ -1,0 +1,197 @@
+"""Consumer warpgroup of the Hopper backward: 64 keys against the query tiles that see them.
+
+Rows of all tiles are keys, columns queries, so that P and dS are the left operands of dV += P · dO and dK += dS · Q
+without leaving their registers. For each query tile, `│` being waits for products:
+
+      dP = V · dOᵀ   dV += P · dO   │   dS = P · dP   │   dS to shared memory   dK += dS · Q   S' = K · Q'ᵀ   │ │   P'
+
+where the accumulators of S and dP begin with what belongs to each row, -lse / scale and -delta. The last tile has no
+S'. P is kept rounded and packed: registers are the limit (208 a thread; dK and dV alone take 128 at head dim 128), and
+a value that lives longer by one step makes the assembler wait after every product.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
+
+from ...nvidia.pipelines import PipelineState, consumer_state, producer_state
+from ...pieces.modifiers import exponent_scale
+from ...pieces.softmax import as_quads, pack, unpack
+from ..layouts import accumulator_layout, element_type, operand_layout
+from .context import STAGES, read_visit
+from .epilogue import store_key_gradients
+
+
+@gluon.aggregate
+class Weights:
+    """P of a tile, and the slope of the score function if it has one."""
+
+    p: gl.tensor  # [64, M/8, 4] pairs
+    slope: gl.tuple  # () or one such tensor
+
+
+@gluon.aggregate
+class Sums:
+    """dK and dV so far, [64, D] fp32."""
+
+    dk: gl.tensor
+    dv: gl.tensor
+
+
+@gluon.aggregate
+class Slots:
+    """The slots of the current tile."""
+
+    q: PipelineState
+    do: PipelineState
+    ds: PipelineState
+
+    @gluon.jit
+    def step(self):
+        return Slots(self.q.step(), self.do.step(), self.ds.step())
+
+
+@gluon.jit
+def attend_role(ctx, wg: gl.constexpr):
+    """Gradients of the warpgroup's keys and values; dS of every tile goes to `reduce`."""
+    config: gl.constexpr = ctx.config
+    rings = ctx.rings
+    layout: gl.constexpr = accumulator_layout(config.padded)
+    sums = Sums(
+        gl.zeros([config.rows, config.padded], gl.float32, layout),
+        gl.zeros([config.rows, config.padded], gl.float32, layout),
+    )
+    slots = Slots(consumer_state(STAGES), consumer_state(STAGES), producer_state(STAGES))
+    rings.q.consumer_wait(slots.q)
+    visit = read_visit(ctx, slots.q)
+    if visit.row >= 0:
+        rings.k.consumer_wait(consumer_state(1))
+        s = warpgroup_mma_wait(0, deps=(start_scores(ctx, slots.q, wg),))
+        weights = attend(ctx, s, slots.q, visit, wg)
+        rings.v.consumer_wait(consumer_state(1))
+        while visit.more():
+            dk, dv, ds = start_tile(ctx, sums, weights, slots, wg)
+            following = slots.q.step()
+            rings.q.consumer_wait(following)
+            visit = read_visit(ctx, following)
+            s = start_scores(ctx, following, wg)
+            dk = warpgroup_mma_wait(1, deps=(dk, ds))[0]
+            rings.q.consumer_release(slots.q)
+            s = warpgroup_mma_wait(0, deps=(s,))
+            weights = attend(ctx, s, following, visit, wg)
+            sums = Sums(dk, dv)
+            slots = slots.step()
+        dk, dv, ds = start_tile(ctx, sums, weights, slots, wg)
+        sums = Sums(warpgroup_mma_wait(0, deps=(dk, ds))[0], dv)
+    store_key_gradients(ctx, sums, wg)
+
+
+@gluon.jit
+def start_tile(ctx, sums, weights, slots, wg: gl.constexpr):
+    """dP, dV and dS of a tile, and start dK: (dK, which may be read after a wait; dV; packed dS)."""
+    config: gl.constexpr = ctx.config
+    rings = ctx.rings
+    rings.do.consumer_wait(slots.do)
+    dp = start_value_scores(ctx, slots.do, wg)
+    do = rings.do.tile(slots.do).reshape([config.block_m, config.padded])
+    dv = warpgroup_mma(operand(weights.p, config), do, sums.dv, is_async=True)
+    dp = warpgroup_mma_wait(1, deps=(dp,))
+    product = fp32(weights.p, config) * dp
+    if len(weights.slope) == 1:
+        product = product * fp32(weights.slope[0], config)
+    # dS takes the registers of P: nothing is packed before dV has read P.
+    dv, _, product = warpgroup_mma_wait(0, deps=(dv, weights.p, product))
+    rings.do.consumer_release(slots.do)
+    ds = pack(as_quads(product), element_type(config.element))
+    rings.ds.producer_acquire(slots.ds)
+    rings.ds.tile(slots.ds, wg).store(tile_of(ds, config))
+    fence_async_shared()
+    rings.ds.producer_commit(slots.ds)
+    q = rings.q.tile(slots.q).reshape([config.block_m, config.padded])
+    dk = warpgroup_mma(operand(ds, config), q, sums.dk, is_async=True)
+    return dk, dv, ds
+
+
+@gluon.jit
+def start_scores(ctx, q_state, wg: gl.constexpr):
+    """Start S = K · Qᵀ [64, M], plus -lse / scale unless a score function has to see S itself."""
+    config: gl.constexpr = ctx.config
+    k = ctx.rings.k.tile(consumer_state(1), wg).reshape([config.rows, config.padded])
+    q = ctx.rings.q.tile(q_state).reshape([config.block_m, config.padded]).permute((1, 0))
+    if ctx.mods.score is None:
+        return warpgroup_mma(k, q, row_numbers(ctx, ctx.rings.shift, q_state), is_async=True)
+    else:
+        zero = gl.zeros([config.rows, config.block_m], gl.float32, accumulator_layout(config.block_m))
+        return warpgroup_mma(k, q, zero, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def start_value_scores(ctx, do_state, wg: gl.constexpr):
+    """Start dP = V · dOᵀ - delta [64, M]."""
+    config: gl.constexpr = ctx.config
+    v = ctx.rings.v.tile(consumer_state(1), wg).reshape([config.rows, config.padded])
+    do = ctx.rings.do.tile(do_state).reshape([config.block_m, config.padded]).permute((1, 0))
+    return warpgroup_mma(v, do, row_numbers(ctx, ctx.rings.delta, do_state), is_async=True)
+
+
+@gluon.jit
+def row_numbers(ctx, numbers, state):
+    """The numbers of the query rows in a slot, in every row of a [64, M] accumulator."""
+    config: gl.constexpr = ctx.config
+    layout: gl.constexpr = accumulator_layout(config.block_m)
+    row = numbers.index(state.index).reshape([config.block_m]).load(gl.SliceLayout(0, layout))
+    zero = gl.zeros([config.rows, config.block_m], gl.float32, layout)
+    return gl.broadcast(row[None, :], zero)[0]
+
+
+@gluon.jit
+def attend(ctx, s, q_state, visit, wg: gl.constexpr):
+    """P of a tile of products, by the row's LSE; with the score function, its slope, and the mask where it matters."""
+    config: gl.constexpr = ctx.config
+    layout: gl.constexpr = accumulator_layout(config.block_m)
+    dtype: gl.constexpr = element_type(config.element)
+    keys = ctx.keys
+    mods = ctx.mods
+    key = keys.first + wg * config.rows
+    k = (key + gl.arange(0, config.rows, gl.SliceLayout(1, layout)))[:, None]
+    q = (visit.row + keys.seq_k - keys.seq_q + gl.arange(0, config.block_m, gl.SliceLayout(0, layout)))[None, :]
+    slope = s
+    if ctx.slope is not None:
+        slope = ctx.slope(s * ctx.scale, visit.b, visit.h, q, k, keys.seq_q, keys.seq_k, mods.score_args)
+        slope = slope + gl.zeros_like(s)
+    if mods.score is not None:
+        s = mods.apply_score(s, ctx.scale, visit, keys, q, k) + row_numbers(ctx, ctx.rings.shift, q_state)
+    if visit.masked():
+        kept = k < keys.seq_k
+        if mods.score is not None:
+            kept = kept & (q < keys.seq_k)
+        if mods.keep is not None:
+            kept = kept & mods.keep(visit.b, visit.h, q, k, keys.seq_q, keys.seq_k, mods.mask_args)
+        s = gl.where(kept, s, -float("inf"))
+        if ctx.slope is not None:
+            slope = gl.where(kept, slope, 0.0)
+    p = pack(gl.exp2(as_quads(s * exponent_scale(ctx))), dtype)
+    if ctx.slope is not None:
+        return Weights(p, gl.tuple([pack(as_quads(slope), dtype)]))
+    else:
+        return Weights(p, gl.tuple([]))
+
+
+@gluon.jit
+def tile_of(pairs, config: gl.constexpr):
+    """Packed pairs as a [64, M] tensor in the layout of an accumulator."""
+    tile = unpack(pairs, element_type(config.element))
+    return gl.convert_layout(tile, accumulator_layout(config.block_m), assert_trivial=True)
+
+
+@gluon.jit
+def fp32(pairs, config: gl.constexpr):
+    """Packed pairs as [64, M] fp32 in the layout of an accumulator."""
+    return tile_of(pairs, config).to(gl.float32)
+
+
+@gluon.jit
+def operand(pairs, config: gl.constexpr):
+    """Packed pairs as the left operand [64, M] of a product with D columns."""
+    tile = unpack(pairs, element_type(config.element))
+    return gl.convert_layout(tile, operand_layout(config.padded), assert_trivial=True)

@@ -1,0 +1,137 @@
+"""Producer warp of the Hopper backward: finds the query tiles that the CTA's keys meet, and feeds K, V, Q and dO.
+
+The mask bounds the keys of a tile of rows; here the keys are given and the rows are wanted. So the warp evaluates the
+bounds of 32 query tiles at once, one a lane, and visits those that meet the keys: exact for every mask, no inverse. The
+attending warps get each tile's first row with its slot, whether it needs the mask, and whether another one follows.
+
+      key tile n           rows 0..63   rows 64..127  ...     lanes of one test
+      bounds of the rows   [a, b)       [c, d)                meets: first < n end and n begin < last
+                                                              masked: not inside of [full_lo, full_hi)
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+
+from ...nvidia.pipelines import producer_state
+from . import config as sizes
+from .context import CONSUMERS, MASKED, MORE, STAGES, Visit, publish_visit
+
+SEARCH = gl.constexpr(sizes.SEARCH)
+
+
+@gluon.aggregate
+class Search:
+    """Where the search for query tiles has arrived: lanes of a block of tiles of a head, and the last lane taken."""
+
+    h: gl.tensor  # query head
+    block: gl.tensor  # first tile of the block
+    meets: gl.tensor  # [SEARCH] bool
+    masked: gl.tensor  # [SEARCH] int32, the flag
+    lane: gl.tensor
+
+
+@gluon.jit
+def load_role(ctx):
+    """Load the keys and values once, then every query tile that meets the keys."""
+    key_state = producer_state(1)
+    load_keys(ctx, ctx.tensors.k, ctx.rings.k, key_state)
+    search, visit = next_visit(ctx, first_search(ctx))
+    q_state = producer_state(STAGES)
+    do_state = producer_state(STAGES)
+    if visit.row < 0:
+        full = ctx.rings.q.producer_acquire(q_state)
+        publish_visit(ctx.rings.visits, 0, visit)
+        mbarrier.arrive(full, count=1)
+    pending = gl.to_tensor(True)
+    while visit.row >= 0:
+        search, following = next_visit(ctx, search)
+        flags = visit.flags | gl.where(following.row >= 0, MORE, 0)
+        visit = Visit(visit.b, visit.h, visit.row, flags)
+        load_rows(ctx, (ctx.tensors.q, ctx.tensors.shift), ctx.rings.q, ctx.rings.shift, q_state, visit, True)
+        if pending:
+            load_keys(ctx, ctx.tensors.v, ctx.rings.v, key_state)
+            pending = gl.to_tensor(False)
+        load_rows(ctx, (ctx.tensors.do, ctx.tensors.delta), ctx.rings.do, ctx.rings.delta, do_state, visit, False)
+        q_state = q_state.step()
+        do_state = do_state.step()
+        visit = following
+
+
+@gluon.jit
+def load_keys(ctx, desc, ring, state):
+    """Keys or values of the CTA, a part per warpgroup."""
+    keys = ctx.keys
+    full = ring.producer_acquire(state)
+    mbarrier.expect(full, ctx.config.key_bytes)
+    for part in gl.static_range(CONSUMERS):
+        tma.async_load(desc, [keys.b, keys.first + part * ctx.config.rows, keys.h, 0], full, ring.tile(state, part))
+
+
+@gluon.jit
+def load_rows(ctx, descs, ring, numbers, state, visit, publish: gl.constexpr):
+    """Rows of Q or dO with their numbers into the next slot, and with Q, if `publish`, the visit."""
+    full = ring.producer_acquire(state)
+    if publish:
+        publish_visit(ctx.rings.visits, state.index + STAGES * (state.phase ^ 1), visit)
+    mbarrier.expect(full, ctx.config.row_bytes)
+    tma.async_load(descs[0], [visit.b, visit.row, visit.h, 0], full, ring.tile(state))
+    tma.async_load(descs[1], [visit.b * ctx.keys.heads_q + visit.h, visit.row], full, numbers.index(state.index))
+
+
+@gluon.jit
+def first_search(ctx):
+    """The search before the first tile of the first query head."""
+    h = ctx.keys.h * ctx.keys.group
+    return search_block(ctx, h, gl.to_tensor(0))
+
+
+@gluon.jit
+def next_visit(ctx, search):
+    """(search, visit): the next tile that meets the keys; its row is -1 if there is none."""
+    keys = ctx.keys
+    tiles = (keys.seq_q + ctx.config.block_m - 1) // ctx.config.block_m
+    end = (keys.h + 1) * keys.group
+    found = next_lane(search)
+    while (found == SEARCH) & (search.h < end):
+        block = search.block + SEARCH
+        done = block >= tiles
+        search = search_block(ctx, search.h + gl.where(done, 1, 0), gl.where(done, 0, block))
+        found = gl.where(search.h < end, next_lane(search), SEARCH)
+    lane = gl.arange(0, SEARCH, lane_layout())
+    flags = gl.sum(gl.where(lane == found, search.masked, 0), 0)
+    row = gl.where(found < SEARCH, (search.block + found) * ctx.config.block_m, -1)
+    visit = Visit(keys.b, search.h, row, flags)
+    return Search(search.h, search.block, search.meets, search.masked, found), visit
+
+
+@gluon.jit
+def next_lane(search):
+    """The first lane after the last one taken whose tile meets the keys; SEARCH if there is none."""
+    lane = gl.arange(0, SEARCH, lane_layout())
+    return gl.min(gl.where(search.meets & (lane > search.lane), lane, SEARCH), 0)
+
+
+@gluon.jit
+def search_block(ctx, h, block):
+    """Test the bounds of SEARCH query tiles of a head, from tile `block` on."""
+    keys = ctx.keys
+    block_m: gl.constexpr = ctx.config.block_m
+    row = (block + gl.arange(0, SEARCH, lane_layout())) * block_m
+    offset = keys.seq_k - keys.seq_q
+    q_lo = row + offset
+    q_hi = gl.minimum(row + block_m, keys.seq_q) - 1 + offset
+    mods = ctx.mods
+    first, full_lo, full_hi, last = mods.span(keys.b, h, q_lo, q_hi, keys.seq_q, keys.seq_k, mods.mask_args)
+    end = keys.first + ctx.config.block_n
+    meets = (row < keys.seq_q) & (first < end) & (keys.first < last)
+    clean = (full_lo <= keys.first) & (end <= full_hi) & (row >= 0)
+    if ctx.mods.score is not None:
+        clean = clean & (row + block_m <= keys.seq_q)
+    return Search(h, block, meets, gl.where(clean, 0, MASKED), gl.to_tensor(-1))
+
+
+@gluon.constexpr_function
+def lane_layout():
+    """One query tile a lane of the warp."""
+    return gl.BlockedLayout([1], [32], [1], [0])

@@ -1,0 +1,73 @@
+"""Warpgroup of the Hopper backward that owns dQ: products with dS of both attending warpgroups, added by TMA.
+
+It keeps the product of 128 keys out of the attending warpgroups, which so never meet: they drift apart and fill each
+other's gaps. A tile's columns go in parts, one after the other, through two buffers.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from ...nvidia.pipelines import consumer_state
+from ..layouts import accumulator_layout
+from .context import CONSUMERS, STAGES, read_visit
+
+
+@gluon.jit
+def reduce_role(ctx):
+    """Add dQ of every visited tile to global memory."""
+    config: gl.constexpr = ctx.config
+    rings = ctx.rings
+    state = consumer_state(STAGES)
+    rings.q.consumer_wait(state)  # the first visit is published: whether there is one
+    visit = read_visit(ctx, state)
+    rings.k.consumer_wait(consumer_state(1))
+    more = visit.row >= 0
+    while more:
+        rings.ds.consumer_wait(state)
+        visit = read_visit(ctx, state)
+        parts: gl.constexpr = config.dq_parts
+        for part in gl.static_range(parts):
+            dq = query_gradients(ctx, state, part)
+            if part == parts - 1:
+                rings.ds.consumer_release(state)
+            add_columns(ctx, dq, visit, part)
+        more = visit.more()
+        state = state.step()
+    tma.store_wait(0)  # shared memory must outlive the last copy's reads
+
+
+@gluon.jit
+def query_gradients(ctx, state, part: gl.constexpr):
+    """dQ = dSᵀ · K [M, dq_cols] of the columns of a part."""
+    config: gl.constexpr = ctx.config
+    cols: gl.constexpr = config.dq_cols
+    dq = gl.zeros([config.block_m, cols], gl.float32, accumulator_layout(cols))
+    for wg in gl.static_range(CONSUMERS):
+        ds = ctx.rings.ds.tile(state, wg).permute((1, 0))
+        k = ctx.rings.k.tile(consumer_state(1), wg).reshape([config.rows, config.padded])
+        if config.dq_parts > 1:
+            k = k.slice(part * cols, cols, dim=1)
+        dq = warpgroup_mma(ds, k, dq, use_acc=wg > 0, is_async=True)
+    return warpgroup_mma_wait(0, deps=(dq,))
+
+
+@gluon.jit
+def add_columns(ctx, dq, visit, part: gl.constexpr):
+    """Add a part's columns through a buffer, once TMA has read what it held."""
+    config: gl.constexpr = ctx.config
+    smem = ctx.rings.dq.index(part % STAGES)
+    if config.dq_parts > 1:
+        tma.store_wait(STAGES - 1)
+    else:
+        tma.store_wait(0)
+    smem.reshape([config.block_m, config.dq_cols]).store(dq)
+    fence_async_shared()
+    gl.barrier()
+    head = visit.b * ctx.keys.heads_q + visit.h
+    tma.async_atomic_add(ctx.tensors.dq, [head, visit.row, part * config.dq_cols], smem)

@@ -1,0 +1,84 @@
+"""What Triton compiles for the three kernels of the Hopper backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from triton.experimental.gluon import GluonASTSource
+from triton.experimental.gluon import language as gl
+
+from warpattn.language.nodes import Program
+
+from ...pieces.codegen import SCORE_SYMBOLS, compile_function
+from ...pieces.signature import modifier_functions, tensor_signature
+from ..arguments import int32_fields, strided_types
+from ..layouts import element_type, tile_layout
+from ..signature import ALIGNED
+from .config import Added, BackwardConfig, BackwardShape, Prepared, RowShape, Statistics
+from .context import row_numbers_layout
+from .finish import finish_kernel
+from .kernel import backward_kernel
+from .prepare import prepare_kernel
+
+
+def backward_source(
+    config: BackwardConfig, mask: Program, score: Program | None, slope: Program | None
+) -> GluonASTSource:
+    """The main kernel for a mask, a score and the score's derivative (None: 1)."""
+
+    def rows(count: int) -> str:
+        layout = tile_layout(count, config.padded, element_type(config.element))
+        return f"tensordesc<{config.element.name}[1, {count}, 1, {config.padded}],{layout!r}>"
+
+    sums = gl.NVMMASharedLayout.get_default_for([1, config.block_m, config.dq_cols], gl.float32)
+    numbers = f"tensordesc<fp32[1, {config.block_m}],{row_numbers_layout()!r}>"
+    functions = (*modifier_functions(mask, score), slope_function(slope))
+    signature = {
+        "reads": (rows(config.block_m), rows(config.rows), rows(config.rows), rows(config.block_m)),
+        "writes": (
+            rows(config.rows), rows(config.rows), f"tensordesc<fp32[1, {config.block_m}, {config.dq_cols}],{sums!r}>"
+        ),
+        "numbers": (numbers, numbers),
+        "scale": "fp32",
+        "shape": int32_fields(BackwardShape),
+        "mask_args": tensor_signature(mask, "sm90"),
+        "score_args": tensor_signature(score, "sm90"),
+    }  # fmt: skip
+    return _source(backward_kernel, signature, {"config": config, "functions": functions})
+
+
+def slope_function(slope: Program | None) -> Any:
+    """The derivative of the score as a Gluon function; None without one."""
+    if slope is None:
+        return None
+    return compile_function(slope.outputs, SCORE_SYMBOLS, tuple(tensor.ndim for tensor in slope.tensors))
+
+
+def prepare_source(config: BackwardConfig, has_dlse: bool, has_sinks: bool) -> GluonASTSource:
+    """The kernel before the main one."""
+    tensor = strided_types(config.element.pointer)
+    signature = {
+        "out": tensor, "dout": tensor, "statistics": Statistics("*fp32", "*fp32", "*fp32"),
+        "made": Prepared(*["*fp32"] * 4), "unit": "fp32", "shape": int32_fields(RowShape),
+    }  # fmt: skip
+    constants = {"config": config, "has_dlse": has_dlse, "has_sinks": has_sinks}
+    aligned = [("out", 0), ("dout", 0), ("made", 2)]
+    return _source(prepare_kernel, signature, constants, aligned)
+
+
+def finish_source(config: BackwardConfig, has_sinks: bool) -> GluonASTSource:
+    """The kernel after the main one."""
+    signature = {
+        "dq": strided_types(config.element.pointer), "sums": Added("*fp32", "*fp32"), "dsinks": "*fp32",
+        "scale": "fp32", "shape": int32_fields(RowShape),
+    }  # fmt: skip
+    return _source(finish_kernel, signature, {"config": config, "has_sinks": has_sinks}, [("dq", 0), ("sums", 0)])
+
+
+def _source(
+    kernel: Any, signature: dict[str, Any], constants: dict[str, Any], aligned: list[tuple[str, int]] | None = None
+) -> GluonASTSource:
+    """A kernel with its types and constants in its own order; `aligned`: fields that point to multiples of 16 bytes."""
+    known = signature | dict.fromkeys(constants, "constexpr")
+    hints = {(kernel.arg_names.index(name), field): ALIGNED for name, field in aligned or ()}
+    return GluonASTSource(kernel, {name: known[name] for name in kernel.arg_names}, constants, hints)
