@@ -28,8 +28,8 @@ CTAS = 128
 def read_kernel(k, v, heads, tiles, total, tile_n: gl.constexpr, dim: gl.constexpr, stages: gl.constexpr):
     """Copy `total` tiles of k and v, descriptors of (batch, keys, `heads`, dim) with `tiles` tiles a head."""
     layout: gl.constexpr = tile_layout(tile_n, dim, gl.bfloat16)
-    k_ring = make_pipeline(gl.allocate_shared_memory(gl.bfloat16, [stages, 1, tile_n, 1, dim], layout), 1, stages)
-    v_ring = make_pipeline(gl.allocate_shared_memory(gl.bfloat16, [stages, 1, tile_n, 1, dim], layout), 1, stages)
+    k_ring = make_pipeline(gl.allocate_shared_memory(gl.bfloat16, [stages, 1, tile_n, 1, dim], layout), 4, stages)
+    v_ring = make_pipeline(gl.allocate_shared_memory(gl.bfloat16, [stages, 1, tile_n, 1, dim], layout), 4, stages)
     size = (total + gl.num_programs(0) - 1) // gl.num_programs(0)
     begin = gl.program_id(0) * size
     end = gl.minimum(begin + size, total)

@@ -32,7 +32,7 @@ def attention_kernel(q, k, v, out, scale, seq, heads: gl.constexpr, causal: gl.c
     q_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, 1, 64, 1, DIM], q.layout)
     k_tiles = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 1, KEYS, 1, DIM], k.layout)
     v_tiles = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 1, KEYS, 1, DIM], v.layout)
-    rings = (make_pipeline(q_tiles, 2, 1, 2), make_pipeline(k_tiles, 2, STAGES), make_pipeline(v_tiles, 2, STAGES))
+    rings = (make_pipeline(q_tiles, 8, 1, 2), make_pipeline(k_tiles, 8, STAGES), make_pipeline(v_tiles, 8, STAGES))
     fence_async_shared()
     row = gl.program_id(0) * 128
     tiles = key_tiles(row + 128, seq, causal)

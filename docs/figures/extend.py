@@ -52,7 +52,7 @@ def multiply_role(out, columns, ring, depth):
 def product_kernel(a_desc, b_desc, out, columns, depth):
     """out [rows, columns] fp32 = a [rows, depth] · b [columns, depth]ᵀ, one block of 64 × 64 a program."""
     smem = gl.allocate_shared_memory(gl.float16, [STAGES * 2, TILE, TILE], a_desc.layout)
-    ring = make_pipeline(smem, consumers=1, stages=STAGES, parts=2)
+    ring = make_pipeline(smem, arrivals=4, stages=STAGES, parts=2)
     gl.warp_specialize(
         [(multiply_role, (out, columns, ring, depth)), (load_role, (a_desc, b_desc, ring, depth))], [1], [24]
     )

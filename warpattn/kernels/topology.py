@@ -107,9 +107,14 @@ class Topology:
         signal = self.signal(name)
         return sum(role.warps if signal.by_warp else 1 for role in self.roles if role.name in signal.producers[number])
 
-    def empty_arrivals(self, edge: Edge) -> int:
-        """Arrivals that complete an empty barrier of `edge`."""
-        return sum(role.warps for role in self.roles if role.name in edge.consumers)
+    def edge(self, name: str) -> Edge:
+        """The edge of a name."""
+        return next(edge for edge in self.edges if edge.name == name)
+
+    def empty_arrivals(self, name: str) -> int:
+        """Arrivals that complete an empty barrier of an edge."""
+        consumers = self.edge(name).consumers
+        return sum(role.warps for role in self.roles if role.name in consumers)
 
     @property
     def workers(self) -> Workers:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["BF16", "ELEMENTS", "ELEMENT_OF", "FP16", "FP32", "Element", "element_of"]
+__all__ = ["BF16", "ELEMENTS", "ELEMENT_OF", "FP8", "FP16", "FP32", "Element", "element_of"]
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class Element:
         return "*i8" if self.dtype is torch.bool else f"*{self.name}"
 
 
+FP8 = Element("fp8e4nv", torch.float8_e4m3fn, 1)  # of tile sizes only: no kernel reads it
 FP16 = Element("fp16", torch.float16, 2)
 BF16 = Element("bf16", torch.bfloat16, 2)
 FP32 = Element("fp32", torch.float32, 4)

@@ -94,7 +94,8 @@ def prefill_choice(call: Call, arch: str, kind: str = "", **changes: Any) -> Cho
     """A choice of the prefill kernel with other buffers than the planner's; `changes` to its config."""
     problem = ready_of(call, arch).problem
     config, _ = prefill_config(problem.element, problem.dim_qk, problem.dim_v, arch, kind)
-    return Choice("prefill", replace(config, **changes), (), (), ())
+    fields = {name: changes.pop(name) for name in ("k_strip", "v_strip", "slots") if name in changes}
+    return Choice("prefill", replace(config, buffers=replace(config.buffers, **fields), **changes), (), (), ())
 
 
 def decode_choice(call: Call, arch: str, partitions: int, **changes: Any) -> Choice:

@@ -37,7 +37,7 @@ def built(case: Case, arch: str, kind: str = "", **changes: Any) -> tuple[CDNACo
 def check_memory(config: CDNAConfig, text: str) -> None:
     """The buffers of K and V are all that is allocated; waves are the config's."""
     shapes = [tuple(map(int, found.split("x"))) for found in re.findall(r"ttg\.local_alloc :.*memdesc<([\dx]+)x", text)]
-    assert shapes == [(config.slots, *config.k.btile), (config.slots, *config.v.btile)]
+    assert shapes == [(config.buffers.slots, *config.k.btile), (config.buffers.slots, *config.v.btile)]
     assert sum(config.element.bytes * a * b * c for a, b, c in shapes) == config.lds_bytes
     assert f'"ttg.num-warps" = {config.waves} ' in text and f'"ttg.threads-per-warp" = {WAVE} ' in text
 
@@ -56,7 +56,7 @@ def test_a_ring_copies_and_waits_as_its_config_says(arch: str, slots: int) -> No
     copies, waits = copies_and_waits(text)
     assert copies == 2 * (config.tiles_ahead + 1), "K and V, before the loop and in it"
     assert waits == [config.k_in_flight, config.v_in_flight, 0]
-    assert config.slots == config.tiles_ahead + 1 == slots
+    assert config.buffers.slots == config.tiles_ahead + 1 == slots
 
 
 @both
@@ -78,5 +78,5 @@ def test_registers_take_no_copies(arch: str) -> None:
 def test_decode_has_the_buffers_of_its_config(arch: str) -> None:
     config, text = built(Case(1, 700, heads=4, dim=64), arch)
     check_memory(config, text)
-    if config.kind == "ring":
+    if config.buffers.kind == "ring":
         assert copies_and_waits(text)[1] == [config.k_in_flight, config.v_in_flight, 0]

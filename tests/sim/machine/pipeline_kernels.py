@@ -246,6 +246,6 @@ def fill_role(ring, x_desc, steps):
 def warps_ring_kernel(x_desc, out, steps, layout: gl.constexpr, stages: gl.constexpr):
     """out = the sum of the tiles of x: StagedPipeline between a TMA warp and a warpgroup."""
     smem = gl.allocate_shared_memory(x_desc.dtype, [stages, N, x_desc.block_type.shape[1]], x_desc.layout)
-    ring = make_pipeline(smem, 1, stages)
+    ring = make_pipeline(smem, 4, stages)
     fence_async_shared()
     gl.warp_specialize([(scale_role, (ring, out, steps, layout)), (fill_role, (ring, x_desc, steps))], [1], [24])

@@ -12,6 +12,8 @@ from warpattn.kernels.sm100.sequence_args import Shape
 from warpattn.kernels.sm100.traits import Traits
 from warpattn.language.nodes import Program
 from warpattn.masks import Full, Mask
+from warpattn.problem.arch import triton_target
+from warpattn.problem.element import element_of
 from warpattn.problem.operands import flat
 from warpattn.reference import reference
 from warpattn.scores import Score
@@ -40,8 +42,8 @@ class Case:
 
     @property
     def config(self) -> FA4Config:
-        name = "bf16" if self.dtype == torch.bfloat16 else "fp16"
-        return FA4Config(name, self.dim, self.dim_v or self.dim, self.heads // self.heads_kv).gluon()[0]
+        dims = (self.dim, self.dim_v or self.dim)
+        return FA4Config(element_of(self.dtype), *dims, group=self.heads // self.heads_kv).gluon()[0]
 
     @property
     def traits(self) -> Traits:
@@ -53,7 +55,7 @@ class Case:
         key = (self.config, self.traits, mask.key, None if score is None else score.key)
         if key not in _built:
             source = signature.prefill_source(self.config, self.traits, mask, score)
-            _built[key] = to_ttgir(source, signature.TARGET, self.config.options)
+            _built[key] = to_ttgir(source, triton_target("sm100"), self.config.options)
         return _built[key]
 
     def programs(self) -> tuple[Program, Program | None]:

@@ -16,11 +16,10 @@ from warpattn.kernels.sm100.config import SMEM_LIMIT
 from warpattn.kernels.sm100.prefill_1q.config import choice_of, choose_1q
 from warpattn.kernels.sm100.prefill_2q.config import prefill_config
 from warpattn.kernels.sm100.select import choose, launches_of_choice
-from warpattn.kernels.sm100.signature import TARGET
 from warpattn.machine_code.sass import opcode_counts, resources
 from warpattn.masks import Causal, CustomMask, Full, Mask, Materialized, Padding, Prefix, SlidingWindow
 from warpattn.problem import Call, CheckedCall, Problem, validate
-from warpattn.problem.arch import ARCHS
+from warpattn.problem.arch import ARCHS, triton_target
 from warpattn.problem.launch import Launch
 from warpattn.problem.operands import Operands, fitted
 from warpattn.runtime.bound_launches import layout_of
@@ -241,7 +240,7 @@ def test_machine_code(dim, parts):
     case = Case(60, 700, dim=dim, parts=parts, mask=Causal())
     step = case.list_launches(case.inputs())[0][0]
     config = step.key[0]
-    kernel = triton.compile(step.source(), target=TARGET, options=dict(step.options))
+    kernel = triton.compile(step.source(), target=triton_target("sm100"), options=dict(step.options))
     used, counts = resources(kernel.asm["cubin"]), opcode_counts(kernel.asm["cubin"])
     assert used.stack <= 16 and used.spill_stores <= 3
     assert config.smem_used <= kernel.metadata.shared <= min(config.smem_used + 512, SMEM_LIMIT)

@@ -16,10 +16,10 @@ from warpattn.kernels.sm100.config import SMEM_LIMIT
 from warpattn.kernels.sm100.prefill_2cta.config import pair_choice
 from warpattn.kernels.sm100.prefill_2q.config import prefill_config
 from warpattn.kernels.sm100.select import launches_of_choice
-from warpattn.kernels.sm100.signature import TARGET
 from warpattn.machine_code.sass import opcode_counts, resources
 from warpattn.masks import Causal, CustomMask, Full, Mask, Padding, SlidingWindow
 from warpattn.problem import Call, validate
+from warpattn.problem.arch import triton_target
 from warpattn.problem.launch import Launch
 from warpattn.problem.operands import Operands, fitted
 from warpattn.runtime.simulate import Options, run_launch
@@ -176,7 +176,7 @@ def test_code_is_made_for_pairs():
 
     case = Case(512, 256, mask=Causal())
     step, _ = case.step(case.inputs())
-    kernel = triton.compile(step.source(), target=TARGET, options=dict(step.options))
+    kernel = triton.compile(step.source(), target=triton_target("sm100"), options=dict(step.options))
     config = step.key[0]
     text = kernel.asm["ptx"]
     for name in ("tcgen05.mma", "tcgen05.commit", "complete_tx::bytes"):

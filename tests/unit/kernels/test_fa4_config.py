@@ -5,10 +5,11 @@ from dataclasses import dataclass
 import pytest
 
 from warpattn.kernels.sm100.config import SMEM_LIMIT, TMEM_COLUMNS, FA4Config, align_down, align_up, power_below
+from warpattn.problem.element import BF16, FP8, FP16, Element
 
 
-def config(depth: int, dtype: str = "bf16", **more) -> FA4Config:
-    return FA4Config(dtype, depth, depth, **more)
+def config(depth: int, element: Element = BF16, **more) -> FA4Config:
+    return FA4Config(element, depth, depth, **more)
 
 
 # BN, one ring for both, stages of each ring, chunks of K, columns of a chunk, columns of tensor memory, bytes
@@ -18,14 +19,14 @@ TABLE = [
     *((config(d), 128, True, 5, 1, 128, 512, 230_596) for d in (72, 80, 96, 128)),
     (config(128, BM=128), 128, False, 3, 2, 64, 512, 230_644),
     *((config(d, pair_cta=True), 128, False, 5, 2, 64, 512, 230_756) for d in (80, 96, 128)),
-    (config(64, "fp8"), 192, True, 17, 1, 64, 512, 226_684),
-    (config(128, "fp8"), 128, False, 6, 2, 64, 512, 230_804),
+    (config(64, FP8), 192, True, 17, 1, 64, 512, 226_684),
+    (config(128, FP8), 128, False, 6, 2, 64, 512, 230_804),
     (config(128, BM=32), 256, True, 6, 2, 64, 384, 206_020),
     (config(128, BM=64), 256, True, 6, 2, 64, 512, 214_212),
 ]
 
 
-@pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row[0].dtype}-d{row[0].qk_depth}-BM{row[0].BM}")
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row[0].element.name}-d{row[0].qk_depth}-BM{row[0].BM}")
 def test_the_computed_table(row) -> None:
     c, bn, shared, stages, chunks, bk0, tmem, smem = row
     assert (c.BN, c.use_shared_kv, c.num_kv_stages, c.num_qk_stages) == (bn, shared, stages, chunks)
@@ -174,10 +175,10 @@ def test_the_twin_with_one_query_tile() -> None:
     assert not config(128, BM=128).can_switch_to_1q()
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("dtype", [BF16, FP16], ids=["bf16", "fp16"])
 @pytest.mark.parametrize("depth", range(64, 129, 8))
 @pytest.mark.parametrize("page_size", [0, 16, 64, 128, 256])
-def test_gluon_gets_powers_of_two_that_fit(dtype: str, depth: int, page_size: int) -> None:
+def test_gluon_gets_powers_of_two_that_fit(dtype: Element, depth: int, page_size: int) -> None:
     wanted = config(depth, dtype, page_size=page_size)
     c, reasons = wanted.gluon()
     assert c.supported() == ()

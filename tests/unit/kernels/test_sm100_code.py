@@ -8,24 +8,34 @@ import torch
 
 pytest.importorskip("triton")
 
+from triton import compile as compile_source
+
 from tests.drawn import drawn
 from warpattn.kernels.sm100.config import SMEM_LIMIT, FA4Config
-from warpattn.kernels.sm100.signature import compile_prefill
+from warpattn.kernels.sm100.signature import prefill_source
 from warpattn.kernels.sm100.traits import Traits
 from warpattn.language.nodes import Program
 from warpattn.machine_code.sass import opcode_counts, resources
 from warpattn.masks import Causal, Mask, Materialized
+from warpattn.problem.arch import triton_target
+from warpattn.problem.element import BF16, FP16
 from warpattn.scores import ALiBi, Bias, Score
 
 CASES = {
-    "d128": (FA4Config("bf16", 128, 128).gluon()[0], "dense"),
-    "d64": (FA4Config("fp16", 64, 64).gluon()[0], "dense"),
-    "d128-grouped": (FA4Config("bf16", 128, 128, group=4).gluon()[0], "dense"),
-    "d128-ragged": (FA4Config("bf16", 128, 128).gluon()[0], "ragged"),
-    "d128-paged": (FA4Config("bf16", 128, 128, page_size=64).gluon()[0], "paged"),
+    "d128": (FA4Config(BF16, 128, 128).gluon()[0], "dense"),
+    "d64": (FA4Config(FP16, 64, 64).gluon()[0], "dense"),
+    "d128-grouped": (FA4Config(BF16, 128, 128, group=4).gluon()[0], "dense"),
+    "d128-ragged": (FA4Config(BF16, 128, 128).gluon()[0], "ragged"),
+    "d128-paged": (FA4Config(BF16, 128, 128, page_size=64).gluon()[0], "paged"),
 }
 DRAWN = ("d128", "d128-paged")
 COMPILER_BYTES = 1024  # of shared memory that Triton adds: alignment, and the values that roles are started with
+
+
+def compile_prefill(config: FA4Config, traits: Traits, mask: Program, score: Program | None):
+    """The compiled kernel."""
+    source = prefill_source(config, traits, mask, score)
+    return compile_source(source, target=triton_target("sm100"), options=config.options)
 
 
 @cache
@@ -126,7 +136,7 @@ def test_a_page_goes_to_its_rows_of_both_column_blocks() -> None:
 @pytest.mark.parametrize(("dim", "stack"), drawn([(64, 0), (128, 8)], [(128, 8)]))
 def test_pages_too_small_for_a_box_are_copied(dim: int, stack: int) -> None:
     """16 bytes a lane at four places: K and V before the loop, in it, or behind it. TMA loads only queries."""
-    config = FA4Config("bf16", dim, dim, page_size=1).gluon()[0]
+    config = FA4Config(BF16, dim, dim, page_size=1).gluon()[0]
     mask = Causal().program()
     program = Program((mask.keep, *mask.span), mask.tensors)
     kernel = compile_prefill(config, Traits("paged", 1, False, True), program, None)

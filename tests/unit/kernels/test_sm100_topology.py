@@ -13,25 +13,25 @@ pytest.importorskip("triton")
 from warpattn.kernels.sm100.config import FA4Config
 from warpattn.kernels.sm100.mla.config import LatentConfig
 from warpattn.kernels.sm100.mla.signature import latent_source
-from warpattn.kernels.sm100.signature import TARGET, prefill_source
+from warpattn.kernels.sm100.signature import prefill_source
 from warpattn.kernels.sm100.traits import Traits
 from warpattn.kernels.topology import Topology
 from warpattn.language.nodes import Program
 from warpattn.masks import Causal
-from warpattn.problem.arch import compile_options
+from warpattn.problem.arch import compile_options, triton_target
 from warpattn.problem.element import BF16
 from warpattn.sim.compile import to_ttgir
 
-TWO = FA4Config("bf16", 128, 128)
+TWO = FA4Config(BF16, 128, 128)
 ONE = replace(TWO, BM=128)
 PREFILL = {
     "2q-one-ring": (replace(TWO, max_qk_stages=1), "dense"),
-    "2q-two-rings": (FA4Config("bf16", 64, 64).gluon()[0], "dense"),
-    "2q-head-dims-differ": (replace(FA4Config("bf16", 64, 128).gluon()[0], max_qk_stages=1), "dense"),
+    "2q-two-rings": (FA4Config(BF16, 64, 64).gluon()[0], "dense"),
+    "2q-head-dims-differ": (replace(FA4Config(BF16, 64, 128).gluon()[0], max_qk_stages=1), "dense"),
     "2q-ragged": (replace(TWO, max_qk_stages=1), "ragged"),
     "2q-paged": (replace(TWO, max_qk_stages=1, page_size=64), "paged"),
     "1q-chunks": (ONE, "dense"),
-    "1q-one-ring": (FA4Config("bf16", 64, 64, BM=128).gluon()[0], "dense"),
+    "1q-one-ring": (FA4Config(BF16, 64, 64, BM=128).gluon()[0], "dense"),
     "1q-split": (replace(ONE, splitk_partitions=4), "dense"),
     "1q-paged": (replace(ONE, page_size=16), "paged"),
     "pair": (replace(TWO, pair_cta=True), "dense"),
@@ -54,20 +54,21 @@ def build(name: str) -> Built:
     if name == "mla":
         latent = LatentConfig(BF16, 576, 512)
         source, options = latent_source(latent, Traits("dense", 16, False, True), mask, None), compile_options()
-        return Built(to_ttgir(source, TARGET, options).asm["ttgir"], latent.topology, {latent.tile_bytes})
+        text = to_ttgir(source, triton_target("sm100"), options).asm["ttgir"]
+        return Built(text, latent.topology, {latent.tile_bytes})
     c, kind = PREFILL[name]
     assert c.supported() == ()
     source, options = prefill_source(c, Traits(kind, 1, False, True), mask, None), c.options
     second = {c.q_bytes} if c.num_q == 2 else set()
     first = c.k_chunk_bytes + c.q_bytes // c.num_qk_stages
     tiles = {first, c.k_chunk_bytes, c.v_bytes, *second}
-    return Built(to_ttgir(source, TARGET, options).asm["ttgir"], c.topology, tiles)
+    return Built(to_ttgir(source, triton_target("sm100"), options).asm["ttgir"], c.topology, tiles)
 
 
 def arrivals(topology: Topology) -> Iterator[int]:
     """Of every barrier."""
     for edge in topology.edges:
-        yield from [1, topology.empty_arrivals(edge)] * edge.stages
+        yield from [1, topology.empty_arrivals(edge.name)] * edge.stages
     for signal in topology.signals:
         yield from (topology.arrivals(signal.name, i) for i in range(signal.number))
 

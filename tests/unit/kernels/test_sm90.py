@@ -69,7 +69,7 @@ def test_the_topology_counts_what_the_kernel_makes() -> None:
     config = CONFIGS["d128"]
     topology = config.topology
     assert topology.threads == 384 and topology.barriers == 12
-    assert {edge.name: topology.empty_arrivals(edge) for edge in topology.edges} == {"Q": 8, "K": 8, "V": 8}
+    assert {edge.name: topology.empty_arrivals(edge.name) for edge in topology.edges} == {"Q": 8, "K": 8, "V": 8}
     code = compiled(config).asm["ttgir"]
     assert code.count("ttng.init_barrier") == topology.barriers
     assert "load ──▶ K 2 × 32,768 B ──▶ attend 0, attend 1" in topology.picture()

@@ -81,7 +81,7 @@ def arrivals(topology: Topology) -> Counter[int]:
     found: Counter[int] = Counter()
     for edge in topology.edges:
         found[1] += edge.stages
-        found[topology.empty_arrivals(edge)] += edge.stages
+        found[topology.empty_arrivals(edge.name)] += edge.stages
     for signal in topology.signals:
         found.update(topology.arrivals(signal.name, i) for i in range(signal.number))
     return found

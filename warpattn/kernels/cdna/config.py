@@ -16,6 +16,16 @@ def pad_dim(dim: int) -> int:
 
 
 @dataclass(frozen=True)
+class Buffers:
+    """How K and V pass through LDS, see `KVBufferConfig`."""
+
+    kind: str  # one of `KINDS`
+    k_strip: int
+    v_strip: int
+    slots: int = 1
+
+
+@dataclass(frozen=True)
 class CDNAConfig:
     """Tiles of one compiled kernel: `block_m` rows against `block_n` keys at a time.
 
@@ -33,10 +43,7 @@ class CDNAConfig:
     instr: int  # rows and columns of an MFMA: 32 | 16
     waves_m: int
     waves_n: int
-    kind: str  # of the buffers of K and V, one of `KINDS`
-    k_strip: int
-    v_strip: int
-    slots: int
+    buffers: Buffers
     pack: int = 1
 
     @property
@@ -46,7 +53,7 @@ class CDNAConfig:
     @property
     def tiles_ahead(self) -> int:
         """How many tiles before their use K and V are loaded."""
-        return self.slots - 1 if self.kind == "ring" else 1
+        return self.buffers.slots - 1 if self.buffers.kind == "ring" else 1
 
     @property
     def k_in_flight(self) -> int:
@@ -69,11 +76,11 @@ class CDNAConfig:
 
     @property
     def k(self) -> KVBufferConfig:
-        return self._buffer("K", self.dim_qk, self.k_strip)
+        return self._buffer("K", self.dim_qk, self.buffers.k_strip)
 
     @property
     def v(self) -> KVBufferConfig:
-        return self._buffer("V", self.dim_v, self.v_strip)
+        return self._buffer("V", self.dim_v, self.buffers.v_strip)
 
     @property
     def lds_bytes(self) -> int:
@@ -92,8 +99,9 @@ class CDNAConfig:
 
     def _buffer(self, operand: str, dim: int, strip: int) -> KVBufferConfig:
         depth = -(-dim // strip) * strip if operand == "K" else pad_dim(dim)
+        kind, slots = self.buffers.kind, self.buffers.slots
         return KVBufferConfig(
-            operand, self.kind, self.arch, self.element, self.block_n, depth, dim, strip, self.slots, self.waves
+            operand, kind, self.arch, self.element, self.block_n, depth, dim, strip, slots, self.waves
         )
 
 

@@ -177,7 +177,7 @@ class RingFeed:
         pages, slot = stage
         self.k.wait_for(self.config.k_in_flight)
         after = self.pages(visit.page_key)
-        self.load(visit.load_key, slot_before(slot, self.config.slots), pages)
+        self.load(visit.load_key, slot_before(slot, self.config.buffers.slots), pages)
         k = self.k.load_from_shared(slot, scores_operand(self.config, 1))
         return cdna3.mfma(q, k, no_scores(self.config)), (after, slot)
 
@@ -187,7 +187,7 @@ class RingFeed:
         pages, slot = stage
         self.v.wait_for(self.config.v_in_flight)
         v = self.v.load_from_shared(slot, output_operand(self.config, 1))
-        return cdna3.mfma(p_strip(p, self.config, 0), v, o), (pages, slot_after(slot, self.config.slots))
+        return cdna3.mfma(p_strip(p, self.config, 0), v, o), (pages, slot_after(slot, self.config.buffers.slots))
 
     @gluon.jit
     def finish(self):
@@ -200,9 +200,9 @@ def make_feed(k_source, v_source, config: gl.constexpr):
     """Buffers of the config's kind in LDS."""
     k = allocate(config.k, element_type(config.element), k_source.page_size)
     v = allocate(config.v, element_type(config.element), v_source.page_size)
-    if config.kind == "registers":
+    if config.buffers.kind == "registers":
         return RegisterFeed(KVBuffer(k, config.k), KVBuffer(v, config.v), k_source, v_source, config)
-    elif config.kind == "lds":
+    elif config.buffers.kind == "lds":
         return SerialFeed(KVBufferLDS(k, config.k), KVBufferLDS(v, config.v), k_source, v_source, config)
     else:
         return RingFeed(KVBufferRing(k, config.k), KVBufferRing(v, config.v), k_source, v_source, config)
@@ -234,7 +234,7 @@ def q_strip(q, config: gl.constexpr, strip: gl.constexpr):
     if config.k.strips == 1:
         return q
     else:
-        return gl.amd.slice(q, [config.block_m, config.k_strip], [0, strip * config.k_strip])
+        return gl.amd.slice(q, [config.block_m, config.buffers.k_strip], [0, strip * config.buffers.k_strip])
 
 
 @gluon.jit
@@ -242,10 +242,10 @@ def p_strip(p, config: gl.constexpr, strip: gl.constexpr):
     """The columns of P [M, N] that are multiplied with a strip of V, as an operand."""
     if config.v.strips > 1 and config.waves_n > 1:  # a strip's columns are in several waves
         whole = gl.convert_layout(rounded(p, config), output_operand(config, 0))
-        return gl.amd.slice(whole, [config.block_m, config.v_strip], [0, strip * config.v_strip])
+        return gl.amd.slice(whole, [config.block_m, config.buffers.v_strip], [0, strip * config.buffers.v_strip])
     else:
         if config.v.strips > 1:
-            p = gl.amd.slice(p, [config.block_m, config.v_strip], [0, strip * config.v_strip])
+            p = gl.amd.slice(p, [config.block_m, config.buffers.v_strip], [0, strip * config.buffers.v_strip])
         return gl.convert_layout(rounded(p, config), output_operand(config, 0))
 
 

@@ -11,7 +11,7 @@ from warpattn.problem.element import Element
 from warpattn.problem.launch import Choice
 from warpattn.problem.operands import COPY_RULE
 
-from .config import CDNAConfig, Traits, pad_dim
+from .config import Buffers, CDNAConfig, Traits, pad_dim
 
 LATENT_ROWS = 32  # of latent attention: a wave holds 576 columns of all queries and 128 of 512 columns of the output
 DECODE_TOKENS = 16  # with more queries per sequence a call is prefill
@@ -39,7 +39,7 @@ def choose(problem: Problem, target: Arch, *, batch_invariant: bool = False) -> 
     def lines() -> tuple[str, ...]:
         return (
             f"tile {config.block_m} x {config.block_n}, {config.waves} waves, {config.instr} x {config.instr} MFMA, "
-            f"{config.kind} buffers, {config.lds_bytes} bytes of LDS",
+            f"{config.buffers.kind} buffers, {config.lds_bytes} bytes of LDS",
             f"{tiles} tiles, {partitions} partitions of the keys",
         )
 
@@ -63,8 +63,8 @@ def prefill_config(element: Element, dim_qk: int, dim_v: int, arch: str, kind: s
     else:
         rows = 32 if arch == "gfx942" and wide > 64 else 64
         k_strip, v_strip = pad_dim(dim_qk), rows
-    slots = 2 if kind == "ring" else 1
-    config = CDNAConfig(arch, element, dim_qk, dim_v, 128, rows, 32, 4, 1, kind, k_strip, v_strip, slots)
+    buffers = Buffers(kind, k_strip, v_strip, slots=2 if kind == "ring" else 1)
+    config = CDNAConfig(arch, element, dim_qk, dim_v, 128, rows, 32, 4, 1, buffers)
     return config, _why(kind, arch)
 
 
@@ -78,15 +78,16 @@ def decode_config(problem: Problem, arch: str) -> tuple[CDNAConfig, str]:
     wide = max(qk, v)
     sizes = (arch, problem.element, problem.dim_qk, problem.dim_v, rows)
     if is_latent(problem):
-        config = CDNAConfig(*sizes, 64, 16, 1, 4, "registers", 64, 32, 1, pack)
+        config = CDNAConfig(*sizes, 64, 16, 1, 4, Buffers("registers", 64, 32), pack)
         why = "latents come twice, in strips of 64 columns as keys and of 32 rows as values: a whole tile is too large"
         return config, f"{problem.seq_q} tokens of {pack} heads share a tile of {rows} rows; {why}"
     if arch == "gfx950":
         keys = 128 if wide <= 128 and rows <= 32 else 64
-        config = CDNAConfig(*sizes, keys, 16, 1, 4, "ring", qk, keys, 2, pack)
+        config = CDNAConfig(*sizes, keys, 16, 1, 4, Buffers("ring", qk, keys, slots=2), pack)
     else:
-        config = CDNAConfig(*sizes, 64, 16, 1, 4, "registers", min(qk, 64), 64, 1, pack)
-    return config, f"{problem.seq_q} tokens of {pack} heads share a tile of {rows} rows; {_why(config.kind, arch)}"
+        config = CDNAConfig(*sizes, 64, 16, 1, 4, Buffers("registers", min(qk, 64), 64), pack)
+    why = _why(config.buffers.kind, arch)
+    return config, f"{problem.seq_q} tokens of {pack} heads share a tile of {rows} rows; {why}"
 
 
 def _why(kind: str, arch: str) -> str:

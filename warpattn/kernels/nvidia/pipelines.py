@@ -104,16 +104,25 @@ class StagedPipeline:
         gl.inline_asm(_WARP_ARRIVE, "r,r", [self.full(state.index), gl.to_tensor(1)])
 
 
+@gluon.constexpr_function
+def empty_arrivals(topology, name):
+    """Arrivals that complete an empty barrier of an edge."""
+    return topology.empty_arrivals(name)
+
+
 @gluon.jit
 def make_pipeline(
-    smem, consumers: gl.constexpr, stages: gl.constexpr, parts: gl.constexpr = 1, fills: gl.constexpr = 1
+    smem, arrivals: gl.constexpr, stages: gl.constexpr, parts: gl.constexpr = 1, more: gl.constexpr = 0,
+    fills: gl.constexpr = 1,
 ):  # fmt: skip
     """A ring over `smem` [stages * parts, ...] with initialised barriers: full completes on `fills` arrivals, one and
-    its bytes for TMA; empty on one arrival of each of the four warps of each consumer."""
-    bars = mbarrier.allocate_mbarrier(batch=2 * stages)
+    its bytes for TMA; empty on `arrivals`, one of each consumer warp. `more` barriers of one arrival follow."""
+    bars = mbarrier.allocate_mbarrier(batch=2 * stages + more)
     for i in gl.static_range(stages):
         mbarrier.init(bars.index(i), count=fills)
-        mbarrier.init(bars.index(stages + i), count=4 * consumers)
+        mbarrier.init(bars.index(stages + i), count=arrivals)
+    for i in gl.static_range(more):
+        mbarrier.init(bars.index(2 * stages + i), count=1)
     return StagedPipeline(smem, bars, stages, parts, 1)
 
 

@@ -49,7 +49,7 @@ def combine_source(config, has_sinks: bool, has_lse: bool) -> GluonASTSource:
     signature = {
         "o_ptr": "*fp32",
         "partial_lse_ptr": "*fp32",
-        "out": StridedArgs(f"*{config.dtype}", "i32", "i32", "i32"),
+        "out": StridedArgs(config.element.pointer, "i32", "i32", "i32"),
         "lse_ptr": "*fp32",
         "sinks_ptr": "*fp32",
         "shape": CombineShape(),

@@ -22,6 +22,7 @@ from typing import Any
 
 from warpattn.kernels.topology import BARRIER_BYTES, Edge, Role, Signal, Topology
 from warpattn.problem.arch import compile_options
+from warpattn.problem.element import FP8, Element
 
 SMEM_LIMIT = 232_448  # 228 KiB of an SM less the 1 KiB the system keeps
 TMEM_COLUMNS = 512
@@ -36,7 +37,6 @@ ROLES = (
     Role("mma", 1, 40),
     Role("load", 1, 40),
 )
-_DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp8": 1}
 
 
 def align_up(value: int, step: int) -> int:
@@ -56,7 +56,7 @@ def power_below(value: int) -> int:
 class FA4Config:
     """Shape of one compiled Blackwell kernel. Names are the specification's; lengths are in elements unless said."""
 
-    dtype: str  # "bf16" | "fp16" | "fp8"
+    element: Element  # BF16 | FP16 | FP8
     qk_depth: int
     ov_depth: int
     group: int = 1  # query heads per key head
@@ -68,21 +68,17 @@ class FA4Config:
     max_qk_stages: int | None = None  # upper bound of the chunks of K
 
     @property
-    def dtype_bytes(self) -> int:
-        return _DTYPE_BYTES[self.dtype]
-
-    @property
     def MMA_K(self) -> int:
         """Contraction of one tensor-core instruction."""
-        return 32 // self.dtype_bytes
+        return 32 // self.element.bytes
 
     @property
     def swizzle_bytes(self) -> int:
-        return 64 if self.dtype == "fp8" else 128
+        return 64 if self.element == FP8 else 128
 
     @property
     def swizzle_elements(self) -> int:
-        return self.swizzle_bytes // self.dtype_bytes
+        return self.swizzle_bytes // self.element.bytes
 
     @property
     def padded_qk_depth(self) -> int:
@@ -176,7 +172,7 @@ class FA4Config:
     @property
     def q_bytes(self) -> int:
         """Bytes of one query tile of a CTA."""
-        return self.BM_q * self.padded_qk_depth * self.dtype_bytes
+        return self.BM_q * self.padded_qk_depth * self.element.bytes
 
     @cached_property
     def smem_base(self) -> int:
@@ -192,7 +188,7 @@ class FA4Config:
         columns = max(self.padded_qk_depth, self.padded_ov_depth)
         if self.use_ws:
             columns //= self.chunks
-        return self.BN * columns * self.dtype_bytes // self.cta_group + 2 * BARRIER_BYTES
+        return self.BN * columns * self.element.bytes // self.cta_group + 2 * BARRIER_BYTES
 
     @cached_property
     def kv_slots(self) -> int:
@@ -250,12 +246,12 @@ class FA4Config:
     @property
     def k_chunk_bytes(self) -> int:
         """Bytes of a chunk of K in a CTA."""
-        return self.k_rows_per_cta * self.BK0 * self.dtype_bytes
+        return self.k_rows_per_cta * self.BK0 * self.element.bytes
 
     @property
     def v_bytes(self) -> int:
         """Bytes of a V tile in a CTA."""
-        return self.BN * self.v_cols_per_cta * self.dtype_bytes
+        return self.BN * self.v_cols_per_cta * self.element.bytes
 
     @property
     def options(self) -> dict[str, Any]:

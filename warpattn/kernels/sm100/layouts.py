@@ -7,16 +7,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import TensorMemoryLayout
 
+from ..pieces.element_type import element_type as element_type
 from . import traits
 
 STORE_COLUMNS = gl.constexpr(traits.STORE_COLUMNS)
 ROWS, COLUMNS = 1, 3  # dimensions of a box
-
-
-@gluon.constexpr_function
-def element_type(dtype: str):
-    """Gluon's type of operands, and of parts of an output (fp32)."""
-    return {"bf16": gl.bfloat16, "fp16": gl.float16, "fp32": gl.float32}[dtype]
 
 
 @gluon.constexpr_function

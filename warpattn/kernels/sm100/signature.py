@@ -2,11 +2,10 @@
 
 from typing import Any
 
-import triton
 from triton.experimental.gluon import GluonASTSource
 
 from warpattn.language.nodes import Program
-from warpattn.problem.arch import triton_target
+from warpattn.problem.element import FP32, Element
 
 from ..pieces.signature import modifier_functions, tensor_signature
 from .config import FA4Config
@@ -15,28 +14,22 @@ from .layouts import box_layout, element_type, halved_columns, halved_rows, quer
 from .sequence_args import Shape, sequence_types
 from .traits import LEAST_ROWS, STORE_COLUMNS, Traits
 
-TARGET = triton_target("sm100")
 ALIGNED = [["tt.divisibility", 16]]
-
-
-def compile_prefill(config: FA4Config, traits: Traits, mask: Program, score: Program | None) -> Any:
-    """The compiled kernel (a Triton CompiledKernel) for sm_100."""
-    return triton.compile(prefill_source(config, traits, mask, score), target=TARGET, options=config.options)
 
 
 def prefill_source(config: FA4Config, traits: Traits, mask: Program, score: Program | None) -> GluonASTSource:
     """The kernel of a config with the types of its parameters and its constants."""
-    out, columns = ("fp32", 32) if config.splitk_partitions > 1 else (config.dtype, STORE_COLUMNS)
+    out, columns = (FP32, 32) if config.splitk_partitions > 1 else (config.element, STORE_COLUMNS)
     copied = config.box_rows < LEAST_ROWS
     rows, cols = halved_rows(config), halved_columns(config)
     ragged, sequences = traits.kind == "ragged", traits.kind != "dense"
 
     def keys(columns: int, halved: int | None) -> str:
         box = [1, config.box_rows, 1, columns]
-        return f"*{config.dtype}" if copied else descriptor(box, config.dtype, halved, sequences)
+        return config.element.pointer if copied else descriptor(box, config.element, halved, sequences)
 
     signature = {
-        "q_desc": descriptor(query_box(config, config.BK0), config.dtype, rows, ragged),
+        "q_desc": descriptor(query_box(config, config.BK0), config.element, rows, ragged),
         "k_desc": keys(config.BK0, rows),
         "v_desc": keys(config.padded_ov_depth, cols),
         "o_desc": descriptor(query_box(config, columns), out, rows, ragged),
@@ -51,10 +44,10 @@ def prefill_source(config: FA4Config, traits: Traits, mask: Program, score: Prog
     return GluonASTSource(prefill_kernel, signature, constants, {(1,): ALIGNED, (2,): ALIGNED} if copied else {})
 
 
-def descriptor(box: list[int], dtype: str, halved: int | None, clipped: bool) -> str:
+def descriptor(box: list[int], element: Element, halved: int | None, clipped: bool) -> str:
     """The type of a tensor map in boxes; with `clipped`, a map of sequences, which has a dimension more."""
     box = [1, *box] if clipped else box
-    return f"tensordesc<{dtype}{box},{box_layout(box, element_type(dtype), halved)!r}>"
+    return f"tensordesc<{element.name}{box},{box_layout(box, element_type(element), halved)!r}>"
 
 
 def modifier_types(mask: Program, score: Program | None) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def attend_tile(ctx, state, i):
     p = gl.exp2(s * c - exponent(m, c)[:, None])
     l = l * alpha + gl.sum(p, 1)
     await_signal(ctx.bars.o, (i - 1) & 1, i > 0)
-    ctx.memory.p.store(p.to(element_type(ctx.config.dtype)))
+    ctx.memory.p.store(p.to(element_type(ctx.config.element)))
     if moved & (i > 0):
         rescale_output(ctx, alpha)
     fence_async_shared()

@@ -41,10 +41,6 @@ class LatentConfig:
     stages: int = 2
 
     @property
-    def dtype(self) -> str:
-        return self.element.name
-
-    @property
     def half(self) -> int:
         """Columns of a block of latents: no box has more than 256."""
         return self.dim_v // 2

@@ -104,7 +104,7 @@ class LatentContext:
 @gluon.jit
 def make_ring(config: gl.constexpr):
     """Slots of two blocks of latents each, with their barriers; the rotary part of a slot is in `LatentMemory.rope`."""
-    dtype: gl.constexpr = element_type(config.dtype)
+    dtype: gl.constexpr = element_type(config.element)
     box: gl.constexpr = key_box(config, config.half)
     smem = gl.allocate_shared_memory(dtype, stacked(2 * config.stages, box), box_layout(box, dtype))
     ring = KVPipeline(smem, mbarrier.allocate_mbarrier(batch=2 * config.stages), config.stages, 2, 1)
@@ -115,7 +115,7 @@ def make_ring(config: gl.constexpr):
 @gluon.jit
 def make_memory(config: gl.constexpr):
     """Shared memory beside the ring, and tensor memory."""
-    dtype: gl.constexpr = element_type(config.dtype)
+    dtype: gl.constexpr = element_type(config.element)
     rope_box: gl.constexpr = key_box(config, config.rope)
     wide: gl.constexpr = [config.BM, config.half]
     narrow: gl.constexpr = [config.BM, config.rope]

@@ -3,6 +3,7 @@
 from triton.experimental.gluon import GluonASTSource
 
 from warpattn.language.nodes import Program
+from warpattn.problem.element import FP32
 
 from ...pieces.signature import modifier_functions, packed_span
 from ..sequence_args import Lengths, StridedArgs, sequence_types
@@ -17,14 +18,15 @@ def latent_source(config: LatentConfig, traits: Traits, mask: Program, score: Pr
     copied, paged = config.box_rows < LEAST_ROWS, traits.kind == "paged"
 
     def keys(columns: int) -> str:
-        return f"*{config.dtype}" if copied else descriptor([1, config.box_rows, 1, columns], config.dtype, None, paged)
+        box = [1, config.box_rows, 1, columns]
+        return config.element.pointer if copied else descriptor(box, config.element, None, paged)
 
-    out = "fp32" if config.splitk_partitions > 1 else config.dtype
+    out = FP32 if config.splitk_partitions > 1 else config.element
     signature = {
-        "q": StridedArgs(f"*{config.dtype}"),
+        "q": StridedArgs(config.element.pointer),
         "k_desc": keys(config.rope),
         "v_desc": keys(config.half),
-        "out": StridedArgs(f"*{out}"),
+        "out": StridedArgs(out.pointer),
         "lse": StridedArgs("*fp32"),
         "sinks_ptr": "*fp32",
         "scale": "fp32",

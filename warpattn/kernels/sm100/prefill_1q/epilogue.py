@@ -156,7 +156,7 @@ def out_slots(config):
 @gluon.constexpr_function
 def out_type(config):
     """Parts of a split go out in fp32."""
-    return gl.float32 if config.splitk_partitions > 1 else element_type(config.dtype)
+    return gl.float32 if config.splitk_partitions > 1 else element_type(config.element)
 
 
 @gluon.constexpr_function

@@ -49,7 +49,7 @@ def softmax_tile(ctx, state, n, wg: gl.constexpr):
     notify(ctx, ctx.bars.c_producer.index(wg), n > 0)
 
     p = p_tile(ctx.memory, wg, config)
-    dtype: gl.constexpr = element_type(config.dtype)
+    dtype: gl.constexpr = element_type(config.element)
     p0 = gl.exp2(exponents(s0, c, mc))
     p.slice(0, quarter).store(p0.to(dtype))
     l = state.l * alpha + gl.sum(p0, 1)

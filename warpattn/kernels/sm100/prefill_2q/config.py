@@ -41,7 +41,7 @@ def prefill_config(problem: Problem) -> tuple[FA4Config, tuple[str, ...]]:
         reasons.append("query heads have CTAs of their own: the mask's key interval depends on the head")
     fused = 1 if reasons else group
     dims = (max(LEAST_DIM, problem.dim_qk), max(LEAST_DIM, problem.dim_v))
-    config, changes = FA4Config(problem.element.name, *dims, group=fused, page_size=problem.page_size).gluon()
+    config, changes = FA4Config(problem.element, *dims, group=fused, page_size=problem.page_size).gluon()
     if config.num_qk_stages > 1:  # the roles of two query tiles take K whole
         config = replace(config, max_qk_stages=1)
     if config.box_rows < LEAST_ROWS:

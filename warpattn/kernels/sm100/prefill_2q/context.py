@@ -112,7 +112,7 @@ class Context:
 @gluon.jit
 def make_memory(config: gl.constexpr):
     """Shared memory of Q and the scales, and all of tensor memory."""
-    dtype: gl.constexpr = element_type(config.dtype)
+    dtype: gl.constexpr = element_type(config.element)
     box: gl.constexpr = query_box(config, config.BK0)
     layout: gl.constexpr = box_layout(box, dtype, halved_rows(config))
     rows: gl.constexpr = config.MMA_M
@@ -158,7 +158,7 @@ def make_rings(config: gl.constexpr):
 @gluon.jit
 def make_ring(config: gl.constexpr, box: gl.constexpr, halved: gl.constexpr, chunks: gl.constexpr):
     """A ring of boxes, initialised."""
-    dtype: gl.constexpr = element_type(config.dtype)
+    dtype: gl.constexpr = element_type(config.element)
     stages: gl.constexpr = config.num_kv_stages
     smem = gl.allocate_shared_memory(dtype, stacked(stages * chunks, box), box_layout(box, dtype, halved))
     if config.pair_cta:
@@ -195,7 +195,7 @@ def key_view(slot, columns: gl.constexpr, config: gl.constexpr):
     if len(slot.shape) == 4:
         return slot
     else:
-        dtype: gl.constexpr = element_type(config.dtype)
+        dtype: gl.constexpr = element_type(config.element)
         box: gl.constexpr = key_box(config, columns)
         if columns > STORE_COLUMNS:
             return slot.reinterpret(dtype, box, box_layout(box, dtype))
@@ -207,7 +207,7 @@ def key_view(slot, columns: gl.constexpr, config: gl.constexpr):
 def p_tile(memory, wg: gl.constexpr, config: gl.constexpr):
     """P [rows, BN] in the operands' type over the left half of S."""
     s = memory.s.index(wg).slice(0, config.BN // 2)
-    return s.reinterpret(element_type(config.dtype), [config.MMA_M, config.BN], lanes(config, config.BN))
+    return s.reinterpret(element_type(config.element), [config.MMA_M, config.BN], lanes(config, config.BN))
 
 
 @gluon.jit

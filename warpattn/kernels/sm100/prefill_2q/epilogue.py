@@ -51,7 +51,7 @@ def store_blocks(ctx, factor, wg: gl.constexpr):
     for i in gl.static_range(config.padded_ov_depth // STORE_COLUMNS):
         values = ctx.memory.o.index(wg).slice(i * STORE_COLUMNS, STORE_COLUMNS).load()
         scale = gl.convert_layout(factor, gl.SliceLayout(1, values.type.layout), assert_trivial=True)
-        values = mul2(values, scale[:, None]).to(element_type(config.dtype))
+        values = mul2(values, scale[:, None]).to(element_type(config.element))
         if i >= slots:
             tma.store_wait(0)
             gl.barrier()
@@ -72,7 +72,7 @@ def store_block(ctx, values, slot, row, column: gl.constexpr):
 def output_slot(ctx, wg: gl.constexpr, i: gl.constexpr):
     """Shared memory of 64 columns of a query tile, number `i`."""
     config: gl.constexpr = ctx.config
-    dtype: gl.constexpr = element_type(config.dtype)
+    dtype: gl.constexpr = element_type(config.element)
     box: gl.constexpr = query_box(config, STORE_COLUMNS)
     slots: gl.constexpr = config.BK0 // STORE_COLUMNS
     chunk = ctx.memory.q.index(wg * config.num_qk_stages + i // slots)

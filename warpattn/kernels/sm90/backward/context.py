@@ -4,7 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
-from ...nvidia.pipelines import StagedPipeline, make_pipeline
+from ...nvidia.pipelines import StagedPipeline, empty_arrivals, make_pipeline
 from ...pieces.modifiers import Modifiers
 from ...pieces.scheduler import get_field, put_field
 from ..layouts import element_type
@@ -142,17 +142,18 @@ def make_rings(config: gl.constexpr):
     dq_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, block_m, config.dq_cols], gl.float32)
     row_layout: gl.constexpr = row_numbers_layout()
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    topology: gl.constexpr = config.topology
     k = make_tiles(CONSUMERS, rows, config.padded, dtype, False)
     v = make_tiles(CONSUMERS, rows, config.padded, dtype, False)
     q = make_tiles(STAGES, block_m, config.padded, dtype, False)
     do = make_tiles(STAGES, block_m, config.padded, dtype, False)
     ds = gl.allocate_shared_memory(dtype, [STAGES * CONSUMERS, rows, block_m], ds_layout)
     return Rings(
-        make_pipeline(k, 3, 1, CONSUMERS),
-        make_pipeline(v, 2, 1, CONSUMERS),
-        make_pipeline(q, 2, STAGES),
-        make_pipeline(do, 2, STAGES),
-        make_pipeline(ds, 1, STAGES, CONSUMERS, 4 * CONSUMERS),
+        make_pipeline(k, empty_arrivals(topology, "K"), 1, CONSUMERS),
+        make_pipeline(v, empty_arrivals(topology, "V"), 1, CONSUMERS),
+        make_pipeline(q, empty_arrivals(topology, "Q"), STAGES),
+        make_pipeline(do, empty_arrivals(topology, "dO"), STAGES),
+        make_pipeline(ds, empty_arrivals(topology, "dS"), STAGES, CONSUMERS, fills=4 * CONSUMERS),
         gl.allocate_shared_memory(gl.float32, [STAGES, 1, block_m], row_layout),
         gl.allocate_shared_memory(gl.float32, [STAGES, 1, block_m], row_layout),
         gl.allocate_shared_memory(gl.float32, [STAGES, 1, block_m, config.dq_cols], dq_layout),

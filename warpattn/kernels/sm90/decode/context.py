@@ -6,7 +6,7 @@ A row of a tile is one query: row r of a key head is token r // group of query h
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ...nvidia.pipelines import StagedPipeline, make_pipeline
+from ...nvidia.pipelines import StagedPipeline, empty_arrivals, make_pipeline
 from ...pieces.combine import Partials
 from ...pieces.modifiers import Modifiers
 from ...pieces.stream_k import Cursor, StreamK
@@ -146,4 +146,5 @@ def make_decode_rings(config: gl.constexpr):
     k = gl.allocate_shared_memory(dtype, [config.stages, 1, config.block_n, 1, config.padded_qk], k_layout)
     v = gl.allocate_shared_memory(dtype, [config.stages, 1, config.block_n, 1, config.padded_v], v_layout)
     q = gl.allocate_shared_memory(dtype, [config.rows, config.padded_qk], q_layout)
-    return DecodeRings(make_pipeline(k, 1, config.stages), make_pipeline(v, 1, config.stages), q)
+    k_ring = make_pipeline(k, empty_arrivals(config.topology, "K"), config.stages)
+    return DecodeRings(k_ring, make_pipeline(v, empty_arrivals(config.topology, "V"), config.stages), q)

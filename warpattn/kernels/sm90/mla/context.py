@@ -5,7 +5,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from ...nvidia.pipelines import StagedPipeline
+from ...nvidia.pipelines import StagedPipeline, empty_arrivals, make_pipeline
 from ..layouts import element_type, tile_layout
 
 
@@ -44,16 +44,5 @@ def make_mla_rings(config: gl.constexpr):
     ready = mbarrier.allocate_mbarrier(batch=2)
     for i in gl.static_range(2):
         mbarrier.init(ready.index(i), count=1)
-    return MlaRings(make_ring(keys, config), rope, q, q_rope, ready, marks, sums)
-
-
-@gluon.jit
-def make_ring(smem, config: gl.constexpr):
-    """The ring over `smem` with its barriers, and the one that follows them."""
-    stages: gl.constexpr = config.stages
-    bars = mbarrier.allocate_mbarrier(batch=2 * stages + 1)
-    for i in gl.static_range(stages):
-        mbarrier.init(bars.index(i), count=1)
-        mbarrier.init(bars.index(stages + i), count=4 * config.consumers)
-    mbarrier.init(bars.index(2 * stages), count=1)
-    return StagedPipeline(smem, bars, stages, 2, 1)
+    ring = make_pipeline(keys, empty_arrivals(config.topology, "K and V"), config.stages, 2, more=1)
+    return MlaRings(ring, rope, q, q_rope, ready, marks, sums)

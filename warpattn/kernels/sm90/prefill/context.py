@@ -4,7 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from ...nvidia.pipelines import StagedPipeline, make_pipeline
+from ...nvidia.pipelines import StagedPipeline, empty_arrivals, make_pipeline
 from ...pieces.modifiers import Modifiers
 from ...pieces.scheduler import TILE_FIELDS
 from ..layouts import element_type
@@ -93,8 +93,7 @@ def make_tiles(count: gl.constexpr, rows: gl.constexpr, cols: gl.constexpr, dtyp
 
 @gluon.jit
 def make_rings(config: gl.constexpr, fields: gl.constexpr = TILE_FIELDS, clipped: gl.constexpr = False):
-    """Allocate shared memory and initialise every barrier. `fields`: int32 of a
-    published tile."""
+    """Allocate shared memory and initialise every barrier. `fields`: int32 of a published tile."""
     dtype: gl.constexpr = element_type(config.element)
     wgs: gl.constexpr = config.consumers
     q = make_tiles(config.q_stages * wgs, config.rows, config.padded_qk, dtype, clipped)
@@ -103,10 +102,11 @@ def make_rings(config: gl.constexpr, fields: gl.constexpr = TILE_FIELDS, clipped
     out = make_tiles(wgs, config.rows, config.store_cols, dtype, clipped)
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     tiles = gl.allocate_shared_memory(gl.int32, [config.q_stages * fields, 1], plain)
+    topology: gl.constexpr = config.topology
     return Rings(
-        make_pipeline(q, wgs, config.q_stages, wgs),
-        make_pipeline(k, wgs, config.kv_stages),
-        make_pipeline(v, wgs, config.kv_stages),
+        make_pipeline(q, empty_arrivals(topology, "Q"), config.q_stages, wgs),
+        make_pipeline(k, empty_arrivals(topology, "K"), config.kv_stages),
+        make_pipeline(v, empty_arrivals(topology, "V"), config.kv_stages),
         tiles,
         out,
     )
