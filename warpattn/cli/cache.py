@@ -24,6 +24,8 @@ def info() -> None:
     held, most = cache_folder.look(place), cache_folder.limit()
     console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(f"folder   {place}{'' if place.is_dir() else ' (not made yet)'}")
+    if refusal := cache_folder.refusal(place):
+        console.print(f"not used: {refusal}")
     console.print(f"kernels  {held.kernels}, {held.size / UNIT:.1f} MiB")
     console.print(f"limit    {most / UNIT:.0f} MiB, those used longest ago leave first; WARPATTN_CACHE_MIB changes it")
     if held.kernels:

@@ -7,7 +7,6 @@ compiled kernels, frameworks with an adapter. The second is a problem, spelled a
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -26,6 +25,7 @@ from warpattn.errors import AttentionError
 from warpattn.problem import validate
 from warpattn.problem.backends import LIMITS, chip_of
 from warpattn.runtime import cache_folder
+from warpattn.runtime.compiler import folder_refusal, triton_folder
 from warpattn.runtime.plan import plan
 
 OK, ABSENT, PROBLEM = "ok", "absent", "problem"
@@ -126,38 +126,21 @@ def kernel_cache() -> Iterator[Finding]:
 
 
 def cache_finding(folder: Path | None) -> Finding:
-    """A folder of kernels: how many, and whether more can be written."""
-    if folder is None:
-        return Finding("kernels", "-", PROBLEM, "no home folder: set WARPATTN_CACHE_DIR, or every process compiles")
+    """A folder of kernels: how many, and whether more are kept."""
     held = cache_folder.look(folder)
     note = f"{held.kernels} compiled, {held.size / 2**20:.1f} MiB"
-    if not is_writable(folder):
-        return Finding("kernels", str(folder), PROBLEM, f"{note}; cannot be written")
+    if refusal := cache_folder.refusal(folder):
+        note += f"; every process compiles its own: {refusal}"
+        return Finding("kernels", str(folder or "-"), PROBLEM, note)
     return Finding("kernels", str(folder), OK, note)
 
 
-def triton_folder() -> Path | None:
-    """Where Triton writes while it compiles; None without a home folder."""
-    given, home = os.environ.get("TRITON_CACHE_DIR"), os.environ.get("TRITON_HOME")
-    if given:
-        return Path(given)
-    try:
-        return (Path(home) if home else Path.home()) / ".triton" / "cache"
-    except RuntimeError:
-        return None
-
-
 def triton_folder_finding(folder: Path | None) -> Finding:
-    """Triton's own folder, without which it does not compile."""
-    if folder is None or not is_writable(folder):
-        return Finding("triton's files", str(folder or "-"), PROBLEM, "cannot be written: set TRITON_CACHE_DIR")
+    """Triton's own folder, where it keeps what it compiles."""
+    if refusal := folder_refusal(folder):
+        note = f"{refusal}; Triton compiles in a temporary folder: set TRITON_CACHE_DIR"
+        return Finding("triton's files", str(folder or "-"), PROBLEM, note)
     return Finding("triton's files", str(folder), OK)
-
-
-def is_writable(folder: Path) -> bool:
-    """Whether files can be made in a folder, or the folder can be made."""
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
 
 
 def frameworks() -> Iterator[Finding]:

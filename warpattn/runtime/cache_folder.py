@@ -1,11 +1,14 @@
 """The folder of compiled kernels: what it holds, and what leaves it.
 
-    <folder>/ab/cdef….kernel       a kernel; its time of change is when a process last took it from the disk
-    <folder>/ab/tmp….part          a kernel that a process is writing, locked by it until it is renamed
+    <folder>/ab/version-cdef….kernel   a kernel; its time of change is when a process last took it from the disk
+    <folder>/ab/tmp….part              a kernel that a process is writing, locked by it until it is renamed
 
-Kernels of other versions of the source or of Triton have other names, so nothing reads them any more. They leave as all
-do: those not used for longest first, once the folder holds more than its limit, and any after `UNUSED_DAYS`. A `.part`
-file leaves when its writer's lock is gone, which the operating system also releases where a writer was killed.
+`version` is a digest of the source and of Triton's version. Kernels of other versions leave after `OTHERS_DAYS` without
+use, any after `UNUSED_DAYS`, and those not used for longest once the folder holds more than its limit. A `.part` file
+leaves when its writer's lock is gone, which the operating system also releases where a writer was killed.
+
+Who can write a kernel's file can run code as its reader. So folders and files are made for this user alone, and
+`refusal` says why a folder is not used: it is another user's, or others may write there.
 """
 
 from __future__ import annotations
@@ -13,6 +16,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
+import stat
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -20,10 +26,14 @@ from pathlib import Path
 
 from warpattn.errors import AttentionError
 
-__all__ = ["Contents", "clear", "folder", "limit", "look", "mark_used", "sweep"]
+__all__ = ["Contents", "clear", "folder", "limit", "look", "mark_used", "new_file", "private_temporary", "read",
+           "refusal", "sweep"]  # fmt: skip
 
 LIMIT_MIB = 1024  # a kernel takes 0.1 to 0.4 MiB: some thousand problems
 UNUSED_DAYS = 90
+OTHERS_DAYS = 14  # of another version: a second environment that is in use is not emptied all the time
+TEMPORARY = "warpattn-"
+LARGEST = 64 * 2**20  # bytes of a file that is read
 GRACE_S = 60.0  # in which a new .part file may not have its lock yet
 UNIT = 2**20
 
@@ -51,6 +61,70 @@ def folder() -> Path | None:
         return None
 
 
+def refusal(place: Path | None, writing: bool = True) -> str:
+    """Why kernels are not kept in a folder (or, `writing` false, not taken from it); empty if they are."""
+    if place is None:
+        return "there is no home folder: set WARPATTN_CACHE_DIR"
+    try:
+        status = place.stat()
+    except OSError:
+        return "" if _can_be_made(place) else f"{place} cannot be made: set WARPATTN_CACHE_DIR"
+    if not stat.S_ISDIR(status.st_mode):
+        return f"{place} is no folder"
+    if status.st_uid != os.geteuid():
+        return f"{place} belongs to another user"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"others may write in {place}; chmod go-w changes that"
+    if writing and not os.access(place, os.W_OK | os.X_OK):
+        return f"{place} cannot be written: set WARPATTN_CACHE_DIR"
+    return ""
+
+
+def _can_be_made(place: Path) -> bool:
+    there = next(path for path in place.absolute().parents if os.path.lexists(path))
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+
+
+def read(path: Path) -> bytes:
+    """The bytes of a file that only this user can have written; OSError for anything else, such as a link or a pipe,
+    which a reader would wait for."""
+    for place in path.parents[:2]:
+        if why := refusal(place, writing=False):
+            raise PermissionError(why)
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST:
+            raise OSError(f"{path} is not a file of at most {LARGEST} bytes")
+        if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise PermissionError(f"others may have written {path}")
+        return file.read()
+
+
+def new_file(path: Path) -> tuple[int, Path]:
+    """An open, locked .part file to be renamed to `path`, in folders that are made for this user alone."""
+    place = path.parents[1]
+    place.parent.mkdir(parents=True, exist_ok=True)
+    for made in (place, path.parent):
+        made.mkdir(mode=0o700, exist_ok=True)
+        if why := refusal(made):
+            raise PermissionError(why)
+    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
+    lock(handle)
+    return handle, Path(name)
+
+
+def private_temporary() -> Path:
+    """A new temporary folder of this process; those of processes that were killed leave."""
+    for other in Path(tempfile.gettempdir()).glob(f"{TEMPORARY}*/lock"):
+        with contextlib.suppress(OSError):
+            if _abandoned(other, other.lstat()):
+                shutil.rmtree(other.parent, ignore_errors=True)
+    place = Path(tempfile.mkdtemp(prefix=TEMPORARY))
+    handle = os.open(place / "lock", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    lock(handle)  # it stays open until the process ends
+    return place
+
+
 def limit() -> int:
     """Bytes that the folder may hold: $WARPATTN_CACHE_MIB times 2**20, or those of `LIMIT_MIB`."""
     given = os.environ.get("WARPATTN_CACHE_MIB")
@@ -75,15 +149,19 @@ def mark_used(path: Path) -> None:
         os.utime(path)
 
 
-def sweep(place: Path | None, most: int | None = None) -> int:
-    """Remove what nobody uses, then those used longest ago until `most` bytes are left (None: `limit()`); how many."""
+def sweep(place: Path | None, most: int | None = None, version: str = "") -> int:
+    """Remove what nobody uses, then those used longest ago until `most` bytes are left (None: `limit()`); how many.
+
+    version: how the names of kernels begin that this process could use; others leave earlier.
+    """
     most = limit() if most is None else most
     _remove(path for path, status in _files(place, "part") if _abandoned(path, status))
     newest_first = sorted(_kernels(place), key=lambda found: -found[1].st_mtime)
-    old, total, leaving = time.time() - UNUSED_DAYS * 86400, 0, []
+    now, total, leaving = time.time(), 0, []
     for path, status in newest_first:
         total += status.st_size
-        if total > most or status.st_mtime < old:
+        days = UNUSED_DAYS if path.name.startswith(version) else OTHERS_DAYS
+        if total > most or now - status.st_mtime > days * 86400:
             leaving.append(path)
     return _remove(leaving)
 
@@ -105,7 +183,7 @@ def lock(handle: int) -> None:
 
 def _abandoned(path: Path, status: os.stat_result) -> bool:
     """Whether no process writes a .part file any more."""
-    if time.time() - status.st_mtime < GRACE_S:
+    if time.time() - status.st_mtime < GRACE_S or status.st_uid != os.geteuid():
         return False
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
@@ -126,9 +204,12 @@ def _kernels(place: Path | None) -> Iterator[tuple[Path, os.stat_result]]:
 
 def _files(place: Path | None, kind: str) -> Iterator[tuple[Path, os.stat_result]]:
     """Files of a kind with their status; those that another process removes meanwhile are left out."""
-    for path in sorted(place.glob(f"??/*.{kind}")) if place is not None and place.is_dir() else ():
-        with contextlib.suppress(OSError):
-            yield path, path.lstat()
+    for below in sorted(place.glob("??")) if place is not None and place.is_dir() else ():
+        if below.is_symlink():  # what it leads to is not this folder's
+            continue
+        for path in sorted(below.glob(f"*.{kind}")):
+            with contextlib.suppress(OSError):
+                yield path, path.lstat()
 
 
 def _remove(paths: Iterable[Path]) -> int:

@@ -1,18 +1,33 @@
-"""The compiler's way from a launch to machine code; needs Triton and no GPU."""
+"""The compiler's way from a launch to machine code; needs Triton and no GPU.
+
+Triton writes what it compiles into a folder of its own. Where it may not, or the disk is full, or something there
+cannot be read, it gets a private temporary one, which leaves with this process.
+"""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
-from collections.abc import Iterator
+import os
+import shutil
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from warpattn.errors import AttentionError
 from warpattn.problem.arch import triton_target
 from warpattn.problem.launch import Launch
+from warpattn.runtime.cache_folder import private_temporary
+from warpattn.runtime.first_use import say_once
 from warpattn.runtime.kernel_cache import Artifact, require_triton
 from warpattn.runtime.kernel_parameters import parameters
 
-__all__ = ["artifact_of", "compiled", "refusals_named"]
+__all__ = ["artifact_of", "compiled", "folder_refusal", "refusals_named", "triton_folder"]
+
+_one_at_a_time = threading.RLock()
+_private: list[Path] = []  # the temporary folder, once one is needed
 
 
 def artifact_of(launch: Launch) -> Artifact:
@@ -28,8 +43,64 @@ def compiled(launch: Launch) -> Any:
     require_triton()
     import triton
 
-    with refusals_named(launch.name):
+    def compile_it() -> Any:
         return triton.compile(launch.source(), target=triton_target(launch.arch), options=dict(launch.options))
+
+    with refusals_named(launch.name):
+        try:
+            return _somewhere(compile_it)
+        except OSError as error:
+            raise AttentionError(f"{launch.name} cannot be compiled: {error}") from error
+
+
+def _somewhere(compile_it: Callable[[], Any]) -> Any:
+    """What `compile_it` returns, in Triton's own folder or a private one."""
+    why = folder_refusal(triton_folder())
+    if not why and not _private:
+        try:
+            return compile_it()
+        except (OSError, ValueError, KeyError) as error:  # a full disk, or what Triton kept there is damaged
+            why = f"{type(error).__name__}: {error}"
+    with _private_folder(why):
+        return compile_it()
+
+
+def triton_folder() -> Path | None:
+    """Where Triton writes while it compiles; None without a home folder."""
+    given, home = os.environ.get("TRITON_CACHE_DIR"), os.environ.get("TRITON_HOME")
+    if given:
+        return Path(given)
+    try:
+        return (Path(home) if home else Path.home()) / ".triton" / "cache"
+    except RuntimeError:
+        return None
+
+
+def folder_refusal(place: Path | None) -> str:
+    """Why Triton's own folder is not used: it cannot be written, or everybody can; empty if it is used."""
+    if place is None:
+        return "there is no home folder"
+    there = next(path for path in (place, *place.absolute().parents) if os.path.lexists(path))
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        return f"{place} cannot be written"
+    if there == place and there.stat().st_mode & stat.S_IWOTH:
+        return f"everybody may write in {place}"
+    return ""
+
+
+@contextlib.contextmanager
+def _private_folder(why: str) -> Iterator[None]:
+    """Let Triton write into a temporary folder of this process."""
+    from triton import knobs
+
+    with _one_at_a_time:
+        if not _private:
+            _private.append(private_temporary())
+            atexit.register(shutil.rmtree, _private[0], ignore_errors=True)
+            say_once(f"Triton compiles in a temporary folder of this process, not in its own: {why}")
+        with knobs.cache.scope():
+            knobs.cache.dir = str(_private[0])
+            yield
 
 
 @contextlib.contextmanager

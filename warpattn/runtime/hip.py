@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from warpattn.problem.arch import triton_target
 from warpattn.problem.launch import Launch
 from warpattn.runtime import kernel_cache
+from warpattn.runtime.compiler import compiled
 from warpattn.runtime.cuda import current_device, current_stream, is_capturing
 from warpattn.runtime.kernel_cache import Artifact
 from warpattn.runtime.kernel_parameters import Parameter, parameters, values
@@ -173,14 +173,11 @@ def artifact(launch: Launch) -> Artifact:
     """The code object of a step, from memory, disk or the compiler; needs no card."""
 
     def compile_it() -> Artifact:
-        import triton
-
-        source = launch.source()
-        compiled: Any = triton.compile(source, triton_target(launch.arch), dict(launch.options))
-        taken = parameters(source.signature)
-        _agrees(taken, compiled.asm["amdgcn"], launch.name)
-        metadata = compiled.metadata
-        code = bytes(compiled.asm["hsaco"])
+        kernel = compiled(launch)
+        taken = parameters(kernel.src.signature)
+        _agrees(taken, kernel.asm["amdgcn"], launch.name)
+        metadata = kernel.metadata
+        code = bytes(kernel.asm["hsaco"])
         return Artifact(code, metadata.name, metadata.shared, metadata.num_warps * WAVE, taken)
 
     return kernel_cache.find((launch.name, launch.arch, launch.key), compile_it)

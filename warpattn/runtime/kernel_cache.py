@@ -4,9 +4,10 @@
 
 A file is named by a hash of everything that decides its content: the source text of `warpattn/kernels` and of the nodes
 it compiles, Triton's version, and the key (config, traced functions, flags). It is written under another name and then
-renamed, so readers never see half a file; it starts with a checksum, so a damaged one is compiled again. The folder is
-$WARPATTN_CACHE_DIR, else $XDG_CACHE_HOME/warpattn, else ~/.cache/warpattn; where it cannot be written, kernels are
-compiled once per process. It may be deleted at any time; `cache_folder` keeps it below a limit.
+renamed, so readers never see half a file; it starts with its name and a checksum, so a damaged or renamed one is
+compiled again. The folder is $WARPATTN_CACHE_DIR, else $XDG_CACHE_HOME/warpattn, else ~/.cache/warpattn; where it
+cannot be written, or where others can, kernels are compiled once per process, and one line on standard error says so.
+It may be deleted at any time; `cache_folder` keeps it below a limit and says which files are read.
 """
 
 from __future__ import annotations
@@ -17,9 +18,7 @@ import importlib.util
 import json
 import os
 import re
-import stat
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -28,14 +27,15 @@ from pathlib import Path
 from typing import Any
 
 from warpattn.errors import AttentionError
-from warpattn.runtime.cache_folder import folder, lock, mark_used, sweep
-from warpattn.runtime.first_use import announce
+from warpattn.runtime import cache_folder
+from warpattn.runtime.cache_folder import folder, mark_used, sweep
+from warpattn.runtime.first_use import announce, say_once
 from warpattn.runtime.kernel_parameters import Parameter
 from warpattn.runtime.triton_exit import release_triton
 
 __all__ = ["Artifact", "find", "folder", "forget", "load", "path_of", "require_triton", "store"]
 
-FORMAT = "warpattn kernel 2"
+FORMAT = "warpattn kernel 3"
 IN_MEMORY = 512
 PACKAGE = Path(__file__).parents[1]
 
@@ -78,10 +78,13 @@ def _built(key: Hashable, path: Path | None, build: Callable[[], Artifact]) -> A
     with _building:
         artifact = _memory.get(key)
         if artifact is None:
-            announce(str(key[0] if isinstance(key, tuple) else key), folder())
+            refusal = cache_folder.refusal(folder())
+            announce(str(key[0] if isinstance(key, tuple) else key), None if refusal else folder())
             artifact = build()
-            if store(path, artifact):
-                sweep(folder())
+            if refusal:
+                say_once(f"compiled kernels are kept for this process only: {refusal}")
+            elif store(path, artifact):
+                sweep(folder(), version=_version())
             _memory[key] = artifact
     return artifact
 
@@ -94,19 +97,28 @@ def forget() -> None:
 def path_of(key: Hashable) -> Path | None:
     """The file of a kernel."""
     place = folder()
-    name = hashlib.sha256("\n".join((FORMAT, _sources(), triton_version(), repr(key))).encode()).hexdigest()
-    return None if place is None else place / name[:2] / f"{name[2:]}.kernel"
+    name = hashlib.sha256("\n".join((_made_by(), repr(key))).encode()).hexdigest()
+    return None if place is None else place / name[:2] / f"{_version()}-{name[2:]}.kernel"
+
+
+def _made_by() -> str:
+    return "\n".join((FORMAT, _sources(), triton_version()))
+
+
+def _version() -> str:
+    """How the names of all kernels begin that this source and this Triton make."""
+    return hashlib.sha256(_made_by().encode()).hexdigest()[:8]
 
 
 def load(path: Path | None) -> Artifact | None:
-    """The kernel in a file; None if it is missing, unreadable or damaged."""
+    """The kernel in a file; None if it is missing, unreadable, damaged, of another name, or not surely this user's."""
     if path is None:
         return None
     try:
-        header, _, cubin = _content(path).partition(b"\n")
+        header, _, cubin = cache_folder.read(path).partition(b"\n")
         told = json.loads(header)
-        fields = {name: told[name] for name in ("entry", "shared", "threads", "parameters")}
-        if told["format"] != FORMAT or told["sha256"] != _checksum(cubin, fields):
+        fields = {name: told[name] for name in ("name", "entry", "shared", "threads", "parameters")}
+        if told["format"] != FORMAT or fields["name"] != path.name or told["sha256"] != _checksum(cubin, fields):
             return None
         taken = tuple(Parameter(**x) for x in told["parameters"])
         mark_used(path)
@@ -115,33 +127,25 @@ def load(path: Path | None) -> Artifact | None:
         return None
 
 
-def _content(path: Path) -> bytes:
-    """The bytes of a regular file; OSError for anything else, such as a pipe, which a reader would wait for."""
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(f"{path} is not a regular file")
-        return file.read()
-
-
 def store(path: Path | None, artifact: Artifact) -> bool:
-    """Write a kernel to its file in one step; False where that is not possible."""
+    """Write a kernel to its file in one step; False, and a line on standard error, where that is not possible."""
     if path is None:
         return False
-    fields: dict[str, Any] = {"entry": artifact.entry, "shared": artifact.shared, "threads": artifact.threads}
+    fields: dict[str, Any] = {"name": path.name, "entry": artifact.entry}
+    fields |= {"shared": artifact.shared, "threads": artifact.threads}
     fields["parameters"] = [parameter.fields() for parameter in artifact.parameters]
     header = {"format": FORMAT, "sha256": _checksum(artifact.cubin, fields)} | fields
     temporary = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
+        handle, temporary = cache_folder.new_file(path)
         with os.fdopen(handle, "wb") as file:
-            lock(handle)
             file.write(json.dumps(header).encode() + b"\n" + artifact.cubin)
             file.flush()
-            Path(temporary).replace(path)
-    except OSError:
+            temporary.replace(path)
+    except OSError as error:
         if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
+        say_once(f"a compiled kernel is kept for this process only: {error.strerror or error}")
         return False
     return True
 
