@@ -40,7 +40,7 @@ from warpattn.masks import Mask
 from warpattn.problem import Call
 from warpattn.runtime.execute import attend
 from warpattn.scores import Score
-from warpattn.sequences import Dense, PagedKV, Ragged
+from warpattn.sequences import Dense, PagedKV, PagedRagged, Ragged
 
 __all__ = ["attention", "attention_paged", "attention_varlen"]
 
@@ -102,6 +102,7 @@ def attention_varlen(
 def attention_paged(
     q: Tensor,
     kv: PagedKV,
+    seq: Ragged | None = None,
     *,
     mask: Mask | None = None,
     score: Score | None = None,
@@ -116,13 +117,23 @@ def attention_paged(
     q (B, Sq, Hq, D): the newest Sq positions of each sequence; `kv` holds the pages, the block table and the lengths,
     which include those positions. The keyword tail is described at the top of this module.
 
-    Returns out (B, Sq, Hq, Dv) in the dtype of q; with return_lse also lse (B, Hq, Sq).
+    With `seq` = Ragged(cu_q) sequences may have different numbers of newest positions, laid end to end: q (total_q, Hq,
+    D), any mix of prompts, parts of prompts and single new tokens, as a step of an engine has. The host reads no
+    lengths: sequences of few queries go to the decode kernel and others to the prefill kernel on the device, in a fixed
+    number of launches. `seq.max_q`, the most queries of a sequence, saves the launches that it rules out. On a card
+    cu_q may end before total_q: rows after it are padding and are not written.
+
+    Returns out (B, Sq, Hq, Dv) in the dtype of q; with return_lse also lse (B, Hq, Sq). With `seq` these are (total_q,
+    Hq, Dv) and (Hq, total_q).
     Raises AttentionError listing every broken rule.
     """
     if not isinstance(kv, PagedKV):
         rule = "kv must be a warpattn PagedKV(k_pages, v_pages, block_table, lengths)"
         raise AttentionError(f"kv is a {type(kv).__name__}; {rule}")
-    return _attend(Call(q, kv.k_pages, kv.v_pages, kv, mask, score, sinks, scale, return_lse, out, backend))
+    if seq is not None and not isinstance(seq, Ragged):
+        raise AttentionError(f"seq is a {type(seq).__name__}; seq must be None or a warpattn Ragged(cu_q)")
+    layout = kv if seq is None else PagedRagged(kv, seq)
+    return _attend(Call(q, kv.k_pages, kv.v_pages, layout, mask, score, sinks, scale, return_lse, out, backend))
 
 
 def _attend(call: Call) -> Tensor | tuple[Tensor, Tensor]:

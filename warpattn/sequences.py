@@ -7,6 +7,7 @@ walk the batch one sequence at a time, which is how the reference reads it:
     Ragged     q (total_q, Hq, D)    k, v (total_k, Hkv, D | Dv)      sequence b is rows cu[b] .. cu[b+1] - 1
     PagedKV    q (B, Sq, Hq, D)      pages (num_pages, page_size, Hkv, D | Dv)
                key t of sequence b is row t % page_size of page block_table[b, t // page_size], for t < lengths[b]
+    PagedRagged  q as Ragged, keys as PagedKV: prompts and single new tokens of an engine's step in one batch
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from torch import Tensor
 
 from warpattn.errors import Rules
 
-__all__ = ["Dense", "PagedKV", "Ragged", "Sequence", "Sizes"]
+__all__ = ["Dense", "PagedKV", "PagedRagged", "Ragged", "Sequence", "Sizes"]
 
 INDEX_DTYPE = torch.int32
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Numbers read from tensor shapes. Ragged: lengths are totals. Paged: seq_k is what the table can hold."""
+    """Numbers read from tensor shapes. Ragged: lengths are totals. Paged: seq_k is what a row of the table holds."""
 
     batch: int
     seq_q: int
@@ -38,6 +39,7 @@ class Sizes:
     dim_qk: int
     dim_v: int
     page_size: int = 0
+    max_q: int = 0  # queries of a sequence at most where `seq_q` is a total over pages
 
 
 class Sequence:
@@ -52,6 +54,10 @@ class Sequence:
     def indices(self) -> dict[str, Tensor]:
         """Tensors of offsets, lengths and tables, by name."""
         return {}
+
+    def bounds(self) -> tuple[int | None, ...]:
+        """Promised upper bounds of lengths."""
+        return ()
 
     def check(self, rules: Rules, q: Tensor, k: Tensor, v: Tensor) -> bool:
         """Note every broken rule about types, ranks and shapes; True if the ranks are right, so that `sizes` works."""
@@ -124,11 +130,13 @@ class Ragged(Sequence):
     def indices(self) -> dict[str, Tensor]:
         return {"seq.cu_q": self.cu_q} | ({} if self.cu_k is None else {"seq.cu_k": self.cu_k})
 
+    def bounds(self) -> tuple[int | None, ...]:
+        return (self.max_q, self.max_k)
+
     def check(self, rules: Rules, q: Tensor, k: Tensor, v: Tensor) -> bool:
         offsets = [_check_index(rules, name, x, "batch + 1") for name, x in self.indices().items()]
-        for name, bound in (("max_q", self.max_q), ("max_k", self.max_k)):
-            ok = bound is None or (isinstance(bound, int) and not isinstance(bound, bool) and bound >= 0)
-            rules.require(ok, f"seq.{name} is {bound!r}", f"seq.{name} must be None or an int of at least 0")
+        _check_bound(rules, "max_q", self.max_q)
+        _check_bound(rules, "max_k", self.max_k)
         if all(offsets):
             what = f"seq.cu_q has shape {tuple(self.cu_q.shape)}"
             rules.require(len(self.cu_q) >= 2, what, "seq.cu_q must hold batch + 1 offsets of at least one sequence")
@@ -191,18 +199,27 @@ class PagedKV(Sequence):
         return {"kv.block_table": self.block_table, "kv.lengths": self.lengths}
 
     def check(self, rules: Rules, q: Tensor, k: Tensor, v: Tensor) -> bool:
-        table = _check_index(rules, "kv.block_table", self.block_table, "batch", "max_pages")
-        lengths = _check_index(rules, "kv.lengths", self.lengths, "batch")
         query = rules.tensor("q", q, "batch", "seq", "heads", "head_dim")
-        axes = ("num_pages", "page_size", "heads", "head_dim")
-        pages = [rules.tensor(name, x, *axes) for name, x in list(self.operands(q, k, v).items())[1:]]
         if query:
             rules.require(q.shape[0] > 0, f"q has shape {tuple(q.shape)}", "the batch must hold at least one sequence")
+        indices = self.check_indices(rules, ("q", len(q)) if query else None)
+        return self.check_pages(rules, q if query else None) and indices
+
+    def check_indices(self, rules: Rules, like: tuple[str, int] | None) -> bool:
+        """Note every broken rule of table and lengths; `like`: the name of what has the batch, and that batch."""
+        table = _check_index(rules, "kv.block_table", self.block_table, "batch", "max_pages")
+        lengths = _check_index(rules, "kv.lengths", self.lengths, "batch")
         for ok, name, x in ((table, "block_table", self.block_table), (lengths, "lengths", self.lengths)):
-            if ok and query:
-                what = f"kv.{name} has shape {tuple(x.shape)}"
-                rules.require(len(x) == len(q), what, f"kv.{name} must have the batch of q, {len(q)}, rows")
-        if not all(pages):
+            if ok and like is not None:
+                what, batch = f"kv.{name} has shape {tuple(x.shape)}", f"the batch of {like[0]}, {like[1]}, rows"
+                rules.require(len(x) == like[1], what, f"kv.{name} must have {batch}")
+        return table and lengths
+
+    def check_pages(self, rules: Rules, q: Tensor | None) -> bool:
+        """Note every broken rule of the pages and, if given, of q's heads; True if there is a q and ranks are right."""
+        named = (("kv.k_pages", self.k_pages), ("kv.v_pages", self.v_pages))
+        axes = ("num_pages", "page_size", "heads", "head_dim")
+        if not all([rules.tensor(name, x, *axes) for name, x in named]):
             return False
         same = self.k_pages.shape[:2] == self.v_pages.shape[:2]
         what = f"kv.v_pages has {self.v_pages.shape[0]} pages of {self.v_pages.shape[1]} keys"
@@ -210,9 +227,9 @@ class PagedKV(Sequence):
         rules.require(same, what, rule)
         what = f"kv.k_pages has shape {tuple(self.k_pages.shape)}"
         rules.require(self.k_pages.shape[1] > 0, what, "a page must hold at least one key")
-        if query:
+        if q is not None:
             _check_heads(rules, q, self.k_pages, self.v_pages, "kv.k_pages", "kv.v_pages")
-        return query and table and lengths
+        return q is not None
 
     def check_values(self, rules: Rules, sizes: Sizes) -> None:
         lengths, table = self.lengths.tolist(), self.block_table.cpu()
@@ -234,10 +251,85 @@ class PagedKV(Sequence):
         return Sizes(batch, seq_q, capacity, heads_q, heads_kv, dim_qk, dim_v, page_size)
 
     def walk(self, q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        for query, (keys, values) in zip(q, self.gathered(), strict=True):
+            yield query, keys, values
+
+    def gathered(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield (k (Sk, Hkv, D), v (Sk, Hkv, Dv)) of each sequence of the batch."""
         page_size = self.k_pages.shape[1]
         for b, length in enumerate(self.lengths.tolist()):
             used = self.block_table[b, : -(-length // page_size)].long()
-            yield q[b], self.k_pages[used].flatten(0, 1)[:length], self.v_pages[used].flatten(0, 1)[:length]
+            yield self.k_pages[used].flatten(0, 1)[:length], self.v_pages[used].flatten(0, 1)[:length]
+
+
+@dataclass(frozen=True, eq=False)
+class PagedRagged(Sequence):
+    """Queries of sequences laid end to end, keys and values in pages of a cache: any mix of prompts, parts of prompts
+    and single new tokens.
+
+    kv: as for equally many queries; the last query of each sequence sits at its last key. queries: their row offsets
+    and, as `max_q`, an upper bound of their number in a sequence; no offsets of keys.
+    """
+
+    kv: PagedKV
+    queries: Ragged
+    kind: ClassVar[str] = "paged-ragged"
+
+    @property
+    def cu_q(self) -> Tensor:
+        """Row offsets of the queries."""
+        return self.queries.cu_q
+
+    def operands(self, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]:
+        return self.kv.operands(q, k, v)
+
+    def indices(self) -> dict[str, Tensor]:
+        return {"seq.cu_q": self.cu_q, **self.kv.indices()}
+
+    def bounds(self) -> tuple[int | None, ...]:
+        return (self.queries.max_q,)
+
+    def check(self, rules: Rules, q: Tensor, k: Tensor, v: Tensor) -> bool:
+        offsets = _check_index(rules, "seq.cu_q", self.cu_q, "batch + 1")
+        for name in ("cu_k", "max_k"):
+            given = getattr(self.queries, name) is not None
+            rules.require(not given, f"seq.{name} is given", "lengths say how many keys there are; it must be None")
+        _check_bound(rules, "max_q", self.queries.max_q)
+        query = rules.tensor("q", q, "total", "heads", "head_dim")
+        batch = len(self.cu_q) - 1 if offsets else 0
+        if offsets:
+            what = f"seq.cu_q has shape {tuple(self.cu_q.shape)}"
+            rules.require(batch > 0, what, "seq.cu_q must hold batch + 1 offsets of at least one sequence")
+        indices = self.kv.check_indices(rules, ("seq.cu_q", batch) if offsets else None)
+        return self.kv.check_pages(rules, q if query else None) and offsets and indices
+
+    def check_values(self, rules: Rules, sizes: Sizes) -> None:
+        _check_offsets(rules, "q", self.cu_q, sizes.seq_q, self.queries.max_q)
+        self.kv.check_values(rules, sizes)
+
+    def sizes(self, q: Tensor, k: Tensor, v: Tensor) -> Sizes:
+        total, heads_q, dim_qk = q.shape
+        _, page_size, heads_kv, dim_v = self.kv.v_pages.shape
+        capacity, batch = self.kv.block_table.shape[1] * page_size, len(self.kv.lengths)
+        most = total if self.queries.max_q is None else min(total, self.queries.max_q)
+        return Sizes(batch, total, capacity, heads_q, heads_kv, dim_qk, dim_v, page_size, most)
+
+    def walk(self, q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        rows = [q[first:last] for first, last in pairwise(self.cu_q.tolist())]
+        for query, (keys, values) in zip(rows, self.kv.gathered(), strict=True):
+            yield query, keys, values
+
+    def join(self, outs: list[Tensor], lses: list[Tensor]) -> tuple[Tensor, Tensor]:
+        return self.queries.join(outs, lses)
+
+    def lse_shape(self, sizes: Sizes) -> tuple[int, ...]:
+        return self.queries.lse_shape(sizes)
+
+
+def _check_bound(rules: Rules, name: str, bound: object) -> None:
+    """Rules of a promised upper bound."""
+    ok = bound is None or (isinstance(bound, int) and not isinstance(bound, bool) and bound >= 0)
+    rules.require(ok, f"seq.{name} is {bound!r}", f"seq.{name} must be None or an int of at least 0")
 
 
 def _check_heads(rules: Rules, q: Tensor, k: Tensor, v: Tensor, k_name: str, v_name: str) -> None:

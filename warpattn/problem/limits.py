@@ -72,9 +72,9 @@ def _check_dims(rules: Rules, arch: str, sizes: Sizes | Problem) -> None:
 def _check_latent(rules: Rules, kind: str, sizes: Sizes | Problem) -> None:
     """Latent attention: few query tokens, and no ragged keys."""
     rule = f"{LATENT_WHERE} kernels take dense and paged ones; {USE_REFERENCE}"
-    rules.require(kind != "ragged", f"the keys and values are {kind}", rule)
+    rules.require(kind in ("dense", "paged"), f"the keys and values are {kind}", rule)
     rule = (
         f"{LATENT_WHERE} kernels take at most {LATENT_TOKENS}; {USE_REFERENCE}, or expand keys and values for prefill"
     )
-    few = kind == "ragged" or sizes.seq_q <= LATENT_TOKENS
+    few = "ragged" in kind or sizes.seq_q <= LATENT_TOKENS
     rules.require(few, f"q has {sizes.seq_q} tokens a sequence", rule)

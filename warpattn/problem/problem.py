@@ -24,7 +24,7 @@ __all__ = ["Call", "CheckedCall", "Problem"]
 class Problem:
     """One attention problem without tensors; hashable. Lengths are as in `Sizes` (totals for ragged batches)."""
 
-    kind: str  # "dense" | "ragged" | "paged"
+    kind: str  # "dense" | "ragged" | "paged" | "paged-ragged"
     device_type: str
     dtype: torch.dtype
     batch: int
@@ -34,11 +34,17 @@ class Problem:
     heads_kv: int
     dim_qk: int
     dim_v: int
-    page_size: int  # 0 unless paged
+    page_size: int  # 0 without pages
     mask: Hashable  # MaskProgram.key: the nodes, and dtype and rank of each captured tensor
     score: Hashable  # ScoreProgram.key, additive masks included; None for plain scores
     has_sinks: bool
     has_lse: bool
+    max_q: int = 0  # queries of a sequence at most where `seq_q` is a total over pages, else 0
+
+    @property
+    def ragged_queries(self) -> bool:
+        """Whether sequences may have different numbers of queries."""
+        return self.kind in ("ragged", "paged-ragged")
 
     @property
     def span_reads(self) -> Reads:

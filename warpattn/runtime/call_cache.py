@@ -25,7 +25,7 @@ from warpattn.problem.operands import ALIGNMENT, Operands, captured, captured_va
 from warpattn.runtime import cuda
 from warpattn.runtime.bound_launches import BoundLaunches
 from warpattn.scores import ScoreProgram
-from warpattn.sequences import Dense, Ragged, Sequence
+from warpattn.sequences import Dense, Sequence
 
 __all__ = ["Result", "recall", "remember"]
 
@@ -135,8 +135,7 @@ class CachedCall:
 
 def _layout(sequence: Sequence) -> Hashable:
     """What identifies where the sequences of a batch are, but for the values of offsets, lengths and tables."""
-    bounds = (sequence.max_q, sequence.max_k) if isinstance(sequence, Ragged) else ()
-    return (type(sequence), bounds, *[described(x) for x in sequence.indices().values()])
+    return (type(sequence), sequence.bounds(), *[described(x) for x in sequence.indices().values()])
 
 
 def _identify(call: Call) -> tuple[Hashable, MaskProgram | None, ScoreProgram | None]:

@@ -30,7 +30,7 @@ from warpattn.problem import Call, validate
 from warpattn.runtime import execute
 from warpattn.runtime.call_cache import Result
 from warpattn.scores import Score, ScoreProgram
-from warpattn.sequences import Dense, PagedKV, Ragged, Sequence
+from warpattn.sequences import Dense, PagedKV, PagedRagged, Ragged, Sequence
 
 __all__ = ["attend"]
 
@@ -70,8 +70,8 @@ def _record(call: Call) -> tuple[Tensor, Tensor]:
     except AttentionError as error:  # raised when the graph runs: the tracer would bury it
         return _refuse(q.detach(), v.detach(), repr(error.reasons), call.return_lse is True)
     settled = (float(checked.scale), call.return_lse, call.backend)
-    bounds = (sequence.max_q, sequence.max_k) if isinstance(sequence, Ragged) else ()
-    text = repr((checked.mask.key, checked.score.key if checked.score else None, settled, (sequence.kind, *bounds)))
+    layout = (sequence.kind, *sequence.bounds())
+    text = repr((checked.mask.key, checked.score.key if checked.score else None, settled, layout))
     return _attention(q, k, v, sinks, list(sequence.indices().values()), mask_tensors, score_tensors, text)
 
 
@@ -135,6 +135,8 @@ def _sequence(text: tuple[Any, ...], k: Tensor, v: Tensor, indices: list[Tensor]
     if kind == PagedKV.kind:
         return PagedKV(k, v, *indices)
     cu_q, *cu_k = indices
+    if kind == PagedRagged.kind:
+        return PagedRagged(PagedKV(k, v, *cu_k), Ragged(cu_q, None, *bounds))
     return Ragged(cu_q, cu_k[0] if cu_k else None, *bounds)
 
 
@@ -247,6 +249,6 @@ def _learn_kinds() -> bool:
 
 
 _known: set[type] = set()
-for _kind in (Call, Table, Dense, Ragged, PagedKV):
+for _kind in (Call, Table, Dense, Ragged, PagedKV, PagedRagged):
     pytree.register_pytree_node(_kind, _flatten, _unflatten)
 _learn_kinds()

@@ -52,6 +52,11 @@ def paged() -> dict[str, Any]:
     }
 
 
+def mixed() -> dict[str, Any]:
+    """A good call of `attention_paged` with ragged queries: 1 and 2 of sequences of 5 and 2 keys."""
+    return {"q": torch.randn(3, HQ, D), "kv": paged()["kv"], "seq": Ragged(ints(0, 1, 3), max_q=2)}
+
+
 def ints(*values: Any) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
@@ -253,6 +258,30 @@ PAGED: list[tuple[str, Change, tuple[str, ...]]] = [
     ("sm90", set_(backend="sm90"), ("q is on cpu", "CUDA capability 9.0")),
 ]  # fmt: skip
 
+MIXED: list[tuple[str, Change, tuple[str, ...]]] = [
+    ("seq a tensor", set_(seq=tensor(3, dtype=torch.int32)), ("seq is a Tensor", "None or a warpattn Ragged(cu_q)")),
+    ("q dense", set_(q=tensor(B, SQ, HQ, D)), ("q has shape (2, 5, 4, 8)", "rank 3 (total, heads, head_dim)")),
+    ("offsets of keys", offsets((0, 1, 3), (0, 4, 7)), ("seq.cu_k is given", "must be None")),
+    ("bound of keys", offsets((0, 1, 3), None, max_k=9), ("seq.max_k is given", "must be None")),
+    ("bound negative", offsets((0, 1, 3), None, max_q=-1), ("seq.max_q is -1", "at least 0")),
+    ("bound too low", offsets((0, 1, 3), None, max_q=1), ("seq.max_q is 1", "sequence 1 has 2 rows")),
+    ("offsets a list", offsets([0, 1, 3], None), ("seq.cu_q is a list", "torch.Tensor")),
+    ("offsets int64", offsets(torch.tensor([0, 1, 3]), None), ("seq.cu_q has dtype torch.int64", "torch.int32")),
+    ("no sequence", offsets((0,), None), ("seq.cu_q has shape (1,)", "at least one sequence")),
+    ("end", offsets((0, 1, 2), None), ("seq.cu_q[-1] is 2", "end at the rows it divides, 3")),
+    ("descending", offsets((0, 4, 3), None), ("seq.cu_q[1] is 4 and seq.cu_q[2] is 3", "never descend")),
+    ("offsets elsewhere", offsets(ints(0, 1, 3).to("meta"), None), ("seq.cu_q is on meta", "device of q")),
+    ("lengths batch", cache(lengths=ints(5)), ("kv.lengths has shape (1,)", "batch of seq.cu_q, 2")),
+    ("table batch", cache(block_table=ints([0], [1], [2])), ("kv.block_table has shape (3, 1)", "seq.cu_q, 2")),
+    ("table outside", cache(block_table=ints([3, 1], [4, 0])), ("kv.block_table[1, 0] is 4", "within 0 .. 3")),
+    ("length too long", cache(lengths=ints(10, 2)), ("kv.lengths[0] is 10", "the keys that 3 pages hold")),
+    ("pages rank", cache(k_pages=torch.zeros(4, 3, D)), ("kv.k_pages has shape (4, 3, 8)", "rank 4")),
+    ("out shape", set_(out=tensor(4, HQ, DV)), ("out has shape (4, 4, 16)", "must have shape (3, 4, 16)")),
+    ("Blackwell", set_(backend="simulate:sm100"), ("the keys and values are paged-ragged", "the sm100 backend takes")),
+    ("CDNA", set_(backend="simulate:gfx942"), ("the keys and values are paged-ragged", "the gfx942 backend takes")),
+    ("sm90", set_(backend="sm90"), ("q is on cpu", "CUDA capability 9.0")),
+]  # fmt: skip
+
 CONSTRUCTED: list[tuple[str, Callable[[], object]]] = [
     ("window 0", lambda: SlidingWindow(0)),
     ("window text", lambda: SlidingWindow("8")),
@@ -275,13 +304,15 @@ TABLE = [
         (attention, dense, DENSE),
         (attention_varlen, ragged, RAGGED),
         (attention_paged, paged, PAGED),
+        (attention_paged, mixed, MIXED),
     )
     for name, change, words in table
 ]
 
 
 @pytest.mark.parametrize(
-    ("function", "make"), [(attention, dense), (attention_varlen, ragged), (attention_paged, paged)]
+    ("function", "make"),
+    [(attention, dense), (attention_varlen, ragged), (attention_paged, paged), (attention_paged, mixed)],
 )
 def test_the_good_calls_are_good(function, make):
     out, lse = function(**make(), return_lse=True)

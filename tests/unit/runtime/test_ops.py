@@ -82,6 +82,7 @@ def test_values_made_inside_of_the_graph(name):
 
 ROWS, KEYS = torch.randn(45, 4, 16), torch.randn(60, 2, 16)
 CU_Q, CU_K = (torch.tensor(x, dtype=torch.int32) for x in ((0, 20, 20, 45), (0, 25, 30, 60)))
+CU_MIXED = torch.tensor([0, 1, 9], dtype=torch.int32)
 STEP, PAGES = torch.randn(2, 3, 4, 16), torch.randn(6, 4, 2, 16)
 TABLE, USED = torch.tensor([[5, 1, 0], [2, 3, 4]], dtype=torch.int32), torch.tensor([9, 6], dtype=torch.int32)
 OUTSIDE = (wa.Ragged(CU_Q, CU_K, 25, 30), wa.PagedKV(PAGES, PAGES * 2, TABLE, USED))
@@ -91,6 +92,9 @@ OTHER_KINDS = {
     "ragged, shared": lambda q, x: wa.attention_varlen(q, q[:, :2], q[:, :2], wa.Ragged(CU_Q, max_q=25), sinks=SINKS),
     "ragged, out": lambda q, x: wa.attention_varlen(q, KEYS, KEYS, OUTSIDE[0], out=torch.empty(45, 4, 16)) * 2,
     "paged": lambda q, x: wa.attention_paged(x, wa.PagedKV(PAGES, PAGES * 2, TABLE, USED), mask=wa.SlidingWindow(4)),
+    "paged, ragged": lambda q, x: wa.attention_paged(
+        q[:9], OUTSIDE[1], wa.Ragged(CU_MIXED, max_q=8), mask=wa.Causal(), return_lse=True
+    ),
     "paged, lse": lambda q, x: wa.attention_paged(x, OUTSIDE[1], sinks=SINKS, scale=0.2, return_lse=True),
 }
 

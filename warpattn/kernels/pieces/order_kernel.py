@@ -35,16 +35,19 @@ class Lengths:
     batch: gl.tensor
     seq_q: gl.tensor  # queries of every sequence
     most_k: gl.tensor  # most keys of a sequence
-    ragged: gl.constexpr  # offsets of both; else equally many queries everywhere and lengths of the keys
+    least_q: gl.tensor  # ragged sequences with fewer queries count as without
+    ragged_q: gl.constexpr  # offsets of the queries; else equally many everywhere
+    ragged_k: gl.constexpr  # offsets of the keys; else lengths
 
     @gluon.jit
     def queries(self, b):
         """(first row or number of the sequence, length) of the queries of sequences `b`; length 0 past the last
         sequence."""
         inside = b < self.batch
-        if self.ragged:
+        if self.ragged_q:
             start = gl.load(self.q + b, mask=inside, other=0)
-            return start, gl.maximum(gl.load(self.q + b + 1, mask=inside, other=0) - start, 0)
+            length = gl.load(self.q + b + 1, mask=inside, other=0) - start
+            return start, gl.where(length >= self.least_q, length, 0)
         else:
             return b, gl.where(inside, self.seq_q, 0)
 
@@ -52,7 +55,7 @@ class Lengths:
     def keys(self, b):
         """(first row, length) of the keys of sequences `b`."""
         inside = b < self.batch
-        if self.ragged:
+        if self.ragged_k:
             start = gl.load(self.k + b, mask=inside, other=0)
             return start, gl.maximum(gl.load(self.k + b + 1, mask=inside, other=0) - start, 0)
         else:
@@ -62,14 +65,14 @@ class Lengths:
 
 @gluon.jit
 def order_kernel(
-    q_ptr, k_ptr, list_ptr, shape, mask_args, ragged: gl.constexpr, span: gl.constexpr,
-    block_m: gl.constexpr, block_n: gl.constexpr,
+    q_ptr, k_ptr, list_ptr, shape, mask_args, ragged_q: gl.constexpr, ragged_k: gl.constexpr,
+    span: gl.constexpr, block_m: gl.constexpr, block_n: gl.constexpr,
 ):  # fmt: skip
     """Write the list. `shape` is an `OrderShape`; `span` is that of `Modifiers`.
 
     Grid: `OWN` of the candidates a program; a program without a candidate writes no record.
     """
-    lengths = Lengths(q_ptr, k_ptr, shape.batch, shape.seq_q, shape.most_k, ragged)
+    lengths = Lengths(q_ptr, k_ptr, shape.batch, shape.seq_q, shape.most_k, shape.least_q, ragged_q, ragged_k)
     number = gl.program_id(0) * OWN + gl.arange(0, OWN, DOWN)
     b, row = find_block(number, lengths, block_m)
     long = key_tiles(number < shape.candidates, b, row, lengths, span, mask_args, block_m, block_n)
@@ -102,7 +105,7 @@ def order_kernel(
 @gluon.jit
 def find_block(number, lengths, block_m: gl.constexpr):
     """(sequence, first row) of candidates, any shape; the row may lie past the sequence's end."""
-    if lengths.ragged:
+    if lengths.ragged_q:
         b = gl.zeros_like(number)
         size = lengths.batch
         while size > 1:  # the wanted sequence is one of the `size` from b on

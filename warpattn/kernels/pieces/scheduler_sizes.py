@@ -18,3 +18,4 @@ class OrderShape(NamedTuple):
     seq_q: Any  # queries of every sequence; unused where `ragged`
     most_k: Any  # most keys of a sequence
     candidates: Any  # places where a query block may begin
+    least_q: Any  # ragged sequences with fewer queries have no blocks; at least 1

@@ -22,8 +22,8 @@ class StridedRows(NamedTuple):
 
 
 def strided(x: Tensor) -> StridedRows:
-    """The argument for a tensor; its last stride is 1."""
-    return StridedRows(x, *run_strides(x))
+    """The argument for a tensor; its last stride is 1. Rows of ragged sequences (row, head, dim) have no outer one."""
+    return StridedRows(x, *[0] * (4 - x.ndim), *run_strides(x))
 
 
 def strided_types(pointer: str) -> StridedRows:

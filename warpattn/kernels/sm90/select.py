@@ -6,8 +6,9 @@ from warpattn.problem import CheckedCall, Problem, is_latent
 from warpattn.problem.arch import ARCHS, Arch
 from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, Launch, PlanOptions
 from warpattn.problem.operands import Operands
-from warpattn.sequences import PagedKV, Ragged, Sequence
+from warpattn.sequences import PagedKV, PagedRagged, Ragged, Sequence
 
+from . import paged_ragged
 from .decode import choice as decode
 from .decode import launch as decode_launch
 from .mla import config as mla
@@ -19,9 +20,12 @@ from .prefill_varlen.config import choose as varlen_choice
 
 
 def list_launches(checked: CheckedCall, x: Operands, sequence: Sequence, options: PlanOptions) -> tuple[Launch, ...]:
-    """One launch of dense prefill; two of prefill of ragged batches and paged caches; one or two of decode. Prefill
+    """One launch of dense prefill; two of prefill of ragged batches and paged caches; one or two of decode; both for
+    ragged queries over pages. Prefill
     never splits keys, so it is batch-invariant."""
     problem = checked.problem
+    if isinstance(sequence, PagedRagged):
+        return paged_ragged.list_launches(checked, x, sequence, options)
     if _decodes(problem):
         launches = mla_launch.list_launches if is_latent(problem) else decode_launch.list_launches
         return launches(checked, x, sequence, choose(problem, ARCHS["sm90"], options))
@@ -32,6 +36,8 @@ def list_launches(checked: CheckedCall, x: Operands, sequence: Sequence, options
 
 def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTIONS) -> Choice:
     """Which kernel a problem gets."""
+    if problem.kind == "paged-ragged":
+        return paged_ragged.choose(problem, target, options)
     if _decodes(problem):
         return (mla if is_latent(problem) else decode).choose(problem, target, options=options)
     return (dense_choice if problem.kind == "dense" else varlen_choice)(problem, target)

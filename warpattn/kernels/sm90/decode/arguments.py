@@ -9,7 +9,8 @@ class DecodeShape(NamedTuple):
     """Sizes of the problem, int32. A row tile is a tile of query rows of one sequence."""
 
     batch: Any
-    tokens: Any  # query tokens of a sequence
+    tokens: Any  # query tokens of a sequence; of a ragged one at most, others are left out
+    total: Any  # query tokens of all ragged sequences
     capacity: Any  # most keys of a sequence
     heads: Any  # key heads
     group: Any  # query heads per key head
@@ -27,11 +28,12 @@ class MappedRows(NamedTuple):
 
 
 class KeyIndex(NamedTuple):
-    """Lengths and pages of the sequences."""
+    """Lengths, pages and queries of the sequences."""
 
     lengths: Any  # int32* (batch,)
     table: Any  # int32* (batch, row of `table_stride`)
     table_stride: Any  # int64
+    cu_q: Any  # int32* (batch + 1,): first query token of each sequence, if ragged
 
 
 class PartialResults(NamedTuple):

@@ -54,7 +54,7 @@ def load_queries(ctx, item):
     col = gl.arange(0, config.padded_qk, gl.SliceLayout(0, layout))[None, :]
     rows = rows_of(ctx, item, row)
     there = in_tile(ctx, item, row)[:, None]
-    at = ctx.q.rows(rows.b, rows.token, rows.h)[:, None] + col
+    at = ctx.q.rows(rows.b, rows.query, rows.h)[:, None] + col
     q = gl.load(at, mask=there & (col < config.dim_qk), other=0.0)
     gl.barrier()  # all warps have read the queries of the item before
     ctx.rings.q.store(q)
@@ -133,8 +133,8 @@ def visible_scores(ctx, s, item, i, row, key):
     first = item.key_tile(i) * config.block_n
     k = first + key
     rows = rows_of(ctx, item, row)
-    lens = Lens(ctx.work.tokens, row_tile.length)
-    q = rows.token + row_tile.length - ctx.work.tokens
+    lens = Lens(row_tile.tokens, row_tile.length)
+    q = rows.token + row_tile.length - row_tile.tokens
     if ctx.mods.score is not None:
         s = ctx.mods.apply_score(s, ctx.scale, rows, lens, q, k)
     if item.number(i) < row_tile.span.masked:

@@ -47,7 +47,7 @@ class EvenCut(NamedTuple):
 
 def takes(problem: Problem) -> bool:
     """Whether the decode kernel can run a problem: few query tokens, dense or paged keys."""
-    return problem.kind in ("dense", "paged") and 1 <= problem.seq_q <= MAX_TOKENS and problem.seq_k > 0
+    return problem.kind != "ragged" and 1 <= problem.seq_q <= MAX_TOKENS and problem.seq_k > 0
 
 
 def check_takes(problem: Problem) -> None:
@@ -59,7 +59,7 @@ def check_takes(problem: Problem) -> None:
 
 def serves(problem: Problem) -> bool:
     """Whether decode is the kernel of a problem that it takes: many dense keys, paged keys, or latent attention."""
-    return takes(problem) and (problem.kind == "paged" or problem.seq_k >= MANY_KEYS or is_latent(problem))
+    return takes(problem) and (problem.kind != "dense" or problem.seq_k >= MANY_KEYS or is_latent(problem))
 
 
 def choose(
@@ -170,7 +170,8 @@ def schedule_of(problem: Problem, schedule: Schedule) -> Schedule:
     """The schedule with the problem's lengths and row tiles."""
     tiles = row_tiles(problem)
     row_tiles_of_batch = problem.batch * tiles
-    schedule = replace(schedule, has_lengths=problem.kind == "paged", one_row_tile=tiles == 1)
+    schedule = replace(schedule, has_lengths=problem.kind != "dense", one_row_tile=tiles == 1)
+    schedule = replace(schedule, ragged=problem.ragged_queries)
     if problem.kind == "dense" and tiles == 1 and _same_span(problem.span_reads):
         return replace(schedule, sums=None)
     narrow = LengthSums()
@@ -210,7 +211,7 @@ def overlap_of(config: DecodeConfig, problem: Problem, grid: int) -> Overlap:
     overlap, tile = config.overlap, config.k_bytes + config.v_bytes
     own = range_bytes(config, problem, grid)
     throttled = overlap.max_inflight_stages is not None
-    most = EVERY_RANGE if throttled and problem.kind == "paged" else LONG // (config.schedule.unit * tile)
+    most = EVERY_RANGE if throttled and problem.kind != "dense" else LONG // (config.schedule.unit * tile)
     if overlap.kv_ready_before_dependency:
         prefetched = PREFETCHED_DEEP if own > 2 * SHORT and problem.kind == "dense" else 0
     else:

@@ -64,7 +64,7 @@ def decode_combine_kernel(
     layout: gl.constexpr = combine_layout(width)
     block: gl.constexpr = combine_block(width)
     row = gl.program_id(1) * block[1]
-    rows = gl.minimum(shape.tokens * shape.group - row_tile.row, config.rows)
+    rows = gl.minimum(row_tile.tokens * shape.group - row_tile.row, config.rows)
     if (splits > 1) & (row < rows):
         part = Part(head, gl.to_tensor(0), row_tile.units, head_start, splits, owner)
         column = 0 if width == config.padded_v else gl.program_id(2) * width

@@ -45,18 +45,19 @@ class KeyCache:
     lengths: gl.tensor  # int32* (batch,)
     table: gl.tensor  # int32* (batch, row of `table_stride`)
     table_stride: gl.tensor
+    cu_q: gl.tensor  # int32* (batch + 1,)
     speculative: gl.constexpr  # reads of lengths and table race with the preceding kernel, see prefetch.py
 
     @gluon.jit
     def speculative_view(self):
         """A view for speculative reads: volatile, so that stale lines do not stay in L1 past the wait."""
-        return KeyCache(self.k, self.v, self.lengths, self.table, self.table_stride, True)
+        return KeyCache(self.k, self.v, self.lengths, self.table, self.table_stride, self.cu_q, True)
 
 
 @gluon.jit
 def key_cache(k, v, index):
     """Keys and values of a `KeyIndex`."""
-    return KeyCache(k, v, index.lengths, index.table, index.table_stride, False)
+    return KeyCache(k, v, index.lengths, index.table, index.table_stride, index.cu_q, False)
 
 
 @gluon.aggregate
@@ -64,7 +65,7 @@ class Results:
     """Where results go."""
 
     out: Matrix
-    lse: gl.tensor  # float* (batch, heads_q, tokens)
+    lse: gl.tensor  # float* (batch, heads_q, tokens), (heads_q, tokens) if ragged
     sinks: gl.tensor  # float* (heads_q,)
     partials: Partials
     tickets: gl.tensor  # int32* (row tiles, heads): finished parts of a head; 0 between launches
@@ -113,11 +114,12 @@ class Lens:
 
 @gluon.aggregate
 class Rows:
-    """Rows of a tile: sequence, query head [M, 1], token [M, 1]."""
+    """Rows of a tile: sequence, query head [M, 1], token [M, 1], its number in the sequence's tensors [M, 1]."""
 
     b: gl.tensor
     h: gl.tensor
     token: gl.tensor
+    query: gl.tensor
 
 
 @gluon.jit
@@ -127,13 +129,14 @@ def rows_of(ctx, item, row):
     number = item.row_tile.row + row
     token = number // work.group
     head = item.part.head * work.group + number - token * work.group
-    return Rows(item.row_tile.b, head, gl.minimum(token, work.tokens - 1))
+    token = gl.minimum(token, item.row_tile.tokens - 1)
+    return Rows(item.row_tile.b, head, token, item.row_tile.q_start + token)
 
 
 @gluon.jit
 def in_tile(ctx, item, row):
     """Whether rows number `row` of the item's tile are queries."""
-    return item.row_tile.row + row < ctx.work.tokens * ctx.work.group
+    return item.row_tile.row + row < item.row_tile.tokens * ctx.work.group
 
 
 @gluon.jit

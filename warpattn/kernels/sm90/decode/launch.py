@@ -16,7 +16,7 @@ from warpattn.problem import CheckedCall, Problem
 from warpattn.problem.arch import ARCHS, compile_options
 from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands, modifier_args, programs
-from warpattn.sequences import PagedKV, Sequence
+from warpattn.sequences import PagedKV, PagedRagged, Sequence
 
 from ...pieces.combine_config import CombineTile, allocate_parts
 from ..arguments import strided
@@ -96,15 +96,18 @@ def workspace(problem: Problem, choice: Choice, rows: int, device: torch.device)
 def arguments(checked: CheckedCall, x: Operands, sequence: Sequence, choice: Choice) -> dict[str, Any]:
     """Every argument of the kernel but its workspace; also of latent attention."""
     p = checked.problem
-    keys, pages = KeyIndex(None, None, 0), p.batch
-    if isinstance(sequence, PagedKV):
-        table = sequence.block_table
+    keys, pages = KeyIndex(None, None, 0, None), p.batch
+    if isinstance(sequence, PagedKV | PagedRagged):
+        cache = sequence.kv if isinstance(sequence, PagedRagged) else sequence
+        cu_q = sequence.cu_q if isinstance(sequence, PagedRagged) else None
+        table = cache.block_table
         table = table if table.stride(-1) == 1 else table.contiguous()
-        keys, pages = KeyIndex(sequence.lengths, table, table.stride(0)), len(x.k)
+        keys, pages = KeyIndex(cache.lengths, table, table.stride(0), cu_q), len(x.k)
     cut = even_cut(head_tiles(p), choice.grid[0])
     shape = DecodeShape(
-        batch=p.batch, tokens=p.seq_q, capacity=p.seq_k, heads=p.heads_kv, group=p.heads_q // p.heads_kv,
-        tiles=row_tiles(p), pages=pages, page_size=max(p.page_size, 1), splits=cut.splits, whole=cut.whole,
+        batch=p.batch, tokens=p.seq_q, total=len(x.q), capacity=p.seq_k,
+        heads=p.heads_kv, group=p.heads_q // p.heads_kv, tiles=row_tiles(p),
+        pages=pages, page_size=max(p.page_size, 1), splits=cut.splits, whole=cut.whole,
     )  # fmt: skip
     key_rows: Callable[..., Any] = strided if choice.config.gathers else MappedRows
     return {

@@ -59,7 +59,7 @@ def wait_before_new_tokens(ctx, item, i):
     has keys of new tokens."""
     config: gl.constexpr = ctx.config
     if config.overlap.kv_ready_before_dependency:
-        if (item.key_tile(i) + 1) * config.block_n > item.row_tile.length - ctx.work.tokens:
+        if (item.key_tile(i) + 1) * config.block_n > item.row_tile.length - item.row_tile.tokens:
             gdc_wait()
 
 

@@ -79,7 +79,7 @@ def combine_parts(ctx, item, most: gl.constexpr):
     config: gl.constexpr = ctx.config
     layout: gl.constexpr = combine_layout(config.padded_v, most)
     block: gl.constexpr = combine_block(config.padded_v, most)
-    rows = gl.minimum(ctx.work.tokens * ctx.work.group - item.row_tile.row, config.rows)
+    rows = gl.minimum(item.row_tile.tokens * ctx.work.group - item.row_tile.row, config.rows)
     for first in range(0, rows, block[1]):
         o, lse = combine_rows(ctx.results.partials, item.part, first, layout, block, config.schedule.invariant)
         write_rows(ctx, o, lse, item, first)
@@ -106,7 +106,7 @@ def output_rows_at(ctx, item, row):
     """The output's rows for rows `row` [M] of the item's tile."""
     rows = rows_of(ctx, item, row)
     there = in_tile(ctx, item, row)
-    return OutputRows(rows, there, ctx.results.out.rows(rows.b, rows.token, rows.h))
+    return OutputRows(rows, there, ctx.results.out.rows(rows.b, rows.query, rows.h))
 
 
 @gluon.jit
@@ -120,8 +120,11 @@ def write_at(ctx, o, lse, target, column=0):
         factor, lse = with_sink(lse, sink)
         o = o * factor[:, None]
     if ctx.has_lse and column == 0:
-        head = rows.b.to(gl.int64) * (ctx.work.heads * ctx.work.group) + rows.h
-        gl.store(ctx.results.lse + head * ctx.work.tokens + rows.token, lse * LN_2, mask=target.there)
+        if config.schedule.ragged:
+            row = rows.h.to(gl.int64) * ctx.work.total + rows.query
+        else:
+            row = (rows.b.to(gl.int64) * (ctx.work.heads * ctx.work.group) + rows.h) * ctx.work.tokens + rows.query
+        gl.store(ctx.results.lse + row, lse * LN_2, mask=target.there)
     col = column + gl.arange(0, o.shape[1], gl.SliceLayout(0, o.type.layout))[None, :]
     at = target.out[:, None] + col
     gl.store(at, o.to(element_type(config.element)), mask=target.there[:, None] & (col < config.dim_v))

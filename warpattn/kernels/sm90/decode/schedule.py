@@ -16,11 +16,15 @@ from ...pieces.stream_k import Cursor, Part, find_row_tile, part_at, partition, 
 
 @gluon.aggregate
 class RowTile:
-    """A tile of query rows of a sequence: `b`, its first row, the length of the sequence, its key tiles and units."""
+    """A tile of query rows of a sequence: `b`, its first row, the sequence's queries and keys, its key tiles and
+    units."""
 
+    number: gl.tensor
     b: gl.tensor
     row: gl.tensor
-    length: gl.tensor
+    q_start: gl.tensor  # first query of the sequence in its tensors
+    tokens: gl.tensor  # queries of the sequence
+    length: gl.tensor  # keys
     span: TileSpan
     units: gl.tensor  # of one head
 
@@ -53,7 +57,20 @@ class WorkItem:
 @gluon.jit
 def next_item(cursor, item, heads):
     """The position after an item."""
+    cursor = Cursor(cursor.unit, item.row_tile.number, cursor.row_tile_start)  # the cursor's may be without units
     return cursor.advance(item.part.count, item.padded_units * heads)
+
+
+@gluon.jit
+def tokens_of(keys, work, b, inside, config: gl.constexpr):
+    """(first query, queries) of sequences `b`. Ragged ones with more than `work.tokens` count as without queries: the
+    prefill kernel attends for them."""
+    if config.schedule.ragged:
+        first = gl.load(keys.cu_q + b, mask=inside, other=0, volatile=keys.speculative)
+        tokens = gl.load(keys.cu_q + b + 1, mask=inside, other=0, volatile=keys.speculative) - first
+        return first, gl.where((tokens > 0) & (tokens <= work.tokens), tokens, 0)
+    else:
+        return b * 0, work.tokens + b * 0
 
 
 @gluon.jit
@@ -80,12 +97,25 @@ def row_tile_at(number, keys, work, mods, config: gl.constexpr):
         tile = number - b * work.tiles
     row = tile * config.rows
     length = length_of(keys, work, b, b < work.batch, config)
-    offset = length - work.tokens
+    q_start, tokens = tokens_of(keys, work, b, b < work.batch, config)
+    offset = length - tokens
     q_lo = row // work.group + offset
-    q_hi = gl.minimum((row + config.rows - 1) // work.group, work.tokens - 1) + offset
-    span = tile_span(mods.span(b, 0, q_lo, q_hi, work.tokens, length, mods.mask_args), config.block_n)
+    q_hi = gl.minimum((row + config.rows - 1) // work.group, tokens - 1) + offset
+    span = tile_span(mods.span(b, 0, q_lo, q_hi, tokens, length, mods.mask_args), config.block_n)
     units = (span.total + config.schedule.unit - 1) // config.schedule.unit
-    return RowTile(b, row, length, span, units)
+    if config.schedule.ragged:
+        units = gl.where(row < tokens * work.group, units, 0)
+    return RowTile(number, b, row, q_start, tokens, length, span, units)
+
+
+@gluon.jit
+def row_tile_from(number, keys, work, mods, config: gl.constexpr):
+    """The row tile of a number or, if ragged, the first one with units from there on."""
+    row_tile = row_tile_at(number, keys, work, mods, config)
+    if config.schedule.ragged:
+        while (row_tile.units == 0) & (row_tile.number < work.batch * work.tiles - 1):
+            row_tile = row_tile_at(row_tile.number + 1, keys, work, mods, config)
+    return row_tile
 
 
 @gluon.jit
@@ -94,7 +124,7 @@ def item_at(ctx, cursor):
     config: gl.constexpr = ctx.config
     if config.schedule.interleave_heads:
         cursor = interleaved(ctx, cursor)
-    row_tile = row_tile_at(cursor.row_tile, ctx.keys, ctx.work, ctx.mods, config)
+    row_tile = row_tile_from(cursor.row_tile, ctx.keys, ctx.work, ctx.mods, config)
     padded_units = row_tile.units + ctx.stream_k.head_overhead
     part = part_at(cursor, row_tile.units, padded_units, ctx.stream_k, gl.program_id(0), config.schedule.invariant)
     begin = part.begin * config.schedule.unit
@@ -180,7 +210,10 @@ def partition_block(units, ctas, work, config: gl.constexpr):
     overhead = gl.to_tensor(config.schedule.head_overhead)
     total = gl.sum(units, 0)
     most = gl.max(units, 0)
-    plain = partition((total + row_tiles * overhead) * work.heads, ctas, overhead)
+    if config.schedule.ragged:
+        plain = partition(gl.sum(padded_block(units, overhead, work), 0), ctas, overhead)
+    else:
+        plain = partition((total + row_tiles * overhead) * work.heads, ctas, overhead)
     invariant: gl.constexpr = config.schedule.invariant
     even = partition_heads(plain, row_tiles * work.heads, most, ctas, work, config.max_growth, invariant)
     return plain.unless(total == most * row_tiles, even)
@@ -199,7 +232,8 @@ def partition_blocks(ctas, keys, work, mods, config: gl.constexpr):
 
 @gluon.jit
 def block_units(begin, keys, work, mods, config: gl.constexpr):
-    """Units of one head of each row tile of a block: at least 1, but 0 for those past the last."""
+    """Units of one head of each row tile of a block: at least 1, but 0 for those past the last, and for ragged
+    sequences that have no query here."""
     sums: gl.constexpr = config.schedule.sums
     number = begin + gl.arange(0, sums.width, gl.BlockedLayout([sums.lane], [32], [4], [0]))
     units = row_tile_at(number, keys, work, mods, config).units

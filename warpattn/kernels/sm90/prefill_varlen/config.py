@@ -25,7 +25,8 @@ class VarlenConfig:
     """The tiles of the dense kernel, and how key rows reach shared memory."""
 
     tiles: SM90Config
-    page_size: int  # 0: sequences lie end to end
+    page_size: int  # 0: keys of sequences lie end to end
+    ragged_queries: bool  # queries lie end to end; else every sequence has equally many
     box: int  # rows of a box of keys; 0: ordinary copies, row by row
 
     @cached_property
@@ -61,12 +62,12 @@ class VarlenOrder:
 
 def choose(problem: Problem, target: Arch) -> Choice:
     """The choice for a ragged or paged `problem`; the host does not know the lengths, only upper bounds of them."""
-    mean_q = -(-problem.seq_q // problem.batch) if problem.kind == "ragged" else problem.seq_q
+    mean_q = problem.max_q or (-(-problem.seq_q // problem.batch) if problem.kind == "ragged" else problem.seq_q)
     tiles, why = choose_config(problem.element, problem.dim_qk, problem.dim_v, mean_q, is_masked(problem))
     box, box_why = _box(problem.page_size, tiles.block_n)
-    if problem.kind == "paged":
+    if problem.page_size:
         tiles = replace(tiles, producer_registers=PAGED_REGISTERS, block_n=tiles.block_n if box else COPIED_KEYS)
-    config = VarlenConfig(tiles, problem.page_size, box)
+    config = VarlenConfig(tiles, problem.page_size, problem.ragged_queries, box)
     blocks = _most_blocks(problem, tiles.block_m)
     section, section_why = _section(problem, target)
     grid = max(1, min(target.processors, blocks * problem.heads_q))
@@ -97,14 +98,14 @@ def _box(page_size: int, block_n: int) -> tuple[int, str]:
 
 def _most_blocks(problem: Problem, block_m: int) -> int:
     """Upper bound of the number of query blocks."""
-    if problem.kind == "ragged":
+    if problem.ragged_queries:
         return min(problem.seq_q, (problem.seq_q + problem.batch * (block_m - 1)) // block_m)
     return problem.batch * -(-problem.seq_q // block_m)
 
 
 def _candidates(problem: Problem, block_m: int) -> int:
     """Places in the batch where a query block may begin."""
-    if problem.kind == "ragged":
+    if problem.ragged_queries:
         return problem.seq_q // block_m + problem.batch
     return problem.batch * max(1, -(-problem.seq_q // block_m))
 

@@ -12,34 +12,35 @@ from warpattn.problem import CheckedCall
 from warpattn.problem.arch import ARCHS, compile_options
 from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands, modifier_args, programs
-from warpattn.sequences import PagedKV, Ragged
+from warpattn.sequences import PagedKV, PagedRagged, Ragged
 
 from ...nvidia.clipped_map import ClippedMap, clipped_map
 from ..arguments import StridedRows, strided
 from .config import VarlenConfig, VarlenShape, choose
 
+Layout = Ragged | PagedKV | PagedRagged
 
-def list_launches(checked: CheckedCall, x: Operands, sequence: Ragged | PagedKV) -> tuple[Launch, ...]:
-    """Launches of order_kernel and prefill_varlen_kernel. The host reads no length: order_kernel makes the tile
-    list."""
+
+def list_launches(checked: CheckedCall, x: Operands, sequence: Layout, least_q: int = 1) -> tuple[Launch, ...]:
+    """Launches of order_kernel and prefill_varlen_kernel. The host reads no length: order_kernel makes the tile list,
+    without ragged sequences that have fewer than `least_q` queries."""
     choice = choose(checked.problem, ARCHS["sm90"])
     tiles = torch.empty(RECORD * (1 + choice.order.blocks), dtype=torch.int32, device=x.q.device)
-    return order_launch(checked, sequence, choice, tiles), attention_launch(checked, x, sequence, choice, tiles)
+    order = order_launch(checked, sequence, choice, tiles, least_q)
+    return order, attention_launch(checked, x, sequence, choice, tiles)
 
 
-def order_launch(checked: CheckedCall, sequence: Ragged | PagedKV, choice: Choice, tiles: Tensor) -> Launch:
+def order_launch(
+    checked: CheckedCall, sequence: Layout, choice: Choice, tiles: Tensor, least_q: int = 1
+) -> Launch:
     """Write the list of query blocks to `tiles`."""
     config, problem = choice.config, checked.problem
     mask, _ = programs(checked)
-    if isinstance(sequence, Ragged):
-        q = sequence.cu_q.contiguous()
-        k = q if sequence.cu_k is None else sequence.cu_k.contiguous()
-    else:
-        q, k = None, sequence.lengths.contiguous()
+    q, k = _lengths(sequence)
     candidates = choice.order.candidates
     args = {
         "q_ptr": q, "k_ptr": k, "list_ptr": tiles,
-        "shape": OrderShape(problem.batch, problem.seq_q, problem.seq_k, candidates),
+        "shape": OrderShape(problem.batch, problem.seq_q, problem.seq_k, candidates, least_q),
         "mask_args": modifier_args(checked)["mask_args"],
     }  # fmt: skip
 
@@ -53,7 +54,7 @@ def order_launch(checked: CheckedCall, sequence: Ragged | PagedKV, choice: Choic
 
 
 def attention_launch(
-    checked: CheckedCall, x: Operands, sequence: Ragged | PagedKV, choice: Choice, tiles: Tensor
+    checked: CheckedCall, x: Operands, sequence: Layout, choice: Choice, tiles: Tensor
 ) -> Launch:
     """Attention of the blocks in the list."""
     config, problem = choice.config, checked.problem
@@ -63,7 +64,7 @@ def attention_launch(
     pages = _page_table(sequence)
     shape = VarlenShape(
         heads_q=problem.heads_q, group=problem.heads_q // problem.heads_kv, section=choice.order.section,
-        lse_batch=0 if problem.kind == "ragged" else problem.heads_q * problem.seq_q, lse_head=problem.seq_q,
+        lse_batch=0 if problem.ragged_queries else problem.heads_q * problem.seq_q, lse_head=problem.seq_q,
         q_step=q.step, q_unit=q.unit, o_step=o.step, o_unit=o.unit, table_stride=pages.stride, pages=pages.count,
     )  # fmt: skip
     args = {
@@ -83,6 +84,16 @@ def attention_launch(
     return Launch("sm90.prefill_varlen", "sm90", key, source, compile_options(), choice.grid, args, persistent=True)
 
 
+def _lengths(sequence: Layout) -> tuple[Tensor | None, Tensor]:
+    """Offsets of the queries, None where all sequences have equally many; offsets or lengths of the keys."""
+    if isinstance(sequence, Ragged):
+        q = sequence.cu_q.contiguous()
+        return q, q if sequence.cu_k is None else sequence.cu_k.contiguous()
+    if isinstance(sequence, PagedRagged):
+        return sequence.cu_q.contiguous(), sequence.kv.lengths.contiguous()
+    return None, sequence.lengths.contiguous()
+
+
 def _key_rows(name: str, x: Tensor, config: VarlenConfig, cols: int) -> ClippedMap | StridedRows:
     """The kernel's argument for K or V: boxes by TMA, or rows by ordinary copies."""
     return clipped_map(name, x, config.box, cols) if config.box else strided(x)
@@ -94,9 +105,10 @@ class _PageTable(NamedTuple):
     count: int  # pages of the cache
 
 
-def _page_table(sequence: Ragged | PagedKV) -> _PageTable:
+def _page_table(sequence: Layout) -> _PageTable:
     """The block table in the layout that the kernel reads."""
     if isinstance(sequence, Ragged):
         return _PageTable(None, 0, 0)
-    table = sequence.block_table if sequence.block_table.stride(1) == 1 else sequence.block_table.contiguous()
-    return _PageTable(table, table.stride(0), sequence.k_pages.shape[0])
+    kv = sequence.kv if isinstance(sequence, PagedRagged) else sequence
+    table = kv.block_table if kv.block_table.stride(1) == 1 else kv.block_table.contiguous()
+    return _PageTable(table, table.stride(0), kv.k_pages.shape[0])

@@ -21,7 +21,8 @@ def order_source(config: VarlenConfig, mask: Program) -> GluonASTSource:
     """The kernel that lists the query blocks."""
     _, span, _ = modifier_functions(mask, None)
     constants = {
-        "ragged": config.page_size == 0,
+        "ragged_q": config.ragged_queries,
+        "ragged_k": config.page_size == 0,
         "span": span,
         "block_m": config.tiles.block_m,
         "block_n": config.tiles.block_n,

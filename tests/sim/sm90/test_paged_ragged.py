@@ -1,0 +1,161 @@
+"""Ragged queries over a paged cache on Hopper, in the simulator: decode and prefill each leave out the other's
+sequences, and together leave none out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from tests.oracle import Inputs, check
+from tests.sim.sm90.lengths import MARGIN, findings, kernel
+from warpattn.kernels.sm90.decode.config import LengthSums, with_fields
+from warpattn.kernels.sm90.paged_ragged import choose, few_tokens, list_launches
+from warpattn.masks import Causal, CustomMask, Full, Mask, SlidingWindow
+from warpattn.problem import Call, CheckedCall, validate
+from warpattn.problem.arch import ARCHS
+from warpattn.problem.launch import PlanOptions
+from warpattn.problem.operands import Operands, fitted
+from warpattn.scores import ALiBi, Score, SoftCap
+from warpattn.sequences import PagedKV, PagedRagged, Ragged
+from warpattn.sim import simulate
+
+CAUSAL = Causal()
+SLOPES = torch.tensor([0.5, 0.25, 0.1, 0.05])
+MIXED = ((1, 70, 0, 3, 1, 0), (40, 90, 5, 100, 260, 0))  # queries, keys
+ONE_EACH = ((1, 1, 1, 1), (300, 7, 0, 64))
+APART = (("combine.separate_kernel", True),)
+BLOCKS = (("schedule.sums", LengthSums(once=False)),)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of an engine: queries and keys of every sequence."""
+
+    queries: tuple[int, ...]
+    keys: tuple[int, ...]
+    heads: int = 4
+    heads_kv: int = 2
+    dim: int = 64
+    page: int = 16
+    max_q: int | None = None
+    mask: Mask = CAUSAL
+    score: Score | None = None
+    sinks: bool = False
+    dtype: torch.dtype = torch.bfloat16
+    invariant: bool = False
+    config: tuple[tuple[str, object], ...] = ()  # fields of decode's configuration
+
+
+def tensors(step: Step, padding: int = 0) -> Inputs:
+    """Pages in any order, views of one tensor as vLLM has them; NaN where no key is, table entries past a sequence's
+    pages outside of the cache, and `padding` rows of queries after the last sequence."""
+    torch.manual_seed(0)
+    batch, width = len(step.keys), max(1, -(-max(step.keys) // step.page))
+    table = torch.randperm(batch * width + 1)[: batch * width].reshape(batch, width).int()
+    cache = torch.full((batch * width + 1, step.heads_kv, step.page, 2 * step.dim), torch.nan, dtype=step.dtype)
+    k_pages, v_pages = cache.transpose(1, 2).split(step.dim, -1)
+    for b, length in enumerate(step.keys):
+        for t in range(length):
+            cache[table[b, t // step.page], :, t % step.page] = torch.randn(step.heads_kv, 2 * step.dim).to(step.dtype)
+        table[b, -(-length // step.page) :] = 2**30
+    cu_q = torch.tensor([0, *torch.tensor(step.queries).cumsum(0).tolist()], dtype=torch.int32)
+    q = torch.randn(sum(step.queries) + padding, step.heads, step.dim).to(step.dtype)
+    kv = PagedKV(k_pages, v_pages, table, torch.tensor(step.keys, dtype=torch.int32))
+    sinks = torch.randn(step.heads) if step.sinks else None
+    layout = PagedRagged(kv, Ragged(cu_q, max_q=step.max_q))
+    return Inputs(q, k_pages, v_pages, layout, step.mask, step.score, sinks, soft_cap=isinstance(step.score, SoftCap))
+
+
+def ready_for(x: Inputs) -> CheckedCall:
+    """The checked call as on a card, where no offset is read back."""
+    call = Call(x.q, x.k, x.v, x.sequence, x.mask, x.score, x.sinks, None, True, None, "simulate:sm90")
+    return validate(call, read_values=False)
+
+
+def run(step: Step, x: Inputs, programs: int = 4, **options):
+    """(out, lse, names of launches, findings); outputs lie between margins, which must stay as they are."""
+    ready = ready_for(x)
+    around = torch.full((len(x.q) + 2 * MARGIN, step.heads, step.dim), torch.nan, dtype=x.q.dtype)
+    lse = torch.full((step.heads, len(x.q)), torch.nan)
+    out = around[MARGIN:-MARGIN]
+    operands = fitted(Operands(x.q, x.k, x.v, out, lse, x.sinks))
+    choice = choose(ready.problem, ARCHS["sm90"], PlanOptions(batch_invariant=step.invariant))
+    few = choice.config.few
+    few = replace(few, config=with_fields(few.config, dict(step.config)))
+    choice = replace(choice, config=replace(choice.config, few=few))
+    found, names = [], []
+    for launch in list_launches(ready, operands, x.sequence, PlanOptions(), choice):
+        grid = (min(launch.grid[0], programs),) if launch.persistent else launch.grid
+        found.append(simulate(kernel(launch), grid, launch.args, **options))
+        names.append(launch.name)
+    assert around[:MARGIN].isnan().all() and around[-MARGIN:].isnan().all(), "neighbours are left alone"
+    return out, lse, names, findings(found)
+
+
+CASES = {
+    "mixed": Step(*MIXED),
+    "one-each": Step(*ONE_EACH, max_q=1),
+    "few": Step((3, 0, 1, 4), (40, 9, 300, 4), max_q=4),
+    "longest-first": Step((70, 1, 1), (70, 300, 5)),
+    "prompts-alone": Step((40, 0, 20), (40, 7, 90)),
+    "nothing-for-some": Step((0, 0, 1, 0), (5, 0, 200, 9), max_q=1),
+    "grouped-by-8": Step((1, 30, 2), (200, 30, 40), heads=16),
+    "not-grouped": Step((16, 17, 1), (16, 50, 90), heads=2, max_q=40),
+    "whole-tile-of-rows": Step((16, 3, 0, 1), (90, 3, 8, 40), heads=8, max_q=16),
+    "two-row-tiles": Step((16, 1, 0, 9), (90, 30, 8, 40), heads=16, max_q=16),
+    "d128": Step((1, 40, 2), (260, 90, 30), dim=128, mask=Full()),
+    "odd-dim": Step((1, 20, 2), (60, 50, 30), dim=40, dtype=torch.float16),
+    "pages-of-3": Step((1, 20, 2), (60, 50, 30), page=3),
+    "window-sinks": Step(*MIXED, mask=SlidingWindow(50), sinks=True),
+    "soft-cap": Step(*MIXED, score=SoftCap(3.0)),
+    "alibi": Step(*MIXED, score=ALiBi(SLOPES)),
+    "by-batch": Step(*MIXED, mask=Causal() & CustomMask(lambda b, h, q, k: (k + b + h) % 3 != 0)),
+    "combined-apart": Step((1, 0, 3, 2, 40), (400, 7, 90, 300, 40), sinks=True, config=APART),
+    "in-blocks": Step((1, 0, 3, 2, 40), (400, 7, 90, 300, 40), config=BLOCKS),
+    "invariant": Step((1, 0, 3, 2, 40), (400, 7, 90, 300, 40), invariant=True, config=(("schedule.unit", 1),)),
+}
+
+
+@pytest.mark.parametrize("schedule", ["eager", "adversarial"])
+@pytest.mark.parametrize("name", CASES)
+def test_right_and_without_findings(name, schedule):
+    step, x = CASES[name], tensors(CASES[name])
+    out, lse, names, found = run(step, x, schedule=schedule)
+    assert not found
+    check(x, out, lse)
+    few = few_tokens(ready_for(x).problem)
+    assert ("sm90.prefill_varlen" in names) == (step.max_q is None or step.max_q > few), "a bound saves launches"
+
+
+@pytest.mark.parametrize("name", ["mixed", "combined-apart"])
+def test_the_same_bits_whatever_the_number_of_ctas_finds(name):
+    """Sequences that other CTAs skip change nothing: every number of CTAs is right."""
+    x = tensors(CASES[name])
+    for programs in (1, 3, 7):
+        out, lse, _, found = run(CASES[name], x, programs, schedule="random", seed=programs)
+        assert not found
+        check(x, out, lse)
+
+
+def test_rows_after_the_last_sequence_are_not_written():
+    step = Step((1, 30, 2), (200, 30, 40))
+    padded = tensors(step, padding=5)
+    out, lse, _, found = run(step, padded, schedule="adversarial")
+    assert not found and out[33:].isnan().all() and lse[:, 33:].isnan().all()
+    x = replace(padded, q=padded.q[:33])
+    check(x, out[:33], lse[:, :33])
+
+
+def test_many_sequences():
+    """More than one block of row tiles, runs without queries among them; lengths that differ."""
+    queries = tuple(0 if 20 <= b < 150 or b % 7 == 3 else 1 for b in range(160))
+    keys = tuple((b * 37) % 23 for b in range(160))
+    step = Step(queries, keys, heads=2, heads_kv=1, max_q=1, config=(("schedule.sums", LengthSums(once=False)),))
+    x = tensors(step)
+    out, lse, _, found = run(step, x, 3, schedule="eager")
+    assert not found
+    check(x, out, lse)

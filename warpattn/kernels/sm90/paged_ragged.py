@@ -1,0 +1,76 @@
+"""Ragged queries over a paged cache on Hopper: sequences of few queries go to decode, others to prefill.
+
+      cu_q, lengths ──▶ decode            sequences with 1 to `tokens` queries, other row tiles have no units
+                    ──▶ order, prefill    sequences with more, others have no query blocks
+
+Both kernels read the offsets and leave out each other's sequences, so the host needs no lengths and the number of
+launches is fixed. A bound `max_q` up to `MAX_TOKENS` rules prefill out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from warpattn.problem import CheckedCall, Problem
+from warpattn.problem.arch import ARCHS, Arch
+from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, Launch, PlanOptions
+from warpattn.problem.operands import Operands
+from warpattn.sequences import PagedRagged
+
+from .decode import choice as decode
+from .decode import launch as decode_launch
+from .prefill_varlen import launch as prefill_varlen
+from .prefill_varlen.config import choose as choose_prefill
+
+
+@dataclass(frozen=True)
+class PagedRaggedConfig:
+    """The choices of both kernels."""
+
+    tokens: int  # queries of a sequence at most that decode attends for
+    few: Choice  # decode
+    many: Choice | None  # prefill; None: no sequence has more
+
+
+def few_tokens(problem: Problem) -> int:
+    """Queries of a sequence at most that decode attends for: all of them, or as many as the narrower tiles hold."""
+    if problem.max_q <= decode.MAX_TOKENS:
+        return problem.max_q
+    return max(1, min(decode.MAX_TOKENS, decode.SWAP_AB_COLUMNS[-1] // (problem.heads_q // problem.heads_kv)))
+
+
+def decoded(problem: Problem) -> Problem:
+    """The problem of the sequences that decode attends for."""
+    return replace(problem, seq_q=few_tokens(problem))
+
+
+def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTIONS) -> Choice:
+    """The choice for a problem with queries and keys."""
+    few = decode.choose(decoded(problem), target, options=options)
+    tokens = few_tokens(problem)
+    split_why = f"sequences of 1 to {tokens} queries are decoded: their rows of a key head fit one tile"
+    if problem.max_q <= tokens:
+        reasons = (split_why, *few.reasons)
+        config = PagedRaggedConfig(tokens, few, None)
+        return Choice("paged_ragged", config, few.grid, few.lines, reasons, partitions=few.partitions)
+    many = choose_prefill(problem, target)
+
+    def lines() -> tuple[str, ...]:
+        return *(f"decode: {line}" for line in few.lines()), *(f"prefill: {line}" for line in many.lines())
+
+    config, reasons = PagedRaggedConfig(tokens, few, many), (split_why, *few.reasons, *many.reasons)
+    return Choice("paged_ragged", config, few.grid, lines, reasons, partitions=few.partitions, order=many.order)
+
+
+def list_launches(
+    checked: CheckedCall, x: Operands, sequence: PagedRagged, options: PlanOptions, choice: Choice | None = None
+) -> tuple[Launch, ...]:
+    """Two launches of prefill, unless ruled out, and one or two of decode; `choice` replaces the one made from the
+    problem."""
+    choice = choose(checked.problem, ARCHS["sm90"], options) if choice is None else choice
+    config: PagedRaggedConfig = choice.config
+    few = replace(checked, problem=decoded(checked.problem))
+    decode_launches = decode_launch.list_launches(few, x, sequence, config.few)
+    if config.many is None:
+        return decode_launches
+    return (*prefill_varlen.list_launches(checked, x, sequence, least_q=config.tokens + 1), *decode_launches)
