@@ -37,6 +37,8 @@ from warpattn.language.traced import Lengths, Traced, is_int, kind_of, require, 
 __all__ = ["ALiBi", "Bias", "Chain", "CustomScore", "Score", "ScoreProgram", "SoftCap"]
 
 Value = Any  # a symbol, a number or a tensor
+LEAST_CAP, LARGEST_CAP = 1e-30, 1e30  # of a soft cap; beyond, its square or its inverse is no fp32 number
+LOOSE_CAP = 2.0**12  # from here on the hardware's error of tanh, 2^-11 of it or 2^-24, times the cap is felt in scores
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,11 +139,15 @@ class SoftCap(Score):
     cap: float
 
     def __post_init__(self) -> None:
-        ok = isinstance(self.cap, Real) and not isinstance(self.cap, bool) and math.isfinite(self.cap) and self.cap > 0
-        require(ok, f"cap is {self.cap!r}", "SoftCap takes a finite number above 0")
+        ok = isinstance(self.cap, Real) and not isinstance(self.cap, bool) and LEAST_CAP <= self.cap <= LARGEST_CAP
+        require(ok, f"cap is {self.cap!r}", f"SoftCap takes a number from {LEAST_CAP} to {LARGEST_CAP}")
 
     def apply(self, s: Value, b: Value, h: Value, q: Value, k: Value, lens: Lengths | None = None) -> Value:
-        return tanh(s * (1.0 / self.cap)) * float(self.cap)
+        cap = float(self.cap)
+        x = s * (1.0 / cap)
+        if cap < LOOSE_CAP:
+            return tanh(x) * cap
+        return where(abs(x) < 2.0**-6, s * (1.0 - x * x / 3.0), tanh(x) * cap)
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["OPS", "exp", "log", "maximum", "minimum", "read", "tanh", "to_float", "to_int", "where"]
+__all__ = ["INT32", "OPS", "exp", "log", "maximum", "minimum", "read", "tanh", "to_float", "to_int", "where"]
+
+INT32 = (-(2**31), 2**31 - 1)
 
 
 def where(condition: Any, yes: Any, no: Any) -> Any:
@@ -72,7 +74,17 @@ def to_float(x: Any) -> Any:
 
 
 def to_int(x: Any) -> Any:
-    """`x` as an int, cut towards zero."""
+    """`x` as an int: a float is cut towards zero, to 32 bits at most; nan gives 0."""
+    if isinstance(x, Tensor):
+        x = x.double().nan_to_num(0.0).clamp(*INT32) if x.is_floating_point() else x
+        return x.to(torch.int64)
+    if isinstance(x, float):
+        return 0 if x != x else int(min(max(x, INT32[0]), INT32[1]))
+    return int(x)
+
+
+def to_int64(x: Any) -> Any:
+    """A bool or an int as an int of 64 bits."""
     return x.to(torch.int64) if isinstance(x, Tensor) else int(x)
 
 
@@ -96,15 +108,18 @@ def read(tensor: Tensor, index: tuple[Any, ...]) -> Any:
 
 
 def _truediv(a: Any, b: Any) -> Any:
-    return a / b if isinstance(a, Tensor) or isinstance(b, Tensor) or b else a * math.inf
+    if isinstance(a, Tensor) or isinstance(b, Tensor) or b:
+        return a / b
+    return a * math.copysign(math.inf, b)
 
 
 def _floordiv(a: Any, b: Any) -> Any:
-    return a // where(b == 0, 1, b)
+    """An int is never divided by 0, see `expr`."""
+    return a // b if isinstance(a, Tensor) or isinstance(b, Tensor) or b else _truediv(a, b)
 
 
 def _mod(a: Any, b: Any) -> Any:
-    return a % where(b == 0, 1, b)
+    return a % b if isinstance(a, Tensor) or isinstance(b, Tensor) or b else math.nan
 
 
 def _not(x: Any) -> Any:
@@ -140,4 +155,5 @@ OPS: dict[str, Callable[..., Any]] = {
     "tanh": tanh,
     "float": to_float,
     "int": to_int,
+    "int64": to_int64,
 }

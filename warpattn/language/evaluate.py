@@ -28,7 +28,7 @@ def evaluate(
     (value,) = evaluate_all((node,), env, tensors, float_dtype)
     if isinstance(value, Tensor):
         return value
-    return torch.tensor(value, dtype={"bool": torch.bool, "int": torch.int64, "float": float_dtype}[node[1]])
+    return torch.tensor(value, dtype={"bool": torch.bool, "float": float_dtype}.get(node[1], torch.int64))
 
 
 def evaluate_all(

@@ -5,16 +5,16 @@ it does as nodes (see `nodes`); `evaluate` runs the nodes with torch (the refere
 them. Functions are traced, never parsed, so a lambda or a function without source works.
 
 Meaning, the same everywhere: `//` and `%` floor as in Python; `/` gives a float; int with float gives float; bool
-counts as int in arithmetic; `to_int` cuts towards zero; an int divided by zero gives an unspecified number, never an
-error; a captured tensor read outside its bounds gives 0 (False). Ints have 32 bits in the kernels.
+counts as int in arithmetic; `to_int` cuts towards zero, to 32 bits at most (nan gives 0); a captured tensor read
+outside its bounds gives 0 (False). An int `n // 0` is 0 and `n % 0` is n; floats follow IEEE: `/` and `//` by zero give
+an infinity or nan, `%` nan. Ints have 32 bits, and 64 where an operand is an int64 tensor or where the result of 32-bit
+operands might not fit; beyond 64 they wrap around.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +23,8 @@ from warpattn.errors import AttentionError
 from warpattn.language import eager
 from warpattn.language.evaluate import evaluate
 from warpattn.language.nodes import Node, Program, Trace, build, cast, const, make, running
+from warpattn.language.ranges import INT32, INT64, Known, fits, interval, result
+from warpattn.language.user_code import call_user, line_of, user_error
 
 __all__ = [
     "Expr",
@@ -36,6 +38,7 @@ __all__ = [
     "log",
     "maximum",
     "minimum",
+    "saturated",
     "symbol",
     "tanh",
     "to_float",
@@ -45,8 +48,8 @@ __all__ = [
     "where",
 ]
 
-_RANK = {"bool": 0, "int": 1, "float": 2}
-_NOT_USER_CODE = (str(Path(__file__).parents[1]), str(Path(str(torch.__file__)).parent))
+_RANK = {"bool": 0, "int": 1, "int64": 2, "float": 3}
+_INTS = ("int", "int64")
 
 
 class Expr:
@@ -61,7 +64,7 @@ class Expr:
 
     @property
     def dtype(self) -> str:
-        """Kind of the value: "bool", "int" or "float"."""
+        """Kind of the value: "bool", "int" (32 bits), "int64" or "float"."""
         return self.node[1]
 
     def __repr__(self) -> str:
@@ -92,16 +95,16 @@ class Expr:
         return _float_op("truediv", other, self)
 
     def __floordiv__(self, other: Any) -> Expr:
-        return _arithmetic("floordiv", self, other)
+        return _division("floordiv", self, other)
 
     def __rfloordiv__(self, other: Any) -> Expr:
-        return _arithmetic("floordiv", other, self)
+        return _division("floordiv", other, self)
 
     def __mod__(self, other: Any) -> Expr:
-        return _arithmetic("mod", self, other)
+        return _division("mod", self, other)
 
     def __rmod__(self, other: Any) -> Expr:
-        return _arithmetic("mod", other, self)
+        return _division("mod", other, self)
 
     def __pow__(self, exponent: Any) -> Any:
         return _power(self, exponent)
@@ -167,29 +170,29 @@ class Expr:
         return _bitwise("shr", other, self, least="int")
 
     def __bool__(self) -> bool:
-        raise _user_error("a symbol has no truth value (if, and, or, not, in, a chained comparison)",
+        raise user_error("a symbol has no truth value (if, and, or, not, in, a chained comparison)",
                           "use & | ~ and where()")  # fmt: skip
 
     def __float__(self) -> float:
-        raise _user_error("a symbol is not a number yet (float() or a function of math)",
+        raise user_error("a symbol is not a number yet (float() or a function of math)",
                           "use to_float, exp, log, tanh, abs, minimum, maximum of warpattn")  # fmt: skip
 
     def __index__(self) -> int:
-        raise _user_error("a symbol is not a number yet (int(), range() or the index of a tensor or list)",
+        raise user_error("a symbol is not a number yet (int(), range() or the index of a tensor or list)",
                           "use to_int; index tensors that are captured keyword arguments")  # fmt: skip
 
     __int__ = __index__
 
     def __len__(self) -> int:
-        raise _user_error("a symbol has no length", "it stands for one number")
+        raise user_error("a symbol has no length", "it stands for one number")
 
     def __iter__(self) -> Iterator[Any]:
-        raise _user_error("a symbol cannot be iterated over", "it stands for one number")
+        raise user_error("a symbol cannot be iterated over", "it stands for one number")
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", str(func))
-        raise _user_error(f"the torch function {name} got a symbol",
+        raise user_error(f"the torch function {name} got a symbol",
                           "use operators and where, minimum, maximum, exp, log, tanh, abs of warpattn, "
                           "and capture tensors as keyword arguments")  # fmt: skip
 
@@ -241,19 +244,19 @@ def load(tensor: torch.Tensor, *index: Any) -> Any:
     tensors and the result is a tensor. Raises AttentionError for a wrong number or kind of indices.
     """
     if len(index) != tensor.ndim:
-        raise _user_error(f"a captured tensor of shape {tuple(tensor.shape)} is read with {len(index)} indices",
+        raise user_error(f"a captured tensor of shape {tuple(tensor.shape)} is read with {len(index)} indices",
                           "give one index per dimension")  # fmt: skip
     recorder = running.get()
     if recorder is None and not any(isinstance(i, Expr) for i in index):
         return eager.read(tensor, index)
     nodes = [_node(i) for i in index]
-    if recorder is None or any(node[1] != "int" for node in nodes):
+    if recorder is None or any(node[1] not in _INTS for node in nodes):
         kinds = ", ".join(node[1] for node in nodes)
-        raise _user_error(f"a captured tensor is read with indices ({kinds})", "indices must be ints, inside a trace")
+        raise user_error(f"a captured tensor is read with indices ({kinds})", "indices must be ints, inside a trace")
     if tensor.is_complex():
-        raise _user_error(f"a captured tensor has dtype {tensor.dtype}", "capture bool, integer or real tensors")
-    dtype = "bool" if tensor.dtype == torch.bool else "float" if tensor.is_floating_point() else "int"
-    return Expr(make("load", dtype, recorder.slot(tensor), *nodes))
+        raise user_error(f"a captured tensor has dtype {tensor.dtype}", "capture bool, integer or real tensors")
+    dtype = {torch.bool: "bool", torch.int64: "int64"}.get(tensor.dtype, "int")
+    return Expr(make("load", "float" if tensor.is_floating_point() else dtype, recorder.slot(tensor), *nodes))
 
 
 def where(condition: Any, yes: Any, no: Any) -> Any:
@@ -262,7 +265,7 @@ def where(condition: Any, yes: Any, no: Any) -> Any:
         return eager.where(condition, yes, no)
     test = _node(condition)
     if test[1] != "bool":
-        raise _user_error(f"the condition of where() is {test[1]}", "it must be bool, such as a comparison")
+        raise user_error(f"the condition of where() is {test[1]}", "it must be bool, such as a comparison")
     left, right = _common((yes, no))
     return Expr(build("where", left[1], test, left, right))
 
@@ -297,42 +300,27 @@ def to_float(x: Any) -> Any:
     return Expr(cast(_node(x), "float")) if _has_symbol(x) else eager.to_float(x)
 
 
+def saturated(x: Any) -> Any:
+    """An int of 64 bits as the nearest one of 32. Symbols, numbers or tensors."""
+    if isinstance(x, Expr) and x.dtype != "int64":
+        return x
+    low, high = INT32
+    x = minimum(maximum(x, low), high)
+    return Expr(cast(x.node, "int")) if isinstance(x, Expr) else x
+
+
 def to_int(x: Any) -> Any:
-    """`x` as an int, cut towards zero. Symbols, numbers or tensors."""
-    return Expr(cast(_node(x), "int")) if _has_symbol(x) else eager.to_int(x)
-
-
-def call_user(fn: Callable[..., Any], *args: Any, **captured: Any) -> Any:
-    """Call a user's mask or score function; what Python, torch or NumPy raise about symbols names the user's line."""
-    try:
-        return fn(*args, **captured)
-    except (TypeError, IndexError, AttributeError) as error:
-        line, traceback = _line_of(fn), error.__traceback__
-        while traceback is not None:
-            file = traceback.tb_frame.f_code.co_filename
-            if not file.startswith(_NOT_USER_CODE):
-                line = f"{file}:{traceback.tb_lineno}"
-            traceback = traceback.tb_next
-        rule = "use operators, warpattn's functions, and tensors captured as keyword arguments"
-        raise AttentionError(f"{line}: {type(error).__name__}: {error}; {rule}") from error
+    """`x` as an int, cut towards zero, to 32 bits at most; nan gives 0. Symbols, numbers or tensors."""
+    if not _has_symbol(x):
+        return eager.to_int(x)
+    node = _node(x)
+    return Expr(node if node[1] == "int64" else cast(node, "int"))
 
 
 def user_result_error(fn: Callable[..., Any], got: Any, rule: str) -> AttentionError:
     """The error for a user's function that returns something else than its rule says."""
     kind = f"a symbol of dtype {got.dtype}" if isinstance(got, Expr) else type(got).__name__
-    return AttentionError(f"{_line_of(fn)}: {getattr(fn, '__qualname__', fn)} returned {kind}; {rule}")
-
-
-def _line_of(fn: Any) -> str:
-    code = getattr(fn, "__code__", None) or getattr(type(fn).__call__, "__code__", None)
-    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else repr(fn)
-
-
-def _user_error(what: str, rule: str) -> AttentionError:
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_USER_CODE):
-        frame = frame.f_back
-    return AttentionError(f"{frame.f_code.co_filename}:{frame.f_lineno}: {what}; {rule}")
+    return AttentionError(f"{line_of(fn)}: {getattr(fn, '__qualname__', fn)} returned {kind}; {rule}")
 
 
 def _has_symbol(*values: Any) -> bool:
@@ -344,16 +332,24 @@ def _node(value: Any) -> Node:
         return value.node
     if isinstance(value, bool):
         return const(value, "bool")
-    if isinstance(value, (int, float)):
-        return const(value, "int" if isinstance(value, int) else "float")
+    if isinstance(value, int):
+        return _whole_number(value)
+    if isinstance(value, float):
+        return const(value, "float")
     if isinstance(value, torch.SymInt):  # a size that torch.compile keeps open: the graph is made for this one
-        return const(int(value), "int")
+        return _whole_number(int(value))
     if isinstance(value, torch.Tensor | Table):
-        raise _user_error(f"a whole tensor of shape {tuple(value.shape)} meets a symbol",
+        raise user_error(f"a whole tensor of shape {tuple(value.shape)} meets a symbol",
                           "capture it as a keyword argument and give it one index per dimension")  # fmt: skip
     if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
         return _node(value.item())
-    raise _user_error(f"a {type(value).__name__} meets a symbol", "operands are symbols and numbers")
+    raise user_error(f"a {type(value).__name__} meets a symbol", "operands are symbols and numbers")
+
+
+def _whole_number(value: int) -> Node:
+    if not fits((value, value), INT64):
+        raise user_error(f"the number {value} meets a symbol", "ints have at most 64 bits")
+    return const(value, "int" if fits((value, value)) else "int64")
 
 
 def _common(values: tuple[Any, ...], least: str = "bool") -> list[Node]:
@@ -364,8 +360,31 @@ def _common(values: tuple[Any, ...], least: str = "bool") -> list[Node]:
 
 
 def _arithmetic(op: str, *values: Any) -> Expr:
-    nodes = _common(values, "int")
+    nodes = _wide_enough(op, _common(values, "int"))
     return Expr(build(op, nodes[0][1], *nodes))
+
+
+def _division(op: str, a: Any, b: Any) -> Expr:
+    """`a // b` or `a % b`; of ints, 0 or `a` where b is 0."""
+    left, right = _common((a, b), "int")
+    low, high = (1, 1) if left[1] == "float" else interval(right, _ranges())
+    if low > 0 or high < 0:
+        return _arithmetic(op, Expr(left), Expr(right))
+    divisor = Expr(right)
+    result = _arithmetic(op, Expr(left), where(divisor == 0, 1, divisor))
+    return where(divisor == 0, 0 if op == "floordiv" else Expr(left), result)
+
+
+def _wide_enough(op: str, nodes: list[Node]) -> list[Node]:
+    """Operands as int64 if the result of 32-bit ones might not fit 32 bits."""
+    if nodes[0][1] != "int" or fits(result(op, nodes, _ranges())):
+        return nodes
+    return [cast(node, "int64") for node in nodes]
+
+
+def _ranges() -> Known:
+    recorder = running.get()
+    return {} if recorder is None else recorder.ranges
 
 
 def _float_op(op: str, *values: Any) -> Expr:
@@ -391,5 +410,6 @@ def _compare(op: str, *values: Any) -> Expr:
 def _bitwise(op: str, *values: Any, least: str = "bool") -> Expr:
     nodes = _common(values, least)
     if nodes[0][1] == "float":
-        raise _user_error(f"the operator {op} got a float", "& | ^ ~ << >> take bools or ints")
+        raise user_error(f"the operator {op} got a float", "& | ^ ~ << >> take bools or ints")
+    nodes = _wide_enough(op, nodes) if op == "shl" else nodes
     return Expr(build(op, nodes[0][1], *nodes))

@@ -1,9 +1,10 @@
 """Nodes of traced masks and scores, the identity of a recorded program, and what its outputs read.
 
-A node is a tuple `(op, dtype, *args)`, dtype one of "bool", "int", "float", each argument a node except in
+A node is a tuple `(op, dtype, *args)`, dtype one of "bool", "int" (32 bits), "int64", "float", each argument a node
+except in
     ("const", dtype, number)   ("sym", dtype, name)   ("load", dtype, slot, *index nodes)
 The other ops: add sub mul truediv floordiv mod neg abs | lt le gt ge eq ne | and or xor not shl shr |
-where minimum maximum exp log tanh | float int (casts). Operands of one node have one dtype: casts are nodes.
+where minimum maximum exp log tanh | float int int64 (casts). Operands of one node have one dtype: casts are nodes.
 Within one trace equal nodes are one object, so results of a walk can be remembered by `id`.
 """
 
@@ -25,7 +26,7 @@ __all__ = ["SPAN", "Node", "Program", "Reads", "Trace", "build", "cast", "const"
 
 Node = tuple[Any, ...]
 SPAN = slice(1, None)  # outputs of a mask's program: its condition, then the four bounds of its span
-_PYTHON = {"bool": bool, "int": int, "float": float}
+_PYTHON = {"bool": bool, "int": int, "int64": int, "float": float}
 
 
 class Trace:
@@ -34,6 +35,7 @@ class Trace:
     def __init__(self) -> None:
         self.nodes: dict[tuple[Any, ...], Node] = {}
         self.tensors: list[torch.Tensor] = []
+        self.ranges: dict[int, tuple[tuple[int, int], Node]] = {}  # see `ranges.Known`
 
     def slot(self, tensor: torch.Tensor) -> int:
         for slot, known in enumerate(self.tensors):
@@ -124,7 +126,7 @@ def const(value: Any, dtype: str) -> Node:
 
 
 def cast(node: Node, dtype: str) -> Node:
-    """`node` as "int" or "float" (or itself, when it is that already)."""
+    """`node` as "int", "int64" or "float" (or itself, when it is that already)."""
     return node if node[1] == dtype else build(dtype, dtype, node)
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from warpattn.errors import AttentionError
-from warpattn.language.expr import maximum, minimum, symbol, trace, where
+from warpattn.language.expr import maximum, minimum, saturated, symbol, trace, where
 from warpattn.language.traced import Lengths, Traced
 from warpattn.masks.picture import Picture, draw
 from warpattn.masks.program import MaskProgram, Span
@@ -52,7 +52,8 @@ class Mask(Traced):
         def run() -> tuple[Value, ...]:
             b, h, lens = symbol("b"), symbol("h"), Lengths.symbols()
             span = self.kv_span(b, h, symbol("q_lo"), symbol("q_hi"), lens)
-            return (self.keep(b, h, symbol("q"), symbol("k"), lens), *span.clamped(lens.k))
+            bounds = (saturated(bound) for bound in span.clamped(lens.k))
+            return (self.keep(b, h, symbol("q"), symbol("k"), lens), *bounds)
 
         traced = trace(run)
         keep, first, full_lo, full_hi, last = traced.outputs

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from warpattn.language.expr import Expr, call_user, load, maximum, minimum, user_result_error, where
+from warpattn.language.expr import Expr, call_user, load, maximum, minimum, saturated, user_result_error, where
 from warpattn.language.traced import Lengths, is_int, kind_of, require, same_object
 from warpattn.masks.base import And, Mask, Not, Or
 from warpattn.masks.documents import document_bounds, document_labels
@@ -126,10 +126,10 @@ class Padding(Mask):
                 "it must be an int32 or int64 tensor (batch,)")  # fmt: skip
 
     def keep(self, b: Value, h: Value, q: Value, k: Value, lens: Lengths | None = None) -> Value:
-        return k < load(self.valid_lengths, b)
+        return k < saturated(load(self.valid_lengths, b))
 
     def kv_span(self, b: Value, h: Value, q_lo: Value, q_hi: Value, lens: Lengths) -> Span:
-        length = load(self.valid_lengths, b)
+        length = saturated(load(self.valid_lengths, b))
         return Span(0, 0, length, length)
 
 
@@ -153,7 +153,7 @@ class Prefix(Mask):
         return Span(0, 0, maximum(q_lo + 1, self._at(b)), maximum(q_hi + 1, self._at(b)))
 
     def _at(self, b: Value) -> Value:
-        return load(self.length, b) if isinstance(self.length, Tensor) else self.length
+        return saturated(load(self.length, b)) if isinstance(self.length, Tensor) else self.length
 
 
 @dataclass(frozen=True, eq=False)

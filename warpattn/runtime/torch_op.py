@@ -186,7 +186,7 @@ def _replay(key: tuple[Any, ...]) -> list[Node]:
     for op, dtype, *args in code:
         if op == "const":
             text = args[0]
-            args = [text == "True" if dtype == "bool" else int(text) if dtype == "int" else float(text)]
+            args = [text == "True" if dtype == "bool" else float(text) if dtype == "float" else int(text)]
         elif op != "sym":
             slot = [args.pop(0)] if op == "load" else []
             args = slot + [nodes[i] for i in args]

@@ -136,7 +136,7 @@ def test_deeply_shared_nodes_stay_small():
         return q
 
     program = traced(fn)
-    assert len(program.key[0]) == 802
+    assert len(program.key[0]) == 805  # three casts to int64 on the way
     evaluate(program.outputs[0], {"q": 3, "k": 2}, ())
 
 

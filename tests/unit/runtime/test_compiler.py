@@ -10,16 +10,19 @@ from triton.errors import TritonError
 from triton.runtime.errors import PTXASError
 
 import warpattn as wa
+from warpattn.kernels.pieces import codegen
 from warpattn.runtime.compiler import refusals_named
 
 
-def test_a_mask_that_cannot_be_compiled():
+def test_a_mask_that_cannot_be_compiled(monkeypatch):
+    monkeypatch.setitem(codegen._CALLS, "log", "gl.to_tensor(2**70)")
     q = torch.randn(1, 64, 1, 64, dtype=torch.bfloat16)
-    mask = wa.CustomMask(lambda b, h, q, k: k < 2**40)
+    mask = wa.CustomMask(lambda b, h, q, k: wa.log(wa.to_float(k)) < 2.0)
     with pytest.raises(wa.AttentionError) as refused:
         wa.attention(q, q, q, mask=mask, backend="simulate:sm90")
-    said = "sm90.prefill cannot be compiled; Triton says: Scalar 1099511627776 is out of range for type int32"
-    assert str(refused.value) == said
+    said = "sm90.prefill cannot be compiled; Triton says: "
+    assert str(refused.value).startswith(said)
+    assert "\n" not in str(refused.value)
     assert isinstance(refused.value.__cause__, CompilationError)
 
 

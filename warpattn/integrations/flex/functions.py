@@ -49,8 +49,11 @@ def _cast(x: Any, *to: Any, dtype: torch.dtype | None = None) -> Any:
     return expr.to_float(x) if wanted.is_floating_point else _boolean(x) if wanted == torch.bool else expr.to_int(x)
 
 
+TORCH_DTYPES = {"bool": torch.bool, "int": torch.int32, "int64": torch.int64, "float": torch.float32}
+
+
 def _dtype(value: Any) -> torch.dtype | None:
-    return {"bool": torch.bool, "int": torch.int32, "float": torch.float32}[value.dtype] if _is_symbol(value) else None
+    return TORCH_DTYPES[value.dtype] if _is_symbol(value) else None
 
 
 def _is_symbol(value: Any) -> bool:
@@ -94,8 +97,13 @@ def _divide(a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:
     if rounding_mode is None:
         return a / b
     if rounding_mode == "floor":
-        return _floor_divide(a, b)
-    return _truncate(a / b) if _is_float(a, b) else expr.to_int(a / b)
+        return a // b
+    return _truncate(a / b) if _is_float(a, b) else _quotient_to_zero(a, b)
+
+
+def _quotient_to_zero(a: Any, b: Any) -> Any:
+    down = a // b
+    return down + ((down * b != a) & ((a < 0) != (b < 0))) * 1
 
 
 def _is_float(*values: Any) -> bool:
@@ -103,7 +111,8 @@ def _is_float(*values: Any) -> bool:
 
 
 def _truncate(x: Any) -> Any:
-    return expr.to_float(expr.to_int(x)) if _is_float(x) else x
+    """Floats from 2^23 on are whole numbers."""
+    return expr.where(abs(x) < 2.0**23, expr.to_float(expr.to_int(x)), x) if _is_float(x) else x
 
 
 def _floor(x: Any) -> Any:
@@ -112,16 +121,16 @@ def _floor(x: Any) -> Any:
 
 
 def _floor_divide(a: Any, b: Any) -> Any:
-    return _floor(a / b) if _is_float(a, b) else a // b
+    return a // b
 
 
 def _remainder(a: Any, b: Any) -> Any:
-    return a - _floor(a / b) * b if _is_float(a, b) else a % b
+    return a % b
 
 
 def _power(x: Any, n: Any) -> Any:
     if isinstance(n, Expr):
-        if isinstance(x, int) and x == 2 and n.dtype == "int":
+        if isinstance(x, int) and x == 2 and n.dtype in ("int", "int64"):
             return 1 << n
         if not isinstance(x, (int, float)) or x <= 0 or not _is_float(x, n):
             raise NoTranslation("a power with this base and an exponent that is not a constant has no translation")

@@ -26,7 +26,15 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from warpattn.errors import AttentionError
-from warpattn.integrations.flex.functions import BINARY, COMPARISONS, UNARY, NoMethod, NoTranslation, function
+from warpattn.integrations.flex.functions import (
+    BINARY,
+    COMPARISONS,
+    TORCH_DTYPES,
+    UNARY,
+    NoMethod,
+    NoTranslation,
+    function,
+)
 from warpattn.language import expr
 from warpattn.language.expr import Expr, Node
 
@@ -108,7 +116,7 @@ class _Recording(TorchFunctionMode):
         """`tensor[index]`; Rows if there are fewer indices than dimensions."""
         exact = [self.plain(i) for i in index]
         for i in exact:
-            if isinstance(i, bool) or not (isinstance(i, int) or (isinstance(i, Expr) and i.dtype == "int")):
+            if isinstance(i, bool) or not (isinstance(i, int) or (isinstance(i, Expr) and i.dtype in ("int", "int64"))):
                 kind = f"a {i.dtype}" if isinstance(i, Expr) else _tensor(i) if isinstance(i, Tensor) else repr(i)
                 raise NoTranslation(f"{_tensor(tensor)} read at {kind} instead of an int has no translation")
         if len(exact) > tensor.ndim:
@@ -154,8 +162,8 @@ class Symbol:
 
     @property
     def dtype(self) -> torch.dtype:
-        """torch.bool, torch.int32 or torch.float32."""
-        return {"bool": torch.bool, "int": torch.int32, "float": torch.float32}[self.expr.dtype]
+        """torch.bool, torch.int32, torch.int64 or torch.float32."""
+        return TORCH_DTYPES[self.expr.dtype]
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or function(name) is None:

@@ -36,7 +36,8 @@ def floor_mod(a, b):
 @gluon.jit
 def rounded_up(rest, b):
     """-1 where the machine's quotient is one too large: its rest is not 0 and has the other sign than `b`; else 0."""
-    return ((rest | -rest) & (rest ^ b)) >> 31
+    sign: gl.constexpr = rest.dtype.primitive_bitwidth - 1
+    return ((rest | -rest) & (rest ^ b)) >> sign
 
 
 CDNA = Arithmetic(tanh, floor_div, floor_mod)

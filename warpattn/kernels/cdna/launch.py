@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from warpattn.errors import AttentionError
+from warpattn.language.ranges import POSITIONS
 from warpattn.problem import CheckedCall, Problem
 from warpattn.problem.arch import ARCHS, compile_options
 from warpattn.problem.launch import Choice, Launch, PlanOptions
@@ -18,7 +19,6 @@ from warpattn.sequences import PagedKV, Ragged, Sequence
 
 from ..pieces.combine_config import allocate_parts
 from .config import CDNAConfig, LseStrides, PagedIndices, RaggedIndices, RowStrides, Shape, Strides
-from .mask_conditions import POSITIONS
 from .select import choose, traits_of
 
 MAX_STRIDE = 2**31 - 1  # the kernel takes strides as 32 bits, in runs of 8 elements

@@ -7,19 +7,16 @@ all comparisons of a basic block before it uses the first: both conditions of a 
 scalars in lanes of a vector register (128 x 64 tiles). With a branch for each condition, comparisons are used at once.
 
 Alternatives ("or") cannot be separated. They become one comparison of numbers, *margins*, at least 0 where a condition
-holds: k >= a or k <= b is maximum(k - a, b - k) >= 0. That is done where no difference overflows, with positions below
-`POSITIONS`; for loaded numbers only for equality, which holds modulo 2^32 as well.
+holds: k >= a or k <= b is maximum(k - a, b - k) >= 0. That is done where no difference leaves 32 bits
+(language/ranges.py); of other 32-bit numbers only for equality, which holds modulo 2^32 as well.
 """
 
 from typing import NamedTuple
 
 from warpattn.language.nodes import Node, build, const, make
+from warpattn.language.ranges import fits, interval
 
-POSITIONS = 2**28  # as many keys of 8 elements fill 4 GiB for one head
 TILE_SYMBOLS = ("b", "q_lo", "q_hi", "k_lo", "k_hi", "len_q", "len_k")
-_INT = 2**31
-
-Interval = tuple[int, int]
 Ends = tuple[Node, Node]
 
 
@@ -50,7 +47,9 @@ def spread(node: Node) -> Node:
         return build(_OPPOSITE[args[0][0]], "bool", *args[0][2:])
     if op in ("and", "or", "not"):
         return build(op, "bool", *map(spread, args))
-    if op != "eq" or any(arg[0] != "floordiv" or arg[3][0] != "const" for arg in args) or args[0][3] != args[1][3]:
+    if op != "eq" or any(arg[:2] != ("floordiv", "int") or arg[3][0] != "const" for arg in args):
+        return node
+    if args[0][3] != args[1][3]:
         return node
     (a, b), size = args, int(args[0][3][2])
     if _knows_key(a) == _knows_key(b) or size <= 0:
@@ -106,23 +105,9 @@ def margin(node: Node) -> Node:
         return build("sub", "int", const(-1, "int"), margin(args[0]))
     if op in _DIFFERENCES and all(arg[1] == "int" for arg in args):
         number = _DIFFERENCES[op](*args)
-        if op in ("eq", "ne") or (all(interval(arg) is not None for arg in args) and interval(number) is not None):
+        if op in ("eq", "ne") or fits(interval(number)):
             return number
     return build("where", "int", node, const(0, "int"), const(-1, "int"))
-
-
-def interval(node: Node) -> Interval | None:
-    """The least and the greatest value that an integer node can have; None if unknown or more than 32 bits."""
-    if node[0] == "const":
-        low = high = int(node[2])
-    elif node[0] == "sym":
-        low, high = (-POSITIONS if node[2] == "q" else 0), 2 * POSITIONS
-    else:
-        args = [interval(arg) if type(arg) is tuple and arg[1] == "int" else None for arg in node[2:]]
-        if node[0] not in _INTERVALS or None in args or (node[0] == "floordiv" and node[3][0] != "const"):
-            return None
-        low, high = _INTERVALS[node[0]](*args)
-    return (low, high) if -_INT <= low and high < _INT else None
 
 
 def _minus(a: Node, b: Node) -> Node:
@@ -147,13 +132,4 @@ _DIFFERENCES = {
     "lt": lambda a, b: _more(b, a),
     "eq": lambda a, b: build("minimum", "int", _minus(a, b), _minus(b, a)),
     "ne": lambda a, b: build("maximum", "int", _more(a, b), _more(b, a)),
-}
-_INTERVALS = {
-    "floordiv": lambda a, b: (a[0] // b[0], a[1] // b[0]) if b[0] > 0 else (-_INT, _INT),
-    "mul": lambda a, b: (min(x * y for x in a for y in b), max(x * y for x in a for y in b)),
-    "add": lambda a, b: (a[0] + b[0], a[1] + b[1]),
-    "sub": lambda a, b: (a[0] - b[1], a[1] - b[0]),
-    "neg": lambda a: (-a[1], -a[0]),
-    "minimum": lambda a, b: (min(a[0], b[0]), min(a[1], b[1])),
-    "maximum": lambda a, b: (max(a[0], b[0]), max(a[1], b[1])),
 }

@@ -25,7 +25,10 @@ _INFIX = {
 _CALLS = {
     "where": "gl.where", "minimum": "gl.minimum", "maximum": "gl.maximum", "abs": "gl.abs", "exp": "gl.exp",
     "log": "gl.log", "tanh": "tanh", "floordiv": "floor_div", "mod": "floor_mod",
-}  # fmt: skip
+}
+_FLOAT_CALLS = {"floordiv": "float_floor_div", "mod": "float_floor_mod"}  # fmt: skip
+
+_KINDS = {"int": "int32", "int64": "int64", "float": "float32"}
 
 
 @gluon.jit
@@ -43,6 +46,22 @@ def floor_mod(a, b):
 
 
 @gluon.jit
+def float_floor_div(a, b):
+    """Quotient rounded down, as torch's; of a division by 0 an infinity or nan."""
+    rest = a % b
+    quotient = (a - rest) / b
+    quotient = gl.where((rest != 0) & ((rest < 0) != (b < 0)), quotient - 1.0, quotient)
+    return gl.where(b == 0, a / b, gl.floor(quotient + 0.5))
+
+
+@gluon.jit
+def float_floor_mod(a, b):
+    """Remainder with the sign of the divisor, as torch's."""
+    rest = a % b
+    return gl.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
+
+
+@gluon.jit
 def tanh(x):
     """Hyperbolic tangent by the special-function unit (absolute error below 2^-10.9, PTX ISA tanh.approx)."""
     return gl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], gl.float32, is_pure=True, pack=1)
@@ -56,6 +75,7 @@ class Arithmetic(NamedTuple):
     floor_mod: Any
 
 
+_FLOAT_DIVISIONS = {"float_floor_div": float_floor_div, "float_floor_mod": float_floor_mod}
 NVIDIA = Arithmetic(tanh, floor_div, floor_mod)
 
 
@@ -89,7 +109,7 @@ def _function(symbols: tuple[str, ...], body: str, arithmetic: Arithmetic):
     source = f"def {name}({', '.join(symbols)}, args):\n{body}\n"
     filename = f"<{name}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
-    namespace: dict[str, Any] = {"gl": gl, **arithmetic._asdict(), "__name__": __name__}
+    namespace: dict[str, Any] = {"gl": gl, **_FLOAT_DIVISIONS, **arithmetic._asdict(), "__name__": __name__}
     exec(compile(source, filename, "exec"), namespace)  # noqa: S102
     return gluon.jit(namespace[name])
 
@@ -103,6 +123,8 @@ def _expression(node: Node, names: dict[int, str], ranks: tuple[int, ...]) -> st
     args = [names[id(arg)] for arg in node[2:] if type(arg) is tuple]
     if op == "load":
         return _load(node[2], dtype, args, ranks)
+    if dtype == "float" and op in _FLOAT_CALLS:
+        return f"{_FLOAT_CALLS[op]}({', '.join(args)})"
     if op in ("floordiv", "mod") and node[3][0] == "const" and _is_power_of_two(node[3][2]):
         divisor = node[3][2]
         return f"{args[0]} >> {divisor.bit_length() - 1}" if op == "floordiv" else f"{args[0]} & {divisor - 1}"
@@ -114,10 +136,12 @@ def _expression(node: Node, names: dict[int, str], ranks: tuple[int, ...]) -> st
         return f"-{args[0]}"
     if op == "not":
         return f"{args[0]} == 0" if dtype == "bool" else f"~{args[0]}"
-    return f"gl.to_tensor({args[0]}).to(gl.{'float32' if op == 'float' else 'int32'})"
+    return f"gl.to_tensor({args[0]}).to(gl.{_KINDS[op]})"
 
 
 def _constant(value: Any, dtype: str) -> str:
+    if dtype == "int64":
+        return f"gl.to_tensor({value!r}).to(gl.int64)"
     if dtype == "float" and (value != value or value in (float("inf"), float("-inf"))):
         return f'float("{value}")'
     return f"({value!r})"
@@ -129,7 +153,7 @@ def _load(slot: int, dtype: str, index: list[str], ranks: tuple[int, ...]) -> st
     offset = " + ".join(f"gl.to_tensor({i}).to(gl.int64) * args[{base + 1 + rank + d}]" for d, i in enumerate(index))
     inside = " & ".join(f"({i} >= 0) & ({i} < args[{base + 1 + d}])" for d, i in enumerate(index))
     value = f"gl.load(args[{base}] + ({offset}), mask={inside}, other=0)"
-    return {"bool": f"{value} != 0", "int": f"{value}.to(gl.int32)", "float": f"{value}.to(gl.float32)"}[dtype]
+    return f"{value} != 0" if dtype == "bool" else f"{value}.to(gl.{_KINDS[dtype]})"
 
 
 def _is_power_of_two(value: Any) -> bool:

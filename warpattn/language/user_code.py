@@ -1,0 +1,45 @@
+"""Calls of users' functions, and errors that name the line in them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from warpattn.errors import AttentionError
+
+__all__ = ["call_user", "line_of", "user_error"]
+
+_NOT_USER_CODE = (str(Path(__file__).parents[1]), str(Path(str(torch.__file__)).parent))
+
+
+def call_user(fn: Callable[..., Any], *args: Any, **captured: Any) -> Any:
+    """Call a user's mask or score function; what Python, torch or NumPy raise about symbols names the user's line."""
+    try:
+        return fn(*args, **captured)
+    except (TypeError, IndexError, AttributeError) as error:
+        line, traceback = line_of(fn), error.__traceback__
+        while traceback is not None:
+            file = traceback.tb_frame.f_code.co_filename
+            if not file.startswith(_NOT_USER_CODE):
+                line = f"{file}:{traceback.tb_lineno}"
+            traceback = traceback.tb_next
+        rule = "use operators, warpattn's functions, and tensors captured as keyword arguments"
+        raise AttentionError(f"{line}: {type(error).__name__}: {error}; {rule}") from error
+
+
+def line_of(fn: Any) -> str:
+    """Where a function begins, or what it is if it has no code."""
+    code = getattr(fn, "__code__", None) or getattr(type(fn).__call__, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else repr(fn)
+
+
+def user_error(what: str, rule: str) -> AttentionError:
+    """The error for something that the user's code did in its nearest line."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_USER_CODE):
+        frame = frame.f_back
+    return AttentionError(f"{frame.f_code.co_filename}:{frame.f_lineno}: {what}; {rule}")
