@@ -23,7 +23,7 @@ from warpattn.errors import AttentionError
 from warpattn.language import eager
 from warpattn.language.evaluate import evaluate
 from warpattn.language.nodes import Node, Program, Trace, build, cast, const, make, running
-from warpattn.language.ranges import INT32, INT64, Known, fits, interval, result
+from warpattn.language.ranges import INT32, never_zero, whole_number, wide_enough
 from warpattn.language.user_code import call_user, line_of, user_error
 
 __all__ = [
@@ -333,23 +333,17 @@ def _node(value: Any) -> Node:
     if isinstance(value, bool):
         return const(value, "bool")
     if isinstance(value, int):
-        return _whole_number(value)
+        return whole_number(value)
     if isinstance(value, float):
         return const(value, "float")
     if isinstance(value, torch.SymInt):  # a size that torch.compile keeps open: the graph is made for this one
-        return _whole_number(int(value))
+        return whole_number(int(value))
     if isinstance(value, torch.Tensor | Table):
         raise user_error(f"a whole tensor of shape {tuple(value.shape)} meets a symbol",
                           "capture it as a keyword argument and give it one index per dimension")  # fmt: skip
     if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
         return _node(value.item())
     raise user_error(f"a {type(value).__name__} meets a symbol", "operands are symbols and numbers")
-
-
-def _whole_number(value: int) -> Node:
-    if not fits((value, value), INT64):
-        raise user_error(f"the number {value} meets a symbol", "ints have at most 64 bits")
-    return const(value, "int" if fits((value, value)) else "int64")
 
 
 def _common(values: tuple[Any, ...], least: str = "bool") -> list[Node]:
@@ -360,31 +354,18 @@ def _common(values: tuple[Any, ...], least: str = "bool") -> list[Node]:
 
 
 def _arithmetic(op: str, *values: Any) -> Expr:
-    nodes = _wide_enough(op, _common(values, "int"))
+    nodes = wide_enough(op, _common(values, "int"))
     return Expr(build(op, nodes[0][1], *nodes))
 
 
 def _division(op: str, a: Any, b: Any) -> Expr:
     """`a // b` or `a % b`; of ints, 0 or `a` where b is 0."""
     left, right = _common((a, b), "int")
-    low, high = (1, 1) if left[1] == "float" else interval(right, _ranges())
-    if low > 0 or high < 0:
+    if left[1] == "float" or never_zero(right):
         return _arithmetic(op, Expr(left), Expr(right))
     divisor = Expr(right)
     result = _arithmetic(op, Expr(left), where(divisor == 0, 1, divisor))
     return where(divisor == 0, 0 if op == "floordiv" else Expr(left), result)
-
-
-def _wide_enough(op: str, nodes: list[Node]) -> list[Node]:
-    """Operands as int64 if the result of 32-bit ones might not fit 32 bits."""
-    if nodes[0][1] != "int" or fits(result(op, nodes, _ranges())):
-        return nodes
-    return [cast(node, "int64") for node in nodes]
-
-
-def _ranges() -> Known:
-    recorder = running.get()
-    return {} if recorder is None else recorder.ranges
 
 
 def _float_op(op: str, *values: Any) -> Expr:
@@ -411,5 +392,5 @@ def _bitwise(op: str, *values: Any, least: str = "bool") -> Expr:
     nodes = _common(values, least)
     if nodes[0][1] == "float":
         raise user_error(f"the operator {op} got a float", "& | ^ ~ << >> take bools or ints")
-    nodes = _wide_enough(op, nodes) if op == "shl" else nodes
+    nodes = wide_enough(op, nodes) if op == "shl" else nodes
     return Expr(build(op, nodes[0][1], *nodes))

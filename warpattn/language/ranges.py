@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from warpattn.language.eager import INT32
-from warpattn.language.nodes import Node
+from warpattn.language.nodes import Node, cast, const, running
+from warpattn.language.user_code import user_error
 
-__all__ = ["INT32", "INT64", "POSITIONS", "Interval", "Known", "fits", "interval", "result"]
+__all__ = ["INT32", "INT64", "POSITIONS", "Interval", "Known", "fits", "interval", "never_zero", "whole_number",
+           "wide_enough"]  # fmt: skip
 
 Interval = tuple[int, int]
 Known = dict[int, tuple[Interval, Node]]  # by the node's id, which is its own as long as the node is kept
@@ -34,9 +36,30 @@ def interval(node: Node, known: Known | None = None) -> Interval:
     return known[id(node)][0]
 
 
-def result(op: str, args: list[Node], known: Known) -> Interval:
-    """What an operation on 32-bit ints can give, were there no limit of bits."""
-    return _OF[op](*(interval(arg, known) for arg in args))
+def whole_number(value: int) -> Node:
+    """A constant of as many bits as it needs; AttentionError beyond 64."""
+    if not fits((value, value), INT64):
+        raise user_error(f"the number {value} meets a symbol", "ints have at most 64 bits")
+    return const(value, "int" if fits((value, value)) else "int64")
+
+
+def wide_enough(op: str, nodes: list[Node]) -> list[Node]:
+    """Operands as int64 if the result of 32-bit ones might not fit 32 bits."""
+    if nodes[0][1] != "int" or fits(_OF[op](*(interval(node, _known()) for node in nodes))):
+        return nodes
+    return [cast(node, "int64") for node in nodes]
+
+
+def never_zero(node: Node) -> bool:
+    """Whether an integer node has no value 0."""
+    low, high = interval(node, _known())
+    return low > 0 or high < 0
+
+
+def _known() -> Known:
+    """What the running trace knows."""
+    recorder = running.get()
+    return {} if recorder is None else recorder.ranges
 
 
 def _interval(node: Node, known: Known) -> Interval:
