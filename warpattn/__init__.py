@@ -25,6 +25,7 @@ from warpattn.masks import (
     SlidingWindow,
     Span,
 )
+from warpattn.problem.backends import Backend
 from warpattn.scores import ALiBi, Bias, CustomScore, Score, SoftCap
 from warpattn.sequences import Dense, PagedKV, Ragged
 from warpattn.serving import DecodePlan, PrefillPlan
@@ -36,6 +37,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ALiBi",
     "AttentionError",
+    "Backend",
     "Bias",
     "Causal",
     "Chunked",

@@ -14,7 +14,8 @@ signatures stay. The tail, the same everywhere:
     out         tensor to write the output into and return; shape, dtype and device of the result, any strides
     backend     "auto": CUDA capability 9.0 gives "sm90", the CPU "reference". "reference": any device, differentiable,
                 fp16, bf16, fp32, fp64. "sm90": the Hopper kernels, fp16 and bf16. "simulate:sm90": the Hopper kernels
-                run by the simulator on CPU tensors. A named backend never falls back.
+                run by the simulator on CPU tensors. A named backend never falls back. Or a `Backend`, which also says
+                whether gradients are deterministic.
 
 The Hopper kernels read and write the tensors in place if TMA can address them: the last stride is 1, the others are
 multiples of 8 elements above 0 (those of dimensions of size 1 do not matter), and the first element starts at a
@@ -26,8 +27,8 @@ no key gives 0 and an LSE of -inf (with sinks: 0 and the sink). Every function r
 that lists all broken rules before anything runs.
 
 Kernels run on torch's current stream and may be captured into CUDA graphs. Inside of torch.compile(fullgraph=True)
-a call becomes one operator: without a gradient, and without reading the values of lengths, offsets and tables; broken
-rules are raised when the graph runs. There `~mask` has to be written outside of the compiled function.
+a call becomes one operator, which does not read the values of lengths, offsets and tables; broken rules are raised when
+the graph runs. There `~mask` has to be written outside of the compiled function.
 """
 
 from __future__ import annotations
@@ -37,8 +38,10 @@ from torch import Tensor
 
 from warpattn.errors import AttentionError
 from warpattn.masks import Mask
-from warpattn.problem import Call
+from warpattn.problem import Call, CheckedCall
+from warpattn.problem.backends import Backend
 from warpattn.runtime.execute import attend
+from warpattn.runtime.training.autograd import train
 from warpattn.scores import Score
 from warpattn.sequences import Dense, PagedKV, PagedRagged, Ragged
 
@@ -58,7 +61,7 @@ def attention(
     scale: float | None = None,
     return_lse: bool = False,
     out: Tensor | None = None,
-    backend: str = "auto",
+    backend: str | Backend = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention over a batch of equally long sequences.
 
@@ -69,7 +72,7 @@ def attention(
     Returns out (B, Sq, Hq, Dv) in the dtype of q; with return_lse also lse (B, Hq, Sq).
     Raises AttentionError listing every broken rule.
     """
-    return _attend(Call(q, k, v, DENSE, mask, score, sinks, scale, return_lse, out, backend))
+    return _attend(Call(q, k, v, DENSE, mask, score, sinks, scale, return_lse, out), backend)
 
 
 def attention_varlen(
@@ -84,7 +87,7 @@ def attention_varlen(
     scale: float | None = None,
     return_lse: bool = False,
     out: Tensor | None = None,
-    backend: str = "auto",
+    backend: str | Backend = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention over sequences of different lengths laid end to end, without padding.
 
@@ -96,7 +99,7 @@ def attention_varlen(
     """
     if not isinstance(seq, Ragged):
         raise AttentionError(f"seq is a {type(seq).__name__}; seq must be a warpattn Ragged(cu_q, cu_k)")
-    return _attend(Call(q, k, v, seq, mask, score, sinks, scale, return_lse, out, backend))
+    return _attend(Call(q, k, v, seq, mask, score, sinks, scale, return_lse, out), backend)
 
 
 def attention_paged(
@@ -110,7 +113,7 @@ def attention_paged(
     scale: float | None = None,
     return_lse: bool = False,
     out: Tensor | None = None,
-    backend: str = "auto",
+    backend: str | Backend = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention over a paged key/value cache.
 
@@ -133,12 +136,17 @@ def attention_paged(
     if seq is not None and not isinstance(seq, Ragged):
         raise AttentionError(f"seq is a {type(seq).__name__}; seq must be None or a warpattn Ragged(cu_q)")
     layout = kv if seq is None else PagedRagged(kv, seq)
-    return _attend(Call(q, kv.k_pages, kv.v_pages, layout, mask, score, sinks, scale, return_lse, out, backend))
+    return _attend(Call(q, kv.k_pages, kv.v_pages, layout, mask, score, sinks, scale, return_lse, out), backend)
 
 
-def _attend(call: Call) -> Tensor | tuple[Tensor, Tensor]:
+def _attend(call: Call, backend: str | Backend) -> Tensor | tuple[Tensor, Tensor]:
+    if isinstance(backend, Backend):
+        call.backend, call.deterministic = backend.name, backend.deterministic
+    else:
+        call.backend = backend
     if torch.compiler.is_compiling():
-        from warpattn.runtime import torch_op  # imports torch._dynamo
+        from warpattn.runtime.torch_op import tracing  # imports torch._dynamo
 
-        return torch_op.attend(call)
-    return attend(call)
+        return tracing.attend(call)
+    result = attend(call)
+    return train(call, result) if isinstance(result, CheckedCall) else result

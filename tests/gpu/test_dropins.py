@@ -128,7 +128,7 @@ def test_gradients_are_refused():
     from warpattn.integrations.flash_attn import version2
 
     q = normal(1, 64, 2, D).requires_grad_()
-    with pytest.raises(wa.AttentionError, match="requires gradients"):
+    with pytest.raises(wa.AttentionError, match="require gradients"):
         version2.flash_attn_func(q, q, q)
     torch_sdpa.register()
     registry.activate_flash_attention_impl("warpattn")

@@ -254,7 +254,7 @@ def test_gradients_are_refused():
     q, k, v = qkv(64)
     wa.attention(q, k, v)
     q.requires_grad_()
-    with pytest.raises(wa.AttentionError, match=r'requires gradients.*backend="reference"'):
+    with pytest.raises(wa.AttentionError, match=r'q requires a gradient.*backend="reference"'):
         wa.attention(q, k, v)
     with torch.no_grad():
         check(Inputs(q.detach(), k, v), wa.attention(q, k, v))
@@ -262,7 +262,7 @@ def test_gradients_are_refused():
     score = wa.Bias(bias)
     with torch.no_grad():
         wa.attention(q, k, v, score=score)
-    with pytest.raises(wa.AttentionError, match="requires gradients"):
+    with pytest.raises(wa.AttentionError, match="requires a gradient"):
         wa.attention(q.detach(), k, v, score=score)
 
 

@@ -124,7 +124,18 @@ def _float(op: str) -> Callable[..., Node]:
     return lambda *operands: build(op, "float", *operands)
 
 
-_add, _mul, _div, _neg, _sub = (_float(op) for op in ("add", "mul", "truediv", "neg", "sub"))
+_add, _div, _neg, _sub = (_float(op) for op in ("add", "truediv", "neg", "sub"))
+
+
+def _mul(a: Node, b: Node) -> Node:
+    """a * b with constant factors multiplied together: cap * (1 - t * t) * (1 / cap) is 1 - t * t."""
+    for this, other in ((a, b), (b, a)):
+        if this[0] == "const" and other[0] == "mul":
+            for inner, rest in (other[2:], other[:1:-1]):
+                if inner[0] == "const":
+                    factor = this[2] * inner[2]
+                    return _mul(const(1.0 if abs(factor - 1.0) < 1e-15 else factor, "float"), rest)
+    return build("mul", "float", a, b)
 
 
 def _zero() -> Node:

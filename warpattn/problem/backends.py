@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
+from warpattn.errors import AttentionError
 from warpattn.problem.element import BF16, FP16
 
-__all__ = ["BACKENDS", "KERNEL_DTYPES", "LATENT", "LATENT_TOKENS", "LIMITS", "NEEDS", "USE_REFERENCE",
-           "Limits", "chip_of"]  # fmt: skip
+__all__ = ["BACKENDS", "KERNEL_DTYPES", "LATENT", "LATENT_TOKENS", "LIMITS", "NEEDS", "USE_REFERENCE", "Backend",
+           "BackwardLimits", "Limits", "chip_of"]  # fmt: skip
 
 # The device that the kernels of an architecture need.
 NEEDS = {
@@ -23,12 +24,21 @@ USE_REFERENCE = 'use backend="reference"'
 
 
 @dataclass(frozen=True)
+class BackwardLimits:
+    """What the kernels that compute gradients take of what the forward takes."""
+
+    kinds: tuple[str, ...]
+    max_dim: int
+
+
+@dataclass(frozen=True)
 class Limits:
     """Limits of the kernels of one architecture; head dims are multiples of 8."""
 
     kinds: tuple[str, ...]  # of sequences
     max_dim: int
     latent: bool = False  # whether decode takes `LATENT` head dims, too
+    backward: BackwardLimits | None = None  # None: no gradients
 
 
 LATENT = (576, 512)  # head dims of queries and values in absorbed latent attention (MLA)
@@ -41,6 +51,22 @@ LIMITS = {
     "gfx950": Limits(EVERY_KIND, 256, latent=True),
 }
 BACKENDS = ("auto", "reference", *NEEDS, *(f"simulate:{arch}" for arch in LIMITS))
+
+
+@dataclass(frozen=True)
+class Backend:
+    """Where a call runs and how: what `backend=` takes where a name is not enough.
+
+    deterministic: gradients have the same bits in every run, which costs time. None: if
+    `torch.use_deterministic_algorithms` says so. Outputs always have the same bits.
+    """
+
+    name: str = "auto"
+    deterministic: bool | None = None
+
+    def __post_init__(self) -> None:
+        if not (self.deterministic is None or isinstance(self.deterministic, bool)):
+            raise AttentionError(f"deterministic is {self.deterministic!r}; it must be None, True or False")
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,8 @@ class Problem:
 class Call:
     """The arguments of one attention call, as given: what `api` hands to the runtime.
 
-    Nothing changes it. It is not frozen because every call makes one, and a frozen one takes a microsecond longer.
+    Nothing changes it once `api` has made it. It is not frozen because every call makes one, and a frozen one takes a
+    microsecond longer.
     """
 
     q: Tensor
@@ -75,6 +76,7 @@ class Call:
     return_lse: bool = False
     out: Tensor | None = None
     backend: str = "auto"
+    deterministic: bool | None = None  # of gradients; None: as torch's switch says when they are taken
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,3 +89,4 @@ class CheckedCall:
     score: ScoreProgram | None
     scale: float
     lse_shape: tuple[int, ...]
+    differentiated: tuple[str, ...] = ()  # names of the inputs that require gradients

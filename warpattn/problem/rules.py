@@ -13,6 +13,8 @@ from numbers import Real
 
 import torch
 from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack
+from torch.autograd import forward_ad
 
 from warpattn.errors import AttentionError, Rules
 from warpattn.masks import Document, Full, Mask, MaskProgram, Materialized, Padding, Prefix
@@ -23,6 +25,13 @@ from warpattn.problem.backends import (
     NEEDS,
     USE_REFERENCE,
     chip_of,
+)
+from warpattn.problem.gradients import (
+    check_backward,
+    check_transforms,
+    differentiated,
+    named_inputs,
+    refuse_gradients,
 )
 from warpattn.problem.limits import LATENT_WHERE, check_limits, is_latent
 from warpattn.problem.problem import Call, CheckedCall, Problem
@@ -57,7 +66,9 @@ def validate(call: Call, read_values: bool = True) -> CheckedCall:
             _check_part(rules, part, call, sizes)
     captured = [x for program in (mask, score) if program is not None for x in program.tensors]
     _check_devices(rules, call, captured)
-    _check_gradients(rules, call, backend, [*tensors.values(), *captured])
+    names = ()
+    if _is_differentiated([*tensors.values(), call.sinks, call.out, *([] if score is None else score.tensors)]):
+        names = _check_gradients(rules, call, backend, sizes, () if score is None else score.tensors)
     if backend is not None and backend != "reference":
         arch = backend.removeprefix("simulate:")
         check_limits(rules, arch, call.sequence.kind, getattr(call.q, "dtype", None), sizes)
@@ -70,7 +81,7 @@ def validate(call: Call, read_values: bool = True) -> CheckedCall:
         rules.done()
     assert sizes is not None and backend is not None and mask is not None  # else a rule was broken
     problem, lse_shape = _problem(call, sizes, mask, score), call.sequence.lse_shape(sizes)
-    return CheckedCall(backend, problem, mask, score, _scale(call), lse_shape)
+    return CheckedCall(backend, problem, mask, score, _scale(call), lse_shape, names)
 
 
 def parts(value: Mask | Score | None) -> Iterator[Mask | Score]:
@@ -193,17 +204,25 @@ def _check_out(rules: Rules, call: Call, sizes: Sizes) -> None:
     rules.require(not repeats, f"out has strides {out.stride()}", "out must not be an expanded tensor (stride 0)")
 
 
-def _check_gradients(rules: Rules, call: Call, backend: str | None, tensors: list[Tensor]) -> None:
-    """Kernels have no backward, and `out` cannot carry a gradient."""
-    every = [*tensors, call.sinks, call.out]
-    if not (torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in every)):
-        return
-    if backend not in (None, "reference"):
-        rule = f"the {backend} backend has no backward; {USE_REFERENCE}, or run under torch.no_grad()"
-        rules.require(False, "an input requires gradients", rule)
-    elif call.out is not None:
-        rule = "gradients need a fresh output: leave out=None"
-        rules.require(False, "out is given and a tensor requires gradients", rule)
+def _is_differentiated(tensors: list[Tensor | None]) -> bool:
+    """Whether gradients are wanted of a tensor, or a transform of torch.func or forward-mode AD is at work."""
+    wanted = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in tensors)
+    return wanted or peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+
+
+def _check_gradients(
+    rules: Rules, call: Call, backend: str | None, sizes: Sizes | None, captured: tuple[Tensor, ...]
+) -> tuple[str, ...]:
+    """What kernels have of gradients, and a fresh output for them; names of the inputs that require gradients."""
+    inputs = named_inputs(call, captured)
+    names = differentiated(inputs)
+    wanted = differentiated([("out", call.out)]) + names
+    if isinstance(call.out, Tensor):
+        refuse_gradients(rules, wanted, "gradients need a fresh output: leave out=None")
+    if backend is not None and backend != "reference":
+        check_transforms(rules, backend, inputs)
+        check_backward(rules, backend.removeprefix("simulate:"), names, sizes, call.sequence.kind)
+    return names
 
 
 def _check_latent_view(rules: Rules, call: Call) -> None:

@@ -3,7 +3,8 @@
     attend(call) ─ call_cache.recall ─▶ launch                                                        a repeated call
                  ─ validate ─▶ CheckedCall ─┬─▶ reference                                             on the CPU
                                             ├─▶ simulate.run                                          "simulate:…"
-                                            └─▶ list_launches, launch_all ─▶ call_cache.remember      on a card
+                                            ├─▶ list_launches, launch_all ─▶ call_cache.remember      on a card
+                                            └─▶ itself: see training.autograd                         with gradients
 """
 
 from __future__ import annotations
@@ -24,14 +25,19 @@ from warpattn.runtime.plan import list_launches
 __all__ = ["attend"]
 
 
-def attend(call: Call) -> Result:
-    """Out, or (out, lse), of a call of any sequence kind; AttentionError listing every broken rule."""
+def attend(call: Call) -> Result | CheckedCall:
+    """Out, or (out, lse), of a call of any sequence kind; AttentionError listing every broken rule.
+
+    Where kernels would run and an input requires gradients nothing is run: `training.autograd` takes the checked call.
+    """
     result = call_cache.recall(call)
     if result is not None:
         return result
     checked = validate(call)
     if checked.backend == "reference":
         out, lse = _refer(call, checked)
+    elif checked.differentiated:
+        return checked
     else:
         out, lse = _run_kernels(call, checked)
     return (out, lse) if call.return_lse and lse is not None else out

@@ -12,12 +12,13 @@ from typing import NamedTuple
 from warpattn.errors import AttentionError, Rules
 from warpattn.problem import CheckedCall, Problem
 from warpattn.problem.arch import ARCHS, Arch
+from warpattn.problem.backward import CheckedBackward, Gradients
 from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, Launch, PlanOptions
 from warpattn.problem.limits import check_limits, check_sizes
 from warpattn.problem.operands import Operands
 from warpattn.sequences import Sequence
 
-__all__ = ["Plan", "list_launches", "plan"]
+__all__ = ["Plan", "list_backward_launches", "list_launches", "plan"]
 
 Choose = Callable[[Problem, Arch], Choice]
 ListLaunches = Callable[[CheckedCall, Operands, Sequence, PlanOptions], tuple[Launch, ...]]
@@ -63,6 +64,13 @@ def list_launches(
 ) -> tuple[Launch, ...]:
     """The launches of a checked call on its backend's architecture, in order; operands are `fitted`."""
     return _family(checked.backend.removeprefix("simulate:")).launches(checked, operands, sequence, options)
+
+
+def list_backward_launches(checked: CheckedBackward, x: Gradients, sequence: Sequence) -> tuple[Launch, ...]:
+    """The launches of a checked backward, in order; tensors are `fitted_gradients`."""
+    from warpattn.kernels.sm90.backward.launch import list_backward_launches
+
+    return list_backward_launches(checked, x, sequence)  # rules let no other architecture get here
 
 
 class _Family(NamedTuple):

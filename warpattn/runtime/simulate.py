@@ -14,16 +14,17 @@ from typing import Any, NamedTuple
 from warpattn.errors import AttentionError
 from warpattn.problem import CheckedCall
 from warpattn.problem.arch import triton_target
+from warpattn.problem.backward import CheckedBackward, Gradients, fitted_gradients, write_back
 from warpattn.problem.launch import Launch
 from warpattn.problem.operands import Operands, fitted, without_keys
 from warpattn.runtime.compiler import refusals_named
 from warpattn.runtime.kernel_cache import require_triton
-from warpattn.runtime.plan import list_launches
+from warpattn.runtime.plan import list_backward_launches, list_launches
 from warpattn.sequences import Dense, Sequence
 from warpattn.sim import Report, SimulationError, simulate
 from warpattn.sim.compile import to_ttgir
 
-__all__ = ["Options", "run", "run_launch", "traced"]
+__all__ = ["Options", "run", "run_backward", "run_launch", "traced", "traced_backward"]
 
 PROGRAMS = 4  # of the grid of a persistent kernel: enough for its scheduler to matter, few enough to be quick
 DENSE = Dense()
@@ -41,10 +42,7 @@ class Options(NamedTuple):
 
 def run(checked: CheckedCall, operands: Operands, sequence: Sequence = DENSE) -> None:
     """Compute `operands.out` (and `lse`) with the simulated kernels; AttentionError listing every finding."""
-    report = traced(checked, operands, sequence=sequence)
-    if not report.clean:
-        head = f"the simulated {_arch(checked)} kernel has {len(report.findings)} findings"
-        raise AttentionError(*(f"{head}: {finding}" for finding in report.findings))
+    _raise_findings(traced(checked, operands, sequence=sequence), _arch(checked))
 
 
 def traced(
@@ -61,12 +59,42 @@ def traced(
         without_keys(operands)
         return Report(schedule=options.schedule, seed=options.seed)
     fitting = fitted(operands)
-    reports = [run_launch(launch, options) for launch in list_launches(checked, fitting, sequence)]
+    report = _longest([run_launch(launch, options) for launch in list_launches(checked, fitting, sequence)])
     if fitting.out is not operands.out:
         operands.out.copy_(fitting.out)
+    return report
+
+
+def run_backward(checked: CheckedBackward, x: Gradients, sequence: Sequence = DENSE) -> None:
+    """Compute the gradients of `x` with the simulated kernels; AttentionError listing every finding."""
+    _raise_findings(traced_backward(checked, x, sequence=sequence), f"{_arch(checked.forward)} backward")
+
+
+def traced_backward(
+    checked: CheckedBackward,
+    x: Gradients,
+    options: Options = Options(),  # noqa: B008  immutable
+    sequence: Sequence = DENSE,
+) -> Report:
+    """Simulate the kernels of a backward, as `traced` does those of a forward."""
+    fitting = fitted_gradients(x)
+    launches = list_backward_launches(checked, fitting, sequence)
+    report = _longest([run_launch(launch, options) for launch in launches])
+    write_back(fitting, x)
+    return report
+
+
+def _longest(reports: list[Report]) -> Report:
+    """The report with the most steps, with the findings of all."""
     main = max(reports, key=lambda report: report.steps)
     main.findings = [finding for report in reports for finding in report.findings]
     return main
+
+
+def _raise_findings(report: Report, kernel: str) -> None:
+    if not report.clean:
+        head = f"the simulated {kernel} kernel has {len(report.findings)} findings"
+        raise AttentionError(*(f"{head}: {finding}" for finding in report.findings))
 
 
 def _arch(checked: CheckedCall) -> str:

@@ -12,6 +12,7 @@ CPU a plan runs the reference.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from torch import Tensor
 from warpattn.errors import AttentionError, Rules
 from warpattn.masks import Mask
 from warpattn.problem import Call, CheckedCall, is_latent, validate
+from warpattn.problem.gradients import differentiated, named_inputs, refuse_gradients
 from warpattn.problem.launch import DEFAULT_OPTIONS, PlanOptions
 from warpattn.problem.operands import ALIGNMENT, Operands, addressable, captured, captured_values
 from warpattn.reference import reference
@@ -69,10 +71,11 @@ def _refuse_other(name: str, x: object, like: _Like) -> None:
         raise AttentionError(f"{what}; {rule} on device {device}")
 
 
-def _check_gradients(q: Tensor, k: Tensor, v: Tensor) -> None:
+def _check_gradients(named: Iterable[tuple[str, object]]) -> None:
     """AttentionError if a result would have to carry gradients."""
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        raise AttentionError("an input requires gradients; a plan has no backward: run it under torch.no_grad()")
+    rules = Rules()
+    refuse_gradients(rules, differentiated(named), "a plan has no backward: run it under torch.no_grad()")
+    rules.done()
 
 
 class _ServingPlan:
@@ -80,7 +83,7 @@ class _ServingPlan:
 
     def __init__(self, call: Call, options: PlanOptions = DEFAULT_OPTIONS) -> None:
         checked = validate(call)
-        _check_gradients(call.q, call.k, call.v)
+        _check_gradients(named_inputs(call, captured(checked)))
         self._call, self._checked = call, checked
         q = call.q
         self.out = q.new_empty((*q.shape[:-1], checked.problem.dim_v))
@@ -119,7 +122,8 @@ class _ServingPlan:
         """One step on (q, k, v, indices …)."""
         _check(self._names, tensors, self._like)
         q, k, v, *indices = tensors
-        _check_gradients(q, k, v)
+        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+            _check_gradients(zip(self._names, tensors, strict=True))
         out, lse = self._results(q, k, v, out)
         if self._bound is None:
             self._refer(q, k, v, sequence, out, lse)

@@ -208,7 +208,7 @@ def test_packed_sequences_take_one_row_and_no_padding():
 
 
 def test_a_mask_that_is_defined_after_the_operator_was_imported_compiles():
-    from warpattn.runtime import torch_op  # noqa: F401
+    from warpattn.runtime.torch_op import tracing  # noqa: F401
 
     @dataclass(frozen=True, eq=False)
     class Late(Mask):

@@ -1,0 +1,75 @@
+"""Which inputs of a call require gradients, and what the architectures have of a backward.
+
+    differentiated(named inputs) ─▶ names        () under torch.no_grad()
+    check_gradients(rules, …)                    one sentence with every name, if they cannot be had
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
+
+from warpattn.errors import Rules
+from warpattn.problem.backends import LIMITS, USE_REFERENCE
+from warpattn.problem.problem import Call
+from warpattn.sequences import Sizes
+
+__all__ = ["check_backward", "check_transforms", "differentiated", "named_inputs", "refuse_gradients"]
+
+CAPTURED = "a tensor captured by the score"
+WITHOUT = "or run under torch.no_grad()"
+
+
+def named_inputs(call: Call, captured: Iterable[Tensor]) -> list[tuple[str, object]]:
+    """Every tensor of a call that a gradient could be taken of."""
+    operands = call.sequence.operands(call.q, call.k, call.v)
+    return [*operands.items(), ("sinks", call.sinks), *((CAPTURED, x) for x in captured)]
+
+
+def differentiated(named: Iterable[tuple[str, object]]) -> tuple[str, ...]:
+    """Names of the inputs that require gradients, each once; none while gradients are off."""
+    if not torch.is_grad_enabled():
+        return ()
+    return tuple(dict.fromkeys(name for name, x in named if isinstance(x, Tensor) and x.requires_grad))
+
+
+def refuse_gradients(rules: Rules, names: tuple[str, ...], rule: str) -> None:
+    """Add the rule that gradients of these inputs break."""
+    if names:
+        verb = "requires a gradient" if len(names) == 1 else "require gradients"
+        rules.add(f"{_listed(names)} {verb}", rule)
+
+
+def check_backward(rules: Rules, arch: str, names: tuple[str, ...], sizes: Sizes | None, kind: str) -> None:
+    """What the backward of `arch` takes; `names` require gradients, `sizes` is None where ranks are wrong."""
+    if not names:
+        return
+    backward = LIMITS[arch].backward
+    if backward is None:
+        refuse_gradients(rules, names, f"the {arch} backend has no backward; {USE_REFERENCE}, {WITHOUT}")
+        return
+    if kind not in backward.kinds:
+        rule = f"the backward of the {arch} backend takes {' and '.join(backward.kinds)} sequences, and these are"
+        refuse_gradients(rules, names, f"{rule} {kind}; {USE_REFERENCE}, {WITHOUT}")
+    if sizes is not None and max(sizes.dim_qk, sizes.dim_v) > backward.max_dim:
+        rule = f"the backward of the {arch} backend takes head dims up to {backward.max_dim}, and these are"
+        refuse_gradients(rules, names, f"{rule} {sizes.dim_qk} and {sizes.dim_v}; {USE_REFERENCE}, {WITHOUT}")
+
+
+def check_transforms(rules: Rules, backend: str, named: Iterable[tuple[str, object]]) -> None:
+    """Kernels work on memory, which the tensors of torch.func and of forward-mode AD do not show."""
+    rule = f"the {backend} backend works with torch.autograd's backward only; {USE_REFERENCE} for torch.func"
+    for name, x in named:
+        if isinstance(x, Tensor) and is_functorch_wrapped_tensor(x):
+            rules.add(f"{name} is inside of a torch.func transform", rule)
+            return
+        if isinstance(x, Tensor) and torch.autograd.forward_ad.unpack_dual(x).tangent is not None:
+            rules.add(f"{name} carries a forward-mode tangent", f"{rule} and forward-mode derivatives")
+            return
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,208 @@
+"""The operators `warpattn::attention` and `warpattn::attention_backward`, and what autograd does with them.
+
+    record(call) ── rules, programs of mask and score as text, captured tensors as inputs
+      warpattn::attention(q, k, v, sinks, offsets or tables, mask tensors, score tensors, text) ─▶ out, lse
+        backward ─▶ warpattn::attention_backward ─▶ dq, dk, dv, then those of sinks and score tensors
+
+An operator runs below autograd: the reference is differentiated within the backward one. Selective checkpointing lists
+`torch.ops.warpattn.attention.default` once this module has been imported.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence as Many
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from warpattn.errors import AttentionError
+from warpattn.problem import Call, validate
+from warpattn.runtime import execute
+from warpattn.runtime.call_cache import Result
+from warpattn.runtime.torch_op import program
+from warpattn.runtime.training.gradients import Along, Saved, Wanted, checked_backward, take_gradients
+
+__all__ = ["record"]
+
+
+def record(call: Call) -> tuple[Tensor, Tensor]:
+    """Out and lse of a call through its operator; an empty lse where none is wanted. Values are not checked."""
+    q, k, v, sinks = call.q, call.k, call.v, call.sinks
+    try:
+        checked = validate(call, read_values=False)
+    except AttentionError as error:  # raised when the graph runs: the tracer would bury it
+        return _refuse(q.detach(), v.detach(), repr(error.reasons), call.return_lse is True)
+    mask_tensors, score_tensors = list(checked.mask.tensors), list(checked.score.tensors if checked.score else ())
+    with_lse = call.return_lse or bool(checked.differentiated)  # the backward needs it
+    text = program.write(call, checked, with_lse)
+    return _attention(q, k, v, sinks, list(call.sequence.indices().values()), mask_tensors, score_tensors, text)
+
+
+@torch.library.custom_op("warpattn::attention", mutates_args=())
+def _attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    indices: list[Tensor],
+    mask_tensors: list[Tensor],
+    score_tensors: list[Tensor],
+    call: str,
+) -> tuple[Tensor, Tensor]:
+    """Out and lse in the shapes of the sequence kind, or an empty lse if the call does not ask for it."""
+    with torch.no_grad():
+        result = _run(_called((q, k, v), sinks, indices, mask_tensors, score_tensors, call))
+    out, lse = result if isinstance(result, tuple) else (result, _lse_like(q, False))
+    return out.contiguous(), lse.contiguous()
+
+
+@_attention.register_fake
+def _fake(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    indices: list[Tensor],
+    mask_tensors: list[Tensor],
+    score_tensors: list[Tensor],
+    call: str,
+) -> tuple[Tensor, Tensor]:
+    return q.new_empty((*q.shape[:-1], v.shape[-1])), _lse_like(q, program.has_lse(call))
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    """Called only where an input requires gradients."""
+    q, k, v, sinks, indices, mask_tensors, score_tensors, call = inputs
+    lists = (indices, mask_tensors, score_tensors)
+    ctx.save_for_backward(q, k, v, *output, sinks, *(tensor for listed in lists for tensor in listed))
+    ctx.counts, ctx.call = [len(listed) for listed in lists], call
+
+
+def _backward(ctx: Any, dout: Tensor, dlse: Tensor) -> tuple[Any, ...]:
+    q, k, v, out, lse, sinks, *listed = ctx.saved_tensors
+    needs_q, needs_k, needs_v, needs_sinks, _, _, needs_score, _ = ctx.needs_input_grad
+    indices, mask_tensors, score_tensors = _split(listed, ctx.counts)
+    wanted = [bool(needs_sinks), *(bool(need) for need in needs_score)]
+    lists = (indices, mask_tensors, score_tensors)
+    found = _attention_backward([dout, dlse], [q, k, v, out, lse], sinks, *lists, ctx.call, wanted)
+    dq, dk, dv, *more = found
+    given = iter(more)
+    dsinks, *dscore = [next(given) if want else None for want in wanted]
+    none = ([None] * len(indices), [None] * len(mask_tensors))
+    return dq if needs_q else None, dk if needs_k else None, dv if needs_v else None, dsinks, *none, dscore, None
+
+
+_attention.register_autograd(_backward, setup_context=_save)
+
+
+@torch.library.custom_op("warpattn::attention_backward", mutates_args=())
+def _attention_backward(
+    along: list[Tensor],  # dout and dlse
+    saved: list[Tensor],  # q, k, v, out, lse
+    sinks: Tensor | None,
+    indices: list[Tensor],
+    mask_tensors: list[Tensor],
+    score_tensors: list[Tensor],
+    call: str,
+    wanted: list[bool],  # the sinks' gradient, then that of each score tensor
+) -> list[Tensor]:
+    """dq, dk, dv, and those that are wanted of sinks and score tensors, in this order."""
+    q, k, v, out, lse = saved
+    dsinks, *dscore = wanted
+    score_tensors = [x.detach().requires_grad_(want) for x, want in zip(score_tensors, dscore, strict=True)]
+    again = _called((q, k, v), sinks, indices, mask_tensors, score_tensors, call)
+    with torch.no_grad():
+        checked = validate(again)
+        if checked.backend == "reference":
+            return _of_reference(again, along, score_tensors, wanted)
+        backward = checked_backward(checked, again.deterministic)
+        rows = Saved(q, k, v, out, lse, sinks)
+        found = take_gradients(backward, again.sequence, rows, Along(*along), Wanted(dsinks, tuple(dscore)))
+    more = [found.sinks if dsinks else None, *found.captured]
+    return [found.q, found.k, found.v, *(x for x in more if x is not None)]
+
+
+@_attention_backward.register_fake
+def _fake_backward(
+    along: list[Tensor],
+    saved: list[Tensor],
+    sinks: Tensor | None,
+    indices: list[Tensor],
+    mask_tensors: list[Tensor],
+    score_tensors: list[Tensor],
+    call: str,
+    wanted: list[bool],
+) -> list[Tensor]:
+    some = [x for x, want in zip((sinks, *score_tensors), wanted, strict=True) if want and x is not None]
+    return [torch.empty_like(x) for x in (*saved[:3], *some)]
+
+
+def _of_reference(call: Call, along: list[Tensor], score_tensors: list[Tensor], wanted: list[bool]) -> list[Tensor]:
+    """The same gradients, of the reference by autograd."""
+    leaves = [x.detach().requires_grad_() for x in (call.q, call.k, call.v)]
+    sinks = None if call.sinks is None else call.sinks.detach().requires_grad_(wanted[0])
+    q, k, v = leaves
+    more = [x for x, want in zip((sinks, *score_tensors), wanted, strict=True) if want and x is not None]
+    with _above_autograd(), torch.enable_grad():
+        results = _run(replace(call, q=q, k=k, v=v, sinks=sinks, return_lse=True))
+        pairs = [(x, g) for x, g in zip(results, along, strict=True) if x.requires_grad]
+        every = [*leaves, *more]
+        found = torch.autograd.grad([x for x, _ in pairs], every, [g for _, g in pairs], allow_unused=True)
+    return [torch.zeros_like(x) if g is None else g.contiguous() for x, g in zip(every, found, strict=True)]
+
+
+@torch.library.custom_op("warpattn::refused_attention", mutates_args=())
+def _refuse(q: Tensor, v: Tensor, reasons: str, return_lse: bool) -> tuple[Tensor, Tensor]:
+    """A call that breaks rules."""
+    raise AttentionError(*ast.literal_eval(reasons))
+
+
+@_refuse.register_fake
+def _fake_refusal(q: Tensor, v: Tensor, reasons: str, return_lse: bool) -> tuple[Tensor, Tensor]:
+    return q.new_empty((*q.shape[:-1], *v.shape[-1:])), _lse_like(q, return_lse and q.ndim in (3, 4))
+
+
+def _run(call: Call) -> Result:
+    """A call whose kernels need not know of gradients."""
+    return cast("Result", execute.attend(call))
+
+
+def _above_autograd() -> Any:
+    """A context in which autograd sees what happens, as it does not within operators."""
+    keys, hidden = torch._C.DispatchKey, torch._C._dispatch_tls_local_exclude_set()
+    for key in (keys.AutogradFunctionality, keys.AutogradOther, keys.AutogradNestedTensor, keys.ADInplaceOrView):
+        hidden = hidden.remove(key)
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), hidden)
+
+
+def _called(
+    operands: tuple[Tensor, Tensor, Tensor],
+    sinks: Tensor | None,
+    indices: list[Tensor],
+    mask_tensors: list[Tensor],
+    score_tensors: list[Tensor],
+    text: str,
+) -> Call:
+    """The call that an operator stands for."""
+    q, k, v = operands
+    parsed = program.read(text, tuple(mask_tensors), tuple(score_tensors))
+    tail = parsed.tail
+    sequence = program.sequence_of(parsed.sequence, k, v, indices)
+    options = (tail.scale, tail.return_lse, None, tail.backend, tail.deterministic)
+    return Call(q, k, v, sequence, parsed.mask, parsed.score, sinks, *options)
+
+
+def _lse_like(q: Tensor, wanted: bool) -> Tensor:
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    if not wanted:
+        return q.new_empty(0, dtype=dtype)
+    *batch, rows, heads = q.shape[:-1]  # ragged batches have no batch axis
+    return q.new_empty((*batch, heads, rows), dtype=dtype)
+
+
+def _split(listed: Many[Tensor], counts: Many[int]) -> list[list[Tensor]]:
+    rest = iter(listed)
+    return [[next(rest) for _ in range(count)] for count in counts]

@@ -1,0 +1,121 @@
+"""A call without its tensors as text, for operators: torch hands them tensors, numbers and strings only.
+
+    write(call, checked) ─▶ text        text, tensors ─ read ─▶ Parsed
+
+The text holds the programs of mask and score, the numbers, and the kind of the sequence, so a graph that was compiled
+and stored by another process needs nothing else.
+"""
+
+from __future__ import annotations
+
+import ast
+from functools import lru_cache
+from typing import Any, NamedTuple, cast
+
+from torch import Tensor
+
+from warpattn.language.nodes import Node
+from warpattn.masks import Mask, MaskProgram
+from warpattn.problem import Call, CheckedCall
+from warpattn.scores import Score, ScoreProgram
+from warpattn.sequences import Dense, PagedKV, PagedRagged, Ragged, Sequence
+
+__all__ = ["Parsed", "Tail", "has_lse", "read", "replay", "sequence_of", "write"]
+
+DENSE = Dense()
+
+
+class Tail(NamedTuple):
+    """What a call says beside its tensors, mask, score and sequence."""
+
+    scale: float
+    return_lse: bool
+    backend: str
+    deterministic: bool | None
+
+
+class Parsed(NamedTuple):
+    """A text, read."""
+
+    mask: Mask
+    score: Score | None
+    tail: Tail
+    sequence: tuple[Any, ...]  # kind of the sequence, and its bounds
+
+
+def write(call: Call, checked: CheckedCall, return_lse: bool) -> str:
+    """The text of a call."""
+    sequence = call.sequence
+    tail = (float(checked.scale), return_lse, call.backend, call.deterministic)
+    layout = (sequence.kind, *sequence.bounds())
+    return repr((checked.mask.key, checked.score.key if checked.score else None, tail, layout))
+
+
+def has_lse(text: str) -> bool:
+    """Whether the call returns its LSE."""
+    return Tail(*_literal(text)[2]).return_lse
+
+
+def read(text: str, mask_tensors: tuple[Tensor, ...], score_tensors: tuple[Tensor, ...]) -> Parsed:
+    """A text with its tensors; without any the same objects again, so that launches are remembered."""
+    return _read_plain(text) if not (mask_tensors or score_tensors) else _parse(text, mask_tensors, score_tensors)
+
+
+def sequence_of(kind_and_bounds: tuple[Any, ...], k: Tensor, v: Tensor, indices: list[Tensor]) -> Sequence:
+    """The sequence of a parsed call."""
+    kind, *bounds = kind_and_bounds
+    if kind == Dense.kind:
+        return DENSE
+    if kind == PagedKV.kind:
+        return PagedKV(k, v, *indices)
+    cu_q, *cu_k = indices
+    if kind == PagedRagged.kind:
+        return PagedRagged(PagedKV(k, v, *cu_k), Ragged(cu_q, None, *bounds))
+    return Ragged(cu_q, cu_k[0] if cu_k else None, *bounds)
+
+
+def replay(key: tuple[Any, ...]) -> list[Node]:
+    """The output nodes of a program from its `Program.key`."""
+    code, outputs, _ = key
+    nodes: list[Node] = []
+    for op, dtype, *args in code:
+        if op == "const":
+            text = args[0]
+            args = [text == "True" if dtype == "bool" else float(text) if dtype == "float" else int(text)]
+        elif op != "sym":
+            slot = [args.pop(0)] if op == "load" else []
+            args = slot + [nodes[i] for i in args]
+        nodes.append((op, dtype, *args))
+    return [nodes[i] for i in outputs]
+
+
+@lru_cache(256)
+def _literal(text: str) -> tuple[Any, ...]:
+    return ast.literal_eval(text)
+
+
+def _parse(text: str, mask_tensors: tuple[Tensor, ...], score_tensors: tuple[Tensor, ...]) -> Parsed:
+    mask_key, score_key, tail, sequence = _literal(text)
+    keep, *span = replay(mask_key)
+    mask = _RecordedMask(MaskProgram(keep, cast("Any", tuple(span)), mask_tensors, mask_key))
+    score = None if score_key is None else _RecordedScore(ScoreProgram(replay(score_key)[0], score_tensors, score_key))
+    return Parsed(mask, score, Tail(*tail), sequence)
+
+
+@lru_cache(256)
+def _read_plain(text: str) -> Parsed:
+    return _parse(text, (), ())
+
+
+class _RecordedMask(Mask):
+    """A mask that is only its program."""
+
+    def __init__(self, program: MaskProgram) -> None:
+        self.__dict__["_program"] = program
+
+
+class _RecordedScore(Score):
+    """A score that is only its program."""
+
+    def __init__(self, program: ScoreProgram) -> None:
+        self.__dict__["_program"] = program

@@ -1,0 +1,99 @@
+"""What attention calls do while torch traces them (torch.compile, torch.export): one operator, whatever they capture.
+
+    attend      what `attention`, `attention_varlen` and `attention_paged` do while torch traces them
+      record    runs outside of the tracer, and calls the operator
+
+Masks and scores are pytrees of their tensors: the tracer sees through them, and a graph stays right when captured
+tensors change. Imported when torch traces, because it needs torch._dynamo.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from warpattn.language.expr import Table
+from warpattn.language.traced import Traced
+from warpattn.problem import Call
+from warpattn.runtime.call_cache import Result
+from warpattn.runtime.torch_op import operators
+from warpattn.sequences import Dense, PagedKV, PagedRagged, Ragged, Sequence
+
+__all__ = ["attend"]
+
+
+def attend(call: Call) -> Result:
+    """A call as an operator of the graph that is being traced, without a look at values of lengths and tables."""
+    _learn_kinds()
+    result, lse = _record(call)
+    if call.out is not None:
+        result = call.out.copy_(result)
+    return (result, lse) if call.return_lse else result
+
+
+_record = torch._dynamo.nonstrict_trace(operators.record)
+
+
+def _flatten(value: Any) -> tuple[list[Any], tuple[Any, ...]]:
+    """(tensors, numbers, masks, scores and sequences inside of a value, everything else)."""
+    children: list[Any] = []
+    fields = [(field.name, _split(getattr(value, field.name), children)) for field in dataclasses.fields(value)]
+    return children, (type(value), tuple(fields))
+
+
+def _split(value: Any, children: list[Any]) -> tuple[str, Any]:
+    # The tracer may keep numbers open, too; it wants them where tensors are.
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if number or isinstance(value, Tensor | Traced | Table | Sequence):
+        children.append(value)
+        return "child", len(children) - 1
+    if isinstance(value, tuple):
+        return "tuple", tuple([_split(x, children) for x in value])
+    return "plain", value
+
+
+def _unflatten(children: Iterable[Any], context: tuple[Any, ...]) -> Any:
+    kind, fields = context
+    listed, value = list(children), object.__new__(kind)
+    for name, part in fields:
+        object.__setattr__(value, name, _joined(part, listed))
+    return value
+
+
+def _joined(part: tuple[str, Any], children: list[Any]) -> Any:
+    kind, value = part
+    if kind == "tuple":
+        return tuple([_joined(x, children) for x in value])
+    if kind == "plain":
+        return value
+    child = children[value]
+    if isinstance(child, torch.SymInt | torch.SymFloat):  # the graph is made for this number
+        return int(child) if isinstance(child, torch.SymInt) else float(child)
+    return child
+
+
+def _kinds(base: type) -> Iterator[type]:
+    for kind in base.__subclasses__():
+        yield kind
+        yield from _kinds(kind)
+
+
+@torch.compiler.assume_constant_result  # run, not traced, whenever a call is traced
+def _learn_kinds() -> bool:
+    """Masks and scores that were defined since, by users and adapters, become pytrees, too."""
+    for kind in _kinds(Traced):
+        if dataclasses.is_dataclass(kind) and kind not in _known:
+            _known.add(kind)
+            pytree.register_pytree_node(kind, _flatten, _unflatten)
+    return True
+
+
+_known: set[type] = set()
+for _kind in (Call, Table, Dense, Ragged, PagedKV, PagedRagged):
+    pytree.register_pytree_node(_kind, _flatten, _unflatten)
+_learn_kinds()

@@ -1,0 +1,1 @@
+"""Gradients of calls that kernels run: autograd's function, the backward's launches, gradients of captured tensors."""

@@ -1,0 +1,92 @@
+"""Calls whose inputs require gradients of kernels: autograd's function around the forward's and the backward's.
+
+    train ─┬▶ _Attention.forward    execute.attend, with the LSE; saves q, k, v, out, lse, sinks, captured tensors
+           └▶ _Attention.backward   take_gradients: dq, dk, dv, dsinks, those of captured tensors
+
+Where torch looks at operators (selective checkpointing, fake tensors, `make_fx`), the call is the operator
+`warpattn::attention` instead, which has the same gradients.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+from typing import cast as typed
+
+import torch
+from torch import Tensor
+
+from warpattn.errors import AttentionError
+from warpattn.problem import Call, CheckedCall
+from warpattn.problem.backward import CheckedBackward
+from warpattn.runtime import execute
+from warpattn.runtime.call_cache import Result
+from warpattn.runtime.training.gradients import Along, Saved, Wanted, checked_backward, take_gradients
+from warpattn.sequences import Sequence
+
+__all__ = ["train"]
+
+
+
+class _Job(NamedTuple):
+    """What a backward keeps of its call beside tensors that autograd saves."""
+
+    checked: CheckedCall
+    sequence: Sequence
+    deterministic: bool | None
+
+
+def train(call: Call, checked: CheckedCall) -> Result:
+    """Out, or (out, lse), with gradients; `checked` is what `execute.attend` made of the call."""
+    if torch._C._len_torch_dispatch_stack():
+        from warpattn.runtime.torch_op import operators  # registers them, which takes milliseconds
+
+        out, lse = operators.record(call)
+    else:
+        captured = () if checked.score is None else checked.score.tensors
+        out, lse = _Attention.apply(call, checked, call.q, call.k, call.v, call.sinks, *captured)
+    return (out, lse) if call.return_lse else out
+
+
+class _Attention(torch.autograd.Function):
+    """Out and LSE of a call. Its tensors are arguments of their own, so that autograd sees them."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, checked: CheckedCall, *tensors: Tensor | None) -> Any:
+        q, k, v, sinks, *captured = tensors
+        out, lse = typed("tuple[Tensor, Tensor]", execute.attend(replace(call, return_lse=True)))
+        ctx.save_for_backward(q, k, v, out, lse, sinks, *captured)
+        ctx.set_materialize_grads(False)
+        ctx.job = _Job(checked, call.sequence, call.deterministic)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        job: _Job = ctx.job
+        _, _, *needed = ctx.needs_input_grad
+        checked: CheckedBackward = checked_backward(job.checked, job.deterministic)
+        saved = Saved(*ctx.saved_tensors[:6])
+        wanted = Wanted(needed[3], tuple(needed[4:]))
+        with torch.no_grad():
+            found = take_gradients(checked, job.sequence, saved, Along(*gradients), wanted)
+        given = (found.q, found.k, found.v, found.sinks, *found.captured)
+        given = tuple(x if need else None for x, need in zip(given, needed, strict=True))
+        if torch.is_grad_enabled():  # create_graph=True
+            given = _Once.apply(*(x if x is None else x.requires_grad_() for x in given))
+        return None, None, *given
+
+
+class _Once(torch.autograd.Function):
+    """Gradients as they are, which cannot be differentiated: there is no such formula.
+
+    torch's `once_differentiable` lets them pass as constants where dout requires no gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *gradients: Tensor | None) -> Any:
+        return gradients
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor | None) -> Any:
+        rule = 'take them once, or use backend="reference"'
+        raise AttentionError(f"the gradients of attention kernels are differentiated again; {rule}")

@@ -1,0 +1,107 @@
+"""Gradients of one call by kernels: from what its forward left and the gradients of its results.
+
+    Saved, Along ─┬─ CheckedBackward, Gradients ─▶ launches on a card or in the simulator ─▶ dq, dk, dv, dsinks
+                  └─ captured.py ─────────────────────────────────────────────────────────▶ those of captured tensors
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from warpattn.problem import CheckedCall
+from warpattn.problem.backward import CheckedBackward, Gradients, fitted_gradients, without_tiles, write_back
+from warpattn.runtime import cuda
+from warpattn.runtime.bound_launches import launch_all
+from warpattn.runtime.plan import list_backward_launches
+from warpattn.runtime.training.captured import captured_gradients
+from warpattn.sequences import Sequence
+
+__all__ = ["Along", "Found", "Saved", "Wanted", "checked_backward", "take_gradients"]
+
+
+class Saved(NamedTuple):
+    """What the backward needs of the forward, in its shapes; lse is fp32."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    lse: Tensor
+    sinks: Tensor | None
+
+
+class Along(NamedTuple):
+    """Gradients of the results; None is 0."""
+
+    dout: Tensor | None
+    dlse: Tensor | None
+
+
+class Wanted(NamedTuple):
+    """Gradients to take beside those of q, k and v: of the sinks, and of each tensor that the score captured."""
+
+    sinks: bool
+    captured: tuple[bool, ...]
+
+
+class Found(NamedTuple):
+    """Gradients in the shapes and dtypes of what they are of; None where none is wanted."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    sinks: Tensor | None
+    captured: tuple[Tensor | None, ...]
+
+
+def checked_backward(forward: CheckedCall, deterministic: bool | None) -> CheckedBackward:
+    """The backward of a checked call; `deterministic` None: as torch's switch says now."""
+    if deterministic is None:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+    score = forward.score
+    slope = None
+    if score is not None and score.derivative.constant_slope != 1.0:
+        slope = score.derivative.program(score.derivative.slope)
+    return CheckedBackward(forward, slope, deterministic)
+
+
+def take_gradients(checked: CheckedBackward, sequence: Sequence, saved: Saved, along: Along, wanted: Wanted) -> Found:
+    """The gradients of sum(dout * out) + sum(dlse * lse), on torch's current stream of the operands' device."""
+    dout = torch.zeros_like(saved.out) if along.dout is None else along.dout.detach()
+    dlse = None if along.dlse is None else along.dlse.detach()
+    x = Gradients(
+        *[tensor.detach() for tensor in saved[:5]],
+        dout=dout,
+        dlse=dlse,
+        sinks=None if saved.sinks is None else saved.sinks.detach(),
+        dq=torch.empty_like(saved.q),
+        dk=torch.empty_like(saved.k),
+        dv=torch.empty_like(saved.v),
+        dsinks=torch.empty_like(saved.sinks, dtype=torch.float32) if wanted.sinks and saved.sinks is not None else None,
+    )
+    _run(checked, sequence, x)
+    dsinks = None if x.dsinks is None or saved.sinks is None else x.dsinks.to(saved.sinks.dtype)
+    captured: tuple[Tensor | None, ...] = (None,) * len(wanted.captured)
+    if any(wanted.captured):
+        captured = captured_gradients(checked.forward, sequence, x, wanted.captured)
+    return Found(x.dq, x.dk, x.dv, dsinks, captured)
+
+
+def _run(checked: CheckedBackward, sequence: Sequence, x: Gradients) -> None:
+    """Write dq, dk, dv and dsinks of `x`."""
+    if x.q.numel() == 0 or x.k.numel() == 0:
+        without_tiles(x)
+    elif checked.forward.backend.startswith("simulate:"):
+        from warpattn.runtime import simulate  # imports NumPy and Triton
+
+        simulate.run_backward(checked, x, sequence)
+    else:
+        device = x.q.get_device()
+        with contextlib.nullcontext() if cuda.current_device() == device else torch.cuda.device(device):
+            fitting = fitted_gradients(x)
+            launch_all(list_backward_launches(checked, fitting, sequence), device)
+            write_back(fitting, x)
