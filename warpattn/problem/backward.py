@@ -18,9 +18,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from warpattn.language.derivative import differentiate
 from warpattn.language.nodes import Program
-from warpattn.problem.operands import addressable, programs
+from warpattn.problem.operands import addressable
 from warpattn.problem.problem import CheckedCall
 
 __all__ = ["CheckedBackward", "Gradients", "fitted_gradients", "fp32_fields", "without_tiles", "write_back"]
@@ -62,12 +61,10 @@ class CheckedBackward:
     @classmethod
     def of(cls, forward: CheckedCall, deterministic: bool) -> CheckedBackward:
         """The backward of a checked forward call, with the score's derivative."""
-        score = programs(forward)[1]
-        if score is None:
+        if forward.score is None or forward.score.derivative.constant_slope == 1.0:
             return cls(forward, None, deterministic)
-        derivative = differentiate(score.outputs[0], score.tensors)
-        one = derivative.constant_slope == 1.0
-        return cls(forward, None if one else derivative.program(derivative.slope), deterministic)
+        derivative = forward.score.derivative
+        return cls(forward, derivative.program(derivative.slope), deterministic)
 
     @property
     def key(self) -> Hashable:

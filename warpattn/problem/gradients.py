@@ -6,18 +6,20 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from warpattn.errors import Rules
+from warpattn.errors import AttentionError, Rules
 from warpattn.problem.backends import LIMITS, USE_REFERENCE
 from warpattn.problem.problem import Call
 from warpattn.sequences import Sizes
 
-__all__ = ["check_backward", "check_transforms", "differentiated", "named_inputs", "refuse_gradients"]
+__all__ = ["are_deterministic", "check_backward", "check_deterministic", "check_transforms", "differentiated",
+           "named_inputs", "refuse_gradients"]  # fmt: skip
 
 CAPTURED = "a tensor captured by the score"
 WITHOUT = "or run under torch.no_grad()"
@@ -57,6 +59,46 @@ def check_backward(rules: Rules, arch: str, names: tuple[str, ...], sizes: Sizes
     if sizes is not None and max(sizes.dim_qk, sizes.dim_v) > backward.max_dim:
         rule = f"the backward of the {arch} backend takes head dims up to {backward.max_dim}, and these are"
         refuse_gradients(rules, names, f"{rule} {sizes.dim_qk} and {sizes.dim_v}; {USE_REFERENCE}, {WITHOUT}")
+
+
+def check_deterministic(rules: Rules, arch: str, wanted: bool | None) -> None:
+    """Whether gradients that have to be deterministic can be, see `are_deterministic`."""
+    if _must_be_deterministic(wanted) and not _only_warns(wanted):
+        backward = LIMITS[arch].backward
+        rules.require(backward is None or backward.deterministic, _who(wanted), _rule(arch))
+
+
+def are_deterministic(arch: str, wanted: bool | None) -> bool:
+    """Whether gradients have to be deterministic: `wanted`, or what torch's switch says now where that is None.
+
+    AttentionError where the backward of `arch` is not; a warning with torch's `warn_only`.
+    """
+    if not _must_be_deterministic(wanted):
+        return False
+    backward = LIMITS[arch].backward
+    if backward is not None and backward.deterministic:
+        return True
+    sentence = f"{_who(wanted)}; {_rule(arch)}"
+    if not _only_warns(wanted):
+        raise AttentionError(sentence)
+    warnings.warn(sentence, stacklevel=2)
+    return False
+
+
+def _must_be_deterministic(wanted: bool | None) -> bool:
+    return torch.are_deterministic_algorithms_enabled() if wanted is None else wanted
+
+
+def _only_warns(wanted: bool | None) -> bool:
+    return wanted is None and torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def _who(wanted: bool | None) -> str:
+    return "torch.use_deterministic_algorithms is on" if wanted is None else "Backend.deterministic is True"
+
+
+def _rule(arch: str) -> str:
+    return f"the backward of the {arch} backend adds to the gradient of q in any order; {USE_REFERENCE}"
 
 
 def check_transforms(rules: Rules, backend: str, named: Iterable[tuple[str, object]]) -> None:

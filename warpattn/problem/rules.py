@@ -28,6 +28,7 @@ from warpattn.problem.backends import (
 )
 from warpattn.problem.gradients import (
     check_backward,
+    check_deterministic,
     check_transforms,
     differentiated,
     named_inputs,
@@ -221,7 +222,10 @@ def _check_gradients(
         refuse_gradients(rules, wanted, "gradients need a fresh output: leave out=None")
     if backend is not None and backend != "reference":
         check_transforms(rules, backend, inputs)
-        check_backward(rules, backend.removeprefix("simulate:"), names, sizes, call.sequence.kind)
+        arch = backend.removeprefix("simulate:")
+        check_backward(rules, arch, names, sizes, call.sequence.kind)
+        if names:
+            check_deterministic(rules, arch, call.deterministic)
     return names
 
 

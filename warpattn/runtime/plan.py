@@ -70,7 +70,8 @@ def list_backward_launches(checked: CheckedBackward, x: Gradients, sequence: Seq
     """The launches of a checked backward, in order; tensors are `fitted_gradients`."""
     from warpattn.kernels.sm90.backward.launch import list_backward_launches
 
-    return list_backward_launches(checked, x, sequence)  # rules let no other architecture get here
+    assert sequence.kind == "dense"  # rules let nothing else get here, and no other architecture
+    return list_backward_launches(checked, x)
 
 
 class _Family(NamedTuple):

@@ -155,7 +155,7 @@ DENSE: list[tuple[str, Change, tuple[str, ...]]] = [
      ("q has head_dim 12", "multiples of 8 up to 256")),
     ("gfx950 on the CPU", set_(backend="gfx950"), ("q is on cpu", "an AMD gfx950")),
     ("simulated head dim", set_(backend="simulate:sm100", v=tensor(B, SK, HKV, 136)), ("head_dim 136", "up to 128")),
-    ("sm90 gradients", set_(backend="sm90", k=tensor(B, SK, HKV, D, requires_grad=True)),
+    ("sm100 gradients", set_(backend="sm100", k=tensor(B, SK, HKV, D, requires_grad=True)),
      ("k requires a gradient", 'backend="reference"')),
     ("sinks a list", set_(sinks=[0.0] * HQ), ("sinks is a list", "torch.Tensor")),
     ("sinks rank", set_(sinks=tensor(1, HQ)), ("sinks has shape (1, 4)", "rank 1")),

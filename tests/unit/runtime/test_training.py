@@ -17,6 +17,7 @@ from tests.cases import SCORES, Case
 from tests.gradients import check_gradients, weights
 from tests.unit.api.test_gradients import attend, require, taken
 from tests.unit.runtime.gradient_double import Double, install
+from warpattn.problem.backends import LIMITS, BackwardLimits
 
 BASE = Case(batch=2, seq_q=21, seq_k=25, heads_q=4, heads_kv=2, dim=16, dim_v=24, dtype=torch.bfloat16)
 SIM = "simulate:sm90"
@@ -158,6 +159,26 @@ def test_deterministic(given, switch, expected, double):
     finally:
         torch.use_deterministic_algorithms(False)
     assert double.checked.deterministic is expected
+
+
+def test_determinism_that_a_backward_lacks(double, monkeypatch):
+    limits = LIMITS["sm90"]
+    monkeypatch.setitem(LIMITS, "sm90", replace(limits, backward=BackwardLimits(("dense",), 128, deterministic=False)))
+    q, k, v = leaves()
+    with pytest.raises(wa.AttentionError, match=r"Backend\.deterministic is True; the backward of the sm90"):
+        wa.attention(q, k, v, backend=wa.Backend(SIM, deterministic=True))
+    out = wa.attention(q, k, v, backend=SIM)
+    try:
+        torch.use_deterministic_algorithms(True)
+        with pytest.raises(wa.AttentionError, match=r"torch\.use_deterministic_algorithms is on; the backward"):
+            wa.attention(q, k, v, backend=SIM)
+        with pytest.raises(wa.AttentionError, match=r"torch\.use_deterministic_algorithms is on; the backward"):
+            out.float().sum().backward(retain_graph=True)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        with pytest.warns(UserWarning, match=r"torch\.use_deterministic_algorithms is on; the backward"):
+            out.float().sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_the_slope_goes_to_the_kernel(double):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from warpattn.problem import CheckedCall
 from warpattn.problem.backward import CheckedBackward, Gradients, fitted_gradients, without_tiles, write_back
+from warpattn.problem.gradients import are_deterministic
 from warpattn.runtime import cuda
 from warpattn.runtime.bound_launches import launch_all
 from warpattn.runtime.plan import list_backward_launches
@@ -60,13 +61,8 @@ class Found(NamedTuple):
 
 def checked_backward(forward: CheckedCall, deterministic: bool | None) -> CheckedBackward:
     """The backward of a checked call; `deterministic` None: as torch's switch says now."""
-    if deterministic is None:
-        deterministic = torch.are_deterministic_algorithms_enabled()
-    score = forward.score
-    slope = None
-    if score is not None and score.derivative.constant_slope != 1.0:
-        slope = score.derivative.program(score.derivative.slope)
-    return CheckedBackward(forward, slope, deterministic)
+    arch = forward.backend.removeprefix("simulate:")
+    return CheckedBackward.of(forward, are_deterministic(arch, deterministic))
 
 
 def take_gradients(checked: CheckedBackward, sequence: Sequence, saved: Saved, along: Along, wanted: Wanted) -> Found:

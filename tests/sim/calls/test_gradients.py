@@ -1,0 +1,50 @@
+"""`backend="simulate:sm90"` gives gradients on CPU tensors: the kernels of the backward as autograd calls them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import warpattn as wa
+from tests.cases import Case
+from tests.gradients import check_gradients, weights
+from tests.unit.api.test_gradients import attend, require, taken
+
+pytest.importorskip("triton")
+
+BASE = Case(batch=1, seq_q=70, seq_k=140, heads_q=2, heads_kv=1, dim=64, dtype=torch.bfloat16, mask="causal")
+CASES = [
+    replace(BASE, score="alibi-slopes", sinks=True),
+    replace(BASE, dim=40, mask="window", score="softcap", layout="sliced", dtype=torch.float16),
+    replace(BASE, score="custom", mask="documents"),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_gradients(case):
+    inputs = require(case.build())
+    dout, dlse = weights(inputs)
+    check_gradients(inputs, taken(inputs, attend(inputs, "simulate:sm90"), dout, dlse), dout, dlse)
+
+
+def test_a_module_that_is_trained():
+    """Views of one projection, a loss of the output alone, and gradients that reach the weight."""
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(64, 3 * 64).bfloat16()
+    x = torch.randn(1, 50, 64).bfloat16()
+    found = []
+    for backend in ("simulate:sm90", "reference"):
+        linear.zero_grad()
+        q, k, v = linear(x).unflatten(-1, (3, 1, 64)).unbind(2)
+        wa.attention(q, k, v, mask=wa.Causal(), backend=backend).float().square().sum().backward()
+        assert linear.weight.grad is not None
+        found.append(linear.weight.grad.float())
+    assert (found[0] - found[1]).norm() < 0.02 * found[1].norm()
+
+
+def test_what_has_no_gradient_yet_is_one_error():
+    q = torch.randn(1, 8, 1, 192).bfloat16().requires_grad_()
+    with pytest.raises(wa.AttentionError, match="q, k and v require gradients; the backward of the sm90 backend"):
+        wa.attention(q, q, q, backend="simulate:sm90")
