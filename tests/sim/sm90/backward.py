@@ -1,6 +1,7 @@
 """Runs the project's Hopper backward in the simulator: the host side of its launches, without a GPU."""
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from warpattn.problem.launch import Launch
 from warpattn.reference import reference
 from warpattn.runtime.simulate import Options, run_launch
 from warpattn.scores import Score
-from warpattn.sequences import Dense
+from warpattn.sequences import Dense, Ragged, Sequence
 from warpattn.sim import Report
 
 LIMIT = 2.0  # times the error of the same gradients in the operands' own dtype, as in `tests/oracle.py`
@@ -40,6 +41,14 @@ class Case:
     dlse: bool = False
     deterministic: bool = False
     limit: float = LIMIT
+    lengths: tuple[tuple[int, int], ...] = ()  # queries and keys of each sequence, where they are end to end
+
+    @property
+    def sequence(self) -> Sequence:
+        if not self.lengths:
+            return Dense()
+        offsets = [torch.tensor([0, *accumulate(part)], dtype=torch.int32) for part in zip(*self.lengths, strict=True)]
+        return Ragged(*offsets)
 
     def inputs(self) -> dict[str, Tensor]:
         """q, k, v, dout and, if the case has them, sinks and dlse."""
@@ -49,17 +58,20 @@ class Case:
             return torch.randn(sizes, generator=generator)
 
         dim_v = self.dim_v or self.dim
+        batch = () if self.lengths else (self.batch,)
+        lengths = self.lengths or ((self.seq_q, self.seq_k),)
+        rows, keys = (sum(part) for part in zip(*lengths, strict=True))
         made = {
-            "q": draw(self.batch, self.seq_q, self.heads, self.dim),
-            "k": draw(self.batch, self.seq_k, self.heads_kv, self.dim),
-            "v": draw(self.batch, self.seq_k, self.heads_kv, dim_v),
-            "dout": draw(self.batch, self.seq_q, self.heads, dim_v),
+            "q": draw(*batch, rows, self.heads, self.dim),
+            "k": draw(*batch, keys, self.heads_kv, self.dim),
+            "v": draw(*batch, keys, self.heads_kv, dim_v),
+            "dout": draw(*batch, rows, self.heads, dim_v),
         }
         made = {name: x.to(self.dtype) for name, x in made.items()}
         if self.sinks:
             made["sinks"] = draw(self.heads)
         if self.dlse:
-            made["dlse"] = draw(self.batch, self.heads, self.seq_q)
+            made["dlse"] = draw(*batch, self.heads, rows)
         return made
 
 
@@ -68,7 +80,7 @@ def gradients(case: Case, inputs: dict[str, Tensor], dtype: torch.dtype) -> dict
     leaves = {name: inputs[name].to(dtype).requires_grad_() for name in ("q", "k", "v", "sinks") if name in inputs}
     out, lse = reference(
         leaves["q"], leaves["k"], leaves["v"], mask=case.mask, score=case.score, sinks=leaves.get("sinks"),
-        scale=case.scale, dtype=dtype,
+        scale=case.scale, dtype=dtype, sequence=case.sequence,
     )  # fmt: skip
     roots, seeds = [out], [inputs["dout"].to(dtype)]
     if case.dlse:
@@ -83,8 +95,8 @@ def gradients(case: Case, inputs: dict[str, Tensor], dtype: torch.dtype) -> dict
 def checked(case: Case, inputs: dict[str, Tensor]) -> CheckedCall:
     """The forward's checked call."""
     call = Call(
-        inputs["q"], inputs["k"], inputs["v"], Dense(), case.mask, case.score, inputs.get("sinks"), case.scale, True,
-        None, "simulate:sm90",
+        inputs["q"], inputs["k"], inputs["v"], case.sequence, case.mask, case.score, inputs.get("sinks"), case.scale,
+        True, None, "simulate:sm90",
     )  # fmt: skip
     return validate(call)
 
@@ -102,7 +114,7 @@ def operands(case: Case, inputs: dict[str, Tensor], truth: dict[str, Tensor]) ->
 def launches(case: Case, x: Gradients, inputs: dict[str, Tensor]) -> tuple[Launch, ...]:
     """The launches of a case on fitted tensors."""
     forward = checked(case, inputs)
-    return list_backward_launches(CheckedBackward.of(forward, case.deterministic), x)
+    return list_backward_launches(CheckedBackward.of(forward, case.deterministic), x, case.sequence)
 
 
 def simulated(case: Case, **options: Any) -> tuple[list[Report], dict[str, float]]:
@@ -133,7 +145,7 @@ def plain_gradients(case: Case, inputs: dict[str, Tensor], dtype: torch.dtype) -
     leaves = {name: inputs[name].to(dtype).requires_grad_() for name in ("q", "k", "v")}
     sinks = inputs["sinks"].clone().requires_grad_() if case.sinks else None
     given = Inputs(
-        leaves["q"], leaves["k"], leaves["v"], mask=case.mask, score=case.score, sinks=sinks, scale=case.scale
+        leaves["q"], leaves["k"], leaves["v"], case.sequence, case.mask, case.score, sinks, case.scale
     )
     out, lse = plain(given, dtype)
     loss = (out * inputs["dout"].to(dtype)).sum()

@@ -36,11 +36,17 @@ CASES = {
     "bias": Case(140, 140, score=Bias(torch.randn(1, 1, 140, 140, generator=torch.Generator().manual_seed(2)))),
     "custom-score": Case(140, 140, score=CustomScore(lambda s, b, h, q, k: s * 2 + 0.01 * k), mask=Causal()),
     "negative-scale": Case(140, 140, scale=-0.125),
+    "ragged": Case(0, 0, lengths=((100, 100), (0, 0), (30, 30), (200, 200)), heads=2, heads_kv=1, mask=Causal()),
+    "ragged-cross": Case(
+        0, 0, lengths=((100, 150), (0, 40), (30, 0), (20, 200), (130, 30)), dim=128, heads=2, heads_kv=2, mask=Causal(),
+        sinks=True, dlse=True,
+    ),
+    "ragged-window": Case(0, 0, lengths=((300, 300), (70, 70)), mask=SlidingWindow(70), score=SoftCap(3.0), limit=3.0),
 }
 # Every config, mask and score occurs in one of these.
 DRAWN = (
     "full-128", "groups", "odd-dims", "tiny", "documents", "holes", "nothing-visible", "sinks", "lse", "soft-cap",
-    "custom-score", "negative-scale",
+    "custom-score", "negative-scale", "ragged", "ragged-cross",
 )  # fmt: skip
 
 

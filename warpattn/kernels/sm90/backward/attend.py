@@ -14,7 +14,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
-from ...nvidia.pipelines import PipelineState, consumer_state, producer_state
+from ...nvidia.pipelines import PipelineState, consumer_state
 from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import as_quads, pack, unpack
 from ..layouts import accumulator_layout, element_type, operand_layout
@@ -38,19 +38,6 @@ class Sums:
     dv: gl.tensor
 
 
-@gluon.aggregate
-class Slots:
-    """The slots of the current tile."""
-
-    q: PipelineState
-    do: PipelineState
-    ds: PipelineState
-
-    @gluon.jit
-    def step(self):
-        return Slots(self.q.step(), self.do.step(), self.ds.step())
-
-
 @gluon.jit
 def attend_role(ctx, wg: gl.constexpr):
     """Gradients of the warpgroup's keys and values; dS of every tile goes to `reduce`."""
@@ -61,39 +48,39 @@ def attend_role(ctx, wg: gl.constexpr):
         gl.zeros([config.rows, config.padded], gl.float32, layout),
         gl.zeros([config.rows, config.padded], gl.float32, layout),
     )
-    slots = Slots(consumer_state(STAGES), consumer_state(STAGES), producer_state(STAGES))
-    rings.q.consumer_wait(slots.q)
-    visit = read_visit(ctx, slots.q)
+    state = consumer_state(STAGES)  # of the rings of Q, dO and dS: they have equally many slots
+    rings.q.consumer_wait(state)
+    visit = read_visit(ctx, state)
     if visit.row >= 0:
         rings.k.consumer_wait(consumer_state(1))
-        s = warpgroup_mma_wait(0, deps=(start_scores(ctx, slots.q, wg),))
-        weights = attend(ctx, s, slots.q, visit, wg)
+        s = warpgroup_mma_wait(0, deps=(start_scores(ctx, state, wg),))
+        weights = attend(ctx, s, state, visit, wg)
         rings.v.consumer_wait(consumer_state(1))
         while visit.more():
-            dk, dv, ds = start_tile(ctx, sums, weights, slots, wg)
-            following = slots.q.step()
+            dk, dv, ds = start_tile(ctx, sums, weights, state, wg)
+            following = state.step()
             rings.q.consumer_wait(following)
             visit = read_visit(ctx, following)
             s = start_scores(ctx, following, wg)
             dk = warpgroup_mma_wait(1, deps=(dk, ds))[0]
-            rings.q.consumer_release(slots.q)
+            rings.q.consumer_release(state)
             s = warpgroup_mma_wait(0, deps=(s,))
             weights = attend(ctx, s, following, visit, wg)
             sums = Sums(dk, dv)
-            slots = slots.step()
-        dk, dv, ds = start_tile(ctx, sums, weights, slots, wg)
+            state = following
+        dk, dv, ds = start_tile(ctx, sums, weights, state, wg)
         sums = Sums(warpgroup_mma_wait(0, deps=(dk, ds))[0], dv)
     store_key_gradients(ctx, sums, wg)
 
 
 @gluon.jit
-def start_tile(ctx, sums, weights, slots, wg: gl.constexpr):
+def start_tile(ctx, sums, weights, state, wg: gl.constexpr):
     """dP, dV and dS of a tile, and start dK: (dK, which may be read after a wait; dV; packed dS)."""
     config: gl.constexpr = ctx.config
     rings = ctx.rings
-    rings.do.consumer_wait(slots.do)
-    dp = start_value_scores(ctx, slots.do, wg)
-    do = rings.do.tile(slots.do).reshape([config.block_m, config.padded])
+    rings.do.consumer_wait(state)
+    dp = start_value_scores(ctx, state, wg)
+    do = rings.do.tile(state).reshape([config.block_m, config.padded])
     dv = warpgroup_mma(operand(weights.p, config), do, sums.dv, is_async=True)
     dp = warpgroup_mma_wait(1, deps=(dp,))
     product = fp32(weights.p, config) * dp
@@ -101,13 +88,13 @@ def start_tile(ctx, sums, weights, slots, wg: gl.constexpr):
         product = product * fp32(weights.slope[0], config)
     # dS takes the registers of P: nothing is packed before dV has read P.
     dv, _, product = warpgroup_mma_wait(0, deps=(dv, weights.p, product))
-    rings.do.consumer_release(slots.do)
+    rings.do.consumer_release(state)
     ds = pack(as_quads(product), element_type(config.element))
-    rings.ds.producer_acquire(slots.ds)
-    rings.ds.tile(slots.ds, wg).store(tile_of(ds, config))
+    rings.ds.producer_acquire(PipelineState(state.index, state.phase ^ 1, STAGES))
+    rings.ds.tile(state, wg).store(tile_of(ds, config))
     fence_async_shared()
-    rings.ds.producer_commit(slots.ds)
-    q = rings.q.tile(slots.q).reshape([config.block_m, config.padded])
+    rings.ds.producer_commit(state)
+    q = rings.q.tile(state).reshape([config.block_m, config.padded])
     dk = warpgroup_mma(operand(ds, config), q, sums.dk, is_async=True)
     return dk, dv, ds
 

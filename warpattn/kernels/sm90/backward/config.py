@@ -21,7 +21,7 @@ from warpattn.problem.element import ELEMENT_OF, Element
 from warpattn.problem.launch import Choice
 from warpattn.problem.operands import COPY_RULE
 
-from ..prefill.config import CONSUMER_ROWS, pad_dim
+from ..prefill.config import CONSUMER_ROWS, is_masked, pad_dim
 
 CONSUMERS = 2
 STAGES = 2  # slots of each ring: this tile's and the next one's
@@ -29,8 +29,8 @@ VISITS = 2 * STAGES  # records of query tiles: `reduce` reads one while the load
 VISIT_FIELDS = 3  # int32 of a record: first row (-1: no tile at all), query head, flags
 MASKED, MORE = 1, 2  # the flags: the tile needs the mask; another tile follows
 ROWS = 32  # of a program of the kernels before and after the main one
-PADDING = 128  # that the numbers of rows are padded to: a query tile at most
-SINK_PARTS = 128  # parts of a sink's gradient that are loaded at once
+PADDING = 128  # rows that sequences are padded to where the kernels keep numbers of their own: a query tile at most
+LANES = 128  # sequences, or parts of a sink's gradient, that are loaded at once
 MAX_DIM = 128
 SEARCH = 32  # query tiles whose spans the loader tests at once, one a lane
 
@@ -51,6 +51,8 @@ class BackwardConfig:
     attend_registers: int
     reduce_registers: int
     load_registers: int
+    rotate: bool  # begin with the query tile beside the own keys instead of the first
+    ragged: bool  # sequences end to end
 
     @cached_property
     def padded(self) -> int:
@@ -103,17 +105,23 @@ class BackwardShape(NamedTuple):
     seq_k: Any
     heads_q: Any
     group: Any  # query heads of a key head
-    n_tiles: Any  # key tiles of a head
-    heads: Any  # key heads of the whole batch
-    section: Any  # key heads whose tiles are numbered together
+    tiles: Any  # key tiles of a head; of all sequences at most where they are end to end
+
+
+class Sequences(NamedTuple):
+    """Where sequences end to end begin, int32 (batch + 1,), and the list of their key tiles, see `key_tiles.py`."""
+
+    cu_q: Any
+    cu_k: Any
+    tiles: Any
 
 
 class RowShape(NamedTuple):
     """The `shape` argument of the kernels before and after the main one, int32."""
 
     batch: Any
-    seq_q: Any
-    padded_q: Any  # rows of shift and delta
+    seq_q: Any  # or all queries, where they are end to end
+    padded_q: Any  # rows of shift, delta and the fp32 dq, of each sequence or all
     heads_q: Any
 
 
@@ -126,7 +134,8 @@ class Statistics(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """fp32 (batch * heads_q, padded_q) twice, (batch * heads_q, seq_q, dim), and parts of the sinks' gradients."""
+    """fp32 (heads, padded_q) twice, (heads, padded_q, dim), and parts of the sinks' gradients (heads, padded_q / ROWS);
+    heads are batch * heads_q, or heads_q where sequences are end to end."""
 
     shift: Any
     delta: Any
@@ -143,53 +152,60 @@ class Added(NamedTuple):
 
 @dataclass(frozen=True)
 class KeyTileOrder:
-    """How CTAs are numbered: sections of key heads; in a section first key tiles first, heads fastest."""
+    """How CTAs are numbered: the key tiles of a head one after the other, so that they share its queries in L2 (with
+    heads side by side 16 x 1 k takes 11 % more time on an H100); a causal mask's longest tile is first."""
 
-    n_tiles: int
-    heads: int
-    section: int
-
-
-def choose_config(element: Element, dim_qk: int, dim_v: int) -> tuple[BackwardConfig, str]:
-    """The configuration for a pair of head dims, and one sentence why."""
-    wide = max(dim_qk, dim_v)
-    if wide > MAX_DIM:
-        rule = f"gradients on sm90 take multiples of 8 up to {MAX_DIM}; use backend=\"reference\" for others"
-        raise AttentionError(f"the head dims are {dim_qk} and {dim_v}; {rule}")
-    if wide > 64:
-        why = "head dim <= 128: 64 queries a tile; dK and dV of 64 keys take 128 registers of a warpgroup's 208"
-        return BackwardConfig(element, dim_qk, dim_v, 64, 64, 208, 72, 24), why
-    why = "head dim <= 64: 64 queries a tile, all of dQ's columns at once"
-    return BackwardConfig(element, dim_qk, dim_v, 64, 64, 160, 96, 24), why
+    tiles: int  # of a head
+    heads: int  # key heads
 
 
 def choose(problem: Problem, target: Arch) -> Choice:
-    """The choice for the gradients of a dense `problem`."""
-    config, why = choose_config(ELEMENT_OF[problem.dtype], problem.dim_qk, problem.dim_v)
-    n_tiles = -(-problem.seq_k // config.block_n)
-    heads = problem.batch * problem.heads_kv
-    section, order = _section(problem, target)
-    grid = n_tiles * heads
-    what = f"{problem.batch * problem.heads_q * problem.seq_q * problem.dim_qk * 4:,} bytes for dQ in fp32"
+    """The choice for the gradients of a dense or ragged `problem`; AttentionError for others."""
+    if problem.kind == "paged":
+        raise AttentionError("the keys are paged; gradients take dense and ragged ones")
+    config, why = choose_config(problem)
+    if config.ragged:
+        tiles, heads = problem.seq_k // config.block_n + problem.batch, problem.heads_kv
+        order = "key tiles of the longest sequence first; the device counts them"
+    else:
+        tiles, heads = -(-problem.seq_k // config.block_n), problem.batch * problem.heads_kv
+        order = "the key tiles of a head one after the other share its queries in L2"
+    numbers = padded_rows(problem) * problem.heads_q * (1 if config.ragged else problem.batch)
     lines = (
         *config.topology.picture().splitlines(),
-        f"{grid} CTAs: key tiles of {config.block_n} keys, query tiles of {config.block_m}",
-        f"workspace: {what} and two numbers for each row",
+        f"{tiles * heads} CTAs: key tiles of {config.block_n} keys, query tiles of {config.block_m}",
+        f"workspace: {4 * numbers * (problem.dim_qk + 2):,} bytes for dQ in fp32 and two numbers for each row",
     )
     reasons = (why, order, "the query heads of a key head are walked in one CTA: dK and dV need no second pass")
     return Choice(
-        "backward", config, (grid,), lambda: lines, (*reasons, COPY_RULE),
-        order=KeyTileOrder(n_tiles, heads, section),
-    )  # fmt: skip
+        "backward", config, (tiles * heads,), lambda: lines, (*reasons, COPY_RULE), order=KeyTileOrder(tiles, heads)
+    )
 
 
-def _section(problem: Problem, target: Arch) -> tuple[int, str]:
-    """Key heads of a section: those whose Q, dO and fp32 dQ fit in L2 together."""
-    heads = problem.batch * problem.heads_kv
-    group = problem.heads_q // problem.heads_kv
-    row = problem.element.bytes * (problem.dim_qk + problem.dim_v) + 4 * problem.dim_qk
-    each = group * max(problem.seq_q, 1) * row
-    sections = -(-heads // max(1, target.l2_keep // each))
-    section = -(-heads // max(1, sections))
-    why = f"sections of {section} key heads: Q, dO and dQ of a section within {target.l2_keep >> 20} MiB of L2"
-    return section, why
+def padded_rows(problem: Problem) -> int:
+    """Rows of a head in the kernels' own numbers. Sequence b of those end to end begins at a multiple of PADDING, at
+    (cu_q[b] + b * PADDING) rounded down, so that nobody has to add up lengths."""
+    if problem.kind == "ragged":
+        return PADDING * (problem.seq_q // PADDING + problem.batch)
+    return PADDING * -(-problem.seq_q // PADDING)
+
+
+SHORT_ROWS = 2048  # queries up to which, at head dim 64, 64-row tiles fit a causal triangle better than 128-row ones
+
+
+def choose_config(problem: Problem) -> tuple[BackwardConfig, str]:
+    """The configuration for a problem, and one sentence why."""
+    element, dims = ELEMENT_OF[problem.dtype], (problem.dim_qk, problem.dim_v)
+    masked, ragged = is_masked(problem), problem.kind == "ragged"
+    rotate = not masked and not ragged
+    if max(dims) > MAX_DIM:
+        rule = f'gradients on sm90 take multiples of 8 up to {MAX_DIM}; use backend="reference" for others'
+        raise AttentionError(f"the head dims are {dims[0]} and {dims[1]}; {rule}")
+    if max(dims) > 64:
+        why = "head dim <= 128: 64 queries a tile; dK and dV of 64 keys take 128 registers of a warpgroup's 208"
+        return BackwardConfig(element, *dims, 64, 64, 208, 72, 24, rotate, ragged), why
+    if masked and problem.seq_q <= SHORT_ROWS * (problem.batch if ragged else 1):
+        why = f"head dim <= 64, a mask and at most {SHORT_ROWS} queries: 64-row tiles waste less of the diagonal"
+        return BackwardConfig(element, *dims, 64, 64, 160, 96, 24, rotate, ragged), why
+    why = "head dim <= 64: 128 queries a tile, half of dQ's columns at a time"
+    return BackwardConfig(element, *dims, 128, 32, 208, 72, 24, rotate, ragged), why

@@ -17,20 +17,38 @@ VISITS = gl.constexpr(sizes.VISITS)
 FIELDS = gl.constexpr(sizes.VISIT_FIELDS)
 MASKED = gl.constexpr(sizes.MASKED)
 MORE = gl.constexpr(sizes.MORE)
+PADDING = gl.constexpr(sizes.PADDING)
+
+
+@gluon.aggregate
+class DenseRows:
+    """Rows of a dense batch (batch, seq, heads, dim), with the methods of `ClippedRows`: a start is a batch entry."""
+
+    desc: tma.tensor_descriptor
+
+    @gluon.jit
+    def load(self, start, length, row, head, full, smem):
+        """Rows from `row` on into shared memory; zeros past the end."""
+        tma.async_load(self.desc, [start, row, head, 0], full, smem)
+
+    @gluon.jit
+    def store(self, start, length, row, head, column: gl.constexpr, smem):
+        """Rows from `row` on, out of shared memory; nothing is written past the end."""
+        tma.async_store(self.desc, [start, row, head, column], smem)
 
 
 @gluon.aggregate
 class Tensors:
-    """Operands in global memory; those of q, k, v have 4 dimensions (batch, seq, heads, dim) and clip at the ends."""
+    """Operands in global memory: `DenseRows` or `ClippedRows`, and what the kernels keep for themselves."""
 
-    q: tma.tensor_descriptor
-    k: tma.tensor_descriptor
-    v: tma.tensor_descriptor
-    do: tma.tensor_descriptor
-    dk: tma.tensor_descriptor
-    dv: tma.tensor_descriptor
-    dq: tma.tensor_descriptor  # fp32 (batch * heads_q, seq_q, dim), added to
-    shift: tma.tensor_descriptor  # fp32 (batch * heads_q, padded seq_q): what is added to the scores, see `prepare.py`
+    q: gl.base_value
+    k: gl.base_value
+    v: gl.base_value
+    do: gl.base_value
+    dk: gl.base_value
+    dv: gl.base_value
+    dq: tma.tensor_descriptor  # fp32 (heads, padded rows, dim), added to
+    shift: tma.tensor_descriptor  # fp32 (heads, padded rows): what is added to the scores, see `prepare.py`
     delta: tma.tensor_descriptor  # the same: minus the row's sum of dout · out
 
 
@@ -58,8 +76,11 @@ class Keys:
     first: gl.tensor  # key
     seq_q: gl.tensor
     seq_k: gl.tensor
-    heads_q: gl.tensor
     group: gl.tensor
+    q_start: gl.tensor  # first token of the sequence, or its batch entry
+    k_start: gl.tensor
+    head: gl.tensor  # query head 0 and row 0 in the kernels' own numbers
+    row: gl.tensor
 
 
 @gluon.aggregate
@@ -100,18 +121,36 @@ def row_numbers_layout():
 
 
 @gluon.jit
-def keys_of_program(shape, block_n: gl.constexpr):
-    """The keys of this CTA; `shape` is a `BackwardShape`."""
-    number = gl.program_id(0)
-    per_section = shape.section * shape.n_tiles
-    section = number // per_section
-    rest = number - section * per_section
-    width = gl.maximum(gl.minimum(shape.section, shape.heads - section * shape.section), 1)
-    n = rest // width
-    head = section * shape.section + (rest - n * width)
+def dense_keys(shape, config: gl.constexpr):
+    """The keys of this CTA in a dense batch; `shape` is a `BackwardShape`."""
+    head = gl.program_id(0) // shape.tiles
+    n = gl.program_id(0) - head * shape.tiles
     heads_kv = shape.heads_q // shape.group
     b = head // heads_kv
-    return Keys(b, head - b * heads_kv, n * block_n, shape.seq_q, shape.seq_k, shape.heads_q, shape.group)
+    first = n * config.block_n
+    zero = gl.to_tensor(0)
+    return Keys(
+        b, head - b * heads_kv, first, shape.seq_q, shape.seq_k, shape.group, b, b, b * shape.heads_q, zero
+    )  # fmt: skip
+
+
+@gluon.jit
+def ragged_keys(shape, sequences, config: gl.constexpr):
+    """The keys of this CTA in sequences end to end: a record of the list of key tiles."""
+    h = gl.program_id(0) // shape.tiles
+    record = sequences.tiles + 2 + 2 * (gl.program_id(0) - h * shape.tiles)
+    b = gl.load(record)
+    q_start, k_start = gl.load(sequences.cu_q + b), gl.load(sequences.cu_k + b)
+    seq_q, seq_k = gl.load(sequences.cu_q + b + 1) - q_start, gl.load(sequences.cu_k + b + 1) - k_start
+    first = gl.load(record + 1) * config.block_n
+    row = padded_start(q_start, b)
+    return Keys(b, h, first, seq_q, seq_k, shape.group, q_start, k_start, gl.to_tensor(0), row)
+
+
+@gluon.jit
+def padded_start(start, b):
+    """Where sequence b, whose first query is `start` of all, begins in the kernels' own numbers."""
+    return (start + b * PADDING) // PADDING * PADDING
 
 
 @gluon.jit
@@ -143,10 +182,10 @@ def make_rings(config: gl.constexpr):
     row_layout: gl.constexpr = row_numbers_layout()
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     topology: gl.constexpr = config.topology
-    k = make_tiles(CONSUMERS, rows, config.padded, dtype, False)
-    v = make_tiles(CONSUMERS, rows, config.padded, dtype, False)
-    q = make_tiles(STAGES, block_m, config.padded, dtype, False)
-    do = make_tiles(STAGES, block_m, config.padded, dtype, False)
+    k = make_tiles(CONSUMERS, rows, config.padded, dtype, config.ragged)
+    v = make_tiles(CONSUMERS, rows, config.padded, dtype, config.ragged)
+    q = make_tiles(STAGES, block_m, config.padded, dtype, config.ragged)
+    do = make_tiles(STAGES, block_m, config.padded, dtype, config.ragged)
     ds = gl.allocate_shared_memory(dtype, [STAGES * CONSUMERS, rows, block_m], ds_layout)
     return Rings(
         make_pipeline(k, empty_arrivals(topology, "K"), 1, CONSUMERS),

@@ -16,15 +16,15 @@ def store_key_gradients(ctx, sums, wg: gl.constexpr):
     keys = ctx.keys
     smem = ctx.rings.v.tile(consumer_state(1), wg)
     staging = smem.reshape([config.rows, config.padded])
-    coord = [keys.b, keys.first + wg * config.rows, keys.h, 0]
+    row = keys.first + wg * config.rows
     staging.store(sums.dv.to(dtype))
     fence_async_shared()
     gl.barrier()
-    tma.async_store(ctx.tensors.dv, coord, smem)
+    ctx.tensors.dv.store(keys.k_start, keys.seq_k, row, keys.h, 0, smem)
     dk = (sums.dk * ctx.scale).to(dtype)
     tma.store_wait(0)
     staging.store(dk)
     fence_async_shared()
     gl.barrier()
-    tma.async_store(ctx.tensors.dk, coord, smem)
+    ctx.tensors.dk.store(keys.k_start, keys.seq_k, row, keys.h, 0, smem)
     tma.store_wait(0)

@@ -9,9 +9,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
+from ...nvidia.clipped_rows import ClippedRows
 from ...pieces.modifiers import Modifiers
 from .attend import attend_role
-from .context import Context, Tensors, keys_of_program, make_rings
+from .context import Context, DenseRows, Tensors, dense_keys, make_rings, ragged_keys
 from .load import load_role
 from .reduce import reduce_role
 
@@ -28,19 +29,41 @@ def attend_1(ctx):
 
 @gluon.jit
 def backward_kernel(
-    reads, writes, numbers, scale, shape, mask_args, score_args, config: gl.constexpr, functions: gl.constexpr
-):
-    """Gradients of a dense problem.
+    reads, writes, numbers, sequences, scale, shape, mask_args, score_args,
+    config: gl.constexpr, functions: gl.constexpr,
+):  # fmt: skip
+    """Gradients of a dense or ragged problem.
 
-    reads: descriptors of q, k, v, dout. writes: of dk, dv and the fp32 dq. numbers: of shift and delta. `shape` is a
-    `BackwardShape`; `functions` is (keep, span, score, slope). Grid: one CTA for each key tile of each key head.
+    reads: q, k, v, dout, descriptors or `ClippedMap`s. writes: dk, dv likewise, and the descriptor of the fp32 dq.
+    numbers: of shift and delta. sequences: `Sequences`. `shape` is a `BackwardShape`; `functions` is (keep, span,
+    score, slope). Grid: a CTA for each key tile of each key head; of a ragged batch as many as there may be.
     """
     mods = Modifiers(functions[0], functions[1], functions[2], mask_args, score_args)
-    keys = keys_of_program(shape, config.block_n)
-    tensors = Tensors(
-        reads[0], reads[1], reads[2], reads[3], writes[0], writes[1], writes[2], numbers[0], numbers[1]
-    )
-    ctx = Context(tensors, make_rings(config), keys, mods, functions[3], scale, config)
+    if config.ragged:
+        tensors = Tensors(
+            clipped(reads[0]), clipped(reads[1]), clipped(reads[2]), clipped(reads[3]), clipped(writes[0]),
+            clipped(writes[1]), writes[2], numbers[0], numbers[1],
+        )  # fmt: skip
+        if gl.program_id(0) % shape.tiles < gl.load(sequences.tiles):
+            start_roles(tensors, ragged_keys(shape, sequences, config), mods, functions[3], scale, config)
+    else:
+        tensors = Tensors(
+            DenseRows(reads[0]), DenseRows(reads[1]), DenseRows(reads[2]), DenseRows(reads[3]), DenseRows(writes[0]),
+            DenseRows(writes[1]), writes[2], numbers[0], numbers[1],
+        )  # fmt: skip
+        start_roles(tensors, dense_keys(shape, config), mods, functions[3], scale, config)
+
+
+@gluon.jit
+def clipped(argument):
+    """The rows of a `ClippedMap`."""
+    return ClippedRows(argument.map, argument.step, argument.unit)
+
+
+@gluon.jit
+def start_roles(tensors, keys, mods, slope: gl.constexpr, scale, config: gl.constexpr):
+    """Make the rings and run every role in its warps; the topology lists them in this order."""
+    ctx = Context(tensors, make_rings(config), keys, mods, slope, scale, config)
     fence_async_shared()
     workers: gl.constexpr = config.topology.workers
     gl.warp_specialize(

@@ -1,114 +1,164 @@
-"""The launches of a backward call on Hopper, with every argument by name: prepare, the main kernel, finish."""
+"""The launches of a backward call on Hopper, with every argument by name: prepare, the main kernel, finish; and before
+them the list of key tiles where sequences are end to end."""
 
 from __future__ import annotations
 
-import torch
+from dataclasses import dataclass
+from typing import Any
 
-from warpattn.problem import Problem
+import torch
+from torch import Tensor
+
 from warpattn.problem.arch import ARCHS, compile_options
 from warpattn.problem.backward import CheckedBackward, Gradients
 from warpattn.problem.launch import Choice, Launch
-from warpattn.problem.operands import modifier_args, programs
+from warpattn.problem.operands import modifier_args, programs, run_strides
+from warpattn.sequences import Dense, Ragged, Sequence
 
-from ..arguments import strided
-from .config import PADDING, ROWS, Added, BackwardShape, Prepared, RowShape, Statistics, choose
+from ...nvidia.clipped_map import clipped_map
+from ..arguments import StridedRows, strided
+from .config import ROWS, Added, BackwardShape, Prepared, RowShape, Sequences, Statistics, choose, padded_rows
 
 OPTIONS = compile_options()
+DENSE = Dense()
+
+
+@dataclass(frozen=True, eq=False)
+class BackwardCall:
+    """What all launches of a call share."""
+
+    checked: CheckedBackward
+    x: Gradients
+    choice: Choice
+    made: Prepared
+    sequences: Sequences
+    shape: RowShape
+
+    @property
+    def row_grid(self) -> tuple[int, int]:
+        """Of the kernels before and after the main one."""
+        return self.shape.padded_q // ROWS, self.made.dq.shape[0]
 
 
 def list_backward_launches(
-    checked: CheckedBackward, x: Gradients, choice: Choice | None = None
+    checked: CheckedBackward, x: Gradients, sequence: Sequence = DENSE, choice: Choice | None = None
 ) -> tuple[Launch, ...]:
-    """The three launches of a dense backward call, with the planner's choice or a given one.
+    """The launches of a dense or ragged backward call, with the planner's choice or a given one.
 
     `x` is `fitted_gradients`, and has queries and keys (`without_tiles` is for the rest).
     """
+    choice = choose(checked.forward.problem, ARCHS["sm90"]) if choice is None else choice
+    call = _call(checked, x, sequence, choice)
+    launches = (_prepare(call), _main(call), _finish(call))
+    return (_key_tiles(call), *launches) if choice.config.ragged else launches
+
+
+def _call(checked: CheckedBackward, x: Gradients, sequence: Sequence, choice: Choice) -> BackwardCall:
+    """Workspace and sizes of a call."""
     problem = checked.forward.problem
-    choice = choose(problem, ARCHS["sm90"]) if choice is None else choice
-    padded_q = PADDING * -(-problem.seq_q // PADDING)
-    heads = problem.batch * problem.heads_q
+    ragged, padded_q = choice.config.ragged, padded_rows(problem)
+    heads = problem.heads_q * (1 if ragged else problem.batch)
     made = Prepared(
         shift=_empty(x, heads, padded_q),
         delta=_empty(x, heads, padded_q),
-        dq=_empty(x, heads, problem.seq_q, problem.dim_qk),
+        dq=_empty(x, heads, padded_q, problem.dim_qk),
         dsinks=None if x.dsinks is None else _empty(x, heads, padded_q // ROWS),
     )
+    sequences = Sequences(None, None, None)
+    if isinstance(sequence, Ragged):
+        cu_q = sequence.cu_q.contiguous()
+        cu_k = cu_q if sequence.cu_k is None else sequence.cu_k.contiguous()
+        tiles = torch.empty(2 * (1 + choice.order.tiles), dtype=torch.int32, device=x.q.device)
+        sequences = Sequences(cu_q, cu_k, tiles)
     shape = RowShape(problem.batch, problem.seq_q, padded_q, problem.heads_q)
-    return (
-        prepare_launch(checked, x, choice, made, shape),
-        main_launch(checked, x, choice, made),
-        finish_launch(checked, x, choice, made, shape),
-    )
+    return BackwardCall(checked, x, choice, made, sequences, shape)
 
 
-def prepare_launch(
-    checked: CheckedBackward, x: Gradients, choice: Choice, made: Prepared, shape: RowShape
-) -> Launch:
+def _key_tiles(call: BackwardCall) -> Launch:
+    """Write `sequences.tiles`."""
+    config, sequences = call.choice.config, call.sequences
+    args = {"cu_k": sequences.cu_k, "tiles": sequences.tiles, "batch": call.shape.batch}
+
+    def source():
+        from .signature import key_tiles_source  # imports Triton
+
+        return key_tiles_source(config)
+
+    return Launch("sm90.backward_key_tiles", "sm90", (config,), source, OPTIONS, (call.shape.batch,), args)
+
+
+def _prepare(call: BackwardCall) -> Launch:
     """Write `made`."""
+    x, config, forward = call.x, call.choice.config, call.checked.forward
     has_dlse, has_sinks = x.dlse is not None, x.dsinks is not None
-    score = programs(checked.forward)[1]
     args = {
-        "out": strided(x.out), "dout": strided(x.dout), "statistics": Statistics(x.lse, x.dlse, x.sinks),
-        "made": made, "unit": 1 / checked.forward.scale if score is None else 1.0, "shape": shape,
+        "out": _strided(x.out), "dout": _strided(x.dout), "statistics": Statistics(x.lse, x.dlse, x.sinks),
+        "made": call.made, "cu_q": call.sequences.cu_q, "shape": call.shape,
+        "unit": 1 / forward.scale if programs(forward)[1] is None else 1.0,
     }  # fmt: skip
 
     def source():
         from .signature import prepare_source  # imports Triton
 
-        return prepare_source(choice.config, has_dlse, has_sinks)
+        return prepare_source(config, has_dlse, has_sinks)
 
-    key = (choice.config, has_dlse, has_sinks)
-    return Launch("sm90.backward_prepare", "sm90", key, source, OPTIONS, _row_grid(shape), args)
+    key = (config, has_dlse, has_sinks)
+    return Launch("sm90.backward_prepare", "sm90", key, source, OPTIONS, call.row_grid, args)
 
 
-def main_launch(checked: CheckedBackward, x: Gradients, choice: Choice, made: Prepared) -> Launch:
+def _main(call: BackwardCall) -> Launch:
     """Write dk and dv, and add to `made.dq`."""
+    checked, choice, made = call.checked, call.choice, call.made
+    problem, config = checked.forward.problem, choice.config
     mask, score = programs(checked.forward)
     slope = checked.slope
+    reads = {"q": config.block_m, "k": config.rows, "v": config.rows, "dout": config.block_m}
+    writes = {"dk": config.rows, "dv": config.rows}
+    group = problem.heads_q // problem.heads_kv
     args = {
-        "reads": (x.q, x.k, x.v, x.dout), "writes": (x.dk, x.dv, made.dq), "numbers": (made.shift, made.delta),
-        "scale": checked.forward.scale, "shape": _shape(checked.forward.problem, choice),
+        "reads": tuple(_boxes(call, name, rows) for name, rows in reads.items()),
+        "writes": (*(_boxes(call, name, rows) for name, rows in writes.items()), made.dq),
+        "numbers": (made.shift, made.delta), "sequences": call.sequences, "scale": checked.forward.scale,
+        "shape": BackwardShape(problem.seq_q, problem.seq_k, problem.heads_q, group, choice.order.tiles),
         **modifier_args(checked.forward),
     }  # fmt: skip
 
     def source():
         from .signature import backward_source  # imports Triton
 
-        return backward_source(choice.config, mask, score, slope)
+        return backward_source(config, mask, score, slope)
 
-    key = (choice.config, mask.key, None if score is None else score.key, checked.key)
+    key = (config, mask.key, None if score is None else score.key, checked.key)
     return Launch("sm90.backward", "sm90", key, source, OPTIONS, choice.grid, args, l2_promotion=256)
 
 
-def finish_launch(
-    checked: CheckedBackward, x: Gradients, choice: Choice, made: Prepared, shape: RowShape
-) -> Launch:
+def _finish(call: BackwardCall) -> Launch:
     """Write dq and dsinks from `made`."""
+    x, config = call.x, call.choice.config
     has_sinks = x.dsinks is not None
     args = {
-        "dq": strided(x.dq), "sums": Added(made.dq, made.dsinks), "dsinks": x.dsinks,
-        "scale": checked.forward.scale, "shape": shape,
+        "dq": _strided(x.dq), "sums": Added(call.made.dq, call.made.dsinks), "dsinks": x.dsinks,
+        "cu_q": call.sequences.cu_q, "scale": call.checked.forward.scale, "shape": call.shape,
     }  # fmt: skip
 
     def source():
         from .signature import finish_source  # imports Triton
 
-        return finish_source(choice.config, has_sinks)
+        return finish_source(config, has_sinks)
 
-    key = (choice.config, has_sinks)
-    return Launch("sm90.backward_finish", "sm90", key, source, OPTIONS, _row_grid(shape), args)
-
-
-def _shape(problem: Problem, choice: Choice) -> BackwardShape:
-    order, group = choice.order, problem.heads_q // problem.heads_kv
-    return BackwardShape(
-        problem.seq_q, problem.seq_k, problem.heads_q, group, order.n_tiles, order.heads, order.section
-    )
+    return Launch("sm90.backward_finish", "sm90", (config, has_sinks), source, OPTIONS, call.row_grid, args)
 
 
-def _row_grid(shape: RowShape) -> tuple[int, int]:
-    return (shape.padded_q // ROWS, shape.batch * shape.heads_q)
+def _boxes(call: BackwardCall, name: str, rows: int) -> Any:
+    """The kernel's argument for a tensor that TMA copies in boxes of `rows` rows."""
+    x, config = getattr(call.x, name), call.choice.config
+    return clipped_map(name, x, rows, config.padded) if config.ragged else x
 
 
-def _empty(x: Gradients, *sizes: int) -> torch.Tensor:
+def _strided(x: Tensor) -> StridedRows:
+    """The argument for a tensor that threads copy; (total, heads, dim) has one batch entry."""
+    return strided(x) if x.ndim == 4 else StridedRows(x, 0, *run_strides(x))
+
+
+def _empty(x: Gradients, *sizes: int) -> Tensor:
     return torch.empty(sizes, dtype=torch.float32, device=x.q.device)

@@ -59,24 +59,26 @@ def load_role(ctx):
 
 
 @gluon.jit
-def load_keys(ctx, desc, ring, state):
+def load_keys(ctx, source, ring, state):
     """Keys or values of the CTA, a part per warpgroup."""
     keys = ctx.keys
     full = ring.producer_acquire(state)
     mbarrier.expect(full, ctx.config.key_bytes)
     for part in gl.static_range(CONSUMERS):
-        tma.async_load(desc, [keys.b, keys.first + part * ctx.config.rows, keys.h, 0], full, ring.tile(state, part))
+        row = keys.first + part * ctx.config.rows
+        source.load(keys.k_start, keys.seq_k, row, keys.h, full, ring.tile(state, part))
 
 
 @gluon.jit
-def load_rows(ctx, descs, ring, numbers, state, visit, publish: gl.constexpr):
+def load_rows(ctx, sources, ring, numbers, state, visit, publish: gl.constexpr):
     """Rows of Q or dO with their numbers into the next slot, and with Q, if `publish`, the visit."""
+    keys = ctx.keys
     full = ring.producer_acquire(state)
     if publish:
         publish_visit(ctx.rings.visits, state.index + STAGES * (state.phase ^ 1), visit)
     mbarrier.expect(full, ctx.config.row_bytes)
-    tma.async_load(descs[0], [visit.b, visit.row, visit.h, 0], full, ring.tile(state))
-    tma.async_load(descs[1], [visit.b * ctx.keys.heads_q + visit.h, visit.row], full, numbers.index(state.index))
+    sources[0].load(keys.q_start, keys.seq_q, visit.row, visit.h, full, ring.tile(state))
+    tma.async_load(sources[1], [keys.head + visit.h, keys.row + visit.row], full, numbers.index(state.index))
 
 
 @gluon.jit
@@ -90,7 +92,7 @@ def first_search(ctx):
 def next_visit(ctx, search):
     """(search, visit): the next tile that meets the keys; its row is -1 if there is none."""
     keys = ctx.keys
-    tiles = (keys.seq_q + ctx.config.block_m - 1) // ctx.config.block_m
+    tiles = query_tiles(ctx)
     end = (keys.h + 1) * keys.group
     found = next_lane(search)
     while (found == SEARCH) & (search.h < end):
@@ -100,7 +102,7 @@ def next_visit(ctx, search):
         found = gl.where(search.h < end, next_lane(search), SEARCH)
     lane = gl.arange(0, SEARCH, lane_layout())
     flags = gl.sum(gl.where(lane == found, search.masked, 0), 0)
-    row = gl.where(found < SEARCH, (search.block + found) * ctx.config.block_m, -1)
+    row = gl.where(found < SEARCH, first_row(ctx, search.block + found), -1)
     visit = Visit(keys.b, search.h, row, flags)
     return Search(search.h, search.block, search.meets, search.masked, found), visit
 
@@ -117,18 +119,37 @@ def search_block(ctx, h, block):
     """Test the bounds of SEARCH query tiles of a head, from tile `block` on."""
     keys = ctx.keys
     block_m: gl.constexpr = ctx.config.block_m
-    row = (block + gl.arange(0, SEARCH, lane_layout())) * block_m
+    tile = block + gl.arange(0, SEARCH, lane_layout())
+    row = first_row(ctx, tile)
     offset = keys.seq_k - keys.seq_q
     q_lo = row + offset
     q_hi = gl.minimum(row + block_m, keys.seq_q) - 1 + offset
     mods = ctx.mods
     first, full_lo, full_hi, last = mods.span(keys.b, h, q_lo, q_hi, keys.seq_q, keys.seq_k, mods.mask_args)
     end = keys.first + ctx.config.block_n
-    meets = (row < keys.seq_q) & (first < end) & (keys.first < last)
+    meets = (tile < query_tiles(ctx)) & (first < end) & (keys.first < last)
     clean = (full_lo <= keys.first) & (end <= full_hi) & (row >= 0)
     if ctx.mods.score is not None:
         clean = clean & (row + block_m <= keys.seq_q)
     return Search(h, block, meets, gl.where(clean, 0, MASKED), gl.to_tensor(-1))
+
+
+@gluon.jit
+def query_tiles(ctx):
+    """Query tiles of a head."""
+    return (ctx.keys.seq_q + ctx.config.block_m - 1) // ctx.config.block_m
+
+
+@gluon.jit
+def first_row(ctx, tile):
+    """First row of a head's query tile number `tile` in the order of this CTA, which begins beside its own keys: CTAs
+    that run at once add to different rows of dQ."""
+    keys = ctx.keys
+    tiles = query_tiles(ctx)
+    if ctx.config.rotate:
+        tile = tile + gl.minimum(keys.first // ctx.config.block_m, tiles)
+        tile = gl.where(tile >= tiles, tile - tiles, tile)
+    return tile * ctx.config.block_m
 
 
 @gluon.constexpr_function

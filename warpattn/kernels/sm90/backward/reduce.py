@@ -69,5 +69,5 @@ def add_columns(ctx, dq, visit, part: gl.constexpr):
     smem.reshape([config.block_m, config.dq_cols]).store(dq)
     fence_async_shared()
     gl.barrier()
-    head = visit.b * ctx.keys.heads_q + visit.h
-    tma.async_atomic_add(ctx.tensors.dq, [head, visit.row, part * config.dq_cols], smem)
+    at = [ctx.keys.head + visit.h, ctx.keys.row + visit.row, part * config.dq_cols]
+    tma.async_atomic_add(ctx.tensors.dq, at, smem)

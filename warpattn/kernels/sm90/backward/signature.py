@@ -1,4 +1,4 @@
-"""What Triton compiles for the three kernels of the Hopper backward."""
+"""What Triton compiles for the kernels of the Hopper backward."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from triton.experimental.gluon import language as gl
 
 from warpattn.language.nodes import Program
 
+from ...nvidia.clipped_map import ClippedMap
 from ...pieces.codegen import SCORE_SYMBOLS, compile_function
 from ...pieces.signature import modifier_functions, tensor_signature
 from ..arguments import int32_fields, strided_types
-from ..layouts import element_type, tile_layout
+from ..layouts import element_type
+from ..prefill.context import tile_box
 from ..signature import ALIGNED
-from .config import Added, BackwardConfig, BackwardShape, Prepared, RowShape, Statistics
+from .config import Added, BackwardConfig, BackwardShape, Prepared, RowShape, Sequences, Statistics
 from .context import row_numbers_layout
 from .finish import finish_kernel
 from .kernel import backward_kernel
+from .key_tiles import key_tiles_kernel
 from .prepare import prepare_kernel
 
 
@@ -25,26 +28,30 @@ def backward_source(
     config: BackwardConfig, mask: Program, score: Program | None, slope: Program | None
 ) -> GluonASTSource:
     """The main kernel for a mask, a score and the score's derivative (None: 1)."""
-
-    def rows(count: int) -> str:
-        layout = tile_layout(count, config.padded, element_type(config.element))
-        return f"tensordesc<{config.element.name}[1, {count}, 1, {config.padded}],{layout!r}>"
-
+    queries, keys = _rows(config, config.block_m), _rows(config, config.rows)
     sums = gl.NVMMASharedLayout.get_default_for([1, config.block_m, config.dq_cols], gl.float32)
+    dq = f"tensordesc<fp32[1, {config.block_m}, {config.dq_cols}],{sums!r}>"
     numbers = f"tensordesc<fp32[1, {config.block_m}],{row_numbers_layout()!r}>"
-    functions = (*modifier_functions(mask, score), slope_function(slope))
     signature = {
-        "reads": (rows(config.block_m), rows(config.rows), rows(config.rows), rows(config.block_m)),
-        "writes": (
-            rows(config.rows), rows(config.rows), f"tensordesc<fp32[1, {config.block_m}, {config.dq_cols}],{sums!r}>"
-        ),
+        "reads": (queries, keys, keys, queries),
+        "writes": (keys, keys, dq),
         "numbers": (numbers, numbers),
+        "sequences": Sequences("*i32", "*i32", "*i32"),
         "scale": "fp32",
         "shape": int32_fields(BackwardShape),
         "mask_args": tensor_signature(mask, "sm90"),
         "score_args": tensor_signature(score, "sm90"),
-    }  # fmt: skip
+    }
+    functions = (*modifier_functions(mask, score), slope_function(slope))
     return _source(backward_kernel, signature, {"config": config, "functions": functions})
+
+
+def _rows(config: BackwardConfig, count: int) -> str | ClippedMap:
+    """The type of a tensor in boxes of `count` rows."""
+    box = list(tile_box(count, config.padded, config.ragged))
+    layout = gl.NVMMASharedLayout.get_default_for(box, element_type(config.element))
+    desc = f"tensordesc<{config.element.name}{box},{layout!r}>"
+    return ClippedMap(desc, "i32", "i32") if config.ragged else desc
 
 
 def slope_function(slope: Program | None) -> Any:
@@ -59,7 +66,7 @@ def prepare_source(config: BackwardConfig, has_dlse: bool, has_sinks: bool) -> G
     tensor = strided_types(config.element.pointer)
     signature = {
         "out": tensor, "dout": tensor, "statistics": Statistics("*fp32", "*fp32", "*fp32"),
-        "made": Prepared(*["*fp32"] * 4), "unit": "fp32", "shape": int32_fields(RowShape),
+        "made": Prepared(*["*fp32"] * 4), "cu_q": "*i32", "unit": "fp32", "shape": int32_fields(RowShape),
     }  # fmt: skip
     constants = {"config": config, "has_dlse": has_dlse, "has_sinks": has_sinks}
     aligned = [("out", 0), ("dout", 0), ("made", 2)]
@@ -70,9 +77,14 @@ def finish_source(config: BackwardConfig, has_sinks: bool) -> GluonASTSource:
     """The kernel after the main one."""
     signature = {
         "dq": strided_types(config.element.pointer), "sums": Added("*fp32", "*fp32"), "dsinks": "*fp32",
-        "scale": "fp32", "shape": int32_fields(RowShape),
+        "cu_q": "*i32", "scale": "fp32", "shape": int32_fields(RowShape),
     }  # fmt: skip
     return _source(finish_kernel, signature, {"config": config, "has_sinks": has_sinks}, [("dq", 0), ("sums", 0)])
+
+
+def key_tiles_source(config: BackwardConfig) -> GluonASTSource:
+    """The kernel that lists the key tiles of sequences end to end."""
+    return _source(key_tiles_kernel, {"cu_k": "*i32", "tiles": "*i32", "batch": "i32"}, {"config": config})
 
 
 def _source(

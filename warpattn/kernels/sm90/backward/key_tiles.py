@@ -1,0 +1,34 @@
+"""The list of key tiles of sequences end to end, the longest sequence first: with packed documents a tile's work grows
+with the length of its document, and long tiles begin before short ones.
+
+      list     number of tiles, 0 | sequence, tile | sequence, tile | ...          int32, a record of two for each tile
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from .rows import LANES, lane_layout
+
+
+@gluon.jit
+def key_tiles_kernel(cu_k, tiles, batch, config: gl.constexpr):
+    """Write the records of one sequence behind those of all longer ones. Grid: (batch,)."""
+    b = gl.program_id(0)
+    length = gl.load(cu_k + b + 1) - gl.load(cu_k + b)
+    before = gl.zeros([LANES], gl.int32, lane_layout())
+    every = gl.zeros([LANES], gl.int32, lane_layout())
+    for i in range(0, batch, LANES):
+        other = i + gl.arange(0, LANES, lane_layout())
+        inside = other < batch
+        its = gl.load(cu_k + other + 1, mask=inside, other=0) - gl.load(cu_k + other, mask=inside, other=0)
+        count = (its + config.block_n - 1) // config.block_n
+        every += count
+        before += gl.where((its > length) | ((its == length) & (other < b)), count, 0)
+    start = gl.sum(before, 0)
+    if b == 0:
+        gl.store(tiles, gl.sum(every, 0))
+    count = (length + config.block_n - 1) // config.block_n
+    for i in range(0, count, LANES):
+        n = i + gl.arange(0, LANES, lane_layout())
+        gl.store(tiles + 2 + 2 * (start + n), b + gl.zeros_like(n), mask=n < count)
+        gl.store(tiles + 3 + 2 * (start + n), n, mask=n < count)
