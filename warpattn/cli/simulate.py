@@ -26,6 +26,8 @@ LSE_LIMIT = 1e-3
 
 
 def simulate_command(
+    script: Annotated[Path | None, typer.Argument(help="A program whose kernels to run, instead of a problem")] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(help="Its arguments")] = None,
     shape: Annotated[str, typer.Option(help=spelling.SHAPE_HELP)] = "1x512x2x64",
     mask: Annotated[str, typer.Option(help=spelling.MASK_HELP)] = spelling.MASK,
     score: Annotated[str, typer.Option(help=spelling.SCORE_HELP)] = "",
@@ -33,9 +35,16 @@ def simulate_command(
     arch: Annotated[str, typer.Option(help=f"Architecture: {spelling.ARCH_HELP}")] = "sm90",
     schedule: Annotated[str, typer.Option(help=f"Order of asynchronous work: {', '.join(SCHEDULES)}")] = "lazy",
     seed: Annotated[int, typer.Option(help=f"{spelling.SEED_HELP}, and of the random schedule")] = 0,
+    seeds: Annotated[int, typer.Option(help="Of a script: how many runs under the random schedule")] = 1,
     timeline: Annotated[Path | None, typer.Option(help="Write an SVG picture of one program, or a .json trace")] = None,
 ) -> None:
-    """Run the kernel of a problem in the simulator; exits with 1 on findings or wrong values."""
+    """Run the kernel of a problem, or those of a script, in the simulator; exits with 1 on findings or wrong values."""
+    if script is not None:
+        from warpattn.cli.script import simulate_script  # imports NumPy and Triton
+
+        _check_timeline(timeline)
+        console = Console(highlight=False, markup=False, soft_wrap=True)
+        raise typer.Exit(simulate_script(script, arguments or [], arch, seeds, timeline, console))
     if schedule not in SCHEDULES:
         raise AttentionError(f"schedule is {schedule!r}; write {', '.join(SCHEDULES)}")
     _check_timeline(timeline)

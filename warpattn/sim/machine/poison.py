@@ -16,7 +16,7 @@ from .pending import Poisoned, Unusable, opened, poisoned
 
 _ELEMENTWISE = (
     "arith.", "math.", "tt.fp_to_fp", "tt.bitcast", "tt.elementwise_inline_asm", "ttng.packed_arith", "tt.clampf",
-    "tt.precise_", "tt.approx_", "tt.addptr", "tt.int_to_fp", "tt.mulhiui",
+    "tt.precise_", "tt.approx_", "tt.addptr", "tt.int_to_fp", "tt.mulhiui", "tt.extern_elementwise",
 )  # fmt: skip
 _MOVING = {
     "tt.splat", "tt.unsplat", "tt.expand_dims", "tt.reshape", "tt.broadcast", "tt.trans", "tt.split", "tt.join",

@@ -16,6 +16,7 @@ KINDS = (
     "PendingAtExit",
     "MissingFence",
     "StepLimit",
+    "AssertionFailed",
 )
 
 

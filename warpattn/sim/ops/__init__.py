@@ -1,6 +1,21 @@
 """What every operation does. Importing this package fills the table of `registry`."""
 
-from . import amd, arith, asm, barriers, blackwell, control, copies, hopper, memory, reduce, scaled, shape
+from . import (
+    amd,
+    arith,
+    asm,
+    barriers,
+    blackwell,
+    control,
+    copies,
+    hopper,
+    libdevice,
+    memory,
+    messages,
+    reduce,
+    scaled,
+    shape,
+)
 
 __all__ = [
     "amd",
@@ -11,7 +26,9 @@ __all__ = [
     "control",
     "copies",
     "hopper",
+    "libdevice",
     "memory",
+    "messages",
     "reduce",
     "scaled",
     "shape",

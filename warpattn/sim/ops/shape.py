@@ -11,7 +11,6 @@ from ..ir.formats import as_register, register_dtype
 from ..ir.module import Op
 from ..ir.valuetypes import element_bits
 from ..machine.registry import plain, tasked
-from ..memory.findings import Finding
 
 
 @plain("tt.make_range")
@@ -131,13 +130,3 @@ def _nothing(op: Op) -> Callable[..., Any]:
     return lambda *_: None  # the warps of a role go in step here
 
 
-@tasked("tt.assert")
-def _assert(op: Op) -> Callable[..., Any]:
-    message = op.strings[0] if op.strings else "assertion"
-
-    def run(task: Any, condition: Any, *_: Any) -> None:
-        if not np.all(condition):
-            place = task.place()
-            task.machine.findings.add(Finding("OutOfBounds", f"{place}: device_assert failed: {message}", (place,)))
-
-    return run

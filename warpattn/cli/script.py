@@ -1,0 +1,63 @@
+"""`simulate SCRIPT.py`: a program whose Triton and Gluon kernels run in the simulator."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from warpattn.cli import tensors
+from warpattn.errors import AttentionError
+from warpattn.sim import SimulationError
+from warpattn.sim.host.launches import Runs, launches
+
+
+def simulate_script(
+    path: Path, arguments: Sequence[str], arch: str, seeds: int, timeline: Path | None, console: Console
+) -> int:
+    """Run a program under every schedule and print what its launches did; the exit status: 1 on findings, else the
+    program's own."""
+    if not path.is_file():
+        raise AttentionError(f"script is {str(path)!r}; there is no such file")
+    if timeline is not None:
+        tensors.check_writable(timeline)
+    status = 0
+    try:
+        with launches(arch, seeds=seeds, timing=timeline is not None) as runs, as_main(path, arguments):
+            runpy.run_path(str(path), run_name="__main__")
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except SimulationError as error:
+        raise AttentionError(f"{path.name}: {error}") from None
+    console.print(str(runs))
+    if timeline is not None:
+        write_longest(runs, timeline, console)
+    return status if runs.clean else 1
+
+
+@contextmanager
+def as_main(path: Path, arguments: Sequence[str]) -> Iterator[None]:
+    """`sys.argv` and `sys.path` as Python sets them for a program."""
+    argv, paths = sys.argv, sys.path
+    sys.argv, sys.path = [str(path), *arguments], [str(path.resolve().parent), *paths]
+    try:
+        yield
+    finally:
+        sys.argv, sys.path = argv, paths
+
+
+def write_longest(runs: Runs, path: Path, console: Console) -> None:
+    """The timeline of the launch that takes the most cycles."""
+    timed = [(report.timing.cycles, launch, report) for launch in runs.launched
+             for report in launch.reports if report.timing is not None]  # fmt: skip
+    if not timed:
+        console.print(f"no launch, so {path} was not written")
+        return
+    cycles, launch, report = max(timed, key=lambda each: each[0])
+    write = report.save_trace if path.suffix == ".json" else report.save_timeline
+    write(path)
+    console.print(f"{launch.kernel}: {cycles:.0f} cycles by the model; wrote {path}")

@@ -1,0 +1,131 @@
+"""A Triton driver of a card that is not there: what Triton and its users ask of one, answered for a named chip."""
+
+from __future__ import annotations
+
+import math
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from ..compile import ARCHS
+from ..errors import SimulationError
+
+# Of one card: streaming multiprocessors or compute units, and bytes of shared memory that a block may have.
+_SIZES = {"sm90": (132, 232_448), "sm100": (148, 232_448), "gfx942": (304, 65_536), "gfx950": (256, 163_840)}
+_REGISTERS = 65_536
+_GENERATION = {"sm90": (9, 0), "sm100": (10, 0), "gfx942": (9, 4), "gfx950": (9, 5)}
+
+
+class SimulatedDriver:
+    """The active driver inside `launches`. Kernels never reach it: `launches` takes their place before."""
+
+    def __init__(self, arch: str) -> None:
+        from triton.backends.compiler import GPUTarget
+
+        self.arch, self.target = arch, GPUTarget(*ARCHS[arch])
+        self.utils = _Utilities(arch)
+
+    def get_current_target(self) -> Any:
+        return self.target
+
+    def get_current_device(self) -> str:
+        """The key of Triton's caches for this chip."""
+        return f"simulated {self.arch}"
+
+    def set_current_device(self, device: Any) -> None:
+        """There is one."""
+
+    def get_current_stream(self, device: Any = None) -> int:
+        return 0
+
+    def get_device_capability(self, device: Any = None) -> tuple[int, int]:
+        return _GENERATION[self.arch]
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def get_device_interface(self) -> Any:
+        """What `triton.testing` times with: every event is far from every other, so that it runs a function once."""
+        return SimpleNamespace(Event=_Event, synchronize=lambda: None, current_device=lambda: 0)
+
+    def get_empty_cache_for_benchmark(self) -> torch.Tensor:
+        return torch.empty(1, dtype=torch.int32)
+
+    def clear_cache(self, cache: torch.Tensor) -> None:
+        """No cache is simulated."""
+
+    def get_benchmarker(self) -> Callable[..., Any]:
+        """Of autotuners, which take the first configuration: nothing is timed."""
+        return lambda call, quantiles=None, **_: untimed(quantiles)
+
+    def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., Any]:
+        def refuse(*_: Any) -> None:
+            raise SimulationError("a compiled kernel was launched by itself; the simulator runs kernel[grid](…)")
+
+        return refuse
+
+
+class _Event:
+    """A point in time, of no clock."""
+
+    def __init__(self, **_: Any) -> None:
+        pass
+
+    def record(self, *_: Any) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, other: Any) -> float:
+        return 1e9
+
+
+class _Utilities:
+    """The driver's functions for devices and binaries."""
+
+    def __init__(self, arch: str) -> None:
+        self.arch = arch
+
+    def get_device_properties(self, device: Any = None) -> dict[str, int]:
+        processors, shared = _SIZES[self.arch]
+        lanes = ARCHS[self.arch][2]
+        return {
+            "max_shared_mem": shared, "max_num_regs": _REGISTERS, "multiprocessor_count": processors,
+            "warpSize": lanes, "sm_clock_rate": 1, "mem_clock_rate": 1, "mem_bus_width": 1,
+        }  # fmt: skip
+
+    def load_binary(self, name: str, binary: bytes, shared: int, device: Any) -> tuple[Any, Any, int, int, int]:
+        """(module, function, registers, spills, most threads) of machine code, which nothing loads."""
+        registers = nvidia_registers(binary) if self.arch.startswith("sm") else amd_registers(binary)
+        return None, None, registers, 0, 1024
+
+    def unload_module(self, module: Any) -> None:
+        """Nothing was loaded."""
+
+
+def nvidia_registers(binary: bytes) -> int:
+    """Registers a thread of a cubin."""
+    from triton import knobs
+
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary)
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return max(int(found) for found in re.findall(r"REG:(\d+)", text))
+
+
+def amd_registers(binary: bytes) -> int:
+    """Registers a lane may have; the count is in the text of a kernel and not in its binary."""
+    return 512
+
+
+def untimed(quantiles: Any = None) -> Any:
+    """What a benchmark returns: no time."""
+    return [math.nan] * len(quantiles) if quantiles else math.nan

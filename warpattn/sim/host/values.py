@@ -1,0 +1,92 @@
+"""A launch's arguments, from Triton's binder to the simulator, and their memory, kept to run a launch again."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..arguments import PointerTable
+from ..memory.descriptor import TensorDescriptor
+
+_LEAST_ADDRESS = 1 << 32  # smaller numbers of an int64 tensor are taken for numbers
+
+
+def simulated_arguments(bound: Mapping[str, Any], signature: Mapping[str, Any]) -> dict[str, Any]:
+    """The runtime arguments under the simulator's names: parts of tuples as `name.0` or `name.field`."""
+    found: dict[str, Any] = {}
+    for name, value in bound.items():
+        _collect(name, value, signature[name], found)
+    return found
+
+
+def _collect(name: str, value: Any, kind: Any, found: dict[str, Any]) -> None:
+    if isinstance(kind, tuple):
+        fields = getattr(value, "_fields", range(len(kind)))
+        for field, part, part_kind in zip(fields, value, kind, strict=True):
+            _collect(f"{name}.{field}", part, part_kind, found)
+    elif kind != "constexpr":
+        found[name] = _argument(value)
+
+
+def _argument(value: Any) -> Any:
+    """A value as `simulate` takes it."""
+    if hasattr(value, "base") and hasattr(value, "block_shape"):  # a descriptor made on the host
+        return TensorDescriptor(value.base, tuple(value.block_shape), tuple(value.shape), tuple(value.strides))
+    if isinstance(value, torch.Tensor) and value.dtype in (torch.int64, torch.uint64) and value.device.type == "cpu":
+        reached = pointed_into(value)
+        return PointerTable(reached, value) if reached else value
+    return value
+
+
+def pointed_into(table: torch.Tensor) -> list[torch.Tensor]:
+    """The living tensors that an int64 tensor has addresses of; none if it holds anything else."""
+    values = {int(x) for x in table.reshape(-1).tolist()} - {0}
+    if not values or min(values) < _LEAST_ADDRESS or len(values) > 1 << 16:
+        return []
+    found: list[torch.Tensor] = []
+    for other in [x for x in gc.get_objects() if type(x) is torch.Tensor or type(x) is torch.nn.Parameter]:
+        if other.device.type == "cpu" and other.numel() and other is not table:
+            low = other.data_ptr()
+            inside = {v for v in values if low <= v < low + other.numel() * other.element_size()}
+            if inside:
+                found.append(other)
+                values -= inside
+    return [] if values else found
+
+
+class SavedMemory:
+    """The bytes of all tensors of a launch, as they were before it."""
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        whole = {_first_byte(bytes_): bytes_ for value in arguments.values() for bytes_ in _memories(value)}
+        self._saved = [(bytes_, bytes_.copy()) for bytes_ in whole.values()]
+
+    def restore(self) -> None:
+        """Write them back."""
+        for memory, saved in self._saved:
+            memory[...] = saved
+
+
+def _memories(value: Any) -> Iterator[np.ndarray]:
+    """The memory behind an argument, whole, as bytes."""
+    if isinstance(value, TensorDescriptor):
+        yield from _memories(value.tensor)
+    elif isinstance(value, PointerTable):
+        for tensor in (*value.tensors, value.table):
+            yield from _memories(tensor)
+    elif isinstance(value, torch.Tensor):
+        yield torch.empty(0, dtype=torch.uint8).set_(value.detach().untyped_storage()).numpy()
+    elif isinstance(value, np.ndarray):
+        base = value
+        while isinstance(base.base, np.ndarray):
+            base = base.base
+        if base.flags.c_contiguous:
+            yield base.reshape(-1).view(np.uint8)
+
+
+def _first_byte(memory: np.ndarray) -> int:
+    return memory.__array_interface__["data"][0]

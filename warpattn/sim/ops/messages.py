@@ -1,0 +1,44 @@
+"""What a kernel says: `device_print` prints, a `device_assert` that fails is a finding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..ir.module import Op
+from ..machine.registry import tasked
+from ..memory.findings import Finding
+
+
+@tasked("tt.print")
+def _print(op: Op) -> Callable[..., Any]:
+    prefix = op.strings[0].strip() if op.strings else ""
+    hexadecimal = "hex = true" in op.raw
+
+    def run(task: Any, *values: Any) -> None:
+        shown = [_shown(np.asarray(value), hexadecimal) for value in values]
+        print(f"pid {tuple(int(i) for i in task.program.index)}: {prefix} {' '.join(shown)}".rstrip())
+
+    return run
+
+
+def _shown(value: np.ndarray, hexadecimal: bool) -> str:
+    """A value as people read it; integers in hexadecimal where the kernel wants it."""
+    if not hexadecimal or value.dtype.kind == "f":
+        return np.array2string(value, threshold=64)
+    bits = 8 * value.dtype.itemsize
+    return np.array2string(value, threshold=64, formatter={"int": lambda n: f"{int(n) % (1 << bits):#x}"})
+
+
+@tasked("tt.assert")
+def _assert(op: Op) -> Callable[..., Any]:
+    message = op.strings[0] if op.strings else "assertion"
+
+    def run(task: Any, condition: Any, *_: Any) -> None:
+        if not np.all(condition):
+            place = task.place()
+            task.machine.findings.add(Finding("AssertionFailed", f"{place}: {message}", (place,)))
+
+    return run
