@@ -5,73 +5,31 @@
 
 Three functions (`attention`, `attention_varlen`, `attention_paged`) and the values they take: masks, scores, sequences,
 and the little language of custom masks and scores; `append_paged` and `append_slots` fill a cache, `DecodePlan` and
-`PrefillPlan` keep the launches of a serving step. Importing this does not import Triton.
+`PrefillPlan` keep the launches of a serving step. Importing this imports nothing, so that `warpattn.sim` stands alone;
+the first use of a name imports torch, a launch Triton.
 """
 
-from warpattn.api import attention, attention_paged, attention_varlen
-from warpattn.errors import AttentionError
-from warpattn.language.expr import Table, exp, load, log, maximum, minimum, tanh, to_float, to_int, where
-from warpattn.masks import (
-    Causal,
-    Chunked,
-    CustomMask,
-    Document,
-    Full,
-    Lengths,
-    Mask,
-    Materialized,
-    Padding,
-    Prefix,
-    SlidingWindow,
-    Span,
-)
-from warpattn.problem.backends import Backend
-from warpattn.scores import ALiBi, Bias, CustomScore, Score, SoftCap
-from warpattn.sequences import Dense, PagedKV, Ragged
-from warpattn.serving import DecodePlan, PrefillPlan
-from warpattn.serving.append import append_paged
-from warpattn.serving.slots import append_slots
+import importlib.util
+import typing
+
+if typing.TYPE_CHECKING:
+    from warpattn.public import *  # noqa: F403
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "ALiBi",
-    "AttentionError",
-    "Backend",
-    "Bias",
-    "Causal",
-    "Chunked",
-    "CustomMask",
-    "CustomScore",
-    "DecodePlan",
-    "Dense",
-    "Document",
-    "Full",
-    "Lengths",
-    "Mask",
-    "Materialized",
-    "Padding",
-    "PagedKV",
-    "PrefillPlan",
-    "Prefix",
-    "Ragged",
-    "Score",
-    "SlidingWindow",
-    "SoftCap",
-    "Span",
-    "Table",
-    "append_paged",
-    "append_slots",
-    "attention",
-    "attention_paged",
-    "attention_varlen",
-    "exp",
-    "load",
-    "log",
-    "maximum",
-    "minimum",
-    "tanh",
-    "to_float",
-    "to_int",
-    "where",
-]
+
+def __getattr__(name: str) -> typing.Any:
+    """A public name, a submodule, or `__all__`."""
+    if name.startswith("__") and name != "__all__":
+        raise AttributeError(f"module 'warpattn' has no attribute {name!r}")
+    if name != "__all__" and importlib.util.find_spec(f"warpattn.{name}") is not None:
+        return importlib.import_module(f"warpattn.{name}")
+    public = importlib.import_module("warpattn.public")
+    globals().update({each: getattr(public, each) for each in public.__all__}, __all__=public.__all__)
+    if name not in globals():
+        raise AttributeError(f"module 'warpattn' has no attribute {name!r}")
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__getattr__("__all__")]

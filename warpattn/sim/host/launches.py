@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass, field
 from io import StringIO
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 from weakref import WeakKeyDictionary
 
@@ -107,7 +107,7 @@ def launches(
 
     def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         if warmup:
-            return compile_only(kernel, *args, grid=grid, warmup=True, **options)
+            return compile_only(kernel, *args, grid=grid, warmup=True, **{"enable_fp_fusion": True, **options})
         return _launch(runs, kernel, grid, args, options)
 
     compile_only = JITFunction.run
@@ -152,7 +152,8 @@ def _launch(runs: Runs, kernel: Any, grid: Any, args: Sequence[Any], options: Ma
     kwargs = {"enable_fp_fusion": True, **options, "debug": True, "sanitize_overflow": False}
     for hook in kernel.pre_run_hooks:
         hook(*args, **kwargs)
-    _, key_cache, target, backend, binder = kernel.device_caches[driver.active.get_current_device()]
+    device = cast(SimulatedDriver, driver.active).get_current_device()
+    _, key_cache, target, backend, binder = kernel.device_caches[device]
     bound, specialization, given = binder(*args, **kwargs)
     key = (runs.arch, compute_cache_key(key_cache, specialization, given))
     parsed, signature, constexprs, attributes = kernel._pack_args(backend, kwargs, bound, specialization, given)
@@ -160,7 +161,7 @@ def _launch(runs: Runs, kernel: Any, grid: Any, args: Sequence[Any], options: Ma
     if key not in known:
         source = kernel.ASTSource(kernel, signature, constexprs, attributes)
         known[key] = to_ttgir(source, target, parsed.__dict__)
-    sizes = grid(bound) if callable(grid) else grid
+    sizes: Any = grid(bound) if callable(grid) else grid
     shown = LazyDict({"name": known[key].name, "function": None, "stream": 0})
     _call(knobs.runtime.launch_enter_hook, shown)
     reports = _simulated(runs, known[key], sizes, simulated_arguments(bound, signature))

@@ -26,7 +26,11 @@ def pytest_runtest_call(item: Any) -> Generator[None, Any, Any]:
     from .launches import launches
 
     with launches(*marker.args, **marker.kwargs) as runs:
-        result = yield
+        try:
+            result = yield
+        finally:
+            if not runs.clean:
+                item.add_report_section("call", "warpsim", str(runs))
     if not runs.launched:
         pytest.fail(f"{item.name} is marked warpsim and launched no kernel", pytrace=False)
     if not runs.clean:

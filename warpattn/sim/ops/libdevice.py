@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
 
 from ..errors import SimulationError
 from ..ir.formats import as_register, register_dtype
@@ -24,16 +23,21 @@ _CONVERSION = re.compile(r"(?:float|double)2(?:u?int|u?ll)_r([ndzu])")
 _ROUNDED = {"n": np.rint, "d": np.floor, "u": np.ceil, "z": np.trunc}
 
 
-def _special(function: Callable[..., torch.Tensor]) -> Callable[..., np.ndarray]:
-    """A function of torch, on arrays."""
-    return lambda *xs: function(*(torch.from_numpy(np.array(x, np.float64)) for x in xs)).numpy()
+def _special(name: str) -> Callable[[np.ndarray], np.ndarray]:
+    """A function of torch.special, on arrays."""
+
+    def function(x: np.ndarray) -> np.ndarray:
+        import torch
+
+        return getattr(torch.special, name)(torch.from_numpy(np.array(x, np.float64))).numpy()
+
+    return function
 
 
 def _round_half_away(x: np.ndarray) -> np.ndarray:
     return np.trunc(x + np.copysign(0.5, x))
 
 
-_S = torch.special
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "abs": np.abs, "fabs": np.abs, "iabs": np.abs, "llabs": np.abs, "acos": np.arccos, "acosh": np.arccosh,
     "asin": np.arcsin, "asinh": np.arcsinh, "atan": np.arctan, "atan2": np.arctan2, "atanh": np.arctanh,
@@ -54,12 +58,12 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "norm4d": lambda a, b, c, d: np.sqrt(a * a + b * b + c * c + d * d), "ldexp": lambda x, n: x * np.exp2(n),
     "scalbn": lambda x, n: x * np.exp2(n), "saturate": lambda x: np.fmin(np.fmax(x, 0), 1),
     "isinf": np.isinf, "isnan": np.isnan, "isfinite": np.isfinite, "finite": np.isfinite, "signbit": np.signbit,
-    "ilogb": lambda x: np.floor(np.log2(np.abs(x))), "erf": _special(_S.erf), "erfc": _special(_S.erfc),
-    "erfcx": _special(_S.erfcx), "erfinv": _special(_S.erfinv), "erfcinv": lambda x: _special(_S.erfinv)(1 - x),
-    "lgamma": _special(_S.gammaln), "tgamma": lambda x: np.exp(_special(_S.gammaln)(x)), "normcdf": _special(_S.ndtr),
-    "normcdfinv": _special(_S.ndtri), "j0": _special(_S.bessel_j0), "j1": _special(_S.bessel_j1),
-    "y0": _special(_S.bessel_y0), "y1": _special(_S.bessel_y1), "i0": _special(_S.i0), "i1": _special(_S.i1),
-    "cyl_bessel_i0": _special(_S.i0), "cyl_bessel_i1": _special(_S.i1), "popc": np.bitwise_count,
+    "ilogb": lambda x: np.floor(np.log2(np.abs(x))), "erf": _special("erf"), "erfc": _special("erfc"),
+    "erfcx": _special("erfcx"), "erfinv": _special("erfinv"), "erfcinv": lambda x: _special("erfinv")(1 - x),
+    "lgamma": _special("gammaln"), "tgamma": lambda x: np.exp(_special("gammaln")(x)), "normcdf": _special("ndtr"),
+    "normcdfinv": _special("ndtri"), "j0": _special("bessel_j0"), "j1": _special("bessel_j1"),
+    "y0": _special("bessel_y0"), "y1": _special("bessel_y1"), "i0": _special("i0"), "i1": _special("i1"),
+    "cyl_bessel_i0": _special("i0"), "cyl_bessel_i1": _special("i1"), "popc": np.bitwise_count,
     "popcll": np.bitwise_count, "popcount_u32": np.bitwise_count, "popcount_u64": np.bitwise_count,
 }  # fmt: skip
 _INTEGERS = ("popc", "abs", "iabs", "llabs")

@@ -1,0 +1,65 @@
+"""What `import warpattn as wa` offers; `warpattn/__init__.py` imports this at the first use of a name."""
+
+from warpattn.api import attention, attention_paged, attention_varlen
+from warpattn.errors import AttentionError
+from warpattn.language.expr import Table, exp, load, log, maximum, minimum, tanh, to_float, to_int, where
+from warpattn.masks import (
+    Causal,
+    Chunked,
+    CustomMask,
+    Document,
+    Full,
+    Lengths,
+    Mask,
+    Materialized,
+    Padding,
+    Prefix,
+    SlidingWindow,
+    Span,
+)
+from warpattn.scores import ALiBi, Bias, CustomScore, Score, SoftCap
+from warpattn.sequences import Dense, PagedKV, Ragged
+from warpattn.serving import DecodePlan, PrefillPlan
+from warpattn.serving.append import append_paged
+from warpattn.serving.slots import append_slots
+
+__all__ = [
+    "ALiBi",
+    "AttentionError",
+    "Bias",
+    "Causal",
+    "Chunked",
+    "CustomMask",
+    "CustomScore",
+    "DecodePlan",
+    "Dense",
+    "Document",
+    "Full",
+    "Lengths",
+    "Mask",
+    "Materialized",
+    "Padding",
+    "PagedKV",
+    "PrefillPlan",
+    "Prefix",
+    "Ragged",
+    "Score",
+    "SlidingWindow",
+    "SoftCap",
+    "Span",
+    "Table",
+    "append_paged",
+    "append_slots",
+    "attention",
+    "attention_paged",
+    "attention_varlen",
+    "exp",
+    "load",
+    "log",
+    "maximum",
+    "minimum",
+    "tanh",
+    "to_float",
+    "to_int",
+    "where",
+]
