@@ -17,6 +17,7 @@ DEVICE_LINES = 120
 PARAMETERS = 8
 API_PARAMETERS = 11  # three tensors, one sequence and the keyword tail of seven
 KERNEL_PARAMETERS = 16
+COMMAND_PARAMETERS = 12  # options and arguments of a command, each with its own help
 
 # Files between the soft and the hard limit, each with the reason why it is not two files.
 LONG_FILES: dict[str, str] = {}
@@ -137,6 +138,8 @@ def _parameters_allowed(path: str, function: Function) -> int:
     public = not function.name.startswith("_") or function.name == "__init__"
     if path in API and public and (API[path] is None or function.name in API[path]):
         return API_PARAMETERS
+    if path.startswith("warpattn/cli/") and function.name.endswith("_command"):
+        return COMMAND_PARAMETERS
     # An entry kernel is what the host launches: its descriptors and sizes cannot arrive packed into one value.
     entry = is_device(function) and path.startswith("warpattn/kernels/") and function.name.endswith("_kernel")
     return KERNEL_PARAMETERS if entry else PARAMETERS
