@@ -17,6 +17,7 @@ from warpattn.masks import (
     SlidingWindow,
     Span,
 )
+from warpattn.problem.backends import Backend
 from warpattn.scores import ALiBi, Bias, CustomScore, Score, SoftCap
 from warpattn.sequences import Dense, PagedKV, Ragged
 from warpattn.serving import DecodePlan, PrefillPlan
@@ -26,6 +27,7 @@ from warpattn.serving.slots import append_slots
 __all__ = [
     "ALiBi",
     "AttentionError",
+    "Backend",
     "Bias",
     "Causal",
     "Chunked",

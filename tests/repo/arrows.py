@@ -55,7 +55,7 @@ ALLOWED: dict[str, set[str]] = {
     "public": HOST | {"api", "reference", "serving"},
     ROOT: {"public"},
     "integrations": VALUES | {"api", "serving", ROOT},
-    "cli": HOST | {"api", "reference", "runtime", "serving", "sim", "machine_code", "integrations", ROOT},
+    "cli": HOST | {"api", "reference", "runtime", "serving", "sim", "sim.host", "machine_code", "integrations", ROOT},
     "__main__": {"cli"},
 }
 MODULES_AT_TOP = 10

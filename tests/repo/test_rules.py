@@ -172,7 +172,7 @@ def test_forbidden_arrows(path, text):
             "from .layouts import a\nfrom ...nvidia import tma\nfrom warpattn.kernels.pieces import span",
         ),
         ("warpattn/cli/demo.py", "import warpattn as wa\nfrom warpattn.runtime.plan import plan"),
-        ("warpattn/__init__.py", "from .api import attention\nfrom .masks import Causal"),
+        ("warpattn/public.py", "from .api import attention\nfrom .masks import Causal"),
         ("bench/run.py", "import warpattn.cli"),
     ],
 )
