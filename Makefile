@@ -60,7 +60,7 @@ docs-check: $(READY)
 ifeq ($(BROWSER),)
 	@echo "docs-check did nothing: it needs Chromium (Debian: apt-get install chromium), and none is in the PATH."
 else
-	$(PY) -m pip install --quiet --no-deps -r requirements-browser.txt
+	$(PINNED) requirements-browser.txt
 	$(PY) -m mkdocs build --strict --quiet
 	$(PY) -m docs.site_check site $(BROWSER)
 endif
@@ -73,21 +73,29 @@ clean:
 # Triton 3.9, NumPy and others of the pins have no build for Python 3.10: there pip chooses, and the reference is what runs.
 OLD_PYTHON := $(shell $(PYTHON) -c "import sys; print('yes' if sys.version_info < (3, 11) else '')")
 
-$(READY): requirements-dev.txt pyproject.toml
+# Files are checked against the hashes in the requirements, but for Python 3.10 and a torch from an index of the caller's.
+PINNED := $(PY) -m pip install --quiet --require-hashes --no-deps -r
+TORCH := torch==2.13.0
+NEEDS_CUDA := $(PY) -c "import importlib.metadata as m, sys; sys.exit(not any('nvidia' in r for r in m.requires('torch')))"
+
+$(READY): $(wildcard requirements-*.txt) pyproject.toml
 ifeq ($(OLD_PYTHON),yes)
 	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet $(TORCH_PIP_ARGS) "$$(grep '^torch==' requirements-dev.txt)"
+	$(PY) -m pip install --quiet $(TORCH_PIP_ARGS) $(TORCH)
 	$(PY) -m pip install --quiet --editable '.[demo]' pytest pytest-xdist hypothesis ruff pyright hatchling matplotlib
 else ifeq ($(HAS_CUDA_TORCH),yes)
 	$(PYTHON) -m venv --system-site-packages $(VENV)
-	grep -v '^torch==' requirements-dev.txt > $(VENV)/requirements.txt
 else
 	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet $(TORCH_PIP_ARGS) "$$(grep '^torch==' requirements-dev.txt)"
-	cp requirements-dev.txt $(VENV)/requirements.txt
+ifeq ($(strip $(TORCH_PIP_ARGS)),)
+	$(PINNED) requirements-torch-cpu.txt 2>/dev/null || $(PINNED) requirements-torch.txt
+	if $(NEEDS_CUDA); then $(PINNED) requirements-cuda.txt; fi
+else
+	$(PY) -m pip install --quiet $(TORCH_PIP_ARGS) $(TORCH)
+endif
 endif
 ifneq ($(OLD_PYTHON),yes)
-	$(PY) -m pip install --quiet --no-deps -r $(VENV)/requirements.txt
+	$(PINNED) requirements-dev.txt
 	$(PY) -m pip install --quiet --no-deps --no-build-isolation --editable .
 endif
 	@touch $@

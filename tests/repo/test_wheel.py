@@ -43,10 +43,14 @@ def test_it_states_what_it_needs(wheel):
     for line in (
         "Requires-Python: >=3.10",
         "License-Expression: Apache-2.0",
-        "Requires-Dist: triton<3.10,>=3.9; python_version >= '3.11'",
+        "Requires-Dist: torch>=2.11",
+        "Provides-Extra: kernels",
+        "Requires-Dist: triton<3.10,>=3.9; (python_version >= '3.11') and extra == 'kernels'",
         "Provides-Extra: cli",
     ):
         assert line in metadata.splitlines()
+    needed = [line for line in metadata.splitlines() if line.startswith("Requires-Dist") and "extra" not in line]
+    assert not [line for line in needed if "triton" in line], "torch 2.11 to 2.14 pin another: nothing would resolve"
 
 
 def test_its_entry_points_exist(wheel):

@@ -163,7 +163,8 @@ def require_triton() -> None:
     found = triton_version()
     if not found.startswith("3.9."):
         has = f"Triton {found} is installed" if found else "Triton is not installed"
-        raise AttentionError(f"{has}; Triton 3.9 compiles kernels (Python 3.11 and newer); the reference needs none")
+        needed = "Triton 3.9 compiles kernels (Python 3.11 and newer: pip install --no-deps triton==3.9.0)"
+        raise AttentionError(f"{has}; {needed}; the reference needs none")
 
 
 @cache
