@@ -46,7 +46,7 @@ LATENT = (576, 512)  # head dims of queries and values in absorbed latent attent
 LATENT_TOKENS = 16  # query tokens of a sequence at most, with these
 EVERY_KIND = ("dense", "ragged", "paged")
 LIMITS = {
-    "sm90": Limits((*EVERY_KIND, "paged-ragged"), 256, latent=True, backward=BackwardLimits(("dense",), 128)),
+    "sm90": Limits((*EVERY_KIND, "paged-ragged"), 256, latent=True, backward=BackwardLimits(("dense", "ragged"), 128)),
     "sm100": Limits(EVERY_KIND, 128, latent=True),
     "gfx942": Limits(EVERY_KIND, 256, latent=True),
     "gfx950": Limits(EVERY_KIND, 256, latent=True),

@@ -70,8 +70,7 @@ def list_backward_launches(checked: CheckedBackward, x: Gradients, sequence: Seq
     """The launches of a checked backward, in order; tensors are `fitted_gradients`."""
     from warpattn.kernels.sm90.backward.launch import list_backward_launches
 
-    assert sequence.kind == "dense"  # rules let nothing else get here, and no other architecture
-    return list_backward_launches(checked, x)
+    return list_backward_launches(checked, x, sequence)
 
 
 class _Family(NamedTuple):
