@@ -90,10 +90,10 @@ class Job:
         len_q, heads_q, _ = q.shape
         heads_kv = k.shape[1]
         q = (q.to(self.dtype) * self.scale).transpose(0, 1).unflatten(0, (heads_kv, -1))  # [Hkv, G, Sq, D]
-        k = k.to(self.dtype).permute(1, 2, 0)  # [Hkv, D, Sk]
-        v = v.to(self.dtype).transpose(0, 1).contiguous()  # [Hkv, Sk, Dv]
-        where = Place(b, len_q, v.shape[1], heads_q, q.device)
-        recompute = torch.is_grad_enabled() and heads_q * len_q * v.shape[1] >= RECOMPUTE_FROM
+        k = finite_part(k.to(self.dtype).permute(1, 2, 0))  # [Hkv, D, Sk]
+        v = finite_part(v.to(self.dtype).transpose(0, 1).contiguous())  # [Hkv, Sk, Dv]
+        where = Place(b, len_q, v.finite.shape[1], heads_q, q.device)
+        recompute = torch.is_grad_enabled() and heads_q * len_q * where.len_k >= RECOMPUTE_FROM
         outs, lses = [], []
         for (start, stop), span in zip(where.row_tiles(), self.spans(where), strict=True):
             args = (where, start, span, q[:, :, start:stop], k, v)
@@ -122,38 +122,40 @@ class Job:
         return list(zip(*(x.tolist() for x in (first, full_lo, full_hi, last)), strict=True))
 
     def row_tile(
-        self, where: Place, start: int, span: tuple[int, int, int, int], q: Tensor, k: Tensor, v: Tensor
+        self, where: Place, start: int, span: tuple[int, int, int, int], q: Tensor, k: FinitePart, v: FinitePart
     ) -> tuple[Tensor, Tensor]:
         """Online softmax of rows [start, start + M) over the keys of their span: out [Hq, M, Dv], lse [Hq, M]."""
         rows = q.shape[2]
         grouped = q.flatten(1, 2)  # [Hkv, G*M, D]
         # Products over no keys: zeros that still hang on q, k and v, so that a row without keys has zero gradients.
-        none = grouped @ k[:, :, :0]
-        acc = (none @ v[:, :0]).view(where.heads, rows, v.shape[2])  # [Hq, M, Dv]
+        none = grouped @ k.finite[:, :, :0]
+        acc = (none @ v.finite[:, :0]).view(where.heads, rows, v.finite.shape[2])  # [Hq, M, Dv]
         total = none.sum(-1).view(where.heads, rows)  # [Hq, M]
         peak = torch.full_like(total, -torch.inf)
         if self.sinks is not None:
             peak = self.sinks.detach()[:, None].expand_as(total)
             total = total + torch.exp(self.sinks[:, None] - _finite(peak))
         for lo, hi, masked in key_tiles(*span):
-            s = (grouped @ k[:, :, lo:hi]).view(where.heads, rows, hi - lo)  # [Hq, M, N]
-            s = self.modify(where.grid(start, rows, lo, hi), s, masked)
+            s = k.scores(grouped, lo, hi).view(where.heads, rows, hi - lo)  # [Hq, M, N]
+            env = where.grid(start, rows, lo, hi)
+            keep = evaluate(self.mask.keep, env, self.mask.tensors, self.dtype).to(s.device) if masked else None
+            s = self.modify(env, s, keep)
             old, peak = peak, torch.maximum(peak, s.detach().amax(-1))
             p = torch.exp(s - _finite(peak)[..., None])
             alpha = torch.exp(old - _finite(peak))
             total = total * alpha + p.sum(-1)
-            update = p.view(*grouped.shape[:2], hi - lo) @ v[:, lo:hi]
+            update = p.view(*grouped.shape[:2], hi - lo) @ v.finite[:, lo:hi]
             acc = acc * alpha[..., None] + update.view_as(acc)
+            if v.whole is not None:
+                seen = (torch.ones_like(s, dtype=torch.bool) if keep is None else keep.expand_as(s)).to(acc.dtype)
+                acc = acc + v.marks(seen.reshape(*grouped.shape[:2], hi - lo), lo, hi).view_as(acc)
         empty = total == 0
         safe = total.masked_fill(empty, 1.0)
         lse = (_finite(peak) + torch.log(safe)).masked_fill(empty, -torch.inf)
         return acc / safe[..., None], lse
 
-    def modify(self, env: dict[str, Tensor | int | float], s: Tensor, masked: bool) -> Tensor:
-        """Scores [Hq, M, N] after the score function, hidden ones -inf."""
-        keep = None
-        if masked:
-            keep = evaluate(self.mask.keep, env, self.mask.tensors, self.dtype).to(s.device)
+    def modify(self, env: dict[str, Tensor | int | float], s: Tensor, keep: Tensor | None) -> Tensor:
+        """Scores [Hq, M, N] after the score function, hidden ones -inf; `keep` is None where all are visible."""
         if self.score is None:
             return s if keep is None else s.masked_fill(~keep, -torch.inf)
         if keep is not None and torch.is_grad_enabled() and not self.score.derivative.bounded:
@@ -164,6 +166,38 @@ class Job:
             return torch.full_like(s, -torch.inf).index_put(seen, visible.expand(len(seen[0])))
         s = evaluate(self.score.out, env | {"s": s}, self.score.tensors, self.dtype).expand_as(s)
         return s if keep is None else s.masked_fill(~keep, -torch.inf)
+
+
+@dataclass(frozen=True, eq=False)
+class FinitePart:
+    """Keys or values with 0 for NaN and infinity: a matrix product multiplies hidden ones by 0, which leaves NaN."""
+
+    finite: Tensor
+    whole: Tensor | None  # as given, if that differs
+
+    def scores(self, q: Tensor, lo: int, hi: int) -> Tensor:
+        """Products of q [Hkv, M, D] with keys lo .. hi - 1 [Hkv, D, Sk]; those that are not finite have no gradient."""
+        s = q @ self.finite[:, :, lo:hi]
+        if self.whole is None:
+            return s
+        keys = self.whole[:, :, lo:hi]
+        return torch.where(keys.isfinite().all(1, keepdim=True), s, (q @ keys).detach())
+
+    def marks(self, seen: Tensor, lo: int, hi: int) -> Tensor:
+        """What values lo .. hi - 1 [Hkv, Sk, Dv] that are not finite add to rows that see them (`seen` [Hkv, M, N] is
+        1): an infinity, or NaN, which infinities of both signs are, too."""
+        assert self.whole is not None
+        values = self.whole[:, lo:hi].detach()
+        found = (values.isnan(), values == torch.inf, values == -torch.inf)
+        nan, high, low = (seen @ x.to(seen) > 0 for x in found)
+        marks = torch.zeros_like(nan, dtype=seen.dtype).masked_fill(high, torch.inf).masked_fill(low, -torch.inf)
+        return marks.masked_fill(nan | (high & low), torch.nan)
+
+
+def finite_part(x: Tensor) -> FinitePart:
+    """The finite part of keys or values of one sequence."""
+    finite = x.isfinite()
+    return FinitePart(x, None) if bool(finite.all()) else FinitePart(x.masked_fill(~finite, 0.0), x)
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,6 @@ which kernel runs. All rules are here and in `sequences.py`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import fields
 from numbers import Real
@@ -36,13 +35,16 @@ from warpattn.problem.gradients import (
 )
 from warpattn.problem.limits import LATENT_WHERE, check_limits, is_latent
 from warpattn.problem.problem import Call, CheckedCall, Problem
-from warpattn.scores import ALiBi, Bias, Score, ScoreProgram
+from warpattn.scores import ALiBi, Bias, CustomScore, Score, ScoreProgram
 from warpattn.sequences import Sizes
 
 __all__ = ["parts", "validate"]
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 FULL_PROGRAM = Full().program()  # without a mask
+LARGEST_SCALE = torch.finfo(torch.float32).max
+USUAL_SCALES = (2.0**-100, 2.0**100)  # exponents are fp32, and with scales of 0 or below no row has its maximum first
+AS_IT_IS = CustomScore(lambda s, b, h, q, k: s).program()
 
 
 def validate(call: Call, read_values: bool = True) -> CheckedCall:
@@ -59,6 +61,9 @@ def validate(call: Call, read_values: bool = True) -> CheckedCall:
     backend = _choose_backend(rules, call)
     _check_options(rules, call)
     mask, score = _traced(rules, call)
+    if score is None and backend != "reference" and not rules.broken and sizes is not None:
+        low, high = USUAL_SCALES
+        score = None if low < _scale(call) < high else AS_IT_IS  # applied to the scores before their maximum
     _check_types(rules, tensors, call)
     if sizes is not None:
         _check_sinks(rules, call, sizes)
@@ -139,8 +144,8 @@ def _check_options(rules: Rules, call: Call) -> None:
             rule = f"{name} must be None or a warpattn {kind.__name__} (an instance); wrap others in {wrap}"
             rules.add(f"{name} is {given}", rule)
     number = isinstance(call.scale, Real) and not isinstance(call.scale, bool)
-    if call.scale is not None and not (number and math.isfinite(call.scale)):
-        rules.add(f"scale is {call.scale!r}", "scale must be None (1/sqrt(head_dim)) or a finite number")
+    if call.scale is not None and not (number and abs(call.scale) <= LARGEST_SCALE):
+        rules.add(f"scale is {call.scale!r}", "scale must be None (1/sqrt(head_dim)) or a finite number of fp32")
     if not isinstance(call.return_lse, bool):
         rules.flag("return_lse", call.return_lse)
 

@@ -7,7 +7,7 @@ The state of a row is its maximum `m` (unscaled scores) and the sum `l` of exp2(
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ..pieces.softmax import exponent, finish_rows
+from ..pieces.softmax import exponent, finish_rows, row_scale
 
 
 @gluon.aggregate
@@ -27,13 +27,14 @@ def softmax_start(rows: gl.constexpr, layout: gl.constexpr):
 def softmax_step(state, s, c):
     """Next tile: (state, p, alpha); the caller multiplies its accumulator by `alpha` [M]. Hidden scores are -inf."""
     m = gl.maximum(state.m, gl.max(s, 1))
-    mc = exponent(m, c)
-    alpha = gl.exp2(exponent(state.m, c) - mc)
-    p = gl.exp2(s * c - mc[:, None])
+    x = row_scale(m, c)
+    mc = exponent(m, x)
+    alpha = gl.exp2(exponent(state.m, x) - mc)
+    p = gl.exp2(s * x[:, None] - mc[:, None])
     return RowState(m, state.l * alpha + gl.sum(p, 1)), p, alpha
 
 
 @gluon.jit
 def softmax_finish(state, c, sink, has_sink: gl.constexpr):
     """(factor [M], lse [M]) of a state, see `finish_rows`; `sink` is [M] or one number."""
-    return finish_rows(exponent(state.m, c), state.l, state.l > 0, sink, has_sink)
+    return finish_rows(state.m, state.l, c, state.l != 0, sink, has_sink)

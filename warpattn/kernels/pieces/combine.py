@@ -1,17 +1,19 @@
 """Combining partial results of a row: outputs normalised over their own keys, with base-2 log-sum-exps.
 
 With l the log2 of each part's denominator, the row's is  l* = m + log2 Σ 2^(l - m)  and its output Σ 2^(l - l*) · o.
-A part without visible keys has l = -inf and counts for nothing. Parts are added in the order of their numbers, in
-blocks of a fixed size, so the result does not depend on which CTA does it or when.
+A part without visible keys has l = -inf and counts for nothing; one with a NaN has l = NaN, which the sum carries.
+Parts are added in the order of their numbers, in blocks of a fixed size, so the result does not depend on which CTA
+does it or when.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.language.core import PropagateNan
 
 from .combine_config import COLUMNS_PER_LANE, CombineTile
-from .softmax import LOG2_E, exponent
+from .softmax import LOG2_E, LOWEST, exponent
 
-LEAST = gl.constexpr(-1e30)  # the exponent of a row without parts so far: finite, so that differences are no NaN
+_ALL = gl.constexpr(PropagateNan.ALL)
 
 
 @gluon.aggregate
@@ -53,17 +55,18 @@ class EqualParts:
 def normalise(state, c):
     """(factor [M, 4], log2 denominator [M, 4]) of a softmax state; 0 and -inf for rows without a key."""
     l = gl.sum(state.l, 1, keep_dims=True) + gl.zeros_like(state.l)
-    some = l > 0
-    return gl.where(some, 1.0 / l, 0.0), gl.where(some, exponent(state.m, c) + gl.log2(l), -float("inf"))
+    some = l != 0
+    top = exponent(state.m, c)
+    return gl.where(some, 1.0 / l, 0.0), gl.where(some, top + gl.log2(l), -float("inf"))
 
 
 @gluon.jit
 def with_sink(lse, sink):
     """(factor of the output, log2 denominator) after a logit `sink` (natural units) has joined the denominator."""
-    sink = gl.maximum(sink * LOG2_E, LEAST)
-    top = gl.maximum(lse, sink)
+    sink = gl.maximum(sink * LOG2_E, LOWEST, propagate_nan=_ALL)
+    top = gl.maximum(gl.maximum(lse, sink), LOWEST)
     total = top + gl.log2(gl.exp2(lse - top) + gl.exp2(sink - top))
-    return gl.exp2(lse - total), total
+    return gl.exp2(lse - total), gl.where(total == LOWEST, lse, total)
 
 
 @gluon.jit
@@ -90,16 +93,16 @@ def combine_rows(
             mask=there[:, :, None], other=0.0, cache_modifier=".cg",
         )  # fmt: skip
         top = gl.maximum(m, gl.max(lse, 0))
-        shift = gl.maximum(top, LEAST)
+        shift = gl.maximum(top, LOWEST)
         old = gl.exp2(m - shift)
         weight = gl.exp2(lse - shift[None, :])
         l = l * old + gl.sum(weight, 0)
         moved = gl.convert_layout(old, gl.SliceLayout(1, o.type.layout))
         o = o * moved[:, None] + gl.sum(values * weight[:, :, None], 0)
         m = top
-    some = l > 0
+    some = l != 0
     factor = gl.convert_layout(gl.where(some, 1.0 / l, 0.0), gl.SliceLayout(1, o.type.layout))
-    total = gl.where(some, gl.maximum(m, LEAST) + gl.log2(l), -float("inf"))
+    total = gl.where(some, gl.maximum(m, LOWEST) + gl.log2(l), -float("inf"))
     return o * factor[:, None], gl.convert_layout(total, gl.SliceLayout(1, o.type.layout))
 
 

@@ -8,6 +8,11 @@ exceeds it by more than 2^8, so that p stays below 256 and the accumulator is al
 arXiv 2603.05451). And rows are not reduced across lanes: an accumulator spreads a row over a quad of four lanes,
 columns 8 j + 2 lane + {0, 1}, so a [M, N] tile is seen as [M, N/8, 4, 2] and the state as [M, 4], one value a lane;
 `m` is equal in the four, `l` is summed over them once at the end.
+
+A NaN among a row's scores is one of its p, so its sum is NaN and with it factor and LSE; no maximum has to carry it.
+The product c * m is rounded, which the sum of a row does not feel until the rounding is as large as the exponents are:
+from 2^27 on a row takes the power of two at or below c, which multiplies exactly. Such scores are 2^27 apart from 0 in
+steps of 8 and more, and this temperature changes no weight that the rounding has not decided.
 """
 
 from triton.experimental import gluon
@@ -16,6 +21,8 @@ from triton.experimental.gluon import language as gl
 LOG2_E = gl.constexpr(1.4426950408889634)
 LN_2 = gl.constexpr(0.6931471805599453)
 HEADROOM = gl.constexpr(8.0)  # log2 of how far p may exceed 1 before the reference moves
+LARGEST = gl.constexpr(134217728.0)  # exponent up to which c * m is rounded by at most 4: p stays within fp16
+LOWEST = gl.constexpr(-3.4028234663852886e38)  # of finite numbers
 
 
 @gluon.aggregate
@@ -29,7 +36,8 @@ def softmax_start(s, c):
     """First tile: (state, p) of scores `s` [M, N]; hidden ones are -inf, whole rows may be."""
     quads = as_quads(s)
     m = quad_max(lane_max(quads))
-    p = gl.exp2(quads * c - exponent(m, c)[:, None, :, None])
+    x = row_scale(m, c)
+    p = gl.exp2(quads * x[:, None, :, None] - exponent(m, x)[:, None, :, None])
     return SoftmaxState(m, lane_sum(p)), p
 
 
@@ -38,13 +46,15 @@ def softmax_step(state, s, c):
     """Next tile: (state, p, moved, alpha). If `moved`, the caller multiplies its accumulator by `alpha` [M, 4]."""
     quads = as_quads(s)
     top = lane_max(quads)
-    moved = warp_any(top * c, state.m * c + HEADROOM)
+    x = row_scale(state.m, c)
+    moved = warp_any(top * x, state.m * x + HEADROOM)
     m = state.m
     alpha = gl.full_like(m, 1.0)
     if moved:
         m = gl.maximum(state.m, quad_max(top))
-        alpha = gl.exp2(state.m * c - exponent(m, c))
-    p = gl.exp2(quads * c - exponent(m, c)[:, None, :, None])
+        x = row_scale(m, c)
+        alpha = gl.exp2(state.m * x - exponent(m, x))
+    p = gl.exp2(quads * x[:, None, :, None] - exponent(m, x)[:, None, :, None])
     return SoftmaxState(m, state.l * alpha + lane_sum(p)), p, moved, alpha
 
 
@@ -60,34 +70,41 @@ def rescale(o, alpha):
 @gluon.jit
 def softmax_finish(state, c, sink, has_sink: gl.constexpr):
     """(factor [M, 4], lse [M, 4]) of a state, see `finish_rows`."""
-    mc = exponent(state.m, c)
     l = gl.sum(state.l, 1, keep_dims=True) + gl.zeros_like(state.l)
-    return finish_rows(mc, l, l > 0, sink, has_sink)
+    return finish_rows(state.m, l, c, l != 0, sink, has_sink)
 
 
 @gluon.jit
-def finish_rows(mc, l, some, sink, has_sink: gl.constexpr):
+def finish_rows(m, l, c, some, sink, has_sink: gl.constexpr):
     """(factor, lse) of rows, any shape: what the accumulator is multiplied by, and the natural log of the denominator.
 
-    A row's denominator is l · 2^mc; `some` says whether it has seen a key. `sink` is a logit in natural units that
-    joins the denominator once. Rows without any key get factor 0 and lse -inf, or the sink itself, whatever their
-    (finite) `l` is.
+    `m` is a row's reference maximum and `l` its sum; `some` says whether it has seen a key. `sink` is a logit in
+    natural units that joins the denominator once. Rows without any key get factor 0 and lse -inf, or the sink itself,
+    whatever their (finite) `l` is.
     """
+    top = gl.maximum(m * (c * LN_2), LOWEST)
     if has_sink:
-        sink = gl.maximum(sink, -1e30) * LOG2_E
-        top = gl.where(some, gl.maximum(mc, sink), sink)
-        shift = gl.where(some, gl.exp2(mc - top), 0.0)
-        l = l * shift + gl.exp2(sink - top)
-        return shift / l, (top + gl.log2(l)) * LN_2
+        peak = gl.where(some, gl.maximum(top, sink), gl.maximum(sink, LOWEST))
+        shift = gl.where(some, gl.exp2((top - peak) * LOG2_E), 0.0)
+        l = gl.where(some, l * shift, 0.0) + gl.exp2((sink - peak) * LOG2_E)
+        return gl.where(some, shift / l, l * 0.0), gl.where(l != 0, peak + gl.log2(l) * LN_2, -float("inf"))
     else:
         factor = gl.where(some, 1.0 / l, 0.0)
-        return factor, gl.where(some, (mc + gl.log2(l)) * LN_2, -float("inf"))
+        return factor, gl.where(some, top + gl.log2(l) * LN_2, -float("inf"))
 
 
 @gluon.jit
-def exponent(m, c):
-    """c * m, finite where no key has been seen (m is -inf), so that exp2(-inf - it) is 0 and not NaN."""
-    return gl.maximum(m * c, -1e30)
+def row_scale(m, c):
+    """Factor from a row's scores to exponents by its reference maximum: c, or where c * m is large the power of two at
+    or below it."""
+    kept = gl.where(gl.abs(m * c) < LARGEST, -1, 0x7F800000)
+    return (gl.to_tensor(c).to(gl.int32, bitcast=True) & kept).to(gl.float32, bitcast=True)
+
+
+@gluon.jit
+def exponent(m, x):
+    """x * m, finite where no key has been seen (m is -inf), so that exp2(-inf - it) is 0 and not NaN."""
+    return gl.maximum(m * x, LOWEST)
 
 
 @gluon.jit
@@ -142,8 +159,8 @@ def quad_max(x):
 
 @gluon.jit
 def warp_any(x, bound, values: gl.constexpr = 2):
-    """Whether any x of this warp exceeds its bound, with `values` of them (1 or 2) in a thread: two of [M, 4] in quads.
-    Warps may differ, so a branch on it must stay inside the warp."""
+    """Whether any x of this warp exceeds its bound, with `values` of them in a thread: two of [M, 4] in quads, or one,
+    which may also be NaN. Warps may differ, so a branch on it must stay inside the warp."""
     if values == 1:
         return gl.inline_asm(_VOTE, "=r,f,f", [x, bound], gl.int32) != 0
     else:
@@ -153,7 +170,7 @@ def warp_any(x, bound, values: gl.constexpr = 2):
 _PACK_BF16 = gl.constexpr("cvt.rn.bf16x2.f32 $0, $1, $2;")
 _PACK_FP16 = gl.constexpr("cvt.rn.f16x2.f32 $0, $1, $2;")
 _VOTE = gl.constexpr(
-    "{ .reg .pred a, b; setp.gt.f32 a, $1, $2; vote.sync.any.pred b, a, 0xffffffff; selp.b32 $0, 1, 0, b; }"
+    "{ .reg .pred a, b; setp.gtu.f32 a, $1, $2; vote.sync.any.pred b, a, 0xffffffff; selp.b32 $0, 1, 0, b; }"
 )
 _VOTE_2 = gl.constexpr(
     "{ .reg .pred a, b;"

@@ -114,6 +114,16 @@ def _reciprocal(x: np.ndarray) -> np.ndarray:
 
 
 @elementwise(
+    "{ .reg .b32 zero; mov.b32 zero, 0; fma.rn.bf16x2 $0, $1, zero, $2; }",
+    "{ .reg .b32 zero; mov.b32 zero, 0; fma.rn.f16x2 $0, $1, zero, $2; }",
+)
+def _carry(x: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """`other`, or NaN where 0 times x is."""
+    with np.errstate(invalid="ignore"):
+        return x * np.zeros_like(x) + other
+
+
+@elementwise(
     "{ .reg .pred p; setp.ne.b32 p, $2, 0; @p cp.async.bulk.prefetch.tensor.4d.L2.global.tile [$1, {$6, $5, $4, $3}]; "
     "mov.b32 $0, 0; }"
 )
@@ -183,13 +193,13 @@ def _tcgen05_fence(task: Any, match: re.Match[str]) -> Any:
 
 
 @whole(
-    r"\{ \.reg \.pred a, b; setp\.gt\.f32 a, \$1, \$2; "
+    r"\{ \.reg \.pred a, b; setp\.gt(u?)\.f32 a, \$1, \$2; "
     r"(?:vote\.sync\.any\.pred b, a, 0xffffffff|barrier\.cta\.red\.or\.pred b, \d+, \d+, a); "
     r"selp\.b32 \$0, 1, 0, b; \}$"
 )
 def _vote_any_greater_one(task: Any, match: re.Match[str], x: np.ndarray, bound: np.ndarray) -> Any:
-    """As `_vote_any_greater`, for one value per thread."""
-    return int(bool((x > bound).any()))
+    """As `_vote_any_greater`, for one value per thread; `gtu` is also true of a NaN."""
+    return int(bool((~(x <= bound) if match[1] else x > bound).any()))
     yield
 
 

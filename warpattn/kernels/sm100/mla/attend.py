@@ -13,7 +13,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shared
 
 from ...pieces.modifiers import exponent_scale
-from ...pieces.softmax import HEADROOM, exponent
+from ...pieces.softmax import HEADROOM, exponent, row_scale
 from ..layouts import STORE_COLUMNS, element_type
 from ..prefill_2q.softmax import RowState, row_state
 from ..sync import any_greater_of_role, await_signal, signal
@@ -64,11 +64,13 @@ def attend_tile(ctx, state, i):
     s = visible_scores(ctx, ctx.memory.s.load(), i)
     top = gl.max(s, 1)
     m, l, alpha = state.m, state.l, gl.full_like(state.m, 1.0)
-    moved = any_greater_of_role(top * c, m * c + HEADROOM)
+    x = row_scale(m, c)
+    moved = any_greater_of_role(top * x, m * x + HEADROOM)
     if moved:
         m = gl.maximum(m, top)
-        alpha = gl.exp2(state.m * c - exponent(m, c))
-    p = gl.exp2(s * c - exponent(m, c)[:, None])
+        x = row_scale(m, c)
+        alpha = gl.exp2(state.m * x - exponent(m, x))
+    p = gl.exp2(s * x[:, None] - exponent(m, x)[:, None])
     l = l * alpha + gl.sum(p, 1)
     await_signal(ctx.bars.o, (i - 1) & 1, i > 0)
     ctx.memory.p.store(p.to(element_type(ctx.config.element)))

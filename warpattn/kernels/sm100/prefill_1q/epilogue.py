@@ -15,7 +15,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import TensorMemoryLayout, fma2, mul2, tma
 
 from ...pieces.modifiers import exponent_scale
-from ...pieces.softmax import LOG2_E, exponent
+from ...pieces.softmax import LOG2_E, exponent, row_scale
 from ..layouts import box_layout, element_type, query_box, row_layout, stacked
 from ..prefill_2q.context import row_positions
 from ..prefill_2q.epilogue import finish, load_sink, store_block
@@ -36,8 +36,9 @@ def store_combined(ctx, state, wg: gl.constexpr):
         l_other = get_rows(row_slot(ctx, 1 - wg, 1))
         c = exponent_scale(ctx)
         m = gl.maximum(state.m, m_other)
-        own = gl.exp2(exponent(state.m, c) - exponent(m, c))
-        other = gl.exp2(exponent(m_other, c) - exponent(m, c))
+        x = row_scale(m, c)
+        own = gl.exp2(exponent(state.m, x) - exponent(m, x))
+        other = gl.exp2(exponent(m_other, x) - exponent(m, x))
         rows = gl.arange(0, config.MMA_M, row_layout())
         factor, lse = finish(ctx, m, state.l * own + l_other * other, load_sink(ctx, row_positions(ctx, rows, wg)[1]))
         if wg == 0:

@@ -10,12 +10,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ...pieces.modifiers import exponent_scale
-from ...pieces.softmax import HEADROOM, exponent
+from ...pieces.softmax import HEADROOM, exponent, row_scale
 from ..exp2 import exp2_polynomial
 from ..layouts import element_type
 from ..prefill_2q.context import p_tile
 from ..prefill_2q.epilogue import store_output
-from ..prefill_2q.softmax import RowState, exponents, indices, row_state
+from ..prefill_2q.softmax import RowState, exponents, indices, maximum_or_nan, row_state
 from ..sync import await_signal, notify
 
 
@@ -40,8 +40,10 @@ def softmax_tile(ctx, state, n, wg: gl.constexpr):
     s1 = visible_scores(ctx, n, 1, wg)
     s2 = visible_scores(ctx, n, 2, wg)
     s3 = visible_scores(ctx, n, 3, wg)
-    top = gl.maximum(gl.maximum(gl.max(s0, 1), gl.max(s1, 1)), gl.maximum(gl.max(s2, 1), gl.max(s3, 1)))
-    m = gl.where(top * c > state.m * c + HEADROOM, top, state.m)
+    top = maximum_or_nan(maximum_or_nan(largest(s0), largest(s1)), maximum_or_nan(largest(s2), largest(s3)))
+    x = row_scale(state.m, c)
+    m = gl.where(top * x <= state.m * x + HEADROOM, state.m, top)
+    c = row_scale(m, c)
     mc = exponent(m, c)
     alpha = gl.exp2(exponent(state.m, c) - mc)
     await_signal(ctx.bars.c_consumer.index(wg), n & 1, n > 1)
@@ -75,6 +77,12 @@ def visible_scores(ctx, n, part: gl.constexpr, wg: gl.constexpr):
     s = ctx.memory.s.index(wg).slice(part * quarter, quarter).load(layout)
     tile, q, k = indices(ctx, s, ctx.run.key_tile(n) * config.BN + part * quarter, wg)
     return ctx.mods.visible_scores(s, ctx.scale, tile, ctx.work, q, k, n < ctx.run.masked)
+
+
+@gluon.jit
+def largest(s):
+    """[256, W] -> [256], NaN if one of a row is."""
+    return gl.reduce(s, 1, maximum_or_nan)
 
 
 @gluon.jit

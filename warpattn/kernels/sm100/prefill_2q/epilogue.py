@@ -9,7 +9,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shared, mul2, tma
 
 from ...pieces.modifiers import exponent_scale
-from ...pieces.softmax import exponent, finish_rows
+from ...pieces.softmax import finish_rows
 from ..layouts import STORE_COLUMNS, box_layout, element_type, halved_rows, query_box, stacked
 from .context import row_positions
 
@@ -38,8 +38,9 @@ def load_sink(ctx, heads):
 @gluon.jit
 def finish(ctx, m, l, sink):
     """(factor of O, LSE) of rows with reference maximum `m` and sum `l`; a `sink` joins the sum once."""
-    some = m > -float("inf")  # `l` does not say: without a key it is above 0, since the polynomial's 2^-inf is 2^-126
-    return finish_rows(exponent(m, exponent_scale(ctx)), l, some, sink, ctx.traits.has_sinks)
+    # `l` does not say: without a key it is above 0, since the polynomial's 2^-inf is 2^-126
+    some = (m != -float("inf")) | (l != l)
+    return finish_rows(m, l, exponent_scale(ctx), some, sink, ctx.traits.has_sinks)
 
 
 @gluon.jit

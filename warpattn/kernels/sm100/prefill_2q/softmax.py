@@ -13,16 +13,18 @@ tensor core wants 32, so a quarter of the elements take a polynomial instead (ex
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import fma2
+from triton.language.core import PropagateNan
 
 from ...pieces.modifiers import exponent_scale
 from ...pieces.scheduler import Tile
-from ...pieces.softmax import HEADROOM, exponent, warp_any
+from ...pieces.softmax import HEADROOM, exponent, row_scale, warp_any
 from ..exp2 import exp2_polynomial, row_sum
 from ..layouts import element_type, row_layout
 from ..sync import await_signal, hide_from_compiler, notify
 from .context import p_tile, row_positions
 from .epilogue import store_output
 
+ALL = gl.constexpr(PropagateNan.ALL)
 LOADING_COLUMNS = gl.constexpr(32)  # of scores at once, where a mask or a score loads from memory
 
 
@@ -61,10 +63,11 @@ def softmax_tile(ctx, state, n, wg: gl.constexpr):
     c = exponent_scale(ctx)
     await_signal(ctx.bars.s_producer.index(wg), n & 1)
     s0, s1, s2 = visible_scores(ctx, n, wg)
-    top = gl.maximum(row_max(s0), gl.maximum(row_max(s1), row_max(s2)))
+    top = maximum_or_nan(row_max(s0), maximum_or_nan(row_max(s1), row_max(s2)))
     m, alpha = reference(state.m, top, c)
     send_scale(ctx, alpha, n, wg)
 
+    c = row_scale(m, c)
     mc = exponent(m, c)
     p = p_tile(ctx.memory, wg, config)
     dtype: gl.constexpr = element_type(config.element)
@@ -82,11 +85,14 @@ def softmax_tile(ctx, state, n, wg: gl.constexpr):
 
 @gluon.jit
 def reference(m, top, c):
-    """(new reference, scale of what was accumulated): it moves only when a row of the warp exceeds it by 2^8."""
+    """(new reference, scale of what was accumulated): it moves only when a row of the warp exceeds it by 2^8, or is
+    NaN, which the polynomial would lose."""
     alpha = gl.full_like(m, 1.0)
-    if warp_any(top * c, m * c + HEADROOM, 1):
-        higher = gl.maximum(m, top)
-        alpha = gl.exp2(m * c - exponent(higher, c))
+    x = row_scale(m, c)
+    if warp_any(top * x, m * x + HEADROOM, 1):
+        higher = gl.maximum(m, top, propagate_nan=ALL)
+        x = row_scale(higher, c)
+        alpha = gl.exp2(m * x - exponent(higher, x))
         m = higher
     return m, alpha
 
@@ -171,13 +177,19 @@ def indices(ctx, s, key, wg: gl.constexpr):
 
 @gluon.jit
 def exponents(s, c, mc):
-    """c * s - mc, two elements an instruction; `mc` is one value a row."""
+    """c * s - mc, two elements an instruction; `c` and `mc` are one value a row."""
     layout: gl.constexpr = gl.SliceLayout(1, s.type.layout)
     mc = gl.convert_layout(mc, layout, assert_trivial=True)
-    return fma2(s, gl.full_like(s, 1.0) * c, (gl.zeros_like(mc) - mc)[:, None])
+    c = gl.convert_layout(c, layout, assert_trivial=True)
+    return fma2(s, gl.full_like(s, 1.0) * c[:, None], (gl.zeros_like(mc) - mc)[:, None])
 
 
 @gluon.jit
 def row_max(s):
-    """[128, W] -> [128], all of it in one thread."""
-    return gl.convert_layout(gl.max(s, 1), row_layout(), assert_trivial=True)
+    """[128, W] -> [128], all of it in one thread; NaN if one of them is."""
+    return gl.convert_layout(gl.reduce(s, 1, maximum_or_nan), row_layout(), assert_trivial=True)
+
+
+@gluon.jit
+def maximum_or_nan(a, b):
+    return gl.maximum(a, b, propagate_nan=ALL)

@@ -16,11 +16,11 @@ until the item ends. The warpgroup waits for each product at once: products are 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
+from triton.language.core import PropagateNan
 
 from ...nvidia.pipelines import PipelineState, consumer_state
-from ...pieces.combine import LEAST
 from ...pieces.modifiers import exponent_scale
-from ...pieces.softmax import HEADROOM
+from ...pieces.softmax import HEADROOM, LOWEST
 from ..layouts import accumulator_layout, element_type
 from .attend import load_queries, visible_scores, wait_values
 from .output_swap_ab import finish_rows, make_exchange, output_rows
@@ -32,7 +32,7 @@ class SwapAbProgress:
     """Loop state of one item."""
 
     o: gl.tensor  # [Dv, R] fp32
-    m: gl.tensor  # [R] base-2 exponent of the reference maximum, `LEAST` while a row has seen no key
+    m: gl.tensor  # [R] base-2 exponent of the reference maximum, `LOWEST` while a row has seen no key
     l: gl.tensor  # [4, 8, R] this thread's part of the row sum of exp2(exponent - m)
     k: PipelineState
     v: PipelineState
@@ -68,7 +68,7 @@ def no_keys(config: gl.constexpr, k_state, v_state):
     """State before the first key of an item."""
     layout: gl.constexpr = accumulator_layout(config.rows)
     o = gl.zeros([config.padded_v, config.rows], gl.float32, layout)
-    m = gl.full([config.rows], LEAST, gl.float32, gl.SliceLayout(0, layout))
+    m = gl.full([config.rows], LOWEST, gl.float32, gl.SliceLayout(0, layout))
     return SwapAbProgress(
         o, m, thread_sum(gl.zeros([config.block_n, config.rows], gl.float32, layout)), k_state, v_state
     )
@@ -81,7 +81,7 @@ def attend_keys(ctx, state, p_tile, item, i):
     ctx.rings.k.consumer_wait(state.k)
     s = key_scores(ctx, state.k)
     ctx.rings.k.consumer_release(state.k)
-    x = masked_scores(ctx, s, item, i) * exponent_scale(ctx)
+    x = exponents(ctx, masked_scores(ctx, s, item, i))
     m = state.m
     l = state.l
     o = state.o
@@ -123,6 +123,15 @@ def masked_scores(ctx, s, item, i):
 
 
 @gluon.jit
+def exponents(ctx, s):
+    """Base-2 exponents of scores, finite where these are: a score function may return the lowest number."""
+    x = s * exponent_scale(ctx)
+    if ctx.mods.score is not None:
+        x = gl.where(s == -float("inf"), s, gl.maximum(x, LOWEST, propagate_nan=_ALL))
+    return x
+
+
+@gluon.jit
 def thread_sum(x):
     """[N, R] accumulator -> [4, 8, R]: the sum of each thread's part of a column. A thread has rows 8 apart and 64
     apart, a warp 16 rows of every 64, a lane one of 8."""
@@ -138,6 +147,7 @@ def any_exceeds(x):
     return gl.inline_asm(_VOTE, "=r,f,f", [top, gl.full_like(top, HEADROOM)], gl.int32) != 0
 
 
+_ALL = gl.constexpr(PropagateNan.ALL)
 # Named barrier 15 of the block (the compiler has 0 to 7) with 128 threads.
 _VOTE = gl.constexpr(
     "{ .reg .pred a, b; setp.gt.f32 a, $1, $2; barrier.cta.red.or.pred b, 15, 128, a; selp.b32 $0, 1, 0, b; }"

@@ -10,7 +10,8 @@ the output in one warp, and the parts of a head at constant distances, so that o
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ...pieces.combine import LEAST, combine_block, combine_layout
+from ...pieces.combine import combine_block, combine_layout
+from ...pieces.softmax import LOWEST
 from .output import combine_parts, draw_ticket, output_rows_at, write_at
 
 
@@ -85,7 +86,7 @@ def exchanged_rows(exchange, first: gl.constexpr, config: gl.constexpr):
     m = gl.sum(exchange.m.slice(first, block, 1).load(gl.SliceLayout(2, combine_layout(config.padded_v, 1))), 0)
     l, m = gl.convert_layout(l, rows, True), gl.convert_layout(m, rows, True)
     o = exchange.o.slice(first, block, 0).load(layout)
-    some = l > 0
+    some = l != 0
     o = o * gl.where(some, reciprocal(l), 0.0)[:, None]
     return o, gl.where(some, m + gl.log2(l), -float("inf"))
 
@@ -156,11 +157,11 @@ def combine_near(ctx, part, first: gl.constexpr):
         first_part + gl.expand_dims(offset * config.padded_v, 2), mask=gl.expand_dims(there, 2), other=0.0,
         cache_modifier=".cg",
     )  # fmt: skip
-    m = gl.maximum(gl.max(lse, 0), LEAST)
+    m = gl.maximum(gl.max(lse, 0), LOWEST)
     weight = exp2(lse - m[None, :])
     l = gl.sum(weight, 0)
     o = gl.sum(values * weight[:, :, None], 0)
-    some = l > 0
+    some = l != 0
     factor = gl.where(some, reciprocal(l), 0.0)
     total = gl.where(some, m + gl.log2(l), -float("inf"))
     rows: gl.constexpr = row_layout(config.padded_v)

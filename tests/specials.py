@@ -1,0 +1,150 @@
+"""Special values in attention problems, and an oracle that says what becomes of them.
+
+The oracle knows nothing of tiles: per row it takes the keys that the row sees, and nothing else, in fp64. The rule of
+docs/numbers.md: a hidden key or value reaches nothing; a NaN in a visible q, k, score or sink makes output and LSE of
+its row NaN, one in a visible v the output's column; a row without keys gives 0 and -inf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from tests.cases import Case
+from tests.oracle import Inputs, applied, grid, visible
+from warpattn.masks import Lengths
+from warpattn.scores import Bias
+
+LOWEST = float(torch.finfo(torch.float32).min)
+BASE_2_LOWEST = -2.3e38  # where results are combined in base 2, an LSE below is the lowest number times ln 2
+
+
+def truth(inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """(out, lse) in fp64, shaped as the api shapes them."""
+    outs, lses = [], []
+    for b, (q, k, v) in enumerate(inputs.sequence.walk(inputs.q, inputs.k, inputs.v)):
+        heads, len_q, len_k = q.shape[1], q.shape[0], k.shape[0]
+        q, k, v = (x.double().transpose(0, 1) for x in (q, k, v))
+        k, v = (x.repeat_interleave(heads // x.shape[0], dim=0) for x in (k, v))
+        scale = q.shape[-1] ** -0.5 if inputs.scale is None else inputs.scale
+        s, rows = (q @ k.mT) * scale, range(len_q)
+        added = None if inputs.mask is None else inputs.mask.additive()
+        for score in (inputs.score, added):
+            places = grid(inputs, b, rows, len_q, len_k)
+            s = s if score is None else applied(score, s, places, Lengths(len_q, len_k))
+        keep = visible(inputs, b, rows, len_q, len_k)
+        out, lse = torch.zeros(len_q, heads, v.shape[-1]).double(), torch.zeros(heads, len_q).double()
+        for h in range(heads):
+            sink = None if inputs.sinks is None else float(inputs.sinks[h])
+            for i in rows:
+                seen = keep[h, i]
+                scores = s[h, i][seen].float().double()  # the lowest number and a score are one fp32 number
+                out[i, h], lse[h, i] = one_row(scores, v[h][seen], sink)
+        outs.append(out)
+        lses.append(lse)
+    return inputs.sequence.join(outs, lses)
+
+
+def one_row(s: Tensor, v: Tensor, sink: float | None) -> tuple[Tensor, float]:
+    """Output and LSE of a row by the scores and values that it sees."""
+    logits = s if sink is None else torch.cat([s, torch.tensor([sink]).double()])
+    if bool((logits == -torch.inf).all()):
+        return torch.zeros(v.shape[-1]).double(), -torch.inf
+    if bool((logits.isnan() | (logits == torch.inf)).any()):
+        return torch.full((v.shape[-1],), torch.nan).double(), torch.nan
+    lse = float(torch.logsumexp(logits, 0))
+    finite = v.isfinite()
+    marks = torch.where(finite, 0.0, v).sum(0)  # NaN, an infinity, or NaN of two
+    weights = torch.exp(logits - logits.max())
+    return (weights / weights.sum())[: len(s)] @ torch.where(finite, v, 0.0) + marks, lse
+
+
+def unlike(found: tuple[Tensor, Tensor], inputs: Inputs, tolerance: float) -> str:
+    """What differs from the truth, or nothing."""
+    expected = truth(inputs)
+    for name, x, y, bound in zip(("out", "lse"), found, expected, (tolerance, 2e-3), strict=True):
+        x = x.double()
+        for kind, holds in (("nan", torch.isnan), ("inf", lambda t: ~torch.isfinite(t))):
+            wrong = (holds(x) != holds(y)).nonzero()
+            if len(wrong):
+                at = tuple(wrong[0].tolist())
+                return f"{name}: {len(wrong)} of {x.numel()} differ in {kind}, first {at}: {x[at]}, not {y[at]}"
+        error = ((x - y).abs() / (1 + y.abs()))[x.isfinite() & y.isfinite()]
+        if name == "lse":
+            error = error[~((x < BASE_2_LOWEST) & (y < BASE_2_LOWEST))[x.isfinite() & y.isfinite()]]
+        if error.numel() and float(error.max()) > bound:
+            return f"{name} is off by {float(error.max()):.3g}"
+    return ""
+
+
+def spoiled(case: Case, how: str) -> Inputs:
+    """The case with special values put into its tensors."""
+    inputs = case.build()
+    draw = torch.Generator().manual_seed(len(case.name))
+    return SPOILS[how](inputs, draw)
+
+
+def _hidden(inputs: Inputs, draw: torch.Generator) -> Inputs:
+    """NaN and infinities in all keys and values that no row of their heads sees."""
+    for b, (q, k, v) in enumerate(inputs.sequence.walk(inputs.q, inputs.k, inputs.v)):
+        heads = k.shape[1]
+        seen = visible(inputs, b, range(len(q)), len(q), len(k)).any(1).unflatten(0, (heads, -1)).any(1)  # [Hkv, Sk]
+        for h in range(heads):
+            dark = (~seen[h]).nonzero().flatten()
+            k[dark, h], v[dark, h] = torch.nan, torch.inf
+            v[dark[::2], h] = torch.nan
+    return inputs
+
+
+def _partly_hidden(inputs: Inputs, draw: torch.Generator) -> Inputs:
+    """NaN and infinities in some values, wherever they are, and in one key."""
+    for _, k, v in inputs.sequence.walk(inputs.q, inputs.k, inputs.v):
+        for column, value in enumerate((torch.nan, torch.inf, -torch.inf)):
+            for j in torch.randint(0, max(len(v), 1), (4,), generator=draw).tolist()[: len(v)]:
+                v[j, :, 3 * column] = value
+        if len(v):
+            v[-1] = torch.nan
+            k[int(torch.randint(0, len(k), (1,), generator=draw)), 0, 5] = torch.nan
+    return inputs
+
+
+def _visible(inputs: Inputs, draw: torch.Generator) -> Inputs:
+    """NaN in queries; rows of captured tensors at NaN, -inf and the lowest number; sinks of NaN and infinities."""
+    for q, _, v in inputs.sequence.walk(inputs.q, inputs.k, inputs.v):
+        if len(q):
+            q[len(q) // 2, 0, 1] = torch.nan
+        if len(v) > 1:
+            v[1, 0, 2] = torch.nan
+    added = inputs.score.bias if isinstance(inputs.score, Bias) else getattr(inputs.mask, "mask", None)
+    if isinstance(added, Tensor) and added.is_floating_point() and added.shape[-2] > 12:
+        added[..., 3, :] = LOWEST
+        added[..., 5, :] = torch.where(torch.rand(added.shape[-1], generator=draw) < 0.5, LOWEST, -torch.inf)
+        added[..., 7, ::3] = LOWEST
+        added[..., 9, 4] = torch.nan
+        added[..., 11, :] = -1e35
+    if inputs.sinks is not None:
+        inputs.sinks[0] = torch.nan
+        inputs.sinks[-1] = -torch.inf
+    return inputs
+
+
+def _large(inputs: Inputs, draw: torch.Generator) -> Inputs:
+    """Queries and keys of two magnitudes near the end of their dtype; sums of their products are exact."""
+    top = 2.0**15 if inputs.q.dtype == torch.float16 else 2.0**60
+    q, k = inputs.q.sign() * top, inputs.k.sign() * top
+    if hasattr(inputs.sequence, "k_pages"):
+        pages = inputs.sequence.k_pages
+        return replace(inputs, q=q, sequence=replace(inputs.sequence, k_pages=pages.sign() * top))
+    return replace(inputs, q=q, k=k)
+
+
+SPOILS: dict[str, Callable[[Inputs, torch.Generator], Inputs]] = {
+    "as drawn": lambda inputs, draw: inputs,
+    "hidden": _hidden,
+    "partly hidden": _partly_hidden,
+    "visible": _visible,
+    "large": _large,
+}
