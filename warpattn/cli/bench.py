@@ -23,6 +23,9 @@ def bench(
     rounds: Annotated[int, typer.Option(min=1, help="Recorded rounds per case")] = 20,
     json: Annotated[Path | None, typer.Option(help="Write the record here, after every case")] = None,
     host: Annotated[bool, typer.Option("--host", help="Also measure the host side of one call")] = False,
+    backward: Annotated[
+        bool, typer.Option("--backward", help="Gradients, by `python -m bench.backward`, which has options of its own")
+    ] = False,
     enforce: Annotated[bool, typer.Option("--enforce", help="Exit with 1 if a requirement is not met")] = False,
 ) -> None:
     """Time warpattn and its peers, every output compared with fp32 first. Other options go to `python -m bench.run`."""
@@ -30,8 +33,13 @@ def bench(
         raise AttentionError("bench is part of the repository, not of the wheel; run this in a clone of warpattn")
     texts = {"--group": group, "--only": only, "--peers": peers, "--rounds": rounds, "--json": json and json.resolve()}
     flags = {"--host": host, "--enforce": enforce, "--no-progress": not shown.get()}
+    if backward and any((group, host, enforce)):
+        raise AttentionError("--backward goes with --only, --peers, --rounds and --json; leave out other options")
+    if backward:
+        del flags["--no-progress"]
     arguments = [part for name, value in texts.items() if value for part in (name, str(value))]
     arguments += [*(name for name, given in flags.items() if given), *ctx.args]
+    module = "bench.backward" if backward else "bench.run"
     # In a process of its own: what it times must not share an interpreter with this command line's imports.
-    done = subprocess.run([sys.executable, "-m", "bench.run", *arguments], cwd=REPOSITORY, check=False)
+    done = subprocess.run([sys.executable, "-m", module, *arguments], cwd=REPOSITORY, check=False)
     raise typer.Exit(done.returncode)

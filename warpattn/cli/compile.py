@@ -14,11 +14,12 @@ from rich.table import Table
 from warpattn.cli import spelling
 from warpattn.cli.progress import working
 from warpattn.cli.request import Request
+from warpattn.cli.training.kernels import backward_launches
 from warpattn.errors import AttentionError
 from warpattn.machine_code import gcn, sass
 from warpattn.problem import CheckedCall
 from warpattn.problem.operands import Operands
-from warpattn.runtime.plan import list_launches, plan
+from warpattn.runtime.plan import list_launches, plan, plan_backward
 from warpattn.sequences import Dense
 
 # What an attention kernel is made of; the rest is counted as one line.
@@ -48,17 +49,19 @@ def compile_command(
     score: Annotated[str, typer.Option(help=spelling.SCORE_HELP)] = "",
     dtype: Annotated[str, typer.Option(help="bf16 or fp16")] = "bf16",
     arch: Annotated[str, typer.Option(help=f"Architecture: {spelling.ARCH_HELP}")] = "sm90",
+    backward: Annotated[bool, typer.Option("--backward", help=spelling.BACKWARD_HELP)] = False,
     opcodes: Annotated[bool, typer.Option("--opcodes", help="Count every instruction, with its modifiers")] = False,
 ) -> None:
     """Compile a problem's kernels and print what they occupy and are made of."""
-    request = Request(shape, mask, score, dtype)
+    request = Request(shape, mask, score, dtype, backward)
     checked = request.checked(arch)
     from warpattn.runtime.compiler import compiled  # imports Triton, which the other commands do without
 
     console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(f"{request}{spelling.default_note(mask)}")
-    console.print(str(plan(checked.problem, arch=arch)))
-    for launch in list_launches(checked, untouched(checked), Dense()):
+    console.print(str((plan_backward if backward else plan)(checked.problem, arch=arch)))
+    x = untouched(checked)
+    for launch in backward_launches(checked, x) if backward else list_launches(checked, x, Dense()):
         start = time.perf_counter()
         with working(f"compiling {launch.name}"):
             kernel = compiled(launch)

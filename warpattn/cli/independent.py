@@ -50,8 +50,8 @@ def _rows(
     scores = q @ keys.mT * dim**-0.5
     if score is not None:
         scores = score.apply(scores, b, h, positions, columns)
-    keep = torch.as_tensor(mask.keep(b, h, positions, columns, lens))
-    scores = scores.masked_fill(~keep, -torch.inf)
-    lse = torch.logsumexp(scores, -1)
-    weights = torch.softmax(scores, -1).masked_fill(lse.isneginf()[..., None], 0.0)
-    return weights @ values, lse
+    keep = torch.as_tensor(mask.keep(b, h, positions, columns, lens)).expand_as(scores)
+    dark = ~keep.any(-1)  # rows that see nothing: their softmax has no gradient, either
+    scores = scores.masked_fill(~keep, -torch.inf).masked_fill(dark[..., None], 0.0)
+    weights = torch.softmax(scores, -1).masked_fill(dark[..., None], 0.0)
+    return weights @ values, torch.logsumexp(scores, -1).masked_fill(dark, -torch.inf)

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from warpattn.cli import spelling
 from warpattn.cli.request import Request
-from warpattn.runtime.plan import plan
+from warpattn.runtime.plan import plan, plan_backward
 
 
 def plan_command(
@@ -18,10 +18,11 @@ def plan_command(
     score: Annotated[str, typer.Option(help=spelling.SCORE_HELP)] = "",
     dtype: Annotated[str, typer.Option(help="bf16 or fp16")] = "bf16",
     arch: Annotated[str, typer.Option(help=f"Architecture: {spelling.ARCH_HELP}")] = "sm90",
+    backward: Annotated[bool, typer.Option("--backward", help=spelling.BACKWARD_HELP)] = False,
 ) -> None:
     """Print the plan of a problem and its reasons."""
-    request = Request(shape, mask, score, dtype)
-    chosen = plan(request.checked(arch).problem, arch=arch)
+    request = Request(shape, mask, score, dtype, backward)
+    chosen = (plan_backward if backward else plan)(request.checked(arch).problem, arch=arch)
     console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(f"{request}{spelling.default_note(mask)}")
     console.print(str(chosen))

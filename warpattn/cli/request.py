@@ -15,20 +15,24 @@ __all__ = ["Request"]
 
 @dataclass(frozen=True)
 class Request:
-    """Options as they were written: --shape, --mask, --score, --dtype."""
+    """Options as they were written: --shape, --mask, --score, --dtype, --backward."""
 
     shape: str
     mask: str
     score: str
     dtype: str
+    backward: bool = False
 
     def __str__(self) -> str:
-        return f"{self.shape}, mask {self.mask}, score {self.score or 'none'}, {self.dtype}"
+        tail = ", backward" if self.backward else ""
+        return f"{self.shape}, mask {self.mask}, score {self.score or 'none'}, {self.dtype}{tail}"
 
     def call(self, backend: str, return_lse: bool = False) -> Call:
         """The call, with tensors that have a shape and no memory of their own."""
         size, kind = spelling.shape(self.shape), spelling.dtype(self.dtype)
-        q, k, v, _ = (torch.empty(1, dtype=kind).expand(sizes) for sizes in size.tensors)
+        q, k, v, _ = (
+            torch.empty(1, dtype=kind).expand(sizes).requires_grad_(self.backward) for sizes in size.tensors
+        )
         mask, score = spelling.mask(self.mask), spelling.score(self.score, size.heads_q)
         return Call(q, k, v, Dense(), mask, score, return_lse=return_lse, backend=backend)
 

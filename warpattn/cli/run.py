@@ -15,7 +15,10 @@ from torch import Tensor
 from warpattn.api import attention
 from warpattn.cli import independent, spelling, tensors
 from warpattn.cli.progress import working
+from warpattn.cli.training import kernels
+from warpattn.problem import Call
 from warpattn.reference import reference
+from warpattn.sequences import Dense
 
 ROUNDS = 5
 ENOUGH_S = 2.0  # of timing: a call that takes so long is timed once
@@ -39,6 +42,9 @@ def run(
     dtype: Annotated[str | None, typer.Option(help=f"{spelling.DTYPE_HELP}; as in the file, else fp32 or bf16")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
     out: Annotated[Path | None, typer.Option(help="Write out and lse: .safetensors or .npz")] = None,
+    backward: Annotated[
+        bool, typer.Option("--backward", help="Also the gradients of q, k and v for a random gradient of out")
+    ] = False,
 ) -> None:
     """Run attention on q, k, v from a file (or random ones) and compare: a card with the fp32 reference, and a CPU,
     where the reference is what runs, with torch's softmax in fp64."""
@@ -67,9 +73,27 @@ def run(
     console.print(f"out  {_error(o, expected)}")
     console.print(f"lse  {_error(lse, expected_lse)}")
     console.print(f"time {times.milliseconds:.3f} ms ({'once' if times.rounds == 1 else f'median of {times.rounds}'})")
+    gradients = _gradients(console, Call(q, k, v, Dense(), **options)) if backward else {}
     if out is not None:
-        tensors.save(out, {"out": o, "lse": lse})
+        tensors.save(out, {"out": o, "lse": lse, **gradients})
         console.print(f"wrote {out}")
+
+
+def _gradients(console: Console, call: Call) -> dict[str, Tensor]:
+    """The gradients of a random dout; prints what each is off by, and the time of a forward and backward."""
+    dout, operands = tensors.random_like_out(call.q, call.v, 0), (call.q, call.k, call.v)
+
+    def step() -> kernels.Taken:
+        return kernels.differentiated(lambda *x: attention(*x, mask=call.mask, score=call.score), operands, dout)
+
+    with working("gradients"):
+        found, times = step(), timed(step, call.q.device)
+    with working("comparing gradients"):
+        expected = kernels.truth(call, dout)
+    for name, mine, right in zip(kernels.NAMES, found, expected, strict=True):
+        console.print(f"{name}   {_error(mine, right)}")
+    console.print(f"forward and backward {times.milliseconds:.3f} ms")
+    return found._asdict()
 
 
 def _error(found: Tensor, expected: Tensor) -> str:

@@ -42,6 +42,7 @@ MASK_HELP = "full, causal, window:W, chunked:C, prefix:P; with commas, all must 
 SCORE_HELP = "softcap:CAP, alibi; with commas, applied from left to right"
 ARCH_HELP = " or ".join(ARCHS)
 DTYPE_HELP = "fp16, bf16, fp32 or fp64"
+BACKWARD_HELP = "The kernels that compute the gradients of q, k and v, instead of the forward's"
 
 
 @dataclass(frozen=True)

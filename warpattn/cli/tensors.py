@@ -81,6 +81,12 @@ def random(shape: Shape, seed: int, dtype: torch.dtype | None = torch.float32) -
     return q, k, k[..., : shape.dim_v] if (shape.dim_qk, shape.dim_v) == LATENT else v
 
 
+def random_like_out(q: Tensor, v: Tensor, seed: int) -> Tensor:
+    """A normally distributed gradient of the output of q and v, in their dtype and on their device."""
+    generator = torch.Generator().manual_seed(seed + 1)
+    return torch.randn((*q.shape[:-1], v.shape[-1]), generator=generator).to(q.device, q.dtype)
+
+
 def require_memory(shape: Shape) -> None:
     """AttentionError if q, k, v and out in fp32 need more than the machine's memory."""
     needed = 4 * sum(torch.Size(sizes).numel() for sizes in shape.tensors)

@@ -15,7 +15,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 from warpattn.errors import AttentionError, Rules
 from warpattn.problem.backends import LIMITS, USE_REFERENCE
-from warpattn.problem.problem import Call
+from warpattn.problem.problem import Call, Problem
 from warpattn.sequences import Sizes
 
 __all__ = ["are_deterministic", "check_backward", "check_deterministic", "check_transforms", "differentiated",
@@ -45,7 +45,7 @@ def refuse_gradients(rules: Rules, names: tuple[str, ...], rule: str) -> None:
         rules.add(f"{_listed(names)} {verb}", rule)
 
 
-def check_backward(rules: Rules, arch: str, names: tuple[str, ...], sizes: Sizes | None, kind: str) -> None:
+def check_backward(rules: Rules, arch: str, names: tuple[str, ...], sizes: Sizes | Problem | None, kind: str) -> None:
     """What the backward of `arch` takes; `names` require gradients, `sizes` is None where ranks are wrong."""
     if not names:
         return

@@ -6,19 +6,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from warpattn.errors import AttentionError, Rules
+from warpattn.language.nodes import reads
 from warpattn.problem import CheckedCall, Problem
 from warpattn.problem.arch import ARCHS, Arch
 from warpattn.problem.backward import CheckedBackward, Gradients
+from warpattn.problem.gradients import check_backward
 from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, Launch, PlanOptions
 from warpattn.problem.limits import check_limits, check_sizes
 from warpattn.problem.operands import Operands
 from warpattn.sequences import Sequence
 
-__all__ = ["Plan", "list_backward_launches", "list_launches", "plan"]
+__all__ = ["Plan", "list_backward_launches", "list_launches", "plan", "plan_backward"]
+
+CAPTURED = "gradients of tensors that the score captured are taken by torch operations on the device, the slower form"
 
 Choose = Callable[[Problem, Arch], Choice]
 ListLaunches = Callable[[CheckedCall, Operands, Sequence, PlanOptions], tuple[Launch, ...]]
@@ -57,6 +61,20 @@ def plan(problem: Problem, arch: str = "sm90") -> Plan:
     check_limits(rules, arch, problem.kind, problem.dtype, problem)
     rules.done()
     return Plan(problem, arch, _family(arch).choose(problem, ARCHS[arch]))
+
+
+def plan_backward(problem: Problem, arch: str = "sm90") -> Plan:
+    """The plan of the gradients of a `problem`; AttentionError where `arch` has no backward that takes it."""
+    plan(problem, arch)  # the forward's rules
+    rules = Rules()
+    check_backward(rules, arch, ("q", "k", "v"), problem, problem.kind)
+    rules.done()
+    from warpattn.kernels.sm90.backward.config import choose
+
+    choice = choose(problem, ARCHS[arch])
+    if problem.score is not None and reads(problem.score).tensors:
+        choice = replace(choice, reasons=(*choice.reasons, CAPTURED))
+    return Plan(problem, arch, choice)
 
 
 def list_launches(

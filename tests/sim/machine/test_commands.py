@@ -94,3 +94,24 @@ def test_a_real_layer():
 def test_a_wrong_layer(monkeypatch):
     monkeypatch.setattr(layer, "attention", lambda q, k, v, **_: v.clone())
     assert "disagree" in invoke("demo", "--simulate", "sm90", "--sentence", "A cat and a dog.", exit_code=1)
+
+
+def test_a_right_backward(tmp_path):
+    picture = tmp_path / "backward.svg"
+    text = invoke("simulate", "--backward", "--shape", "1x150x2x64", "--score", "softcap:20", "--timeline", picture)
+    assert "gradients  on simulate:sm90" in text and "no findings" in text and "WRONG" not in text
+    assert all(f"{name}  largest difference" in text for name in ("dq", "dk", "dv"))
+    assert picture.read_text().startswith("<svg")
+
+
+def test_a_wrong_gradient(monkeypatch):
+    right = simulate.traced_backward
+
+    def wrong(checked, x, options):
+        report = right(checked, x, options)
+        x.dk.mul_(1.5)
+        return report
+
+    monkeypatch.setattr(simulate, "traced_backward", wrong)
+    text = invoke("simulate", "--backward", "--shape", "1x70x1x64", exit_code=1)
+    assert text.count("WRONG") == 1 and "dk" in next(line for line in text.splitlines() if "WRONG" in line)

@@ -223,3 +223,21 @@ def test_every_command_has_help():
     for command in ("demo", "run", "plan", "compile", "simulate", "doctor", "bench"):
         assert "--" in invoke(command, "--help")
     assert Path(bench.__file__).with_name("demo.py").exists()
+
+
+def test_plans_of_a_backward():
+    text = invoke("plan", "--backward", "--shape", "1x512x4/2x128", "--mask", "window:128")
+    assert "sm90.backward on sm90" in text and "bytes for dQ in fp32" in text and ", backward" in text
+    text = invoke("plan", "--backward", "--arch", "gfx942", exit_code=1)
+    assert "q, k and v require gradients; the gfx942 backend has no backward" in text
+
+
+def test_gradients_of_run():
+    text = invoke("run", "--backward", "--shape", "1x40/30x4/2x16", "--mask", "causal", "--score", "softcap:5")
+    assert all(f"{name}   largest error" in text for name in ("dq", "dk", "dv")) and "nan" not in text
+    assert "forward and backward" in text
+
+
+def test_bench_of_gradients_has_options_of_its_own():
+    text = invoke("bench", "--backward", "--host", exit_code=1)
+    assert "--backward goes with --only, --peers, --rounds and --json" in text

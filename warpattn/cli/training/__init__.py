@@ -1,0 +1,1 @@
+"""What the commands do with `--backward` and `--train`."""

@@ -1,0 +1,65 @@
+"""The kernels of a backward on the command line: launches for `compile`, values for `simulate` and `run`."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from warpattn.cli import independent
+from warpattn.problem import Call, CheckedCall, validate
+from warpattn.problem.backward import CheckedBackward, Gradients
+from warpattn.problem.launch import Launch
+from warpattn.problem.operands import Operands
+from warpattn.reference import reference
+from warpattn.runtime.plan import list_backward_launches
+from warpattn.sequences import Dense
+from warpattn.sim import Report
+
+__all__ = ["NAMES", "Taken", "backward_launches", "differentiated", "simulated", "truth"]
+
+NAMES = ("dq", "dk", "dv")
+
+
+class Taken(NamedTuple):
+    """Gradients of sum(dout * out)."""
+
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+
+
+def backward_launches(checked: CheckedCall, x: Operands) -> tuple[Launch, ...]:
+    """The launches of a backward; the memory of the tensors is not used."""
+    lse = torch.empty(checked.lse_shape)
+    written = [torch.empty_like(tensor) for tensor in (x.q, x.k, x.v)]
+    made = Gradients(x.q, x.k, x.v, x.out, lse, torch.empty_like(x.out), None, None, *written, None)
+    return list_backward_launches(CheckedBackward.of(checked, False), made, Dense())
+
+
+def simulated(call: Call, dout: Tensor, options: Any) -> tuple[Report, Taken]:
+    """The gradients by simulated kernels, of what the reference makes of the forward."""
+    from warpattn.runtime import simulate  # imports NumPy and Triton
+
+    q, k, v = call.q, call.k, call.v
+    out, lse = reference(q, k, v, mask=call.mask, score=call.score)
+    made = Taken(*(torch.full_like(tensor, torch.nan) for tensor in (q, k, v)))
+    x = Gradients(q, k, v, out.to(q.dtype), lse, dout, None, None, *made, None)
+    return simulate.traced_backward(CheckedBackward.of(validate(call), False), x, options), made
+
+
+def differentiated(attend: Any, tensors: tuple[Tensor, Tensor, Tensor], dout: Tensor) -> Taken:
+    """The gradients of a function of q, k and v by autograd."""
+    leaves = [tensor.detach().requires_grad_() for tensor in tensors]
+    out = attend(*leaves)
+    return Taken(*torch.autograd.grad(out, leaves, dout.to(out.dtype)))
+
+
+def truth(call: Call, dout: Tensor) -> Taken:
+    """The gradients by torch's own functions in fp64, on the CPU; of a call on a card by the reference in fp32."""
+    tensors, options = (call.q, call.k, call.v), {"mask": call.mask, "score": call.score}
+    if call.q.is_cuda:
+        return differentiated(lambda *x: reference(*x, **options)[0], tensors, dout)
+    exact = tuple(tensor.double() for tensor in tensors)
+    return differentiated(lambda *x: independent.attention(*x, **options)[0], exact, dout)
