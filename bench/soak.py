@@ -3,6 +3,9 @@
 `python -m bench.soak --minutes 6` keeps up to 32 sequences in a cache of pages. Pages that nobody uses hold NaN, so any
 read past a sequence's end shows. Every few steps one sequence's output is compared with the reference on the same
 tensors. Ends with the number of steps of each kind, or with the first difference.
+
+`python -m bench.soak --load` puts a card through what `bench.load` lists instead: threads, processes, no memory, a lost
+device; `--load threads` through one of them.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import torch
 from torch import Tensor
 
 import warpattn as wa
+from bench.load import PARTS, put_through
 
 SLOTS, PAGES, MAX_PAGES = 32, 4096, 256
 HEADS, KV_HEADS, DIM = 32, 8, 128
@@ -127,12 +131,27 @@ class Server:
             raise SystemExit(f"difference {error} after {dict(self.done)}: {what}, pages of {self.page}")
 
 
+def under_load(parts: Sequence[str], seconds: float) -> int:
+    """Put the card through parts of the load; the exit status is 0 if all is as it should be."""
+    if not torch.cuda.is_available():
+        raise SystemExit("--load needs a card, and this machine has none")
+    right = True
+    for part in parts:
+        verdict = put_through(part, seconds)
+        right &= verdict.right
+        print(f"{part}: {'right' if verdict.right else 'WRONG'}; {verdict.said}", flush=True)
+    return 0 if right else 1
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until the time is over; the exit status is 0 if no comparison differed."""
     parser = argparse.ArgumentParser(prog="python -m bench.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=6.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--load", nargs="*", choices=[*PARTS, "lost"], help="instead: what bench.load lists, or a part")
     args = parser.parse_args(argv)
+    if args.load is not None:
+        return under_load(args.load or PARTS, 60 * args.minutes)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(args.seed)
     chance = random.Random(args.seed)
