@@ -28,7 +28,6 @@ API: dict[str, set[str] | None] = {
     "warpattn/serving/slots.py": {"append_slots"},
     "warpattn/reference.py": {"reference"},
     "warpattn/serving/plans.py": {"__init__"},
-    "warpattn/cli/simulate.py": {"simulate_command"},
     "warpattn/cli/run.py": {"run"},
     "warpattn/cli/bench.py": {"bench"},
 }

@@ -41,7 +41,13 @@ def simulate_command(
     timeline: Annotated[Path | None, typer.Option(help="Write an SVG picture of one program, or a .json trace")] = None,
     backward: Annotated[bool, typer.Option("--backward", help=spelling.BACKWARD_HELP)] = False,
 ) -> None:
-    """Run the kernel of a problem in the simulator; exits with 1 on findings or wrong values."""
+    """Run the kernel of a problem, or those of a script, in the simulator; exits with 1 on findings or wrong values."""
+    if script is not None:
+        from warpattn.cli.script import simulate_script  # imports NumPy and Triton
+
+        _check_timeline(timeline)
+        console = Console(highlight=False, markup=False, soft_wrap=True)
+        raise typer.Exit(simulate_script(script, arguments or [], arch, seeds, timeline, console))
     if schedule not in SCHEDULES:
         raise AttentionError(f"schedule is {schedule!r}; write {', '.join(SCHEDULES)}")
     _check_timeline(timeline)

@@ -33,8 +33,8 @@ class Taken(NamedTuple):
 def backward_launches(checked: CheckedCall, x: Operands) -> tuple[Launch, ...]:
     """The launches of a backward; the memory of the tensors is not used."""
     lse = torch.empty(checked.lse_shape)
-    written = [torch.empty_like(tensor) for tensor in (x.q, x.k, x.v)]
-    made = Gradients(x.q, x.k, x.v, x.out, lse, torch.empty_like(x.out), None, None, *written, None)
+    dq, dk, dv = (torch.empty_like(tensor) for tensor in (x.q, x.k, x.v))
+    made = Gradients(x.q, x.k, x.v, x.out, lse, torch.empty_like(x.out), None, None, dq, dk, dv, None)
     return list_backward_launches(CheckedBackward.of(checked, False), made, Dense())
 
 
@@ -61,5 +61,5 @@ def truth(call: Call, dout: Tensor) -> Taken:
     tensors, options = (call.q, call.k, call.v), {"mask": call.mask, "score": call.score}
     if call.q.is_cuda:
         return differentiated(lambda *x: reference(*x, **options)[0], tensors, dout)
-    exact = tuple(tensor.double() for tensor in tensors)
+    exact = (call.q.double(), call.k.double(), call.v.double())
     return differentiated(lambda *x: independent.attention(*x, **options)[0], exact, dout)
