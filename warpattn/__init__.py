@@ -4,9 +4,9 @@
     out = wa.attention(q, k, v, mask=wa.Causal())
 
 Three functions (`attention`, `attention_varlen`, `attention_paged`) and the values they take: masks, scores, sequences,
-and the little language of custom masks and scores; `append_paged` and `append_slots` fill a cache, `DecodePlan` and
-`PrefillPlan` keep the launches of a serving step. Importing this imports nothing, so that `warpattn.sim` stands alone;
-the first use of a name imports torch, a launch Triton.
+and the little language of custom masks and scores; `append_paged` and `append_slots` fill a cache, `DecodePlan`,
+`PrefillPlan` and `StepPlan` keep the launches of a serving step. Importing this imports nothing, so that `warpattn.sim`
+stands alone; the first use of a name imports torch, a launch Triton.
 """
 
 import importlib.util

@@ -20,7 +20,7 @@ from warpattn.masks import (
 from warpattn.problem.backends import Backend
 from warpattn.scores import ALiBi, Bias, CustomScore, Score, SoftCap
 from warpattn.sequences import Dense, PagedKV, Ragged
-from warpattn.serving import DecodePlan, PrefillPlan
+from warpattn.serving import DecodePlan, PrefillPlan, StepPlan
 from warpattn.serving.append import append_paged
 from warpattn.serving.slots import append_slots
 
@@ -49,6 +49,7 @@ __all__ = [
     "SlidingWindow",
     "SoftCap",
     "Span",
+    "StepPlan",
     "Table",
     "append_paged",
     "append_slots",

@@ -30,6 +30,7 @@ API: dict[str, set[str] | None] = {
     "warpattn/serving/plans.py": {"__init__"},
     "warpattn/cli/run.py": {"run"},
     "warpattn/cli/bench.py": {"bench"},
+    "warpattn/serving/step_plan.py": {"__init__"},
 }
 
 BANNED_NAMES = {"utils", "util", "common", "helpers", "helper", "misc", "tools"}

@@ -5,12 +5,36 @@ The backend's own module is imported by vLLM when it is chosen, so that a plug-i
 
 from __future__ import annotations
 
+import contextlib
+import re
+import warnings
+
+import vllm
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
 __all__ = ["register"]
 
+NAME = "WARPATTN"
+PATH = "warpattn.integrations.vllm.WarpattnBackend"
+VERSIONS = ((0, 26), (0, 33))  # of vLLM whose interface was read: oldest, newest
+
 
 def register() -> None:
-    """Put `WarpattnBackend` behind vLLM's name CUSTOM, unless another plug-in is already there."""
+    """Register `WarpattnBackend` as WARPATTN where vLLM takes new names (0.32 does), and as CUSTOM unless another
+    plug-in holds that; one warning for a version of vLLM whose interface nobody compared."""
+    check_version(getattr(vllm, "__version__", ""))
+    with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):  # an enumeration that is closed
+        register_backend(NAME, PATH)
     if not AttentionBackendEnum.CUSTOM.is_overridden():
-        register_backend(AttentionBackendEnum.CUSTOM, "warpattn.integrations.vllm.WarpattnBackend")
+        register_backend(AttentionBackendEnum.CUSTOM, PATH)
+
+
+def check_version(version: str) -> None:
+    """Warn about a version outside of those that were read; one that says nothing is not judged."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found is None:
+        return
+    oldest, newest = VERSIONS
+    if not oldest <= (int(found[1]), int(found[2])) <= newest:
+        listed = " to ".join(".".join(map(str, each)) for each in VERSIONS)
+        warnings.warn(f"vLLM is {version}; warpattn's backend was written for {listed}", stacklevel=3)

@@ -112,6 +112,10 @@ class BoundLaunch:
         """Where the tensor map `name` is."""
         return self._memory.addresses[self._first[name]]
 
+    def takes(self, name: str) -> bool:
+        """Whether the kernel has the parameter `name`."""
+        return name in self._first
+
     def cell(self, name: str) -> Any:
         """The ctypes cell of a scalar or pointer; write its `value` between launches."""
         return self._memory.cells[self._first[name]]
@@ -149,6 +153,10 @@ class BoundLaunches:
     def has_workspace(self) -> bool:
         """Whether the launches write memory of their own: then they must not run twice at the same time."""
         return bool(self._workspace)
+
+    def cells(self, name: str) -> list[Any]:
+        """The cells of a number in all launches that take it."""
+        return [bound.cell(name) for bound in self._bound if bound.takes(name)]
 
     def follow(self, tensors: Sequence[Tensor | None], mask_values: int = 0) -> None:
         """Find the tensors of a call among the parameters, so that it can be repeated on others.

@@ -3,5 +3,6 @@
 from warpattn.serving.append import append_paged
 from warpattn.serving.plans import DecodePlan, PrefillPlan
 from warpattn.serving.slots import append_slots
+from warpattn.serving.step_plan import StepPlan
 
-__all__ = ["DecodePlan", "PrefillPlan", "append_paged", "append_slots"]
+__all__ = ["DecodePlan", "PrefillPlan", "StepPlan", "append_paged", "append_slots"]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,9 +29,9 @@ from warpattn.runtime import cuda
 from warpattn.runtime.bound_launches import BoundLaunches
 from warpattn.runtime.plan import list_launches
 from warpattn.scores import Score
-from warpattn.sequences import Dense, PagedKV, Ragged, Sequence
+from warpattn.sequences import Dense, PagedKV, PagedRagged, Ragged, Sequence
 
-__all__ = ["DecodePlan", "PrefillPlan"]
+__all__ = ["DecodePlan", "PrefillPlan", "Result", "ServingPlan"]
 
 Result = Tensor | tuple[Tensor, Tensor]
 
@@ -78,30 +79,37 @@ def _check_gradients(named: Iterable[tuple[str, object]]) -> None:
     rules.done()
 
 
-class _ServingPlan:
-    """What both plans share: the checked call, output and LSE, the bound launches."""
+class ServingPlan:
+    """What all plans share: the checked call, output and LSE, the bound launches."""
 
-    def __init__(self, call: Call, options: PlanOptions = DEFAULT_OPTIONS) -> None:
-        checked = validate(call)
+    def __init__(self, call: Call, options: PlanOptions = DEFAULT_OPTIONS, read_values: bool = True) -> None:
+        checked = validate(call, read_values)
         _check_gradients(named_inputs(call, captured(checked)))
-        self._call, self._checked = call, checked
+        self._tail: dict[str, Any] = {
+            "mask": call.mask, "score": call.score, "sinks": call.sinks, "scale": checked.scale,
+        }  # fmt: skip
         q = call.q
         self.out = q.new_empty((*q.shape[:-1], checked.problem.dim_v))
         self.lse = q.new_empty(checked.lse_shape, dtype=torch.float32) if call.return_lse else None
-        self._bound = None if checked.backend == "reference" else self._bind(call, checked, options)
         self._values = captured_values(captured(checked))  # the plan keeps these tensors, so they stay where they are
         self._vectors = tuple(0 if x is None else x.data_ptr() for x in (self.lse, call.sinks))
+        self._like_sinks = None if call.sinks is None else _like(call.sinks)
         self._latent = is_latent(checked.problem)  # then v is a view of k
         operands, indices = call.sequence.operands(q, call.k, call.v), call.sequence.indices()
-        rows_vary = isinstance(call.sequence, Ragged)
+        rows_vary = isinstance(call.sequence, Ragged | PagedRagged)
+        fewer_sequences = isinstance(call.sequence, PagedRagged)  # and pages that never vary
         self._names = (*operands, *indices)
-        self._like = (*(_like(x, rows_vary) for x in operands.values()), *map(_like, indices.values()))
+        self._like = (
+            *(_like(x, rows_vary and (x is q or not fewer_sequences)) for x in operands.values()),
+            *(_like(x, fewer_sequences) for x in indices.values()),
+        )
         self._like_out = _like(self.out, rows_vary)
+        self._bound = None if checked.backend == "reference" else self._bind(call, checked, options, self.out)
 
-    def _bind(self, call: Call, checked: CheckedCall, options: PlanOptions) -> BoundLaunches:
-        operands = Operands(call.q, call.k, call.v, self.out, self.lse, call.sinks)
+    def _bind(self, call: Call, checked: CheckedCall, options: PlanOptions, out: Tensor) -> BoundLaunches:
+        operands = Operands(call.q, call.k, call.v, out, self.lse, call.sinks)
         rules = Rules()
-        named = [*call.sequence.operands(call.q, call.k, call.v).items(), ("the output", self.out)]
+        named = [*call.sequence.operands(call.q, call.k, call.v).items(), ("the output", out)]
         for name, x in named:
             what = f"{name} has shape {tuple(x.shape)}, strides {x.stride()} at {x.data_ptr()}"
             rules.require(addressable(x), what, "a plan makes no copies: rows must start at multiples of 16 bytes")
@@ -118,15 +126,22 @@ class _ServingPlan:
             except LookupError as error:
                 raise AttentionError(f"the call cannot be planned: {error}; each must have its own memory") from error
 
-    def _run(self, tensors: tuple[Tensor, ...], sequence: Sequence, out: Tensor | None) -> Result:
-        """One step on (q, k, v, indices …)."""
+    def _run(
+        self, tensors: tuple[Tensor, ...], sequence: Sequence, out: Tensor | None, sinks: Tensor | None = None
+    ) -> Result:
+        """One step on (q, k, v, indices …); `sinks` replaces the plan's."""
         _check(self._names, tensors, self._like)
         q, k, v, *indices = tensors
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
             _check_gradients(zip(self._names, tensors, strict=True))
         out, lse = self._results(q, k, v, out)
+        vectors = self._vectors if sinks is None else self._with_sinks(sinks)
         if self._bound is None:
-            self._refer(q, k, v, sequence, out, lse)
+            tail: dict[str, Any] = self._tail if sinks is None else self._tail | {"sinks": sinks}
+            result, found = reference(q, k, v, sequence=sequence, **tail)
+            out[: len(result)].copy_(result)  # rows after the last sequence are padding
+            if lse is not None:
+                lse.copy_(found)
             return out if lse is None else (out, lse)
         q_at, k_at, v_at, out_at = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()
         if (q_at | k_at | v_at | out_at) % ALIGNMENT:
@@ -134,13 +149,20 @@ class _ServingPlan:
         if self._latent and k_at != v_at:
             rule = "in latent attention values are the first columns of the keys"
             raise AttentionError(f"keys start at {k_at}, values at {v_at}; {rule}")
-        at = (q_at, k_at, v_at, out_at, *self._vectors, *[x.data_ptr() for x in indices])
+        at = (q_at, k_at, v_at, out_at, *vectors, *[x.data_ptr() for x in indices])
         if cuda.current_device() == self._bound.device:
             self._bound(at, self._values)
         else:
             with torch.cuda.device(self._bound.device):
                 self._bound(at, self._values)
         return out if lse is None else (out, lse)
+
+    def _with_sinks(self, sinks: Tensor) -> tuple[int, ...]:
+        """Addresses of LSE and sinks with others than the plan's."""
+        if self._like_sinks is None:
+            raise AttentionError("sinks is given; the plan was made without")
+        _check(("sinks",), (sinks,), (self._like_sinks,))
+        return self._vectors[0], sinks.data_ptr()
 
     def _results(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Output and LSE of a step: the plan's or, after a check, the caller's."""
@@ -149,17 +171,8 @@ class _ServingPlan:
         _check(("out",), (out,), (self._like_out,))
         return out, self.lse
 
-    def _refer(self, q: Tensor, k: Tensor, v: Tensor, sequence: Sequence, out: Tensor, lse: Tensor | None) -> None:
-        """The same by the reference."""
-        call = self._call
-        tail = {"mask": call.mask, "score": call.score, "sinks": call.sinks, "scale": self._checked.scale}
-        result, found = reference(q, k, v, sequence=sequence, **tail)
-        out.copy_(result)
-        if lse is not None:
-            lse.copy_(found)
 
-
-class DecodePlan(_ServingPlan):
+class DecodePlan(ServingPlan):
     """Attention of new tokens over a cache, planned for tensors like `q` and `kv`.
 
     q (B, S, Hq, D): S new tokens a sequence (1 to 16 run on the decode kernel, more on prefill). kv: pages as for
@@ -224,7 +237,7 @@ def _cache(kv: PagedKV | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, PagedKV
     return *kv, Dense()
 
 
-class PrefillPlan(_ServingPlan):
+class PrefillPlan(ServingPlan):
     """Attention over sequences laid end to end, planned for up to as many rows as `q`, `k` and `v` have.
 
     The number of sequences, heads and head dims are fixed; rows may be fewer in every call. The tail is that of

@@ -49,8 +49,10 @@ def test_steps_of_vllm(monkeypatch, arch):
     """Prefill, chunks beside decoding requests, decode: ragged and paged kernels on views of vLLM's cache."""
     vllm_double.install(monkeypatch)
     vllm = importlib.import_module("warpattn.integrations.vllm")
+    impl, metadata = (importlib.import_module(f"warpattn.integrations.vllm.{name}") for name in ("impl", "metadata"))
+    monkeypatch.setattr(metadata, "takes_ragged_pages", lambda device: arch == "sm90")
     for name in ("attention_paged", "attention_varlen"):
-        monkeypatch.setattr(vllm, name, functools.partial(getattr(wa, name), backend=f"simulate:{arch}"))
+        monkeypatch.setattr(impl, name, functools.partial(getattr(wa, name), backend=f"simulate:{arch}"))
     engine = vllm_double.Engine((4, 2, 64), torch.float16)
     layer = vllm.WarpattnImpl(4, 64, 0.125, 2, sliding_window=20)
     for new in ({"a": 21, "b": 5, "c": 40}, {"a": 1, "b": 1, "c": 17, "d": 30}, dict.fromkeys("abcd", 1)):

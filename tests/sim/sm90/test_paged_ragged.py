@@ -159,3 +159,13 @@ def test_many_sequences():
     out, lse, _, found = run(step, x, 3, schedule="eager")
     assert not found
     check(x, out, lse)
+
+
+@pytest.mark.parametrize("programs", [3, 8])
+def test_equal_sequences_beside_empty_ones_are_cut_evenly(programs):
+    """As if those without queries were not there, which padding of a captured batch is."""
+    step = Step((1, 0, 1, 0, 0, 0), (300, 0, 300, 0, 0, 0), max_q=1)
+    x = tensors(step)
+    out, lse, _, found = run(step, x, programs, schedule="adversarial")
+    assert not found
+    check(x, out, lse)

@@ -2,6 +2,8 @@
 
 import importlib
 import itertools
+import sys
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -17,9 +19,16 @@ SHAPE = (4, 2, 16)  # query heads, key heads, head_dim
 
 @pytest.fixture
 def vllm(monkeypatch):
-    """The backend's module, imported against the stand-in."""
+    """The backend's package, imported against the stand-in."""
     vllm_double.install(monkeypatch)
     return importlib.import_module("warpattn.integrations.vllm")
+
+
+@pytest.fixture
+def runs(vllm, monkeypatch):
+    """The same where kernels take no ragged queries over pages."""
+    monkeypatch.setattr(sys.modules["warpattn.integrations.vllm.metadata"], "takes_ragged_pages", lambda device: False)
+    return vllm
 
 
 def make(vllm, **options):
@@ -52,7 +61,9 @@ def check(engine, results, **modifiers):
 
 
 def kinds(metadata):
-    """(requests, new tokens, fresh) of every run."""
+    """(requests, new tokens, fresh) of every run, or whether the step is fresh."""
+    if metadata.runs is None:
+        return metadata.fresh
     return [(run.requests.stop - run.requests.start, run.length, run.offsets is not None) for run in metadata.runs]
 
 
@@ -73,6 +84,19 @@ MODIFIERS["sinks"] = (MODIFIERS["sinks"][0], {"mask": wa.Causal(), **MODIFIERS["
 def test_prefill_chunks_and_decode(vllm, options, modifiers):
     engine, impl = vllm_double.Engine(SHAPE), make(vllm, **options)
     results, metadata = run(vllm, impl, engine, {"a": 21, "b": 5, "c": 40})
+    assert kinds(metadata) is True
+    check(engine, results, **modifiers)
+    for new in ({"a": 1, "b": 1, "c": 17, "d": 30, "e": 2}, *[dict.fromkeys("abcde", 1)] * 2, {"a": 4, "f": 1}):
+        results, metadata = run(vllm, impl, engine, new)
+        assert kinds(metadata) is False
+        check(engine, results, **modifiers)
+
+
+@pytest.mark.parametrize(("options", "modifiers"), MODIFIERS.values(), ids=MODIFIERS)
+def test_runs_of_prefill_chunks_and_decode(runs, options, modifiers):
+    vllm = runs
+    engine, impl = vllm_double.Engine(SHAPE), make(vllm, **options)
+    results, metadata = run(vllm, impl, engine, {"a": 21, "b": 5, "c": 40})
     assert kinds(metadata) == [(3, 40, True)]
     check(engine, results, **modifiers)
     results, metadata = run(vllm, impl, engine, {"a": 1, "b": 1, "c": 17, "d": 30, "e": 2})
@@ -84,14 +108,16 @@ def test_prefill_chunks_and_decode(vllm, options, modifiers):
         check(engine, results, **modifiers)
 
 
-def test_without_lengths_on_the_host_everything_is_read_from_pages(vllm):
+def test_without_lengths_on_the_host_everything_is_read_from_pages(vllm, runs):
     engine, impl = vllm_double.Engine(SHAPE), make(vllm)
     results, metadata = run(vllm, impl, engine, {"a": 7, "b": 7, "c": 9}, known_lengths=False)
     assert kinds(metadata) == [(2, 7, False), (1, 9, False)]
     check(engine, results, mask=wa.Causal())
 
 
-def test_a_layer_that_shares_a_cache_reads_the_cache(vllm):
+@pytest.mark.parametrize("by", ["vllm", "runs"])
+def test_a_layer_that_shares_a_cache_reads_the_cache(by, request):
+    vllm = request.getfixturevalue(by)
     engine = vllm_double.Engine(SHAPE)
     owner, sharing = make(vllm), make(vllm, kv_sharing_target_layer_name="layer.0")
     batch, q, k, v = engine.step({"a": 21, "b": 5})
@@ -122,7 +148,7 @@ def test_padded_slots_leave_the_cache_alone(vllm):
     assert torch.equal(cache, before)
 
 
-def test_padded_requests_have_no_run(vllm):
+def test_padded_requests_have_no_run(runs):
     engine = vllm_double.Engine(SHAPE)
     engine.step({"a": 9, "b": 9})
     batch, *_ = engine.step({"a": 1, "b": 1})
@@ -130,7 +156,8 @@ def test_padded_requests_have_no_run(vllm):
     ends = torch.tensor([0, 1, 2, 2, 2], dtype=torch.int32)
     batch.query_start_loc = batch.query_start_loc_cpu = ends
     batch.seq_lens_cpu_upper_bound = torch.tensor([10, 10, 0, 0])
-    assert [(run.requests, run.length) for run in vllm.find_runs(batch)] == [(slice(0, 2), 1)]
+    found = runs.WarpattnMetadataBuilder(None, [], None, batch.seq_lens.device).build(0, batch).runs
+    assert [(run.requests, run.length) for run in found] == [(slice(0, 2), 1)]
 
 
 def test_measuring_memory_gives_zeros(vllm):
@@ -172,6 +199,7 @@ def test_quantised_outputs_and_mixed_causality_are_refused(vllm):
 
 def test_what_vllm_asks_before_it_chooses(vllm):
     backend = vllm.WarpattnBackend
+    assert backend.get_kv_cache_shape(7, 16, 2, 64) == (7, 2, 16, 128)
     assert backend.get_impl_cls() is vllm.WarpattnImpl
     assert backend.get_name() in vllm_double.AttentionBackendEnum.__members__
     assert backend.get_supported_kernel_block_sizes() == [vllm_double.MultipleOf(16)]
@@ -196,13 +224,69 @@ def test_cards(vllm, monkeypatch, hip, capability, largest):
     assert (reasons[1] is None) == (largest != 128)
 
 
-def test_it_registers_once_and_never_over_another(vllm):
-    plugin, custom = (
-        importlib.import_module("warpattn.integrations.vllm_plugin"),
-        vllm_double.AttentionBackendEnum.CUSTOM,
-    )
+def test_graphs_hold_any_step_on_hopper_and_none_elsewhere(vllm, monkeypatch):
+    builder = vllm.WarpattnMetadataBuilder
+    support = vllm_double.AttentionCGSupport
+    assert builder.get_cudagraph_support(None, None) is support.NEVER
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for capability, wanted in (((9, 0), support.ALWAYS), ((10, 0), support.NEVER)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+        assert builder.get_cudagraph_support(None, None) is wanted
+
+
+def test_a_captured_step_is_never_fresh(vllm):
+    """The graph serves steps with context, which are not at hand."""
+    batch, q, *_ = vllm_double.Engine(SHAPE).step({"a": 9})
+    builder = vllm.WarpattnMetadataBuilder(None, [], None, q.device)
+    assert builder.build(0, batch).fresh and not builder.build_for_cudagraph_capture(batch).fresh
+
+
+def test_layers_of_another_group_have_other_pages(vllm):
+    batch, q, *_ = vllm_double.Engine(SHAPE).step({"a": 9})
+    builder = vllm.WarpattnMetadataBuilder(None, [], None, q.device)
+    metadata, table, slots = builder.build(0, batch), torch.ones(1, 1).int(), torch.ones(9)
+    other = builder.update_block_table(metadata, table, slots)
+    assert other.block_table is table and other.slot_mapping is slots and other.plans is metadata.plans
+
+
+def test_few_plans_serve_all_steps_and_layers(vllm):
+    plans = sys.modules["warpattn.integrations.vllm.plans"].StepPlans(decoded=4)
+    layer, windowed = make(vllm).modifiers, make(vllm, sliding_window=10).modifiers
+    assert layer == make(vllm).modifiers != windowed
+    pages = torch.randn(64, 16, 2, 32)
+    made = []
+    for queries in ([1] * 5, [1] * 8, [3, 1, 4], [1, 30], [20] * 3, [2, 40, 1]):
+        for modifiers in (layer, layer, windowed):
+            cu_q = torch.tensor([0, *itertools.accumulate(queries)], dtype=torch.int32)
+            lengths, table = cu_q.diff() + 9, torch.arange(len(queries) * 6, dtype=torch.int32).view(-1, 6)
+            kv, seq = wa.PagedKV(*pages.split(16, -1), table, lengths), wa.Ragged(cu_q, max_q=max(queries))
+            q = torch.randn(sum(queries), 4, 16)
+            out = torch.full_like(q, torch.nan)
+            plans.attend(modifiers, q, kv, seq, out, None)
+            wanted = wa.attention_paged(q, kv, seq, mask=modifiers.mask, scale=modifiers.scale)
+            torch.testing.assert_close(out, wanted)
+        made.append(len(plans._plans))
+    assert made == [2, 2, 4, 6, 8, 8], "by rounded tokens and requests, and whether all decode"
+
+
+@pytest.mark.parametrize("takes_names", [True, False])
+def test_it_registers_by_its_own_name_and_never_over_another(vllm, takes_names):
+    plugin, names = importlib.import_module("warpattn.integrations.vllm_plugin"), vllm_double.AttentionBackendEnum
+    vllm_double.takes_names[0] = takes_names
     plugin.register()
-    assert custom.get_class() is vllm.WarpattnBackend
-    vllm_double.PATHS[custom] = "somebody.else"
+    assert names.CUSTOM.get_class() is vllm.WarpattnBackend
+    assert ("WARPATTN" in names.__members__) == takes_names
+    assert vllm.WarpattnBackend.get_name() == ("WARPATTN" if takes_names else "CUSTOM")
+    vllm_double.PATHS[names.CUSTOM] = "somebody.else"
     plugin.register()
-    assert vllm_double.PATHS[custom] == "somebody.else"
+    assert vllm_double.PATHS[names.CUSTOM] == "somebody.else"
+
+
+@pytest.mark.parametrize(("version", "warned"), [("0.26.0", 0), ("0.33.1rc2", 0), ("", 0), ("0.25.9", 1), ("1.0", 1)])
+def test_versions(vllm, version, warned):
+    plugin = importlib.import_module("warpattn.integrations.vllm_plugin")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        plugin.check_version(version)
+    assert len(caught) == warned
+    assert not warned or str(caught[0].message) == f"vLLM is {version}; warpattn's backend was written for 0.26 to 0.33"

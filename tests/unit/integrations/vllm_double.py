@@ -5,7 +5,8 @@ It states the facts that `warpattn.integrations.vllm` relies on, as read from th
     vllm.v1.attention.backend             which methods are abstract, what a metadata builder is constructed with, the
                                           fields of a batch, the questions that validate_configuration asks;
                                           the cache of a layer: (pages, heads, page size, 2 * head_dim), any strides
-    vllm.v1.attention.backends.registry   CUSTOM is a member without a class until register_backend names one
+    vllm.v1.attention.backends.registry   CUSTOM is a member without a class until register_backend names one; new names
+                                          become members where `takes_names`, as in 0.32 and not in 0.26
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ class AttentionType(str, Enum):
 
 class AttentionCGSupport(Enum):
     NEVER = 0
+    UNIFORM_SINGLE_TOKEN_DECODE = 1
+    UNIFORM_BATCH = 2
     ALWAYS = 3
 
 
@@ -114,10 +117,16 @@ class AttentionBackendEnum(Enum):
         return getattr(importlib.import_module(module), name)
 
 
-PATHS: dict[AttentionBackendEnum, str] = {}
+PATHS: dict[AttentionBackendEnum | str, str] = {}
+takes_names = [True]
 
 
-def register_backend(backend: AttentionBackendEnum, class_path: str) -> None:
+def register_backend(backend: AttentionBackendEnum | str, class_path: str) -> None:
+    if isinstance(backend, str) and takes_names[0]:
+        member = object.__new__(AttentionBackendEnum)
+        member._name_, member._value_ = backend, class_path
+        AttentionBackendEnum._member_map_[backend] = member
+        backend = member
     PATHS[backend] = class_path
 
 
@@ -129,8 +138,10 @@ def install(monkeypatch: Any) -> None:
         module = ModuleType(name)
         vars(module).update({key: value for key, value in globals().items() if not key.startswith("__")})
         monkeypatch.setitem(sys.modules, name, module)
-    for name in ("vllm", "vllm_plugin"):
-        monkeypatch.delitem(sys.modules, f"warpattn.integrations.{name}", raising=False)
+    for name in [name for name in sys.modules if name.startswith("warpattn.integrations.vllm")]:
+        monkeypatch.delitem(sys.modules, name)
+    AttentionBackendEnum._member_map_.pop("WARPATTN", None)
+    takes_names[0] = True
     PATHS.clear()
 
 

@@ -157,7 +157,7 @@ def test_tensors_that_cannot_be_told_apart_are_not_kept(driver):
 def test_a_plan_for_serving_launches_what_a_call_would(driver, monkeypatch):
     asked = call("paged", 1)
     kv = asked.sequence
-    monkeypatch.setattr(plans, "validate", lambda asked: replace(validate(asked), backend="sm90"))
+    monkeypatch.setattr(plans, "validate", lambda asked, *others: replace(validate(asked, *others), backend="sm90"))
     plan = wa.DecodePlan(asked.q, kv, mask=wa.Causal())
     assert plan(asked.q, kv) is plan.out
     assert len(driver.launches) >= 1 and plan.out.shape == asked.q.shape
@@ -166,7 +166,7 @@ def test_a_plan_for_serving_launches_what_a_call_would(driver, monkeypatch):
 def test_a_plan_runs_on_its_own_device(driver, monkeypatch):
     """Whichever is the current one; its driver calls are made with its own device current."""
     asked = call("paged", 1)
-    monkeypatch.setattr(plans, "validate", lambda asked: replace(validate(asked), backend="sm90"))
+    monkeypatch.setattr(plans, "validate", lambda asked, *others: replace(validate(asked, *others), backend="sm90"))
     plan, within = wa.DecodePlan(asked.q, asked.sequence, mask=wa.Causal()), []
 
     class Device:
@@ -198,7 +198,7 @@ class NoOperations(TorchDispatchMode):
 @pytest.mark.parametrize("kind", ["dense", "paged", "ragged"])
 def test_a_step_of_a_plan_allocates_nothing(kind, lse, driver, monkeypatch):
     """The plan's own output or the caller's, on other tensors than it was made for: addresses are written, no more."""
-    monkeypatch.setattr(plans, "validate", lambda asked: replace(validate(asked), backend="sm90"))
+    monkeypatch.setattr(plans, "validate", lambda asked, *others: replace(validate(asked, *others), backend="sm90"))
     first, other = call(kind, 1), call(kind, 1)
     tail = {"mask": first.mask, "return_lse": lse}
     made = {

@@ -210,13 +210,29 @@ def partition_block(units, ctas, work, config: gl.constexpr):
     overhead = gl.to_tensor(config.schedule.head_overhead)
     total = gl.sum(units, 0)
     most = gl.max(units, 0)
-    if config.schedule.ragged:
-        plain = partition(gl.sum(padded_block(units, overhead, work), 0), ctas, overhead)
-    else:
-        plain = partition((total + row_tiles * overhead) * work.heads, ctas, overhead)
+    cut = EvenCut(work.splits, work.whole)
+    if config.schedule.ragged:  # only row tiles with units count
+        row_tiles = gl.sum((units > 0).to(gl.int32), 0)
+        cut = even_cut(row_tiles * work.heads, ctas)
+    plain = partition((total + row_tiles * overhead) * work.heads, ctas, overhead)
     invariant: gl.constexpr = config.schedule.invariant
-    even = partition_heads(plain, row_tiles * work.heads, most, ctas, work, config.max_growth, invariant)
+    even = partition_heads(plain, row_tiles * work.heads, most, ctas, cut, config.max_growth, invariant)
     return plain.unless(total == most * row_tiles, even)
+
+
+@gluon.aggregate
+class EvenCut:
+    """Equal parts of a head, and heads of a CTA; one of them is 1."""
+
+    splits: gl.tensor
+    whole: gl.tensor
+
+
+@gluon.jit
+def even_cut(heads, ctas):
+    """The cut that keeps `ctas` CTAs busy with `heads` heads of one length, as `choice.even_cut` on the host."""
+    splits = gl.maximum(ctas // gl.maximum(heads, 1), 1)
+    return EvenCut(splits, gl.where(splits == 1, (heads + ctas - 1) // ctas, 1))
 
 
 @gluon.jit

@@ -1,0 +1,136 @@
+"""Steps of an engine: writing the cache, decoding by a step plan, prompts beside decoding requests.
+
+`python -m bench.step` prints microseconds of a call within a CUDA graph: `append_slots` beside a copy of as many bytes,
+a `StepPlan` beside a `DecodePlan`, and a mixed step beside its parts alone. Llama-3-8B's heads, pages of 16 as vLLM has
+them. Compile first: the first run of a kernel takes seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import warpattn as wa
+from bench.machine import describe
+from bench.timing import DeviceSample, Summary, interleave, paired_ratio
+from warpattn.sequences import PagedKV, Ragged
+
+HEADS, HEADS_KV, DIM, PAGE = 32, 8, 128, 16
+COPIES = 4  # of a cache, used in turn
+
+
+def ints(values: list[int]) -> torch.Tensor:
+    """int32 on the card."""
+    return torch.tensor(values, dtype=torch.int32, device="cuda")
+
+
+class Step:
+    """A step: queries and keys of each sequence, over a cache of its own."""
+
+    def __init__(self, queries: list[int], keys: list[int]) -> None:
+        width = -(-max(keys) // PAGE)
+        used = len(keys) * width
+        self.cache = torch.randn(used + 1, HEADS_KV, PAGE, 2 * DIM, device="cuda", dtype=torch.bfloat16)
+        pages = self.cache.transpose(1, 2).split(DIM, -1)
+        table = torch.randperm(used, device="cuda")[:used].reshape(len(keys), width).int() + 1
+        self.kv = PagedKV(*pages, table, ints(keys))
+        self.seq = Ragged(ints([0, *torch.tensor(queries).cumsum(0).tolist()]))
+        self.q = torch.randn(sum(queries), HEADS, DIM, device="cuda", dtype=torch.bfloat16)
+        self.out = torch.empty_like(self.q)
+
+    def planned(self, max_q: int | None) -> Callable[[], Any]:
+        """A call of a plan made for this step."""
+        plan = wa.StepPlan(self.q, self.kv, Ragged(self.seq.cu_q, max_q=max_q), mask=wa.Causal())
+        return lambda: plan(self.q, self.kv, self.seq, self.out)
+
+    def uniform(self) -> Callable[[], Any]:
+        """A `DecodePlan` of the same, for one query a sequence."""
+        q, out = self.q[:, None], self.out[:, None]
+        plan = wa.DecodePlan(q, self.kv, mask=wa.Causal())
+        return lambda: plan(q, self.kv, out)
+
+
+def appends(tokens: int) -> dict[str, list[Callable[[], Any]]]:
+    """`append_slots` of so many tokens, and torch's copy of as many bytes."""
+    calls: dict[str, list[Callable[[], Any]]] = {"append_slots": [], "copy": []}
+    for _ in range(COPIES if tokens > 4096 else 1):
+        pages = max(tokens // PAGE * 2, 64)
+        cache = torch.randn(pages, HEADS_KV, PAGE, 2 * DIM, device="cuda", dtype=torch.bfloat16)
+        k_pages, v_pages = cache.transpose(1, 2).split(DIM, -1)
+        k, v = torch.randn(2, tokens, HEADS_KV, DIM, device="cuda", dtype=torch.bfloat16)
+        run = torch.arange(tokens, device="cuda")
+        slots = torch.randperm(pages, device="cuda")[run // PAGE] * PAGE + run % PAGE
+        both = torch.randn(2, tokens, HEADS_KV, DIM, device="cuda", dtype=torch.bfloat16)
+        target = torch.empty_like(both)
+        calls["append_slots"].append(lambda a=(k, v, k_pages, v_pages, slots): wa.append_slots(*a))
+        calls["copy"].append(lambda a=target, b=both: a.copy_(b))
+    return calls
+
+
+def decodes(batch: int, keys: int) -> dict[str, list[Callable[[], Any]]]:
+    """One new token of each of `batch` sequences: by both plans, and by the plan of any step."""
+    steps = [Step([1] * batch, [keys] * batch) for _ in range(COPIES if batch * keys < 100_000 else 2)]
+    return {
+        "step_plan": [step.planned(1) for step in steps],
+        "decode_plan": [step.uniform() for step in steps],
+        "any_step": [step.planned(None) for step in steps],
+    }
+
+
+def mixed(batch: int, keys: int, prompts: list[tuple[int, int]]) -> dict[str, list[Callable[[], Any]]]:
+    """Decoding sequences beside (queries, keys) of prompts, and each part alone."""
+    queries, lengths = [list(x) for x in zip(*prompts, strict=True)]
+    whole = Step([1] * batch + queries, [keys] * batch + lengths)
+    few, many = Step([1] * batch, [keys] * batch), Step(queries, lengths)
+    return {"mixed": [whole.planned(None)], "decode": [few.planned(1)], "prefill": [many.planned(None)]}
+
+
+CASES: dict[str, Callable[[], dict[str, list[Callable[[], Any]]]]] = {
+    "append 1": lambda: appends(1),
+    "append 32": lambda: appends(32),
+    "append 256": lambda: appends(256),
+    "append 8k": lambda: appends(8192),
+    "append 128k": lambda: appends(131072),
+    "decode 1 x 4k": lambda: decodes(1, 4096),
+    "decode 32 x 4k": lambda: decodes(32, 4096),
+    "decode 1 x 32k": lambda: decodes(1, 32000),
+    "decode 128 x 1k": lambda: decodes(128, 1024),
+    "mixed 32 x 4k, 2 chunks": lambda: mixed(32, 4096, [(2048, 4096), (2048, 2048)]),
+    "mixed 64 x 2k, 1 chunk": lambda: mixed(64, 2048, [(512, 8192)]),
+}
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--case", action="append", choices=list(CASES), help="one or more; default: all")
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--json", type=Path, help="write the record here")
+    args = parser.parse_args()
+    record: dict[str, Any] = {"machine": describe(), "rounds": args.rounds, "cases": {}}
+    for name in args.case or CASES:
+        samples = {key: DeviceSample(calls) for key, calls in CASES[name]().items()}
+        times = interleave(samples, args.rounds, seed=0)
+        first = next(iter(times))
+        record["cases"][name] = {
+            key: {
+                "us": 1000 * Summary.of(ms).median,
+                "ratio": paired_ratio(ms, times[first]).median,
+                "mode": samples[key].mode,
+            }
+            for key, ms in times.items()
+        }
+        shown = "   ".join(f"{key} {x['us']:8.2f} us ({x['ratio']:.3f})" for key, x in record["cases"][name].items())
+        print(f"{name:26s}{shown}", flush=True)
+        torch.cuda.empty_cache()
+    if args.json:
+        args.json.write_text(json.dumps(record, indent=1))
+
+
+if __name__ == "__main__":
+    main()

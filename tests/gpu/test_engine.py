@@ -1,0 +1,150 @@
+"""What engines use, on a card: slots of a cache, ragged queries over pages, step plans in graphs whose steps change."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import warpattn as wa
+from tests.oracle import Inputs, check
+from warpattn.masks import Causal, SlidingWindow
+from warpattn.scores import SoftCap
+from warpattn.sequences import PagedKV, PagedRagged, Ragged
+
+pytestmark = pytest.mark.gpu
+
+STEPS = {  # queries and keys of every sequence
+    "mixed": ((1, 700, 0, 3, 1, 128), (4000, 900, 64, 100, 8191, 128)),
+    "decode": ((1,) * 40, tuple(1 + 61 * b % 700 for b in range(40))),
+    "prompts": ((300, 17, 900), (300, 17, 1500)),
+    "idle": ((0, 0, 0, 1), (7, 0, 900, 33)),
+}
+
+
+def cache(keys, heads_kv: int = 8, dim: int = 128, page: int = 16):
+    """Views (k_pages, v_pages) of one tensor in vLLM's layout, and a table whose unused entries are nowhere."""
+    width = max(1, -(-max(keys) // page))
+    pages = torch.randn(len(keys) * width + 1, heads_kv, page, 2 * dim, device="cuda").bfloat16()
+    table = torch.randperm(len(pages) - 1)[: len(keys) * width].reshape(len(keys), width).int() + 1
+    for b, length in enumerate(keys):
+        table[b, -(-length // page) :] = 2**30
+    return pages.transpose(1, 2).split(dim, -1), table.cuda()
+
+
+def step(queries, keys, heads: int = 32, **shape):
+    """(q, kv, seq) of a step."""
+    torch.manual_seed(0)
+    pages, table = cache(keys, **shape)
+    cu_q = torch.tensor([0, *torch.tensor(queries).cumsum(0).tolist()], dtype=torch.int32, device="cuda")
+    q = torch.randn(sum(queries), heads, pages[0].shape[-1], device="cuda").bfloat16()
+    return q, PagedKV(*pages, table, torch.tensor(keys, dtype=torch.int32, device="cuda")), Ragged(cu_q)
+
+
+TAILS = {"causal": {"mask": Causal()}, "window-sinks": {"mask": SlidingWindow(200), "sinks": torch.linspace(-2, 2, 32)},
+         "soft-cap": {"mask": Causal(), "score": SoftCap(5.0)}}  # fmt: skip
+
+
+@pytest.mark.parametrize("tail", TAILS)
+@pytest.mark.parametrize("name", STEPS)
+def test_ragged_queries_over_pages(name, tail):
+    q, kv, seq = step(*STEPS[name])
+    options = dict(TAILS[tail])
+    if "sinks" in options:
+        options["sinks"] = options["sinks"].cuda()
+    outs = [wa.attention_paged(q, kv, seq, out=torch.full_like(q, torch.nan), return_lse=True, **options)]
+    outs += [wa.attention_paged(q, kv, seq, out=torch.full_like(q, torch.nan), return_lse=True, **options)]
+    assert all(torch.equal(a, b) for a, b in zip(*outs, strict=True)), "the same bits again"
+    inputs = Inputs(q, kv.k_pages, kv.v_pages, PagedRagged(kv, seq), soft_cap=tail == "soft-cap", **options)
+    check(inputs, *outs[0])
+
+
+def test_one_graph_serves_every_update():
+    largest = step((1,) * 30 + (500, 200), (4000,) * 32)
+    plan = wa.StepPlan(*largest, mask=Causal())
+    kv, most = largest[1], len(largest[0])
+    q = torch.randn(most, 32, 128, device="cuda").bfloat16()
+    out = torch.full_like(q, torch.nan)
+    plan(q, plan.kv, plan.seq, out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        plan(q, plan.kv, plan.seq, out)
+    before = torch.cuda.memory_allocated()
+    for queries, keys in (((1,) * 32, (3000,) * 32), ((1, 400, 0, 7), (4000, 400, 9, 50)), ((600, 1), (4000, 1))):
+        cu_q = torch.tensor([0, *torch.tensor(queries).cumsum(0).tolist()], dtype=torch.int32)
+        lengths, table = torch.tensor(keys, dtype=torch.int32), kv.block_table[: len(keys)]
+        out.fill_(torch.nan)
+        plan.update(cu_q, lengths, table)
+        graph.replay()
+        rows = int(cu_q[-1])
+        sequence = PagedRagged(PagedKV(kv.k_pages, kv.v_pages, table, lengths.cuda()), Ragged(cu_q.cuda()))
+        check(Inputs(q[:rows], kv.k_pages, kv.v_pages, sequence, mask=Causal()), out[:rows])
+        assert out[rows:].isnan().all(), "rows after the last sequence are left alone"
+    assert torch.cuda.memory_allocated() <= before + 2**20
+
+
+@pytest.mark.parametrize("bound", [1, None])
+def test_layers_behind_appends_in_a_graph(bound):
+    """A decode step of layers as an engine captures it: the bits of the same layers run alone."""
+    keys = (4000, 130, 8191, 64, 1, 0, 0, 0)
+    q, kv, _ = step((1,) * 8, keys)
+    cu_q = torch.tensor([0, 1, 2, 3, 4, 5, 5, 5, 5], dtype=torch.int32, device="cuda")
+    slots = torch.full((8,), -1, device="cuda")
+    for b, length in enumerate(keys[:5]):
+        slots[b] = kv.block_table[b, (length - 1) // 16] * 16 + (length - 1) % 16
+    plan = wa.StepPlan(q, kv, Ragged(cu_q, max_q=bound), mask=Causal())
+    queries, new = torch.randn(24, *q.shape, device="cuda").bfloat16(), torch.randn(24, 2, 8, 8, 128, device="cuda")
+    new, outs = new.bfloat16(), torch.zeros_like(queries)
+
+    def layer(i):
+        wa.append_slots(new[i, 0], new[i, 1], kv.k_pages, kv.v_pages, slots)
+        plan(queries[i], kv, Ragged(cu_q), outs[i])
+
+    for i in range(24):
+        layer(i)
+        torch.cuda.synchronize()
+    alone = outs.clone()
+    inputs = Inputs(queries[-1], kv.k_pages, kv.v_pages, PagedRagged(kv, Ragged(cu_q)), mask=Causal())
+    rows = PagedRagged(PagedKV(kv.k_pages, kv.v_pages, kv.block_table[:5], kv.lengths[:5]), Ragged(cu_q[:6]))
+    check(Inputs(inputs.q[:5], inputs.k, inputs.v, rows, mask=Causal()), alone[-1, :5])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for i in range(24):
+            layer(i)
+    for _ in range(20):
+        outs.zero_()
+        graph.replay()
+        assert torch.equal(outs, alone)
+
+
+@pytest.mark.parametrize("rotated", [False, True])
+@pytest.mark.parametrize("tokens", [1, 40, 3000])
+def test_slots(tokens, rotated):
+    """The CPU's result, in a cache that two views share; a graph writes wherever the slots say."""
+    torch.manual_seed(0)
+    pages = torch.full((300, 8, 16, 256), torch.nan).bfloat16()
+    expected = pages.clone()
+    k, v = torch.randn(2, tokens + 3, 8, 128).bfloat16()
+    named = {}
+    if rotated:
+        angle = torch.arange(5000)[:, None] * 0.9 ** torch.arange(32)
+        named = {"cos": angle.cos(), "sin": angle.sin(), "positions": torch.randint(0, 5000, (tokens,))}
+    card = pages.cuda()
+    on_card = {name: x.cuda() for name, x in named.items()}
+    slots = torch.zeros(tokens, dtype=torch.int64, device="cuda")
+    tensors = (k.cuda(), v.cuda(), *card.transpose(1, 2).split(128, -1), slots)
+    slots.fill_(-1)
+    wa.append_slots(*tensors, **on_card)
+    assert card.isnan().all(), "padding writes nothing"
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        wa.append_slots(*tensors, **on_card)
+    for _ in range(2):
+        wanted = torch.randperm(4800)[:tokens]
+        wanted[torch.rand(tokens) < 0.1] = -1
+        slots.copy_(wanted)
+        graph.replay()
+        wa.append_slots(k, v, *expected.transpose(1, 2).split(128, -1), wanted, **named)
+        a, b = card.cpu().float().nan_to_num(9e9), expected.float().nan_to_num(9e9)
+        assert torch.allclose(a, b, rtol=1e-2 if rotated else 0, atol=1e-2 if rotated else 0)

@@ -1,0 +1,117 @@
+"""StepPlan: steps of an engine of different sizes against the reference, indices of its own, what it refuses; on a card
+(a driver that notes what it gets) a step only writes addresses and the number of sequences."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import warpattn as wa
+from tests.unit.runtime.test_dispatch import Driver, driver, half  # noqa: F401  a fixture
+from warpattn.problem import rules
+from warpattn.runtime import cuda
+
+SINKS = torch.tensor([0.5, -1.0, 2.0, 0.0])
+
+
+def indices(queries, keys, width: int = 4):
+    """(cu_q, lengths, block_table) of a step over pages of 16 keys."""
+    cu_q = torch.tensor([0, *torch.tensor(queries).cumsum(0).tolist()], dtype=torch.int32)
+    table = torch.arange(len(keys) * width, dtype=torch.int32).reshape(len(keys), width)
+    return cu_q, torch.tensor(keys, dtype=torch.int32), table
+
+
+def step(queries, keys, pages, dtype=torch.float32):
+    cu_q, lengths, table = indices(queries, keys)
+    q = torch.randn(int(cu_q[-1]), 4, 16).to(dtype)
+    return q, wa.PagedKV(*pages, table, lengths), wa.Ragged(cu_q)
+
+
+def largest(pages, max_q=None, **tail):
+    q, kv, seq = step((30, 1, 1, 8), (40, 9, 64, 8), pages, pages[0].dtype)
+    return wa.StepPlan(q, kv, wa.Ragged(seq.cu_q, max_q=max_q), **tail)
+
+
+def pages_of(dtype=torch.float32):
+    torch.manual_seed(0)
+    return torch.randn(16, 16, 2, 32).to(dtype).split(16, -1)
+
+
+STEPS = [((30, 1, 1, 8), (40, 9, 64, 8)), ((1, 1), (30, 64)), ((0, 5, 1), (9, 5, 33)), ((1,), (1,))]
+
+
+@pytest.mark.parametrize(("queries", "keys"), STEPS)
+def test_steps_of_any_size(queries, keys):
+    pages = pages_of()
+    plan = largest(pages, mask=wa.Causal(), sinks=SINKS)
+    q, kv, seq = step(queries, keys, pages)
+    wanted = wa.attention_paged(q, kv, seq, mask=wa.Causal(), sinks=SINKS)
+    torch.testing.assert_close(plan(q, kv, seq), wanted)
+    out = torch.full_like(q, torch.nan)
+    assert plan(q, kv, seq, out=out) is out and torch.equal(out, wanted)
+    other = wa.attention_paged(q, kv, seq, mask=wa.Causal(), sinks=-SINKS)
+    torch.testing.assert_close(plan(q, kv, seq, sinks=-SINKS), other)
+
+
+def test_own_indices_serve_every_update():
+    pages = pages_of()
+    plan = largest(pages, mask=wa.Causal())
+    at = [x.data_ptr() for x in (plan.seq.cu_q, plan.kv.lengths, plan.kv.block_table)]
+    for queries, keys in STEPS:
+        q, kv, seq = step(queries, keys, pages)
+        plan.update(seq.cu_q, kv.lengths, kv.block_table[:, :4])
+        assert plan.seq.cu_q.tolist() == seq.cu_q.tolist() + [len(q)] * (5 - len(seq.cu_q))
+        assert plan.kv.lengths.tolist() == list(keys) + [0] * (4 - len(keys))
+        wanted = wa.attention_paged(q, kv, seq, mask=wa.Causal())
+        torch.testing.assert_close(plan(q, plan.kv, plan.seq), wanted)
+    assert at == [x.data_ptr() for x in (plan.seq.cu_q, plan.kv.lengths, plan.kv.block_table)]
+
+
+def test_what_it_refuses():
+    pages = pages_of()
+    plan = largest(pages)
+    q, kv, seq = step((1, 1), (30, 64), pages)
+    with pytest.raises(wa.AttentionError, match="the step has 2 sequences and 50 rows of q"):
+        plan(torch.randn(50, 4, 16), kv, seq)
+    with pytest.raises(wa.AttentionError, match="the step has 5 sequences"):
+        plan(*step((1,) * 5, (9,) * 5, pages))
+    with pytest.raises(wa.AttentionError, match="cu_q has 4"):
+        plan(q, kv, wa.Ragged(torch.zeros(4, dtype=torch.int32)))
+    with pytest.raises(wa.AttentionError, match="q has shape"):
+        plan(q[:, :2], kv, seq)
+    with pytest.raises(wa.AttentionError, match="k_pages has shape"):
+        plan(q, wa.PagedKV(pages[0][:8], pages[1][:8], kv.block_table, kv.lengths), seq)
+    with pytest.raises(wa.AttentionError, match="sinks is given; the plan was made without"):
+        plan(q, kv, seq, sinks=SINKS)
+    with pytest.raises(wa.AttentionError, match="out has 3 rows"):
+        plan(q, kv, seq, out=torch.empty(3, 4, 16))
+    with pytest.raises(wa.AttentionError, match="a StepPlan takes a PagedKV"):
+        plan(q, kv, None)
+    with pytest.raises(wa.AttentionError, match="a StepPlan takes a PagedKV"):
+        wa.StepPlan(q, (1, 2), seq)
+    with pytest.raises(wa.AttentionError, match="cu_q has 2 rows; 2 sequences have 3"):
+        plan.update(seq.cu_q[:2], kv.lengths, kv.block_table)
+    with pytest.raises(wa.AttentionError, match="up to 5 pages; the plan was made for up to 4 of 4"):
+        plan.update(seq.cu_q, kv.lengths, torch.zeros(2, 5, dtype=torch.int32))
+
+
+@pytest.fixture
+def on_card(driver, monkeypatch):  # noqa: F811
+    """CPU tensors planned for Hopper's kernels."""
+    monkeypatch.setattr(rules, "_choose_backend", lambda rules, call: "sm90")
+    return driver
+
+
+@pytest.mark.parametrize(("max_q", "launches"), [(None, 3), (1, 1)])
+def test_a_step_writes_addresses_and_the_number_of_sequences(max_q, launches, on_card, monkeypatch):
+    pages = pages_of(torch.bfloat16)
+    plan = largest(pages, max_q, mask=wa.Causal())
+    seen = len(on_card.launches)
+    q, kv, seq = step((1, 1), (30, 64), pages, torch.bfloat16)
+    monkeypatch.setattr(cuda, "load_function", None)  # nothing is loaded, planned or allocated again
+    monkeypatch.setattr(torch, "empty", None)
+    plan(q, kv, seq, out=torch.empty_like(q))
+    assert len(on_card.launches) - seen == launches
+    assert {cell.value for cell in plan._batch} == {2} and len(plan._batch) == (1 if max_q == 1 else 2)

@@ -1,0 +1,86 @@
+"""What vLLM asks about the backend before it makes one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.v1.attention.backend import AttentionBackend, AttentionType, MultipleOf
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+from warpattn.integrations.vllm.impl import WarpattnImpl
+from warpattn.integrations.vllm.layer import CACHE_DTYPES, ENCODERS
+from warpattn.integrations.vllm.metadata import WarpattnMetadataBuilder
+
+# What `attention` has kernels for, by capability as vLLM reports it, and their largest head dim.
+CUDA = {(9, 0): 256, (10, 0): 128}
+ROCM = {(9, 4): 256, (9, 5): 256}  # gfx942, gfx950; (9, 0) is gfx90a there
+NAME = "WARPATTN"
+
+
+class WarpattnBackend(AttentionBackend):
+    """What vLLM asks about the backend before it makes one."""
+
+    supported_dtypes = [torch.float16, torch.bfloat16]  # noqa: RUF012 - the base class declares it so
+    supported_kv_cache_dtypes = CACHE_DTYPES
+    forward_includes_kv_cache_update = False
+
+    @staticmethod
+    def get_name() -> str:
+        """Its own, or CUSTOM in versions of vLLM that take no new names: vLLM looks its enumeration up by it."""
+        return NAME if NAME in AttentionBackendEnum.__members__ else "CUSTOM"
+
+    @staticmethod
+    def get_impl_cls() -> type[WarpattnImpl]:
+        return WarpattnImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[WarpattnMetadataBuilder]:
+        return WarpattnMetadataBuilder
+
+    @staticmethod
+    def get_kv_cache_shape(
+        num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, cache_dtype_str: str = "auto"
+    ) -> tuple[int, ...]:
+        """Keys and values of a row side by side (vLLM before 0.30 asks)."""
+        return (num_blocks, num_kv_heads, block_size, 2 * head_size)
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
+        return [MultipleOf(16)]
+
+    @classmethod
+    def supports_head_size(cls, head_size: int) -> bool:
+        return head_size % 8 == 0 and head_size <= 256
+
+    @classmethod
+    def supports_sink(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_sliding_window(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_device_cpu_query_lens_mismatch(cls) -> bool:
+        return False  # without ragged pages, runs are found from the lengths on the host
+
+    @classmethod
+    def supports_attn_type(cls, attn_type: str) -> bool:
+        return attn_type in (AttentionType.DECODER, *ENCODERS)
+
+    @classmethod
+    def supports_compute_capability(cls, capability: Any) -> bool:
+        return _largest_head(capability) is not None
+
+    @classmethod
+    def supports_combination(cls, head_size: int, *others: Any) -> str | None:
+        """Why a head dim will not do on a card; vLLM asks with nine arguments, the card's capability last."""
+        largest = _largest_head(others[-1])
+        if largest is None or head_size <= largest:
+            return None
+        return f"head_size above {largest} on this card"
+
+
+def _largest_head(capability: Any) -> int | None:
+    return (ROCM if torch.version.hip else CUDA).get((capability.major, capability.minor))

@@ -1,0 +1,138 @@
+"""One layer's attention in vLLM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.v1.attention.backend import AttentionImpl
+
+from warpattn.api import attention_paged, attention_varlen
+from warpattn.errors import AttentionError
+from warpattn.integrations.vllm.layer import ENCODERS, LayerOptions, ScoreOptions, check_options, layer_mask
+from warpattn.integrations.vllm.metadata import WarpattnMetadata
+from warpattn.integrations.vllm.plans import LayerModifiers
+from warpattn.integrations.vllm.runs import Run
+from warpattn.sequences import PagedKV, Ragged
+from warpattn.serving import append_slots
+
+
+def key_and_value_pages(kv_cache: Tensor, head_size: int) -> tuple[Tensor, Tensor]:
+    """Views (pages, page size, heads, head_dim) of vLLM's cache (pages, heads, page size, keys and values)."""
+    keys, values = kv_cache.transpose(1, 2).split(head_size, dim=-1)
+    return keys, values
+
+
+class WarpattnImpl(AttentionImpl[WarpattnMetadata]):
+    """One layer's attention."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        unknown = set(named) - set(LayerOptions._fields)
+        if unknown:
+            rule = "warpattn's vLLM backend would ignore it"
+            raise AttentionError(*(f"{name} is an option of this model; {rule}" for name in sorted(unknown)))
+        options = LayerOptions(*arguments, **named)
+        check_options(options)
+        self.options = options
+        self.num_heads, self.head_size, self.scale = options.num_heads, options.head_size, float(options.scale)
+        self.num_kv_heads = options.num_heads if options.num_kv_heads is None else options.num_kv_heads
+        self.kv_cache_dtype = options.kv_cache_dtype
+        slopes = None if options.alibi_slopes is None else tuple(options.alibi_slopes)
+        self.modifiers = LayerModifiers(
+            layer_mask(options), ScoreOptions(options.logits_soft_cap, slopes), self.scale
+        )
+        self._sinks: Tensor | None = None
+
+    def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
+        """Sinks as kernels read them, once."""
+        self._sinks = None if self.options.sinks is None else self.options.sinks.detach().float().contiguous()
+
+    def do_kv_cache_update(
+        self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
+    ) -> None:
+        """Write new keys and values [tokens, heads, head_dim] into their slots; slot -1 is padding, and so are tokens
+        without a slot."""
+        if self.options.attn_type not in ENCODERS:
+            append_slots(key, value, *key_and_value_pages(kv_cache, self.head_size), slot_mapping)
+
+    def forward(
+        self,
+        layer: Any,
+        query: Tensor,  # [tokens, heads, head_dim], and maybe rows of padding after them
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        attn_metadata: WarpattnMetadata | None,
+        output: Tensor,
+        **scales: Any,
+    ) -> Tensor:
+        """Write the attention of every token into `output` and return it."""
+        given = [name for name, scale in scales.items() if scale is not None]
+        if given:
+            raise AttentionError(
+                f"{given[0]} is given; warpattn's vLLM backend writes outputs in the dtype of the queries"
+            )
+        if attn_metadata is None:  # vLLM measures memory
+            return output.fill_(0)
+        out = output.view(len(output), self.num_heads, self.head_size)
+        if self.options.attn_type in ENCODERS:
+            tokens = slice(0, attn_metadata.num_actual_tokens)
+            whole = Run(slice(0, None), tokens, attn_metadata.max_query_len, attn_metadata.query_start_loc)
+            self._fresh(whole, (query, key, value), out)
+            return output
+        shared = self.options.kv_sharing_target_layer_name is not None  # keys lie in another layer's cache
+        step = attn_metadata
+        if step.runs is not None:
+            self._run_by_run(step, (query, key, value), kv_cache, out)
+        elif step.fresh and not shared:
+            whole = Run(slice(0, None), slice(0, step.num_actual_tokens), step.max_query_len, step.query_start_loc)
+            self._fresh(whole, (query, key, value), out)
+        else:
+            self._ragged(step, query, kv_cache, out)
+        return output
+
+    def _ragged(self, step: WarpattnMetadata, query: Tensor, kv_cache: Tensor, out: Tensor) -> None:
+        """Any mix of new tokens against the requests' pages."""
+        tokens = step.num_actual_tokens
+        pages = PagedKV(*key_and_value_pages(kv_cache, self.head_size), step.block_table, step.seq_lens)
+        seq = Ragged(step.query_start_loc, max_q=step.max_query_len)
+        q, out = query[:tokens], out[:tokens]
+        if q.is_cuda:
+            step.plans.attend(self.modifiers, q, pages, seq, out, self.sinks)
+        else:
+            attention_paged(q, pages, seq, out=out, sinks=self.sinks, **self.modifiers.tail(q.device))
+
+    def _run_by_run(
+        self, step: WarpattnMetadata, qkv: tuple[Tensor, Tensor, Tensor], kv_cache: Tensor, out: Tensor
+    ) -> None:
+        """One launch for each run of the step."""
+        shared = self.options.kv_sharing_target_layer_name is not None
+        for run in step.runs or ():
+            if run.offsets is not None and not shared:
+                self._fresh(run, qkv, out)
+            else:
+                for part in run.parts or (run,):
+                    self._paged(part, qkv[0], kv_cache, step, out)
+
+    def _fresh(self, run: Run, qkv: tuple[Tensor, Tensor, Tensor], out: Tensor) -> None:
+        """Requests whose keys are all at hand."""
+        assert run.offsets is not None
+        q, k, v = (x[run.tokens] for x in qkv)
+        sequences = Ragged(run.offsets, max_q=run.length, max_k=run.length)
+        attention_varlen(q, k, v, sequences, out=out[run.tokens], sinks=self.sinks, **self.modifiers.tail(q.device))
+
+    def _paged(self, run: Run, query: Tensor, kv_cache: Tensor, step: WarpattnMetadata, out: Tensor) -> None:
+        """Equally many new tokens of each request, against its pages."""
+        shape = (run.requests.stop - run.requests.start, run.length)
+        q, result = (x[run.tokens].unflatten(0, shape) for x in (query, out))
+        k_pages, v_pages = key_and_value_pages(kv_cache, self.head_size)
+        pages = PagedKV(k_pages, v_pages, step.block_table[run.requests], step.seq_lens[run.requests])
+        attention_paged(q, pages, out=result, sinks=self.sinks, **self.modifiers.tail(q.device))
+
+    @property
+    def sinks(self) -> Tensor | None:
+        """fp32, one after the other."""
+        if self._sinks is None and self.options.sinks is not None:
+            self.process_weights_after_loading(torch.float32)
+        return self._sinks

@@ -1,0 +1,67 @@
+"""One layer as vLLM describes it: its options, and the mask and score they make."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from vllm.v1.attention.backend import AttentionType
+
+from warpattn.errors import AttentionError
+from warpattn.masks import Causal, Full, Mask, SlidingWindow
+from warpattn.scores import ALiBi, Score, SoftCap
+
+CACHE_DTYPES = ["auto", "float16", "bfloat16"]
+ENCODERS = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
+
+
+class LayerOptions(NamedTuple):
+    """What vLLM says of a layer, in its order of arguments."""
+
+    num_heads: int
+    head_size: int
+    scale: float
+    num_kv_heads: int | None = None
+    alibi_slopes: list[float] | None = None
+    sliding_window: int | None = None
+    kv_cache_dtype: str = "auto"
+    logits_soft_cap: float | None = None
+    attn_type: str = AttentionType.DECODER
+    kv_sharing_target_layer_name: str | None = None
+    sinks: Tensor | None = None
+
+
+def check_options(options: LayerOptions) -> None:
+    """AttentionError for a layer that the backend does not have."""
+    if options.kv_cache_dtype not in CACHE_DTYPES:
+        listed = ", ".join(CACHE_DTYPES)
+        raise AttentionError(f"kv_cache_dtype is {options.kv_cache_dtype!r}; it must be one of {listed}")
+    if options.attn_type not in (AttentionType.DECODER, *ENCODERS):
+        raise AttentionError(f"attn_type is {options.attn_type!r}; warpattn's vLLM backend has decoders and encoders")
+
+
+def layer_mask(options: LayerOptions) -> Mask:
+    """The layer's mask."""
+    window = options.sliding_window
+    if options.attn_type in ENCODERS:
+        return Full() if window is None else SlidingWindow(window, right=window - 1)
+    return Causal() if window is None else SlidingWindow(window)
+
+
+class ScoreOptions(NamedTuple):
+    """What the layer's score is made of; equal ones share a score and its tensors."""
+
+    soft_cap: float | None
+    slopes: tuple[float, ...] | None
+
+
+@cache
+def layer_score(options: ScoreOptions, device: torch.device) -> Score | None:
+    """Soft-cap first, then ALiBi; slopes come as numbers, and layers may move."""
+    score = SoftCap(options.soft_cap) if options.soft_cap else None
+    if options.slopes is None:
+        return score
+    alibi = ALiBi(torch.tensor(options.slopes, dtype=torch.float32, device=device))
+    return alibi if score is None else score | alibi

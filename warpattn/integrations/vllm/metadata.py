@@ -1,0 +1,96 @@
+"""A step of the engine, the same for all layers of a group, and its builder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.v1.attention.backend import AttentionCGSupport, AttentionMetadata, AttentionMetadataBuilder
+
+from warpattn.errors import AttentionError
+from warpattn.integrations.vllm.plans import StepPlans
+from warpattn.integrations.vllm.runs import Run, find_runs
+
+
+@dataclass
+class WarpattnMetadata(AttentionMetadata):
+    """One step of the engine; its tensors are vLLM's own, which stay where they are from step to step."""
+
+    num_actual_tokens: int
+    max_query_len: int
+    query_start_loc: Tensor  # int32 [requests + 1]
+    seq_lens: Tensor  # int32 [requests], context and new tokens
+    block_table: Tensor  # int32 [requests, pages]
+    slot_mapping: Tensor  # int64 [tokens]
+    plans: StepPlans
+    fresh: bool  # no request has context: all keys are at hand
+    runs: tuple[Run, ...] | None  # where kernels take no ragged pages
+
+
+def takes_ragged_pages(device: torch.device) -> bool:
+    """Whether there are kernels (or the reference) for ragged queries over pages."""
+    if device.type != "cuda":
+        return True
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) == (9, 0)
+
+
+class WarpattnMetadataBuilder(AttentionMetadataBuilder[WarpattnMetadata]):
+    """Makes a step's metadata from vLLM's, without reading or allocating anything on the card."""
+
+    reorder_batch_threshold = 1  # single-token requests come first: without ragged pages, they are one run
+    supports_update_block_table = True
+
+    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        self.plans = StepPlans(1 + drafted_tokens(vllm_config))
+        self.ragged_pages = takes_ragged_pages(torch.device(device))
+
+    @classmethod
+    def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
+        """On Hopper launches depend on no length, so a graph holds any step."""
+        fixed = torch.cuda.is_available() and takes_ragged_pages(torch.device("cuda"))
+        return AttentionCGSupport.ALWAYS if fixed else AttentionCGSupport.NEVER
+
+    def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> WarpattnMetadata:
+        """A shared prefix is not used: every request reads its own pages."""
+        common = common_attn_metadata
+        if isinstance(common.causal, Tensor):
+            raise AttentionError(
+                "causal is a tensor; warpattn's vLLM backend takes batches that are all causal or none"
+            )
+        return WarpattnMetadata(
+            num_actual_tokens=common.num_actual_tokens,
+            max_query_len=common.max_query_len,
+            query_start_loc=common.query_start_loc,
+            seq_lens=common.seq_lens,
+            block_table=common.block_table_tensor,
+            slot_mapping=common.slot_mapping,
+            plans=self.plans,
+            fresh=self.ragged_pages and is_fresh(common),
+            runs=None if self.ragged_pages else find_runs(common),
+        )
+
+    def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> WarpattnMetadata:
+        """A graph serves steps with context, too."""
+        return replace(self.build(0, common_attn_metadata), fresh=False)
+
+    def update_block_table(self, metadata: WarpattnMetadata, blk_table: Tensor, slot_mapping: Tensor) -> Any:
+        """The same step over the pages of another group of layers."""
+        return replace(metadata, block_table=blk_table, slot_mapping=slot_mapping)
+
+
+def drafted_tokens(vllm_config: Any) -> int:
+    """Speculative tokens of a request at most, 0 without speculation."""
+    speculation = getattr(vllm_config, "speculative_config", None)
+    return getattr(speculation, "num_speculative_tokens", None) or 0
+
+
+def is_fresh(common: Any) -> bool:
+    """Whether no request of a batch has context, by the host's copies of offsets and of bounds of lengths."""
+    bounds = getattr(common, "seq_lens_cpu_upper_bound", None)
+    if bounds is None or common.max_query_len <= 1 or common.max_query_len < common.max_seq_len:
+        return False
+    starts = common.query_start_loc_cpu[: common.num_reqs + 1]
+    return torch.equal(starts.diff(), bounds[: common.num_reqs].to(starts.dtype))

@@ -1,0 +1,90 @@
+"""Launches kept for steps of one size, shared by all layers that have equal options.
+
+    step ─▶ sizes rounded up to powers of two ─▶ StepPlan ─▶ launches, with the step's own addresses and requests
+
+So few plans serve every step, whatever engines capture and schedule: each holds a workspace, and none may go while a
+captured graph uses it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from warpattn.integrations.vllm.layer import ScoreOptions, layer_score
+from warpattn.masks import Mask
+from warpattn.sequences import PagedKV, Ragged
+from warpattn.serving import StepPlan
+
+
+class LayerModifiers(NamedTuple):
+    """What a layer does to scores, by value."""
+
+    mask: Mask
+    score: ScoreOptions
+    scale: float
+
+    def tail(self, device: torch.device) -> dict[str, Any]:
+        """The keywords of `attention`, but for sinks."""
+        return {"mask": self.mask, "score": layer_score(self.score, device), "scale": self.scale}
+
+
+class StepPlans:
+    """The plans of one metadata builder, whose steps never overlap. `decoded`: new tokens of a decoding request at
+    most, drafts among them; steps without longer requests have plans of their own."""
+
+    def __init__(self, decoded: int = 1) -> None:
+        self.decoded = decoded
+        self._plans: dict[Any, StepPlan] = {}
+
+    def attend(
+        self,
+        layer: LayerModifiers,
+        q: Tensor,
+        kv: PagedKV,
+        seq: Ragged,
+        out: Tensor,
+        sinks: Tensor | None,
+    ) -> None:
+        """Attention of a step into `out`."""
+        table, pages = kv.block_table, kv.k_pages
+        bound = self.bound_of(seq)
+        tokens, requests = rounded(len(q)), rounded(len(kv.lengths))
+        key = (
+            layer, sinks is None, bound, tokens, requests,
+            q.shape[1:], q.stride(), q.dtype, pages.shape, pages.stride(), table.shape[1], table.stride(),
+        )  # fmt: skip
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = make_plan(layer, q, kv, (tokens, requests, bound), sinks)
+        plan(q, kv, seq, out, sinks)
+
+    def bound_of(self, seq: Ragged) -> int | None:
+        """The bound that a step's plan promises: one of few, since each has kernels of its own."""
+        if seq.max_q is None or seq.max_q > self.decoded:
+            return None
+        return 1 if seq.max_q <= 1 else self.decoded
+
+
+def make_plan(
+    layer: LayerModifiers, q: Tensor, kv: PagedKV, sizes: tuple[int, int, int | None], sinks: Tensor | None
+) -> StepPlan:
+    """A plan for steps like this one of up to (tokens, requests, tokens of a request)."""
+    tokens, requests, bound = sizes
+    table = kv.block_table
+    largest = q.new_empty(0).new_empty_strided((tokens, *q.shape[1:]), q.stride())
+    pages = PagedKV(
+        kv.k_pages,
+        kv.v_pages,
+        table.new_empty_strided((requests, table.shape[1]), table.stride()),
+        kv.lengths.new_empty(requests),
+    )
+    seq = Ragged(kv.lengths.new_empty(requests + 1), max_q=bound)
+    return StepPlan(largest, pages, seq, sinks=sinks, **layer.tail(q.device))
+
+
+def rounded(number: int) -> int:
+    """The next power of two."""
+    return 1 << max(number - 1, 0).bit_length()

@@ -1,0 +1,134 @@
+"""A plan for the steps of an engine: any mix of prompts and new tokens over a paged cache, up to fixed sizes.
+
+    plan = wa.StepPlan(q, kv, seq, mask=wa.Causal())     the largest step: tokens, sequences, pages of a sequence
+    out = plan(q, kv, seq)                               a step of as many or fewer: writes addresses and one number
+
+    plan.update(cu_q, lengths, block_table)              or: copies the step's indices into the plan's own tensors
+    out = plan(q, plan.kv, plan.seq)                     may be captured; the graph serves every later `update`
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from warpattn.errors import AttentionError, Rules
+from warpattn.masks import Mask
+from warpattn.problem import Call
+from warpattn.problem.launch import PlanOptions
+from warpattn.runtime.bound_launches import BoundLaunches
+from warpattn.scores import Score
+from warpattn.sequences import PagedKV, PagedRagged, Ragged
+from warpattn.serving.plans import Result, ServingPlan
+
+__all__ = ["StepPlan"]
+
+
+class StepPlan(ServingPlan):
+    """Attention of ragged queries over a paged cache, planned for up to as many tokens and sequences as given.
+
+    q (total_q, Hq, D), kv and seq as for `attention_paged(q, kv, seq)`; their sizes are the largest of a step, their
+    values are not read. `seq.max_q` promises an upper bound of a sequence's queries in every step. The tail is that of
+    `attention_paged`. With `batch_invariant` a decoded sequence's result has the same bits whatever else is in the
+    batch. Launches and their number never depend on lengths, so calls may be captured into CUDA graphs.
+
+    Raises AttentionError listing every broken rule; a plan makes no copies, so tensors must be laid out for TMA as
+    described in `warpattn.api`.
+    """
+
+    def __init__(
+        self,
+        q: Tensor,
+        kv: PagedKV,
+        seq: Ragged,
+        *,
+        mask: Mask | None = None,
+        score: Score | None = None,
+        sinks: Tensor | None = None,
+        scale: float | None = None,
+        batch_invariant: bool = False,
+    ) -> None:
+        rules = Rules()
+        rules.flag("batch_invariant", batch_invariant)
+        fine = isinstance(kv, PagedKV) and isinstance(seq, Ragged)
+        what = f"kv is a {type(kv).__name__} and seq a {type(seq).__name__}"
+        rules.require(fine, what, "a StepPlan takes a PagedKV and a Ragged(cu_q)")
+        rules.done()
+        call = Call(q, kv.k_pages, kv.v_pages, PagedRagged(kv, seq), mask, score, sinks, scale)
+        super().__init__(call, PlanOptions(batch_invariant), read_values=False)
+        del self.out  # callers have one themselves
+        self._most = len(q), len(kv.lengths)
+        self._like_own = kv, seq
+
+    @cached_property
+    def seq(self) -> Ragged:
+        """Offsets in the plan's own memory, see `update`."""
+        _, seq = self._like_own
+        return replace(seq, cu_q=torch.zeros_like(seq.cu_q))
+
+    @cached_property
+    def kv(self) -> PagedKV:
+        """The pages, and lengths and table in the plan's own memory, see `update`."""
+        kv, _ = self._like_own
+        return replace(kv, block_table=torch.zeros_like(kv.block_table), lengths=torch.zeros_like(kv.lengths))
+
+    def _bind(self, call: Call, *others: Any) -> BoundLaunches:
+        bound = super()._bind(call, *others)
+        self._batch = bound.cells("shape.batch")
+        return bound
+
+    def __call__(
+        self, q: Tensor, kv: PagedKV, seq: Ragged, out: Tensor | None = None, sinks: Tensor | None = None
+    ) -> Result:
+        """out (total_q, Hq, Dv), the given one or a new one; `sinks` replaces the plan's.
+
+        q has at most the plan's rows, kv and seq at most its sequences; rows of q after cu_q[-1] are padding and not
+        written. Pages, strides and dtypes are those of the plan; AttentionError names the first that is not.
+        """
+        if not isinstance(kv, PagedKV) or not isinstance(seq, Ragged):
+            raise AttentionError("a StepPlan takes a PagedKV and a Ragged(cu_q)")
+        batch = len(kv.lengths)
+        if batch > self._most[1] or len(q) > self._most[0]:
+            rule = f"the plan was made for up to {self._most[1]} and {self._most[0]}"
+            raise AttentionError(f"the step has {batch} sequences and {len(q)} rows of q; {rule}")
+        if len(seq.cu_q) != batch + 1 or len(kv.block_table) != batch:
+            rule = f"kv.lengths has {batch} sequences, so they must have {batch + 1} and {batch}"
+            raise AttentionError(f"seq.cu_q has {len(seq.cu_q)} and kv.block_table {len(kv.block_table)} rows; {rule}")
+        if self._bound is not None:
+            for cell in self._batch:
+                cell.value = batch
+        tensors = (q, kv.k_pages, kv.v_pages, seq.cu_q, kv.block_table, kv.lengths)
+        return self._run(tensors, PagedRagged(kv, seq), out, sinks)
+
+    def update(self, cu_q: Tensor, lengths: Tensor, block_table: Tensor) -> None:
+        """Copy a step's indices, int32 on any device, into `plan.seq` and `plan.kv`; sequences that it has fewer than
+        the plan get no queries. On a card nothing is allocated and nothing read back; host tensors should be pinned."""
+        batch = len(lengths)
+        rules = Rules()
+        given = {"cu_q": (cu_q, batch + 1), "lengths": (lengths, batch), "block_table": (block_table, batch)}
+        for name, (x, rows) in given.items():
+            rules.require(len(x) == rows, f"{name} has {len(x)} rows", f"{batch} sequences have {rows}")
+        width = self.kv.block_table.shape[1]
+        what = f"the step has {batch} sequences of up to {block_table.shape[-1]} pages"
+        fits = batch <= self._most[1] and block_table.shape[-1] <= width
+        rules.require(fits, what, f"the plan was made for up to {self._most[1]} of {width}")
+        rules.done()
+        own_q, own_lengths, table = self.seq.cu_q, self.kv.lengths, self.kv.block_table
+        own_q[: batch + 1].copy_(cu_q, non_blocking=True)
+        own_q[batch + 1 :].copy_(own_q[batch : batch + 1].expand(len(own_q) - batch - 1))
+        own_lengths[:batch].copy_(lengths, non_blocking=True)
+        own_lengths[batch:].zero_()
+        table[:batch, : block_table.shape[1]].copy_(block_table, non_blocking=True)
+
+    def _results(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The caller's output, or a new one."""
+        if out is None:
+            return q.new_empty((*q.shape[:-1], v.shape[-1])), None
+        result, lse = super()._results(q, k, v, out)
+        if len(out) != len(q):
+            raise AttentionError(f"out has {len(out)} rows; out must have as many as q, {len(q)}")
+        return result, lse
