@@ -1,0 +1,131 @@
+"""The attention layers of a model, from its transformers config: what decides about kernels, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from warpattn.errors import AttentionError, Rules
+from warpattn.masks import Causal, Mask, SlidingWindow
+from warpattn.scores import Score, SoftCap
+
+__all__ = ["Layer", "Sizes", "layers_of", "read_config"]
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "half": torch.float16}
+WITH_SINKS = ("gpt_oss",)  # model types whose layers have a sink for each head
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One kind of attention layer. window: keys that a query sees, itself included; None: all before it."""
+
+    heads_q: int
+    heads_kv: int
+    dim_qk: int
+    dim_v: int
+    dtype: torch.dtype = torch.bfloat16
+    window: int | None = None
+    soft_cap: float | None = None
+    sinks: bool = False
+    latent: int = 0  # columns of a latent cache that are values; 0: keys and values have heads of their own
+
+    @property
+    def mask(self) -> Mask:
+        return Causal() if self.window is None else SlidingWindow(self.window)
+
+    @property
+    def score(self) -> Score | None:
+        return SoftCap(self.soft_cap) if self.soft_cap else None
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The largest step that will be served: requests, new tokens of all of them, tokens of one with its context, rows
+    of a page, and tokens that speculation drafts for a request."""
+
+    requests: int = 256
+    tokens: int = 8192
+    length: int = 32768
+    page_size: int = 16
+    drafts: int = 0
+
+    def __post_init__(self) -> None:
+        rules = Rules()
+        for name, least in (("requests", 1), ("tokens", 1), ("length", 1), ("page_size", 1), ("drafts", 0)):
+            value = getattr(self, name)
+            fine = isinstance(value, int) and not isinstance(value, bool) and value >= least
+            rules.require(fine, f"{name} is {value!r}", f"{name} must be an integer from {least} on")
+        rules.done()
+
+
+def read_config(path: str | PathLike[str]) -> dict[str, Any]:
+    """A transformers config: a folder with config.json, or such a file."""
+    file = Path(path)
+    file = file / "config.json" if file.is_dir() else file
+    try:
+        config = json.loads(file.read_text())
+    except OSError as error:
+        rule = "give a folder with config.json, or such a file"
+        raise AttentionError(f"config {str(path)!r} cannot be read: {error.strerror}; {rule}") from None
+    except ValueError:
+        raise AttentionError(f"{file} is no JSON; a transformers config.json is") from None
+    if not isinstance(config, dict):
+        raise AttentionError(f"{file} holds a {type(config).__name__}; a transformers config is a JSON object")
+    return config
+
+
+def layers_of(config: Mapping[str, Any]) -> tuple[Layer, ...]:
+    """The kinds of layers in a transformers config, each once. AttentionError where it does not say how many heads."""
+    config = {**config, **(config.get("text_config") or {})}
+    heads = _number(config, "num_attention_heads", "n_head", "num_heads")
+    if heads is None:
+        rule = "a transformers config says num_attention_heads"
+        raise AttentionError(f"the config of {config.get('model_type', 'the model')} has no number of heads; {rule}")
+    dtype = DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch."), torch.bfloat16)
+    cap = config.get("attn_logit_softcapping")
+    sinks = config.get("model_type") in WITH_SINKS
+    rank = _number(config, "kv_lora_rank")
+    if rank:
+        return _latent_layers(config, heads, rank, dtype)
+    hidden = _number(config, "hidden_size", "n_embd")
+    dim = _number(config, "head_dim") or (None if hidden is None else hidden // heads)
+    if dim is None:
+        raise AttentionError("the config has neither head_dim nor hidden_size; one of them must say the head dim")
+    heads_kv = _number(config, "num_key_value_heads") or heads
+    windows = dict.fromkeys(_windows(config))
+    return tuple(Layer(heads, heads_kv, dim, dim, dtype, window, cap, sinks) for window in windows)
+
+
+def _latent_layers(config: Mapping[str, Any], heads: int, rank: int, dtype: torch.dtype) -> tuple[Layer, ...]:
+    """Latent attention: prompts with keys and values of all heads, decode over the latents themselves."""
+    rope, nope = _number(config, "qk_rope_head_dim") or 0, _number(config, "qk_nope_head_dim") or 0
+    dim_v = _number(config, "v_head_dim") or nope
+    prompts = Layer(heads, heads, nope + rope, dim_v, dtype)
+    return (prompts, Layer(heads, 1, rank + rope, rank, dtype, latent=rank))
+
+
+def _windows(config: Mapping[str, Any]) -> list[int | None]:
+    """The window of each layer, None for layers without."""
+    window = _number(config, "sliding_window")
+    if window is None or config.get("use_sliding_window") is False:
+        return [None]
+    kinds = config.get("layer_types")
+    if kinds:
+        return [window if kind == "sliding_attention" else None for kind in kinds]
+    alternates = any(config.get(name) for name in ("sliding_window_pattern", "_sliding_window_pattern"))
+    return [window, None] if alternates or config.get("model_type") == "gemma2" else [window]
+
+
+def _number(config: Mapping[str, Any], *names: str) -> int | None:
+    """The first of some entries that is there."""
+    for name in names:
+        value = config.get(name)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+    return None

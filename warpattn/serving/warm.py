@@ -1,0 +1,202 @@
+"""Compile what a model's attention will need before it serves, on all cores: nothing is compiled afterwards.
+
+    config.json ─ layers_of ─▶ layers ─┐
+    the largest step ──────────────────┴─▶ examples of all sizes ─▶ launches ─▶ kernels, each once ─▶ files in the cache
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from warpattn.errors import AttentionError
+from warpattn.kernels.cache.launch import NewRows, append_launches, slot_launches
+from warpattn.problem import Call, validate
+from warpattn.problem.backends import LIMITS, NEEDS, chip_of
+from warpattn.problem.launch import Launch
+from warpattn.problem.operands import Operands, fitted
+from warpattn.runtime import compiler, hip, kernel_cache
+from warpattn.runtime.plan import list_launches
+from warpattn.sequences import Dense, PagedKV, PagedRagged, Ragged
+from warpattn.serving.layers import Layer, Sizes
+
+__all__ = ["Warmed", "warm"]
+
+
+@dataclass(frozen=True)
+class Warmed:
+    """What `warm` did: kernels that the layers need, and how many of them were compiled just now."""
+
+    kernels: int
+    compiled: int
+
+
+class Example(NamedTuple):
+    """A call that needs kernels: `tokens` of all `requests`, which have tables of `pages` entries.
+
+    kind: that of the sequence, or "append". most: the bound of a request's tokens that ragged queries promise.
+    """
+
+    layer: Layer
+    kind: str
+    requests: int
+    tokens: int
+    pages: int = 1
+    most: int | None = None
+
+
+class Needed(NamedTuple):
+    """A kernel: launch number `position` of an example, and its file in the cache."""
+
+    example: Example
+    position: int
+    file: Path | None
+
+
+def warm(
+    layers: Sequence[Layer],
+    sizes: Sizes | None = None,
+    *,
+    arch: str | None = None,
+    processes: int | None = None,
+    progress: Callable[[float], None] = lambda part: None,
+) -> Warmed:
+    """Compile the kernels of all calls of some layers up to the largest step, and keep them in the cache.
+
+    layers: of the model, see `layers_of`. arch: a name of `plan --arch`; that of the current device if None, and needed
+    without one. processes: at most as many at a time; as many as there are cores if None. progress: called with the
+    part done, 0 .. 1. Covers `attention`, `attention_varlen`, `attention_paged` with and without ragged queries, plans
+    of them, `append_paged` and `append_slots` without rotation; tensors as engines have them, in rows of 16 bytes.
+
+    Raises AttentionError for an unknown architecture, and where the cache cannot keep kernels.
+    """
+    arch = arch or chip_of(torch.device("cuda" if torch.cuda.is_available() else "cpu")).arch
+    if arch not in NEEDS:
+        listed = ", ".join(NEEDS)
+        raise AttentionError(f"arch is {arch!r}; without a card that has kernels it must be one of {listed}")
+    kernel_cache.require_triton()
+    sizes = sizes or Sizes()
+    needed = kernels_of(layers, sizes, arch)
+    missing = [kernel for kernel in needed if kernel_cache.load(kernel.file) is None]
+    workers = max(1, min(len(missing), processes or os.cpu_count() or 1))
+    progress(0.0)
+    context = multiprocessing.get_context("spawn")  # this process may have a card's context
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        futures = [pool.submit(_compile, kernel, sizes.page_size, arch) for kernel in missing]
+        for done, future in enumerate(as_completed(futures), 1):
+            future.result()
+            progress(done / len(missing))
+    return Warmed(len(needed), len(missing))
+
+
+def _compile(kernel: Needed, page_size: int, arch: str) -> None:
+    """Compile a kernel, in a process of the pool."""
+    launch = launches_of(kernel.example, page_size, arch)[kernel.position]
+    if arch.startswith("gfx"):
+        hip.artifact(launch)
+    else:
+        kernel_cache.find(_key(launch), partial(compiler.artifact_of, launch))
+    if kernel_cache.load(kernel.file) is None:
+        raise AttentionError(f"{launch.name} was compiled and cannot be kept in {kernel_cache.folder()}")
+
+
+def _key(launch: Launch) -> tuple[Hashable, ...]:
+    return (launch.name, launch.arch, launch.key)
+
+
+def kernels_of(layers: Iterable[Layer], sizes: Sizes, arch: str) -> list[Needed]:
+    """Every kernel that the layers need, once."""
+    found: dict[str, Needed] = {}
+    for layer in dict.fromkeys(layers):
+        for example in examples_of(layer, sizes, LIMITS[arch].kinds):
+            for position, launch in enumerate(launches_of(example, sizes.page_size, arch)):
+                key = _key(launch)
+                if repr(key) not in found:
+                    found[repr(key)] = Needed(example, position, kernel_cache.path_of(key))
+    return list(found.values())
+
+
+def examples_of(layer: Layer, sizes: Sizes, kinds: Sequence[str]) -> Iterator[Example]:
+    """Calls of every size that may choose another kernel: powers of two up to the largest, and the largest."""
+    yield Example(layer, "append", 1, 1)
+    tables = powers(-(-sizes.length // sizes.page_size))
+    for requests in powers(sizes.requests):
+        for pages in tables:
+            yield from (Example(layer, "paged", requests, requests * (1 + n), pages) for n in {0, sizes.drafts})
+        for tokens in powers(sizes.tokens):
+            if tokens >= requests and not layer.latent:
+                yield from (Example(layer, kind, requests, tokens) for kind in ("dense", "ragged"))
+                if "paged-ragged" in kinds:  # engines make tables for the longest request
+                    yield Example(layer, "paged-ragged", requests, tokens, tables[-1])
+        if "paged-ragged" in kinds and not layer.latent:
+            for most in {1, 1 + sizes.drafts}:
+                yield Example(layer, "paged-ragged", requests, requests * most, tables[-1], most)
+
+
+def launches_of(example: Example, page_size: int, arch: str) -> tuple[Launch, ...]:
+    """The launches of an example on a chip that need not be there."""
+    if example.kind == "append":
+        return append_kernels(example.layer, page_size, arch)
+    call = call_of(example, page_size)
+    checked = validate(replace(call, backend="reference"))
+    out = call.q.new_empty((*call.q.shape[:-1], checked.problem.dim_v))
+    operands = fitted(Operands(call.q, call.k, call.v, out, None, call.sinks))
+    return list_launches(replace(checked, backend=arch), operands, call.sequence)
+
+
+def call_of(example: Example, page_size: int) -> Call:
+    """The call on tensors of the CPU, whose values do not matter."""
+    layer, kind, requests, tokens, pages, most = example
+    q = torch.empty(requests, tokens // requests, layer.heads_q, layer.dim_qk, dtype=layer.dtype)
+    offsets = torch.arange(requests + 1, dtype=torch.int32) * (tokens // requests)
+    if kind in ("dense", "ragged"):
+        k, v = (q.new_empty(*q.shape[:2], layer.heads_kv, dim) for dim in (layer.dim_qk, layer.dim_v))
+        sequence: Any = Dense()
+        if kind == "ragged":
+            q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+            sequence = Ragged(offsets)
+    else:
+        sequence = kv = cache_of(layer, page_size, requests, pages)
+        k, v = kv.k_pages, kv.v_pages
+        if kind == "paged-ragged":
+            q, sequence = q.flatten(0, 1), PagedRagged(kv, Ragged(offsets, max_q=most))
+    sinks = torch.zeros(layer.heads_q) if layer.sinks else None
+    return Call(q, k, v, sequence, layer.mask, layer.score, sinks)
+
+
+def cache_of(layer: Layer, page_size: int, requests: int, pages: int) -> PagedKV:
+    """A cache of one page, with a table of `pages` entries a request."""
+    shape = (1, page_size, layer.heads_kv)
+    k = torch.empty(*shape, layer.dim_qk, dtype=layer.dtype)
+    v = k[..., : layer.latent] if layer.latent else torch.empty(*shape, layer.dim_v, dtype=layer.dtype)
+    table = torch.zeros(requests, pages, dtype=torch.int32)
+    return PagedKV(k, v, table, torch.full((requests,), pages * page_size, dtype=torch.int32))
+
+
+def append_kernels(layer: Layer, page_size: int, arch: str) -> tuple[Launch, ...]:
+    """The kernels that write the cache, by table and by slots; a latent cache is one tensor."""
+    kv = cache_of(layer, page_size, 1, 1)
+    k = torch.empty(1, 1, layer.heads_kv, layer.dim_qk, dtype=layer.dtype)
+    v = None if layer.latent else torch.empty(1, 1, layer.heads_kv, layer.dim_v, dtype=layer.dtype)
+    by_table = () if v is None else append_launches(arch, kv, NewRows(k, v, None, False))
+    new = NewRows(k[0], None if v is None else v[0], None, False)
+    pages = (kv.k_pages, None if v is None else kv.v_pages)
+    by_slots = [
+        launch
+        for dtype in (torch.int32, torch.int64)
+        for launch in slot_launches(arch, pages, torch.zeros(1, dtype=dtype), None, new)
+    ]
+    return (*by_table, *by_slots)
+
+
+def powers(most: int) -> list[int]:
+    """1, 2, 4, … below `most`, and `most`."""
+    return [*(1 << n for n in range((most - 1).bit_length())), most]
