@@ -90,13 +90,13 @@ class Job:
         len_q, heads_q, _ = q.shape
         heads_kv = k.shape[1]
         q = (q.to(self.dtype) * self.scale).transpose(0, 1).unflatten(0, (heads_kv, -1))  # [Hkv, G, Sq, D]
-        k = finite_part(k.to(self.dtype).permute(1, 2, 0))  # [Hkv, D, Sk]
-        v = finite_part(v.to(self.dtype).transpose(0, 1).contiguous())  # [Hkv, Sk, Dv]
-        where = Place(b, len_q, v.finite.shape[1], heads_q, q.device)
+        keys = finite_part(k.to(self.dtype).permute(1, 2, 0))  # [Hkv, D, Sk]
+        values = finite_part(v.to(self.dtype).transpose(0, 1).contiguous())  # [Hkv, Sk, Dv]
+        where = Place(b, len_q, values.finite.shape[1], heads_q, q.device)
         recompute = torch.is_grad_enabled() and heads_q * len_q * where.len_k >= RECOMPUTE_FROM
         outs, lses = [], []
         for (start, stop), span in zip(where.row_tiles(), self.spans(where), strict=True):
-            args = (where, start, span, q[:, :, start:stop], k, v)
+            args = (where, start, span, q[:, :, start:stop], keys, values)
             if recompute:
                 out, lse = checkpoint(self.row_tile, *args, use_reentrant=False, preserve_rng_state=False)
             else:
