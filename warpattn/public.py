@@ -22,7 +22,9 @@ from warpattn.scores import ALiBi, Bias, CustomScore, Score, SoftCap
 from warpattn.sequences import Dense, PagedKV, Ragged
 from warpattn.serving import DecodePlan, PrefillPlan, StepPlan
 from warpattn.serving.append import append_paged
+from warpattn.serving.layers import LargestStep, Layer
 from warpattn.serving.slots import append_slots
+from warpattn.serving.warming import warm
 
 __all__ = [
     "ALiBi",
@@ -37,6 +39,8 @@ __all__ = [
     "Dense",
     "Document",
     "Full",
+    "LargestStep",
+    "Layer",
     "Lengths",
     "Mask",
     "Materialized",
@@ -64,5 +68,6 @@ __all__ = [
     "tanh",
     "to_float",
     "to_int",
+    "warm",
     "where",
 ]

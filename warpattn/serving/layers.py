@@ -15,7 +15,7 @@ from warpattn.errors import AttentionError, Rules
 from warpattn.masks import Causal, Mask, SlidingWindow
 from warpattn.scores import Score, SoftCap
 
-__all__ = ["Layer", "Sizes", "layers_of", "read_config"]
+__all__ = ["LargestStep", "Layer", "layers_of", "read_config"]
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "half": torch.float16}
 WITH_SINKS = ("gpt_oss",)  # model types whose layers have a sink for each head
@@ -45,7 +45,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class LargestStep:
     """The largest step that will be served: requests, new tokens of all of them, tokens of one with its context, rows
     of a page, and tokens that speculation drafts for a request."""
 

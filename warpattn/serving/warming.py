@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ from warpattn.problem.operands import Operands, fitted
 from warpattn.runtime import compiler, hip, kernel_cache
 from warpattn.runtime.plan import list_launches
 from warpattn.sequences import Dense, PagedKV, PagedRagged, Ragged
-from warpattn.serving.layers import Layer, Sizes
+from warpattn.serving.layers import LargestStep, Layer, layers_of, read_config
 
 __all__ = ["Warmed", "warm"]
 
@@ -62,19 +63,20 @@ class Needed(NamedTuple):
 
 
 def warm(
-    layers: Sequence[Layer],
-    sizes: Sizes | None = None,
+    model: str | PathLike[str] | Mapping[str, Any] | Sequence[Layer],
+    largest: LargestStep | None = None,
     *,
     arch: str | None = None,
     processes: int | None = None,
     progress: Callable[[float], None] = lambda part: None,
 ) -> Warmed:
-    """Compile the kernels of all calls of some layers up to the largest step, and keep them in the cache.
+    """Compile the kernels of all calls of a model's layers up to the largest step, and keep them in the cache.
 
-    layers: of the model, see `layers_of`. arch: a name of `plan --arch`; that of the current device if None, and needed
-    without one. processes: at most as many at a time; as many as there are cores if None. progress: called with the
-    part done, 0 .. 1. Covers `attention`, `attention_varlen`, `attention_paged` with and without ragged queries, plans
-    of them, `append_paged` and `append_slots` without rotation; tensors as engines have them, in rows of 16 bytes.
+    model: a transformers config (a folder with config.json, such a file, or its dictionary), or the layers. arch: a
+    name of `plan --arch`; that of the current device if None, and needed without one. processes: at most as many at a
+    time; as many as there are cores if None. progress: called with the part done, 0 .. 1. Covers `attention`,
+    `attention_varlen`, `attention_paged` with and without ragged queries, plans of them, `append_paged` and
+    `append_slots` without rotation; tensors as engines have them, in rows of 16 bytes.
 
     Raises AttentionError for an unknown architecture, and where the cache cannot keep kernels.
     """
@@ -83,18 +85,30 @@ def warm(
         listed = ", ".join(NEEDS)
         raise AttentionError(f"arch is {arch!r}; without a card that has kernels it must be one of {listed}")
     kernel_cache.require_triton()
-    sizes = sizes or Sizes()
-    needed = kernels_of(layers, sizes, arch)
+    largest = largest or LargestStep()
+    needed = kernels_of(_layers(model), largest, arch)
     missing = [kernel for kernel in needed if kernel_cache.load(kernel.file) is None]
     workers = max(1, min(len(missing), processes or os.cpu_count() or 1))
     progress(0.0)
     context = multiprocessing.get_context("spawn")  # this process may have a card's context
     with ProcessPoolExecutor(workers, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        futures = [pool.submit(_compile, kernel, sizes.page_size, arch) for kernel in missing]
+        futures = [pool.submit(_compile, kernel, largest.page_size, arch) for kernel in missing]
         for done, future in enumerate(as_completed(futures), 1):
             future.result()
             progress(done / len(missing))
     return Warmed(len(needed), len(missing))
+
+
+def _layers(model: str | PathLike[str] | Mapping[str, Any] | Sequence[Layer]) -> Sequence[Layer]:
+    """The layers of what `warm` takes."""
+    if isinstance(model, (str, PathLike)):
+        return layers_of(read_config(model))
+    if isinstance(model, Mapping):
+        return layers_of(model)
+    if not isinstance(model, Sequence) or not all(isinstance(layer, Layer) for layer in model):
+        rule = "it must be a transformers config, or a list of Layer"
+        raise AttentionError(f"model is a {type(model).__name__}; {rule}")
+    return model
 
 
 def _compile(kernel: Needed, page_size: int, arch: str) -> None:
@@ -112,32 +126,32 @@ def _key(launch: Launch) -> tuple[Hashable, ...]:
     return (launch.name, launch.arch, launch.key)
 
 
-def kernels_of(layers: Iterable[Layer], sizes: Sizes, arch: str) -> list[Needed]:
+def kernels_of(layers: Iterable[Layer], largest: LargestStep, arch: str) -> list[Needed]:
     """Every kernel that the layers need, once."""
     found: dict[str, Needed] = {}
     for layer in dict.fromkeys(layers):
-        for example in examples_of(layer, sizes, LIMITS[arch].kinds):
-            for position, launch in enumerate(launches_of(example, sizes.page_size, arch)):
+        for example in examples_of(layer, largest, LIMITS[arch].kinds):
+            for position, launch in enumerate(launches_of(example, largest.page_size, arch)):
                 key = _key(launch)
                 if repr(key) not in found:
                     found[repr(key)] = Needed(example, position, kernel_cache.path_of(key))
     return list(found.values())
 
 
-def examples_of(layer: Layer, sizes: Sizes, kinds: Sequence[str]) -> Iterator[Example]:
+def examples_of(layer: Layer, largest: LargestStep, kinds: Sequence[str]) -> Iterator[Example]:
     """Calls of every size that may choose another kernel: powers of two up to the largest, and the largest."""
     yield Example(layer, "append", 1, 1)
-    tables = powers(-(-sizes.length // sizes.page_size))
-    for requests in powers(sizes.requests):
+    tables = powers(-(-largest.length // largest.page_size))
+    for requests in powers(largest.requests):
         for pages in tables:
-            yield from (Example(layer, "paged", requests, requests * (1 + n), pages) for n in {0, sizes.drafts})
-        for tokens in powers(sizes.tokens):
+            yield from (Example(layer, "paged", requests, requests * (1 + n), pages) for n in {0, largest.drafts})
+        for tokens in powers(largest.tokens):
             if tokens >= requests and not layer.latent:
                 yield from (Example(layer, kind, requests, tokens) for kind in ("dense", "ragged"))
                 if "paged-ragged" in kinds:  # engines make tables for the longest request
                     yield Example(layer, "paged-ragged", requests, tokens, tables[-1])
         if "paged-ragged" in kinds and not layer.latent:
-            for most in {1, 1 + sizes.drafts}:
+            for most in {1, 1 + largest.drafts}:
                 yield Example(layer, "paged-ragged", requests, requests * most, tables[-1], most)
 
 

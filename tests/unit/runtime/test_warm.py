@@ -1,0 +1,121 @@
+"""`warm`: the layers of a config, the kernels of a model, and that nothing is left to compile."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+pytest.importorskip("triton")
+
+import warpattn as wa
+from warpattn.cli.app import app
+from warpattn.problem.backends import LIMITS
+from warpattn.runtime import kernel_cache
+from warpattn.serving import warming
+from warpattn.serving.layers import LargestStep, Layer, layers_of, read_config
+from warpattn.serving.warming import Example, examples_of, kernels_of, launches_of, warm
+
+LLAMA = {"model_type": "llama", "num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 512,
+         "torch_dtype": "bfloat16"}  # fmt: skip
+GPT_OSS = {"model_type": "gpt_oss", "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64,
+           "hidden_size": 2880, "sliding_window": 128, "dtype": "bfloat16",
+           "layer_types": ["sliding_attention", "full_attention"] * 3}  # fmt: skip
+GEMMA_2 = {"model_type": "gemma2", "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+           "sliding_window": 4096, "attn_logit_softcapping": 50.0, "torch_dtype": "float16"}  # fmt: skip
+DEEPSEEK = {"model_type": "deepseek_v3", "num_attention_heads": 128, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
+            "qk_nope_head_dim": 128, "v_head_dim": 128, "hidden_size": 7168}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "layers"),
+    [
+        (LLAMA, [Layer(8, 2, 64, 64)]),
+        ({"text_config": LLAMA, "vision_config": {}}, [Layer(8, 2, 64, 64)]),
+        (GPT_OSS, [Layer(64, 8, 64, 64, window=128, sinks=True), Layer(64, 8, 64, 64, sinks=True)]),
+        (GEMMA_2, [Layer(8, 4, 256, 256, torch.float16, 4096, 50.0), Layer(8, 4, 256, 256, torch.float16, None, 50.0)]),
+        (DEEPSEEK, [Layer(128, 128, 192, 128), Layer(128, 1, 576, 512, latent=512)]),
+        ({"n_head": 12, "n_embd": 768}, [Layer(12, 12, 64, 64)]),
+        ({**LLAMA, "sliding_window": 512, "use_sliding_window": False}, [Layer(8, 2, 64, 64)]),
+    ],
+)
+def test_layers_of_a_config(config: dict, layers: list[Layer]) -> None:
+    assert list(layers_of(config)) == layers
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("[1, 2]", "holds a list"), ("{", "is no JSON"), ("{}", "no number of heads"),
+     ('{"num_attention_heads": 4}', "neither head_dim nor hidden_size")],
+)  # fmt: skip
+def test_configs_that_are_none(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(wa.AttentionError, match=message):
+        layers_of(read_config(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["requests", "tokens", "length", "page_size"])
+@pytest.mark.parametrize("value", [0, -1, True, 2.5, "8"])
+def test_sizes_that_are_none(name: str, value: object) -> None:
+    with pytest.raises(wa.AttentionError, match=f"{name} is {value!r}"):
+        LargestStep(**{name: value})  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("arch", list(LIMITS))
+@pytest.mark.parametrize("config", [LLAMA, DEEPSEEK], ids=["llama", "deepseek"])
+def test_any_smaller_step_needs_no_other_kernel(arch: str, config: dict) -> None:
+    """Of random calls up to the largest step, every launch is of a kernel that `warm` compiles."""
+    if config is DEEPSEEK and arch == "sm100":
+        config = {**DEEPSEEK, "qk_nope_head_dim": 64}  # head dims above 128 have no kernel there
+    largest = LargestStep(requests=24, tokens=700, length=4000, drafts=3)
+    files = {kernel.file for kernel in kernels_of(layers_of(config), largest, arch)}
+    draw = random.Random(0)
+    for layer in layers_of(config):
+        for _ in range(40):
+            requests = draw.randint(1, 24)
+            kinds = [kind for kind in LIMITS[arch].kinds if not layer.latent or kind == "paged"]
+            kind, most = draw.choice(kinds), draw.choice([1, 4, None])
+            each = draw.choice([1, 4]) if kind == "paged" else most or draw.randint(1, 700 // requests)
+            pages = 250 if kind == "paged-ragged" else draw.randint(1, 250)
+            example = Example(layer, kind, requests, requests * each, pages, most if kind == "paged-ragged" else None)
+            for launch in launches_of(example, 16, arch):
+                file = kernel_cache.path_of((launch.name, launch.arch, launch.key))
+                assert file in files, (example, launch.name)
+
+
+def test_examples_reach_the_largest_step() -> None:
+    largest = LargestStep(requests=3, tokens=5, length=40, page_size=16)
+    found = list(examples_of(Layer(2, 1, 64, 64), largest, ("dense", "ragged", "paged")))
+    assert {example.requests for example in found} == {1, 2, 3}
+    assert {example.tokens for example in found if example.kind == "dense"} == {1, 2, 4, 5}
+    assert {example.pages for example in found if example.kind == "paged"} == {1, 2, 3}
+
+
+def test_everything_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WARPATTN_CACHE_DIR", str(tmp_path / "kernels"))
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "torch_dtype": "float16"}))
+    line = ["warm", str(tmp_path), "--arch", "sm90", "--requests", "1", "--tokens", "1", "--length", "16",
+            "--processes", "1"]  # fmt: skip
+    monkeypatch.setattr(warming, "examples_of", lambda layer, *_: [Example(layer, "append", 1, 1)])
+    first = CliRunner().invoke(app, line)
+    assert first.exit_code == 0 and "3 kernels, 3 compiled now" in first.output, first.output
+    assert len(list((tmp_path / "kernels").rglob("*.kernel"))) == 3
+    assert "3 kernels, 0 compiled now" in CliRunner().invoke(app, line).output
+
+
+@pytest.mark.parametrize(
+    ("model", "arch", "message"),
+    [(LLAMA, "sm80", "arch is 'sm80'"), (7, "sm90", "model is a int"), (["llama"], "sm90", "model is a list")],
+)
+def test_what_is_refused(model: object, arch: str, message: str) -> None:
+    with pytest.raises(wa.AttentionError, match=message):
+        warm(model, arch=arch)  # pyright: ignore[reportArgumentType]
+
+
+def test_without_a_card_the_architecture_is_needed() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a card")
+    with pytest.raises(wa.AttentionError, match="arch is None"):
+        warm(LLAMA)
