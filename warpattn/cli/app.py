@@ -9,7 +9,7 @@ import torch
 import typer
 from typer.core import TyperGroup
 
-from warpattn.cli import bench, cache, compile, demo, doctor, plan, run, simulate, warm
+from warpattn.cli import bench, cache, compile, demo, doctor, plan, run, simulate
 from warpattn.cli.progress import shown
 from warpattn.errors import AttentionError
 
@@ -54,5 +54,5 @@ app.command("compile")(compile.compile_command)
 app.command("simulate", context_settings={"ignore_unknown_options": True})(simulate.simulate_command)
 app.command("doctor")(doctor.doctor)
 app.command("bench", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(bench.bench)
-app.command("warm")(warm.warm_command)
+app.command("warm")(cache.warm_command)
 app.add_typer(cache.app, name="cache")
