@@ -1,4 +1,4 @@
-"""`cache` and `warm`: the folder of compiled kernels: what it holds, emptying it, and filling it before an engine starts."""
+"""`cache` and `warm`: the folder of compiled kernels: what it holds, emptying it, filling it before serving."""
 
 from __future__ import annotations
 
