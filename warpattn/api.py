@@ -42,10 +42,12 @@ from warpattn.problem import Call, CheckedCall
 from warpattn.problem.backends import Backend
 from warpattn.runtime.execute import attend
 from warpattn.runtime.training.autograd import train
+from warpattn.runtime.training.from_results import differentiate
+from warpattn.runtime.training.gradients import Along, Saved
 from warpattn.scores import Score
 from warpattn.sequences import Dense, PagedKV, PagedRagged, Ragged
 
-__all__ = ["attention", "attention_paged", "attention_varlen"]
+__all__ = ["attention", "attention_backward", "attention_paged", "attention_varlen"]
 
 DENSE = Dense()
 
@@ -139,14 +141,43 @@ def attention_paged(
     return _attend(Call(q, kv.k_pages, kv.v_pages, layout, mask, score, sinks, scale, return_lse, out), backend)
 
 
+def attention_backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    *,
+    seq: Ragged | None = None,
+    mask: Mask | None = None,
+    score: Score | None = None,
+    scale: float | None = None,
+    backend: str | Backend = "auto",
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dq, dk and dv of `attention`, or with `seq` of `attention_varlen`, for frameworks with an autograd of their own.
+
+    out and lse are the forward's, dout is the gradient of out and has its shape and dtype. Where torch's autograd is at
+    work nothing needs to call this. Raises AttentionError listing every broken rule.
+    """
+    call = Call(q, k, v, DENSE if seq is None else seq, mask, score, None, scale, True)
+    return differentiate(_placed(call, backend), Saved(q, k, v, out, lse, None), Along(dout, None))
+
+
 def _attend(call: Call, backend: str | Backend) -> Tensor | tuple[Tensor, Tensor]:
-    if isinstance(backend, Backend):
-        call.backend, call.deterministic = backend.name, backend.deterministic
-    else:
-        call.backend = backend
+    _placed(call, backend)
     if torch.compiler.is_compiling():
         from warpattn.runtime.torch_op import tracing  # imports torch._dynamo
 
         return tracing.attend(call)
     result = attend(call)
     return train(call, result) if isinstance(result, CheckedCall) else result
+
+
+def _placed(call: Call, backend: str | Backend) -> Call:
+    """The call, which is the caller's own, with its backend."""
+    if isinstance(backend, Backend):
+        call.backend, call.deterministic = backend.name, backend.deterministic
+    else:
+        call.backend = backend
+    return call

@@ -5,8 +5,8 @@
     varlen_attn, nested tensors ────▶ aten::_flash_attention_forward                      both  (batch, seq, heads, dim)
                                       aten::..._no_dropout_inplace                        both  or (total, heads, dim)
 
-On the CPU the backward of scaled_dot_product_attention is served, too, row tile by row tile. Others have none: tensors
-that require gradients are refused in the forward operator or, where it cannot see that, in the backward one.
+So are their backward operators, from the results of the forward. Where our kernels have no gradients, the backward
+operator raises the error that says so.
 
 `is_causal` is aligned to the top left in the operators of scaled_dot_product_attention, and to the bottom right in
 `_flash_attention_forward`, as in torch.
@@ -16,27 +16,29 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.library import Library
 
-from warpattn.api import attention
+from warpattn.api import attention, attention_backward
 from warpattn.errors import AttentionError
 from warpattn.integrations.flash_attn import packed
 from warpattn.integrations.flash_attn.modifiers import Tail, scored, visible
 from warpattn.integrations.signature import Given, drop_in
 from warpattn.masks import Causal, Materialized
+from warpattn.sequences import Ragged
 
 __all__ = ["put_in_place"]
 
 TOP_LEFT = Causal(top_left=True)
-ROWS = 512  # query rows whose scores the CPU's backward holds at a time
 DROPOUT = {"dropout_p": "there is no dropout: pass 0.0, as for inference"}
 REFUSED = DROPOUT | {"return_debug_mask": "there is no debug mask: it shows where dropout hit"}
 SCHEDULE = {"num_splits"}
+BACKWARD = "grad_out, query, key, value, out, logsumexp"
+SEQUENCES = "cum_seq_q, cum_seq_k, max_q, max_k"
+RANDOM = ("philox_seed", "philox_offset")
 RAGGED = (
     "query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p=0.0, is_causal=False, return_debug_mask=False, "
     "*, scale=None, window_size_left=None, window_size_right=None, seqused_k=None, alibi_slopes=None, "
@@ -83,40 +85,25 @@ def _sdpa_cpu(given: Given) -> tuple[Tensor, Tensor]:
         mask = Materialized(mask[(None,) * (4 - mask.ndim)])
     mask = TOP_LEFT if given.is_causal else mask
     out = given.query.new_empty((*given.query.shape[:-1], given.value.shape[-1]))
-    with _graph(out):
-        return out, _dense(given, mask, out)
+    return out, _dense(given, mask, out)
+
+
+@drop_in(f"{BACKWARD}, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None", DROPOUT)
+def _sdpa_backward_cpu(given: Given) -> tuple[Tensor, ...]:
+    """aten::_scaled_dot_product_flash_attention_for_cpu_backward: (batch, heads, seq, dim), attn_mask is added."""
+    mask = given.attn_mask
+    if mask is not None:
+        mask = Materialized(mask[(None,) * (4 - mask.ndim)])
+    return _dense_backward(given, TOP_LEFT if given.is_causal else mask)
 
 
 @drop_in(
-    "grad_out, query, key, value, out, logsumexp, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None",
-    DROPOUT,
-)
-def _sdpa_backward_cpu(given: Given) -> tuple[Tensor, Tensor, Tensor]:
-    """aten::_scaled_dot_product_flash_attention_for_cpu_backward, from the LSE of the forward operator."""
-    exact = torch.float64 if given.query.dtype == torch.float64 else torch.float32
-    q, k, v, out, grad = (x.to(exact) for x in (given.query, given.key, given.value, given.out, given.grad_out))
-    heads, keys = q.shape[1], k.shape[2]
-    k, v = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (k, v))
-    scale = q.shape[-1] ** -0.5 if given.scale is None else given.scale
-    weight = (grad * out).sum(-1, keepdim=True)
-    grad_q, grad_k, grad_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    for start in range(0, q.shape[2], ROWS):
-        rows = slice(start, start + ROWS)
-        s = q[:, :, rows] @ k.mT * scale
-        if given.attn_mask is not None:
-            s = s + given.attn_mask.to(exact).expand(*s.shape[:2], q.shape[2], keys)[:, :, rows]
-        if given.is_causal:
-            row = torch.arange(start, start + s.shape[2], device=s.device)[:, None]
-            s = s.masked_fill(torch.arange(keys, device=s.device) > row, -torch.inf)
-        lse = given.logsumexp[:, :, rows, None].to(exact)
-        p = torch.exp(s - lse.masked_fill(lse == -torch.inf, 0.0))
-        change = p * (grad[:, :, rows] @ v.mT - weight[:, :, rows]) * scale
-        grad_q[:, :, rows] = change @ k
-        grad_k += change.mT @ q[:, :, rows]
-        grad_v += p.mT @ grad[:, :, rows]
-    shared = [x.unflatten(1, (given.key.shape[1], -1)).sum(2) for x in (grad_k, grad_v)]
-    grad_q, grad_k, grad_v = (x.to(given.query.dtype) for x in (grad_q, *shared))
-    return grad_q, grad_k, grad_v
+    f"{BACKWARD}, {SEQUENCES}, dropout_p=0.0, is_causal=False, philox_seed=None, philox_offset=None, *, scale=None",
+    DROPOUT, {*SEQUENCES.split(", "), *RANDOM},
+)  # fmt: skip
+def _sdpa_backward_cuda(given: Given) -> tuple[Tensor, ...]:
+    """aten::_scaled_dot_product_flash_attention_backward: (batch, heads, seq, dim)."""
+    return _dense_backward(given, TOP_LEFT if given.is_causal else None)
 
 
 @drop_in(RAGGED, REFUSED, SCHEDULE)
@@ -133,34 +120,53 @@ def _flash_inplace(given: Given) -> Tensor:
     return lse
 
 
-def _no_backward(*_: Any, **__: Any) -> Any:
-    """The backward operators, where the forward one could not see that a gradient is wanted."""
-    rule = "the operator has no backward; run under torch.no_grad(), or restore_flash_attention_impl() to train"
-    raise AttentionError(f"an input of flash attention requires gradients; {rule}")
+@drop_in(
+    f"{BACKWARD}, {SEQUENCES}, dropout_p=0.0, is_causal=False, rng_state=None, unused=None, *, scale=None, "
+    "window_size_left=None, window_size_right=None",
+    DROPOUT, {"rng_state", "unused"},
+)  # fmt: skip
+def _flash_backward(given: Given) -> tuple[Tensor, ...]:
+    """aten::_flash_attention_backward: (batch, seq, heads, dim), or (total, heads, dim) with cum_seq_q."""
+    mask = visible(given.is_causal, (given.window_size_left, given.window_size_right))
+    seq = None
+    if given.query.ndim == 3:
+        keys = None if given.cum_seq_k is None else given.cum_seq_k.to(torch.int32)
+        seq = Ragged(given.cum_seq_q.to(torch.int32), keys, given.max_q, given.max_k)
+    operands = (given.grad_out, given.query, given.key, given.value, given.out, given.logsumexp)
+    return attention_backward(*operands, seq=seq, mask=mask, scale=given.scale)
+
+
+def _dense_backward(given: Given, mask: Any) -> tuple[Tensor, ...]:
+    """dq, dk, dv of (batch, heads, seq, dim) operands."""
+    rows = (given.grad_out, given.query, given.key, given.value, given.out)
+    dout, q, k, v, out = (x.transpose(1, 2) for x in rows)
+    gradients = attention_backward(dout, q, k, v, out, given.logsumexp, mask=mask, scale=given.scale)
+    return tuple(x.transpose(1, 2) for x in gradients)
 
 
 def _dense(given: Given, mask: Any, out: Tensor) -> Tensor:
     """Attention into `out` (batch, heads, seq, dim); the LSE."""
     q, k, v, target = (x.transpose(1, 2) for x in (given.query, given.key, given.value, out))
-    _, lse = attention(q, k, v, mask=mask, scale=given.scale, out=target, return_lse=True)
+    with torch.no_grad():  # an operator runs below autograd, which calls the backward operator
+        _, lse = attention(q, k, v, mask=mask, scale=given.scale, out=target, return_lse=True)
     return lse
 
 
 def _ragged(given: Given) -> tuple[Tensor, Tensor]:
+    for name in ("seqused_k", "alibi_slopes", "block_table"):
+        operands = (given.query, given.key, given.value)
+        if getattr(given, name) is not None and torch.is_grad_enabled() and any(x.requires_grad for x in operands):
+            rule = "torch's backward operator does not get it: run under torch.no_grad(), or call warpattn.attention"
+            raise AttentionError(f"{name} is given and an input requires a gradient; {rule}")
     window = (given.window_size_left, given.window_size_right)
     tail = Tail(visible(given.is_causal, window), scored(slopes=given.alibi_slopes), scale=given.scale)
     queries = packed.Queries(given.query, given.cum_seq_q, given.max_q)
     keys = packed.Keys(given.key, given.value, given.cum_seq_k, given.max_k, given.seqused_k, given.block_table)
-    with _graph(given.query):
+    with torch.no_grad():
         if all(x is None for x in (given.cum_seq_q, given.cum_seq_k, given.seqused_k, given.block_table)):
             out, lse = attention(given.query, given.key, given.value, **tail._asdict(), return_lse=True)
             return out, lse
         return packed.attend(queries, keys, tail)
-
-
-def _graph(x: Tensor) -> AbstractContextManager[Any]:
-    """Operators run below autograd, so that a graph would be in vain; on CUDA gradients are to be refused."""
-    return nullcontext() if x.is_cuda else torch.no_grad()
 
 
 def _random_state(like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -175,6 +181,6 @@ OPERATORS: tuple[tuple[str, Callable[..., Any], tuple[str, ...]], ...] = (
     ("_scaled_dot_product_flash_attention_for_cpu_backward", _sdpa_backward_cpu, ("CPU",)),
     ("_flash_attention_forward", _flash, ("CPU", "CUDA")),
     ("_flash_attention_forward_no_dropout_inplace", _flash_inplace, ("CPU", "CUDA")),
-    ("_flash_attention_backward", _no_backward, ("CPU", "CUDA")),
-    ("_scaled_dot_product_flash_attention_backward", _no_backward, ("CUDA",)),
+    ("_flash_attention_backward", _flash_backward, ("CPU", "CUDA")),
+    ("_scaled_dot_product_flash_attention_backward", _sdpa_backward_cuda, ("CUDA",)),
 )

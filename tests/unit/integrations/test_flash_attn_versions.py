@@ -244,7 +244,8 @@ def test_every_argument_is_read_refused_or_a_hint(module, name, monkeypatch):
     """What the function asks for, when it is followed into what it calls."""
     function = getattr(module, name)
     text = inspect.getsource(inspect.unwrap(function))
-    text += "".join(inspect.getsource(getattr(module, helper)) for helper in ("_tail", "_result", "_dense", "_extra")
+    text += "".join(inspect.getsource(getattr(module, helper)) for helper in ("_tail", "_trained", "_result", "_dense",
+                                                                                "_extra")
                     if hasattr(module, helper))  # fmt: skip
     if "kvcache" in name:
         text += inspect.getsource(sys.modules["warpattn.integrations.flash_attn.cache"])

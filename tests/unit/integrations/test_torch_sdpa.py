@@ -176,8 +176,43 @@ def test_registry_serves_the_cpu_with_gradients(case):
     registry.activate_flash_attention_impl("warpattn")  # as the fixture left it
 
 
+@pytest.mark.parametrize("window", [(None, None), (3, 0)])
+def test_gradients_of_the_varlen_operators(window):
+    """What `torch.nn.attention.varlen` calls: autograd's formula of the forward operator calls the backward one."""
+    torch_sdpa.register()
+    registry.activate_flash_attention_impl("warpattn")
+    starts = torch.tensor([0, 4, 4, 11], dtype=torch.int32)
+    sizes = dict(zip(("window_size_left", "window_size_right"), window, strict=True))
+    try:
+        q, k, v = (torch.randn(11, heads, E, requires_grad=True) for heads in (4, 2, 2))
+        flash = torch.ops.aten._flash_attention_forward
+        out, lse, *state, _ = flash(q, k, v, starts, starts, 7, 7, 0.0, True, False, **sizes)
+        weight = torch.randn_like(out)
+        args = (weight, q, k, v, out, lse, starts, starts, 7, 7, 0.0, True, *state)
+        found = torch.ops.aten._flash_attention_backward(*(x.detach() if hasattr(x, "detach") else x for x in args),
+                                                         **sizes)  # fmt: skip
+    finally:
+        registry.restore_flash_attention_impl()
+    mask = wa.Causal() if window[0] is None else wa.SlidingWindow(window[0] + 1)
+    truth = wa.attention_varlen(q, k, v, wa.Ragged(starts), mask=mask)
+    for mine, theirs in zip(found, torch.autograd.grad(truth, (q, k, v), weight), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_the_backward_operator_of_cuda():
+    """The function itself, on CPU tensors, for the same reason as the forward's."""
+    q, k, v = (torch.randn(B, H, n, E, requires_grad=True) for n in (L, S, S))
+    out = wa.attention(*(x.transpose(1, 2) for x in (q, k, v)), mask=wa.Causal(top_left=True), return_lse=True)
+    weight = torch.randn(B, H, L, E)
+    expected = torch.autograd.grad(out[0], (q, k, v), weight.transpose(1, 2), retain_graph=True)
+    args = (weight, q, k, v, out[0].transpose(1, 2), out[1])
+    found = torch_flash._sdpa_backward_cuda(*(x.detach() for x in args), None, None, L, S, 0.0, True, None, None)
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
 def test_gradients_of_several_row_tiles(monkeypatch):
-    monkeypatch.setattr(torch_flash, "ROWS", 2)
+    monkeypatch.setattr("warpattn.reference.TILE_SCORES", 1)
     torch_sdpa.register()
     registry.activate_flash_attention_impl("warpattn")
     try:
@@ -244,8 +279,8 @@ def test_dense_operators_and_what_they_refuse():
         flash(*args[:7], 0.1, True, False)
     with pytest.raises(wa.AttentionError, match=r"^return_debug_mask is True"):
         flash(*args[:9], True)
-    with pytest.raises(wa.AttentionError, match="has no backward"):
-        torch.ops.aten._flash_attention_backward(q, *args[:3], out, lse, q, q, L, S, 0.0, True, q, q)
+    with pytest.raises(wa.AttentionError, match="alibi_slopes is given and an input requires a gradient"):
+        flash(q.requires_grad_(), *args[1:], alibi_slopes=slopes)
 
 
 def test_the_operator_of_cuda_gives_what_torch_expects():

@@ -14,7 +14,7 @@ from warpattn.problem.backward import CheckedBackward, Gradients
 from warpattn.problem.operands import Operands
 from warpattn.reference import Job
 from warpattn.runtime import simulate
-from warpattn.runtime.torch_op import operators
+from warpattn.runtime.training.recomputed import above_autograd
 from warpattn.sequences import Sequence
 
 
@@ -59,7 +59,7 @@ def differentiate(checked: CheckedBackward, x: Gradients, sequence: Sequence) ->
     wanted = [t.detach().double().requires_grad_() for t in (x.q, x.k, x.v)]
     sinks = None if x.sinks is None else x.sinks.detach().double().requires_grad_()
     q, k, v = wanted
-    with operators._above_autograd(), torch.enable_grad():
+    with above_autograd(), torch.enable_grad():
         out, lse = attended(checked.forward, x._replace(q=q, k=k, v=v, sinks=sinks), sequence)
         results, along = [out], [x.dout.double()]
         if x.dlse is not None:

@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from warpattn import Backend
 from warpattn.errors import AttentionError
 from warpattn.language.traced import is_int
 from warpattn.masks import Causal, Chunked, CustomMask, Mask, SlidingWindow
 from warpattn.scores import ALiBi, Score, SoftCap
 
-__all__ = ["Tail", "scored", "visible"]
+__all__ = ["Tail", "placed", "scored", "visible"]
 
 
 class Tail(NamedTuple):
@@ -29,6 +30,7 @@ class Tail(NamedTuple):
     score: Score | None = None
     sinks: Tensor | None = None
     scale: float | None = None
+    backend: str | Backend = "auto"
 
 
 def visible(causal: bool, window: Sequence[int | None], chunk: int = 0, first_key: Tensor | None = None) -> Mask | None:
@@ -54,6 +56,11 @@ def scored(softcap: float = 0.0, slopes: Tensor | None = None) -> Score | None:
     cap = SoftCap(softcap) if softcap else None
     bias = None if slopes is None else ALiBi(slopes)
     return cap | bias if cap is not None and bias is not None else cap or bias
+
+
+def placed(deterministic: bool) -> str | Backend:
+    """Where to run for flash-attn's `deterministic`, which speaks of gradients; False leaves it to torch's switch."""
+    return Backend(deterministic=True) if deterministic else "auto"
 
 
 def _window(window: Any) -> tuple[int | None, int | None]:

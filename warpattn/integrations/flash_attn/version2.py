@@ -13,7 +13,7 @@ from torch import Tensor
 from warpattn.api import attention
 from warpattn.integrations.flash_attn import packed
 from warpattn.integrations.flash_attn.cache import cached
-from warpattn.integrations.flash_attn.modifiers import Tail, scored, visible
+from warpattn.integrations.flash_attn.modifiers import Tail, placed, scored, visible
 from warpattn.integrations.signature import Given, drop_in
 
 __all__ = [
@@ -32,7 +32,6 @@ OPTIONS = (
     "deterministic=False, return_attn_probs=False"
 )
 REFUSED = {"dropout_p": "there is no dropout: pass 0.0, as for inference"}
-HINTS = {"deterministic"}  # every result is
 NAMES = {
     "seq.cu_q": "cu_seqlens_q",
     "seq.cu_k": "cu_seqlens_k",
@@ -60,7 +59,8 @@ CACHE_NAMES = NAMES | {
 
 def _tail(given: Given) -> Tail:
     mask = visible(given.causal, given.window_size)
-    return Tail(mask, scored(given.softcap, given.alibi_slopes), scale=given.softmax_scale)
+    backend = placed(given.deterministic)
+    return Tail(mask, scored(given.softcap, given.alibi_slopes), scale=given.softmax_scale, backend=backend)
 
 
 def _result(out: Tensor, lse: Tensor, given: Given) -> Any:
@@ -78,20 +78,20 @@ def _varlen(queries: packed.Queries, keys: packed.Keys, given: Given) -> Any:
     return _result(*packed.attend(queries, keys, _tail(given)), given)
 
 
-@drop_in(f"q, k, v, {OPTIONS}", REFUSED, HINTS, NAMES)
+@drop_in(f"q, k, v, {OPTIONS}", REFUSED, names=NAMES)
 def flash_attn_func(given: Given) -> Any:
     """q (batch, seq_q, heads_q, dim), k and v (batch, seq_k, heads_kv, dim)."""
     return _dense(given.q, given.k, given.v, given)
 
 
-@drop_in(f"qkv, {OPTIONS}", REFUSED, HINTS, NAMES)
+@drop_in(f"qkv, {OPTIONS}", REFUSED, names=NAMES)
 def flash_attn_qkvpacked_func(given: Given) -> Any:
     """qkv (batch, seq, 3, heads, dim)."""
     q, k, v = given.qkv.unbind(2)
     return _dense(q, k, v, given)
 
 
-@drop_in(f"q, kv, {OPTIONS}", REFUSED, HINTS, NAMES)
+@drop_in(f"q, kv, {OPTIONS}", REFUSED, names=NAMES)
 def flash_attn_kvpacked_func(given: Given) -> Any:
     """q (batch, seq_q, heads_q, dim), kv (batch, seq_k, 2, heads_kv, dim)."""
     k, v = given.kv.unbind(2)
@@ -100,7 +100,7 @@ def flash_attn_kvpacked_func(given: Given) -> Any:
 
 @drop_in(
     f"q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, {OPTIONS}, block_table=None",
-    REFUSED, HINTS, NAMES,
+    REFUSED, names=NAMES,
 )  # fmt: skip
 def flash_attn_varlen_func(given: Given) -> Any:
     """q (total_q, heads_q, dim), k and v (total_k, heads_kv, dim), or pages by block_table."""
@@ -108,7 +108,7 @@ def flash_attn_varlen_func(given: Given) -> Any:
     return _varlen(packed.Queries(given.q, given.cu_seqlens_q, given.max_seqlen_q), keys, given)
 
 
-@drop_in(f"qkv, cu_seqlens, max_seqlen, {OPTIONS}", REFUSED, HINTS, NAMES | {"seq.cu_q": "cu_seqlens"})
+@drop_in(f"qkv, cu_seqlens, max_seqlen, {OPTIONS}", REFUSED, names=NAMES | {"seq.cu_q": "cu_seqlens"})
 def flash_attn_varlen_qkvpacked_func(given: Given) -> Any:
     """qkv (total, 3, heads, dim)."""
     q, k, v = given.qkv.unbind(1)
@@ -117,7 +117,7 @@ def flash_attn_varlen_qkvpacked_func(given: Given) -> Any:
 
 
 @drop_in(
-    f"q, kv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, {OPTIONS}", REFUSED, HINTS, NAMES
+    f"q, kv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, {OPTIONS}", REFUSED, names=NAMES
 )  # fmt: skip
 def flash_attn_varlen_kvpacked_func(given: Given) -> Any:
     """q (total_q, heads_q, dim), kv (total_k, 2, heads_kv, dim)."""

@@ -16,7 +16,7 @@ from warpattn.api import attention
 from warpattn.errors import AttentionError
 from warpattn.integrations.flash_attn import packed
 from warpattn.integrations.flash_attn.cache import cached
-from warpattn.integrations.flash_attn.modifiers import Tail, scored, visible
+from warpattn.integrations.flash_attn.modifiers import Tail, placed, scored, visible
 from warpattn.integrations.flash_attn.version2 import CACHE_NAMES, NAMES
 from warpattn.integrations.signature import Given, drop_in
 
@@ -43,7 +43,7 @@ REFUSED = {
     "v_descale": _EIGHT_BIT,
 }
 PACKED_REFUSED = {name: rule for name, rule in REFUSED.items() if name != "qv"}
-HINTS = {"num_splits", "pack_gqa", "deterministic", "sm_margin"}
+HINTS = {"num_splits", "pack_gqa", "sm_margin"}
 PAGED = {"kv.block_table": "page_table", "block_table": "page_table"}
 
 
@@ -52,8 +52,13 @@ def _tail(given: Given, first_key: Tensor | None = None) -> Tail:
     return Tail(mask, scored(given.softcap), scale=given.softmax_scale)
 
 
+def _trained(given: Given) -> Tail:
+    """The tail of functions that have a backward."""
+    return _tail(given)._replace(backend=placed(given.deterministic))
+
+
 def _dense(q: Tensor, k: Tensor, v: Tensor, given: Given) -> Any:
-    return attention(q, k, v, **_tail(given)._asdict(), return_lse=bool(given.return_attn_probs))
+    return attention(q, k, v, **_trained(given)._asdict(), return_lse=bool(given.return_attn_probs))
 
 
 @drop_in(f"q, k, v, {OPTIONS}", REFUSED, HINTS)
@@ -66,7 +71,7 @@ def flash_attn_func(given: Given) -> Any:
     f"qkv, softmax_scale=None, causal=False, {SCALES}, window_size=(-1, -1), attention_chunk=0, softcap=0.0, "
     "deterministic=False, num_heads_q=None, sm_margin=0, return_attn_probs=False",
     PACKED_REFUSED,
-    {"deterministic", "sm_margin"},
+    {"sm_margin"},
 )
 def flash_attn_qkvpacked_func(given: Given) -> Any:
     """qkv (batch, seq, 3, heads, dim), or (batch, seq, heads_q + 2 * heads_kv, dim) with num_heads_q."""
@@ -92,7 +97,7 @@ def flash_attn_varlen_func(given: Given) -> Any:
     """q (total_q, heads_q, dim), k (total_k, heads_kv, dim), v (total_k, heads_kv, dim_v)."""
     queries = packed.Queries(given.q, given.cu_seqlens_q, given.max_seqlen_q, given.seqused_q)
     keys = packed.Keys(given.k, given.v, given.cu_seqlens_k, given.max_seqlen_k, given.seqused_k)
-    out, lse = packed.attend(queries, keys, _tail(given))
+    out, lse = packed.attend(queries, keys, _trained(given))
     return (out, lse) if given.return_attn_probs else out
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from warpattn.api import attention
 from warpattn.errors import AttentionError
 from warpattn.integrations.flash_attn import packed
-from warpattn.integrations.flash_attn.modifiers import Tail, scored, visible
+from warpattn.integrations.flash_attn.modifiers import Tail, placed, scored, visible
 from warpattn.integrations.flash_attn.version2 import NAMES
 from warpattn.integrations.flex import MaskMod, ScoreMod
 from warpattn.integrations.signature import Given, drop_in
@@ -37,7 +37,7 @@ _BLOCKS = "block lists are not taken: mask_mod alone decides (a mask of this pac
 _GRADIENT = "functions are differentiated automatically: leave it None"
 _LATENT = "the absorbed query and gathered keys of latent attention are not taken here: leave it None"
 REFUSED = {"qv": _LATENT, "gather_kv_indices": _LATENT, "score_mod_bwd": _GRADIENT, "block_sparse_tensors": _BLOCKS}
-HINTS = {"num_splits", "pack_gqa", "deterministic"}
+HINTS = {"num_splits", "pack_gqa"}
 SCHEDULE = {"min_seqlen_k", "scheduler_metadata", "seqlen_k_per_split", "disable_scheduler_metadata"}
 
 
@@ -94,7 +94,7 @@ def _tail(given: Given) -> Tail:
     sink = given.learnable_sink
     if isinstance(sink, Tensor) and sink.dtype != given.q.dtype:
         sink = sink.to(torch.float32)
-    return Tail(mask, score, sink, given.softmax_scale)
+    return Tail(mask, score, sink, given.softmax_scale, placed(given.deterministic))
 
 
 def _mask(mod: Any, given: Given) -> Mask:

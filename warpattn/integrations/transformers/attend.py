@@ -20,11 +20,14 @@ from warpattn.sequences import Ragged
 
 # Options that would change what comes back, and what to do instead.
 REFUSED = {
-    "dropout": "warpattn has none: call model.eval() or set the rate to 0",
     "head_mask": "warpattn weighs no heads: use attn_implementation='eager'",
     "output_attentions": "warpattn never has the weights in memory: use attn_implementation='eager'",
     "cache": "continuous batching is not supported: call generate() rather than generate_batch()",
 }
+
+# What configurations call the rate of attention's dropout; the first that has the given rate is named.
+DROPOUT_KEYS = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "attn_dropout", "dropout_rate",
+                "attention_dropout_rate", "attn_dropout_prob", "dropout")  # fmt: skip
 
 
 def attend(
@@ -40,6 +43,7 @@ def attend(
 
     Raises AttentionError for options that warpattn does not have and that would change the result (`REFUSED`).
     """
+    _refuse_dropout(module, options.get("dropout"))
     _refuse(options)
     mask = _as_mask(module, attention_mask, options)
     modifiers = {"score": _score(options), "sinks": _sinks(query, options.get("s_aux")), "scale": scaling}
@@ -59,10 +63,20 @@ def attend(
     return out, None
 
 
+def _refuse_dropout(module: nn.Module, rate: float | None) -> None:
+    """A model in training mode has the rate of its configuration."""
+    if not rate:
+        return
+    config = getattr(module, "config", None)
+    keys = [name for name in DROPOUT_KEYS if getattr(config, name, None) == rate]
+    where = f"config.{keys[0]}" if keys else "the attention dropout of the model's configuration"
+    raise AttentionError(f"dropout is {rate}; warpattn has none: set {where} to 0 to train, or call model.eval()")
+
+
 def _refuse(options: dict[str, Any]) -> None:
     for name, advice in REFUSED.items():
         value = options.get(name)
-        if value is None or value is False or (name == "dropout" and not value):
+        if value is None or value is False:
             continue
         given = value if isinstance(value, bool | float | int) else f"a {type(value).__name__}"
         raise AttentionError(f"{name} is {given}; {advice}")

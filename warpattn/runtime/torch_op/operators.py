@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence as Many
-from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -24,6 +23,7 @@ from warpattn.runtime import execute
 from warpattn.runtime.call_cache import Result
 from warpattn.runtime.torch_op import program
 from warpattn.runtime.training.gradients import Along, Saved, Wanted, checked_backward, take_gradients
+from warpattn.runtime.training.recomputed import recomputed
 
 __all__ = ["record"]
 
@@ -113,11 +113,13 @@ def _attention_backward(
     q, k, v, out, lse = saved
     dsinks, *dscore = wanted
     score_tensors = [x.detach().requires_grad_(want) for x, want in zip(score_tensors, dscore, strict=True)]
+    sinks = None if sinks is None else sinks.detach().requires_grad_(dsinks)
     again = _called((q, k, v), sinks, indices, mask_tensors, score_tensors, call)
     with torch.no_grad():
         checked = validate(again)
         if checked.backend == "reference":
-            return _of_reference(again, along, score_tensors, wanted)
+            more = [x for x, want in zip((again.sinks, *score_tensors), wanted, strict=True) if want and x is not None]
+            return recomputed(again, Along(*along), more)
         backward = checked_backward(checked, again.deterministic)
         rows = Saved(q, k, v, out, lse, sinks)
         found = take_gradients(backward, again.sequence, rows, Along(*along), Wanted(dsinks, tuple(dscore)))
@@ -140,20 +142,6 @@ def _fake_backward(
     return [torch.empty_like(x) for x in (*saved[:3], *some)]
 
 
-def _of_reference(call: Call, along: list[Tensor], score_tensors: list[Tensor], wanted: list[bool]) -> list[Tensor]:
-    """The same gradients, of the reference by autograd."""
-    leaves = [x.detach().requires_grad_() for x in (call.q, call.k, call.v)]
-    sinks = None if call.sinks is None else call.sinks.detach().requires_grad_(wanted[0])
-    q, k, v = leaves
-    more = [x for x, want in zip((sinks, *score_tensors), wanted, strict=True) if want and x is not None]
-    with _above_autograd(), torch.enable_grad():
-        results = _run(replace(call, q=q, k=k, v=v, sinks=sinks, return_lse=True))
-        pairs = [(x, g) for x, g in zip(results, along, strict=True) if x.requires_grad]
-        every = [*leaves, *more]
-        found = torch.autograd.grad([x for x, _ in pairs], every, [g for _, g in pairs], allow_unused=True)
-    return [torch.zeros_like(x) if g is None else g.contiguous() for x, g in zip(every, found, strict=True)]
-
-
 @torch.library.custom_op("warpattn::refused_attention", mutates_args=())
 def _refuse(q: Tensor, v: Tensor, reasons: str, return_lse: bool) -> tuple[Tensor, Tensor]:
     """A call that breaks rules."""
@@ -168,14 +156,6 @@ def _fake_refusal(q: Tensor, v: Tensor, reasons: str, return_lse: bool) -> tuple
 def _run(call: Call) -> Result:
     """A call whose kernels need not know of gradients."""
     return cast("Result", execute.attend(call))
-
-
-def _above_autograd() -> Any:
-    """A context in which autograd sees what happens, as it does not within operators."""
-    keys, hidden = torch._C.DispatchKey, torch._C._dispatch_tls_local_exclude_set()
-    for key in (keys.AutogradFunctionality, keys.AutogradOther, keys.AutogradNestedTensor, keys.ADInplaceOrView):
-        hidden = hidden.remove(key)
-    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), hidden)
 
 
 def _called(

@@ -1,0 +1,60 @@
+"""Models of transformers in training mode: gradients of every parameter, a step, and dropout by its key."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+import transformers
+
+from tests.families import decoder, decoder_config, encoder
+from warpattn.errors import AttentionError
+from warpattn.integrations import transformers as adapter
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _registered():
+    adapter.register()
+
+
+def gradients(model, name, **inputs):
+    model.set_attn_implementation(name)
+    model.zero_grad()
+    model(**inputs).loss.backward()
+    return {key: x.grad.clone() for key, x in model.named_parameters() if x.grad is not None}
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss"])
+def test_every_parameter_of_a_decoder(family, checkpointed):
+    model = decoder(family).train()
+    if checkpointed:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    ids = torch.randint(1, 61, (2, 13))
+    real = torch.arange(13) < torch.tensor([[13], [9]])
+    inputs = {"input_ids": ids, "attention_mask": real.long(), "labels": ids.masked_fill(~real, -100)}
+    expected = gradients(model, "eager", **inputs)
+    found = gradients(model, adapter.NAME, **inputs)
+    assert found.keys() == expected.keys() and any("sinks" in key for key in found) == (family == "gpt_oss")
+    for key, gradient in expected.items():
+        torch.testing.assert_close(found[key], gradient, rtol=1e-3, atol=1e-5, msg=key)
+
+
+def test_dropout_is_one_error_that_names_the_key():
+    config = decoder_config("llama")
+    config.attention_dropout = 0.1
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=adapter.NAME).train()
+    ids = torch.randint(1, 61, (1, 5))
+    with pytest.raises(AttentionError, match=r"dropout is 0.1; warpattn has none: set config\.attention_dropout to 0"):
+        model(input_ids=ids)
+    assert model.eval()(input_ids=ids).logits.isfinite().all()
+
+
+def test_dropout_of_bert_has_another_key():
+    model = encoder("bert").train()
+    model.set_attn_implementation(adapter.NAME)
+    with pytest.raises(AttentionError, match=r"set config\.attention_probs_dropout_prob to 0 to train"):
+        model(input_ids=torch.randint(1, 61, (1, 5)))
