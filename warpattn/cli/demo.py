@@ -20,6 +20,7 @@ from torch import Tensor
 
 from warpattn.cli import layer, spelling
 from warpattn.cli.progress import working
+from warpattn.cli.training.demo import Run, train_both
 from warpattn.errors import AttentionError
 
 SENTENCES = (
@@ -52,10 +53,13 @@ def demo(
     dtype: Annotated[str | None, typer.Option(help="fp32 on a CPU; fp16 or bf16 on a GPU")] = None,
     sentence: Annotated[list[str] | None, typer.Option(help="A sentence of your own; repeat for more")] = None,
     simulate: Annotated[str, typer.Option(help="sm90: run one layer's attention by the simulated kernel")] = "",
+    train: Annotated[bool, typer.Option("--train", help="Fine-tune with both on real text: loss curves")] = False,
+    steps: Annotated[int, typer.Option(help="Of training")] = 20,
+    plot: Annotated[Path | None, typer.Option(help="Write the loss curves: .svg")] = None,
 ) -> None:
     """Embed sentences with a real model, with stock attention and with warpattn, and compare."""
     place = spelling.device(device)
-    kind = spelling.dtype(dtype or ("fp32" if place.type == "cpu" else "fp16"))
+    kind = spelling.dtype(dtype or ("fp32" if place.type == "cpu" else "bf16" if train else "fp16"))
     if kind not in TOLERANCE:
         raise AttentionError(f"dtype is {dtype!r}; the demo runs in fp32, fp16 or bf16")
     sentences = sentence or list(SENTENCES)
@@ -63,6 +67,9 @@ def demo(
         layer.simulated_layer(model_folder(), sentences, spelling.arch(simulate))
         return
     folder = model_folder()
+    if train:
+        train_both(folder, Run(place, kind, steps, plot))
+        return
     with working("embedding with stock attention and with warpattn"):
         stock, ours = embed_both(folder, sentences, place, kind)
     console = Console()
