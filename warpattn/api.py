@@ -9,18 +9,23 @@ signatures stay. The tail, the same everywhere:
     mask        Mask or None: which keys a query sees; None is all of them
     score       Score or None: what happens to scale * q.k before the softmax
     sinks       (Hq,) fp32 or the dtype of q, or None: one logit per query head, counted once per row in the denominator
-    scale       float, 1/sqrt(D) by default; absorbed latent attention (D 576) wants that of its heads before absorption
+    scale       number, 1/sqrt(D) by default; absorbed latent attention (D 576): that of its heads before absorption
     return_lse  also return the natural log of each row's whole denominator, sinks included (fp32, or fp64 for fp64)
-    out         tensor to write the output into and return; shape, dtype and device of the result, any strides
+    out         tensor to write the output into and return; shape, dtype and device of the result, any strides that
+                give each element its own place; no memory of q, k, v or sinks
     backend     "auto": CUDA capability 9.0 gives "sm90", the CPU "reference". "reference": any device, differentiable,
                 fp16, bf16, fp32, fp64. "sm90": the Hopper kernels, fp16 and bf16. "simulate:sm90": the Hopper kernels
                 run by the simulator on CPU tensors. A named backend never falls back. Or a `Backend`, which also says
                 whether gradients are deterministic.
 
 The Hopper kernels read and write the tensors in place if TMA can address them: the last stride is 1, the others are
-multiples of 8 elements above 0 (those of dimensions of size 1 do not matter), and the first element starts at a
-multiple of 16 bytes. q, k and v that do not fit, such as expanded ones, are copied once; such an `out` is computed
-aside and copied.
+multiples of 8 elements above 0 (those of dimensions of size 1 do not matter), the head dim is a multiple of 8, and the
+first element starts at a multiple of 16 bytes. q, k and v that do not fit, such as expanded ones, are copied once; such
+an `out` is computed aside and copied.
+
+Tensors are plain ones with values: nested, sparse and meta tensors, subclasses of another meaning and unresolved
+negative bits are refused, of NumPy's arrays, too. Numbers may be NumPy's or tensors without dimensions. A batch without
+sequences, heads or rows gives an empty result.
 
 Masks are aligned to the bottom right: query row i of a sequence sits at key position i + len_k - len_q. A row that sees
 no key gives 0 and an LSE of -inf (with sinks: 0 and the sink). Every function raises one AttentionError (a ValueError)

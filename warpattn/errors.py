@@ -7,8 +7,9 @@ one by one, so a `Rules` value gathers (what, rule) pairs and `done()` raises a 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
-import torch
+from warpattn.inputs import tensor_fault
 
 __all__ = ["AttentionError", "Rules"]
 
@@ -64,16 +65,16 @@ class Rules:
         """Require True or False, and nothing that only counts as one of them."""
         return self.require(isinstance(value, bool), f"{name} is {value!r}", f"{name} must be True or False")
 
-    def tensor(self, name: str, value: object, *axes: str) -> bool:
-        """Require a strided `torch.Tensor` with one dimension per name in `axes`."""
-        if not isinstance(value, torch.Tensor):
-            return self.require(False, f"{name} is a {type(value).__name__}", f"{name} must be a torch.Tensor")
-        layout = value.layout == torch.strided
-        self.require(layout, f"{name} has layout {value.layout}", f"{name} must be a dense (strided) tensor")
+    def tensor(self, name: str, value: Any, *axes: str) -> bool:
+        """Require a tensor that attention can read, with one dimension per name in `axes`."""
+        fault = tensor_fault(value)
+        if fault is not None:
+            self.add(f"{name} {fault.what}", f"{name} {fault.rule}")
+            return False
         rank = value.ndim == len(axes)
-        shape = f"{name} has shape {tuple(value.shape)}" if layout else f"{name} has rank {value.ndim}"
-        self.require(rank, shape, f"{name} must be rank {len(axes)} ({', '.join(axes)})")
-        return layout and rank
+        if not rank:
+            self.add(f"{name} has shape {tuple(value.shape)}", f"{name} must be rank {len(axes)} ({', '.join(axes)})")
+        return rank
 
     def done(self) -> None:
         """Raise one `AttentionError` with every reason noted so far; do nothing when there is none."""

@@ -24,9 +24,11 @@ from warpattn.errors import Rules
 from warpattn.language.evaluate import evaluate
 from warpattn.masks import Full, Mask, MaskProgram
 from warpattn.scores import Score, ScoreProgram
-from warpattn.sequences import Dense, Sequence
+from warpattn.sequences import Dense, Sequence, Sizes
 
 __all__ = ["reference"]
+
+Operands = tuple[Tensor, Tensor, Tensor]  # q, k, v
 
 TILE_KEYS = 512
 TILE_SCORES = 1 << 20  # scores of one tile over all heads: 4 MiB in fp32
@@ -57,9 +59,12 @@ def reference(
     the rest.
     """
     rules = Rules()
-    if sequence.check(rules, q, k, v) and not rules.broken:
-        sequence.check_values(rules, sequence.sizes(q, k, v))
+    sizes = sequence.sizes(q, k, v) if sequence.check(rules, q, k, v) and not rules.broken else None
+    if sizes is not None:
+        sequence.check_values(rules, sizes)
     rules.done()
+    if sizes is not None and not (sizes.batch and sizes.heads_q):
+        return _nothing(sequence, sizes, (q, k, v), dtype)
     mask = Full() if mask is None else mask
     added = mask.additive()
     if added is not None:
@@ -73,6 +78,14 @@ def reference(
     )
     results = [job.attend(b, *tensors) for b, tensors in enumerate(sequence.walk(q, k, v))]
     return sequence.join([out for out, _ in results], [lse for _, lse in results])
+
+
+def _nothing(sequence: Sequence, sizes: Sizes, given: Operands, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Results of a batch without sequences or heads: empty, and still a function of q, k and v."""
+    q, _, _ = operands = tuple(sequence.operands(*given).values())
+    tie = sum([x[:0].to(dtype).sum() for x in operands])
+    out = q.new_zeros((*q.shape[:-1], sizes.dim_v), dtype=dtype)
+    return out + tie, q.new_zeros(sequence.lse_shape(sizes), dtype=dtype) + tie
 
 
 @dataclass(frozen=True, eq=False)

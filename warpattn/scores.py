@@ -10,13 +10,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from warpattn.errors import AttentionError
+from warpattn.inputs import is_tensor, kind_of, number
 from warpattn.language.derivative import Derivative, differentiate
 from warpattn.language.expr import (
     Expr,
@@ -32,7 +32,7 @@ from warpattn.language.expr import (
     user_result_error,
     where,
 )
-from warpattn.language.traced import Lengths, Traced, is_int, kind_of, require, same_object
+from warpattn.language.traced import Lengths, Traced, require, same_object, settle, whole
 
 __all__ = ["ALiBi", "Bias", "Chain", "CustomScore", "Score", "ScoreProgram", "SoftCap"]
 
@@ -112,9 +112,11 @@ class ALiBi(Score):
 
     def __post_init__(self) -> None:
         slopes = self.slopes
-        fits = isinstance(slopes, Tensor) and slopes.is_floating_point() and slopes.ndim in (1, 2)
-        require(fits or is_int(slopes, 1), f"slopes is {kind_of(slopes)}",
-                "ALiBi takes a float tensor (H,) or (B, H), or the number of query heads")  # fmt: skip
+        if not (is_tensor(slopes) and slopes.is_floating_point() and slopes.ndim in (1, 2)):
+            slopes = whole(slopes, 1)
+            require(slopes is not None, f"slopes is {kind_of(self.slopes)}",
+                    "ALiBi takes a float tensor (H,) or (B, H), or the number of query heads")  # fmt: skip
+            settle(self, "slopes", slopes)
         object.__setattr__(self, "_slopes", same_object(slopes))
 
     def slope(self, b: Value, h: Value) -> Value:
@@ -139,8 +141,10 @@ class SoftCap(Score):
     cap: float
 
     def __post_init__(self) -> None:
-        ok = isinstance(self.cap, Real) and not isinstance(self.cap, bool) and LEAST_CAP <= self.cap <= LARGEST_CAP
-        require(ok, f"cap is {self.cap!r}", f"SoftCap takes a number from {LEAST_CAP} to {LARGEST_CAP}")
+        cap = number(self.cap)
+        ok = cap is not None and LEAST_CAP <= cap <= LARGEST_CAP
+        require(ok, f"cap is {kind_of(self.cap)}", f"SoftCap takes a number from {LEAST_CAP} to {LARGEST_CAP}")
+        settle(self, "cap", cap)
 
     def apply(self, s: Value, b: Value, h: Value, q: Value, k: Value, lens: Lengths | None = None) -> Value:
         cap = float(self.cap)
@@ -160,7 +164,7 @@ class Bias(Score):
     bias: Tensor
 
     def __post_init__(self) -> None:
-        fits = isinstance(self.bias, Tensor) and self.bias.is_floating_point() and 2 <= self.bias.ndim <= 4
+        fits = is_tensor(self.bias) and self.bias.is_floating_point() and 2 <= self.bias.ndim <= 4
         require(fits, f"bias is {kind_of(self.bias)}",
                 "Bias takes a float tensor of rank 2 to 4 that broadcasts to (B, H, Sq, Sk)")  # fmt: skip
 
@@ -200,7 +204,7 @@ def captured_values(owner: str, fn: Any, captured: dict[str, Any]) -> tuple[tupl
     """The captured keyword arguments of a custom function, checked, tensors wrapped so that symbols can index them."""
     require(callable(fn), f"{owner} got {fn!r}", "its first argument must be a function")
     for name, value in captured.items():
-        ok = isinstance(value, Tensor | Table | bool | int | float)
+        ok = isinstance(value, Table | bool | int | float) or is_tensor(value)
         require(ok, f"{owner} captures {name}={kind_of(value)}", "captured values are tensors and numbers")
     return tuple((name, same_object(value)) for name, value in captured.items())
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from warpattn.errors import Rules
+from warpattn.inputs import is_tensor, kind_of, number
 
 __all__ = ["Dense", "PagedKV", "PagedRagged", "Ragged", "Sequence", "Sizes"]
 
@@ -94,8 +95,6 @@ class Dense(Sequence):
         ranks = [_check_rank(rules, name, x, axes) for name, x in self.operands(q, k, v).items()]
         if not all(ranks):
             return False
-        if q.shape[0] == 0:
-            rules.add(f"q has shape {tuple(q.shape)}", "the batch must hold at least one sequence")
         for name, x in (("k", k), ("v", v)):
             if x.shape[0] != q.shape[0]:
                 rules.add(f"{name} has batch {x.shape[0]}", f"{name} must have the batch of q, {q.shape[0]}")
@@ -127,6 +126,13 @@ class Ragged(Sequence):
     max_k: int | None = None
     kind: ClassVar[str] = "ragged"
 
+    def __post_init__(self) -> None:
+        for name in ("max_q", "max_k"):  # NumPy's ints and tensors without dimensions become ints
+            bound = getattr(self, name)
+            if bound is not None and type(bound) is not int:
+                known = number(bound)
+                object.__setattr__(self, name, bound if known is None else known)
+
     def indices(self) -> dict[str, Tensor]:
         return {"seq.cu_q": self.cu_q} | ({} if self.cu_k is None else {"seq.cu_k": self.cu_k})
 
@@ -139,7 +145,7 @@ class Ragged(Sequence):
         _check_bound(rules, "max_k", self.max_k)
         if all(offsets):
             what = f"seq.cu_q has shape {tuple(self.cu_q.shape)}"
-            rules.require(len(self.cu_q) >= 2, what, "seq.cu_q must hold batch + 1 offsets of at least one sequence")
+            rules.require(len(self.cu_q) >= 1, what, "seq.cu_q must hold batch + 1 offsets")
             if self.cu_k is not None:
                 what = f"seq.cu_k has shape {tuple(self.cu_k.shape)}"
                 same = self.cu_k.shape == self.cu_q.shape
@@ -200,8 +206,6 @@ class PagedKV(Sequence):
 
     def check(self, rules: Rules, q: Tensor, k: Tensor, v: Tensor) -> bool:
         query = rules.tensor("q", q, "batch", "seq", "heads", "head_dim")
-        if query:
-            rules.require(q.shape[0] > 0, f"q has shape {tuple(q.shape)}", "the batch must hold at least one sequence")
         indices = self.check_indices(rules, ("q", len(q)) if query else None)
         return self.check_pages(rules, q if query else None) and indices
 
@@ -299,7 +303,7 @@ class PagedRagged(Sequence):
         batch = len(self.cu_q) - 1 if offsets else 0
         if offsets:
             what = f"seq.cu_q has shape {tuple(self.cu_q.shape)}"
-            rules.require(batch > 0, what, "seq.cu_q must hold batch + 1 offsets of at least one sequence")
+            rules.require(batch >= 0, what, "seq.cu_q must hold batch + 1 offsets")
         indices = self.kv.check_indices(rules, ("seq.cu_q", batch) if offsets else None)
         return self.kv.check_pages(rules, q if query else None) and offsets and indices
 
@@ -329,7 +333,7 @@ class PagedRagged(Sequence):
 def _check_bound(rules: Rules, name: str, bound: object) -> None:
     """Rules of a promised upper bound."""
     ok = bound is None or (isinstance(bound, int) and not isinstance(bound, bool) and bound >= 0)
-    rules.require(ok, f"seq.{name} is {bound!r}", f"seq.{name} must be None or an int of at least 0")
+    rules.require(ok, f"seq.{name} is {kind_of(bound)}", f"seq.{name} must be None or an int of at least 0")
 
 
 def _check_heads(rules: Rules, q: Tensor, k: Tensor, v: Tensor, k_name: str, v_name: str) -> None:
@@ -337,8 +341,8 @@ def _check_heads(rules: Rules, q: Tensor, k: Tensor, v: Tensor, k_name: str, v_n
     heads_q, heads_k, heads_v = q.shape[-2], k.shape[-2], v.shape[-2]
     if heads_v != heads_k:
         rules.add(f"{v_name} has {heads_v} heads", f"{v_name} must have the heads of k, {heads_k}")
-    if heads_q == 0 or heads_k == 0 or heads_q % heads_k:
-        rule = "there must be at least one head each, and the query heads must be a multiple of the key heads"
+    if heads_q % heads_k if heads_k else heads_q:
+        rule = "the query heads must be a multiple of the key heads"
         rules.add(f"q has {heads_q} heads and {k_name} has {heads_k}", rule)
     if k.shape[-1] != q.shape[-1]:
         rules.add(f"{k_name} has head_dim {k.shape[-1]}", f"it must have the head_dim of q, {q.shape[-1]}")
@@ -347,10 +351,9 @@ def _check_heads(rules: Rules, q: Tensor, k: Tensor, v: Tensor, k_name: str, v_n
             rules.add(f"{name} has head_dim 0", "a head must have at least one element")
 
 
-def _check_rank(rules: Rules, name: str, x: object, axes: tuple[str, ...]) -> bool:
-    """Whether x is a strided tensor with one dimension for each axis; only one that is not costs a sentence."""
-    fine = isinstance(x, Tensor) and x.ndim == len(axes) and x.layout == torch.strided
-    return fine or rules.tensor(name, x, *axes)
+def _check_rank(rules: Rules, name: str, x: Tensor, axes: tuple[str, ...]) -> bool:
+    """Whether x is a tensor with one dimension for each axis; only one that is not costs a sentence."""
+    return (is_tensor(x) and x.ndim == len(axes)) or rules.tensor(name, x, *axes)
 
 
 def _check_index(rules: Rules, name: str, value: Tensor, *axes: str) -> bool:

@@ -1,7 +1,7 @@
 """Which folder may import which, as one table read from the ground up, and the checks that read it.
 
-    errors, language, scores, sequences, masks ─► problem ─► kernels ─► runtime ─► serving, api ─► integrations, cli
-                                          └──────► reference ───────────┘
+    inputs, errors, language, scores, sequences, masks ─► problem ─► kernels ─► runtime ─► serving, api ─► integrations
+                                                  └──────► reference ───────────┘                     └──► cli
 
 A row names a folder of warpattn, or a module at its top, and what stands below it that it may import: arrows go down,
 never up and never in a circle. A module imports its own folder's modules freely, but no two modules import each other,
@@ -17,13 +17,14 @@ from graphlib import CycleError, TopologicalSorter
 
 ROOT = "warpattn"
 
-VALUES = {"errors", "language", "scores", "sequences", "masks"}
+VALUES = {"inputs", "errors", "language", "scores", "sequences", "masks"}
 HOST = VALUES | {"problem"}
 PIECES = {"kernels.topology", "kernels.pieces"}
 NVIDIA = HOST | PIECES | {"kernels.nvidia"}
 
 ALLOWED: dict[str, set[str]] = {
-    "errors": set(),
+    "inputs": set(),
+    "errors": {"inputs"},
     "machine_code": set(),
     "sim.errors": set(),
     "sim.ir": {"sim.errors"},
@@ -34,10 +35,10 @@ ALLOWED: dict[str, set[str]] = {
     "sim.link": {"sim.errors", "sim.ir", "sim.machine", "sim.ops"},
     "sim": {"sim.errors", "sim.ir", "sim.memory", "sim.machine", "sim.ops", "sim.timing", "sim.link"},
     "sim.host": {"sim", "sim.errors", "sim.memory", "sim.machine"},
-    "language": {"errors"},
-    "scores": {"errors", "language"},
-    "sequences": {"errors"},
-    "masks": {"errors", "language", "scores"},
+    "language": {"inputs", "errors"},
+    "scores": {"inputs", "errors", "language"},
+    "sequences": {"inputs", "errors"},
+    "masks": {"inputs", "errors", "language", "scores"},
     "reference": VALUES,
     "problem": VALUES,
     "kernels": set(),

@@ -18,7 +18,7 @@ from warpattn.cli.training.kernels import backward_launches
 from warpattn.errors import AttentionError
 from warpattn.machine_code import gcn, sass
 from warpattn.problem import CheckedCall
-from warpattn.problem.operands import Operands
+from warpattn.problem.operands import Operands, fitted
 from warpattn.runtime.plan import list_launches, plan, plan_backward
 from warpattn.sequences import Dense
 
@@ -61,7 +61,7 @@ def compile_command(
     console.print(f"{request}{spelling.default_note(mask)}")
     console.print(str((plan_backward if backward else plan)(checked.problem, arch=arch)))
     x = untouched(checked)
-    for launch in backward_launches(checked, x) if backward else list_launches(checked, x, Dense()):
+    for launch in backward_launches(checked, x) if backward else list_launches(checked, fitted(x), Dense()):
         start = time.perf_counter()
         with working(f"compiling {launch.name}"):
             kernel = compiled(launch)

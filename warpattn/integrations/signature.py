@@ -25,7 +25,7 @@ from typing import Any
 from torch import Tensor
 
 from warpattn.errors import AttentionError
-from warpattn.language.traced import kind_of
+from warpattn.inputs import kind_of
 
 __all__ = ["Given", "drop_in"]
 

@@ -25,7 +25,7 @@ from torch.library import Library
 from warpattn.api import attention, attention_backward
 from warpattn.errors import AttentionError
 from warpattn.integrations.flash_attn import packed
-from warpattn.integrations.flash_attn.modifiers import Tail, scored, visible
+from warpattn.integrations.flash_attn.modifiers import Tail, scored, two_limits, visible
 from warpattn.integrations.signature import Given, drop_in
 from warpattn.masks import Causal, Materialized
 from warpattn.sequences import Ragged
@@ -159,7 +159,7 @@ def _ragged(given: Given) -> tuple[Tensor, Tensor]:
             rule = "torch's backward operator does not get it: run under torch.no_grad(), or call warpattn.attention"
             raise AttentionError(f"{name} is given and an input requires a gradient; {rule}")
     window = (given.window_size_left, given.window_size_right)
-    tail = Tail(visible(given.is_causal, window), scored(slopes=given.alibi_slopes), scale=given.scale)
+    tail = Tail(visible(given.is_causal, two_limits(window)), scored(slopes=given.alibi_slopes), scale=given.scale)
     queries = packed.Queries(given.query, given.cum_seq_q, given.max_q)
     keys = packed.Keys(given.key, given.value, given.cum_seq_k, given.max_k, given.seqused_k, given.block_table)
     with torch.no_grad():

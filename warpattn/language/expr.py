@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from warpattn.errors import AttentionError
+from warpattn.inputs import tensor_fault
 from warpattn.language import eager
 from warpattn.language.evaluate import evaluate
 from warpattn.language.nodes import Node, Program, Trace, build, cast, const, make, running
@@ -240,9 +241,11 @@ def symbol(name: str, dtype: str = "int") -> Expr:
 def load(tensor: torch.Tensor, *index: Any) -> Any:
     """Element of `tensor` at one int index per dimension; 0 (False) where an index is outside its dimension.
 
-    Inside a trace the tensor is registered and a symbol comes back; otherwise indices are ints or broadcastable int
-    tensors and the result is a tensor. Raises AttentionError for a wrong number or kind of indices.
+    Inside a trace the tensor is registered and a symbol comes back; otherwise indices are ints or int tensors that
+    broadcast, and so is the result. Raises AttentionError for a wrong number or kind of indices.
     """
+    if (fault := tensor_fault(tensor)) is not None:
+        raise user_error(f"a captured tensor {fault.what}", f"it {fault.rule}")
     if len(index) != tensor.ndim:
         raise user_error(f"a captured tensor of shape {tuple(tensor.shape)} is read with {len(index)} indices",
                           "give one index per dimension")  # fmt: skip

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from numbers import Integral
 from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
 from warpattn.errors import AttentionError
+from warpattn.inputs import number
 from warpattn.language.expr import Table, symbol
 
-__all__ = ["Lengths", "Traced", "is_int", "kind_of", "require", "same_object"]
+__all__ = ["Lengths", "Traced", "require", "same_object", "settle", "whole"]
 
 MAX_INT = 1 << 30  # sums of two such still fit the kernels' 32-bit ints
 
@@ -59,18 +59,20 @@ def same_object(value: Any) -> Any:
     return Table(value) if isinstance(value, Tensor) else value
 
 
-def is_int(value: Any, low: int) -> bool:
-    """Whether `value` is an int (not a bool) from `low` to 2**30."""
-    is_integer = type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
-    return is_integer and low <= int(value) <= MAX_INT
+def whole(value: Any, low: int) -> int | None:
+    """`value` as an int (NumPy's ints and tensors without dimensions count, bools do not) from `low` to 2**30; None
+    if it is none."""
+    found = value if type(value) is int else number(value)
+    return found if isinstance(found, int) and low <= found <= MAX_INT else None
+
+
+def settle(owner: object, name: str, value: Any) -> None:
+    """Give a field of a frozen value the number that was understood."""
+    if getattr(owner, name) is not value:
+        object.__setattr__(owner, name, value)
 
 
 def require(ok: bool, what: str, rule: str) -> None:
     """Raise AttentionError unless `ok`."""
     if not ok:
         raise AttentionError(f"{what}; {rule}")
-
-
-def kind_of(value: Any) -> str:
-    """A value in an error message: tensors by dtype and shape."""
-    return f"a {value.dtype} tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)

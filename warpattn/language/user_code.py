@@ -20,7 +20,9 @@ def call_user(fn: Callable[..., Any], *args: Any, **captured: Any) -> Any:
     """Call a user's mask or score function; what Python, torch or NumPy raise about symbols names the user's line."""
     try:
         return fn(*args, **captured)
-    except (TypeError, IndexError, AttributeError) as error:
+    except AttentionError:
+        raise
+    except Exception as error:
         line, traceback = line_of(fn), error.__traceback__
         while traceback is not None:
             file = traceback.tb_frame.f_code.co_filename

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from warpattn.inputs import is_tensor, kind_of
 from warpattn.language.expr import Expr, call_user, load, maximum, minimum, saturated, user_result_error, where
-from warpattn.language.traced import Lengths, is_int, kind_of, require, same_object
+from warpattn.language.traced import Lengths, require, same_object, settle, whole
 from warpattn.masks.base import And, Mask, Not, Or
 from warpattn.masks.documents import document_bounds, document_labels
 from warpattn.masks.program import MaskProgram, Span
@@ -60,7 +61,7 @@ class Causal(Mask):
     top_left: bool = False
 
     def __post_init__(self) -> None:
-        require(isinstance(self.top_left, bool), f"top_left is {self.top_left!r}", "it must be True or False")
+        require(isinstance(self.top_left, bool), f"top_left is {kind_of(self.top_left)}", "it must be True or False")
 
     def keep(self, b: Value, h: Value, q: Value, k: Value, lens: Lengths | None = None) -> Value:
         return k <= self._newest(q, lens)
@@ -84,8 +85,10 @@ class SlidingWindow(Mask):
 
     def __post_init__(self) -> None:
         for name, value, low in (("window", self.window, 1), ("right", self.right, 0)):
-            ok = value is None or is_int(value, low)
-            require(ok, f"{name} is {value!r}", f"it must be None or an int from {low} to 2**30")
+            found = None if value is None else whole(value, low)
+            ok = value is None or found is not None
+            require(ok, f"{name} is {kind_of(value)}", f"it must be None or an int from {low} to 2**30")
+            settle(self, name, found)
 
     def keep(self, b: Value, h: Value, q: Value, k: Value, lens: Lengths | None = None) -> Value:
         new_enough = True if self.window is None else k > q - self.window
@@ -104,7 +107,9 @@ class Chunked(Mask):
     size: int
 
     def __post_init__(self) -> None:
-        require(is_int(self.size, 1), f"size is {self.size!r}", "it must be an int from 1 to 2**30")
+        size = whole(self.size, 1)
+        require(size is not None, f"size is {kind_of(self.size)}", "it must be an int from 1 to 2**30")
+        settle(self, "size", size)
 
     def keep(self, b: Value, h: Value, q: Value, k: Value, lens: Lengths | None = None) -> Value:
         return q // self.size == k // self.size
@@ -141,9 +146,11 @@ class Prefix(Mask):
     _length: Any = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        ok = is_int(self.length, 0) or _is_int_tensor(self.length, 1)
-        require(ok, f"length is {kind_of(self.length)}",
-                "it must be an int from 0 to 2**30 or an int32 or int64 tensor (batch,)")  # fmt: skip
+        if not _is_int_tensor(self.length, 1):
+            length = whole(self.length, 0)
+            require(length is not None, f"length is {kind_of(self.length)}",
+                    "it must be an int from 0 to 2**30 or an int32 or int64 tensor (batch,)")  # fmt: skip
+            settle(self, "length", length)
         object.__setattr__(self, "_length", same_object(self.length))
 
     def keep(self, b: Value, h: Value, q: Value, k: Value, lens: Lengths | None = None) -> Value:
@@ -204,7 +211,7 @@ class Materialized(Mask):
 
     def __post_init__(self) -> None:
         mask = self.mask
-        fits = isinstance(mask, Tensor) and mask.ndim in (3, 4) and (mask.dtype == torch.bool or self.adds)
+        fits = is_tensor(mask) and mask.ndim in (3, 4) and (mask.dtype == torch.bool or self.adds)
         require(fits, f"mask is {kind_of(mask)}", "it must be a bool or float tensor (B, S, K) or (B, H, S, K)")
 
     @property
@@ -275,4 +282,4 @@ class CustomMask(Mask):
 
 
 def _is_int_tensor(value: Any, *ranks: int) -> bool:
-    return isinstance(value, Tensor) and value.dtype in (torch.int32, torch.int64) and value.ndim in ranks
+    return is_tensor(value) and value.dtype in (torch.int32, torch.int64) and value.ndim in ranks

@@ -34,7 +34,7 @@ class BackwardLimits:
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of the kernels of one architecture; head dims are multiples of 8."""
+    """Limits of the kernels of one architecture. Head dims between multiples of 8 are filled up to the next."""
 
     kinds: tuple[str, ...]  # of sequences
     max_dim: int

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from warpattn.language.nodes import Program
-from warpattn.problem.operands import addressable
+from warpattn.problem.operands import addressable, packed, whole_runs
 from warpattn.problem.problem import CheckedCall
 
 __all__ = ["CheckedBackward", "Gradients", "fitted_gradients", "fp32_fields", "without_tiles", "write_back"]
@@ -98,7 +98,7 @@ def write_back(fitting: Gradients, x: Gradients) -> None:
     for name in ("dq", "dk", "dv"):
         made, wanted = getattr(fitting, name), getattr(x, name)
         if made.data_ptr() != wanted.data_ptr():
-            wanted.copy_(made)
+            wanted.copy_(made[..., : wanted.shape[-1]])
 
 
 def without_tiles(x: Gradients) -> None:
@@ -114,8 +114,8 @@ def without_tiles(x: Gradients) -> None:
 
 
 def _readable(x: Tensor) -> Tensor:
-    return x.detach() if addressable(x) else x.detach().clone(memory_format=torch.contiguous_format)
+    return x.detach() if addressable(x) else packed(x.detach())
 
 
 def _writable(x: Tensor) -> Tensor:
-    return x.detach() if addressable(x) else torch.empty_like(x, memory_format=torch.contiguous_format)
+    return x.detach() if addressable(x) else x.new_empty((*x.shape[:-1], whole_runs(x.shape[-1])))

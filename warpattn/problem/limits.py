@@ -64,8 +64,8 @@ def _check_dims(rules: Rules, arch: str, sizes: Sizes | Problem) -> None:
     either = f", or {LATENT[0]} with values of {LATENT[1]} (latent attention)" if limits.latent else ""
     dims = {"q": sizes.dim_qk} if sizes.dim_qk == sizes.dim_v else {"q": sizes.dim_qk, "v": sizes.dim_v}
     for name, dim in dims.items():
-        if dim % 8 or dim > limits.max_dim:
-            rule = f"the {arch} backend takes multiples of 8 up to {limits.max_dim}{either}; {USE_REFERENCE} for others"
+        if dim > limits.max_dim:
+            rule = f"the {arch} backend takes head dims up to {limits.max_dim}{either}; {USE_REFERENCE} for others"
             rules.add(f"{name} has head_dim {dim}", rule)
 
 

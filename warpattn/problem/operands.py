@@ -1,7 +1,7 @@
 """What a kernel is given: the tensors of a call as kernels take them, and its traced mask and score as programs.
 
 Kernels of every architecture take q, k, v and out in place if their rows start at multiples of 16 bytes (TMA
-and vector loads need it); the others are copied once.
+and vector loads need it); the others are copied once, rows filled up with zeros to a multiple of 8 elements.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from warpattn.language.nodes import Program
 from warpattn.problem.problem import CheckedCall
 
 __all__ = ["ALIGNMENT", "COPY_RULE", "MAX_INDEX", "RUN", "Operands", "addressable", "captured", "captured_values",
-           "described", "fitted", "flat", "modifier_args", "programs", "run_strides", "without_keys"]  # fmt: skip
+           "described", "fitted", "flat", "hand_over", "modifier_args", "packed", "programs", "run_strides", "whole_runs",
+           "without_keys"]  # fmt: skip
 
 PACKED = torch.contiguous_format
 MAX_INDEX = 2**31 - 1
@@ -28,7 +29,7 @@ LEAST_SCALE = 2.0**-100  # below it the kernel's own c = scale * log2(e) is no p
 IDENTITY = Program((("sym", "float", "s"),), ())
 COPY_RULE = (
     "q, k, v and out stay where they are if their last stride is 1, the others are multiples of 8 elements above 0, "
-    "and they start at a multiple of 16 bytes; a tensor that does not is copied once"
+    "their head dim is a multiple of 8, and they start at a multiple of 16 bytes; a tensor that does not is copied once"
 )
 
 
@@ -48,8 +49,8 @@ def fitted(x: Operands) -> Operands:
 
     A tensor that is given twice gets an alias, so that each operand is an object of its own.
     """
-    q, k, v = [t if addressable(t) else _packed(t) for t in (x.q, x.k, x.v)]
-    out = x.out if addressable(x.out) else torch.empty_like(x.out, memory_format=PACKED)
+    q, k, v = [t if addressable(t) else packed(t) for t in (x.q, x.k, x.v)]
+    out = x.out if addressable(x.out) else x.out.new_empty((*x.out.shape[:-1], whole_runs(x.out.shape[-1])))
     k = k.detach() if k is q else k
     v = v.detach() if v is q or v is k else v
     return Operands(q, k, v, out, x.lse, _logits(x.sinks))
@@ -58,8 +59,8 @@ def fitted(x: Operands) -> Operands:
 def addressable(x: Tensor) -> bool:
     """Whether TMA can read or write a (B, S, H, D) tensor of two-byte elements in place, see `COPY_RULE`."""
     *outer, last = zip(x.shape, x.stride(), strict=True)
-    strides = last[1] == 1 and all(size == 1 or (stride > 0 and stride % 8 == 0) for size, stride in outer)
-    return strides and x.data_ptr() % ALIGNMENT == 0
+    strides = last[1] == 1 and all(size == 1 or (stride > 0 and stride % RUN == 0) for size, stride in outer)
+    return strides and last[0] % RUN == 0 and x.data_ptr() % ALIGNMENT == 0
 
 
 def described(x: Tensor) -> tuple[Hashable, ...]:
@@ -121,8 +122,25 @@ def without_keys(x: Operands) -> None:
         x.lse.fill_(-torch.inf)
 
 
-def _packed(x: Tensor) -> Tensor:
-    return x.clone(memory_format=PACKED)
+def whole_runs(size: int) -> int:
+    """The next multiple of `RUN`: the columns that kernels have for a head dim."""
+    return RUN * -(-size // RUN)
+
+
+def hand_over(fitting: Operands, x: Operands) -> None:
+    """Copy an output that was computed aside to where the caller wants it."""
+    if fitting.out is not x.out:
+        x.out.copy_(fitting.out[..., : x.out.shape[-1]])
+
+
+def packed(x: Tensor) -> Tensor:
+    """A copy without gaps, rows filled up with zeros to whole runs."""
+    size = x.shape[-1]
+    if size % RUN == 0:
+        return x.clone(memory_format=PACKED)
+    wide = x.new_zeros((*x.shape[:-1], whole_runs(size)))
+    wide[..., :size] = x
+    return wide
 
 
 def _logits(sinks: Tensor | None) -> Tensor | None:

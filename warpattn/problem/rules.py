@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields
-from numbers import Real
 
 import torch
 from torch import Tensor
-from torch._C._functorch import peek_interpreter_stack
+from torch._C._functorch import is_batchedtensor, peek_interpreter_stack
 from torch.autograd import forward_ad
 
 from warpattn.errors import AttentionError, Rules
+from warpattn.inputs import kind_of, number
 from warpattn.masks import Document, Full, Mask, MaskProgram, Materialized, Padding, Prefix
 from warpattn.problem.backends import (
     BACKENDS,
@@ -34,6 +34,7 @@ from warpattn.problem.gradients import (
     refuse_gradients,
 )
 from warpattn.problem.limits import LATENT_WHERE, check_limits, is_latent
+from warpattn.problem.memory import begins_with, overlap, overlaps_itself
 from warpattn.problem.problem import Call, CheckedCall, Problem
 from warpattn.scores import ALiBi, Bias, CustomScore, Score, ScoreProgram
 from warpattn.sequences import Sizes
@@ -78,6 +79,9 @@ def validate(call: Call, read_values: bool = True) -> CheckedCall:
     if backend is not None and backend != "reference":
         arch = backend.removeprefix("simulate:")
         check_limits(rules, arch, call.sequence.kind, getattr(call.q, "dtype", None), sizes)
+        for name, x in tensors.items():
+            rule = f"under torch.vmap there is no kernel; {USE_REFERENCE}"
+            rules.require(not is_batchedtensor(x), f"{name} has no memory of its own", rule)
         if read_values and sizes is not None and LIMITS[arch].latent and is_latent(sizes):
             _check_latent_view(rules, call)
     on_host = backend is not None and (backend == "reference" or backend.startswith("simulate:"))
@@ -107,7 +111,7 @@ def _listed(value: object) -> tuple[object, ...]:
 
 def _choose_backend(rules: Rules, call: Call) -> str | None:
     """The backend to run; None when the name is unknown or no kernel fits the device."""
-    name, device = call.backend, getattr(call.q, "device", None)
+    name, device = call.backend, call.q.device if isinstance(call.q, Tensor) else None
     if name not in BACKENDS:
         listed = ", ".join(f'"{x}"' for x in BACKENDS)
         rules.add(f"backend is {name!r}", f"backend must be one of {listed}")
@@ -143,9 +147,9 @@ def _check_options(rules: Rules, call: Call) -> None:
             given = f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
             rule = f"{name} must be None or a warpattn {kind.__name__} (an instance); wrap others in {wrap}"
             rules.add(f"{name} is {given}", rule)
-    number = isinstance(call.scale, Real) and not isinstance(call.scale, bool)
-    if call.scale is not None and not (number and abs(call.scale) <= LARGEST_SCALE):
-        rules.add(f"scale is {call.scale!r}", "scale must be None (1/sqrt(head_dim)) or a finite number of fp32")
+    scale = 1.0 if call.scale is None else number(call.scale)
+    if scale is None or not abs(scale) <= LARGEST_SCALE:
+        rules.add(f"scale is {kind_of(call.scale)}", "scale must be None (1/sqrt(head_dim)) or a finite number of fp32")
     if not isinstance(call.return_lse, bool):
         rules.flag("return_lse", call.return_lse)
 
@@ -206,8 +210,13 @@ def _check_out(rules: Rules, call: Call, sizes: Sizes) -> None:
     rules.require(out.shape == shape, f"out has shape {tuple(out.shape)}", f"out must have shape {tuple(shape)}")
     same = out.dtype == call.q.dtype
     rules.require(same, f"out has dtype {out.dtype}", f"out must have the dtype of q, {call.q.dtype}")
-    repeats = any(size > 1 and stride == 0 for size, stride in zip(out.shape, out.stride(), strict=True))
-    rules.require(not repeats, f"out has strides {out.stride()}", "out must not be an expanded tensor (stride 0)")
+    if overlaps_itself(out):
+        rules.add(f"out has shape {tuple(out.shape)} and strides {out.stride()}",
+                  "each element of out must have its own place in memory")  # fmt: skip
+    for name, x in (call.sequence.operands(call.q, call.k, call.v) | {"sinks": call.sinks}).items():
+        if isinstance(x, Tensor) and overlap(out, x):
+            what = f"out starts at {out.data_ptr()} and {name} at {x.data_ptr()}"
+            rules.add(what, f"out must not share memory with {name}: others may still read what is written")
 
 
 def _is_differentiated(tensors: list[Tensor | None]) -> bool:
@@ -240,12 +249,6 @@ def _check_latent_view(rules: Rules, call: Call) -> None:
     what = f"{v_name} has strides {v.stride()} at {v.data_ptr()}, {k_name} {k.stride()} at {k.data_ptr()}"
     rule = f"{LATENT_WHERE} a token's value is part of its key: {v_name} must be the view {k_name}[..., :{LATENT[1]}]"
     rules.require(begins_with(k, v), what, rule)
-
-
-def begins_with(k: Tensor, v: Tensor) -> bool:
-    """Whether `v` is the first columns of `k`'s own memory."""
-    strides = zip(v.shape, v.stride(), k.stride(), strict=True)
-    return v.data_ptr() == k.data_ptr() and all(size == 1 or mine == its for size, mine, its in strides)
 
 
 def _check_part(rules: Rules, part: Mask | Score, call: Call, sizes: Sizes) -> None:
@@ -306,7 +309,8 @@ def _check_lengths(rules: Rules, name: str, lengths: Tensor, longest: int | None
 
 
 def _scale(call: Call) -> float:
-    return float(call.scale) if call.scale is not None else call.q.shape[-1] ** -0.5
+    scale = None if call.scale is None else number(call.scale)
+    return call.q.shape[-1] ** -0.5 if scale is None else float(scale)
 
 
 def _problem(call: Call, sizes: Sizes, mask: MaskProgram, score: ScoreProgram | None) -> Problem:

@@ -21,6 +21,7 @@ from torch import Tensor
 from warpattn.language.traced import Traced
 from warpattn.masks import MaskProgram
 from warpattn.problem import Call, CheckedCall, is_latent
+from warpattn.problem.memory import apart, extent
 from warpattn.problem.operands import ALIGNMENT, Operands, captured, captured_values, described
 from warpattn.runtime import cuda
 from warpattn.runtime.bound_launches import BoundLaunches
@@ -52,6 +53,8 @@ def remember(call: Call, checked: CheckedCall, x: Operands, bound: BoundLaunches
     """Keep the launches of a call that has just run on operands `x`, if they serve other tensors as well."""
     if call.mask is not None and call.mask.additive() is not None:
         return  # the additive part is a score of its own, made anew in every call
+    if call.sinks is not None and call.sinks.stride(0) != 1:
+        return  # see `_identify`: the imaginary part of a complex tensor
     given = (call.q, call.k, call.v, x.out if call.out is None else call.out, call.sinks)
     used = (x.q, x.k, x.v, x.out, x.sinks)
     if any(a is not None and b is not None and a.data_ptr() != b.data_ptr() for a, b in zip(given, used, strict=True)):
@@ -59,7 +62,7 @@ def remember(call: Call, checked: CheckedCall, x: Operands, bound: BoundLaunches
     try:
         key, *programs = _identify(call)
         bound.follow_call(checked, x, call.sequence)
-        known = _known.get(key) or CachedCall(checked, x)
+        known = _known.get(key) or CachedCall(checked, x, call.out is not None)
     except _UNUSUAL:
         return
     if not known.keep(bound):
@@ -75,9 +78,10 @@ def remember(call: Call, checked: CheckedCall, x: Operands, bound: BoundLaunches
 class CachedCall:
     """The launches of all calls with one key."""
 
-    __slots__ = ("_by_stream", "_device", "_has_captured", "_latent", "_like_q", "_lse_shape", "_out", "_shared")
+    __slots__ = ("_by_stream", "_device", "_extents", "_has_captured", "_latent", "_like_q", "_lse_shape", "_out",
+                 "_shared", "_written")  # fmt: skip
 
-    def __init__(self, checked: CheckedCall, x: Operands) -> None:
+    def __init__(self, checked: CheckedCall, x: Operands, out_given: bool) -> None:
         self._shared: BoundLaunches | None = None  # without a workspace
         self._by_stream: dict[int, BoundLaunches] = {}
         self._device = x.q.get_device()
@@ -86,6 +90,9 @@ class CachedCall:
         self._lse_shape = checked.lse_shape if checked.problem.has_lse else None
         self._has_captured = bool(captured(checked))
         self._latent = is_latent(checked.problem)  # then v is a view of k
+        read = (x.q, x.k, x.v, x.sinks) if out_given else ()
+        self._extents = tuple([0 if t is None else extent(t) for t in read])
+        self._written = extent(x.out) if out_given else 0
 
     def keep(self, bound: BoundLaunches) -> bool:
         """Keep the launches for every stream or, with a workspace, for torch's current one unless it is captured."""
@@ -116,13 +123,20 @@ class CachedCall:
             if any(x.get_device() != self._device or (grad and x.requires_grad) for x in tensors):
                 return None
             values = captured_values(tensors)
-        q_at, k_at, v_at = q.data_ptr(), k.data_ptr(), v.data_ptr()
-        if out is None:
-            out = torch.empty_like(q) if self._like_q else torch.empty(**self._out)
-        out_at = out.data_ptr()
-        if (q_at | k_at | v_at | out_at) % ALIGNMENT or (self._latent and k_at != v_at):
+        try:
+            q_at, k_at, v_at = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        except RuntimeError:  # such as of torch.vmap
             return None
         sinks_at = 0 if sinks is None else sinks.data_ptr()
+        if out is None:
+            out = torch.empty_like(q) if self._like_q else torch.empty(**self._out)
+            out_at = out.data_ptr()
+        else:
+            out_at = out.data_ptr()
+            if not apart((out_at, self._written), (q_at, k_at, v_at, sinks_at), self._extents):
+                return None
+        if (q_at | k_at | v_at | out_at) % ALIGNMENT or (self._latent and k_at != v_at):
+            return None
         lse, lse_at = None, 0
         if self._lse_shape is not None:
             lse = torch.empty(self._lse_shape, dtype=torch.float32, device=out.device)
@@ -141,8 +155,12 @@ def _layout(sequence: Sequence) -> Hashable:
 def _identify(call: Call) -> tuple[Hashable, MaskProgram | None, ScoreProgram | None]:
     """What identifies a call, and its programs; raises one of `_UNUSUAL` for values that have no such identity."""
     q, k, v, sinks, out, mask, score = call.q, call.k, call.v, call.sinks, call.out, call.mask, call.score
-    # 1 == True, but one of them is no scale and the other no flag.
-    if not (type(q) is type(k) is type(v) is Tensor) or type(call.scale) is bool or type(call.return_lse) is not bool:
+    # 1 == True, but one of them is no scale and the other no flag; the key would hold a tensor's identity, not its
+    # number. What rules refuse for its negative bit has even strides, and no such tensor is remembered.
+    scale = call.scale
+    if not (type(q) is type(k) is type(v) is Tensor) or type(call.return_lse) is not bool:
+        raise TypeError
+    if scale is not None and not isinstance(scale, float) and type(scale) is not int:
         raise TypeError
     if torch.is_grad_enabled() and (
         q.requires_grad
@@ -162,7 +180,7 @@ def _identify(call: Call) -> tuple[Hashable, MaskProgram | None, ScoreProgram | 
     sequence = call.sequence
     key = (
         q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype,
-        q.get_device(), k.get_device(), v.get_device(), mask_id, score_id, call.scale, call.return_lse, call.backend,
+        q.get_device(), k.get_device(), v.get_device(), mask_id, score_id, scale, call.return_lse, call.backend,
         None if sinks is None else described(sinks), None if out is None else described(out),
         None if type(sequence) is Dense else _layout(sequence),
     )  # fmt: skip

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from warpattn.problem import Call, CheckedCall, validate
-from warpattn.problem.operands import Operands, fitted, without_keys
+from warpattn.problem.operands import Operands, fitted, hand_over, without_keys
 from warpattn.reference import reference
 from warpattn.runtime import call_cache, cuda
 from warpattn.runtime.bound_launches import launch_all
@@ -82,7 +82,6 @@ def _run_on_card(call: Call, checked: CheckedCall, operands: Operands) -> None:
     with contextlib.nullcontext() if cuda.current_device() == device else torch.cuda.device(device):
         fitting = fitted(operands)
         bound = launch_all(list_launches(checked, fitting, call.sequence), device)
-        if fitting.out is not operands.out:
-            operands.out.copy_(fitting.out)
+        hand_over(fitting, operands)
         if bound is not None:
             call_cache.remember(call, checked, fitting, bound)

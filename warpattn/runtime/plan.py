@@ -17,7 +17,7 @@ from warpattn.problem.backward import CheckedBackward, Gradients
 from warpattn.problem.gradients import check_backward
 from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, Launch, PlanOptions
 from warpattn.problem.limits import check_limits, check_sizes
-from warpattn.problem.operands import Operands
+from warpattn.problem.operands import RUN, Operands, whole_runs
 from warpattn.sequences import Sequence
 
 __all__ = ["Plan", "list_backward_launches", "list_launches", "plan", "plan_backward"]
@@ -60,7 +60,17 @@ def plan(problem: Problem, arch: str = "sm90") -> Plan:
     check_sizes(rules, problem)
     check_limits(rules, arch, problem.kind, problem.dtype, problem)
     rules.done()
-    return Plan(problem, arch, _family(arch).choose(problem, ARCHS[arch]))
+    filled = _filled(problem)
+    choice = _family(arch).choose(filled, ARCHS[arch])
+    if filled != problem:
+        why = f"{problem.dim_qk}/{problem.dim_v} are no multiples of {RUN}: q, k and v are copied, rows filled up with"
+        choice = replace(choice, reasons=(*choice.reasons, f"head dims {why} zeros to {filled.dim_qk}/{filled.dim_v}"))
+    return Plan(problem, arch, choice)
+
+
+def _filled(problem: Problem) -> Problem:
+    """The problem that kernels get: head dims filled up to whole runs, as `fitted` does with the operands."""
+    return replace(problem, dim_qk=whole_runs(problem.dim_qk), dim_v=whole_runs(problem.dim_v))
 
 
 def plan_backward(problem: Problem, arch: str = "sm90") -> Plan:
@@ -71,7 +81,7 @@ def plan_backward(problem: Problem, arch: str = "sm90") -> Plan:
     rules.done()
     from warpattn.kernels.sm90.backward.config import choose
 
-    choice = choose(problem, ARCHS[arch])
+    choice = choose(_filled(problem), ARCHS[arch])
     if problem.score is not None and reads(problem.score).tensors:
         choice = replace(choice, reasons=(*choice.reasons, CAPTURED))
     return Plan(problem, arch, choice)
@@ -81,6 +91,8 @@ def list_launches(
     checked: CheckedCall, operands: Operands, sequence: Sequence, options: PlanOptions = DEFAULT_OPTIONS
 ) -> tuple[Launch, ...]:
     """The launches of a checked call on its backend's architecture, in order; operands are `fitted`."""
+    filled = _filled(checked.problem)
+    checked = checked if filled == checked.problem else replace(checked, problem=filled)
     return _family(checked.backend.removeprefix("simulate:")).launches(checked, operands, sequence, options)
 
 
@@ -88,7 +100,8 @@ def list_backward_launches(checked: CheckedBackward, x: Gradients, sequence: Seq
     """The launches of a checked backward, in order; tensors are `fitted_gradients`."""
     from warpattn.kernels.sm90.backward.launch import list_backward_launches
 
-    return list_backward_launches(checked, x, sequence)
+    forward = replace(checked.forward, problem=_filled(checked.forward.problem))
+    return list_backward_launches(replace(checked, forward=forward), x, sequence)
 
 
 class _Family(NamedTuple):

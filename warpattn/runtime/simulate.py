@@ -16,7 +16,7 @@ from warpattn.problem import CheckedCall
 from warpattn.problem.arch import triton_target
 from warpattn.problem.backward import CheckedBackward, Gradients, fitted_gradients, write_back
 from warpattn.problem.launch import Launch
-from warpattn.problem.operands import Operands, fitted, without_keys
+from warpattn.problem.operands import Operands, fitted, hand_over, without_keys
 from warpattn.runtime.compiler import refusals_named
 from warpattn.runtime.kernel_cache import require_triton
 from warpattn.runtime.plan import list_backward_launches, list_launches
@@ -60,8 +60,7 @@ def traced(
         return Report(schedule=options.schedule, seed=options.seed)
     fitting = fitted(operands)
     report = _longest([run_launch(launch, options) for launch in list_launches(checked, fitting, sequence)])
-    if fitting.out is not operands.out:
-        operands.out.copy_(fitting.out)
+    hand_over(fitting, operands)
     return report
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from warpattn.errors import Rules
 from warpattn.kernels.cache.launch import NewRows, append_launches
 from warpattn.sequences import PagedKV
-from warpattn.serving.new_tokens import AppendCalls, check_angles, check_heads, check_places, rotated
+from warpattn.serving.new_tokens import AppendCalls, check_angles, check_heads, check_memory, check_places, rotated
 
 __all__ = ["append_paged"]
 
@@ -43,7 +43,8 @@ def append_paged(
     row p for position p. interleaved: pairs (0, 1), (2, 3), …; otherwise (0, R/2), (1, R/2 + 1), …
 
     On a card nothing is read back: pages that are not in the cache and positions that the table or `cos` do not hold
-    are the caller's promise, and such tokens are not written. Raises AttentionError listing every broken rule.
+    are the caller's promise, and such tokens are not written. So is that every new token has a place of its own: what
+    two for one place leave there is undefined. Raises AttentionError listing every broken rule.
     """
     tensors = (k_pages, v_pages, k_new, v_new, block_table, lengths, cos, sin)
     if _calls.launched_again(tensors, interleaved):
@@ -95,11 +96,13 @@ def _check_places(rules: Rules, kv: PagedKV, new: NewRows) -> None:
         rules.require(x.dtype == torch.int32, f"{name} has dtype {x.dtype}", "it must be torch.int32")
     others |= dict(zip(("cos", "sin"), new.angles or (), strict=False))
     check_places(rules, copied, others, "append_paged")
+    check_memory(rules, {"k_new": new.k, "v_new": new.v}, {"k_pages": kv.k_pages, "v_pages": kv.v_pages})
 
 
 def _check_values(rules: Rules, kv: PagedKV, k_new: Tensor, angles: tuple[Tensor, Tensor] | None) -> None:
     """Rules of lengths and pages, where reading them costs nothing."""
     tokens, size = k_new.shape[1], kv.k_pages.shape[1]
+    written: dict[tuple[int, int], int] = {}  # (page, row), by which sequence
     capacity = kv.block_table.shape[1] * size
     for b, length in enumerate(kv.lengths.tolist()):
         rule = f"a length must be within 0 .. {capacity}, the keys that {kv.block_table.shape[1]} pages hold"
@@ -112,6 +115,13 @@ def _check_values(rules: Rules, kv: PagedKV, k_new: Tensor, angles: tuple[Tensor
             page = int(kv.block_table[b, slot])
             rule = f"a page in use must be within 0 .. {len(kv.k_pages) - 1}, the pages of the cache"
             rules.require(0 <= page < len(kv.k_pages), f"block_table[{b}, {slot}] is {page}", rule)
+        for position in range(max(length - tokens, 0), length):
+            place = (int(kv.block_table[b, position // size]), position % size)
+            if place in written:
+                what = f"row {place[1]} of page {place[0]} gets the tokens of sequences {written[place]} and {b}"
+                rules.add(what, "each new token must have a place of its own")
+                break
+            written[place] = b
 
 
 def _positions(kv: PagedKV, tokens: int) -> Tensor:

@@ -10,11 +10,12 @@ from torch import Tensor
 from warpattn.errors import AttentionError, Rules
 from warpattn.problem.backends import NEEDS, chip_of
 from warpattn.problem.launch import Launch
+from warpattn.problem.memory import begins_with, overlap, overlaps_itself
 from warpattn.problem.operands import ALIGNMENT, described
 from warpattn.runtime import cuda
 from warpattn.runtime.bound_launches import BoundLaunches, launch_all
 
-__all__ = ["AppendCalls", "check_angles", "check_heads", "check_places", "rotated"]
+__all__ = ["AppendCalls", "check_angles", "check_heads", "check_memory", "check_places", "rotated"]
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 KEPT = 256  # launches at most, of each function
@@ -130,6 +131,24 @@ def check_places(rules: Rules, copied: dict[str, Tensor], others: dict[str, Tens
         rules.require(packed, f"{name} has strides {x.stride()}", "the last stride must be 1")
         grad = x.requires_grad and torch.is_grad_enabled()
         rules.require(not grad, f"{name} requires a gradient", f"{function} has none; call it under torch.no_grad()")
+
+
+def check_memory(rules: Rules, new: dict[str, Tensor], pages: dict[str, Tensor]) -> None:
+    """Rules of memory, keys first: every row of a cache its own place, apart from what is read. Values may be the first
+    columns of the keys if new ones are, too. Repeated calls on a card trust the first one of their layout."""
+    for name, x in pages.items():
+        what = f"{name} has shape {tuple(x.shape)} and strides {x.stride()}"
+        rules.require(not overlaps_itself(x), what, "each of its elements must have its own place in memory")
+        for other, read in new.items():
+            what = f"{name} starts at {x.data_ptr()} and {other} at {read.data_ptr()}"
+            rules.require(not overlap(x, read), what, f"{name} must not share memory with {other}, which is read")
+    if len(pages) < 2:
+        return
+    (k_pages, v_pages), (k, v) = pages.values(), new.values()
+    latent = k.shape[:-1] == v.shape[:-1] and begins_with(k_pages, v_pages) and begins_with(k, v)
+    if not latent and overlap(k_pages, v_pages):
+        what = f"k_pages start at {k_pages.data_ptr()} and v_pages at {v_pages.data_ptr()}"
+        rules.add(what, "they must not share memory, unless values are the first columns of keys, new ones as well")
 
 
 def rotated(k: Tensor, position: Tensor, angles: tuple[Tensor, Tensor], interleaved: bool) -> Tensor:

@@ -19,11 +19,21 @@ import torch
 from torch import Tensor
 
 from warpattn.errors import AttentionError, Rules
+from warpattn.inputs import tensor_fault
 from warpattn.masks import Mask
 from warpattn.problem import Call, CheckedCall, is_latent, validate
 from warpattn.problem.gradients import differentiated, named_inputs, refuse_gradients
 from warpattn.problem.launch import DEFAULT_OPTIONS, PlanOptions
-from warpattn.problem.operands import ALIGNMENT, Operands, addressable, captured, captured_values
+from warpattn.problem.memory import apart, extent, overlap
+from warpattn.problem.operands import (
+    ALIGNMENT,
+    RUN,
+    Operands,
+    addressable,
+    captured,
+    captured_values,
+    whole_runs,
+)
 from warpattn.reference import reference
 from warpattn.runtime import cuda
 from warpattn.runtime.bound_launches import BoundLaunches
@@ -55,7 +65,7 @@ def _check(names: tuple[str, ...], tensors: tuple[Tensor, ...], planned: tuple[_
                 break
         else:
             return
-    except (AttributeError, TypeError):  # not even a tensor
+    except (AttributeError, RuntimeError, TypeError):  # not even a tensor, or a nested one
         pass
     for name, x, like in zip(names, tensors, planned, strict=True):
         _refuse_other(name, x, like)
@@ -63,8 +73,9 @@ def _check(names: tuple[str, ...], tensors: tuple[Tensor, ...], planned: tuple[_
 
 def _refuse_other(name: str, x: object, like: _Like) -> None:
     """AttentionError if x is not `like` it."""
-    if not isinstance(x, Tensor):
-        raise AttentionError(f"{name} is a {type(x).__name__}; {name} must be a torch.Tensor")
+    fault = tensor_fault(x)
+    if fault is not None or not isinstance(x, Tensor):
+        raise AttentionError(f"{name} {fault.what}; {name} {fault.rule}" if fault else f"{name} is no tensor")
     shape, strides, dtype, device, rows_vary = like
     if _like(x, rows_vary) != like:
         what = f"{name} has shape {tuple(x.shape)}, strides {x.stride()} and {x.dtype} on {x.device}"
@@ -90,7 +101,8 @@ class ServingPlan:
         }  # fmt: skip
         q = call.q
         self.out = q.new_empty((*q.shape[:-1], checked.problem.dim_v))
-        self.lse = q.new_empty(checked.lse_shape, dtype=torch.float32) if call.return_lse else None
+        self._tail["dtype"] = exact = torch.float64 if q.dtype == torch.float64 else torch.float32
+        self.lse = q.new_empty(checked.lse_shape, dtype=exact) if call.return_lse else None
         self._values = captured_values(captured(checked))  # the plan keeps these tensors, so they stay where they are
         self._vectors = tuple(0 if x is None else x.data_ptr() for x in (self.lse, call.sinks))
         self._like_sinks = None if call.sinks is None else _like(call.sinks)
@@ -99,12 +111,15 @@ class ServingPlan:
         rows_vary = isinstance(call.sequence, Ragged | PagedRagged)
         fewer_sequences = isinstance(call.sequence, PagedRagged)  # and pages that never vary
         self._names = (*operands, *indices)
+        read = (*operands.values(), call.sinks)
+        self._extents = (extent(self.out), *(0 if x is None else extent(x) for x in read))
         self._like = (
             *(_like(x, rows_vary and (x is q or not fewer_sequences)) for x in operands.values()),
             *(_like(x, fewer_sequences) for x in indices.values()),
         )
         self._like_out = _like(self.out, rows_vary)
-        self._bound = None if checked.backend == "reference" else self._bind(call, checked, options, self.out)
+        launches = checked.backend != "reference" and checked.problem.seq_k > 0 and self.out.numel() > 0
+        self._bound = self._bind(call, checked, options, self.out) if launches else None
 
     def _bind(self, call: Call, checked: CheckedCall, options: PlanOptions, out: Tensor) -> BoundLaunches:
         operands = Operands(call.q, call.k, call.v, out, self.lse, call.sinks)
@@ -112,7 +127,10 @@ class ServingPlan:
         named = [*call.sequence.operands(call.q, call.k, call.v).items(), ("the output", out)]
         for name, x in named:
             what = f"{name} has shape {tuple(x.shape)}, strides {x.stride()} at {x.data_ptr()}"
-            rules.require(addressable(x), what, "a plan makes no copies: rows must start at multiples of 16 bytes")
+            rule = "a plan makes no copies: rows must start at multiples of 16 bytes"
+            if x.shape[-1] % RUN:
+                rule = f"a plan makes no copies: head dims must be multiples of {RUN}, next {whole_runs(x.shape[-1])}"
+            rules.require(addressable(x), what, rule)
         if call.sinks is not None:
             fine = call.sinks.dtype == torch.float32 and call.sinks.is_contiguous()
             what = f"sinks has dtype {call.sinks.dtype} and strides {call.sinks.stride()}"
@@ -134,16 +152,19 @@ class ServingPlan:
         q, k, v, *indices = tensors
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
             _check_gradients(zip(self._names, tensors, strict=True))
+        given = out is not None
         out, lse = self._results(q, k, v, out)
         vectors = self._vectors if sinks is None else self._with_sinks(sinks)
-        if self._bound is None:
+        q_at, k_at, v_at, out_at = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()
+        if given and not apart((out_at, self._extents[0]), (q_at, k_at, v_at, vectors[1]), self._extents[1:]):
+            self._check_apart(out, (q, k, v, self._tail["sinks"] if sinks is None else sinks))
+        if self._bound is None or not (out_at and k_at):  # empty tensors have no address
             tail: dict[str, Any] = self._tail if sinks is None else self._tail | {"sinks": sinks}
             result, found = reference(q, k, v, sequence=sequence, **tail)
             out[: len(result)].copy_(result)  # rows after the last sequence are padding
             if lse is not None:
                 lse.copy_(found)
             return out if lse is None else (out, lse)
-        q_at, k_at, v_at, out_at = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()
         if (q_at | k_at | v_at | out_at) % ALIGNMENT:
             raise AttentionError("a tensor starts in between; a plan's tensors must start at multiples of 16 bytes")
         if self._latent and k_at != v_at:
@@ -170,6 +191,12 @@ class ServingPlan:
             return self.out, self.lse
         _check(("out",), (out,), (self._like_out,))
         return out, self.lse
+
+    def _check_apart(self, out: Tensor, read: tuple[Tensor | None, ...]) -> None:
+        """AttentionError if a given output shares memory with what is read."""
+        for name, x in zip((*self._names[:3], "sinks"), read, strict=True):
+            if x is not None and overlap(out, x):
+                raise AttentionError(f"out shares memory with {name}; others may still read what is written")
 
 
 class DecodePlan(ServingPlan):
@@ -240,7 +267,8 @@ def _cache(kv: PagedKV | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, PagedKV
 class PrefillPlan(ServingPlan):
     """Attention over sequences laid end to end, planned for up to as many rows as `q`, `k` and `v` have.
 
-    The number of sequences, heads and head dims are fixed; rows may be fewer in every call. The tail is that of
+    The number of sequences, heads and head dims are fixed; rows may be fewer in every call. max_q and max_k of `seq`
+    hold for every call, which may bring lower ones; `cu_k` is given in all calls or in none. The tail is that of
     `attention_varlen`. Raises AttentionError listing every broken rule.
     """
 
@@ -258,11 +286,19 @@ class PrefillPlan(ServingPlan):
         return_lse: bool = False,
     ) -> None:
         super().__init__(Call(q, k, v, _ragged(seq), mask, score, sinks, scale, return_lse))
-        self._most = (q.shape[0], k.shape[0])
+        self._most, self._bounds = (q.shape[0], k.shape[0]), (seq.max_q, seq.max_k)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, seq: Ragged, out: Tensor | None = None) -> Result:
         """out (total_q, Hq, Dv), a part of the plan's own or the given one; with return_lse also lse (Hq, total_q)."""
-        return self._run((q, k, v, *_ragged(seq).indices().values()), seq, out)
+        indices = _ragged(seq).indices()
+        if len(indices) != len(self._names) - 3:
+            rule = "seq.cu_k of its own" if "seq.cu_k" in self._names else "keys that share seq.cu_q"
+            raise AttentionError(f"seq has {' and '.join(indices)}; the plan was made for {rule}")
+        for name, most in (("max_q", self._bounds[0]), ("max_k", self._bounds[1])):
+            bound = getattr(seq, name)
+            if most is not None and bound is not None and bound > most:
+                raise AttentionError(f"seq.{name} is {bound}; the plan was made for sequences of up to {most}")
+        return self._run((q, k, v, *indices.values()), seq, out)
 
     def _results(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The first rows of the plan's, as many as q has, or the caller's output."""

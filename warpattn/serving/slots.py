@@ -11,7 +11,7 @@ from torch import Tensor
 from warpattn.errors import Rules
 from warpattn.kernels.cache.launch import NewRows, slot_launches
 from warpattn.problem.operands import MAX_INDEX
-from warpattn.serving.new_tokens import AppendCalls, check_angles, check_heads, check_places, rotated
+from warpattn.serving.new_tokens import AppendCalls, check_angles, check_heads, check_memory, check_places, rotated
 
 __all__ = ["append_slots"]
 
@@ -61,6 +61,7 @@ def append_slots(
         _check_positions(rules, slot_mapping, positions, angles)
         others = {"slot_mapping": slot_mapping} | ({} if positions is None else {"positions": positions})
         check_places(rules, new | pages, others | dict(zip(("cos", "sin"), angles or (), strict=False)), "append_slots")
+        check_memory(rules, new, pages)
     rules.done()
     count = len(slot_mapping)
     if count == 0 or k[:count].numel() == 0:
@@ -110,11 +111,14 @@ def _check_values(
     rules: Rules, k_pages: Tensor, slots: Tensor, positions: Tensor | None, angles: tuple[Tensor, Tensor] | None
 ) -> None:
     """Rules of slots and positions, where reading them costs nothing."""
-    number = k_pages.shape[0] * k_pages.shape[1]
+    number, written = k_pages.shape[0] * k_pages.shape[1], {}
     for t, slot in enumerate(slots.tolist()):
         rule = f"a slot must be -1 or within 0 .. {number - 1}, the rows of the cache"
         if not rules.require(-1 <= slot < number, f"slot_mapping[{t}] is {slot}", rule) or slot < 0:
             continue
+        what = f"slot_mapping[{t}] is {slot}, as slot_mapping[{written.get(slot)}] is"
+        rules.require(slot not in written, what, "each new token must have a slot of its own")
+        written[slot] = t
         if positions is not None and angles is not None:
             position, rows = int(positions[t]), len(angles[0])
             rule = f"a position must be within 0 .. {rows - 1}, the rows of cos"

@@ -154,3 +154,27 @@ def test_memories_are_bounded(card, monkeypatch):
     for length in range(1, 40):
         wa.attention(normal(1, length, 1, 8), normal(1, 3, 1, 8), normal(1, 3, 1, 8))
         assert len(call_cache._known) <= 8
+
+
+def test_an_output_over_an_operand_is_never_recalled(card):
+    q, k, v, memory = normal(), normal(), normal(), normal(2 * B, S, H, D)
+    wa.attention(q, k, v, out=memory[:B])
+    wa.attention(q, k, v, out=memory[B:])
+    assert card.examined == 1, "remembered"
+    for name in "qkv":
+        call = {"q": q, "k": k, "v": v} | {name: memory[:B]}
+        with pytest.raises(wa.AttentionError, match=f"share memory with {name}"):
+            wa.attention(**call, out=memory[:B])
+    assert card.examined == 4 and len(card.launches) == 2
+
+
+def test_numbers_that_change_in_place_are_read_again(card):
+    q, scale = normal(), torch.tensor(0.5)
+    for _ in range(2):
+        wa.attention(q, normal(), normal(), scale=scale)
+    assert card.examined == 2, "the key would hold the tensor, not its number"
+    wa.attention(q, normal(), normal(), scale=torch.tensor(0.25))
+    wa.attention(q, normal(), normal(), scale=0.25)
+    assert card.examined == 4
+    wa.attention(q, normal(), normal(), scale=0.25)
+    assert card.examined == 4

@@ -155,3 +155,32 @@ def test_bad_input_is_refused_when_the_plan_is_made():
     q, kv = torch.randn(2, 1, 5, 16), cache()
     with pytest.raises(wa.AttentionError, match="multiple of the key heads"):
         wa.DecodePlan(q, kv)
+
+
+def test_plans_of_fp64_compute_in_it():
+    q, k, v = (torch.randn(1, 5, 2, 16, dtype=torch.float64) for _ in range(3))
+    exact, exact_lse = wa.attention(q, k, v, return_lse=True)
+    out, lse = wa.DecodePlan(q, (k, v), return_lse=True)(q, (k, v))
+    assert out.dtype == lse.dtype == torch.float64 and torch.equal(out, exact) and torch.equal(lse, exact_lse)
+    seq = wa.Ragged(torch.tensor([0, 2, 5], dtype=torch.int32))
+    exact = wa.attention_varlen(q[0], k[0], v[0], seq)
+    assert torch.equal(wa.PrefillPlan(q[0], k[0], v[0], seq)(q[0], k[0], v[0], seq), exact)
+
+
+@pytest.mark.parametrize("of_its_own", [False, True])
+def test_a_prefill_plan_for_other_offsets(of_its_own):
+    x, starts = torch.randn(5, 2, 16), torch.tensor([0, 2, 5], dtype=torch.int32)
+    made, other = wa.Ragged(starts, starts if of_its_own else None), wa.Ragged(starts, None if of_its_own else starts)
+    plan = wa.PrefillPlan(x, x, x, made)
+    with pytest.raises(wa.AttentionError, match=r"^seq has seq\.cu_q.*; the plan was made for .*seq\.cu_"):
+        plan(x, x, x, other)
+    with pytest.raises(wa.AttentionError, match=r"seq\.cu_q has shape"):
+        plan(x, x, x, wa.Ragged(starts[:2], starts[:2] if of_its_own else None))
+
+
+def test_a_prefill_plan_keeps_its_bounds():
+    x, starts = torch.randn(5, 2, 16), torch.tensor([0, 2, 5], dtype=torch.int32)
+    plan = wa.PrefillPlan(x, x, x, wa.Ragged(starts, None, 3, 3))
+    assert plan(x, x, x, wa.Ragged(starts, None, 3)).shape == x.shape
+    with pytest.raises(wa.AttentionError, match=r"seq\.max_q is 4; the plan was made for sequences of up to 3"):
+        plan(x, x, x, wa.Ragged(starts, None, 4))

@@ -16,7 +16,7 @@ from torch import Tensor
 from warpattn.api import attention, attention_paged
 from warpattn.errors import AttentionError
 from warpattn.integrations.flash_attn import packed
-from warpattn.integrations.flash_attn.modifiers import Tail
+from warpattn.integrations.flash_attn.modifiers import Tail, two_limits
 from warpattn.integrations.signature import Given
 from warpattn.sequences import PagedKV
 from warpattn.serving.append import append_paged
@@ -109,7 +109,7 @@ def _append(given: Given, before: Tensor) -> Tensor:
 def _rotated_queries(given: Given, start: Tensor) -> Tensor:
     """Queries follow `start` one by one if the mask is causal or a window; else all of them sit there."""
     q, start = given.q, start.long()
-    local = given.causal or given.attention_chunk or any(x is not None and x >= 0 for x in given.window_size)
+    local = given.causal or given.attention_chunk or any(x is not None for x in two_limits(given.window_size))
     if given.cu_seqlens_q is not None:
         at = packed.places(given.cu_seqlens_q.diff())
         return _rotated(q, start[at.sequence] + at.position * bool(local), given)

@@ -2,12 +2,17 @@
 
 flash-attn and this package agree on most: causal and windows are aligned to the bottom right, the score is scaled, then
 capped, then biased, a row that sees nothing gives 0. Its window (left, right) counts keys on either side of the
-query's own; -1 and None mean no limit.
+query's own: keys from q - left to q + right. What means no limit differs:
+
+    versions 2, 3    None and every negative number                                  `two_limits`
+    version 4        None alone: (8, -3) are the keys q - 8 to q - 3; if left + right is negative, both have none
+                                                                                     `two_offsets`
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import reduce
 from operator import and_
 from typing import Any, NamedTuple
@@ -16,11 +21,15 @@ from torch import Tensor
 
 from warpattn import Backend
 from warpattn.errors import AttentionError
-from warpattn.language.traced import is_int
-from warpattn.masks import Causal, Chunked, CustomMask, Mask, SlidingWindow
+from warpattn.inputs import kind_of, number
+from warpattn.language.traced import MAX_INT, Lengths
+from warpattn.masks import Causal, Chunked, CustomMask, Mask, SlidingWindow, Span
 from warpattn.scores import ALiBi, Score, SoftCap
 
-__all__ = ["Tail", "placed", "scored", "visible"]
+__all__ = ["Tail", "Window", "placed", "scored", "two_limits", "two_offsets", "visible"]
+
+Value = Any  # a symbol, a number or a tensor
+NO_LIMIT = MAX_INT - 1  # a side of a window that no sequence reaches
 
 
 class Tail(NamedTuple):
@@ -33,27 +42,64 @@ class Tail(NamedTuple):
     backend: str | Backend = "auto"
 
 
-def visible(causal: bool, window: Sequence[int | None], chunk: int = 0, first_key: Tensor | None = None) -> Mask | None:
+class Window(NamedTuple):
+    """Keys from q - left to q + right; None: no limit on that side."""
+
+    left: int | None
+    right: int | None
+
+
+@dataclass(frozen=True)
+class Band(Mask):
+    """The keys of a window of which a side is negative: it begins after the query's own key or ends before it."""
+
+    window: Window
+
+    def keep(self, b: Value, h: Value, q: Value, k: Value, lens: Lengths | None = None) -> Value:
+        left, right = self.window
+        return (True if left is None else k >= q - left) & (True if right is None else k <= q + right)
+
+    def kv_span(self, b: Value, h: Value, q_lo: Value, q_hi: Value, lens: Lengths) -> Span:
+        left, right = self.window
+        first, full_lo = (0, 0) if left is None else (q_lo - left, q_hi - left)
+        full_hi, last = (lens.k, lens.k) if right is None else (q_lo + right + 1, q_hi + right + 1)
+        return Span(first, full_lo, full_hi, last)
+
+
+def visible(causal: Any, window: Window, chunk: Any = 0, first_key: Tensor | None = None) -> Mask | None:
     """Keys of flash-attn's `causal`, `window_size`, `attention_chunk` and `cache_leftpad`; None: all of them."""
-    left, right = _window(window)
-    right = 0 if causal else right
+    left, right = window.left, 0 if causal else window.right
     masks: list[Mask] = []
-    if left is not None:
+    if left is not None and (left < 0 or (right is not None and right < 0)):
+        masks.append(Band(Window(left, right)))
+    elif left is not None:
         masks.append(SlidingWindow(left + 1, right))
+    elif right is not None and right != 0:
+        masks.append(SlidingWindow(None, right) if right > 0 else Band(Window(None, right)))
     elif right is not None:
-        masks.append(Causal() if right == 0 else SlidingWindow(None, right))
-    if chunk:
-        if not is_int(chunk, 1):
-            raise AttentionError(f"attention_chunk is {chunk!r}; it must be 0 or a number of positions")
-        masks.append(Chunked(chunk))
+        masks.append(Causal())
+    size = 0 if chunk is None else number(chunk)
+    if not isinstance(size, int) or not 0 <= size <= MAX_INT:
+        raise AttentionError(f"attention_chunk is {kind_of(chunk)}; it must be 0 or a number of positions")
+    if size:
+        masks.append(_chunked(size, first_key))
     if first_key is not None:
         masks.append(CustomMask(lambda b, h, q, k, first: k >= first[b], first=first_key))
     return reduce(and_, masks) if masks else None
 
 
+def _chunked(size: int, first_key: Tensor | None) -> Mask:
+    """Chunks of positions, counted from a sequence's first key."""
+    if first_key is None:
+        return Chunked(size)
+    chunk = CustomMask(lambda b, h, q, k, first: (q - first[b]) // size == (k - first[b]) // size, first=first_key)
+    return SlidingWindow(size, size - 1) & chunk
+
+
 def scored(softcap: float = 0.0, slopes: Tensor | None = None) -> Score | None:
     """flash-attn's `softcap` (0: none) and `alibi_slopes` ((heads,) or (batch, heads)); None: the scaled product."""
-    cap = SoftCap(softcap) if softcap else None
+    size = 0 if softcap is None else number(softcap)
+    cap = None if size == 0 else SoftCap(softcap)
     bias = None if slopes is None else ALiBi(slopes)
     return cap | bias if cap is not None and bias is not None else cap or bias
 
@@ -63,9 +109,27 @@ def placed(deterministic: bool) -> str | Backend:
     return Backend(deterministic=True) if deterministic else "auto"
 
 
-def _window(window: Any) -> tuple[int | None, int | None]:
-    pair = tuple(window) if isinstance(window, Sequence) else ()
-    if len(pair) != 2 or not all(x is None or (isinstance(x, int) and not isinstance(x, bool)) for x in pair):
-        raise AttentionError(f"window_size is {window!r}; it must be a pair of ints (left, right), -1 meaning no limit")
-    left, right = (None if x is None or x < 0 else x for x in pair)
-    return left, right
+def two_limits(window: Any) -> Window:
+    """`window_size` of the versions 2 and 3: a negative number is no limit."""
+    return Window(*(None if x is None or x < 0 else x for x in _pair(window, "-1 meaning no limit")))
+
+
+def two_offsets(window: Any, causal: bool) -> Window:
+    """`window_size` of version 4: only None is no limit, and no window is left of a pair that leaves no key."""
+    left, right = _pair(window, "None meaning no limit")
+    right = 0 if causal else right
+    empty = left is not None and right is not None and left + right < 0
+    return Window(None, None) if empty else Window(left, right)
+
+
+def _pair(window: Any, no_limit: str) -> Window:
+    """Two ints, NumPy's and 0-dimensional tensors included, or a tensor or array of them; larger than any: None."""
+    listed = window.tolist() if hasattr(window, "tolist") and getattr(window, "shape", None) == (2,) else window
+    pair = listed if isinstance(listed, Sequence) and not isinstance(listed, str) else ()
+    sides = [None if x is None else number(x) for x in pair]
+    fits = all(x is None or isinstance(found, int) for x, found in zip(pair, sides, strict=True))
+    if len(sides) != 2 or not fits:
+        rule = f"it must be a pair of ints (left, right), {no_limit}"
+        raise AttentionError(f"window_size is {kind_of(window)}; {rule}")
+    left, right = (None if x is None or x >= NO_LIMIT else max(int(x), -NO_LIMIT) for x in sides)
+    return Window(left, right)

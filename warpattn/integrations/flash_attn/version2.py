@@ -13,7 +13,7 @@ from torch import Tensor
 from warpattn.api import attention
 from warpattn.integrations.flash_attn import packed
 from warpattn.integrations.flash_attn.cache import cached
-from warpattn.integrations.flash_attn.modifiers import Tail, placed, scored, visible
+from warpattn.integrations.flash_attn.modifiers import Tail, placed, scored, two_limits, visible
 from warpattn.integrations.signature import Given, drop_in
 
 __all__ = [
@@ -58,7 +58,7 @@ CACHE_NAMES = NAMES | {
 
 
 def _tail(given: Given) -> Tail:
-    mask = visible(given.causal, given.window_size)
+    mask = visible(given.causal, two_limits(given.window_size))
     backend = placed(given.deterministic)
     return Tail(mask, scored(given.softcap, given.alibi_slopes), scale=given.softmax_scale, backend=backend)
 
@@ -144,7 +144,7 @@ _VERSION_3_ONLY = {
 )
 def flash_attn_with_kvcache(given: Given) -> Any:
     """q (batch, seq_q, heads_q, dim), caches (batch, capacity, heads_kv, dim) or pages; see `cache`. No backward."""
-    mask = visible(given.causal, given.window_size, first_key=given.cache_leftpad)
+    mask = visible(given.causal, two_limits(given.window_size), first_key=given.cache_leftpad)
     tail = Tail(mask, scored(given.softcap, given.alibi_slopes), scale=given.softmax_scale)
     wider = Given(vars(given) | _VERSION_3_ONLY | {"page_table": given.block_table})
     out, lse = cached(wider, tail)

@@ -16,7 +16,7 @@ from warpattn.api import attention
 from warpattn.errors import AttentionError
 from warpattn.integrations.flash_attn import packed
 from warpattn.integrations.flash_attn.cache import cached
-from warpattn.integrations.flash_attn.modifiers import Tail, placed, scored, visible
+from warpattn.integrations.flash_attn.modifiers import Tail, placed, scored, two_limits, visible
 from warpattn.integrations.flash_attn.version2 import CACHE_NAMES, NAMES
 from warpattn.integrations.signature import Given, drop_in
 
@@ -48,7 +48,7 @@ PAGED = {"kv.block_table": "page_table", "block_table": "page_table"}
 
 
 def _tail(given: Given, first_key: Tensor | None = None) -> Tail:
-    mask = visible(given.causal, given.window_size, given.attention_chunk, first_key)
+    mask = visible(given.causal, two_limits(given.window_size), given.attention_chunk, first_key)
     return Tail(mask, scored(given.softcap), scale=given.softmax_scale)
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from warpattn.api import attention
 from warpattn.errors import AttentionError
 from warpattn.integrations.flash_attn import packed
-from warpattn.integrations.flash_attn.modifiers import Tail, placed, scored, visible
+from warpattn.integrations.flash_attn.modifiers import Tail, placed, scored, two_offsets, visible
 from warpattn.integrations.flash_attn.version2 import NAMES
 from warpattn.integrations.flex import MaskMod, ScoreMod
 from warpattn.integrations.signature import Given, drop_in
@@ -82,7 +82,7 @@ def flash_attn_varlen_func(given: Given) -> tuple[Tensor, Tensor | None]:
 
 
 def _tail(given: Given) -> Tail:
-    mask, score = visible(given.causal, given.window_size), scored(given.softcap)
+    mask, score = visible(given.causal, two_offsets(given.window_size, given.causal)), scored(given.softcap)
     if given.mask_mod is not None:
         if mask is not None:
             raise AttentionError("mask_mod is given with causal or window_size; write them into mask_mod")

@@ -97,6 +97,8 @@ def compile_function(
             names[id(node)] = f"t{len(lines)}"
             lines.append(f"    t{len(lines)} = {text}")
     results = [names[id(node)] for node in outputs]
+    if symbols is SCORE_SYMBOLS and not any(node[0] == "sym" and node[2] == "s" for node in postorder(outputs)):
+        results = [f"gl.where(s == s, {result}, {result})" for result in results]  # in the shape of the scores
     if len(results) > 1:
         results = [f"gl.to_tensor({result})" for result in results]
     lines.append(f"    return {', '.join(results)}")

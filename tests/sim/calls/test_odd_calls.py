@@ -1,0 +1,71 @@
+"""Calls that kernels serve by a copy or a broadcast: head dims between multiples of 8, scores that ignore a score."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import warpattn as wa
+from tests.oracle import Inputs, check
+from warpattn.problem import Call, validate
+from warpattn.runtime.plan import plan
+from warpattn.sequences import Dense
+
+ARCHS = ["sm90", "sm100", "gfx942", "gfx950"]
+
+
+def normal(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape).to(torch.bfloat16)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize(("rows", "dim", "dim_v"), [(40, 20, 20), (1, 59, 59), (40, 12, 33), (1, 1, 7)])
+def test_head_dims_between_multiples_of_8(arch, rows, dim, dim_v):
+    q, k, v = normal(1, rows, 4, dim), normal(1, 50, 2, dim), normal(1, 50, 2, dim_v)
+    out, lse = wa.attention(q, k, v, mask=wa.Causal(), return_lse=True, backend=f"simulate:{arch}")
+    assert out.shape == (1, rows, 4, dim_v) and out.is_contiguous()
+    check(Inputs(q, k, v, mask=wa.Causal()), out, lse)
+
+
+@pytest.mark.parametrize("arch", ["sm90", "gfx942"])
+def test_such_head_dims_of_every_kind_and_an_output_of_any_strides(arch):
+    backend, x = f"simulate:{arch}", normal(2, 12, 2, 20)
+    out = torch.full((2, 2, 12, 24), torch.nan, dtype=x.dtype)
+    view = out[..., :20].transpose(1, 2)
+    assert wa.attention(x, x, x, out=view, backend=backend) is view
+    check(Inputs(x, x, x), view)
+    assert out[..., 20:].isnan().all()
+    seq = wa.Ragged(torch.tensor([0, 5, 24], dtype=torch.int32))
+    rows = x.flatten(0, 1)
+    check(Inputs(rows, rows, rows, sequence=seq), wa.attention_varlen(rows, rows, rows, seq, backend=backend))
+    table = torch.tensor([[0], [1]], dtype=torch.int32)
+    kv = wa.PagedKV(x, x, table, torch.tensor([12, 3], dtype=torch.int32))
+    check(Inputs(x[:, :1], x, x, sequence=kv), wa.attention_paged(x[:, :1], kv, backend=backend))
+
+
+@pytest.mark.parametrize("arch", ["sm90", "sm100", "gfx942"])
+@pytest.mark.parametrize("rows", [1, 70])
+@pytest.mark.parametrize(
+    "score",
+    [lambda b, h, q, k: 3, lambda b, h, q, k: h, lambda b, h, q, k: q * 0.1, lambda b, h, q, k: k * 0.1],
+    ids=["constant", "head", "row", "key"],
+)
+def test_scores_of_fewer_dimensions(arch, rows, score):
+    q, k, v = normal(1, rows, 2, 64), normal(1, 70, 2, 64), normal(1, 70, 2, 64)
+    made = wa.CustomScore(lambda s, b, h, q, k: score(b, h, q, k))
+    same = wa.CustomScore(lambda s, b, h, q, k: s * 0.0 + score(b, h, q, k))  # in the shape of the scores
+    out, lse = wa.attention(q, k, v, score=made, return_lse=True, backend=f"simulate:{arch}")
+    check(Inputs(q, k, v, score=same), out, lse)
+
+
+def test_the_plan_says_that_head_dims_are_filled_up():
+    words = "head dims 20/33 are no multiples of 8: q, k and v are copied, rows filled up with zeros to 24/40"
+    assert words in plan_text(20, 33)
+    assert "filled up" not in plan_text(24, 40)
+
+
+def plan_text(dim: int, dim_v: int) -> str:
+    q, v = normal(1, 8, 2, dim), normal(1, 8, 2, dim_v)
+    return str(plan(validate(Call(q, q, v, Dense(), backend="simulate:sm90")).problem))

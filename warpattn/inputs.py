@@ -1,0 +1,101 @@
+"""What users pass as tensors and numbers, understood in one place: everything that checks arguments asks here.
+
+    tensor_fault(x)    None for a tensor of numbers in memory; else what x is instead, and the rule it breaks
+    number(x)          a Python number of whatever counts as one: NumPy's scalars, tensors without dimensions
+    kind_of(x)         a value in an error message
+"""
+
+from __future__ import annotations
+
+from numbers import Integral, Real
+from typing import Any, NamedTuple, TypeGuard
+
+import torch
+from torch import Tensor
+
+__all__ = ["Fault", "is_tensor", "kind_of", "number", "tensor_fault"]
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+_TRACERS = "torch._subclasses."  # tensors by which torch.compile traces: they stand for plain ones
+_LONGEST = 120  # characters of a value in a message
+
+
+class Fault(NamedTuple):
+    """Why a value is no tensor that can be read: what it is ("is a ..."), and the rule."""
+
+    what: str
+    rule: str
+
+
+def tensor_fault(value: object) -> Fault | None:
+    """Why attention cannot read `value` as a tensor; None if it can."""
+    if not isinstance(value, Tensor):
+        rule = "must be a torch.Tensor"
+        made = " (torch.from_numpy makes one)" if type(value).__module__ == "numpy" else ""
+        return Fault(f"is a {type(value).__name__}", rule + made)
+    if value.is_nested:
+        return Fault("is a nested tensor", "must be a dense (strided) tensor; Ragged takes sequences of any length")
+    kind = type(value)
+    if kind not in _PLAIN and not kind.__module__.startswith(_TRACERS) and _has_own_meaning(kind):
+        return Fault(f"is a {kind.__name__}", "must be a plain torch.Tensor; what this subclass means is not known")
+    if value.layout != torch.strided:
+        return Fault(f"has layout {value.layout}", "must be a dense (strided) tensor")
+    if value.device.type == "meta":
+        return Fault("is on the device meta", "must have values")
+    if value.is_neg() or value.is_conj():
+        bit, call = ("negative", "resolve_neg") if value.is_neg() else ("conjugate", "resolve_conj")
+        return Fault(f"has its {bit} bit set", f"must hold its own values: pass the result of .{call}()")
+    return None
+
+
+def _has_own_meaning(kind: Any) -> bool:
+    """Whether a subclass of Tensor changes what torch's functions do: then its memory is not its value."""
+    function = getattr(kind.__torch_function__, "__func__", kind.__torch_function__)
+    plain = (Tensor.__torch_function__.__func__, torch._C._disabled_torch_function_impl)
+    return function not in plain or kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
+
+
+def is_tensor(value: object) -> TypeGuard[Tensor]:
+    """Whether `value` is a tensor that attention can read; while torch.compile traces, whether it is a tensor: the
+    rest is asked when the call is recorded."""
+    return isinstance(value, Tensor) if torch.compiler.is_compiling() else tensor_fault(value) is None
+
+
+def number(value: object) -> int | float | None:
+    """`value` as a Python int or float; None if it is none, a bool, or too large for a float."""
+    if isinstance(value, Tensor) or getattr(value, "shape", None) == ():
+        value = _only_element(value)
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return None
+    value = int(value) if isinstance(value, Integral) else value
+    try:
+        as_float = float(value)
+    except OverflowError:
+        return None
+    return value if isinstance(value, int) else as_float
+
+
+def _only_element(value: Any) -> object:
+    """The element of a tensor or NumPy array without dimensions; None if there is none to be had."""
+    if isinstance(value, Tensor) and (not is_tensor(value) or value.ndim):
+        return None
+    try:
+        return value.item()
+    except RuntimeError:  # traced: there is no value yet
+        return None
+
+
+def kind_of(value: Any) -> str:
+    """A value in an error message: tensors and arrays by dtype and shape, others by what they print, cut if long."""
+    if isinstance(value, Tensor):
+        fault = None if is_tensor(value) else tensor_fault(value)
+        if fault is None:
+            return f"a {value.dtype} tensor of shape {tuple(value.shape)}"
+        return fault.what[3:] if fault.what.startswith("is a ") else f"a tensor that {fault.what}"
+    if type(value).__module__ == "numpy" and hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"a NumPy array of shape {value.shape}" if value.shape else repr(value)
+    try:
+        text = " ".join(repr(value).split())
+    except ValueError:  # an int with too many digits to print
+        return f"a {type(value).__name__}"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

@@ -1,0 +1,92 @@
+"""Where tensors lie in memory, and whether two of them, or two elements of one, share a place.
+
+    extent(x)           bytes from the first element to the end of the last
+    apart(...)          whether such ranges are clear of each other: what repeated calls compare
+    begins_with(k, v)   whether v is a view of k's first columns, as in latent attention
+    overlap(a, b)       exact, as NumPy solves it; tensors woven into one buffer do not overlap
+    overlaps_itself(x)  whether two elements may be one place: strides that do not nest count, too
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+__all__ = ["apart", "begins_with", "extent", "overlap", "overlaps_itself"]
+
+EFFORT: Any = 100_000  # steps that NumPy may take; beyond them two tensors count as overlapping
+
+
+def extent(x: Tensor) -> int:
+    """Bytes from the first element to the end of the last, 0 for an empty tensor."""
+    if x.numel() == 0:
+        return 0
+    last = sum([(size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)])
+    return (last + 1) * x.element_size()
+
+
+def apart(written: tuple[int, int], starts: Sequence[int], sizes: Sequence[int]) -> bool:
+    """Whether what is written, from an address for so many bytes, is clear of everything from `starts` for `sizes`.
+
+    For calls that are repeated: three comparisons each and no tensor. False leaves it to `overlap`.
+    """
+    first, size = written
+    return all([start >= first + size or first >= start + read for start, read in zip(starts, sizes, strict=True)])
+
+
+def overlap(a: Tensor, b: Tensor) -> bool:
+    """Whether a byte of memory belongs to an element of `a` and to one of `b`."""
+    if a.device != b.device:
+        return False
+    try:
+        a_at, b_at = a.data_ptr(), b.data_ptr()
+    except RuntimeError:  # traced or transformed: no memory to share
+        return False
+    if a_at + extent(a) <= b_at or b_at + extent(b) <= a_at or not (extent(a) and extent(b)):
+        return False
+    import numpy as np
+
+    try:
+        return np.shares_memory(_Places(a).array(), _Places(b).array(), max_work=EFFORT)
+    except np.exceptions.TooHardError:
+        return True
+
+
+def begins_with(k: Tensor, v: Tensor) -> bool:
+    """Whether `v` is the first columns of `k`'s own memory."""
+    strides = zip(v.shape, v.stride(), k.stride(), strict=True)
+    return v.data_ptr() == k.data_ptr() and all(size == 1 or mine == its for size, mine, its in strides)
+
+
+def overlaps_itself(x: Tensor) -> bool:
+    """Whether two elements of `x` may be one place in memory, judged by its shape and strides."""
+    reach = 0
+    outer = [(abs(stride), size) for size, stride in zip(x.shape, x.stride(), strict=True) if size > 1]
+    if x.numel() == 0:
+        return False
+    for stride, size in sorted(outer):
+        if stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False
+
+
+class _Places:
+    """The addresses of a tensor's elements for NumPy, which compares them and reads nothing."""
+
+    def __init__(self, x: Tensor) -> None:
+        size = x.element_size()
+        self.__array_interface__ = {
+            "data": (x.data_ptr(), True),
+            "typestr": f"|V{size}",
+            "shape": tuple(x.shape),
+            "strides": tuple([stride * size for stride in x.stride()]),
+            "version": 3,
+        }
+
+    def array(self) -> Any:
+        import numpy as np
+
+        return np.asarray(self)
