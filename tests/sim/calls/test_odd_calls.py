@@ -60,6 +60,16 @@ def test_scores_of_fewer_dimensions(arch, rows, score):
     check(Inputs(q, k, v, score=same), out, lse)
 
 
+def test_gradients_of_head_dims_between_multiples_of_8():
+    given = [normal(1, 24, 2, dim).requires_grad_() for dim in (20, 20, 33)]
+    again = [x.detach().float().requires_grad_() for x in given]
+    change = normal(1, 24, 2, 33)
+    wa.attention(*given, mask=wa.Causal(), backend="simulate:sm90").backward(change)
+    wa.attention(*again, mask=wa.Causal()).backward(change.float())
+    for x, exact in zip(given, again, strict=True):
+        torch.testing.assert_close(x.grad.float(), exact.grad, atol=5e-2, rtol=2e-2)
+
+
 def test_the_plan_says_that_head_dims_are_filled_up():
     words = "head dims 20/33 are no multiples of 8: q, k and v are copied, rows filled up with zeros to 24/40"
     assert words in plan_text(20, 33)
