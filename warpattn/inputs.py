@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
+from torch._C import _functorch as functorch
 
 __all__ = ["Fault", "is_tensor", "kind_of", "number", "tensor_fault"]
 
@@ -42,10 +43,21 @@ def tensor_fault(value: object) -> Fault | None:
         return Fault(f"has layout {value.layout}", "must be a dense (strided) tensor")
     if value.device.type == "meta":
         return Fault("is on the device meta", "must have values")
+    if _is_batched(value):
+        return Fault("is a tensor of torch.vmap", "must have values of its own: write a dimension of the batch instead")
     if value.is_neg() or value.is_conj():
         bit, call = ("negative", "resolve_neg") if value.is_neg() else ("conjugate", "resolve_conj")
         return Fault(f"has its {bit} bit set", f"must hold its own values: pass the result of .{call}()")
     return None
+
+
+def _is_batched(x: Tensor) -> bool:
+    """Whether torch.vmap stands between a tensor and its values; transforms of torch.func may wrap one another."""
+    while functorch.is_functorch_wrapped_tensor(x):
+        if functorch.is_batchedtensor(x):
+            return True
+        x = functorch.get_unwrapped(x)
+    return False
 
 
 def _has_own_meaning(kind: Any) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from warpattn.inputs import kind_of
 from warpattn.language.eager import INT32
 from warpattn.language.nodes import Node, cast, const, running
 from warpattn.language.user_code import user_error
@@ -39,7 +40,7 @@ def interval(node: Node, known: Known | None = None) -> Interval:
 def whole_number(value: int) -> Node:
     """A constant of as many bits as it needs; AttentionError beyond 64."""
     if not fits((value, value), INT64):
-        raise user_error(f"the number {value} meets a symbol", "ints have at most 64 bits")
+        raise user_error(f"the number {kind_of(value)} meets a symbol", "ints have at most 64 bits")
     return const(value, "int" if fits((value, value)) else "int64")
 
 

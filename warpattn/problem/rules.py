@@ -11,7 +11,7 @@ from dataclasses import fields
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_batchedtensor, peek_interpreter_stack
+from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 
 from warpattn.errors import AttentionError, Rules
@@ -79,9 +79,6 @@ def validate(call: Call, read_values: bool = True) -> CheckedCall:
     if backend is not None and backend != "reference":
         arch = backend.removeprefix("simulate:")
         check_limits(rules, arch, call.sequence.kind, getattr(call.q, "dtype", None), sizes)
-        for name, x in tensors.items():
-            rule = f"under torch.vmap there is no kernel; {USE_REFERENCE}"
-            rules.require(not is_batchedtensor(x), f"{name} has no memory of its own", rule)
         if read_values and sizes is not None and LIMITS[arch].latent and is_latent(sizes):
             _check_latent_view(rules, call)
     on_host = backend is not None and (backend == "reference" or backend.startswith("simulate:"))

@@ -267,7 +267,7 @@ MIXED: list[tuple[str, Change, tuple[str, ...]]] = [
     ("bound too low", offsets((0, 1, 3), None, max_q=1), ("seq.max_q is 1", "sequence 1 has 2 rows")),
     ("offsets a list", offsets([0, 1, 3], None), ("seq.cu_q is a list", "torch.Tensor")),
     ("offsets int64", offsets(torch.tensor([0, 1, 3]), None), ("seq.cu_q has dtype torch.int64", "torch.int32")),
-    ("no sequence", offsets((0,), None), ("seq.cu_q has shape (1,)", "at least one sequence")),
+    ("no sequence", offsets((0,), None), ("kv.lengths has shape (2,)", "batch of seq.cu_q, 0")),
     ("end", offsets((0, 1, 2), None), ("seq.cu_q[-1] is 2", "end at the rows it divides, 3")),
     ("descending", offsets((0, 4, 3), None), ("seq.cu_q[1] is 4 and seq.cu_q[2] is 3", "never descend")),
     ("offsets elsewhere", offsets(ints(0, 1, 3).to("meta"), None), ("seq.cu_q is on meta", "device of q")),

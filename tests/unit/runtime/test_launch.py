@@ -41,8 +41,8 @@ COPIED = {
 @pytest.mark.parametrize("operand", ["q", "k", "v"])
 def test_operands_that_do_not_fit_are_copied_once(name, operand, card, monkeypatch):
     copies = []
-    packed = operands._packed
-    monkeypatch.setattr(operands, "_packed", lambda x: copies.append(packed(x)) or copies[-1])
+    packed = operands.packed
+    monkeypatch.setattr(operands, "packed", lambda x: copies.append(packed(x)) or copies[-1])
     tensors = {"q": normal(), "k": normal(), "v": normal()} | {operand: COPIED[name]()}
     wa.attention(**tensors)
     (copy,) = copies
