@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
-from torch._C import _functorch as functorch
+from torch._C import _functorch as functorch  # pyright: ignore[reportAttributeAccessIssue]
 
 __all__ = ["Fault", "is_tensor", "kind_of", "number", "tensor_fault"]
 
