@@ -1,27 +1,29 @@
-"""A real vLLM engine, generating with one attention backend: milliseconds per token, seconds of prefill, the tokens.
+"""Real vLLM engines side by side, one for each attention backend: milliseconds a token, seconds of prefill, the tokens.
 
-    python -m bench.engine --backend FLASH_ATTN --json fa3.json
-    python -m bench.engine --backend WARPATTN --json ours.json
-    python -m bench.engine --compare fa3.json ours.json
+    python -m bench.engine --json record.json
+    python -m bench.engine --backends FLASH_ATTN,WARPATTN --graphs FULL_DECODE_ONLY --layers 32 --rounds 3
 
-The model has the shape of Llama 3 8B with fewer layers and random weights (`load_format="dummy"`), so nothing is
-downloaded; decoding is greedy. Time per token is that of many tokens less that of one, over the difference. Each
-backend needs a process of its own. Where vLLM takes no new names (before 0.32), WARPATTN is its CUSTOM.
+Every backend has an engine in a process of its own, on one card. They take turns in every round, and ratios are taken
+within a round, because the host's speed moves a step by some ten percent from minute to minute. The model has the shape
+of Llama 3 8B with random weights (`load_format="dummy"`), so nothing is downloaded; decoding is greedy. Time per token
+is that of many tokens less that of a quarter of them, over the difference, so that all requests decode in it. Where
+vLLM takes no new names (before 0.32), WARPATTN is its CUSTOM.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import random
 import statistics
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 SHAPE = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
@@ -34,64 +36,120 @@ MIXED = (96, 500, 3500, 128)  # requests, shortest and longest prompt, new token
 SIZES = (1, 2, 4, 8, 16, 32, 64, 96, 128)  # of captured batches
 
 
+class Work(NamedTuple):
+    """What an engine is to do next: prompts of these lengths, and new tokens of each."""
+
+    lengths: tuple[int, ...]
+    seed: int
+    tokens: int
+
+
+class Done(NamedTuple):
+    """How long it took, and what was generated."""
+
+    seconds: float
+    tokens: list[list[int]]
+
+
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--backend", default="WARPATTN")
+    parser.add_argument("--backends", default="FLASH_ATTN,WARPATTN", help="the first one is the peer")
+    parser.add_argument("--case", action="append", choices=[*CASES, "mixed"], help="one or more; default: all")
     parser.add_argument("--graphs", default="FULL_DECODE_ONLY", help="vLLM's cudagraph_mode")
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=64, help="new tokens of a request")
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--profile", action="store_true", help="count the kernels of decode steps")
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=128, help="new tokens of a request")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cache-gib", type=int, default=24, help="of keys and values, each engine")
     parser.add_argument("--json", type=Path, help="write the record here")
-    parser.add_argument("--compare", type=Path, nargs=2, help="two records: theirs, ours")
     args = parser.parse_args()
-    if args.compare:
-        print("\n".join(compared(*[json.loads(path.read_text()) for path in args.compare])))
-        return
-    record = measure(args)
-    print(json.dumps({key: value for key, value in record.items() if key != "tokens"}))
-    if args.json:
-        args.json.write_text(json.dumps(record))
+    names = args.backends.split(",")
+    context = multiprocessing.get_context("spawn")
+    pipes = {}
+    for name in names:
+        pipes[name], theirs = context.Pipe()
+        context.Process(target=serve, args=(theirs, name, args), daemon=True).start()
+    up = {name: pipe.recv() for name, pipe in pipes.items()}
+    print("engines up after", {name: round(seconds, 1) for name, seconds in up.items()}, flush=True)
+    record = {"graphs": args.graphs, "layers": args.layers, "up_s": up, "cases": {}}
+    for case in args.case or [*CASES, "mixed"]:
+        record["cases"][case] = measure(pipes, case, args)
+        print("\n".join(lines_of(case, record["cases"][case], names)), flush=True)
+        if args.json:
+            args.json.write_text(json.dumps(record, indent=1))
+    for pipe in pipes.values():
+        pipe.send(None)
 
 
-def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """All cases by one engine."""
+def serve(pipe: Connection, name: str, args: argparse.Namespace) -> None:
+    """One engine: seconds until it is up, then a `Done` for every `Work`, until there is None."""
     begin = time.perf_counter()
-    llm = engine(args)
-    record: dict[str, Any] = {
-        "backend": args.backend, "graphs": args.graphs, "layers": args.layers, "up_s": time.perf_counter() - begin,
-        "ms": {}, "prefill_s": {}, "tokens": {},
-    }  # fmt: skip
-    for name, (requests, length) in CASES.items():
-        prompts = random_prompts([length] * requests, seed=requests)
-        generate(llm, prompts, 4)
-        first = [generate(llm, prompts, 1)[0] for _ in range(args.runs)]
-        every = [generate(llm, prompts, args.tokens) for _ in range(args.runs)]
-        record["prefill_s"][name] = statistics.median(first)
-        seconds = statistics.median([seconds for seconds, _ in every]) - record["prefill_s"][name]
-        record["ms"][name] = 1000 * seconds / (args.tokens - 1)
-        record["tokens"][name] = every[0][1]
-        print(f"{name}: {record['ms'][name]:.3f} ms a token, {record['prefill_s'][name]:.4f} s of prefill", flush=True)
-    requests, shortest, longest, tokens = MIXED
-    chance = random.Random(0)
-    prompts = random_prompts([chance.randint(shortest, longest) for _ in range(requests)], seed=0)
-    generate(llm, prompts, 4)
-    seconds = statistics.median([generate(llm, prompts, tokens)[0] for _ in range(args.runs)])
-    record["mixed_tokens_s"] = (sum(map(len, prompts)) + requests * tokens) / seconds
-    print(f"mixed: {record['mixed_tokens_s']:.0f} tokens/s", flush=True)
-    if args.profile:
-        record["kernels"] = kernels(llm, args)
-    return record
+    llm = engine(name, args)
+    pipe.send(time.perf_counter() - begin)
+    while (work := pipe.recv()) is not None:
+        pipe.send(generate(llm, random_prompts(work.lengths, work.seed), work.tokens))
 
 
-def engine(args: argparse.Namespace) -> Any:
+def measure(pipes: dict[str, Connection], case: str, args: argparse.Namespace) -> dict[str, Any]:
+    """A case by every engine in turn: medians, and those of the ratios to the first one."""
+    if case == "mixed":
+        requests, shortest, longest, tokens = MIXED
+        chance = random.Random(0)
+        lengths, counts = tuple(chance.randint(shortest, longest) for _ in range(requests)), (tokens,)
+    else:
+        requests, length = CASES[case]
+        lengths, counts = (length,) * requests, (1, args.tokens // 4, args.tokens)
+    rounds: list[dict[str, list[Done]]] = []
+    for pipe in pipes.values():  # makes plans and warms up
+        pipe.send(Work(lengths, requests, counts[len(counts) // 2]))
+        pipe.recv()
+    for number in range(args.rounds):
+        found: dict[str, list[Done]] = {name: [] for name in pipes}
+        for count in counts:
+            for name in list(pipes)[:: 1 if number % 2 else -1]:
+                pipes[name].send(Work(lengths, requests, count))
+                found[name].append(pipes[name].recv())
+        rounds.append(found)
+    peer, *_ = pipes
+    results: dict[str, Any] = {}
+    for name in pipes:
+        taken = [numbers(found[name], counts, sum(lengths)) for found in rounds]
+        theirs = [numbers(found[peer], counts, sum(lengths)) for found in rounds]
+        results[name] = {key: statistics.median([each[key] for each in taken]) for key in taken[0]}
+        for key in taken[0]:
+            ratios = [own[key] / other[key] for own, other in zip(taken, theirs, strict=True)]
+            results[name][f"{key} ratios"] = [round(ratio, 3) for ratio in ratios]
+        same = zip(rounds[0][name][-1].tokens, rounds[0][peer][-1].tokens, strict=True)
+        results[name]["same tokens"] = f"{sum(a == b for a, b in same)} of {requests}"
+    return results
+
+
+def numbers(done: Sequence[Done], counts: Sequence[int], prompt_tokens: int) -> dict[str, float]:
+    """What the generations of a round say."""
+    if len(counts) == 1:
+        new = counts[0] * len(done[0].tokens)
+        return {"tokens/s": (prompt_tokens + new) / done[0].seconds}
+    some, every = done[1:]
+    per_token = 1000 * (every.seconds - some.seconds) / (counts[2] - counts[1])
+    return {"ms a token": per_token, "s of prefill": done[0].seconds, "s in all": every.seconds}
+
+
+def lines_of(case: str, results: dict[str, Any], names: Sequence[str]) -> list[str]:
+    """A line for every number of a case."""
+    lines = []
+    for key in [key for key in results[names[0]] if f"{key} ratios" in results[names[0]]]:
+        shown = "  ".join(f"{name} {results[name][key]:10.4g}" for name in names)
+        others = "  ".join(f"{statistics.median(results[name][f'{key} ratios']):.3f}" for name in names[1:])
+        lines.append(f"{case:10s}{key:14s}{shown}  ratio {others}  {results[names[-1]]['same tokens']} the same")
+    return lines
+
+
+def engine(name: str, args: argparse.Namespace) -> Any:
     """An LLM in this process."""
     os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_NO_USAGE_STATS="1", HF_HUB_OFFLINE="1")
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     from vllm import LLM
 
-    name = args.backend
     if name == "WARPATTN":
         from warpattn.integrations import vllm_plugin
 
@@ -104,7 +162,7 @@ def engine(args: argparse.Namespace) -> Any:
         return LLM(
             model=folder, load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16", max_model_len=33024,
             max_num_seqs=SIZES[-1], max_num_batched_tokens=8192, enable_prefix_caching=False,
-            gpu_memory_utilization=0.6, attention_config={"backend": name},
+            gpu_memory_utilization=0.4, kv_cache_memory_bytes=args.cache_gib << 30, attention_config={"backend": name},
             compilation_config={"mode": 0, "cudagraph_mode": args.graphs, "cudagraph_capture_sizes": list(SIZES)},
         )  # fmt: skip
 
@@ -115,53 +173,14 @@ def random_prompts(lengths: Sequence[int], seed: int) -> list[list[int]]:
     return [[chance.randrange(10, SHAPE["vocab_size"]) for _ in range(length)] for length in lengths]
 
 
-def generate(llm: Any, prompts: Sequence[Sequence[int]], tokens: int) -> tuple[float, list[list[int]]]:
-    """(seconds, generated tokens of every prompt)."""
+def generate(llm: Any, prompts: Sequence[Sequence[int]], tokens: int) -> Done:
+    """New tokens of every prompt."""
     from vllm import SamplingParams
 
     params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
     begin = time.perf_counter()
     found = llm.generate([{"prompt_token_ids": list(prompt)} for prompt in prompts], params, use_tqdm=False)
-    return time.perf_counter() - begin, [list(x.outputs[0].token_ids) for x in found]
-
-
-def kernels(llm: Any, args: argparse.Namespace) -> dict[str, list[float]]:
-    """Kernels of a decode step of one request: how many a step, and microseconds of one."""
-    import torch
-    from torch.profiler import ProfilerActivity, profile
-
-    prompts, steps = random_prompts([4096], seed=1), 16
-    counts: list[Counter[str]] = []
-    spent: list[Counter[str]] = []
-    for tokens in (1, 1 + steps):
-        with profile(activities=[ProfilerActivity.CUDA]) as seen:
-            generate(llm, prompts, tokens)
-            torch.cuda.synchronize()
-        events = [event for event in seen.events() if event.device_type.name == "CUDA"]
-        counts.append(Counter(event.name for event in events))
-        times: Counter[str] = Counter()
-        for event in events:
-            times[event.name] += event.device_time
-        spent.append(times)
-    more = {name: n - counts[0][name] for name, n in counts[1].items() if n > counts[0][name]}
-    found = {name[:80]: [n / steps, (spent[1][name] - spent[0][name]) / n] for name, n in more.items()}
-    return dict(sorted(found.items(), key=lambda item: -item[1][0] * item[1][1]))
-
-
-def compared(theirs: dict[str, Any], ours: dict[str, Any]) -> list[str]:
-    """The table of two records."""
-    lines = [f"{'':12s}{theirs['backend']:>14s}{ours['backend']:>14s}  ratio   same tokens"]
-    for name in CASES:
-        a, b = theirs["ms"][name], ours["ms"][name]
-        pairs = list(zip(theirs["tokens"][name], ours["tokens"][name], strict=True))
-        same = sum(x == y for x, y in pairs)
-        lines.append(f"{name:12s}{a:11.3f} ms{b:11.3f} ms  {b / a:.3f}   {same} of {len(pairs)} requests")
-    for name in CASES:
-        a, b = theirs["prefill_s"][name], ours["prefill_s"][name]
-        lines.append(f"{name:12s}{a:11.4f} s {b:11.4f} s   {b / a:.3f}   prefill")
-    a, b = theirs["mixed_tokens_s"], ours["mixed_tokens_s"]
-    lines.append(f"{'mixed':12s}{a:10.0f} t/s{b:10.0f} t/s  {b / a:.3f}   more is better")
-    return lines
+    return Done(time.perf_counter() - begin, [list(x.outputs[0].token_ids) for x in found])
 
 
 if __name__ == "__main__":
