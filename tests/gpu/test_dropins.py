@@ -124,21 +124,24 @@ def test_a_cache_that_grows(tokens, page):
         torch.testing.assert_close(mine.cpu(), theirs, atol=2e-2, rtol=2e-2)
 
 
-def test_gradients_are_refused():
+def test_gradients_of_flash_attn_and_of_torchs_registry():
     from warpattn.integrations.flash_attn import version2
 
-    q = normal(1, 64, 2, D).requires_grad_()
-    with pytest.raises(wa.AttentionError, match="require gradients"):
-        version2.flash_attn_func(q, q, q)
+    tensors = [normal(2, 100, heads, D).requires_grad_() for heads in (4, 2, 2)]
+    on_cpu = [x.detach().cpu().float().requires_grad_() for x in tensors]
+    expected = torch.autograd.grad(wa.attention(*on_cpu, mask=wa.Causal()).square().sum(), on_cpu)
+    found = [torch.autograd.grad(version2.flash_attn_func(*tensors, causal=True).float().square().sum(), tensors)]
     torch_sdpa.register()
     registry.activate_flash_attention_impl("warpattn")
     try:
         with registry.sdpa_kernel(registry.SDPBackend.FLASH_ATTENTION):
-            out = F.scaled_dot_product_attention(*heads_first(q, q, q))
-        with pytest.raises(wa.AttentionError):  # the forward operator runs below autograd and cannot see it
-            out.sum().backward()
+            out = F.scaled_dot_product_attention(*heads_first(*tensors), is_causal=True, enable_gqa=True)
+        found.append(torch.autograd.grad(out.float().square().sum(), tensors))
     finally:
         registry.restore_flash_attention_impl()
+    for gradients in found:
+        for mine, theirs in zip(gradients, expected, strict=True):
+            assert (mine.cpu().float() - theirs).norm() < 0.02 * theirs.norm()
 
 
 @pytest.mark.parametrize("is_causal", [False, True])

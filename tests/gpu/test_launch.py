@@ -250,22 +250,6 @@ def test_the_second_process_compiles_nothing(tmp_path):
     assert runs[0]["triton"] and not any(run["triton"] for run in runs[1:])
 
 
-def test_gradients_are_refused():
-    q, k, v = qkv(64)
-    wa.attention(q, k, v)
-    q.requires_grad_()
-    with pytest.raises(wa.AttentionError, match=r'q requires a gradient.*backend="reference"'):
-        wa.attention(q, k, v)
-    with torch.no_grad():
-        check(Inputs(q.detach(), k, v), wa.attention(q, k, v))
-    bias = torch.zeros(64, 64, device="cuda", requires_grad=True)
-    score = wa.Bias(bias)
-    with torch.no_grad():
-        wa.attention(q, k, v, score=score)
-    with pytest.raises(wa.AttentionError, match="requires a gradient"):
-        wa.attention(q.detach(), k, v, score=score)
-
-
 BAD = {
     "dtype": lambda q, k, v: {"q": q.float(), "k": k.float(), "v": v.float()},
     "head dim": lambda q, k, v: {"q": q[..., :60], "k": k[..., :60], "v": v},

@@ -19,6 +19,7 @@ CASES = [
     replace(BASE, score="alibi-slopes", sinks=True),
     replace(BASE, dim=40, mask="window", score="softcap", layout="sliced", dtype=torch.float16),
     replace(BASE, score="custom", mask="documents"),
+    replace(BASE, kind="ragged", batch=3, lens_q=(30, 0, 70), lens_k=(40, 9, 70), score="alibi-slopes", sinks=True),
 ]
 
 

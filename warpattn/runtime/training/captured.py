@@ -2,7 +2,7 @@
 
     T[i] takes part as x = f(s, T[i], …):      dT[i] += sum of dx * df/dT over the pairs (row, key) that read it
 
-The slower form that serves every index: scores are computed once more in fp32, in tiles of rows and visible keys, and
+The slower form that serves every index: scores are computed again in fp32, in tiles of rows and visible keys, and
 what an index does not depend on is summed before it is added at the index. Memory does not grow with Sq x Sk. Offsets
 of ragged batches are read on the host.
 """
@@ -38,10 +38,8 @@ def captured_gradients(
     adjoints = [adjoint for adjoint in score.derivative.adjoints if wanted[adjoint.slot]]
     slots = [slot for slot in range(len(score.tensors)) if wanted[slot]]
     sums = {slot: torch.zeros_like(score.tensors[slot], dtype=DTYPE, requires_grad=False) for slot in slots}
-    delta = (x.dout.to(DTYPE) * x.out.to(DTYPE)).sum(-1)  # [..., rows, Hq]
-    if x.dlse is not None:
-        delta = delta - x.dlse.mT
-    rows = zip(*(sequence.walk(t, x.k, x.v) for t in (x.q, x.dout, x.lse.mT, delta)), strict=True)
+    dlse = torch.zeros_like(x.lse) if x.dlse is None else x.dlse
+    rows = zip(*(sequence.walk(t, x.k, x.v) for t in (x.q, x.dout, x.lse.mT, dlse.mT)), strict=True)
     for b, ((q, k, v), (dout, *_), (lse, *_), (mine, *_)) in enumerate(rows):
         place = Place(b, len(q), len(k), q.shape[1], q.device)
         head_of = [tensor.to(DTYPE).transpose(0, 1) for tensor in (q, dout, k, v)]  # [heads, rows or keys, D]
@@ -56,38 +54,45 @@ def _add_sequence(
     rows: tuple[Tensor, Tensor],
     into: tuple[list[Adjoint], dict[int, Tensor]],
 ) -> None:
-    """Add what one sequence contributes; `rows` are its LSE and delta [Hq, Sq]."""
+    """Add what one sequence contributes; `rows` are its LSE and dLSE [Hq, Sq].
+
+    A row's sum of p * dp is taken of the keys first, in fp32: that of dout * out has the rounding of out, the same for
+    all pairs of the row, which does not average out in a sum over them.
+    """
     q, dout, k, v = tensors
     group = len(q) // len(k)
     k, v = (t.repeat_interleave(group, dim=0) if group > 1 else t for t in (k, v))
-    lse, delta = (t[..., None] for t in rows)
+    lse, dlse = (t[..., None] for t in rows)
     lse = lse.masked_fill(lse == -torch.inf, 0.0)
     for (start, stop), span in zip(place.row_tiles(), job.spans(place), strict=True):
-        for lo, hi, masked in key_tiles(*span):
-            env = place.grid(start, stop - start, lo, hi)
-            s = (q[:, start:stop] * job.scale) @ k[:, lo:hi].mT
-            dp = dout[:, start:stop] @ v[:, lo:hi].mT
-            row = slice(start, stop)
-            _add_tile(job, env | {"s": s}, masked, (dp - delta[:, row], lse[:, row]), into)
+        row, total = slice(start, stop), -dlse[:, start:stop]
+        for adds in (False, True):
+            for lo, hi, masked in key_tiles(*span):
+                s = (q[:, row] * job.scale) @ k[:, lo:hi].mT
+                env = place.grid(start, stop - start, lo, hi) | {"s": s}
+                p = _probabilities(job, env, masked, lse[:, row])
+                dp = dout[:, row] @ v[:, lo:hi].mT
+                if adds:
+                    _add_tile(job, env, p * (dp - total), into)
+                else:
+                    total = total + (p * dp).sum(-1, keepdim=True)
 
 
-def _add_tile(
-    job: Job,
-    env: dict[str, Any],
-    masked: bool,
-    rows: tuple[Tensor, Tensor],
-    into: tuple[list[Adjoint], dict[int, Tensor]],
-) -> None:
-    """Add what one tile contributes; `rows` are dp - delta [Hq, M, N] and the LSE [Hq, M, 1]."""
+def _probabilities(job: Job, env: dict[str, Any], masked: bool, lse: Tensor) -> Tensor:
+    """p [Hq, M, N] of a tile; `lse` [Hq, M, 1]."""
     score: ScoreProgram = job.score  # type: ignore[assignment]  # there is one
-    change, lse = rows
-    adjoints, sums = into
-    score_of, *values = evaluate_all((score.derivative.score, *(a.value for a in adjoints)), env, score.tensors, DTYPE)
-    p = torch.exp(score_of - lse)
+    p = torch.exp(evaluate(score.out, env, score.tensors, DTYPE) - lse).expand_as(env["s"])
     if masked:
         keep = evaluate(job.mask.keep, env, job.mask.tensors, DTYPE)
         p = p.masked_fill(~keep.to(p.device), 0.0)
-    dx = p * change
+    return p
+
+
+def _add_tile(job: Job, env: dict[str, Any], dx: Tensor, into: tuple[list[Adjoint], dict[int, Tensor]]) -> None:
+    """Add what one tile contributes: the gradient dx [Hq, M, N] of its scores, handed on."""
+    score: ScoreProgram = job.score  # type: ignore[assignment]  # there is one
+    adjoints, sums = into
+    values = evaluate_all(tuple(adjoint.value for adjoint in adjoints), env, score.tensors, DTYPE)
     for adjoint, value in zip(adjoints, values, strict=True):
         part = torch.where(dx == 0, 0.0, dx * value)  # a value may be infinite where nothing is visible
         index = evaluate_all(adjoint.index, env, score.tensors, DTYPE)
