@@ -127,7 +127,7 @@ def _flash_inplace(given: Given) -> Tensor:
 )  # fmt: skip
 def _flash_backward(given: Given) -> tuple[Tensor, ...]:
     """aten::_flash_attention_backward: (batch, seq, heads, dim), or (total, heads, dim) with cum_seq_q."""
-    mask = visible(given.is_causal, (given.window_size_left, given.window_size_right))
+    mask = visible(given.is_causal, two_limits((given.window_size_left, given.window_size_right)))
     seq = None
     if given.query.ndim == 3:
         keys = None if given.cum_seq_k is None else given.cum_seq_k.to(torch.int32)

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention.bias import CausalBias, CausalVariant
 from torch.overrides import TorchFunctionMode
 
 from warpattn.api import attention, attention_varlen
@@ -47,9 +48,10 @@ def scaled_dot_product_attention(
     """torch's function. query (..., Hq, L, E), key (..., Hkv, S, E), value (..., Hkv, S, Ev); returns (..., Hq, L, Ev).
 
     Leading dimensions broadcast; without any there is one head. attn_mask broadcasts to (..., Hq, L, S): bool, True is
-    visible, or float, which is added. With enable_gqa Hq may be a multiple of Hkv. Nested tensors of jagged layout
-    (batch, heads, ragged, head_dim) give such a tensor; they take no attn_mask. Raises AttentionError; dropout is
-    among what is refused.
+    visible, or float, which is added, or a CausalBias. With enable_gqa Hq may be a multiple of the heads of key and of
+    value. Within torch.autocast the dtype is that of the region. The result is laid out like query. Nested tensors of
+    jagged layout (batch, heads, ragged, head_dim) give such a tensor; they take no attn_mask. Raises AttentionError;
+    dropout is among what is refused.
     """
     if dropout_p:
         raise AttentionError(f"dropout_p is {dropout_p}; there is no dropout: pass 0.0, as for inference")
@@ -62,11 +64,43 @@ def scaled_dot_product_attention(
         if not isinstance(x, Tensor) or x.ndim < 2:
             got = f"a tensor of shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
             raise AttentionError(f"{name} is {got}; it must be a tensor (..., heads, seq, head_dim)")
+    query, key, value = (_autocast(x) for x in (query, key, value))
+    if enable_gqa and all(x.ndim > 2 for x in (query, key, value)) and key.shape[-3] != value.shape[-3]:
+        key, value = (_repeated(x, query.shape[-3]) for x in (key, value))
+    if isinstance(attn_mask, CausalBias):
+        mask = _causal(attn_mask, query, key)
     lead = _leading(query, key, value, enable_gqa)
     q, k, v = (_four_dimensions(x, lead).transpose(1, 2) for x in (query, key, value))
-    out = attention(q, k, v, mask=mask if attn_mask is None else _mask(attn_mask, lead), scale=scale)
+    if mask is None and attn_mask is not None:
+        mask = _mask(_autocast(attn_mask), lead)
+    out = attention(q, k, v, mask=mask, scale=scale)
     assert isinstance(out, Tensor)  # return_lse is off
-    return out.transpose(1, 2).reshape(*lead, *query.shape[-2:-1], value.shape[-1])
+    result = out.transpose(1, 2).reshape(*lead, *query.shape[-2:-1], value.shape[-1])
+    like_rows = query.ndim == 4 and query.transpose(1, 2).is_contiguous() and not query.is_contiguous()
+    return result if like_rows else result.contiguous()  # as torch does, so that .view() works
+
+
+def _autocast(x: Any) -> Any:
+    """x in the dtype of the autocast region, as torch's function takes it there."""
+    if not isinstance(x, Tensor) or not x.is_floating_point() or x.dtype == torch.float64:
+        return x
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+
+
+def _repeated(x: Tensor, heads: int) -> Tensor:
+    """Each head as often as it takes to have `heads`; keys and values may have different numbers of them."""
+    if not x.shape[-3] or heads % x.shape[-3]:
+        raise AttentionError(f"query has {heads} heads and key or value {x.shape[-3]}; they must divide those of query")
+    return x.repeat_interleave(heads // x.shape[-3], dim=-3)
+
+
+def _causal(bias: CausalBias, query: Tensor, key: Tensor) -> Mask:
+    """torch.nn.attention.bias's causal masks, which hold no values."""
+    made, wanted = (bias.seq_len_q, bias.seq_len_kv), (query.shape[-2], key.shape[-2])
+    if made != wanted:
+        raise AttentionError(f"attn_mask is a CausalBias for {made} queries and keys; they are {wanted}")
+    return Causal(top_left=bias.variant == CausalVariant.UPPER_LEFT)
 
 
 @contextmanager

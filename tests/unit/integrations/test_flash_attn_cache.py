@@ -172,8 +172,6 @@ COS = torch.ones(ROOM, D // 2)
         ({"k": "new", "v": "new", "cache_seqlens": None}, "cache_seqlens is None"),
         ({"rotary_cos": COS}, "one of rotary_cos and rotary_sin is None"),
         ({"rotary_cos": COS, "rotary_sin": COS}, "rotary_cos is given without k"),
-        ({"page_table": TABLE, "cache_batch_idx": LENGTHS}, "cache_batch_idx is given with a page table"),
-        ({"page_table": TABLE, "cache_leftpad": LENGTHS}, "cache_leftpad is given with a page table"),
         ({"rotary_seqlens": LENGTHS}, "rotary_seqlens is given without rotary_cos"),
         ({"cu_seqlens_k_new": LENGTHS}, "cu_seqlens_k_new is given without k"),
         (

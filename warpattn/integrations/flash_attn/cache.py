@@ -51,10 +51,6 @@ def _check(given: Given) -> None:
     require(rotary == (given.rotary_sin is not None), "one of rotary_cos and rotary_sin is None; both, or neither")
     require(not rotary or new, "rotary_cos is given without k; it rotates what is appended, so it needs k and v")
     require(rotary or given.rotary_seqlens is None, "rotary_seqlens is given without rotary_cos; it needs it")
-    both = given.page_table is not None and given.cache_batch_idx is not None
-    require(not both, "cache_batch_idx is given with a page table; the table alone says where sequences lie")
-    both = given.page_table is not None and given.cache_leftpad is not None
-    require(not both, "cache_leftpad is given with a page table; it is for caches without one")
     require(new or given.cu_seqlens_k_new is None, "cu_seqlens_k_new is given without k; it divides k and v")
     if reasons:
         raise AttentionError(*reasons)
@@ -73,10 +69,10 @@ def _batch(given: Given) -> int:
 
 
 def _table(given: Given) -> Tensor:
-    """The page table; without one, each sequence has the page of its own index or of cache_batch_idx."""
-    if given.page_table is not None:
-        return given.page_table
+    """The page table; without one, each sequence has the page of its own index. cache_batch_idx chooses its rows."""
     rows = given.cache_batch_idx
+    if given.page_table is not None:
+        return given.page_table if rows is None else given.page_table[rows.long()]
     rows = torch.arange(_batch(given), device=given.q.device) if rows is None else rows
     return rows.to(torch.int32)[:, None]
 

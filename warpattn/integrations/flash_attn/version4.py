@@ -21,7 +21,7 @@ from torch import Tensor
 
 from warpattn.api import attention
 from warpattn.errors import AttentionError
-from warpattn.integrations.flash_attn import packed
+from warpattn.integrations.flash_attn import packed, version3
 from warpattn.integrations.flash_attn.modifiers import Tail, placed, scored, two_offsets, visible
 from warpattn.integrations.flash_attn.version2 import NAMES
 from warpattn.integrations.flex import MaskMod, ScoreMod
@@ -30,7 +30,7 @@ from warpattn.language.traced import Lengths
 from warpattn.masks import Mask
 from warpattn.scores import Score
 
-__all__ = ["flash_attn_func", "flash_attn_varlen_func"]
+__all__ = ["flash_attn_combine", "flash_attn_func", "flash_attn_varlen_func", "get_scheduler_metadata"]
 
 VERSION = "4.0.0b36+warpattn"
 _BLOCKS = "block lists are not taken: mask_mod alone decides (a mask of this package skips blocks by itself)"
@@ -79,6 +79,46 @@ def flash_attn_varlen_func(given: Given) -> tuple[Tensor, Tensor | None]:
     lengths = given.cu_seqlens_k, given.max_seqlen_k, given.seqused_k
     out, lse = packed.attend(queries, packed.Keys(given.k, given.v, *lengths, given.page_table), _tail(given))
     return out, lse if given.return_lse else None
+
+
+@drop_in(
+    "out_partial, lse_partial, out=None, out_dtype=None, cu_seqlens=None, seqused=None, virtual_batch_idx=None, "
+    "return_lse=True",
+    hints={"cu_seqlens", "seqused", "virtual_batch_idx"},
+)
+def flash_attn_combine(given: Given) -> tuple[Tensor, Tensor | None]:
+    """Partial results over different keys as one, see `version3`; rows that seqused leaves out are combined, too."""
+    out, lse = version3.flash_attn_combine(given.out_partial, given.lse_partial, given.out, given.out_dtype)
+    return out, lse if given.return_lse else None
+
+
+class SchedulerMetadata(NamedTuple):
+    """What programs pass on as scheduler_metadata; plans are made per call, so nothing is in it."""
+
+    num_splits_dynamic_ptr: Tensor
+    num_nheads_in_l2_ptr: Tensor
+    tile_count_semaphore: Tensor
+    cu_total_m_blocks: Tensor
+    cu_total_splits_m_blocks: Tensor
+
+
+@drop_in(
+    "max_seqlen_q, max_seqlen_k, nheads, nheads_kv, headdim, num_splits, headdim_v=None, pack_gqa=None, causal=False, "
+    "window_size_left=None, window_size_right=None, seqlen_k_new=0, cu_seqlens_q=None, cu_seqlens_k=None, "
+    "cu_seqlens_k_new=None, seqused_q=None, seqused_k=None, leftpad_k=None, seqlen_k_per_split=None",
+    hints={
+        "max_seqlen_q", "max_seqlen_k", "nheads", "nheads_kv", "headdim", "num_splits", "headdim_v", "pack_gqa",
+        "causal", "window_size_left", "window_size_right", "seqlen_k_new", "cu_seqlens_k_new", "leftpad_k",
+        "seqlen_k_per_split",
+    },
+)  # fmt: skip
+def get_scheduler_metadata(given: Given) -> SchedulerMetadata:
+    """Empty int32 tensors to pass on as scheduler_metadata."""
+    lengths = (given.cu_seqlens_q, given.cu_seqlens_k, given.seqused_q, given.seqused_k)
+    known = [x for x in lengths if x is not None]
+    if not known:
+        raise AttentionError("cu_seqlens_q, cu_seqlens_k, seqused_q and seqused_k are None; one of them must be given")
+    return SchedulerMetadata(*(torch.empty(0, dtype=torch.int32, device=known[0].device) for _ in range(5)))
 
 
 def _tail(given: Given) -> Tail:
