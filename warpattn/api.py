@@ -170,7 +170,10 @@ def attention_backward(
 
 
 def _attend(call: Call, backend: str | Backend) -> Tensor | tuple[Tensor, Tensor]:
-    _placed(call, backend)
+    if type(backend) is str:
+        call.backend = backend
+    else:
+        _placed(call, backend)
     if torch.compiler.is_compiling():
         from warpattn.runtime.torch_op import tracing  # imports torch._dynamo
 
