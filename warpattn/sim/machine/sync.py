@@ -2,6 +2,12 @@
 
 An mbarrier counts phases. A phase completes when its pending arrivals are zero and as many bytes have landed as were
 expected; completion starts the next phase. `wait(parity)` passes unless the phase with that parity is the current one.
+
+So a parity tells apart the current phase and the last one only. Which phase a wait sees is the same in every run if
+
+    phase n−1 completes  ─▶  wait for phase n  ─▶  phase n+1 completes
+
+are ordered; otherwise the wait may pass at once, on phase n−2, or miss two phases and go on waiting: a phase race.
 """
 
 from __future__ import annotations
@@ -9,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from ..memory.clocks import Clock, joined, marked
+from ..memory.clocks import Clock, covers, joined, knows, marked
 from ..memory.findings import Finding, Findings, Place
 from .agents import Agent
 
@@ -19,7 +25,12 @@ T = TypeVar("T")
 class Role(Protocol):
     """What synchronisation needs of a role: what it knows, and that it can begin an epoch and learn."""
 
+    lane: int
     clock: Clock
+
+    def place(self) -> Place:
+        """Where it is."""
+        ...
 
     def advance(self) -> None:
         """Begin a new epoch."""
@@ -39,6 +50,8 @@ class Barrier:
         self.count = self.pending = self.expected = self.landed = self.phase = 0
         self.collected: Clock | None = None  # what this phase's arrivals know
         self.released: Clock | None = None  # what a waiter on a completed phase learns
+        self._past: dict[int, Clock] = {}  # what the waiters on each of the last two completed phases learn
+        self._waits: dict[tuple[int, int], tuple[int, Place]] = {}  # (lane, phase) -> epoch and place of the wait
 
     def init(self, count: int, place: Place) -> None:
         if self.live:
@@ -47,6 +60,8 @@ class Barrier:
         self.count = self.pending = count
         self.expected = self.landed = self.phase = 0
         self.collected = self.released = None
+        self._past.clear()
+        self._waits.clear()
 
     def invalidate(self, place: Place) -> None:
         if not self.live:
@@ -75,7 +90,7 @@ class Barrier:
             arrivals = self.pending
         self.pending -= arrivals
         self.collected = clock.copy() if self.collected is None else joined(self.collected, clock)
-        self._advance()
+        self._advance(place)
 
     def expect(self, nbytes: int) -> None:
         self.expected += nbytes
@@ -88,20 +103,50 @@ class Barrier:
         if self.collected is None:
             self.collected = agent.clock * 0
         self.collected = marked(self.collected, agent.lane, agent.epoch)
-        self._advance()
+        self._advance(agent.place)
 
-    def _advance(self) -> None:
+    def awaited(self, parity: int, role: Role) -> int:
+        """Note a role's wait for the phase of this parity, which is the current one or the last; the phase."""
+        phase, place = self.phase - ((self.phase ^ parity) & 1), role.place()
+        before = self._past.get(phase - 1)
+        if before is not None and not covers(role.clock, before):
+            text = f"{place} waits for {_spelled(phase)} of barrier {self.name}, and nothing orders it after the end of"
+            text += f" phase {phase - 1}: on the card it may pass at once, as if {_spelled(phase - 2)} were meant"
+            self.findings.add(Finding("PhaseRace", text, (place,), barrier=self.name, phase=phase))
+        self._waits[role.lane, phase] = int(role.clock[0, role.lane]), place
+        return phase
+
+    def _advance(self, place: Place) -> None:
         if self.pending or self.expected != self.landed or not self.live:
             return
+        self._check_waits(place)
         self.phase += 1
         self.pending = self.count
         self.expected = self.landed = 0
         if self.collected is not None:
             self.released = self.collected if self.released is None else joined(self.collected, self.released)
+        if self.released is not None:
+            self._past[self.phase - 1] = self.released
+        self._past.pop(self.phase - 3, None)
         self.collected = None
+
+    def _check_waits(self, place: Place) -> None:
+        """The current phase completes at `place`: waits for the phase before must be over by then."""
+        for (lane, phase), (epoch, waiting) in list(self._waits.items()):
+            if phase == self.phase:
+                continue
+            del self._waits[lane, phase]
+            if self.collected is None or not knows(self.collected, lane, epoch):
+                text = f"{waiting} waits for {_spelled(phase)} of barrier {self.name}, and nothing orders the end of"
+                text += f" phase {self.phase} by {place} after that: on the card the wait may miss both"
+                self.findings.add(Finding("PhaseRace", text, (waiting, place), barrier=self.name, phase=phase))
 
     def _fault(self, text: str, place: Place) -> None:
         self.findings.add(Finding("PhaseError", text, (place,), barrier=self.name, phase=self.phase))
+
+
+def _spelled(phase: int) -> str:
+    return f"phase {phase}" if phase >= 0 else "the phase before the first"
 
 
 class NamedBarrier:

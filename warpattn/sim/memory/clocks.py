@@ -80,3 +80,9 @@ def marked(clock: Clock, lane: int, epoch: int, fenced: bool = True) -> Clock:
 def knows(clock: Clock, lane: int, epoch: int, row: int = 0) -> bool:
     """Whether an epoch of a lane happened before the clock (row 1: and a fence made it visible)."""
     return lane < clock.shape[1] and bool(clock[row, lane] >= epoch)
+
+
+def covers(clock: Clock, other: Clock) -> bool:
+    """Whether everything that `other` knows happened before the clock."""
+    lanes = min(clock.shape[1], other.shape[1])
+    return bool((clock[0, :lanes] >= other[0, :lanes]).all()) and not other[0, lanes:].any()

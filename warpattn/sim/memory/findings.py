@@ -11,6 +11,7 @@ KINDS = (
     "Race",
     "Deadlock",
     "PhaseError",
+    "PhaseRace",
     "UninitialisedRead",
     "OutOfBounds",
     "PendingAtExit",

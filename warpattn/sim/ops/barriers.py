@@ -110,7 +110,7 @@ def _wait(op: Op) -> Callable[..., Any]:
         barrier = task.barrier(view)
         if not barrier.usable(task.place(), "waits on"):
             return
-        if barrier.phase & 1 == parity & 1:
+        if barrier.awaited(parity, task) == barrier.phase:
             wait = BarrierWait(barrier)
             yield wait
             if barrier.phase > wait.target:

@@ -43,6 +43,7 @@ def load_role(ctx):
         full = ctx.rings.q.producer_acquire(q_state)
         publish_visit(ctx.rings.visits, 0, visit)
         mbarrier.arrive(full, count=1)
+        mbarrier.arrive(ctx.rings.ds.full(0), count=4 * CONSUMERS)  # for `reduce`, which no dS will reach
     pending = gl.to_tensor(True)
     while visit.row >= 0:
         search, following = next_visit(ctx, search)

@@ -24,7 +24,7 @@ def reduce_role(ctx):
     config: gl.constexpr = ctx.config
     rings = ctx.rings
     state = consumer_state(STAGES)
-    rings.q.consumer_wait(state)  # the first visit is published: whether there is one
+    rings.ds.consumer_wait(state)  # the first dS is there, or the word that no tile meets the keys
     visit = read_visit(ctx, state)
     rings.k.consumer_wait(consumer_state(1))
     more = visit.row >= 0
