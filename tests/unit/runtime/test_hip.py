@@ -18,7 +18,7 @@ from tests.sim.amd import attention as amd_attention
 from tests.sim.calls.test_append import inputs, tables
 from tests.unit.machine_code.gcn_builds import ARCHS, attention, ring
 from tests.unit.machine_code.gcn_knockouts import machine_code
-from warpattn.kernels.cache.launch import append_launches
+from warpattn.kernels.cache.launch import NewRows, append_launches
 from warpattn.machine_code.gcn import summary
 from warpattn.problem.launch import Launch
 from warpattn.runtime import hip, kernel_cache
@@ -132,11 +132,13 @@ def test_a_launch(arch, hip_library):
 @pytest.mark.parametrize("arch", ARCHS)
 def test_new_keys_for_a_cache(arch, hip_library):
     kv, k_new, v_new = inputs(3, 128, 64, torch.bfloat16)
-    (wanted,) = append_launches(arch, kv, k_new, v_new, tables(32), False)
+    (wanted,) = append_launches(arch, kv, NewRows(k_new, v_new, tables(32), False))
     hip.launch(wanted, 0)
     (note,) = hip_library.launches
-    assert note["numbers"][1:7] == [5 * 3, 1, 1, 256, 1, 1]
-    assert struct.unpack("Q3q", note["packed"][:32]) == (kv.k_pages.data_ptr(), *kv.k_pages.stride()[:3])
+    rows = 5 * 3 * k_new.shape[2]  # of sequences, tokens and heads, 32 a program
+    assert note["numbers"][1:7] == [-(-rows // 32), 1, 1, 256, 1, 1]
+    strides = [stride // 8 for stride in kv.k_pages.stride()[:3]]  # in runs of 16 bytes
+    assert struct.unpack("Q3q", note["packed"][:32]) == (kv.k_pages.data_ptr(), *strides)
     found = summary(machine_code(wanted))
     assert found.vgpr_spills == found.sgpr_spills == found.scratch == 0
 
