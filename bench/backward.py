@@ -74,9 +74,9 @@ class Inputs:
 Gradient = Callable[[], tuple[Tensor, Tensor, Tensor]]
 
 
-def own(case: Case, x: Inputs) -> Gradient:
+def own(case: Case, x: Inputs, deterministic: bool = False) -> Gradient:
     """Our launches on tensors that stay."""
-    bound, made = prepared(case, x)
+    bound, made = prepared(case, x, deterministic)
 
     def call() -> tuple[Tensor, Tensor, Tensor]:
         bound.launch()
@@ -85,14 +85,19 @@ def own(case: Case, x: Inputs) -> Gradient:
     return call
 
 
-def prepared(case: Case, x: Inputs) -> tuple[BoundLaunches, Gradients]:
+def deterministic(case: Case, x: Inputs) -> Gradient:
+    """The same with the same bits in every run."""
+    return own(case, x, deterministic=True)
+
+
+def prepared(case: Case, x: Inputs, deterministic: bool) -> tuple[BoundLaunches, Gradients]:
     """Bound launches of a case and the tensors that they write."""
     import warpattn as wa
 
     with torch.no_grad():
         out, lse = wa.attention(x.q, x.k, x.v, mask=case.mask, return_lse=True)
     made = gradients_of(x, out, lse)
-    return BoundLaunches(launches(case, x, made), x.q.get_device()), made
+    return BoundLaunches(launches(case, x, made, deterministic), x.q.get_device()), made
 
 
 def gradients_of(x: Inputs, out: Tensor, lse: Tensor) -> Gradients:
@@ -101,11 +106,11 @@ def gradients_of(x: Inputs, out: Tensor, lse: Tensor) -> Gradients:
     return fitted_gradients(Gradients(x.q, x.k, x.v, out, lse, x.dout, None, None, *fresh, None))
 
 
-def launches(case: Case, x: Inputs, made: Gradients) -> tuple[Launch, ...]:
+def launches(case: Case, x: Inputs, made: Gradients, deterministic: bool = False) -> tuple[Launch, ...]:
     """Of a backward call."""
     backend = "auto" if x.q.is_cuda else "simulate:sm90"
     forward = validate(Call(x.q, x.k, x.v, Dense(), case.mask, None, None, None, True, None, backend))
-    return list_backward_launches(CheckedBackward.of(forward, False), made)
+    return list_backward_launches(CheckedBackward.of(forward, deterministic), made)
 
 
 def cudnn(case: Case, x: Inputs) -> Gradient:
@@ -138,7 +143,7 @@ def _autograd(out: Tensor, leaves: list[Tensor], dout: Tensor, view: Callable[[T
     return call
 
 
-PEERS = {"warpattn": own, "cudnn": cudnn, "fa4": fa4}
+PEERS = {"warpattn": own, "deterministic": deterministic, "cudnn": cudnn, "fa4": fa4}
 
 
 class EagerSample:
@@ -205,12 +210,18 @@ def errors(case: Case, x: Inputs, made: tuple[Tensor, Tensor, Tensor]) -> list[f
 
 
 def cases(dims: Sequence[int], masks: Sequence[str], only: str) -> list[Case]:
-    """The required shapes; 16 heads of 128, 32 of 64."""
+    """The required shapes: 16 heads of 128, 32 of 64, 8 of 256; a window of 1024; 64 heads of 8 key heads, causal."""
     found = []
     for dim in dims:
         heads = 2048 // dim
-        for causal in [m == "causal" for m in masks]:
-            found += [Case(16384 // seq, seq, heads, dim, causal) for seq in (1024, 2048, 4096, 8192, 16384)]
+        for kind in masks:
+            if kind == "window":
+                found.append(Case(1, 16384, heads, dim, True, window=1024))
+            elif kind == "groups":
+                found.append(Case(4, 4096, 64, dim, True, heads_kv=8))
+            else:
+                lengths = (1024, 2048, 4096, 8192, 16384)
+                found += [Case(16384 // seq, seq, heads, dim, kind == "causal") for seq in lengths]
     return [case for case in found if only in case.name]
 
 
@@ -220,10 +231,11 @@ def compile_one(case: Case) -> None:
 
     from warpattn.runtime import compiler, kernel_cache
 
-    small = Case(1, 128, case.heads, case.dim, case.causal, case.heads_kv, case.window)
+    rows = min(case.seq, 4096)  # the configuration depends on whether there are many
+    small = Case(1, rows, case.heads_kv or 1, case.dim, case.causal, None, case.window)
     x = make(small, "cpu")
-    made = gradients_of(x, torch.empty_like(x.dout), torch.empty(1, case.heads, 128))
-    for launch in launches(small, x, made):
+    made = gradients_of(x, torch.empty_like(x.dout), torch.empty(1, small.heads, rows))
+    for launch in (*launches(small, x, made), *launches(small, x, made, deterministic=True)):
         kernel_cache.find((launch.name, launch.arch, launch.key), partial(compiler.artifact_of, launch))
 
 
@@ -282,7 +294,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
     listed = cases([int(d) for d in args.dims.split(",")], args.masks.split(","), args.only)
-    kinds = {(case.dim, case.causal): case for case in listed}
+    kinds = {(case.dim, case.causal, case.window, case.seq <= 2048): case for case in listed}
     with ProcessPoolExecutor(min(16, len(kinds)), mp_context=get_context("spawn")) as pool:
         list(pool.map(compile_one, kinds.values()))
     found = record.start("bench.backward", argv, {"rounds": args.rounds})

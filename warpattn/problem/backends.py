@@ -45,8 +45,9 @@ class Limits:
 LATENT = (576, 512)  # head dims of queries and values in absorbed latent attention (MLA)
 LATENT_TOKENS = 16  # query tokens of a sequence at most, with these
 EVERY_KIND = ("dense", "ragged", "paged")
+BACKWARD_SM90 = BackwardLimits(("dense", "ragged"), 256, deterministic=True)
 LIMITS = {
-    "sm90": Limits((*EVERY_KIND, "paged-ragged"), 256, latent=True, backward=BackwardLimits(("dense", "ragged"), 128)),
+    "sm90": Limits((*EVERY_KIND, "paged-ragged"), 256, latent=True, backward=BACKWARD_SM90),
     "sm100": Limits(EVERY_KIND, 128, latent=True),
     "gfx942": Limits(EVERY_KIND, 256, latent=True),
     "gfx950": Limits(EVERY_KIND, 256, latent=True),

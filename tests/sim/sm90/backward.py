@@ -117,8 +117,8 @@ def launches(case: Case, x: Gradients, inputs: dict[str, Tensor]) -> tuple[Launc
     return list_backward_launches(CheckedBackward.of(forward, case.deterministic), x, case.sequence)
 
 
-def simulated(case: Case, **options: Any) -> tuple[list[Report], dict[str, float]]:
-    """(a report for each launch; for each gradient its error in units of what is allowed)."""
+def simulated(case: Case, **options: Any) -> tuple[list[Report], dict[str, float], Tensor]:
+    """(a report for each launch; for each gradient its error in units of what is allowed; dq)."""
     inputs = case.inputs()
     truth = gradients(case, inputs, torch.float64)
     x = operands(case, inputs, truth)
@@ -127,7 +127,7 @@ def simulated(case: Case, **options: Any) -> tuple[list[Report], dict[str, float
     write_back(fitting, x)
     allowed = tolerances(case, inputs, truth)
     made = {"dq": x.dq, "dk": x.dk, "dv": x.dv} | ({"dsinks": x.dsinks} if case.sinks else {})
-    return reports, {name: error(tensor, truth[name]) / allowed[name] for name, tensor in made.items()}
+    return reports, {name: error(tensor, truth[name]) / allowed[name] for name, tensor in made.items()}, x.dq
 
 
 def tolerances(case: Case, inputs: dict[str, Tensor], truth: dict[str, Tensor]) -> dict[str, float]:

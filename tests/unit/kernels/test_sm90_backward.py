@@ -18,7 +18,7 @@ from warpattn.problem.arch import compile_options, triton_target
 from warpattn.sequences import Dense
 
 # Bytes of stack the compiler spills to, measured with Triton 3.9.0.
-STACK = {(64, "full"): 112, (128, "full"): 64, (128, "causal"): 136}
+STACK = {(64, "full"): 120, (128, "full"): 64, (128, "causal"): 136}
 MASKS: dict[str, Mask] = {"full": Full(), "causal": Causal()}
 
 
@@ -69,11 +69,11 @@ def wgmmas(config: BackwardConfig) -> int:
     return CONSUMERS * attend + reduce
 
 
-@pytest.mark.parametrize("dim", range(8, 129, 8))
+@pytest.mark.parametrize("dim", range(8, 257, 8))
 def test_every_head_dim_has_a_config_that_fits(dim: int) -> None:
     for dim_v in {dim, 128, 8}:
         config = config_of(dim, dim_v=dim_v)
-        assert config.topology.smem_bytes + 2048 <= SMEM_LIMIT
-        assert config.padded >= max(dim, dim_v)
+        assert config.topology.smem_bytes + 1024 <= SMEM_LIMIT
+        assert config.padded_qk >= dim and config.padded_v >= dim_v
         assert config.topology.registers <= 65_536
-        assert config.padded % config.dq_cols == 0
+        assert config.padded_qk % config.dq_cols == 0

@@ -19,7 +19,7 @@ from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import as_quads, pack, unpack
 from ..layouts import accumulator_layout, element_type, operand_layout
 from .context import STAGES, read_visit
-from .epilogue import store_key_gradients
+from .epilogue import store_keys
 
 
 @gluon.aggregate
@@ -43,11 +43,7 @@ def attend_role(ctx, wg: gl.constexpr):
     """Gradients of the warpgroup's keys and values; dS of every tile goes to `reduce`."""
     config: gl.constexpr = ctx.config
     rings = ctx.rings
-    layout: gl.constexpr = accumulator_layout(config.padded)
-    sums = Sums(
-        gl.zeros([config.rows, config.padded], gl.float32, layout),
-        gl.zeros([config.rows, config.padded], gl.float32, layout),
-    )
+    sums = Sums(zeros(config, config.padded_qk), zeros(config, config.padded_v))
     state = consumer_state(STAGES)  # of the rings of Q, dO and dS: they have equally many slots
     rings.q.consumer_wait(state)
     visit = read_visit(ctx, state)
@@ -70,7 +66,9 @@ def attend_role(ctx, wg: gl.constexpr):
             state = following
         dk, dv, ds = start_tile(ctx, sums, weights, state, wg)
         sums = Sums(warpgroup_mma_wait(0, deps=(dk, ds))[0], dv)
-    store_key_gradients(ctx, sums, wg)
+    smem = rings.v.tile(consumer_state(1), wg)  # nobody else reads this part of V
+    store_keys(ctx, ctx.tensors.dv, (sums.dv,), smem, wg * config.rows)
+    store_keys(ctx, ctx.tensors.dk, (sums.dk * ctx.scale,), smem, wg * config.rows)
 
 
 @gluon.jit
@@ -80,8 +78,8 @@ def start_tile(ctx, sums, weights, state, wg: gl.constexpr):
     rings = ctx.rings
     rings.do.consumer_wait(state)
     dp = start_value_scores(ctx, state, wg)
-    do = rings.do.tile(state).reshape([config.block_m, config.padded])
-    dv = warpgroup_mma(operand(weights.p, config), do, sums.dv, is_async=True)
+    do = rings.do.tile(state).reshape([config.block_m, config.padded_v])
+    dv = warpgroup_mma(operand(weights.p, config, config.padded_v), do, sums.dv, is_async=True)
     dp = warpgroup_mma_wait(1, deps=(dp,))
     product = fp32(weights.p, config) * dp
     if len(weights.slope) == 1:
@@ -94,8 +92,8 @@ def start_tile(ctx, sums, weights, state, wg: gl.constexpr):
     rings.ds.tile(state, wg).store(tile_of(ds, config))
     fence_async_shared()
     rings.ds.producer_commit(state)
-    q = rings.q.tile(state).reshape([config.block_m, config.padded])
-    dk = warpgroup_mma(operand(ds, config), q, sums.dk, is_async=True)
+    q = rings.q.tile(state).reshape([config.block_m, config.padded_qk])
+    dk = warpgroup_mma(operand(ds, config, config.padded_qk), q, sums.dk, is_async=True)
     return dk, dv, ds
 
 
@@ -103,8 +101,8 @@ def start_tile(ctx, sums, weights, state, wg: gl.constexpr):
 def start_scores(ctx, q_state, wg: gl.constexpr):
     """Start S = K · Qᵀ [64, M], plus -lse / scale unless a score function has to see S itself."""
     config: gl.constexpr = ctx.config
-    k = ctx.rings.k.tile(consumer_state(1), wg).reshape([config.rows, config.padded])
-    q = ctx.rings.q.tile(q_state).reshape([config.block_m, config.padded]).permute((1, 0))
+    k = ctx.rings.k.tile(consumer_state(1), wg).reshape([config.rows, config.padded_qk])
+    q = ctx.rings.q.tile(q_state).reshape([config.block_m, config.padded_qk]).permute((1, 0))
     if ctx.mods.score is None:
         return warpgroup_mma(k, q, row_numbers(ctx, ctx.rings.shift, q_state), is_async=True)
     else:
@@ -116,8 +114,8 @@ def start_scores(ctx, q_state, wg: gl.constexpr):
 def start_value_scores(ctx, do_state, wg: gl.constexpr):
     """Start dP = V · dOᵀ - delta [64, M]."""
     config: gl.constexpr = ctx.config
-    v = ctx.rings.v.tile(consumer_state(1), wg).reshape([config.rows, config.padded])
-    do = ctx.rings.do.tile(do_state).reshape([config.block_m, config.padded]).permute((1, 0))
+    v = ctx.rings.v.tile(consumer_state(1), wg).reshape([config.rows, config.padded_v])
+    do = ctx.rings.do.tile(do_state).reshape([config.block_m, config.padded_v]).permute((1, 0))
     return warpgroup_mma(v, do, row_numbers(ctx, ctx.rings.delta, do_state), is_async=True)
 
 
@@ -165,6 +163,12 @@ def attend(ctx, s, q_state, visit, wg: gl.constexpr):
 
 
 @gluon.jit
+def zeros(config: gl.constexpr, cols: gl.constexpr):
+    """dK or dV of no query, [64, cols]."""
+    return gl.zeros([config.rows, cols], gl.float32, accumulator_layout(cols))
+
+
+@gluon.jit
 def tile_of(pairs, config: gl.constexpr):
     """Packed pairs as a [64, M] tensor in the layout of an accumulator."""
     tile = unpack(pairs, element_type(config.element))
@@ -178,7 +182,7 @@ def fp32(pairs, config: gl.constexpr):
 
 
 @gluon.jit
-def operand(pairs, config: gl.constexpr):
-    """Packed pairs as the left operand [64, M] of a product with D columns."""
+def operand(pairs, config: gl.constexpr, cols: gl.constexpr):
+    """Packed pairs as the left operand [64, M] of a product with `cols` columns."""
     tile = unpack(pairs, element_type(config.element))
-    return gl.convert_layout(tile, operand_layout(config.padded), assert_trivial=True)
+    return gl.convert_layout(tile, operand_layout(cols), assert_trivial=True)

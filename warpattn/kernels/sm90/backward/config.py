@@ -5,6 +5,12 @@ Nothing in this file imports Triton. A CTA owns 128 keys of a key head and walks
     load       ── Q, row maxima ─▶ Q ring ──┬─▶ attend 0   keys  0.. 63: S, P, dP, dS; dV and dK stay in registers
                ── dO, row sums ──▶ dO ring ─┴─▶ attend 1   keys 64..127
     attend 0, 1 ── dS ─▶ dS ring ─▶ reduce    dQ = dS · K, added to fp32 in global memory by TMA
+
+Above head dim 128 one warpgroup has no registers for both dK and dV of 64 keys, so a CTA owns 64 and each warpgroup one
+of them:
+
+    weigh      S, P; dV += P · dO       ── P ─▶ derive
+    derive     dP, dS; dK += dS · Q     ── dS ─▶ reduce
 """
 
 from __future__ import annotations
@@ -26,12 +32,12 @@ from ..prefill.config import CONSUMER_ROWS, is_masked, pad_dim
 CONSUMERS = 2
 STAGES = 2  # slots of each ring: this tile's and the next one's
 VISITS = 2 * STAGES  # records of query tiles: `reduce` reads one while the loader writes that of two tiles later
-VISIT_FIELDS = 3  # int32 of a record: first row (-1: no tile at all), query head, flags
+VISIT_FIELDS = 4  # int32 of a record: first row (-1: no tile at all), query head, flags, turn
 MASKED, MORE = 1, 2  # the flags: the tile needs the mask; another tile follows
 ROWS = 32  # of a program of the kernels before and after the main one
 PADDING = 128  # rows that sequences are padded to where the kernels keep numbers of their own: a query tile at most
 LANES = 128  # sequences, or parts of a sink's gradient, that are loaded at once
-MAX_DIM = 128
+MAX_DIM = 256
 SEARCH = 32  # query tiles whose spans the loader tests at once, one a lane
 
 
@@ -39,8 +45,8 @@ SEARCH = 32  # query tiles whose spans the loader tests at once, one a lane
 class BackwardConfig:
     """Tile sizes and resources of one compiled kernel.
 
-    `dq_cols` columns of dQ are computed and added at a time; head dims are padded to one size, as dK leaves through
-    the memory of V.
+    `dq_cols` columns of dQ are computed and added at a time. Unless warpgroups are `by_product`, head dims are padded
+    to one size, as dK leaves through the memory of V.
     """
 
     element: Element
@@ -53,10 +59,34 @@ class BackwardConfig:
     load_registers: int
     rotate: bool  # begin with the query tile beside the own keys instead of the first
     ragged: bool  # sequences end to end
+    deterministic: bool  # CTAs add to a tile of dQ in a fixed order
+
+    @cached_property
+    def by_product(self) -> bool:
+        """Whether warpgroups share the keys and differ in what they compute of them."""
+        return self.padded > 128
 
     @cached_property
     def padded(self) -> int:
         return max(64, pad_dim(self.dim_qk), pad_dim(self.dim_v))
+
+    @cached_property
+    def padded_qk(self) -> int:
+        return max(64, pad_dim(self.dim_qk)) if self.by_product else self.padded
+
+    @cached_property
+    def padded_v(self) -> int:
+        return max(64, pad_dim(self.dim_v)) if self.by_product else self.padded
+
+    @cached_property
+    def key_parts(self) -> int:
+        """Warpgroups' shares of the keys."""
+        return 1 if self.by_product else CONSUMERS
+
+    @cached_property
+    def ds_stages(self) -> int:
+        """Slots of the dS ring, and buffers of dQ."""
+        return 1 if self.by_product else STAGES
 
     @cached_property
     def rows(self) -> int:
@@ -66,36 +96,38 @@ class BackwardConfig:
     @cached_property
     def block_n(self) -> int:
         """Keys of a CTA."""
-        return CONSUMERS * CONSUMER_ROWS
+        return self.key_parts * CONSUMER_ROWS
 
-    @cached_property
-    def key_bytes(self) -> int:
-        """Of the keys, or the values, of a CTA."""
-        return self.element.bytes * self.block_n * self.padded
+    def key_bytes(self, cols: int) -> int:
+        """Of the keys, or the values, of a CTA, with `cols` columns."""
+        return self.element.bytes * self.block_n * cols
 
-    @cached_property
-    def row_bytes(self) -> int:
+    def row_bytes(self, cols: int) -> int:
         """Of a tile of Q or dO with a number for each row."""
-        return (self.element.bytes * self.padded + 4) * self.block_m
+        return (self.element.bytes * cols + 4) * self.block_m
 
     @cached_property
     def dq_parts(self) -> int:
-        return self.padded // self.dq_cols
+        return self.padded_qk // self.dq_cols
 
     @cached_property
     def topology(self) -> Topology:
-        attend = tuple(f"attend {wg}" for wg in range(CONSUMERS))
+        attend = ("weigh", "derive") if self.by_product else tuple(f"attend {wg}" for wg in range(CONSUMERS))
         roles = [Role(name, 4, self.attend_registers) for name in attend]
         roles += [Role("reduce", 4, self.reduce_registers), Role("load", 1, self.load_registers)]
-        edges = (
-            Edge("K", "load", (*attend, "reduce"), 1, self.key_bytes),
-            Edge("V", "load", attend, 1, self.key_bytes),
-            Edge("Q", "load", attend, STAGES, self.row_bytes),
-            Edge("dO", "load", attend, STAGES, self.row_bytes),
-            Edge("dS", "attend", ("reduce",), STAGES, self.element.bytes * self.block_n * self.block_m),
-        )
-        staging = 4 * STAGES * self.block_m * self.dq_cols
-        return Topology(tuple(roles), edges, staging + 4 * VISITS * VISIT_FIELDS)
+        qk, v = self.padded_qk, self.padded_v
+        slot = self.element.bytes * self.block_n * self.block_m
+        edges = [
+            Edge("K", "load", (attend[0], "reduce") if self.by_product else (*attend, "reduce"), 1, self.key_bytes(qk)),
+            Edge("V", "load", attend[1:] if self.by_product else attend, 1, self.key_bytes(v)),
+            Edge("Q", "load", attend, STAGES, self.row_bytes(qk)),
+            Edge("dO", "load", attend, STAGES, self.row_bytes(v)),
+            Edge("dS", attend[-1], ("reduce",), self.ds_stages, slot),
+        ]
+        if self.by_product:
+            edges.append(Edge("P", "weigh", ("derive",), self.ds_stages, slot))
+        staging = 4 * self.ds_stages * self.block_m * self.dq_cols
+        return Topology(tuple(roles), tuple(edges), staging + 4 * VISITS * VISIT_FIELDS)
 
 
 class BackwardShape(NamedTuple):
@@ -114,6 +146,13 @@ class Sequences(NamedTuple):
     cu_q: Any
     cu_k: Any
     tiles: Any
+
+
+class Turns(NamedTuple):
+    """`Prepared.turns`, and the blocks of ROWS padded rows of a head, int32."""
+
+    pointer: Any
+    blocks: Any
 
 
 class RowShape(NamedTuple):
@@ -141,6 +180,7 @@ class Prepared(NamedTuple):
     delta: Any
     dq: Any
     dsinks: Any
+    turns: Any  # int32 (heads, padded_q / ROWS): CTAs that have added to a tile of dq, at the tile's first block
 
 
 class Added(NamedTuple):
@@ -159,11 +199,11 @@ class KeyTileOrder:
     heads: int  # key heads
 
 
-def choose(problem: Problem, target: Arch) -> Choice:
+def choose(problem: Problem, target: Arch, deterministic: bool = False) -> Choice:
     """The choice for the gradients of a dense or ragged `problem`; AttentionError for others."""
     if problem.kind == "paged":
         raise AttentionError("the keys are paged; gradients take dense and ragged ones")
-    config, why = choose_config(problem)
+    config, why = choose_config(problem, deterministic)
     if config.ragged:
         tiles, heads = problem.seq_k // config.block_n + problem.batch, problem.heads_kv
         order = "key tiles of the longest sequence first; the device counts them"
@@ -176,6 +216,8 @@ def choose(problem: Problem, target: Arch) -> Choice:
         f"{tiles * heads} CTAs: key tiles of {config.block_n} keys, query tiles of {config.block_m}",
         f"workspace: {4 * numbers * (problem.dim_qk + 2):,} bytes for dQ in fp32 and two numbers for each row",
     )
+    if deterministic:
+        order += "; CTAs add to a tile of dQ in a fixed order, that in which they arrive there"
     reasons = (why, order, "the query heads of a key head are walked in one CTA: dK and dV need no second pass")
     return Choice(
         "backward", config, (tiles * heads,), lambda: lines, (*reasons, COPY_RULE), order=KeyTileOrder(tiles, heads)
@@ -190,22 +232,30 @@ def padded_rows(problem: Problem) -> int:
     return PADDING * -(-problem.seq_q // PADDING)
 
 
+MOST_TOGETHER = 96  # key tiles of a head whose CTAs certainly run at once, of 132 SMs
+
 SHORT_ROWS = 2048  # queries up to which, at head dim 64, 64-row tiles fit a causal triangle better than 128-row ones
 
 
-def choose_config(problem: Problem) -> tuple[BackwardConfig, str]:
+def choose_config(problem: Problem, deterministic: bool = False) -> tuple[BackwardConfig, str]:
     """The configuration for a problem, and one sentence why."""
     element, dims = ELEMENT_OF[problem.dtype], (problem.dim_qk, problem.dim_v)
     masked, ragged = is_masked(problem), problem.kind == "ragged"
-    rotate = not masked and not ragged
+    # CTAs that go round wait for each other in a circle: those of a head must run at once.
+    keys = CONSUMER_ROWS * (1 if max(dims) > 128 else CONSUMERS)
+    together = not deterministic or problem.seq_k <= MOST_TOGETHER * keys
+    flags = (not masked and not ragged and together, ragged, deterministic)
     if max(dims) > MAX_DIM:
         rule = f'gradients on sm90 take multiples of 8 up to {MAX_DIM}; use backend="reference" for others'
         raise AttentionError(f"the head dims are {dims[0]} and {dims[1]}; {rule}")
+    if max(dims) > 128:
+        why = "head dim > 128: 64 keys, dV in one warpgroup and dK in the other; dQ 64 columns at a time"
+        return BackwardConfig(element, *dims, 64, 64, 208, 72, 24, *flags), why
     if max(dims) > 64:
         why = "head dim <= 128: 64 queries a tile; dK and dV of 64 keys take 128 registers of a warpgroup's 208"
-        return BackwardConfig(element, *dims, 64, 64, 208, 72, 24, rotate, ragged), why
+        return BackwardConfig(element, *dims, 64, 64, 208, 72, 24, *flags), why
     if masked and problem.seq_q <= SHORT_ROWS * (problem.batch if ragged else 1):
         why = f"head dim <= 64, a mask and at most {SHORT_ROWS} queries: 64-row tiles waste less of the diagonal"
-        return BackwardConfig(element, *dims, 64, 64, 160, 96, 24, rotate, ragged), why
+        return BackwardConfig(element, *dims, 64, 64, 160, 96, 24, *flags), why
     why = "head dim <= 64: 128 queries a tile, half of dQ's columns at a time"
-    return BackwardConfig(element, *dims, 128, 32, 208, 72, 24, rotate, ragged), why
+    return BackwardConfig(element, *dims, 128, 32, 208, 72, 24, *flags), why

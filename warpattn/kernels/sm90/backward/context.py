@@ -12,7 +12,6 @@ from ..prefill.context import make_tiles
 from . import config as sizes
 
 STAGES = gl.constexpr(sizes.STAGES)
-CONSUMERS = gl.constexpr(sizes.CONSUMERS)
 VISITS = gl.constexpr(sizes.VISITS)
 FIELDS = gl.constexpr(sizes.VISIT_FIELDS)
 MASKED = gl.constexpr(sizes.MASKED)
@@ -50,20 +49,23 @@ class Tensors:
     dq: tma.tensor_descriptor  # fp32 (heads, padded rows, dim), added to
     shift: tma.tensor_descriptor  # fp32 (heads, padded rows): what is added to the scores, see `prepare.py`
     delta: tma.tensor_descriptor  # the same: minus the row's sum of dout · out
+    turns: gl.tensor  # int32* (heads, padded rows / ROWS), if deterministic
+    turn_blocks: gl.tensor  # blocks of ROWS padded rows of a head
 
 
 @gluon.aggregate
 class Rings:
     """Shared memory."""
 
-    k: StagedPipeline  # one slot, a part per warpgroup: [2, 1, 64, 1, D]
+    k: StagedPipeline  # one slot of `key_parts` tiles: [parts, 1, 64, 1, D]
     v: StagedPipeline
     q: StagedPipeline  # [stages, 1, M, 1, D]
     do: StagedPipeline
-    ds: StagedPipeline  # [stages * 2, 64, M]: keys by queries, a part per warpgroup
+    ds: StagedPipeline  # [stages * parts, 64, M]: keys by queries
+    p: StagedPipeline  # the same, from `weigh` to `derive`; the ring of dS where there is none
     shift: gl.shared_memory_descriptor  # [stages, 1, M] fp32, of the Q slots
     delta: gl.shared_memory_descriptor  # of the dO slots
-    dq: gl.shared_memory_descriptor  # [stages, 1, M, dq_cols] fp32
+    dq: gl.shared_memory_descriptor  # [ds_stages, 1, M, dq_cols] fp32
     visits: gl.shared_memory_descriptor  # [VISITS * FIELDS, 1] int32
 
 
@@ -91,6 +93,7 @@ class Visit:
     h: gl.tensor  # query head
     row: gl.tensor  # -1: no tile
     flags: gl.tensor
+    turn: gl.tensor  # CTAs that add to the tile's dQ before
 
     @gluon.jit
     def masked(self):
@@ -125,6 +128,8 @@ def dense_keys(shape, config: gl.constexpr):
     """The keys of this CTA in a dense batch; `shape` is a `BackwardShape`."""
     head = gl.program_id(0) // shape.tiles
     n = gl.program_id(0) - head * shape.tiles
+    if config.deterministic:
+        n = shape.tiles - 1 - n  # CTAs wait for those with later keys, which so are launched before
     heads_kv = shape.heads_q // shape.group
     b = head // heads_kv
     first = n * config.block_n
@@ -159,6 +164,7 @@ def publish_visit(slots, index, visit):
     put_field(slots.index(index * FIELDS), visit.row)
     put_field(slots.index(index * FIELDS + 1), visit.h)
     put_field(slots.index(index * FIELDS + 2), visit.flags)
+    put_field(slots.index(index * FIELDS + 3), visit.turn)
 
 
 @gluon.jit
@@ -168,7 +174,8 @@ def read_visit(ctx, state):
     first = (state.index + STAGES * state.phase) * FIELDS
     slots = ctx.rings.visits
     row = get_field(slots.index(first))
-    return Visit(ctx.keys.b, get_field(slots.index(first + 1)), row, get_field(slots.index(first + 2)))
+    h, flags, turn = (slots.index(first + 1), slots.index(first + 2), slots.index(first + 3))
+    return Visit(ctx.keys.b, get_field(h), row, get_field(flags), get_field(turn))
 
 
 @gluon.jit
@@ -182,19 +189,31 @@ def make_rings(config: gl.constexpr):
     row_layout: gl.constexpr = row_numbers_layout()
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     topology: gl.constexpr = config.topology
-    k = make_tiles(CONSUMERS, rows, config.padded, dtype, config.ragged)
-    v = make_tiles(CONSUMERS, rows, config.padded, dtype, config.ragged)
-    q = make_tiles(STAGES, block_m, config.padded, dtype, config.ragged)
-    do = make_tiles(STAGES, block_m, config.padded, dtype, config.ragged)
-    ds = gl.allocate_shared_memory(dtype, [STAGES * CONSUMERS, rows, block_m], ds_layout)
+    parts: gl.constexpr = config.key_parts
+    stages: gl.constexpr = config.ds_stages
+    k = make_tiles(parts, rows, config.padded_qk, dtype, config.ragged)
+    v = make_tiles(parts, rows, config.padded_v, dtype, config.ragged)
+    q = make_tiles(STAGES, block_m, config.padded_qk, dtype, config.ragged)
+    do = make_tiles(STAGES, block_m, config.padded_v, dtype, config.ragged)
+    ds = make_pipeline(
+        gl.allocate_shared_memory(dtype, [stages * parts, rows, block_m], ds_layout), empty_arrivals(topology, "dS"),
+        stages, parts, fills=4 * parts,
+    )  # fmt: skip
+    p = ds
+    if config.by_product:
+        p = make_pipeline(
+            gl.allocate_shared_memory(dtype, [stages, rows, block_m], ds_layout), empty_arrivals(topology, "P"),
+            stages, fills=4,
+        )  # fmt: skip
     return Rings(
-        make_pipeline(k, empty_arrivals(topology, "K"), 1, CONSUMERS),
-        make_pipeline(v, empty_arrivals(topology, "V"), 1, CONSUMERS),
+        make_pipeline(k, empty_arrivals(topology, "K"), 1, parts),
+        make_pipeline(v, empty_arrivals(topology, "V"), 1, parts),
         make_pipeline(q, empty_arrivals(topology, "Q"), STAGES),
         make_pipeline(do, empty_arrivals(topology, "dO"), STAGES),
-        make_pipeline(ds, empty_arrivals(topology, "dS"), STAGES, CONSUMERS, fills=4 * CONSUMERS),
+        ds,
+        p,
         gl.allocate_shared_memory(gl.float32, [STAGES, 1, block_m], row_layout),
         gl.allocate_shared_memory(gl.float32, [STAGES, 1, block_m], row_layout),
-        gl.allocate_shared_memory(gl.float32, [STAGES, 1, block_m, config.dq_cols], dq_layout),
+        gl.allocate_shared_memory(gl.float32, [stages, 1, block_m, config.dq_cols], dq_layout),
         gl.allocate_shared_memory(gl.int32, [VISITS * FIELDS, 1], plain),
     )

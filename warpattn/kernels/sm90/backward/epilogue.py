@@ -1,30 +1,27 @@
-"""dV and dK of a warpgroup's keys, through the memory of its own part of V, which nobody else reads."""
+"""dV or dK of 64 keys through shared memory that holds a tile as wide, once nobody reads it any more."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
-from ...nvidia.pipelines import consumer_state
 from ..layouts import element_type
 
 
 @gluon.jit
-def store_key_gradients(ctx, sums, wg: gl.constexpr):
-    """Write dV and dK [64, D]; TMA clips keys and columns past the end."""
-    config: gl.constexpr = ctx.config
-    dtype: gl.constexpr = element_type(config.element)
+def store_keys(ctx, rows, sums, smem, part: gl.constexpr):
+    """Write sums, one or two parts of the columns of 64 keys, to keys `part` and on of the CTA's, and wait until TMA
+    has read them; it clips keys and columns past the end."""
     keys = ctx.keys
-    smem = ctx.rings.v.tile(consumer_state(1), wg)
-    staging = smem.reshape([config.rows, config.padded])
-    row = keys.first + wg * config.rows
-    staging.store(sums.dv.to(dtype))
+    dtype: gl.constexpr = element_type(ctx.config.element)
+    cols: gl.constexpr = sums[0].shape[1]
+    if len(sums) == 1:
+        smem.reshape([ctx.config.rows, cols]).store(sums[0].to(dtype))
+    else:
+        tile = smem.reshape([ctx.config.rows, 2 * cols])
+        tile.slice(0, cols, dim=1).store(sums[0].to(dtype))
+        tile.slice(cols, cols, dim=1).store(sums[1].to(dtype))
     fence_async_shared()
     gl.barrier()
-    ctx.tensors.dv.store(keys.k_start, keys.seq_k, row, keys.h, 0, smem)
-    dk = (sums.dk * ctx.scale).to(dtype)
+    rows.store(keys.k_start, keys.seq_k, keys.first + part, keys.h, 0, smem)
     tma.store_wait(0)
-    staging.store(dk)
-    fence_async_shared()
     gl.barrier()
-    ctx.tensors.dk.store(keys.k_start, keys.seq_k, row, keys.h, 0, smem)
-    tma.store_wait(0)

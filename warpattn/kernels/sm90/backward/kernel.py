@@ -2,6 +2,8 @@
 
 load (1 warp)        K, V once; Q, dO by TMA ──▶ rings                          (load.py)
 attend 0, 1          S, P, dP, dS; dV and dK in registers; dS ──▶ ring          (attend.py, epilogue.py)
+    or weigh         S, P; dV in registers; P ──▶ ring                          (by_product.py)
+    and derive       dP, dS; dK in registers; dS ──▶ ring
 reduce               dQ = dS · K, added in fp32 by TMA                          (reduce.py)
 """
 
@@ -12,6 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from ...nvidia.clipped_rows import ClippedRows
 from ...pieces.modifiers import Modifiers
 from .attend import attend_role
+from .by_product import derive_role, weigh_role
 from .context import Context, DenseRows, Tensors, dense_keys, make_rings, ragged_keys
 from .load import load_role
 from .reduce import reduce_role
@@ -29,27 +32,28 @@ def attend_1(ctx):
 
 @gluon.jit
 def backward_kernel(
-    reads, writes, numbers, sequences, scale, shape, mask_args, score_args,
+    reads, writes, numbers, turns, sequences, scale, shape, mask_args, score_args,
     config: gl.constexpr, functions: gl.constexpr,
 ):  # fmt: skip
     """Gradients of a dense or ragged problem.
 
     reads: q, k, v, dout, descriptors or `ClippedMap`s. writes: dk, dv likewise, and the descriptor of the fp32 dq.
-    numbers: of shift and delta. sequences: `Sequences`. `shape` is a `BackwardShape`; `functions` is (keep, span,
-    score, slope). Grid: a CTA for each key tile of each key head; of a ragged batch as many as there may be.
+    numbers: of shift and delta. turns: `Turns`. sequences: `Sequences`. `shape` is a `BackwardShape`; `functions` is
+    (keep, span, score, slope). Grid: a CTA for each key tile of each key head; of a ragged batch as many as there may
+    be.
     """
     mods = Modifiers(functions[0], functions[1], functions[2], mask_args, score_args)
     if config.ragged:
         tensors = Tensors(
             clipped(reads[0]), clipped(reads[1]), clipped(reads[2]), clipped(reads[3]), clipped(writes[0]),
-            clipped(writes[1]), writes[2], numbers[0], numbers[1],
+            clipped(writes[1]), writes[2], numbers[0], numbers[1], turns.pointer, turns.blocks,
         )  # fmt: skip
         if gl.program_id(0) % shape.tiles < gl.load(sequences.tiles):
             start_roles(tensors, ragged_keys(shape, sequences, config), mods, functions[3], scale, config)
     else:
         tensors = Tensors(
             DenseRows(reads[0]), DenseRows(reads[1]), DenseRows(reads[2]), DenseRows(reads[3]), DenseRows(writes[0]),
-            DenseRows(writes[1]), writes[2], numbers[0], numbers[1],
+            DenseRows(writes[1]), writes[2], numbers[0], numbers[1], turns.pointer, turns.blocks,
         )  # fmt: skip
         start_roles(tensors, dense_keys(shape, config), mods, functions[3], scale, config)
 
@@ -66,8 +70,15 @@ def start_roles(tensors, keys, mods, slope: gl.constexpr, scale, config: gl.cons
     ctx = Context(tensors, make_rings(config), keys, mods, slope, scale, config)
     fence_async_shared()
     workers: gl.constexpr = config.topology.workers
-    gl.warp_specialize(
-        [(attend_0, (ctx,)), (attend_1, (ctx,)), (reduce_role, (ctx,)), (load_role, (ctx,))],
-        workers.warps,
-        workers.registers,
-    )
+    if config.by_product:
+        gl.warp_specialize(
+            [(weigh_role, (ctx,)), (derive_role, (ctx,)), (reduce_role, (ctx,)), (load_role, (ctx,))],
+            workers.warps,
+            workers.registers,
+        )
+    else:
+        gl.warp_specialize(
+            [(attend_0, (ctx,)), (attend_1, (ctx,)), (reduce_role, (ctx,)), (load_role, (ctx,))],
+            workers.warps,
+            workers.registers,
+        )

@@ -1,5 +1,6 @@
 """The list of key tiles of sequences end to end, the longest sequence first: with packed documents a tile's work grows
-with the length of its document, and long tiles begin before short ones.
+with the length of its document, and long tiles begin before short ones. Where CTAs add in turn they wait for those with
+later keys, so a sequence's last tile is first.
 
       list     number of tiles, 0 | sequence, tile | sequence, tile | ...          int32, a record of two for each tile
 """
@@ -31,4 +32,4 @@ def key_tiles_kernel(cu_k, tiles, batch, config: gl.constexpr):
     for i in range(0, count, LANES):
         n = i + gl.arange(0, LANES, lane_layout())
         gl.store(tiles + 2 + 2 * (start + n), b + gl.zeros_like(n), mask=n < count)
-        gl.store(tiles + 3 + 2 * (start + n), n, mask=n < count)
+        gl.store(tiles + 3 + 2 * (start + n), count - 1 - n if config.deterministic else n, mask=n < count)

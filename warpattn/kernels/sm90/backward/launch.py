@@ -17,7 +17,7 @@ from warpattn.sequences import Dense, Ragged, Sequence
 
 from ...nvidia.clipped_map import clipped_map
 from ..arguments import StridedRows, strided
-from .config import ROWS, Added, BackwardShape, Prepared, RowShape, Sequences, Statistics, choose, padded_rows
+from .config import ROWS, Added, BackwardShape, Prepared, RowShape, Sequences, Statistics, Turns, choose, padded_rows
 
 OPTIONS = compile_options()
 DENSE = Dense()
@@ -47,7 +47,7 @@ def list_backward_launches(
 
     `x` is `fitted_gradients`, and has queries and keys (`without_tiles` is for the rest).
     """
-    choice = choose(checked.forward.problem, ARCHS["sm90"]) if choice is None else choice
+    choice = choose(checked.forward.problem, ARCHS["sm90"], checked.deterministic) if choice is None else choice
     call = _call(checked, x, sequence, choice)
     launches = (_prepare(call), _main(call), _finish(call))
     return (_key_tiles(call), *launches) if choice.config.ragged else launches
@@ -63,6 +63,7 @@ def _call(checked: CheckedBackward, x: Gradients, sequence: Sequence, choice: Ch
         delta=_empty(x, heads, padded_q),
         dq=_empty(x, heads, padded_q, problem.dim_qk),
         dsinks=None if x.dsinks is None else _empty(x, heads, padded_q // ROWS),
+        turns=_empty(x, heads, padded_q // ROWS).view(torch.int32) if choice.config.deterministic else None,
     )
     sequences = Sequences(None, None, None)
     if isinstance(sequence, Ragged):
@@ -112,13 +113,15 @@ def _main(call: BackwardCall) -> Launch:
     problem, config = checked.forward.problem, choice.config
     mask, score = programs(checked.forward)
     slope = checked.slope
-    reads = {"q": config.block_m, "k": config.rows, "v": config.rows, "dout": config.block_m}
-    writes = {"dk": config.rows, "dv": config.rows}
+    qk, v = config.padded_qk, config.padded_v
+    reads = {"q": (config.block_m, qk), "k": (config.rows, qk), "v": (config.rows, v), "dout": (config.block_m, v)}
+    writes = {"dk": (config.rows, qk), "dv": (config.rows, v)}
     group = problem.heads_q // problem.heads_kv
     args = {
-        "reads": tuple(_boxes(call, name, rows) for name, rows in reads.items()),
-        "writes": (*(_boxes(call, name, rows) for name, rows in writes.items()), made.dq),
+        "reads": tuple(_boxes(call, name, *box) for name, box in reads.items()),
+        "writes": (*(_boxes(call, name, *box) for name, box in writes.items()), made.dq),
         "numbers": (made.shift, made.delta), "sequences": call.sequences, "scale": checked.forward.scale,
+        "turns": Turns(made.turns, call.shape.padded_q // ROWS),
         "shape": BackwardShape(problem.seq_q, problem.seq_k, problem.heads_q, group, choice.order.tiles),
         **modifier_args(checked.forward),
     }  # fmt: skip
@@ -149,10 +152,10 @@ def _finish(call: BackwardCall) -> Launch:
     return Launch("sm90.backward_finish", "sm90", (config, has_sinks), source, OPTIONS, call.row_grid, args)
 
 
-def _boxes(call: BackwardCall, name: str, rows: int) -> Any:
+def _boxes(call: BackwardCall, name: str, rows: int, cols: int) -> Any:
     """The kernel's argument for a tensor that TMA copies in boxes of `rows` rows."""
     x, config = getattr(call.x, name), call.choice.config
-    return clipped_map(name, x, rows, config.padded) if config.ragged else x
+    return clipped_map(name, x, rows, cols) if config.ragged else x
 
 
 def _strided(x: Tensor) -> StridedRows:

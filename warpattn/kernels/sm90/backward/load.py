@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from ...nvidia.pipelines import producer_state
 from . import config as sizes
-from .context import CONSUMERS, MASKED, MORE, STAGES, Visit, publish_visit
+from .context import MASKED, MORE, STAGES, Visit, publish_visit
 
 SEARCH = gl.constexpr(sizes.SEARCH)
 
@@ -28,6 +28,7 @@ class Search:
     block: gl.tensor  # first tile of the block
     meets: gl.tensor  # [SEARCH] bool
     masked: gl.tensor  # [SEARCH] int32, the flag
+    turn: gl.tensor  # [SEARCH]
     lane: gl.tensor
 
 
@@ -35,7 +36,7 @@ class Search:
 def load_role(ctx):
     """Load the keys and values once, then every query tile that meets the keys."""
     key_state = producer_state(1)
-    load_keys(ctx, ctx.tensors.k, ctx.rings.k, key_state)
+    load_keys(ctx, ctx.tensors.k, ctx.rings.k, key_state, ctx.config.padded_qk)
     search, visit = next_visit(ctx, first_search(ctx))
     q_state = producer_state(STAGES)
     do_state = producer_state(STAGES)
@@ -43,15 +44,15 @@ def load_role(ctx):
         full = ctx.rings.q.producer_acquire(q_state)
         publish_visit(ctx.rings.visits, 0, visit)
         mbarrier.arrive(full, count=1)
-        mbarrier.arrive(ctx.rings.ds.full(0), count=4 * CONSUMERS)  # for `reduce`, which no dS will reach
+        mbarrier.arrive(ctx.rings.ds.full(0), count=4 * ctx.config.key_parts)  # for `reduce`, which no dS will reach
     pending = gl.to_tensor(True)
     while visit.row >= 0:
         search, following = next_visit(ctx, search)
         flags = visit.flags | gl.where(following.row >= 0, MORE, 0)
-        visit = Visit(visit.b, visit.h, visit.row, flags)
+        visit = Visit(visit.b, visit.h, visit.row, flags, visit.turn)
         load_rows(ctx, (ctx.tensors.q, ctx.tensors.shift), ctx.rings.q, ctx.rings.shift, q_state, visit, True)
         if pending:
-            load_keys(ctx, ctx.tensors.v, ctx.rings.v, key_state)
+            load_keys(ctx, ctx.tensors.v, ctx.rings.v, key_state, ctx.config.padded_v)
             pending = gl.to_tensor(False)
         load_rows(ctx, (ctx.tensors.do, ctx.tensors.delta), ctx.rings.do, ctx.rings.delta, do_state, visit, False)
         q_state = q_state.step()
@@ -60,12 +61,13 @@ def load_role(ctx):
 
 
 @gluon.jit
-def load_keys(ctx, source, ring, state):
-    """Keys or values of the CTA, a part per warpgroup."""
+def load_keys(ctx, source, ring, state, cols: gl.constexpr):
+    """Keys or values of the CTA, `cols` columns, in parts."""
     keys = ctx.keys
     full = ring.producer_acquire(state)
-    mbarrier.expect(full, ctx.config.key_bytes)
-    for part in gl.static_range(CONSUMERS):
+    mbarrier.expect(full, ctx.config.key_bytes(cols))
+    parts: gl.constexpr = ctx.config.key_parts
+    for part in gl.static_range(parts):
         row = keys.first + part * ctx.config.rows
         source.load(keys.k_start, keys.seq_k, row, keys.h, full, ring.tile(state, part))
 
@@ -77,7 +79,8 @@ def load_rows(ctx, sources, ring, numbers, state, visit, publish: gl.constexpr):
     full = ring.producer_acquire(state)
     if publish:
         publish_visit(ctx.rings.visits, state.index + STAGES * (state.phase ^ 1), visit)
-    mbarrier.expect(full, ctx.config.row_bytes)
+    cols: gl.constexpr = ctx.config.padded_qk if publish else ctx.config.padded_v
+    mbarrier.expect(full, ctx.config.row_bytes(cols))
     sources[0].load(keys.q_start, keys.seq_q, visit.row, visit.h, full, ring.tile(state))
     tma.async_load(sources[1], [keys.head + visit.h, keys.row + visit.row], full, numbers.index(state.index))
 
@@ -104,8 +107,9 @@ def next_visit(ctx, search):
     lane = gl.arange(0, SEARCH, lane_layout())
     flags = gl.sum(gl.where(lane == found, search.masked, 0), 0)
     row = gl.where(found < SEARCH, first_row(ctx, search.block + found), -1)
-    visit = Visit(keys.b, search.h, row, flags)
-    return Search(search.h, search.block, search.meets, search.masked, found), visit
+    turn = gl.sum(gl.where(lane == found, search.turn, 0), 0)
+    visit = Visit(keys.b, search.h, row, flags, turn)
+    return Search(search.h, search.block, search.meets, search.masked, search.turn, found), visit
 
 
 @gluon.jit
@@ -132,7 +136,10 @@ def search_block(ctx, h, block):
     clean = (full_lo <= keys.first) & (end <= full_hi) & (row >= 0)
     if ctx.mods.score is not None:
         clean = clean & (row + block_m <= keys.seq_q)
-    return Search(h, block, meets, gl.where(clean, 0, MASKED), gl.to_tensor(-1))
+    turn = gl.zeros_like(tile)
+    if ctx.config.deterministic:
+        turn += turn_at(ctx, row // block_m, last)
+    return Search(h, block, meets, gl.where(clean, 0, MASKED), turn, gl.to_tensor(-1))
 
 
 @gluon.jit
@@ -145,12 +152,45 @@ def query_tiles(ctx):
 def first_row(ctx, tile):
     """First row of a head's query tile number `tile` in the order of this CTA, which begins beside its own keys: CTAs
     that run at once add to different rows of dQ."""
-    keys = ctx.keys
     tiles = query_tiles(ctx)
     if ctx.config.rotate:
-        tile = tile + gl.minimum(keys.first // ctx.config.block_m, tiles)
+        tile = tile + first_tile(ctx)
         tile = gl.where(tile >= tiles, tile - tiles, tile)
     return tile * ctx.config.block_m
+
+
+@gluon.jit
+def first_tile(ctx):
+    """The query tile that a CTA begins with where the first ones are spread over all tiles."""
+    keys = ctx.keys
+    tiles = query_tiles(ctx)
+    if ctx.config.deterministic:
+        return keys.first // ctx.config.block_n * tiles // key_tiles(ctx)
+    else:
+        return gl.minimum(keys.first // ctx.config.block_m, tiles)
+
+
+@gluon.jit
+def turn_at(ctx, tile, last):
+    """How many CTAs add to the dQ of query tiles [SEARCH] before this one, if their rows see keys up to `last`.
+
+    CTAs add in the order in which they arrive, so that hardly any waits: a CTA begins at the tile beside its own keys,
+    where those with later keys have begun and those with earlier keys come later. Without a mask the tiles go round,
+    and so do the turns.
+    """
+    n = ctx.keys.first // ctx.config.block_n
+    if ctx.config.rotate:
+        count = key_tiles(ctx)
+        begins = ((tile + 1) * count - 1) // query_tiles(ctx)  # the last CTA whose first tile is not behind
+        return gl.where(n <= begins, begins - n, begins + count - n)
+    else:
+        return (last + ctx.config.block_n - 1) // ctx.config.block_n - 1 - n
+
+
+@gluon.jit
+def key_tiles(ctx):
+    """Key tiles of a head."""
+    return (ctx.keys.seq_k + ctx.config.block_n - 1) // ctx.config.block_n
 
 
 @gluon.constexpr_function

@@ -39,5 +39,7 @@ def prepare_kernel(
         part = gl.where(seen, gl.exp2((sink - lse) * LOG2_E), 0.0) * delta
         at = gl.program_id(1).to(gl.int64) * gl.num_programs(0) + gl.program_id(0)
         gl.store(made.dsinks + at, -gl.sum(part, 0))
+    if config.deterministic:
+        gl.store(made.turns + gl.program_id(1) * gl.num_programs(0) + gl.program_id(0), 0)
     zero = gl.zeros([ROWS, config.padded], gl.float32, layout)
     gl.store(made.dq + (rows.own * config.dim_qk)[:, None] + col[None, :], zero, mask=(col < config.dim_qk)[None, :])

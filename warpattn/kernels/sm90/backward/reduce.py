@@ -15,7 +15,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from ...nvidia.pipelines import consumer_state
 from ..layouts import accumulator_layout
-from .context import CONSUMERS, STAGES, read_visit
+from . import config as sizes
+from .context import STAGES, read_visit
+
+ROWS = gl.constexpr(sizes.ROWS)
 
 
 @gluon.jit
@@ -23,23 +26,51 @@ def reduce_role(ctx):
     """Add dQ of every visited tile to global memory."""
     config: gl.constexpr = ctx.config
     rings = ctx.rings
-    state = consumer_state(STAGES)
+    state = consumer_state(config.ds_stages)
+    visit_state = consumer_state(STAGES)
     rings.ds.consumer_wait(state)  # the first dS is there, or the word that no tile meets the keys
-    visit = read_visit(ctx, state)
+    visit = read_visit(ctx, visit_state)
     rings.k.consumer_wait(consumer_state(1))
     more = visit.row >= 0
+    turn = ctx.tensors.turns
+    began = gl.to_tensor(False)
     while more:
         rings.ds.consumer_wait(state)
-        visit = read_visit(ctx, state)
+        visit = read_visit(ctx, visit_state)
         parts: gl.constexpr = config.dq_parts
         for part in gl.static_range(parts):
             dq = query_gradients(ctx, state, part)
             if part == parts - 1:
                 rings.ds.consumer_release(state)
+            if config.deterministic and part == 0:
+                pass_turn(turn, began)
+                began = gl.to_tensor(True)
+                turn = take_turn(ctx, visit)
             add_columns(ctx, dq, visit, part)
         more = visit.more()
         state = state.step()
+        visit_state = visit_state.step()
+    if config.deterministic:
+        pass_turn(turn, began)
     tma.store_wait(0)  # shared memory must outlive the last copy's reads
+
+
+@gluon.jit
+def take_turn(ctx, visit):
+    """Wait until all CTAs that add to a tile before this one have; the tile's counter."""
+    block = (ctx.keys.row + visit.row) // ROWS
+    counter = ctx.tensors.turns + (ctx.keys.head + visit.h) * ctx.tensors.turn_blocks + block
+    gl.atomic_poll(counter, visit.turn, sem="acquire")
+    return counter
+
+
+@gluon.jit
+def pass_turn(counter, began):
+    """Let the next CTA add to the tile of a counter, if this one has begun with any: after the products of the next
+    tile, when the additions have long arrived."""
+    tma.store_wait(0, read_only=False)
+    gl.barrier()
+    gl.atomic_add(counter, 1, mask=began, sem="release")
 
 
 @gluon.jit
@@ -48,9 +79,10 @@ def query_gradients(ctx, state, part: gl.constexpr):
     config: gl.constexpr = ctx.config
     cols: gl.constexpr = config.dq_cols
     dq = gl.zeros([config.block_m, cols], gl.float32, accumulator_layout(cols))
-    for wg in gl.static_range(CONSUMERS):
+    parts: gl.constexpr = config.key_parts
+    for wg in gl.static_range(parts):
         ds = ctx.rings.ds.tile(state, wg).permute((1, 0))
-        k = ctx.rings.k.tile(consumer_state(1), wg).reshape([config.rows, config.padded])
+        k = ctx.rings.k.tile(consumer_state(1), wg).reshape([config.rows, config.padded_qk])
         if config.dq_parts > 1:
             k = k.slice(part * cols, cols, dim=1)
         dq = warpgroup_mma(ds, k, dq, use_acc=wg > 0, is_async=True)
@@ -61,9 +93,10 @@ def query_gradients(ctx, state, part: gl.constexpr):
 def add_columns(ctx, dq, visit, part: gl.constexpr):
     """Add a part's columns through a buffer, once TMA has read what it held."""
     config: gl.constexpr = ctx.config
-    smem = ctx.rings.dq.index(part % STAGES)
+    buffers: gl.constexpr = config.ds_stages
+    smem = ctx.rings.dq.index(part % buffers)
     if config.dq_parts > 1:
-        tma.store_wait(STAGES - 1)
+        tma.store_wait(buffers - 1)
     else:
         tma.store_wait(0)
     smem.reshape([config.block_m, config.dq_cols]).store(dq)

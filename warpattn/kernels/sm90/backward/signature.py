@@ -16,7 +16,7 @@ from ..arguments import int32_fields, strided_types
 from ..layouts import element_type
 from ..prefill.context import tile_box
 from ..signature import ALIGNED
-from .config import Added, BackwardConfig, BackwardShape, Prepared, RowShape, Sequences, Statistics
+from .config import Added, BackwardConfig, BackwardShape, Prepared, RowShape, Sequences, Statistics, Turns
 from .context import row_numbers_layout
 from .finish import finish_kernel
 from .kernel import backward_kernel
@@ -28,27 +28,31 @@ def backward_source(
     config: BackwardConfig, mask: Program, score: Program | None, slope: Program | None
 ) -> GluonASTSource:
     """The main kernel for a mask, a score and the score's derivative (None: 1)."""
-    queries, keys = _rows(config, config.block_m), _rows(config, config.rows)
+    qk, v = config.padded_qk, config.padded_v
     sums = gl.NVMMASharedLayout.get_default_for([1, config.block_m, config.dq_cols], gl.float32)
     dq = f"tensordesc<fp32[1, {config.block_m}, {config.dq_cols}],{sums!r}>"
     numbers = f"tensordesc<fp32[1, {config.block_m}],{row_numbers_layout()!r}>"
     signature = {
-        "reads": (queries, keys, keys, queries),
-        "writes": (keys, keys, dq),
+        "reads": (
+            _rows(config, config.block_m, qk), _rows(config, config.rows, qk), _rows(config, config.rows, v),
+            _rows(config, config.block_m, v),
+        ),
+        "writes": (_rows(config, config.rows, qk), _rows(config, config.rows, v), dq),
         "numbers": (numbers, numbers),
+        "turns": Turns("*i32", "i32"),
         "sequences": Sequences("*i32", "*i32", "*i32"),
         "scale": "fp32",
         "shape": int32_fields(BackwardShape),
         "mask_args": tensor_signature(mask, "sm90"),
         "score_args": tensor_signature(score, "sm90"),
-    }
+    }  # fmt: skip
     functions = (*modifier_functions(mask, score), slope_function(slope))
     return _source(backward_kernel, signature, {"config": config, "functions": functions})
 
 
-def _rows(config: BackwardConfig, count: int) -> str | ClippedMap:
-    """The type of a tensor in boxes of `count` rows."""
-    box = list(tile_box(count, config.padded, config.ragged))
+def _rows(config: BackwardConfig, count: int, cols: int) -> str | ClippedMap:
+    """The type of a tensor in boxes of `count` rows and `cols` columns."""
+    box = list(tile_box(count, cols, config.ragged))
     layout = gl.NVMMASharedLayout.get_default_for(box, element_type(config.element))
     desc = f"tensordesc<{config.element.name}{box},{layout!r}>"
     return ClippedMap(desc, "i32", "i32") if config.ragged else desc
@@ -66,7 +70,7 @@ def prepare_source(config: BackwardConfig, has_dlse: bool, has_sinks: bool) -> G
     tensor = strided_types(config.element.pointer)
     signature = {
         "out": tensor, "dout": tensor, "statistics": Statistics("*fp32", "*fp32", "*fp32"),
-        "made": Prepared(*["*fp32"] * 4), "cu_q": "*i32", "unit": "fp32", "shape": int32_fields(RowShape),
+        "made": Prepared(*["*fp32"] * 4, "*i32"), "cu_q": "*i32", "unit": "fp32", "shape": int32_fields(RowShape),
     }  # fmt: skip
     constants = {"config": config, "has_dlse": has_dlse, "has_sinks": has_sinks}
     aligned = [("out", 0), ("dout", 0), ("made", 2)]
