@@ -7,12 +7,13 @@ its row NaN, one in a visible v the output's column; a row without keys gives 0 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+import warpattn as wa
 from tests.cases import Case
 from tests.oracle import Inputs, applied, grid, visible
 from warpattn.masks import Lengths
@@ -113,11 +114,9 @@ def _partly_hidden(inputs: Inputs, draw: torch.Generator) -> Inputs:
 
 def _visible(inputs: Inputs, draw: torch.Generator) -> Inputs:
     """NaN in queries; rows of captured tensors at NaN, -inf and the lowest number; sinks of NaN and infinities."""
-    for q, _, v in inputs.sequence.walk(inputs.q, inputs.k, inputs.v):
+    for q, _, _ in inputs.sequence.walk(inputs.q, inputs.k, inputs.v):
         if len(q):
             q[len(q) // 2, 0, 1] = torch.nan
-        if len(v) > 1:
-            v[1, 0, 2] = torch.nan
     added = inputs.score.bias if isinstance(inputs.score, Bias) else getattr(inputs.mask, "mask", None)
     if isinstance(added, Tensor) and added.is_floating_point() and added.shape[-2] > 12:
         added[..., 3, :] = LOWEST
@@ -148,3 +147,34 @@ SPOILS: dict[str, Callable[[Inputs, torch.Generator], Inputs]] = {
     "visible": _visible,
     "large": _large,
 }
+
+_PREFILL = Case(batch=1, seq_q=140, seq_k=150, heads_q=2, heads_kv=1, dim=64, dtype=torch.bfloat16, mask="causal")
+_PAGED = Case(kind="paged", batch=2, page_size=16, heads_q=4, heads_kv=1, dim=64, dtype=torch.bfloat16)
+CALLS = {
+    "causal": _PREFILL,
+    "full": replace(_PREFILL, mask="full", sinks=True),
+    "window": replace(_PREFILL, mask="window-both", dtype=torch.float16, sinks=True, layout="heads-first"),
+    "added": replace(_PREFILL, dim=128, mask="causal-added", score="softcap"),
+    "ragged": replace(_PREFILL, kind="ragged", batch=2, lens_q=(20, 7), lens_k=(160, 19), mask="dense-mask"),
+    "one row": replace(_PAGED, seq_q=1, lens_k=(150, 0), mask="window", score="bias", sinks=True),
+    "few rows": replace(_PAGED, seq_q=20, lens_k=(150, 30), mask="causal"),
+    "one row, padded": Case(batch=2, seq_q=1, seq_k=300, heads_q=4, dim=64, dtype=torch.float16, mask="padding"),
+    "few rows, scattered": replace(_PREFILL, seq_q=30, seq_k=300, heads_q=4, mask="dense-mask", sinks=True),
+}  # fmt: skip
+
+
+def differences(arch: str, call: str, kinds: Iterable[str]) -> list[str]:
+    """Where the simulated kernels of an architecture leave the rule, by kinds of special values."""
+    case, found = CALLS[call], []
+    for how in kinds:
+        x = spoiled(case, how)
+        tail = {"mask": x.mask, "score": x.score, "sinks": x.sinks, "return_lse": True, "backend": f"simulate:{arch}"}
+        if case.kind == "dense":
+            result = wa.attention(x.q, x.k, x.v, **tail)
+        elif case.kind == "ragged":
+            result = wa.attention_varlen(x.q, x.k, x.v, x.sequence, **tail)
+        else:
+            result = wa.attention_paged(x.q, x.sequence, **tail)
+        wrong = unlike(result, x, 0.02 if case.dtype == torch.float16 else 0.04)
+        found += [f"{how}: {wrong}"] if wrong else []
+    return found

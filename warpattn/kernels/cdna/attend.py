@@ -23,9 +23,10 @@ def attend(ctx, work):
     config: gl.constexpr = ctx.config
     layout: gl.constexpr = product_layout(config)
     q = load_queries(ctx.tensors, ctx.shape, work, scores_operand(config, 0), config)
-    span = tile_span(ctx.mods.key_span(work.rows, work.lengths, config.block_m // config.pack), config.block_n)
+    keys = ctx.mods.key_span(work.rows, work.lengths, config.block_m // config.pack)
+    span = tile_span(keys, config.block_n)
     first, last = partition_of(ctx, work, span.total)
-    k_source, v_source = kv_sources(ctx.tensors, ctx.shape, work, ctx.traits)
+    k_source, v_source = kv_sources(ctx.tensors, ctx.shape, work, ctx.traits, gl.minimum(keys[3], work.lengths.seq_k))
     feed = make_feed(k_source, v_source, config)
     state = softmax_start(config.block_m, layout)
     o = gl.zeros([config.block_m, config.padded_v], gl.float32, layout)

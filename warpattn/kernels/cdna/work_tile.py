@@ -76,13 +76,13 @@ def find_work(tensors, shape, config: gl.constexpr, traits: gl.constexpr):
 
 
 @gluon.jit
-def kv_sources(tensors, shape, work, traits: gl.constexpr):
-    """(K, V) of the work's key head."""
+def kv_sources(tensors, shape, work, traits: gl.constexpr, keys):
+    """(K, V) of the work's key head, whose first `keys` keys its rows may see: what follows may hold NaN."""
     table = tensors.q.to(gl.pointer_type(gl.int32))
     if traits.sequence == "paged":
         table = tensors.indices.block_table + work.rows.b.to(gl.int64) * shape.seq_k
-    k = kv_source(tensors.k, tensors.strides.k, work, table, traits)
-    return k, kv_source(tensors.v, tensors.strides.v, work, table, traits)
+    k = kv_source(tensors.k, tensors.strides.k, work, table, traits, keys)
+    return k, kv_source(tensors.v, tensors.strides.v, work, table, traits, keys)
 
 
 @gluon.jit
@@ -92,14 +92,14 @@ def elements(runs):
 
 
 @gluon.jit
-def kv_source(base, strides, work, table, traits: gl.constexpr):
-    """Keys or values with these `RowStrides`."""
+def kv_source(base, strides, work, table, traits: gl.constexpr, keys):
+    """Keys or values with these `RowStrides`, the first `keys`."""
     outer = elements(strides.outer)
     row = elements(strides.row)
     base = base + work.kv_head.to(gl.int64) * elements(strides.head) + work.k_start * row
     if traits.sequence != "paged":
         base = base + work.batch.to(gl.int64) * outer
-    return KVSource(base, row, outer, table, work.lengths.seq_k, traits.page_size)
+    return KVSource(base, row, outer, table, keys, traits.page_size)
 
 
 @gluon.jit

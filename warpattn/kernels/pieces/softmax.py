@@ -10,9 +10,10 @@ columns 8 j + 2 lane + {0, 1}, so a [M, N] tile is seen as [M, N/8, 4, 2] and th
 `m` is equal in the four, `l` is summed over them once at the end.
 
 A NaN among a row's scores is one of its p, so its sum is NaN and with it factor and LSE; no maximum has to carry it.
-The product c * m is rounded, which the sum of a row does not feel until the rounding is as large as the exponents are:
-from 2^27 on a row takes the power of two at or below c, which multiplies exactly. Such scores are 2^27 apart from 0 in
-steps of 8 and more, and this temperature changes no weight that the rounding has not decided.
+The product c * m is rounded, which the sum of a row does not feel until the rounding is as large as the exponents are.
+So with `exact`, while a row's exponent is 2^27 or more, its warp takes the way of a moved reference, and subtracts m
+from the scores themselves. Kernels ask for it where there is a score function, whose results may be any number; the
+test took 1 to 3 % of prefill at head dim 64 (H200).
 """
 
 from triton.experimental import gluon
@@ -32,29 +33,38 @@ class SoftmaxState:
 
 
 @gluon.jit
-def softmax_start(s, c):
+def softmax_start(s, c, exact: gl.constexpr):
     """First tile: (state, p) of scores `s` [M, N]; hidden ones are -inf, whole rows may be."""
     quads = as_quads(s)
     m = quad_max(lane_max(quads))
-    x = row_scale(m, c)
-    p = gl.exp2(quads * x[:, None, :, None] - exponent(m, x)[:, None, :, None])
+    mc = exponent(m, c)
+    if exact:
+        quads, mc = differences(quads, m, c)
+    p = gl.exp2(quads * c - mc[:, None, :, None])
     return SoftmaxState(m, lane_sum(p)), p
 
 
 @gluon.jit
-def softmax_step(state, s, c):
+def softmax_step(state, s, c, exact: gl.constexpr):
     """Next tile: (state, p, moved, alpha). If `moved`, the caller multiplies its accumulator by `alpha` [M, 4]."""
     quads = as_quads(s)
     top = lane_max(quads)
-    x = row_scale(state.m, c)
-    moved = warp_any(top * x, state.m * x + HEADROOM)
+    mc = exponent(state.m, c)
+    if exact:
+        usual = gl.abs(mc) < LARGEST
+        moved = warp_any(gl.where(usual, top * c, top), gl.where(usual, mc + HEADROOM, -float("inf")))
+    else:
+        moved = warp_any(top * c, state.m * c + HEADROOM)
     m = state.m
     alpha = gl.full_like(m, 1.0)
     if moved:
         m = gl.maximum(state.m, quad_max(top))
-        x = row_scale(m, c)
-        alpha = gl.exp2(state.m * x - exponent(m, x))
-    p = gl.exp2(quads * x[:, None, :, None] - exponent(m, x)[:, None, :, None])
+        mc = exponent(m, c)
+        alpha = gl.exp2(state.m * c - mc)
+        if exact:
+            alpha = gl.exp2((gl.maximum(state.m, LOWEST) - gl.maximum(m, LOWEST)) * c)
+            quads, mc = differences(quads, m, c)
+    p = gl.exp2(quads * c - mc[:, None, :, None])
     return SoftmaxState(m, state.l * alpha + lane_sum(p)), p, moved, alpha
 
 
@@ -94,9 +104,20 @@ def finish_rows(m, l, c, some, sink, has_sink: gl.constexpr):
 
 
 @gluon.jit
+def differences(quads, m, c):
+    """(scores, what to subtract from c times them): where a row of the warp has a large exponent, scores without their
+    reference, and 0."""
+    mc = exponent(m, c)
+    if warp_any(gl.abs(gl.where(m == -float("inf"), 0.0, mc)), gl.full_like(mc, LARGEST)):
+        quads = quads - gl.maximum(m, LOWEST)[:, None, :, None]
+        mc = gl.zeros_like(mc)
+    return quads, mc
+
+
+@gluon.jit
 def row_scale(m, c):
     """Factor from a row's scores to exponents by its reference maximum: c, or where c * m is large the power of two at
-    or below it."""
+    or below it, which multiplies exactly. Such scores are 8 and more apart in their last bit already."""
     kept = gl.where(gl.abs(m * c) < LARGEST, -1, 0x7F800000)
     return (gl.to_tensor(c).to(gl.int32, bitcast=True) & kept).to(gl.float32, bitcast=True)
 

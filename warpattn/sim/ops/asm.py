@@ -114,16 +114,6 @@ def _reciprocal(x: np.ndarray) -> np.ndarray:
 
 
 @elementwise(
-    "{ .reg .b32 zero; mov.b32 zero, 0; fma.rn.bf16x2 $0, $1, zero, $2; }",
-    "{ .reg .b32 zero; mov.b32 zero, 0; fma.rn.f16x2 $0, $1, zero, $2; }",
-)
-def _carry(x: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """`other`, or NaN where 0 times x is."""
-    with np.errstate(invalid="ignore"):
-        return x * np.zeros_like(x) + other
-
-
-@elementwise(
     "{ .reg .pred p; setp.ne.b32 p, $2, 0; @p cp.async.bulk.prefetch.tensor.4d.L2.global.tile [$1, {$6, $5, $4, $3}]; "
     "mov.b32 $0, 0; }"
 )

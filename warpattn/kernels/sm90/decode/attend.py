@@ -67,7 +67,7 @@ def first_keys(ctx, s, item, k_state, v_state):
     """Softmax of an item's first scores."""
     config: gl.constexpr = ctx.config
     s = decode_scores(ctx, s, item, item.begin)
-    softmax, p = softmax_start(s, exponent_scale(ctx))
+    softmax, p = softmax_start(s, exponent_scale(ctx), ctx.mods.score is not None)
     o = gl.zeros([config.rows, config.padded_v], gl.float32, accumulator_layout(config.padded_v))
     return Progress(o, pack(p, element_type(config.element)), softmax, k_state, v_state)
 

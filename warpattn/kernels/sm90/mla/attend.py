@@ -96,7 +96,7 @@ def attend_own(ctx, state, item, i, number, half: gl.constexpr, follows: gl.cons
     else:
         s = warpgroup_mma_wait(0, deps=(s,))
     s = decode_scores(ctx, s, item, i)
-    softmax, p, moved, alpha = softmax_step(softmax, s, exponent_scale(ctx))
+    softmax, p, moved, alpha = softmax_step(softmax, s, exponent_scale(ctx), ctx.mods.score is not None)
     p = unpack(pack(p, dtype), dtype)
     ctx.rings.marks.index(2 * half).store(softmax.m)
     ctx.rings.marks.index(2 * half + 1).store(alpha)

@@ -91,7 +91,7 @@ def first_tile(ctx, s, tile, span, wg: gl.constexpr, k_state, v_state):
     """Softmax of a tile's first scores."""
     config: gl.constexpr = ctx.config
     s = visible_scores(ctx, s, tile, span.key_tile(0), span.masked > 0, wg)
-    softmax, p = softmax_start(s, exponent_scale(ctx))
+    softmax, p = softmax_start(s, exponent_scale(ctx), ctx.mods.score is not None)
     o = gl.zeros([config.rows, config.padded_v], gl.float32, accumulator_layout(config.padded_v))
     return Progress(o, pack(p, element_type(config.element)), softmax, k_state, v_state)
 
@@ -117,7 +117,7 @@ def advance(ctx, state, tile, queries, span, i, wg: gl.constexpr):
 @gluon.jit
 def finish_keys(ctx, state, s, o):
     """The softmax of scores beside the running P·V, whose result is `o`; and the state after both."""
-    softmax, p, moved, alpha = softmax_step(state.softmax, s, exponent_scale(ctx))
+    softmax, p, moved, alpha = softmax_step(state.softmax, s, exponent_scale(ctx), ctx.mods.score is not None)
     o = warpgroup_mma_wait(0, deps=(o, state.p))[0]
     ctx.rings.v.consumer_release(state.v)
     if moved:

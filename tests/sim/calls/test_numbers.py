@@ -1,0 +1,26 @@
+"""Special values in simulated kernels of every architecture, against an oracle that knows nothing of tiles."""
+
+import pytest
+
+pytest.importorskip("triton")
+
+from tests.specials import CALLS, SPOILS, differences
+
+ARCHS = ("sm90", "sm100", "gfx942", "gfx950")
+SAMPLE = [("sm90", "causal"), ("sm90", "full"), ("sm90", "few rows, scattered"), ("sm90", "one row"),
+          ("sm100", "causal"), ("sm100", "one row"), ("gfx942", "one row, padded"), ("gfx950", "window"),
+          ("gfx942", "added"), ("gfx950", "full")]  # fmt: skip
+EVERY = [(arch, call) for arch in ARCHS for call in CALLS]
+CASES = [case if case in SAMPLE else pytest.param(*case, marks=pytest.mark.full) for case in EVERY]
+
+
+def kinds_of(arch: str, call: str) -> list[str]:
+    """Kinds of special values: what docs/numbers.md says of values in masked tiles, and of large scores on Hopper."""
+    plain = arch == "sm90" and CALLS[call].score == "none"
+    values = call == "full" or (call == "one row, padded" and arch.startswith("gfx"))
+    return [how for how in SPOILS if (values or "hidden" not in how) and not (plain and how == "large")]
+
+
+@pytest.mark.parametrize(("arch", "call"), CASES)
+def test_kernels_follow_the_rule(arch, call):
+    assert not differences(arch, call, kinds_of(arch, call))
