@@ -16,6 +16,7 @@ from torch import Tensor
 from warpattn.api import attention, attention_paged
 from warpattn.errors import AttentionError
 from warpattn.integrations.flash_attn import packed
+from warpattn.integrations.flash_attn.latent import absorbed
 from warpattn.integrations.flash_attn.modifiers import Tail, two_limits
 from warpattn.integrations.signature import Given
 from warpattn.sequences import PagedKV
@@ -35,7 +36,9 @@ def cached(given: Given, tail: Tail) -> tuple[Tensor, Tensor]:
             after = _append(given, before)
             if given.rotary_cos is not None:
                 q = _rotated_queries(given, before if given.rotary_seqlens is None else given.rotary_seqlens)
-        return _attend(given, q, after, tail)
+        turned = Given(vars(given) | {"q": q})
+        latent = turned if given.qv is None else absorbed(turned, "k_cache", "v_cache")
+        return _attend(latent, latent.q, after, tail)
 
 
 def _check(given: Given) -> None:

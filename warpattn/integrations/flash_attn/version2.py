@@ -132,6 +132,7 @@ _VERSION_3_ONLY = {
     "cu_seqlens_k_new": None,
     "max_seqlen_q": None,
     "rotary_seqlens": None,
+    "qv": None,
 }
 
 

@@ -1,8 +1,8 @@
 """The functions of flash-attn 3: module `flash_attn_interface`.
 
-Arguments, their order, shapes and results are flash-attn's. Attention of 8-bit tensors with descale factors and the
-absorbed query `qv` of latent attention are refused. `get_scheduler_metadata` gives an empty tensor: plans are made, and
-remembered, per call.
+Arguments, their order, shapes and results are flash-attn's. Attention of 8-bit tensors with descale factors is refused;
+the absorbed query `qv` of latent attention is served (see `latent`). `get_scheduler_metadata` gives an empty tensor:
+plans are made, and remembered, per call.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from warpattn.api import attention
 from warpattn.errors import AttentionError
 from warpattn.integrations.flash_attn import packed
 from warpattn.integrations.flash_attn.cache import cached
+from warpattn.integrations.flash_attn.latent import absorbed
 from warpattn.integrations.flash_attn.modifiers import Tail, placed, scored, two_limits, visible
 from warpattn.integrations.flash_attn.version2 import CACHE_NAMES, NAMES
 from warpattn.integrations.signature import Given, drop_in
@@ -37,12 +38,11 @@ OPTIONS = (
 )
 _EIGHT_BIT = "8-bit tensors with descale factors have no kernel: pass fp16 or bf16 tensors and leave it None"
 REFUSED = {
-    "qv": "the absorbed query of latent attention is not taken here: expand q and k, or call warpattn.attention_paged",
     "q_descale": _EIGHT_BIT,
     "k_descale": _EIGHT_BIT,
     "v_descale": _EIGHT_BIT,
 }
-PACKED_REFUSED = {name: rule for name, rule in REFUSED.items() if name != "qv"}
+PACKED_REFUSED = REFUSED
 HINTS = {"num_splits", "pack_gqa", "sm_margin"}
 PAGED = {"kv.block_table": "page_table", "block_table": "page_table"}
 
@@ -63,7 +63,9 @@ def _dense(q: Tensor, k: Tensor, v: Tensor, given: Given) -> Any:
 
 @drop_in(f"q, k, v, {OPTIONS}", REFUSED, HINTS)
 def flash_attn_func(given: Given) -> Any:
-    """q (batch, seq_q, heads_q, dim), k (batch, seq_k, heads_kv, dim), v (batch, seq_k, heads_kv, dim_v)."""
+    """q (batch, seq_q, heads_q, dim), k (batch, seq_k, heads_kv, dim), v (batch, seq_k, heads_kv, dim_v); `latent` for
+    qv (batch, seq_q, heads_q, dim_v)."""
+    given = given if given.qv is None else absorbed(given)
     return _dense(given.q, given.k, given.v, given)
 
 
@@ -94,7 +96,8 @@ def flash_attn_qkvpacked_func(given: Given) -> Any:
     NAMES,
 )
 def flash_attn_varlen_func(given: Given) -> Any:
-    """q (total_q, heads_q, dim), k (total_k, heads_kv, dim), v (total_k, heads_kv, dim_v)."""
+    """q (total_q, heads_q, dim), k (total_k, heads_kv, dim), v (total_k, heads_kv, dim_v), qv like v in heads of q."""
+    given = given if given.qv is None else absorbed(given)
     queries = packed.Queries(given.q, given.cu_seqlens_q, given.max_seqlen_q, given.seqused_q)
     keys = packed.Keys(given.k, given.v, given.cu_seqlens_k, given.max_seqlen_k, given.seqused_k)
     out, lse = packed.attend(queries, keys, _trained(given))

@@ -1,0 +1,38 @@
+"""`qv`, the absorbed query of latent attention: softmax(scale * (q kᵀ + qv vᵀ)) v, as in flash-attn 3 and 4.
+
+    q | qv  ─▶ queries (…, dim_v + dim)          k | v  ─▶ keys (…, dim_v + dim), whose first columns are the values
+
+Where k follows v in one buffer, as a latent cache has them (512 + 64), keys and values are views of it; else they are
+copied once. Kernels take the head dims 576 and 512 of latent decode; other sizes are those of any attention.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from warpattn.errors import AttentionError
+from warpattn.integrations.signature import Given
+
+__all__ = ["absorbed"]
+
+
+def absorbed(given: Given, k_name: str = "k", v_name: str = "v") -> Given:
+    """The arguments without `qv`: longer queries and keys in its place. The default scale is that of both together."""
+    q, qv, k, v = given.q, given.qv, getattr(given, k_name), getattr(given, v_name)
+    if qv.shape != (*q.shape[:-1], v.shape[-1]):
+        wanted = (*q.shape[:-1], v.shape[-1])
+        raise AttentionError(f"qv has shape {tuple(qv.shape)}; it must be that of q with the head dim of v, {wanted}")
+    keys = _joined(v, k)
+    changed = {"q": torch.cat([qv, q], dim=-1), k_name: keys, v_name: keys[..., : v.shape[-1]], "qv": None}
+    return Given(vars(given) | changed)
+
+
+def _joined(v: Tensor, k: Tensor) -> Tensor:
+    """v and k side by side: the buffer that has them so, or a copy."""
+    size = v.shape[-1]
+    one = v.shape[:-1] == k.shape[:-1] and v.stride() == k.stride() and v.dtype == k.dtype and v.stride(-1) == 1
+    follows = v.data_ptr() + size * v.element_size() == k.data_ptr() and not (v.requires_grad or k.requires_grad)
+    if one and follows and v.untyped_storage().data_ptr() == k.untyped_storage().data_ptr():
+        return v.as_strided((*v.shape[:-1], size + k.shape[-1]), v.stride())
+    return torch.cat([v, k], dim=-1)
