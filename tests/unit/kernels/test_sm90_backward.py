@@ -36,7 +36,7 @@ def compiled(dim: int, mask: str) -> Any:
 
 def config_of(dim: int, mask: str = "full", dim_v: int | None = None) -> BackwardConfig:
     """The config of long sequences."""
-    wide, shape = torch.empty(1, device="meta", dtype=torch.bfloat16), (1, 16384, 1)
+    wide, shape = torch.empty(1, dtype=torch.bfloat16), (1, 16384, 1)
     q, k, v = (wide.expand(*shape, n) for n in (dim, dim, dim_v or dim))
     call = Call(q, k, v, Dense(), MASKS[mask], backend="reference")
     return choose_config(validate(call, read_values=False).problem)[0]
