@@ -20,7 +20,7 @@ import torch
 from warpattn.errors import AttentionError
 from warpattn.masks import Causal, Chunked, Full, Mask, Prefix, SlidingWindow
 from warpattn.problem.arch import ARCHS
-from warpattn.problem.limits import MAX_SIZE
+from warpattn.problem.rules import MAX_SIZE
 from warpattn.scores import ALiBi, Score, SoftCap
 
 T = TypeVar("T")

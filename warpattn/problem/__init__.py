@@ -1,7 +1,6 @@
 """A call as a problem: its arguments, the rules they keep, and the frozen description that decides on a kernel."""
 
-from warpattn.problem.limits import is_latent
 from warpattn.problem.problem import Call, CheckedCall, Problem
-from warpattn.problem.rules import parts, validate
+from warpattn.problem.rules import is_latent, parts, validate
 
 __all__ = ["Call", "CheckedCall", "Problem", "is_latent", "parts", "validate"]

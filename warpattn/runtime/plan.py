@@ -16,8 +16,8 @@ from warpattn.problem.arch import ARCHS, Arch
 from warpattn.problem.backward import CheckedBackward, Gradients
 from warpattn.problem.gradients import check_backward
 from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, Launch, PlanOptions
-from warpattn.problem.limits import check_limits, check_sizes
 from warpattn.problem.operands import RUN, Operands, whole_runs
+from warpattn.problem.rules import check_limits, check_sizes
 from warpattn.sequences import Sequence
 
 __all__ = ["Plan", "list_backward_launches", "list_launches", "plan", "plan_backward"]

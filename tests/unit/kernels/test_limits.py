@@ -9,7 +9,7 @@ import torch
 
 from warpattn.errors import AttentionError
 from warpattn.problem import Call, Problem, validate
-from warpattn.problem.limits import MAX_SIZE
+from warpattn.problem.rules import MAX_SIZE
 from warpattn.runtime.plan import plan
 from warpattn.sequences import Dense
 
