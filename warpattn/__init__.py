@@ -9,13 +9,19 @@ and the little language of custom masks and scores; `append_paged` and `append_s
 stands alone; the first use of a name imports torch, a launch Triton.
 """
 
+import atexit
 import importlib.util
 import typing
+
+from warpattn.runtime import triton_exit
 
 if typing.TYPE_CHECKING:
     from warpattn.public import *  # noqa: F403
 
 __version__ = "0.1.0"
+
+# Early, because callbacks run last to first: one that is registered after this import still finds Triton whole.
+atexit.register(triton_exit.release_triton)
 
 
 def __getattr__(name: str) -> typing.Any:

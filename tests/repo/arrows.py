@@ -54,7 +54,7 @@ ALLOWED: dict[str, set[str]] = {
     "serving": HOST | {"reference", "runtime", "kernels.cache"},
     "api": HOST | {"runtime"},
     "public": HOST | {"api", "reference", "serving"},
-    ROOT: {"public"},
+    ROOT: {"public", "runtime"},
     "integrations": VALUES | {"api", "serving", ROOT},
     "cli": HOST | {"api", "reference", "runtime", "serving", "sim", "sim.host", "machine_code", "integrations", ROOT},
     "__main__": {"cli"},

@@ -12,7 +12,6 @@ It may be deleted at any time; `cache_folder` keeps it below a limit and says wh
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import importlib.util
 import json
@@ -31,16 +30,12 @@ from warpattn.runtime import cache_folder
 from warpattn.runtime.cache_folder import folder, mark_used, sweep
 from warpattn.runtime.first_use import announce, say_once
 from warpattn.runtime.kernel_parameters import Parameter
-from warpattn.runtime.triton_exit import release_triton
 
 __all__ = ["Artifact", "find", "folder", "forget", "load", "path_of", "require_triton", "store"]
 
 FORMAT = "warpattn kernel 3"
 IN_MEMORY = 512
 PACKAGE = Path(__file__).parents[1]
-
-# Early, because callbacks run last to first: one that is registered after this import still finds Triton whole.
-atexit.register(release_triton)
 
 
 @dataclass(frozen=True)
