@@ -105,7 +105,7 @@ def tiles_of(case: Case, plan: Plan) -> Iterator[tuple[int, int]]:
 
 def predict(case: Case) -> float:
     """SM cycles of a whole case on all SMs, by the model."""
-    q, k, v = (torch.empty(case.batch, s, h, d, dtype=getattr(torch, case.dtype), device="meta") for s, h, d in (
+    q, k, v = (torch.empty(case.batch, s, h, d, dtype=getattr(torch, case.dtype)) for s, h, d in (
         (case.seq_q, case.heads_q, case.dim), (case.seq_k, case.heads_kv, case.dim),
         (case.seq_k, case.heads_kv, case.dim_v)))  # fmt: skip
     mask = Causal() if case.causal else Full()
