@@ -11,7 +11,7 @@ from warpattn.errors import AttentionError, Rules
 from warpattn.problem.backends import NEEDS, chip_of
 from warpattn.problem.launch import Launch
 from warpattn.problem.memory import begins_with, overlap, overlaps_itself
-from warpattn.problem.operands import ALIGNMENT, described
+from warpattn.problem.operands import ALIGNMENT
 from warpattn.runtime import cuda
 from warpattn.runtime.bound_launches import BoundLaunches, launch_all
 
@@ -37,13 +37,11 @@ class AppendCalls:
         """Launch if a call like this one has been checked and launched before; False if not, or if it is in any way
         unusual."""
         try:
-            addresses = tuple([0 if x is None else x.data_ptr() for x in tensors])
-            bound = self._known.get(self._key(tensors, addresses, interleaved))
+            addresses, key = self._identify(tensors, interleaved)
+            bound = self._known.get(key)
         except (AttributeError, TypeError):
             return False
         if bound is None or type(interleaved) is not bool or cuda.current_device() != bound.device:
-            return False
-        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
             return False
         bound(addresses, ())
         return True
@@ -63,20 +61,33 @@ class AppendCalls:
             return
         try:
             bound.follow(tensors)
-        except LookupError:  # one tensor is given for two
+            _, key = self._identify(tensors, interleaved)
+        except (LookupError, TypeError):  # one tensor is given for two, or one is a subclass
             return
         if len(self._known) >= KEPT:
             self._known.clear()
-        addresses = tuple([0 if x is None else x.data_ptr() for x in tensors])
-        self._known[self._key(tensors, addresses, interleaved)] = bound
+        self._known[key] = bound
 
-    def _key(self, tensors: Tensors, addresses: tuple[int, ...], interleaved: bool) -> Hashable:
-        """All that the rules and the launch have read on a card, but for gradients."""
+    def _identify(self, tensors: Tensors, interleaved: bool) -> tuple[tuple[int, ...], Hashable]:
+        """Addresses, 0 for None, and all that the rules and the launch have read on a card. TypeError for tensors that
+        require a gradient and for subclasses, AttributeError for what is no tensor. One loop: each call pays for it."""
+        gradients = torch.is_grad_enabled()
+        addresses: list[int] = []
+        key: list[Hashable] = [interleaved]
+        for x in tensors:
+            if x is None:
+                addresses.append(0)
+                key.append(None)
+                continue
+            if type(x) is not Tensor or (gradients and x.requires_grad):
+                raise TypeError
+            addresses.append(x.data_ptr())
+            key += (x.shape, x.stride(), x.dtype, x.get_device())
         together = 0
         for address in addresses[: self.rows]:
             together |= address
-        aligned = together % ALIGNMENT == 0
-        return (interleaved, aligned, *[None if x is None else described(x) for x in tensors])
+        key.append(together % ALIGNMENT == 0)
+        return tuple(addresses), tuple(key)
 
 
 def check_heads(rules: Rules, new: dict[str, Tensor], pages: dict[str, Tensor]) -> None:
