@@ -58,15 +58,15 @@ def sum_kernel(x_desc, out, tiles, early: gl.constexpr):
     )
 
 
-def run(early: bool, schedule: str = "eager", tiles: int = 6, timing: bool = False) -> tuple[Report, float]:
-    """(report, largest error) of the kernel on random tiles."""
+def run(early: bool, tiles: int = 6, **options) -> tuple[Report, float]:
+    """(report, largest error) of the kernel on random tiles; options of `simulate`."""
     layout = gl.NVMMASharedLayout.get_default_for([64, 64], gl.float16)
     signature = {"x_desc": f"tensordesc<fp16[64, 64],{layout!r}>", "out": "*fp32", "tiles": "i32", "early": "constexpr"}
     kernel = compile_for("sm90", sum_kernel, signature, {"early": early})
     x = np.random.default_rng(0).standard_normal((tiles * 64, 64)).astype(np.float16)
     out = np.full((64, 64), np.nan, np.float32)
     args = {"x_desc": TensorDescriptor(x, (64, 64)), "out": out, "tiles": tiles}
-    report = simulate(kernel, (1,), args, schedule=schedule, timing=timing)
+    report = simulate(kernel, (1,), args, **options)
     return report, float(np.abs(out - x.astype(np.float32).reshape(tiles, 64, 64).sum(0)).max())
 
 

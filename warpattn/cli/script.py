@@ -17,17 +17,21 @@ from warpattn.sim.host.launches import Runs, launches
 
 
 def simulate_script(
-    path: Path, arguments: Sequence[str], arch: str, seeds: int, timeline: Path | None, console: Console
+    program: Sequence[str], arch: str, orders: tuple[Sequence[str], range], timeline: Path | None, console: Console
 ) -> int:
-    """Run a program under every schedule and print what its launches did; the exit status: 1 on findings, else the
-    program's own."""
+    """Run a program with its arguments, each launch under these schedules and seeds, and print what the launches did.
+
+    Returns the exit status: 1 on findings, else the program's own.
+    """
+    path, *arguments = Path(program[0]), *program[1:]
     if not path.is_file():
         raise AttentionError(f"script is {str(path)!r}; there is no such file")
     if timeline is not None:
         tensors.check_writable(timeline)
     status = 0
+    simulated = launches(arch, schedules=orders[0], seeds=orders[1], timing=timeline is not None)
     try:
-        with launches(arch, seeds=seeds, timing=timeline is not None) as runs, as_main(path, arguments):
+        with simulated as runs, as_main(path, arguments):
             runpy.run_path(str(path), run_name="__main__")
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)

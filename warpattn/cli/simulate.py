@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -22,35 +23,36 @@ from warpattn.problem.operands import Operands
 from warpattn.reference import reference
 from warpattn.sequences import Dense
 from warpattn.sim import Report
+from warpattn.sim.sweep import SCHEDULES, Order, orders_of, sweep
 
-SCHEDULES = ("eager", "lazy", "random", "adversarial")
+SCHEDULES_HELP = f"Orders of asynchronous work: all, or of {', '.join(SCHEDULES)}, with commas"
+SEEDS = 4  # of the random schedule: seven runs in all, a second for the README's shapes
 LSE_LIMIT = 1e-3
 
 
 def simulate_command(
-    script: Annotated[Path | None, typer.Argument(help="A program whose kernels to run, instead of a problem")] = None,
-    arguments: Annotated[list[str] | None, typer.Argument(help="Its arguments")] = None,
+    program: Annotated[
+        list[str] | None, typer.Argument(help="A script whose kernels to run, and its arguments")
+    ] = None,
     shape: Annotated[str, typer.Option(help=spelling.SHAPE_HELP)] = "1x512x2x64",
     mask: Annotated[str, typer.Option(help=spelling.MASK_HELP)] = spelling.MASK,
     score: Annotated[str, typer.Option(help=spelling.SCORE_HELP)] = "",
     dtype: Annotated[str, typer.Option(help="bf16 or fp16")] = "bf16",
     arch: Annotated[str, typer.Option(help=f"Architecture: {spelling.ARCH_HELP}")] = "sm90",
-    schedule: Annotated[str, typer.Option(help=f"Order of asynchronous work: {', '.join(SCHEDULES)}")] = "lazy",
-    seed: Annotated[int, typer.Option(help=f"{spelling.SEED_HELP}, and of the random schedule")] = 0,
-    seeds: Annotated[int, typer.Option(help="Of a script: how many runs under the random schedule")] = 1,
+    schedules: Annotated[str, typer.Option("--schedules", "--schedule", help=SCHEDULES_HELP)] = "all",
+    seed: Annotated[int, typer.Option(help=f"{spelling.SEED_HELP}, and the first of the random schedule")] = 0,
+    seeds: Annotated[int, typer.Option(help="Runs under the random schedule; 0: 4 with all schedules, else 1")] = 0,
     timeline: Annotated[Path | None, typer.Option(help="Write an SVG picture of one program, or a .json trace")] = None,
     backward: Annotated[bool, typer.Option("--backward", help=spelling.BACKWARD_HELP)] = False,
 ) -> None:
     """Run the kernel of a problem, or those of a script, in the simulator; exits with 1 on findings or wrong values."""
-    if script is not None:
+    _check_timeline(timeline)
+    names_and_seeds = _orders(schedules, seeds, seed)
+    if program:
         from warpattn.cli.script import simulate_script  # imports NumPy and Triton
 
-        _check_timeline(timeline)
         console = Console(highlight=False, markup=False, soft_wrap=True)
-        raise typer.Exit(simulate_script(script, arguments or [], arch, seeds, timeline, console))
-    if schedule not in SCHEDULES:
-        raise AttentionError(f"schedule is {schedule!r}; write {', '.join(SCHEDULES)}")
-    _check_timeline(timeline)
+        raise typer.Exit(simulate_script(program, arch, names_and_seeds, timeline, console))
     request = Request(shape, mask, score, dtype, backward)
     request.checked(arch)  # refuses before any memory is filled
     q, k, v = tensors.random(spelling.shape(shape), spelling.seed(seed), spelling.half(dtype))
@@ -58,11 +60,11 @@ def simulate_command(
     call = Call(q, k, v, Dense(), *tail)
     console = Console(highlight=False, soft_wrap=True)
     mask_text, what = f"{mask}{spelling.default_note(mask)}", "gradients  " if backward else ""
+    orders = orders_of(*names_and_seeds)
     head = f"q {_size(q)}  k {_size(k)}  {dtype}  mask {mask_text}  score {score or 'none'}  {what}on {call.backend}"
     console.print(head)
-    order = (schedule, seed, timeline is not None)
-    report, results = (_backward if backward else _forward)(call, order)
-    console.print(f"{report.steps} steps in {report.seconds:.2f} s, schedule {schedule}, seed {seed}")
+    report, results = (_backward if backward else _forward)(call, Sweep(orders, timeline is not None))
+    console.print(f"{report.steps} steps in {report.seconds:.2f} s, {_spelled(*names_and_seeds)}")
     if report.findings:
         console.print(findings_table(report.findings), soft_wrap=False)
     else:
@@ -77,49 +79,96 @@ def simulate_command(
 
 
 class Result(NamedTuple):
-    """A tensor that kernels wrote, and what it should be."""
+    """A tensor that kernels wrote: its largest difference from what it should be, over all runs, and the limit."""
 
     name: str
-    found: Tensor
-    expected: Tensor
+    difference: float
     limit: float
 
 
-def _options(order: tuple[str, int, bool]) -> Any:
-    """How to simulate: schedule, seed, and whether for a picture, which is of one program that has every tile."""
-    from warpattn.runtime import simulate  # imports NumPy and Triton
+class Sweep(NamedTuple):
+    """The orders to run a problem in, and whether to predict the times of the first run."""
 
-    return simulate.Options(*order, 1 if order[2] else simulate.PROGRAMS)
+    orders: tuple[Order, ...]
+    timed: bool
 
-
-def _forward(call: Call, order: tuple[str, int, bool]) -> tuple[Report, list[Result]]:
-    """The report of a forward, out and lse."""
-    q, v = call.q, call.v
-    checked = validate(call)
-    out = torch.full((*q.shape[:3], v.shape[3]), torch.nan, dtype=q.dtype)
-    lse = torch.full(checked.lse_shape, torch.nan)
-    weights = keys_of_rows(checked)
-    with working(f"compiling and simulating the {_arch(call)} kernel", lambda: finished(out, weights)):
+    def options(self, order: Order, first: bool) -> Any:
+        """How to simulate one of them; a picture is of one program that has every tile."""
         from warpattn.runtime import simulate  # imports NumPy and Triton
 
-        report = simulate.traced(checked, Operands(q, call.k, v, out, lse, None), _options(order))
-    with working("comparing with the reference"):
-        expected, expected_lse = reference(q, call.k, v, mask=call.mask, score=call.score)
+        timed = self.timed and first
+        return simulate.Options(*order, timed, 1 if timed else simulate.PROGRAMS)
+
+
+def _orders(schedules: str, seeds: int, first: int) -> tuple[tuple[str, ...], range]:
+    """The schedules and the seeds of the random one that options ask for."""
+    names = SCHEDULES if schedules == "all" else tuple(schedules.split(","))
+    for name in names:
+        if name not in SCHEDULES:
+            raise AttentionError(f"schedule is {name!r}; write {', '.join(SCHEDULES)} or all")
+    if seeds < 0:
+        raise AttentionError(f"seeds is {seeds}; it must be 0 or more")
+    spelling.seed(first)
+    return names, range(first, first + (seeds or (SEEDS if schedules == "all" else 1)))
+
+
+def _spelled(names: tuple[str, ...], seeds: range) -> str:
+    """The runs, as the line below the head says them."""
+    drawn = f"random (seeds {seeds[0]} to {seeds[-1]})" if len(seeds) > 1 else f"random (seed {seeds[0]})"
+    return f"schedule{'s' * (len(names) > 1)} " + ", ".join(drawn if name == "random" else name for name in names)
+
+
+def _forward(call: Call, swept: Sweep) -> tuple[Report, list[Result]]:
+    """The report of a forward, out and lse."""
+    from warpattn.runtime import simulate  # imports NumPy and Triton
+
+    q, k, v = call.q, call.k, call.v
+    checked = validate(call)
+    with working("computing the reference"):
+        expected = reference(q, k, v, mask=call.mask, score=call.score)
+    out = torch.empty((*q.shape[:3], v.shape[3]), dtype=q.dtype)
+    lse = torch.empty(checked.lse_shape)
+    found: list[tuple[float, ...]] = []
+    weights = keys_of_rows(checked)
+
+    def single(order: Order, first: bool) -> Report:
+        out.fill_(torch.nan)
+        lse.fill_(torch.nan)
+        report = simulate.traced(checked, Operands(q, k, v, out, lse, None), swept.options(order, first))
+        found.append(tuple(map(largest_difference, (out, lse), expected)))
+        return report
+
+    def done() -> float:
+        return (len(found) + finished(out, weights)) / len(swept.orders)
+
+    with working(f"compiling and simulating the {_arch(call)} kernel", done):
+        report = sweep(swept.orders, single)
     limit = torch.finfo(q.dtype).eps * float(v.float().abs().max())  # of rounding P and the output, half of it each
-    return report, [Result("out", out, expected, limit), Result("lse", lse, expected_lse, LSE_LIMIT)]
+    return report, _worst(("out", "lse"), found, (limit, LSE_LIMIT))
 
 
-def _backward(call: Call, order: tuple[str, int, bool]) -> tuple[Report, list[Result]]:
+def _backward(call: Call, swept: Sweep) -> tuple[Report, list[Result]]:
     """The report of a backward, dq, dk and dv of a random dout."""
-    dout = tensors.random_like_out(call.q, call.v, order[1])
-    with working(f"compiling and simulating the {_arch(call)} backward"):
-        report, found = kernels.simulated(call, dout, _options(order))
-    with working("comparing with the reference"):
+    dout = tensors.random_like_out(call.q, call.v, swept.orders[0].seed)
+    with working("computing the reference"):
         expected = kernels.truth(call, dout)
+    found: list[tuple[float, ...]] = []
+
+    def single(order: Order, first: bool) -> Report:
+        report, taken = kernels.simulated(call, dout, swept.options(order, first))
+        found.append(tuple(map(largest_difference, taken, expected)))
+        return report
+
+    with working(f"compiling and simulating the {_arch(call)} backward", lambda: len(found) / len(swept.orders)):
+        report = sweep(swept.orders, single)
     # Of rounding out, P, dS and the gradient, each by half an eps of its largest value at most.
-    limits = [2 * torch.finfo(call.q.dtype).eps * float(x.abs().max()) for x in expected]
-    rows = zip(kernels.NAMES, found, expected, limits, strict=True)
-    return report, [Result(*row) for row in rows]
+    limits = tuple(2 * torch.finfo(call.q.dtype).eps * float(x.abs().max()) for x in expected)
+    return report, _worst(kernels.NAMES, found, limits)
+
+
+def _worst(names: Sequence[str], found: Sequence[tuple[float, ...]], limits: Sequence[float]) -> list[Result]:
+    """Of every tensor the largest difference of all runs."""
+    return [Result(name, max(run[i] for run in found), limits[i]) for i, name in enumerate(names)]
 
 
 def _arch(call: Call) -> str:
@@ -154,21 +203,26 @@ def _size(tensor: Tensor) -> str:
 
 
 def findings_table(findings: list) -> Table:
-    """One row per finding: kind, how often, roles and lines, what it says."""
+    """One row per finding: kind, how often, roles and lines, what it says, the run that repeats it."""
     table = Table(show_lines=True)
-    for name in ("kind", "times", "where", "finding"):
+    for name in ("kind", "times", "where", "finding", "first in"):
         table.add_column(name, overflow="fold")
     for finding in findings:
         places = (f"{p.role} {p.frames[0].file.rsplit('/', 1)[-1]}:{p.line}" for p in finding.places if p.frames)
-        table.add_row(finding.kind, str(finding.count), "\n".join(places), finding.message)
+        seen = str(finding.seen or "")
+        table.add_row(finding.kind, str(finding.count), "\n".join(places), finding.message, seen)
     return table
 
 
+def largest_difference(found: Tensor, expected: Tensor) -> float:
+    """Between two tensors of a shape; infinite where one is NaN. Equal infinities agree."""
+    found, expected = found.float(), expected.float()
+    return float(torch.where(found == expected, 0.0, (found - expected).abs()).nan_to_num(nan=torch.inf).max())
+
+
 def agree(console: Console, result: Result) -> bool:
-    """Print the largest difference from the reference; whether it is within the limit. Equal infinities agree."""
-    found, expected = result.found.float(), result.expected.float()
-    difference = float(torch.where(found == expected, 0.0, (found - expected).abs()).nan_to_num(nan=torch.inf).max())
-    right = difference <= result.limit
+    """Print the largest difference from the reference; whether it is within the limit."""
+    right = result.difference <= result.limit
     at_most = f"at most {result.limit:.0e} expected{'' if right else ': WRONG'}"
-    console.print(f"{result.name}  largest difference {difference:.2e}, {at_most}")
+    console.print(f"{result.name}  largest difference {result.difference:.2e}, {at_most}")
     return right

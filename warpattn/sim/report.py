@@ -1,4 +1,4 @@
-"""The result of a run."""
+"""The result of a run, or of a sweep of runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from .timing.timeline import Window, chrome_trace, timeline_svg
 class Report:
     """Findings of a run, and how to repeat it; its `timing` if simulated with timing=True.
 
-    notes: what is no fault of the author with the Triton in use, such as a fence that Triton inserts.
+    notes: what is no fault of the author with the Triton in use, such as a fence that Triton inserts. runs: of a sweep
+    the report of each run; findings and notes are then those of all runs, each once, and say which run repeats them,
+    schedule, seed and timing are those of the first run, and steps and seconds are sums.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -27,6 +29,7 @@ class Report:
     steps: int = 0
     seconds: float = 0.0
     timing: Timing | None = None
+    runs: tuple[Report, ...] = ()
 
     @property
     def clean(self) -> bool:
@@ -59,6 +62,7 @@ class Report:
         return self.timing
 
     def __str__(self) -> str:
-        head = f"{len(self.findings)} findings (schedule {self.schedule!r}, seed {self.seed}, {self.steps} steps)"
+        order = f"{len(self.runs)} runs" if self.runs else f"schedule {self.schedule!r}, seed {self.seed}"
+        head = f"{len(self.findings)} findings ({order}, {self.steps} steps)"
         notes = (f"  note: {note}" for note in self.notes)
         return "\n".join([head, *(f"  {finding}" for finding in self.findings), *notes])

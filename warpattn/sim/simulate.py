@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
@@ -18,8 +18,12 @@ from .link import link
 from .machine.agents import SCHEDULES
 from .machine.machine import Machine
 from .report import Report
+from .sweep import Order, is_integer, orders_of, sweep
 from .timing.record import Recorder, recorded
 from .timing.replay import replay
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _BACKENDS = {"cuda:90", "cuda:100", "hip:gfx942", "hip:gfx950"}
 MAX_PROGRAMS = 1 << 16
@@ -37,65 +41,95 @@ class DependentGrid:
     running: Sequence[Any]
 
 
+class Limits(TypedDict, total=False):
+    """Options of `simulate` that leave what is run as it is."""
+
+    in_flight: int
+    step_limit: int
+    timing: bool
+
+
 def simulate(
     kernel: Any,
     grid: Sequence[int] | DependentGrid,
     args: Mapping[str, Any],
     schedule: str = "eager",
     seed: int = 0,
-    in_flight: int = 16,
-    step_limit: int = 5_000_000,
-    timing: bool = False,
+    schedules: str | Sequence[str] | None = None,
+    seeds: int | Sequence[int] | None = None,
+    **limits: Unpack[Limits],
 ) -> Report:
     """Run every program of `grid` and return what was found; outputs are written into the arguments.
 
     kernel: what `compile_for` or `triton.compile` returns, or TTGIR text. grid: one to three sizes, or `DependentGrid`
     with them and what the preceding launch may still write. args: by name, NumPy arrays or torch CPU tensors for
     pointers and descriptors (or `TensorDescriptor(tensor, box)`), numbers, None for a null pointer, tuples for tuples.
-    schedule: eager, lazy, random or adversarial; (schedule, seed) repeats a run. in_flight: programs that run side by
-    side. step_limit: the number of steps after which a run that does not end is stopped. timing: predict times with a
-    model of the chip.
+    schedule: eager, lazy, random or adversarial; (schedule, seed) repeats a run. schedules, seeds: run several times,
+    each from the same memory, under "all" schedules, one or several, under `random` once for each of so many seeds, or
+    for a list of them; findings name the schedule and seed that repeat them, and outputs are those of the first run.
+    in_flight=16: programs that run side by side. step_limit=5,000,000: steps after which a run is stopped.
+    timing=False: predict times, of a sweep's first run, with a model of the chip.
 
     Raises SimulationError for what cannot be run: an unknown operation, target or argument.
     """
     if schedule not in SCHEDULES:
         raise SimulationError(f"schedule is {schedule!r}; it must be one of {', '.join(SCHEDULES)}")
-    running = grid.running if isinstance(grid, DependentGrid) else ()
-    grid = grid.grid if isinstance(grid, DependentGrid) else grid
-    shape = _sizes(grid)
     if not isinstance(args, Mapping):
         raise SimulationError(f"args is {args!r}; it must map the names of parameters to values")
-    for name, number, least in (("in_flight", in_flight, 1), ("step_limit", step_limit, 1), ("seed", seed, None)):
-        if not _integer(number) or (least is not None and number < least):
-            raise SimulationError(f"{name} is {number!r}; it must be an integer{'' if least is None else ' from 1 on'}")
-    if timing and isinstance(kernel, Module):
+    if not is_integer(seed):
+        raise SimulationError(f"seed is {seed!r}; it must be an integer")
+    swept = schedules is not None or seeds is not None
+    if swept and (schedule, seed) != ("eager", 0):
+        raise SimulationError(f"schedule is {schedule!r} and seed {seed}; a sweep takes schedules and seeds instead")
+    single = _prepared(kernel, grid, args, limits)
+    if not swept:
+        return single(Order(schedule, seed), True)
+    orders = orders_of("all" if schedules is None else schedules, 1 if seeds is None else seeds)
+    return sweep(orders, single, args.values())
+
+
+def _prepared(
+    kernel: Any, grid: Sequence[int] | DependentGrid, args: Mapping[str, Any], limits: Limits
+) -> Callable[[Order, bool], Report]:
+    """What runs a launch once, under an order; whether it is the first run of several, which alone is timed."""
+    checked = {"in_flight": 16, "step_limit": 5_000_000, "timing": False, **limits}
+    unknown = sorted(checked.keys() - Limits.__annotations__.keys())
+    if unknown:
+        raise SimulationError(f"simulate has no option {unknown[0]!r}; it has {', '.join(Limits.__annotations__)}")
+    for name in ("in_flight", "step_limit"):
+        if not is_integer(checked[name]) or checked[name] < 1:
+            raise SimulationError(f"{name} is {checked[name]!r}; it must be an integer from 1 on")
+    running = grid.running if isinstance(grid, DependentGrid) else ()
+    shape = _sizes(grid.grid if isinstance(grid, DependentGrid) else grid)
+    if checked["timing"] and isinstance(kernel, Module):
         raise SimulationError("timing needs a compiled kernel or its text, not a module that may have been changed")
     module = kernel if isinstance(kernel, Module) else linked(ttgir_of(kernel))
-    if timing and module.num_ctas > 1:
+    if checked["timing"] and module.num_ctas > 1:
         raise SimulationError("there is no model of the time that kernels with clusters take")
-    recording = recorded(module.text) if timing else None
-    machine = Machine(module if recording is None else recording.module, shape, schedule, seed)
-    recorder = None if recording is None else Recorder(schedule, machine.rng, recording)
-    machine.queue = recorder or machine.queue
-    started = time.perf_counter()
-    with np.errstate(all="ignore"), one_thread():
-        values = bind(module, machine.memory, without_folded(args, getattr(kernel, "folded", {})))
-        mark_preceding_writes(machine.memory, running, machine.preceding)
-        machine.run(values, in_flight, step_limit)
-    seconds = time.perf_counter() - started
-    times = None if recorder is None else replay(recorder.chip, recorder.logs.values())
-    found = machine.findings
-    return Report(found.listed(), found.notes(), schedule, seed, machine.steps, seconds, times)
+    given = without_folded(args, getattr(kernel, "folded", {}))
 
+    def single(order: Order, first: bool) -> Report:
+        recording = recorded(module.text) if first and checked["timing"] else None
+        machine = Machine(module if recording is None else recording.module, shape, *order)
+        recorder = None if recording is None else Recorder(order.schedule, machine.rng, recording)
+        machine.queue = recorder or machine.queue
+        started = time.perf_counter()
+        with np.errstate(all="ignore"), one_thread():
+            values = bind(module, machine.memory, given)
+            mark_preceding_writes(machine.memory, running, machine.preceding)
+            machine.run(values, checked["in_flight"], checked["step_limit"])
+        seconds = time.perf_counter() - started
+        times = None if recorder is None else replay(recorder.chip, recorder.logs.values())
+        found = machine.findings
+        return Report(found.listed(), found.notes(), *order, machine.steps, seconds, times)
 
-def _integer(value: Any) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    return single
 
 
 def _sizes(grid: Any) -> tuple[int, int, int]:
     """The three sizes of a grid."""
     listed = isinstance(grid, Sequence) and not isinstance(grid, str)
-    if not listed or not 1 <= len(grid) <= 3 or not all(_integer(n) and int(n) > 0 for n in grid):
+    if not listed or not 1 <= len(grid) <= 3 or not all(is_integer(n) and int(n) > 0 for n in grid):
         raise SimulationError(f"grid is {grid!r}; it needs one to three positive integers, such as (4, 1)")
     x, y, z, *_ = (*(int(n) for n in grid), 1, 1)
     if x * y * z > MAX_PROGRAMS:

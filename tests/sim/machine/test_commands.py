@@ -33,6 +33,23 @@ def test_a_right_kernel(schedule):
     assert "no findings" in text and "lse  largest difference" in text and "WRONG" not in text
 
 
+def test_every_schedule_by_default_and_the_run_of_a_finding(monkeypatch):
+    run = simulate.traced
+
+    def faulty(ready, operands, options):
+        report = run(ready, operands, options)
+        if (options.schedule, options.seed) == ("random", 6):
+            report.findings.append(Finding("Race", "it shows here only"))
+        return report
+
+    monkeypatch.setattr(simulate, "traced", faulty)
+    text = " ".join(invoke(*SMALL, "--seed", 5, "--seeds", 2, exit_code=1).replace("│", " ").split())
+    assert "schedules eager, lazy, random (seeds 5 to 6), adversarial" in text
+    assert "schedule 'random', seed 6; in 1 of 5 runs" in text
+    invoke(*SMALL, "--schedule", "random", "--seed", 6, exit_code=1)
+    assert "no findings" in invoke(*SMALL, "--schedules", "lazy,random", "--seed", 5)
+
+
 def test_pictures(tmp_path):
     assert "cycles by the model of sm_90" in invoke(*SMALL, "--timeline", tmp_path / "t.svg")
     assert (tmp_path / "t.svg").read_text().startswith("<svg")

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from tests.sim.machine import launched_kernels as kernels
 from warpattn.cli.app import app
 from warpattn.sim import SimulationError
-from warpattn.sim.host.launches import launches, orders_of
+from warpattn.sim.host.launches import launches
 from warpattn.sim.ops.libdevice import function_of
 
 
@@ -50,7 +50,7 @@ def test_findings_name_the_schedule_and_stay_one_line_each() -> None:
     with launches("sm90", seeds=3) as runs:
         kernels.colliding_kernel[(2,)](torch.randn(32), torch.empty(16), BLOCK=16)
     assert not runs.clean and {finding.kind for finding in runs.findings} == {"Race"}
-    (line,) = runs.launched[0].distinct()
+    line = str(*runs.findings)
     assert "schedule 'eager', seed 0; in 6 of 6 runs" in line and "launched_kernels.py:" in line
 
 
@@ -158,11 +158,6 @@ def test_warmup_compiles_and_runs_nothing() -> None:
 def test_what_is_refused(given: dict, message: str) -> None:
     with pytest.raises(SimulationError, match=message), launches(**{"arch": "sm90", **given}):
         pass
-
-
-def test_orders() -> None:
-    assert orders_of("all", 2) == (("eager", 0), ("lazy", 0), ("random", 0), ("random", 1), ("adversarial", 0))
-    assert orders_of(["random", "lazy"], 2) == (("random", 0), ("random", 1), ("lazy", 0))
 
 
 PROGRAM = """

@@ -10,55 +10,47 @@ Triton's own binder specialises the arguments, so what is simulated is what a la
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from io import StringIO
 from typing import Any, cast
 from unittest import mock
 from weakref import WeakKeyDictionary
 
 from ..compile import ARCHS, Compiled, to_ttgir
 from ..errors import SimulationError
-from ..machine.agents import SCHEDULES
 from ..memory.findings import Finding
 from ..report import Report
 from ..simulate import simulate
+from ..sweep import orders_of
 from .cuda_names import cuda_on_cpu
 from .driver import SimulatedDriver, untimed
-from .values import SavedMemory, simulated_arguments
+from .values import simulated_arguments
 
 _compiled: WeakKeyDictionary[Any, dict[Any, Compiled]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
 class Launched:
-    """One launch: its kernel's name, its grid, and a report for each schedule and seed."""
+    """One launch: its kernel's name, its grid, and the report of its runs."""
 
     kernel: str
     grid: tuple[int, ...]
-    reports: tuple[Report, ...]
+    report: Report
+
+    @property
+    def reports(self) -> tuple[Report, ...]:
+        """A report for each schedule and seed."""
+        return self.report.runs
 
     @property
     def findings(self) -> list[Finding]:
-        return [finding for report in self.reports for finding in report.findings]
+        """Each fault once, with the first schedule and seed that show it and in how many runs it is."""
+        return self.report.findings
 
     def __str__(self) -> str:
         grid = ", ".join(map(str, self.grid))
-        head = f"{self.kernel}[{grid}]: {len(self.distinct())} findings in {len(self.reports)} runs"
-        return "\n".join((head, *(f"  {line}" for line in self.distinct())))
-
-    def distinct(self) -> list[str]:
-        """Each fault once, with the first schedule and seed that show it and in how many runs it is."""
-        seen: dict[Any, tuple[Finding, Report, list[int]]] = {}
-        for number, report in enumerate(self.reports):
-            for finding in report.findings:
-                runs = seen.setdefault((finding.kind, finding.buffer, finding.lines), (finding, report, []))[2]
-                if number not in runs:
-                    runs.append(number)
-        return [
-            f"{finding} (schedule {report.schedule!r}, seed {report.seed}; in {len(runs)} of {len(self.reports)} runs)"
-            for finding, report, runs in seen.values()
-        ]
+        head = f"{self.kernel}[{grid}]: {len(self.findings)} findings in {len(self.reports)} runs"
+        return "\n".join((head, *(f"  {finding}" for finding in self.findings)))
 
 
 @dataclass
@@ -66,7 +58,8 @@ class Runs:
     """The launches so far."""
 
     arch: str
-    orders: Sequence[tuple[str, int]]
+    schedules: str | Sequence[str] = "all"
+    seeds: int | Sequence[int] = 1
     timing: bool = False
     launched: list[Launched] = field(default_factory=list)
 
@@ -86,14 +79,15 @@ class Runs:
 
 @contextmanager
 def launches(
-    arch: str, *, schedules: str | Sequence[str] = "all", seeds: int = 1, timing: bool = False
+    arch: str, *, schedules: str | Sequence[str] = "all", seeds: int | Sequence[int] = 1, timing: bool = False
 ) -> Iterator[Runs]:
     """Run the launches of Triton and Gluon kernels in the simulator instead of on a card.
 
     arch: sm90, sm100, gfx942 or gfx950. schedules: "all", one of them, or several: each launch runs once under each of
-    them, under "random" once for each of `seeds` seeds, always from the same memory; the first one's results stay.
-    timing: predict the times of the first. Arguments are torch tensors on the CPU (a program's "cuda" means the CPU
-    here), NumPy arrays and numbers; autotuners take their first configuration, and benchmarks run a function once.
+    them, under "random" once for each of so many `seeds`, or for a list of them, always from the same memory; the first
+    run's results stay. timing: predict the times of the first. Arguments are torch tensors on the CPU (a program's
+    "cuda" means the CPU here), NumPy arrays and numbers; autotuners take their first configuration, and benchmarks run
+    a function once.
 
     Raises SimulationError for an unknown chip or schedule, and from the launch for what cannot be simulated.
     """
@@ -103,7 +97,8 @@ def launches(
 
     if arch not in ARCHS:
         raise SimulationError(f"arch is {arch!r}; it must be one of {', '.join(ARCHS)}")
-    runs, chip, previous = Runs(arch, orders_of(schedules, seeds), timing), SimulatedDriver(arch), driver._active
+    orders_of(schedules, seeds)  # refuses what they must not be before the program starts
+    runs, chip, previous = Runs(arch, schedules, seeds, timing), SimulatedDriver(arch), driver._active
 
     def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         if warmup:
@@ -122,17 +117,6 @@ def launches(
             yield runs
         finally:
             driver._active = previous
-
-
-def orders_of(schedules: str | Sequence[str], seeds: int) -> tuple[tuple[str, int], ...]:
-    """The (schedule, seed) of each run of a launch."""
-    if not isinstance(seeds, int) or isinstance(seeds, bool) or seeds < 1:
-        raise SimulationError(f"seeds is {seeds!r}; it must be an integer from 1 on")
-    names = SCHEDULES if schedules == "all" else (schedules,) if isinstance(schedules, str) else tuple(schedules)
-    for name in names:
-        if name not in SCHEDULES:
-            raise SimulationError(f"schedules has {name!r}; it must be 'all' or of {', '.join(SCHEDULES)}")
-    return tuple((name, seed) for name in names for seed in range(seeds if name == "random" else 1))
 
 
 def _once(fn: Any, *_: Any, quantiles: Any = None, **__: Any) -> Any:
@@ -154,9 +138,9 @@ def _launch(runs: Runs, kernel: Any, grid: Any, args: Sequence[Any], options: Ma
         hook(*args, **kwargs)
     device = cast(SimulatedDriver, driver.active).get_current_device()
     _, key_cache, target, backend, binder = kernel.device_caches[device]
-    bound, specialization, given = binder(*args, **kwargs)
-    key = (runs.arch, compute_cache_key(key_cache, specialization, given))
-    parsed, signature, constexprs, attributes = kernel._pack_args(backend, kwargs, bound, specialization, given)
+    bound, specialization, chosen = binder(*args, **kwargs)
+    key = (runs.arch, compute_cache_key(key_cache, specialization, chosen))
+    parsed, signature, constexprs, attributes = kernel._pack_args(backend, kwargs, bound, specialization, chosen)
     known = _compiled.setdefault(kernel, {})
     if key not in known:
         source = kernel.ASTSource(kernel, signature, constexprs, attributes)
@@ -164,25 +148,13 @@ def _launch(runs: Runs, kernel: Any, grid: Any, args: Sequence[Any], options: Ma
     sizes: Any = grid(bound) if callable(grid) else grid
     shown = LazyDict({"name": known[key].name, "function": None, "stream": 0})
     _call(knobs.runtime.launch_enter_hook, shown)
-    reports = _simulated(runs, known[key], sizes, simulated_arguments(bound, signature))
+    given = simulated_arguments(bound, signature)
+    report = simulate(known[key], sizes, given, schedules=runs.schedules, seeds=runs.seeds, timing=runs.timing)
     _call(knobs.runtime.launch_exit_hook, shown)
-    runs.launched.append(Launched(kernel.fn.__name__, tuple(sizes), reports))
+    runs.launched.append(Launched(kernel.fn.__name__, tuple(sizes), report))
     return known[key]
 
 
 def _call(hook: Any, shown: Any) -> None:
     if hook is not None:
         hook(shown)
-
-
-def _simulated(runs: Runs, compiled: Compiled, grid: Any, arguments: dict[str, Any]) -> tuple[Report, ...]:
-    """A report for each order. The first order runs last, so that its results stay."""
-    saved = SavedMemory(arguments) if len(runs.orders) > 1 else None
-    reports = []
-    for number, (schedule, seed) in reversed(list(enumerate(runs.orders))):
-        timing = runs.timing and number == 0
-        with nullcontext() if number == 0 else redirect_stdout(StringIO()):  # device_print prints once
-            reports.append(simulate(compiled, grid, arguments, schedule=schedule, seed=seed, timing=timing))
-        if saved is not None and number:
-            saved.restore()
-    return tuple(reversed(reports))

@@ -1,12 +1,11 @@
-"""A launch's arguments, from Triton's binder to the simulator, and their memory, kept to run a launch again."""
+"""A launch's arguments, from Triton's binder to the simulator."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 
 from ..arguments import PointerTable
@@ -56,37 +55,3 @@ def pointed_into(table: torch.Tensor) -> list[torch.Tensor]:
                 found.append(other)
                 values -= inside
     return [] if values else found
-
-
-class SavedMemory:
-    """The bytes of all tensors of a launch, as they were before it."""
-
-    def __init__(self, arguments: Mapping[str, Any]) -> None:
-        whole = {_first_byte(bytes_): bytes_ for value in arguments.values() for bytes_ in _memories(value)}
-        self._saved = [(bytes_, bytes_.copy()) for bytes_ in whole.values()]
-
-    def restore(self) -> None:
-        """Write them back."""
-        for memory, saved in self._saved:
-            memory[...] = saved
-
-
-def _memories(value: Any) -> Iterator[np.ndarray]:
-    """The memory behind an argument, whole, as bytes."""
-    if isinstance(value, TensorDescriptor):
-        yield from _memories(value.tensor)
-    elif isinstance(value, PointerTable):
-        for tensor in (*value.tensors, value.table):
-            yield from _memories(tensor)
-    elif isinstance(value, torch.Tensor):
-        yield torch.empty(0, dtype=torch.uint8).set_(value.detach().untyped_storage()).numpy()
-    elif isinstance(value, np.ndarray):
-        base = value
-        while isinstance(base.base, np.ndarray):
-            base = base.base
-        if base.flags.c_contiguous:
-            yield base.reshape(-1).view(np.uint8)
-
-
-def _first_byte(memory: np.ndarray) -> int:
-    return memory.__array_interface__["data"][0]

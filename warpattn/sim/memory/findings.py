@@ -44,6 +44,18 @@ class Place(NamedTuple):
         return f"{self.role} at {self.frames[0]}" + (f" (called from {callers})" if callers else "")
 
 
+class Seen(NamedTuple):
+    """Where in a sweep a finding is: the first schedule and seed that repeat it, and in how many of the runs it is."""
+
+    schedule: str
+    seed: int
+    runs: int
+    of: int
+
+    def __str__(self) -> str:
+        return f"schedule {self.schedule!r}, seed {self.seed}; in {self.runs} of {self.of} runs"
+
+
 @dataclass
 class Finding:
     """One fault. `places` are the accesses or waits that make it, the later one first."""
@@ -56,6 +68,7 @@ class Finding:
     barrier: str = ""
     phase: int | None = None
     count: int = field(default=1, compare=False)
+    seen: Seen | None = field(default=None, compare=False)  # of a sweep
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -68,7 +81,8 @@ class Finding:
 
     def __str__(self) -> str:
         again = f" ({self.count} times)" if self.count > 1 else ""
-        return f"{self.kind}: {self.message}{again}"
+        where = f" ({self.seen})" if self.seen is not None else ""
+        return f"{self.kind}: {self.message}{again}{where}"
 
 
 class Findings:

@@ -128,5 +128,3 @@ def _program(op: Op) -> Callable[..., Any]:
 )
 def _nothing(op: Op) -> Callable[..., Any]:
     return lambda *_: None  # the warps of a role go in step here
-
-

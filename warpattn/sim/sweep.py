@@ -1,0 +1,97 @@
+"""Many runs of one launch: under every schedule, under `random` with several seeds, always from the same memory.
+
+A wrong kernel may be right under most orders, so one run proves little. The findings of a sweep are those of all its
+runs, each once, with the first schedule and seed that show it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext, redirect_stdout
+from dataclasses import replace
+from io import StringIO
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from .errors import SimulationError
+from .machine.agents import SCHEDULES
+from .memory.findings import Finding, Seen
+from .report import Report
+from .saved import SavedMemory
+
+if TYPE_CHECKING:
+    from typing import TypeGuard
+
+
+class Order(NamedTuple):
+    """What a run repeats: (schedule, seed)."""
+
+    schedule: str
+    seed: int
+
+
+def orders_of(schedules: str | Sequence[str], seeds: int | Sequence[int]) -> tuple[Order, ...]:
+    """The orders of runs: "all" schedules, one or several, `random` once for each seed: so many from 0 on, or these."""
+    listed = SCHEDULES if schedules == "all" else (schedules,) if isinstance(schedules, str) else schedules
+    if not isinstance(listed, Sequence) or not listed:
+        raise SimulationError(f"schedules is {schedules!r}; it must be 'all' or of {', '.join(SCHEDULES)}")
+    for name in listed:
+        if name not in SCHEDULES:
+            raise SimulationError(f"schedules has {name!r}; it must be 'all' or of {', '.join(SCHEDULES)}")
+    drawn = range(seeds) if is_integer(seeds) else seeds
+    if not isinstance(drawn, Sequence) or not drawn or not all(map(is_integer, drawn)):
+        raise SimulationError(f"seeds is {seeds!r}; it must be an integer from 1 on, or a list of seeds")
+    return tuple(Order(name, seed) for name in listed for seed in (drawn if name == "random" else (0,)))
+
+
+def is_integer(value: Any) -> TypeGuard[int]:
+    """Whether a value is an integer, of Python or NumPy; a bool is none."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def sweep(orders: Sequence[Order], run: Callable[[Order, bool], Report], memory: Iterable[Any] = ()) -> Report:
+    """The report of a run under each order; `run(order, whether it is the first)` makes one.
+
+    memory: tensors that each run finds as they were before. The first order runs last, so that its results stay, and it
+    alone prints.
+    """
+    saved = SavedMemory(memory) if len(orders) > 1 else None
+    reports = []
+    for number, order in reversed(list(enumerate(orders))):
+        with redirect_stdout(StringIO()) if number else nullcontext():
+            reports.append(run(order, number == 0))
+        if saved is not None and number:
+            saved.restore()
+    return merged(reports[::-1])
+
+
+def merged(reports: Sequence[Report]) -> Report:
+    """One report of several runs: each finding and note once, with the first run that shows it."""
+    first = reports[0]
+    return replace(
+        first,
+        findings=_distinct(reports, [report.findings for report in reports]),
+        notes=_distinct(reports, [report.notes for report in reports]),
+        steps=sum(report.steps for report in reports),
+        seconds=sum(report.seconds for report in reports),
+        runs=tuple(reports),
+    )
+
+
+def _distinct(reports: Sequence[Report], listed: Sequence[Sequence[Finding]]) -> list[Finding]:
+    """Each of the findings of several runs once."""
+    runs: dict[Any, list[int]] = {}
+    found: dict[Any, Finding] = {}
+    for number, findings in enumerate(listed):
+        for finding in findings:
+            key = finding.kind, finding.buffer, finding.lines
+            found.setdefault(key, finding)
+            if number not in runs.setdefault(key, []):
+                runs[key].append(number)
+    return [replace(finding, seen=_seen(reports, runs[key])) for key, finding in found.items()]
+
+
+def _seen(reports: Sequence[Report], numbers: Sequence[int]) -> Seen:
+    first = reports[numbers[0]]
+    return Seen(first.schedule, first.seed, len(numbers), len(reports))
