@@ -17,13 +17,16 @@ class Arch:
     source: str
 
 
-# Triton's name of each: back end, chip, threads of a warp.
+# Triton's name of each chip: back end, chip, threads of a warp.
 TARGETS = {
     "sm90": ("cuda", 90, 32),
     "sm100": ("cuda", 100, 32),
+    "sm103": ("cuda", 103, 32),
     "gfx942": ("hip", "gfx942", 64),
     "gfx950": ("hip", "gfx950", 64),
 }
+# Chips that run the kernels of another one, in machine code of their own: B300 those of B200.
+RUNS = {"sm103": "sm100"}
 ARCHS = {
     "sm90": Arch("sm90", 132, 232_448, 32 * 2**20, "H200: 132 SMs, 60 MB L2 as torch reports them; 227 KiB a block"),
     "sm100": Arch("sm100", 148, 232_448, 63 * 2**20, "B200 by its data sheet: 148 SMs, 126 MB L2; 227 KiB a block"),
@@ -32,11 +35,11 @@ ARCHS = {
 }
 
 
-def triton_target(arch: str) -> Any:
-    """The `GPUTarget` of an architecture; imports Triton."""
+def triton_target(name: str) -> Any:
+    """The `GPUTarget` of a name of `TARGETS`; imports Triton."""
     from triton.backends.compiler import GPUTarget
 
-    return GPUTarget(*TARGETS[arch])
+    return GPUTarget(*TARGETS[name])
 
 
 def compile_options(warps: int = 4, **more: int) -> dict[str, Any]:

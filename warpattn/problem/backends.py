@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from warpattn.errors import AttentionError
+from warpattn.problem.arch import RUNS, TARGETS
 from warpattn.problem.element import BF16, FP16
 
 __all__ = ["BACKENDS", "KERNEL_DTYPES", "LATENT", "LATENT_TOKENS", "LIMITS", "NEEDS", "USE_REFERENCE", "Backend",
@@ -15,7 +16,7 @@ __all__ = ["BACKENDS", "KERNEL_DTYPES", "LATENT", "LATENT_TOKENS", "LIMITS", "NE
 # The device that the kernels of an architecture need.
 NEEDS = {
     "sm90": "CUDA capability 9.0",
-    "sm100": "CUDA capability 10.0",
+    "sm100": "CUDA capability 10.0 or 10.3",
     "gfx942": "an AMD gfx942",
     "gfx950": "an AMD gfx950",
 }
@@ -73,10 +74,12 @@ class Backend:
 
 @dataclass(frozen=True)
 class Chip:
-    """The architecture of a device, None if there are no kernels for it; and the maker's name of the device."""
+    """The architecture whose kernels a device runs, None if there are none for it; the maker's name of the device; and
+    its own name in `TARGETS`, for which they are compiled."""
 
     arch: str | None
     words: str
+    target: str | None = None
 
 
 def chip_of(device: torch.device) -> Chip:
@@ -85,7 +88,7 @@ def chip_of(device: torch.device) -> Chip:
         return Chip(None, "")
     if torch.version.hip is not None:
         name = torch.cuda.get_device_properties(device).gcnArchName.partition(":")[0]
-        return Chip(name if name in NEEDS else None, name)
+        return Chip(name, name, name) if name in NEEDS else Chip(None, name)
     major, minor = torch.cuda.get_device_capability(device)
-    arch = {(9, 0): "sm90", (10, 0): "sm100"}.get((major, minor))
-    return Chip(arch if arch in NEEDS else None, f"CUDA capability {major}.{minor}")
+    words, target = f"CUDA capability {major}.{minor}", f"sm{major}{minor}"
+    return Chip(RUNS.get(target, target), words, target) if target in TARGETS else Chip(None, words)

@@ -24,6 +24,8 @@ import torch
 from torch import Tensor
 
 from warpattn.problem import CheckedCall
+from warpattn.problem.arch import RUNS
+from warpattn.problem.backends import chip_of
 from warpattn.problem.launch import Launch, TensorMap
 from warpattn.problem.operands import MAX_INDEX, Operands
 from warpattn.runtime import compiler, cuda, hip, kernel_cache
@@ -67,7 +69,8 @@ def load(launch: Launch, device: int) -> LoadedKernel:
     key = (device, launch.name, launch.key)
     kernel = _loaded.get(key)
     if kernel is None:
-        made = kernel_cache.find((launch.name, launch.arch, launch.key), partial(compiler.artifact_of, launch))
+        target = _target(launch.arch)
+        made = kernel_cache.find((launch.name, target, launch.key), partial(compiler.artifact_of, launch, target))
         with _loading:
             kernel = _loaded.get(key)
             if kernel is None:
@@ -75,6 +78,11 @@ def load(launch: Launch, device: int) -> LoadedKernel:
                 ctas = int(str(launch.options.get("num_ctas", 1)))
                 kernel = _loaded[key] = LoadedKernel.of(made, function, ctas)
     return kernel
+
+
+def _target(arch: str) -> str:
+    """What kernels are compiled for: the current device itself where it may run those of another chip."""
+    return (arch in RUNS.values() and chip_of(torch.device("cuda")).target) or arch
 
 
 class BoundLaunch:

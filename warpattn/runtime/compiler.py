@@ -30,21 +30,24 @@ _one_at_a_time = threading.RLock()
 _private: list[Path] = []  # the temporary folder, once one is needed
 
 
-def artifact_of(launch: Launch) -> Artifact:
-    """The machine code of an NVIDIA kernel, with what its driver needs to launch it; always compiles."""
-    kernel = compiled(launch)
+def artifact_of(launch: Launch, target: str | None = None) -> Artifact:
+    """The machine code of an NVIDIA kernel, with what its driver needs to launch it; always compiles. target: a name of
+    `TARGETS` if it is not the launch's architecture."""
+    kernel = compiled(launch, target)
     metadata = kernel.metadata
     taken = parameters(kernel.src.signature)
     return Artifact(bytes(kernel.asm["cubin"]), metadata.name, metadata.shared, metadata.num_warps * 32, taken)
 
 
-def compiled(launch: Launch) -> Any:
+def compiled(launch: Launch, target: str | None = None) -> Any:
     """Triton's CompiledKernel of a launch, with its intermediate code and metadata; always compiles."""
     require_triton()
     import triton
 
+    chip = triton_target(target or launch.arch)
+
     def compile_it() -> Any:
-        return triton.compile(launch.source(), target=triton_target(launch.arch), options=dict(launch.options))
+        return triton.compile(launch.source(), target=chip, options=dict(launch.options))
 
     with refusals_named(launch.name):
         try:

@@ -21,7 +21,8 @@ import torch
 from warpattn.errors import AttentionError
 from warpattn.kernels.cache.launch import NewRows, append_launches, slot_launches
 from warpattn.problem import Call, validate
-from warpattn.problem.backends import LIMITS, NEEDS, chip_of
+from warpattn.problem.arch import RUNS, TARGETS
+from warpattn.problem.backends import LIMITS, chip_of
 from warpattn.problem.launch import Launch
 from warpattn.problem.operands import Operands, fitted
 from warpattn.runtime import compiler, hip, kernel_cache
@@ -73,16 +74,16 @@ def warm(
     """Compile the kernels of all calls of a model's layers up to the largest step, and keep them in the cache.
 
     model: a transformers config (a folder with config.json, such a file, or its dictionary), or the layers. arch: a
-    name of `plan --arch`; that of the current device if None, and needed without one. processes: at most as many at a
-    time; as many as there are cores if None. progress: called with the part done, 0 .. 1. Covers `attention`,
-    `attention_varlen`, `attention_paged` with and without ragged queries, plans of them, `append_paged` and
-    `append_slots` without rotation; tensors as engines have them, in rows of 16 bytes.
+    name of `plan --arch` or sm103 (B300); that of the current device if None, needed without one. processes: at most
+    as many at a time; as many as there are cores if None. progress: called with the part done, 0 .. 1. Covers
+    `attention`, `attention_varlen`, `attention_paged` with and without ragged queries, plans of them, `append_paged`
+    and `append_slots` without rotation; tensors as engines have them, in rows of 16 bytes.
 
     Raises AttentionError for an unknown architecture, and where the cache cannot keep kernels.
     """
-    arch = arch or chip_of(torch.device("cuda" if torch.cuda.is_available() else "cpu")).arch
-    if arch not in NEEDS:
-        listed = ", ".join(NEEDS)
+    arch = arch or chip_of(torch.device("cuda" if torch.cuda.is_available() else "cpu")).target
+    if arch not in TARGETS:
+        listed = ", ".join(TARGETS)
         raise AttentionError(f"arch is {arch!r}; without a card that has kernels it must be one of {listed}")
     kernel_cache.require_triton()
     largest = largest or LargestStep()
@@ -113,26 +114,27 @@ def _layers(model: str | PathLike[str] | Mapping[str, Any] | Sequence[Layer]) ->
 
 def _compile(kernel: Needed, page_size: int, arch: str) -> None:
     """Compile a kernel, in a process of the pool."""
-    launch = launches_of(kernel.example, page_size, arch)[kernel.position]
+    launch = launches_of(kernel.example, page_size, RUNS.get(arch, arch))[kernel.position]
     if arch.startswith("gfx"):
         hip.artifact(launch)
     else:
-        kernel_cache.find(_key(launch), partial(compiler.artifact_of, launch))
+        kernel_cache.find(_key(launch, arch), partial(compiler.artifact_of, launch, arch))
     if kernel_cache.load(kernel.file) is None:
         raise AttentionError(f"{launch.name} was compiled and cannot be kept in {kernel_cache.folder()}")
 
 
-def _key(launch: Launch) -> tuple[Hashable, ...]:
-    return (launch.name, launch.arch, launch.key)
+def _key(launch: Launch, target: str) -> tuple[Hashable, ...]:
+    return (launch.name, target, launch.key)
 
 
-def kernels_of(layers: Iterable[Layer], largest: LargestStep, arch: str) -> list[Needed]:
-    """Every kernel that the layers need, once."""
+def kernels_of(layers: Iterable[Layer], largest: LargestStep, target: str) -> list[Needed]:
+    """Every kernel that the layers need on a chip of `TARGETS`, once."""
+    arch = RUNS.get(target, target)
     found: dict[str, Needed] = {}
     for layer in dict.fromkeys(layers):
         for example in examples_of(layer, largest, LIMITS[arch].kinds):
             for position, launch in enumerate(launches_of(example, largest.page_size, arch)):
-                key = _key(launch)
+                key = _key(launch, target)
                 if repr(key) not in found:
                     found[repr(key)] = Needed(example, position, kernel_cache.path_of(key))
     return list(found.values())

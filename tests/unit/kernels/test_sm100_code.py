@@ -32,23 +32,31 @@ DRAWN = ("d128", "d128-paged")
 COMPILER_BYTES = 1024  # of shared memory that Triton adds: alignment, and the values that roles are started with
 
 
-def compile_prefill(config: FA4Config, traits: Traits, mask: Program, score: Program | None):
+def compile_prefill(config: FA4Config, traits: Traits, mask: Program, score: Program | None, chip: str = "sm100"):
     """The compiled kernel."""
     source = prefill_source(config, traits, mask, score)
-    return compile_source(source, target=triton_target("sm100"), options=config.options)
+    return compile_source(source, target=triton_target(chip), options=config.options)
 
 
 @cache
-def compiled(name: str):
+def compiled(name: str, chip: str = "sm100"):
     """The kernel of a case with a causal mask and an LSE."""
     config, kind = CASES[name]
     mask = Causal().program()
     program = Program((mask.keep, *mask.span), mask.tensors)
-    return compile_prefill(config, Traits(kind, config.group, False, True), program, None)
+    return compile_prefill(config, Traits(kind, config.group, False, True), program, None, chip)
 
 
 # Bytes of stack that Triton 3.9.0 spills to: with pages one number, written once and read once in each of three roles.
 STACK = {"d128-paged": 8}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", CASES)
+def test_b300_gets_the_same_kernel_in_machine_code_of_its_own(name: str) -> None:
+    b200, b300 = (compiled(name, chip).asm for chip in ("sm100", "sm103"))
+    assert b300["ttgir"].replace('"cuda:103"', '"cuda:100"') == b200["ttgir"]
+    assert ".target sm_103a" in b300["ptx"] and resources(b300["cubin"]) == resources(b200["cubin"])
 
 
 @pytest.mark.parametrize("name", drawn(CASES, DRAWN))

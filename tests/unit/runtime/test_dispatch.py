@@ -32,6 +32,8 @@ class Driver:
     pdl: list[int] = field(default_factory=list)  # which of them may start before the preceding one ends
     maps: list[cuda.TensorMapLayout] = field(default_factory=list)
     replaced: list[int] = field(default_factory=list)
+    targets: list[str] = field(default_factory=list)  # what kernels were compiled for
+    chip: str = "sm100"  # where Blackwell's are launched
 
 
 @pytest.fixture
@@ -51,7 +53,8 @@ def driver(monkeypatch):
         found.replaced.append(address)
         return 0
 
-    def compiled(step):
+    def compiled(step, target):
+        found.targets.append(target)
         metadata = SimpleNamespace(name=step.name, shared=1000, num_warps=8)
         return SimpleNamespace(metadata=metadata, asm={"cubin": b"code"}, src=step.source())
 
@@ -64,6 +67,7 @@ def driver(monkeypatch):
         (cuda, "current_device", lambda: -1),
         (cuda.TensorMapLayout, "encode", lambda layout, target, address: found.maps.append(layout)),
         (compiler, "compiled", compiled),
+        (bound_launches, "chip_of", lambda device: backends.Chip("sm100", "", found.chip)),
         (bound_launches, "_loaded", {}),
         (bound_launches, "tile_counters", lambda device: TileCounters(torch.device("cpu"))),
         (bound_launches, "processors", lambda device: 132),
@@ -247,12 +251,20 @@ def test_a_failed_launch_is_an_error(driver, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("capability", "arch"), [((9, 0), "sm90"), ((10, 0), "sm100"), ((10, 3), None), ((8, 0), None), ((12, 0), None)]
+    ("capability", "arch"), [((9, 0), "sm90"), ((10, 0), "sm100"), ((10, 3), "sm100"), ((8, 0), None), ((12, 0), None)]
 )
 def test_nvidia_devices(capability, arch, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     chip = backends.chip_of(torch.device("cuda", 0))
     assert chip.arch == arch and chip.words == f"CUDA capability {capability[0]}.{capability[1]}"
+
+
+@pytest.mark.parametrize("chip", ["sm100", "sm103"])
+def test_blackwells_kernels_are_compiled_for_the_chip_that_runs_them(chip, driver):
+    driver.chip = chip
+    ready, x, sequence = prepared("sm100", call("dense", 300))
+    launch_all(list_launches(ready, x, sequence), -1)
+    assert set(driver.targets) == {chip}
 
 
 @pytest.mark.parametrize(("name", "arch"), [("gfx942:sramecc+", "gfx942"), ("gfx950", "gfx950"), ("gfx90a", None)])

@@ -13,7 +13,7 @@ from warpattn.integrations.vllm.layer import CACHE_DTYPES, ENCODERS
 from warpattn.integrations.vllm.metadata import WarpattnMetadataBuilder
 
 # What `attention` has kernels for, by capability as vLLM reports it, and their largest head dim.
-CUDA = {(9, 0): 256, (10, 0): 128}
+CUDA = {(9, 0): 256, (10, 0): 128, (10, 3): 128}
 ROCM = {(9, 4): 256, (9, 5): 256}  # gfx942, gfx950; (9, 0) is gfx90a there
 NAME = "WARPATTN"
 
