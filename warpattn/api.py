@@ -162,11 +162,13 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk and dv of `attention`, or with `seq` of `attention_varlen`, for frameworks with an autograd of their own.
 
-    out and lse are the forward's, dout is the gradient of out and has its shape and dtype. Where torch's autograd is at
-    work nothing needs to call this. Raises AttentionError listing every broken rule.
+    out and lse are the forward's, dout is the gradient of out and has its shape and dtype. Where they are of more keys
+    than k has, merged by their LSE, the gradients are the share of these keys. Where torch's autograd is at work
+    nothing needs to call this. Raises AttentionError listing every broken rule.
     """
     call = Call(q, k, v, DENSE if seq is None else seq, mask, score, None, scale, True)
-    return differentiate(_placed(call, backend), Saved(q, k, v, out, lse, None), Along(dout, None))
+    dq, dk, dv = differentiate(_placed(call, backend), Saved(q, k, v, out, lse, None), Along(dout, None))
+    return dq, dk, dv
 
 
 def _attend(call: Call, backend: str | Backend) -> Tensor | tuple[Tensor, Tensor]:

@@ -53,6 +53,7 @@ ALLOWED: dict[str, set[str]] = {
     "runtime": HOST | {"reference", "sim", "kernels.cache", "kernels.sm90", "kernels.sm100", "kernels.cdna"},
     "serving": HOST | {"reference", "runtime", "kernels.cache"},
     "api": HOST | {"runtime"},
+    "distributed": HOST | {"api", "runtime"},
     "public": HOST | {"api", "reference", "serving"},
     ROOT: {"public", "runtime"},
     "integrations": VALUES | {"api", "serving", ROOT},

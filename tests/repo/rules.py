@@ -27,6 +27,7 @@ API: dict[str, set[str] | None] = {
     "warpattn/serving/append.py": {"append_paged"},
     "warpattn/serving/slots.py": {"append_slots"},
     "warpattn/reference.py": {"reference"},
+    "warpattn/distributed/context.py": {"ring_attention", "ulysses_attention", "mesh_attention"},
     "warpattn/serving/plans.py": {"__init__"},
     "warpattn/cli/run.py": {"run"},
     "warpattn/cli/bench.py": {"bench"},

@@ -9,6 +9,7 @@ Where torch looks at operators (selective checkpointing, fake tensors, `make_fx`
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 from typing import cast as typed
@@ -24,8 +25,7 @@ from warpattn.runtime.call_cache import Result
 from warpattn.runtime.training.gradients import Along, Saved, Wanted, checked_backward, take_gradients
 from warpattn.sequences import Sequence
 
-__all__ = ["train"]
-
+__all__ = ["taken_once", "train"]
 
 
 class _Job(NamedTuple):
@@ -71,9 +71,14 @@ class _Attention(torch.autograd.Function):
             found = take_gradients(checked, job.sequence, saved, Along(*gradients), wanted)
         given = (found.q, found.k, found.v, found.sinks, *found.captured)
         given = tuple(x if need else None for x, need in zip(given, needed, strict=True))
-        if torch.is_grad_enabled():  # create_graph=True
-            given = _Once.apply(*(x if x is None else x.requires_grad_() for x in given))
-        return None, None, *given
+        return None, None, *taken_once(given)
+
+
+def taken_once(gradients: Iterable[Tensor | None]) -> Iterable[Tensor | None]:
+    """Gradients that a backward returns, which are one clear error where they are differentiated again."""
+    if not torch.is_grad_enabled():  # create_graph=True turns it on
+        return gradients
+    return _Once.apply(*(x if x is None else x.requires_grad_() for x in gradients))
 
 
 class _Once(torch.autograd.Function):

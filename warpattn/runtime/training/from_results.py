@@ -1,6 +1,12 @@
-"""Gradients from the results of a forward, for callers with an autograd of their own."""
+"""Gradients from the results of a forward, for callers with an autograd of their own.
+
+The results may be those of more keys than the call has: with out and LSE over all of them, the gradients are the call's
+share, and shares of disjoint sets of keys add up. Rings of ranks rely on it (`distributed.ring`, torch's own).
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence as Many
 
 import torch
 from torch import Tensor
@@ -9,26 +15,32 @@ from warpattn.errors import Rules
 from warpattn.problem import Call, CheckedCall, validate
 from warpattn.problem.gradients import check_backward
 from warpattn.runtime.training.gradients import Along, Saved, Wanted, checked_backward, take_gradients
-from warpattn.runtime.training.recomputed import recomputed
+from warpattn.runtime.training.recomputed import shares
 
 __all__ = ["differentiate"]
 
 
-def differentiate(call: Call, saved: Saved, along: Along) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk and dv; AttentionError listing every broken rule."""
+def differentiate(call: Call, saved: Saved, along: Along, captured: Many[Tensor] = ()) -> list[Tensor]:
+    """dq, dk, dv, and the gradients of tensors that the score captured; AttentionError listing every broken rule."""
     with torch.no_grad():
         checked = validate(call)
         _check_results(checked, saved, along)
         if checked.backend == "reference":
-            dq, dk, dv = recomputed(call, along, [])
-            return dq, dk, dv
+            return shares(call, checked, saved, along, captured)
         rules, arch = Rules(), checked.backend.removeprefix("simulate:")
         check_backward(rules, arch, ("q", "k", "v"), checked.problem, checked.problem.kind)
         rules.done()
-        captured = () if checked.score is None else checked.score.tensors
+        held = () if checked.score is None else checked.score.tensors
         backward = checked_backward(checked, call.deterministic)
-        found = take_gradients(backward, call.sequence, saved, along, Wanted(False, (False,) * len(captured)))
-    return found.q, found.k, found.v
+        wanted = Wanted(False, tuple(any(x is each for each in captured) for x in held))
+        found = take_gradients(backward, call.sequence, saved, along, wanted)
+    of = {id(x): gradient for x, gradient in zip(held, found.captured, strict=True)}
+    return [found.q, found.k, found.v, *(_given(of.get(id(x)), x) for x in captured)]
+
+
+def _given(gradient: Tensor | None, of: Tensor) -> Tensor:
+    """A gradient, 0 where there is none."""
+    return torch.zeros_like(of) if gradient is None else gradient
 
 
 def _check_results(checked: CheckedCall, saved: Saved, along: Along) -> None:

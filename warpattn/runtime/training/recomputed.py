@@ -1,21 +1,24 @@
 """Gradients of the reference where autograd does not look: within operators, from the call alone.
 
     call, Along ─ the reference once more, on leaves ─ torch.autograd.grad ─▶ dq, dk, dv, and those of other tensors
+    call, Saved, Along ─ the same, as a part of results over more keys ─▶ the call's shares of them
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
 from dataclasses import replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from warpattn.problem import Call
+from warpattn.problem import Call, CheckedCall
+from warpattn.reference import reference
 from warpattn.runtime import execute
-from warpattn.runtime.training.gradients import Along
+from warpattn.runtime.training.gradients import Along, Saved
 
-__all__ = ["above_autograd", "recomputed"]
+__all__ = ["above_autograd", "recomputed", "shares"]
 
 
 def recomputed(call: Call, along: Along, more: list[Tensor]) -> list[Tensor]:
@@ -27,6 +30,31 @@ def recomputed(call: Call, along: Along, more: list[Tensor]) -> list[Tensor]:
         pairs = [(x, gradient) for x, gradient in every if gradient is not None and x.requires_grad]
         leaves = [q, k, v, *more]
         found = torch.autograd.grad([x for x, _ in pairs], leaves, [g for _, g in pairs], allow_unused=True)
+    return _filled(leaves, found)
+
+
+def shares(call: Call, checked: CheckedCall, saved: Saved, along: Along, more: Many[Tensor]) -> list[Tensor]:
+    """The call's part of gradients of q, k, v and of `more` where `saved` has the results over its and other keys.
+
+    With L the saved LSE the call adds w * out to the whole result, w = exp(lse - L). L is a function of the scores,
+    too: its gradient is what each row's w is multiplied with beside dout * out.
+    """
+    leaves = [*(x.detach().requires_grad_() for x in (call.q, call.k, call.v)), *more]
+    q, k, v = leaves[:3]
+    exact, whole = saved.lse.dtype, saved.lse.masked_fill(saved.lse == -torch.inf, 0.0)
+    dout = torch.zeros_like(saved.out, dtype=exact) if along.dout is None else along.dout.to(exact)
+    moved = (dout * saved.out.to(exact)).sum(-1)
+    if along.dlse is not None:
+        moved = moved - along.dlse.mT
+    with above_autograd(), torch.enable_grad():
+        options = {"sequence": call.sequence, "mask": call.mask, "score": call.score, "scale": checked.scale}
+        out, lse = reference(q, k, v, **options, dtype=exact)
+        part = ((dout * out).sum(-1) - moved) * torch.exp(lse - whole).mT
+        found = torch.autograd.grad(part.sum(), leaves, allow_unused=True)
+    return _filled(leaves, found)
+
+
+def _filled(leaves: list[Tensor], found: Many[Tensor | None]) -> list[Tensor]:
     return [torch.zeros_like(x) if g is None else g.contiguous() for x, g in zip(leaves, found, strict=True)]
 
 

@@ -1,0 +1,85 @@
+"""Ranks that pass different things, break rules, or die: one error on every rank and no waiting."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import warpattn as wa
+import warpattn.distributed as wad
+from tests.unit.distributed.world import failures
+
+WINDOW = wa.SlidingWindow(4)
+
+
+def operands(rows: int = 8, heads: int = 4, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    """q, k, v of a rank."""
+    return [torch.randn(1, rows, heads, 8, dtype=dtype) for _ in range(3)]
+
+
+def refused(rank: int, reason: str, call: Any, mine: dict[str, Any], others: dict[str, Any]) -> None:
+    """`rank` passes `mine`, all others `others`; every rank gets the one reason."""
+    arguments = dict(mine if dist.get_rank() == rank else others)
+    tensors = arguments.pop("operands", {})
+    with pytest.raises(wa.AttentionError) as error:
+        call(*operands(**tensors), **arguments)
+    assert any(reason in told for told in error.value.reasons), (reason, error.value.reasons)
+
+
+def on_mesh(*tensors: torch.Tensor, **arguments: Any) -> Any:
+    """A call on two by two ranks."""
+    mesh = dist.device_mesh.init_device_mesh("cpu", (2, 2))
+    return wad.mesh_attention(*tensors, mesh=mesh, **arguments)
+
+
+def in_ring() -> None:
+    """A call that all agree on, again and again."""
+    wad.ring_attention(*operands(), mask=wa.Causal())
+
+
+def rank_dies() -> None:
+    """The last rank ends; the others get torch's error, not ours, and do not wait forever."""
+    if dist.get_rank() == 3:
+        os._exit(0)
+    with pytest.raises(RuntimeError, match=r"peer|Connection|closed|reset|refused"):
+        in_ring()
+    os._exit(0)  # the group is broken: taking it down would wait for the rank that died
+
+
+JOBS = [
+    partial(refused, 2, "q is a torch.float32 tensor of shape (1, 16, 4, 8) on rank 2 and a torch.float32 tensor of "
+            "shape (1, 8, 4, 8) on rank 0", wad.ring_attention, {"operands": {"rows": 16}}, {}),
+    partial(refused, 1, "k is a torch.bfloat16 tensor of shape (1, 8, 4, 8) on rank 1", wad.ulysses_attention,
+            {"operands": {"dtype": torch.bfloat16}}, {}),
+    partial(refused, 3, "mask is SlidingWindow", wad.ring_attention, {"mask": WINDOW}, {"mask": wa.Causal()}),
+    partial(refused, 1, "placement is contiguous on rank 1 and zigzag on rank 0", wad.ring_attention,
+            {"placement": "contiguous"}, {}),
+    partial(refused, 3, "scale is 0.5 on rank 3 and None on rank ", on_mesh, {"scale": 0.5}, {}),
+    partial(refused, 0, "placement is 'zebra'; it must be one of zigzag, contiguous", wad.ring_attention,
+            {"placement": "zebra"}, {"placement": "zebra"}),
+    partial(refused, 0, "q has 7 rows on a rank; zigzag placement gives each rank 2 equal chunks", wad.ring_attention,
+            {"operands": {"rows": 7}}, {"operands": {"rows": 7}}),
+    partial(refused, 0, "q has 6 heads; they must be a multiple of the 4 ranks", wad.ulysses_attention,
+            {"operands": {"heads": 6}}, {"operands": {"heads": 6}}),
+    partial(refused, 0, "Padding.valid_lengths has shape (2,)", wad.ring_attention,
+            {"mask": wa.Padding(torch.tensor([3, 4]))}, {"mask": wa.Padding(torch.tensor([3, 4]))}),
+    partial(refused, 0, "group is 'all'", wad.ring_attention, {"group": "all"}, {"group": "all"}),
+    in_ring,
+    rank_dies,
+]  # fmt: skip
+
+
+def test_every_rank_gets_one_error_before_anything_is_sent(tmp_path: Path):
+    found = failures(JOBS, tmp_path)
+    assert not found, "\n\n".join(found)
+
+
+def test_without_processes_the_error_says_what_to_call():
+    with pytest.raises(wa.AttentionError, match=r"not initialized; call torch\.distributed.init_process_group"):
+        wad.ring_attention(*operands())

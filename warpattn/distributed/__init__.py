@@ -1,0 +1,13 @@
+"""Sequences longer than one card: context parallelism on torch.distributed.
+
+    import warpattn.distributed as wad
+    q, k, v = (wad.shard(x, 1) for x in (q, k, v))
+    out = wad.ring_attention(q, k, v, mask=wa.Causal())
+
+The kernels, rules and meanings are those of `warpattn.attention`; this package cuts the problem and moves the parts.
+"""
+
+from warpattn.distributed.context import mesh_attention, ring_attention, ulysses_attention
+from warpattn.distributed.shard import shard, unshard
+
+__all__ = ["mesh_attention", "ring_attention", "shard", "ulysses_attention", "unshard"]

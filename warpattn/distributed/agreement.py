@@ -1,0 +1,110 @@
+"""Ranks tell each other what they are about to do, before the first message of a call like it.
+
+    described(call) ─ seen before ─▶ nothing
+                    ─ new ─▶ all_gather_object ─▶ one AttentionError on every rank if two differ or one broke a rule
+
+A rank whose shapes differ would otherwise wait for a message that never has the right size. Calls with a description
+that all ranks have agreed on cost a lookup.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch.distributed as dist
+from torch import Tensor
+
+from warpattn.distributed.ranks import Ranks
+from warpattn.errors import AttentionError
+from warpattn.inputs import kind_of
+from warpattn.language.traced import Traced
+
+__all__ = ["agree", "described"]
+
+AT_MOST = 4096
+RULE = "all ranks must pass equal shapes, dtypes and arguments"
+
+Description = tuple[tuple[str, Hashable], ...]
+
+_agreed: WeakKeyDictionary[dist.ProcessGroup, set[Hashable]] = WeakKeyDictionary()
+
+
+def described(arguments: dict[str, Any]) -> Description:
+    """What the ranks of a call must have in common: tensors by what they are, masks and scores by their programs."""
+    return tuple((name, _described(value)) for name, value in arguments.items())
+
+
+def agree(groups: list[Ranks], call: Description, check: Callable[[], object]) -> None:
+    """Raise AttentionError on every rank unless all describe one call and `check()` raises on none.
+
+    With several groups, such as the dimensions of a mesh, what one finds is told to the next.
+    """
+    known = _agreed.setdefault(groups[-1].group, set())
+    if call in known:
+        return
+    own = _broken(check)
+    mine = {name: str(value) for name, value in call}
+    found = dict.fromkeys(own)
+    for ranks in groups:
+        told: list[tuple[int, dict[str, str], list[str]]] = [(0, {}, [])] * ranks.size
+        dist.all_gather_object(told, (dist.get_rank(), mine, list(found)), group=ranks.group)
+        found |= dict.fromkeys(reason for _, _, reasons in told for reason in reasons)
+        found |= dict.fromkeys(_differences(told))
+    differences = [reason for reason in found if reason.endswith(RULE)]
+    if found:
+        raise AttentionError(*(differences or own or found))
+    if len(known) >= AT_MOST:
+        known.clear()
+    known.add(call)
+
+
+def _differences(told: list[tuple[int, dict[str, str], list[str]]]) -> Iterator[str]:
+    """One sentence for every argument of a rank that differs from that of the first."""
+    first, theirs, _ = told[0]
+    for rank, arguments, _ in told[1:]:
+        for name, value in theirs.items():
+            if arguments.get(name) != value:
+                yield f"{name} is {arguments.get(name)} on rank {rank} and {value} on rank {first}; {RULE}"
+
+
+def _broken(check: Callable[[], object]) -> tuple[str, ...]:
+    """The rules that a check of this rank's own arguments finds broken."""
+    try:
+        check()
+    except AttentionError as error:
+        return error.reasons
+    return ()
+
+
+def _described(value: Any) -> Hashable:
+    if isinstance(value, Tensor):
+        needs = ", requires a gradient" if value.requires_grad else ""
+        return f"{kind_of(value)}{needs}"
+    if isinstance(value, Traced):
+        return _Program(value)
+    return value if isinstance(value, Hashable) else kind_of(value)
+
+
+class _Program:
+    """A mask or score, equal to others with the same code and captured tensors of the same shapes."""
+
+    def __init__(self, value: Traced) -> None:
+        try:
+            program = value.program()
+        except AttentionError as error:
+            self.key, self.name = error.reasons, type(value).__name__
+            return
+        self.key = (program.key, tuple((x.shape, x.dtype) for x in program.tensors))
+        self.name = type(value).__name__
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Program) and self.key == other.key
+
+    def __str__(self) -> str:
+        return f"{self.name} ({zlib.crc32(repr(self.key).encode()):08x})"

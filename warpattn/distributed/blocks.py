@@ -1,0 +1,219 @@
+"""What one rank computes with the keys of one other: a few ordinary attention calls.
+
+    rank 1 of 4, zigzag, causal: queries 1 and 6        . hidden   # all visible   / the mask itself
+
+    keys of rank 1 (1, 6)     of rank 0 (0, 7)      of rank 2 (2, 5)
+       1  6                      0  7                  2  5
+    1  /  .                   1  #  .               1  .  .         a pair of chunks that is all hidden is skipped,
+    6  #  /                   6  #  .               6  #  #         pairs that are all visible join into one call
+
+A rank's own block under a causal mask is a causal call: its chunks ascend, so the order within the shard is that of
+the sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
+
+import torch
+
+from warpattn.distributed.place import Chunks, Distance, PlacedMask, PlacedScore, depends_on, is_relative
+from warpattn.distributed.placement import Chunk, Placement
+from warpattn.language.evaluate import evaluate_all
+from warpattn.language.traced import Lengths
+from warpattn.masks import And, Causal, Full, Mask
+from warpattn.scores import Score
+
+__all__ = ["Block", "Blocks", "Whole", "blocks_of"]
+
+HIDDEN, PARTIAL, FULL = "hidden", "partial", "full"
+KEPT = 64  # problems of which the calls are remembered
+Outline = Any  # a mask, None, or a pair of outlines
+POSITIONAL = ("q", "k", "len_q", "len_k")
+
+
+class Block(NamedTuple):
+    """One attention call: some rows of a rank's queries against some of the keys at hand."""
+
+    rows: slice
+    keys: slice
+    mask: Mask
+    score: Score | None
+
+
+class Whole(NamedTuple):
+    """The problem that ranks share, apart from its tensors. head: the first query head at hand; None: all are here."""
+
+    mask: Mask
+    score: Score | None
+    lens: Lengths
+    head: int | None
+    device: torch.device
+
+
+def blocks_of(whole: Whole, placement: Placement) -> Blocks:
+    """The calls of a problem, from memory after the first time: as long as mask and score live where they hold tensors,
+    else for equal ones."""
+    holders = [x for x in (whole.mask, whole.score) if x is not None and x.program().tensors]
+    if not holders:
+        return _shared(whole, placement)
+    kept: dict[Any, Blocks] = holders[0].__dict__.setdefault("_blocks", {})
+    key = whole._replace(mask=None, score=None), placement, *(id(x) for x in (whole.mask, whole.score))
+    if key not in kept:
+        if len(kept) >= KEPT:
+            kept.clear()
+        kept[key] = Blocks(whole, placement)
+    return kept[key]
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """The calls of every pair of ranks."""
+
+    whole: Whole
+    placement: Placement
+    made: dict[tuple[int, int], list[Block]] = field(default_factory=dict)
+
+    @cached_property
+    def steps(self) -> int:
+        """How many blocks, its own counted, pass each rank until all have what they see."""
+        ranks = self.placement.ranks
+        for step in reversed(range(1, ranks)):
+            if any(self.is_needed(rank, (rank - step) % ranks) for rank in range(ranks)):
+                return step + 1
+        return 1
+
+    def of(self, rank: int, source: int) -> list[Block]:
+        """The calls of `rank` with the keys of `source`; together they see every visible pair once."""
+        if (rank, source) not in self.made:
+            self.made[rank, source] = self._of(rank, source)
+        return self.made[rank, source]
+
+    def is_needed(self, rank: int, source: int) -> bool:
+        """Whether `rank` sees any key of `source`, as far as that is known without reading tensors."""
+        mine, theirs = self._chunks(rank, source)
+        return any(self._kind(a, b) != HIDDEN for a in mine for b in theirs)
+
+    def _of(self, rank: int, source: int) -> list[Block]:
+        queries, keys = self._chunks(rank, source)
+        if rank == source and self._is_itself() and queries[0].size:
+            return [Block(whole_of(queries), whole_of(keys), self.whole.mask, self.whole.score)]
+        kinds = [[self._kind(mine, theirs) for theirs in keys] for mine in queries]
+        return [*self._partial(queries, keys, kinds), *self._full(queries, keys, kinds)]
+
+    def _chunks(self, rank: int, source: int) -> tuple[list[Chunk], list[Chunk]]:
+        """The chunks of queries of `rank` and of keys of `source`."""
+        lens = self.whole.lens
+        return self.placement.chunks(rank, lens.q), self.placement.chunks(source, lens.k)
+
+    def _is_itself(self) -> bool:
+        """Whether mask and score serve a rank's own block as they are: it is the whole, or in its order."""
+        mask, score, lens, head, _ = self.whole
+        if self.placement.total == 1:
+            return head is None or not (depends_on(mask, "h") or (score is not None and depends_on(score, "h")))
+        return lens.q == lens.k and mask == Causal() and not self._score_is_placed
+
+    @cached_property
+    def score(self) -> Score | None:
+        """The score, with what the mask adds."""
+        added, score = self.whole.mask.additive(), self.whole.score
+        return score if added is None else added if score is None else score | added
+
+    @cached_property
+    def _outline(self) -> Outline:
+        return outline(self.whole.mask)
+
+    @cached_property
+    def _score_is_placed(self) -> bool:
+        """Whether the score of a part depends on where it is in the whole."""
+        score, heads = self.score, () if self.whole.head is None else ("h",)
+        return score is not None and depends_on(score, *POSITIONAL, *heads)
+
+    def _kind(self, mine: Chunk, theirs: Chunk) -> str:
+        shift = self.whole.lens.k - self.whole.lens.q
+        rows = (mine.position + shift, mine.position + mine.size - 1 + shift)
+        keys = (theirs.position, theirs.position + theirs.size)
+        return visibility(self._outline, rows, keys, self.whole.lens) if mine.size and theirs.size else HIDDEN
+
+    def _partial(self, queries: list[Chunk], keys: list[Chunk], kinds: list[list[str]]) -> Iterator[Block]:
+        """Pairs of chunks that need the mask, or all that are visible where the score depends on positions."""
+        alone = {PARTIAL, FULL} if self._score_is_placed else {PARTIAL}
+        for mine, row in zip(queries, kinds, strict=True):
+            for theirs, kind in zip(keys, row, strict=True):
+                if kind in alone:
+                    yield Block(mine.local, theirs.local, *self._placed(mine, theirs, kind))
+
+    def _full(self, queries: list[Chunk], keys: list[Chunk], kinds: list[list[str]]) -> Iterator[Block]:
+        """Pairs of chunks that see all, joined where they are neighbours."""
+        if self._score_is_placed:
+            return
+        joined: dict[tuple[int, int], list[Chunk]] = {}
+        for mine, row in zip(queries, kinds, strict=True):
+            for span in neighbours([theirs for theirs, kind in zip(keys, row, strict=True) if kind == FULL]):
+                joined.setdefault((span.start, span.stop), []).append(mine)
+        for (start, stop), chunks in joined.items():
+            for rows in neighbours(chunks):
+                yield Block(rows, slice(start, stop), Full(), self.score)
+
+    def _placed(self, mine: Chunk, theirs: Chunk, kind: str) -> tuple[Mask, Score | None]:
+        """Mask and score as a pair of chunks sees them."""
+        (mask, _, lens, head, device), score = self.whole, self.score
+        query = mine.position + lens.k - lens.q
+        places = Chunks.at(head or 0, query, theirs.position, lens, device)
+        if score is not None and self._score_is_placed:
+            score = PlacedScore.of(score, places)
+        if kind == FULL:
+            return Full(), score
+        distance = query - theirs.position
+        if distance == theirs.size - mine.size and is_relative(mask):
+            return mask, score  # the part's own alignment to the bottom right
+        return PlacedMask.of(mask, Distance(distance) if is_relative(mask) else places), score
+
+
+@lru_cache(KEPT)
+def _shared(whole: Whole, placement: Placement) -> Blocks:
+    return Blocks(whole, placement)
+
+
+def whole_of(chunks: list[Chunk]) -> slice:
+    """All of a shard."""
+    return slice(0, chunks[-1].local.stop)
+
+
+def neighbours(chunks: list[Chunk]) -> Iterator[slice]:
+    """The slices of a shard that chunks, ascending, make together."""
+    start = stop = None
+    for chunk in chunks:
+        if start is not None and chunk.start != stop:
+            yield slice(start, stop)
+            start = None
+        start = chunk.start if start is None else start
+        stop = chunk.local.stop
+    if start is not None:
+        yield slice(start, stop)
+
+
+def outline(mask: Mask) -> Outline:
+    """What of a mask is known without reading tensors and for every sequence and head: a mask, None, or a pair of which
+    both must be visible."""
+    if isinstance(mask, And):
+        return outline(mask.left), outline(mask.right)
+    return None if mask.program().tensors or depends_on(mask, "b", "h") else mask
+
+
+@lru_cache(1 << 14)
+def visibility(known: Outline, rows: tuple[int, int], keys: tuple[int, int], lens: Lengths) -> str:
+    """What queries rows[0] .. rows[1] see of keys keys[0] .. keys[1] - 1; PARTIAL where that is not known."""
+    if known is None:
+        return PARTIAL
+    if isinstance(known, tuple):
+        kinds = {visibility(part, rows, keys, lens) for part in known}
+        return HIDDEN if HIDDEN in kinds else FULL if kinds == {FULL} else PARTIAL
+    env = {"b": 0, "h": 0, "q_lo": rows[0], "q_hi": rows[1], "len_q": lens.q, "len_k": lens.k}
+    first, full_lo, full_hi, last = (int(bound) for bound in evaluate_all(known.program().span, env, ()))
+    if first >= last or last <= keys[0] or first >= keys[1]:
+        return HIDDEN
+    return FULL if full_lo <= keys[0] and keys[1] <= full_hi else PARTIAL

@@ -1,0 +1,171 @@
+"""Masks and scores of a whole problem, seen from a part of it.
+
+    places = Chunks(table)                         where the part's head 0, row 0 and key 0 are in the whole
+    PlacedMask(mask, places).keep(b, h, q, k)  =   mask.keep(b, head of h, position of q, position of k, whole lengths)
+
+The numbers are read from a small tensor rather than written into the code, so that one compiled kernel serves every
+part. Masks that only look at the distance between query and key (`is_relative`) need none: `Distance` writes it into
+the code, of which there are as many as distances that a window spans.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from warpattn.language.expr import load, maximum, minimum
+from warpattn.language.nodes import reads
+from warpattn.language.ranges import POSITIONS
+from warpattn.language.traced import Lengths
+from warpattn.masks import And, Causal, Full, Mask, Not, Or, SlidingWindow, Span
+from warpattn.scores import Score
+
+__all__ = ["Chunks", "Distance", "PlacedMask", "PlacedScore", "Places", "depends_on", "is_relative"]
+
+Value = Any  # a symbol, a number or a tensor
+
+
+class Places:
+    """Where the heads, rows and keys of a part are in the whole."""
+
+    def lengths(self, b: Value, lens: Lengths) -> Lengths:
+        """Queries and keys of the whole sequence."""
+        raise NotImplementedError
+
+    def head(self, h: Value) -> Value:
+        """The query head of the whole."""
+        return h
+
+    def query(self, b: Value, q: Value, lens: Lengths) -> Value:
+        """The position among all keys of the query at `q` among the part's keys."""
+        raise NotImplementedError
+
+    def key(self, k: Value) -> Value:
+        """The position of the part's key k."""
+        raise NotImplementedError
+
+    def keys_below(self, bound: Value) -> Value:
+        """How many of the part's keys are below a position, which may leave 0 .. the part's keys."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Distance(Places):
+    """`distance` from the part's first key to its first query, for masks that look at nothing else."""
+
+    distance: int
+
+    def lengths(self, b: Value, lens: Lengths) -> Lengths:
+        return lens
+
+    def query(self, b: Value, q: Value, lens: Lengths) -> Value:
+        return q - (lens.k - lens.q) + self.distance
+
+    def key(self, k: Value) -> Value:
+        return k
+
+    def keys_below(self, bound: Value) -> Value:
+        return bound
+
+
+@dataclass(frozen=True, eq=False)
+class Chunks(Places):
+    """Neighbouring heads, queries and keys.
+
+    table: int32 (5,), the positions of head 0, of row 0 (among the keys) and of key 0, and the whole lengths.
+    """
+
+    table: Tensor
+
+    @classmethod
+    def at(cls, head: int, query: int, key: int, lens: Lengths, device: torch.device) -> Chunks:
+        """The table of these numbers."""
+        return cls(torch.tensor([head, query, key, lens.q, lens.k], dtype=torch.int32, device=device))
+
+    def lengths(self, b: Value, lens: Lengths) -> Lengths:
+        return Lengths(self._read(3), self._read(4))
+
+    def head(self, h: Value) -> Value:
+        return h + self._read(0)
+
+    def query(self, b: Value, q: Value, lens: Lengths) -> Value:
+        return q - (lens.k - lens.q) + self._read(1)
+
+    def key(self, k: Value) -> Value:
+        return k + self._read(2)
+
+    def keys_below(self, bound: Value) -> Value:
+        return bound - self._read(2)
+
+    def _read(self, slot: int) -> Value:
+        return position(load(self.table, slot))
+
+
+def position(x: Value) -> Value:
+    """An int that is known to be a position, so that sums of such stay in 32 bits."""
+    return minimum(maximum(x, -POSITIONS), POSITIONS)
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """A mask or score of the whole, kept from the rules that compare captured tensors with a call's sizes."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class PlacedMask(Mask):
+    """A mask of the whole, for a part. It hides only: what an additive mask adds is a score, see `PlacedScore`."""
+
+    held: _Whole
+    places: Places
+
+    @classmethod
+    def of(cls, mask: Mask, places: Places) -> PlacedMask:
+        """`mask` seen from `places`."""
+        return cls(_Whole(mask), places)
+
+    def keep(self, b: Value, h: Value, q: Value, k: Value, lens: Lengths | None = None) -> Value:
+        part = lens or Lengths(0, 0)
+        at = self.places
+        return self.held.value.keep(b, at.head(h), at.query(b, q, part), at.key(k), at.lengths(b, part))
+
+    def kv_span(self, b: Value, h: Value, q_lo: Value, q_hi: Value, lens: Lengths) -> Span:
+        at, whole = self.places, self.places.lengths(b, lens)
+        rows = (at.query(b, q, lens) for q in (q_lo, q_hi))
+        span = self.held.value.kv_span(b, at.head(h), *rows, whole).clamped(whole.k)
+        return Span(*(at.keys_below(bound) for bound in span))
+
+
+@dataclass(frozen=True)
+class PlacedScore(Score):
+    """A score of the whole, for a part."""
+
+    held: _Whole
+    places: Places
+
+    @classmethod
+    def of(cls, score: Score, places: Places) -> PlacedScore:
+        """`score` seen from `places`."""
+        return cls(_Whole(score), places)
+
+    def apply(self, s: Value, b: Value, h: Value, q: Value, k: Value, lens: Lengths | None = None) -> Value:
+        part, at = lens or Lengths(0, 0), self.places
+        return self.held.value.apply(s, b, at.head(h), at.query(b, q, part), at.key(k), at.lengths(b, part))
+
+
+def is_relative(mask: Mask) -> bool:
+    """Whether a mask looks at nothing but the distance between query and key."""
+    if isinstance(mask, And | Or):
+        return is_relative(mask.left) and is_relative(mask.right)
+    if isinstance(mask, Not):
+        return is_relative(mask.mask)
+    return isinstance(mask, Full | SlidingWindow) or (isinstance(mask, Causal) and not mask.top_left)
+
+
+def depends_on(value: Mask | Score, *symbols: str) -> bool:
+    """Whether what a mask or score says depends on one of the symbols b, h, q, k, q_lo, q_hi, len_q, len_k."""
+    return not reads(value.program().key).symbols.isdisjoint(symbols)

@@ -1,0 +1,85 @@
+"""Which chunks of a sequence each rank holds, and how to cut a tensor into them and back.
+
+    contiguous, 4 ranks     | 0   | 1   | 2   | 3   |          one chunk a rank
+    zigzag, 4 ranks         |0|1|2|3|3|2|1|0|                  two: one from each end
+
+Under a causal mask a row's work grows with its position, so contiguous chunks give the last rank almost twice the mean.
+With one chunk from each end every rank has the same.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from warpattn.errors import AttentionError
+
+__all__ = ["PLACEMENTS", "Chunk", "Placement"]
+
+PLACEMENTS = ("zigzag", "contiguous")
+
+
+class Chunk(NamedTuple):
+    """Neighbouring positions that a rank holds: from `start` in the rank's shard, from `position` in the sequence."""
+
+    start: int
+    position: int
+    size: int
+
+    @property
+    def local(self) -> slice:
+        """Where the chunk is in the shard."""
+        return slice(self.start, self.start + self.size)
+
+
+class Placement(NamedTuple):
+    """How a sequence is cut for `ranks` ranks; `name` is of PLACEMENTS."""
+
+    name: str
+    ranks: int
+
+    @property
+    def per_rank(self) -> int:
+        """Chunks of one rank."""
+        return 2 if self.name == "zigzag" else 1
+
+    @property
+    def total(self) -> int:
+        """Chunks of the sequence, all of one size."""
+        return self.per_rank * self.ranks
+
+    def numbers(self, rank: int) -> tuple[int, ...]:
+        """The chunks of one rank, ascending."""
+        return (rank, self.total - 1 - rank) if self.name == "zigzag" else (rank,)
+
+    def chunks(self, rank: int, length: int) -> list[Chunk]:
+        """The chunks of one rank of a sequence of `length`."""
+        size = length // self.total
+        return [Chunk(i * size, number * size, size) for i, number in enumerate(self.numbers(rank))]
+
+    def cut(self, x: Tensor, dim: int, rank: int) -> Tensor:
+        """The shard of one rank of a whole tensor; AttentionError if it cannot be cut evenly."""
+        length = x.shape[dim]
+        if length % self.total:
+            rule = f"{self.name} placement on {self.ranks} ranks cuts it into {self.total} equal chunks"
+            raise AttentionError(f"x has {length} elements in dimension {dim}; {rule}")
+        pieces = x.unflatten(dim, (self.total, length // self.total))
+        held = [pieces.select(dim, number) for number in self.numbers(rank)]
+        return held[0].contiguous() if len(held) == 1 else torch.cat(held, dim)
+
+    def join(self, x: Tensor, dim: int) -> Tensor:
+        """The whole tensor from the shards of all ranks, one after the other in dimension `dim`."""
+        order = [number for rank in range(self.ranks) for number in self.numbers(rank)]
+        return self._reordered(x, dim, sorted(range(self.total), key=order.__getitem__))
+
+    def split(self, x: Tensor, dim: int) -> Tensor:
+        """The shards of all ranks, one after the other, from the whole tensor: the inverse of `join`."""
+        return self._reordered(x, dim, [number for rank in range(self.ranks) for number in self.numbers(rank)])
+
+    def _reordered(self, x: Tensor, dim: int, order: list[int]) -> Tensor:
+        if order == sorted(order):
+            return x
+        pieces = x.unflatten(dim, (self.total, x.shape[dim] // self.total)).unbind(dim)
+        return torch.cat([pieces[number] for number in order], dim)

@@ -1,0 +1,180 @@
+"""Attention in a ring: keys and values pass from rank to rank, queries stay.
+
+    step 0    own keys                     ── own keys leave for rank + 1 meanwhile
+    step 1    keys of rank - 1             ── and so on, until every rank has seen what it sees
+    backward  the same once more; gradients of keys travel with them and go home from the last rank
+
+The backward takes each block's share of the gradients from the results over all keys, so nothing but q, k, v, out and
+LSE is kept. Sums over blocks are in fp32 (fp64), in the order of the ring: the same bits in every run where the
+backend's gradients are deterministic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+from typing import cast as typed
+
+import torch
+from torch import Tensor
+
+from warpattn.distributed.blocks import Block, Blocks
+from warpattn.distributed.exchange import Messages, pass_on
+from warpattn.distributed.merge import Merged, exact_dtype, weight
+from warpattn.distributed.ranks import Ranks
+from warpattn.problem import Call
+from warpattn.runtime import execute
+from warpattn.runtime.training.autograd import taken_once
+from warpattn.runtime.training.from_results import differentiate
+from warpattn.runtime.training.gradients import Along, Saved
+
+__all__ = ["Ring", "attend"]
+
+
+class Ring(NamedTuple):
+    """What a ring does, apart from the tensors: `call` has the options; its tensors are of no meaning."""
+
+    ranks: Ranks
+    blocks: Blocks
+    call: Call
+
+    @property
+    def steps(self) -> int:
+        """How many blocks pass a rank, its own counted."""
+        return self.blocks.steps
+
+    def source(self, step: int) -> int:
+        """Whose keys are here in a step."""
+        return (self.ranks.rank - step) % self.ranks.size
+
+    def part(self, step: int) -> list[Block]:
+        """The calls of a step."""
+        return self.blocks.of(self.ranks.rank, self.source(step))
+
+
+class Sums(NamedTuple):
+    """Gradients of the keys and values of one rank, from the ranks that they have passed so far."""
+
+    k: Tensor
+    v: Tensor
+
+    @classmethod
+    def of(cls, k: Tensor, v: Tensor) -> Sums:
+        """Zeros."""
+        return cls(*(torch.zeros_like(x, dtype=exact_dtype(x.dtype)) for x in (k, v)))
+
+
+def attend(ring: Ring, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Out (B, S, Hq, Dv) and LSE (B, Hq, S) of this rank's queries over the keys of all, with gradients."""
+    score = ring.blocks.score
+    captured = () if score is None else score.program().tensors
+    return typed("tuple[Tensor, Tensor]", _Ring.apply(ring, q, k, v, sinks, *captured))
+
+
+class _Ring(torch.autograd.Function):
+    """The ring. Its tensors are arguments of their own, so that autograd sees them."""
+
+    @staticmethod
+    def forward(ctx: Any, ring: Ring, *tensors: Tensor | None) -> Any:
+        q, k, v, sinks, *captured = tensors
+        assert q is not None and k is not None and v is not None
+        out, lse = forward(ring, q, (k, v), sinks)
+        ctx.save_for_backward(q, k, v, out, lse, sinks, *captured)
+        ctx.set_materialize_grads(False)
+        ctx.ring = ring
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        _, *needed = ctx.needs_input_grad
+        wanted = [x for x, need in zip(ctx.saved_tensors[6:], needed[4:], strict=True) if need]
+        with torch.no_grad():
+            x = Saved(*ctx.saved_tensors[:6])
+            along = Along(*gradients)
+            dq, dk, dv, *found = backward(ctx.ring, x, along, wanted)
+            dsinks = sink_gradient(x, along) if needed[3] else None
+        given = [g if need else None for g, need in zip((dq, dk, dv), needed, strict=False)]
+        rest = iter(found)
+        return None, *taken_once([*given, dsinks, *(next(rest) if need else None for need in needed[4:])])
+
+
+def forward(ring: Ring, q: Tensor, keys: tuple[Tensor, Tensor], sinks: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Out and LSE of the queries of one rank."""
+    merged, shape = Merged(), (*q.shape[:-1], keys[1].shape[-1])
+    here = [x.contiguous() for x in keys]
+    for step in range(ring.steps):
+        passing = _pass(ring, step, here)
+        k, v = here
+        for block in ring.part(step):
+            alone = merged.out is None and block.rows == slice(0, q.shape[1])
+            options = {"mask": block.mask, "score": block.score, "sinks": sinks if alone else None}
+            part = replace(ring.call, q=q[:, block.rows], k=k[:, block.keys], v=v[:, block.keys], **options)
+            out, lse = typed("tuple[Tensor, Tensor]", execute.attend(part))
+            if alone:
+                merged, sinks = Merged(out, lse), None
+                continue
+            merged = Merged.nothing(shape, q) if merged.out is None else merged
+            merged.add(block.rows, out, lse)
+        here = here if passing is None else passing.wait()
+    merged = Merged.nothing(shape, q) if merged.out is None else merged
+    if sinks is not None:
+        merged.add_sinks(sinks)
+    assert merged.out is not None and merged.lse is not None
+    return merged.out.to(q.dtype), merged.lse
+
+
+def backward(ring: Ring, x: Saved, along: Along, captured: list[Tensor]) -> list[Tensor]:
+    """dq, dk and dv of one rank, and its shares of the gradients of captured tensors."""
+    exact = exact_dtype(x.q.dtype)
+    dq, here = torch.zeros_like(x.q, dtype=exact), [t.contiguous() for t in (x.k, x.v)]
+    more = [torch.zeros_like(t, dtype=exact) for t in captured]
+    passed: Messages | None = None
+    sums = Sums.of(*here)
+    for step in range(ring.steps):
+        passing = _pass(ring, step, here)
+        mine = Sums.of(*here)
+        for block in ring.part(step):
+            found = _share(ring, block, x, along, (here[0], here[1], captured))
+            dq[:, block.rows] += found[0]
+            mine.k[:, block.keys] += found[1]
+            mine.v[:, block.keys] += found[2]
+            for total, share in zip(more, found[3:], strict=True):
+                total += share
+        if passed is not None:
+            for part, before in zip(mine, passed.wait(), strict=True):
+                part += before
+        sums = mine
+        passed = pass_on(list(sums), ring.ranks) if step + 1 < ring.steps else None
+        here = here if passing is None else passing.wait()
+    home = pass_on(list(sums), ring.ranks, 1 - ring.steps).wait() if ring.steps > 1 else list(sums)
+    totals = [*zip((dq, *home), (x.q, x.k, x.v), strict=True), *zip(more, captured, strict=True)]
+    return [total.to(of.dtype) for total, of in totals]
+
+
+def sink_gradient(x: Saved, along: Along) -> Tensor:
+    """This rank's share of the gradient of the sinks (H,)."""
+    assert x.sinks is not None
+    exact = x.lse.dtype
+    p = weight(x.sinks.to(exact)[:, None].expand_as(x.lse), x.lse)
+    moved = torch.zeros_like(x.lse) if along.dlse is None else along.dlse
+    if along.dout is not None:
+        moved = moved - (along.dout.to(exact) * x.out.to(exact)).sum(-1).mT
+    return (p * moved).sum((0, 2)).to(x.sinks.dtype)
+
+
+def _pass(ring: Ring, step: int, here: list[Tensor]) -> Messages | None:
+    """Keys on their way to the next rank, unless this step is the last."""
+    return pass_on(here, ring.ranks) if step + 1 < ring.steps else None
+
+
+def _share(
+    ring: Ring, block: Block, x: Saved, along: Along, at_hand: tuple[Tensor, Tensor, list[Tensor]]
+) -> list[Tensor]:
+    """What a block adds to the gradients of q, k, v and captured tensors."""
+    k, v, captured = at_hand
+    rows, keys = block.rows, block.keys
+    part = Saved(x.q[:, rows], k[:, keys], v[:, keys], x.out[:, rows], x.lse[..., rows].contiguous(), None)
+    dout = torch.zeros_like(part.out) if along.dout is None else along.dout[:, rows]
+    dlse = None if along.dlse is None else along.dlse[..., rows].contiguous()
+    call = replace(ring.call, q=part.q, k=part.k, v=part.v, mask=block.mask, score=block.score)
+    return differentiate(call, part, Along(dout, dlse), captured)

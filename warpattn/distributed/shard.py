@@ -1,0 +1,80 @@
+"""Cuts tensors into the shards of ranks, and puts them together again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from warpattn.distributed.placement import PLACEMENTS, Placement
+from warpattn.distributed.ranks import Ranks, ranks_of, ranks_of_mesh
+from warpattn.errors import AttentionError, Rules
+
+__all__ = ["shard", "unshard"]
+
+INNER = "contiguous"  # how the second dimension of a mesh cuts what the first one gives
+
+
+def shard(x: Tensor, dim: int, group: Any = None, placement: str = "zigzag") -> Tensor:
+    """This rank's part of a tensor that every rank has whole; a copy, through which gradients flow.
+
+    x: any tensor whose size in `dim` is a multiple of the ranks, with "zigzag" of twice the ranks. group: None (all
+    processes), a ProcessGroup or a DeviceMesh; with two dimensions, as `mesh_attention` takes them. Positions, labels
+    and whatever else belongs to a token are cut in the same way. Raises AttentionError.
+    """
+    dim = _checked(x, dim, placement)
+    for ranks, name in _cuts(group, placement):
+        x = Placement(name, ranks.size).cut(x, dim, ranks.rank)
+    return x
+
+
+def unshard(x: Tensor, dim: int, group: Any = None, placement: str = "zigzag") -> Tensor:
+    """The whole tensor, on every rank, from the parts that `shard` made; a collective.
+
+    All ranks pass equal shapes. The gradient of a part is the sum of what all ranks' losses say of it. Raises
+    AttentionError.
+    """
+    dim = _checked(x, dim, placement)
+    for ranks, name in reversed(_cuts(group, placement)):
+        x = _Gather.apply(x, dim, ranks, Placement(name, ranks.size))
+    return x
+
+
+def _checked(x: Any, dim: int, placement: str) -> int:
+    rules = Rules()
+    rules.require(isinstance(x, Tensor), f"x is a {type(x).__name__}", "x must be a torch.Tensor")
+    rules.require(placement in PLACEMENTS, f"placement is {placement!r}", f"it must be one of {', '.join(PLACEMENTS)}")
+    rules.done()
+    if not -x.ndim <= dim < x.ndim:
+        raise AttentionError(f"dim is {dim}; x has {x.ndim} dimensions")
+    return dim % x.ndim
+
+
+def _cuts(group: Any, placement: str) -> list[tuple[Ranks, str]]:
+    """The groups that cut one after the other, each with its placement."""
+    if isinstance(group, DeviceMesh) and group.ndim == 2:
+        ring, heads = ranks_of_mesh(group)
+        return [(ring, placement), (heads, INNER)]
+    return [(ranks_of(group), placement)]
+
+
+class _Gather(torch.autograd.Function):
+    """The parts of all ranks in the order of the sequence."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, ranks: Ranks, placement: Placement) -> Tensor:
+        ctx.given = dim, ranks, placement
+        parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(ranks.size)]
+        dist.all_gather(parts, x.contiguous(), group=ranks.group)
+        return placement.join(torch.cat(parts, dim), dim)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        dim, ranks, placement = ctx.given
+        (gradient,) = gradients
+        gradient = gradient.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(gradient, group=ranks.group)
+        return placement.cut(gradient, dim, ranks.rank), None, None, None
