@@ -143,7 +143,14 @@ def attention_paged(
     if seq is not None and not isinstance(seq, Ragged):
         raise AttentionError(f"seq is a {type(seq).__name__}; seq must be None or a warpattn Ragged(cu_q)")
     layout = kv if seq is None else PagedRagged(kv, seq)
-    return _attend(Call(q, kv.k_pages, kv.v_pages, layout, mask, score, sinks, scale, return_lse, out), backend)
+    call = Call(q, kv.k_pages, kv.v_pages, layout, mask, score, sinks, scale, return_lse, out)
+    if kv.shared_pages and not torch.compiler.is_compiling():
+        from warpattn.runtime.merging.cascade import cascaded  # few calls need it
+
+        result = cascaded(_placed(call, backend))
+        if result is not None:
+            return result
+    return _attend(call, backend)
 
 
 def attention_backward(

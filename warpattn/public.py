@@ -18,6 +18,7 @@ from warpattn.masks import (
     Span,
 )
 from warpattn.problem.backends import Backend
+from warpattn.runtime.merging.states import merge_states
 from warpattn.scores import ALiBi, Bias, CustomScore, Score, SoftCap
 from warpattn.sequences import Dense, PagedKV, Ragged
 from warpattn.serving import DecodePlan, PrefillPlan, StepPlan
@@ -64,6 +65,7 @@ __all__ = [
     "load",
     "log",
     "maximum",
+    "merge_states",
     "minimum",
     "tanh",
     "to_float",

@@ -190,12 +190,17 @@ class PagedKV(Sequence):
     k_pages (num_pages, page_size, Hkv, D), v_pages (num_pages, page_size, Hkv, Dv): any page size and strides.
     block_table: int32 (B, max_pages), the pages of each sequence in order; entries past a sequence's length are never
     read. lengths: int32 (B,), keys of each sequence, 0 allowed. The last query row sits at the last key.
+
+    shared_pages: a promise that so many first pages are the same in all rows of the table, and that all queries come
+    after them, as after a common system prompt. It changes no result: `attention_paged` then reads them once for the
+    whole batch (cascade attention), with no mask or `Causal` and no score or `SoftCap`. Others and plans do not use it.
     """
 
     k_pages: Tensor
     v_pages: Tensor
     block_table: Tensor
     lengths: Tensor
+    shared_pages: int = 0
     kind: ClassVar[str] = "paged"
 
     def operands(self, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]:
@@ -217,6 +222,10 @@ class PagedKV(Sequence):
             if ok and like is not None:
                 what, batch = f"kv.{name} has shape {tuple(x.shape)}", f"the batch of {like[0]}, {like[1]}, rows"
                 rules.require(len(x) == like[1], what, f"kv.{name} must have {batch}")
+        shared = self.shared_pages
+        fine = not table or shared == 0 or (type(shared) is int and 0 < shared < self.block_table.shape[1])
+        rule = "kv.shared_pages must be an int from 0 on, below the pages of a row of kv.block_table"
+        rules.require(fine, f"kv.shared_pages is {kind_of(shared)}", rule)
         return table and lengths
 
     def check_pages(self, rules: Rules, q: Tensor | None) -> bool:
@@ -235,7 +244,7 @@ class PagedKV(Sequence):
             _check_heads(rules, q, self.k_pages, self.v_pages, "kv.k_pages", "kv.v_pages")
         return q is not None
 
-    def check_values(self, rules: Rules, sizes: Sizes) -> None:
+    def check_values(self, rules: Rules, sizes: Sizes, queries: list[int] | None = None) -> None:
         lengths, table = self.lengths.tolist(), self.block_table.cpu()
         pages = self.k_pages.shape[0]
         for b, length in enumerate(lengths):
@@ -247,6 +256,18 @@ class PagedKV(Sequence):
             if outside:
                 what = f"kv.block_table[{b}, {outside[0]}] is {int(used[outside[0]])}"
                 rules.require(False, what, f"a page in use must be within 0 .. {pages - 1}, the pages of the cache")
+        self._check_shared(rules, [sizes.seq_q] * sizes.batch if queries is None else queries)
+
+    def _check_shared(self, rules: Rules, queries: list[int]) -> None:
+        """Note sequences with queries that break the promise of `shared_pages`."""
+        live = [b for b, count in enumerate(queries) if count and self.shared_pages]
+        keys, own = self.shared_pages * self.k_pages.shape[1], self.block_table[:, : self.shared_pages]
+        for b in live:
+            rule = f"sequences {live[0]} and {b} begin with other pages"
+            what, length = f"kv.shared_pages is {self.shared_pages}", int(self.lengths[b])
+            rules.require(torch.equal(own[b], own[live[0]]), what, rule)
+            rule = f"the {queries[b]} queries of sequence {b}, with {length} keys, must come after those {keys}"
+            rules.require(length - queries[b] >= keys, what, rule)
 
     def sizes(self, q: Tensor, k: Tensor, v: Tensor) -> Sizes:
         batch, seq_q, heads_q, dim_qk = q.shape
@@ -309,7 +330,7 @@ class PagedRagged(Sequence):
 
     def check_values(self, rules: Rules, sizes: Sizes) -> None:
         _check_offsets(rules, "q", self.cu_q, sizes.seq_q, self.queries.max_q)
-        self.kv.check_values(rules, sizes)
+        self.kv.check_values(rules, sizes, self.cu_q.diff().tolist())
 
     def sizes(self, q: Tensor, k: Tensor, v: Tensor) -> Sizes:
         total, heads_q, dim_qk = q.shape

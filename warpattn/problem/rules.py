@@ -66,7 +66,7 @@ def validate(call: Call, read_values: bool = True) -> CheckedCall:
     sizes = call.sequence.sizes(call.q, call.k, call.v) if ranked else None
     operands = call.sequence.operands(call.q, call.k, call.v)
     tensors = {name: x for name, x in operands.items() if isinstance(x, Tensor)}
-    backend = _choose_backend(rules, call)
+    backend = choose_backend(rules, call.backend, call.q)
     _check_options(rules, call)
     mask, score = _traced(rules, call)
     if score is None and backend != "reference" and not rules.broken and sizes is not None:
@@ -113,9 +113,10 @@ def _listed(value: object) -> tuple[object, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
-def _choose_backend(rules: Rules, call: Call) -> str | None:
-    """The backend to run; None when the name is unknown or no kernel fits the device."""
-    name, device = call.backend, call.q.device if isinstance(call.q, Tensor) else None
+def choose_backend(rules: Rules, name: str, x: object, called: str = "q") -> str | None:
+    """The backend to run for the tensor `x`, which the caller knows as `called`; None when the name is unknown or no
+    kernel fits the device."""
+    device = x.device if isinstance(x, Tensor) else None
     if name not in BACKENDS:
         listed = ", ".join(f'"{x}"' for x in BACKENDS)
         rules.add(f"backend is {name!r}", f"backend must be one of {listed}")
@@ -124,14 +125,14 @@ def _choose_backend(rules: Rules, call: Call) -> str | None:
         return "reference"
     if name.startswith("simulate:"):
         if device.type != "cpu":
-            rules.add(f"q is on {device}", f'backend="{name}" runs kernels on CPU tensors')
+            rules.add(f"{called} is on {device}", f'backend="{name}" runs kernels on CPU tensors')
         return name
     if name == "auto" and device.type == "cpu":
         return "reference"
     chip = chip_of(device)
     if chip.arch is not None and name in ("auto", chip.arch):
         return chip.arch
-    what = f"q is on {device}, {chip.words}" if chip.words else f"q is on {device}"
+    what = f"{called} is on {device}, {chip.words}" if chip.words else f"{called} is on {device}"
     if name != "auto":
         rules.add(what, f'backend="{name}" needs {NEEDS[name]}')
         return name

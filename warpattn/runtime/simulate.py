@@ -24,7 +24,7 @@ from warpattn.sequences import Dense, Sequence
 from warpattn.sim import Report, SimulationError, simulate
 from warpattn.sim.compile import to_ttgir
 
-__all__ = ["Options", "run", "run_backward", "run_launch", "traced", "traced_backward"]
+__all__ = ["Options", "run", "run_alone", "run_backward", "run_launch", "traced", "traced_backward"]
 
 PROGRAMS = 4  # of the grid of a persistent kernel: enough for its scheduler to matter, few enough to be quick
 DENSE = Dense()
@@ -109,6 +109,11 @@ def run_launch(launch: Launch, options: Options) -> Report:
         return simulate(_kernel(launch), grid, launch.args, options.schedule, options.seed, timing=options.timing)
     except SimulationError as error:
         raise AttentionError(f"the kernel cannot be simulated: {error}") from error
+
+
+def run_alone(launch: Launch) -> None:
+    """Simulate a launch that is no part of a call; AttentionError listing every finding."""
+    _raise_findings(run_launch(launch, Options()), launch.name)
 
 
 def _kernel(launch: Launch) -> Any:

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from warpattn.errors import Rules
 from warpattn.kernels.cache.launch import NewRows, append_launches
+from warpattn.runtime.repeated_calls import RepeatedCalls
 from warpattn.sequences import PagedKV
-from warpattn.serving.new_tokens import AppendCalls, check_angles, check_heads, check_memory, check_places, rotated
+from warpattn.serving.new_tokens import check_angles, check_heads, check_memory, check_places, rotated
 
 __all__ = ["append_paged"]
 
-_calls = AppendCalls("append_paged", rows=4)
+_calls = RepeatedCalls("append_paged", rows=4)
 
 
 def append_paged(

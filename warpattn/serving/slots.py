@@ -11,13 +11,14 @@ from torch import Tensor
 from warpattn.errors import Rules
 from warpattn.kernels.cache.launch import NewRows, slot_launches
 from warpattn.problem.operands import MAX_INDEX
-from warpattn.serving.new_tokens import AppendCalls, check_angles, check_heads, check_memory, check_places, rotated
+from warpattn.runtime.repeated_calls import RepeatedCalls
+from warpattn.serving.new_tokens import check_angles, check_heads, check_memory, check_places, rotated
 
 __all__ = ["append_slots"]
 
 INDEX_DTYPES = (torch.int32, torch.int64)
 
-_calls = AppendCalls("append_slots", rows=4)
+_calls = RepeatedCalls("append_slots", rows=4)
 
 
 def append_slots(

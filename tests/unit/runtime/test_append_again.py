@@ -1,6 +1,6 @@
 """append_paged and append_slots on a card: the kernel of its architecture, then only addresses for calls like before.
 
-CPU tensors stand in for a card's, so the launch of `AppendCalls` is called where a card's would come to it.
+CPU tensors stand in for a card's, so the launch of `RepeatedCalls` is called where a card's would come to it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from tests.unit.runtime.test_dispatch import Driver, driver, half  # noqa: F401 
 from warpattn.kernels.cache.launch import NewRows, append_launches, slot_launches
 from warpattn.problem.arch import ARCHS
 from warpattn.problem.backends import Chip
-from warpattn.runtime import bound_launches, cuda, hip
+from warpattn.runtime import bound_launches, cuda, hip, repeated_calls
 from warpattn.sequences import PagedKV
-from warpattn.serving import append, new_tokens, slots
+from warpattn.serving import append, slots
 
 LENGTHS = torch.tensor([3, 5], dtype=torch.int32)
 
@@ -28,7 +28,7 @@ LENGTHS = torch.tensor([3, 5], dtype=torch.int32)
 def nothing_kept(monkeypatch):
     monkeypatch.setattr(append._calls, "_known", {})
     monkeypatch.setattr(slots._calls, "_known", {})
-    monkeypatch.setattr(new_tokens, "chip_of", lambda device: Chip("sm90", "sm90"))
+    monkeypatch.setattr(repeated_calls, "chip_of", lambda device: Chip("sm90", "sm90"))
 
 
 def tensors(rotated: bool = False, page: int = 4) -> tuple:
@@ -68,7 +68,7 @@ def launched_with(monkeypatch) -> list[list[int]]:
 @pytest.mark.parametrize("arch", ARCHS)
 def test_a_card_gets_the_kernel_of_its_architecture(arch, driver, monkeypatch):  # noqa: F811
     on_amd = []
-    monkeypatch.setattr(new_tokens, "chip_of", lambda device: Chip(arch, arch))
+    monkeypatch.setattr(repeated_calls, "chip_of", lambda device: Chip(arch, arch))
     monkeypatch.setattr(hip, "launch", lambda step, device: on_amd.append(step.name))
     launch(tensors())
     loaded = [key[1] for key in bound_launches._loaded if isinstance(key, tuple)]
@@ -137,7 +137,7 @@ def test_one_tensor_for_two_is_launched_and_not_kept(driver):  # noqa: F811
 
 
 def test_as_many_are_kept_as_fit(driver, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(new_tokens, "KEPT", 2)
+    monkeypatch.setattr(repeated_calls, "KEPT", 2)
     for page in (4, 8, 16):
         launch(tensors(page=page))
     assert len(driver.launches) == 3 and len(append._calls._known) == 1

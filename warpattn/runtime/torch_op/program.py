@@ -67,10 +67,12 @@ def sequence_of(kind_and_bounds: tuple[Any, ...], k: Tensor, v: Tensor, indices:
     if kind == Dense.kind:
         return DENSE
     if kind == PagedKV.kind:
-        return PagedKV(k, v, *indices)
+        table, lengths = indices
+        return PagedKV(k, v, table, lengths)
     cu_q, *cu_k = indices
     if kind == PagedRagged.kind:
-        return PagedRagged(PagedKV(k, v, *cu_k), Ragged(cu_q, None, *bounds))
+        table, lengths = cu_k
+        return PagedRagged(PagedKV(k, v, table, lengths), Ragged(cu_q, None, *bounds))
     return Ragged(cu_q, cu_k[0] if cu_k else None, *bounds)
 
 

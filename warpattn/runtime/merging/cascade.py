@@ -1,0 +1,143 @@
+"""Cascade attention: pages that all sequences of a batch share are read once.
+
+    every query · shared pages       one sequence of all rows, in groups as large as decode takes     ─┐
+    each sequence · its own pages    the call itself, with shorter tables and lengths, mask and sinks ─┴▶ merge
+
+The queries come after the shared pages, so causality hides none of them. Other masks and scores depend on where a query
+sits, and latent attention has one cache for all heads: there the promise is not used, every sequence reads its pages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from warpattn.kernels.merge.launch import Result
+from warpattn.masks import Causal, Full
+from warpattn.problem import Call
+from warpattn.problem.backends import LATENT, LIMITS, chip_of
+from warpattn.problem.memory import overlap, overlaps_itself
+from warpattn.runtime.execute import attend
+from warpattn.runtime.merging.states import merge_into
+from warpattn.scores import SoftCap
+from warpattn.sequences import PagedKV, PagedRagged, Ragged
+
+__all__ = ["cascaded"]
+
+GROUP = 16  # rows of queries that read the shared pages together: what the decode kernel takes
+FEW = 512  # rows up to which groups are decoded; with more, tiles of prefill fill the card
+
+
+def cascaded(call: Call) -> Tensor | tuple[Tensor, Tensor] | None:
+    """The result of a call whose `kv.shared_pages` is not 0; None where the promise has no use."""
+    arch = _arch(call)
+    if arch is None or not _fits(call):
+        return None
+    ragged = call.sequence if isinstance(call.sequence, PagedRagged) else None
+    kv = call.sequence if ragged is None else ragged.kv
+    assert isinstance(kv, PagedKV)
+    q, (heads, dim) = call.q, (call.q.shape[-2], kv.v_pages.shape[-1])
+    rows = q.reshape(-1, heads, q.shape[-1])
+    shared = _over_shared(call, kv, rows, "paged-ragged" in LIMITS[arch].kinds)
+    keys = kv.shared_pages * kv.k_pages.shape[1]
+    own = replace(
+        kv, block_table=kv.block_table[:, kv.shared_pages :], lengths=(kv.lengths - keys).clamp_min(0), shared_pages=0
+    )
+    sequence = own if ragged is None else replace(ragged, kv=own)
+    parts = [shared, Result(*_attended(_changed(call, q, sequence, sinks=call.sinks, mask=call.mask)))]
+    if ragged is None:
+        out, lse = shared
+        parts[0] = Result(out.view(*q.shape[:-1], dim), lse.view(heads, *q.shape[:2]).transpose(0, 1))
+    out = torch.empty_like(parts[1].out) if call.out is None else call.out
+    merged = Result(out, torch.empty_like(parts[1].lse))
+    merge_into(merged, parts, None if ragged is None else ragged.cu_q[-1:], call.backend)
+    return (merged.out, merged.lse) if call.return_lse else out
+
+
+def _arch(call: Call) -> str | None:
+    """The architecture whose kernels run; None for the reference, which reads every page anyway."""
+    name = call.backend
+    if name.startswith("simulate:"):
+        return name.removeprefix("simulate:")
+    return None if name == "reference" or not isinstance(call.q, Tensor) else chip_of(call.q.device).arch
+
+
+def _fits(call: Call) -> bool:
+    """Whether the call can be cut; anything that a rule would refuse is left to the rules."""
+    q, k, v, kind = call.q, call.k, call.v, type(call.sequence)
+    rank = {PagedKV: 4, PagedRagged: 3}[kind]
+    if not all(isinstance(x, Tensor) for x in (q, k, v)) or (q.ndim, k.ndim, v.ndim) != (rank, 4, 4) or not q.numel():
+        return False
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+        return False
+    kv = call.sequence.kv if isinstance(call.sequence, PagedRagged) else call.sequence
+    assert isinstance(kv, PagedKV)
+    table = kv.block_table
+    rows = (*q.shape[:-1], v.shape[-1])
+    if call.out is not None and not _takes(call.out, rows, (q, k, v, call.sinks)):
+        return False
+    within = isinstance(table, Tensor) and table.ndim == 2 and len(table) > 0 and kv.shared_pages < table.shape[1]
+    masked = call.mask is None or isinstance(call.mask, Full) or call.mask == Causal()
+    scored = call.score is None or isinstance(call.score, SoftCap)
+    return within and masked and scored and (q.shape[-1], v.shape[-1]) != LATENT and call.k.shape[1] > 0
+
+
+def _takes(out: Tensor, shape: tuple[int, ...], read: tuple[Tensor | None, ...]) -> bool:
+    """Whether results can be written to a given output."""
+    q, *_ = read
+    assert q is not None
+    same = isinstance(out, Tensor) and out.shape == shape and (out.dtype, out.device) == (q.dtype, q.device)
+    if not same or out.stride(-1) != 1 or overlaps_itself(out):
+        return False
+    return not any(isinstance(x, Tensor) and overlap(out, x) for x in read)
+
+
+def _over_shared(call: Call, kv: PagedKV, rows: Tensor, ragged: bool) -> Result:
+    """All rows of queries against the shared pages, as (total_q, …)."""
+    total = len(rows)
+    group = GROUP if ragged and total <= FEW else total
+    keys = kv.shared_pages * kv.k_pages.shape[1]
+    groups = _groups(total, group, keys, rows.device)
+    table = kv.block_table[:1, : kv.shared_pages].expand(len(groups.lengths), -1)
+    pages = replace(kv, block_table=table, lengths=groups.lengths, shared_pages=0)
+    if ragged:
+        return Result(*_attended(_changed(call, rows, PagedRagged(pages, Ragged(groups.offsets, max_q=group)))))
+    out, lse = _attended(_changed(call, rows[None], pages))
+    return Result(out[0], lse[0])
+
+
+class Groups(NamedTuple):
+    """Rows of queries as sequences that all have the same keys."""
+
+    offsets: Tensor
+    lengths: Tensor
+
+
+def _groups(total: int, group: int, keys: int, device: torch.device) -> Groups:
+    """The groups of a size; kept, but for those made while a graph is captured, whose memory is the graph's."""
+    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return (_make_groups if capturing else _kept_groups)(total, group, keys, device)
+
+
+def _make_groups(total: int, group: int, keys: int, device: torch.device) -> Groups:
+    count = -(-total // group)
+    offsets = (torch.arange(count + 1, dtype=torch.int32, device=device) * group).clamp_max(total)
+    return Groups(offsets, torch.full((count,), keys, dtype=torch.int32, device=device))
+
+
+_kept_groups = lru_cache(maxsize=256)(_make_groups)
+
+
+def _changed(call: Call, q: Tensor, sequence: PagedKV | PagedRagged, **modifiers: object) -> Call:
+    """The call on other queries and pages, with its LSE and an output of its own."""
+    changes = {"mask": None, "sinks": None, "return_lse": True, "out": None, **modifiers}
+    return replace(call, q=q, sequence=sequence, **changes)
+
+
+def _attended(call: Call) -> tuple[Tensor, Tensor]:
+    out, lse = attend(call)  # pyright: ignore[reportGeneralTypeIssues]  it asks for the LSE, and not for gradients
+    return out, lse

@@ -1,0 +1,179 @@
+"""merge_states: attention over parts of the keys into attention over all of them.
+
+    lse = log Σ exp(lse_i)        out = Σ exp(lse_i - lse) · out_i
+
+On the CPU, and where gradients flow, with torch; on a card with one launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from warpattn.errors import AttentionError, Rules
+from warpattn.kernels.merge.launch import Result, merge_launches
+from warpattn.problem.backends import USE_REFERENCE
+from warpattn.problem.memory import overlap
+from warpattn.problem.operands import ALIGNMENT
+from warpattn.problem.rules import choose_backend
+from warpattn.runtime.repeated_calls import RepeatedCalls
+
+__all__ = ["merge_into", "merge_states"]
+
+AXES = {4: ("batch", "seq", "heads", "head_dim"), 3: ("total", "heads", "head_dim")}
+LSE_AXES = {4: ("batch", "heads", "seq"), 3: ("heads", "total")}
+KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+DTYPES = (*KERNEL_DTYPES, torch.float64)
+MOST = 16
+
+_calls = RepeatedCalls("merge_states", rows=0)
+
+
+def merge_states(
+    *states: Tensor | Sequence[tuple[Tensor, Tensor]], out: Tensor | None = None, backend: str = "auto"
+) -> tuple[Tensor, Tensor]:
+    """Merge results of the same queries over different keys: merge_states(out_a, lse_a, out_b, lse_b, …), or a list of
+    up to 16 pairs (out, lse).
+
+    Each pair is what `attention` and its siblings return with `return_lse`: out (B, Sq, Hq, Dv) with lse (B, Hq, Sq),
+    or (total_q, Hq, Dv) with (Hq, total_q); fp16, bf16, fp32 or fp64, lse fp32 (fp64 with fp64). Sinks belong to one of
+    the calls, or they count more than once. A row whose lse is -inf saw no key there: that pair does not count for it,
+    whatever its out holds; with all -inf the result is 0 and -inf. NaN in an lse gives NaN in both.
+
+    `out` receives the merged output and shares no memory with what is merged. backend: as for `attention`; "auto" runs
+    torch's operations on the CPU, for fp64 and where gradients flow, and one launch on cards with kernels.
+
+    Returns (out, lse) in the shapes and dtypes given. Raises AttentionError listing every broken rule.
+    """
+    results = _pairs(states)
+    if torch.compiler.is_compiling():  # other broken rules are torch's own errors there
+        if any(result.out.shape != results[0].out.shape for result in results):
+            raise AttentionError("the outputs have different shapes; they must be results of the same queries")
+        merged = _refer(results)
+        return merged if out is None else (out.copy_(merged[0]), merged[1])
+    rules = Rules()
+    named = _named(results)
+    like = _check(rules, named)
+    if like is not None:
+        _check_out(rules, like, named, out)
+    differentiated = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for _, x in named)
+    chosen = _backend(rules, backend, results[0].out, differentiated)
+    rules.done()
+    if chosen == "reference" or results[0].out.numel() == 0:
+        merged = _refer(results)
+        return merged if out is None else (out.copy_(merged[0]), merged[1])
+    x = results[0]
+    merged = Result(torch.empty_like(x.out, memory_format=torch.contiguous_format) if out is None else out,
+                    torch.empty_like(x.lse, memory_format=torch.contiguous_format))  # fmt: skip
+    merge_into(merged, results, backend=str(chosen))
+    return merged
+
+
+def merge_into(merged: Result, results: Sequence[Result], limit: Tensor | None = None, backend: str = "auto") -> None:
+    """Merge checked results with the kernel. limit: int32, of one element: rows of (total_q, …) that count; others are
+    not written."""
+    tensors = (*merged, *(x for result in results for x in result), limit)
+    if backend.startswith("simulate:"):
+        from warpattn.runtime import simulate  # imports NumPy and Triton
+
+        (launch,) = merge_launches(backend.removeprefix("simulate:"), results, merged, limit)
+        simulate.run_alone(launch)
+        return
+    aligned = all(x.data_ptr() % ALIGNMENT == 0 for x in (merged.out, *(result.out for result in results)))
+    if not _calls.launched_again(tensors, aligned):
+        packed = [Result(result.out if result.out.stride(-1) == 1 else result.out.contiguous(), result.lse)
+                  for result in results]  # fmt: skip
+        _calls.launch(tensors, aligned, lambda arch: merge_launches(arch, packed, merged, limit))
+
+
+def _pairs(states: Sequence[object]) -> list[Result]:
+    """The pairs of a call, however they were given."""
+    rule = "give out_a, lse_a, out_b, lse_b, … or one list of pairs (out, lse)"
+    if len(states) == 1 and not isinstance(states[0], Tensor):
+        listed = states[0]
+        fine = isinstance(listed, list | tuple) and all(isinstance(x, list | tuple) and len(x) == 2 for x in listed)
+        if not fine:
+            raise AttentionError(f"states is a {type(listed).__name__} of something else; {rule}")
+        pairs = [Result(*pair) for pair in listed]  # pyright: ignore[reportGeneralTypeIssues]
+    else:
+        if len(states) % 2:
+            raise AttentionError(f"there are {len(states)} tensors; {rule}")
+        pairs = [Result(*states[i : i + 2]) for i in range(0, len(states), 2)]  # pyright: ignore[reportArgumentType]
+    if not 1 <= len(pairs) <= MOST:
+        raise AttentionError(f"there are {len(pairs)} pairs of out and lse; there must be 1 to {MOST}")
+    return pairs
+
+
+def _named(results: list[Result]) -> list[tuple[str, Tensor]]:
+    """Every tensor with its name: out_a, lse_a, out_b, …"""
+    letters = [chr(ord("a") + i) for i in range(len(results))]
+    named = zip(letters, results, strict=True)
+    return [(f"{kind}_{letter}", x) for letter, result in named for kind, x in result._asdict().items()]
+
+
+def _check(rules: Rules, named: list[tuple[str, Tensor]]) -> Tensor | None:
+    """Rules of what is merged; the first output if its rank is right."""
+    _, like = named[0]
+    rank = like.ndim if isinstance(like, Tensor) and like.ndim in AXES else 4
+    fine = [rules.tensor(name, x, *(LSE_AXES if i % 2 else AXES)[rank]) for i, (name, x) in enumerate(named)]
+    if not all(fine):
+        return None
+    listed = " or ".join(str(dtype) for dtype in DTYPES)
+    rules.require(like.dtype in DTYPES, f"out_a has dtype {like.dtype}", f"it must be {listed}")
+    *outer, heads, _ = like.shape
+    shapes = (tuple(like.shape), (heads, *outer) if rank == 3 else (outer[0], heads, outer[1]))
+    dtypes = (like.dtype, torch.float64 if like.dtype == torch.float64 else torch.float32)
+    for i, (name, x) in enumerate(named):
+        what, other = f"{name} has shape {tuple(x.shape)}", shapes[i % 2]
+        rules.require(tuple(x.shape) == other, what, f"it must be {other}, by the shape of out_a")
+        rules.require(x.dtype == dtypes[i % 2], f"{name} has dtype {x.dtype}", f"it must be {dtypes[i % 2]}")
+        rules.require(x.device == like.device, f"{name} is on {x.device}", f"it must be on {like.device} as out_a is")
+    return like
+
+
+def _check_out(rules: Rules, like: Tensor, named: list[tuple[str, Tensor]], out: Tensor | None) -> None:
+    """Rules of a given output."""
+    if out is None or not rules.tensor("out", out, *AXES[like.ndim]):
+        return
+    same = out.shape == like.shape and out.dtype == like.dtype and out.device == like.device
+    what = f"out has shape {tuple(out.shape)} and {out.dtype} on {out.device}"
+    rules.require(same, what, f"it must be as out_a: {tuple(like.shape)} and {like.dtype} on {like.device}")
+    packed = out.stride(-1) == 1 or out.shape[-1] <= 1
+    rules.require(packed, f"out has strides {out.stride()}", "the last stride must be 1")
+    grad = torch.is_grad_enabled() and any(x.requires_grad for _, x in named)
+    rules.require(not grad, "out is given", "there is no gradient through it; leave it out or use torch.no_grad()")
+    for name, x in named:
+        rules.require(not overlap(out, x), f"out shares memory with {name}", "it must have memory of its own")
+
+
+def _backend(rules: Rules, backend: str, like: Tensor, differentiated: bool) -> str | None:
+    """The backend to run, "reference" for torch's operations."""
+    with_torch = differentiated or (isinstance(like, Tensor) and like.dtype not in KERNEL_DTYPES)
+    if backend == "auto" and with_torch:
+        return "reference"
+    chosen = choose_backend(rules, backend, like, "out_a")
+    if chosen != "reference":
+        rules.require(not differentiated, f"backend is {backend!r}", f"its merge has no backward; {USE_REFERENCE}")
+        what = f"out_a has dtype {getattr(like, 'dtype', None)}"
+        rules.require(not with_torch or differentiated, what, f"kernels merge fp16, bf16 and fp32; {USE_REFERENCE}")
+    return chosen
+
+
+def _refer(results: Sequence[Result]) -> Result:
+    """The merged result with torch, in fp32 (fp64 for fp64)."""
+    exact = results[0].lse.dtype
+    lses = torch.stack([result.lse for result in results])
+    top = lses.detach().amax(0)
+    shift = top.masked_fill(top == -torch.inf, 0.0)
+    weights = torch.exp(lses - shift)
+    total = weights.sum(0)
+    empty = total == 0
+    safe = total.masked_fill(empty, 1.0)
+    merged = torch.zeros_like(results[0].out, dtype=exact)
+    for result, weight in zip(results, weights, strict=True):
+        unseen, share = (x.transpose(-1, -2)[..., None] for x in (result.lse == -torch.inf, weight / safe))
+        merged = merged + share * result.out.to(exact).masked_fill(unseen, 0.0)
+    lse = (shift + torch.log(safe)).masked_fill(empty, -torch.inf)
+    return Result(merged.to(results[0].out.dtype), lse)

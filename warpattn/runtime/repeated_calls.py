@@ -1,0 +1,89 @@
+"""Repeated calls of one function on other tensors: a card keeps the launches, and only addresses are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+
+import torch
+from torch import Tensor
+
+from warpattn.errors import AttentionError
+from warpattn.problem.backends import NEEDS, chip_of
+from warpattn.problem.launch import Launch
+from warpattn.problem.operands import ALIGNMENT
+from warpattn.runtime import cuda
+from warpattn.runtime.bound_launches import BoundLaunches, launch_all
+
+__all__ = ["RepeatedCalls"]
+
+KEPT = 256  # launches at most, of each function
+Tensors = Sequence[Tensor | None]
+
+
+class RepeatedCalls:
+    """The calls of one function. The first `rows` of its tensors are those whose rows are read as vectors; what else
+    decides about a launch is its `option`, one value.
+
+    A card's launches are kept for the next call with tensors of the same shapes, strides and dtypes: such a call skips
+    rules and planning, and only writes addresses.
+    """
+
+    def __init__(self, name: str, rows: int) -> None:
+        self.name, self.rows = name, rows
+        self._known: dict[Hashable, BoundLaunches] = {}
+
+    def launched_again(self, tensors: Tensors, option: Hashable) -> bool:
+        """Launch if a call like this one has been checked and launched before; False if not, or if it is in any way
+        unusual."""
+        try:
+            addresses, key = self._identify(tensors, option)
+            bound = self._known.get(key)
+        except (AttributeError, TypeError):
+            return False
+        if bound is None or cuda.current_device() != bound.device:
+            return False
+        bound(addresses, ())
+        return True
+
+    def launch(self, tensors: Tensors, option: Hashable, launches_on: Callable[[str], tuple[Launch, ...]]) -> None:
+        """The kernel of the card's architecture, on torch's current stream; NVIDIA's are kept."""
+        first = tensors[0]
+        assert first is not None
+        chip = chip_of(first.device)
+        if chip.arch is None:
+            what = f"the tensors are on {first.device}" + (f", {chip.words}" if chip.words else "")
+            raise AttentionError(f"{what}; {self.name} needs {' or '.join(NEEDS.values())}, or the CPU")
+        device = first.get_device()
+        with torch.cuda.device(device):
+            bound = launch_all(launches_on(chip.arch), device)
+        if bound is None:  # AMD's launches are not kept
+            return
+        try:
+            bound.follow(tensors)
+            _, key = self._identify(tensors, option)
+        except (LookupError, TypeError):  # one tensor is given for two, or one is a subclass
+            return
+        if len(self._known) >= KEPT:
+            self._known.clear()
+        self._known[key] = bound
+
+    def _identify(self, tensors: Tensors, option: Hashable) -> tuple[tuple[int, ...], Hashable]:
+        """Addresses, 0 for None, and all that the rules and the launch have read on a card. TypeError for tensors that
+        require a gradient and for subclasses, AttributeError for what is no tensor. One loop: each call pays for it."""
+        gradients = torch.is_grad_enabled()
+        addresses: list[int] = []
+        key: list[Hashable] = [type(option), option]  # 1 is not True
+        for x in tensors:
+            if x is None:
+                addresses.append(0)
+                key.append(None)
+                continue
+            if type(x) is not Tensor or (gradients and x.requires_grad):
+                raise TypeError
+            addresses.append(x.data_ptr())
+            key += (x.shape, x.stride(), x.dtype, x.get_device())
+        together = 0
+        for address in addresses[: self.rows]:
+            together |= address
+        key.append(together % ALIGNMENT == 0)
+        return tuple(addresses), tuple(key)
