@@ -1,6 +1,6 @@
 """Runs the project's Hopper prefill kernel in the simulator: the host side of a launch, without a GPU."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,11 +35,14 @@ class Case:
     score: Score | None = None
     sinks: bool = False
     long: bool = False  # the config of long sequences
+    packed: int = 1  # query heads of a tile
+    block_n: int = 0  # keys of a tile; 0: those of the config
 
     @property
     def config(self) -> SM90Config:
         rows = 16384 if self.long else self.seq_q
-        return choose_config(element_of(self.dtype), self.dim, self.dim_v or self.dim, rows, True)[0]
+        config = choose_config(element_of(self.dtype), self.dim, self.dim_v or self.dim, rows, True)[0]
+        return replace(config, packed=self.packed, block_n=self.block_n or config.block_n)
 
     def kernel(self) -> Any:
         """The kernel down to TTGIR; each is compiled once."""
@@ -77,7 +80,7 @@ def simulated(case: Case, programs: int = 2, kernel: Any = None, **options: Any)
     out = torch.full((1, case.seq_q, case.heads, v.shape[3]), float("nan"), dtype=case.dtype)
     lse = torch.full((1, case.heads, case.seq_q), float("nan"))
     counter = torch.zeros(1, dtype=torch.int32)
-    m_tiles = -(-case.seq_q // config.block_m)
+    m_tiles = -(-case.seq_q // config.tokens)
     group = case.heads // case.heads_kv
     shape = PrefillShape(case.seq_q, case.seq_k, case.heads, group, m_tiles, case.heads, case.heads)
     mask, score = case.programs()
@@ -86,7 +89,7 @@ def simulated(case: Case, programs: int = 2, kernel: Any = None, **options: Any)
         "counter_ptr": counter, "scale": case.dim**-0.5, "shape": shape, "mask_args": captured(mask),
         "score_args": captured(score),
     }  # fmt: skip
-    grid = min(programs, m_tiles * case.heads)
+    grid = min(programs, m_tiles * case.heads // case.packed)
     report = simulate(case.kernel() if kernel is None else kernel, (grid,), args, **options)
     expected, expected_lse = reference(q, k, v, mask=case.mask, score=case.score, sinks=sinks)
     assert counter.item() == 0 or not report.clean, "the tile counter is left as it was found"

@@ -32,13 +32,25 @@ CASES = {
     "alibi": Case(200, 200, heads=4, heads_kv=1, mask=Causal(), score=ALiBi(torch.tensor([0.5, 0.25, 0.1, 0.05]))),
     "soft-cap": Case(200, 200, dim=128, score=SoftCap(3.0)),
     "bias": Case(140, 140, score=Bias(torch.randn(1, 2, 140, 140, generator=torch.Generator().manual_seed(2)))),
+    "packed-window": Case(
+        75, 75, heads=16, heads_kv=2, mask=Causal() & SlidingWindow(30), sinks=True, packed=8, block_n=32
+    ),
+    "packed-heads": Case(
+        40, 90, heads=8, heads_kv=2, mask=CustomMask(lambda b, h, q, k: (q + k + h) % 3 != 0),
+        score=ALiBi(torch.rand(8, generator=torch.Generator().manual_seed(3))), packed=4,
+    ),
+    "packed-bias": Case(
+        70, 150, heads=4, heads_kv=2, dim=128, mask=Causal(), packed=2, dtype=torch.float16,
+        score=SoftCap(3.0) | Bias(torch.randn(1, 4, 70, 150, generator=torch.Generator().manual_seed(4))),
+    ),
 }
 
 
 # Every mask, score and config occurs in one of these.
 DRAWN = (
     "causal-rectangular", "three-warpgroups", "head-dim-256", "odd-dims", "fp16", "window", "materialized", "document",
-    "padding", "custom", "nothing-visible", "sinks", "alibi", "soft-cap", "bias",
+    "padding", "custom", "nothing-visible", "sinks", "alibi", "soft-cap", "bias", "packed-window", "packed-heads",
+    "packed-bias",
 )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from triton.experimental.gluon import language as gl
 
 from . import scheduler_sizes
 
+LANES = gl.constexpr(gl.BlockedLayout([1], [32], [1], [0]))  # of the producer's warp
 TILE_FIELDS = gl.constexpr(scheduler_sizes.TILE_FIELDS)  # a first row of -1: no tile is left
 
 
@@ -29,16 +30,17 @@ class Work:
     m_tiles: gl.tensor  # query tiles per head
     heads: gl.tensor  # batch * heads_q
     section: gl.tensor  # heads per section
+    packed: gl.constexpr  # query heads of a tile, a divisor of `group`
 
     @gluon.jit
     def total(self):
         """Number of tiles."""
-        return self.heads * self.m_tiles
+        return self.heads // self.packed * self.m_tiles
 
     @gluon.jit
-    def tile(self, number, block_m: gl.constexpr):
-        """Output tile `number`."""
-        return decode_tile(number, self, block_m)
+    def tile(self, number, tokens: gl.constexpr):
+        """Output tile `number` of `tokens` queries."""
+        return decode_tile(number, self, tokens)
 
     @gluon.jit
     def lengths(self, tile):
@@ -46,9 +48,9 @@ class Work:
         return self
 
     @gluon.jit
-    def lse_row(self, tile):
-        """Where in the LSE (batch, heads_q, seq_q) the first row of a tile's head lies."""
-        return (tile.b * self.heads_q + tile.h).to(gl.int64) * self.seq_q
+    def lse_row(self, tile, head):
+        """Where in the LSE (batch, heads_q, seq_q) the first row of `head` (any shape) lies."""
+        return (tile.b * self.heads_q + head).to(gl.int64) * self.seq_q
 
     @gluon.jit
     def publish(self, slots, index, tile):
@@ -63,7 +65,7 @@ class Work:
 
 @gluon.aggregate
 class Tile:
-    """One output tile: batch, query head and its first query row; row -1 if no tile is left."""
+    """One output tile: batch, its first query head and first query row; row -1 if no tile is left."""
 
     b: gl.tensor
     h: gl.tensor
@@ -71,32 +73,35 @@ class Tile:
 
 
 @gluon.jit
-def decode_tile(number, work, block_m: gl.constexpr):
-    """Batch, head and rows of tile `number`."""
-    per_section = work.section * work.m_tiles
+def decode_tile(number, work, tokens: gl.constexpr):
+    """Batch, first head and first row of tile `number`."""
+    per_section = work.section // work.packed * work.m_tiles
     section = number // per_section
     rest = number - section * per_section
-    width = gl.maximum(gl.minimum(work.section, work.heads - section * work.section), 1)
+    width = gl.maximum(gl.minimum(work.section, work.heads - section * work.section) // work.packed, 1)
     m = rest // width
-    head = section * work.section + (rest - m * width)
+    head = section * work.section + (rest - m * width) * work.packed
     b = head // work.heads_q
-    row = gl.where(number < work.total(), (work.m_tiles - 1 - m) * block_m, -1)
+    row = gl.where(number < work.total(), (work.m_tiles - 1 - m) * tokens, -1)
     return Tile(b, head - b * work.heads_q, row)
 
 
 @gluon.jit
 def fetch_next(counter, work, number):
-    """Start fetching the number after tile `number`; past the end nothing is fetched. `resolve_next` takes the
-    answer."""
-    return gl.atomic_add(counter, 1, mask=number < work.total())
+    """Start fetching the number after tile `number`; past the end nothing is fetched. `resolve_next` takes the answer,
+    [32], in its first lane: as a scalar the warp would wait for it here. The counter orders no other memory, so it is
+    relaxed."""
+    lane = gl.arange(0, 32, LANES)
+    wanted = (lane == 0) & (number < work.total())
+    return gl.atomic_add(counter + lane, 1, mask=wanted, sem="relaxed")
 
 
 @gluon.jit
 def resolve_next(counter, work, number, taken):
     """The tile number of `fetch_next`'s answer `taken`; the last answer of a launch resets the counter."""
     total = work.total()
-    if (number < total) & (taken == total - 1):
-        gl.store(counter, 0)
+    taken = gl.max(gl.where(gl.arange(0, 32, LANES) == 0, taken, 0), 0)
+    gl.atomic_xchg(counter, 0, mask=(number < total) & (taken == total - 1), sem="relaxed")
     return gl.where(number < total, taken + gl.num_programs(0), total)
 
 

@@ -46,22 +46,23 @@ class VarlenScheduler:
     lse_head: gl.tensor  # from one head to the next
     blocks: gl.tensor  # records in the list
     records: gl.tensor  # int32*, the first record
+    packed: gl.constexpr  # query heads of a tile, a divisor of `group`
 
     @gluon.jit
     def total(self):
         """Number of tiles."""
-        return self.heads_q * self.blocks
+        return self.heads_q // self.packed * self.blocks
 
     @gluon.jit
-    def tile(self, number, block_m: gl.constexpr):
-        """Output tile `number`."""
+    def tile(self, number, tokens: gl.constexpr):
+        """Output tile `number`; the list was made for `tokens` queries a block."""
         inside = number < self.total()
-        per_section = gl.maximum(self.section * self.blocks, 1)
+        per_section = gl.maximum(self.section // self.packed * self.blocks, 1)
         section = number // per_section
         rest = number - section * per_section
-        width = gl.maximum(gl.minimum(self.section, self.heads_q - section * self.section), 1)
+        width = gl.maximum(gl.minimum(self.section, self.heads_q - section * self.section) // self.packed, 1)
         block = rest // width
-        head = section * self.section + (rest - block * width)
+        head = section * self.section + (rest - block * width) * self.packed
         record = self.records + block * RECORD
         b = gl.load(record, mask=inside, other=0)
         row = gl.load(record + 1, mask=inside, other=-1)
@@ -77,10 +78,10 @@ class VarlenScheduler:
         return tile
 
     @gluon.jit
-    def lse_row(self, tile):
-        """Index in the LSE of the first row of a tile's sequence and head."""
+    def lse_row(self, tile, head):
+        """Index in the LSE of the first row of a tile's sequence, of `head` (any shape)."""
         start = gl.where(self.lse_batch == 0, tile.q_start, 0)
-        return tile.b.to(gl.int64) * self.lse_batch + tile.h.to(gl.int64) * self.lse_head + start
+        return tile.b.to(gl.int64) * self.lse_batch + head.to(gl.int64) * self.lse_head + start
 
     @gluon.jit
     def publish(self, slots, index, tile):

@@ -18,6 +18,7 @@ from ...pieces.softmax import SoftmaxState, pack, rescale, softmax_start, softma
 from ...pieces.span import tile_span
 from ..layouts import accumulator_layout, element_type, operand_layout, turn_asm
 from .epilogue import store_output
+from .packed_rows import mask_heads, row_tokens
 
 
 @gluon.aggregate
@@ -58,7 +59,7 @@ def attend_role(ctx, wg: gl.constexpr):
     s = warpgroup_mma_wait(0, deps=(s,))
     while tile.row >= 0:
         rings.k.consumer_release(k_state)
-        span = tile_span(ctx.mods.key_span(tile, ctx.work.lengths(tile), config.block_m), config.block_n)
+        span = tile_span(ctx.mods.key_span(tile, ctx.work.lengths(tile), config.tokens), config.block_n)
         rings.q.consumer_release(q_state, span.total == 1)
         state = first_tile(ctx, s, tile, span, wg, k_state.step(), v_state)
         queries = QueryTile(q_state, q_tile)
@@ -148,13 +149,14 @@ def visible_scores(ctx, s, tile, key_tile, masked, wg: gl.constexpr):
     config: gl.constexpr = ctx.config
     layout: gl.constexpr = accumulator_layout(config.block_n)
     lengths = ctx.work.lengths(tile)
-    offset = tile.row + wg * config.rows + lengths.seq_k - lengths.seq_q
-    q = (offset + gl.arange(0, config.rows, gl.SliceLayout(1, layout)))[:, None]
+    offset = tile.row + wg * config.wg_tokens + lengths.seq_k - lengths.seq_q
+    q = (offset + row_tokens(gl.SliceLayout(1, layout), config))[:, None]
+    heads = mask_heads(tile, gl.SliceLayout(1, layout), config)
     k = (key_tile * config.block_n + gl.arange(0, config.block_n, gl.SliceLayout(0, layout)))[None, :]
     if ctx.mods.score is not None:
-        s = ctx.mods.apply_score(s, ctx.scale, tile, lengths, q, k)
+        s = ctx.mods.apply_score(s, ctx.scale, heads, lengths, q, k)
     if masked:
-        s = ctx.mods.apply_mask(s, tile, lengths, q, k)
+        s = ctx.mods.apply_mask(s, heads, lengths, q, k)
         if (key_tile + 1) * config.block_n > lengths.seq_k:
             s = gl.where(k < lengths.seq_k, s, -float("inf"))
     return s

@@ -73,6 +73,7 @@ class SM90Config(KeyTileSizes):
     consumer_registers: int
     producer_registers: int
     take_turns: bool  # warpgroups issue to the tensor core in a fixed order
+    packed: int = 1  # query heads of a tile, a power of two that divides the group: rows are (token, head)
 
     @cached_property
     def rows(self) -> int:
@@ -81,6 +82,21 @@ class SM90Config(KeyTileSizes):
     @cached_property
     def block_m(self) -> int:
         return CONSUMER_ROWS * self.consumers
+
+    @cached_property
+    def wg_tokens(self) -> int:
+        """Query tokens of one warpgroup's rows."""
+        return CONSUMER_ROWS // self.packed
+
+    @cached_property
+    def tokens(self) -> int:
+        """Query tokens of a tile."""
+        return self.wg_tokens * self.consumers
+
+    @cached_property
+    def packed_bits(self) -> int:
+        """Of a row's head within the tile."""
+        return self.packed.bit_length() - 1
 
     @cached_property
     def q_bytes(self) -> int:
@@ -167,16 +183,18 @@ def choose(problem: Problem, target: Arch) -> Choice:
 def arrange(problem: Problem, target: Arch, config: SM90Config, why: str) -> Choice:
     """The choice of one configuration for a dense `problem`."""
     heads = problem.batch * problem.heads_q
-    m_tiles = -(-problem.seq_q // config.block_m)
-    section, section_why = _section(problem, target, m_tiles)
+    m_tiles = -(-problem.seq_q // config.tokens)
+    section, section_why = _section(problem, target, m_tiles, config.packed)
     order = TileOrder(m_tiles, heads, section)
-    grid = min(target.processors, heads * m_tiles)
+    tiles = heads // config.packed * m_tiles
+    grid = min(target.processors, tiles)
+    packed = f" of {config.packed} heads" if config.packed > 1 else ""
 
     def lines() -> tuple[str, ...]:
         return (
-            f"tile {config.block_m} x {config.block_n}, {config.consumers} consumer warpgroups, rings K "
+            f"tile {config.block_m}{packed} x {config.block_n}, {config.consumers} consumer warpgroups, rings K "
             f"{config.kv_stages} V {config.kv_stages} Q {config.q_stages}, {config.smem_bytes} bytes of shared memory",
-            f"{heads * m_tiles} tiles ({m_tiles} a head), sections of {section} heads, {grid} CTAs",
+            f"{tiles} tiles ({m_tiles} a head), sections of {section} heads, {grid} CTAs",
         )
 
     cta_why = f"one persistent CTA on each of {target.processors} SMs takes tiles as it gets free"
@@ -189,12 +207,12 @@ def is_masked(problem: Problem) -> bool:
     return code[keep] != ("const", "bool", "True")
 
 
-def _section(problem: Problem, target: Arch, m_tiles: int) -> tuple[int, str]:
+def _section(problem: Problem, target: Arch, m_tiles: int, packed: int) -> tuple[int, str]:
     """How many query heads run side by side (all of some key heads')."""
     group = problem.heads_q // problem.heads_kv
     kv_heads = problem.batch * problem.heads_kv
     if not is_masked(problem):
-        side_by_side = -(-target.processors // max(1, m_tiles * group))
+        side_by_side = -(-target.processors // max(1, m_tiles * group // packed))
         why = f"tiles are equally long: {side_by_side} key heads at a time fill {target.processors} SMs"
         return min(kv_heads, side_by_side) * group, why
     kv_bytes = problem.element.bytes * max(problem.seq_k, 1) * (problem.dim_qk + problem.dim_v)

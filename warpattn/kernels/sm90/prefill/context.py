@@ -39,7 +39,7 @@ class Tensors:
 
     @gluon.jit
     def load_queries(self, tile, row, full, smem):
-        """Queries from `row` on of a tile's head into shared memory."""
+        """Queries from `row` on of a tile's heads into shared memory."""
         tma.async_load(self.q, [tile.b, row, tile.h, 0], full, smem)
 
     @gluon.jit
@@ -52,11 +52,11 @@ class Tensors:
 class Rings:
     """Shared memory: the Q, K and V rings, the published tiles, and the output staging tiles."""
 
-    q: StagedPipeline  # a part per warpgroup: [stages * warpgroups, 1, 64, 1, D]
+    q: StagedPipeline  # a part per warpgroup: [stages * warpgroups, 1, 64 / packed, packed, D]
     k: StagedPipeline  # [stages, 1, N, 1, D]
     v: StagedPipeline  # [stages, 1, N, 1, Dv]
     tiles: gl.shared_memory_descriptor  # [stages * fields, 1] int32: the tile of each Q slot
-    out: gl.shared_memory_descriptor  # [warpgroup, 1, 64, 1, store_cols]
+    out: gl.shared_memory_descriptor  # [warpgroup, 1, 64 / packed, packed, store_cols]
 
 
 @gluon.aggregate
@@ -72,9 +72,9 @@ class Context:
 
 
 @gluon.constexpr_function
-def tile_box(rows, cols, clipped):
-    """Shape of a tile of rows of one head in its descriptor: 4-D, or 5-D for a `ClippedRows`."""
-    return (1, 1, 1, rows, cols) if clipped else (1, rows, 1, cols)
+def tile_box(rows, cols, clipped, packed=1):
+    """Shape of a tile of rows of `packed` heads in its descriptor: 4-D, or 5-D for a `ClippedRows`."""
+    return (1, 1, 1, rows, cols) if clipped else (1, rows // packed, packed, cols)
 
 
 @gluon.constexpr_function
@@ -84,9 +84,12 @@ def stacked(count, box):
 
 
 @gluon.jit
-def make_tiles(count: gl.constexpr, rows: gl.constexpr, cols: gl.constexpr, dtype: gl.constexpr, clipped: gl.constexpr):
+def make_tiles(
+    count: gl.constexpr, rows: gl.constexpr, cols: gl.constexpr, dtype: gl.constexpr, clipped: gl.constexpr,
+    packed: gl.constexpr = 1,
+):  # fmt: skip
     """Shared memory of `count` tiles."""
-    box: gl.constexpr = tile_box(rows, cols, clipped)
+    box: gl.constexpr = tile_box(rows, cols, clipped, packed)
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(box, dtype)
     return gl.allocate_shared_memory(dtype, stacked(count, box), layout)
 
@@ -96,10 +99,10 @@ def make_rings(config: gl.constexpr, fields: gl.constexpr = TILE_FIELDS, clipped
     """Allocate shared memory and initialise every barrier. `fields`: int32 of a published tile."""
     dtype: gl.constexpr = element_type(config.element)
     wgs: gl.constexpr = config.consumers
-    q = make_tiles(config.q_stages * wgs, config.rows, config.padded_qk, dtype, clipped)
+    q = make_tiles(config.q_stages * wgs, config.rows, config.padded_qk, dtype, clipped, config.packed)
     k = make_tiles(config.kv_stages, config.block_n, config.padded_qk, dtype, clipped)
     v = make_tiles(config.kv_stages, config.block_n, config.padded_v, dtype, clipped)
-    out = make_tiles(wgs, config.rows, config.store_cols, dtype, clipped)
+    out = make_tiles(wgs, config.rows, config.store_cols, dtype, clipped, config.packed)
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     tiles = gl.allocate_shared_memory(gl.int32, [config.q_stages * fields, 1], plain)
     topology: gl.constexpr = config.topology

@@ -7,6 +7,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import rescale, softmax_finish
 from ..layouts import element_type
+from .packed_rows import row_heads, row_sinks, row_tokens
 
 
 @gluon.jit
@@ -16,9 +17,9 @@ def store_output(ctx, o, softmax, tile, wg: gl.constexpr):
     c = exponent_scale(ctx)
     sink = 0.0
     if ctx.has_sinks:
-        sink = gl.load(ctx.tensors.sinks + tile.h)
+        sink = row_sinks(ctx.tensors.sinks, tile, softmax.m.type.layout, config)
     factor, lse = softmax_finish(softmax, c, sink, ctx.has_sinks)
-    row = tile.row + wg * config.rows
+    row = tile.row + wg * config.wg_tokens
     if ctx.has_lse:
         store_lse(ctx, lse, tile, row)
     store_columns(ctx, rescale(o, factor).to(element_type(config.element)), tile, row, wg)
@@ -26,10 +27,12 @@ def store_output(ctx, o, softmax, tile, wg: gl.constexpr):
 
 @gluon.jit
 def store_lse(ctx, lse, tile, row):
-    """LSE [64, 4], equal along the second axis, to the rows of the tile's head, with 64-bit offsets."""
+    """LSE [64, 4], equal along the second axis, to the tokens from `row` on of the tile's heads, with 64-bit
+    offsets."""
     lse = gl.max(lse, 1)
-    rows = row + gl.arange(0, ctx.config.rows, lse.type.layout)
-    gl.store(ctx.tensors.lse + ctx.work.lse_row(tile) + rows, lse, mask=rows < ctx.work.lengths(tile).seq_q)
+    rows = row + row_tokens(lse.type.layout, ctx.config)
+    start = ctx.work.lse_row(tile, row_heads(tile, lse.type.layout, ctx.config))
+    gl.store(ctx.tensors.lse + start + rows, lse, mask=rows < ctx.work.lengths(tile).seq_q)
 
 
 @gluon.jit

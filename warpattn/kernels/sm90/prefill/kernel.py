@@ -31,6 +31,11 @@ def attend_2(ctx):
 
 
 @gluon.jit
+def attend_3(ctx):
+    attend_role(ctx, 3)
+
+
+@gluon.jit
 def prefill_kernel(
     q_desc, k_desc, v_desc, o_desc, lse_ptr, sinks_ptr, counter_ptr, scale, shape, mask_args, score_args,
     config: gl.constexpr, functions: gl.constexpr, has_sinks: gl.constexpr, has_lse: gl.constexpr,
@@ -40,7 +45,9 @@ def prefill_kernel(
     `shape` is a `PrefillShape`; `functions` is (keep, span, score), see `Modifiers`. Grid: any number of CTAs up to
     the number of tiles.
     """
-    work = Work(shape.seq_q, shape.seq_k, shape.heads_q, shape.group, shape.m_tiles, shape.heads, shape.section)
+    work = Work(
+        shape.seq_q, shape.seq_k, shape.heads_q, shape.group, shape.m_tiles, shape.heads, shape.section, config.packed
+    )
     mods = Modifiers(functions[0], functions[1], functions[2], mask_args, score_args)
     tensors = Tensors(q_desc, KeyRows(k_desc), KeyRows(v_desc), o_desc, lse_ptr, sinks_ptr, counter_ptr)
     ctx = Context(tensors, make_rings(config), work, mods, scale, config, has_sinks, has_lse)
@@ -52,7 +59,15 @@ def prefill_kernel(
 def start_roles(ctx):
     """Run every role in its warps; the topology lists them in this order."""
     workers: gl.constexpr = ctx.config.topology.workers
-    if ctx.config.consumers == 2:
+    if ctx.config.consumers == 1:
+        gl.warp_specialize([(attend_0, (ctx,)), (load_role, (ctx,))], workers.warps, workers.registers)
+    elif ctx.config.consumers == 4:
+        gl.warp_specialize(
+            [(attend_0, (ctx,)), (attend_1, (ctx,)), (attend_2, (ctx,)), (attend_3, (ctx,)), (load_role, (ctx,))],
+            workers.warps,
+            workers.registers,
+        )
+    elif ctx.config.consumers == 2:
         gl.warp_specialize(
             [(attend_0, (ctx,)), (attend_1, (ctx,)), (load_role, (ctx,))], workers.warps, workers.registers
         )

@@ -32,8 +32,8 @@ def load_role(ctx):
     cursor = Cursor(producer_state(config.kv_stages), producer_state(config.kv_stages))
     number = gl.program_id(0)
     total = work.total()
-    tile = work.tile(number, config.block_m)
-    span = tile_span(ctx.mods.key_span(tile, work.lengths(tile), config.block_m), config.block_n)
+    tile = work.tile(number, config.tokens)
+    span = tile_span(ctx.mods.key_span(tile, work.lengths(tile), config.tokens), config.block_n)
     q_state = load_q(ctx, producer_state(config.q_stages), tile)
     cursor = load_first_keys(ctx, cursor, tile, span)
     while number < total:
@@ -44,8 +44,8 @@ def load_role(ctx):
         if config.q_stages == 1:
             cursor = load_last_values(ctx, cursor, tile, span)
         number = resolve_next(counter, work, number, taken)
-        next_tile = work.tile(number, config.block_m)
-        next_span = tile_span(ctx.mods.key_span(next_tile, work.lengths(next_tile), config.block_m), config.block_n)
+        next_tile = work.tile(number, config.tokens)
+        next_span = tile_span(ctx.mods.key_span(next_tile, work.lengths(next_tile), config.tokens), config.block_n)
         if config.q_stages > 1:
             q_state = load_q(ctx, q_state, next_tile)
             cursor = load_last_values(ctx, cursor, tile, span)
@@ -68,7 +68,7 @@ def load_q(ctx, state, tile):
         mbarrier.expect(full, config.q_bytes)
         wgs: gl.constexpr = config.consumers
         for wg in gl.static_range(wgs):
-            ctx.tensors.load_queries(tile, tile.row + wg * config.rows, full, ctx.rings.q.tile(state, wg))
+            ctx.tensors.load_queries(tile, tile.row + wg * config.wg_tokens, full, ctx.rings.q.tile(state, wg))
     else:
         mbarrier.arrive(full, count=1)
     return state.step()

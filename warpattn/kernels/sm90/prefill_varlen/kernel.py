@@ -69,8 +69,9 @@ def prefill_varlen_kernel(
     """
     blocks = gl.load(list_ptr + BLOCKS)
     work = VarlenScheduler(
-        shape.heads_q, shape.group, shape.section, shape.lse_batch, shape.lse_head, blocks, list_ptr + RECORD
-    )
+        shape.heads_q, shape.group, shape.section, shape.lse_batch, shape.lse_head, blocks, list_ptr + RECORD,
+        config.tiles.packed,
+    )  # fmt: skip
     k, v = key_sources(k_source, v_source, Table(table_ptr, shape.table_stride, shape.pages, config.page_size), config)
     q, o = ClippedRows(q_desc, shape.q_step, shape.q_unit), ClippedRows(o_desc, shape.o_step, shape.o_unit)
     tensors = VarlenTensors(q, k, v, o, lse_ptr, sinks_ptr, list_ptr + COUNTER)
