@@ -1,4 +1,4 @@
-"""Rows of a tile with several query heads of a key head, `packed` of them: row r has token r // packed, head r % packed.
+"""Rows of a tile with `packed` query heads of a key head: row r has token r // packed, head r % packed.
 
       rows       0       1       2       3       4     …            packed = 4, all of one key head
       token      0       0       0       0       1     …
