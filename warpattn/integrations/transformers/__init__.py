@@ -18,6 +18,7 @@ from __future__ import annotations
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from warpattn.integrations.transformers.attend import attend
+from warpattn.integrations.transformers.continuous import admit
 from warpattn.integrations.transformers.masks import build_mask
 
 __all__ = ["NAME", "attend", "build_mask", "register"]
@@ -26,6 +27,8 @@ NAME = "warpattn"
 
 
 def register(name: str = NAME) -> None:
-    """Make `attn_implementation=name` known to transformers; calling it again changes nothing."""
+    """Make `attn_implementation=name` known to transformers, `generate_batch` included; calling it again changes
+    nothing."""
     AttentionInterface.register(name, attend)
     AttentionMaskInterface.register(name, build_mask)
+    admit(name)

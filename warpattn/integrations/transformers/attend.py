@@ -2,7 +2,7 @@
 
 Everything that would change the result is either understood or refused. Understood: the mask (a `Mask` of `build_mask`,
 a 4-D tensor of the user's, or none), `softcap`, `s_aux` (sinks), `position_bias`, `sliding_window` where no mask says
-it, and packed batches described by `cu_seq_lens_q` and `cu_seq_lens_k`.
+it, packed batches described by `cu_seq_lens_q` and `cu_seq_lens_k`, and continuous batching (`continuous.py`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from warpattn.api import attention, attention_varlen
 from warpattn.errors import AttentionError
+from warpattn.integrations.transformers.continuous import read_cache
 from warpattn.integrations.transformers.masks import ForwardMask
 from warpattn.masks import And, Causal, Document, Full, Mask, Materialized, SlidingWindow
 from warpattn.scores import Bias, Score, SoftCap
@@ -22,7 +23,6 @@ from warpattn.sequences import Ragged
 REFUSED = {
     "head_mask": "warpattn weighs no heads: use attn_implementation='eager'",
     "output_attentions": "warpattn never has the weights in memory: use attn_implementation='eager'",
-    "cache": "continuous batching is not supported: call generate() rather than generate_batch()",
 }
 
 # What configurations call the rate of attention's dropout; the first that has the given rate is named.
@@ -45,6 +45,9 @@ def attend(
     """
     _refuse_dropout(module, options.get("dropout"))
     _refuse(options)
+    cache = options.get("cache")
+    if cache is not None:
+        key, value = read_cache(cache, module, key, value, options)
     mask = _as_mask(module, attention_mask, options)
     modifiers = {"score": _score(options), "sinks": _sinks(query, options.get("s_aux")), "scale": scaling}
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))

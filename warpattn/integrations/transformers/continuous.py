@@ -1,0 +1,55 @@
+"""Continuous batching (`generate_batch`): a step of many requests over transformers' own paged cache.
+
+    queries    q q q q | q | q           cu_seq_lens_q      new tokens of each request, end to end, a batch of 1
+    keys       k k k k | k k k | k k     cu_seq_lens_k      read from the cache by `cache.update`
+
+transformers admits its own implementations only: on a card with flash-attn it replaces any other with one line in the
+log, elsewhere it refuses it. So its choice is wrapped, and keeps a model's implementation if that is ours.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.generation.continuous_batching import ContinuousBatchingManager
+
+from warpattn.errors import AttentionError
+
+__all__ = ["admit", "read_cache"]
+
+CHOICE = "switch_to_cb_friendly_attn"
+_names: set[str] = set()
+
+
+def admit(name: str) -> None:
+    """Let continuous batching keep `attn_implementation=name`."""
+    if not _names:
+        _wrap_choice()
+    _names.add(name)
+
+
+def _wrap_choice() -> None:
+    """Wrap transformers' choice of an implementation once; versions without one choose none."""
+    choose = getattr(ContinuousBatchingManager, CHOICE, None)
+    if choose is None:
+        return
+
+    @functools.wraps(choose)
+    def keep_ours(manager: Any, model: Any, *options: Any, **named: Any) -> None:
+        if model.config._attn_implementation not in _names:
+            choose(manager, model, *options, **named)
+
+    setattr(ContinuousBatchingManager, CHOICE, keep_ours)
+
+
+def read_cache(
+    cache: Any, module: nn.Module, key: Tensor, value: Tensor, options: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
+    """Write a step's keys and values (1, heads, tokens, head_dim) into the cache: all that its requests see, and in
+    `options` where each one's begin."""
+    if not hasattr(cache, "update") or options.get("block_table") is not None:
+        given = "a block table" if hasattr(cache, "update") else f"a {type(cache).__name__}"
+        raise AttentionError(f"cache is {given}; warpattn reads transformers' PagedAttentionCache by its index")
+    return cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=options)
