@@ -10,24 +10,25 @@ from pathlib import Path
 
 from rich.console import Console
 
-from warpattn.cli import tensors
 from warpattn.errors import AttentionError
 from warpattn.sim import SimulationError
 from warpattn.sim.host.launches import Runs, launches
 
 
 def simulate_script(
-    program: Sequence[str], arch: str, orders: tuple[Sequence[str], range], timeline: Path | None, console: Console
+    program: Sequence[str],
+    arch: str,
+    orders: tuple[Sequence[str], range],
+    files: tuple[Path | None, Path | None],
+    console: Console,
 ) -> int:
     """Run a program with its arguments, each launch under these schedules and seeds, and print what the launches did.
 
-    Returns the exit status: 1 on findings, else the program's own.
+    files: to write a timeline and a report to. Returns the exit status: 1 on findings, else the program's own.
     """
-    path, *arguments = Path(program[0]), *program[1:]
+    (path, *arguments), (timeline, report) = (Path(program[0]), *program[1:]), files
     if not path.is_file():
         raise AttentionError(f"script is {str(path)!r}; there is no such file")
-    if timeline is not None:
-        tensors.check_writable(timeline)
     status = 0
     simulated = launches(arch, schedules=orders[0], seeds=orders[1], timing=timeline is not None)
     try:
@@ -40,6 +41,9 @@ def simulate_script(
     console.print(str(runs))
     if timeline is not None:
         write_longest(runs, timeline, console)
+    if report is not None:
+        runs.save_report(report)
+        console.print(f"wrote {report}")
     return status if runs.clean else 1
 
 

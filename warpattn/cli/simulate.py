@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -23,7 +23,7 @@ from warpattn.problem.operands import Operands
 from warpattn.reference import reference
 from warpattn.sequences import Dense
 from warpattn.sim import Report
-from warpattn.sim.sweep import SCHEDULES, Order, orders_of, sweep
+from warpattn.sim.sweep import SCHEDULES, Order, orders_of, silent, sweep
 
 SCHEDULES_HELP = f"Orders of asynchronous work: all, or of {', '.join(SCHEDULES)}, with commas"
 SEEDS = 4  # of the random schedule: seven runs in all, a second for the README's shapes
@@ -43,16 +43,18 @@ def simulate_command(
     seed: Annotated[int, typer.Option(help=f"{spelling.SEED_HELP}, and the first of the random schedule")] = 0,
     seeds: Annotated[int, typer.Option(help="Runs under the random schedule; 0: 4 with all schedules, else 1")] = 0,
     timeline: Annotated[Path | None, typer.Option(help="Write an SVG picture of one program, or a .json trace")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write what was found to an .html page or to .json")] = None,
     backward: Annotated[bool, typer.Option("--backward", help=spelling.BACKWARD_HELP)] = False,
 ) -> None:
     """Run the kernel of a problem, or those of a script, in the simulator; exits with 1 on findings or wrong values."""
-    _check_timeline(timeline)
+    _check_written("timeline", timeline, (".svg", ".json"))
+    _check_written("report", report, (".html", ".json"))
     names_and_seeds = _orders(schedules, seeds, seed)
     if program:
         from warpattn.cli.script import simulate_script  # imports NumPy and Triton
 
         console = Console(highlight=False, markup=False, soft_wrap=True)
-        raise typer.Exit(simulate_script(program, arch, names_and_seeds, timeline, console))
+        raise typer.Exit(simulate_script(program, arch, names_and_seeds, (timeline, report), console))
     request = Request(shape, mask, score, dtype, backward)
     request.checked(arch)  # refuses before any memory is filled
     q, k, v = tensors.random(spelling.shape(shape), spelling.seed(seed), spelling.half(dtype))
@@ -63,19 +65,27 @@ def simulate_command(
     orders = orders_of(*names_and_seeds)
     head = f"q {_size(q)}  k {_size(k)}  {dtype}  mask {mask_text}  score {score or 'none'}  {what}on {call.backend}"
     console.print(head)
-    report, results = (_backward if backward else _forward)(call, Sweep(orders, timeline is not None))
-    console.print(f"{report.steps} steps in {report.seconds:.2f} s, {_spelled(*names_and_seeds)}")
-    if report.findings:
-        console.print(findings_table(report.findings), soft_wrap=False)
+    found, results = (_backward if backward else _forward)(call, Sweep(orders, timeline is not None))
+    console.print(f"{found.steps} steps in {found.seconds:.2f} s, {_spelled(*names_and_seeds)}")
+    if found.findings:
+        console.print(findings_table(found.findings), soft_wrap=False)
     else:
         console.print("no findings")
     right = all([agree(console, result) for result in results])
-    if timeline is not None and report.timing is not None:
-        write = report.save_trace if timeline.suffix == ".json" else report.save_timeline
-        write(timeline)
-        console.print(f"{report.timing.cycles:.0f} cycles by the model of {report.timing.chip}; wrote {timeline}")
-    if report.findings or not right:
+    _write(found, timeline, report, console)
+    if found.findings or not right:
         raise typer.Exit(1)
+
+
+def _write(found: Report, timeline: Path | None, report: Path | None, console: Console) -> None:
+    """Write the files that were wanted."""
+    if timeline is not None and found.timing is not None:
+        write = found.save_trace if timeline.suffix == ".json" else found.save_timeline
+        write(timeline)
+        console.print(f"{found.timing.cycles:.0f} cycles by the model of {found.timing.chip}; wrote {timeline}")
+    if report is not None:
+        found.save_report(report)
+        console.print(f"wrote {report}")
 
 
 class Result(NamedTuple):
@@ -141,8 +151,7 @@ def _forward(call: Call, swept: Sweep) -> tuple[Report, list[Result]]:
     def done() -> float:
         return (len(found) + finished(out, weights)) / len(swept.orders)
 
-    with working(f"compiling and simulating the {_arch(call)} kernel", done):
-        report = sweep(swept.orders, single)
+    report = _watched(f"compiling and simulating the {_arch(call)} kernel", done, swept, single)
     limit = torch.finfo(q.dtype).eps * float(v.float().abs().max())  # of rounding P and the output, half of it each
     return report, _worst(("out", "lse"), found, (limit, LSE_LIMIT))
 
@@ -159,11 +168,19 @@ def _backward(call: Call, swept: Sweep) -> tuple[Report, list[Result]]:
         found.append(tuple(map(largest_difference, taken, expected)))
         return report
 
-    with working(f"compiling and simulating the {_arch(call)} backward", lambda: len(found) / len(swept.orders)):
-        report = sweep(swept.orders, single)
+    def done() -> float:
+        return len(found) / len(swept.orders)
+
+    report = _watched(f"compiling and simulating the {_arch(call)} backward", done, swept, single)
     # Of rounding out, P, dS and the gradient, each by half an eps of its largest value at most.
     limits = tuple(2 * torch.finfo(call.q.dtype).eps * float(x.abs().max()) for x in expected)
     return report, _worst(kernels.NAMES, found, limits)
+
+
+def _watched(what: str, done: Callable[[], float], swept: Sweep, single: Callable[[Order, bool], Report]) -> Report:
+    """The report of all runs, with one line of progress for them together."""
+    with silent(), working(what, done):
+        return sweep(swept.orders, single)
 
 
 def _worst(names: Sequence[str], found: Sequence[tuple[float, ...]], limits: Sequence[float]) -> list[Result]:
@@ -190,11 +207,11 @@ def finished(out: Tensor, weights: Tensor) -> float:
     return float((written * weights[:, None]).sum() / (weights.sum() * written.shape[0] * written.shape[2]))
 
 
-def _check_timeline(path: Path | None) -> None:
+def _check_written(option: str, path: Path | None, suffixes: tuple[str, str]) -> None:
     """Before minutes of work: the file's type, and the folder it goes to."""
     if path is not None:
-        if path.suffix not in (".svg", ".json"):
-            raise AttentionError(f"timeline is {str(path)!r}; write a name that ends with .svg or .json")
+        if path.suffix not in suffixes:
+            raise AttentionError(f"{option} is {str(path)!r}; write a name that ends with {' or '.join(suffixes)}")
         tensors.check_writable(path)
 
 

@@ -142,8 +142,8 @@ def _pointee_memory(value: Any, name: str) -> Memory:
     return memory_of(value, name)
 
 
-def mark_preceding_writes(memory: GlobalMemory, tensors: Sequence[Any], lane: int) -> None:
-    """Record every element of tensors, or of parts of them, as written in epoch 1 of `lane`."""
+def mark_preceding_writes(memory: GlobalMemory, tensors: Sequence[Any]) -> None:
+    """Record every element of tensors, or of parts of them, as written by the preceding launch."""
     for number, tensor in enumerate(tensors):
         found = memory_of(tensor, f"running[{number}]")
         inside = [b for b in memory.buffers if b.address <= found.low and found.high <= b.address + b.nbytes]
@@ -153,7 +153,7 @@ def mark_preceding_writes(memory: GlobalMemory, tensors: Sequence[Any], lane: in
         for size, stride in zip(found.shape, found.strides, strict=True):
             at = np.expand_dims(at, -1) + np.arange(size) * (stride * found.itemsize)
         touched = np.expand_dims(at, -1) + np.arange(found.itemsize)
-        memory.mark_preceding_writes(inside[0], np.unique(touched // inside[0].granule), lane)
+        memory.mark_preceding_writes(inside[0], np.unique(touched // inside[0].granule))
 
 
 def _flattened(args: Mapping[str, Any], names: Sequence[str], block: Block) -> dict[str, Any]:

@@ -8,7 +8,9 @@ from os import PathLike
 from pathlib import Path
 
 from .errors import SimulationError
+from .machine.states import ProgramState
 from .memory.findings import Finding
+from .page import save
 from .timing.replay import Timing
 from .timing.timeline import Window, chrome_trace, timeline_svg
 
@@ -19,7 +21,8 @@ class Report:
 
     notes: what is no fault of the author with the Triton in use, such as a fence that Triton inserts. runs: of a sweep
     the report of each run; findings and notes are then those of all runs, each once, and say which run repeats them,
-    schedule, seed and timing are those of the first run, and steps and seconds are sums.
+    schedule, seed and timing are those of the first run, and steps and seconds are sums. programs: where the run has
+    left the first program and those beside which something was found; of a sweep, its first run with a finding.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -29,6 +32,9 @@ class Report:
     steps: int = 0
     seconds: float = 0.0
     timing: Timing | None = None
+    kernel: str = ""
+    grid: tuple[int, ...] = ()
+    programs: tuple[ProgramState, ...] = ()
     runs: tuple[Report, ...] = ()
 
     @property
@@ -55,6 +61,10 @@ class Report:
     def save_trace(self, path: str | PathLike[str]) -> None:
         """Write a trace of all programs for Perfetto or chrome://tracing; needs a run with timing=True."""
         Path(path).write_text(json.dumps(chrome_trace(self._times())))
+
+    def save_report(self, path: str | PathLike[str]) -> None:
+        """Write findings, source lines, barriers and what each role did last: as .json or as one .html page."""
+        save([self], path)
 
     def _times(self) -> Timing:
         if self.timing is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -17,6 +17,7 @@ from .ir.module import Module, parse_module
 from .link import link
 from .machine.agents import SCHEDULES
 from .machine.machine import Machine
+from .machine.states import states
 from .report import Report
 from .sweep import Order, is_integer, orders_of, sweep
 from .timing.record import Recorder, recorded
@@ -116,12 +117,13 @@ def _prepared(
         started = time.perf_counter()
         with np.errstate(all="ignore"), one_thread():
             values = bind(module, machine.memory, given)
-            mark_preceding_writes(machine.memory, running, machine.preceding)
+            mark_preceding_writes(machine.memory, running)
             machine.run(values, checked["in_flight"], checked["step_limit"])
         seconds = time.perf_counter() - started
         times = None if recorder is None else replay(recorder.chip, recorder.logs.values())
         found = machine.findings
-        return Report(found.listed(), found.notes(), *order, machine.steps, seconds, times)
+        result = Report(found.listed(), found.notes(), *order, machine.steps, seconds, times)
+        return replace(result, kernel=module.entry, grid=shape, programs=states(machine))
 
     return single
 

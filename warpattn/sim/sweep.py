@@ -16,6 +16,7 @@ import numpy as np
 
 from .errors import SimulationError
 from .machine.agents import SCHEDULES
+from .machine.progress import silent
 from .memory.findings import Finding, Seen
 from .report import Report
 from .saved import SavedMemory
@@ -71,6 +72,7 @@ def merged(reports: Sequence[Report]) -> Report:
     first = reports[0]
     return replace(
         first,
+        programs=next((report.programs for report in reports if report.findings), first.programs),
         findings=_distinct(reports, [report.findings for report in reports]),
         notes=_distinct(reports, [report.notes for report in reports]),
         steps=sum(report.steps for report in reports),
@@ -95,3 +97,6 @@ def _distinct(reports: Sequence[Report], listed: Sequence[Sequence[Finding]]) ->
 def _seen(reports: Sequence[Report], numbers: Sequence[int]) -> Seen:
     first = reports[numbers[0]]
     return Seen(first.schedule, first.seed, len(numbers), len(reports))
+
+
+__all__ = ["SCHEDULES", "Order", "is_integer", "merged", "orders_of", "silent", "sweep"]

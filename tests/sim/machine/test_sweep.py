@@ -1,5 +1,8 @@
 """One call that sweeps schedules and seeds: the orders, the memory that every run finds, what its findings name."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -65,3 +68,16 @@ def test_the_same_fault_of_all_runs_is_one_finding() -> None:
 def test_what_is_refused(options: dict, message: str) -> None:
     with pytest.raises(SimulationError, match=message):
         tickets(**options)
+
+
+ALONE = """
+import sys
+import warpattn.sim, warpattn.sim.host.launches, warpattn.sim.host.pytest_plugin
+ours = {name for name in sys.modules if name.startswith("warpattn.") and not name.startswith("warpattn.sim")}
+print(*sorted(ours), *(name for name in ("typer", "rich", "transformers", "safetensors") if name in sys.modules))
+"""
+
+
+def test_the_simulator_imports_nothing_else_of_the_package() -> None:
+    found = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["warpattn.runtime", "warpattn.runtime.triton_exit"]  # for its exit

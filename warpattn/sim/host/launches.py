@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from os import PathLike
 from typing import Any, cast
 from unittest import mock
 from weakref import WeakKeyDictionary
@@ -19,6 +20,7 @@ from weakref import WeakKeyDictionary
 from ..compile import ARCHS, Compiled, to_ttgir
 from ..errors import SimulationError
 from ..memory.findings import Finding
+from ..page import save
 from ..report import Report
 from ..simulate import simulate
 from ..sweep import orders_of
@@ -70,6 +72,10 @@ class Runs:
     @property
     def clean(self) -> bool:
         return not self.findings
+
+    def save_report(self, path: str | PathLike[str]) -> None:
+        """Write findings, source lines, barriers and last operations of all launches: as .json or as one .html page."""
+        save([launch.report for launch in self.launched], path)
 
     def __str__(self) -> str:
         if not self.launched:

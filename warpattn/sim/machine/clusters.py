@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import SimulationError
 from ..ir.ctas import Ctas, ctas_of
 from ..ir.module import Block, Module, Op
-from ..memory.clocks import Clock, joined
+from ..memory.clocks import Clock
 from .registry import PLAIN, TABLE
 from .sync import Role, Wait
 
@@ -118,8 +118,10 @@ class Cluster:
 
     def meet(self, role: Role, relaxed: bool = False) -> Generator[Wait | None, None, None]:
         """Wait until every CTA has arrived; each then knows what all knew, unless the barrier is relaxed."""
-        mine = role.clock if not relaxed else role.clock * 0
-        self._collected = mine.copy() if self._collected is None else joined(self._collected, mine)
+        mine = role.clock.copy() if not relaxed else role.clock.empty()
+        if self._collected is not None:
+            mine.join(self._collected)
+        self._collected = mine
         role.advance()
         self._arrived += 1
         wait = ClusterWait(self)

@@ -24,6 +24,7 @@ def run_block(task: Task, block: Block, registers: list[Any]) -> Steps:
             else:
                 task.op = op
                 if kind == TASKED:
+                    task.events.append((task.machine.steps, op))
                     value = op.run(task, *[registers[i] for i in op.ins])  # pyright: ignore[reportOptionalCall]
                 else:
                     value = yield from _waiting(task, op, registers)
@@ -47,6 +48,7 @@ def _waiting(task: Task, op: Op, registers: list[Any]) -> Steps:
     if op.kind == FLOW:
         return (yield from op.run(task, registers))
     assert op.kind == BLOCKING
+    task.events.append((task.machine.steps, op))
     return (yield from op.run(task, *[registers[i] for i in op.ins]))
 
 

@@ -8,6 +8,7 @@ operation. When no role can run, the queue runs one piece of asynchronous work; 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import product
 from typing import Any
@@ -15,10 +16,10 @@ from typing import Any
 from ..errors import StopRun
 from ..ir.locations import enclosing_function
 from ..ir.module import Block
-from ..memory.clocks import knows
 from .clusters import Cluster
 from .deadlock import deadlock
 from .interpreter import run_block
+from .progress import Progress
 from .roles import Program, Run, Steps, Task, TasksWait
 
 _SPINNING = 32  # rounds in which roles only spin before asynchronous work runs beside them
@@ -30,10 +31,12 @@ class Machine(Run):
     def run(self, arguments: Sequence[Any], in_flight: int, step_limit: int) -> None:
         """Run every program of the grid."""
         self.step_limit = step_limit
+        progress = Progress(self.module.entry, math.prod(self.grid))
         waiting = [(x, y, z) for z, y, x in product(*(range(n) for n in reversed(self.grid)))][::-1]
         spins = 0
         try:
             while waiting or self.tasks:
+                progress.tell(len(waiting), self.steps)
                 while waiting and len({task.program.index for task in self.tasks}) < in_flight:
                     self._launch(waiting.pop(), arguments)
                 ready = [task for task in self.tasks if task.wait is None or task.wait.ready()]
@@ -50,6 +53,8 @@ class Machine(Run):
                 pass
         except StopRun:
             pass
+        finally:
+            progress.close()
 
     def _launch(self, index: tuple[int, int, int], arguments: Sequence[Any]) -> None:
         block, cluster = self.module.functions[self.module.entry], Cluster(self.module.num_ctas)
@@ -67,7 +72,7 @@ class Machine(Run):
         if task.program.cluster.count > 1:
             yield from task.program.cluster.meet(task)  # no CTA ends while others may access its memory
         for agent in task.program.loads.values():
-            if not knows(task.clock, agent.lane, agent.epoch):
+            if not task.clock.knows(agent.lane, agent.epoch):
                 self.pending_at_exit(agent, "the program ends without waiting for it")
 
     def _turn(self, ready: list[Task]) -> bool:
@@ -108,7 +113,6 @@ class Machine(Run):
         roles = []
         for block in partitions:
             role = Task(self, task.program, self._role(block, task), block.num_warps, task.clock.copy())
-            role.clock[0, role.lane] = 1
             frame: list[Any] = [None] * block.frame
             for slot, value in zip(block.slots, captured, strict=False):
                 frame[slot] = value

@@ -41,6 +41,9 @@ class Unusable:
 
     __array__ = __array_ufunc__ = __array_function__ = __getitem__ = __len__ = __iter__ = __bool__ = __index__ = _refuse
     __add__ = __radd__ = __mul__ = __rmul__ = __sub__ = __rsub__ = __float__ = __int__ = _refuse
+    __eq__ = __ne__ = __abs__ = __mod__ = __rmod__ = __rfloordiv__ = __rtruediv__ = __lshift__ = __rshift__ = _refuse
+    __rand__ = __ror__ = __rxor__ = __invert__ = __pow__ = __rpow__ = _refuse
+    __hash__ = object.__hash__
     __lt__ = __le__ = __gt__ = __ge__ = __and__ = __or__ = __xor__ = __neg__ = __truediv__ = __floordiv__ = _refuse
 
 
@@ -85,11 +88,12 @@ class Poisoned(Unusable):
 
 
 def used(missing: Missing, place: Place) -> Finding:
-    """The finding that `place` uses elements that were never written."""
+    """The finding that `place` uses undefined elements; arithmetic that made them does not know its role."""
     fault = missing.fault
     if place in fault.places:
         return fault
-    return replace(fault, message=f"{fault.message}; {place} uses it", places=(*fault.places, place))
+    places = tuple(Place(known.role or place.role, known.frames) for known in fault.places)
+    return replace(fault, message=f"{fault.message}; {place} uses it", places=(*places, place))
 
 
 def poisoned(plain: Any, missing: Missing | None) -> Any:

@@ -34,13 +34,17 @@ def carried(op: Op, values: list[Any]) -> Any:
     parts = [opened(value) for value in values]
     faults = [missing for _, missing in parts if missing is not None]
     plain = [value for value, _ in parts]
-    result = op.run(*plain)
+    result, made = opened(op.run(*plain))  # a division by zero may undo elements of its own
+    if made is not None:
+        faults.append(made)
     masks = [np.zeros(np.shape(value), np.bool_) if missing is None else missing.where for value, missing in parts]
     if op.name in _MOVING:
         moved = op.run(*masks)
         where = moved if isinstance(moved, tuple) else (moved,)
     else:
         where = (_selected(plain[0], masks) if op.name == "arith.select" else _anywhere(masks),)
+    if made is not None:
+        where = tuple(each | made.where for each in where)
     if not isinstance(result, tuple):
         return poisoned(result, faults[0].at(where[0]))
     return tuple(poisoned(r, faults[0].at(where[i % len(where)])) for i, r in enumerate(result))

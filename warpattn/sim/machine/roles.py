@@ -5,18 +5,20 @@ Run ── Program (one CTA of a program of the grid) ── Task (one of its ro
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from random import Random
 from typing import Any
 
 from ..errors import StopRun
 from ..ir.module import Module, Op
-from ..memory.clocks import Clock, Lanes, Pool, joined, marked
+from ..memory.clocks import Clock, Lanes, Pool
 from ..memory.findings import Finding, Findings, Place
 from ..memory.global_memory import GlobalMemory, Toucher
 from ..memory.shared import Access, MemDesc
 from .agents import Agent, Queue
 from .clusters import Cluster
+from .states import LAST, RoleState, keep, state_of
 from .sync import Barrier, NamedBarrier, Wait
 
 Steps = Generator[Wait | None, None, Any]
@@ -31,10 +33,10 @@ class Run:
         self.findings = Findings()
         self.memory = GlobalMemory(self.findings)
         self.lanes = Lanes()
-        self.preceding = self.lanes.new("the preceding launch")
         self.queue = Queue(schedule, self.rng)
         self.tasks: list[Task] = []
         self.roles: dict[str, str] = {}  # partition -> role
+        self.kept: list[Program] = []  # of which the report shows how they ended
         self.steps = 0
         self.step_limit = 0
         self._preempt = schedule == "random"
@@ -64,11 +66,14 @@ class Program:
 
     def __init__(self, run: Run, index: tuple[int, int, int], cluster: Cluster, cta: int) -> None:
         self.index, self.cluster, self.cta = index, cluster, cta
-        self.pool = Pool(run.lanes, "copy")
+        self.pool = Pool(run.lanes)
         self.loads: dict[int, Agent] = {}  # the newest copy of every lane
         self.name = "" if cluster.count == 1 else f" of CTA {cta}"
         self.name += "" if run.grid == (1, 1, 1) else f" of program {index}"
         cluster.names.append(self.name)
+        self.barriers: list[Barrier] = []
+        self.ended: list[RoleState] = []
+        self.findings_before = run.findings.added
         self._named: dict[int, NamedBarrier] = {}
 
     def named_barrier(self, number: int) -> NamedBarrier:
@@ -81,13 +86,13 @@ class Task:
     def __init__(self, run: Run, program: Program, name: str, num_warps: int, clock: Clock) -> None:
         self.machine, self.program, self.num_warps = run, program, num_warps
         self.role = name + program.name
-        self.lane = run.lanes.new(self.role)
-        self.clock = marked(clock, self.lane, 1)
-        self.clock[1, self.lane] = 0
+        self.lane, self.clock = run.lanes.new(), clock
+        self.clock.mark(self.lane, 1, fenced=False)
         self.steps: Steps | None = None
         self.wait: Wait | None = None
         self.done = False
         self.op: Op | None = None
+        self.events: deque[tuple[int, Op]] = deque(maxlen=LAST)
         self.last_run = 0
         self.products: list[Agent] = []  # matrix products that were not waited for
         self._last_product: Agent | None = None
@@ -105,18 +110,18 @@ class Task:
     def toucher(self) -> Toucher:
         """Who accesses global memory; in an epoch of its own, so that a race names the right line."""
         self.advance()
-        return Toucher(self.lane, int(self.clock[0, self.lane]), self.clock, self.place())
+        return Toucher(self.lane, self.clock.epoch(self.lane), self.clock, self.place())
 
     def access(self, view: MemDesc, writes: bool) -> Access:
-        return Access(view, self.lane, int(self.clock[0, self.lane]), writes, False, self.place(), self.program.cta)
+        return Access(view, self.lane, self.clock.epoch(self.lane), writes, False, self.place(), self.program.cta)
 
     def advance(self) -> None:
         """Begin a new epoch: what this role does from now on is not covered by what it has released."""
-        self.clock[0, self.lane] += 1
+        self.clock.advance(self.lane)
 
     def learn(self, other: Clock | None) -> None:
         if other is not None:
-            self.clock = joined(self.clock, other)
+            self.clock.join(other)
 
     def barrier(self, view: MemDesc, cta: int | None = None) -> Barrier:
         """The mbarrier whose bytes `view` shows, of this or another CTA."""
@@ -129,15 +134,17 @@ class Task:
             name = buffer.name if buffer.nbytes == 8 else f"{buffer.name}[{view.low // 8}]"
             name += f" of CTA {cta}" if len(view.array) > 1 else ""
             found = buffer.barriers[key] = Barrier(name, self.machine.findings, buffer.allocation)
+            self.program.barriers.append(found)
         return found
 
     def issue(self, engine: str, pool: Pool, body: Callable[[Agent], None], after: Agent | None = None) -> Agent:
         """Start a copy that knows what this role knows."""
         clock = self.clock.copy()
         if after is not None:
-            clock = marked(clock, after.lane, after.epoch)
+            clock.mark(after.lane, after.epoch)
         lane, epoch = pool.take(clock)
-        agent = Agent(engine, self.place(), marked(clock, lane, epoch), (lane, epoch), body)
+        clock.mark(lane, epoch)
+        agent = Agent(engine, self.place(), clock, (lane, epoch), body)
         agent.after, agent.cta = after, self.program.cta
         self.advance()
         if engine == "TMA load":
@@ -148,10 +155,11 @@ class Task:
     def issue_product(self, body: Callable[[Agent], None], engine: str = "wgmma") -> Agent:
         """Start a matrix product; those of a role run in order, on one lane. Only wgmma is waited for by the role."""
         if self._product_lane < 0:
-            self._product_lane = self.machine.lanes.new(f"products of {self.role}")
+            self._product_lane = self.machine.lanes.new()
         self._product_epoch += 1
-        lane, epoch = self._product_lane, self._product_epoch
-        agent = Agent(engine, self.place(), marked(self.clock.copy(), lane, epoch), (lane, epoch), body)
+        lane, epoch, clock = self._product_lane, self._product_epoch, self.clock.copy()
+        clock.mark(lane, epoch)
+        agent = Agent(engine, self.place(), clock, (lane, epoch), body)
         last, agent.cta = self._last_product, self.program.cta
         agent.after = None if last is None or last.done else last
         self._last_product = agent
@@ -175,6 +183,8 @@ class Task:
         copies = [agent for group in [*self.groups, self.copies] for agent in group]
         for agent in [reader for reader, _ in self.stores[self.stores_read :]] + self.products + copies:
             self.machine.pending_at_exit(agent, "the role ends without waiting for it")
+        self.program.ended.append(state_of(self))
+        keep(self.machine, self.program)
 
 
 class TasksWait(Wait):

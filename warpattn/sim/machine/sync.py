@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from ..memory.clocks import Clock, covers, joined, knows, marked
+from ..memory.clocks import Clock
 from ..memory.findings import Finding, Findings, Place
 from .agents import Agent
 
@@ -89,7 +89,7 @@ class Barrier:
             self._fault(text, place)
             arrivals = self.pending
         self.pending -= arrivals
-        self.collected = clock.copy() if self.collected is None else joined(self.collected, clock)
+        self.collected = _added(self.collected, clock)
         self._advance(place)
 
     def expect(self, nbytes: int) -> None:
@@ -101,19 +101,19 @@ class Barrier:
             return
         self.landed += nbytes
         if self.collected is None:
-            self.collected = agent.clock * 0
-        self.collected = marked(self.collected, agent.lane, agent.epoch)
+            self.collected = agent.clock.empty()
+        self.collected.mark(agent.lane, agent.epoch)
         self._advance(agent.place)
 
     def awaited(self, parity: int, role: Role) -> int:
         """Note a role's wait for the phase of this parity, which is the current one or the last; the phase."""
         phase, place = self.phase - ((self.phase ^ parity) & 1), role.place()
         before = self._past.get(phase - 1)
-        if before is not None and not covers(role.clock, before):
+        if before is not None and not role.clock.covers(before):
             text = f"{place} waits for {_spelled(phase)} of barrier {self.name}, and nothing orders it after the end of"
             text += f" phase {phase - 1}: on the card it may pass at once, as if {_spelled(phase - 2)} were meant"
             self.findings.add(Finding("PhaseRace", text, (place,), barrier=self.name, phase=phase))
-        self._waits[role.lane, phase] = int(role.clock[0, role.lane]), place
+        self._waits[role.lane, phase] = role.clock.epoch(role.lane), place
         return phase
 
     def _advance(self, place: Place) -> None:
@@ -124,7 +124,9 @@ class Barrier:
         self.pending = self.count
         self.expected = self.landed = 0
         if self.collected is not None:
-            self.released = self.collected if self.released is None else joined(self.collected, self.released)
+            if self.released is not None:
+                self.collected.join(self.released)
+            self.released = self.collected
         if self.released is not None:
             self._past[self.phase - 1] = self.released
         self._past.pop(self.phase - 3, None)
@@ -136,7 +138,7 @@ class Barrier:
             if phase == self.phase:
                 continue
             del self._waits[lane, phase]
-            if self.collected is None or not knows(self.collected, lane, epoch):
+            if self.collected is None or not self.collected.knows(lane, epoch):
                 text = f"{waiting} waits for {_spelled(phase)} of barrier {self.name}, and nothing orders the end of"
                 text += f" phase {self.phase} by {place} after that: on the card the wait may miss both"
                 self.findings.add(Finding("PhaseRace", text, (waiting, place), barrier=self.name, phase=phase))
@@ -162,12 +164,20 @@ class NamedBarrier:
         """`threads` more have arrived; false if that exceeds what the barrier takes."""
         fits = self.arrived + threads <= needed
         self.arrived += threads
-        self.collected = clock.copy() if self.collected is None else joined(self.collected, clock)
+        self.collected = _added(self.collected, clock)
         if self.arrived >= needed:
             self.arrived = 0
             self.generation += 1
             self.released, self.collected = self.collected, None
         return fits
+
+
+def _added(collected: Clock | None, clock: Clock) -> Clock:
+    """What arrivals know, with what one more knows."""
+    if collected is None:
+        return clock.copy()
+    collected.join(clock)
+    return collected
 
 
 def all_but_newest(items: list[T], allowed: int) -> list[T]:

@@ -18,6 +18,7 @@ KINDS = (
     "MissingFence",
     "StepLimit",
     "AssertionFailed",
+    "DivisionByZero",
 )
 
 
@@ -91,9 +92,11 @@ class Findings:
     def __init__(self) -> None:
         self._found: dict[tuple, Finding] = {}
         self._notes: dict[tuple, Finding] = {}
+        self.added = 0
 
     def add(self, finding: Finding) -> None:
         """Report a fault."""
+        self.added += 1
         self._add(finding, self._found)
 
     def note(self, finding: Finding) -> None:

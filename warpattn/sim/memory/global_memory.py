@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .clocks import Clock, knows
+from .clocks import PRECEDING, Clock
 from .findings import Finding, Findings, Place
 
 _SHIFT = 40
@@ -51,6 +51,7 @@ class GlobalBuffer:
         self.name, self.address, self.nbytes, self.granule = name, address, nbytes, granule
         self.base = (number << _SHIFT) + _MIDDLE
         self.bytes = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
+        self._typed: dict[Any, np.ndarray] = {}
         cells = -(-nbytes // granule)
         self.last_write = np.full(cells, -1, np.int64)
         self.last_read = np.full(cells, -1, np.int64)
@@ -58,6 +59,14 @@ class GlobalBuffer:
         self.updates: list[Update] = []
         self.has_writes = False
         self.released: dict[int, Clock] = {}  # byte -> what a reader of the last atomic there learns
+
+    def elements(self, dtype: Any) -> np.ndarray:
+        """The bytes as elements of a type, as far as there are whole ones."""
+        found = self._typed.get(dtype)
+        if found is None:
+            size = np.dtype(dtype).itemsize
+            found = self._typed[dtype] = self.bytes[: self.nbytes // size * size].view(dtype)
+        return found
 
 
 class Part(NamedTuple):
@@ -77,17 +86,17 @@ class GlobalMemory:
         self.owners: list[Any] = []  # of the buffers' bytes: alive as long as the run
         self.places: dict[int, Place] = {}  # lane*2^32+epoch of a write, read or atomic -> where; the newest per lane
         self._lanes: dict[int, Place] = {}
-        self._preceding = -1  # lane of the preceding launch, if it writes anything
+        self._preceded = False  # whether the preceding launch writes anything
 
     def add(self, name: str, address: int, nbytes: int, granule: int) -> GlobalBuffer:
         buffer = GlobalBuffer(len(self.buffers) + 1, name, address, nbytes, granule)
         self.buffers.append(buffer)
         return buffer
 
-    def mark_preceding_writes(self, buffer: GlobalBuffer, cells: np.ndarray, lane: int) -> None:
-        """Record cells as written by the preceding launch, in epoch 1 of `lane`."""
-        packed = lane << 32 | 1
-        self._preceding = lane
+    def mark_preceding_writes(self, buffer: GlobalBuffer, cells: np.ndarray) -> None:
+        """Record cells as written by the preceding launch."""
+        packed = PRECEDING << 32 | 1
+        self._preceded = True
         buffer.has_writes = True
         buffer.last_write[cells] = packed
         self.places[packed] = Place("the preceding launch", ())
@@ -95,9 +104,9 @@ class GlobalMemory:
     def in_flux(self, buffer: GlobalBuffer, cells: np.ndarray, who: Toucher) -> np.ndarray | None:
         """Which cells the preceding launch may still be writing, as far as `who` knows; None if it is known to have
         ended or writes nothing."""
-        if self._preceding < 0 or who.clock[0][self._preceding]:
+        if not self._preceded or who.clock.preceded:
             return None
-        return buffer.last_write[cells] >> 32 == self._preceding
+        return buffer.last_write[cells] >> 32 == PRECEDING
 
     def find(self, address: int) -> GlobalBuffer | None:
         """The buffer whose neighbourhood an address lies in."""
@@ -108,8 +117,8 @@ class GlobalMemory:
         """What the addresses reach, a part for each buffer; those outside every buffer are reported and left out."""
         buffer = self.find(int(addresses.flat[0]))
         if buffer is not None:
-            offsets = addresses - buffer.base
-            if ((offsets >= 0) & (offsets <= buffer.nbytes - itemsize)).all():
+            offsets, room = addresses - buffer.base, buffer.nbytes - itemsize + 1
+            if room > 0 and int(offsets.view(np.uint64).max()) < room:  # what is negative is huge there
                 return [Part(buffer, offsets, None)]
         parts, flat = [], addresses.reshape(-1)
         numbers = flat >> _SHIFT
@@ -203,15 +212,23 @@ class GlobalMemory:
                 number = update.before
 
     def _check(self, packed: np.ndarray, who: Toucher, how: str, before: str, buffer: GlobalBuffer) -> None:
-        known = who.clock[0]
-        lanes, epochs = packed >> 32, packed & _EPOCH
+        if packed.max(initial=-1) < 0:
+            return
+        lanes = packed >> 32
         ordered = (packed < 0) | (lanes == who.lane)
-        inside = lanes < len(known)
-        ordered |= inside & (known[np.where(inside, lanes, 0)] >= epochs)
+        if not ordered.all():
+            ordered |= who.clock.known(lanes, packed & _EPOCH)
         if ordered.all():
             return
         bad = np.flatnonzero(~ordered.reshape(-1))
         self._race(who, how, (len(bad), int(packed.reshape(-1)[bad[0]]), before), buffer)
+
+    def report_collision(self, part: Part, who: Toucher, lost: np.ndarray, size: int) -> None:
+        """Lanes of one store have written different values to one address: which one stays is chance."""
+        at = int(part.offsets.reshape(-1)[np.flatnonzero(lost)[0]])
+        text = f"{who.place} writes different values from several lanes to {np.count_nonzero(lost)} elements of "
+        text += f"{part.buffer.name}, the first at byte {at}: which of them stays is chance"
+        self.findings.add(Finding("Race", text, (who.place,), part.buffer.name, (at, at + size)))
 
     def _race(self, who: Toucher, how: str, earlier: tuple[int, int, str], buffer: GlobalBuffer) -> None:
         """Report a conflict; earlier: of how many elements, with which access, and what that did."""
@@ -225,4 +242,4 @@ class GlobalMemory:
 def _ordered(who: Toucher, packed: int) -> bool:
     """Whether an earlier access happened before the present one."""
     lane, epoch = packed >> 32, packed & _EPOCH
-    return lane == who.lane or knows(who.clock, lane, epoch)
+    return lane == who.lane or who.clock.knows(lane, epoch)

@@ -19,7 +19,7 @@ import numpy as np
 from ..errors import SimulationError
 from ..ir.formats import memory_dtype
 from ..ir.valuetypes import Type
-from .clocks import Clock, knows
+from .clocks import Clock
 from .findings import Finding, Findings, Place
 
 POISON = 0xFF  # a NaN in every float format, -1 as an integer
@@ -94,7 +94,7 @@ class SharedBuffer:
             if old.cta != access.cta or not (view is old.view or view.meets(old.view)):
                 kept.append(old)
                 continue
-            ordered = old.lane == access.lane or knows(clock, old.lane, old.epoch)
+            ordered = old.lane == access.lane or clock.knows(old.lane, old.epoch)
             if access.writes or old.writes:
                 if not ordered:
                     self._race(access, old)
@@ -121,7 +121,7 @@ class SharedBuffer:
         self.findings.add(self._conflict("Race", text, new, old))
 
     def _fence(self, new: Access, old: Access, clock: Clock) -> None:
-        if knows(clock, old.lane, old.epoch, row=1):
+        if clock.knows(old.lane, old.epoch, row=1):
             return
         text = (
             f"{new.place} reaches {self.named(new)} through the asynchronous proxy after {old.place} wrote it with "

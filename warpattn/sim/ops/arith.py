@@ -19,7 +19,10 @@ import numpy as np
 from ..ir.formats import as_register, bitcast, register_dtype, rounder, unsigned, wrap
 from ..ir.module import Op
 from ..ir.valuetypes import Type, parse_type
+from ..machine.pending import poisoned
 from ..machine.registry import plain
+from ..memory.findings import Finding, Place
+from ..memory.shared import Missing
 
 _ERF = np.vectorize(math.erf, otypes=[np.float64])
 
@@ -93,8 +96,34 @@ def _float(op: Op) -> Callable[..., Any]:
     return lambda *xs: as_register(narrow(np.asarray(function(*xs)).astype(dtype, copy=False)), kind)
 
 
+_DIVISIONS = {
+    "arith.divsi", "arith.remsi", "arith.floordivsi", "arith.ceildivsi",
+    "arith.divui", "arith.remui", "arith.ceildivui",
+}  # fmt: skip
+
+
+def _undefined_by_zero(op: Op, run: Callable[..., Any]) -> Callable[..., Any]:
+    """A division whose results by zero are undefined: a finding where one of them is used."""
+    if op.name not in _DIVISIONS:
+        return run
+
+    def divided(a: Any, b: Any) -> Any:
+        zero = b == 0
+        if not np.any(zero):
+            return run(a, b)
+        fault = Finding("DivisionByZero", f"the integer division at {op.where} is by zero", (Place("", op.frames),))
+        return poisoned(run(a, b), Missing(np.broadcast_to(zero, np.broadcast_shapes(np.shape(a), np.shape(b))), fault))
+
+    return divided
+
+
 @plain(*_INTEGER)
 def _integer(op: Op) -> Callable[..., Any]:
+    return _undefined_by_zero(op, _exact(op))
+
+
+def _exact(op: Op) -> Callable[..., Any]:
+    """Integer arithmetic that wraps around."""
     array, scalar = _INTEGER[op.name]
     kind = op.type
     if kind.kind == "scalar" and scalar is not None:
@@ -126,7 +155,7 @@ def _unsigned(op: Op) -> Callable[..., Any]:
             result if result.dtype == np.bool_ else result.astype(unsigned(np.zeros(1, dtype)).dtype).view(dtype), kind
         )
 
-    return run
+    return _undefined_by_zero(op, run)
 
 
 _COMPARE = {

@@ -14,7 +14,7 @@ from ..ir.module import Op
 from ..ir.parts import barrier_copies
 from ..machine.registry import blocking, tasked
 from ..machine.sync import BarrierWait
-from ..memory.clocks import marked
+from ..memory.clocks import PRECEDING
 from ..memory.findings import Finding
 from ..memory.shared import MemDesc
 
@@ -130,7 +130,7 @@ def _preceding_launch(op: Op) -> Callable[..., Any]:
     """The preceding launch has ended, and what it wrote can be seen."""
 
     def run(task: Any) -> None:
-        task.clock = marked(task.clock, task.machine.preceding, 1)
+        task.clock.mark(PRECEDING, 1)
 
     return run
 

@@ -13,7 +13,7 @@ from ..ir.module import Op
 from ..machine.agents import Agent
 from ..machine.registry import blocking, plain, tasked
 from ..machine.sync import AgentWait, all_but_newest
-from ..memory.clocks import Clock, marked
+from ..memory.clocks import Clock
 from ..memory.descriptor import make_descriptor
 from ..memory.global_memory import Toucher
 from ..memory.shared import Access, MemDesc
@@ -77,7 +77,7 @@ def _wait(op: Op) -> Callable[..., Any]:
         if not wait.ready():
             yield wait
         for agent in agents:
-            task.clock = marked(task.clock, agent.lane, agent.epoch, fenced=False)
+            task.clock.mark(agent.lane, agent.epoch, fenced=False)
         del task.groups[: len(over)]
 
     return run

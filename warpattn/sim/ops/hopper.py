@@ -20,7 +20,6 @@ from ..machine.agents import Agent
 from ..machine.pending import Pending, opened, poisoned, used
 from ..machine.registry import blocking, plain, tasked
 from ..machine.sync import AgentWait, Barrier, all_but_newest
-from ..memory.clocks import marked
 from ..memory.descriptor import Descriptor, make_descriptor
 from ..memory.global_memory import Toucher
 from ..memory.shared import Access, MemDesc, Missing, either, of_product
@@ -30,7 +29,7 @@ from .reductions import update_of
 @tasked("ttng.fence_async_shared")
 def _fence(op: Op) -> Callable[..., Any]:
     def run(task: Any) -> None:
-        task.clock[1] = task.clock[0]
+        task.clock.fence()
         task.advance()
 
     return run
@@ -143,7 +142,7 @@ def _store_wait(op: Op) -> Callable[..., Any]:
         if not wait.ready():
             yield wait
         for agent in agents:
-            task.clock = marked(task.clock, agent.lane, agent.epoch)
+            task.clock.mark(agent.lane, agent.epoch)
         task.stores_waited(len(over), read_only)
 
     return run
@@ -227,7 +226,7 @@ def _products_done(task: Any, allowed: int) -> Any:
     if not wait.ready():
         yield wait
     if over:
-        task.clock = marked(task.clock, over[-1].lane, over[-1].epoch)
+        task.clock.mark(over[-1].lane, over[-1].epoch)
         for agent in over:
             agent.number = -1  # waited for
         del task.products[: len(over)]

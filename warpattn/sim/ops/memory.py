@@ -15,7 +15,6 @@ from ..ir.parts import from_registers, limited, local, to_registers
 from ..ir.valuetypes import Type, parse_type
 from ..machine.pending import opened, poisoned
 from ..machine.registry import blocking, tasked
-from ..memory.clocks import joined
 from ..memory.global_memory import GlobalBuffer, GlobalMemory, Part, Toucher
 from ..memory.shared import MemDesc, SharedBuffer
 
@@ -99,15 +98,14 @@ def _anything(bits: np.ndarray, where: np.ndarray, chance: Random) -> np.ndarray
 
 
 def _bits(buffer: Any, offsets: np.ndarray, dtype: Any, size: int) -> np.ndarray:
-    if size == 1 or not (offsets % size).any():
-        whole = buffer.nbytes // size * size
-        return buffer.bytes[:whole].view(dtype)[offsets // size]
+    if size == 1 or not (offsets & (size - 1)).any():
+        return buffer.elements(dtype)[offsets // size]
     return buffer.bytes[offsets[:, None] + np.arange(size)].view(dtype)[:, 0]
 
 
 def _cells(buffer: Any, offsets: np.ndarray, size: int) -> np.ndarray:
     if size <= buffer.granule:
-        return offsets // buffer.granule
+        return offsets >> (buffer.granule.bit_length() - 1)
     return (offsets[:, None] // buffer.granule + np.arange(size // buffer.granule)).reshape(-1)
 
 
@@ -115,13 +113,16 @@ def _cells(buffer: Any, offsets: np.ndarray, size: int) -> np.ndarray:
 def _store(op: Op) -> Callable[..., Any]:
     kind = pointee(op.inputs[0])
     dtype, size = memory_dtype(kind.elem), kind.itemsize
+    words = np.dtype(f"u{size}")  # compared as bits: a NaN is itself
     limit = limited(op, op.inputs[0], once=True)
 
     def run(task: Any, pointers: Any, values: Any, mask: Any = None) -> None:
         if limit is not None:
             mask = limit(mask, task.program.cta)
         addresses, wanted = _lanes(pointers, mask)
-        bits = np.broadcast_to(encode(np.asarray(values, register_dtype(kind.elem)), kind.elem), addresses.shape)
+        bits = encode(np.asarray(values, register_dtype(kind.elem)), kind.elem)
+        if bits.shape != addresses.shape:
+            bits = np.broadcast_to(bits, addresses.shape)
         if wanted is not None:
             addresses, bits = addresses[wanted], bits[wanted]
         else:
@@ -134,17 +135,20 @@ def _store(op: Op) -> Callable[..., Any]:
         for part in memory.resolve(addresses, size, who, "writes"):
             written = bits if part.chosen is None else bits[part.chosen]
             memory.touch(part.buffer, _cells(part.buffer, part.offsets, size), who, "write")
-            _put(part.buffer, part.offsets, np.ascontiguousarray(written).view(dtype), size)
+            written = np.ascontiguousarray(written).view(dtype)
+            _put(part.buffer, part.offsets, written, size)
+            lost = _bits(part.buffer, part.offsets, words, size) != written.view(words)
+            if lost.any():
+                memory.report_collision(part, who, lost, size)
 
     return run
 
 
 def _put(buffer: Any, offsets: np.ndarray, bits: np.ndarray, size: int) -> None:
-    raw = bits.reshape(-1, 1).view(np.uint8)
-    if size == 1:
-        buffer.bytes[offsets] = raw[:, 0]
+    if not (offsets & (size - 1)).any():
+        buffer.elements(bits.dtype)[offsets // size] = bits.reshape(-1)
     else:
-        buffer.bytes[offsets[:, None] + np.arange(size)] = raw
+        buffer.bytes[offsets[:, None] + np.arange(size)] = bits.reshape(-1, 1).view(np.uint8)
 
 
 _UPDATES: dict[str, Callable[[Any, Any], Any]] = {
@@ -225,14 +229,17 @@ def _atomic(task: Any, kind: Type, order: str, pointers: Any, mask: Any, update:
         new = update(value if kind.is_float else int(value), int(i))
         _put(buffer, offsets, np.asarray(encode(np.asarray([new], register_dtype(kind.elem)), kind.elem)), size)
         if order in ("acq_rel", "release"):
-            buffer.released[at] = joined(task.clock.copy(), buffer.released.get(at, task.clock))
+            known = task.clock.copy()
+            if order == "release" and at in buffer.released:  # who acquires knows it already
+                known.join(buffer.released[at])
+            buffer.released[at] = known
             task.advance()
     return as_register(old.reshape(addresses.shape)[()], kind)
 
 
 def _acquired(task: Any, buffer: GlobalBuffer, at: int) -> Toucher:
     """A role learns what the updates of an address have released."""
-    task.clock = joined(task.clock, buffer.released[at])
+    task.clock.join(buffer.released[at])
     return task.toucher()
 
 

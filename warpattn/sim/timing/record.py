@@ -12,8 +12,6 @@ from functools import lru_cache
 from random import Random
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ..ir.module import Block, Module, Op, parse_module
 from ..link import link
 from ..machine.agents import Agent, Queue
@@ -64,7 +62,7 @@ class Log:
         self.events: list[Event] = []
         self.started: list[Started] = []
         self.epoch = 0
-        self.known = np.zeros(0, np.int32)
+        self.known = task.clock.empty()
 
     @property
     def role(self) -> str:
@@ -96,7 +94,7 @@ class Recorder(Queue):
         if log is None:
             log = self.logs[task.lane] = Log(task)
             self._note(log, task, None, FREE)
-        elif task.clock[0, task.lane] != log.epoch:
+        elif task.clock.epoch(task.lane) != log.epoch:
             self._note(log, task, None, FREE)
         name = task.role.removesuffix(task.program.name)
         if name != log.names[-1]:
@@ -110,15 +108,13 @@ class Recorder(Queue):
         self.acting = None
 
     def _note(self, log: Log, task: Any, op: Op | None, price: Price) -> None:
-        needs, row = (), task.clock[0]
-        if len(row) != len(log.known):
-            log.known = np.pad(log.known, (0, len(row) - len(log.known)))
+        needs = ()
         if op is None or op.kind != PLAIN:
-            new = np.flatnonzero(row > log.known)
-            needs = tuple((int(lane), int(row[lane])) for lane in new if lane != log.lane)
-            if len(new):
-                log.known = row.copy()
-        epoch = int(row[log.lane])
+            new = task.clock.since(log.known)
+            needs = tuple(each for each in new if each[0] != log.lane)
+            if new:
+                log.known = task.clock.copy()
+        epoch = task.clock.epoch(log.lane)
         if needs or log.started or price is not FREE or epoch != log.epoch:
             log.events.append(Event(op, needs, price, tuple(log.started), epoch))
             log.started, log.epoch = [], epoch

@@ -1,0 +1,86 @@
+"""Where a run has left its programs: each role's last operations, what it waits for, and each barrier's phase."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ..ir.locations import Frame
+from .sync import Barrier
+
+LAST = 12  # operations of a role
+KEPT = 8  # programs of a run: the first, and those beside which something was found
+
+
+class Event(NamedTuple):
+    """An operation of a role, in the run's step of that number."""
+
+    step: int
+    op: str
+    frames: tuple[Frame, ...]
+
+
+class RoleState(NamedTuple):
+    """A role at the end of the run: whether it has ended, else what it waits for, and its last operations."""
+
+    role: str
+    ended: bool
+    waits: str
+    events: tuple[Event, ...]
+
+
+class BarrierState(NamedTuple):
+    """A barrier at the end of the run, in its current phase: arrivals and bytes that it has and needs."""
+
+    name: str
+    live: bool
+    phase: int
+    arrived: int
+    count: int
+    landed: int
+    expected: int
+
+
+class ProgramState(NamedTuple):
+    """A CTA of a program of the grid."""
+
+    index: tuple[int, int, int]
+    cta: int
+    roles: tuple[RoleState, ...]
+    barriers: tuple[BarrierState, ...]
+
+
+def state_of(task: Any) -> RoleState:
+    """A role as it is now."""
+    events = tuple(Event(step, op.name, op.frames) for step, op in task.events)
+    return RoleState(task.role, task.done, "" if task.wait is None else task.wait.describe(), events)
+
+
+def keep(run: Any, program: Any) -> None:
+    """A role of a program has ended: keep the program for the report if it is of interest."""
+    new = not run.kept or run.findings.added != program.findings_before
+    if new and len(run.kept) < KEPT and program not in run.kept:
+        run.kept.append(program)
+
+
+def states(run: Any) -> tuple[ProgramState, ...]:
+    """The programs that were kept, and those that have not ended."""
+    running: dict[int, list[RoleState]] = {}
+    programs = {id(program): program for program in run.kept}
+    for task in run.tasks:
+        if id(task.program) in programs or len(programs) < 2 * KEPT:
+            programs.setdefault(id(task.program), task.program)
+            running.setdefault(id(task.program), []).append(state_of(task))
+    return tuple(
+        ProgramState(
+            program.index,
+            program.cta,
+            (*running.get(key, ()), *program.ended),
+            tuple(map(_barrier, program.barriers)),
+        )
+        for key, program in programs.items()
+    )
+
+
+def _barrier(barrier: Barrier) -> BarrierState:
+    b = barrier
+    return BarrierState(b.name, b.live, b.phase, b.count - b.pending, b.count, b.landed, b.expected)
