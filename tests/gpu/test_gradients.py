@@ -68,13 +68,8 @@ def test_compiled_and_recomputed(how):
 
 
 def test_what_has_no_gradient_is_one_error():
-    q = torch.zeros(1, 64, 2, 192, device="cuda", dtype=torch.bfloat16)
-    wa.attention(q, q, q)
-    bias = torch.zeros(64, 64, device="cuda", requires_grad=True)
-    with pytest.raises(wa.AttentionError, match="a tensor captured by the score requires a gradient"):
-        wa.attention(q, q, q, score=wa.Bias(bias))
-    q.requires_grad_()
-    with pytest.raises(wa.AttentionError, match=r'q, k and v require gradients.*backend="reference"'):
-        wa.attention(q, q, q)
-    with torch.no_grad():
-        wa.attention(q, q, q)
+    inputs = replace(BASE, kind="paged", seq_q=4, lens_k=(70, 5), page_size=16).build("cuda")
+    assert isinstance(inputs.sequence, wa.PagedKV)
+    wa.attention_paged(inputs.q, inputs.sequence)
+    with pytest.raises(wa.AttentionError, match=r'q requires a gradient.*backend="reference"'):
+        wa.attention_paged(inputs.q.requires_grad_(), inputs.sequence)

@@ -3,11 +3,13 @@
 Rows of all tiles are keys, columns queries, so that P and dS are the left operands of dV += P · dO and dK += dS · Q
 without leaving their registers. For each query tile, `│` being waits for products:
 
-      dP = V · dOᵀ   dV += P · dO   │   dS = P · dP   │   dS to shared memory   dK += dS · Q   S' = K · Q'ᵀ   │ │   P'
+      dV += P · dO   dP = V · dOᵀ   │   dS = P · dP   dK += dS · Q   dS to shared memory   S' = K · Q'ᵀ   │ │   P'
 
 where the accumulators of S and dP begin with what belongs to each row, -lse / scale and -delta. The last tile has no
 S'. P is kept rounded and packed: registers are the limit (208 a thread; dK and dV alone take 128 at head dim 128), and
-a value that lives longer by one step makes the assembler wait after every product.
+a value that lives longer by one step makes the assembler wait after every product. dP is multiplied by
+P when dV is done, too, or the assembler copies P. The numbers of the rows, which an accumulator begins with, are loaded
+while another product runs: a load takes 200 to 350 cycles beside products that read shared memory (H100).
 """
 
 from triton.experimental import gluon
@@ -49,7 +51,7 @@ def attend_role(ctx, wg: gl.constexpr):
     visit = read_visit(ctx, state)
     if visit.row >= 0:
         rings.k.consumer_wait(consumer_state(1))
-        s = warpgroup_mma_wait(0, deps=(start_scores(ctx, state, wg),))
+        s = warpgroup_mma_wait(0, deps=(start_scores(ctx, state, first_scores(ctx, state), wg),))
         weights = attend(ctx, s, state, visit, wg)
         rings.v.consumer_wait(consumer_state(1))
         while visit.more():
@@ -57,7 +59,9 @@ def attend_role(ctx, wg: gl.constexpr):
             following = state.step()
             rings.q.consumer_wait(following)
             visit = read_visit(ctx, following)
-            s = start_scores(ctx, following, wg)
+            s = first_scores(ctx, following)
+            hand_over(ctx, ds, state, wg)
+            s = start_scores(ctx, following, s, wg)
             dk = warpgroup_mma_wait(1, deps=(dk, ds))[0]
             rings.q.consumer_release(state)
             s = warpgroup_mma_wait(0, deps=(s,))
@@ -65,6 +69,7 @@ def attend_role(ctx, wg: gl.constexpr):
             sums = Sums(dk, dv)
             state = following
         dk, dv, ds = start_tile(ctx, sums, weights, state, wg)
+        hand_over(ctx, ds, state, wg)
         sums = Sums(warpgroup_mma_wait(0, deps=(dk, ds))[0], dv)
     smem = rings.v.tile(consumer_state(1), wg)  # nobody else reads this part of V
     store_keys(ctx, ctx.tensors.dv, (sums.dv,), smem, wg * config.rows)
@@ -73,50 +78,74 @@ def attend_role(ctx, wg: gl.constexpr):
 
 @gluon.jit
 def start_tile(ctx, sums, weights, state, wg: gl.constexpr):
-    """dP, dV and dS of a tile, and start dK: (dK, which may be read after a wait; dV; packed dS)."""
+    """dV, dP and dS of a tile, and start dK: (dK, which may be read after a wait; dV; packed dS). dV begins while the
+    numbers that dP begins with are loaded."""
     config: gl.constexpr = ctx.config
     rings = ctx.rings
     rings.do.consumer_wait(state)
-    dp = start_value_scores(ctx, state, wg)
     do = rings.do.tile(state).reshape([config.block_m, config.padded_v])
     dv = warpgroup_mma(operand(weights.p, config, config.padded_v), do, sums.dv, is_async=True)
-    dp = warpgroup_mma_wait(1, deps=(dp,))
-    product = fp32(weights.p, config) * dp
+    dp = start_value_scores(ctx, state, row_numbers(ctx, rings.delta, state), wg)
+    dp, dv, p = warpgroup_mma_wait(0, deps=(dp, dv, weights.p))
+    product = fp32(p, config) * dp
     if len(weights.slope) == 1:
         product = product * fp32(weights.slope[0], config)
-    # dS takes the registers of P: nothing is packed before dV has read P.
-    dv, _, product = warpgroup_mma_wait(0, deps=(dv, weights.p, product))
     rings.do.consumer_release(state)
     ds = pack(as_quads(product), element_type(config.element))
-    rings.ds.producer_acquire(PipelineState(state.index, state.phase ^ 1, STAGES))
-    rings.ds.tile(state, wg).store(tile_of(ds, config))
-    fence_async_shared()
-    rings.ds.producer_commit(state)
     q = rings.q.tile(state).reshape([config.block_m, config.padded_qk])
     dk = warpgroup_mma(operand(ds, config, config.padded_qk), q, sums.dk, is_async=True)
     return dk, dv, ds
 
 
 @gluon.jit
-def start_scores(ctx, q_state, wg: gl.constexpr):
-    """Start S = K · Qᵀ [64, M], plus -lse / scale unless a score function has to see S itself."""
-    config: gl.constexpr = ctx.config
-    k = ctx.rings.k.tile(consumer_state(1), wg).reshape([config.rows, config.padded_qk])
-    q = ctx.rings.q.tile(q_state).reshape([config.block_m, config.padded_qk]).permute((1, 0))
-    if ctx.mods.score is None:
-        return warpgroup_mma(k, q, row_numbers(ctx, ctx.rings.shift, q_state), is_async=True)
-    else:
-        zero = gl.zeros([config.rows, config.block_m], gl.float32, accumulator_layout(config.block_m))
-        return warpgroup_mma(k, q, zero, use_acc=False, is_async=True)
+def hand_over(ctx, ds, state, wg: gl.constexpr):
+    """dS of a tile to `reduce`, while dK takes it from the registers."""
+    rings = ctx.rings
+    rings.ds.producer_acquire(PipelineState(state.index, state.phase ^ 1, STAGES))
+    rings.ds.tile(state, wg).store(tile_of(ds, ctx.config))
+    fence_async_shared()
+    rings.ds.producer_commit(state)
 
 
 @gluon.jit
-def start_value_scores(ctx, do_state, wg: gl.constexpr):
-    """Start dP = V · dOᵀ - delta [64, M]."""
+def first_scores(ctx, q_state):
+    """What the accumulator of S begins with: -lse / scale unless a score function has to see S itself."""
+    if ctx.mods.score is None:
+        return row_numbers(ctx, ctx.rings.shift, q_state)
+    else:
+        layout: gl.constexpr = accumulator_layout(ctx.config.block_m)
+        return gl.zeros([ctx.config.rows, ctx.config.block_m], gl.float32, layout)
+
+
+@gluon.jit
+def start_scores(ctx, q_state, first, wg: gl.constexpr):
+    """Start S = K · Qᵀ + first [64, M]."""
     config: gl.constexpr = ctx.config
-    v = ctx.rings.v.tile(consumer_state(1), wg).reshape([config.rows, config.padded_v])
+    k = held_tile(ctx.rings.k, q_state, wg).reshape([config.rows, config.padded_qk])
+    q = ctx.rings.q.tile(q_state).reshape([config.block_m, config.padded_qk]).permute((1, 0))
+    return warpgroup_mma(k, q, first, use_acc=ctx.mods.score is None, is_async=True)
+
+
+@gluon.jit
+def start_value_scores(ctx, do_state, delta, wg: gl.constexpr):
+    """Start dP = V · dOᵀ + delta [64, M]."""
+    config: gl.constexpr = ctx.config
+    v = held_tile(ctx.rings.v, do_state, wg).reshape([config.rows, config.padded_v])
     do = ctx.rings.do.tile(do_state).reshape([config.block_m, config.padded_v]).permute((1, 0))
-    return warpgroup_mma(v, do, row_numbers(ctx, ctx.rings.delta, do_state), is_async=True)
+    return warpgroup_mma(v, do, delta, is_async=True)
+
+
+@gluon.jit
+def held_tile(ring, state, part: gl.constexpr):
+    """Tile `part` of a ring of one slot, at an address computed in every tile, in uniform registers, from the state of
+    another ring. Of a constant address the compiler keeps a descriptor for each step of a product, which spills."""
+    return ring.smem.index(nothing(state) * ring.parts + part)
+
+
+@gluon.jit
+def nothing(state):
+    """0, as far as the compiler knows another number in every tile: what is computed from it stays in its loop."""
+    return state.index >> 8
 
 
 @gluon.jit
@@ -137,9 +166,12 @@ def attend(ctx, s, q_state, visit, wg: gl.constexpr):
     dtype: gl.constexpr = element_type(config.element)
     keys = ctx.keys
     mods = ctx.mods
-    key = keys.first + wg * config.rows
+    key = keys.first + wg * config.rows + nothing(q_state)  # so that no comparison is kept for all tiles
     k = (key + gl.arange(0, config.rows, gl.SliceLayout(1, layout)))[:, None]
-    q = (visit.row + keys.seq_k - keys.seq_q + gl.arange(0, config.block_m, gl.SliceLayout(0, layout)))[None, :]
+    # A thread has the columns 8 j + {0, 1} beside its first: apart from it they are constants of the code, together
+    # with it 16 registers.
+    column = gl.arange(0, config.block_m, gl.SliceLayout(0, layout))
+    q = (visit.row + keys.seq_k - keys.seq_q + (column & 7) + (column & -8))[None, :]
     slope = s
     if ctx.slope is not None:
         slope = ctx.slope(s * ctx.scale, visit.b, visit.h, q, k, keys.seq_q, keys.seq_k, mods.score_args)

@@ -17,7 +17,17 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from ...nvidia.pipelines import PipelineState, consumer_state
 from ...pieces.softmax import as_quads, pack
 from ..layouts import accumulator_layout, element_type
-from .attend import attend, fp32, operand, start_scores, start_value_scores, tile_of, zeros
+from .attend import (
+    attend,
+    first_scores,
+    fp32,
+    operand,
+    row_numbers,
+    start_scores,
+    start_value_scores,
+    tile_of,
+    zeros,
+)
 from .context import STAGES, read_visit
 from .epilogue import store_keys
 
@@ -36,7 +46,7 @@ def weigh_role(ctx):
     visit = read_visit(ctx, state)
     if visit.row >= 0:
         rings.k.consumer_wait(consumer_state(1))
-        s = warpgroup_mma_wait(0, deps=(start_scores(ctx, state, 0),))
+        s = warpgroup_mma_wait(0, deps=(start_scores(ctx, state, first_scores(ctx, state), 0),))
         rings.q.consumer_release(state)
         weights = attend(ctx, s, state, visit, 0)
         while visit.more():
@@ -46,7 +56,7 @@ def weigh_role(ctx):
             following = state.step()
             rings.q.consumer_wait(following)
             visit = read_visit(ctx, following)
-            s = start_scores(ctx, following, 0)
+            s = start_scores(ctx, following, first_scores(ctx, following), 0)
             dv = wait_parts(1, pending, weights.p)
             rings.do.consumer_release(state)
             s = warpgroup_mma_wait(0, deps=(s,))
@@ -95,13 +105,13 @@ def derive_role(ctx):
     if visit.row >= 0:
         rings.v.consumer_wait(consumer_state(1))
         rings.do.consumer_wait(state)
-        dp = warpgroup_mma_wait(0, deps=(start_value_scores(ctx, state, 0),))
+        dp = warpgroup_mma_wait(0, deps=(start_value_scores(ctx, state, row_numbers(ctx, rings.delta, state), 0),))
         rings.do.consumer_release(state)
         while visit.more():
             pending, ds = start_keys(ctx, dp, dk, state, ds_state)
             following = state.step()
             rings.do.consumer_wait(following)
-            dp = start_value_scores(ctx, following, 0)
+            dp = start_value_scores(ctx, following, row_numbers(ctx, rings.delta, following), 0)
             dk = wait_parts(1, pending, ds)
             rings.q.consumer_release(state)
             dp = warpgroup_mma_wait(0, deps=(dp,))

@@ -16,6 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from ...nvidia.pipelines import consumer_state
 from ..layouts import accumulator_layout
 from . import config as sizes
+from .attend import held_tile
 from .context import STAGES, read_visit
 
 ROWS = gl.constexpr(sizes.ROWS)
@@ -82,7 +83,7 @@ def query_gradients(ctx, state, part: gl.constexpr):
     parts: gl.constexpr = config.key_parts
     for wg in gl.static_range(parts):
         ds = ctx.rings.ds.tile(state, wg).permute((1, 0))
-        k = ctx.rings.k.tile(consumer_state(1), wg).reshape([config.rows, config.padded_qk])
+        k = held_tile(ctx.rings.k, state, wg).reshape([config.rows, config.padded_qk])
         if config.dq_parts > 1:
             k = k.slice(part * cols, cols, dim=1)
         dq = warpgroup_mma(ds, k, dq, use_acc=wg > 0, is_async=True)
