@@ -23,6 +23,7 @@ class Case:
     tokens: int = 1
     dim: int = 128
     dtype: str = "bfloat16"
+    kv_dtype: str = ""  # of keys and values, if they have 8 bits
     dim_v: int = 0  # in latent attention (MLA, absorbed): the values are these first columns of the keys
 
     @property
@@ -36,7 +37,7 @@ class Case:
 
     def bytes(self) -> int:
         """Bytes of the keys and values that are read, latents once."""
-        return 2 * (1 if self.dim_v else 2) * sum(self.lengths) * self.heads_kv * self.dim
+        return (1 if self.kv_dtype else 2) * (1 if self.dim_v else 2) * sum(self.lengths) * self.heads_kv * self.dim
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Inputs:
     v: Tensor
     table: Tensor | None
     lengths: Tensor
+    scale: Tensor | None = None  # of 8-bit keys and values
 
     def sequence(self, b: int) -> tuple[Tensor, Tensor]:
         """Keys and values (S, Hkv, D) of one sequence."""

@@ -54,7 +54,9 @@ def own_calls(layers: Sequence[Inputs], fields: dict[str, int]) -> list[Call]:
 
 def sequence_of(x: Inputs) -> Layout:
     """How the sequences lie in the keys."""
-    return Dense() if x.table is None else PagedKV(x.k, x.v, x.table, x.lengths)
+    if x.table is None:
+        return Dense(x.scale, x.scale)
+    return PagedKV(x.k, x.v, x.table, x.lengths, k_scale=x.scale, v_scale=x.scale)
 
 
 def public_call(x: Inputs) -> Call:
@@ -62,4 +64,5 @@ def public_call(x: Inputs) -> Call:
     sequence = sequence_of(x)
     if isinstance(sequence, PagedKV):
         return lambda: wa.attention_paged(x.q, sequence)
-    return lambda: wa.attention(x.q, x.k, x.v)
+    k, v = (x.k, x.v) if x.scale is None else (wa.Quantized(x.k, x.scale), wa.Quantized(x.v, x.scale))
+    return lambda: wa.attention(x.q, k, v)

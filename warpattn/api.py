@@ -31,12 +31,17 @@ Masks are aligned to the bottom right: query row i of a sequence sits at key pos
 no key gives 0 and an LSE of -inf (with sinks: 0 and the sink). Every function raises one AttentionError (a ValueError)
 that lists all broken rules before anything runs.
 
+Keys and values may have 8 bits where q has 16 or 32: plain tensors, `Quantized(values, scale)`, or pages of a `PagedKV`
+with k_scale and v_scale. They mean values · scale, computed in fp32. The Hopper decode kernels read them as they are.
+
 Kernels run on torch's current stream and may be captured into CUDA graphs. Inside of torch.compile(fullgraph=True)
 a call becomes one operator, which does not read the values of lengths, offsets and tables; broken rules are raised when
 the graph runs. There `~mask` has to be written outside of the compiled function.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -45,6 +50,7 @@ from warpattn.errors import AttentionError
 from warpattn.masks import Mask
 from warpattn.problem import Call, CheckedCall
 from warpattn.problem.backends import Backend
+from warpattn.quantized import Quantized, split
 from warpattn.runtime.execute import attend
 from warpattn.runtime.training.autograd import train
 from warpattn.runtime.training.from_results import differentiate
@@ -59,8 +65,8 @@ DENSE = Dense()
 
 def attention(
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    k: Tensor | Quantized,
+    v: Tensor | Quantized,
     *,
     mask: Mask | None = None,
     score: Score | None = None,
@@ -79,13 +85,17 @@ def attention(
     Returns out (B, Sq, Hq, Dv) in the dtype of q; with return_lse also lse (B, Hq, Sq).
     Raises AttentionError listing every broken rule.
     """
-    return _attend(Call(q, k, v, DENSE, mask, score, sinks, scale, return_lse, out), backend)
+    sequence = DENSE
+    if isinstance(k, Quantized) or isinstance(v, Quantized):
+        (k, k_scale), (v, v_scale) = split(k), split(v)
+        sequence = Dense(k_scale, v_scale)
+    return _attend(Call(q, k, v, sequence, mask, score, sinks, scale, return_lse, out), backend)
 
 
 def attention_varlen(
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    k: Tensor | Quantized,
+    v: Tensor | Quantized,
     seq: Ragged,
     *,
     mask: Mask | None = None,
@@ -106,6 +116,9 @@ def attention_varlen(
     """
     if not isinstance(seq, Ragged):
         raise AttentionError(f"seq is a {type(seq).__name__}; seq must be a warpattn Ragged(cu_q, cu_k)")
+    if isinstance(k, Quantized) or isinstance(v, Quantized):
+        (k, k_scale), (v, v_scale) = split(k), split(v)
+        seq = replace(seq, k_scale=k_scale, v_scale=v_scale)
     return _attend(Call(q, k, v, seq, mask, score, sinks, scale, return_lse, out), backend)
 
 

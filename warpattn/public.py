@@ -18,6 +18,7 @@ from warpattn.masks import (
     Span,
 )
 from warpattn.problem.backends import Backend
+from warpattn.quantized import Quantized, quantize
 from warpattn.runtime.merging.states import merge_states
 from warpattn.scores import ALiBi, Bias, CustomScore, Score, SoftCap
 from warpattn.sequences import Dense, PagedKV, Ragged
@@ -49,6 +50,7 @@ __all__ = [
     "PagedKV",
     "PrefillPlan",
     "Prefix",
+    "Quantized",
     "Ragged",
     "Score",
     "SlidingWindow",
@@ -67,6 +69,7 @@ __all__ = [
     "maximum",
     "merge_states",
     "minimum",
+    "quantize",
     "tanh",
     "to_float",
     "to_int",

@@ -8,6 +8,8 @@ walk the batch one sequence at a time, which is how the reference reads it:
     PagedKV    q (B, Sq, Hq, D)      pages (num_pages, page_size, Hkv, D | Dv)
                key t of sequence b is row t % page_size of page block_table[b, t // page_size], for t < lengths[b]
     PagedRagged  q as Ragged, keys as PagedKV: prompts and single new tokens of an engine's step in one batch
+
+Keys and values of 8 bits may have scales (quantized.py), of the shapes that belong to k and v.
 """
 
 from __future__ import annotations
@@ -22,11 +24,10 @@ from torch import Tensor
 
 from warpattn.errors import Rules
 from warpattn.inputs import is_tensor, kind_of, number
+from warpattn.quantized import dequantized
+from warpattn.sequence_rules import check_bound, check_index, check_offsets, check_shared, check_table
 
 __all__ = ["Dense", "PagedKV", "PagedRagged", "Ragged", "Sequence", "Sizes"]
-
-INDEX_DTYPE = torch.int32
-
 
 @dataclass(frozen=True)
 class Sizes:
@@ -52,9 +53,22 @@ class Sequence:
         """The tensors of attention by the names the caller knows them by, in the order query, key, value."""
         return {"q": q, "k": k, "v": v}
 
+    k_scale: Tensor | None = None
+    v_scale: Tensor | None = None
+    scale_names: ClassVar[tuple[str, str]] = ("k.scale", "v.scale")
+
     def indices(self) -> dict[str, Tensor]:
-        """Tensors of offsets, lengths and tables, by name."""
-        return {}
+        """Tensors of offsets, lengths and tables by name, then the scales."""
+        return self.scales()
+
+    def scales(self) -> dict[str, Tensor]:
+        """Scales of 8-bit keys and values that are given, by name."""
+        named = zip(self.scale_names, (self.k_scale, self.v_scale), strict=True)
+        return {name: scale for name, scale in named if scale is not None}
+
+    def __post_init__(self) -> None:
+        if self.v_scale is not None and self.v_scale is self.k_scale:  # each tensor of a call is an object of its own
+            object.__setattr__(self, "v_scale", self.v_scale.detach())
 
     def bounds(self) -> tuple[int | None, ...]:
         """Promised upper bounds of lengths."""
@@ -84,10 +98,12 @@ class Sequence:
         return (sizes.batch, sizes.heads_q, sizes.seq_q)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Dense(Sequence):
     """A batch of equally long sequences: q (B, Sq, Hq, D), k (B, Sk, Hkv, D), v (B, Sk, Hkv, Dv), any strides."""
 
+    k_scale: Tensor | None = None
+    v_scale: Tensor | None = None
     kind: ClassVar[str] = "dense"
 
     def check(self, rules: Rules, q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -108,6 +124,7 @@ class Dense(Sequence):
         return Sizes(batch, seq_q, k.shape[1], heads_q, k.shape[2], dim_qk, v.shape[3])
 
     def walk(self, q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        k, v = dequantized(k, self.k_scale), dequantized(v, self.v_scale)
         yield from zip(q, k, v, strict=True)
 
 
@@ -117,16 +134,19 @@ class Ragged(Sequence):
 
     cu_q: int32 (B + 1,), row offsets of the queries: 0, ascending, ending at total_q. cu_k: the same for keys and
     values; None when they share cu_q. max_q, max_k: upper bounds of the lengths, so that nothing is read back from a
-    GPU to find them; None when unknown.
+    GPU to find them; None when unknown. k_scale, v_scale: of 8-bit keys and values that are no `Quantized`.
     """
 
     cu_q: Tensor
     cu_k: Tensor | None = None
     max_q: int | None = None
     max_k: int | None = None
+    k_scale: Tensor | None = None
+    v_scale: Tensor | None = None
     kind: ClassVar[str] = "ragged"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("max_q", "max_k"):  # NumPy's ints and tensors without dimensions become ints
             bound = getattr(self, name)
             if bound is not None and type(bound) is not int:
@@ -134,15 +154,16 @@ class Ragged(Sequence):
                 object.__setattr__(self, name, bound if known is None else known)
 
     def indices(self) -> dict[str, Tensor]:
-        return {"seq.cu_q": self.cu_q} | ({} if self.cu_k is None else {"seq.cu_k": self.cu_k})
+        return {"seq.cu_q": self.cu_q} | ({} if self.cu_k is None else {"seq.cu_k": self.cu_k}) | self.scales()
 
     def bounds(self) -> tuple[int | None, ...]:
         return (self.max_q, self.max_k)
 
     def check(self, rules: Rules, q: Tensor, k: Tensor, v: Tensor) -> bool:
-        offsets = [_check_index(rules, name, x, "batch + 1") for name, x in self.indices().items()]
-        _check_bound(rules, "max_q", self.max_q)
-        _check_bound(rules, "max_k", self.max_k)
+        named = [("seq.cu_q", self.cu_q), *([] if self.cu_k is None else [("seq.cu_k", self.cu_k)])]
+        offsets = [check_index(rules, name, x, "batch + 1") for name, x in named]
+        check_bound(rules, "max_q", self.max_q)
+        check_bound(rules, "max_k", self.max_k)
         if all(offsets):
             what = f"seq.cu_q has shape {tuple(self.cu_q.shape)}"
             rules.require(len(self.cu_q) >= 1, what, "seq.cu_q must hold batch + 1 offsets")
@@ -161,15 +182,16 @@ class Ragged(Sequence):
         return all(offsets)
 
     def check_values(self, rules: Rules, sizes: Sizes) -> None:
-        _check_offsets(rules, "q", self.cu_q, sizes.seq_q, self.max_q)
+        check_offsets(rules, "q", self.cu_q, sizes.seq_q, self.max_q)
         keys = self.cu_q if self.cu_k is None else self.cu_k
-        _check_offsets(rules, "q" if self.cu_k is None else "k", keys, sizes.seq_k, self.max_k)
+        check_offsets(rules, "q" if self.cu_k is None else "k", keys, sizes.seq_k, self.max_k)
 
     def sizes(self, q: Tensor, k: Tensor, v: Tensor) -> Sizes:
         total_q, heads_q, dim_qk = q.shape
         return Sizes(len(self.cu_q) - 1, total_q, len(k), heads_q, k.shape[1], dim_qk, v.shape[2])
 
     def walk(self, q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        k, v = dequantized(k, self.k_scale), dequantized(v, self.v_scale)
         rows = self.cu_q.tolist()
         keys = rows if self.cu_k is None else self.cu_k.tolist()
         for b in range(len(rows) - 1):
@@ -191,6 +213,9 @@ class PagedKV(Sequence):
     block_table: int32 (B, max_pages), the pages of each sequence in order; entries past a sequence's length are never
     read. lengths: int32 (B,), keys of each sequence, 0 allowed. The last query row sits at the last key.
 
+    Pages of 8-bit values: k_scale, v_scale fp32, each of shape (), (Hkv,), (num_pages, page_size, Hkv) or (num_pages,
+    page_size, Hkv, blocks) with blocks of 64 or 128 columns; None is 1.
+
     shared_pages: a promise that so many first pages are the same in all rows of the table, and that all queries come
     after them, as after a common system prompt. It changes no result: `attention_paged` then reads them once for the
     whole batch (cascade attention), with no mask or `Causal` and no score or `SoftCap`. Others and plans do not use it.
@@ -201,13 +226,16 @@ class PagedKV(Sequence):
     block_table: Tensor
     lengths: Tensor
     shared_pages: int = 0
+    k_scale: Tensor | None = None
+    v_scale: Tensor | None = None
     kind: ClassVar[str] = "paged"
+    scale_names: ClassVar[tuple[str, str]] = ("kv.k_scale", "kv.v_scale")
 
     def operands(self, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]:
         return {"q": q, "kv.k_pages": self.k_pages, "kv.v_pages": self.v_pages}
 
     def indices(self) -> dict[str, Tensor]:
-        return {"kv.block_table": self.block_table, "kv.lengths": self.lengths}
+        return {"kv.block_table": self.block_table, "kv.lengths": self.lengths} | self.scales()
 
     def check(self, rules: Rules, q: Tensor, k: Tensor, v: Tensor) -> bool:
         query = rules.tensor("q", q, "batch", "seq", "heads", "head_dim")
@@ -216,8 +244,8 @@ class PagedKV(Sequence):
 
     def check_indices(self, rules: Rules, like: tuple[str, int] | None) -> bool:
         """Note every broken rule of table and lengths; `like`: the name of what has the batch, and that batch."""
-        table = _check_index(rules, "kv.block_table", self.block_table, "batch", "max_pages")
-        lengths = _check_index(rules, "kv.lengths", self.lengths, "batch")
+        table = check_index(rules, "kv.block_table", self.block_table, "batch", "max_pages")
+        lengths = check_index(rules, "kv.lengths", self.lengths, "batch")
         for ok, name, x in ((table, "block_table", self.block_table), (lengths, "lengths", self.lengths)):
             if ok and like is not None:
                 what, batch = f"kv.{name} has shape {tuple(x.shape)}", f"the batch of {like[0]}, {like[1]}, rows"
@@ -245,29 +273,10 @@ class PagedKV(Sequence):
         return q is not None
 
     def check_values(self, rules: Rules, sizes: Sizes, queries: list[int] | None = None) -> None:
-        lengths, table = self.lengths.tolist(), self.block_table.cpu()
-        pages = self.k_pages.shape[0]
-        for b, length in enumerate(lengths):
-            rule = f"a length must be within 0 .. {sizes.seq_k}, the keys that {table.shape[1]} pages hold"
-            if not rules.require(0 <= length <= sizes.seq_k, f"kv.lengths[{b}] is {length}", rule):
-                continue
-            used = table[b, : -(-length // sizes.page_size)]
-            outside = ((used < 0) | (used >= pages)).nonzero().flatten().tolist()
-            if outside:
-                what = f"kv.block_table[{b}, {outside[0]}] is {int(used[outside[0]])}"
-                rules.require(False, what, f"a page in use must be within 0 .. {pages - 1}, the pages of the cache")
-        self._check_shared(rules, [sizes.seq_q] * sizes.batch if queries is None else queries)
-
-    def _check_shared(self, rules: Rules, queries: list[int]) -> None:
-        """Note sequences with queries that break the promise of `shared_pages`."""
-        live = [b for b, count in enumerate(queries) if count and self.shared_pages]
-        keys, own = self.shared_pages * self.k_pages.shape[1], self.block_table[:, : self.shared_pages]
-        for b in live:
-            rule = f"sequences {live[0]} and {b} begin with other pages"
-            what, length = f"kv.shared_pages is {self.shared_pages}", int(self.lengths[b])
-            rules.require(torch.equal(own[b], own[live[0]]), what, rule)
-            rule = f"the {queries[b]} queries of sequence {b}, with {length} keys, must come after those {keys}"
-            rules.require(length - queries[b] >= keys, what, rule)
+        check_table(rules, self.lengths.tolist(), self.block_table.cpu(), self.k_pages)
+        queries = [sizes.seq_q] * sizes.batch if queries is None else queries
+        shared = (self.shared_pages, self.shared_pages * self.k_pages.shape[1])
+        check_shared(rules, queries, self.lengths, self.block_table[:, : self.shared_pages], shared)
 
     def sizes(self, q: Tensor, k: Tensor, v: Tensor) -> Sizes:
         batch, seq_q, heads_q, dim_qk = q.shape
@@ -284,7 +293,15 @@ class PagedKV(Sequence):
         page_size = self.k_pages.shape[1]
         for b, length in enumerate(self.lengths.tolist()):
             used = self.block_table[b, : -(-length // page_size)].long()
-            yield self.k_pages[used].flatten(0, 1)[:length], self.v_pages[used].flatten(0, 1)[:length]
+            pairs = ((self.k_pages, self.k_scale), (self.v_pages, self.v_scale))
+            k, v = (_rows_of_pages(pages, scale, used, length) for pages, scale in pairs)
+            yield k, v
+
+
+def _rows_of_pages(pages: Tensor, scale: Tensor | None, used: Tensor, length: int) -> Tensor:
+    """The first `length` keys or values (Sk, Hkv, dim) of the pages `used`."""
+    scale = scale[used].flatten(0, 1)[:length] if scale is not None and scale.ndim > 1 else scale
+    return dequantized(pages[used].flatten(0, 1)[:length], scale)
 
 
 @dataclass(frozen=True, eq=False)
@@ -299,11 +316,20 @@ class PagedRagged(Sequence):
     kv: PagedKV
     queries: Ragged
     kind: ClassVar[str] = "paged-ragged"
+    scale_names: ClassVar[tuple[str, str]] = PagedKV.scale_names
 
     @property
     def cu_q(self) -> Tensor:
         """Row offsets of the queries."""
         return self.queries.cu_q
+
+    @property
+    def k_scale(self) -> Tensor | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.kv.k_scale
+
+    @property
+    def v_scale(self) -> Tensor | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.kv.v_scale
 
     def operands(self, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]:
         return self.kv.operands(q, k, v)
@@ -315,11 +341,14 @@ class PagedRagged(Sequence):
         return (self.queries.max_q,)
 
     def check(self, rules: Rules, q: Tensor, k: Tensor, v: Tensor) -> bool:
-        offsets = _check_index(rules, "seq.cu_q", self.cu_q, "batch + 1")
+        offsets = check_index(rules, "seq.cu_q", self.cu_q, "batch + 1")
         for name in ("cu_k", "max_k"):
             given = getattr(self.queries, name) is not None
             rules.require(not given, f"seq.{name} is given", "lengths say how many keys there are; it must be None")
-        _check_bound(rules, "max_q", self.queries.max_q)
+        for name in ("k_scale", "v_scale"):
+            given = getattr(self.queries, name) is not None
+            rules.require(not given, f"seq.{name} is given", f"scales of pages belong to kv.{name}; it must be None")
+        check_bound(rules, "max_q", self.queries.max_q)
         query = rules.tensor("q", q, "total", "heads", "head_dim")
         batch = len(self.cu_q) - 1 if offsets else 0
         if offsets:
@@ -329,7 +358,7 @@ class PagedRagged(Sequence):
         return self.kv.check_pages(rules, q if query else None) and offsets and indices
 
     def check_values(self, rules: Rules, sizes: Sizes) -> None:
-        _check_offsets(rules, "q", self.cu_q, sizes.seq_q, self.queries.max_q)
+        check_offsets(rules, "q", self.cu_q, sizes.seq_q, self.queries.max_q)
         self.kv.check_values(rules, sizes, self.cu_q.diff().tolist())
 
     def sizes(self, q: Tensor, k: Tensor, v: Tensor) -> Sizes:
@@ -351,12 +380,6 @@ class PagedRagged(Sequence):
         return self.queries.lse_shape(sizes)
 
 
-def _check_bound(rules: Rules, name: str, bound: object) -> None:
-    """Rules of a promised upper bound."""
-    ok = bound is None or (isinstance(bound, int) and not isinstance(bound, bool) and bound >= 0)
-    rules.require(ok, f"seq.{name} is {kind_of(bound)}", f"seq.{name} must be None or an int of at least 0")
-
-
 def _check_heads(rules: Rules, q: Tensor, k: Tensor, v: Tensor, k_name: str, v_name: str) -> None:
     """Rules of heads and head dimensions, which are the last two axes in every kind."""
     heads_q, heads_k, heads_v = q.shape[-2], k.shape[-2], v.shape[-2]
@@ -375,25 +398,3 @@ def _check_heads(rules: Rules, q: Tensor, k: Tensor, v: Tensor, k_name: str, v_n
 def _check_rank(rules: Rules, name: str, x: Tensor, axes: tuple[str, ...]) -> bool:
     """Whether x is a tensor with one dimension for each axis; only one that is not costs a sentence."""
     return (is_tensor(x) and x.ndim == len(axes)) or rules.tensor(name, x, *axes)
-
-
-def _check_index(rules: Rules, name: str, value: Tensor, *axes: str) -> bool:
-    """Rules of a tensor of offsets, lengths or pages."""
-    if not rules.tensor(name, value, *axes):
-        return False
-    return rules.require(value.dtype == INDEX_DTYPE, f"{name} has dtype {value.dtype}", f"{name} must be torch.int32")
-
-
-def _check_offsets(rules: Rules, side: str, offsets: Tensor, total: int, bound: int | None) -> None:
-    """Values of row offsets: 0, ascending, ending at the total, no length over the promised bound."""
-    name, host = f"seq.cu_{side}", offsets.tolist()
-    rules.require(host[0] == 0, f"{name}[0] is {host[0]}", f"{name} must start at 0")
-    rules.require(host[-1] == total, f"{name}[-1] is {host[-1]}", f"{name} must end at the rows it divides, {total}")
-    for b, (start, stop) in enumerate(pairwise(host)):
-        what = f"{name}[{b}] is {start} and {name}[{b + 1}] is {stop}"
-        if not rules.require(start <= stop, what, f"{name} must never descend"):
-            return
-        if bound is not None:
-            what = f"seq.max_{side} is {bound}"
-            if not rules.require(stop - start <= bound, what, f"sequence {b} has {stop - start} rows by {name}"):
-                return

@@ -17,7 +17,7 @@ from graphlib import CycleError, TopologicalSorter
 
 ROOT = "warpattn"
 
-VALUES = {"inputs", "errors", "language", "scores", "sequences", "masks"}
+VALUES = {"inputs", "errors", "language", "scores", "quantized", "sequences", "masks"}
 HOST = VALUES | {"problem"}
 PIECES = {"kernels.topology", "kernels.pieces"}
 NVIDIA = HOST | PIECES | {"kernels.nvidia"}
@@ -37,7 +37,9 @@ ALLOWED: dict[str, set[str]] = {
     "sim.host": {"sim", "sim.errors", "sim.memory", "sim.machine"},
     "language": {"inputs", "errors"},
     "scores": {"inputs", "errors", "language"},
-    "sequences": {"inputs", "errors"},
+    "quantized": {"inputs", "errors"},
+    "sequence_rules": {"inputs", "errors"},
+    "sequences": {"inputs", "errors", "quantized", "sequence_rules"},
     "masks": {"inputs", "errors", "language", "scores"},
     "reference": VALUES,
     "problem": VALUES,

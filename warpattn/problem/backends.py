@@ -34,6 +34,18 @@ class BackwardLimits:
 
 
 @dataclass(frozen=True)
+class EightBitLimits:
+    """What kernels take of 8-bit keys and values."""
+
+    dtypes: tuple[torch.dtype, ...]
+    kinds: tuple[str, ...]  # of sequences
+    scales: tuple[str | int | None, ...]  # what a scale may belong to
+    tokens: int  # queries of a sequence at most
+    columns: int  # head dims are multiples of it
+    rows: int  # and pages are
+
+
+@dataclass(frozen=True)
 class Limits:
     """Limits of the kernels of one architecture. Head dims between multiples of 8 are filled up to the next."""
 
@@ -41,14 +53,19 @@ class Limits:
     max_dim: int
     latent: bool = False  # whether decode takes `LATENT` head dims, too
     backward: BackwardLimits | None = None  # None: no gradients
+    eight_bit: EightBitLimits | None = None  # None: none
 
 
 LATENT = (576, 512)  # head dims of queries and values in absorbed latent attention (MLA)
 LATENT_TOKENS = 16  # query tokens of a sequence at most, with these
 EVERY_KIND = ("dense", "ragged", "paged")
 BACKWARD_SM90 = BackwardLimits(("dense", "ragged"), 256, deterministic=True)
+EIGHT_BIT_SM90 = EightBitLimits(
+    (torch.float8_e4m3fn, torch.float8_e5m2), ("dense", "paged", "paged-ragged"), (None, "tensor", "head"), tokens=16,
+    columns=16, rows=8,
+)  # fmt: skip
 LIMITS = {
-    "sm90": Limits((*EVERY_KIND, "paged-ragged"), 256, latent=True, backward=BACKWARD_SM90),
+    "sm90": Limits((*EVERY_KIND, "paged-ragged"), 256, latent=True, backward=BACKWARD_SM90, eight_bit=EIGHT_BIT_SM90),
     "sm100": Limits(EVERY_KIND, 128, latent=True),
     "gfx942": Limits(EVERY_KIND, 256, latent=True),
     "gfx950": Limits(EVERY_KIND, 256, latent=True),

@@ -23,7 +23,7 @@ class Element:
         return "*i8" if self.dtype is torch.bool else f"*{self.name}"
 
 
-FP8 = Element("fp8e4nv", torch.float8_e4m3fn, 1)  # of tile sizes only: no kernel reads it
+FP8 = Element("fp8e4nv", torch.float8_e4m3fn, 1)
 FP16 = Element("fp16", torch.float16, 2)
 BF16 = Element("bf16", torch.bfloat16, 2)
 FP32 = Element("fp32", torch.float32, 4)
@@ -39,7 +39,13 @@ ELEMENTS = (
     FP32,
     Element("fp64", torch.float64, 8),
 )
-ELEMENT_OF = {element.dtype: element for element in ELEMENTS}
+EIGHT_BIT_ELEMENTS = (  # of keys and values; nothing else that kernels read has them
+    FP8,
+    Element("fp8e5", torch.float8_e5m2, 1),
+    Element("fp8e4b8", torch.float8_e4m3fnuz, 1),
+    Element("fp8e5b16", torch.float8_e5m2fnuz, 1),
+)
+ELEMENT_OF = {element.dtype: element for element in ELEMENTS + EIGHT_BIT_ELEMENTS}
 
 
 def element_of(dtype: torch.dtype) -> Element:

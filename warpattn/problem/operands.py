@@ -28,8 +28,9 @@ LEAST_SCALE = 2.0**-100  # below it the kernel's own c = scale * log2(e) is no p
 # right for positive scales only: others take this one.
 IDENTITY = Program((("sym", "float", "s"),), ())
 COPY_RULE = (
-    "q, k, v and out stay where they are if their last stride is 1, the others are multiples of 8 elements above 0, "
-    "their head dim is a multiple of 8, and they start at a multiple of 16 bytes; a tensor that does not is copied once"
+    "q, k, v and out stay where they are if their last stride is 1, the others are multiples of 8 elements above 0 (16 "
+    "of 8 bits), their head dim is such a multiple, and they start at a multiple of 16 bytes; a tensor that does not "
+    "is copied once"
 )
 
 
@@ -57,10 +58,16 @@ def fitted(x: Operands) -> Operands:
 
 
 def addressable(x: Tensor) -> bool:
-    """Whether TMA can read or write a (B, S, H, D) tensor of two-byte elements in place, see `COPY_RULE`."""
+    """Whether TMA can read or write a (B, S, H, D) tensor in place, see `COPY_RULE`."""
     *outer, last = zip(x.shape, x.stride(), strict=True)
-    strides = last[1] == 1 and all(size == 1 or (stride > 0 and stride % RUN == 0) for size, stride in outer)
-    return strides and last[0] % RUN == 0 and x.data_ptr() % ALIGNMENT == 0
+    run = run_of(x)
+    strides = last[1] == 1 and all(size == 1 or (stride > 0 and stride % run == 0) for size, stride in outer)
+    return strides and last[0] % run == 0 and x.data_ptr() % ALIGNMENT == 0
+
+
+def run_of(x: Tensor) -> int:
+    """Elements of a run of 16 bytes; of fp32 and wider ones as of two-byte ones."""
+    return 2 * RUN if x.dtype.itemsize == 1 else RUN
 
 
 def described(x: Tensor) -> tuple[Hashable, ...]:
@@ -136,7 +143,7 @@ def hand_over(fitting: Operands, x: Operands) -> None:
 def packed(x: Tensor) -> Tensor:
     """A copy without gaps, rows filled up with zeros to whole runs."""
     size = x.shape[-1]
-    if size % RUN == 0:
+    if size % run_of(x) == 0:
         return x.clone(memory_format=PACKED)
     wide = x.new_zeros((*x.shape[:-1], whole_runs(size)))
     wide[..., :size] = x

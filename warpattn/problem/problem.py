@@ -40,6 +40,8 @@ class Problem:
     has_sinks: bool
     has_lse: bool
     max_q: int = 0  # queries of a sequence at most where `seq_q` is a total over pages, else 0
+    kv_dtype: torch.dtype | None = None  # of 8-bit keys and values; None: that of q
+    scales: tuple[str | int | None, str | int | None] = (None, None)  # of keys and values, see `granularity`
 
     @property
     def ragged_queries(self) -> bool:
@@ -53,8 +55,13 @@ class Problem:
 
     @property
     def element(self) -> Element:
-        """Of q, k, v and the output."""
+        """Of q and the output, and of k and v if these have no other."""
         return ELEMENT_OF[self.dtype]
+
+    @property
+    def kv_element(self) -> Element:
+        """Of k and v."""
+        return ELEMENT_OF[self.kv_dtype or self.dtype]
 
 
 @dataclass(slots=True, eq=False)

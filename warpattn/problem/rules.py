@@ -31,6 +31,7 @@ from warpattn.problem.backends import (
     USE_REFERENCE,
     chip_of,
 )
+from warpattn.problem.eight_bit import DTYPES, check_eight_bit, check_types, eight_bit_of
 from warpattn.problem.gradients import (
     check_backward,
     check_deterministic,
@@ -48,8 +49,8 @@ __all__ = ["MAX_SIZE", "check_limits", "check_sizes", "is_latent", "parts", "val
 
 MAX_SIZE = 2**31 - 1  # kernels count rows, keys, heads and sequences with 32 bits
 LATENT_WHERE = f"with head dims {LATENT[0]} and {LATENT[1]} (latent attention)"
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 FULL_PROGRAM = Full().program()  # without a mask
+ALIKE = tuple({dtype} for dtype in DTYPES)
 LARGEST_SCALE = torch.finfo(torch.float32).max
 USUAL_SCALES = (2.0**-100, 2.0**100)  # exponents are fp32, and with scales of 0 or below no row has its maximum first
 AS_IT_IS = CustomScore(lambda s, b, h, q, k: s).program()
@@ -72,7 +73,9 @@ def validate(call: Call, read_values: bool = True) -> CheckedCall:
     if score is None and backend != "reference" and not rules.broken and sizes is not None:
         low, high = USUAL_SCALES
         score = None if low < _scale(call) < high else AS_IT_IS  # applied to the scores before their maximum
-    _check_types(rules, tensors, call)
+    plain = {x.dtype for x in tensors.values()} in ALIKE and not call.sequence.scales()
+    if not plain:
+        check_types(rules, call, read_values and backend == "reference")
     if sizes is not None:
         _check_sinks(rules, call, sizes)
         _check_out(rules, call, sizes)
@@ -86,6 +89,8 @@ def validate(call: Call, read_values: bool = True) -> CheckedCall:
     if backend is not None and backend != "reference":
         arch = backend.removeprefix("simulate:")
         check_limits(rules, arch, call.sequence.kind, getattr(call.q, "dtype", None), sizes)
+        if sizes is not None and not plain and not rules.broken:
+            check_eight_bit(rules, arch, _problem(call, sizes, FULL_PROGRAM, None), names)
         if read_values and sizes is not None and LIMITS[arch].latent and is_latent(sizes):
             _check_latent_view(rules, call)
     on_host = backend is not None and (backend == "reference" or backend.startswith("simulate:"))
@@ -171,16 +176,6 @@ def _traced(rules: Rules, call: Call) -> tuple[MaskProgram | None, ScoreProgram 
     except AttentionError as error:
         rules.broken.extend(error.reasons)
         return None, None
-
-
-def _check_types(rules: Rules, tensors: dict[str, Tensor], call: Call) -> None:
-    """One supported dtype for q, k and v."""
-    for name, x in tensors.items():
-        if name == "q" and x.dtype not in DTYPES:
-            listed = ", ".join(str(dtype) for dtype in DTYPES)
-            rules.add(f"q has dtype {x.dtype}", f"q must be one of {listed}")
-        elif "q" in tensors and x.dtype != call.q.dtype:
-            rules.add(f"{name} has dtype {x.dtype}", f"{name} must have the dtype of q, {call.q.dtype}")
 
 
 def _check_devices(rules: Rules, call: Call, captured: list[Tensor]) -> None:
@@ -328,6 +323,7 @@ def _problem(call: Call, sizes: Sizes, mask: MaskProgram, score: ScoreProgram | 
         score=None if score is None else score.key,
         has_sinks=call.sinks is not None,
         has_lse=call.return_lse,
+        **({} if call.k.dtype == call.q.dtype else eight_bit_of(call)),
     )
 
 

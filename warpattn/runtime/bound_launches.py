@@ -262,7 +262,7 @@ def launch_all(launches: Sequence[Launch], device: int) -> BoundLaunches | None:
 
 def _extent(x: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shape and strides for a map; a dimension of one element may have any stride, so it gets one that maps take."""
-    packed = 8 * -(-x.shape[-1] // 8)
+    packed = 16 * -(-x.shape[-1] // 16)
     return tuple(x.shape), tuple([s if n > 1 else packed for n, s in zip(x.shape, x.stride(), strict=True)])
 
 
@@ -272,7 +272,7 @@ def layout_of(
     """The map of a tensor in boxes of the parameter; a row of a box is at most as long as its swizzle."""
     *outer, columns = parameter.box
     swizzle = parameter.swizzle
-    size = 4 if parameter.dtype == "fp32" else 2
+    size = {"fp32": 4, "fp8e4nv": 1, "fp8e5": 1}.get(parameter.dtype, 2)
     box = (*outer, min(columns, swizzle // size) if swizzle else columns)
     in_bytes = tuple([size * s for s in strides[:-1]])
     return cuda.TensorMapLayout(parameter.dtype, shape, in_bytes, box, swizzle, promotion)

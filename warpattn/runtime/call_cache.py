@@ -142,14 +142,20 @@ class CachedCall:
             lse = torch.empty(self._lse_shape, dtype=torch.float32, device=out.device)
             lse_at = lse.data_ptr()
         sequence = call.sequence
-        indices = () if type(sequence) is Dense else [x.data_ptr() for x in sequence.indices().values()]
+        indices = () if _is_plain(sequence) else [x.data_ptr() for x in sequence.indices().values()]
         bound((q_at, k_at, v_at, out_at, lse_at, sinks_at, *indices), values)
         return out if lse is None else (out, lse)
 
 
+def _is_plain(sequence: Sequence) -> bool:
+    """Whether a sequence has no tensors of its own."""
+    return type(sequence) is Dense and sequence.k_scale is None and sequence.v_scale is None
+
+
 def _layout(sequence: Sequence) -> Hashable:
     """What identifies where the sequences of a batch are, but for the values of offsets, lengths and tables."""
-    return (type(sequence), sequence.bounds(), *[described(x) for x in sequence.indices().values()])
+    named = sequence.indices()
+    return (type(sequence), sequence.bounds(), *named, *[described(x) for x in named.values()])
 
 
 def _identify(call: Call) -> tuple[Hashable, MaskProgram | None, ScoreProgram | None]:
@@ -182,6 +188,6 @@ def _identify(call: Call) -> tuple[Hashable, MaskProgram | None, ScoreProgram | 
         q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype,
         q.get_device(), k.get_device(), v.get_device(), mask_id, score_id, scale, call.return_lse, call.backend,
         None if sinks is None else described(sinks), None if out is None else described(out),
-        None if type(sequence) is Dense else _layout(sequence),
+        None if _is_plain(sequence) else _layout(sequence),
     )  # fmt: skip
     return key, mask_program, score_program

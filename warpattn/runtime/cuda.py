@@ -31,7 +31,7 @@ __all__ = [
 
 TENSOR_MAP_BYTES = 128
 INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: this thread has none yet
-_DATA_TYPES = {"fp16": 6, "fp32": 7, "bf16": 9}  # CUtensorMapDataType
+_DATA_TYPES = {"fp16": 6, "fp32": 7, "bf16": 9, "fp8e4nv": 0, "fp8e5": 0}  # CUtensorMapDataType
 _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # CUtensorMapSwizzle by bytes
 _L2_PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}  # CUtensorMapL2promotion by bytes
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES

@@ -14,6 +14,7 @@ from warpattn.language.nodes import reads
 from warpattn.problem import CheckedCall, Problem
 from warpattn.problem.arch import ARCHS, Arch
 from warpattn.problem.backward import CheckedBackward, Gradients
+from warpattn.problem.eight_bit import check_eight_bit
 from warpattn.problem.gradients import check_backward
 from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, Launch, PlanOptions
 from warpattn.problem.operands import RUN, Operands, whole_runs
@@ -45,7 +46,8 @@ class Plan:
         p = self.problem
         lines = [
             f"{self.kernel} on {self.arch}: batch {p.batch}, seq {p.seq_q} x {p.seq_k}, "
-            f"heads {p.heads_q}/{p.heads_kv}, head dim {p.dim_qk}/{p.dim_v}, {str(p.dtype).removeprefix('torch.')}",
+            f"heads {p.heads_q}/{p.heads_kv}, head dim {p.dim_qk}/{p.dim_v}, {str(p.dtype).removeprefix('torch.')}"
+            + (f", keys and values {str(p.kv_dtype).removeprefix('torch.')}" if p.kv_dtype else ""),
             *(f"  {line}" for line in self.choice.lines()),
             *(f"  because {reason}" for reason in self.choice.reasons),
         ]
@@ -59,6 +61,7 @@ def plan(problem: Problem, arch: str = "sm90") -> Plan:
     rules = Rules()
     check_sizes(rules, problem)
     check_limits(rules, arch, problem.kind, problem.dtype, problem)
+    check_eight_bit(rules, arch, problem)
     rules.done()
     filled = _filled(problem)
     choice = _family(arch).choose(filled, ARCHS[arch])

@@ -34,6 +34,7 @@ from warpattn.problem.operands import (
     captured_values,
     whole_runs,
 )
+from warpattn.quantized import Quantized, split
 from warpattn.reference import reference
 from warpattn.runtime import cuda
 from warpattn.runtime.bound_launches import BoundLaunches
@@ -44,6 +45,7 @@ from warpattn.sequences import Dense, PagedKV, PagedRagged, Ragged, Sequence
 __all__ = ["DecodePlan", "PrefillPlan", "Result", "ServingPlan"]
 
 Result = Tensor | tuple[Tensor, Tensor]
+Pair = tuple[Tensor | Quantized, Tensor | Quantized]
 
 
 # What may not change of a tensor from step to step: shape (without the rows if they vary), strides, dtype, device,
@@ -115,7 +117,7 @@ class ServingPlan:
         self._extents = (extent(self.out), *(0 if x is None else extent(x) for x in read))
         self._like = (
             *(_like(x, rows_vary and (x is q or not fewer_sequences)) for x in operands.values()),
-            *(_like(x, fewer_sequences) for x in indices.values()),
+            *(_like(x, fewer_sequences and name not in call.sequence.scale_names) for name, x in indices.items()),
         )
         self._like_out = _like(self.out, rows_vary)
         launches = checked.backend != "reference" and checked.problem.seq_k > 0 and self.out.numel() > 0
@@ -203,8 +205,8 @@ class DecodePlan(ServingPlan):
     """Attention of new tokens over a cache, planned for tensors like `q` and `kv`.
 
     q (B, S, Hq, D): S new tokens a sequence (1 to 16 run on the decode kernel, more on prefill). kv: pages as for
-    `attention_paged`, or a pair of dense k (B, Sk, Hkv, D) and v (B, Sk, Hkv, Dv). With `batch_invariant` a sequence's
-    result has the same bits whatever else is in the batch, at some cost in speed.
+    `attention_paged`, or a pair of dense k (B, Sk, Hkv, D) and v (B, Sk, Hkv, Dv), each perhaps a `Quantized`. With
+    `batch_invariant` a sequence's result has the same bits whatever else is in the batch, at some cost in speed.
 
     With `kv_ready_before_dependency` you promise that lengths, block table, tensors of masks, and all keys and values
     but the last S of a sequence (dense: the last S rows of k and v) were written before the kernel that precedes the
@@ -220,7 +222,7 @@ class DecodePlan(ServingPlan):
     def __init__(
         self,
         q: Tensor,
-        kv: PagedKV | tuple[Tensor, Tensor],
+        kv: PagedKV | Pair,
         *,
         mask: Mask | None = None,
         score: Score | None = None,
@@ -241,27 +243,28 @@ class DecodePlan(ServingPlan):
         super().__init__(call, PlanOptions(batch_invariant, kv_ready_before_dependency or cache_settled))
         self._paged = isinstance(kv, PagedKV)
 
-    def __call__(self, q: Tensor, kv: PagedKV | tuple[Tensor, Tensor], out: Tensor | None = None) -> Result:
+    def __call__(self, q: Tensor, kv: PagedKV | Pair, out: Tensor | None = None) -> Result:
         """out (B, S, Hq, Dv), the plan's own or the given one; with return_lse also lse (B, Hq, S).
 
         Shapes, strides and dtypes are those of the plan; AttentionError names the first that is not.
         """
         if isinstance(kv, PagedKV) and self._paged:
-            return self._run((q, kv.k_pages, kv.v_pages, kv.block_table, kv.lengths), kv, out)
+            return self._run((q, kv.k_pages, kv.v_pages, kv.block_table, kv.lengths, *kv.scales().values()), kv, out)
         k, v, sequence = _cache(kv)
         if self._paged or isinstance(sequence, PagedKV):
             rule = "a PagedKV" if self._paged else "a pair of dense k and v"
             raise AttentionError(f"kv is a {type(kv).__name__}; the plan was made for {rule}")
-        return self._run((q, k, v), sequence, out)
+        return self._run((q, k, v, *sequence.scales().values()), sequence, out)
 
 
-def _cache(kv: PagedKV | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, PagedKV | Dense]:
+def _cache(kv: PagedKV | Pair) -> tuple[Tensor, Tensor, PagedKV | Dense]:
     """Keys, values, and their layout."""
     if isinstance(kv, PagedKV):
         return kv.k_pages, kv.v_pages, kv
     if not isinstance(kv, tuple) or len(kv) != 2:
         raise AttentionError(f"kv is a {type(kv).__name__}; it must be a PagedKV or a pair of dense k and v")
-    return *kv, Dense()
+    (k, k_scale), (v, v_scale) = split(kv[0]), split(kv[1])
+    return k, v, Dense(k_scale, v_scale)
 
 
 class PrefillPlan(ServingPlan):
@@ -291,7 +294,7 @@ class PrefillPlan(ServingPlan):
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, seq: Ragged, out: Tensor | None = None) -> Result:
         """out (total_q, Hq, Dv), a part of the plan's own or the given one; with return_lse also lse (Hq, total_q)."""
         indices = _ragged(seq).indices()
-        if len(indices) != len(self._names) - 3:
+        if tuple(indices) != self._names[3:]:
             rule = "seq.cu_k of its own" if "seq.cu_k" in self._names else "keys that share seq.cu_q"
             raise AttentionError(f"seq has {' and '.join(indices)}; the plan was made for {rule}")
         for name, most in (("max_q", self._bounds[0]), ("max_k", self._bounds[1])):

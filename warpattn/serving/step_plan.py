@@ -101,7 +101,7 @@ class StepPlan(ServingPlan):
         if self._bound is not None:
             for cell in self._batch:
                 cell.value = batch
-        tensors = (q, kv.k_pages, kv.v_pages, seq.cu_q, kv.block_table, kv.lengths)
+        tensors = (q, kv.k_pages, kv.v_pages, seq.cu_q, kv.block_table, kv.lengths, *kv.scales().values())
         return self._run(tensors, PagedRagged(kv, seq), out, sinks)
 
     def update(self, cu_q: Tensor, lengths: Tensor, block_table: Tensor) -> None:

@@ -17,6 +17,7 @@ from warpattn.problem import Call, validate
 from warpattn.problem.arch import ARCHS
 from warpattn.problem.launch import DEFAULT_OPTIONS, PlanOptions
 from warpattn.problem.operands import Operands
+from warpattn.quantized import quantize, saturated
 from warpattn.reference import reference
 from warpattn.scores import Score
 from warpattn.sequences import Dense, PagedKV
@@ -44,6 +45,8 @@ class Decode:
     invariant: bool = False
     kv_ready: bool = False  # before the preceding kernel ends: see `preceding_writes`
     behind: bool = False  # a preceding kernel still runs, as it does with `kv_ready`
+    stored: torch.dtype | None = None  # of 8-bit keys and values
+    per: tuple[str | int | None, str | int | None] = ("head", "head")  # what their scales belong to
     config: tuple[tuple[str, Any], ...] = ()  # fields that differ from the chosen configuration, see `with_fields`
     seed: int = 0
 
@@ -138,10 +141,31 @@ def tensors(case: Decode, first: Any = None) -> tuple[Tensor, tuple[Tensor, Tens
     for x, given in zip((q, k, v), first or (), strict=False):
         x[0, : given.shape[1]] = given[0]
     sinks = torch.randn(case.heads, generator=generator) if case.sinks else None
-    if not case.page:
-        return q, (k, v), Dense(), sinks
-    lengths = torch.tensor(case.lengths, dtype=torch.int32)
-    return q, (k, v), paged(k, v, lengths, case.page, generator), sinks
+    sequence: Dense | PagedKV = Dense()
+    if case.page:
+        lengths = torch.tensor(case.lengths, dtype=torch.int32)
+        sequence = paged(k, v, lengths, case.page, generator)
+    if case.stored is not None:
+        (k, v), sequence = in_eight_bits(case, k, v, sequence)
+    return q, (k, v), sequence, sinks
+
+
+def in_eight_bits(case: Decode, k: Tensor, v: Tensor, sequence: Dense | PagedKV) -> tuple[Any, Dense | PagedKV]:
+    """Keys and values of a case, whose heads have different sizes, in 8 bits; whatever no sequence owns stays NaN."""
+    assert case.stored is not None
+    size = torch.linspace(0.5, 6.0, case.heads_kv)[:, None]
+    given = (sequence.k_pages, sequence.v_pages) if isinstance(sequence, PagedKV) else (k, v)
+    made, scales = [], []
+    for x, per, factor in zip(given, case.per, (1.0, 0.2), strict=True):
+        x = x.float() * size * factor
+        known = quantize(x.nan_to_num(0.0), case.stored, per=per or "tensor")
+        values = known.values if per is not None else saturated(x.nan_to_num(0.0), case.stored)
+        made.append(values.float().masked_fill(x.isnan(), float("nan")).to(case.stored))
+        scales.append(known.scale if per is not None else None)
+    if isinstance(sequence, PagedKV):
+        pages = replace(sequence, k_pages=made[0], v_pages=made[1], k_scale=scales[0], v_scale=scales[1])
+        return (k, v), pages
+    return tuple(made), Dense(*scales)
 
 
 def paged(k: Tensor, v: Tensor, lengths: Tensor, page: int, generator: torch.Generator) -> PagedKV:

@@ -113,7 +113,7 @@ def make_card(monkeypatch: pytest.MonkeyPatch) -> Card:
         (bound_launches, "processors", lambda device: 100),
         (bound_launches, "_loaded", {}),
         (call_cache, "_known", {}),
-        (rules, "_choose_backend", lambda rules, call: "sm90"),
+        (rules, "choose_backend", lambda *_: "sm90"),
         (execute, "validate", validate),
     ):
         monkeypatch.setattr(owner, name, value)

@@ -83,7 +83,8 @@ def _fits(call: Call) -> bool:
     within = isinstance(table, Tensor) and table.ndim == 2 and len(table) > 0 and kv.shared_pages < table.shape[1]
     masked = call.mask is None or isinstance(call.mask, Full) or call.mask == Causal()
     scored = call.score is None or isinstance(call.score, SoftCap)
-    return within and masked and scored and (q.shape[-1], v.shape[-1]) != LATENT and call.k.shape[1] > 0
+    alike = k.dtype == q.dtype  # over 8 bits kernels take few queries of a sequence
+    return within and masked and scored and alike and (q.shape[-1], v.shape[-1]) != LATENT and call.k.shape[1] > 0
 
 
 def _takes(out: Tensor, shape: tuple[int, ...], read: tuple[Tensor | None, ...]) -> bool:

@@ -40,14 +40,14 @@ class Parsed(NamedTuple):
     mask: Mask
     score: Score | None
     tail: Tail
-    sequence: tuple[Any, ...]  # kind of the sequence, and its bounds
+    sequence: tuple[Any, ...]  # kind of the sequence, its bounds, and the names of its scales
 
 
 def write(call: Call, checked: CheckedCall, return_lse: bool) -> str:
     """The text of a call."""
     sequence = call.sequence
     tail = (float(checked.scale), return_lse, call.backend, call.deterministic)
-    layout = (sequence.kind, *sequence.bounds())
+    layout = (sequence.kind, *sequence.bounds(), *sequence.scales())
     return repr((checked.mask.key, checked.score.key if checked.score else None, tail, layout))
 
 
@@ -61,19 +61,23 @@ def read(text: str, mask_tensors: tuple[Tensor, ...], score_tensors: tuple[Tenso
     return _read_plain(text) if not (mask_tensors or score_tensors) else _parse(text, mask_tensors, score_tensors)
 
 
-def sequence_of(kind_and_bounds: tuple[Any, ...], k: Tensor, v: Tensor, indices: list[Tensor]) -> Sequence:
+def sequence_of(layout: tuple[Any, ...], k: Tensor, v: Tensor, indices: list[Tensor]) -> Sequence:
     """The sequence of a parsed call."""
-    kind, *bounds = kind_and_bounds
+    kind, *rest = layout
+    names = [each for each in rest if isinstance(each, str)]
+    bounds, count = rest[: len(rest) - len(names)], len(indices) - len(names)
+    given = dict(zip(names, indices[count:], strict=True))
+    scales = [given.get(name) for name in (PagedKV if kind.startswith("paged") else Sequence).scale_names]
     if kind == Dense.kind:
-        return DENSE
+        return Dense(*scales) if names else DENSE
     if kind == PagedKV.kind:
-        table, lengths = indices
-        return PagedKV(k, v, table, lengths)
-    cu_q, *cu_k = indices
+        table, lengths = indices[:count]
+        return PagedKV(k, v, table, lengths, 0, *scales)
+    cu_q, *cu_k = indices[:count]
     if kind == PagedRagged.kind:
         table, lengths = cu_k
-        return PagedRagged(PagedKV(k, v, table, lengths), Ragged(cu_q, None, *bounds))
-    return Ragged(cu_q, cu_k[0] if cu_k else None, *bounds)
+        return PagedRagged(PagedKV(k, v, table, lengths, 0, *scales), Ragged(cu_q, None, *bounds))
+    return Ragged(cu_q, cu_k[0] if cu_k else None, *bounds, *scales)
 
 
 def replay(key: tuple[Any, ...]) -> list[Node]:

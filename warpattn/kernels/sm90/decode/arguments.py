@@ -27,6 +27,17 @@ class MappedRows(NamedTuple):
     desc: Any
 
 
+class ScaledRows(NamedTuple):
+    """8-bit keys or values (batch or page, row, head, dim) that TMA reads, and their scale with its strides, int64: 0
+    for the dimensions that it does not have."""
+
+    desc: Any
+    scale: Any  # float*
+    outer: Any
+    row: Any
+    head: Any
+
+
 class KeyIndex(NamedTuple):
     """Lengths, pages and queries of the sequences."""
 

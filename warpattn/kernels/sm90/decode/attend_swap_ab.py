@@ -23,6 +23,7 @@ from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import HEADROOM, LOWEST
 from ..layouts import accumulator_layout, element_type
 from .attend import load_queries, visible_scores, wait_values
+from .eight_bit import in_order, keys_product, load_scaled_queries, values_product
 from .output_swap_ab import finish_rows, make_exchange, output_rows
 from .schedule import item_at, next_item
 
@@ -44,23 +45,41 @@ def attend_swap_ab_role(ctx):
     config: gl.constexpr = ctx.config
     k_state = consumer_state(config.stages)
     v_state = consumer_state(config.stages)
-    p_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(
-        [config.rows, config.block_n], element_type(config.element)
-    )
-    p_tile = gl.allocate_shared_memory(element_type(config.element), [config.rows, config.block_n], p_layout)
+    operand: gl.constexpr = element_type(config.operand)
+    p_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([config.rows, config.block_n], operand)
+    p_tile = gl.allocate_shared_memory(operand, [config.rows, config.block_n], p_layout)
     exchange = make_exchange(config)
     cursor = ctx.start
     while cursor.unit < ctx.end:
         item = item_at(ctx, cursor)
-        load_queries(ctx, item)
+        scaling = load_rows(ctx, item)
         rows = output_rows(ctx, item)
         state = no_keys(config, k_state, v_state)
         for i in range(item.begin, item.end):
-            state = attend_keys(ctx, state, p_tile, item, i)
+            state = attend_keys(ctx, state, p_tile, item, i, scaling)
         cursor = next_item(cursor, item, ctx.work.heads)
-        finish_rows(ctx, state, item, exchange, rows)
+        finish_rows(ctx, whole_output(ctx, state, scaling), item, exchange, rows)
         k_state = state.k
         v_state = state.v
+
+
+@gluon.jit
+def load_rows(ctx, item):
+    """The item's queries to shared memory; returns the scaling of its products if keys have 8 bits."""
+    if ctx.config.eight_bit is not None:
+        return load_scaled_queries(ctx, item)
+    else:
+        return load_queries(ctx, item)
+
+
+@gluon.jit
+def whole_output(ctx, state, scaling):
+    """The state of an item after its last key, with the output in units and order of the values."""
+    if ctx.config.eight_bit is not None:
+        o = in_order(state.o, ctx.config) * scaling.output
+        return SwapAbProgress(o, state.m, state.l, state.k, state.v)
+    else:
+        return state
 
 
 @gluon.jit
@@ -75,11 +94,11 @@ def no_keys(config: gl.constexpr, k_state, v_state):
 
 
 @gluon.jit
-def attend_keys(ctx, state, p_tile, item, i):
+def attend_keys(ctx, state, p_tile, item, i, scaling):
     """Key tile number `i`: scores, softmax, and their part of the output."""
     config: gl.constexpr = ctx.config
     ctx.rings.k.consumer_wait(state.k)
-    s = key_scores(ctx, state.k)
+    s = key_scores(ctx, state.k, scaling)
     ctx.rings.k.consumer_release(state.k)
     x = exponents(ctx, masked_scores(ctx, s, item, i))
     m = state.m
@@ -91,25 +110,31 @@ def attend_keys(ctx, state, p_tile, item, i):
         o = o * alpha[None, :]
         l = l * gl.convert_layout(alpha, gl.SliceLayout(0, gl.SliceLayout(1, l.type.layout)))[None, None, :]
     p = gl.exp2(x - m[None, :])
-    p_tile.permute((1, 0)).store(p.to(element_type(config.element)))
+    p_tile.permute((1, 0)).store(p.to(element_type(config.operand)))
     fence_async_shared()
     gl.barrier()
     wait_values(ctx, state, item, i)
-    v_tile = ctx.rings.v.tile(state.v).reshape([config.block_n, config.padded_v]).permute((1, 0))
-    o = warpgroup_mma(v_tile, p_tile.permute((1, 0)), o, is_async=True)
-    o = warpgroup_mma_wait(0, deps=(o,))
+    v_tile = ctx.rings.v.tile(state.v).reshape([config.block_n, config.padded_v])
+    if config.eight_bit is not None:
+        o = values_product(v_tile, p_tile, o, config)
+    else:
+        o = warpgroup_mma(v_tile.permute((1, 0)), p_tile.permute((1, 0)), o, is_async=True)
+        o = warpgroup_mma_wait(0, deps=(o,))
     ctx.rings.v.consumer_release(state.v)
     return SwapAbProgress(o, m, l + thread_sum(p), state.k.step(), state.v.step())
 
 
 @gluon.jit
-def key_scores(ctx, k_state):
+def key_scores(ctx, k_state, scaling):
     """Products [N, R] of the keys of a slot with the queries."""
     config: gl.constexpr = ctx.config
     k_tile = ctx.rings.k.tile(k_state).reshape([config.block_n, config.padded_qk])
-    zero = gl.zeros([config.block_n, config.rows], gl.float32, accumulator_layout(config.rows))
-    s = warpgroup_mma(k_tile, ctx.rings.q.permute((1, 0)), zero, use_acc=False, is_async=True)
-    return warpgroup_mma_wait(0, deps=(s,))
+    if config.eight_bit is not None:
+        return keys_product(k_tile, ctx.rings.q, config) * scaling.scores[None, :]
+    else:
+        zero = gl.zeros([config.block_n, config.rows], gl.float32, accumulator_layout(config.rows))
+        s = warpgroup_mma(k_tile, ctx.rings.q.permute((1, 0)), zero, use_acc=False, is_async=True)
+        return warpgroup_mma_wait(0, deps=(s,))
 
 
 @gluon.jit

@@ -14,7 +14,7 @@ from warpattn.problem.element import Element
 from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, PlanOptions
 
 from ..prefill.config import CONSUMER_ROWS, SMEM_LIMIT, pad_dim
-from .config import LEAST_BOX, DecodeConfig, LengthSums, Overlap, Registers, Schedule, StreamConfig, SwapAB
+from .config import LEAST_BOX, DecodeConfig, EightBit, LengthSums, Overlap, Registers, Schedule, StreamConfig, SwapAB
 
 MAX_TOKENS = 16
 MANY_KEYS = 512  # with fewer dense keys the prefill kernel is faster
@@ -27,6 +27,8 @@ THROTTLED = 2  # slots of such a ring with copies in flight at a time
 SHORT_ROW = 64  # columns
 INTERLEAVED = 3  # heads of a CTA from which every n-th is faster than n in a row (bench/notes.md)
 SWAP_AB_COLUMNS = (8, 16)  # of products with keys on the left; values must fill their 64 rows
+EIGHT_BIT_COLUMNS = (8, 16)
+EIGHT_BIT_TILE = 16 * 1024  # bytes of K
 TILE_BYTES = 32 * 1024  # of K: with less, a warpgroup meets its barriers too often
 COMBINE_BLOCKS = 4  # of 32 parts by 4 rows: with more, a second launch takes less time than one CTA
 OVERHEAD = 1  # units of a head beside its keys where lengths may differ
@@ -58,8 +60,10 @@ def check_takes(problem: Problem) -> None:
 
 
 def serves(problem: Problem) -> bool:
-    """Whether decode is the kernel of a problem that it takes: many dense keys, paged keys, or latent attention."""
-    return takes(problem) and (problem.kind != "dense" or problem.seq_k >= MANY_KEYS or is_latent(problem))
+    """Whether decode is the kernel of a problem that it takes: many dense keys, paged or 8-bit keys, or latent
+    attention."""
+    few_keys = problem.kind == "dense" and problem.seq_k < MANY_KEYS and problem.kv_dtype is None
+    return takes(problem) and (not few_keys or is_latent(problem))
 
 
 def choose(
@@ -68,7 +72,10 @@ def choose(
     """The choice for a problem that decode `takes`; `ctas` an SM, None: whichever is faster."""
     check_takes(problem)
     rows = problem.seq_q * problem.heads_q // problem.heads_kv
-    config = choose_tiles(problem.element, problem.dim_qk, problem.dim_v, problem.page_size, ctas, rows)
+    if problem.kv_dtype is None:
+        config = choose_tiles(problem.element, problem.dim_qk, problem.dim_v, problem.page_size, ctas, rows)
+    else:
+        config = eight_bit_tiles(problem, rows, ctas)
     if options.kv_ready_before_dependency and not config.gathers:
         config = read_before_dependency(config)
     if options.batch_invariant:
@@ -111,9 +118,28 @@ def choose_tiles(
     if gathers:
         config = replace(config, registers=replace(config.registers, producer=232))
     if ctas > 1:
-        consumer = (2 * config.max_registers - 40) // 8 * 8
-        config = replace(config, registers=Registers(consumer, 40))
+        config = replace(config, registers=registers_of(config))
     return replace(config, stages=most_stages(config))
+
+
+def eight_bit_tiles(problem: Problem, rows: int, ctas: int | None = None) -> DecodeConfig:
+    """The configuration for 8-bit keys and values: always swap-AB, whose left operands may be registers. A thread holds
+    its part of a tile's keys or values in 64 of them."""
+    box = problem.page_size & -problem.page_size
+    wide = max(pad_dim(problem.dim_qk), pad_dim(problem.dim_v), CONSUMER_ROWS)
+    columns = next((size for size in EIGHT_BIT_COLUMNS if rows <= size), EIGHT_BIT_COLUMNS[-1])
+    config = DecodeConfig(
+        problem.element, problem.dim_qk, problem.dim_v, EIGHT_BIT_TILE // wide, 2, box or None,
+        ctas=ctas or (2 if wide <= SHORT_ROW else 1),
+        eight_bit=EightBit(problem.kv_element, problem.scales),
+        swap_ab=SwapAB(columns, next((n for n in (4, 8, 16) if rows <= n), columns)),
+    )  # fmt: skip
+    return replace(config, registers=registers_of(config), stages=most_stages(config))
+
+
+def registers_of(config: DecodeConfig) -> Registers:
+    """Registers of the roles; two blocks of an SM share what one has."""
+    return Registers() if config.ctas == 1 else Registers((2 * config.max_registers - 40) // 8 * 8, 40)
 
 
 def most_stages(config: DecodeConfig, in_flight: int = IN_FLIGHT) -> int:
@@ -133,6 +159,8 @@ def even_cut(heads: int, ctas: int) -> EvenCut:
 def shorter_tiles(config: DecodeConfig) -> DecodeConfig:
     """The same with key tiles and bytes in flight halved, for heads that are split: a CTA's work after its last keys is
     the tail of the launch, and takes less time for half a tile. Whole heads are faster in longer tiles."""
+    if config.eight_bit is not None:
+        return replace(config, stages=most_stages(config, IN_FLIGHT // 2))
     if config.swap_ab is None or config.ctas > 1 or config.block_n < 128:
         return config
     return replace(config, block_n=config.block_n // 2, stages=2)
@@ -238,8 +266,9 @@ def range_bytes(config: DecodeConfig, problem: Problem, grid: int) -> int:
 
 
 def row_tiles(problem: Problem) -> int:
-    """64-row tiles of a key head."""
-    return -(-problem.seq_q * problem.heads_q // problem.heads_kv // CONSUMER_ROWS)
+    """Tiles of 64 rows of a key head, of 16 over 8-bit keys."""
+    rows = CONSUMER_ROWS if problem.kv_dtype is None else EIGHT_BIT_COLUMNS[-1]
+    return -(-problem.seq_q * problem.heads_q // problem.heads_kv // rows)
 
 
 def head_tiles(problem: Problem) -> int:

@@ -12,9 +12,9 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from warpattn.kernels.topology import Edge, Role, Topology
-from warpattn.problem.element import Element
+from warpattn.problem.element import FP16, Element
 
-from ..prefill.config import CONSUMER_ROWS, KeyTileSizes
+from ..prefill.config import CONSUMER_ROWS, KeyTileSizes, pad_dim
 
 GROWTH = 512  # keys: an SM reads them in about the time that a second work item costs it (bench/notes.md)
 LEAST_BOX = 8  # rows: the swizzle of shared memory repeats after 8, and a copy must start where it does
@@ -88,6 +88,14 @@ class SwapAB:
 
 
 @dataclass(frozen=True)
+class EightBit:
+    """8-bit keys and values, which become the left operands of swap-AB in registers (eight_bit.py)."""
+
+    element: Element
+    scales: tuple[str | int | None, str | int | None]  # of keys and of values, see `warpattn.quantized.granularity`
+
+
+@dataclass(frozen=True)
 class Registers:
     """Registers a thread of each role, after reallocation."""
 
@@ -105,8 +113,19 @@ class StreamConfig:
     block_n: int  # keys of a tile
     stages: int  # slots of each ring
     page_box: int | None = None  # rows of a page that one copy may read, a power of two; None: keys in one piece
+    eight_bit: EightBit | None = None  # of keys and values
     schedule: Schedule = Schedule()
     combine: Combine = Combine()
+
+    @property
+    def stored(self) -> Element:
+        """Of keys and values in memory."""
+        return self.element if self.eight_bit is None else self.eight_bit.element
+
+    @property
+    def operand(self) -> Element:
+        """Of the operands of the products: all 8-bit values are fp16 ones, too."""
+        return self.element if self.eight_bit is None else FP16
 
     @property
     def box(self) -> int:
@@ -142,6 +161,26 @@ class DecodeConfig(KeyTileSizes, StreamConfig):
     registers: Registers = Registers()
     overlap: Overlap = Overlap()
 
+    @cached_property
+    def padded_qk(self) -> int:
+        return self._padded(self.dim_qk)
+
+    @cached_property
+    def padded_v(self) -> int:
+        return self._padded(self.dim_v)
+
+    def _padded(self, dim: int) -> int:
+        """Columns of a tile; those of 8-bit operands fill 64 rows, or four threads with 16 bytes each."""
+        return pad_dim(dim) if self.eight_bit is None else max(pad_dim(dim), CONSUMER_ROWS)
+
+    @cached_property
+    def k_bytes(self) -> int:
+        return self.stored.bytes * self.block_n * self.padded_qk
+
+    @cached_property
+    def v_bytes(self) -> int:
+        return self.stored.bytes * self.block_n * self.padded_v
+
     @property
     def rows(self) -> int:
         """Rows of a tile of queries."""
@@ -161,7 +200,7 @@ class DecodeConfig(KeyTileSizes, StreamConfig):
 
     @property
     def q_bytes(self) -> int:
-        return self.element.bytes * self.rows * self.padded_qk
+        return self.operand.bytes * self.rows * self.padded_qk
 
     @property
     def combine_columns(self) -> int:
@@ -184,7 +223,7 @@ class DecodeConfig(KeyTileSizes, StreamConfig):
         their rows and columns change places."""
         if self.swap_ab is None:
             return self.q_bytes
-        p_bytes = self.element.bytes * self.rows * self.block_n
+        p_bytes = self.operand.bytes * self.rows * self.block_n
         return self.q_bytes + p_bytes + 4 * self.rows * (self.padded_v + 5)
 
     @cached_property

@@ -142,12 +142,13 @@ def in_tile(ctx, item, row):
 @gluon.jit
 def make_decode_rings(config: gl.constexpr):
     """Allocate shared memory and initialise every barrier."""
-    dtype: gl.constexpr = element_type(config.element)
+    dtype: gl.constexpr = element_type(config.stored)
+    operand: gl.constexpr = element_type(config.operand)
     k_layout: gl.constexpr = tile_layout(config.block_n, config.padded_qk, dtype)
     v_layout: gl.constexpr = tile_layout(config.block_n, config.padded_v, dtype)
-    q_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([config.rows, config.padded_qk], dtype)
+    q_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([config.rows, config.padded_qk], operand)
     k = gl.allocate_shared_memory(dtype, [config.stages, 1, config.block_n, 1, config.padded_qk], k_layout)
     v = gl.allocate_shared_memory(dtype, [config.stages, 1, config.block_n, 1, config.padded_v], v_layout)
-    q = gl.allocate_shared_memory(dtype, [config.rows, config.padded_qk], q_layout)
+    q = gl.allocate_shared_memory(operand, [config.rows, config.padded_qk], q_layout)
     k_ring = make_pipeline(k, empty_arrivals(config.topology, "K"), config.stages)
     return DecodeRings(k_ring, make_pipeline(v, empty_arrivals(config.topology, "V"), config.stages), q)

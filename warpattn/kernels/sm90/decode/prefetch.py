@@ -17,7 +17,7 @@ from .context import KeyCache
 from .load import find_box, in_cache
 from .schedule import item_at, my_range
 
-SWIZZLED = gl.constexpr(64)  # columns of a tensor map's box
+SWIZZLED = gl.constexpr(128)  # bytes of a row of a tensor map's box
 # Of box numbers over the threads of a warpgroup: neighbours belong to different warps, which issue side by side.
 BOXES = gl.constexpr(gl.DistributedLinearLayout([], [[4], [8], [16], [32], [64]], [[1], [2]], [], [128]))
 
@@ -47,5 +47,5 @@ def prefetch_range(keys, work, mods, config: gl.constexpr):
         outer, row = find_box(ctx, item, key)
         page, head = in_cache(ctx, outer), item.part.head + 0 * box
         cols: gl.constexpr = config.padded_qk
-        for col in gl.static_range(0, cols, SWIZZLED):
+        for col in gl.static_range(0, cols, SWIZZLED // config.stored.bytes):
             prefetch(keys.k.desc, (page, row, head, 0 * box + col), wanted)

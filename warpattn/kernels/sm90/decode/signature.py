@@ -12,7 +12,7 @@ from ...pieces.signature import packed_span
 from ..arguments import int32_fields, strided_types
 from ..layouts import element_type, tile_layout
 from ..signature import Features, attention_source
-from .arguments import DecodeShape, KeyIndex, MappedRows, PartialResults
+from .arguments import DecodeShape, KeyIndex, MappedRows, PartialResults, ScaledRows
 from .combine import decode_combine_kernel
 from .config import DecodeConfig, StreamConfig
 from .kernel import decode_kernel
@@ -29,8 +29,10 @@ def stream_source(kernel: Any, config: StreamConfig, k_columns: int, v_columns: 
     rows = strided_types(config.element.pointer)
 
     def key_rows(cols: int) -> tuple[str, ...]:
-        layout = tile_layout(config.box, cols, element_type(config.element))
-        descriptor = f"tensordesc<{config.element.name}[1, {config.box}, 1, {cols}],{layout!r}>"
+        layout = tile_layout(config.box, cols, element_type(config.stored))
+        descriptor = f"tensordesc<{config.stored.name}[1, {config.box}, 1, {cols}],{layout!r}>"
+        if config.eight_bit is not None:
+            return ScaledRows(descriptor, "*fp32", "i64", "i64", "i64")
         return rows if config.gathers else MappedRows(descriptor)
 
     signature = {"k": key_rows(k_columns), "v": key_rows(v_columns), "q": rows, **_shared_signature(config)}

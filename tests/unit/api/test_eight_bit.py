@@ -1,0 +1,211 @@
+"""8-bit keys and values: what they mean, how they are made, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+import warpattn as wa
+from tests.oracle import Inputs, plain
+from warpattn.problem import Call, validate
+from warpattn.quantized import EIGHT_BIT, GRANULARITIES
+from warpattn.runtime.torch_op.program import read, sequence_of, write
+from warpattn.sequences import Dense, PagedRagged
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+HEADS, HEADS_KV, DIM = 4, 2, 128
+
+
+def made(*shape: int, seed: int = 0) -> Tensor:
+    """Values of very different sizes from head to head and from token to token."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(shape, generator=generator)
+    return x * torch.rand((*shape[:-1], 1), generator=generator).mul(8).exp2()
+
+
+def paged(k: Tensor | wa.Quantized, v: Tensor | wa.Quantized, lengths: tuple[int, ...]) -> wa.PagedKV:
+    """Keys and values of (pages, page size, heads, dim) as a cache whose sequences have two pages each."""
+    (k, k_scale), (v, v_scale) = [(x.values, x.scale) if isinstance(x, wa.Quantized) else (x, None) for x in (k, v)]
+    table = torch.arange(2 * len(lengths)).flip(0).reshape(-1, 2).int()
+    return wa.PagedKV(k, v, table, torch.tensor(lengths, dtype=torch.int32), k_scale=k_scale, v_scale=v_scale)
+
+
+@pytest.mark.parametrize("dtype", EIGHT_BIT, ids=str)
+@pytest.mark.parametrize("per", GRANULARITIES)
+def test_they_are_values_times_scales(per, dtype):
+    """Dense, ragged, over pages and ragged over pages: as fp64 on what was stored."""
+    q, stored = made(4, 5, HEADS, DIM).double(), [made(8, 6, HEADS_KV, DIM, seed=seed) for seed in (1, 2)]
+    k, v = (wa.quantize(x, dtype, per=per) for x in stored)
+    wide = [(x.values.float() * spread(x)).double() for x in (k, v)]
+    cache, lengths = paged(k, v, (12, 7, 0, 11)), (12, 7, 0, 11)
+    expected = plain(Inputs(q, q, q, paged(*wide, lengths), wa.Causal()), torch.float64)
+    torch.testing.assert_close(wa.attention_paged(q, cache, mask=wa.Causal(), return_lse=True), expected)
+    queries = wa.Ragged(torch.tensor([0, 5, 10, 10, 15], dtype=torch.int32))
+    rows = q.flatten(0, 1)[:15]
+    expected = plain(Inputs(rows, q, q, PagedRagged(paged(*wide, lengths), queries), wa.Causal()), torch.float64)
+    torch.testing.assert_close(wa.attention_paged(rows, cache, queries, mask=wa.Causal(), return_lse=True), expected)
+    q = made(8, 3, HEADS, DIM).double()
+    expected = plain(Inputs(q, *wide), torch.float64)
+    torch.testing.assert_close(wa.attention(q, k, v, return_lse=True), expected)
+    flat = [
+        wa.Quantized(x.values.flatten(0, 1), x.scale.flatten(0, 1) if x.scale.ndim > 1 else x.scale) for x in (k, v)
+    ]
+    seq = wa.Ragged(torch.tensor([0, 10, 24], dtype=torch.int32), torch.tensor([0, 20, 48], dtype=torch.int32))
+    rows = q.flatten(0, 1)
+    expected = plain(Inputs(rows, *(x.flatten(0, 1) for x in wide), seq), torch.float64)
+    torch.testing.assert_close(wa.attention_varlen(rows, *flat, seq, return_lse=True), expected)
+
+
+def spread(x: wa.Quantized) -> Tensor:
+    """The scale of every element."""
+    shape, scale = x.values.shape, x.scale
+    if scale.ndim < 2:
+        return (scale[:, None] if scale.ndim else scale).expand(shape)
+    scale = scale if scale.ndim == len(shape) else scale[..., None]
+    return torch.cat([scale[..., i : i + 1].expand(*shape[:-1], shape[-1] // scale.shape[-1])
+                      for i in range(scale.shape[-1])], -1)  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", EIGHT_BIT, ids=str)
+@pytest.mark.parametrize("per", GRANULARITIES)
+def test_quantize_uses_the_whole_range(per, dtype):
+    x = made(3, 5, HEADS_KV, DIM)
+    found = wa.quantize(x.bfloat16(), dtype, per=per)
+    x = x.bfloat16().float()
+    info, half = torch.finfo(dtype), 2.0**-4 if dtype in (E4M3, torch.float8_e4m3fnuz) else 2.0**-3
+    assert found.values.float().abs().max() == info.max
+    step = torch.maximum(x.abs() * half, info.smallest_normal * half * spread(found))
+    assert ((found.dequantized() - x).abs() <= 1.001 * step).all()
+    shapes = {"tensor": (), "head": (2,), "token": (3, 5, 2), 64: (3, 5, 2, 2), 128: (3, 5, 2, 1)}
+    assert found.scale.shape == shapes[per] and found.scale.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", EIGHT_BIT, ids=str)
+def test_conversion_saturates_and_makes_no_nan(dtype):
+    largest = torch.finfo(dtype).max
+    x = torch.tensor([[[3e38, -3e38, 1e5, -1e5, 0.0, 1e-45, largest * 1.01, float("inf")]]])
+    one = torch.tensor(1.0)
+    assert wa.quantize(x, dtype, scale=one).values.float()[0, 0].tolist() == [
+        largest, -largest, largest, -largest, 0.0, 0.0, largest, largest,
+    ]  # fmt: skip
+    assert wa.quantize(torch.tensor([[[float("nan"), 1.0]]]), dtype).values.float().isnan().tolist() == [
+        [[True, False]]
+    ]
+    for value in (0.0, 1e-45, 3e38, float("inf")):
+        found = wa.quantize(torch.full((2, 1, 8), value), dtype)
+        assert found.values.float().isfinite().all() and found.scale.isfinite() and found.scale > 0
+    assert wa.quantize(torch.empty(0, 2, 64), dtype, per="head").scale.tolist() == [1, 1]
+
+
+def test_without_a_scale_values_mean_themselves():
+    q, x = made(1, 2, HEADS, DIM), made(1, 9, HEADS_KV, DIM).to(E4M3)
+    assert torch.equal(wa.attention(q, x, x), wa.attention(q, x.float(), x.float()))
+    cache, lengths = (x.float().reshape(3, 3, HEADS_KV, DIM), torch.tensor([9], dtype=torch.int32))
+    table = torch.arange(3, dtype=torch.int32)[None]
+    one = wa.PagedKV(cache.to(E4M3), cache.to(E4M3), table, lengths, v_scale=torch.tensor(2.0))
+    found = wa.attention_paged(q, one)
+    torch.testing.assert_close(found, 2 * wa.attention(q, x.float(), x.float()))
+
+
+def test_plans_take_them():
+    """With the scales of each step, and one tensor for both."""
+    q, pages = made(2, 1, HEADS, DIM), made(4, 6, HEADS_KV, DIM)
+    cache = wa.quantize(pages, per="head")
+    kv = wa.PagedKV(cache.values, cache.values, torch.tensor([[0, 1], [2, 3]], dtype=torch.int32),
+                    torch.tensor([9, 4], dtype=torch.int32), k_scale=cache.scale, v_scale=cache.scale)  # fmt: skip
+    plan = wa.DecodePlan(q, kv)
+    assert torch.equal(plan(q, kv), wa.attention_paged(q, kv))
+    seq = wa.Ragged(torch.tensor([0, 1, 2], dtype=torch.int32))
+    assert torch.equal(wa.StepPlan(q[:, 0], kv, seq)(q[:, 0], kv, seq), wa.attention_paged(q[:, 0], kv, seq))
+    with pytest.raises(wa.AttentionError, match=r"kv\.k_scale has shape"):
+        plan(q, replace(kv, k_scale=torch.ones(())))
+    dense = wa.quantize(pages[:2], per="token")
+    plan = wa.DecodePlan(q, (dense, dense))
+    assert torch.equal(plan(q, (dense, dense)), wa.attention(q, dense, dense))
+
+
+@pytest.mark.parametrize("scaled", [(), ("k",), ("v",), ("k", "v")], ids=str)
+def test_a_compiled_graph_keeps_the_scales(scaled):
+    """The text of a call says which of the tensors behind it are scales."""
+    x = made(4, 6, HEADS_KV, DIM).to(E4M3)
+    scales = {f"{name}_scale": torch.ones(2) * 3 for name in scaled}
+    seq = wa.Ragged(torch.tensor([0, 1, 2], dtype=torch.int32), max_q=1)
+    kv = wa.PagedKV(x, x, torch.zeros(2, 2).int(), torch.ones(2).int(), **scales)
+    for sequence in (Dense(**scales), wa.Ragged(seq.cu_q, seq.cu_q, **scales), kv, PagedRagged(kv, seq)):
+        q = made(4, 6, HEADS, DIM) if sequence.kind == "dense" else made(2, 1, HEADS, DIM)
+        k = x
+        if "ragged" in sequence.kind:
+            q, k = q.flatten(0, 1), x[0, :2]
+        call = Call(q, k, k, sequence)
+        text = write(call, validate(call, read_values=False), False)
+        again = sequence_of(read(text, (), ()).sequence, x, x, list(sequence.indices().values()))
+        assert type(again) is type(sequence) and again.bounds() == sequence.bounds()
+        assert list(again.indices()) == list(sequence.indices())
+        assert all(a is b for a, b in zip(again.indices().values(), sequence.indices().values(), strict=True))
+
+
+Q, VALUES = torch.zeros(2, 1, HEADS, DIM), torch.zeros(4, 6, HEADS_KV, DIM).to(E4M3)
+BAD = {
+    "two formats": (
+        (VALUES, VALUES.to(E5M2)),
+        {},
+        "v_pages has dtype torch.float8_e5m2; kv.v_pages must have the dtype",
+    ),
+    "one of 8 bits": (
+        (VALUES, VALUES.float()),
+        {},
+        "kv.v_pages has dtype torch.float32; kv.v_pages must have the dtype of",
+    ),
+    "8 and 16 bits": (
+        (VALUES.float(), VALUES),
+        {},
+        "kv.v_pages has dtype torch.float8_e4m3fn; kv.v_pages must have the",
+    ),
+    "scale of fp32": ((VALUES.float(),) * 2, {"k_scale": torch.ones(())}, "scales belong to values of 8 bits"),
+    "fp16 scale": ((VALUES,) * 2, {"k_scale": torch.ones(()).half()}, "kv.k_scale has dtype torch.float16; .*float32"),
+    "number": ((VALUES,) * 2, {"v_scale": 1.0}, "kv.v_scale is a float; kv.v_scale must be a torch.Tensor"),
+    "query heads": (
+        (VALUES,) * 2,
+        {"k_scale": torch.ones(HEADS)},
+        r"kv.k_scale has shape \(4,\); .*one of \(\), \(2,\)",
+    ),
+    "dense tokens": ((VALUES,) * 2, {"k_scale": torch.ones(24, 2)}, r"kv.k_scale has shape \(24, 2\)"),
+    "blocks of 32": ((VALUES,) * 2, {"k_scale": torch.ones(4, 6, 2, 4)}, r"kv.k_scale has shape \(4, 6, 2, 4\)"),
+    "NaN": ((VALUES,) * 2, {"k_scale": torch.tensor([1.0, float("nan")])}, r"kv.k_scale\[1\] is nan; a scale must be"),
+    "negative": ((VALUES,) * 2, {"v_scale": torch.tensor(-1.0)}, "kv.v_scale is -1.0; a scale must be positive"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input(name):
+    pages, scales, message = BAD[name]
+    kv = wa.PagedKV(*pages, torch.zeros(2, 2).int(), torch.ones(2).int(), **scales)
+    with pytest.raises(wa.AttentionError, match=message) as caught:
+        wa.attention_paged(Q, kv)
+    assert len(caught.value.reasons) == 1
+
+
+def test_more_bad_input():
+    q8 = Q.to(E4M3)
+    with pytest.raises(wa.AttentionError, match=r"q has dtype torch\.float8_e4m3fn; q must be one of"):
+        wa.attention(q8, VALUES[:2], VALUES[:2])
+    for bad in ({"dtype": torch.int8}, {"per": "row"}, {"per": 32}, {"scale": torch.ones(3)}):
+        with pytest.raises(wa.AttentionError):
+            wa.quantize(Q, **bad)
+    with pytest.raises(wa.AttentionError, match="head_dim 96; per=64 needs a multiple of 64"):
+        wa.quantize(torch.zeros(2, 2, 96), per=64)
+    seq, one = wa.Ragged(torch.tensor([0, 1, 2], dtype=torch.int32), k_scale=torch.ones(())), torch.ones(2).int()
+    with pytest.raises(wa.AttentionError, match=r"scales of pages belong to kv\.k_scale"):
+        wa.attention_paged(Q[:, 0], wa.PagedKV(VALUES, VALUES, torch.zeros(2, 2).int(), one), seq)
+
+
+def test_gradients_of_the_queries_flow_through_the_reference():
+    q = made(1, 2, HEADS, DIM).requires_grad_()
+    x = wa.quantize(made(1, 9, HEADS_KV, DIM), per="token")
+    (found,) = torch.autograd.grad(wa.attention(q, x, x).sum(), q)
+    wide = x.dequantized()
+    (expected,) = torch.autograd.grad(wa.attention(q, wide, wide).sum(), q)
+    assert torch.equal(found, expected) and bool(found.any())

@@ -1,0 +1,144 @@
+"""Products of 8-bit keys and values: from shared memory to registers as they are, to fp16 there, left operands.
+
+Every e4m3 and e5m2 value is an fp16 value, and one instruction converts two. A left operand of wgmma may be registers,
+so nothing of 16 bits is written to shared memory: a byte of K or V is written once, by TMA, and read once. What each
+thread must hold is fixed (for 16 columns of the operand two neighbours, and two more 8 columns on), but the order of a
+sum does not matter, nor which row of the result is which. So columns of K and rows of V change places until a thread's
+part is in one piece of memory:
+
+      K [N, D]     row = key        columns of a thread  16 t + 0 … 15 of every 64          one load of 16 bytes
+                                    become its  {2 t, 2 t + 1, 2 t + 8, 2 t + 9} of 4 × 16
+      Vᵀ [Dv, N]   column = key     rows of a thread     B (8 w + g) + 0 … B - 1, B = Dv / 32   a load of B bytes a key
+                                    become its  {g, g + 8} of B / 2 × 64, in warp w
+
+(t = lane mod 4, g = lane div 4.) Queries are stored with their columns in the order of K's, and the output's rows are
+put in order when the item is done. fp16 does not hold all of bf16, so queries of bf16 become fractions of their row's
+power of two, which the scores are multiplied by, together with the keys' scale.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
+
+from ..layouts import accumulator_layout
+from .context import in_tile, rows_of
+
+
+@gluon.aggregate
+class Scaling:
+    """Factors of an item's products."""
+
+    scores: gl.tensor  # [R] of scores: the keys' scale times the row's power of two
+    output: gl.tensor  # of the output: the values' scale
+
+
+@gluon.constexpr_function
+def operand_registers(rows):
+    """Registers of a left operand [64 n, columns] of fp16."""
+    return gl.DotOperandLayout(0, accumulator_layout(rows), 2)
+
+
+@gluon.constexpr_function
+def doublings(first, end, axis):
+    """Bases first, 2 first, … below `end` on an axis of two."""
+    steps = [first << i for i in range((end // first).bit_length() - 1)]
+    return [[step, 0] if axis == 0 else [0, step] for step in steps]
+
+
+@gluon.constexpr_function
+def key_bytes(keys, columns):
+    """Registers of a tile of keys [N, D] as it is stored: 16 bytes in a piece."""
+    registers = [*doublings(1, 16, 1), [8, 0], *doublings(64, columns, 1), *doublings(64, keys, 0)]
+    lanes = doublings(16, 64, 1) + doublings(1, 8, 0)
+    return gl.DistributedLinearLayout(registers, lanes, doublings(16, 64, 0), [], [keys, columns])
+
+
+@gluon.constexpr_function
+def value_bytes(columns, keys):
+    """Registers of a tile of values [Dv, N] as it is stored: Dv / 32 bytes in a piece."""
+    own = columns // 32
+    registers = [*doublings(1, own, 0), [0, 1], [0, 8], *doublings(16, keys, 1)]
+    lanes = doublings(2, 8, 1) + doublings(own, 8 * own, 0)
+    return gl.DistributedLinearLayout(registers, lanes, doublings(8 * own, columns, 0), [], [columns, keys])
+
+
+@gluon.jit
+def in_key_order(x):
+    """[M, D] with columns in the order that keys have as operands."""
+    blocks: gl.constexpr = x.shape[1] // 64
+    return x.reshape([x.shape[0], blocks, 4, 4, 2, 2]).permute((0, 1, 3, 4, 2, 5)).reshape([x.shape[0], x.shape[1]])
+
+
+@gluon.jit
+def keys_product(k_tile, q_tile, config: gl.constexpr):
+    """Products [N, R] of a tile of keys [N, D] with the queries [R, D]."""
+    k = in_key_order(k_tile.load(key_bytes(config.block_n, config.padded_qk)).to(gl.float16))
+    k = gl.convert_layout(k, operand_registers(config.rows), assert_trivial=True)
+    zero = gl.zeros([config.block_n, config.rows], gl.float32, accumulator_layout(config.rows))
+    s = warpgroup_mma(k, q_tile.permute((1, 0)), zero, use_acc=False, is_async=True)
+    return warpgroup_mma_wait(0, deps=(s, k))[0]
+
+
+@gluon.jit
+def values_product(v_tile, p_tile, o, config: gl.constexpr):
+    """O [Dv, R], rows in the order of `in_order`'s argument, plus the product of values [N, Dv] and weights [R, N]."""
+    blocks: gl.constexpr = config.padded_v // 64
+    v = v_tile.permute((1, 0)).load(value_bytes(config.padded_v, config.block_n)).to(gl.float16)
+    v = v.reshape([4, 8, blocks, 2, config.block_n]).permute((2, 0, 3, 1, 4))
+    v = v.reshape([config.padded_v, config.block_n])
+    v = gl.convert_layout(v, operand_registers(config.rows), assert_trivial=True)
+    o = warpgroup_mma(v, p_tile.permute((1, 0)), o, is_async=True)
+    return warpgroup_mma_wait(0, deps=(o, v))[0]
+
+
+@gluon.jit
+def in_order(o, config: gl.constexpr):
+    """The sums [Dv, R] of `values_product` with the values' columns in order."""
+    blocks: gl.constexpr = config.padded_v // 64
+    o = o.reshape([blocks, 4, 2, 8, config.rows]).permute((1, 3, 0, 2, 4))
+    return o.reshape([config.padded_v, config.rows])
+
+
+@gluon.jit
+def load_scaled_queries(ctx, item):
+    """The item's queries [R, D] to shared memory in fp16, columns in the order of the keys'; rows and columns past the
+    end are 0. Returns the item's `Scaling`."""
+    config: gl.constexpr = ctx.config
+    lanes: gl.constexpr = config.padded_qk // 8
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4, 1], [1, 0])
+    row = gl.arange(0, config.rows, gl.SliceLayout(1, layout))
+    col = gl.arange(0, config.padded_qk, gl.SliceLayout(0, layout))[None, :]
+    rows = rows_of(ctx, item, row)
+    there = in_tile(ctx, item, row)[:, None]
+    at = ctx.q.rows(rows.b, rows.query, rows.h)[:, None] + col
+    q = gl.load(at, mask=there & (col < config.dim_qk), other=0.0)
+    power = gl.full([config.rows], 1.0, gl.float32, gl.SliceLayout(0, accumulator_layout(config.rows)))
+    if config.element.name == "bf16":
+        q, row_power = fractions(q.to(gl.float32))
+        power = gl.convert_layout(row_power, power.type.layout)
+    k_scale = head_scale(ctx.keys.k, item, config.eight_bit.scales[0])
+    v_scale = head_scale(ctx.keys.v, item, config.eight_bit.scales[1])
+    gl.barrier()  # all warps have read the queries of the item before
+    ctx.rings.q.store(in_key_order(q.to(gl.float16)))
+    fence_async_shared()
+    gl.barrier()
+    return Scaling(power * k_scale, v_scale)
+
+
+@gluon.jit
+def fractions(q):
+    """(q [R, D] divided by a power of two of each row, which then has a magnitude of 1 to 2, or 4; the powers [R])."""
+    top = gl.max(gl.abs(q), 1)
+    exponent = (top.to(gl.int32, bitcast=True) >> 23) & 255
+    exponent = gl.maximum(gl.minimum(exponent, 253), 1)
+    inverse = ((254 - exponent) << 23).to(gl.float32, bitcast=True)
+    return q * inverse[:, None], (exponent << 23).to(gl.float32, bitcast=True)
+
+
+@gluon.jit
+def head_scale(rows, item, per: gl.constexpr):
+    """The scale of the item's key head; 1 if there is none, or none that a head has."""
+    if per == "tensor" or per == "head":
+        return gl.load(rows.scale + item.part.head * rows.head)
+    else:
+        return gl.to_tensor(1.0)

@@ -1,0 +1,92 @@
+"""Rules of 8-bit keys and values: dtypes and scales of a call, and what the kernels of an architecture take of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from warpattn.errors import Rules
+from warpattn.problem.backends import LIMITS, USE_REFERENCE
+from warpattn.problem.gradients import refuse_gradients
+from warpattn.problem.problem import Call, Problem
+from warpattn.quantized import EIGHT_BIT, check_scale, check_scale_values, granularity
+
+__all__ = ["check_eight_bit", "check_types", "eight_bit_of"]
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def check_types(rules: Rules, call: Call, read_values: bool) -> None:
+    """One supported dtype for q, k and v, or one of 8 bits for k and v; scales, and with `read_values` their values."""
+    sequence = call.sequence
+    (_, q), *values = sequence.operands(call.q, call.k, call.v).items()
+    if not isinstance(q, Tensor):
+        return
+    if q.dtype not in DTYPES:
+        rules.add(f"q has dtype {q.dtype}", f"q must be one of {', '.join(str(dtype) for dtype in DTYPES)}")
+    k_name, k = values[0]
+    for (name, x), scale_name in zip(values, sequence.scale_names, strict=True):
+        if not isinstance(x, Tensor):
+            continue
+        if x.dtype != q.dtype and x.dtype not in EIGHT_BIT:
+            rules.add(f"{name} has dtype {x.dtype}", f"{name} must have the dtype of q, {q.dtype}, or one of 8 bits")
+        elif isinstance(k, Tensor) and x.dtype != k.dtype and k.dtype in (*EIGHT_BIT, q.dtype):
+            rules.add(f"{name} has dtype {x.dtype}", f"{name} must have the dtype of {k_name}, {k.dtype}")
+        scale = sequence.scales().get(scale_name)
+        if scale is not None and x.ndim >= 3:
+            _check_scale(rules, (scale_name, scale), (name, x), read_values)
+
+
+def _check_scale(rules: Rules, given: tuple[str, Tensor], values: tuple[str, Tensor], read_values: bool) -> None:
+    """Rules of a scale and what it belongs to, each with its name."""
+    (scale_name, scale), (name, x) = given, values
+    if x.dtype not in EIGHT_BIT:
+        rules.add(f"{scale_name} is given", f"{name} has dtype {x.dtype}, and scales belong to values of 8 bits")
+    elif check_scale(rules, scale_name, scale, name, x.shape) and read_values:
+        check_scale_values(rules, scale_name, scale)
+
+
+def eight_bit_of(call: Call) -> dict[str, Any]:
+    """The fields of a checked call's `Problem`."""
+    sequence = call.sequence
+    _, (_, k), (_, v) = sequence.operands(call.q, call.k, call.v).items()
+    if k.dtype not in EIGHT_BIT:
+        return {}
+    pairs = ((sequence.k_scale, k), (sequence.v_scale, v))
+    return {"kv_dtype": k.dtype, "scales": tuple(granularity(scale, x.shape) for scale, x in pairs)}
+
+
+def check_eight_bit(rules: Rules, arch: str, problem: Problem, differentiated: tuple[str, ...] = ()) -> None:
+    """What the kernels of `arch` take of a problem with 8-bit keys and values."""
+    dtype = problem.kv_dtype
+    if dtype is None:
+        return
+    refuse_gradients(rules, differentiated, f"8-bit keys and values have no backward; {USE_REFERENCE}")
+    limits, what = LIMITS[arch].eight_bit, f"keys and values have dtype {dtype}"
+    if limits is None:
+        rules.add(what, f"the {arch} backend has no kernels for 8 bits; {USE_REFERENCE} or dequantise them")
+        return
+    for found, allowed, named in (
+        (dtype, limits.dtypes, what),
+        (problem.kind, limits.kinds, f"8-bit keys and values are {problem.kind}"),
+        (problem.scales[0], limits.scales, f"k has a scale per {problem.scales[0]}"),
+        (problem.scales[1], limits.scales, f"v has a scale per {problem.scales[1]}"),
+    ):
+        listed = ", ".join(str(each) for each in allowed if each is not None)
+        rule = f"with 8 bits the {arch} backend takes {listed}; {USE_REFERENCE} or dequantise them"
+        rules.require(found in allowed, named, rule)
+    tokens = problem.max_q or problem.seq_q
+    rule = f"with 8 bits the {arch} backend takes at most {limits.tokens}; {USE_REFERENCE} or dequantise them"
+    rules.require(tokens <= limits.tokens, f"q has up to {tokens} tokens a sequence", rule)
+    for name, size, unit in (
+        ("head_dim of k", problem.dim_qk, limits.columns),
+        ("head_dim of v", problem.dim_v, limits.columns),
+        ("the page size", problem.page_size, limits.rows),
+    ):
+        rule = f"with 8 bits the {arch} backend takes multiples of {unit}; {USE_REFERENCE}"
+        rules.require(size % unit == 0, f"{name} is {size}", rule)
+    wide, most = max(problem.dim_qk, problem.dim_v), LIMITS[arch].max_dim
+    rule = f"with 8 bits the {arch} backend takes at most {most}; {USE_REFERENCE} or dequantise them"
+    rules.require(wide <= most, f"the head_dim is {wide}", rule)

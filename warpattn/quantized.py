@@ -1,0 +1,157 @@
+"""8-bit values with scales: what they are, how they are made, and what they mean.
+
+    value of an element = values · scale        scale fp32, of the whole tensor or finer, multiplied in fp32
+
+    per "tensor"   scale ()
+    per "head"     scale (heads,)
+    per "token"    scale (…, heads)             of each head of each token
+    per 64, 128    scale (…, heads, blocks)     of each block of so many columns of each head of each token
+
+The formats are e4m3 and e5m2 as OCP defines them (`float8_e4m3fn`, `float8_e5m2`) and as gfx942 has them (`…fnuz`).
+Conversions saturate: what is too large becomes the largest finite value, so that finite numbers never make NaN.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from warpattn.errors import Rules
+from warpattn.inputs import is_tensor, kind_of, tensor_fault
+
+__all__ = ["EIGHT_BIT", "GRANULARITIES", "Quantized", "check_scale", "check_scale_values", "dequantized",
+           "granularity", "quantize", "saturated", "split"]  # fmt: skip
+
+EIGHT_BIT = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+BLOCKS = (64, 128)  # columns
+GRANULARITIES = ("tensor", "head", "token", *BLOCKS)
+LEAST_SCALE = torch.finfo(torch.float32).tiny  # a denormal scale would lose its own bits
+
+
+@dataclass(frozen=True, eq=False)
+class Quantized:
+    """8-bit values and their scale, in the place of k or v.
+
+    values (…, heads, dim): one of `EIGHT_BIT`. scale fp32, shape (), (heads,), values.shape[:-1] or
+    (*values.shape[:-1], blocks) with blocks of 64 or 128 columns; positive and finite. The call that gets it checks
+    it.
+    """
+
+    values: Tensor
+    scale: Tensor
+
+    def dequantized(self) -> Tensor:
+        """values · scale in fp32."""
+        return dequantized(self.values, self.scale)
+
+
+def quantize(
+    x: Tensor, dtype: torch.dtype = torch.float8_e4m3fn, *, per: str | int = "tensor", scale: Tensor | None = None
+) -> Quantized:
+    """x (…, heads, dim), fp16, bf16 or fp32, as 8-bit values with scales.
+
+    per: "tensor", "head", "token" (each head of each token), or 64 or 128 columns of it. A scale is the largest finite
+    magnitude of its elements divided by that of `dtype`, 1 where all are 0. With `scale` that one is used instead, of
+    any of these shapes. Infinite elements saturate, NaN stays. Raises AttentionError listing every broken rule.
+    """
+    rules = Rules()
+    fault = tensor_fault(x)
+    kinds = (torch.float16, torch.bfloat16, torch.float32)
+    rules.require(dtype in EIGHT_BIT, f"dtype is {dtype}", f"dtype must be one of {_listed(EIGHT_BIT)}")
+    rules.require(per in GRANULARITIES, f"per is {per!r}", f"per must be one of {_listed(GRANULARITIES)}")
+    if fault is not None:
+        rules.add(f"x {fault.what}", f"x {fault.rule}")
+    else:
+        rules.require(x.dtype in kinds, f"x has dtype {x.dtype}", f"x must be one of {_listed(kinds)}")
+        rules.require(x.ndim >= 2, f"x has shape {tuple(x.shape)}", "x must have at least (heads, head_dim)")
+    rules.done()
+    if per in BLOCKS:
+        what, rule = f"x has head_dim {x.shape[-1]}", f"per={per} needs a multiple of {per}"
+        rules.require(x.shape[-1] % int(per) == 0, what, rule)
+    rules.done()
+    scale = _scales(x, dtype, per) if scale is None else scale
+    check_scale(rules, "scale", scale, "x", x.shape)
+    rules.done()
+    return Quantized(saturated(x.float() / _spread(scale, x.shape), dtype), scale)
+
+
+def _scales(x: Tensor, dtype: torch.dtype, per: str | int) -> Tensor:
+    """Scales of `x` that use the whole range of `dtype`."""
+    size = x.detach().float().abs()
+    size = size.masked_fill(~size.isfinite(), 0.0)
+    if isinstance(per, int):
+        size = size.unflatten(-1, (-1, per)).amax(-1)
+    elif size.numel() == 0:
+        shape = {"tensor": (), "head": x.shape[-2:-1], "token": x.shape[:-1]}[per]
+        return x.new_ones(shape, dtype=torch.float32)
+    elif per == "token":
+        size = size.amax(-1)
+    else:
+        size = size.amax() if per == "tensor" else size.movedim(-2, 0).flatten(1).amax(1)
+    scale = (size / torch.finfo(dtype).max).clamp_min(LEAST_SCALE)
+    return scale.masked_fill(size == 0, 1.0)
+
+
+def saturated(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """fp32 values rounded to an 8-bit format, to nearest even; too large ones become its largest, NaN stays."""
+    largest = torch.finfo(dtype).max
+    return x.clamp(-largest, largest).to(dtype)
+
+
+def dequantized(values: Tensor, scale: Tensor | None) -> Tensor:
+    """values (…, heads, dim) · scale in fp32; the values themselves without a scale."""
+    return values if scale is None else values.float() * _spread(scale, values.shape)
+
+
+def _spread(scale: Tensor, shape: torch.Size) -> Tensor:
+    """A scale that broadcasts to values of `shape`."""
+    if scale.ndim < 2:
+        return scale[:, None] if scale.ndim else scale
+    scale = scale if scale.ndim == len(shape) else scale[..., None]
+    return scale.repeat_interleave(shape[-1] // scale.shape[-1], -1) if scale.shape[-1] > 1 else scale
+
+
+def granularity(scale: Tensor | None, shape: torch.Size) -> str | int | None:
+    """What a checked scale of values of `shape` (…, heads, dim) belongs to, of `GRANULARITIES`; None without one."""
+    if scale is None:
+        return None
+    if scale.ndim < 2:
+        return "head" if scale.ndim else "tensor"
+    blocks = 1 if scale.ndim < len(shape) else scale.shape[-1]
+    return "token" if blocks == 1 else shape[-1] // blocks
+
+
+def check_scale(rules: Rules, name: str, scale: object, values_name: str, shape: torch.Size) -> bool:
+    """Rules of a scale of values (…, heads, dim) of `shape`."""
+    fault = tensor_fault(scale) if not is_tensor(scale) else None
+    if fault is not None or not isinstance(scale, Tensor):
+        rules.add(f"{name} {fault.what if fault else 'is ' + kind_of(scale)}", f"{name} must be a torch.Tensor or None")
+        return False
+    ok = rules.require(scale.dtype == torch.float32, f"{name} has dtype {scale.dtype}", f"{name} must be torch.float32")
+    blocks = [(*shape[:-1], shape[-1] // size) for size in BLOCKS if shape[-1] % size == 0]
+    allowed: list[tuple[int, ...]] = [(), (shape[-2],), tuple(shape[:-1]), *blocks]
+    listed = ", ".join(str(each) for each in dict.fromkeys(allowed))
+    rule = f"for {values_name} of shape {tuple(shape)} it must be one of {listed}"
+    return rules.require(tuple(scale.shape) in allowed, f"{name} has shape {tuple(scale.shape)}", rule) and ok
+
+
+def check_scale_values(rules: Rules, name: str, scale: Tensor | None) -> None:
+    """Values of a scale: positive and finite."""
+    if scale is None:
+        return
+    fine = scale.detach().isfinite() & (scale.detach() > 0)
+    if not bool(fine.all()):
+        at = tuple((~fine).nonzero()[0].tolist())
+        index = f"[{', '.join(map(str, at))}]" if at else ""
+        rules.add(f"{name}{index} is {float(scale[at])}", "a scale must be positive and finite")
+
+
+def split(x: Tensor | Quantized) -> tuple[Tensor, Tensor | None]:
+    """Values and scale of what may stand in the place of keys or values."""
+    return (x.values, x.scale) if isinstance(x, Quantized) else (x, None)
+
+
+def _listed(values: tuple[object, ...]) -> str:
+    return ", ".join(str(value) for value in values)

@@ -1,0 +1,71 @@
+"""Rules of what sequences of different lengths have: offsets, lengths and tables, promised bounds."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from warpattn.errors import Rules
+from warpattn.inputs import kind_of
+
+__all__ = ["check_bound", "check_index", "check_offsets", "check_shared", "check_table"]
+
+INDEX_DTYPE = torch.int32
+
+
+def check_bound(rules: Rules, name: str, bound: object) -> None:
+    """Rules of a promised upper bound."""
+    ok = bound is None or (isinstance(bound, int) and not isinstance(bound, bool) and bound >= 0)
+    rules.require(ok, f"seq.{name} is {kind_of(bound)}", f"seq.{name} must be None or an int of at least 0")
+
+
+def check_index(rules: Rules, name: str, value: Tensor, *axes: str) -> bool:
+    """Rules of a tensor of offsets, lengths or pages."""
+    if not rules.tensor(name, value, *axes):
+        return False
+    return rules.require(value.dtype == INDEX_DTYPE, f"{name} has dtype {value.dtype}", f"{name} must be torch.int32")
+
+
+def check_offsets(rules: Rules, side: str, offsets: Tensor, total: int, bound: int | None) -> None:
+    """Values of row offsets: 0, ascending, ending at the total, no length over the promised bound."""
+    name, host = f"seq.cu_{side}", offsets.tolist()
+    rules.require(host[0] == 0, f"{name}[0] is {host[0]}", f"{name} must start at 0")
+    rules.require(host[-1] == total, f"{name}[-1] is {host[-1]}", f"{name} must end at the rows it divides, {total}")
+    for b, (start, stop) in enumerate(pairwise(host)):
+        what = f"{name}[{b}] is {start} and {name}[{b + 1}] is {stop}"
+        if not rules.require(start <= stop, what, f"{name} must never descend"):
+            return
+        if bound is not None:
+            what = f"seq.max_{side} is {bound}"
+            if not rules.require(stop - start <= bound, what, f"sequence {b} has {stop - start} rows by {name}"):
+                return
+
+
+def check_table(rules: Rules, lengths: list[int], table: Tensor, k_pages: Tensor) -> None:
+    """Values of the lengths of sequences over pages, and of the table as far as they use it."""
+    pages, page_size = k_pages.shape[:2]
+    capacity = table.shape[1] * page_size
+    for b, length in enumerate(lengths):
+        rule = f"a length must be within 0 .. {capacity}, the keys that {table.shape[1]} pages hold"
+        if not rules.require(0 <= length <= capacity, f"kv.lengths[{b}] is {length}", rule):
+            continue
+        used = table[b, : -(-length // page_size)]
+        outside = ((used < 0) | (used >= pages)).nonzero().flatten().tolist()
+        if outside:
+            what = f"kv.block_table[{b}, {outside[0]}] is {int(used[outside[0]])}"
+            rules.require(False, what, f"a page in use must be within 0 .. {pages - 1}, the pages of the cache")
+
+
+def check_shared(rules: Rules, queries: list[int], lengths: Tensor, own: Tensor, pages: tuple[int, int]) -> None:
+    """Sequences with queries that break the promise that their first pages are shared. own: those of each sequence by
+    the table; pages: their number and keys."""
+    shared, keys = pages
+    live = [b for b, count in enumerate(queries) if count and shared]
+    for b in live:
+        rule = f"sequences {live[0]} and {b} begin with other pages"
+        what, length = f"kv.shared_pages is {shared}", int(lengths[b])
+        rules.require(torch.equal(own[b], own[live[0]]), what, rule)
+        rule = f"the {queries[b]} queries of sequence {b}, with {length} keys, must come after those {keys}"
+        rules.require(length - queries[b] >= keys, what, rule)
