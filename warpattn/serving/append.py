@@ -14,6 +14,7 @@ from warpattn.kernels.cache.launch import NewRows, append_launches
 from warpattn.runtime.repeated_calls import RepeatedCalls
 from warpattn.sequences import PagedKV
 from warpattn.serving.new_tokens import check_angles, check_heads, check_memory, check_places, rotated
+from warpattn.serving.scaled_rows import check_scale_of, write_rows
 
 __all__ = ["append_paged"]
 
@@ -31,6 +32,8 @@ def append_paged(
     cos: Tensor | None = None,
     sin: Tensor | None = None,
     interleaved: bool = False,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> None:
     """Write the newest keys and values of each sequence into its pages, in place.
 
@@ -43,14 +46,18 @@ def append_paged(
     cos, sin (positions, R / 2), same dtype as k_new or fp32: rotary embedding of the first R elements of each new key,
     row p for position p. interleaved: pairs (0, 1), (2, 3), …; otherwise (0, R/2), (1, R/2 + 1), …
 
+    Pages may have 8 bits, with k_scale, v_scale fp32 as in `PagedKV` or None for 1: new elements are divided by their
+    scale, saturated and rounded to nearest. A scale of shape () or (Hkv,) is given; others, of (num_pages, page_size,
+    Hkv), are computed from each new row and written. On the CPU also those of blocks of columns.
+
     On a card nothing is read back: pages that are not in the cache and positions that the table or `cos` do not hold
     are the caller's promise, and such tokens are not written. So is that every new token has a place of its own: what
     two for one place leave there is undefined. Raises AttentionError listing every broken rule.
     """
-    tensors = (k_pages, v_pages, k_new, v_new, block_table, lengths, cos, sin)
+    tensors = (k_pages, v_pages, k_new, v_new, block_table, lengths, cos, sin, k_scale, v_scale)
     if _calls.launched_again(tensors, interleaved):
         return
-    kv = PagedKV(k_pages, v_pages, block_table, lengths)
+    kv = PagedKV(k_pages, v_pages, block_table, lengths, k_scale=k_scale, v_scale=v_scale)
     angles = None if cos is None or sin is None else (cos, sin)
     new = NewRows(k_new, v_new, angles, interleaved)
     rules = Rules()
@@ -58,6 +65,8 @@ def append_paged(
     if _check_shapes(rules, kv, k_new, v_new):
         check_angles(rules, k_new, "k_new", cos, sin)
         _check_places(rules, kv, new)
+        check_scale_of(rules, "k_scale", k_scale, "k_pages", k_pages)
+        check_scale_of(rules, "v_scale", v_scale, "v_pages", v_pages)
     rules.done()
     if k_new.numel() == 0:
         return
@@ -137,6 +146,6 @@ def _append(kv: PagedKV, new: NewRows) -> None:
     size = kv.k_pages.shape[1]
     page = kv.block_table.long().gather(1, position // size)
     k = new.k if new.angles is None else rotated(new.k, position, new.angles, new.interleaved)
-    for pages, x in ((kv.k_pages, k), (kv.v_pages, new.v)):
+    for pages, x, scale in ((kv.k_pages, k, kv.k_scale), (kv.v_pages, new.v, kv.v_scale)):
         assert x is not None
-        pages[page[there], position[there] % size] = x[there]
+        write_rows(pages, (page[there], position[there] % size), x[there], scale)

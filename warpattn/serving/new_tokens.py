@@ -7,6 +7,7 @@ from torch import Tensor
 
 from warpattn.errors import Rules
 from warpattn.problem.memory import begins_with, overlap, overlaps_itself
+from warpattn.quantized import EIGHT_BIT
 
 __all__ = ["check_angles", "check_heads", "check_memory", "check_places", "rotated"]
 
@@ -57,7 +58,9 @@ def check_places(rules: Rules, copied: dict[str, Tensor], others: dict[str, Tens
     new = copied[first]
     rules.require(new.dtype in DTYPES, f"{first} has dtype {new.dtype}", "it must be fp16, bf16 or fp32")
     for name, x in copied.items():
-        rules.require(x.dtype == new.dtype, f"{name} has dtype {x.dtype}", f"it must be that of {first}, {new.dtype}")
+        stored = name.endswith("_pages") and x.dtype in EIGHT_BIT and x.dtype == copied["k_pages"].dtype
+        rule = f"it must be that of {first}, {new.dtype}" + (", or of 8 bits" if name.endswith("_pages") else "")
+        rules.require(x.dtype == new.dtype or stored, f"{name} has dtype {x.dtype}", rule)
     for name, x in (copied | others).items():
         what = f"{name} is on {x.device}"
         rules.require(x.device == new.device, what, f"it must be on the device of {first}, {new.device}")

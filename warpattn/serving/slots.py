@@ -13,6 +13,7 @@ from warpattn.kernels.cache.launch import NewRows, slot_launches
 from warpattn.problem.operands import MAX_INDEX
 from warpattn.runtime.repeated_calls import RepeatedCalls
 from warpattn.serving.new_tokens import check_angles, check_heads, check_memory, check_places, rotated
+from warpattn.serving.scaled_rows import check_scale_of, write_rows
 
 __all__ = ["append_slots"]
 
@@ -32,6 +33,8 @@ def append_slots(
     cos: Tensor | None = None,
     sin: Tensor | None = None,
     interleaved: bool = False,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> None:
     """Write new keys and values into the slots of a paged cache, in place, with one launch.
 
@@ -45,10 +48,14 @@ def append_slots(
     first R elements of each key, row p for position p. interleaved: pairs (0, 1), (2, 3), …; otherwise (0, R/2),
     (1, R/2 + 1), …
 
+    Pages may have 8 bits, with k_scale, v_scale fp32 as in `PagedKV` or None for 1: new elements are divided by their
+    scale, saturated and rounded to nearest. A scale of shape () or (Hkv,) is given; others, of (num_pages, page_size,
+    Hkv), are computed from each new row and written. On the CPU also those of blocks of columns.
+
     On a card nothing is read back, so a captured graph serves other slots: tokens whose slot is not in the cache are
     not written, and positions are the caller's promise. Raises AttentionError listing every broken rule.
     """
-    tensors = (k_pages, v_pages, k, v, slot_mapping, positions, cos, sin)
+    tensors = (k_pages, v_pages, k, v, slot_mapping, positions, cos, sin, k_scale, v_scale)
     if _calls.launched_again(tensors, interleaved):
         return
     angles = None if cos is None or sin is None else (cos, sin)
@@ -63,6 +70,8 @@ def append_slots(
         others = {"slot_mapping": slot_mapping} | ({} if positions is None else {"positions": positions})
         check_places(rules, new | pages, others | dict(zip(("cos", "sin"), angles or (), strict=False)), "append_slots")
         check_memory(rules, new, pages)
+        check_scale_of(rules, "k_scale", k_scale, "k_pages", k_pages)
+        check_scale_of(rules, "v_scale", v_scale, "v_pages", v_pages)
     rules.done()
     count = len(slot_mapping)
     if count == 0 or k[:count].numel() == 0:
@@ -70,7 +79,8 @@ def append_slots(
     if k.device.type == "cpu":
         _check_values(rules, k_pages, slot_mapping, positions, angles)
         rules.done()
-        _append(new, pages, slot_mapping, positions, angles, interleaved)
+        given = NewRows(k, v, angles, interleaved, (k_scale, v_scale))
+        _append(given, pages, slot_mapping, positions)
     else:
         _launch(tensors, interleaved, count)
 
@@ -127,27 +137,25 @@ def _check_values(
 
 
 def _append(
-    new: dict[str, Tensor],
+    new: NewRows,
     pages: dict[str, Tensor],
     slots: Tensor,
     positions: Tensor | None,
-    angles: tuple[Tensor, Tensor] | None,
-    interleaved: bool,
 ) -> None:
     """The same with torch alone."""
     real = slots >= 0
     slots, size = slots[real].long(), pages["k_pages"].shape[1]
-    rows = {name: x[: len(real)][real] for name, x in new.items()}
-    if positions is not None and angles is not None:
-        rows["k"] = rotated(rows["k"], positions[: len(real)][real].long(), angles, interleaved)
-    for target, x in zip(pages.values(), rows.values(), strict=True):
-        target[slots // size, slots % size] = x
+    rows = [x[: len(real)][real] for x in (new.k, new.v) if x is not None]
+    if positions is not None and new.angles is not None:
+        rows[0] = rotated(rows[0], positions[: len(real)][real].long(), new.angles, new.interleaved)
+    for target, x, scale in zip(pages.values(), rows, new.scales, strict=False):
+        write_rows(target, (slots // size, slots % size), x, scale)
 
 
 def _launch(tensors: tuple[Tensor | None, ...], interleaved: bool, count: int) -> None:
     """The kernel for the first `count` tokens."""
-    k_pages, v_pages, k, v, slots, positions, cos, sin = tensors
+    k_pages, v_pages, k, v, slots, positions, cos, sin, *scales = tensors
     assert k_pages is not None and k is not None and slots is not None
     angles = None if cos is None or sin is None else (cos, sin)
-    new = NewRows(k, v, angles, interleaved)
+    new = NewRows(k, v, angles, interleaved, (scales[0], scales[1]))
     _calls.launch(tensors, interleaved, lambda arch: slot_launches(arch, (k_pages, v_pages), slots, positions, new))

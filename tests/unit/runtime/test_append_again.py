@@ -44,7 +44,7 @@ def launch(x: tuple, interleaved: bool = False) -> None:
     k_pages, v_pages, table, lengths, k_new, v_new, cos, sin = x
     new = NewRows(k_new, v_new, None if cos is None else (cos, sin), interleaved)
     kv = PagedKV(k_pages, v_pages, table, lengths)
-    ordered = (k_pages, v_pages, k_new, v_new, table, lengths, cos, sin)
+    ordered = (k_pages, v_pages, k_new, v_new, table, lengths, cos, sin, None, None)
     append._calls.launch(ordered, interleaved, lambda arch: append_launches(arch, kv, new))
 
 
@@ -159,7 +159,7 @@ def test_slots_are_launched_again(driver, monkeypatch):  # noqa: F811
     seen = launched_with(monkeypatch)
     k_pages, v_pages, k, v = half(6, 4, 2, 16), half(6, 4, 2, 16), half(3, 2, 16), half(3, 2, 16)
     first, other = torch.tensor([0, -1, 9]), torch.tensor([4, 5, -1])
-    ordered = (k_pages, v_pages, k, v, first, None, None, None)
+    ordered = (k_pages, v_pages, k, v, first, None, None, None, None, None)
     new = NewRows(k, v, None, False)
     slots._calls.launch(ordered, False, lambda arch: slot_launches(arch, (k_pages, v_pages), first, None, new))
     wa.append_slots(k, v, k_pages, v_pages, other)

@@ -19,6 +19,15 @@ class Rotation:
 
 
 @dataclass(frozen=True)
+class EightBitPages:
+    """Pages of 8-bit values: their largest one, and what the scales of keys and values belong to. Those of tokens are
+    computed and written."""
+
+    largest: float
+    scales: tuple[str | int | None, ...]
+
+
+@dataclass(frozen=True)
 class AppendConfig:
     """What both append kernels are compiled for."""
 
@@ -26,6 +35,7 @@ class AppendConfig:
     rows: int  # of a program: one head of one token each
     run: int  # elements, of which strides are multiples
     rotation: Rotation | None
+    eight_bit: EightBitPages | None = None
 
 
 class Rows(NamedTuple):
@@ -35,6 +45,19 @@ class Rows(NamedTuple):
     outer: Any  # from one page or sequence to the next
     row: Any
     head: Any
+
+
+class ScaledRows(NamedTuple):
+    """Pages of 8-bit values: as `Rows`, then their scale with its strides, int64, 0 where it has no such dimension."""
+
+    pointer: Any
+    outer: Any
+    row: Any
+    head: Any
+    scale: Any  # float*
+    scale_outer: Any
+    scale_row: Any
+    scale_head: Any
 
 
 class Table(NamedTuple):

@@ -12,6 +12,9 @@ from L1:
       half-split    x[c] · cos[c mod R/2]  -+  x[c ± R/2] · sin[c mod R/2]      first R columns, first half minus
       interleaved   x[c] · cos[c div 2]    -+  x[c xor 1] · sin[c div 2]        first R columns, even ones minus
 
+Where pages have 8 bits, rows are divided by their scale, saturated and rounded on the way; a scale per token is that
+of the row itself, and written beside it.
+
 Nothing is written for positions below 0 or past the table, and for pages that are not in the cache.
 
 Attention usually follows. On Hopper every program triggers the dependent launch when it begins (PDL): attention itself
@@ -25,6 +28,7 @@ from triton.language.extra.cuda import gdc_launch_dependents
 from .config import VECTOR
 
 _VECTOR = gl.constexpr(VECTOR)
+_LEAST_SCALE = gl.constexpr(2.0**-126)
 
 
 @gluon.aggregate
@@ -101,8 +105,8 @@ def append_kernel(
     if trigger_dependents:
         gdc_launch_dependents()
     places = TablePlaces(table, lengths, shape)
-    copy_rows(k_new, k_pages, places, (cos, sin), config.dims[0], config.rotation, config, lanes)
-    copy_rows(v_new, v_pages, places, (cos, sin), config.dims[1], None, config, lanes)
+    copy_rows(k_new, k_pages, places, (cos, sin), 0, config, lanes)
+    copy_rows(v_new, v_pages, places, (cos, sin), 1, config, lanes)
 
 
 @gluon.jit
@@ -114,17 +118,16 @@ def append_slots_kernel(
     if trigger_dependents:
         gdc_launch_dependents()
     places = SlotPlaces(slots, positions, shape)
-    copy_rows(k_new, k_pages, places, (cos, sin), config.dims[0], config.rotation, config, lanes)
+    copy_rows(k_new, k_pages, places, (cos, sin), 0, config, lanes)
     if len(config.dims) > 1:
-        copy_rows(v_new, v_pages, places, (cos, sin), config.dims[1], None, config, lanes)
+        copy_rows(v_new, v_pages, places, (cos, sin), 1, config, lanes)
 
 
 @gluon.jit
-def copy_rows(
-    source, target, places, angles,
-    dim: gl.constexpr, rotation: gl.constexpr, config: gl.constexpr, lanes: gl.constexpr,
-):  # fmt: skip
-    """This program's rows of new tokens to their pages."""
+def copy_rows(source, target, places, angles, which: gl.constexpr, config: gl.constexpr, lanes: gl.constexpr):
+    """This program's rows of new tokens to their pages; `which`: 0 keys, 1 values."""
+    dim: gl.constexpr = config.dims[which]
+    rotation: gl.constexpr = config.rotation if which == 0 else None
     width: gl.constexpr = 1 << (dim - 1).bit_length()
     size: gl.constexpr = source.pointer.dtype.element_ty.primitive_bitwidth // 8
     vector: gl.constexpr = min(width, _VECTOR // size)
@@ -154,5 +157,29 @@ def copy_rows(
         c = gl.load(cos.pointer + position * cos.stride + angle, mask=turned, other=1.0).to(gl.float32)
         s = gl.load(sin.pointer + position * sin.stride + angle, mask=turned, other=0.0).to(gl.float32)
         x = (x.to(gl.float32) * c + gl.where(first, -other, other) * s).to(x.dtype)
+    if config.eight_bit is not None:
+        x = in_eight_bits(x, target, at, config.eight_bit, which)
     start = at.page.to(gl.int64) * target.outer + at.row.to(gl.int64) * target.row + at.head.to(gl.int64) * target.head
     gl.store(target.pointer + (start * config.run)[:, None] + col, x, mask=given & at.inside[:, None])
+
+
+@gluon.jit
+def in_eight_bits(x, target, at, eight_bit: gl.constexpr, which: gl.constexpr):
+    """Rows [M, D] divided by their scales, in the elements of the pages; scales of tokens are computed and written."""
+    per: gl.constexpr = eight_bit.scales[which]
+    largest: gl.constexpr = eight_bit.largest
+    x = x.to(gl.float32)
+    if per is not None:
+        rows = target.scale + at.page.to(gl.int64) * target.scale_outer + at.row.to(gl.int64) * target.scale_row
+        rows = rows + at.head.to(gl.int64) * target.scale_head
+        if per == "token":
+            size = gl.abs(x)
+            top = gl.max(gl.where(size < float("inf"), size, 0.0), 1)
+            scale = gl.maximum(gl.div_rn(top, gl.full_like(top, largest)), _LEAST_SCALE)
+            scale = gl.where(top == 0, 1.0, scale)
+            gl.store(rows, scale, mask=at.given & at.inside)
+        else:
+            scale = gl.load(rows, mask=at.given & at.inside, other=1.0)
+        x = gl.div_rn(x, scale[:, None] + gl.zeros_like(x))
+    x = gl.where(x != x, x, gl.minimum(gl.maximum(x, -largest), largest))
+    return x.to(target.pointer.dtype.element_ty)

@@ -4,25 +4,41 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from warpattn.problem.arch import compile_options
 from warpattn.problem.element import element_of
 from warpattn.problem.launch import Launch
+from warpattn.quantized import granularity
 from warpattn.sequences import PagedKV
 
-from .config import VECTOR, AppendConfig, AppendShape, Rotation, Rows, Table, rows_of_program
+from .config import (
+    VECTOR,
+    AppendConfig,
+    AppendShape,
+    EightBitPages,
+    Rotation,
+    Rows,
+    ScaledRows,
+    Table,
+    rows_of_program,
+)
 
 __all__ = ["NewRows", "append_launches", "slot_launches"]
 
 
+Scales = tuple[Tensor | None, Tensor | None]
+
+
 class NewRows(NamedTuple):
-    """What is written, and how keys are rotated."""
+    """What is written, how keys are rotated, and the scales of 8-bit pages."""
 
     k: Tensor  # (sequences, tokens, heads, dim), or (tokens, heads, dim) for slots
     v: Tensor | None
     angles: tuple[Tensor, Tensor] | None  # cosines and sines (positions, rotated dims / 2)
     interleaved: bool
+    scales: Scales = (None, None)
 
 
 class Places(NamedTuple):
@@ -37,6 +53,7 @@ def append_launches(arch: str, kv: PagedKV, new: NewRows) -> tuple[Launch, ...]:
     """One launch on an architecture, places by block table and lengths; the last stride of all tensors is 1."""
     table, tokens = kv.block_table, new.k.shape[0] * new.k.shape[1]
     places = Places({"table": Table(table, table.stride(0)), "lengths": kv.lengths}, tokens, table.shape[1])
+    new = new._replace(scales=(kv.k_scale, kv.v_scale))
     return _launches(arch, "append", (kv.k_pages, kv.v_pages), new, places)
 
 
@@ -58,14 +75,24 @@ def _launches(
     tensors = {"k_pages": pages[0], "v_pages": pages[1], "k_new": new.k, "v_new": new.v}
     run = run_of([x for x in tensors.values() if x is not None], element.bytes)
     rotation = None if new.angles is None else Rotation(2 * new.angles[0].shape[1], new.interleaved)
-    config = AppendConfig(dims, rows, run, rotation)
+    stored = element_of(pages[0].dtype)
+    eight_bit = None
+    if stored.bytes == 1:
+        pairs = zip(new.scales, pages, strict=True)
+        given = tuple(None if x is None else granularity(scale, x.shape) for scale, x in pairs)
+        eight_bit = EightBitPages(torch.finfo(stored.dtype).max, given)
+    config = AppendConfig(dims, rows, run, rotation, eight_bit)
     count = places.tokens * heads
     shape = AppendShape(count, tokens, heads, len(pages[0]), pages[0].shape[1], places.table_pages)
     args = {key: _rows(x, run) for key, x in tensors.items()} | places.arguments | {"shape": shape}
+    if eight_bit is not None:
+        named = zip(("k_pages", "v_pages"), new.scales, strict=True)
+        args |= {key: _scaled(args[key], scale) for key, scale in named}
     for key, angle in zip(("cos", "sin"), new.angles or (None, None), strict=True):
         args[key] = Table(angle, 0 if angle is None else angle.stride(0))
     types = {key: element_of(x.dtype).name for key, x in places.arguments.items() if isinstance(x, Tensor)}
-    types |= {"new": element.name, "angles": element_of(new.angles[0].dtype).name if new.angles else element.name}
+    angle = element if new.angles is None else element_of(new.angles[0].dtype)
+    types |= {"new": element.name, "pages": stored.name, "angles": angle.name}
 
     def source():
         from .signature import append_source  # imports Triton
@@ -85,6 +112,13 @@ def run_of(tensors: list[Tensor], size: int) -> int:
         for x in tensors
     )
     return run if even else 1
+
+
+def _scaled(rows: Rows, scale: Tensor | None) -> ScaledRows:
+    """Pages with their scale."""
+    if scale is None or scale.ndim < 2:
+        return ScaledRows(*rows, scale, 0, 0, scale.stride(0) if scale is not None and scale.ndim else 0)
+    return ScaledRows(*rows, scale, *scale.stride()[:3])
 
 
 def _rows(x: Tensor | None, run: int) -> Rows:

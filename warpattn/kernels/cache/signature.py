@@ -6,7 +6,7 @@ from triton.experimental.gluon import GluonASTSource
 
 from warpattn.problem.arch import TARGETS
 
-from .config import AppendConfig, AppendShape, Rows, Table
+from .config import AppendConfig, AppendShape, Rows, ScaledRows, Table
 from .kernel import append_kernel, append_slots_kernel
 
 KERNELS = {"append": append_kernel, "append_slots": append_slots_kernel}
@@ -15,13 +15,17 @@ ALIGNED = [["tt.divisibility", 16]]
 
 def append_source(name: str, types: dict[str, str], config: AppendConfig, arch: str) -> GluonASTSource:
     """The kernel of a name with the types of its parameters and its constants, for an architecture. types: names of
-    the elements of "new" tokens and pages, "angles", "slots" and "positions"."""
+    the elements of "new" tokens, "pages", "angles", "slots" and "positions"."""
     kernel = KERNELS[name]
     rows, angles = Rows(f"*{types['new']}", "i64", "i64", "i64"), Table(f"*{types['angles']}", "i64")
     constants = {"config": config, "lanes": TARGETS[arch][2], "trigger_dependents": arch == "sm90"}
     tensors = ("k_pages", "v_pages", "k_new", "v_new")
+    pages = rows
+    if config.eight_bit is not None:
+        pages = ScaledRows(f"*{types['pages']}", *["i64"] * 3, "*fp32", *["i64"] * 3)
     known = {
-        **dict.fromkeys(tensors, rows), "table": Table("*i32", "i64"), "lengths": "*i32",
+        **dict.fromkeys(tensors, rows), "k_pages": pages, "v_pages": pages,
+        "table": Table("*i32", "i64"), "lengths": "*i32",
         "slots": f"*{types.get('slots', 'i64')}", "positions": f"*{types.get('positions', 'i64')}",
         "cos": angles, "sin": angles, "shape": AppendShape(*["i32"] * 6), **dict.fromkeys(constants, "constexpr"),
     }  # fmt: skip

@@ -1,0 +1,47 @@
+"""8-bit rows of a cache: rules of their scales, and how torch writes them."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from warpattn.errors import Rules
+from warpattn.quantized import EIGHT_BIT, check_scale, check_scale_values, granularity, quantize
+
+__all__ = ["check_scale_of", "write_rows"]
+
+STATIC = (None, "tensor", "head")
+
+
+def check_scale_of(rules: Rules, name: str, scale: Tensor | None, pages_name: str, pages: Tensor | None) -> None:
+    """Rules of the scale of pages; on a card blocks of a head's columns are not computed."""
+    if scale is None:
+        return
+    if pages is None or pages.dtype not in EIGHT_BIT:
+        what = "there are none" if pages is None else f"{pages_name} has dtype {pages.dtype}"
+        rules.add(f"{name} is given", f"{what}, and scales belong to pages of 8 bits")
+        return
+    if not check_scale(rules, name, scale, pages_name, pages.shape):
+        return
+    rules.require(scale.device == pages.device, f"{name} is on {scale.device}", f"it must be on {pages.device}")
+    if pages.device.type == "cpu":
+        if granularity(scale, pages.shape) in STATIC:
+            check_scale_values(rules, name, scale)
+        return
+    per = granularity(scale, pages.shape)
+    rules.require(not isinstance(per, int), f"{name} has a scale per {per}", "a card computes one of a head's token")
+
+
+def write_rows(pages: Tensor, at: tuple[Tensor, Tensor], x: Tensor, scale: Tensor | None) -> None:
+    """Rows x (n, heads, dim) to (page, row) of a cache; in 8 bits divided by their scale, which is computed and written
+    where tokens have one of their own."""
+    if pages.dtype not in EIGHT_BIT:
+        pages[at] = x
+        return
+    per = granularity(scale, pages.shape)
+    if per in STATIC:
+        pages[at] = quantize(x, pages.dtype, scale=scale if scale is not None else x.new_ones(()).float()).values
+        return
+    made = quantize(x, pages.dtype, per=per if per is not None else "token")
+    assert scale is not None
+    pages[at] = made.values
+    scale[at] = made.scale.reshape(scale[at].shape)
