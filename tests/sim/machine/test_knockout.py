@@ -7,6 +7,7 @@ pytest.importorskip("triton")
 
 from triton.experimental.gluon import language as gl
 
+from tests.drawn import drawn
 from tests.sim.builds import compiled
 from tests.sim.knocking import SM90_PREFILL, knocked_out, reviewed
 from tests.sim.machine import gluon_kernels
@@ -18,8 +19,9 @@ FIRST = ("ttng.arrive_barrier", "q_state = load_q(ctx, producer_state(", "a prog
 reason = reviewed([*SM90_PREFILL, FIRST])
 
 
-def test_the_prefill_kernel_needs_its_synchronisation():
-    case = Case(780, 780, heads=2, dim=128, mask=Causal())
+@pytest.mark.parametrize(("dim", "dim_v"), drawn([(128, 128), (192, 128), (192, 192), (80, 80)], [(128, 128)]))
+def test_the_prefill_kernel_needs_its_synchronisation(dim, dim_v):
+    case = Case(780, 780, heads=2, dim=dim, dim_v=dim_v, mask=Causal())
 
     def once(module, schedule) -> Report:
         torch.manual_seed(0)

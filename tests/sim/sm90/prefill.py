@@ -85,7 +85,9 @@ def simulated(case: Case, programs: int = 2, kernel: Any = None, **options: Any)
     shape = PrefillShape(case.seq_q, case.seq_k, case.heads, group, m_tiles, case.heads, case.heads)
     mask, score = case.programs()
     args = {
-        "q_desc": q, "k_desc": k, "v_desc": v, "o_desc": out, "lse_ptr": lse, "sinks_ptr": sinks,
+        "q_maps": (q,) * len(config.qk_parts), "k_maps": (k,) * len(config.qk_parts),
+        "v_maps": (v,) * len(config.v_parts), "o_maps": (out,) * len(config.store_parts),
+        "lse_ptr": lse, "sinks_ptr": sinks,
         "counter_ptr": counter, "scale": case.dim**-0.5, "shape": shape, "mask_args": captured(mask),
         "score_args": captured(score),
     }  # fmt: skip

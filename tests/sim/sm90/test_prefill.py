@@ -21,6 +21,12 @@ CASES = {
     "three-warpgroups": Case(400, 300, mask=Causal(), long=True),
     "head-dim-256": Case(150, 200, dim=256, mask=Causal()),
     "odd-dims": Case(200, 150, dim=72, dim_v=40),
+    "latent": Case(200, 150, dim=192, dim_v=128, heads=2, heads_kv=1, mask=Causal()),
+    "wide-values": Case(130, 150, dim=104, dim_v=192),
+    "two-parts": Case(200, 150, dim=96, mask=Causal(), score=SoftCap(3.0), sinks=True),
+    "two-parts-160": Case(200, 150, dim=160, mask=Causal(), dtype=torch.float16),
+    "three-parts": Case(200, 150, dim=216, mask=Causal()),
+    "blocks-of-16": Case(70, 150, dim=256, dim_v=200),
     "fp16": Case(260, 260, dim=128, dtype=torch.float16, mask=Causal()),
     "window": Case(300, 300, mask=SlidingWindow(70, 10)),
     "materialized": Case(200, 200, mask=Materialized(VISIBLE)),
@@ -48,9 +54,9 @@ CASES = {
 
 # Every mask, score and config occurs in one of these.
 DRAWN = (
-    "causal-rectangular", "three-warpgroups", "head-dim-256", "odd-dims", "fp16", "window", "materialized", "document",
-    "padding", "custom", "nothing-visible", "sinks", "alibi", "soft-cap", "bias", "packed-window", "packed-heads",
-    "packed-bias",
+    "causal-rectangular", "three-warpgroups", "head-dim-256", "odd-dims", "latent", "two-parts", "fp16", "window",
+    "materialized", "document", "padding", "custom", "nothing-visible", "sinks", "alibi", "soft-cap", "bias",
+    "packed-window", "packed-heads", "packed-bias",
 )  # fmt: skip
 
 

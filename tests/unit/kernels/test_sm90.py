@@ -6,7 +6,7 @@ pytest.importorskip("triton")
 
 from tests.drawn import drawn
 from tests.unit.kernels.sm90_builds import compiled
-from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT, SM90Config, choose_config, pad_dim
+from warpattn.kernels.sm90.prefill.config import ALIGNMENT, SMEM_LIMIT, SM90Config, choose_config, pad_dim, split_dim
 from warpattn.machine_code.sass import opcode_counts, resources
 from warpattn.problem.element import BF16, FP16
 
@@ -15,12 +15,15 @@ CONFIGS = {
     "d64": choose_config(FP16, 64, 64, 8192, True)[0],
     "d128": choose_config(BF16, 128, 128, 8192, True)[0],
     "d256": choose_config(BF16, 256, 256, 8192, True)[0],
+    "d192": choose_config(BF16, 192, 192, 8192, True)[0],
+    "d192/128": choose_config(BF16, 192, 128, 8192, True)[0],
+    "d80": choose_config(BF16, 80, 80, 8192, True)[0],
 }
 # Bytes of stack the compiler spills to, measured with Triton 3.9.0.
-STACK = {"d64-short": 0, "d64": 264, "d128": 16, "d256": 64}
+STACK = {"d64-short": 0, "d64": 264, "d128": 16, "d256": 64, "d192": 0, "d192/128": 104, "d80": 16}
 
 
-@pytest.mark.parametrize("name", drawn(CONFIGS, ["d64-short", "d128", "d256"]))
+@pytest.mark.parametrize("name", drawn(CONFIGS, ["d64-short", "d128", "d256", "d192"]))
 def test_machine_code_is_what_the_config_promises(name: str) -> None:
     config = CONFIGS[name]
     kernel = compiled(config)
@@ -39,7 +42,7 @@ def test_machine_code_is_what_the_config_promises(name: str) -> None:
 def wgmmas(config: SM90Config) -> int:
     """Warpgroup products in the code: k is 16, and a warpgroup has the first Q·K, the loop and the crossing."""
     scores = config.padded_qk // 16
-    outputs = config.block_n // 16 * -(-config.padded_v // 256)
+    outputs = config.block_n // 16 * len(config.v_parts)
     return config.consumers * (3 * scores + 2 * outputs)
 
 
@@ -51,18 +54,35 @@ def test_no_other_product_waits_inside_a_loop() -> None:
 
 @pytest.mark.parametrize("dim", range(8, 257, 8))
 def test_every_head_dim_has_a_config_that_fits(dim: int) -> None:
-    for dim_v in {dim, 128, 8}:
+    for dim_v in {dim, 256, 208, 192, 128, 72, 8}:
         for seq_q, masked in ((512, True), (8192, False)):
             config, why = choose_config(BF16, dim, dim_v, seq_q, masked)
-            assert config.smem_bytes + 512 <= SMEM_LIMIT
+            assert config.smem_bytes + ALIGNMENT <= SMEM_LIMIT
             assert config.padded_qk >= dim and config.padded_v >= dim_v
             assert config.topology.registers <= 65_536
-            assert config.padded_v % config.store_cols == 0
+            assert config.store_parts in (config.v_parts, config.store_parts[:1])
+            assert all(part % config.store_parts[0] == 0 for part in config.v_parts) or config.store_parts == config.v_parts
             assert why
 
 
 def test_dims_are_padded_to_powers_of_two() -> None:
     assert [pad_dim(d) for d in (8, 32, 40, 64, 72, 128, 136, 256)] == [32, 32, 64, 64, 128, 128, 256, 256]
+
+
+PARTS = {
+    8: (32,), 40: (64,), 64: (64,), 72: (64, 16), 80: (64, 16), 88: (64, 32), 96: (64, 32), 104: (128,), 128: (128,),
+    136: (128, 16), 160: (128, 32), 176: (128, 32, 16), 192: (128, 64), 208: (128, 64, 16), 224: (128, 64, 32),
+    240: (256,), 256: (256,),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dim", range(8, 257, 8))
+def test_parts_hold_a_head_dim(dim: int) -> None:
+    parts = split_dim(dim)
+    assert parts == PARTS.get(dim, parts)
+    assert dim <= sum(parts) <= pad_dim(dim)
+    assert all(pad_dim(width) == width or width == 16 for width in parts)
+    assert len(parts) == 1 or sum(parts) < dim + 16
 
 
 def test_the_topology_counts_what_the_kernel_makes() -> None:

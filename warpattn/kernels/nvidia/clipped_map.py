@@ -18,7 +18,7 @@ WRAP = 1 << 34  # elements; times ROWS it is a multiple of 2**64 bytes
 class ClippedMap(NamedTuple):
     """A kernel's argument for a `ClippedRows`."""
 
-    map: Any
+    map: Any  # a tuple of maps for a `ClippedColumns`
     step: Any  # offsets from one start to the next, int32
     unit: Any  # offsets from one row to the next, int32
 
@@ -39,6 +39,12 @@ def clipped_map(name: str, x: Tensor, rows: int, cols: int) -> ClippedMap:
     shape = (EXTENT, EXTENT, x.shape[-2], ROWS, x.shape[-1])
     strides = (WRAP - row, offset, head, row, 1)
     return ClippedMap(TensorMap(x, (1, 1, 1, rows, cols), shape, strides), start // offset, row // offset)
+
+
+def clipped_maps(name: str, x: Tensor, rows: int, widths: tuple[int, ...]) -> ClippedMap:
+    """The argument for a `ClippedColumns`: as `clipped_map`, with a tuple of maps, one for each width of boxes."""
+    every = [clipped_map(name, x, rows, cols) for cols in widths]
+    return every[0]._replace(map=tuple(one.map for one in every))
 
 
 def _strides(x: Tensor) -> tuple[int, int, int]:

@@ -39,3 +39,29 @@ class ClippedRows:
         """Rows from `row` on, out of shared memory; rows from `length` on keep their values."""
         offset = start * self.step + length * self.unit
         tma.async_store(self.desc, [FAR, offset, head, FAR - length + row, column], smem)
+
+
+@gluon.aggregate
+class ClippedColumns:
+    """The same where tiles are in parts, with a box and its map for each."""
+
+    maps: gl.tuple
+    step: gl.tensor
+    unit: gl.tensor
+
+    @gluon.jit
+    def load(self, start, length, row, head, full, smem):
+        """Rows from `row` on of the sequence at `start` into the parts of a tile; zeros from `length` on."""
+        offset = start * self.step + length * self.unit
+        column = 0
+        for part in gl.static_range(len(smem)):
+            tma.async_load(self.maps[part], [FAR, offset, head, FAR - length + row, column], full, smem[part])
+            column += smem[part].shape[4]
+
+    @gluon.jit
+    def store(self, start, length, row, head, column, smem):
+        """Rows from `row` on, columns from `column` on, out of parts; rows from `length` on keep their values."""
+        offset = start * self.step + length * self.unit
+        for part in gl.static_range(len(smem)):
+            tma.async_store(self.maps[part], [FAR, offset, head, FAR - length + row, column], smem[part])
+            column += smem[part].shape[4]

@@ -58,7 +58,7 @@ def consumer_state(stages: gl.constexpr):
 class StagedPipeline:
     """A ring of `stages` slots of `parts` tiles; a slot has `sub_stages`, each with its own barriers."""
 
-    smem: gl.shared_memory_descriptor  # [stages * parts, ...]
+    smem: gl.base_value  # memory [stages * parts, ...], or what has its `index`
     bars: gl.shared_memory_descriptor  # [2 * stages * sub_stages, 1]
     stages: gl.constexpr
     parts: gl.constexpr

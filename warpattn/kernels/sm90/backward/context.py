@@ -7,8 +7,8 @@ from triton.experimental.gluon.language.nvidia.hopper import tma
 from ...nvidia.pipelines import StagedPipeline, empty_arrivals, make_pipeline
 from ...pieces.modifiers import Modifiers
 from ...pieces.scheduler import get_field, put_field
+from ..columns import make_tiles
 from ..layouts import element_type
-from ..prefill.context import make_tiles
 from . import config as sizes
 
 STAGES = gl.constexpr(sizes.STAGES)

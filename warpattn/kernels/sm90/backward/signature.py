@@ -13,8 +13,8 @@ from ...nvidia.clipped_map import ClippedMap
 from ...pieces.codegen import SCORE_SYMBOLS, compile_function
 from ...pieces.signature import modifier_functions, tensor_signature
 from ..arguments import int32_fields, strided_types
+from ..columns import tile_box
 from ..layouts import element_type
-from ..prefill.context import tile_box
 from ..signature import ALIGNED
 from .config import Added, BackwardConfig, BackwardShape, Prepared, RowShape, Sequences, Statistics, Turns
 from .context import row_numbers_layout

@@ -10,6 +10,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from ...nvidia.pipelines import consumer_state
 from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import pack, softmax_start
+from ..columns import wait_columns, zero_columns
 from ..layouts import accumulator_layout, element_type
 from ..prefill.attend import Progress, finish_keys, start_output, start_scores
 from .context import Lens, in_tile, rows_of
@@ -28,7 +29,7 @@ def attend_role(ctx):
         item = item_at(ctx, cursor)
         load_queries(ctx, item)
         ctx.rings.k.consumer_wait(k_state)
-        s = start_scores(ctx, ctx.rings.q, k_state)
+        s = start_keys(ctx, k_state)
         s = warpgroup_mma_wait(0, deps=(s,))
         ctx.rings.k.consumer_release(k_state)
         state = first_keys(ctx, s, item, k_state.step(), v_state)
@@ -36,10 +37,10 @@ def attend_role(ctx):
             state = advance_keys(ctx, state, item, i)
         cursor = next_item(cursor, item, ctx.work.heads)
         wait_values(ctx, state, item, item.end - 1)
-        o = start_output(ctx, state)
-        o = warpgroup_mma_wait(0, deps=(o, state.p))[0]
+        o = start_output(state, (value_tile(ctx, state.v),), config)
+        o = wait_columns(0, o, state.p)
         ctx.rings.v.consumer_release(state.v)
-        finish_item(ctx, o, state.softmax, item, exponent_scale(ctx))
+        finish_item(ctx, o[0], state.softmax, item, exponent_scale(ctx))
         k_state = state.k
         v_state = state.v.step()
 
@@ -68,8 +69,22 @@ def first_keys(ctx, s, item, k_state, v_state):
     config: gl.constexpr = ctx.config
     s = decode_scores(ctx, s, item, item.begin)
     softmax, p = softmax_start(s, exponent_scale(ctx), ctx.mods.score is not None)
-    o = gl.zeros([config.rows, config.padded_v], gl.float32, accumulator_layout(config.padded_v))
+    o = zero_columns(config.rows, (config.padded_v,))
     return Progress(o, pack(p, element_type(config.element)), softmax, k_state, v_state)
+
+
+@gluon.jit
+def start_keys(ctx, k_state):
+    """Start S = Q·Kᵀ with the K tile of a slot, whose head dim is one part; the result may be read after a wait."""
+    config: gl.constexpr = ctx.config
+    k_tile = ctx.rings.k.tile(k_state).reshape([config.block_n, config.padded_qk])
+    return start_scores((ctx.rings.q,), (k_tile,), config)
+
+
+@gluon.jit
+def value_tile(ctx, v_state):
+    """The values [N, Dv] in a slot of the V ring."""
+    return ctx.rings.v.tile(v_state).reshape([ctx.config.block_n, ctx.config.padded_v])
 
 
 @gluon.jit
@@ -77,8 +92,8 @@ def advance_keys(ctx, state, item, i):
     """Key tile number `i`: start Q·K(i) and P·V(i-1), then the softmax of i beside P·V(i-1)."""
     wait_values(ctx, state, item, i - 1)
     ctx.rings.k.consumer_wait(state.k)
-    s = start_scores(ctx, ctx.rings.q, state.k)
-    o = start_output(ctx, state)
+    s = start_keys(ctx, state.k)
+    o = start_output(state, (value_tile(ctx, state.v),), ctx.config)
     s = warpgroup_mma_wait(1, deps=(s,))
     ctx.rings.k.consumer_release(state.k)
     return finish_keys(ctx, state, decode_scores(ctx, s, item, i), o)
@@ -93,8 +108,7 @@ def wait_values(ctx, state, item, i):
     if config.schedule.has_lengths:
         first = item.key_tile(i) * config.block_n
         if first + config.block_n > item.row_tile.length:
-            tile = ctx.rings.v.tile(state.v).reshape([config.block_n, config.padded_v])
-            clear_values(tile, item.row_tile.length - first, config)
+            clear_values(value_tile(ctx, state.v), item.row_tile.length - first, config)
 
 
 @gluon.jit

@@ -14,8 +14,9 @@ from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma,
 
 from ...nvidia.pipelines import PipelineState, consumer_state
 from ...pieces.modifiers import exponent_scale
-from ...pieces.softmax import SoftmaxState, pack, rescale, softmax_start, softmax_step, unpack
+from ...pieces.softmax import SoftmaxState, pack, softmax_start, softmax_step, unpack
 from ...pieces.span import tile_span
+from ..columns import as_matrices, rescale_columns, wait_columns, zero_columns
 from ..layouts import accumulator_layout, element_type, operand_layout, turn_asm
 from .epilogue import store_output
 from .packed_rows import mask_heads, row_tokens
@@ -25,7 +26,7 @@ from .packed_rows import mask_heads, row_tokens
 class Progress:
     """Loop state of one tile: the accumulator, the softmax state, and P of the product still to be issued."""
 
-    o: gl.tensor  # [64, Dv] fp32
+    o: gl.tuple  # parts of [64, Dv] fp32
     p: gl.tensor  # [64, N] rounded and packed in pairs
     softmax: SoftmaxState
     k: PipelineState
@@ -37,7 +38,7 @@ class QueryTile:
     """The queries of the current tile."""
 
     q_state: PipelineState
-    q: gl.shared_memory_descriptor  # [64, D] of this warpgroup
+    q: gl.tuple  # parts of [64, D] of this warpgroup
 
 
 @gluon.jit
@@ -55,7 +56,7 @@ def attend_role(ctx, wg: gl.constexpr):
     q_tile = query_tile(ctx, q_state, wg)
     tile = ctx.work.read(rings.tiles, q_state.index)
     rings.k.consumer_wait(k_state)
-    s = start_scores(ctx, q_tile, k_state)
+    s = start_scores(q_tile, key_tile(ctx, k_state), config)
     s = warpgroup_mma_wait(0, deps=(s,))
     while tile.row >= 0:
         rings.k.consumer_release(k_state)
@@ -69,15 +70,15 @@ def attend_role(ctx, wg: gl.constexpr):
         # Last P·V of this tile and first Q·K of the next one; the latter runs while the output is written.
         rings.v.consumer_wait(state.v)
         turn_wait(wg, config)
-        o = start_output(ctx, state)
+        o = start_output(state, value_tile(ctx, state.v), config)
         q_state = q_state.step()
         rings.q.consumer_wait(q_state)
         q_tile = query_tile(ctx, q_state, wg)
         following = ctx.work.read(rings.tiles, q_state.index)
         rings.k.consumer_wait(state.k, following.row >= 0)
-        s = start_scores(ctx, q_tile, state.k)
+        s = start_scores(q_tile, key_tile(ctx, state.k), config)
         turn_pass(wg, config)
-        o = warpgroup_mma_wait(1, deps=(o, state.p))[0]
+        o = wait_columns(len(config.qk_parts), o, state.p)
         rings.v.consumer_release(state.v)
         store_output(ctx, o, state.softmax, tile, wg)
         s = warpgroup_mma_wait(0, deps=(s,))
@@ -93,7 +94,7 @@ def first_tile(ctx, s, tile, span, wg: gl.constexpr, k_state, v_state):
     config: gl.constexpr = ctx.config
     s = visible_scores(ctx, s, tile, span.key_tile(0), span.masked > 0, wg)
     softmax, p = softmax_start(s, exponent_scale(ctx), ctx.mods.score is not None)
-    o = gl.zeros([config.rows, config.padded_v], gl.float32, accumulator_layout(config.padded_v))
+    o = zero_columns(config.rows, config.v_parts)
     return Progress(o, pack(p, element_type(config.element)), softmax, k_state, v_state)
 
 
@@ -104,11 +105,11 @@ def advance(ctx, state, tile, queries, span, i, wg: gl.constexpr):
     config: gl.constexpr = ctx.config
     ctx.rings.k.consumer_wait(state.k)
     turn_wait(wg, config)
-    s = start_scores(ctx, queries.q, state.k)
+    s = start_scores(queries.q, key_tile(ctx, state.k), config)
     ctx.rings.v.consumer_wait(state.v)
-    o = start_output(ctx, state)
+    o = start_output(state, value_tile(ctx, state.v), config)
     turn_pass(wg, config)
-    s = warpgroup_mma_wait(1, deps=(s,))
+    s = warpgroup_mma_wait(len(config.v_parts), deps=(s,))
     ctx.rings.k.consumer_release(state.k)
     ctx.rings.q.consumer_release(queries.q_state, i == span.total - 1)
     s = visible_scores(ctx, s, tile, span.key_tile(i), i < span.masked, wg)
@@ -119,28 +120,30 @@ def advance(ctx, state, tile, queries, span, i, wg: gl.constexpr):
 def finish_keys(ctx, state, s, o):
     """The softmax of scores beside the running P·V, whose result is `o`; and the state after both."""
     softmax, p, moved, alpha = softmax_step(state.softmax, s, exponent_scale(ctx), ctx.mods.score is not None)
-    o = warpgroup_mma_wait(0, deps=(o, state.p))[0]
+    o = wait_columns(0, o, state.p)
     ctx.rings.v.consumer_release(state.v)
     if moved:
-        o = rescale(o, alpha)
+        o = rescale_columns(o, alpha)
     return Progress(o, pack(p, element_type(ctx.config.element)), softmax, state.k.step(), state.v.step())
 
 
 @gluon.jit
-def start_scores(ctx, q_tile, k_state):
-    """Start S = Q·Kᵀ with the K tile of a slot; the result may be read after a wait."""
-    config: gl.constexpr = ctx.config
-    layout: gl.constexpr = accumulator_layout(config.block_n)
-    k_tile = ctx.rings.k.tile(k_state).reshape([config.block_n, config.padded_qk]).permute((1, 0))
-    zero = gl.zeros([config.rows, config.block_n], gl.float32, layout)
-    return warpgroup_mma(q_tile, k_tile, zero, use_acc=False, is_async=True)
+def start_scores(q, k, config: gl.constexpr):
+    """Start S = Q·Kᵀ, one product for each part; the result may be read after a wait."""
+    s = gl.zeros([config.rows, config.block_n], gl.float32, accumulator_layout(config.block_n))
+    for part in gl.static_range(len(q)):
+        s = warpgroup_mma(q[part], k[part].permute((1, 0)), s, use_acc=part > 0, is_async=True)
+    return s
 
 
 @gluon.jit
-def start_output(ctx, state):
-    """Start O += P·V with the V tile of the state's slot; the result may be read after a wait."""
-    v_tile = ctx.rings.v.tile(state.v).reshape([ctx.config.block_n, ctx.config.padded_v])
-    return warpgroup_mma(operand(state.p, ctx.config), v_tile, state.o, is_async=True)
+def start_output(state, v, config: gl.constexpr):
+    """Start O += P·V, a product for each part; the results may be read after a wait."""
+    o = ()
+    for part in gl.static_range(len(v)):
+        p = operand(state.p, v[part].shape[1], config)
+        o += (warpgroup_mma(p, v[part], state.o[part], is_async=True),)
+    return o
 
 
 @gluon.jit
@@ -163,16 +166,34 @@ def visible_scores(ctx, s, tile, key_tile, masked, wg: gl.constexpr):
 
 
 @gluon.jit
-def operand(p, config: gl.constexpr):
-    """Packed P as the left operand [64, N] of P·V."""
+def operand(p, cols: gl.constexpr, config: gl.constexpr):
+    """Packed P as the left operand [64, N] of P·V, for an accumulator of `cols` columns."""
     p = unpack(p, element_type(config.element))
-    return gl.convert_layout(p, operand_layout(config.padded_v), assert_trivial=True)
+    return gl.convert_layout(p, operand_layout(cols), assert_trivial=True)
 
 
 @gluon.jit
 def query_tile(ctx, q_state, wg: gl.constexpr):
-    """This warpgroup's [64, D] queries in a slot of the Q ring."""
-    return ctx.rings.q.tile(q_state, wg).reshape([ctx.config.rows, ctx.config.padded_qk])
+    """This warpgroup's [64, D] queries in a slot of the Q ring; its last parts in registers."""
+    config: gl.constexpr = ctx.config
+    parts = as_matrices(ctx.rings.q.tile(q_state, wg), config.rows, config.qk_parts)
+    first: gl.constexpr = len(config.qk_parts) - config.held_parts
+    held = ()
+    for part in gl.static_range(first, len(parts)):
+        held += (parts[part].load(operand_layout(config.block_n)),)
+    return parts[:first] + held
+
+
+@gluon.jit
+def key_tile(ctx, k_state):
+    """The keys [N, D] in a slot of the K ring."""
+    return as_matrices(ctx.rings.k.tile(k_state), ctx.config.block_n, ctx.config.qk_parts)
+
+
+@gluon.jit
+def value_tile(ctx, v_state):
+    """The values [N, Dv] in a slot of the V ring."""
+    return as_matrices(ctx.rings.v.tile(v_state), ctx.config.block_n, ctx.config.v_parts)
 
 
 @gluon.jit

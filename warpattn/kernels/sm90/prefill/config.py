@@ -5,7 +5,7 @@ The kernel, the planner and the tests all read them here. Nothing in this file i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, cast
 
@@ -19,11 +19,25 @@ from warpattn.problem.operands import COPY_RULE
 
 CONSUMER_ROWS = 64  # rows of one warpgroup: M of wgmma
 SMEM_LIMIT = 232_448  # 227 KiB of a block on sm_90
+ALIGNMENT = 512  # bytes that the compiler may add
+LEAST_PART = 16  # columns: the k of wgmma
 
 
 def pad_dim(dim: int) -> int:
     """Head dim rounded up to a power of two, at least 32: widths of TMA boxes, wgmma and register tensors."""
     return max(32, 1 << (dim - 1).bit_length())
+
+
+def split_dim(dim: int) -> tuple[int, ...]:
+    """Widths of the parts of a head dim, powers of two that add up to it or to a little more: 192 is 128 and 64.
+
+    One part up to 64, where exponentials take longer than products, and where products over more parts would not be
+    faster: 112 columns in three took 1.06 times as long as 128 (H200).
+    """
+    whole = pad_dim(dim)
+    columns = -(-dim // LEAST_PART) * LEAST_PART
+    parts = tuple(width for width in (128, 64, 32, LEAST_PART) if columns & width)
+    return parts if whole > 64 and columns < whole and len(parts) <= (2 if whole == 128 else 3) else (whole,)
 
 
 class KeyTileSizes:
@@ -59,7 +73,8 @@ class SM90Config(KeyTileSizes):
 
     `consumers` warpgroups of 64 query rows each share one stream of key tiles of `block_n` keys in rings of `kv_stages`
     slots. The Q ring has `q_stages` slots: with two, the next tile's queries arrive during this tile's work. The output
-    goes through shared memory `store_cols` columns at a time.
+    goes through shared memory all at once where `store_parts` are those of the head dim, else one block of so many
+    columns after the other.
     """
 
     element: Element  # of q, k, v and out
@@ -69,11 +84,30 @@ class SM90Config(KeyTileSizes):
     block_n: int
     kv_stages: int
     q_stages: int
-    store_cols: int
+    store_parts: tuple[int, ...]
     consumer_registers: int
     producer_registers: int
     take_turns: bool  # warpgroups issue to the tensor core in a fixed order
     packed: int = 1  # query heads of a tile, a power of two that divides the group: rows are (token, head)
+    held_parts: int = 0  # last parts of Q that a warpgroup keeps in registers, as wgmma waits for shared memory
+
+    @cached_property
+    def qk_parts(self) -> tuple[int, ...]:
+        """Columns of the parts of Q and K."""
+        return split_dim(self.dim_qk)
+
+    @cached_property
+    def v_parts(self) -> tuple[int, ...]:
+        """Columns of the parts of V and O."""
+        return split_dim(self.dim_v)
+
+    @cached_property
+    def padded_qk(self) -> int:
+        return sum(self.qk_parts)
+
+    @cached_property
+    def padded_v(self) -> int:
+        return sum(self.v_parts)
 
     @cached_property
     def rows(self) -> int:
@@ -104,7 +138,7 @@ class SM90Config(KeyTileSizes):
 
     @cached_property
     def out_bytes(self) -> int:
-        return self.element.bytes * self.block_m * self.store_cols
+        return self.element.bytes * self.block_m * sum(self.store_parts)
 
     @cached_property
     def topology(self) -> Topology:
@@ -137,8 +171,8 @@ def choose_config(element: Element, dim_qk: int, dim_v: int, seq_q: int, masked:
 
     `masked`: the mask hides some keys, so tiles differ in length.
     """
-    qk, v = pad_dim(dim_qk), pad_dim(dim_v)
-    wide = max(qk, v)
+    qk, v = split_dim(dim_qk), split_dim(dim_v)
+    wide, held = max(sum(qk), sum(v)), int(len(qk) > 1)
     if wide <= 64 and masked and seq_q <= SHORT_ROWS:
         why = f"head dim <= 64, a mask and at most {SHORT_ROWS} queries: 128-row tiles waste less of the diagonal"
         return SM90Config(element, dim_qk, dim_v, 2, 128, 4, 2, v, 240, 24, True), why
@@ -147,9 +181,29 @@ def choose_config(element: Element, dim_qk: int, dim_v: int, seq_q: int, masked:
         return SM90Config(element, dim_qk, dim_v, 3, 128, 2, 2, v, 160, 32, True), why
     if wide <= 128:
         why = "head dim <= 128: two warpgroups and 128 keys fill registers and shared memory with two query tiles"
-        return SM90Config(element, dim_qk, dim_v, 2, 128, 2, 2, v, 240, 24, True), why
-    why = "head dim > 128: 64 keys a tile, one query tile, output stored in column blocks, to fit shared memory"
-    return SM90Config(element, dim_qk, dim_v, 2, 64, 2, 1, min(128, v), 240, 24, False), why
+        return SM90Config(element, dim_qk, dim_v, 2, 128, _stages(wide), 2, v, 240, 24, True), why
+    if wide <= 160 or (wide <= 192 and sum(v) <= 128):
+        why = "head dim <= 160, or <= 192 with values of <= 128: 128 keys a tile, with one query tile they fit"
+        config = SM90Config(element, dim_qk, dim_v, 2, 128, 2, 1, v, 240, 24, True, held_parts=held if wide > 160 else 0)
+        return _stored(config), why
+    if wide < 256:
+        why = "head dim > 160: 64 keys a tile, one query tile, the last part of Q in registers"
+        return _stored(SM90Config(element, dim_qk, dim_v, 2, 64, 2, 1, v, 240, 24, True, held_parts=held)), why
+    why = "head dim > 224: 64 keys a tile, one query tile, output stored in column blocks, to fit shared memory"
+    return _stored(SM90Config(element, dim_qk, dim_v, 2, 64, 2, 1, v, 240, 24, False)), why
+
+
+def _stages(columns: int) -> int:
+    """Slots of the rings of K and V with 128 keys a tile: 3 instead of 2 gained 2 % at head dim 96 (H200)."""
+    return 4 if columns <= 80 else 3 if columns <= 96 else 2
+
+
+def _stored(config: SM90Config) -> SM90Config:
+    """The config with as many columns of the output stored at once as there is memory for."""
+    if config.smem_bytes + ALIGNMENT <= SMEM_LIMIT:
+        return config
+    widest = 128 if config.block_n == 64 else 64
+    return replace(config, store_parts=(min(widest, config.v_parts[-1]),))
 
 
 class PrefillShape(NamedTuple):

@@ -7,6 +7,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from ...nvidia.pipelines import StagedPipeline, empty_arrivals, make_pipeline
 from ...pieces.modifiers import Modifiers
 from ...pieces.scheduler import TILE_FIELDS
+from ..columns import Columns, make_columns
 from ..layouts import element_type
 
 
@@ -14,25 +15,26 @@ from ..layouts import element_type
 class KeyRows:
     """K or V of a dense batch."""
 
-    desc: tma.tensor_descriptor
+    maps: gl.tuple  # a descriptor for each part of the head dim
 
     @gluon.jit
     def load(self, ctx, ring, state, tile, key_tile, nbytes: gl.constexpr):
         """One key tile of the key head of `tile` into a slot."""
         full = ring.producer_acquire(state)
         mbarrier.expect(full, nbytes)
-        coord = [tile.b, key_tile * ctx.config.block_n, tile.h // ctx.work.group, 0]
-        tma.async_load(self.desc, coord, full, ring.tile(state))
+        first, head = key_tile * ctx.config.block_n, tile.h // ctx.work.group
+        load_columns(self.maps, tile.b, first, head, full, ring.tile(state))
 
 
 @gluon.aggregate
 class Tensors:
-    """Operands in global memory; the descriptors are 4-D (batch, seq, heads, dim) and clip at the ends."""
+    """Operands in global memory; the descriptors, one for each part of the head dim, are 4-D (batch, seq, heads, dim)
+    and clip at the ends."""
 
-    q: tma.tensor_descriptor
+    q: gl.tuple
     k: KeyRows
     v: KeyRows
-    o: tma.tensor_descriptor
+    o: gl.tuple
     lse: gl.tensor  # float* (batch, heads_q, seq_q), written if `has_lse`
     sinks: gl.tensor  # float* (heads_q,)
     counter: gl.tensor  # int32* tile counter, zero between launches
@@ -40,23 +42,35 @@ class Tensors:
     @gluon.jit
     def load_queries(self, tile, row, full, smem):
         """Queries from `row` on of a tile's heads into shared memory."""
-        tma.async_load(self.q, [tile.b, row, tile.h, 0], full, smem)
+        load_columns(self.q, tile.b, row, tile.h, full, smem)
 
     @gluon.jit
-    def store_output(self, tile, row, column: gl.constexpr, smem):
+    def store_output(self, tile, row, column, smem):
         """Rows from `row` on of a tile's output, from `column` on, out of shared memory."""
-        tma.async_store(self.o, [tile.b, row, tile.h, column], smem)
+        for part in gl.static_range(len(smem)):
+            tma.async_store(self.o[part], [tile.b, row, tile.h, column], smem[part])
+            column += smem[part].shape[3]
+
+
+@gluon.jit
+def load_columns(maps, b, row, head, full, smem):
+    """Rows from `row` on of one head into the parts of a tile."""
+    column = 0
+    for part in gl.static_range(len(smem)):
+        tma.async_load(maps[part], [b, row, head, column], full, smem[part])
+        column += smem[part].shape[3]
 
 
 @gluon.aggregate
 class Rings:
-    """Shared memory: the Q, K and V rings, the published tiles, and the output staging tiles."""
+    """Shared memory: the Q, K and V rings, the published tiles, and the output staging tiles; all but the published
+    ones are `Columns`."""
 
-    q: StagedPipeline  # a part per warpgroup: [stages * warpgroups, 1, 64 / packed, packed, D]
+    q: StagedPipeline  # a tile per warpgroup: [stages * warpgroups, 1, 64 / packed, packed, D]
     k: StagedPipeline  # [stages, 1, N, 1, D]
     v: StagedPipeline  # [stages, 1, N, 1, Dv]
     tiles: gl.shared_memory_descriptor  # [stages * fields, 1] int32: the tile of each Q slot
-    out: gl.shared_memory_descriptor  # [warpgroup, 1, 64 / packed, packed, store_cols]
+    out: Columns  # [warpgroup, 1, 64 / packed, packed, columns stored at a time]
 
 
 @gluon.aggregate
@@ -71,38 +85,15 @@ class Context:
     has_lse: gl.constexpr
 
 
-@gluon.constexpr_function
-def tile_box(rows, cols, clipped, packed=1):
-    """Shape of a tile of rows of `packed` heads in its descriptor: 4-D, or 5-D for a `ClippedRows`."""
-    return (1, 1, 1, rows, cols) if clipped else (1, rows // packed, packed, cols)
-
-
-@gluon.constexpr_function
-def stacked(count, box):
-    """Shape of `count` tiles."""
-    return (count, *box)
-
-
-@gluon.jit
-def make_tiles(
-    count: gl.constexpr, rows: gl.constexpr, cols: gl.constexpr, dtype: gl.constexpr, clipped: gl.constexpr,
-    packed: gl.constexpr = 1,
-):  # fmt: skip
-    """Shared memory of `count` tiles."""
-    box: gl.constexpr = tile_box(rows, cols, clipped, packed)
-    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(box, dtype)
-    return gl.allocate_shared_memory(dtype, stacked(count, box), layout)
-
-
 @gluon.jit
 def make_rings(config: gl.constexpr, fields: gl.constexpr = TILE_FIELDS, clipped: gl.constexpr = False):
     """Allocate shared memory and initialise every barrier. `fields`: int32 of a published tile."""
     dtype: gl.constexpr = element_type(config.element)
     wgs: gl.constexpr = config.consumers
-    q = make_tiles(config.q_stages * wgs, config.rows, config.padded_qk, dtype, clipped, config.packed)
-    k = make_tiles(config.kv_stages, config.block_n, config.padded_qk, dtype, clipped)
-    v = make_tiles(config.kv_stages, config.block_n, config.padded_v, dtype, clipped)
-    out = make_tiles(wgs, config.rows, config.store_cols, dtype, clipped, config.packed)
+    q = make_columns(config.q_stages * wgs, config.rows, config.qk_parts, dtype, clipped, config.packed)
+    k = make_columns(config.kv_stages, config.block_n, config.qk_parts, dtype, clipped)
+    v = make_columns(config.kv_stages, config.block_n, config.v_parts, dtype, clipped)
+    out = make_columns(wgs, config.rows, config.store_parts, dtype, clipped, config.packed)
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     tiles = gl.allocate_shared_memory(gl.int32, [config.q_stages * fields, 1], plain)
     topology: gl.constexpr = config.topology

@@ -6,13 +6,14 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import rescale, softmax_finish
+from ..columns import as_matrices
 from ..layouts import element_type
 from .packed_rows import row_heads, row_sinks, row_tokens
 
 
 @gluon.jit
 def store_output(ctx, o, softmax, tile, wg: gl.constexpr):
-    """Write O [64, Dv] of `tile` and, with `has_lse`, LSE [64]; TMA clips rows and columns past the end."""
+    """Write O [64, Dv] of `tile`, in parts, and, with `has_lse`, LSE [64]; TMA clips rows and columns past the end."""
     config: gl.constexpr = ctx.config
     c = exponent_scale(ctx)
     sink = 0.0
@@ -22,7 +23,16 @@ def store_output(ctx, o, softmax, tile, wg: gl.constexpr):
     row = tile.row + wg * config.wg_tokens
     if ctx.has_lse:
         store_lse(ctx, lse, tile, row)
-    store_columns(ctx, rescale(o, factor).to(element_type(config.element)), tile, row, wg)
+    store_columns(ctx, rounded(o, factor, element_type(config.element)), tile, row, wg)
+
+
+@gluon.jit
+def rounded(o, factor, dtype: gl.constexpr):
+    """Every part of O times the rows' factor, as `dtype`."""
+    parts = ()
+    for part in gl.static_range(len(o)):
+        parts += (rescale(o[part], factor).to(dtype),)
+    return parts
 
 
 @gluon.jit
@@ -37,33 +47,46 @@ def store_lse(ctx, lse, tile, row):
 
 @gluon.jit
 def store_columns(ctx, o, tile, row, wg: gl.constexpr):
-    """O [64, Dv] through the staging tile, after TMA has read the tile's previous contents."""
+    """O [64, Dv]: all parts at once, or where shared memory is short one block of columns after the other."""
     config: gl.constexpr = ctx.config
-    smem = ctx.rings.out.index(wg)
-    staging = smem.reshape([config.rows, config.store_cols])
-    blocks: gl.constexpr = config.padded_v // config.store_cols
-    if blocks == 1:
-        tma.store_wait(0)
-        staging.store(o)
-        fence_async_shared()
-        gl.barrier()
-        ctx.tensors.store_output(tile, row, 0, smem)
+    if len(config.store_parts) == len(o) and config.store_parts[0] == config.v_parts[0]:
+        store_block(ctx, o, tile, row, 0, wg)
     else:
-        left, right = column_halves(o, config)
-        tma.store_wait(0)
-        staging.store(left)
-        fence_async_shared()
-        gl.barrier()
-        ctx.tensors.store_output(tile, row, 0, smem)
-        tma.store_wait(0)
-        staging.store(right)
-        fence_async_shared()
-        gl.barrier()
-        ctx.tensors.store_output(tile, row, config.store_cols, smem)
+        column = 0
+        for part in gl.static_range(len(o)):
+            blocks = column_blocks(o[part], config.store_parts[0])
+            for i in gl.static_range(len(blocks)):
+                store_block(ctx, (blocks[i],), tile, row, column, wg)
+                column += config.store_parts[0]
 
 
 @gluon.jit
-def column_halves(o, config: gl.constexpr):
-    """Left and right half of the columns of O [64, Dv], without moving registers between threads."""
-    halves = o.reshape([config.rows, 2, config.store_cols]).permute((0, 2, 1))
-    return halves.split()
+def store_block(ctx, parts, tile, row, column, wg: gl.constexpr):
+    """Some columns of O through the staging tile, after TMA has read the tile's previous contents."""
+    config: gl.constexpr = ctx.config
+    smem = ctx.rings.out.index(wg)
+    staging = as_matrices(smem, config.rows, config.store_parts)
+    tma.store_wait(0)
+    for part in gl.static_range(len(parts)):
+        staging[part].store(parts[part])
+    fence_async_shared()
+    gl.barrier()
+    ctx.tensors.store_output(tile, row, column, smem)
+
+
+@gluon.jit
+def column_blocks(o, cols: gl.constexpr):
+    """O [64, columns] as blocks of `cols` columns, without moving registers between threads."""
+    blocks = (o,)
+    for _ in gl.static_range(doublings(o.shape[1], cols)):
+        halves = ()
+        for i in gl.static_range(len(blocks)):
+            halves += blocks[i].reshape([o.shape[0], 2, blocks[i].shape[1] // 2]).permute((0, 2, 1)).split()
+        blocks = halves
+    return blocks
+
+
+@gluon.constexpr_function
+def doublings(columns, cols):
+    """How often `cols` doubles up to `columns`."""
+    return (columns // cols).bit_length() - 1

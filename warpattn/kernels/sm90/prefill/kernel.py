@@ -37,19 +37,20 @@ def attend_3(ctx):
 
 @gluon.jit
 def prefill_kernel(
-    q_desc, k_desc, v_desc, o_desc, lse_ptr, sinks_ptr, counter_ptr, scale, shape, mask_args, score_args,
+    q_maps, k_maps, v_maps, o_maps, lse_ptr, sinks_ptr, counter_ptr, scale, shape, mask_args, score_args,
     config: gl.constexpr, functions: gl.constexpr, has_sinks: gl.constexpr, has_lse: gl.constexpr,
 ):  # fmt: skip
     """Attention forward of a dense problem.
 
-    `shape` is a `PrefillShape`; `functions` is (keep, span, score), see `Modifiers`. Grid: any number of CTAs up to
-    the number of tiles.
+    `q_maps`, `k_maps`, `v_maps` and `o_maps` have a descriptor for each part of the head dim. `shape` is a
+    `PrefillShape`; `functions` is (keep, span, score), see `Modifiers`. Grid: any number of CTAs up to the number of
+    tiles.
     """
     work = Work(
         shape.seq_q, shape.seq_k, shape.heads_q, shape.group, shape.m_tiles, shape.heads, shape.section, config.packed
     )
     mods = Modifiers(functions[0], functions[1], functions[2], mask_args, score_args)
-    tensors = Tensors(q_desc, KeyRows(k_desc), KeyRows(v_desc), o_desc, lse_ptr, sinks_ptr, counter_ptr)
+    tensors = Tensors(q_maps, KeyRows(k_maps), KeyRows(v_maps), o_maps, lse_ptr, sinks_ptr, counter_ptr)
     ctx = Context(tensors, make_rings(config), work, mods, scale, config, has_sinks, has_lse)
     fence_async_shared()
     start_roles(ctx)

@@ -9,7 +9,7 @@ from warpattn.problem.arch import ARCHS, compile_options
 from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands, modifier_args, programs
 
-from .config import PrefillShape, choose
+from .config import PrefillShape, SM90Config, choose
 
 OPTIONS = compile_options()
 
@@ -18,9 +18,12 @@ def list_launches(checked: CheckedCall, x: Operands, choice: Choice | None = Non
     """The one launch of a dense call, with the planner's choice or a given one."""
     problem = checked.problem
     choice = choose(problem, ARCHS["sm90"]) if choice is None else choice
+    config: SM90Config = choice.config
     mask, score = programs(checked)
     args = {
-        "q_desc": x.q, "k_desc": x.k, "v_desc": x.v, "o_desc": x.out, "lse_ptr": x.lse, "sinks_ptr": x.sinks,
+        "q_maps": (x.q,) * len(config.qk_parts), "k_maps": (x.k,) * len(config.qk_parts),
+        "v_maps": (x.v,) * len(config.v_parts), "o_maps": (x.out,) * len(config.store_parts),
+        "lse_ptr": x.lse, "sinks_ptr": x.sinks,
         "counter_ptr": torch.zeros(1, dtype=torch.int32), "scale": checked.scale, "shape": _shape(problem, choice),
         **modifier_args(checked),
     }  # fmt: skip
@@ -28,9 +31,9 @@ def list_launches(checked: CheckedCall, x: Operands, choice: Choice | None = Non
     def source():
         from .signature import prefill_source  # imports Triton
 
-        return prefill_source(choice.config, mask, score, problem.has_sinks, problem.has_lse)
+        return prefill_source(config, mask, score, problem.has_sinks, problem.has_lse)
 
-    key = (choice.config, mask.key, None if score is None else score.key, problem.has_sinks, problem.has_lse)
+    key = (config, mask.key, None if score is None else score.key, problem.has_sinks, problem.has_lse)
     launch = Launch(
         "sm90.prefill", "sm90", key, source, OPTIONS, choice.grid, args,
         persistent=True, tile_counter="counter_ptr", l2_promotion=256,

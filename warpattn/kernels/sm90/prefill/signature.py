@@ -6,10 +6,10 @@ from triton.experimental.gluon import language as gl
 from warpattn.language.nodes import Program
 
 from ..arguments import int32_fields
+from ..columns import tile_box
 from ..layouts import element_type
 from ..signature import Features, attention_source
 from .config import PrefillShape, SM90Config
-from .context import tile_box
 from .kernel import prefill_kernel
 
 
@@ -18,16 +18,16 @@ def prefill_source(
 ) -> GluonASTSource:
     """The kernel with the types of its parameters and its constants."""
 
-    def descriptor(rows: int, cols: int, packed: int = 1) -> str:
-        box = list(tile_box(rows, cols, False, packed))
-        layout = gl.NVMMASharedLayout.get_default_for(box, element_type(config.element))
-        return f"tensordesc<{config.element.name}{box},{layout!r}>"
+    def descriptors(rows: int, widths: tuple[int, ...], packed: int = 1) -> tuple[str, ...]:
+        boxes = [list(tile_box(rows, cols, False, packed)) for cols in widths]
+        layouts = [gl.NVMMASharedLayout.get_default_for(box, element_type(config.element)) for box in boxes]
+        return tuple(f"tensordesc<{config.element.name}{box},{at!r}>" for box, at in zip(boxes, layouts, strict=True))
 
     signature = {
-        "q_desc": descriptor(config.rows, config.padded_qk, config.packed),
-        "k_desc": descriptor(config.block_n, config.padded_qk),
-        "v_desc": descriptor(config.block_n, config.padded_v),
-        "o_desc": descriptor(config.rows, config.store_cols, config.packed),
+        "q_maps": descriptors(config.rows, config.qk_parts, config.packed),
+        "k_maps": descriptors(config.block_n, config.qk_parts),
+        "v_maps": descriptors(config.block_n, config.v_parts),
+        "o_maps": descriptors(config.rows, config.store_parts, config.packed),
         "counter_ptr": "*i32",
         "shape": int32_fields(PrefillShape),
     }

@@ -36,7 +36,7 @@ class VarlenConfig:
 
 
 class VarlenShape(NamedTuple):
-    """The attention kernel's `shape` argument, int32; see `VarlenScheduler`, `ClippedRows` and `Table`."""
+    """The attention kernel's `shape` argument, int32; see `VarlenScheduler`, `ClippedColumns` and `Table`."""
 
     heads_q: Any
     group: Any

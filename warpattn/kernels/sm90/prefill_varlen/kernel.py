@@ -3,7 +3,7 @@
 order_kernel           lengths ──▶ list of query blocks, longest first        (pieces/order_kernel.py)
 prefill_varlen_kernel  the roles of prefill/: load, attend, epilogue, with
     VarlenScheduler    tiles from the list                                    (pieces/scheduler_varlen.py)
-    ClippedRows        rows of one sequence, clipped at its end               (nvidia/clipped_rows.py)
+    ClippedColumns     rows of one sequence, clipped at its end               (nvidia/clipped_rows.py)
     PagedKeys          or keys page by page                                   (paged_keys.py)
 """
 
@@ -11,7 +11,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from ...nvidia.clipped_rows import ClippedRows
+from ...nvidia.clipped_rows import ClippedColumns
 from ...pieces.modifiers import Modifiers
 from ...pieces.scheduler_varlen import BLOCKS, COUNTER, RECORD, VARLEN_TILE_FIELDS, VarlenScheduler
 from ..prefill.context import Context, make_rings
@@ -23,7 +23,7 @@ from .paged_keys import CopiedKeys, PagedKeys, Table
 class RaggedKeys:
     """K or V rows of sequences end to end."""
 
-    rows: ClippedRows
+    rows: ClippedColumns
 
     @gluon.jit
     def load(self, ctx, ring, state, tile, key_tile, nbytes: gl.constexpr):
@@ -38,10 +38,10 @@ class RaggedKeys:
 class VarlenTensors:
     """Operands in global memory, see `prefill.context.Tensors`."""
 
-    q: ClippedRows
+    q: ClippedColumns
     k: RaggedKeys | PagedKeys | CopiedKeys
     v: RaggedKeys | PagedKeys | CopiedKeys
-    o: ClippedRows
+    o: ClippedColumns
     lse: gl.tensor
     sinks: gl.tensor
     counter: gl.tensor
@@ -52,14 +52,14 @@ class VarlenTensors:
         self.q.load(tile.q_start, tile.seq_q, row, tile.h, full, smem)
 
     @gluon.jit
-    def store_output(self, tile, row, column: gl.constexpr, smem):
+    def store_output(self, tile, row, column, smem):
         """Rows from `row` on of a tile's output, from `column` on, out of shared memory."""
         self.o.store(tile.q_start, tile.seq_q, row, tile.h, column, smem)
 
 
 @gluon.jit
 def prefill_varlen_kernel(
-    q_desc, o_desc, k_source, v_source, list_ptr, table_ptr, lse_ptr, sinks_ptr, scale, shape, mask_args, score_args,
+    q_maps, o_maps, k_source, v_source, list_ptr, table_ptr, lse_ptr, sinks_ptr, scale, shape, mask_args, score_args,
     config: gl.constexpr, functions: gl.constexpr, has_sinks: gl.constexpr, has_lse: gl.constexpr,
 ):  # fmt: skip
     """Attention forward of a ragged batch or over a paged cache.
@@ -73,7 +73,7 @@ def prefill_varlen_kernel(
         config.tiles.packed,
     )  # fmt: skip
     k, v = key_sources(k_source, v_source, Table(table_ptr, shape.table_stride, shape.pages, config.page_size), config)
-    q, o = ClippedRows(q_desc, shape.q_step, shape.q_unit), ClippedRows(o_desc, shape.o_step, shape.o_unit)
+    q, o = ClippedColumns(q_maps, shape.q_step, shape.q_unit), ClippedColumns(o_maps, shape.o_step, shape.o_unit)
     tensors = VarlenTensors(q, k, v, o, lse_ptr, sinks_ptr, list_ptr + COUNTER)
     mods = Modifiers(functions[0], functions[1], functions[2], mask_args, score_args)
     rings = make_rings(config.tiles, VARLEN_TILE_FIELDS, clipped=True)
@@ -87,9 +87,9 @@ def prefill_varlen_kernel(
 def key_sources(k, v, table, config: gl.constexpr):
     """K and V by the kind of their sequence."""
     if config.page_size == 0:
-        return RaggedKeys(ClippedRows(k.map, k.step, k.unit)), RaggedKeys(ClippedRows(v.map, v.step, v.unit))
+        return RaggedKeys(ClippedColumns(k.map, k.step, k.unit)), RaggedKeys(ClippedColumns(v.map, v.step, v.unit))
     elif config.box > 0:
-        k_rows, v_rows = ClippedRows(k.map, k.step, k.unit), ClippedRows(v.map, v.step, v.unit)
+        k_rows, v_rows = ClippedColumns(k.map, k.step, k.unit), ClippedColumns(v.map, v.step, v.unit)
         return PagedKeys(k_rows, table, config.box), PagedKeys(v_rows, table, config.box)
     else:
         k_keys = CopiedKeys(k.pointer, k.outer, k.row, k.head, table, config.tiles.dim_qk)

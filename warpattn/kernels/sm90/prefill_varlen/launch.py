@@ -14,7 +14,7 @@ from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands, modifier_args, programs
 from warpattn.sequences import PagedKV, PagedRagged, Ragged
 
-from ...nvidia.clipped_map import ClippedMap, clipped_map
+from ...nvidia.clipped_map import ClippedMap, clipped_maps
 from ..arguments import StridedRows, strided
 from .config import VarlenConfig, VarlenShape, choose
 
@@ -59,8 +59,8 @@ def attention_launch(
     """Attention of the blocks in the list."""
     config, problem = choice.config, checked.problem
     mask, score = programs(checked)
-    q = clipped_map("q", x.q, config.tiles.rows, config.tiles.padded_qk)
-    o = clipped_map("out", x.out, config.tiles.rows, config.tiles.store_cols)
+    q = clipped_maps("q", x.q, config.tiles.rows, config.tiles.qk_parts)
+    o = clipped_maps("out", x.out, config.tiles.rows, config.tiles.store_parts)
     pages = _page_table(sequence)
     shape = VarlenShape(
         heads_q=problem.heads_q, group=problem.heads_q // problem.heads_kv, section=choice.order.section,
@@ -68,9 +68,9 @@ def attention_launch(
         q_step=q.step, q_unit=q.unit, o_step=o.step, o_unit=o.unit, table_stride=pages.stride, pages=pages.count,
     )  # fmt: skip
     args = {
-        "q_desc": q.map, "o_desc": o.map,
-        "k_source": _key_rows("k", x.k, config, config.tiles.padded_qk),
-        "v_source": _key_rows("v", x.v, config, config.tiles.padded_v),
+        "q_maps": q.map, "o_maps": o.map,
+        "k_source": _key_rows("k", x.k, config, config.tiles.qk_parts),
+        "v_source": _key_rows("v", x.v, config, config.tiles.v_parts),
         "list_ptr": tiles, "table_ptr": pages.table, "lse_ptr": x.lse, "sinks_ptr": x.sinks, "scale": checked.scale,
         "shape": shape, **modifier_args(checked),
     }  # fmt: skip
@@ -94,9 +94,9 @@ def _lengths(sequence: Layout) -> tuple[Tensor | None, Tensor]:
     return None, sequence.lengths.contiguous()
 
 
-def _key_rows(name: str, x: Tensor, config: VarlenConfig, cols: int) -> ClippedMap | StridedRows:
+def _key_rows(name: str, x: Tensor, config: VarlenConfig, widths: tuple[int, ...]) -> ClippedMap | StridedRows:
     """The kernel's argument for K or V: boxes by TMA, or rows by ordinary copies."""
-    return clipped_map(name, x, config.box, cols) if config.box else strided(x)
+    return clipped_maps(name, x, config.box, widths) if config.box else strided(x)
 
 
 class _PageTable(NamedTuple):

@@ -14,7 +14,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from ...nvidia.clipped_rows import ClippedRows
+from ...nvidia.clipped_rows import ClippedColumns
 from .config import LEAST_BOX
 
 AT_ONCE = gl.constexpr(8)  # page numbers that the producer reads together
@@ -42,7 +42,7 @@ class Table:
 class PagedKeys:
     """K or V pages by TMA."""
 
-    rows: ClippedRows  # a start is a page
+    rows: ClippedColumns  # a start is a page
     table: Table
     box: gl.constexpr  # rows
 
@@ -60,7 +60,7 @@ class PagedKeys:
             if begin > 0:
                 pages = self.pages_from(tile, first + begin * self.box, together)
             for i in gl.static_range(together):
-                smem = slot.slice((begin + i) * self.box, self.box, dim=3)
+                smem = slice_rows(slot, (begin + i) * self.box, self.box, 3)
                 self.load_box(tile, first + (begin + i) * self.box, pages[i], head, full, smem)
 
     @gluon.jit
@@ -96,20 +96,39 @@ class CopiedKeys:
         first = key_tile * ctx.config.block_n
         head = (tile.h // ctx.work.group).to(gl.int64) * self.head_stride
         full = ring.producer_acquire(state)
-        cols: gl.constexpr = ring.smem.shape[5]
-        slot = ring.tile(state).reshape([ctx.config.block_n, cols])
-        lanes: gl.constexpr = min(cols // 8, 32)
-        layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // lanes, lanes], [1, 1], [1, 0])
-        runs = gl.arange(0, cols, gl.SliceLayout(0, layout))[None, :]
-        for part in gl.static_range(ctx.config.block_n // LEAST_ROWS):
-            key = first + part * LEAST_ROWS + gl.arange(0, LEAST_ROWS, gl.SliceLayout(1, layout))
-            page = self.table.page(tile.b, key, tile.seq_k).to(gl.int64)
-            row = (key % self.table.page_size).to(gl.int64)
-            start = (page * self.page_stride + row * self.row_stride + head) * 8
-            inside = (key < tile.seq_k)[:, None] & (runs < self.dim)
-            smem = slot.slice(part * LEAST_ROWS, LEAST_ROWS)
-            async_copy.async_load(smem, self.base + start[:, None] + runs, mask=inside)
+        column = 0
+        slot = ring.tile(state)
+        for part in gl.static_range(len(slot)):
+            self.copy_part(tile, first, head, column, slot[part])
+            column += slot[part].shape[4]
         async_copy.commit_group()
         async_copy.wait_group(0)
         fence_async_shared()
         mbarrier.arrive(full, count=1)
+
+    @gluon.jit
+    def copy_part(self, tile, first, head, column, smem):
+        """Start copying the columns from `column` on of a key tile from `first` on."""
+        rows: gl.constexpr = smem.shape[3]
+        cols: gl.constexpr = smem.shape[4]
+        smem = smem.reshape([rows, cols])
+        lanes: gl.constexpr = min(cols // 8, 32)
+        layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // lanes, lanes], [1, 1], [1, 0])
+        runs = column + gl.arange(0, cols, gl.SliceLayout(0, layout))[None, :]
+        for block in gl.static_range(rows // LEAST_ROWS):
+            key = first + block * LEAST_ROWS + gl.arange(0, LEAST_ROWS, gl.SliceLayout(1, layout))
+            page = self.table.page(tile.b, key, tile.seq_k).to(gl.int64)
+            row = (key % self.table.page_size).to(gl.int64)
+            start = (page * self.page_stride + row * self.row_stride + head) * 8
+            inside = (key < tile.seq_k)[:, None] & (runs < self.dim)
+            into = smem.slice(block * LEAST_ROWS, LEAST_ROWS)
+            async_copy.async_load(into, self.base + start[:, None] + runs, mask=inside)
+
+
+@gluon.jit
+def slice_rows(tile, first: gl.constexpr, rows: gl.constexpr, dim: gl.constexpr):
+    """Some rows of every part of a tile."""
+    parts = ()
+    for part in gl.static_range(len(tile)):
+        parts += (tile[part].slice(first, rows, dim=dim),)
+    return parts

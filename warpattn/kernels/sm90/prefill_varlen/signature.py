@@ -10,8 +10,8 @@ from ...pieces.order_kernel import order_kernel
 from ...pieces.scheduler_sizes import OrderShape
 from ...pieces.signature import modifier_functions, tensor_signature
 from ..arguments import StridedRows, int32_fields, strided_types
+from ..columns import tile_box
 from ..layouts import element_type
-from ..prefill.context import tile_box
 from ..signature import Features, attention_source
 from .config import VarlenConfig, VarlenShape
 from .kernel import prefill_varlen_kernel
@@ -45,20 +45,21 @@ def prefill_varlen_source(
     tiles = config.tiles
     dtype = element_type(tiles.element)
 
-    def descriptor(rows: int, cols: int) -> str:
-        box = list(tile_box(rows, cols, True))
-        return f"tensordesc<{tiles.element.name}{box},{gl.NVMMASharedLayout.get_default_for(box, dtype)!r}>"
+    def descriptors(rows: int, widths: tuple[int, ...]) -> tuple[str, ...]:
+        boxes = [list(tile_box(rows, cols, True)) for cols in widths]
+        layouts = [gl.NVMMASharedLayout.get_default_for(box, dtype) for box in boxes]
+        return tuple(f"tensordesc<{tiles.element.name}{box},{at!r}>" for box, at in zip(boxes, layouts, strict=True))
 
-    def keys(cols: int) -> ClippedMap | StridedRows:
+    def keys(widths: tuple[int, ...]) -> ClippedMap | StridedRows:
         if config.page_size and not config.box:
             return strided_types(tiles.element.pointer)
-        return ClippedMap(descriptor(config.box, cols), "i32", "i32")
+        return ClippedMap(descriptors(config.box, widths), "i32", "i32")
 
     signature = {
-        "q_desc": descriptor(tiles.rows, tiles.padded_qk),
-        "o_desc": descriptor(tiles.rows, tiles.store_cols),
-        "k_source": keys(tiles.padded_qk),
-        "v_source": keys(tiles.padded_v),
+        "q_maps": descriptors(tiles.rows, tiles.qk_parts),
+        "o_maps": descriptors(tiles.rows, tiles.store_parts),
+        "k_source": keys(tiles.qk_parts),
+        "v_source": keys(tiles.v_parts),
         "list_ptr": "*i32",
         "table_ptr": "*i32",
         "shape": int32_fields(VarlenShape),

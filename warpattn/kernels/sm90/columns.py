@@ -1,0 +1,104 @@
+"""Tiles whose columns are the parts of a head dim, each as wide as a power of two: 192 columns are 128 and 64.
+
+Boxes of TMA, tiles of shared memory and register tensors have a power of two of columns, and most head dims do not. So
+a tile of Q, K, V or O is a tuple with an entry for each part, and one where the head dim itself is a power of two:
+
+      S = Q₀·K₀ᵀ + Q₁·K₁ᵀ      products in a row, one accumulator
+      O₀ = P·V₀   O₁ = P·V₁    an accumulator a part
+
+All parts of a tile share the barriers of its slot.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait
+
+from ..pieces.softmax import rescale
+from .layouts import accumulator_layout
+
+
+@gluon.constexpr_function
+def tile_box(rows, cols, clipped, packed=1):
+    """Shape of a tile of rows of `packed` heads in its descriptor: 4-D, or 5-D for a `ClippedRows`."""
+    return (1, 1, 1, rows, cols) if clipped else (1, rows // packed, packed, cols)
+
+
+@gluon.constexpr_function
+def stacked(count, box):
+    """Shape of `count` tiles."""
+    return (count, *box)
+
+
+@gluon.jit
+def make_tiles(
+    count: gl.constexpr, rows: gl.constexpr, cols: gl.constexpr, dtype: gl.constexpr, clipped: gl.constexpr,
+    packed: gl.constexpr = 1,
+):  # fmt: skip
+    """Shared memory of `count` tiles."""
+    box: gl.constexpr = tile_box(rows, cols, clipped, packed)
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(box, dtype)
+    return gl.allocate_shared_memory(dtype, stacked(count, box), layout)
+
+
+@gluon.aggregate
+class Columns:
+    """Tiles in parts, indexed as if they were whole."""
+
+    parts: gl.tuple  # each [tiles, ..., columns of the part]
+
+    @gluon.jit
+    def index(self, number):
+        """The parts of one tile."""
+        tile = ()
+        for part in gl.static_range(len(self.parts)):
+            tile += (self.parts[part].index(number),)
+        return tile
+
+
+@gluon.jit
+def make_columns(
+    count: gl.constexpr, rows: gl.constexpr, widths: gl.constexpr, dtype: gl.constexpr, clipped: gl.constexpr,
+    packed: gl.constexpr = 1,
+):  # fmt: skip
+    """Shared memory of `count` tiles whose parts are so wide."""
+    parts = ()
+    for part in gl.static_range(len(widths)):
+        parts += (make_tiles(count, rows, widths[part], dtype, clipped, packed),)
+    return Columns(parts)
+
+
+@gluon.jit
+def as_matrices(tile, rows: gl.constexpr, widths: gl.constexpr):
+    """The parts of a tile [rows, columns], without the dimensions of one element."""
+    parts = ()
+    for part in gl.static_range(len(widths)):
+        parts += (tile[part].reshape([rows, widths[part]]),)
+    return parts
+
+
+@gluon.jit
+def zero_columns(rows: gl.constexpr, widths: gl.constexpr):
+    """Accumulators of nothing."""
+    parts = ()
+    for part in gl.static_range(len(widths)):
+        parts += (gl.zeros([rows, widths[part]], gl.float32, accumulator_layout(widths[part])),)
+    return parts
+
+
+@gluon.jit
+def wait_columns(outstanding: gl.constexpr, pending, pairs):
+    """The accumulators of P·V, once all but `outstanding` products are done; `pairs`: P, whose registers they read."""
+    done = warpgroup_mma_wait(outstanding, deps=pending + (pairs,))
+    parts = ()
+    for part in gl.static_range(len(pending)):
+        parts += (done[part],)
+    return parts
+
+
+@gluon.jit
+def rescale_columns(o, alpha):
+    """Every part of O [M, columns] times alpha [M, 4]."""
+    parts = ()
+    for part in gl.static_range(len(o)):
+        parts += (rescale(o[part], alpha),)
+    return parts
