@@ -88,7 +88,8 @@ def zero_columns(rows: gl.constexpr, widths: gl.constexpr):
 @gluon.jit
 def wait_columns(outstanding: gl.constexpr, pending, pairs):
     """The accumulators of P·V, once all but `outstanding` products are done; `pairs`: P, whose registers they read."""
-    done = warpgroup_mma_wait(outstanding, deps=pending + (pairs,))
+    operands = (pairs,)
+    done = warpgroup_mma_wait(outstanding, deps=pending + operands)
     parts = ()
     for part in gl.static_range(len(pending)):
         parts += (done[part],)

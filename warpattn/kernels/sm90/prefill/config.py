@@ -184,8 +184,8 @@ def choose_config(element: Element, dim_qk: int, dim_v: int, seq_q: int, masked:
         return SM90Config(element, dim_qk, dim_v, 2, 128, _stages(wide), 2, v, 240, 24, True), why
     if wide <= 160 or (wide <= 192 and sum(v) <= 128):
         why = "head dim <= 160, or <= 192 with values of <= 128: 128 keys a tile, with one query tile they fit"
-        config = SM90Config(element, dim_qk, dim_v, 2, 128, 2, 1, v, 240, 24, True, held_parts=held if wide > 160 else 0)
-        return _stored(config), why
+        held = held if wide > 160 else 0
+        return _stored(SM90Config(element, dim_qk, dim_v, 2, 128, 2, 1, v, 240, 24, True, held_parts=held)), why
     if wide < 256:
         why = "head dim > 160: 64 keys a tile, one query tile, the last part of Q in registers"
         return _stored(SM90Config(element, dim_qk, dim_v, 2, 64, 2, 1, v, 240, 24, True, held_parts=held)), why
