@@ -1,8 +1,9 @@
 """Steps of an engine: writing the cache, decoding by a step plan, prompts beside decoding requests.
 
 `python -m bench.step` prints microseconds of a call within a CUDA graph: `append_slots` beside a copy of as many bytes,
-a `StepPlan` beside a `DecodePlan`, and a mixed step beside its parts alone. Llama-3-8B's heads, pages of 16 as vLLM has
-them. Compile first: the first run of a kernel takes seconds.
+a `StepPlan` beside a `DecodePlan`, a mixed step beside its parts alone, a prefix that all requests share, read by each of
+them and read once (cascade), and `merge_states` beside a copy. Llama-3-8B's heads, pages of 16 as vLLM has them. Compile
+first: the first run of a kernel takes seconds.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +92,31 @@ def mixed(batch: int, keys: int, prompts: list[tuple[int, int]]) -> dict[str, li
     return {"mixed": [whole.planned(None)], "decode": [few.planned(1)], "prefill": [many.planned(None)]}
 
 
+def shared(batch: int, prefix: int, own: int) -> dict[str, list[Callable[[], Any]]]:
+    """One new token of each of `batch` sequences with `prefix` keys in common: every sequence on its own, and cascaded."""
+    step, pages = Step([1] * batch, [prefix + own] * batch), prefix // PAGE
+    step.kv.block_table[:, :pages] = step.kv.block_table[0, :pages]
+    promised = replace(step.kv, shared_pages=pages)
+    tail: dict[str, Any] = {"mask": wa.Causal(), "out": step.out}
+    return {
+        "each": [lambda: wa.attention_paged(step.q, step.kv, step.seq, **tail)],
+        "each_planned": [step.planned(1)],
+        "cascade": [lambda: wa.attention_paged(step.q, promised, step.seq, **tail)],
+    }
+
+
+def merges(rows: int) -> dict[str, list[Callable[[], Any]]]:
+    """`merge_states` of two results, and torch's copy of as many bytes as it reads and writes."""
+    outs = torch.randn(3, rows, HEADS, DIM, device="cuda", dtype=torch.bfloat16)
+    lses = torch.randn(2, HEADS, rows, device="cuda")
+    half = torch.empty(3 * rows * HEADS * DIM // 2, device="cuda", dtype=torch.bfloat16)
+    other = torch.empty_like(half)
+    return {
+        "merge_states": [lambda: wa.merge_states(outs[0], lses[0], outs[1], lses[1], out=outs[2])],
+        "copy": [lambda: half.copy_(other)],
+    }
+
+
 CASES: dict[str, Callable[[], dict[str, list[Callable[[], Any]]]]] = {
     "append 1": lambda: appends(1),
     "append 32": lambda: appends(32),
@@ -102,6 +129,11 @@ CASES: dict[str, Callable[[], dict[str, list[Callable[[], Any]]]]] = {
     "decode 128 x 1k": lambda: decodes(128, 1024),
     "mixed 32 x 4k, 2 chunks": lambda: mixed(32, 4096, [(2048, 4096), (2048, 2048)]),
     "mixed 64 x 2k, 1 chunk": lambda: mixed(64, 2048, [(512, 8192)]),
+    "shared 64 x 16k": lambda: shared(64, 16384, 256),
+    "shared 16 x 16k": lambda: shared(16, 16384, 256),
+    "shared 64 x 2k": lambda: shared(64, 2048, 256),
+    "merge 64": lambda: merges(64),
+    "merge 16k": lambda: merges(16384),
 }
 
 

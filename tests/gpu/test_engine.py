@@ -148,3 +148,49 @@ def test_slots(tokens, rotated):
         wa.append_slots(k, v, *expected.transpose(1, 2).split(128, -1), wanted, **named)
         a, b = card.cpu().float().nan_to_num(9e9), expected.float().nan_to_num(9e9)
         assert torch.allclose(a, b, rtol=1e-2 if rotated else 0, atol=1e-2 if rotated else 0)
+
+
+def with_shared_pages(kv: PagedKV, pages: int) -> PagedKV:
+    """The cache with its first pages the same in all sequences, and the promise that they are."""
+    kv.block_table[:, :pages] = kv.block_table[0, :pages]
+    return PagedKV(kv.k_pages, kv.v_pages, kv.block_table, kv.lengths, pages)
+
+
+@pytest.mark.parametrize("tail", ["causal", "soft-cap"])
+@pytest.mark.parametrize("queries", [(1,) * 40, (1, 700, 3, 2), (5,)], ids=["decode", "mixed", "one"])
+def test_a_shared_prefix(queries, tail):
+    keys = tuple(512 + n + 37 * b for b, n in enumerate(queries))
+    q, kv, seq = step(queries, keys)
+    options = {**TAILS[tail], "sinks": torch.linspace(-2, 2, 32, device="cuda")}
+    found = wa.attention_paged(q, with_shared_pages(kv, 32), seq, return_lse=True, **options)
+    inputs = Inputs(q, kv.k_pages, kv.v_pages, PagedRagged(kv, seq), soft_cap=tail == "soft-cap", **options)
+    check(inputs, *found)
+
+
+def test_a_shared_prefix_in_a_graph_whose_steps_change():
+    q, kv, seq = step((1,) * 40, (2000,) * 40)
+    kv, out = with_shared_pages(kv, 32), torch.full_like(q, torch.nan)
+
+    def attend(cache):
+        return wa.attention_paged(q, cache, seq, mask=Causal(), out=out, return_lse=True)
+
+    attend(kv)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        _, lse = attend(kv)
+    for lengths in (2000, 513, 1500):
+        kv.lengths.copy_(torch.arange(40) % 7 + lengths - 7 + (7 if lengths == 513 else 0))
+        graph.replay()
+        check(Inputs(q, kv.k_pages, kv.v_pages, PagedRagged(kv, seq), mask=Causal()), out, lse)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_merging(dtype):
+    torch.manual_seed(0)
+    outs, lses = torch.randn(3, 700, 8, 72, device="cuda").to(dtype), 9 * torch.randn(3, 8, 700, device="cuda")
+    lses[0, :, 0] = lses[1, :, 0] = lses[2, :, 0] = lses[1, :, 1] = -torch.inf
+    lses[2, 3, 5], outs[1, 1] = torch.nan, torch.nan
+    pairs = list(zip(outs, lses, strict=True))
+    expected = wa.merge_states(pairs, backend="reference")
+    for _ in range(2):
+        torch.testing.assert_close(wa.merge_states(pairs), expected, equal_nan=True)
