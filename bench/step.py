@@ -1,8 +1,8 @@
 """Steps of an engine: writing the cache, decoding by a step plan, prompts beside decoding requests.
 
 `python -m bench.step` prints microseconds of a call within a CUDA graph: `append_slots` beside a copy of as many bytes,
-a `StepPlan` beside a `DecodePlan`, a mixed step beside its parts alone, a prefix that all requests share, read by each of
-them and read once (cascade), and `merge_states` beside a copy. Llama-3-8B's heads, pages of 16 as vLLM has them. Compile
+a `StepPlan` beside a `DecodePlan`, a mixed step beside its parts alone, a prefix that all requests share, read by each
+and read once (cascade), and `merge_states` beside a copy. Llama-3-8B's heads, pages of 16 as vLLM has them. Compile
 first: the first run of a kernel takes seconds.
 """
 
@@ -93,7 +93,7 @@ def mixed(batch: int, keys: int, prompts: list[tuple[int, int]]) -> dict[str, li
 
 
 def shared(batch: int, prefix: int, own: int) -> dict[str, list[Callable[[], Any]]]:
-    """One new token of each of `batch` sequences with `prefix` keys in common: every sequence on its own, and cascaded."""
+    """One new token of each of `batch` sequences with `prefix` keys in common: each on its own, and cascaded."""
     step, pages = Step([1] * batch, [prefix + own] * batch), prefix // PAGE
     step.kv.block_table[:, :pages] = step.kv.block_table[0, :pages]
     promised = replace(step.kv, shared_pages=pages)

@@ -152,7 +152,7 @@ def test_slots(tokens, rotated):
 
 def with_shared_pages(kv: PagedKV, pages: int) -> PagedKV:
     """The cache with its first pages the same in all sequences, and the promise that they are."""
-    kv.block_table[:, :pages] = kv.block_table[0, :pages]
+    kv.block_table[:, :pages] = kv.block_table[0, :pages].clone()
     return PagedKV(kv.k_pages, kv.v_pages, kv.block_table, kv.lengths, pages)
 
 
