@@ -11,7 +11,8 @@ from ..ir.module import Block, Module, Op
 
 _ARRIVING = {
     "ttng.arrive_barrier", "ttng.barrier_expect", "ttng.async_tma_copy_global_to_local", "ttg.inline_asm",
-    "ttng.tc_gen5_mma", "ttng.tc_gen5_commit",
+    "ttng.tc_gen5_mma", "ttng.tc_gen5_commit", "ttng.tc_gen5_mma_scaled", "ttng.clc_try_cancel",
+    "ttng.async_tma_gather",
 }  # fmt: skip
 _VIEWS = {"ttg.memdesc_index", "ttg.memdesc_subslice", "ttg.memdesc_reshape", "ttg.memdesc_trans"}
 

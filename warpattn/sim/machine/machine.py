@@ -25,6 +25,9 @@ from .roles import Program, Run, Steps, Task, TasksWait
 _SPINNING = 32  # rounds in which roles only spin before asynchronous work runs beside them
 
 
+_RESIDENT = 2  # programs that run side by side where they cancel others: the fewer, the more there is to cancel
+
+
 class Machine(Run):
     """A run of a kernel."""
 
@@ -32,7 +35,9 @@ class Machine(Run):
         """Run every program of the grid."""
         self.step_limit = step_limit
         progress = Progress(self.module.entry, math.prod(self.grid))
-        waiting = [(x, y, z) for z, y, x in product(*(range(n) for n in reversed(self.grid)))][::-1]
+        if "ttng.clc_try_cancel" in self.module.text:
+            in_flight = min(in_flight, _RESIDENT)
+        waiting = self.waiting = [(x, y, z) for z, y, x in product(*(range(n) for n in reversed(self.grid)))][::-1]
         spins = 0
         try:
             while waiting or self.tasks:
@@ -55,6 +60,10 @@ class Machine(Run):
             pass
         finally:
             progress.close()
+
+    def cancel_one(self) -> tuple[int, int, int] | None:
+        """Take back a program that has not started: its place in the grid; None if all have."""
+        return self.waiting.pop() if self.waiting else None
 
     def _launch(self, index: tuple[int, int, int], arguments: Sequence[Any]) -> None:
         block, cluster = self.module.functions[self.module.entry], Cluster(self.module.num_ctas)

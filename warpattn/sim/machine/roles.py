@@ -37,6 +37,7 @@ class Run:
         self.tasks: list[Task] = []
         self.roles: dict[str, str] = {}  # partition -> role
         self.kept: list[Program] = []  # of which the report shows how they ended
+        self.waiting: list[tuple[int, int, int]] = []  # programs that have not started, the next one last
         self.steps = 0
         self.step_limit = 0
         self._preempt = schedule == "random"

@@ -29,6 +29,8 @@ from .findings import Findings
 from .shared import POISON, Access, Missing, SharedBuffer
 
 LANES, COLUMNS = 128, 512
+_SCALES = "tensor_memory_scales_encoding<>"
+_SCALE_ROWS, _SCALES_A_COLUMN = 32, 4
 _PAIRED = "twoCTAs = true"  # a product of two CTAs: each has its 128 rows as without
 _HALF = 16  # lanes that a tile of 64 rows uses of every 32
 _GROUPS = LANES // _HALF
@@ -45,6 +47,10 @@ class Layout(NamedTuple):
     stride: int
 
 
+# Of scales [M, K]: 32 rows, one lane each, and four of K in a column; copies in the other lanes are not seen here.
+SCALES = Layout(_SCALE_ROWS, _SCALES_A_COLUMN, 1)
+
+
 @lru_cache(64)
 def layouts(text: str) -> dict[str, str]:
     """The names that a module gives to layouts of tensor memory, with what they stand for."""
@@ -55,6 +61,8 @@ def layout_of(kind: Type, names: dict[str, str]) -> Layout:
     """The layout in a type of tensor memory."""
     name = split_top(kind.text.partition("<")[2][:-1])[1]
     text = names.get(name, name)
+    if _SCALES in text:
+        return SCALES
     numbers = {key: int(value) for key, value in re.findall(r"(\w+) = (\d+)", text)}
     if (
         "tensor_memory_encoding" not in text
@@ -70,6 +78,8 @@ def layout_of(kind: Type, names: dict[str, str]) -> Layout:
 def tile(shape: tuple[int, ...], itemsize: int, layout: Layout, pitch: int) -> tuple[list[Digits], int]:
     """(digits per dimension, bytes per lane) of a tile [..., M, N] in rows of `pitch` bytes."""
     *stages, m, n = shape
+    if layout == SCALES:
+        return _scales(stages, m, n, pitch)
     unit = itemsize * layout.stride
     block_m, block_n = layout.block_m, min(layout.block_n, n)
     rows: list[tuple[int, int]] = [(block_m, pitch)]
@@ -87,6 +97,21 @@ def tile(shape: tuple[int, ...], itemsize: int, layout: Layout, pitch: int) -> t
     columns.insert(0, (repeat_n, repeat_m * block_n * unit))
     nbytes = repeat_m * repeat_n * block_n * unit
     digits = [tuple(d for d in dim if d[0] > 1) or ((1, 0),) for dim in (rows, columns)]
+    for stage in reversed(stages):
+        digits.insert(0, ((stage, nbytes),))
+        nbytes *= stage
+    return digits, nbytes
+
+
+def _scales(stages: list[int], m: int, n: int, pitch: int) -> tuple[list[Digits], int]:
+    """The same of scales [..., M, K]: of each four along K first all rows, 32 of them in a column."""
+    if m % _SCALE_ROWS or n % _SCALES_A_COLUMN:
+        raise SimulationError(f"scales of {m}x{n} in tensor memory are not simulated: multiples of 32 and 4 are")
+    blocks = m // _SCALE_ROWS
+    nbytes = blocks * n
+    rows: Digits = ((blocks, _SCALES_A_COLUMN), (_SCALE_ROWS, pitch))
+    columns: Digits = ((n // _SCALES_A_COLUMN, blocks * _SCALES_A_COLUMN), (_SCALES_A_COLUMN, 1))
+    digits = [rows, columns]
     for stage in reversed(stages):
         digits.insert(0, ((stage, nbytes),))
         nbytes *= stage

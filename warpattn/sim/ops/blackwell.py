@@ -23,6 +23,7 @@ from ..machine.capacity import check_capacity
 from ..machine.pending import poisoned
 from ..machine.registry import blocking, plain, tasked
 from ..machine.sync import Barrier
+from ..memory.findings import Finding, Place
 from ..memory.shared import Access, MemDesc, Missing, either, of_product
 from ..memory.tensor_memory import TensorBuffer, TensorView
 from .hopper import multiplier
@@ -100,13 +101,13 @@ def _store(op: Op) -> Callable[..., Any]:
     return run
 
 
-def _issue(task: Any, engine: str, body: Callable[[Agent], None]) -> None:
+def issue(task: Any, engine: str, body: Callable[[Agent], None]) -> None:
     """Put work on the role's queue; the program must know of its end before it ends itself."""
     agent = task.issue_product(body, engine=engine)
     task.program.loads[agent.lane] = agent
 
 
-def _commit(task: Any, view: MemDesc, bits: int) -> None:
+def commit(task: Any, view: MemDesc, bits: int) -> None:
     """Arrive on the barriers of the CTAs in `bits` when everything issued so far is done."""
     for cta in range(len(view.array)):
         if bits >> cta & 1:
@@ -118,7 +119,7 @@ def _arriving(barrier: Barrier) -> Callable[[Agent], None]:
     return lambda agent: barrier.arrive(1, agent.clock, agent.place)
 
 
-def _audience(op: Op, tiles: list[Type], barriers: list[Type]) -> Callable[[int], int]:
+def audience_of(op: Op, tiles: list[Type], barriers: list[Type]) -> Callable[[int], int]:
     """The CTAs (a bit each) that a commit of a CTA arrives at: those that share one of the tiles with it."""
     if op.ctas is None:
         return lambda cta: 1
@@ -134,12 +135,12 @@ def _audience(op: Op, tiles: list[Type], barriers: list[Type]) -> Callable[[int]
 @blocking("ttng.tc_gen5_commit")
 def _commit_op(op: Op) -> Callable[..., Any]:
     described = re.search(r"\bdescs\b", op.text) is not None
-    audience = _audience(op, op.inputs[1:] if described else [], op.inputs[:1])
+    audience = audience_of(op, op.inputs[1:] if described else [], op.inputs[:1])
 
     def run(task: Any, view: MemDesc, predicate: Any = True, *_: Any) -> Any:
         yield from task.machine.pause()
         if predicate:
-            _commit(task, view, audience(task.program.cta))
+            commit(task, view, audience(task.program.cta))
 
     return run
 
@@ -153,15 +154,16 @@ def _copy(op: Op) -> Callable[..., Any]:
         yield from task.machine.pause()
 
         def body(agent: Agent) -> None:
-            bits, missing = source.buffer.read(_asynchronous(source, False, agent), agent.clock)
-            target.buffer.write(_asynchronous(target, True, agent), agent.clock, bits.copy(), missing)
+            bits, missing = source.buffer.read(asynchronous(source, False, agent), agent.clock)
+            target.buffer.write(asynchronous(target, True, agent), agent.clock, bits.copy(), missing)
 
-        _issue(task, "tcgen05 copy", body)
+        issue(task, "tcgen05 copy", body)
 
     return run
 
 
-def _asynchronous(view: Any, writes: bool, agent: Agent, cta: int | None = None) -> Access:
+def asynchronous(view: Any, writes: bool, agent: Agent, cta: int | None = None) -> Access:
+    """An access of an asynchronous operation to a tile, of its CTA or of another."""
     return Access(view, agent.lane, agent.epoch, writes, True, agent.place, agent.cta if cta is None else cta)
 
 
@@ -171,7 +173,7 @@ def _mma(op: Op) -> Callable[..., Any]:
     a_kind, b_kind, kind = op.inputs[:3]
     if op.flag("is_unsigned"):
         raise op.error("is_unsigned is not simulated")
-    pair, audience = _check_pair(op), _audience(op, [a_kind, b_kind] if op.flag("multicast") else [], op.inputs[3:])
+    pair, audience = _check_pair(op), audience_of(op, [a_kind, b_kind] if op.flag("multicast") else [], op.inputs[3:])
     token = re.match(r"\s*%\S+ %\S+ %[^\s,\[]+\[%", op.text) is not None
     multiply, narrow = multiplier(a_kind.elem, b_kind.elem, kind.elem), rounder(kind.elem)
 
@@ -182,7 +184,7 @@ def _mma(op: Op) -> Callable[..., Any]:
             return
 
         def read(view: Any, agent: Agent, cta: int) -> tuple[np.ndarray, Missing | None]:
-            bits, missing = view.buffer.read(_asynchronous(view, False, agent, cta), agent.clock)
+            bits, missing = view.buffer.read(asynchronous(view, False, agent, cta), agent.clock)
             return decode(bits, view.elem), missing
 
         def body(agent: Agent) -> None:
@@ -196,12 +198,12 @@ def _mma(op: Op) -> Callable[..., Any]:
                     total, total_missing = read(accumulator, agent, cta)
                     product, missing = product + total, either(missing, total_missing)
                 bits = encode(product if narrow is None else narrow(product), kind.elem)
-                accumulator.buffer.write(_asynchronous(accumulator, True, agent, cta), agent.clock, bits, missing)
+                accumulator.buffer.write(asynchronous(accumulator, True, agent, cta), agent.clock, bits, missing)
 
-        _issue(task, "tcgen05 mma", body)
+        issue(task, "tcgen05 mma", body)
         for barrier, wanted in zip(barriers[::2], barriers[1::2], strict=True):
             if wanted:
-                _commit(task, barrier, audience(task.program.cta))
+                commit(task, barrier, audience(task.program.cta))
 
     return run
 
@@ -227,6 +229,57 @@ def _check_pair(op: Op) -> bool:
     if pair != op.ctas.pairs or (pair and not all(halves)) or not fits:
         raise op.error("operands that are spread over the CTAs in this way are not simulated")
     return pair
+
+
+@blocking("ttng.clc_try_cancel")
+def _try_cancel(op: Op) -> Callable[..., Any]:
+    """Ask for a program that has not started: it never starts, and the answer has its place in the grid."""
+
+    def run(task: Any, view: MemDesc, bar: MemDesc) -> Any:
+        yield from task.machine.pause()
+        barrier = task.barrier(bar)
+
+        def body(agent: Agent) -> None:
+            index = task.machine.cancel_one()
+            x, y, z = index or (0, 0, 0)
+            bits = np.array([(index is not None) | x << 32, y | z << 32], np.int64)
+            view.buffer.write(asynchronous(view, True, agent), agent.clock, bits.reshape(view.shape))
+            barrier.land(view.array[0].nbytes, agent)
+
+        task.issue("TMA load", task.program.pool, body)
+
+    return run
+
+
+@tasked("ttng.clc_load_result")
+def _answer(op: Op) -> Callable[..., Any]:
+    """The answer as one value: both halves, as Python's integers."""
+
+    def run(task: Any, view: MemDesc) -> Any:
+        bits, missing = view.buffer.read(task.access(view, False), task.clock)
+        low, high = (int(half) for half in bits.reshape(-1))
+        return poisoned((low, high), None if missing is None else missing.at(missing.where.any()))
+
+    return run
+
+
+@plain("ttng.clc_is_canceled")
+def _is_cancelled(op: Op) -> Callable[..., Any]:
+    return lambda answer: bool(answer[0] & 1)
+
+
+@plain("ttng.clc_get_program_id")
+def _cancelled_id(op: Op) -> Callable[..., Any]:
+    """The place of the cancelled program; undefined if none was."""
+    half, shift = {"x": (0, 32), "y": (1, 0), "z": (1, 32)}[op.text.rpartition(",")[2].strip()]
+    text = f"{op.where} takes a program's place from an answer that has cancelled none"
+
+    def run(answer: tuple[int, int]) -> Any:
+        value = answer[half] >> shift & 0x7FFFFFFF
+        fault = Finding("UninitialisedRead", text, (Place("", op.frames),))
+        return poisoned(value, None if answer[0] & 1 else Missing(np.ones((), np.bool_), fault))
+
+    return run
 
 
 _PACKED: dict[str, Callable[..., Any]] = {

@@ -21,6 +21,7 @@ from ..machine.pending import Pending, opened, poisoned, used
 from ..machine.registry import blocking, plain, tasked
 from ..machine.sync import AgentWait, Barrier, all_but_newest
 from ..memory.descriptor import Descriptor, make_descriptor
+from ..memory.findings import Finding
 from ..memory.global_memory import Toucher
 from ..memory.shared import Access, MemDesc, Missing, either, of_product
 from .reductions import update_of
@@ -97,6 +98,78 @@ def _landing(
     return body
 
 
+@blocking("ttng.async_tma_gather")
+def _gather(op: Op) -> Callable[..., Any]:
+    """A copy of rows by their numbers into a tile; rows outside of the tensor are zeros."""
+
+    def run(task: Any, descriptor: Descriptor, rows: Any, column: int, *rest: Any) -> Any:
+        yield from task.machine.pause()
+        view, bar, predicate = rest
+        if not predicate:
+            return
+        barrier, numbers = task.barrier(bar), np.asarray(rows).tolist()
+
+        def body(agent: Agent) -> None:
+            who = Toucher(agent.lane, agent.epoch, agent.clock, agent.place)
+            memory, box = task.machine.memory, (1, view.shape[1])
+            bits = np.concatenate([descriptor.read(memory, (row, column), who, box) for row in numbers])
+            view.buffer.write(Access(view, agent.lane, agent.epoch, True, True, agent.place), agent.clock, bits)
+            barrier.land(view.array[0].nbytes, agent)
+
+        task.issue("TMA load", task.program.pool, body)
+
+    return run
+
+
+@blocking("ttng.async_tma_scatter")
+def _scatter(op: Op) -> Callable[..., Any]:
+    """The rows of a tile to rows by their numbers; those beyond the tensor's end are dropped."""
+
+    def run(task: Any, descriptor: Descriptor, rows: Any, column: int, view: MemDesc) -> Any:
+        yield from task.machine.pause()
+        numbers, place = np.asarray(rows).tolist(), task.place()
+        if min(numbers) < 0 or column < 0:
+            text = (
+                f"{place} scatters to row {min(numbers)}, column {column} of {descriptor.buffer.name}: neither may be"
+            )
+            task.machine.findings.add(Finding("OutOfBounds", f"{text} negative", (place,), descriptor.buffer.name))
+
+        def put(agent: Agent, bits: np.ndarray) -> None:
+            who = Toucher(agent.lane, agent.epoch, agent.clock, agent.place)
+            for row, part in zip(numbers, bits, strict=True):
+                if row >= 0:
+                    descriptor.write(task.machine.memory, (row, column), part, who, (1, view.shape[1]))
+
+        def inside(bits: np.ndarray) -> Any:
+            return [0 <= row < descriptor.shape[0] for row in numbers]
+
+        _store(task, view, put, inside)
+
+    return run
+
+
+def _store(
+    task: Any, view: MemDesc, put: Callable[[Agent, np.ndarray], None], inside: Callable[[np.ndarray], Any]
+) -> None:
+    """Start a copy out of a tile: it reads shared memory, then `put` writes the bits; `inside` is what it writes."""
+
+    def read(agent: Agent) -> None:
+        access = Access(view, agent.lane, agent.epoch, False, True, agent.place, agent.cta)
+        bits, missing = view.buffer.read(access, agent.clock)
+        agent.result = bits.copy(), missing
+
+    def write(agent: Agent) -> None:
+        bits, missing = reader.result
+        put(agent, bits)
+        if missing is not None and missing.where.reshape(bits.shape)[inside(bits)].any():
+            task.machine.findings.add(used(missing, agent.place))
+        reader.result = None  # a role may keep its stores until it ends
+
+    reader = task.issue("TMA store", task.program.pool, read)
+    writer = task.issue("TMA store", task.program.pool, write, after=reader)
+    task.stores.append((reader, writer))
+
+
 @blocking("ttng.async_tma_copy_local_to_global", "ttng.async_tma_reduce")
 def _copy_out(op: Op) -> Callable[..., Any]:
     box, rank = _boxes(op), len(op.inputs[0].shape or ())
@@ -108,22 +181,11 @@ def _copy_out(op: Op) -> Callable[..., Any]:
         yield from task.machine.pause()
         (coordinates, shape), view = box(rest[:rank], task.program.cta), rest[rank]
 
-        def read(agent: Agent) -> None:
-            access = Access(view, agent.lane, agent.epoch, False, True, agent.place, agent.cta)
-            bits, missing = view.buffer.read(access, agent.clock)
-            agent.result = bits.copy(), missing
-
-        def write(agent: Agent) -> None:
+        def put(agent: Agent, bits: np.ndarray) -> None:
             who = Toucher(agent.lane, agent.epoch, agent.clock, agent.place)
-            bits, missing = reader.result
             descriptor.write(task.machine.memory, coordinates, bits, who, shape, update)
-            if missing is not None and missing.where.reshape(bits.shape)[descriptor.inside(coordinates, bits)].any():
-                task.machine.findings.add(used(missing, agent.place))
-            reader.result = None  # a role may keep its stores until it ends
 
-        reader = task.issue("TMA store", task.program.pool, read)
-        writer = task.issue("TMA store", task.program.pool, write, after=reader)
-        task.stores.append((reader, writer))
+        _store(task, view, put, lambda bits: descriptor.inside(coordinates, bits))
 
     return run
 

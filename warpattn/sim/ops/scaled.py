@@ -1,6 +1,8 @@
-"""Matrix products of microscaled operands (OCP MX): blocks of elements along K share a scale that is a power of two.
+"""Matrix products of microscaled operands (OCP MX, nvfp4): blocks of elements along K share a scale.
 
-fp8 stands one element to a byte; e2m1 (fp4) two, the first in the low half. A scale is eight bits of exponent (e8m0).
+fp8 has one element in a byte; e2m1 (fp4) two, the first in the low half. A scale is eight bits of exponent (e8m0), with
+nvfp4 a number in e4m3. On sm_100 operands are in shared memory and scales in tensor memory; tcgen05 reads all of them
+when it runs.
 """
 
 from __future__ import annotations
@@ -11,9 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.formats import register_dtype
+from ..ir.formats import decode, encode, register_dtype
 from ..ir.module import Op
-from ..machine.registry import plain
+from ..machine.agents import Agent
+from ..machine.registry import blocking, plain
+from ..memory.shared import MemDesc, Missing, either, of_product
+from ..memory.tensor_memory import TensorView
+from .blackwell import asynchronous, commit, issue
 
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 _FP4 = np.concatenate([_E2M1, -_E2M1])
@@ -21,10 +27,7 @@ _FP4 = np.concatenate([_E2M1, -_E2M1])
 
 @plain("tt.dot_scaled")
 def _dot_scaled(op: Op) -> Callable[..., Any]:
-    spelled = re.search(r"lhs = (\w+) rhs = (\w+)", op.text)
-    if spelled is None:
-        raise op.error("the formats of its operands are not understood")
-    left, right = spelled[1], spelled[2]
+    left, right = _scaled(op)
     if "k_pack = false" in op.text:
         raise op.error("operands that are packed along rows or columns are not simulated")
     first, second, _ = op.text.split(",", 2)
@@ -41,6 +44,62 @@ def _dot_scaled(op: Op) -> Callable[..., Any]:
     return run
 
 
+def _scaled(op: Op) -> tuple[str, str]:
+    """The formats of both operands."""
+    spelled = re.search(r"lhs = (\w+) rhs = (\w+)", op.text)
+    if spelled is None:
+        raise op.error("the formats of its operands are not understood")
+    return spelled[1], spelled[2]
+
+
+@blocking("ttng.tc_gen5_mma_scaled")
+def _mma_scaled(op: Op) -> Callable[..., Any]:
+    """Operands: A, B, accumulator, [token], scales, whether to add, whether to run, (barrier, whether to commit)…"""
+    left, right = _scaled(op)
+    if op.flag("two_ctas"):
+        raise op.error("a scaled product of two CTAs is not simulated")
+    token = re.match(r"\s*%\S+ %\S+ %[^\s,\[]+\[%", op.text.replace(",", "")) is not None
+    elem = op.inputs[2].elem
+
+    def run(task: Any, a: Any, b: MemDesc, accumulator: TensorView, *rest: Any) -> Any:
+        yield from task.machine.pause()
+        a_scale, b_scale, add, predicate, *barriers = rest[token:]
+        if not predicate:
+            return
+
+        def read(view: Any, agent: Agent) -> tuple[np.ndarray, Missing | None]:
+            bits, missing = view.buffer.read(asynchronous(view, False, agent), agent.clock)
+            return decode(bits, view.elem), missing
+
+        def body(agent: Agent) -> None:
+            x, x_scale, y, y_scale = (read(view, agent) for view in (a, a_scale, b, b_scale))
+            product = np.matmul(_values(x[0], left, x_scale[0]), _values(y[0].T, right, y_scale[0]).T)
+            rows, columns = _rows(x[1], x_scale[1]), _rows(_turned(y[1]), y_scale[1])
+            missing = of_product(rows, _turned(columns), product.shape)
+            if add:
+                total, total_missing = read(accumulator, agent)
+                product, missing = product + total, either(missing, total_missing)
+            bits = encode(np.asarray(product, np.float32), elem)
+            accumulator.buffer.write(asynchronous(accumulator, True, agent), agent.clock, bits, missing)
+
+        issue(task, "tcgen05 mma", body)
+        for barrier, wanted in zip(barriers[::2], barriers[1::2], strict=True):
+            if wanted:
+                commit(task, barrier, 1)
+
+    return run
+
+
+def _rows(missing: Missing | None, scale: Missing | None) -> Missing | None:
+    """The rows [rows, 1] of an operand that are undefined, by an element or by a scale."""
+    parts = [each.at(each.where.any(1, keepdims=True)) for each in (missing, scale) if each is not None]
+    return either(*parts) if len(parts) == 2 else parts[0] if parts else None
+
+
+def _turned(missing: Missing | None) -> Missing | None:
+    return None if missing is None else missing.at(missing.where.T)
+
+
 def _values(x: np.ndarray, name: str, scale: np.ndarray | None) -> np.ndarray:
     """An operand [rows, K] as numbers, with its scales [rows, K / block] applied."""
     if name == "e2m1":
@@ -48,6 +107,9 @@ def _values(x: np.ndarray, name: str, scale: np.ndarray | None) -> np.ndarray:
         x = np.stack((_FP4[codes & 15], _FP4[codes >> 4]), -1).reshape(x.shape[0], -1)
     if scale is None:
         return x
-    codes = scale.view(np.uint8).astype(np.int32)
-    factor = np.where(codes == 255, np.float32(np.nan), np.exp2((codes - 127).astype(np.float32)))
+    if scale.dtype == np.float32:  # e4m3
+        factor = scale
+    else:
+        codes = scale.view(np.uint8).astype(np.int32)
+        factor = np.where(codes == 255, np.float32(np.nan), np.exp2((codes - 127).astype(np.float32)))
     return x * np.repeat(factor, x.shape[1] // scale.shape[1], 1)

@@ -1,0 +1,98 @@
+"""Kernels of sm_100 around copies by row number, block-scaled products and cluster launch control."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.blackwell import (
+    TensorMemoryLayout,
+    TensorMemoryScalesLayout,
+    allocate_tensor_memory,
+    clc,
+    tcgen05_commit,
+    tcgen05_mma_scaled,
+    tma,
+)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+
+ROWS = gl.constexpr(32)
+M, N, K = gl.constexpr(128), gl.constexpr(64), gl.constexpr(128)
+
+
+@gluon.jit
+def gather_kernel(x_desc, out_desc, rows, column, FAULT: gl.constexpr):
+    """Rows of x by their numbers into a tile, and the tile to the same rows of out."""
+    tile = gl.allocate_shared_memory(gl.float16, [ROWS, 64], x_desc.layout)
+    bar = mbarrier.allocate_mbarrier()
+    mbarrier.init(bar, count=1)
+    layout: gl.constexpr = gl.SliceLayout(0, gl.BlockedLayout([1, 4], [32, 1], [1, gl.num_warps()], [1, 0]))
+    numbers = gl.load(rows + gl.arange(0, ROWS, layout))
+    mbarrier.expect(bar, ROWS * 64 * 2)
+    tma.async_gather(x_desc, numbers, column, bar, tile)
+    if FAULT != "no_wait":
+        mbarrier.wait(bar, 0)
+    tma.async_scatter(out_desc, numbers, column, tile)
+    if FAULT != "no_store_wait":
+        tma.store_wait(0)
+    mbarrier.invalidate(bar)
+
+
+@gluon.jit
+def load_tile(pointer, rows: gl.constexpr, columns: gl.constexpr, layout: gl.constexpr):
+    """A row-major tile."""
+    row = gl.arange(0, rows, gl.SliceLayout(1, layout))[:, None]
+    return gl.load(pointer + row * columns + gl.arange(0, columns, gl.SliceLayout(0, layout))[None, :])
+
+
+@gluon.jit
+def scaled_kernel(a, b, a_scale, b_scale, out, FORMAT: gl.constexpr, BLOCK: gl.constexpr, FAULT: gl.constexpr):
+    """out = (a · scales) @ (b · scales)ᵀ for a [M, K], b [N, K], scales [rows, K / BLOCK]."""
+    packed: gl.constexpr = 2 if FORMAT == "e2m1" else 1
+    shared: gl.constexpr = gl.NVMMASharedLayout(128 if packed == 1 else 64, 8, 2)
+    layout: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [4, 1], [1, 0])
+    a_tile = gl.allocate_shared_memory(
+        a.dtype.element_ty, [M, K // packed], shared, load_tile(a, M, K // packed, layout)
+    )
+    b_tile = gl.allocate_shared_memory(
+        b.dtype.element_ty, [N, K // packed], shared, load_tile(b, N, K // packed, layout)
+    )
+    scales: gl.constexpr = TensorMemoryScalesLayout()
+    kind: gl.constexpr = a_scale.dtype.element_ty
+    a_scales = allocate_tensor_memory(kind, [M, K // BLOCK], scales)
+    b_scales = allocate_tensor_memory(kind, [N, K // BLOCK], scales)
+    by_row: gl.constexpr = a_scales.get_reg_layout()
+    by_column: gl.constexpr = b_scales.get_reg_layout()
+    a_scales.store(load_tile(a_scale, M, K // BLOCK, by_row))
+    b_scales.store(load_tile(b_scale, N, K // BLOCK, by_column))
+    acc = allocate_tensor_memory(gl.float32, [M, N], TensorMemoryLayout([M, N], col_stride=1))
+    bar = mbarrier.allocate_mbarrier()
+    mbarrier.init(bar, count=1)
+    fence_async_shared()
+    tcgen05_mma_scaled(a_tile, b_tile.permute([1, 0]), acc, a_scales, b_scales, FORMAT, FORMAT, use_acc=False)
+    tcgen05_commit(bar)
+    if FAULT == "early_scales":
+        a_scales.store(load_tile(a_scale, M, K // BLOCK, by_row))
+    if FAULT != "no_wait":
+        mbarrier.wait(bar, 0)
+    result: gl.constexpr = acc.get_reg_layout()
+    value = acc.load(result)
+    row = gl.arange(0, M, gl.SliceLayout(1, result))[:, None]
+    gl.store(out + row * N + gl.arange(0, N, gl.SliceLayout(0, result))[None, :], value)
+
+
+@gluon.jit
+def stealing_kernel(out, FAULT: gl.constexpr):
+    """Each program marks its own tile, then those of programs that it has cancelled before they start."""
+    answer = gl.allocate_shared_memory(gl.int64, [2], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    bar = mbarrier.allocate_mbarrier()
+    mbarrier.init(bar, count=1)
+    tile, going, phase = gl.program_id(0), True, 0
+    while going:
+        gl.store(out + tile, gl.program_id(0) + 1)
+        mbarrier.expect(bar, 16)
+        clc.try_cancel(answer, bar)
+        if FAULT != "no_wait":
+            mbarrier.wait(bar, phase)
+        found = clc.load_result(answer)
+        going = found.is_canceled()
+        tile = found.program_id(0)
+        phase ^= 1
+    mbarrier.invalidate(bar)

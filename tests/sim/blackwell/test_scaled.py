@@ -1,0 +1,122 @@
+"""sm_100: rows by number, block-scaled products, cluster launch control; values against NumPy, one fault each."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("triton")
+
+from triton.experimental.gluon import language as gl
+
+from tests.sim.blackwell import scaled_kernels as kernels
+from tests.sim.builds import compiled
+from warpattn.sim import Report, TensorDescriptor, simulate
+from warpattn.sim.ir.formats import _encode_fp8, _fp8_values
+
+SCHEDULES = ["eager", "lazy", "random", "adversarial"]
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+
+def gathered(fault: str, schedule: str, rows: np.ndarray | None = None) -> tuple[Report, np.ndarray, np.ndarray]:
+    layout = gl.NVMMASharedLayout.get_default_for([32, 64], gl.float16)
+    desc = f"tensordesc<fp16[1, 64],{layout!r}>"
+    signature = (("x_desc", desc), ("out_desc", desc), ("rows", "*i32"), ("column", "i32"), ("FAULT", "constexpr"))
+    kernel = compiled(kernels.gather_kernel, signature, (("FAULT", fault),), 4, "sm100")
+    x = np.random.default_rng(0).standard_normal((100, 128)).astype(np.float16)
+    out = np.zeros_like(x)
+    rows = np.random.default_rng(1).permutation(120)[:32].astype(np.int32) if rows is None else rows
+    args = {
+        "x_desc": TensorDescriptor(x, (1, 64)),
+        "out_desc": TensorDescriptor(out, (1, 64)),
+        "rows": rows,
+        "column": 64,
+    }
+    report = simulate(kernel, (1,), args, schedule=schedule)
+    expected = np.zeros_like(x)
+    kept = rows[(rows >= 0) & (rows < 100)]
+    expected[kept, 64:] = x[kept, 64:]
+    return report, out, expected
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_rows_by_number(schedule):
+    report, out, expected = gathered("", schedule)
+    assert report.clean and np.array_equal(out, expected) and expected.any(), report
+
+
+def test_rows_by_number_without_a_wait():
+    assert gathered("no_wait", "lazy")[0].of_kind("Race")
+    assert gathered("no_store_wait", "lazy")[0].of_kind("PendingAtExit")
+    report, *_ = gathered("", "eager", np.arange(-2, 30, dtype=np.int32))
+    assert [found.kind for found in report.findings] == ["OutOfBounds"] and "to row -2" in str(report)
+
+
+def operand(kind: str, rows: int, block: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(bytes, scales, numbers [rows, K]) in a format."""
+    draw, k = np.random.default_rng(seed), kernels.K.value
+    if kind == "e2m1":
+        codes = draw.integers(0, 16, (rows, k), np.uint8)
+        stored, numbers = codes[:, ::2] | codes[:, 1::2] << 4, E2M1[codes]
+    else:
+        name = {"e4m3": "f8E4M3FN", "e5m2": "f8E5M2"}[kind]
+        stored = _encode_fp8(draw.standard_normal((rows, k)).astype(np.float32), name)
+        numbers = _fp8_values(name)[stored]
+    if block == 16:
+        scales = _encode_fp8(draw.uniform(0.5, 4, (rows, k // block)).astype(np.float32), "f8E4M3FN")
+        factors = _fp8_values("f8E4M3FN")[scales]
+    else:
+        scales = draw.integers(120, 132, (rows, k // block), np.uint8)
+        factors = np.exp2(scales.astype(np.float32) - 127)
+    return stored, scales, numbers * np.repeat(factors, block, 1)
+
+
+def product(kind: str, block: int, fault: str = "", schedule: str = "eager") -> tuple[Report, bool]:
+    stored = {"e2m1": "*u8", "e4m3": "*fp8e4nv", "e5m2": "*fp8e5"}[kind]
+    scale = "*fp8e4nv" if block == 16 else "*u8"
+    types = {"a": stored, "b": stored, "a_scale": scale, "b_scale": scale, "out": "*fp32"}
+    constants = {"FORMAT": kind, "BLOCK": block, "FAULT": fault}
+    signature = (*types.items(), *((name, "constexpr") for name in constants))
+    kernel = compiled(kernels.scaled_kernel, signature, tuple(constants.items()), 4, "sm100")
+    a, a_scale, x = operand(kind, kernels.M.value, block, 0)
+    b, b_scale, y = operand(kind, kernels.N.value, block, 1)
+    out = np.full((kernels.M.value, kernels.N.value), np.nan, np.float32)
+    args = {"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale, "out": out}
+    args = {name: as_type(value, types[name]) for name, value in args.items()}
+    report = simulate(kernel, (1,), args, schedule=schedule)
+    return report, bool(np.allclose(out, x @ y.T, rtol=1e-5, atol=1e-3))
+
+
+def as_type(value: np.ndarray, kind: str):
+    import torch
+
+    dtype = {"*fp8e4nv": torch.float8_e4m3fn, "*fp8e5": torch.float8_e5m2}.get(kind)
+    return value if dtype is None else torch.from_numpy(value).view(dtype)
+
+
+@pytest.mark.parametrize(("kind", "block"), [("e4m3", 32), ("e5m2", 32), ("e2m1", 32), ("e2m1", 16)])
+def test_block_scaled_products(kind, block):
+    for schedule in SCHEDULES if kind == "e4m3" else ("lazy",):
+        report, right = product(kind, block, schedule=schedule)
+        assert report.clean and right, report
+
+
+@pytest.mark.parametrize("fault", ["no_wait", "early_scales"])
+@pytest.mark.parametrize("schedule", ["eager", "lazy"])
+def test_block_scaled_products_with_a_fault(fault, schedule):
+    report, _ = product("e4m3", 32, fault, schedule)
+    assert report.of_kind("Race"), report
+    if fault == "early_scales":
+        assert any("a_scales" in found.buffer for found in report.findings)
+
+
+@pytest.mark.parametrize("fault", ["", "no_wait"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_programs_that_cancel_others(fault, schedule):
+    signature = (("out", "*i32"), ("FAULT", "constexpr"))
+    kernel = compiled(kernels.stealing_kernel, signature, (("FAULT", fault),), 4, "sm100")
+    out = np.zeros(20, np.int32)
+    report = simulate(kernel, (20,), {"out": out}, schedule=schedule, seed=1, step_limit=20_000)
+    if fault:
+        assert report.of_kind("Race"), report
+    else:
+        assert report.clean, report
+        assert (out > 0).all() and len(set(out.tolist())) < 20, "some program did the work of another"
