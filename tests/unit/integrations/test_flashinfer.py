@@ -1,0 +1,214 @@
+"""FlashInfer's calls against attention written out in torch: pages as it lists them, layouts, windows, base-2 LSEs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+
+import warpattn.integrations.flashinfer as flashinfer
+from warpattn.errors import AttentionError
+
+HEADS, HEADS_KV, DIM, PAGE = 4, 2, 16, 4
+WORKSPACE = torch.empty(0, dtype=torch.uint8)
+KEYS = (9, 0, 4, 21)
+QUERIES = (3, 0, 4, 1)
+
+
+def offsets(counts) -> torch.Tensor:
+    return torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32)
+
+
+def written_out(q, k, v, causal=False, window=-1, cap=0.0, scale=None, sinks=None):
+    """out and base-2 LSE (rows, heads) of one request; its queries sit at the last keys."""
+    k, v = (x.repeat_interleave(HEADS // HEADS_KV, 1).double() for x in (k, v))
+    s = torch.einsum("qhd,khd->hqk", q.double(), k) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    s = cap * torch.tanh(s / cap) if cap else s
+    ages = torch.arange(len(q))[:, None] + len(k) - len(q) - torch.arange(len(k))
+    hidden = (ages < 0) & causal | ((ages > window) & (window >= 0))
+    s = s.masked_fill(hidden, -math.inf)
+    logits = s if sinks is None else torch.cat((s, sinks.double()[:, None, None].expand(-1, len(q), 1)), -1)
+    lse = logits.logsumexp(-1)
+    p = torch.exp(s - lse[..., None]).nan_to_num(0.0)
+    return torch.einsum("hqk,khd->qhd", p, v).float(), (lse.T / math.log(2)).float()
+
+
+class Batch:
+    """Requests with keys in pages, as lists and one after the other."""
+
+    def __init__(self, layout="NHD", tensor=True, queries=QUERIES) -> None:
+        counts = [-(-n // PAGE) for n in KEYS]
+        order = torch.randperm(sum(counts) + 3, dtype=torch.int32)
+        self.keys = [[torch.randn(n, HEADS_KV, DIM) for n in KEYS] for _ in range(2)]
+        self.q = [torch.randn(n, HEADS, DIM) for n in queries]
+        cache = torch.full((len(order), 2, PAGE, HEADS_KV, DIM), math.nan)
+        self.indptr, self.indices = offsets(counts), order[: sum(counts)]
+        for side, b in itertools.product(range(2), range(len(KEYS))):
+            rows = torch.full((counts[b] * PAGE, HEADS_KV, DIM), math.nan)
+            rows[: KEYS[b]] = self.keys[side][b]
+            own = self.indices[self.indptr[b] : self.indptr[b + 1]].long()
+            cache[own, side] = rows.view(-1, PAGE, HEADS_KV, DIM)
+        cache = cache if layout == "NHD" else cache.transpose(2, 3).contiguous()
+        self.cache = cache if tensor else (cache[:, 0].clone(), cache[:, 1].clone())
+        self.last = torch.tensor([(n - 1) % PAGE + 1 for n in KEYS], dtype=torch.int32)
+        self.pages = (self.indptr, self.indices, self.last)
+
+    def check(self, out, lse, **options):
+        found = zip(out.split([len(q) for q in self.q]), lse.split([len(q) for q in self.q]), strict=True)
+        for q, k, v, (part, part_lse) in zip(self.q, *self.keys, found, strict=True):
+            expected = written_out(q, k, v, **options)
+            torch.testing.assert_close(part, expected[0])
+            torch.testing.assert_close(part_lse, expected[1])
+
+
+OPTIONS = {
+    "plain": ({}, {}),
+    "window": ({"window_left": 3}, {"window": 3}),
+    "soft-cap": ({"logits_soft_cap": 1.5}, {"cap": 1.5}),
+    "scale": ({"sm_scale": 0.7}, {"scale": 0.7}),
+    "window-0": ({"window_left": 0, "logits_soft_cap": 0.0}, {"window": 0}),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize(("layout", "tensor"), [("NHD", True), ("HND", False)])
+def test_decode(layout, tensor, name):
+    given, expected = OPTIONS[name]
+    batch = Batch(layout, tensor, queries=(1,) * 4)
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(WORKSPACE, layout)
+    wrapper.plan(*batch.pages, HEADS, HEADS_KV, DIM, PAGE, **given, q_data_type=torch.float32)
+    batch.check(*wrapper.run(torch.cat(batch.q), batch.cache, return_lse=True), **expected)
+
+
+def test_decode_of_several_tokens_with_sinks_and_factors():
+    batch, sinks = Batch(queries=(2,) * 4), torch.randn(HEADS)
+    batch.keys = [[x if len(x) else x.new_zeros(0, HEADS_KV, DIM) for x in side] for side in batch.keys]
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(WORKSPACE)
+    wrapper.plan(*batch.pages, HEADS, HEADS_KV, DIM, PAGE, "NONE", -1, 0.0, q_len_per_req=2)
+    q, out, lse = torch.cat(batch.q), torch.empty(8, HEADS, DIM), torch.empty(8, HEADS)
+    found = wrapper.run(q, batch.cache, out=out, lse=lse, return_lse=True, sinks=sinks, q_scale=2.0, k_scale=0.5)
+    assert found[0] is out and found[1] is lse
+    batch.check(out, lse, causal=True, sinks=sinks)
+    shorter = wrapper.run(q, batch.cache, return_lse=True, window_left=2)
+    batch.check(*shorter, causal=True, window=2)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_prefill_over_pages(name, causal):
+    given, expected = OPTIONS[name]
+    batch = Batch()
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(WORKSPACE)
+    wrapper.plan(offsets(QUERIES), *batch.pages, HEADS, HEADS_KV, DIM, PAGE, causal=causal, **given)
+    batch.check(*wrapper.run(torch.cat(batch.q), batch.cache, return_lse=True), causal=causal, **expected)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_prefill_of_ragged_keys(name, causal):
+    given, expected = OPTIONS[name]
+    batch = Batch()
+    k, v = (torch.cat(side) for side in batch.keys)
+    wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(WORKSPACE)
+    wrapper.plan(offsets(QUERIES), offsets(KEYS), HEADS, HEADS_KV, DIM, causal=causal, **given)
+    out, lse = wrapper.run(torch.cat(batch.q), k, v, return_lse=True)
+    batch.check(out, lse, causal=causal, **expected)
+    _, natural = wrapper.run(torch.cat(batch.q), k, v, return_lse=True, lse_base="ln", lse_layout="HN")
+    torch.testing.assert_close(natural.T / math.log(2), lse)
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_single_requests(name, layout):
+    given, expected = OPTIONS[name]
+    q, (k, v) = torch.randn(5, HEADS, DIM), torch.randn(2, 9, HEADS_KV, DIM)
+    laid = [x if layout == "NHD" else x.transpose(0, 1).contiguous() for x in (k, v)]
+    options = {"kv_layout": layout, "return_lse": True, **given}
+    for causal in (True, False):
+        found = flashinfer.single_prefill_with_kv_cache(q, *laid, causal=causal, **options)
+        for x, y in zip(found, written_out(q, k, v, causal, **expected), strict=True):
+            torch.testing.assert_close(x, y)
+    found = flashinfer.single_decode_with_kv_cache(q[-1], *laid, **options)
+    for x, y in zip(found, written_out(q[-1:], k, v, **expected), strict=True):
+        torch.testing.assert_close(x, y[0])
+
+
+def test_a_mask_of_ones_own_stands_for_causal():
+    q, (k, v) = torch.randn(5, HEADS, DIM), torch.randn(2, 9, HEADS_KV, DIM)
+    mask = torch.arange(9) < torch.arange(3, 8)[:, None]
+    found = flashinfer.single_prefill_with_kv_cache(q, k, v, custom_mask=mask, causal=True)
+    expected = torch.cat([written_out(q[i : i + 1], k[: 3 + i], v[: 3 + i])[0] for i in range(5)])
+    torch.testing.assert_close(found, expected)
+
+
+def test_plans_of_a_graph_stay_in_their_memory():
+    batch = Batch(queries=(1,) * 4)
+    buffers = (torch.empty(5, dtype=torch.int32), torch.empty(30, dtype=torch.int32), torch.empty(4, dtype=torch.int32))
+    wrapper = flashinfer.CUDAGraphBatchDecodeWithPagedKVCacheWrapper(WORKSPACE, *buffers)
+    assert wrapper.is_cuda_graph_enabled
+    places = set()
+    for other in (batch, Batch(queries=(1,) * 4)):
+        wrapper.plan(*other.pages, HEADS, HEADS_KV, DIM, PAGE)
+        places.add((wrapper.tables.table.data_ptr(), wrapper.tables.lengths.data_ptr()))
+        other.check(*wrapper.run(torch.cat(other.q), other.cache, return_lse=True))
+    assert len(places) == 1
+    with pytest.raises(AttentionError, match="the batch has 3 requests"):
+        wrapper.plan(batch.indptr[:4], batch.indices, batch.last[:3], HEADS, HEADS_KV, DIM, PAGE)
+
+
+def test_merging():
+    q, (k, v) = torch.randn(5, HEADS, DIM), torch.randn(2, 9, HEADS_KV, DIM)
+    cuts = (0, 2, 7, 9)
+    states = [written_out(q, k[a:b], v[a:b]) for a, b in itertools.pairwise(cuts)]
+    whole = written_out(q, k, v)
+    merged = flashinfer.merge_states(*(torch.stack(x, 1) for x in zip(*states, strict=True)))
+    first = flashinfer.merge_state(*states[0], *states[1])
+    rows = torch.tensor([True, False, True, True, True])
+    flashinfer.merge_state_in_place(*first, *states[2], mask=rows)
+    for x, y, z in zip(merged, whole, first, strict=True):
+        torch.testing.assert_close(x, y)
+        torch.testing.assert_close(z[rows], y[rows])
+        assert not torch.allclose(z[1], y[1])
+
+
+def decode_plan(**options):
+    batch = Batch(queries=(1,) * 4)
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(WORKSPACE, options.pop("kv_layout", "NHD"))
+    wrapper.plan(*batch.pages, HEADS, HEADS_KV, DIM, PAGE, **options)
+    return wrapper, torch.cat(batch.q), batch.cache
+
+
+def ragged_plan(**options):
+    wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(WORKSPACE)
+    return wrapper.plan(offsets(QUERIES), offsets(KEYS), HEADS, HEADS_KV, DIM, **options)
+
+
+def decode_run(plan=None, **options):
+    wrapper, q, cache = decode_plan(**(plan or {}))
+    return wrapper.run(q, cache, **options)
+
+
+BAD = {
+    "kv_layout is 'DHN'": lambda: decode_plan(kv_layout="DHN"),
+    "pos_encoding_mode is 'ROPE_LLAMA'": lambda: decode_plan(pos_encoding_mode="ROPE_LLAMA"),
+    "window_right is 1": lambda: decode_plan(window_right=1),
+    "custom_mask is a torch.bool tensor": lambda: ragged_plan(custom_mask=torch.ones(3).bool()),
+    "v_scale is 2.0": lambda: decode_run(v_scale=2.0),
+    "kv_cache_sf is": lambda: decode_run(kv_cache_sf=torch.ones(1)),
+    "o_data_type is torch.float16": lambda: decode_run(plan={"o_data_type": "float16"}),
+    "use_cuda_graph is True": lambda: flashinfer.BatchDecodeWithPagedKVCacheWrapper(WORKSPACE, "NHD", True),
+    "run is called before plan": lambda: flashinfer.BatchDecodeWithPagedKVCacheWrapper(WORKSPACE).run(
+        torch.ones(1, HEADS, DIM), torch.ones(1, 2, PAGE, HEADS_KV, DIM)
+    ),
+    "paged_kv_cache is": lambda: decode_plan()[0].run(torch.ones(4, HEADS, DIM), torch.ones(1, 3, PAGE, HEADS_KV, DIM)),
+}
+
+
+@pytest.mark.parametrize("sentence", BAD)
+def test_what_is_refused_is_one_sentence(sentence):
+    with pytest.raises(AttentionError) as found:
+        BAD[sentence]()
+    (reason,) = found.value.reasons
+    assert sentence in reason

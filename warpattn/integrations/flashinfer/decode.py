@@ -1,0 +1,117 @@
+"""Batches of new tokens over pages: `BatchDecodeWithPagedKVCacheWrapper`.
+
+A method under `drop_in` gets all its arguments in one value, the wrapper as `self` among them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from warpattn.api import attention_paged
+from warpattn.errors import AttentionError
+from warpattn.integrations.flashinfer.layer import Layer, dtype_of, finished, of_layout, scaled
+from warpattn.integrations.flashinfer.pages import PageLists, Tables
+from warpattn.integrations.signature import Given, drop_in
+
+__all__ = ["BatchDecodeWithPagedKVCacheWrapper", "CUDAGraphBatchDecodeWithPagedKVCacheWrapper"]
+
+EIGHT_BIT = "8-bit caches are not served"
+
+
+class BatchDecodeWithPagedKVCacheWrapper:
+    """Attention of one new token of each request, or of `q_len_per_req`, which see each other causally."""
+
+    @drop_in(
+        "self, float_workspace_buffer, kv_layout='NHD', use_cuda_graph=False, use_tensor_cores=False, "
+        "paged_kv_indptr_buffer=None, paged_kv_indices_buffer=None, paged_kv_last_page_len_buffer=None, "
+        "backend='auto', jit_args=None",
+        refused={"jit_args": "kernels of your own are not compiled"},
+        hints={"use_tensor_cores", "backend"},
+    )
+    def __init__(given: Any) -> None:
+        """With `use_cuda_graph` the buffers say the largest batch: requests, and pages of all of them."""
+        own = given.self
+        own.layout, own.device = of_layout(given.kv_layout), given.float_workspace_buffer.device
+        own.is_cuda_graph_enabled, fixed = bool(given.use_cuda_graph), None
+        if given.use_cuda_graph:
+            buffers = (given.paged_kv_indptr_buffer, given.paged_kv_indices_buffer)
+            if not all(isinstance(x, Tensor) for x in buffers):
+                needs = "paged_kv_indptr_buffer and paged_kv_indices_buffer"
+                raise AttentionError(f"use_cuda_graph is True; it needs {needs}")
+            fixed = (len(buffers[0]) - 1, len(buffers[1]))
+        own.tables, own.layer, own.planned = Tables(fixed), None, given
+
+    @drop_in(
+        "self, indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, "
+        "pos_encoding_mode='NONE', window_left=-1, logits_soft_cap=None, q_data_type='float16', kv_data_type=None, "
+        "o_data_type=None, data_type=None, sm_scale=None, rope_scale=None, rope_theta=None, non_blocking=True, "
+        "block_tables=None, seq_lens=None, fixed_split_size=None, disable_split_kv=False, q_len_per_req=1, "
+        "window_right=0, is_causal=None",
+        refused={"window_right": "no token sees a later one", "is_causal": "new tokens see each other causally"},
+        hints={"q_data_type", "kv_data_type", "data_type", "rope_scale", "rope_theta", "non_blocking", "block_tables",
+               "seq_lens", "fixed_split_size", "disable_split_kv", "num_qo_heads", "num_kv_heads"},
+    )  # fmt: skip
+    def plan(given: Any) -> None:
+        """Which pages belong to each request. Reads the lists back from a card, as FlashInfer does."""
+        own = given.self
+        own.layer, own.planned = Layer.of(given, given.head_dim, causal=True), given
+        own.tables.plan(PageLists(given.indptr, given.indices, given.last_page_len, given.page_size), own.device)
+
+    @drop_in(
+        "self, q, paged_kv_cache, q_scale=None, k_scale=None, v_scale=None, out=None, lse=None, return_lse=False, "
+        "enable_pdl=None, window_left=None, sinks=None, q_len_per_req=None, "
+        "skip_softmax_threshold_scale_factor=None, kv_cache_sf=None",
+        refused={"skip_softmax_threshold_scale_factor": "every key counts", "kv_cache_sf": EIGHT_BIT},
+        hints={"enable_pdl"},
+    )
+    def run(given: Any) -> Any:
+        """q (requests * tokens, Hq, D); out of the same shape, with return_lse also lse (requests * tokens, Hq)."""
+        own, q = given.self, given.q
+        kv = own.tables.over(given.paged_kv_cache, own.layout)
+        layer = planned_layer(own, given)
+        tokens = own.planned.q_len_per_req if given.q_len_per_req is None else given.q_len_per_req
+        rows = q.unflatten(0, (-1, tokens))
+        target = None if given.out is None else given.out.unflatten(0, (-1, tokens))
+        out, lse = attention_paged(rows, kv, out=target, sinks=given.sinks, **layer.tail())
+        return finished(given, out.flatten(0, 1) if given.out is None else given.out, lse.transpose(0, 1).flatten(1))
+
+    begin_forward = plan
+
+    def end_forward(self) -> None:
+        """Nothing to do."""
+
+    def reset_workspace_buffer(self, *buffers: Tensor) -> None:
+        """Nothing to do: kernels have workspaces of their own."""
+
+
+class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWrapper):
+    """The same with the buffers of a captured graph."""
+
+    def __init__(
+        self,
+        workspace_buffer: Tensor,
+        indptr_buffer: Tensor,
+        indices_buffer: Tensor,
+        last_page_len_buffer: Tensor,
+        kv_layout: str = "NHD",
+        use_tensor_cores: bool = False,
+    ) -> None:
+        buffers = {"paged_kv_indptr_buffer": indptr_buffer, "paged_kv_indices_buffer": indices_buffer}
+        super().__init__(workspace_buffer, kv_layout, True, use_tensor_cores, **buffers)
+
+
+def planned_layer(own: Any, given: Given) -> Layer:
+    """The planned layer with what a call changes; the window of a call replaces the plan's."""
+    if own.layer is None:
+        raise AttentionError("run is called before plan; plan says what belongs to each request")
+    dtype = dtype_of(own.planned.o_data_type)
+    if dtype not in (None, given.q.dtype):
+        raise AttentionError(f"o_data_type is {dtype}; outputs have the dtype of q, {given.q.dtype}")
+    window = getattr(given, "window_left", None) if "window_left" in vars(given) else None
+    layer = own.layer
+    if window is not None:
+        dim, causal = given.q.shape[-1], vars(own.planned).get("causal", True)
+        layer = Layer.of(Given(vars(own.planned) | {"window_left": window}), dim, causal)
+    return scaled(layer, given)

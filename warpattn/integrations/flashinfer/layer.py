@@ -1,0 +1,93 @@
+"""What FlashInfer's functions have in common: a layer's mask, score and scale, layouts of keys, LSEs in base 2."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from warpattn.errors import AttentionError
+from warpattn.inputs import kind_of
+from warpattn.integrations.signature import Given
+from warpattn.masks import Causal, Full, Mask, SlidingWindow
+from warpattn.scores import Score, SoftCap
+
+__all__ = ["Layer", "dtype_of", "finished", "heads_last", "of_layout", "scaled"]
+
+LAYOUTS = ("NHD", "HND")
+ROTATED = "positions are not encoded here: rotate q and k before the call"
+SCALES = ("q_scale", "k_scale", "v_scale")
+
+
+class Layer(NamedTuple):
+    """What a call does to scores."""
+
+    mask: Mask
+    score: Score | None
+    scale: float
+
+    @staticmethod
+    def of(given: Given, dim: int, causal: bool) -> Layer:
+        """By the arguments that all functions have. A window counts the keys before a query's own."""
+        if given.pos_encoding_mode != "NONE":
+            raise AttentionError(f"pos_encoding_mode is {given.pos_encoding_mode!r}; {ROTATED}")
+        window, cap = given.window_left, given.logits_soft_cap
+        mask: Mask = Causal() if causal else Full()
+        if window is not None and window >= 0:
+            mask = SlidingWindow(window + 1, right=0 if causal else None)
+        score = SoftCap(cap) if cap is not None and cap > 0 else None
+        return Layer(mask, score, dim**-0.5 if given.sm_scale is None else given.sm_scale)
+
+    def tail(self) -> dict[str, Any]:
+        """The keywords of `attention`."""
+        return {"mask": self.mask, "score": self.score, "scale": self.scale, "return_lse": True}
+
+
+def scaled(layer: Layer, given: Given) -> Layer:
+    """The layer with the factors that a call brings for q and k; one for v is refused."""
+    asked = [vars(given).get(name) for name in SCALES]
+    factors = [1.0 if factor is None else factor for factor in asked]
+    for name, factor in zip(SCALES, factors, strict=True):
+        if isinstance(factor, Tensor) and factor.numel() != 1:
+            raise AttentionError(f"{name} is {kind_of(factor)}; it must be a number: scales of heads are not served")
+    q_scale, k_scale, v_scale = (float(factor) for factor in factors)
+    if v_scale != 1.0:
+        raise AttentionError(f"v_scale is {v_scale}; multiply the output by it")
+    return layer._replace(scale=layer.scale * q_scale * k_scale)
+
+
+def of_layout(layout: object) -> str:
+    """A layout's name, if it is one."""
+    if layout not in LAYOUTS:
+        raise AttentionError(f"kv_layout is {kind_of(layout)}; it must be one of {', '.join(LAYOUTS)}")
+    return str(layout)
+
+
+def heads_last(x: Tensor, layout: str) -> Tensor:
+    """Keys or values (…, rows, heads, dim), a view."""
+    return x if layout == "NHD" else x.transpose(-2, -3)
+
+
+def dtype_of(dtype: object) -> torch.dtype | None:
+    """A dtype by itself or by its name."""
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if found is not None and not isinstance(found, torch.dtype):
+        raise AttentionError(f"{kind_of(dtype)} is no dtype of torch")
+    return found
+
+
+def finished(given: Given, out: Tensor, lse: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+    """What a call returns of out (rows, heads, dim) and a natural lse (heads, rows): FlashInfer's is in base 2, (rows,
+    heads), unless `lse_base` and `lse_layout` say otherwise."""
+    asked = vars(given)
+    base, layout = asked.get("lse_base", "log2"), asked.get("lse_layout", "NH")
+    if base not in ("log2", "ln") or layout not in ("NH", "HN"):
+        raise AttentionError(f"lse_base is {base!r} and lse_layout {layout!r}; they must be log2 or ln, and NH or HN")
+    if not given.return_lse:
+        return out
+    found = lse if base == "ln" else lse * math.log2(math.e)
+    found = found if layout == "HN" else found.transpose(0, 1).contiguous()
+    target = asked.get("lse")
+    return out, found if target is None else target.copy_(found)

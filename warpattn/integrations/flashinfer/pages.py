@@ -1,0 +1,81 @@
+"""Pages as FlashInfer lists them, CSR, as a `PagedKV`.
+
+    indptr (0, 2, 3)  indices (7, 4, 1)  last_page_len (5, 16)        request 0: pages 7 and 4, 5 rows of the latter
+
+    block_table  7 4        lengths  21
+                 1 .                 16
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from warpattn.errors import AttentionError
+from warpattn.inputs import kind_of
+from warpattn.integrations.flashinfer.layer import heads_last
+from warpattn.sequences import PagedKV
+
+__all__ = ["PageLists", "Tables", "key_and_value"]
+
+Cache = Tensor | tuple[Tensor, Tensor]
+
+
+class PageLists(NamedTuple):
+    """The pages of a batch."""
+
+    indptr: Tensor
+    indices: Tensor
+    last_page_len: Tensor
+    page_size: int
+
+
+class Tables:
+    """Block table and lengths of a planned batch; with `fixed`, in memory that stays, for captured graphs: the largest
+    (requests, pages of all together)."""
+
+    def __init__(self, fixed: tuple[int, int] | None = None) -> None:
+        self.fixed = fixed
+        self.table: Tensor | None = None
+        self.lengths: Tensor | None = None
+
+    def plan(self, lists: PageLists, device: torch.device) -> None:
+        """Make them, or write them over. Reads the lists back from a card."""
+        indptr, last = lists.indptr.to("cpu", torch.int64), lists.last_page_len.to("cpu", torch.int64)
+        counts = indptr.diff()
+        batch, most = len(counts), int(counts.max()) if len(counts) else 0
+        width = max(most, 1) if self.fixed is None else self.fixed[1]
+        if len(last) != batch or bool((counts < 0).any()) or int(indptr[-1]) > len(lists.indices):
+            what = f"indptr lists {batch} requests and {int(indptr[-1])} pages"
+            raise AttentionError(f"{what}; last_page_len has {len(last)} and indices {len(lists.indices)}")
+        if self.fixed is not None and (batch != self.fixed[0] or most > width):
+            rule = f"the wrapper was made for graphs of {self.fixed[0]} requests with up to {width}"
+            raise AttentionError(f"the batch has {batch} requests with up to {most} pages; {rule}")
+        taken = torch.arange(width) < counts[:, None]
+        table = torch.zeros(batch, width, dtype=torch.int32)
+        table[taken] = lists.indices[: int(indptr[-1])].to("cpu", torch.int32)
+        lengths = torch.where(counts > 0, (counts - 1) * lists.page_size + last, 0).to(torch.int32)
+        if self.fixed is None or self.table is None or self.lengths is None:
+            self.table, self.lengths = table.to(device), lengths.to(device)
+        else:
+            self.table.copy_(table)
+            self.lengths.copy_(lengths)
+
+    def over(self, cache: Cache, layout: str) -> PagedKV:
+        """The planned batch over a cache."""
+        if self.table is None or self.lengths is None:
+            raise AttentionError("run is called before plan; plan says which pages belong to each request")
+        return PagedKV(*key_and_value(cache, layout), self.table, self.lengths)
+
+
+def key_and_value(cache: Cache, layout: str) -> tuple[Tensor, Tensor]:
+    """Pages (pages, rows, heads, dim) of a cache: a pair, or one tensor with both in its second dimension."""
+    if isinstance(cache, Tensor):
+        if cache.ndim != 5 or cache.shape[1] != 2:
+            rule = "it must be (pages, 2, …) or a pair of keys and values"
+            raise AttentionError(f"paged_kv_cache is {kind_of(cache)}; {rule}")
+        cache = cache[:, 0], cache[:, 1]
+    k, v = cache
+    return heads_last(k, layout), heads_last(v, layout)

@@ -1,0 +1,169 @@
+"""Batches of prompts: `BatchPrefillWithPagedKVCacheWrapper`, `BatchPrefillWithRaggedKVCacheWrapper`.
+
+A method under `drop_in` gets all its arguments in one value, the wrapper as `self` among them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from warpattn.api import attention_paged, attention_varlen
+from warpattn.errors import AttentionError
+from warpattn.integrations.flashinfer.decode import EIGHT_BIT, planned_layer
+from warpattn.integrations.flashinfer.layer import Layer, finished, of_layout
+from warpattn.integrations.flashinfer.pages import PageLists, Tables
+from warpattn.integrations.signature import Given, drop_in
+from warpattn.sequences import Ragged
+
+__all__ = ["BatchPrefillWithPagedKVCacheWrapper", "BatchPrefillWithRaggedKVCacheWrapper"]
+
+OWN_MASK = "batches take causal, bidirectional and windowed masks; `attention_varlen` takes any Mask"
+REFUSED_BY_PLAN = {
+    **dict.fromkeys(("custom_mask", "packed_custom_mask"), OWN_MASK),
+    **dict.fromkeys(("prefix_len_ptr", "token_pos_in_items_ptr", "max_item_len_ptr"), "scoring of items is not served"),
+    "token_pos_in_items_len": "scoring of items is not served",
+}
+HINTS_OF_PLAN = {
+    "use_fp16_qk_reduction", "rope_scale", "rope_theta", "q_data_type", "kv_data_type", "non_blocking", "seq_lens",
+    "seq_lens_q", "max_token_per_sequence", "max_sequence_kv", "fixed_split_size", "disable_split_kv", "uniform_q_len",
+    "num_qo_heads", "num_kv_heads",
+}  # fmt: skip
+REFUSED_BY_RUN = {"kv_cache_sf": EIGHT_BIT}
+
+
+class _PrefillWrapper:
+    """What both wrappers have in common: layout and device, the plan's layer and offsets."""
+
+    def _start(self, given: Given, fixed: tuple[int, int] | None) -> None:
+        for name in ("jit_args", "jit_kwargs", "custom_mask_buf", "mask_indptr_buf"):
+            if getattr(given, name) is not None:
+                raise AttentionError(f"{name} is given; kernels and masks of your own are not compiled into a wrapper")
+        self.layout, self.device = of_layout(given.kv_layout), given.float_workspace_buffer.device
+        self.is_cuda_graph_enabled = bool(given.use_cuda_graph)
+        self.tables, self.layer, self.planned = Tables(fixed), None, given
+        self.offsets: dict[str, Tensor] = {}
+
+    def _offsets(self, name: str, given: Tensor) -> tuple[Tensor, int]:
+        """int32 offsets on the device, which stay where they are for graphs, and the longest sequence."""
+        host = given.to("cpu", torch.int32)
+        kept = self.offsets.get(name)
+        if kept is None or not self.is_cuda_graph_enabled:
+            kept = self.offsets[name] = host.to(self.device)
+        elif len(kept) != len(host):
+            raise AttentionError(f"{name} has {len(host)} offsets; the graph was made for {len(kept)}")
+        else:
+            kept.copy_(host)
+        return kept, int(host.diff().max()) if len(host) > 1 else 0
+
+    def end_forward(self) -> None:
+        """Nothing to do."""
+
+    def reset_workspace_buffer(self, *buffers: Tensor) -> None:
+        """Nothing to do: kernels have workspaces of their own."""
+
+
+class BatchPrefillWithPagedKVCacheWrapper(_PrefillWrapper):
+    """Attention of any numbers of new tokens of each request, whose keys are in pages."""
+
+    @drop_in(
+        "self, float_workspace_buffer, kv_layout='NHD', use_cuda_graph=False, qo_indptr_buf=None, "
+        "paged_kv_indptr_buf=None, paged_kv_indices_buf=None, paged_kv_last_page_len_buf=None, custom_mask_buf=None, "
+        "mask_indptr_buf=None, backend='auto', jit_args=None, jit_kwargs=None, variant_owns_mask=False",
+        hints={"backend", "variant_owns_mask"},
+    )
+    def __init__(given: Any) -> None:
+        """With `use_cuda_graph` the buffers say the largest batch: requests, and pages of all of them."""
+        fixed = None
+        if given.use_cuda_graph:
+            buffers = (given.qo_indptr_buf, given.paged_kv_indices_buf)
+            if not all(isinstance(x, Tensor) for x in buffers):
+                raise AttentionError("use_cuda_graph is True; it needs qo_indptr_buf and paged_kv_indices_buf")
+            fixed = (len(buffers[0]) - 1, len(buffers[1]))
+        given.self._start(given, fixed)
+
+    @drop_in(
+        "self, qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, num_qo_heads, num_kv_heads, "
+        "head_dim_qk, page_size, head_dim_vo=None, custom_mask=None, packed_custom_mask=None, causal=False, "
+        "pos_encoding_mode='NONE', use_fp16_qk_reduction=False, sm_scale=None, window_left=-1, logits_soft_cap=None, "
+        "rope_scale=None, rope_theta=None, q_data_type='float16', kv_data_type=None, o_data_type=None, "
+        "non_blocking=True, prefix_len_ptr=None, token_pos_in_items_ptr=None, token_pos_in_items_len=0, "
+        "max_item_len_ptr=None, seq_lens=None, seq_lens_q=None, block_tables=None, max_token_per_sequence=None, "
+        "max_sequence_kv=None, fixed_split_size=None, disable_split_kv=False, uniform_q_len=None",
+        refused=REFUSED_BY_PLAN,
+        hints=HINTS_OF_PLAN | {"head_dim_vo", "block_tables"},
+    )
+    def plan(given: Any) -> None:
+        """Which queries and pages belong to each request. Reads the lists back from a card, as FlashInfer does."""
+        own = given.self
+        own.layer, own.planned = Layer.of(given, given.head_dim_qk, given.causal), given
+        own.cu_q, longest = own._offsets("qo_indptr", given.qo_indptr)
+        own.max_q = None if own.is_cuda_graph_enabled else longest
+        lists = (given.paged_kv_indptr, given.paged_kv_indices, given.paged_kv_last_page_len)
+        own.tables.plan(PageLists(*lists, given.page_size), own.device)
+
+    @drop_in(
+        "self, q, paged_kv_cache, q_scale=None, k_scale=None, v_scale=None, out=None, lse=None, return_lse=False, "
+        "lse_base='log2', lse_layout='NH', enable_pdl=None, window_left=None, sinks=None, kv_cache_sf=None, "
+        "skip_softmax_threshold_scale_factor=None, use_fp16_softmax=None, uses_spcompress=None",
+        refused=REFUSED_BY_RUN | {"skip_softmax_threshold_scale_factor": "every key counts"},
+        hints={"enable_pdl", "use_fp16_softmax", "uses_spcompress"},
+    )
+    def run(given: Any) -> Any:
+        """q (tokens, Hq, D); out (tokens, Hq, Dv), with return_lse also lse (tokens, Hq)."""
+        own = given.self
+        kv = own.tables.over(given.paged_kv_cache, own.layout)
+        tail = planned_layer(own, given).tail()
+        seq = Ragged(own.cu_q, max_q=own.max_q)
+        return finished(given, *attention_paged(given.q, kv, seq, out=given.out, sinks=given.sinks, **tail))
+
+    begin_forward = plan
+
+
+class BatchPrefillWithRaggedKVCacheWrapper(_PrefillWrapper):
+    """Attention over prompts laid end to end, keys and values too."""
+
+    @drop_in(
+        "self, float_workspace_buffer, kv_layout='NHD', use_cuda_graph=False, qo_indptr_buf=None, kv_indptr_buf=None, "
+        "custom_mask_buf=None, mask_indptr_buf=None, backend='auto', jit_args=None, jit_kwargs=None, "
+        "variant_owns_mask=False",
+        hints={"qo_indptr_buf", "kv_indptr_buf", "backend", "variant_owns_mask"},
+    )
+    def __init__(given: Any) -> None:
+        """Keys and values are (total, heads, dim) in either layout."""
+        given.self._start(given, None)
+
+    @drop_in(
+        "self, qo_indptr, kv_indptr, num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo=None, custom_mask=None, "
+        "packed_custom_mask=None, causal=False, pos_encoding_mode='NONE', use_fp16_qk_reduction=False, "
+        "window_left=-1, logits_soft_cap=None, sm_scale=None, rope_scale=None, rope_theta=None, "
+        "q_data_type='float16', kv_data_type=None, o_data_type=None, non_blocking=True, prefix_len_ptr=None, "
+        "token_pos_in_items_ptr=None, token_pos_in_items_len=0, max_item_len_ptr=None, fixed_split_size=None, "
+        "disable_split_kv=False, seq_lens=None, seq_lens_q=None, max_token_per_sequence=None, max_sequence_kv=None, "
+        "v_indptr=None, o_indptr=None, uniform_q_len=None",
+        refused=REFUSED_BY_PLAN | {"v_indptr": "values follow kv_indptr", "o_indptr": "outputs follow qo_indptr"},
+        hints=HINTS_OF_PLAN | {"head_dim_vo"},
+    )
+    def plan(given: Any) -> None:
+        """Where each request's queries and keys start."""
+        own = given.self
+        own.layer, own.planned = Layer.of(given, given.head_dim_qk, given.causal), given
+        (cu_q, max_q), (cu_k, max_k) = (own._offsets(name, getattr(given, name)) for name in ("qo_indptr", "kv_indptr"))
+        bounds = (None, None) if own.is_cuda_graph_enabled else (max_q, max_k)
+        own.seq = Ragged(cu_q, cu_k, *bounds)
+
+    @drop_in(
+        "self, q, k, v, q_scale=None, k_scale=None, v_scale=None, o_scale=None, out=None, lse=None, return_lse=False, "
+        "lse_base='log2', lse_layout='NH', enable_pdl=None, kv_cache_sf=None",
+        refused=REFUSED_BY_RUN | {"o_scale": "multiply the output by it"},
+        hints={"enable_pdl"},
+    )
+    def run(given: Any) -> Any:
+        """q (tokens, Hq, D), k and v (keys, Hkv, D); out (tokens, Hq, Dv), with return_lse also lse (tokens, Hq)."""
+        own = given.self
+        tail = planned_layer(own, given).tail()
+        return finished(given, *attention_varlen(given.q, given.k, given.v, own.seq, out=given.out, **tail))
+
+    begin_forward = plan

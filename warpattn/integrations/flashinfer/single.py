@@ -1,0 +1,55 @@
+"""One request: `single_decode_with_kv_cache`, `single_prefill_with_kv_cache`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from warpattn.api import attention
+from warpattn.errors import AttentionError
+from warpattn.integrations.flashinfer.layer import Layer, dtype_of, finished, heads_last, of_layout, scaled
+from warpattn.integrations.signature import Given, drop_in
+from warpattn.masks import Materialized
+
+__all__ = ["single_decode_with_kv_cache", "single_prefill_with_kv_cache"]
+
+EIGHT_BIT = "8-bit keys and values are not served"
+
+
+@drop_in(
+    "q, k, v, kv_layout='NHD', pos_encoding_mode='NONE', use_tensor_cores=False, q_scale=None, k_scale=None, "
+    "v_scale=None, window_left=-1, logits_soft_cap=None, sm_scale=None, rope_scale=None, rope_theta=None, "
+    "return_lse=False",
+    hints={"use_tensor_cores", "rope_scale", "rope_theta"},
+)
+def single_decode_with_kv_cache(given: Given) -> Any:
+    """q (Hq, D), k and v (keys, Hkv, D), or (Hkv, keys, D) as "HND"; out (Hq, D), with return_lse also lse (Hq,)."""
+    layer = scaled(Layer.of(given, given.q.shape[-1], causal=True), given)
+    k, v = (heads_last(x, of_layout(given.kv_layout)) for x in (given.k, given.v))
+    out, lse = attention(given.q[None, None], k[None], v[None], **layer.tail())
+    result = finished(given, out[0], lse[0])
+    return (result[0][0], result[1][0]) if isinstance(result, tuple) else result[0]
+
+
+@drop_in(
+    "q, k, v, scale_q=None, scale_k=None, scale_v=None, o_dtype=None, custom_mask=None, packed_custom_mask=None, "
+    "causal=False, kv_layout='NHD', pos_encoding_mode='NONE', use_fp16_qk_reduction=False, sm_scale=None, "
+    "window_left=-1, logits_soft_cap=None, rope_scale=None, rope_theta=None, backend='auto', return_lse=False, "
+    "kv_cache_sf=None, k_scale=None, v_scale=None",
+    refused={
+        **dict.fromkeys(("scale_q", "scale_k", "scale_v", "kv_cache_sf"), EIGHT_BIT),
+        "packed_custom_mask": "give custom_mask, a bool for each query and key",
+    },
+    hints={"backend", "rope_scale", "rope_theta", "use_fp16_qk_reduction"},
+)
+def single_prefill_with_kv_cache(given: Given) -> Any:
+    """q (queries, Hq, D), k and v as for decode; out (queries, Hq, Dv), with return_lse also lse (queries, Hq). A
+    `custom_mask` (queries, keys), True where a key is visible, stands for `causal`; queries sit at the last keys."""
+    q = given.q
+    if given.o_dtype is not None and dtype_of(given.o_dtype) != q.dtype:
+        raise AttentionError(f"o_dtype is {given.o_dtype}; outputs have the dtype of q, {q.dtype}")
+    layer = scaled(Layer.of(given, q.shape[-1], given.causal and given.custom_mask is None), given)
+    if given.custom_mask is not None:
+        layer = layer._replace(mask=layer.mask & Materialized(given.custom_mask.bool()[None]))
+    k, v = (heads_last(x, of_layout(given.kv_layout)) for x in (given.k, given.v))
+    out, lse = attention(q[None], k[None], v[None], **layer.tail())
+    return finished(given, out[0], lse[0])

@@ -1,0 +1,42 @@
+"""Merging of states (v, s): outputs (rows, heads, dim) and log-sum-exps in base 2, (rows, heads)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+import warpattn
+from warpattn.errors import AttentionError
+
+__all__ = ["merge_state", "merge_state_in_place", "merge_states"]
+
+LOG2_E = math.log2(math.e)
+
+
+def merge_state(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor) -> tuple[Tensor, Tensor]:
+    """Two states of the same queries over different keys."""
+    return _merged([(v_a, s_a), (v_b, s_b)])
+
+
+def merge_states(v: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+    """v (rows, states, heads, dim), s (rows, states, heads)."""
+    if v.ndim != 4 or s.shape != v.shape[:3]:
+        rule = "they must be (rows, states, heads, dim) and (rows, states, heads)"
+        raise AttentionError(f"v has shape {tuple(v.shape)} and s {tuple(s.shape)}; {rule}")
+    return _merged(list(zip(v.unbind(1), s.unbind(1), strict=True)))
+
+
+def merge_state_in_place(v: Tensor, s: Tensor, v_other: Tensor, s_other: Tensor, mask: Tensor | None = None) -> None:
+    """The merged state into v and s; rows where `mask` (rows,) is False stay."""
+    merged = _merged([(v, s), (v_other, s_other)])
+    for own, new in zip((v, s), merged, strict=True):
+        keep = None if mask is None else mask.bool().view(-1, *[1] * (own.ndim - 1))
+        own.copy_(new if keep is None else torch.where(keep, new, own))
+
+
+def _merged(states: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    natural = [(v, s.float().transpose(0, 1) / LOG2_E) for v, s in states]
+    out, lse = warpattn.merge_states(natural)
+    return out, (lse * LOG2_E).transpose(0, 1).contiguous()
