@@ -1,8 +1,9 @@
 """Times decode over 8-bit keys and values beside our own 16-bit decode: `python3 -m bench.eight_bit --json FILE`.
 
-The cases are some of `bench.decode`, each with keys and values of 16 bits and the same in e4m3 with one scale for all
-heads; calls take turns, and layers are cold, as there. Both are held against fp32 on what is stored. A `--variant` is
-the 8-bit kernel with other fields of its configuration. Without a GPU, two small cases run with the reference.
+The cases are some of `bench.decode`, each with keys and values of 16 bits and the same in e4m3, with one scale for all
+heads and with one for each token of a head; calls take turns, and layers are cold, as there. All are held against fp32
+on what is stored. A `--variant` is the 8-bit kernel with other fields of its configuration. Without a GPU, two small
+cases run with the reference.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from bench.decode_own import own_calls
 from bench.inputs import default_device
 from bench.peers.adapter import first_line
 
-OWN, SIXTEEN = "8-bit", "16-bit"
+OWN, TOKENS, SIXTEEN = "8-bit", "8-bit, token scales", "16-bit"
 KI = 1024
 CASES = (
     *(Case(f"{kind}{batch}x{keys}k-{heads}/{kv}", (keys * KI,) * batch, heads, kv, page)
@@ -38,16 +39,16 @@ CASES = (
 SMOKE = (Case("smoke-dense", (512, 512), 8, 2, dim=64), Case("smoke-page16", (300, 77, 1), 8, 2, 16, dim=64))
 
 
-def in_eight_bits(x: Inputs) -> Inputs:
-    """The same step with keys and values of e4m3."""
-    scale = torch.full((), 1 / 64, device=x.q.device)
-    k, v = (wa.quantize(t, scale=scale).values for t in (x.k, x.v))
+def in_eight_bits(x: Inputs, by_token: bool) -> Inputs:
+    """The same step with keys and values of e4m3. Scales that a card's memory holds; keys and values have the same."""
+    scale = torch.full(x.k.shape[:-1] if by_token else (), 1 / 64, device=x.q.device)
+    k, v = (wa.quantize(t, scale=scale[:1].flatten()[0] if by_token else scale).values for t in (x.k, x.v))
     return replace(x, case=replace(x.case, kv_dtype="float8_e4m3fn"), k=k, v=v, scale=scale)
 
 
 def stored(x: Inputs) -> Inputs:
     """Keys and values as they are stored, in fp32."""
-    return x if x.scale is None else replace(x, k=x.k.float() * x.scale, v=x.v.float() * x.scale)
+    return x if x.scale is None else replace(x, k=x.k.float() / 64, v=x.v.float() / 64)
 
 
 def run_case(case: Case, variants: Sequence[str], rounds: int, seed: int) -> dict[str, Any]:
@@ -55,8 +56,9 @@ def run_case(case: Case, variants: Sequence[str], rounds: int, seed: int) -> dic
     device = default_device()
     count = min(MOST_LAYERS, max(1, -(-2 * COLD // case.bytes()))) if device.type == "cuda" else 1
     wide = make_layers(case, device, seed, count)
-    narrow = [in_eight_bits(x) for x in wide]
-    ways = {SIXTEEN: (wide, ""), OWN: (narrow, ""), **{f"{OWN} {text}": (narrow, text) for text in variants}}
+    narrow, tokens = [[in_eight_bits(x, by_token) for x in wide] for by_token in (False, True)]
+    ways = {SIXTEEN: (wide, ""), OWN: (narrow, ""), TOKENS: (tokens, "")}
+    ways |= {f"{OWN} {text}": (narrow, text) for text in variants}
     results: dict[str, dict[str, Any]] = {}
     samples: dict[str, timing.Sample] = {}
     for name, (layers, text) in ways.items():

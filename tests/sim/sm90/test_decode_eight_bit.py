@@ -1,5 +1,7 @@
 """Hopper decode over 8-bit keys and values in the simulator: right values, no findings, needed synchronisation."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -31,12 +33,15 @@ CASES = {
     "odd-dims": Decode((200, 70), page=8, heads=8, heads_kv=2, dim=80, dim_v=48, tokens=3, mask=Causal(), stored=E4M3,
                        per=(None, "head"), sinks=True, score=SoftCap(3.0)),
     "three-row-tiles": Decode((200, 3, 90), page=32, heads=8, tokens=5, mask=Causal(), stored=E4M3),
+    "tokens": Decode(MIXED, page=16, dim=128, heads=8, heads_kv=2, stored=E4M3, per=("token", "token"), sinks=True),
+    "tokens-dense": Decode((300, 300), heads=8, heads_kv=2, tokens=2, mask=Causal(), stored=E4M3, per=("head", "token"),
+                           dtype=torch.float16),
     "invariant": Decode((400, 70, 130), page=64, heads=8, heads_kv=2, dim=128, invariant=True, stored=E4M3),
     "keys-ready": Decode((100, 700), page=64, heads=8, heads_kv=2, dim=128, kv_ready=True, stored=E4M3),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", drawn(CASES, ["paged", "head-dim-64-e5m2-fp16"]))
+@pytest.mark.parametrize("name", drawn(CASES, ["tokens", "head-dim-64-e5m2-fp16"]))
 def test_right_and_without_findings(name):
     """Heads have scales of their own; pages that nobody owns and rows after the last key are NaN."""
     for schedule, seed in SCHEDULES:
@@ -55,9 +60,22 @@ def test_bf16_queries_of_any_size():
         torch.testing.assert_close(found, expected, atol=2e-2, rtol=2e-2)
 
 
+def test_token_scales_of_any_size():
+    """Weights times scales from 2^-40 to 2^40 exceed fp16 many times over."""
+    case = CASES["tokens"]
+    q, _, sequence, _ = tensors(case)
+    power = torch.randint(-40, 40, sequence.v_scale.shape, generator=torch.Generator().manual_seed(0)).float().exp2()
+    sequence = replace(sequence, v_scale=sequence.v_scale * power)
+    found = attention_paged(q, sequence, backend="simulate:sm90").float()
+    expected = attention_paged(q, sequence).float()
+    assert found.isfinite().all() and expected.abs().max() > 1e9
+    assert ((found - expected).abs() <= 2e-2 * expected.abs().amax(-1, keepdim=True)).all()
+
+
 @pytest.mark.full
-def test_it_needs_its_synchronisation():
-    case, made = PAGED, []
+@pytest.mark.parametrize("name", ["paged", "tokens"])
+def test_it_needs_its_synchronisation(name):
+    case, made = replace(CASES[name], behind=True), []
     reason = reviewed(REDUNDANT)
 
     def once(module, schedule) -> Report:

@@ -23,7 +23,15 @@ from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import HEADROOM, LOWEST
 from ..layouts import accumulator_layout, element_type
 from .attend import load_queries, visible_scores, wait_values
-from .eight_bit import in_order, keys_product, load_scaled_queries, values_product
+from .eight_bit import (
+    by_token,
+    first_scales,
+    in_order,
+    keys_product,
+    load_scaled_queries,
+    next_scales,
+    values_product,
+)
 from .output_swap_ab import finish_rows, make_exchange, output_rows
 from .schedule import item_at, next_item
 
@@ -55,8 +63,11 @@ def attend_swap_ab_role(ctx):
         scaling = load_rows(ctx, item)
         rows = output_rows(ctx, item)
         state = no_keys(config, k_state, v_state)
-        for i in range(item.begin, item.end):
-            state = attend_keys(ctx, state, p_tile, item, i, scaling)
+        if by_token(config):
+            state = attend_scaled_tokens(ctx, state, p_tile, item, scaling)
+        else:
+            for i in range(item.begin, item.end):
+                state = attend_keys(ctx, state, p_tile, item, i, scaling)
         cursor = next_item(cursor, item, ctx.work.heads)
         finish_rows(ctx, whole_output(ctx, state, scaling), item, exchange, rows)
         k_state = state.k
@@ -96,7 +107,6 @@ def no_keys(config: gl.constexpr, k_state, v_state):
 @gluon.jit
 def attend_keys(ctx, state, p_tile, item, i, scaling):
     """Key tile number `i`: scores, softmax, and their part of the output."""
-    config: gl.constexpr = ctx.config
     ctx.rings.k.consumer_wait(state.k)
     s = key_scores(ctx, state.k, scaling)
     ctx.rings.k.consumer_release(state.k)
@@ -110,6 +120,45 @@ def attend_keys(ctx, state, p_tile, item, i, scaling):
         o = o * alpha[None, :]
         l = l * gl.convert_layout(alpha, gl.SliceLayout(0, gl.SliceLayout(1, l.type.layout)))[None, None, :]
     p = gl.exp2(x - m[None, :])
+    o = add_values(ctx, state, p, o, p_tile, item, i)
+    return SwapAbProgress(o, m, l + thread_sum(p), state.k.step(), state.v.step())
+
+
+@gluon.jit
+def attend_scaled_tokens(ctx, state, p_tile, item, scaling):
+    """The state after all key tiles of an item if tokens have scales of their own. A value's scale is part of its
+    weight's exponent, and weights have a reference maximum of their own, so that none exceeds fp16 whatever scales are.
+    """
+    most = state.m
+    scales = first_scales(ctx, item)
+    for i in range(item.begin, item.end):
+        following = next_scales(ctx, item, scales, i)
+        ctx.rings.k.consumer_wait(state.k)
+        s = key_scores(ctx, state.k, scaling) * scales.k[:, None]
+        ctx.rings.k.consumer_release(state.k)
+        x = exponents(ctx, masked_scores(ctx, s, item, i))
+        y = gl.where(x == -float("inf"), x, x + gl.log2(scales.v)[:, None])
+        m = state.m
+        l = state.l
+        o = state.o
+        if any_exceeds(gl.maximum(x - m[None, :], y - most[None, :])):
+            m = gl.maximum(m, gl.max(x, 0))
+            alpha = gl.exp2(state.m - m)
+            l = l * gl.convert_layout(alpha, gl.SliceLayout(0, gl.SliceLayout(1, l.type.layout)))[None, None, :]
+            before = most
+            most = gl.maximum(most, gl.max(y, 0))
+            o = o * gl.exp2(before - most)[None, :]
+        l = l + thread_sum(gl.exp2(x - m[None, :]))
+        o = add_values(ctx, state, gl.exp2(y - most[None, :]), o, p_tile, item, i)
+        state = SwapAbProgress(o, m, l, state.k.step(), state.v.step())
+        scales = following
+    return SwapAbProgress(state.o * gl.exp2(most - state.m)[None, :], state.m, state.l, state.k, state.v)
+
+
+@gluon.jit
+def add_values(ctx, state, p, o, p_tile, item, i):
+    """O [Dv, R] plus the product of the values of key tile number `i` and weights `p` [N, R]; releases the values."""
+    config: gl.constexpr = ctx.config
     p_tile.permute((1, 0)).store(p.to(element_type(config.operand)))
     fence_async_shared()
     gl.barrier()
@@ -121,7 +170,7 @@ def attend_keys(ctx, state, p_tile, item, i, scaling):
         o = warpgroup_mma(v_tile.permute((1, 0)), p_tile.permute((1, 0)), o, is_async=True)
         o = warpgroup_mma_wait(0, deps=(o,))
     ctx.rings.v.consumer_release(state.v)
-    return SwapAbProgress(o, m, l + thread_sum(p), state.k.step(), state.v.step())
+    return o
 
 
 @gluon.jit

@@ -124,13 +124,13 @@ def choose_tiles(
 
 def eight_bit_tiles(problem: Problem, rows: int, ctas: int | None = None) -> DecodeConfig:
     """The configuration for 8-bit keys and values: always swap-AB, whose left operands may be registers. A thread holds
-    its part of a tile's keys or values in 64 of them."""
+    its part of a tile's keys or values in 64 of them, with two blocks an SM in 32."""
     box = problem.page_size & -problem.page_size
     wide = max(pad_dim(problem.dim_qk), pad_dim(problem.dim_v), CONSUMER_ROWS)
     columns = next((size for size in EIGHT_BIT_COLUMNS if rows <= size), EIGHT_BIT_COLUMNS[-1])
+    ctas = ctas or (2 if wide <= SHORT_ROW else 1)
     config = DecodeConfig(
-        problem.element, problem.dim_qk, problem.dim_v, EIGHT_BIT_TILE // wide, 2, box or None,
-        ctas=ctas or (2 if wide <= SHORT_ROW else 1),
+        problem.element, problem.dim_qk, problem.dim_v, EIGHT_BIT_TILE // (ctas * wide), 2, box or None, ctas=ctas,
         eight_bit=EightBit(problem.kv_element, problem.scales),
         swap_ab=SwapAB(columns, next((n for n in (4, 8, 16) if rows <= n), columns)),
     )  # fmt: skip

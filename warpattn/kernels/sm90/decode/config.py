@@ -94,6 +94,11 @@ class EightBit:
     element: Element
     scales: tuple[str | int | None, str | int | None]  # of keys and of values, see `warpattn.quantized.granularity`
 
+    @property
+    def by_token(self) -> bool:
+        """Whether each token of a head has a scale of its own, of its key or its value."""
+        return "token" in self.scales
+
 
 @dataclass(frozen=True)
 class Registers:
