@@ -32,7 +32,7 @@ CASES = {
     "head-dim-256": Decode((200, 70), page=48, dim=256, tokens=2, mask=SlidingWindow(70), stored=E4M3),
     "odd-dims": Decode((200, 70), page=8, heads=8, heads_kv=2, dim=80, dim_v=48, tokens=3, mask=Causal(), stored=E4M3,
                        per=(None, "head"), sinks=True, score=SoftCap(3.0)),
-    "three-row-tiles": Decode((200, 3, 90), page=32, heads=8, tokens=5, mask=Causal(), stored=E4M3),
+    "two-row-tiles": Decode((200, 3, 90), page=32, heads=8, tokens=5, mask=Causal(), stored=E4M3),
     "tokens": Decode(MIXED, page=16, dim=128, heads=8, heads_kv=2, stored=E4M3, per=("token", "token"), sinks=True),
     "tokens-dense": Decode((300, 300), heads=8, heads_kv=2, tokens=2, mask=Causal(), stored=E4M3, per=("head", "token"),
                            dtype=torch.float16),

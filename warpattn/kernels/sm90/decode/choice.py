@@ -27,7 +27,7 @@ THROTTLED = 2  # slots of such a ring with copies in flight at a time
 SHORT_ROW = 64  # columns
 INTERLEAVED = 3  # heads of a CTA from which every n-th is faster than n in a row (bench/notes.md)
 SWAP_AB_COLUMNS = (8, 16)  # of products with keys on the left; values must fill their 64 rows
-EIGHT_BIT_COLUMNS = (8, 16)
+EIGHT_BIT_COLUMNS = (8, 16, 32)
 EIGHT_BIT_TILE = 16 * 1024  # bytes of K
 TILE_BYTES = 32 * 1024  # of K: with less, a warpgroup meets its barriers too often
 COMBINE_BLOCKS = 4  # of 32 parts by 4 rows: with more, a second launch takes less time than one CTA
@@ -216,6 +216,8 @@ def arranged(config: DecodeConfig, problem: Problem, grid: int) -> DecodeConfig:
     uniform = config.schedule.sums is None
     if config.swap_ab and uniform:
         combine = replace(combine, short_parts=short_parts(even_cut(heads, grid).splits, config))
+    elif config.rows > SWAP_AB_COLUMNS[-1]:
+        combine = replace(combine, short_parts=0)
     combine = replace(combine, separate_kernel=_combine_blocks(problem, config, grid) > COMBINE_BLOCKS)
     interleave = uniform and not combine.separate_kernel and interleaves(heads, grid)
     return replace(config, combine=combine, schedule=replace(config.schedule, interleave_heads=interleave))
@@ -224,6 +226,8 @@ def arranged(config: DecodeConfig, problem: Problem, grid: int) -> DecodeConfig:
 def short_parts(parts: int, config: DecodeConfig) -> int:
     """Most parts for the shorter code, if an even cut leaves `parts` of a head: a power of two, so that there are few
     different kernels, and no more than the registers hold."""
+    if config.rows > SWAP_AB_COLUMNS[-1]:
+        return 0  # one copy of the code for each block of rows would be long
     return min(1 << max(1, (parts - 1).bit_length()), 32, 4096 // config.padded_v)
 
 
@@ -266,7 +270,7 @@ def range_bytes(config: DecodeConfig, problem: Problem, grid: int) -> int:
 
 
 def row_tiles(problem: Problem) -> int:
-    """Tiles of 64 rows of a key head, of 16 over 8-bit keys."""
+    """Tiles of 64 rows of a key head, of 32 over 8-bit keys."""
     rows = CONSUMER_ROWS if problem.kv_dtype is None else EIGHT_BIT_COLUMNS[-1]
     return -(-problem.seq_q * problem.heads_q // problem.heads_kv // rows)
 
