@@ -57,7 +57,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"reference", "sim", "kernels.cache", "kernels.merge", "kernels.sm90", "kernels.sm100", "kernels.cdna"},
     "serving": HOST | {"reference", "runtime", "kernels.cache"},
     "api": HOST | {"runtime"},
-    "distributed": HOST | {"api", "runtime"},
+    "distributed": HOST | {"api", "runtime", "serving"},
     "public": HOST | {"api", "reference", "runtime", "serving"},
     ROOT: {"public", "runtime"},
     "integrations": VALUES | {"api", "serving", ROOT},

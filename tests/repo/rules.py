@@ -28,6 +28,7 @@ API: dict[str, set[str] | None] = {
     "warpattn/serving/slots.py": {"append_slots"},
     "warpattn/reference.py": {"reference"},
     "warpattn/distributed/context.py": {"ring_attention", "ulysses_attention", "mesh_attention"},
+    "warpattn/distributed/paged.py": {"paged_attention"},
     "warpattn/serving/plans.py": {"__init__"},
     "warpattn/cli/run.py": {"run"},
     "warpattn/cli/bench.py": {"bench"},

@@ -8,6 +8,16 @@ The kernels, rules and meanings are those of `warpattn.attention`; this package 
 """
 
 from warpattn.distributed.context import mesh_attention, ring_attention, ulysses_attention
+from warpattn.distributed.paged import SharedPages, paged_attention, share_pages
 from warpattn.distributed.shard import shard, unshard
 
-__all__ = ["mesh_attention", "ring_attention", "shard", "ulysses_attention", "unshard"]
+__all__ = [
+    "SharedPages",
+    "mesh_attention",
+    "paged_attention",
+    "ring_attention",
+    "shard",
+    "share_pages",
+    "ulysses_attention",
+    "unshard",
+]

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from warpattn.distributed.ranks import Ranks
 from warpattn.language.expr import load, maximum, minimum
 from warpattn.language.nodes import reads
 from warpattn.language.ranges import POSITIONS
@@ -23,7 +24,7 @@ from warpattn.language.traced import Lengths
 from warpattn.masks import And, Causal, Full, Mask, Not, Or, SlidingWindow, Span
 from warpattn.scores import Score
 
-__all__ = ["Chunks", "Distance", "PlacedMask", "PlacedScore", "Places", "depends_on", "is_relative"]
+__all__ = ["Chunks", "Distance", "Pages", "PlacedMask", "PlacedScore", "Places", "depends_on", "is_relative"]
 
 Value = Any  # a symbol, a number or a tensor
 
@@ -102,6 +103,37 @@ class Chunks(Places):
 
     def _read(self, slot: int) -> Value:
         return position(load(self.table, slot))
+
+
+@dataclass(frozen=True, eq=False)
+class Pages(Places):
+    """Keys in turns of `span` that `ranks` ranks hold one after the other; queries are the newest of whole sequences.
+
+    lengths: int32 (B,), keys of whole sequences. rank: int32 (1,), whose keys these are.
+    """
+
+    lengths_of: Tensor
+    rank: Tensor
+    span: int
+    ranks: int
+
+    @classmethod
+    def of(cls, lengths: Tensor, span: int, ranks: Ranks, device: torch.device) -> Pages:
+        """The keys of this rank."""
+        return cls(lengths, torch.tensor([ranks.rank], dtype=torch.int32, device=device), span, ranks.size)
+
+    def lengths(self, b: Value, lens: Lengths) -> Lengths:
+        return Lengths(lens.q, position(load(self.lengths_of, b)))
+
+    def query(self, b: Value, q: Value, lens: Lengths) -> Value:
+        return q - lens.k + position(load(self.lengths_of, b))
+
+    def key(self, k: Value) -> Value:
+        return (k // self.span * self.ranks + load(self.rank, 0)) * self.span + k % self.span
+
+    def keys_below(self, bound: Value) -> Value:
+        whole, rest = maximum(bound, 0) // (self.span * self.ranks), maximum(bound, 0) % (self.span * self.ranks)
+        return whole * self.span + minimum(maximum(rest - load(self.rank, 0) * self.span, 0), self.span)
 
 
 def position(x: Value) -> Value:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from warpattn.distributed.blocks import Block, Blocks
 from warpattn.distributed.exchange import Messages, pass_on
-from warpattn.distributed.merge import Merged, exact_dtype, weight
+from warpattn.distributed.merge import Merged, Sum, exact_dtype, weight
 from warpattn.distributed.ranks import Ranks
 from warpattn.problem import Call
 from warpattn.runtime import execute
@@ -50,18 +50,6 @@ class Ring(NamedTuple):
     def part(self, step: int) -> list[Block]:
         """The calls of a step."""
         return self.blocks.of(self.ranks.rank, self.source(step))
-
-
-class Sums(NamedTuple):
-    """Gradients of the keys and values of one rank, from the ranks that they have passed so far."""
-
-    k: Tensor
-    v: Tensor
-
-    @classmethod
-    def of(cls, k: Tensor, v: Tensor) -> Sums:
-        """Zeros."""
-        return cls(*(torch.zeros_like(x, dtype=exact_dtype(x.dtype)) for x in (k, v)))
 
 
 def attend(ring: Ring, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -101,11 +89,12 @@ class _Ring(torch.autograd.Function):
 def forward(ring: Ring, q: Tensor, keys: tuple[Tensor, Tensor], sinks: Tensor | None) -> tuple[Tensor, Tensor]:
     """Out and LSE of the queries of one rank."""
     merged, shape = Merged(), (*q.shape[:-1], keys[1].shape[-1])
-    here = [x.contiguous() for x in keys]
+    here, left = [x.contiguous() for x in keys], sum(len(ring.part(step)) for step in range(ring.steps))
     for step in range(ring.steps):
         passing = _pass(ring, step, here)
         k, v = here
         for block in ring.part(step):
+            left -= 1
             alone = merged.out is None and block.rows == slice(0, q.shape[1])
             options = {"mask": block.mask, "score": block.score, "sinks": sinks if alone else None}
             part = replace(ring.call, q=q[:, block.rows], k=k[:, block.keys], v=v[:, block.keys], **options)
@@ -114,7 +103,8 @@ def forward(ring: Ring, q: Tensor, keys: tuple[Tensor, Tensor], sinks: Tensor | 
                 merged, sinks = Merged(out, lse), None
                 continue
             merged = Merged.nothing(shape, q) if merged.out is None else merged
-            merged.add(block.rows, out, lse)
+            is_last = left == 0 and sinks is None
+            merged.add(block.rows, out, lse, q.dtype if is_last else exact_dtype(q.dtype))
         here = here if passing is None else passing.wait()
     merged = Merged.nothing(shape, q) if merged.out is None else merged
     if sinks is not None:
@@ -125,30 +115,27 @@ def forward(ring: Ring, q: Tensor, keys: tuple[Tensor, Tensor], sinks: Tensor | 
 
 def backward(ring: Ring, x: Saved, along: Along, captured: list[Tensor]) -> list[Tensor]:
     """dq, dk and dv of one rank, and its shares of the gradients of captured tensors."""
-    exact = exact_dtype(x.q.dtype)
-    dq, here = torch.zeros_like(x.q, dtype=exact), [t.contiguous() for t in (x.k, x.v)]
-    more = [torch.zeros_like(t, dtype=exact) for t in captured]
+    here, everything = [t.contiguous() for t in (x.k, x.v)], slice(None)
     passed: Messages | None = None
-    sums = Sums.of(*here)
+    dq, more = Sum(x.q), [Sum(t) for t in captured]
+    sums = [Sum(t) for t in here]
     for step in range(ring.steps):
         passing = _pass(ring, step, here)
-        mine = Sums.of(*here)
+        sums = [Sum(t) for t in here]
         for block in ring.part(step):
-            found = _share(ring, block, x, along, (here[0], here[1], captured))
-            dq[:, block.rows] += found[0]
-            mine.k[:, block.keys] += found[1]
-            mine.v[:, block.keys] += found[2]
-            for total, share in zip(more, found[3:], strict=True):
-                total += share
-        if passed is not None:
-            for part, before in zip(mine, passed.wait(), strict=True):
-                part += before
-        sums = mine
-        passed = pass_on(list(sums), ring.ranks) if step + 1 < ring.steps else None
+            mine, dk, dv, *shares = _share(ring, block, x, along, (here[0], here[1], captured))
+            dq.add(block.rows, mine)
+            for total, share in zip(sums, (dk, dv), strict=True):
+                total.add(block.keys, share)
+            for total, share in zip(more, shares, strict=True):
+                total.add(everything, share)
+        for total, before in zip(sums, (None, None) if passed is None else passed.wait(), strict=True):
+            total.add(everything, before)
+        passed = pass_on([total.exact() for total in sums], ring.ranks) if step + 1 < ring.steps else None
         here = here if passing is None else passing.wait()
-    home = pass_on(list(sums), ring.ranks, 1 - ring.steps).wait() if ring.steps > 1 else list(sums)
-    totals = [*zip((dq, *home), (x.q, x.k, x.v), strict=True), *zip(more, captured, strict=True)]
-    return [total.to(of.dtype) for total, of in totals]
+    totals = [total.rounded() for total in sums]
+    home = pass_on(totals, ring.ranks, 1 - ring.steps).wait() if ring.steps > 1 else totals
+    return [dq.rounded(), *home, *(total.rounded() for total in more)]
 
 
 def sink_gradient(x: Saved, along: Along) -> Tensor:

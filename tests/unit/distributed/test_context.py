@@ -1,11 +1,11 @@
-"""Attention over ranks against the formulas of the whole: rings, heads exchanged for rows, both on a mesh."""
+"""Attention over ranks against the whole: rings, heads exchanged for rows, both on a mesh, caches of shared pages."""
 
 from pathlib import Path
 
-from tests.unit.distributed.jobs import jobs
+from tests.unit.distributed import jobs, paged
 from tests.unit.distributed.world import failures
 
 
 def test_ranks_have_the_values_and_gradients_of_the_whole(tmp_path: Path):
-    found = failures(jobs(), tmp_path)
+    found = failures([*paged.jobs(), *jobs.jobs()], tmp_path)
     assert not found, "\n\n".join(found)

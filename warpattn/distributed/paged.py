@@ -1,0 +1,205 @@
+"""Decode over a cache whose pages several ranks hold: each attends to its own, then one exchange of (out, lse).
+
+    pages of a sequence     0 1 2 3 4 5 6 7     in turns of one page, 2 ranks
+    rank 0                  0   2   4   6       its block table has these, its lengths count their keys
+    rank 1                    1   3   5   7
+
+All ranks have all queries and get the whole result. Work and memory grow evenly with the sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from typing import cast as typed
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from warpattn.api import attention_paged
+from warpattn.distributed.agreement import agree, described
+from warpattn.distributed.merge import merged
+from warpattn.distributed.place import Pages, PlacedMask, PlacedScore, depends_on
+from warpattn.distributed.ranks import Ranks, ranks_of
+from warpattn.errors import AttentionError, Rules
+from warpattn.inputs import is_tensor, kind_of
+from warpattn.language.traced import whole
+from warpattn.masks import Causal, Full, Mask
+from warpattn.problem import Call, validate
+from warpattn.problem.backends import Backend
+from warpattn.scores import Score
+from warpattn.sequences import PagedKV
+from warpattn.serving import DecodePlan
+
+__all__ = ["SharedPages", "paged_attention", "share_pages"]
+
+Result = Tensor | tuple[Tensor, Tensor]
+POSITIONAL = ("q", "k", "q_lo", "q_hi", "len_q", "len_k")
+
+
+@dataclass(frozen=True, eq=False)
+class SharedPages:
+    """This rank's part of a cache.
+
+    pages: the rank's own pages, with the number of its keys of each sequence. lengths: int32 (B,), keys of each whole
+    sequence. turn: neighbouring pages that one rank holds before the next one's begin; page p of a sequence is on rank
+    p // turn % ranks.
+    """
+
+    pages: PagedKV
+    lengths: Tensor
+    turn: int = 1
+
+
+def share_pages(kv: PagedKV, group: Any = None, turn: int = 1) -> SharedPages:
+    """This rank's part of a cache whose table and lengths are those of whole sequences.
+
+    The pages stay where they are, so a rank needs memory for its own only; entries of the table for others are not
+    read. Computes with torch on the tables' device, without waiting for it. Raises AttentionError.
+    """
+    ranks = ranks_of(group)
+    if not isinstance(kv, PagedKV):
+        raise AttentionError(f"kv is {kind_of(kv)}; it must be a warpattn PagedKV of whole sequences")
+    if whole(turn, 1) is None:
+        raise AttentionError(f"turn is {kind_of(turn)}; it must be an int of at least 1")
+    table, size = kv.block_table, kv.k_pages.shape[1]
+    rounds = -(-table.shape[1] // (turn * ranks.size))  # of turns, so that every rank has as many columns
+    padded = torch.nn.functional.pad(table, (0, rounds * turn * ranks.size - table.shape[1]))
+    mine = padded.unflatten(1, (rounds, ranks.size, turn))[:, :, ranks.rank].flatten(1)
+    lengths = Pages.of(kv.lengths, turn * size, ranks, kv.lengths.device).keys_below(kv.lengths.long())
+    return SharedPages(PagedKV(kv.k_pages, kv.v_pages, mine, lengths.to(torch.int32)), kv.lengths, turn)
+
+
+def paged_attention(
+    q: Tensor,
+    kv: SharedPages,
+    *,
+    group: Any = None,
+    mask: Mask | None = None,
+    score: Score | None = None,
+    sinks: Tensor | None = None,
+    scale: float | None = None,
+    return_lse: bool = False,
+    backend: str | Backend = "auto",
+    same_bits: bool = False,
+) -> Result:
+    """`attention_paged` over a cache that the ranks of `group` share.
+
+    q (B, Sq, Hq, D): the newest Sq positions of each sequence, the same on every rank, whose keys are in the cache.
+    kv: this rank's part, see `share_pages`. Masks, scores and sinks are those of whole sequences. There is no backward.
+
+    same_bits: the result does not depend on the number of ranks, nor on the other sequences of the batch. Each turn of
+    pages is attended to by itself, and turns are summed in one order; so choose turns of thousands of keys. It takes
+    masks and scores that do not look at positions, and for one query `Causal()`.
+
+    Returns out (B, Sq, Hq, Dv), with return_lse also lse (B, Hq, Sq), on every rank. Raises AttentionError, on every
+    rank, for arguments that break a rule or differ between ranks.
+    """
+    ranks = ranks_of(group)
+    given = Given(q, kv, mask, score, sinks, scale, backend)
+    table = getattr(getattr(kv, "pages", None), "block_table", None)
+    call = {"q": q, "kv.turn": getattr(kv, "turn", None), "kv.pages.block_table": table, "mask": mask, "score": score, "sinks": sinks, "scale": scale,
+            "backend": backend, "same_bits": same_bits}  # fmt: skip
+    agree([ranks], described(call), lambda: _check(given, same_bits))
+    with torch.no_grad():
+        parts = _turns(given) if same_bits else _own(given, ranks)
+        out, lse = merged(*_gathered(parts, ranks), sinks)
+    out = out.to(q.dtype)
+    return (out, lse) if return_lse else out
+
+
+class Given(NamedTuple):
+    """The arguments of a call."""
+
+    q: Tensor
+    kv: SharedPages
+    mask: Mask | None
+    score: Score | None
+    sinks: Tensor | None
+    scale: float | None
+    backend: str | Backend
+
+    @property
+    def seen(self) -> Mask:
+        """The mask; one query, the newest, sees all that a causal mask shows."""
+        mask = Full() if self.mask is None else self.mask
+        return Full() if mask == Causal() and self.q.shape[1] == 1 else mask
+
+    def is_placed(self, value: Mask | Score | None) -> bool:
+        """Whether what a mask or score says depends on where a rank's keys are."""
+        return value is not None and depends_on(value, *POSITIONAL) and value != Full()
+
+
+class Parts(NamedTuple):
+    """Results over disjoint keys: out (n, B, Sq, Hq, Dv) and lse (n, B, Hq, Sq)."""
+
+    out: Tensor
+    lse: Tensor
+
+
+def _own(given: Given, ranks: Ranks) -> Parts:
+    """The result over this rank's pages."""
+    kv, mask, score = given.kv, given.seen, given.score
+    added = mask.additive()
+    score = score if added is None else added if score is None else score | added
+    span = kv.turn * kv.pages.k_pages.shape[1]
+    places = Pages.of(kv.lengths, span, ranks, given.q.device)
+    mask = PlacedMask.of(mask, places) if added is not None or given.is_placed(mask) else mask
+    score = PlacedScore.of(score, places) if score is not None and given.is_placed(score) else score
+    options = {"mask": mask, "score": score, "scale": given.scale, "backend": given.backend}
+    out, lse = typed("tuple[Tensor, Tensor]", attention_paged(given.q, kv.pages, return_lse=True, **options))
+    return Parts(out[None], lse[None])
+
+
+def _turns(given: Given) -> Parts:
+    """The result over each turn of this rank's pages, as sequences of their own."""
+    q, pages, turn = given.q, given.kv.pages, given.kv.turn
+    batch, count, span = len(q), pages.block_table.shape[1] // turn, turn * pages.k_pages.shape[1]
+    first = torch.arange(count, device=q.device, dtype=torch.int32) * span
+    lengths = (pages.lengths[:, None] - first).clamp(0, span).to(torch.int32)  # [B, count]
+    table = pages.block_table.reshape(batch * count, turn)
+    each = PagedKV(pages.k_pages, pages.v_pages, table, lengths.flatten())
+    queries = q.repeat_interleave(count, 0)
+    options = {"mask": given.seen, "score": given.score, "scale": given.scale}
+    plan = DecodePlan(queries, each, return_lse=True, batch_invariant=True, **options)
+    out, lse = typed("tuple[Tensor, Tensor]", plan(queries, each))
+    return Parts(*(x.unflatten(0, (batch, count)).transpose(0, 1) for x in (out, lse)))
+
+
+def _gathered(parts: Parts, ranks: Ranks) -> Parts:
+    """The parts of all ranks in the order of the keys' turns, by one exchange."""
+    exact = parts.lse.dtype
+    packed = torch.cat([parts.out.to(exact), parts.lse.mT[..., None]], -1).contiguous()
+    told = [torch.empty_like(packed) for _ in range(ranks.size)]
+    dist.all_gather(told, packed, group=ranks.group)
+    every = torch.stack(told, 1).flatten(0, 1)
+    return Parts(every[..., :-1], every[..., -1].mT)
+
+
+def _check(given: Given, same_bits: bool) -> None:
+    """Every rule that the call on this rank's pages does not hold."""
+    rules, kv = Rules(), given.kv
+    rules.flag("same_bits", same_bits)
+    if not rules.require(isinstance(kv, SharedPages), f"kv is {kind_of(kv)}", "it must be what share_pages returns"):
+        rules.done()
+    q, pages = given.q, kv.pages
+    fine = is_tensor(kv.lengths) and kv.lengths.dtype == torch.int32 and kv.lengths.shape == q.shape[:1]
+    rules.require(fine, f"kv.lengths is {kind_of(kv.lengths)}", f"it must be an int32 tensor ({len(q)},)")
+    rules.require(whole(kv.turn, 1) is not None, f"kv.turn is {kind_of(kv.turn)}", "it must be an int of at least 1")
+    rules.done()
+    columns = pages.block_table.shape[1]
+    rules.require(columns % kv.turn == 0, f"kv.pages.block_table has {columns} columns", f"turns have {kv.turn} pages")
+    if same_bits:
+        looks = given.is_placed(given.seen) or depends_on(given.seen, "b") or given.seen.additive() is not None
+        scored = given.score is not None and (given.is_placed(given.score) or depends_on(given.score, "b"))
+        rule = "with same_bits neither mask nor score may look at positions or sequences"
+        rules.require(not looks, f"mask is {kind_of(given.mask)}", f"{rule}; Causal() is fine for one query")
+        rules.require(not scored, f"score is {kind_of(given.score)}", rule)
+        rules.require(given.backend == "auto", f"backend is {given.backend!r}", 'with same_bits it must be "auto"')
+    call = Call(q, pages.k_pages, pages.v_pages, pages, None, None, given.sinks, given.scale)
+    try:
+        validate(call)
+    except AttentionError as error:
+        rules.broken.extend(error.reasons)
+    rules.done()
