@@ -98,10 +98,7 @@ def paged_attention(
     """
     ranks = ranks_of(group)
     given = Given(q, kv, mask, score, sinks, scale, backend)
-    table = getattr(getattr(kv, "pages", None), "block_table", None)
-    call = {"q": q, "kv.turn": getattr(kv, "turn", None), "kv.pages.block_table": table, "mask": mask, "score": score, "sinks": sinks, "scale": scale,
-            "backend": backend, "same_bits": same_bits}  # fmt: skip
-    agree([ranks], described(call), lambda: _check(given, same_bits))
+    agree([ranks], described(given.told() | {"same_bits": same_bits}), lambda: _check(given, same_bits))
     with torch.no_grad():
         parts = _turns(given) if same_bits else _own(given, ranks)
         out, lse = merged(*_gathered(parts, ranks), sinks)
@@ -119,6 +116,12 @@ class Given(NamedTuple):
     sinks: Tensor | None
     scale: float | None
     backend: str | Backend
+
+    def told(self) -> dict[str, Any]:
+        """What the ranks must have in common: their pages differ."""
+        table = getattr(getattr(self.kv, "pages", None), "block_table", None)
+        turn = getattr(self.kv, "turn", None)
+        return self._asdict() | {"kv": None, "kv.turn": turn, "kv.pages.block_table": table}
 
     @property
     def seen(self) -> Mask:

@@ -11,6 +11,7 @@ the code, of which there are as many as distances that a window spans.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -120,7 +121,7 @@ class Pages(Places):
     @classmethod
     def of(cls, lengths: Tensor, span: int, ranks: Ranks, device: torch.device) -> Pages:
         """The keys of this rank."""
-        return cls(lengths, torch.tensor([ranks.rank], dtype=torch.int32, device=device), span, ranks.size)
+        return cls(lengths, _number(ranks.rank, device), span, ranks.size)
 
     def lengths(self, b: Value, lens: Lengths) -> Lengths:
         return Lengths(lens.q, position(load(self.lengths_of, b)))
@@ -134,6 +135,12 @@ class Pages(Places):
     def keys_below(self, bound: Value) -> Value:
         whole, rest = maximum(bound, 0) // (self.span * self.ranks), maximum(bound, 0) % (self.span * self.ranks)
         return whole * self.span + minimum(maximum(rest - load(self.rank, 0) * self.span, 0), self.span)
+
+
+@lru_cache
+def _number(value: int, device: torch.device) -> Tensor:
+    """int32 (1,); made once, since a copy to a card waits for it."""
+    return torch.tensor([value], dtype=torch.int32, device=device)
 
 
 def position(x: Value) -> Value:
