@@ -192,6 +192,10 @@ def attention_backward(
 
 
 def _attend(call: Call, backend: str | Backend) -> Tensor | tuple[Tensor, Tensor]:
+    if type(call.q) is not Tensor and _is_distributed(call):
+        from warpattn.distributed import tensors  # imports torch.distributed
+
+        return tensors.attend(call, backend)
     if type(backend) is str:
         call.backend = backend
     else:
@@ -202,6 +206,11 @@ def _attend(call: Call, backend: str | Backend) -> Tensor | tuple[Tensor, Tensor
         return tracing.attend(call)
     result = attend(call)
     return train(call, result) if isinstance(result, CheckedCall) else result
+
+
+def _is_distributed(call: Call) -> bool:
+    """Whether the queries of a dense call are a DTensor."""
+    return type(call.q).__module__ == "torch.distributed.tensor" and call.sequence is DENSE
 
 
 def _placed(call: Call, backend: str | Backend) -> Call:

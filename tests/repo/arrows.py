@@ -56,8 +56,8 @@ ALLOWED: dict[str, set[str]] = {
     "runtime": HOST
     | {"reference", "sim", "kernels.cache", "kernels.merge", "kernels.sm90", "kernels.sm100", "kernels.cdna"},
     "serving": HOST | {"reference", "runtime", "kernels.cache"},
-    "api": HOST | {"runtime"},
-    "distributed": HOST | {"api", "runtime", "serving"},
+    "api": HOST | {"distributed", "runtime"},
+    "distributed": HOST | {"runtime", "serving"},
     "public": HOST | {"api", "reference", "runtime", "serving"},
     ROOT: {"public", "runtime"},
     "integrations": VALUES | {"api", "serving", ROOT},

@@ -92,6 +92,10 @@ class Blocks:
             self.made[rank, source] = self._of(rank, source)
         return self.made[rank, source]
 
+    def rows(self, rank: int) -> list[slice]:
+        """The chunks of a rank's queries; every call is of neighbouring ones."""
+        return [chunk.local for chunk in self.placement.chunks(rank, self.whole.lens.q)]
+
     def is_needed(self, rank: int, source: int) -> bool:
         """Whether `rank` sees any key of `source`, as far as that is known without reading tensors."""
         mine, theirs = self._chunks(rank, source)

@@ -2,17 +2,21 @@
 
     lse = log(exp(lse_a) + exp(lse_b))        out = exp(lse_a - lse) out_a + exp(lse_b - lse) out_b
 
-A row that sees none of a set's keys has an LSE of -inf there and weighs nothing. Sums are kept in fp32 (fp64).
+A row that sees none of a set's keys has an LSE of -inf there and weighs nothing. What is merged, and how, is that of
+`merge_states`; here is in which order.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
+from warpattn.runtime.merging.states import merge_states
+
 __all__ = ["Merged", "Sum", "exact_dtype", "merged", "weight"]
+
+
+MANY = 4
 
 
 def exact_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -20,69 +24,103 @@ def exact_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-@dataclass
 class Merged:
-    """The softmax over all keys so far: out (B, S, H, Dv) and lse (B, H, S); no keys, before the first."""
+    """Results that arrive for parts of a rank's rows, and become one: out (B, S, H, Dv) and lse (B, H, S).
 
-    out: Tensor | None = None
-    lse: Tensor | None = None
+    chunks: slices of the rows, ascending; every part is of neighbouring ones. Results of a chunk wait until there are
+    MANY of one level, then become one of the next, so that a row is rounded a few times however long the ring is, and a
+    card reads each result once.
+    """
 
-    @classmethod
-    def nothing(cls, out: tuple[int, ...], like: Tensor) -> Merged:
-        """No keys yet, in results of shape `out`."""
-        batch, rows, heads, _ = out
-        dtype = exact_dtype(like.dtype)
-        lse = torch.full((batch, heads, rows), -torch.inf, dtype=dtype, device=like.device)
-        return cls(torch.zeros(out, dtype=dtype, device=like.device), lse)
+    def __init__(self, chunks: list[slice]) -> None:
+        self.chunks = chunks
+        self.waiting: list[list[tuple[int, tuple[Tensor, Tensor]]]] = [[] for _ in chunks]
+        self.with_sinks: set[int] = set()
 
-    def add(self, rows: slice, out: Tensor, lse: Tensor, dtype: torch.dtype) -> None:
-        """Take in the result of more keys for some rows; from then on the output is kept in `dtype`.
+    def lacks_sinks(self, rows: slice) -> bool:
+        """Whether no result of these rows has counted the sinks yet."""
+        return not self.with_sinks.intersection(self._within(rows))
 
-        One product and one fused sum, which read and write the output's own dtype: on a card these are bound by memory.
-        """
-        assert self.out is not None and self.lse is not None
-        mine = self.lse[..., rows]
-        whole = torch.logaddexp(mine, lse)
-        old, new = (weight(part, whole).mT[..., None] for part in (mine, lse))
-        scaled = self.out[:, rows] * old  # in the dtype of the LSE
-        self.out = self.out.to(dtype)
-        torch.addcmul(scaled, out, new, out=self.out[:, rows])
-        self.lse[..., rows] = whole
+    def add(self, rows: slice, out: Tensor, lse: Tensor, has_sinks: bool) -> None:
+        """Take in the result of more keys for some rows."""
+        for i in self._within(rows):
+            at = slice(self.chunks[i].start - rows.start, self.chunks[i].stop - rows.start)
+            waiting = self.waiting[i]
+            waiting.append((0, (out[:, at], lse[..., at])))
+            while len(waiting) >= MANY and waiting[-1][0] == waiting[-MANY][0]:
+                level, pairs = waiting[-1][0], [pair for _, pair in waiting[-MANY:]]
+                waiting[-MANY:] = [(level + 1, merge_states(pairs))]
+        self.with_sinks |= set(self._within(rows)) if has_sinks else set()
 
-    def add_sinks(self, sinks: Tensor) -> None:
-        """Count one logit (H,) per head, which has no value, in every row's denominator."""
-        assert self.out is not None and self.lse is not None
-        whole = torch.logaddexp(self.lse, sinks.to(self.lse.dtype)[:, None])
-        self.out = self.out.to(self.lse.dtype) * weight(self.lse, whole).mT[..., None]
-        self.lse = whole
+    def result(self, like: Tensor, dim: int, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Everything as one, in the dtype of `like` (B, S, H, D); values have `dim` elements."""
+        batch, rows, heads, _ = like.shape
+        first = [states[0][1] for states in self.waiting if len(states) == 1]
+        if len(self.chunks) == 1 and len(first) == 1 and (sinks is None or self.with_sinks):
+            return first[0]
+        out, lse = like.new_zeros((batch, rows, heads, dim)), self._no_keys((batch, heads, rows), like)
+        for i, (chunk, states) in enumerate(zip(self.chunks, self.waiting, strict=True)):
+            mine, pairs = out[:, chunk], [pair for _, pair in states]
+            if pairs:
+                lse[..., chunk] = merge_states(pairs, out=mine)[1]
+            if sinks is not None and i not in self.with_sinks:
+                whole = torch.logaddexp(lse[..., chunk], sinks.to(lse.dtype)[:, None])
+                mine.copy_(mine * weight(lse[..., chunk], whole).mT[..., None])
+                lse[..., chunk] = whole
+        return out, lse
+
+    def _within(self, rows: slice) -> list[int]:
+        return [i for i, chunk in enumerate(self.chunks) if rows.start <= chunk.start and chunk.stop <= rows.stop]
+
+    @staticmethod
+    def _no_keys(shape: tuple[int, ...], like: Tensor) -> Tensor:
+        return torch.full(shape, -torch.inf, dtype=exact_dtype(like.dtype), device=like.device)
 
 
-@dataclass
 class Sum:
-    """A sum of parts (B, S, ...) in fp32 (fp64), in the parts' own dtype while there is one that covers all."""
+    """A sum of parts (B, S, ...) in fp32 (fp64), rounded once; the newest part waits, so that the last sum of all is
+    one pass over memory."""
 
-    like: Tensor  # shape, dtype and device of the sum once rounded
-    total: Tensor | None = None
+    def __init__(self, like: Tensor) -> None:
+        self.like = like  # shape, dtype and device of the rounded sum
+        self.total: Tensor | None = None
+        self.newest: tuple[slice, Tensor] | None = None
 
     def add(self, rows: slice, part: Tensor | None) -> None:
         """Add a part to some of dimension 1; None adds nothing."""
         if part is None:
             return
+        if self.newest is not None:
+            self.exact()
         if self.total is None and part.shape == self.like.shape:
             self.total = part
-            return
-        self.total = self.exact()
-        index = (slice(None), rows) if part.ndim > 1 else rows
-        self.total[index] += part
+        else:
+            self.newest = rows, part
 
     def exact(self) -> Tensor:
         """The sum, to be added to."""
         dtype = exact_dtype(self.like.dtype)
-        return torch.zeros_like(self.like, dtype=dtype) if self.total is None else self.total.to(dtype)
+        total = torch.zeros_like(self.like, dtype=dtype) if self.total is None else self.total.to(dtype)
+        if self.newest is not None:
+            rows, part = self.newest
+            total[_index(part, rows)] += part
+        self.total, self.newest = total, None
+        return total
 
     def rounded(self) -> Tensor:
         """The sum in the dtype of what it is the gradient of."""
-        return self.exact().to(self.like.dtype)
+        if self.total is None or self.newest is None:
+            return self.exact().to(self.like.dtype)
+        rows, part = self.newest
+        rounded = self.total.to(self.like.dtype)
+        mine = _index(part, rows)
+        torch.add(self.total[mine], part, out=rounded[mine])
+        return rounded
+
+
+def _index(part: Tensor, rows: slice) -> tuple[slice, ...]:
+    """Some of dimension 1, or all where there is none."""
+    return (slice(None), rows) if part.ndim > 1 else (slice(None),)
 
 
 def merged(out: Tensor, lse: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from warpattn.api import attention_paged
 from warpattn.distributed.agreement import agree, described
 from warpattn.distributed.merge import merged
 from warpattn.distributed.place import Pages, PlacedMask, PlacedScore, depends_on
@@ -28,6 +27,7 @@ from warpattn.language.traced import whole
 from warpattn.masks import Causal, Full, Mask
 from warpattn.problem import Call, validate
 from warpattn.problem.backends import Backend
+from warpattn.runtime import execute
 from warpattn.scores import Score
 from warpattn.sequences import PagedKV
 from warpattn.serving import DecodePlan
@@ -150,8 +150,10 @@ def _own(given: Given, ranks: Ranks) -> Parts:
     places = Pages.of(kv.lengths, span, ranks, given.q.device)
     mask = PlacedMask.of(mask, places) if added is not None or given.is_placed(mask) else mask
     score = PlacedScore.of(score, places) if score is not None and given.is_placed(score) else score
-    options = {"mask": mask, "score": score, "scale": given.scale, "backend": given.backend}
-    out, lse = typed("tuple[Tensor, Tensor]", attention_paged(given.q, kv.pages, return_lse=True, **options))
+    name = given.backend.name if isinstance(given.backend, Backend) else given.backend
+    pages = kv.pages
+    call = Call(given.q, pages.k_pages, pages.v_pages, pages, mask, score, None, given.scale, True, backend=name)
+    out, lse = typed("tuple[Tensor, Tensor]", execute.attend(call))
     return Parts(out[None], lse[None])
 
 

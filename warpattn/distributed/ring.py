@@ -20,7 +20,7 @@ from torch import Tensor
 
 from warpattn.distributed.blocks import Block, Blocks
 from warpattn.distributed.exchange import Messages, pass_on
-from warpattn.distributed.merge import Merged, Sum, exact_dtype, weight
+from warpattn.distributed.merge import Merged, Sum, weight
 from warpattn.distributed.ranks import Ranks
 from warpattn.problem import Call
 from warpattn.runtime import execute
@@ -88,29 +88,18 @@ class _Ring(torch.autograd.Function):
 
 def forward(ring: Ring, q: Tensor, keys: tuple[Tensor, Tensor], sinks: Tensor | None) -> tuple[Tensor, Tensor]:
     """Out and LSE of the queries of one rank."""
-    merged, shape = Merged(), (*q.shape[:-1], keys[1].shape[-1])
-    here, left = [x.contiguous() for x in keys], sum(len(ring.part(step)) for step in range(ring.steps))
+    merged, here = Merged(ring.blocks.rows(ring.ranks.rank)), [x.contiguous() for x in keys]
     for step in range(ring.steps):
         passing = _pass(ring, step, here)
         k, v = here
         for block in ring.part(step):
-            left -= 1
-            alone = merged.out is None and block.rows == slice(0, q.shape[1])
-            options = {"mask": block.mask, "score": block.score, "sinks": sinks if alone else None}
+            given = sinks if merged.lacks_sinks(block.rows) else None
+            options = {"mask": block.mask, "score": block.score, "sinks": given}
             part = replace(ring.call, q=q[:, block.rows], k=k[:, block.keys], v=v[:, block.keys], **options)
             out, lse = typed("tuple[Tensor, Tensor]", execute.attend(part))
-            if alone:
-                merged, sinks = Merged(out, lse), None
-                continue
-            merged = Merged.nothing(shape, q) if merged.out is None else merged
-            is_last = left == 0 and sinks is None
-            merged.add(block.rows, out, lse, q.dtype if is_last else exact_dtype(q.dtype))
+            merged.add(block.rows, out, lse, given is not None)
         here = here if passing is None else passing.wait()
-    merged = Merged.nothing(shape, q) if merged.out is None else merged
-    if sinks is not None:
-        merged.add_sinks(sinks)
-    assert merged.out is not None and merged.lse is not None
-    return merged.out.to(q.dtype), merged.lse
+    return merged.result(q, keys[1].shape[-1], sinks)
 
 
 def backward(ring: Ring, x: Saved, along: Along, captured: list[Tensor]) -> list[Tensor]:

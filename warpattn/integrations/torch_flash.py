@@ -176,11 +176,11 @@ def _random_state(like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 OPERATORS: tuple[tuple[str, Callable[..., Any], tuple[str, ...]], ...] = (
-    ("_scaled_dot_product_flash_attention", _sdpa_cuda, ("CUDA",)),
+    ("_scaled_dot_product_flash_attention", _sdpa_cuda, ("CPU", "CUDA")),
     ("_scaled_dot_product_flash_attention_for_cpu", _sdpa_cpu, ("CPU",)),
     ("_scaled_dot_product_flash_attention_for_cpu_backward", _sdpa_backward_cpu, ("CPU",)),
     ("_flash_attention_forward", _flash, ("CPU", "CUDA")),
     ("_flash_attention_forward_no_dropout_inplace", _flash_inplace, ("CPU", "CUDA")),
     ("_flash_attention_backward", _flash_backward, ("CPU", "CUDA")),
-    ("_scaled_dot_product_flash_attention_backward", _sdpa_backward_cuda, ("CUDA",)),
+    ("_scaled_dot_product_flash_attention_backward", _sdpa_backward_cuda, ("CPU", "CUDA")),
 )

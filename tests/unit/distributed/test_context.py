@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from tests.unit.distributed import jobs, paged
+from tests.unit.distributed import jobs, paged, torch_context
 from tests.unit.distributed.world import failures
 
 
 def test_ranks_have_the_values_and_gradients_of_the_whole(tmp_path: Path):
-    found = failures([*paged.jobs(), *jobs.jobs()], tmp_path)
+    found = failures([*torch_context.jobs(), *paged.jobs(), *jobs.jobs()], tmp_path)
     assert not found, "\n\n".join(found)
