@@ -19,6 +19,7 @@ DRAWN = {
     "concepts": "the way of a call, tiles of a window",
     "benchmarks": "the benchmark page and its charts, from the records",
     "speed": "the README's chart and rows, from the records",
+    "distributed": "pictures of ranks, chart and table from the record of two cards",
     "ladder": "the ladder's page and chart, from the records",
     "ring": "timeline: a ring of two slots",
     "extend": "timeline: the product of docs/extend.md",

@@ -188,13 +188,12 @@ def _by_heads(given: Given, over: Over, ranks: Ranks) -> tuple[Tensor, Tensor]:
     index = key_heads(given.q.shape[2], given.k.shape[2], ranks.size)
     at = torch.tensor(index, device=given.q.device)
     keys = (x if len(index) == x.shape[2] else x.index_select(2, at) for x in (given.k, given.v))
-    q, k, v = (over.of_heads.join(to_heads(x, ranks), 1) for x in (given.q, *keys))
+    q, k, v = (to_heads(x, ranks, over.of_heads) for x in (given.q, *keys))
     heads = q.shape[2]
     head = ranks.rank * heads
     sinks = None if given.sinks is None else given.sinks[head : head + heads]
     out, lse = _around(given._replace(q=q, k=k, v=v, sinks=sinks), over, head)
-    rows = (to_rows(over.of_heads.split(x, 1), ranks) for x in (out, lse.mT[..., None]))
-    out, lse = rows
+    out, lse = (to_rows(x, ranks, over.of_heads) for x in (out, lse.mT[..., None]))
     return out, lse[..., 0].mT
 
 

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from warpattn.distributed.placement import Placement
 from warpattn.distributed.ranks import Ranks
 
 __all__ = ["key_heads", "to_heads", "to_rows"]
@@ -29,33 +30,51 @@ def key_heads(heads_q: int, heads_kv: int, ranks: int) -> list[int]:
     return [head // shared for head in range(0, heads_q, together)]
 
 
-def to_heads(x: Tensor, ranks: Ranks) -> Tensor:
-    """(B, S, H, D) of all heads and this rank's rows to (B, ranks * S, H / ranks, D), rows rank after rank."""
-    return _Exchange.apply(x, ranks, True)
+def to_heads(x: Tensor, ranks: Ranks, placement: Placement) -> Tensor:
+    """(B, S, H, D) of all heads and this rank's rows to (B, ranks * S, H / ranks, D), rows in their order."""
+    return _Exchange.apply(x, ranks, placement, True)
 
 
-def to_rows(x: Tensor, ranks: Ranks) -> Tensor:
+def to_rows(x: Tensor, ranks: Ranks, placement: Placement) -> Tensor:
     """The inverse of `to_heads`."""
-    return _Exchange.apply(x, ranks, False)
+    return _Exchange.apply(x, ranks, placement, False)
 
 
 class _Exchange(torch.autograd.Function):
     """One all-to-all, whose gradient is the one back."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: Ranks, heads: bool) -> Tensor:
-        ctx.given = ranks, heads
-        return _exchanged(x, ranks, heads)
+    def forward(ctx: Any, x: Tensor, ranks: Ranks, placement: Placement, heads: bool) -> Tensor:
+        ctx.given = ranks, placement, heads
+        return (_heads_for_rows if heads else _rows_for_heads)(x, ranks, placement)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        ranks, heads = ctx.given
-        return _Exchange.apply(gradients[0], ranks, not heads), None, None
+        ranks, placement, heads = ctx.given
+        return _Exchange.apply(gradients[0], ranks, placement, not heads), None, None, None
 
 
-def _exchanged(x: Tensor, ranks: Ranks, heads: bool) -> Tensor:
-    split, joined = (2, 1) if heads else (1, 2)
-    parts = torch.stack(x.chunk(ranks.size, split))  # [rank, B, S, H, D], what each rank gets
+def _heads_for_rows(x: Tensor, ranks: Ranks, placement: Placement) -> Tensor:
+    batch, rows, heads, dim = x.shape
+    arrived = _all_to_all(torch.stack(x.chunk(ranks.size, 2)), ranks)
+    whole = x.new_empty((batch, rows * ranks.size, heads // ranks.size, dim))
+    for rank, part in enumerate(arrived):
+        for chunk in placement.chunks(rank, rows * ranks.size):
+            whole[:, chunk.whole] = part[:, chunk.local]
+    return whole
+
+
+def _rows_for_heads(x: Tensor, ranks: Ranks, placement: Placement) -> Tensor:
+    batch, rows, heads, dim = x.shape
+    parts = x.new_empty((ranks.size, batch, rows // ranks.size, heads, dim))
+    for rank, part in enumerate(parts):
+        for chunk in placement.chunks(rank, rows):
+            part[:, chunk.local] = x[:, chunk.whole]
+    return torch.cat(_all_to_all(parts, ranks).unbind(0), 2)
+
+
+def _all_to_all(parts: Tensor, ranks: Ranks) -> Tensor:
+    """What every rank has for this one, from what this one has for every rank [ranks, ...]."""
     arrived = torch.empty_like(parts)
     dist.all_to_all_single(arrived, parts, group=ranks.group)
-    return torch.cat(arrived.unbind(0), joined)
+    return arrived

@@ -28,6 +28,7 @@ from warpattn.masks import Causal, Full, Mask
 from warpattn.problem import Call, validate
 from warpattn.problem.backends import Backend
 from warpattn.runtime import execute
+from warpattn.runtime.merging.states import merge_states
 from warpattn.scores import Score
 from warpattn.sequences import PagedKV
 from warpattn.serving import DecodePlan
@@ -35,6 +36,7 @@ from warpattn.serving import DecodePlan
 __all__ = ["SharedPages", "paged_attention", "share_pages"]
 
 Result = Tensor | tuple[Tensor, Tensor]
+AT_ONCE = 16  # that merge_states takes
 POSITIONAL = ("q", "k", "q_lo", "q_hi", "len_q", "len_k")
 
 
@@ -100,8 +102,8 @@ def paged_attention(
     given = Given(q, kv, mask, score, sinks, scale, backend)
     agree([ranks], described(given.told() | {"same_bits": same_bits}), lambda: _check(given, same_bits))
     with torch.no_grad():
-        parts = _turns(given) if same_bits else _own(given, ranks)
-        out, lse = merged(*_gathered(parts, ranks), sinks)
+        parts = _gathered(_turns(given) if same_bits else _own(given, ranks), ranks)
+        out, lse = merged(*parts, sinks) if same_bits else _merged(parts)
     out = out.to(q.dtype)
     return (out, lse) if return_lse else out
 
@@ -142,7 +144,7 @@ class Parts(NamedTuple):
 
 
 def _own(given: Given, ranks: Ranks) -> Parts:
-    """The result over this rank's pages."""
+    """The result over this rank's pages; the first rank counts the sinks."""
     kv, mask, score = given.kv, given.seen, given.score
     added = mask.additive()
     score = score if added is None else added if score is None else score | added
@@ -151,8 +153,8 @@ def _own(given: Given, ranks: Ranks) -> Parts:
     mask = PlacedMask.of(mask, places) if added is not None or given.is_placed(mask) else mask
     score = PlacedScore.of(score, places) if score is not None and given.is_placed(score) else score
     name = given.backend.name if isinstance(given.backend, Backend) else given.backend
-    pages = kv.pages
-    call = Call(given.q, pages.k_pages, pages.v_pages, pages, mask, score, None, given.scale, True, backend=name)
+    pages, sinks = kv.pages, None if ranks.rank else given.sinks
+    call = Call(given.q, pages.k_pages, pages.v_pages, pages, mask, score, sinks, given.scale, True, backend=name)
     out, lse = typed("tuple[Tensor, Tensor]", execute.attend(call))
     return Parts(out[None], lse[None])
 
@@ -180,6 +182,14 @@ def _gathered(parts: Parts, ranks: Ranks) -> Parts:
     dist.all_gather(told, packed, group=ranks.group)
     every = torch.stack(told, 1).flatten(0, 1)
     return Parts(every[..., :-1], every[..., -1].mT)
+
+
+def _merged(parts: Parts) -> tuple[Tensor, Tensor]:
+    """All parts as one, with as few launches as there can be."""
+    pairs = list(zip(*parts, strict=True))
+    while len(pairs) > 1:
+        pairs = [merge_states(pairs[i : i + AT_ONCE]) for i in range(0, len(pairs), AT_ONCE)]
+    return pairs[0]
 
 
 def _check(given: Given, same_bits: bool) -> None:

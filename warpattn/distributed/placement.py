@@ -33,6 +33,11 @@ class Chunk(NamedTuple):
         """Where the chunk is in the shard."""
         return slice(self.start, self.start + self.size)
 
+    @property
+    def whole(self) -> slice:
+        """Where it is in the sequence."""
+        return slice(self.position, self.position + self.size)
+
 
 class Placement(NamedTuple):
     """How a sequence is cut for `ranks` ranks; `name` is of PLACEMENTS."""
@@ -72,14 +77,5 @@ class Placement(NamedTuple):
     def join(self, x: Tensor, dim: int) -> Tensor:
         """The whole tensor from the shards of all ranks, one after the other in dimension `dim`."""
         order = [number for rank in range(self.ranks) for number in self.numbers(rank)]
-        return self._reordered(x, dim, sorted(range(self.total), key=order.__getitem__))
-
-    def split(self, x: Tensor, dim: int) -> Tensor:
-        """The shards of all ranks, one after the other, from the whole tensor: the inverse of `join`."""
-        return self._reordered(x, dim, [number for rank in range(self.ranks) for number in self.numbers(rank)])
-
-    def _reordered(self, x: Tensor, dim: int, order: list[int]) -> Tensor:
-        if order == sorted(order):
-            return x
         pieces = x.unflatten(dim, (self.total, x.shape[dim] // self.total)).unbind(dim)
-        return torch.cat([pieces[number] for number in order], dim)
+        return torch.cat([pieces[order.index(number)] for number in range(self.total)], dim)
