@@ -66,7 +66,7 @@ def ring(top: float) -> list[str]:
             parts.append(box(x + 74, y + 8, 22, 22, COLOURS[source]))
             if step + 1 < RANKS:
                 to = 90 + (rank + 1) % RANKS * 150
-                parts.append(arrow(x + 85, y + 40, to + 85, y + 70) if rank + 1 < RANKS else "")
+                parts.append(arrow(x + 85, y + 40, to + 85, y + 62) if rank + 1 < RANKS else "")
     parts.append(words(90, top + 44 + RANKS * 64 + 10, "keys of the last rank go on at rank 0", 12, GREY))
     return parts
 
