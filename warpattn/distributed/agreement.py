@@ -19,7 +19,7 @@ from torch import Tensor
 
 from warpattn.distributed.ranks import Ranks
 from warpattn.errors import AttentionError
-from warpattn.inputs import kind_of
+from warpattn.inputs import is_tensor, kind_of, number
 from warpattn.language.traced import Traced
 
 __all__ = ["agree", "described"]
@@ -32,9 +32,9 @@ Description = tuple[tuple[str, Hashable], ...]
 _agreed: WeakKeyDictionary[dist.ProcessGroup, set[Hashable]] = WeakKeyDictionary()
 
 
-def described(arguments: dict[str, Any]) -> Description:
+def described(function: str, arguments: dict[str, Any]) -> Description:
     """What the ranks of a call must have in common: tensors by what they are, masks and scores by their programs."""
-    return tuple((name, _described(value)) for name, value in arguments.items())
+    return ("the function", function), *((name, _described(value)) for name, value in arguments.items())
 
 
 def agree(groups: list[Ranks], call: Description, check: Callable[[], object]) -> None:
@@ -80,6 +80,8 @@ def _broken(check: Callable[[], object]) -> tuple[str, ...]:
 
 
 def _described(value: Any) -> Hashable:
+    if isinstance(value, Tensor) and is_tensor(value) and not value.ndim:
+        return number(value)
     if isinstance(value, Tensor):
         needs = ", requires a gradient" if value.requires_grad else ""
         return f"{kind_of(value)}{needs}"

@@ -142,6 +142,11 @@ class Over(NamedTuple):
         return self.heads is not None and self.heads.group is not self.ring.group
 
     @property
+    def function(self) -> str:
+        """Which function was called."""
+        return "mesh_attention" if self.is_mesh else "ring_attention" if self.heads is None else "ulysses_attention"
+
+    @property
     def groups(self) -> list[Ranks]:
         """The groups that exchange messages."""
         return [self.ring] if self.heads is None else [self.heads] if not self.is_mesh else [self.ring, self.heads]
@@ -164,8 +169,8 @@ class Over(NamedTuple):
 
 
 def _attend(given: Given, over: Over) -> Result:
-    call = described(given._asdict() | {"placement": over.placement, "gradients": torch.is_grad_enabled()})
-    agree(over.groups, call, lambda: _check(given, over))
+    more = {"placement": over.placement, "gradients": torch.is_grad_enabled()}
+    agree(over.groups, described(over.function, given._asdict() | more), lambda: _check(given, over))
     if over.heads is None:
         out, lse = _around(given, over, None)
     else:

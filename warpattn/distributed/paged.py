@@ -100,7 +100,8 @@ def paged_attention(
     """
     ranks = ranks_of(group)
     given = Given(q, kv, mask, score, sinks, scale, backend)
-    agree([ranks], described(given.told() | {"same_bits": same_bits}), lambda: _check(given, same_bits))
+    told = described("paged_attention", given.told() | {"same_bits": same_bits})
+    agree([ranks], told, lambda: _check(given, same_bits))
     with torch.no_grad():
         parts = _gathered(_turns(given) if same_bits else _own(given, ranks), ranks)
         out, lse = merged(*parts, sinks) if same_bits else _merged(parts)

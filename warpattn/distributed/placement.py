@@ -72,7 +72,7 @@ class Placement(NamedTuple):
             raise AttentionError(f"x has {length} elements in dimension {dim}; {rule}")
         pieces = x.unflatten(dim, (self.total, length // self.total))
         held = [pieces.select(dim, number) for number in self.numbers(rank)]
-        return held[0].contiguous() if len(held) == 1 else torch.cat(held, dim)
+        return torch.cat(held, dim)
 
     def join(self, x: Tensor, dim: int) -> Tensor:
         """The whole tensor from the shards of all ranks, one after the other in dimension `dim`."""

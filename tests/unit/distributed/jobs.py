@@ -61,6 +61,8 @@ def cases() -> list[Case]:
         Case("documents", tail={"mask": causal & wa.Document(ids()), "score": wa.SoftCap(2.0)}),
         Case("padding", tail={"mask": wa.Padding(torch.tensor([48, 11]))}),
         Case("top left", rows=24, tail={"mask": wa.Causal(top_left=True)}),
+        Case("no keys", keys=0, sinks=True, tail={"mask": causal}),
+        Case("no queries", rows=0, tail={"mask": causal}),
         Case("fewer queries", rows=24, sinks=True, tail={"mask": causal}),
         Case("more queries", keys=24, tail={"mask": causal}),
         Case("slopes", tail={"mask": causal, "score": wa.ALiBi(12)}),

@@ -38,6 +38,13 @@ def on_mesh(*tensors: torch.Tensor, **arguments: Any) -> Any:
     return wad.mesh_attention(*tensors, mesh=mesh, **arguments)
 
 
+def other_functions() -> None:
+    """One rank calls another function."""
+    call = wad.ulysses_attention if dist.get_rank() == 1 else wad.ring_attention
+    with pytest.raises(wa.AttentionError, match="the function is ulysses_attention on rank 1 and ring_attention on"):
+        call(*operands())
+
+
 def in_ring() -> None:
     """A call that all agree on, again and again."""
     wad.ring_attention(*operands(), mask=wa.Causal())
@@ -70,6 +77,7 @@ JOBS = [
     partial(refused, 0, "Padding.valid_lengths has shape (2,)", wad.ring_attention,
             {"mask": wa.Padding(torch.tensor([3, 4]))}, {"mask": wa.Padding(torch.tensor([3, 4]))}),
     partial(refused, 0, "group is 'all'", wad.ring_attention, {"group": "all"}, {"group": "all"}),
+    other_functions,
     in_ring,
     rank_dies,
 ]  # fmt: skip
