@@ -148,12 +148,23 @@ def mesh(case: Case) -> None:
 
 
 def jobs() -> list[Callable[[], None]]:
-    """Every case in its ways."""
-    made = cases()
-    named = {case.name: case for case in made}
-    some = [named[name] for name in ("causal", "window", "documents", "slopes", "causal bf16")]
+    """One case of every kind, and every way."""
+    named = {case.name: case for case in cases()}
+    rings = ("full", "causal", "causal bf16", "window", "window of neighbours", "documents", "no keys", "fewer queries",
+             "slopes", "one key head", "bias")  # fmt: skip
     return [
-        *(partial(way, case) for case in made for way in (ring, ulysses)),
-        *(partial(of_some, case, ranks) for case in some for ranks in (1, 2, 3)),
-        *(partial(mesh, case) for case in (*some, named["bias"], named["window of neighbours"])),
+        *(partial(ring, named[name]) for name in rings),
+        *(partial(ulysses, named[name]) for name in ("causal", "slopes", "key heads that ranks share", "documents")),
+        *(partial(of_some, named[name], 3) for name in ("causal bf16", "documents")),
+        *(partial(of_some, named["causal"], ranks) for ranks in (1, 2)),
+        *(partial(mesh, named[name]) for name in ("causal", "slopes")),
+    ]
+
+
+def more_jobs() -> list[Callable[[], None]]:
+    """Every case in rings and by heads, on one to four ranks and on a mesh."""
+    made = cases()
+    return [
+        *(partial(way, case) for case in made for way in (ring, ulysses, mesh)),
+        *(partial(of_some, case, ranks) for case in made for ranks in (1, 2, 3)),
     ]

@@ -51,7 +51,6 @@ def jobs() -> list[Any]:
     """Masks and scores that see where the keys of a rank are."""
     causal = wa.Causal()
     return [
-        partial(decoded, 1),
         partial(decoded, 2, mask=causal, sinks=True),
         partial(decoded, 2, rows=3, mask=causal),
         partial(decoded, 1, rows=3, mask=wa.SlidingWindow(6), sinks=True),

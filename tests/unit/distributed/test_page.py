@@ -6,10 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "distributed.md").read_text()
 
 
+@pytest.mark.full
 def test_the_program_of_the_page_runs_under_torchrun(tmp_path: Path):
     (listing,) = re.findall(r"^```py\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
     (command,) = re.findall(r"^torchrun (.*) ring\.py$", PAGE, re.MULTILINE)

@@ -25,7 +25,7 @@ Job = Callable[[], None]
 def failures(jobs: list[Job], folder: Path, ranks: int = RANKS) -> list[str]:
     """One text for every rank on which a job raised; those that only lost a peer by it are told if no other is."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["warpattn.public", "warpattn.distributed", "tests.gradients", __name__])
+    context.set_forkserver_preload(["tests.unit.distributed.torch_context", "tests.unit.distributed.paged", __name__])
     torch.multiprocessing.start_processes(_rank, (jobs, folder, ranks), ranks, start_method="forkserver")
     found = [text for rank in range(ranks) for text in json.loads((folder / f"{rank}.json").read_text())]
     return [text for text in found if "by peer" not in text] or found
