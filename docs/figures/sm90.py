@@ -5,10 +5,13 @@ from pathlib import Path
 import torch
 
 from docs.figures.timelines import timeline
+from warpattn.kernels.sm90.prefill.config import arrange, choose_config
+from warpattn.kernels.sm90.prefill.launch import list_launches
 from warpattn.masks import Causal
 from warpattn.problem import Call, validate
+from warpattn.problem.arch import ARCHS
 from warpattn.problem.operands import Operands
-from warpattn.runtime.simulate import Options, traced
+from warpattn.runtime.simulate import Options, run_launch
 from warpattn.sequences import Dense
 from warpattn.sim import Report
 
@@ -18,7 +21,10 @@ def run() -> Report:
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 512, 1, 128).bfloat16() for _ in range(3))
     ready = validate(Call(q, k, v, Dense(), Causal(), backend="simulate:sm90"))
-    return traced(ready, Operands(q, k, v, torch.empty_like(q), None, None), Options(timing=True, programs=1))
+    config, why = choose_config(ready.problem.element, 128, 128, 4096, True)  # that of longer sequences
+    choice = arrange(ready.problem, ARCHS["sm90"], config, why)
+    (launch,) = list_launches(ready, Operands(q, k, v, torch.empty_like(q), None, None), choice)
+    return run_launch(launch, Options(timing=True, programs=1))
 
 
 def files() -> dict[Path, str]:

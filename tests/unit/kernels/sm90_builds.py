@@ -2,10 +2,17 @@
 
 from functools import cache
 
+import torch
+
+from warpattn.kernels.sm90.prefill.choice import choose
 from warpattn.kernels.sm90.prefill.config import SM90Config
+from warpattn.kernels.sm90.prefill.launch import options
 from warpattn.language.nodes import Program
-from warpattn.masks import Causal
-from warpattn.problem.arch import compile_options, triton_target
+from warpattn.masks import Causal, Mask
+from warpattn.problem import Call, validate
+from warpattn.problem.arch import ARCHS, triton_target
+from warpattn.problem.launch import Choice, PlanOptions
+from warpattn.sequences import Dense
 
 
 @cache
@@ -17,4 +24,14 @@ def compiled(config: SM90Config):
 
     mask = Causal().program()
     source = prefill_source(config, Program((mask.keep, *mask.span), mask.tensors), None, False, True)
-    return triton.compile(source, target=triton_target("sm90"), options=compile_options())
+    return triton.compile(source, target=triton_target("sm90"), options=options(config))
+
+
+def chosen(
+    batch: int, seq_q: int, seq_k: int, heads_q: int, heads_kv: int, dim: int, mask: Mask, *, invariant: bool = False
+) -> Choice:
+    """The planner's choice for a dense bf16 problem."""
+    sizes = (batch, seq_q, heads_q, dim), (batch, seq_k, heads_kv, dim)
+    q, k = (torch.empty(1, dtype=torch.bfloat16).expand(size) for size in sizes)
+    problem = validate(Call(q, k, k, Dense(), mask, backend="simulate:sm90")).problem
+    return choose(problem, ARCHS["sm90"], PlanOptions(batch_invariant=invariant))

@@ -5,9 +5,10 @@ import pytest
 pytest.importorskip("triton")
 
 from tests.drawn import drawn
-from tests.unit.kernels.sm90_builds import compiled
+from tests.unit.kernels.sm90_builds import chosen, compiled
 from warpattn.kernels.sm90.prefill.config import ALIGNMENT, SMEM_LIMIT, SM90Config, choose_config, pad_dim, split_dim
 from warpattn.machine_code.sass import opcode_counts, resources
+from warpattn.masks import Causal, SlidingWindow
 from warpattn.problem.element import BF16, FP16
 
 CONFIGS = {
@@ -18,12 +19,18 @@ CONFIGS = {
     "d192": choose_config(BF16, 192, 192, 8192, True)[0],
     "d192/128": choose_config(BF16, 192, 128, 8192, True)[0],
     "d80": choose_config(BF16, 80, 80, 8192, True)[0],
+    "half-tiles": chosen(1, 512, 512, 16, 16, 128, Causal()).config,
+    "packed": chosen(4, 8192, 8192, 64, 8, 64, Causal() & SlidingWindow(128)).config,
+    "split": chosen(1, 256, 32768, 32, 8, 128, Causal()).config,
 }
 # Bytes of stack the compiler spills to, measured with Triton 3.9.0.
-STACK = {"d64-short": 0, "d64": 264, "d128": 16, "d256": 64, "d192": 0, "d192/128": 104, "d80": 16}
+STACK = {
+    "d64-short": 0, "d64": 264, "d128": 16, "d256": 64, "d192": 0, "d192/128": 104, "d80": 16,
+    "half-tiles": 0, "packed": 0, "split": 16,
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", drawn(CONFIGS, ["d64-short", "d128", "d256", "d192"]))
+@pytest.mark.parametrize("name", drawn(CONFIGS, ["d64-short", "d128", "d256", "d192", "half-tiles", "packed", "split"]))
 def test_machine_code_is_what_the_config_promises(name: str) -> None:
     config = CONFIGS[name]
     kernel = compiled(config)

@@ -14,6 +14,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from . import scheduler_sizes
+from .span import tile_span
 
 LANES = gl.constexpr(gl.BlockedLayout([1], [32], [1], [0]))  # of the producer's warp
 TILE_FIELDS = gl.constexpr(scheduler_sizes.TILE_FIELDS)  # a first row of -1: no tile is left
@@ -40,7 +41,12 @@ class Work:
     @gluon.jit
     def tile(self, number, tokens: gl.constexpr):
         """Output tile `number` of `tokens` queries."""
-        return decode_tile(number, self, tokens)
+        return decode_tile(number, self, tokens, number < self.total())
+
+    @gluon.jit
+    def key_tiles(self, mods, tile, config: gl.constexpr):
+        """The key tiles of a tile."""
+        return tile_span(mods.key_span(tile, self, config.tokens), config.block_n)
 
     @gluon.jit
     def lengths(self, tile):
@@ -48,9 +54,9 @@ class Work:
         return self
 
     @gluon.jit
-    def lse_row(self, tile, head):
-        """Where in the LSE (batch, heads_q, seq_q) the first row of `head` (any shape) lies."""
-        return (tile.b * self.heads_q + head).to(gl.int64) * self.seq_q
+    def lse_rows(self, lse, tile, head, token):
+        """Pointers to the LSE (batch, heads_q, seq_q) of a head and token, any shape."""
+        return lse + (tile.b * self.heads_q + head).to(gl.int64) * self.seq_q + token
 
     @gluon.jit
     def publish(self, slots, index, tile):
@@ -73,8 +79,8 @@ class Tile:
 
 
 @gluon.jit
-def decode_tile(number, work, tokens: gl.constexpr):
-    """Batch, first head and first row of tile `number`."""
+def decode_tile(number, work, tokens: gl.constexpr, inside):
+    """Batch, first head and first row of tile `number`, if it is `inside`."""
     per_section = work.section // work.packed * work.m_tiles
     section = number // per_section
     rest = number - section * per_section
@@ -82,7 +88,7 @@ def decode_tile(number, work, tokens: gl.constexpr):
     m = rest // width
     head = section * work.section + (rest - m * width) * work.packed
     b = head // work.heads_q
-    row = gl.where(number < work.total(), (work.m_tiles - 1 - m) * tokens, -1)
+    row = gl.where(inside, (work.m_tiles - 1 - m) * tokens, -1)
     return Tile(b, head - b * work.heads_q, row)
 
 

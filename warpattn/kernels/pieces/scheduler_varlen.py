@@ -15,6 +15,7 @@ from triton.experimental.gluon import language as gl
 
 from . import scheduler_sizes
 from .scheduler import get_field, put_field
+from .span import tile_span
 
 VARLEN_TILE_FIELDS = gl.constexpr(scheduler_sizes.VARLEN_TILE_FIELDS)
 RECORD = gl.constexpr(scheduler_sizes.RECORD)
@@ -78,10 +79,15 @@ class VarlenScheduler:
         return tile
 
     @gluon.jit
-    def lse_row(self, tile, head):
-        """Index in the LSE of the first row of a tile's sequence, of `head` (any shape)."""
+    def key_tiles(self, mods, tile, config: gl.constexpr):
+        """The key tiles of a tile."""
+        return tile_span(mods.key_span(tile, tile, config.tokens), config.block_n)
+
+    @gluon.jit
+    def lse_rows(self, lse, tile, head, token):
+        """Pointers to the LSE of a head and token, any shape, of a tile's sequence."""
         start = gl.where(self.lse_batch == 0, tile.q_start, 0)
-        return tile.b.to(gl.int64) * self.lse_batch + head.to(gl.int64) * self.lse_head + start
+        return lse + (tile.b.to(gl.int64) * self.lse_batch + head.to(gl.int64) * self.lse_head + start) + token
 
     @gluon.jit
     def publish(self, slots, index, tile):

@@ -10,9 +10,8 @@ from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shar
 
 from ..pieces.modifiers import Modifiers
 from ..pieces.scheduler import Tile
-from ..pieces.span import tile_span
+from ..pieces.span import partition_tiles, tile_span
 from .global_rows import BatchRows, Sources, paged_keys, sequence_rows
-from .partition import partition_tiles
 from .prefill_1q.kernel import start_1q
 from .prefill_2cta.kernel import start_pair
 from .prefill_2q.context import Context, Work, make_barriers, make_memory, make_rings

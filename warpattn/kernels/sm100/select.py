@@ -10,7 +10,7 @@ from warpattn.problem.launch import Choice, Launch, PlanOptions
 from warpattn.problem.operands import COPY_RULE, Operands
 from warpattn.sequences import Sequence
 
-from .combine_launch import combine_launch, workspace
+from ..nvidia.combine_launch import combine_launch, workspace
 from .launch import prefill_launch
 from .mla.config import choose_latent
 from .mla.launch import key_box, latent_launches
@@ -54,7 +54,7 @@ def launches_of_choice(checked: CheckedCall, x: Operands, sequence: Sequence, ch
     if choice.partitions == 1:
         traits = Traits(problem.kind, problem.heads_q // problem.heads_kv, problem.has_sinks, problem.has_lse)
         return (prefill_launch(checked, x, sequence, choice, traits),)
-    parts = workspace(problem, choice, x)
+    parts = workspace(problem, choice.partitions, choice.config.padded_ov_depth, x.q)
     traits = Traits(problem.kind, problem.heads_q // problem.heads_kv, has_sinks=False, has_lse=True)
     first = prefill_launch(checked, x._replace(out=parts.o, lse=parts.lse), sequence, choice, traits)
-    return first, combine_launch(checked, x, choice, parts)
+    return first, combine_launch("sm100", checked, x, choice.partitions, parts)

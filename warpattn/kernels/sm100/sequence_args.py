@@ -25,10 +25,6 @@ I32, I64, INDICES = "i32", "i64", "*i32"
 Shape = namedtuple("Shape", "seq_q seq_k heads_q tiles", defaults=[I32] * 4)
 # The same for latent attention.
 Lengths = namedtuple("Lengths", "seq_q seq_k", defaults=[I32] * 2)
-# Rows of the workspace's parts, and the problem that they belong to.
-CombineShape = namedtuple("CombineShape", "rows seq_q heads_q dim_v", defaults=[I32] * 4)
-# A (batch, token, head) array in global memory, and its strides.
-StridedArgs = namedtuple("StridedArgs", "pointer batch token head", defaults=[I64] * 3)
 # Rows of a tensor map of sequences, in offsets: `step` from one sequence (or page) to the next, `unit` from one row to
 # the next; see nvidia/clipped_rows.py.
 MapRows = namedtuple("MapRows", "step unit", defaults=[I32] * 2)

@@ -14,15 +14,14 @@ from .decode import launch as decode_launch
 from .mla import config as mla
 from .mla import launch as mla_launch
 from .prefill import launch as prefill
-from .prefill.config import choose as dense_choice
+from .prefill.choice import choose as dense_choice
 from .prefill_varlen import launch as prefill_varlen
 from .prefill_varlen.config import choose as varlen_choice
 
 
 def list_launches(checked: CheckedCall, x: Operands, sequence: Sequence, options: PlanOptions) -> tuple[Launch, ...]:
-    """One launch of dense prefill; two of prefill of ragged batches and paged caches; one or two of decode; both for
-    ragged queries over pages. Prefill
-    never splits keys, so it is batch-invariant."""
+    """One launch of dense prefill, two where it splits keys; two of prefill of ragged batches and paged caches, which
+    never splits them and so is batch-invariant; one or two of decode; both for ragged queries over pages."""
     problem = checked.problem
     if isinstance(sequence, PagedRagged):
         return paged_ragged.list_launches(checked, x, sequence, options)
@@ -31,7 +30,7 @@ def list_launches(checked: CheckedCall, x: Operands, sequence: Sequence, options
         return launches(checked, x, sequence, choose(problem, ARCHS["sm90"], options))
     if isinstance(sequence, Ragged | PagedKV):
         return prefill_varlen.list_launches(checked, x, sequence)
-    return prefill.list_launches(checked, x)
+    return prefill.list_launches(checked, x, choose(problem, ARCHS["sm90"], options))
 
 
 def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTIONS) -> Choice:
@@ -40,7 +39,7 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
         return paged_ragged.choose(problem, target, options)
     if _decodes(problem):
         return (mla if is_latent(problem) else decode).choose(problem, target, options=options)
-    return (dense_choice if problem.kind == "dense" else varlen_choice)(problem, target)
+    return dense_choice(problem, target, options) if problem.kind == "dense" else varlen_choice(problem, target)
 
 
 def _decodes(problem: Problem) -> bool:

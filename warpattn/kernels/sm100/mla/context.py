@@ -20,8 +20,8 @@ from triton.language.core import base_value
 
 from ...nvidia.pipelines import KVPipeline
 from ...pieces.modifiers import Modifiers
+from ...pieces.span import TileRun
 from ..layouts import box_layout, element_type, key_box, stacked
-from ..partition import TileRun
 from ..sync import make_signal
 
 

@@ -7,7 +7,7 @@
 
 Each tile of latents is read once, as keys and as values. While the MMA warp has O += P·V of one tile, the attend
 warpgroup is at the scores of the next. That a tile takes longer to arrive than to go through that chain is an estimate;
-no card has run it. With `splitk_partitions` another kernel combines the parts (sm100/combine.py).
+no card has run it. With `splitk_partitions` another kernel combines the parts (nvidia/combine_parts.py).
 """
 
 from triton.experimental import gluon
@@ -15,9 +15,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shared
 
 from ...pieces.modifiers import Modifiers
-from ...pieces.span import tile_span
+from ...pieces.span import partition_tiles, tile_span
 from ..global_rows import BatchRows, paged_keys
-from ..partition import partition_tiles
 from ..sync import first_grid_index
 from .attend import attend_role
 from .context import LatentContext, LatentRows, Lengths, Strided, make_barriers, make_memory, make_ring

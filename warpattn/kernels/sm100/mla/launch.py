@@ -9,8 +9,8 @@ from warpattn.problem.arch import compile_options
 from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands, modifier_args, programs, run_strides
 
-from ..combine_launch import combine_launch, workspace
-from ..sequence_args import Lengths, StridedArgs
+from ...nvidia.combine_launch import StridedArgs, combine_launch, workspace
+from ..sequence_args import Lengths
 from ..traits import Traits
 from .config import LatentConfig
 
@@ -24,11 +24,11 @@ def latent_launches(checked: CheckedCall, x: Operands, keys: dict[str, Any], cho
     if choice.partitions == 1:
         traits = Traits(problem.kind, group, problem.has_sinks, problem.has_lse)
         return (_launch(checked, x, keys, choice, traits),)
-    parts = workspace(problem, choice, x)
+    parts = workspace(problem, choice.partitions, choice.config.padded_ov_depth, x.q)
     first = _launch(checked, x._replace(out=parts.o, lse=parts.lse.transpose(1, 2)), keys, choice, Traits(
         problem.kind, group, has_sinks=False, has_lse=True
     ))  # fmt: skip
-    return first, combine_launch(checked, x, choice, parts)
+    return first, combine_launch("sm100", checked, x, choice.partitions, parts)
 
 
 def _launch(checked: CheckedCall, x: Operands, keys: dict[str, Any], choice: Choice, traits: Traits) -> Launch:

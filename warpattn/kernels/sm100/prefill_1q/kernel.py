@@ -8,8 +8,8 @@ ones through S1 and O1, so the tensor core is as busy as with two query tiles; a
       softmax 0, 1     S ──▶ P of every other key tile; then the combination          (softmax.py, epilogue.py)
       correction       O *= scale where the softmax's reference moved                (correction.py)
 
-With `splitk_partitions` as many CTAs each take a part of a query tile's key tiles (sm100/partition.py), and another
-kernel combines their results (sm100/combine.py).
+With `splitk_partitions` as many CTAs each take a part of a query tile's key tiles (pieces/span.py), and another
+kernel combines their results (nvidia/combine_parts.py).
 """
 
 from triton.experimental import gluon

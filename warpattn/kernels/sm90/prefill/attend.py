@@ -15,7 +15,6 @@ from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma,
 from ...nvidia.pipelines import PipelineState, consumer_state
 from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import SoftmaxState, pack, softmax_start, softmax_step, unpack
-from ...pieces.span import tile_span
 from ..columns import as_matrices, rescale_columns, wait_columns, zero_columns
 from ..layouts import accumulator_layout, element_type, operand_layout, turn_asm
 from .epilogue import store_output
@@ -60,7 +59,7 @@ def attend_role(ctx, wg: gl.constexpr):
     s = warpgroup_mma_wait(0, deps=(s,))
     while tile.row >= 0:
         rings.k.consumer_release(k_state)
-        span = tile_span(ctx.mods.key_span(tile, ctx.work.lengths(tile), config.tokens), config.block_n)
+        span = ctx.work.key_tiles(ctx.mods, tile, config)
         rings.q.consumer_release(q_state, span.total == 1)
         state = first_tile(ctx, s, tile, span, wg, k_state.step(), v_state)
         queries = QueryTile(q_state, q_tile)

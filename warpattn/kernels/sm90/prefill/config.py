@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, cast
 
-from warpattn.kernels.pieces.scheduler_sizes import TILE_FIELDS
+from warpattn.kernels.pieces.scheduler_sizes import SPLIT_TILE_FIELDS, TILE_FIELDS
 from warpattn.kernels.topology import Edge, Role, Topology
 from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
-from warpattn.problem.element import ELEMENT_OF, Element
+from warpattn.problem.element import Element
 from warpattn.problem.launch import Choice
 from warpattn.problem.operands import COPY_RULE
 
@@ -90,6 +90,8 @@ class SM90Config(KeyTileSizes):
     take_turns: bool  # warpgroups issue to the tensor core in a fixed order
     packed: int = 1  # query heads of a tile, a power of two that divides the group: rows are (token, head)
     held_parts: int = 0  # last parts of Q that a warpgroup keeps in registers, as wgmma waits for shared memory
+    split: bool = False  # keys of a tile are shared out over CTAs; outputs of parts are in fp32
+    ctas: int = 1  # on an SM
 
     @cached_property
     def qk_parts(self) -> tuple[int, ...]:
@@ -138,12 +140,17 @@ class SM90Config(KeyTileSizes):
 
     @cached_property
     def out_bytes(self) -> int:
-        return self.element.bytes * self.block_m * sum(self.store_parts)
+        return (4 if self.split else self.element.bytes) * self.block_m * sum(self.store_parts)
+
+    @property
+    def max_registers(self) -> int:
+        """Registers a thread at launch, so that `ctas` blocks fit on an SM."""
+        return 65536 // (self.topology.threads * self.ctas) // 8 * 8
 
     @cached_property
     def topology(self) -> Topology:
         """Roles and rings of a block of the dense kernel."""
-        return self.topology_with(TILE_FIELDS)
+        return self.topology_with(SPLIT_TILE_FIELDS if self.split else TILE_FIELDS)
 
     def topology_with(self, tile_fields: int) -> Topology:
         """The same for a kernel that publishes `tile_fields` int32 of a tile with each Q slot."""
@@ -218,6 +225,20 @@ class PrefillShape(NamedTuple):
     section: Any  # query heads whose tiles the scheduler hands out together
 
 
+class SplitShape(NamedTuple):
+    """The same where keys of a tile are shared out."""
+
+    seq_q: Any
+    seq_k: Any
+    heads_q: Any
+    group: Any
+    m_tiles: Any
+    heads: Any
+    section: Any
+    batch: Any
+    splits: Any  # parts of a tile
+
+
 @dataclass(frozen=True)
 class TileOrder:
     """How the scheduler numbers output tiles: sections of heads, each section longest tile first."""
@@ -227,21 +248,14 @@ class TileOrder:
     section: int  # heads whose tiles the scheduler hands out together
 
 
-def choose(problem: Problem, target: Arch) -> Choice:
-    """The choice for a dense `problem`; bench/notes.md has the measurements."""
-    element = ELEMENT_OF[problem.dtype]
-    config, why = choose_config(element, problem.dim_qk, problem.dim_v, problem.seq_q, is_masked(problem))
-    return arrange(problem, target, config, why)
-
-
-def arrange(problem: Problem, target: Arch, config: SM90Config, why: str) -> Choice:
-    """The choice of one configuration for a dense `problem`."""
+def arrange(problem: Problem, target: Arch, config: SM90Config, why: str, parts: int = 1) -> Choice:
+    """The choice of one configuration for a dense `problem`, with the keys of a tile in `parts` parts."""
     heads = problem.batch * problem.heads_q
     m_tiles = -(-problem.seq_q // config.tokens)
     section, section_why = _section(problem, target, m_tiles, config.packed)
     order = TileOrder(m_tiles, heads, section)
-    tiles = heads // config.packed * m_tiles
-    grid = min(target.processors, tiles)
+    tiles = heads // config.packed * m_tiles * parts
+    grid = min(target.processors * config.ctas, tiles)
     packed = f" of {config.packed} heads" if config.packed > 1 else ""
 
     def lines() -> tuple[str, ...]:
@@ -252,7 +266,8 @@ def arrange(problem: Problem, target: Arch, config: SM90Config, why: str) -> Cho
         )
 
     cta_why = f"one persistent CTA on each of {target.processors} SMs takes tiles as it gets free"
-    return Choice("prefill", config, (grid,), lines, (why, section_why, cta_why, COPY_RULE), order=order)
+    reasons = (why, section_why, cta_why, COPY_RULE)
+    return Choice("prefill", config, (grid,), lines, reasons, partitions=parts, order=order)
 
 
 def is_masked(problem: Problem) -> bool:

@@ -47,9 +47,30 @@ class Tensors:
     @gluon.jit
     def store_output(self, tile, row, column, smem):
         """Rows from `row` on of a tile's output, from `column` on, out of shared memory."""
-        for part in gl.static_range(len(smem)):
-            tma.async_store(self.o[part], [tile.b, row, tile.h, column], smem[part])
-            column += smem[part].shape[3]
+        store_blocks(self.o, tile.b, row, tile.h, column, smem)
+
+
+@gluon.aggregate
+class PartTensors(Tensors):
+    """The same where each part of a tile's keys has an output of its own: o and lse are a workspace's."""
+
+    @gluon.jit
+    def store_output(self, tile, row, column, smem):
+        store_blocks(self.o, tile.out, row, tile.h, column, smem)
+
+
+@gluon.jit
+def store_blocks(maps, b, row, head, column, smem):
+    """Rows from `row` on of one head or several, from `column` on, out of the parts of a tile."""
+    for part in gl.static_range(len(smem)):
+        tma.async_store(maps[part], [b, row, head, column], smem[part])
+        column += smem[part].shape[3]
+
+
+@gluon.constexpr_function
+def output_type(config):
+    """Of the output: parts of a split go out in fp32."""
+    return gl.float32 if config.split else element_type(config.element)
 
 
 @gluon.jit
@@ -75,9 +96,9 @@ class Rings:
 
 @gluon.aggregate
 class Context:
-    tensors: gl.base_value  # Tensors or VarlenTensors
+    tensors: gl.base_value  # Tensors, PartTensors or VarlenTensors
     rings: Rings
-    work: gl.base_value  # Work or VarlenScheduler
+    work: gl.base_value  # Work, SplitWork or VarlenScheduler
     mods: Modifiers
     scale: gl.tensor  # softmax scale, fp32
     config: gl.constexpr
@@ -93,7 +114,7 @@ def make_rings(config: gl.constexpr, fields: gl.constexpr = TILE_FIELDS, clipped
     q = make_columns(config.q_stages * wgs, config.rows, config.qk_parts, dtype, clipped, config.packed)
     k = make_columns(config.kv_stages, config.block_n, config.qk_parts, dtype, clipped)
     v = make_columns(config.kv_stages, config.block_n, config.v_parts, dtype, clipped)
-    out = make_columns(wgs, config.rows, config.store_parts, dtype, clipped, config.packed)
+    out = make_columns(wgs, config.rows, config.store_parts, output_type(config), clipped, config.packed)
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     tiles = gl.allocate_shared_memory(gl.int32, [config.q_stages * fields, 1], plain)
     topology: gl.constexpr = config.topology

@@ -4,10 +4,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
+from ...pieces.combine import normalise
 from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import rescale, softmax_finish
 from ..columns import as_matrices
-from ..layouts import element_type
+from .context import output_type
 from .packed_rows import row_heads, row_sinks, row_tokens
 
 
@@ -15,15 +16,24 @@ from .packed_rows import row_heads, row_sinks, row_tokens
 def store_output(ctx, o, softmax, tile, wg: gl.constexpr):
     """Write O [64, Dv] of `tile`, in parts, and, with `has_lse`, LSE [64]; TMA clips rows and columns past the end."""
     config: gl.constexpr = ctx.config
-    c = exponent_scale(ctx)
-    sink = 0.0
-    if ctx.has_sinks:
-        sink = row_sinks(ctx.tensors.sinks, tile, softmax.m.type.layout, config)
-    factor, lse = softmax_finish(softmax, c, sink, ctx.has_sinks)
+    factor, lse = finish(ctx, softmax, tile)
     row = tile.row + wg * config.wg_tokens
     if ctx.has_lse:
         store_lse(ctx, lse, tile, row)
-    store_columns(ctx, rounded(o, factor, element_type(config.element)), tile, row, wg)
+    store_columns(ctx, rounded(o, factor, output_type(config)), tile, row, wg)
+
+
+@gluon.jit
+def finish(ctx, softmax, tile):
+    """(factor of O, LSE) [64, 4] of a tile's rows: with sinks and natural, or of a part of the keys, base 2."""
+    c = exponent_scale(ctx)
+    if ctx.config.split:
+        return normalise(softmax, c)
+    else:
+        sink = 0.0
+        if ctx.has_sinks:
+            sink = row_sinks(ctx.tensors.sinks, tile, softmax.m.type.layout, ctx.config)
+        return softmax_finish(softmax, c, sink, ctx.has_sinks)
 
 
 @gluon.jit
@@ -40,9 +50,10 @@ def store_lse(ctx, lse, tile, row):
     """LSE [64, 4], equal along the second axis, to the tokens from `row` on of the tile's heads, with 64-bit
     offsets."""
     lse = gl.max(lse, 1)
-    rows = row + row_tokens(lse.type.layout, ctx.config)
-    start = ctx.work.lse_row(tile, row_heads(tile, lse.type.layout, ctx.config))
-    gl.store(ctx.tensors.lse + start + rows, lse, mask=rows < ctx.work.lengths(tile).seq_q)
+    token = row + row_tokens(lse.type.layout, ctx.config)
+    head = row_heads(tile, lse.type.layout, ctx.config)
+    rows = ctx.work.lse_rows(ctx.tensors.lse, tile, head, token)
+    gl.store(rows, lse, mask=token < ctx.work.lengths(tile).seq_q)
 
 
 @gluon.jit

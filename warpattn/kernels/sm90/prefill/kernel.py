@@ -9,9 +9,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from ...pieces.modifiers import Modifiers
-from ...pieces.scheduler import Work
+from ...pieces.scheduler import TILE_FIELDS, Work
+from ...pieces.scheduler_split import SPLIT_TILE_FIELDS, SplitWork
 from .attend import attend_role
-from .context import Context, KeyRows, Tensors, make_rings
+from .context import Context, KeyRows, PartTensors, Tensors, make_rings
 from .load import load_role
 
 
@@ -43,17 +44,32 @@ def prefill_kernel(
     """Attention forward of a dense problem.
 
     `q_maps`, `k_maps`, `v_maps` and `o_maps` have a descriptor for each part of the head dim. `shape` is a
-    `PrefillShape`; `functions` is (keep, span, score), see `Modifiers`. Grid: any number of CTAs up to the number of
-    tiles.
+    `PrefillShape`, or a `SplitShape` if `config.split`: then outputs are a workspace's. `functions` is (keep, span,
+    score), see `Modifiers`. Grid: any number of CTAs up to the number of tiles.
     """
-    work = Work(
-        shape.seq_q, shape.seq_k, shape.heads_q, shape.group, shape.m_tiles, shape.heads, shape.section, config.packed
-    )
+    work = work_of(shape, config)
     mods = Modifiers(functions[0], functions[1], functions[2], mask_args, score_args)
-    tensors = Tensors(q_maps, KeyRows(k_maps), KeyRows(v_maps), o_maps, lse_ptr, sinks_ptr, counter_ptr)
-    ctx = Context(tensors, make_rings(config), work, mods, scale, config, has_sinks, has_lse)
+    operands: gl.constexpr = PartTensors if config.split else Tensors
+    tensors = operands(q_maps, KeyRows(k_maps), KeyRows(v_maps), o_maps, lse_ptr, sinks_ptr, counter_ptr)
+    fields: gl.constexpr = SPLIT_TILE_FIELDS if config.split else TILE_FIELDS
+    ctx = Context(tensors, make_rings(config, fields), work, mods, scale, config, has_sinks, has_lse)
     fence_async_shared()
     start_roles(ctx)
+
+
+@gluon.jit
+def work_of(shape, config: gl.constexpr):
+    """The scheduler of a `PrefillShape` or `SplitShape`."""
+    if config.split:
+        return SplitWork(
+            shape.seq_q, shape.seq_k, shape.heads_q, shape.group, shape.m_tiles, shape.heads, shape.section,
+            config.packed, shape.batch, shape.splits,
+        )  # fmt: skip
+    else:
+        return Work(
+            shape.seq_q, shape.seq_k, shape.heads_q, shape.group, shape.m_tiles, shape.heads, shape.section,
+            config.packed,
+        )  # fmt: skip
 
 
 @gluon.jit

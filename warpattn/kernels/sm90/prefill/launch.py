@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from warpattn.problem import CheckedCall, Problem
@@ -9,16 +11,26 @@ from warpattn.problem.arch import ARCHS, compile_options
 from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands, modifier_args, programs
 
-from .config import PrefillShape, SM90Config, choose
-
-OPTIONS = compile_options()
+from ...nvidia.combine_launch import combine_launch, workspace
+from .choice import choose
+from .config import PrefillShape, SM90Config, SplitShape, pad_dim
 
 
 def list_launches(checked: CheckedCall, x: Operands, choice: Choice | None = None) -> tuple[Launch, ...]:
-    """The one launch of a dense call, with the planner's choice or a given one."""
+    """The launch of a dense call, and the one that combines parts where keys are split, with the planner's choice or a
+    given one."""
     problem = checked.problem
     choice = choose(problem, ARCHS["sm90"]) if choice is None else choice
-    config: SM90Config = choice.config
+    if choice.partitions == 1:
+        return (attention_launch(checked, x, choice),)
+    parts = workspace(problem, choice.partitions, pad_dim(choice.config.padded_v), x.q)
+    first = attention_launch(checked, x._replace(out=parts.o, lse=parts.lse), choice)
+    return first, combine_launch("sm90", checked, x, choice.partitions, parts)
+
+
+def attention_launch(checked: CheckedCall, x: Operands, choice: Choice) -> Launch:
+    """The launch of the attention kernel; where keys are split, out and lse of `x` are the workspace's."""
+    problem, config = checked.problem, choice.config
     mask, score = programs(checked)
     args = {
         "q_maps": (x.q,) * len(config.qk_parts), "k_maps": (x.k,) * len(config.qk_parts),
@@ -27,20 +39,27 @@ def list_launches(checked: CheckedCall, x: Operands, choice: Choice | None = Non
         "counter_ptr": torch.zeros(1, dtype=torch.int32), "scale": checked.scale, "shape": _shape(problem, choice),
         **modifier_args(checked),
     }  # fmt: skip
+    has_sinks, has_lse = problem.has_sinks and not config.split, problem.has_lse or config.split
 
     def source():
         from .signature import prefill_source  # imports Triton
 
-        return prefill_source(config, mask, score, problem.has_sinks, problem.has_lse)
+        return prefill_source(config, mask, score, has_sinks, has_lse)
 
-    key = (config, mask.key, None if score is None else score.key, problem.has_sinks, problem.has_lse)
-    launch = Launch(
-        "sm90.prefill", "sm90", key, source, OPTIONS, choice.grid, args,
+    key = (config, mask.key, None if score is None else score.key, has_sinks, has_lse)
+    return Launch(
+        "sm90.prefill", "sm90", key, source, options(config), choice.grid, args,
         persistent=True, tile_counter="counter_ptr", l2_promotion=256,
     )  # fmt: skip
-    return (launch,)
 
 
-def _shape(problem: Problem, choice: Choice) -> PrefillShape:
-    order, group = choice.order, problem.heads_q // problem.heads_kv
-    return PrefillShape(problem.seq_q, problem.seq_k, problem.heads_q, group, order.m_tiles, order.heads, order.section)
+def options(config: SM90Config) -> dict[str, Any]:
+    """Options of triton.compile."""
+    return compile_options(maxnreg=config.max_registers) if config.ctas > 1 else compile_options()
+
+
+def _shape(problem: Problem, choice: Choice) -> PrefillShape | SplitShape:
+    p, order = problem, choice.order
+    group = p.heads_q // p.heads_kv
+    shape = PrefillShape(p.seq_q, p.seq_k, p.heads_q, group, order.m_tiles, order.heads, order.section)
+    return SplitShape(*shape, problem.batch, choice.partitions) if choice.config.split else shape

@@ -12,7 +12,6 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from ...nvidia.pipelines import PipelineState, producer_state
 from ...pieces.scheduler import fetch_next, resolve_next
-from ...pieces.span import tile_span
 
 
 @gluon.aggregate
@@ -33,7 +32,7 @@ def load_role(ctx):
     number = gl.program_id(0)
     total = work.total()
     tile = work.tile(number, config.tokens)
-    span = tile_span(ctx.mods.key_span(tile, work.lengths(tile), config.tokens), config.block_n)
+    span = work.key_tiles(ctx.mods, tile, config)
     q_state = load_q(ctx, producer_state(config.q_stages), tile)
     cursor = load_first_keys(ctx, cursor, tile, span)
     while number < total:
@@ -45,7 +44,7 @@ def load_role(ctx):
             cursor = load_last_values(ctx, cursor, tile, span)
         number = resolve_next(counter, work, number, taken)
         next_tile = work.tile(number, config.tokens)
-        next_span = tile_span(ctx.mods.key_span(next_tile, work.lengths(next_tile), config.tokens), config.block_n)
+        next_span = work.key_tiles(ctx.mods, next_tile, config)
         if config.q_stages > 1:
             q_state = load_q(ctx, q_state, next_tile)
             cursor = load_last_values(ctx, cursor, tile, span)

@@ -1,5 +1,7 @@
 """What Triton compiles for one config, mask and score of dense prefill on Hopper."""
 
+from typing import Any
+
 from triton.experimental.gluon import GluonASTSource
 from triton.experimental.gluon import language as gl
 
@@ -9,7 +11,8 @@ from ..arguments import int32_fields
 from ..columns import tile_box
 from ..layouts import element_type
 from ..signature import Features, attention_source
-from .config import PrefillShape, SM90Config
+from .config import PrefillShape, SM90Config, SplitShape
+from .context import output_type
 from .kernel import prefill_kernel
 
 
@@ -18,17 +21,19 @@ def prefill_source(
 ) -> GluonASTSource:
     """The kernel with the types of its parameters and its constants."""
 
-    def descriptors(rows: int, widths: tuple[int, ...], packed: int = 1) -> tuple[str, ...]:
+    def descriptors(
+        rows: int, widths: tuple[int, ...], packed: int = 1, dtype: Any = element_type(config.element)
+    ) -> tuple[str, ...]:
         boxes = [list(tile_box(rows, cols, False, packed)) for cols in widths]
-        layouts = [gl.NVMMASharedLayout.get_default_for(box, element_type(config.element)) for box in boxes]
-        return tuple(f"tensordesc<{config.element.name}{box},{at!r}>" for box, at in zip(boxes, layouts, strict=True))
+        layouts = [gl.NVMMASharedLayout.get_default_for(box, dtype) for box in boxes]
+        return tuple(f"tensordesc<{dtype}{box},{at!r}>" for box, at in zip(boxes, layouts, strict=True))
 
     signature = {
         "q_maps": descriptors(config.rows, config.qk_parts, config.packed),
         "k_maps": descriptors(config.block_n, config.qk_parts),
         "v_maps": descriptors(config.block_n, config.v_parts),
-        "o_maps": descriptors(config.rows, config.store_parts, config.packed),
+        "o_maps": descriptors(config.rows, config.store_parts, config.packed, output_type(config)),
         "counter_ptr": "*i32",
-        "shape": int32_fields(PrefillShape),
+        "shape": int32_fields(SplitShape if config.split else PrefillShape),
     }
     return attention_source(prefill_kernel, config, Features(mask, score, has_sinks, has_lse), signature)

@@ -1,4 +1,4 @@
-"""Second kernel of a split: the parts of every row, written by the 1Q kernel, become its output and its LSE.
+"""Second kernel of a split of prefill: the parts of every row become its output and its LSE.
 
       workspace   o [part, row, column] fp32, normalised over the part's keys      row = (batch, query, head)
                   lse [part, row] fp32, base 2; -inf where the part saw no key
@@ -10,9 +10,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import GluonASTSource
 from triton.experimental.gluon import language as gl
 
+from warpattn.problem.element import Element
+
 from ..pieces.combine import EqualParts, Partials, combine_block, combine_layout, combine_rows, with_sink
+from ..pieces.combine_config import CombineTile
 from ..pieces.softmax import LN_2
-from .sequence_args import CombineShape, StridedArgs
+from .combine_launch import CombineShape, StridedArgs
 
 
 @gluon.jit
@@ -20,12 +23,13 @@ def combine_kernel(
     o_ptr, partial_lse_ptr, out, lse_ptr, sinks_ptr, shape,
     config: gl.constexpr, has_sinks: gl.constexpr, has_lse: gl.constexpr,
 ):  # fmt: skip
-    """`out`: `StridedArgs`, strides in units of 8 elements; `shape`: `CombineShape`. Grid: blocks of rows."""
-    cols: gl.constexpr = config.padded_ov_depth
-    layout: gl.constexpr = combine_layout(cols)
-    block: gl.constexpr = combine_block(cols)
+    """`out`: `StridedArgs`, strides in units of 8 elements; `shape`: `CombineShape`; `config`:
+    `CombineTile`. Grid: blocks of rows."""
+    cols: gl.constexpr = config.cols
+    layout: gl.constexpr = combine_layout(cols, config.most)
+    block: gl.constexpr = combine_block(cols, config.most)
     partials = Partials(o_ptr, partial_lse_ptr, shape.rows, cols)
-    parts = EqualParts(gl.to_tensor(0), gl.to_tensor(1), gl.to_tensor(config.splitk_partitions))
+    parts = EqualParts(gl.to_tensor(0), gl.to_tensor(1), shape.parts)
     first = gl.program_id(0) * block[1]
     o, lse = combine_rows(partials, parts, first, layout, block, False)
     row = first + gl.arange(0, block[1], lse.type.layout)
@@ -44,12 +48,12 @@ def combine_kernel(
     gl.store(out.pointer + start[:, None] + col[None, :], values, mask=inside[:, None] & (col < shape.dim_v)[None, :])
 
 
-def combine_source(config, has_sinks: bool, has_lse: bool) -> GluonASTSource:
+def combine_source(config: CombineTile, element: Element, has_sinks: bool, has_lse: bool) -> GluonASTSource:
     """What Triton compiles: the kernel with the types of its parameters and its constants."""
     signature = {
         "o_ptr": "*fp32",
         "partial_lse_ptr": "*fp32",
-        "out": StridedArgs(config.element.pointer, "i32", "i32", "i32"),
+        "out": StridedArgs(element.pointer, "i32", "i32", "i32"),
         "lse_ptr": "*fp32",
         "sinks_ptr": "*fp32",
         "shape": CombineShape(),

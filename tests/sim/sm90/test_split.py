@@ -1,0 +1,93 @@
+"""Hopper prefill with the keys of a tile in several parts: both launches in the simulator, against the reference."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from tests.drawn import drawn
+from tests.sim.sm90.prefill import error
+from warpattn.kernels.sm90.prefill.config import arrange, choose_config, is_masked
+from warpattn.kernels.sm90.prefill.launch import list_launches
+from warpattn.masks import Causal, CustomMask, Mask, SlidingWindow
+from warpattn.problem import Call, validate
+from warpattn.problem.arch import ARCHS
+from warpattn.problem.operands import Operands
+from warpattn.reference import reference
+from warpattn.runtime import simulate
+from warpattn.scores import Score, SoftCap
+from warpattn.sequences import Dense
+
+
+@dataclass(frozen=True)
+class Case:
+    shape: tuple[int, int, int, int, int, int]  # batch, queries, keys, query heads, key heads, head dim
+    parts: int
+    packed: int = 1
+    mask: Mask = Causal()  # noqa: RUF009  frozen
+    score: Score | None = None
+    sinks: bool = False
+    dim_v: int = 0
+
+
+CASES = {
+    "more-parts-than-key-tiles": Case((2, 70, 200, 4, 2, 64), 5, packed=2, sinks=True),
+    "window": Case((1, 200, 300, 2, 1, 128), 3, mask=Causal() & SlidingWindow(100)),
+    "head-dim-256": Case((1, 40, 300, 2, 1, 256), 2, score=SoftCap(3.0)),
+    "head-dim-96": Case((1, 70, 150, 2, 1, 96), 2),
+    "odd-dims": Case((1, 140, 150, 2, 1, 40), 2, dim_v=24, mask=CustomMask(lambda b, h, q, k: (q + k + h) % 3 != 0)),
+    "nothing-visible": Case((1, 70, 150, 2, 2, 64), 2, mask=CustomMask(lambda b, h, q, k: (k < 0) | (q > 100))),
+}
+
+
+def operands(case: Case) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """q, k, v, sinks."""
+    batch, seq_q, seq_k, heads, heads_kv, dim = case.shape
+    q = torch.randn(batch, seq_q, heads, dim).bfloat16()
+    k = torch.randn(batch, seq_k, heads_kv, dim).bfloat16()
+    v = torch.randn(batch, seq_k, heads_kv, case.dim_v or dim).bfloat16()
+    return q, k, v, torch.randn(heads) if case.sinks else None
+
+
+def split(case: Case, x: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    """(out, lse) by the simulated launches of a case on operands."""
+    q, k, v, sinks = x
+    ready = validate(Call(q, k, v, Dense(), case.mask, case.score, sinks, None, True, None, "simulate:sm90"))
+    problem = ready.problem
+    config, _ = choose_config(problem.element, problem.dim_qk, problem.dim_v, problem.seq_q, is_masked(problem))
+    columns = min(config.v_parts[-1], 64, config.padded_v // 2)
+    config = replace(config, packed=case.packed, split=True, store_parts=(columns,))
+    choice = arrange(problem, ARCHS["sm90"], config, "given", case.parts)
+    out = torch.full((*q.shape[:3], v.shape[3]), float("nan"), dtype=q.dtype)
+    lse = torch.full(ready.lse_shape, float("nan"))
+    launches = list_launches(ready, Operands(q, k, v, out, lse, sinks), choice)
+    assert [launch.name for launch in launches] == ["sm90.prefill", "sm90.combine"]
+    for launch in launches:
+        report = simulate.run_launch(launch, simulate.Options(programs=3, **options))
+        assert report.clean, report
+    return out, lse
+
+
+@pytest.mark.parametrize(("schedule", "seed"), [("eager", 0), ("lazy", 0), ("adversarial", 0), ("random", 1)])
+@pytest.mark.parametrize("name", drawn(CASES, ("more-parts-than-key-tiles", "window", "head-dim-256", "odd-dims")))
+def test_right_and_without_findings(name: str, schedule: str, seed: int) -> None:
+    case = CASES[name]
+    x = operands(case)
+    out, lse = split(case, x, schedule=schedule, seed=seed)
+    expected, expected_lse = reference(*x[:3], mask=case.mask, score=case.score, sinks=x[3])
+    assert error(out.float(), expected) < 2e-2
+    assert error(lse, expected_lse) < 1e-4
+
+
+def test_a_sequence_has_the_same_bits_in_any_batch() -> None:
+    """With as many parts, which `batch_invariant` sees to."""
+    case = CASES["more-parts-than-key-tiles"]
+    x = operands(case)
+    out, lse = split(case, x)
+    q, k, v, sinks = x
+    alone, alone_lse = split(case, (q[1:], k[1:], v[1:], sinks))
+    assert torch.equal(out[1:], alone) and torch.equal(lse[1:], alone_lse)

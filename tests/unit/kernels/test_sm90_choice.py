@@ -1,0 +1,82 @@
+"""Which configuration a dense prefill on Hopper gets: packed heads, split keys, half tiles, and the usual one."""
+
+import pytest
+import torch
+
+from bench.cases import groups
+from tests.unit.kernels.sm90_builds import chosen
+from warpattn.kernels.pieces.span_tiles import span_tiles
+from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT, choose_config, is_masked
+from warpattn.masks import Causal, Chunked, Full, Mask, Padding, SlidingWindow
+from warpattn.problem import Call, Problem, validate
+from warpattn.sequences import Dense
+
+MEASURED = [case for name, cases in groups().items() if name != "smoke" for case in cases]
+
+
+def problem_of(seq_q: int, seq_k: int, mask: Mask) -> Problem:
+    q, k = (torch.empty(1, dtype=torch.bfloat16).expand(1, size, 2, 64) for size in (seq_q, seq_k))
+    return validate(Call(q, k, k, Dense(), mask, backend="simulate:sm90")).problem
+
+
+@pytest.mark.parametrize("case", MEASURED, ids=lambda case: case.name)
+def test_shapes_on_record_keep_their_configuration(case) -> None:
+    mask = Full() if not case.causal else Causal() if not case.window else Causal() & SlidingWindow(case.window)
+    choice = chosen(case.batch, case.seq_q, case.seq_k, case.heads_q, case.heads_kv, case.dim, mask)
+    problem = problem_of(case.seq_q, case.seq_k, mask)
+    usual, _ = choose_config(problem.element, case.dim, case.dim_v, case.seq_q, is_masked(problem))
+    assert choice.config == usual and choice.partitions == 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "mask", "packed", "parts", "word"),
+    [
+        ((4, 8192, 8192, 64, 8, 64), Causal() & SlidingWindow(128), 8, 1, "8 query heads"),
+        ((32, 32, 4096, 32, 8, 128), Causal(), 4, 1, "4 query heads"),
+        ((2, 8192, 8192, 16, 16, 64), Causal() & SlidingWindow(128), 1, 1, "short key tiles"),
+        ((1, 256, 32768, 32, 8, 128), Causal(), 1, 2, "64 tiles on 132 SMs"),
+        ((1, 64, 32768, 32, 8, 128), Causal(), 2, 8, "16 tiles on 132 SMs"),
+        ((1, 300, 32768, 2, 1, 256), Full(), 2, 26, "shared out over 26 CTAs"),
+        ((1, 1024, 16384, 32, 8, 128), Causal(), 1, 1, "head dim <= 128"),
+        ((1, 512, 512, 32, 8, 128), Causal(), 1, 1, "64-row tiles"),
+        ((1, 70, 100, 2, 2, 64), Full(), 1, 1, "64-row tiles"),
+    ],
+)
+def test_what_a_shape_gets_and_why(shape, mask: Mask, packed: int, parts: int, word: str) -> None:
+    choice = chosen(*shape, mask)
+    config = choice.config
+    assert (config.packed, choice.partitions) == (packed, parts)
+    assert config.split == (parts > 1) and shape[3] // shape[4] % packed == 0
+    assert word in choice.reasons[0]
+    assert config.smem_bytes + 512 <= (SMEM_LIMIT + 1024) // config.ctas - 1024 * (config.ctas > 1)
+    assert config.topology.registers * config.ctas <= 65_536
+    assert config.padded_v % config.store_parts[0] == 0
+    assert choice.grid[0] <= 132 * config.ctas
+
+
+@pytest.mark.parametrize("batch", [1, 2, 7])
+def test_an_invariant_batch_has_the_parts_of_a_sequence_alone(batch: int) -> None:
+    choice = chosen(batch, 256, 32768, 32, 8, 128, Causal(), invariant=True)
+    assert choice.partitions == 2
+    assert choice.config == chosen(1, 256, 32768, 32, 8, 128, Causal(), invariant=True).config
+
+
+@pytest.mark.parametrize("mask", [Full(), Causal(), Causal() & SlidingWindow(50), Chunked(40) & Causal()])
+@pytest.mark.parametrize(("seq_q", "seq_k"), [(200, 200), (70, 330), (300, 100)])
+def test_counted_key_tiles_are_those_with_something_to_see(mask: Mask, seq_q: int, seq_k: int) -> None:
+    tokens, block_n = 24, 32
+    tiles = span_tiles(problem_of(seq_q, seq_k, mask), tokens, block_n)
+    assert tiles is not None
+    q, k = torch.arange(seq_q)[:, None] + seq_k - seq_q, torch.arange(seq_k)[None]
+    seen = mask.keep(0, 0, q, k) & (k >= 0) & (q == q) if not isinstance(mask, Full) else (k >= 0) & (q == q)
+    for index, row in enumerate(range(0, seq_q, tokens)):
+        rows = seen[row : row + tokens]
+        visible = rows.any(0).nonzero().flatten()
+        count = 1 if len(visible) == 0 else int(visible[-1] // block_n - visible[0] // block_n) + 1
+        whole = sum(bool(rows[:, n : n + block_n].all()) for n in range(0, seq_k - block_n + 1, block_n))
+        assert tiles.total[index] == count
+        assert count - whole <= tiles.masked[index] <= count
+
+
+def test_nothing_is_counted_where_a_tensor_decides() -> None:
+    assert span_tiles(problem_of(100, 100, Padding(torch.tensor([50]))), 64, 64) is None

@@ -1,0 +1,65 @@
+"""What a split of the keys needs beside its prefill launch: a workspace of parts, and the launch that combines them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from warpattn.problem import CheckedCall, Problem
+from warpattn.problem.arch import compile_options
+from warpattn.problem.launch import Launch
+from warpattn.problem.operands import Operands, run_strides
+
+from ..pieces.combine_config import CombineTile, Parts, allocate_parts
+
+OPTIONS = compile_options()
+
+
+class CombineShape(NamedTuple):
+    """Rows of the workspace's parts, and the problem that they belong to; the defaults are Triton's types."""
+
+    rows: Any = "i32"
+    seq_q: Any = "i32"
+    heads_q: Any = "i32"
+    dim_v: Any = "i32"
+    parts: Any = "i32"
+
+
+class StridedArgs(NamedTuple):
+    """A (batch, token, head) array in global memory, and its strides; the defaults are Triton's types."""
+
+    pointer: Any
+    batch: Any = "i64"
+    token: Any = "i64"
+    head: Any = "i64"
+
+
+def workspace(problem: Problem, partitions: int, cols: int, q: Tensor) -> Parts:
+    """Memory for parts of (parts * batch, queries, heads) rows; ragged queries lie end to end, so their batch is 1."""
+    batch = 1 if problem.ragged_queries else problem.batch
+    return allocate_parts((partitions * batch, problem.seq_q, problem.heads_q), cols, q.device)
+
+
+def combine_launch(arch: str, checked: CheckedCall, x: Operands, partitions: int, parts: Parts) -> Launch:
+    """The launch that combines the parts."""
+    p, cols = checked.problem, parts.o.shape[-1]
+    tile = CombineTile(cols, 1 << (partitions - 1).bit_length())
+    rows = parts.lse.numel() // partitions
+    args = {
+        "o_ptr": parts.o, "partial_lse_ptr": parts.lse, "out": StridedArgs(x.out, *_strides(x.out)),
+        "lse_ptr": x.lse, "sinks_ptr": x.sinks, "shape": CombineShape(rows, p.seq_q, p.heads_q, p.dim_v, partitions),
+    }  # fmt: skip
+
+    def source() -> Any:
+        from .combine_parts import combine_source  # imports Triton
+
+        return combine_source(tile, p.element, p.has_sinks, p.has_lse)
+
+    key = (tile, p.element, p.has_sinks, p.has_lse)
+    return Launch(f"{arch}.combine", arch, key, source, OPTIONS, (-(-rows // tile.rows),), args)
+
+
+def _strides(out: Tensor) -> tuple[int, ...]:
+    """Strides of batch, token and head in runs; ragged rows have no batch."""
+    return (*[0] * (4 - out.ndim), *run_strides(out))
