@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -11,6 +12,12 @@ from warpattn.language import eager
 from warpattn.language.nodes import SPAN
 from warpattn.problem import Problem
 
+
+def _tensors(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda *args: function(*(torch.as_tensor(arg) for arg in args))
+
+
+_OPS = eager.OPS | {name: _tensors(getattr(torch, name)) for name in ("minimum", "maximum", "where")}
 _NUMBERS = {"int": int, "int64": int, "float": float, "bool": "True".__eq__}
 
 
@@ -51,5 +58,5 @@ def _evaluate(mask: Any, symbols: dict[str, Any]) -> list[Any]:
         if op == "const":
             values[number] = _NUMBERS[dtype](args[0])
         else:
-            values[number] = symbols[args[0]] if op == "sym" else eager.OPS[op](*(values[arg] for arg in args))
+            values[number] = symbols[args[0]] if op == "sym" else _OPS[op](*(values[arg] for arg in args))
     return [values[number] for number in outputs[SPAN]]

@@ -16,6 +16,7 @@ from torch import Tensor
 from warpattn.kernels.pieces.span_tiles import SpanTiles, span_tiles
 from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
+from warpattn.problem.element import ELEMENT_OF
 from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, PlanOptions
 
 from .config import SM90Config, arrange, choose_config, is_masked
@@ -50,6 +51,11 @@ class Candidate(NamedTuple):
         keys, masked = self.tiles.total * self.config.block_n, self.tiles.masked * self.config.block_n
         return self.config.block_m * (self.rate.row + keys * self.rate.key + masked * self.rate.masked) / 1000
 
+    def waste(self, seq_q: int) -> float:
+        """At most this share of the work is for rows past the last query or in masked tiles."""
+        empty = 1 - seq_q / (len(self.tiles.total) * self.config.block_m)
+        return empty + self.tiles.masked.sum().item() / self.tiles.total.sum().item()
+
     def head_microseconds(self) -> float:
         """Time of all row tiles, for one head."""
         return self.microseconds().sum().item() / self.config.packed
@@ -59,7 +65,8 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
     """The choice for a dense `problem`. With `batch_invariant` it is that of one of its sequences alone, so that its
     parts do not depend on the others."""
     alone = replace(problem, batch=1) if options.batch_invariant else problem
-    usual, why = choose_config(problem.element, problem.dim_qk, problem.dim_v, problem.seq_q, is_masked(problem))
+    element = ELEMENT_OF[problem.dtype]
+    usual, why = choose_config(element, problem.dim_qk, problem.dim_v, problem.seq_q, is_masked(problem))
     short = _short(alone, usual, target)
     if short is not None:
         return arrange(problem, target, short, "few tiles of few keys: 64-row tiles, two CTAs an SM, end sooner")
@@ -87,9 +94,11 @@ def _short(problem: Problem, usual: SM90Config, target: Arch) -> SM90Config | No
 
 def _packed(problem: Problem, usual: SM90Config, why: str) -> tuple[Candidate, str]:
     """The best candidate, the usual configuration if none is much faster; and why."""
+    first = _candidate(problem, usual, _usual_rate(usual))
+    if first.waste(problem.seq_q) < 1 - GAIN:
+        return first, why
     group = problem.heads_q // problem.heads_kv
     heads = [n for n in (1, 2, 4, 8, MOST_PACKED) if group % n == 0 and (n == 1 or _same_for_heads(problem))]
-    first = _candidate(problem, usual, _usual_rate(usual))
     others = [
         _candidate(problem, replace(config, packed=n), rate)
         for config, rate in ((usual, first.rate), *_narrow(problem, usual))
@@ -126,8 +135,8 @@ def _usual_rate(config: SM90Config) -> Rate:
 
 
 def _candidate(problem: Problem, config: SM90Config, rate: Rate) -> Candidate:
-    """A configuration with its key tiles, all there are where they depend on captured tensors."""
-    tiles = span_tiles(problem, config.tokens, config.block_n)
+    """A configuration with its key tiles, all there are without a mask or where they depend on captured tensors."""
+    tiles = span_tiles(problem, config.tokens, config.block_n) if is_masked(problem) else None
     if tiles is None:
         every = torch.full((-(-problem.seq_q // config.tokens),), -(-problem.seq_k // config.block_n))
         tiles = SpanTiles(every, torch.zeros_like(every))
