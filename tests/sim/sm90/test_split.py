@@ -11,6 +11,7 @@ pytest.importorskip("triton")
 
 from tests.drawn import drawn
 from tests.sim.sm90.prefill import error
+from warpattn.kernels.sm90.prefill.choice import shared_out
 from warpattn.kernels.sm90.prefill.config import arrange, choose_config, is_masked
 from warpattn.kernels.sm90.prefill.launch import list_launches
 from warpattn.masks import Causal, CustomMask, Mask, SlidingWindow
@@ -59,8 +60,7 @@ def split(case: Case, x: Any, **options: Any) -> tuple[Tensor, Tensor]:
     ready = validate(Call(q, k, v, Dense(), case.mask, case.score, sinks, None, True, None, "simulate:sm90"))
     problem = ready.problem
     config, _ = choose_config(problem.element, problem.dim_qk, problem.dim_v, problem.seq_q, is_masked(problem))
-    columns = min(config.v_parts[-1], 64, config.padded_v // 2)
-    config = replace(config, packed=case.packed, split=True, store_parts=(columns,))
+    config = shared_out(replace(config, packed=case.packed))
     choice = arrange(problem, ARCHS["sm90"], config, "given", case.parts)
     out = torch.full((*q.shape[:3], v.shape[3]), float("nan"), dtype=q.dtype)
     lse = torch.full(ready.lse_shape, float("nan"))

@@ -74,10 +74,13 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
     parts, split_why = _parts(alone, best, target)
     if parts == 1:
         return arrange(problem, target, best.config, why)
-    config = best.config
-    columns = min(config.v_parts[-1], 64, config.padded_v // 2)
-    config = replace(config, split=True, store_parts=(columns,))
-    return arrange(problem, target, config, f"{why}; {split_why}", parts)
+    return arrange(problem, target, shared_out(best.config), f"{why}; {split_why}", parts)
+
+
+def shared_out(config: SM90Config) -> SM90Config:
+    """The same with the keys of a tile in parts, whose fp32 columns go out in blocks that need no more memory."""
+    columns = 1 << (sum(config.store_parts) // 2).bit_length() - 1
+    return replace(config, split=True, store_parts=(min(columns, config.v_parts[-1]),))
 
 
 def _short(problem: Problem, usual: SM90Config, target: Arch) -> SM90Config | None:
