@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -12,27 +12,9 @@ from warpattn.problem.launch import Launch
 from warpattn.problem.operands import Operands, run_strides
 
 from ..pieces.combine_config import CombineTile, Parts, allocate_parts
+from .combine_args import CombineShape, StridedArgs
 
 OPTIONS = compile_options()
-
-
-class CombineShape(NamedTuple):
-    """Rows of the workspace's parts, and the problem that they belong to; the defaults are Triton's types."""
-
-    rows: Any = "i32"
-    seq_q: Any = "i32"
-    heads_q: Any = "i32"
-    dim_v: Any = "i32"
-    parts: Any = "i32"
-
-
-class StridedArgs(NamedTuple):
-    """A (batch, token, head) array in global memory, and its strides; the defaults are Triton's types."""
-
-    pointer: Any
-    batch: Any = "i64"
-    token: Any = "i64"
-    head: Any = "i64"
 
 
 def workspace(problem: Problem, partitions: int, cols: int, q: Tensor) -> Parts:

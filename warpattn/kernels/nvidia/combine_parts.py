@@ -15,7 +15,7 @@ from warpattn.problem.element import Element
 from ..pieces.combine import EqualParts, Partials, combine_block, combine_layout, combine_rows, with_sink
 from ..pieces.combine_config import CombineTile
 from ..pieces.softmax import LN_2
-from .combine_launch import CombineShape, StridedArgs
+from .combine_args import CombineShape, StridedArgs
 
 
 @gluon.jit

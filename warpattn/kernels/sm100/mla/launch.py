@@ -9,7 +9,8 @@ from warpattn.problem.arch import compile_options
 from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands, modifier_args, programs, run_strides
 
-from ...nvidia.combine_launch import StridedArgs, combine_launch, workspace
+from ...nvidia.combine_args import StridedArgs
+from ...nvidia.combine_launch import combine_launch, workspace
 from ..sequence_args import Lengths
 from ..traits import Traits
 from .config import LatentConfig

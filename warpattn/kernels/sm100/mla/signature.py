@@ -5,7 +5,7 @@ from triton.experimental.gluon import GluonASTSource
 from warpattn.language.nodes import Program
 from warpattn.problem.element import FP32
 
-from ...nvidia.combine_launch import StridedArgs
+from ...nvidia.combine_args import StridedArgs
 from ...pieces.signature import modifier_functions, packed_span
 from ..sequence_args import Lengths, sequence_types
 from ..signature import ALIGNED, descriptor, modifier_types

@@ -141,7 +141,8 @@ def _candidate(problem: Problem, config: SM90Config, rate: Rate) -> Candidate:
     """A configuration with its key tiles, all there are without a mask or where they depend on captured tensors."""
     tiles = span_tiles(problem, config.tokens, config.block_n) if is_masked(problem) else None
     if tiles is None:
-        every = torch.full((-(-problem.seq_q // config.tokens),), -(-problem.seq_k // config.block_n))
+        shape = (max(1, -(-problem.seq_q // config.tokens)),)
+        every = torch.full(shape, max(1, -(-problem.seq_k // config.block_n)))
         tiles = SpanTiles(every, torch.zeros_like(every))
     return Candidate(config, rate, tiles)
 

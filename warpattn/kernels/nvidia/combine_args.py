@@ -1,0 +1,22 @@
+"""What the kernel that combines parts is told at run time, by name; a signature takes the defaults, Triton's types."""
+
+from typing import Any, NamedTuple
+
+
+class CombineShape(NamedTuple):
+    """Rows of the workspace's parts, and the problem that they belong to; the defaults are Triton's types."""
+
+    rows: Any = "i32"
+    seq_q: Any = "i32"
+    heads_q: Any = "i32"
+    dim_v: Any = "i32"
+    parts: Any = "i32"
+
+
+class StridedArgs(NamedTuple):
+    """A (batch, token, head) array in global memory, and its strides; the defaults are Triton's types."""
+
+    pointer: Any
+    batch: Any = "i64"
+    token: Any = "i64"
+    head: Any = "i64"
