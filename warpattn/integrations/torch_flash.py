@@ -58,7 +58,11 @@ class Handle:
 
 
 def put_in_place() -> Handle:
-    """Replace torch's operators until `remove()` of the result."""
+    """Replace torch's operators until `remove()` of the result; one warning where `varlen_attn` would pass them by."""
+    if prefers_cudnn():
+        advice = "use sdpa_kernel(SDPBackend.FLASH_ATTENTION) or torch.backends.cuda.enable_cudnn_sdp(False)"
+        warnings.warn(f"torch {torch.__version__}'s varlen_attn takes cuDNN's operators here, not these; {advice}",
+                      stacklevel=3)  # fmt: skip
     cpu, cuda = Library("aten", "IMPL", "CPU"), Library("aten", "IMPL", "CUDA")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "[\\s\\S]*[Oo]verriding a previously registered kernel", UserWarning)
@@ -66,6 +70,16 @@ def put_in_place() -> Handle:
             for library in libraries:
                 (cpu if library == "CPU" else cuda).impl(name, kernel)
     return Handle([cpu, cuda])
+
+
+def prefers_cudnn() -> bool:
+    """Whether `varlen_attn` would call cuDNN's operators, which stay torch's: 2.15 does so on Hopper and Blackwell."""
+    if not torch.cuda.is_available() or not torch.backends.cuda.cudnn_sdp_enabled():
+        return False
+    from torch.nn.attention import varlen
+
+    chooses = getattr(varlen, "_should_use_cudnn", None)  # torch's own question, 2.11 on; 2.13 always says no
+    return chooses is not None and bool(chooses(torch.cuda.current_device()))
 
 
 @drop_in("query, key, value, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None", REFUSED)

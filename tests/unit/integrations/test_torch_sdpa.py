@@ -1,6 +1,7 @@
 """torch's scaled_dot_product_attention served by us: as a function, swapped in, and through torch's registry."""
 
 import inspect
+import warnings
 
 import pytest
 import torch
@@ -235,6 +236,22 @@ def test_registry_gives_torch_its_own_back():
     q, k, v = qkv()
     with pytest.raises(NotImplementedError):
         torch.ops.aten._flash_attention_forward(q, k, v, None, None, L, S, 0.0, False, False)
+
+
+@pytest.mark.parametrize(("enabled", "chosen", "warned"), [(True, True, 1), (True, False, 0), (False, True, 0)])
+def test_a_varlen_attn_that_takes_cudnn_is_one_warning(enabled, chosen, warned, monkeypatch):
+    from torch.nn.attention import varlen
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.backends.cuda, "cudnn_sdp_enabled", lambda: enabled)
+    monkeypatch.setattr(varlen, "_should_use_cudnn", lambda device: chosen, raising=False)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch_flash.put_in_place().remove()
+    assert [str(x.message).partition("'s varlen_attn takes cuDNN")[0] for x in caught] == [
+        f"torch {torch.__version__}"
+    ] * warned
 
 
 @pytest.mark.usefixtures("_active")
