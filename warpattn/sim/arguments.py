@@ -85,6 +85,9 @@ def bind(module: Module, memory: GlobalMemory, args: Mapping[str, Any]) -> list[
     """Values for the parameters of the kernel, in order."""
     block = module.functions[module.entry]
     names = [module.parameter_names.get(name, name.lstrip("%")) for name in block.arguments]
+    for name, kind in zip(names, block.types, strict=False):
+        if "tensordesc_im2col" in kind.text:
+            raise SimulationError(f"{name} is a descriptor in im2col mode, which is not simulated; tiled ones are")
     flat = _flattened(args, names, block)
     tables = [(name, value) for name, value in flat.items() if isinstance(value, PointerTable)]
     flat |= {name: value.addresses() for name, value in tables}
@@ -170,8 +173,11 @@ def _flattened(args: Mapping[str, Any], names: Sequence[str], block: Block) -> d
             rank = len(kind.shape or ())
             if len(found.shape) != rank:
                 raise SimulationError(f"{name} has shape {found.shape}; its descriptor has {rank} dimensions")
-            flat.update({f"{name}.shape.{i}": n for i, n in enumerate(found.shape)})
-            flat.update({f"{name}.stride.{i}": s for i, s in enumerate(found.strides)})
+            flat.update(_sizes_of(name, found))
+        elif kind is not None and kind.elem == "ptr" and isinstance(value, TensorDescriptor):
+            # For AMD Triton takes a descriptor of the host apart; its fields are arguments of their own.
+            flat.update(_sizes_of(name, _viewed(value, memory_of(value.tensor, name))))
+            flat |= {name: value.tensor, f"{name}.padding": False, f"{name}.roundF32ToTF32": False}
     derived = {f"{name}.{part}.{i}" for name in kinds for part in ("shape", "stride") for i in range(6)}
     unknown = sorted(name for name in flat if name not in names and name not in derived)
     if unknown:
@@ -180,6 +186,12 @@ def _flattened(args: Mapping[str, Any], names: Sequence[str], block: Block) -> d
     if missing:
         raise SimulationError(f"the argument {missing[0]!r} is missing; the kernel takes {', '.join(_roots(names))}")
     return flat
+
+
+def _sizes_of(name: str, found: Memory) -> dict[str, int]:
+    """The arguments that a descriptor brings along."""
+    shape = {f"{name}.shape.{i}": n for i, n in enumerate(found.shape)}
+    return shape | {f"{name}.stride.{i}": s for i, s in enumerate(found.strides)}
 
 
 def _flatten(name: str, value: Any, names: Sequence[str], flat: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.blackwell import (
     TensorMemoryLayout,
     TensorMemoryScalesLayout,
@@ -96,3 +97,21 @@ def stealing_kernel(out, FAULT: gl.constexpr):
         tile = found.program_id(0)
         phase ^= 1
     mbarrier.invalidate(bar)
+
+
+@gluon.jit
+def halves_by_threads_kernel(x, weights, out, FAULT: gl.constexpr):
+    """out = x · a number, each CTA of two its half of the rows by cp.async; both hold all weights, and reshape them."""
+    halves: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0], cga_layout=[[1, 0]])
+    shared: gl.constexpr = gl.SwizzledSharedLayout(4, 1, 1, [1, 0], cga_layout=[[1, 0]])
+    tile = gl.allocate_shared_memory(gl.float32, [64, 32], shared)
+    row = gl.arange(0, 64, gl.SliceLayout(1, halves))[:, None]
+    at = row * 32 + gl.arange(0, 32, gl.SliceLayout(0, halves))[None, :]
+    async_copy.async_load(tile, x + at, mask=(row < 60) & (at >= 0))
+    async_copy.commit_group()
+    whole: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0], cga_layout=[[0]])
+    table = gl.load(weights + gl.arange(0, 64, whole)).reshape([8, 8])
+    factor = gl.max(gl.max(table, 1), 0)
+    if FAULT != "no_wait":
+        async_copy.wait_group(0)
+    gl.store(out + at, tile.load(halves) * factor)

@@ -207,7 +207,7 @@ def test_what_is_not_simulated_is_an_error():
     with pytest.raises(SimulationError, match="does not say how its elements are spread"):
         simulate(re.sub(r", CGALayout = \[\[1\]\]", "", text), (1,), {"out": poison(512)})
     with pytest.raises(SimulationError, match=r"cluster_kernels.py:\d+: not simulated in kernels with clusters"):
-        simulate(text.replace("ttng.cluster_barrier", "ttg.async_commit_group"), (1,), {"out": poison(512)})
+        simulate(text.replace("ttng.cluster_barrier", "ttg.global_scratch_alloc"), (1,), {"out": poison(512)})
 
 
 @pytest.mark.parametrize("way", ["atomic", "convert", "tile"])

@@ -120,3 +120,26 @@ def test_programs_that_cancel_others(fault, schedule):
     else:
         assert report.clean, report
         assert (out > 0).all() and len(set(out.tolist())) < 20, "some program did the work of another"
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("arch", ["sm90", "sm100"])
+def test_copies_by_threads_of_a_cluster(arch, schedule):
+    report, right = halves_by_threads("", arch, schedule)
+    assert report.clean and right, report
+
+
+def test_copies_by_threads_of_a_cluster_without_a_wait():
+    report, _ = halves_by_threads("no_wait", "sm90", "lazy")
+    (found,) = report.of_kind("Race")
+    assert found.buffer == "tile" and found.count == 2, "of each CTA one"
+
+
+def halves_by_threads(fault: str, arch: str, schedule: str) -> tuple[Report, bool]:
+    x, weights = (np.random.default_rng(0).standard_normal(n).astype(np.float32) for n in ((64, 32), 64))
+    out = np.full((64, 32), np.nan, np.float32)
+    args = {"x": x, "weights": weights, "out": out}
+    signature = (*((name, "*fp32") for name in args), ("FAULT", "constexpr"))
+    kernel = compiled(kernels.halves_by_threads_kernel, signature, (("FAULT", fault),), 4, arch, 2)
+    report = simulate(kernel, (1,), args, schedule=schedule)
+    return report, np.array_equal(out, np.where(np.arange(64)[:, None] < 60, x, 0) * weights.max())

@@ -88,3 +88,10 @@ def ticket_kernel(count, out):
     program = tl.program_id(0)
     ticket = tl.atomic_add(count, 1, sem="relaxed")
     tl.store(out + program + (ticket - program) * 4096, ticket)
+
+
+@triton.jit
+def double_kernel(x, out):
+    """Tiles by descriptors that the host has made."""
+    row = tl.program_id(0) * 32
+    out.store([row, 0], x.load([row, 0]) * 2)

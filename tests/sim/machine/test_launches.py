@@ -15,6 +15,7 @@ pytest.importorskip("triton")
 import triton
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.tools.tensor_descriptor import TensorDescriptor as PlainDescriptor
 from typer.testing import CliRunner
 
 from tests.sim.machine import launched_kernels as kernels
@@ -141,6 +142,18 @@ def test_descriptors_of_the_host(waits: bool) -> None:
         pair = (TensorDescriptor.from_tensor(x, [64, 64], layout) for x in (source, target))
         kernels.tma_copy_kernel[(1,)](*pair, waits=waits)
     assert runs.clean == waits and (not waits or torch.equal(source, target))
+
+
+@pytest.mark.parametrize("arch", ["sm90", "gfx942"])
+def test_descriptors_that_triton_takes_apart_for_amd(arch: str) -> None:
+    x, out = torch.randn(60, 64), torch.zeros(60, 64)
+    with launches(arch, schedules="lazy") as runs:
+        pair = [PlainDescriptor.from_tensor(each, [32, 64]) for each in (x, out)]
+        kernels.double_kernel[(2,)](*pair)
+        assert runs.clean and torch.equal(out, 2 * x)
+        pair[0].padding = "nan"
+        with pytest.raises(SimulationError, match="a descriptor pads with 'nan'; only padding with zeros is simulated"):
+            kernels.double_kernel[(2,)](*pair)
 
 
 def test_warmup_compiles_and_runs_nothing() -> None:

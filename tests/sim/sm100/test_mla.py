@@ -157,7 +157,6 @@ def test_how_keys_are_split():
 # Operation, what stands in one of its lines of Python, why it can go.
 REDUNDANT = [
     ("tcgen05.fence::after_thread_sync", "tcgen05.fence::after_thread_sync", "order of tensor memory: not modelled"),
-    ("tcgen05.fence::before_thread_sync", "tcgen05.fence::before_thread_sync", "order of tensor memory: not modelled"),
     ("ttng.fence_async_shared", "    fence_async_shared()\n", "for new barriers and TMA: not modelled"),
 ]
 reason = reviewed(REDUNDANT)

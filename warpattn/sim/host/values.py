@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..arguments import PointerTable
+from ..errors import SimulationError
 from ..memory.descriptor import TensorDescriptor
 
 _LEAST_ADDRESS = 1 << 32  # smaller numbers of an int64 tensor are taken for numbers
@@ -34,6 +35,8 @@ def _collect(name: str, value: Any, kind: Any, found: dict[str, Any]) -> None:
 def _argument(value: Any) -> Any:
     """A value as `simulate` takes it."""
     if hasattr(value, "base") and hasattr(value, "block_shape"):  # a descriptor made on the host
+        if getattr(value, "padding", "zero") != "zero":
+            raise SimulationError(f"a descriptor pads with {value.padding!r}; only padding with zeros is simulated")
         return TensorDescriptor(value.base, tuple(value.block_shape), tuple(value.shape), tuple(value.strides))
     if isinstance(value, torch.Tensor) and value.dtype in (torch.int64, torch.uint64) and value.device.type == "cpu":
         reached = pointed_into(value)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 _WRAPPERS = {"tensor": "tensor", "!ttg.memdesc": "memdesc", "!tt.tensordesc": "desc"}
+_WRAPPERS[""] = "memdesc"  # so copies by threads print the type of their target
 _DIMS = re.compile(r"((?:\d+x)*)(.+)")
 
 

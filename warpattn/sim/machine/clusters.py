@@ -26,7 +26,8 @@ _ACTING = {
     "ttng.async_tma_copy_global_to_local", "ttng.async_tma_copy_local_to_global", "ttng.async_tma_store_wait",
     "ttng.async_tma_reduce",
     "ttng.warp_group_dot", "ttng.warp_group_dot_wait", "ttng.tmem_alloc", "ttng.tmem_load", "ttng.tmem_store",
-    "ttng.tmem_subslice", "ttng.tc_gen5_mma", "ttng.tc_gen5_commit", "tt.reduce", "scf.for", "scf.if", "scf.while",
+    "ttng.tmem_subslice", "ttng.tc_gen5_mma", "ttng.tc_gen5_commit", "ttg.async_copy_global_to_local",
+    "ttg.async_commit_group", "ttg.async_wait", "tt.reduce", "scf.for", "scf.if", "scf.while",
     "scf.execute_region", "tt.call", "ttg.warp_specialize", "tt.map_elementwise",
 }  # fmt: skip
 _MOVING = {"tt.dot", "tt.dot_scaled", "tt.gather", "tt.histogram", "tt.reshape", "tt.cat", "tt.unsplat"}
@@ -54,6 +55,7 @@ def _visit(block: Block, ctas: Ctas, inside: str) -> None:
         if op.name in TABLE and TABLE[op.name][0] < 4:
             known = op.name in _ACTING or (TABLE[op.name][0] == PLAIN and op.name not in _MOVING)
             known |= op.name == "ttg.inline_asm" and (not op.inputs or _votes(op))  # of the CTA alone, such as a fence
+            known |= op.name in _MOVING and _held_whole(op, ctas)
             if not known:
                 raise op.error("not simulated in kernels with clusters")
         if inside and op.name in ("ttng.init_barrier", "ttng.cluster_barrier"):
@@ -61,6 +63,11 @@ def _visit(block: Block, ctas: Ctas, inside: str) -> None:
         _whole(op, ctas)
         for region in op.regions:
             _visit(region, ctas, "a partition" if op.name == "ttg.warp_specialize" else inside or "a loop or branch")
+
+
+def _held_whole(op: Op, ctas: Ctas) -> bool:
+    """Whether every CTA holds all elements that an operation moves."""
+    return all(max(ctas.split(kind).parts, default=1) == 1 for kind in (*op.inputs, *op.outputs) if kind.shape)
 
 
 def _votes(op: Op) -> bool:

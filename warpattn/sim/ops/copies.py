@@ -10,6 +10,7 @@ import numpy as np
 
 from ..ir.formats import encode, register_dtype
 from ..ir.module import Op
+from ..ir.parts import from_registers
 from ..machine.agents import Agent
 from ..machine.registry import blocking, plain, tasked
 from ..machine.sync import AgentWait, all_but_newest
@@ -25,15 +26,17 @@ def _copy(op: Op) -> Callable[..., Any]:
     kind = pointee(op.inputs[0])
     masked = re.search(r"\bmask %", op.text) is not None
     dtype = register_dtype(kind.elem)
+    part = from_registers(op, op.inputs[0], [*op.inputs, *op.outputs][1])
 
     def run(task: Any, pointers: Any, view: MemDesc, *rest: Any) -> Any:
         yield from task.machine.pause()
         mask = rest[0] if masked else None
         other = rest[1] if masked and len(rest) > 1 else None
+        addresses, mask, other = (x if x is None else part(x, task.program.cta) for x in (pointers, mask, other))
 
         def body(agent: Agent) -> None:
             who = Toucher(agent.lane, agent.epoch, agent.clock, agent.place)
-            values = load_pointers(task.machine.memory, who, kind, pointers, mask, other)
+            values = load_pointers(task.machine.memory, who, kind, addresses, mask, other)
             access = Access(view, agent.lane, agent.epoch, True, False, agent.place, agent.cta)
             bits = encode(np.asarray(values, dtype), kind.elem)
             if amd and mask is not None and other is None:

@@ -40,6 +40,8 @@ def _fence(op: Op) -> Callable[..., Any]:
 def _make_descriptor(op: Op) -> Callable[..., Any]:
     kind = op.outputs[0]
     rank = len(kind.shape or ())
+    if op.integer("padding", 1) != 1:
+        raise op.error("a descriptor that pads with NaN is not simulated")
 
     def run(task: Any, pointer: int, *numbers: int) -> Descriptor:
         return make_descriptor(task.machine.memory, int(pointer), numbers[:rank], numbers[rank : 2 * rank], kind)
