@@ -67,6 +67,42 @@ def test_compiled_and_recomputed(how):
         torch.testing.assert_close(mine, theirs, rtol=0 if exact else 2e-2, atol=0 if exact else 2e-2)
 
 
+def test_a_graph_of_a_whole_step():
+    """Forward, backward and an update, captured once and replayed on other inputs."""
+    inputs = replace(BASE, seq_q=333).build("cuda")
+    k, v = inputs.k, inputs.v
+    weight = torch.eye(128, device="cuda", dtype=torch.float32).requires_grad_()
+    optimizer = torch.optim.SGD([weight], lr=1e-3)
+    q = inputs.q.clone()
+
+    def run() -> None:
+        optimizer.zero_grad(set_to_none=False)
+        step((q.float() @ weight).to(q.dtype), k, v).float().square().mean().backward()
+        optimizer.step()
+
+    run()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    begin = weight.detach().clone()
+    for scale in (1.0, -0.5):
+        q.copy_(inputs.q * scale)
+        with torch.no_grad():
+            weight.copy_(begin)
+        graph.replay()
+        replayed = weight.detach().clone()
+        with torch.no_grad():
+            weight.copy_(begin)
+        run()
+        assert not torch.equal(replayed, begin)
+        torch.testing.assert_close(replayed - begin, weight.detach() - begin, rtol=2e-2, atol=1e-7)
+
+
 def test_what_has_no_gradient_is_one_error():
     inputs = replace(BASE, kind="paged", seq_q=4, lens_k=(70, 5), page_size=16).build("cuda")
     assert isinstance(inputs.sequence, wa.PagedKV)

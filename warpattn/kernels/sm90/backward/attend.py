@@ -7,9 +7,10 @@ without leaving their registers. For each query tile, `│` being waits for prod
 
 where the accumulators of S and dP begin with what belongs to each row, -lse / scale and -delta. The last tile has no
 S'. P is kept rounded and packed: registers are the limit (208 a thread; dK and dV alone take 128 at head dim 128), and
-a value that lives longer by one step makes the assembler wait after every product. dP is multiplied by
-P when dV is done, too, or the assembler copies P. The numbers of the rows, which an accumulator begins with, are loaded
-while another product runs: a load takes 200 to 350 cycles beside products that read shared memory (H100).
+a value that lives longer by one step makes the assembler wait after every product. dP is multiplied by P when dV is
+done, too, or the assembler copies P. The numbers of the rows, which an accumulator begins with, are loaded while
+another product runs: a load takes 200 to 350 cycles beside products that read shared memory (H100). At head dim 64 dP
+is before dV and dS stored before dK begins, see `values_first` of the config.
 """
 
 from triton.experimental import gluon
@@ -60,7 +61,8 @@ def attend_role(ctx, wg: gl.constexpr):
             rings.q.consumer_wait(following)
             visit = read_visit(ctx, following)
             s = first_scores(ctx, following)
-            hand_over(ctx, ds, state, wg)
+            if config.values_first:
+                hand_over(ctx, ds, state, wg)
             s = start_scores(ctx, following, s, wg)
             dk = warpgroup_mma_wait(1, deps=(dk, ds))[0]
             rings.q.consumer_release(state)
@@ -69,7 +71,8 @@ def attend_role(ctx, wg: gl.constexpr):
             sums = Sums(dk, dv)
             state = following
         dk, dv, ds = start_tile(ctx, sums, weights, state, wg)
-        hand_over(ctx, ds, state, wg)
+        if config.values_first:
+            hand_over(ctx, ds, state, wg)
         sums = Sums(warpgroup_mma_wait(0, deps=(dk, ds))[0], dv)
     smem = rings.v.tile(consumer_state(1), wg)  # nobody else reads this part of V
     store_keys(ctx, ctx.tensors.dv, (sums.dv,), smem, wg * config.rows)
@@ -78,20 +81,25 @@ def attend_role(ctx, wg: gl.constexpr):
 
 @gluon.jit
 def start_tile(ctx, sums, weights, state, wg: gl.constexpr):
-    """dV, dP and dS of a tile, and start dK: (dK, which may be read after a wait; dV; packed dS). dV begins while the
-    numbers that dP begins with are loaded."""
+    """dV, dP and dS of a tile, and start dK: (dK, which may be read after a wait; dV; packed dS)."""
     config: gl.constexpr = ctx.config
     rings = ctx.rings
     rings.do.consumer_wait(state)
     do = rings.do.tile(state).reshape([config.block_m, config.padded_v])
-    dv = warpgroup_mma(operand(weights.p, config, config.padded_v), do, sums.dv, is_async=True)
-    dp = start_value_scores(ctx, state, row_numbers(ctx, rings.delta, state), wg)
+    if config.values_first:
+        dv = warpgroup_mma(operand(weights.p, config, config.padded_v), do, sums.dv, is_async=True)
+        dp = start_value_scores(ctx, state, row_numbers(ctx, rings.delta, state), wg)
+    else:
+        dp = start_value_scores(ctx, state, row_numbers(ctx, rings.delta, state), wg)
+        dv = warpgroup_mma(operand(weights.p, config, config.padded_v), do, sums.dv, is_async=True)
     dp, dv, p = warpgroup_mma_wait(0, deps=(dp, dv, weights.p))
     product = fp32(p, config) * dp
     if len(weights.slope) == 1:
         product = product * fp32(weights.slope[0], config)
     rings.do.consumer_release(state)
     ds = pack(as_quads(product), element_type(config.element))
+    if not config.values_first:
+        hand_over(ctx, ds, state, wg)
     q = rings.q.tile(state).reshape([config.block_m, config.padded_qk])
     dk = warpgroup_mma(operand(ds, config, config.padded_qk), q, sums.dk, is_async=True)
     return dk, dv, ds
@@ -99,7 +107,7 @@ def start_tile(ctx, sums, weights, state, wg: gl.constexpr):
 
 @gluon.jit
 def hand_over(ctx, ds, state, wg: gl.constexpr):
-    """dS of a tile to `reduce`, while dK takes it from the registers."""
+    """dS of a tile to `reduce`."""
     rings = ctx.rings
     rings.ds.producer_acquire(PipelineState(state.index, state.phase ^ 1, STAGES))
     rings.ds.tile(state, wg).store(tile_of(ds, ctx.config))

@@ -65,7 +65,7 @@ class Rings:
     p: StagedPipeline  # the same, from `weigh` to `derive`; the ring of dS where there is none
     shift: gl.shared_memory_descriptor  # [stages, 1, M] fp32, of the Q slots
     delta: gl.shared_memory_descriptor  # of the dO slots
-    dq: gl.shared_memory_descriptor  # [ds_stages, 1, M, dq_cols] fp32
+    dq: gl.shared_memory_descriptor  # [dq_buffers, 1, M, dq_cols] fp32
     visits: gl.shared_memory_descriptor  # [VISITS * FIELDS, 1] int32
 
 
@@ -214,6 +214,6 @@ def make_rings(config: gl.constexpr):
         p,
         gl.allocate_shared_memory(gl.float32, [STAGES, 1, block_m], row_layout),
         gl.allocate_shared_memory(gl.float32, [STAGES, 1, block_m], row_layout),
-        gl.allocate_shared_memory(gl.float32, [stages, 1, block_m, config.dq_cols], dq_layout),
+        gl.allocate_shared_memory(gl.float32, [config.dq_buffers, 1, block_m, config.dq_cols], dq_layout),
         gl.allocate_shared_memory(gl.int32, [VISITS * FIELDS, 1], plain),
     )

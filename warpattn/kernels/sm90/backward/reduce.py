@@ -94,12 +94,8 @@ def query_gradients(ctx, state, part: gl.constexpr):
 def add_columns(ctx, dq, visit, part: gl.constexpr):
     """Add a part's columns through a buffer, once TMA has read what it held."""
     config: gl.constexpr = ctx.config
-    buffers: gl.constexpr = config.ds_stages
-    smem = ctx.rings.dq.index(part % buffers)
-    if config.dq_parts > 1:
-        tma.store_wait(buffers - 1)
-    else:
-        tma.store_wait(0)
+    smem = ctx.rings.dq.index(part % config.dq_buffers)
+    tma.store_wait(config.dq_buffers - 1)
     smem.reshape([config.block_m, config.dq_cols]).store(dq)
     fence_async_shared()
     gl.barrier()
