@@ -18,6 +18,7 @@ class Case:
     """One attention problem: q (batch, seq_q, heads_q, dim), k (…, heads_kv, dim), v (…, heads_kv, dim_v).
 
     `causal` is bottom-right aligned. `window` counts the visible keys of a row, itself included, and needs `causal`.
+    Every sequence holds `documents` of equal lengths, which do not see each other. `softcap` bounds the scores.
     """
 
     name: str
@@ -31,18 +32,23 @@ class Case:
     dtype: str = "bfloat16"
     causal: bool = False
     window: int | None = None
+    documents: int = 1
+    softcap: float | None = None
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a window without `causal`, or one that shows no key."""
+        """Raises ValueError for a window without `causal`, or one that shows no key, and for documents that do not
+        divide equal lengths."""
+        if self.documents > 1 and (self.seq_q != self.seq_k or self.seq_q % self.documents or self.window is not None):
+            raise ValueError(f"case {self.name}: {self.documents} documents need no window and divide equal lengths")
         if self.window is not None and (not self.causal or self.window < 1):
             raise ValueError(f"case {self.name} has window={self.window}, causal={self.causal}: a window needs causal")
 
     def pairs(self) -> float:
         """Visible (query, key) pairs of one head; the square causal case counts half of all, as every peer does."""
         if not self.causal:
-            return self.seq_q * self.seq_k
+            return self.seq_q * self.seq_k / self.documents
         if self.window is None and self.seq_q == self.seq_k:
-            return self.seq_q * self.seq_k / 2
+            return self.seq_q * self.seq_k / self.documents / 2
         ends = (min(max(row + 1 + self.seq_k - self.seq_q, 0), self.seq_k) for row in range(self.seq_q))
         return sum(ends) if self.window is None else sum(min(end, self.window) for end in ends)
 
@@ -58,6 +64,8 @@ class Case:
         """The short text of tables and plots: `4×4k causal`."""
         length = _short(self.seq_q) if self.seq_q == self.seq_k else f"{_short(self.seq_q)}/{_short(self.seq_k)}"
         mask = f" window {self.window}" if self.window else " causal" if self.causal else " full"
+        mask += f" of {self.documents} documents" if self.documents > 1 else ""
+        mask += f" soft-cap {self.softcap:g}" if self.softcap else ""
         return f"{self.batch}×{length}{mask}"
 
     def asdict(self) -> dict[str, Any]:
@@ -109,12 +117,14 @@ def groups() -> dict[str, tuple[Case, ...]]:
             _square("window-1x16k-causal", 1, 16, 128, True),
             _square("window-1x16k-1024", 1, 16, 128, True, window=1024),
         ),
+        "wide": _wide(),
         "smoke": (
             Case("smoke-full", 2, 256, 256, 4, 4, 64, 64),
             Case("smoke-causal", 1, 384, 384, 4, 4, 128, 128, causal=True),
             Case("smoke-ragged-tile", 1, 200, 333, 2, 2, 128, 128, causal=True),
             Case("smoke-gqa", 2, 256, 256, 8, 2, 64, 64, dtype="float16", causal=True),
             Case("smoke-window", 1, 512, 512, 2, 2, 64, 64, causal=True, window=100),
+            Case("smoke-documents", 1, 320, 320, 2, 1, 64, 64, causal=True, documents=4, softcap=20.0),
         ),
     }
 
@@ -135,6 +145,8 @@ REQUIREMENTS: tuple[Requirement, ...] = (
     SpeedRequirement("d256", "cudnn", must=1.00),
     SpeedRequirement("d256", "fa4", must=None, aim=0.95),
     SpeedRequirement("gqa", "cudnn", must=1.03),
+    SpeedRequirement("wide", "cudnn", must=1.00),
+    SpeedRequirement("wide", "fa4", must=1.00),
     TimeRequirement("window", case="window-1x16k-1024", against="window-1x16k-causal", at_most=0.18),
     LimitRequirement("host", "ratio", at_most=1.2, unit="× cuDNN SDPA"),
     LimitRequirement("first_call", "warm_s", at_most=0.5, unit="s"),
@@ -160,3 +172,38 @@ def _ten(group: str, heads: int, dim: int) -> tuple[Case, ...]:
         for causal in (False, True)
         for b in BATCHES
     )
+
+
+def _wide() -> tuple[Case, ...]:
+    """What models have beside the other groups: head dims, groups, lengths, windows, documents, soft-caps, fp16."""
+    dims = [_problem(4, 4096, 16, dim, causal=causal) for dim in (40, 72, 80, 96, 112) for causal in (False, True)]
+    dims += [_problem(4, 4096, 8, dim, causal=causal) for dim in (160, 192, 208, 224) for causal in (False, True)]
+    latent = [_problem(b, s, 32, 192, v=128) for b, s in ((16, 1024), (2, 4096), (1, 16384))]
+    latent += [_problem(2, 4096, 32, 192, v=128, causal=False), _problem(2, 4096, 16, 192)]
+    pictures = [_problem(b, s, 16, d, causal=False) for b, s, d in ((32, 729, 72), (64, 577, 64), (64, 256, 64))]
+    pictures += [_problem(32, 1024, 16, 80, causal=False), _problem(1, 33 * 1024, 12, 128, causal=False)]
+    short = [_problem(b, s, 32, 128, kv=8) for b, s in ((1, 512), (1, 1024), (16, 512), (128, 128), (256, 64))]
+    short += [_problem(64, 256, 16, 128)]
+    few = [_problem(1, q, 32, 128, kv=8, keys=k) for q, k in ((128, 8192), (256, 32768), (1024, 16384), (2048, 32768))]
+    few += [_problem(4, 64, 64, 64, kv=8, keys=8192)]
+    grouped = [_problem(b, s, 64, 64, kv=8) for b, s in ((8, 2048), (2, 4096), (1, 16384))]
+    grouped += [_problem(2, 4096, h, 128, kv=kv) for h, kv in ((32, 8), (40, 8), (28, 4), (64, 4), (48, 1))]
+    grouped += [_problem(2, 4096, 8, 256, kv=1), _problem(1, 8192, 16, 256, kv=8), _problem(2, 4096, 32, 96)]
+    windows = [_problem(4, 8192, 64, 64, kv=8, window=128), _problem(2, 8192, 32, 128, kv=8, window=128)]
+    windows += [_problem(1, 16384, 32, 128, kv=8, window=4096), _problem(2, 8192, 8, 256, kv=4, window=512)]
+    packs = [_problem(1, 16384, 16, 128, documents=16), _problem(2, 8192, 32, 64, documents=8)]
+    packs += [_problem(4, 4096, 32, 128, kv=8, documents=4), _problem(1, 16384, 16, 72, causal=False, documents=16)]
+    capped = [_problem(1, 8192, 16, 256, kv=8, softcap=50.0), _problem(2, 4096, 32, 128, kv=8, softcap=30.0)]
+    capped += [_problem(1, 16384, 16, 256, kv=8, window=4096, softcap=50.0), _problem(4, 2048, 16, 64, softcap=20.0)]
+    half = [_problem(4, 4096, 16, dim, dtype="float16") for dim in (64, 80, 96, 128)]
+    half += [_problem(2, 4096, 8, 256, dtype="float16"), _problem(2, 4096, 32, 192, v=128, dtype="float16")]
+    return (*dims, *latent, *pictures, *short, *few, *grouped, *windows, *packs, *capped, *half)
+
+
+def _problem(batch: int, seq: int, heads: int, dim: int, kv: int = 0, keys: int = 0, v: int = 0, **more: Any) -> Case:
+    """A case of the wide group, named after its numbers; causal unless `more` has causal=False."""
+    causal = more.pop("causal", True)
+    kind = "".join(f"-{key}{value}" for key, value in more.items()) or ("-causal" if causal else "-full")
+    size = f"{batch}x{_short(seq)}" + (f"o{_short(keys)}" if keys else "")
+    name = f"wide-{size}-h{heads}" + (f"o{kv}" if kv else "") + f"-d{dim}" + (f"o{v}" if v else "") + kind
+    return Case(name, batch, seq, keys or seq, heads, kv or heads, dim, v or dim, causal=causal, **more)

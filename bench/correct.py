@@ -78,7 +78,10 @@ def _visible(case: Case, rows: torch.Tensor) -> torch.Tensor:
     """[rows, Sk] bool: which keys these rows see, bottom-right aligned."""
     keys = torch.arange(case.seq_k, device=rows.device)
     position = rows[:, None] + case.seq_k - case.seq_q
-    visible = keys[None, :] <= position
+    visible = keys[None, :] <= position if case.causal else torch.ones_like(position < keys[None, :])
+    if case.documents > 1:
+        length = case.seq_q // case.documents
+        visible &= position // length == keys[None, :] // length
     return visible if case.window is None else visible & (position - keys[None, :] < case.window)
 
 
@@ -94,7 +97,9 @@ def _torch_attention(case: Case, qkv: QKV, dtype: torch.dtype) -> torch.Tensor:
     for start in range(0, case.seq_q, chunk):
         rows = torch.arange(start, min(start + chunk, case.seq_q), device=q.device)
         scores = (q[..., start : start + chunk, :] * case.dim**-0.5) @ k.mT  # [B, Hkv, group, rows, Sk]
-        if case.causal:
+        if case.softcap:
+            scores = case.softcap * (scores / case.softcap).tanh()
+        if case.causal or case.documents > 1:
             scores = scores.masked_fill(~_visible(case, rows), float("-inf"))
         weights = scores.softmax(-1).nan_to_num(0.0)  # a row without keys gives 0
         out[:, start : start + chunk] = (weights @ v).permute(0, 3, 1, 2, 4).flatten(2, 3).float()

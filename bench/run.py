@@ -176,7 +176,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
 def _everything(args: argparse.Namespace) -> None:
     """What a run without a choice measures: all that is required on a GPU, the small cases on a CPU."""
     on_gpu = torch.cuda.is_available()
-    args.group = [name for name in groups() if (name == "smoke") != on_gpu]
+    args.group = [name for name in groups() if name != "wide" and (name == "smoke") != on_gpu]
     args.host = args.first_call = on_gpu
 
 

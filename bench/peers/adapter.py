@@ -72,6 +72,14 @@ def installed_version(distribution: str) -> str | None:
         return None
 
 
+def unmodified(case: Case, *, softcap: bool = False) -> None:
+    """Raises Unsupported for documents in a sequence, and for a soft-cap unless the peer takes one."""
+    if case.documents > 1:
+        raise Unsupported("its call for dense batches has no documents")
+    if case.softcap and not softcap:
+        raise Unsupported("it has no soft-cap")
+
+
 def top_left_causal(case: Case) -> None:
     """Raises Unsupported where torch's top-left causal mask would not be the case's bottom-right one."""
     if case.causal and case.seq_q != case.seq_k:

@@ -6,7 +6,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench.cases import Case
-from bench.peers.adapter import Call, Unsupported, no_gpu, top_left_causal
+from bench.peers.adapter import Call, Unsupported, no_gpu, top_left_causal, unmodified
 
 
 class Cudnn:
@@ -26,6 +26,7 @@ class Cudnn:
 
     def prepare(self, case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Call:
         """SDPA over transposed views; the output comes back as (B, Sq, Hq, Dv) without a copy."""
+        unmodified(case)
         if case.window is not None:
             raise Unsupported("torch's SDPA has no window")
         top_left_causal(case)

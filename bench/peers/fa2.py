@@ -6,7 +6,7 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from bench.cases import Case
-from bench.peers.adapter import Call, no_gpu
+from bench.peers.adapter import Call, no_gpu, unmodified
 from bench.peers.cudnn import sdpa_call
 
 
@@ -27,6 +27,7 @@ class FlashAttention2:
 
     def prepare(self, case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Call:
         """SDPA where it can express the case, else the operator, whose causal mask is bottom-right aligned."""
+        unmodified(case)
         if case.window is None and not (case.causal and case.seq_q != case.seq_k):
             return sdpa_call(SDPBackend.FLASH_ATTENTION, case, (q, k, v))
         window = {} if case.window is None else {"window_size_left": case.window - 1, "window_size_right": 0}

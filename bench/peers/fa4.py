@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from bench.cases import Case
-from bench.peers.adapter import Call, cannot_import, no_gpu, version_of
+from bench.peers.adapter import Call, cannot_import, no_gpu, unmodified, version_of
 
 
 class FlashAttention4:
@@ -25,7 +25,8 @@ class FlashAttention4:
         """Its causal mask is bottom-right aligned and its window counts keys beside the row's own."""
         from flash_attn.cute.interface import flash_attn_func
 
+        unmodified(case, softcap=True)
         windowed = case.window is not None
         window = (case.window - 1, 0) if case.window is not None else (None, None)
         causal = case.causal and not windowed
-        return lambda: flash_attn_func(q, k, v, causal=causal, window_size=window)[0]
+        return lambda: flash_attn_func(q, k, v, causal=causal, window_size=window, softcap=case.softcap or 0.0)[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from bench.cases import Case
-from bench.peers.adapter import Call, cannot_import, no_gpu, version_of
+from bench.peers.adapter import Call, cannot_import, no_gpu, unmodified, version_of
 
 WORKSPACE = 256 << 20  # bytes; its documentation asks for 128 MiB
 
@@ -27,6 +27,8 @@ class FlashInfer:
         """Plans once; the call reads (tokens, heads, dim) views of the inputs."""
         import flashinfer
 
+        unmodified(case, softcap=True)
+
         def offsets(length: int) -> torch.Tensor:
             return torch.arange(case.batch + 1, dtype=torch.int32, device=q.device) * length
 
@@ -40,6 +42,7 @@ class FlashInfer:
             case.dim,
             head_dim_vo=case.dim_v,
             causal=case.causal,
+            logits_soft_cap=case.softcap or 0.0,
             window_left=-1 if case.window is None else case.window - 1,
             q_data_type=q.dtype,
             kv_data_type=k.dtype,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from bench.cases import Case
-from bench.peers.adapter import Call, cannot_import, no_gpu, version_of
+from bench.peers.adapter import Call, cannot_import, no_gpu, unmodified, version_of
 
 
 class FlexAttention:
@@ -27,6 +27,7 @@ class FlexAttention:
         import torch._inductor.config
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+        unmodified(case)
         offset = case.seq_k - case.seq_q
 
         def keep(b, h, row, key):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from bench.cases import Case
-from bench.peers.adapter import Call, Unsupported, cannot_import, no_gpu, top_left_causal, version_of
+from bench.peers.adapter import Call, Unsupported, cannot_import, no_gpu, top_left_causal, unmodified, version_of
 
 
 class ModularMax:
@@ -27,6 +27,7 @@ class ModularMax:
         from max.nn.attention import MHAMaskVariant
         from max.nn.kernels import flash_attention_gpu
 
+        unmodified(case)
         if case.dim != case.dim_v:
             raise Unsupported("its operator takes one head dim for Q, K and V")
         top_left_causal(case)

@@ -27,9 +27,12 @@ class Warpattn:
         """One call of the public API."""
         import warpattn as wa
 
-        mask = None
+        mask, score = None, None if case.softcap is None else wa.SoftCap(case.softcap)
         if case.window is not None:
             mask = wa.SlidingWindow(case.window)
         elif case.causal:
             mask = wa.Causal()
-        return lambda: wa.attention(q, k, v, mask=mask)
+        if case.documents > 1:
+            ids = (torch.arange(case.seq_q, device=q.device) // (case.seq_q // case.documents)).expand(case.batch, -1)
+            mask = wa.Document(ids) if mask is None else mask & wa.Document(ids)
+        return lambda: wa.attention(q, k, v, mask=mask, score=score)

@@ -1,5 +1,7 @@
 """Each synchronising operation is needed, or stands in a reviewed list with the reason why it can go."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,19 +11,21 @@ from triton.experimental.gluon import language as gl
 
 from tests.drawn import drawn
 from tests.sim.builds import compiled
-from tests.sim.knocking import SM90_PREFILL, knocked_out, reviewed
+from tests.sim.knocking import LATER, SM90_PREFILL, knocked_out, reviewed
 from tests.sim.machine import gluon_kernels
 from tests.sim.sm90.prefill import Case, simulated
 from warpattn.masks import Causal
 from warpattn.sim import Report, TensorDescriptor, knock_out, simulate
 
 FIRST = ("ttng.arrive_barrier", "q_state = load_q(ctx, producer_state(", "a program always has a first tile")
-reason = reviewed([*SM90_PREFILL, FIRST])
+TURN = ("bar.sync", "turn_wait(wg, config)", "nothing is wrong without turns; an even number leaves no arrival", LATER)
+reason = reviewed([*SM90_PREFILL, FIRST, TURN])
 
 
-@pytest.mark.parametrize(("dim", "dim_v"), drawn([(128, 128), (192, 128), (192, 192), (80, 80)], [(128, 128)]))
+@pytest.mark.parametrize(("dim", "dim_v"), drawn([(128, 128), (192, 128), (80, 80)], [(128, 128)]))
 def test_the_prefill_kernel_needs_its_synchronisation(dim, dim_v):
     case = Case(780, 780, heads=2, dim=dim, dim_v=dim_v, mask=Causal())
+    case = replace(case, seq_k=652 + case.config.block_n)  # the first rows see one key tile
 
     def once(module, schedule) -> Report:
         torch.manual_seed(0)

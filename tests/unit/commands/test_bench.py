@@ -45,6 +45,12 @@ def test_flops_with_another_v_dim():
     assert _case(dim=192, dim_v=128).flops() == 2 * 2 * 4 * 96 * 96 * (192 + 128)
 
 
+def test_documents_see_themselves():
+    assert _case(seq_q=96, seq_k=96, causal=True, documents=4).pairs() == 4 * 24 * 24 / 2
+    with pytest.raises(ValueError, match="documents"):
+        _case(seq_q=97, seq_k=97, causal=True, documents=4)
+
+
 @pytest.mark.parametrize("window", [0, 8])
 def test_a_window_needs_causal_and_a_key(window):
     with pytest.raises(ValueError, match="window"):
@@ -62,6 +68,11 @@ def test_groups_have_the_required_shapes():
         }
         assert sum(c.causal for c in cases) == 5
     assert {(c.heads_q, c.heads_kv, c.dim, c.causal) for c in found["gqa"]} == {(64, 8, 128, True)}
+    wide = found["wide"]
+    assert len(wide) >= 60
+    assert {c.dim for c in wide} >= {40, 72, 80, 96, 112, 160, 192, 208, 224, 256} and any(c.softcap for c in wide)
+    assert {c.dtype for c in wide} == {"float16", "bfloat16"} and any(c.window for c in wide)
+    assert any(c.documents > 1 for c in wide) and any(c.seq_k > 8 * c.seq_q for c in wide)
     names = [case.name for group in found.values() for case in group]
     assert len(names) == len(set(names))
 
@@ -76,6 +87,8 @@ def test_requirements_name_groups_cases_and_peers_that_exist():
         ("d256", "cudnn"): (1.0, None),
         ("d256", "fa4"): (None, 0.95),
         ("gqa", "cudnn"): (1.03, None),
+        ("wide", "cudnn"): (1.0, None),
+        ("wide", "fa4"): (1.0, None),
     }
     assert all(group in groups() and peer in PEERS for group, peer in speeds)
     (window,) = (r for r in REQUIREMENTS if isinstance(r, TimeRequirement))
