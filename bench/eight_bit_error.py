@@ -1,0 +1,66 @@
+"""The error of attention over 8-bit keys and values: `python3 -m bench.eight_bit_error` prints it as a table.
+
+Against the bf16 tensors that they were made of, in fp64 on both sides, so that nothing but the stored values differs.
+Two kinds of inputs: normally distributed ones, and the same with the outliers that models have, 2 of 128 columns of the
+keys 20 times as large and 1 of 64 values 10 times.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from torch import Tensor
+
+import warpattn as wa
+
+FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+GRANULARITIES: tuple[str | int, ...] = ("tensor", "head", "token", 64)
+KEYS, HEADS, HEADS_KV, DIM = 2048, 8, 2, 128
+
+
+def inputs(outliers: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v in bf16."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, rows, heads, DIM, generator=generator)
+               for rows, heads in ((16, HEADS), (KEYS, HEADS_KV), (KEYS, HEADS_KV)))  # fmt: skip
+    if outliers:
+        k[..., 7::64] *= 20
+        q[..., 7::64] /= 20  # or one key would have all the weight
+        v[:, 5::64] *= 10
+    return q.bfloat16(), k.bfloat16(), v.bfloat16()
+
+
+def error(found: Tensor, expected: Tensor) -> tuple[float, float]:
+    """(1 - cosine, relative error in the Euclidean norm)."""
+    found, expected = found.flatten(), expected.flatten()
+    cosine = torch.dot(found, expected) / (found.norm() * expected.norm())
+    return 1 - cosine.item(), ((found - expected).norm() / expected.norm()).item()
+
+
+def table() -> str:
+    """Markdown: a row for each format and granularity."""
+    columns = ("format", "scale per", "relative error", "1 − cosine", "with outliers", "1 − cosine")
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    given = [inputs(outliers) for outliers in (False, True)]
+    exact = [wa.attention(q.double(), k.double(), v.double()) for q, k, v in given]
+    for name, dtype in FORMATS.items():
+        for per in GRANULARITIES:
+            cells = []
+            for (q, k, v), expected in zip(given, exact, strict=True):
+                found = wa.attention(q.double(), wa.quantize(k, dtype, per=per), wa.quantize(v, dtype, per=per))
+                cosine, relative = error(found, expected)
+                cells += [f"{relative:.1e}", f"{cosine:.1e}"]
+            per_text = f"{per} columns" if isinstance(per, int) else per
+            lines.append(f"| {name} | {per_text} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Prints the table."""
+    print(table())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

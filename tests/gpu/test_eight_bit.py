@@ -1,0 +1,100 @@
+"""8-bit keys and values on a card: calls, plans, a captured graph and appended rows against the reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+import warpattn as wa
+from tests.sim.sm90.decode import Decode, tensors
+
+pytestmark = pytest.mark.gpu
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+LENGTHS = (4000, 1, 0, 129, 64, 8191)
+CASES = {
+    "paged": Decode(LENGTHS, page=16, heads=32, heads_kv=8, dim=128, stored=E4M3),
+    "tensor-e5m2": Decode(LENGTHS, page=64, heads=16, heads_kv=2, dim=128, stored=E5M2, per=("tensor", None),
+                          dtype=torch.float16),
+    "tokens": Decode(LENGTHS, page=16, heads=32, heads_kv=8, dim=128, stored=E4M3, per=("token", "token"), tokens=2),
+    "head-dim-64": Decode(LENGTHS, page=16, heads=64, heads_kv=8, dim=64, stored=E4M3),
+    "head-dim-256": Decode(LENGTHS, page=32, heads=16, heads_kv=8, dim=256, stored=E4M3),
+    "many-rows": Decode(LENGTHS, page=16, heads=32, heads_kv=2, dim=128, tokens=5, stored=E4M3),
+    "dense": Decode((4096, 4096, 4096), heads=32, heads_kv=8, dim=128, stored=E4M3, per=("token", "head")),
+    "few-dense-keys": Decode((100, 100), heads=8, heads_kv=8, dim=128, stored=E4M3),
+}  # fmt: skip
+
+
+def on_card(case: Decode) -> tuple[Tensor, wa.PagedKV | tuple[wa.Quantized, wa.Quantized]]:
+    """q, and the pages or a pair of dense keys and values."""
+    q, (k, v), sequence, _ = tensors(case)
+    own = {name: x.cuda() for name, x in vars(sequence).items() if isinstance(x, Tensor)}
+    if isinstance(sequence, wa.PagedKV):
+        return q.cuda(), wa.PagedKV(**own)
+    return q.cuda(), (wa.Quantized(k.cuda(), own["k_scale"]), wa.Quantized(v.cuda(), own["v_scale"]))
+
+
+def attend(
+    q: Tensor, kv: wa.PagedKV | tuple[wa.Quantized, wa.Quantized], backend: str = "auto"
+) -> tuple[Tensor, Tensor]:
+    tail = {"mask": wa.Causal(), "return_lse": True, "backend": backend}
+    return wa.attention_paged(q, kv, **tail) if isinstance(kv, wa.PagedKV) else wa.attention(q, *kv, **tail)
+
+
+def check(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> None:
+    out, lse = expected
+    limit = (2e-2 if out.dtype == torch.bfloat16 else 3e-3) * max(1.0, out.float().abs().max().item())
+    assert (found[0].float() - out.float()).abs().max() <= limit
+    torch.testing.assert_close(found[1], lse, atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_calls_and_plans(name):
+    """Twice, so that the second call takes the short way; the same bits each time, and by a plan."""
+    q, kv = on_card(CASES[name])
+    found, again = attend(q, kv), attend(q, kv)
+    check(found, attend(q, kv, "reference"))
+    plan = wa.DecodePlan(q, kv, mask=wa.Causal(), return_lse=True)
+    for other in (again, plan(q, kv)):
+        assert torch.equal(other[0], found[0]) and torch.equal(other[1], found[1])
+
+
+def test_a_graph_serves_other_scales():
+    q, kv = on_card(CASES["tokens"])
+    plan = wa.DecodePlan(q, kv, mask=wa.Causal(), return_lse=True)
+    plan(q, kv)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = plan(q, kv)
+    kv.k_scale.mul_(0.5)
+    kv.v_scale.mul_(2.0)
+    kv.lengths.clamp_(max=100)
+    graph.replay()
+    check(found, attend(q, kv, "reference"))
+
+
+@pytest.mark.parametrize("per", ["head", "token"])
+def test_appended_rows_are_attended(per):
+    """Rows that one launch quantised are as torch stores them, and a step of ragged queries reads them."""
+    torch.manual_seed(0)
+    k, v = (torch.randn(6, 8, 128).bfloat16() for _ in range(2))
+    slots = torch.tensor([35, 36, -1, 64, 65, 80])
+    pages = [torch.zeros(8, 16, 8, 128).to(E4M3) for _ in range(2)]
+    scales = [torch.full((8,), 0.01) if per == "head" else torch.ones(8, 16, 8) for _ in range(2)]
+    here = [x.cuda() for x in (*pages, *scales)]
+    wa.append_slots(k, v, *pages, slots, k_scale=scales[0], v_scale=scales[1])
+    for _ in range(2):
+        wa.append_slots(k.cuda(), v.cuda(), here[0], here[1], slots.cuda(), k_scale=here[2], v_scale=here[3])
+    for a, b in zip((*pages, *scales), here, strict=True):
+        assert (a.float() - b.cpu().float()).abs().max() <= 1e-6 * a.float().abs().max()
+    table = torch.tensor([[2, 0], [4, 5]]).int().cuda()
+    kv = wa.PagedKV(here[0], here[1], table, torch.tensor([5, 17]).int().cuda(), k_scale=here[2], v_scale=here[3])
+    seq = wa.Ragged(torch.tensor([0, 2, 5]).int().cuda(), max_q=3)
+    q = torch.randn(5, 32, 128).bfloat16().cuda()
+    plan, found = wa.StepPlan(q, kv, seq, mask=wa.Causal()), wa.attention_paged(q, kv, seq, mask=wa.Causal())
+    expected = wa.attention_paged(q, kv, seq, mask=wa.Causal(), backend="reference")
+    assert torch.equal(plan(q, kv, seq), found)
+    torch.testing.assert_close(found, expected, atol=2e-2, rtol=2e-2)
