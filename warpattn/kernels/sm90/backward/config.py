@@ -222,17 +222,18 @@ def choose(problem: Problem, target: Arch, deterministic: bool = False) -> Choic
         tiles, heads = -(-problem.seq_k // config.block_n), problem.batch * problem.heads_kv
         order = "the key tiles of a head one after the other share its queries in L2"
     numbers = padded_rows(problem) * problem.heads_q * (1 if config.ragged else problem.batch)
-    lines = (
-        *config.topology.picture().splitlines(),
-        f"{tiles * heads} CTAs: key tiles of {config.block_n} keys, query tiles of {config.block_m}",
-        f"workspace: {4 * numbers * (problem.dim_qk + 2):,} bytes for dQ in fp32 and two numbers for each row",
-    )
+
+    def lines() -> tuple[str, ...]:
+        return (
+            *config.topology.picture().splitlines(),
+            f"{tiles * heads} CTAs: key tiles of {config.block_n} keys, query tiles of {config.block_m}",
+            f"workspace: {4 * numbers * (problem.dim_qk + 2):,} bytes for dQ in fp32 and two numbers for each row",
+        )
+
     if deterministic:
         order += "; CTAs add to a tile of dQ in a fixed order, that in which they arrive there"
     reasons = (why, order, "the query heads of a key head are walked in one CTA: dK and dV need no second pass")
-    return Choice(
-        "backward", config, (tiles * heads,), lambda: lines, (*reasons, COPY_RULE), order=KeyTileOrder(tiles, heads)
-    )
+    return Choice("backward", config, (tiles * heads,), lines, (*reasons, COPY_RULE), order=KeyTileOrder(tiles, heads))
 
 
 def padded_rows(problem: Problem) -> int:
