@@ -114,7 +114,7 @@ def test_programs_that_cancel_others(fault, schedule):
     signature = (("out", "*i32"), ("FAULT", "constexpr"))
     kernel = compiled(kernels.stealing_kernel, signature, (("FAULT", fault),), 4, "sm100")
     out = np.zeros(20, np.int32)
-    report = simulate(kernel, (20,), {"out": out}, schedule=schedule, seed=1, step_limit=20_000)
+    report = simulate(kernel, (20,), {"out": out}, schedule=schedule, seed=1, step_limit=300 if fault else 20_000)
     if fault:
         assert report.of_kind("Race"), report
     else:
