@@ -1,7 +1,7 @@
 """The configuration of a dense prefill on Hopper: heads packed into a tile, keys split, short problems.
 
 The work of each candidate is counted with the mask's own span, and weighed by times measured on an H200
-(bench/notes.md, experiments 114 to 117). Dense problems alone are counted: of others the host knows no lengths.
+(bench/notes.md, experiments 119 to 122). Dense problems alone are counted: of others the host knows no lengths.
 """
 
 from __future__ import annotations
