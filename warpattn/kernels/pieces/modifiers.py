@@ -50,6 +50,12 @@ class Modifiers:
             kept = self.keep(tile.b, tile.h, q, k, work.seq_q, work.seq_k, self.mask_args)
             return gl.where(kept, s, -float("inf"))
 
+    @gluon.jit
+    def keeps(self, tile, work, q, k):
+        """Whether queries see keys, for a mask; `q` and `k` broadcast."""
+        kept = self.keep(tile.b, tile.h, q, k, work.seq_q, work.seq_k, self.mask_args)
+        return gl.to_tensor(kept) & (k < work.seq_k)
+
 
 @gluon.jit
 def exponent_scale(ctx):

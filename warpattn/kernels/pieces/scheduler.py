@@ -49,6 +49,18 @@ class Work:
         return tile_span(mods.key_span(tile, self, config.tokens), config.block_n)
 
     @gluon.jit
+    def place(self, tile, tokens: gl.constexpr):
+        """One int32 for a tile, not negative."""
+        return (tile.b * self.heads_q + tile.h) * self.m_tiles + tile.row // tokens
+
+    @gluon.jit
+    def tile_at(self, place, tokens: gl.constexpr):
+        """The tile at a place."""
+        head = place // self.m_tiles
+        b = head // self.heads_q
+        return Tile(b, head - b * self.heads_q, (place - head * self.m_tiles) * tokens)
+
+    @gluon.jit
     def lengths(self, tile):
         """What has the `seq_q` and `seq_k` of a tile's sequence."""
         return self

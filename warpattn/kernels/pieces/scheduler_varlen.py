@@ -34,6 +34,7 @@ class VarlenTile:
     seq_q: gl.tensor
     k_start: gl.tensor  # first key of the sequence; only the producer has it
     seq_k: gl.tensor
+    number: gl.tensor
 
 
 @gluon.aggregate
@@ -71,7 +72,17 @@ class VarlenScheduler:
         seq_q = gl.load(record + 3, mask=inside, other=0)
         k_start = gl.load(record + 4, mask=inside, other=0)
         seq_k = gl.load(record + 5, mask=inside, other=0)
-        return VarlenTile(b, head, row, q_start, seq_q, k_start, seq_k)
+        return VarlenTile(b, head, row, q_start, seq_q, k_start, seq_k, number)
+
+    @gluon.jit
+    def place(self, tile, tokens: gl.constexpr):
+        """One int32 for a tile."""
+        return tile.number
+
+    @gluon.jit
+    def tile_at(self, place, tokens: gl.constexpr):
+        """The tile at a place."""
+        return self.tile(place, tokens)
 
     @gluon.jit
     def lengths(self, tile):
@@ -99,6 +110,7 @@ class VarlenScheduler:
         put_field(slots.index(first + 3), tile.q_start)
         put_field(slots.index(first + 4), tile.seq_q)
         put_field(slots.index(first + 5), tile.seq_k)
+        put_field(slots.index(first + 6), tile.number)
 
     @gluon.jit
     def read(self, slots, index):
@@ -110,4 +122,5 @@ class VarlenScheduler:
         q_start = get_field(slots.index(first + 3))
         seq_q = get_field(slots.index(first + 4))
         seq_k = get_field(slots.index(first + 5))
-        return VarlenTile(b, h, row, q_start, seq_q, gl.to_tensor(0), seq_k)
+        number = get_field(slots.index(first + 6))
+        return VarlenTile(b, h, row, q_start, seq_q, gl.to_tensor(0), seq_k, number)

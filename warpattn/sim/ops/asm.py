@@ -175,6 +175,51 @@ def _same(task: Any, match: re.Match[str], x: int) -> Any:
     yield
 
 
+@whole(r"ld\.shared\.b32 \$0, \[\$1\];$")
+def _load_word(task: Any, match: re.Match[str], view: MemDesc) -> Any:
+    """The first 32 bits of a view, for every thread."""
+    bits, _ = view.buffer.read(task.access(view, False), task.clock)
+    return int(np.ascontiguousarray(bits[task.program.cta]).reshape(-1).view(np.int32)[0])
+    yield
+
+
+@whole(r"st\.shared\.b32 \[\$0\], \$1;$")
+def _store_word(task: Any, match: re.Match[str], view: MemDesc, value: int) -> Any:
+    """Every thread writes the first 32 bits of a view."""
+    _write_word(task, view, value)
+    return None
+    yield
+
+
+@whole(
+    r"\{ \.reg \.pred p; setp\.ne\.b32 p, \$2, 0; @p st\.shared\.b32 \[\$0\], \$1; "
+    r"@p fence\.proxy\.async\.shared::cta; \}$"
+)
+def _store_word_if(task: Any, match: re.Match[str], view: MemDesc, value: int, predicate: int) -> Any:
+    """The same if a scalar is not zero, with a fence for the asynchronous proxy."""
+    if predicate:
+        _write_word(task, view, value)
+        task.clock.fence()
+    return None
+    yield
+
+
+@whole(r"\{ \.reg \.pred p; setp\.nan\.f32 p, \$2, \$2; @p st\.shared\.b32 \[\$0\], \$1; \}$")
+def _store_word_of_nan(task: Any, match: re.Match[str], view: MemDesc, value: int, x: np.ndarray) -> Any:
+    """The same by each thread with a NaN."""
+    if np.isnan(x).any():
+        _write_word(task, view, value)
+    return None
+    yield
+
+
+def _write_word(task: Any, view: MemDesc, value: int) -> None:
+    """The first 32 bits of a view; what else it shows counts as written, too."""
+    bits = np.array(view.array[task.program.cta])
+    bits.reshape(-1).view(np.int32)[0] = value
+    view.buffer.write(task.access(view, True), task.clock, bits)
+
+
 @whole(r"tcgen05\.fence::(?:before|after)_thread_sync;$")
 def _tcgen05_fence(task: Any, match: re.Match[str]) -> Any:
     """Orders tensor memory against the barriers beside it, as everything is ordered here."""

@@ -42,7 +42,8 @@ class QueryTile:
 
 @gluon.jit
 def attend_role(ctx, wg: gl.constexpr):
-    """Run one warpgroup until the producer publishes that no tile is left."""
+    """Run one warpgroup until the producer publishes that there is no more tile. Returns the place of the tile that it
+    has left to repeat.py last, or -1."""
     config: gl.constexpr = ctx.config
     rings = ctx.rings
     q_state = consumer_state(config.q_stages)
@@ -57,6 +58,7 @@ def attend_role(ctx, wg: gl.constexpr):
     rings.k.consumer_wait(k_state)
     s = start_scores(q_tile, key_tile(ctx, k_state), config)
     s = warpgroup_mma_wait(0, deps=(s,))
+    left = gl.to_tensor(-1)
     while tile.row >= 0:
         rings.k.consumer_release(k_state)
         span = ctx.work.key_tiles(ctx.mods, tile, config)
@@ -79,12 +81,13 @@ def attend_role(ctx, wg: gl.constexpr):
         turn_pass(wg, config)
         o = wait_columns(len(config.qk_parts), o, state.p)
         rings.v.consumer_release(state.v)
-        store_output(ctx, o, state.softmax, tile, wg)
+        left = store_output(ctx, o, state.softmax, tile, wg, left)
         s = warpgroup_mma_wait(0, deps=(s,))
         k_state = state.k
         v_state = state.v.step()
         tile = following
     tma.store_wait(0)  # shared memory must outlive the last store's reads
+    return left
 
 
 @gluon.jit
@@ -146,7 +149,7 @@ def start_output(state, v, config: gl.constexpr):
 
 
 @gluon.jit
-def visible_scores(ctx, s, tile, key_tile, masked, wg: gl.constexpr):
+def visible_scores(ctx, s, tile, key_tile, masked, wg):
     """Score function on one tile of products and, if the tile is `masked`, the mask and the end of the keys."""
     config: gl.constexpr = ctx.config
     layout: gl.constexpr = accumulator_layout(config.block_n)

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, cast
 
 from warpattn.kernels.pieces.scheduler_sizes import SPLIT_TILE_FIELDS, TILE_FIELDS
-from warpattn.kernels.topology import Edge, Role, Topology
+from warpattn.kernels.topology import BARRIER_BYTES, Edge, Role, Topology
 from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
 from warpattn.problem.element import Element
@@ -21,6 +21,8 @@ CONSUMER_ROWS = 64  # rows of one warpgroup: M of wgmma
 SMEM_LIMIT = 232_448  # 227 KiB of a block on sm_90
 ALIGNMENT = 512  # bytes that the compiler may add
 LEAST_PART = 16  # columns: the k of wgmma
+AGAIN_BARRIERS = 6  # of repeat.py: full and empty of a slot each for K, V and Q
+LEFT_SLOTS = 8  # two for each warpgroup, see doubt.py
 
 
 def pad_dim(dim: int) -> int:
@@ -139,6 +141,23 @@ class SM90Config(KeyTileSizes):
         return self.element.bytes * self.block_m * self.padded_qk
 
     @cached_property
+    def repeats(self) -> bool:
+        """Whether repeat.py can attend again to tiles that meet hidden values which are not finite. At head dim 256 the
+        compiler then spills in the loops of the roles (30 % of the time, H200)."""
+        whole = len(self.qk_parts) == len(self.v_parts) == 1 and not self.split and self.ctas == 1
+        return whole and max(self.padded_qk, self.padded_v) <= 128
+
+    @cached_property
+    def again_bytes(self) -> int:
+        """Of queries and output of one warpgroup, which repeat.py loads."""
+        return self.element.bytes * self.rows * (self.padded_qk + self.padded_v)
+
+    @cached_property
+    def again_cols(self) -> int:
+        """Columns of the output that repeat.py computes at a time; fewer registers leave more to the roles."""
+        return max(self.padded_v // 2, 32)
+
+    @cached_property
     def out_bytes(self) -> int:
         return (4 if self.split else self.element.bytes) * self.block_m * sum(self.store_parts)
 
@@ -161,8 +180,8 @@ class SM90Config(KeyTileSizes):
             Edge("K", "load", attend, self.kv_stages, self.k_bytes),
             Edge("V", "load", attend, self.kv_stages, self.v_bytes),
         )
-        tiles = 4 * tile_fields * self.q_stages
-        return Topology((*roles, Role("load", 1, self.producer_registers)), edges, self.out_bytes + tiles)
+        fields = 4 * (tile_fields * self.q_stages + LEFT_SLOTS) + AGAIN_BARRIERS * BARRIER_BYTES
+        return Topology((*roles, Role("load", 1, self.producer_registers)), edges, self.out_bytes + fields)
 
     @property
     def smem_bytes(self) -> int:

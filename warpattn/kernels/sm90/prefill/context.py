@@ -9,6 +9,10 @@ from ...pieces.modifiers import Modifiers
 from ...pieces.scheduler import TILE_FIELDS
 from ..columns import Columns, make_columns
 from ..layouts import element_type
+from .config import AGAIN_BARRIERS, LEFT_SLOTS
+
+AGAIN = gl.constexpr(AGAIN_BARRIERS)
+LEFT = gl.constexpr(LEFT_SLOTS)
 
 
 @gluon.aggregate
@@ -72,6 +76,11 @@ def output_type(config):
     """Of the output: parts of a split go out in fp32."""
     return gl.float32 if config.split else element_type(config.element)
 
+    @gluon.jit
+    def load_output(self, tile, row, full, smem):
+        """Rows from `row` on of a tile's output back into shared memory."""
+        load_columns(self.o, tile.b, row, tile.h, full, smem)
+
 
 @gluon.jit
 def load_columns(maps, b, row, head, full, smem):
@@ -92,6 +101,8 @@ class Rings:
     v: StagedPipeline  # [stages, 1, N, 1, Dv]
     tiles: gl.shared_memory_descriptor  # [stages * fields, 1] int32: the tile of each Q slot
     out: Columns  # [warpgroup, 1, 64 / packed, packed, columns stored at a time]
+    left: gl.shared_memory_descriptor  # [8, 1] int32, see doubt.py
+    again: gl.shared_memory_descriptor  # barriers of repeat.py
 
 
 @gluon.aggregate
@@ -124,4 +135,6 @@ def make_rings(config: gl.constexpr, fields: gl.constexpr = TILE_FIELDS, clipped
         make_pipeline(v, empty_arrivals(topology, "V"), config.kv_stages),
         tiles,
         out,
+        gl.allocate_shared_memory(gl.int32, [LEFT, 1], plain),
+        mbarrier.allocate_mbarrier(batch=AGAIN),
     )

@@ -1,4 +1,7 @@
-"""Output of one warpgroup: normalise O, store it by TMA through shared memory, write the LSE."""
+"""Output of one warpgroup: normalise O, store it by TMA through shared memory, write the LSE.
+
+Under a mask, an output that is not finite may come from a value that is hidden: repeat.py looks at it later.
+"""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -6,21 +9,34 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from ...pieces.combine import normalise
 from ...pieces.modifiers import exponent_scale
-from ...pieces.softmax import rescale, softmax_finish
-from ..columns import as_matrices
+from ...pieces.softmax import softmax_finish
+from ..columns import as_matrices, rescale_columns
 from .context import output_type
+from .doubt import leave, report, spoil_of
 from .packed_rows import row_heads, row_sinks, row_tokens
 
 
 @gluon.jit
-def store_output(ctx, o, softmax, tile, wg: gl.constexpr):
-    """Write O [64, Dv] of `tile`, in parts, and, with `has_lse`, LSE [64]; TMA clips rows and columns past the end."""
+def store_output(ctx, o, softmax, tile, wg: gl.constexpr, left):
+    """Write O [64, Dv] of `tile`, in parts, and, with `has_lse`, LSE [64]; TMA clips rows and columns past the end.
+    Returns the place of the tile that the warpgroup has left to repeat.py last, before this one `left`."""
     config: gl.constexpr = ctx.config
     factor, lse = finish(ctx, softmax, tile)
+    o = rescale_columns(o, factor)
     row = tile.row + wg * config.wg_tokens
     if ctx.has_lse:
         store_lse(ctx, lse, tile, row)
-    store_columns(ctx, rounded(o, factor, output_type(config)), tile, row, wg)
+    spoil = None
+    if repeats(config, len(ctx.mods.mask_args)):
+        spoil = spoil_of(o[0])
+    return store_columns(ctx, rounded(o, output_type(config)), tile, wg, spoil, left)
+
+
+@gluon.constexpr_function
+def repeats(config, tensors):
+    """Whether tiles may be left to repeat.py: where the mask reads `tensors`. A mask of indices alone hides keys from
+    some rows that others see, and the 2 to 5 % of causal prefill (H200) are too much for values of NaN there."""
+    return config.repeats and tensors > 0
 
 
 @gluon.jit
@@ -37,11 +53,11 @@ def finish(ctx, softmax, tile):
 
 
 @gluon.jit
-def rounded(o, factor, dtype: gl.constexpr):
-    """Every part of O times the rows' factor, as `dtype`."""
+def rounded(o, dtype: gl.constexpr):
+    """Every part of O as `dtype`."""
     parts = ()
     for part in gl.static_range(len(o)):
-        parts += (rescale(o[part], factor).to(dtype),)
+        parts += (o[part].to(dtype),)
     return parts
 
 
@@ -57,32 +73,43 @@ def store_lse(ctx, lse, tile, row):
 
 
 @gluon.jit
-def store_columns(ctx, o, tile, row, wg: gl.constexpr):
-    """O [64, Dv]: all parts at once, or where shared memory is short one block of columns after the other."""
+def store_columns(ctx, o, tile, wg: gl.constexpr, spoil, left):
+    """O [64, Dv]: all parts at once, or where shared memory is short one block of columns after the other. Returns as
+    `store_output`; `spoil` is None unless tiles may be left."""
     config: gl.constexpr = ctx.config
+    row = tile.row + wg * config.wg_tokens
     if len(config.store_parts) == len(o) and config.store_parts[0] == config.v_parts[0]:
-        store_block(ctx, o, tile, row, 0, wg)
+        left = store_block(ctx, o, tile, row, 0, wg, spoil, left)
     else:
         column = 0
         for part in gl.static_range(len(o)):
             blocks = column_blocks(o[part], config.store_parts[0])
             for i in gl.static_range(len(blocks)):
-                store_block(ctx, (blocks[i],), tile, row, column, wg)
+                store_block(ctx, (blocks[i],), tile, row, column, wg, None, left)
                 column += config.store_parts[0]
+    return left
 
 
 @gluon.jit
-def store_block(ctx, parts, tile, row, column, wg: gl.constexpr):
-    """Some columns of O through the staging tile, after TMA has read the tile's previous contents."""
+def store_block(ctx, parts, tile, row, column, wg: gl.constexpr, spoil, left):
+    """Some columns of O through the staging tile, after TMA has read the tile's previous contents. Returns as
+    `store_columns`."""
     config: gl.constexpr = ctx.config
     smem = ctx.rings.out.index(wg)
     staging = as_matrices(smem, config.rows, config.store_parts)
     tma.store_wait(0)
     for part in gl.static_range(len(parts)):
         staging[part].store(parts[part])
+    if spoil is not None:
+        report(ctx.rings.left.index(config.consumers + wg), spoil, ctx.work.place(tile, config.tokens))
     fence_async_shared()
     gl.barrier()
+    if spoil is not None:
+        there = row < ctx.work.lengths(tile).seq_q
+        place = ctx.work.place(tile, config.tokens)
+        left = leave(left, ctx.rings.left.index(config.consumers + wg), place, there, smem[0])
     ctx.tensors.store_output(tile, row, column, smem)
+    return left
 
 
 @gluon.jit

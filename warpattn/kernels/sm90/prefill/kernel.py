@@ -2,6 +2,7 @@
 
 producer warp      Q, K, V by TMA ──▶ rings in shared memory          (load.py)
 warpgroup 0..n-1   wgmma + softmax on 64 rows each, TMA store of O    (attend.py, epilogue.py)
+warpgroup 0        at the end: tiles that met values of NaN again     (doubt.py, repeat.py)
 """
 
 from triton.experimental import gluon
@@ -12,28 +13,39 @@ from ...pieces.modifiers import Modifiers
 from ...pieces.scheduler import TILE_FIELDS, Work
 from ...pieces.scheduler_split import SPLIT_TILE_FIELDS, SplitWork
 from .attend import attend_role
-from .context import Context, KeyRows, PartTensors, Tensors, make_rings
+from .context import LEFT, Context, KeyRows, PartTensors, Tensors, make_rings
+from .doubt import poke
+from .epilogue import repeats
 from .load import load_role
+from .repeat import end_role, repeat_tiles
+
+
+@gluon.jit
+def attend(ctx, wg: gl.constexpr):
+    """A warpgroup's tiles, and at their end, under a mask, what it has left to repeat.py."""
+    left = attend_role(ctx, wg)
+    if repeats(ctx.config, len(ctx.mods.mask_args)):
+        end_role(ctx, left, wg)
 
 
 @gluon.jit
 def attend_0(ctx):
-    attend_role(ctx, 0)
+    attend(ctx, 0)
 
 
 @gluon.jit
 def attend_1(ctx):
-    attend_role(ctx, 1)
+    attend(ctx, 1)
 
 
 @gluon.jit
 def attend_2(ctx):
-    attend_role(ctx, 2)
+    attend(ctx, 2)
 
 
 @gluon.jit
 def attend_3(ctx):
-    attend_role(ctx, 3)
+    attend(ctx, 3)
 
 
 @gluon.jit
@@ -76,6 +88,9 @@ def work_of(shape, config: gl.constexpr):
 def start_roles(ctx):
     """Run every role in its warps; the topology lists them in this order."""
     workers: gl.constexpr = ctx.config.topology.workers
+    if repeats(ctx.config, len(ctx.mods.mask_args)):
+        for wg in gl.static_range(LEFT):
+            poke(ctx.rings.left.index(wg), -1)
     if ctx.config.consumers == 1:
         gl.warp_specialize([(attend_0, (ctx,)), (load_role, (ctx,))], workers.warps, workers.registers)
     elif ctx.config.consumers == 4:
@@ -94,3 +109,5 @@ def start_roles(ctx):
             workers.warps,
             workers.registers,
         )
+    if repeats(ctx.config, len(ctx.mods.mask_args)):
+        repeat_tiles(ctx)

@@ -56,6 +56,11 @@ class VarlenTensors:
         """Rows from `row` on of a tile's output, from `column` on, out of shared memory."""
         self.o.store(tile.q_start, tile.seq_q, row, tile.h, column, smem)
 
+    @gluon.jit
+    def load_output(self, tile, row, full, smem):
+        """Rows from `row` on of a tile's output, their first columns, back into shared memory."""
+        self.o.load(tile.q_start, tile.seq_q, row, tile.h, full, smem)
+
 
 @gluon.jit
 def prefill_varlen_kernel(

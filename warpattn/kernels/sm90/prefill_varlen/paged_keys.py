@@ -113,7 +113,7 @@ class CopiedKeys:
         cols: gl.constexpr = smem.shape[4]
         smem = smem.reshape([rows, cols])
         lanes: gl.constexpr = min(cols // 8, 32)
-        layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // lanes, lanes], [1, 1], [1, 0])
+        layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // lanes, lanes], [gl.num_warps(), 1], [1, 0])
         runs = column + gl.arange(0, cols, gl.SliceLayout(0, layout))[None, :]
         for block in gl.static_range(rows // LEAST_ROWS):
             key = first + block * LEAST_ROWS + gl.arange(0, LEAST_ROWS, gl.SliceLayout(1, layout))

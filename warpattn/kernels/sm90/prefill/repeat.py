@@ -1,0 +1,214 @@
+"""Attention once more for the tiles that doubt.py found, by one warpgroup, after all roles have ended.
+
+The rings are free then, so their first slots take one tile at a time; nothing overlaps, because almost no launch comes
+here. Key tiles with finite values go as before. In others each row gets the values that it sees, key by key:
+
+      V tile ─▶ all finite? ── yes ─▶ O += P·V
+                      └── no ─▶ for each key: O += p · v in the rows that see it
+
+The columns of O go in two blocks, with the scores computed for each: all of them together took so many registers that
+the compiler spilled in the loops of the roles, too (30 % of the time at head dim 256, H200).
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from ...nvidia.pipelines import PipelineState, StagedPipeline
+from ...pieces.modifiers import exponent_scale
+from ...pieces.softmax import SoftmaxState, as_quads, from_quads, lane_max, lane_sum, rescale, softmax_step
+from ...pieces.span import tile_span
+from ..columns import as_matrices
+from ..layouts import accumulator_layout, element_type, operand_layout
+from .attend import start_scores, visible_scores
+from .config import AGAIN_BARRIERS
+from .doubt import peek, poke
+from .epilogue import finish
+from .packed_rows import mask_heads, row_tokens
+
+BARRIERS = gl.constexpr(AGAIN_BARRIERS)
+SLOTS = gl.constexpr(AGAIN_BARRIERS // 2)
+Q = gl.constexpr(2)  # full barrier of the queries; K has slot and barrier 0, V has 1
+
+
+@gluon.aggregate
+class Again:
+    """A warpgroup's rows of a tile, attended to again."""
+
+    tile: gl.base_value  # Tile or VarlenTile
+    wg: gl.tensor
+    q: gl.tuple  # [64, D]
+    out: gl.tuple  # [1, 64 / packed, packed, Dv]
+
+
+@gluon.jit
+def end_role(ctx, left, wg: gl.constexpr):
+    """At the end of a warpgroup's tiles: what it has left, in memory."""
+    if left >= 0:
+        tma.store_wait(0, read_only=False)  # repeat_tile reads this output
+    poke(ctx.rings.left.index(wg), left)
+
+
+@gluon.jit
+def repeat_tiles(ctx):
+    """Attend again to every tile that a warpgroup has left."""
+    phase = gl.to_tensor(0)
+    turn = gl.to_tensor(0)
+    for wg in range(ctx.config.consumers):
+        place = peek(ctx.rings.left.index(wg))
+        while place >= 0:
+            if turn == 0:
+                start_barriers(ctx.rings.again)
+            place, phase = repeat_tile(ctx, place, wg, phase, turn & 1)
+            turn += 1
+    tma.store_wait(0)
+
+
+@gluon.jit
+def start_barriers(again):
+    """Initialise the barriers; every one counts one arrival."""
+    for i in gl.static_range(BARRIERS):
+        mbarrier.init(again.index(i), count=1)
+    fence_async_shared()
+    gl.barrier()
+
+
+@gluon.jit
+def repeat_tile(ctx, place, wg, phase, turn):
+    """(place of the tile left before, phase): attend again to a warpgroup's rows of a tile."""
+    config: gl.constexpr = ctx.config
+    tile = ctx.work.tile_at(place, config.tokens)
+    row = tile.row + wg * config.wg_tokens
+    q, out, full = ctx.rings.q.smem.index(0), ctx.rings.out.index(wg), ctx.rings.again.index(Q)
+    tma.store_wait(0)
+    gl.barrier()
+    mbarrier.expect(full, config.again_bytes)
+    ctx.tensors.load_queries(tile, row, full, q)
+    ctx.tensors.load_output(tile, row, full, out)
+    mbarrier.wait(full, turn)
+    before = peek(out[0])
+    again = Again(tile, wg, as_matrices(q, config.rows, config.qk_parts), out)
+    blocks: gl.constexpr = config.padded_v // config.again_cols
+    for block in range(blocks):
+        o, phase = attend_block(ctx, again, block, phase)
+        for i in gl.static_range(blocks):
+            if block == i:
+                store_block(ctx, o, again, i)
+    return before, phase
+
+
+@gluon.jit
+def attend_block(ctx, again, block, phase):
+    """(O [64, C] of a block of columns, phase)."""
+    config: gl.constexpr = ctx.config
+    layout: gl.constexpr = accumulator_layout(config.again_cols)
+    span = tile_span(ctx.mods.key_span(again.tile, ctx.work.lengths(again.tile), config.tokens), config.block_n)
+    softmax = no_scores(config)
+    o = gl.zeros([config.rows, config.again_cols], gl.float32, layout)
+    for i in range(span.total):
+        key_tile = span.key_tile(i)
+        s = scores(ctx, again, key_tile, phase)
+        softmax, p, moved, alpha = softmax_step(softmax, s, exponent_scale(ctx), ctx.mods.score is not None)
+        if moved:
+            o = rescale(o, alpha)
+        o = add_values(ctx, again, o, from_quads(p, s), key_tile, block, phase)
+        phase ^= 1
+    factor, _ = finish(ctx, softmax, again.tile)
+    return rescale(o, factor), phase
+
+
+@gluon.jit
+def store_block(ctx, o, again, block: gl.constexpr):
+    """A block of columns of O into the staging tile, and with the last one all of them by TMA."""
+    config: gl.constexpr = ctx.config
+    staging = as_matrices(again.out, config.rows, config.v_parts)[0]
+    first: gl.constexpr = block * config.again_cols
+    staging.slice(first, config.again_cols, 1).store(o.to(element_type(config.element)))
+    if first + config.again_cols == config.padded_v:
+        fence_async_shared()
+        gl.barrier()
+        ctx.tensors.store_output(again.tile, again.tile.row + again.wg * config.wg_tokens, 0, again.out)
+
+
+@gluon.jit
+def no_scores(config: gl.constexpr):
+    """The state of rows before their first key."""
+    zero = as_quads(gl.zeros([config.rows, config.block_n], gl.float32, accumulator_layout(config.block_n)))
+    return SoftmaxState(lane_max(zero) - float("inf"), lane_sum(zero))
+
+
+@gluon.jit
+def load(ctx, rows, ring, slot: gl.constexpr, again, key_tile, phase, nbytes: gl.constexpr):
+    """A tile of keys or values in shared memory, when it is there."""
+    alone = StagedPipeline(ring.smem, ctx.rings.again, SLOTS, 1, 1)
+    state = PipelineState(gl.to_tensor(slot), gl.to_tensor(1), SLOTS)
+    gl.barrier()  # all warps have read what was there
+    rows.load(ctx, alone, state, again.tile, key_tile, nbytes)
+    mbarrier.wait(alone.full(slot), phase)
+    return alone.tile(state)
+
+
+@gluon.jit
+def scores(ctx, again, key_tile, phase):
+    """Scores [64, N] with a key tile, hidden ones -inf."""
+    config: gl.constexpr = ctx.config
+    keys = load(ctx, ctx.tensors.k, ctx.rings.k, 0, again, key_tile, phase, config.k_bytes)
+    s = start_scores(again.q, as_matrices(keys, config.block_n, config.qk_parts), config)
+    s = warpgroup_mma_wait(0, deps=(s,))
+    return visible_scores(ctx, s, again.tile, key_tile, True, again.wg)
+
+
+@gluon.jit
+def add_values(ctx, again, o, p, key_tile, block, phase):
+    """O plus a block of columns of the values of a key tile, by their weights P [64, N], in the rows that see them."""
+    config: gl.constexpr = ctx.config
+    values = load(ctx, ctx.tensors.v, ctx.rings.v, 1, again, key_tile, phase, config.v_bytes)
+    values = as_matrices(values, config.block_n, config.v_parts)[0]
+    if all_finite(values):
+        packed = p.to(element_type(config.element))
+        packed = gl.convert_layout(packed, operand_layout(config.again_cols), assert_trivial=True)
+        blocks: gl.constexpr = config.padded_v // config.again_cols
+        for i in gl.static_range(blocks):
+            if block == i:
+                o = warpgroup_mma(packed, values.slice(i * config.again_cols, config.again_cols, 1), o)
+    else:
+        for j in range(config.block_n):
+            o = add_value(ctx, again, o, p, values, key_tile, block, j)
+    return o
+
+
+@gluon.jit
+def add_value(ctx, again, o, p, values, key_tile, block, j):
+    """O plus row `j` of `values` [N, Dv] by column `j` of P [64, N], in the rows that see that key."""
+    config: gl.constexpr = ctx.config
+    rows: gl.constexpr = gl.SliceLayout(1, o.type.layout)
+    cols: gl.constexpr = gl.SliceLayout(0, o.type.layout)
+    lengths = ctx.work.lengths(again.tile)
+    offset = again.tile.row + again.wg * config.wg_tokens + lengths.seq_k - lengths.seq_q
+    q = (offset + row_tokens(rows, config))[:, None]
+    number = gl.arange(0, config.block_n, gl.SliceLayout(0, p.type.layout))[None, :]
+    weight = gl.sum(gl.where(number == j, p, 0.0), 1)
+    weight = gl.convert_layout(weight, rows, assert_trivial=True)[:, None]
+    columns = j * config.padded_v + block * config.again_cols + gl.arange(0, config.again_cols, cols)
+    value = values.reshape([config.block_n * config.padded_v]).gather(columns, 0).to(gl.float32)[None, :]
+    seen = ctx.mods.keeps(mask_heads(again.tile, rows, config), lengths, q, key_tile * config.block_n + j)
+    return gl.where(seen, o + weight * value, o)
+
+
+@gluon.jit
+def all_finite(tile):
+    """Whether no value of a tile [N, D] in shared memory is NaN or infinite."""
+    lanes: gl.constexpr = tile.shape[1] // 8
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4, 1], [1, 0])
+    nan = gl.zeros([16, tile.shape[1]], gl.float32, layout)
+    rows: gl.constexpr = tile.shape[0]
+    for first in gl.static_range(0, rows, 16):
+        x = tile.slice(first, 16, 0).load(layout).to(gl.float32)
+        nan += x - x
+    return gl.sum(gl.sum(nan, 1), 0) == 0
