@@ -155,6 +155,8 @@ CALLS = {
     "full": replace(_PREFILL, mask="full", sinks=True),
     "window": replace(_PREFILL, mask="window-both", dtype=torch.float16, sinks=True, layout="heads-first"),
     "added": replace(_PREFILL, dim=128, mask="causal-added", score="softcap"),
+    "padded": replace(_PREFILL, batch=2, seq_q=70, seq_k=200, mask="padding"),
+    "scattered": replace(_PREFILL, dim=128, seq_k=200, mask="dense-mask", sinks=True),
     "ragged": replace(_PREFILL, kind="ragged", batch=2, lens_q=(20, 7), lens_k=(160, 19), mask="dense-mask"),
     "one row": replace(_PAGED, seq_q=1, lens_k=(150, 0), mask="window", score="bias", sinks=True),
     "few rows": replace(_PAGED, seq_q=20, lens_k=(150, 30), mask="causal"),
