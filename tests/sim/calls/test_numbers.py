@@ -7,7 +7,8 @@ pytest.importorskip("triton")
 from tests.specials import CALLS, SPOILS, differences
 
 ARCHS = ("sm90", "sm100", "gfx942", "gfx950")
-SAMPLE = [("sm90", "causal"), ("sm90", "full"), ("sm90", "padded"), ("sm90", "few rows, scattered"), ("sm90", "one row"),
+SAMPLE = [("sm90", "causal"), ("sm90", "full"), ("sm90", "padded"), ("sm90", "few rows, scattered"),
+          ("sm90", "one row"),
           ("sm100", "causal"), ("sm100", "one row"), ("gfx942", "one row, padded"), ("gfx950", "window"),
           ("gfx942", "added"), ("gfx950", "full")]  # fmt: skip
 EVERY = [(arch, call) for arch in ARCHS for call in CALLS]

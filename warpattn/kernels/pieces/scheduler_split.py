@@ -76,6 +76,21 @@ class SplitWork(Work):
         return SplitTile(b, h, row, split, split * self.batch + b)
 
     @gluon.jit
+    def place(self, tile, tokens: gl.constexpr):
+        """One int32 for a part, not negative."""
+        of_tile = (tile.b * self.heads_q + tile.h) * self.m_tiles + tile.row // tokens
+        return of_tile * self.splits + tile.split
+
+    @gluon.jit
+    def tile_at(self, place, tokens: gl.constexpr):
+        """The part at a place."""
+        of_tile = place // self.splits
+        head = of_tile // self.m_tiles
+        b = head // self.heads_q
+        row = (of_tile - head * self.m_tiles) * tokens
+        return self.part(b, head - b * self.heads_q, row, place - of_tile * self.splits)
+
+    @gluon.jit
     def key_tiles(self, mods, tile, config: gl.constexpr):
         """The key tiles of a part."""
         span = tile_span(mods.key_span(tile, self, config.tokens), config.block_n)

@@ -144,13 +144,13 @@ class SM90Config(KeyTileSizes):
     def repeats(self) -> bool:
         """Whether repeat.py can attend again to tiles that meet hidden values which are not finite. At head dim 256 the
         compiler then spills in the loops of the roles (30 % of the time, H200)."""
-        whole = len(self.qk_parts) == len(self.v_parts) == 1 and not self.split and self.ctas == 1
+        whole = len(self.qk_parts) == 1 and len(self.v_parts) == 1 and self.store_parts == self.v_parts
         return whole and max(self.padded_qk, self.padded_v) <= 128
 
     @cached_property
     def again_bytes(self) -> int:
         """Of queries and output of one warpgroup, which repeat.py loads."""
-        return self.element.bytes * self.rows * (self.padded_qk + self.padded_v)
+        return self.rows * self.element.bytes * self.padded_qk + self.out_bytes // self.consumers
 
     @cached_property
     def again_cols(self) -> int:

@@ -49,6 +49,11 @@ class Tensors:
         load_columns(self.q, tile.b, row, tile.h, full, smem)
 
     @gluon.jit
+    def load_output(self, tile, row, full, smem):
+        """Rows from `row` on of a tile's output back into shared memory."""
+        load_columns(self.o, tile.b, row, tile.h, full, smem)
+
+    @gluon.jit
     def store_output(self, tile, row, column, smem):
         """Rows from `row` on of a tile's output, from `column` on, out of shared memory."""
         store_blocks(self.o, tile.b, row, tile.h, column, smem)
@@ -75,11 +80,6 @@ def store_blocks(maps, b, row, head, column, smem):
 def output_type(config):
     """Of the output: parts of a split go out in fp32."""
     return gl.float32 if config.split else element_type(config.element)
-
-    @gluon.jit
-    def load_output(self, tile, row, full, smem):
-        """Rows from `row` on of a tile's output back into shared memory."""
-        load_columns(self.o, tile.b, row, tile.h, full, smem)
 
 
 @gluon.jit

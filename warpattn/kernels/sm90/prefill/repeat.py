@@ -23,11 +23,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from ...nvidia.pipelines import PipelineState, StagedPipeline
 from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import SoftmaxState, as_quads, from_quads, lane_max, lane_sum, rescale, softmax_step
-from ...pieces.span import tile_span
 from ..columns import as_matrices
 from ..layouts import accumulator_layout, element_type, operand_layout
 from .attend import start_scores, visible_scores
 from .config import AGAIN_BARRIERS
+from .context import output_type
 from .doubt import peek, poke
 from .epilogue import finish
 from .packed_rows import mask_heads, row_tokens
@@ -108,7 +108,7 @@ def attend_block(ctx, again, block, phase):
     """(O [64, C] of a block of columns, phase)."""
     config: gl.constexpr = ctx.config
     layout: gl.constexpr = accumulator_layout(config.again_cols)
-    span = tile_span(ctx.mods.key_span(again.tile, ctx.work.lengths(again.tile), config.tokens), config.block_n)
+    span = ctx.work.key_tiles(ctx.mods, again.tile, config)
     softmax = no_scores(config)
     o = gl.zeros([config.rows, config.again_cols], gl.float32, layout)
     for i in range(span.total):
@@ -129,7 +129,7 @@ def store_block(ctx, o, again, block: gl.constexpr):
     config: gl.constexpr = ctx.config
     staging = as_matrices(again.out, config.rows, config.v_parts)[0]
     first: gl.constexpr = block * config.again_cols
-    staging.slice(first, config.again_cols, 1).store(o.to(element_type(config.element)))
+    staging.slice(first, config.again_cols, 1).store(o.to(output_type(config)))
     if first + config.again_cols == config.padded_v:
         fence_async_shared()
         gl.barrier()
