@@ -325,16 +325,11 @@ def _local_load(op: Op) -> Callable[..., Any]:
 @tasked("ttg.local_gather")
 def _local_gather(op: Op) -> Callable[..., Any]:
     elem, spread = op.outputs[0].elem, to_registers(op, op.inputs[0], op.inputs[0])
-    found = re.search(r"axis = (\d+)", op.text)
-    if found is None:
-        raise op.error("a gather without an axis")
-    axis = int(found[1])
+    axis = int(re.findall(r"axis = (\d+)", op.text)[0])
 
     def run(task: Any, view: MemDesc, index: Any) -> Any:
         bits, _ = view.buffer.read(task.access(view, False), task.clock)
-        values = spread(decode(bits, elem), task.program.cta)
-        shape = [index.shape[d] if d == axis else values.shape[d] for d in range(values.ndim)]
-        return np.take_along_axis(values, np.broadcast_to(index, shape), axis)
+        return np.take_along_axis(spread(decode(bits, elem), task.program.cta), index, axis)
 
     return run
 
