@@ -15,6 +15,8 @@ from ...nvidia.combine_launch import combine_launch, workspace
 from .choice import choose
 from .config import PrefillShape, SM90Config, SplitShape, pad_dim
 
+OPTIONS = compile_options()
+
 
 def list_launches(checked: CheckedCall, x: Operands, choice: Choice | None = None) -> tuple[Launch, ...]:
     """The launch of a dense call, and the one that combines parts where keys are split, with the planner's choice or a
@@ -55,7 +57,7 @@ def attention_launch(checked: CheckedCall, x: Operands, choice: Choice) -> Launc
 
 def options(config: SM90Config) -> dict[str, Any]:
     """Options of triton.compile."""
-    return compile_options(maxnreg=config.max_registers) if config.ctas > 1 else compile_options()
+    return compile_options(maxnreg=config.max_registers) if config.ctas > 1 else OPTIONS
 
 
 def _shape(problem: Problem, choice: Choice) -> PrefillShape | SplitShape:
