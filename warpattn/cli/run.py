@@ -53,9 +53,9 @@ def run(
         tensors.check_writable(out, file)
     place = spelling.device(device)
     default = "fp32" if place.type == "cpu" else "bf16"
-    kind = spelling.dtype(dtype) if dtype else None if file else spelling.dtype(default)
-    made = spelling.mask(mask)
-    loaded = tensors.load(file) if file else tensors.random(spelling.shape(shape), spelling.seed(seed))
+    kind = spelling.dtype(dtype) if dtype is not None else None if file else spelling.dtype(default)
+    made, size, start = spelling.mask(mask), spelling.shape(shape), spelling.seed(seed)
+    loaded = tensors.load(file) if file else tensors.random(size, start)
     q, k, v = (x.to(device=place, dtype=kind) for x in loaded)
     options: dict[str, Any] = {"mask": made, "score": spelling.score(score, q.shape[2] if q.ndim == 4 else 1)}
     with working(f"attention on {place}"):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from warpattn.cli.tensors import is_file, writing
 from warpattn.errors import AttentionError
 from warpattn.sim import SimulationError
 from warpattn.sim.host.launches import Runs, launches
@@ -27,7 +28,7 @@ def simulate_script(
     files: to write a timeline and a report to. Returns the exit status: 1 on findings, else the program's own.
     """
     (path, *arguments), (timeline, report) = (Path(program[0]), *program[1:]), files
-    if not path.is_file():
+    if not is_file(path):
         raise AttentionError(f"script is {str(path)!r}; there is no such file")
     status = 0
     simulated = launches(arch, schedules=orders[0], seeds=orders[1], timing=timeline is not None)
@@ -42,7 +43,8 @@ def simulate_script(
     if timeline is not None:
         write_longest(runs, timeline, console)
     if report is not None:
-        runs.save_report(report)
+        with writing(report):
+            runs.save_report(report)
         console.print(f"wrote {report}")
     return status if runs.clean else 1
 
@@ -67,5 +69,6 @@ def write_longest(runs: Runs, path: Path, console: Console) -> None:
         return
     cycles, launch, report = max(timed, key=lambda each: each[0])
     write = report.save_trace if path.suffix == ".json" else report.save_timeline
-    write(path)
+    with writing(path):
+        write(path)
     console.print(f"{launch.kernel}: {cycles:.0f} cycles by the model; wrote {path}")

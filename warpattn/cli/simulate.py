@@ -81,10 +81,12 @@ def _write(found: Report, timeline: Path | None, report: Path | None, console: C
     """Write the files that were wanted."""
     if timeline is not None and found.timing is not None:
         write = found.save_trace if timeline.suffix == ".json" else found.save_timeline
-        write(timeline)
+        with tensors.writing(timeline):
+            write(timeline)
         console.print(f"{found.timing.cycles:.0f} cycles by the model of {found.timing.chip}; wrote {timeline}")
     if report is not None:
-        found.save_report(report)
+        with tensors.writing(report):
+            found.save_report(report)
         console.print(f"wrote {report}")
 
 

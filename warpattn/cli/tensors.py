@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import zipfile
-import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +19,24 @@ from warpattn.problem.backends import LATENT
 
 FORMATS = (".safetensors", ".npz")
 NAMES = ("q", "k", "v")
+FOUR_BITS = getattr(torch, "float4_e2m1fn_x2", None)  # which torch converts to nothing else
 
 
 def load(path: Path) -> tuple[Tensor, Tensor, Tensor]:
     """The tensors named q, k and v of a .safetensors or .npz file, on the CPU."""
     found = read(path, NAMES)
+    for name, x in found.items():
+        if x.is_complex() or x.dtype == FOUR_BITS:
+            raise AttentionError(f"{path}: {name} has dtype {x.dtype}; it must be real numbers of at least 8 bits")
+        if not x.numel():
+            raise AttentionError(f"{path}: {name} has shape {tuple(x.shape)}; it must have at least one element")
     return found["q"], found["k"], found["v"]
 
 
 def read(path: Path, names: Iterable[str]) -> dict[str, Tensor]:
     """The tensors of these names in a .safetensors or .npz file, on the CPU; AttentionError if it cannot be read."""
     check_format(path)
-    if not path.is_file():
+    if not is_file(path):
         raise AttentionError(f"{path} is not a file; give a .safetensors or .npz file that holds q, k and v")
     wanted = tuple(names)
     found = _read_safetensors(path, wanted) if path.suffix == ".safetensors" else _read_npz(path, wanted)
@@ -47,17 +53,19 @@ def _read_npz(path: Path, names: tuple[str, ...]) -> dict[str, Tensor]:
             pass  # np.load takes other formats, too, and returns something else for them
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in names if name in file.files}
-    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError) as error:
+    except Exception as error:  # zipfile, its decompressors and NumPy's parser have a dozen, by what is wrong
         raise AttentionError(f"{path} cannot be read as .npz; {_first_line(error)}") from None
     return {name: _tensor(f"{path}: {name}", array) for name, array in arrays.items()}
 
 
 def _tensor(what: str, array: Any) -> Tensor:
     """A tensor that shares the array's memory."""
+    rule = "it must be numbers that torch has, in this machine's byte order"
+    if not isinstance(array, np.ndarray):
+        raise AttentionError(f"{what} is no array; {rule}")
     try:
         return torch.from_numpy(array)
     except (TypeError, ValueError):
-        rule = "it must be numbers that torch has, in this machine's byte order"
         raise AttentionError(f"{what} has dtype {array.dtype.str!r}; {rule}") from None
 
 
@@ -99,14 +107,31 @@ def require_memory(shape: Shape) -> None:
 def save(path: Path, tensors: dict[str, Tensor]) -> None:
     """Write named tensors; .npz has no bf16, which is written as fp32."""
     tensors = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
-    try:
-        if check_format(path) == ".npz":
-            arrays = {name: (x.float() if x.dtype == torch.bfloat16 else x).numpy() for name, x in tensors.items()}
+    if check_format(path) == ".npz":
+        arrays = {name: (x.float() if x.dtype == torch.bfloat16 else x).numpy() for name, x in tensors.items()}
+        with writing(path):
             np.savez(path, allow_pickle=False, **arrays)
-        else:
-            _safetensors().save_file(tensors, path)
+    else:
+        content = _safetensors().save(tensors)
+        with writing(path):
+            path.write_bytes(content)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """AttentionError instead of what the system says when `path` cannot be written."""
+    try:
+        yield
     except OSError as error:
         raise AttentionError(f"{path} cannot be written; {_first_line(error)}") from None
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is such a file; there is none under a name that is too long."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def check_format(path: Path) -> str:
@@ -120,14 +145,15 @@ def check_format(path: Path) -> str:
 
 def check_writable(path: Path, source: Path | None = None) -> None:
     """AttentionError, before any work, if `path` cannot be written or is `source`, which it would overwrite."""
-    if source is not None and path.exists() and source.exists() and path.samefile(source):
+    with writing(path):
+        there = path.exists()  # an OSError for a name that is too long
+    if source is not None and there and is_file(source) and path.samefile(source):
         raise AttentionError(f"{path} is the input; write the result to another file")
     if not path.parent.is_dir():
         raise AttentionError(f"{path} cannot be written; there is no folder {path.parent}")
-    if path.exists() and not path.is_file():
+    if there and not path.is_file():
         raise AttentionError(f"{path} cannot be written; it is no file")
-    mode = os.W_OK if path.exists() else os.W_OK | os.X_OK
-    if not os.access(path if path.exists() else path.parent, mode):
+    if not os.access(path if there else path.parent, os.W_OK if there else os.W_OK | os.X_OK):
         raise AttentionError(f"{path} cannot be written; this user may not write there")
 
 

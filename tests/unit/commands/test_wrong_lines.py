@@ -2,7 +2,9 @@
 
 import io
 import os
+import re
 import sys
+import zipfile
 
 import numpy as np
 import pytest
@@ -99,6 +101,22 @@ def test_devices_that_nothing_runs_on(device):
     assert f"device is {device!r}; write auto, cpu, cuda or cuda:1" in refusal("run", "--device", device)
 
 
+@pytest.mark.parametrize("option", ["--shape", "--seed"])
+def test_what_a_file_makes_unnecessary_is_checked(option, tmp_path):
+    (tmp_path / "x.npz").write_bytes(whole(NUMBERS))
+    assert f"{option[2:]} is " in refusal("run", tmp_path / "x.npz", option, 2**70)
+
+
+def test_a_dtype_without_a_name():
+    assert "dtype is ''; write fp16" in refusal("run", "--dtype", "")
+
+
+@pytest.mark.parametrize("line", [("run", "?.npz"), ("run", "--out", "?.npz"), ("simulate", "?.py"),
+                                  ("simulate", "--report", "?.html"), ("simulate", "--timeline", "?.svg")])  # fmt: skip
+def test_names_that_are_too_long(line):
+    assert "aaaaa" in refusal(*(part.replace("?", "a" * 5000) for part in line))
+
+
 def test_results_that_cannot_be_written(tmp_path, monkeypatch):
     assert "there is no folder" in refusal("run", "--out", tmp_path / "no" / "x.npz")
     (tmp_path / "folder.npz").mkdir()
@@ -125,7 +143,35 @@ def whole(array: np.ndarray) -> bytes:
     return memory.getvalue()
 
 
+def headed(header: str) -> bytes:
+    """An .npz file whose arrays have this header and no content."""
+    memory, text = io.BytesIO(), header.encode() + b"\n"
+    with zipfile.ZipFile(memory, "w") as file:
+        for name in "qkv":
+            file.writestr(f"{name}.npy", b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text)
+    return memory.getvalue()
+
+
+def flagged(content: bytes, local: int, central: int, value: int) -> bytes:
+    """An .npz file with another byte at these offsets in the headers of its members."""
+    changed = bytearray(content)
+    for sign, offset in ((b"PK\3\4", local), (b"PK\1\2", central)):
+        for found in re.finditer(re.escape(sign), content):
+            changed[found.start() + offset] = value
+    return bytes(changed)
+
+
+def unnamed(content: bytes) -> bytes:
+    """An archive whose members are no arrays."""
+    memory = io.BytesIO()
+    with zipfile.ZipFile(memory, "w") as file:
+        for name in "qkv":
+            file.writestr(name, content)
+    return memory.getvalue()
+
+
 NUMBERS = np.zeros((1, 2, 1, 8), np.float32)
+SIZED = "{{'descr': '<f4', 'fortran_order': False, 'shape': ({},)}}"
 OTHER_ORDER = ">f4" if sys.byteorder == "little" else "<f4"
 FILES = {
     "empty": (b"", "cannot be read as .npz"),
@@ -133,6 +179,18 @@ FILES = {
     "damaged": (whole(NUMBERS).replace(bytes(64), b"\1" * 64, 1), "cannot be read as .npz; Bad CRC-32"),
     "not an archive": (b"\x93NUMPY" + bytes(100), "cannot be read as .npz"),
     "objects": (whole(np.array([{}], object)), "cannot be read as .npz; Object arrays cannot be loaded"),
+    "larger than a size": (headed(SIZED.format(10**20)), "too large"),
+    "larger than it is": (headed(SIZED.format(10**15)), "cannot be"),
+    "brackets": (headed("[" * 9000), "cannot be read as .npz"),
+    "signs": (headed("-" * 9000 + "1"), "cannot be read as .npz"),
+    "no hash": (headed("{[]: 1}"), "cannot be read as .npz; unhashable"),
+    "no array": (unnamed(b"hello"), "q is no array; it must be numbers"),
+    "compressed otherwise": (flagged(whole(NUMBERS), 8, 10, 99), "cannot be read as .npz; That compression method"),
+    "encrypted": (flagged(whole(NUMBERS), 6, 8, 1), "cannot be read as .npz; File 'q.npy' is encrypted"),
+    "complex": (whole(NUMBERS + 0j), "q has dtype torch.complex64; it must be real numbers"),
+    "no rows": (whole(NUMBERS[:, :0]), "q has shape (1, 0, 1, 8); it must have at least one element"),
+    "no sequences": (whole(NUMBERS[:0]), "q has shape (0, 2, 1, 8); it must have at least one element"),
+    "no heads": (whole(NUMBERS[:, :, :0]), "q has shape (1, 2, 0, 8); it must have at least one element"),
     "strings": (whole(np.array(["a"])), "q has dtype '<U1'; it must be numbers that torch has"),
     "other byte order": (whole(NUMBERS.astype(OTHER_ORDER)), f"q has dtype '{OTHER_ORDER}'; it must be numbers"),
 }

@@ -368,3 +368,18 @@ def test_a_program_for_flash_attn_runs_unmodified():
         [sys.executable, "-W", "error", "-c", PROGRAM.format(first=first)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"q": None}, "^q is None; it must be a tensor of rank 4, without cu_seqlens_q"),
+        ({"q": torch.ones(3, 2, 8)}, r"^q is a torch.float32 tensor of shape \(3, 2, 8\); it must be a"),
+        ({"k": torch.ones(3, 2, 8)}, "^k is .* rank 4, without cu_seqlens_k"),
+        ({"v": torch.ones(3, 2, 8), "q": torch.ones(3, 2, 8), "cu_seqlens_q": CU_Q}, "^v is .* rank 4, without"),
+    ],
+)
+def test_a_batch_is_of_rank_4(changed, words):
+    x = torch.ones(1, 3, 2, 8)
+    with pytest.raises(wa.AttentionError, match=words):
+        version4.flash_attn_varlen_func(**({"q": x, "k": x, "v": x} | changed))

@@ -3,15 +3,19 @@
     q | qv  ─▶ queries (…, dim_v + dim)          k | v  ─▶ keys (…, dim_v + dim), whose first columns are the values
 
 Where k follows v in one buffer, as a latent cache has them (512 + 64), keys and values are views of it; else they are
-copied once. Kernels take the head dims 576 and 512 of latent decode; other sizes are those of any attention.
+copied once. Kernels take the head dims 576 and 512 of latent decode; other sizes are those of any attention. Without
+q and k (None, as in flash-attn 4) the values alone are the keys.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from warpattn.errors import AttentionError
+from warpattn.inputs import is_tensor, kind_of
 from warpattn.integrations.signature import Given
 
 __all__ = ["absorbed"]
@@ -19,13 +23,32 @@ __all__ = ["absorbed"]
 
 def absorbed(given: Given, k_name: str = "k", v_name: str = "v") -> Given:
     """The arguments without `qv`: longer queries and keys in its place. The default scale is that of both together."""
-    q, qv, k, v = given.q, given.qv, getattr(given, k_name), getattr(given, v_name)
+    tensors = {name: getattr(given, name) for name in ("q", "qv", k_name, v_name)}
+    if tensors["q"] is None and tensors[k_name] is None:
+        return Given(vars(given) | {"q": given.qv, k_name: tensors[v_name], "qv": None})
+    _check(tensors, v_name)
+    q, qv, k, v = tensors.values()
     if qv.shape != (*q.shape[:-1], v.shape[-1]):
         wanted = (*q.shape[:-1], v.shape[-1])
         raise AttentionError(f"qv has shape {tuple(qv.shape)}; it must be that of q with the head dim of v, {wanted}")
+    if k.shape[:-1] != v.shape[:-1]:
+        wanted = f"that of {v_name} but for the head dim, {tuple(v.shape)}"
+        raise AttentionError(f"{k_name} has shape {tuple(k.shape)}; with qv it must be {wanted}")
     keys = _joined(v, k)
     changed = {"q": torch.cat([qv, q], dim=-1), k_name: keys, v_name: keys[..., : v.shape[-1]], "qv": None}
     return Given(vars(given) | changed)
+
+
+def _check(tensors: dict[str, Any], v_name: str) -> None:
+    """That they can be joined: tensors of one dtype, on one device."""
+    for name, x in tensors.items():
+        if not is_tensor(x):
+            raise AttentionError(f"{name} is {kind_of(x)}; with qv it must be a tensor")
+    v = tensors[v_name]
+    for name, x in tensors.items():
+        if (x.dtype, x.device) != (v.dtype, v.device):
+            rule = f"with qv it must be like {v_name}, {v.dtype} on {v.device}"
+            raise AttentionError(f"{name} is {x.dtype} on {x.device}; {rule}")
 
 
 def _joined(v: Tensor, k: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from warpattn.api import attention_paged, attention_varlen
 from warpattn.errors import AttentionError
+from warpattn.inputs import is_tensor, kind_of
 from warpattn.integrations.flash_attn.modifiers import Tail
 from warpattn.sequences import PagedKV, Ragged
 
@@ -77,6 +78,7 @@ def places(lengths: Tensor) -> Places:
 
 def _batched(queries: Queries, keys: Keys, tail: Tail) -> tuple[Tensor, Tensor]:
     """Queries (batch, seq, heads, head_dim)."""
+    _require_rank_4("q", queries.q, "without cu_seqlens_q (batch, seq, heads, head_dim)")
     batch, seq = queries.q.shape[:2]
     flat = queries._replace(q=queries.q.flatten(0, 1), cu=_even(batch, seq, queries.q), longest=seq)
     out, lse = attend(flat, keys, tail)
@@ -108,6 +110,10 @@ def _lengths(keys: Keys) -> Tensor:
 
 def _gathered(keys: Keys) -> tuple[Tensor, Tensor, Tensor]:
     """k and v (total, heads, head_dim) with their offsets."""
+    if keys.table is not None or keys.cu is None:
+        layout = "without cu_seqlens_k (batch, seq, heads, head_dim)"
+        for name, x in (("k", keys.k), ("v", keys.v)):
+            _require_rank_4(name, x, layout if keys.table is None else "(pages, page_size, heads, head_dim)")
     if keys.table is not None:
         at, size = places(_lengths(keys)), keys.k.shape[1]
         page = keys.table.long()[at.sequence, at.position // size]
@@ -121,6 +127,11 @@ def _gathered(keys: Keys) -> tuple[Tensor, Tensor, Tensor]:
     at = places(keys.used)
     rows = cu.long()[at.sequence] + at.position
     return k[rows], v[rows], at.cu
+
+
+def _require_rank_4(name: str, x: object, layout: str) -> None:
+    if not is_tensor(x) or x.ndim != 4:
+        raise AttentionError(f"{name} is {kind_of(x)}; it must be a tensor of rank 4, {layout}")
 
 
 def _even(batch: int, seq: int, like: Tensor) -> Tensor:

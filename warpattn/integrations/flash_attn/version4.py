@@ -22,6 +22,7 @@ from torch import Tensor
 from warpattn.api import attention
 from warpattn.errors import AttentionError
 from warpattn.integrations.flash_attn import packed, version3
+from warpattn.integrations.flash_attn.latent import absorbed
 from warpattn.integrations.flash_attn.modifiers import Tail, placed, scored, two_offsets, visible
 from warpattn.integrations.flash_attn.version2 import NAMES
 from warpattn.integrations.flex import MaskMod, ScoreMod
@@ -35,8 +36,8 @@ __all__ = ["flash_attn_combine", "flash_attn_func", "flash_attn_varlen_func", "g
 VERSION = "4.0.0b36+warpattn"
 _BLOCKS = "block lists are not taken: mask_mod alone decides (a mask of this package skips blocks by itself)"
 _GRADIENT = "functions are differentiated automatically: leave it None"
-_LATENT = "the absorbed query and gathered keys of latent attention are not taken here: leave it None"
-REFUSED = {"qv": _LATENT, "gather_kv_indices": _LATENT, "score_mod_bwd": _GRADIENT, "block_sparse_tensors": _BLOCKS}
+_GATHERED = "keys are not gathered by index: leave it None, and let a mask_mod read a boolean table from aux_tensors"
+REFUSED = {"gather_kv_indices": _GATHERED, "score_mod_bwd": _GRADIENT, "block_sparse_tensors": _BLOCKS}
 HINTS = {"num_splits", "pack_gqa"}
 SCHEDULE = {"min_seqlen_k", "scheduler_metadata", "seqlen_k_per_split", "disable_scheduler_metadata"}
 
@@ -58,7 +59,9 @@ class SeqlenInfo(NamedTuple):
     {"sinks": "learnable_sink"},
 )
 def flash_attn_func(given: Given) -> tuple[Tensor, Tensor | None]:
-    """q (batch, seq_q, heads_q, dim), k (batch, seq_k, heads_kv, dim), v (batch, seq_k, heads_kv, dim_v)."""
+    """q (batch, seq_q, heads_q, dim), k (batch, seq_k, heads_kv, dim), v (batch, seq_k, heads_kv, dim_v); `latent` for
+    qv (batch, seq_q, heads_q, dim_v)."""
+    given = given if given.qv is None else absorbed(given)
     out, lse = attention(given.q, given.k, given.v, **_tail(given)._asdict(), return_lse=True)
     return out, lse if given.return_lse else None
 
@@ -74,7 +77,9 @@ def flash_attn_func(given: Given) -> tuple[Tensor, Tensor | None]:
     NAMES | {"kv.block_table": "page_table", "kv.lengths": "seqused_k", "sinks": "learnable_sink"},
 )
 def flash_attn_varlen_func(given: Given) -> tuple[Tensor, Tensor | None]:
-    """q (total_q, heads_q, dim) by cu_seqlens_q, or a batch without it; k and v likewise, or pages by page_table."""
+    """q (total_q, heads_q, dim) by cu_seqlens_q, or a batch without it; k and v likewise, or pages by page_table; qv
+    like v in heads of q."""
+    given = given if given.qv is None else absorbed(given)
     queries = packed.Queries(given.q, given.cu_seqlens_q, given.max_seqlen_q, given.seqused_q)
     lengths = given.cu_seqlens_k, given.max_seqlen_k, given.seqused_k
     out, lse = packed.attend(queries, packed.Keys(given.k, given.v, *lengths, given.page_table), _tail(given))
