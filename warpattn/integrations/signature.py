@@ -70,6 +70,11 @@ def drop_in(
                 for name, rule in rules.items()
                 if not _same(values[name], defaults[name])
             ]
+            broken += [
+                f"{name} is {kind_of(values[name])}; it must be True or False"
+                for name, default in defaults.items()
+                if isinstance(default, bool) and not _is_flag(values[name])
+            ]
             if broken:
                 raise AttentionError(*broken)
             try:
@@ -111,4 +116,12 @@ def _renamed(reason: str, names: Mapping[str, str]) -> str:
 
 def _same(value: Any, default: Any) -> bool:
     """Whether an argument says no more than its default does; None always means that it is left out."""
-    return value is None or (not isinstance(value, Tensor) and bool(value == default))
+    if value is None or isinstance(value, Tensor):
+        return value is None
+    same = value == default
+    return not getattr(same, "shape", ()) and bool(same)  # NumPy compares arrays element by element
+
+
+def _is_flag(value: Any) -> bool:
+    """Whether `value` is true or false: also None, 0, 1, NumPy's and tensors of one element without dimensions."""
+    return value is None or isinstance(value, bool) or getattr(value, "shape", None) == () or isinstance(value, int)

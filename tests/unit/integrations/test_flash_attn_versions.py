@@ -376,10 +376,17 @@ def test_a_program_for_flash_attn_runs_unmodified():
         ({"q": None}, "^q is None; it must be a tensor of rank 4, without cu_seqlens_q"),
         ({"q": torch.ones(3, 2, 8)}, r"^q is a torch.float32 tensor of shape \(3, 2, 8\); it must be a"),
         ({"k": torch.ones(3, 2, 8)}, "^k is .* rank 4, without cu_seqlens_k"),
-        ({"v": torch.ones(3, 2, 8), "q": torch.ones(3, 2, 8), "cu_seqlens_q": CU_Q}, "^v is .* rank 4, without"),
+        ({"v": torch.ones(3, 2, 8)}, "^v is .* rank 4, without cu_seqlens_k"),
+        ({"cu_seqlens_q": 3}, r"^cu_seqlens_q is 3; it must be a tensor of rank 1, \(batch \+ 1\)"),
+        ({"seqused_k": [1]}, r"^seqused_k is \[1\]; it must be a tensor of rank 1, \(batch\)"),
+        ({"cu_seqlens_k": CU_K, "seqused_k": CU_K}, "^seqused_k has 4 elements; cu_seqlens_k has offsets of 3 seq"),
+        ({"max_seqlen_k": 1.5}, "^max_seqlen_k is 1.5; it must be an int"),
+        ({"causal": "x"}, "^causal is 'x'; it must be True or False"),
+        ({"causal": torch.ones(2)}, r"^causal is a torch.float32 tensor of shape \(2,\); it must be True or False"),
+        ({"gather_kv_indices": torch.ones(2).numpy()}, "^gather_kv_indices is a NumPy array of shape .*; keys are not"),
     ],
 )
-def test_a_batch_is_of_rank_4(changed, words):
+def test_what_is_no_batch_length_or_flag(changed, words):
     x = torch.ones(1, 3, 2, 8)
     with pytest.raises(wa.AttentionError, match=words):
         version4.flash_attn_varlen_func(**({"q": x, "k": x, "v": x} | changed))

@@ -55,13 +55,15 @@ class Places(NamedTuple):
 
 def attend(queries: Queries, keys: Keys, tail: Tail) -> tuple[Tensor, Tensor]:
     """out and LSE in flash-attn's shapes: (total, heads, dim) and (heads, total), or those of a batch."""
+    _require_lengths("q", queries)
+    _require_lengths("k", keys)
     if queries.cu is None:
         return _batched(queries, keys, tail)
     if queries.used is None:
-        return _attend(queries.q, queries.cu, _bound(queries.longest), keys, tail)
+        return _attend(queries.q, queries.cu, _bound("max_seqlen_q", queries.longest), keys, tail)
     at = places(queries.used)
     rows = queries.cu.long()[at.sequence] + at.position
-    some, some_lse = _attend(queries.q[rows], at.cu, _bound(queries.longest), keys, tail)
+    some, some_lse = _attend(queries.q[rows], at.cu, _bound("max_seqlen_q", queries.longest), keys, tail)
     out = some.new_zeros((len(queries.q), *some.shape[1:])).index_copy(0, rows, some)
     lse = some_lse.new_full((len(some_lse), len(queries.q)), -torch.inf).index_copy(1, rows, some_lse)
     return out, lse
@@ -78,7 +80,7 @@ def places(lengths: Tensor) -> Places:
 
 def _batched(queries: Queries, keys: Keys, tail: Tail) -> tuple[Tensor, Tensor]:
     """Queries (batch, seq, heads, head_dim)."""
-    _require_rank_4("q", queries.q, "without cu_seqlens_q (batch, seq, heads, head_dim)")
+    _require_rank("q", queries.q, 4, "without cu_seqlens_q (batch, seq, heads, head_dim)")
     batch, seq = queries.q.shape[:2]
     flat = queries._replace(q=queries.q.flatten(0, 1), cu=_even(batch, seq, queries.q), longest=seq)
     out, lse = attend(flat, keys, tail)
@@ -94,7 +96,7 @@ def _attend(q: Tensor, cu: Tensor, longest: int | None, keys: Keys, tail: Tail) 
             out, lse = attention_paged(q.unflatten(0, (batch, longest)), kv, **tail._asdict(), return_lse=True)
             return out.flatten(0, 1), lse.transpose(0, 1).flatten(1, 2)
     k, v, cu_k = _gathered(keys)
-    seq = Ragged(cu, cu_k, longest, _bound(keys.longest))
+    seq = Ragged(cu, cu_k, longest, _bound("max_seqlen_k", keys.longest))
     out, lse = attention_varlen(q, k, v, seq, **tail._asdict(), return_lse=True)
     return out, lse
 
@@ -113,7 +115,7 @@ def _gathered(keys: Keys) -> tuple[Tensor, Tensor, Tensor]:
     if keys.table is not None or keys.cu is None:
         layout = "without cu_seqlens_k (batch, seq, heads, head_dim)"
         for name, x in (("k", keys.k), ("v", keys.v)):
-            _require_rank_4(name, x, layout if keys.table is None else "(pages, page_size, heads, head_dim)")
+            _require_rank(name, x, 4, layout if keys.table is None else "(pages, page_size, heads, head_dim)")
     if keys.table is not None:
         at, size = places(_lengths(keys)), keys.k.shape[1]
         page = keys.table.long()[at.sequence, at.position // size]
@@ -129,15 +131,29 @@ def _gathered(keys: Keys) -> tuple[Tensor, Tensor, Tensor]:
     return k[rows], v[rows], at.cu
 
 
-def _require_rank_4(name: str, x: object, layout: str) -> None:
-    if not is_tensor(x) or x.ndim != 4:
-        raise AttentionError(f"{name} is {kind_of(x)}; it must be a tensor of rank 4, {layout}")
+def _require_rank(name: str, x: object, rank: int, layout: str) -> None:
+    if not is_tensor(x) or x.ndim != rank:
+        raise AttentionError(f"{name} is {kind_of(x)}; it must be a tensor of rank {rank}, {layout}")
+
+
+def _require_lengths(name: str, rows: Queries | Keys) -> None:
+    """That the offsets and lengths of sequences are such, and of as many sequences."""
+    if rows.cu is not None:
+        _require_rank(f"cu_seqlens_{name}", rows.cu, 1, "(batch + 1)")
+    if rows.used is not None:
+        _require_rank(f"seqused_{name}", rows.used, 1, "(batch)")
+        if rows.cu is not None and len(rows.used) + 1 != len(rows.cu):
+            rule = f"cu_seqlens_{name} has offsets of {len(rows.cu) - 1} sequences"
+            raise AttentionError(f"seqused_{name} has {len(rows.used)} elements; {rule}")
 
 
 def _even(batch: int, seq: int, like: Tensor) -> Tensor:
     return torch.arange(batch + 1, device=like.device, dtype=torch.int32) * seq
 
 
-def _bound(longest: Any) -> int | None:
+def _bound(name: str, longest: Any) -> int | None:
     """max_seqlen as an int: programs pass ints, NumPy's ints and 0-dimensional tensors."""
-    return None if longest is None else index(longest)
+    try:
+        return None if longest is None else index(longest)
+    except TypeError:
+        raise AttentionError(f"{name} is {kind_of(longest)}; it must be an int") from None
