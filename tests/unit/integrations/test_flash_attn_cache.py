@@ -193,8 +193,12 @@ COS = torch.ones(ROOM, D // 2)
         ({"cache_seqlens": LENGTHS + 6}, r"^the length after appending\[2\] is 14"),
         ({"qv": torch.zeros(1)}, "^qv has shape"),
         ({"q_descale": torch.ones(1)}, "^q_descale is"),
-        ({"k_descale": torch.ones(1)}, "^k_descale is"),
-        ({"v_descale": torch.ones(1)}, "^v_descale is"),
+        ({"k_descale": torch.ones(B, HKV)}, "^k_descale is .*; the keys have dtype torch.float32"),
+        ({"v_descale": torch.ones(B, HKV)}, "^v_descale is .*; the values have dtype torch.float32"),
+        (
+            {"k": torch.zeros(B, 1, HKV, D, dtype=torch.float8_e4m3fn), "v": "new"},
+            "^k has dtype torch.float8_e4m3fn; new keys and values have 16 bits",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_named(given, message):

@@ -244,9 +244,8 @@ def test_every_argument_is_read_refused_or_a_hint(module, name, monkeypatch):
     """What the function asks for, when it is followed into what it calls."""
     function = getattr(module, name)
     text = inspect.getsource(inspect.unwrap(function))
-    text += "".join(inspect.getsource(getattr(module, helper)) for helper in ("_tail", "_trained", "_result", "_dense",
-                                                                                "_extra")
-                    if hasattr(module, helper))  # fmt: skip
+    helpers = ["_tail", "_trained", "_result", "_dense", "_extra"] + ["_scaled"] * ("_scaled(" in text)
+    text += "".join(inspect.getsource(getattr(module, helper)) for helper in helpers if hasattr(module, helper))
     if "kvcache" in name:
         text += inspect.getsource(sys.modules["warpattn.integrations.flash_attn.cache"])
     read = {argument for argument in inspect.signature(function).parameters if f"given.{argument}" in text}

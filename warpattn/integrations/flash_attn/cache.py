@@ -15,12 +15,14 @@ from torch import Tensor
 
 from warpattn.api import attention, attention_paged
 from warpattn.errors import AttentionError
-from warpattn.integrations.flash_attn import packed
+from warpattn.integrations.flash_attn import descaled, packed
 from warpattn.integrations.flash_attn.latent import absorbed
 from warpattn.integrations.flash_attn.modifiers import Tail, two_limits
 from warpattn.integrations.signature import Given
+from warpattn.quantized import EIGHT_BIT, split
 from warpattn.sequences import PagedKV
 from warpattn.serving.append import append_paged
+from warpattn.serving.scaled_rows import write_rows
 
 __all__ = ["cached"]
 
@@ -28,15 +30,16 @@ __all__ = ["cached"]
 def cached(given: Given, tail: Tail) -> tuple[Tensor, Tensor]:
     """out and LSE; `given` has the arguments of version 3."""
     _check(given)
+    stored = _stored(given)
     with torch.no_grad():
         before = _lengths(given)
         q, after = given.q, before
         if given.k is not None:
             assert before is not None  # _check
-            after = _append(given, before)
+            after = _append(given, before, stored)
             if given.rotary_cos is not None:
                 q = _rotated_queries(given, before if given.rotary_seqlens is None else given.rotary_seqlens)
-        turned = Given(vars(given) | {"q": q})
+        turned = Given(vars(given) | {"q": q} | dict(zip(("k_cache", "v_cache"), stored, strict=True)))
         latent = turned if given.qv is None else absorbed(turned, "k_cache", "v_cache")
         return _attend(latent, latent.q, after, tail)
 
@@ -55,6 +58,10 @@ def _check(given: Given) -> None:
     require(not rotary or new, "rotary_cos is given without k; it rotates what is appended, so it needs k and v")
     require(rotary or given.rotary_seqlens is None, "rotary_seqlens is given without rotary_cos; it needs it")
     require(new or given.cu_seqlens_k_new is None, "cu_seqlens_k_new is given without k; it divides k and v")
+    for name, x in (("k", given.k), ("v", given.v)):
+        rule = "new keys and values have 16 bits, also where a cache has 8"
+        dtype = getattr(x, "dtype", None)
+        require(dtype not in EIGHT_BIT, f"{name} has dtype {dtype}; {rule}")
     if reasons:
         raise AttentionError(*reasons)
 
@@ -64,11 +71,15 @@ def _lengths(given: Given) -> Tensor | None:
     lengths = given.cache_seqlens
     if lengths is None or isinstance(lengths, Tensor):
         return None if lengths is None else lengths.to(torch.int32)
-    return torch.full((_batch(given),), lengths, dtype=torch.int32, device=given.q.device)
+    return torch.full((_batch(given),), lengths, dtype=torch.int32, device=_queries(given).device)
+
+
+def _queries(given: Given) -> Tensor:
+    return given.qv if given.q is None else given.q
 
 
 def _batch(given: Given) -> int:
-    return len(given.q) if given.cu_seqlens_q is None else len(given.cu_seqlens_q) - 1
+    return len(_queries(given)) if given.cu_seqlens_q is None else len(given.cu_seqlens_q) - 1
 
 
 def _table(given: Given) -> Tensor:
@@ -76,17 +87,36 @@ def _table(given: Given) -> Tensor:
     rows = given.cache_batch_idx
     if given.page_table is not None:
         return given.page_table if rows is None else given.page_table[rows.long()]
-    rows = torch.arange(_batch(given), device=given.q.device) if rows is None else rows
+    rows = torch.arange(_batch(given), device=_queries(given).device) if rows is None else rows
     return rows.to(torch.int32)[:, None]
 
 
-def _append(given: Given, before: Tensor) -> Tensor:
+def _own_pages(given: Given) -> bool:
+    """Whether row b of the cache is the one page of sequence b."""
+    return given.page_table is None and given.cache_batch_idx is None
+
+
+def _stored(given: Given) -> tuple[descaled.Rows, descaled.Rows]:
+    """The caches; 8-bit ones have scales."""
+    k, v, own = given.k_cache, given.v_cache, _own_pages(given)
+    factors = descaled.Factors(given.k_descale, given.v_descale, given.qv)
+    if not own and factors.k is None and factors.v is None:
+        return k, v
+    batch = _batch(given)
+    if not own:
+        return descaled.of_pages(k, v, batch, factors)
+    k, v = (x[:batch] if isinstance(x, Tensor) and x.ndim and len(x) > batch else x for x in (k, v))
+    return descaled.of_batch(k, v, factors) if given.k is None else descaled.of_pages(k, v, batch, factors)
+
+
+def _append(given: Given, before: Tensor, stored: tuple[descaled.Rows, descaled.Rows]) -> Tensor:
     """Write the new keys and values into the cache; the lengths with them."""
+    (_, k_scale), (_, v_scale) = map(split, stored)
     k, v, table = given.k, given.v, _table(given)
     if given.cu_seqlens_k_new is None and given.rotary_seqlens is None and torch.version.hip is None:
         after = before + k.shape[1]
         angles = {"cos": given.rotary_cos, "sin": given.rotary_sin, "interleaved": bool(given.rotary_interleaved)}
-        append_paged(given.k_cache, given.v_cache, table, after, k, v, **angles)
+        append_paged(given.k_cache, given.v_cache, table, after, k, v, **angles, k_scale=k_scale, v_scale=v_scale)
         return after
     if given.cu_seqlens_k_new is not None:
         at = packed.places(given.cu_seqlens_k_new.diff())
@@ -99,9 +129,9 @@ def _append(given: Given, before: Tensor) -> Tensor:
     if given.rotary_cos is not None:
         start = before if given.rotary_seqlens is None else given.rotary_seqlens
         k = _rotated(k, start.long()[at.sequence] + at.position, given)
-    page = table.long()[at.sequence, target // size]
-    given.k_cache[page, target % size] = k
-    given.v_cache[page, target % size] = v
+    there = table.long()[at.sequence, target // size], target % size
+    write_rows(given.k_cache, there, k, k_scale)
+    write_rows(given.v_cache, there, v, v_scale)
     return before + at.cu.diff()
 
 
@@ -140,17 +170,17 @@ def _within(name: str, positions: Tensor, bound: int, what: str) -> None:
 
 def _attend(given: Given, q: Tensor, lengths: Tensor | None, tail: Tail) -> tuple[Tensor, Tensor]:
     k, v = given.k_cache, given.v_cache
-    plain = given.page_table is None and given.cache_batch_idx is None
-    if lengths is None and plain and given.cu_seqlens_q is None:
-        k, v = k[: len(q)], v[: len(q)]
+    if lengths is None and _own_pages(given) and given.cu_seqlens_q is None:
         out, lse = attention(q, k, v, **tail._asdict(), return_lse=True)
         return out, lse
     table = _table(given)
     if lengths is None:
-        full = table.shape[1] * k.shape[1]
+        full = table.shape[1] * split(k)[0].shape[1]
         lengths = torch.full((_batch(given),), full, dtype=torch.int32, device=q.device)
     if given.cu_seqlens_q is not None:
         queries = packed.Queries(q, given.cu_seqlens_q, given.max_seqlen_q)
         return packed.attend(queries, packed.Keys(k, v, None, None, lengths, table), tail)
-    out, lse = attention_paged(q, PagedKV(k, v, table, lengths), **tail._asdict(), return_lse=True)
+    (k, k_scale), (v, v_scale) = split(k), split(v)
+    kv = PagedKV(k, v, table, lengths, k_scale=k_scale, v_scale=v_scale)
+    out, lse = attention_paged(q, kv, **tail._asdict(), return_lse=True)
     return out, lse

@@ -19,7 +19,9 @@ from torch import Tensor
 from warpattn.api import attention_paged, attention_varlen
 from warpattn.errors import AttentionError
 from warpattn.inputs import is_tensor, kind_of
+from warpattn.integrations.flash_attn.descaled import Rows, changed
 from warpattn.integrations.flash_attn.modifiers import Tail
+from warpattn.quantized import split
 from warpattn.sequences import PagedKV, Ragged
 
 __all__ = ["Keys", "Places", "Queries", "attend", "places"]
@@ -37,8 +39,8 @@ class Queries(NamedTuple):
 class Keys(NamedTuple):
     """k and v by `cu`, or as a batch without it, or in pages by `table`."""
 
-    k: Tensor
-    v: Tensor
+    k: Rows
+    v: Rows
     cu: Tensor | None
     longest: Any = None
     used: Tensor | None = None
@@ -92,7 +94,8 @@ def _attend(q: Tensor, cu: Tensor, longest: int | None, keys: Keys, tail: Tail) 
     if keys.table is not None:
         lengths = _lengths(keys)
         if longest is not None and longest * batch == len(q):  # then every sequence has `longest` queries
-            kv = PagedKV(keys.k, keys.v, keys.table, lengths)
+            (k, k_scale), (v, v_scale) = split(keys.k), split(keys.v)
+            kv = PagedKV(k, v, keys.table, lengths, k_scale=k_scale, v_scale=v_scale)
             out, lse = attention_paged(q.unflatten(0, (batch, longest)), kv, **tail._asdict(), return_lse=True)
             return out.flatten(0, 1), lse.transpose(0, 1).flatten(1, 2)
     k, v, cu_k = _gathered(keys)
@@ -110,25 +113,26 @@ def _lengths(keys: Keys) -> Tensor:
     return keys.cu.diff()
 
 
-def _gathered(keys: Keys) -> tuple[Tensor, Tensor, Tensor]:
+def _gathered(keys: Keys) -> tuple[Rows, Rows, Tensor]:
     """k and v (total, heads, head_dim) with their offsets."""
     if keys.table is not None or keys.cu is None:
         layout = "without cu_seqlens_k (batch, seq, heads, head_dim)"
-        for name, x in (("k", keys.k), ("v", keys.v)):
+        for name, x in (("k", split(keys.k)[0]), ("v", split(keys.v)[0])):
             _require_rank(name, x, 4, layout if keys.table is None else "(pages, page_size, heads, head_dim)")
     if keys.table is not None:
-        at, size = places(_lengths(keys)), keys.k.shape[1]
-        page = keys.table.long()[at.sequence, at.position // size]
-        return keys.k[page, at.position % size], keys.v[page, at.position % size], at.cu
+        at, size = places(_lengths(keys)), split(keys.k)[0].shape[1]
+        there = keys.table.long()[at.sequence, at.position // size], at.position % size
+        return changed(keys.k, lambda x: x[there]), changed(keys.v, lambda x: x[there]), at.cu
     k, v, cu = keys.k, keys.v, keys.cu
     if cu is None:
-        cu = _even(keys.k.shape[0], keys.k.shape[1], keys.k)
-        k, v = k.flatten(0, 1), v.flatten(0, 1)
+        values, _ = split(k)
+        cu = _even(values.shape[0], values.shape[1], values)
+        k, v = (changed(x, lambda rows: rows.flatten(0, 1)) for x in (k, v))
     if keys.used is None:
         return k, v, cu
     at = places(keys.used)
     rows = cu.long()[at.sequence] + at.position
-    return k[rows], v[rows], at.cu
+    return changed(k, lambda x: x[rows]), changed(v, lambda x: x[rows]), at.cu
 
 
 def _require_rank(name: str, x: object, rank: int, layout: str) -> None:

@@ -133,6 +133,8 @@ _VERSION_3_ONLY = {
     "max_seqlen_q": None,
     "rotary_seqlens": None,
     "qv": None,
+    "k_descale": None,
+    "v_descale": None,
 }
 
 

@@ -1,8 +1,8 @@
 """The functions of flash-attn 3: module `flash_attn_interface`.
 
-Arguments, their order, shapes and results are flash-attn's. Attention of 8-bit tensors with descale factors is refused;
-the absorbed query `qv` of latent attention is served (see `latent`). `get_scheduler_metadata` gives an empty tensor:
-plans are made, and remembered, per call.
+Arguments, their order, shapes and results are flash-attn's. Keys and values may have 8 bits (see `descaled`) where
+queries have 16; the absorbed query `qv` of latent attention is served (see `latent`). `get_scheduler_metadata` gives an
+empty tensor: plans are made, and remembered, per call.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from warpattn.api import attention
 from warpattn.errors import AttentionError
-from warpattn.integrations.flash_attn import packed
+from warpattn.integrations.flash_attn import descaled, packed
 from warpattn.integrations.flash_attn.cache import cached
 from warpattn.integrations.flash_attn.latent import absorbed
 from warpattn.integrations.flash_attn.modifiers import Tail, placed, scored, two_limits, visible
@@ -36,13 +36,9 @@ OPTIONS = (
     f"softmax_scale=None, causal=False, qv=None, {SCALES}, window_size=(-1, -1), attention_chunk=0, softcap=0.0, "
     "num_splits=1, pack_gqa=None, deterministic=False, sm_margin=0, return_attn_probs=False"
 )
-_EIGHT_BIT = "8-bit tensors with descale factors have no kernel: pass fp16 or bf16 tensors and leave it None"
-REFUSED = {
-    "q_descale": _EIGHT_BIT,
-    "k_descale": _EIGHT_BIT,
-    "v_descale": _EIGHT_BIT,
-}
-PACKED_REFUSED = REFUSED
+REFUSED = {"q_descale": "queries have 16 bits, also over keys of 8: pass fp16 or bf16 and leave it None"}
+_ONE_DTYPE = "q, k and v in one tensor have no 8 bits: pass fp16 or bf16 and leave it None"
+PACKED_REFUSED = {"q_descale": _ONE_DTYPE, "k_descale": _ONE_DTYPE, "v_descale": _ONE_DTYPE}
 HINTS = {"num_splits", "pack_gqa", "sm_margin"}
 PAGED = {"kv.block_table": "page_table", "block_table": "page_table"}
 
@@ -57,14 +53,25 @@ def _trained(given: Given) -> Tail:
     return _tail(given)._replace(backend=placed(given.deterministic))
 
 
-def _dense(q: Tensor, k: Tensor, v: Tensor, given: Given) -> Any:
+def _scaled(given: Given) -> Given:
+    """The arguments with keys and values that have their scales."""
+    factors = descaled.Factors(given.k_descale, given.v_descale, given.qv)
+    if factors.k is None and factors.v is None:
+        return given
+    k, v, cu = given.k, given.v, vars(given).get("cu_seqlens_k")
+    k, v = descaled.of_batch(k, v, factors) if cu is None else descaled.of_rows(k, v, cu, factors)
+    return Given(vars(given) | {"k": k, "v": v})
+
+
+def _dense(q: Tensor, k: descaled.Rows, v: descaled.Rows, given: Given) -> Any:
     return attention(q, k, v, **_trained(given)._asdict(), return_lse=bool(given.return_attn_probs))
 
 
 @drop_in(f"q, k, v, {OPTIONS}", REFUSED, HINTS)
 def flash_attn_func(given: Given) -> Any:
     """q (batch, seq_q, heads_q, dim), k (batch, seq_k, heads_kv, dim), v (batch, seq_k, heads_kv, dim_v); `latent` for
-    qv (batch, seq_q, heads_q, dim_v)."""
+    qv (batch, seq_q, heads_q, dim_v), `descaled` for k_descale and v_descale (batch, heads_kv)."""
+    given = _scaled(given)
     given = given if given.qv is None else absorbed(given)
     return _dense(given.q, given.k, given.v, given)
 
@@ -97,6 +104,7 @@ def flash_attn_qkvpacked_func(given: Given) -> Any:
 )
 def flash_attn_varlen_func(given: Given) -> Any:
     """q (total_q, heads_q, dim), k (total_k, heads_kv, dim), v (total_k, heads_kv, dim_v), qv like v in heads of q."""
+    given = _scaled(given)
     given = given if given.qv is None else absorbed(given)
     queries = packed.Queries(given.q, given.cu_seqlens_q, given.max_seqlen_q, given.seqused_q)
     keys = packed.Keys(given.k, given.v, given.cu_seqlens_k, given.max_seqlen_k, given.seqused_k)

@@ -1,0 +1,112 @@
+"""`k_descale` and `v_descale` of flash-attn 3: factors of 8-bit keys and values, fp32 (batch, heads_kv).
+
+    the same for all sequences   a scale per head (heads_kv,): one sequence, a stride of 0, or equal values on a CPU
+    else                         a scale per token, where a token belongs to one sequence: not in pages of a table
+
+Nothing is read from a card: there, factors that happen to be equal count as different.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from warpattn.errors import AttentionError, Rules
+from warpattn.inputs import kind_of
+from warpattn.quantized import EIGHT_BIT, Quantized, check_scale_values
+
+__all__ = ["Factors", "Rows", "changed", "of_batch", "of_pages", "of_rows"]
+
+Rows = Tensor | Quantized  # keys or values, 8-bit ones with a scale per head or token
+Spread = Callable[[Tensor, Tensor], Tensor]  # of factors (batch, heads) and values (..., heads, dim): (..., heads)
+NAMES = {"k_descale": "keys", "v_descale": "values"}
+
+
+class Factors(NamedTuple):
+    """Arguments of a call: k_descale, v_descale, and qv, which goes with neither."""
+
+    k: Any
+    v: Any
+    qv: Any = None
+
+
+def of_batch(k: Tensor, v: Tensor, factors: Factors) -> tuple[Rows, Rows]:
+    """k and v (batch, rows, heads, head_dim) with their scales."""
+    if _unscaled(factors, (k, v), 4):
+        return k, v
+    return _descaled(k, v, factors, len(k), lambda factor, x: factor[:, None].expand(-1, x.shape[1], -1))
+
+
+def of_rows(k: Tensor, v: Tensor, cu: Tensor, factors: Factors) -> tuple[Rows, Rows]:
+    """k and v (total, heads, head_dim) of sequences that start at `cu`, with their scales."""
+    if _unscaled(factors, (k, v), 3) or _unscaled(factors, (cu,), 1):
+        return k, v
+
+    def spread(factor: Tensor, x: Tensor) -> Tensor:
+        row = torch.arange(len(x), device=cu.device, dtype=cu.dtype)
+        return factor[torch.bucketize(row, cu[1:], right=True).clamp(max=len(factor) - 1)]
+
+    return _descaled(k, v, factors, len(cu) - 1, spread)
+
+
+def of_pages(k: Tensor, v: Tensor, batch: int, factors: Factors) -> tuple[Rows, Rows]:
+    """Pages (num_pages, page_size, heads, head_dim) with their scales, which all sequences share."""
+    return (k, v) if _unscaled(factors, (k, v), 4) else _descaled(k, v, factors, batch, None)
+
+
+def changed(x: Rows, change: Callable[[Tensor], Tensor]) -> Rows:
+    """`change`, which moves or chooses tokens, of the values and of scales that tokens have."""
+    if not isinstance(x, Quantized):
+        return change(x)
+    return Quantized(change(x.values), x.scale if x.scale.ndim < 2 else change(x.scale))
+
+
+def _unscaled(factors: Factors, values: tuple[Any, ...], rank: int) -> bool:
+    """Whether there are no factors, or values are no tensors of this rank, which the call itself will say."""
+    if factors.k is None and factors.v is None:
+        return True
+    if factors.qv is not None:
+        raise AttentionError("qv is given; with it k_descale and v_descale must be None")
+    return not all(isinstance(x, Tensor) and x.ndim == rank for x in values)
+
+
+def _descaled(k: Tensor, v: Tensor, factors: Factors, batch: int, spread: Spread | None) -> tuple[Rows, Rows]:
+    """Keys and values with their scales; AttentionError listing every broken rule of their factors."""
+    rules = Rules()
+    k_scale = _scale(rules, "k_descale", k, factors.k, batch, spread)
+    v_scale = _scale(rules, "v_descale", v, factors.v, batch, spread)
+    rules.done()
+    return k if k_scale is None else Quantized(k, k_scale), v if v_scale is None else Quantized(v, v_scale)
+
+
+def _scale(rules: Rules, name: str, x: Tensor, factor: Any, batch: int, spread: Spread | None) -> Tensor | None:
+    """The scale that a factor of `x` means, if it keeps all rules."""
+    if factor is None:
+        return None
+    wanted = (batch, x.shape[-2])
+    if x.dtype not in EIGHT_BIT:
+        rules.add(f"{name} is {kind_of(factor)}", f"the {NAMES[name]} have dtype {x.dtype} and not 8 bits: pass None")
+    elif not isinstance(factor, Tensor) or factor.dtype != torch.float32 or tuple(factor.shape) != wanted:
+        rules.add(f"{name} is {kind_of(factor)}", f"it must be torch.float32 of shape {wanted}, (batch, heads_kv)")
+    elif factor.device != x.device:
+        rules.add(f"{name} is on {factor.device}", f"it must be on {x.device}")
+    else:
+        if factor.device.type == "cpu":
+            check_scale_values(rules, name, factor)
+        if _shared(factor):
+            return factor[0]
+        if spread is not None:
+            return spread(factor, x)
+        rule = "in pages and while k and v are appended all sequences share it: give one row, .expand(batch, -1)"
+        rules.add(f"{name} may differ between sequences", rule)
+    return None
+
+
+def _shared(factor: Tensor) -> bool:
+    """Whether all sequences have the same, as far as that is known without reading from a card."""
+    if len(factor) == 1 or (len(factor) and factor.stride(0) == 0):
+        return True
+    return bool(len(factor)) and factor.device.type == "cpu" and bool((factor == factor[:1]).all())
