@@ -94,9 +94,9 @@ class Cursor:
     @gluon.jit
     def skip_overhead(self, units, padded_units, heads):
         """This position, or the next head's if it is past all `units` of its head, which takes `padded_units` with its
-        overhead."""
+        overhead; both are 0 if a queue is empty."""
         inside = self.unit - self.row_tile_start
-        begin = inside % padded_units
+        begin = inside % gl.maximum(padded_units, 1)
         return self.advance(gl.where(begin < units, 0, padded_units - begin), padded_units * heads)
 
 
