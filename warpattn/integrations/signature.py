@@ -10,6 +10,7 @@ argument, so that twenty arguments need no twenty parameters:
 
 refused   any value but the default raises an AttentionError: argument, value, rule
 hints     choose among ways that compute the same result; accepted and not used
+tensors   must be tensors, or None where that is the default
 names     what errors of this package call something, and its name in this signature
 """
 
@@ -25,7 +26,7 @@ from typing import Any
 from torch import Tensor
 
 from warpattn.errors import AttentionError
-from warpattn.inputs import kind_of
+from warpattn.inputs import is_tensor, kind_of
 
 __all__ = ["Given", "drop_in"]
 
@@ -46,6 +47,7 @@ def drop_in(
     refused: Mapping[str, str] | None = None,
     hints: Collection[str] = (),
     names: Mapping[str, str] | None = None,
+    tensors: Collection[str] = (),
 ) -> Callable[[Callable[[Given], Any]], Callable[..., Any]]:
     """A decorator that gives a function of one `Given` the signature `signature`; see the module."""
     spec = _parsed(signature)
@@ -74,6 +76,11 @@ def drop_in(
                 f"{name} is {kind_of(values[name])}; it must be True or False"
                 for name, default in defaults.items()
                 if isinstance(default, bool) and not _is_flag(values[name])
+            ]
+            broken = broken or [
+                f"{name} is {kind_of(values[name])}; it must be a tensor"
+                for name in tensors
+                if not is_tensor(values[name]) and not (values[name] is None and name in defaults)
             ]
             if broken:
                 raise AttentionError(*broken)

@@ -8,7 +8,7 @@ import torch
 import warpattn as wa
 from tests.unit.integrations import flash_attn_truth as truth
 from warpattn.integrations import flash_attn
-from warpattn.integrations.flash_attn import version2
+from warpattn.integrations.flash_attn import version2, version3, version4
 
 B, SQ, SK, H, HKV, D = 2, 7, 11, 4, 2, 16
 CU_Q = torch.tensor([0, 3, 7, 7], dtype=torch.int32)
@@ -214,3 +214,26 @@ def test_wrong_calls_are_type_errors_as_in_python():
     for args, named in (((q, k), {}), ((q, k, v), {"wrong": 1}), ((q, k, v), {"q": q}), ((q,) * 12, {})):
         with pytest.raises(TypeError):
             version2.flash_attn_func(*args, **named)
+
+
+@pytest.mark.parametrize(
+    ("function", "argument"),
+    [
+        (version2.flash_attn_qkvpacked_func, "qkv"),
+        (version3.flash_attn_qkvpacked_func, "qkv"),
+        (version2.flash_attn_kvpacked_func, "kv"),
+        (version2.flash_attn_varlen_kvpacked_func, "kv"),
+        (version2.flash_attn_varlen_qkvpacked_func, "qkv"),
+        (version2.flash_attn_with_kvcache, "q"),
+        (version2.flash_attn_with_kvcache, "cache_batch_idx"),
+        (version3.flash_attn_with_kvcache, "cu_seqlens_q"),
+        (version3.flash_attn_combine, "out"),
+        (version4.flash_attn_combine, "lse_partial"),
+        (version4.get_scheduler_metadata, "seqused_k"),
+    ],
+)
+def test_what_is_no_tensor(function, argument):
+    parameters = inspect.signature(function).parameters
+    given = {p.name: torch.zeros(1, 1, 1, 1) for p in parameters.values() if p.default is p.empty}
+    with pytest.raises(wa.AttentionError, match=f"^{argument} is 3; it must be a tensor"):
+        function(**given | {argument: 3})

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from warpattn.api import attention, attention_paged
 from warpattn.errors import AttentionError
+from warpattn.inputs import kind_of, number
 from warpattn.integrations.flash_attn import descaled, packed
 from warpattn.integrations.flash_attn.latent import absorbed
 from warpattn.integrations.flash_attn.modifiers import Tail, two_limits
@@ -71,7 +72,10 @@ def _lengths(given: Given) -> Tensor | None:
     lengths = given.cache_seqlens
     if lengths is None or isinstance(lengths, Tensor):
         return None if lengths is None else lengths.to(torch.int32)
-    return torch.full((_batch(given),), lengths, dtype=torch.int32, device=_queries(given).device)
+    length = number(lengths)
+    if not isinstance(length, int) or not 0 <= length < 2**31:
+        raise AttentionError(f"cache_seqlens is {kind_of(lengths)}; it must be a tensor (batch,), or an int from 0 on")
+    return torch.full((_batch(given),), length, dtype=torch.int32, device=_queries(given).device)
 
 
 def _queries(given: Given) -> Tensor:

@@ -84,14 +84,14 @@ def flash_attn_func(given: Given) -> Any:
     return _dense(given.q, given.k, given.v, given)
 
 
-@drop_in(f"qkv, {OPTIONS}", REFUSED, names=NAMES)
+@drop_in(f"qkv, {OPTIONS}", REFUSED, names=NAMES, tensors={"qkv"})
 def flash_attn_qkvpacked_func(given: Given) -> Any:
     """qkv (batch, seq, 3, heads, dim)."""
     q, k, v = given.qkv.unbind(2)
     return _dense(q, k, v, given)
 
 
-@drop_in(f"q, kv, {OPTIONS}", REFUSED, names=NAMES)
+@drop_in(f"q, kv, {OPTIONS}", REFUSED, names=NAMES, tensors={"kv"})
 def flash_attn_kvpacked_func(given: Given) -> Any:
     """q (batch, seq_q, heads_q, dim), kv (batch, seq_k, 2, heads_kv, dim)."""
     k, v = given.kv.unbind(2)
@@ -108,7 +108,12 @@ def flash_attn_varlen_func(given: Given) -> Any:
     return _varlen(packed.Queries(given.q, given.cu_seqlens_q, given.max_seqlen_q), keys, given)
 
 
-@drop_in(f"qkv, cu_seqlens, max_seqlen, {OPTIONS}", REFUSED, names=NAMES | {"seq.cu_q": "cu_seqlens"})
+@drop_in(
+    f"qkv, cu_seqlens, max_seqlen, {OPTIONS}",
+    REFUSED,
+    names=NAMES | {"seq.cu_q": "cu_seqlens", "cu_seqlens_q": "cu_seqlens", "max_seqlen_q": "max_seqlen"},
+    tensors={"qkv"},
+)
 def flash_attn_varlen_qkvpacked_func(given: Given) -> Any:
     """qkv (total, 3, heads, dim)."""
     q, k, v = given.qkv.unbind(1)
@@ -117,7 +122,8 @@ def flash_attn_varlen_qkvpacked_func(given: Given) -> Any:
 
 
 @drop_in(
-    f"q, kv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, {OPTIONS}", REFUSED, names=NAMES
+    f"q, kv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, {OPTIONS}", REFUSED, names=NAMES,
+    tensors={"kv"},
 )  # fmt: skip
 def flash_attn_varlen_kvpacked_func(given: Given) -> Any:
     """q (total_q, heads_q, dim), kv (total_k, 2, heads_kv, dim)."""
@@ -144,6 +150,7 @@ _VERSION_3_ONLY = {
     "rotary_interleaved=True, alibi_slopes=None, num_splits=0, return_softmax_lse=False",
     hints={"num_splits"},
     names=CACHE_NAMES,
+    tensors={"q", "k_cache", "v_cache", "cache_batch_idx"},
 )
 def flash_attn_with_kvcache(given: Given) -> Any:
     """q (batch, seq_q, heads_q, dim), caches (batch, capacity, heads_kv, dim) or pages; see `cache`. No backward."""

@@ -81,6 +81,7 @@ def flash_attn_func(given: Given) -> Any:
     "deterministic=False, num_heads_q=None, sm_margin=0, return_attn_probs=False",
     PACKED_REFUSED,
     {"sm_margin"},
+    tensors={"qkv"},
 )
 def flash_attn_qkvpacked_func(given: Given) -> Any:
     """qkv (batch, seq, 3, heads, dim), or (batch, seq, heads_q + 2 * heads_kv, dim) with num_heads_q."""
@@ -121,6 +122,7 @@ def flash_attn_varlen_func(given: Given) -> Any:
     REFUSED,
     {"scheduler_metadata", "num_splits", "pack_gqa", "sm_margin"},
     CACHE_NAMES | PAGED,
+    {"v_cache", "cu_seqlens_q", "cache_batch_idx"},
 )
 def flash_attn_with_kvcache(given: Given) -> Any:
     """q (batch, seq_q, heads_q, dim), or (total_q, heads_q, dim) with cu_seqlens_q; see `cache`. No backward."""
@@ -128,7 +130,7 @@ def flash_attn_with_kvcache(given: Given) -> Any:
     return (out, lse) if given.return_softmax_lse else out
 
 
-@drop_in("out_partial, lse_partial, out=None, out_dtype=None")
+@drop_in("out_partial, lse_partial, out=None, out_dtype=None", tensors={"out_partial", "lse_partial", "out"})
 def flash_attn_combine(given: Given) -> tuple[Tensor, Tensor]:
     """Partial results over different keys as one: out (..., heads, dim) and lse (..., heads).
 

@@ -90,6 +90,7 @@ def flash_attn_varlen_func(given: Given) -> tuple[Tensor, Tensor | None]:
     "out_partial, lse_partial, out=None, out_dtype=None, cu_seqlens=None, seqused=None, virtual_batch_idx=None, "
     "return_lse=True",
     hints={"cu_seqlens", "seqused", "virtual_batch_idx"},
+    tensors={"out_partial", "lse_partial", "out"},
 )
 def flash_attn_combine(given: Given) -> tuple[Tensor, Tensor | None]:
     """Partial results over different keys as one, see `version3`; rows that seqused leaves out are combined, too."""
@@ -116,6 +117,7 @@ class SchedulerMetadata(NamedTuple):
         "causal", "window_size_left", "window_size_right", "seqlen_k_new", "cu_seqlens_k_new", "leftpad_k",
         "seqlen_k_per_split",
     },
+    tensors={"cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"},
 )  # fmt: skip
 def get_scheduler_metadata(given: Given) -> SchedulerMetadata:
     """Empty int32 tensors to pass on as scheduler_metadata."""
