@@ -148,6 +148,7 @@ REDUNDANT = [
 reason = reviewed(REDUNDANT)
 
 
+@pytest.mark.full
 def test_every_synchronisation_is_needed():
     case = Case(512, 128 * 11, spread=8.0)
     step, _ = case.step(case.inputs())
@@ -170,6 +171,7 @@ def source(found: KnockOut) -> str:
     return "".join(linecache.getline(*frame) for frame in found.frames)
 
 
+@pytest.mark.full
 def test_code_is_made_for_pairs():
     """Loads and products of two CTAs and commits to both; the count of products follows from the config."""
     import triton

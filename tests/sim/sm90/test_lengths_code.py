@@ -39,7 +39,7 @@ def launches(case: Case) -> tuple[Launch, ...]:
 CODE = [(RAGGED, 22, 24), (replace(PAGED, page_size=64), 36, 32), (replace(PAGED, page_size=16), 120, 96)]
 
 
-@pytest.mark.parametrize(("case", "loads", "stack"), drawn(CODE, CODE[::2]))
+@pytest.mark.parametrize(("case", "loads", "stack"), drawn(CODE, CODE[2:]))
 def test_machine_code(case, loads, stack):
     order, attention = launches(case)
     target = GPUTarget("cuda", 90, 32)
