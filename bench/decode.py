@@ -82,16 +82,16 @@ def run_case(case: Case, usable: Sequence[Peer], rounds: int, seed: int) -> dict
     return {"group": group, "case": asdict(case), "bytes": case.bytes(), "sets": count, "results": results}
 
 
-def render(found: record.Record) -> str:
-    """A line for every case and peer: microseconds, TB/s, and how many times warpattn's time it took."""
-    lines = [f"{'case':<24}{'peer':<28}{'us':>10}{'TB/s':>8}{'x own':>8}"]
+def render(found: record.Record, ways: str = "peer", ratio_to: str = "x own") -> str:
+    """A line for every case and way to compute it: microseconds, TB/s, and its ratio to the way `ratio_to` names."""
+    lines = [f"{'case':<26}{ways:<28}{'us':>10}{'TB/s':>8}{ratio_to:>9}"]
     for entry in found["cases"]:
         for name, result in entry["results"].items():
-            head = f"{entry['case']['name']:<24}{name:<28}"
+            head = f"{entry['case']['name']:<26}{name:<28}"
             if "ms" not in result:
                 lines.append(f"{head}  {result['status']}: {result['reason']}")
                 continue
-            ratio = f"{result['speed']['median']:8.3f}" if result["speed"] else ""
+            ratio = f"{result['speed']['median']:9.3f}" if result["speed"] else ""
             lines.append(f"{head}{1000 * result['ms']['median']:10.2f}{result['tb_s']:8.3f}{ratio}")
     return "\n".join(lines)
 

@@ -20,7 +20,7 @@ import torch
 
 import warpattn as wa
 from bench import record, timing
-from bench.decode import COLD, MOST_LAYERS, expected
+from bench.decode import COLD, MOST_LAYERS, expected, render
 from bench.decode_cases import Case, Inputs, make_layers
 from bench.decode_own import own_calls
 from bench.inputs import default_device
@@ -81,20 +81,6 @@ def run_case(case: Case, variants: Sequence[str], rounds: int, seed: int) -> dic
     return {"group": "eight-bit", "case": asdict(case), "bytes": case.bytes(), "sets": count, "results": results}
 
 
-def render(found: record.Record) -> str:
-    """A line for every case and way: microseconds, TB/s of its own bytes, and 16-bit time over its time."""
-    lines = [f"{'case':<26}{'way':<28}{'us':>10}{'TB/s':>8}{'x 16-bit':>9}"]
-    for entry in found["cases"]:
-        for name, result in entry["results"].items():
-            head = f"{entry['case']['name']:<26}{name:<28}"
-            if "ms" not in result:
-                lines.append(f"{head}  {result['status']}: {result['reason']}")
-                continue
-            ratio = f"{result['speed']['median']:9.3f}" if result["speed"] else ""
-            lines.append(f"{head}{1000 * result['ms']['median']:10.2f}{result['tb_s']:8.3f}{ratio}")
-    return "\n".join(lines)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the benchmark; 1 if a result was wrong or a way failed."""
     argv = sys.argv[1:] if argv is None else list(argv)
@@ -113,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             record.write(found, args.json)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-    print(render(found), flush=True)
+    print(render(found, "way", "x 16-bit"), flush=True)
     return int(any(r["status"] != "timed" for entry in found["cases"] for r in entry["results"].values()))
 
 

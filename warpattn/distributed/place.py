@@ -10,6 +10,7 @@ the code, of which there are as many as distances that a window spans.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -30,28 +31,28 @@ __all__ = ["Chunks", "Distance", "Pages", "PlacedMask", "PlacedScore", "Places",
 Value = Any  # a symbol, a number or a tensor
 
 
-class Places:
+class Places(ABC):
     """Where the heads, rows and keys of a part are in the whole."""
 
+    @abstractmethod
     def lengths(self, b: Value, lens: Lengths) -> Lengths:
         """Queries and keys of the whole sequence."""
-        raise NotImplementedError
 
     def head(self, h: Value) -> Value:
         """The query head of the whole."""
         return h
 
+    @abstractmethod
     def query(self, b: Value, q: Value, lens: Lengths) -> Value:
         """The position among all keys of the query at `q` among the part's keys."""
-        raise NotImplementedError
 
+    @abstractmethod
     def key(self, k: Value) -> Value:
         """The position of the part's key k."""
-        raise NotImplementedError
 
+    @abstractmethod
     def keys_below(self, bound: Value) -> Value:
         """How many of the part's keys are below a position, which may leave 0 .. the part's keys."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
