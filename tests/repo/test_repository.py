@@ -12,6 +12,10 @@ from tests.repo import arrows, rules
 
 ROOT = Path(__file__).parents[2]
 SIZE_LIMIT = 8 * 2**20  # bytes in all tracked files
+AT_THE_TOP = {
+    *(".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "DESIGN.md", "LICENSE", "Makefile", "README.md"),
+    *("mkdocs.yml", "pyproject.toml"),
+}
 TEXT = {".py", ".md", ".toml", ".txt", ".json", ".svg", ".yml", ".yaml", ".cfg", ".sh", ""}
 
 
@@ -120,6 +124,12 @@ def test_no_test_asserts_a_time():
 def test_long_files_are_still_long():
     short = [path for path in rules.LONG_FILES if len((ROOT / path).read_text().splitlines()) <= rules.FILE_LINES]
     assert not short, f"no longer need an exception: {short}"
+
+
+def test_the_top_folder_holds_what_a_reader_expects():
+    """A note or a scratch file committed by mistake is seen."""
+    found = {path for path in files_of(ROOT) if "/" not in path and not re.fullmatch(r"requirements[a-z-]*\.txt", path)}
+    assert found == AT_THE_TOP
 
 
 def test_repository_is_small():

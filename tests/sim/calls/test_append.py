@@ -1,6 +1,5 @@
 """append_paged: torch against a loop in plain Python, the kernel in the simulator against torch, and bad input."""
 
-
 import pytest
 import torch
 
