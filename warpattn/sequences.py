@@ -29,7 +29,6 @@ from warpattn.sequence_rules import check_bound, check_index, check_offsets, che
 
 __all__ = ["Dense", "PagedKV", "PagedRagged", "Ragged", "Sequence", "Sizes"]
 
-
 @dataclass(frozen=True)
 class Sizes:
     """Numbers read from tensor shapes. Ragged: lengths are totals. Paged: seq_k is what a row of the table holds."""

@@ -47,11 +47,7 @@ def _said(browser, folder: Path, body: str, width: int) -> str:
         ('<img src="absent.svg">', LAPTOP, "not loaded: file:"),
         ('<img src="picture.svg" width="300">', PHONE, "picture.svg has letters of 4.0 pixels"),
         ('<img src="picture.svg">', LAPTOP, "a click on a picture does not enlarge it"),
-        (
-            '<script src="https://example.invalid/a.js"></script>',
-            LAPTOP,
-            "from elsewhere: https://example.invalid/a.js",
-        ),
+        ('<script src="https://example.invalid/a.js"></script>', LAPTOP, "from elsewhere: https://example.invalid/a.js"),
         ("<script>console.error('oh')</script>", LAPTOP, "console: oh"),
         ("<script>throw new Error('oh')</script>", LAPTOP, "script: oh"),
     ],

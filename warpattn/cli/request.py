@@ -30,7 +30,9 @@ class Request:
     def call(self, backend: str, return_lse: bool = False) -> Call:
         """The call, with tensors that have a shape and no memory of their own."""
         size, kind = spelling.shape(self.shape), spelling.dtype(self.dtype)
-        q, k, v, _ = (torch.empty(1, dtype=kind).expand(sizes).requires_grad_(self.backward) for sizes in size.tensors)
+        q, k, v, _ = (
+            torch.empty(1, dtype=kind).expand(sizes).requires_grad_(self.backward) for sizes in size.tensors
+        )
         mask, score = spelling.mask(self.mask), spelling.score(self.score, size.heads_q)
         return Call(q, k, v, Dense(), mask, score, return_lse=return_lse, backend=backend)
 

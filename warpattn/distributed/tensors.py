@@ -1,8 +1,8 @@
 """`attention` of DTensors that are sharded along the sequence: a ring over that dimension of their mesh.
 
-q, k, v    (B, S, H, D), placed alike on one mesh    Shard(1) on one dimension of it: contiguous, as DTensors are
-                                                     on others Replicate(), Shard(0) batch, Shard(2) heads:
-out        placed as q                               there each rank has its own sequences and heads
+    q, k, v    (B, S, H, D), placed alike on one mesh    Shard(1) on one dimension of it: contiguous, as DTensors are
+                                                         on others Replicate(), Shard(0) batch, Shard(2) heads:
+    out        placed as q                               there each rank has its own sequences and heads
 """
 
 from __future__ import annotations

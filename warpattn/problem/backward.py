@@ -1,12 +1,12 @@
 """A backward call: what it reads, what it writes, and what is known of it before its tensors are.
 
-L = sum(dout · out) + sum(dlse · lse)        forward: s = scale · q·k, x = f(s), p = exp(x - lse), out = Σ p · v
+    L = sum(dout · out) + sum(dlse · lse)        forward: s = scale · q·k, x = f(s), p = exp(x - lse), out = Σ p · v
 
-dv = Σ pᵀ · dout         ds = p · (dout·v - delta) · f'(s)         dq = scale · ds · k         dk = scale · dsᵀ · q
-delta = Σ dout · out - dlse  (of a row)        dsinks = -Σ exp(sink - lse) · delta  (over the rows of a head)
+    dv = Σ pᵀ · dout         ds = p · (dout·v - delta) · f'(s)         dq = scale · ds · k         dk = scale · dsᵀ · q
+    delta = Σ dout · out - dlse  (of a row)        dsinks = -Σ exp(sink - lse) · delta  (over the rows of a head)
 
-CheckedBackward ─┐
-Gradients ───────┴─► kernels/<arch>/backward/launch.py  list_backward_launches(checked, x, sequence) -> launches
+    CheckedBackward ─┐
+    Gradients ───────┴─► kernels/<arch>/backward/launch.py  list_backward_launches(checked, x, sequence) -> launches
 """
 
 from __future__ import annotations

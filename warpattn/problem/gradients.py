@@ -1,7 +1,7 @@
 """Which inputs of a call require gradients, and what the architectures have of a backward.
 
-differentiated(named inputs) ─▶ names        () under torch.no_grad()
-check_gradients(rules, …)                    one sentence with every name, if they cannot be had
+    differentiated(named inputs) ─▶ names        () under torch.no_grad()
+    check_gradients(rules, …)                    one sentence with every name, if they cannot be had
 """
 
 from __future__ import annotations

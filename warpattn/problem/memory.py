@@ -1,10 +1,10 @@
 """Where tensors lie in memory, and whether two of them, or two elements of one, share a place.
 
-extent(x)           bytes from the first element to the end of the last
-apart(...)          whether such ranges are clear of each other: what repeated calls compare
-begins_with(k, v)   whether v is a view of k's first columns, as in latent attention
-overlap(a, b)       exact, as NumPy solves it; tensors woven into one buffer do not overlap
-overlaps_itself(x)  whether two elements may be one place: strides that do not nest count, too
+    extent(x)           bytes from the first element to the end of the last
+    apart(...)          whether such ranges are clear of each other: what repeated calls compare
+    begins_with(k, v)   whether v is a view of k's first columns, as in latent attention
+    overlap(a, b)       exact, as NumPy solves it; tensors woven into one buffer do not overlap
+    overlaps_itself(x)  whether two elements may be one place: strides that do not nest count, too
 """
 
 from __future__ import annotations

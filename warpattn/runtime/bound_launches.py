@@ -37,6 +37,7 @@ from warpattn.sequences import Sequence as Layout
 __all__ = ["BoundLaunch", "BoundLaunches", "LoadedKernel", "launch_all", "load"]
 
 
+
 @dataclass(frozen=True)
 class LoadedKernel:
     """A compiled kernel on one device."""
@@ -148,7 +149,9 @@ class BoundLaunches:
         self._workspace: list[Tensor] = []
 
     @classmethod
-    def of_call(cls, launches: Sequence[Launch], checked: CheckedCall, x: Operands, sequence: Layout) -> BoundLaunches:
+    def of_call(
+        cls, launches: Sequence[Launch], checked: CheckedCall, x: Operands, sequence: Layout
+    ) -> BoundLaunches:
         """The launches of an attention call on operands `x`, ready for other tensors; LookupError as in `follow`."""
         bound = cls(launches, x.q.get_device())
         bound.follow_call(checked, x, sequence)

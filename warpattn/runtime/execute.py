@@ -1,10 +1,10 @@
 """Runs a call: from the cache of launches, or rules first and then the reference, the simulator or a card.
 
-attend(call) ─ call_cache.recall ─▶ launch                                                        a repeated call
-             ─ validate ─▶ CheckedCall ─┬─▶ reference                                             on the CPU
-                                        ├─▶ simulate.run                                          "simulate:…"
-                                        ├─▶ list_launches, launch_all ─▶ call_cache.remember      on a card
-                                        └─▶ itself: see training.autograd                         with gradients
+    attend(call) ─ call_cache.recall ─▶ launch                                                        a repeated call
+                 ─ validate ─▶ CheckedCall ─┬─▶ reference                                             on the CPU
+                                            ├─▶ simulate.run                                          "simulate:…"
+                                            ├─▶ list_launches, launch_all ─▶ call_cache.remember      on a card
+                                            └─▶ itself: see training.autograd                         with gradients
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """A plan for the steps of an engine: any mix of prompts and new tokens over a paged cache, up to fixed sizes.
 
-plan = wa.StepPlan(q, kv, seq, mask=wa.Causal())     the largest step: tokens, sequences, pages of a sequence
-out = plan(q, kv, seq)                               a step of as many or fewer: writes addresses and one number
+    plan = wa.StepPlan(q, kv, seq, mask=wa.Causal())     the largest step: tokens, sequences, pages of a sequence
+    out = plan(q, kv, seq)                               a step of as many or fewer: writes addresses and one number
 
-plan.update(cu_q, lengths, block_table)              or: copies the step's indices into the plan's own tensors
-out = plan(q, plan.kv, plan.seq)                     may be captured; the graph serves every later `update`
+    plan.update(cu_q, lengths, block_table)              or: copies the step's indices into the plan's own tensors
+    out = plan(q, plan.kv, plan.seq)                     may be captured; the graph serves every later `update`
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Compile what a model's attention will need before it serves, on all cores: nothing is compiled afterwards.
 
-config.json ─ layers_of ─▶ layers ─┐
-the largest step ──────────────────┴─▶ examples of all sizes ─▶ launches ─▶ kernels, each once ─▶ files in the cache
+    config.json ─ layers_of ─▶ layers ─┐
+    the largest step ──────────────────┴─▶ examples of all sizes ─▶ launches ─▶ kernels, each once ─▶ files in the cache
 """
 
 from __future__ import annotations

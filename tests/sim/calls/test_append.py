@@ -1,5 +1,6 @@
 """append_paged: torch against a loop in plain Python, the kernel in the simulator against torch, and bad input."""
 
+
 import pytest
 import torch
 

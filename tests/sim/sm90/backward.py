@@ -144,7 +144,9 @@ def plain_gradients(case: Case, inputs: dict[str, Tensor], dtype: torch.dtype) -
     """Gradients of the score matrix written plainly, in `dtype` throughout."""
     leaves = {name: inputs[name].to(dtype).requires_grad_() for name in ("q", "k", "v")}
     sinks = inputs["sinks"].clone().requires_grad_() if case.sinks else None
-    given = Inputs(leaves["q"], leaves["k"], leaves["v"], case.sequence, case.mask, case.score, sinks, case.scale)
+    given = Inputs(
+        leaves["q"], leaves["k"], leaves["v"], case.sequence, case.mask, case.score, sinks, case.scale
+    )
     out, lse = plain(given, dtype)
     loss = (out * inputs["dout"].to(dtype)).sum()
     if case.dlse:

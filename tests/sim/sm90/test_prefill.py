@@ -42,23 +42,11 @@ CASES = {
         75, 75, heads=16, heads_kv=2, mask=Causal() & SlidingWindow(30), sinks=True, packed=8, block_n=32
     ),
     "packed-heads": Case(
-        40,
-        90,
-        heads=8,
-        heads_kv=2,
-        mask=CustomMask(lambda b, h, q, k: (q + k + h) % 3 != 0),
-        score=ALiBi(torch.rand(8, generator=torch.Generator().manual_seed(3))),
-        packed=4,
+        40, 90, heads=8, heads_kv=2, mask=CustomMask(lambda b, h, q, k: (q + k + h) % 3 != 0),
+        score=ALiBi(torch.rand(8, generator=torch.Generator().manual_seed(3))), packed=4,
     ),
     "packed-bias": Case(
-        70,
-        150,
-        heads=4,
-        heads_kv=2,
-        dim=128,
-        mask=Causal(),
-        packed=2,
-        dtype=torch.float16,
+        70, 150, heads=4, heads_kv=2, dim=128, mask=Causal(), packed=2, dtype=torch.float16,
         score=SoftCap(3.0) | Bias(torch.randn(1, 4, 70, 150, generator=torch.Generator().manual_seed(4))),
     ),
 }

@@ -37,6 +37,7 @@ INTEGERS = {
 }
 
 
+
 def exact(name: str, q: int, k: int) -> int:
     """The same in Python, with any number of bits."""
     ids, few = IDS.tolist(), FEW.tolist()

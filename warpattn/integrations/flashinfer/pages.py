@@ -1,9 +1,9 @@
 """Pages as FlashInfer lists them, CSR, as a `PagedKV`.
 
-indptr (0, 2, 3)  indices (7, 4, 1)  last_page_len (5, 16)        request 0: pages 7 and 4, 5 rows of the latter
+    indptr (0, 2, 3)  indices (7, 4, 1)  last_page_len (5, 16)        request 0: pages 7 and 4, 5 rows of the latter
 
-block_table  7 4        lengths  21
-             1 .                 16
+    block_table  7 4        lengths  21
+                 1 .                 16
 """
 
 from __future__ import annotations

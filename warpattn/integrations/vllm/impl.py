@@ -39,7 +39,9 @@ class WarpattnImpl(AttentionImpl[WarpattnMetadata]):
         self.num_kv_heads = options.num_heads if options.num_kv_heads is None else options.num_kv_heads
         self.kv_cache_dtype = options.kv_cache_dtype
         slopes = None if options.alibi_slopes is None else tuple(options.alibi_slopes)
-        self.modifiers = LayerModifiers(layer_mask(options), ScoreOptions(options.logits_soft_cap, slopes), self.scale)
+        self.modifiers = LayerModifiers(
+            layer_mask(options), ScoreOptions(options.logits_soft_cap, slopes), self.scale
+        )
         self._sinks: Tensor | None = None
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:

@@ -1,8 +1,8 @@
 """One tile of rows against its keys: the loop over key tiles, and which scores are visible in each.
 
-Q in registers ─▶ S = Q·Kᵀ ─▶ score, mask ─▶ online softmax ─▶ O += P·V ─▶ O and LSE to DRAM
-                    ▲ K                                          ▲ V
-                    └───────────── feed: one of three kinds of buffers (feed.py) ─┘
+      Q in registers ─▶ S = Q·Kᵀ ─▶ score, mask ─▶ online softmax ─▶ O += P·V ─▶ O and LSE to DRAM
+                          ▲ K                                          ▲ V
+                          └───────────── feed: one of three kinds of buffers (feed.py) ─┘
 """
 
 from triton.experimental import gluon

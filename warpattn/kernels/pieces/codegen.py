@@ -23,15 +23,8 @@ _INFIX = {
     "ne": "!=", "and": "&", "or": "|", "xor": "^", "shl": "<<", "shr": ">>",
 }  # fmt: skip
 _CALLS = {
-    "where": "gl.where",
-    "minimum": "gl.minimum",
-    "maximum": "gl.maximum",
-    "abs": "gl.abs",
-    "exp": "gl.exp",
-    "log": "gl.log",
-    "tanh": "tanh",
-    "floordiv": "floor_div",
-    "mod": "floor_mod",
+    "where": "gl.where", "minimum": "gl.minimum", "maximum": "gl.maximum", "abs": "gl.abs", "exp": "gl.exp",
+    "log": "gl.log", "tanh": "tanh", "floordiv": "floor_div", "mod": "floor_mod",
 }
 _FLOAT_CALLS = {"floordiv": "float_floor_div", "mod": "float_floor_mod"}  # fmt: skip
 

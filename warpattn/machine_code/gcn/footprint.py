@@ -1,7 +1,7 @@
 """Which bytes of LDS an instruction touches: a set of words for each wave, kept as bits of a number.
 
-copy to LDS   m0 + offset + lane × size      one run of bytes for each wave
-ds_read       address[lane] + offset         wherever the lanes point
+    copy to LDS   m0 + offset + lane × size      one run of bytes for each wave
+    ds_read       address[lane] + offset         wherever the lanes point
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """From assembly text to instructions, blocks and metadata.
 
-.loc 1 48 16      ; attention.py:48:16        source place of what follows
-.LBB0_2:                                      a label begins a block
-    ds_read_b128 v[34:37], v19 offset:2048    name, operands, modifiers
-    s_cbranch_scc1 .LBB0_2                    a branch ends one
+    .loc 1 48 16      ; attention.py:48:16        source place of what follows
+    .LBB0_2:                                      a label begins a block
+        ds_read_b128 v[34:37], v19 offset:2048    name, operands, modifiers
+        s_cbranch_scc1 .LBB0_2                    a branch ends one
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Gradients of one call by kernels: from what its forward left and the gradients of its results.
 
-Saved, Along ─┬─ CheckedBackward, Gradients ─▶ launches on a card or in the simulator ─▶ dq, dk, dv, dsinks
-              └─ captured.py ─────────────────────────────────────────────────────────▶ those of captured tensors
+    Saved, Along ─┬─ CheckedBackward, Gradients ─▶ launches on a card or in the simulator ─▶ dq, dk, dv, dsinks
+                  └─ captured.py ─────────────────────────────────────────────────────────▶ those of captured tensors
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Gradients of the reference where autograd does not look: within operators, from the call alone.
 
-call, Along ─ the reference once more, on leaves ─ torch.autograd.grad ─▶ dq, dk, dv, and those of other tensors
-call, Saved, Along ─ the same, as a part of results over more keys ─▶ the call's shares of them
+    call, Along ─ the reference once more, on leaves ─ torch.autograd.grad ─▶ dq, dk, dv, and those of other tensors
+    call, Saved, Along ─ the same, as a part of results over more keys ─▶ the call's shares of them
 """
 
 from __future__ import annotations

@@ -30,7 +30,9 @@ def list_launches(checked: CheckedCall, x: Operands, sequence: Layout, least_q: 
     return order, attention_launch(checked, x, sequence, choice, tiles)
 
 
-def order_launch(checked: CheckedCall, sequence: Layout, choice: Choice, tiles: Tensor, least_q: int = 1) -> Launch:
+def order_launch(
+    checked: CheckedCall, sequence: Layout, choice: Choice, tiles: Tensor, least_q: int = 1
+) -> Launch:
     """Write the list of query blocks to `tiles`."""
     config, problem = choice.config, checked.problem
     mask, _ = programs(checked)
@@ -51,7 +53,9 @@ def order_launch(checked: CheckedCall, sequence: Layout, choice: Choice, tiles: 
     return Launch("sm90.order", "sm90", (config, mask.key), source, compile_options(ORDER_WARPS), grid, args)
 
 
-def attention_launch(checked: CheckedCall, x: Operands, sequence: Layout, choice: Choice, tiles: Tensor) -> Launch:
+def attention_launch(
+    checked: CheckedCall, x: Operands, sequence: Layout, choice: Choice, tiles: Tensor
+) -> Launch:
     """Attention of the blocks in the list."""
     config, problem = choice.config, checked.problem
     mask, score = programs(checked)
