@@ -10,6 +10,7 @@ whole sequence, the same on every rank, and see positions in it. Every function 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,15 @@ from torch import Tensor
 from warpattn.distributed import ring as rings
 from warpattn.distributed.agreement import agree, described
 from warpattn.distributed.blocks import Whole, blocks_of
-from warpattn.distributed.heads import key_heads, to_heads, to_rows
+from warpattn.distributed.heads import (
+    Transfer,
+    batches_of,
+    key_heads,
+    receive_heads,
+    receive_rows,
+    send_heads,
+    send_rows,
+)
 from warpattn.distributed.placement import PLACEMENTS, Placement
 from warpattn.distributed.ranks import Ranks, ranks_of, ranks_of_mesh
 from warpattn.errors import AttentionError, Rules
@@ -171,10 +180,9 @@ class Over(NamedTuple):
 def _attend(given: Given, over: Over) -> Result:
     more = {"placement": over.placement, "gradients": torch.is_grad_enabled()}
     agree(over.groups, described(over.function, given._asdict() | more), lambda: _check(given, over))
-    if over.heads is None:
-        out, lse = _around(given, over, None)
-    else:
-        out, lse = _by_heads(given, over, over.heads)
+    if over.heads is not None:
+        return _by_heads(given, over, over.heads)
+    out, lse = _around(given, over, None)
     return (out, lse) if given.return_lse else out
 
 
@@ -188,18 +196,27 @@ def _around(given: Given, over: Over, head: int | None) -> tuple[Tensor, Tensor]
     return rings.attend(ring, given.q, given.k, given.v, given.sinks)
 
 
-def _by_heads(given: Given, over: Over, ranks: Ranks) -> tuple[Tensor, Tensor]:
-    """Out and LSE by way of whole rows of some heads, or of a ring's part of them."""
+def _by_heads(given: Given, over: Over, ranks: Ranks) -> Result:
+    """The result by way of whole rows of some heads, or of a ring's part of them."""
     index = key_heads(given.q.shape[2], given.k.shape[2], ranks.size)
     at = torch.tensor(index, device=given.q.device)
     keys = (x if len(index) == x.shape[2] else x.index_select(2, at) for x in (given.k, given.v))
-    q, k, v = (to_heads(x, ranks, over.of_heads) for x in (given.q, *keys))
-    heads = q.shape[2]
-    head = ranks.rank * heads
-    sinks = None if given.sinks is None else given.sinks[head : head + heads]
-    out, lse = _around(given._replace(q=q, k=k, v=v, sinks=sinks), over, head)
-    out, lse = (to_rows(x, ranks, over.of_heads) for x in (out, lse.mT[..., None]))
-    return out, lse[..., 0].mT
+    rows, heads = given.q.shape[0] * given.q.shape[1], given.q.shape[2] // ranks.size
+    count = 1 if over.is_mesh else batches_of(rows * ranks.size, heads, len(index) // ranks.size)
+    heads //= count
+    make = partial(Transfer, ranks, over.of_heads)
+    there, back = [[make(), make(), make()] for _ in range(count)], [[make(), make()] for _ in range(count)]
+    arriving = send_heads(there, given.q, *keys)
+    returning: list[list[Tensor]] = []
+    for b in range(count):
+        q, k, v = (receive_rows(x, transfer) for x, transfer in zip(arriving.pop(0), there[b], strict=True))
+        head = (ranks.rank * count + b) * heads
+        sinks = None if given.sinks is None else given.sinks[head : head + heads]
+        out, lse = _around(given._replace(q=q, k=k, v=v, sinks=sinks), over, head)
+        sent = (out, lse.mT[..., None]) if given.return_lse else (out,)
+        returning.append([send_rows(x, transfer) for x, transfer in zip(sent, back[b], strict=False)])
+    out, *lse = (receive_heads([x[i] for x in returning], [x[i] for x in back]) for i in range(len(returning[0])))
+    return (out, lse[0][..., 0].mT) if lse else out
 
 
 def _check(given: Given, over: Over) -> None:
