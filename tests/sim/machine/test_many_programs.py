@@ -30,11 +30,35 @@ def test_the_last_program_of_many_has_a_clock_as_small_as_the_first(monkeypatch:
     assert (out == 2).all() and len(widths) == 3000 and max(widths) == widths[0]
 
 
-def test_clocks_learn_of_lanes_below_and_above_their_own() -> None:
+@pytest.mark.parametrize("order", ["acq_rel", "acquire", "release", "relaxed"])
+def test_what_many_programs_hand_on_by_atomics_is_ordered_if_they_release_and_acquire(order: str) -> None:
+    n = 1500  # lanes beyond those that a clock has room for
+    args = {"parts": np.zeros(n, np.float32), "done": np.zeros(1, np.int32), "out": np.zeros(1, np.float32), "n": n}
+    report = run(kernels.last_sums_kernel, (n,), args, {"ORDER": order, "BLOCK": 2048})
+    assert args["out"] == n
+    assert [finding.kind for finding in report.findings] == ([] if order == "acq_rel" else ["Race"])
+
+
+def test_what_programs_know_of_each_other_takes_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks, finish = [], Task.finish
+
+    def noted(task: Task) -> None:
+        blocks.append({id(block) for block in task.clock.far.values()})
+        finish(task)
+
+    monkeypatch.setattr(Task, "finish", noted)
+    n = 5000
+    args = {"parts": np.zeros(n, np.float32), "done": np.zeros(1, np.int32), "out": np.zeros(1, np.float32), "n": n}
+    assert run(kernels.last_sums_kernel, (n,), args, {"ORDER": "acq_rel", "BLOCK": 8192}).clean
+    assert len(blocks[-1]) >= 3 and len(blocks[-2] - blocks[-1]) <= 2, "a program shares what others know"
+
+
+@pytest.mark.parametrize("apart", [200, 3000])
+def test_clocks_learn_of_lanes_below_and_above_their_own(apart: int) -> None:
     lanes = Lanes()
-    early, mine = lanes.new(), [lanes.new() for _ in range(200)][-1]
+    early, mine = lanes.new(), [lanes.new() for _ in range(apart)][-1]
     clock = lanes.clock()
-    own, later = lanes.new(), [lanes.new() for _ in range(200)][-1]
+    own, later = lanes.new(), [lanes.new() for _ in range(apart)][-1]
     clock.mark(own, 3, fenced=False)
     before = clock.copy()
     for lane in (early, mine, later):
@@ -49,6 +73,11 @@ def test_clocks_learn_of_lanes_below_and_above_their_own() -> None:
     before.join(clock)
     before.mark(PRECEDING, 1)
     assert before.covers(clock) and not clock.covers(before) and before.known(*asked)[-1]
+    assert not clock.knows(early, 6, row=1)
+    clock.mark(early, 6, fenced=False)
+    assert clock.knows(early, 6) and not clock.knows(early, 6, row=1)
+    clock.fence()
+    assert clock.knows(early, 6, row=1) and clock.knows(own, 3, row=1)
 
 
 class Terminal(io.StringIO):

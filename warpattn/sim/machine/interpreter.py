@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ..errors import SimulationError, StopRun
@@ -83,6 +84,33 @@ def _finish_first(task: Task, op: Op, registers: list[Any]) -> Steps:
     if missing is None:
         return result
     return [poisoned(r, missing) for r in result] if len(op.outs) > 1 else poisoned(result, missing)
+
+
+def hoisted(block: Block, registers: list[Any]) -> Block:
+    """A block without the ops that only compute from its arguments; their results are in the registers then."""
+    known = set(block.slots)
+    ops = []
+    for op in block.ops:
+        if op.kind == PLAIN and known.issuperset(op.ins) and _filled(op, registers):
+            known.update(op.outs)
+        else:
+            ops.append(op)
+    return replace(block, ops=ops)
+
+
+def _filled(op: Op, registers: list[Any]) -> bool:
+    """Compute an op; false if its place in a program matters, because its values must not be used or it fails."""
+    assert op.run is not None
+    try:
+        value = op.run(*[registers[i] for i in op.ins])
+    except Exception:
+        return False
+    parts = [value] if len(op.outs) == 1 else value if op.outs else []
+    if any(isinstance(part, Unusable) for part in parts):
+        return False
+    for slot, part in zip(op.outs, parts, strict=True):
+        registers[slot] = part
+    return True
 
 
 def evaluate(block: Block, registers: list[Any], arguments: list[Any]) -> list[Any]:

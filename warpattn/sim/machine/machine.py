@@ -18,7 +18,7 @@ from ..ir.locations import enclosing_function
 from ..ir.module import Block
 from .clusters import Cluster
 from .deadlock import deadlock
-from .interpreter import run_block
+from .interpreter import hoisted, run_block
 from .progress import Progress
 from .roles import Program, Run, Steps, Task, TasksWait
 
@@ -38,12 +38,13 @@ class Machine(Run):
         if "ttng.clc_try_cancel" in self.module.text:
             in_flight = min(in_flight, _RESIDENT)
         waiting = self.waiting = [(x, y, z) for z, y, x in product(*(range(n) for n in reversed(self.grid)))][::-1]
+        block, registers = self._entry(arguments)
         spins = 0
         try:
             while waiting or self.tasks:
                 progress.tell(len(waiting), self.steps)
                 while waiting and len({task.program.index for task in self.tasks}) < in_flight:
-                    self._launch(waiting.pop(), arguments)
+                    self._launch(waiting.pop(), block, registers)
                 ready = [task for task in self.tasks if task.wait is None or task.wait.ready()]
                 if not ready:
                     if not self.queue.run_one():
@@ -65,16 +66,21 @@ class Machine(Run):
         """Take back a program that has not started: its place in the grid; None if all have."""
         return self.waiting.pop() if self.waiting else None
 
-    def _launch(self, index: tuple[int, int, int], arguments: Sequence[Any]) -> None:
-        block, cluster = self.module.functions[self.module.entry], Cluster(self.module.num_ctas)
+    def _launch(self, index: tuple[int, int, int], block: Block, registers: list[Any]) -> None:
+        cluster = Cluster(self.module.num_ctas)
         for cta in range(cluster.count):
             program = Program(self, index, cluster, cta)
             task = Task(self, program, self.module.entry, self.module.num_warps, self.lanes.clock())
-            frame: list[Any] = [None] * block.frame
-            for slot, value in zip(block.slots, arguments, strict=False):
-                frame[slot] = value
-            task.steps = self._main(task, block, frame)
+            task.steps = self._main(task, block, registers.copy())
             self.tasks.append(task)
+
+    def _entry(self, arguments: Sequence[Any]) -> tuple[Block, list[Any]]:
+        """What every program runs, and the registers that it starts with: what is the same in all is computed once."""
+        block = self.module.functions[self.module.entry]
+        registers: list[Any] = [None] * block.frame
+        for slot, value in zip(block.slots, arguments, strict=False):
+            registers[slot] = value
+        return hoisted(block, registers), registers
 
     def _main(self, task: Task, block: Block, frame: list[Any]) -> Steps:
         yield from run_block(task, block, frame)

@@ -18,7 +18,7 @@ from ..memory.global_memory import GlobalMemory, Toucher
 from ..memory.shared import Access, MemDesc
 from .agents import Agent, Queue
 from .clusters import Cluster
-from .states import LAST, RoleState, keep, state_of
+from .states import LAST, Ended, keep
 from .sync import Barrier, NamedBarrier, Wait
 
 Steps = Generator[Wait | None, None, Any]
@@ -73,7 +73,7 @@ class Program:
         self.name += "" if run.grid == (1, 1, 1) else f" of program {index}"
         cluster.names.append(self.name)
         self.barriers: list[Barrier] = []
-        self.ended: list[RoleState] = []
+        self.ended: list[Ended] = []
         self.findings_before = run.findings.added
         self._named: dict[int, NamedBarrier] = {}
 
@@ -184,7 +184,7 @@ class Task:
         copies = [agent for group in [*self.groups, self.copies] for agent in group]
         for agent in [reader for reader, _ in self.stores[self.stores_read :]] + self.products + copies:
             self.machine.pending_at_exit(agent, "the role ends without waiting for it")
-        self.program.ended.append(state_of(self))
+        self.program.ended.append(Ended(self.role, tuple(self.events)))
         keep(self.machine, self.program)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from ..ir.locations import Frame
@@ -49,10 +50,24 @@ class ProgramState(NamedTuple):
     barriers: tuple[BarrierState, ...]
 
 
-def state_of(task: Any) -> RoleState:
+class Ended(NamedTuple):
+    """A role that has ended, with (step, op) of its last operations."""
+
+    role: str
+    last: tuple[tuple[int, Any], ...]
+
+    def state(self) -> RoleState:
+        """The same for a report."""
+        return RoleState(self.role, True, "", _listed(self.last))
+
+
+def _listed(last: Iterable[tuple[int, Any]]) -> tuple[Event, ...]:
+    return tuple(Event(step, op.name, op.frames) for step, op in last)
+
+
+def _running(task: Any) -> RoleState:
     """A role as it is now."""
-    events = tuple(Event(step, op.name, op.frames) for step, op in task.events)
-    return RoleState(task.role, task.done, "" if task.wait is None else task.wait.describe(), events)
+    return RoleState(task.role, False, "" if task.wait is None else task.wait.describe(), _listed(task.events))
 
 
 def keep(run: Any, program: Any) -> None:
@@ -69,12 +84,12 @@ def states(run: Any) -> tuple[ProgramState, ...]:
     for task in run.tasks:
         if id(task.program) in programs or len(programs) < 2 * KEPT:
             programs.setdefault(id(task.program), task.program)
-            running.setdefault(id(task.program), []).append(state_of(task))
+            running.setdefault(id(task.program), []).append(_running(task))
     return tuple(
         ProgramState(
             program.index,
             program.cta,
-            (*running.get(key, ()), *program.ended),
+            (*running.get(key, ()), *(role.state() for role in program.ended)),
             tuple(map(_barrier, program.barriers)),
         )
         for key, program in programs.items()

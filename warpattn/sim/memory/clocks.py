@@ -6,28 +6,37 @@ a fence came between. An access (lane, epoch) happened before a clock that holds
 
 A copy takes a lane that is free *for its issuer*: one whose last copy the issuer knows to be over. So lanes stay few,
 and none orders two copies that nothing else orders. A program's lanes are neighbours, and most programs learn nothing
-of others: a clock has room from its program's first lane on, and for earlier ones when it learns of them. So the last
-of many programs costs what the first one does.
+of others: a clock has room for the lanes around its program's first. What it learns of all others is in blocks that
+clocks share until one of them learns more. So the last of many programs costs about what the first one does.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import numpy as np
 
 PRECEDING = 0  # the lane of the preceding launch, which any program may learn of
 _STEP = 32
+_NEAR = 1024  # lanes that a clock has room for itself
+_FAR: Mapping[int, np.ndarray] = MappingProxyType({})
+
+Blocks = Mapping[int, np.ndarray]  # number -> epochs of as many lanes; neither changes once it is made
 
 
 class Clock:
-    """What is known of each lane: `rows` are [2, lanes] epochs from lane `first` on; nothing of the others."""
+    """What is known of each lane: `rows` are [2, lanes] epochs from lane `first` on; of others `far` and `far_seen`."""
 
-    __slots__ = ("first", "preceded", "rows")
+    __slots__ = ("far", "far_seen", "first", "preceded", "rows")
 
-    def __init__(self, first: int, rows: np.ndarray, preceded: bool = False) -> None:
-        self.first, self.rows, self.preceded = first, rows, preceded
+    def __init__(
+        self, first: int, rows: np.ndarray, preceded: bool = False, far: Blocks = _FAR, far_seen: Blocks = _FAR
+    ) -> None:
+        self.first, self.rows, self.preceded, self.far, self.far_seen = first, rows, preceded, far, far_seen
 
     def copy(self) -> Clock:
-        return Clock(self.first, self.rows.copy(), self.preceded)
+        return Clock(self.first, self.rows.copy(), self.preceded, self.far, self.far_seen)
 
     def empty(self) -> Clock:
         """A clock of the same lanes that knows nothing."""
@@ -44,31 +53,43 @@ class Clock:
     def fence(self) -> None:
         """The asynchronous proxy may see everything that is known."""
         self.rows[1] = self.rows[0]
+        self.far_seen = self.far
 
     def mark(self, lane: int, epoch: int, fenced: bool = True) -> None:
         """Learn of one epoch of a lane."""
         if lane == PRECEDING:
             self.preceded = True
             return
-        if not 0 <= lane - self.first < self.rows.shape[1]:
-            self._cover(lane, lane + 1)
-        column = self.rows[: 2 if fenced else 1, lane - self.first]
-        np.maximum(column, epoch, out=column)
+        at = lane - self.first
+        if not 0 <= at < self.rows.shape[1]:
+            if not self._cover(lane, lane + 1):
+                self._join_row(lane, np.array([[epoch], [epoch if fenced else 0]], np.int32))
+                return
+            at = lane - self.first
+        for row in self.rows[: 2 if fenced else 1]:
+            if row[at] < epoch:
+                row[at] = epoch
 
     def join(self, other: Clock) -> None:
         """Learn everything that another clock knows."""
         last = other.first + other.rows.shape[1]
-        if other.first < self.first or last > self.first + self.rows.shape[1]:
-            self._cover(other.first, last)
-        part = self.rows[:, other.first - self.first : last - self.first]
-        np.maximum(part, other.rows, out=part)
+        inside = other.first >= self.first and last <= self.first + self.rows.shape[1]
+        if inside or self._cover(other.first, last):
+            part = self.rows[:, other.first - self.first : last - self.first]
+            np.maximum(part, other.rows, out=part)
+        else:
+            self._join_row(other.first, other.rows)
+        self.far, self.far_seen = _both(self.far, other.far), _both(self.far_seen, other.far_seen)
         self.preceded |= other.preceded
 
     def knows(self, lane: int, epoch: int, row: int = 0) -> bool:
         """Whether an epoch of a lane happened before (row 1: and a fence made it visible)."""
         at = lane - self.first
-        if 0 <= at < self.rows.shape[1]:
-            return bool(self.rows[row, at] >= epoch)
+        if 0 <= at < self.rows.shape[1] and self.rows[row, at] >= epoch:
+            return True
+        block = (self.far_seen if row else self.far).get(lane // _NEAR)
+        if block is not None and block[lane % _NEAR] >= epoch:
+            return True
         return lane == PRECEDING and self.preceded
 
     def known(self, lanes: np.ndarray, epochs: np.ndarray) -> np.ndarray:
@@ -76,6 +97,12 @@ class Clock:
         at, row = lanes - self.first, self.rows[0]
         inside = (at >= 0) & (at < len(row))
         found = inside & (row[np.where(inside, at, 0)] >= epochs)
+        if self.far:
+            numbers = lanes // _NEAR
+            for number in np.unique(numbers[~found]).tolist():
+                block = self.far.get(number)
+                if block is not None:
+                    found |= (numbers == number) & (block[lanes % _NEAR] >= epochs)
         return found | (lanes == PRECEDING) if self.preceded else found
 
     def covers(self, other: Clock) -> bool:
@@ -84,23 +111,58 @@ class Clock:
 
     def since(self, before: Clock) -> list[tuple[int, int]]:
         """(lane, epoch) of what this clock knows and an earlier one did not."""
-        mine, theirs = self.rows[0], before.rows[0]
-        if before.first != self.first or len(theirs) != len(mine):
-            theirs = np.zeros_like(mine)
-            low = max(self.first, before.first)
-            high = min(self.first + len(mine), before.first + before.rows.shape[1])
-            if low < high:
-                theirs[low - self.first : high - self.first] = before.rows[0, low - before.first : high - before.first]
-        new = np.flatnonzero(mine > theirs)
-        return list(zip((new + self.first).tolist(), mine[new].tolist(), strict=True))
+        parts = [(self.first, self.rows[0])]
+        parts += [(n * _NEAR, block) for n, block in self.far.items() if before.far.get(n) is not block]
+        found: dict[int, int] = {}
+        for first, row in parts:
+            for at in np.flatnonzero(row > before._row(first, len(row))).tolist():
+                found[first + at] = max(int(row[at]), found.get(first + at, 0))
+        return list(found.items())
 
-    def _cover(self, low: int, high: int) -> None:
-        """Make room for the lanes low..high."""
+    def _row(self, first: int, length: int) -> np.ndarray:
+        """What is known of so many lanes from one on."""
+        row = np.zeros(length, np.int32)
+        for start, known in ((self.first, self.rows[0]), *((n * _NEAR, block) for n, block in self.far.items())):
+            low, high = max(first, start), min(first + length, start + len(known))
+            if low < high:
+                part = row[low - first : high - first]
+                np.maximum(part, known[low - start : high - start], out=part)
+        return row
+
+    def _cover(self, low: int, high: int) -> bool:
+        """Make room for the lanes low..high; false if they are too far away."""
         first = min(self.first, low)
         last = max(self.first + self.rows.shape[1], first + -(-(high - first) // _STEP) * _STEP)
+        if last - first > _NEAR:
+            return False
         rows = np.zeros((2, last - first), np.int32)
         rows[:, self.first - first : self.first - first + self.rows.shape[1]] = self.rows
         self.first, self.rows = first, rows
+        return True
+
+    def _join_row(self, first: int, rows: np.ndarray) -> None:
+        """Learn epochs [2, lanes] of far lanes, from one on."""
+        found: tuple[dict, dict] = ({}, {})
+        for number in range(first // _NEAR, (first + rows.shape[1] - 1) // _NEAR + 1):
+            low, high = max(first, number * _NEAR), min(first + rows.shape[1], (number + 1) * _NEAR)
+            for blocks, row in zip(found, rows, strict=True):
+                block = blocks[number] = np.zeros(_NEAR, np.int32)
+                block[low - number * _NEAR : high - number * _NEAR] = row[low - first : high - first]
+        self.far, self.far_seen = _both(self.far, found[0]), _both(self.far_seen, found[1])
+
+
+def _both(mine: Blocks, theirs: Blocks) -> Blocks:
+    """The later epochs of two sets of blocks."""
+    if mine is theirs or not theirs:
+        return mine
+    if not mine:
+        return theirs
+    joined = dict(mine)
+    for number, block in theirs.items():
+        own = joined.get(number)
+        if own is not block:
+            joined[number] = block if own is None else np.maximum(own, block)
+    return joined
 
 
 class Lanes:

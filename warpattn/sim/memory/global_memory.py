@@ -20,7 +20,7 @@ from .findings import Finding, Findings, Place
 
 _SHIFT = 40
 _MIDDLE = 1 << (_SHIFT - 1)
-_EPOCH = (1 << 32) - 1
+EPOCH = (1 << 32) - 1
 
 
 class Toucher(NamedTuple):
@@ -44,6 +44,13 @@ class Update(NamedTuple):
     looks: bool
 
 
+class Release(NamedTuple):
+    """What an address has released: the knowledge of a role in an epoch (-1: of several)."""
+
+    packed: int
+    clock: Clock
+
+
 class GlobalBuffer:
     """A contiguous range of the caller's memory."""
 
@@ -58,7 +65,7 @@ class GlobalBuffer:
         self.last_atomic = np.full(cells, -1, np.int64)
         self.updates: list[Update] = []
         self.has_writes = False
-        self.released: dict[int, Clock] = {}  # byte -> what a reader of the last atomic there learns
+        self.released: dict[int, Release] = {}  # byte -> what a reader of the last atomic there learns
 
     def elements(self, dtype: Any) -> np.ndarray:
         """The bytes as elements of a type, as far as there are whole ones."""
@@ -115,10 +122,11 @@ class GlobalMemory:
 
     def resolve(self, addresses: np.ndarray, itemsize: int, who: Toucher, verb: str) -> list[Part]:
         """What the addresses reach, a part for each buffer; those outside every buffer are reported and left out."""
-        buffer = self.find(int(addresses.flat[0]))
+        buffer = self.find(addresses.item(0))
         if buffer is not None:
             offsets, room = addresses - buffer.base, buffer.nbytes - itemsize + 1
-            if room > 0 and int(offsets.view(np.uint64).max()) < room:  # what is negative is huge there
+            unsigned = offsets.view(np.uint64)  # what is negative is huge there
+            if room > 0 and unsigned.item(unsigned.argmax()) < room:
                 return [Part(buffer, offsets, None)]
         parts, flat = [], addresses.reshape(-1)
         numbers = flat >> _SHIFT
@@ -139,6 +147,14 @@ class GlobalMemory:
             if inside.any():
                 parts.append(Part(buffer, offsets[inside], chosen[inside]))
         return parts
+
+    def resolve_one(self, address: int, itemsize: int, who: Toucher, verb: str) -> tuple[GlobalBuffer, int] | None:
+        """The same of one address: the buffer and the byte there."""
+        buffer = self.find(address)
+        if buffer is not None and 0 <= address - buffer.base <= buffer.nbytes - itemsize:
+            return buffer, address - buffer.base
+        self.resolve(np.array([address]), itemsize, who, verb)
+        return None
 
     def pointers(self, addresses: np.ndarray) -> np.ndarray:
         """Pointers of the run for addresses of the caller's memory: relative to the nearest buffer."""
@@ -184,20 +200,36 @@ class GlobalMemory:
             atomic[cells] = self._after(atomic[cells], who, how == "poll", buffer)
         self.places[packed] = who.place
 
+    def update(self, buffer: GlobalBuffer, cells: range, who: Toucher, acquired: Release | None) -> None:
+        """Check and record an atomic access of one element's cells, which is ordered after what it acquires, too."""
+        packed = who.packed
+        for cell in cells:
+            for verb, shadow in (("wrote", buffer.last_write), ("read", buffer.last_read)):
+                earlier = int(shadow[cell])
+                if earlier >= 0 and not _ordered(who, earlier, acquired):
+                    self._race(who, "atomic", (1, earlier, verb), buffer)
+            buffer.last_atomic[cell] = self._follow(int(buffer.last_atomic[cell]), who, acquired, buffer)
+        self.places[packed] = who.place
+
     def _after(self, numbers: np.ndarray, who: Toucher, looks: bool, buffer: GlobalBuffer) -> np.ndarray:
         """Numbers of a new update of cells whose last ones have these numbers."""
-        last, where = numbers.reshape(-1)[:1], np.zeros(numbers.size, np.int64)
-        if (numbers != last).any():
-            last, where = np.unique(numbers, return_inverse=True)
+        last, where = np.unique(numbers, return_inverse=True)
         first = len(buffer.updates)
         for number in last.tolist():
-            while number >= 0:
-                update = buffer.updates[number]
-                if not _ordered(who, update.packed) or (looks and not update.looks):
-                    break
-                number = update.before
-            buffer.updates.append(Update(who.packed, number, looks))
+            self._follow(number, who, None, buffer, looks)
         return (first + where).reshape(numbers.shape)
+
+    def _follow(
+        self, number: int, who: Toucher, acquired: Release | None, buffer: GlobalBuffer, looks: bool = False
+    ) -> int:
+        """The number of a new update after that of this number, or after the newest before that nothing orders."""
+        while number >= 0:
+            update = buffer.updates[number]
+            if not _ordered(who, update.packed, acquired) or (looks and not update.looks):
+                break
+            number = update.before
+        buffer.updates.append(Update(who.packed, number, looks))
+        return len(buffer.updates) - 1
 
     def _check_updates(self, numbers: np.ndarray, who: Toucher, how: str, buffer: GlobalBuffer) -> None:
         """An ordinary access must be ordered after all updates of its cells; reading beside a poll is no conflict."""
@@ -212,13 +244,13 @@ class GlobalMemory:
                 number = update.before
 
     def _check(self, packed: np.ndarray, who: Toucher, how: str, before: str, buffer: GlobalBuffer) -> None:
-        if packed.max(initial=-1) < 0:
+        if not packed.size or packed.item(packed.argmax()) < 0:
             return
         lanes = packed >> 32
         ordered = (packed < 0) | (lanes == who.lane)
-        if not ordered.all():
-            ordered |= who.clock.known(lanes, packed & _EPOCH)
-        if ordered.all():
+        if np.count_nonzero(ordered) != ordered.size:
+            ordered |= who.clock.known(lanes, packed & EPOCH)
+        if np.count_nonzero(ordered) == ordered.size:
             return
         bad = np.flatnonzero(~ordered.reshape(-1))
         self._race(who, how, (len(bad), int(packed.reshape(-1)[bad[0]]), before), buffer)
@@ -239,7 +271,9 @@ class GlobalMemory:
         self.findings.add(Finding("Race", text, (who.place, other), buffer.name))
 
 
-def _ordered(who: Toucher, packed: int) -> bool:
+def _ordered(who: Toucher, packed: int, acquired: Release | None = None) -> bool:
     """Whether an earlier access happened before the present one."""
-    lane, epoch = packed >> 32, packed & _EPOCH
-    return lane == who.lane or who.clock.knows(lane, epoch)
+    lane, epoch = packed >> 32, packed & EPOCH
+    if lane == who.lane or who.clock.knows(lane, epoch):
+        return True
+    return acquired is not None and acquired.clock.knows(lane, epoch)

@@ -24,7 +24,7 @@ from ..memory.descriptor import Descriptor, make_descriptor
 from ..memory.findings import Finding
 from ..memory.global_memory import Toucher
 from ..memory.shared import Access, MemDesc, Missing, either, of_product
-from .reductions import update_of
+from .updates import update_of
 
 
 @tasked("ttng.fence_async_shared")

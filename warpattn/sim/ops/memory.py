@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.formats import as_register, decode, encode, memory_dtype, register_dtype, rounder, unsigned, wrap
+from ..ir.formats import as_register, decode, encode, memory_dtype, register_dtype
 from ..ir.module import Op
 from ..ir.parts import from_registers, limited, local, to_registers
 from ..ir.valuetypes import Type, parse_type
 from ..machine.pending import opened, poisoned
-from ..machine.registry import blocking, tasked
-from ..memory.global_memory import GlobalBuffer, GlobalMemory, Part, Toucher
+from ..machine.registry import tasked
+from ..memory.global_memory import GlobalMemory, Part, Toucher
 from ..memory.shared import MemDesc, SharedBuffer
 
 
@@ -27,13 +27,15 @@ def pointee(kind: Type) -> Type:
     return Type("tensor", scalar.elem, kind.shape, f"tensor of {scalar.elem}", scalar.pointee)
 
 
-def _lanes(pointers: Any, mask: Any) -> tuple[np.ndarray, np.ndarray | None]:
+def lanes_of(pointers: Any, mask: Any) -> tuple[np.ndarray, np.ndarray | None]:
     """Addresses as an array, and which of them count (None: all)."""
     addresses = np.asarray(pointers, np.int64)
     if mask is None:
         return addresses, None
-    wanted = np.broadcast_to(np.asarray(mask, np.bool_), addresses.shape)
-    return addresses, None if wanted.all() else wanted
+    wanted = np.asarray(mask, np.bool_)
+    if wanted.shape != addresses.shape:
+        wanted = np.broadcast_to(wanted, addresses.shape)
+    return addresses, None if np.count_nonzero(wanted) == wanted.size else wanted
 
 
 @tasked("tt.load")
@@ -59,7 +61,7 @@ def load_pointers(
 
     With `chance`, for a volatile load, anything where the preceding launch may still be writing: that is no race.
     """
-    addresses, wanted = _lanes(pointers, mask)
+    addresses, wanted = lanes_of(pointers, mask)
     chosen = addresses.reshape(-1) if wanted is None else addresses[wanted]
     parts = memory.resolve(chosen, kind.itemsize, who, "reads") if chosen.size else []
     if wanted is None and len(parts) == 1 and parts[0].chosen is None:
@@ -77,7 +79,7 @@ def load_pointers(
 def _read(memory: GlobalMemory, part: Part, who: Toucher, kind: Type, chance: Random | None) -> np.ndarray:
     """The values of a part; pointers as those of this run."""
     buffer, offsets, size = part.buffer, part.offsets, kind.itemsize
-    bits, cells = _bits(buffer, offsets, memory_dtype(kind.elem), size), _cells(buffer, offsets, size)
+    bits, cells = bits_at(buffer, offsets, memory_dtype(kind.elem), size), cells_of(buffer, offsets, size)
     flux = None if chance is None else memory.in_flux(buffer, cells, who)
     if chance is not None and flux is not None:
         bits = _anything(bits, np.asarray(flux.reshape(len(bits), -1).any(1)), chance)
@@ -97,13 +99,15 @@ def _anything(bits: np.ndarray, where: np.ndarray, chance: Random) -> np.ndarray
     return found
 
 
-def _bits(buffer: Any, offsets: np.ndarray, dtype: Any, size: int) -> np.ndarray:
-    if size == 1 or not (offsets & (size - 1)).any():
-        return buffer.elements(dtype)[offsets // size]
+def bits_at(buffer: Any, offsets: np.ndarray, dtype: Any, size: int) -> np.ndarray:
+    """The elements at bytes of a buffer."""
+    if size == 1 or not np.count_nonzero(offsets & (size - 1)):
+        return buffer.elements(dtype)[offsets >> (size.bit_length() - 1)]
     return buffer.bytes[offsets[:, None] + np.arange(size)].view(dtype)[:, 0]
 
 
-def _cells(buffer: Any, offsets: np.ndarray, size: int) -> np.ndarray:
+def cells_of(buffer: Any, offsets: np.ndarray, size: int) -> np.ndarray:
+    """The shadow's cells of the elements at bytes of a buffer."""
     if size <= buffer.granule:
         return offsets >> (buffer.granule.bit_length() - 1)
     return (offsets[:, None] // buffer.granule + np.arange(size // buffer.granule)).reshape(-1)
@@ -119,7 +123,7 @@ def _store(op: Op) -> Callable[..., Any]:
     def run(task: Any, pointers: Any, values: Any, mask: Any = None) -> None:
         if limit is not None:
             mask = limit(mask, task.program.cta)
-        addresses, wanted = _lanes(pointers, mask)
+        addresses, wanted = lanes_of(pointers, mask)
         bits = encode(np.asarray(values, register_dtype(kind.elem)), kind.elem)
         if bits.shape != addresses.shape:
             bits = np.broadcast_to(bits, addresses.shape)
@@ -134,139 +138,21 @@ def _store(op: Op) -> Callable[..., Any]:
             bits = memory.addresses(bits)
         for part in memory.resolve(addresses, size, who, "writes"):
             written = bits if part.chosen is None else bits[part.chosen]
-            memory.touch(part.buffer, _cells(part.buffer, part.offsets, size), who, "write")
+            memory.touch(part.buffer, cells_of(part.buffer, part.offsets, size), who, "write")
             written = np.ascontiguousarray(written).view(dtype)
             _put(part.buffer, part.offsets, written, size)
-            lost = _bits(part.buffer, part.offsets, words, size) != written.view(words)
-            if lost.any():
+            lost = bits_at(part.buffer, part.offsets, words, size) != written.view(words)
+            if np.count_nonzero(lost):
                 memory.report_collision(part, who, lost, size)
 
     return run
 
 
 def _put(buffer: Any, offsets: np.ndarray, bits: np.ndarray, size: int) -> None:
-    if not (offsets & (size - 1)).any():
-        buffer.elements(bits.dtype)[offsets // size] = bits.reshape(-1)
+    if not np.count_nonzero(offsets & (size - 1)):
+        buffer.elements(bits.dtype)[offsets >> (size.bit_length() - 1)] = bits.reshape(-1)
     else:
         buffer.bytes[offsets[:, None] + np.arange(size)] = bits.reshape(-1, 1).view(np.uint8)
-
-
-_UPDATES: dict[str, Callable[[Any, Any], Any]] = {
-    "add": lambda a, b: a + b, "fadd": lambda a, b: a + b, "max": max, "min": min, "and": lambda a, b: a & b,
-    "or": lambda a, b: a | b, "xor": lambda a, b: a ^ b, "exch": lambda a, b: b,
-}  # fmt: skip
-
-
-def _updated(name: str, old: Any, new: Any, kind: Type) -> Any:
-    if name in ("umax", "umin"):
-        bits = kind.bits
-        pair = [int(unsigned(np.asarray(x, register_dtype(kind.elem)))[()]) for x in (old, new)]
-        return wrap(max(pair) if name == "umax" else min(pair), bits)
-    value = _UPDATES[name](old, new)
-    if not kind.is_float:
-        return wrap(int(value), kind.bits)
-    narrow = rounder(kind.elem)
-    return value if narrow is None else narrow(np.float32(value))
-
-
-@blocking("tt.atomic_rmw")
-def _atomic_rmw(op: Op) -> Callable[..., Any]:
-    name, order = op.text.replace(",", " ").split()[:2]
-    kind = pointee(op.inputs[0])
-    if name not in _UPDATES and name not in ("umax", "umin"):
-        raise op.error(f"atomic {name} is not simulated")
-
-    def run(task: Any, pointers: Any, values: Any, mask: Any = None) -> Any:
-        yield None  # another role may update it first
-        return _atomic(
-            task, kind, order, pointers, mask, lambda old, i: _updated(name, old, _at(values, i, kind), kind)
-        )
-
-    return run
-
-
-@blocking("tt.atomic_cas")
-def _atomic_cas(op: Op) -> Callable[..., Any]:
-    order = op.text.replace(",", " ").split()[0]
-    kind = pointee(op.inputs[0])
-
-    def run(task: Any, pointers: Any, expected: Any, values: Any) -> Any:
-        yield None
-
-        def swap(old: Any, i: int) -> Any:
-            return _at(values, i, kind) if old == _at(expected, i, kind) else old
-
-        return _atomic(task, kind, order, pointers, None, swap)
-
-    return run
-
-
-def _at(values: Any, i: int, kind: Type) -> Any:
-    value = np.asarray(values, register_dtype(kind.elem)).reshape(-1)
-    chosen = value[i if value.size > 1 else 0]
-    return chosen if kind.is_float else int(chosen)
-
-
-def _atomic(task: Any, kind: Type, order: str, pointers: Any, mask: Any, update: Callable[[Any, int], Any]) -> Any:
-    """One element after the other; the old values."""
-    addresses, wanted = _lanes(pointers, mask)
-    flat = addresses.reshape(-1)
-    spots = range(flat.size) if wanted is None else np.flatnonzero(wanted)
-    old = np.zeros(flat.size, register_dtype(kind.elem))
-    memory, dtype, size = task.machine.memory, memory_dtype(kind.elem), kind.itemsize
-    for i in spots:
-        who = task.toucher()
-        parts = memory.resolve(flat[i : i + 1], size, who, "updates")
-        if not parts:
-            continue
-        buffer, offsets = parts[0].buffer, parts[0].offsets
-        at = int(offsets[0])
-        if order in ("acq_rel", "acquire") and at in buffer.released:
-            who = _acquired(task, buffer, at)
-        memory.touch(buffer, _cells(buffer, offsets, size), who, "atomic")
-        value = decode(_bits(buffer, offsets, dtype, size), kind.elem)[0]
-        old[i] = value
-        new = update(value if kind.is_float else int(value), int(i))
-        _put(buffer, offsets, np.asarray(encode(np.asarray([new], register_dtype(kind.elem)), kind.elem)), size)
-        if order in ("acq_rel", "release"):
-            known = task.clock.copy()
-            if order == "release" and at in buffer.released:  # who acquires knows it already
-                known.join(buffer.released[at])
-            buffer.released[at] = known
-            task.advance()
-    return as_register(old.reshape(addresses.shape)[()], kind)
-
-
-def _acquired(task: Any, buffer: GlobalBuffer, at: int) -> Toucher:
-    """A role learns what the updates of an address have released."""
-    task.clock.join(buffer.released[at])
-    return task.toucher()
-
-
-@blocking("tt.atomic_poll")
-def _atomic_poll(op: Op) -> Callable[..., Any]:
-    """Wait until every address holds the expected value."""
-    order, kind, result = op.text.partition(",")[0].strip(), pointee(op.inputs[0]), op.outputs[0]
-    if len(op.operands) > 2:
-        raise op.error("a poll with a time limit is not simulated")
-    dtype, size = memory_dtype(kind.elem), kind.itemsize
-
-    def run(task: Any, pointers: Any, expected: Any) -> Any:
-        addresses, _ = _lanes(pointers, None)
-        memory, values = task.machine.memory, np.broadcast_to(np.asarray(expected), addresses.shape).reshape(-1)
-        for part in memory.resolve(addresses.reshape(-1), size, task.toucher(), "polls"):
-            wanted = values if part.chosen is None else values[part.chosen]
-            yield None
-            while (decode(_bits(part.buffer, part.offsets, dtype, size), kind.elem) != wanted).any():
-                yield None
-            who = task.toucher()
-            for at in part.offsets.tolist():
-                if order == "acquire" and at in part.buffer.released:
-                    who = _acquired(task, part.buffer, at)
-            memory.touch(part.buffer, _cells(part.buffer, part.offsets, size), who, "poll")
-        return as_register(np.ones(addresses.shape, np.bool_)[()], result)
-
-    return run
 
 
 @tasked("tt.int_to_ptr", "tt.ptr_to_int")

@@ -1,0 +1,179 @@
+"""Atomic operations, and what a TMA reduction makes of the element in memory and the one that arrives.
+
+The lanes of an atomic operation run one after the other, each ordered after what the role knows and after what its own
+address has released; what they learn and release together counts once they are done.
+
+Which types a reduction takes the compiler checks. A descriptor knows the sign of its integers, unlike all other types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from ..ir.formats import as_register, decode, encode, memory_dtype, register_dtype, rounder, unsigned, wrap
+from ..ir.module import Op
+from ..ir.valuetypes import Type
+from ..machine.registry import blocking
+from ..memory.global_memory import EPOCH, GlobalBuffer, Release
+from .memory import bits_at, cells_of, lanes_of, pointee
+
+_ATOMIC: dict[str, Callable[[Any, Any], Any]] = {
+    "add": lambda a, b: a + b, "fadd": lambda a, b: a + b, "max": max, "min": min, "and": lambda a, b: a & b,
+    "or": lambda a, b: a | b, "xor": lambda a, b: a ^ b, "exch": lambda a, b: b,
+}  # fmt: skip
+
+
+def _updated(name: str, old: Any, new: Any, kind: Type) -> Any:
+    if name in ("umax", "umin"):
+        bits = kind.bits
+        pair = [int(unsigned(np.asarray(x, register_dtype(kind.elem)))[()]) for x in (old, new)]
+        return wrap(max(pair) if name == "umax" else min(pair), bits)
+    value = _ATOMIC[name](old, new)
+    if not kind.is_float:
+        return wrap(value, kind.bits)
+    narrow = rounder(kind.elem)
+    return value if narrow is None else narrow(np.float32(value))
+
+
+@blocking("tt.atomic_rmw")
+def _atomic_rmw(op: Op) -> Callable[..., Any]:
+    name, order = op.text.replace(",", " ").split()[:2]
+    kind = pointee(op.inputs[0])
+    if name not in _ATOMIC and name not in ("umax", "umin"):
+        raise op.error(f"atomic {name} is not simulated")
+
+    def run(task: Any, pointers: Any, values: Any, mask: Any = None) -> Any:
+        yield None  # another role may update it first
+        given = _listed(values, pointers, kind)
+        return _atomic(task, kind, order, pointers, mask, lambda old, i: _updated(name, old, given[i], kind))
+
+    return run
+
+
+@blocking("tt.atomic_cas")
+def _atomic_cas(op: Op) -> Callable[..., Any]:
+    order = op.text.replace(",", " ").split()[0]
+    kind = pointee(op.inputs[0])
+
+    def run(task: Any, pointers: Any, expected: Any, values: Any) -> Any:
+        yield None
+        wanted, given = _listed(expected, pointers, kind), _listed(values, pointers, kind)
+        return _atomic(task, kind, order, pointers, None, lambda old, i: given[i] if old == wanted[i] else old)
+
+    return run
+
+
+def _listed(values: Any, pointers: Any, kind: Type) -> list:
+    """A value for each pointer: floats as NumPy has them, integers as Python's."""
+    wide = np.asarray(values, register_dtype(kind.elem))
+    if wide.shape != np.shape(pointers):
+        wide = np.broadcast_to(wide, np.shape(pointers))
+    return list(wide.reshape(-1)) if kind.is_float else wide.reshape(-1).tolist()
+
+
+def _atomic(task: Any, kind: Type, order: str, pointers: Any, mask: Any, update: Callable[[Any, int], Any]) -> Any:
+    """One element after the other; the old values."""
+    addresses, wanted = lanes_of(pointers, mask)
+    flat = addresses.reshape(-1).tolist()
+    spots = range(len(flat)) if wanted is None else np.flatnonzero(wanted).tolist()
+    old = np.zeros(len(flat), register_dtype(kind.elem))
+    memory, dtype, size, floats = task.machine.memory, memory_dtype(kind.elem), kind.itemsize, kind.is_float
+    acquires, who = order in ("acq_rel", "acquire"), task.toucher()
+    learned: dict[int, Release] = {}
+    reached: dict[tuple[int, int], GlobalBuffer] = {}
+    for i in spots:
+        found = memory.resolve_one(flat[i], size, who, "updates")
+        if found is None:
+            continue
+        buffer, at = found
+        release = buffer.released.get(at) if acquires else None
+        if release is not None:
+            learned[id(release)] = release
+        memory.update(buffer, range(at // buffer.granule, -(-(at + size) // buffer.granule)), who, release)
+        reached[buffer.base, at] = buffer
+        bits = buffer.bytes[at : at + size].view(dtype)
+        value = decode(bits, kind.elem)[0] if floats else int(bits[0])
+        old[i] = value
+        new = update(value, i)
+        bits[0] = encode(np.asarray([new], register_dtype(kind.elem)), kind.elem)[0] if floats else new
+    _acquire(task, learned.values())
+    if order in ("acq_rel", "release"):
+        _release(task, order == "release", reached)
+    return as_register(old.reshape(addresses.shape)[()], kind)
+
+
+def _acquire(task: Any, releases: Iterable[Release]) -> None:
+    """A role learns what was released: the newest first, which mostly knows the others."""
+    for release in sorted(releases, key=lambda release: -release.packed):
+        if release.packed < 0 or not task.clock.knows(release.packed >> 32, release.packed & EPOCH):
+            task.clock.join(release.clock)
+
+
+def _release(task: Any, alone: bool, reached: dict[tuple[int, int], GlobalBuffer]) -> None:
+    """Addresses release what a role knows; `alone`: it has not acquired what they released before, so that is added."""
+    mine = Release(task.lane << 32 | task.clock.epoch(task.lane), task.clock.copy())
+    for (_, at), buffer in reached.items():
+        before = buffer.released.get(at) if alone else None
+        if before is None:
+            buffer.released[at] = mine
+        else:
+            both = mine.clock.copy()
+            both.join(before.clock)
+            buffer.released[at] = Release(-1, both)
+    task.advance()
+
+
+@blocking("tt.atomic_poll")
+def _atomic_poll(op: Op) -> Callable[..., Any]:
+    """Wait until every address holds the expected value."""
+    order, kind, result = op.text.partition(",")[0].strip(), pointee(op.inputs[0]), op.outputs[0]
+    if len(op.operands) > 2:
+        raise op.error("a poll with a time limit is not simulated")
+    dtype, size = memory_dtype(kind.elem), kind.itemsize
+
+    def run(task: Any, pointers: Any, expected: Any) -> Any:
+        addresses, _ = lanes_of(pointers, None)
+        memory, values = task.machine.memory, np.broadcast_to(np.asarray(expected), addresses.shape).reshape(-1)
+        for part in memory.resolve(addresses.reshape(-1), size, task.toucher(), "polls"):
+            wanted = values if part.chosen is None else values[part.chosen]
+            yield None
+            while (decode(bits_at(part.buffer, part.offsets, dtype, size), kind.elem) != wanted).any():
+                yield None
+            if order == "acquire":
+                found = (part.buffer.released.get(at) for at in part.offsets.tolist())
+                _acquire(task, {id(release): release for release in found if release is not None}.values())
+            memory.touch(part.buffer, cells_of(part.buffer, part.offsets, size), task.toucher(), "poll")
+        return as_register(np.ones(addresses.shape, np.bool_)[()], result)
+
+    return run
+
+
+Update = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+_FUNCTIONS: dict[str, Callable[..., np.ndarray]] = {
+    "add": np.add, "min": np.fmin, "max": np.fmax,
+    "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
+}  # fmt: skip
+
+
+def update_of(op: Op) -> Update:
+    """How an `async_tma_reduce` combines the bits in memory with those of its tile."""
+    name, kind = op.text.partition(",")[0].strip(), op.inputs[0]
+    if name not in _FUNCTIONS:
+        raise op.error(f"the reduction {name!r} by TMA is not simulated")
+    function, narrow = _FUNCTIONS[name], rounder(kind.elem)
+    if not kind.is_float:
+        dtype = np.dtype(f"{'u' if 'xui' in kind.text else 'i'}{kind.itemsize}")
+        return lambda old, new: function(old.view(dtype), new.view(dtype)).view(old.dtype)
+
+    def update(old: np.ndarray, new: np.ndarray) -> np.ndarray:
+        result = function(decode(old, kind.elem), decode(new, kind.elem))
+        return encode(result if narrow is None else narrow(result), kind.elem)
+
+    return update
+
+
+__all__ = ["Update", "update_of"]
