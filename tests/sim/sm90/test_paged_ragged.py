@@ -111,6 +111,7 @@ CASES = {
     "odd-dim": Step((1, 20, 2), (60, 50, 30), dim=40, dtype=torch.float16),
     "pages-of-3": Step((1, 20, 2), (60, 50, 30), page=3),
     "window-sinks": Step(*MIXED, mask=SlidingWindow(50), sinks=True),
+    "window-of-long-prompts": Step((1, 200), (5, 330), max_q=4096, mask=SlidingWindow(100)),
     "soft-cap": Step(*MIXED, score=SoftCap(3.0)),
     "alibi": Step(*MIXED, score=ALiBi(SLOPES)),
     "by-batch": Step(*MIXED, mask=Causal() & CustomMask(lambda b, h, q, k: (k + b + h) % 3 != 0)),

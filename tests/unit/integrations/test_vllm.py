@@ -12,6 +12,7 @@ import torch
 import warpattn as wa
 from tests.unit.integrations import vllm_double
 from warpattn.errors import AttentionError
+from warpattn.integrations.step_plans import StepPlans
 from warpattn.reference import reference
 
 SHAPE = (4, 2, 16)  # query heads, key heads, head_dim
@@ -250,7 +251,7 @@ def test_layers_of_another_group_have_other_pages(vllm):
 
 
 def test_few_plans_serve_all_steps_and_layers(vllm):
-    plans = sys.modules["warpattn.integrations.vllm.plans"].StepPlans(decoded=4)
+    plans = StepPlans(decoded=4)
     layer, windowed = make(vllm).modifiers, make(vllm, sliding_window=10).modifiers
     assert layer == make(vllm).modifiers != windowed
     pages = torch.randn(64, 16, 2, 32)

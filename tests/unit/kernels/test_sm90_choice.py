@@ -1,4 +1,4 @@
-"""Which configuration a dense prefill on Hopper gets: packed heads, split keys, half tiles, and the usual one."""
+"""Which configuration a prefill on Hopper gets: packed heads, split keys, half tiles, and the usual one."""
 
 import pytest
 import torch
@@ -6,10 +6,11 @@ import torch
 from bench.cases import groups
 from tests.unit.kernels.sm90_builds import chosen
 from warpattn.kernels.pieces.span_tiles import span_tiles
+from warpattn.kernels.sm90.prefill.choice import choose_unseen
 from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT, choose_config, is_masked
 from warpattn.masks import Causal, Chunked, Full, Mask, Padding, SlidingWindow
 from warpattn.problem import Call, Problem, validate
-from warpattn.sequences import Dense
+from warpattn.sequences import Dense, Ragged
 
 MEASURED = [case for name, cases in groups().items() if name not in ("smoke", "wide") for case in cases]
 
@@ -52,6 +53,26 @@ def test_what_a_shape_gets_and_why(shape, mask: Mask, packed: int, parts: int, w
     assert config.topology.registers * config.ctas <= 65_536
     assert config.padded_v % config.store_parts[0] == 0
     assert choice.grid[0] <= 132 * config.ctas
+
+
+@pytest.mark.parametrize(
+    ("mask", "dim", "seq_q", "keys"),
+    [
+        (Causal() & SlidingWindow(128), 64, 8192, 64),
+        (Causal() & SlidingWindow(50), 64, 300, 64),
+        (Causal() & SlidingWindow(1024), 64, 8192, 128),
+        (Causal() & SlidingWindow(128), 128, 8192, 128),
+        (Causal(), 64, 8192, 128),
+        (Full(), 64, 8192, 128),
+    ],
+)
+def test_narrow_masks_get_short_key_tiles_whatever_the_lengths(mask: Mask, dim: int, seq_q: int, keys: int) -> None:
+    q = torch.empty(1, dtype=torch.bfloat16).expand(9, 2, dim)
+    problem = validate(Call(q, q, q, Ragged(torch.tensor([0, 9]).int()), mask, backend="simulate:sm90")).problem
+    config, _ = choose_unseen(problem, seq_q)
+    usual, _ = choose_config(problem.element, dim, dim, seq_q, is_masked(problem))
+    assert config.block_n == keys and config.kv_stages * keys == usual.kv_stages * usual.block_n
+    assert config.smem_bytes + 512 <= SMEM_LIMIT
 
 
 @pytest.mark.parametrize("batch", [1, 2, 7])

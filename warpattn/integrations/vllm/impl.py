@@ -10,9 +10,9 @@ from vllm.v1.attention.backend import AttentionImpl
 
 from warpattn.api import attention_paged, attention_varlen
 from warpattn.errors import AttentionError
-from warpattn.integrations.vllm.layer import ENCODERS, LayerOptions, ScoreOptions, check_options, layer_mask
+from warpattn.integrations.step_plans import LayerModifiers, ScoreOptions
+from warpattn.integrations.vllm.layer import ENCODERS, LayerOptions, check_options, layer_mask
 from warpattn.integrations.vllm.metadata import WarpattnMetadata
-from warpattn.integrations.vllm.plans import LayerModifiers
 from warpattn.integrations.vllm.runs import Run
 from warpattn.sequences import PagedKV, Ragged
 from warpattn.serving import append_slots

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 from vllm.v1.attention.backend import AttentionType
 
 from warpattn.errors import AttentionError
 from warpattn.masks import Causal, Full, Mask, SlidingWindow
-from warpattn.scores import ALiBi, Score, SoftCap
 
 CACHE_DTYPES = ["auto", "float16", "bfloat16"]
 ENCODERS = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
@@ -48,20 +45,3 @@ def layer_mask(options: LayerOptions) -> Mask:
     if options.attn_type in ENCODERS:
         return Full() if window is None else SlidingWindow(window, right=window - 1)
     return Causal() if window is None else SlidingWindow(window)
-
-
-class ScoreOptions(NamedTuple):
-    """What the layer's score is made of; equal ones share a score and its tensors."""
-
-    soft_cap: float | None
-    slopes: tuple[float, ...] | None
-
-
-@cache
-def layer_score(options: ScoreOptions, device: torch.device) -> Score | None:
-    """Soft-cap first, then ALiBi; slopes come as numbers, and layers may move."""
-    score = SoftCap(options.soft_cap) if options.soft_cap else None
-    if options.slopes is None:
-        return score
-    alibi = ALiBi(torch.tensor(options.slopes, dtype=torch.float32, device=device))
-    return alibi if score is None else score | alibi

@@ -10,7 +10,7 @@ from torch import Tensor
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionMetadata, AttentionMetadataBuilder
 
 from warpattn.errors import AttentionError
-from warpattn.integrations.vllm.plans import StepPlans
+from warpattn.integrations.step_plans import StepPlans
 from warpattn.integrations.vllm.runs import Run, find_runs
 
 

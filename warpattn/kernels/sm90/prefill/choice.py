@@ -27,6 +27,8 @@ SHORT_KEYS = 1024  # keys up to which half tiles are faster if they leave no SM 
 LEAST_KEYS = 1024  # of a part
 FEW = 2  # tiles an SM up to which keys may be split
 MOST_PARTS = 64
+LONG = 4096  # queries and keys of a sequence that stands for those whose lengths the host does not know
+SHORT_TILES = 0.85  # of the keys of the usual tile, up to which key tiles half as long are taken at head dims to 64
 PART_US = 1.0  # of a part: its first keys and its output in fp32
 COMBINE_US, COMBINE_BYTES = 2.5, 3e6  # of the second launch: at least, and bytes a µs
 
@@ -75,6 +77,22 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
     if parts == 1:
         return arrange(problem, target, best.config, why)
     return arrange(problem, target, shared_out(best.config), f"{why}; {split_why}", parts)
+
+
+def choose_unseen(problem: Problem, seq_q: int) -> tuple[SM90Config, str]:
+    """The configuration for sequences whose lengths are on the device, and why. `seq_q`: queries of one as far as
+    known. Shorter key tiles where the mask leaves the rows of a long sequence few keys."""
+    masked = is_masked(problem)
+    usual, why = choose_config(problem.element, problem.dim_qk, problem.dim_v, seq_q, masked)
+    if not masked or max(usual.padded_qk, usual.padded_v) > 64:
+        return usual, why
+    long = replace(problem, kind="dense", batch=1, seq_q=LONG, seq_k=LONG)
+    half = replace(usual, block_n=usual.block_n // 2, kv_stages=2 * usual.kv_stages)
+    rate = _usual_rate(usual)
+    share = _keys_of_row(_candidate(long, half, rate)) / _keys_of_row(_candidate(long, usual, rate))
+    if share > SHORT_TILES:
+        return usual, why
+    return half, f"short key tiles: rows of {LONG} queries load and multiply {share:.0%} of the keys that others do"
 
 
 def shared_out(config: SM90Config) -> SM90Config:

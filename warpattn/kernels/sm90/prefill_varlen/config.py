@@ -13,7 +13,8 @@ from warpattn.problem.arch import Arch
 from warpattn.problem.launch import Choice
 from warpattn.problem.operands import COPY_RULE
 
-from ..prefill.config import SM90Config, choose_config, is_masked
+from ..prefill.choice import choose_unseen
+from ..prefill.config import SM90Config
 
 PAGED_REGISTERS = 32  # of the producer, the rest of 2 x 240 or 3 x 160: page numbers take their place
 COPIED_KEYS = 64  # keys of a tile that is copied row by row: half the code of 128
@@ -63,7 +64,7 @@ class VarlenOrder:
 def choose(problem: Problem, target: Arch) -> Choice:
     """The choice for a ragged or paged `problem`; the host does not know the lengths, only upper bounds of them."""
     mean_q = problem.max_q or (-(-problem.seq_q // problem.batch) if problem.kind == "ragged" else problem.seq_q)
-    tiles, why = choose_config(problem.element, problem.dim_qk, problem.dim_v, mean_q, is_masked(problem))
+    tiles, why = choose_unseen(problem, mean_q)
     box, box_why = _box(problem.page_size, tiles.block_n)
     if problem.page_size:
         tiles = replace(tiles, producer_registers=PAGED_REGISTERS, block_n=tiles.block_n if box else COPIED_KEYS)

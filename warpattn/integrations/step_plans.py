@@ -1,4 +1,4 @@
-"""Launches kept for steps of one size, shared by all layers that have equal options.
+"""Launches that engines keep for steps of one size, shared by all layers that have equal options.
 
     step ─▶ sizes rounded up to powers of two ─▶ StepPlan ─▶ launches, with the step's own addresses and requests
 
@@ -8,15 +8,33 @@ captured graph uses it.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from warpattn.integrations.vllm.layer import ScoreOptions, layer_score
 from warpattn.masks import Mask
+from warpattn.scores import ALiBi, Score, SoftCap
 from warpattn.sequences import PagedKV, Ragged
 from warpattn.serving import StepPlan
+
+
+class ScoreOptions(NamedTuple):
+    """What the layer's score is made of; equal ones share a score and its tensors."""
+
+    soft_cap: float | None
+    slopes: tuple[float, ...] | None
+
+
+@cache
+def layer_score(options: ScoreOptions, device: torch.device) -> Score | None:
+    """Soft-cap first, then ALiBi; slopes come as numbers, and layers may move."""
+    score = SoftCap(options.soft_cap) if options.soft_cap else None
+    if options.slopes is None:
+        return score
+    alibi = ALiBi(torch.tensor(options.slopes, dtype=torch.float32, device=device))
+    return alibi if score is None else score | alibi
 
 
 class LayerModifiers(NamedTuple):
