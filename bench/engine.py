@@ -1,13 +1,13 @@
-"""Real vLLM engines side by side, one for each attention backend: milliseconds a token, seconds of prefill, the tokens.
+"""Real vLLM engines side by side, one for each attention backend: milliseconds a token, seconds of prefill, tokens/s.
 
     python -m bench.engine --json record.json
-    python -m bench.engine --backends FLASH_ATTN,WARPATTN --graphs FULL_DECODE_ONLY --layers 32 --rounds 3
+    python -m bench.engine --models llama --backends FLASH_ATTN,WARPATTN --graphs FULL_DECODE_ONLY --rounds 3
 
-Every backend has an engine in a process of its own, on one card. They take turns in every round, and ratios are taken
-within a round, because the host's speed moves a step by some ten percent from minute to minute. The model has the shape
-of Llama 3 8B with random weights (`load_format="dummy"`), so nothing is downloaded; decoding is greedy. Time per token
-is that of many tokens less that of a quarter of them, over the difference, so that all requests decode in it. Where
-vLLM takes no new names (before 0.32), WARPATTN is its CUSTOM.
+Every backend has an engine in a process of its own for every model, on one card. They take turns in every round, and
+ratios are taken within a round, because the host's speed moves a step by some ten percent from minute to minute. The
+models have the shapes of Llama 3 8B and of gpt-oss's attention, with random weights (`load_format="dummy"`), and decode
+greedily. Time per token is the median of the steps in which every request gets one; such a run finds its prompts in the
+cache, those that are timed as prefill are new. Where vLLM takes no new names (before 0.32), WARPATTN is its CUSTOM.
 """
 
 from __future__ import annotations
@@ -15,172 +15,188 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import os
 import random
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-SHAPE = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
-    "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 32000, "hidden_act": "silu",
-    "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "torch_dtype": "bfloat16",
-    "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
+from .engine_process import LONGEST, MODELS, Done, Work, serve
+
 CASES = {"1 x 4k": (1, 4096), "32 x 4k": (32, 4096), "1 x 32k": (1, 32000), "128 x 1k": (128, 1024)}
-MIXED = (96, 500, 3500, 128)  # requests, shortest and longest prompt, new tokens: chunks beside decoding requests
-SIZES = (1, 2, 4, 8, 16, 32, 64, 96, 128)  # of captured batches
+PREFILLS = ("32 x 4k", "1 x 32k")  # whose prompts are timed
+MIXED = (64, 500, 3500, 128)  # requests, shortest and longest prompt, new tokens: chunks beside decoding requests
+AGAIN = 2  # runs of decoding in a round
+PROFILED = 12  # tokens of a profiled run
+WARM = (*((lengths,) * n for lengths, n in ((600, 128), (300, 3), (2500, 7))), (LONGEST // 2,))
 
 
-class Work(NamedTuple):
-    """What an engine is to do next: prompts of these lengths, and new tokens of each."""
+class Engines(NamedTuple):
+    """The engines of one model, by backend; the first backend is the peer."""
 
-    lengths: tuple[int, ...]
-    seed: int
-    tokens: int
+    model: str
+    pipes: dict[str, Any]
 
+    def each(self, work: Work, turn: int = 0) -> dict[str, Done]:
+        """What every engine makes of a work, one after the other, every second turn the other way around."""
+        found = {name: self.one(name, work) for name in list(self.pipes)[:: 1 if turn % 2 else -1]}
+        return {name: found[name] for name in self.pipes}
 
-class Done(NamedTuple):
-    """How long it took, and what was generated."""
-
-    seconds: float
-    tokens: list[list[int]]
+    def one(self, name: str, work: Work) -> Done:
+        self.pipes[name].send(work)
+        return answer(self.pipes[name])
 
 
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--backends", default="FLASH_ATTN,WARPATTN", help="the first one is the peer")
     parser.add_argument("--case", action="append", choices=[*CASES, "mixed"], help="one or more; default: all")
     parser.add_argument("--graphs", default="FULL_DECODE_ONLY", help="vLLM's cudagraph_mode")
-    parser.add_argument("--layers", type=int, default=32)
-    parser.add_argument("--tokens", type=int, default=128, help="new tokens of a request")
+    parser.add_argument("--layers", type=int, default=0, help="instead of the model's")
+    parser.add_argument("--tokens", type=int, default=64, help="new tokens of a request")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--cache-gib", type=int, default=24, help="of keys and values, each engine")
+    parser.add_argument("--profile", action="append", default=[], choices=[*CASES, "mixed"], help="kernels of a case")
+    parser.add_argument("--cache-gib", type=int, default=20, help="of keys and values, each engine")
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin nothing after that many")
     parser.add_argument("--json", type=Path, help="write the record here")
     args = parser.parse_args()
-    names = args.backends.split(",")
-    context = multiprocessing.get_context("spawn")
-    pipes = {}
-    for name in names:
-        pipes[name], theirs = context.Pipe()
-        context.Process(target=serve, args=(theirs, name, args), daemon=True).start()
-    up = {name: pipe.recv() for name, pipe in pipes.items()}
-    print("engines up after", {name: round(seconds, 1) for name, seconds in up.items()}, flush=True)
-    record = {"graphs": args.graphs, "layers": args.layers, "up_s": up, "cases": {}}
-    for case in args.case or [*CASES, "mixed"]:
-        record["cases"][case] = measure(pipes, case, args)
-        print("\n".join(lines_of(case, record["cases"][case], names)), flush=True)
+    begin = time.perf_counter()
+    engines = started(args)
+    record: dict[str, Any] = {"graphs": args.graphs, "layers": args.layers, "rounds": args.rounds, "cases": {}}
+    lines = []
+    for case, group in [(case, group) for case in args.case or [*CASES, "mixed"] for group in engines]:
+        if time.perf_counter() - begin > args.seconds:
+            lines.append(f"{group.model:8s} {case:10s}not begun: {args.seconds:.0f} s are over")
+            continue
+        try:
+            found = measured(group, case, args)
+        except RuntimeError as error:
+            lines.append(f"{group.model:8s} {case:10s}failed: {error}")
+            continue
+        record["cases"][f"{group.model} {case}"] = found
+        lines += lines_of(f"{group.model:8s} {case:10s}", found, list(group.pipes))
+        print(lines[-1], f"{time.perf_counter() - begin:.0f} s", flush=True)
         if args.json:
             args.json.write_text(json.dumps(record, indent=1))
-    for pipe in pipes.values():
-        pipe.send(None)
+    print("\n".join(lines), flush=True)
+    for group in engines:
+        for pipe in group.pipes.values():
+            pipe.send(None)
 
 
-def serve(pipe: Connection, name: str, args: argparse.Namespace) -> None:
-    """One engine: seconds until it is up, then a `Done` for every `Work`, until there is None."""
-    begin = time.perf_counter()
-    llm = engine(name, args)
-    pipe.send(time.perf_counter() - begin)
-    while (work := pipe.recv()) is not None:
-        pipe.send(generate(llm, random_prompts(work.lengths, work.seed), work.tokens))
+def started(args: argparse.Namespace) -> list[Engines]:
+    """All engines, started and warmed up side by side; those of a model with one that failed are left out."""
+    context = multiprocessing.get_context("spawn")
+    engines = []
+    for model in args.models.split(","):
+        group = Engines(model, {})
+        for name in args.backends.split(","):
+            group.pipes[name], theirs = context.Pipe()
+            context.Process(target=serve, args=(theirs, model, name, args), daemon=True).start()
+        engines.append(group)
+    works = [Work(lengths, f"warm {len(lengths)}", 16) for lengths in WARM]
+    up = []
+    for group in engines:
+        try:
+            seconds = {name: round(answer(pipe), 1) for name, pipe in group.pipes.items()}
+        except RuntimeError as error:
+            print(group.model, "is left out:", error, flush=True)
+            continue
+        print(group.model, "up after", seconds, flush=True)
+        up.append(group)
+    for group in up:
+        for pipe in group.pipes.values():
+            for work in works:
+                pipe.send(work)
+    for group in up:
+        for pipe in group.pipes.values():
+            for _ in works:
+                answer(pipe)
+    return up
 
 
-def measure(pipes: dict[str, Connection], case: str, args: argparse.Namespace) -> dict[str, Any]:
-    """A case by every engine in turn: medians, and those of the ratios to the first one."""
-    if case == "mixed":
-        requests, shortest, longest, tokens = MIXED
-        chance = random.Random(0)
-        lengths, counts = tuple(chance.randint(shortest, longest) for _ in range(requests)), (tokens,)
-    else:
-        requests, length = CASES[case]
-        lengths, counts = (length,) * requests, (1, args.tokens // 4, args.tokens)
-    rounds: list[dict[str, list[Done]]] = []
-    for pipe in pipes.values():  # makes plans and warms up
-        pipe.send(Work(lengths, requests, counts[len(counts) // 2]))
-        pipe.recv()
-    for number in range(args.rounds):
-        found: dict[str, list[Done]] = {name: [] for name in pipes}
-        for count in counts:
-            for name in list(pipes)[:: 1 if number % 2 else -1]:
-                pipes[name].send(Work(lengths, requests, count))
-                found[name].append(pipes[name].recv())
-        rounds.append(found)
-    peer, *_ = pipes
+def answer(pipe: Any) -> Any:
+    """The next one of an engine; RuntimeError where it failed."""
+    found = pipe.recv()
+    if isinstance(found, str):
+        raise RuntimeError(found)
+    return found
+
+
+def measured(engines: Engines, case: str, args: argparse.Namespace) -> dict[str, Any]:
+    """A case by every engine in turn: medians of the rounds, and those of the ratios to the first one."""
+    rounds = [round_of(engines, case, number, args.tokens) for number in range(args.rounds)]
+    peer, *_ = engines.pipes
     results: dict[str, Any] = {}
-    for name in pipes:
-        taken = [numbers(found[name], counts, sum(lengths)) for found in rounds]
-        theirs = [numbers(found[peer], counts, sum(lengths)) for found in rounds]
-        results[name] = {key: statistics.median([each[key] for each in taken]) for key in taken[0]}
-        for key in taken[0]:
-            ratios = [own[key] / other[key] for own, other in zip(taken, theirs, strict=True)]
-            results[name][f"{key} ratios"] = [round(ratio, 3) for ratio in ratios]
-        same = zip(rounds[0][name][-1].tokens, rounds[0][peer][-1].tokens, strict=True)
-        results[name]["same tokens"] = f"{sum(a == b for a, b in same)} of {requests}"
+    for name in engines.pipes:
+        results[name] = {key: statistics.median(one[name][key] for one in rounds) for key in rounds[0][name]}
+        results[name]["ratios"] = {
+            key: [round(one[name][key] / one[peer][key], 4) for one in rounds] for key in rounds[0][name] if key != SAME
+        }
+    if case in args.profile:
+        for tokens in (1, PROFILED):  # prompts, then decoding
+            work = Work(lengths_of(case), f"{case} profile", tokens, profile=True)
+            for name, done in engines.each(work).items():
+                results[name][f"kernels of {tokens} tokens"] = [kernel._asdict() for kernel in done.kernels]
+                print_profile(f"{engines.model} {case} {name}, {tokens} new tokens", done)
     return results
 
 
-def numbers(done: Sequence[Done], counts: Sequence[int], prompt_tokens: int) -> dict[str, float]:
-    """What the generations of a round say."""
-    if len(counts) == 1:
-        new = counts[0] * len(done[0].tokens)
-        return {"tokens/s": (prompt_tokens + new) / done[0].seconds}
-    some, every = done[1:]
-    per_token = 1000 * (every.seconds - some.seconds) / (counts[2] - counts[1])
-    return {"ms a token": per_token, "s of prefill": done[0].seconds, "s in all": every.seconds}
+SAME = "same tokens"  # as the peer: share of the requests
 
 
-def lines_of(case: str, results: dict[str, Any], names: Sequence[str]) -> list[str]:
-    """A line for every number of a case."""
+def round_of(engines: Engines, case: str, number: int, tokens: int) -> dict[str, dict[str, float]]:
+    """What each engine did in a round, by name of the figure."""
+    lengths, seed = lengths_of(case), f"{case} {number}"
+    found: dict[str, dict[str, float]] = {name: {} for name in engines.pipes}
+    if case == "mixed":
+        last = engines.each(Work(lengths, seed, MIXED[-1]), number)
+        for name, done in last.items():
+            found[name]["tokens/s"] = (sum(lengths) + len(lengths) * MIXED[-1]) / done.seconds
+    else:
+        for name, done in engines.each(Work(lengths, seed, 1), number).items():
+            if case in PREFILLS:
+                found[name]["s of prefill"] = done.seconds
+        runs = [engines.each(Work(lengths, seed, tokens), number + again) for again in range(AGAIN)]
+        for name in found:
+            found[name]["ms a token"] = statistics.median([step for run in runs for step in run[name].steps])
+        last = runs[-1]
+    expected = next(iter(last.values())).tokens
+    for name, done in last.items():
+        found[name][SAME] = sum(a == b for a, b in zip(done.tokens, expected, strict=True)) / len(expected)
+    return found
+
+
+def lengths_of(case: str) -> tuple[int, ...]:
+    """Of the prompts."""
+    if case == "mixed":
+        requests, shortest, longest, _ = MIXED
+        chance = random.Random(0)
+        return tuple(chance.randint(shortest, longest) for _ in range(requests))
+    requests, length = CASES[case]
+    return (length,) * requests
+
+
+def lines_of(title: str, results: dict[str, Any], names: Sequence[str]) -> list[str]:
+    """A line for every figure of a case."""
     lines = []
-    for key in [key for key in results[names[0]] if f"{key} ratios" in results[names[0]]]:
+    for key in results[names[0]]["ratios"]:
         shown = "  ".join(f"{name} {results[name][key]:10.4g}" for name in names)
-        others = "  ".join(f"{statistics.median(results[name][f'{key} ratios']):.3f}" for name in names[1:])
-        lines.append(f"{case:10s}{key:14s}{shown}  ratio {others}  {results[names[-1]]['same tokens']} the same")
+        ratios = [results[name]["ratios"][key] for name in names[1:]]
+        others = "  ".join(f"{statistics.median(one):.3f} {one}" for one in ratios)
+        lines.append(f"{title}{key:14s}{shown}  ratio {others}  {results[names[-1]][SAME]:.0%} the same tokens")
     return lines
 
 
-def engine(name: str, args: argparse.Namespace) -> Any:
-    """An LLM in this process."""
-    os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_NO_USAGE_STATS="1", HF_HUB_OFFLINE="1")
-    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
-    from vllm import LLM
-
-    if name == "WARPATTN":
-        from warpattn.integrations import vllm_plugin
-
-        vllm_plugin.register()
-        from warpattn.integrations.vllm import WarpattnBackend
-
-        name = WarpattnBackend.get_name()
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(SHAPE | {"num_hidden_layers": args.layers}))
-        return LLM(
-            model=folder, load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16", max_model_len=33024,
-            max_num_seqs=SIZES[-1], max_num_batched_tokens=8192, enable_prefix_caching=False,
-            gpu_memory_utilization=0.4, kv_cache_memory_bytes=args.cache_gib << 30, attention_config={"backend": name},
-            compilation_config={"mode": 0, "cudagraph_mode": args.graphs, "cudagraph_capture_sizes": list(SIZES)},
-        )  # fmt: skip
-
-
-def random_prompts(lengths: Sequence[int], seed: int) -> list[list[int]]:
-    """Token numbers."""
-    chance = random.Random(seed)
-    return [[chance.randrange(10, SHAPE["vocab_size"]) for _ in range(length)] for length in lengths]
-
-
-def generate(llm: Any, prompts: Sequence[Sequence[int]], tokens: int) -> Done:
-    """New tokens of every prompt."""
-    from vllm import SamplingParams
-
-    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
-    begin = time.perf_counter()
-    found = llm.generate([{"prompt_token_ids": list(prompt)} for prompt in prompts], params, use_tqdm=False)
-    return Done(time.perf_counter() - begin, [list(x.outputs[0].token_ids) for x in found])
+def print_profile(title: str, done: Done) -> None:
+    """The kernels that took longest."""
+    print(f"{title}:")
+    for kernel in done.kernels:
+        mean = kernel.microseconds / kernel.times
+        print(f"  {kernel.microseconds / 1000:9.3f} ms  {kernel.times:6d} x {mean:8.2f} us  {kernel.name[:90]}")
 
 
 if __name__ == "__main__":

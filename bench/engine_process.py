@@ -1,0 +1,182 @@
+"""One vLLM engine in a process of its own: it does what `bench.engine` sends it and says when each step ended.
+
+Times are read where the engine hands out a step's tokens, so a run of `LLM.generate` shows its prompts and each step of
+decoding by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import random
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+LLAMA = {  # Llama 3 8B
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 32000,
+    "hidden_act": "silu", "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
+    "torch_dtype": "bfloat16", "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+# gpt-oss 20B, with one expert as large as the four that a token uses: experts are no part of attention.
+GPT_OSS = LLAMA | {
+    "hidden_size": 2880, "intermediate_size": 4 * 2880, "num_hidden_layers": 24, "num_attention_heads": 64,
+    "head_dim": 64, "sliding_window": 128, "layer_types": ["sliding_attention", "full_attention"] * 12,
+}  # fmt: skip
+MODELS = {"llama": LLAMA, "gpt-oss": GPT_OSS}
+WITH_SINKS = ("gpt-oss",)
+SIZES = (1, 2, 4, 8, 16, 32, 64, 96, 128)  # of captured batches
+LONGEST = 33024  # tokens of a request
+SHOWN = 8  # kernels of a profile
+
+
+class Work(NamedTuple):
+    """What an engine is to do next: prompts of these lengths, and new tokens of each. Equal seeds make equal prompts,
+    which the engine then finds in its cache."""
+
+    lengths: tuple[int, ...]
+    seed: str
+    tokens: int
+    profile: bool = False
+
+
+class Kernel(NamedTuple):
+    """One kernel in a profile: times it ran, and microseconds of all of them."""
+
+    name: str
+    times: int
+    microseconds: float
+
+
+class Done(NamedTuple):
+    """How long it took, milliseconds of each step in which every request got a token, and what was generated."""
+
+    seconds: float
+    steps: list[float]
+    tokens: list[list[int]]
+    kernels: list[Kernel]
+
+
+def serve(pipe: Connection, model: str, backend: str, args: argparse.Namespace) -> None:
+    """One engine: seconds until it is up, then a `Done` for every `Work` until None comes; a text where one failed."""
+    begin = time.perf_counter()
+    llm = attempt(pipe, lambda: engine(model, backend, args))
+    if llm is None:
+        return
+    pipe.send(time.perf_counter() - begin)
+    while (work := pipe.recv()) is not None:
+        done = attempt(pipe, lambda work=work: generate(llm, work))
+        if done is not None:
+            pipe.send(done)
+
+
+def attempt(pipe: Connection, do: Callable[[], Any]) -> Any:
+    """What `do` returns; None where it failed, which the other end of the pipe is told."""
+    try:
+        return do()
+    except Exception:
+        pipe.send(traceback.format_exc(limit=-6))
+        return None
+
+
+def engine(model: str, backend: str, args: argparse.Namespace) -> Any:
+    """An LLM in this process, with random weights: nothing is downloaded."""
+    os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_NO_USAGE_STATS="1", HF_HUB_OFFLINE="1")
+    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+    from vllm import LLM
+
+    if backend == "WARPATTN":
+        from warpattn.integrations import vllm_plugin
+
+        vllm_plugin.register()
+        from warpattn.integrations.vllm import WarpattnBackend
+
+        backend = WarpattnBackend.get_name()
+    if model in WITH_SINKS:
+        give_sinks()
+    config = dict(MODELS[model])
+    if args.layers:
+        config["num_hidden_layers"] = args.layers
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(config))
+        return LLM(
+            model=folder, load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16", max_model_len=LONGEST,
+            max_num_seqs=SIZES[-1], max_num_batched_tokens=8192, enable_prefix_caching=True,
+            gpu_memory_utilization=0.1, kv_cache_memory_bytes=args.cache_gib << 30,
+            attention_config={"backend": backend},
+            compilation_config={"mode": 0, "cudagraph_mode": args.graphs, "cudagraph_capture_sizes": list(SIZES)},
+        )  # fmt: skip
+
+
+def give_sinks() -> None:
+    """Attention of vLLM's Llama gets a random sink for each head."""
+    import torch
+    from vllm.model_executor.models import llama
+
+    class WithSinks(llama.Attention):
+        def __init__(self, num_heads: int, *arguments: Any, **named: Any) -> None:
+            super().__init__(num_heads, *arguments, sinks=torch.randn(num_heads), **named)
+
+    llama.Attention = WithSinks
+
+
+def random_prompts(lengths: Sequence[int], seed: str) -> list[list[int]]:
+    """Token numbers."""
+    chance = random.Random(seed)
+    return [chance.choices(range(10, LLAMA["vocab_size"]), k=length) for length in lengths]
+
+
+def generate(llm: Any, work: Work) -> Done:
+    """New tokens of every prompt."""
+    from vllm import SamplingParams
+
+    prompts = [{"prompt_token_ids": prompt} for prompt in random_prompts(work.lengths, work.seed)]
+    params = SamplingParams(temperature=0.0, max_tokens=work.tokens, ignore_eos=True, detokenize=False)
+    core, ends = llm.llm_engine.engine_core, []
+    get_output = core.get_output
+
+    def noted() -> Any:
+        outputs = get_output()
+        if len(outputs.outputs) == len(prompts):
+            ends.append(time.perf_counter())
+        return outputs
+
+    core.get_output = noted
+    try:
+        with profiled(work.profile) as kernels:
+            begin = time.perf_counter()
+            found = llm.generate(prompts, params, use_tqdm=False)
+            seconds = time.perf_counter() - begin
+    finally:
+        del core.get_output
+    steps = [1000 * (end - start) for start, end in itertools.pairwise(ends)]
+    return Done(seconds, steps, [list(x.outputs[0].token_ids) for x in found], kernels)
+
+
+@contextlib.contextmanager
+def profiled(wanted: bool) -> Iterator[list[Kernel]]:
+    """A list that holds the kernels which took longest once the block has ended; it stays empty if not `wanted`."""
+    kernels: list[Kernel] = []
+    if not wanted:
+        yield kernels
+        return
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
+        yield kernels
+    times, took = Counter(), Counter()
+    for event in profiler.events():
+        if event.device_type == DeviceType.CUDA:
+            times[event.name] += 1
+            took[event.name] += event.time_range.elapsed_us()
+    kernels += [Kernel(name, times[name], micros) for name, micros in took.most_common(SHOWN)]
