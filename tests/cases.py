@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from operator import and_, invert, or_
 
 import torch
 from torch import Tensor
@@ -51,7 +52,7 @@ class Case:
     lens_q: tuple[int, ...] = ()
     lens_k: tuple[int, ...] = ()
     page_size: int = 0
-    layout: str = "contiguous"  # or "heads-first", "sliced" (a view into a wider tensor)
+    layout: str = "contiguous"  # or "heads-first"; "sliced", "unaligned": views into a wider tensor
 
     @property
     def name(self) -> str:
@@ -82,7 +83,7 @@ class Case:
             k=k,
             v=v,
             sequence=sequence,
-            mask=MASKS[self.mask](make),
+            mask=mask_named(self.mask, make),
             score=SCORES[self.score](make),
             sinks=make.reals(self.heads_q) if self.sinks else None,
             scale=self.scale,
@@ -122,6 +123,8 @@ class Maker:
             return self.normal(*shape).transpose(-3, -2).contiguous().transpose(-3, -2)
         if self.case.layout == "sliced":
             return self.normal(*shape[:-1], shape[-1] + 8)[..., : shape[-1]]
+        if self.case.layout == "unaligned":
+            return self.normal(*shape[:-1], shape[-1] + 1)[..., 1:]
         return self.normal(*shape)
 
     def operands(self) -> tuple[Tensor, Tensor, Tensor, Sequence]:
@@ -239,6 +242,15 @@ MASKS: dict[str, Callable[[Maker], Mask | None]] = {
     "not-window": lambda make: ~SlidingWindow(8, right=8),
     "nothing": lambda make: ~Full(),
 }
+
+
+def mask_named(name: str, make: Maker) -> Mask | None:
+    """A mask of the list, or an expression such as "window | ~documents" of such without spaces."""
+    for sign, joined in ((" | ", or_), (" & ", and_)):
+        left, found, right = name.partition(sign)
+        if found:
+            return joined(mask_named(left, make), mask_named(right, make))
+    return invert(mask_named(name[1:], make)) if name.startswith("~") else MASKS[name](make)
 
 
 def _pull(s, b, h, q, k, gain, table):  # type: ignore[no-untyped-def]

@@ -143,7 +143,7 @@ class Job:
         # Products over no keys: zeros that still hang on q, k and v, so that a row without keys has zero gradients.
         none = grouped @ k.finite[:, :, :0]
         acc = (none @ v.finite[:, :0]).view(where.heads, rows, v.finite.shape[2])  # [Hq, M, Dv]
-        total = none.sum(-1).view(where.heads, rows)  # [Hq, M]
+        total = none.sum(-1).view(where.heads, rows) + acc.sum(-1)  # [Hq, M]; so that an LSE gives v a gradient of 0
         peak = torch.full_like(total, -torch.inf)
         if self.sinks is not None:
             peak = self.sinks.detach()[:, None].expand_as(total)

@@ -172,7 +172,6 @@ COS = torch.ones(ROOM, D // 2)
         ({"k": "new", "v": "new", "cache_seqlens": None}, "cache_seqlens is None"),
         ({"rotary_cos": COS}, "one of rotary_cos and rotary_sin is None"),
         ({"rotary_cos": COS, "rotary_sin": COS}, "rotary_cos is given without k"),
-        ({"rotary_seqlens": LENGTHS}, "rotary_seqlens is given without rotary_cos"),
         ({"cu_seqlens_k_new": LENGTHS}, "cu_seqlens_k_new is given without k"),
         (
             {"k": "new", "v": "new", "cache_seqlens": LENGTHS + 4},

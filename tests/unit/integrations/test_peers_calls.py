@@ -80,5 +80,24 @@ def test_version_4_has_scheduler_metadata():
     plain, _ = version4.flash_attn_varlen_func(q, q, q, cu_seqlens_q=cu, cu_seqlens_k=cu)
     passed, _ = version4.flash_attn_varlen_func(q, q, q, cu_seqlens_q=cu, cu_seqlens_k=cu, scheduler_metadata=made)
     assert torch.equal(plain, passed)
+    assert made.tile_count_semaphore is None
+    assert isinstance(made.cu_total_m_blocks, torch.Tensor)
     with pytest.raises(wa.AttentionError, match="one of them must be given"):
         version4.get_scheduler_metadata(3, 3, 2, 2, 16, 1)
+
+
+def test_a_loss_of_the_lse_alone_gives_values_a_gradient_of_zero():
+    q, k, v = (normal(1, 5, 2, 16).requires_grad_() for _ in range(3))
+    _, lse = version4.flash_attn_func(q, k, v, return_lse=True)
+    dq, dk, dv = torch.autograd.grad(lse.sum(), (q, k, v))
+    assert dq.any()
+    assert dk.any()
+    assert torch.equal(dv, torch.zeros_like(v))
+
+
+def test_positions_of_a_rotation_without_angles_are_passed_by_programs():
+    q, cache, at = normal(2, 1, 2, 16), normal(2, 8, 2, 16), torch.tensor([3, 5], dtype=torch.int32)
+    new = normal(2, 1, 2, 16)
+    attend = functools.partial(version3.flash_attn_with_kvcache, q, k=new, v=new, cache_seqlens=at)
+    found, wanted = attend(cache.clone(), cache.clone(), rotary_seqlens=at // 2), attend(cache.clone(), cache.clone())
+    assert torch.equal(found, wanted)

@@ -31,6 +31,8 @@ __all__ = ["cached"]
 def cached(given: Given, tail: Tail) -> tuple[Tensor, Tensor]:
     """out and LSE; `given` has the arguments of version 3."""
     _check(given)
+    if given.rotary_cos is None:  # then nothing is rotated from anywhere, and programs pass it all the same
+        given = Given(vars(given) | {"rotary_seqlens": None})
     stored = _stored(given)
     with torch.no_grad():
         before = _lengths(given)
@@ -57,7 +59,6 @@ def _check(given: Given) -> None:
     require(not new or given.cache_seqlens is not None, "cache_seqlens is None; appending k and v needs it")
     require(rotary == (given.rotary_sin is not None), "one of rotary_cos and rotary_sin is None; both, or neither")
     require(not rotary or new, "rotary_cos is given without k; it rotates what is appended, so it needs k and v")
-    require(rotary or given.rotary_seqlens is None, "rotary_seqlens is given without rotary_cos; it needs it")
     require(new or given.cu_seqlens_k_new is None, "cu_seqlens_k_new is given without k; it divides k and v")
     for name, x in (("k", given.k), ("v", given.v)):
         rule = "new keys and values have 16 bits, also where a cache has 8"

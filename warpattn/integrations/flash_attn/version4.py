@@ -99,13 +99,17 @@ def flash_attn_combine(given: Given) -> tuple[Tensor, Tensor | None]:
 
 
 class SchedulerMetadata(NamedTuple):
-    """What programs pass on as scheduler_metadata; plans are made per call, so nothing is in it."""
+    """What programs pass on as scheduler_metadata; plans are made per call, so nothing is in it. As in flash-attn, what
+    it did not prepare is None."""
 
-    num_splits_dynamic_ptr: Tensor
-    num_nheads_in_l2_ptr: Tensor
-    tile_count_semaphore: Tensor
-    cu_total_m_blocks: Tensor
-    cu_total_splits_m_blocks: Tensor
+    num_m_blocks_ptr: None = None
+    num_splits_dynamic_ptr: None = None
+    virtual_batch_idx_ptr: None = None
+    num_nheads_in_l2_ptr: None = None
+    tile_count_semaphore: None = None
+    cu_total_m_blocks: Tensor | None = None
+    cu_total_splits_m_blocks: None = None
+    blocks_to_batch_idx: None = None
 
 
 @drop_in(
@@ -120,12 +124,12 @@ class SchedulerMetadata(NamedTuple):
     tensors={"cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"},
 )  # fmt: skip
 def get_scheduler_metadata(given: Given) -> SchedulerMetadata:
-    """Empty int32 tensors to pass on as scheduler_metadata."""
+    """An empty int32 tensor, and Nones, to pass on as scheduler_metadata."""
     lengths = (given.cu_seqlens_q, given.cu_seqlens_k, given.seqused_q, given.seqused_k)
     known = [x for x in lengths if x is not None]
     if not known:
         raise AttentionError("cu_seqlens_q, cu_seqlens_k, seqused_q and seqused_k are None; one of them must be given")
-    return SchedulerMetadata(*(torch.empty(0, dtype=torch.int32, device=known[0].device) for _ in range(5)))
+    return SchedulerMetadata(cu_total_m_blocks=torch.empty(0, dtype=torch.int32, device=known[0].device))
 
 
 def _tail(given: Given) -> Tail:
