@@ -9,6 +9,7 @@ an error in the console, and a request that fails.
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 from collections.abc import Iterator
@@ -142,4 +143,8 @@ def main(site: Path, program: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2]))
+    parser = argparse.ArgumentParser("docs.site_check", description=__doc__.splitlines()[0])
+    parser.add_argument("site", type=Path, help="folder of the built site")
+    parser.add_argument("browser", help="path of a Chromium")
+    given = parser.parse_args()
+    sys.exit(main(given.site, given.browser))

@@ -8,8 +8,8 @@ functions, so whatever changes a figure (a kernel's lines, the cost model, a rec
 
 from __future__ import annotations
 
+import argparse
 import importlib
-import sys
 import time
 from pathlib import Path
 
@@ -36,8 +36,8 @@ def files(name: str) -> dict[Path, str]:
 
 def main(names: list[str]) -> None:
     """Write the files of the named modules, and say what is done and what has changed."""
-    for i, name in enumerate(names or DRAWN, 1):
-        print(f"[{i}/{len(names or DRAWN)}] {DRAWN[name]} ...", end=" ", flush=True)
+    for i, name in enumerate(names, 1):
+        print(f"[{i}/{len(names)}] {DRAWN[name]} ...", end=" ", flush=True)
         start, changed = time.perf_counter(), []
         for path, text in files(name).items():
             if not path.exists() or path.read_text(encoding="utf-8") != text:
@@ -47,4 +47,9 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    parser = argparse.ArgumentParser("docs.figures", description=__doc__.splitlines()[0])
+    parser.add_argument("name", nargs="*", help=f"some of {', '.join(DRAWN)}; all by default")
+    given = parser.parse_args().name
+    for unknown in [name for name in given if name not in DRAWN]:
+        parser.error(f"{unknown} is no figure: {', '.join(DRAWN)} are")
+    main(given or list(DRAWN))
