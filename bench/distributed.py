@@ -132,6 +132,12 @@ def groups(tokens: int, cards: int) -> list[list[Case]]:
     return made
 
 
+def longer(tokens: int, cards: int) -> list[Case]:
+    """What is called once more on twice the tokens, for its memory."""
+    ways = [(way, *heads, backward) for way in ("ring", "ulysses") for heads in HEADS for backward in (False, True)]
+    return [Case(way, 2 * tokens, heads, heads_kv, backward, cards) for way, heads, heads_kv, backward in ways]
+
+
 def sample(call: Call, calls: int = 1) -> float:
     """Milliseconds of a call on the slowest rank."""
     card = torch.cuda.is_available()
@@ -291,6 +297,8 @@ def rank_main(args: argparse.Namespace, argv: Sequence[str]) -> int:
     for cases in groups(args.tokens, cards):
         found["cases"] += run_group(cases, args.rounds)
         write(found, args.json)
+    for case in longer(args.tokens, cards):
+        found["cases"] += run_group([case], 1)
     try:
         found["decode"] = decode(args.decode, args.rounds)
     except Exception as error:
