@@ -5,6 +5,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import (
     allocate_tensor_memory,
     tcgen05_commit,
+    tcgen05_copy,
     tcgen05_mma,
     tcgen05_mma_barrier_count,
 )
@@ -220,3 +221,74 @@ def pair_attention_kernel(q_desc, k_desc, v_desc, out, tiles, s_layout: gl.const
         tcgen05_commit(done)
         mbarrier.wait(done, 1)
     store_tile(out, o.load(o.get_reg_layout()), o.get_reg_layout())
+
+
+@gluon.jit
+def looping_kernel(x_desc, y_desc, out, steps, FAULT: gl.constexpr):
+    """Barriers that are made anew for every tile; both CTAs store the same tile, and out = its even + its odd columns."""
+    a = gl.allocate_shared_memory(x_desc.dtype, x_desc.block_type.shape, x_desc.layout)
+    layout: gl.constexpr = gl.BlockedLayout([1, 2], [8, 4], [4, 1], [1, 0], x_desc.layout.cga_layout)
+    N: gl.constexpr = a.shape[1]
+    for i in range(steps):
+        bar = mbarrier.allocate_mbarrier()
+        if i < steps:
+            mbarrier.init(bar, count=1)
+        mbarrier.expect(bar, x_desc.nbytes_per_cta)
+        tma.async_load(x_desc, [i * a.shape[0], 0], bar, a)
+        mbarrier.wait(bar, 0)
+        mbarrier.invalidate(bar)
+        even, odd = gl.split(a.load(layout).reshape([a.shape[0], N // 2, 2]))
+        if FAULT == "differ":
+            rank = gl.inline_asm("mov.u32 $0, %cluster_ctarank;", "=r", [], gl.int32)
+            a.store(gl.full([a.shape[0], N], rank.to(gl.float32), gl.float32, layout))
+            fence_async_shared()
+        tma.async_store(y_desc, [i * a.shape[0], 0], a)
+        if FAULT != "no_store_wait":
+            tma.store_wait(0)
+        both = even + odd
+        store_tile(out + i * a.shape[0] * (N // 2), both, both.type.layout)
+        if FAULT != "no_meeting":
+            cluster.barrier()
+
+
+@gluon.jit
+def met_role(out, layout: gl.constexpr, FAULT: gl.constexpr):
+    rows = gl.arange(0, 128, layout)
+    gl.store(out + rows, (rows + 1).to(gl.float32))
+    if FAULT != "no_role_meeting":
+        cluster.barrier()
+    gl.store(out + 128 + rows, gl.load(out + (rows ^ 64)))
+
+
+@gluon.jit
+def meeting_roles_kernel(out, FAULT: gl.constexpr):
+    """Two roles, of which the CTAs meet in each."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0], [[1]])
+    gl.warp_specialize([(met_role, (out, layout, FAULT)), (met_role, (out + 256, layout, FAULT))], [4], [24])
+
+
+@gluon.jit
+def copied_accumulator_kernel(c_desc, a_desc, b_desc, out, acc_layout: gl.constexpr, FAULT: gl.constexpr):
+    """out = C + A·B, with C copied to tensor memory: by each CTA or by the pair."""
+    PAIR: gl.constexpr = acc_layout.two_ctas
+    a = gl.allocate_shared_memory(a_desc.dtype, a_desc.block_type.shape, a_desc.layout)
+    b = gl.allocate_shared_memory(b_desc.dtype, b_desc.block_type.shape, b_desc.layout)
+    c = gl.allocate_shared_memory(c_desc.dtype, c_desc.block_type.shape, c_desc.layout)
+    full = mbarrier.allocate_mbarrier(two_ctas=PAIR)
+    done = mbarrier.allocate_mbarrier()
+    mbarrier.init(full, count=1)
+    mbarrier.init(done, count=1)
+    acc = allocate_tensor_memory(gl.float32, [a.shape[0], b.shape[1]], acc_layout)
+    mbarrier.expect(full, a_desc.nbytes_per_cta + b_desc.nbytes_per_cta + c_desc.nbytes_per_cta)
+    tma.async_load(a_desc, [0, 0], full, a)
+    tma.async_load(b_desc, [0, 0], full, b)
+    tma.async_load(c_desc, [0, 0], full, c)
+    if FAULT != "no_wait":
+        mbarrier.wait(full, 0)
+    tcgen05_copy(c, acc)
+    tcgen05_mma(a, b, acc)
+    tcgen05_commit(done)
+    if FAULT != "no_done":
+        mbarrier.wait(done, 0)
+    layout: gl.constexpr = acc.get_reg_layout()
+    store_tile(out, acc.load(layout), layout)

@@ -9,6 +9,7 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
     allocate_tensor_memory,
     clc,
     tcgen05_commit,
+    tcgen05_copy,
     tcgen05_mma_scaled,
     tma,
 )
@@ -44,8 +45,23 @@ def load_tile(pointer, rows: gl.constexpr, columns: gl.constexpr, layout: gl.con
 
 
 @gluon.jit
+def copy_scales(packed, target, BLOCK: gl.constexpr, FAULT: gl.constexpr):
+    """Scales [128, K / BLOCK], of which four columns and 32 rows of each quarter are 16 bytes, by a copy."""
+    shared: gl.constexpr = gl.NVMMASharedLayout(0, 8, 2)
+    layout: gl.constexpr = gl.BlockedLayout([1, 16], [32, 1], [4, 1], [1, 0])
+    fours: gl.constexpr = K // BLOCK // 4
+    tile = gl.allocate_shared_memory(
+        packed.dtype.element_ty, [32 * fours, 16], shared, load_tile(packed, 32 * fours, 16, layout)
+    )
+    if FAULT != "no_fence":
+        fence_async_shared()
+    tcgen05_copy(tile.reshape([1, fours, 32, 4, 4]).permute([0, 3, 2, 1, 4]).reshape([128, 4 * fours]), target)
+    return tile
+
+
+@gluon.jit
 def scaled_kernel(a, b, a_scale, b_scale, out, FORMAT: gl.constexpr, BLOCK: gl.constexpr, FAULT: gl.constexpr):
-    """out = (a · scales) @ (b · scales)ᵀ for a [M, K], b [N, K], scales [rows, K / BLOCK]."""
+    """out = (a · scales) @ (b · scales)ᵀ for a [M, K], b [N, K], scales [rows, K / BLOCK], those of a maybe packed."""
     packed: gl.constexpr = 2 if FORMAT == "e2m1" else 1
     shared: gl.constexpr = gl.NVMMASharedLayout(128 if packed == 1 else 64, 8, 2)
     layout: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [4, 1], [1, 0])
@@ -61,7 +77,11 @@ def scaled_kernel(a, b, a_scale, b_scale, out, FORMAT: gl.constexpr, BLOCK: gl.c
     b_scales = allocate_tensor_memory(kind, [N, K // BLOCK], scales)
     by_row: gl.constexpr = a_scales.get_reg_layout()
     by_column: gl.constexpr = b_scales.get_reg_layout()
-    a_scales.store(load_tile(a_scale, M, K // BLOCK, by_row))
+    packed_scales: gl.constexpr = FAULT.startswith("copied")
+    if packed_scales:
+        tile = copy_scales(a_scale, a_scales, BLOCK, FAULT)
+    else:
+        a_scales.store(load_tile(a_scale, M, K // BLOCK, by_row))
     b_scales.store(load_tile(b_scale, N, K // BLOCK, by_column))
     acc = allocate_tensor_memory(gl.float32, [M, N], TensorMemoryLayout([M, N], col_stride=1))
     bar = mbarrier.allocate_mbarrier()
@@ -69,6 +89,8 @@ def scaled_kernel(a, b, a_scale, b_scale, out, FORMAT: gl.constexpr, BLOCK: gl.c
     fence_async_shared()
     tcgen05_mma_scaled(a_tile, b_tile.permute([1, 0]), acc, a_scales, b_scales, FORMAT, FORMAT, use_acc=False)
     tcgen05_commit(bar)
+    if FAULT == "copied_over":
+        tile.store(gl.full(tile.shape, 0, tile.dtype, gl.BlockedLayout([1, 16], [32, 1], [4, 1], [1, 0])))
     if FAULT == "early_scales":
         a_scales.store(load_tile(a_scale, M, K // BLOCK, by_row))
     if FAULT != "no_wait":

@@ -105,10 +105,48 @@ def wgmma(fault: str, **options) -> tuple[Report, bool]:
     return report, torch.allclose(out, a.float() @ b.float(), atol=1e-3, rtol=1e-4)
 
 
+def looping(fault: str, split: bool = False, **options) -> tuple[Report, bool]:
+    x = torch.randn(96, 64)
+    y, out = torch.full((96, 64), float("nan")), torch.full((96, 32), float("nan"))
+    args = {"x_desc": TensorDescriptor(x, (32, 64)), "y_desc": TensorDescriptor(y, (32, 64)), "out": out, "steps": 3}
+    layout = tile((32, 64), [[int(split), 0]], gl.float32)
+    report = run(kernels.looping_kernel, (1,), args, {"FAULT": fault}, layout=layout, num_ctas=2, **options)
+    return report, torch.equal(y, x) and torch.equal(out, x[:, ::2] + x[:, 1::2])
+
+
+def looping_halves(fault: str, **options) -> tuple[Report, bool]:
+    return looping(fault, True, **options)
+
+
+def meeting_roles(fault: str, **options) -> tuple[Report, bool]:
+    out = poison(512)
+    report = run(kernels.meeting_roles_kernel, (1,), {"out": out}, {"FAULT": fault}, num_ctas=2, **options)
+    mine = np.arange(1, 129)
+    return report, bool((out.reshape(2, 2, 128) == [mine, np.roll(mine, 64)]).all())
+
+
+def copied_accumulator(fault: str, pair: bool = False, **options) -> tuple[Report, bool]:
+    a, b, c = torch.randn(256, 64).half(), torch.randn(64, 64).half(), torch.randn(256, 64)
+    out = torch.full((256, 64), float("nan"))
+    boxes = {"c_desc": (c, (256, 64)), "a_desc": (a, (256, 64)), "b_desc": (b, (64, 64))}
+    args = {name: TensorDescriptor(*box) for name, box in boxes.items()} | {"out": out}
+    layout = {"c_desc": tile((256, 64), [[1, 0]], gl.float32), "a_desc": tile((256, 64), [[1, 0]])}
+    layout["b_desc"] = tile((64, 64), [[0, int(pair)]])
+    constants = {"acc_layout": TensorMemoryLayout([128, 64], 1, [[1, 0]], pair), "FAULT": fault}
+    kernel = build(kernels.copied_accumulator_kernel, args, constants, layout=layout, arch="sm100", num_ctas=2)
+    report = simulate(kernel, (1,), args, **options)
+    return report, torch.allclose(out, c + a.float() @ b.float(), atol=1e-3, rtol=1e-4)
+
+
+def copied_by_pair(fault: str, **options) -> tuple[Report, bool]:
+    return copied_accumulator(fault, True, **options)
+
+
 CORRECT = [
     (halves, ""), (halves, "met"), (multicast, ""), (relay, ""), (product, ""), (product, "inline"),
     (product_twice, ""), (product_multicast, ""), (product_multicast, "inline"), (pair_attention, ""),
-    (wgmma, ""), (wgmma, "registers"),
+    (wgmma, ""), (wgmma, "registers"), (looping, ""), (looping_halves, ""), (meeting_roles, ""),
+    (copied_accumulator, ""), (copied_by_pair, ""),
 ]  # fmt: skip
 
 
@@ -169,6 +207,11 @@ FAULTS = [
     (product_multicast, "own_commit", "Deadlock", "of CTA 0", "mbarrier.wait(done", "mbarrier.wait(done"),
     (product_multicast, "no_load_wait", "Race", "of CTA 1", "tcgen05_mma(a, b", "tma.async_load"),
     (pair_attention, "no_ready", "Race", "of CTA 0", "tcgen05_mma(p, v, o", "p.store"),
+    (looping, "differ", "Race", "of CTA", "tma.async_store", None),
+    (looping_halves, "no_store_wait", "Race", "of CTA 1", "tma.async_load", "tma.async_store"),
+    (meeting_roles, "no_role_meeting", "Race", "met_role of CTA", "gl.load(out + (rows ^", "gl.store(out + rows"),
+    (copied_accumulator, "no_wait", "Race", "of CTA 1", "tcgen05_copy(c", "tma.async_load(c_desc"),
+    (copied_by_pair, "no_done", "UninitialisedRead", "of CTA 1", "acc.load(layout)", None),
     (wgmma, "no_wait", "Race", "of CTA 0", "tma.async_load(b_desc", "warpgroup_mma(a, b"),
 ]
 
@@ -206,14 +249,14 @@ def test_what_is_not_simulated_is_an_error():
     text = kernel.asm["ttgir"]
     with pytest.raises(SimulationError, match="does not say how its elements are spread"):
         simulate(re.sub(r", CGALayout = \[\[1\]\]", "", text), (1,), {"out": poison(512)})
-    with pytest.raises(SimulationError, match=r"cluster_kernels.py:\d+: not simulated in kernels with clusters"):
+    with pytest.raises(SimulationError, match=r"cluster_kernels.py:\d+: .* in kernels without clusters only"):
         simulate(text.replace("ttng.cluster_barrier", "ttg.global_scratch_alloc"), (1,), {"out": poison(512)})
 
 
 @pytest.mark.parametrize("way", ["atomic", "convert", "tile"])
 def test_elements_of_other_ctas_are_refused(way):
     message = {
-        "atomic": "not simulated in kernels with clusters",
+        "atomic": "the simulator runs this operation in kernels without clusters only",
         "convert": "a change of layout that moves elements between CTAs is not simulated",
         "tile": "spread over the CTAs in different ways|loads more of a tile than it has",
     }[way]

@@ -79,6 +79,8 @@ def product(kind: str, block: int, fault: str = "", schedule: str = "eager") -> 
     a, a_scale, x = operand(kind, kernels.M.value, block, 0)
     b, b_scale, y = operand(kind, kernels.N.value, block, 1)
     out = np.full((kernels.M.value, kernels.N.value), np.nan, np.float32)
+    if fault.startswith("copied"):
+        a_scale = np.ascontiguousarray(a_scale.reshape(1, 4, 32, -1, 4).transpose(0, 3, 2, 1, 4))
     args = {"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale, "out": out}
     args = {name: as_type(value, types[name]) for name, value in args.items()}
     report = simulate(kernel, (1,), args, schedule=schedule)
@@ -97,6 +99,15 @@ def test_block_scaled_products(kind, block):
     for schedule in SCHEDULES if kind == "e4m3" else ("lazy",):
         report, right = product(kind, block, schedule=schedule)
         assert report.clean and right, report
+
+
+@pytest.mark.parametrize(("kind", "block"), [("e4m3", 32), ("e2m1", 16)])
+def test_scales_that_are_copied_to_tensor_memory(kind, block):
+    for schedule in SCHEDULES:
+        report, right = product(kind, block, "copied", schedule)
+        assert report.clean and right, report
+    report, right = product(kind, block, "copied_over", "lazy")
+    assert [found.buffer for found in report.of_kind("Race")] == ["tile"] and not right, report
 
 
 @pytest.mark.parametrize("fault", ["no_wait", "early_scales"])

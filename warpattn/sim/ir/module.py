@@ -62,6 +62,7 @@ class Op:
     uid: int = 0
     label: str = ""  # of an allocation: its name in reports
     ctas: Ctas | None = None  # the cluster that the kernel is compiled for, filled by linking
+    in_role: bool = False  # of a cluster's program: inside of warp_specialize
 
     @property
     def type(self) -> Type:

@@ -6,12 +6,15 @@ row per CTA, each of the size of a part.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Hashable
 from typing import Any
+
+import numpy as np
 
 from ..errors import SimulationError
 from ..ir.ctas import Ctas, ctas_of
 from ..ir.module import Block, Module, Op
+from ..ir.valuetypes import Type
 from ..memory.clocks import Clock
 from .registry import PLAIN, TABLE
 from .sync import Role, Wait
@@ -26,11 +29,12 @@ _ACTING = {
     "ttng.async_tma_copy_global_to_local", "ttng.async_tma_copy_local_to_global", "ttng.async_tma_store_wait",
     "ttng.async_tma_reduce",
     "ttng.warp_group_dot", "ttng.warp_group_dot_wait", "ttng.tmem_alloc", "ttng.tmem_load", "ttng.tmem_store",
-    "ttng.tmem_subslice", "ttng.tc_gen5_mma", "ttng.tc_gen5_commit", "ttg.async_copy_global_to_local",
+    "ttng.tmem_subslice", "ttng.tmem_copy", "ttng.tc_gen5_mma", "ttng.tc_gen5_commit", "ttg.async_copy_global_to_local",
     "ttg.async_commit_group", "ttg.async_wait", "tt.reduce", "scf.for", "scf.if", "scf.while",
     "scf.execute_region", "tt.call", "ttg.warp_specialize", "tt.map_elementwise",
 }  # fmt: skip
-_MOVING = {"tt.dot", "tt.dot_scaled", "tt.gather", "tt.histogram", "tt.reshape", "tt.cat", "tt.unsplat"}
+_MIXING = {"tt.dot", "tt.dot_scaled", "tt.gather", "tt.histogram"}
+_MOVING = {"tt.reshape", "tt.cat", "tt.unsplat", "tt.split", "tt.join", "tt.trans", "tt.broadcast", "tt.expand_dims"}
 _SETTING_UP = {
     "ttng.init_barrier", "ttg.local_alloc", "ttng.tmem_alloc", "ttg.memdesc_index",
     "ttng.fence_mbarrier_init_release_cluster",
@@ -44,25 +48,24 @@ def clustered(module: Module) -> None:
     if module.backend != "cuda":
         raise SimulationError(f"the kernel uses clusters of {module.num_ctas} on {module.target}: not simulated")
     ctas = ctas_of(module.text, module.num_ctas)
-    for name, block in module.functions.items():
-        _visit(block, ctas, "" if name == module.entry else "a function")
+    for block in module.functions.values():
+        _visit(block, ctas, False)
         _after_init(block)
 
 
-def _visit(block: Block, ctas: Ctas, inside: str) -> None:
+def _visit(block: Block, ctas: Ctas, role: bool) -> None:
     for op in block.ops:
-        op.ctas = ctas
+        op.ctas, op.in_role = ctas, role
         if op.name in TABLE and TABLE[op.name][0] < 4:
-            known = op.name in _ACTING or (TABLE[op.name][0] == PLAIN and op.name not in _MOVING)
+            known = op.name in _ACTING or (TABLE[op.name][0] == PLAIN and op.name not in _MIXING)
             known |= op.name == "ttg.inline_asm" and (not op.inputs or _votes(op))  # of the CTA alone, such as a fence
-            known |= op.name in _MOVING and _held_whole(op, ctas)
-            if not known:
-                raise op.error("not simulated in kernels with clusters")
-        if inside and op.name in ("ttng.init_barrier", "ttng.cluster_barrier"):
-            raise op.error(f"in {inside} of a kernel with clusters this is not simulated")
+            if op.name in _MIXING and not _held_whole(op, ctas):
+                raise op.error("it needs elements that other CTAs of the cluster have: this is not simulated")
+            if not known and op.name not in _MIXING:
+                raise op.error("the simulator runs this operation in kernels without clusters only")
         _whole(op, ctas)
         for region in op.regions:
-            _visit(region, ctas, "a partition" if op.name == "ttg.warp_specialize" else inside or "a loop or branch")
+            _visit(region, ctas, role or op.name == "ttg.warp_specialize")
 
 
 def _held_whole(op: Op, ctas: Ctas) -> bool:
@@ -77,6 +80,8 @@ def _votes(op: Op) -> bool:
 
 def _whole(op: Op, ctas: Ctas) -> None:
     """Refuse what needs elements that another CTA has."""
+    if op.name in _MOVING and not _stays(op, ctas):
+        raise op.error("it moves elements from one CTA to another: this is not simulated")
     if op.name == "tt.reduce" and any(ctas.split(kind).parts[op.integer("axis")] > 1 for kind in op.inputs):
         raise op.error("a reduction over elements of several CTAs is not simulated")
     if op.name == "ttg.convert_layout":
@@ -85,8 +90,30 @@ def _whole(op: Op, ctas: Ctas) -> None:
             raise op.error("a change of layout that moves elements between CTAs is not simulated")
 
 
+def _stays(op: Op, ctas: Ctas) -> bool:
+    """Whether what each CTA has of the results comes from what it has of the operands: tried with marks."""
+    run = TABLE[op.name][1](op)
+    for cta in range(ctas.count):
+        marks = []
+        for kind in op.inputs:
+            mark = np.zeros(kind.shape or (), np.bool_)
+            mark[_part(kind, ctas, cta)] = True
+            marks.append(mark)
+        moved = run(*marks)
+        for mark in moved if isinstance(moved, tuple) else (moved,):  # both of a split are of one type
+            kind = op.outputs[0]
+            if not np.all(np.asarray(mark)[_part(kind, ctas, cta)]):
+                return False
+    return True
+
+
+def _part(kind: Type, ctas: Ctas, cta: int) -> tuple[slice, ...]:
+    return ctas.split(kind).own(kind.shape or (), cta)
+
+
 def _after_init(block: Block) -> None:
-    """Triton lets the CTAs wait for each other after they have initialised barriers; so must the simulation."""
+    """Triton lets the CTAs wait for each other after they have initialised barriers; so must the simulation. Where that
+    is within a loop or a branch, it does so behind that."""
     ops: list[Op] = []
     fresh = False
     for op in block.ops:
@@ -96,9 +123,14 @@ def _after_init(block: Block) -> None:
             if op.name != "ttng.cluster_barrier":
                 wait = Op("ttng.cluster_barrier", [], [], "{relaxed = true}", [], [], [], op.frames, "", ctas=op.ctas)
                 ops.append(wait)
-        fresh |= op.name == "ttng.init_barrier"
+        fresh |= op.name != "ttg.warp_specialize" and _initialises(op)
         ops.append(op)
     block.ops = ops
+
+
+def _initialises(op: Op) -> bool:
+    """Whether it initialises barriers, itself or within."""
+    return op.name == "ttng.init_barrier" or any(_initialises(each) for region in op.regions for each in region.ops)
 
 
 class Cluster:
@@ -107,52 +139,65 @@ class Cluster:
     def __init__(self, count: int) -> None:
         self.count = count
         self.names: list[str] = []  # of its CTAs, as roles end
-        self._turns: dict[tuple[int, int], int] = {}
-        self._made: dict[tuple[int, int], tuple[Any, int]] = {}  # (op, turn) -> (buffer, CTAs that have it)
-        self._arrived = self.generation = 0
-        self._collected: Clock | None = None
-        self._released: Clock | None = None
+        self._turns: dict[tuple[Hashable, int], int] = {}
+        self._made: dict[tuple[Hashable, int], tuple[Any, int]] = {}  # (what, turn) -> (value, CTAs that have it)
+        self._meetings: dict[int, Meeting] = {}
 
-    def shared(self, uid: int, cta: int, make: Callable[[], Any]) -> Any:
-        """The buffer of an allocation: made by the first CTA that allocates it, shared with the others."""
+    def shared(self, what: Hashable, cta: int, make: Callable[[], Any], ctas: int = 0) -> Any:
+        """What an operation makes, such as a buffer: by the first CTA to run it, shared with the others, `ctas` in all
+        (0: the whole cluster)."""
         if self.count == 1:
             return make()
-        turn = self._turns[uid, cta] = self._turns.get((uid, cta), 0) + 1
-        buffer, seen = self._made.pop((uid, turn), None) or (make(), 0)
-        if seen + 1 < self.count:
-            self._made[uid, turn] = buffer, seen + 1
-        return buffer
+        turn = self._turns[what, cta] = self._turns.get((what, cta), 0) + 1
+        value, seen = self._made.pop((what, turn), None) or (make(), 0)
+        if seen + 1 < (ctas or self.count):
+            self._made[what, turn] = value, seen + 1
+        return value
 
-    def meet(self, role: Role, relaxed: bool = False) -> Generator[Wait | None, None, None]:
-        """Wait until every CTA has arrived; each then knows what all knew, unless the barrier is relaxed."""
+    def meet(self, role: Role, relaxed: bool = False, where: int = 0) -> Generator[Wait | None, None, None]:
+        """Wait until every CTA has arrived; each then knows what all knew, unless the barrier is relaxed.
+
+        where: 0 for the programs themselves; roles meet at an operation each.
+        """
+        meeting = self._meetings.setdefault(where, Meeting(self.count))
         mine = role.clock.copy() if not relaxed else role.clock.empty()
-        if self._collected is not None:
-            mine.join(self._collected)
-        self._collected = mine
         role.advance()
-        self._arrived += 1
-        wait = ClusterWait(self)
-        if self._arrived == self.count:
-            self._arrived = 0
-            self.generation += 1
-            self._released, self._collected = self._collected, None
+        wait = ClusterWait(meeting)
+        meeting.arrive(mine)
         if not wait.ready():
             yield wait
-        role.learn(self._released)
+        role.learn(meeting.released)
 
-    @property
-    def arrived(self) -> int:
-        return self._arrived
+
+class Meeting:
+    """A barrier of a cluster."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.arrived = self.generation = 0
+        self.released: Clock | None = None
+        self._collected: Clock | None = None
+
+    def arrive(self, known: Clock) -> None:
+        """One more CTA, with what it lets the others know."""
+        if self._collected is not None:
+            known.join(self._collected)
+        self._collected = known
+        self.arrived += 1
+        if self.arrived == self.count:
+            self.arrived = 0
+            self.generation += 1
+            self.released, self._collected = self._collected, None
 
 
 class ClusterWait(Wait):
-    """A generation of the barrier of a cluster."""
+    """A generation of a barrier of a cluster."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster, self.generation = cluster, cluster.generation
+    def __init__(self, meeting: Meeting) -> None:
+        self.meeting, self.generation = meeting, meeting.generation
 
     def ready(self) -> bool:
-        return self.cluster.generation > self.generation
+        return self.meeting.generation > self.generation
 
     def describe(self) -> str:
-        return f"the barrier of its cluster; {self.cluster.arrived} of {self.cluster.count} CTAs have arrived"
+        return f"the barrier of its cluster; {self.meeting.arrived} of {self.meeting.count} CTAs have arrived"

@@ -146,7 +146,7 @@ class SharedBuffer:
         """The bits of a view, and which of them were never written."""
         missing = self.unwritten(access)
         self.touch(access, clock)
-        return access.view.array[access.cta], missing
+        return access.view.array[access.cta].reshape(access.view.shape), missing
 
     def unwritten(self, access: Access) -> Missing | None:
         """The elements of a view that were never written."""
@@ -157,6 +157,7 @@ class SharedBuffer:
         where = view.written[access.cta] != np.iinfo(view.written.dtype).max
         if not where.any():
             return None
+        where = where.reshape(view.shape)
         if self.fault is not None:
             return Missing(where, self.fault)
         text = f"{access.place} reads {view.extent} of {self.named(access)}, which were never written"
@@ -167,10 +168,11 @@ class SharedBuffer:
         """Store bits into a view, checked; those that are missing stay undefined."""
         self.touch(access, clock)
         view, cta = access.view, access.cta
-        view.array[cta] = bits
+        tile = view.array.shape[1:]
+        view.array[cta] = np.reshape(bits, tile)
         if missing is not None:
             self.fault = missing.fault
-            view.written[cta] = np.where(missing.where, 0, np.iinfo(view.written.dtype).max)
+            view.written[cta] = np.where(np.reshape(missing.where, tile), 0, np.iinfo(view.written.dtype).max)
             for each in self.views:
                 each.known[cta] = False
         elif not view.known[cta]:
@@ -179,9 +181,13 @@ class SharedBuffer:
 
 
 class MemDesc:
-    """A view of a shared buffer: [ctas, *shape] bits of elements of type `elem`."""
+    """A view of a shared buffer: [ctas, *shape] bits of elements of type `elem`.
 
-    __slots__ = ("_children", "array", "buffer", "dense", "elem", "high", "known", "low", "stray", "written")
+    A reshape that NumPy has no view for, such as one after a permutation, leaves the array as it is: `folded` is the
+    shape that its users see, and no further view can be made of it.
+    """
+
+    __slots__ = ("_children", "array", "buffer", "dense", "elem", "folded", "high", "known", "low", "stray", "written")
 
     def __init__(self, buffer: SharedBuffer, elem: str, array: np.ndarray, written: np.ndarray) -> None:
         self.buffer, self.elem, self.array = buffer, elem, array
@@ -195,10 +201,11 @@ class MemDesc:
         self._children: dict[Any, MemDesc] = {}
         buffer.views.append(self)
         self.stray = ""  # of a tile that the buffer does not have: which; it shows another one's bytes
+        self.folded: tuple[int, ...] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.array.shape[1:]
+        return self.array.shape[1:] if self.folded is None else self.folded
 
     @property
     def extent(self) -> str:
@@ -228,9 +235,16 @@ class MemDesc:
         """The view that `change` makes of the array; the same key gives the same object again."""
         child = self._children.get(key)
         if child is None:
+            if self.folded is not None:
+                raise SimulationError(f"{key[0]} of {self.buffer.name} after permuting and reshaping is not simulated")
             arrays = [change(array) for array in (self.array, self.written)]
+            shape = arrays[0].shape[1:]
+            folds = key[0] == "reshape" and not np.shares_memory(arrays[0], self.array)
+            if folds:
+                arrays = [self.array, self.written]
             if not np.shares_memory(arrays[0], self.array):
                 raise SimulationError(f"{key[0]} of {self.buffer.name} {self.shape} is no view of its bytes")
             child = self._children[key] = MemDesc(self.buffer, elem or self.elem, arrays[0], arrays[1])
+            child.folded = shape if folds else None
             child.stray = self.stray
         return child

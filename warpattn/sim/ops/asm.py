@@ -163,8 +163,17 @@ def _warp_signal(task: Any, match: re.Match[str], barrier: MemDesc, predicate: i
 
 @whole(r"mov\.u32 \$0, %ctaid\.([xyz]);$")
 def _program_id(task: Any, match: re.Match[str]) -> Any:
-    """The program's place in the grid."""
-    return task.program.index["xyz".index(match[1])]
+    """The block's place in the launch: along x a cluster is as many blocks as it has CTAs."""
+    axis, count = "xyz".index(match[1]), task.program.cluster.count
+    index = task.program.index[axis]
+    return index if axis else index * count + task.program.cta
+    yield
+
+
+@whole(r"mov\.u32 \$0, %cluster_ctarank;$")
+def _cluster_rank(task: Any, match: re.Match[str]) -> Any:
+    """The place of a CTA in its cluster."""
+    return task.program.cta
     yield
 
 

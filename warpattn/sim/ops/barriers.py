@@ -94,7 +94,7 @@ def _cluster_barrier(op: Op) -> Callable[..., Any]:
     def run(task: Any) -> Any:
         yield from task.machine.pause()
         if op.ctas is not None:
-            yield from task.program.cluster.meet(task, relaxed)
+            yield from task.program.cluster.meet(task, relaxed, op.uid if op.in_role else 0)
 
     return run
 

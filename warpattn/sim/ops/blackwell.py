@@ -147,15 +147,20 @@ def _commit_op(op: Op) -> Callable[..., Any]:
 
 @blocking("ttng.tmem_copy")
 def _copy(op: Op) -> Callable[..., Any]:
-    if op.inputs[0].shape != op.inputs[1].shape:
-        raise op.error("a copy of scales to tensor memory is not simulated")
+    """A tile of each CTA, by itself; of a pair by its first one for both."""
+    pair = op.ctas is not None and op.ctas.pairs
+    if op.ctas is not None and op.ctas.split(op.inputs[0]) != op.ctas.split(op.inputs[1]):
+        raise op.error("the tile is spread over the CTAs otherwise in tensor memory than in shared memory: not simulated")
 
     def run(task: Any, source: MemDesc, target: TensorView) -> Any:
         yield from task.machine.pause()
+        if pair and task.program.cta & 1:
+            return
 
         def body(agent: Agent) -> None:
-            bits, missing = source.buffer.read(asynchronous(source, False, agent), agent.clock)
-            target.buffer.write(asynchronous(target, True, agent), agent.clock, bits.copy(), missing)
+            for cta in (agent.cta, agent.cta + 1)[: 1 + pair]:
+                bits, missing = source.buffer.read(asynchronous(source, False, agent, cta), agent.clock)
+                target.buffer.write(asynchronous(target, True, agent, cta), agent.clock, bits.copy(), missing)
 
         issue(task, "tcgen05 copy", body)
 

@@ -174,18 +174,27 @@ def _store(
 
 @blocking("ttng.async_tma_copy_local_to_global", "ttng.async_tma_reduce")
 def _copy_out(op: Op) -> Callable[..., Any]:
+    """Of CTAs that have copies of a tile each one stores it: that is one store if their bits are the same."""
     box, rank = _boxes(op), len(op.inputs[0].shape or ())
-    if op.ctas is not None and op.ctas.split(op.inputs[0]).copies:
-        raise op.error("a store of a tile of which several CTAs have a copy is not simulated")
+    copies = 0 if op.ctas is None else op.ctas.split(op.inputs[0]).copies
     update = update_of(op) if op.name == "ttng.async_tma_reduce" else None
+    if copies and update is not None:
+        raise op.error("each CTA that has a copy of the tile adds it: this is not simulated")
 
     def run(task: Any, descriptor: Descriptor, *rest: Any) -> Any:
         yield from task.machine.pause()
-        (coordinates, shape), view = box(rest[:rank], task.program.cta), rest[rank]
+        cta = task.program.cta
+        (coordinates, shape), view = box(rest[:rank], cta), rest[rank]
+        stored = task.program.cluster.shared((op.uid, cta & ~copies), cta, list, 1 << copies.bit_count())
 
         def put(agent: Agent, bits: np.ndarray) -> None:
             who = Toucher(agent.lane, agent.epoch, agent.clock, agent.place)
-            descriptor.write(task.machine.memory, coordinates, bits, who, shape, update)
+            stored.append(bits)
+            if not np.array_equal(bits, stored[0]):
+                text = f"{agent.place} stores a tile of which other CTAs store copies, and theirs have other values"
+                task.machine.findings.add(Finding("Race", text, (agent.place,), view.buffer.name))
+            if not cta & copies:
+                descriptor.write(task.machine.memory, coordinates, bits, who, shape, update)
 
         _store(task, view, put, lambda bits: descriptor.inside(coordinates, bits))
 
