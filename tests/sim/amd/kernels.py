@@ -205,3 +205,47 @@ def scaled_kernel(a, b, a_scale, b_scale, out, FORMATS: gl.constexpr, SCALED: gl
         total = cdna4.mfma_scaled(x, None, FORMATS[0], y, None, FORMATS[1], total)
     rows, cols = grid2d(N, N, layout)
     cdna3.buffer_store(total, out, rows * N + cols)
+
+
+@gluon.jit
+def upcast_kernel(a, scale, out, KIND: gl.constexpr):
+    """Packed fp4, or fp8, as numbers: fp4 along the columns or the rows, with a scale for each element or without."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 4], [8, 8], [4, 1], [1, 0])
+    wide: gl.constexpr = gl.BlockedLayout([1, 8], [8, 8], [4, 1], [1, 0])
+    tall: gl.constexpr = gl.BlockedLayout([2, 4], [8, 8], [4, 1], [1, 0])
+    rows, cols = grid2d(N, N, layout)
+    x = cdna3.buffer_load(a, rows * N + cols)
+    if KIND == "columns":
+        value = gl.fp4_to_fp(x, gl.bfloat16, 1)
+        rows, cols = grid2d(N, 2 * N, wide)
+        cdna3.buffer_store(gl.convert_layout(value, wide).to(gl.float32), out, rows * 2 * N + cols)
+    elif KIND == "rows":
+        rows, cols = grid2d(2 * N, N, tall)
+        value = gl.fp4_to_fp(x, gl.float16, 0)
+        cdna3.buffer_store(gl.convert_layout(value, tall).to(gl.float32), out, rows * N + cols)
+    elif KIND == "fp4":
+        rows, cols = grid2d(N, 2 * N, wide)
+        factor = cdna3.buffer_load(scale, rows * 2 * N + cols)
+        value = cdna4.scaled_upcast(x, factor, gl.bfloat16, 1)
+        cdna3.buffer_store(value.to(gl.float32), out, rows * 2 * N + cols)
+    else:
+        factor = cdna3.buffer_load(scale, rows * N + cols)
+        cdna3.buffer_store(cdna4.scaled_upcast(x, factor, gl.bfloat16).to(gl.float32), out, rows * N + cols)
+
+
+@gluon.jit
+def repacked_kernel(a, b, out):
+    """out = A·Bᵀ of e2m1 operands [32, 128], both packed along their rows in LDS."""
+    layout: gl.constexpr = gl.amd.AMDMFMALayout(4, [16, 16, 128], True, [2, 2])
+    left: gl.constexpr = gl.DotOperandLayout(0, layout, 16)
+    right: gl.constexpr = gl.DotOperandLayout(1, layout, 16)
+    rows, cols = grid2d(N // 2, 128, ROWS)
+    shared: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0, 1])
+    x = gl.allocate_shared_memory(gl.uint8, [N // 2, 128], shared, cdna3.buffer_load(a, rows * 128 + cols))
+    rows, cols = grid2d(128, N // 2, ROWS)
+    turned: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    y = gl.allocate_shared_memory(gl.uint8, [128, N // 2], turned, cdna3.buffer_load(b, cols * 128 + rows))
+    first, second = cdna4.load_shared_fp4_repacked(x, left), cdna4.load_shared_fp4_repacked(y, right)
+    total = cdna4.mfma_scaled(first, None, "e2m1", second, None, "e2m1", gl.full([N, N], 0.0, gl.float32, layout))
+    rows, cols = grid2d(N, N, layout)
+    cdna3.buffer_store(total, out, rows * N + cols)

@@ -225,7 +225,7 @@ def pair_attention_kernel(q_desc, k_desc, v_desc, out, tiles, s_layout: gl.const
 
 @gluon.jit
 def looping_kernel(x_desc, y_desc, out, steps, FAULT: gl.constexpr):
-    """Barriers that are made anew for every tile; both CTAs store the same tile, and out = its even + its odd columns."""
+    """Barriers made anew for every tile; both CTAs store the same tile, and out = its even + its odd columns."""
     a = gl.allocate_shared_memory(x_desc.dtype, x_desc.block_type.shape, x_desc.layout)
     layout: gl.constexpr = gl.BlockedLayout([1, 2], [8, 4], [4, 1], [1, 0], x_desc.layout.cga_layout)
     N: gl.constexpr = a.shape[1]

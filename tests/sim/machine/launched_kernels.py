@@ -104,3 +104,16 @@ def last_sums_kernel(parts, done, out, n, ORDER: tl.constexpr, BLOCK: tl.constex
     if tl.atomic_add(done, 1, sem=ORDER) == n - 1:
         at = tl.arange(0, BLOCK)
         tl.store(out, tl.sum(tl.load(parts + at, at < n, 0.0)))
+
+
+@triton.jit
+def flag_kernel(data, flag, out, STORE: tl.constexpr, LOAD: tl.constexpr):
+    """Program 0 writes data and raises a flag; program 1 reads the data after it has seen that."""
+    if tl.program_id(0) == 0:
+        tl.store(data, 7.0)
+        tl.atomic_store(flag, 1, sem=STORE)
+    else:
+        seen = tl.atomic_load(flag, sem=LOAD)
+        while seen == 0:
+            seen = tl.atomic_load(flag, sem=LOAD)
+        tl.store(out, tl.load(data))

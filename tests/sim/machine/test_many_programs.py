@@ -39,6 +39,16 @@ def test_what_many_programs_hand_on_by_atomics_is_ordered_if_they_release_and_ac
     assert [finding.kind for finding in report.findings] == ([] if order == "acq_rel" else ["Race"])
 
 
+@pytest.mark.parametrize("schedule", ["eager", "adversarial", "random"])
+@pytest.mark.parametrize(("store", "load"), [("release", "acquire"), ("release", "relaxed"), ("relaxed", "acquire")])
+def test_flags_are_stored_and_loaded(store: str, load: str, schedule: str) -> None:
+    args = {"data": np.zeros(1, np.float32), "flag": np.zeros(1, np.int32), "out": np.zeros(1, np.float32)}
+    report = run(kernels.flag_kernel, (2,), args, {"STORE": store, "LOAD": load}, schedule=schedule)
+    assert args["out"] == 7
+    right = (store, load) == ("release", "acquire")
+    assert [finding.kind for finding in report.findings] == ([] if right else ["Race"])
+
+
 def test_what_programs_know_of_each_other_takes_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     blocks, finish = [], Task.finish
 

@@ -200,15 +200,17 @@ class GlobalMemory:
             atomic[cells] = self._after(atomic[cells], who, how == "poll", buffer)
         self.places[packed] = who.place
 
-    def update(self, buffer: GlobalBuffer, cells: range, who: Toucher, acquired: Release | None) -> None:
+    def update(
+        self, buffer: GlobalBuffer, cells: range, who: Toucher, acquired: Release | None, looks: bool = False
+    ) -> None:
         """Check and record an atomic access of one element's cells, which is ordered after what it acquires, too."""
-        packed = who.packed
+        packed, how = who.packed, "poll" if looks else "atomic"
         for cell in cells:
-            for verb, shadow in (("wrote", buffer.last_write), ("read", buffer.last_read)):
+            for verb, shadow in (("wrote", buffer.last_write), ("read", buffer.last_read))[: 1 if looks else 2]:
                 earlier = int(shadow[cell])
                 if earlier >= 0 and not _ordered(who, earlier, acquired):
-                    self._race(who, "atomic", (1, earlier, verb), buffer)
-            buffer.last_atomic[cell] = self._follow(int(buffer.last_atomic[cell]), who, acquired, buffer)
+                    self._race(who, how, (1, earlier, verb), buffer)
+            buffer.last_atomic[cell] = self._follow(int(buffer.last_atomic[cell]), who, acquired, buffer, looks)
         self.places[packed] = who.place
 
     def _after(self, numbers: np.ndarray, who: Toucher, looks: bool, buffer: GlobalBuffer) -> np.ndarray:

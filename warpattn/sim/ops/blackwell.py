@@ -150,7 +150,7 @@ def _copy(op: Op) -> Callable[..., Any]:
     """A tile of each CTA, by itself; of a pair by its first one for both."""
     pair = op.ctas is not None and op.ctas.pairs
     if op.ctas is not None and op.ctas.split(op.inputs[0]) != op.ctas.split(op.inputs[1]):
-        raise op.error("the tile is spread over the CTAs otherwise in tensor memory than in shared memory: not simulated")
+        raise op.error("a tile that tensor memory spreads over the CTAs otherwise than shared memory is not simulated")
 
     def run(task: Any, source: MemDesc, target: TensorView) -> Any:
         yield from task.machine.pause()

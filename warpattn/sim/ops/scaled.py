@@ -1,4 +1,4 @@
-"""Matrix products of microscaled operands (OCP MX, nvfp4): blocks of elements along K share a scale.
+"""Matrix products of microscaled operands (OCP MX, nvfp4), and conversions of them: blocks along K share a scale.
 
 fp8 has one element in a byte; e2m1 (fp4) two, the first in the low half. A scale is eight bits of exponent (e8m0), with
 nvfp4 a number in e4m3. On sm_100 operands are in shared memory and scales in tensor memory; tcgen05 reads all of them
@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.formats import decode, encode, register_dtype
+from ..ir.formats import as_register, decode, encode, register_dtype, rounder
 from ..ir.module import Op
 from ..machine.agents import Agent
-from ..machine.registry import blocking, plain
+from ..machine.pending import poisoned
+from ..machine.registry import blocking, plain, tasked
 from ..memory.shared import MemDesc, Missing, either, of_product
 from ..memory.tensor_memory import TensorView
 from .blackwell import asynchronous, commit, issue
@@ -103,13 +104,64 @@ def _turned(missing: Missing | None) -> Missing | None:
 def _values(x: np.ndarray, name: str, scale: np.ndarray | None) -> np.ndarray:
     """An operand [rows, K] as numbers, with its scales [rows, K / block] applied."""
     if name == "e2m1":
-        codes = x.view(np.uint8)
-        x = np.stack((_FP4[codes & 15], _FP4[codes >> 4]), -1).reshape(x.shape[0], -1)
+        x = _FP4[_nibbles(x, 1)]
     if scale is None:
         return x
-    if scale.dtype == np.float32:  # e4m3
-        factor = scale
-    else:
-        codes = scale.view(np.uint8).astype(np.int32)
-        factor = np.where(codes == 255, np.float32(np.nan), np.exp2((codes - 127).astype(np.float32)))
+    factor = scale if scale.dtype == np.float32 else _powers(scale)  # e4m3 or e8m0
     return x * np.repeat(factor, x.shape[1] // scale.shape[1], 1)
+
+
+def _nibbles(x: np.ndarray, axis: int) -> np.ndarray:
+    """Both halves of each byte, the low one first, side by side along an axis."""
+    codes = np.moveaxis(x.view(np.uint8), axis, -1)
+    halves = np.stack((codes & 15, codes >> 4), -1).reshape(*codes.shape[:-1], -1)
+    return np.moveaxis(halves, -1, axis)
+
+
+def _powers(scale: np.ndarray) -> np.ndarray:
+    """Scales in e8m0 as numbers."""
+    codes = scale.view(np.uint8).astype(np.int32)
+    return np.where(codes == 255, np.float32(np.nan), np.exp2((codes - 127).astype(np.float32)))
+
+
+@plain("ttg.fp4_to_fp", "amdg.scaled_upcast_fp4", "amdg.scaled_upcast_fp8")
+def _upcast(op: Op) -> Callable[..., Any]:
+    """Packed fp4, or fp8, as wider floats, with a scale for each element or without."""
+    packed, kind = "fp4" in op.name, op.outputs[0]
+    axis, narrow = op.integer("axis", 0) if packed else 0, rounder(kind.elem)
+
+    def run(x: np.ndarray, scale: np.ndarray | None = None) -> Any:
+        value = _FP4[_nibbles(x, axis)] if packed else x
+        value = value if scale is None else value * _powers(scale)
+        return as_register(value if narrow is None else narrow(value), kind)
+
+    return run
+
+
+@tasked("amdg.local_load_packed_transposed")
+def _load_repacked(op: Op) -> Callable[..., Any]:
+    """fp4 that is packed along rows or columns in shared memory, packed along K in registers."""
+    before, after = op.inputs[0].shape or (), op.outputs[0].shape or ()
+    axes = [axis for axis, (n, m) in enumerate(zip(before, after, strict=True)) if n != m]
+    if len(axes) != 2:
+        raise op.error(f"a tile {before} packed anew as {after} is not understood")
+    wide, packed = axes if before[axes[0]] < after[axes[0]] else axes[::-1]
+
+    def run(task: Any, view: MemDesc) -> Any:
+        bits, missing = view.buffer.read(task.access(view, False), task.clock)
+        value = _packed(_nibbles(bits, wide), packed).view(np.int8)
+        return value if missing is None else poisoned(value, missing.at(_repacked(missing.where, wide, packed)))
+
+    return run
+
+
+def _packed(codes: np.ndarray, axis: int) -> np.ndarray:
+    """Neighbours along an axis in one byte, the first in the low half."""
+    pairs = np.moveaxis(codes, axis, -1)
+    return np.moveaxis(pairs[..., ::2] | pairs[..., 1::2] << 4, -1, axis)
+
+
+def _repacked(where: np.ndarray, wide: int, packed: int) -> np.ndarray:
+    """Which bytes have a half of a marked one."""
+    pairs = np.moveaxis(np.repeat(where, 2, wide), packed, -1)
+    return np.moveaxis(pairs[..., ::2] | pairs[..., 1::2], -1, packed)

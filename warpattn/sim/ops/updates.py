@@ -66,6 +66,29 @@ def _atomic_cas(op: Op) -> Callable[..., Any]:
     return run
 
 
+@blocking("tt.atomic_load")
+def _atomic_load(op: Op) -> Callable[..., Any]:
+    order, kind = op.text.partition(",")[0].strip(), pointee(op.inputs[0])
+
+    def run(task: Any, pointers: Any, mask: Any = None) -> Any:
+        yield None
+        return _atomic(task, kind, order, pointers, mask, None)
+
+    return run
+
+
+@blocking("tt.atomic_store")
+def _atomic_store(op: Op) -> Callable[..., Any]:
+    order, kind = op.text.partition(",")[0].strip(), pointee(op.inputs[0])
+
+    def run(task: Any, pointers: Any, values: Any, mask: Any = None) -> Any:
+        yield None
+        given = _listed(values, pointers, kind)
+        _atomic(task, kind, order, pointers, mask, lambda old, i: given[i], stores=True)
+
+    return run
+
+
 def _listed(values: Any, pointers: Any, kind: Type) -> list:
     """A value for each pointer: floats as NumPy has them, integers as Python's."""
     wide = np.asarray(values, register_dtype(kind.elem))
@@ -74,8 +97,17 @@ def _listed(values: Any, pointers: Any, kind: Type) -> list:
     return list(wide.reshape(-1)) if kind.is_float else wide.reshape(-1).tolist()
 
 
-def _atomic(task: Any, kind: Type, order: str, pointers: Any, mask: Any, update: Callable[[Any, int], Any]) -> Any:
-    """One element after the other; the old values."""
+def _atomic(
+    task: Any,
+    kind: Type,
+    order: str,
+    pointers: Any,
+    mask: Any,
+    update: Callable[[Any, int], Any] | None,
+    stores: bool = False,
+) -> Any:
+    """One element after the other; the old values. Without an update it only looks; `stores`: nobody who acquires what
+    it stores learns what was released there before."""
     addresses, wanted = lanes_of(pointers, mask)
     flat = addresses.reshape(-1).tolist()
     spots = range(len(flat)) if wanted is None else np.flatnonzero(wanted).tolist()
@@ -92,11 +124,16 @@ def _atomic(task: Any, kind: Type, order: str, pointers: Any, mask: Any, update:
         release = buffer.released.get(at) if acquires else None
         if release is not None:
             learned[id(release)] = release
-        memory.update(buffer, range(at // buffer.granule, -(-(at + size) // buffer.granule)), who, release)
+        cells = range(at // buffer.granule, -(-(at + size) // buffer.granule))
+        memory.update(buffer, cells, who, release, looks=update is None)
         reached[buffer.base, at] = buffer
+        if stores:
+            buffer.released.pop(at, None)
         bits = buffer.bytes[at : at + size].view(dtype)
         value = decode(bits, kind.elem)[0] if floats else int(bits[0])
         old[i] = value
+        if update is None:
+            continue
         new = update(value, i)
         bits[0] = encode(np.asarray([new], register_dtype(kind.elem)), kind.elem)[0] if floats else new
     _acquire(task, learned.values())
