@@ -147,6 +147,7 @@ REQUIREMENTS: tuple[Requirement, ...] = (
     SpeedRequirement("gqa", "cudnn", must=1.03),
     SpeedRequirement("wide", "cudnn", must=1.00),
     SpeedRequirement("wide", "fa4", must=1.00),
+    SpeedRequirement("wide", "fa3", must=1.00),
     TimeRequirement("window", case="window-1x16k-1024", against="window-1x16k-causal", at_most=0.18),
     LimitRequirement("host", "ratio", at_most=1.2, unit="× cuDNN SDPA"),
     LimitRequirement("first_call", "warm_s", at_most=0.5, unit="s"),

