@@ -8,12 +8,16 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 
 from tests.oracle import Inputs, poisoned
+from warpattn.kernels.sm90.prefill.choice import shared_out
+from warpattn.kernels.sm90.prefill_varlen.config import choose
 from warpattn.kernels.sm90.prefill_varlen.launch import list_launches
 from warpattn.problem import Call, CheckedCall, validate
-from warpattn.problem.launch import Launch
+from warpattn.problem.arch import ARCHS
+from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands, fitted
 from warpattn.sim import Report, simulate
-from warpattn.sim.compile import ARCHS, to_ttgir
+from warpattn.sim.compile import ARCHS as COMPILED
+from warpattn.sim.compile import to_ttgir
 
 MARGIN = 64  # rows, or elements of the LSE, before and after an output that must stay as they are
 _built: dict[Any, Any] = {}
@@ -23,7 +27,7 @@ def kernel(step: Launch) -> Any:
     """A step's kernel down to TTGIR; each is compiled once."""
     key = (step.name, step.key)
     if key not in _built:
-        _built[key] = to_ttgir(step.source(), GPUTarget(*ARCHS[step.arch]), dict(step.options))
+        _built[key] = to_ttgir(step.source(), GPUTarget(*COMPILED[step.arch]), dict(step.options))
     return _built[key]
 
 
@@ -33,12 +37,20 @@ def ready_for(x: Inputs) -> CheckedCall:
     return replace(validate(call), backend="simulate:sm90")
 
 
+def in_parts(ready: CheckedCall, parts: int) -> Choice:
+    """The choice for a call, with the keys of a tile in so many parts."""
+    choice = choose(ready.problem, ARCHS["sm90"])
+    config = replace(choice.config, tiles=shared_out(choice.config.tiles))
+    return replace(choice, config=config, partitions=parts)
+
+
 def run(
-    x: Inputs, programs: int = 3, ready: CheckedCall | None = None, attention: Any = None, **options: Any
-) -> tuple[Tensor, Tensor, list[Report]]:
+    x: Inputs, programs: int = 3, ready: CheckedCall | None = None, attention: Any = None, parts: int = 1,
+    **options: Any,
+) -> tuple[Tensor, Tensor, list[Report]]:  # fmt: skip
     """(out, lse, reports); outputs lie between margins, which the run must leave alone.
 
-    ready: checked before; attention: a changed module of the attention kernel.
+    ready: checked before; attention: a changed module of the attention kernel; parts: of the keys.
     """
     ready = ready or ready_for(x)
     shape = (*x.q.shape[:-1], ready.problem.dim_v)
@@ -47,7 +59,8 @@ def run(
     out, lse = around[MARGIN:-MARGIN], around_lse[MARGIN:-MARGIN].view(ready.lse_shape)
     operands = fitted(Operands(x.q, x.k, x.v, out, lse, x.sinks))
     reports = []
-    for step in list_launches(ready, operands, x.sequence):
+    choice = None if parts == 1 else in_parts(ready, parts)
+    for step in list_launches(ready, operands, x.sequence, choice):
         grid = (min(step.grid[0], programs),) if step.persistent else step.grid
         changed = attention if step.persistent else None
         reports.append(simulate(changed or kernel(step), grid, step.args, **options))

@@ -89,6 +89,22 @@ def test_every_schedule(case, schedule, seed):
     run_and_check(case, schedule=schedule, seed=seed)
 
 
+PARTS = {
+    "sequences": (replace(CROSS, sinks=True, heads_q=4), 3),
+    "packed": (replace(CROSS, heads_q=8, mask="full", score="softcap"), 2),
+    "pages": (replace(PAGED, page_size=16, heads_q=8, heads_kv=2, sinks=True), 4),
+    "small pages": (replace(PAGED, page_size=3, mask="window"), 2),
+    "head dim in parts": (replace(RAGGED, dim=192), 2),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_keys_in_parts(name):
+    """More parts than some sequences have key tiles; rows of no sequence keep their values."""
+    case, parts = PARTS[name]
+    run_and_check(case, parts=parts, schedule="adversarial")
+
+
 @pytest.mark.parametrize("programs", [1, 2, 7, 40])
 def test_any_grid_gives_the_same(programs):
     run_and_check(replace(CROSS, heads_q=4), programs=programs, schedule="random", seed=programs)

@@ -16,14 +16,14 @@ from warpattn.kernels.nvidia.clipped_rows import ClippedRows
 from warpattn.sim import SimulationError, TensorDescriptor
 
 ROWS, COLS = 16, 64
-BOX = (1, 1, 1, ROWS, COLS)
+BOX = (1, 1, ROWS, 1, COLS)
 LAYOUT = gl.constexpr(gl.NVMMASharedLayout.get_default_for(list(BOX), gl.bfloat16))
 
 
 @gluon.jit
 def copy_kernel(source, target, start, length, row, head, step, unit):
     """One box of a sequence to the same place of another tensor."""
-    smem = gl.allocate_shared_memory(gl.bfloat16, [1, 1, 1, 16, 64], LAYOUT)
+    smem = gl.allocate_shared_memory(gl.bfloat16, [1, 1, 16, 1, 64], LAYOUT)
     bar = mbarrier.allocate_mbarrier(batch=1).index(0)
     mbarrier.init(bar, count=1)
     fence_async_shared()

@@ -75,12 +75,12 @@ def test_clipped_maps_reach_every_row(layout):
         x = torch.zeros(7, 16 * 256 + 8, dtype=torch.bfloat16)[:, :-8].unflatten(1, (16, 4, 64))
     found, step, unit = clipped_map("k", x, 8, 64)
     assert all(2 * s % 16 == 0 and 0 < 2 * s < 2**40 for s in found.strides[:-1])
-    assert found.shape[3] == ROWS and max(found.shape[:2]) == EXTENT
+    assert found.shape[2] == ROWS and max(found.shape[:2]) == EXTENT
     starts = range(3) if x.ndim == 4 and len(x) > 1 else (0, 11) if x.ndim == 3 else (0,)
     length = min(5, x.shape[-3])
     for start in starts:
         for row in range(length):
-            coordinate = (2**30, start * step + length * unit, 3, ROWS - length + row, 8)
+            coordinate = (2**30, start * step + length * unit, ROWS - length + row, 3, 8)
             item = x[start, row] if x.ndim == 4 else x[start + row]
             assert address(found.strides, coordinate) == item[3, 8:].data_ptr() - x.data_ptr()
 

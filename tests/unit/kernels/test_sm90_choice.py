@@ -1,16 +1,20 @@
 """Which configuration a prefill on Hopper gets: packed heads, split keys, half tiles, and the usual one."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from bench.cases import groups
 from tests.unit.kernels.sm90_builds import chosen
 from warpattn.kernels.pieces.span_tiles import span_tiles
-from warpattn.kernels.sm90.prefill.choice import choose_unseen
 from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT, choose_config, is_masked
+from warpattn.kernels.sm90.prefill_varlen.config import choose as choose_varlen
 from warpattn.masks import Causal, Chunked, Full, Mask, Padding, SlidingWindow
 from warpattn.problem import Call, Problem, validate
-from warpattn.sequences import Dense, Ragged
+from warpattn.problem.arch import ARCHS
+from warpattn.problem.launch import PlanOptions
+from warpattn.sequences import Dense, PagedKV, Ragged
 
 MEASURED = [case for name, cases in groups().items() if name not in ("smoke", "wide") for case in cases]
 
@@ -55,24 +59,47 @@ def test_what_a_shape_gets_and_why(shape, mask: Mask, packed: int, parts: int, w
     assert choice.grid[0] <= 132 * config.ctas
 
 
+def ragged(mask: Mask, lengths: int, batch: int, dim: int, max_q: int | None) -> Problem:
+    q, k = (torch.empty(1, dtype=torch.bfloat16).expand(batch * lengths, heads, dim) for heads in (8, 2))
+    cu = torch.arange(batch + 1, dtype=torch.int32) * lengths
+    return validate(Call(q, k, k, Ragged(cu, max_q=max_q), mask, backend="simulate:sm90")).problem
+
+
 @pytest.mark.parametrize(
-    ("mask", "dim", "seq_q", "keys"),
+    ("mask", "dim", "lengths", "batch", "packed", "keys", "parts"),
     [
-        (Causal() & SlidingWindow(128), 64, 8192, 64),
-        (Causal() & SlidingWindow(50), 64, 300, 64),
-        (Causal() & SlidingWindow(1024), 64, 8192, 128),
-        (Causal() & SlidingWindow(128), 128, 8192, 128),
-        (Causal(), 64, 8192, 128),
-        (Full(), 64, 8192, 128),
+        (Causal() & SlidingWindow(128), 64, 8192, 4, 4, 32, 1),
+        (Causal() & SlidingWindow(50), 64, 300, 9, 4, 32, 1),
+        (Causal() & SlidingWindow(1024), 64, 8192, 4, 4, 32, 1),
+        (Causal() & SlidingWindow(128), 128, 8192, 4, 4, 32, 1),
+        (Causal(), 64, 8192, 2, 1, 128, 1),
+        (Full(), 64, 8192, 2, 1, 128, 1),
+        (Causal(), 128, 40, 50, 2, 128, 1),
+        (Full(), 128, 2048, 1, 1, 128, 1),
     ],
 )
-def test_narrow_masks_get_short_key_tiles_whatever_the_lengths(mask: Mask, dim: int, seq_q: int, keys: int) -> None:
-    q = torch.empty(1, dtype=torch.bfloat16).expand(9, 2, dim)
-    problem = validate(Call(q, q, q, Ragged(torch.tensor([0, 9]).int()), mask, backend="simulate:sm90")).problem
-    config, _ = choose_unseen(problem, seq_q)
-    usual, _ = choose_config(problem.element, dim, dim, seq_q, is_masked(problem))
-    assert config.block_n == keys and config.kv_stages * keys == usual.kv_stages * usual.block_n
-    assert config.smem_bytes + 512 <= SMEM_LIMIT
+def test_what_lengths_on_the_device_get(mask: Mask, dim, lengths, batch, packed, keys, parts) -> None:
+    choice = choose_varlen(ragged(mask, lengths, batch, dim, None), ARCHS["sm90"])
+    tiles = choice.config.tiles
+    assert (tiles.packed, tiles.block_n, choice.partitions) == (packed, keys, parts)
+    assert choice.config.topology.smem_bytes + 512 <= SMEM_LIMIT
+
+
+def test_an_invariant_batch_has_one_configuration_whatever_its_lengths() -> None:
+    shapes = [(8192, 4, None), (40, 50, None), (300, 1, 300), (64, 2, 4096)]
+    problems = [ragged(Causal(), lengths, batch, 128, max_q) for lengths, batch, max_q in shapes]
+    choices = [choose_varlen(problem, ARCHS["sm90"], PlanOptions(batch_invariant=True)) for problem in problems]
+    assert len({choice.config for choice in choices}) == 1 and {choice.partitions for choice in choices} == {1}
+
+
+def test_keys_of_pages_are_shared_out_over_idle_processors() -> None:
+    element = torch.empty(1, dtype=torch.bfloat16)
+    pages = element.expand(2048, 16, 8, 128)
+    for invariant, batch in ((False, 1), (True, 1), (True, 9)):
+        table, lengths = torch.zeros(batch, 2048, dtype=torch.int32), torch.full((batch,), 32768, dtype=torch.int32)
+        call = Call(element.expand(batch, 256, 32, 128), pages, pages, PagedKV(pages, pages, table, lengths), Causal())
+        problem = validate(replace(call, backend="simulate:sm90")).problem
+        assert choose_varlen(problem, ARCHS["sm90"], PlanOptions(batch_invariant=invariant)).partitions == 2
 
 
 @pytest.mark.parametrize("batch", [1, 2, 7])

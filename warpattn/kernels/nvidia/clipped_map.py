@@ -23,8 +23,8 @@ class ClippedMap(NamedTuple):
     unit: Any  # offsets from one row to the next, int32
 
 
-def clipped_map(name: str, x: Tensor, rows: int, cols: int) -> ClippedMap:
-    """The argument for x (rows, heads, dim) or (starts, rows, heads, dim), in boxes of `rows` times `cols`.
+def clipped_map(name: str, x: Tensor, rows: int, cols: int, heads: int = 1) -> ClippedMap:
+    """The argument for x (rows, heads, dim) or (starts, rows, heads, dim), in boxes of so many rows, heads and columns.
 
     Every stride but the last must be a multiple of 8 elements, the last one 1. AttentionError if the rows are so
     far apart that 31 bits cannot count them.
@@ -36,14 +36,14 @@ def clipped_map(name: str, x: Tensor, rows: int, cols: int) -> ClippedMap:
     if last >= EXTENT:
         what = f"{name} has shape {tuple(x.shape)} and strides {x.stride()}, which is {last} steps of {offset} elements"
         raise AttentionError(f"{what}; tensor maps count fewer than {EXTENT}, so its strides must fit better")
-    shape = (EXTENT, EXTENT, x.shape[-2], ROWS, x.shape[-1])
-    strides = (WRAP - row, offset, head, row, 1)
-    return ClippedMap(TensorMap(x, (1, 1, 1, rows, cols), shape, strides), start // offset, row // offset)
+    shape = (EXTENT, EXTENT, ROWS, x.shape[-2], x.shape[-1])
+    strides = (WRAP - row, offset, row, head, 1)
+    return ClippedMap(TensorMap(x, (1, 1, rows, heads, cols), shape, strides), start // offset, row // offset)
 
 
-def clipped_maps(name: str, x: Tensor, rows: int, widths: tuple[int, ...]) -> ClippedMap:
+def clipped_maps(name: str, x: Tensor, rows: int, widths: tuple[int, ...], heads: int = 1) -> ClippedMap:
     """The argument for a `ClippedColumns`: as `clipped_map`, with a tuple of maps, one for each width of boxes."""
-    every = [clipped_map(name, x, rows, cols) for cols in widths]
+    every = [clipped_map(name, x, rows, cols, heads) for cols in widths]
     return every[0]._replace(map=tuple(one.map for one in every))
 
 

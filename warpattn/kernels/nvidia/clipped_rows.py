@@ -4,10 +4,10 @@ TMA clips a box at the extents of its tensor map, and a map has one extent for t
 five dimensions: the row dimension ends at 2^30, and two outer ones take back the distance to that end, because
 addresses wrap around at 2^64 (the idea is that of Triton's ragged descriptors):
 
-      dimension     wrap            offset                    heads     rows           columns
-      extent        2^31 - 2^16     2^31 - 2^16               H         2^30           D
-      stride        2^34 - row      step                      head      row            1          elements
-      coordinate    2^30            start·step + n·unit       h         2^30 - n + i   c
+      dimension     wrap            offset                    rows           heads     columns
+      extent        2^31 - 2^16     2^31 - 2^16               2^30           H         D
+      stride        2^34 - row      step                      row            head      1          elements
+      coordinate    2^30            start·step + n·unit       2^30 - n + i   h         c
 
 The row stride is `unit` times the offset's stride, so that the sum is 2^64 bytes + start of the sequence + i rows; rows
 from n on are outside. `start` counts the units that sequences are aligned to: rows, pages or batch entries.
@@ -32,13 +32,13 @@ class ClippedRows:
     def load(self, start, length, row, head, full, smem):
         """Rows from `row` on of the sequence at `start` into shared memory; zeros from `length` on."""
         offset = start * self.step + length * self.unit
-        tma.async_load(self.desc, [FAR, offset, head, FAR - length + row, 0], full, smem)
+        tma.async_load(self.desc, [FAR, offset, FAR - length + row, head, 0], full, smem)
 
     @gluon.jit
     def store(self, start, length, row, head, column: gl.constexpr, smem):
         """Rows from `row` on, out of shared memory; rows from `length` on keep their values."""
         offset = start * self.step + length * self.unit
-        tma.async_store(self.desc, [FAR, offset, head, FAR - length + row, column], smem)
+        tma.async_store(self.desc, [FAR, offset, FAR - length + row, head, column], smem)
 
 
 @gluon.aggregate
@@ -55,7 +55,7 @@ class ClippedColumns:
         offset = start * self.step + length * self.unit
         column = 0
         for part in gl.static_range(len(smem)):
-            tma.async_load(self.maps[part], [FAR, offset, head, FAR - length + row, column], full, smem[part])
+            tma.async_load(self.maps[part], [FAR, offset, FAR - length + row, head, column], full, smem[part])
             column += smem[part].shape[4]
 
     @gluon.jit
@@ -63,5 +63,5 @@ class ClippedColumns:
         """Rows from `row` on, columns from `column` on, out of parts; rows from `length` on keep their values."""
         offset = start * self.step + length * self.unit
         for part in gl.static_range(len(smem)):
-            tma.async_store(self.maps[part], [FAR, offset, head, FAR - length + row, column], smem[part])
+            tma.async_store(self.maps[part], [FAR, offset, FAR - length + row, head, column], smem[part])
             column += smem[part].shape[4]

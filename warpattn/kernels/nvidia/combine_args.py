@@ -13,6 +13,15 @@ class CombineShape(NamedTuple):
     parts: Any = "i32"
 
 
+class ListedArgs(NamedTuple):
+    """The tile list of `scheduler_varlen`, of whose row tiles alone parts are combined; the defaults are Triton's
+    types."""
+
+    pointer: Any = "*i32"
+    tokens: Any = "i32"  # of a row tile
+    row_unit: Any = "i32"  # tokens of a start: 1 where sequences lie end to end, else those of a sequence
+
+
 class StridedArgs(NamedTuple):
     """A (batch, token, head) array in global memory, and its strides; the defaults are Triton's types."""
 

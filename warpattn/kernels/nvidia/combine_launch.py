@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -12,9 +12,16 @@ from warpattn.problem.launch import Launch
 from warpattn.problem.operands import Operands, run_strides
 
 from ..pieces.combine_config import CombineTile, Parts, allocate_parts
-from .combine_args import CombineShape, StridedArgs
+from .combine_args import CombineShape, ListedArgs, StridedArgs
 
 OPTIONS = compile_options()
+
+
+class ListedRows(NamedTuple):
+    """Rows in a tile list, and at most how many row tiles it has."""
+
+    args: ListedArgs
+    most: int
 
 
 def workspace(problem: Problem, partitions: int, cols: int, q: Tensor) -> Parts:
@@ -23,23 +30,29 @@ def workspace(problem: Problem, partitions: int, cols: int, q: Tensor) -> Parts:
     return allocate_parts((partitions * batch, problem.seq_q, problem.heads_q), cols, q.device)
 
 
-def combine_launch(arch: str, checked: CheckedCall, x: Operands, partitions: int, parts: Parts) -> Launch:
-    """The launch that combines the parts."""
+def combine_launch(
+    arch: str, checked: CheckedCall, x: Operands, partitions: int, parts: Parts, listed: ListedRows | None = None
+) -> Launch:
+    """The launch that combines the parts, of all rows or of those `listed`."""
     p, cols = checked.problem, parts.o.shape[-1]
     tile = CombineTile(cols, 1 << (partitions - 1).bit_length())
     rows = parts.lse.numel() // partitions
     args = {
         "o_ptr": parts.o, "partial_lse_ptr": parts.lse, "out": StridedArgs(x.out, *_strides(x.out)),
         "lse_ptr": x.lse, "sinks_ptr": x.sinks, "shape": CombineShape(rows, p.seq_q, p.heads_q, p.dim_v, partitions),
+        "listed": () if listed is None else listed.args,
     }  # fmt: skip
 
     def source() -> Any:
         from .combine_parts import combine_source  # imports Triton
 
-        return combine_source(tile, p.element, p.has_sinks, p.has_lse)
+        return combine_source(tile, p.element, p.has_sinks, p.has_lse, listed is not None)
 
-    key = (tile, p.element, p.has_sinks, p.has_lse)
-    return Launch(f"{arch}.combine", arch, key, source, OPTIONS, (-(-rows // tile.rows),), args)
+    key = (tile, p.element, p.has_sinks, p.has_lse, listed is not None)
+    grid = (-(-rows // tile.rows),)
+    if listed is not None:
+        grid = (-(-listed.args.tokens * p.heads_q // tile.rows), listed.most)
+    return Launch(f"{arch}.combine", arch, key, source, OPTIONS, grid, args)
 
 
 def _strides(out: Tensor) -> tuple[int, ...]:

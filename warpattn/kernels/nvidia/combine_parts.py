@@ -14,29 +14,31 @@ from warpattn.problem.element import Element
 
 from ..pieces.combine import EqualParts, Partials, combine_block, combine_layout, combine_rows, with_sink
 from ..pieces.combine_config import CombineTile
+from ..pieces.scheduler_varlen import BLOCKS, RECORD
 from ..pieces.softmax import LN_2
-from .combine_args import CombineShape, StridedArgs
+from .combine_args import CombineShape, ListedArgs, StridedArgs
 
 
 @gluon.jit
 def combine_kernel(
-    o_ptr, partial_lse_ptr, out, lse_ptr, sinks_ptr, shape,
+    o_ptr, partial_lse_ptr, out, lse_ptr, sinks_ptr, shape, listed,
     config: gl.constexpr, has_sinks: gl.constexpr, has_lse: gl.constexpr,
 ):  # fmt: skip
-    """`out`: `StridedArgs`, strides in units of 8 elements; `shape`: `CombineShape`; `config`:
-    `CombineTile`. Grid: blocks of rows."""
+    """`out`: `StridedArgs`, strides in units of 8 elements; `shape`: `CombineShape`; `listed`: nothing or `ListedArgs`;
+    `config`: `CombineTile`. Grid: blocks of rows, of all or of each row tile of the list."""
     cols: gl.constexpr = config.cols
     layout: gl.constexpr = combine_layout(cols, config.most)
     block: gl.constexpr = combine_block(cols, config.most)
     partials = Partials(o_ptr, partial_lse_ptr, shape.rows, cols)
-    parts = EqualParts(gl.to_tensor(0), gl.to_tensor(1), shape.parts)
-    first = gl.program_id(0) * block[1]
+    begin, end = rows_of(shape, listed)
+    first = begin + gl.program_id(0) * block[1]
+    parts = EqualParts(gl.to_tensor(0), gl.to_tensor(1), gl.where(first < end, shape.parts, 0))
     o, lse = combine_rows(partials, parts, first, layout, block, False)
     row = first + gl.arange(0, block[1], lse.type.layout)
     head = row % shape.heads_q
     query = row // shape.heads_q % shape.seq_q
     batch = row // (shape.seq_q * shape.heads_q)
-    inside = row < shape.rows
+    inside = row < end
     if has_sinks:
         factor, lse = with_sink(lse, gl.load(sinks_ptr + head))
         o = o * factor[:, None]
@@ -48,7 +50,24 @@ def combine_kernel(
     gl.store(out.pointer + start[:, None] + col[None, :], values, mask=inside[:, None] & (col < shape.dim_v)[None, :])
 
 
-def combine_source(config: CombineTile, element: Element, has_sinks: bool, has_lse: bool) -> GluonASTSource:
+@gluon.jit
+def rows_of(shape, listed):
+    """The first row of a program's row tile and the one after its last; of all rows without a list."""
+    if len(listed) == 0:
+        return gl.to_tensor(0), shape.rows
+    else:
+        number = gl.program_id(1)
+        there = number < gl.load(listed.pointer + BLOCKS)
+        record = listed.pointer + RECORD + number * RECORD
+        row = gl.load(record + 1, mask=there, other=0)
+        start = gl.load(record + 2, mask=there, other=0) * listed.row_unit + row
+        tokens = gl.minimum(gl.load(record + 3, mask=there, other=0) - row, listed.tokens)
+        return start * shape.heads_q, (start + tokens) * shape.heads_q
+
+
+def combine_source(
+    config: CombineTile, element: Element, has_sinks: bool, has_lse: bool, listed: bool
+) -> GluonASTSource:
     """What Triton compiles: the kernel with the types of its parameters and its constants."""
     signature = {
         "o_ptr": "*fp32",
@@ -57,6 +76,7 @@ def combine_source(config: CombineTile, element: Element, has_sinks: bool, has_l
         "lse_ptr": "*fp32",
         "sinks_ptr": "*fp32",
         "shape": CombineShape(),
+        "listed": ListedArgs() if listed else (),
         "config": "constexpr",
         "has_sinks": "constexpr",
         "has_lse": "constexpr",

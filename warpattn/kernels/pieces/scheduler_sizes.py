@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 TILE_FIELDS = 3  # int32 of a dense tile in shared memory: batch, query head, first row
 SPLIT_TILE_FIELDS = 4  # and of a part of one: its number
 VARLEN_TILE_FIELDS = 7  # and of a tile with lengths: batch, query head, first row, first query, queries, keys, number
+SPLIT_VARLEN_FIELDS = 8  # and of a part of one: its number
 RECORD = 8  # int32 of a record of the tile list, and of the head of the list
 BLOCKS = 0  # index in the head of the list: number of records
 COUNTER = 1  # index in the head of the list: tile counter

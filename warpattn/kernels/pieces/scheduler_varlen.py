@@ -58,21 +58,7 @@ class VarlenScheduler:
     @gluon.jit
     def tile(self, number, tokens: gl.constexpr):
         """Output tile `number`; the list was made for `tokens` queries a block."""
-        inside = number < self.total()
-        per_section = gl.maximum(self.section // self.packed * self.blocks, 1)
-        section = number // per_section
-        rest = number - section * per_section
-        width = gl.maximum(gl.minimum(self.section, self.heads_q - section * self.section) // self.packed, 1)
-        block = rest // width
-        head = section * self.section + (rest - block * width) * self.packed
-        record = self.records + block * RECORD
-        b = gl.load(record, mask=inside, other=0)
-        row = gl.load(record + 1, mask=inside, other=-1)
-        q_start = gl.load(record + 2, mask=inside, other=0)
-        seq_q = gl.load(record + 3, mask=inside, other=0)
-        k_start = gl.load(record + 4, mask=inside, other=0)
-        seq_k = gl.load(record + 5, mask=inside, other=0)
-        return VarlenTile(b, head, row, q_start, seq_q, k_start, seq_k, number)
+        return tile_of_list(self, number, number < self.total())
 
     @gluon.jit
     def place(self, tile, tokens: gl.constexpr):
@@ -103,24 +89,53 @@ class VarlenScheduler:
     @gluon.jit
     def publish(self, slots, index, tile):
         """Write a tile into a slot of [stages * VARLEN_TILE_FIELDS, 1]; one warp calls it."""
-        first = index * VARLEN_TILE_FIELDS
-        put_field(slots.index(first), tile.b)
-        put_field(slots.index(first + 1), tile.h)
-        put_field(slots.index(first + 2), tile.row)
-        put_field(slots.index(first + 3), tile.q_start)
-        put_field(slots.index(first + 4), tile.seq_q)
-        put_field(slots.index(first + 5), tile.seq_k)
-        put_field(slots.index(first + 6), tile.number)
+        publish_lengths(slots, index * VARLEN_TILE_FIELDS, tile)
 
     @gluon.jit
     def read(self, slots, index):
         """The tile in a slot, without the start of its keys; four warps call it."""
-        first = index * VARLEN_TILE_FIELDS
-        b = get_field(slots.index(first))
-        h = get_field(slots.index(first + 1))
-        row = get_field(slots.index(first + 2))
-        q_start = get_field(slots.index(first + 3))
-        seq_q = get_field(slots.index(first + 4))
-        seq_k = get_field(slots.index(first + 5))
-        number = get_field(slots.index(first + 6))
-        return VarlenTile(b, h, row, q_start, seq_q, gl.to_tensor(0), seq_k, number)
+        return read_lengths(slots, index * VARLEN_TILE_FIELDS)
+
+
+@gluon.jit
+def tile_of_list(work, number, inside):
+    """Output tile `number` of the list of a `VarlenScheduler`, if it is `inside`."""
+    per_section = gl.maximum(work.section // work.packed * work.blocks, 1)
+    section = number // per_section
+    rest = number - section * per_section
+    width = gl.maximum(gl.minimum(work.section, work.heads_q - section * work.section) // work.packed, 1)
+    block = rest // width
+    head = section * work.section + (rest - block * width) * work.packed
+    record = work.records + block * RECORD
+    b = gl.load(record, mask=inside, other=0)
+    row = gl.load(record + 1, mask=inside, other=-1)
+    q_start = gl.load(record + 2, mask=inside, other=0)
+    seq_q = gl.load(record + 3, mask=inside, other=0)
+    k_start = gl.load(record + 4, mask=inside, other=0)
+    seq_k = gl.load(record + 5, mask=inside, other=0)
+    return VarlenTile(b, head, row, q_start, seq_q, k_start, seq_k, number)
+
+
+@gluon.jit
+def publish_lengths(slots, first, tile):
+    """Write a tile into the fields from `first` on; one warp calls it."""
+    put_field(slots.index(first), tile.b)
+    put_field(slots.index(first + 1), tile.h)
+    put_field(slots.index(first + 2), tile.row)
+    put_field(slots.index(first + 3), tile.q_start)
+    put_field(slots.index(first + 4), tile.seq_q)
+    put_field(slots.index(first + 5), tile.seq_k)
+    put_field(slots.index(first + 6), tile.number)
+
+
+@gluon.jit
+def read_lengths(slots, first):
+    """The tile in the fields from `first` on, without the start of its keys; four warps call it."""
+    b = get_field(slots.index(first))
+    h = get_field(slots.index(first + 1))
+    row = get_field(slots.index(first + 2))
+    q_start = get_field(slots.index(first + 3))
+    seq_q = get_field(slots.index(first + 4))
+    seq_k = get_field(slots.index(first + 5))
+    number = get_field(slots.index(first + 6))
+    return VarlenTile(b, h, row, q_start, seq_q, gl.to_tensor(0), seq_k, number)

@@ -84,13 +84,8 @@ def _run_rows(pages: Tensor) -> RunRows:
 
 
 def _rows_map(name: str, x: Tensor, rows: int, heads: int, cols: int) -> tuple[TensorMap, MapRows]:
-    """The map of sequences of rows, in boxes of `rows` times `heads`: heads are inside of rows."""
-    by_head, step, unit = clipped_map(name, x, rows, cols)
-
-    def turned(values: tuple[int, ...]) -> tuple[int, ...]:
-        return (*values[:2], values[3], values[2], values[4])
-
-    boxes = TensorMap(x, (1, 1, rows, heads, cols), turned(by_head.shape), turned(by_head.strides))
+    """The map of sequences of rows, in boxes of `rows` times `heads`."""
+    boxes, step, unit = clipped_map(name, x, rows, cols, heads)
     return boxes, MapRows(step, unit)
 
 

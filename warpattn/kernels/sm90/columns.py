@@ -20,7 +20,7 @@ from .layouts import accumulator_layout
 @gluon.constexpr_function
 def tile_box(rows, cols, clipped, packed=1):
     """Shape of a tile of rows of `packed` heads in its descriptor: 4-D, or 5-D for a `ClippedRows`."""
-    return (1, 1, 1, rows, cols) if clipped else (1, rows // packed, packed, cols)
+    return (1,) * (1 + clipped) + (rows // packed, packed, cols)
 
 
 @gluon.constexpr_function

@@ -54,7 +54,7 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
         reasons = (split_why, *few.reasons)
         config = PagedRaggedConfig(tokens, few, None)
         return Choice("paged_ragged", config, few.grid, few.lines, reasons, partitions=few.partitions)
-    many = choose_prefill(problem, target)
+    many = choose_prefill(problem, target, options)
 
     def lines() -> tuple[str, ...]:
         return *(f"decode: {line}" for line in few.lines()), *(f"prefill: {line}" for line in many.lines())
@@ -66,7 +66,7 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
 def list_launches(
     checked: CheckedCall, x: Operands, sequence: PagedRagged, options: PlanOptions, choice: Choice | None = None
 ) -> tuple[Launch, ...]:
-    """Two launches of prefill, unless ruled out, and one or two of decode; `choice` replaces the one made from the
+    """Two or three launches of prefill, unless ruled out, and one or two of decode; `choice` replaces the one made from the
     problem."""
     choice = choose(checked.problem, ARCHS["sm90"], options) if choice is None else choice
     config: PagedRaggedConfig = choice.config
@@ -74,4 +74,5 @@ def list_launches(
     decode_launches = decode_launch.list_launches(few, x, sequence, config.few)
     if config.many is None:
         return decode_launches
-    return (*prefill_varlen.list_launches(checked, x, sequence, least_q=config.tokens + 1), *decode_launches)
+    many = prefill_varlen.list_launches(checked, x, sequence, config.many, least_q=config.tokens + 1)
+    return (*many, *decode_launches)

@@ -20,8 +20,8 @@ from .prefill_varlen.config import choose as varlen_choice
 
 
 def list_launches(checked: CheckedCall, x: Operands, sequence: Sequence, options: PlanOptions) -> tuple[Launch, ...]:
-    """One launch of dense prefill, two where it splits keys; two of prefill of ragged batches and paged caches, which
-    never splits them and so is batch-invariant; one or two of decode; both for ragged queries over pages."""
+    """One launch of dense prefill, two of prefill of ragged batches and paged caches, and one more where keys are split;
+    one or two of decode; those of prefill and of decode for ragged queries over pages."""
     problem = checked.problem
     if isinstance(sequence, PagedRagged):
         return paged_ragged.list_launches(checked, x, sequence, options)
@@ -29,7 +29,7 @@ def list_launches(checked: CheckedCall, x: Operands, sequence: Sequence, options
         launches = mla_launch.list_launches if is_latent(problem) else decode_launch.list_launches
         return launches(checked, x, sequence, choose(problem, ARCHS["sm90"], options))
     if isinstance(sequence, Ragged | PagedKV):
-        return prefill_varlen.list_launches(checked, x, sequence)
+        return prefill_varlen.list_launches(checked, x, sequence, choose(problem, ARCHS["sm90"], options))
     return prefill.list_launches(checked, x, choose(problem, ARCHS["sm90"], options))
 
 
@@ -39,7 +39,7 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
         return paged_ragged.choose(problem, target, options)
     if _decodes(problem):
         return (mla if is_latent(problem) else decode).choose(problem, target, options=options)
-    return dense_choice(problem, target, options) if problem.kind == "dense" else varlen_choice(problem, target)
+    return (dense_choice if problem.kind == "dense" else varlen_choice)(problem, target, options)
 
 
 def _decodes(problem: Problem) -> bool:

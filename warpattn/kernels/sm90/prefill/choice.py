@@ -27,8 +27,6 @@ SHORT_KEYS = 1024  # keys up to which half tiles are faster if they leave no SM 
 LEAST_KEYS = 1024  # of a part
 FEW = 2  # tiles an SM up to which keys may be split
 MOST_PARTS = 64
-LONG = 4096  # queries and keys of a sequence that stands for those whose lengths the host does not know
-SHORT_TILES = 0.85  # of the keys of the usual tile, up to which key tiles half as long are taken at head dims to 64
 PART_US = 1.0  # of a part: its first keys and its output in fp32
 COMBINE_US, COMBINE_BYTES = 2.5, 3e6  # of the second launch: at least, and bytes a µs
 
@@ -72,27 +70,11 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
     short = _short(alone, usual, target)
     if short is not None:
         return arrange(problem, target, short, "few tiles of few keys: 64-row tiles, two CTAs an SM, end sooner")
-    best, why = _packed(problem, usual, why)
-    parts, split_why = _parts(alone, best, target)
+    best, why = pack(problem, usual, why)
+    parts, split_why = split(alone, best, target)
     if parts == 1:
         return arrange(problem, target, best.config, why)
     return arrange(problem, target, shared_out(best.config), f"{why}; {split_why}", parts)
-
-
-def choose_unseen(problem: Problem, seq_q: int) -> tuple[SM90Config, str]:
-    """The configuration for sequences whose lengths are on the device, and why. `seq_q`: queries of one as far as
-    known. Shorter key tiles where the mask leaves the rows of a long sequence few keys."""
-    masked = is_masked(problem)
-    usual, why = choose_config(problem.element, problem.dim_qk, problem.dim_v, seq_q, masked)
-    if not masked or max(usual.padded_qk, usual.padded_v) > 64:
-        return usual, why
-    long = replace(problem, kind="dense", batch=1, seq_q=LONG, seq_k=LONG)
-    half = replace(usual, block_n=usual.block_n // 2, kv_stages=2 * usual.kv_stages)
-    rate = _usual_rate(usual)
-    share = _keys_of_row(_candidate(long, half, rate)) / _keys_of_row(_candidate(long, usual, rate))
-    if share > SHORT_TILES:
-        return usual, why
-    return half, f"short key tiles: rows of {LONG} queries load and multiply {share:.0%} of the keys that others do"
 
 
 def shared_out(config: SM90Config) -> SM90Config:
@@ -113,8 +95,9 @@ def _short(problem: Problem, usual: SM90Config, target: Arch) -> SM90Config | No
     return replace(one, producer_registers=24, take_turns=False, ctas=2)
 
 
-def _packed(problem: Problem, usual: SM90Config, why: str) -> tuple[Candidate, str]:
-    """The best candidate, the usual configuration if none is much faster; and why."""
+def pack(problem: Problem, usual: SM90Config, why: str, long: Problem | None = None) -> tuple[Candidate, str]:
+    """The best candidate, the usual configuration if none is much faster; and why. It must be no slower than the usual
+    one on the problem `long`, either."""
     first = _candidate(problem, usual, _usual_rate(usual))
     if first.waste(problem.seq_q) < 1 - GAIN:
         return first, why
@@ -125,6 +108,9 @@ def _packed(problem: Problem, usual: SM90Config, why: str) -> tuple[Candidate, s
         for config, rate in ((usual, first.rate), *_narrow(problem, usual))
         for n in heads
     ]
+    if long is not None:
+        least = _candidate(long, usual, first.rate).head_microseconds()
+        others = [x for x in others if _candidate(long, x.config, x.rate).head_microseconds() <= least]
     best = min(others, key=Candidate.head_microseconds)
     if best.head_microseconds() > GAIN * first.head_microseconds():
         return first, why
@@ -176,7 +162,7 @@ def _keys_of_row(candidate: Candidate) -> float:
     return candidate.tiles.total.sum().item() * config.block_n * config.block_m / config.packed
 
 
-def _parts(problem: Problem, best: Candidate, target: Arch) -> tuple[int, str]:
+def split(problem: Problem, best: Candidate, target: Arch) -> tuple[int, str]:
     """Parts of the keys of a tile, and why: as many as end first, with the launch that combines them."""
     config = best.config
     heads = problem.batch * problem.heads_q // config.packed

@@ -6,19 +6,20 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from warpattn.kernels.pieces.scheduler_sizes import VARLEN_TILE_FIELDS
+from warpattn.kernels.pieces.scheduler_sizes import SPLIT_VARLEN_FIELDS, VARLEN_TILE_FIELDS
 from warpattn.kernels.topology import Topology
 from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
-from warpattn.problem.launch import Choice
+from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, PlanOptions
 from warpattn.problem.operands import COPY_RULE
 
-from ..prefill.choice import choose_unseen
-from ..prefill.config import SM90Config
+from ..prefill.choice import pack, shared_out, split
+from ..prefill.config import SM90Config, choose_config, is_masked
 
 PAGED_REGISTERS = 32  # of the producer, the rest of 2 x 240 or 3 x 160: page numbers take their place
 COPIED_KEYS = 64  # keys of a tile that is copied row by row: half the code of 128
 LEAST_BOX = 8  # rows after which the swizzle repeats
+LONG = 8192  # queries and keys of a sequence for which a configuration must be no slower than the usual one, too
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class VarlenConfig:
     @cached_property
     def topology(self) -> Topology:
         """Roles and rings of a block: a published tile has the lengths of its sequence."""
-        return self.tiles.topology_with(VARLEN_TILE_FIELDS)
+        return self.tiles.topology_with(SPLIT_VARLEN_FIELDS if self.tiles.split else VARLEN_TILE_FIELDS)
 
 
 class VarlenShape(NamedTuple):
@@ -50,6 +51,9 @@ class VarlenShape(NamedTuple):
     o_unit: Any
     table_stride: Any
     pages: Any
+    starts: Any  # see `SplitVarlenScheduler`
+    row_unit: Any
+    splits: Any
 
 
 @dataclass(frozen=True)
@@ -61,30 +65,50 @@ class VarlenOrder:
     section: int  # query heads whose tiles the scheduler hands out together
 
 
-def choose(problem: Problem, target: Arch) -> Choice:
-    """The choice for a ragged or paged `problem`; the host does not know the lengths, only upper bounds of them."""
-    mean_q = problem.max_q or (-(-problem.seq_q // problem.batch) if problem.kind == "ragged" else problem.seq_q)
-    tiles, why = choose_unseen(problem, mean_q)
+def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTIONS) -> Choice:
+    """The choice for a ragged or paged `problem`. The host does not know the lengths, only upper bounds of them: work
+    is counted for a sequence of the mean length. With `batch_invariant` nothing depends on the other sequences."""
+    usual = _typical(problem, options)
+    tiles, why = choose_config(problem.element, problem.dim_qk, problem.dim_v, usual.seq_q, is_masked(problem))
     box, box_why = _box(problem.page_size, tiles.block_n)
     if problem.page_size:
         tiles = replace(tiles, producer_registers=PAGED_REGISTERS, block_n=tiles.block_n if box else COPIED_KEYS)
+    best, why = pack(usual, tiles, why, replace(problem, batch=1, seq_q=LONG, seq_k=LONG))
+    parts, split_why = 1, ""
+    if not (options.batch_invariant and problem.ragged_queries):
+        parts, split_why = split(usual, best, target)
+    tiles = best.config if parts == 1 else shared_out(best.config)
+    box = min(box, tiles.block_n)
     config = VarlenConfig(tiles, problem.page_size, problem.ragged_queries, box)
-    blocks = _most_blocks(problem, tiles.block_m)
+    blocks = _most_blocks(problem, tiles.tokens)
     section, section_why = _section(problem, target)
-    grid = max(1, min(target.processors, blocks * problem.heads_q))
+    grid = max(1, min(target.processors, blocks * problem.heads_q // tiles.packed * parts))
     rows = f"boxes of {box} rows" if box else "rows copied one by one"
+    packed = f" of {tiles.packed} heads" if tiles.packed > 1 else ""
 
     def lines() -> tuple[str, ...]:
         return (
-            f"tile {tiles.block_m} x {tiles.block_n}, {tiles.consumers} consumer warpgroups, rings K {tiles.kv_stages} "
-            f"V {tiles.kv_stages} Q {tiles.q_stages}, {rows}, {config.topology.smem_bytes} bytes of shared memory",
+            f"tile {tiles.block_m}{packed} x {tiles.block_n}, {tiles.consumers} consumer warpgroups, rings K "
+            f"{tiles.kv_stages} V {tiles.kv_stages} Q {tiles.q_stages}, {rows}, {config.topology.smem_bytes} bytes of "
+            "shared memory",
             f"at most {blocks} query blocks of {problem.heads_q} heads, sections of {section} heads, {grid} CTAs",
         )
 
     order_why = "a kernel of its own sorts the query blocks by the key tiles their lengths and the mask leave them"
-    order = VarlenOrder(blocks, _candidates(problem, tiles.block_m), section)
-    reasons = (why, box_why, section_why, order_why, COPY_RULE)
-    return Choice("prefill_varlen", config, (grid,), lines, reasons, order=order)
+    order = VarlenOrder(blocks, _candidates(problem, tiles.tokens), section)
+    reasons = (f"{why}; {split_why}" if parts > 1 else why, box_why, section_why, order_why, COPY_RULE)
+    return Choice("prefill_varlen", config, (grid,), lines, reasons, partitions=parts, order=order)
+
+
+def _typical(problem: Problem, options: PlanOptions) -> Problem:
+    """The dense problem for whose work a configuration is chosen."""
+    if not problem.ragged_queries:
+        return replace(problem, batch=1) if options.batch_invariant else problem
+    if options.batch_invariant:
+        return replace(problem, batch=1, seq_q=LONG, seq_k=LONG)
+    batch = max(1, problem.batch)
+    keys = problem.seq_k if problem.page_size else -(-problem.seq_k // batch)
+    return replace(problem, seq_q=problem.max_q or -(-problem.seq_q // batch), seq_k=keys)
 
 
 def _box(page_size: int, block_n: int) -> tuple[int, str]:

@@ -3,6 +3,7 @@
 order_kernel           lengths ──▶ list of query blocks, longest first        (pieces/order_kernel.py)
 prefill_varlen_kernel  the roles of prefill/: load, attend, epilogue, with
     VarlenScheduler    tiles from the list                                    (pieces/scheduler_varlen.py)
+    SplitVarlenScheduler  or parts of them                                    (parts.py)
     ClippedColumns     rows of one sequence, clipped at its end               (nvidia/clipped_rows.py)
     PagedKeys          or keys page by page                                   (paged_keys.py)
 """
@@ -17,6 +18,7 @@ from ...pieces.scheduler_varlen import BLOCKS, COUNTER, RECORD, VARLEN_TILE_FIEL
 from ..prefill.context import Context, make_rings
 from ..prefill.kernel import start_roles
 from .paged_keys import CopiedKeys, PagedKeys, Table
+from .parts import SPLIT_VARLEN_FIELDS, SplitVarlenScheduler
 
 
 @gluon.aggregate
@@ -62,6 +64,15 @@ class VarlenTensors:
         self.o.load(tile.q_start, tile.seq_q, row, tile.h, full, smem)
 
 
+@gluon.aggregate
+class VarlenPartTensors(VarlenTensors):
+    """The same where each part of a tile's keys has an output of its own: o and lse are a workspace's."""
+
+    @gluon.jit
+    def store_output(self, tile, row, column, smem):
+        self.o.store(tile.out, tile.seq_q, row, tile.h, column, smem)
+
+
 @gluon.jit
 def prefill_varlen_kernel(
     q_maps, o_maps, k_source, v_source, list_ptr, table_ptr, lse_ptr, sinks_ptr, scale, shape, mask_args, score_args,
@@ -72,20 +83,34 @@ def prefill_varlen_kernel(
     `k_source` and `v_source` are each a `ClippedMap`, or a `StridedRows` if `config.box` is 0; `shape` is a
     `VarlenShape`; `list_ptr` points to the list of order_kernel. Grid: any number of CTAs up to the number of tiles.
     """
-    blocks = gl.load(list_ptr + BLOCKS)
-    work = VarlenScheduler(
-        shape.heads_q, shape.group, shape.section, shape.lse_batch, shape.lse_head, blocks, list_ptr + RECORD,
-        config.tiles.packed,
-    )  # fmt: skip
+    work = work_of(shape, list_ptr, config)
     k, v = key_sources(k_source, v_source, Table(table_ptr, shape.table_stride, shape.pages, config.page_size), config)
     q, o = ClippedColumns(q_maps, shape.q_step, shape.q_unit), ClippedColumns(o_maps, shape.o_step, shape.o_unit)
-    tensors = VarlenTensors(q, k, v, o, lse_ptr, sinks_ptr, list_ptr + COUNTER)
+    operands: gl.constexpr = VarlenPartTensors if config.tiles.split else VarlenTensors
+    tensors = operands(q, k, v, o, lse_ptr, sinks_ptr, list_ptr + COUNTER)
     mods = Modifiers(functions[0], functions[1], functions[2], mask_args, score_args)
-    rings = make_rings(config.tiles, VARLEN_TILE_FIELDS, clipped=True)
+    fields: gl.constexpr = SPLIT_VARLEN_FIELDS if config.tiles.split else VARLEN_TILE_FIELDS
+    rings = make_rings(config.tiles, fields, clipped=True)
     ctx = Context(tensors, rings, work, mods, scale, config.tiles, has_sinks, has_lse)
     fence_async_shared()
     if gl.program_id(0) < work.total():  # the host makes the grid without the lengths
         start_roles(ctx)
+
+
+@gluon.jit
+def work_of(shape, list_ptr, config: gl.constexpr):
+    """The scheduler of a `VarlenShape`."""
+    blocks = gl.load(list_ptr + BLOCKS)
+    if config.tiles.split:
+        return SplitVarlenScheduler(
+            shape.heads_q, shape.group, shape.section, shape.lse_batch, shape.lse_head, blocks, list_ptr + RECORD,
+            config.tiles.packed, shape.starts, shape.row_unit, shape.splits,
+        )  # fmt: skip
+    else:
+        return VarlenScheduler(
+            shape.heads_q, shape.group, shape.section, shape.lse_batch, shape.lse_head, blocks, list_ptr + RECORD,
+            config.tiles.packed,
+        )  # fmt: skip
 
 
 @gluon.jit

@@ -1,4 +1,4 @@
-"""The two launches of a ragged or paged prefill on Hopper: the order of the query blocks, then attention."""
+"""The launches of a ragged or paged prefill on Hopper: the order of the query blocks, attention, parts combined."""
 
 from __future__ import annotations
 
@@ -15,19 +15,32 @@ from warpattn.problem.operands import Operands, modifier_args, programs
 from warpattn.sequences import PagedKV, PagedRagged, Ragged
 
 from ...nvidia.clipped_map import ClippedMap, clipped_maps
+from ...nvidia.combine_args import ListedArgs
+from ...nvidia.combine_launch import ListedRows, combine_launch, workspace
 from ..arguments import StridedRows, strided
+from ..prefill.config import pad_dim
 from .config import VarlenConfig, VarlenShape, choose
 
 Layout = Ragged | PagedKV | PagedRagged
 
 
-def list_launches(checked: CheckedCall, x: Operands, sequence: Layout, least_q: int = 1) -> tuple[Launch, ...]:
-    """Launches of order_kernel and prefill_varlen_kernel. The host reads no length: order_kernel makes the tile list,
-    without ragged sequences that have fewer than `least_q` queries."""
-    choice = choose(checked.problem, ARCHS["sm90"])
+def list_launches(
+    checked: CheckedCall, x: Operands, sequence: Layout, choice: Choice | None = None, least_q: int = 1
+) -> tuple[Launch, ...]:
+    """Launches of order_kernel and prefill_varlen_kernel, and the one that combines parts where keys are split. The host
+    reads no length: order_kernel makes the tile list, without ragged sequences that have fewer than `least_q` queries."""
+    choice = choose(checked.problem, ARCHS["sm90"]) if choice is None else choice
     tiles = torch.empty(RECORD * (1 + choice.order.blocks), dtype=torch.int32, device=x.q.device)
     order = order_launch(checked, sequence, choice, tiles, least_q)
-    return order, attention_launch(checked, x, sequence, choice, tiles)
+    if choice.partitions == 1:
+        return order, attention_launch(checked, x, sequence, choice, tiles)
+    problem, config = checked.problem, choice.config.tiles
+    parts = workspace(problem, choice.partitions, pad_dim(config.padded_v), x.q)
+    out = parts.o.flatten(0, 1) if problem.ragged_queries else parts.o
+    attention = attention_launch(checked, x._replace(out=out, lse=parts.lse), sequence, choice, tiles)
+    row_unit = 1 if problem.ragged_queries else problem.seq_q
+    listed = ListedRows(ListedArgs(tiles, config.tokens, row_unit), choice.order.blocks)
+    return order, attention, combine_launch("sm90", checked, x, choice.partitions, parts, listed)
 
 
 def order_launch(
@@ -58,14 +71,17 @@ def attention_launch(
 ) -> Launch:
     """Attention of the blocks in the list."""
     config, problem = choice.config, checked.problem
+    packed, split = config.tiles.packed, config.tiles.split
     mask, score = programs(checked)
-    q = clipped_maps("q", x.q, config.tiles.rows, config.tiles.qk_parts)
-    o = clipped_maps("out", x.out, config.tiles.rows, config.tiles.store_parts)
+    q = clipped_maps("q", x.q, config.tiles.wg_tokens, config.tiles.qk_parts, packed)
+    o = clipped_maps("out", x.out, config.tiles.wg_tokens, config.tiles.store_parts, packed)
     pages = _page_table(sequence)
     shape = VarlenShape(
         heads_q=problem.heads_q, group=problem.heads_q // problem.heads_kv, section=choice.order.section,
         lse_batch=0 if problem.ragged_queries else problem.heads_q * problem.seq_q, lse_head=problem.seq_q,
         q_step=q.step, q_unit=q.unit, o_step=o.step, o_unit=o.unit, table_stride=pages.stride, pages=pages.count,
+        starts=problem.seq_q if problem.ragged_queries else problem.batch,
+        row_unit=1 if problem.ragged_queries else problem.seq_q, splits=choice.partitions,
     )  # fmt: skip
     args = {
         "q_maps": q.map, "o_maps": o.map,
@@ -78,9 +94,10 @@ def attention_launch(
     def source():
         from .signature import prefill_varlen_source  # imports Triton
 
-        return prefill_varlen_source(config, mask, score, problem.has_sinks, problem.has_lse)
+        return prefill_varlen_source(config, mask, score, has_sinks, has_lse)
 
-    key = (config, mask.key, None if score is None else score.key, problem.has_sinks, problem.has_lse)
+    has_sinks, has_lse = problem.has_sinks and not split, problem.has_lse or split
+    key = (config, mask.key, None if score is None else score.key, has_sinks, has_lse)
     return Launch("sm90.prefill_varlen", "sm90", key, source, compile_options(), choice.grid, args, persistent=True)
 
 

@@ -60,7 +60,7 @@ class PagedKeys:
             if begin > 0:
                 pages = self.pages_from(tile, first + begin * self.box, together)
             for i in gl.static_range(together):
-                smem = slice_rows(slot, (begin + i) * self.box, self.box, 3)
+                smem = slice_rows(slot, (begin + i) * self.box, self.box, 2)
                 self.load_box(tile, first + (begin + i) * self.box, pages[i], head, full, smem)
 
     @gluon.jit
@@ -109,7 +109,7 @@ class CopiedKeys:
     @gluon.jit
     def copy_part(self, tile, first, head, column, smem):
         """Start copying the columns from `column` on of a key tile from `first` on."""
-        rows: gl.constexpr = smem.shape[3]
+        rows: gl.constexpr = smem.shape[2]
         cols: gl.constexpr = smem.shape[4]
         smem = smem.reshape([rows, cols])
         lanes: gl.constexpr = min(cols // 8, 32)

@@ -1,5 +1,7 @@
 """What Triton compiles for ragged batches and paged caches on Hopper: types of parameters and constants."""
 
+from typing import Any
+
 from triton.experimental.gluon import GluonASTSource
 from triton.experimental.gluon import language as gl
 
@@ -12,6 +14,7 @@ from ...pieces.signature import modifier_functions, tensor_signature
 from ..arguments import StridedRows, int32_fields, strided_types
 from ..columns import tile_box
 from ..layouts import element_type
+from ..prefill.context import output_type
 from ..signature import Features, attention_source
 from .config import VarlenConfig, VarlenShape
 from .kernel import prefill_varlen_kernel
@@ -24,7 +27,7 @@ def order_source(config: VarlenConfig, mask: Program) -> GluonASTSource:
         "ragged_q": config.ragged_queries,
         "ragged_k": config.page_size == 0,
         "span": span,
-        "block_m": config.tiles.block_m,
+        "block_m": config.tiles.tokens,
         "block_n": config.tiles.block_n,
     }
     signature = {
@@ -43,12 +46,13 @@ def prefill_varlen_source(
 ) -> GluonASTSource:
     """The attention kernel."""
     tiles = config.tiles
-    dtype = element_type(tiles.element)
 
-    def descriptors(rows: int, widths: tuple[int, ...]) -> tuple[str, ...]:
-        boxes = [list(tile_box(rows, cols, True)) for cols in widths]
+    def descriptors(
+        rows: int, widths: tuple[int, ...], packed: int = 1, dtype: Any = element_type(tiles.element)
+    ) -> tuple[str, ...]:
+        boxes = [list(tile_box(rows, cols, True, packed)) for cols in widths]
         layouts = [gl.NVMMASharedLayout.get_default_for(box, dtype) for box in boxes]
-        return tuple(f"tensordesc<{tiles.element.name}{box},{at!r}>" for box, at in zip(boxes, layouts, strict=True))
+        return tuple(f"tensordesc<{dtype}{box},{at!r}>" for box, at in zip(boxes, layouts, strict=True))
 
     def keys(widths: tuple[int, ...]) -> ClippedMap | StridedRows:
         if config.page_size and not config.box:
@@ -56,8 +60,8 @@ def prefill_varlen_source(
         return ClippedMap(descriptors(config.box, widths), "i32", "i32")
 
     signature = {
-        "q_maps": descriptors(tiles.rows, tiles.qk_parts),
-        "o_maps": descriptors(tiles.rows, tiles.store_parts),
+        "q_maps": descriptors(tiles.rows, tiles.qk_parts, tiles.packed),
+        "o_maps": descriptors(tiles.rows, tiles.store_parts, tiles.packed, output_type(tiles)),
         "k_source": keys(tiles.qk_parts),
         "v_source": keys(tiles.v_parts),
         "list_ptr": "*i32",

@@ -1,0 +1,71 @@
+"""The wide group's part of docs/benchmarks.md, and its picture: every case against its fastest peer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from docs.figures.svg import BLUE, GREEN, GREY, ORANGE, RED, box, picture, words
+
+COLOURS = {"cudnn": BLUE, "fa3": GREEN, "fa4": ORANGE}
+
+
+def section(record: dict[str, Any]) -> list[str]:
+    """Lines of Markdown."""
+    peers = [peer for peer in record["cases"][0]["results"] if peer != "warpattn"]
+    rows = [(_title(entry["case"]), entry["results"]) for entry in record["cases"]]
+    behind = sum(min(_speeds(results).values(), default=1.0) < 1 for _, results in rows)
+    lines = [
+        "## Wide: other head dims, groups, lengths, windows, documents",
+        "",
+        f"`{record['command']}`, {record['date'][:10]}. bf16 unless fp16 is named; {behind} of {len(rows)} cases are "
+        "behind their fastest peer. FlashAttention 3 (`fa3`) is the varlen form of its C++ kernels that vLLM ships; "
+        "documents are sequences of their own for it, while warpattn reads their numbers from a tensor. – where a peer "
+        "has no kernel for a case.",
+        "",
+        "![Speed over the fastest peer](figures/wide.svg)",
+        "",
+        "| batch × length, heads, head dim | µs | TFLOP/s | " + " | ".join(peers) + " |",
+        "|---" * (len(peers) + 3) + "|",
+    ]
+    for title, results in rows:
+        own, speeds = results["warpattn"], _speeds(results)
+        cells = [f"{speeds[peer]:.2f}×" if peer in speeds else "–" for peer in peers]
+        timed = own["status"] == "timed"
+        time = [f"{own['ms']['median'] * 1e3:.1f}", f"{own['tflops']:.0f}"] if timed else [own["status"], "–"]
+        lines.append("| " + " | ".join([title, *time, *cells]) + " |")
+    return [*lines, ""]
+
+
+def chart(record: dict[str, Any]) -> str:
+    """A bar a case: warpattn's speed over the fastest peer."""
+    left, full, top, most = 330, 420, 66, 2.0
+    parts = [words(10, 22, "warpattn's speed over the fastest peer of each case", 16)]
+    x = 10.0
+    for peer, colour in COLOURS.items():
+        parts += [box(x, 36, 12, 12, colour), words(x + 18, 46, f"fastest: {peer}", 12)]
+        x += 120
+    rows = [(_title(entry["case"]), _speeds(entry["results"])) for entry in record["cases"]]
+    rows = [(title, speeds) for title, speeds in rows if speeds]
+    for i, (title, speeds) in enumerate(rows):
+        y, peer = top + 16 * i, min(speeds, key=speeds.__getitem__)
+        parts += [words(left - 8, y + 10, title, 11, anchor="end")]
+        parts.append(box(left, y, full * min(speeds[peer], most) / most, 12, COLOURS.get(peer, GREY)))
+        parts.append(words(left + full * min(speeds[peer], most) / most + 6, y + 10, f"{speeds[peer]:.2f}", 11))
+    parts.append(box(left + full / most, top - 6, 1.5, 16 * len(rows) + 8, RED))
+    return picture(left + full + 50, top + 16 * len(rows) + 12, parts)
+
+
+def _speeds(results: dict[str, Any]) -> dict[str, float]:
+    """By peer: its time over warpattn's."""
+    return {peer: result["speed"]["median"] for peer, result in results.items() if result.get("speed")}
+
+
+def _title(case: dict[str, Any]) -> str:
+    heads = str(case["heads_q"]) if case["heads_q"] == case["heads_kv"] else f"{case['heads_q']}/{case['heads_kv']}"
+    dims = str(case["dim"]) if case["dim"] == case["dim_v"] else f"{case['dim']}/{case['dim_v']}"
+    length = str(case["seq_q"]) if case["seq_q"] == case["seq_k"] else f"{case['seq_q']} over {case['seq_k']}"
+    mask = f"window {case['window']}" if case["window"] else "causal" if case["causal"] else "full"
+    extra = f", {case['documents']} documents" if case["documents"] > 1 else ""
+    extra += f", soft-cap {case['softcap']:g}" if case["softcap"] else ""
+    extra += ", fp16" if case["dtype"] == "float16" else ""
+    return f"{case['batch']} × {length}, {heads}, D {dims}, {mask}{extra}"

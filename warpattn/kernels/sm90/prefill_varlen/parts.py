@@ -1,0 +1,78 @@
+"""Output tiles of ragged batches and paged caches whose keys are shared out over CTAs: both schedulers at once.
+
+The parts of a tile of the list have consecutive numbers, as those of a dense tile. A part's output has the place of the
+tile in one of `splits` copies of the batch, one after the other.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from ...pieces import scheduler_sizes
+from ...pieces.scheduler import get_field, put_field
+from ...pieces.scheduler_split import key_run
+from ...pieces.scheduler_varlen import VarlenScheduler, VarlenTile, publish_lengths, read_lengths, tile_of_list
+from ...pieces.span import tile_span
+
+SPLIT_VARLEN_FIELDS = gl.constexpr(scheduler_sizes.SPLIT_VARLEN_FIELDS)
+
+
+@gluon.aggregate
+class VarlenPart(VarlenTile):
+    """A part of an output tile."""
+
+    split: gl.tensor  # number of the part
+    out: gl.tensor  # first query of the sequence in the part's copy of the batch
+
+
+@gluon.aggregate
+class SplitVarlenScheduler(VarlenScheduler):
+    """What `SplitWork` is to a dense batch."""
+
+    starts: gl.tensor  # of a copy of the batch: rows of ragged queries, or sequences
+    row_unit: gl.tensor  # rows of a start: 1, or queries of a sequence
+    splits: gl.tensor  # parts of a tile
+
+    @gluon.jit
+    def total(self):
+        """Number of parts of all tiles."""
+        return self.heads_q // self.packed * self.blocks * self.splits
+
+    @gluon.jit
+    def tile(self, number, tokens: gl.constexpr):
+        """Part `number` of all."""
+        of_tile = number // self.splits
+        tile = tile_of_list(self, of_tile, number < self.total())
+        return self.part(tile, number - of_tile * self.splits, number)
+
+    @gluon.jit
+    def part(self, tile, split, number):
+        """Part number `split` of a tile."""
+        out = tile.q_start + split * self.starts
+        return VarlenPart(
+            tile.b, tile.h, tile.row, tile.q_start, tile.seq_q, tile.k_start, tile.seq_k, number, split, out
+        )
+
+    @gluon.jit
+    def key_tiles(self, mods, tile, config: gl.constexpr):
+        """The key tiles of a part."""
+        span = tile_span(mods.key_span(tile, tile, config.tokens), config.block_n)
+        return key_run(span, tile.split, self.splits, tile.seq_k, config.block_n)
+
+    @gluon.jit
+    def lse_rows(self, lse, tile, head, token):
+        """Pointers to the workspace's LSE (part, row, heads_q) of a head and token, any shape."""
+        return lse + (tile.out.to(gl.int64) * self.row_unit + token) * self.heads_q + head
+
+    @gluon.jit
+    def publish(self, slots, index, tile):
+        """Write a part into a slot of [stages * SPLIT_VARLEN_FIELDS, 1]; one warp calls it."""
+        first = index * SPLIT_VARLEN_FIELDS
+        publish_lengths(slots, first, tile)
+        put_field(slots.index(first + 7), tile.split)
+
+    @gluon.jit
+    def read(self, slots, index):
+        """The part in a slot, without the start of its keys; four warps call it."""
+        first = index * SPLIT_VARLEN_FIELDS
+        tile = read_lengths(slots, first)
+        return self.part(tile, get_field(slots.index(first + 7)), tile.number)
