@@ -1,14 +1,12 @@
 """The benchmarks' own arithmetic: cases, requirements, statistics, correctness, record, table, plot, ncu's CSV."""
 
 import json
-import os
 import random
-from functools import partial
 
 import pytest
 import torch
 
-from bench import correct, first_call, host, inputs, ncu, record, run, table, timing, workers
+from bench import correct, first_call, host, inputs, ncu, record, run, table, timing
 from bench.cases import REQUIREMENTS, Case, LimitRequirement, SpeedRequirement, TimeRequirement, find, groups
 from bench.peers import OWN, PEERS, Unsupported
 from bench.timing import Summary
@@ -262,12 +260,6 @@ def test_only_right_results_are_timed_and_every_other_says_why(entry):
     assert "ms" not in results["fa2"]
     assert results["cudnn"]["speed"]["n"] == 3
     assert results[OWN]["speed"] is None
-
-
-def test_jobs_of_processes_that_fail_have_no_entry(capfd):
-    fine, raises, dies = partial(partial, dict, x=1), partial(int, "x"), partial(os._exit, 3)
-    assert dict(workers.run([fine, dies, raises], 2)) == {0: {"x": 1}, 1: None, 2: None}
-    assert "ValueError: invalid literal" in capfd.readouterr().err
 
 
 def test_every_peer_runs_or_says_why():

@@ -1,0 +1,12 @@
+"""Benchmarks that compile in several processes."""
+
+import os
+from functools import partial
+
+from bench import workers
+
+
+def test_jobs_of_processes_that_fail_have_no_entry(capfd):
+    fine, raises, dies = partial(partial, dict, x=1), partial(int, "x"), partial(os._exit, 3)
+    assert dict(workers.run([fine, dies, raises], 2)) == {0: {"x": 1}, 1: None, 2: None}
+    assert "ValueError: invalid literal" in capfd.readouterr().err
