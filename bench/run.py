@@ -7,6 +7,7 @@ Without --group, --host or --first-call: all that is required on a GPU, the smal
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -40,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     peers = [peer.name for peer in _available(args.peers, found)]
     cases = [(name, case) for name in args.group for case in groups()[name] if args.only in case.name]
     with bar(len(cases) + args.host + args.first_call, args.progress) as step:
-        for entry in _entries(cases, peers, settings, args.workers):
+        for entry in _entries(cases, peers, settings, (args.workers, args.patience)):
             step(entry["case"]["name"])
             found["cases"].append(entry)
             _save(found, args.json)
@@ -103,14 +104,14 @@ def _job(group: str, case: Case, peers: Sequence[str], settings: Settings) -> Ca
 
 
 def _entries(
-    cases: Sequence[tuple[str, Case]], peers: Sequence[str], settings: Settings, processes: int
+    cases: Sequence[tuple[str, Case]], peers: Sequence[str], settings: Settings, processes: tuple[int, float]
 ) -> Iterator[dict[str, Any]]:
-    """Entries of the record's `cases`, as they are done."""
-    if processes == 1:
+    """Entries of the record's `cases`, as they are done; processes: how many, and their patience."""
+    if processes[0] == 1:
         yield from (_job(group, case, peers, settings)() for group, case in cases)
         return
     jobs = [partial(_job, group, case, peers, settings) for group, case in cases]
-    for number, entry in workers.run(jobs, processes):
+    for number, entry in workers.run(jobs, *processes):
         group, case = cases[number]
         died = {"status": "failed", "reason": "it was not timed, see standard error", "error": None, "speed": None}
         lost = {"group": group, "case": case.asdict(), "flops": case.flops(), "results": dict.fromkeys(peers, died)}
@@ -201,6 +202,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of the inputs and the order within a round")
     parser.add_argument("--rotate", type=int, default=1, help="input sets used in turn; more than 1 keeps L2 cold")
     parser.add_argument("--workers", type=int, default=1, help="processes that compile and check; timing is one by one")
+    parser.add_argument("--patience", type=float, default=math.inf, help="seconds in which --workers prepare cases")
     parser.add_argument("--host", action="store_true", help="also measure the host side of one call")
     parser.add_argument("--first-call", action="store_true", help="also measure the first call in new processes")
     parser.add_argument("--json", type=Path, help="write the record here (after every case)")

@@ -4,12 +4,14 @@
       process 1   compile, check ─────▶ ready                    ──▶ time its cases ──▶
       …           compiling takes most of a run of many kernels; nobody compiles while somebody times
 
-A job that raises has no entry, and no job of a process that dies.
+A job that raises has no entry, nor one of a process that dies, nor one that is not begun when patience ends.
 """
 
 from __future__ import annotations
 
+import math
 import multiprocessing
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
@@ -17,13 +19,14 @@ from typing import Any
 
 import torch
 
-GO = "go"
+READY, STOP, GO = "ready", "prepare no more", "go"
 
 Job = Callable[[], Callable[[], dict[str, Any]]]  # prepares a case; what it returns times it
 
 
-def run(jobs: Sequence[Job], workers: int) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """Numbers and entries of the jobs, which are pickled for `workers` processes; None for one that failed."""
+def run(jobs: Sequence[Job], workers: int, patience: float = math.inf) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """Numbers and entries of the jobs, which are pickled for `workers` processes; None for one without
+    an entry. patience: seconds after which no further case is prepared."""
     context = multiprocessing.get_context("spawn")
     shares = [range(first, len(jobs), workers) for first in range(min(workers, len(jobs)))]
     pipes = []
@@ -32,6 +35,10 @@ def run(jobs: Sequence[Job], workers: int) -> Iterator[tuple[int, dict[str, Any]
         context.Process(target=_serve, args=([jobs[number] for number in share], theirs), daemon=True).start()
         theirs.close()  # so that a process's death ends its pipe
         pipes.append(ours)
+    end = time.monotonic() + patience
+    for pipe in pipes:
+        if not pipe.poll(None if math.isinf(end) else max(0.0, end - time.monotonic())):
+            pipe.send(STOP)
     ready = [_receive(pipe) for pipe in pipes]
     for share, pipe, prepared in zip(shares, pipes, ready, strict=True):
         if prepared is not None:
@@ -44,11 +51,12 @@ def _serve(jobs: Sequence[Job], pipe: Connection) -> None:
     """What a process does."""
     timers = []
     for job in jobs:
-        timers.append(_attempt(job))
+        timers.append(None if pipe.poll() else _attempt(job))
         if torch.cuda.is_available():
             torch.cuda.empty_cache()  # the other processes check on the same device
-    pipe.send(GO)
-    pipe.recv()
+    pipe.send(READY)
+    while pipe.recv() != GO:
+        pass
     while timers:
         timer = timers.pop(0)
         pipe.send(None if timer is None else _attempt(timer))
