@@ -83,14 +83,22 @@ def time_case(ready: Ready, settings: Settings) -> dict[str, Any]:
     """Times the peers of a case in turn; one entry of the record's `cases`."""
     case, results, samples = ready.case, ready.results, dict[str, timing.Sample]()
     for name, calls in ready.calls.items():
-        try:
-            samples[name] = timing.sample(calls, inputs.default_device())
-        except Exception as error:
-            results[name] |= {"status": "failed", "reason": first_line(error)}
+        sample = _sample(calls, results[name])
+        if sample is not None:
+            samples[name] = sample
     times = timing.interleave(samples, settings.rounds, settings.seed)
     for name, taken in times.items():
         results[name] |= _numbers(case, samples[name], taken, times.get(OWN) if name != OWN else None)
     return {"group": ready.group, "case": case.asdict(), "flops": case.flops(), "results": results}
+
+
+def _sample(calls: timing.Calls, result: dict[str, Any]) -> timing.Sample | None:
+    """The sample of a peer's calls, unless they fail when they are repeated."""
+    try:
+        return timing.sample(calls, inputs.default_device())
+    except Exception as error:
+        result |= {"status": "failed", "reason": first_line(error)}
+        return None
 
 
 def run_case(group: str, case: Case, peers: Sequence[Peer], settings: Settings) -> dict[str, Any]:

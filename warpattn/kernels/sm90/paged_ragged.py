@@ -66,8 +66,8 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
 def list_launches(
     checked: CheckedCall, x: Operands, sequence: PagedRagged, options: PlanOptions, choice: Choice | None = None
 ) -> tuple[Launch, ...]:
-    """Two or three launches of prefill, unless ruled out, and one or two of decode; `choice` replaces the one made from the
-    problem."""
+    """Two or three launches of prefill, unless ruled out, and one or two of decode; `choice` replaces the one made from
+    the problem."""
     choice = choose(checked.problem, ARCHS["sm90"], options) if choice is None else choice
     config: PagedRaggedConfig = choice.config
     few = replace(checked, problem=decoded(checked.problem))

@@ -27,8 +27,9 @@ Layout = Ragged | PagedKV | PagedRagged
 def list_launches(
     checked: CheckedCall, x: Operands, sequence: Layout, choice: Choice | None = None, least_q: int = 1
 ) -> tuple[Launch, ...]:
-    """Launches of order_kernel and prefill_varlen_kernel, and the one that combines parts where keys are split. The host
-    reads no length: order_kernel makes the tile list, without ragged sequences that have fewer than `least_q` queries."""
+    """Launches of order_kernel and prefill_varlen_kernel, and the one that combines parts where keys are split. The
+    host reads no length: order_kernel makes the tile list, without ragged sequences that have fewer than `least_q`
+    queries."""
     choice = choose(checked.problem, ARCHS["sm90"]) if choice is None else choice
     tiles = torch.empty(RECORD * (1 + choice.order.blocks), dtype=torch.int32, device=x.q.device)
     order = order_launch(checked, sequence, choice, tiles, least_q)
