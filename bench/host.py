@@ -12,6 +12,7 @@ import gc
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -47,6 +48,20 @@ def measure(seed: int = 0) -> dict[str, Any]:
     except Exception as error:
         return {"reason": first_line(error)}
     return summarise(times)
+
+
+def measure_backward(seed: int = 0) -> dict[str, Any]:
+    """As `measure`, of `torch.autograd.grad` through one call."""
+    q, k, v = (t.requires_grad_() for t in inputs.make(TINY, inputs.default_device(), seed))
+    views = [t.transpose(1, 2) for t in (q, k, v)]
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        theirs = torch.nn.functional.scaled_dot_product_attention(*views, is_causal=True).transpose(1, 2)
+    results = {OWN: cast("torch.Tensor", wa.attention(q, k, v, mask=wa.Causal())), "cudnn": theirs}
+    dout = torch.ones_like(q)
+    calls = {
+        name: partial(torch.autograd.grad, out, (q, k, v), dout, retain_graph=True) for name, out in results.items()
+    }
+    return summarise(alternate(calls, time.perf_counter, torch.cuda.synchronize, seed=seed, rounds=30))
 
 
 def planned_step(seed: int = 0) -> dict[str, Any]:

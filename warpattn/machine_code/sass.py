@@ -73,8 +73,13 @@ def opcode_counts(cubin: bytes, *, modifiers: bool = False) -> Counter[str]:
     By default instructions are counted under their first name ("HGMMA"); with `modifiers` under their full spelling
     ("HGMMA.64x128x16.F32.BF16"). Raises ValueError when `cubin` is not a cubin.
     """
-    names = _INSTRUCTION.findall(_cuobjdump(cubin, "-sass"))
+    names = _INSTRUCTION.findall(disassembled(cubin))
     return Counter(names if modifiers else (name.split(".", 1)[0] for name in names))
+
+
+def disassembled(cubin: bytes) -> str:
+    """The machine code of a cubin as text."""
+    return _cuobjdump(cubin, "-sass")
 
 
 def _cuobjdump(cubin: bytes, option: str) -> str:

@@ -36,6 +36,7 @@ from warpattn.sequences import Sequence as Layout
 
 __all__ = ["BoundLaunch", "BoundLaunches", "LoadedKernel", "launch_all", "load"]
 
+CAPTURED = ("mask_args", "score_args")  # parameters for what mask and score captured
 
 
 @dataclass(frozen=True)
@@ -166,6 +167,14 @@ class BoundLaunches:
         """The cells of a number in all launches that take it."""
         return [bound.cell(name) for bound in self._bound if bound.takes(name)]
 
+    def others(self, tensors: Sequence[Tensor | None]) -> list[Tensor]:
+        """Tensors among the parameters that are none of a call's and were not captured, each once; before `follow`."""
+        named = [pair for b in self._bound for pair in zip(b.kernel.parameters, b.arguments, strict=True)]
+        every = [value for parameter, value in named if parameter.name.partition(".")[0] not in CAPTURED]
+        every = [value.tensor if isinstance(value, TensorMap) else value for value in every]
+        given = {id(tensor) for tensor in tensors}
+        return list({id(x): x for x in every if isinstance(x, Tensor) and id(x) not in given}.values())
+
     def follow(self, tensors: Sequence[Tensor | None], mask_values: int = 0) -> None:
         """Find the tensors of a call among the parameters, so that it can be repeated on others.
 
@@ -176,7 +185,7 @@ class BoundLaunches:
         index_of = {id(tensor): i for i, tensor in enumerate(tensors) if tensor is not None}
         if len(index_of) < len(given):
             raise LookupError("one tensor is given for two")
-        first = {"mask_args": 0, "score_args": mask_values}
+        first = dict(zip(CAPTURED, (0, mask_values), strict=True))
         for bound in self._bound:
             for parameter, value in zip(bound.kernel.parameters, bound.arguments, strict=True):
                 root, _, number = parameter.name.partition(".")

@@ -6,8 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from typing import NamedTuple
+
+from torch import Tensor
 
 from warpattn.errors import AttentionError, Rules
 from warpattn.language.nodes import reads
@@ -21,9 +24,12 @@ from warpattn.problem.operands import RUN, Operands, whole_runs
 from warpattn.problem.rules import check_limits, check_sizes
 from warpattn.sequences import Sequence
 
-__all__ = ["Plan", "list_backward_launches", "list_launches", "plan", "plan_backward"]
+__all__ = ["Plan", "list_backward_launches", "list_captured_launches", "list_launches", "plan", "plan_backward"]
 
-CAPTURED = "gradients of tensors that the score captured are taken by torch operations on the device, the slower form"
+CAPTURED = (
+    "gradients of tensors that the score captured are added by atomic additions of a kernel of its own; deterministic "
+    "ones by torch operations on the device, the slower form"
+)
 
 Choose = Callable[[Problem, Arch], Choice]
 ListLaunches = Callable[[CheckedCall, Operands, Sequence, PlanOptions], tuple[Launch, ...]]
@@ -100,11 +106,23 @@ def list_launches(
 
 
 def list_backward_launches(checked: CheckedBackward, x: Gradients, sequence: Sequence) -> tuple[Launch, ...]:
-    """The launches of a checked backward, in order; tensors are `fitted_gradients`."""
+    """The launches of a checked backward, in order; tensors are fitted."""
     from warpattn.kernels.sm90.backward.launch import list_backward_launches
 
-    forward = replace(checked.forward, problem=_filled(checked.forward.problem))
-    return list_backward_launches(replace(checked, forward=forward), x, sequence)
+    return list_backward_launches(_filled_backward(checked), x, sequence)
+
+
+def list_captured_launches(
+    checked: CheckedBackward, x: Gradients, sequence: Sequence, wanted: Many[bool], sums: Many[Tensor | None]
+) -> tuple[Launch, ...]:
+    """The launches that add gradients of what the score captured to `sums`, in order; tensors are fitted."""
+    from warpattn.kernels.sm90.backward.launch import list_captured_launches
+
+    return list_captured_launches(_filled_backward(checked), x, sequence, wanted, sums)
+
+
+def _filled_backward(checked: CheckedBackward) -> CheckedBackward:
+    return replace(checked, forward=replace(checked.forward, problem=_filled(checked.forward.problem)))
 
 
 class _Family(NamedTuple):

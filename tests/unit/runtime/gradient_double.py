@@ -14,6 +14,7 @@ from warpattn.problem.backward import CheckedBackward, Gradients
 from warpattn.problem.operands import Operands
 from warpattn.reference import Job
 from warpattn.runtime import simulate
+from warpattn.runtime.training import captured
 from warpattn.runtime.training.recomputed import above_autograd
 from warpattn.sequences import Sequence
 
@@ -42,6 +43,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Double:
 
     monkeypatch.setattr(simulate, "run", run)
     monkeypatch.setattr(simulate, "run_backward", run_backward)
+    monkeypatch.setattr(captured, "_add_by_kernel", captured._add_in_order)
     limits = BackwardLimits(("dense", "ragged"), 128, deterministic=True)
     monkeypatch.setitem(LIMITS, "sm90", replace(LIMITS["sm90"], backward=limits))
     return double

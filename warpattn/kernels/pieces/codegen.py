@@ -17,6 +17,7 @@ from warpattn.language.nodes import Node, postorder
 MASK_SYMBOLS = ("b", "h", "q", "k", "len_q", "len_k")
 SPAN_SYMBOLS = ("b", "h", "q_lo", "q_hi", "len_q", "len_k")
 SCORE_SYMBOLS = ("s", *MASK_SYMBOLS)
+INDEX_SYMBOLS = ("s", *MASK_SYMBOLS)  # of a function whose value has the shape of what it reads, not that of the scores
 
 _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "truediv": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==",

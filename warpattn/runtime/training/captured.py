@@ -1,8 +1,9 @@
-"""Gradients of tensors that a score captured, in torch operations on the operands' device, tile by tile.
+"""Gradients of tensors that a score captured: by a kernel that adds in any order, or where the order has to be the same
+in every run in torch operations on the operands' device, tile by tile.
 
     T[i] takes part as x = f(s, T[i], …):      dT[i] += sum of dx * df/dT over the pairs (row, key) that read it
 
-The slower form that serves every index: scores are computed again in fp32, in tiles of rows and visible keys, and
+The slower form: scores are computed again in fp32, in tiles of rows and visible keys, and
 what an index does not depend on is summed before it is added at the index. Memory does not grow with Sq x Sk. Offsets
 of ragged batches are read on the host.
 """
@@ -17,9 +18,10 @@ from torch import Tensor
 
 from warpattn.language.derivative import Adjoint
 from warpattn.language.evaluate import evaluate, evaluate_all
-from warpattn.problem import CheckedCall
-from warpattn.problem.backward import Gradients
+from warpattn.problem.backward import CheckedBackward, Gradients, fitted_gradients
 from warpattn.reference import Job, Place, key_tiles
+from warpattn.runtime.bound_launches import launch_all
+from warpattn.runtime.plan import list_captured_launches
 from warpattn.scores import ScoreProgram
 from warpattn.sequences import Sequence
 
@@ -29,22 +31,45 @@ DTYPE = torch.float32
 
 
 def captured_gradients(
-    checked: CheckedCall, sequence: Sequence, x: Gradients, wanted: Many[bool]
+    checked: CheckedBackward, sequence: Sequence, x: Gradients, wanted: Many[bool]
 ) -> tuple[Tensor | None, ...]:
     """The gradient of each tensor of the score where `wanted`, else None."""
-    score = checked.score
+    score = checked.forward.score
     assert score is not None  # else nothing is captured
-    job = Job(checked.mask, score, None, checked.scale, DTYPE)
-    adjoints = [adjoint for adjoint in score.derivative.adjoints if wanted[adjoint.slot]]
     slots = [slot for slot in range(len(score.tensors)) if wanted[slot]]
-    sums = {slot: torch.zeros_like(score.tensors[slot], dtype=DTYPE, requires_grad=False) for slot in slots}
+    sums = {slot: torch.zeros(score.tensors[slot].shape, dtype=DTYPE, device=x.q.device) for slot in slots}
+    if x.q.numel() and x.k.numel():
+        (_add_in_order if checked.deterministic else _add_by_kernel)(checked, sequence, x, wanted, sums)
+    return tuple(sums[slot].to(t.dtype) if slot in sums else None for slot, t in enumerate(score.tensors))
+
+
+def _add_by_kernel(
+    checked: CheckedBackward, sequence: Sequence, x: Gradients, wanted: Many[bool], sums: dict[int, Tensor]
+) -> None:
+    places = [sums.get(slot) for slot in range(len(wanted))]
+    launches = list_captured_launches(checked, fitted_gradients(x), sequence, wanted, places)
+    if checked.forward.backend.startswith("simulate:"):
+        from warpattn.runtime import simulate  # imports NumPy and Triton
+
+        for launch in launches:
+            simulate.run_alone(launch)
+    else:
+        launch_all(launches, x.q.get_device())
+
+
+def _add_in_order(
+    checked: CheckedBackward, sequence: Sequence, x: Gradients, wanted: Many[bool], sums: dict[int, Tensor]
+) -> None:
+    forward = checked.forward
+    score: ScoreProgram = forward.score  # type: ignore[assignment]  # there is one
+    job = Job(forward.mask, score, None, forward.scale, DTYPE)
+    adjoints = [adjoint for adjoint in score.derivative.adjoints if wanted[adjoint.slot]]
     dlse = torch.zeros_like(x.lse) if x.dlse is None else x.dlse
     rows = zip(*(sequence.walk(t, x.k, x.v) for t in (x.q, x.dout, x.lse.mT, dlse.mT)), strict=True)
     for b, ((q, k, v), (dout, *_), (lse, *_), (mine, *_)) in enumerate(rows):
         place = Place(b, len(q), len(k), q.shape[1], q.device)
         head_of = [tensor.to(DTYPE).transpose(0, 1) for tensor in (q, dout, k, v)]  # [heads, rows or keys, D]
         _add_sequence(job, place, head_of, (lse.mT, mine.mT), (adjoints, sums))
-    return tuple(sums[slot].to(t.dtype) if slot in sums else None for slot, t in enumerate(score.tensors))
 
 
 def _add_sequence(

@@ -1,7 +1,7 @@
 """Gradients of one call by kernels: from what its forward left and the gradients of its results.
 
-    Saved, Along ─┬─ CheckedBackward, Gradients ─▶ launches on a card or in the simulator ─▶ dq, dk, dv, dsinks
-                  └─ captured.py ─────────────────────────────────────────────────────────▶ those of captured tensors
+Saved, Along ─┬─ CheckedBackward, Gradients ─▶ launches on a card or in the simulator ─▶ dq, dk, dv, dsinks
+              └─ captured.py ─────────────────────────────────────────────────────────▶ those of captured tensors
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from warpattn.problem.gradients import are_deterministic
 from warpattn.runtime import cuda
 from warpattn.runtime.bound_launches import launch_all
 from warpattn.runtime.plan import list_backward_launches
+from warpattn.runtime.training import repeated
 from warpattn.runtime.training.captured import captured_gradients
 from warpattn.sequences import Sequence
 
@@ -70,7 +71,8 @@ def take_gradients(checked: CheckedBackward, sequence: Sequence, saved: Saved, a
     dout = torch.zeros_like(saved.out) if along.dout is None else along.dout.detach()
     dlse = None if along.dlse is None else along.dlse.detach()
     x = Gradients(
-        *[tensor.detach() for tensor in saved[:5]],
+        *saved[:4],
+        lse=saved.lse.detach(),
         dout=dout,
         dlse=dlse,
         sinks=None if saved.sinks is None else saved.sinks.detach(),
@@ -83,7 +85,7 @@ def take_gradients(checked: CheckedBackward, sequence: Sequence, saved: Saved, a
     dsinks = None if x.dsinks is None or saved.sinks is None else x.dsinks.to(saved.sinks.dtype)
     captured: tuple[Tensor | None, ...] = (None,) * len(wanted.captured)
     if any(wanted.captured):
-        captured = captured_gradients(checked.forward, sequence, x, wanted.captured)
+        captured = captured_gradients(checked, sequence, x, wanted.captured)
     return Found(x.dq, x.dk, x.dv, dsinks, captured)
 
 
@@ -98,6 +100,14 @@ def _run(checked: CheckedBackward, sequence: Sequence, x: Gradients) -> None:
     else:
         device = x.q.get_device()
         with contextlib.nullcontext() if cuda.current_device() == device else torch.cuda.device(device):
-            fitting = fitted_gradients(x)
-            launch_all(list_backward_launches(checked, fitting, sequence), device)
-            write_back(fitting, x)
+            if not repeated.launched_again(checked, sequence, x):
+                _launch(checked, sequence, x, device)
+
+
+def _launch(checked: CheckedBackward, sequence: Sequence, x: Gradients, device: int) -> None:
+    """Launch, and keep the launches for the next call like this one."""
+    fitting = fitted_gradients(x)
+    bound = launch_all(list_backward_launches(checked, fitting, sequence), device)
+    write_back(fitting, x)
+    if bound is not None:
+        repeated.remember(checked, sequence, x, fitting, bound)

@@ -36,6 +36,7 @@ VISIT_FIELDS = 4  # int32 of a record: first row (-1: no tile at all), query hea
 MASKED, MORE = 1, 2  # the flags: the tile needs the mask; another tile follows
 ROWS = 32  # of a program of the kernels before and after the main one
 PADDING = 128  # rows that sequences are padded to where the kernels keep numbers of their own: a query tile at most
+CAPTURED_ROWS = 64  # rows, and keys at a time, of a CTA that takes gradients of what a score captured
 LANES = 128  # sequences, or parts of a sink's gradient, that are loaded at once
 MAX_DIM = 256
 SEARCH = 32  # query tiles whose spans the loader tests at once, one a lane
@@ -164,6 +165,27 @@ class Turns(NamedTuple):
 
     pointer: Any
     blocks: Any
+
+
+class CapturedShape(NamedTuple):
+    """The `shape` argument of the kernel for what a score captured, int32."""
+
+    batch: Any
+    seq_q: Any  # or all queries, where they are end to end
+    seq_k: Any
+    heads_q: Any
+    group: Any
+
+
+class AdjointFunctions(NamedTuple):
+    """How a gradient of what a score captured is computed, and where it is added."""
+
+    value: Any  # function of the pair: what its gradient is multiplied with
+    index: tuple[Any, ...]  # functions, one for each dimension of the tensor
+    sizes: int  # where the tensor's sizes begin in `score_args`
+    by_row: bool  # whether the index depends on the row
+    by_key: bool
+    shared: bool  # whether pairs of a tile may read one element
 
 
 class RowShape(NamedTuple):

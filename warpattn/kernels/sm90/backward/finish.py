@@ -2,6 +2,7 @@
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.language.extra.cuda import gdc_wait
 
 from .rows import LANES, ROWS, lane_layout, row_block, row_layout, strided_rows
 
@@ -10,6 +11,7 @@ from .rows import LANES, ROWS, lane_layout, row_block, row_layout, strided_rows
 def finish_kernel(dq, sums, dsinks, cu_q, scale, shape, config: gl.constexpr, has_sinks: gl.constexpr):
     """dq: `StridedRows` to write. sums: `Added` to read. dsinks: fp32 (heads_q,). shape: `RowShape`. Grid as that of
     `prepare_kernel`."""
+    gdc_wait()
     layout: gl.constexpr = row_layout(config.padded)
     rows = row_block(shape, cu_q, config)
     col = gl.arange(0, config.padded, gl.SliceLayout(0, layout))

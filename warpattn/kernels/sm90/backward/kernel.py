@@ -10,6 +10,7 @@ reduce               dQ = dS · K, added in fp32 by TMA                         
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
+from triton.language.extra.cuda import gdc_wait
 
 from ...nvidia.clipped_rows import ClippedRows
 from ...pieces.modifiers import Modifiers
@@ -42,6 +43,7 @@ def backward_kernel(
     (keep, span, score, slope). Grid: a CTA for each key tile of each key head; of a ragged batch as many as there may
     be.
     """
+    gdc_wait()
     mods = Modifiers(functions[0], functions[1], functions[2], mask_args, score_args)
     if config.ragged:
         tensors = Tensors(

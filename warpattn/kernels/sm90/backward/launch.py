@@ -1,8 +1,10 @@
 """The launches of a backward call on Hopper, with every argument by name: prepare, the main kernel, finish; and before
-them the list of key tiles where sequences are end to end."""
+them the list of key tiles where sequences are end to end. The last two start when the one before ends, without the time
+of a launch between (programmatic dependent launch)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +19,21 @@ from warpattn.sequences import Dense, Ragged, Sequence
 
 from ...nvidia.clipped_map import clipped_map
 from ..arguments import StridedRows, strided
-from .config import ROWS, Added, BackwardShape, Prepared, RowShape, Sequences, Statistics, Turns, choose, padded_rows
+from .config import (
+    CAPTURED_ROWS,
+    ROWS,
+    Added,
+    BackwardShape,
+    CapturedShape,
+    Prepared,
+    RowShape,
+    Sequences,
+    Statistics,
+    Turns,
+    choose,
+    choose_config,
+    padded_rows,
+)
 
 OPTIONS = compile_options()
 DENSE = Dense()
@@ -132,7 +148,7 @@ def _main(call: BackwardCall) -> Launch:
         return backward_source(config, mask, score, slope)
 
     key = (config, mask.key, None if score is None else score.key, checked.key)
-    return Launch("sm90.backward", "sm90", key, source, OPTIONS, choice.grid, args, l2_promotion=256)
+    return Launch("sm90.backward", "sm90", key, source, OPTIONS, choice.grid, args, pdl=True, l2_promotion=256)
 
 
 def _finish(call: BackwardCall) -> Launch:
@@ -149,7 +165,41 @@ def _finish(call: BackwardCall) -> Launch:
 
         return finish_source(config, has_sinks)
 
-    return Launch("sm90.backward_finish", "sm90", (config, has_sinks), source, OPTIONS, call.row_grid, args)
+    return Launch("sm90.backward_finish", "sm90", (config, has_sinks), source, OPTIONS, call.row_grid, args, pdl=True)
+
+
+def list_captured_launches(
+    checked: CheckedBackward, x: Gradients, sequence: Sequence, wanted: Many[bool], sums: Many[Tensor | None]
+) -> tuple[Launch, ...]:
+    """The launch that adds the gradients of what the score captured to `sums`, fp32 and contiguous, one for each tensor
+    where it is `wanted`; in any order."""
+    forward = checked.forward
+    problem, derivative = forward.problem, forward.score.derivative
+    config, _ = choose_config(problem)
+    adjoints = tuple(adjoint for adjoint in derivative.adjoints if wanted[adjoint.slot])
+    mask, score = programs(forward)
+    has_dlse, cu_q, cu_k = x.dlse is not None, None, None
+    if isinstance(sequence, Ragged):
+        cu_q = sequence.cu_q.contiguous()
+        cu_k = cu_q if sequence.cu_k is None else sequence.cu_k.contiguous()
+    group = problem.heads_q // problem.heads_kv
+    args = {
+        "reads": tuple(_strided(tensor) for tensor in (x.q, x.k, x.v, x.dout)),
+        "statistics": Statistics(x.lse, x.dlse, None), "sums": tuple(sums[adjoint.slot] for adjoint in adjoints),
+        "cu_q": cu_q, "cu_k": cu_k, "scale": forward.scale,
+        "shape": CapturedShape(problem.batch, problem.seq_q, problem.seq_k, problem.heads_q, group),
+        **modifier_args(forward),
+    }  # fmt: skip
+
+    def source():
+        from .signature import captured_source  # imports Triton
+
+        return captured_source(config, mask, score, adjoints, has_dlse)
+
+    heads = problem.heads_q * (1 if config.ragged else problem.batch)
+    grid = ((padded_rows(problem) if config.ragged else problem.seq_q + CAPTURED_ROWS - 1) // CAPTURED_ROWS, heads)
+    key = (config, mask.key, score.key, tuple(wanted), has_dlse)
+    return (Launch("sm90.backward_captured", "sm90", key, source, OPTIONS, grid, args),)
 
 
 def _boxes(call: BackwardCall, name: str, rows: int, cols: int) -> Any:

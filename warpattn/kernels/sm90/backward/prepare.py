@@ -9,6 +9,7 @@ parts, one a program, which the kernel after the main one adds up in their order
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from ...pieces.softmax import LOG2_E
 from .rows import ROWS, row_block, row_layout, strided_rows
@@ -21,6 +22,7 @@ def prepare_kernel(
 ):  # fmt: skip
     """out, dout: `StridedRows`. statistics: `Statistics`. made: `Prepared`. shape: `RowShape`. Grid: (blocks of ROWS
     padded rows, heads of the kernels' own numbers)."""
+    gdc_launch_dependents()
     layout: gl.constexpr = row_layout(config.padded)
     rows = row_block(shape, cu_q, config)
     col = gl.arange(0, config.padded, gl.SliceLayout(0, layout))

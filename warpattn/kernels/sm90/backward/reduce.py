@@ -40,13 +40,14 @@ def reduce_role(ctx):
         visit = read_visit(ctx, visit_state)
         parts: gl.constexpr = config.dq_parts
         for part in gl.static_range(parts):
-            dq = query_gradients(ctx, state, part)
-            if part == parts - 1:
-                rings.ds.consumer_release(state)
-            if config.deterministic and part == 0:
+            dq = start_query_gradients(ctx, state, part)
+            if config.deterministic and part == 0:  # while the product runs
                 pass_turn(turn, began)
                 began = gl.to_tensor(True)
                 turn = take_turn(ctx, visit)
+            dq = warpgroup_mma_wait(0, deps=(dq,))
+            if part == parts - 1:
+                rings.ds.consumer_release(state)
             add_columns(ctx, dq, visit, part)
         more = visit.more()
         state = state.step()
@@ -67,16 +68,16 @@ def take_turn(ctx, visit):
 
 @gluon.jit
 def pass_turn(counter, began):
-    """Let the next CTA add to the tile of a counter, if this one has begun with any: after the products of the next
-    tile, when the additions have long arrived."""
+    """Let the next CTA add to the tile of a counter, if this one has begun with any: when the next dS is there, and the
+    additions have long arrived."""
     tma.store_wait(0, read_only=False)
     gl.barrier()
     gl.atomic_add(counter, 1, mask=began, sem="release")
 
 
 @gluon.jit
-def query_gradients(ctx, state, part: gl.constexpr):
-    """dQ = dSᵀ · K [M, dq_cols] of the columns of a part."""
+def start_query_gradients(ctx, state, part: gl.constexpr):
+    """Start dQ = dSᵀ · K [M, dq_cols] of the columns of a part."""
     config: gl.constexpr = ctx.config
     cols: gl.constexpr = config.dq_cols
     dq = gl.zeros([config.block_m, cols], gl.float32, accumulator_layout(cols))
@@ -87,7 +88,7 @@ def query_gradients(ctx, state, part: gl.constexpr):
         if config.dq_parts > 1:
             k = k.slice(part * cols, cols, dim=1)
         dq = warpgroup_mma(ds, k, dq, use_acc=wg > 0, is_async=True)
-    return warpgroup_mma_wait(0, deps=(dq,))
+    return dq
 
 
 @gluon.jit

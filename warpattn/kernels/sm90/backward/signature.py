@@ -7,16 +7,29 @@ from typing import Any
 from triton.experimental.gluon import GluonASTSource
 from triton.experimental.gluon import language as gl
 
+from warpattn.language.derivative import Adjoint
 from warpattn.language.nodes import Program
 
 from ...nvidia.clipped_map import ClippedMap
-from ...pieces.codegen import SCORE_SYMBOLS, compile_function
+from ...pieces.codegen import INDEX_SYMBOLS, SCORE_SYMBOLS, compile_function
 from ...pieces.signature import modifier_functions, tensor_signature
 from ..arguments import int32_fields, strided_types
 from ..columns import tile_box
 from ..layouts import element_type
 from ..signature import ALIGNED
-from .config import Added, BackwardConfig, BackwardShape, Prepared, RowShape, Sequences, Statistics, Turns
+from .captured import captured_kernel
+from .config import (
+    Added,
+    AdjointFunctions,
+    BackwardConfig,
+    BackwardShape,
+    CapturedShape,
+    Prepared,
+    RowShape,
+    Sequences,
+    Statistics,
+    Turns,
+)
 from .context import row_numbers_layout
 from .finish import finish_kernel
 from .kernel import backward_kernel
@@ -63,6 +76,33 @@ def slope_function(slope: Program | None) -> Any:
     if slope is None:
         return None
     return compile_function(slope.outputs, SCORE_SYMBOLS, tuple(tensor.ndim for tensor in slope.tensors))
+
+
+def captured_source(
+    config: BackwardConfig, mask: Program, score: Program, adjoints: tuple[Adjoint, ...], has_dlse: bool
+) -> GluonASTSource:
+    """The kernel for gradients of what a score captured."""
+    signature = {
+        "reads": (strided_types(config.element.pointer),) * 4, "statistics": Statistics("*fp32", "*fp32", "*fp32"),
+        "sums": ("*fp32",) * len(adjoints), "cu_q": "*i32", "cu_k": "*i32", "scale": "fp32",
+        "shape": int32_fields(CapturedShape), "mask_args": tensor_signature(mask, "sm90"),
+        "score_args": tensor_signature(score, "sm90"),
+    }  # fmt: skip
+    functions = tuple(_adjoint_functions(adjoint, score) for adjoint in adjoints)
+    constants = {"config": config, "functions": modifier_functions(mask, score), "adjoints": functions}
+    return _source(captured_kernel, signature, constants | {"has_dlse": has_dlse})
+
+
+def _adjoint_functions(adjoint: Adjoint, score: Program) -> AdjointFunctions:
+    """An adjoint's Gluon functions."""
+    ranks = tuple(tensor.ndim for tensor in score.tensors)
+    index = tuple(compile_function((node,), INDEX_SYMBOLS, ranks) for node in adjoint.index)
+    symbols = adjoint.symbols
+    by_row, by_key = (bool(symbols & {name, "s"}) for name in "qk")
+    apart = {node[2] for node in adjoint.index if node[0] == "sym"} >= {"q", "k"}
+    value = compile_function((adjoint.value,), SCORE_SYMBOLS, ranks)
+    sizes = sum(1 + 2 * rank for rank in ranks[: adjoint.slot]) + 1
+    return AdjointFunctions(value, index, sizes, by_row, by_key, not apart)
 
 
 def prepare_source(config: BackwardConfig, has_dlse: bool, has_sinks: bool) -> GluonASTSource:
