@@ -13,7 +13,7 @@ touches the same bytes. It is for any kernel: nothing here knows the kernels of 
 from .arguments import PointerTable
 from .compile import compile_for
 from .errors import SimulationError
-from .knockout import KnockOut, knock_out, loosen_waits
+from .knockout import KnockOut, knock_out, loosen_waits, miscount
 from .memory.descriptor import TensorDescriptor
 from .memory.findings import Finding
 from .ops.asm import elementwise, whole
@@ -32,6 +32,7 @@ __all__ = [
     "elementwise",
     "knock_out",
     "loosen_waits",
+    "miscount",
     "simulate",
     "whole",
 ]

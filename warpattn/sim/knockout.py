@@ -1,6 +1,6 @@
-"""knock_out(), loosen_waits(): change each synchronising operation of a kernel, one at a time; does a run report it?
+"""knock_out(), loosen_waits(), miscount(): change synchronising operations of a kernel, one at a time; is it missed?
 
-An operation whose removal causes no finding is redundant, and its author can say why, or invisible to the simulator or
+An operation whose change causes no finding is redundant, and its author can say why, or invisible to the simulator or
 the run. A list of them with reasons, kept in a test, proves that the others are needed.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from .ir.locations import Frame
 from .ir.module import Block, Module, Op, parse_module
@@ -22,22 +22,23 @@ from .simulate import ttgir_of
 _SYNCHRONISING = {
     "ttng.wait_barrier", "ttng.arrive_barrier", "ttng.barrier_expect", "ttng.fence_async_shared",
     "ttng.async_tma_store_wait", "ttng.warp_group_dot_wait", "ttg.async_wait", "ttg.async_commit_group",
-    "ttng.inval_barrier", "ttng.tc_gen5_commit", "tt.grid_dependency_wait",
+    "ttng.inval_barrier", "ttng.tc_gen5_commit", "tt.grid_dependency_wait", "ttng.init_barrier",
 }  # fmt: skip
 
 
 _GROUPS = re.compile(r"\b(num|pendings) = (\d+)")  # of a wait: how many groups may still be under way
+_NUMBER = re.compile(r"(, )(\d+)")  # arrivals or bytes, behind the barrier
 
 
 @dataclass(frozen=True)
 class KnockOut:
-    """One deleted or loosened operation and what was found with that change."""
+    """One changed operation and what was found with that change."""
 
     op: str
     region: str  # default, partition0, … or empty outside warp_specialize
     frames: tuple[Frame, ...]
     findings: tuple[Finding, ...]
-    looser: int = 0  # by so many groups; 0: the operation was deleted
+    change: str = ""  # how the operation is spelled now; nothing: it was deleted
     notes: tuple[Finding, ...] = ()
 
     @property
@@ -47,18 +48,29 @@ class KnockOut:
     def __str__(self) -> str:
         where = " < ".join(str(frame) for frame in self.frames) or "an unknown line"
         kinds = ", ".join(sorted({finding.kind for finding in (*self.findings, *self.notes)})) or "nothing"
-        change = f" looser by {self.looser}" if self.looser else ""
+        change = f" {self.change}" if self.change else ""
         return f"{self.op}{change} {self.region} at {where}: {kinds}"
 
 
-def knock_out(kernel: Any, run: Callable[[Module], Report]) -> list[KnockOut]:
+class Change(NamedTuple):
+    """A change of an operation, and what applies it to the op in its block and returns what undoes it."""
+
+    spelled: str
+    apply: Callable[[Block, Op], Callable[[], None]]
+
+
+def knock_out(
+    kernel: Any, run: Callable[[Module], Report], only: Callable[[Op], bool] = lambda op: True
+) -> list[KnockOut]:
     """Run the kernel once without each of its waits, arrivals, expectations, fences and commits.
 
     run: simulates the module it is given, on fresh arguments, with as many schedules as it likes, and returns the
-    report; a step limit ends what would not end. The results are in the order of the code. Raises ValueError if there
-    are findings with nothing taken out, since every operation would then seem to be needed.
+    report; a step limit ends what would not end. only: which operations to change. The results are in the order of the
+    code. Raises ValueError if there are findings with nothing taken out, since every operation would then seem to be
+    needed.
     """
-    return list(_changed(kernel, run, lambda op: (0,)))
+    deleted = Change("", _delete)
+    return list(_changed(kernel, run, lambda op: [deleted] if op.name != "ttng.init_barrier" and only(op) else []))
 
 
 def loosen_waits(kernel: Any, run: Callable[[Module], Report], groups: Sequence[int] = (1, 2)) -> list[KnockOut]:
@@ -66,26 +78,49 @@ def loosen_waits(kernel: Any, run: Callable[[Module], Report], groups: Sequence[
 
     These are waits for cp.async and copies to LDS, TMA stores and wgmma. run, results and errors as for `knock_out`.
     """
-    return list(_changed(kernel, run, lambda op: groups if _GROUPS.search(op.text) else ()))
+
+    def changes(op: Op) -> Iterator[Change]:
+        if _GROUPS.search(op.text):
+            for n in groups:
+                yield Change(f"looser by {n}", _respelled(_GROUPS, n))
+
+    return list(_changed(kernel, run, changes))
+
+
+def miscount(
+    kernel: Any, run: Callable[[Module], Report], only: Callable[[Op], bool] = lambda op: True
+) -> list[KnockOut]:
+    """Run the kernel once with each barrier counting one arrival more, each arrival as two, 16 bytes more and fewer
+    expected, and each wait for the other parity. run, only, results and errors as for `knock_out`."""
+    changes = {
+        "ttng.init_barrier": [Change("for one arrival more", _respelled(_NUMBER, 1))],
+        "ttng.arrive_barrier": [Change("once more", _respelled(_NUMBER, 1))],
+        "ttng.barrier_expect": [
+            Change("16 bytes more", _respelled(_NUMBER, 16)),
+            Change("16 bytes fewer", _respelled(_NUMBER, -16)),
+        ],
+        "ttng.wait_barrier": [Change("with the other parity", _other_parity)],
+    }
+    return list(_changed(kernel, run, lambda op: changes.get(op.name, []) if only(op) else []))
 
 
 def _changed(
-    kernel: Any, run: Callable[[Module], Report], changes: Callable[[Op], Iterable[int]]
+    kernel: Any, run: Callable[[Module], Report], changes: Callable[[Op], Iterable[Change]]
 ) -> Iterator[KnockOut]:
-    """What a run finds with each synchronising operation changed: deleted (0), or looser by so many groups."""
+    """What a run finds with each change of each synchronising operation."""
     module = link(parse_module(ttgir_of(kernel)))
     before = run(module)
     if before.findings:
         raise ValueError(f"the kernel has {len(before.findings)} findings unchanged, such as: {before.findings[0]}")
     for block in module.functions.values():
         for region, inner, op in list(_walk(block, "")):
-            for groups in changes(op):
-                restore = _loosen(op, groups) if groups else _delete(inner, op)
+            for change in changes(op):
+                restore = change.apply(inner, op)
                 try:
                     report = run(module)
                 finally:
                     restore()
-                found = tuple(report.findings), groups, tuple(report.notes)
+                found = tuple(report.findings), change.spelled, tuple(report.notes)
                 yield KnockOut(_spelled(op), region, op.frames, *found)
 
 
@@ -113,14 +148,30 @@ def _delete(block: Block, op: Op) -> Callable[[], None]:
     return lambda: block.ops.insert(at, op)
 
 
-def _loosen(op: Op, groups: int) -> Callable[[], None]:
-    """Let a wait leave more groups under way; returns what undoes that."""
-    text, run = op.text, op.run
-    op.text = _GROUPS.sub(lambda found: f"{found[1]} = {int(found[2]) + groups}", text)
-    op.run = TABLE[op.name][1](op)
+def _respelled(number: re.Pattern[str], more: int) -> Callable[[Block, Op], Callable[[], None]]:
+    """Add to a number of an op."""
+
+    def apply(block: Block, op: Op) -> Callable[[], None]:
+        text, run = op.text, op.run
+        op.text = number.sub(lambda found: found[0][: -len(found[2])] + str(int(found[2]) + more), text, count=1)
+        op.run = TABLE[op.name][1](op)
+
+        def restore() -> None:
+            op.text, op.run = text, run
+
+        return restore
+
+    return apply
+
+
+def _other_parity(block: Block, op: Op) -> Callable[[], None]:
+    """Let a wait look for the phases between those that it means."""
+    run = op.run
+    assert run is not None
+    op.run = lambda task, view, parity, *rest: run(task, view, parity ^ 1, *rest)
 
     def restore() -> None:
-        op.text, op.run = text, run
+        op.run = run
 
     return restore
 

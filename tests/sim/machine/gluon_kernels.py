@@ -252,3 +252,17 @@ def asm_kernel(x, out, TEXT: gl.constexpr):
     i = gl.arange(0, 128, layout)
     y = gl.inline_asm_elementwise(TEXT, "=f,f", [gl.load(x + i)], gl.float32, is_pure=True, pack=1)
     gl.store(out + i, y)
+
+
+@gluon.jit
+def word_kernel(out, WRITE: gl.constexpr):
+    """The first word of a tile of which at most that is written, and with "next" the whole tile."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    tile = gl.allocate_shared_memory(gl.float16, [64], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    if WRITE != "nothing":
+        gl.inline_asm("st.shared.b32 [$0], $1;", "r,r", [tile, gl.to_tensor(7)])
+    word = gl.inline_asm("ld.shared.b32 $0, [$1];", "=r,r", [tile], gl.int32)
+    if word == 7:
+        gl.store(out, word)
+    if WRITE == "next":
+        gl.store(out + gl.arange(0, 64, layout), tile.load(layout).to(gl.int32))

@@ -98,3 +98,13 @@ def test_a_missing_fence_within_a_role_is_a_note():
     (note,) = report.notes
     assert note.kind == "MissingFence" and "tma.async_store(out_desc" in line(note)
     assert "note: MissingFence" in str(report)
+
+
+UNWRITTEN = ["UninitialisedRead"]
+
+
+@pytest.mark.parametrize(("write", "kinds"), [("first", []), ("nothing", UNWRITTEN), ("next", UNWRITTEN)])
+def test_a_word_of_a_tile_is_no_more_written_than_it_is(write, kinds):
+    out = np.zeros(64, np.int32)
+    report = run(gluon_kernels.word_kernel, (1,), {"out": out}, {"WRITE": write}, num_warps=1)
+    assert [finding.kind for finding in report.findings] == kinds, report

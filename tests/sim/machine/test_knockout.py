@@ -15,7 +15,7 @@ from tests.sim.knocking import LATER, SM90_PREFILL, knocked_out, reviewed
 from tests.sim.machine import gluon_kernels
 from tests.sim.sm90.prefill import Case, simulated
 from warpattn.masks import Causal
-from warpattn.sim import Report, TensorDescriptor, knock_out, simulate
+from warpattn.sim import Report, TensorDescriptor, knock_out, miscount, simulate
 
 FIRST = ("ttng.arrive_barrier", "q_state = load_q(ctx, producer_state(", "a program always has a first tile")
 TURN = ("bar.sync", "turn_wait(wg, config)", "nothing is wrong without turns; an even number leaves no arrival", LATER)
@@ -48,6 +48,17 @@ def test_a_small_kernel_needs_everything(schedule):
         args = {"x_desc": TensorDescriptor(x), "out_desc": TensorDescriptor(out)}
         return simulate(module, (1,), args, schedule=schedule)
 
+    wrong = miscount(kernel, run)
+    assert [(found.op, found.change) for found in wrong] == [
+        ("ttng.init_barrier", "for one arrival more"),
+        ("ttng.barrier_expect", "16 bytes more"),
+        ("ttng.barrier_expect", "16 bytes fewer"),
+        ("ttng.wait_barrier", "with the other parity"),
+    ]
+    assert all(found.noticed for found in wrong), "\n".join(map(str, wrong))
+    assert [found.op for found in knock_out(kernel, run, lambda op: op.name == "ttng.wait_barrier")] == [
+        "ttng.wait_barrier"
+    ]
     results = {found.op: found for found in knock_out(kernel, run)}
     assert set(results) == {
         "ttng.barrier_expect", "ttng.wait_barrier", "ttng.fence_async_shared", "ttng.async_tma_store_wait",

@@ -17,6 +17,7 @@ import numpy as np
 
 from ..ir.formats import as_register, encode, round_bf16
 from ..ir.module import Op
+from ..machine.pending import poisoned
 from ..machine.registry import blocking, plain
 from ..machine.sync import NamedWait
 from ..memory.findings import Finding
@@ -187,8 +188,9 @@ def _same(task: Any, match: re.Match[str], x: int) -> Any:
 @whole(r"ld\.shared\.b32 \$0, \[\$1\];$")
 def _load_word(task: Any, match: re.Match[str], view: MemDesc) -> Any:
     """The first 32 bits of a view, for every thread."""
-    bits, _ = view.buffer.read(task.access(view, False), task.clock)
-    return int(np.ascontiguousarray(bits[task.program.cta]).reshape(-1).view(np.int32)[0])
+    bits, missing = view.buffer.read(task.access(view, False), task.clock)
+    value = int(np.ascontiguousarray(bits).reshape(-1).view(np.int32)[0])
+    return poisoned(value, None if missing is None else missing.at(_first_word(missing.where, bits).any()))
     yield
 
 
@@ -223,10 +225,20 @@ def _store_word_of_nan(task: Any, match: re.Match[str], view: MemDesc, value: in
 
 
 def _write_word(task: Any, view: MemDesc, value: int) -> None:
-    """The first 32 bits of a view; what else it shows counts as written, too."""
-    bits = np.array(view.array[task.program.cta])
+    """The first 32 bits of a view; what else it shows is as written as it was."""
+    bits, access, fault = np.array(view.array[task.program.cta]), task.access(view, True), view.buffer.fault
     bits.reshape(-1).view(np.int32)[0] = value
-    view.buffer.write(task.access(view, True), task.clock, bits)
+    missing = view.buffer.unwritten(access)
+    if missing is not None:
+        missing = missing.at(missing.where.copy())
+        _first_word(missing.where, bits)[...] = False
+    view.buffer.write(access, task.clock, bits, missing)
+    view.buffer.fault = fault
+
+
+def _first_word(where: np.ndarray, bits: np.ndarray) -> np.ndarray:
+    """What says of the elements in the first 32 bits, as many as that are, whether something is true."""
+    return where.reshape(-1)[: max(1, 4 // bits.itemsize)]
 
 
 @whole(r"tcgen05\.fence::(?:before|after)_thread_sync;$")

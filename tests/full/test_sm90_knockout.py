@@ -1,0 +1,89 @@
+"""Hopper prefill with a tile's keys in parts, and its second look at tiles that met NaN: synchronisation is needed.
+
+`make test` takes the operations of the plain kernel out. Here are those of the scheduler of parts, and of repeat.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from tests.sim.knocking import SM90_PREFILL, knocked_out, reviewed
+from tests.sim.machine.test_knockout import FIRST, TURN
+from warpattn.kernels.sm90.prefill.choice import shared_out
+from warpattn.kernels.sm90.prefill.config import arrange, choose_config, is_masked
+from warpattn.kernels.sm90.prefill.launch import list_launches
+from warpattn.masks import Causal, Mask, Padding
+from warpattn.problem import Call, validate
+from warpattn.problem.arch import ARCHS
+from warpattn.problem.launch import Launch
+from warpattn.problem.operands import Operands
+from warpattn.runtime.simulate import _kernel as compiled
+from warpattn.sequences import Dense
+from warpattn.sim import KnockOut, Report, knock_out, miscount, simulate
+from warpattn.sim.saved import SavedMemory
+
+pytestmark = pytest.mark.full
+
+ALONE = ("ttng.wait_barrier", "rows.load(ctx, alone, state, again.tile", "one warpgroup uses its slots one at a time")
+EMPTY = ("ttng.init_barrier", "mbarrier.init(again.index(i), count=1)", "barriers of empty slots, as above")
+LEFT = ("st.shared.b32", "poke(ctx.rings.left.index(wg), left)", "a value: without it the tiles stay as they are")
+reason = reviewed([*SM90_PREFILL, FIRST, TURN, ALONE, EMPTY, LEFT])
+
+
+@dataclass(frozen=True)
+class Case:
+    mask: Mask
+    parts: int
+    queries: int
+    keys: int
+    hidden: int = 0  # keys at the end whose values are NaN
+
+    def launch(self) -> Launch:
+        """Of one head."""
+        q, k, v = (torch.randn(1, rows, 1, 64).half() for rows in (self.queries, self.keys, self.keys))
+        v[:, self.keys - self.hidden :] = float("nan")
+        ready = validate(Call(q, k, v, Dense(), self.mask, None, None, None, True, None, "simulate:sm90"))
+        problem = ready.problem
+        config, _ = choose_config(problem.element, problem.dim_qk, problem.dim_v, problem.seq_q, is_masked(problem))
+        config = config if self.parts == 1 else shared_out(config)
+        choice = arrange(problem, ARCHS["sm90"], config, "given", self.parts)
+        out, lse = torch.full(q.shape, float("nan"), dtype=q.dtype), torch.full(ready.lse_shape, float("nan"))
+        return list_launches(ready, Operands(q, k, v, out, lse, None), choice)[0]
+
+
+CASES = {
+    "split": Case(Causal(), 2, 1100, 1100),  # the first rows see one key tile: a part has none
+    "repeat": Case(Causal() & Padding(torch.tensor([300])), 1, 400, 320, 20),
+}
+
+
+def changed(name: str, change: Any) -> list[KnockOut]:
+    launch = CASES[name].launch()
+    before = SavedMemory(launch.args.values())
+
+    def once(module: Any, schedule: str) -> Report:
+        report = simulate(module, (1,), launch.args, schedule, step_limit=4_000)
+        before.restore()
+        return report
+
+    def of_repeat(op: Any) -> bool:
+        return any(frame.file.endswith("repeat.py") for frame in op.frames)
+
+    given = {} if name == "split" else {"only": of_repeat}
+    return knocked_out(compiled(launch), once, reason, change=lambda kernel, run: change(kernel, run, **given))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_synchronisation_is_needed(name: str) -> None:
+    assert len(changed(name, knock_out)) > 5
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_number_of_a_barrier_matters(name: str) -> None:
+    assert len(changed(name, miscount)) > 5
