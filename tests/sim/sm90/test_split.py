@@ -11,6 +11,7 @@ pytest.importorskip("triton")
 
 from tests.drawn import drawn
 from tests.sim.sm90.prefill import error
+from warpattn.kernels.pieces.signature import softcap_factors
 from warpattn.kernels.sm90.prefill.choice import shared_out
 from warpattn.kernels.sm90.prefill.config import arrange, choose_config, is_masked
 from warpattn.kernels.sm90.prefill.launch import list_launches
@@ -20,7 +21,7 @@ from warpattn.problem.arch import ARCHS
 from warpattn.problem.operands import Operands
 from warpattn.reference import reference
 from warpattn.runtime import simulate
-from warpattn.scores import Score, SoftCap
+from warpattn.scores import CustomScore, Score, SoftCap
 from warpattn.sequences import Dense
 
 
@@ -91,3 +92,9 @@ def test_a_sequence_has_the_same_bits_in_any_batch() -> None:
     q, k, v, sinks = x
     alone, alone_lse = split(case, (q[1:], k[1:], v[1:], sinks))
     assert torch.equal(out[1:], alone) and torch.equal(lse[1:], alone_lse)
+
+
+def test_the_factors_of_a_soft_cap_are_left_to_the_exponent() -> None:
+    assert softcap_factors(SoftCap(8.0).program().out) == (0.125, 8.0)
+    assert softcap_factors(SoftCap(2.0**13).program().out) is None, "its small scores are computed otherwise"
+    assert softcap_factors(CustomScore(lambda s, b, h, q, k: s * 2.0).program().out) is None

@@ -10,7 +10,7 @@ from tests.unit.kernels.sm90_builds import chosen
 from warpattn.kernels.pieces.span_tiles import span_tiles
 from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT, choose_config, is_masked
 from warpattn.kernels.sm90.prefill_varlen.config import choose as choose_varlen
-from warpattn.masks import Causal, Chunked, Full, Mask, Padding, SlidingWindow
+from warpattn.masks import Causal, Chunked, Document, Full, Mask, Padding, SlidingWindow
 from warpattn.problem import Call, Problem, validate
 from warpattn.problem.arch import ARCHS
 from warpattn.problem.launch import PlanOptions
@@ -45,6 +45,8 @@ def test_shapes_on_record_keep_their_configuration(case) -> None:
         ((1, 1024, 16384, 32, 8, 128), Causal(), 1, 1, "head dim <= 128"),
         ((1, 512, 512, 32, 8, 128), Causal(), 1, 1, "64-row tiles"),
         ((1, 70, 100, 2, 2, 64), Full(), 1, 1, "64-row tiles"),
+        ((64, 256, 256, 16, 16, 64), Full(), 1, 1, "tiles of fewer rows"),
+        ((2, 8192, 8192, 32, 32, 64), Causal() & Document(torch.zeros(8192).int()), 1, 1, "reads tensors"),
     ],
 )
 def test_what_a_shape_gets_and_why(shape, mask: Mask, packed: int, parts: int, word: str) -> None:

@@ -52,7 +52,7 @@ def combine_launch(
     grid = (-(-rows // tile.rows),)
     if listed is not None:
         grid = (-(-listed.args.tokens * p.heads_q // tile.rows), listed.most)
-    return Launch(f"{arch}.combine", arch, key, source, OPTIONS, grid, args)
+    return Launch(f"{arch}.combine", arch, key, source, OPTIONS, grid, args, pdl=True)
 
 
 def _strides(out: Tensor) -> tuple[int, ...]:

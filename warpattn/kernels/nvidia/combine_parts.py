@@ -3,12 +3,14 @@
       workspace   o [part, row, column] fp32, normalised over the part's keys      row = (batch, query, head)
                   lse [part, row] fp32, base 2; -inf where the part saw no key
 
-The sink of a head joins here, once a row. Several rows a warp and all parts of a row in one thread: see combine.py.
+The sink of a head joins here, once a row. Several rows a warp and all parts of a row in one thread: see combine.py. The
+launch overlaps the end of the one before (PDL).
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import GluonASTSource
 from triton.experimental.gluon import language as gl
+from triton.language.extra.cuda import gdc_wait
 
 from warpattn.problem.element import Element
 
@@ -26,6 +28,7 @@ def combine_kernel(
 ):  # fmt: skip
     """`out`: `StridedArgs`, strides in units of 8 elements; `shape`: `CombineShape`; `listed`: nothing or `ListedArgs`;
     `config`: `CombineTile`. Grid: blocks of rows, of all or of each row tile of the list."""
+    gdc_wait()
     cols: gl.constexpr = config.cols
     layout: gl.constexpr = combine_layout(cols, config.most)
     block: gl.constexpr = combine_block(cols, config.most)

@@ -14,7 +14,7 @@ from .softmax import LOG2_E
 class Modifiers:
     keep: gl.constexpr  # keep(b, h, q, k, len_q, len_k, args) -> bool, or None: every key in range is visible
     span: gl.constexpr  # span(b, h, q_lo, q_hi, len_q, len_k, args) -> (first, full_lo, full_hi, last)
-    score: gl.constexpr  # score(s, b, h, q, k, len_q, len_k, args) -> s, or None
+    score: gl.constexpr  # a ScoreFunction of (s, b, h, q, k, len_q, len_k, args), or None
     mask_args: gl.tuple
     score_args: gl.tuple
 
@@ -38,8 +38,9 @@ class Modifiers:
 
     @gluon.jit
     def apply_score(self, s, scale, tile, work, q, k):
-        """Scores in natural units after the score function; `s` [M, N] unscaled products."""
-        return self.score(s * scale, tile.b, tile.h, q, k, work.seq_q, work.seq_k, self.score_args)
+        """Scores after the score function, natural times 1 / `after`; `s` [M, N] unscaled products."""
+        s = s * (scale * self.score.before)
+        return self.score.function(s, tile.b, tile.h, q, k, work.seq_q, work.seq_k, self.score_args)
 
     @gluon.jit
     def apply_mask(self, s, tile, work, q, k):
@@ -62,6 +63,6 @@ def exponent_scale(ctx):
     """Factor from scores to base-2 exponents, for a context with `mods` and `scale`; a score function has already
     applied the scale."""
     if ctx.mods.score is not None:
-        return LOG2_E
+        return LOG2_E * ctx.mods.score.after
     else:
         return ctx.scale * LOG2_E

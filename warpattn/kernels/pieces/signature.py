@@ -1,5 +1,8 @@
 """Compile-time parameters of masks and scores: types of captured tensors, and the functions."""
 
+from dataclasses import dataclass
+from typing import Any
+
 from warpattn.errors import AttentionError
 from warpattn.language.nodes import SPAN, Node, Program, reads
 from warpattn.problem.element import ELEMENTS, element_of
@@ -33,8 +36,20 @@ def packed_span(mask: Program) -> Program:
     return Program((keep, *_ALL_KEYS), mask.tensors) if "h" in reads(mask.key, SPAN).symbols else mask
 
 
-def modifier_functions(keep_and_span: Program, score: Program | None, arithmetic: Arithmetic = NVIDIA):
-    """(keep, span, score) as Gluon functions; keep is None when every key is visible, score None without one."""
+@dataclass(frozen=True)
+class ScoreFunction:
+    """A score as a Gluon function of products times `before`, whose results are natural times 1 / `after`."""
+
+    function: Any
+    before: float = 1.0
+    after: float = 1.0
+
+
+def modifier_functions(
+    keep_and_span: Program, score: Program | None, arithmetic: Arithmetic = NVIDIA, folds: bool = False
+):
+    """(keep, span, score) as Gluon functions; keep is None when every key is visible, score None without one. With
+    `folds` the factors of a soft-cap are left to the factors that scores have anyway: two multiplications less."""
     ranks = tuple(tensor.ndim for tensor in keep_and_span.tensors)
     keep_node, *span_nodes = keep_and_span.outputs
     always = keep_node[0] == "const" and keep_node[2] is True
@@ -43,4 +58,27 @@ def modifier_functions(keep_and_span: Program, score: Program | None, arithmetic
     if score is None:
         return keep, span, None
     score_ranks = tuple(tensor.ndim for tensor in score.tensors)
-    return keep, span, compile_function(score.outputs, SCORE_SYMBOLS, score_ranks, arithmetic)
+    outputs, before, after = score.outputs, 1.0, 1.0
+    cap = softcap_factors(*outputs) if folds else None
+    if cap is not None:
+        before, after = cap
+        outputs = (("tanh", "float", _S),)
+    function = compile_function(outputs, SCORE_SYMBOLS, score_ranks, arithmetic)
+    return keep, span, ScoreFunction(function, before, after)
+
+
+_S: Node = ("sym", "float", "s")
+
+
+def softcap_factors(node: Node) -> tuple[float, float] | None:
+    """(b, a) if a node is a * tanh(b * s) with positive numbers a and b."""
+    outer = _factor(node)
+    inner = _factor(outer[0][2]) if outer is not None and outer[0][0] == "tanh" else None
+    return (inner[1], outer[1]) if outer is not None and inner is not None and inner[0] == _S else None
+
+
+def _factor(node: Node) -> tuple[Node, float] | None:
+    """(x, c) if a node is x * c with a positive number c."""
+    if node[0] == "mul" and node[3][0] == "const" and node[3][2] > 0:
+        return node[2], node[3][2]
+    return None

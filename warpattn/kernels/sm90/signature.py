@@ -28,7 +28,7 @@ def attention_source(
     """A kernel with the `signature` of its own parameters; `aligned`: those that begin with a pointer to a multiple of
     16 bytes. Its mask, score and constants are added, and types brought into the kernel's order."""
     mask, score, has_sinks, has_lse = features
-    functions = modifier_functions(mask, score)
+    functions = modifier_functions(mask, score, folds=True)
     constants = {"config": config, "functions": functions, "has_sinks": has_sinks, "has_lse": has_lse}
     known: dict[str, Any] = {
         "lse_ptr": "*fp32",

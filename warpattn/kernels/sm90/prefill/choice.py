@@ -16,10 +16,9 @@ from torch import Tensor
 from warpattn.kernels.pieces.span_tiles import SpanTiles, span_tiles
 from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
-from warpattn.problem.element import ELEMENT_OF
 from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, PlanOptions
 
-from .config import SM90Config, arrange, choose_config, is_masked
+from .config import SM90Config, arrange, is_masked, usual_config
 
 MOST_PACKED = 16  # query heads of a tile
 GAIN = 0.9  # of the time of the usual configuration that another one must be estimated to take at most
@@ -65,8 +64,7 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
     """The choice for a dense `problem`. With `batch_invariant` it is that of one of its sequences alone, so that its
     parts do not depend on the others."""
     alone = replace(problem, batch=1) if options.batch_invariant else problem
-    element = ELEMENT_OF[problem.dtype]
-    usual, why = choose_config(element, problem.dim_qk, problem.dim_v, problem.seq_q, is_masked(problem))
+    usual, why = usual_config(problem, problem.seq_q)
     short = _short(alone, usual, target)
     if short is not None:
         return arrange(problem, target, short, "few tiles of few keys: 64-row tiles, two CTAs an SM, end sooner")
@@ -115,14 +113,20 @@ def pack(problem: Problem, usual: SM90Config, why: str, long: Problem | None = N
     if best.head_microseconds() > GAIN * first.head_microseconds():
         return first, why
     config = best.config
-    what = f"{config.packed} query heads of a key head in a tile" if config.packed > 1 else "short key tiles"
+    what = "short key tiles" if config.block_n < usual.block_n else "tiles of fewer rows"
+    if config.packed > 1:
+        what = f"{config.packed} query heads of a key head in a tile"
     seen = _keys_of_row(best) / _keys_of_row(first)
     return best, f"{what}: its rows load and multiply {seen:.0%} of the keys that those of the usual tile do"
 
 
 def _narrow(problem: Problem, usual: SM90Config) -> list[tuple[SM90Config, Rate]]:
-    """Configurations with shorter key tiles, for masks that leave a row few keys."""
+    """Configurations with fewer rows, which last tiles fill better, and with shorter key tiles, for masks that leave a
+    row few keys."""
     wide = max(usual.padded_qk, usual.padded_v)
+    if wide <= 64 and not is_masked(problem):
+        two = replace(usual, consumers=2, kv_stages=4, consumer_registers=240, producer_registers=24)
+        return [(two, Rate(8.1, 0.071, 0.03))]  # exponentials of two warpgroups leave the tensor core idle longer
     if wide > 128 or not is_masked(problem):
         return []
     if wide > 64:

@@ -192,6 +192,15 @@ class SM90Config(KeyTileSizes):
 SHORT_ROWS = 2048  # queries up to which, at head dim 64, 128-row tiles fit a causal triangle better than 192-row ones
 
 
+def usual_config(problem: Problem, seq_q: int) -> tuple[SM90Config, str]:
+    """`choose_config` for a problem whose sequences have about `seq_q` queries."""
+    reads = bool(cast("tuple[tuple, tuple, tuple]", problem.mask)[2])
+    rows = SHORT_ROWS if reads else seq_q
+    config, why = choose_config(problem.element, problem.dim_qk, problem.dim_v, rows, is_masked(problem))
+    wide = max(config.padded_qk, config.padded_v) <= 64
+    return config, "a mask that reads tensors: 240 registers a thread hold their elements" if reads and wide else why
+
+
 def choose_config(element: Element, dim_qk: int, dim_v: int, seq_q: int, masked: bool) -> tuple[SM90Config, str]:
     """The measured best configuration for a pair of head dims, and one sentence why (cycles: bench/notes.md).
 

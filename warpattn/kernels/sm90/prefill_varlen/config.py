@@ -14,7 +14,7 @@ from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, PlanOptions
 from warpattn.problem.operands import COPY_RULE
 
 from ..prefill.choice import pack, shared_out, split
-from ..prefill.config import SM90Config, choose_config, is_masked
+from ..prefill.config import SM90Config, usual_config
 
 PAGED_REGISTERS = 32  # of the producer, the rest of 2 x 240 or 3 x 160: page numbers take their place
 COPIED_KEYS = 64  # keys of a tile that is copied row by row: half the code of 128
@@ -69,7 +69,7 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
     """The choice for a ragged or paged `problem`. The host does not know the lengths, only upper bounds of them: work
     is counted for a sequence of the mean length. With `batch_invariant` nothing depends on the other sequences."""
     usual = _typical(problem, options)
-    tiles, why = choose_config(problem.element, problem.dim_qk, problem.dim_v, usual.seq_q, is_masked(problem))
+    tiles, why = usual_config(problem, problem.max_q or usual.seq_q)
     box, box_why = _box(problem.page_size, tiles.block_n)
     if problem.page_size:
         tiles = replace(tiles, producer_registers=PAGED_REGISTERS, block_n=tiles.block_n if box else COPIED_KEYS)
@@ -108,7 +108,7 @@ def _typical(problem: Problem, options: PlanOptions) -> Problem:
         return replace(problem, batch=1, seq_q=LONG, seq_k=LONG)
     batch = max(1, problem.batch)
     keys = problem.seq_k if problem.page_size else -(-problem.seq_k // batch)
-    return replace(problem, seq_q=problem.max_q or -(-problem.seq_q // batch), seq_k=keys)
+    return replace(problem, seq_q=-(-problem.seq_q // batch), seq_k=keys)
 
 
 def _box(page_size: int, block_n: int) -> tuple[int, str]:
