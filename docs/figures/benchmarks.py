@@ -169,8 +169,9 @@ def _host(times: dict[str, Any]) -> list[str]:
 
 def _requirements(verdicts: list[dict[str, Any]]) -> list[str]:
     lines = ["## Requirements", "", "| requirement | met on | worst |", "|---|---|---|"]
-    for key in dict.fromkeys((v["group"], v["requirement"]) for v in verdicts):
-        rows = [v for v in verdicts if (v["group"], v["requirement"]) == key and v["measured"] is not None]
+    measured = [v for v in verdicts if v["measured"] is not None]
+    for key in dict.fromkeys((v["group"], v["requirement"]) for v in measured):
+        rows = [v for v in measured if (v["group"], v["requirement"]) == key]
         met = [v["met"] if v["met"] is not None else v["aim_met"] for v in rows]
         worst = (min if rows[0]["sense"] == ">=" else max)(rows, key=lambda v: v["measured"])
         aim = " (aim)" if rows[0]["must"] is None else ""

@@ -87,9 +87,7 @@ def test_requirements_name_groups_cases_and_peers_that_exist():
         ("d256", "cudnn"): (1.0, None),
         ("d256", "fa4"): (None, 0.95),
         ("gqa", "cudnn"): (1.03, None),
-        ("wide", "cudnn"): (1.0, None),
-        ("wide", "fa4"): (1.0, None),
-        ("wide", "fa3"): (1.0, None),
+        **dict.fromkeys((("wide", peer) for peer in ("cudnn", "fa4", "fa3")), (1.0, None)),
     }
     assert all(group in groups() and peer in PEERS for group, peer in speeds)
     (window,) = (r for r in REQUIREMENTS if isinstance(r, TimeRequirement))
