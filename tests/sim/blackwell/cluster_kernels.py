@@ -4,6 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import (
     allocate_tensor_memory,
+    clc,
     tcgen05_commit,
     tcgen05_copy,
     tcgen05_mma,
@@ -292,3 +293,25 @@ def copied_accumulator_kernel(c_desc, a_desc, b_desc, out, acc_layout: gl.conste
         mbarrier.wait(done, 0)
     layout: gl.constexpr = acc.get_reg_layout()
     store_tile(out, acc.load(layout), layout)
+
+
+@gluon.jit
+def stealing_kernel(out, FAULT: gl.constexpr):
+    """Each cluster marks its own tile, a half by each CTA, then those of clusters that it has cancelled."""
+    answer = gl.allocate_shared_memory(gl.int64, [2], gl.SwizzledSharedLayout(1, 1, 1, [0], [[0]]))
+    bar = mbarrier.allocate_mbarrier()
+    mbarrier.init(bar, count=1)
+    columns = gl.arange(0, 256, gl.BlockedLayout([1], [32], [4], [0], [[1]]))
+    tile, going, phase = gl.program_id(0), True, 0
+    while going:
+        gl.store(out + tile * 256 + columns, gl.program_id(0) + 1)
+        mbarrier.expect(bar, 16)
+        clc.try_cancel(answer, bar)
+        mbarrier.wait(bar, phase)
+        found = clc.load_result(answer)
+        going = found.is_canceled()
+        tile = found.program_id(0)
+        phase ^= 1
+        if FAULT != "no_meeting":  # CTA 0 asks again only when both have read the answer
+            cluster.barrier()
+    mbarrier.invalidate(bar)

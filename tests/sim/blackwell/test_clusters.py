@@ -269,3 +269,16 @@ def test_knocking_out_every_synchronisation(way):
     results = knock_out(kernel, lambda module: simulate(module, (1,), args, schedule="lazy", step_limit=10_000))
     assert len(results) == 4  # expect, wait, commit, wait
     assert all(result.noticed for result in results), "\n".join(map(str, results))
+
+
+@pytest.mark.parametrize("fault", ["", "no_meeting"])
+@pytest.mark.parametrize("schedule", ["eager", "lazy", "adversarial", "random"])
+def test_clusters_that_cancel_others(fault, schedule):
+    out = np.zeros((9, 256), np.int32)
+    args = {"arch": "sm100", "num_ctas": 2, "schedule": schedule, "seed": 1, "step_limit": 4000}
+    report = run(kernels.stealing_kernel, (9,), {"out": out}, {"FAULT": fault}, **args)
+    if fault:
+        assert not report.clean
+    else:
+        assert report.clean, report
+        assert (out > 0).all() and (out == out[:, :1]).all() and len(set(out[:, 0].tolist())) < 9

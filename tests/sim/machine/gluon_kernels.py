@@ -266,3 +266,12 @@ def word_kernel(out, WRITE: gl.constexpr):
         gl.store(out, word)
     if WRITE == "next":
         gl.store(out + gl.arange(0, 64, layout), tile.load(layout).to(gl.int32))
+
+
+@gluon.jit
+def only_element_kernel(x, out):
+    """The halves of a 64-bit number, which is the only element of a tensor."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    word = gl.load(x + gl.arange(0, 1, layout)).reshape([])
+    gl.store(out, ((word >> 32) & 0xFFFFFFFF).to(gl.int32))
+    gl.store(out + 1, (word & 0xFFFFFFFF).to(gl.int32))

@@ -108,3 +108,9 @@ def test_a_word_of_a_tile_is_no_more_written_than_it_is(write, kinds):
     out = np.zeros(64, np.int32)
     report = run(gluon_kernels.word_kernel, (1,), {"out": out}, {"WRITE": write}, num_warps=1)
     assert [finding.kind for finding in report.findings] == kinds, report
+
+
+def test_the_only_element_of_a_tensor_is_a_number():
+    x, out = np.array([5 << 32 | 7]), np.zeros(2, np.int32)
+    assert run(gluon_kernels.only_element_kernel, (1,), {"x": x, "out": out}, {}, num_warps=1).clean
+    assert out.tolist() == [5, 7]

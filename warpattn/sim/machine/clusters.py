@@ -30,8 +30,8 @@ _ACTING = {
     "ttng.async_tma_reduce",
     "ttng.warp_group_dot", "ttng.warp_group_dot_wait", "ttng.tmem_alloc", "ttng.tmem_load", "ttng.tmem_store",
     "ttng.tmem_subslice", "ttng.tmem_copy", "ttng.tc_gen5_mma", "ttng.tc_gen5_commit", "ttg.async_copy_global_to_local",
-    "ttg.async_commit_group", "ttg.async_wait", "tt.reduce", "scf.for", "scf.if", "scf.while",
-    "scf.execute_region", "tt.call", "ttg.warp_specialize", "tt.map_elementwise",
+    "ttng.clc_try_cancel", "ttng.clc_load_result", "ttg.async_commit_group", "ttg.async_wait", "tt.reduce", "scf.for",
+    "scf.if", "scf.while", "scf.execute_region", "tt.call", "ttg.warp_specialize", "tt.map_elementwise",
 }  # fmt: skip
 _MIXING = {"tt.dot", "tt.dot_scaled", "tt.gather", "tt.histogram"}
 _MOVING = {"tt.reshape", "tt.cat", "tt.unsplat", "tt.split", "tt.join", "tt.trans", "tt.broadcast", "tt.expand_dims"}
@@ -101,8 +101,8 @@ def _stays(op: Op, ctas: Ctas) -> bool:
             marks.append(mark)
         moved = run(*marks)
         for mark in moved if isinstance(moved, tuple) else (moved,):  # both of a split are of one type
-            kind = op.outputs[0]
-            if not np.all(np.asarray(mark)[_part(kind, ctas, cta)]):
+            part = _part(op.outputs[0], ctas, cta) if np.ndim(mark) else ()
+            if not np.all(np.asarray(mark)[part]):
                 return False
     return True
 

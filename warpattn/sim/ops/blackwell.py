@@ -238,22 +238,42 @@ def _check_pair(op: Op) -> bool:
 
 @blocking("ttng.clc_try_cancel")
 def _try_cancel(op: Op) -> Callable[..., Any]:
-    """Ask for a program that has not started: it never starts, and the answer has its place in the grid."""
+    """Ask for a program that has not started: it never starts, and the answer has its place in the grid. The first CTA
+    of a cluster asks for all of them, and each gets the answer."""
 
     def run(task: Any, view: MemDesc, bar: MemDesc) -> Any:
         yield from task.machine.pause()
-        barrier = task.barrier(bar)
-
-        def body(agent: Agent) -> None:
-            index = task.machine.cancel_one()
-            x, y, z = index or (0, 0, 0)
-            bits = np.array([(index is not None) | x << 32, y | z << 32], np.int64)
-            view.buffer.write(asynchronous(view, True, agent), agent.clock, bits.reshape(view.shape))
-            barrier.land(view.array[0].nbytes, agent)
-
-        task.issue("TMA load", task.program.pool, body)
+        if task.program.cta:
+            return
+        answer = _Answer(task.machine)
+        for cta in range(task.program.cluster.count):
+            task.issue("TMA load", task.program.pool, _answering(answer, view, cta, task.barrier(bar, cta)))
 
     return run
+
+
+class _Answer:
+    """What a cancellation says, once the first CTA gets it."""
+
+    def __init__(self, machine: Any) -> None:
+        self._machine = machine
+        self._bits: np.ndarray | None = None
+
+    def bits(self) -> np.ndarray:
+        """Whether a program was cancelled, and its place in the grid."""
+        if self._bits is None:
+            index = self._machine.cancel_one()
+            x, y, z = index or (0, 0, 0)
+            self._bits = np.array([(index is not None) | x << 32, y | z << 32], np.int64)
+        return self._bits
+
+
+def _answering(answer: _Answer, view: MemDesc, cta: int, barrier: Barrier) -> Callable[[Agent], None]:
+    def body(agent: Agent) -> None:
+        view.buffer.write(asynchronous(view, True, agent, cta), agent.clock, answer.bits().reshape(view.shape))
+        barrier.land(view.array[0].nbytes, agent)
+
+    return body
 
 
 @tasked("ttng.clc_load_result")

@@ -185,12 +185,12 @@ def _copy_out(op: Op) -> Callable[..., Any]:
         yield from task.machine.pause()
         cta = task.program.cta
         (coordinates, shape), view = box(rest[:rank], cta), rest[rank]
-        stored = task.program.cluster.shared((op.uid, cta & ~copies), cta, list, 1 << copies.bit_count())
+        stored: list[bytes] = task.program.cluster.shared((op.uid, cta & ~copies), cta, list, 1 << copies.bit_count())
 
         def put(agent: Agent, bits: np.ndarray) -> None:
             who = Toucher(agent.lane, agent.epoch, agent.clock, agent.place)
-            stored.append(bits)
-            if not np.array_equal(bits, stored[0]):
+            stored.append(bits.tobytes())
+            if stored[-1] != stored[0]:
                 text = f"{agent.place} stores a tile of which other CTAs store copies, and theirs have other values"
                 task.machine.findings.add(Finding("Race", text, (agent.place,), view.buffer.name))
             if not cta & copies:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..ir.formats import as_register, register_dtype
 from ..ir.module import Op
-from ..ir.valuetypes import element_bits
+from ..ir.valuetypes import Type, element_bits
 from ..machine.registry import plain, tasked
 
 
@@ -35,10 +35,15 @@ def _splat(op: Op) -> Callable[..., Any]:
 
 @plain("tt.unsplat")
 def _unsplat(op: Op) -> Callable[..., Any]:
-    kind, rank = op.outputs[0], len(op.inputs[0].shape or ())
-    if kind.kind == "scalar":
-        return lambda x: as_register(x.reshape(-1)[0], kind)
-    return lambda x: x.reshape(*x.shape[: x.ndim - rank], -1)[..., 0]
+    """The only element; its type is printed as that of the tensor, so what is left of the shape says what it is."""
+    elem, rank = op.inputs[0].elem, len(op.inputs[0].shape or ())
+    scalar = Type("scalar", elem, None, elem)
+
+    def run(x: np.ndarray) -> Any:
+        value = x.reshape(*x.shape[: x.ndim - rank], -1)[..., 0]
+        return value if value.ndim else as_register(value[()], scalar)
+
+    return run
 
 
 @plain("tt.expand_dims", "tt.reshape")
