@@ -31,8 +31,8 @@ def minimum(a: Any, b: Any) -> Any:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return torch.minimum(a, b)
     if isinstance(a, Tensor):
-        return a.clamp(max=b)
-    return b.clamp(max=a) if isinstance(b, Tensor) else min(a, b)
+        return torch.where(a > b, b, a)  # at a tie all of the gradient is a's, in every torch; clamp's differ
+    return minimum(b, a) if isinstance(b, Tensor) else min(a, b)
 
 
 def maximum(a: Any, b: Any) -> Any:
@@ -40,8 +40,8 @@ def maximum(a: Any, b: Any) -> Any:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return torch.maximum(a, b)
     if isinstance(a, Tensor):
-        return a.clamp(min=b)
-    return b.clamp(min=a) if isinstance(b, Tensor) else max(a, b)
+        return torch.where(a < b, b, a)
+    return maximum(b, a) if isinstance(b, Tensor) else max(a, b)
 
 
 def exp(x: Any) -> Any:

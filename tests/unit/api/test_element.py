@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from triton.language import dtype as triton_dtype
 
 from warpattn.problem.backends import KERNEL_DTYPES
 from warpattn.problem.element import ELEMENTS, Element, element_of
+
+triton_dtype = pytest.importorskip("triton.language", exc_type=ImportError).dtype
 
 
 @pytest.mark.parametrize("element", ELEMENTS, ids=lambda element: element.name)

@@ -5,6 +5,8 @@ import math
 import pytest
 import torch
 
+pytest.importorskip("warpattn.kernels.pieces.codegen", exc_type=ImportError)
+
 import warpattn as wa
 from tests.unit.masks.test_emit import run
 from warpattn.errors import AttentionError
