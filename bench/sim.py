@@ -58,7 +58,7 @@ def simulate(
     out = torch.empty(1, rows, 1, case.dim_v, dtype=dtype)
     options = simulated.Options(timing=timing, programs=1 if timing else simulated.PROGRAMS)
     choice = None if config is None else arrange(ready.problem, ARCHS["sm90"], config, "given")
-    (launch,) = list_launches(ready, Operands(q, k, v, out, None, None), choice)
+    launch = list_launches(ready, Operands(q, k, v, out, None, None), choice)[0]
     report = simulated.run_launch(launch, options)
     if not report.clean:
         raise RuntimeError(str(report))

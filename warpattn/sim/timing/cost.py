@@ -18,6 +18,7 @@ from ..ir.module import Block, Op
 from ..ir.valuetypes import Type, parse_type
 
 WARP = 32
+BANKS = "shared memory"  # the engine that serves many at once, see `bandwidth`
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,9 @@ SM90 = Chip(
         "shuffle": 32,
         "shared memory": 128,  # bytes
         "tensor core": 4096,  # multiply-adds' operations (two each) of 16-bit operands
-        "TMA": 35,  # bytes, from and to L2
+        "TMA": 64,  # bytes, from and to L2
         "load/store": 64,  # bytes of ordinary loads and stores, from and to L2
+        "DRAM": 17,  # bytes, an SM's share
     },
     latencies={
         "scalar": 2,  # dependent instructions of one warp take 4; half of them have something beside them
@@ -159,6 +161,7 @@ class Price(NamedTuple):
 
 FREE = Price()
 PRODUCTS = {"wgmma", "tcgen05 mma"}  # asynchronous work of the tensor core
+_READING = {"ttng.warp_group_dot": (64, 256), "ttng.tc_gen5_mma": (128, 256)}  # rows and columns of an instruction
 
 
 def chip_of(target: str) -> Chip:
@@ -206,7 +209,7 @@ def price_of(op: Op, chip: Chip, constants: frozenset[str] = frozenset()) -> Pri
         return _reduction(op, chip)
     if name in ("ttg.local_load", "ttg.local_store", "ttg.local_alloc", "ttng.tmem_load", "ttng.tmem_store"):
         stored = _bytes(op.inputs[0]) if op.inputs else 0
-        return Price((("shared memory", stored / chip.rates["shared memory"]),), chip.latencies["shared memory"])
+        return Price(((BANKS, stored / chip.rates[BANKS]),), chip.latencies[BANKS])
     if name == "ttg.convert_layout":
         return _conversion(op, chip)
     if name in _GLOBAL:
@@ -277,15 +280,26 @@ def _conversion(op: Op, chip: Chip) -> Price:
     kind = op.outputs[0]
     if "dot_op" in kind.text or math.prod(kind.shape or (1,)) <= 8 * WARP or "linear" in op.inputs[0].text + kind.text:
         return FREE  # spelled by the kernel's author to be without movement, or too small to matter
-    cycles = 2 * _bytes(kind) / chip.rates["shared memory"]
-    return Price((("shared memory", cycles),), 2 * chip.latencies["shared memory"])
+    return Price(((BANKS, 2 * _bytes(kind) / chip.rates[BANKS]),), 2 * chip.latencies[BANKS])
 
 
 def product(op: Op, chip: Chip) -> Price:
     """A matrix product on the tensor core; operands of n bits run at 16 / n of the 16-bit rate."""
     (m, k), n = (op.inputs[0].shape or (1, 1))[-2:], (op.inputs[1].shape or (1, 1))[-1]
     rate = chip.rates["tensor core"] * 16 / op.inputs[0].bits
-    return Price((("tensor core", 2 * m * n * k / rate),), chip.latencies["tensor core"])
+    engines = [("tensor core", 2 * m * n * k / rate)]
+    if op.name in _READING:
+        engines.append((BANKS, _operand_bytes(op, m, n) / chip.rates[BANKS]))
+    return Price(tuple(engines), chip.latencies["tensor core"])
+
+
+def _operand_bytes(op: Op, m: int, n: int) -> float:
+    """Bytes that the instructions of a product read of shared memory: each reads its rows of A, unless they are in
+    registers or tensor memory, and all columns of B."""
+    rows, columns = _READING[op.name]
+    a, b = op.inputs[:2]
+    in_shared = a.kind == "memdesc" and "tensor_memory" not in a.text
+    return _bytes(a) * in_shared * math.ceil(n / columns) + _bytes(b) * math.ceil(m / rows)
 
 
 def asynchronous(op: Op, engine: str, second: bool, chip: Chip) -> Price:
@@ -299,13 +313,15 @@ def asynchronous(op: Op, engine: str, second: bool, chip: Chip) -> Price:
     if not views and bare:
         views = [parse_type(f"!ttg.memdesc{bare[1]}")]
     moved = sum(_bytes(kind) for kind in views[:1])
+    shared = (BANKS, moved / chip.rates[BANKS])
     if engine == "TMA store" and not second:
-        return Price((("shared memory", moved / chip.rates["shared memory"]),), chip.latencies["shared memory"])
-    return Price(((chip.copies, moved / chip.rates[chip.copies]),), chip.latencies[chip.copies])
+        return Price((shared,), chip.latencies[BANKS])
+    copy = (chip.copies, moved / chip.rates[chip.copies])
+    return Price((copy,) if second else (copy, shared), chip.latencies[chip.copies])
 
 
 def _bytes(kind: Type) -> int:
     return math.prod(kind.shape or (1,)) * kind.itemsize
 
 
-__all__ = ["CHIPS", "FREE", "PRODUCTS", "Chip", "Price", "asynchronous", "chip_of", "price_of", "prices"]
+__all__ = ["BANKS", "CHIPS", "FREE", "PRODUCTS", "Chip", "Price", "asynchronous", "chip_of", "price_of", "prices"]

@@ -2,19 +2,22 @@
 
     logs of roles ─▶ replay, always the role that is first in time ─▶ Timing: spans of roles and engines, in cycles
 
-Engines serve requests in order. A program has an SM for itself; programs wait for a free one.
+Engines serve requests in order, but shared memory serves everybody at once: what is left of its bytes a cycle goes to
+whoever has begun. A program has an SM for itself; programs wait for a free one.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..ir.locations import Frame
 from ..ir.module import Op
-from .cost import PRODUCTS, Chip, Price
+from .bandwidth import Bandwidth
+from .cost import BANKS, PRODUCTS, Chip, Price
 from .record import Event, Log, Started
 
 _PIECE = 32.0  # cycles that a role keeps an engine before another may have a turn
@@ -68,6 +71,7 @@ class _Replay:
         self.chip = chip
         self.logs = list(logs)
         self.free: dict[tuple[str, str], float] = {}  # (SM, engine) -> when
+        self.banks: defaultdict[str, Bandwidth] = defaultdict(Bandwidth)  # of an SM's shared memory
         self.ends: dict[int, tuple[int, float]] = {}  # lane -> its last epoch that has ended
         self.history: dict[tuple[int, int], float] = {}
         self.parked: dict[int, list[_Role]] = {}
@@ -130,18 +134,26 @@ class _Replay:
             return False
         assert role.left is not None
         if role.left:
-            engine, cycles = role.left[0]
-            piece = min(cycles, _PIECE)
-            slow = max(1.0, self.chip.quarters / role.log.warps)
-            start = self.reserve(role.sm, engine, role.time, piece, (event.op, role.label))
-            role.time = start + piece * slow
-            role.left[0] = (engine, cycles - piece)
-            if cycles <= piece:
-                role.left.pop(0)
+            self.work(role, event, *role.left[0])
             self.push(role)
             return False
         self.complete(role, event)
         return False
+
+    def work(self, role: _Role, event: Event, engine: str, cycles: float) -> None:
+        """A role keeps an engine busy, for a piece of what it has to do."""
+        assert role.left is not None
+        slow = max(1.0, self.chip.quarters / role.log.warps)
+        why = (event.op, role.label)
+        if engine == BANKS:
+            role.time = self.draw(role.sm, role.time, cycles, 1 / slow, why)
+            role.left.pop()
+            return
+        piece = min(cycles, _PIECE)
+        role.time = self.reserve(role.sm, engine, role.time, piece, why) + piece * slow
+        role.left[0] = (engine, cycles - piece)
+        if cycles <= piece:
+            role.left.pop(0)
 
     def ready(self, role: _Role, event: Event) -> bool:
         """Whether what an event needs has happened; parks the role otherwise."""
@@ -166,7 +178,11 @@ class _Replay:
         """Engines beside the slowest are kept busy for their part."""
         chosen = role.left[0][0] if role.left else ""
         for engine, cycles in event.price.engines:
-            if engine != chosen and cycles >= 1:
+            if engine == chosen or cycles < 1:
+                continue
+            if engine == BANKS:
+                self.draw(role.sm, role.time, cycles, 1.0, (event.op, role.label))
+            else:
                 self.reserve(role.sm, engine, role.time, cycles, (event.op, role.label))
 
     def complete(self, role: _Role, event: Event) -> None:
@@ -190,15 +206,36 @@ class _Replay:
         if started.engine not in PRODUCTS:
             before = started.after or (started.lane, started.epoch - 1)
             begin = max(begin, self.when(*before) or 0.0)
-        end = begin
-        for engine, cycles in started.price.engines:
-            first = self.reserve(role.sm, engine, begin, cycles, (event.op, role.label), started.engine)
-            end = max(end, first + cycles)
+        end = self.serve(role.sm, begin, started, (event.op, role.label))
         self.finish(started.lane, started.epoch, end + started.price.latency)
         held = started.engine in PRODUCTS and event.op is not None and event.op.inputs[0].kind == "tensor"
         if held and end > role.time:
             self.span(Span(role.label, role.time, end, "wait", "operand in registers", _frames(event.op)))
             role.time = end
+
+    def serve(self, sm: str, begin: float, started: Started, why: tuple[Op | None, str]) -> float:
+        """Reserve the engine of asynchronous work and, over its time, what it moves in shared memory; returns the end.
+        The engine is held until its bytes are there."""
+        first = end = begin
+        busy = [part for part in started.price.engines if part[0] != BANKS]
+        for engine, cycles in busy:
+            first = self.reserve(sm, engine, begin, cycles, why, started.engine)
+            end = max(end, first + cycles)
+        for engine, cycles in started.price.engines:
+            if engine == BANKS and cycles:
+                rate = min(1.0, cycles / (end - first)) if end > first else 1.0
+                end = max(end, self.draw(sm, first, cycles, rate, why, started.engine))
+        return end
+
+    def draw(
+        self, sm: str, when: float, cycles: float, rate: float, why: tuple[Op | None, str], what: str = ""
+    ) -> float:
+        """Move bytes in shared memory; returns when all have been moved."""
+        op, who = why
+        drawn = self.banks[sm].draw(when, cycles, rate)
+        for start, end in drawn.pieces:
+            self.span(Span(BANKS + sm, start, end, "busy", what or _name(op), _frames(op), who))
+        return drawn.end
 
     def reserve(
         self, sm: str, engine: str, when: float, cycles: float, why: tuple[Op | None, str], what: str = ""
