@@ -16,13 +16,14 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from bench.model.problems import Problem
-from bench.model.small import SM90, checked, plan_of, run
+from bench.model.small import SM90, Size, checked, plan_of, run
 from warpattn.kernels.pieces.span_tiles import span_tiles
-from warpattn.kernels.sm90.decode.choice import even_cut, head_tiles
+from warpattn.kernels.sm90.decode.choice import EvenCut, even_cut, head_tiles
 from warpattn.problem.launch import Choice
 from warpattn.sim.timing.cost import SM90 as CHIP
 from warpattn.sim.timing.replay import Timing
 
+FIRST = " of program (0, 0, 0)"  # of an engine's name where there are several programs
 LAUNCH = 3000.0  # cycles of a kernel that only moves bytes, beside its bytes: first and last bytes are on their way
 
 
@@ -113,42 +114,55 @@ def _costs(problem: Problem, choice: Choice) -> Costs:
 def _prefill_costs(problem: Problem, choice: Choice) -> Costs:
     config = choice.config
     m, n, heads = config.tokens, config.block_n, config.packed
-    keys = max(1, 128 // n)
-    short, more, longer = (run(problem, choice, heads, tiles * m, n * 8 * keys * size) for tiles, size in ((2, 1), (3, 1), (2, 2)))  # fmt: skip
-    plain = (longer.cycles - short.cycles) / (16 * keys)
-    piece = more.cycles - short.cycles - 8 * keys * plain
-    start = short.cycles - 2 * piece - 16 * keys * plain
-    busy = _busy(short, longer, 16 * keys)
+    tiles = 8 * max(1, 128 // n)  # key tiles of the shorter runs
+    short, more, longer = (
+        run(problem, choice, Size(heads, m * rows, n * keys))
+        for rows, keys in ((2, tiles), (3, tiles), (2, 2 * tiles))
+    )
+    plain = (longer.cycles - short.cycles) / (2 * tiles)
+    piece = more.cycles - short.cycles - tiles * plain
+    start = short.cycles - 2 * piece - 2 * tiles * plain
+    busy = _busy(short, longer, 2 * tiles)
     if not problem.case.causal:
         return Costs(start, piece, plain, plain, busy)
-    tiles = max(4, 2 * n // m)
-    masked = run(problem, choice, heads, tiles * m, tiles * m, causal=True)
-    spans = [((row + 1) // n, -(-min(row + m, tiles * m) // n)) for row in range(0, tiles * m, m)]
-    whole, all_ = (sum(span[i] for span in spans) for i in (0, 1))
-    return Costs(start, piece, plain, (masked.cycles - start - tiles * piece - whole * plain) / (all_ - whole), busy)
+    rows = m * max(4, 2 * n // m)
+    masked = run(problem, choice, Size(heads, rows, rows, causal=True)).cycles - start
+    whole = sum((row + 1) // n for row in range(0, rows, m))
+    every = sum(-(-min(row + m, rows) // n) for row in range(0, rows, m))
+    return Costs(start, piece, plain, (masked - rows // m * piece - whole * plain) / (every - whole), busy)
 
 
 def _backward_costs(problem: Problem, choice: Choice) -> Costs:
-    config = choice.config
-    m, n = config.block_m, config.block_n
-    short, longer = (run(problem, choice, 1, m * size, n) for size in (8, 16))
+    m, n = choice.config.block_m, choice.config.block_n
+    short, longer = (run(problem, choice, Size(1, m * tiles, n)) for tiles in (8, 16))
     plain = (longer.cycles - short.cycles) / 8
     piece = short.cycles - 8 * plain
     busy = _busy(short, longer, 8)
     if not problem.case.causal:
         return Costs(0.0, piece, plain, plain, busy)
-    tiles = 4 * max(1, n // m)  # the first CTA has the longest walk, along the whole diagonal's first tiles
-    masked = run(problem, choice, 1, m * tiles, m * tiles, causal=True)
-    hidden = max(1, n // m)
-    return Costs(0.0, piece, plain, (masked.cycles - piece - (tiles - hidden) * plain) / hidden, busy)
+    hidden = max(1, n // m)  # tiles on the diagonal; the first CTA has the longest walk
+    masked = run(problem, choice, Size(1, 4 * hidden * m, 4 * hidden * m, causal=True)).cycles
+    return Costs(0.0, piece, plain, (masked - piece - 3 * hidden * plain) / hidden, busy)
 
 
 def _decode_costs(problem: Problem, choice: Choice) -> Costs:
-    config = choice.config
-    heads = problem.case.heads_q // problem.case.heads_kv
-    short, longer = (run(problem, choice, heads, 1, config.block_n * size) for size in (8, 16))
-    plain = (longer.cycles - short.cycles) / 8
-    return Costs(short.cycles - 8 * plain, 0.0, plain, plain, _busy(short, longer, 8))
+    """Of a CTA; the CTAs that share a head also combine their parts, which belongs to the start."""
+    n, heads = choice.config.block_n, problem.case.heads_q // problem.case.heads_kv
+    ctas = _cut(problem, choice).splits
+    short, longer = (run(problem, choice, Size(heads, 1, n * tiles * ctas, ctas=ctas)) for tiles in (4, 8))
+    plain = (longer.cycles - short.cycles) / 4
+    busy = tuple((name.removesuffix(FIRST), cycles) for name, cycles in _busy(short, longer, 4) if ctas == 1 or name.endswith(FIRST))
+    if ctas > 1:
+        return Costs(short.cycles - 4 * plain, 0.0, plain, plain, busy)
+    more = run(problem, choice, Size(2 * heads, 1, n * 4, heads_kv=2)).cycles
+    piece = more - short.cycles - 4 * plain
+    return Costs(short.cycles - piece - 4 * plain, piece, plain, plain, busy)
+
+
+def _cut(problem: Problem, choice: Choice) -> EvenCut:
+    """How the heads of a decode step are shared out."""
+    ready, _ = checked(problem)
+    return even_cut(head_tiles(ready.problem), choice.grid[0])
 
 
 def _busy(short: Timing, longer: Timing, tiles: int) -> tuple[tuple[str, float], ...]:
@@ -159,11 +173,9 @@ def _busy(short: Timing, longer: Timing, tiles: int) -> tuple[tuple[str, float],
 def _forward_pieces(problem: Problem, choice: Choice) -> Iterator[Piece]:
     case, config = problem.case, choice.config
     if choice.kernel == "decode":
-        ready, _ = checked(problem)
-        heads = head_tiles(ready.problem)
-        cut = even_cut(heads, choice.grid[0])
+        splits = _cut(problem, choice).splits
         tiles = -(-case.seq_k // config.block_n)
-        yield from [Piece(-(-tiles // cut.splits), 0)] * (heads * cut.splits)
+        yield from [Piece(-(-tiles // splits), 0)] * (case.batch * case.heads_kv * splits)
         return
     ready, _ = checked(problem)
     spans = span_tiles(ready.problem, config.tokens, config.block_n) if case.causal else None

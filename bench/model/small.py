@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 import warpattn as wa
+from bench.cases import Case
 from bench.model.problems import Problem
 from warpattn.kernels.sm90.backward.launch import list_backward_launches
 from warpattn.kernels.sm90.decode.launch import list_launches as decode_launches
@@ -50,12 +51,25 @@ def plan_of(problem: Problem) -> Plan:
     return plan_backward(ready.problem) if problem.backward else plan(ready.problem)
 
 
-def run(problem: Problem, choice: Choice, heads: int, rows: int, keys: int, causal: bool = False) -> Timing:
-    """The times of one CTA with the configuration of `choice`, for `heads` query heads of one key head."""
+class Size(NamedTuple):
+    """Of a small problem: query heads, rows, keys, whether it is causal; key heads; and the CTAs that share its keys."""
+
+    heads: int
+    rows: int
+    keys: int
+    causal: bool = False
+    heads_kv: int = 1
+    ctas: int = 1
+
+
+def run(problem: Problem, choice: Choice, size: Size) -> Timing:
+    """The times of a small problem with the configuration of `choice`."""
     case = replace(
-        problem.case, batch=1, seq_q=rows, seq_k=keys, heads_q=heads, heads_kv=1, causal=causal, window=None
+        problem.case, batch=1, seq_q=size.rows, seq_k=size.keys, heads_q=size.heads, heads_kv=size.heads_kv,
+        causal=size.causal, window=None,
     )  # fmt: skip
-    options = simulated.Options(timing=True, programs=1)
+    choice = replace(choice, grid=(size.ctas,))
+    options = simulated.Options(timing=True, programs=size.ctas)
     launches = _backward(Problem(case, True), choice) if problem.backward else (_forward(Problem(case), choice),)
     reports = [simulated.run_launch(launch, options) for launch in launches]
     for report in reports:
@@ -72,7 +86,7 @@ def _forward(problem: Problem, choice: Choice) -> Launch:
     out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype)
     x = Operands(q, k, v, out, None, None)
     if choice.kernel == "decode":
-        return decode_launches(ready, x, Dense(), replace(choice, grid=(1,)))[0]
+        return decode_launches(ready, x, Dense(), choice)[0]
     config = replace(choice.config, split=False) if choice.config.split else choice.config
     return attention_launch(ready, x, arrange(ready.problem, SM90, config, "given"))
 
@@ -87,3 +101,10 @@ def _backward(problem: Problem, choice: Choice) -> tuple[Launch, ...]:
     backward = CheckedBackward.of(ready, False)
     own = plan_backward(ready.problem).choice
     return list_backward_launches(backward, made, Dense(), replace(own, config=choice.config))
+
+
+def simulated_head(seq: int) -> None:
+    """Simulate one causal head of dim 128 without timing."""
+    case = Case("head", 1, seq, seq, 1, 1, 128, 128, causal=True)
+    choice = plan_of(Problem(case)).choice
+    simulated.run_launch(_forward(Problem(case), choice), simulated.Options())

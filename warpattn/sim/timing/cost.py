@@ -48,10 +48,10 @@ SM90 = Chip(
         "tensor core": 4096,  # multiply-adds' operations (two each) of 16-bit operands
         "TMA": 64,  # bytes, from and to L2
         "load/store": 64,  # bytes of ordinary loads and stores, from and to L2
-        "DRAM": 17,  # bytes, an SM's share
+        "DRAM": 19,  # bytes, an SM's share
     },
     latencies={
-        "scalar": 2,  # dependent instructions of one warp take 4; half of them have something beside them
+        "scalar": 6,  # one or two dependent instructions; many run on the uniform datapath
         "integer division": 90,
         "tensor": 4,  # dependent instructions of a tensor of one element per lane
         "shuffle": 25,
@@ -63,17 +63,21 @@ SM90 = Chip(
         "tensor core": 60,
         "tensor core issue": 30,
         "tensor core wait": 20,
-        "mbarrier wait": 30,
+        "operand in registers": 4,  # more for each instruction whose left operand is there
+        "mbarrier wait": 60,  # with the barrier of the role's warps that Triton puts before it
         "mbarrier arrive": 10,
         "named barrier": 25,
-        "fence": 20,
+        "fence": 100,  # until the role's own stores have arrived
         "role start": 1000,
     },
     sources=(
         "rates of FMA, ALU, MUFU, shuffle: CUDA C++ Programming Guide, arithmetic instructions, capability 9.0",
         "tensor core: H100 data sheet, 989 TFLOP/s dense bf16 = 132 SMs at 1.83 GHz x 4096",
         "integer division: stamps of %clock on an H200 before and after four moved, bench/notes.md rows 6 and 7",
-        "TMA bytes: an estimate from what this project's own kernels stream (64 KiB in some 2,000 cycles)",
+        "shared memory: 32 banks of 4 bytes; two warpgroups that multiply 64 columns reach it (bench.model.rates)",
+        "operand in registers: 4 to 5 cycles an instruction on an H200 (bench.model.rates)",
+        "TMA: what L2 can send to an SM; head dim 256 streams 31 bytes a cycle for its whole time",
+        "DRAM: decode of 32 x 4k on an H200, 18.6 bytes a cycle (ncu, at 1.77 GHz)",
         "all other latencies: round figures, chosen with the measured cycles of the kernels in view",
     ),
 )
@@ -162,6 +166,7 @@ class Price(NamedTuple):
 FREE = Price()
 PRODUCTS = {"wgmma", "tcgen05 mma"}  # asynchronous work of the tensor core
 _READING = {"ttng.warp_group_dot": (64, 256), "ttng.tc_gen5_mma": (128, 256)}  # rows and columns of an instruction
+_STEP = 256  # bits of a row of A that an instruction multiplies
 
 
 def chip_of(target: str) -> Chip:
@@ -288,6 +293,9 @@ def product(op: Op, chip: Chip) -> Price:
     (m, k), n = (op.inputs[0].shape or (1, 1))[-2:], (op.inputs[1].shape or (1, 1))[-1]
     rate = chip.rates["tensor core"] * 16 / op.inputs[0].bits
     engines = [("tensor core", 2 * m * n * k / rate)]
+    if op.name == "ttng.warp_group_dot" and op.inputs[0].kind == "tensor":
+        steps = m / _READING[op.name][0] * k * op.inputs[0].bits / _STEP
+        engines = [("tensor core", engines[0][1] + steps * chip.latencies["operand in registers"])]
     if op.name in _READING:
         engines.append((BANKS, _operand_bytes(op, m, n) / chip.rates[BANKS]))
     return Price(tuple(engines), chip.latencies["tensor core"])
