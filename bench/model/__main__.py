@@ -33,7 +33,7 @@ ROUNDS = 5
 
 
 class Errors(NamedTuple):
-    """Of several predictions: how many, the share of those within CLOSE, and the median of |predicted / measured - 1|."""
+    """Of several predictions: how many, the share within CLOSE, and the median of |predicted / measured - 1|."""
 
     count: int
     close: float

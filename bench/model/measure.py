@@ -63,7 +63,6 @@ def compile_one(problem: Problem) -> None:
 
 def call_of(problem: Problem) -> Callable[[], object]:
     """The problem on random tensors of the card."""
-    case = problem.case
     generator = torch.Generator("cuda").manual_seed(0)
     _, empty = checked(problem, "cuda")
     q, k, v = (torch.randn(x.shape, generator=generator, device="cuda", dtype=x.dtype) for x in empty)
@@ -85,7 +84,8 @@ def count(names: Sequence[str]) -> list[dict[str, Any]]:
         print(done.stdout[-2000:], done.stderr[-2000:], flush=True)
     rows = []
     for name, kernels in zip(names, calls, strict=False):
-        rows.append({"problem": name, "metrics": ncu.combine(kernels), "kernels": kernels} if kernels else {"problem": name})
+        counted = {"metrics": ncu.combine(kernels), "kernels": kernels} if kernels else {}
+        rows.append({"problem": name, **counted})
     return rows
 
 

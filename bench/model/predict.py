@@ -116,8 +116,7 @@ def _prefill_costs(problem: Problem, choice: Choice) -> Costs:
     m, n, heads = config.tokens, config.block_n, config.packed
     tiles = 8 * max(1, 128 // n)  # key tiles of the shorter runs
     short, more, longer = (
-        run(problem, choice, Size(heads, m * rows, n * keys))
-        for rows, keys in ((2, tiles), (3, tiles), (2, 2 * tiles))
+        run(problem, choice, Size(heads, m * rows, n * keys)) for rows, keys in ((2, tiles), (3, tiles), (2, 2 * tiles))
     )
     plain = (longer.cycles - short.cycles) / (2 * tiles)
     piece = more.cycles - short.cycles - tiles * plain
@@ -151,7 +150,8 @@ def _decode_costs(problem: Problem, choice: Choice) -> Costs:
     ctas = _cut(problem, choice).splits
     short, longer = (run(problem, choice, Size(heads, 1, n * tiles * ctas, ctas=ctas)) for tiles in (4, 8))
     plain = (longer.cycles - short.cycles) / 4
-    busy = tuple((name.removesuffix(FIRST), cycles) for name, cycles in _busy(short, longer, 4) if ctas == 1 or name.endswith(FIRST))
+    parts = _busy(short, longer, 4)
+    busy = tuple((name.removesuffix(FIRST), cycles) for name, cycles in parts if ctas == 1 or name.endswith(FIRST))
     if ctas > 1:
         return Costs(short.cycles - 4 * plain, 0.0, plain, plain, busy)
     more = run(problem, choice, Size(2 * heads, 1, n * 4, heads_kv=2)).cycles
@@ -198,7 +198,6 @@ def _part(piece: Piece, part: int, parts: int) -> Piece:
 
 
 def _backward_pieces(problem: Problem, choice: Choice) -> Iterator[Piece]:
-    case = problem.case
     for _ in range(choice.order.heads):
         for tile in range(choice.order.tiles):
             yield _queries(problem, tile * choice.config.block_n, choice.config.block_m, choice.config.block_n)

@@ -1,7 +1,7 @@
 """Rates of matrix products on a card, for the cost model: `python -m bench.model.rates`.
 
-One CTA of one or two warpgroups repeats chains of products of 64 rows (each) by N columns and 64 of depth, and waits for
-each chain. Two lengths of chain tell what a product takes apart from what a chain and its wait take.
+One CTA of one or two warpgroups repeats chains of products of 64 rows (each) by N columns and 64 of depth, and waits
+for each chain. Two lengths of chain tell what a product takes from what a chain and its wait take.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ STEPS = 200
 
 @gluon.jit
 def clock(x):
+    """The SM's clock."""
     return gl.inline_asm_elementwise("mov.u32 $0, %clock;", "=r,r", [x], gl.int32, is_pure=False, pack=1)
 
 

@@ -1,4 +1,4 @@
-"""Small runs of a problem's kernels in the simulator: what one CTA takes with the configuration of the whole problem."""
+"""Small runs of a problem's kernels in the simulator: what a CTA takes with the configuration of the whole problem."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def checked(problem: Problem, device: str = "cpu") -> tuple[CheckedCall, Any]:
              (case.seq_k, case.heads_kv, case.dim_v))  # fmt: skip
     q, k, v = (torch.empty(case.batch, *size, dtype=dtype, device=device) for size in sizes)
     backend = "simulate:sm90" if device == "cpu" else "auto"
-    return validate(Call(q, k, v, Dense(), mask_of(problem), None, None, None, problem.backward, None, backend)), (q, k, v)
+    call = Call(q, k, v, Dense(), mask_of(problem), None, None, None, problem.backward, None, backend)
+    return validate(call), (q, k, v)
 
 
 def plan_of(problem: Problem) -> Plan:
@@ -52,7 +53,7 @@ def plan_of(problem: Problem) -> Plan:
 
 
 class Size(NamedTuple):
-    """Of a small problem: query heads, rows, keys, whether it is causal; key heads; and the CTAs that share its keys."""
+    """Of a small problem: query heads, rows, keys, whether it is causal; key heads; CTAs that share its keys."""
 
     heads: int
     rows: int

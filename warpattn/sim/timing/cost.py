@@ -3,7 +3,7 @@
     operation ─ price ─▶ Price: cycles on engines (as if one role had the SM for itself), cycles of latency after them
 
 An engine works for all roles of a program in the order in which they ask. Numbers are per SM and clock cycle. Nothing
-here knows a kernel or a shape; what the predictions are worth is measured by `python -m bench.sim`.
+here knows a kernel or a shape; what the predictions are worth is measured by `python -m bench.model`.
 """
 
 from __future__ import annotations
