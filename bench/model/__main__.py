@@ -25,7 +25,8 @@ from bench.model.problems import Problem
 from bench.model.small import simulated_head
 
 WRITTEN = Path(__file__).with_name("predicted.json")
-MEASURED = Path(__file__).parents[1] / "results" / "h200" / "2026-11-22-model.json"
+RECORDS = Path(__file__).parents[1] / "results" / "h200"
+MEASURED = ("2026-11-22-model.json", "2026-11-22-model-held-out.json")
 CLOSE = 0.25  # a prediction further off than this says that the model is not calibrated
 SETS = {"recorded": problems.RECORDED, "calibrated": problems.CALIBRATED, "held_out": problems.HELD_OUT}
 SPEED_LIMIT_S = 0.3
@@ -42,7 +43,7 @@ class Errors(NamedTuple):
 
 def measured() -> dict[str, float]:
     """SM cycles of each problem, all of its launches together, by ncu."""
-    rows = json.loads(MEASURED.read_text())["ncu"]
+    rows = [row for name in MEASURED for row in json.loads((RECORDS / name).read_text())["ncu"]]
     return {row["problem"]: row["metrics"]["sm__cycles_elapsed.max"] for row in rows}
 
 
