@@ -59,7 +59,7 @@ def test_predictions_made_before_measuring_are_as_the_page_says():
         ("%a = math.exp2 %x : tensor<64x128xf32>", {"issue": 64, "MUFU": 512}, 4),
         ("%a = arith.addf %x, %y : tensor<64x128xf32>", {"issue": 64}, 4),
         ("%a = arith.maxnumf %x, %y : tensor<64x128xf32>", {"issue": 64, "ALU": 128}, 4),
-        ("%a = arith.addi %n, %n : i32", {}, 2),
+        ("%a = arith.addi %n, %n : i32", {}, 6),
         ("%a = arith.divsi %n, %n : i32", {}, 90),
     ],
 )
@@ -78,7 +78,7 @@ def test_a_multiplication_that_is_only_added_is_part_of_the_addition():
 
 def test_a_division_by_a_constant_is_none():
     constant, division = "%c = arith.constant 3 : i32", "%a = arith.divsi %n, %c : i32"
-    assert price(constant, division)[1].latency < 10
+    assert price(constant, division)[1].latency < SM90.latencies["integer division"] / 3
 
 
 def test_a_chip_without_a_model_is_an_error():

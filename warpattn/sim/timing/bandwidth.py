@@ -1,7 +1,7 @@
 """A resource that many draw on at once, such as the banks of shared memory: each slice of time has so much to give.
 
 slice    │ 0 ··· 63 │ 64 ·· 127 │ 128 · 191 │
-given    │ ████████ │ ███       │           │   whoever comes next gets what is left, from its start on
+given    │ ████████ │ ███       │           │   the next request gets what is left, from its start on
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     logs of roles ─▶ replay, always the role that is first in time ─▶ Timing: spans of roles and engines, in cycles
 
-Engines serve requests in order, but shared memory serves everybody at once: what is left of its bytes a cycle goes to
-whoever has begun. A program has an SM for itself; programs wait for a free one.
+Engines serve requests in order, but shared memory serves all at once: what one request leaves of its bytes a cycle,
+the next ones get. A program has an SM for itself; programs wait for a free one.
 """
 
 from __future__ import annotations
