@@ -86,9 +86,10 @@ SM100 = replace(
     SM90,
     name="sm_100",
     sms=148,
-    rates=SM90.rates | {"tensor core": 8192},
+    rates=SM90.rates | {"tensor core": 8192, "tensor memory": 128},
     sources=(
         "tensor core: B200 data sheet, 2.25 PFLOP/s dense bf16 = 148 SMs at 1.85 GHz x 8192",
+        "tensor memory: as fast as shared memory, a guess",
         "all else as sm_90, not measured",
     ),
 )
@@ -214,7 +215,8 @@ def price_of(op: Op, chip: Chip, constants: frozenset[str] = frozenset()) -> Pri
         return _reduction(op, chip)
     if name in ("ttg.local_load", "ttg.local_store", "ttg.local_alloc", "ttng.tmem_load", "ttng.tmem_store"):
         stored = _bytes(op.inputs[0]) if op.inputs else 0
-        return Price(((BANKS, stored / chip.rates[BANKS]),), chip.latencies[BANKS])
+        engine = "tensor memory" if name.startswith("ttng.tmem") else BANKS
+        return Price(((engine, stored / chip.rates[engine]),), chip.latencies[BANKS])
     if name == "ttg.convert_layout":
         return _conversion(op, chip)
     if name in _GLOBAL:
