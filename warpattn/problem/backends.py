@@ -40,9 +40,9 @@ class EightBitLimits:
     dtypes: tuple[torch.dtype, ...]
     kinds: tuple[str, ...]  # of sequences
     scales: tuple[str | int | None, ...]  # what a scale may belong to
-    tokens: int  # queries of a sequence at most
     columns: int  # head dims are multiples of it
     rows: int  # and pages are
+    fp16_tokens: int  # queries of a sequence at most if they are fp16 and values have scales of tokens
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ LATENT_TOKENS = 16  # query tokens of a sequence at most, with these
 EVERY_KIND = ("dense", "ragged", "paged")
 BACKWARD_SM90 = BackwardLimits(("dense", "ragged"), 256, deterministic=True)
 EIGHT_BIT_SM90 = EightBitLimits(
-    (torch.float8_e4m3fn, torch.float8_e5m2), ("dense", "paged", "paged-ragged"), (None, "tensor", "head", "token"),
-    tokens=16, columns=16, rows=8,
+    (torch.float8_e4m3fn, torch.float8_e5m2), (*EVERY_KIND, "paged-ragged"), (None, "tensor", "head", "token"),
+    columns=16, rows=8, fp16_tokens=16,
 )  # fmt: skip
 LIMITS = {
     "sm90": Limits((*EVERY_KIND, "paged-ragged"), 256, latent=True, backward=BACKWARD_SM90, eight_bit=EIGHT_BIT_SM90),

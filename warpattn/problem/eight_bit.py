@@ -77,9 +77,12 @@ def check_eight_bit(rules: Rules, arch: str, problem: Problem, differentiated: t
         listed = ", ".join(str(each) for each in allowed if each is not None)
         rule = f"with 8 bits the {arch} backend takes {listed}; {USE_REFERENCE} or dequantise them"
         rules.require(found in allowed, named, rule)
-    tokens = problem.max_q or problem.seq_q
-    rule = f"with 8 bits the {arch} backend takes at most {limits.tokens}; {USE_REFERENCE} or dequantise them"
-    rules.require(tokens <= limits.tokens, f"q has up to {tokens} tokens a sequence", rule)
+    if problem.dtype == torch.float16 and problem.scales[1] == "token":
+        tokens = problem.max_q or problem.seq_q
+        rule = f"with scales of v per token, which fp16 weights cannot hold, the {arch} backend takes at most"
+        rule = f"{rule} {limits.fp16_tokens} of fp16; use bf16, or scales per head"
+        few = tokens <= limits.fp16_tokens and problem.kind != "ragged"
+        rules.require(few, f"q has dtype {problem.dtype} and up to {tokens} tokens a sequence", rule)
     for name, size, unit in (
         ("head_dim of k", problem.dim_qk, limits.columns),
         ("head_dim of v", problem.dim_v, limits.columns),

@@ -12,12 +12,12 @@ from tests.sim.knocking import knocked_out, reviewed
 from tests.sim.sm90.decode import Decode, check, run, tensors
 from tests.sim.sm90.test_decode import MIXED, SCHEDULES
 from tests.sim.sm90.test_decode_knockout import REDUNDANT
-from warpattn.api import attention, attention_paged, attention_varlen
+from warpattn.api import attention, attention_paged
 from warpattn.errors import AttentionError
 from warpattn.masks import Causal, SlidingWindow
-from warpattn.quantized import Quantized, quantize
+from warpattn.quantized import quantize
 from warpattn.scores import SoftCap
-from warpattn.sequences import PagedKV, Ragged
+from warpattn.sequences import PagedKV
 from warpattn.sim import Report
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -102,13 +102,10 @@ def test_what_the_kernels_do_not_take():
     refused("float8_e4m3fnuz; with 8 bits the sm90 backend takes torch.float8_e4m3fn, torch.float8_e5m2", fnuz)
     refused("k has a scale per 64; with 8 bits the sm90 backend takes", quantize(torch.zeros(4, 16, 2, 128), per=64),
             q=torch.zeros(2, 1, 4, 128).bfloat16())  # fmt: skip
-    refused("q has up to 17 tokens a sequence; with 8 bits", x, q=torch.zeros(2, 17, 4, 64).bfloat16())
+    half = torch.zeros(2, 17, 4, 64).half()
+    refused("up to 17 tokens a sequence; with scales of v per token", x, q=half, per="token")
     refused("the page size is 3; with 8 bits the sm90 backend takes multiples of 8", x[:, :3])
     refused("the sm100 backend has no kernels for 8 bits", x, backend="simulate:sm100")
-    flat = Quantized(torch.zeros(4, 2, 64).to(E4M3), torch.ones(()))
-    with pytest.raises(AttentionError, match="8-bit keys and values are ragged"):
-        attention_varlen(q[:, 0], flat, flat, Ragged(torch.tensor([0, 2]).int(), torch.tensor([0, 4]).int()),
-                         backend="simulate:sm90")  # fmt: skip
     many = quantize(torch.zeros(2, 600, 2, 64))
     with pytest.raises(AttentionError, match="8-bit keys and values have no backward"):
         attention(q.clone().requires_grad_(), many, many, backend="simulate:sm90")

@@ -35,8 +35,10 @@ def ragged(dim: int) -> tuple[Any, ...]:
     return tensor(200, 4, dim), tensor(200, 2, dim), tensor(200, 2, dim), wa.Ragged(torch.tensor([0, 70, 200]).int())
 
 
-def paged(rows: int, dim: int, page: int, heads: int = 4) -> tuple[Any, ...]:
-    k, v = tensor(PAGES, page, 2, dim), tensor(PAGES, page, 2, dim)
+def paged(
+    rows: int, dim: int, page: int, stored: torch.dtype = torch.bfloat16, heads: int = 4
+) -> tuple[Any, ...]:
+    k, v = (tensor(PAGES, page, 2, dim).to(stored) for _ in range(2))
     table, lengths = torch.zeros(1, PAGES, dtype=torch.int32), torch.full((1,), PAGES * page, dtype=torch.int32)
     return tensor(1, rows, heads, dim), k, v, wa.PagedKV(k, v, table, lengths)
 
@@ -57,6 +59,7 @@ CASES = {
     "prefill, ragged": (ragged(128), False),
     "prefill, pages": (paged(100, 64, 16), False),
     "prefill, pages copied row by row": (paged(100, 64, 3), False),
+    "prefill, pages of 8 bits": (paged(100, 64, 16, torch.float8_e4m3fn), False),
     "decode, swap-AB": (dense(1, 128), False),
     "decode, 64 rows": (dense(16, 128, heads=8), False),
     "decode, keys ready before the dependency": (paged(1, 128, 16), True),
@@ -80,7 +83,7 @@ def arrivals(topology: Topology) -> Counter[int]:
     """How many barriers complete on how many arrivals."""
     found: Counter[int] = Counter()
     for edge in topology.edges:
-        found[1] += edge.stages
+        found[4 if edge.producer == "convert" else 1] += edge.stages
         found[topology.empty_arrivals(edge.name)] += edge.stages
     for signal in topology.signals:
         found.update(topology.arrivals(signal.name, i) for i in range(signal.number))
@@ -101,6 +104,9 @@ def test_the_compiled_kernel_has_what_its_topology_says(name: str) -> None:
     code = to_ttgir(launch.source(), triton_target("sm90"), dict(launch.options)).asm["ttgir"]
     assert Counter(map(int, re.findall(r"ttng\.init_barrier %[\w.]+, (\d+)", code))) == arrivals(topology)
     expected = {edge.slot_bytes for edge in topology.edges if by_tma(edge, config)}
+    tiles = getattr(config, "tiles", config)
+    if getattr(tiles, "eight_bit", None):
+        expected = {tiles.q_bytes, *tiles.loaded_bytes}
     assert set(map(int, re.findall(r"ttng\.barrier_expect %[\w.]+, (\d+)", code))) == expected
     (registers,) = re.findall(r"requestedRegisters = array<i32: ([\d, ]+)>", code)
     assert tuple(map(int, registers.split(","))) == topology.workers.registers

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
-from warpattn.problem.operands import run_strides
+from warpattn.problem.operands import Operands, run_strides
+from warpattn.sequences import Sequence
 
 Fields = TypeVar("Fields", bound=tuple)
 
@@ -19,6 +20,41 @@ class StridedRows(NamedTuple):
     outer: Any  # from one batch entry or page to the next
     row: Any  # from one token or row to the next
     head: Any
+
+
+class ScaleRows(NamedTuple):
+    """A scale of 8-bit keys or values with its strides, int64: 0 for the dimensions that it does not have."""
+
+    scale: Any  # float*
+    outer: Any  # from one batch entry or page to the next
+    row: Any
+    head: Any
+
+
+class Scales(NamedTuple):
+    """The `scale` argument of prefill over 8-bit keys and values."""
+
+    scores: Any  # softmax scale, fp32
+    k: Any  # ScaleRows
+    v: Any
+
+
+def scale_rows(x: Tensor, scale: Tensor | None) -> ScaleRows:
+    """The argument for the scale of keys or values x (batch or page, row, head, dim) or (row, head, dim)."""
+    if scale is None or scale.ndim < 2:
+        return ScaleRows(scale, 0, 0, scale.stride(0) if scale is not None and scale.ndim else 0)
+    return ScaleRows(scale, *[0] * (4 - x.ndim), *scale.stride()[: x.ndim - 1])
+
+
+def prefill_scales(scale: float, x: Operands, sequence: Sequence) -> Scales:
+    """The softmax scale, and those of 8-bit keys and values."""
+    return Scales(scale, scale_rows(x.k, sequence.k_scale), scale_rows(x.v, sequence.v_scale))
+
+
+def scale_types(eight_bit: bool) -> str | Scales:
+    """The types of that argument."""
+    rows = ScaleRows("*fp32", "i64", "i64", "i64")
+    return Scales("fp32", rows, rows) if eight_bit else "fp32"
 
 
 def strided(x: Tensor) -> StridedRows:

@@ -30,7 +30,7 @@ def list_launches(checked: CheckedCall, x: Operands, sequence: Sequence, options
         return launches(checked, x, sequence, choose(problem, ARCHS["sm90"], options))
     if isinstance(sequence, Ragged | PagedKV):
         return prefill_varlen.list_launches(checked, x, sequence, choose(problem, ARCHS["sm90"], options))
-    return prefill.list_launches(checked, x, choose(problem, ARCHS["sm90"], options))
+    return prefill.list_launches(checked, x, choose(problem, ARCHS["sm90"], options), sequence)
 
 
 def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTIONS) -> Choice:

@@ -13,8 +13,8 @@ from warpattn.problem.arch import Arch
 from warpattn.problem.element import Element
 from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, PlanOptions
 
-from ..prefill.config import CONSUMER_ROWS, SMEM_LIMIT, pad_dim
-from .config import LEAST_BOX, DecodeConfig, EightBit, LengthSums, Overlap, Registers, Schedule, StreamConfig, SwapAB
+from ..prefill.config import CONSUMER_ROWS, SMEM_LIMIT, eight_bit_of, pad_dim
+from .config import LEAST_BOX, DecodeConfig, LengthSums, Overlap, Registers, Schedule, StreamConfig, SwapAB
 
 MAX_TOKENS = 16
 MANY_KEYS = 512  # with fewer dense keys the prefill kernel is faster
@@ -131,7 +131,7 @@ def eight_bit_tiles(problem: Problem, rows: int, ctas: int | None = None) -> Dec
     ctas = ctas or (2 if wide <= SHORT_ROW else 1)
     config = DecodeConfig(
         problem.element, problem.dim_qk, problem.dim_v, EIGHT_BIT_TILE // (ctas * wide), 2, box or None, ctas=ctas,
-        eight_bit=EightBit(problem.kv_element, problem.scales),
+        eight_bit=eight_bit_of(problem),
         swap_ab=SwapAB(columns, next((n for n in (4, 8, 16) if rows <= n), columns)),
     )  # fmt: skip
     return replace(config, registers=registers_of(config), stages=most_stages(config))

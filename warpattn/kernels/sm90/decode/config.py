@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from warpattn.kernels.topology import Edge, Role, Topology
 from warpattn.problem.element import FP16, Element
 
-from ..prefill.config import CONSUMER_ROWS, KeyTileSizes, pad_dim
+from ..prefill.config import CONSUMER_ROWS, EightBit, KeyTileSizes, pad_dim
 
 GROWTH = 512  # keys: an SM reads them in about the time that a second work item costs it (bench/notes.md)
 LEAST_BOX = 8  # rows: the swizzle of shared memory repeats after 8, and a copy must start where it does
@@ -85,19 +85,6 @@ class SwapAB:
 
     columns: int  # of the products, 8 or 16
     query_rows: int  # 4, 8 or 16: at most so many of the columns are queries
-
-
-@dataclass(frozen=True)
-class EightBit:
-    """8-bit keys and values, which become the left operands of swap-AB in registers (eight_bit.py)."""
-
-    element: Element
-    scales: tuple[str | int | None, str | int | None]  # of keys and of values, see `warpattn.quantized.granularity`
-
-    @property
-    def by_token(self) -> bool:
-        """Whether each token of a head has a scale of its own, of its key or its value."""
-        return "token" in self.scales
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from warpattn.problem.operands import Operands, modifier_args, programs
 from warpattn.sequences import PagedKV, PagedRagged, Sequence
 
 from ...pieces.combine_config import CombineTile, allocate_parts
-from ..arguments import strided
+from ..arguments import scale_rows, strided
 from ..prefill.config import CONSUMER_ROWS
 from .arguments import DecodeShape, KeyIndex, MappedRows, PartialResults, ScaledRows
 from .choice import choose, even_cut, head_tiles, partitions, row_tiles
@@ -93,13 +93,6 @@ def workspace(problem: Problem, choice: Choice, rows: int, device: torch.device)
     return PartialResults(parts.o, parts.lse, rows, torch.zeros(heads + 1, dtype=torch.int32, device=device))
 
 
-def _scaled(x: torch.Tensor, scale: torch.Tensor | None) -> ScaledRows:
-    """8-bit keys or values with their scale."""
-    if scale is None or scale.ndim < 2:
-        return ScaledRows(x, scale, 0, 0, scale.stride(0) if scale is not None and scale.ndim else 0)
-    return ScaledRows(x, scale, *scale.stride()[:3])
-
-
 def arguments(checked: CheckedCall, x: Operands, sequence: Sequence, choice: Choice) -> dict[str, Any]:
     """Every argument of the kernel but its workspace; also of latent attention."""
     p = checked.problem
@@ -119,7 +112,8 @@ def arguments(checked: CheckedCall, x: Operands, sequence: Sequence, choice: Cho
     key_rows: Callable[..., Any] = strided if choice.config.gathers else MappedRows
     k, v = key_rows(x.k), key_rows(x.v)
     if p.kv_dtype is not None:
-        k, v = _scaled(x.k, sequence.k_scale), _scaled(x.v, sequence.v_scale)
+        k = ScaledRows(x.k, *scale_rows(x.k, sequence.k_scale))
+        v = ScaledRows(x.v, *scale_rows(x.v, sequence.v_scale))
     return {
         "k": k, "v": v, "q": strided(x.q), "out": strided(x.out), "keys": keys,
         "lse_ptr": x.lse, "sinks_ptr": x.sinks, "scale": checked.scale, "shape": shape, **modifier_args(checked),

@@ -17,6 +17,7 @@ from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import SoftmaxState, pack, softmax_start, softmax_step, unpack
 from ..columns import as_matrices, rescale_columns, wait_columns, zero_columns
 from ..layouts import accumulator_layout, element_type, operand_layout, turn_asm
+from .convert import of_tile, release_keys, scaled_scores, scaled_weights
 from .epilogue import store_output
 from .packed_rows import mask_heads, row_tokens
 
@@ -60,13 +61,15 @@ def attend_role(ctx, wg: gl.constexpr):
     s = warpgroup_mma_wait(0, deps=(s,))
     left = gl.to_tensor(-1)
     while tile.row >= 0:
-        rings.k.consumer_release(k_state)
+        s = scaled_scores(ctx, s, k_state)
+        release_keys(ctx, k_state, True)
+        scaled = of_tile(ctx, tile)
         span = ctx.work.key_tiles(ctx.mods, tile, config)
         rings.q.consumer_release(q_state, span.total == 1)
-        state = first_tile(ctx, s, tile, span, wg, k_state.step(), v_state)
+        state = first_tile(scaled, s, tile, span, wg, k_state, v_state)
         queries = QueryTile(q_state, q_tile)
         for i in range(1, span.total):
-            state = advance(ctx, state, tile, queries, span, i, wg)
+            state = advance(scaled, state, tile, queries, span, i, wg)
 
         # Last P·V of this tile and first Q·K of the next one; the latter runs while the output is written.
         rings.v.consumer_wait(state.v)
@@ -81,7 +84,7 @@ def attend_role(ctx, wg: gl.constexpr):
         turn_pass(wg, config)
         o = wait_columns(len(config.qk_parts), o, state.p)
         rings.v.consumer_release(state.v)
-        left = store_output(ctx, o, state.softmax, tile, wg, left)
+        left = store_output(scaled, o, state.softmax, tile, wg, left)
         s = warpgroup_mma_wait(0, deps=(s,))
         k_state = state.k
         v_state = state.v.step()
@@ -96,8 +99,10 @@ def first_tile(ctx, s, tile, span, wg: gl.constexpr, k_state, v_state):
     config: gl.constexpr = ctx.config
     s = visible_scores(ctx, s, tile, span.key_tile(0), span.masked > 0, wg)
     softmax, p = softmax_start(s, exponent_scale(ctx), ctx.mods.score is not None)
+    p = scaled_weights(ctx, p, s, k_state)
+    release_keys(ctx, k_state, False)
     o = zero_columns(config.rows, config.v_parts)
-    return Progress(o, pack(p, element_type(config.element)), softmax, k_state, v_state)
+    return Progress(o, pack(p, element_type(config.element)), softmax, k_state.step(), v_state)
 
 
 @gluon.jit
@@ -111,8 +116,8 @@ def advance(ctx, state, tile, queries, span, i, wg: gl.constexpr):
     ctx.rings.v.consumer_wait(state.v)
     o = start_output(state, value_tile(ctx, state.v), config)
     turn_pass(wg, config)
-    s = warpgroup_mma_wait(len(config.v_parts), deps=(s,))
-    ctx.rings.k.consumer_release(state.k)
+    s = scaled_scores(ctx, warpgroup_mma_wait(len(config.v_parts), deps=(s,)), state.k)
+    release_keys(ctx, state.k, True)
     ctx.rings.q.consumer_release(queries.q_state, i == span.total - 1)
     s = visible_scores(ctx, s, tile, span.key_tile(i), i < span.masked, wg)
     return finish_keys(ctx, state, s, o)
@@ -122,6 +127,8 @@ def advance(ctx, state, tile, queries, span, i, wg: gl.constexpr):
 def finish_keys(ctx, state, s, o):
     """The softmax of scores beside the running P·V, whose result is `o`; and the state after both."""
     softmax, p, moved, alpha = softmax_step(state.softmax, s, exponent_scale(ctx), ctx.mods.score is not None)
+    p = scaled_weights(ctx, p, s, state.k)
+    release_keys(ctx, state.k, False)
     o = wait_columns(0, o, state.p)
     ctx.rings.v.consumer_release(state.v)
     if moved:

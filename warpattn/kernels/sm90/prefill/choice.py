@@ -86,6 +86,8 @@ def _short(problem: Problem, usual: SM90Config, target: Arch) -> SM90Config | No
     wide = max(usual.padded_qk, usual.padded_v)
     tiles = problem.batch * problem.heads_q * -(-problem.seq_q // 128)
     masked = is_masked(problem) or problem.seq_k <= SHORT_KEYS // 2
+    if usual.eight_bit is not None:
+        return None
     if wide > 128 or tiles > target.processors or problem.seq_k > SHORT_KEYS or not masked or problem.seq_q <= 64:
         return None
     slots = 2 if wide > 64 else 4
@@ -124,6 +126,8 @@ def _narrow(problem: Problem, usual: SM90Config) -> list[tuple[SM90Config, Rate]
     """Configurations with fewer rows, which last tiles fill better, and with shorter key tiles, for masks that leave a
     row few keys."""
     wide = max(usual.padded_qk, usual.padded_v)
+    if usual.eight_bit is not None:
+        return []
     if wide <= 64 and not is_masked(problem):
         two = replace(usual, consumers=2, kv_stages=4, consumer_registers=240, producer_registers=24)
         return [(two, Rate(8.1, 0.071, 0.03))]  # exponentials of two warpgroups leave the tensor core idle longer

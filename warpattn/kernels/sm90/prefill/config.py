@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, cast
 
 from warpattn.kernels.pieces.scheduler_sizes import SPLIT_TILE_FIELDS, TILE_FIELDS
-from warpattn.kernels.topology import BARRIER_BYTES, Edge, Role, Topology
+from warpattn.kernels.topology import BARRIER_BYTES, Edge, Role, Signal, Topology
 from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
 from warpattn.problem.element import Element
@@ -23,6 +23,7 @@ ALIGNMENT = 512  # bytes that the compiler may add
 LEAST_PART = 16  # columns: the k of wgmma
 AGAIN_BARRIERS = 6  # of repeat.py: full and empty of a slot each for K, V and Q
 LEFT_SLOTS = 8  # two for each warpgroup, see doubt.py
+CONVERT = "convert"  # the role that makes 16-bit tiles of 8-bit ones, see convert.py
 
 
 def pad_dim(dim: int) -> int:
@@ -40,6 +41,24 @@ def split_dim(dim: int) -> tuple[int, ...]:
     columns = -(-dim // LEAST_PART) * LEAST_PART
     parts = tuple(width for width in (128, 64, 32, LEAST_PART) if columns & width)
     return parts if whole > 64 and columns < whole and len(parts) <= (2 if whole == 128 else 3) else (whole,)
+
+
+@dataclass(frozen=True)
+class EightBit:
+    """8-bit keys and values, which become 16-bit operands on the way (prefill/convert.py, decode/eight_bit.py)."""
+
+    element: Element
+    scales: tuple[str | int | None, str | int | None]  # of keys and of values, see `warpattn.quantized.granularity`
+
+    @property
+    def by_token(self) -> bool:
+        """Whether each token of a head has a scale of its own, of its key or its value."""
+        return "token" in self.scales
+
+
+def eight_bit_of(problem: Problem) -> EightBit | None:
+    """The 8-bit keys and values of a problem."""
+    return None if problem.kv_dtype is None else EightBit(problem.kv_element, problem.scales)
 
 
 class KeyTileSizes:
@@ -94,6 +113,7 @@ class SM90Config(KeyTileSizes):
     held_parts: int = 0  # last parts of Q that a warpgroup keeps in registers, as wgmma waits for shared memory
     split: bool = False  # keys of a tile are shared out over CTAs; outputs of parts are in fp32
     ctas: int = 1  # on an SM
+    eight_bit: EightBit | None = None  # of keys and values in memory
 
     @cached_property
     def qk_parts(self) -> tuple[int, ...]:
@@ -102,8 +122,15 @@ class SM90Config(KeyTileSizes):
 
     @cached_property
     def v_parts(self) -> tuple[int, ...]:
-        """Columns of the parts of V and O."""
-        return split_dim(self.dim_v)
+        """Columns of the parts of V and O. Beside a converting warpgroup the compiler has 128 registers for an
+        instruction, too few for 256 columns."""
+        parts = split_dim(self.dim_v)
+        return (128, 128) if self.eight_bit is not None and parts == (256,) else parts
+
+    @cached_property
+    def parts(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Columns of the parts of K and of V."""
+        return self.qk_parts, self.v_parts
 
     @cached_property
     def padded_qk(self) -> int:
@@ -141,9 +168,21 @@ class SM90Config(KeyTileSizes):
         return self.element.bytes * self.block_m * self.padded_qk
 
     @cached_property
+    def loaded_bytes(self) -> tuple[int, int]:
+        """Of a tile of keys and of values, as they arrive."""
+        return (self.k_bytes, self.v_bytes) if self.eight_bit is None else (self.k_bytes // 2, self.v_bytes // 2)
+
+    @cached_property
+    def scale_bytes(self) -> int:
+        """Of the scales of the tokens of all slots."""
+        return 4 * 2 * self.kv_stages * self.block_n if self.eight_bit and self.eight_bit.by_token else 0
+
+    @cached_property
     def repeats(self) -> bool:
         """Whether repeat.py can attend again to tiles that meet hidden values which are not finite. At head dim 256 the
         compiler then spills in the loops of the roles (30 % of the time, H200)."""
+        if self.eight_bit is not None:
+            return False
         whole = len(self.qk_parts) == 1 and len(self.v_parts) == 1 and self.store_parts == self.v_parts
         return whole and max(self.padded_qk, self.padded_v) <= 128
 
@@ -175,13 +214,20 @@ class SM90Config(KeyTileSizes):
         """The same for a kernel that publishes `tile_fields` int32 of a tile with each Q slot."""
         attend = tuple(f"attend {wg}" for wg in range(self.consumers))
         roles = [Role(name, 4, self.consumer_registers) for name in attend]
+        filling, readers, signals = "load", attend, ()
+        if self.eight_bit is not None:
+            roles.append(Role(CONVERT, 4, CONVERT_REGISTERS))
+            filling, readers = CONVERT, (*attend, CONVERT)
+            loaded = (("load",),) * self.kv_stages
+            signals = (Signal("K loaded", loaded), Signal("V loaded", loaded))
         edges = (
-            Edge("Q", "load", attend, self.q_stages, self.q_bytes),
-            Edge("K", "load", attend, self.kv_stages, self.k_bytes),
-            Edge("V", "load", attend, self.kv_stages, self.v_bytes),
+            Edge("Q", "load", readers, self.q_stages, self.q_bytes),
+            Edge("K", filling, attend, self.kv_stages, self.k_bytes),
+            Edge("V", filling, attend, self.kv_stages, self.v_bytes),
         )
         fields = 4 * (tile_fields * self.q_stages + LEFT_SLOTS) + AGAIN_BARRIERS * BARRIER_BYTES
-        return Topology((*roles, Role("load", 1, self.producer_registers)), edges, self.out_bytes + fields)
+        private = self.out_bytes + fields + self.scale_bytes
+        return Topology((*roles, Role("load", 1, self.producer_registers)), edges, private, signals)
 
     @property
     def smem_bytes(self) -> int:
@@ -189,11 +235,14 @@ class SM90Config(KeyTileSizes):
         return self.topology.smem_bytes
 
 
+CONVERT_CONSUMER, CONVERT_REGISTERS, CONVERT_PRODUCER = 216, 48, 32  # where a warpgroup converts
 SHORT_ROWS = 2048  # queries up to which, at head dim 64, 128-row tiles fit a causal triangle better than 192-row ones
 
 
 def usual_config(problem: Problem, seq_q: int) -> tuple[SM90Config, str]:
     """`choose_config` for a problem whose sequences have about `seq_q` queries."""
+    if problem.kv_dtype is not None:
+        return _eight_bit_config(problem, seq_q)
     reads = bool(cast("tuple[tuple, tuple, tuple]", problem.mask)[2])
     rows = SHORT_ROWS if reads else seq_q
     config, why = choose_config(problem.element, problem.dim_qk, problem.dim_v, rows, is_masked(problem))
@@ -226,6 +275,16 @@ def choose_config(element: Element, dim_qk: int, dim_v: int, seq_q: int, masked:
         return _stored(SM90Config(element, dim_qk, dim_v, 2, 64, 2, 1, v, 240, 24, True, held_parts=held)), why
     why = "head dim > 224: 64 keys a tile, one query tile, output stored in column blocks, to fit shared memory"
     return _stored(SM90Config(element, dim_qk, dim_v, 2, 64, 2, 1, v, 240, 24, False)), why
+
+
+def _eight_bit_config(problem: Problem, seq_q: int) -> tuple[SM90Config, str]:
+    """The same for 8-bit keys and values: a warpgroup converts them, so two consumer warpgroups have to do."""
+    config, why = choose_config(problem.element, problem.dim_qk, problem.dim_v, min(seq_q, SHORT_ROWS), True)
+    config = replace(
+        config, eight_bit=eight_bit_of(problem), store_parts=config.v_parts,
+        consumer_registers=CONVERT_CONSUMER, producer_registers=CONVERT_PRODUCER,
+    )  # fmt: skip
+    return _stored(config), f"{why}; a warpgroup more converts tiles to 16 bits in the slots where they arrive"
 
 
 def _stages(columns: int) -> int:
@@ -312,7 +371,7 @@ def _section(problem: Problem, target: Arch, m_tiles: int, packed: int) -> tuple
         side_by_side = -(-target.processors // max(1, m_tiles * group // packed))
         why = f"tiles are equally long: {side_by_side} key heads at a time fill {target.processors} SMs"
         return min(kv_heads, side_by_side) * group, why
-    kv_bytes = problem.element.bytes * max(problem.seq_k, 1) * (problem.dim_qk + problem.dim_v)
+    kv_bytes = problem.kv_element.bytes * max(problem.seq_k, 1) * (problem.dim_qk + problem.dim_v)
     sections = -(-kv_heads // max(1, target.l2_keep // kv_bytes))
     side_by_side = -(-kv_heads // sections)
     why = (

@@ -7,12 +7,13 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from ...nvidia.pipelines import StagedPipeline, empty_arrivals, make_pipeline
 from ...pieces.modifiers import Modifiers
 from ...pieces.scheduler import TILE_FIELDS
-from ..columns import Columns, make_columns
+from ..columns import Columns, make_columns, stacked, tile_box
 from ..layouts import element_type
 from .config import AGAIN_BARRIERS, LEFT_SLOTS
 
 AGAIN = gl.constexpr(AGAIN_BARRIERS)
 LEFT = gl.constexpr(LEFT_SLOTS)
+CONVERTING = gl.constexpr(4)  # warps that make 16-bit tiles of 8-bit ones
 
 
 @gluon.aggregate
@@ -28,6 +29,11 @@ class KeyRows:
         mbarrier.expect(full, nbytes)
         first, head = key_tile * ctx.config.block_n, tile.h // ctx.work.group
         load_columns(self.maps, tile.b, first, head, full, ring.tile(state))
+
+    @gluon.jit
+    def place(self, ctx, tile, key):
+        """(outer, row) of keys of a tile's sequence, for their scales."""
+        return tile.b, key
 
 
 @gluon.aggregate
@@ -82,6 +88,12 @@ def output_type(config):
     return gl.float32 if config.split else element_type(config.element)
 
 
+@gluon.constexpr_function
+def stored_type(config):
+    """Of keys and values in memory."""
+    return element_type(config.element if config.eight_bit is None else config.eight_bit.element)
+
+
 @gluon.jit
 def load_columns(maps, b, row, head, full, smem):
     """Rows from `row` on of one head into the parts of a tile."""
@@ -92,6 +104,49 @@ def load_columns(maps, b, row, head, full, smem):
 
 
 @gluon.aggregate
+class NarrowRing:
+    """A ring of 16-bit tiles as TMA fills it: 8-bit rows in the first half of each part, and barriers of its own."""
+
+    ring: StagedPipeline
+    config: gl.constexpr
+    number: gl.constexpr  # 0 of keys, 1 of values
+    clipped: gl.constexpr
+
+    @gluon.jit
+    def producer_acquire(self, state):
+        """Wait until a slot is empty; returns the barrier that its 8-bit tile completes."""
+        self.ring.producer_acquire(state)
+        return self.loaded(state)
+
+    @gluon.jit
+    def loaded(self, state):
+        """The barrier that completes when a slot's 8-bit tile has arrived."""
+        return self.ring.bars.index(state.index + 2 * self.ring.stages)
+
+    @gluon.jit
+    def wait(self, state):
+        """Wait until a slot's 8-bit tile has arrived."""
+        mbarrier.wait(self.loaded(state), state.phase)
+
+    @gluon.jit
+    def tile(self, state):
+        """The 8-bit parts of a slot."""
+        wide = self.ring.tile(state)
+        parts = ()
+        for part in gl.static_range(len(wide)):
+            parts += (first_half(wide[part], self.config.parts[self.number][part], self.config, self.clipped),)
+        return parts
+
+
+@gluon.jit
+def first_half(wide, cols: gl.constexpr, config: gl.constexpr, clipped: gl.constexpr):
+    """The first half of a 16-bit part, as an 8-bit one."""
+    dtype: gl.constexpr = stored_type(config)
+    box: gl.constexpr = tile_box(config.block_n, cols, clipped)
+    return wide.reinterpret(dtype, stacked(2, box), gl.NVMMASharedLayout.get_default_for(box, dtype)).index(0)
+
+
+@gluon.aggregate
 class Rings:
     """Shared memory: the Q, K and V rings, the published tiles, and the output staging tiles; all but the published
     ones are `Columns`."""
@@ -99,6 +154,9 @@ class Rings:
     q: StagedPipeline  # a tile per warpgroup: [stages * warpgroups, 1, 64 / packed, packed, D]
     k: StagedPipeline  # [stages, 1, N, 1, D]
     v: StagedPipeline  # [stages, 1, N, 1, Dv]
+    k_in: gl.base_value  # the same as they are filled: 8-bit ones as `NarrowRing`
+    v_in: gl.base_value
+    scales: gl.tuple  # of 8-bit keys and values, each [stages, N] fp32, where tokens have some
     tiles: gl.shared_memory_descriptor  # [stages * fields, 1] int32: the tile of each Q slot
     out: Columns  # [warpgroup, 1, 64 / packed, packed, columns stored at a time]
     left: gl.shared_memory_descriptor  # [8, 1] int32, see doubt.py
@@ -111,10 +169,19 @@ class Context:
     rings: Rings
     work: gl.base_value  # Work, SplitWork or VarlenScheduler
     mods: Modifiers
-    scale: gl.tensor  # softmax scale, fp32
+    scale: gl.tensor  # softmax scale, fp32; of a tile with 8-bit keys `of_tile` times their scale
+    scales: gl.base_value  # `Scales` of 8-bit keys and values
     config: gl.constexpr
     has_sinks: gl.constexpr
     has_lse: gl.constexpr
+
+    @gluon.jit
+    def with_scale(self, scale):
+        """The same with another softmax scale."""
+        return Context(
+            self.tensors, self.rings, self.work, self.mods, scale, self.scales, self.config, self.has_sinks,
+            self.has_lse,
+        )  # fmt: skip
 
 
 @gluon.jit
@@ -125,14 +192,31 @@ def make_rings(config: gl.constexpr, fields: gl.constexpr = TILE_FIELDS, clipped
     q = make_columns(config.q_stages * wgs, config.rows, config.qk_parts, dtype, clipped, config.packed)
     k = make_columns(config.kv_stages, config.block_n, config.qk_parts, dtype, clipped)
     v = make_columns(config.kv_stages, config.block_n, config.v_parts, dtype, clipped)
+    converts: gl.constexpr = config.eight_bit is not None
+    more: gl.constexpr = config.kv_stages if converts else 0
+    fills: gl.constexpr = CONVERTING if converts else 1
+    k_ring = make_pipeline(k, empty_arrivals(config.topology, "K"), config.kv_stages, 1, more, fills)
+    v_ring = make_pipeline(v, empty_arrivals(config.topology, "V"), config.kv_stages, 1, more, fills)
+    k_in = k_ring
+    v_in = v_ring
+    if converts:
+        k_in = NarrowRing(k_ring, config, 0, clipped)
+        v_in = NarrowRing(v_ring, config, 1, clipped)
     out = make_columns(wgs, config.rows, config.store_parts, output_type(config), clipped, config.packed)
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     tiles = gl.allocate_shared_memory(gl.int32, [config.q_stages * fields, 1], plain)
     topology: gl.constexpr = config.topology
+    scales = ()
+    if config.scale_bytes > 0:
+        for _ in gl.static_range(2):
+            scales += (gl.allocate_shared_memory(gl.float32, [config.kv_stages, config.block_n], plain),)
     return Rings(
         make_pipeline(q, empty_arrivals(topology, "Q"), config.q_stages, wgs),
-        make_pipeline(k, empty_arrivals(topology, "K"), config.kv_stages),
-        make_pipeline(v, empty_arrivals(topology, "V"), config.kv_stages),
+        k_ring,
+        v_ring,
+        k_in,
+        v_in,
+        scales,
         tiles,
         out,
         gl.allocate_shared_memory(gl.int32, [LEFT, 1], plain),

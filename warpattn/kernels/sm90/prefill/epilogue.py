@@ -12,6 +12,7 @@ from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import softmax_finish
 from ..columns import as_matrices, rescale_columns
 from .context import output_type
+from .convert import scaled_factor
 from .doubt import leave, report, spoil_of
 from .packed_rows import row_heads, row_sinks, row_tokens
 
@@ -22,7 +23,7 @@ def store_output(ctx, o, softmax, tile, wg: gl.constexpr, left):
     Returns the place of the tile that the warpgroup has left to repeat.py last, before this one `left`."""
     config: gl.constexpr = ctx.config
     factor, lse = finish(ctx, softmax, tile)
-    o = rescale_columns(o, factor)
+    o = rescale_columns(o, scaled_factor(ctx, factor, tile))
     row = tile.row + wg * config.wg_tokens
     if ctx.has_lse:
         store_lse(ctx, lse, tile, row)

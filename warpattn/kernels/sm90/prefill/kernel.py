@@ -14,6 +14,7 @@ from ...pieces.scheduler import TILE_FIELDS, Work
 from ...pieces.scheduler_split import SPLIT_TILE_FIELDS, SplitWork
 from .attend import attend_role
 from .context import LEFT, Context, KeyRows, PartTensors, Tensors, make_rings
+from .convert import convert_role, softmax_scale
 from .doubt import poke
 from .epilogue import repeats
 from .load import load_role
@@ -64,7 +65,8 @@ def prefill_kernel(
     operands: gl.constexpr = PartTensors if config.split else Tensors
     tensors = operands(q_maps, KeyRows(k_maps), KeyRows(v_maps), o_maps, lse_ptr, sinks_ptr, counter_ptr)
     fields: gl.constexpr = SPLIT_TILE_FIELDS if config.split else TILE_FIELDS
-    ctx = Context(tensors, make_rings(config, fields), work, mods, scale, config, has_sinks, has_lse)
+    rings, scores = make_rings(config, fields), softmax_scale(scale, config)
+    ctx = Context(tensors, rings, work, mods, scores, scale, config, has_sinks, has_lse)
     fence_async_shared()
     start_roles(ctx)
 
@@ -91,7 +93,13 @@ def start_roles(ctx):
     if repeats(ctx.config, len(ctx.mods.mask_args)):
         for wg in gl.static_range(LEFT):
             poke(ctx.rings.left.index(wg), -1)
-    if ctx.config.consumers == 1:
+    if ctx.config.eight_bit is not None:
+        gl.warp_specialize(
+            [(attend_0, (ctx,)), (attend_1, (ctx,)), (convert_role, (ctx,)), (load_role, (ctx,))],
+            workers.warps,
+            workers.registers,
+        )
+    elif ctx.config.consumers == 1:
         gl.warp_specialize([(attend_0, (ctx,)), (load_role, (ctx,))], workers.warps, workers.registers)
     elif ctx.config.consumers == 4:
         gl.warp_specialize(

@@ -10,35 +10,42 @@ from warpattn.problem import CheckedCall, Problem
 from warpattn.problem.arch import ARCHS, compile_options
 from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands, modifier_args, programs
+from warpattn.sequences import Dense, Sequence
 
 from ...nvidia.combine_launch import combine_launch, workspace
+from ..arguments import prefill_scales
 from .choice import choose
 from .config import PrefillShape, SM90Config, SplitShape, pad_dim
 
 OPTIONS = compile_options()
+DENSE = Dense()
 
 
-def list_launches(checked: CheckedCall, x: Operands, choice: Choice | None = None) -> tuple[Launch, ...]:
+def list_launches(
+    checked: CheckedCall, x: Operands, choice: Choice | None = None, sequence: Sequence = DENSE
+) -> tuple[Launch, ...]:
     """The launch of a dense call, and the one that combines parts where keys are split, with the planner's choice or a
     given one."""
     problem = checked.problem
     choice = choose(problem, ARCHS["sm90"]) if choice is None else choice
     if choice.partitions == 1:
-        return (attention_launch(checked, x, choice),)
+        return (attention_launch(checked, x, choice, sequence),)
     parts = workspace(problem, choice.partitions, pad_dim(choice.config.padded_v), x.q)
-    first = attention_launch(checked, x._replace(out=parts.o, lse=parts.lse), choice)
+    first = attention_launch(checked, x._replace(out=parts.o, lse=parts.lse), choice, sequence)
     return first, combine_launch("sm90", checked, x, choice.partitions, parts)
 
 
-def attention_launch(checked: CheckedCall, x: Operands, choice: Choice) -> Launch:
+def attention_launch(checked: CheckedCall, x: Operands, choice: Choice, sequence: Sequence = DENSE) -> Launch:
     """The launch of the attention kernel; where keys are split, out and lse of `x` are the workspace's."""
     problem, config = checked.problem, choice.config
     mask, score = programs(checked)
+    scale = checked.scale if config.eight_bit is None else prefill_scales(checked.scale, x, sequence)
     args = {
         "q_maps": (x.q,) * len(config.qk_parts), "k_maps": (x.k,) * len(config.qk_parts),
         "v_maps": (x.v,) * len(config.v_parts), "o_maps": (x.out,) * len(config.store_parts),
         "lse_ptr": x.lse, "sinks_ptr": x.sinks,
-        "counter_ptr": torch.zeros(1, dtype=torch.int32), "scale": checked.scale, "shape": _shape(problem, choice),
+        "counter_ptr": torch.zeros(1, dtype=torch.int32), "scale": scale,
+        "shape": _shape(problem, choice),
         **modifier_args(checked),
     }  # fmt: skip
     has_sinks, has_lse = problem.has_sinks and not config.split, problem.has_lse or config.split

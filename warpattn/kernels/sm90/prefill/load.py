@@ -82,21 +82,23 @@ def load_q(ctx, state, tile):
 @gluon.jit
 def load_first_keys(ctx, cursor, tile, span):
     """Key tile number 0 of a span, if there is a tile."""
+    k_bytes: gl.constexpr = ctx.config.loaded_bytes[0]
     k_state = cursor.k
     if tile.row >= 0:
-        k_state = load_tile(ctx, ctx.tensors.k, ctx.rings.k, k_state, tile, span.key_tile(0), ctx.config.k_bytes)
+        k_state = load_tile(ctx, ctx.tensors.k, ctx.rings.k_in, k_state, tile, span.key_tile(0), k_bytes)
     return Cursor(k_state, cursor.v)
 
 
 @gluon.jit
 def load_keys(ctx, cursor, tile, span, begin, end):
     """Key tiles number `begin` >= 1 to `end` of a span, each followed by the values of the tile before it."""
-    config: gl.constexpr = ctx.config
+    k_bytes: gl.constexpr = ctx.config.loaded_bytes[0]
+    v_bytes: gl.constexpr = ctx.config.loaded_bytes[1]
     k_state = cursor.k
     v_state = cursor.v
     for i in range(begin, end):
-        k_state = load_tile(ctx, ctx.tensors.k, ctx.rings.k, k_state, tile, span.key_tile(i), config.k_bytes)
-        v_state = load_tile(ctx, ctx.tensors.v, ctx.rings.v, v_state, tile, span.key_tile(i - 1), config.v_bytes)
+        k_state = load_tile(ctx, ctx.tensors.k, ctx.rings.k_in, k_state, tile, span.key_tile(i), k_bytes)
+        v_state = load_tile(ctx, ctx.tensors.v, ctx.rings.v_in, v_state, tile, span.key_tile(i - 1), v_bytes)
     return Cursor(k_state, v_state)
 
 
@@ -104,7 +106,7 @@ def load_keys(ctx, cursor, tile, span, begin, end):
 def load_last_values(ctx, cursor, tile, span):
     """Values of the span's last key tile."""
     last = span.key_tile(span.total - 1)
-    v = load_tile(ctx, ctx.tensors.v, ctx.rings.v, cursor.v, tile, last, ctx.config.v_bytes)
+    v = load_tile(ctx, ctx.tensors.v, ctx.rings.v_in, cursor.v, tile, last, ctx.config.loaded_bytes[1])
     return Cursor(cursor.k, v)
 
 

@@ -7,12 +7,12 @@ from triton.experimental.gluon import language as gl
 
 from warpattn.language.nodes import Program
 
-from ..arguments import int32_fields
+from ..arguments import int32_fields, scale_types
 from ..columns import tile_box
 from ..layouts import element_type
 from ..signature import Features, attention_source
 from .config import PrefillShape, SM90Config, SplitShape
-from .context import output_type
+from .context import output_type, stored_type
 from .kernel import prefill_kernel
 
 
@@ -30,10 +30,11 @@ def prefill_source(
 
     signature = {
         "q_maps": descriptors(config.rows, config.qk_parts, config.packed),
-        "k_maps": descriptors(config.block_n, config.qk_parts),
-        "v_maps": descriptors(config.block_n, config.v_parts),
+        "k_maps": descriptors(config.block_n, config.qk_parts, 1, stored_type(config)),
+        "v_maps": descriptors(config.block_n, config.v_parts, 1, stored_type(config)),
         "o_maps": descriptors(config.rows, config.store_parts, config.packed, output_type(config)),
         "counter_ptr": "*i32",
+        "scale": scale_types(config.eight_bit is not None),
         "shape": int32_fields(SplitShape if config.split else PrefillShape),
     }
     return attention_source(prefill_kernel, config, Features(mask, score, has_sinks, has_lse), signature)

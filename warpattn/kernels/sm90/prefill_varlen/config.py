@@ -71,7 +71,7 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
     usual = _typical(problem, options)
     tiles, why = usual_config(problem, problem.max_q or usual.seq_q)
     box, box_why = _box(problem.page_size, tiles.block_n)
-    if problem.page_size:
+    if problem.page_size and problem.kv_dtype is None:
         tiles = replace(tiles, producer_registers=PAGED_REGISTERS, block_n=tiles.block_n if box else COPIED_KEYS)
     best, why = pack(usual, tiles, why, replace(problem, batch=1, seq_q=LONG, seq_k=LONG))
     parts, split_why = 1, ""
@@ -138,7 +138,7 @@ def _candidates(problem: Problem, block_m: int) -> int:
 def _section(problem: Problem, target: Arch) -> tuple[int, str]:
     """How many query heads run side by side (all of some key heads')."""
     keys = problem.seq_k * (1 if problem.kind == "ragged" else problem.batch)
-    kv_bytes = problem.element.bytes * max(keys, 1) * (problem.dim_qk + problem.dim_v)
+    kv_bytes = problem.kv_element.bytes * max(keys, 1) * (problem.dim_qk + problem.dim_v)
     sections = min(problem.heads_kv, -(-problem.heads_kv // max(1, target.l2_keep // kv_bytes)))
     side_by_side = -(-problem.heads_kv // sections)
     why = f"{sections} even sections of {side_by_side} key heads, K and V within {target.l2_keep >> 20} MiB of L2"

@@ -16,6 +16,7 @@ from ...nvidia.clipped_rows import ClippedColumns
 from ...pieces.modifiers import Modifiers
 from ...pieces.scheduler_varlen import BLOCKS, COUNTER, RECORD, VARLEN_TILE_FIELDS, VarlenScheduler
 from ..prefill.context import Context, make_rings
+from ..prefill.convert import softmax_scale
 from ..prefill.kernel import start_roles
 from .paged_keys import CopiedKeys, PagedKeys, Table
 from .parts import SPLIT_VARLEN_FIELDS, SplitVarlenScheduler
@@ -34,6 +35,11 @@ class RaggedKeys:
         mbarrier.expect(full, nbytes)
         first, head = key_tile * ctx.config.block_n, tile.h // ctx.work.group
         self.rows.load(tile.k_start, tile.seq_k, first, head, full, ring.tile(state))
+
+    @gluon.jit
+    def place(self, ctx, tile, key):
+        """(outer, row) of keys of a tile's sequence, for their scales."""
+        return 0, ctx.work.tile_at(tile.number, ctx.config.tokens).k_start + key
 
 
 @gluon.aggregate
@@ -91,7 +97,8 @@ def prefill_varlen_kernel(
     mods = Modifiers(functions[0], functions[1], functions[2], mask_args, score_args)
     fields: gl.constexpr = SPLIT_VARLEN_FIELDS if config.tiles.split else VARLEN_TILE_FIELDS
     rings = make_rings(config.tiles, fields, clipped=True)
-    ctx = Context(tensors, rings, work, mods, scale, config.tiles, has_sinks, has_lse)
+    scores = softmax_scale(scale, config.tiles)
+    ctx = Context(tensors, rings, work, mods, scores, scale, config.tiles, has_sinks, has_lse)
     fence_async_shared()
     if gl.program_id(0) < work.total():  # the host makes the grid without the lengths
         start_roles(ctx)

@@ -17,7 +17,7 @@ from warpattn.sequences import PagedKV, PagedRagged, Ragged
 from ...nvidia.clipped_map import ClippedMap, clipped_maps
 from ...nvidia.combine_args import ListedArgs
 from ...nvidia.combine_launch import ListedRows, combine_launch, workspace
-from ..arguments import StridedRows, strided
+from ..arguments import StridedRows, prefill_scales, strided
 from ..prefill.config import pad_dim
 from .config import VarlenConfig, VarlenShape, choose
 
@@ -84,11 +84,12 @@ def attention_launch(
         starts=problem.seq_q if problem.ragged_queries else problem.batch,
         row_unit=1 if problem.ragged_queries else problem.seq_q, splits=choice.partitions,
     )  # fmt: skip
+    scale = checked.scale if problem.kv_dtype is None else prefill_scales(checked.scale, x, sequence)
     args = {
         "q_maps": q.map, "o_maps": o.map,
         "k_source": _key_rows("k", x.k, config, config.tiles.qk_parts),
         "v_source": _key_rows("v", x.v, config, config.tiles.v_parts),
-        "list_ptr": tiles, "table_ptr": pages.table, "lse_ptr": x.lse, "sinks_ptr": x.sinks, "scale": checked.scale,
+        "list_ptr": tiles, "table_ptr": pages.table, "lse_ptr": x.lse, "sinks_ptr": x.sinks, "scale": scale,
         "shape": shape, **modifier_args(checked),
     }  # fmt: skip
 

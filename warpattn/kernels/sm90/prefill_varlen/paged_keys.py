@@ -64,6 +64,11 @@ class PagedKeys:
                 self.load_box(tile, first + (begin + i) * self.box, pages[i], head, full, smem)
 
     @gluon.jit
+    def place(self, ctx, tile, key):
+        """(page, row) of keys of a tile's sequence, for their scales."""
+        return self.table.page(tile.b, key, tile.seq_k), key % self.table.page_size
+
+    @gluon.jit
     def pages_from(self, tile, key, count: gl.constexpr):
         """Pages of `count` boxes from `key` on."""
         pages = ()

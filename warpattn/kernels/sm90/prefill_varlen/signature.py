@@ -11,10 +11,10 @@ from ...nvidia.clipped_map import ClippedMap
 from ...pieces.order_kernel import order_kernel
 from ...pieces.scheduler_sizes import OrderShape
 from ...pieces.signature import modifier_functions, tensor_signature
-from ..arguments import StridedRows, int32_fields, strided_types
+from ..arguments import StridedRows, int32_fields, scale_types, strided_types
 from ..columns import tile_box
 from ..layouts import element_type
-from ..prefill.context import output_type
+from ..prefill.context import output_type, stored_type
 from ..signature import Features, attention_source
 from .config import VarlenConfig, VarlenShape
 from .kernel import prefill_varlen_kernel
@@ -57,7 +57,7 @@ def prefill_varlen_source(
     def keys(widths: tuple[int, ...]) -> ClippedMap | StridedRows:
         if config.page_size and not config.box:
             return strided_types(tiles.element.pointer)
-        return ClippedMap(descriptors(config.box, widths), "i32", "i32")
+        return ClippedMap(descriptors(config.box, widths, 1, stored_type(tiles)), "i32", "i32")
 
     signature = {
         "q_maps": descriptors(tiles.rows, tiles.qk_parts, tiles.packed),
@@ -66,6 +66,7 @@ def prefill_varlen_source(
         "v_source": keys(tiles.v_parts),
         "list_ptr": "*i32",
         "table_ptr": "*i32",
+        "scale": scale_types(tiles.eight_bit is not None),
         "shape": int32_fields(VarlenShape),
     }
     features = Features(mask, score, has_sinks, has_lse)

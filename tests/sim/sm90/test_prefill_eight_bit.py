@@ -1,0 +1,130 @@
+"""Hopper prefill over 8-bit keys and values in the simulator: right values, no findings, needed synchronisation."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+import warpattn as wa
+from tests.drawn import drawn
+from tests.oracle import poisoned
+from tests.sim.knocking import SM90_PREFILL, knocked_out, reviewed
+from tests.sim.sm90.decode import Decode, tensors
+from tests.sim.sm90.lengths import kernel
+from tests.sim.sm90.prefill import error
+from tests.sim.sm90.test_decode import SCHEDULES
+from warpattn.kernels.sm90.select import list_launches
+from warpattn.problem import Call, validate
+from warpattn.problem.launch import DEFAULT_OPTIONS
+from warpattn.problem.operands import Operands
+from warpattn.reference import reference
+from warpattn.runtime.simulate import Options, traced
+from warpattn.sequences import Dense, PagedKV, Sequence
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+MIXED = (129, 0, 30)
+PAGED = Decode((150, 20), page=16, tokens=18, dim=128, heads=4, heads_kv=2, mask=wa.Causal(), stored=E4M3)
+CASES = {
+    "paged": PAGED,
+    "fp16-e5m2": replace(PAGED, page=64, dtype=torch.float16, stored=E5M2, per=("tensor", None), sinks=True),
+    "tokens": replace(PAGED, lengths=MIXED, per=("token", "token"), score=wa.SoftCap(3.0)),
+    "key-tokens": replace(PAGED, page=8, dim=64, per=("token", "head"), mask=wa.SlidingWindow(40)),
+    "head-dim-256": replace(PAGED, page=32, dim=256),
+    "two-parts": replace(PAGED, dim=192, dim_v=80, page=48),
+    "dense": replace(PAGED, lengths=(150, 150), page=0, tokens=140, per=("head", "tensor")),
+    "dense-tokens": replace(PAGED, lengths=(150,), page=0, tokens=20, per=("token", "token"), mask=None),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """One call."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    sequence: Sequence
+    tail: dict[str, Any]
+
+    def call(self) -> Call:
+        return Call(self.q, self.k, self.v, self.sequence, *self.tail.values(), None, True, backend="reference")
+
+
+def inputs(case: Decode) -> Inputs:
+    """A case's tensors; pages that nobody owns and rows after the last key are NaN."""
+    q, (k, v), sequence, sinks = tensors(case)
+    if isinstance(sequence, PagedKV):
+        k, v = sequence.k_pages, sequence.v_pages
+    return Inputs(q, k, v, sequence, {"mask": case.mask, "score": case.score, "sinks": sinks})
+
+
+def check(x: Inputs, schedule: str = "lazy", seed: int = 0) -> None:
+    checked = replace(validate(x.call(), read_values=False), backend="simulate:sm90")
+    out = poisoned((*x.q.shape[:-1], checked.problem.dim_v), x.q.dtype)
+    lse = poisoned(checked.lse_shape, torch.float32)
+    report = traced(checked, Operands(x.q, x.k, x.v, out, lse, x.tail["sinks"]), Options(schedule, seed), x.sequence)
+    assert report.clean, report
+    expected, expected_lse = reference(x.q, x.k, x.v, sequence=x.sequence, **x.tail)
+    limit = 2e-2 if x.q.dtype == torch.bfloat16 else 3e-3
+    assert error(out.float(), expected) < limit * max(1.0, expected.abs().max().item())
+    assert error(lse, expected_lse) < 1e-4
+
+
+@pytest.mark.parametrize("name", drawn(CASES, ["tokens", "dense"]))
+def test_right_and_without_findings(name):
+    x = inputs(CASES[name])
+    for schedule, seed in SCHEDULES:
+        check(x, schedule, seed)
+
+
+@pytest.mark.parametrize("per", drawn(["head", "token"], ["token"]))
+def test_ragged_sequences(per):
+    """Two sequences end to end, and the queries of a step over pages."""
+    torch.manual_seed(0)
+    cu = torch.tensor([0, 40, 60]).int()
+    q, x = torch.randn(60, 4, 64).bfloat16(), torch.randn(60, 2, 64)
+    k, v = wa.quantize(x, per=per), wa.quantize(x.flip(0), per=per)
+    tail = {"mask": wa.Causal(), "score": None, "sinks": None}
+    check(Inputs(q, k.values, v.values, wa.Ragged(cu, k_scale=k.scale, v_scale=v.scale), tail))
+    if per == "head":
+        step = inputs(PAGED)
+        found = [
+            wa.attention_paged(step.q[0].repeat(2, 1, 1), step.sequence, wa.Ragged(torch.tensor([0, 33, 36]).int()),
+                               mask=wa.Causal(), backend=backend)
+            for backend in ("simulate:sm90", "reference")
+        ]  # fmt: skip
+        torch.testing.assert_close(found[0], found[1], atol=2e-2, rtol=2e-2)
+
+
+def test_keys_are_shared_out_and_heads_packed():
+    """A few queries over many dense keys: the plan splits them, as it does in 16 bits."""
+    torch.manual_seed(0)
+    k, v = (wa.quantize(torch.randn(1, 2200, 1, 64)) for _ in range(2))
+    q = torch.randn(1, 20, 4, 64).bfloat16()
+    check(Inputs(q, k.values, v.values, Dense(k.scale, v.scale), {"mask": wa.Causal(), "score": None, "sinks": None}))
+
+
+def test_scales_whose_product_is_tiny():
+    """Scores of 0 where hidden ones are minus infinity."""
+    x = inputs(replace(PAGED, per=("head", "head")))
+    check(replace(x, sequence=replace(x.sequence, k_scale=torch.full((2,), 1e-38))))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["paged", "tokens"])
+def test_it_needs_its_synchronisation(name):
+    x = inputs(CASES[name])
+    checked = replace(validate(x.call(), read_values=False), backend="simulate:sm90")
+    out, lse = poisoned((*x.q.shape[:-1], x.v.shape[-1]), x.q.dtype), poisoned(checked.lse_shape, torch.float32)
+    first, step = list_launches(checked, Operands(x.q, x.k, x.v, out, lse, None), x.sequence, DEFAULT_OPTIONS)
+    wa.sim.simulate(kernel(first), first.grid, first.args)
+
+    def once(module, schedule):
+        return wa.sim.simulate(module, (2,), step.args, schedule=schedule, step_limit=20_000)
+
+    results = knocked_out(kernel(step), once, reviewed(SM90_PREFILL))
+    assert sum(found.noticed for found in results) > 0.8 * len(results)
