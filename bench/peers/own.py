@@ -34,5 +34,5 @@ class Warpattn:
             mask = wa.Causal()
         if case.documents > 1:
             ids = (torch.arange(case.seq_q, device=q.device) // (case.seq_q // case.documents)).expand(case.batch, -1)
-            mask = wa.Document(ids) if mask is None else mask & wa.Document(ids)
+            mask = wa.Document(ids, runs=True) if mask is None else mask & wa.Document(ids, runs=True)
         return lambda: wa.attention(q, k, v, mask=mask, score=score)

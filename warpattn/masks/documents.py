@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["document_bounds", "document_labels"]
+__all__ = ["document_bounds", "document_labels", "run_labels"]
 
 
 def document_labels(ids: Tensor) -> Tensor:
@@ -13,6 +13,11 @@ def document_labels(ids: Tensor) -> Tensor:
     values, order = torch.sort(ids, dim=-1)
     ranks = _changes(values).cumsum(-1).to(torch.int32)
     return torch.empty_like(ranks).scatter_(-1, order, ranks)
+
+
+def run_labels(ids: Tensor) -> Tensor:
+    """1, 2, ... for the runs of equal neighbours in ids [..., S], int32."""
+    return _changes(ids).cumsum(-1).to(torch.int32)
 
 
 def document_bounds(labels: Tensor) -> Tensor:

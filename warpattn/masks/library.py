@@ -17,7 +17,7 @@ from warpattn.inputs import is_tensor, kind_of
 from warpattn.language.expr import Expr, call_user, load, maximum, minimum, saturated, user_result_error, where
 from warpattn.language.traced import Lengths, require, same_object, settle, whole
 from warpattn.masks.base import And, Mask, Not, Or
-from warpattn.masks.documents import document_bounds, document_labels
+from warpattn.masks.documents import document_bounds, document_labels, run_labels
 from warpattn.masks.program import MaskProgram, Span
 from warpattn.scores import Score, broadcast_index, captured_values
 
@@ -167,22 +167,27 @@ class Prefix(Mask):
 class Document(Mask):
     """ids[b, q] == ids[b, k]: packed documents see only themselves. ids: int tensor [S] or [B, S] over key positions.
 
-    Positions outside the ids see nothing and are not seen. Ids may repeat after a gap; spans are tightest without.
+    Positions outside the ids see nothing and are not seen. Ids may repeat after a gap; spans are tightest without. With
+    `runs` every run of equal ids is a document of its own, and kernels read two numbers a query instead of an id a key.
     Spans are prepared once, on the ids' device: make a new Document when ids change, rather than writing into them.
     """
 
     ids: Tensor
+    runs: bool = False
     _labels: Tensor = field(init=False, repr=False)  # ids renumbered from 1, so that reads outside match none
     _bounds: Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         require(_is_int_tensor(self.ids, 1, 2), f"ids is {kind_of(self.ids)}",
                 "it must be an int32 or int64 tensor (seq,) or (batch, seq)")  # fmt: skip
-        labels = document_labels(self.ids)
+        labels = run_labels(self.ids) if self.runs else document_labels(self.ids)
         object.__setattr__(self, "_labels", labels)
         object.__setattr__(self, "_bounds", document_bounds(labels))
 
     def keep(self, b: Value, h: Value, q: Value, k: Value, lens: Lengths | None = None) -> Value:
+        if self.runs:
+            start = self.ids.shape[-1] - self._read(self._bounds, b, q, 2)  # outside the ids: their end
+            return (k >= start) & (k < self._read(self._bounds, b, q, 3))
         mine = self._read(self._labels, b, q)
         return where(mine > 0, mine, -1) == self._read(self._labels, b, k)
 

@@ -12,6 +12,7 @@ import warpattn.masks as wm
 from warpattn.errors import AttentionError
 from warpattn.language.evaluate import evaluate, evaluate_all
 from warpattn.language.expr import Expr, exp, minimum, to_float, where
+from warpattn.masks.documents import run_labels
 
 BATCH, HEADS = 2, 2
 SHAPES = [(1, 1), (1, 6), (5, 5), (4, 9), (9, 4), (7, 1), (3, 0), (8, 8)]
@@ -65,9 +66,11 @@ EXACT = [
     (wm.Prefix(LENGTHS), lambda b, h, q, k, n: k <= q or k < [3, 7][b]),
     (wm.Document(CONTIGUOUS), document_truth(CONTIGUOUS)),
     (wm.Document(CONTIGUOUS[1]), document_truth(CONTIGUOUS[1])),
+    (wm.Document(CONTIGUOUS, runs=True), document_truth(CONTIGUOUS)),
 ]
 SOUND = [
     (wm.Document(SCATTERED), document_truth(SCATTERED)),
+    (wm.Document(SCATTERED, runs=True), document_truth(run_labels(SCATTERED))),
     (wm.Materialized(EVERY_SECOND), materialized_truth(EVERY_SECOND)),
     (wm.Materialized(EVERY_SECOND[:, 1]), materialized_truth(EVERY_SECOND[:, 1])),
     (wm.Materialized(ROW_MASK), materialized_truth(ROW_MASK)),
@@ -180,12 +183,13 @@ def test_spans_of_combinations_are_sound(mask, sizes, b, h):
 
 
 @settings(max_examples=60)
-@given(st.lists(st.integers(-3, 3), max_size=12), SIZES)
-def test_documents_of_any_order_and_length(ids, sizes):
-    mask = wm.Document(torch.tensor(ids, dtype=torch.int64))
+@given(st.lists(st.integers(-3, 3), max_size=12), SIZES, st.booleans())
+def test_documents_of_any_order_and_length(ids, sizes, runs):
+    ids = torch.tensor(ids, dtype=torch.int64)
+    mask = wm.Document(ids, runs)
     check_spans(mask, sizes, 0, 0)
     lens = wm.Lengths(*sizes)
-    truth = document_truth(torch.tensor(ids))
+    truth = document_truth(run_labels(ids) if runs else ids)
     expected = [[truth(0, 0, i + lens.k - lens.q, k, lens) for k in range(lens.k)] for i in range(lens.q)]
     assert kept(mask, sizes, 0, 0).tolist() == expected
 

@@ -98,7 +98,7 @@ def recognise(function: Callable, kv_offset: int = 0) -> Mask | None:
         case "chunked_overlay", {"chunk_size": size, "left_padding": starts}:
             return _chunked(size, starts - kv_offset)
         case "packed_sequence_mask_function", {"packed_sequence_mask": ids}:
-            return Document(ids)
+            return Document(ids, runs=True)  # they count the sequences
         case "remap_positions_for_packed_sequence", {"mask_function": inner}:
             # Positions in a sequence instead of in the batch: the same where only their difference counts.
             mask = recognise(inner, kv_offset)
