@@ -6,6 +6,18 @@ from typing import Any
 
 from docs.figures.svg import BLUE, GREEN, GREY, ORANGE, RED, box, picture, words
 
+REASONS = """Why some are behind (what was tried: [bench/notes.md](../bench/notes.md), from experiment 117 on):
+
+- *Head dims 72, 80, 96, full*: 192 rows and three warpgroups hide exponentials better. Their registers hold 128 keys
+  only if P goes through shared memory, as in FlashAttention 3 and 4; here P stays in registers, and three warpgroups spill.
+  *40* is padded to 64 columns, in flash-attn-4 to 48.
+- *192 full, 192/128 at 16 k, 33 k full, head dim 64 with 64/8 heads*: 1 to 5 %; the reason is not known.
+- *1 k over 16 k, 2 k over 32 k*: 256 and 512 nearly equal tiles for 132 SMs; keys in parts would not end sooner.
+- *64 × 256, 128 × 128*: tiles of one or two key tiles. At head dim 128 the bytes of 64 × 256 alone take 61 of 80 µs.
+- *Documents at head dim 128*: the mask is tested in tiles at a document's end, with two numbers a query from memory;
+  the peer is told the lengths, as `attention_varlen` is.
+- *Soft-cap at head dim 256*: two special functions a score, and 64 keys a tile.
+"""
 COLOURS = {"cudnn": BLUE, "fa3": GREEN, "fa4": ORANGE}
 
 
@@ -19,7 +31,7 @@ def section(record: dict[str, Any]) -> list[str]:
         "",
         f"`{record['command']}`, {record['date'][:10]}. bf16 unless fp16 is named; {behind} of {len(rows)} cases are "
         "behind their fastest peer. FlashAttention 3 (`fa3`) is the varlen form of its C++ kernels that vLLM ships; "
-        "documents are sequences of their own for it, while warpattn reads their numbers from a tensor. – where a peer "
+        "documents are sequences of their own for it, while warpattn reads their bounds from a tensor. – where a peer "
         "has no kernel for a case.",
         "",
         "![Speed over the fastest peer](figures/wide.svg)",
@@ -33,7 +45,7 @@ def section(record: dict[str, Any]) -> list[str]:
         timed = own["status"] == "timed"
         time = [f"{own['ms']['median'] * 1e3:.1f}", f"{own['tflops']:.0f}"] if timed else [own["status"], "–"]
         lines.append("| " + " | ".join([title, *time, *cells]) + " |")
-    return [*lines, ""]
+    return [*lines, "", REASONS]
 
 
 def chart(record: dict[str, Any]) -> str:
