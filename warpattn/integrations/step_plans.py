@@ -73,6 +73,7 @@ class StepPlans:
         key = (
             layer, sinks is None, bound, tokens, requests,
             q.shape[1:], q.stride(), q.dtype, pages.shape, pages.stride(), table.shape[1], table.stride(),
+            pages.dtype, tuple(scale.shape for scale in kv.scales().values()),
         )  # fmt: skip
         plan = self._plans.get(key)
         if plan is None:
@@ -98,6 +99,8 @@ def make_plan(
         kv.v_pages,
         table.new_empty_strided((requests, table.shape[1]), table.stride()),
         kv.lengths.new_empty(requests),
+        k_scale=kv.k_scale,
+        v_scale=kv.v_scale,
     )
     seq = Ragged(kv.lengths.new_empty(requests + 1), max_q=bound)
     return StepPlan(largest, pages, seq, sinks=sinks, **layer.tail(q.device))

@@ -178,7 +178,7 @@ def test_outputs_may_be_flat(vllm):
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype is 'fp8'"),
+        ({"kv_cache_dtype": "int4"}, "kv_cache_dtype is 'int4'"),
         ({"attn_type": "encoder_decoder"}, "attn_type is 'encoder_decoder'"),
         ({"rope_scaling": 2}, "rope_scaling"),
     ],
@@ -186,6 +186,26 @@ def test_outputs_may_be_flat(vllm):
 def test_layers_it_does_not_have_are_refused(vllm, options, match):
     with pytest.raises(AttentionError, match=match):
         make(vllm, **options)
+
+
+@pytest.mark.parametrize(("name", "scale"), [("fp8", torch.tensor(0.02)), ("fp8_e5m2", torch.tensor([0.5]))])
+def test_caches_of_8_bits(vllm, name, scale):
+    """Chunks and decode over bytes with the layer's scales: what was stored, nothing else, is attended to."""
+    engine, layer = vllm_double.Engine(SHAPE), SimpleNamespace(_k_scale=scale, _v_scale=2 * scale)
+    impl = make(vllm, kv_cache_dtype=name)
+    stored = {"fp8": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}[name]
+    cache = torch.zeros_like(engine.cache, dtype=torch.uint8)
+    for new in ({"a": 9, "b": 3}, {"a": 1, "b": 5}, {"a": 1, "b": 1}):
+        batch, q, k, v = engine.step(new)
+        metadata = vllm.WarpattnMetadataBuilder(None, [], None, q.device).build_for_cudagraph_capture(batch)
+        impl.do_kv_cache_update(layer, k, v, cache, batch.slot_mapping)
+        out = torch.full((len(q), SHAPE[0], SHAPE[2]), torch.nan)
+        impl.forward(layer, q, k, v, cache, metadata, output=out)
+        for who, (a, b) in zip(new, itertools.pairwise(batch.query_start_loc.tolist()), strict=True):
+            k8, v8 = (wa.quantize(x, stored, scale=n * scale.reshape(())).dequantized()[None]
+                      for n, x in zip((1, 2), engine.history[who], strict=True))  # fmt: skip
+            expected, _ = reference(q[None, a:b], k8, v8, scale=SHAPE[2] ** -0.5, mask=wa.Causal())
+            torch.testing.assert_close(out[a:b], expected[0])
 
 
 def test_quantised_outputs_and_mixed_causality_are_refused(vllm):
@@ -223,6 +243,8 @@ def test_cards(vllm, monkeypatch, hip, capability, largest):
     reasons = [vllm.WarpattnBackend.supports_combination(size, *rest) for size in (128, 256)]
     assert reasons[0] is None
     assert (reasons[1] is None) == (largest != 128)
+    eight_bit = vllm.WarpattnBackend.supports_combination(128, torch.bfloat16, "fp8", *rest[2:])
+    assert (eight_bit is None) == (hip is None and capability == (9, 0))
 
 
 def test_graphs_hold_any_step_on_hopper_and_none_elsewhere(vllm, monkeypatch):

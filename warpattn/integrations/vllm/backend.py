@@ -9,7 +9,7 @@ from vllm.v1.attention.backend import AttentionBackend, AttentionType, MultipleO
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from warpattn.integrations.vllm.impl import WarpattnImpl
-from warpattn.integrations.vllm.layer import CACHE_DTYPES, ENCODERS
+from warpattn.integrations.vllm.layer import CACHE_DTYPES, EIGHT_BIT, ENCODERS
 from warpattn.integrations.vllm.metadata import WarpattnMetadataBuilder
 
 # What `attention` has kernels for, by capability as vLLM reports it, and their largest head dim.
@@ -77,6 +77,11 @@ class WarpattnBackend(AttentionBackend):
     def supports_combination(cls, head_size: int, *others: Any) -> str | None:
         """Why a head dim will not do on a card; vLLM asks with nine arguments, the card's capability last."""
         largest = _largest_head(others[-1])
+        if any(other in EIGHT_BIT for other in others[:2]):
+            if torch.version.hip or (others[-1].major, others[-1].minor) != (9, 0):
+                return "an 8-bit cache on this card"
+            if head_size % 16:
+                return "an 8-bit cache with a head_size that is no multiple of 16"
         if largest is None or head_size <= largest:
             return None
         return f"head_size above {largest} on this card"

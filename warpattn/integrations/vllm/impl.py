@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from vllm.v1.attention.backend import AttentionImpl
 from warpattn.api import attention_paged, attention_varlen
 from warpattn.errors import AttentionError
 from warpattn.integrations.step_plans import LayerModifiers, ScoreOptions
-from warpattn.integrations.vllm.layer import ENCODERS, LayerOptions, check_options, layer_mask
+from warpattn.integrations.vllm.layer import EIGHT_BIT, ENCODERS, LayerOptions, check_options, layer_mask
 from warpattn.integrations.vllm.metadata import WarpattnMetadata
 from warpattn.integrations.vllm.runs import Run
 from warpattn.sequences import PagedKV, Ragged
@@ -22,6 +22,23 @@ def key_and_value_pages(kv_cache: Tensor, head_size: int) -> tuple[Tensor, Tenso
     """Views (pages, page size, heads, head_dim) of vLLM's cache (pages, heads, page size, keys and values)."""
     keys, values = kv_cache.transpose(1, 2).split(head_size, dim=-1)
     return keys, values
+
+
+class Cache(NamedTuple):
+    """A layer's cache: pages as in `key_and_value_pages`, and its scales if it has 8 bits."""
+
+    keys: Tensor
+    values: Tensor
+    scales: dict[str, Tensor]
+
+    def pages(self, block_table: Tensor, lengths: Tensor) -> PagedKV:
+        """The pages of some requests."""
+        return PagedKV(self.keys, self.values, block_table, lengths, **self.scales)
+
+
+def whole(scale: Tensor) -> Tensor:
+    """A scale of one number, which vLLM may keep as [1], without dimensions."""
+    return scale.reshape(()) if scale.numel() == 1 else scale
 
 
 class WarpattnImpl(AttentionImpl[WarpattnMetadata]):
@@ -54,7 +71,16 @@ class WarpattnImpl(AttentionImpl[WarpattnMetadata]):
         """Write new keys and values [tokens, heads, head_dim] into their slots; slot -1 is padding, and so are tokens
         without a slot."""
         if self.options.attn_type not in ENCODERS:
-            append_slots(key, value, *key_and_value_pages(kv_cache, self.head_size), slot_mapping)
+            cache = self._cache(layer, kv_cache)
+            append_slots(key, value, cache.keys, cache.values, slot_mapping, **cache.scales)
+
+    def _cache(self, layer: Any, kv_cache: Tensor) -> Cache:
+        """The cache, whose 8-bit values vLLM keeps as bytes beside the layer's scales."""
+        stored = EIGHT_BIT.get(self.kv_cache_dtype)
+        if stored is None:
+            return Cache(*key_and_value_pages(kv_cache, self.head_size), {})
+        scales = {"k_scale": whole(layer._k_scale), "v_scale": whole(layer._v_scale)}
+        return Cache(*key_and_value_pages(kv_cache.view(stored), self.head_size), scales)
 
     def forward(
         self,
@@ -84,18 +110,18 @@ class WarpattnImpl(AttentionImpl[WarpattnMetadata]):
         shared = self.options.kv_sharing_target_layer_name is not None  # keys lie in another layer's cache
         step = attn_metadata
         if step.runs is not None:
-            self._run_by_run(step, (query, key, value), kv_cache, out)
+            self._run_by_run(step, (query, key, value), self._cache(layer, kv_cache), out)
         elif step.fresh and not shared:
             whole = Run(slice(0, None), slice(0, step.num_actual_tokens), step.max_query_len, step.query_start_loc)
             self._fresh(whole, (query, key, value), out)
         else:
-            self._ragged(step, query, kv_cache, out)
+            self._ragged(step, query, self._cache(layer, kv_cache), out)
         return output
 
-    def _ragged(self, step: WarpattnMetadata, query: Tensor, kv_cache: Tensor, out: Tensor) -> None:
+    def _ragged(self, step: WarpattnMetadata, query: Tensor, cache: Cache, out: Tensor) -> None:
         """Any mix of new tokens against the requests' pages."""
         tokens = step.num_actual_tokens
-        pages = PagedKV(*key_and_value_pages(kv_cache, self.head_size), step.block_table, step.seq_lens)
+        pages = cache.pages(step.block_table, step.seq_lens)
         seq = Ragged(step.query_start_loc, max_q=step.max_query_len)
         q, out = query[:tokens], out[:tokens]
         if q.is_cuda:
@@ -104,7 +130,7 @@ class WarpattnImpl(AttentionImpl[WarpattnMetadata]):
             attention_paged(q, pages, seq, out=out, sinks=self.sinks, **self.modifiers.tail(q.device))
 
     def _run_by_run(
-        self, step: WarpattnMetadata, qkv: tuple[Tensor, Tensor, Tensor], kv_cache: Tensor, out: Tensor
+        self, step: WarpattnMetadata, qkv: tuple[Tensor, Tensor, Tensor], cache: Cache, out: Tensor
     ) -> None:
         """One launch for each run of the step."""
         shared = self.options.kv_sharing_target_layer_name is not None
@@ -113,7 +139,7 @@ class WarpattnImpl(AttentionImpl[WarpattnMetadata]):
                 self._fresh(run, qkv, out)
             else:
                 for part in run.parts or (run,):
-                    self._paged(part, qkv[0], kv_cache, step, out)
+                    self._paged(part, qkv[0], cache, step, out)
 
     def _fresh(self, run: Run, qkv: tuple[Tensor, Tensor, Tensor], out: Tensor) -> None:
         """Requests whose keys are all at hand."""
@@ -122,12 +148,11 @@ class WarpattnImpl(AttentionImpl[WarpattnMetadata]):
         sequences = Ragged(run.offsets, max_q=run.length, max_k=run.length)
         attention_varlen(q, k, v, sequences, out=out[run.tokens], sinks=self.sinks, **self.modifiers.tail(q.device))
 
-    def _paged(self, run: Run, query: Tensor, kv_cache: Tensor, step: WarpattnMetadata, out: Tensor) -> None:
+    def _paged(self, run: Run, query: Tensor, cache: Cache, step: WarpattnMetadata, out: Tensor) -> None:
         """Equally many new tokens of each request, against its pages."""
         shape = (run.requests.stop - run.requests.start, run.length)
         q, result = (x[run.tokens].unflatten(0, shape) for x in (query, out))
-        k_pages, v_pages = key_and_value_pages(kv_cache, self.head_size)
-        pages = PagedKV(k_pages, v_pages, step.block_table[run.requests], step.seq_lens[run.requests])
+        pages = cache.pages(step.block_table[run.requests], step.seq_lens[run.requests])
         attention_paged(q, pages, out=result, sinks=self.sinks, **self.modifiers.tail(q.device))
 
     @property

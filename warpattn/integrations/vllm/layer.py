@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 from vllm.v1.attention.backend import AttentionType
 
 from warpattn.errors import AttentionError
 from warpattn.masks import Causal, Full, Mask, SlidingWindow
 
-CACHE_DTYPES = ["auto", "float16", "bfloat16"]
+EIGHT_BIT = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+CACHE_DTYPES = ["auto", "float16", "bfloat16", *EIGHT_BIT]
 ENCODERS = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
 
 
