@@ -83,7 +83,9 @@ def _write(found: Report, timeline: Path | None, report: Path | None, console: C
         write = found.save_trace if timeline.suffix == ".json" else found.save_timeline
         with tensors.writing(timeline):
             write(timeline)
-        console.print(f"{found.timing.cycles:.0f} cycles by the model of {found.timing.chip}; wrote {timeline}")
+        busy = ", ".join(f"{engine} {share:.0%}" for engine, share in found.timing.busiest())
+        console.print(f"{found.timing.cycles:.0f} cycles by the model of {found.timing.chip}, busiest: {busy}")
+        console.print(f"wrote {timeline}")
     if report is not None:
         with tensors.writing(report):
             found.save_report(report)

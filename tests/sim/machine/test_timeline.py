@@ -42,6 +42,12 @@ def test_products_take_what_the_tensor_core_needs(alone):
     assert alone.timing.busy("tensor core") == pytest.approx(products * 2 * 64 * 128 * 128 / 4096 + left)
 
 
+def test_what_binds_is_named_first(alone):
+    (first, share), *others = alone.timing.busiest()
+    assert first == "tensor core" and share == alone.timing.busy("tensor core") / alone.timing.cycles
+    assert len(others) == 2 and all(share >= other for _, other in others)
+
+
 def test_exponentials_take_what_the_special_function_unit_needs(alone):
     exponentials = 2 * 8 * 128 * 128
     assert alone.timing.busy("MUFU") == pytest.approx(exponentials / 16, rel=0.02)

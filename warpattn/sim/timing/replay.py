@@ -53,6 +53,14 @@ class Timing:
         """Cycles in which a role works or an engine is busy."""
         return sum(span.end - span.start for span in self.spans if span.lane == lane and span.kind != "wait")
 
+    def busiest(self, count: int = 3) -> list[tuple[str, float]]:
+        """The engines that are busy for most of the time, with their shares of it, the mean of all programs'."""
+        lanes: dict[str, list[float]] = defaultdict(list)
+        for lane in self.engines:
+            lanes[lane.partition(" of program ")[0]].append(self.busy(lane) / self.cycles)
+        shares = ((engine, sum(found) / len(found)) for engine, found in lanes.items())
+        return sorted(shares, key=lambda share: -share[1])[:count]
+
 
 class _Role:
     """A log and how far it has been replayed."""
