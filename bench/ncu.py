@@ -15,7 +15,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +113,17 @@ def _complaint(text: str) -> str:
     return (errors or lines or ["ncu printed nothing"])[-1][:300]
 
 
+def count(call: Callable[[], object] | None) -> None:
+    """Run a call, None if there is none, where ncu counts, and the marker."""
+    torch.cuda.synchronize()
+    torch.cuda.profiler.start()
+    if call is not None:
+        call()
+    torch.cuda._sleep(1)
+    torch.cuda.synchronize()
+    torch.cuda.profiler.stop()
+
+
 def _run_child(cases: Sequence[str], peer: str) -> None:
     """One call of each case, and the marker, between cudaProfilerStart and cudaProfilerStop; warm-up outside."""
     reason = PEERS[peer].available()
@@ -127,13 +138,7 @@ def _run_child(cases: Sequence[str], peer: str) -> None:
         except Exception as error:  # the other cases are still wanted
             print(f"Error: {peer} on {name}: {type(error).__name__}: {error}", flush=True)
             call = None
-        torch.cuda.synchronize()
-        torch.cuda.profiler.start()
-        if call is not None:
-            call()
-        torch.cuda._sleep(1)
-        torch.cuda.synchronize()
-        torch.cuda.profiler.stop()
+        count(call)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -99,13 +99,7 @@ def run_child(names: Sequence[str]) -> None:
             call()
         except Exception as error:  # the other problems are still wanted
             print(f"Error: {name}: {first_line(error)}", flush=True)
-        torch.cuda.synchronize()
-        torch.cuda.profiler.start()
-        if call is not None:
-            call()
-        torch.cuda._sleep(1)
-        torch.cuda.synchronize()
-        torch.cuda.profiler.stop()
+        ncu.count(call)
 
 
 def time(names: Sequence[str], rounds: int) -> dict[str, dict[str, float]]:
