@@ -21,6 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -113,6 +114,14 @@ def resident() -> int:
 
 
 _one_capture = threading.Lock()
+THREADS, STREAMS = 64, 8
+
+
+@cache
+def streams() -> list[torch.cuda.Stream]:
+    """The threads' streams, and the last for captures alone. Made at once: torch hands out 32 streams in turn, so one
+    made later may be another's, and what its threads launch would be captured instead of run."""
+    return [torch.cuda.Stream() for _ in range(STREAMS + 1)]
 
 
 def card_jobs(number: int) -> list[Job]:
@@ -127,7 +136,7 @@ def card_jobs(number: int) -> list[Job]:
     plan = wa.DecodePlan(step, cache)
     graph, out = torch.cuda.CUDAGraph(), torch.empty_like(whole)
     wa.attention(q, k, v, mask=wa.Causal(), out=out)
-    with _one_capture, torch.cuda.graph(graph, stream=torch.cuda.Stream(), capture_error_mode="thread_local"):
+    with _one_capture, torch.cuda.graph(graph, stream=streams()[-1], capture_error_mode="thread_local"):
         wa.attention(q, k, v, mask=wa.Causal(), out=out)
 
     def replayed() -> Tensor:
@@ -244,7 +253,7 @@ def put_through(part: str, seconds: float) -> Verdict:
         return ended(subprocess.Popen(command, cwd=ROOT, **pipes), HANG_S)
     torch.cuda.init()
     if part == "threads":
-        return threads(card_jobs, 64, [torch.cuda.Stream() for _ in range(8)], seconds)
+        return threads(card_jobs, THREADS, streams()[:-1], seconds)
     job = waited_for(card_jobs(0)[0])
     return out_of_memory(job, no_memory_left) if part == "memory" else lost_device(job, break_the_card)
 

@@ -157,7 +157,7 @@ def attention_paged(
         raise AttentionError(f"seq is a {type(seq).__name__}; seq must be None or a warpattn Ragged(cu_q)")
     layout = kv if seq is None else PagedRagged(kv, seq)
     call = Call(q, kv.k_pages, kv.v_pages, layout, mask, score, sinks, scale, return_lse, out)
-    if kv.shared_pages and not torch.compiler.is_compiling():
+    if isinstance(kv.shared_pages, int) and kv.shared_pages and not torch.compiler.is_compiling():
         from warpattn.runtime.merging.cascade import cascaded  # few calls need it
 
         result = cascaded(_placed(call, backend))
@@ -186,6 +186,8 @@ def attention_backward(
     than k has, merged by their LSE, the gradients are the share of these keys. Where torch's autograd is at work
     nothing needs to call this. Raises AttentionError listing every broken rule.
     """
+    if seq is not None and not isinstance(seq, Ragged):
+        raise AttentionError(f"seq is a {type(seq).__name__}; seq must be None or a warpattn Ragged(cu_q)")
     call = Call(q, k, v, DENSE if seq is None else seq, mask, score, None, scale, True)
     dq, dk, dv = differentiate(_placed(call, backend), Saved(q, k, v, out, lse, None), Along(dout, None))
     return dq, dk, dv

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from warpattn.inputs import tensor_fault
+from warpattn.inputs import kind_of, tensor_fault
 
 __all__ = ["AttentionError", "Rules"]
 
@@ -63,7 +63,7 @@ class Rules:
 
     def flag(self, name: str, value: object) -> bool:
         """Require True or False, and nothing that only counts as one of them."""
-        return self.require(isinstance(value, bool), f"{name} is {value!r}", f"{name} must be True or False")
+        return self.require(isinstance(value, bool), f"{name} is {kind_of(value)}", f"{name} must be True or False")
 
     def tensor(self, name: str, value: Any, *axes: str) -> bool:
         """Require a tensor that attention can read, with one dimension per name in `axes`."""

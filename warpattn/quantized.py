@@ -59,8 +59,10 @@ def quantize(
     rules = Rules()
     fault = tensor_fault(x)
     kinds = (torch.float16, torch.bfloat16, torch.float32)
-    rules.require(dtype in EIGHT_BIT, f"dtype is {dtype}", f"dtype must be one of {_listed(EIGHT_BIT)}")
-    rules.require(per in GRANULARITIES, f"per is {per!r}", f"per must be one of {_listed(GRANULARITIES)}")
+    eight = isinstance(dtype, torch.dtype) and dtype in EIGHT_BIT
+    rules.require(eight, f"dtype is {kind_of(dtype)}", f"dtype must be one of {_listed(EIGHT_BIT)}")
+    known = isinstance(per, str | int) and per in GRANULARITIES
+    rules.require(known, f"per is {kind_of(per)}", f"per must be one of {_listed(GRANULARITIES)}")
     if fault is not None:
         rules.add(f"x {fault.what}", f"x {fault.rule}")
     else:

@@ -90,7 +90,7 @@ class Chain(Score):
     def __post_init__(self) -> None:
         for score in self.scores:
             if not isinstance(score, Score):
-                raise AttentionError(f"a chain of scores got {score!r}; join scores with scores")
+                raise AttentionError(f"a chain of scores got {kind_of(score)}; join scores with scores")
 
     def apply(self, s: Value, b: Value, h: Value, q: Value, k: Value, lens: Lengths | None = None) -> Value:
         for score in self.scores:
@@ -202,7 +202,7 @@ class CustomScore(Score):
 
 def captured_values(owner: str, fn: Any, captured: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
     """The captured keyword arguments of a custom function, checked, tensors wrapped so that symbols can index them."""
-    require(callable(fn), f"{owner} got {fn!r}", "its first argument must be a function")
+    require(callable(fn), f"{owner} got {kind_of(fn)}", "its first argument must be a function")
     for name, value in captured.items():
         ok = isinstance(value, Table | bool | int | float) or is_tensor(value)
         require(ok, f"{owner} captures {name}={kind_of(value)}", "captured values are tensors and numbers")

@@ -31,6 +31,7 @@ from warpattn.distributed.heads import (
 from warpattn.distributed.placement import PLACEMENTS, Placement
 from warpattn.distributed.ranks import Ranks, ranks_of, ranks_of_mesh
 from warpattn.errors import AttentionError, Rules
+from warpattn.inputs import kind_of
 from warpattn.language.traced import Lengths
 from warpattn.masks import Full, Mask
 from warpattn.problem import Call, validate
@@ -222,8 +223,8 @@ def _by_heads(given: Given, over: Over, ranks: Ranks) -> Result:
 def _check(given: Given, over: Over) -> None:
     """Every rule of the whole problem, with tensors of its shapes that take no memory."""
     rules, axes = Rules(), ("batch", "seq", "heads", "head_dim")
-    rules.require(over.placement in PLACEMENTS, f"placement is {over.placement!r}",
-                  f"it must be one of {', '.join(PLACEMENTS)}")  # fmt: skip
+    known = isinstance(over.placement, str) and over.placement in PLACEMENTS
+    rules.require(known, f"placement is {kind_of(over.placement)}", f"it must be one of {', '.join(PLACEMENTS)}")
     operands = {"q": given.q, "k": given.k, "v": given.v}
     if all([rules.tensor(name, x, *axes) for name, x in operands.items()]) and not rules.broken:
         _check_parts(rules, operands, over)

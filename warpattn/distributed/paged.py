@@ -200,6 +200,12 @@ def _check(given: Given, same_bits: bool) -> None:
     if not rules.require(isinstance(kv, SharedPages), f"kv is {kind_of(kv)}", "it must be what share_pages returns"):
         rules.done()
     q, pages = given.q, kv.pages
+    rules.tensor("q", q, "batch", "seq", "heads", "head_dim")
+    for name, kind in (("mask", Mask), ("score", Score)):
+        x = getattr(given, name)
+        rule = f"it must be a warpattn {kind.__name__}"
+        rules.require(x is None or isinstance(x, kind), f"{name} is {kind_of(x)}", rule)
+    rules.done()
     fine = is_tensor(kv.lengths) and kv.lengths.dtype == torch.int32 and kv.lengths.shape == q.shape[:1]
     rules.require(fine, f"kv.lengths is {kind_of(kv.lengths)}", f"it must be an int32 tensor ({len(q)},)")
     rules.require(whole(kv.turn, 1) is not None, f"kv.turn is {kind_of(kv.turn)}", "it must be an int of at least 1")

@@ -66,16 +66,19 @@ class Placement(NamedTuple):
 
     def cut(self, x: Tensor, dim: int, rank: int) -> Tensor:
         """The shard of one rank of a whole tensor; AttentionError if it cannot be cut evenly."""
-        length = x.shape[dim]
-        if length % self.total:
-            rule = f"{self.name} placement on {self.ranks} ranks cuts it into {self.total} equal chunks"
-            raise AttentionError(f"x has {length} elements in dimension {dim}; {rule}")
-        pieces = x.unflatten(dim, (self.total, length // self.total))
+        pieces = self._pieces(x, dim)
         held = [pieces.select(dim, number) for number in self.numbers(rank)]
         return torch.cat(held, dim)
 
     def join(self, x: Tensor, dim: int) -> Tensor:
         """The whole tensor from the shards of all ranks, one after the other in dimension `dim`."""
         order = [number for rank in range(self.ranks) for number in self.numbers(rank)]
-        pieces = x.unflatten(dim, (self.total, x.shape[dim] // self.total)).unbind(dim)
+        pieces = self._pieces(x, dim).unbind(dim)
         return torch.cat([pieces[order.index(number)] for number in range(self.total)], dim)
+
+    def _pieces(self, x: Tensor, dim: int) -> Tensor:
+        length = x.shape[dim]
+        if length % self.total:
+            rule = f"{self.name} placement on {self.ranks} ranks cuts it into {self.total} equal chunks"
+            raise AttentionError(f"x has {length} elements in dimension {dim}; {rule}")
+        return x.unflatten(dim, (self.total, length // self.total))

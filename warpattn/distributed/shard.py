@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from warpattn.distributed.placement import PLACEMENTS, Placement
 from warpattn.distributed.ranks import Ranks, ranks_of, ranks_of_mesh
 from warpattn.errors import AttentionError, Rules
+from warpattn.inputs import is_tensor, kind_of
 
 __all__ = ["shard", "unshard"]
 
@@ -45,11 +46,12 @@ def unshard(x: Tensor, dim: int, group: Any = None, placement: str = "zigzag") -
 
 def _checked(x: Any, dim: int, placement: str) -> int:
     rules = Rules()
-    rules.require(isinstance(x, Tensor), f"x is a {type(x).__name__}", "x must be a torch.Tensor")
-    rules.require(placement in PLACEMENTS, f"placement is {placement!r}", f"it must be one of {', '.join(PLACEMENTS)}")
+    known = isinstance(placement, str) and placement in PLACEMENTS
+    rules.require(is_tensor(x), f"x is {kind_of(x)}", "it must be a torch.Tensor in memory")
+    rules.require(known, f"placement is {kind_of(placement)}", f"it must be one of {', '.join(PLACEMENTS)}")
     rules.done()
-    if not -x.ndim <= dim < x.ndim:
-        raise AttentionError(f"dim is {dim}; x has {x.ndim} dimensions")
+    if type(dim) is not int or not -x.ndim <= dim < x.ndim:
+        raise AttentionError(f"dim is {kind_of(dim)}; x has {x.ndim} dimensions")
     return dim % x.ndim
 
 

@@ -3,15 +3,18 @@
 The signature is a text, as its library documents it. The function that serves it gets one value with an attribute per
 argument, so that twenty arguments need no twenty parameters:
 
-    @drop_in("q, k, v, dropout_p=0.0, causal=False, num_splits=1", refused={"dropout_p": "there is no dropout"},
-             hints={"num_splits"})
+    @drop_in("q: 4, k, v, dropout_p=0.0, scale: number=None, causal=False, num_splits=1",
+             refused={"dropout_p": "there is no dropout"}, hints={"num_splits"})
     def flash_attn_func(given):
         return attention(given.q, given.k, given.v, mask=Causal() if given.causal else None)
 
 refused   any value but the default raises an AttentionError: argument, value, rule
 hints     choose among ways that compute the same result; accepted and not used
-tensors   must be tensors, or None where that is the default
 names     what errors of this package call something, and its name in this signature
+
+What stands behind a colon says what the argument must be, unless it is the default None: `4` a tensor of that rank,
+`(3, 4)` of one of these (`None` among them: or None), `tensor` of any, `number`, `count` an int from 0 on. True and
+False as a default make it a flag.
 """
 
 from __future__ import annotations
@@ -26,9 +29,12 @@ from typing import Any
 from torch import Tensor
 
 from warpattn.errors import AttentionError
-from warpattn.inputs import is_tensor, kind_of
+from warpattn.inputs import is_tensor, kind_of, number
+from warpattn.language.traced import MAX_INT
 
-__all__ = ["Given", "drop_in"]
+__all__ = ["Given", "drop_in", "is_flag"]
+
+Kind = tuple[int | str | None, ...]
 
 
 class Given:
@@ -47,10 +53,9 @@ def drop_in(
     refused: Mapping[str, str] | None = None,
     hints: Collection[str] = (),
     names: Mapping[str, str] | None = None,
-    tensors: Collection[str] = (),
 ) -> Callable[[Callable[[Given], Any]], Callable[..., Any]]:
     """A decorator that gives a function of one `Given` the signature `signature`; see the module."""
-    spec = _parsed(signature)
+    spec, kinds = _parsed(signature)
     positional = tuple(p.name for p in spec.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD)
     defaults = {p.name: p.default for p in spec.parameters.values() if p.default is not p.empty}
     required = spec.parameters.keys() - defaults.keys()
@@ -75,13 +80,11 @@ def drop_in(
             broken += [
                 f"{name} is {kind_of(values[name])}; it must be True or False"
                 for name, default in defaults.items()
-                if isinstance(default, bool) and not _is_flag(values[name])
+                if isinstance(default, bool) and not is_flag(values[name])
             ]
-            broken = broken or [
-                f"{name} is {kind_of(values[name])}; it must be a tensor"
-                for name in tensors
-                if not is_tensor(values[name]) and not (values[name] is None and name in defaults)
-            ]
+            for name, kind in () if broken else kinds.items():
+                if values[name] is not None or not (name in defaults or None in kind):
+                    broken += _faults(name, values[name], kind)
             if broken:
                 raise AttentionError(*broken)
             try:
@@ -99,7 +102,8 @@ def drop_in(
     return decorate
 
 
-def _parsed(signature: str) -> inspect.Signature:
+def _parsed(signature: str) -> tuple[inspect.Signature, dict[str, Kind]]:
+    """The signature, and what the arguments with a colon must be."""
     (function,) = ast.parse(f"def function({signature}): ...").body
     assert isinstance(function, ast.FunctionDef)  # it was written as one
     spec = function.args
@@ -108,7 +112,30 @@ def _parsed(signature: str) -> inspect.Signature:
     parameters = [inspect.Parameter(a.arg, plain, default=d) for a, d in zip(spec.args, defaults, strict=True)]
     for argument, default in zip(spec.kwonlyargs, spec.kw_defaults, strict=True):
         parameters.append(inspect.Parameter(argument.arg, named, default=_literal(default)))
-    return inspect.Signature(parameters)
+    kinds = {x.arg: _kind(x.annotation) for x in (*spec.args, *spec.kwonlyargs) if x.annotation is not None}
+    return inspect.Signature(parameters), kinds
+
+
+def _kind(node: ast.expr) -> Kind:
+    if isinstance(node, ast.Name):
+        return (node.id,)
+    ranks = ast.literal_eval(node)
+    return ranks if isinstance(ranks, tuple) else (ranks,)
+
+
+def _faults(name: str, value: Any, kind: Kind) -> list[str]:
+    """One sentence if a value is not of its kind."""
+    if kind in (("number",), ("count",)):
+        found = number(value)
+        fits = isinstance(found, int) and 0 <= found <= MAX_INT if "count" in kind else found is not None
+        rule = "an int from 0 on" if "count" in kind else "a number"
+        return [] if fits else [f"{name} is {kind_of(value)}; it must be {rule}"]
+    if not is_tensor(value):
+        return [f"{name} is {kind_of(value)}; it must be a tensor"]
+    if "tensor" in kind or value.ndim in kind:
+        return []
+    ranks = " or ".join(str(rank) for rank in kind if rank is not None)
+    return [f"{name} has shape {tuple(value.shape)}; it must have rank {ranks}"]
 
 
 def _literal(node: ast.expr | None) -> Any:
@@ -129,6 +156,8 @@ def _same(value: Any, default: Any) -> bool:
     return not getattr(same, "shape", ()) and bool(same)  # NumPy compares arrays element by element
 
 
-def _is_flag(value: Any) -> bool:
+def is_flag(value: Any) -> bool:
     """Whether `value` is true or false: also None, 0, 1, NumPy's and tensors of one element without dimensions."""
-    return value is None or isinstance(value, bool) or getattr(value, "shape", None) == () or isinstance(value, int)
+    if isinstance(value, Tensor):
+        return is_tensor(value) and value.ndim == 0
+    return value is None or isinstance(value, int) or getattr(value, "shape", None) == ()

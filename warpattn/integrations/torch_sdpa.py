@@ -26,6 +26,8 @@ from torch.overrides import TorchFunctionMode
 
 from warpattn.api import attention, attention_varlen
 from warpattn.errors import AttentionError
+from warpattn.inputs import is_tensor, kind_of, number
+from warpattn.integrations.signature import is_flag
 from warpattn.masks import Causal, Mask, Materialized
 from warpattn.sequences import Ragged
 
@@ -53,16 +55,20 @@ def scaled_dot_product_attention(
     jagged layout (batch, heads, ragged, head_dim) give such a tensor; they take no attn_mask. Raises AttentionError;
     dropout is among what is refused.
     """
-    if dropout_p:
-        raise AttentionError(f"dropout_p is {dropout_p}; there is no dropout: pass 0.0, as for inference")
+    if dropout_p is not None and number(dropout_p) != 0:
+        raise AttentionError(f"dropout_p is {kind_of(dropout_p)}; there is no dropout: pass 0.0, as for inference")
+    for name, flag in (("is_causal", is_causal), ("enable_gqa", enable_gqa)):
+        if not is_flag(flag):
+            raise AttentionError(f"{name} is {kind_of(flag)}; it must be True or False")
     if attn_mask is not None and is_causal:
         raise AttentionError("attn_mask is given with is_causal=True; write causality into the mask")
     mask = TOP_LEFT if is_causal else None
     if any(isinstance(x, Tensor) and x.is_nested for x in (query, key, value)):
         return _nested(query, key, value, attn_mask, mask, scale)
     for name, x in (("query", query), ("key", key), ("value", value)):
-        if not isinstance(x, Tensor) or x.ndim < 2:
-            got = f"a tensor of shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
+        if not is_tensor(x) or x.ndim < 2:
+            plain = f"a tensor of shape {tuple(x.shape)}" if is_tensor(x) else f"a {type(x).__name__}"
+            got = kind_of(x) if isinstance(x, Tensor) and not is_tensor(x) else plain
             raise AttentionError(f"{name} is {got}; it must be a tensor (..., heads, seq, head_dim)")
     query, key, value = (_autocast(x) for x in (query, key, value))
     if enable_gqa and all(x.ndim > 2 for x in (query, key, value)) and key.shape[-3] != value.shape[-3]:
@@ -72,7 +78,7 @@ def scaled_dot_product_attention(
     lead = _leading(query, key, value, enable_gqa)
     q, k, v = (_four_dimensions(x, lead).transpose(1, 2) for x in (query, key, value))
     if mask is None and attn_mask is not None:
-        mask = _mask(_autocast(attn_mask), lead)
+        mask = _mask(attn_mask, lead)
     out = attention(q, k, v, mask=mask, scale=scale)
     assert isinstance(out, Tensor)  # return_lse is off
     result = out.transpose(1, 2).reshape(*lead, *query.shape[-2:-1], value.shape[-1])
@@ -162,9 +168,12 @@ def _four_dimensions(x: Tensor, lead: tuple[int, ...]) -> Tensor:
 
 def _mask(mask: Tensor, lead: tuple[int, ...]) -> Mask:
     """attn_mask as (batch, heads, L, S), where any may be 1."""
-    if not isinstance(mask, Tensor) or not 2 <= mask.ndim <= max(len(lead) + 2, 2) or mask.is_nested:
-        got = f"has shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else f"is a {type(mask).__name__}"
+    absent = not isinstance(mask, Tensor) or mask.is_nested or mask.device.type == "meta"
+    if absent or not 2 <= mask.ndim <= max(len(lead) + 2, 2):
+        kind = kind_of(mask) if isinstance(mask, Tensor) else f"a {type(mask).__name__}"
+        got = f"is {kind}" if absent else f"has shape {tuple(mask.shape)}"
         raise AttentionError(f"attn_mask {got}; it must be a tensor that broadcasts to {(*lead, 'L', 'S')}")
+    mask = _autocast(mask)
     mask = mask[(None,) * max(len(lead) + 2 - mask.ndim, 4 - mask.ndim)]
     if mask.ndim > 4:
         mask = mask.expand(*lead[:-1], *mask.shape[-3:]).flatten(0, -4)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from warpattn.errors import AttentionError
+from warpattn.inputs import kind_of
 from warpattn.language.expr import maximum, minimum, saturated, symbol, trace, where
 from warpattn.language.traced import Lengths, Traced
 from warpattn.masks.picture import Picture, draw
@@ -147,6 +148,6 @@ class Not(Mask):
 def _check_parts(operator: str, parts: tuple[Any, ...], may_add: bool) -> None:
     for part in parts:
         if not isinstance(part, Mask):
-            raise AttentionError(f"{operator} got {part!r}; & | ~ combine masks with masks")
+            raise AttentionError(f"{operator} got {kind_of(part)}; & | ~ combine masks with masks")
         if not may_add and part.additive() is not None:
             raise AttentionError(f"{operator} got an additive mask; additive masks combine by & only")

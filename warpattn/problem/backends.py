@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from warpattn.errors import AttentionError
+from warpattn.inputs import kind_of
 from warpattn.problem.arch import RUNS, TARGETS
 from warpattn.problem.element import BF16, FP16
 
@@ -86,7 +87,7 @@ class Backend:
 
     def __post_init__(self) -> None:
         if not (self.deterministic is None or isinstance(self.deterministic, bool)):
-            raise AttentionError(f"deterministic is {self.deterministic!r}; it must be None, True or False")
+            raise AttentionError(f"deterministic is {kind_of(self.deterministic)}; it must be None, True or False")
 
 
 @dataclass(frozen=True)

@@ -122,9 +122,9 @@ def choose_backend(rules: Rules, name: str, x: object, called: str = "q") -> str
     """The backend to run for the tensor `x`, which the caller knows as `called`; None when the name is unknown or no
     kernel fits the device."""
     device = x.device if isinstance(x, Tensor) else None
-    if name not in BACKENDS:
+    if not isinstance(name, str) or name not in BACKENDS:
         listed = ", ".join(f'"{x}"' for x in BACKENDS)
-        rules.add(f"backend is {name!r}", f"backend must be one of {listed}")
+        rules.add(f"backend is {kind_of(name)}", f"backend must be one of {listed}")
         return None
     if name == "reference" or device is None:
         return "reference"

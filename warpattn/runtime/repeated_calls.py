@@ -38,7 +38,7 @@ class RepeatedCalls:
         try:
             addresses, key = self._identify(tensors, option)
             bound = self._known.get(key)
-        except (AttributeError, TypeError):
+        except (AttributeError, RuntimeError, TypeError):
             return False
         if bound is None or cuda.current_device() != bound.device:
             return False
@@ -69,7 +69,8 @@ class RepeatedCalls:
 
     def _identify(self, tensors: Tensors, option: Hashable) -> tuple[tuple[int, ...], Hashable]:
         """Addresses, 0 for None, and all that the rules and the launch have read on a card. TypeError for tensors that
-        require a gradient and for subclasses, AttributeError for what is no tensor. One loop: each call pays for it."""
+        require a gradient and for subclasses, AttributeError and RuntimeError for what is no tensor in memory. One
+        loop: each call pays for it."""
         gradients = torch.is_grad_enabled()
         addresses: list[int] = []
         key: list[Hashable] = [type(option), option]  # 1 is not True

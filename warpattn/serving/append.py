@@ -62,8 +62,7 @@ def append_paged(
     new = NewRows(k_new, v_new, angles, interleaved)
     rules = Rules()
     rules.flag("interleaved", interleaved)
-    if _check_shapes(rules, kv, k_new, v_new):
-        check_angles(rules, k_new, "k_new", cos, sin)
+    if _check_shapes(rules, kv, k_new, v_new) and check_angles(rules, k_new, "k_new", cos, sin):
         _check_places(rules, kv, new)
         check_scale_of(rules, "k_scale", k_scale, "k_pages", k_pages)
         check_scale_of(rules, "v_scale", v_scale, "v_pages", v_pages)

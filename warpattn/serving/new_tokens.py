@@ -32,15 +32,15 @@ def check_heads(rules: Rules, new: dict[str, Tensor], pages: dict[str, Tensor]) 
     rules.require(k_pages.shape[1] > 0, f"k_pages has shape {tuple(k_pages.shape)}", "a page must hold a key")
 
 
-def check_angles(rules: Rules, k: Tensor, k_name: str, cos: Tensor | None, sin: Tensor | None) -> None:
-    """Rules of cos and sin for the new keys."""
+def check_angles(rules: Rules, k: Tensor, k_name: str, cos: Tensor | None, sin: Tensor | None) -> bool:
+    """Rules of cos and sin for the new keys; True if they are tensors or None."""
     for name, given, other in (("cos", cos, "sin"), ("sin", sin, "cos")):
         present = (sin if name == "cos" else cos) is not None
         rules.require(given is not None or not present, f"{name} is None", f"it must be given together with {other}")
     if cos is None or sin is None:
-        return
+        return True
     if not all([rules.tensor(name, x, "positions", "half") for name, x in (("cos", cos), ("sin", sin))]):
-        return
+        return False
     rules.require(cos.shape == sin.shape, f"sin has shape {tuple(sin.shape)}", f"it must be cos's, {tuple(cos.shape)}")
     half = k.shape[-1] // 2
     rules.require(
@@ -50,6 +50,7 @@ def check_angles(rules: Rules, k: Tensor, k_name: str, cos: Tensor | None, sin: 
         allowed = x.dtype in (torch.float32, k.dtype) and x.dtype == cos.dtype
         rule = f"cos and sin must be fp32 or both of the dtype of {k_name}"
         rules.require(allowed, f"{name} has dtype {x.dtype}", rule)
+    return True
 
 
 def check_places(rules: Rules, copied: dict[str, Tensor], others: dict[str, Tensor], function: str) -> None:

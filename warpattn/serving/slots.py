@@ -64,10 +64,9 @@ def append_slots(
     new, pages = {"k": k}, {"k_pages": k_pages}
     if v is not None or v_pages is not None:
         new["v"], pages["v_pages"] = v, v_pages  # type: ignore[assignment]
-    if _check_shapes(rules, new, pages, slot_mapping):
-        check_angles(rules, k, "k", cos, sin)
-        _check_positions(rules, slot_mapping, positions, angles)
-        others = {"slot_mapping": slot_mapping} | ({} if positions is None else {"positions": positions})
+    if _check_shapes(rules, new, pages, slot_mapping) and check_angles(rules, k, "k", cos, sin):
+        ranked = _check_positions(rules, slot_mapping, positions, angles)
+        others = {"slot_mapping": slot_mapping} | ({} if positions is None or not ranked else {"positions": positions})
         check_places(rules, new | pages, others | dict(zip(("cos", "sin"), angles or (), strict=False)), "append_slots")
         check_memory(rules, new, pages)
         check_scale_of(rules, "k_scale", k_scale, "k_pages", k_pages)
@@ -104,18 +103,20 @@ def _check_shapes(rules: Rules, new: dict[str, Tensor], pages: dict[str, Tensor]
 
 def _check_positions(
     rules: Rules, slots: Tensor, positions: Tensor | None, angles: tuple[Tensor, Tensor] | None
-) -> None:
-    """Rules of slots and positions."""
+) -> bool:
+    """Rules of slots and positions; True if positions are None or have the right rank."""
     rule = "it must be torch.int32 or torch.int64"
     rules.require(slots.dtype in INDEX_DTYPES, f"slot_mapping has dtype {slots.dtype}", rule)
     if positions is None:
         rules.require(angles is None, "positions is None", "cos and sin need the position of every token")
-        return
+        return True
     rules.require(angles is not None, "positions is given", "without cos and sin it has no use")
-    if rules.tensor("positions", positions, "tokens"):
+    ranked = rules.tensor("positions", positions, "tokens")
+    if ranked:
         rules.require(positions.dtype in INDEX_DTYPES, f"positions has dtype {positions.dtype}", rule)
         what, least = f"positions has {len(positions)} entries", f"it must have at least {len(slots)}, one a slot"
         rules.require(len(positions) >= len(slots), what, least)
+    return ranked
 
 
 def _check_values(

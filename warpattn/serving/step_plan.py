@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from warpattn.errors import AttentionError, Rules
+from warpattn.inputs import kind_of
 from warpattn.masks import Mask
 from warpattn.problem import Call
 from warpattn.problem.launch import PlanOptions
@@ -91,13 +92,18 @@ class StepPlan(ServingPlan):
         """
         if not isinstance(kv, PagedKV) or not isinstance(seq, Ragged):
             raise AttentionError("a StepPlan takes a PagedKV and a Ragged(cu_q)")
-        batch = len(kv.lengths)
-        if batch > self._most[1] or len(q) > self._most[0]:
+        try:
+            batch, rows, offsets, tables = len(kv.lengths), len(q), len(seq.cu_q), len(kv.block_table)
+        except (RuntimeError, TypeError):
+            what = ", ".join(kind_of(x) for x in (q, kv.lengths, seq.cu_q, kv.block_table))
+            rule = "they must be tensors with dimensions"
+            raise AttentionError(f"q, kv.lengths, seq.cu_q and kv.block_table are {what}; {rule}") from None
+        if batch > self._most[1] or rows > self._most[0]:
             rule = f"the plan was made for up to {self._most[1]} and {self._most[0]}"
-            raise AttentionError(f"the step has {batch} sequences and {len(q)} rows of q; {rule}")
-        if len(seq.cu_q) != batch + 1 or len(kv.block_table) != batch:
+            raise AttentionError(f"the step has {batch} sequences and {rows} rows of q; {rule}")
+        if offsets != batch + 1 or tables != batch:
             rule = f"kv.lengths has {batch} sequences, so they must have {batch + 1} and {batch}"
-            raise AttentionError(f"seq.cu_q has {len(seq.cu_q)} and kv.block_table {len(kv.block_table)} rows; {rule}")
+            raise AttentionError(f"seq.cu_q has {offsets} and kv.block_table {tables} rows; {rule}")
         if self._bound is not None:
             for cell in self._batch:
                 cell.value = batch
@@ -107,8 +113,13 @@ class StepPlan(ServingPlan):
     def update(self, cu_q: Tensor, lengths: Tensor, block_table: Tensor) -> None:
         """Copy a step's indices, int32 on any device, into `plan.seq` and `plan.kv`; sequences that it has fewer than
         the plan get no queries. On a card nothing is allocated and nothing read back; host tensors should be pinned."""
-        batch = len(lengths)
         rules = Rules()
+        named = {"cu_q": (cu_q, ("offsets",)), "lengths": (lengths, ("batch",)),
+                 "block_table": (block_table, ("batch", "max_pages"))}  # fmt: skip
+        for name, (x, axes) in named.items():
+            rules.tensor(name, x, *axes)
+        rules.done()
+        batch = len(lengths)
         given = {"cu_q": (cu_q, batch + 1), "lengths": (lengths, batch), "block_table": (block_table, batch)}
         for name, (x, rows) in given.items():
             rules.require(len(x) == rows, f"{name} has {len(x)} rows", f"{batch} sequences have {rows}")

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from warpattn.errors import AttentionError
+from warpattn.inputs import kind_of
 from warpattn.kernels.cache.launch import NewRows, append_launches, slot_launches
 from warpattn.problem import Call, validate
 from warpattn.problem.arch import RUNS, TARGETS
@@ -81,6 +82,8 @@ def warm(
 
     Raises AttentionError for an unknown architecture, and where the cache cannot keep kernels.
     """
+    if arch is not None and not isinstance(arch, str):
+        raise AttentionError(f"arch is {kind_of(arch)}; it must be the name of an architecture")
     arch = arch or chip_of(torch.device("cuda" if torch.cuda.is_available() else "cpu")).target
     if arch not in TARGETS:
         listed = ", ".join(TARGETS)

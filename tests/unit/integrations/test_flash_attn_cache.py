@@ -214,7 +214,7 @@ def test_positions_outside_of_the_rotary_table_are_named():
     short = torch.ones(8, D // 2)
     with pytest.raises(wa.AttentionError, match=r"^rotary_cos has 8 rows; position 8 of sequence 2"):
         version2.flash_attn_with_kvcache(q, k, v, new, new, short, short, cache_seqlens=LENGTHS)
-    with pytest.raises(wa.AttentionError, match=r"^a rotary position leads to position 9; .* 8 rows of rotary_cos"):
+    with pytest.raises(wa.AttentionError, match=r"^positions\[2\] is 9; .* 0 .. 7, the rows of rotary_cos"):
         version3.flash_attn_with_kvcache(
             q, k, v, new, new, None, short, short, cache_seqlens=LENGTHS, rotary_seqlens=LENGTHS + 1
         )

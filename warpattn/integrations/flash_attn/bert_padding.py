@@ -5,6 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from warpattn.errors import Rules
+from warpattn.inputs import is_tensor, kind_of, number
+from warpattn.integrations.flash_attn.packed import within
+from warpattn.language.traced import MAX_INT
+
 __all__ = ["index_first_axis", "index_put_first_axis", "pad_input", "unpad_input"]
 
 
@@ -27,6 +32,14 @@ def unpad_input(
     Returns rows (total, ...), their indices in the flattened batch, cu_seqlens int32 (batch + 1,), the longest length,
     and the lengths that attention_mask gives. Places of unused_mask are kept, too, and do not count in those.
     """
+    rules = Rules()
+    for name, x in {"attention_mask": attention_mask, "unused_mask": unused_mask}.items():
+        if x is not None or name == "attention_mask":
+            rules.tensor(name, x, "batch", "seq")
+    rules.done()
+    fine = is_tensor(hidden_states) and hidden_states.shape[:2] == attention_mask.shape
+    rules.require(fine, f"hidden_states is {kind_of(hidden_states)}", "it must be (batch, seq, ...) as the mask is")
+    rules.done()
     kept = attention_mask if unused_mask is None else attention_mask + unused_mask
     lengths = kept.sum(-1, dtype=torch.int32)
     indices = kept.flatten().nonzero().flatten()
@@ -37,4 +50,14 @@ def unpad_input(
 
 def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -> Tensor:
     """Rows (total, ...) back in their places of a batch (batch, seqlen, ...), zeros elsewhere."""
+    rules = Rules()
+    for name, size in (("batch", batch), ("seqlen", seqlen)):
+        found = number(size)
+        fine = isinstance(found, int) and 0 <= found <= MAX_INT
+        rules.require(fine, f"{name} is {kind_of(size)}", "it must be an int from 0 on")
+    fine = rules.tensor("indices", indices, "total") and is_tensor(hidden_states)
+    fine = fine and hidden_states.ndim > 0 and len(hidden_states) == len(indices)
+    rules.require(fine, f"hidden_states is {kind_of(hidden_states)}", "it must have a row for each of indices")
+    rules.done()
+    within("indices", indices, batch * seqlen, "places of the batch")
     return index_put_first_axis(hidden_states, indices, batch * seqlen).unflatten(0, (batch, seqlen))

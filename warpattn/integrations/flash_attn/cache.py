@@ -15,7 +15,7 @@ from torch import Tensor
 
 from warpattn.api import attention, attention_paged
 from warpattn.errors import AttentionError
-from warpattn.inputs import kind_of, number
+from warpattn.inputs import is_tensor, kind_of, number
 from warpattn.integrations.flash_attn import descaled, packed
 from warpattn.integrations.flash_attn.latent import absorbed
 from warpattn.integrations.flash_attn.modifiers import Tail, two_limits
@@ -23,7 +23,7 @@ from warpattn.integrations.signature import Given
 from warpattn.quantized import EIGHT_BIT, split
 from warpattn.sequences import PagedKV
 from warpattn.serving.append import append_paged
-from warpattn.serving.scaled_rows import write_rows
+from warpattn.serving.slots import append_slots
 
 __all__ = ["cached"]
 
@@ -60,6 +60,23 @@ def _check(given: Given) -> None:
     require(rotary == (given.rotary_sin is not None), "one of rotary_cos and rotary_sin is None; both, or neither")
     require(not rotary or new, "rotary_cos is given without k; it rotates what is appended, so it needs k and v")
     require(new or given.cu_seqlens_k_new is None, "cu_seqlens_k_new is given without k; it divides k and v")
+    for name in ("q", "k_cache"):
+        absent = getattr(given, name) is None and given.qv is None
+        require(not absent, f"{name} is None; only with qv it may be left out")
+    require((given.q is None) == (given.k_cache is None), "one of q and k_cache is None; with qv both, or neither")
+    ragged = {"cu_seqlens_q": ("q", "qv"), "cu_seqlens_k_new": ("k", "v")}
+    for cu, names in ragged.items():
+        for name, x in ((name, getattr(given, name)) for name in names):
+            rank, how = (4, "without") if getattr(given, cu) is None else (3, "with")
+            dtype = None if x is None else x.dtype
+            require(dtype is None or dtype.is_floating_point, f"{name} has dtype {dtype}; it must be fp16 or bf16")
+            fits = x is None or x.ndim == rank
+            shape = () if x is None else tuple(x.shape)
+            require(fits, f"{name} has shape {shape}; {how} {cu} it must have rank {rank}")
+    many = _batch(given) if not reasons else 0
+    for name in ("cu_seqlens_k_new", "rotary_seqlens"):
+        x, size = getattr(given, name), many + (name == "cu_seqlens_k_new")
+        require(bool(reasons) or x is None or len(x) == size, f"{name} must have {size} elements for {many} sequences")
     for name, x in (("k", given.k), ("v", given.v)):
         rule = "new keys and values have 16 bits, also where a cache has 8"
         dtype = getattr(x, "dtype", None)
@@ -71,11 +88,14 @@ def _check(given: Given) -> None:
 def _lengths(given: Given) -> Tensor | None:
     """cache_seqlens as int32 [batch]."""
     lengths = given.cache_seqlens
-    if lengths is None or isinstance(lengths, Tensor):
-        return None if lengths is None else lengths.to(torch.int32)
+    if lengths is None:
+        return None
+    if is_tensor(lengths) and lengths.shape == (_batch(given),):
+        return lengths.to(torch.int32)
     length = number(lengths)
     if not isinstance(length, int) or not 0 <= length < 2**31:
-        raise AttentionError(f"cache_seqlens is {kind_of(lengths)}; it must be a tensor (batch,), or an int from 0 on")
+        rule = f"it must be a tensor ({_batch(given)},), or an int from 0 on"
+        raise AttentionError(f"cache_seqlens is {kind_of(lengths)}; {rule}")
     return torch.full((_batch(given),), length, dtype=torch.int32, device=_queries(given).device)
 
 
@@ -91,7 +111,10 @@ def _table(given: Given) -> Tensor:
     """The page table; without one, each sequence has the page of its own index. cache_batch_idx chooses its rows."""
     rows = given.cache_batch_idx
     if given.page_table is not None:
-        return given.page_table if rows is None else given.page_table[rows.long()]
+        if rows is None:
+            return given.page_table
+        packed.within("cache_batch_idx", rows, len(given.page_table), "rows of page_table")
+        return given.page_table[rows.long()]
     rows = torch.arange(_batch(given), device=_queries(given).device) if rows is None else rows
     return rows.to(torch.int32)[:, None]
 
@@ -118,10 +141,11 @@ def _append(given: Given, before: Tensor, stored: tuple[descaled.Rows, descaled.
     """Write the new keys and values into the cache; the lengths with them."""
     (_, k_scale), (_, v_scale) = map(split, stored)
     k, v, table = given.k, given.v, _table(given)
-    if given.cu_seqlens_k_new is None and given.rotary_seqlens is None and torch.version.hip is None:
+    angles = {"cos": given.rotary_cos, "sin": given.rotary_sin, "interleaved": bool(given.rotary_interleaved)}
+    tail = angles | {"k_scale": k_scale, "v_scale": v_scale}
+    if given.cu_seqlens_k_new is None and given.rotary_seqlens is None:
         after = before + k.shape[1]
-        angles = {"cos": given.rotary_cos, "sin": given.rotary_sin, "interleaved": bool(given.rotary_interleaved)}
-        append_paged(given.k_cache, given.v_cache, table, after, k, v, **angles, k_scale=k_scale, v_scale=v_scale)
+        append_paged(given.k_cache, given.v_cache, table, after, k, v, **tail)
         return after
     if given.cu_seqlens_k_new is not None:
         at = packed.places(given.cu_seqlens_k_new.diff())
@@ -130,13 +154,11 @@ def _append(given: Given, before: Tensor, stored: tuple[descaled.Rows, descaled.
         k, v = k.flatten(0, 1), v.flatten(0, 1)
     size = given.k_cache.shape[1]
     target = before.long()[at.sequence] + at.position
-    _within("cache_seqlens", target, table.shape[1] * size, "keys that the cache holds")
-    if given.rotary_cos is not None:
-        start = before if given.rotary_seqlens is None else given.rotary_seqlens
-        k = _rotated(k, start.long()[at.sequence] + at.position, given)
-    there = table.long()[at.sequence, target // size], target % size
-    write_rows(given.k_cache, there, k, k_scale)
-    write_rows(given.v_cache, there, v, v_scale)
+    packed.within("cache_seqlens", target, table.shape[1] * size, "keys that the cache holds")
+    start = before if given.rotary_seqlens is None else given.rotary_seqlens
+    positions = None if given.rotary_cos is None else start.long()[at.sequence] + at.position
+    slots = table.long()[at.sequence, target // size] * size + target % size
+    append_slots(k, v, given.k_cache, given.v_cache, slots, positions=positions, **tail)
     return before + at.cu.diff()
 
 
@@ -153,24 +175,18 @@ def _rotated_queries(given: Given, start: Tensor) -> Tensor:
 
 def _rotated(x: Tensor, position: Tensor, given: Given) -> Tensor:
     """Rotary embedding of tokens x [total, heads, head_dim], computed in fp32 (Su et al., arXiv 2104.09864)."""
-    _within("a rotary position", position, len(given.rotary_cos), "rows of rotary_cos")
-    cos, sin = (table[position].float()[:, None] for table in (given.rotary_cos, given.rotary_sin))  # [total, 1, R/2]
+    tables = (given.rotary_cos, given.rotary_sin)
+    packed.within("a rotary position", position, min(map(len, tables)), "rows of rotary_cos and rotary_sin")
+    cos, sin = (table[position].float()[:, None] for table in tables)  # [total, 1, R/2]
     size = 2 * cos.shape[-1]
+    if size > x.shape[-1]:
+        raise AttentionError(f"rotary_cos turns {size} columns; q and k have {x.shape[-1]}")
     turned, rest = x[..., :size].float(), x[..., size:]
     pairs = turned.unflatten(-1, (-1, 2) if given.rotary_interleaved else (2, -1))
     a, b = pairs.unbind(-1 if given.rotary_interleaved else -2)
     axis = -1 if given.rotary_interleaved else -2
     turned = torch.stack([a * cos - b * sin, a * sin + b * cos], dim=axis).flatten(-2)
     return torch.cat([turned.to(x.dtype), rest], dim=-1)
-
-
-def _within(name: str, positions: Tensor, bound: int, what: str) -> None:
-    """Positions on the CPU are checked; on a card they are the caller's promise."""
-    if positions.device.type == "cpu" and positions.numel():
-        least, most = int(positions.min()), int(positions.max())
-        if least < 0 or most >= bound:
-            wrong = least if least < 0 else most
-            raise AttentionError(f"{name} leads to position {wrong}; it must be within the {bound} {what}")
 
 
 def _attend(given: Given, q: Tensor, lengths: Tensor | None, tail: Tail) -> tuple[Tensor, Tensor]:

@@ -42,7 +42,7 @@ def absorbed(given: Given, k_name: str = "k", v_name: str = "v") -> Given:
 def _check(tensors: dict[str, Any], v_name: str) -> None:
     """That they can be joined: tensors of one dtype, on one device."""
     for name, x in tensors.items():
-        if not is_tensor(x):
+        if not is_tensor(x) or not x.ndim:
             raise AttentionError(f"{name} is {kind_of(x)}; with qv it must be a tensor")
     v = tensors[v_name]
     for name, x in tensors.items():

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from warpattn import Backend
 from warpattn.errors import AttentionError
-from warpattn.inputs import kind_of, number
+from warpattn.inputs import is_tensor, kind_of, number
 from warpattn.language.traced import MAX_INT, Lengths
 from warpattn.masks import Causal, Chunked, CustomMask, Mask, SlidingWindow, Span
 from warpattn.scores import ALiBi, Score, SoftCap
@@ -124,7 +124,8 @@ def two_offsets(window: Any, causal: bool) -> Window:
 
 def _pair(window: Any, no_limit: str) -> Window:
     """Two ints, NumPy's and 0-dimensional tensors included, or a tensor or array of them; larger than any: None."""
-    listed = window.tolist() if hasattr(window, "tolist") and getattr(window, "shape", None) == (2,) else window
+    readable = is_tensor(window) if isinstance(window, Tensor) else hasattr(window, "tolist")
+    listed = window.tolist() if readable and getattr(window, "shape", None) == (2,) else window
     pair = listed if isinstance(listed, Sequence) and not isinstance(listed, str) else ()
     sides = [None if x is None else number(x) for x in pair]
     fits = all(x is None or isinstance(found, int) for x, found in zip(pair, sides, strict=True))

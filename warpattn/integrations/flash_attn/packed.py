@@ -24,7 +24,7 @@ from warpattn.integrations.flash_attn.modifiers import Tail
 from warpattn.quantized import split
 from warpattn.sequences import PagedKV, Ragged
 
-__all__ = ["Keys", "Places", "Queries", "attend", "places"]
+__all__ = ["Keys", "Places", "Queries", "attend", "parts", "places", "within"]
 
 
 class Queries(NamedTuple):
@@ -63,16 +63,26 @@ def attend(queries: Queries, keys: Keys, tail: Tail) -> tuple[Tensor, Tensor]:
         return _batched(queries, keys, tail)
     if queries.used is None:
         return _attend(queries.q, queries.cu, _bound("max_seqlen_q", queries.longest), keys, tail)
+    _require_rank("q", queries.q, 3, "with cu_seqlens_q (total, heads, head_dim)")
     at = places(queries.used)
-    rows = queries.cu.long()[at.sequence] + at.position
+    rows = _rows("q", queries.cu, at, len(queries.q))
     some, some_lse = _attend(queries.q[rows], at.cu, _bound("max_seqlen_q", queries.longest), keys, tail)
     out = some.new_zeros((len(queries.q), *some.shape[1:])).index_copy(0, rows, some)
     lse = some_lse.new_full((len(some_lse), len(queries.q)), -torch.inf).index_copy(1, rows, some_lse)
     return out, lse
 
 
+def parts(name: str, x: Tensor, dim: int, count: int) -> tuple[Tensor, ...]:
+    """The `count` tensors that are packed in a dimension of `x`."""
+    if x.shape[dim] != count:
+        raise AttentionError(f"{name} has shape {tuple(x.shape)}; dimension {dim} must have size {count}")
+    return x.unbind(dim)
+
+
 def places(lengths: Tensor) -> Places:
     """The rows of sequences of these lengths. Reads their sum from the device."""
+    if lengths.device.type == "cpu" and lengths.numel() and int(lengths.min()) < 0:
+        raise AttentionError(f"a sequence has {int(lengths.min())} rows; lengths are from 0 on")
     counts = lengths.long()
     cu = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
     sequence = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
@@ -93,8 +103,11 @@ def _attend(q: Tensor, cu: Tensor, longest: int | None, keys: Keys, tail: Tail) 
     batch = len(cu) - 1
     if keys.table is not None:
         lengths = _lengths(keys)
-        if longest is not None and longest * batch == len(q):  # then every sequence has `longest` queries
-            (k, k_scale), (v, v_scale) = split(keys.k), split(keys.v)
+        (k, k_scale), (v, v_scale) = split(keys.k), split(keys.v)
+        trained = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in (q, k, v))
+        # Where every sequence has `longest` queries; no kernel has gradients over pages.
+        _require_rank("q", q, 3, "with cu_seqlens_q (total, heads, head_dim)")
+        if longest is not None and longest * batch == len(q) and not trained:
             kv = PagedKV(k, v, keys.table, lengths, k_scale=k_scale, v_scale=v_scale)
             out, lse = attention_paged(q.unflatten(0, (batch, longest)), kv, **tail._asdict(), return_lse=True)
             return out.flatten(0, 1), lse.transpose(0, 1).flatten(1, 2)
@@ -120,8 +133,16 @@ def _gathered(keys: Keys) -> tuple[Rows, Rows, Tensor]:
         for name, x in (("k", split(keys.k)[0]), ("v", split(keys.v)[0])):
             _require_rank(name, x, 4, layout if keys.table is None else "(pages, page_size, heads, head_dim)")
     if keys.table is not None:
-        at, size = places(_lengths(keys)), split(keys.k)[0].shape[1]
-        there = keys.table.long()[at.sequence, at.position // size], at.position % size
+        lengths, size = _lengths(keys), split(keys.k)[0].shape[1]
+        if lengths.shape != keys.table.shape[:1]:
+            rule = f"it must have one for each of {len(lengths)} sequences"
+            raise AttentionError(f"page_table has {len(keys.table)} rows; {rule}")
+        at = places(lengths)
+        columns = keys.table.shape[1] if size else 0
+        within("the length of a sequence", at.position // max(size, 1), columns, "pages of its row of page_table")
+        pages = keys.table.long()[at.sequence, at.position // size]
+        within("page_table", pages, min(len(split(x)[0]) for x in (keys.k, keys.v)), "pages")
+        there = pages, at.position % size
         return changed(keys.k, lambda x: x[there]), changed(keys.v, lambda x: x[there]), at.cu
     k, v, cu = keys.k, keys.v, keys.cu
     if cu is None:
@@ -130,9 +151,27 @@ def _gathered(keys: Keys) -> tuple[Rows, Rows, Tensor]:
         k, v = (changed(x, lambda rows: rows.flatten(0, 1)) for x in (k, v))
     if keys.used is None:
         return k, v, cu
+    for name, x in (("k", k), ("v", v)):
+        _require_rank(name, split(x)[0], 3, "with cu_seqlens_k (total, heads, head_dim)")
     at = places(keys.used)
-    rows = cu.long()[at.sequence] + at.position
+    rows = _rows("k", cu, at, min(len(split(x)[0]) for x in (k, v)))
     return changed(k, lambda x: x[rows]), changed(v, lambda x: x[rows]), at.cu
+
+
+def _rows(name: str, cu: Tensor, at: Places, total: int) -> Tensor:
+    """Rows of q or k, of which there are `total`, at places in sequences that `cu` begins."""
+    rows = cu.long()[at.sequence] + at.position
+    within(f"cu_seqlens_{name}", rows, total, f"rows of {name}")
+    return rows
+
+
+def within(name: str, positions: Tensor, bound: int, what: str) -> None:
+    """Positions on the CPU are checked; on a card they are the caller's promise."""
+    if positions.device.type == "cpu" and positions.numel():
+        least, most = int(positions.min()), int(positions.max())
+        if least < 0 or most >= bound:
+            wrong = least if least < 0 else most
+            raise AttentionError(f"{name} leads to position {wrong}; it must be within the {bound} {what}")
 
 
 def _require_rank(name: str, x: object, rank: int, layout: str) -> None:

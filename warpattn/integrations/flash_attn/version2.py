@@ -28,8 +28,8 @@ __all__ = [
 
 VERSION = "2.8.3+warpattn"
 OPTIONS = (
-    "dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, "
-    "deterministic=False, return_attn_probs=False"
+    "dropout_p=0.0, softmax_scale: number=None, causal=False, window_size=(-1, -1), softcap: number=0.0, "
+    "alibi_slopes: (1, 2)=None, deterministic=False, return_attn_probs=False"
 )
 REFUSED = {"dropout_p": "there is no dropout: pass 0.0, as for inference"}
 NAMES = {
@@ -54,6 +54,7 @@ CACHE_NAMES = NAMES | {
     "lengths[": "the length after appending[",
     "cos has": "rotary_cos has",
     "sin has": "rotary_sin has",
+    "rows of cos": "rows of rotary_cos",
 }
 
 
@@ -84,22 +85,22 @@ def flash_attn_func(given: Given) -> Any:
     return _dense(given.q, given.k, given.v, given)
 
 
-@drop_in(f"qkv, {OPTIONS}", REFUSED, names=NAMES, tensors={"qkv"})
+@drop_in(f"qkv: 5, {OPTIONS}", REFUSED, names=NAMES)
 def flash_attn_qkvpacked_func(given: Given) -> Any:
     """qkv (batch, seq, 3, heads, dim)."""
-    q, k, v = given.qkv.unbind(2)
+    q, k, v = packed.parts("qkv", given.qkv, 2, 3)
     return _dense(q, k, v, given)
 
 
-@drop_in(f"q, kv, {OPTIONS}", REFUSED, names=NAMES, tensors={"kv"})
+@drop_in(f"q, kv: 5, {OPTIONS}", REFUSED, names=NAMES)
 def flash_attn_kvpacked_func(given: Given) -> Any:
     """q (batch, seq_q, heads_q, dim), kv (batch, seq_k, 2, heads_kv, dim)."""
-    k, v = given.kv.unbind(2)
+    k, v = packed.parts("kv", given.kv, 2, 2)
     return _dense(given.q, k, v, given)
 
 
 @drop_in(
-    f"q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, {OPTIONS}, block_table=None",
+    f"q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, {OPTIONS}, block_table: 2=None",
     REFUSED, names=NAMES,
 )  # fmt: skip
 def flash_attn_varlen_func(given: Given) -> Any:
@@ -109,25 +110,23 @@ def flash_attn_varlen_func(given: Given) -> Any:
 
 
 @drop_in(
-    f"qkv, cu_seqlens, max_seqlen, {OPTIONS}",
+    f"qkv: 4, cu_seqlens, max_seqlen, {OPTIONS}",
     REFUSED,
     names=NAMES | {"seq.cu_q": "cu_seqlens", "cu_seqlens_q": "cu_seqlens", "max_seqlen_q": "max_seqlen"},
-    tensors={"qkv"},
 )
 def flash_attn_varlen_qkvpacked_func(given: Given) -> Any:
     """qkv (total, 3, heads, dim)."""
-    q, k, v = given.qkv.unbind(1)
+    q, k, v = packed.parts("qkv", given.qkv, 1, 3)
     starts = given.cu_seqlens, given.max_seqlen
     return _varlen(packed.Queries(q, *starts), packed.Keys(k, v, *starts), given)
 
 
 @drop_in(
-    f"q, kv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, {OPTIONS}", REFUSED, names=NAMES,
-    tensors={"kv"},
+    f"q, kv: 4, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, {OPTIONS}", REFUSED, names=NAMES,
 )  # fmt: skip
 def flash_attn_varlen_kvpacked_func(given: Given) -> Any:
     """q (total_q, heads_q, dim), kv (total_k, 2, heads_kv, dim)."""
-    k, v = given.kv.unbind(1)
+    k, v = packed.parts("kv", given.kv, 1, 2)
     keys = packed.Keys(k, v, given.cu_seqlens_k, given.max_seqlen_k)
     return _varlen(packed.Queries(given.q, given.cu_seqlens_q, given.max_seqlen_q), keys, given)
 
@@ -145,12 +144,12 @@ _VERSION_3_ONLY = {
 
 
 @drop_in(
-    "q, k_cache, v_cache, k=None, v=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None, cache_batch_idx=None, "
-    "cache_leftpad=None, block_table=None, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, "
-    "rotary_interleaved=True, alibi_slopes=None, num_splits=0, return_softmax_lse=False",
+    "q: 4, k_cache: 4, v_cache: 4, k: 4=None, v: 4=None, rotary_cos: 2=None, rotary_sin: 2=None, cache_seqlens=None, "
+    "cache_batch_idx: 1=None, cache_leftpad: 1=None, block_table: 2=None, softmax_scale: number=None, causal=False, "
+    "window_size=(-1, -1), softcap: number=0.0, rotary_interleaved=True, alibi_slopes: (1, 2)=None, num_splits=0, "
+    "return_softmax_lse=False",
     hints={"num_splits"},
     names=CACHE_NAMES,
-    tensors={"q", "k_cache", "v_cache", "cache_batch_idx"},
 )
 def flash_attn_with_kvcache(given: Given) -> Any:
     """q (batch, seq_q, heads_q, dim), caches (batch, capacity, heads_kv, dim) or pages; see `cache`. No backward."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from warpattn.api import attention
 from warpattn.errors import AttentionError
+from warpattn.inputs import kind_of
 from warpattn.integrations.flash_attn import descaled, packed
 from warpattn.integrations.flash_attn.cache import cached
 from warpattn.integrations.flash_attn.latent import absorbed
@@ -33,7 +34,8 @@ __all__ = [
 VERSION = "3.0.0+warpattn"
 SCALES = "q_descale=None, k_descale=None, v_descale=None"
 OPTIONS = (
-    f"softmax_scale=None, causal=False, qv=None, {SCALES}, window_size=(-1, -1), attention_chunk=0, softcap=0.0, "
+    f"softmax_scale: number=None, causal=False, qv=None, {SCALES}, window_size=(-1, -1), attention_chunk=0, "
+    "softcap: number=0.0, "
     "num_splits=1, pack_gqa=None, deterministic=False, sm_margin=0, return_attn_probs=False"
 )
 REFUSED = {"q_descale": "queries have 16 bits, also over keys of 8: pass fp16 or bf16 and leave it None"}
@@ -77,17 +79,16 @@ def flash_attn_func(given: Given) -> Any:
 
 
 @drop_in(
-    f"qkv, softmax_scale=None, causal=False, {SCALES}, window_size=(-1, -1), attention_chunk=0, softcap=0.0, "
-    "deterministic=False, num_heads_q=None, sm_margin=0, return_attn_probs=False",
+    f"qkv: (4, 5), softmax_scale: number=None, causal=False, {SCALES}, window_size=(-1, -1), attention_chunk=0, "
+    "softcap: number=0.0, deterministic=False, num_heads_q: count=None, sm_margin=0, return_attn_probs=False",
     PACKED_REFUSED,
     {"sm_margin"},
-    tensors={"qkv"},
 )
 def flash_attn_qkvpacked_func(given: Given) -> Any:
     """qkv (batch, seq, 3, heads, dim), or (batch, seq, heads_q + 2 * heads_kv, dim) with num_heads_q."""
     qkv, heads = given.qkv, given.num_heads_q
     if qkv.ndim == 5:
-        q, k, v = qkv.unbind(2)
+        q, k, v = packed.parts("qkv", qkv, 2, 3)
         return _dense(q, k, v, given)
     if heads is None or qkv.ndim != 4 or heads >= qkv.shape[2] or (qkv.shape[2] - heads) % 2:
         rule = "with a qkv of rank 4 it says how many heads are queries, an even number of others being keys and values"
@@ -114,15 +115,15 @@ def flash_attn_varlen_func(given: Given) -> Any:
 
 
 @drop_in(
-    "q, k_cache, v_cache, k=None, v=None, qv=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None, "
-    "cache_batch_idx=None, cache_leftpad=None, page_table=None, cu_seqlens_q=None, cu_seqlens_k_new=None, "
-    f"max_seqlen_q=None, rotary_seqlens=None, {SCALES}, softmax_scale=None, causal=False, window_size=(-1, -1), "
-    "attention_chunk=0, softcap=0.0, rotary_interleaved=True, scheduler_metadata=None, num_splits=0, pack_gqa=None, "
+    "q: (3, 4, None), k_cache: (4, None), v_cache: 4, k: (3, 4)=None, v: (3, 4)=None, qv: (3, 4)=None, "
+    "rotary_cos: 2=None, rotary_sin: 2=None, cache_seqlens=None, cache_batch_idx: 1=None, cache_leftpad: 1=None, "
+    "page_table: 2=None, cu_seqlens_q: 1=None, cu_seqlens_k_new: 1=None, max_seqlen_q=None, rotary_seqlens: 1=None, "
+    f"{SCALES}, softmax_scale: number=None, causal=False, window_size=(-1, -1), attention_chunk=0, "
+    "softcap: number=0.0, rotary_interleaved=True, scheduler_metadata=None, num_splits=0, pack_gqa=None, "
     "sm_margin=0, return_softmax_lse=False",
     REFUSED,
     {"scheduler_metadata", "num_splits", "pack_gqa", "sm_margin"},
     CACHE_NAMES | PAGED,
-    {"v_cache", "cu_seqlens_q", "cache_batch_idx"},
 )
 def flash_attn_with_kvcache(given: Given) -> Any:
     """q (batch, seq_q, heads_q, dim), or (total_q, heads_q, dim) with cu_seqlens_q; see `cache`. No backward."""
@@ -130,29 +131,38 @@ def flash_attn_with_kvcache(given: Given) -> Any:
     return (out, lse) if given.return_softmax_lse else out
 
 
-@drop_in("out_partial, lse_partial, out=None, out_dtype=None", tensors={"out_partial", "lse_partial", "out"})
+@drop_in("out_partial: tensor, lse_partial: tensor, out: tensor=None, out_dtype=None")
 def flash_attn_combine(given: Given) -> tuple[Tensor, Tensor]:
     """Partial results over different keys as one: out (..., heads, dim) and lse (..., heads).
 
     out_partial (splits, ..., heads, dim) and lse_partial (splits, ..., heads), fp32. The result is in the dtype of
     `out`, else in out_dtype, else in that of out_partial. A row that no part has seen gives 0 and -inf.
     """
+    for name in ("out_partial", "lse_partial"):
+        dtype = getattr(given, name).dtype
+        if not dtype.is_floating_point:
+            raise AttentionError(f"{name} has dtype {dtype}; it must be a float dtype")
     parts, lses = given.out_partial.float(), given.lse_partial.float()
     if parts.shape[:-1] != lses.shape:
         raise AttentionError(
             f"lse_partial has shape {tuple(lses.shape)}; it must be that of out_partial without the last axis, "
             f"{tuple(parts.shape[:-1])}"
         )
+    shape, dtype = parts.shape[1:], given.out_partial.dtype if given.out_dtype is None else given.out_dtype
+    if given.out is not None and given.out.shape != shape:
+        raise AttentionError(f"out has shape {tuple(given.out.shape)}; it must be {tuple(shape)}")
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise AttentionError(f"out_dtype is {kind_of(dtype)}; it must be a float dtype of torch")
     lse = torch.logsumexp(lses, dim=0)
     weights = torch.exp(lses - lse.masked_fill(lse == -torch.inf, 0.0))[..., None]
     result = (weights * parts.where(weights > 0, 0.0)).sum(0)  # a part that saw nothing may hold anything
     if given.out is not None:
         return given.out.copy_(result), lse
-    return result.to(given.out_dtype or given.out_partial.dtype), lse
+    return result.to(dtype), lse
 
 
 @drop_in(
-    "batch_size, max_seqlen_q, max_seqlen_k, num_heads_q, num_heads_kv, headdim, cache_seqlens, qkv_dtype=None, "
+    "batch_size, max_seqlen_q, max_seqlen_k, num_heads_q, num_heads_kv, headdim, cache_seqlens: 1, qkv_dtype=None, "
     "headdim_v=None, cu_seqlens_q=None, cu_seqlens_k_new=None, cache_leftpad=None, page_size=None, "
     "max_seqlen_k_new=0, causal=False, window_size=(-1, -1), attention_chunk=0, has_softcap=False, num_splits=0, "
     "pack_gqa=None, sm_margin=0",

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from warpattn.api import attention
 from warpattn.errors import AttentionError
+from warpattn.inputs import is_tensor, kind_of
 from warpattn.integrations.flash_attn import packed, version3
 from warpattn.integrations.flash_attn.latent import absorbed
 from warpattn.integrations.flash_attn.modifiers import Tail, placed, scored, two_offsets, visible
@@ -50,8 +51,8 @@ class SeqlenInfo(NamedTuple):
 
 
 @drop_in(
-    "q, k, v, qv=None, gather_kv_indices=None, softmax_scale=None, causal=False, window_size=(None, None), "
-    "learnable_sink=None, softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False, score_mod=None, "
+    "q, k, v, qv=None, gather_kv_indices=None, softmax_scale: number=None, causal=False, window_size=(None, None), "
+    "learnable_sink: 1=None, softcap: number=0.0, num_splits=1, pack_gqa=None, deterministic=False, score_mod=None, "
     "score_mod_bwd=None, mask_mod=None, aux_tensors=None, aux_scalars=None, block_sparse_tensors=None, "
     "block_sparse_tensors_bwd=None, return_lse=False",
     REFUSED | {"block_sparse_tensors_bwd": _BLOCKS},
@@ -67,11 +68,12 @@ def flash_attn_func(given: Given) -> tuple[Tensor, Tensor | None]:
 
 
 @drop_in(
-    "q, k, v, qv=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, min_seqlen_k=None, "
-    "seqused_q=None, seqused_k=None, gather_kv_indices=None, page_table=None, softmax_scale=None, causal=False, "
-    "window_size=(None, None), learnable_sink=None, softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False, "
-    "score_mod=None, score_mod_bwd=None, mask_mod=None, block_sparse_tensors=None, aux_tensors=None, aux_scalars=None, "
-    "return_lse=False, scheduler_metadata=None, seqlen_k_per_split=None, disable_scheduler_metadata=False",
+    "q, k, v, qv=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, "
+    "min_seqlen_k=None, seqused_q=None, seqused_k=None, gather_kv_indices=None, page_table: 2=None, "
+    "softmax_scale: number=None, causal=False, window_size=(None, None), learnable_sink: 1=None, "
+    "softcap: number=0.0, num_splits=1, pack_gqa=None, deterministic=False, score_mod=None, score_mod_bwd=None, "
+    "mask_mod=None, block_sparse_tensors=None, aux_tensors=None, aux_scalars=None, return_lse=False, "
+    "scheduler_metadata=None, seqlen_k_per_split=None, disable_scheduler_metadata=False",
     REFUSED,
     HINTS | SCHEDULE,
     NAMES | {"kv.block_table": "page_table", "kv.lengths": "seqused_k", "sinks": "learnable_sink"},
@@ -87,10 +89,9 @@ def flash_attn_varlen_func(given: Given) -> tuple[Tensor, Tensor | None]:
 
 
 @drop_in(
-    "out_partial, lse_partial, out=None, out_dtype=None, cu_seqlens=None, seqused=None, virtual_batch_idx=None, "
-    "return_lse=True",
+    "out_partial: tensor, lse_partial: tensor, out: tensor=None, out_dtype=None, cu_seqlens=None, seqused=None, "
+    "virtual_batch_idx=None, return_lse=True",
     hints={"cu_seqlens", "seqused", "virtual_batch_idx"},
-    tensors={"out_partial", "lse_partial", "out"},
 )
 def flash_attn_combine(given: Given) -> tuple[Tensor, Tensor | None]:
     """Partial results over different keys as one, see `version3`; rows that seqused leaves out are combined, too."""
@@ -114,14 +115,13 @@ class SchedulerMetadata(NamedTuple):
 
 @drop_in(
     "max_seqlen_q, max_seqlen_k, nheads, nheads_kv, headdim, num_splits, headdim_v=None, pack_gqa=None, causal=False, "
-    "window_size_left=None, window_size_right=None, seqlen_k_new=0, cu_seqlens_q=None, cu_seqlens_k=None, "
-    "cu_seqlens_k_new=None, seqused_q=None, seqused_k=None, leftpad_k=None, seqlen_k_per_split=None",
+    "window_size_left=None, window_size_right=None, seqlen_k_new=0, cu_seqlens_q: 1=None, cu_seqlens_k: 1=None, "
+    "cu_seqlens_k_new=None, seqused_q: 1=None, seqused_k: 1=None, leftpad_k=None, seqlen_k_per_split=None",
     hints={
         "max_seqlen_q", "max_seqlen_k", "nheads", "nheads_kv", "headdim", "num_splits", "headdim_v", "pack_gqa",
         "causal", "window_size_left", "window_size_right", "seqlen_k_new", "cu_seqlens_k_new", "leftpad_k",
         "seqlen_k_per_split",
     },
-    tensors={"cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"},
 )  # fmt: skip
 def get_scheduler_metadata(given: Given) -> SchedulerMetadata:
     """An empty int32 tensor, and Nones, to pass on as scheduler_metadata."""
@@ -143,7 +143,7 @@ def _tail(given: Given) -> Tail:
             raise AttentionError("score_mod is given with softcap; write it into score_mod")
         score = _score(given.score_mod, given)
     sink = given.learnable_sink
-    if isinstance(sink, Tensor) and sink.dtype != given.q.dtype:
+    if sink is not None and sink.dtype != getattr(given.q, "dtype", sink.dtype):
         sink = sink.to(torch.float32)
     return Tail(mask, score, sink, given.softmax_scale, placed(given.deterministic))
 
@@ -161,11 +161,13 @@ def _extra(name: str, mod: Any, plain: int, given: Given) -> Callable[[Lengths],
     try:
         parameters = inspect.signature(mod).parameters.values()
     except (TypeError, ValueError) as error:
-        raise AttentionError(f"{name} is {mod!r}; it must be a Python function, or a mask or score") from error
+        raise AttentionError(f"{name} is {kind_of(mod)}; it must be a Python function, or a mask or score") from error
     count = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty for p in parameters)
     if not plain <= count <= plain + 3:
         raise AttentionError(f"{name} takes {count} arguments; it must take from {plain} to {plain + 3}")
     tensors, scalars = given.aux_tensors, given.aux_scalars
+    if not (tensors is None or (isinstance(tensors, list | tuple) and all(map(is_tensor, tensors)))):
+        raise AttentionError(f"aux_tensors is {kind_of(tensors)}; it must be a list of tensors")
 
     def extra(lens: Lengths) -> tuple[Any, ...]:
         every = (SeqlenInfo(lens.q, lens.k), tensors, scalars)

@@ -24,7 +24,7 @@ class BatchDecodeWithPagedKVCacheWrapper:
     """Attention of one new token of each request, or of `q_len_per_req`, which see each other causally."""
 
     @drop_in(
-        "self, float_workspace_buffer, kv_layout='NHD', use_cuda_graph=False, use_tensor_cores=False, "
+        "self, float_workspace_buffer: tensor, kv_layout='NHD', use_cuda_graph=False, use_tensor_cores=False, "
         "paged_kv_indptr_buffer=None, paged_kv_indices_buffer=None, paged_kv_last_page_len_buffer=None, "
         "backend='auto', jit_args=None",
         refused={"jit_args": "kernels of your own are not compiled"},
@@ -44,10 +44,11 @@ class BatchDecodeWithPagedKVCacheWrapper:
         own.tables, own.layer, own.planned = Tables(fixed), None, given
 
     @drop_in(
-        "self, indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, "
-        "pos_encoding_mode='NONE', window_left=-1, logits_soft_cap=None, q_data_type='float16', kv_data_type=None, "
-        "o_data_type=None, data_type=None, sm_scale=None, rope_scale=None, rope_theta=None, non_blocking=True, "
-        "block_tables=None, seq_lens=None, fixed_split_size=None, disable_split_kv=False, q_len_per_req=1, "
+        "self, indptr: 1, indices: 1, last_page_len: 1, num_qo_heads, num_kv_heads, head_dim: count, page_size: count, "
+        "pos_encoding_mode='NONE', window_left: number=-1, logits_soft_cap: number=None, q_data_type='float16', "
+        "kv_data_type=None, o_data_type=None, data_type=None, sm_scale: number=None, rope_scale=None, rope_theta=None, "
+        "non_blocking=True, block_tables=None, seq_lens=None, fixed_split_size=None, disable_split_kv=False, "
+        "q_len_per_req: count=1, "
         "window_right=0, is_causal=None",
         refused={"window_right": "no token sees a later one", "is_causal": "new tokens see each other causally"},
         hints={"q_data_type", "kv_data_type", "data_type", "rope_scale", "rope_theta", "non_blocking", "block_tables",
@@ -60,8 +61,8 @@ class BatchDecodeWithPagedKVCacheWrapper:
         own.tables.plan(PageLists(given.indptr, given.indices, given.last_page_len, given.page_size), own.device)
 
     @drop_in(
-        "self, q, paged_kv_cache, q_scale=None, k_scale=None, v_scale=None, out=None, lse=None, return_lse=False, "
-        "enable_pdl=None, window_left=None, sinks=None, q_len_per_req=None, "
+        "self, q: 3, paged_kv_cache, q_scale=None, k_scale=None, v_scale=None, out: 3=None, lse: 2=None, "
+        "return_lse=False, enable_pdl=None, window_left: number=None, sinks=None, q_len_per_req: count=None, "
         "skip_softmax_threshold_scale_factor=None, kv_cache_sf=None",
         refused={"skip_softmax_threshold_scale_factor": "every key counts", "kv_cache_sf": EIGHT_BIT},
         hints={"enable_pdl"},
@@ -72,6 +73,10 @@ class BatchDecodeWithPagedKVCacheWrapper:
         kv = own.tables.over(given.paged_kv_cache, own.layout)
         layer = planned_layer(own, given)
         tokens = own.planned.q_len_per_req if given.q_len_per_req is None else given.q_len_per_req
+        if not tokens or len(q) % tokens:
+            raise AttentionError(f"q_len_per_req is {tokens}; it must divide the rows of q, {len(q)}")
+        if given.out is not None and given.out.shape[0] != len(q):
+            raise AttentionError(f"out has {len(given.out)} rows; it must have those of q, {len(q)}")
         rows = q.unflatten(0, (-1, tokens))
         target = None if given.out is None else given.out.unflatten(0, (-1, tokens))
         out, lse = attention_paged(rows, kv, out=target, sinks=given.sinks, **layer.tail())

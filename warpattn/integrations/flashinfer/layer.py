@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from warpattn.errors import AttentionError
-from warpattn.inputs import kind_of
+from warpattn.inputs import is_tensor, kind_of, number
 from warpattn.integrations.signature import Given
 from warpattn.masks import Causal, Full, Mask, SlidingWindow
 from warpattn.scores import Score, SoftCap
@@ -31,14 +31,14 @@ class Layer(NamedTuple):
     @staticmethod
     def of(given: Given, dim: int, causal: bool) -> Layer:
         """By the arguments that all functions have. A window counts the keys before a query's own."""
-        if given.pos_encoding_mode != "NONE":
-            raise AttentionError(f"pos_encoding_mode is {given.pos_encoding_mode!r}; {ROTATED}")
+        if not isinstance(given.pos_encoding_mode, str) or given.pos_encoding_mode != "NONE":
+            raise AttentionError(f"pos_encoding_mode is {kind_of(given.pos_encoding_mode)}; {ROTATED}")
         window, cap = given.window_left, given.logits_soft_cap
         mask: Mask = Causal() if causal else Full()
         if window is not None and window >= 0:
             mask = SlidingWindow(window + 1, right=0 if causal else None)
         score = SoftCap(cap) if cap is not None and cap > 0 else None
-        return Layer(mask, score, dim**-0.5 if given.sm_scale is None else given.sm_scale)
+        return Layer(mask, score, max(dim, 1) ** -0.5 if given.sm_scale is None else number(given.sm_scale))
 
     def tail(self) -> dict[str, Any]:
         """The keywords of `attention`."""
@@ -49,10 +49,11 @@ def scaled(layer: Layer, given: Given) -> Layer:
     """The layer with the factors that a call brings for q and k; one for v is refused."""
     asked = [vars(given).get(name) for name in SCALES]
     factors = [1.0 if factor is None else factor for factor in asked]
-    for name, factor in zip(SCALES, factors, strict=True):
-        if isinstance(factor, Tensor) and factor.numel() != 1:
+    found = [number(x.reshape(()) if is_tensor(x) and x.numel() == 1 else x) for x in factors]
+    for name, factor, value in zip(SCALES, factors, found, strict=True):
+        if value is None:
             raise AttentionError(f"{name} is {kind_of(factor)}; it must be a number: scales of heads are not served")
-    q_scale, k_scale, v_scale = (float(factor) for factor in factors)
+    q_scale, k_scale, v_scale = found
     if v_scale != 1.0:
         raise AttentionError(f"v_scale is {v_scale}; multiply the output by it")
     return layer._replace(scale=layer.scale * q_scale * k_scale)
@@ -60,7 +61,7 @@ def scaled(layer: Layer, given: Given) -> Layer:
 
 def of_layout(layout: object) -> str:
     """A layout's name, if it is one."""
-    if layout not in LAYOUTS:
+    if not isinstance(layout, str) or layout not in LAYOUTS:
         raise AttentionError(f"kv_layout is {kind_of(layout)}; it must be one of {', '.join(LAYOUTS)}")
     return str(layout)
 
@@ -83,11 +84,15 @@ def finished(given: Given, out: Tensor, lse: Tensor) -> Tensor | tuple[Tensor, T
     heads), unless `lse_base` and `lse_layout` say otherwise."""
     asked = vars(given)
     base, layout = asked.get("lse_base", "log2"), asked.get("lse_layout", "NH")
-    if base not in ("log2", "ln") or layout not in ("NH", "HN"):
-        raise AttentionError(f"lse_base is {base!r} and lse_layout {layout!r}; they must be log2 or ln, and NH or HN")
+    known = isinstance(base, str) and isinstance(layout, str) and base in ("log2", "ln") and layout in ("NH", "HN")
+    if not known:
+        rule = "they must be log2 or ln, and NH or HN"
+        raise AttentionError(f"lse_base is {kind_of(base)} and lse_layout {kind_of(layout)}; {rule}")
     if not given.return_lse:
         return out
     found = lse if base == "ln" else lse * math.log2(math.e)
     found = found if layout == "HN" else found.transpose(0, 1).contiguous()
     target = asked.get("lse")
+    if target is not None and target.shape != found.shape:
+        raise AttentionError(f"lse has shape {tuple(target.shape)}; it must be {tuple(found.shape)}")
     return out, found if target is None else target.copy_(found)

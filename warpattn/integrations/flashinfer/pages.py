@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from warpattn.errors import AttentionError
-from warpattn.inputs import kind_of
+from warpattn.inputs import is_tensor, kind_of
 from warpattn.integrations.flashinfer.layer import heads_last
 from warpattn.sequences import PagedKV
 
@@ -44,6 +44,8 @@ class Tables:
     def plan(self, lists: PageLists, device: torch.device) -> None:
         """Make them, or write them over. Reads the lists back from a card."""
         indptr, last = lists.indptr.to("cpu", torch.int64), lists.last_page_len.to("cpu", torch.int64)
+        if not len(indptr):
+            raise AttentionError("indptr is empty; it begins with 0")
         counts = indptr.diff()
         batch, most = len(counts), int(counts.max()) if len(counts) else 0
         width = max(most, 1) if self.fixed is None else self.fixed[1]
@@ -77,5 +79,8 @@ def key_and_value(cache: Cache, layout: str) -> tuple[Tensor, Tensor]:
             rule = "it must be (pages, 2, …) or a pair of keys and values"
             raise AttentionError(f"paged_kv_cache is {kind_of(cache)}; {rule}")
         cache = cache[:, 0], cache[:, 1]
+    if not isinstance(cache, tuple | list) or len(cache) != 2 or not all(is_tensor(x) and x.ndim == 4 for x in cache):
+        rule = "it must be one tensor (pages, 2, …) or a pair of keys and values, each of rank 4"
+        raise AttentionError(f"paged_kv_cache is {kind_of(cache)}; {rule}")
     k, v = cache
     return heads_last(k, layout), heads_last(v, layout)

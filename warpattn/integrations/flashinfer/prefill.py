@@ -69,7 +69,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_PrefillWrapper):
     """Attention of any numbers of new tokens of each request, whose keys are in pages."""
 
     @drop_in(
-        "self, float_workspace_buffer, kv_layout='NHD', use_cuda_graph=False, qo_indptr_buf=None, "
+        "self, float_workspace_buffer: tensor, kv_layout='NHD', use_cuda_graph=False, qo_indptr_buf=None, "
         "paged_kv_indptr_buf=None, paged_kv_indices_buf=None, paged_kv_last_page_len_buf=None, custom_mask_buf=None, "
         "mask_indptr_buf=None, backend='auto', jit_args=None, jit_kwargs=None, variant_owns_mask=False",
         hints={"backend", "variant_owns_mask"},
@@ -85,13 +85,14 @@ class BatchPrefillWithPagedKVCacheWrapper(_PrefillWrapper):
         given.self._start(given, fixed)
 
     @drop_in(
-        "self, qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, num_qo_heads, num_kv_heads, "
-        "head_dim_qk, page_size, head_dim_vo=None, custom_mask=None, packed_custom_mask=None, causal=False, "
-        "pos_encoding_mode='NONE', use_fp16_qk_reduction=False, sm_scale=None, window_left=-1, logits_soft_cap=None, "
-        "rope_scale=None, rope_theta=None, q_data_type='float16', kv_data_type=None, o_data_type=None, "
-        "non_blocking=True, prefix_len_ptr=None, token_pos_in_items_ptr=None, token_pos_in_items_len=0, "
-        "max_item_len_ptr=None, seq_lens=None, seq_lens_q=None, block_tables=None, max_token_per_sequence=None, "
-        "max_sequence_kv=None, fixed_split_size=None, disable_split_kv=False, uniform_q_len=None",
+        "self, qo_indptr: 1, paged_kv_indptr: 1, paged_kv_indices: 1, paged_kv_last_page_len: 1, num_qo_heads, "
+        "num_kv_heads, head_dim_qk: count, page_size: count, head_dim_vo=None, custom_mask=None, "
+        "packed_custom_mask=None, causal=False, pos_encoding_mode='NONE', use_fp16_qk_reduction=False, "
+        "sm_scale: number=None, window_left: number=-1, logits_soft_cap: number=None, rope_scale=None, "
+        "rope_theta=None, q_data_type='float16', kv_data_type=None, o_data_type=None, non_blocking=True, "
+        "prefix_len_ptr=None, token_pos_in_items_ptr=None, token_pos_in_items_len=0, max_item_len_ptr=None, "
+        "seq_lens=None, seq_lens_q=None, block_tables=None, max_token_per_sequence=None, max_sequence_kv=None, "
+        "fixed_split_size=None, disable_split_kv=False, uniform_q_len=None",
         refused=REFUSED_BY_PLAN,
         hints=HINTS_OF_PLAN | {"head_dim_vo", "block_tables"},
     )
@@ -105,9 +106,9 @@ class BatchPrefillWithPagedKVCacheWrapper(_PrefillWrapper):
         own.tables.plan(PageLists(*lists, given.page_size), own.device)
 
     @drop_in(
-        "self, q, paged_kv_cache, q_scale=None, k_scale=None, v_scale=None, out=None, lse=None, return_lse=False, "
-        "lse_base='log2', lse_layout='NH', enable_pdl=None, window_left=None, sinks=None, kv_cache_sf=None, "
-        "skip_softmax_threshold_scale_factor=None, use_fp16_softmax=None, uses_spcompress=None",
+        "self, q: 3, paged_kv_cache, q_scale=None, k_scale=None, v_scale=None, out=None, lse: 2=None, "
+        "return_lse=False, lse_base='log2', lse_layout='NH', enable_pdl=None, window_left: number=None, sinks=None, "
+        "kv_cache_sf=None, skip_softmax_threshold_scale_factor=None, use_fp16_softmax=None, uses_spcompress=None",
         refused=REFUSED_BY_RUN | {"skip_softmax_threshold_scale_factor": "every key counts"},
         hints={"enable_pdl", "use_fp16_softmax", "uses_spcompress"},
     )
@@ -126,9 +127,9 @@ class BatchPrefillWithRaggedKVCacheWrapper(_PrefillWrapper):
     """Attention over prompts laid end to end, keys and values too."""
 
     @drop_in(
-        "self, float_workspace_buffer, kv_layout='NHD', use_cuda_graph=False, qo_indptr_buf=None, kv_indptr_buf=None, "
-        "custom_mask_buf=None, mask_indptr_buf=None, backend='auto', jit_args=None, jit_kwargs=None, "
-        "variant_owns_mask=False",
+        "self, float_workspace_buffer: tensor, kv_layout='NHD', use_cuda_graph=False, qo_indptr_buf=None, "
+        "kv_indptr_buf=None, custom_mask_buf=None, mask_indptr_buf=None, backend='auto', jit_args=None, "
+        "jit_kwargs=None, variant_owns_mask=False",
         hints={"qo_indptr_buf", "kv_indptr_buf", "backend", "variant_owns_mask"},
     )
     def __init__(given: Any) -> None:
@@ -136,13 +137,13 @@ class BatchPrefillWithRaggedKVCacheWrapper(_PrefillWrapper):
         given.self._start(given, None)
 
     @drop_in(
-        "self, qo_indptr, kv_indptr, num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo=None, custom_mask=None, "
-        "packed_custom_mask=None, causal=False, pos_encoding_mode='NONE', use_fp16_qk_reduction=False, "
-        "window_left=-1, logits_soft_cap=None, sm_scale=None, rope_scale=None, rope_theta=None, "
-        "q_data_type='float16', kv_data_type=None, o_data_type=None, non_blocking=True, prefix_len_ptr=None, "
-        "token_pos_in_items_ptr=None, token_pos_in_items_len=0, max_item_len_ptr=None, fixed_split_size=None, "
-        "disable_split_kv=False, seq_lens=None, seq_lens_q=None, max_token_per_sequence=None, max_sequence_kv=None, "
-        "v_indptr=None, o_indptr=None, uniform_q_len=None",
+        "self, qo_indptr: 1, kv_indptr: 1, num_qo_heads, num_kv_heads, head_dim_qk: count, head_dim_vo=None, "
+        "custom_mask=None, packed_custom_mask=None, causal=False, pos_encoding_mode='NONE', "
+        "use_fp16_qk_reduction=False, window_left: number=-1, logits_soft_cap: number=None, sm_scale: number=None, "
+        "rope_scale=None, rope_theta=None, q_data_type='float16', kv_data_type=None, o_data_type=None, "
+        "non_blocking=True, prefix_len_ptr=None, token_pos_in_items_ptr=None, token_pos_in_items_len=0, "
+        "max_item_len_ptr=None, fixed_split_size=None, disable_split_kv=False, seq_lens=None, seq_lens_q=None, "
+        "max_token_per_sequence=None, max_sequence_kv=None, v_indptr=None, o_indptr=None, uniform_q_len=None",
         refused=REFUSED_BY_PLAN | {"v_indptr": "values follow kv_indptr", "o_indptr": "outputs follow qo_indptr"},
         hints=HINTS_OF_PLAN | {"head_dim_vo"},
     )
@@ -155,8 +156,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(_PrefillWrapper):
         own.seq = Ragged(cu_q, cu_k, *bounds)
 
     @drop_in(
-        "self, q, k, v, q_scale=None, k_scale=None, v_scale=None, o_scale=None, out=None, lse=None, return_lse=False, "
-        "lse_base='log2', lse_layout='NH', enable_pdl=None, kv_cache_sf=None",
+        "self, q: 3, k, v, q_scale=None, k_scale=None, v_scale=None, o_scale=None, out=None, lse: 2=None, "
+        "return_lse=False, lse_base='log2', lse_layout='NH', enable_pdl=None, kv_cache_sf=None",
         refused=REFUSED_BY_RUN | {"o_scale": "multiply the output by it"},
         hints={"enable_pdl"},
     )

@@ -16,8 +16,9 @@ EIGHT_BIT = "8-bit keys and values are not served"
 
 
 @drop_in(
-    "q, k, v, kv_layout='NHD', pos_encoding_mode='NONE', use_tensor_cores=False, q_scale=None, k_scale=None, "
-    "v_scale=None, window_left=-1, logits_soft_cap=None, sm_scale=None, rope_scale=None, rope_theta=None, "
+    "q: 2, k: 3, v: 3, kv_layout='NHD', pos_encoding_mode='NONE', use_tensor_cores=False, q_scale=None, k_scale=None, "
+    "v_scale=None, window_left: number=-1, logits_soft_cap: number=None, sm_scale: number=None, rope_scale=None, "
+    "rope_theta=None, "
     "return_lse=False",
     hints={"use_tensor_cores", "rope_scale", "rope_theta"},
 )
@@ -31,10 +32,10 @@ def single_decode_with_kv_cache(given: Given) -> Any:
 
 
 @drop_in(
-    "q, k, v, scale_q=None, scale_k=None, scale_v=None, o_dtype=None, custom_mask=None, packed_custom_mask=None, "
-    "causal=False, kv_layout='NHD', pos_encoding_mode='NONE', use_fp16_qk_reduction=False, sm_scale=None, "
-    "window_left=-1, logits_soft_cap=None, rope_scale=None, rope_theta=None, backend='auto', return_lse=False, "
-    "kv_cache_sf=None, k_scale=None, v_scale=None",
+    "q: 3, k: 3, v: 3, scale_q=None, scale_k=None, scale_v=None, o_dtype=None, custom_mask: 2=None, "
+    "packed_custom_mask=None, causal=False, kv_layout='NHD', pos_encoding_mode='NONE', use_fp16_qk_reduction=False, "
+    "sm_scale: number=None, window_left: number=-1, logits_soft_cap: number=None, rope_scale=None, rope_theta=None, "
+    "backend='auto', return_lse=False, kv_cache_sf=None, k_scale=None, v_scale=None",
     refused={
         **dict.fromkeys(("scale_q", "scale_k", "scale_v", "kv_cache_sf"), EIGHT_BIT),
         "packed_custom_mask": "give custom_mask, a bool for each query and key",

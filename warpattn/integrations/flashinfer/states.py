@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import warpattn
-from warpattn.errors import AttentionError
+from warpattn.errors import AttentionError, Rules
 
 __all__ = ["merge_state", "merge_state_in_place", "merge_states"]
 
@@ -22,7 +22,9 @@ def merge_state(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor) -> tuple[Ten
 
 def merge_states(v: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
     """v (rows, states, heads, dim), s (rows, states, heads)."""
-    if v.ndim != 4 or s.shape != v.shape[:3]:
+    _check({"v": v}, "rows", "states", "heads", "dim")
+    _check({"s": s}, "rows", "states", "heads")
+    if s.shape != v.shape[:3]:
         rule = "they must be (rows, states, heads, dim) and (rows, states, heads)"
         raise AttentionError(f"v has shape {tuple(v.shape)} and s {tuple(s.shape)}; {rule}")
     return _merged(list(zip(v.unbind(1), s.unbind(1), strict=True)))
@@ -31,12 +33,26 @@ def merge_states(v: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
 def merge_state_in_place(v: Tensor, s: Tensor, v_other: Tensor, s_other: Tensor, mask: Tensor | None = None) -> None:
     """The merged state into v and s; rows where `mask` (rows,) is False stay."""
     merged = _merged([(v, s), (v_other, s_other)])
+    if mask is not None:
+        _check({"mask": mask}, "rows")
+        if len(mask) != len(v):
+            raise AttentionError(f"mask has {len(mask)} rows; it must have those of v, {len(v)}")
     for own, new in zip((v, s), merged, strict=True):
         keep = None if mask is None else mask.bool().view(-1, *[1] * (own.ndim - 1))
         own.copy_(new if keep is None else torch.where(keep, new, own))
 
 
+def _check(named: dict[str, Tensor], *axes: str) -> None:
+    rules = Rules()
+    for name, x in named.items():
+        rules.tensor(name, x, *axes)
+    rules.done()
+
+
 def _merged(states: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    for v, s in states:
+        _check({"v": v}, "rows", "heads", "dim")
+        _check({"s": s}, "rows", "heads")
     natural = [(v, s.float().transpose(0, 1) / LOG2_E) for v, s in states]
     out, lse = warpattn.merge_states(natural)
     return out, (lse * LOG2_E).transpose(0, 1).contiguous()

@@ -24,9 +24,9 @@ def attend(ctx, work):
     layout: gl.constexpr = product_layout(config)
     q = load_queries(ctx.tensors, ctx.shape, work, scores_operand(config, 0), config)
     keys = ctx.mods.key_span(work.rows, work.lengths, config.block_m // config.pack)
-    span = tile_span(keys, config.block_n)
-    first, last = partition_of(ctx, work, span.total)
-    k_source, v_source = kv_sources(ctx.tensors, ctx.shape, work, ctx.traits, gl.minimum(keys[3], work.lengths.seq_k))
+    span, end = tile_span(keys, config.block_n), gl.minimum(keys[3], work.lengths.seq_k)
+    first, last = partition_of(ctx, gl.where(keys[0] < end, span.total, 0))
+    k_source, v_source = kv_sources(ctx.tensors, ctx.shape, work, ctx.traits, end)
     feed = make_feed(k_source, v_source, config)
     state = softmax_start(config.block_m, layout)
     o = gl.zeros([config.block_m, config.padded_v], gl.float32, layout)
@@ -42,9 +42,8 @@ def attend(ctx, work):
 
 
 @gluon.jit
-def partition_of(ctx, work, total):
-    """(first, last) of the tiles in a span that this workgroup visits; none without keys."""
-    total = gl.where(work.lengths.seq_k > 0, total, 0)
+def partition_of(ctx, total):
+    """(first, last) of the `total` tiles that rows see of which this workgroup visits its share."""
     if ctx.traits.partial:
         each = (total + ctx.shape.partitions - 1) // ctx.shape.partitions
         first = gl.minimum(gl.program_id(1) * each, total)

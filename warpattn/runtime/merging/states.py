@@ -151,7 +151,7 @@ def _check_out(rules: Rules, like: Tensor, named: list[tuple[str, Tensor]], out:
 def _backend(rules: Rules, backend: str, like: Tensor, differentiated: bool) -> str | None:
     """The backend to run, "reference" for torch's operations."""
     with_torch = differentiated or (isinstance(like, Tensor) and like.dtype not in KERNEL_DTYPES)
-    if backend == "auto" and with_torch:
+    if isinstance(backend, str) and backend == "auto" and with_torch:
         return "reference"
     chosen = choose_backend(rules, backend, like, "out_a")
     if chosen != "reference":

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from warpattn.errors import Rules
+from warpattn.inputs import is_tensor, kind_of
 from warpattn.problem import Call, CheckedCall, validate
 from warpattn.problem.gradients import check_backward
 from warpattn.runtime.training.gradients import Along, Saved, Wanted, checked_backward, take_gradients
@@ -51,7 +52,7 @@ def _check_results(checked: CheckedCall, saved: Saved, along: Along) -> None:
     wanted = {"out": (saved.out, shape, q.dtype), "dout": (along.dout, shape, q.dtype),
               "lse": (saved.lse, checked.lse_shape, exact)}  # fmt: skip
     for name, (x, size, dtype) in wanted.items():
-        fits = isinstance(x, Tensor) and tuple(x.shape) == tuple(size) and x.dtype == dtype and x.device == q.device
-        kind = f"a {x.dtype} tensor {tuple(x.shape)} on {x.device}" if isinstance(x, Tensor) else type(x).__name__
+        fits = is_tensor(x) and tuple(x.shape) == tuple(size) and x.dtype == dtype and x.device == q.device
+        kind = f"a {x.dtype} tensor {tuple(x.shape)} on {x.device}" if is_tensor(x) else kind_of(x)
         rules.require(fits, f"{name} is {kind}", f"it must be a {dtype} tensor {tuple(size)} on {q.device}")
     rules.done()
