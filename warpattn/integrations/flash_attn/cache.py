@@ -10,6 +10,8 @@ from other positions than their own. There is no backward, as in flash-attn.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -141,8 +143,8 @@ def _append(given: Given, before: Tensor, stored: tuple[descaled.Rows, descaled.
     """Write the new keys and values into the cache; the lengths with them."""
     (_, k_scale), (_, v_scale) = map(split, stored)
     k, v, table = given.k, given.v, _table(given)
-    angles = {"cos": given.rotary_cos, "sin": given.rotary_sin, "interleaved": bool(given.rotary_interleaved)}
-    tail = angles | {"k_scale": k_scale, "v_scale": v_scale}
+    tail: dict[str, Any] = {"cos": given.rotary_cos, "sin": given.rotary_sin, "k_scale": k_scale, "v_scale": v_scale}
+    tail["interleaved"] = bool(given.rotary_interleaved)
     if given.cu_seqlens_k_new is None and given.rotary_seqlens is None:
         after = before + k.shape[1]
         append_paged(given.k_cache, given.v_cache, table, after, k, v, **tail)

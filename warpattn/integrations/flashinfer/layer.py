@@ -38,7 +38,8 @@ class Layer(NamedTuple):
         if window is not None and window >= 0:
             mask = SlidingWindow(window + 1, right=0 if causal else None)
         score = SoftCap(cap) if cap is not None and cap > 0 else None
-        return Layer(mask, score, max(dim, 1) ** -0.5 if given.sm_scale is None else number(given.sm_scale))
+        scale = None if given.sm_scale is None else number(given.sm_scale)
+        return Layer(mask, score, max(dim, 1) ** -0.5 if scale is None else scale)
 
     def tail(self) -> dict[str, Any]:
         """The keywords of `attention`."""
@@ -49,10 +50,12 @@ def scaled(layer: Layer, given: Given) -> Layer:
     """The layer with the factors that a call brings for q and k; one for v is refused."""
     asked = [vars(given).get(name) for name in SCALES]
     factors = [1.0 if factor is None else factor for factor in asked]
-    found = [number(x.reshape(()) if is_tensor(x) and x.numel() == 1 else x) for x in factors]
-    for name, factor, value in zip(SCALES, factors, found, strict=True):
+    found: list[float] = []
+    for name, factor in zip(SCALES, factors, strict=True):
+        value = number(factor.reshape(()) if is_tensor(factor) and factor.numel() == 1 else factor)
         if value is None:
             raise AttentionError(f"{name} is {kind_of(factor)}; it must be a number: scales of heads are not served")
+        found.append(value)
     q_scale, k_scale, v_scale = found
     if v_scale != 1.0:
         raise AttentionError(f"v_scale is {v_scale}; multiply the output by it")
