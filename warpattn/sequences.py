@@ -251,8 +251,7 @@ class PagedKV(Sequence):
                 what, batch = f"kv.{name} has shape {tuple(x.shape)}", f"the batch of {like[0]}, {like[1]}, rows"
                 rules.require(len(x) == like[1], what, f"kv.{name} must have {batch}")
         shared = self.shared_pages
-        known = type(shared) is int
-        fine = not table or (known and (shared == 0 or 0 < shared < self.block_table.shape[1]))
+        fine = not table or (type(shared) is int and 0 <= shared < max(self.block_table.shape[1], 1))
         rule = "kv.shared_pages must be an int from 0 on, below the pages of a row of kv.block_table"
         rules.require(fine, f"kv.shared_pages is {kind_of(shared)}", rule)
         return table and lengths

@@ -17,7 +17,8 @@ from warpattn.problem.backends import LIMITS
 pytestmark = pytest.mark.slow
 
 SEEDS = 60
-CASES = drawn(((arch, seed) for arch in LIMITS for seed in range(SEEDS)), [(arch, 7) for arch in LIMITS])
+KEPT = [*((arch, 7) for arch in LIMITS), ("gfx942", 33)]  # the last: no row sees a key of a page
+CASES = drawn(((arch, seed) for arch in LIMITS for seed in range(SEEDS)), KEPT)
 
 
 @pytest.mark.parametrize(("arch", "seed"), CASES)

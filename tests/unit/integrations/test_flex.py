@@ -5,6 +5,7 @@ import warnings
 import pytest
 import torch
 from torch.nn.attention import flex_attention as flex
+from torch.nn.functional import relu
 
 import warpattn as wa
 from warpattn.integrations.flex import MaskMod, ScoreMod, flex_attention, mask_of, score_of
@@ -57,7 +58,7 @@ SCORES = {
     "mask inside": lambda s, b, h, q, k: torch.where(q >= k, s, -float("inf")),
     "filled": lambda s, b, h, q, k: s.masked_fill(k > q + 3, torch.finfo(s.dtype).min),
     "sigmoid": lambda s, b, h, q, k: torch.sigmoid(s) * s.float() + torch.rsqrt(k.to(torch.float32) + 1),
-    "clamp": lambda s, b, h, q, k: s.clamp(min=-0.5).clamp(max=0.7) + torch.clamp(q - k, -2, 2) + torch.relu(s),
+    "clamp": lambda s, b, h, q, k: s.clamp(min=-0.5).clamp(max=0.7) + torch.clamp(q - k, -2, 2) + relu(s),
     "minimum": lambda s, b, h, q, k: torch.minimum(s, torch.maximum(q, k) * 0.1),
     "rounding": lambda s, b, h, q, k: torch.floor(s * 3) + torch.ceil(s) + torch.trunc(s * 2) + s // 0.5 + s % 0.75,
     "powers": lambda s, b, h, q, k: (

@@ -45,7 +45,8 @@ _RULE = (
     "what is translated: arithmetic, comparisons, & | ~, torch functions of single numbers (where, minimum, clamp, "
     "abs, exp, tanh, ...) and reads of tensors at one index per dimension"
 )
-_WITHOUT_MEANING = ("device", "layout", "memory_format", "non_blocking", "copy", "requires_grad", "pin_memory", "inplace")
+_WITHOUT_MEANING = ("device", "layout", "memory_format", "non_blocking", "copy", "requires_grad", "pin_memory",
+                    "inplace")  # fmt: skip
 _ROW = (("sym", "int", "q"), ("sub", "int", ("sym", "int", "len_k"), ("sym", "int", "len_q")))
 
 
