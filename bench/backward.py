@@ -141,7 +141,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dims", default=DIMS)
     parser.add_argument("--masks", default="", help="kinds of cases, see backward_cases.KINDS")
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", default="", help="parts of names, with commas between")
     parser.add_argument("--peers", default="warpattn,deterministic,cudnn")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--host", action="store_true", help="also the host side of a call")

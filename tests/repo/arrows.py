@@ -17,13 +17,14 @@ from graphlib import CycleError, TopologicalSorter
 
 ROOT = "warpattn"
 
-VALUES = {"inputs", "errors", "language", "scores", "quantized", "sequences", "masks"}
+VALUES = {"inputs", "side_by_side", "errors", "language", "scores", "quantized", "sequences", "masks"}
 HOST = VALUES | {"problem"}
 PIECES = {"kernels.topology", "kernels.pieces"}
 NVIDIA = HOST | PIECES | {"kernels.nvidia"}
 
 ALLOWED: dict[str, set[str]] = {
     "inputs": set(),
+    "side_by_side": set(),
     "errors": {"inputs"},
     "machine_code": set(),
     "sim.errors": set(),

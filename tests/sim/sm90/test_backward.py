@@ -53,13 +53,16 @@ CASES = {
         0, 0, lengths=((100, 150), (0, 40), (30, 0), (20, 200), (130, 30)), dim=160, dim_v=72, mask=Causal(),
         deterministic=True,
     ),
+    "dim-96": Case(140, 140, dim=96, mask=Causal()),
+    "dims-80-ragged": Case(0, 0, lengths=((100, 150), (30, 30)), dim=80, dim_v=96, mask=Causal(), deterministic=True),
+    "dims-160-256": Case(130, 70, dim=160, dim_v=256),
     "ragged-window": Case(0, 0, lengths=((300, 300), (70, 70)), mask=SlidingWindow(70), score=SoftCap(3.0), limit=3.0),
 }
 # Every config, mask and score occurs in one of these.
 DRAWN = (
     "full-128", "groups", "odd-dims", "tiny", "documents", "holes", "nothing-visible", "sinks", "lse", "soft-cap",
     "custom-score", "negative-scale", "ragged", "ragged-cross", "deterministic",
-    "deterministic-ragged", "dim-256", "dims-192-128",
+    "deterministic-ragged", "dim-256", "dims-192-128", "dim-96",
 )  # fmt: skip
 
 

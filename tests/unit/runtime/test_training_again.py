@@ -17,6 +17,7 @@ from tests.unit.runtime.test_append_again import launched_with
 from tests.unit.runtime.test_dispatch import driver, half  # noqa: F401  a fixture
 from warpattn.problem import Call, validate
 from warpattn.problem.backward import CheckedBackward
+from warpattn.runtime.plan import plan_backward
 from warpattn.runtime.training import gradients, repeated
 from warpattn.runtime.training.gradients import Along, Saved, Wanted, take_gradients
 from warpattn.sequences import Dense
@@ -77,3 +78,9 @@ def test_another_call_goes_the_long_way(change, driver, monkeypatch):  # noqa: F
     monkeypatch.setattr(gradients, "list_backward_launches", lambda *x: planned.append(x) or plan(*x))
     take("dense", (q, k, v))
     assert len(planned) == 1
+
+
+def test_the_plan_says_how_gradients_of_captured_tensors_are_taken():
+    for kind, call in CALLS.items():
+        text = str(plan_backward(validate(replace(call(tensors()), backend="reference")).problem))
+        assert ("added by atomic additions of a kernel" in text) == (kind == "bias")

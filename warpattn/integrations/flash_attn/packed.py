@@ -23,6 +23,7 @@ from warpattn.integrations.flash_attn.descaled import Rows, changed
 from warpattn.integrations.flash_attn.modifiers import Tail
 from warpattn.quantized import split
 from warpattn.sequences import PagedKV, Ragged
+from warpattn.side_by_side import unbound
 
 __all__ = ["Keys", "Places", "Queries", "attend", "parts", "places", "within"]
 
@@ -76,7 +77,7 @@ def parts(name: str, x: Tensor, dim: int, count: int) -> tuple[Tensor, ...]:
     """The `count` tensors that are packed in a dimension of `x`."""
     if x.shape[dim] != count:
         raise AttentionError(f"{name} has shape {tuple(x.shape)}; dimension {dim} must have size {count}")
-    return x.unbind(dim)
+    return unbound(x, dim)
 
 
 def places(lengths: Tensor) -> Places:

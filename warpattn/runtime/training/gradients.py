@@ -21,6 +21,7 @@ from warpattn.runtime.plan import list_backward_launches
 from warpattn.runtime.training import repeated
 from warpattn.runtime.training.captured import captured_gradients
 from warpattn.sequences import Sequence
+from warpattn.side_by_side import beside
 
 __all__ = ["Along", "Found", "Saved", "Wanted", "checked_backward", "take_gradients"]
 
@@ -70,15 +71,16 @@ def take_gradients(checked: CheckedBackward, sequence: Sequence, saved: Saved, a
     """The gradients of sum(dout * out) + sum(dlse * lse), on torch's current stream of the operands' device."""
     dout = torch.zeros_like(saved.out) if along.dout is None else along.dout.detach()
     dlse = None if along.dlse is None else along.dlse.detach()
+    dq, dk, dv = beside(saved.q, saved.k, saved.v)
     x = Gradients(
         *saved[:4],
         lse=saved.lse.detach(),
         dout=dout,
         dlse=dlse,
         sinks=None if saved.sinks is None else saved.sinks.detach(),
-        dq=torch.empty_like(saved.q),
-        dk=torch.empty_like(saved.k),
-        dv=torch.empty_like(saved.v),
+        dq=dq,
+        dk=dk,
+        dv=dv,
         dsinks=torch.empty_like(saved.sinks, dtype=torch.float32) if wanted.sinks and saved.sinks is not None else None,
     )
     _run(checked, sequence, x)

@@ -20,6 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from ...nvidia.pipelines import PipelineState, consumer_state
 from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import as_quads, pack, unpack
+from ..columns import columns_before, columns_of, wait_columns, zero_columns
 from ..layouts import accumulator_layout, element_type, operand_layout
 from .context import STAGES, read_visit
 from .epilogue import store_keys
@@ -37,8 +38,8 @@ class Weights:
 class Sums:
     """dK and dV so far, [64, D] fp32."""
 
-    dk: gl.tensor
-    dv: gl.tensor
+    dk: gl.tuple  # in parts of the columns
+    dv: gl.tuple
 
 
 @gluon.jit
@@ -46,7 +47,7 @@ def attend_role(ctx, wg: gl.constexpr):
     """Gradients of the warpgroup's keys and values; dS of every tile goes to `reduce`."""
     config: gl.constexpr = ctx.config
     rings = ctx.rings
-    sums = Sums(zeros(config, config.padded_qk), zeros(config, config.padded_v))
+    sums = Sums(zero_columns(config.rows, config.widths_qk), zero_columns(config.rows, config.widths_v))
     state = consumer_state(STAGES)  # of the rings of Q, dO and dS: they have equally many slots
     rings.q.consumer_wait(state)
     visit = read_visit(ctx, state)
@@ -64,7 +65,7 @@ def attend_role(ctx, wg: gl.constexpr):
             if config.values_first:
                 hand_over(ctx, ds, state, wg)
             s = start_scores(ctx, following, s, wg)
-            dk = warpgroup_mma_wait(1, deps=(dk, ds))[0]
+            dk = wait_columns(score_products(config), dk, ds)
             rings.q.consumer_release(state)
             s = warpgroup_mma_wait(0, deps=(s,))
             weights = attend(ctx, s, following, visit, wg)
@@ -73,10 +74,10 @@ def attend_role(ctx, wg: gl.constexpr):
         dk, dv, ds = start_tile(ctx, sums, weights, state, wg)
         if config.values_first:
             hand_over(ctx, ds, state, wg)
-        sums = Sums(warpgroup_mma_wait(0, deps=(dk, ds))[0], dv)
+        sums = Sums(wait_columns(0, dk, ds), dv)
     smem = rings.v.tile(consumer_state(1), wg)  # nobody else reads this part of V
-    store_keys(ctx, ctx.tensors.dv, (sums.dv,), smem, wg * config.rows)
-    store_keys(ctx, ctx.tensors.dk, (sums.dk * ctx.scale,), smem, wg * config.rows)
+    store_keys(ctx, ctx.tensors.dv, sums.dv, config.widths_v, smem, wg * config.rows)
+    store_keys(ctx, ctx.tensors.dk, scaled(sums.dk, ctx.scale), config.widths_qk, smem, wg * config.rows)
 
 
 @gluon.jit
@@ -87,12 +88,12 @@ def start_tile(ctx, sums, weights, state, wg: gl.constexpr):
     rings.do.consumer_wait(state)
     do = rings.do.tile(state).reshape([config.block_m, config.padded_v])
     if config.values_first:
-        dv = warpgroup_mma(operand(weights.p, config, config.padded_v), do, sums.dv, is_async=True)
+        dv = start_columns(weights.p, do, sums.dv, config.widths_v, config)
         dp = start_value_scores(ctx, state, row_numbers(ctx, rings.delta, state), wg)
     else:
         dp = start_value_scores(ctx, state, row_numbers(ctx, rings.delta, state), wg)
-        dv = warpgroup_mma(operand(weights.p, config, config.padded_v), do, sums.dv, is_async=True)
-    dp, dv, p = warpgroup_mma_wait(0, deps=(dp, dv, weights.p))
+        dv = start_columns(weights.p, do, sums.dv, config.widths_v, config)
+    dp, dv, p = wait_value_scores(dp, dv, weights.p)
     product = fp32(p, config) * dp
     if len(weights.slope) == 1:
         product = product * fp32(weights.slope[0], config)
@@ -101,8 +102,18 @@ def start_tile(ctx, sums, weights, state, wg: gl.constexpr):
     if not config.values_first:
         hand_over(ctx, ds, state, wg)
     q = rings.q.tile(state).reshape([config.block_m, config.padded_qk])
-    dk = warpgroup_mma(operand(ds, config, config.padded_qk), q, sums.dk, is_async=True)
-    return dk, dv, ds
+    return start_columns(ds, q, sums.dk, config.widths_qk, config), dv, ds
+
+
+@gluon.jit
+def wait_value_scores(dp, dv, p):
+    """(dP, dV in parts, P), once their products are done."""
+    operands = (dp, p)
+    done = warpgroup_mma_wait(0, deps=operands + dv)
+    parts = ()
+    for i in gl.static_range(len(dv)):
+        parts += (done[2 + i],)
+    return done[0], parts, done[1]
 
 
 @gluon.jit
@@ -130,8 +141,8 @@ def start_scores(ctx, q_state, first, wg: gl.constexpr):
     """Start S = K · Qᵀ + first [64, M]."""
     config: gl.constexpr = ctx.config
     k = held_tile(ctx.rings.k, q_state, wg).reshape([config.rows, config.padded_qk])
-    q = ctx.rings.q.tile(q_state).reshape([config.block_m, config.padded_qk]).permute((1, 0))
-    return warpgroup_mma(k, q, first, use_acc=ctx.mods.score is None, is_async=True)
+    q = ctx.rings.q.tile(q_state).reshape([config.block_m, config.padded_qk])
+    return start_chain(k, q, first, config.widths_qk, ctx.mods.score is None)
 
 
 @gluon.jit
@@ -139,8 +150,51 @@ def start_value_scores(ctx, do_state, delta, wg: gl.constexpr):
     """Start dP = V · dOᵀ + delta [64, M]."""
     config: gl.constexpr = ctx.config
     v = held_tile(ctx.rings.v, do_state, wg).reshape([config.rows, config.padded_v])
-    do = ctx.rings.do.tile(do_state).reshape([config.block_m, config.padded_v]).permute((1, 0))
-    return warpgroup_mma(v, do, delta, is_async=True)
+    do = ctx.rings.do.tile(do_state).reshape([config.block_m, config.padded_v])
+    return start_chain(v, do, delta, config.widths_v, True)
+
+
+@gluon.jit
+def start_chain(left, right, first, widths: gl.constexpr, use_first: gl.constexpr):
+    """Start first + left [64, D] · rightᵀ, right [M, D], of the columns of D that are more than padding."""
+    if columns_before(widths, len(widths)) == left.shape[1]:
+        first = warpgroup_mma(left, right.permute((1, 0)), first, use_acc=use_first, is_async=True)
+    else:
+        for i in gl.static_range(len(widths)):
+            x, y = columns_of(left, widths, i), columns_of(right, widths, i)
+            first = warpgroup_mma(x, y.permute((1, 0)), first, use_acc=use_first or i > 0, is_async=True)
+    return first
+
+
+@gluon.constexpr_function
+def score_products(config):
+    """Products that S is started with."""
+    return 1 if sum(config.widths_qk) == config.padded_qk else len(config.widths_qk)
+
+
+@gluon.constexpr_function
+def value_score_products(config):
+    """Products that dP is started with."""
+    return 1 if sum(config.widths_v) == config.padded_v else len(config.widths_v)
+
+
+@gluon.jit
+def start_columns(pairs, tile, sums, widths: gl.constexpr, config: gl.constexpr):
+    """Start sums += pairs · tile [M, D] in parts of the columns; the results may be read after `wait_columns`."""
+    parts = ()
+    for i in gl.static_range(len(widths)):
+        part = columns_of(tile, widths, i)
+        parts += (warpgroup_mma(operand(pairs, config, widths[i]), part, sums[i], is_async=True),)
+    return parts
+
+
+@gluon.jit
+def scaled(sums, scale):
+    """Every part times a number."""
+    parts = ()
+    for i in gl.static_range(len(sums)):
+        parts += (sums[i] * scale,)
+    return parts
 
 
 @gluon.jit
@@ -200,12 +254,6 @@ def attend(ctx, s, q_state, visit, wg: gl.constexpr):
         return Weights(p, gl.tuple([pack(as_quads(slope), dtype)]))
     else:
         return Weights(p, gl.tuple([]))
-
-
-@gluon.jit
-def zeros(config: gl.constexpr, cols: gl.constexpr):
-    """dK or dV of no query, [64, cols]."""
-    return gl.zeros([config.rows, cols], gl.float32, accumulator_layout(cols))
 
 
 @gluon.jit

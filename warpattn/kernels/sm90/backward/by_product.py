@@ -12,26 +12,27 @@ assembler waits after every product.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma_wait
 
 from ...nvidia.pipelines import PipelineState, consumer_state
 from ...pieces.softmax import as_quads, pack
+from ..columns import wait_columns, zero_columns
 from ..layouts import accumulator_layout, element_type
 from .attend import (
     attend,
     first_scores,
     fp32,
-    operand,
     row_numbers,
+    scaled,
+    score_products,
+    start_columns,
     start_scores,
     start_value_scores,
     tile_of,
-    zeros,
+    value_score_products,
 )
 from .context import STAGES, read_visit
 from .epilogue import store_keys
-
-PART = gl.constexpr(128)  # columns of a sum
 
 
 @gluon.jit
@@ -39,7 +40,7 @@ def weigh_role(ctx):
     """P of every tile, and dV."""
     config: gl.constexpr = ctx.config
     rings = ctx.rings
-    dv = zero_parts(config, config.padded_v)
+    dv = zero_columns(config.rows, config.widths_v)
     state = consumer_state(STAGES)  # of the rings of Q and dO
     p_state = consumer_state(config.ds_stages)
     rings.q.consumer_wait(state)
@@ -57,7 +58,7 @@ def weigh_role(ctx):
             rings.q.consumer_wait(following)
             visit = read_visit(ctx, following)
             s = start_scores(ctx, following, first_scores(ctx, following), 0)
-            dv = wait_parts(1, pending, weights.p)
+            dv = wait_columns(score_products(config), pending, weights.p)
             rings.do.consumer_release(state)
             s = warpgroup_mma_wait(0, deps=(s,))
             rings.q.consumer_release(following)
@@ -67,9 +68,9 @@ def weigh_role(ctx):
         rings.do.consumer_wait(state)
         pending = start_values(ctx, weights.p, dv, state)
         hand_over(ctx, weights, p_state)
-        dv = wait_parts(0, pending, weights.p)
+        dv = wait_columns(0, pending, weights.p)
         acquire(rings.p, p_state.step())  # `derive` has read P of the last tile, and V before
-    store_keys(ctx, ctx.tensors.dv, dv, rings.v.tile(consumer_state(1)), 0)
+    store_keys(ctx, ctx.tensors.dv, dv, config.widths_v, rings.v.tile(consumer_state(1)), 0)
 
 
 @gluon.jit
@@ -90,7 +91,7 @@ def start_values(ctx, p, dv, state):
     """Start dV += P · dO; the result may be read after a wait."""
     config: gl.constexpr = ctx.config
     do = ctx.rings.do.tile(state).reshape([config.block_m, config.padded_v])
-    return start_parts(p, do, dv, config)
+    return start_columns(p, do, dv, config.widths_v, config)
 
 
 @gluon.jit
@@ -98,7 +99,7 @@ def derive_role(ctx):
     """dS of every tile, and dK."""
     config: gl.constexpr = ctx.config
     rings = ctx.rings
-    dk = zero_parts(config, config.padded_qk)
+    dk = zero_columns(config.rows, config.widths_qk)
     state = consumer_state(STAGES)
     ds_state = consumer_state(config.ds_stages)  # of the rings of P and dS
     rings.q.consumer_wait(state)
@@ -113,7 +114,7 @@ def derive_role(ctx):
             following = state.step()
             rings.do.consumer_wait(following)
             dp = start_value_scores(ctx, following, row_numbers(ctx, rings.delta, following), 0)
-            dk = wait_parts(1, pending, ds)
+            dk = wait_columns(value_score_products(config), pending, ds)
             rings.q.consumer_release(state)
             dp = warpgroup_mma_wait(0, deps=(dp,))
             rings.do.consumer_release(following)
@@ -122,9 +123,9 @@ def derive_role(ctx):
             state = following
             ds_state = ds_state.step()
         pending, ds = start_keys(ctx, dp, dk, state, ds_state)
-        dk = wait_parts(0, pending, ds)
+        dk = wait_columns(0, pending, ds)
     # Of the last queries S was made before P was handed over, and no others are loaded.
-    store_keys(ctx, ctx.tensors.dk, scaled(dk, ctx.scale), rings.q.tile(state), 0)
+    store_keys(ctx, ctx.tensors.dk, scaled(dk, ctx.scale), config.widths_qk, rings.q.tile(state), 0)
 
 
 @gluon.jit
@@ -141,49 +142,10 @@ def start_keys(ctx, dp, dk, state, ds_state):
     fence_async_shared()
     rings.ds.producer_commit(ds_state)
     q = rings.q.tile(state).reshape([config.block_m, config.padded_qk])
-    return start_parts(ds, q, dk, config), ds
+    return start_columns(ds, q, dk, config.widths_qk, config), ds
 
 
 @gluon.jit
 def acquire(ring, state):
     """Wait until the slot of a state that began as a consumer's is empty."""
     ring.producer_acquire(PipelineState(state.index, state.phase ^ 1, state.stages))
-
-
-@gluon.jit
-def zero_parts(config: gl.constexpr, cols: gl.constexpr):
-    """Sums [64, cols] of nothing, in parts."""
-    if cols <= PART:
-        return (zeros(config, cols),)
-    else:
-        return (zeros(config, PART), zeros(config, PART))
-
-
-@gluon.jit
-def start_parts(pairs, tile, sums, config: gl.constexpr):
-    """Start sums += pairs · tile [M, cols]; the results may be read after `wait_parts`."""
-    if len(sums) == 1:
-        return (warpgroup_mma(operand(pairs, config, tile.shape[1]), tile, sums[0], is_async=True),)
-    else:
-        left = warpgroup_mma(operand(pairs, config, PART), tile.slice(0, PART, dim=1), sums[0], is_async=True)
-        right = warpgroup_mma(operand(pairs, config, PART), tile.slice(PART, PART, dim=1), sums[1], is_async=True)
-        return (left, right)
-
-
-@gluon.jit
-def wait_parts(outstanding: gl.constexpr, pending, pairs):
-    """The sums, once all but `outstanding` products are done."""
-    if len(pending) == 1:
-        return (warpgroup_mma_wait(outstanding, deps=(pending[0], pairs))[0],)
-    else:
-        left, right, _ = warpgroup_mma_wait(outstanding, deps=(pending[0], pending[1], pairs))
-        return (left, right)
-
-
-@gluon.jit
-def scaled(sums, scale):
-    """Every part times a number."""
-    if len(sums) == 1:
-        return (sums[0] * scale,)
-    else:
-        return (sums[0] * scale, sums[1] * scale)

@@ -86,6 +86,15 @@ class BackwardConfig:
         return max(64, pad_dim(self.dim_v)) if self.by_product else self.padded
 
     @cached_property
+    def widths_qk(self) -> tuple[int, ...]:
+        """Columns of the parts in which products take Q and K."""
+        return product_widths(self.dim_qk)
+
+    @cached_property
+    def widths_v(self) -> tuple[int, ...]:
+        return product_widths(self.dim_v)
+
+    @cached_property
     def key_parts(self) -> int:
         """Warpgroups' shares of the keys."""
         return 1 if self.by_product else CONSUMERS
@@ -120,7 +129,7 @@ class BackwardConfig:
 
     @cached_property
     def dq_parts(self) -> int:
-        return self.padded_qk // self.dq_cols
+        return -(-sum(self.widths_qk) // self.dq_cols)
 
     @cached_property
     def topology(self) -> Topology:
@@ -140,6 +149,12 @@ class BackwardConfig:
             edges.append(Edge("P", "weigh", ("derive",), self.ds_stages, slot))
         staging = 4 * self.dq_buffers * self.block_m * self.dq_cols
         return Topology(tuple(roles), tuple(edges), staging + 4 * VISITS * VISIT_FIELDS)
+
+
+def product_widths(dim: int) -> tuple[int, ...]:
+    """Columns of the parts in which products take a head dim, powers of two: 192 are 128 and 64. None has 256, which
+    the assembler does not have in a kernel of 512 threads."""
+    return next(widths for widths in ((64,), (64, 32), (128,), (128, 64), (128, 128)) if dim <= sum(widths))
 
 
 class BackwardShape(NamedTuple):

@@ -4,22 +4,20 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
+from ..columns import columns_of
 from ..layouts import element_type
 
 
 @gluon.jit
-def store_keys(ctx, rows, sums, smem, part: gl.constexpr):
-    """Write sums, one or two parts of the columns of 64 keys, to keys `part` and on of the CTA's, and wait until TMA
+def store_keys(ctx, rows, sums, widths: gl.constexpr, smem, part: gl.constexpr):
+    """Write sums, parts of the columns of 64 keys, to keys `part` and on of the CTA's, and wait until TMA
     has read them; it clips keys and columns past the end."""
     keys = ctx.keys
     dtype: gl.constexpr = element_type(ctx.config.element)
-    cols: gl.constexpr = sums[0].shape[1]
-    if len(sums) == 1:
-        smem.reshape([ctx.config.rows, cols]).store(sums[0].to(dtype))
-    else:
-        tile = smem.reshape([ctx.config.rows, 2 * cols])
-        tile.slice(0, cols, dim=1).store(sums[0].to(dtype))
-        tile.slice(cols, cols, dim=1).store(sums[1].to(dtype))
+    cols: gl.constexpr = smem.shape[-1]
+    tile = smem.reshape([ctx.config.rows, cols])
+    for i in gl.static_range(len(widths)):
+        columns_of(tile, widths, i).store(sums[i].to(dtype))
     fence_async_shared()
     gl.barrier()
     rows.store(keys.k_start, keys.seq_k, keys.first + part, keys.h, 0, smem)

@@ -79,16 +79,22 @@ def pass_turn(counter, began):
 def start_query_gradients(ctx, state, part: gl.constexpr):
     """Start dQ = dSᵀ · K [M, dq_cols] of the columns of a part."""
     config: gl.constexpr = ctx.config
-    cols: gl.constexpr = config.dq_cols
+    cols: gl.constexpr = part_columns(config, part)
     dq = gl.zeros([config.block_m, cols], gl.float32, accumulator_layout(cols))
     parts: gl.constexpr = config.key_parts
     for wg in gl.static_range(parts):
         ds = ctx.rings.ds.tile(state, wg).permute((1, 0))
         k = held_tile(ctx.rings.k, state, wg).reshape([config.rows, config.padded_qk])
         if config.dq_parts > 1:
-            k = k.slice(part * cols, cols, dim=1)
+            k = k.slice(part * config.dq_cols, cols, dim=1)
         dq = warpgroup_mma(ds, k, dq, use_acc=wg > 0, is_async=True)
     return dq
+
+
+@gluon.constexpr_function
+def part_columns(config, part):
+    """Columns of dQ that a part computes."""
+    return min(config.dq_cols, sum(config.widths_qk) - part * config.dq_cols)
 
 
 @gluon.jit
@@ -97,7 +103,11 @@ def add_columns(ctx, dq, visit, part: gl.constexpr):
     config: gl.constexpr = ctx.config
     smem = ctx.rings.dq.index(part % config.dq_buffers)
     tma.store_wait(config.dq_buffers - 1)
-    smem.reshape([config.block_m, config.dq_cols]).store(dq)
+    tile = smem.reshape([config.block_m, config.dq_cols])
+    cols: gl.constexpr = part_columns(config, part)
+    if cols < config.dq_cols:  # TMA adds no columns behind the head dim
+        tile = tile.slice(0, cols, dim=1)
+    tile.store(dq)
     fence_async_shared()
     gl.barrier()
     at = [ctx.keys.head + visit.h, ctx.keys.row + visit.row, part * config.dq_cols]
