@@ -43,6 +43,32 @@ def test_every_parameter_of_a_decoder(family, checkpointed):
         torch.testing.assert_close(found[key], gradient, rtol=1e-3, atol=1e-5, msg=key)
 
 
+@pytest.mark.full
+def test_the_loss_of_200_steps_follows_that_of_sdpa():
+    """In bf16 with fp32 weights; each word's follower is fixed half of the time."""
+
+    def losses(name):
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(decoder_config("llama"), attn_implementation=name).train()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+        follower, found = torch.randperm(60) + 1, []
+        for _ in range(200):
+            first, noise = torch.randint(1, 61, (8, 16)), torch.randint(1, 61, (8, 16))
+            ids = torch.stack((first, torch.where(noise < 30, follower[first - 1], noise)), 2).flatten(1)
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = model(input_ids=ids, labels=ids).loss
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.detach().float())
+        return torch.stack(found)
+
+    found, expected = losses(adapter.NAME), losses("sdpa")
+    assert expected[-20:].mean() < expected[:20].mean() - 0.3, "nothing was learnt"
+    assert not torch.equal(found, expected), "one was compared with itself"
+    torch.testing.assert_close(found, expected, rtol=0.02, atol=0)
+
+
 def test_dropout_is_one_error_that_names_the_key():
     config = decoder_config("llama")
     config.attention_dropout = 0.1
