@@ -61,6 +61,7 @@ class Needed(NamedTuple):
 
     example: Example
     position: int
+    name: str
     file: Path | None
 
 
@@ -92,10 +93,12 @@ def warm(
     largest = largest or LargestStep()
     needed = kernels_of(_layers(model), largest, arch)
     missing = [kernel for kernel in needed if kernel_cache.load(kernel.file) is None]
+    missing.sort(key=longest_first)
     workers = max(1, min(len(missing), processes or os.cpu_count() or 1))
     progress(0.0)
-    context = multiprocessing.get_context("spawn")  # this process may have a card's context
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    context = multiprocessing.get_context("forkserver")  # this process may have a card's context
+    context.set_forkserver_preload([__name__, "triton.experimental.gluon", "triton.compiler"])
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(dict(os.environ),)) as pool:
         futures = [pool.submit(_compile, kernel, largest.page_size, arch) for kernel in missing]
         for done, future in enumerate(as_completed(futures), 1):
             future.result()
@@ -113,6 +116,18 @@ def _layers(model: str | PathLike[str] | Mapping[str, Any] | Sequence[Layer]) ->
         rule = "it must be a transformers config, or a list of Layer"
         raise AttentionError(f"model is a {type(model).__name__}; {rule}")
     return model
+
+
+def longest_first(kernel: Needed) -> int:
+    """The rank of a kernel by how long it compiles, so that no core is left with a long one at the end."""
+    return next((rank for rank, part in enumerate(("prefill", "decode", "mla")) if part in kernel.name), 3)
+
+
+def _begin(environment: dict[str, str]) -> None:
+    """A process of the pool begins, forked from a server that may be older than this environment."""
+    os.environ.clear()
+    os.environ.update(environment)
+    torch.set_num_threads(1)
 
 
 def _compile(kernel: Needed, page_size: int, arch: str) -> None:
@@ -139,7 +154,7 @@ def kernels_of(layers: Iterable[Layer], largest: LargestStep, target: str) -> li
             for position, launch in enumerate(launches_of(example, largest.page_size, arch)):
                 key = _key(launch, target)
                 if repr(key) not in found:
-                    found[repr(key)] = Needed(example, position, kernel_cache.path_of(key))
+                    found[repr(key)] = Needed(example, position, launch.name, kernel_cache.path_of(key))
     return list(found.values())
 
 
