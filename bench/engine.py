@@ -17,12 +17,14 @@ import json
 import multiprocessing
 import random
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from .engine_process import LONGEST, MODELS, Done, Work, serve
+from .record import start
 
 CASES = {"1 x 4k": (1, 4096), "32 x 4k": (32, 4096), "1 x 32k": (1, 32000), "128 x 1k": (128, 1024)}
 PREFILLS = ("32 x 4k", "1 x 32k")  # whose prompts are timed
@@ -65,7 +67,7 @@ def main() -> None:
     args = parser.parse_args()
     begin = time.perf_counter()
     engines = started(args)
-    record: dict[str, Any] = {"graphs": args.graphs, "layers": args.layers, "rounds": args.rounds, "cases": {}}
+    record = start("bench.engine", sys.argv[1:], {"rounds": args.rounds, "graphs": args.graphs}) | {"cases": {}}
     lines = []
     for case, group in [(case, group) for case in args.case or [*CASES, "mixed"] for group in engines]:
         if time.perf_counter() - begin > args.seconds:
@@ -195,8 +197,8 @@ def print_profile(title: str, done: Done) -> None:
     """The kernels that took longest."""
     print(f"{title}:")
     for kernel in done.kernels:
-        mean = kernel.microseconds / kernel.times
-        print(f"  {kernel.microseconds / 1000:9.3f} ms  {kernel.times:6d} x {mean:8.2f} us  {kernel.name[:90]}")
+        took, idle = kernel.microseconds / 1000, kernel.idle / 1000
+        print(f"  {took:9.3f} ms {idle:8.3f} idle {kernel.times:6d} x {kernel.median:8.2f} us  {kernel.name[:60]}")
 
 
 if __name__ == "__main__":

@@ -12,10 +12,11 @@ import itertools
 import json
 import os
 import random
+import statistics
 import tempfile
 import time
 import traceback
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -36,7 +37,7 @@ MODELS = {"llama": LLAMA, "gpt-oss": GPT_OSS}
 WITH_SINKS = ("gpt-oss",)
 SIZES = (1, 2, 4, 8, 16, 32, 64, 96, 128)  # of captured batches
 LONGEST = 33024  # tokens of a request
-SHOWN = 8  # kernels of a profile
+SHOWN = 12  # kernels of a profile
 
 
 class Work(NamedTuple):
@@ -50,11 +51,14 @@ class Work(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """One kernel in a profile: times it ran, and microseconds of all of them."""
+    """One kernel in a profile: times it ran, microseconds of all of them, their median, and those in which nothing ran
+    before it."""
 
     name: str
     times: int
     microseconds: float
+    median: float
+    idle: float
 
 
 class Done(NamedTuple):
@@ -174,9 +178,13 @@ def profiled(wanted: bool) -> Iterator[list[Kernel]]:
 
     with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
         yield kernels
-    times, took = Counter(), Counter()
-    for event in profiler.events():
-        if event.device_type == DeviceType.CUDA:
-            times[event.name] += 1
-            took[event.name] += event.time_range.elapsed_us()
-    kernels += [Kernel(name, times[name], micros) for name, micros in took.most_common(SHOWN)]
+    ran = [event for event in profiler.events() if event.device_type == DeviceType.CUDA]
+    took: defaultdict[str, list[float]] = defaultdict(list)
+    idle: defaultdict[str, float] = defaultdict(float)
+    end = ran[0].time_range.start if ran else 0.0
+    for event in sorted(ran, key=lambda event: event.time_range.start):
+        took[event.name].append(event.time_range.elapsed_us())
+        idle[event.name] += max(0.0, event.time_range.start - end)
+        end = max(end, event.time_range.end)
+    longest = sorted(took, key=lambda name: -sum(took[name]))[:SHOWN]
+    kernels += [Kernel(name, len(t := took[name]), sum(t), statistics.median(t), idle[name]) for name in longest]

@@ -12,7 +12,8 @@ import torch
 
 from bench.peers.adapter import installed_version
 
-PACKAGES = ("torch", "triton", "nvidia-cudnn-cu13", "flash-attn-4", "nvidia-cutlass-dsl", "flashinfer-python", "max")
+PACKAGES = ("torch", "triton", "nvidia-cudnn-cu13", "flash-attn-4", "nvidia-cutlass-dsl", "flashinfer-python", "max",
+            "vllm")  # fmt: skip
 
 
 def describe() -> dict[str, Any]:
