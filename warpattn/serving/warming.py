@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing import forkserver
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -91,13 +92,14 @@ def warm(
         raise AttentionError(f"arch is {arch!r}; without a card that has kernels it must be one of {listed}")
     kernel_cache.require_triton()
     largest = largest or LargestStep()
+    context = multiprocessing.get_context("forkserver")  # this process may have a card's context
+    context.set_forkserver_preload([__name__, "triton.experimental.gluon", "triton.compiler"])
+    forkserver.ensure_running()  # imports while this process plans
     needed = kernels_of(_layers(model), largest, arch)
     missing = [kernel for kernel in needed if kernel_cache.load(kernel.file) is None]
     missing.sort(key=longest_first)
     workers = max(1, min(len(missing), processes or os.cpu_count() or 1))
     progress(0.0)
-    context = multiprocessing.get_context("forkserver")  # this process may have a card's context
-    context.set_forkserver_preload([__name__, "triton.experimental.gluon", "triton.compiler"])
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(dict(os.environ),)) as pool:
         futures = [pool.submit(_compile, kernel, largest.page_size, arch) for kernel in missing]
         for done, future in enumerate(as_completed(futures), 1):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 from warpattn.kernels.pieces.scheduler_sizes import SPLIT_VARLEN_FIELDS, VARLEN_TILE_FIELDS
@@ -13,7 +13,7 @@ from warpattn.problem.arch import Arch
 from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, PlanOptions
 from warpattn.problem.operands import COPY_RULE
 
-from ..prefill.choice import pack, shared_out, split
+from ..prefill.choice import Candidate, pack, shared_out, split
 from ..prefill.config import SM90Config, usual_config
 
 PAGED_REGISTERS = 32  # of the producer, the rest of 2 x 240 or 3 x 160: page numbers take their place
@@ -73,7 +73,7 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
     box, box_why = _box(problem.page_size, tiles.block_n)
     if problem.page_size and problem.kv_dtype is None:
         tiles = replace(tiles, producer_registers=PAGED_REGISTERS, block_n=tiles.block_n if box else COPIED_KEYS)
-    best, why = pack(usual, tiles, why, replace(problem, batch=1, seq_q=LONG, seq_k=LONG))
+    best, why = _pack(replace(usual, batch=1, seq_q=_near(usual.seq_q), seq_k=_near(usual.seq_k)), tiles, why)
     parts, split_why = 1, ""
     if not (options.batch_invariant and problem.ragged_queries):
         parts, split_why = split(usual, best, target)
@@ -98,6 +98,18 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
     order = VarlenOrder(blocks, _candidates(problem, tiles.tokens), section)
     reasons = (f"{why}; {split_why}" if parts > 1 else why, box_why, section_why, order_why, COPY_RULE)
     return Choice("prefill_varlen", config, (grid,), lines, reasons, partitions=parts, order=order)
+
+
+@lru_cache(maxsize=1024)
+def _pack(typical: Problem, usual: SM90Config, why: str) -> tuple[Candidate, str]:
+    """The best candidate; kept, since engines call with other lengths in every step and counting takes milliseconds."""
+    return pack(typical, usual, why, replace(typical, seq_q=LONG, seq_k=LONG))
+
+
+def _near(length: int) -> int:
+    """The length rounded up to four steps an octave."""
+    step = 1 << max(0, length.bit_length() - 3)
+    return -(-length // step) * step
 
 
 def _typical(problem: Problem, options: PlanOptions) -> Problem:
