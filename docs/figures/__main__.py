@@ -18,6 +18,7 @@ DRAWN = {
     "masks": "pictures of the masks",
     "concepts": "the way of a call, tiles of a window",
     "benchmarks": "the benchmark page and its charts, from the records",
+    "engine": "the README's first chart and the rows of vLLM's page, from the record",
     "speed": "the README's chart and rows, from the records",
     "distributed": "pictures of ranks, chart and table from the record of two cards",
     "ladder": "the ladder's page and chart, from the records",

@@ -6,9 +6,11 @@ Both are from the record of `python -m bench.engine`.
 from __future__ import annotations
 
 import json
+import statistics
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bench.engine import CASES
 from docs.figures.svg import DARK, RED, box, picture, words
 
 HERE = Path(__file__).parent
@@ -19,57 +21,42 @@ MODELS = {"llama": "Llama 3 8B", "gpt-oss": "gpt-oss"}
 PEER, OWN = "FLASH_ATTN", "WARPATTN"
 COLOURS = {OWN: RED, PEER: DARK}
 NAMES = {OWN: "warpattn", PEER: "FlashAttention 3"}
-CASES = {"1 x 4k": (1, 4096), "32 x 4k": (32, 4096), "1 x 32k": (1, 32000), "128 x 1k": (128, 1024)}
+KINDS = {"ms a token": "Decoding: tokens per second", "s of prefill": "Prompts: tokens per second"}
 
 
 class Row(NamedTuple):
     """A figure of a case: tokens per second of each backend, and the median ratio of the times, ours over theirs."""
 
-    model: str
-    case: str
-    what: str  # decode, prefill or mixed
+    title: str
+    kind: str  # of KINDS
     figures: dict[str, float]  # as recorded
     tokens: dict[str, float]  # per second
     ratio: float
 
-    @property
-    def title(self) -> str:
-        """For people."""
-        case = self.case.replace("x", "×")
-        return f"{MODELS[self.model]}, {case}" if self.what != "mixed" else f"{MODELS[self.model]}, mixed steps"
-
 
 def rows(record: dict[str, Any]) -> list[Row]:
-    """Every figure of the record, decode first."""
+    """Every figure of the record, decoding first, Llama first."""
     found = []
-    for key, what in (("ms a token", "decode"), ("s of prefill", "prefill"), ("tokens/s", "mixed")):
-        for name, results in record["cases"].items():
-            model, case = name.split(" ", 1)
-            if key not in results[OWN]:
-                continue
-            figures = {backend: results[backend][key] for backend in (OWN, PEER)}
-            ratios = sorted(results[OWN]["ratios"][key])
-            middle = (ratios[len(ratios) // 2] + ratios[(len(ratios) - 1) // 2]) / 2
-            tokens = {backend: _per_second(what, case, value) for backend, value in figures.items()}
-            found.append(Row(model, case, what, figures, tokens, middle if what != "mixed" else 1 / middle))
-    order = list(CASES)
-    return sorted(found, key=lambda row: (row.what, list(MODELS).index(row.model), row.case != "mixed" and order.index(row.case)))
-
-
-def _per_second(what: str, case: str, figure: float) -> float:
-    if what == "mixed":
-        return figure
-    requests, length = CASES[case]
-    return 1000 * requests / figure if what == "decode" else requests * length / figure
+    for kind in KINDS:
+        for model, shown in MODELS.items():
+            for case, (requests, length) in CASES.items():
+                results = record["cases"].get(f"{model} {case}", {OWN: {}})
+                if kind not in results[OWN]:
+                    continue
+                figures = {backend: results[backend][kind] for backend in (OWN, PEER)}
+                work = 1000 * requests if kind == "ms a token" else requests * length
+                tokens = {backend: work / figure for backend, figure in figures.items()}
+                title = f"{shown}, {case.replace('x', '×')}"
+                found.append(Row(title, kind, figures, tokens, statistics.median(results[OWN]["ratios"][kind])))
+    return found
 
 
 def table(record: dict[str, Any]) -> str:
     """The rows as Markdown, with the command and the date."""
-    units = {"decode": "ms a token", "prefill": "s of prefill", "mixed": "tokens/s, chunks beside decoding"}
-    lines = ["| model, requests × prompt | | FlashAttention 3 | warpattn | time, ours over theirs |", "|---|---|---|---|---|"]
+    lines = ["| model, requests × prompt | | FlashAttention 3 | warpattn | ours over theirs |", "|---|---|---|---|---|"]
     for row in rows(record):
-        shown = " | ".join(f"{row.figures[backend]:,.4g}" if row.what != "mixed" else f"{row.figures[backend]:,.0f}" for backend in (PEER, OWN))
-        lines.append(f"| {row.title} | {units[row.what]} | {shown} | {row.ratio:.3f} |")
+        figures = " | ".join(f"{row.figures[backend]:.4g}" for backend in (PEER, OWN))
+        lines.append(f"| {row.title} | {row.kind} | {figures} | {row.ratio:.3f} |")
     return "\n".join([*lines, "", f"`{record['command']}`, {record['date'][:10]}."]) + "\n"
 
 
@@ -81,17 +68,16 @@ def in_page(text: str, record: dict[str, Any]) -> str:
 
 def chart(record: dict[str, Any]) -> str:
     """Bars of tokens per second, a panel for decoding and one for prompts; each case has a scale of its own."""
-    left, full, parts, y = 220, 380, [], 26
-    panels = ("decode", "Decoding: tokens per second"), ("prefill mixed", "Prompts, and prompts beside decoding: tokens per second")
-    for kinds, title in panels:
+    left, full, parts, y = 180, 400, [], 26
+    for kind, title in KINDS.items():
         parts.append(words(10, y, title, 16))
         y += 14
-        for row in (row for row in rows(record) if row.what in kinds):
+        for row in (row for row in rows(record) if row.kind == kind):
             most = max(row.tokens.values())
             parts.append(words(left - 12, y + 23, row.title, 13, anchor="end"))
             for backend, value in row.tokens.items():
                 wide = full * value / most
-                shown = f"{value:,.0f}  {NAMES[backend]}" + (f"  {1 / row.ratio:.2f}×" if backend == OWN else "")
+                shown = f"{value:,.0f}  {NAMES[backend]}" + (f", {1 / row.ratio:.2f}×" if backend == OWN else "")
                 parts += [box(left, y, wide, 15, COLOURS[backend]), words(left + wide + 6, y + 12, shown, 12, "#555")]
                 y += 18
             y += 10
