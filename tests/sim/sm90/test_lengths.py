@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.cases import Case
-from tests.drawn import each_once
+from tests.drawn import drawn, each_once
 from tests.oracle import check
 from tests.sim.sm90.lengths import findings, ready_for, run
 
@@ -98,7 +98,7 @@ PARTS = {
 }
 
 
-@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("name", drawn(PARTS, ["packed", "pages"]))
 def test_keys_in_parts(name):
     """More parts than some sequences have key tiles; rows of no sequence keep their values."""
     case, parts = PARTS[name]

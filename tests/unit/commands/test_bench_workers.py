@@ -3,6 +3,8 @@
 import os
 from functools import partial
 
+import pytest
+
 from bench import workers
 
 
@@ -12,5 +14,6 @@ def test_jobs_of_processes_that_fail_have_no_entry(capfd):
     assert "ValueError: invalid literal" in capfd.readouterr().err
 
 
+@pytest.mark.full
 def test_nothing_is_prepared_when_patience_has_ended():
     assert dict(workers.run([partial(partial, dict, x=1)], 1, 0.0)) == {0: None}
