@@ -1,6 +1,7 @@
 """Hopper prefill with a tile's keys in parts, and its second look at tiles that met NaN: synchronisation is needed.
 
-`make test` takes the operations of the plain kernel out. Here are those of the scheduler of parts, and of repeat.py.
+`make test` takes the operations of the plain kernel out. Here are those of the scheduler of parts and of repeat.py;
+of the backward the numbers of its barriers and waits.
 """
 
 from __future__ import annotations
@@ -15,17 +16,20 @@ pytest.importorskip("triton")
 
 from tests.sim.knocking import SM90_PREFILL, knocked_out, reviewed
 from tests.sim.machine.test_knockout import FIRST, TURN
+from tests.sim.sm90 import backward
 from warpattn.kernels.sm90.prefill.choice import shared_out
 from warpattn.kernels.sm90.prefill.config import arrange, choose_config, is_masked
 from warpattn.kernels.sm90.prefill.launch import list_launches
-from warpattn.masks import Causal, Mask, Padding
+from warpattn.masks import Causal, Mask, Padding, SlidingWindow
 from warpattn.problem import Call, validate
 from warpattn.problem.arch import ARCHS
+from warpattn.problem.backward import fitted_gradients
 from warpattn.problem.launch import Launch
 from warpattn.problem.operands import Operands
+from warpattn.runtime.simulate import Options, run_launch
 from warpattn.runtime.simulate import _kernel as compiled
 from warpattn.sequences import Dense
-from warpattn.sim import KnockOut, Report, knock_out, miscount, simulate
+from warpattn.sim import KnockOut, Report, knock_out, loosen_waits, miscount, simulate
 from warpattn.sim.saved import SavedMemory
 
 pytestmark = pytest.mark.full
@@ -63,20 +67,42 @@ CASES = {
 }
 
 
+LAST = ("ttng.warp_group_dot_wait", "dp, dv, p = warpgroup_mma_wait(0", "the next tile's wait covers dV, too")
+backward_reason = reviewed([
+    ("ttng.init_barrier", "empty_arrivals(topology, \"K\"), 1", "keys are loaded once"),
+    ("ttng.init_barrier", "empty_arrivals(topology, \"V\"), 1", "values are loaded once"),
+    LAST,
+])  # fmt: skip
+
+
+def backward_launch() -> Launch:
+    """Of a mask under which the first keys are seen by nobody, after the launches before it."""
+    case = backward.Case(400, 740, mask=Causal() & SlidingWindow(200))
+    inputs = case.inputs()
+    x = fitted_gradients(backward.operands(case, inputs, backward.gradients(case, inputs, torch.float64)))
+    for launch in backward.launches(case, x, inputs):
+        if launch.name == "sm90.backward":
+            return launch
+        assert run_launch(launch, Options()).clean
+    raise AssertionError("no launch of the backward")
+
+
 def changed(name: str, change: Any) -> list[KnockOut]:
-    launch = CASES[name].launch()
+    launch = backward_launch() if name == "backward" else CASES[name].launch()
     before = SavedMemory(launch.args.values())
+    grid = (1,) if launch.persistent else launch.grid
 
     def once(module: Any, schedule: str) -> Report:
-        report = simulate(module, (1,), launch.args, schedule, step_limit=4_000)
+        report = simulate(module, grid, launch.args, schedule, step_limit=8_000)
         before.restore()
         return report
 
     def of_repeat(op: Any) -> bool:
         return any(frame.file.endswith("repeat.py") for frame in op.frames)
 
-    given = {} if name == "split" else {"only": of_repeat}
-    return knocked_out(compiled(launch), once, reason, change=lambda kernel, run: change(kernel, run, **given))
+    given = {"only": of_repeat} if name == "repeat" else {}
+    why = backward_reason if name == "backward" else reason
+    return knocked_out(compiled(launch), once, why, change=lambda kernel, run: change(kernel, run, **given))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -84,6 +110,11 @@ def test_every_synchronisation_is_needed(name: str) -> None:
     assert len(changed(name, knock_out)) > 5
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, "backward"])
 def test_every_number_of_a_barrier_matters(name: str) -> None:
     assert len(changed(name, miscount)) > 5
+
+
+@pytest.mark.parametrize("name", ["split", "backward"])
+def test_looser_waits_are_noticed(name: str) -> None:
+    assert len(changed(name, loosen_waits)) > 5
