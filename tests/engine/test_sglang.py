@@ -41,7 +41,7 @@ def sglang():
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 
-    from warpattn.integrations.sglang import register
+    from warpattn.integrations.sglang_plugin import register
 
     register()
     assert "warpattn" in ATTENTION_BACKEND_CHOICES

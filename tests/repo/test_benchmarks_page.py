@@ -2,12 +2,17 @@
 
 import pytest
 
-from docs.figures import speed
+from docs.figures import engine, speed
 from docs.figures.benchmarks import DOCS, page, records
 
 
 def test_the_page_is_made_from_the_records() -> None:
     assert (DOCS / "benchmarks.md").read_text() == page(records()), "run `make docs`"
+
+
+def test_the_chart_of_engines_and_the_page_of_vllm_are_made_from_the_record() -> None:
+    for path, text in engine.files().items():
+        assert path.read_text() == text, "run `make docs`"
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def test_it_states_what_it_needs(wheel):
 def test_its_entry_points_exist(wheel):
     (name,) = (name for name in wheel.namelist() if name.endswith("entry_points.txt"))
     points = [line.partition(" = ")[2] for line in wheel.read(name).decode().splitlines() if " = " in line]
-    assert len(points) == 3
+    assert len(points) == 4
     for point in points:
         module, _, function = point.partition(":")
         assert f"def {function or 'pytest_configure'}(" in wheel.read(f"{module.replace('.', '/')}.py").decode()
