@@ -48,12 +48,13 @@ def compile_command(
     mask: Annotated[str, typer.Option(help=spelling.MASK_HELP)] = spelling.MASK,
     score: Annotated[str, typer.Option(help=spelling.SCORE_HELP)] = "",
     dtype: Annotated[str, typer.Option(help="bf16 or fp16")] = "bf16",
+    kv_dtype: Annotated[str, typer.Option(help=f"8-bit keys and values: {spelling.STORED_HELP}")] = "",
     arch: Annotated[str, typer.Option(help=f"Architecture: {spelling.ARCH_HELP}")] = "sm90",
     backward: Annotated[bool, typer.Option("--backward", help=spelling.BACKWARD_HELP)] = False,
     opcodes: Annotated[bool, typer.Option("--opcodes", help="Count every instruction, with its modifiers")] = False,
 ) -> None:
     """Compile a problem's kernels and print what they occupy and are made of."""
-    request = Request(shape, mask, score, dtype, backward)
+    request = Request(shape, mask, score, dtype, backward, kv_dtype)
     checked = request.checked(arch)
     from warpattn.runtime.compiler import compiled  # imports Triton, which the other commands do without
 
@@ -77,7 +78,9 @@ def untouched(checked: CheckedCall) -> Operands:
     shapes = ((p.seq_q, p.heads_q, p.dim_qk), (p.seq_k, p.heads_kv, p.dim_qk), (p.seq_k, p.heads_kv, p.dim_v),
               (p.seq_q, p.heads_q, p.dim_v))  # fmt: skip
     try:
-        q, k, v, out = (torch.empty(p.batch, *shape, dtype=p.dtype) for shape in shapes)
+        stored = p.kv_dtype or p.dtype
+        kinds = (p.dtype, stored, stored, p.dtype)
+        q, k, v, out = (torch.empty(p.batch, *shape, dtype=kind) for shape, kind in zip(shapes, kinds, strict=True))
     except RuntimeError:  # torch has no exception of its own for it
         largest = max(p.batch * math.prod(shape) * p.dtype.itemsize for shape in shapes)
         raise AttentionError(f"shape: a tensor of {largest / 2**30:,.0f} GiB cannot be had on this machine") from None

@@ -17,11 +17,12 @@ def plan_command(
     mask: Annotated[str, typer.Option(help=spelling.MASK_HELP)] = spelling.MASK,
     score: Annotated[str, typer.Option(help=spelling.SCORE_HELP)] = "",
     dtype: Annotated[str, typer.Option(help="bf16 or fp16")] = "bf16",
+    kv_dtype: Annotated[str, typer.Option(help=f"8-bit keys and values: {spelling.STORED_HELP}")] = "",
     arch: Annotated[str, typer.Option(help=f"Architecture: {spelling.ARCH_HELP}")] = "sm90",
     backward: Annotated[bool, typer.Option("--backward", help=spelling.BACKWARD_HELP)] = False,
 ) -> None:
     """Print the plan of a problem and its reasons."""
-    request = Request(shape, mask, score, dtype, backward)
+    request = Request(shape, mask, score, dtype, backward, kv_dtype)
     chosen = (plan_backward if backward else plan)(request.checked(arch).problem, arch=arch)
     console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(f"{request}{spelling.default_note(mask)}")

@@ -15,23 +15,27 @@ __all__ = ["Request"]
 
 @dataclass(frozen=True)
 class Request:
-    """Options as they were written: --shape, --mask, --score, --dtype, --backward."""
+    """Options as they were written: --shape, --mask, --score, --dtype, --backward, --kv-dtype."""
 
     shape: str
     mask: str
     score: str
     dtype: str
     backward: bool = False
+    kv_dtype: str = ""
 
     def __str__(self) -> str:
         tail = ", backward" if self.backward else ""
-        return f"{self.shape}, mask {self.mask}, score {self.score or 'none'}, {self.dtype}{tail}"
+        stored = f", keys and values {self.kv_dtype}" if self.kv_dtype else ""
+        return f"{self.shape}, mask {self.mask}, score {self.score or 'none'}, {self.dtype}{stored}{tail}"
 
     def call(self, backend: str, return_lse: bool = False) -> Call:
         """The call, with tensors that have a shape and no memory of their own."""
         size, kind = spelling.shape(self.shape), spelling.dtype(self.dtype)
-        q, k, v, _ = (
-            torch.empty(1, dtype=kind).expand(sizes).requires_grad_(self.backward) for sizes in size.tensors
+        stored = spelling.stored(self.kv_dtype) or kind
+        q, k, v = (
+            torch.empty(1, dtype=each).expand(sizes).requires_grad_(self.backward)
+            for sizes, each in zip(size.tensors, (kind, stored, stored), strict=False)
         )
         mask, score = spelling.mask(self.mask), spelling.score(self.score, size.heads_q)
         return Call(q, k, v, Dense(), mask, score, return_lse=return_lse, backend=backend)

@@ -16,7 +16,9 @@ from warpattn.api import attention
 from warpattn.cli import independent, spelling, tensors
 from warpattn.cli.progress import working
 from warpattn.cli.training import kernels
+from warpattn.errors import AttentionError
 from warpattn.problem import Call
+from warpattn.quantized import quantize
 from warpattn.reference import reference
 from warpattn.sequences import Dense
 
@@ -40,6 +42,7 @@ def run(
     mask: Annotated[str, typer.Option(help=spelling.MASK_HELP)] = "full",
     score: Annotated[str, typer.Option(help=spelling.SCORE_HELP)] = "",
     dtype: Annotated[str | None, typer.Option(help=f"{spelling.DTYPE_HELP}; as in the file, else fp32 or bf16")] = None,
+    kv_dtype: Annotated[str, typer.Option(help=f"8-bit keys and values: {spelling.STORED_HELP}")] = "",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
     out: Annotated[Path | None, typer.Option(help="Write out and lse: .safetensors or .npz")] = None,
     backward: Annotated[
@@ -58,16 +61,23 @@ def run(
     loaded = tensors.load(file) if file else tensors.random(size, start)
     q, k, v = (x.to(device=place, dtype=kind) for x in loaded)
     options: dict[str, Any] = {"mask": made, "score": spelling.score(score, q.shape[2] if q.ndim == 4 else 1)}
+    over = f" over {kv_dtype}" if kv_dtype else ""
+    stored, given = spelling.stored(kv_dtype), (k, v)
+    if stored is not None:
+        if backward:
+            raise AttentionError("--backward and --kv-dtype are given; 8-bit keys and values have no backward")
+        pair = [quantize(x, stored) for x in (k, v)]
+        given, (k, v) = (pair[0], pair[1]), (x.dequantized() for x in pair)
     with working(f"attention on {place}"):
-        o, lse = attention(q, k, v, return_lse=True, **options)
-        times = timed(lambda: attention(q, k, v, **options), place)
+        o, lse = attention(q, *given, return_lse=True, **options)
+        times = timed(lambda: attention(q, *given, **options), place)
     on_cpu = place.type == "cpu"
     truth = "torch's softmax in fp64" if on_cpu else "the fp32 reference"
     with working(f"comparing with {truth}"):
         expected, expected_lse = independent.attention(q, k, v, **options) if on_cpu else reference(q, k, v, **options)
     console = Console(highlight=False, soft_wrap=True)
     console.print(
-        f"q {_size(q)}  k {_size(k)}  v {_size(v)}  {q.dtype} on {place}  mask {mask}  score {score or 'none'}"
+        f"q {_size(q)}  k {_size(k)}  v {_size(v)}  {q.dtype}{over} on {place}  mask {mask}  score {score or 'none'}"
     )
     console.print(f"{'the reference' if on_cpu else 'the kernel'}, compared with {truth}:")
     console.print(f"out  {_error(o, expected)}")

@@ -41,6 +41,8 @@ MAX_ELEMENTS = 2**60  # of a tensor; its bytes must stay below 2**63
 MASK_HELP = "full, causal, window:W, chunked:C, prefix:P; with commas, all must hold"
 SCORE_HELP = "softcap:CAP, alibi; with commas, applied from left to right"
 ARCH_HELP = " or ".join(ARCHS)
+STORED = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+STORED_HELP = "fp8 (e4m3), fp8_e4m3 or fp8_e5m2"
 DTYPE_HELP = "fp16, bf16, fp32 or fp64"
 BACKWARD_HELP = "The kernels that compute the gradients of q, k and v, instead of the forward's"
 
@@ -127,8 +129,16 @@ def dtype(text: str) -> torch.dtype:
 def half(text: str) -> torch.dtype:
     """The 16-bit dtype that `text` spells, which is what kernels take."""
     if text not in ("fp16", "bf16"):
-        raise AttentionError(f"dtype is {text!r}; kernels take fp16 or bf16")
+        eight_bit = "; keys and values of 8 bits are --kv-dtype" if text.startswith("fp8") else ""
+        raise AttentionError(f"dtype is {text!r}; kernels take fp16 or bf16{eight_bit}")
     return DTYPES[text]
+
+
+def stored(text: str) -> torch.dtype | None:
+    """The dtype of keys and values that `text` spells; None for nothing: that of the queries."""
+    if text and text not in STORED:
+        raise AttentionError(f"kv-dtype is {text!r}; write {STORED_HELP}")
+    return STORED[text] if text else None
 
 
 def arch(text: str) -> str:

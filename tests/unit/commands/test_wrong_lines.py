@@ -107,6 +107,12 @@ def test_what_a_file_makes_unnecessary_is_checked(option, tmp_path):
     assert f"{option[2:]} is " in refusal("run", tmp_path / "x.npz", option, 2**70)
 
 
+def test_keys_and_values_of_8_bits():
+    assert "kv-dtype is 'int4'; write fp8" in refusal("run", "--kv-dtype", "int4")
+    assert "8-bit keys and values have no backward" in refusal("run", "--kv-dtype", "fp8", "--backward")
+    assert "keys and values of 8 bits are --kv-dtype" in refusal("plan", "--dtype", "fp8")
+
+
 def test_a_dtype_without_a_name():
     assert "dtype is ''; write fp16" in refusal("run", "--dtype", "")
 

@@ -29,11 +29,14 @@ class Cache(NamedTuple):
 
     keys: Tensor
     values: Tensor
-    scales: dict[str, Tensor]
+    k_scale: Tensor | None = None
+    v_scale: Tensor | None = None
 
     def pages(self, block_table: Tensor, lengths: Tensor) -> PagedKV:
         """The pages of some requests."""
-        return PagedKV(self.keys, self.values, block_table, lengths, **self.scales)
+        return PagedKV(
+            self.keys, self.values, block_table, lengths, k_scale=self.k_scale, v_scale=self.v_scale
+        )
 
 
 def whole(scale: Tensor) -> Tensor:
@@ -72,15 +75,16 @@ class WarpattnImpl(AttentionImpl[WarpattnMetadata]):
         without a slot."""
         if self.options.attn_type not in ENCODERS:
             cache = self._cache(layer, kv_cache)
-            append_slots(key, value, cache.keys, cache.values, slot_mapping, **cache.scales)
+            pages = (cache.keys, cache.values)
+            append_slots(key, value, *pages, slot_mapping, k_scale=cache.k_scale, v_scale=cache.v_scale)
 
     def _cache(self, layer: Any, kv_cache: Tensor) -> Cache:
         """The cache, whose 8-bit values vLLM keeps as bytes beside the layer's scales."""
         stored = EIGHT_BIT.get(self.kv_cache_dtype)
         if stored is None:
-            return Cache(*key_and_value_pages(kv_cache, self.head_size), {})
-        scales = {"k_scale": whole(layer._k_scale), "v_scale": whole(layer._v_scale)}
-        return Cache(*key_and_value_pages(kv_cache.view(stored), self.head_size), scales)
+            return Cache(*key_and_value_pages(kv_cache, self.head_size))
+        pages = key_and_value_pages(kv_cache.view(stored), self.head_size)
+        return Cache(*pages, whole(layer._k_scale), whole(layer._v_scale))
 
     def forward(
         self,
