@@ -58,14 +58,15 @@ def run(
     default = "fp32" if place.type == "cpu" else "bf16"
     kind = spelling.dtype(dtype) if dtype is not None else None if file else spelling.dtype(default)
     made, size, start = spelling.mask(mask), spelling.shape(shape), spelling.seed(seed)
+    stored = spelling.stored(kv_dtype)
+    if stored is not None and backward:
+        raise AttentionError("--backward and --kv-dtype are given; 8-bit keys and values have no backward")
     loaded = tensors.load(file) if file else tensors.random(size, start)
     q, k, v = (x.to(device=place, dtype=kind) for x in loaded)
     options: dict[str, Any] = {"mask": made, "score": spelling.score(score, q.shape[2] if q.ndim == 4 else 1)}
     over = f" over {kv_dtype}" if kv_dtype else ""
-    stored, given = spelling.stored(kv_dtype), (k, v)
+    given = (k, v)
     if stored is not None:
-        if backward:
-            raise AttentionError("--backward and --kv-dtype are given; 8-bit keys and values have no backward")
         pair = [quantize(x, stored) for x in (k, v)]
         given, (k, v) = (pair[0], pair[1]), (x.dequantized() for x in pair)
     with working(f"attention on {place}"):
