@@ -7,7 +7,7 @@ its row NaN, one in a visible v the output's column; a row without keys gives 0 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import torch
@@ -18,6 +18,7 @@ from tests.cases import Case
 from tests.oracle import Inputs, applied, grid, visible
 from warpattn.masks import Lengths
 from warpattn.scores import Bias
+from warpattn.sequences import PagedKV
 
 LOWEST = float(torch.finfo(torch.float32).min)
 BASE_2_LOWEST = -2.3e38  # where results are combined in base 2, an LSE below is the lowest number times ln 2
@@ -88,9 +89,21 @@ def spoiled(case: Case, how: str) -> Inputs:
     return SPOILS[how](inputs, draw)
 
 
+def _walked(inputs: Inputs) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
+    """Number, queries, keys and values of every sequence; what is written to them is in the call."""
+    cache = inputs.sequence
+    for b, (q, k, v) in enumerate(cache.walk(inputs.q, inputs.k, inputs.v)):
+        yield b, q, k, v
+        if isinstance(cache, PagedKV):
+            size = cache.k_pages.shape[1]
+            for t in range(len(k)):
+                at = int(cache.block_table[b, t // size]), t % size
+                cache.k_pages[at], cache.v_pages[at] = k[t], v[t]
+
+
 def _hidden(inputs: Inputs, draw: torch.Generator) -> Inputs:
     """NaN and infinities in all keys and values that no row of their heads sees."""
-    for b, (q, k, v) in enumerate(inputs.sequence.walk(inputs.q, inputs.k, inputs.v)):
+    for b, q, k, v in _walked(inputs):
         heads = k.shape[1]
         seen = visible(inputs, b, range(len(q)), len(q), len(k)).any(1).unflatten(0, (heads, -1)).any(1)  # [Hkv, Sk]
         for h in range(heads):
@@ -102,7 +115,7 @@ def _hidden(inputs: Inputs, draw: torch.Generator) -> Inputs:
 
 def _partly_hidden(inputs: Inputs, draw: torch.Generator) -> Inputs:
     """NaN and infinities in some values, wherever they are, and in one key."""
-    for _, k, v in inputs.sequence.walk(inputs.q, inputs.k, inputs.v):
+    for _, _, k, v in _walked(inputs):
         for column, value in enumerate((torch.nan, torch.inf, -torch.inf)):
             for j in torch.randint(0, max(len(v), 1), (4,), generator=draw).tolist()[: len(v)]:
                 v[j, :, 3 * column] = value
@@ -114,7 +127,7 @@ def _partly_hidden(inputs: Inputs, draw: torch.Generator) -> Inputs:
 
 def _visible(inputs: Inputs, draw: torch.Generator) -> Inputs:
     """NaN in queries; rows of captured tensors at NaN, -inf and the lowest number; sinks of NaN and infinities."""
-    for q, _, _ in inputs.sequence.walk(inputs.q, inputs.k, inputs.v):
+    for _, q, _, _ in _walked(inputs):
         if len(q):
             q[len(q) // 2, 0, 1] = torch.nan
     added = inputs.score.bias if isinstance(inputs.score, Bias) else getattr(inputs.mask, "mask", None)
@@ -162,6 +175,13 @@ CALLS = {
     "few rows": replace(_PAGED, seq_q=20, lens_k=(150, 30), mask="causal"),
     "one row, padded": Case(batch=2, seq_q=1, seq_k=300, heads_q=4, dim=64, dtype=torch.float16, mask="padding"),
     "few rows, scattered": replace(_PREFILL, seq_q=30, seq_k=300, heads_q=4, mask="dense-mask", sinks=True),
+    "padded, 80": replace(_PREFILL, dim=80, mask="causal-padding"),
+    "scattered, 192/128": replace(_PREFILL, dim=192, dim_v=128, mask="dense-mask"),
+    "padded, 256": replace(_PREFILL, seq_q=70, seq_k=200, dim=256, mask="padding"),
+    "scattered, 160, pages": replace(_PAGED, seq_q=70, lens_k=(150, 30), dim=160, mask="causal-documents"),
+    "one row, 128": replace(_PAGED, seq_q=1, lens_k=(150, 20), dim=128, mask="dense-mask"),
+    "many rows, 128": replace(_PAGED, seq_q=2, lens_k=(150, 20), heads_q=40, dim=128, mask="window-both"),
+    "one row, 256": replace(_PAGED, seq_q=1, lens_k=(150, 20), dim=256, mask="window", page_size=64),
 }  # fmt: skip
 
 

@@ -15,8 +15,8 @@ from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shar
 from triton.language.core import base_value
 
 from ..nvidia.clipped_rows import FAR
+from ..nvidia.opaque import hide_from_compiler
 from . import traits
-from .sync import hide_from_compiler
 
 LEAST_ROWS = gl.constexpr(traits.LEAST_ROWS)
 COPIED_ROWS = gl.constexpr(8)  # at a time

@@ -80,13 +80,6 @@ def first_grid_index():
     return gl.inline_asm("mov.u32 $0, %ctaid.x;", "=r", [], gl.int32)
 
 
-@gluon.jit
-def hide_from_compiler(x):
-    """An int32, such as a loop's counter. LLVM would keep the address of every column that a mask reads across
-    iterations (materialised mask, head dim 128: 182 stores and 189 loads of spilled registers)."""
-    return gl.inline_asm("mov.u32 $0, $1;", "=r,r", [x], gl.int32)
-
-
 _WARP_SIGNAL = gl.constexpr(
     "{ .reg .pred e, p; setp.ne.b32 p, $1, 0; tcgen05.fence::before_thread_sync; bar.warp.sync 0xffffffff;"
     " elect.sync _|e, 0xffffffff; and.pred e, e, p; @e mbarrier.arrive.release.cta.shared::cta.b64 _, [$0]; }"

@@ -208,18 +208,6 @@ def _local_load(op: Op) -> Callable[..., Any]:
     return run
 
 
-@tasked("ttg.local_gather")
-def _local_gather(op: Op) -> Callable[..., Any]:
-    elem, spread = op.outputs[0].elem, to_registers(op, op.inputs[0], op.inputs[0])
-    axis = int(re.findall(r"axis = (\d+)", op.text)[0])
-
-    def run(task: Any, view: MemDesc, index: Any) -> Any:
-        bits, _ = view.buffer.read(task.access(view, False), task.clock)
-        return np.take_along_axis(spread(decode(bits, elem), task.program.cta), index, axis)
-
-    return run
-
-
 @tasked("ttg.local_store")
 def _local_store(op: Op) -> Callable[..., Any]:
     elem, part = op.inputs[0].elem, from_registers(op, op.inputs[0], [*op.inputs, *op.outputs][1])

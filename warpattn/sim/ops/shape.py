@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from ..ir.formats import as_register, register_dtype
+from ..ir.formats import as_register, decode, encode, register_dtype
 from ..ir.module import Op
+from ..ir.parts import to_registers
 from ..ir.valuetypes import Type, element_bits
 from ..machine.registry import plain, tasked
+from ..memory.shared import MemDesc
 
 
 @plain("tt.make_range")
@@ -133,3 +136,31 @@ def _program(op: Op) -> Callable[..., Any]:
 )
 def _nothing(op: Op) -> Callable[..., Any]:
     return lambda *_: None  # the warps of a role go in step here
+
+
+@tasked("ttg.local_gather")
+def _local_gather(op: Op) -> Callable[..., Any]:
+    elem, spread = op.outputs[0].elem, to_registers(op, op.inputs[0], op.inputs[0])
+    axis = int(re.findall(r"axis = (\d+)", op.text)[0])
+
+    def run(task: Any, view: MemDesc, index: Any) -> Any:
+        bits, _ = view.buffer.read(task.access(view, False), task.clock)
+        return np.take_along_axis(spread(decode(bits, elem), task.program.cta), index, axis)
+
+    return run
+
+
+@tasked("ttg.local_scatter")
+def _local_scatter(op: Op) -> Callable[..., Any]:
+    """The rest of the tile is read and written as it is."""
+    elem, axis = op.inputs[0].elem, int(re.findall(r"axis = (\d+)", op.text)[0])
+
+    def run(task: Any, view: MemDesc, index: Any, value: Any) -> None:
+        bits, missing = view.buffer.read(task.access(view, False), task.clock)
+        if task.machine.module.num_ctas > 1:
+            raise op.error("scatters into the shared memory of several CTAs are not simulated")
+        bits = bits.copy()
+        np.put_along_axis(bits, index, encode(np.broadcast_to(value, index.shape), elem), axis)
+        view.buffer.write(task.access(view, True), task.clock, bits, missing)
+
+    return run

@@ -14,6 +14,7 @@ from ..columns import wait_columns, zero_columns
 from ..layouts import accumulator_layout, element_type
 from ..prefill.attend import Progress, finish_keys, start_output, start_scores
 from .context import Lens, in_tile, rows_of
+from .hidden import without_hidden
 from .output import finish_item
 from .schedule import item_at, next_item
 
@@ -36,7 +37,7 @@ def attend_role(ctx):
         for i in range(item.begin + 1, item.end):
             state = advance_keys(ctx, state, item, i)
         cursor = next_item(cursor, item, ctx.work.heads)
-        wait_values(ctx, state, item, item.end - 1)
+        state = wait_values(ctx, state, item, item.end - 1)
         o = start_output(state, (value_tile(ctx, state.v),), config)
         o = wait_columns(0, o, state.p)
         ctx.rings.v.consumer_release(state.v)
@@ -90,7 +91,7 @@ def value_tile(ctx, v_state):
 @gluon.jit
 def advance_keys(ctx, state, item, i):
     """Key tile number `i`: start Q·K(i) and P·V(i-1), then the softmax of i beside P·V(i-1)."""
-    wait_values(ctx, state, item, i - 1)
+    state = wait_values(ctx, state, item, i - 1)
     ctx.rings.k.consumer_wait(state.k)
     s = start_keys(ctx, state.k)
     o = start_output(state, (value_tile(ctx, state.v),), ctx.config)
@@ -101,30 +102,10 @@ def advance_keys(ctx, state, item, i):
 
 @gluon.jit
 def wait_values(ctx, state, item, i):
-    """Wait for the values of key tile number `i`, and clear those past the end of the sequence: a hidden key's weight
-    is 0, but 0 times NaN is NaN."""
-    config: gl.constexpr = ctx.config
+    """The state when the values of key tile number `i` have arrived, without hidden ones that are not finite."""
     ctx.rings.v.consumer_wait(state.v)
-    if config.schedule.has_lengths:
-        first = item.key_tile(i) * config.block_n
-        if first + config.block_n > item.row_tile.length:
-            clear_values(value_tile(ctx, state.v), item.row_tile.length - first, config)
-
-
-@gluon.jit
-def clear_values(tile, end, config: gl.constexpr):
-    """Clear rows from `end` on of a V tile [N, Dv], 16 rows at a time."""
-    lanes: gl.constexpr = config.padded_v // 8
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4, 1], [1, 0])
-    row = gl.arange(0, 16, gl.SliceLayout(1, layout))[:, None]
-    blocks: gl.constexpr = config.block_n // 16
-    for block in gl.static_range(blocks):
-        if block * 16 + 16 > end:
-            rows = tile.slice(block * 16, 16, 0)
-            values = rows.load(layout)
-            rows.store(gl.where(block * 16 + row < end, values, gl.zeros_like(values)))
-    fence_async_shared()
-    gl.barrier()
+    o = without_hidden(ctx, state.o[0], value_tile(ctx, state.v), item, i, 0)
+    return Progress((o,), state.p, state.softmax, state.k, state.v)
 
 
 @gluon.jit

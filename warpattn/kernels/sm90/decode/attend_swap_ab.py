@@ -22,7 +22,7 @@ from ...nvidia.pipelines import PipelineState, consumer_state
 from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import HEADROOM, LOWEST
 from ..layouts import accumulator_layout, element_type
-from .attend import load_queries, visible_scores, wait_values
+from .attend import load_queries, value_tile, visible_scores
 from .eight_bit import (
     by_token,
     first_scales,
@@ -32,6 +32,7 @@ from .eight_bit import (
     next_scales,
     values_product,
 )
+from .hidden import without_hidden
 from .output_swap_ab import finish_rows, make_exchange, output_rows
 from .schedule import item_at, next_item
 
@@ -162,8 +163,9 @@ def add_values(ctx, state, p, o, p_tile, item, i):
     p_tile.permute((1, 0)).store(p.to(element_type(config.operand)))
     fence_async_shared()
     gl.barrier()
-    wait_values(ctx, state, item, i)
-    v_tile = ctx.rings.v.tile(state.v).reshape([config.block_n, config.padded_v])
+    ctx.rings.v.consumer_wait(state.v)
+    v_tile = value_tile(ctx, state.v)
+    o = without_hidden(ctx, o, v_tile, item, i, 1)
     if config.eight_bit is not None:
         o = values_product(v_tile, p_tile, o, config)
     else:

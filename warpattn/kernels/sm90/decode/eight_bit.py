@@ -101,6 +101,13 @@ def in_order(o, config: gl.constexpr):
 
 
 @gluon.jit
+def column_of(row, config: gl.constexpr):
+    """The values' columns that rows [Dv] of the sums of `values_product` have, see `in_order`."""
+    blocks: gl.constexpr = config.padded_v // 64
+    return (((row // 16 % 4) * 8 + row % 8) * blocks + row // 64) * 2 + row // 8 % 2
+
+
+@gluon.jit
 def load_scaled_queries(ctx, item):
     """The item's queries [R, D] to shared memory in fp16, columns in the order of the keys'; rows and columns past the
     end are 0. Returns the item's `Scaling`."""

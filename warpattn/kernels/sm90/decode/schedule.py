@@ -15,9 +15,19 @@ from ...pieces.stream_k import Cursor, Part, find_row_tile, part_at, partition, 
 
 
 @gluon.aggregate
+class KeySpan:
+    """Keys of a row tile: [first, last) some row may see, [full_lo, full_hi) all rows see, if that is not empty."""
+
+    first: gl.tensor
+    full_lo: gl.tensor
+    full_hi: gl.tensor
+    last: gl.tensor
+
+
+@gluon.aggregate
 class RowTile:
-    """A tile of query rows of a sequence: `b`, its first row, the sequence's queries and keys, its key tiles and
-    units."""
+    """A tile of query rows of a sequence: `b`, its first row, the sequence's queries and keys, its span in keys and in
+    key tiles, and units."""
 
     number: gl.tensor
     b: gl.tensor
@@ -25,6 +35,7 @@ class RowTile:
     q_start: gl.tensor  # first query of the sequence in its tensors
     tokens: gl.tensor  # queries of the sequence
     length: gl.tensor  # keys
+    keys: KeySpan
     span: TileSpan
     units: gl.tensor  # of one head
 
@@ -101,11 +112,12 @@ def row_tile_at(number, keys, work, mods, config: gl.constexpr):
     offset = length - tokens
     q_lo = row // work.group + offset
     q_hi = gl.minimum((row + config.rows - 1) // work.group, tokens - 1) + offset
-    span = tile_span(mods.span(b, 0, q_lo, q_hi, tokens, length, mods.mask_args), config.block_n)
+    keys = mods.span(b, 0, q_lo, q_hi, tokens, length, mods.mask_args)
+    span = tile_span(keys, config.block_n)
     units = (span.total + config.schedule.unit - 1) // config.schedule.unit
     if config.schedule.ragged:
         units = gl.where(row < tokens * work.group, units, 0)
-    return RowTile(number, b, row, q_start, tokens, length, span, units)
+    return RowTile(number, b, row, q_start, tokens, length, KeySpan(*keys), span, units)
 
 
 @gluon.jit

@@ -26,6 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from ...nvidia.opaque import hide_from_compiler
 from ...nvidia.pipelines import PipelineState
 from ...pieces.combine import normalise
 from ...pieces.modifiers import exponent_scale
@@ -211,18 +212,11 @@ def no_keys(config: gl.constexpr):
 
 
 @gluon.jit
-def hide_from_compiler(x):
-    """An int32 hidden from LLVM. Known addresses of the queries would cost two registers for each of 36 products, kept
-    across key tiles, and spill."""
-    return gl.inline_asm("mov.u32 $0, $1;", "=r,r", [x], gl.int32)
-
-
-@gluon.jit
 def start_scores(ctx, keys):
     """Start S = Q·Kᵀ with the tile of a slot; the result may be read after a wait."""
     config: gl.constexpr = ctx.config
     s = gl.zeros([config.rows, config.block_n], gl.float32, accumulator_layout(config.block_n))
-    here = hide_from_compiler(0)
+    here = hide_from_compiler(0)  # known addresses would cost two registers for each of 36 products, and spill
     rope = ctx.rings.rope.index(keys.index).reshape([config.block_n, config.rope]).permute((1, 0))
     s = warpgroup_mma(ctx.rings.q_rope.index(here), rope, s, use_acc=False, is_async=True)
     for part in gl.static_range(2):

@@ -88,6 +88,16 @@ class KeyTileSizes:
         return self.element.bytes * self.block_n * self.padded_v
 
 
+class AgainBlock(NamedTuple):
+    """Columns of the output that repeat.py computes at a time."""
+
+    part: int  # of the values
+    first: int  # column of the part
+    stage: int  # part of the staging tile
+    at: int  # column there
+    stored: int  # after this block the staging tile goes out, to this column and on; -1: not yet
+
+
 @dataclass(frozen=True)
 class SM90Config(KeyTileSizes):
     """Tile sizes and resources of one compiled kernel.
@@ -179,12 +189,8 @@ class SM90Config(KeyTileSizes):
 
     @cached_property
     def repeats(self) -> bool:
-        """Whether repeat.py can attend again to tiles that meet hidden values which are not finite. At head dim 256 the
-        compiler then spills in the loops of the roles (30 % of the time, H200)."""
-        if self.eight_bit is not None:
-            return False
-        whole = len(self.qk_parts) == 1 and len(self.v_parts) == 1 and self.store_parts == self.v_parts
-        return whole and max(self.padded_qk, self.padded_v) <= 128
+        """Whether repeat.py can attend again to tiles that meet hidden values which are not finite."""
+        return self.eight_bit is None
 
     @cached_property
     def again_bytes(self) -> int:
@@ -194,7 +200,23 @@ class SM90Config(KeyTileSizes):
     @cached_property
     def again_cols(self) -> int:
         """Columns of the output that repeat.py computes at a time; fewer registers leave more to the roles."""
-        return max(self.padded_v // 2, 32)
+        return min(self.v_parts[-1], self.store_parts[-1], 64 if self.padded_v > 64 else 32)
+
+    @cached_property
+    def again_blocks(self) -> tuple[AgainBlock, ...]:
+        """All columns of the output, as repeat.py computes them."""
+        cols, whole = self.again_cols, sum(self.store_parts)
+        ends = [sum(self.store_parts[: i + 1]) for i in range(len(self.store_parts))]
+        blocks, column = [], 0
+        for part, width in enumerate(self.v_parts):
+            for first in range(0, width, cols):
+                at = column % whole
+                stage = next(i for i, end in enumerate(ends) if at < end)
+                full = (column + cols) % whole == 0
+                within = at - ends[stage] + self.store_parts[stage]
+                blocks.append(AgainBlock(part, first, stage, within, column + cols - whole if full else -1))
+                column += cols
+        return tuple(blocks)
 
     @cached_property
     def out_bytes(self) -> int:

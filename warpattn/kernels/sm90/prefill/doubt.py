@@ -19,11 +19,20 @@ from ...pieces.softmax import as_quads, lane_sum
 
 @gluon.jit
 def spoil_of(o):
-    """What is NaN where O [64, D] holds values that are not finite, by 8 of 16 rows of every warp: [32, 4], else 0."""
+    """What is NaN where O [64, Dv], in parts, holds values that are not finite, by 8 of 16 rows of every warp: [32, 4],
+    else 0."""
+    total = upper_sum(o[0])
+    for part in gl.static_range(1, len(o)):
+        total += gl.convert_layout(upper_sum(o[part]), total.type.layout, assert_trivial=True)
+    return total - total
+
+
+@gluon.jit
+def upper_sum(o):
+    """The sum of each lane's part of a row, of 8 of 16 rows of every warp: [32, 4]."""
     rows: gl.constexpr = o.shape[0]
     upper, _ = o.reshape([rows // 16, 2, 8, o.shape[1]]).permute((0, 2, 3, 1)).split()
-    total = lane_sum(as_quads(upper.reshape([rows // 2, o.shape[1]])))
-    return total - total
+    return lane_sum(as_quads(upper.reshape([rows // 2, o.shape[1]])))
 
 
 @gluon.jit

@@ -6,8 +6,9 @@ here. Key tiles with finite values go as before. In others each row gets the val
       V tile ─▶ all finite? ── yes ─▶ O += P·V
                       └── no ─▶ for each key: O += p · v in the rows that see it
 
-The columns of O go in two blocks, with the scores computed for each: all of them together took so many registers that
-the compiler spilled in the loops of the roles, too (30 % of the time at head dim 256, H200).
+The columns of O go in blocks, with the scores computed for each: all of them together took so many registers that
+the compiler spilled in the loops of the roles, too (30 % of the time at head dim 256, H200). For the same reason slots
+and barriers have numbers that the compiler does not know: their addresses are not to be kept beside those loops.
 """
 
 from triton.experimental import gluon
@@ -20,10 +21,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from ...nvidia.opaque import hide_from_compiler
 from ...nvidia.pipelines import PipelineState, StagedPipeline
 from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import SoftmaxState, as_quads, from_quads, lane_max, lane_sum, rescale, softmax_step
 from ..columns import as_matrices
+from ..finite import any_special
 from ..layouts import accumulator_layout, element_type, operand_layout
 from .attend import start_scores, visible_scores
 from .config import AGAIN_BARRIERS
@@ -85,7 +88,8 @@ def repeat_tile(ctx, place, wg, phase, turn):
     config: gl.constexpr = ctx.config
     tile = ctx.work.tile_at(place, config.tokens)
     row = tile.row + wg * config.wg_tokens
-    q, out, full = ctx.rings.q.smem.index(0), ctx.rings.out.index(wg), ctx.rings.again.index(Q)
+    here = hide_from_compiler(0)
+    q, out, full = ctx.rings.q.smem.index(here), ctx.rings.out.index(wg), ctx.rings.again.index(here + Q)
     tma.store_wait(0)
     gl.barrier()
     mbarrier.expect(full, config.again_bytes)
@@ -94,12 +98,12 @@ def repeat_tile(ctx, place, wg, phase, turn):
     mbarrier.wait(full, turn)
     before = peek(out[0])
     again = Again(tile, wg, as_matrices(q, config.rows, config.qk_parts), out)
-    blocks: gl.constexpr = config.padded_v // config.again_cols
+    blocks: gl.constexpr = len(config.again_blocks)
     for block in range(blocks):
         o, phase = attend_block(ctx, again, block, phase)
         for i in gl.static_range(blocks):
             if block == i:
-                store_block(ctx, o, again, i)
+                store_block(ctx, o, again, config.again_blocks[i])
     return before, phase
 
 
@@ -125,15 +129,17 @@ def attend_block(ctx, again, block, phase):
 
 @gluon.jit
 def store_block(ctx, o, again, block: gl.constexpr):
-    """A block of columns of O into the staging tile, and with the last one all of them by TMA."""
+    """An `AgainBlock` of O into the staging tile, and with the last one that fits all of them by TMA."""
     config: gl.constexpr = ctx.config
-    staging = as_matrices(again.out, config.rows, config.v_parts)[0]
-    first: gl.constexpr = block * config.again_cols
-    staging.slice(first, config.again_cols, 1).store(o.to(output_type(config)))
-    if first + config.again_cols == config.padded_v:
+    staging = as_matrices(again.out, config.rows, config.store_parts)[block.stage]
+    staging.slice(block.at, config.again_cols, 1).store(o.to(output_type(config)))
+    if block.stored >= 0:
         fence_async_shared()
         gl.barrier()
-        ctx.tensors.store_output(again.tile, again.tile.row + again.wg * config.wg_tokens, 0, again.out)
+        row = again.tile.row + again.wg * config.wg_tokens
+        ctx.tensors.store_output(again.tile, row, block.stored, again.out)
+        tma.store_wait(0)
+        gl.barrier()
 
 
 @gluon.jit
@@ -147,10 +153,11 @@ def no_scores(config: gl.constexpr):
 def load(ctx, rows, ring, slot: gl.constexpr, again, key_tile, phase, nbytes: gl.constexpr):
     """A tile of keys or values in shared memory, when it is there."""
     alone = StagedPipeline(ring.smem, ctx.rings.again, SLOTS, 1, 1)
-    state = PipelineState(gl.to_tensor(slot), gl.to_tensor(1), SLOTS)
+    number = hide_from_compiler(slot)
+    state = PipelineState(number, gl.to_tensor(1), SLOTS)
     gl.barrier()  # all warps have read what was there
     rows.load(ctx, alone, state, again.tile, key_tile, nbytes)
-    mbarrier.wait(alone.full(slot), phase)
+    mbarrier.wait(alone.full(number), phase)
     return alone.tile(state)
 
 
@@ -166,26 +173,30 @@ def scores(ctx, again, key_tile, phase):
 
 @gluon.jit
 def add_values(ctx, again, o, p, key_tile, block, phase):
-    """O plus a block of columns of the values of a key tile, by their weights P [64, N], in the rows that see them."""
+    """O plus block number `block` of the values of a key tile, by their weights P [64, N], in the rows that see
+    them."""
     config: gl.constexpr = ctx.config
     values = load(ctx, ctx.tensors.v, ctx.rings.v, 1, again, key_tile, phase, config.v_bytes)
-    values = as_matrices(values, config.block_n, config.v_parts)[0]
-    if all_finite(values):
-        packed = p.to(element_type(config.element))
-        packed = gl.convert_layout(packed, operand_layout(config.again_cols), assert_trivial=True)
-        blocks: gl.constexpr = config.padded_v // config.again_cols
-        for i in gl.static_range(blocks):
-            if block == i:
-                o = warpgroup_mma(packed, values.slice(i * config.again_cols, config.again_cols, 1), o)
-    else:
-        for j in range(config.block_n):
-            o = add_value(ctx, again, o, p, values, key_tile, block, j)
+    values = as_matrices(values, config.block_n, config.v_parts)
+    finite = all_finite(values)
+    packed = p.to(element_type(config.element))
+    packed = gl.convert_layout(packed, operand_layout(config.again_cols), assert_trivial=True)
+    blocks: gl.constexpr = len(config.again_blocks)
+    for i in gl.static_range(blocks):
+        if block == i:
+            here: gl.constexpr = config.again_blocks[i]
+            if finite:
+                o = warpgroup_mma(packed, values[here.part].slice(here.first, config.again_cols, 1), o)
+            else:
+                for j in range(config.block_n):
+                    o = add_value(ctx, again, o, p, values[here.part], key_tile, here.first, j)
     return o
 
 
 @gluon.jit
-def add_value(ctx, again, o, p, values, key_tile, block, j):
-    """O plus row `j` of `values` [N, Dv] by column `j` of P [64, N], in the rows that see that key."""
+def add_value(ctx, again, o, p, values, key_tile, first, j):
+    """O plus row `j` of `values` [N, …], columns `first` and on, by column `j` of P [64, N], in the rows
+    that see that key."""
     config: gl.constexpr = ctx.config
     rows: gl.constexpr = gl.SliceLayout(1, o.type.layout)
     cols: gl.constexpr = gl.SliceLayout(0, o.type.layout)
@@ -195,20 +206,16 @@ def add_value(ctx, again, o, p, values, key_tile, block, j):
     number = gl.arange(0, config.block_n, gl.SliceLayout(0, p.type.layout))[None, :]
     weight = gl.sum(gl.where(number == j, p, 0.0), 1)
     weight = gl.convert_layout(weight, rows, assert_trivial=True)[:, None]
-    columns = j * config.padded_v + block * config.again_cols + gl.arange(0, config.again_cols, cols)
-    value = values.reshape([config.block_n * config.padded_v]).gather(columns, 0).to(gl.float32)[None, :]
+    columns = j * values.shape[1] + first + gl.arange(0, config.again_cols, cols)
+    value = values.reshape([config.block_n * values.shape[1]]).gather(columns, 0).to(gl.float32)[None, :]
     seen = ctx.mods.keeps(mask_heads(again.tile, rows, config), lengths, q, key_tile * config.block_n + j)
     return gl.where(seen, o + weight * value, o)
 
 
 @gluon.jit
 def all_finite(tile):
-    """Whether no value of a tile [N, D] in shared memory is NaN or infinite."""
-    lanes: gl.constexpr = tile.shape[1] // 8
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4, 1], [1, 0])
-    nan = gl.zeros([16, tile.shape[1]], gl.float32, layout)
-    rows: gl.constexpr = tile.shape[0]
-    for first in gl.static_range(0, rows, 16):
-        x = tile.slice(first, 16, 0).load(layout).to(gl.float32)
-        nan += x - x
-    return gl.sum(gl.sum(nan, 1), 0) == 0
+    """Whether no value of a tile [N, columns] in shared memory, in parts, is NaN or infinite."""
+    special = any_special(tile[0])
+    for part in gl.static_range(1, len(tile)):
+        special |= any_special(tile[part])
+    return special == 0
