@@ -1,6 +1,11 @@
 """Consumer warpgroup of the Hopper decode kernel: softmax over the key tiles of each item, products on 64 rows.
 
 for every item:   queries to shared memory, then per key tile   Q·K(i+1)  P·V(i) ‖ softmax(i+1)
+
+Before a product, hidden values are taken out of the key tiles that have any (finite.py), by the row tile's span:
+
+      keys   first ···· full_lo ················ full_hi ···· last
+       cleared │   seen by some │ seen by all │ seen by some │ cleared
 """
 
 from triton.experimental import gluon
@@ -11,10 +16,11 @@ from ...nvidia.pipelines import consumer_state
 from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import pack, softmax_start
 from ..columns import wait_columns, zero_columns
+from ..finite import any_special, clear_outside, take_special
 from ..layouts import accumulator_layout, element_type
 from ..prefill.attend import Progress, finish_keys, start_output, start_scores
 from .context import Lens, in_tile, rows_of
-from .hidden import without_hidden
+from .eight_bit import column_of
 from .output import finish_item
 from .schedule import item_at, next_item
 
@@ -106,6 +112,50 @@ def wait_values(ctx, state, item, i):
     ctx.rings.v.consumer_wait(state.v)
     o = without_hidden(ctx, state.o[0], value_tile(ctx, state.v), item, i, 0)
     return Progress((o,), state.p, state.softmax, state.k, state.v)
+
+
+@gluon.jit
+def without_hidden(ctx, o, tile, item, i, axis: gl.constexpr):
+    """The output `o` of an item before the values of key tile number `i` are added, a `tile` [N, Dv] in shared memory
+    that a product may then read. Rows are along `axis` of `o`."""
+    config: gl.constexpr = ctx.config
+    if config.schedule.has_lengths or ctx.mods.keep is not None:
+        if item.number(i) < item.row_tile.span.masked:
+            keys = item.row_tile.keys
+            first = item.key_tile(i) * config.block_n
+            begin, end = keys.first - first, keys.last - first
+            copied = end < config.block_n
+            if not config.schedule.has_lengths:
+                copied = keys.last < item.row_tile.length  # TMA writes zeros past the last key
+            if (begin > 0) | copied:
+                clear_outside(tile, begin, end)
+            if ctx.mods.keep is not None:
+                seen_by_all = (keys.full_lo < keys.full_hi) & (gl.maximum(first, keys.first) >= keys.full_lo)
+                seen_by_all &= gl.minimum(first + config.block_n, keys.last) <= keys.full_hi
+                if not seen_by_all:
+                    if any_special(tile):
+                        o = with_special(ctx, o, tile, item, first, axis)
+    return o
+
+
+@gluon.jit
+def with_special(ctx, o, tile, item, first, axis: gl.constexpr):
+    """`o` plus what is not finite in a tile of values, keys `first` and on, in the rows that see it; 0 in the tile
+    afterwards."""
+    row_tile = item.row_tile
+    row = gl.arange(0, o.shape[axis], gl.SliceLayout(1 - axis, o.type.layout)).expand_dims(1 - axis)
+    rows = rows_of(ctx, item, row)
+    lens = Lens(row_tile.tokens, row_tile.length)
+    q = rows.token + row_tile.length - row_tile.tokens
+    columns = gl.arange(0, tile.shape[1], gl.BlockedLayout([1], [32], [4], [0]))
+    if ctx.config.eight_bit is not None:
+        columns = column_of(columns, ctx.config)
+    for j in range(ctx.config.block_n):
+        value = gl.convert_layout(take_special(tile, j, columns), gl.SliceLayout(axis, o.type.layout))
+        o = gl.where(ctx.mods.keeps(rows, lens, q, first + j), o + value.expand_dims(axis), o)
+    fence_async_shared()
+    gl.barrier()
+    return o
 
 
 @gluon.jit

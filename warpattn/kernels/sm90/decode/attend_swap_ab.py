@@ -22,7 +22,7 @@ from ...nvidia.pipelines import PipelineState, consumer_state
 from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import HEADROOM, LOWEST
 from ..layouts import accumulator_layout, element_type
-from .attend import load_queries, value_tile, visible_scores
+from .attend import load_queries, value_tile, visible_scores, without_hidden
 from .eight_bit import (
     by_token,
     first_scales,
@@ -32,7 +32,6 @@ from .eight_bit import (
     next_scales,
     values_product,
 )
-from .hidden import without_hidden
 from .output_swap_ab import finish_rows, make_exchange, output_rows
 from .schedule import item_at, next_item
 

@@ -70,7 +70,6 @@ def repeat_tiles(ctx):
                 start_barriers(ctx.rings.again)
             place, phase = repeat_tile(ctx, place, wg, phase, turn & 1)
             turn += 1
-    tma.store_wait(0)
 
 
 @gluon.jit
@@ -90,8 +89,6 @@ def repeat_tile(ctx, place, wg, phase, turn):
     row = tile.row + wg * config.wg_tokens
     here = hide_from_compiler(0)
     q, out, full = ctx.rings.q.smem.index(here), ctx.rings.out.index(wg), ctx.rings.again.index(here + Q)
-    tma.store_wait(0)
-    gl.barrier()
     mbarrier.expect(full, config.again_bytes)
     ctx.tensors.load_queries(tile, row, full, q)
     ctx.tensors.load_output(tile, row, full, out)
