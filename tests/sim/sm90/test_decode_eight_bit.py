@@ -60,6 +60,25 @@ def test_bf16_queries_of_any_size():
         torch.testing.assert_close(found, expected, atol=2e-2, rtol=2e-2)
 
 
+def test_hidden_bytes_and_scales():
+    """Bytes and scales of NaN at keys that no row sees, and one value of NaN that one of two tokens sees."""
+    case = Decode((300, 130), page=64, dim=128, heads=8, heads_kv=2, tokens=2, mask=SlidingWindow(40), stored=E4M3,
+                  per=("token", "token"))  # fmt: skip
+    q, _, sequence, _ = tensors(case)
+    expected = attention_paged(q, sequence, mask=case.mask)
+    for b, length in enumerate(case.lengths):
+        for t in range(length - 41):
+            at = int(sequence.block_table[b, t // 64]), t % 64
+            for cache in (sequence.k_pages, sequence.v_pages, sequence.k_scale, sequence.v_scale):
+                cache[at] = torch.nan
+    sequence.v_pages.view(torch.uint8)[int(sequence.block_table[0, 259 // 64]), 259 % 64, 1, 77] = 0x7F
+    found = attention_paged(q, sequence, mask=case.mask, backend="simulate:sm90")
+    seen = torch.zeros_like(found).bool()
+    seen[0, 0, 4:, 77] = True
+    assert found[seen].isnan().all()
+    torch.testing.assert_close(found[~seen], expected[~seen], atol=2e-2, rtol=2e-2)
+
+
 def test_token_scales_of_any_size():
     """Weights times scales from 2^-40 to 2^40 exceed fp16 many times over."""
     case = CASES["tokens"]
