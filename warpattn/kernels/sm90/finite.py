@@ -62,8 +62,8 @@ def clear_outside(tile, begin, end):
 
 @gluon.jit
 def take_special(tile, number, columns):
-    """What is not finite in row `number` of a tile [N, columns], at `columns` [M], in fp32, else 0; which is 0 in the
-    tile from then on."""
+    """What is not finite in row `number` of a tile [N, columns], at `columns` [M], int8: 1 and -1 for infinities, 2 for
+    NaN, else 0; it is 0 in the tile from then on."""
     flat = tile.reshape([tile.shape[0] * tile.shape[1]])
     at = number * tile.shape[1] + columns
     found = flat.gather(at, 0)
@@ -71,4 +71,12 @@ def take_special(tile, number, columns):
     finite = value - value == 0
     gl.barrier()  # every thread has read the row
     flat.scatter(gl.where(finite, found, gl.zeros_like(found)), at, 0)
-    return gl.where(finite, 0.0, value)
+    kind = gl.where(value != value, 2, gl.where(value > 0, 1, -1))
+    return gl.where(finite, 0, kind).to(gl.int8)
+
+
+@gluon.jit
+def special_value(kind):
+    """The fp32 of a kind of `take_special`."""
+    infinite = kind.to(gl.float32) * float("inf")
+    return gl.where(kind == 0, 0.0, gl.where(kind == 2, float("nan"), infinite))

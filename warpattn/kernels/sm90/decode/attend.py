@@ -16,7 +16,7 @@ from ...nvidia.pipelines import consumer_state
 from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import pack, softmax_start
 from ..columns import wait_columns, zero_columns
-from ..finite import any_special, clear_outside, take_special
+from ..finite import any_special, clear_outside, special_value, take_special
 from ..layouts import accumulator_layout, element_type
 from ..prefill.attend import Progress, finish_keys, start_output, start_scores
 from .context import Lens, in_tile, rows_of
@@ -151,8 +151,8 @@ def with_special(ctx, o, tile, item, first, axis: gl.constexpr):
     if ctx.config.eight_bit is not None:
         columns = column_of(columns, ctx.config)
     for j in range(ctx.config.block_n):
-        value = gl.convert_layout(take_special(tile, j, columns), gl.SliceLayout(axis, o.type.layout))
-        o = gl.where(ctx.mods.keeps(rows, lens, q, first + j), o + value.expand_dims(axis), o)
+        kind = gl.convert_layout(take_special(tile, j, columns), gl.SliceLayout(axis, o.type.layout))
+        o = gl.where(ctx.mods.keeps(rows, lens, q, first + j), o + special_value(kind).expand_dims(axis), o)
     fence_async_shared()
     gl.barrier()
     return o
