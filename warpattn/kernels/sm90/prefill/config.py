@@ -205,17 +205,14 @@ class SM90Config(KeyTileSizes):
     @cached_property
     def again_blocks(self) -> tuple[AgainBlock, ...]:
         """All columns of the output, as repeat.py computes them."""
-        cols, whole = self.again_cols, sum(self.store_parts)
+        cols, whole, blocks, column = self.again_cols, sum(self.store_parts), [], 0
         ends = [sum(self.store_parts[: i + 1]) for i in range(len(self.store_parts))]
-        blocks, column = [], 0
         for part, width in enumerate(self.v_parts):
             for first in range(0, width, cols):
-                at = column % whole
-                stage = next(i for i, end in enumerate(ends) if at < end)
-                full = (column + cols) % whole == 0
-                within = at - ends[stage] + self.store_parts[stage]
-                blocks.append(AgainBlock(part, first, stage, within, column + cols - whole if full else -1))
+                stage = next(i for i, end in enumerate(ends) if column % whole < end)
+                within = column % whole - ends[stage] + self.store_parts[stage]
                 column += cols
+                blocks.append(AgainBlock(part, first, stage, within, -1 if column % whole else column - whole))
         return tuple(blocks)
 
     @cached_property
