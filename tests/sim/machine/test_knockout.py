@@ -26,10 +26,14 @@ reason = reviewed([*SM90_PREFILL, FIRST, TURN])
 def test_the_prefill_kernel_needs_its_synchronisation(dim, dim_v):
     case = Case(780, 780, heads=2, dim=dim, dim_v=dim_v, mask=Causal())
     case = replace(case, seq_k=652 + case.config.block_n)  # the first rows see one key tile
+    short = replace(case, seq_q=100, seq_k=60, heads=5, heads_kv=5)  # so few keys that only Q's ring holds loads up
 
     def once(module, schedule) -> Report:
         torch.manual_seed(0)
-        return simulated(case, programs=1, kernel=module, schedule=schedule, step_limit=20_000)[0]
+        report = simulated(case, programs=1, kernel=module, schedule=schedule, step_limit=20_000)[0]
+        if report.clean:
+            report = simulated(short, programs=1, kernel=module, schedule=schedule, step_limit=5_000)[0]
+        return report
 
     results = knocked_out(case.kernel(), once, reason)
     assert len(results) > 50
