@@ -17,6 +17,7 @@ from tests.sim.sm90.decode import Decode, tensors
 from tests.sim.sm90.lengths import kernel
 from tests.sim.sm90.prefill import error
 from tests.sim.sm90.test_decode import SCHEDULES
+from tests.sim.sm90.test_lengths_code import FIRST
 from warpattn.kernels.sm90.select import list_launches
 from warpattn.problem import Call, validate
 from warpattn.problem.launch import DEFAULT_OPTIONS
@@ -115,16 +116,16 @@ def test_scales_whose_product_is_tiny():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["paged", "tokens"])
+@pytest.mark.parametrize("name", ["paged"])
 def test_it_needs_its_synchronisation(name):
-    x = inputs(CASES[name])
+    x = inputs(replace(CASES[name], lengths=(780, 400), tokens=780, heads=1, heads_kv=1))
     checked = replace(validate(x.call(), read_values=False), backend="simulate:sm90")
     out, lse = poisoned((*x.q.shape[:-1], x.v.shape[-1]), x.q.dtype), poisoned(checked.lse_shape, torch.float32)
     first, step = list_launches(checked, Operands(x.q, x.k, x.v, out, lse, None), x.sequence, DEFAULT_OPTIONS)
-    wa.sim.simulate(kernel(first), first.grid, first.args)
 
     def once(module, schedule):
-        return wa.sim.simulate(module, (2,), step.args, schedule=schedule, step_limit=20_000)
+        wa.sim.simulate(kernel(first), first.grid, first.args)  # a changed kernel may leave the tile counter anywhere
+        return wa.sim.simulate(module, (1,), step.args, schedule=schedule, step_limit=20_000)
 
-    results = knocked_out(kernel(step), once, reviewed(SM90_PREFILL))
+    results = knocked_out(kernel(step), once, reviewed([*SM90_PREFILL, FIRST]))
     assert sum(found.noticed for found in results) > 0.8 * len(results)
