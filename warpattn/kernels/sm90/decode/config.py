@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 from warpattn.kernels.topology import Edge, Role, Topology
 from warpattn.problem.element import FP16, Element
 
-from ..prefill.config import CONSUMER_ROWS, EightBit, KeyTileSizes, pad_dim
+from ..eight_bit import EightBit
+from ..prefill.config import CONSUMER_ROWS, KeyTileSizes, pad_dim
 
 GROWTH = 512  # keys: an SM reads them in about the time that a second work item costs it (bench/notes.md)
 LEAST_BOX = 8  # rows: the swizzle of shared memory repeats after 8, and a copy must start where it does

@@ -44,15 +44,16 @@ class Candidate(NamedTuple):
     config: SM90Config
     rate: Rate
     tiles: SpanTiles
+    rows: int  # of a tile
 
     def microseconds(self) -> Tensor:
         """Time of each row tile of a head, or of the heads packed into it."""
         keys, masked = self.tiles.total * self.config.block_n, self.tiles.masked * self.config.block_n
-        return self.config.block_m * (self.rate.row + keys * self.rate.key + masked * self.rate.masked) / 1000
+        return self.rows * (self.rate.row + keys * self.rate.key + masked * self.rate.masked) / 1000
 
     def waste(self, seq_q: int) -> float:
         """At most this share of the work is for rows past the last query or in masked tiles."""
-        empty = 1 - seq_q / (len(self.tiles.total) * self.config.block_m)
+        empty = 1 - seq_q / (len(self.tiles.total) * self.rows)
         return empty + self.tiles.masked.sum().item() / self.tiles.total.sum().item()
 
     def head_microseconds(self) -> float:
@@ -83,7 +84,7 @@ def shared_out(config: SM90Config) -> SM90Config:
 
 def _short(problem: Problem, usual: SM90Config, target: Arch) -> SM90Config | None:
     """Half tiles for short problems whose tiles do not fill the SMs twice."""
-    wide = max(usual.padded_qk, usual.padded_v)
+    wide = usual.wide
     tiles = problem.batch * problem.heads_q * -(-problem.seq_q // 128)
     masked = is_masked(problem) or problem.seq_k <= SHORT_KEYS // 2
     if usual.eight_bit is not None:
@@ -125,7 +126,7 @@ def pack(problem: Problem, usual: SM90Config, why: str, long: Problem | None = N
 def _narrow(problem: Problem, usual: SM90Config) -> list[tuple[SM90Config, Rate]]:
     """Configurations with fewer rows, which last tiles fill better, and with shorter key tiles, for masks that leave a
     row few keys."""
-    wide = max(usual.padded_qk, usual.padded_v)
+    wide = usual.wide
     if usual.eight_bit is not None:
         return []
     if wide <= 64 and not is_masked(problem):
@@ -145,18 +146,19 @@ def _narrow(problem: Problem, usual: SM90Config) -> list[tuple[SM90Config, Rate]
 
 def _usual_rate(config: SM90Config) -> Rate:
     """Of the configurations of `choose_config`."""
-    wide = max(config.padded_qk, config.padded_v)
+    wide = config.wide
     return Rate(7.5, 0.066, 0.03) if wide <= 64 else Rate(7.9, 0.109, 0.02) if wide <= 128 else Rate(9.0, 0.2, 0.02)
 
 
 def _candidate(problem: Problem, config: SM90Config, rate: Rate) -> Candidate:
     """A configuration with its key tiles, all there are without a mask or where they depend on captured tensors."""
-    tiles = span_tiles(problem, config.tokens, config.block_n) if is_masked(problem) else None
+    masked, tokens, rows = is_masked(problem), config.tokens, config.block_m
+    tiles = span_tiles(problem, tokens, config.block_n) if masked else None
     if tiles is None:
-        shape = (max(1, -(-problem.seq_q // config.tokens)),)
+        shape = (max(1, -(-problem.seq_q // tokens)),)
         every = torch.full(shape, max(1, -(-problem.seq_k // config.block_n)))
         tiles = SpanTiles(every, torch.zeros_like(every))
-    return Candidate(config, rate, tiles)
+    return Candidate(config, rate, tiles, rows)
 
 
 def _same_for_heads(problem: Problem) -> bool:

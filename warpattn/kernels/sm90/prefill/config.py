@@ -13,9 +13,11 @@ from warpattn.kernels.pieces.scheduler_sizes import SPLIT_TILE_FIELDS, TILE_FIEL
 from warpattn.kernels.topology import BARRIER_BYTES, Edge, Role, Signal, Topology
 from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
-from warpattn.problem.element import Element
+from warpattn.problem.element import ELEMENT_OF, Element
 from warpattn.problem.launch import Choice
 from warpattn.problem.operands import COPY_RULE
+
+from ..eight_bit import EightBit, eight_bit_of
 
 CONSUMER_ROWS = 64  # rows of one warpgroup: M of wgmma
 SMEM_LIMIT = 232_448  # 227 KiB of a block on sm_90
@@ -41,24 +43,6 @@ def split_dim(dim: int) -> tuple[int, ...]:
     columns = -(-dim // LEAST_PART) * LEAST_PART
     parts = tuple(width for width in (128, 64, 32, LEAST_PART) if columns & width)
     return parts if whole > 64 and columns < whole and len(parts) <= (2 if whole == 128 else 3) else (whole,)
-
-
-@dataclass(frozen=True)
-class EightBit:
-    """8-bit keys and values, which become 16-bit operands on the way (prefill/convert.py, decode/eight_bit.py)."""
-
-    element: Element
-    scales: tuple[str | int | None, str | int | None]  # of keys and of values, see `warpattn.quantized.granularity`
-
-    @property
-    def by_token(self) -> bool:
-        """Whether each token of a head has a scale of its own, of its key or its value."""
-        return "token" in self.scales
-
-
-def eight_bit_of(problem: Problem) -> EightBit | None:
-    """The 8-bit keys and values of a problem."""
-    return None if problem.kv_dtype is None else EightBit(problem.kv_element, problem.scales)
 
 
 class KeyTileSizes:
@@ -149,6 +133,10 @@ class SM90Config(KeyTileSizes):
     @cached_property
     def padded_v(self) -> int:
         return sum(self.v_parts)
+
+    @cached_property
+    def wide(self) -> int:
+        return max(self.padded_qk, self.padded_v)
 
     @cached_property
     def rows(self) -> int:
@@ -264,8 +252,8 @@ def usual_config(problem: Problem, seq_q: int) -> tuple[SM90Config, str]:
         return _eight_bit_config(problem, seq_q)
     reads = bool(cast("tuple[tuple, tuple, tuple]", problem.mask)[2])
     rows = SHORT_ROWS if reads else seq_q
-    config, why = choose_config(problem.element, problem.dim_qk, problem.dim_v, rows, is_masked(problem))
-    wide = max(config.padded_qk, config.padded_v) <= 64
+    config, why = choose_config(ELEMENT_OF[problem.dtype], problem.dim_qk, problem.dim_v, rows, is_masked(problem))
+    wide = config.wide <= 64
     return config, "a mask that reads tensors: 240 registers a thread hold their elements" if reads and wide else why
 
 
@@ -298,7 +286,7 @@ def choose_config(element: Element, dim_qk: int, dim_v: int, seq_q: int, masked:
 
 def _eight_bit_config(problem: Problem, seq_q: int) -> tuple[SM90Config, str]:
     """The same for 8-bit keys and values: a warpgroup converts them, so two consumer warpgroups have to do."""
-    config, why = choose_config(problem.element, problem.dim_qk, problem.dim_v, min(seq_q, SHORT_ROWS), True)
+    config, why = choose_config(ELEMENT_OF[problem.dtype], problem.dim_qk, problem.dim_v, min(seq_q, SHORT_ROWS), True)
     config = replace(
         config, eight_bit=eight_bit_of(problem), store_parts=config.v_parts,
         consumer_registers=CONVERT_CONSUMER, producer_registers=CONVERT_PRODUCER,
@@ -390,7 +378,8 @@ def _section(problem: Problem, target: Arch, m_tiles: int, packed: int) -> tuple
         side_by_side = -(-target.processors // max(1, m_tiles * group // packed))
         why = f"tiles are equally long: {side_by_side} key heads at a time fill {target.processors} SMs"
         return min(kv_heads, side_by_side) * group, why
-    kv_bytes = problem.kv_element.bytes * max(problem.seq_k, 1) * (problem.dim_qk + problem.dim_v)
+    element = ELEMENT_OF[problem.kv_dtype or problem.dtype]
+    kv_bytes = element.bytes * max(problem.seq_k, 1) * (problem.dim_qk + problem.dim_v)
     sections = -(-kv_heads // max(1, target.l2_keep // kv_bytes))
     side_by_side = -(-kv_heads // sections)
     why = (
