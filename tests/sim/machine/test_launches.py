@@ -129,9 +129,10 @@ def test_tuples_and_numbers_that_are_one() -> None:
 def test_a_tensor_of_addresses_reaches_the_tensors() -> None:
     rows, out = [torch.randn(16) for _ in range(3)], torch.empty(48)
     table = torch.tensor([row.data_ptr() for row in rows])
+    without_address = torch.eye(4).to_sparse()
     with launches("sm90") as runs:
         kernels.grouped_kernel[(3,)](table, out, BLOCK=16)
-    assert torch.equal(out, torch.cat(rows)) and runs.clean
+    assert torch.equal(out, torch.cat(rows)) and runs.clean and without_address.is_sparse
 
 
 @pytest.mark.parametrize("waits", [True, False])

@@ -178,7 +178,11 @@ reason = reviewed(REDUNDANT)
     "case",
     [
         pytest.param(Case(60, 808, heads=1, spread=8.0), id="two-rings", marks=pytest.mark.full),
-        pytest.param(Case(60, 2900, 1, 1, 64, batch=2, parts=2, spread=8.0, mask=LENGTHS), id="shared-ring-split"),
+        pytest.param(
+            Case(60, 2900, 1, 1, 64, batch=2, parts=2, spread=8.0, mask=LENGTHS),
+            id="shared-ring-split",
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_every_synchronisation_is_needed(case):

@@ -134,6 +134,7 @@ def reason(found: KnockOut) -> str | None:
     return None
 
 
+@pytest.mark.full
 def test_the_kernel_needs_its_synchronisation():
     case = Latent((330, 200, 40, 130, 70), page=64)
     made = []

@@ -10,6 +10,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from tests.drawn import drawn
 from tests.oracle import Inputs, check
 from tests.sim.sm90.lengths import MARGIN, findings, kernel
 from warpattn.kernels.sm90.decode.config import LengthSums, with_fields
@@ -122,7 +123,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("schedule", ["eager", "adversarial"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", drawn(CASES, set(CASES) - {"alibi", "odd-dim", "two-row-tiles", "d128"}))
 def test_right_and_without_findings(name, schedule):
     step, x = CASES[name], tensors(CASES[name])
     out, lse, names, found = run(step, x, schedule=schedule)

@@ -48,7 +48,7 @@ def test_each_sequence_is_as_it_is_alone(name):
 def test_gradients_and_out():
     q, kv, seq = step()
     q.requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: wa.attention_paged(x, kv, seq, mask=wa.Causal()), (q,))
+    assert torch.autograd.gradcheck(lambda x: wa.attention_paged(x, kv, seq, mask=wa.Causal()), (q,), fast_mode=True)
     out = torch.empty(4, 13, 8, dtype=q.dtype).transpose(0, 1)
     with torch.no_grad():
         assert wa.attention_paged(q, kv, seq, out=out) is out

@@ -52,7 +52,10 @@ def pointed_into(table: torch.Tensor) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
     for other in [x for x in gc.get_objects() if type(x) is torch.Tensor or type(x) is torch.nn.Parameter]:
         if other.device.type == "cpu" and other.numel() and other is not table:
-            low = other.data_ptr()
+            try:
+                low = other.data_ptr()
+            except RuntimeError:  # a sparse tensor, or one inside of a transform: it has no address
+                continue
             inside = {v for v in values if low <= v < low + other.numel() * other.element_size()}
             if inside:
                 found.append(other)

@@ -4,8 +4,7 @@ Key tiles go in the order of the mask's span, K one tile ahead of V because the 
 P·V(n). The producer fetches the next tile number when two key tiles of this one are left to load: early enough that
 their copies hide the atomic, the queries and the first keys, late enough that the longest-first order stays balanced
 (a fetch two tiles earlier, with sections of one head, took 14 % more cycles at 16 k causal, head dim 256, on an H200).
-The values of a tile's last keys go out behind the next queries, because their slot is free late; those of a tile with
-few keys do not wait for the tile number.
+The values of a tile's last keys go out behind the next queries, because their slot is free late.
 """
 
 from triton.experimental import gluon
@@ -42,18 +41,14 @@ def load_role(ctx):
         cursor = load_keys(ctx, cursor, tile, span, 1, late)
         taken = fetch_next(counter, work, number)
         cursor = load_keys(ctx, cursor, tile, span, late, span.total)
-        early = span.total <= config.kv_stages
         if config.q_stages == 1:
-            cursor = load_last_values(ctx, cursor, tile, span)
-        elif early:
             cursor = load_last_values(ctx, cursor, tile, span)
         number = resolve_next(counter, work, number, taken)
         next_tile = work.tile(number, config.tokens)
         next_span = work.key_tiles(ctx.mods, next_tile, config)
         if config.q_stages > 1:
             q_state = load_q(ctx, q_state, next_tile)
-            if not early:
-                cursor = load_last_values(ctx, cursor, tile, span)
+            cursor = load_last_values(ctx, cursor, tile, span)
             cursor = load_first_keys(ctx, cursor, next_tile, next_span)
         else:
             cursor = load_first_keys(ctx, cursor, next_tile, next_span)
