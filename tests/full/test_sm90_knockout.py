@@ -67,7 +67,7 @@ CASES = {
 }
 
 
-LAST = ("ttng.warp_group_dot_wait", "dp, dv, p = warpgroup_mma_wait(0", "the next tile's wait covers dV, too")
+LAST = ("ttng.warp_group_dot_wait", "dp, dv, p = wait_value_scores(", "the next tile's wait covers dV, too")
 backward_reason = reviewed([
     ("ttng.init_barrier", "empty_arrivals(topology, \"K\"), 1", "keys are loaded once"),
     ("ttng.init_barrier", "empty_arrivals(topology, \"V\"), 1", "values are loaded once"),
