@@ -2,9 +2,10 @@
 
 One process per card, started here. Every round takes one sample of each call of a group, in turn, between barriers:
 one card alone on half of the sequence, then rings, Ulysses and torch's context parallelism over cuDNN on all of it. A
-sample's time is the slowest rank's. TFLOP/s are one card's: 4·B·H·Sq·Sk·D forward, 3.5 times that with the backward,
-and half of it since the calls are causal. Values are compared before anything is timed. Without cards it runs small on
-gloo.
+sample's time is the slowest rank's, of as many calls as make the samples of a group equally long: a card holds its
+highest clock for some tens of milliseconds. TFLOP/s are one card's: 4·B·H·Sq·Sk·D forward, 3.5 times that with the
+backward, and half of it since the calls are causal. Values are compared before anything is timed. Without cards it
+runs small on gloo.
 """
 
 from __future__ import annotations
@@ -170,9 +171,10 @@ def run_group(cases: Sequence[Case], rounds: int) -> list[dict[str, Any]]:
                 found = {"status": "failed", "reason": first_line(error)}
             entries.append({"group": "distributed", "case": asdict(case) | {"name": case.name}, "results": found})
         times: dict[Case, list[float]] = {case: [] for case in calls}
+        longest = max((case.flops() for case in calls), default=1.0)
         for _ in range(rounds):
             for case, call in calls.items():
-                times[case].append(sample(call))
+                times[case].append(sample(call, round(longest / case.flops())))
         for case, entry in zip(cases, entries, strict=True):
             if case in calls:
                 ms = statistics.median(times[case])

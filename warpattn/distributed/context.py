@@ -10,7 +10,6 @@ whole sequence, the same on every rank, and see positions in it. Every function 
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,15 +18,7 @@ from torch import Tensor
 from warpattn.distributed import ring as rings
 from warpattn.distributed.agreement import agree, described
 from warpattn.distributed.blocks import Whole, blocks_of
-from warpattn.distributed.heads import (
-    Transfer,
-    batches_of,
-    key_heads,
-    receive_heads,
-    receive_rows,
-    send_heads,
-    send_rows,
-)
+from warpattn.distributed.heads import heads_of_rows, key_heads, rows_of_heads
 from warpattn.distributed.placement import PLACEMENTS, Placement
 from warpattn.distributed.ranks import Ranks, ranks_of, ranks_of_mesh
 from warpattn.errors import AttentionError, Rules
@@ -202,22 +193,16 @@ def _by_heads(given: Given, over: Over, ranks: Ranks) -> Result:
     index = key_heads(given.q.shape[2], given.k.shape[2], ranks.size)
     at = torch.tensor(index, device=given.q.device)
     keys = (x if len(index) == x.shape[2] else x.index_select(2, at) for x in (given.k, given.v))
-    rows, heads = given.q.shape[0] * given.q.shape[1], given.q.shape[2] // ranks.size
-    count = 1 if over.is_mesh else batches_of(rows * ranks.size, heads, len(index) // ranks.size)
-    heads //= count
-    make = partial(Transfer, ranks, over.of_heads)
-    there, back = [[make(), make(), make()] for _ in range(count)], [[make(), make()] for _ in range(count)]
-    arriving = send_heads(there, given.q, *keys)
-    returning: list[list[Tensor]] = []
-    for b in range(count):
-        q, k, v = (receive_rows(x, transfer) for x, transfer in zip(arriving.pop(0), there[b], strict=True))
-        head = (ranks.rank * count + b) * heads
-        sinks = None if given.sinks is None else given.sinks[head : head + heads]
-        out, lse = _around(given._replace(q=q, k=k, v=v, sinks=sinks), over, head)
-        sent = (out, lse.mT[..., None]) if given.return_lse else (out,)
-        returning.append([send_rows(x, transfer) for x, transfer in zip(sent, back[b], strict=False)])
-    out, *lse = (receive_heads([x[i] for x in returning], [x[i] for x in back]) for i in range(len(returning[0])))
-    return (out, lse[0][..., 0].mT) if lse else out
+    q, k, v = rows_of_heads(ranks, over.of_heads, given.q, *keys)
+    heads = q.shape[2]
+    head = ranks.rank * heads
+    sinks = None if given.sinks is None else given.sinks[head : head + heads]
+    out, lse = _around(given._replace(q=q, k=k, v=v, sinks=sinks), over, head)
+    del q, k, v  # what travels next takes their memory
+    if not given.return_lse:
+        return heads_of_rows(ranks, over.of_heads, out)[0]
+    out, lse = heads_of_rows(ranks, over.of_heads, out, lse.mT[..., None])
+    return out, lse[..., 0].mT
 
 
 def _check(given: Given, over: Over) -> None:

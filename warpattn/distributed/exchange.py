@@ -1,4 +1,4 @@
-"""Messages between neighbours in a ring of ranks, started beside the kernels and waited for when they are needed."""
+"""Messages between ranks, started beside the kernels and waited for when they are needed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from warpattn.distributed.ranks import Ranks
 
-__all__ = ["Messages", "pass_on"]
+__all__ = ["Messages", "pass_on", "trade"]
 
 
 @dataclass
@@ -31,8 +31,18 @@ class Messages:
 
 def pass_on(tensors: list[Tensor], ranks: Ranks, distance: int = 1) -> Messages:
     """Send contiguous tensors `distance` ranks on and take as many, of the same shapes, from as far behind."""
-    arriving = [torch.empty_like(x) for x in tensors]
     there, here = ((ranks.rank + way) % ranks.size for way in (distance, -distance))
-    sends = [dist.P2POp(dist.isend, x, group=ranks.group, group_peer=there) for x in tensors]
-    receives = [dist.P2POp(dist.irecv, x, group=ranks.group, group_peer=here) for x in arriving]
-    return Messages(arriving, tensors, dist.batch_isend_irecv([*sends, *receives]))
+    return _start(tensors, [there] * len(tensors), [here] * len(tensors), ranks)
+
+
+def trade(tensors: list[Tensor], others: list[int], ranks: Ranks) -> Messages:
+    """Send each of `others` its contiguous tensor and take one of the same shape from it."""
+    return _start(tensors, others, others, ranks)
+
+
+def _start(tensors: list[Tensor], to: list[int], of: list[int], ranks: Ranks) -> Messages:
+    arriving = [torch.empty_like(x) for x in tensors]
+    pairs = [(dist.isend, *pair) for pair in zip(tensors, to, strict=True)]
+    pairs += [(dist.irecv, *pair) for pair in zip(arriving, of, strict=True)]
+    messages = [dist.P2POp(op, x, group=ranks.group, group_peer=rank) for op, x, rank in pairs]
+    return Messages(arriving, tensors, dist.batch_isend_irecv(messages) if tensors else [])

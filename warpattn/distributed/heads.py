@@ -1,32 +1,29 @@
 """All to all: from a part of the sequence of every head to the whole sequence of some heads, and back.
 
-    rank r holds rows r of all heads   ── all to all ──▶   rank r holds all rows of its heads
+    rank r holds rows r of all heads   ── rows_of_heads ──▶   rank r holds all rows of its heads
+                                       ◀── heads_of_rows ──
 
-A rank's heads travel in batches, each by messages of its own, so that one batch arrives while another is computed:
-
-    send_heads ─┬─ of batch 0 ─▶ receive_rows ─▶ attention ─▶ send_rows ─┬─▶ receive_heads
-                └─ of batch 1 ─▶ receive_rows ─▶ attention ─▶ send_rows ─┘
-
-Gradients take the same way back: that of `receive_heads` sends, that of `send_rows` receives, and so on. Where query
-heads of a rank share key heads with those of another, both get them (`key_heads`).
+All tensors of an exchange leave before the first is waited for, so one is copied while another travels. None travels
+beside an attention kernel: it holds every SM, and NCCL's kernels would wait for one.
+Where query heads of a rank share key heads with those of another, both get them (`key_heads`).
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
+from warpattn.distributed.exchange import trade
 from warpattn.distributed.placement import Placement
 from warpattn.distributed.ranks import Ranks
 
-MOST_BATCHES = 4
-LEAST_ROWS = 1 << 17  # of all query heads of a batch: a thousand tiles
+WIDE = torch.complex128  # 16 bytes
 
-__all__ = ["Transfer", "batches_of", "key_heads", "receive_heads", "receive_rows", "send_heads", "send_rows"]
+__all__ = ["heads_of_rows", "key_heads", "rows_of_heads"]
 
 
 def key_heads(heads_q: int, heads_kv: int, ranks: int) -> list[int]:
@@ -39,140 +36,109 @@ def key_heads(heads_q: int, heads_kv: int, ranks: int) -> list[int]:
     return [head // shared for head in range(0, heads_q, together)]
 
 
-def batches_of(rows: int, heads: int, heads_kv: int) -> int:
-    """In how many batches a rank's heads travel: more leave fewer messages unhidden, if each still fills a card."""
-    fitting = [n for n in range(1, MOST_BATCHES + 1) if heads_kv % n == 0 and rows * heads >= n * LEAST_ROWS]
-    return fitting[-1] if fitting else 1
+def rows_of_heads(ranks: Ranks, placement: Placement, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """(B, S, H, D) of all heads and this rank's rows to (B, ranks * S, H / ranks, D), rows in their order."""
+    return _Exchange.apply(HeadsToRows(ranks, placement), RowsToHeads(ranks, placement), *tensors)
 
 
-class Transfer:
-    """One all-to-all, started and waited for: of what this rank has for every rank, [ranks, ...]."""
-
-    def __init__(self, ranks: Ranks, placement: Placement) -> None:
-        self.ranks = ranks
-        self.placement = placement
-        self.work: dist.Work | None = None
-        self.leaving: Tensor | None = None  # has to live until it has left
-
-    def start(self, parts: Tensor) -> Tensor:
-        """What will have arrived after `wait`."""
-        self.leaving, arriving = parts, torch.empty_like(parts)
-        self.work = dist.all_to_all_single(arriving, parts, group=self.ranks.group, async_op=True)
-        return arriving
-
-    def wait(self) -> None:
-        """On a card, for kernels that torch's current stream is given from now on."""
-        if self.work is not None:
-            self.work.wait()
-        self.work = self.leaving = None
+def heads_of_rows(ranks: Ranks, placement: Placement, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """The inverse of `rows_of_heads`."""
+    return _Exchange.apply(RowsToHeads(ranks, placement), HeadsToRows(ranks, placement), *tensors)
 
 
-def send_heads(batches: list[list[Transfer]], *tensors: Tensor) -> list[list[Tensor]]:
-    """Send heads of tensors (B, S, H, D): for each batch what arrives of each tensor, for `receive_rows`."""
-    sent = _SendHeads.apply(batches, *tensors)
-    return [list(sent[i : i + len(tensors)]) for i in range(0, len(sent), len(tensors))]
+class HeadsToRows(NamedTuple):
+    """What travels between two ranks on the way from heads to rows: (B, S, heads of a rank, D)."""
+
+    ranks: Ranks
+    placement: Placement
+
+    def result(self, x: Tensor) -> Tensor:
+        """Room for what `x` becomes."""
+        batch, rows, heads, dim = x.shape
+        return x.new_empty((batch, rows * self.ranks.size, heads // self.ranks.size, dim))
+
+    def message(self, x: Tensor, rank: int) -> Tensor:
+        """What a rank gets of `x`, as a view."""
+        return x.chunk(self.ranks.size, 2)[rank]
+
+    def take(self, message: Tensor, whole: Tensor, rank: int) -> None:
+        """Put what a rank sent where it belongs in the result."""
+        for chunk in self.placement.chunks(rank, whole.shape[1]):
+            _copy(whole[:, chunk.whole], message[:, chunk.local])
 
 
-def receive_rows(arriving: Tensor, transfer: Transfer) -> Tensor:
-    """(B, ranks * S, H / ranks / batches, D) of a batch, rows in their order."""
-    return _ReceiveRows.apply(arriving, transfer)
+class RowsToHeads(NamedTuple):
+    """The way back: (B, S, heads of a rank, D), too."""
+
+    ranks: Ranks
+    placement: Placement
+
+    def result(self, x: Tensor) -> Tensor:
+        """Room for what `x` becomes."""
+        batch, rows, heads, dim = x.shape
+        return x.new_empty((batch, rows // self.ranks.size, heads * self.ranks.size, dim))
+
+    def message(self, x: Tensor, rank: int) -> Tensor:
+        """What a rank gets of `x`: a copy where its rows are not neighbours."""
+        parts = [x[:, chunk.whole] for chunk in self.placement.chunks(rank, x.shape[1])]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    def take(self, message: Tensor, whole: Tensor, rank: int) -> None:
+        """Put what a rank sent where it belongs in the result."""
+        _copy(whole.chunk(self.ranks.size, 2)[rank], message)
 
 
-def send_rows(x: Tensor, transfer: Transfer) -> Tensor:
-    """Send rows of a batch (B, ranks * S, heads, D) to their ranks: what arrives, for `receive_heads`."""
-    return _SendRows.apply(x, transfer)
+Way = HeadsToRows | RowsToHeads
 
 
-def receive_heads(arriving: list[Tensor], transfers: list[Transfer]) -> Tensor:
-    """(B, S, H, D) of all heads from those of all ranks and batches."""
-    return _ReceiveHeads.apply(transfers, *arriving)
-
-
-class _SendHeads(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, batches: list[list[Transfer]], *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.batches = batches
-        cut = [_cut_heads(x, transfers) for x, *transfers in zip(tensors, *batches, strict=True)]
-        arriving = [transfers[i].start(cut[i][b]) for b, transfers in enumerate(batches) for i in range(len(tensors))]
-        given = [i for i, x in enumerate(tensors) if not x.requires_grad]
-        ctx.mark_non_differentiable(*(x for i in given for x in arriving[i :: len(tensors)]))
-        return tuple(arriving)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        wanted = ctx.needs_input_grad[1:]
-        parts = [(gradients[i :: len(wanted)], [each[i] for each in ctx.batches]) for i in range(len(wanted))]
-        return None, *(_join_heads(*part) if needed else None for part, needed in zip(parts, wanted, strict=True))
-
-
-class _ReceiveRows(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, arriving: Tensor, transfer: Transfer) -> Tensor:
-        ctx.transfer = transfer
-        return _join_rows(arriving, transfer)
+class _Exchange(torch.autograd.Function):
+    """Tensors on one way; their gradients take the other."""
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return ctx.transfer.start(_cut_rows(gradients[0], ctx.transfer)), None
-
-
-class _SendRows(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, transfer: Transfer) -> Tensor:
-        ctx.transfer = transfer
-        return transfer.start(_cut_rows(x, transfer))
+    def forward(ctx: Any, there: Way, back: Way, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.back = back
+        ctx.set_materialize_grads(False)
+        return tuple(arrive() for arrive in [_leave(x, there) for x in tensors])
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return _join_rows(gradients[0], ctx.transfer), None
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        started = [None if g is None else _leave(g, ctx.back) for g in gradients]
+        return None, None, *(None if arrive is None else arrive() for arrive in started)
 
 
-class _ReceiveHeads(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, transfers: list[Transfer], *arriving: Tensor) -> Tensor:
-        ctx.transfers = transfers
-        return _join_heads(arriving, transfers)
+def _leave(x: Tensor, way: Way) -> Callable[[], Tensor]:
+    """Start to exchange a tensor; the function waits for the others' parts and returns what it has become."""
+    ranks = way.ranks
+    others = [rank for rank in range(ranks.size) if rank != ranks.rank]
+    passing = trade([_contiguous(way.message(x, rank)) for rank in others], others, ranks)
+    whole = way.result(x)
+    way.take(way.message(x, ranks.rank), whole, ranks.rank)
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        parts = _cut_heads(gradients[0], ctx.transfers)
-        return None, *(each.start(part) for each, part in zip(ctx.transfers, parts, strict=True))
+    def arrive() -> Tensor:
+        for message, rank in zip(passing.wait(), others, strict=True):
+            way.take(message, whole, rank)
+        return whole
 
-
-def _cut_heads(x: Tensor, transfers: list[Transfer]) -> list[Tensor]:
-    """(B, S, H, D) as [ranks, B, S, heads of a batch, D] for each batch."""
-    ranks = transfers[0].ranks.size
-    whole = x.unflatten(2, (ranks, len(transfers), x.shape[2] // ranks // len(transfers)))
-    return [part.movedim(2, 0).contiguous() for part in whole.unbind(3)]
+    return arrive
 
 
-def _join_heads(arriving: tuple[Tensor, ...], transfers: list[Transfer]) -> Tensor:
-    """The inverse of `_cut_heads`, once everything has arrived."""
-    ranks, batch, rows, heads, dim = arriving[0].shape
-    whole = arriving[0].new_empty((batch, rows, ranks, len(transfers), heads, dim))
-    for part, transfer, place in zip(arriving, transfers, whole.unbind(3), strict=True):
-        transfer.wait()
-        place.copy_(part.movedim(0, 2))
-    return whole.flatten(2, 4)
+def _contiguous(x: Tensor) -> Tensor:
+    """The tensor, or a contiguous copy."""
+    if x.is_contiguous():
+        return x
+    into = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    _copy(into, x)
+    return into
 
 
-def _cut_rows(x: Tensor, transfer: Transfer) -> Tensor:
-    """(B, ranks * S, H, D) as [ranks, B, S, H, D]."""
-    batch, rows, heads, dim = x.shape
-    ranks = transfer.ranks.size
-    parts = x.new_empty((ranks, batch, rows // ranks, heads, dim))
-    for rank, part in enumerate(parts):
-        for chunk in transfer.placement.chunks(rank, rows):
-            part[:, chunk.local] = x[:, chunk.whole]
-    return parts
+def _copy(into: Tensor, x: Tensor) -> None:
+    """Copy by 16 bytes where addresses allow it: torch's kernel for strided tensors moves one element a thread."""
+    if _is_wide(into) and _is_wide(x):
+        into, x = into.view(WIDE), x.view(WIDE)
+    into.copy_(x)
 
 
-def _join_rows(arriving: Tensor, transfer: Transfer) -> Tensor:
-    """The inverse of `_cut_rows`, once everything has arrived."""
-    ranks, batch, rows, heads, dim = arriving.shape
-    transfer.wait()
-    whole = arriving.new_empty((batch, rows * ranks, heads, dim))
-    for rank, part in enumerate(arriving):
-        for chunk in transfer.placement.chunks(rank, rows * ranks):
-            whole[:, chunk.whole] = part[:, chunk.local]
-    return whole
+def _is_wide(x: Tensor) -> bool:
+    """Whether every row starts at a multiple of 16 bytes and is a multiple of 16 bytes long."""
+    steps = (x.shape[-1], x.storage_offset(), *x.stride()[:-1])
+    return x.stride(-1) == 1 and all(step * x.element_size() % WIDE.itemsize == 0 for step in steps)

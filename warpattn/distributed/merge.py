@@ -109,10 +109,12 @@ class Sum:
 
     def rounded(self) -> Tensor:
         """The sum in the dtype of what it is the gradient of."""
-        if self.total is None or self.newest is None:
+        if self.total is None:
             return self.exact().to(self.like.dtype)
-        rows, part = self.newest
         rounded = self.total.to(self.like.dtype)
+        if self.newest is None:
+            return rounded
+        rows, part = self.newest
         mine = _index(part, rows)
         torch.add(self.total[mine], part, out=rounded[mine])
         return rounded

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -17,7 +16,6 @@ import warpattn.distributed as wad
 from tests.gradients import GradientsOf, check_gradients, weights
 from tests.gradients import gradients as formulas
 from tests.oracle import Inputs, check, plain
-from warpattn.distributed import heads
 
 FLOAT = torch.float64
 
@@ -134,12 +132,6 @@ def ulysses(case: Case) -> None:
     shared(case, wad.ulysses_attention)
 
 
-def in_batches(case: Case) -> None:
-    """The same with a rank's heads in several batches."""
-    with patch.object(heads, "LEAST_ROWS", 1):
-        shared(case, wad.ulysses_attention)
-
-
 def of_some(case: Case, ranks: int) -> None:
     """The case in a ring of the first ranks."""
     group = dist.new_group(list(range(ranks)))
@@ -162,8 +154,8 @@ def jobs() -> list[Callable[[], None]]:
              "slopes", "one key head", "bias")  # fmt: skip
     return [
         *(partial(ring, named[name]) for name in rings),
-        *(partial(ulysses, named[name]) for name in ("causal", "slopes", "key heads that ranks share", "documents")),
-        *(partial(in_batches, named[name]) for name in ("causal", "bias")),
+        *(partial(ulysses, named[name]) for name in ("causal", "bias", "slopes", "documents")),
+        partial(ulysses, named["key heads that ranks share"]),
         *(partial(of_some, named[name], 3) for name in ("causal bf16", "documents")),
         *(partial(of_some, named["causal"], ranks) for ranks in (1, 2)),
         *(partial(mesh, named[name]) for name in ("causal", "slopes")),
@@ -174,6 +166,6 @@ def more_jobs() -> list[Callable[[], None]]:
     """Every case in rings and by heads, on one to four ranks and on a mesh."""
     made = cases()
     return [
-        *(partial(way, case) for case in made for way in (ring, ulysses, in_batches, mesh)),
+        *(partial(way, case) for case in made for way in (ring, ulysses, mesh)),
         *(partial(of_some, case, ranks) for case in made for ranks in (1, 2, 3)),
     ]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.ring_model import Rates, Ring, rates
+from bench.ring_model import Rates, Ring, memory, rates, record
 
 SLOW_LINK = Rates({1: 1e15}, 1.0, 1e9)
 
@@ -19,3 +19,16 @@ def test_longer_parts_hide_more_and_fewer_key_heads_too():
     assert by_ranks == sorted(by_ranks, reverse=True) and by_ranks[0] < 1
     wide, narrow = (Ring(1 << 20, 256, heads_kv=heads).efficiency(measured, backward=False) for heads in (32, 8))
     assert wide < narrow
+
+
+def test_measured_memory_is_within_five_percent_of_the_model():
+    measured = [
+        (x["case"], x["results"]["memory_gib"])
+        for x in record()["cases"]
+        if x["case"]["way"] in ("ring", "ulysses") and x["results"]["status"] == "timed"
+    ]
+    assert {case["tokens"] for case, _ in measured} >= {1 << 17, 1 << 18}
+    for case, gib in measured:
+        rows = case["tokens"] // case["cards"]
+        modelled = memory(case["way"], case["backward"], rows, case["heads"], case["heads_kv"])
+        assert modelled == pytest.approx(gib, rel=0.05), case["name"]
