@@ -51,7 +51,7 @@ test-engine: $(ENGINE)/.ready
 $(ENGINE)/.ready: pyproject.toml
 	mkdir -p $(VENV)
 	$(PYTHON) -m venv $(ENGINE)
-	$(ENGINE)/bin/python -m pip install --quiet $(ENGINES) pytest hypothesis
+	$(ENGINE)/bin/python -m pip install --quiet $(ENGINES) pytest hypothesis editables
 	$(ENGINE)/bin/python -m pip install --quiet --no-deps $(SGLANG)
 	$(ENGINE)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(ENGINE)/bin/python -m pip install --quiet --no-deps --editable .

@@ -2,6 +2,7 @@
 
     python -m bench.engine --json record.json
     python -m bench.engine --models llama --backends FLASH_ATTN,WARPATTN --graphs FULL_DECODE_ONLY --rounds 3
+    python -m bench.engine --models latent --backends FLASH_ATTN_MLA,WARPATTN
 
 Every backend has an engine in a process of its own for every model, on one card. They take turns in every round, and
 ratios are taken within a round, because the host's speed moves a step by some ten percent from minute to minute. The
@@ -53,7 +54,7 @@ class Engines(NamedTuple):
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--models", default="llama,gpt-oss", help=", ".join(MODELS))
     parser.add_argument("--backends", default="FLASH_ATTN,WARPATTN", help="the first one is the peer")
     parser.add_argument("--case", action="append", choices=[*CASES, "mixed"], help="one or more; default: all")
     parser.add_argument("--graphs", default="FULL_DECODE_ONLY", help="vLLM's cudagraph_mode")

@@ -33,7 +33,15 @@ GPT_OSS = LLAMA | {
     "hidden_size": 2880, "intermediate_size": 4 * 2880, "num_hidden_layers": 24, "num_attention_heads": 64,
     "head_dim": 64, "sliding_window": 128, "layer_types": ["sliding_attention", "full_attention"] * 12,
 }  # fmt: skip
-MODELS = {"llama": LLAMA, "gpt-oss": GPT_OSS}
+# DeepSeek V2 Lite without experts.
+LATENT = LLAMA | {
+    "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "hidden_size": 2048,
+    "intermediate_size": 10944, "num_hidden_layers": 27, "num_attention_heads": 16, "num_key_value_heads": 16,
+    "q_lora_rank": None, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+    "first_k_dense_replace": 27, "n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 6,
+    "moe_intermediate_size": 1408,
+}  # fmt: skip
+MODELS = {"llama": LLAMA, "gpt-oss": GPT_OSS, "latent": LATENT}
 WITH_SINKS = ("gpt-oss",)
 SIZES = (1, 2, 4, 8, 16, 32, 64, 96, 128)  # of captured batches
 LONGEST = 33024  # tokens of a request
@@ -99,12 +107,7 @@ def engine(model: str, backend: str, args: argparse.Namespace) -> Any:
     from vllm import LLM
 
     if backend == "WARPATTN":
-        from warpattn.integrations import vllm_plugin
-
-        vllm_plugin.register()
-        from warpattn.integrations.vllm import WarpattnBackend
-
-        backend = WarpattnBackend.get_name()
+        backend = registered(model)
     if model in WITH_SINKS:
         give_sinks()
     config = dict(MODELS[model])
@@ -119,6 +122,24 @@ def engine(model: str, backend: str, args: argparse.Namespace) -> Any:
             attention_config={"backend": backend},
             compilation_config={"mode": 0, "cudagraph_mode": args.graphs, "cudagraph_capture_sizes": list(SIZES)},
         )  # fmt: skip
+
+
+def registered(model: str) -> str:
+    """The name of our backend for a model, which vLLM knows now."""
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+    from warpattn.integrations import vllm_plugin
+
+    vllm_plugin.register()
+    if model != "latent":
+        from warpattn.integrations.vllm import WarpattnBackend
+
+        return WarpattnBackend.get_name()
+    from warpattn.integrations.vllm.latent import NAME, WarpattnMLABackend
+
+    name = WarpattnMLABackend.get_name()
+    register_backend(AttentionBackendEnum[name], vllm_plugin.LATENT[NAME])  # CUSTOM is another one's by now
+    return name
 
 
 def give_sinks() -> None:

@@ -1,8 +1,8 @@
 """Small models of the families that the transformers adapter is tried with: random weights, a few hundred kilobytes.
 
 Each family brings one thing: Llama grouped heads, Qwen norms of q and k, Mistral a window, Gemma 2 soft-capping and
-alternating windows, Gemma 3 windows with few key heads, gpt-oss sinks, Llama 4 chunks, BERT both directions, ModernBERT
-windows to both sides, T5 a position bias.
+alternating windows, Gemma 3 windows with few key heads, gpt-oss sinks, Bloom ALiBi, DeepSeek 2 latent attention,
+Llama 4 chunks, BERT both directions, ModernBERT windows to both sides, T5 a position bias.
 """
 
 from __future__ import annotations
@@ -38,6 +38,12 @@ def decoder_config(family: str, head_dim: int = 16) -> Any:
             # All experts: choosing among them would turn a rounding error into another network.
             experts = {"num_local_experts": 2, "num_experts_per_tok": 2}
             return transformers.GptOssConfig(**GROUPED, **heads, **experts, sliding_window=WINDOW, layer_types=MIXED)
+        case "deepseek_v2":  # its real head dims, whatever `head_dim` says; no experts
+            latent = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+            dense = {"q_lora_rank": None, "first_k_dense_replace": 2, "n_routed_experts": 2, "num_experts_per_tok": 1}
+            return transformers.DeepseekV2Config(**GROUPED | {"num_key_value_heads": 4}, **latent, **dense)
+        case "bloom":
+            return transformers.BloomConfig(vocab_size=61, hidden_size=4 * head_dim, n_layer=2, n_head=4)
     raise ValueError(family)
 
 

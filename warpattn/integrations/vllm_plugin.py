@@ -16,15 +16,17 @@ __all__ = ["register"]
 
 NAME = "WARPATTN"
 PATH = "warpattn.integrations.vllm.WarpattnBackend"
+LATENT = {"WARPATTN_MLA": "warpattn.integrations.vllm.latent.WarpattnMLABackend"}
 VERSIONS = ((0, 26), (0, 33))  # of vLLM whose interface was read: oldest, newest
 
 
 def register() -> None:
-    """Register `WarpattnBackend` as WARPATTN where vLLM takes new names (0.32 does), and as CUSTOM unless another
-    plug-in holds that; one warning for a version of vLLM whose interface nobody compared."""
+    """Register our backends as WARPATTN and WARPATTN_MLA where vLLM takes new names (0.32 does), and the former as
+    CUSTOM unless another plug-in holds that; one warning for a version of vLLM whose interface nobody compared."""
     check_version(getattr(vllm, "__version__", ""))
     with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):  # an enumeration that is closed
-        register_backend(NAME, PATH)
+        for name, path in ({NAME: PATH} | LATENT).items():
+            register_backend(name, path)
     if not AttentionBackendEnum.CUSTOM.is_overridden():
         register_backend(AttentionBackendEnum.CUSTOM, PATH)
 

@@ -298,7 +298,7 @@ def test_it_registers_by_its_own_name_and_never_over_another(vllm, takes_names):
     vllm_double.takes_names[0] = takes_names
     plugin.register()
     assert names.CUSTOM.get_class() is vllm.WarpattnBackend
-    assert ("WARPATTN" in names.__members__) == takes_names
+    assert [name in names.__members__ for name in ("WARPATTN", "WARPATTN_MLA")] == [takes_names] * 2
     assert vllm.WarpattnBackend.get_name() == ("WARPATTN" if takes_names else "CUSTOM")
     vllm_double.PATHS[names.CUSTOM] = "somebody.else"
     plugin.register()

@@ -7,6 +7,7 @@ It states the facts that `warpattn.integrations.vllm` relies on, as read from th
                                           the cache of a layer: (pages, heads, page size, 2 * head_dim), any strides
     vllm.v1.attention.backends.registry   CUSTOM is a member without a class until register_backend names one; new names
                                           become members where `takes_names`, as in 0.32 and not in 0.26
+    …layers.attention.mla_attention       what its classes for latent attention keep
 """
 
 from __future__ import annotations
@@ -105,6 +106,38 @@ class AttentionImpl(ABC, Generic[T]):
     def forward(self, *args: Any, **kwargs: Any) -> Tensor: ...
 
 
+class QueryLenSupport(Enum):
+    UNIFORM = "uniform"
+
+
+class MLACommonMetadata(AttentionMetadata):
+    pass
+
+
+class MLACommonBackend(AttentionBackend):
+    pass
+
+
+class MLACommonMetadataBuilder(Generic[T]):
+    def __init__(self, prefill_backend: Any) -> None:
+        self._prefill_backend = prefill_backend
+
+
+class MLACommonImpl(Generic[T]):
+    dcp_world_size = 1
+
+    def __init__(self, scale: float, kv_lora_rank: int, **named: Any) -> None:
+        self.scale, self.kv_lora_rank = scale, kv_lora_rank
+
+
+class MLAPrefillBackend:
+    def __init__(self, **named: Any) -> None:
+        vars(self).update(named)
+
+    def prepare_metadata(self, prefill_metadata: Any) -> None:
+        self._prefill_metadata = prefill_metadata
+
+
 class AttentionBackendEnum(Enum):
     FLASH_ATTN = "vllm.v1.attention.backends.flash_attn.FlashAttentionBackend"
     CUSTOM = None
@@ -134,13 +167,17 @@ def install(monkeypatch: Any) -> None:
     """Make `import vllm...` find this file's classes."""
     names = ["vllm", "vllm.v1", "vllm.v1.attention", "vllm.v1.attention.backend"]
     names += ["vllm.v1.attention.backends", "vllm.v1.attention.backends.registry"]
+    for name in ("vllm.model_executor.layers.attention.mla_attention", "vllm.v1.attention.backends.mla.prefill.base"):
+        parts = name.split(".")
+        names += [".".join(parts[: count + 1]) for count in range(len(parts)) if parts[:count]]
     for name in names:
         module = ModuleType(name)
         vars(module).update({key: value for key, value in globals().items() if not key.startswith("__")})
         monkeypatch.setitem(sys.modules, name, module)
     for name in [name for name in sys.modules if name.startswith("warpattn.integrations.vllm")]:
         monkeypatch.delitem(sys.modules, name)
-    AttentionBackendEnum._member_map_.pop("WARPATTN", None)
+    for name in ("WARPATTN", "WARPATTN_MLA"):
+        AttentionBackendEnum._member_map_.pop(name, None)
     takes_names[0] = True
     PATHS.clear()
 

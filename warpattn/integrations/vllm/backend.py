@@ -71,12 +71,12 @@ class WarpattnBackend(AttentionBackend):
 
     @classmethod
     def supports_compute_capability(cls, capability: Any) -> bool:
-        return _largest_head(capability) is not None
+        return largest_head(capability) is not None
 
     @classmethod
     def supports_combination(cls, head_size: int, *others: Any) -> str | None:
         """Why a head dim will not do on a card; vLLM asks with nine arguments, the card's capability last."""
-        largest = _largest_head(others[-1])
+        largest = largest_head(others[-1])
         if any(other in EIGHT_BIT for other in others[:2]):
             if torch.version.hip or (others[-1].major, others[-1].minor) != (9, 0):
                 return "an 8-bit cache on this card"
@@ -87,5 +87,6 @@ class WarpattnBackend(AttentionBackend):
         return f"head_size above {largest} on this card"
 
 
-def _largest_head(capability: Any) -> int | None:
+def largest_head(capability: Any) -> int | None:
+    """The largest head dim that kernels of a card take; None if there are none for it."""
     return (ROCM if torch.version.hip else CUDA).get((capability.major, capability.minor))

@@ -12,7 +12,8 @@ from warpattn.errors import AttentionError
 from warpattn.masks import Causal, Full, Mask, SlidingWindow
 
 EIGHT_BIT = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
-CACHE_DTYPES = ["auto", "float16", "bfloat16", *EIGHT_BIT]
+SIXTEEN_BIT = ["auto", "float16", "bfloat16"]
+CACHE_DTYPES = [*SIXTEEN_BIT, *EIGHT_BIT]
 ENCODERS = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
 
 

@@ -1,0 +1,152 @@
+"""Models with latent attention (MLA): one vector a token in the cache, [latent 512 | rotary 64].
+
+    decode    queries (tokens, heads, 576), pages of latents    `attention_paged`: values are the first 512 columns
+    prompts   q and k (tokens, heads, 192), v (…, 128)          `attention_varlen`: new tokens, then chunks of context
+
+vLLM's own classes project between the two forms, gather context, and merge parts by their LSE.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.model_executor.layers.attention.mla_attention import (
+    MLACommonBackend,
+    MLACommonImpl,
+    MLACommonMetadata,
+    MLACommonMetadataBuilder,
+    QueryLenSupport,
+)
+from vllm.v1.attention.backend import AttentionCGSupport, MultipleOf
+from vllm.v1.attention.backends.mla.prefill.base import MLAPrefillBackend
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+from warpattn.api import attention_paged, attention_varlen
+from warpattn.errors import AttentionError, Rules
+from warpattn.integrations.vllm.backend import largest_head
+from warpattn.integrations.vllm.layer import SIXTEEN_BIT
+from warpattn.masks import Causal, Full
+from warpattn.sequences import PagedKV, Ragged
+from warpattn.serving import append_slots
+
+NAME = "WARPATTN_MLA"
+LATENT, PROMPT = 576, 192  # head dims of queries
+LAYER = ("num_heads", "scale", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "vllm_config")
+NONE_OF = ("alibi_slopes", "sliding_window", "logits_soft_cap", "indexer")
+
+
+class WarpattnMLABackend(MLACommonBackend):
+    """What vLLM asks about the backend before it makes one."""
+
+    supported_dtypes = [torch.float16, torch.bfloat16]  # noqa: RUF012 - the base class declares it so
+    supported_kv_cache_dtypes = SIXTEEN_BIT
+
+    @staticmethod
+    def get_name() -> str:
+        return NAME if NAME in AttentionBackendEnum.__members__ else "CUSTOM"
+
+    @staticmethod
+    def get_impl_cls() -> type[WarpattnMLAImpl]:
+        return WarpattnMLAImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[WarpattnMLABuilder]:
+        return WarpattnMLABuilder
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
+        return [MultipleOf(16)]
+
+    @classmethod
+    def get_supported_head_sizes(cls) -> list[int]:
+        return [LATENT]
+
+    @classmethod
+    def supports_compute_capability(cls, capability: Any) -> bool:
+        return (largest_head(capability) or 0) >= PROMPT
+
+
+class WarpattnMLABuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
+    """vLLM's builder, with our attention for prompts."""
+
+    _cudagraph_support = AttentionCGSupport.UNIFORM_BATCH  # prompts need lengths on the host
+    query_len_support = QueryLenSupport.UNIFORM
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._prefill_backend = WarpattnMLAPrefill.in_place_of(self._prefill_backend)
+
+
+class WarpattnMLAPrefill(MLAPrefillBackend):
+    """Prompts, by heads of their own; results as vLLM merges them: LSE (heads, tokens), natural."""
+
+    @classmethod
+    def in_place_of(cls, theirs: Any) -> WarpattnMLAPrefill:
+        """One for the same layers as another backend of prompts."""
+        return cls(**{name: getattr(theirs, name) for name in LAYER})
+
+    @staticmethod
+    def get_name() -> str:
+        return NAME
+
+    def run_prefill_new_tokens(
+        self, q: Tensor, k: Tensor, v: Tensor, return_softmax_lse: bool, out: Any = None, output_scale: Any = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """The new tokens among themselves."""
+        if output_scale is not None:
+            rule = "warpattn's vLLM backend writes outputs in the dtype of the queries"
+            raise AttentionError(f"output_scale is given; {rule}")
+        step = self._prefill_metadata
+        seq = Ragged(step.query_start_loc, max_q=step.max_query_len, max_k=step.max_query_len)
+        return attention_varlen(q, k, v, seq, mask=Causal(), scale=self.scale, return_lse=return_softmax_lse)
+
+    def run_prefill_context_chunk(
+        self, chunk: Any = None, q: Any = None, k: Any = None, v: Any = None, out: Any = None, chunk_idx: int = 0
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """The new tokens over a chunk of their context, which vLLM 0.26 names by its number."""
+        if chunk is None:
+            step, context = self._prefill_metadata, self._prefill_metadata.chunked_context
+            most = {"max_q": step.max_query_len, "max_k": context.max_seq_lens[chunk_idx]}
+            seq = Ragged(step.query_start_loc, context.cu_seq_lens[chunk_idx], **most)
+        else:
+            most = {"max_q": chunk.max_query_len, "max_k": chunk.max_seq_len}
+            seq = Ragged(chunk.query_start_loc, chunk.cu_seq_lens, **most)
+        return attention_varlen(q, k, v, seq, mask=Full(), scale=self.scale, return_lse=True)
+
+
+class WarpattnMLAImpl(MLACommonImpl[MLACommonMetadata]):
+    """One layer's attention; with context that ranks share (DCP), vLLM merges their parts by the LSE."""
+
+    can_return_lse_for_decode = True
+    supports_dcp = True
+
+    def __init__(self, **named: Any) -> None:
+        rules = Rules()
+        for name in NONE_OF:
+            what = f"{name} is an option of this model"
+            rules.require(named.get(name) is None, what, "warpattn's latent attention in vLLM has none")
+        rules.done()
+        super().__init__(**named)
+        self.supports_quant_query_input = False
+
+    def do_kv_cache_update(
+        self, kv_c_normed: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor, *others: Any, **named: Any
+    ) -> None:
+        """Write new latents (tokens, 512) and rotary keys (tokens, 1, 64) into their slots; slot -1 is padding."""
+        if kv_cache.numel() > 0:
+            latents, rotary = kv_cache.unsqueeze(2).split([kv_c_normed.shape[-1], k_pe.shape[-1]], dim=-1)
+            append_slots(kv_c_normed.unsqueeze(1), k_pe, latents, rotary, slot_mapping.flatten())
+
+    def forward_mqa(
+        self, q: Tensor | tuple[Tensor, Tensor], kv_c_and_k_pe_cache: Tensor, attn_metadata: Any, layer: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """(tokens, heads, 512), and the LSE (tokens, heads) where ranks share the context."""
+        q = torch.cat(q, dim=-1) if isinstance(q, tuple) else q
+        step, keys = attn_metadata.decode, kv_c_and_k_pe_cache.unsqueeze(2)
+        kv = PagedKV(keys, keys[..., : self.kv_lora_rank], step.block_table, step.seq_lens)
+        q = q.unflatten(0, (len(step.seq_lens), -1))
+        found = attention_paged(q, kv, mask=Causal(), scale=self.scale, return_lse=self.dcp_world_size > 1)
+        out, lse = found if isinstance(found, tuple) else (found, None)
+        return out.flatten(0, 1), None if lse is None else lse.transpose(1, 2).flatten(0, 1)
