@@ -14,7 +14,7 @@ uses meanwhile: one per stream, a new one for each launch that is captured (tile
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import accumulate
@@ -30,7 +30,7 @@ from warpattn.problem.launch import Launch, TensorMap
 from warpattn.problem.operands import MAX_INDEX, Operands
 from warpattn.runtime import compiler, cuda, hip, kernel_cache
 from warpattn.runtime.kernel_cache import Artifact
-from warpattn.runtime.kernel_parameters import Parameter, values
+from warpattn.runtime.kernel_parameters import SCRATCH, Parameter
 from warpattn.runtime.tile_counters import TileCounters
 from warpattn.sequences import Sequence as Layout
 
@@ -47,17 +47,27 @@ class LoadedKernel:
     threads: int
     shared: int
     parameters: tuple[Parameter, ...]
-    kinds: tuple[str, ...]  # of the values that the driver gets for them
+    kinds: tuple[str, ...]  # of the values that the driver gets for them; a map is followed by its extents and strides
     first: tuple[int, ...]  # for each parameter the number of its first cell
     ctas: int = 1  # of a cluster, which the machine code asks for itself
 
     @classmethod
     def of(cls, made: Artifact, function: int, ctas: int) -> LoadedKernel:
         """An artifact whose machine code is on a device as `function`."""
-        counts = [parameter.kinds for parameter in made.parameters]
-        kinds = tuple([kind for listed in counts for kind in listed])
+        counts = [_kinds(parameter) for parameter in made.parameters]
+        kinds = [kind for listed in counts for kind in listed]
         first = tuple(accumulate([len(listed) for listed in counts], initial=0))[:-1]
-        return cls(function, made.threads, made.shared, made.parameters, kinds, first, ctas)
+        return cls(function, made.threads, made.shared, made.parameters, (*kinds, *SCRATCH), first, ctas)
+
+
+def _kinds(parameter: Parameter) -> tuple[str, ...]:
+    rank = len(parameter.box)
+    return ("map", *["i32"] * rank, *["i64"] * rank) if parameter.kind == "map" else (parameter.kind,)
+
+
+def driver_of(arch: str) -> Any:
+    """The module of an architecture's driver, `cuda` or `hip`, which have the same names."""
+    return hip if arch in hip.ARCHS else cuda
 
 
 _loaded: dict[Hashable, LoadedKernel] = {}  # never emptied: modules stay for as long as the process lives
@@ -66,8 +76,9 @@ _loading = threading.Lock()
 
 def load(launch: Launch, device: int) -> LoadedKernel:
     """The kernel of a launch on a device, which must be the current one."""
-    cuda.bind_context(device)  # this thread may never have used CUDA
-    key = (device, launch.name, launch.key)
+    driver = driver_of(launch.arch)
+    driver.bind_context(device)  # this thread may never have used CUDA
+    key = (device, launch.name, launch.arch, launch.key)
     kernel = _loaded.get(key)
     if kernel is None:
         target = _target(launch.arch)
@@ -75,7 +86,7 @@ def load(launch: Launch, device: int) -> LoadedKernel:
         with _loading:
             kernel = _loaded.get(key)
             if kernel is None:
-                function = cuda.load_function(made.cubin, made.entry, made.shared)
+                function = driver.load_function(made.cubin, made.entry, made.shared)
                 ctas = int(str(launch.options.get("num_ctas", 1)))
                 kernel = _loaded[key] = LoadedKernel.of(made, function, ctas)
     return kernel
@@ -86,14 +97,24 @@ def _target(arch: str) -> str:
     return (arch in RUNS.values() and chip_of(torch.device("cuda")).target) or arch
 
 
+def argument(args: Mapping[str, Any], name: str) -> Any:
+    """A parameter's value among a launch's arguments: `shape.seq_q` is a field of a tuple, `args.0` the first part."""
+    root, *path = name.split(".")
+    value = args[root]
+    for part in path:
+        value = value[int(part)] if part.isdigit() else getattr(value, part)
+    return value
+
+
 class BoundLaunch:
     """A loaded kernel with the arguments of one launch. To be launched by one thread at a time."""
 
     def __init__(self, launch: Launch, device: int) -> None:
         self.kernel = kernel = load(launch, device)
         self.name = launch.name
-        self.arguments = values(kernel.parameters, launch.args)
-        self._memory = cuda.Parameters([*kernel.kinds, "ptr", "ptr"])  # the last two: Triton's scratch memory, unused
+        self.arguments = [argument(launch.args, parameter.name) for parameter in kernel.parameters]
+        driver = driver_of(launch.arch)
+        self._memory = driver.Parameters(kernel.kinds)
         self._first = {parameter.name: i for parameter, i in zip(kernel.parameters, kernel.first, strict=True)}
         for parameter, value in zip(kernel.parameters, self.arguments, strict=True):
             self._write(self._first[parameter.name], parameter, value, launch.l2_promotion)
@@ -102,7 +123,7 @@ class BoundLaunch:
         if launch.tile_counter is not None:
             x = min(x, processors(device))  # the planner's chip may have more than this one
         size = ((x * kernel.ctas, y, z), kernel.threads, kernel.shared)
-        self.call = cuda.launch_call(kernel.function, *size, self._memory.table, pdl=launch.pdl)
+        self.call = driver.launch_call(kernel.function, *size, self._memory.table, pdl=launch.pdl)
 
     def _write(self, index: int, parameter: Parameter, value: Any, promotion: int) -> None:
         cells = self._memory.cells
@@ -134,10 +155,9 @@ class BoundLaunches:
     """The bound launches of one call."""
 
     def __init__(self, launches: Sequence[Launch], device: int) -> None:
-        """Load and bind every launch; `device` must be the current one. LookupError for AMD's, which are not kept."""
-        if launches[0].arch in hip.ARCHS:
-            raise LookupError("launches through HIP are not kept")
+        """Load and bind every launch; `device` must be the current one."""
         self.device = device
+        self._driver = driver_of(launches[0].arch)
         self._bound = [BoundLaunch(launch, device) for launch in launches]
         self._calls = [bound.call for bound in self._bound]
         self._counters = tile_counters(device)
@@ -238,9 +258,11 @@ class BoundLaunches:
             self.launch()
 
     def _readdress(self, addresses: tuple[int, ...]) -> None:
-        replace, old = cuda.replace_address_call(), self._addresses
-        for index, target in self._maps:
-            if addresses[index] != old[index]:
+        old = self._addresses
+        moved = [(index, target) for index, target in self._maps if addresses[index] != old[index]]
+        if moved:
+            replace = cuda.replace_address_call()
+            for index, target in moved:
                 code = replace(target, addresses[index])
                 if code:
                     self._addresses = (-1,) * len(addresses)  # unknown: everything is written again
@@ -252,18 +274,14 @@ class BoundLaunches:
     def _launch_again(self, call: Any, stream: int, code: int) -> None:
         """A thread that never used CUDA has no context yet: give it one and launch once more; else raise."""
         if code == cuda.INVALID_CONTEXT:
-            cuda.bind_context(self.device)
+            self._driver.bind_context(self.device)
             code = call(stream)
         names = ", ".join(bound.name for bound in self._bound)
-        cuda.check(code, f"launch of {names}")
+        self._driver.check(code, f"launch of {names}")
 
 
-def launch_all(launches: Sequence[Launch], device: int) -> BoundLaunches | None:
-    """Launch on torch's current stream of a device, which must be the current one; what was bound, None on AMD."""
-    if launches[0].arch in hip.ARCHS:
-        for launch in launches:
-            hip.launch(launch, device)
-        return None
+def launch_all(launches: Sequence[Launch], device: int) -> BoundLaunches:
+    """Launch on torch's current stream of a device, which must be the current one; what was bound."""
     bound = BoundLaunches(launches, device)
     bound.launch()
     return bound

@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from warpattn.errors import AttentionError
-from warpattn.problem.arch import triton_target
+from warpattn.problem.arch import TARGETS, triton_target
 from warpattn.problem.launch import Launch
+from warpattn.runtime import hip
 from warpattn.runtime.cache_folder import private_temporary
 from warpattn.runtime.first_use import say_once
 from warpattn.runtime.kernel_cache import Artifact, require_triton
-from warpattn.runtime.kernel_parameters import parameters
+from warpattn.runtime.kernel_parameters import SCRATCH, parameters
 
 __all__ = ["artifact_of", "compiled", "folder_refusal", "refusals_named", "triton_folder"]
 
@@ -31,12 +32,16 @@ _private: list[Path] = []  # the temporary folder, once one is needed
 
 
 def artifact_of(launch: Launch, target: str | None = None) -> Artifact:
-    """The machine code of an NVIDIA kernel, with what its driver needs to launch it; always compiles. target: a name of
+    """The machine code of a kernel, with what its driver needs to launch it; always compiles. target: a name of
     `TARGETS` if it is not the launch's architecture."""
     kernel = compiled(launch, target)
     metadata = kernel.metadata
     taken = parameters(kernel.src.signature)
-    return Artifact(bytes(kernel.asm["cubin"]), metadata.name, metadata.shared, metadata.num_warps * 32, taken)
+    if launch.arch in hip.ARCHS:
+        hip.check_layout([*(parameter.kind for parameter in taken), *SCRATCH], kernel.asm["amdgcn"], launch.name)
+    code = kernel.asm["hsaco" if launch.arch in hip.ARCHS else "cubin"]
+    threads = metadata.num_warps * TARGETS[target or launch.arch][2]
+    return Artifact(bytes(code), metadata.name, metadata.shared, threads, taken)
 
 
 def compiled(launch: Launch, target: str | None = None) -> Any:

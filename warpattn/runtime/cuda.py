@@ -8,7 +8,7 @@ words; what a user can do wrong has been checked before.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
@@ -123,7 +123,7 @@ class TensorMapLayout:
 class Parameters:
     """Kernel parameters at fixed addresses: number i is at `addresses[i]`; `cells[i]` rewrites it between launches."""
 
-    def __init__(self, kinds: list[str]) -> None:
+    def __init__(self, kinds: Sequence[str]) -> None:
         """`kinds` in kernel order: "map" (tensor map), "ptr" or "i64", "i32", "f32"."""
         sizes = [TENSOR_MAP_BYTES if kind == "map" else 8 for kind in kinds]
         self._memory = ctypes.create_string_buffer(sum(sizes) + 64)
@@ -138,10 +138,6 @@ class Parameters:
         ctype["f32"] = ctypes.c_float
         self.cells = [ctype[kind].from_address(self.addresses[i]) for i, kind in enumerate(kinds)]
         self.table = (ctypes.c_void_p * len(kinds))(*self.addresses)
-
-    def set(self, index: int, value: int | float) -> None:
-        """Rewrite a scalar or pointer parameter."""
-        self.cells[index].value = value
 
 
 class _Attribute(ctypes.Structure):

@@ -83,5 +83,4 @@ def _run_on_card(call: Call, checked: CheckedCall, operands: Operands) -> None:
         fitting = fitted(operands)
         bound = launch_all(list_launches(checked, fitting, call.sequence), device)
         hand_over(fitting, operands)
-        if bound is not None:
-            call_cache.remember(call, checked, fitting, bound)
+        call_cache.remember(call, checked, fitting, bound)

@@ -1,41 +1,27 @@
 """The few HIP calls a launch on an AMD card needs, through ctypes; what `cuda.py` is for NVIDIA, with the same names.
 
     library(): libamdhip64, the copy that torch has loaded      device_arch(): "gfx942", "gfx950" or None
-    artifact(launch) ─▶ code object ─ load_function ─▶ handle ─ launch_call ─▶ hipModuleLaunchKernel
+    code object ─ load_function ─▶ handle ─ launch_call ─▶ hipModuleLaunchKernel
 
 A kernel's arguments are packed in one block of memory, each at a multiple of its size. That is the layout which the
-code object states in its metadata; `artifact` holds the two against each other whenever it compiles.
+code object states in its metadata; `check_layout` holds the two against each other whenever one is compiled.
 """
 
 from __future__ import annotations
 
 import ctypes
 import re
-import threading
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from warpattn.problem.launch import Launch
-from warpattn.runtime import kernel_cache
-from warpattn.runtime.compiler import compiled
-from warpattn.runtime.cuda import current_device, current_stream, is_capturing
-from warpattn.runtime.kernel_cache import Artifact
-from warpattn.runtime.kernel_parameters import Parameter, parameters, values
-
-__all__ = ["ARCHS", "Argument", "Loaded", "Parameters", "artifact", "check", "current_device", "current_stream",
-           "device_arch", "is_capturing", "launch", "launch_call", "layout", "library", "load", "load_function",
-           "stated_layout"]  # fmt: skip
-
 ARCHS = ("gfx942", "gfx950")
 WAVE = 64
 _SIZES = {"ptr": 8, "i64": 8, "i32": 4, "f32": 4}
 _CTYPES = {"ptr": ctypes.c_uint64, "i64": ctypes.c_int64, "i32": ctypes.c_int32, "f32": ctypes.c_float}
-_SCRATCH = ("ptr", "ptr")  # Triton's last two arguments: global and profiling scratch memory, unused here
 _CAPTURE_RELAXED = 2  # hipStreamCaptureModeRelaxed
 _BUFFER_POINTER, _BUFFER_SIZE, _END = 1, 2, 3  # HIP_LAUNCH_PARAM_BUFFER_POINTER, _BUFFER_SIZE, _END
 _NAMES = ("libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6")
@@ -124,31 +110,28 @@ class Parameters:
         self._memory = ctypes.create_string_buffer(size + WAVE)
         start = ctypes.addressof(self._memory) + WAVE - 1 & -WAVE
         self._size = ctypes.c_size_t(size)
-        self._addresses = [start + place.offset for place in places]
-        self.cells = [_CTYPES[kind].from_address(at) for kind, at in zip(kinds, self._addresses, strict=True)]
+        self.addresses = [start + place.offset for place in places]
+        self.cells = [_CTYPES[kind].from_address(at) for kind, at in zip(kinds, self.addresses, strict=True)]
         self.table = (ctypes.c_void_p * 5)(_BUFFER_POINTER, start, _BUFFER_SIZE, ctypes.addressof(self._size), _END)
 
-    def address(self, index: int) -> int:
-        """Address of parameter `index`."""
-        return self._addresses[index]
 
-    def set(self, index: int, value: int | float) -> None:
-        """Rewrite a parameter."""
-        self.cells[index].value = value
-
-
-@cache
-def launch_call() -> Callable[..., int]:
-    """hipModuleLaunchKernel that takes what cuLaunchKernel takes, with `Parameters.table` in the place of its table."""
+def launch_call(
+    function: int, grid: tuple[int, int, int], threads: int, shared: int, table: Any, *, pdl: bool = False
+) -> Callable[[int], int]:
+    """As `cuda.launch_call`, with `Parameters.table`; AMD has no programmatic dependent launch."""
+    assert not pdl
     call = library().hipModuleLaunchKernel
     call.argtypes = [ctypes.c_void_p] + [ctypes.c_uint] * 7 + [ctypes.c_void_p] * 3
     call.restype = ctypes.c_int
 
-    def launch_packed(*arguments: Any) -> int:
-        *others, table, _ = arguments
-        return call(*others, None, table)
+    def launch(stream: int) -> int:
+        return call(function, *grid, threads, 1, 1, shared, stream, None, table)
 
-    return launch_packed
+    return launch
+
+
+def bind_context(device: int) -> None:
+    """Nothing: HIP has a context for every thread on its current device."""
 
 
 def load_function(code: bytes, name: str, shared: int) -> int:
@@ -169,69 +152,8 @@ def load_function(code: bytes, name: str, shared: int) -> int:
     return function.value
 
 
-def artifact(launch: Launch) -> Artifact:
-    """The code object of a step, from memory, disk or the compiler; needs no card."""
-
-    def compile_it() -> Artifact:
-        kernel = compiled(launch)
-        taken = parameters(kernel.src.signature)
-        _agrees(taken, kernel.asm["amdgcn"], launch.name)
-        metadata = kernel.metadata
-        code = bytes(kernel.asm["hsaco"])
-        return Artifact(code, metadata.name, metadata.shared, metadata.num_warps * WAVE, taken)
-
-    return kernel_cache.find((launch.name, launch.arch, launch.key), compile_it)
-
-
-def _agrees(taken: Iterable[Parameter], amdgcn: str, name: str) -> None:
-    ours, stated = layout(_kinds(taken)), stated_layout(amdgcn)
+def check_layout(kinds: Sequence[str], amdgcn: str, name: str) -> None:
+    """RuntimeError unless arguments of these kinds are where kernel `name` states them."""
+    ours, stated = layout(kinds), stated_layout(amdgcn)
     if ours != stated:
         raise RuntimeError(f"kernel {name} takes its arguments at {stated}, but they would be written to {ours}")
-
-
-def _kinds(taken: Iterable[Parameter]) -> list[str]:
-    return [*(kind for parameter in taken for kind in parameter.kinds), *_SCRATCH]
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A kernel on one device."""
-
-    function: int
-    made: Artifact
-
-
-_loaded: dict[Hashable, Loaded] = {}  # modules stay for as long as the process lives
-_loading = threading.Lock()
-
-
-def load(launch: Launch, device: int) -> Loaded:
-    """The kernel of a step on a device, which must be the current one."""
-    key = (device, launch.name, launch.arch, launch.key)
-    kernel = _loaded.get(key)
-    if kernel is None:
-        made = artifact(launch)
-        with _loading:
-            kernel = _loaded.get(key)
-            if kernel is None:
-                kernel = _loaded[key] = Loaded(load_function(made.cubin, made.entry, made.shared), made)
-    return kernel
-
-
-def launch(launch: Launch, device: int) -> None:
-    """Launch a step on torch's current stream of `device`, which must be the current one."""
-    kernel = load(launch, device)
-    taken = kernel.made.parameters
-    memory = Parameters(_kinds(taken))
-    for i, value in enumerate(values(taken, launch.args)):
-        memory.set(i, _number(value))
-    x, y, z = (*launch.grid, 1, 1)[:3]
-    made, stream = kernel.made, current_stream(device)
-    arguments = (kernel.function, x, y, z, made.threads, 1, 1, made.shared, stream, memory.table, None)
-    check(launch_call()(*arguments), f"launch of {launch.name}")
-
-
-def _number(value: Any) -> int | float:
-    if value is None:
-        return 0
-    return value.data_ptr() if isinstance(value, torch.Tensor) else value

@@ -1,7 +1,7 @@
-"""How a compiled kernel takes its arguments: the types of its signature, flattened to the values that the driver gets.
+"""The parameters of a compiled kernel: the types of its signature, tuples taken apart.
 
-    signature  {"q_desc": "tensordesc<bf16[1, 64, 1, 128],…>", "shape": ("i32", "i32"), "config": "constexpr"}
-    flat       map q_desc · 4 × i32, 4 × i64 (its extents and strides) · i32 shape.0 · i32 shape.1
+    signature   {"q_desc": "tensordesc<bf16[1, 64, 1, 128],…>", "shape": ("i32", "i32"), "config": "constexpr"}
+    parameters  map q_desc · i32 shape.0 · i32 shape.1
 
 Read from Triton's type strings when a kernel is compiled and kept with its machine code, so that a process that finds
 the kernel on disk can launch it without Triton.
@@ -14,10 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from warpattn.problem.launch import TensorMap
+__all__ = ["SCRATCH", "Parameter", "parameters"]
 
-__all__ = ["Parameter", "parameters", "values"]
-
+SCRATCH = ("ptr", "ptr")  # Triton's last two arguments of each kernel: global and profiling scratch memory, unused
 _SCALARS = {"i32": "i32", "u32": "i32", "i64": "i64", "u64": "i64", "fp32": "f32", "f32": "f32"}
 _DESCRIPTOR = re.compile(r"tensordesc<(\w+)\[([\d, ]+)\],.*swizzle_byte_width=(\d+)")
 _SPLIT = re.compile(r"cga_layout=\[(\[[\d, ]+\](?:, \[[\d, ]+\])*)\]")
@@ -33,11 +32,6 @@ class Parameter:
     dtype: str = ""  # of a map's elements, "bf16" or "fp16"
     box: tuple[int, ...] = ()  # of a map, in elements: what one CTA copies
     swizzle: int = 0  # of a map, bytes
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """The values that the driver gets for it."""
-        return ("map", *["i32"] * len(self.box), *["i64"] * len(self.box)) if self.kind == "map" else (self.kind,)
 
     def fields(self) -> dict[str, Any]:
         """As JSON keeps it; `Parameter(**fields)` reads it back."""
@@ -72,20 +66,6 @@ def _of_a_cta(block: list[int], kind: str) -> tuple[int, ...]:
         for axis, step in enumerate(basis.split(",")):
             block[axis] //= 2 if int(step) else 1
     return tuple(block)
-
-
-def values(wanted: Iterable[Parameter], args: Mapping[str, Any]) -> list[Any]:
-    """The arguments in the order of the parameters; KeyError names one that is missing."""
-    flat = dict(_flatten(args.items()))
-    return [flat[parameter.name] for parameter in wanted]
-
-
-def _flatten(items: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    for name, value in items:
-        if isinstance(value, (tuple, list)) and not isinstance(value, TensorMap):
-            yield from _flatten((f"{name}.{field}", part) for field, part in _named(value))
-        else:
-            yield name, value
 
 
 def _named(values: Sequence[Any]) -> Iterable[tuple[Any, Any]]:

@@ -46,7 +46,7 @@ class RepeatedCalls:
         return True
 
     def launch(self, tensors: Tensors, option: Hashable, launches_on: Callable[[str], tuple[Launch, ...]]) -> None:
-        """The kernel of the card's architecture, on torch's current stream; NVIDIA's are kept."""
+        """The kernel of the card's architecture, on torch's current stream, and kept."""
         first = tensors[0]
         assert first is not None
         chip = chip_of(first.device)
@@ -56,8 +56,6 @@ class RepeatedCalls:
         device = first.get_device()
         with torch.cuda.device(device):
             bound = launch_all(launches_on(chip.arch), device)
-        if bound is None:  # AMD's launches are not kept
-            return
         try:
             bound.follow(tensors)
             _, key = self._identify(tensors, option)

@@ -27,7 +27,7 @@ from warpattn.problem.arch import RUNS, TARGETS
 from warpattn.problem.backends import LIMITS, chip_of
 from warpattn.problem.launch import Launch
 from warpattn.problem.operands import Operands, fitted
-from warpattn.runtime import compiler, hip, kernel_cache
+from warpattn.runtime import compiler, kernel_cache
 from warpattn.runtime.plan import list_launches
 from warpattn.sequences import Dense, PagedKV, PagedRagged, Ragged
 from warpattn.serving.layers import LargestStep, Layer, layers_of, read_config
@@ -135,10 +135,7 @@ def _begin(environment: dict[str, str]) -> None:
 def _compile(kernel: Needed, page_size: int, arch: str) -> None:
     """Compile a kernel, in a process of the pool."""
     launch = launches_of(kernel.example, page_size, RUNS.get(arch, arch))[kernel.position]
-    if arch.startswith("gfx"):
-        hip.artifact(launch)
-    else:
-        kernel_cache.find(_key(launch, arch), partial(compiler.artifact_of, launch, arch))
+    kernel_cache.find(_key(launch, arch), partial(compiler.artifact_of, launch, arch))
     if kernel_cache.load(kernel.file) is None:
         raise AttentionError(f"{launch.name} was compiled and cannot be kept in {kernel_cache.folder()}")
 

@@ -36,8 +36,8 @@ from warpattn.problem import Call
 from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands, fitted
 from warpattn.reference import reference
-from warpattn.runtime import hip
-from warpattn.runtime.kernel_parameters import values
+from warpattn.runtime import compiler, hip
+from warpattn.runtime.bound_launches import LoadedKernel, argument
 
 pytestmark = [
     pytest.mark.slow,
@@ -91,13 +91,14 @@ def _memory(monkeypatch) -> Memory:
 
 def execute(step: Launch, memory: Memory) -> None:
     """Run a step's code object; tensors are written as a launch would."""
-    made = hip.artifact(step)
-    packed = hip.Parameters(hip._kinds(made.parameters))
+    made = compiler.artifact_of(step)
+    packed = hip.Parameters(LoadedKernel.of(made, 0, 1).kinds)
     tensors = []
-    for i, value in enumerate(values(made.parameters, step.args)):
+    for i, parameter in enumerate(made.parameters):
+        value = argument(step.args, parameter.name)
         if isinstance(value, torch.Tensor):
             tensors.append((value, memory.put(value.view(-1).view(torch.uint8).numpy().tobytes())))
-        packed.set(i, tensors[-1][1] if isinstance(value, torch.Tensor) else value or 0)
+        packed.cells[i].value = tensors[-1][1] if isinstance(value, torch.Tensor) else value or 0
     size = ctypes.c_size_t.from_address(packed.table[3]).value
     arguments = memory.put(ctypes.string_at(packed.table[1], size).ljust(512, b"\0"))
     image, sections, _ = elf_loader(made.cubin)

@@ -101,7 +101,7 @@ def test_conversion_saturates_and_makes_no_nan(dtype):
 
 
 def test_without_a_scale_values_mean_themselves():
-    q, x = made(1, 2, HEADS, DIM), made(1, 9, HEADS_KV, DIM).to(E4M3)
+    q, x = made(1, 2, HEADS, DIM), made(1, 9, HEADS_KV, DIM).clamp(-448, 448).to(E4M3)  # torch 2.11 makes NaN of more
     assert torch.equal(wa.attention(q, x, x), wa.attention(q, x.float(), x.float()))
     cache, lengths = (x.float().reshape(3, 3, HEADS_KV, DIM), torch.tensor([9], dtype=torch.int32))
     table = torch.arange(3, dtype=torch.int32)[None]

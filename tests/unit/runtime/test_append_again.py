@@ -67,13 +67,11 @@ def launched_with(monkeypatch) -> list[list[int]]:
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_a_card_gets_the_kernel_of_its_architecture(arch, driver, monkeypatch):  # noqa: F811
-    on_amd = []
     monkeypatch.setattr(repeated_calls, "chip_of", lambda device: Chip(arch, arch))
-    monkeypatch.setattr(hip, "launch", lambda step, device: on_amd.append(step.name))
+    monkeypatch.setattr(hip, "ARCHS", ())  # one stand-in driver for all
     launch(tensors())
     loaded = [key[1] for key in bound_launches._loaded if isinstance(key, tuple)]
-    assert on_amd + loaded == [f"{arch}.append"] and len(on_amd) + len(driver.launches) == 1
-    assert len(append._calls._known) == len(driver.launches), "what HIP launches is not kept"
+    assert loaded == [f"{arch}.append"] and len(driver.launches) == len(append._calls._known) == 1
 
 
 @pytest.mark.parametrize("rotated", [False, True])

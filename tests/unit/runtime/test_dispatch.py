@@ -20,7 +20,7 @@ from warpattn.runtime import bound_launches, compiler, cuda, kernel_cache, kerne
 from warpattn.runtime.bound_launches import BoundLaunches, launch_all
 from warpattn.runtime.plan import list_launches
 from warpattn.runtime.tile_counters import TileCounters
-from warpattn.sequences import Dense, PagedRagged, Sequence
+from warpattn.sequences import Dense, PagedRagged, Sequence, Sizes
 from warpattn.serving import plans
 
 
@@ -278,9 +278,12 @@ def test_parameters_are_read_from_types_and_back():
     layout = "NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=16, rank=2)"
     signature = {"x": f"tensordesc<bf16[8, 32],{layout}>", "n": ("i32", ("*fp32", "i64")), "c": "constexpr"}
     found = kernel_parameters.parameters(signature)
-    assert [(p.name, p.kinds) for p in found] == [
-        ("x", ("map", "i32", "i32", "i64", "i64")), ("n.0", ("i32",)), ("n.1.0", ("ptr",)), ("n.1.1", ("i64",))
-    ]  # fmt: skip
+    assert [(p.name, p.kind) for p in found] == [("x", "map"), ("n.0", "i32"), ("n.1.0", "ptr"), ("n.1.1", "i64")]
+    kernel = bound_launches.LoadedKernel.of(kernel_cache.Artifact(b"", "", 0, 0, found), 0, 1)
+    assert kernel.kinds == ("map", "i32", "i32", "i64", "i64", "i32", "ptr", "i64", "ptr", "ptr")
+    assert kernel.first == (0, 5, 6, 7)
     assert (found[0].box, found[0].swizzle, found[0].dtype) == ((8, 32), 64, "bf16")
     assert tuple(kernel_parameters.Parameter(**p.fields()) for p in found) == found
-    assert kernel_parameters.values(found, {"x": 1, "n": (2, (3, 4)), "unused": 5}) == [1, 2, 3, 4]
+    args = {"x": 1, "n": (2, (3, 4)), "unused": 5, "shape": Sizes(1, 2, 3, 4, 5, 6, 7)}
+    assert [bound_launches.argument(args, p.name) for p in found] == [1, 2, 3, 4]
+    assert bound_launches.argument(args, "shape.dim_v") == 7

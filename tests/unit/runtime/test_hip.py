@@ -21,8 +21,10 @@ from tests.unit.machine_code.gcn_knockouts import machine_code
 from warpattn.kernels.cache.launch import NewRows, append_launches
 from warpattn.machine_code.gcn import summary
 from warpattn.problem.launch import Launch
-from warpattn.runtime import hip, kernel_cache
+from warpattn.runtime import bound_launches, compiler, cuda, hip, kernel_cache
+from warpattn.runtime.bound_launches import launch_all
 from warpattn.runtime.hip import Argument
+from warpattn.runtime.tile_counters import TileCounters
 
 OUT_OF_MEMORY = 2
 
@@ -70,14 +72,18 @@ class Library:
 def _hip_library(monkeypatch, tmp_path) -> Library:
     found = Library()
     monkeypatch.setattr(hip, "library", lambda: found)
-    monkeypatch.setattr(hip, "_loaded", {})
-    monkeypatch.setattr(hip, "current_stream", lambda device: 1000 + device)
+    monkeypatch.setattr(bound_launches, "_loaded", {})
+    monkeypatch.setattr(bound_launches, "tile_counters", lambda device: TileCounters(torch.device("cpu")))
+    monkeypatch.setattr(cuda, "current_stream", lambda device: 1000 + device)
     monkeypatch.setenv("WARPATTN_CACHE_DIR", str(tmp_path))
     kernel_cache.forget()
-    hip.launch_call.cache_clear()
     yield found
     kernel_cache.forget()
-    hip.launch_call.cache_clear()
+
+
+def kept(step: Launch) -> kernel_cache.Artifact:
+    """The code object of a launch, from memory, disk or the compiler."""
+    return kernel_cache.find((step.name, step.arch, step.key), lambda: compiler.artifact_of(step))
 
 
 def tensors() -> dict[str, Any]:
@@ -116,7 +122,7 @@ def test_arguments_lie_at_multiples_of_their_size():
 @pytest.mark.parametrize("arch", ARCHS)
 def test_a_launch(arch, hip_library):
     wanted = step(arch)
-    hip.launch(wanted, 3)
+    launch_all([wanted], 3)
     (note,) = hip_library.launches
     function, *grid_and_block, shared, stream = note["numbers"]
     assert (function, grid_and_block, stream) == (51, [1, 2, 1, 256, 1, 1], 1003)
@@ -133,7 +139,7 @@ def test_a_launch(arch, hip_library):
 def test_new_keys_for_a_cache(arch, hip_library):
     kv, k_new, v_new = inputs(3, 128, 64, torch.bfloat16)
     (wanted,) = append_launches(arch, kv, NewRows(k_new, v_new, tables(32), False))
-    hip.launch(wanted, 0)
+    launch_all([wanted], 0)
     (note,) = hip_library.launches
     rows = 5 * 3 * k_new.shape[2]  # of sequences, tokens and heads, 32 a program
     assert note["numbers"][1:7] == [-(-rows // 32), 1, 1, 256, 1, 1]
@@ -144,27 +150,38 @@ def test_new_keys_for_a_cache(arch, hip_library):
 
 
 def test_a_second_launch_loads_nothing(hip_library):
-    hip.launch(step(), 0)
-    hip.launch(step(args=tensors()), 0)
+    launch_all([step()], 0)
+    launch_all([step(args=tensors())], 0)
     assert len(hip_library.launches) == 2 and len(hip_library.loaded) == 1
-    hip.launch(step(), 1)
+    launch_all([step()], 1)
     assert len(hip_library.loaded) == 2, "another device"
     assert hip_library.loaded[0] == hip_library.loaded[1]
 
 
 def test_a_second_process_does_not_compile(hip_library, monkeypatch):
-    made = hip.artifact(step())
+    made = kept(step())
     kernel_cache.forget()
     monkeypatch.setattr("triton.compile", lambda *_, **__: pytest.fail("compiled again"))
-    assert hip.artifact(step()) == made
+    assert kept(step()) == made
     assert made.threads == 256 and [p.kind for p in made.parameters] == ["ptr"] * 4 + ["i32", "f32"]
     with pytest.raises(pytest.fail.Exception, match="compiled again"):
-        hip.artifact(step("gfx942"))
+        kept(step("gfx942"))
 
 
 def test_missing_tensors_are_null(hip_library):
-    hip.launch(step(args=tensors() | {"v": None}), 0)
+    launch_all([step(args=tensors() | {"v": None})], 0)
     assert struct.unpack_from("3Q", hip_library.launches[0]["packed"])[2] == 0
+
+
+def test_launches_are_repeated_on_other_tensors(hip_library):
+    first, other = tensors(), tensors()
+    names = ("q", "k", "v", "out")
+    bound = launch_all([step(args=first)], 0)
+    bound.follow([first[name] for name in names])
+    bound(tuple(other[name].data_ptr() for name in names), ())
+    notes = [struct.unpack("4Q i f 2Q", note["packed"]) for note in hip_library.launches]
+    assert notes == [(*(x[name].data_ptr() for name in names), 64, 0.25, 0, 0) for x in (first, other)]
+    assert len(hip_library.loaded) == 1
 
 
 def test_modules_are_loaded_in_the_relaxed_mode_of_capture(hip_library):
@@ -179,7 +196,7 @@ def test_modules_are_loaded_in_the_relaxed_mode_of_capture(hip_library):
 def test_a_failed_call_is_one_error_with_hips_name(call, said, hip_library):
     hip_library.errors[call] = OUT_OF_MEMORY
     with pytest.raises(RuntimeError, match=f"^{said} failed with HIP error 2, hipErrorOutOfMemory: out of memory$"):
-        hip.launch(step(), 0)
+        launch_all([step()], 0)
     assert hip_library.calls.count("exchange") == 2, "the mode is set back"
 
 
@@ -192,14 +209,14 @@ def test_an_error_without_a_name(hip_library):
 def test_a_layout_that_differs_is_refused(hip_library, monkeypatch):
     monkeypatch.setattr(hip, "layout", lambda kinds: ())
     with pytest.raises(RuntimeError, match=r"^kernel test\.attention takes its arguments at .* written to \(\)$"):
-        hip.artifact(step())
+        kept(step())
 
 
 def test_parameters_are_rewritten_in_place():
     memory = hip.Parameters(["i32", "ptr", "f32"])
     for i, value in enumerate((-3, 2**40, 0.5)):
-        memory.set(i, value)
-    start = memory.address(0)
+        memory.cells[i].value = value
+    start = memory.addresses[0]
     assert struct.unpack("i 4x Q f", ctypes.string_at(start, 20)) == (-3, 2**40, 0.5)
     memory.cells[1].value = 7
     assert struct.unpack_from("Q", ctypes.string_at(start + 8, 8)) == (7,)

@@ -111,5 +111,4 @@ def _launch(checked: CheckedBackward, sequence: Sequence, x: Gradients, device: 
     fitting = fitted_gradients(x)
     bound = launch_all(list_backward_launches(checked, fitting, sequence), device)
     write_back(fitting, x)
-    if bound is not None:
-        repeated.remember(checked, sequence, x, fitting, bound)
+    repeated.remember(checked, sequence, x, fitting, bound)
