@@ -58,8 +58,6 @@ from warpattn.runtime.training.gradients import Along, Saved
 from warpattn.scores import Score
 from warpattn.sequences import Dense, PagedKV, PagedRagged, Ragged
 
-__all__ = ["attention", "attention_backward", "attention_paged", "attention_varlen"]
-
 DENSE = Dense()
 
 

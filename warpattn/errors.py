@@ -11,8 +11,6 @@ from typing import Any
 
 from warpattn.inputs import kind_of, tensor_fault
 
-__all__ = ["AttentionError", "Rules"]
-
 
 class AttentionError(ValueError):
     """Input that breaks one or more rules.

@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 from torch._C import _functorch as functorch  # pyright: ignore[reportAttributeAccessIssue]
 
-__all__ = ["Fault", "is_tensor", "kind_of", "number", "tensor_fault"]
-
 _PLAIN = (Tensor, torch.nn.Parameter)
 _TRACERS = "torch._subclasses."  # tensors by which torch.compile traces: they stand for plain ones
 _LONGEST = 120  # characters of a value in a message

@@ -26,8 +26,6 @@ from warpattn.masks import Full, Mask, MaskProgram
 from warpattn.scores import Score, ScoreProgram
 from warpattn.sequences import Dense, Sequence, Sizes
 
-__all__ = ["reference"]
-
 Operands = tuple[Tensor, Tensor, Tensor]  # q, k, v
 
 TILE_KEYS = 512

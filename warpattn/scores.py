@@ -22,7 +22,6 @@ from warpattn.language.expr import (
     Expr,
     Node,
     Table,
-    call_user,
     exp,
     load,
     symbol,
@@ -33,8 +32,7 @@ from warpattn.language.expr import (
     where,
 )
 from warpattn.language.traced import Lengths, Traced, require, same_object, settle, whole
-
-__all__ = ["ALiBi", "Bias", "Chain", "CustomScore", "Score", "ScoreProgram", "SoftCap"]
+from warpattn.language.user_code import call_user
 
 Value = Any  # a symbol, a number or a tensor
 LEAST_CAP, LARGEST_CAP = 1e-30, 1e30  # of a soft cap; beyond, its square or its inverse is no fp32 number

@@ -10,8 +10,6 @@ from torch import Tensor
 from warpattn.errors import Rules
 from warpattn.inputs import kind_of
 
-__all__ = ["check_bound", "check_index", "check_offsets", "check_shared", "check_table"]
-
 INDEX_DTYPE = torch.int32
 
 

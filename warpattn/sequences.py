@@ -27,7 +27,6 @@ from warpattn.inputs import is_tensor, kind_of, number
 from warpattn.quantized import dequantized
 from warpattn.sequence_rules import check_bound, check_index, check_offsets, check_shared, check_table
 
-__all__ = ["Dense", "PagedKV", "PagedRagged", "Ragged", "Sequence", "Sizes"]
 
 @dataclass(frozen=True)
 class Sizes:

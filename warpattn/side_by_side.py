@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["beside", "unbound"]
-
 
 def beside(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
     """Uninitialised tensors like q, k and v: parts of a new tensor if these are of one, or k and v are."""

@@ -14,8 +14,6 @@ from warpattn.language.traced import Lengths
 from warpattn.masks import Mask
 from warpattn.scores import Score
 
-__all__ = ["attention"]
-
 ELEMENTS = 2**24  # of a score matrix at a time: 128 MiB in fp64
 
 

@@ -10,8 +10,6 @@ from contextvars import ContextVar
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-__all__ = ["shown", "working"]
-
 # Whether the command that runs in this context shows its progress: the option --no-progress of all commands.
 shown: ContextVar[bool] = ContextVar("shown", default=True)
 

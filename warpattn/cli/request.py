@@ -10,8 +10,6 @@ from warpattn.cli import spelling
 from warpattn.problem import Call, CheckedCall, validate
 from warpattn.sequences import Dense
 
-__all__ = ["Request"]
-
 
 @dataclass(frozen=True)
 class Request:

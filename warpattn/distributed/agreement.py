@@ -22,8 +22,6 @@ from warpattn.errors import AttentionError
 from warpattn.inputs import is_tensor, kind_of, number
 from warpattn.language.traced import Traced
 
-__all__ = ["agree", "described"]
-
 AT_MOST = 4096
 RULE = "all ranks must pass equal shapes, dtypes and arguments"
 

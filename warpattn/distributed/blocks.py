@@ -27,8 +27,6 @@ from warpattn.language.traced import Lengths
 from warpattn.masks import And, Causal, Full, Mask
 from warpattn.scores import Score
 
-__all__ = ["Block", "Blocks", "Whole", "blocks_of"]
-
 HIDDEN, PARTIAL, FULL = "hidden", "partial", "full"
 KEPT = 64  # problems of which the calls are remembered
 Outline = Any  # a mask, None, or a pair of outlines

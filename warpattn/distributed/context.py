@@ -30,8 +30,6 @@ from warpattn.problem.backends import Backend
 from warpattn.scores import Score
 from warpattn.sequences import Dense
 
-__all__ = ["mesh_attention", "ring_attention", "ulysses_attention"]
-
 Result = Tensor | tuple[Tensor, Tensor]
 
 

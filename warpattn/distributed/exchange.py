@@ -10,8 +10,6 @@ from torch import Tensor
 
 from warpattn.distributed.ranks import Ranks
 
-__all__ = ["Messages", "pass_on", "trade"]
-
 
 @dataclass
 class Messages:

@@ -23,8 +23,6 @@ from warpattn.distributed.ranks import Ranks
 
 WIDE = torch.complex128  # 16 bytes
 
-__all__ = ["heads_of_rows", "key_heads", "rows_of_heads"]
-
 
 def key_heads(heads_q: int, heads_kv: int, ranks: int) -> list[int]:
     """The key heads that each rank's query heads read, rank after rank, as many for each.

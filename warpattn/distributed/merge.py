@@ -13,9 +13,6 @@ from torch import Tensor
 
 from warpattn.runtime.merging.states import merge_states
 
-__all__ = ["Merged", "Sum", "exact_dtype", "merged", "weight"]
-
-
 MANY = 4
 
 

@@ -33,8 +33,6 @@ from warpattn.scores import Score
 from warpattn.sequences import PagedKV
 from warpattn.serving import DecodePlan
 
-__all__ = ["SharedPages", "paged_attention", "share_pages"]
-
 Result = Tensor | tuple[Tensor, Tensor]
 AT_ONCE = 16  # that merge_states takes
 POSITIONAL = ("q", "k", "q_lo", "q_hi", "len_q", "len_k")

@@ -26,8 +26,6 @@ from warpattn.language.traced import Lengths
 from warpattn.masks import And, Causal, Full, Mask, Not, Or, SlidingWindow, Span
 from warpattn.scores import Score
 
-__all__ = ["Chunks", "Distance", "Pages", "PlacedMask", "PlacedScore", "Places", "depends_on", "is_relative"]
-
 Value = Any  # a symbol, a number or a tensor
 
 

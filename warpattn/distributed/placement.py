@@ -16,8 +16,6 @@ from torch import Tensor
 
 from warpattn.errors import AttentionError
 
-__all__ = ["PLACEMENTS", "Chunk", "Placement"]
-
 PLACEMENTS = ("zigzag", "contiguous")
 
 

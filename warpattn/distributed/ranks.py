@@ -10,8 +10,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from warpattn.errors import AttentionError
 from warpattn.inputs import kind_of
 
-__all__ = ["Ranks", "ranks_of", "ranks_of_mesh"]
-
 
 class Ranks(NamedTuple):
     """A process group, with this process's place in it."""

@@ -28,8 +28,6 @@ from warpattn.runtime.training.autograd import taken_once
 from warpattn.runtime.training.from_results import differentiate
 from warpattn.runtime.training.gradients import Along, Saved
 
-__all__ = ["Ring", "attend"]
-
 
 class Ring(NamedTuple):
     """What a ring does, apart from the tensors: `call` has the options; its tensors are of no meaning."""

@@ -14,8 +14,6 @@ from warpattn.distributed.ranks import Ranks, ranks_of, ranks_of_mesh
 from warpattn.errors import AttentionError, Rules
 from warpattn.inputs import is_tensor, kind_of
 
-__all__ = ["shard", "unshard"]
-
 INNER = "contiguous"  # how the second dimension of a mesh cuts what the first one gives
 
 

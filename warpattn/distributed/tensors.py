@@ -19,8 +19,6 @@ from warpattn.inputs import kind_of
 from warpattn.problem import Call
 from warpattn.problem.backends import Backend
 
-__all__ = ["attend"]
-
 BATCH, ROWS, HEADS = Shard(0), Shard(1), Shard(2)
 OF_LSE = {BATCH: Shard(0), ROWS: Shard(2), HEADS: Shard(1), Replicate(): Replicate()}  # (B, H, S)
 

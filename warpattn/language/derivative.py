@@ -21,8 +21,6 @@ from torch import Tensor
 
 from warpattn.language.nodes import Node, Program, Trace, build, const, make, postorder, running
 
-__all__ = ["Adjoint", "Derivative", "differentiate"]
-
 
 class Adjoint(NamedTuple):
     """The derivative with respect to an element of a captured float tensor; an index outside has none."""

@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["INT32", "OPS", "exp", "log", "maximum", "minimum", "read", "tanh", "to_float", "to_int", "where"]
-
 INT32 = (-(2**31), 2**31 - 1)
 
 

@@ -15,8 +15,6 @@ from torch import Tensor
 from warpattn.language import eager
 from warpattn.language.nodes import Node, postorder
 
-__all__ = ["evaluate", "evaluate_all"]
-
 
 def evaluate(
     node: Node, env: Mapping[str, Any], tensors: Sequence[Tensor], float_dtype: torch.dtype = torch.float32

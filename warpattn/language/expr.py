@@ -22,32 +22,9 @@ import torch
 from warpattn.errors import AttentionError
 from warpattn.inputs import tensor_fault
 from warpattn.language import eager
-from warpattn.language.evaluate import evaluate
 from warpattn.language.nodes import Node, Program, Trace, build, cast, const, make, running
 from warpattn.language.ranges import INT32, never_zero, whole_number, wide_enough
-from warpattn.language.user_code import call_user, line_of, user_error
-
-__all__ = [
-    "Expr",
-    "Node",
-    "Program",
-    "Table",
-    "call_user",
-    "evaluate",
-    "exp",
-    "load",
-    "log",
-    "maximum",
-    "minimum",
-    "saturated",
-    "symbol",
-    "tanh",
-    "to_float",
-    "to_int",
-    "trace",
-    "user_result_error",
-    "where",
-]
+from warpattn.language.user_code import line_of, user_error
 
 _RANK = {"bool": 0, "int": 1, "int64": 2, "float": 3}
 _INTS = ("int", "int64")

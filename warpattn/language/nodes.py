@@ -21,9 +21,6 @@ import torch
 
 from warpattn.language import eager
 
-__all__ = ["SPAN", "Node", "Program", "Reads", "Trace", "build", "cast", "const", "make", "postorder", "reads",
-           "running"]  # fmt: skip
-
 Node = tuple[Any, ...]
 SPAN = slice(1, None)  # outputs of a mask's program: its condition, then the four bounds of its span
 _PYTHON = {"bool": bool, "int": int, "int64": int, "float": float}

@@ -13,9 +13,6 @@ from warpattn.language.eager import INT32
 from warpattn.language.nodes import Node, cast, const, running
 from warpattn.language.user_code import user_error
 
-__all__ = ["INT32", "INT64", "POSITIONS", "Interval", "Known", "fits", "interval", "never_zero", "whole_number",
-           "wide_enough"]  # fmt: skip
-
 Interval = tuple[int, int]
 Known = dict[int, tuple[Interval, Node]]  # by the node's id, which is its own as long as the node is kept
 

@@ -10,8 +10,6 @@ from warpattn.errors import AttentionError
 from warpattn.inputs import number
 from warpattn.language.expr import Table, symbol
 
-__all__ = ["Lengths", "Traced", "require", "same_object", "settle", "whole"]
-
 MAX_INT = 1 << 30  # sums of two such still fit the kernels' 32-bit ints
 
 

@@ -11,8 +11,6 @@ import torch
 
 from warpattn.errors import AttentionError
 
-__all__ = ["call_user", "line_of", "user_error"]
-
 _NOT_USER_CODE = (str(Path(__file__).parents[1]), str(Path(str(torch.__file__)).parent))
 
 

@@ -23,8 +23,6 @@ from warpattn.masks.picture import Picture, draw
 from warpattn.masks.program import MaskProgram, Span
 from warpattn.scores import Score
 
-__all__ = ["And", "Mask", "Not", "Or"]
-
 Value = Any  # a symbol, a number or a tensor
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["document_bounds", "document_labels", "run_labels"]
-
 
 def document_labels(ids: Tensor) -> Tensor:
     """Ids [..., S] renumbered 1, 2, ... per row in the order of their values, int32. Equal ids stay equal."""

@@ -14,31 +14,13 @@ import torch
 from torch import Tensor
 
 from warpattn.inputs import is_tensor, kind_of
-from warpattn.language.expr import Expr, call_user, load, maximum, minimum, saturated, user_result_error, where
+from warpattn.language.expr import Expr, load, maximum, minimum, saturated, user_result_error, where
 from warpattn.language.traced import Lengths, require, same_object, settle, whole
-from warpattn.masks.base import And, Mask, Not, Or
+from warpattn.language.user_code import call_user
+from warpattn.masks.base import Mask
 from warpattn.masks.documents import document_bounds, document_labels, run_labels
-from warpattn.masks.program import MaskProgram, Span
+from warpattn.masks.program import Span
 from warpattn.scores import Score, broadcast_index, captured_values
-
-__all__ = [
-    "And",
-    "Causal",
-    "Chunked",
-    "CustomMask",
-    "Document",
-    "Full",
-    "Lengths",
-    "Mask",
-    "MaskProgram",
-    "Materialized",
-    "Not",
-    "Or",
-    "Padding",
-    "Prefix",
-    "SlidingWindow",
-    "Span",
-]
 
 Value = Any  # a symbol, a number or a tensor
 

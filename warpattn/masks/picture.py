@@ -10,8 +10,6 @@ from warpattn.language.evaluate import evaluate, evaluate_all
 from warpattn.language.traced import require, whole
 from warpattn.masks.program import MaskProgram
 
-__all__ = ["Picture", "draw"]
-
 KEPT, HIDDEN = "■", "·"
 CELL = 12  # pixels per side
 

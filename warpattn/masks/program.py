@@ -9,8 +9,6 @@ from torch import Tensor
 
 from warpattn.language.expr import Node, maximum, minimum
 
-__all__ = ["MaskProgram", "Span"]
-
 Value = Any  # a symbol, a number or a tensor
 
 

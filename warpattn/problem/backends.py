@@ -11,9 +11,6 @@ from warpattn.inputs import kind_of
 from warpattn.problem.arch import RUNS, TARGETS
 from warpattn.problem.element import BF16, FP16
 
-__all__ = ["BACKENDS", "KERNEL_DTYPES", "LATENT", "LATENT_TOKENS", "LIMITS", "NEEDS", "USE_REFERENCE", "Backend",
-           "BackwardLimits", "Limits", "chip_of"]  # fmt: skip
-
 # The device that the kernels of an architecture need.
 NEEDS = {
     "sm90": "CUDA capability 9.0",

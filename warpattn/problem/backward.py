@@ -22,8 +22,6 @@ from warpattn.language.nodes import Program
 from warpattn.problem.operands import addressable, packed, whole_runs
 from warpattn.problem.problem import CheckedCall
 
-__all__ = ["CheckedBackward", "Gradients", "fitted_gradients", "fp32_fields", "without_tiles", "write_back"]
-
 
 class Gradients(NamedTuple):
     """Tensors of one backward call; shapes as the forward has them, so (B, S, H, D) or (total, H, D).

@@ -13,8 +13,6 @@ from warpattn.problem.gradients import refuse_gradients
 from warpattn.problem.problem import Call, Problem
 from warpattn.quantized import EIGHT_BIT, check_scale, check_scale_values, granularity
 
-__all__ = ["check_eight_bit", "check_types", "eight_bit_of"]
-
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 

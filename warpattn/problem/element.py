@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["BF16", "ELEMENTS", "ELEMENT_OF", "FP8", "FP16", "FP32", "Element", "element_of"]
-
 
 @dataclass(frozen=True)
 class Element:

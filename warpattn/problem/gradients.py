@@ -18,9 +18,6 @@ from warpattn.problem.backends import LIMITS, USE_REFERENCE
 from warpattn.problem.problem import Call, Problem
 from warpattn.sequences import Sizes
 
-__all__ = ["are_deterministic", "check_backward", "check_deterministic", "check_transforms", "differentiated",
-           "named_inputs", "refuse_gradients"]  # fmt: skip
-
 CAPTURED = "a tensor captured by the score"
 WITHOUT = "or run under torch.no_grad()"
 

@@ -12,8 +12,6 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-__all__ = ["DEFAULT_OPTIONS", "Choice", "Launch", "PlanOptions", "TensorMap"]
-
 
 @dataclass(frozen=True)
 class PlanOptions:

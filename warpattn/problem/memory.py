@@ -14,8 +14,6 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["apart", "begins_with", "extent", "overlap", "overlaps_itself"]
-
 EFFORT: Any = 100_000  # steps that NumPy may take; beyond them two tensors count as overlapping
 
 

@@ -15,10 +15,6 @@ from torch import Tensor
 from warpattn.language.nodes import Program
 from warpattn.problem.problem import CheckedCall
 
-__all__ = ["ALIGNMENT", "COPY_RULE", "MAX_INDEX", "RUN", "Operands", "addressable", "captured", "captured_values",
-           "described", "fitted", "flat", "hand_over", "modifier_args", "packed", "programs", "run_strides",
-           "whole_runs", "without_keys"]  # fmt: skip
-
 PACKED = torch.contiguous_format
 MAX_INDEX = 2**31 - 1
 ALIGNMENT = 16  # bytes, of TMA addresses and strides

@@ -17,8 +17,6 @@ from warpattn.problem.element import ELEMENT_OF, Element
 from warpattn.scores import Score, ScoreProgram
 from warpattn.sequences import Sequence
 
-__all__ = ["Call", "CheckedCall", "Problem"]
-
 
 @dataclass(frozen=True)
 class Problem:

@@ -45,8 +45,6 @@ from warpattn.problem.problem import Call, CheckedCall, Problem
 from warpattn.scores import ALiBi, Bias, CustomScore, Score, ScoreProgram
 from warpattn.sequences import Sizes
 
-__all__ = ["MAX_SIZE", "check_limits", "check_sizes", "is_latent", "parts", "validate"]
-
 MAX_SIZE = 2**31 - 1  # kernels count rows, keys, heads and sequences with 32 bits
 LATENT_WHERE = f"with head dims {LATENT[0]} and {LATENT[1]} (latent attention)"
 FULL_PROGRAM = Full().program()  # without a mask

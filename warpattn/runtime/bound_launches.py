@@ -34,8 +34,6 @@ from warpattn.runtime.kernel_parameters import SCRATCH, Parameter
 from warpattn.runtime.tile_counters import TileCounters
 from warpattn.sequences import Sequence as Layout
 
-__all__ = ["BoundLaunch", "BoundLaunches", "LoadedKernel", "launch_all", "load"]
-
 CAPTURED = ("mask_args", "score_args")  # parameters for what mask and score captured
 
 

@@ -26,9 +26,6 @@ from pathlib import Path
 
 from warpattn.errors import AttentionError
 
-__all__ = ["Contents", "clear", "folder", "limit", "look", "mark_used", "new_file", "private_temporary", "read",
-           "refusal", "sweep"]  # fmt: skip
-
 LIMIT_MIB = 1024  # a kernel takes 0.1 to 0.4 MiB: some thousand problems
 UNUSED_DAYS = 90
 OTHERS_DAYS = 14  # of another version: a second environment that is in use is not emptied all the time

@@ -28,8 +28,6 @@ from warpattn.runtime.bound_launches import BoundLaunches
 from warpattn.scores import ScoreProgram
 from warpattn.sequences import Dense, Sequence
 
-__all__ = ["Result", "recall", "remember"]
-
 Result = Tensor | tuple[Tensor, Tensor]
 
 AT_MOST = 2048

@@ -25,8 +25,6 @@ from warpattn.runtime.first_use import say_once
 from warpattn.runtime.kernel_cache import Artifact, require_triton
 from warpattn.runtime.kernel_parameters import SCRATCH, parameters
 
-__all__ = ["artifact_of", "compiled", "folder_refusal", "refusals_named", "triton_folder"]
-
 _one_at_a_time = threading.RLock()
 _private: list[Path] = []  # the temporary folder, once one is needed
 

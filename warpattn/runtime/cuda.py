@@ -15,20 +15,6 @@ from typing import Any, ClassVar
 
 import torch
 
-__all__ = [
-    "Parameters",
-    "TensorMapLayout",
-    "bind_context",
-    "check",
-    "current_device",
-    "current_stream",
-    "driver",
-    "is_capturing",
-    "launch_call",
-    "load_function",
-    "replace_address_call",
-]
-
 TENSOR_MAP_BYTES = 128
 INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: this thread has none yet
 _DATA_TYPES = {"fp16": 6, "fp32": 7, "bf16": 9, "fp8e4nv": 0, "fp8e5": 0}  # CUtensorMapDataType

@@ -22,8 +22,6 @@ from warpattn.runtime.bound_launches import launch_all
 from warpattn.runtime.call_cache import Result
 from warpattn.runtime.plan import list_launches
 
-__all__ = ["attend"]
-
 
 def attend(call: Call) -> Result | CheckedCall:
     """Out, or (out, lse), of a call of any sequence kind; AttentionError listing every broken rule.

@@ -6,8 +6,6 @@ import os
 import sys
 from pathlib import Path
 
-__all__ = ["announce", "say_once"]
-
 _said: set[str] = set()
 
 

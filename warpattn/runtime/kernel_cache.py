@@ -31,8 +31,6 @@ from warpattn.runtime.cache_folder import folder, mark_used, sweep
 from warpattn.runtime.first_use import announce, say_once
 from warpattn.runtime.kernel_parameters import Parameter
 
-__all__ = ["Artifact", "find", "folder", "forget", "load", "path_of", "require_triton", "store"]
-
 FORMAT = "warpattn kernel 3"
 IN_MEMORY = 512
 PACKAGE = Path(__file__).parents[1]

@@ -14,8 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["SCRATCH", "Parameter", "parameters"]
-
 SCRATCH = ("ptr", "ptr")  # Triton's last two arguments of each kernel: global and profiling scratch memory, unused
 _SCALARS = {"i32": "i32", "u32": "i32", "i64": "i64", "u64": "i64", "fp32": "f32", "f32": "f32"}
 _DESCRIPTOR = re.compile(r"tensordesc<(\w+)\[([\d, ]+)\],.*swizzle_byte_width=(\d+)")

@@ -24,8 +24,6 @@ from warpattn.problem.operands import RUN, Operands, whole_runs
 from warpattn.problem.rules import check_limits, check_sizes
 from warpattn.sequences import Sequence
 
-__all__ = ["Plan", "list_backward_launches", "list_captured_launches", "list_launches", "plan", "plan_backward"]
-
 CAPTURED = (
     "gradients of tensors that the score captured are added by atomic additions of a kernel of its own; deterministic "
     "ones by torch operations on the device, the slower form"

@@ -14,8 +14,6 @@ from warpattn.problem.operands import ALIGNMENT
 from warpattn.runtime import cuda
 from warpattn.runtime.bound_launches import BoundLaunches, launch_all
 
-__all__ = ["RepeatedCalls"]
-
 KEPT = 256  # launches at most, of each function
 Tensors = Sequence[Tensor | None]
 

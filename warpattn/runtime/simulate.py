@@ -24,8 +24,6 @@ from warpattn.sequences import Dense, Sequence
 from warpattn.sim import Report, SimulationError, simulate
 from warpattn.sim.compile import to_ttgir
 
-__all__ = ["Options", "run", "run_alone", "run_backward", "run_launch", "traced", "traced_backward"]
-
 PROGRAMS = 4  # of the grid of a persistent kernel: enough for its scheduler to matter, few enough to be quick
 DENSE = Dense()
 _compiled: dict[Hashable, Any] = {}

@@ -12,8 +12,6 @@ import threading
 import torch
 from torch import Tensor
 
-__all__ = ["TileCounters"]
-
 SLAB = 4096  # cells allocated at a time, 16 KiB
 
 

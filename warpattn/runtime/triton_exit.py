@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import sys
 
-__all__ = ["release_triton"]
-
 GLUON = "triton.experimental.gluon"
 
 

@@ -16,8 +16,6 @@ from warpattn.sequences import PagedKV
 from warpattn.serving.new_tokens import check_angles, check_heads, check_memory, check_places, rotated
 from warpattn.serving.scaled_rows import check_scale_of, write_rows
 
-__all__ = ["append_paged"]
-
 _calls = RepeatedCalls("append_paged", rows=4)
 
 

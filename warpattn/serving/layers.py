@@ -15,8 +15,6 @@ from warpattn.errors import AttentionError, Rules
 from warpattn.masks import Causal, Mask, SlidingWindow
 from warpattn.scores import Score, SoftCap
 
-__all__ = ["LargestStep", "Layer", "layers_of", "read_config"]
-
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "half": torch.float16}
 WITH_SINKS = ("gpt_oss",)  # model types whose layers have a sink for each head
 

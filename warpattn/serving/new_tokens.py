@@ -9,8 +9,6 @@ from warpattn.errors import Rules
 from warpattn.problem.memory import begins_with, overlap, overlaps_itself
 from warpattn.quantized import EIGHT_BIT
 
-__all__ = ["check_angles", "check_heads", "check_memory", "check_places", "rotated"]
-
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 

@@ -42,8 +42,6 @@ from warpattn.runtime.plan import list_launches
 from warpattn.scores import Score
 from warpattn.sequences import Dense, PagedKV, PagedRagged, Ragged, Sequence
 
-__all__ = ["DecodePlan", "PrefillPlan", "Result", "ServingPlan"]
-
 Result = Tensor | tuple[Tensor, Tensor]
 Pair = tuple[Tensor | Quantized, Tensor | Quantized]
 

@@ -7,8 +7,6 @@ from torch import Tensor
 from warpattn.errors import Rules
 from warpattn.quantized import EIGHT_BIT, check_scale, check_scale_values, granularity, quantize
 
-__all__ = ["check_scale_of", "write_rows"]
-
 STATIC = (None, "tensor", "head")
 
 

@@ -15,8 +15,6 @@ from warpattn.runtime.repeated_calls import RepeatedCalls
 from warpattn.serving.new_tokens import check_angles, check_heads, check_memory, check_places, rotated
 from warpattn.serving.scaled_rows import check_scale_of, write_rows
 
-__all__ = ["append_slots"]
-
 INDEX_DTYPES = (torch.int32, torch.int64)
 
 _calls = RepeatedCalls("append_slots", rows=4)

@@ -26,8 +26,6 @@ from warpattn.scores import Score
 from warpattn.sequences import PagedKV, PagedRagged, Ragged
 from warpattn.serving.plans import Result, ServingPlan
 
-__all__ = ["StepPlan"]
-
 
 class StepPlan(ServingPlan):
     """Attention of ragged queries over a paged cache, planned for up to as many tokens and sequences as given.

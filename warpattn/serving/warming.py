@@ -32,8 +32,6 @@ from warpattn.runtime.plan import list_launches
 from warpattn.sequences import Dense, PagedKV, PagedRagged, Ragged
 from warpattn.serving.layers import LargestStep, Layer, layers_of, read_config
 
-__all__ = ["Warmed", "warm"]
-
 
 @dataclass(frozen=True)
 class Warmed:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import warpattn as wa
 from tests.cases import MASKS, SCORES, Case, Maker
-from warpattn.language.expr import evaluate
+from warpattn.language.evaluate import evaluate
 from warpattn.language.nodes import Program
 
 emit = pytest.importorskip("warpattn.kernels.pieces.codegen", exc_type=ImportError)

@@ -14,7 +14,6 @@ from warpattn.language.evaluate import evaluate, evaluate_all
 from warpattn.language.expr import (
     Expr,
     Table,
-    call_user,
     exp,
     load,
     log,
@@ -28,6 +27,7 @@ from warpattn.language.expr import (
     where,
 )
 from warpattn.language.nodes import postorder
+from warpattn.language.user_code import call_user
 
 TRUE = ("const", "bool", True)
 TABLE = torch.arange(5)

@@ -23,8 +23,6 @@ from warpattn.cli import tensors
 from warpattn.cli.progress import working
 from warpattn.errors import AttentionError
 
-__all__ = ["Curves", "Run", "sentence_pairs", "train_both"]
-
 PACKAGE = Path(__file__).parents[2]
 BATCH, BATCHES = 8, 4  # pairs of a step, and steps until the text begins again, so that the loss falls
 RATE = 5e-5

@@ -17,8 +17,6 @@ from warpattn.runtime.plan import list_backward_launches
 from warpattn.sequences import Dense
 from warpattn.sim import Report
 
-__all__ = ["NAMES", "Taken", "backward_launches", "differentiated", "simulated", "truth"]
-
 NAMES = ("dq", "dk", "dv")
 
 

@@ -25,9 +25,6 @@ from .config import (
     rows_of_program,
 )
 
-__all__ = ["NewRows", "append_launches", "slot_launches"]
-
-
 Scales = tuple[Tensor | None, Tensor | None]
 
 

@@ -15,8 +15,6 @@ from warpattn.problem.launch import Launch
 
 from .config import MergeConfig, MergeShape, State
 
-__all__ = ["Result", "merge_launches"]
-
 
 class Result(NamedTuple):
     """Attention over some keys: out (B, Sq, Hq, Dv) with lse (B, Hq, Sq), or (total_q, Hq, Dv) with (Hq, total_q)."""

@@ -26,8 +26,6 @@ from warpattn.runtime.merging.states import merge_into
 from warpattn.scores import SoftCap
 from warpattn.sequences import PagedKV, PagedRagged, Ragged
 
-__all__ = ["cascaded"]
-
 GROUP = 16  # rows of queries that read the shared pages together: what the decode kernel takes
 FEW = 512  # rows up to which groups are decoded; with more, tiles of prefill fill the card
 

@@ -20,8 +20,6 @@ from warpattn.problem.operands import ALIGNMENT
 from warpattn.problem.rules import choose_backend
 from warpattn.runtime.repeated_calls import RepeatedCalls
 
-__all__ = ["merge_into", "merge_states"]
-
 AXES = {4: ("batch", "seq", "heads", "head_dim"), 3: ("total", "heads", "head_dim")}
 LSE_AXES = {4: ("batch", "heads", "seq"), 3: ("heads", "total")}
 KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)

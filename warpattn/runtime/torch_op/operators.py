@@ -25,8 +25,6 @@ from warpattn.runtime.torch_op import program
 from warpattn.runtime.training.gradients import Along, Saved, Wanted, checked_backward, take_gradients
 from warpattn.runtime.training.recomputed import recomputed
 
-__all__ = ["record"]
-
 
 def record(call: Call) -> tuple[Tensor, Tensor]:
     """Out and lse of a call through its operator; an empty lse where none is wanted. Values are not checked."""

@@ -20,8 +20,6 @@ from warpattn.problem import Call, CheckedCall
 from warpattn.scores import Score, ScoreProgram
 from warpattn.sequences import Dense, PagedKV, PagedRagged, Ragged, Sequence
 
-__all__ = ["Parsed", "Tail", "has_lse", "read", "replay", "sequence_of", "write"]
-
 DENSE = Dense()
 
 

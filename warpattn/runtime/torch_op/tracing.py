@@ -24,8 +24,6 @@ from warpattn.runtime.call_cache import Result
 from warpattn.runtime.torch_op import operators
 from warpattn.sequences import Dense, PagedKV, PagedRagged, Ragged, Sequence
 
-__all__ = ["attend"]
-
 
 def attend(call: Call) -> Result:
     """A call as an operator of the graph that is being traced, without a look at values of lengths and tables."""

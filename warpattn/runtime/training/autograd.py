@@ -25,8 +25,6 @@ from warpattn.runtime.call_cache import Result
 from warpattn.runtime.training.gradients import Along, Saved, Wanted, checked_backward, take_gradients
 from warpattn.sequences import Sequence
 
-__all__ = ["taken_once", "train"]
-
 
 class _Job(NamedTuple):
     """What a backward keeps of its call beside tensors that autograd saves."""

@@ -25,8 +25,6 @@ from warpattn.runtime.plan import list_captured_launches
 from warpattn.scores import ScoreProgram
 from warpattn.sequences import Sequence
 
-__all__ = ["captured_gradients"]
-
 DTYPE = torch.float32
 
 

@@ -18,8 +18,6 @@ from warpattn.problem.gradients import check_backward
 from warpattn.runtime.training.gradients import Along, Saved, Wanted, checked_backward, take_gradients
 from warpattn.runtime.training.recomputed import shares
 
-__all__ = ["differentiate"]
-
 
 def differentiate(call: Call, saved: Saved, along: Along, captured: Many[Tensor] = ()) -> list[Tensor]:
     """dq, dk, dv, and the gradients of tensors that the score captured; AttentionError listing every broken rule."""

@@ -23,8 +23,6 @@ from warpattn.runtime.training.captured import captured_gradients
 from warpattn.sequences import Sequence
 from warpattn.side_by_side import beside
 
-__all__ = ["Along", "Found", "Saved", "Wanted", "checked_backward", "take_gradients"]
-
 
 class Saved(NamedTuple):
     """What the backward needs of the forward, in its shapes; lse is fp32."""

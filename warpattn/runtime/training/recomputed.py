@@ -18,8 +18,6 @@ from warpattn.reference import reference
 from warpattn.runtime import execute
 from warpattn.runtime.training.gradients import Along, Saved
 
-__all__ = ["above_autograd", "recomputed", "shares"]
-
 
 def recomputed(call: Call, along: Along, more: list[Tensor]) -> list[Tensor]:
     """Gradients of q, k, v and of `more`: leaves that require gradients and that the call holds."""

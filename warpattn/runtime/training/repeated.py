@@ -23,8 +23,6 @@ from warpattn.scores import ScoreProgram
 from warpattn.sequences import Dense
 from warpattn.sequences import Sequence as Layout
 
-__all__ = ["launched_again", "remember"]
-
 AT_MOST = 512
 APART = 256  # bytes that tensors of a workspace begin at multiples of
 
