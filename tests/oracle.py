@@ -89,7 +89,8 @@ def check(inputs: Inputs, out: Tensor, lse: Tensor | None = None, *, truth_dtype
 
 
 def compare(out: Tensor, truth: Tensor, bound: float) -> None:
-    """Assert |out - truth| <= bound everywhere, no NaN, zeros where and only where the truth is zero."""
+    """Assert |out - truth| <= bound everywhere, no NaN, and zeros where the truth is zero; rows are zeros nowhere else
+    unless the truth's largest number is too small for the dtype (behind a large sink, say)."""
     assert out.shape == truth.shape, f"out has shape {tuple(out.shape)}, not {tuple(truth.shape)}"
     assert not truth.isnan().any(), "the truth has NaN"
     unwritten = int(out.isnan().sum())
@@ -97,7 +98,7 @@ def compare(out: Tensor, truth: Tensor, bound: float) -> None:
     assert torch.isfinite(out).all(), "out has infinities"
     dark = (truth == 0).all(dim=-1)  # rows that see nothing
     assert bool((out[dark] == 0).all()), "a row that sees no key is not zero"
-    bright = out[~dark]
+    bright = out[truth.abs().amax(dim=-1) >= torch.finfo(out.dtype).tiny]
     assert bool((bright != 0).any(dim=-1).all()), "a row that sees keys came out as zeros"
     error = _largest((out.to(truth.dtype) - truth).abs())
     assert error <= bound, f"error {error:.3g} is over the bound {bound:.3g}"

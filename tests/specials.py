@@ -175,6 +175,8 @@ CALLS = {
     "few rows": replace(_PAGED, seq_q=20, lens_k=(150, 30), mask="causal"),
     "one row, padded": Case(batch=2, seq_q=1, seq_k=300, heads_q=4, dim=64, dtype=torch.float16, mask="padding"),
     "few rows, scattered": replace(_PREFILL, seq_q=30, seq_k=300, heads_q=4, mask="dense-mask", sinks=True),
+    "causal, 96": replace(_PREFILL, dim=96),
+    "window, 256": replace(_PREFILL, seq_q=70, dim=256, mask="window-both", sinks=True),
     "padded, 80": replace(_PREFILL, dim=80, mask="causal-padding"),
     "scattered, 192/128": replace(_PREFILL, dim=192, dim_v=128, mask="dense-mask"),
     "padded, 256": replace(_PREFILL, seq_q=70, seq_k=200, dim=256, mask="padding"),

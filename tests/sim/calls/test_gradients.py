@@ -10,6 +10,7 @@ import torch
 import warpattn as wa
 from tests.cases import Case
 from tests.gradients import check_gradients, weights
+from tests.oracle import visible
 from tests.unit.api.test_gradients import attend, require, taken
 
 pytest.importorskip("triton")
@@ -18,7 +19,6 @@ BASE = Case(batch=1, seq_q=70, seq_k=140, heads_q=2, heads_kv=1, dim=64, dtype=t
 CASES = [
     replace(BASE, score="alibi-slopes", sinks=True),
     replace(BASE, dim=40, mask="window", score="softcap", layout="sliced", dtype=torch.float16),
-    replace(BASE, score="custom", mask="documents"),
     replace(BASE, kind="ragged", batch=3, lens_q=(30, 0, 70), lens_k=(40, 9, 70), score="alibi-slopes", sinks=True),
 ]
 
@@ -28,6 +28,17 @@ def test_gradients(case):
     inputs = require(case.build())
     dout, dlse = weights(inputs)
     check_gradients(inputs, taken(inputs, attend(inputs, "simulate:sm90"), dout, dlse), dout, dlse)
+
+
+def test_hidden_keys_and_values_reach_no_gradient():
+    inputs = require(replace(BASE, score="custom", mask="documents").build())
+    dark = ~visible(inputs, 0, range(BASE.seq_q), BASE.seq_q, BASE.seq_k).flatten(0, 1).any(0)
+    assert dark.any()
+    k, v = inputs.k.detach().clone(), inputs.v.detach().clone()
+    k[:, dark], v[:, dark] = torch.nan, torch.inf
+    spoiled = replace(inputs, k=k.requires_grad_(), v=v.requires_grad_())
+    dout, dlse = weights(inputs)
+    check_gradients(inputs, taken(spoiled, attend(spoiled, "simulate:sm90"), dout, dlse), dout, dlse)
 
 
 def test_a_module_that_is_trained():

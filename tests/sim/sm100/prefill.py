@@ -8,15 +8,16 @@ from torch import Tensor
 
 from warpattn.kernels.sm100 import signature
 from warpattn.kernels.sm100.config import FA4Config
-from warpattn.kernels.sm100.sequence_args import Shape
+from warpattn.kernels.sm100.sequence_args import Shape, sequence_args
 from warpattn.kernels.sm100.traits import Traits
 from warpattn.language.nodes import Program
 from warpattn.masks import Full, Mask
 from warpattn.problem.arch import triton_target
 from warpattn.problem.element import element_of
-from warpattn.problem.operands import flat
+from warpattn.problem.operands import Operands, flat
 from warpattn.reference import reference
 from warpattn.scores import Score
+from warpattn.sequences import Dense
 from warpattn.sim import Report, simulate
 from warpattn.sim.compile import to_ttgir
 
@@ -85,9 +86,9 @@ def simulated(case: Case, kernel: Any = None, **options: Any) -> tuple[Report, f
     lse = torch.full((case.batch, case.heads, case.seq_q), float("nan"))
     mask, score = case.programs()
     shape = Shape(case.seq_q, case.seq_k, case.heads, case.grid[0])
-    args = {
-        "q_desc": q, "k_desc": k, "v_desc": v, "o_desc": out, "lse_ptr": lse, "sinks_ptr": sinks,
-        "scale": case.dim**-0.5, "shape": shape, "sequence_args": (), "mask_args": flat(mask.tensors),
+    args = sequence_args(Operands(q, k, v, out, lse, sinks), Dense(), case.config) | {
+        "lse_ptr": lse, "sinks_ptr": sinks,
+        "scale": case.dim**-0.5, "shape": shape, "mask_args": flat(mask.tensors),
         "score_args": flat(() if score is None else score.tensors),
     }  # fmt: skip
     report = simulate(case.kernel() if kernel is None else kernel, case.grid, args, **options)

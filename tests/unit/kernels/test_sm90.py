@@ -23,9 +23,10 @@ CONFIGS = {
     "packed": chosen(4, 8192, 8192, 64, 8, 64, Causal() & SlidingWindow(128)).config,
     "split": chosen(1, 256, 32768, 32, 8, 128, Causal()).config,
 }
-# Bytes of stack the compiler spills to, measured with Triton 3.9.0.
+# Bytes of stack the compiler spills to, measured with Triton 3.9.0. Eight of those at 256 are for the look for hidden
+# values, which cost no time (H200).
 STACK = {
-    "d64-short": 0, "d64": 264, "d128": 16, "d256": 64, "d192": 0, "d192/128": 104, "d80": 16,
+    "d64-short": 0, "d64": 264, "d128": 16, "d256": 72, "d192": 0, "d192/128": 104, "d80": 16,
     "half-tiles": 0, "packed": 0, "split": 16,
 }  # fmt: skip
 
@@ -47,10 +48,12 @@ def test_machine_code_is_what_the_config_promises(name: str) -> None:
 
 
 def wgmmas(config: SM90Config) -> int:
-    """Warpgroup products in the code: k is 16, and a warpgroup has the first Q·K, the loop and the crossing."""
+    """Warpgroup products in the code: k is 16, and a warpgroup has the first Q·K, the loop and the crossing; repeat.py
+    has its own for one of them."""
     scores = config.padded_qk // 16
     outputs = config.block_n // 16 * len(config.v_parts)
-    return config.consumers * (3 * scores + 2 * outputs)
+    again = scores + config.block_n // 16 * len(config.again_blocks) if config.repeats_freely else 0
+    return config.consumers * (3 * scores + 2 * outputs) + again
 
 
 def test_no_other_product_waits_inside_a_loop() -> None:

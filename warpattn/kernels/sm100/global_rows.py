@@ -1,11 +1,12 @@
 """Rows of Q, K, V and O in global memory, for each kind of sequence; all load (or store) boxes of the same shape.
 
-      BatchRows       a batch entry: the map's own extents clip                     dense batches, Q and O of paged ones
-      SequenceRows    rows that end at a length of their own (nvidia/clipped_rows.py)     ragged batches
+      BatchRows       a batch entry: the map's own extents clip              dense batches but V, Q and O of paged ones
+      SequenceRows    rows that end at a length of their own (nvidia/clipped_rows.py)     ragged batches, dense V
       PagedRows       pages that a table names, clipped at the sequence's end      paged keys and values
       CopiedRows      the same row by row, by copies of the load warp's threads     those of pages too small for a box
 
-Rows past the end are read as zeros, so that P·V never meets stale memory, and are not written.
+Rows past the end are read as zeros, so that P·V never meets stale memory, and are not written. Values end (`until`)
+where the last one is that a row of the query tile sees: what is past it may be NaN.
 """
 
 from triton.experimental import gluon
@@ -52,6 +53,11 @@ class BatchRows:
         """The same out of shared memory."""
         tma.async_store(self.desc, [self.b, row, head, column], smem)
 
+    @gluon.jit
+    def until(self, end, x):
+        """All rows: the map knows one end (values of a pair of CTAs)."""
+        return self
+
 
 @gluon.aggregate
 class SequenceRows:
@@ -69,6 +75,11 @@ class SequenceRows:
     def store(self, row, head, column, smem):
         tma.async_store(self.desc, [FAR, self.offset, FAR - self.length + row, head, column], outer(smem))
 
+    @gluon.jit
+    def until(self, end, x):
+        """The first `end` rows, at most all, of V; `x`: `DenseArgs` or `RaggedArgs`."""
+        return SequenceRows(self.desc, self.offset - (self.length - end) * x.v.unit, end)
+
 
 @gluon.aggregate
 class Table:
@@ -84,6 +95,11 @@ class Table:
         """The page of `key` (any shape); some page past the end of the keys."""
         page = gl.load(self.entries + key // self.page_size, mask=key < self.length, other=0)
         return gl.minimum(gl.maximum(page, 0), self.pages - 1)
+
+    @gluon.jit
+    def until(self, end):
+        """The pages of the first `end` keys, at most all."""
+        return gl.aggregate_replace(self, length=end)
 
 
 @gluon.aggregate
@@ -107,6 +123,11 @@ class PagedRows:
             used = gl.minimum(gl.maximum(self.table.length - first, 0), self.table.page_size)
             source = [FAR, page * self.step + used * self.unit, FAR - used + key - first, head, column]
             tma.async_load(self.desc, source, full, wide.slice(i * self.box, self.box, dim=2))
+
+    @gluon.jit
+    def until(self, end, x):
+        """The first `end` keys, at most all."""
+        return gl.aggregate_replace(self, table=self.table.until(end))
 
 
 @gluon.aggregate
@@ -145,6 +166,11 @@ class CopiedRows:
         async_copy.wait_group(0)
         fence_async_shared()
 
+    @gluon.jit
+    def until(self, end, x):
+        """The first `end` keys, at most all."""
+        return gl.aggregate_replace(self, table=self.table.until(end))
+
 
 @gluon.jit
 def paged_keys(k, v, x, b, config: gl.constexpr):
@@ -163,6 +189,24 @@ def paged_keys(k, v, x, b, config: gl.constexpr):
 def sequence_rows(desc, start, length, rows):
     """Rows of the sequence that begins at row (or page, or entry) `start`; `rows`: `MapRows`."""
     return SequenceRows(desc, start * rows.step + length * rows.unit, length)
+
+
+@gluon.jit
+def dense_values(desc, b, seq_k, x):
+    """V of batch entry `b`; `x`: `DenseArgs`, or nothing where its map is that of a pair of CTAs."""
+    if len(x) == 0:
+        return BatchRows(desc, b)
+    else:
+        return sequence_rows(desc, b, seq_k, x.v)
+
+
+@gluon.jit
+def seen_values(v, span, seq_k, mods, x):
+    """V up to the last key of `span`, an interval of a mask; `x`: the arguments of the sequence kind."""
+    if mods.keep is None:
+        return v
+    else:
+        return v.until(gl.minimum(span[3], seq_k), x)
 
 
 @gluon.jit

@@ -11,7 +11,7 @@ from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shar
 from ..pieces.modifiers import Modifiers
 from ..pieces.scheduler import Tile
 from ..pieces.span import partition_tiles, tile_span
-from .global_rows import BatchRows, Sources, paged_keys, sequence_rows
+from .global_rows import BatchRows, Sources, dense_values, paged_keys, seen_values, sequence_rows
 from .prefill_1q.kernel import start_1q
 from .prefill_2cta.kernel import start_pair
 from .prefill_2q.context import Context, Work, make_barriers, make_memory, make_rings
@@ -42,7 +42,9 @@ def prefill_kernel(
         sources = at_part(sources, o_desc, lse_ptr, partition * gl.num_programs(2) + tile.b, seq_q * shape.heads_q)
     work = Work(seq_q, seq_k, shape.heads_q, head // traits.group)
     mods = Modifiers(functions[0], functions[1], functions[2], mask_args, score_args)
-    run = tile_span(mods.key_span(tile, work, config.PairBM_eff), config.BN)
+    span = mods.key_span(tile, work, config.PairBM_eff)
+    sources = gl.aggregate_replace(sources, v=seen_values(sources.v, span, seq_k, mods, sequence_args))
+    run = tile_span(span, config.BN)
     if config.num_q == 1:
         run = partition_tiles(run, partition, partitions, tile.row < seq_q)
     elif traits.kind == "ragged":
@@ -94,7 +96,7 @@ def at_sequence(tensors, shape, sequence_args, b, config: gl.constexpr, traits: 
             k, v, seq_k = paged_keys(tensors.k, tensors.v, sequence_args, b, config)
         else:
             k = BatchRows(tensors.k, b)
-            v = BatchRows(tensors.v, b)
+            v = dense_values(tensors.v, b, seq_k, sequence_args)
         return Sources(q, k, v, o, lse, tensors.lse_stride, tensors.sinks), shape.seq_q, seq_k
 
 

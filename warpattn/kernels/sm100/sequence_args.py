@@ -32,16 +32,18 @@ MapRows = namedtuple("MapRows", "step unit", defaults=[I32] * 2)
 RunRows = namedtuple("RunRows", "page row head runs", defaults=[I64, I64, I64, I32])
 # Keys of each sequence, and their pages: entries, from a sequence to the next, pages of the cache.
 TableArgs = namedtuple("TableArgs", "lengths entries stride pages", defaults=[INDICES, INDICES, I64, I32])
+# Rows of V, which end with the keys that a query tile sees; a pair of CTAs has none.
+DenseArgs = namedtuple("DenseArgs", "v", defaults=[MapRows()])
 # Where sequences start, and the rows (`MapRows`) of the operands.
 RaggedArgs = namedtuple("RaggedArgs", "cu_q cu_k q k v o", defaults=[INDICES, INDICES, *[MapRows()] * 4])
 # The block table, and the rows of pages: `MapRows`, or `RunRows` where no box of a map fits into a page.
 PagedArgs = namedtuple("PagedArgs", "table k v")
 
 
-def sequence_types(kind: str, copied: bool) -> tuple[Any, ...]:
-    """Triton's types of the arguments of a sequence kind ("dense", "ragged", "paged"); none for dense batches."""
+def sequence_types(kind: str, copied: bool, pair: bool = False) -> tuple[Any, ...]:
+    """Triton's types of the arguments of a sequence kind ("dense", "ragged", "paged")."""
     if kind == "dense":
-        return ()
+        return () if pair else DenseArgs()
     if kind == "ragged":
         return RaggedArgs()
     rows = RunRows() if copied else MapRows()
@@ -52,6 +54,8 @@ def sequence_args(x: Operands, sequence: Sequence, config: FA4Config) -> dict[st
     """The kernel's arguments for the operands of a prefill, and for where its sequences lie."""
     if not isinstance(sequence, Ragged):
         keys = key_args(x, sequence, (config.box_rows, config.BK0, config.padded_ov_depth))
+        if config.pair_cta:
+            keys = {"k_desc": x.k, "v_desc": x.v, "sequence_args": ()}
         return {"q_desc": x.q, "o_desc": x.out} | keys
     cu_q = sequence.cu_q.contiguous()
     cu_k = cu_q if sequence.cu_k is None else sequence.cu_k.contiguous()
@@ -66,9 +70,10 @@ def sequence_args(x: Operands, sequence: Sequence, config: FA4Config) -> dict[st
 
 def key_args(x: Operands, sequence: Sequence, box: tuple[int, int, int]) -> dict[str, Any]:
     """The arguments for dense or paged keys; box: (rows, columns of K, columns of V) of what one copy reads."""
-    if not isinstance(sequence, PagedKV):
-        return {"k_desc": x.k, "v_desc": x.v, "sequence_args": ()}
     rows, k_cols, v_cols = box
+    if not isinstance(sequence, PagedKV):
+        v, v_rows = _rows_map("v", x.v, rows, 1, v_cols)
+        return {"k_desc": x.k, "v_desc": v, "sequence_args": DenseArgs(v_rows)}
     table = TableArgs(sequence.lengths.contiguous(), *_table(sequence), sequence.k_pages.shape[0])
     if rows < LEAST_ROWS:
         return {"k_desc": x.k, "v_desc": x.v, "sequence_args": PagedArgs(table, _run_rows(x.k), _run_rows(x.v))}

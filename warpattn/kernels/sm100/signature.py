@@ -24,20 +24,20 @@ def prefill_source(config: FA4Config, traits: Traits, mask: Program, score: Prog
     rows, cols = halved_rows(config), halved_columns(config)
     ragged, sequences = traits.kind == "ragged", traits.kind != "dense"
 
-    def keys(columns: int, halved: int | None) -> str:
+    def keys(columns: int, halved: int | None, clipped: bool) -> str:
         box = [1, config.box_rows, 1, columns]
-        return config.element.pointer if copied else descriptor(box, config.element, halved, sequences)
+        return config.element.pointer if copied else descriptor(box, config.element, halved, clipped)
 
     signature = {
         "q_desc": descriptor(query_box(config, config.BK0), config.element, rows, ragged),
-        "k_desc": keys(config.BK0, rows),
-        "v_desc": keys(config.padded_ov_depth, cols),
+        "k_desc": keys(config.BK0, rows, sequences),
+        "v_desc": keys(config.padded_ov_depth, cols, not config.pair_cta),
         "o_desc": descriptor(query_box(config, columns), out, rows, ragged),
         "lse_ptr": "*fp32",
         "sinks_ptr": "*fp32",
         "scale": "fp32",
         "shape": Shape(),
-        "sequence_args": sequence_types(traits.kind, copied),
+        "sequence_args": sequence_types(traits.kind, copied, config.pair_cta),
         **modifier_types(mask, score),
     }
     constants = {"config": config, "functions": modifier_functions(mask, score), "traits": traits}

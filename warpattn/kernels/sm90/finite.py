@@ -46,6 +46,20 @@ def any_special(tile):
 
 
 @gluon.jit
+def clear_special(tile):
+    """0 for what is NaN or infinite in a tile [N, columns]."""
+    if any_special(tile):
+        layout: gl.constexpr = run_layout(tile.shape[1], 8)
+        rows: gl.constexpr = tile.shape[0]
+        for first in gl.static_range(0, rows, 16):
+            part = tile.slice(first, 16, 0)
+            values = part.load(layout)
+            part.store(gl.where(values.to(gl.float32) - values.to(gl.float32) == 0, values, gl.zeros_like(values)))
+        fence_async_shared()
+        gl.barrier()
+
+
+@gluon.jit
 def clear_outside(tile, begin, end):
     """Clear the rows of a tile [N, columns] before `begin` and from `end` on, 16 at a time."""
     layout: gl.constexpr = run_layout(tile.shape[1], 8)

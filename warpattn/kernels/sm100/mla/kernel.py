@@ -16,7 +16,7 @@ from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shar
 
 from ...pieces.modifiers import Modifiers
 from ...pieces.span import partition_tiles, tile_span
-from ..global_rows import BatchRows, paged_keys
+from ..global_rows import BatchRows, dense_values, paged_keys, seen_values
 from ..sync import first_grid_index
 from .attend import attend_role
 from .context import LatentContext, LatentRows, Lengths, Strided, make_barriers, make_memory, make_ring
@@ -44,7 +44,9 @@ def latent_kernel(
     k, v, seq_k = key_sources(k_desc, v_desc, shape.seq_k, sequence_args, b, config, traits)
     lengths = Lengths(shape.seq_q, seq_k)
     mods = Modifiers(functions[0], functions[1], functions[2], mask_args, score_args)
-    run = partition_tiles(row_span(rows, lengths, mods, config), partition, partitions, seq_k > 0)
+    span = row_span(rows, lengths, mods, config)
+    v = seen_values(v, span, seq_k, mods, sequence_args)
+    run = partition_tiles(tile_span(span, config.BN), partition, partitions, seq_k > 0)
     ctx = LatentContext(
         strided(q, 8), strided(out, 8), strided(lse, 1), partition * gl.num_programs(2) + b, sinks_ptr, k, v,
         make_ring(config), make_memory(config), make_barriers(config), rows, lengths, run, mods, scale, config, traits,
@@ -66,11 +68,11 @@ def strided(x, unit: gl.constexpr):
 
 @gluon.jit
 def row_span(rows, lengths, mods, config: gl.constexpr):
-    """The key tiles that the rows of this CTA may see."""
+    """The interval of keys that the rows of this CTA may see."""
     offset = lengths.seq_k - lengths.seq_q
     q_lo = rows.first // rows.group + offset
     q_hi = gl.minimum((rows.first + config.BM - 1) // rows.group, lengths.seq_q - 1) + offset
-    return tile_span(mods.span(rows.b, 0, q_lo, q_hi, lengths.seq_q, lengths.seq_k, mods.mask_args), config.BN)
+    return mods.span(rows.b, 0, q_lo, q_hi, lengths.seq_q, lengths.seq_k, mods.mask_args)
 
 
 @gluon.jit
@@ -79,4 +81,4 @@ def key_sources(k, v, seq_k, sequence_args, b, config: gl.constexpr, traits: gl.
     if traits.kind == "paged":
         return paged_keys(k, v, sequence_args, b, config)
     else:
-        return BatchRows(k, b), BatchRows(v, b), seq_k
+        return BatchRows(k, b), dense_values(v, b, seq_k, sequence_args), seq_k

@@ -18,15 +18,15 @@ def latent_source(config: LatentConfig, traits: Traits, mask: Program, score: Pr
     """The kernel with the types of its parameters and its constants."""
     copied, paged = config.box_rows < LEAST_ROWS, traits.kind == "paged"
 
-    def keys(columns: int) -> str:
+    def keys(columns: int, clipped: bool) -> str:
         box = [1, config.box_rows, 1, columns]
-        return config.element.pointer if copied else descriptor(box, config.element, None, paged)
+        return config.element.pointer if copied else descriptor(box, config.element, None, clipped)
 
     out = FP32 if config.splitk_partitions > 1 else config.element
     signature = {
         "q": StridedArgs(config.element.pointer),
-        "k_desc": keys(config.rope),
-        "v_desc": keys(config.half),
+        "k_desc": keys(config.rope, paged),
+        "v_desc": keys(config.half, True),
         "out": StridedArgs(out.pointer),
         "lse": StridedArgs("*fp32"),
         "sinks_ptr": "*fp32",

@@ -21,6 +21,7 @@ from ...nvidia.pipelines import PipelineState, consumer_state
 from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import as_quads, pack, unpack
 from ..columns import columns_before, columns_of, wait_columns, zero_columns
+from ..finite import clear_special
 from ..layouts import accumulator_layout, element_type, operand_layout
 from .context import STAGES, read_visit
 from .epilogue import store_keys
@@ -52,10 +53,10 @@ def attend_role(ctx, wg: gl.constexpr):
     rings.q.consumer_wait(state)
     visit = read_visit(ctx, state)
     if visit.row >= 0:
-        rings.k.consumer_wait(consumer_state(1))
+        wait_keys(ctx, rings.k, config.padded_qk, wg)
         s = warpgroup_mma_wait(0, deps=(start_scores(ctx, state, first_scores(ctx, state), wg),))
         weights = attend(ctx, s, state, visit, wg)
-        rings.v.consumer_wait(consumer_state(1))
+        wait_keys(ctx, rings.v, config.padded_v, wg)
         while visit.more():
             dk, dv, ds = start_tile(ctx, sums, weights, state, wg)
             following = state.step()
@@ -78,6 +79,15 @@ def attend_role(ctx, wg: gl.constexpr):
     smem = rings.v.tile(consumer_state(1), wg)  # nobody else reads this part of V
     store_keys(ctx, ctx.tensors.dv, sums.dv, config.widths_v, smem, wg * config.rows)
     store_keys(ctx, ctx.tensors.dk, scaled(sums.dk, ctx.scale), config.widths_qk, smem, wg * config.rows)
+
+
+@gluon.jit
+def wait_keys(ctx, ring, cols: gl.constexpr, wg: gl.constexpr):
+    """The warpgroup's keys or values have arrived, and under a mask all of them are finite: hidden ones are multiplied
+    by 0, and rows that see the others have an LSE or a delta of NaN."""
+    ring.consumer_wait(consumer_state(1))
+    if ctx.mods.keep is not None:
+        clear_special(ring.tile(consumer_state(1), wg).reshape([ctx.config.rows, cols]))
 
 
 @gluon.jit

@@ -30,6 +30,7 @@ from .attend import (
     start_value_scores,
     tile_of,
     value_score_products,
+    wait_keys,
 )
 from .context import STAGES, read_visit
 from .epilogue import store_keys
@@ -46,7 +47,7 @@ def weigh_role(ctx):
     rings.q.consumer_wait(state)
     visit = read_visit(ctx, state)
     if visit.row >= 0:
-        rings.k.consumer_wait(consumer_state(1))
+        wait_keys(ctx, rings.k, config.padded_qk, 0)
         s = warpgroup_mma_wait(0, deps=(start_scores(ctx, state, first_scores(ctx, state), 0),))
         rings.q.consumer_release(state)
         weights = attend(ctx, s, state, visit, 0)
@@ -105,7 +106,7 @@ def derive_role(ctx):
     rings.q.consumer_wait(state)
     visit = read_visit(ctx, state)
     if visit.row >= 0:
-        rings.v.consumer_wait(consumer_state(1))
+        wait_keys(ctx, rings.v, config.padded_v, 0)
         rings.do.consumer_wait(state)
         dp = warpgroup_mma_wait(0, deps=(start_value_scores(ctx, state, row_numbers(ctx, rings.delta, state), 0),))
         rings.do.consumer_release(state)

@@ -181,6 +181,11 @@ class SM90Config(KeyTileSizes):
         return self.eight_bit is None
 
     @cached_property
+    def repeats_freely(self) -> bool:
+        """Whether looking for such values costs no time: 1 to 2 % of causal prefill at the other widths (H200)."""
+        return self.repeats and self.padded_v not in (32, 64, 128, 192)
+
+    @cached_property
     def again_bytes(self) -> int:
         """Of queries and output of one warpgroup, which repeat.py loads."""
         return self.rows * self.element.bytes * self.padded_qk + self.out_bytes // self.consumers

@@ -28,16 +28,16 @@ def store_output(ctx, o, softmax, tile, wg: gl.constexpr, left):
     if ctx.has_lse:
         store_lse(ctx, lse, tile, row)
     spoil = None
-    if repeats(config, len(ctx.mods.mask_args)):
+    if repeats(config, ctx.mods.keep, len(ctx.mods.mask_args)):
         spoil = spoil_of(o)
     return store_columns(ctx, rounded(o, output_type(config)), tile, wg, spoil, left)
 
 
 @gluon.constexpr_function
-def repeats(config, tensors):
-    """Whether tiles may be left to repeat.py: where the mask reads `tensors`. A mask of indices alone hides keys from
-    some rows that others see, and the 1 to 2 % of causal prefill (H200) are too much for values of NaN there."""
-    return config.repeats and tensors > 0
+def repeats(config, keep, tensors):
+    """Whether tiles may be left to repeat.py: where the mask `keep` reads `tensors`, and where looking costs nothing.
+    A mask of indices alone hides keys from some rows that others see: too little to pay for elsewhere."""
+    return (config.repeats and tensors > 0) or (config.repeats_freely and keep is not None)
 
 
 @gluon.jit

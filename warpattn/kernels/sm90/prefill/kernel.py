@@ -25,7 +25,7 @@ from .repeat import end_role, repeat_tiles
 def attend(ctx, wg: gl.constexpr):
     """A warpgroup's tiles, and at their end, under a mask, what it has left to repeat.py."""
     left = attend_role(ctx, wg)
-    if repeats(ctx.config, len(ctx.mods.mask_args)):
+    if repeats(ctx.config, ctx.mods.keep, len(ctx.mods.mask_args)):
         end_role(ctx, left, wg)
 
 
@@ -90,7 +90,7 @@ def work_of(shape, config: gl.constexpr):
 def start_roles(ctx):
     """Run every role in its warps; the topology lists them in this order."""
     workers: gl.constexpr = ctx.config.topology.workers
-    if repeats(ctx.config, len(ctx.mods.mask_args)):
+    if repeats(ctx.config, ctx.mods.keep, len(ctx.mods.mask_args)):
         for wg in gl.static_range(LEFT):
             poke(ctx.rings.left.index(wg), -1)
     if ctx.config.eight_bit is not None:
@@ -117,5 +117,5 @@ def start_roles(ctx):
             workers.warps,
             workers.registers,
         )
-    if repeats(ctx.config, len(ctx.mods.mask_args)):
+    if repeats(ctx.config, ctx.mods.keep, len(ctx.mods.mask_args)):
         repeat_tiles(ctx)
