@@ -124,24 +124,11 @@ def _not(x: Any) -> Any:
     return not x if isinstance(x, bool) else ~x
 
 
-OPS: dict[str, Callable[..., Any]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
+_SAME = ("add", "sub", "mul", "neg", "abs", "lt", "le", "gt", "ge", "eq", "ne", "and_", "or_", "xor")
+OPS: dict[str, Callable[..., Any]] = {name.strip("_"): getattr(operator, name) for name in _SAME} | {
     "truediv": _truediv,
     "floordiv": _floordiv,
     "mod": _mod,
-    "neg": operator.neg,
-    "abs": abs,
-    "lt": operator.lt,
-    "le": operator.le,
-    "gt": operator.gt,
-    "ge": operator.ge,
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "and": operator.and_,
-    "or": operator.or_,
-    "xor": operator.xor,
     "not": _not,
     "shl": operator.lshift,
     "shr": operator.rshift,

@@ -30,6 +30,11 @@ _RANK = {"bool": 0, "int": 1, "int64": 2, "float": 3}
 _INTS = ("int", "int64")
 
 
+def _both_ways(build: Callable[[Any, Any], Expr]) -> tuple[Callable[[Any, Any], Expr], Callable[[Any, Any], Expr]]:
+    """The methods of an operator with the symbol on its left, and on its right."""
+    return (lambda symbol, other: build(symbol, other)), (lambda symbol, other: build(other, symbol))
+
+
 class Expr:
     """A value that is not known yet: operators on it build nodes. `a == b` builds a comparison; identity is `.node`."""
 
@@ -48,41 +53,17 @@ class Expr:
     def __repr__(self) -> str:
         return f"Expr({self.node!r})"
 
-    def __add__(self, other: Any) -> Expr:
-        return _arithmetic("add", self, other)
-
-    def __radd__(self, other: Any) -> Expr:
-        return _arithmetic("add", other, self)
-
-    def __sub__(self, other: Any) -> Expr:
-        return _arithmetic("sub", self, other)
-
-    def __rsub__(self, other: Any) -> Expr:
-        return _arithmetic("sub", other, self)
-
-    def __mul__(self, other: Any) -> Expr:
-        return _arithmetic("mul", self, other)
-
-    def __rmul__(self, other: Any) -> Expr:
-        return _arithmetic("mul", other, self)
-
-    def __truediv__(self, other: Any) -> Expr:
-        return _float_op("truediv", self, other)
-
-    def __rtruediv__(self, other: Any) -> Expr:
-        return _float_op("truediv", other, self)
-
-    def __floordiv__(self, other: Any) -> Expr:
-        return _division("floordiv", self, other)
-
-    def __rfloordiv__(self, other: Any) -> Expr:
-        return _division("floordiv", other, self)
-
-    def __mod__(self, other: Any) -> Expr:
-        return _division("mod", self, other)
-
-    def __rmod__(self, other: Any) -> Expr:
-        return _division("mod", other, self)
+    __add__, __radd__ = _both_ways(lambda a, b: _arithmetic("add", a, b))
+    __sub__, __rsub__ = _both_ways(lambda a, b: _arithmetic("sub", a, b))
+    __mul__, __rmul__ = _both_ways(lambda a, b: _arithmetic("mul", a, b))
+    __truediv__, __rtruediv__ = _both_ways(lambda a, b: _float_op("truediv", a, b))
+    __floordiv__, __rfloordiv__ = _both_ways(lambda a, b: _division("floordiv", a, b))
+    __mod__, __rmod__ = _both_ways(lambda a, b: _division("mod", a, b))
+    __and__, __rand__ = _both_ways(lambda a, b: _bitwise("and", a, b))
+    __or__, __ror__ = _both_ways(lambda a, b: _bitwise("or", a, b))
+    __xor__, __rxor__ = _both_ways(lambda a, b: _bitwise("xor", a, b))
+    __lshift__, __rlshift__ = _both_ways(lambda a, b: _bitwise("shl", a, b, least="int"))
+    __rshift__, __rrshift__ = _both_ways(lambda a, b: _bitwise("shr", a, b, least="int"))
 
     def __pow__(self, exponent: Any) -> Any:
         return _power(self, exponent)
@@ -95,6 +76,9 @@ class Expr:
 
     def __abs__(self) -> Expr:
         return _arithmetic("abs", self)
+
+    def __invert__(self) -> Expr:
+        return _bitwise("not", self)
 
     def __lt__(self, other: Any) -> Expr:
         return _compare("lt", self, other)
@@ -113,39 +97,6 @@ class Expr:
 
     def __ne__(self, other: Any) -> Expr:  # type: ignore[override]
         return _compare("ne", self, other)
-
-    def __and__(self, other: Any) -> Expr:
-        return _bitwise("and", self, other)
-
-    def __rand__(self, other: Any) -> Expr:
-        return _bitwise("and", other, self)
-
-    def __or__(self, other: Any) -> Expr:
-        return _bitwise("or", self, other)
-
-    def __ror__(self, other: Any) -> Expr:
-        return _bitwise("or", other, self)
-
-    def __xor__(self, other: Any) -> Expr:
-        return _bitwise("xor", self, other)
-
-    def __rxor__(self, other: Any) -> Expr:
-        return _bitwise("xor", other, self)
-
-    def __invert__(self) -> Expr:
-        return _bitwise("not", self)
-
-    def __lshift__(self, other: Any) -> Expr:
-        return _bitwise("shl", self, other, least="int")
-
-    def __rlshift__(self, other: Any) -> Expr:
-        return _bitwise("shl", other, self, least="int")
-
-    def __rshift__(self, other: Any) -> Expr:
-        return _bitwise("shr", self, other, least="int")
-
-    def __rrshift__(self, other: Any) -> Expr:
-        return _bitwise("shr", other, self, least="int")
 
     def __bool__(self) -> bool:
         raise user_error("a symbol has no truth value (if, and, or, not, in, a chained comparison)",

@@ -131,14 +131,10 @@ def _check_values(rules: Rules, kv: PagedKV, k_new: Tensor, angles: tuple[Tensor
             written[place] = b
 
 
-def _positions(kv: PagedKV, tokens: int) -> Tensor:
-    """Position (B, T) of every new token; below 0 for those that are left out."""
-    return kv.lengths[:, None].long() - tokens + torch.arange(tokens, device=kv.lengths.device)
-
-
 def _append(kv: PagedKV, new: NewRows) -> None:
     """The same with torch alone."""
-    position = _positions(kv, new.k.shape[1])
+    tokens = torch.arange(new.k.shape[1], device=new.k.device)
+    position = kv.lengths[:, None].long() - len(tokens) + tokens  # below 0 for those that are left out
     there, position = position >= 0, position.clamp_min(0)
     size = kv.k_pages.shape[1]
     page = kv.block_table.long().gather(1, position // size)

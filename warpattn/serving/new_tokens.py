@@ -88,7 +88,7 @@ def check_memory(rules: Rules, new: dict[str, Tensor], pages: dict[str, Tensor])
 
 
 def rotated(k: Tensor, position: Tensor, angles: tuple[Tensor, Tensor], interleaved: bool) -> Tensor:
-    """Keys (…, heads, dim) at positions (…) after the rotary embedding, computed in fp32."""
+    """Keys (…, heads, dim) at positions (…) after the rotary embedding, in fp32 (Su et al., arXiv 2104.09864)."""
     cos, sin = (x.float()[position][..., None, :] for x in angles)  # [..., 1, R/2]
     turned = 2 * cos.shape[-1]
     x = k[..., :turned].float()

@@ -25,6 +25,7 @@ from warpattn.integrations.signature import Given
 from warpattn.quantized import EIGHT_BIT, split
 from warpattn.sequences import PagedKV
 from warpattn.serving.append import append_paged
+from warpattn.serving.new_tokens import rotated
 from warpattn.serving.slots import append_slots
 
 __all__ = ["cached"]
@@ -176,19 +177,13 @@ def _rotated_queries(given: Given, start: Tensor) -> Tensor:
 
 
 def _rotated(x: Tensor, position: Tensor, given: Given) -> Tensor:
-    """Rotary embedding of tokens x [total, heads, head_dim], computed in fp32 (Su et al., arXiv 2104.09864)."""
-    tables = (given.rotary_cos, given.rotary_sin)
-    packed.within("a rotary position", position, min(map(len, tables)), "rows of rotary_cos and rotary_sin")
-    cos, sin = (table[position].float()[:, None] for table in tables)  # [total, 1, R/2]
-    size = 2 * cos.shape[-1]
+    """Tokens x [total, heads, head_dim] after the rotary embedding."""
+    angles = (given.rotary_cos, given.rotary_sin)
+    packed.within("a rotary position", position, min(map(len, angles)), "rows of rotary_cos and rotary_sin")
+    size = 2 * given.rotary_cos.shape[-1]
     if size > x.shape[-1]:
         raise AttentionError(f"rotary_cos turns {size} columns; q and k have {x.shape[-1]}")
-    turned, rest = x[..., :size].float(), x[..., size:]
-    pairs = turned.unflatten(-1, (-1, 2) if given.rotary_interleaved else (2, -1))
-    a, b = pairs.unbind(-1 if given.rotary_interleaved else -2)
-    axis = -1 if given.rotary_interleaved else -2
-    turned = torch.stack([a * cos - b * sin, a * sin + b * cos], dim=axis).flatten(-2)
-    return torch.cat([turned.to(x.dtype), rest], dim=-1)
+    return rotated(x, position, angles, bool(given.rotary_interleaved))
 
 
 def _attend(given: Given, q: Tensor, lengths: Tensor | None, tail: Tail) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -120,14 +121,6 @@ def _floor(x: Any) -> Any:
     return cut - expr.where(cut > x, 1.0, 0.0) if _is_float(x) else x
 
 
-def _floor_divide(a: Any, b: Any) -> Any:
-    return a // b
-
-
-def _remainder(a: Any, b: Any) -> Any:
-    return a % b
-
-
 def _power(x: Any, n: Any) -> Any:
     if isinstance(n, Expr):
         if isinstance(x, int) and x == 2 and n.dtype in ("int", "int64"):
@@ -154,70 +147,32 @@ def _clamp(x: Any, min: Any = None, max: Any = None) -> Any:
     return x if max is None else expr.minimum(x, max)
 
 
+_SAME = ("mul", "floordiv", "mod", "neg", "abs", "lt", "le", "gt", "ge", "eq", "ne", "and_", "or_", "xor", "invert",
+         "lshift", "rshift")  # fmt: skip
+_OPERATORS: dict[str, Callable[..., Any]] = {name.strip("_"): getattr(operator, name) for name in _SAME}
+
 _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "add": _add,
     "sub": _subtract,
-    "subtract": _subtract,
     "rsub": lambda a, b, alpha=1: _subtract(b, a, alpha=alpha),
-    "mul": lambda a, b: a * b,
-    "multiply": lambda a, b: a * b,
     "div": _divide,
-    "divide": _divide,
-    "true_divide": _divide,
-    "truediv": _divide,
     "rdiv": lambda a, b: _divide(b, a),
-    "floor_divide": _floor_divide,
-    "floordiv": _floor_divide,
-    "remainder": _remainder,
-    "mod": _remainder,
     "pow": _power,
-    "square": lambda x: x * x,
-    "neg": lambda x: -x,
-    "negative": lambda x: -x,
     "pos": lambda x: x,
-    "abs": abs,
-    "absolute": abs,
+    "square": lambda x: x * x,
     "sign": lambda x: expr.where(x > 0, 1, expr.where(x < 0, -1, 0)),
     "floor": _floor,
     "ceil": lambda x: -_floor(-x),
     "trunc": _truncate,
     "minimum": expr.minimum,
     "maximum": expr.maximum,
-    "min": expr.minimum,
-    "max": expr.maximum,
-    "fmin": expr.minimum,
-    "fmax": expr.maximum,
     "clamp": _clamp,
-    "clip": _clamp,
     "clamp_min": lambda x, min: expr.maximum(x, min),
     "clamp_max": lambda x, max: expr.minimum(x, max),
     "relu": lambda x: expr.maximum(x, 0),
 }
 
 _LOGIC: dict[str, Callable[..., Any]] = {
-    "lt": lambda a, b: a < b,
-    "less": lambda a, b: a < b,
-    "le": lambda a, b: a <= b,
-    "less_equal": lambda a, b: a <= b,
-    "gt": lambda a, b: a > b,
-    "greater": lambda a, b: a > b,
-    "ge": lambda a, b: a >= b,
-    "greater_equal": lambda a, b: a >= b,
-    "eq": lambda a, b: a == b,
-    "ne": lambda a, b: a != b,
-    "not_equal": lambda a, b: a != b,
-    "and": lambda a, b: a & b,
-    "or": lambda a, b: a | b,
-    "xor": lambda a, b: a ^ b,
-    "bitwise_and": lambda a, b: a & b,
-    "bitwise_or": lambda a, b: a | b,
-    "bitwise_xor": lambda a, b: a ^ b,
-    "bitwise_not": lambda x: ~x,
-    "invert": lambda x: ~x,
-    "lshift": lambda a, b: a << b,
-    "rshift": lambda a, b: a >> b,
-    "bitwise_left_shift": lambda a, b: a << b,
-    "bitwise_right_shift": lambda a, b: a >> b,
     "logical_and": lambda a, b: _boolean(a) & _boolean(b),
     "logical_or": lambda a, b: _boolean(a) | _boolean(b),
     "logical_xor": lambda a, b: _boolean(a) ^ _boolean(b),
@@ -265,4 +220,12 @@ _KINDS: dict[str, Callable[..., Any]] = {
     "full_like": lambda x, fill_value, dtype=None: _full(x, (), fill_value, dtype=dtype),
 }
 
-FUNCTIONS = _ARITHMETIC | _LOGIC | _FLOATS | _KINDS
+FUNCTIONS = _OPERATORS | _ARITHMETIC | _LOGIC | _FLOATS | _KINDS
+_ALIASES = {
+    "sub": "subtract", "mul": "multiply", "div": "divide true_divide truediv", "floordiv": "floor_divide",
+    "mod": "remainder", "neg": "negative", "abs": "absolute", "minimum": "min fmin",
+    "maximum": "max fmax", "clamp": "clip", "lt": "less", "le": "less_equal", "gt": "greater",
+    "ge": "greater_equal", "ne": "not_equal", "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor",
+    "invert": "bitwise_not", "lshift": "bitwise_left_shift", "rshift": "bitwise_right_shift",
+}  # fmt: skip
+FUNCTIONS |= {alias: FUNCTIONS[name] for name, aliases in _ALIASES.items() for alias in aliases.split()}
