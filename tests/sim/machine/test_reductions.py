@@ -130,3 +130,9 @@ def test_a_reader_must_wait_for_all_that_updated_not_for_the_last(schedule):
     args = {"out": np.zeros((N, N), np.float32), "copy": poison((N, N)), "semaphore": np.zeros(1, np.int32)}
     report = run(kernels.last_reader_kernel, (3,), args, schedule=schedule)
     assert [finding.kind for finding in report.findings] == ["Race"], report
+
+
+def test_a_poll_that_nobody_fulfils_is_a_deadlock() -> None:
+    args = {"out": np.zeros((N, N), np.float32), "copy": poison((N, N)), "semaphore": np.full(1, -5, np.int32)}
+    (found,) = run(kernels.last_reader_kernel, (3,), args).findings
+    assert found.kind == "Deadlock" and "waits for 1 at byte 0 of semaphore, which holds -4" in found.message

@@ -17,7 +17,8 @@ from ..ir.formats import as_register, decode, encode, memory_dtype, register_dty
 from ..ir.module import Op
 from ..ir.valuetypes import Type
 from ..machine.registry import blocking
-from ..memory.global_memory import EPOCH, GlobalBuffer, Release
+from ..machine.sync import Wait
+from ..memory.global_memory import EPOCH, GlobalBuffer, Part, Release
 from .memory import bits_at, cells_of, lanes_of, pointee
 
 _ATOMIC: dict[str, Callable[[Any, Any], Any]] = {
@@ -163,26 +164,45 @@ def _release(task: Any, alone: bool, reached: dict[tuple[int, int], GlobalBuffer
     task.advance()
 
 
+class PollWait(Wait):
+    """Elements of a tensor that must hold the expected values."""
+
+    def __init__(self, part: Part, kind: Type, wanted: np.ndarray) -> None:
+        self.part, self.kind, self.wanted = part, kind, wanted
+
+    def found(self) -> np.ndarray:
+        """What the elements hold."""
+        bits = bits_at(self.part.buffer, self.part.offsets, memory_dtype(self.kind.elem), self.kind.itemsize)
+        return decode(bits, self.kind.elem)
+
+    def ready(self) -> bool:
+        return not (self.found() != self.wanted).any()
+
+    def describe(self) -> str:
+        at = int(np.flatnonzero(self.found() != self.wanted)[0]) if not self.ready() else 0
+        holds, wanted = self.found()[at], self.wanted[at]
+        return f"{wanted} at byte {self.part.offsets[at]} of {self.part.buffer.name}, which holds {holds}"
+
+
 @blocking("tt.atomic_poll")
 def _atomic_poll(op: Op) -> Callable[..., Any]:
     """Wait until every address holds the expected value."""
     order, kind, result = op.text.partition(",")[0].strip(), pointee(op.inputs[0]), op.outputs[0]
     if len(op.operands) > 2:
         raise op.error("a poll with a time limit is not simulated")
-    dtype, size = memory_dtype(kind.elem), kind.itemsize
 
     def run(task: Any, pointers: Any, expected: Any) -> Any:
         addresses, _ = lanes_of(pointers, None)
         memory, values = task.machine.memory, np.broadcast_to(np.asarray(expected), addresses.shape).reshape(-1)
-        for part in memory.resolve(addresses.reshape(-1), size, task.toucher(), "polls"):
-            wanted = values if part.chosen is None else values[part.chosen]
+        for part in memory.resolve(addresses.reshape(-1), kind.itemsize, task.toucher(), "polls"):
+            wait = PollWait(part, kind, values if part.chosen is None else values[part.chosen])
             yield None
-            while (decode(bits_at(part.buffer, part.offsets, dtype, size), kind.elem) != wanted).any():
-                yield None
+            while not wait.ready():
+                yield wait
             if order == "acquire":
                 found = (part.buffer.released.get(at) for at in part.offsets.tolist())
                 _acquire(task, {id(release): release for release in found if release is not None}.values())
-            memory.touch(part.buffer, cells_of(part.buffer, part.offsets, size), task.toucher(), "poll")
+            memory.touch(part.buffer, cells_of(part.buffer, part.offsets, kind.itemsize), task.toucher(), "poll")
         return as_register(np.ones(addresses.shape, np.bool_)[()], result)
 
     return run

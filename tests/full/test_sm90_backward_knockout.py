@@ -1,0 +1,128 @@
+"""Each synchronising operation of the Hopper backward is needed, or stands here with the reason why it can go.
+
+Of its main kernel, in its forms: 64 keys a warpgroup, head dims above 128, a fixed order of additions, sequences end to
+end, and a score whose slope is multiplied in; and of the kernel after it. Additions in another order are no race: the
+waits that keep their order are missed when other bits come out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from tests.sim.knocking import knocked_out, reviewed
+from tests.sim.sm90.backward import Case, gradients, launches, operands
+from warpattn.masks import Causal, Padding, SlidingWindow
+from warpattn.problem.backward import fitted_gradients
+from warpattn.problem.launch import Launch
+from warpattn.runtime.simulate import Options, run_launch
+from warpattn.runtime.simulate import _kernel as compiled
+from warpattn.scores import SoftCap
+from warpattn.sim import DependentGrid, KnockOut, Report, simulate
+from warpattn.sim.memory.findings import Finding
+from warpattn.sim.saved import SavedMemory
+
+pytestmark = pytest.mark.full
+
+ONCE = "keys and values are loaded once: the first lap over a ring never waits"
+NO_TILE = "it takes the first slot of the ring"
+LATEST = "nothing is loaded behind the last tile"
+QUERIES = "Q of this slot, acquired before, was released after dO of the same tile, by the same warps"
+PASSED = "the turn was passed before, which waits for all additions"
+BY_PRODUCT = (
+    "P of the tile, waited for next, was made from these queries; dO, waited for before, was loaded after the visit"
+)
+# Operation, what stands in one of its lines of Python, why it can go.
+REDUNDANT = [
+    ("ttng.fence_async_shared", "    fence_async_shared()\n", "it makes new barriers visible to TMA: not modelled"),
+    ("ttng.wait_barrier", "load_keys(ctx, ctx.tensors.k", ONCE),
+    ("ttng.wait_barrier", "load_keys(ctx, ctx.tensors.v", ONCE),
+    ("ttng.wait_barrier", "full = ctx.rings.q.producer_acquire(q_state)", NO_TILE),
+]
+SHARES = [
+    ("mbarrier.arrive.release.cta.shared::cta.b64", "rings.do.consumer_release(state)", LATEST),
+    ("ttng.wait_barrier", "load_rows(ctx, (ctx.tensors.do, ", QUERIES),
+]
+FIXED = [
+    ("ttng.async_tma_store_wait", "tma.store_wait(config.dq_buffers - 1)", PASSED),
+    ("ttng.async_tma_store_wait", "tma.store_wait(0)  # shared memory must outlive", PASSED),
+]
+WINDOW = Causal() & SlidingWindow(200)  # the first keys are seen by nobody
+SHORT = Causal() & Padding(torch.tensor([380]))  # the last keys are; three CTAs add to the last queries
+PLAIN = Case(400, 740, mask=WINDOW)
+CASES = {
+    "64": (PLAIN, SHARES),
+    "128": (replace(PLAIN, dim=128), SHARES),
+    "by product": (
+        replace(PLAIN, dim=256),
+        [("ttng.wait_barrier", "rings.q.consumer_wait(following)", BY_PRODUCT)],
+    ),
+    "fixed order": (Case(400, 500, mask=SHORT, deterministic=True, heads=2), [*SHARES, *FIXED]),
+    "ragged": (Case(400, 740, mask=WINDOW, lengths=((100, 440), (300, 300))), SHARES),
+    "score": (replace(PLAIN, score=SoftCap(20.0)), SHARES),
+}
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors among arguments."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        yield from tensors_of(tuple(value.values()))
+    elif isinstance(value, tuple):
+        for part in value:
+            yield from tensors_of(part)
+
+
+def made_by(launch: Launch) -> list[torch.Tensor]:
+    """What a launch writes."""
+    names = {
+        "sm90.backward_key_tiles": ("tiles",), "sm90.backward_prepare": ("made",), "sm90.backward": ("writes",),
+    }  # fmt: skip
+    return [x for name in names[launch.name] for x in tensors_of(launch.args[name])]
+
+
+def changed(case: Case, name: str, redundant: list[tuple[str, ...]]) -> list[KnockOut]:
+    """Every operation of the launch of that name taken out; the launch before it has not ended when it begins."""
+    inputs = case.inputs()
+    x = fitted_gradients(operands(case, inputs, gradients(case, inputs, torch.float64)))
+    before: list[torch.Tensor] = []
+    for launch in launches(case, x, inputs):
+        if launch.name == name:
+            break
+        assert run_launch(launch, Options()).clean
+        before = made_by(launch)
+    reached = {part.untyped_storage().data_ptr() for part in tensors_of(launch.args)}
+    grid = DependentGrid(launch.grid, [part for part in before if part.untyped_storage().data_ptr() in reached])
+    memory = SavedMemory(launch.args.values())
+    results: list[list[torch.Tensor]] = []
+
+    def once(module: Any, schedule: str) -> Report:
+        report = simulate(module, grid, launch.args, schedule, step_limit=100_000)
+        if case.deterministic:
+            results.append([part.clone() for part in made_by(launch)])
+            if not all(map(torch.equal, results[-1], results[0])):
+                report.findings.append(Finding("Order", "the additions came out otherwise"))
+        memory.restore()
+        return report
+
+    schedules = ("lazy", "eager", "adversarial") if case.deterministic else ("lazy", "eager")
+    return knocked_out(compiled(launch), once, reviewed(redundant), schedules)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_backward_needs_its_synchronisation(name: str) -> None:
+    case, more = CASES[name]
+    results = changed(case, "sm90.backward", [*REDUNDANT, *more])
+    assert len(results) > 60 and sum(found.noticed for found in results) >= len(results) - 10
+
+
+def test_the_kernel_behind_it_waits_for_its_end() -> None:
+    (found,) = changed(PLAIN, "sm90.backward_finish", [])
+    assert found.op == "tt.grid_dependency_wait" and found.findings[0].kind == "Race"
