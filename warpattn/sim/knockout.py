@@ -27,6 +27,7 @@ _SYNCHRONISING = {
 
 
 _GROUPS = re.compile(r"\b(num|pendings) = (\d+)")  # of a wait: how many groups may still be under way
+ANY = 1 << 30  # more groups than a role has under way: the wait waits for nothing
 _NUMBER = re.compile(r"(, )(\d+)")  # arrivals or bytes, behind the barrier
 
 
@@ -73,8 +74,9 @@ def knock_out(
     return list(_changed(kernel, run, lambda op: [deleted] if op.name != "ttng.init_barrier" and only(op) else []))
 
 
-def loosen_waits(kernel: Any, run: Callable[[Module], Report], groups: Sequence[int] = (1, 2)) -> list[KnockOut]:
-    """Run the kernel once with each wait that counts groups of asynchronous work leaving so many more under way.
+def loosen_waits(kernel: Any, run: Callable[[Module], Report], groups: Sequence[int] = (1, 2, ANY)) -> list[KnockOut]:
+    """Run the kernel once with each wait that counts groups of asynchronous work leaving so many more under way, or any
+    number of them.
 
     These are waits for cp.async and copies to LDS, TMA stores and wgmma. run, results and errors as for `knock_out`.
     """
@@ -82,7 +84,7 @@ def loosen_waits(kernel: Any, run: Callable[[Module], Report], groups: Sequence[
     def changes(op: Op) -> Iterator[Change]:
         if _GROUPS.search(op.text):
             for n in groups:
-                yield Change(f"looser by {n}", _respelled(_GROUPS, n))
+                yield Change(f"looser by {'any number' if n == ANY else n}", _respelled(_GROUPS, n))
 
     return list(_changed(kernel, run, changes))
 

@@ -104,6 +104,8 @@ def _op(op: Op, scope: Scope, lifted: bool) -> None:
     for region in op.regions:
         if op.name in _ISOLATED and region.label != "default":
             _frame(region)
+        elif op.targets:  # the blocks of one region see each other's names
+            _block(region, scope, lifted)
         else:
             _block(region, Scope(scope, scope.counter), lifted or op.name in _LIFTED)
     op.outs = tuple(scope.define(name) for name in op.results)

@@ -48,6 +48,7 @@ class Limits(TypedDict, total=False):
     in_flight: int
     step_limit: int
     timing: bool
+    fixed_order: bool
 
 
 def simulate(
@@ -69,7 +70,8 @@ def simulate(
     each from the same memory, under "all" schedules, one or several, under `random` once for each of so many seeds, or
     for a list of them; findings name the schedule and seed that repeat them, and outputs are those of the first run.
     in_flight=16: programs that run side by side. step_limit=5,000,000: steps after which a run is stopped.
-    timing=False: predict times, of a sweep's first run, with a model of the chip.
+    timing=False: predict times, of a sweep's first run, with a model of the chip. fixed_order=False: whether atomic
+    additions of floats to one element that nothing orders are a race, since sums then differ from run to run.
 
     Raises SimulationError for what cannot be run: an unknown operation, target or argument.
     """
@@ -93,7 +95,7 @@ def _prepared(
     kernel: Any, grid: Sequence[int] | DependentGrid, args: Mapping[str, Any], limits: Limits
 ) -> Callable[[Order, bool], Report]:
     """What runs a launch once, under an order; whether it is the first run of several, which alone is timed."""
-    checked = {"in_flight": 16, "step_limit": 5_000_000, "timing": False, **limits}
+    checked = {"in_flight": 16, "step_limit": 5_000_000, "timing": False, "fixed_order": False, **limits}
     unknown = sorted(checked.keys() - Limits.__annotations__.keys())
     if unknown:
         raise SimulationError(f"simulate has no option {unknown[0]!r}; it has {', '.join(Limits.__annotations__)}")
@@ -116,6 +118,7 @@ def _prepared(
         machine.queue = recorder or machine.queue
         started = time.perf_counter()
         with np.errstate(all="ignore"), one_thread():
+            machine.memory.fixed_order = checked["fixed_order"]
             values = bind(module, machine.memory, given)
             mark_preceding_writes(machine.memory, running)
             machine.run(values, checked["in_flight"], checked["step_limit"])

@@ -73,7 +73,8 @@ def test_splitting_stops_at_brackets():
         ("", "no TTGIR"),
         ("module {\n}", "no function, target"),
         (TEXT.replace("tt.return", "??"), "no operation that is known"),
-        (TEXT.replace("    tt.return", "  ^bb1(%z: i32):\n    tt.return"), "branches between blocks"),
+        (TEXT.replace("    tt.return", "    cf.br ^bb1\n  ^bb1:\n    cf.br ^bb1"), "a loop of branches"),
+        (TEXT.replace("    tt.return", "    cf.br ^bb2\n  ^bb1:\n    tt.return"), "there is no block"),
     ],
 )
 def test_what_is_no_module(text, message):

@@ -112,6 +112,19 @@ def rounder(elem: str) -> Callable[[Array], Array] | None:
     return None
 
 
+def cut(elem: str) -> Callable[[Array], Array]:
+    """The function that rounds float32 results to a float type towards zero."""
+    nearest = rounder(elem)
+    assert nearest is not None
+
+    def toward_zero(x: Array) -> Array:
+        value = np.asarray(nearest(x), np.float32)
+        before = decode(encode(np.atleast_1d(value), elem) - 1, elem).reshape(value.shape)  # bits of a sign and a size
+        return np.where(np.abs(value) > np.abs(x), before, value)
+
+    return toward_zero
+
+
 def decode(bits: np.ndarray, elem: str) -> np.ndarray:
     """Memory bits to register values; always a copy."""
     if elem == "bf16":

@@ -2,6 +2,9 @@
 
     Module ─ functions ─▶ Function ─ body ─▶ Block ─ ops ─▶ Op ─ regions ─▶ [Block]
 
+A region of several blocks, as an early return makes it, is its first block; the branch at the end of that has the
+others as its regions, each behind those that branch to it, and every branch knows its targets.
+
 An op keeps its operands' names, its types, its own text (string literals taken out) and its source lines. Nothing is
 interpreted here; `link` later gives every SSA name a slot and every op something to run.
 """
@@ -24,6 +27,7 @@ _STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _LOC = re.compile(r"\s+loc\(")
 _OP = re.compile(r'(?:(%[^=]+?) = )?"?([A-Za-z_]\w*(?:\.\w+)+|partition\d+|default)"?')
 _ARGUMENT = re.compile(r"(%[\w.$-]+): ")
+_LABEL = re.compile(r"\^\w+")
 
 
 @dataclass
@@ -54,6 +58,7 @@ class Op:
     frames: tuple[Frame, ...]
     raw: str
     regions: list[Block] = field(default_factory=list)
+    targets: tuple[Block, ...] = ()  # of a branch between blocks
     # Filled by linking.
     run: Callable[..., Any] | None = None
     kind: int = 0
@@ -160,7 +165,8 @@ class _Parser:
 
     def block(self, header: str, label: str) -> Block:
         """The region that begins after the current line; `header` holds its arguments, if any."""
-        block = Block(label=label)
+        first = block = Block(label=label)
+        others: dict[str, Block] = {}
         if label != "region":
             self.arguments(block, header)
             warps = re.search(r"num_warps\((\d+)\)", header)
@@ -168,11 +174,12 @@ class _Parser:
         while True:
             line = self.lines[self.at]
             if line.startswith("}"):
-                return block
+                _connect(first, others)
+                return first
             self.at += 1
             if line.startswith("^"):
                 if block.ops or block.arguments:
-                    raise SimulationError(f"branches between blocks ({line.split('(')[0]}) cannot be simulated")
+                    block = others[_LABEL.findall(line)[0]] = Block(label="region")
                 self.arguments(block, line)
             else:
                 block.ops.append(self.op(line))
@@ -235,6 +242,32 @@ class _Parser:
             self.at += 1
 
 
+def _connect(first: Block, others: dict[str, Block]) -> None:
+    """Give every branch of a region its targets, and that of the first block all other blocks, in an order in which
+    each is behind those that branch to it."""
+    ordered: list[Block] = []
+    begun: list[Block] = []
+
+    def visit(block: Block) -> None:
+        begun.append(block)
+        branch = block.ops[-1]
+        labels = _LABEL.findall(branch.text)
+        if not set(labels) <= set(others):
+            raise branch.error(f"there is no block {labels[-1]}")
+        branch.targets = tuple(others[label] for label in labels)
+        for target in branch.targets[::-1]:
+            if any(target is each for each in ordered):
+                continue
+            if any(target is each for each in begun):
+                raise branch.error("a loop of branches between blocks is not simulated")
+            visit(target)
+        ordered.insert(0, block)
+
+    if others:
+        visit(first)
+        first.ops[-1].regions = ordered[1:]
+
+
 def _make(name: str, results: str | None, body: str, frames: tuple[Frame, ...], raw: str) -> Op:
     strings: list[str] = []
 
@@ -244,6 +277,9 @@ def _make(name: str, results: str | None, body: str, frames: tuple[Frame, ...], 
 
     plain = _STRING.sub(keep, body)
     text, types = _split_types(plain)
+    if not types and not name.startswith("scf."):  # without operands only the result's type is printed
+        text, arrow, after = text.rpartition(" -> ") if " -> " in text else (text, "", "")
+        types = arrow + after
     op = Op(name, _results(results), [], text, strings, [], [], frames, raw)
     if name not in ("scf.for", "scf.while"):
         op.operands = _NAME.findall(text)

@@ -36,4 +36,5 @@ def _search(block: Block, region: str, roots: dict[str, int], allocation: int) -
                 known = {argument: roots[name] for argument, name in pairs if name in roots}
                 yield from _search(inner, inner.label, known, allocation)
             else:
-                yield from _search(inner, region if inner.label == "region" else inner.label, dict(roots), allocation)
+                known = roots if op.targets else dict(roots)
+                yield from _search(inner, region if inner.label == "region" else inner.label, known, allocation)

@@ -28,7 +28,8 @@ def _needed(text: str) -> int:
     block, names = module.functions[module.entry], layouts(text)
     spans: list[list[int]] = []  # [columns, first, last]
     owners: dict[str, int] = {}
-    for i, op in enumerate(block.ops):
+    ops = _straight(block)
+    for i, op in enumerate(ops):
         for inner in _walk(op):
             if inner.name == "ttng.tmem_alloc":
                 kind = local(inner, inner.outputs[0])
@@ -39,7 +40,15 @@ def _needed(text: str) -> int:
                     spans[owners[name]][2] = i
                     if inner.name in _VIEWS:
                         owners[inner.results[0]] = owners[name]
-    return max((sum(n for n, a, b in spans if a <= i <= b) for i in range(len(block.ops))), default=0)
+    return max((sum(n for n, a, b in spans if a <= i <= b) for i in range(len(ops))), default=0)
+
+
+def _straight(block: Block) -> list[Op]:
+    """The ops of all blocks of a region, one block after the other."""
+    last = block.ops[-1:]
+    if not last or not last[0].targets:
+        return block.ops
+    return [*block.ops[:-1], *(op for each in last[0].regions for op in each.ops)]
 
 
 def _walk(op: Op) -> list[Op]:

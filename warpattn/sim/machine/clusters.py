@@ -125,6 +125,8 @@ def _after_init(block: Block) -> None:
                 ops.append(wait)
         fresh |= op.name != "ttg.warp_specialize" and _initialises(op)
         ops.append(op)
+        for each in op.regions if op.targets else ():
+            _after_init(each)
     block.ops = ops
 
 

@@ -2,51 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from ..errors import SimulationError, StopRun
 from ..ir.module import Block, Op
 from .pending import PendingRead, Poisoned, Unusable, poisoned
 from .poison import carried, dropped, reduced
-from .registry import BLOCKING, END, FLOW, PLAIN, TASKED
+from .registry import BLOCKING, END, FLOW, JUMP, PLAIN, TASKED
 from .roles import Steps, Task
 
 
 def run_block(task: Task, block: Block, registers: list[Any]) -> Steps:
     """Run a block; returns the operands of its terminator."""
-    for op in block.ops:
-        kind = op.kind
-        try:
-            if kind == PLAIN:
-                value = op.run(*[registers[i] for i in op.ins])  # pyright: ignore[reportOptionalCall]
-            elif kind == END:
-                return [registers[i] for i in op.ins]
-            else:
-                task.op = op
-                if kind == TASKED:
-                    task.events.append((task.machine.steps, op))
-                    value = op.run(task, *[registers[i] for i in op.ins])  # pyright: ignore[reportOptionalCall]
+    while True:
+        for op in block.ops:
+            kind = op.kind
+            try:
+                if kind == PLAIN:
+                    value = op.run(*[registers[i] for i in op.ins])  # pyright: ignore[reportOptionalCall]
+                elif kind == END:
+                    return [registers[i] for i in op.ins]
                 else:
-                    value = yield from _waiting(task, op, registers)
-        except PendingRead:
-            value = yield from _finish_first(task, op, registers)
-        except (SimulationError, StopRun):
-            raise
-        except Exception as error:
-            raise op.error(f"{type(error).__name__}: {error}") from error
-        outs = op.outs
-        if len(outs) == 1:
-            registers[outs[0]] = value
-        elif outs:
-            for slot, part in zip(outs, value, strict=True):
-                registers[slot] = part
-    return []
+                    task.op = op
+                    if kind == TASKED:
+                        task.events.append((task.machine.steps, op))
+                        value = op.run(task, *[registers[i] for i in op.ins])  # pyright: ignore[reportOptionalCall]
+                    else:
+                        value = yield from _waiting(task, op, registers)
+            except PendingRead:
+                value = yield from _finish_first(task, op, registers)
+            except (SimulationError, StopRun):
+                raise
+            except Exception as error:
+                raise op.error(f"{type(error).__name__}: {error}") from error
+            outs = op.outs
+            if len(outs) == 1:
+                registers[outs[0]] = value
+            elif outs:
+                for slot, part in zip(outs, value, strict=True):
+                    registers[slot] = part
+            elif kind == JUMP:
+                block = value
+                break
+        else:
+            return []
 
 
 def _waiting(task: Task, op: Op, registers: list[Any]) -> Steps:
     assert op.run is not None
-    if op.kind == FLOW:
+    if op.kind in (FLOW, JUMP):
         return (yield from op.run(task, registers))
     assert op.kind == BLOCKING
     task.events.append((task.machine.steps, op))
@@ -57,8 +65,9 @@ def _finish_first(task: Task, op: Op, registers: list[Any]) -> Steps:
     """An op got values that must not be used: carry undefined elements on, or report the use and go on all the same."""
     task.op = op
     place = task.place()
-    values = [registers[i] for i in op.ins]
-    kept = {i: value for i, value in zip(op.ins, values, strict=True) if isinstance(value, Unusable)}
+    used = op.ins[:1] if op.kind == JUMP else op.ins  # a branch only hands on what is behind its condition
+    values = [registers[i] for i in used]
+    kept = {i: value for i, value in zip(used, values, strict=True) if isinstance(value, Unusable)}
     if op.kind == PLAIN:
         result = carried(op, values)
         if result is not None:
@@ -124,6 +133,8 @@ def evaluate(block: Block, registers: list[Any], arguments: list[Any]) -> list[A
             if op.name == "scf.if":
                 _branch_free(op, registers)
                 continue
+            if op.kind == JUMP:
+                return _all_blocks(op, registers)
             raise op.error("not allowed in the body of a reduction")
         assert op.run is not None
         value = op.run(*[registers[i] for i in op.ins])
@@ -135,10 +146,46 @@ def evaluate(block: Block, registers: list[Any], arguments: list[Any]) -> list[A
     return []
 
 
+def _all_blocks(op: Op, registers: list[Any]) -> list[Any]:
+    """Branches on whole arrays, from the first one of a region on: every block is computed, and of what they hand on
+    and return each element is that of the block it takes."""
+    taken: dict[int, Any] = {}  # block -> for which elements
+
+    def merge(slot: int, value: Any, where: Any, known: bool) -> None:
+        registers[slot] = np.where(where, value, registers[slot]) if known else value
+
+    def follow(branch: Op, where: Any) -> None:
+        for target, ins, chosen in edges(branch, registers):
+            to, known = where & chosen, id(target) in taken
+            for slot, i in zip(target.slots, ins, strict=True):
+                merge(slot, registers[i], to, known)
+            taken[id(target)] = taken[id(target)] | to if known else to
+
+    follow(op, np.True_)
+    results: list[Any] = []
+    for block in op.regions:
+        evaluate(replace(block, ops=block.ops[:-1]), registers, [])
+        last, where = block.ops[-1], taken[id(block)]
+        if last.kind == JUMP:
+            follow(last, where)
+            continue
+        values = [registers[i] for i in last.ins]
+        results = [np.where(where, *pair) for pair in zip(values, results, strict=True)] if results else values
+    return results
+
+
+def edges(branch: Op, registers: list[Any]) -> list[tuple[Block, Sequence[int], Any]]:
+    """Where a branch between blocks may go: (target, what the target's arguments become, the condition of that)."""
+    first = branch.targets[0]
+    if len(branch.targets) == 1:
+        return [(first, branch.ins, np.True_)]
+    condition, middle = registers[branch.ins[0]], 1 + len(first.slots)
+    taken = condition if isinstance(condition, np.ndarray) else np.bool_(condition)
+    return [(first, branch.ins[1:middle], taken), (branch.targets[1], branch.ins[middle:], ~taken)]
+
+
 def _branch_free(op: Op, registers: list[Any]) -> None:
     """A branch on a whole array: both sides are computed and one chosen per element."""
-    import numpy as np
-
     condition = registers[op.ins[0]]
     sides = [evaluate(region, registers, []) for region in op.regions]
     if len(sides) < 2:

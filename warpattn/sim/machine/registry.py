@@ -8,6 +8,7 @@ attributes are looked at once. The kinds differ in what that function gets:
     blocking  run(task, *operands)        the same, and a generator: it may wait
     flow      run(task, registers)        a generator that runs the op's regions
     end       –                           ends a region with its operands
+    jump      run(task, registers)        a generator that returns the block to go on with
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 from ..ir.module import Op
 
-PLAIN, TASKED, BLOCKING, FLOW, END = range(5)
+PLAIN, TASKED, BLOCKING, FLOW, END, JUMP = range(6)
 Builder = Callable[[Op], Callable[..., Any]]
 
 TABLE: dict[str, tuple[int, Builder]] = {}
@@ -50,6 +51,11 @@ def blocking(*names: str) -> Callable[[Builder], Builder]:
 def flow(*names: str) -> Callable[[Builder], Builder]:
     """Register a builder of ops that run regions."""
     return _register(FLOW, names)
+
+
+def jump(*names: str) -> Callable[[Builder], Builder]:
+    """Register a builder of branches between the blocks of a region."""
+    return _register(JUMP, names)
 
 
 def end(*names: str) -> None:

@@ -67,6 +67,8 @@ class Program:
 
     def __init__(self, run: Run, index: tuple[int, int, int], cluster: Cluster, cta: int) -> None:
         self.index, self.cluster, self.cta = index, cluster, cta
+        (width, height, _), (x, y, z) = run.grid, index
+        self.number = ((z * height + y) * width + x) * cluster.count + cta  # as if each had an SM of its own
         self.pool = Pool(run.lanes)
         self.loads: dict[int, Agent] = {}  # the newest copy of every lane
         self.name = "" if cluster.count == 1 else f" of CTA {cta}"

@@ -122,8 +122,10 @@ class Descriptor:
         who: Toucher,
         box: tuple[int, ...] | None = None,
         update: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None,
+        how: str = "write",
     ) -> None:
-        """Store the bits of a box, of the descriptor's shape or another, or `update` each element atomically."""
+        """Store the bits of a box, of the descriptor's shape or another, or `update` each element atomically; `how` is
+        what that is to the memory."""
         inside = self._inside(coordinates, box or self.box)
         if inside is not None:
             first, sizes, where = inside
@@ -132,7 +134,7 @@ class Descriptor:
                 memory.findings.add(Finding("OutOfBounds", wrong, (who.place,), self.buffer.name))
                 return
             elements, shadow = self._part(sizes, at)
-            memory.touch(self.buffer, ..., who, "write" if update is None else "atomic", shadow)
+            memory.touch(self.buffer, ..., who, how, shadow)
             part = bits.reshape(box or self.box)[where]
             elements[...] = part if update is None else update(elements.copy(), part.copy())
 

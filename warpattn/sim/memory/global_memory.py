@@ -5,6 +5,7 @@ integer and every stray one is noticed. Per granule (the smallest element that t
 last write and the last read as lane * 2**32 + epoch, and the number of the last update in a list of them. Unordered
 conflicting accesses are races, between programs too. Updates (atomic operations, TMA reductions) do not conflict with
 each other, so each names the one before it that it is not ordered after: a later access must be ordered after all.
+Sums of floats depend on the order of their updates; with `fixed_order` two that nothing orders are a race, too.
 """
 
 from __future__ import annotations
@@ -89,6 +90,7 @@ class GlobalMemory:
 
     def __init__(self, findings: Findings) -> None:
         self.findings = findings
+        self.fixed_order = False
         self.buffers: list[GlobalBuffer] = []
         self.owners: list[Any] = []  # of the buffers' bytes: alive as long as the run
         self.places: dict[int, Place] = {}  # lane*2^32+epoch of a write, read or atomic -> where; the newest per lane
@@ -180,15 +182,15 @@ class GlobalMemory:
         self.findings.add(finding)
 
     def touch(self, buffer: GlobalBuffer, cells: Any, who: Toucher, how: str, shadow=None) -> None:
-        """Check and record an access of the shadow's cells: "read", "write", "atomic", or "poll", an atomic read;
-        `shadow` picks them from an array for accesses by descriptor."""
+        """Check and record an access of the shadow's cells: "read", "write", "atomic", "sum", an atomic addition
+        that rounds, or "poll", an atomic read; `shadow` picks them from an array for accesses by descriptor."""
         pick: Callable[[np.ndarray], np.ndarray] = shadow or (lambda array: array)
         write, read, atomic = (pick(a) for a in (buffer.last_write, buffer.last_read, buffer.last_atomic))
         if buffer.has_writes:
             self._check(write[cells], who, how, "wrote", buffer)
         if buffer.updates and how in ("read", "write"):
             self._check_updates(atomic[cells], who, how, buffer)
-        if how in ("write", "atomic"):
+        if how in ("write", "atomic", "sum"):
             self._check(read[cells], who, how, "read", buffer)
         packed = who.packed
         if how == "read":
@@ -197,37 +199,41 @@ class GlobalMemory:
             buffer.has_writes = True
             write[cells] = packed
         else:
-            atomic[cells] = self._after(atomic[cells], who, how == "poll", buffer)
+            atomic[cells] = self._after(atomic[cells], who, how, buffer)
         self.places[packed] = who.place
 
     def update(
-        self, buffer: GlobalBuffer, cells: range, who: Toucher, acquired: Release | None, looks: bool = False
+        self, buffer: GlobalBuffer, cells: range, who: Toucher, acquired: Release | None, how: str
     ) -> None:
         """Check and record an atomic access of one element's cells, which is ordered after what it acquires, too."""
-        packed, how = who.packed, "poll" if looks else "atomic"
+        packed = who.packed
         for cell in cells:
-            for verb, shadow in (("wrote", buffer.last_write), ("read", buffer.last_read))[: 1 if looks else 2]:
+            for verb, shadow in (("wrote", buffer.last_write), ("read", buffer.last_read))[: 1 if how == "poll" else 2]:
                 earlier = int(shadow[cell])
                 if earlier >= 0 and not _ordered(who, earlier, acquired):
                     self._race(who, how, (1, earlier, verb), buffer)
-            buffer.last_atomic[cell] = self._follow(int(buffer.last_atomic[cell]), who, acquired, buffer, looks)
+            buffer.last_atomic[cell] = self._follow(int(buffer.last_atomic[cell]), who, acquired, buffer, how)
         self.places[packed] = who.place
 
-    def _after(self, numbers: np.ndarray, who: Toucher, looks: bool, buffer: GlobalBuffer) -> np.ndarray:
+    def _after(self, numbers: np.ndarray, who: Toucher, how: str, buffer: GlobalBuffer) -> np.ndarray:
         """Numbers of a new update of cells whose last ones have these numbers."""
         last, where = np.unique(numbers, return_inverse=True)
         first = len(buffer.updates)
         for number in last.tolist():
-            self._follow(number, who, None, buffer, looks)
+            self._follow(number, who, None, buffer, how)
         return (first + where).reshape(numbers.shape)
 
     def _follow(
-        self, number: int, who: Toucher, acquired: Release | None, buffer: GlobalBuffer, looks: bool = False
+        self, number: int, who: Toucher, acquired: Release | None, buffer: GlobalBuffer, how: str
     ) -> int:
         """The number of a new update after that of this number, or after the newest before that nothing orders."""
+        looks = how == "poll"
         while number >= 0:
             update = buffer.updates[number]
-            if not _ordered(who, update.packed, acquired) or (looks and not update.looks):
+            ordered = _ordered(who, update.packed, acquired)
+            if self.fixed_order and how == "sum" and not ordered and not update.looks:
+                self._race(who, how, (1, update.packed, "updated"), buffer)
+            if not ordered or (looks and not update.looks):
                 break
             number = update.before
         buffer.updates.append(Update(who.packed, number, looks))
@@ -268,7 +274,7 @@ class GlobalMemory:
         """Report a conflict; earlier: of how many elements, with which access, and what that did."""
         count, packed, before = earlier
         other = self.places.get(packed, Place("another program", ()))
-        verb = {"read": "reads", "write": "writes", "atomic": "updates", "poll": "polls"}[how]
+        verb = {"read": "reads", "write": "writes", "atomic": "updates", "sum": "adds to", "poll": "polls"}[how]
         text = f"{who.place} {verb} {count} elements of {buffer.name} that {other} {before}; nothing orders the two"
         self.findings.add(Finding("Race", text, (who.place, other), buffer.name))
 

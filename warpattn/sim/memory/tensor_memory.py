@@ -104,13 +104,14 @@ def tile(shape: tuple[int, ...], itemsize: int, layout: Layout, pitch: int) -> t
 
 
 def _scales(stages: list[int], m: int, n: int, pitch: int) -> tuple[list[Digits], int]:
-    """The same of scales [..., M, K]: of each four along K first all rows, 32 of them in a column."""
-    if m % _SCALE_ROWS or n % _SCALES_A_COLUMN:
+    """The same of scales [..., M, K]: of each four along K first all rows, 32 of them in a column; fewer leave room."""
+    lanes, inner = min(m, _SCALE_ROWS), min(n, _SCALES_A_COLUMN)
+    if m % lanes or n % inner:
         raise SimulationError(f"scales of {m}x{n} in tensor memory are not simulated: multiples of 32 and 4 are")
-    blocks = m // _SCALE_ROWS
-    nbytes = blocks * n
-    rows: Digits = ((blocks, _SCALES_A_COLUMN), (_SCALE_ROWS, pitch))
-    columns: Digits = ((n // _SCALES_A_COLUMN, blocks * _SCALES_A_COLUMN), (_SCALES_A_COLUMN, 1))
+    blocks, groups = m // lanes, n // inner
+    nbytes = blocks * groups * _SCALES_A_COLUMN
+    rows: Digits = ((blocks, _SCALES_A_COLUMN), (lanes, pitch))
+    columns: Digits = ((groups, blocks * _SCALES_A_COLUMN), (inner, 1))
     digits = [rows, columns]
     for stage in reversed(stages):
         digits.insert(0, ((stage, nbytes),))

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.formats import as_register, bitcast, register_dtype, rounder, unsigned, wrap
+from ..ir.formats import as_register, bitcast, cut, register_dtype, rounder, unsigned, wrap
 from ..ir.module import Op
 from ..ir.valuetypes import Type, parse_type
 from ..machine.pending import poisoned
@@ -253,8 +253,8 @@ def _number(text: str, kind: Type) -> Any:
 def _convert(op: Op) -> Callable[..., Any]:
     source, kind = op.inputs[0], op.outputs[0]
     narrow = rounder(kind.elem) if op.name in ("arith.truncf", "tt.fp_to_fp", "arith.sitofp") else None
-    if op.name == "tt.fp_to_fp" and "rounding = rtz" in op.text:
-        raise op.error("rounding towards zero is not simulated")
+    if narrow is not None and op.name == "tt.fp_to_fp" and "rounding = rtz" in op.text:
+        narrow = cut(kind.elem)
     dtype = register_dtype(kind.elem)
     if narrow is not None:
         return lambda x: as_register(narrow(np.asarray(x).astype(dtype, copy=False)), kind)
@@ -306,16 +306,17 @@ def _bitcast(op: Op) -> Callable[..., Any]:
 
 @plain("arith.mulsi_extended", "arith.mului_extended", "tt.mulhiui")
 def _wide(op: Op) -> Callable[..., Any]:
+    """Both halves of a product, or the high one."""
     kind = op.outputs[0]
     bits, dtype = kind.bits, register_dtype(kind.elem)
-    if bits > 32:
-        raise op.error("the high half of a 64-bit product is not simulated")
     signed = op.name == "arith.mulsi_extended"
+    exact = np.int64 if bits <= 32 else object  # Python's integers where NumPy has none as wide
 
     def run(a: Any, b: Any) -> Any:
-        wide = [np.asarray(x, dtype) if signed else unsigned(np.asarray(x, dtype)) for x in (a, b)]
-        product = wide[0].astype(np.int64) * wide[1].astype(np.int64)
-        high = as_register((product >> bits).astype(dtype), kind)
-        return high if op.name == "tt.mulhiui" else (as_register(product.astype(dtype), kind), high)
+        wide = [(np.asarray(x, dtype) if signed else unsigned(np.asarray(x, dtype))).astype(exact) for x in (a, b)]
+        product = np.asarray(wide[0] * wide[1], exact)
+        halves = [((part + (1 << bits - 1)) % (1 << bits) - (1 << bits - 1)) for part in (product, product >> bits)]
+        low, high = (as_register(np.asarray(half).astype(dtype)[()], kind) for half in halves)
+        return high if op.name == "tt.mulhiui" else (low, high)
 
     return run

@@ -18,13 +18,21 @@ import numpy as np
 from ..ir.formats import as_register, encode, round_bf16
 from ..ir.module import Op
 from ..machine.pending import poisoned
-from ..machine.registry import blocking, plain
+from ..machine.registry import TASKED, blocking, plain
 from ..machine.sync import NamedWait
 from ..memory.findings import Finding
 from ..memory.shared import MemDesc
 from .barriers import arrive
 
 _ELEMENTWISE: dict[str, Callable[..., Any]] = {}
+_OF_PROGRAM: dict[str, Callable[[Any], int]] = {  # strings that read where and when a program runs
+    **dict.fromkeys(
+        (f"mov.u{bits} $0, %{name};" for bits in (32, 64) for name in ("globaltimer", "clock", "clock64")),
+        lambda task: task.machine.steps,
+    ),
+    "s_memrealtime $0 s_waitcnt vmcnt(0)": lambda task: task.machine.steps,
+    "mov.u32 $0, %smid;": lambda task: task.program.number,
+}
 _WHOLE: list[tuple[re.Pattern[str], Callable[..., Any]]] = []
 
 
@@ -55,6 +63,9 @@ def _squeezed(text: str) -> str:
 @plain("tt.elementwise_inline_asm")
 def _elementwise(op: Op) -> Callable[..., Any]:
     text = _squeezed(op.strings[0])
+    if text in _OF_PROGRAM and not op.inputs:
+        op.kind, kind, of_program = TASKED, op.outputs[0], _OF_PROGRAM[text]
+        return lambda task: as_register(np.full(kind.shape or (), of_program(task))[()], kind)
     function, kinds = _ELEMENTWISE.get(text), op.outputs
     if function is None:
         raise op.error(f"no handler for the assembly {text!r}; register one with warpattn.sim.elementwise")

@@ -8,13 +8,26 @@ from typing import Any
 import numpy as np
 
 from ..ir.module import Op
-from ..machine.interpreter import evaluate, run_block
-from ..machine.registry import end, flow
+from ..machine.interpreter import edges, evaluate, run_block
+from ..machine.registry import end, flow, jump
 
 end(
     "scf.yield", "scf.condition", "tt.return", "tt.reduce.return", "tt.scan.return", "tt.map_elementwise.return",
     "ttg.warp_return", "ttg.warp_yield", "tt.yield",
 )  # fmt: skip
+
+
+@jump("cf.br", "cf.cond_br")
+def _jump(op: Op) -> Callable[..., Any]:
+    def run(task: Any, registers: list[Any]) -> Any:
+        target, ins, _ = next(edge for edge in edges(op, registers) if np.all(edge[2]))
+        values = [registers[i] for i in ins]
+        for slot, value in zip(target.slots, values, strict=True):
+            registers[slot] = value
+        return target
+        yield
+
+    return run
 
 
 @flow("scf.if")

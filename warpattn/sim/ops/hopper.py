@@ -178,6 +178,7 @@ def _copy_out(op: Op) -> Callable[..., Any]:
     box, rank = _boxes(op), len(op.inputs[0].shape or ())
     copies = 0 if op.ctas is None else op.ctas.split(op.inputs[0]).copies
     update = update_of(op) if op.name == "ttng.async_tma_reduce" else None
+    how = "write" if update is None else "sum" if op.text.startswith(" add") and op.inputs[0].is_float else "atomic"
     if copies and update is not None:
         raise op.error("each CTA that has a copy of the tile adds it: this is not simulated")
 
@@ -194,7 +195,7 @@ def _copy_out(op: Op) -> Callable[..., Any]:
                 text = f"{agent.place} stores a tile of which other CTAs store copies, and theirs have other values"
                 task.machine.findings.add(Finding("Race", text, (agent.place,), view.buffer.name))
             if not cta & copies:
-                descriptor.write(task.machine.memory, coordinates, bits, who, shape, update)
+                descriptor.write(task.machine.memory, coordinates, bits, who, shape, update, how)
 
         _store(task, view, put, lambda bits: descriptor.inside(coordinates, bits))
 

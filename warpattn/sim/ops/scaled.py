@@ -107,8 +107,7 @@ def _values(x: np.ndarray, name: str, scale: np.ndarray | None) -> np.ndarray:
         x = _FP4[_nibbles(x, 1)]
     if scale is None:
         return x
-    factor = scale if scale.dtype == np.float32 else _powers(scale)  # e4m3 or e8m0
-    return x * np.repeat(factor, x.shape[1] // scale.shape[1], 1)
+    return x * np.repeat(_factors(scale), x.shape[1] // scale.shape[1], 1)
 
 
 def _nibbles(x: np.ndarray, axis: int) -> np.ndarray:
@@ -118,8 +117,10 @@ def _nibbles(x: np.ndarray, axis: int) -> np.ndarray:
     return np.moveaxis(halves, -1, axis)
 
 
-def _powers(scale: np.ndarray) -> np.ndarray:
-    """Scales in e8m0 as numbers."""
+def _factors(scale: np.ndarray) -> np.ndarray:
+    """Scales as numbers: they are such (e4m3, or bf16 on gfx942), or bits in e8m0."""
+    if scale.dtype == np.float32:
+        return scale
     codes = scale.view(np.uint8).astype(np.int32)
     return np.where(codes == 255, np.float32(np.nan), np.exp2((codes - 127).astype(np.float32)))
 
@@ -132,7 +133,7 @@ def _upcast(op: Op) -> Callable[..., Any]:
 
     def run(x: np.ndarray, scale: np.ndarray | None = None) -> Any:
         value = _FP4[_nibbles(x, axis)] if packed else x
-        value = value if scale is None else value * _powers(scale)
+        value = value if scale is None else value * _factors(scale)
         return as_register(value if narrow is None else narrow(value), kind)
 
     return run

@@ -49,7 +49,8 @@ def _atomic_rmw(op: Op) -> Callable[..., Any]:
     def run(task: Any, pointers: Any, values: Any, mask: Any = None) -> Any:
         yield None  # another role may update it first
         given = _listed(values, pointers, kind)
-        return _atomic(task, kind, order, pointers, mask, lambda old, i: _updated(name, old, given[i], kind))
+        how = "sum" if name == "fadd" else "atomic"
+        return _atomic(task, kind, order, pointers, mask, lambda old, i: _updated(name, old, given[i], kind), how)
 
     return run
 
@@ -73,7 +74,7 @@ def _atomic_load(op: Op) -> Callable[..., Any]:
 
     def run(task: Any, pointers: Any, mask: Any = None) -> Any:
         yield None
-        return _atomic(task, kind, order, pointers, mask, None)
+        return _atomic(task, kind, order, pointers, mask, None, "poll")
 
     return run
 
@@ -85,7 +86,7 @@ def _atomic_store(op: Op) -> Callable[..., Any]:
     def run(task: Any, pointers: Any, values: Any, mask: Any = None) -> Any:
         yield None
         given = _listed(values, pointers, kind)
-        _atomic(task, kind, order, pointers, mask, lambda old, i: given[i], stores=True)
+        _atomic(task, kind, order, pointers, mask, lambda old, i: given[i], "store")
 
     return run
 
@@ -105,10 +106,10 @@ def _atomic(
     pointers: Any,
     mask: Any,
     update: Callable[[Any, int], Any] | None,
-    stores: bool = False,
+    how: str = "atomic",
 ) -> Any:
-    """One element after the other; the old values. Without an update it only looks; `stores`: nobody who acquires what
-    it stores learns what was released there before."""
+    """One element after the other; the old values. Without an update it only looks ("poll"); of a "store" nobody who
+    acquires it learns what was released there before; a "sum" rounds."""
     addresses, wanted = lanes_of(pointers, mask)
     flat = addresses.reshape(-1).tolist()
     spots = range(len(flat)) if wanted is None else np.flatnonzero(wanted).tolist()
@@ -126,9 +127,9 @@ def _atomic(
         if release is not None:
             learned[id(release)] = release
         cells = range(at // buffer.granule, -(-(at + size) // buffer.granule))
-        memory.update(buffer, cells, who, release, looks=update is None)
+        memory.update(buffer, cells, who, release, "atomic" if how == "store" else how)
         reached[buffer.base, at] = buffer
-        if stores:
+        if how == "store":
             buffer.released.pop(at, None)
         bits = buffer.bytes[at : at + size].view(dtype)
         value = decode(bits, kind.elem)[0] if floats else int(bits[0])
