@@ -1,6 +1,6 @@
 """Draws the README's first chart, tokens per second in a real engine, and writes the rows of the page of vLLM.
 
-Both are from the record of `python -m bench.engine`.
+Both are from the records of `python -m bench.engine`; where two have a case, the later one counts.
 """
 
 from __future__ import annotations
@@ -14,14 +14,19 @@ from bench.engine import CASES
 from docs.figures.svg import DARK, RED, box, picture, words
 
 HERE = Path(__file__).parent
-RECORD = HERE.parents[1] / "bench" / "results" / "h200" / "2026-11-22-engine.json"
+FOLDER = HERE.parents[1] / "bench" / "results" / "h200"
+RECORDS = ("2026-11-22-engine.json", "2026-11-22-engine-mixed.json")
 PAGE = HERE.parents[1] / "docs" / "integrations" / "vllm.md"
 START, END = "<!-- engine: `make docs` writes these rows -->\n\n", "<!-- end of engine -->"
 MODELS = {"llama": "Llama 3 8B", "gpt-oss": "gpt-oss"}
 PEER, OWN = "FLASH_ATTN", "WARPATTN"
 COLOURS = {OWN: RED, PEER: DARK}
 NAMES = {OWN: "warpattn", PEER: "FlashAttention 3"}
-KINDS = {"ms a token": "Decoding: tokens per second", "s of prefill": "Prompts: tokens per second"}
+KINDS = {
+    "ms a token": "Decoding: tokens per second",
+    "tokens/s": "Prompts in chunks beside decoding requests: tokens per second",
+    "s of prefill": "Prompts: tokens per second",
+}
 
 
 class Row(NamedTuple):
@@ -31,48 +36,56 @@ class Row(NamedTuple):
     kind: str  # of KINDS
     figures: dict[str, float]  # as recorded
     tokens: dict[str, float]  # per second
-    ratio: float
+    ratio: float  # of the times
 
 
-def rows(record: dict[str, Any]) -> list[Row]:
-    """Every figure of the record, decoding first, Llama first."""
+def rows(records: list[dict[str, Any]]) -> list[Row]:
+    """Every figure of the records, decoding first, Llama first."""
+    cases: dict[str, Any] = {}
+    for record in records:
+        cases |= record["cases"]
     found = []
     for kind in KINDS:
         for model, shown in MODELS.items():
-            for case, (requests, length) in CASES.items():
-                results = record["cases"].get(f"{model} {case}", {OWN: {}})
-                if kind not in results[OWN]:
+            for case, (requests, length) in (CASES | {"mixed": (0, 0)}).items():
+                peer, own = cases.get(f"{model} {case}", {PEER: {}, OWN: {}}).values()
+                if kind not in own:
                     continue
-                figures = {backend: results[backend][kind] for backend in (OWN, PEER)}
-                work = 1000 * requests if kind == "ms a token" else requests * length
-                tokens = {backend: work / figure for backend, figure in figures.items()}
-                title = f"{shown}, {case.replace('x', '×')}"
-                found.append(Row(title, kind, figures, tokens, statistics.median(results[OWN]["ratios"][kind])))
+                figures, ratio = {OWN: own[kind], PEER: peer[kind]}, statistics.median(own["ratios"][kind])
+                if kind == "tokens/s":
+                    tokens, ratio = figures, 1 / ratio
+                else:
+                    work = 1000 * requests if kind == "ms a token" else requests * length
+                    tokens = {backend: work / figure for backend, figure in figures.items()}
+                title = f"{shown}, {case.replace(' x ', ' × ')}"
+                found.append(Row(title, kind, figures, tokens, ratio))
     return found
 
 
-def table(record: dict[str, Any]) -> str:
-    """The rows as Markdown, with the command and the date."""
-    lines = ["| model, requests × prompt | | FlashAttention 3 | warpattn | ours over theirs |", "|---|---|---|---|---|"]
-    for row in rows(record):
-        figures = " | ".join(f"{row.figures[backend]:.4g}" for backend in (PEER, OWN))
+def table(records: list[dict[str, Any]]) -> str:
+    """The rows as Markdown, with the commands and the date."""
+    lines = ["| model, requests × prompt | | FlashAttention 3 | warpattn | time, ours over theirs |", "|---" * 5 + "|"]
+    for row in rows(records):
+        shown = ",.0f" if row.kind == "tokens/s" else ".4g"
+        figures = " | ".join(f"{row.figures[backend]:{shown}}" for backend in (PEER, OWN))
         lines.append(f"| {row.title} | {row.kind} | {figures} | {row.ratio:.3f} |")
-    return "\n".join([*lines, "", f"`{record['command']}`, {record['date'][:10]}."]) + "\n"
+    commands = [f"`{record['command']}`, {record['date'][:10]}" for record in records]
+    return "\n".join([*lines, "", "; ".join(commands) + "."]) + "\n"
 
 
-def in_page(text: str, record: dict[str, Any]) -> str:
-    """The page with the rows of the record."""
+def in_page(text: str, records: list[dict[str, Any]]) -> str:
+    """The page with the rows of the records."""
     head, start, rest = text.partition(START)
-    return head + start + table(record) + "\n" + rest[rest.index(END) :]
+    return head + start + table(records) + "\n" + rest[rest.index(END) :]
 
 
-def chart(record: dict[str, Any]) -> str:
+def chart(records: list[dict[str, Any]]) -> str:
     """Bars of tokens per second, a panel for decoding and one for prompts; each case has a scale of its own."""
     left, full, parts, y = 180, 400, [], 26
     for kind, title in KINDS.items():
         parts.append(words(10, y, title, 16))
         y += 14
-        for row in (row for row in rows(record) if row.kind == kind):
+        for row in (row for row in rows(records) if row.kind == kind):
             most = max(row.tokens.values())
             parts.append(words(left - 12, y + 23, row.title, 13, anchor="end"))
             for backend, value in row.tokens.items():
@@ -87,5 +100,5 @@ def chart(record: dict[str, Any]) -> str:
 
 def files() -> dict[Path, str]:
     """The chart, and the page with its rows."""
-    record = json.loads(RECORD.read_text())
-    return {HERE / "engine.svg": chart(record), PAGE: in_page(PAGE.read_text(), record)}
+    records = [json.loads((FOLDER / name).read_text()) for name in RECORDS]
+    return {HERE / "engine.svg": chart(records), PAGE: in_page(PAGE.read_text(), records)}
