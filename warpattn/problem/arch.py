@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True)
@@ -17,13 +17,20 @@ class Arch:
     source: str
 
 
-# Triton's name of each chip: back end, chip, threads of a warp.
+class Target(NamedTuple):
+    """Triton's name of a chip."""
+
+    backend: str
+    chip: int | str
+    lanes: int  # of a warp
+
+
 TARGETS = {
-    "sm90": ("cuda", 90, 32),
-    "sm100": ("cuda", 100, 32),
-    "sm103": ("cuda", 103, 32),
-    "gfx942": ("hip", "gfx942", 64),
-    "gfx950": ("hip", "gfx950", 64),
+    "sm90": Target("cuda", 90, 32),
+    "sm100": Target("cuda", 100, 32),
+    "sm103": Target("cuda", 103, 32),
+    "gfx942": Target("hip", "gfx942", 64),
+    "gfx950": Target("hip", "gfx950", 64),
 }
 # Chips that run the kernels of another one, in machine code of their own: B300 those of B200.
 RUNS = {"sm103": "sm100"}

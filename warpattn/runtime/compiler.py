@@ -38,7 +38,7 @@ def artifact_of(launch: Launch, target: str | None = None) -> Artifact:
     if launch.arch in hip.ARCHS:
         hip.check_layout([*(parameter.kind for parameter in taken), *SCRATCH], kernel.asm["amdgcn"], launch.name)
     code = kernel.asm["hsaco" if launch.arch in hip.ARCHS else "cubin"]
-    threads = metadata.num_warps * TARGETS[target or launch.arch][2]
+    threads = metadata.num_warps * TARGETS[target or launch.arch].lanes
     return Artifact(bytes(code), metadata.name, metadata.shared, threads, taken)
 
 

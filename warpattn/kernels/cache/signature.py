@@ -18,7 +18,7 @@ def append_source(name: str, types: dict[str, str], config: AppendConfig, arch: 
     the elements of "new" tokens, "pages", "angles", "slots" and "positions"."""
     kernel = KERNELS[name]
     rows, angles = Rows(f"*{types['new']}", "i64", "i64", "i64"), Table(f"*{types['angles']}", "i64")
-    constants = {"config": config, "lanes": TARGETS[arch][2], "trigger_dependents": arch == "sm90"}
+    constants = {"config": config, "lanes": TARGETS[arch].lanes, "trigger_dependents": arch == "sm90"}
     tensors = ("k_pages", "v_pages", "k_new", "v_new")
     pages = rows
     if config.eight_bit is not None:

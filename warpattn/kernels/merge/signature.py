@@ -16,7 +16,7 @@ ALIGNED = [["tt.divisibility", 16]]
 def merge_source(element: str, config: MergeConfig, arch: str) -> GluonASTSource:
     """The kernel for outputs of an element's name, for an architecture."""
     state = State(Rows(f"*{element}", "i64", "i64", "i64"), Rows("*fp32", "i64", "i64", "i64"))
-    constants = {"config": config, "lanes": TARGETS[arch][2]}
+    constants = {"config": config, "lanes": TARGETS[arch].lanes}
     signature = {
         "states": (state,) * config.states, "merged": state, "limit": "*i32", "shape": MergeShape(*["i32"] * 3),
         **dict.fromkeys(constants, "constexpr"),

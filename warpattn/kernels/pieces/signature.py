@@ -1,7 +1,7 @@
 """Compile-time parameters of masks and scores: types of captured tensors, and the functions."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from warpattn.errors import AttentionError
 from warpattn.language.nodes import SPAN, Node, Program, reads
@@ -45,18 +45,26 @@ class ScoreFunction:
     after: float = 1.0
 
 
+class Functions(NamedTuple):
+    """A mask and a score as Gluon functions, see `Modifiers`; keep is None where every key is visible."""
+
+    keep: Any
+    span: Any
+    score: ScoreFunction | None
+
+
 def modifier_functions(
     keep_and_span: Program, score: Program | None, arithmetic: Arithmetic = NVIDIA, folds: bool = False
-):
-    """(keep, span, score) as Gluon functions; keep is None when every key is visible, score None without one. With
-    `folds` the factors of a soft-cap are left to the factors that scores have anyway: two multiplications less."""
+) -> Functions:
+    """The functions of a mask's program and a score's. With `folds` the factors of a soft-cap are left to the factors
+    that scores have anyway: two multiplications less."""
     ranks = tuple(tensor.ndim for tensor in keep_and_span.tensors)
     keep_node, *span_nodes = keep_and_span.outputs
     always = keep_node[0] == "const" and keep_node[2] is True
     keep = None if always else compile_function((keep_node,), MASK_SYMBOLS, ranks, arithmetic)
     span = compile_function(tuple(span_nodes), SPAN_SYMBOLS, ranks, arithmetic)
     if score is None:
-        return keep, span, None
+        return Functions(keep, span, None)
     score_ranks = tuple(tensor.ndim for tensor in score.tensors)
     outputs, before, after = score.outputs, 1.0, 1.0
     cap = softcap_factors(*outputs) if folds else None
@@ -64,7 +72,7 @@ def modifier_functions(
         before, after = cap
         outputs = (("tanh", "float", _S),)
     function = compile_function(outputs, SCORE_SYMBOLS, score_ranks, arithmetic)
-    return keep, span, ScoreFunction(function, before, after)
+    return Functions(keep, span, ScoreFunction(function, before, after))
 
 
 _S: Node = ("sym", "float", "s")

@@ -41,7 +41,7 @@ def prefill_kernel(
     if partitions > 1:
         sources = at_part(sources, o_desc, lse_ptr, partition * gl.num_programs(2) + tile.b, seq_q * shape.heads_q)
     work = Work(seq_q, seq_k, shape.heads_q, head // traits.group)
-    mods = Modifiers(functions[0], functions[1], functions[2], mask_args, score_args)
+    mods = Modifiers(functions.keep, functions.span, functions.score, mask_args, score_args)
     span = mods.key_span(tile, work, config.PairBM_eff)
     sources = gl.aggregate_replace(sources, v=seen_values(sources.v, span, seq_k, mods, sequence_args))
     run = tile_span(span, config.BN)

@@ -43,7 +43,7 @@ def latent_kernel(
     rows = LatentRows(b, tile * config.BM, group, gl.program_id(1))
     k, v, seq_k = key_sources(k_desc, v_desc, shape.seq_k, sequence_args, b, config, traits)
     lengths = Lengths(shape.seq_q, seq_k)
-    mods = Modifiers(functions[0], functions[1], functions[2], mask_args, score_args)
+    mods = Modifiers(functions.keep, functions.span, functions.score, mask_args, score_args)
     span = row_span(rows, lengths, mods, config)
     v = seen_values(v, span, seq_k, mods, sequence_args)
     run = partition_tiles(tile_span(span, config.BN), partition, partitions, seq_k > 0)

@@ -48,7 +48,7 @@ def decode_combine_kernel(
     config: gl.constexpr, functions: gl.constexpr, has_sinks: gl.constexpr, has_lse: gl.constexpr,
 ):  # fmt: skip
     """Arguments as in `decode_kernel`. Grid: (row tiles * key heads, blocks of rows, blocks of columns)."""
-    mods = Modifiers(functions[0], functions[1], functions[2], mask_args, mask_args)
+    mods = Modifiers(functions.keep, functions.span, functions.score, mask_args, mask_args)
     stored = key_cache(keys, keys, keys)
     results = make_results(out, lse_ptr, sinks_ptr, workspace, config)
     ctx = CombineContext(results, shape, config, has_sinks, has_lse)

@@ -49,7 +49,7 @@ def decode_kernel(
     `PartialResults`. shape: `DecodeShape`. functions: (keep, span, score), see `Modifiers`. Grid: any number of CTAs
     that the workspace has slots for.
     """
-    mods = Modifiers(functions[0], functions[1], functions[2], mask_args, score_args)
+    mods = Modifiers(functions.keep, functions.span, functions.score, mask_args, score_args)
     stored = key_cache(k, v, keys)
     results = make_results(out, lse_ptr, sinks_ptr, workspace, config)
     rings = make_decode_rings(config)

@@ -38,7 +38,7 @@ def mla_kernel(
 ):  # fmt: skip
     """Arguments and grid as in `decode_kernel`; the kernel reads the rotary columns through `k`, the latents through
     `v`."""
-    mods = Modifiers(functions[0], functions[1], functions[2], mask_args, score_args)
+    mods = Modifiers(functions.keep, functions.span, functions.score, mask_args, score_args)
     stored = key_cache(k, v, keys)
     results = make_results(out, lse_ptr, sinks_ptr, workspace, config)
     rings = make_mla_rings(config)

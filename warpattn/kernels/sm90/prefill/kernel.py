@@ -57,11 +57,11 @@ def prefill_kernel(
     """Attention forward of a dense problem.
 
     `q_maps`, `k_maps`, `v_maps` and `o_maps` have a descriptor for each part of the head dim. `shape` is a
-    `PrefillShape`, or a `SplitShape` if `config.split`: then outputs are a workspace's. `functions` is (keep, span,
-    score), see `Modifiers`. Grid: any number of CTAs up to the number of tiles.
+    `PrefillShape`, or a `SplitShape` if `config.split`: then outputs are a workspace's. `functions` are those of
+    `Modifiers`. Grid: any number of CTAs up to the number of tiles.
     """
     work = work_of(shape, config)
-    mods = Modifiers(functions[0], functions[1], functions[2], mask_args, score_args)
+    mods = Modifiers(functions.keep, functions.span, functions.score, mask_args, score_args)
     operands: gl.constexpr = PartTensors if config.split else Tensors
     tensors = operands(q_maps, KeyRows(k_maps), KeyRows(v_maps), o_maps, lse_ptr, sinks_ptr, counter_ptr)
     fields: gl.constexpr = SPLIT_TILE_FIELDS if config.split else TILE_FIELDS

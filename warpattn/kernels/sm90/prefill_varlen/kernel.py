@@ -94,7 +94,7 @@ def prefill_varlen_kernel(
     q, o = ClippedColumns(q_maps, shape.q_step, shape.q_unit), ClippedColumns(o_maps, shape.o_step, shape.o_unit)
     operands: gl.constexpr = VarlenPartTensors if config.tiles.split else VarlenTensors
     tensors = operands(q, k, v, o, lse_ptr, sinks_ptr, list_ptr + COUNTER)
-    mods = Modifiers(functions[0], functions[1], functions[2], mask_args, score_args)
+    mods = Modifiers(functions.keep, functions.span, functions.score, mask_args, score_args)
     fields: gl.constexpr = SPLIT_VARLEN_FIELDS if config.tiles.split else VARLEN_TILE_FIELDS
     rings = make_rings(config.tiles, fields, clipped=True)
     scores = softmax_scale(scale, config.tiles)

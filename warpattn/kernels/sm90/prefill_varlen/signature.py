@@ -22,11 +22,10 @@ from .kernel import prefill_varlen_kernel
 
 def order_source(config: VarlenConfig, mask: Program) -> GluonASTSource:
     """The kernel that lists the query blocks."""
-    _, span, _ = modifier_functions(mask, None)
     constants = {
         "ragged_q": config.ragged_queries,
         "ragged_k": config.page_size == 0,
-        "span": span,
+        "span": modifier_functions(mask, None).span,
         "block_m": config.tiles.tokens,
         "block_n": config.tiles.block_n,
     }
