@@ -85,9 +85,6 @@ def bind(module: Module, memory: GlobalMemory, args: Mapping[str, Any]) -> list[
     """Values for the parameters of the kernel, in order."""
     block = module.functions[module.entry]
     names = [module.parameter_names.get(name, name.lstrip("%")) for name in block.arguments]
-    for name, kind in zip(names, block.types, strict=False):
-        if "tensordesc_im2col" in kind.text:
-            raise SimulationError(f"{name} is a descriptor in im2col mode, which is not simulated; tiled ones are")
     flat = _flattened(args, names, block)
     tables = [(name, value) for name, value in flat.items() if isinstance(value, PointerTable)]
     flat |= {name: value.addresses() for name, value in tables}
@@ -109,7 +106,8 @@ def bind(module: Module, memory: GlobalMemory, args: Mapping[str, Any]) -> list[
     for name, kind in zip(names, block.types, strict=False):
         if kind.kind == "desc":
             _check_box(name, flat[name], kind)
-            values.append(_describe(memory, name, _viewed(flat[name], tensors[name]), addresses[name], kind))
+            made = _describe(memory, name, _viewed(flat[name], tensors[name]), addresses[name], kind)
+            values.append(_with_options(made, name, flat[name]))
         elif kind.elem == "ptr":
             values.append(_pointer(name, kind, tensors.get(name), addresses.get(name, 0)))
         else:
@@ -171,13 +169,14 @@ def _flattened(args: Mapping[str, Any], names: Sequence[str], block: Block) -> d
         if kind is not None and kind.kind == "desc":
             found = _viewed(value, memory_of(value.tensor if isinstance(value, TensorDescriptor) else value, name))
             rank = len(kind.shape or ())
-            if len(found.shape) != rank:
+            if len(found.shape) != rank and not kind.of_pixels:
                 raise SimulationError(f"{name} has shape {found.shape}; its descriptor has {rank} dimensions")
             flat.update(_sizes_of(name, found))
         elif kind is not None and kind.elem == "ptr" and isinstance(value, TensorDescriptor):
             # For AMD Triton takes a descriptor of the host apart; its fields are arguments of their own.
             flat.update(_sizes_of(name, _viewed(value, memory_of(value.tensor, name))))
-            flat |= {name: value.tensor, f"{name}.padding": False, f"{name}.roundF32ToTF32": False}
+            flat |= {name: value.tensor, f"{name}.padding": value.padding == "nan",
+                     f"{name}.roundF32ToTF32": value.tf32}  # fmt: skip
     derived = {f"{name}.{part}.{i}" for name in kinds for part in ("shape", "stride") for i in range(6)}
     unknown = sorted(name for name in flat if name not in names and name not in derived)
     if unknown:
@@ -246,6 +245,16 @@ def _describe(memory: GlobalMemory, name: str, found: Memory, address: int, kind
     buffer = memory.find(address)
     assert buffer is not None
     return Descriptor(buffer, address - buffer.base, found.shape, found.strides, kind)
+
+
+def _with_options(made: Descriptor, name: str, value: Any) -> Descriptor:
+    """A descriptor with what the caller says beside its tensor."""
+    given = value if isinstance(value, TensorDescriptor) else TensorDescriptor(value)
+    if made.kind.of_pixels != (given.pixels is not None):
+        raise SimulationError(f"{name} is {'' if given.pixels else 'not '}in im2col mode, unlike what the kernel takes")
+    made.tf32, made.pixels = given.tf32, given.pixels
+    made.outside = made.outside_of(given.padding == "nan")
+    return made
 
 
 def _pointer(name: str, kind: Type, found: Memory | None, address: int) -> int:

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from ..arguments import PointerTable
-from ..errors import SimulationError
-from ..memory.descriptor import TensorDescriptor
+from ..memory.descriptor import PixelBox, TensorDescriptor
 
 _LEAST_ADDRESS = 1 << 32  # smaller numbers of an int64 tensor are taken for numbers
 
@@ -35,13 +34,21 @@ def _collect(name: str, value: Any, kind: Any, found: dict[str, Any]) -> None:
 def _argument(value: Any) -> Any:
     """A value as `simulate` takes it."""
     if hasattr(value, "base") and hasattr(value, "block_shape"):  # a descriptor made on the host
-        if getattr(value, "padding", "zero") != "zero":
-            raise SimulationError(f"a descriptor pads with {value.padding!r}; only padding with zeros is simulated")
-        return TensorDescriptor(value.base, tuple(value.block_shape), tuple(value.shape), tuple(value.strides))
+        box, shape, strides = (tuple(part) for part in (value.block_shape, value.shape, value.strides))
+        padding, tf32 = getattr(value, "padding", "zero"), getattr(value, "round_f32_to_tf32", False)
+        return TensorDescriptor(value.base, box, shape, strides, padding, tf32, _pixels(value))
     if isinstance(value, torch.Tensor) and value.dtype in (torch.int64, torch.uint64) and value.device.type == "cpu":
         reached = pointed_into(value)
         return PointerTable(reached, value) if reached else value
     return value
+
+
+def _pixels(value: Any) -> PixelBox | None:
+    """The pixels that a descriptor in im2col mode goes through."""
+    if not hasattr(value, "pixel_box_lower_corner"):
+        return None
+    steps = value.element_strides or (1 for _ in value.shape)
+    return PixelBox(tuple(value.pixel_box_lower_corner), tuple(value.pixel_box_upper_corner), tuple(steps))
 
 
 def pointed_into(table: torch.Tensor) -> list[torch.Tensor]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 _WRAPPERS = {"tensor": "tensor", "!ttg.memdesc": "memdesc", "!tt.tensordesc": "desc"}
+_WRAPPERS["!ttng.tensordesc_im2col"] = "desc"
 _WRAPPERS[""] = "memdesc"  # so copies by threads print the type of their target
 _DIMS = re.compile(r"((?:\d+x)*)(.+)")
 
@@ -40,6 +41,11 @@ class Type:
     def itemsize(self) -> int:
         """Bytes of one element in memory."""
         return max(1, self.bits // 8)
+
+    @property
+    def of_pixels(self) -> bool:
+        """Whether a descriptor is in im2col mode: its box has pixels and channels, whatever rank its tensor has."""
+        return self.text.startswith("!ttng.tensordesc_im2col")
 
     def lifted(self) -> Type:
         """The tensor type of a scalar in a reduction's body, which runs on whole arrays; its shape is left open."""

@@ -1,7 +1,7 @@
 """TMA descriptors: a tensor in global memory seen through a box.
 
-Reading takes the part of the box that lies inside the tensor and fills the rest with zeros; writing drops what lies
-outside. Strides are in elements, the last one is 1.
+Reading takes the part of the box that lies inside the tensor and fills the rest with zeros or NaN; writing drops what
+lies outside. Strides are in elements, the last one is 1.
 
 Addresses wrap around at 2**64 bytes, as they do on the card, so the extents may promise more memory than there is:
 
@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from ..errors import SimulationError
-from ..ir.formats import memory_dtype
+from ..ir.formats import encode, memory_dtype
 from ..ir.valuetypes import Type
 from .findings import Finding
 from .global_memory import GlobalBuffer, GlobalMemory, Toucher
@@ -28,34 +28,59 @@ from .global_memory import GlobalBuffer, GlobalMemory, Toucher
 _ADDRESSES = 1 << 64
 
 
+class PixelBox(NamedTuple):
+    """Which pixels of a tensor [batch, …, channels] a copy in im2col mode goes through: in each spatial dimension from
+    `lower` to its size - 1 + `upper`, with a step in each dimension of the tensor."""
+
+    lower: tuple[int, ...]
+    upper: tuple[int, ...]
+    steps: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class TensorDescriptor:
     """What the caller passes for a descriptor argument: a tensor, and optionally the shape of its box.
 
-    shape and strides (in elements) replace the tensor's own: a view of its memory that no tensor can be.
+    shape and strides (in elements) replace the tensor's own: a view of its memory that no tensor can be. padding: what
+    reading finds outside of the tensor, "zero" or "nan". tf32: whether fp32 is rounded to it. pixels: of im2col mode.
     """
 
     tensor: Any
     box: tuple[int, ...] | None = None
     shape: tuple[int, ...] | None = None
     strides: tuple[int, ...] | None = None
+    padding: str = "zero"
+    tf32: bool = False
+    pixels: PixelBox | None = None
 
 
 class Descriptor:
     """A descriptor inside a run."""
 
     def __init__(
-        self, buffer: GlobalBuffer, offset: int, shape: Sequence[int], strides: Sequence[int], kind: Type
+        self,
+        buffer: GlobalBuffer,
+        offset: int,
+        shape: Sequence[int],
+        strides: Sequence[int],
+        kind: Type,
+        nan: bool = False,
     ) -> None:
         self.buffer, self.kind = buffer, kind
+        self.tf32, self.pixels = False, cast("PixelBox | None", None)
+        self.outside = self.outside_of(nan)
         self.shape = tuple(int(n) for n in shape)
-        self.box = kind.shape or ()
+        self.box: tuple[int, ...] = kind.shape or ()
         size = kind.itemsize
         whole = buffer.nbytes // size * size
         self.elements = buffer.bytes[:whole].view(memory_dtype(kind.elem))
         self.offset = offset  # bytes
         self.strides = tuple(int(s) for s in strides)
         self.ratio = size // buffer.granule
+
+    def outside_of(self, nan: bool) -> Any:
+        """The bits of what is outside of the tensor."""
+        return encode(np.array(np.nan), self.kind.elem)[()] if nan else 0
 
     def _inside(
         self, coordinates: Sequence[int], box_shape: Sequence[int]
@@ -101,7 +126,7 @@ class Descriptor:
         self, memory: GlobalMemory, coordinates: Sequence[int], who: Toucher, box: tuple[int, ...] | None = None
     ) -> np.ndarray:
         """The bits of a box, of the descriptor's shape or another."""
-        bits = np.zeros(box or self.box, self.elements.dtype)
+        bits = np.full(box or self.box, self.outside, self.elements.dtype)
         inside = self._inside(coordinates, bits.shape)
         if inside is not None:
             first, sizes, where = inside
@@ -112,7 +137,30 @@ class Descriptor:
             elements, shadow = self._part(sizes, at)
             memory.touch(self.buffer, ..., who, "read", shadow)
             bits[where] = elements
-        return bits
+        return (bits.view(np.uint32) + 0x1000 & 0xFFFFE000).view(bits.dtype) if self.tf32 else bits
+
+    def read_pixels(
+        self, memory: GlobalMemory, first: Sequence[int], offsets: Sequence[int], who: Toucher
+    ) -> np.ndarray:
+        """The bits [pixels, channels] that are `offsets` away from the pixels of the box, from `first` on: along the
+        last spatial dimension, then along those before it, then in the next batch entry."""
+        assert self.pixels is not None
+        count, channels = self.box
+        batch, *at, channel = (int(n) for n in first)
+        lower, upper, steps = self.pixels
+        ends = [n - 1 + u for n, u in zip(self.shape[1:-1], upper, strict=True)]
+        rows = []
+        for _ in range(count):
+            place = (batch, *(a + int(o) for a, o in zip(at, offsets, strict=True)), channel)
+            rows.append(self.read(memory, place, who, (*(1 for _ in place[:-1]), channels)).reshape(channels))
+            for i in reversed(range(len(at))):
+                at[i] += steps[1 + i]
+                if at[i] <= ends[i]:
+                    break
+                at[i] = lower[i]
+            else:
+                batch += steps[0]
+        return np.stack(rows)
 
     def write(
         self,
@@ -140,7 +188,7 @@ class Descriptor:
 
 
 def make_descriptor(
-    memory: GlobalMemory, address: int, shape: Sequence[int], strides: Sequence[int], kind: Type
+    memory: GlobalMemory, address: int, shape: Sequence[int], strides: Sequence[int], kind: Type, nan: bool = False
 ) -> Descriptor:
     """A descriptor of the tensor at an address; it must lie inside one buffer."""
     buffer = memory.find(address)
@@ -152,4 +200,4 @@ def make_descriptor(
         raise SimulationError(
             f"a tensor descriptor of {buffer.name} covers bytes {offset}..{last}, and there are {buffer.nbytes}"
         )
-    return Descriptor(buffer, offset, shape, strides, kind)
+    return Descriptor(buffer, offset, shape, strides, kind, nan)

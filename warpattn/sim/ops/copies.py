@@ -91,6 +91,7 @@ class Scratch:
 
     def __init__(self) -> None:
         self.tensor: tuple[int, list[int], list[int]] | None = None  # address, shape, strides in bytes
+        self.nan = False  # what is outside
 
 
 @tasked("ttg.global_scratch_alloc")
@@ -102,13 +103,14 @@ def _scratch(op: Op) -> Callable[..., Any]:
 def _create(op: Op) -> Callable[..., Any]:
     """Operands: place, address, [box], [sizes], [strides in bytes but the last], [element strides], innermost first."""
     lists = [len(re.findall(r"%", part)) for part in re.findall(r"\[([^\]]*)\]", op.text)]
-    if len(lists) != 4 or op.integer("fill_mode", 0):
+    if len(lists) != 4:
         raise op.error("this descriptor is not understood")
     rank = lists[1]
 
     def run(task: Any, place: Scratch, address: int, *numbers: int) -> None:
         sizes = numbers[lists[0] : lists[0] + rank]
         strides = numbers[lists[0] + rank : lists[0] + rank + lists[2]]
+        place.nan = op.integer("fill_mode", 0) != 0
         place.tensor = (address, [int(n) for n in reversed(sizes)], [int(n) for n in reversed(strides)])
 
     return run
@@ -127,6 +129,7 @@ def _reinterpret(op: Op) -> Callable[..., Any]:
         if place.tensor is None:
             raise op.error("no descriptor was made here")
         address, shape, strides = place.tensor
-        return make_descriptor(task.machine.memory, address, shape, [s // kind.itemsize for s in strides] + [1], kind)
+        steps = [s // kind.itemsize for s in strides] + [1]
+        return make_descriptor(task.machine.memory, address, shape, steps, kind, place.nan)
 
     return run

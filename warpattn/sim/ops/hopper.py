@@ -40,11 +40,10 @@ def _fence(op: Op) -> Callable[..., Any]:
 def _make_descriptor(op: Op) -> Callable[..., Any]:
     kind = op.outputs[0]
     rank = len(kind.shape or ())
-    if op.integer("padding", 1) != 1:
-        raise op.error("a descriptor that pads with NaN is not simulated")
+    nan = op.integer("padding", 1) != 1
 
     def run(task: Any, pointer: int, *numbers: int) -> Descriptor:
-        return make_descriptor(task.machine.memory, int(pointer), numbers[:rank], numbers[rank : 2 * rank], kind)
+        return make_descriptor(task.machine.memory, int(pointer), numbers[:rank], numbers[rank : 2 * rank], kind, nan)
 
     return run
 
@@ -52,7 +51,11 @@ def _make_descriptor(op: Op) -> Callable[..., Any]:
 @blocking("ttng.async_tma_copy_global_to_local")
 def _copy_in(op: Op) -> Callable[..., Any]:
     """A copy of each CTA into its part of a tile; `multicast`: the first of those with equal parts copies for all."""
-    box, rank = _boxes(op), len(op.inputs[0].shape or ())
+    kind = op.inputs[0]
+    rank = (len(op.operands) - 2) // 2 if kind.of_pixels else len(kind.shape or ())
+    box = _boxes(op)
+    if kind.of_pixels and op.ctas is not None:
+        raise op.error("im2col mode in clusters is not simulated")
     shared = op.ctas.split(op.inputs[0]).copies if op.ctas is not None and op.flag("multicast") else 0
     copies = barrier_copies(op, op.inputs[1])
 
@@ -67,7 +70,7 @@ def _copy_in(op: Op) -> Callable[..., Any]:
             task.issue(
                 "TMA load",
                 task.program.pool,
-                _landing(task, descriptor, box(coordinates, cta), (view, target, barrier)),
+                _landing(task, descriptor, (*box(coordinates, cta), rest[rank:-3]), (view, target, barrier)),
             )
 
     return run
@@ -86,14 +89,19 @@ def _boxes(op: Op) -> Callable[[tuple, int], tuple[tuple, tuple[int, ...] | None
 
 
 def _landing(
-    task: Any, descriptor: Descriptor, box: tuple[tuple, Any], target: tuple[MemDesc, int, Barrier]
+    task: Any, descriptor: Descriptor, box: tuple[tuple, Any, tuple], target: tuple[MemDesc, int, Barrier]
 ) -> Callable[[Agent], None]:
-    """A copy of a box to the tile of a CTA that completes its bytes on a barrier."""
-    view, cta, barrier = target
+    """A copy of a box (its begin, shape and, of pixels, offsets) to the tile of a CTA that completes its bytes on a
+    barrier."""
+    (first, shape, offsets), (view, cta, barrier) = box, target
 
     def body(agent: Agent) -> None:
         who = Toucher(agent.lane, agent.epoch, agent.clock, agent.place)
-        bits = descriptor.read(task.machine.memory, box[0], who, box[1]).reshape(view.shape)
+        memory = task.machine.memory
+        if descriptor.pixels is None:
+            bits = descriptor.read(memory, first, who, shape).reshape(view.shape)
+        else:
+            bits = descriptor.read_pixels(memory, first, offsets, who).reshape(view.shape)
         view.buffer.write(Access(view, agent.lane, agent.epoch, True, True, agent.place, cta), agent.clock, bits)
         barrier.land(view.array[0].nbytes, agent)
 
