@@ -29,7 +29,7 @@ from warpattn.masks import (
     SlidingWindow,
 )
 from warpattn.scores import ALiBi, Bias, CustomScore, Score, SoftCap
-from warpattn.sequences import Dense, PagedKV, Ragged, Sequence
+from warpattn.sequences import Dense, PagedKV, PagedRagged, Ragged, Sequence
 
 
 @dataclass(frozen=True)
@@ -140,9 +140,11 @@ class Maker:
             q = self.rows(sum(c.lens_q), c.heads_q, c.dim)
             k = self.rows(sum(keys), c.heads_kv, c.dim)
             return q, k, self.rows(sum(keys), c.heads_kv, dim_v), sequence
-        q = self.rows(c.batch, c.seq_q, c.heads_q, c.dim)
         cache = self.cache(dim_v)
-        return q, cache.k_pages, cache.v_pages, cache
+        if c.kind == "paged-ragged":
+            q, sequence = self.rows(sum(c.lens_q), c.heads_q, c.dim), PagedRagged(cache, Ragged(self.offsets(c.lens_q)))
+            return q, cache.k_pages, cache.v_pages, sequence
+        return self.rows(c.batch, c.seq_q, c.heads_q, c.dim), cache.k_pages, cache.v_pages, cache
 
     def offsets(self, lengths: tuple[int, ...]) -> Tensor:
         return torch.tensor([0, *lengths]).cumsum(0).to(self.device, torch.int32)

@@ -1,24 +1,29 @@
 """Random calls: masks x scores x sinks x dtypes x layouts x lengths x special values, one call a seed.
 
 A call keeps to what kernels of its architecture take, so none may refuse it. Finite results are held to the bound of
-their dtype (`tests/oracle.py`), special values to the rule of docs/numbers.md (`tests/specials.py`). Hidden values that
-are not finite are left to tests/sim/calls/test_numbers.py, since kernels differ there; hidden keys are drawn.
+their dtype (`tests/oracle.py`), gradients to theirs (`tests/gradients.py`), special values to the rule of
+docs/numbers.md (`tests/specials.py`). Where kernels hide values whatever they hold, those are drawn, too.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 import warpattn as wa
 from tests.cases import MASKS, SCORES, Case
+from tests.gradients import check_gradients, weights
 from tests.oracle import Inputs, check, visible
 from tests.specials import SPOILS, unlike
+from tests.unit.api.test_gradients import require, taken
+from warpattn.kernels.sm90.prefill.config import split_dim
 from warpattn.problem.backends import LIMITS
+from warpattn.sequences import Dense, PagedRagged
 
 PLAIN = sorted(set(MASKS) - {"none", "added-mask", "causal-added"})  # what is combined with &, | and ~
 HEADS = ((1, 1), (2, 1), (3, 3), (4, 2), (6, 2), (8, 1), (5, 1))
@@ -30,14 +35,46 @@ LAYOUTS = ("contiguous", "contiguous", "heads-first", "sliced", "unaligned")
 
 
 class Drawn(NamedTuple):
-    """A call, and what becomes of its tensors: "as drawn", "unseen keys", or a kind of `specials.SPOILS`."""
+    """A call, and what becomes of its tensors: "as drawn", "unseen keys", with `trains` "unseen" keys and values, or a
+    kind of `specials.SPOILS`. `stored`: what scales of 8-bit keys and values belong to, if they have 8 bits; `trains`:
+    its gradients are taken."""
 
     case: Case
     how: str
+    stored: str = ""
+    trains: bool = False
 
 
 def draw(arch: str, seed: int) -> Drawn:
-    """The call of a seed."""
+    """The call of a seed: with what every architecture takes, and sometimes with what this one takes beside."""
+    drawn = _plain(arch, seed)
+    chance, limits = random.Random(f"{arch} {seed} more"), LIMITS[arch]
+    case, what = drawn.case, chance.choice(("", "ragged", "trains", "stored", "hidden"))
+    if what == "ragged" and case.kind == "paged" and "paged-ragged" in limits.kinds:
+        lens_q = tuple(chance.choice((0, 1, 1, 3, 17, 40, 130)) for _ in case.lens_k)
+        case = replace(case, kind="paged-ragged", lens_q=lens_q)
+        return drawn._replace(case=case, how=drawn.how if drawn.how in ("as drawn", "visible") else "as drawn")
+    if what == "trains" and limits.backward is not None and case.kind in limits.backward.kinds and case.scale != 0:
+        kinds = ["as drawn", "unseen keys"] + ["unseen"] * _hides(case)
+        return Drawn(case, chance.choice(kinds), trains=True)
+    if what == "stored" and limits.eight_bit is not None and case.layout != "unaligned":
+        scales = ["tensor", "head"] + ["token"] * (case.dtype == torch.bfloat16)
+        case = replace(case, dim=-(-case.dim // 16) * 16, page_size=-(-case.page_size // 8) * 8)
+        return Drawn(case, "as drawn", chance.choice(scales))
+    if what == "hidden" and arch == "sm90" and "added" not in case.mask and _hides(case):
+        return Drawn(case, chance.choice(("hidden", "partly hidden")))
+    return drawn
+
+
+def _hides(case: Case) -> bool:
+    """Whether Hopper's kernels look for hidden values, whatever the sizes; see docs/numbers.md."""
+    mask = case.build().mask
+    reads = mask is not None and len(mask.program().tensors) > 0
+    return reads or sum(split_dim(case.dim_v or case.dim)) not in (32, 64, 128, 192)
+
+
+def _plain(arch: str, seed: int) -> Drawn:
+    """The call of a seed, with what every architecture takes."""
     chance = random.Random(f"{arch} {seed}")
     kind = chance.choice(("dense", "dense", "dense", "ragged", "ragged", "paged", "paged"))
     heads_q, heads_kv = chance.choice(HEADS)
@@ -78,9 +115,11 @@ def _mask(chance: random.Random) -> str:
 
 def wrong(arch: str, drawn: Drawn) -> str:
     """What is wrong with the simulated kernels' result, or nothing."""
+    if drawn.trains:
+        return _wrong_gradients(arch, drawn)
     x = _spoiled(drawn)
     result = attend(x, f"simulate:{arch}")
-    if drawn.how in ("visible", "large"):
+    if drawn.how in SPOILS and drawn.how != "as drawn":
         return unlike(result, x, 0.02 if x.q.dtype == torch.float16 else 0.04)
     try:
         check(x, *result)
@@ -91,19 +130,68 @@ def wrong(arch: str, drawn: Drawn) -> str:
 
 def attend(x: Inputs, backend: str) -> tuple[Tensor, Tensor]:
     """(out, lse) of any kind of sequence."""
-    tail = {"mask": x.mask, "score": x.score, "sinks": x.sinks, "scale": x.scale, "return_lse": True}
-    if isinstance(x.sequence, wa.PagedKV):
-        result = wa.attention_paged(x.q, x.sequence, **tail, backend=backend)
-    elif isinstance(x.sequence, wa.Ragged):
-        result = wa.attention_varlen(x.q, x.k, x.v, x.sequence, **tail, backend=backend)
+    tail: dict[str, Any] = {"mask": x.mask, "score": x.score, "sinks": x.sinks, "scale": x.scale}
+    tail |= {"return_lse": True, "backend": backend}
+    k, v, seq = x.k, x.v, x.sequence
+    if isinstance(seq, PagedRagged):
+        result = wa.attention_paged(x.q, seq.kv, seq.queries, **tail)
+    elif isinstance(seq, wa.PagedKV):
+        result = wa.attention_paged(x.q, seq, **tail)
+    elif isinstance(seq, wa.Ragged):
+        result = wa.attention_varlen(x.q, k, v, seq, **tail)
+    elif isinstance(seq, Dense) and seq.k_scale is not None and seq.v_scale is not None:
+        result = wa.attention(x.q, wa.Quantized(k, seq.k_scale), wa.Quantized(v, seq.v_scale), **tail)
     else:
-        result = wa.attention(x.q, x.k, x.v, **tail, backend=backend)
+        result = wa.attention(x.q, k, v, **tail)
     assert isinstance(result, tuple)
     return result
 
 
+def _wrong_gradients(arch: str, drawn: Drawn) -> str:
+    """The same of the gradients; they are those that clean keys and values have."""
+    inputs = require(drawn.case.build())
+    k, v = inputs.k.detach().clone(), inputs.v.detach().clone()
+    spoiled = replace(inputs, k=k, v=v)
+    if drawn.how != "as drawn":
+        for keys, dark in _unseen(spoiled):
+            keys[dark] = torch.nan
+    if drawn.how == "unseen":
+        for values, dark in _unseen(replace(spoiled, k=v)):
+            values[dark] = torch.inf
+    spoiled = replace(spoiled, k=k.requires_grad_(), v=v.requires_grad_())
+    dout, dlse = weights(inputs)
+    try:
+        check_gradients(inputs, taken(spoiled, attend(spoiled, f"simulate:{arch}"), dout, dlse), dout, dlse)
+    except AssertionError as error:
+        return str(error)
+    return ""
+
+
+def _in_eight_bits(inputs: Inputs, per: str) -> Inputs:
+    """The same with keys and values in 8 bits; what no sequence owns stays NaN."""
+    seq = inputs.sequence
+    pages = seq.kv if isinstance(seq, PagedRagged) else seq
+    paged = isinstance(pages, wa.PagedKV)
+    k, v = (_eight_bits(x, per) for x in ((pages.k_pages, pages.v_pages) if paged else (inputs.k, inputs.v)))
+    if isinstance(pages, wa.PagedKV):
+        return replace(inputs, k=k.values, v=v.values, sequence=replace(
+            pages, k_pages=k.values, v_pages=v.values, k_scale=k.scale, v_scale=v.scale
+        ))  # fmt: skip
+    assert isinstance(seq, wa.Ragged | Dense)
+    return replace(inputs, k=k.values, v=v.values, sequence=replace(seq, k_scale=k.scale, v_scale=v.scale))
+
+
+def _eight_bits(x: Tensor, per: str) -> wa.Quantized:
+    made = wa.quantize(x.nan_to_num(0.0), torch.float8_e4m3fn, per=per)
+    return made if not x.isnan().any() else wa.Quantized(
+        made.values.float().masked_fill(x.isnan(), torch.nan).to(made.values.dtype), made.scale
+    )  # fmt: skip
+
+
 def _spoiled(drawn: Drawn) -> Inputs:
     inputs = drawn.case.build()
+    if drawn.stored:
+        inputs = _in_eight_bits(inputs, drawn.stored)
     if drawn.how == "unseen keys":
         for k, dark in _unseen(inputs):
             k[dark] = torch.nan

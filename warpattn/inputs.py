@@ -106,6 +106,6 @@ def kind_of(value: Any) -> str:
         return f"a NumPy array of shape {value.shape}" if value.shape else repr(value)
     try:
         text = " ".join(repr(value).split())
-    except ValueError:  # an int with too many digits to print
+    except Exception:  # an int with too many digits to print, an object that cannot print itself
         return f"a {type(value).__name__}"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

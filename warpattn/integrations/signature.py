@@ -152,7 +152,10 @@ def _same(value: Any, default: Any) -> bool:
     """Whether an argument says no more than its default does; None always means that it is left out."""
     if value is None or isinstance(value, Tensor):
         return value is None
-    same = value == default
+    try:
+        same = value == default
+    except Exception:  # an object that cannot be compared says something else
+        return False
     return not getattr(same, "shape", ()) and bool(same)  # NumPy compares arrays element by element
 
 

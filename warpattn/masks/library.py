@@ -162,6 +162,7 @@ class Document(Mask):
     def __post_init__(self) -> None:
         require(_is_int_tensor(self.ids, 1, 2), f"ids is {kind_of(self.ids)}",
                 "it must be an int32 or int64 tensor (seq,) or (batch, seq)")  # fmt: skip
+        require(isinstance(self.runs, bool), f"runs is {kind_of(self.runs)}", "it must be True or False")
         labels = run_labels(self.ids) if self.runs else document_labels(self.ids)
         object.__setattr__(self, "_labels", labels)
         object.__setattr__(self, "_bounds", document_bounds(labels))

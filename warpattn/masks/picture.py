@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from warpattn.inputs import kind_of
 from warpattn.language.evaluate import evaluate, evaluate_all
 from warpattn.language.traced import require, whole
 from warpattn.masks.program import MaskProgram
@@ -31,7 +32,7 @@ class Picture:
 def draw(program: MaskProgram, sizes: tuple[int, int], at: tuple[int, int], tile: int) -> Picture:
     """Picture of `program` for sizes = (queries, keys) at = (batch index, head), spans for tiles of `tile` rows."""
     for name, size, low in (("Sq", sizes[0], 0), ("Sk", sizes[1], 0), ("tile", tile, 1)):
-        require(whole(size, low) is not None, f"{name} is {size!r}", f"it must be an int of at least {low}")
+        require(whole(size, low) is not None, f"{name} is {kind_of(size)}", f"it must be an int of at least {low}")
     rows, keys = sizes
     tensors = [tensor.cpu() for tensor in program.tensors]
     shared = {"b": at[0], "h": at[1], "len_q": rows, "len_k": keys}

@@ -117,12 +117,12 @@ def programs(checked: CheckedCall) -> tuple[Program, Program | None]:
 
 
 def without_keys(x: Operands) -> None:
-    """Results of rows that have no key at all."""
-    x.out.zero_()
-    if x.lse is not None and x.sinks is not None:
-        x.lse.copy_(x.sinks[:, None].expand_as(x.lse))
-    elif x.lse is not None:
-        x.lse.fill_(-torch.inf)
+    """Results of rows that have no key at all: zeros, or NaN of a head whose sink is NaN or +inf."""
+    sinks = x.out.new_full(x.out.shape[-2:-1], -torch.inf, dtype=torch.float32) if x.sinks is None else x.sinks
+    zeros = (sinks * 0).masked_fill(sinks == -torch.inf, 0.0)[:, None]
+    x.out.copy_(zeros.expand_as(x.out))
+    if x.lse is not None:
+        x.lse.copy_((sinks[:, None] + zeros).expand_as(x.lse))
 
 
 def whole_runs(size: int) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from warpattn.errors import AttentionError, Rules
+from warpattn.inputs import kind_of
 from warpattn.masks import Causal, Mask, SlidingWindow
 from warpattn.scores import Score, SoftCap
 
@@ -58,7 +59,7 @@ class LargestStep:
         for name, least in (("requests", 1), ("tokens", 1), ("length", 1), ("page_size", 1), ("drafts", 0)):
             value = getattr(self, name)
             fine = isinstance(value, int) and not isinstance(value, bool) and value >= least
-            rules.require(fine, f"{name} is {value!r}", f"{name} must be an integer from {least} on")
+            rules.require(fine, f"{name} is {kind_of(value)}", f"{name} must be an integer from {least} on")
         rules.done()
 
 

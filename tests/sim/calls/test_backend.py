@@ -48,6 +48,9 @@ def test_without_keys():
     q, k, v = tensors()
     out, lse = wa.attention(q, k[:, :0], v[:, :0], return_lse=True, backend=BACKEND)
     assert not out.any() and (lse == -torch.inf).all()
+    sinks = torch.tensor([torch.nan, torch.inf])
+    out, lse = wa.attention(q, k[:, :0], v[:, :0], sinks=sinks, return_lse=True, backend=BACKEND)
+    assert out.isnan().all() and lse.isnan().all()
 
 
 def test_what_it_does_not_take_is_one_error():

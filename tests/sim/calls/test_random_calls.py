@@ -17,7 +17,7 @@ from warpattn.problem.backends import LIMITS
 pytestmark = pytest.mark.slow
 
 SEEDS = 60
-KEPT = [*((arch, 7) for arch in LIMITS), ("gfx942", 33)]  # the last: no row sees a key of a page
+KEPT = [*((arch, 7) for arch in LIMITS), ("gfx942", 33), ("sm90", 3)]  # no row sees a key of a page; ragged over pages
 CASES = drawn(((arch, seed) for arch in LIMITS for seed in range(SEEDS)), KEPT)
 
 
@@ -32,7 +32,8 @@ def test_draws_repeat_and_differ():
     calls = [draw("sm90", seed) for seed in range(40)]
     assert calls == [draw("sm90", seed) for seed in range(40)]
     assert len({call.case.mask for call in calls}) > 15
-    assert {call.case.kind for call in calls} == {"dense", "ragged", "paged"}
+    assert {call.case.kind for call in calls} == {"dense", "ragged", "paged", "paged-ragged"}
+    assert any(call.trains for call in calls) and any(call.stored for call in calls)
 
 
 def test_a_mask_that_hides_more_keys_is_seen(monkeypatch):

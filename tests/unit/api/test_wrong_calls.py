@@ -31,7 +31,20 @@ def ints(*values: int) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
+class Silent:
+    """Neither prints nor compares."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("no truth")
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+
 WRONG: dict[str, Any] = {
+    "silent": Silent(),
     "None": None, "an int": 3, "a negative int": -1, "a float": 1.5, "a huge int": 10**400, "a str": "abc",
         "a list": [1, 2],
     "a dict": {}, "an object": object(), "a class": wa.Causal, "0-dim": torch.tensor(1.0), "empty": torch.empty(0),
@@ -149,11 +162,12 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "StepPlan.update": (updated, {"cu_q": CU_Q, "lengths": LENGTHS, "block_table": TABLE}),
     "Backend": (wa.Backend, {"name": "auto", "deterministic": None}),
     "warm": (wa.warm, {"model": [wa.Layer(4, 2, 64, 64)], "arch": "none"}),
+    "largest step": (wa.LargestStep, {"requests": 2, "tokens": 8, "length": 64, "page_size": 16, "drafts": 0}),
     "SlidingWindow": (partial(masked, wa.SlidingWindow), {"left": 3, "right": 0}),
     "Chunked": (partial(masked, wa.Chunked), {"size": 3}),
     "Prefix": (partial(masked, wa.Prefix), {"lengths": 3}),
     "Padding": (partial(masked, wa.Padding), {"lengths": ints(3, 4)}),
-    "Document": (partial(masked, wa.Document), {"ids": torch.zeros(B, 7, dtype=torch.int32)}),
+    "Document": (partial(masked, wa.Document), {"ids": torch.zeros(B, 7, dtype=torch.int32), "runs": False}),
     "Materialized": (partial(masked, wa.Materialized), {"mask": torch.ones(B, HQ, 5, 7, dtype=torch.bool)}),
     "CustomMask": (partial(masked, wa.CustomMask), {"keep": lambda b, h, q, k: k <= q}),
     "a mask and another": (partial(masked, lambda other: wa.Causal() & other), {"other": wa.Causal()}),

@@ -160,7 +160,7 @@ def _extra(name: str, mod: Any, plain: int, given: Given) -> Callable[[Lengths],
     """The arguments after the indices, by how many the function takes."""
     try:
         parameters = inspect.signature(mod).parameters.values()
-    except (TypeError, ValueError) as error:
+    except Exception as error:
         raise AttentionError(f"{name} is {kind_of(mod)}; it must be a Python function, or a mask or score") from error
     count = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty for p in parameters)
     if not plain <= count <= plain + 3:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from warpattn.errors import AttentionError, Rules
+from warpattn.inputs import kind_of
 from warpattn.kernels.merge.launch import Result, merge_launches
 from warpattn.problem.backends import USE_REFERENCE
 from warpattn.problem.memory import overlap
@@ -153,7 +154,8 @@ def _backend(rules: Rules, backend: str, like: Tensor, differentiated: bool) -> 
         return "reference"
     chosen = choose_backend(rules, backend, like, "out_a")
     if chosen != "reference":
-        rules.require(not differentiated, f"backend is {backend!r}", f"its merge has no backward; {USE_REFERENCE}")
+        what = f"backend is {kind_of(backend)}"
+        rules.require(not differentiated, what, f"its merge has no backward; {USE_REFERENCE}")
         what = f"out_a has dtype {getattr(like, 'dtype', None)}"
         rules.require(not with_torch or differentiated, what, f"kernels merge fp16, bf16 and fp32; {USE_REFERENCE}")
     return chosen
