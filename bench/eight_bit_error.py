@@ -8,6 +8,7 @@ keys 20 times as large and 1 of 64 values 10 times.
 from __future__ import annotations
 
 import sys
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ import warpattn as wa
 
 FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 GRANULARITIES: tuple[str | int, ...] = ("tensor", "head", "token", 64)
+QUERIES_TOO = tuple((("e4m3", FORMATS["e4m3"]), per, True) for per in GRANULARITIES)
 KEYS, HEADS, HEADS_KV, DIM = 2048, 8, 2, 128
 
 
@@ -44,15 +46,15 @@ def table() -> str:
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     given = [inputs(outliers) for outliers in (False, True)]
     exact = [wa.attention(q.double(), k.double(), v.double()) for q, k, v in given]
-    for name, dtype in FORMATS.items():
-        for per in GRANULARITIES:
-            cells = []
-            for (q, k, v), expected in zip(given, exact, strict=True):
-                found = wa.attention(q.double(), wa.quantize(k, dtype, per=per), wa.quantize(v, dtype, per=per))
-                cosine, relative = error(found, expected)
-                cells += [f"{relative:.1e}", f"{cosine:.1e}"]
-            per_text = f"{per} columns" if isinstance(per, int) else per
-            lines.append(f"| {name} | {per_text} | {' | '.join(cells)} |")
+    for (name, dtype), per, too in (*product(FORMATS.items(), GRANULARITIES, (False,)), *QUERIES_TOO):
+        cells = []
+        for (q, k, v), expected in zip(given, exact, strict=True):
+            stored = [wa.quantize(x, dtype, per=per).dequantized().double() for x in (q, k, v)]
+            found = wa.attention(stored[0] if too else q.double(), *stored[1:])
+            cosine, relative = error(found, expected)
+            cells += [f"{relative:.1e}", f"{cosine:.1e}"]
+        per_text = f"{per} columns" if isinstance(per, int) else per
+        lines.append(f"| {name}{', queries too' if too else ''} | {per_text} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

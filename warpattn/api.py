@@ -32,7 +32,8 @@ no key gives 0 and an LSE of -inf (with sinks: 0 and the sink). Every function r
 that lists all broken rules before anything runs.
 
 Keys and values may have 8 bits where q has 16 or 32: plain tensors, `Quantized(values, scale)`, or pages of a `PagedKV`
-with k_scale and v_scale. They mean values · scale, computed in fp32. The Hopper decode kernels read them as they are.
+with k_scale and v_scale. They mean values · scale, computed in fp32. Queries of 8 bits have the dtype of k and v, and
+kernels multiply in 8 bits. The result then has the dtype of `out`, bf16 without one.
 
 Kernels run on torch's current stream and may be captured into CUDA graphs. Inside of torch.compile(fullgraph=True)
 a call becomes one operator, which does not read the values of lengths, offsets and tables; broken rules are raised when
@@ -62,7 +63,7 @@ DENSE = Dense()
 
 
 def attention(
-    q: Tensor,
+    q: Tensor | Quantized,
     k: Tensor | Quantized,
     v: Tensor | Quantized,
     *,
@@ -84,14 +85,14 @@ def attention(
     Raises AttentionError listing every broken rule.
     """
     sequence = DENSE
-    if isinstance(k, Quantized) or isinstance(v, Quantized):
-        (k, k_scale), (v, v_scale) = split(k), split(v)
-        sequence = Dense(k_scale, v_scale)
+    if isinstance(q, Quantized) or isinstance(k, Quantized) or isinstance(v, Quantized):
+        (q, q_scale), (k, k_scale), (v, v_scale) = split(q), split(k), split(v)
+        sequence = Dense(k_scale, v_scale, q_scale)
     return _attend(Call(q, k, v, sequence, mask, score, sinks, scale, return_lse, out), backend)
 
 
 def attention_varlen(
-    q: Tensor,
+    q: Tensor | Quantized,
     k: Tensor | Quantized,
     v: Tensor | Quantized,
     seq: Ragged,
@@ -114,9 +115,9 @@ def attention_varlen(
     """
     if not isinstance(seq, Ragged):
         raise AttentionError(f"seq is a {type(seq).__name__}; seq must be a warpattn Ragged(cu_q, cu_k)")
-    if isinstance(k, Quantized) or isinstance(v, Quantized):
-        (k, k_scale), (v, v_scale) = split(k), split(v)
-        seq = replace(seq, k_scale=k_scale, v_scale=v_scale)
+    if isinstance(q, Quantized) or isinstance(k, Quantized) or isinstance(v, Quantized):
+        (q, q_scale), (k, k_scale), (v, v_scale) = split(q), split(k), split(v)
+        seq = replace(seq, k_scale=k_scale, v_scale=v_scale, q_scale=q_scale)
     return _attend(Call(q, k, v, seq, mask, score, sinks, scale, return_lse, out), backend)
 
 

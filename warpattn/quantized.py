@@ -22,7 +22,7 @@ from warpattn.errors import Rules
 from warpattn.inputs import is_tensor, kind_of, tensor_fault
 
 __all__ = ["EIGHT_BIT", "GRANULARITIES", "Quantized", "check_scale", "check_scale_values", "dequantized",
-           "granularity", "quantize", "saturated", "split"]  # fmt: skip
+           "granularity", "quantize", "result_dtype", "saturated", "split"]  # fmt: skip
 
 EIGHT_BIT = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 BLOCKS = (64, 128)  # columns
@@ -32,7 +32,7 @@ LEAST_SCALE = torch.finfo(torch.float32).tiny  # a denormal scale would lose its
 
 @dataclass(frozen=True, eq=False)
 class Quantized:
-    """8-bit values and their scale, in the place of k or v.
+    """8-bit values and their scale, in the place of k or v, or of all of q, k and v.
 
     values (…, heads, dim): one of `EIGHT_BIT`. scale fp32, shape (), (heads,), values.shape[:-1] or
     (*values.shape[:-1], blocks) with blocks of 64 or 128 columns; positive and finite. The call that gets it checks
@@ -151,8 +151,13 @@ def check_scale_values(rules: Rules, name: str, scale: Tensor | None) -> None:
 
 
 def split(x: Tensor | Quantized) -> tuple[Tensor, Tensor | None]:
-    """Values and scale of what may stand in the place of keys or values."""
+    """Values and scale of what may stand in the place of queries, keys or values."""
     return (x.values, x.scale) if isinstance(x, Quantized) else (x, None)
+
+
+def result_dtype(q: torch.dtype, out: torch.dtype | None = None) -> torch.dtype:
+    """Of the result for queries of a dtype: theirs; of 8-bit ones that of `out`, if it is given, else bf16."""
+    return (torch.bfloat16 if out is None else out) if q in EIGHT_BIT else q
 
 
 def _listed(values: tuple[object, ...]) -> str:

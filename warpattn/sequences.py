@@ -9,7 +9,7 @@ walk the batch one sequence at a time, which is how the reference reads it:
                key t of sequence b is row t % page_size of page block_table[b, t // page_size], for t < lengths[b]
     PagedRagged  q as Ragged, keys as PagedKV: prompts and single new tokens of an engine's step in one batch
 
-Keys and values of 8 bits may have scales (quantized.py), of the shapes that belong to k and v.
+Keys and values of 8 bits, and queries beside them, may have scales (quantized.py), of shapes that belong to k, v and q.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor
 from warpattn.errors import Rules
 from warpattn.inputs import is_tensor, kind_of, number
 from warpattn.quantized import dequantized
-from warpattn.sequence_rules import check_bound, check_index, check_offsets, check_shared, check_table
+from warpattn.sequence_rules import check_bound, check_heads, check_index, check_offsets, check_shared, check_table
 
 
 @dataclass(frozen=True)
@@ -54,20 +54,28 @@ class Sequence:
 
     k_scale: Tensor | None = None
     v_scale: Tensor | None = None
-    scale_names: ClassVar[tuple[str, str]] = ("k.scale", "v.scale")
+    q_scale: Tensor | None = None
+    scale_names: ClassVar[tuple[str, ...]] = ("k.scale", "v.scale", "q.scale")
 
     def indices(self) -> dict[str, Tensor]:
         """Tensors of offsets, lengths and tables by name, then the scales."""
         return self.scales()
 
     def scales(self) -> dict[str, Tensor]:
-        """Scales of 8-bit keys and values that are given, by name."""
-        named = zip(self.scale_names, (self.k_scale, self.v_scale), strict=True)
+        """Scales of 8-bit keys, values and queries that are given, by name."""
+        named = zip(self.scale_names, (self.k_scale, self.v_scale, self.q_scale), strict=False)  # pages: none of q
         return {name: scale for name, scale in named if scale is not None}
 
     def __post_init__(self) -> None:
-        if self.v_scale is not None and self.v_scale is self.k_scale:  # each tensor of a call is an object of its own
-            object.__setattr__(self, "v_scale", self.v_scale.detach())
+        k, v, q = self.k_scale, self.v_scale, self.q_scale
+        if v is not None and v is k:  # each tensor of a call is an object of its own
+            object.__setattr__(self, "v_scale", v.detach())
+        if q is not None and (q is k or q is v):
+            object.__setattr__(self, "q_scale", q.detach())
+
+    def dequantized(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The operands in fp32 where they have scales."""
+        return dequantized(q, self.q_scale), dequantized(k, self.k_scale), dequantized(v, self.v_scale)
 
     def bounds(self) -> tuple[int | None, ...]:
         """Promised upper bounds of lengths."""
@@ -103,6 +111,7 @@ class Dense(Sequence):
 
     k_scale: Tensor | None = None
     v_scale: Tensor | None = None
+    q_scale: Tensor | None = None
     kind: ClassVar[str] = "dense"
 
     def check(self, rules: Rules, q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -115,7 +124,7 @@ class Dense(Sequence):
                 rules.add(f"{name} has batch {x.shape[0]}", f"{name} must have the batch of q, {q.shape[0]}")
         if k.shape[1] != v.shape[1]:
             rules.add(f"v has {v.shape[1]} keys", f"v must have as many keys as k, {k.shape[1]}")
-        _check_heads(rules, q, k, v, "k", "v")
+        check_heads(rules, q, k, v, "k", "v")
         return True
 
     def sizes(self, q: Tensor, k: Tensor, v: Tensor) -> Sizes:
@@ -123,7 +132,7 @@ class Dense(Sequence):
         return Sizes(batch, seq_q, k.shape[1], heads_q, k.shape[2], dim_qk, v.shape[3])
 
     def walk(self, q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        k, v = dequantized(k, self.k_scale), dequantized(v, self.v_scale)
+        q, k, v = self.dequantized(q, k, v)
         yield from zip(q, k, v, strict=True)
 
 
@@ -133,7 +142,7 @@ class Ragged(Sequence):
 
     cu_q: int32 (B + 1,), row offsets of the queries: 0, ascending, ending at total_q. cu_k: the same for keys and
     values; None when they share cu_q. max_q, max_k: upper bounds of the lengths, so that nothing is read back from a
-    GPU to find them; None when unknown. k_scale, v_scale: of 8-bit keys and values that are no `Quantized`.
+    GPU to find them; None when unknown. k_scale, v_scale, q_scale: of 8-bit ones that are no `Quantized`.
     """
 
     cu_q: Tensor
@@ -142,6 +151,7 @@ class Ragged(Sequence):
     max_k: int | None = None
     k_scale: Tensor | None = None
     v_scale: Tensor | None = None
+    q_scale: Tensor | None = None
     kind: ClassVar[str] = "ragged"
 
     def __post_init__(self) -> None:
@@ -177,7 +187,7 @@ class Ragged(Sequence):
         if self.cu_k is None:
             rule = f"without seq.cu_k the keys share the offsets of the queries, so k must have {len(q)} rows as q has"
             rules.require(len(k) == len(q), f"k has {len(k)} rows", rule)
-        _check_heads(rules, q, k, v, "k", "v")
+        check_heads(rules, q, k, v, "k", "v")
         return all(offsets)
 
     def check_values(self, rules: Rules, sizes: Sizes) -> None:
@@ -190,7 +200,7 @@ class Ragged(Sequence):
         return Sizes(len(self.cu_q) - 1, total_q, len(k), heads_q, k.shape[1], dim_qk, v.shape[2])
 
     def walk(self, q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        k, v = dequantized(k, self.k_scale), dequantized(v, self.v_scale)
+        q, k, v = self.dequantized(q, k, v)
         rows = self.cu_q.tolist()
         keys = rows if self.cu_k is None else self.cu_k.tolist()
         for b in range(len(rows) - 1):
@@ -228,7 +238,7 @@ class PagedKV(Sequence):
     k_scale: Tensor | None = None
     v_scale: Tensor | None = None
     kind: ClassVar[str] = "paged"
-    scale_names: ClassVar[tuple[str, str]] = ("kv.k_scale", "kv.v_scale")
+    scale_names: ClassVar[tuple[str, ...]] = ("kv.k_scale", "kv.v_scale")
 
     def operands(self, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]:
         return {"q": q, "kv.k_pages": self.k_pages, "kv.v_pages": self.v_pages}
@@ -268,7 +278,7 @@ class PagedKV(Sequence):
         what = f"kv.k_pages has shape {tuple(self.k_pages.shape)}"
         rules.require(self.k_pages.shape[1] > 0, what, "a page must hold at least one key")
         if q is not None:
-            _check_heads(rules, q, self.k_pages, self.v_pages, "kv.k_pages", "kv.v_pages")
+            check_heads(rules, q, self.k_pages, self.v_pages, "kv.k_pages", "kv.v_pages")
         return q is not None
 
     def check_values(self, rules: Rules, sizes: Sizes, queries: list[int] | None = None) -> None:
@@ -315,7 +325,7 @@ class PagedRagged(Sequence):
     kv: PagedKV
     queries: Ragged
     kind: ClassVar[str] = "paged-ragged"
-    scale_names: ClassVar[tuple[str, str]] = PagedKV.scale_names
+    scale_names: ClassVar[tuple[str, ...]] = PagedKV.scale_names
 
     @property
     def cu_q(self) -> Tensor:
@@ -377,21 +387,6 @@ class PagedRagged(Sequence):
 
     def lse_shape(self, sizes: Sizes) -> tuple[int, ...]:
         return self.queries.lse_shape(sizes)
-
-
-def _check_heads(rules: Rules, q: Tensor, k: Tensor, v: Tensor, k_name: str, v_name: str) -> None:
-    """Rules of heads and head dimensions, which are the last two axes in every kind."""
-    heads_q, heads_k, heads_v = q.shape[-2], k.shape[-2], v.shape[-2]
-    if heads_v != heads_k:
-        rules.add(f"{v_name} has {heads_v} heads", f"{v_name} must have the heads of k, {heads_k}")
-    if heads_q % heads_k if heads_k else heads_q:
-        rule = "the query heads must be a multiple of the key heads"
-        rules.add(f"q has {heads_q} heads and {k_name} has {heads_k}", rule)
-    if k.shape[-1] != q.shape[-1]:
-        rules.add(f"{k_name} has head_dim {k.shape[-1]}", f"it must have the head_dim of q, {q.shape[-1]}")
-    for name, x in (("q", q), (v_name, v)):
-        if x.shape[-1] == 0:
-            rules.add(f"{name} has head_dim 0", "a head must have at least one element")
 
 
 def _check_rank(rules: Rules, name: str, x: Tensor, axes: tuple[str, ...]) -> bool:

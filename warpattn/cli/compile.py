@@ -25,6 +25,7 @@ from warpattn.sequences import Dense
 # What an attention kernel is made of; the rest is counted as one line.
 NOTABLE = {
     "HGMMA": "matrix products (wgmma)",
+    "QGMMA": "matrix products of 8 bits (wgmma)",
     "UTCHMMA": "matrix products (tcgen05)",
     "UTMALDG": "TMA loads",
     "UTMASTG": "TMA stores",
@@ -47,7 +48,7 @@ def compile_command(
     shape: Annotated[str, typer.Option(help=spelling.SHAPE_HELP)] = "4x4096x16x128",
     mask: Annotated[str, typer.Option(help=spelling.MASK_HELP)] = spelling.MASK,
     score: Annotated[str, typer.Option(help=spelling.SCORE_HELP)] = "",
-    dtype: Annotated[str, typer.Option(help="bf16 or fp16")] = "bf16",
+    dtype: Annotated[str, typer.Option(help=spelling.OPERAND_HELP)] = "bf16",
     kv_dtype: Annotated[str, typer.Option(help=f"8-bit keys and values: {spelling.STORED_HELP}")] = "",
     arch: Annotated[str, typer.Option(help=f"Architecture: {spelling.ARCH_HELP}")] = "sm90",
     backward: Annotated[bool, typer.Option("--backward", help=spelling.BACKWARD_HELP)] = False,
@@ -62,7 +63,7 @@ def compile_command(
     console.print(f"{request}{spelling.default_note(mask)}")
     console.print(str((plan_backward if backward else plan)(checked.problem, arch=arch)))
     x = untouched(checked)
-    for launch in backward_launches(checked, x) if backward else list_launches(checked, fitted(x), Dense()):
+    for launch in backward_launches(checked, x) if backward else list_launches(checked, fitted(x), scales(checked)):
         start = time.perf_counter()
         with working(f"compiling {launch.name}"):
             kernel = compiled(launch)
@@ -79,12 +80,17 @@ def untouched(checked: CheckedCall) -> Operands:
               (p.seq_q, p.heads_q, p.dim_v))  # fmt: skip
     try:
         stored = p.kv_dtype or p.dtype
-        kinds = (p.dtype, stored, stored, p.dtype)
+        kinds = (p.q_dtype or p.dtype, stored, stored, p.dtype)
         q, k, v, out = (torch.empty(p.batch, *shape, dtype=kind) for shape, kind in zip(shapes, kinds, strict=True))
     except RuntimeError:  # torch has no exception of its own for it
         largest = max(p.batch * math.prod(shape) * p.dtype.itemsize for shape in shapes)
         raise AttentionError(f"shape: a tensor of {largest / 2**30:,.0f} GiB cannot be had on this machine") from None
     return Operands(q, k, v, out, torch.empty(checked.lse_shape) if p.has_lse else None, None)
+
+
+def scales(checked: CheckedCall) -> Dense:
+    """Scales of a dense problem's tensors, where it has some."""
+    return Dense(*(None if per is None else torch.ones(()) for per in checked.problem.scales))
 
 
 def nvidia_rows(kernel: Any, opcodes: bool) -> list[tuple[str, str]]:

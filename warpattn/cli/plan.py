@@ -16,7 +16,7 @@ def plan_command(
     shape: Annotated[str, typer.Option(help=spelling.SHAPE_HELP)] = "4x4096x16x128",
     mask: Annotated[str, typer.Option(help=spelling.MASK_HELP)] = spelling.MASK,
     score: Annotated[str, typer.Option(help=spelling.SCORE_HELP)] = "",
-    dtype: Annotated[str, typer.Option(help="bf16 or fp16")] = "bf16",
+    dtype: Annotated[str, typer.Option(help=spelling.OPERAND_HELP)] = "bf16",
     kv_dtype: Annotated[str, typer.Option(help=f"8-bit keys and values: {spelling.STORED_HELP}")] = "",
     arch: Annotated[str, typer.Option(help=f"Architecture: {spelling.ARCH_HELP}")] = "sm90",
     backward: Annotated[bool, typer.Option("--backward", help=spelling.BACKWARD_HELP)] = False,

@@ -29,17 +29,18 @@ class Request:
 
     def call(self, backend: str, return_lse: bool = False) -> Call:
         """The call, with tensors that have a shape and no memory of their own."""
-        size, kind = spelling.shape(self.shape), spelling.dtype(self.dtype)
+        size, kind = spelling.shape(self.shape), spelling.OPERANDS.get(self.dtype) or spelling.dtype(self.dtype)
         stored = spelling.stored(self.kv_dtype) or kind
+        scales = Dense(*[torch.ones(())] * 3) if kind == stored and kind.itemsize == 1 else Dense()
         q, k, v = (
             torch.empty(1, dtype=each).expand(sizes).requires_grad_(self.backward)
             for sizes, each in zip(size.tensors, (kind, stored, stored), strict=False)
         )
         mask, score = spelling.mask(self.mask), spelling.score(self.score, size.heads_q)
-        return Call(q, k, v, Dense(), mask, score, return_lse=return_lse, backend=backend)
+        return Call(q, k, v, scales, mask, score, return_lse=return_lse, backend=backend)
 
     def checked(self, arch: str) -> CheckedCall:
         """The call as a card of `arch` would get it; AttentionError for what its kernels do not take."""
-        spelling.half(self.dtype)
+        spelling.operand(self.dtype)
         checked = validate(self.call(f"simulate:{spelling.arch(arch)}", return_lse=True), read_values=False)
         return replace(checked, backend=arch, problem=replace(checked.problem, device_type="cuda"))

@@ -18,7 +18,7 @@ from warpattn.cli.progress import working
 from warpattn.cli.training import kernels
 from warpattn.errors import AttentionError
 from warpattn.problem import Call
-from warpattn.quantized import quantize
+from warpattn.quantized import Quantized, quantize
 from warpattn.reference import reference
 from warpattn.sequences import Dense
 
@@ -41,7 +41,9 @@ def run(
     seed: Annotated[int, typer.Option(help=spelling.SEED_HELP)] = 0,
     mask: Annotated[str, typer.Option(help=spelling.MASK_HELP)] = "full",
     score: Annotated[str, typer.Option(help=spelling.SCORE_HELP)] = "",
-    dtype: Annotated[str | None, typer.Option(help=f"{spelling.DTYPE_HELP}; as in the file, else fp32 or bf16")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help=f"{spelling.DTYPE_HELP}, or fp8; else as in the file, or fp32 or bf16")
+    ] = None,
     kv_dtype: Annotated[str, typer.Option(help=f"8-bit keys and values: {spelling.STORED_HELP}")] = "",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
     out: Annotated[Path | None, typer.Option(help="Write out and lse: .safetensors or .npz")] = None,
@@ -56,6 +58,9 @@ def run(
         tensors.check_writable(out, file)
     place = spelling.device(device)
     default = "fp32" if place.type == "cpu" else "bf16"
+    products, shown = dtype is not None and dtype in spelling.STORED, dtype
+    if products:
+        kv_dtype, dtype = str(dtype), "bf16"
     kind = spelling.dtype(dtype) if dtype is not None else None if file else spelling.dtype(default)
     made, size, start = spelling.mask(mask), spelling.shape(shape), spelling.seed(seed)
     stored = spelling.stored(kv_dtype)
@@ -64,22 +69,21 @@ def run(
     loaded = tensors.load(file) if file else tensors.random(size, start)
     q, k, v = (x.to(device=place, dtype=kind) for x in loaded)
     options: dict[str, Any] = {"mask": made, "score": spelling.score(score, q.shape[2] if q.ndim == 4 else 1)}
-    over = f" over {kv_dtype}" if kv_dtype else ""
-    given = (k, v)
+    over = str(shown) if products else f"{q.dtype}{f' over {kv_dtype}' if kv_dtype else ''}"
+    given: list[Any] = [q, k, v]
     if stored is not None:
-        pair = [quantize(x, stored) for x in (k, v)]
-        given, (k, v) = (pair[0], pair[1]), (x.dequantized() for x in pair)
+        given = [quantize(x, stored) if x is not q or products else x for x in given]
+        q, k, v = (x.dequantized() if isinstance(x, Quantized) else x for x in given)
     with working(f"attention on {place}"):
-        o, lse = attention(q, *given, return_lse=True, **options)
-        times = timed(lambda: attention(q, *given, **options), place)
+        o, lse = attention(*given, return_lse=True, **options)
+        times = timed(lambda: attention(*given, **options), place)
     on_cpu = place.type == "cpu"
     truth = "torch's softmax in fp64" if on_cpu else "the fp32 reference"
     with working(f"comparing with {truth}"):
         expected, expected_lse = independent.attention(q, k, v, **options) if on_cpu else reference(q, k, v, **options)
     console = Console(highlight=False, soft_wrap=True)
-    console.print(
-        f"q {_size(q)}  k {_size(k)}  v {_size(v)}  {q.dtype}{over} on {place}  mask {mask}  score {score or 'none'}"
-    )
+    sizes = f"q {_size(q)}  k {_size(k)}  v {_size(v)}"
+    console.print(f"{sizes}  {over} on {place}  mask {mask}  score {score or 'none'}")
     console.print(f"{'the reference' if on_cpu else 'the kernel'}, compared with {truth}:")
     console.print(f"out  {_error(o, expected)}")
     console.print(f"lse  {_error(lse, expected_lse)}")

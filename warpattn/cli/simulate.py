@@ -20,6 +20,7 @@ from warpattn.errors import AttentionError
 from warpattn.language.evaluate import evaluate_all
 from warpattn.problem import Call, CheckedCall, validate
 from warpattn.problem.operands import Operands
+from warpattn.quantized import EIGHT_BIT, dequantized
 from warpattn.reference import reference
 from warpattn.sequences import Dense
 from warpattn.sim import Report
@@ -37,7 +38,7 @@ def simulate_command(
     shape: Annotated[str, typer.Option(help=spelling.SHAPE_HELP)] = "1x512x2x64",
     mask: Annotated[str, typer.Option(help=spelling.MASK_HELP)] = spelling.MASK,
     score: Annotated[str, typer.Option(help=spelling.SCORE_HELP)] = "",
-    dtype: Annotated[str, typer.Option(help="bf16 or fp16")] = "bf16",
+    dtype: Annotated[str, typer.Option(help=spelling.OPERAND_HELP)] = "bf16",
     arch: Annotated[str, typer.Option(help=f"Architecture: {spelling.ARCH_HELP}")] = "sm90",
     schedules: Annotated[str, typer.Option("--schedules", "--schedule", help=SCHEDULES_HELP)] = "all",
     seed: Annotated[int, typer.Option(help=f"{spelling.SEED_HELP}, and the first of the random schedule")] = 0,
@@ -57,9 +58,12 @@ def simulate_command(
         raise typer.Exit(simulate_script(program, arch, names_and_seeds, (timeline, report), console))
     request = Request(shape, mask, score, dtype, backward)
     request.checked(arch)  # refuses before any memory is filled
-    q, k, v = tensors.random(spelling.shape(shape), spelling.seed(seed), spelling.half(dtype))
+    kind, size = spelling.operand(dtype), spelling.shape(shape)
+    sequence, (q, k, v) = Dense(), tensors.random(size, spelling.seed(seed), None if kind in EIGHT_BIT else kind)
+    if kind in EIGHT_BIT:
+        sequence, (q, k, v) = tensors.in_eight_bits((q, k, v), kind)
     tail = (spelling.mask(mask), spelling.score(score, q.shape[2]), None, None, True, None, f"simulate:{arch}")
-    call = Call(q, k, v, Dense(), *tail)
+    call = Call(q, k, v, sequence, *tail)
     console = Console(highlight=False, soft_wrap=True)
     mask_text, what = f"{mask}{spelling.default_note(mask)}", "gradients  " if backward else ""
     orders = orders_of(*names_and_seeds)
@@ -139,8 +143,8 @@ def _forward(call: Call, swept: Sweep) -> tuple[Report, list[Result]]:
     q, k, v = call.q, call.k, call.v
     checked = validate(call)
     with working("computing the reference"):
-        expected = reference(q, k, v, mask=call.mask, score=call.score)
-    out = torch.empty((*q.shape[:3], v.shape[3]), dtype=q.dtype)
+        expected = reference(q, k, v, sequence=call.sequence, mask=call.mask, score=call.score)
+    out = torch.empty((*q.shape[:3], v.shape[3]), dtype=checked.problem.dtype)
     lse = torch.empty(checked.lse_shape)
     found: list[tuple[float, ...]] = []
     weights = keys_of_rows(checked)
@@ -148,7 +152,8 @@ def _forward(call: Call, swept: Sweep) -> tuple[Report, list[Result]]:
     def single(order: Order, first: bool) -> Report:
         out.fill_(torch.nan)
         lse.fill_(torch.nan)
-        report = simulate.traced(checked, Operands(q, k, v, out, lse, None), swept.options(order, first))
+        operands = Operands(q, k, v, out, lse, None)
+        report = simulate.traced(checked, operands, swept.options(order, first), call.sequence)
         found.append(tuple(map(largest_difference, (out, lse), expected)))
         return report
 
@@ -156,7 +161,8 @@ def _forward(call: Call, swept: Sweep) -> tuple[Report, list[Result]]:
         return (len(found) + finished(out, weights)) / len(swept.orders)
 
     report = _watched(f"compiling and simulating the {_arch(call)} kernel", done, swept, single)
-    limit = torch.finfo(q.dtype).eps * float(v.float().abs().max())  # of rounding P and the output, half of it each
+    # Of rounding P and the output, half of it each.
+    limit = torch.finfo(q.dtype).eps * float(dequantized(v, call.sequence.v_scale).float().abs().max())
     return report, _worst(("out", "lse"), found, (limit, LSE_LIMIT))
 
 

@@ -43,6 +43,8 @@ SCORE_HELP = "softcap:CAP, alibi; with commas, applied from left to right"
 ARCH_HELP = " or ".join(ARCHS)
 STORED = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 STORED_HELP = "fp8 (e4m3), fp8_e4m3 or fp8_e5m2"
+OPERANDS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
+OPERAND_HELP = "fp16 or bf16, or fp8 for q, k and v in e4m3"
 DTYPE_HELP = "fp16, bf16, fp32 or fp64"
 BACKWARD_HELP = "The kernels that compute the gradients of q, k and v, instead of the forward's"
 
@@ -126,12 +128,11 @@ def dtype(text: str) -> torch.dtype:
     return DTYPES[text]
 
 
-def half(text: str) -> torch.dtype:
-    """The 16-bit dtype that `text` spells, which is what kernels take."""
-    if text not in ("fp16", "bf16"):
-        eight_bit = "; keys and values of 8 bits are --kv-dtype" if text.startswith("fp8") else ""
-        raise AttentionError(f"dtype is {text!r}; kernels take fp16 or bf16{eight_bit}")
-    return DTYPES[text]
+def operand(text: str) -> torch.dtype:
+    """The dtype of operands that `text` spells and kernels take."""
+    if text not in OPERANDS:
+        raise AttentionError(f"dtype is {text!r}; kernels take {OPERAND_HELP}")
+    return OPERANDS[text]
 
 
 def stored(text: str) -> torch.dtype | None:

@@ -16,6 +16,8 @@ from torch import Tensor
 from warpattn.cli.spelling import Shape
 from warpattn.errors import AttentionError
 from warpattn.problem.backends import LATENT
+from warpattn.quantized import quantize
+from warpattn.sequences import Dense
 
 FORMATS = (".safetensors", ".npz")
 NAMES = ("q", "k", "v")
@@ -87,6 +89,12 @@ def random(shape: Shape, seed: int, dtype: torch.dtype | None = torch.float32) -
     generator = torch.Generator().manual_seed(seed)
     q, k, v = (torch.randn(sizes, generator=generator).to(dtype) for sizes in shape.tensors[:3])
     return q, k, k[..., : shape.dim_v] if (shape.dim_qk, shape.dim_v) == LATENT else v
+
+
+def in_eight_bits(wide: Iterable[Tensor], dtype: torch.dtype) -> tuple[Dense, tuple[Tensor, ...]]:
+    """q, k and v in 8 bits: their scales as a `Dense`, and their values."""
+    q, k, v = (quantize(x, dtype) for x in wide)
+    return Dense(k.scale, v.scale, q.scale), (q.values, k.values, v.values)
 
 
 def random_like_out(q: Tensor, v: Tensor, seed: int) -> Tensor:

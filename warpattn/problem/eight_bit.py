@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -17,20 +18,22 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def check_types(rules: Rules, call: Call, read_values: bool) -> None:
-    """One supported dtype for q, k and v, or one of 8 bits for k and v; scales, and with `read_values` their values."""
+    """One dtype for q, k and v, or one of 8 bits for k and v; scales, and with `read_values` their values."""
     sequence = call.sequence
-    (_, q), *values = sequence.operands(call.q, call.k, call.v).items()
+    queries, *values = sequence.operands(call.q, call.k, call.v).items()
+    q, (k_name, k) = queries[1], values[0]
     if not isinstance(q, Tensor):
         return
-    if q.dtype not in DTYPES:
-        rules.add(f"q has dtype {q.dtype}", f"q must be one of {', '.join(str(dtype) for dtype in DTYPES)}")
-    k_name, k = values[0]
-    for (name, x), scale_name in zip(values, sequence.scale_names, strict=True):
+    narrow = q.dtype in EIGHT_BIT
+    if q.dtype not in DTYPES and not narrow:
+        rules.add(f"q has dtype {q.dtype}", f"q must be one of {', '.join(str(x) for x in DTYPES)}, or of 8 bits")
+    for (name, x), scale_name in zip_longest((*values, queries), sequence.scale_names):
         if not isinstance(x, Tensor):
             continue
-        if x.dtype != q.dtype and x.dtype not in EIGHT_BIT:
-            rules.add(f"{name} has dtype {x.dtype}", f"{name} must have the dtype of q, {q.dtype}, or one of 8 bits")
-        elif isinstance(k, Tensor) and x.dtype != k.dtype and k.dtype in (*EIGHT_BIT, q.dtype):
+        if x.dtype != q.dtype and (narrow or x.dtype not in EIGHT_BIT):
+            more = "" if narrow else ", or one of 8 bits"
+            rules.add(f"{name} has dtype {x.dtype}", f"{name} must have the dtype of q, {q.dtype}{more}")
+        elif isinstance(k, Tensor) and x is not q and x.dtype != k.dtype and k.dtype in (*EIGHT_BIT, q.dtype):
             rules.add(f"{name} has dtype {x.dtype}", f"{name} must have the dtype of {k_name}, {k.dtype}")
         scale = sequence.scales().get(scale_name)
         if scale is not None and x.ndim >= 3:
@@ -49,11 +52,12 @@ def _check_scale(rules: Rules, given: tuple[str, Tensor], values: tuple[str, Ten
 def eight_bit_of(call: Call) -> dict[str, Any]:
     """The fields of a checked call's `Problem`."""
     sequence = call.sequence
-    _, (_, k), (_, v) = sequence.operands(call.q, call.k, call.v).items()
+    q, k, v = sequence.operands(call.q, call.k, call.v).values()
     if k.dtype not in EIGHT_BIT:
         return {}
-    pairs = ((sequence.k_scale, k), (sequence.v_scale, v))
-    return {"kv_dtype": k.dtype, "scales": tuple(granularity(scale, x.shape) for scale, x in pairs)}
+    pairs = ((sequence.k_scale, k), (sequence.v_scale, v), (sequence.q_scale, q))
+    scales = tuple(granularity(scale, x.shape) for scale, x in pairs)
+    return {"kv_dtype": k.dtype, "q_dtype": q.dtype if q.dtype in EIGHT_BIT else None, "scales": scales}
 
 
 def check_eight_bit(rules: Rules, arch: str, problem: Problem, differentiated: tuple[str, ...] = ()) -> None:
@@ -61,21 +65,25 @@ def check_eight_bit(rules: Rules, arch: str, problem: Problem, differentiated: t
     dtype = problem.kv_dtype
     if dtype is None:
         return
-    refuse_gradients(rules, differentiated, f"8-bit keys and values have no backward; {USE_REFERENCE}")
-    limits, what = LIMITS[arch].eight_bit, f"keys and values have dtype {dtype}"
+    products = problem.q_dtype is not None
+    limits = LIMITS[arch].products if products else LIMITS[arch].eight_bit
+    with_8, them = ("8-bit queries", "q, k and v") if products else ("8 bits", "keys and values")
+    what = f"{them} have dtype {dtype}"
+    refuse_gradients(rules, differentiated, f"8-bit {them} have no backward; {USE_REFERENCE}")
     if limits is None:
-        rules.add(what, f"the {arch} backend has no kernels for 8 bits; {USE_REFERENCE} or dequantise them")
+        rules.add(what, f"the {arch} backend has no kernels for {with_8}; {USE_REFERENCE} or dequantise them")
         return
     for found, allowed, named in (
         (dtype, limits.dtypes, what),
-        (problem.kind, limits.kinds, f"8-bit keys and values are {problem.kind}"),
+        (problem.kind, limits.kinds, f"8-bit {them} are {problem.kind}"),
         (problem.scales[0], limits.scales, f"k has a scale per {problem.scales[0]}"),
         (problem.scales[1], limits.scales, f"v has a scale per {problem.scales[1]}"),
+        (problem.scales[2], limits.scales, f"q has a scale per {problem.scales[2]}"),
     ):
         listed = ", ".join(str(each) for each in allowed if each is not None)
-        rule = f"with 8 bits the {arch} backend takes {listed}; {USE_REFERENCE} or dequantise them"
+        rule = f"with {with_8} the {arch} backend takes {listed}; {USE_REFERENCE} or dequantise them"
         rules.require(found in allowed, named, rule)
-    if problem.dtype == torch.float16 and problem.scales[1] == "token":
+    if not products and problem.dtype == torch.float16 and problem.scales[1] == "token":
         tokens = problem.max_q or problem.seq_q
         rule = f"with scales of v per token, which fp16 weights cannot hold, the {arch} backend takes at most"
         rule = f"{rule} {limits.fp16_tokens} of fp16; use bf16, or scales per head"
@@ -86,8 +94,8 @@ def check_eight_bit(rules: Rules, arch: str, problem: Problem, differentiated: t
         ("head_dim of v", problem.dim_v, limits.columns),
         ("the page size", problem.page_size, limits.rows),
     ):
-        rule = f"with 8 bits the {arch} backend takes multiples of {unit}; {USE_REFERENCE}"
+        rule = f"with {with_8} the {arch} backend takes multiples of {unit}; {USE_REFERENCE}"
         rules.require(size % unit == 0, f"{name} is {size}", rule)
     wide, most = max(problem.dim_qk, problem.dim_v), LIMITS[arch].max_dim
-    rule = f"with 8 bits the {arch} backend takes at most {most}; {USE_REFERENCE} or dequantise them"
+    rule = f"with {with_8} the {arch} backend takes at most {most}; {USE_REFERENCE} or dequantise them"
     rules.require(wide <= most, f"the head_dim is {wide}", rule)

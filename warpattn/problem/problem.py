@@ -17,6 +17,8 @@ from warpattn.problem.element import ELEMENT_OF, Element
 from warpattn.scores import Score, ScoreProgram
 from warpattn.sequences import Sequence
 
+Scales = tuple[str | int | None, str | int | None, str | int | None]  # of k, v and q, see `quantized.granularity`
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -24,7 +26,7 @@ class Problem:
 
     kind: str  # "dense" | "ragged" | "paged" | "paged-ragged"
     device_type: str
-    dtype: torch.dtype
+    dtype: torch.dtype  # of the output, and of q, k and v if these have no other
     batch: int
     seq_q: int
     seq_k: int
@@ -39,7 +41,8 @@ class Problem:
     has_lse: bool
     max_q: int = 0  # queries of a sequence at most where `seq_q` is a total over pages, else 0
     kv_dtype: torch.dtype | None = None  # of 8-bit keys and values; None: that of q
-    scales: tuple[str | int | None, str | int | None] = (None, None)  # of keys and values, see `granularity`
+    q_dtype: torch.dtype | None = None  # of 8-bit queries; None: that of the output
+    scales: Scales = (None, None, None)
 
     @property
     def ragged_queries(self) -> bool:
@@ -53,7 +56,7 @@ class Problem:
 
     @property
     def element(self) -> Element:
-        """Of q and the output, and of k and v if these have no other."""
+        """Of the output, and of q, k and v if these have no other."""
         return ELEMENT_OF[self.dtype]
 
     @property

@@ -42,6 +42,7 @@ from warpattn.problem.gradients import (
 )
 from warpattn.problem.memory import begins_with, overlap, overlaps_itself
 from warpattn.problem.problem import Call, CheckedCall, Problem
+from warpattn.quantized import EIGHT_BIT, result_dtype
 from warpattn.scores import ALiBi, Bias, CustomScore, Score, ScoreProgram
 from warpattn.sequences import Sizes
 
@@ -86,7 +87,7 @@ def validate(call: Call, read_values: bool = True) -> CheckedCall:
         names = _check_gradients(rules, call, backend, sizes, () if score is None else score.tensors)
     if backend is not None and backend != "reference":
         arch = backend.removeprefix("simulate:")
-        check_limits(rules, arch, call.sequence.kind, getattr(call.q, "dtype", None), sizes)
+        check_limits(rules, arch, call.sequence.kind, _result_dtype(call), sizes)
         if sizes is not None and not plain and not rules.broken:
             check_eight_bit(rules, arch, _problem(call, sizes, FULL_PROGRAM, None), names)
         if read_values and sizes is not None and LIMITS[arch].latent and is_latent(sizes):
@@ -195,8 +196,9 @@ def _check_sinks(rules: Rules, call: Call, sizes: Sizes) -> None:
     shape, dtype = tuple(call.sinks.shape), call.sinks.dtype
     rule = f"sinks must hold one logit per query head, ({sizes.heads_q},)"
     rules.require(shape == (sizes.heads_q,), f"sinks has shape {shape}", rule)
-    rule = f"sinks must be torch.float32 or the dtype of q, {call.q.dtype}"
-    rules.require(dtype in (torch.float32, call.q.dtype), f"sinks has dtype {dtype}", rule)
+    found = _result_dtype(call)
+    rule = f"sinks must be torch.float32 or the dtype of the result, {found}"
+    rules.require(dtype in (torch.float32, found), f"sinks has dtype {dtype}", rule)
 
 
 def _check_out(rules: Rules, call: Call, sizes: Sizes) -> None:
@@ -206,8 +208,12 @@ def _check_out(rules: Rules, call: Call, sizes: Sizes) -> None:
         return
     shape = (*call.q.shape[:-1], sizes.dim_v)
     rules.require(out.shape == shape, f"out has shape {tuple(out.shape)}", f"out must have shape {tuple(shape)}")
-    same = out.dtype == call.q.dtype
-    rules.require(same, f"out has dtype {out.dtype}", f"out must have the dtype of q, {call.q.dtype}")
+    if call.q.dtype in EIGHT_BIT:
+        rule = f"for 8-bit queries it must be one of {', '.join(str(x) for x in DTYPES)}"
+        rules.require(out.dtype in DTYPES, f"out has dtype {out.dtype}", rule)
+    else:
+        same = out.dtype == call.q.dtype
+        rules.require(same, f"out has dtype {out.dtype}", f"out must have the dtype of q, {call.q.dtype}")
     if overlaps_itself(out):
         rules.add(f"out has shape {tuple(out.shape)} and strides {out.stride()}",
                   "each element of out must have its own place in memory")  # fmt: skip
@@ -311,17 +317,24 @@ def _scale(call: Call) -> float:
     return call.q.shape[-1] ** -0.5 if scale is None else float(scale)
 
 
+def _result_dtype(call: Call) -> torch.dtype | None:
+    """Of the output; None where q is no tensor."""
+    if not isinstance(call.q, Tensor):
+        return None
+    return result_dtype(call.q.dtype, call.out.dtype if isinstance(call.out, Tensor) else None)
+
+
 def _problem(call: Call, sizes: Sizes, mask: MaskProgram, score: ScoreProgram | None) -> Problem:
     return Problem(
         kind=call.sequence.kind,
         device_type=call.q.device.type,
-        dtype=call.q.dtype,
+        dtype=_result_dtype(call) or call.q.dtype,
         **{field.name: getattr(sizes, field.name) for field in fields(sizes)},
         mask=mask.key,
         score=None if score is None else score.key,
         has_sinks=call.sinks is not None,
         has_lse=call.return_lse,
-        **({} if call.k.dtype == call.q.dtype else eight_bit_of(call)),
+        **eight_bit_of(call),
     )
 
 

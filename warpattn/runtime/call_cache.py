@@ -84,7 +84,8 @@ class CachedCall:
         self._by_stream: dict[int, BoundLaunches] = {}
         self._device = x.q.get_device()
         self._out = {"size": tuple(x.out.shape), "dtype": x.out.dtype, "device": x.out.device}
-        self._like_q = x.q.is_contiguous() and x.q.shape == x.out.shape  # empty_like costs half of empty
+        alike = x.q.shape == x.out.shape and x.q.dtype == x.out.dtype
+        self._like_q = alike and x.q.is_contiguous()  # empty_like costs half of empty
         self._lse_shape = checked.lse_shape if checked.problem.has_lse else None
         self._has_captured = bool(captured(checked))
         self._latent = is_latent(checked.problem)  # then v is a view of k
@@ -147,7 +148,7 @@ class CachedCall:
 
 def _is_plain(sequence: Sequence) -> bool:
     """Whether a sequence has no tensors of its own."""
-    return type(sequence) is Dense and sequence.k_scale is None and sequence.v_scale is None
+    return type(sequence) is Dense and sequence.k_scale is sequence.v_scale is sequence.q_scale is None
 
 
 def _layout(sequence: Sequence) -> Hashable:

@@ -54,13 +54,14 @@ def _refer(call: Call, checked: CheckedCall) -> tuple[Tensor, Tensor | None]:
         scale=checked.scale,
         dtype=torch.float64 if call.q.dtype == torch.float64 else torch.float32,
     )
-    return (out.to(call.q.dtype) if call.out is None else call.out.copy_(out)), lse
+    return (out.to(checked.problem.dtype) if call.out is None else call.out.copy_(out)), lse
 
 
 def _run_kernels(call: Call, checked: CheckedCall) -> tuple[Tensor, Tensor | None]:
     """The result by kernels, simulated or on torch's current stream of the operands' device."""
     q = call.q
-    out = q.new_empty((*q.shape[:-1], checked.problem.dim_v)) if call.out is None else call.out
+    shape, kind = (*q.shape[:-1], checked.problem.dim_v), checked.problem.dtype
+    out = q.new_empty(shape, dtype=kind) if call.out is None else call.out
     lse = q.new_empty(checked.lse_shape, dtype=torch.float32) if call.return_lse else None
     operands = Operands(q, call.k, call.v, out, lse, call.sinks)
     if checked.problem.seq_k == 0 or out.numel() == 0:

@@ -10,6 +10,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from warpattn.errors import AttentionError, Rules
@@ -50,12 +51,16 @@ class Plan:
         p = self.problem
         lines = [
             f"{self.kernel} on {self.arch}: batch {p.batch}, seq {p.seq_q} x {p.seq_k}, "
-            f"heads {p.heads_q}/{p.heads_kv}, head dim {p.dim_qk}/{p.dim_v}, {str(p.dtype).removeprefix('torch.')}"
-            + (f", keys and values {str(p.kv_dtype).removeprefix('torch.')}" if p.kv_dtype else ""),
+            f"heads {p.heads_q}/{p.heads_kv}, head dim {p.dim_qk}/{p.dim_v}, {_name(p.dtype)}"
+            + (f", {'queries, ' if p.q_dtype else ''}keys and values {_name(p.kv_dtype)}" if p.kv_dtype else ""),
             *(f"  {line}" for line in self.choice.lines()),
             *(f"  because {reason}" for reason in self.choice.reasons),
         ]
         return "\n".join(lines)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def plan(problem: Problem, arch: str = "sm90") -> Plan:

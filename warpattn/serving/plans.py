@@ -100,7 +100,7 @@ class ServingPlan:
             "mask": call.mask, "score": call.score, "sinks": call.sinks, "scale": checked.scale,
         }  # fmt: skip
         q = call.q
-        self.out = q.new_empty((*q.shape[:-1], checked.problem.dim_v))
+        self.out = q.new_empty((*q.shape[:-1], checked.problem.dim_v), dtype=checked.problem.dtype)
         self._tail["dtype"] = exact = torch.float64 if q.dtype == torch.float64 else torch.float32
         self.lse = q.new_empty(checked.lse_shape, dtype=exact) if call.return_lse else None
         self._values = captured_values(captured(checked))  # the plan keeps these tensors, so they stay where they are

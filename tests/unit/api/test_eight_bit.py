@@ -127,15 +127,51 @@ def test_plans_take_them():
     assert torch.equal(plan(q, (dense, dense)), wa.attention(q, dense, dense))
 
 
-@pytest.mark.parametrize("scaled", [(), ("k",), ("v",), ("k", "v")], ids=str)
+@pytest.mark.parametrize("dtype", EIGHT_BIT, ids=str)
+def test_queries_of_8_bits(dtype):
+    """Dense and ragged: as fp64 on what was stored, in the dtype of `out`, bf16 without one."""
+    q, k, v = (wa.quantize(made(2, 5, heads, DIM, seed=heads), dtype, per=per)
+               for heads, per in ((HEADS, "head"), (HEADS_KV, "token"), (HEADS_KV, "tensor")))  # fmt: skip
+    wide = [x.dequantized() for x in (q, k, v)]
+    expected, lse = plain(Inputs(*wide), torch.float32)
+    out = torch.empty_like(expected)
+    assert wa.attention(q, k, v, out=out) is out
+    torch.testing.assert_close(out, expected)
+    found, found_lse = wa.attention(q, k, v, return_lse=True)
+    assert found.dtype == torch.bfloat16 and torch.equal(found, out.bfloat16())
+    torch.testing.assert_close(found_lse, lse)
+    seq = wa.Ragged(torch.tensor([0, 5, 10], dtype=torch.int32))
+    flat = [wa.Quantized(x.values.flatten(0, 1), x.scale.flatten(0, 1) if x.scale.ndim > 1 else x.scale)
+            for x in (q, k, v)]  # fmt: skip
+    assert torch.equal(wa.attention_varlen(*flat, seq), found.flatten(0, 1))
+    compiled = torch.compile(lambda *x: wa.attention(*x), backend="eager", fullgraph=True)
+    assert torch.equal(compiled(*(x.values for x in (q, k, v))), wa.attention(*(x.values for x in (q, k, v))))
+
+
+@pytest.mark.parametrize(("given", "message"), [
+    ({"dtype": E5M2}, r"q, k and v have dtype torch\.float8_e5m2; with 8-bit queries the sm90 backend takes"),
+    ({"per": "token"}, "q has a scale per token; with 8-bit queries the sm90 backend takes tensor, head"),
+    ({"dim": 72}, "head_dim of k is 72; with 8-bit queries"),
+    ({"backend": "sm100"}, "the sm100 backend has no kernels for 8-bit queries"),
+])  # fmt: skip
+def test_products_that_kernels_do_not_have(given, message):
+    x = wa.quantize(made(1, 4, 2, given.get("dim", 64)), given.get("dtype", E4M3), per=given.get("per", "head"))
+    with pytest.raises(wa.AttentionError, match=message):
+        wa.attention(x, x, x, backend=f"simulate:{given.get('backend', 'sm90')}")
+
+
+@pytest.mark.parametrize("scaled", [(), ("k",), ("v",), ("k", "v"), ("q",)], ids=str)
 def test_a_compiled_graph_keeps_the_scales(scaled):
     """The text of a call says which of the tensors behind it are scales."""
     x = made(4, 6, HEADS_KV, DIM).to(E4M3)
-    scales = {f"{name}_scale": torch.ones(2) * 3 for name in scaled}
+    scales = {f"{name}_scale": torch.ones(HEADS if name == "q" else HEADS_KV) * 3 for name in scaled}
     seq = wa.Ragged(torch.tensor([0, 1, 2], dtype=torch.int32), max_q=1)
-    kv = wa.PagedKV(x, x, torch.zeros(2, 2).int(), torch.ones(2).int(), **scales)
-    for sequence in (Dense(**scales), wa.Ragged(seq.cu_q, seq.cu_q, **scales), kv, PagedRagged(kv, seq)):
+    own = {} if scaled == ("q",) else scales
+    kv = wa.PagedKV(x, x, torch.zeros(2, 2).int(), torch.ones(2).int(), **own)
+    paged_too = () if scaled == ("q",) else (kv, PagedRagged(kv, seq))
+    for sequence in (Dense(**scales), wa.Ragged(seq.cu_q, seq.cu_q, **scales), *paged_too):
         q = made(4, 6, HEADS, DIM) if sequence.kind == "dense" else made(2, 1, HEADS, DIM)
+        q = q.to(E4M3) if scaled == ("q",) else q
         k = x
         if "ragged" in sequence.kind:
             q, k = q.flatten(0, 1), x[0, :2]
@@ -190,8 +226,12 @@ def test_bad_input(name):
 
 def test_more_bad_input():
     q8 = Q.to(E4M3)
-    with pytest.raises(wa.AttentionError, match=r"q has dtype torch\.float8_e4m3fn; q must be one of"):
-        wa.attention(q8, VALUES[:2], VALUES[:2])
+    with pytest.raises(wa.AttentionError, match=r"q has dtype torch\.int8; q must be one of"):
+        wa.attention(Q.to(torch.int8), VALUES[:2], VALUES[:2])
+    with pytest.raises(wa.AttentionError, match=r"k has dtype torch\.float32; k must have the dtype of q"):
+        wa.attention(q8, VALUES[:2].float(), VALUES[:2])
+    with pytest.raises(wa.AttentionError, match=r"out has dtype torch\.float8_e4m3fn; for 8-bit queries it must be"):
+        wa.attention(q8, VALUES[:2], VALUES[:2], out=torch.empty_like(q8))
     for bad in ({"dtype": torch.int8}, {"per": "row"}, {"per": 32}, {"scale": torch.ones(3)}):
         with pytest.raises(wa.AttentionError):
             wa.quantize(Q, **bad)

@@ -247,4 +247,5 @@ def test_keys_and_values_of_8_bits():
     """Their plan, and a run on the CPU beside fp64 on what was stored."""
     assert "keys and values float8_e5m2" in invoke("plan", "--kv-dtype", "fp8_e5m2")
     found = invoke("run", "--kv-dtype", "fp8", "--shape", "1x64x2x64")
+    assert "queries, keys and values float8_e4m3fn" in invoke("plan", "--dtype", "fp8")
     assert "over fp8 on cpu" in found and float(re.search("out +largest error (\\S+),", found)[1]) < 1e-5

@@ -110,7 +110,8 @@ def test_what_a_file_makes_unnecessary_is_checked(option, tmp_path):
 def test_keys_and_values_of_8_bits():
     assert "kv-dtype is 'int4'; write fp8" in refusal("run", "--kv-dtype", "int4")
     assert "8-bit keys and values have no backward" in refusal("run", "--kv-dtype", "fp8", "--backward")
-    assert "keys and values of 8 bits are --kv-dtype" in refusal("plan", "--dtype", "fp8")
+    assert "dtype is 'fp4'; kernels take fp16 or bf16, or fp8" in refusal("plan", "--dtype", "fp4")
+    assert "8-bit q, k and v have no backward" in refusal("plan", "--dtype", "fp8", "--backward")
 
 
 def test_a_dtype_without_a_name():

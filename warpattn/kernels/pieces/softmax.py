@@ -33,10 +33,11 @@ class SoftmaxState:
 
 
 @gluon.jit
-def softmax_start(s, c, exact: gl.constexpr):
-    """First tile: (state, p) of scores `s` [M, N]; hidden ones are -inf, whole rows may be."""
+def softmax_start(s, c, exact: gl.constexpr, lift: gl.constexpr = 0.0):
+    """First tile: (state, p) of scores `s` [M, N]; hidden ones are -inf, whole rows may be. With a `lift` the
+    reference is so much below a row's maximum, in exponents: p may be 2^lift already."""
     quads = as_quads(s)
-    m = quad_max(lane_max(quads))
+    m = lowered(quad_max(lane_max(quads)), c, lift)
     mc = exponent(m, c)
     if exact:
         quads, mc = differences(quads, m, c)
@@ -45,7 +46,7 @@ def softmax_start(s, c, exact: gl.constexpr):
 
 
 @gluon.jit
-def softmax_step(state, s, c, exact: gl.constexpr):
+def softmax_step(state, s, c, exact: gl.constexpr, lift: gl.constexpr = 0.0):
     """Next tile: (state, p, moved, alpha). If `moved`, the caller multiplies its accumulator by `alpha` [M, 4]."""
     quads = as_quads(s)
     top = lane_max(quads)
@@ -58,7 +59,7 @@ def softmax_step(state, s, c, exact: gl.constexpr):
     m = state.m
     alpha = gl.full_like(m, 1.0)
     if moved:
-        m = gl.maximum(state.m, quad_max(top))
+        m = gl.maximum(state.m, lowered(quad_max(top), c, lift))
         mc = exponent(m, c)
         alpha = gl.exp2(state.m * c - mc)
         if exact:
@@ -66,6 +67,15 @@ def softmax_step(state, s, c, exact: gl.constexpr):
             quads, mc = differences(quads, m, c)
     p = gl.exp2(quads * c - mc[:, None, :, None])
     return SoftmaxState(m, state.l * alpha + lane_sum(p)), p, moved, alpha
+
+
+@gluon.jit
+def lowered(m, c, lift: gl.constexpr):
+    """The reference for rows whose largest score is `m`."""
+    if lift == 0.0:
+        return m
+    else:
+        return m - lift / c
 
 
 @gluon.jit

@@ -11,6 +11,8 @@ from warpattn.problem.operands import Operands, run_strides
 from warpattn.sequences import Sequence
 
 Fields = TypeVar("Fields", bound=tuple)
+KEYS_OF_PRODUCT = 32  # that one wgmma of 8 bits sums over, and whose order is its own: see bytes.py
+ACROSS_KEYS = 128  # of a program of prefill/values_across.py
 
 
 class StridedRows(NamedTuple):
@@ -20,6 +22,15 @@ class StridedRows(NamedTuple):
     outer: Any  # from one batch entry or page to the next
     row: Any  # from one token or row to the next
     head: Any
+
+
+class AcrossShape(NamedTuple):
+    """The `shape` argument of prefill/values_across.py, int32."""
+
+    keys: Any
+    blocks: Any  # of KEYS_OF_PRODUCT keys in a row of the output
+    heads: Any  # of keys
+    columns: Any  # of the head dim, 16 at a time
 
 
 class ScaleRows(NamedTuple):
@@ -32,11 +43,12 @@ class ScaleRows(NamedTuple):
 
 
 class Scales(NamedTuple):
-    """The `scale` argument of prefill over 8-bit keys and values."""
+    """The `scale` argument of prefill over 8-bit keys and values; without 8-bit queries these have no scale."""
 
     scores: Any  # softmax scale, fp32
     k: Any  # ScaleRows
     v: Any
+    q: Any
 
 
 def scale_rows(x: Tensor, scale: Tensor | None) -> ScaleRows:
@@ -47,14 +59,15 @@ def scale_rows(x: Tensor, scale: Tensor | None) -> ScaleRows:
 
 
 def prefill_scales(scale: float, x: Operands, sequence: Sequence) -> Scales:
-    """The softmax scale, and those of 8-bit keys and values."""
-    return Scales(scale, scale_rows(x.k, sequence.k_scale), scale_rows(x.v, sequence.v_scale))
+    """The softmax scale, and those of 8-bit keys, values and queries."""
+    pairs = ((x.k, sequence.k_scale), (x.v, sequence.v_scale), (x.q, sequence.q_scale))
+    return Scales(scale, *(scale_rows(*pair) for pair in pairs))
 
 
 def scale_types(eight_bit: bool) -> str | Scales:
     """The types of that argument."""
     rows = ScaleRows("*fp32", "i64", "i64", "i64")
-    return Scales("fp32", rows, rows) if eight_bit else "fp32"
+    return Scales("fp32", rows, rows, rows) if eight_bit else "fp32"
 
 
 def strided(x: Tensor) -> StridedRows:

@@ -92,11 +92,11 @@ def columns_of(tile, widths: gl.constexpr, part: gl.constexpr):
 
 
 @gluon.jit
-def zero_columns(rows: gl.constexpr, widths: gl.constexpr):
+def zero_columns(rows: gl.constexpr, widths: gl.constexpr, depth: gl.constexpr = 16):
     """Accumulators of nothing."""
     parts = ()
     for part in gl.static_range(len(widths)):
-        parts += (gl.zeros([rows, widths[part]], gl.float32, accumulator_layout(widths[part])),)
+        parts += (gl.zeros([rows, widths[part]], gl.float32, accumulator_layout(widths[part], depth)),)
     return parts
 
 

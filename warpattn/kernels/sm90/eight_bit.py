@@ -6,14 +6,16 @@ from dataclasses import dataclass
 
 from warpattn.problem import Problem
 from warpattn.problem.element import ELEMENT_OF, Element
+from warpattn.problem.problem import Scales
 
 
 @dataclass(frozen=True)
 class EightBit:
-    """8-bit keys and values, which become 16-bit operands on the way (prefill/convert.py, decode/eight_bit.py)."""
+    """8-bit keys and values, which become 16-bit operands on the way (prefill/convert.py, decode/eight_bit.py) unless
+    queries have 8 bits, too (bytes.py)."""
 
     element: Element
-    scales: tuple[str | int | None, str | int | None]  # of keys and of values, see `warpattn.quantized.granularity`
+    scales: Scales
 
     @property
     def by_token(self) -> bool:

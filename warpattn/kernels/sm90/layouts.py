@@ -13,15 +13,15 @@ def tile_layout(rows, cols, dtype):
 
 
 @gluon.constexpr_function
-def accumulator_layout(cols):
-    """Registers of a [64 n, cols] wgmma accumulator in one warpgroup."""
-    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, cols, 16])
+def accumulator_layout(cols, depth=16):
+    """Registers of a [64 n, cols] wgmma accumulator in one warpgroup; `depth`: the k of wgmma, 32 bytes of elements."""
+    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, cols, depth])
 
 
 @gluon.constexpr_function
-def operand_layout(cols):
-    """Registers of a [64, cols] two-byte left operand, converted from an accumulator without moving data."""
-    return gl.DotOperandLayout(0, accumulator_layout(cols), 2)
+def operand_layout(cols, depth=16):
+    """Registers of a [64, cols] left operand, converted from an accumulator without moving data."""
+    return gl.DotOperandLayout(0, accumulator_layout(cols, depth), depth // 8)
 
 
 @gluon.constexpr_function

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from warpattn.errors import AttentionError
 from warpattn.problem import Call, validate
+from warpattn.quantized import result_dtype
 from warpattn.runtime import execute
 from warpattn.runtime.call_cache import Result
 from warpattn.runtime.torch_op import program
@@ -68,7 +69,8 @@ def _fake(
     score_tensors: list[Tensor],
     call: str,
 ) -> tuple[Tensor, Tensor]:
-    return q.new_empty((*q.shape[:-1], v.shape[-1])), _lse_like(q, program.has_lse(call))
+    out = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=result_dtype(q.dtype))
+    return out, _lse_like(q, program.has_lse(call))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

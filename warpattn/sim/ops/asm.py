@@ -99,6 +99,15 @@ def _pack_fp16(high: np.ndarray, low: np.ndarray) -> np.ndarray:
     return _pair(high, low, "f16")
 
 
+@elementwise(
+    "{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, $2, $1; cvt.rn.satfinite.e4m3x2.f32 high, $4, $3;"
+    " mov.b32 $0, {low, high}; }"
+)
+def _pack_e4m3(*values: np.ndarray) -> np.ndarray:
+    bits = [encode(value, "f8E4M3FN").view(np.uint8).astype(np.uint32) << 8 * i for i, value in enumerate(values)]
+    return (bits[0] | bits[1] | bits[2] | bits[3]).view(np.int32)
+
+
 @elementwise("mov.b32 {$0, $1}, $2;")
 def _unpack(pair: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     bits = pair.view(np.uint32)

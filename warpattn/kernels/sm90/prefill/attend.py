@@ -15,6 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma,
 from ...nvidia.pipelines import PipelineState, consumer_state
 from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import SoftmaxState, pack, softmax_start, softmax_step, unpack
+from ..bytes import LIFT, pack_bytes, step_in_bytes, unpack_bytes
 from ..columns import as_matrices, rescale_columns, wait_columns, zero_columns
 from ..layouts import accumulator_layout, element_type, operand_layout, turn_asm
 from .convert import of_tile, release_keys, scaled_scores, scaled_weights
@@ -27,7 +28,7 @@ class Progress:
     """Loop state of one tile: the accumulator, the softmax state, and P of the product still to be issued."""
 
     o: gl.tuple  # parts of [64, Dv] fp32
-    p: gl.tensor  # [64, N] rounded and packed in pairs
+    p: gl.tensor  # [64, N] rounded and packed, two or four in a register
     softmax: SoftmaxState
     k: PipelineState
     v: PipelineState
@@ -98,11 +99,11 @@ def first_tile(ctx, s, tile, span, wg: gl.constexpr, k_state, v_state):
     """Softmax of a tile's first scores."""
     config: gl.constexpr = ctx.config
     s = visible_scores(ctx, s, tile, span.key_tile(0), span.masked > 0, wg)
-    softmax, p = softmax_start(s, exponent_scale(ctx), ctx.mods.score is not None)
+    softmax, p = softmax_start(s, exponent_scale(ctx), ctx.mods.score is not None, lift_of(config))
     p = scaled_weights(ctx, p, s, k_state)
     release_keys(ctx, k_state, False)
-    o = zero_columns(config.rows, config.v_parts)
-    return Progress(o, pack(p, element_type(config.element)), softmax, k_state.step(), v_state)
+    o = zero_columns(config.rows, config.v_parts, config.depth)
+    return Progress(o, packed_weights(p, config), softmax, k_state.step(), v_state)
 
 
 @gluon.jit
@@ -126,20 +127,48 @@ def advance(ctx, state, tile, queries, span, i, wg: gl.constexpr):
 @gluon.jit
 def finish_keys(ctx, state, s, o):
     """The softmax of scores beside the running P·V, whose result is `o`; and the state after both."""
-    softmax, p, moved, alpha = softmax_step(state.softmax, s, exponent_scale(ctx), ctx.mods.score is not None)
-    p = scaled_weights(ctx, p, s, state.k)
+    config: gl.constexpr = ctx.config
+    c = exponent_scale(ctx)
+    if plain_bytes(config, ctx.mods.score):
+        softmax, p, moved, alpha = step_in_bytes(state.softmax, s, c)
+    else:
+        softmax, p, moved, alpha = softmax_step(state.softmax, s, c, ctx.mods.score is not None, lift_of(config))
+        p = scaled_weights(ctx, p, s, state.k)
     release_keys(ctx, state.k, False)
     o = wait_columns(0, o, state.p)
     ctx.rings.v.consumer_release(state.v)
     if moved:
         o = rescale_columns(o, alpha)
-    return Progress(o, pack(p, element_type(ctx.config.element)), softmax, state.k.step(), state.v.step())
+    if not plain_bytes(config, ctx.mods.score):
+        p = packed_weights(p, config)
+    return Progress(o, p, softmax, state.k.step(), state.v.step())
+
+
+@gluon.constexpr_function
+def lift_of(config):
+    """log2 of the weight of the score that a reference is made of."""
+    return LIFT.value if config.products else 0.0
+
+
+@gluon.constexpr_function
+def plain_bytes(config, score):
+    """Whether weights have 8 bits, and scores the size of products: those of a score function may be any numbers."""
+    return config.products and score is None
+
+
+@gluon.jit
+def packed_weights(p, config: gl.constexpr):
+    """P [64, N/8, 4, 2] rounded to the element of V."""
+    if config.products:
+        return pack_bytes(p)
+    else:
+        return pack(p, element_type(config.element))
 
 
 @gluon.jit
 def start_scores(q, k, config: gl.constexpr):
     """Start S = Q·Kᵀ, one product for each part; the result may be read after a wait."""
-    s = gl.zeros([config.rows, config.block_n], gl.float32, accumulator_layout(config.block_n))
+    s = gl.zeros([config.rows, config.block_n], gl.float32, accumulator_layout(config.block_n, config.depth))
     for part in gl.static_range(len(q)):
         s = warpgroup_mma(q[part], k[part].permute((1, 0)), s, use_acc=part > 0, is_async=True)
     return s
@@ -159,7 +188,7 @@ def start_output(state, v, config: gl.constexpr):
 def visible_scores(ctx, s, tile, key_tile, masked, wg):
     """Score function on one tile of products and, if the tile is `masked`, the mask and the end of the keys."""
     config: gl.constexpr = ctx.config
-    layout: gl.constexpr = accumulator_layout(config.block_n)
+    layout: gl.constexpr = accumulator_layout(config.block_n, config.depth)
     lengths = ctx.work.lengths(tile)
     offset = tile.row + wg * config.wg_tokens + lengths.seq_k - lengths.seq_q
     q = (offset + row_tokens(gl.SliceLayout(1, layout), config))[:, None]
@@ -177,8 +206,11 @@ def visible_scores(ctx, s, tile, key_tile, masked, wg):
 @gluon.jit
 def operand(p, cols: gl.constexpr, config: gl.constexpr):
     """Packed P as the left operand [64, N] of P·V, for an accumulator of `cols` columns."""
-    p = unpack(p, element_type(config.element))
-    return gl.convert_layout(p, operand_layout(cols), assert_trivial=True)
+    if config.products:
+        p = unpack_bytes(p, element_type(config.element))
+    else:
+        p = unpack(p, element_type(config.element))
+    return gl.convert_layout(p, operand_layout(cols, config.depth), assert_trivial=True)
 
 
 @gluon.jit
@@ -202,7 +234,12 @@ def key_tile(ctx, k_state):
 @gluon.jit
 def value_tile(ctx, v_state):
     """The values [N, Dv] in a slot of the V ring."""
-    return as_matrices(ctx.rings.v.tile(v_state), ctx.config.block_n, ctx.config.v_parts)
+    config: gl.constexpr = ctx.config
+    tile = as_matrices(ctx.rings.v.tile(v_state), config.v_rows, config.v_columns)
+    if config.products:
+        return (tile[0].permute((1, 0)),)
+    else:
+        return tile
 
 
 @gluon.jit

@@ -18,7 +18,8 @@ from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
 from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, PlanOptions
 
-from .config import SM90Config, arrange, is_masked, usual_config
+from .arrange import arrange
+from .config import SM90Config, is_masked, usual_config
 
 MOST_PACKED = 16  # query heads of a tile
 GAIN = 0.9  # of the time of the usual configuration that another one must be estimated to take at most
@@ -162,8 +163,8 @@ def _candidate(problem: Problem, config: SM90Config, rate: Rate) -> Candidate:
 
 
 def _same_for_heads(problem: Problem) -> bool:
-    """Whether all heads of a group have one span."""
-    return "h" not in problem.span_reads.symbols
+    """Whether all heads of a group have one span and one scale."""
+    return "h" not in problem.span_reads.symbols and problem.scales[2] != "head"
 
 
 def _keys_of_row(candidate: Candidate) -> float:

@@ -12,10 +12,7 @@ from typing import Any, NamedTuple, cast
 from warpattn.kernels.pieces.scheduler_sizes import SPLIT_TILE_FIELDS, TILE_FIELDS
 from warpattn.kernels.topology import BARRIER_BYTES, Edge, Role, Signal, Topology
 from warpattn.problem import Problem
-from warpattn.problem.arch import Arch
 from warpattn.problem.element import ELEMENT_OF, Element
-from warpattn.problem.launch import Choice
-from warpattn.problem.operands import COPY_RULE
 
 from ..eight_bit import EightBit, eight_bit_of
 
@@ -52,6 +49,16 @@ class KeyTileSizes:
     dim_qk: int
     dim_v: int
     block_n: int
+
+    @property
+    def products(self) -> bool:
+        """Whether operands of products have 8 bits; values are transposed then (values_across.py)."""
+        return self.element.bytes == 1
+
+    @property
+    def depth(self) -> int:
+        """Columns of an operand that one wgmma takes: 32 bytes."""
+        return 32 // self.element.bytes
 
     @cached_property
     def padded_qk(self) -> int:
@@ -92,7 +99,7 @@ class SM90Config(KeyTileSizes):
     columns after the other.
     """
 
-    element: Element  # of q, k, v and out
+    element: Element  # of products; and of out, unless that is another
     dim_qk: int
     dim_v: int
     consumers: int
@@ -108,18 +115,39 @@ class SM90Config(KeyTileSizes):
     split: bool = False  # keys of a tile are shared out over CTAs; outputs of parts are in fp32
     ctas: int = 1  # on an SM
     eight_bit: EightBit | None = None  # of keys and values in memory
+    out_element: Element | None = None
+
+    @property
+    def out(self) -> Element:
+        """Of the output."""
+        return self.out_element or self.element
+
+    @property
+    def converts(self) -> bool:
+        """Whether a warpgroup makes 16-bit tiles of 8-bit ones (convert.py)."""
+        return self.eight_bit is not None and not self.products
+
+    @property
+    def v_rows(self) -> int:
+        """Rows of a tile of values in shared memory."""
+        return self.padded_v if self.products else self.block_n
+
+    @property
+    def v_columns(self) -> tuple[int, ...]:
+        """Columns of its parts."""
+        return (self.block_n,) if self.products else self.v_parts
 
     @cached_property
     def qk_parts(self) -> tuple[int, ...]:
         """Columns of the parts of Q and K."""
-        return split_dim(self.dim_qk)
+        return (pad_dim(self.dim_qk),) if self.products else split_dim(self.dim_qk)
 
     @cached_property
     def v_parts(self) -> tuple[int, ...]:
         """Columns of the parts of V and O. Beside a converting warpgroup the compiler has 128 registers for an
         instruction, too few for 256 columns."""
-        parts = split_dim(self.dim_v)
-        return (128, 128) if self.eight_bit is not None and parts == (256,) else parts
+        parts = (pad_dim(self.dim_v),) if self.products else split_dim(self.dim_v)
+        return (128, 128) if self.converts and parts == (256,) else parts
 
     @cached_property
     def parts(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -168,7 +196,7 @@ class SM90Config(KeyTileSizes):
     @cached_property
     def loaded_bytes(self) -> tuple[int, int]:
         """Of a tile of keys and of values, as they arrive."""
-        return (self.k_bytes, self.v_bytes) if self.eight_bit is None else (self.k_bytes // 2, self.v_bytes // 2)
+        return (self.k_bytes // 2, self.v_bytes // 2) if self.converts else (self.k_bytes, self.v_bytes)
 
     @cached_property
     def scale_bytes(self) -> int:
@@ -210,7 +238,7 @@ class SM90Config(KeyTileSizes):
 
     @cached_property
     def out_bytes(self) -> int:
-        return (4 if self.split else self.element.bytes) * self.block_m * sum(self.store_parts)
+        return (4 if self.split else self.out.bytes) * self.block_m * sum(self.store_parts)
 
     @property
     def max_registers(self) -> int:
@@ -227,7 +255,7 @@ class SM90Config(KeyTileSizes):
         attend = tuple(f"attend {wg}" for wg in range(self.consumers))
         roles = [Role(name, 4, self.consumer_registers) for name in attend]
         filling, readers, signals = "load", attend, ()
-        if self.eight_bit is not None:
+        if self.converts:
             roles.append(Role(CONVERT, 4, CONVERT_REGISTERS))
             filling, readers = CONVERT, (*attend, CONVERT)
             loaded = (("load",),) * self.kv_stages
@@ -253,6 +281,8 @@ SHORT_ROWS = 2048  # queries up to which, at head dim 64, 128-row tiles fit a ca
 
 def usual_config(problem: Problem, seq_q: int) -> tuple[SM90Config, str]:
     """`choose_config` for a problem whose sequences have about `seq_q` queries."""
+    if problem.q_dtype is not None:
+        return products_config(problem)
     if problem.kv_dtype is not None:
         return _eight_bit_config(problem, seq_q)
     reads = bool(cast("tuple[tuple, tuple, tuple]", problem.mask)[2])
@@ -299,6 +329,24 @@ def _eight_bit_config(problem: Problem, seq_q: int) -> tuple[SM90Config, str]:
     return _stored(config), f"{why}; a warpgroup more converts tiles to 16 bits in the slots where they arrive"
 
 
+def products_config(problem: Problem) -> tuple[SM90Config, str]:
+    """The same for products of 8 bits. Turns cost 2 to 4 % there, but at head dim 64 with three warpgroups (H200)."""
+    v = (pad_dim(problem.dim_v),)
+    wide = max(pad_dim(problem.dim_qk), *v)
+    three = wide <= 64 and problem.seq_q > SHORT_ROWS and not is_masked(problem)
+    consumers, registers, producer = (3, 160, 32) if three else (2, 240, 24)
+    kv_stages, q_stages = (4, 2) if wide <= 128 else (2, 1)
+    why = "products of 8 bits: two warpgroups hold scores, weights and output"
+    if three:
+        why = "products of 8 bits, head dim <= 64, many queries, no mask: three warpgroups hide exponentials better"
+    element, out = ELEMENT_OF[problem.kv_dtype or problem.dtype], ELEMENT_OF[problem.dtype]
+    config = SM90Config(
+        element, problem.dim_qk, problem.dim_v, consumers, 128, kv_stages, q_stages, v, registers, producer, three,
+        eight_bit=eight_bit_of(problem), out_element=out,
+    )  # fmt: skip
+    return _stored(config), why
+
+
 def _stages(columns: int) -> int:
     """Slots of the rings of K and V with 128 keys a tile: 3 instead of 2 gained 2 % at head dim 96 (H200)."""
     return 4 if columns <= 80 else 3 if columns <= 96 else 2
@@ -338,57 +386,7 @@ class SplitShape(NamedTuple):
     splits: Any  # parts of a tile
 
 
-@dataclass(frozen=True)
-class TileOrder:
-    """How the scheduler numbers output tiles: sections of heads, each section longest tile first."""
-
-    m_tiles: int  # query tiles per head
-    heads: int  # query heads over the whole batch
-    section: int  # heads whose tiles the scheduler hands out together
-
-
-def arrange(problem: Problem, target: Arch, config: SM90Config, why: str, parts: int = 1) -> Choice:
-    """The choice of one configuration for a dense `problem`, with the keys of a tile in `parts` parts."""
-    heads = problem.batch * problem.heads_q
-    m_tiles = -(-problem.seq_q // config.tokens)
-    section, section_why = _section(problem, target, m_tiles, config.packed)
-    order = TileOrder(m_tiles, heads, section)
-    tiles = heads // config.packed * m_tiles * parts
-    grid = min(target.processors * config.ctas, tiles)
-    packed = f" of {config.packed} heads" if config.packed > 1 else ""
-
-    def lines() -> tuple[str, ...]:
-        return (
-            f"tile {config.block_m}{packed} x {config.block_n}, {config.consumers} consumer warpgroups, rings K "
-            f"{config.kv_stages} V {config.kv_stages} Q {config.q_stages}, {config.smem_bytes} bytes of shared memory",
-            f"{tiles} tiles ({m_tiles} a head), sections of {section} heads, {grid} CTAs",
-        )
-
-    cta_why = f"one persistent CTA on each of {target.processors} SMs takes tiles as it gets free"
-    reasons = (why, section_why, cta_why, COPY_RULE)
-    return Choice("prefill", config, (grid,), lines, reasons, partitions=parts, order=order)
-
-
 def is_masked(problem: Problem) -> bool:
     """Whether the mask may hide something; the mask's entry of a problem is a `Program.key`."""
     code, (keep, *_), _ = cast("tuple[tuple, tuple, tuple]", problem.mask)
     return code[keep] != ("const", "bool", "True")
-
-
-def _section(problem: Problem, target: Arch, m_tiles: int, packed: int) -> tuple[int, str]:
-    """How many query heads run side by side (all of some key heads')."""
-    group = problem.heads_q // problem.heads_kv
-    kv_heads = problem.batch * problem.heads_kv
-    if not is_masked(problem):
-        side_by_side = -(-target.processors // max(1, m_tiles * group // packed))
-        why = f"tiles are equally long: {side_by_side} key heads at a time fill {target.processors} SMs"
-        return min(kv_heads, side_by_side) * group, why
-    element = ELEMENT_OF[problem.kv_dtype or problem.dtype]
-    kv_bytes = element.bytes * max(problem.seq_k, 1) * (problem.dim_qk + problem.dim_v)
-    sections = -(-kv_heads // max(1, target.l2_keep // kv_bytes))
-    side_by_side = -(-kv_heads // sections)
-    why = (
-        f"tiles differ in length: {sections} even sections of {side_by_side} key heads, K and V within "
-        f"{target.l2_keep >> 20} MiB of L2, each section longest tile first"
-    )
-    return side_by_side * group, why

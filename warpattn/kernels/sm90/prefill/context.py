@@ -37,13 +37,28 @@ class KeyRows:
 
 
 @gluon.aggregate
+class ValueColumns:
+    """V of a dense batch as values_across.py leaves it: (batch, dim, heads, keys)."""
+
+    maps: gl.tuple
+
+    @gluon.jit
+    def load(self, ctx, ring, state, tile, key_tile, nbytes: gl.constexpr):
+        """The values of one key tile into a slot."""
+        full = ring.producer_acquire(state)
+        mbarrier.expect(full, nbytes)
+        head = tile.h // ctx.work.group
+        tma.async_load(self.maps[0], [tile.b, 0, head, key_tile * ctx.config.block_n], full, ring.tile(state)[0])
+
+
+@gluon.aggregate
 class Tensors:
     """Operands in global memory; the descriptors, one for each part of the head dim, are 4-D (batch, seq, heads, dim)
     and clip at the ends."""
 
     q: gl.tuple
     k: KeyRows
-    v: KeyRows
+    v: gl.base_value  # KeyRows or ValueColumns
     o: gl.tuple
     lse: gl.tensor  # float* (batch, heads_q, seq_q), written if `has_lse`
     sinks: gl.tensor  # float* (heads_q,)
@@ -85,7 +100,7 @@ def store_blocks(maps, b, row, head, column, smem):
 @gluon.constexpr_function
 def output_type(config):
     """Of the output: parts of a split go out in fp32."""
-    return gl.float32 if config.split else element_type(config.element)
+    return gl.float32 if config.split else element_type(config.out)
 
 
 @gluon.constexpr_function
@@ -169,7 +184,7 @@ class Context:
     rings: Rings
     work: gl.base_value  # Work, SplitWork or VarlenScheduler
     mods: Modifiers
-    scale: gl.tensor  # softmax scale, fp32; of a tile with 8-bit keys `of_tile` times their scale
+    scale: gl.tensor  # softmax scale, fp32; of a tile with 8-bit keys `of_tile` times their scales
     scales: gl.base_value  # `Scales` of 8-bit keys and values
     config: gl.constexpr
     has_sinks: gl.constexpr
@@ -191,8 +206,8 @@ def make_rings(config: gl.constexpr, fields: gl.constexpr = TILE_FIELDS, clipped
     wgs: gl.constexpr = config.consumers
     q = make_columns(config.q_stages * wgs, config.rows, config.qk_parts, dtype, clipped, config.packed)
     k = make_columns(config.kv_stages, config.block_n, config.qk_parts, dtype, clipped)
-    v = make_columns(config.kv_stages, config.block_n, config.v_parts, dtype, clipped)
-    converts: gl.constexpr = config.eight_bit is not None
+    v = make_columns(config.kv_stages, config.v_rows, config.v_columns, dtype, clipped)
+    converts: gl.constexpr = config.converts
     more: gl.constexpr = config.kv_stages if converts else 0
     fills: gl.constexpr = CONVERTING if converts else 1
     k_ring = make_pipeline(k, empty_arrivals(config.topology, "K"), config.kv_stages, 1, more, fills)

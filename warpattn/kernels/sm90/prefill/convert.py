@@ -96,7 +96,7 @@ def by_token(config):
 
 @gluon.constexpr_function
 def has_scale(config, i, *kinds):
-    """Whether keys (0) or values (1) have a scale of one of these kinds."""
+    """Whether keys (0), values (1) or queries (2) have a scale of one of these kinds."""
     return config.eight_bit is not None and config.eight_bit.scales[i] in kinds
 
 
@@ -126,19 +126,21 @@ def softmax_scale(scale, config: gl.constexpr):
 
 @gluon.jit
 def head_scale(ctx, tile, i: gl.constexpr):
-    """The scale of all keys (0) or values (1) of a tile."""
-    rows = ctx.scales.v if i else ctx.scales.k
-    return gl.load(rows.scale + tile.h // ctx.work.group * rows.head)
+    """The scale of all keys (0), values (1) or queries (2) of a tile."""
+    if i == 2:
+        return gl.load(ctx.scales.q.scale + tile.h * ctx.scales.q.head)
+    else:
+        rows = ctx.scales.v if i else ctx.scales.k
+        return gl.load(rows.scale + tile.h // ctx.work.group * rows.head)
 
 
 @gluon.jit
 def of_tile(ctx, tile):
-    """The context with the scale of a tile's keys as part of the softmax scale."""
-    if has_scale(ctx.config, 0, "tensor", "head"):
-        scale = gl.maximum(ctx.scale * head_scale(ctx, tile, 0), LEAST_SCALE)
-        return ctx.with_scale(scale)
-    else:
-        return ctx
+    """The context with the scales of a tile's keys and queries as part of the softmax scale."""
+    for i in gl.static_range(0, 4, 2):
+        if has_scale(ctx.config, i, "tensor", "head"):
+            ctx = ctx.with_scale(gl.maximum(ctx.scale * head_scale(ctx, tile, i), LEAST_SCALE))
+    return ctx
 
 
 @gluon.jit

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from warpattn.problem import CheckedCall, Problem
 from warpattn.problem.arch import ARCHS, compile_options
@@ -13,7 +14,7 @@ from warpattn.problem.operands import Operands, modifier_args, programs
 from warpattn.sequences import Dense, Sequence
 
 from ...nvidia.combine_launch import combine_launch, workspace
-from ..arguments import prefill_scales
+from ..arguments import ACROSS_KEYS, KEYS_OF_PRODUCT, AcrossShape, prefill_scales, strided
 from .choice import choose
 from .config import PrefillShape, SM90Config, SplitShape, pad_dim
 
@@ -24,15 +25,19 @@ DENSE = Dense()
 def list_launches(
     checked: CheckedCall, x: Operands, choice: Choice | None = None, sequence: Sequence = DENSE
 ) -> tuple[Launch, ...]:
-    """The launch of a dense call, and the one that combines parts where keys are split, with the planner's choice or a
-    given one."""
+    """The launch of a dense call, after one that transposes 8-bit values if queries have 8 bits, and before one that
+    combines parts if keys are split; with the planner's choice or a given one."""
     problem = checked.problem
     choice = choose(problem, ARCHS["sm90"]) if choice is None else choice
+    before: tuple[Launch, ...] = ()
+    if choice.config.products:
+        across, before = transposed(x.v)
+        x = x._replace(v=across)
     if choice.partitions == 1:
-        return (attention_launch(checked, x, choice, sequence),)
+        return (*before, attention_launch(checked, x, choice, sequence))
     parts = workspace(problem, choice.partitions, pad_dim(choice.config.padded_v), x.q)
     first = attention_launch(checked, x._replace(out=parts.o, lse=parts.lse), choice, sequence)
-    return first, combine_launch("sm90", checked, x, choice.partitions, parts)
+    return *before, first, combine_launch("sm90", checked, x, choice.partitions, parts)
 
 
 def attention_launch(checked: CheckedCall, x: Operands, choice: Choice, sequence: Sequence = DENSE) -> Launch:
@@ -60,6 +65,24 @@ def attention_launch(checked: CheckedCall, x: Operands, choice: Choice, sequence
         "sm90.prefill", "sm90", key, source, options(config), choice.grid, args,
         persistent=True, tile_counter="counter_ptr", l2_promotion=256,
     )  # fmt: skip
+
+
+def transposed(v: Tensor) -> tuple[Tensor, tuple[Launch]]:
+    """8-bit values v (B, Sk, Hkv, Dv) as products take them, (B, Dv, Hkv, padded Sk) in a workspace, and its launch."""
+    batch, keys, heads, dim = v.shape
+    padded, cols = keys + -keys % KEYS_OF_PRODUCT, pad_dim(dim)
+    out = v.new_empty(batch, heads, dim, padded)
+    args = {
+        "values": strided(v), "out_ptr": out, "shape": AcrossShape(keys, padded // KEYS_OF_PRODUCT, heads, dim // 16),
+    }  # fmt: skip
+
+    def source():
+        from .signature import values_across_source  # imports Triton
+
+        return values_across_source(cols)
+
+    grid = (batch * heads * -(-keys // ACROSS_KEYS),)
+    return out.transpose(1, 2), (Launch("sm90.values_across", "sm90", (cols,), source, OPTIONS, grid, args),)
 
 
 def options(config: SM90Config) -> dict[str, Any]:

@@ -6,14 +6,16 @@ from triton.experimental.gluon import GluonASTSource
 from triton.experimental.gluon import language as gl
 
 from warpattn.language.nodes import Program
+from warpattn.problem.element import FP8
 
-from ..arguments import int32_fields, scale_types
+from ..arguments import AcrossShape, int32_fields, scale_types, strided_types
 from ..columns import tile_box
 from ..layouts import element_type
-from ..signature import Features, attention_source
+from ..signature import ALIGNED, Features, attention_source
 from .config import PrefillShape, SM90Config, SplitShape
 from .context import output_type, stored_type
 from .kernel import prefill_kernel
+from .values_across import values_across_kernel
 
 
 def prefill_source(
@@ -31,10 +33,18 @@ def prefill_source(
     signature = {
         "q_maps": descriptors(config.rows, config.qk_parts, config.packed),
         "k_maps": descriptors(config.block_n, config.qk_parts, 1, stored_type(config)),
-        "v_maps": descriptors(config.block_n, config.v_parts, 1, stored_type(config)),
+        "v_maps": descriptors(config.v_rows, config.v_columns, 1, stored_type(config)),
         "o_maps": descriptors(config.rows, config.store_parts, config.packed, output_type(config)),
         "counter_ptr": "*i32",
         "scale": scale_types(config.eight_bit is not None),
         "shape": int32_fields(SplitShape if config.split else PrefillShape),
     }
     return attention_source(prefill_kernel, config, Features(mask, score, has_sinks, has_lse), signature)
+
+
+def values_across_source(cols: int) -> GluonASTSource:
+    """The kernel that transposes 8-bit values whose padded head dim is `cols`."""
+    shape = int32_fields(AcrossShape)
+    signature = {"values": strided_types(FP8.pointer), "out_ptr": FP8.pointer, "shape": shape, "cols": "constexpr"}
+    hints = {(0, 0): ALIGNED, (1,): ALIGNED}
+    return GluonASTSource(values_across_kernel, signature, {"cols": cols}, hints)

@@ -1,0 +1,135 @@
+"""Hopper prefill with products of 8 bits in the simulator: right values, no findings, needed synchronisation."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+import warpattn as wa
+from tests.drawn import drawn
+from tests.oracle import poisoned
+from tests.sim.knocking import SM90_PREFILL, knocked_out, reviewed
+from tests.sim.sm90.decode import built
+from tests.sim.sm90.prefill import error
+from tests.sim.sm90.test_decode import SCHEDULES
+from warpattn.kernels.sm90.select import list_launches
+from warpattn.problem import Call, CheckedCall, validate
+from warpattn.problem.launch import DEFAULT_OPTIONS
+from warpattn.problem.operands import Operands
+from warpattn.runtime.simulate import Options, run_launch, traced
+from warpattn.sequences import Dense
+
+COSINE, RELATIVE = 0.9997, 3.5e-2
+SAME_HEADS = wa.Causal() & wa.SlidingWindow(100)
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    queries: int
+    keys: int
+    heads: int = 4
+    heads_kv: int = 2
+    dim: int = 128
+    dim_v: int = 0
+    per: str = "head"
+    mask: wa.Mask | None = wa.Causal()  # noqa: RUF009  frozen
+    score: wa.Score | None = None
+    sinks: bool = False
+    dtype: torch.dtype = torch.bfloat16
+
+
+CASES = {
+    "128": Case(200, 300, sinks=True),
+    "64-packed": Case(40, 300, dim=64, per="tensor", mask=SAME_HEADS, dtype=torch.float16),
+    "64": Case(200, 140, dim=64, mask=None),
+    "256": Case(150, 200, heads=2, heads_kv=1, dim=256),
+    "two-dims": Case(130, 260, heads=2, heads_kv=1, dim=80, dim_v=48, score=wa.SoftCap(5.0)),
+    "hidden-first": Case(200, 300, mask=wa.SlidingWindow(60, 30)),
+    "split": Case(20, 2200, heads=2, heads_kv=1, per="tensor"),
+}
+
+
+def operands(case: Case) -> tuple[wa.Quantized, wa.Quantized, wa.Quantized]:
+    """q, k, v; the second head's scales are other ones."""
+    torch.manual_seed(0)
+    shapes = ((case.queries, case.heads, case.dim), (case.keys, case.heads_kv, case.dim),
+              (case.keys, case.heads_kv, case.dim_v or case.dim))  # fmt: skip
+    q, k, v = (torch.randn(1, *shape) for shape in shapes)
+    for x in (q, k, v):
+        x[:, :, 1:] *= 1.5
+    return wa.quantize(q, per=case.per), wa.quantize(k, per=case.per), wa.quantize(v, per=case.per)
+
+
+def checked_call(case: Case, given: tuple[wa.Quantized, ...]) -> tuple[CheckedCall, Operands, Dense]:
+    """The call, its operands with outputs of NaN, and its scales."""
+    q, k, v = given
+    sequence, sinks = Dense(k.scale, v.scale, q.scale), torch.randn(case.heads) if case.sinks else None
+    out = poisoned((*q.values.shape[:-1], v.values.shape[-1]), case.dtype)
+    call = Call(q.values, k.values, v.values, sequence, case.mask, case.score, sinks, None, True, out, "simulate:sm90")
+    checked = validate(call)
+    lse = poisoned(checked.lse_shape, torch.float32)
+    return checked, Operands(*(x.values for x in given), out, lse, sinks), sequence
+
+
+def check(case: Case, given: tuple[wa.Quantized, ...], schedule: str = "lazy", seed: int = 0) -> None:
+    checked, x, sequence = checked_call(case, given)
+    report = traced(checked, x, Options(schedule, seed), sequence)
+    assert report.clean, report
+    tail: dict[str, Any] = {"mask": case.mask, "score": case.score, "sinks": x.sinks, "return_lse": True}
+    expected, lse = wa.attention(*given, **tail, out=torch.empty_like(x.out, dtype=torch.float32), backend="reference")
+    assert torch.cosine_similarity(x.out.float().flatten(), expected.flatten(), 0) >= COSINE
+    assert (x.out.float() - expected).norm() <= RELATIVE * expected.norm()
+    assert error(x.lse, lse) < 1e-4
+
+
+@pytest.mark.parametrize("name", drawn(CASES, ["128"]))
+def test_right_and_without_findings(name):
+    case = CASES[name]
+    for schedule, seed in SCHEDULES:
+        check(case, operands(case), schedule, seed)
+
+
+def test_references_that_have_to_move():
+    """Scores that grow by hundreds from tile to tile, and rows of equal ones."""
+    case = CASES["128"]
+    q, k, v = operands(case)
+    size = torch.arange(300).view(1, -1, 1, 1) / 300
+    grown = wa.quantize(k.dequantized() * 40 * size, scale=k.scale)
+    check(case, (q, replace(k, values=grown.values), v))
+    check(case, (replace(q, values=torch.zeros_like(q.values.float()).to(q.values.dtype)), k, v))
+
+
+def test_values_are_transposed_in_the_order_of_the_weights():
+    """Of one block of 32 keys, and 0 past the last key."""
+    keys = torch.arange(40).float()
+    values = keys.div(4).view(1, 40, 1, 1).expand(1, 40, 1, 32)
+    nothing = torch.zeros(1, 8, 1, 64), torch.zeros(1, 40, 1, 64)
+    given = tuple(wa.quantize(x, scale=torch.tensor(1.0)) for x in (*nothing, values))
+    checked, x, sequence = checked_call(Case(8, 40), given)
+    across = list_launches(checked, x, sequence, DEFAULT_OPTIONS)[0]
+    assert run_launch(across, Options()).clean
+    rows: Tensor = across.args["out_ptr"]
+    assert rows.shape == (1, 1, 32, 64)
+    order = [0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15]
+    places = torch.tensor([*order, *(16 + i for i in order), *(32 + i for i in order), *([40] * 16)])
+    stored = torch.cat([given[2].values[0, :, 0, 0].float(), torch.zeros(24)])
+    assert (rows[0, 0].float() == stored[places]).all()
+
+
+@pytest.mark.full
+def test_it_needs_its_synchronisation():
+    case = Case(300, 700, heads=1, heads_kv=1)
+    checked, x, sequence = checked_call(case, operands(case))
+    first, step = list_launches(checked, x, sequence, DEFAULT_OPTIONS)
+
+    def once(module, schedule):
+        wa.sim.simulate(built(first), first.grid, first.args)
+        step.args["counter_ptr"].zero_()  # a changed kernel may leave it anywhere
+        return wa.sim.simulate(module, (1,), step.args, schedule=schedule, step_limit=20_000)
+
+    results = knocked_out(built(step), once, reviewed(SM90_PREFILL))
+    assert sum(found.noticed for found in results) > 0.8 * len(results)

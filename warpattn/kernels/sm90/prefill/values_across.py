@@ -1,0 +1,45 @@
+"""Before products of 8 bits: values transposed.
+
+wgmma takes 8-bit operands with the summed index in neighbouring bytes alone, and the sum of P·V goes over keys. So
+values [keys, Dv] of a head become [Dv, keys], every 32 keys in the order of ../bytes.py, and 0 past the last key.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from ..arguments import ACROSS_KEYS, KEYS_OF_PRODUCT
+
+KEYS = gl.constexpr(ACROSS_KEYS)  # of a program
+BLOCK = gl.constexpr(KEYS_OF_PRODUCT)
+
+
+@gluon.jit
+def values_across_kernel(values, out_ptr, shape, cols: gl.constexpr):
+    """values: `StridedRows` of e4m3. out: (batch, heads, dim, padded keys). shape: `AcrossShape`. A program for
+    KEYS keys of a head. A thread loads 16 bytes of the four keys that are side by side in the output."""
+    lanes: gl.constexpr = cols // 16
+    rows: gl.constexpr = gl.BlockedLayout([4, 16], [32 // lanes, lanes], [4, 1], [1, 0])
+    columns: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [4, 1], [1, 0])
+    tiles = gl.cdiv(shape.keys, KEYS)
+    dim, padded = 16 * shape.columns, BLOCK * shape.blocks  # so that the compiler knows the alignment of both
+    head = gl.program_id(0) // tiles
+    first = (gl.program_id(0) - head * tiles) * KEYS
+    b, h = head // shape.heads, head % shape.heads
+    key = first + in_operand_order(gl.arange(0, KEYS, gl.SliceLayout(1, rows)))
+    col = gl.arange(0, cols, gl.SliceLayout(0, rows))
+    start = values.pointer + 16 * (b * (values.outer // 2) + h * (values.head // 2))
+    inside = (key < shape.keys)[:, None] & (col < dim)[None, :]
+    none = gl.zeros([KEYS, cols], gl.int8, rows).to(gl.float8e4nv, bitcast=True)
+    x = gl.load(start + (key * (16 * (values.row // 2)))[:, None] + col[None, :], mask=inside, other=none)
+    x = gl.convert_layout(x.permute((1, 0)), columns)
+    row = gl.arange(0, cols, gl.SliceLayout(1, columns))
+    place = first + gl.arange(0, KEYS, gl.SliceLayout(0, columns))
+    at = (head.to(gl.int64) * dim + row) * padded
+    inside = (row < dim)[:, None] & (place < padded)[None, :]
+    gl.store(out_ptr + at[:, None] + place[None, :], x, mask=inside)
+
+
+@gluon.jit
+def in_operand_order(place):
+    """The key whose value goes to a place."""
+    return (place & ~15) + ((place & 2) << 2) + ((place & 12) >> 1) + (place & 1)
