@@ -233,3 +233,21 @@ def test_the_pytest_marker(tmp_path: Path) -> None:
     assert "2 failed, 2 passed" in found.stdout, found.stdout + found.stderr
     assert "Race: colliding_kernel of program (1, 0, 0)" in found.stdout
     assert "test_empty is marked warpsim and launched no kernel" in found.stdout
+
+
+def test_what_programs_ask_a_card_for_is_answered() -> None:
+    """Streams and events, which order nothing here; memory in use; where a tensor is."""
+    with launches("sm90") as runs:
+        x = torch.ones(64, device=torch.device("cuda", 0))
+        stream, event = torch.cuda.Stream(), torch.cuda.Event(enable_timing=True)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream), torch.cuda.device(0):
+            kernels.add_kernel[(1,)](x, x, x, 64, BLOCK=64)
+        event.record(stream)
+        event.synchronize()
+        torch.cuda.manual_seed(0)
+        torch.cuda.reset_peak_memory_stats()
+        assert x.is_cuda and event.query() and torch.cuda.max_memory_allocated() == 0
+        with pytest.raises(SimulationError, match="CUDA graphs are not simulated"):
+            torch.cuda.CUDAGraph()
+    assert runs.clean and x.sum() == 128

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -11,7 +11,10 @@ from unittest import mock
 import torch
 from torch.overrides import TorchFunctionMode
 
-from .driver import SimulatedDriver
+from ..errors import SimulationError
+from .driver import Event, SimulatedDriver
+
+_IS_CUDA = torch.Tensor.is_cuda.__get__  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class CudaIsCpu(TorchFunctionMode):
@@ -20,8 +23,47 @@ class CudaIsCpu(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.cuda:
             return args[0]
+        if func == _IS_CUDA:  # another object each time
+            return True
+        if func is torch.device:  # a device may be named; what is made on it is made on the CPU
+            return func(*args, **kwargs or {})
         given = {name: _on_cpu(value) for name, value in (kwargs or {}).items()}
         return func(*map(_on_cpu, args), **given)
+
+
+# Of torch.cuda: how much memory is in use, and what a program does without a result.
+_MEMORY = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
+_NOTHING = ("reset_peak_memory_stats", "reset_max_memory_allocated", "manual_seed", "manual_seed_all", "set_stream")
+
+
+class _Stream:
+    """A stream: launches run one after the other, so it orders nothing."""
+
+    cuda_stream = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def synchronize(self, *_: Any) -> None:
+        pass
+
+    wait_stream = wait_event = synchronize
+
+    def record_event(self, event: Any = None) -> Any:
+        return event or Event()
+
+    def query(self) -> bool:
+        return True
+
+    def __enter__(self) -> _Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def _no_graph(*_: Any, **__: Any) -> None:
+    raise SimulationError("CUDA graphs are not simulated; launch the kernels themselves")
 
 
 def _on_cpu(value: Any) -> Any:
@@ -45,9 +87,15 @@ def cuda_on_cpu(driver: SimulatedDriver) -> Iterator[None]:
         "get_device_capability": lambda device=None: (major, minor),
         "get_device_name": lambda device=None: properties.name,
         "get_device_properties": lambda device=None: properties,
+        "Stream": _Stream, "current_stream": _Stream, "default_stream": _Stream, "Event": Event,
+        "stream": lambda stream: nullcontext(), "device": lambda device: nullcontext(), "CUDAGraph": _no_graph,
+        **dict.fromkeys(_MEMORY, lambda device=None: 0), "mem_get_info": lambda device=None: (0, 0),
+        **dict.fromkeys(_NOTHING, lambda *_: None),
     }  # fmt: skip
     with ExitStack() as stack:
         for name, answer in answers.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, answer))
+        default = torch.set_default_device
+        stack.enter_context(mock.patch.object(torch, "set_default_device", lambda device: default(_on_cpu(device))))
         stack.enter_context(CudaIsCpu())
         yield

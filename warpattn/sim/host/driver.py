@@ -51,7 +51,7 @@ class SimulatedDriver:
 
     def get_device_interface(self) -> Any:
         """What `triton.testing` times with: every event is far from every other, so that it runs a function once."""
-        return SimpleNamespace(Event=_Event, synchronize=lambda: None, current_device=lambda: 0)
+        return SimpleNamespace(Event=Event, synchronize=lambda: None, current_device=lambda: 0)
 
     def get_empty_cache_for_benchmark(self) -> torch.Tensor:
         return torch.empty(1, dtype=torch.int32)
@@ -70,7 +70,7 @@ class SimulatedDriver:
         return refuse
 
 
-class _Event:
+class Event:
     """A point in time, of no clock."""
 
     def __init__(self, **_: Any) -> None:
@@ -81,6 +81,12 @@ class _Event:
 
     def synchronize(self) -> None:
         pass
+
+    def wait(self, stream: Any = None) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
 
     def elapsed_time(self, other: Any) -> float:
         return 1e9
