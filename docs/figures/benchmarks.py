@@ -1,4 +1,4 @@
-"""Writes docs/benchmarks.md and its picture from records in bench/results/h200 (`make docs`); no number is typed."""
+"""Writes docs/benchmarks.md and its picture from records in bench/results (`make docs`); no number is typed."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ NAMES = {
     "flash": "2026-11-21-decode-fa4.json",
     "ragged": "2026-11-21-ragged.json",
     "wide": "2026-11-22-wide.json",
+    "wide h100": "../h100/2026-11-22-wide.json",
 }
 
 INTRODUCTION = """# Benchmarks
 
-Every number on this page was written by `docs/figures/benchmarks.py` from the records in `bench/results/h200/`; how
+Every number on this page was written by `docs/figures/benchmarks.py` from the records in `bench/results/`; how
 they are measured is described in [bench/README.md](../bench/README.md), and what led to them in
 [bench/notes.md](../bench/notes.md). TFLOP/s count 4·B·H·S²·D operations, half of them if causal, the visible pairs with
 a window. × is warpattn's speed over the peer's: the median of the ratios of rounds in which both were timed, so above 1
@@ -65,7 +66,7 @@ def page(found: dict[str, dict[str, Any]]) -> str:
     lines += ["![TFLOP/s per shape](figures/benchmarks.svg)", "", _source(times), ""]
     for group in dict.fromkeys(entry["group"] for entry in times["cases"]):
         lines += _group(group, [entry for entry in times["cases"] if entry["group"] == group])
-    lines += wide.section(found["wide"]) + _decode(found) + _ragged(found["ragged"])
+    lines += wide.section(found["wide"], found["wide h100"]) + _decode(found) + _ragged(found["ragged"])
     lines += _host(times) + _requirements(times["verdicts"] + found["wide"]["verdicts"]) + _cycles(counters)
     return "\n".join(lines) + "\n"
 

@@ -18,34 +18,56 @@ REASONS = """Why some are behind (what was tried: [bench/notes.md](../bench/note
   the peer is told the lengths, as `attention_varlen` is.
 - *Soft-cap at head dim 256*: two special functions a score, and 64 keys a tile.
 """
+POINTS = 0.03  # of a ratio, by which two cards may differ
 COLOURS = {"cudnn": BLUE, "fa3": GREEN, "fa4": ORANGE}
 
 
-def section(record: dict[str, Any]) -> list[str]:
-    """Lines of Markdown."""
+def section(record: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """Lines of Markdown: a record, and the ratios of the same cases on another card."""
     peers = [peer for peer in record["cases"][0]["results"] if peer != "warpattn"]
     rows = [(_title(entry["case"]), entry["results"]) for entry in record["cases"]]
-    behind = sum(min(_speeds(results).values(), default=1.0) < 1 for _, results in rows)
+    there = {_title(entry["case"]): entry["results"] for entry in other["cases"]}
+    lower = sum(
+        speed < min(_speeds(results).get(peer, 0.0) - POINTS, 1.0)
+        for title, results in rows for peer, speed in _speeds(there[title]).items()
+    )  # fmt: skip
+    card = other["machine"]["gpu"].split()[1]
     lines = [
         "## Wide: other head dims, groups, lengths, windows, documents",
         "",
-        f"`{record['command']}`, {record['date'][:10]}. bf16 unless fp16 is named; {behind} of {len(rows)} cases are "
-        "behind their fastest peer. FlashAttention 3 (`fa3`) is the varlen form of its C++ kernels that vLLM ships; "
-        "documents are sequences of their own for it, while warpattn reads their bounds from a tensor. – where a peer "
-        "has no kernel for a case.",
+        f"`{record['command']}`, {record['date'][:10]}. bf16 unless fp16 is named; {_behind(rows)} of {len(rows)} "
+        "cases are behind their fastest peer. FlashAttention 3 (`fa3`) is the varlen form of its C++ kernels that vLLM "
+        "ships; documents are sequences of their own for it, while warpattn reads their bounds from a tensor. – where "
+        "a peer has no kernel for a case.",
+        "",
+        f"The last columns are an {card}: `{other['command']}`, {other['date'][:10]}, {_behind(list(there.items()))} "
+        f"cases behind; {lower} ratios are below 1 and more than {100 * POINTS:.0f} points below those of the first "
+        "card.",
         "",
         "![Speed over the fastest peer](figures/wide.svg)",
         "",
-        "| batch × length, heads, head dim | µs | TFLOP/s | " + " | ".join(peers) + " |",
-        "|---" * (len(peers) + 3) + "|",
-    ]
+        f"| batch × length, heads, head dim | µs | TFLOP/s | {' | '.join(peers)} | {card} TFLOP/s | "
+        + " | ".join(f"{card} {peer}" for peer in peers) + " |",
+        "|---" * (2 * len(peers) + 4) + "|",
+    ]  # fmt: skip
     for title, results in rows:
-        own, speeds = results["warpattn"], _speeds(results)
-        cells = [f"{speeds[peer]:.2f}×" if peer in speeds else "–" for peer in peers]
-        timed = own["status"] == "timed"
-        time = [f"{own['ms']['median'] * 1e3:.1f}", f"{own['tflops']:.0f}"] if timed else [own["status"], "–"]
-        lines.append("| " + " | ".join([title, *time, *cells]) + " |")
+        own = results["warpattn"]
+        time = f"{own['ms']['median'] * 1e3:.1f}" if own["status"] == "timed" else own["status"]
+        cells = [title, time, *_cells(results, peers), *_cells(there[title], peers)]
+        lines.append("| " + " | ".join(cells) + " |")
     return [*lines, "", REASONS]
+
+
+def _cells(results: dict[str, Any], peers: list[str]) -> list[str]:
+    """TFLOP/s, and the speed over each peer."""
+    own, speeds = results["warpattn"], _speeds(results)
+    reached = f"{own['tflops']:.0f}" if own["status"] == "timed" else "–"
+    return [reached, *(f"{speeds[peer]:.2f}×" if peer in speeds else "–" for peer in peers)]
+
+
+def _behind(rows: list[tuple[str, dict[str, Any]]]) -> int:
+    """Cases that are slower than their fastest peer."""
+    return sum(min(_speeds(results).values(), default=1.0) < 1 for _, results in rows)
 
 
 def chart(record: dict[str, Any]) -> str:

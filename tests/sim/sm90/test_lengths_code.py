@@ -14,25 +14,24 @@ from triton.backends.compiler import GPUTarget
 from tests.cases import Case
 from tests.drawn import drawn
 from tests.sim.knocking import SM90_PREFILL, knocked_out, reviewed
-from tests.sim.sm90.lengths import kernel, ready_for, run
+from tests.sim.sm90.lengths import in_parts, kernel, ready_for, run
 from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT
 from warpattn.kernels.sm90.prefill_varlen.launch import list_launches
 from warpattn.machine_code.sass import opcode_counts, resources
 from warpattn.problem.launch import Launch
 from warpattn.problem.operands import Operands
-from warpattn.sim import Report
+from warpattn.sim import KnockOut, Report, knock_out, loosen_waits, miscount
 
 BASE = Case(dim=128, dtype=torch.bfloat16, heads_q=1, heads_kv=1, mask="causal")
 RAGGED = replace(BASE, kind="ragged", batch=3, lens_q=(780, 0, 300))
 PAGED = replace(BASE, kind="paged", batch=2, seq_q=780, lens_k=(780, 400))
 
 
-def launches(case: Case) -> tuple[Launch, ...]:
+def launches(case: Case, parts: int = 1) -> tuple[Launch, ...]:
     x = case.build()
     ready = ready_for(x)
-    return list_launches(
-        ready, Operands(x.q, x.k, x.v, torch.empty_like(x.q), torch.empty(ready.lse_shape), None), x.sequence
-    )
+    operands = Operands(x.q, x.k, x.v, torch.empty_like(x.q), torch.empty(ready.lse_shape), None)
+    return list_launches(ready, operands, x.sequence, None if parts == 1 else in_parts(ready, parts))
 
 
 # Case, TMA loads by the producer's code, bytes of stack: measured with Triton 3.9.0.
@@ -56,16 +55,32 @@ FIRST = ("ttng.arrive_barrier", "q_state = load_q(ctx, producer_state(", "progra
 reason = reviewed([*SM90_PREFILL, FIRST])
 
 
-@pytest.mark.full  # 2 minutes
-@pytest.mark.parametrize("page_size", [0, 3, 64])
-def test_the_kernel_needs_its_synchronisation(page_size):
-    case = replace(PAGED, page_size=page_size) if page_size else RAGGED
+def changed(case: Case, parts: int, change: Any) -> list[KnockOut]:
+    """Every change of the attention kernel of a case is noticed by the values or findings, or reviewed."""
     x = case.build()
     ready = ready_for(x)
 
     def once(module: Any, schedule: str) -> Report:
-        *_, reports = run(x, 1, ready, module, schedule=schedule, step_limit=20_000)
+        *_, reports = run(x, 1, ready, module, parts=parts, schedule=schedule, step_limit=20_000)
         return reports[1]
 
-    results = knocked_out(kernel(launches(case)[1]), once, reason)
-    assert len(results) > 40
+    return knocked_out(kernel(launches(case, parts)[1]), once, reason, change=change)
+
+
+@pytest.mark.full  # 2 minutes
+@pytest.mark.parametrize("page_size", [0, 3, 64])
+def test_the_kernel_needs_its_synchronisation(page_size):
+    assert len(changed(replace(PAGED, page_size=page_size) if page_size else RAGGED, 1, knock_out)) > 40
+
+
+PART_CASES = {
+    "ragged": replace(BASE, kind="ragged", batch=3, dim=64, lens_q=(300, 0, 100), lens_k=(1300, 90, 1100)),
+    "pages": replace(BASE, kind="paged", batch=2, dim=64, seq_q=140, page_size=16, lens_k=(1300, 170)),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("change", [knock_out, miscount, loosen_waits])
+@pytest.mark.parametrize("name", PART_CASES)
+def test_keys_in_parts_need_their_synchronisation(name, change):
+    assert len(changed(PART_CASES[name], 2, change)) > 5

@@ -61,9 +61,12 @@ STAND_IN = {
 }
 
 
-def run(outputs: tuple[Any, ...], symbols: tuple[str, ...], env: dict[str, Any], tensors: tuple[Tensor, ...]) -> Any:
+def run(
+    outputs: tuple[Any, ...], symbols: tuple[str, ...], env: dict[str, Any], tensors: tuple[Tensor, ...],
+    split_keys: bool = False,
+) -> Any:  # fmt: skip
     """The generated function on tensors."""
-    function = emit.compile_function(outputs, symbols, tuple(x.ndim for x in tensors)).fn
+    function = emit.compile_function(outputs, symbols, tuple(x.ndim for x in tensors), split_keys=split_keys).fn
     function.__globals__.update(STAND_IN)
     args: list[Any] = []
     for x in tensors:
@@ -87,6 +90,12 @@ def grid(b: int, h: int) -> dict[str, Any]:
     }
 
 
+def split(env: dict[str, Any]) -> dict[str, Any]:
+    """The same with keys in two parts, as Hopper's prefill has them."""
+    first = torch.tensor(48, dtype=torch.int32)
+    return env | {"k": (env["k"], env["k"] - first, first)}
+
+
 def same(found: Any, expected: Any) -> bool:
     found, expected = torch.broadcast_tensors(torch.as_tensor(found), torch.as_tensor(expected))
     if expected.is_floating_point():
@@ -103,11 +112,33 @@ def test_masks(name):
         env = grid(b, h)
         found = run((program.keep,), emit.MASK_SYMBOLS, env, program.tensors)
         assert same(found, evaluate(program.keep, env, program.tensors)), (b, h)
+        found = run((program.keep,), emit.MASK_SYMBOLS, split(env), program.tensors, split_keys=True)
+        assert same(found, evaluate(program.keep, env, program.tensors)), (b, h)
         for lo in range(CASE.seq_k - CASE.seq_q, CASE.seq_k, 16):
             tile = env | {"q_lo": torch.tensor(lo), "q_hi": torch.tensor(min(lo + 15, CASE.seq_k - 1))}
             found = run(tuple(program.span), emit.SPAN_SYMBOLS, tile, program.tensors)
             for mine, node in zip(found, program.span, strict=True):
                 assert same(mine, evaluate(node, tile, program.tensors)), (b, h, lo)
+
+
+EXTREMES = torch.tensor([-(2**31), -(2**31) + 1, -1, 0, 1, 60, 2**31 - 1], dtype=torch.int32)
+COMPARED = {
+    "below": lambda b, h, q, k, *, x: (k < x[q % 7]) | (x[q % 7] > k + 20),
+    "at most": lambda b, h, q, k, *, x: (k <= x[q % 7]) & (x[q % 7] >= k),
+    "above": lambda b, h, q, k, *, x: (k > x[q % 7]) ^ (x[b] < k),
+    "at least": lambda b, h, q, k, *, x: (k >= x[q % 7]) & (q - 9 <= k),
+    "equal": lambda b, h, q, k, *, x: (k == x[q % 7]) | (k == q) | (q != k),
+    "numbers": lambda b, h, q, k, *, x: (k > -(2**31)) & (k < 2**31 - 1) & (k * 2 != k + x[5]),
+}
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_keys_in_two_parts_compare_as_whole_ones(name):
+    """Whatever a key is compared with: the difference from a key must not overflow."""
+    program = wa.CustomMask(COMPARED[name], x=EXTREMES).program()
+    env = grid(0, 0) | {"q": torch.arange(0, 14, dtype=torch.int32)[:, None]}
+    found = run((program.keep,), emit.MASK_SYMBOLS, split(env), program.tensors, split_keys=True)
+    assert same(found, evaluate(program.keep, env, program.tensors))
 
 
 @pytest.mark.parametrize("name", [name for name in SCORES if name != "none"])

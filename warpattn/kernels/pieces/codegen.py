@@ -3,6 +3,9 @@
 The function computes each distinct node once, in the order of the trace. Values that depend on q alone stay [M, 1]
 and on k alone [1, N]; only where both meet is there work per element. Captured tensors arrive in one flat tuple:
 pointer, sizes, strides of the first, then of the second, and so on. Reads outside a tensor give 0.
+
+A tile's keys may come in two parts: k = first + column, with columns that are numbers in the code of each register.
+Then `k <= x` becomes `column <= x - first`, an instruction with a number and no register for k.
 """
 
 import hashlib
@@ -29,7 +32,9 @@ _CALLS = {
 }
 _FLOAT_CALLS = {"floordiv": "float_floor_div", "mod": "float_floor_mod"}  # fmt: skip
 
+_COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 _KINDS = {"int": "int32", "int64": "int64", "float": "float32"}
+_K: Node = ("sym", "int", "k")
 
 
 @gluon.jit
@@ -81,17 +86,21 @@ NVIDIA = Arithmetic(tanh, floor_div, floor_mod)
 
 
 def compile_function(
-    outputs: tuple[Node, ...], symbols: tuple[str, ...], ranks: tuple[int, ...], arithmetic: Arithmetic = NVIDIA
-):
+    outputs: tuple[Node, ...], symbols: tuple[str, ...], ranks: tuple[int, ...], arithmetic: Arithmetic = NVIDIA,
+    split_keys: bool = False,
+):  # fmt: skip
     """The Gluon function of `symbols` and the captured tensors' tuple that returns `outputs`.
 
     One output is returned as it is (any shape), several as a tuple of scalars. `ranks` are the tensors' ranks;
-    `arithmetic` is the architecture's.
+    `arithmetic` is the architecture's. With `split_keys` the argument k is (k, column, first).
     """
     lines: list[str] = []
     names: dict[int, str] = {}
+    of_keys: set[int] = set()  # nodes that depend on k
     for node in postorder(outputs):
-        text = _expression(node, names, ranks)
+        if node == _K or any(id(arg) in of_keys for arg in node):
+            of_keys.add(id(node))
+        text = (_key_comparison(node, names, of_keys) if split_keys else None) or _expression(node, names, ranks)
         if node[0] in ("const", "sym"):
             names[id(node)] = text
         else:
@@ -115,6 +124,21 @@ def _function(symbols: tuple[str, ...], body: str, arithmetic: Arithmetic):
     namespace: dict[str, Any] = {"gl": gl, **_FLOAT_DIVISIONS, **arithmetic._asdict(), "__name__": __name__}
     exec(compile(source, filename, "exec"), namespace)  # noqa: S102
     return gluon.jit(namespace[name])
+
+
+def _key_comparison(node: Node, names: dict[int, str], of_keys: set[int]) -> str | None:
+    """The text of k itself where it is split, and of its comparison with what does not depend on it, else None. No key
+    is below 0, so that -1 may replace what is less, and the difference does not overflow."""
+    if node == _K:
+        return "k[0]"
+    if node[0] not in _COMPARISONS or (node[2] == _K) == (node[3] == _K):
+        return None
+    other = node[3] if node[2] == _K else node[2]
+    if id(other) in of_keys:
+        return None
+    bound = f"(gl.maximum(gl.to_tensor({names[id(other)]}), -1) - k[2])"
+    left, right = ("k[1]", bound) if node[2] == _K else (bound, "k[1]")
+    return f"{left} {_INFIX[node[0]]} {right}"
 
 
 def _expression(node: Node, names: dict[int, str], ranks: tuple[int, ...]) -> str:

@@ -44,7 +44,7 @@ class Modifiers:
 
     @gluon.jit
     def apply_mask(self, s, tile, work, q, k):
-        """Scores with hidden keys at -inf; `q` [M, 1], `k` [1, N]."""
+        """Scores with hidden keys at -inf; `q` [M, 1], `k` [1, N], as `keep` wants it."""
         if self.keep is None:
             return s
         else:
@@ -52,9 +52,9 @@ class Modifiers:
             return gl.where(kept, s, -float("inf"))
 
     @gluon.jit
-    def keeps(self, tile, work, q, k):
-        """Whether queries see keys, for a mask; `q` and `k` broadcast."""
-        kept = self.keep(tile.b, tile.h, q, k, work.seq_q, work.seq_k, self.mask_args)
+    def keeps(self, tile, work, q, k, index):
+        """Whether queries see keys, for a mask; `q` and `k` broadcast. `index` is k as `keep` wants it."""
+        kept = self.keep(tile.b, tile.h, q, index, work.seq_q, work.seq_k, self.mask_args)
         return gl.to_tensor(kept) & (k < work.seq_k)
 
 

@@ -54,14 +54,15 @@ class Functions(NamedTuple):
 
 
 def modifier_functions(
-    keep_and_span: Program, score: Program | None, arithmetic: Arithmetic = NVIDIA, folds: bool = False
-) -> Functions:
+    keep_and_span: Program, score: Program | None, arithmetic: Arithmetic = NVIDIA, folds: bool = False,
+    split_keys: bool = False,
+) -> Functions:  # fmt: skip
     """The functions of a mask's program and a score's. With `folds` the factors of a soft-cap are left to the factors
-    that scores have anyway: two multiplications less."""
+    that scores have anyway: two multiplications less. `split_keys` of keep: see codegen."""
     ranks = tuple(tensor.ndim for tensor in keep_and_span.tensors)
     keep_node, *span_nodes = keep_and_span.outputs
     always = keep_node[0] == "const" and keep_node[2] is True
-    keep = None if always else compile_function((keep_node,), MASK_SYMBOLS, ranks, arithmetic)
+    keep = None if always else compile_function((keep_node,), MASK_SYMBOLS, ranks, arithmetic, split_keys)
     span = compile_function(tuple(span_nodes), SPAN_SYMBOLS, ranks, arithmetic)
     if score is None:
         return Functions(keep, span, None)

@@ -20,6 +20,7 @@ class Features(NamedTuple):
     score: Program | None
     has_sinks: bool
     has_lse: bool
+    split_keys: bool = False  # keep's k is (k, column, first), see codegen
 
 
 def attention_source(
@@ -27,8 +28,8 @@ def attention_source(
 ) -> GluonASTSource:
     """A kernel with the `signature` of its own parameters; `aligned`: those that begin with a pointer to a multiple of
     16 bytes. Its mask, score and constants are added, and types brought into the kernel's order."""
-    mask, score, has_sinks, has_lse = features
-    functions = modifier_functions(mask, score, folds=True)
+    mask, score, has_sinks, has_lse, split_keys = features
+    functions = modifier_functions(mask, score, folds=True, split_keys=split_keys)
     constants = {"config": config, "functions": functions, "has_sinks": has_sinks, "has_lse": has_lse}
     known: dict[str, Any] = {
         "lse_ptr": "*fp32",

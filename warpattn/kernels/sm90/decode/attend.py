@@ -152,7 +152,7 @@ def with_special(ctx, o, tile, item, first, axis: gl.constexpr):
         columns = column_of(columns, ctx.config)
     for j in range(ctx.config.block_n):
         kind = gl.convert_layout(take_special(tile, j, columns), gl.SliceLayout(axis, o.type.layout))
-        o = gl.where(ctx.mods.keeps(rows, lens, q, first + j), o + special_value(kind).expand_dims(axis), o)
+        o = gl.where(ctx.mods.keeps(rows, lens, q, first + j, first + j), o + special_value(kind).expand_dims(axis), o)
     fence_async_shared()
     gl.barrier()
     return o

@@ -14,13 +14,13 @@ from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma,
 
 from ...nvidia.pipelines import PipelineState, consumer_state
 from ...pieces.modifiers import exponent_scale
-from ...pieces.softmax import SoftmaxState, pack, softmax_start, softmax_step, unpack
+from ...pieces.softmax import SoftmaxState, as_quads, from_quads, pack, softmax_start, softmax_step, unpack
 from ..bytes import LIFT, pack_bytes, step_in_bytes, unpack_bytes
 from ..columns import as_matrices, rescale_columns, wait_columns, zero_columns
 from ..layouts import accumulator_layout, element_type, operand_layout, turn_asm
 from .convert import of_tile, release_keys, scaled_scores, scaled_weights
 from .epilogue import store_output
-from .packed_rows import mask_heads, row_tokens
+from .packed_rows import RowHeads, mask_heads, row_heads, row_tokens
 
 
 @gluon.aggregate
@@ -191,16 +191,41 @@ def visible_scores(ctx, s, tile, key_tile, masked, wg):
     layout: gl.constexpr = accumulator_layout(config.block_n, config.depth)
     lengths = ctx.work.lengths(tile)
     offset = tile.row + wg * config.wg_tokens + lengths.seq_k - lengths.seq_q
-    q = (offset + row_tokens(gl.SliceLayout(1, layout), config))[:, None]
-    heads = mask_heads(tile, gl.SliceLayout(1, layout), config)
-    k = (key_tile * config.block_n + gl.arange(0, config.block_n, gl.SliceLayout(0, layout)))[None, :]
     if ctx.mods.score is not None:
+        q = (offset + row_tokens(gl.SliceLayout(1, layout), config))[:, None]
+        heads = mask_heads(tile, gl.SliceLayout(1, layout), config)
+        k = (key_tile * config.block_n + gl.arange(0, config.block_n, gl.SliceLayout(0, layout)))[None, :]
         s = ctx.mods.apply_score(s, ctx.scale, heads, lengths, q, k)
     if masked:
-        s = ctx.mods.apply_mask(s, heads, lengths, q, k)
-        if (key_tile + 1) * config.block_n > lengths.seq_k:
-            s = gl.where(k < lengths.seq_k, s, -float("inf"))
+        s = without_hidden(ctx, s, tile, lengths, offset, key_tile * config.block_n)
     return s
+
+
+@gluon.jit
+def without_hidden(ctx, s, tile, lengths, offset, key):
+    """Scores of the keys from `key` on, with those at -inf that the mask hides or that are past the end. Row r has the
+    query at position `offset` + its token.
+
+    A thread's columns are 8 j + 2 lane + e: what j and e add is a number in its code, the rest is subtracted from what
+    keys are compared with. With a register for each column the compiler spilled in the loop over key tiles.
+    """
+    config: gl.constexpr = ctx.config
+    quads = as_quads(s)
+    layout: gl.constexpr = quads.type.layout
+    rows: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, layout)))
+    eights = gl.arange(0, config.block_n // 8, gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, layout))))
+    lanes = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, layout))))
+    ones = gl.arange(0, 2, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, layout))))
+    column = 8 * eights[None, :, None, None] + ones[None, None, None, :]
+    first = key + 2 * lanes[None, None, :, None]
+    q = (offset + row_tokens(rows, config))[:, None, None, None]
+    heads = tile
+    if config.packed > 1:
+        heads = RowHeads(tile.b, row_heads(tile, rows, config)[:, None, None, None])
+    quads = ctx.mods.apply_mask(quads, heads, lengths, q, (first + column, column, first))
+    if key + config.block_n > lengths.seq_k:
+        quads = gl.where(column < lengths.seq_k - first, quads, -float("inf"))
+    return from_quads(quads, s)
 
 
 @gluon.jit

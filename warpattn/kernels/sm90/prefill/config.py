@@ -311,12 +311,12 @@ def choose_config(element: Element, dim_qk: int, dim_v: int, seq_q: int, masked:
     if wide <= 160 or (wide <= 192 and sum(v) <= 128):
         why = "head dim <= 160, or <= 192 with values of <= 128: 128 keys a tile, with one query tile they fit"
         held = held if wide > 160 else 0
-        return _stored(SM90Config(element, dim_qk, dim_v, 2, 128, 2, 1, v, 240, 24, True, held_parts=held)), why
+        return stored(SM90Config(element, dim_qk, dim_v, 2, 128, 2, 1, v, 240, 24, True, held_parts=held)), why
     if wide < 256:
         why = "head dim > 160: 64 keys a tile, one query tile, the last part of Q in registers"
-        return _stored(SM90Config(element, dim_qk, dim_v, 2, 64, 2, 1, v, 240, 24, True, held_parts=held)), why
+        return stored(SM90Config(element, dim_qk, dim_v, 2, 64, 2, 1, v, 240, 24, True, held_parts=held)), why
     why = "head dim > 224: 64 keys a tile, one query tile, output stored in column blocks, to fit shared memory"
-    return _stored(SM90Config(element, dim_qk, dim_v, 2, 64, 2, 1, v, 240, 24, False)), why
+    return stored(SM90Config(element, dim_qk, dim_v, 2, 64, 2, 1, v, 240, 24, False)), why
 
 
 def _eight_bit_config(problem: Problem, seq_q: int) -> tuple[SM90Config, str]:
@@ -326,7 +326,7 @@ def _eight_bit_config(problem: Problem, seq_q: int) -> tuple[SM90Config, str]:
         config, eight_bit=eight_bit_of(problem), store_parts=config.v_parts,
         consumer_registers=CONVERT_CONSUMER, producer_registers=CONVERT_PRODUCER,
     )  # fmt: skip
-    return _stored(config), f"{why}; a warpgroup more converts tiles to 16 bits in the slots where they arrive"
+    return stored(config), f"{why}; a warpgroup more converts tiles to 16 bits in the slots where they arrive"
 
 
 def products_config(problem: Problem) -> tuple[SM90Config, str]:
@@ -352,7 +352,7 @@ def _stages(columns: int) -> int:
     return 4 if columns <= 80 else 3 if columns <= 96 else 2
 
 
-def _stored(config: SM90Config) -> SM90Config:
+def stored(config: SM90Config) -> SM90Config:
     """The config with as many columns of the output stored at once as there is memory for."""
     if config.smem_bytes + ALIGNMENT <= SMEM_LIMIT:
         return config

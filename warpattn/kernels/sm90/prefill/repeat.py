@@ -205,7 +205,8 @@ def add_value(ctx, again, o, p, values, key_tile, first, j):
     weight = gl.convert_layout(weight, rows, assert_trivial=True)[:, None]
     columns = j * values.shape[1] + first + gl.arange(0, config.again_cols, cols)
     value = values.reshape([config.block_n * values.shape[1]]).gather(columns, 0).to(gl.float32)[None, :]
-    seen = ctx.mods.keeps(mask_heads(again.tile, rows, config), lengths, q, key_tile * config.block_n + j)
+    k = key_tile * config.block_n + j
+    seen = ctx.mods.keeps(mask_heads(again.tile, rows, config), lengths, q, k, (k, k, gl.to_tensor(0)))
     return gl.where(seen, o + weight * value, o)
 
 

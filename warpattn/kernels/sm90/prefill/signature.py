@@ -39,7 +39,7 @@ def prefill_source(
         "scale": scale_types(config.eight_bit is not None),
         "shape": int32_fields(SplitShape if config.split else PrefillShape),
     }
-    return attention_source(prefill_kernel, config, Features(mask, score, has_sinks, has_lse), signature)
+    return attention_source(prefill_kernel, config, Features(mask, score, has_sinks, has_lse, True), signature)
 
 
 def values_across_source(cols: int) -> GluonASTSource:

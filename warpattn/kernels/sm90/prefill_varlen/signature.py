@@ -68,6 +68,6 @@ def prefill_varlen_source(
         "scale": scale_types(tiles.eight_bit is not None),
         "shape": int32_fields(VarlenShape),
     }
-    features = Features(mask, score, has_sinks, has_lse)
+    features = Features(mask, score, has_sinks, has_lse, True)
     aligned = () if config.box else ("k_source", "v_source")
     return attention_source(prefill_varlen_kernel, config, features, signature, aligned)

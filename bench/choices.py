@@ -1,0 +1,217 @@
+"""Is the configuration that the plan of a dense prefill chooses the best one? `python -m bench.choices --shapes 30`
+
+Draws shapes that no rule was made for, tries every configuration of Hopper's prefill kernel that fits (tiles, rings,
+packed heads, keys in parts), and prints the best time over that of the plan's choice. A card is needed; kernels are
+compiled by `--workers` processes, without it, before anything is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench import inputs, record, timing
+from bench.cases import Case, find
+from bench.peers.adapter import first_line
+from warpattn.kernels.sm90.prefill.choice import LEAST_KEYS, choose, shared_out
+from warpattn.kernels.sm90.prefill.config import (
+    ALIGNMENT,
+    SMEM_LIMIT,
+    SM90Config,
+    arrange,
+    stored,
+    usual_config,
+)
+from warpattn.kernels.sm90.prefill.launch import list_launches
+from warpattn.masks import Causal, SlidingWindow
+from warpattn.problem import Call, CheckedCall, Problem, validate
+from warpattn.problem.arch import ARCHS
+from warpattn.problem.launch import Choice, Launch
+from warpattn.problem.operands import Operands, fitted
+from warpattn.runtime import compiler, kernel_cache
+from warpattn.runtime.bound_launches import BoundLaunches
+from warpattn.sequences import Dense
+
+CHOSEN = "chosen"
+DIMS = ((64, 64), (64, 64), (80, 80), (96, 96), (128, 128), (128, 128), (128, 128), (192, 128), (256, 256))
+HEADS = ((8, 8), (12, 12), (16, 16), (32, 8), (40, 8), (28, 4), (64, 8), (16, 2))
+REGISTERS = {1: (232, 24), 2: (240, 24), 3: (160, 32), 4: (112, 32)}  # of a consumer's threads and the producer's
+OTHER_REGISTERS = 30  # of a thread, beside scores, weights and output
+FLOPS = 5e11  # of a drawn shape at most: about a millisecond
+PARTS = (2, 4, 8)
+FEW_KEYS = 1024  # of a row, up to which tiles of 32 keys are tried
+MOST_TILES = 264  # whose keys are tried in parts
+LARGEST_ERROR = 0.05
+
+
+def shapes(count: int, seed: int) -> Iterator[Case]:
+    """Cases with lengths that are no powers of two, more than decode takes."""
+    draw = random.Random(seed)
+    for number in range(count):
+        dim, dim_v = draw.choice(DIMS)
+        heads, heads_kv = draw.choice(HEADS)
+        kind = draw.choice(("causal", "causal", "causal", "full", "window"))
+        keys = int(2 ** draw.uniform(6.5, 15))
+        queries = keys if draw.random() < 0.7 else int(2 ** draw.uniform(5, keys.bit_length() - 1))
+        window = draw.choice((128, 1024)) if kind == "window" else None
+        case = Case(
+            f"{number}", 1, queries, keys, heads, heads_kv, dim, dim_v, causal=kind != "full", window=window
+        )
+        batch = max(1, int(draw.random() * min(64, FLOPS / case.flops(), 65536 / keys)))
+        name = f"{batch}x{queries}/{keys} {heads}/{heads_kv} D{dim}/{dim_v} {kind}{window or ''}"
+        yield replace(case, name=name, batch=batch)
+
+
+def checked(case: Case, qkv: inputs.QKV) -> CheckedCall:
+    """The call of a case on tensors of the card, or on the CPU to compile it for one."""
+    mask = SlidingWindow(case.window) if case.window else Causal() if case.causal else None
+    backend = "auto" if qkv[0].is_cuda else "simulate:sm90"
+    return validate(Call(*qkv, Dense(), mask, None, None, None, False, None, backend))
+
+
+def empty(case: Case) -> inputs.QKV:
+    """q, k and v that take no memory."""
+    one = torch.empty(1, dtype=getattr(torch, case.dtype))
+    q = one.expand(case.batch, case.seq_q, case.heads_q, case.dim)
+    k, v = (one.expand(case.batch, case.seq_k, case.heads_kv, dim) for dim in (case.dim, case.dim_v))
+    return q, k, v
+
+
+def tiles(case: Case, problem: Problem) -> Iterator[SM90Config]:
+    """Configurations with other tiles, of one head each, whose rings are as deep as shared memory allows."""
+    usual, _ = usual_config(problem, problem.seq_q)
+    few_keys = min(case.window or case.seq_k, case.seq_k) <= FEW_KEYS
+    for consumers, keys in ((c, n) for c in REGISTERS for n in (32, 64, 128)):
+        registers, producer = REGISTERS[consumers]
+        held = keys // 2 + usual.padded_v // 2 + keys // 4 + OTHER_REGISTERS
+        if held > registers or (keys == 32 and not few_keys) or (consumers == 1 and keys != 64):
+            continue
+        config = replace(
+            usual, consumers=consumers, block_n=keys, store_parts=usual.v_parts, consumer_registers=registers,
+            producer_registers=producer, take_turns=consumers in (2, 3), ctas=2 if consumers == 1 else 1,
+        )  # fmt: skip
+        rings = (replace(config, q_stages=q, kv_stages=kv) for q in (2, 1) for kv in (256 // keys, 4, 3, 2))
+        fitting = [ring for ring in map(stored, rings) if (ring.smem_bytes + ALIGNMENT) * ring.ctas <= SMEM_LIMIT]
+        yield from fitting[:1]
+
+
+def choices(case: Case) -> dict[str, Choice]:
+    """The plan's choice and all others, by what they are."""
+    problem, target = checked(case, empty(case)).problem, ARCHS["sm90"]
+    found = {CHOSEN: choose(problem, target)}
+    group = problem.heads_q // problem.heads_kv
+    for config in tiles(case, problem):
+        for heads in (n for n in (1, 4, 8) if group % n == 0):
+            packed = replace(config, packed=heads)
+            whole = arrange(problem, target, packed, "tried")
+            found[described(whole)] = whole
+            few = whole.order.heads // heads * whole.order.m_tiles <= MOST_TILES
+            for parts in (n for n in PARTS if few and n * LEAST_KEYS <= problem.seq_k and config.ctas == 1):
+                split = arrange(problem, target, shared_out(packed), "tried", parts)
+                found[described(split)] = split
+    same = described(found[CHOSEN])
+    return {name: choice for name, choice in found.items() if name != same}
+
+
+def described(choice: Choice) -> str:
+    """A configuration in a few letters."""
+    c = choice.config
+    text = f"{c.block_m}x{c.block_n} kv{c.kv_stages} q{c.q_stages} heads{c.packed} parts{choice.partitions}"
+    return text + (f" ctas{c.ctas}" if c.ctas > 1 else "")
+
+
+def launches(case: Case, choice: Choice, qkv: inputs.QKV) -> tuple[tuple[Launch, ...], torch.Tensor]:
+    """Of a choice, and their output."""
+    q, k, v = qkv
+    out = torch.empty(*q.shape[:-1], case.dim_v, dtype=q.dtype, device=q.device if q.is_cuda else "meta")
+    operands = Operands(q, k, v, out, None, None)
+    return list_launches(checked(case, qkv), fitted(operands) if q.is_cuda else operands, choice), out
+
+
+def compile_one(case: Case, name: str) -> None:
+    """Fill the disk cache."""
+    for launch in launches(case, choices(case)[name], empty(case))[0]:
+        kernel_cache.find((launch.name, launch.arch, launch.key), partial(compiler.artifact_of, launch))
+
+
+def compile_all(cases: Sequence[Case], workers: int) -> None:
+    """Every kernel once, however many shapes want it."""
+    jobs = {}
+    for case in cases:
+        for name, choice in choices(case).items():
+            jobs.setdefault((choice.config, checked(case, empty(case)).problem.mask), (case, name))
+    print(f"{len(jobs)} kernels of {len(cases)} shapes", flush=True)
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        for done in [pool.submit(compile_one, *job) for job in jobs.values()]:
+            if done.exception() is not None:
+                print(first_line(done.exception()), flush=True)
+
+
+def measured(case: Case, rounds: int) -> dict[str, Any]:
+    """The times of all choices of a case; those that fail or differ from the plan's output are named."""
+    samples: dict[str, timing.Sample] = {}
+    wrong, want, qkv = {}, None, inputs.make(case, torch.device("cuda"), 0)
+    for name, choice in choices(case).items():
+        try:
+            made, out = launches(case, choice, qkv)
+            call = BoundLaunches(made, 0).launch
+            call()
+            want = out.clone() if want is None else want
+            error = (out.float() - want.float()).abs().max().item()
+            if not error <= LARGEST_ERROR:
+                wrong[name] = f"differs by {error}"
+                continue
+            samples[name] = timing.sample([call], torch.device("cuda"))
+        except Exception as error:
+            wrong[name] = first_line(error)
+    taken = timing.interleave(samples, rounds, 0, warm_ms=60)
+    times = {name: timing.Summary.of(values).median * 1000 for name, values in taken.items()}
+    best = min(times, key=times.__getitem__)
+    return {
+        "case": case.asdict(), "chosen": described(choices(case)[CHOSEN]), "best": best,
+        "speed": timing.paired_ratio(taken[best], taken[CHOSEN]).median, "microseconds": times, "wrong": wrong,
+    }  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compile, time, print; a JSON record with --json."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    parser = argparse.ArgumentParser(prog="python -m bench.choices", description=__doc__)
+    parser.add_argument("--shapes", type=int, default=0, help="how many are drawn")
+    parser.add_argument("--seed", type=int, default=0, help="of the shapes")
+    parser.add_argument("--case", action="append", default=[], help="a case of bench.cases, repeatable")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=14, help="processes that compile")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args(argv)
+    cases = [*(find(name) for name in args.case), *shapes(args.shapes, args.seed)]
+    found = record.start("bench.choices", argv, {"rounds": args.rounds, "seed": args.seed})
+    compile_all(cases, args.workers)
+    for case in cases:
+        entry = measured(case, args.rounds)
+        found["cases"].append(entry)
+        us = entry["microseconds"]
+        print(
+            f"{entry['speed']:.3f} {case.name}: {us[CHOSEN]:.1f} us {entry['chosen']}; "
+            f"best {us[entry['best']]:.1f} {entry['best']}", *entry["wrong"].items(), flush=True,
+        )  # fmt: skip
+        if args.json:
+            args.json.write_text(json.dumps(found, indent=1) + "\n")
+    speeds = sorted(entry["speed"] for entry in found["cases"])
+    print(f"best time over the choice's: least {speeds[0]:.3f}, {sum(x < 0.93 for x in speeds)} below 0.93", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
