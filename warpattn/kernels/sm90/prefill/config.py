@@ -344,7 +344,7 @@ def products_config(problem: Problem) -> tuple[SM90Config, str]:
         element, problem.dim_qk, problem.dim_v, consumers, 128, kv_stages, q_stages, v, registers, producer, three,
         eight_bit=eight_bit_of(problem), out_element=out,
     )  # fmt: skip
-    return _stored(config), why
+    return stored(config), why
 
 
 def _stages(columns: int) -> int:
