@@ -14,6 +14,7 @@ from . import ops as _ops  # noqa: F401  fills the table
 from .errors import SimulationError
 from .ir.module import Block, Module, Op
 from .machine.clusters import clustered
+from .machine.exchange import exchange, update_once
 from .machine.registry import END, PLAIN, TABLE
 
 _ALLOCATING = {"ttg.local_alloc", "ttng.tmem_alloc"}
@@ -44,18 +45,20 @@ class Scope:
 def link(module: Module) -> Module:
     """Fill `slots`, `frame`, `ins`, `outs`, `kind` and `run` of every block and op, in place."""
     clustered(module)
-    _label([op for block in module.functions.values() for op in _allocations(block)])
+    _label([op for block in module.functions.values() for op in _walk(block) if op.name in _ALLOCATING])
     for block in module.functions.values():
         _frame(block)
+    if module.num_ctas > 1:
+        for op in (op for block in module.functions.values() for op in _walk(block) if op.name == "tt.atomic_rmw"):
+            update_once(op, module.text)
     return module
 
 
-def _allocations(block: Block) -> Iterator[Op]:
+def _walk(block: Block) -> Iterator[Op]:
     for op in block.ops:
-        if op.name in _ALLOCATING:
-            yield op
+        yield op
         for region in op.regions:
-            yield from _allocations(region)
+            yield from _walk(region)
 
 
 def _label(allocations: list[Op]) -> None:
@@ -114,6 +117,8 @@ def _op(op: Op, scope: Scope, lifted: bool) -> None:
         raise SimulationError(f"the simulator does not know the operation {op.name} at {op.where}: {op.raw[:160]}")
     op.kind, builder = found
     op.run = builder(op)
+    if op.exchanged:
+        exchange(op)
 
 
 def _lookup(op: Op, name: str, scope: Scope) -> int:

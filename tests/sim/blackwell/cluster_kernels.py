@@ -171,8 +171,13 @@ def column_sums_kernel(x, out):
 
 
 @gluon.jit
+def _plus(a, b):
+    return a + b
+
+
+@gluon.jit
 def crossing_kernel(x, out, WAY: gl.constexpr):
-    """What would need elements that another CTA holds."""
+    """What needs elements that another CTA holds."""
     split: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0], [[1]])
     whole: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0], [[0]])
     value = gl.load(x + gl.arange(0, 256, split))
@@ -180,6 +185,17 @@ def crossing_kernel(x, out, WAY: gl.constexpr):
         gl.atomic_add(out + gl.arange(0, 256, split), value)
     elif WAY == "convert":
         gl.store(out + gl.arange(0, 256, whole), gl.convert_layout(value, whole))
+    elif WAY == "scan":
+        gl.store(out + gl.arange(0, 256, split), gl.associative_scan(value, 0, _plus))
+    elif WAY == "reverse":
+        gl.store(out + gl.arange(0, 256, split), gl.gather(value, 255 - gl.arange(0, 256, split), 0))
+    elif WAY == "ticket":  # both CTAs get the one old value
+        ticket = gl.atomic_add(x, 1.0)
+        gl.store(out + gl.arange(0, 256, split), value + ticket)
+    elif WAY == "unwritten":  # the rows of one CTA were never written
+        tile = gl.allocate_shared_memory(gl.float32, [256], gl.SwizzledSharedLayout(1, 1, 1, [0], [[1]]))
+        moved = gl.convert_layout(tile.load(split), whole)
+        gl.store(out + gl.arange(0, 256, whole), gl.where(gl.arange(0, 256, whole) < 300, moved, 0.0))
     else:
         tile = gl.allocate_shared_memory(gl.float32, [256], gl.SwizzledSharedLayout(1, 1, 1, [0], [[1]]))
         tile.store(value)

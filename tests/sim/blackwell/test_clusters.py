@@ -241,8 +241,6 @@ def refused(kernel, args, constants, message, **options) -> None:
 
 
 def test_what_is_not_simulated_is_an_error():
-    args = {"x": poison((64, 64)), "out": poison(64)}
-    refused(kernels.column_sums_kernel, args, {}, r"cluster_kernels.py:\d+: a reduction over elements of several CTAs")
     kernel = build(kernels.relay_kernel, {"out": poison(512)}, {"FAULT": ""}, num_ctas=2)
     with pytest.raises(SimulationError, match="no model of the time that kernels with clusters take"):
         simulate(kernel, (1,), {"out": poison(512)}, timing=True)
@@ -253,14 +251,36 @@ def test_what_is_not_simulated_is_an_error():
         simulate(text.replace("ttng.cluster_barrier", "ttg.global_scratch_alloc"), (1,), {"out": poison(512)})
 
 
-@pytest.mark.parametrize("way", ["atomic", "convert", "tile"])
-def test_elements_of_other_ctas_are_refused(way):
-    message = {
-        "atomic": "the simulator runs this operation in kernels without clusters only",
-        "convert": "a change of layout that moves elements between CTAs is not simulated",
-        "tile": "spread over the CTAs in different ways|loads more of a tile than it has",
-    }[way]
-    refused(kernels.crossing_kernel, {"x": poison(256), "out": poison(256)}, {"WAY": way}, message)
+WAYS = {
+    "atomic": lambda x: x, "convert": lambda x: x, "scan": np.cumsum, "reverse": lambda x: x[::-1],
+    "ticket": lambda x: x + x[0],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_elements_of_other_ctas_arrive(way):
+    x, out = np.arange(3, 259, dtype=np.float32), np.zeros(256, np.float32)
+    expected = WAYS[way](x.copy())
+    report = run(kernels.crossing_kernel, (1,), {"x": x, "out": out}, {"WAY": way}, num_ctas=2, schedules="all")
+    assert report.clean, report
+    np.testing.assert_array_equal(out, expected)
+
+
+def test_a_reduction_over_the_parts_of_all_ctas():
+    x, out = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32), poison(64)
+    assert run(kernels.column_sums_kernel, (1,), {"x": x, "out": out}, num_ctas=2, schedules="all").clean
+    np.testing.assert_allclose(out, x.sum(0), rtol=1e-5, atol=1e-5)
+
+
+def test_what_another_cta_has_not_written_is_a_finding_where_it_is_stored():
+    args = {"x": poison(256), "out": poison(256)}
+    report = run(kernels.crossing_kernel, (1,), args, {"WAY": "unwritten"}, num_ctas=2)
+    assert {finding.kind for finding in report.findings} == {"UninitialisedRead"}, report
+
+
+def test_a_tile_of_another_spread_is_refused():
+    message = "spread over the CTAs in different ways|loads more of a tile than it has"
+    refused(kernels.crossing_kernel, {"x": poison(256), "out": poison(256)}, {"WAY": "tile"}, message)
 
 
 @pytest.mark.parametrize("way", ["pair", "multicast"])

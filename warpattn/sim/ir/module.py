@@ -67,6 +67,7 @@ class Op:
     uid: int = 0
     label: str = ""  # of an allocation: its name in reports
     ctas: Ctas | None = None  # the cluster that the kernel is compiled for, filled by linking
+    exchanged: bool = False  # needs elements that other CTAs of the cluster have, filled by linking
     in_role: bool = False  # of a cluster's program: inside of warp_specialize
 
     @property

@@ -31,7 +31,8 @@ _ACTING = {
     "ttng.warp_group_dot", "ttng.warp_group_dot_wait", "ttng.tmem_alloc", "ttng.tmem_load", "ttng.tmem_store",
     "ttng.tmem_subslice", "ttng.tmem_copy", "ttng.tc_gen5_mma", "ttng.tc_gen5_commit", "ttg.async_copy_global_to_local",
     "ttng.clc_try_cancel", "ttng.clc_load_result", "ttg.async_commit_group", "ttg.async_wait", "tt.reduce", "scf.for",
-    "scf.if", "scf.while", "scf.execute_region", "tt.call", "ttg.warp_specialize", "tt.map_elementwise",
+    "scf.if", "scf.while", "scf.execute_region", "tt.call", "ttg.warp_specialize", "tt.map_elementwise", "tt.scan",
+    "tt.atomic_rmw",
 }  # fmt: skip
 _MIXING = {"tt.dot", "tt.dot_scaled", "tt.gather", "tt.histogram"}
 _MOVING = {"tt.reshape", "tt.cat", "tt.unsplat", "tt.split", "tt.join", "tt.trans", "tt.broadcast", "tt.expand_dims"}
@@ -59,11 +60,9 @@ def _visit(block: Block, ctas: Ctas, role: bool) -> None:
         if op.name in TABLE and TABLE[op.name][0] < 4:
             known = op.name in _ACTING or (TABLE[op.name][0] == PLAIN and op.name not in _MIXING)
             known |= op.name == "ttg.inline_asm" and (not op.inputs or _votes(op))  # of the CTA alone, such as a fence
-            if op.name in _MIXING and not _held_whole(op, ctas):
-                raise op.error("it needs elements that other CTAs of the cluster have: this is not simulated")
             if not known and op.name not in _MIXING:
                 raise op.error("the simulator runs this operation in kernels without clusters only")
-        _whole(op, ctas)
+        op.exchanged = _exchanged(op, ctas)
         for region in op.regions:
             _visit(region, ctas, role or op.name == "ttg.warp_specialize")
 
@@ -78,16 +77,18 @@ def _votes(op: Op) -> bool:
     return "vote.sync.any" in op.strings[0] or "barrier.cta.red.or" in op.strings[0]
 
 
-def _whole(op: Op, ctas: Ctas) -> None:
-    """Refuse what needs elements that another CTA has."""
-    if op.name in _MOVING and not _stays(op, ctas):
-        raise op.error("it moves elements from one CTA to another: this is not simulated")
-    if op.name == "tt.reduce" and any(ctas.split(kind).parts[op.integer("axis")] > 1 for kind in op.inputs):
-        raise op.error("a reduction over elements of several CTAs is not simulated")
+def _exchanged(op: Op, ctas: Ctas) -> bool:
+    """Whether an operation needs elements that another CTA has."""
+    if op.name in _MIXING:
+        return not _held_whole(op, ctas)
+    if op.name in _MOVING:
+        return not _stays(op, ctas)
+    if op.name in ("tt.reduce", "tt.scan"):
+        return any(ctas.split(kind).parts[op.integer("axis")] > 1 for kind in op.inputs)
     if op.name == "ttg.convert_layout":
         shape, (source, result) = op.inputs[0].shape or (), (ctas.split(k) for k in (op.inputs[0], op.outputs[0]))
-        if source.own(shape, 0) != tuple(slice(0, n) for n in shape) and source != result:
-            raise op.error("a change of layout that moves elements between CTAs is not simulated")
+        return source.own(shape, 0) != tuple(slice(0, n) for n in shape) and source != result
+    return False
 
 
 def _stays(op: Op, ctas: Ctas) -> bool:

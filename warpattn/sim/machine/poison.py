@@ -18,7 +18,7 @@ _ELEMENTWISE = (
     "arith.", "math.", "tt.fp_to_fp", "tt.bitcast", "tt.elementwise_inline_asm", "ttng.packed_arith", "tt.clampf",
     "tt.precise_", "tt.approx_", "tt.addptr", "tt.int_to_fp", "tt.mulhiui", "tt.extern_elementwise",
 )  # fmt: skip
-_MOVING = {
+MOVING = {
     "tt.splat", "tt.unsplat", "tt.expand_dims", "tt.reshape", "tt.broadcast", "tt.trans", "tt.split", "tt.join",
     "tt.cat", "ttg.convert_layout", "amdg.extract_slice", "amdg.in_thread_transpose",
 }  # fmt: skip
@@ -29,7 +29,7 @@ def carried(op: Op, values: list[Any]) -> Any:
     """The result of an operation that only computes, with its undefined elements; None if it uses them."""
     if any(isinstance(value, Unusable) and not isinstance(value, Poisoned) for value in values) or op.run is None:
         return None
-    if not op.name.startswith(_ELEMENTWISE) and op.name not in _MOVING:
+    if not op.name.startswith(_ELEMENTWISE) and op.name not in MOVING:
         return None
     parts = [opened(value) for value in values]
     faults = [missing for _, missing in parts if missing is not None]
@@ -38,7 +38,7 @@ def carried(op: Op, values: list[Any]) -> Any:
     if made is not None:
         faults.append(made)
     masks = [np.zeros(np.shape(value), np.bool_) if missing is None else missing.where for value, missing in parts]
-    if op.name in _MOVING:
+    if op.name in MOVING:
         moved = op.run(*masks)
         where = moved if isinstance(moved, tuple) else (moved,)
     else:
