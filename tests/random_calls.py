@@ -35,7 +35,7 @@ LAYOUTS = ("contiguous", "contiguous", "heads-first", "sliced", "unaligned")
 
 
 class Drawn(NamedTuple):
-    """A call, and what becomes of its tensors: "as drawn", "unseen keys", with `trains` "unseen" keys and values, or a
+    """A call, and what becomes of its tensors: "as drawn", "unseen keys", "unseen" (and values; where it `trains`), a
     kind of `specials.SPOILS`. `stored`: what scales of 8-bit keys and values belong to, if they have 8 bits; `trains`:
     its gradients are taken."""
 
@@ -55,7 +55,7 @@ def draw(arch: str, seed: int) -> Drawn:
         case = replace(case, kind="paged-ragged", lens_q=lens_q)
         return drawn._replace(case=case, how=drawn.how if drawn.how in ("as drawn", "visible") else "as drawn")
     if what == "trains" and limits.backward is not None and case.kind in limits.backward.kinds and case.scale != 0:
-        kinds = ["as drawn", "unseen keys"] + ["unseen"] * _hides(case)
+        kinds = ["as drawn"] + ["unseen"] * _reads(case)
         return Drawn(case, chance.choice(kinds), trains=True)
     if what == "stored" and limits.eight_bit is not None and case.layout != "unaligned":
         scales = ["tensor", "head"] + ["token"] * (case.dtype == torch.bfloat16)
@@ -68,9 +68,13 @@ def draw(arch: str, seed: int) -> Drawn:
 
 def _hides(case: Case) -> bool:
     """Whether Hopper's kernels look for hidden values, whatever the sizes; see docs/numbers.md."""
+    return _reads(case) or sum(split_dim(case.dim_v or case.dim)) not in (32, 64, 128, 192)
+
+
+def _reads(case: Case) -> bool:
+    """Whether its mask reads tensors."""
     mask = case.build().mask
-    reads = mask is not None and len(mask.program().tensors) > 0
-    return reads or sum(split_dim(case.dim_v or case.dim)) not in (32, 64, 128, 192)
+    return mask is not None and len(mask.program().tensors) > 0
 
 
 def _plain(arch: str, seed: int) -> Drawn:
@@ -152,10 +156,9 @@ def _wrong_gradients(arch: str, drawn: Drawn) -> str:
     inputs = require(drawn.case.build())
     k, v = inputs.k.detach().clone(), inputs.v.detach().clone()
     spoiled = replace(inputs, k=k, v=v)
-    if drawn.how != "as drawn":
+    if drawn.how == "unseen":
         for keys, dark in _unseen(spoiled):
             keys[dark] = torch.nan
-    if drawn.how == "unseen":
         for values, dark in _unseen(replace(spoiled, k=v)):
             values[dark] = torch.inf
     spoiled = replace(spoiled, k=k.requires_grad_(), v=v.requires_grad_())

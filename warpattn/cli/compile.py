@@ -68,7 +68,7 @@ def compile_command(
         with working(f"compiling {launch.name}"):
             kernel = compiled(launch)
         table = Table(title=f"{launch.name}, compiled in {time.perf_counter() - start:.1f} s", show_header=False)
-        for row in amd_rows(kernel, opcodes) if arch.startswith("gfx") else nvidia_rows(kernel, opcodes):
+        for row in code_rows(kernel, launch.name, arch, opcodes):
             table.add_row(*row)
         console.print(table)
 
@@ -91,6 +91,14 @@ def untouched(checked: CheckedCall) -> Operands:
 def scales(checked: CheckedCall) -> Dense:
     """Scales of a dense problem's tensors, where it has some."""
     return Dense(*(None if per is None else torch.ones(()) for per in checked.problem.scales))
+
+
+def code_rows(kernel: Any, name: str, arch: str, opcodes: bool) -> list[tuple[str, str]]:
+    """Lines about machine code; AttentionError where it cannot be read: temporary files have no place, say."""
+    try:
+        return amd_rows(kernel, opcodes) if arch.startswith("gfx") else nvidia_rows(kernel, opcodes)
+    except (OSError, ValueError) as error:
+        raise AttentionError(f"the machine code of {name} cannot be read; {' '.join(str(error).split())}") from error
 
 
 def nvidia_rows(kernel: Any, opcodes: bool) -> list[tuple[str, str]]:

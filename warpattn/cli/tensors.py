@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import zipfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -127,10 +127,15 @@ def save(path: Path, tensors: dict[str, Tensor]) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """AttentionError instead of what the system says when `path` cannot be written."""
+    """AttentionError instead of what the system says when `path` cannot be written; a new file leaves again."""
+    new = False
     try:
+        new = not path.exists()
         yield
     except OSError as error:
+        if new:
+            with suppress(OSError):
+                path.unlink()
         raise AttentionError(f"{path} cannot be written; {_first_line(error)}") from None
 
 

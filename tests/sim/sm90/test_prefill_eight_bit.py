@@ -109,6 +109,15 @@ def test_keys_are_shared_out_and_heads_packed():
     check(Inputs(q, k.values, v.values, Dense(k.scale, v.scale), {"mask": wa.Causal(), "score": None, "sinks": None}))
 
 
+def test_a_softmax_scale_below_0():
+    """The scale of keys joins it: dense, as the public call hands it on."""
+    torch.manual_seed(0)
+    k, v = (wa.quantize(torch.randn(1, 40, 2, 64), per="head") for _ in range(2))
+    q = torch.randn(1, 20, 2, 64).half()
+    out = wa.attention(q, k, v, scale=-0.2, backend="simulate:sm90")
+    assert error(out.float(), wa.attention(q.float(), k, v, scale=-0.2, backend="reference")) < 3e-3
+
+
 def test_scales_whose_product_is_tiny():
     """Scores of 0 where hidden ones are minus infinity."""
     x = inputs(replace(PAGED, per=("head", "head")))

@@ -14,8 +14,10 @@ pytest.importorskip("typer")
 
 from typer.testing import CliRunner
 
+from warpattn.cli import compile as compile_command
 from warpattn.cli import independent, run, simulate, tensors
 from warpattn.cli.app import app
+from warpattn.errors import AttentionError
 from warpattn.masks import Causal, SlidingWindow
 from warpattn.reference import reference
 from warpattn.scores import SoftCap
@@ -131,6 +133,22 @@ def test_results_that_cannot_be_written(tmp_path, monkeypatch):
     assert "there is no folder" in refusal("simulate", "--timeline", tmp_path / "no" / "x.svg")
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert "this user may not write there" in refusal("run", "--out", tmp_path / "x.npz")
+
+
+def test_a_full_disk(tmp_path, monkeypatch):
+    path = tmp_path / "x.npz"
+
+    def savez(path, *_, **__):
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tensors.np, "savez", savez)
+    with pytest.raises(AttentionError, match=r"x.npz cannot be written; .*No space left"):
+        tensors.save(path, {"out": torch.zeros(1)})
+    assert not path.exists(), "half a file stays"
+    monkeypatch.setattr(compile_command, "nvidia_rows", savez)
+    with pytest.raises(AttentionError, match=r"the machine code of sm90.prefill cannot be read; .*No space left"):
+        compile_command.code_rows(path, "sm90.prefill", "sm90", opcodes=False)
 
 
 def test_a_result_that_would_overwrite_its_input(tmp_path):

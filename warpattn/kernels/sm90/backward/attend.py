@@ -83,10 +83,11 @@ def attend_role(ctx, wg: gl.constexpr):
 
 @gluon.jit
 def wait_keys(ctx, ring, cols: gl.constexpr, wg: gl.constexpr):
-    """The warpgroup's keys or values have arrived, and under a mask all of them are finite: hidden ones are multiplied
-    by 0, and rows that see the others have an LSE or a delta of NaN."""
+    """The warpgroup's keys or values have arrived, and under a mask that reads tensors all of them are finite: hidden
+    ones are multiplied by 0, and rows that see the others have an LSE or a delta of NaN. Index masks hide them from
+    some rows only and do not pay, as in the forward (prefill/epilogue.py)."""
     ring.consumer_wait(consumer_state(1))
-    if ctx.mods.keep is not None:
+    if len(ctx.mods.mask_args) > 0:
         clear_special(ring.tile(consumer_state(1), wg).reshape([ctx.config.rows, cols]))
 
 

@@ -136,7 +136,7 @@ def weigh(ctx, key):
     copy_rows(ctx.v, ctx.v_smem, rows.b, h, rows.k_start, key, rows.seq_k, ctx.config.dim_v)
     fence_async_shared()
     gl.barrier()
-    if ctx.mods.keep is not None:  # as in attend.py
+    if len(ctx.mods.mask_args) > 0:  # as in attend.py
         clear_special(ctx.k_smem)
         clear_special(ctx.v_smem)
     zero = gl.zeros([TILE, TILE], gl.float32, layout)

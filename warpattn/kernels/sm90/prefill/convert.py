@@ -139,7 +139,10 @@ def of_tile(ctx, tile):
     """The context with the scales of a tile's keys and queries as part of the softmax scale."""
     for i in gl.static_range(0, 4, 2):
         if has_scale(ctx.config, i, "tensor", "head"):
-            ctx = ctx.with_scale(gl.maximum(ctx.scale * head_scale(ctx, tile, i), LEAST_SCALE))
+            scale = ctx.scale * head_scale(ctx, tile, i)
+            if ctx.mods.score is None:  # a scale of 0 or below comes with a score function
+                scale = gl.maximum(scale, LEAST_SCALE)
+            ctx = ctx.with_scale(scale)
     return ctx
 
 
