@@ -63,7 +63,7 @@ EIGHT_BIT_SM90 = EightBitLimits(
     (torch.float8_e4m3fn, torch.float8_e5m2), (*EVERY_KIND, "paged-ragged"), (None, "tensor", "head", "token"),
     columns=16, rows=8, fp16_tokens=16,
 )  # fmt: skip
-PRODUCTS_SM90 = EightBitLimits((torch.float8_e4m3fn,), ("dense",), (None, "tensor", "head"), 16, 1, 0)
+PRODUCTS_SM90 = EightBitLimits((torch.float8_e4m3fn,), ("dense", "ragged"), (None, "tensor", "head"), 16, 1, 0)
 LIMITS = {
     "sm90": Limits((*EVERY_KIND, "paged-ragged"), 256, True, BACKWARD_SM90, EIGHT_BIT_SM90, PRODUCTS_SM90),
     "sm100": Limits(EVERY_KIND, 128, latent=True),

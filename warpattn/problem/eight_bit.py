@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from warpattn.errors import Rules
-from warpattn.problem.backends import LIMITS, USE_REFERENCE
+from warpattn.problem.backends import KERNEL_DTYPES, LIMITS, USE_REFERENCE
 from warpattn.problem.gradients import refuse_gradients
 from warpattn.problem.problem import Call, Problem
 from warpattn.quantized import EIGHT_BIT, check_scale, check_scale_values, granularity
@@ -83,6 +83,8 @@ def check_eight_bit(rules: Rules, arch: str, problem: Problem, differentiated: t
         listed = ", ".join(str(each) for each in allowed if each is not None)
         rule = f"with {with_8} the {arch} backend takes {listed}; {USE_REFERENCE} or dequantise them"
         rules.require(found in allowed, named, rule)
+    rule = f"the {arch} backend writes {' and '.join(str(x) for x in KERNEL_DTYPES)}; {USE_REFERENCE} for others"
+    rules.require(problem.dtype in KERNEL_DTYPES, f"out has dtype {problem.dtype}", rule)
     if not products and problem.dtype == torch.float16 and problem.scales[1] == "token":
         tokens = problem.max_q or problem.seq_q
         rule = f"with scales of v per token, which fp16 weights cannot hold, the {arch} backend takes at most"

@@ -87,7 +87,8 @@ def validate(call: Call, read_values: bool = True) -> CheckedCall:
         names = _check_gradients(rules, call, backend, sizes, () if score is None else score.tensors)
     if backend is not None and backend != "reference":
         arch = backend.removeprefix("simulate:")
-        check_limits(rules, arch, call.sequence.kind, _result_dtype(call), sizes)
+        narrow = getattr(call.q, "dtype", None)
+        check_limits(rules, arch, call.sequence.kind, KERNEL_DTYPES[0] if narrow in EIGHT_BIT else narrow, sizes)
         if sizes is not None and not plain and not rules.broken:
             check_eight_bit(rules, arch, _problem(call, sizes, FULL_PROGRAM, None), names)
         if read_values and sizes is not None and LIMITS[arch].latent and is_latent(sizes):

@@ -93,6 +93,24 @@ def test_right_and_without_findings(name):
         check(case, operands(case), schedule, seed)
 
 
+@pytest.mark.parametrize("per", drawn(["head", "tensor"], []))
+def test_ragged_sequences(per):
+    """Empty ones, too; those that end inside of a tile do not see the values of the next one, which are NaN here."""
+    torch.manual_seed(0)
+    cu = torch.tensor([0, 130, 130, 200, 340]).int()
+    q, k, v = (wa.quantize(torch.randn(340, heads, 64), per=per) for heads in (4, 2, 2))
+    v.values[200:] = float("nan")
+    given = wa.Ragged(cu, k_scale=k.scale, v_scale=v.scale, q_scale=q.scale)
+    call = Call(q.values, k.values, v.values, given, wa.Causal(), None, None, None, True, backend="simulate:sm90")
+    checked, out, lse = validate(call), poisoned((340, 4, 64), torch.bfloat16), poisoned((4, 340), torch.float32)
+    report = traced(checked, Operands(q.values, k.values, v.values, out, lse, None), Options(), given)
+    assert report.clean, report
+    exact = torch.empty(340, 4, 64)
+    _, expected_lse = wa.attention_varlen(q, k, v, wa.Ragged(cu), mask=wa.Causal(), return_lse=True, out=exact)
+    assert out[200:].isnan().all() and error(lse, expected_lse) < 1e-4
+    assert (out[:200].float() - exact[:200]).norm() <= RELATIVE * exact[:200].norm()
+
+
 def test_references_that_have_to_move():
     """Scores that grow by hundreds from tile to tile, and rows of equal ones."""
     case = CASES["128"]

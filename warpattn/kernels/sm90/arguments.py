@@ -27,10 +27,12 @@ class StridedRows(NamedTuple):
 class AcrossShape(NamedTuple):
     """The `shape` argument of prefill/values_across.py, int32."""
 
-    keys: Any
-    blocks: Any  # of KEYS_OF_PRODUCT keys in a row of the output
+    keys: Any  # of every sequence
+    blocks: Any  # of KEYS_OF_PRODUCT places in a row of the output
     heads: Any  # of keys
     columns: Any  # of the head dim, 16 at a time
+    batch: Any  # sequences
+    halvings: Any  # steps of a search among them
 
 
 class ScaleRows(NamedTuple):

@@ -67,22 +67,26 @@ def attention_launch(checked: CheckedCall, x: Operands, choice: Choice, sequence
     )  # fmt: skip
 
 
-def transposed(v: Tensor) -> tuple[Tensor, tuple[Launch]]:
-    """8-bit values v (B, Sk, Hkv, Dv) as products take them, (B, Dv, Hkv, padded Sk) in a workspace, and its launch."""
-    batch, keys, heads, dim = v.shape
-    padded, cols = keys + -keys % KEYS_OF_PRODUCT, pad_dim(dim)
-    out = v.new_empty(batch, heads, dim, padded)
-    args = {
-        "values": strided(v), "out_ptr": out, "shape": AcrossShape(keys, padded // KEYS_OF_PRODUCT, heads, dim // 16),
-    }  # fmt: skip
+def transposed(v: Tensor, cu: Tensor | None = None) -> tuple[Tensor, tuple[Launch]]:
+    """8-bit values v (B, Sk, Hkv, Dv) as products take them, (B, Dv, Hkv, places) in a workspace, and its launch. With
+    the offsets `cu` v (total, Hkv, Dv) holds sequences end to end, each of which gets whole tiles of places; B is 1."""
+    *outer, keys, heads, dim = v.shape
+    ragged, cols, batch = cu is not None, pad_dim(dim), outer[0] if outer else 1
+    sequences = batch if cu is None else len(cu) - 1
+    whole = (keys // ACROSS_KEYS + sequences) * ACROSS_KEYS
+    places = whole if ragged else keys + -keys % KEYS_OF_PRODUCT
+    blocks = places // KEYS_OF_PRODUCT
+    out = v.new_empty(batch, heads, dim, places)
+    shape = AcrossShape(keys, blocks, heads, dim // 16, sequences, sequences.bit_length())
+    args = {"values": strided(v), "out_ptr": out, "cu_ptr": cu, "shape": shape}
 
     def source():
         from .signature import values_across_source  # imports Triton
 
-        return values_across_source(cols)
+        return values_across_source(cols, ragged)
 
-    grid = (batch * heads * -(-keys // ACROSS_KEYS),)
-    return out.transpose(1, 2), (Launch("sm90.values_across", "sm90", (cols,), source, OPTIONS, grid, args),)
+    grid = (batch * heads * -(-places // ACROSS_KEYS),)
+    return out.transpose(1, 2), (Launch("sm90.values_across", "sm90", (cols, ragged), source, OPTIONS, grid, args),)
 
 
 def options(config: SM90Config) -> dict[str, Any]:

@@ -42,9 +42,11 @@ def prefill_source(
     return attention_source(prefill_kernel, config, Features(mask, score, has_sinks, has_lse, True), signature)
 
 
-def values_across_source(cols: int) -> GluonASTSource:
+def values_across_source(cols: int, ragged: bool) -> GluonASTSource:
     """The kernel that transposes 8-bit values whose padded head dim is `cols`."""
-    shape = int32_fields(AcrossShape)
-    signature = {"values": strided_types(FP8.pointer), "out_ptr": FP8.pointer, "shape": shape, "cols": "constexpr"}
-    hints = {(0, 0): ALIGNED, (1,): ALIGNED}
-    return GluonASTSource(values_across_kernel, signature, {"cols": cols}, hints)
+    constants = {"cols": cols, "ragged": ragged}
+    signature = {
+        "values": strided_types(FP8.pointer), "out_ptr": FP8.pointer, "cu_ptr": "*i32",
+        "shape": int32_fields(AcrossShape), **dict.fromkeys(constants, "constexpr"),
+    }  # fmt: skip
+    return GluonASTSource(values_across_kernel, signature, constants, {(0, 0): ALIGNED, (1,): ALIGNED})

@@ -10,16 +10,19 @@ prefill_varlen_kernel  the roles of prefill/: load, attend, epilogue, with
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from ...nvidia.clipped_rows import ClippedColumns
 from ...pieces.modifiers import Modifiers
 from ...pieces.scheduler_varlen import BLOCKS, COUNTER, RECORD, VARLEN_TILE_FIELDS, VarlenScheduler
+from ..arguments import ACROSS_KEYS
 from ..prefill.context import Context, make_rings
 from ..prefill.convert import softmax_scale
 from ..prefill.kernel import start_roles
 from .paged_keys import CopiedKeys, PagedKeys, Table
 from .parts import SPLIT_VARLEN_FIELDS, SplitVarlenScheduler
+
+TILE = gl.constexpr(ACROSS_KEYS)
 
 
 @gluon.aggregate
@@ -43,12 +46,27 @@ class RaggedKeys:
 
 
 @gluon.aggregate
+class RaggedValues:
+    """V as prefill/values_across.py leaves it: (1, 1, dim, heads, places)."""
+
+    maps: gl.tuple
+
+    @gluon.jit
+    def load(self, ctx, ring, state, tile, key_tile, nbytes: gl.constexpr):
+        """The values of one key tile into a slot."""
+        full = ring.producer_acquire(state)
+        mbarrier.expect(full, nbytes)
+        first = (tile.k_start // TILE + tile.b) * TILE + key_tile * ctx.config.block_n
+        tma.async_load(self.maps[0], [0, 0, 0, tile.h // ctx.work.group, first], full, ring.tile(state)[0])
+
+
+@gluon.aggregate
 class VarlenTensors:
     """Operands in global memory, see `prefill.context.Tensors`."""
 
     q: ClippedColumns
     k: RaggedKeys | PagedKeys | CopiedKeys
-    v: RaggedKeys | PagedKeys | CopiedKeys
+    v: RaggedKeys | RaggedValues | PagedKeys | CopiedKeys
     o: ClippedColumns
     lse: gl.tensor
     sinks: gl.tensor
@@ -123,7 +141,9 @@ def work_of(shape, list_ptr, config: gl.constexpr):
 @gluon.jit
 def key_sources(k, v, table, config: gl.constexpr):
     """K and V by the kind of their sequence."""
-    if config.page_size == 0:
+    if config.tiles.products:
+        return RaggedKeys(ClippedColumns(k.map, k.step, k.unit)), RaggedValues(v.map)
+    elif config.page_size == 0:
         return RaggedKeys(ClippedColumns(k.map, k.step, k.unit)), RaggedKeys(ClippedColumns(v.map, v.step, v.unit))
     elif config.box > 0:
         k_rows, v_rows = ClippedColumns(k.map, k.step, k.unit), ClippedColumns(v.map, v.step, v.unit)

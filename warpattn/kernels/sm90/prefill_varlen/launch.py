@@ -19,6 +19,7 @@ from ...nvidia.combine_args import ListedArgs
 from ...nvidia.combine_launch import ListedRows, combine_launch, workspace
 from ..arguments import StridedRows, prefill_scales, strided
 from ..prefill.config import pad_dim
+from ..prefill.launch import transposed
 from .config import VarlenConfig, VarlenShape, choose
 
 Layout = Ragged | PagedKV | PagedRagged
@@ -27,21 +28,25 @@ Layout = Ragged | PagedKV | PagedRagged
 def list_launches(
     checked: CheckedCall, x: Operands, sequence: Layout, choice: Choice | None = None, least_q: int = 1
 ) -> tuple[Launch, ...]:
-    """Launches of order_kernel and prefill_varlen_kernel, and the one that combines parts where keys are split. The
-    host reads no length: order_kernel makes the tile list, without ragged sequences that have fewer than `least_q`
-    queries."""
+    """Launches of order_kernel and prefill_varlen_kernel, one before that transposes values for products of 8 bits, and
+    one that combines parts where keys are split. The host reads no length: order_kernel makes the tile list, without
+    ragged sequences that have fewer than `least_q` queries."""
     choice = choose(checked.problem, ARCHS["sm90"]) if choice is None else choice
     tiles = torch.empty(RECORD * (1 + choice.order.blocks), dtype=torch.int32, device=x.q.device)
     order = order_launch(checked, sequence, choice, tiles, least_q)
+    first: tuple[Launch, ...] = (order,)
+    if choice.config.tiles.products:
+        across, launches = transposed(x.v, _lengths(sequence)[1])
+        x, first = x._replace(v=across[None]), (*launches, order)
     if choice.partitions == 1:
-        return order, attention_launch(checked, x, sequence, choice, tiles)
+        return *first, attention_launch(checked, x, sequence, choice, tiles)
     problem, config = checked.problem, choice.config.tiles
     parts = workspace(problem, choice.partitions, pad_dim(config.padded_v), x.q)
     out = parts.o.flatten(0, 1) if problem.ragged_queries else parts.o
     attention = attention_launch(checked, x._replace(out=out, lse=parts.lse), sequence, choice, tiles)
     row_unit = 1 if problem.ragged_queries else problem.seq_q
     listed = ListedRows(ListedArgs(tiles, config.tokens, row_unit), choice.order.blocks)
-    return order, attention, combine_launch("sm90", checked, x, choice.partitions, parts, listed)
+    return *first, attention, combine_launch("sm90", checked, x, choice.partitions, parts, listed)
 
 
 def order_launch(
@@ -114,7 +119,9 @@ def _lengths(sequence: Layout) -> tuple[Tensor | None, Tensor]:
 
 
 def _key_rows(name: str, x: Tensor, config: VarlenConfig, widths: tuple[int, ...]) -> ClippedMap | StridedRows:
-    """The kernel's argument for K or V: boxes by TMA, or rows by ordinary copies."""
+    """The kernel's argument for K or V: boxes by TMA, transposed values too, or rows by ordinary copies."""
+    if x.ndim == 5:
+        return ClippedMap((x,), 0, 0)
     return clipped_maps(name, x, config.box, widths) if config.box else strided(x)
 
 

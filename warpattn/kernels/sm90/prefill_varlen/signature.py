@@ -58,11 +58,14 @@ def prefill_varlen_source(
             return strided_types(tiles.element.pointer)
         return ClippedMap(descriptors(config.box, widths, 1, stored_type(tiles)), "i32", "i32")
 
+    def values() -> ClippedMap:
+        return ClippedMap(descriptors(tiles.v_rows, tiles.v_columns, 1, stored_type(tiles)), "i32", "i32")
+
     signature = {
         "q_maps": descriptors(tiles.rows, tiles.qk_parts, tiles.packed),
         "o_maps": descriptors(tiles.rows, tiles.store_parts, tiles.packed, output_type(tiles)),
         "k_source": keys(tiles.qk_parts),
-        "v_source": keys(tiles.v_parts),
+        "v_source": values() if tiles.products else keys(tiles.v_parts),
         "list_ptr": "*i32",
         "table_ptr": "*i32",
         "scale": scale_types(tiles.eight_bit is not None),
