@@ -1,0 +1,76 @@
+"""Attention once more for a tile that met hidden values of NaN or infinity: key by key, each row what it sees.
+
+P·V multiplies a hidden value by 0, and 0 times NaN is NaN, in every row of the tile. So the output is looked at once,
+at the end; almost no tile comes here, and what it takes is little code, not little time.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from ..pieces.modifiers import exponent_scale
+from ..pieces.softmax import exponent, row_scale
+from .layouts import product_layout, scores_operand
+from .visible import hide_by
+from .work_tile import score_rows
+
+
+@gluon.jit
+def meets_special(o):
+    """Whether O [M, Dv] holds NaN or infinity."""
+    total = gl.sum(o, 1)
+    return gl.max((total - total != 0).to(gl.int32), 0) != 0
+
+
+@gluon.jit
+def attend_again(ctx, work, q, sources, state, span, run):
+    """O [M, Dv], not normalised, of the key tiles of a span in `run`, (first, last); `sources`: (K, V), `state` that
+    of the rows at their end."""
+    config: gl.constexpr = ctx.config
+    layout: gl.constexpr = product_layout(config)
+    x = row_scale(state.m, exponent_scale(ctx))
+    top = exponent(state.m, x)
+    o = gl.zeros([config.block_m, config.padded_v], gl.float32, layout)
+    for i in range(run[0], run[1]):
+        first = span.key_tile(i) * config.block_n
+        for key in range(first, gl.minimum(first + config.block_n, sources[0].keys)):
+            s = score(ctx, work, q, sources[0], key)
+            p = gl.exp2(s * x[:, None] - top[:, None])
+            value = key_row(sources[1], key, config.dim_v, config.padded_v, gl.SliceLayout(0, layout))
+            o = gl.where(sees(ctx, work, key, s), o + p * value[None, :], o)
+    return o
+
+
+@gluon.jit
+def score(ctx, work, q, source, key):
+    """Scores [M, 1] of the rows with a key."""
+    config: gl.constexpr = ctx.config
+    layout: gl.constexpr = scores_operand(config, 0)
+    k = key_row(source, key, config.dim_qk, config.padded_qk, gl.SliceLayout(0, layout))
+    s = gl.sum(q.to(gl.float32) * k[None, :], 1)
+    s = gl.convert_layout(s, gl.SliceLayout(1, product_layout(config)))[:, None]
+    if ctx.mods.score is not None:
+        tile, row = score_rows(ctx.shape, work, config)
+        s = ctx.mods.apply_score(s, ctx.scale, tile, work.lengths, row, key)
+    return s
+
+
+@gluon.jit
+def sees(ctx, work, key, s):
+    """Whether rows see a key [M, 1]; `s` is of that shape."""
+    tile, row = score_rows(ctx.shape, work, ctx.config)
+    mark = gl.zeros_like(s)
+    for i in gl.static_range(len(ctx.keeps)):
+        mark = hide_by(ctx, mark, tile, work, row, key, i)
+    return mark == 0
+
+
+@gluon.jit
+def key_row(source, key, dim: gl.constexpr, padded: gl.constexpr, layout: gl.constexpr):
+    """A key or value [padded], fp32."""
+    base = source.base
+    row = key
+    if source.page_size > 0:
+        base += gl.load(source.table + key // source.page_size).to(gl.int64) * source.page
+        row = key % source.page_size
+    cols = gl.arange(0, padded, layout)
+    return gl.load(base + row.to(gl.int64) * source.row + cols, mask=cols < dim, other=0.0).to(gl.float32)
