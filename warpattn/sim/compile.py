@@ -54,10 +54,17 @@ def compile_for(
     from triton.experimental.gluon import GluonASTSource
     from triton.experimental.gluon._runtime import GluonJITFunction
 
-    if arch not in ARCHS:
-        raise SimulationError(f"arch is {arch!r}; it must be one of {', '.join(ARCHS)}")
-    if num_warps not in (1, 2, 4, 8, 16, 32):
-        raise SimulationError(f"num_warps is {num_warps!r}; it must be a power of two up to 32")
+    check_arch(arch)
+    if not hasattr(kernel, "params"):
+        raise SimulationError(f"kernel is a {type(kernel).__name__}; it must be a @triton.jit or @gluon.jit function")
+    for name, value, most in (("num_warps", num_warps, 32), ("num_ctas", num_ctas, 16)):
+        if type(value) is not int or value not in [1 << i for i in range(most.bit_length())]:
+            raise SimulationError(f"{name} is {value!r}; it must be a power of two up to {most}")
+    if num_stages is not None and (type(num_stages) is not int or num_stages < 1):
+        raise SimulationError(f"num_stages is {num_stages!r}; it must be an integer from 1 on")
+    for name, value in (("signature", signature), ("constexprs", constexprs or {})):
+        if not isinstance(value, Mapping):
+            raise SimulationError(f"{name} is {value!r}; it must map the names of parameters to values")
     target = GPUTarget(*ARCHS[arch])
     parameters = specialised(kernel.params, signature, dict(constexprs or {}), make_backend(target))
     kind = GluonASTSource if isinstance(kernel, GluonJITFunction) else ASTSource
@@ -70,6 +77,12 @@ def compile_for(
     if machine_code:
         return triton.compile(source, target=target, options=options)
     return replace(to_ttgir(source, target, options), folded=parameters.folded)
+
+
+def check_arch(arch: Any) -> None:
+    """Raise SimulationError for a chip that is not simulated."""
+    if not isinstance(arch, str) or arch not in ARCHS:
+        raise SimulationError(f"arch is {arch!r}; it must be one of {', '.join(ARCHS)}")
 
 
 def to_ttgir(source: Any, target: Any, options: dict[str, Any]) -> Compiled:

@@ -102,6 +102,9 @@ def _prepared(
     for name in ("in_flight", "step_limit"):
         if not is_integer(checked[name]) or checked[name] < 1:
             raise SimulationError(f"{name} is {checked[name]!r}; it must be an integer from 1 on")
+    for name in ("timing", "fixed_order"):
+        if not isinstance(checked[name], bool):
+            raise SimulationError(f"{name} is {checked[name]!r}; it must be True or False")
     running = grid.running if isinstance(grid, DependentGrid) else ()
     shape = _sizes(grid.grid if isinstance(grid, DependentGrid) else grid)
     if checked["timing"] and isinstance(kernel, Module):
@@ -133,7 +136,7 @@ def _prepared(
 
 def _sizes(grid: Any) -> tuple[int, int, int]:
     """The three sizes of a grid."""
-    listed = isinstance(grid, Sequence) and not isinstance(grid, str)
+    listed = isinstance(grid, Sequence) and not isinstance(grid, (str, bytes))
     if not listed or not 1 <= len(grid) <= 3 or not all(is_integer(n) and int(n) > 0 for n in grid):
         raise SimulationError(f"grid is {grid!r}; it needs one to three positive integers, such as (4, 1)")
     x, y, z, *_ = (*(int(n) for n in grid), 1, 1)

@@ -57,6 +57,8 @@ def _spelled(text: Any) -> tuple[Any, str]:
     if isinstance(text, tuple):  # of the parts of a tuple
         return text, ""
     kind, _, divisor = text.partition(":") if not text.startswith("tensordesc") else (text, "", "")
+    if not _known(kind):
+        raise SimulationError(f"the type {text!r} is not known to Triton; write 'i32', '*fp32' or 'tensordesc<…>'")
     if divisor and not divisor.isdigit():
         raise SimulationError(f"the type {text!r} has no number after its colon; write 'i32:16' or '*fp32:4'")
     if kind.startswith("*"):
@@ -64,6 +66,16 @@ def _spelled(text: Any) -> tuple[Any, str]:
     if divisor == "1":
         return "constexpr", ""
     return kind, "D" if divisor and int(divisor) % _DIVISOR == 0 else ""
+
+
+def _known(kind: str) -> bool:
+    """Whether Triton understands a type's name; descriptors it reads when it compiles."""
+    from triton.language import str_to_ty
+
+    try:
+        return kind.startswith(("tensordesc", "nvTmaDesc")) or str_to_ty(kind, None) is not None
+    except (KeyError, IndexError, AttributeError):
+        return False
 
 
 def _launched(value: Any, param: Any, backend: Any) -> tuple[str, str]:

@@ -57,7 +57,7 @@ def test_a_read_only_array(kernel):
         simulate(kernel, (1,), args)
 
 
-@pytest.mark.parametrize("grid", [(), (0,), (1, 1, 1, 1), (1 << 20,), 2, ("a",), (2.5,), "2", None, (True,)])
+@pytest.mark.parametrize("grid", [(), (0,), (1, 1, 1, 1), (1 << 20,), 2, ("a",), (2.5,), "2", b"1", None, (True,)])
 def test_grids(kernel, grid):
     with pytest.raises(SimulationError, match="grid is"):
         simulate(kernel, grid, good())
@@ -69,6 +69,8 @@ def test_grids(kernel, grid):
         ({"in_flight": 0}, "in_flight is 0; it must be an integer from 1 on"),
         ({"step_limit": -1}, "step_limit is -1; it must be an integer from 1 on"),
         ({"seed": "x"}, "seed is 'x'; it must be an integer"),
+        ({"timing": 3}, "timing is 3; it must be True or False"),
+        ({"fixed_order": "yes"}, "fixed_order is 'yes'; it must be True or False"),
     ],
 )
 def test_options(kernel, options, message):
@@ -76,11 +78,31 @@ def test_options(kernel, options, message):
         simulate(kernel, (1,), good(), **options)
 
 
-def test_arguments_that_are_no_mapping_and_warps_that_no_chip_has(kernel):
+def test_arguments_that_are_no_mapping(kernel):
     with pytest.raises(SimulationError, match="args is None; it must map the names of parameters to values"):
         simulate(kernel, (1,), None)
-    with pytest.raises(SimulationError, match="num_warps is 3; it must be a power of two up to 32"):
-        compile_for("sm90", kernels.binary_kernel, SIGNATURE, CONSTANTS, num_warps=3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_warps": 3}, "num_warps is 3; it must be a power of two up to 32"),
+        ({"num_warps": 4.0}, "num_warps is 4.0; it must be a power of two"),
+        ({"num_ctas": 32}, "num_ctas is 32; it must be a power of two up to 16"),
+        ({"num_stages": "x"}, "num_stages is 'x'; it must be an integer from 1 on"),
+        ({"arch": []}, "arch is \\[\\]; it must be one of sm90"),
+        ({"kernel": 3}, "kernel is a int; it must be a @triton.jit or @gluon.jit function"),
+        ({"signature": None}, "signature is None; it must map the names of parameters to values"),
+        ({"constexprs": 3}, "constexprs is 3; it must map"),
+        ({"signature": {**SIGNATURE, "n": "int"}}, "the type 'int' is not known to Triton"),
+        ({"signature": {**SIGNATURE, "n": ""}}, "the type '' is not known to Triton"),
+        ({"signature": {**SIGNATURE, "x": "*fp17"}}, r"the type '\*fp17' is not known to Triton"),
+    ],
+)
+def test_what_nothing_is_compiled_for(change, message):
+    given = {"arch": "sm90", "kernel": kernels.binary_kernel, "signature": SIGNATURE, "constexprs": CONSTANTS}
+    with pytest.raises(SimulationError, match=message):
+        compile_for(**{**given, **change})
 
 
 def test_schedules_targets_and_kernels(kernel):

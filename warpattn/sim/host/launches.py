@@ -17,8 +17,7 @@ from typing import Any, cast
 from unittest import mock
 from weakref import WeakKeyDictionary
 
-from ..compile import ARCHS, Compiled, to_ttgir
-from ..errors import SimulationError
+from ..compile import Compiled, check_arch, to_ttgir
 from ..memory.findings import Finding
 from ..page import save
 from ..report import Report
@@ -101,8 +100,7 @@ def launches(
     from triton.runtime.driver import driver
     from triton.runtime.jit import JITFunction
 
-    if arch not in ARCHS:
-        raise SimulationError(f"arch is {arch!r}; it must be one of {', '.join(ARCHS)}")
+    check_arch(arch)
     orders_of(schedules, seeds)  # refuses what they must not be before the program starts
     runs, chip, previous = Runs(arch, schedules, seeds, timing), SimulatedDriver(arch), driver._active
 
