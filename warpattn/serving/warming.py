@@ -93,17 +93,23 @@ def warm(
     context = multiprocessing.get_context("forkserver")  # this process may have a card's context
     context.set_forkserver_preload([__name__, "triton.experimental.gluon", "triton.compiler"])
     forkserver.ensure_running()  # imports while this process plans
-    needed = kernels_of(_layers(model), largest, arch)
-    missing = [kernel for kernel in needed if kernel_cache.load(kernel.file) is None]
-    missing.sort(key=longest_first)
-    workers = max(1, min(len(missing), processes or os.cpu_count() or 1))
+    workers = max(1, processes or os.cpu_count() or 1)
     progress(0.0)
+    kernels, short, futures = 0, [], []
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(dict(os.environ),)) as pool:
-        futures = [pool.submit(_compile, kernel, largest.page_size, arch) for kernel in missing]
+        submit = partial(pool.submit, _compile, page_size=largest.page_size, arch=arch)
+        for kernel in kernels_of(_layers(model), largest, arch):
+            kernels += 1
+            if kernel_cache.load(kernel.file) is None:
+                if rank(kernel) == 0:
+                    futures.append(submit(kernel))  # the long ones begin while the others are still looked for
+                else:
+                    short.append(kernel)
+        futures += map(submit, sorted(short, key=rank))
         for done, future in enumerate(as_completed(futures), 1):
             future.result()
-            progress(done / len(missing))
-    return Warmed(len(needed), len(missing))
+            progress(done / len(futures))
+    return Warmed(kernels, len(futures))
 
 
 def _layers(model: str | PathLike[str] | Mapping[str, Any] | Sequence[Layer]) -> Sequence[Layer]:
@@ -118,8 +124,8 @@ def _layers(model: str | PathLike[str] | Mapping[str, Any] | Sequence[Layer]) ->
     return model
 
 
-def longest_first(kernel: Needed) -> int:
-    """The rank of a kernel by how long it compiles, so that no core is left with a long one at the end."""
+def rank(kernel: Needed) -> int:
+    """0 for those that compile longest, and so on, so that no core is left with a long one at the end."""
     return next((rank for rank, part in enumerate(("prefill", "decode", "mla")) if part in kernel.name), 3)
 
 
@@ -142,17 +148,17 @@ def _key(launch: Launch, target: str) -> tuple[Hashable, ...]:
     return (launch.name, target, launch.key)
 
 
-def kernels_of(layers: Iterable[Layer], largest: LargestStep, target: str) -> list[Needed]:
+def kernels_of(layers: Iterable[Layer], largest: LargestStep, target: str) -> Iterator[Needed]:
     """Every kernel that the layers need on a chip of `TARGETS`, once."""
     arch = RUNS.get(target, target)
-    found: dict[str, Needed] = {}
+    found: set[str] = set()
     for layer in dict.fromkeys(layers):
         for example in examples_of(layer, largest, LIMITS[arch].kinds):
             for position, launch in enumerate(launches_of(example, largest.page_size, arch)):
                 key = _key(launch, target)
                 if repr(key) not in found:
-                    found[repr(key)] = Needed(example, position, launch.name, kernel_cache.path_of(key))
-    return list(found.values())
+                    found.add(repr(key))
+                    yield Needed(example, position, launch.name, kernel_cache.path_of(key))
 
 
 def examples_of(layer: Layer, largest: LargestStep, kinds: Sequence[str]) -> Iterator[Example]:
@@ -177,7 +183,7 @@ def launches_of(example: Example, page_size: int, arch: str) -> tuple[Launch, ..
     if example.kind == "append":
         return append_kernels(example.layer, page_size, arch)
     call = call_of(example, page_size)
-    checked = validate(replace(call, backend="reference"))
+    checked = validate(replace(call, backend="reference"), read_values=False)
     out = call.q.new_empty((*call.q.shape[:-1], checked.problem.dim_v))
     operands = fitted(Operands(call.q, call.k, call.v, out, None, call.sinks))
     return list_launches(replace(checked, backend=arch), operands, call.sequence)

@@ -121,6 +121,7 @@ class WarpattnMLAImpl(MLACommonImpl[MLACommonMetadata]):
 
     can_return_lse_for_decode = True
     supports_dcp = True
+    supports_pcp = False
 
     def __init__(self, **named: Any) -> None:
         rules = Rules()
