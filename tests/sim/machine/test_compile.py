@@ -8,7 +8,7 @@ pytest.importorskip("triton")
 
 from tests.sim.machine.matmul_kernel import matmul_kernel
 from tests.sim.machine.plain_kernels import binary_kernel
-from warpattn.sim import SimulationError, compile_for, simulate
+from warpattn.sim import SimulationError, compile_for, knock_out, simulate
 
 TYPES = {"x": "*fp32", "y": "*fp32", "out": "*fp32", "n": "i32", "N": "constexpr", "OP": "constexpr"}
 
@@ -91,3 +91,10 @@ def test_numpy_arrays_and_numbers_are_examples_too(arch):
     kernel = compile_for(arch, binary_kernel, args, {"N": 64, "OP": "add"})
     assert simulate(kernel, (1,), args).clean
     np.testing.assert_array_equal(out[:48], 2 * x[:48])
+
+
+def test_a_kernel_that_is_taken_apart_keeps_the_integers_that_are_one() -> None:
+    args = {"x": np.ones(64, np.float32), "y": np.ones(64, np.float32), "out": np.zeros(64, np.float32), "n": 1}
+    compiled = compile_for("sm90", binary_kernel, args, {"N": 64, "OP": "add"})
+    assert compiled.folded == {"n": 1}
+    assert knock_out(compiled, lambda module: simulate(module, (1,), args)) == [] and args["out"].sum() == 2

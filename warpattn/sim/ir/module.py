@@ -12,7 +12,7 @@ interpreted here; `link` later gives every SSA name a slot and every op somethin
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -114,6 +114,7 @@ class Module:
     text: str
     parameter_names: dict[str, str]  # %arg0 -> the name in Python
     divisors: dict[str, int]  # %arg0 -> what the kernel assumes to divide it
+    folded: Mapping[str, int] = field(default_factory=dict)  # integer parameters that are constants, see `Compiled`
 
     @cached_property
     def backend(self) -> str:
