@@ -1,6 +1,7 @@
 """vLLM's engine on the CPU with a small DeepSeek 2 and our latent attention: chunks, shared prefixes and drafts.
 
-A process of its own: an engine with drafts of n-grams changes later ones in its process (vLLM 0.32).
+A process of its own: an engine with drafts of n-grams changes later ones in its process (vLLM 0.32, with its
+own attention, too).
 """
 
 from __future__ import annotations

@@ -97,15 +97,15 @@ def warm(
     progress(0.0)
     kernels, short, futures = 0, [], []
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(dict(os.environ),)) as pool:
-        submit = partial(pool.submit, _compile, page_size=largest.page_size, arch=arch)
+        compiled = partial(_compile, page_size=largest.page_size, arch=arch)
         for kernel in kernels_of(_layers(model), largest, arch):
             kernels += 1
             if kernel_cache.load(kernel.file) is None:
                 if rank(kernel) == 0:
-                    futures.append(submit(kernel))  # the long ones begin while the others are still looked for
+                    futures.append(pool.submit(compiled, kernel))  # before all others are known
                 else:
                     short.append(kernel)
-        futures += map(submit, sorted(short, key=rank))
+        futures += [pool.submit(compiled, kernel) for kernel in sorted(short, key=rank)]
         for done, future in enumerate(as_completed(futures), 1):
             future.result()
             progress(done / len(futures))
