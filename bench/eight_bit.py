@@ -1,9 +1,10 @@
-"""Times decode over 8-bit keys and values beside our own 16-bit decode: `python3 -m bench.eight_bit --json FILE`.
+"""Times attention over 8-bit keys and values beside our own over 16 bits: `python3 -m bench.eight_bit --json FILE`.
 
-The cases are some of `bench.decode`, each with keys and values of 16 bits and the same in e4m3, with one scale for all
-heads and with one for each token of a head; calls take turns, and layers are cold, as there. All are held against fp32
-on what is stored. A `--variant` is the 8-bit kernel with other fields of its configuration. Without a GPU, two small
-cases run with the reference.
+The cases of decode are some of `bench.decode`, each with keys and values of 16 bits and the same in 8, with one scale
+for all heads and with one for each token of a head; calls take turns, and layers are cold, as there. All are held
+against fp32 on what is stored. A `--variant` is the 8-bit kernel with other fields of its configuration. The cases of
+prefill are causal and held against the 16-bit kernel on the same values. Without a GPU, small cases run with the
+reference.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ import warpattn as wa
 from bench import record, timing
 from bench.decode import COLD, MOST_LAYERS, expected, render
 from bench.decode_cases import Case, Inputs, make_layers
-from bench.decode_own import own_calls
+from bench.decode_own import own_calls, sequence_of
 from bench.inputs import default_device
-from bench.peers.adapter import first_line
+from bench.peers.adapter import Call, first_line
+from warpattn.cli.spelling import STORED_HELP, stored
 
 OWN, TOKENS, SIXTEEN = "8-bit", "8-bit, token scales", "16-bit"
 KI = 1024
@@ -36,27 +38,74 @@ CASES = (
     Case("page16-32x8k-64/8-d64", (8 * KI,) * 32, 64, 8, 16, dim=64),
     Case("page16-16x8k-16/8-d256", (8 * KI,) * 16, 16, 8, 16, dim=256),
 )  # fmt: skip
-SMOKE = (Case("smoke-dense", (512, 512), 8, 2, dim=64), Case("smoke-page16", (300, 77, 1), 8, 2, 16, dim=64))
+PREFILL = (
+    *(Case(f"prefill-{batch}x{queries}/{keys}-{dtype}", (keys,) * batch, 32, 8, 16, queries, dtype=dtype)
+      for batch, queries, keys in ((1, 16 * KI, 16 * KI), (4, 4 * KI, 4 * KI), (16, KI, KI), (1, 2 * KI, 32 * KI),
+                                   (4, 512, 8 * KI))
+      for dtype in ("bfloat16", "float16")),
+    Case("prefill-dense-1x16384-bfloat16", (16 * KI,), 16, 16, tokens=16 * KI),
+    *(Case(f"prefill-d{dim}-4x4096-{dtype}", (4 * KI,) * 4, heads, 8, 16, 4 * KI, dim, dtype)
+      for dim, heads in ((64, 64), (192, 16), (256, 16)) for dtype in ("bfloat16", "float16")),
+)  # fmt: skip
+SMOKE = (
+    Case("smoke-dense", (512, 512), 8, 2, dim=64),
+    Case("smoke-page16", (300, 77, 1), 8, 2, 16, dim=64),
+    Case("prefill-smoke", (40, 40), 4, 2, 8, 40, dim=64),
+)
 
 
-def in_eight_bits(x: Inputs, by_token: bool) -> Inputs:
-    """The same step with keys and values of e4m3. Scales that a card's memory holds; keys and values have the same."""
+def in_eight_bits(x: Inputs, by_token: bool, dtype: torch.dtype) -> Inputs:
+    """The same step in 8 bits. Scales that a card's memory holds; keys and values have the same."""
     scale = torch.full(x.k.shape[:-1] if by_token else (), 1 / 64, device=x.q.device)
-    k, v = (wa.quantize(t, scale=scale[:1].flatten()[0] if by_token else scale).values for t in (x.k, x.v))
-    return replace(x, case=replace(x.case, kv_dtype="float8_e4m3fn"), k=k, v=v, scale=scale)
+    k, v = (wa.quantize(t, dtype, scale=scale[:1].flatten()[0] if by_token else scale).values for t in (x.k, x.v))
+    return replace(x, case=replace(x.case, kv_dtype=str(dtype).removeprefix("torch.")), k=k, v=v, scale=scale)
 
 
-def stored(x: Inputs) -> Inputs:
+def as_stored(x: Inputs) -> Inputs:
     """Keys and values as they are stored, in fp32."""
     return x if x.scale is None else replace(x, k=x.k.float() / 64, v=x.v.float() / 64)
 
 
-def run_case(case: Case, variants: Sequence[str], rounds: int, seed: int) -> dict[str, Any]:
+def prefill_calls(x: Inputs) -> list[Call]:
+    """Causal attention of as many queries as the case has tokens."""
+    sequence, out = sequence_of(x), torch.empty_like(x.q)
+    if isinstance(sequence, wa.PagedKV):
+        return [lambda: wa.attention_paged(x.q, sequence, mask=wa.Causal(), out=out)]
+    k, v = (t if x.scale is None else wa.Quantized(t, x.scale) for t in (x.k, x.v))
+    return [lambda: wa.attention(x.q, k, v, mask=wa.Causal(), out=out)]
+
+
+def run_prefill(case: Case, dtype: torch.dtype, rounds: int, seed: int) -> dict[str, Any]:
+    """The same for a case of prefill, whose 16-bit keys and values are the 8-bit ones."""
+    device = default_device()
+    drawn = make_layers(case, device, seed, 1)[0]
+    by_token = (False,) if case.dtype == "float16" else (False, True)  # fp16 does not hold weights times any scale
+    narrow = {(OWN, TOKENS)[each]: in_eight_bits(drawn, each, dtype) for each in by_token}
+    k, v = ((x.float() / 64).to(drawn.q.dtype) for x in (narrow[OWN].k, narrow[OWN].v))
+    ways = {SIXTEEN: replace(drawn, k=k, v=v), **narrow}
+    calls = {name: prefill_calls(x) for name, x in ways.items()}
+    want = calls[SIXTEEN][0]().float()
+    limit = 8 * torch.finfo(drawn.q.dtype).eps * want.abs().max().item()
+    results: dict[str, dict[str, Any]] = {}
+    for name, (call,) in calls.items():
+        error = (call().float() - want).abs().max().item()
+        right = error <= limit  # not so for NaN
+        reason = None if right else f"largest error {error:.3g}, allowed {limit:.3g}"
+        results[name] = {"status": "timed" if right else "wrong", "reason": reason, "error": error, "speed": None}
+    times = timing.interleave({name: timing.sample(each, device) for name, each in calls.items()}, rounds, seed)
+    for name, taken in times.items():
+        summary, size = timing.Summary.of(taken), ways[name].case.bytes()
+        ratio = timing.paired_ratio(times[SIXTEEN], taken).asdict() if name != SIXTEEN else None
+        results[name] |= {"ms": summary.asdict(), "tb_s": size / (summary.median * 1e9), "speed": ratio}
+    return {"group": "eight-bit", "case": asdict(case), "bytes": case.bytes(), "sets": 1, "results": results}
+
+
+def run_case(case: Case, variants: Sequence[str], dtype: torch.dtype, rounds: int, seed: int) -> dict[str, Any]:
     """Checks and times 16 bits, 8 bits and variants on one case; one entry of the record's `cases`."""
     device = default_device()
     count = min(MOST_LAYERS, max(1, -(-2 * COLD // case.bytes()))) if device.type == "cuda" else 1
     wide = make_layers(case, device, seed, count)
-    narrow, tokens = [[in_eight_bits(x, by_token) for x in wide] for by_token in (False, True)]
+    narrow, tokens = [[in_eight_bits(x, by_token, dtype) for x in wide] for by_token in (False, True)]
     ways = {SIXTEEN: (wide, ""), OWN: (narrow, ""), TOKENS: (tokens, "")}
     ways |= {f"{OWN} {text}": (narrow, text) for text in variants}
     results: dict[str, dict[str, Any]] = {}
@@ -64,7 +113,7 @@ def run_case(case: Case, variants: Sequence[str], rounds: int, seed: int) -> dic
     for name, (layers, text) in ways.items():
         result = results[name] = {"status": "timed", "reason": None, "error": None, "speed": None}
         try:
-            want, limit = expected(stored(layers[0]))
+            want, limit = expected(as_stored(layers[0]))
             calls = own_calls(layers, _fields(text))
             result["error"] = (calls[0]().float() - want).abs().max().item()
             if not result["error"] <= limit:  # also refuses NaN
@@ -86,15 +135,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     parser = argparse.ArgumentParser(prog="python -m bench.eight_bit", description=__doc__)
     parser.add_argument("--variant", action="append", default=[], help="fields of the configuration, such as ctas=2")
+    parser.add_argument("--kv-dtype", default="fp8", help=f"of keys and values: {STORED_HELP}")
     parser.add_argument("--only", default="", help="keep only cases whose name contains this")
     parser.add_argument("--rounds", type=int, default=20, help="recorded rounds per case")
     parser.add_argument("--seed", type=int, default=0, help="of the inputs and the order within a round")
     parser.add_argument("--json", type=Path, help="write the record here (after every case)")
     args = parser.parse_args(argv)
     found = record.start("bench.eight_bit", argv, {"rounds": args.rounds, "seed": args.seed})
-    cases = CASES if torch.cuda.is_available() else SMOKE
-    for case in filter(partial(_named, args.only), cases):
-        found["cases"].append(run_case(case, args.variant, args.rounds, args.seed))
+    dtype = stored(args.kv_dtype) or torch.float8_e4m3fn
+    for case in filter(partial(_named, args.only), CASES + PREFILL if torch.cuda.is_available() else SMOKE):
+        if case.name.startswith("prefill"):
+            found["cases"].append(run_prefill(case, dtype, args.rounds, args.seed))
+        else:
+            found["cases"].append(run_case(case, args.variant, dtype, args.rounds, args.seed))
         if args.json is not None:
             record.write(found, args.json)
         if torch.cuda.is_available():

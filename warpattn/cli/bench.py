@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from warpattn.cli.progress import shown
+from warpattn.cli.spelling import STORED_HELP, stored
 from warpattn.errors import AttentionError
 
 REPOSITORY = Path(__file__).parents[2]
@@ -26,6 +27,9 @@ def bench(
     backward: Annotated[
         bool, typer.Option("--backward", help="Gradients, by `python -m bench.backward`, which has options of its own")
     ] = False,
+    kv_dtype: Annotated[
+        str, typer.Option(help=f"8-bit keys and values beside 16 bits, by `python -m bench.eight_bit`: {STORED_HELP}")
+    ] = "",
     enforce: Annotated[bool, typer.Option("--enforce", help="Exit with 1 if a requirement is not met")] = False,
 ) -> None:
     """Time warpattn and its peers, every output compared with fp32 first. Other options go to `python -m bench.run`."""
@@ -35,11 +39,15 @@ def bench(
     flags = {"--host": host, "--enforce": enforce, "--no-progress": not shown.get()}
     if backward and any((group, host, enforce)):
         raise AttentionError("--backward goes with --only, --peers, --rounds and --json; leave out other options")
-    if backward:
+    if stored(kv_dtype) is not None:
+        if any((group, peers, host, enforce, backward)):
+            raise AttentionError("--kv-dtype goes with --only, --rounds and --json; leave out other options")
+        texts["--kv-dtype"] = kv_dtype
+    if backward or kv_dtype:
         del flags["--no-progress"]
     arguments = [part for name, value in texts.items() if value for part in (name, str(value))]
     arguments += [*(name for name, given in flags.items() if given), *ctx.args]
-    module = "bench.backward" if backward else "bench.run"
+    module = "bench.backward" if backward else "bench.eight_bit" if kv_dtype else "bench.run"
     # In a process of its own: what it times must not share an interpreter with this command line's imports.
     done = subprocess.run([sys.executable, "-m", module, *arguments], cwd=REPOSITORY, check=False)
     raise typer.Exit(done.returncode)

@@ -20,7 +20,7 @@ from warpattn.errors import AttentionError
 from warpattn.language.evaluate import evaluate_all
 from warpattn.problem import Call, CheckedCall, validate
 from warpattn.problem.operands import Operands
-from warpattn.quantized import EIGHT_BIT, dequantized
+from warpattn.quantized import EIGHT_BIT, dequantized, quantize, split
 from warpattn.reference import reference
 from warpattn.sequences import Dense
 from warpattn.sim import Report
@@ -39,6 +39,7 @@ def simulate_command(
     mask: Annotated[str, typer.Option(help=spelling.MASK_HELP)] = spelling.MASK,
     score: Annotated[str, typer.Option(help=spelling.SCORE_HELP)] = "",
     dtype: Annotated[str, typer.Option(help=spelling.OPERAND_HELP)] = "bf16",
+    kv_dtype: Annotated[str, typer.Option(help=f"8-bit keys and values: {spelling.STORED_HELP}")] = "",
     arch: Annotated[str, typer.Option(help=f"Architecture: {spelling.ARCH_HELP}")] = "sm90",
     schedules: Annotated[str, typer.Option("--schedules", "--schedule", help=SCHEDULES_HELP)] = "all",
     seed: Annotated[int, typer.Option(help=f"{spelling.SEED_HELP}, and the first of the random schedule")] = 0,
@@ -56,18 +57,23 @@ def simulate_command(
 
         console = Console(highlight=False, markup=False, soft_wrap=True)
         raise typer.Exit(simulate_script(program, arch, names_and_seeds, (timeline, report), console))
-    request = Request(shape, mask, score, dtype, backward)
+    request = Request(shape, mask, score, dtype, backward, kv_dtype)
     request.checked(arch)  # refuses before any memory is filled
     kind, size = spelling.operand(dtype), spelling.shape(shape)
     sequence, (q, k, v) = Dense(), tensors.random(size, spelling.seed(seed), None if kind in EIGHT_BIT else kind)
+    stored = spelling.stored(kv_dtype)
     if kind in EIGHT_BIT:
         sequence, (q, k, v) = tensors.in_eight_bits((q, k, v), kind)
+    elif stored is not None:
+        (k, k_scale), (v, v_scale) = (split(quantize(x, stored)) for x in (k, v))
+        sequence = Dense(k_scale, v_scale)
     tail = (spelling.mask(mask), spelling.score(score, q.shape[2]), None, None, True, None, f"simulate:{arch}")
     call = Call(q, k, v, sequence, *tail)
     console = Console(highlight=False, soft_wrap=True)
     mask_text, what = f"{mask}{spelling.default_note(mask)}", "gradients  " if backward else ""
     orders = orders_of(*names_and_seeds)
-    head = f"q {_size(q)}  k {_size(k)}  {dtype}  mask {mask_text}  score {score or 'none'}  {what}on {call.backend}"
+    over = f"{dtype} over {kv_dtype}" if kv_dtype else dtype
+    head = f"q {_size(q)}  k {_size(k)}  {over}  mask {mask_text}  score {score or 'none'}  {what}on {call.backend}"
     console.print(head)
     found, results = (_backward if backward else _forward)(call, Sweep(orders, timeline is not None))
     console.print(f"{found.steps} steps in {found.seconds:.2f} s, {_spelled(*names_and_seeds)}")

@@ -4,6 +4,7 @@
                                       aten::_scaled_dot_product_flash_attention_for_cpu   CPU
     varlen_attn, nested tensors ────▶ aten::_flash_attention_forward                      both  (batch, seq, heads, dim)
                                       aten::..._no_dropout_inplace                        both  or (total, heads, dim)
+    their overloads `.quantized`      8-bit keys and values with k_descale and v_descale  both  (batch, heads_kv)
 
 So are their backward operators, from the results of the forward. Where our kernels have no gradients, the backward
 operator raises the error that says so.
@@ -24,7 +25,7 @@ from torch.library import Library
 
 from warpattn.api import attention, attention_backward
 from warpattn.errors import AttentionError
-from warpattn.integrations.flash_attn import packed
+from warpattn.integrations.flash_attn import descaled, packed
 from warpattn.integrations.flash_attn.modifiers import Tail, scored, two_limits, visible
 from warpattn.integrations.signature import Given, drop_in
 from warpattn.masks import Causal, Materialized
@@ -35,6 +36,7 @@ __all__ = ["put_in_place"]
 TOP_LEFT = Causal(top_left=True)
 DROPOUT = {"dropout_p": "there is no dropout: pass 0.0, as for inference"}
 REFUSED = DROPOUT | {"return_debug_mask": "there is no debug mask: it shows where dropout hit"}
+QUANTIZED = REFUSED | {"q_descale": "queries have 16 bits, also over keys of 8: pass fp16 or bf16 and leave it None"}
 SCHEDULE = {"num_splits"}
 BACKWARD = "grad_out, query, key, value, out, logsumexp"
 SEQUENCES = "cum_seq_q, cum_seq_k, max_q, max_k"
@@ -120,10 +122,42 @@ def _sdpa_backward_cuda(given: Given) -> tuple[Tensor, ...]:
     return _dense_backward(given, TOP_LEFT if given.is_causal else None)
 
 
+@drop_in(
+    "query, key, value, q_descale=None, k_descale=None, v_descale=None, dropout_p=0.0, is_causal=False, "
+    "return_debug_mask=False, *, scale=None",
+    QUANTIZED,
+)
+def _sdpa_quantized(given: Given) -> tuple[Any, ...]:
+    """aten::_scaled_dot_product_flash_attention.quantized: the same over 8-bit keys and values."""
+    query, key, value = (x.transpose(1, 2) for x in (given.query, given.key, given.value))
+    k, v = descaled.of_batch(key, value, descaled.Factors(given.k_descale, given.v_descale))
+    out = torch.empty_like(given.query)
+    mask = TOP_LEFT if given.is_causal else None
+    with torch.no_grad():
+        _, lse = attention(query, k, v, mask=mask, scale=given.scale, out=out.transpose(1, 2), return_lse=True)
+    return out, lse, None, None, query.shape[1], key.shape[1], *_random_state(query)
+
+
 @drop_in(RAGGED, REFUSED, SCHEDULE)
 def _flash(given: Given) -> tuple[Any, ...]:
     """aten::_flash_attention_forward: query (batch, seq, heads, dim), or (total, heads, dim) with cum_seq_q."""
     return *_ragged(given), *_random_state(given.query)
+
+
+@drop_in(
+    "query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p=0.0, is_causal=False, return_debug_mask=False, "
+    "q_descale=None, k_descale=None, v_descale=None, *, scale=None, window_size_left=None, window_size_right=None, "
+    "seqused_k=None, alibi_slopes=None",
+    QUANTIZED,
+)
+def _flash_quantized(given: Given) -> tuple[Any, ...]:
+    """aten::_flash_attention_forward.quantized: the same over 8-bit keys and values."""
+    factors = descaled.Factors(given.k_descale, given.v_descale)
+    if given.cum_seq_k is None:
+        k, v = descaled.of_batch(given.key, given.value, factors)
+    else:
+        k, v = descaled.of_rows(given.key, given.value, given.cum_seq_k, factors)
+    return *_ragged(Given(vars(given) | {"key": k, "value": v, "block_table": None})), *_random_state(given.query)
 
 
 @drop_in(f"out, {RAGGED}", REFUSED, SCHEDULE)
@@ -168,7 +202,7 @@ def _dense(given: Given, mask: Any, out: Tensor) -> Tensor:
 
 def _ragged(given: Given) -> tuple[Tensor, Tensor]:
     for name in ("seqused_k", "alibi_slopes", "block_table"):
-        operands = (given.query, given.key, given.value)
+        operands = (x for x in (given.query, given.key, given.value) if isinstance(x, Tensor))
         if getattr(given, name) is not None and torch.is_grad_enabled() and any(x.requires_grad for x in operands):
             rule = "torch's backward operator does not get it: run under torch.no_grad(), or call warpattn.attention"
             raise AttentionError(f"{name} is given and an input requires a gradient; {rule}")
@@ -191,9 +225,11 @@ def _random_state(like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 OPERATORS: tuple[tuple[str, Callable[..., Any], tuple[str, ...]], ...] = (
     ("_scaled_dot_product_flash_attention", _sdpa_cuda, ("CPU", "CUDA")),
+    ("_scaled_dot_product_flash_attention.quantized", _sdpa_quantized, ("CPU", "CUDA")),
     ("_scaled_dot_product_flash_attention_for_cpu", _sdpa_cpu, ("CPU",)),
     ("_scaled_dot_product_flash_attention_for_cpu_backward", _sdpa_backward_cpu, ("CPU",)),
     ("_flash_attention_forward", _flash, ("CPU", "CUDA")),
+    ("_flash_attention_forward.quantized", _flash_quantized, ("CPU", "CUDA")),
     ("_flash_attention_forward_no_dropout_inplace", _flash_inplace, ("CPU", "CUDA")),
     ("_flash_attention_backward", _flash_backward, ("CPU", "CUDA")),
     ("_scaled_dot_product_flash_attention_backward", _sdpa_backward_cuda, ("CPU", "CUDA")),

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from warpattn.kernels.sm90.prefill.config import PrefillShape, SM90Config, choose_config
+from warpattn.kernels.sm90.arguments import PrefillShape
+from warpattn.kernels.sm90.prefill.config import SM90Config, choose_config
 from warpattn.kernels.sm90.prefill.signature import prefill_source
 from warpattn.language.nodes import Program
 from warpattn.masks import Full, Mask

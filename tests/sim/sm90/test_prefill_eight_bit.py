@@ -124,6 +124,22 @@ def test_scales_whose_product_is_tiny():
     check(replace(x, sequence=replace(x.sequence, k_scale=torch.full((2,), 1e-38))))
 
 
+@pytest.mark.parametrize("magnitude", [1e-30, 1e30])
+def test_queries_that_fp16_does_not_hold(magnitude):
+    """bf16 queries become fp16 fractions: of a tile one row is infinite, one NaN, one 2^-20 of the others."""
+    x = inputs(CASES["dense"])
+    q = x.q * magnitude
+    q[:, 3] *= 2.0**-20
+    scaled = replace(x, q=q, sequence=replace(x.sequence, k_scale=x.sequence.k_scale / magnitude))
+    check(scaled)
+    q[0, 70, 0, 5], q[0, 71, 1, 7] = float("inf"), float("nan")
+    found = [
+        wa.attention(q, wa.Quantized(x.k, scaled.sequence.k_scale), wa.Quantized(x.v, x.sequence.v_scale),
+                     mask=wa.Causal(), backend=backend) for backend in ("simulate:sm90", "reference")
+    ]  # fmt: skip
+    torch.testing.assert_close(found[0], found[1], atol=2e-2, rtol=2e-2, equal_nan=True)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["paged"])
 def test_it_needs_its_synchronisation(name):

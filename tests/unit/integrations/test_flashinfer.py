@@ -173,6 +173,28 @@ def test_merging():
         assert not torch.allclose(z[1], y[1])
 
 
+@pytest.mark.parametrize("k_scale", [0.5, torch.tensor([0.5]), torch.tensor([0.5, 2.0])], ids=str)
+def test_keys_and_values_of_8_bits(k_scale):
+    """In pages, end to end and of one request; q_scale goes into the scores, the others belong to keys and values."""
+    batch, v_scale = Batch(tensor=False), torch.tensor([3.0, 0.25])
+    e4m3, scales = torch.float8_e4m3fn, {"q_scale": 2.0, "k_scale": k_scale, "v_scale": v_scale}
+    stored = [[x.to(e4m3) for x in side] for side in batch.keys]
+    meant = [torch.as_tensor(k_scale).expand(HEADS_KV)[:, None], v_scale[:, None]]
+    batch.keys = [[x.float() * scale for x in side] for side, scale in zip(stored, meant, strict=True)]
+    q, cache = torch.cat(batch.q), tuple(x.to(e4m3) for x in batch.cache)
+    expected = {"causal": True, "scale": 2.0 * DIM**-0.5}
+    paged = flashinfer.BatchPrefillWithPagedKVCacheWrapper(WORKSPACE)
+    paged.plan(offsets(QUERIES), *batch.pages, HEADS, HEADS_KV, DIM, PAGE, causal=True)
+    batch.check(*paged.run(q, cache, return_lse=True, **scales), **expected)
+    flat = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(WORKSPACE)
+    flat.plan(offsets(QUERIES), offsets(KEYS), HEADS, HEADS_KV, DIM, causal=True)
+    batch.check(*flat.run(q, *(torch.cat(side) for side in stored), return_lse=True, **scales), **expected)
+    out = flashinfer.single_decode_with_kv_cache(batch.q[3][0], stored[0][3], stored[1][3], **scales)
+    torch.testing.assert_close(out, written_out(batch.q[3], batch.keys[0][3], batch.keys[1][3], **expected)[0][0])
+    with pytest.raises(AttentionError, match=r"^k_scale has shape \(3,\)"):
+        paged.run(q, cache, k_scale=torch.ones(3))
+
+
 def decode_plan(**options):
     batch = Batch(queries=(1,) * 4)
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(WORKSPACE, options.pop("kv_layout", "NHD"))

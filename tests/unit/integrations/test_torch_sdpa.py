@@ -300,6 +300,26 @@ def test_dense_operators_and_what_they_refuse():
         flash(q.requires_grad_(), *args[1:], alibi_slopes=slopes)
 
 
+@pytest.mark.skipif("quantized" not in torch.ops.aten._flash_attention_forward.overloads(), reason="no such overloads")
+@pytest.mark.usefixtures("_active")
+def test_overloads_of_8_bits():
+    """A factor for each head of each sequence; queries of 8 bits are refused."""
+    q, (k, v) = torch.randn(B, L, H, E), (torch.randn(B, S, H, E).to(torch.float8_e4m3fn) for _ in range(2))
+    factors = [torch.rand(B, H) + 0.5 for _ in (k, v)]
+    meant = [x.float() * factor[:, None, :, None] for x, factor in zip((k, v), factors, strict=True)]
+    expected = [wa.attention(q, *meant, mask=wa.Causal(top_left=each)) for each in (False, True)]
+    flash, sdpa = torch.ops.aten._flash_attention_forward.quantized, torch_flash._sdpa_quantized
+    dense = (None, None, L, S, 0.0, True, False)
+    torch.testing.assert_close(flash(q, k, v, *dense, None, *factors)[0], expected[0])
+    out = sdpa(*(x.transpose(1, 2) for x in (q, k, v)), None, *factors, 0.0, True)[0]
+    torch.testing.assert_close(out.transpose(1, 2), expected[1])
+    starts = [torch.arange(B + 1, dtype=torch.int32) * n for n in (L, S)]
+    flat = (x.flatten(0, 1) for x in (q, k, v))
+    torch.testing.assert_close(flash(*flat, *starts, *dense[2:], None, *factors)[0], expected[0].flatten(0, 1))
+    with pytest.raises(wa.AttentionError, match=r"^q_descale is"):
+        flash(q, k, v, *dense, torch.ones(B, H), *factors)
+
+
 def test_the_operator_of_cuda_gives_what_torch_expects():
     """The function itself, on CPU tensors: CUDA's operator has no other place to run here."""
     q, k, v = (torch.randn(B, L, H, E).transpose(1, 2) for _ in range(3))

@@ -15,9 +15,9 @@ from warpattn.integrations.flashinfer.layer import Layer, dtype_of, finished, of
 from warpattn.integrations.flashinfer.pages import PageLists, Tables
 from warpattn.integrations.signature import Given, drop_in
 
-__all__ = ["BatchDecodeWithPagedKVCacheWrapper", "CUDAGraphBatchDecodeWithPagedKVCacheWrapper"]
+__all__ = ["BLOCK_SCALES", "BatchDecodeWithPagedKVCacheWrapper", "CUDAGraphBatchDecodeWithPagedKVCacheWrapper"]
 
-EIGHT_BIT = "8-bit caches are not served"
+BLOCK_SCALES = "scales of blocks of columns are those of 4-bit caches, which are not served"
 
 
 class BatchDecodeWithPagedKVCacheWrapper:
@@ -64,14 +64,14 @@ class BatchDecodeWithPagedKVCacheWrapper:
         "self, q: 3, paged_kv_cache, q_scale=None, k_scale=None, v_scale=None, out: 3=None, lse: 2=None, "
         "return_lse=False, enable_pdl=None, window_left: number=None, sinks=None, q_len_per_req: count=None, "
         "skip_softmax_threshold_scale_factor=None, kv_cache_sf=None",
-        refused={"skip_softmax_threshold_scale_factor": "every key counts", "kv_cache_sf": EIGHT_BIT},
+        refused={"skip_softmax_threshold_scale_factor": "every key counts", "kv_cache_sf": BLOCK_SCALES},
         hints={"enable_pdl"},
     )
     def run(given: Any) -> Any:
         """q (requests * tokens, Hq, D); out of the same shape, with return_lse also lse (requests * tokens, Hq)."""
         own, q = given.self, given.q
-        kv = own.tables.over(given.paged_kv_cache, own.layout)
-        layer = planned_layer(own, given)
+        kv = own.tables.over(given.paged_kv_cache, own.layout, given)
+        layer = planned_layer(own, given, kv.k_pages)
         tokens = own.planned.q_len_per_req if given.q_len_per_req is None else given.q_len_per_req
         if not tokens or len(q) % tokens:
             raise AttentionError(f"q_len_per_req is {tokens}; it must divide the rows of q, {len(q)}")
@@ -107,8 +107,8 @@ class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWra
         super().__init__(workspace_buffer, kv_layout, True, use_tensor_cores, **buffers)
 
 
-def planned_layer(own: Any, given: Given) -> Layer:
-    """The planned layer with what a call changes; the window of a call replaces the plan's."""
+def planned_layer(own: Any, given: Given, k: Any) -> Layer:
+    """The planned layer with what a call over keys `k` changes; the window of a call replaces the plan's."""
     if own.layer is None:
         raise AttentionError("run is called before plan; plan says what belongs to each request")
     dtype = dtype_of(own.planned.o_data_type)
@@ -119,4 +119,4 @@ def planned_layer(own: Any, given: Given) -> Layer:
     if window is not None:
         dim, causal = given.q.shape[-1], vars(own.planned).get("causal", True)
         layer = Layer.of(Given(vars(own.planned) | {"window_left": window}), dim, causal)
-    return scaled(layer, given)
+    return scaled(layer, given, k)

@@ -12,9 +12,10 @@ from warpattn.errors import AttentionError
 from warpattn.inputs import is_tensor, kind_of, number
 from warpattn.integrations.signature import Given
 from warpattn.masks import Causal, Full, Mask, SlidingWindow
+from warpattn.quantized import EIGHT_BIT, Quantized
 from warpattn.scores import Score, SoftCap
 
-__all__ = ["Layer", "dtype_of", "finished", "heads_last", "of_layout", "scaled"]
+__all__ = ["Layer", "dtype_of", "eight_bit_scale", "finished", "heads_last", "of_layout", "scaled", "with_scales"]
 
 LAYOUTS = ("NHD", "HND")
 ROTATED = "positions are not encoded here: rotate q and k before the call"
@@ -46,20 +47,44 @@ class Layer(NamedTuple):
         return {"mask": self.mask, "score": self.score, "scale": self.scale, "return_lse": True}
 
 
-def scaled(layer: Layer, given: Given) -> Layer:
-    """The layer with the factors that a call brings for q and k; one for v is refused."""
-    asked = [vars(given).get(name) for name in SCALES]
-    factors = [1.0 if factor is None else factor for factor in asked]
-    found: list[float] = []
-    for name, factor in zip(SCALES, factors, strict=True):
+def scaled(layer: Layer, given: Given, k: Any) -> Layer:
+    """The layer with the factors that a call brings for q and for keys `k` of 16 bits; one for such v is refused."""
+    scale = layer.scale
+    for name in SCALES if getattr(k, "dtype", None) not in EIGHT_BIT else SCALES[:1]:
+        factor = vars(given).get(name)
         value = number(factor.reshape(()) if is_tensor(factor) and factor.numel() == 1 else factor)
+        if factor is not None and value is None:
+            rule = "it must be a number: scales of heads belong to keys and values of 8 bits"
+            raise AttentionError(f"{name} is {kind_of(factor)}; {rule}")
+        if name == "v_scale" and value not in (None, 1.0):
+            raise AttentionError(f"v_scale is {value}; multiply the output by it")
+        scale *= 1.0 if value is None else value
+    return layer._replace(scale=scale)
+
+
+def eight_bit_scale(name: str, given: Given, x: Any) -> Tensor | None:
+    """The scale that a call's `name` means for x (…, heads, dim) of 8 bits: a number, or a tensor of one or of one for
+    each head. Nothing is read from a card."""
+    factor = vars(given).get(name)
+    if factor is None or getattr(x, "dtype", None) not in EIGHT_BIT:
+        return None
+    if not is_tensor(factor):
+        value = number(factor)
         if value is None:
-            raise AttentionError(f"{name} is {kind_of(factor)}; it must be a number: scales of heads are not served")
-        found.append(value)
-    q_scale, k_scale, v_scale = found
-    if v_scale != 1.0:
-        raise AttentionError(f"v_scale is {v_scale}; multiply the output by it")
-    return layer._replace(scale=layer.scale * q_scale * k_scale)
+            rule = "it must be a number, or a tensor of one or of one for each head"
+            raise AttentionError(f"{name} is {kind_of(factor)}; {rule}")
+        return torch.full((), value, dtype=torch.float32, device=x.device)
+    if factor.numel() != 1 and tuple(factor.shape) != (x.shape[-2],):
+        rule = f"it must have one element, or shape ({x.shape[-2]},), (heads_kv,)"
+        raise AttentionError(f"{name} has shape {tuple(factor.shape)}; {rule}")
+    return factor.reshape(()) if factor.numel() == 1 else factor
+
+
+def with_scales(given: Given, k: Any, v: Any) -> tuple[Any, Any]:
+    """Keys and values, 8-bit ones with the scales that a call brings."""
+    scales = (eight_bit_scale("k_scale", given, k), eight_bit_scale("v_scale", given, v))
+    pairs = [x if scale is None else Quantized(x, scale) for x, scale in zip((k, v), scales, strict=True)]
+    return pairs[0], pairs[1]
 
 
 def of_layout(layout: object) -> str:

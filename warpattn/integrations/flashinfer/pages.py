@@ -15,7 +15,8 @@ from torch import Tensor
 
 from warpattn.errors import AttentionError
 from warpattn.inputs import is_tensor, kind_of
-from warpattn.integrations.flashinfer.layer import heads_last
+from warpattn.integrations.flashinfer.layer import eight_bit_scale, heads_last
+from warpattn.integrations.signature import Given
 from warpattn.sequences import PagedKV
 
 __all__ = ["PageLists", "Tables", "key_and_value"]
@@ -65,11 +66,13 @@ class Tables:
             self.table.copy_(table)
             self.lengths.copy_(lengths)
 
-    def over(self, cache: Cache, layout: str) -> PagedKV:
-        """The planned batch over a cache."""
+    def over(self, cache: Cache, layout: str, given: Given) -> PagedKV:
+        """The planned batch over a cache, with the scales that a call brings for one of 8 bits."""
         if self.table is None or self.lengths is None:
             raise AttentionError("run is called before plan; plan says which pages belong to each request")
-        return PagedKV(*key_and_value(cache, layout), self.table, self.lengths)
+        k, v = key_and_value(cache, layout)
+        scales = {name: eight_bit_scale(name, given, x) for name, x in (("k_scale", k), ("v_scale", v))}
+        return PagedKV(k, v, self.table, self.lengths, **scales)
 
 
 def key_and_value(cache: Cache, layout: str) -> tuple[Tensor, Tensor]:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from warpattn.api import attention_paged, attention_varlen
 from warpattn.errors import AttentionError
-from warpattn.integrations.flashinfer.decode import EIGHT_BIT, planned_layer
-from warpattn.integrations.flashinfer.layer import Layer, finished, of_layout
+from warpattn.integrations.flashinfer.decode import BLOCK_SCALES, planned_layer
+from warpattn.integrations.flashinfer.layer import Layer, finished, of_layout, with_scales
 from warpattn.integrations.flashinfer.pages import PageLists, Tables
 from warpattn.integrations.signature import Given, drop_in
 from warpattn.sequences import Ragged
@@ -31,7 +31,7 @@ HINTS_OF_PLAN = {
     "seq_lens_q", "max_token_per_sequence", "max_sequence_kv", "fixed_split_size", "disable_split_kv", "uniform_q_len",
     "num_qo_heads", "num_kv_heads",
 }  # fmt: skip
-REFUSED_BY_RUN = {"kv_cache_sf": EIGHT_BIT}
+REFUSED_BY_RUN = {"kv_cache_sf": BLOCK_SCALES}
 
 
 class _PrefillWrapper:
@@ -115,8 +115,8 @@ class BatchPrefillWithPagedKVCacheWrapper(_PrefillWrapper):
     def run(given: Any) -> Any:
         """q (tokens, Hq, D); out (tokens, Hq, Dv), with return_lse also lse (tokens, Hq)."""
         own = given.self
-        kv = own.tables.over(given.paged_kv_cache, own.layout)
-        tail = planned_layer(own, given).tail()
+        kv = own.tables.over(given.paged_kv_cache, own.layout, given)
+        tail = planned_layer(own, given, kv.k_pages).tail()
         seq = Ragged(own.cu_q, max_q=own.max_q)
         return finished(given, *attention_paged(given.q, kv, seq, out=given.out, sinks=given.sinks, **tail))
 
@@ -164,7 +164,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(_PrefillWrapper):
     def run(given: Any) -> Any:
         """q (tokens, Hq, D), k and v (keys, Hkv, D); out (tokens, Hq, Dv), with return_lse also lse (tokens, Hq)."""
         own = given.self
-        tail = planned_layer(own, given).tail()
-        return finished(given, *attention_varlen(given.q, given.k, given.v, own.seq, out=given.out, **tail))
+        tail = planned_layer(own, given, given.k).tail()
+        k, v = with_scales(given, given.k, given.v)
+        return finished(given, *attention_varlen(given.q, k, v, own.seq, out=given.out, **tail))
 
     begin_forward = plan

@@ -6,13 +6,22 @@ from typing import Any
 
 from warpattn.api import attention
 from warpattn.errors import AttentionError
-from warpattn.integrations.flashinfer.layer import Layer, dtype_of, finished, heads_last, of_layout, scaled
+from warpattn.integrations.flashinfer.decode import BLOCK_SCALES
+from warpattn.integrations.flashinfer.layer import (
+    Layer,
+    dtype_of,
+    finished,
+    heads_last,
+    of_layout,
+    scaled,
+    with_scales,
+)
 from warpattn.integrations.signature import Given, drop_in
 from warpattn.masks import Materialized
 
 __all__ = ["single_decode_with_kv_cache", "single_prefill_with_kv_cache"]
 
-EIGHT_BIT = "8-bit keys and values are not served"
+EIGHT_BIT = "queries of 8 bits are not served; with keys and values of 8 bits give k_scale and v_scale"
 
 
 @drop_in(
@@ -24,9 +33,9 @@ EIGHT_BIT = "8-bit keys and values are not served"
 )
 def single_decode_with_kv_cache(given: Given) -> Any:
     """q (Hq, D), k and v (keys, Hkv, D), or (Hkv, keys, D) as "HND"; out (Hq, D), with return_lse also lse (Hq,)."""
-    layer = scaled(Layer.of(given, given.q.shape[-1], causal=True), given)
-    k, v = (heads_last(x, of_layout(given.kv_layout)) for x in (given.k, given.v))
-    out, lse = attention(given.q[None, None], k[None], v[None], **layer.tail())
+    layer = scaled(Layer.of(given, given.q.shape[-1], causal=True), given, given.k)
+    k, v = (heads_last(x, of_layout(given.kv_layout))[None] for x in (given.k, given.v))
+    out, lse = attention(given.q[None, None], *with_scales(given, k, v), **layer.tail())
     result = finished(given, out[0], lse[0])
     return (result[0][0], result[1][0]) if isinstance(result, tuple) else result[0]
 
@@ -37,7 +46,8 @@ def single_decode_with_kv_cache(given: Given) -> Any:
     "sm_scale: number=None, window_left: number=-1, logits_soft_cap: number=None, rope_scale=None, rope_theta=None, "
     "backend='auto', return_lse=False, kv_cache_sf=None, k_scale=None, v_scale=None",
     refused={
-        **dict.fromkeys(("scale_q", "scale_k", "scale_v", "kv_cache_sf"), EIGHT_BIT),
+        **dict.fromkeys(("scale_q", "scale_k", "scale_v"), EIGHT_BIT),
+        "kv_cache_sf": BLOCK_SCALES,
         "packed_custom_mask": "give custom_mask, a bool for each query and key",
     },
     hints={"backend", "rope_scale", "rope_theta", "use_fp16_qk_reduction"},
@@ -48,9 +58,9 @@ def single_prefill_with_kv_cache(given: Given) -> Any:
     q = given.q
     if given.o_dtype is not None and dtype_of(given.o_dtype) != q.dtype:
         raise AttentionError(f"o_dtype is {given.o_dtype}; outputs have the dtype of q, {q.dtype}")
-    layer = scaled(Layer.of(given, q.shape[-1], given.causal and given.custom_mask is None), given)
+    layer = scaled(Layer.of(given, q.shape[-1], given.causal and given.custom_mask is None), given, given.k)
     if given.custom_mask is not None:
         layer = layer._replace(mask=layer.mask & Materialized(given.custom_mask.bool()[None]))
-    k, v = (heads_last(x, of_layout(given.kv_layout)) for x in (given.k, given.v))
-    out, lse = attention(q[None], k[None], v[None], **layer.tail())
+    k, v = (heads_last(x, of_layout(given.kv_layout))[None] for x in (given.k, given.v))
+    out, lse = attention(q[None], *with_scales(given, k, v), **layer.tail())
     return finished(given, out[0], lse[0])

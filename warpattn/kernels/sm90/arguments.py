@@ -53,6 +53,32 @@ class Scales(NamedTuple):
     q: Any
 
 
+class PrefillShape(NamedTuple):
+    """The `shape` argument of prefill, int32."""
+
+    seq_q: Any
+    seq_k: Any
+    heads_q: Any
+    group: Any  # query heads of a key head
+    m_tiles: Any  # query tiles of a head
+    heads: Any  # query heads of the whole batch
+    section: Any  # query heads whose tiles the scheduler hands out together
+
+
+class SplitShape(NamedTuple):
+    """The same where keys of a tile are shared out."""
+
+    seq_q: Any
+    seq_k: Any
+    heads_q: Any
+    group: Any
+    m_tiles: Any
+    heads: Any
+    section: Any
+    batch: Any
+    splits: Any  # parts of a tile
+
+
 def scale_rows(x: Tensor, scale: Tensor | None) -> ScaleRows:
     """The argument for the scale of keys or values x (batch or page, row, head, dim) or (row, head, dim)."""
     if scale is None or scale.ndim < 2:

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from warpattn.kernels.topology import Edge, Role, Topology
-from warpattn.problem.element import FP16, Element
+from warpattn.problem.element import Element
 
 from ..eight_bit import EightBit
 from ..prefill.config import CONSUMER_ROWS, KeyTileSizes, pad_dim
@@ -114,11 +114,6 @@ class StreamConfig:
     def stored(self) -> Element:
         """Of keys and values in memory."""
         return self.element if self.eight_bit is None else self.eight_bit.element
-
-    @property
-    def operand(self) -> Element:
-        """Of the operands of the products: all 8-bit values are fp16 ones, too."""
-        return self.element if self.eight_bit is None else FP16
 
     @property
     def box(self) -> int:

@@ -18,7 +18,7 @@ from ...pieces.softmax import SoftmaxState, as_quads, from_quads, pack, softmax_
 from ..bytes import LIFT, pack_bytes, step_in_bytes, unpack_bytes
 from ..columns import as_matrices, rescale_columns, wait_columns, zero_columns
 from ..layouts import accumulator_layout, element_type, operand_layout, turn_asm
-from .convert import of_tile, release_keys, scaled_scores, scaled_weights
+from .convert import as_fractions, of_tile, release_keys, scaled_scores, scaled_weights
 from .epilogue import store_output
 from .packed_rows import RowHeads, mask_heads, row_heads, row_tokens
 
@@ -64,7 +64,7 @@ def attend_role(ctx, wg: gl.constexpr):
     while tile.row >= 0:
         s = scaled_scores(ctx, s, k_state)
         release_keys(ctx, k_state, True)
-        scaled = of_tile(ctx, tile)
+        scaled = of_tile(ctx, tile, q_state, wg)
         span = ctx.work.key_tiles(ctx.mods, tile, config)
         rings.q.consumer_release(q_state, span.total == 1)
         state = first_tile(scaled, s, tile, span, wg, k_state, v_state)
@@ -162,7 +162,7 @@ def packed_weights(p, config: gl.constexpr):
     if config.products:
         return pack_bytes(p)
     else:
-        return pack(p, element_type(config.element))
+        return pack(p, element_type(config.weights))
 
 
 @gluon.jit
@@ -234,7 +234,7 @@ def operand(p, cols: gl.constexpr, config: gl.constexpr):
     if config.products:
         p = unpack_bytes(p, element_type(config.element))
     else:
-        p = unpack(p, element_type(config.element))
+        p = unpack(p, element_type(config.weights))
     return gl.convert_layout(p, operand_layout(cols, config.depth), assert_trivial=True)
 
 
@@ -243,6 +243,8 @@ def query_tile(ctx, q_state, wg: gl.constexpr):
     """This warpgroup's [64, D] queries in a slot of the Q ring; its last parts in registers."""
     config: gl.constexpr = ctx.config
     parts = as_matrices(ctx.rings.q.tile(q_state, wg), config.rows, config.qk_parts)
+    if config.power_bytes > 0:
+        parts = as_fractions(ctx, parts, q_state, wg)
     first: gl.constexpr = len(config.qk_parts) - config.held_parts
     held = ()
     for part in gl.static_range(first, len(parts)):

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from warpattn.kernels.pieces.scheduler_sizes import SPLIT_TILE_FIELDS, TILE_FIELDS
 from warpattn.kernels.topology import BARRIER_BYTES, Edge, Role, Signal, Topology
 from warpattn.problem import Problem
-from warpattn.problem.element import ELEMENT_OF, Element
+from warpattn.problem.element import ELEMENT_OF, FP16, Element
 
 from ..eight_bit import EightBit, eight_bit_of
 
@@ -49,6 +49,18 @@ class KeyTileSizes:
     dim_qk: int
     dim_v: int
     block_n: int
+    eight_bit: EightBit | None  # of keys and values in memory
+
+    @cached_property
+    def operand(self) -> Element:
+        """Of queries and keys where they are multiplied: all 8-bit values are fp16 ones, too."""
+        return self.element if self.eight_bit is None or self.products else FP16
+
+    @cached_property
+    def weights(self) -> Element:
+        """Of weights and values there, in prefill: fp16 does not hold weights times any scale."""
+        scaled = self.eight_bit is not None and self.eight_bit.scales[1] == "token"
+        return self.element if scaled else self.operand
 
     @property
     def products(self) -> bool:
@@ -204,6 +216,11 @@ class SM90Config(KeyTileSizes):
         return 4 * 2 * self.kv_stages * self.block_n if self.eight_bit and self.eight_bit.by_token else 0
 
     @cached_property
+    def power_bytes(self) -> int:
+        """Of the powers of two of all slots of queries, see `as_fractions`."""
+        return 4 * self.q_stages * self.consumers if self.operand != self.element else 0
+
+    @cached_property
     def repeats(self) -> bool:
         """Whether repeat.py can attend again to tiles that meet hidden values which are not finite."""
         return self.eight_bit is None
@@ -266,7 +283,7 @@ class SM90Config(KeyTileSizes):
             Edge("V", filling, attend, self.kv_stages, self.v_bytes),
         )
         fields = 4 * (tile_fields * self.q_stages + LEFT_SLOTS) + AGAIN_BARRIERS * BARRIER_BYTES
-        private = self.out_bytes + fields + self.scale_bytes
+        private = self.out_bytes + fields + self.scale_bytes + self.power_bytes
         return Topology((*roles, Role("load", 1, self.producer_registers)), edges, private, signals)
 
     @property
@@ -358,32 +375,6 @@ def stored(config: SM90Config) -> SM90Config:
         return config
     widest = 128 if config.block_n == 64 else 64
     return replace(config, store_parts=(min(widest, config.v_parts[-1]),))
-
-
-class PrefillShape(NamedTuple):
-    """The kernel's `shape` argument, int32."""
-
-    seq_q: Any
-    seq_k: Any
-    heads_q: Any
-    group: Any  # query heads of a key head
-    m_tiles: Any  # query tiles of a head
-    heads: Any  # query heads of the whole batch
-    section: Any  # query heads whose tiles the scheduler hands out together
-
-
-class SplitShape(NamedTuple):
-    """The same where keys of a tile are shared out."""
-
-    seq_q: Any
-    seq_k: Any
-    heads_q: Any
-    group: Any
-    m_tiles: Any
-    heads: Any
-    section: Any
-    batch: Any
-    splits: Any  # parts of a tile
 
 
 def is_masked(problem: Problem) -> bool:

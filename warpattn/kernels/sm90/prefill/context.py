@@ -171,6 +171,7 @@ class Rings:
     v: StagedPipeline  # [stages, 1, N, 1, Dv]
     k_in: gl.base_value  # the same as they are filled: 8-bit ones as `NarrowRing`
     v_in: gl.base_value
+    powers: gl.shared_memory_descriptor  # [stages * warpgroups, 1] fp32, of queries that are fractions
     scales: gl.tuple  # of 8-bit keys and values, each [stages, N] fp32, where tokens have some
     tiles: gl.shared_memory_descriptor  # [stages * fields, 1] int32: the tile of each Q slot
     out: Columns  # [warpgroup, 1, 64 / packed, packed, columns stored at a time]
@@ -205,8 +206,8 @@ def make_rings(config: gl.constexpr, fields: gl.constexpr = TILE_FIELDS, clipped
     dtype: gl.constexpr = element_type(config.element)
     wgs: gl.constexpr = config.consumers
     q = make_columns(config.q_stages * wgs, config.rows, config.qk_parts, dtype, clipped, config.packed)
-    k = make_columns(config.kv_stages, config.block_n, config.qk_parts, dtype, clipped)
-    v = make_columns(config.kv_stages, config.v_rows, config.v_columns, dtype, clipped)
+    k = make_columns(config.kv_stages, config.block_n, config.qk_parts, element_type(config.operand), clipped)
+    v = make_columns(config.kv_stages, config.v_rows, config.v_columns, element_type(config.weights), clipped)
     converts: gl.constexpr = config.converts
     more: gl.constexpr = config.kv_stages if converts else 0
     fills: gl.constexpr = CONVERTING if converts else 1
@@ -225,12 +226,16 @@ def make_rings(config: gl.constexpr, fields: gl.constexpr = TILE_FIELDS, clipped
     if config.scale_bytes > 0:
         for _ in gl.static_range(2):
             scales += (gl.allocate_shared_memory(gl.float32, [config.kv_stages, config.block_n], plain),)
+    powers = tiles
+    if config.power_bytes > 0:
+        powers = gl.allocate_shared_memory(gl.float32, [config.q_stages * wgs, 1], plain)
     return Rings(
         make_pipeline(q, empty_arrivals(topology, "Q"), config.q_stages, wgs),
         k_ring,
         v_ring,
         k_in,
         v_in,
+        powers,
         scales,
         tiles,
         out,

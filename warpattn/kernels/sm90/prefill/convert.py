@@ -7,9 +7,12 @@ wgmma reads values from shared memory only, and of 16 bits only if their rows ar
 once more. A slot has room for both forms one after the other: all of the 8-bit tile is in registers before the first
 16-bit element is written, and rings stay as deep as those of 16 bits.
 
-Operands have the dtype of the queries, which holds every e4m3 and e5m2 value. Scales per tensor and head become part of
-the softmax scale and of the output's factor. Where tokens have scales, the role brings those of keys and values with a
-key tile: the scores' columns are multiplied by the ones, their weights, before they are rounded, by the others.
+Operands are of fp16, which holds every e4m3 and e5m2 value and takes a quarter of the instructions that bf16 takes.
+Queries of bf16 become fp16 fractions of a power of two: the largest finite one of a warpgroup's tile gets 2^15 to 2^16,
+so that all within 2^29 of it are exact, and the others within 2^-40 of it. Scales per tensor and head become part of
+the softmax scale, as the power is, and of the output's factor. Where tokens have scales, the role brings those of keys
+and values with a key tile, loaded a tile ahead: the scores' columns are multiplied by the ones, their weights, before
+they are rounded, by the others. fp16 does not hold weights times any scale, so then values are of bf16.
 """
 
 from triton.experimental import gluon
@@ -22,6 +25,8 @@ from ..columns import as_matrices
 from ..layouts import accumulator_layout
 from .context import CONVERTING
 
+ONE = gl.constexpr(gl.BlockedLayout([1], [32], [CONVERTING], [0]))  # one number in every thread
+INFINITY = gl.constexpr(0x7F800000)  # the bits of
 LEAST_SCALE = gl.constexpr(2.0**-100)  # of scores: a smaller product of two scales makes exponents of 0 times infinity
 
 
@@ -36,10 +41,13 @@ def convert_role(ctx):
     while tile.row >= 0:
         span = ctx.work.key_tiles(ctx.mods, tile, config)
         ctx.rings.q.consumer_release(q_state)
-        k_state = convert_keys(ctx, k_state, tile, span.key_tile(0))
-        for i in range(1, span.total):
-            k_state = convert_keys(ctx, k_state, tile, span.key_tile(i))
-            v_state = convert(ctx.rings.v_in, v_state)
+        if by_token(config):
+            k_state, v_state = convert_scaled_keys(ctx, k_state, v_state, tile, span)
+        else:
+            k_state = convert(ctx.rings.k_in, k_state)
+            for i in range(1, span.total):
+                k_state = convert(ctx.rings.k_in, k_state)
+                v_state = convert(ctx.rings.v_in, v_state)
         v_state = convert(ctx.rings.v_in, v_state)
         q_state = q_state.step()
         tile = published(ctx, q_state)
@@ -53,39 +61,60 @@ def published(ctx, q_state):
 
 
 @gluon.jit
-def convert_keys(ctx, state, tile, key_tile):
-    """A tile of keys, and the scales of its keys and values where tokens have some."""
-    if by_token(ctx.config):
-        ctx.rings.k_in.wait(state)
-        for i in gl.static_range(2):
-            token_scales(ctx, state, tile, key_tile, i)
+def convert_scaled_keys(ctx, k_state, v_state, tile, span):
+    """The keys of an output tile with the scales of its tokens, and all values but the last."""
+    scales = load_scales(ctx, tile, span, scale_places(ctx, tile, span, 0), 0)
+    at = scale_places(ctx, tile, span, 1)
+    following = load_scales(ctx, tile, span, at, 1)
+    at = scale_places(ctx, tile, span, 2)
+    k_state = convert_scaled(ctx, k_state, scales)
+    for i in range(1, span.total):
+        scales = following
+        following = load_scales(ctx, tile, span, at, i + 1)
+        at = scale_places(ctx, tile, span, i + 2)
+        k_state = convert_scaled(ctx, k_state, scales)
+        v_state = convert(ctx.rings.v_in, v_state)
+    return k_state, v_state
+
+
+@gluon.jit
+def convert_scaled(ctx, state, scales):
+    """A tile of keys, and the scales of its keys and values."""
+    ctx.rings.k_in.wait(state)
+    for i in gl.static_range(2):
+        if has_scale(ctx.config, i, "token"):
+            ctx.rings.scales[i].index(state.index).store(scales[i])
     return convert(ctx.rings.k_in, state)
 
 
 @gluon.jit
 def convert(slots, state):
-    """The next tile of a ring, when it has arrived, in 16 bits."""
+    """The next tile of a ring of keys or values, when it has arrived, in 16 bits."""
     config: gl.constexpr = slots.config
     slots.wait(state)
     widths: gl.constexpr = config.parts[slots.number]
     narrow = as_matrices(slots.tile(state), config.block_n, widths)
     wide = as_matrices(slots.ring.tile(state), config.block_n, widths)
     for part in gl.static_range(len(wide)):
-        convert_part(narrow[part], wide[part], widths[part], config)
+        convert_part(narrow[part], wide[part], widths[part])
     fence_async_shared()
     slots.ring.producer_commit(state)
     return state.step()
 
 
 @gluon.jit
-def convert_part(narrow, wide, cols: gl.constexpr, config: gl.constexpr):
+def convert_part(narrow, wide, cols: gl.constexpr):
     """The 8-bit elements of a part [N, columns] over themselves, in 16 bits."""
-    lanes: gl.constexpr = cols // 8
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // lanes, lanes], [CONVERTING, 1], [1, 0])
-    x = narrow.load(layout).to(gl.float16)
-    if config.element.name == "bf16":
+    x = narrow.load(rows_layout(cols)).to(gl.float16)
+    if wide.dtype == gl.bfloat16:
         x = x.to(gl.float32).to(gl.bfloat16)
     wide.store(x)
+
+
+@gluon.constexpr_function
+def rows_layout(cols):
+    """Registers of rows of a part, 8 elements in a piece."""
+    return gl.BlockedLayout([1, 8], [32 * 8 // cols, cols // 8], [CONVERTING, 1], [1, 0])
 
 
 @gluon.constexpr_function
@@ -101,18 +130,92 @@ def has_scale(config, i, *kinds):
 
 
 @gluon.jit
-def token_scales(ctx, state, tile, key_tile, i: gl.constexpr):
-    """Scales of the keys (0) or values (1) of a key tile into their slot: 1 past the end."""
-    config: gl.constexpr = ctx.config
-    if has_scale(config, i, "token"):
-        layout: gl.constexpr = gl.BlockedLayout([1], [32], [CONVERTING], [0])
-        rows = ctx.scales.v if i else ctx.scales.k
-        key = key_tile * config.block_n + gl.arange(0, config.block_n, layout)
-        outer, row = ctx.tensors.k.place(ctx, tile, key)
+def tile_keys(ctx, span, i):
+    """Keys [N] of key tile number `i` of a span, of the last one for numbers beyond."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [CONVERTING], [0])
+    first = span.key_tile(gl.minimum(i, span.total - 1)) * ctx.config.block_n
+    return first + gl.arange(0, ctx.config.block_n, layout)
+
+
+@gluon.jit
+def scale_places(ctx, tile, span, i):
+    """(batch entry or page, row) of the scales of key tile number `i`: a page number takes as long to arrive as the
+    scale that it leads to, so it is read a tile earlier."""
+    key = tile_keys(ctx, span, i)
+    outer, row = ctx.tensors.k.place(ctx, tile, key)
+    return outer + 0 * key, row
+
+
+@gluon.jit
+def load_scales(ctx, tile, span, at, i):
+    """Scales [N] of the keys and of the values of key tile number `i`: 1 past the end, or where tokens have none."""
+    there = tile_keys(ctx, span, i) < ctx.work.lengths(tile).seq_k
+    return token_scale(ctx, ctx.scales.k, tile, at, there, 0), token_scale(ctx, ctx.scales.v, tile, at, there, 1)
+
+
+@gluon.jit
+def token_scale(ctx, rows, tile, at, there, i: gl.constexpr):
+    """Scales [N] of the keys (0) or values (1) at these places."""
+    if has_scale(ctx.config, i, "token"):
         head = (tile.h // ctx.work.group).to(gl.int64) * rows.head
-        at = gl.to_tensor(outer).to(gl.int64) * rows.outer + row.to(gl.int64) * rows.row + head
-        scale = gl.load(rows.scale + at, mask=key < ctx.work.lengths(tile).seq_k, other=1.0)
-        ctx.rings.scales[i].index(state.index).store(scale)
+        place = at[0].to(gl.int64) * rows.outer + at[1].to(gl.int64) * rows.row + head
+        return gl.load(rows.scale + place, mask=there, other=1.0)
+    else:
+        return gl.full(there.shape, 1.0, gl.float32, there.type.layout)
+
+
+@gluon.jit
+def as_fractions(ctx, narrow, q_state, wg: gl.constexpr):
+    """A warpgroup's queries of bf16, parts of [64, D] in a slot, over themselves as fp16 fractions of a power of two,
+    which goes to its place beside the ring."""
+    config: gl.constexpr = ctx.config
+    top = largest(narrow, False)
+    if top >= INFINITY:
+        top = largest(narrow, True)
+    exponent = gl.maximum(top >> 23, 16)
+    factor = ((269 - exponent) << 23).to(gl.float32, bitcast=True)
+    wide = ()
+    for part in gl.static_range(len(narrow)):
+        wide += (multiplied(narrow[part], factor),)
+    power = gl.full([1], ((exponent - 15) << 23).to(gl.float32, bitcast=True), gl.float32, ONE)
+    ctx.rings.powers.index(q_state.index * config.consumers + wg).store(power)
+    fence_async_shared()
+    gl.barrier()
+    return wide
+
+
+@gluon.jit
+def largest(tile, finite: gl.constexpr):
+    """The bits of the largest magnitude, or `finite` one, in a tile of bf16, as those of fp32. Pairs are compared as
+    they lie: one of 64 x 128 takes 128 instructions a thread."""
+    top = gl.to_tensor(0)
+    for part in gl.static_range(len(tile)):
+        pairs = words(tile[part])
+        first = (pairs << 16) & 0x7FFFFFFF
+        second = pairs & 0x7FFF0000
+        if finite:
+            first = gl.where(first < INFINITY, first, 0)
+            second = gl.where(second < INFINITY, second, 0)
+        top = gl.maximum(top, gl.max(gl.maximum(first, second), None))
+    return top
+
+
+@gluon.jit
+def words(x):
+    """A tile of bf16 as numbers of 32 bits, two elements in each."""
+    rows: gl.constexpr = x.shape[0]
+    cols: gl.constexpr = x.shape[1] // 2
+    bits = x.reinterpret(gl.int32, [rows, cols], gl.NVMMASharedLayout.get_default_for([rows, cols], gl.int32))
+    return bits.load(gl.BlockedLayout([1, 4], [32 * 4 // cols, cols // 4], [CONVERTING, 1], [1, 0]))
+
+
+@gluon.jit
+def multiplied(x, factor):
+    """A tile of bf16 times a factor, in its place as one of fp16."""
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(x.shape, gl.float16)
+    wide = x.reinterpret(gl.float16, x.shape, layout)
+    wide.store((x.load(rows_layout(x.shape[1])).to(gl.float32) * factor).to(gl.float16))
+    return wide
 
 
 @gluon.jit
@@ -135,15 +238,23 @@ def head_scale(ctx, tile, i: gl.constexpr):
 
 
 @gluon.jit
-def of_tile(ctx, tile):
-    """The context with the scales of a tile's keys and queries as part of the softmax scale."""
+def of_tile(ctx, tile, q_state, wg: gl.constexpr):
+    """The context with the scales of a tile's keys and queries, and the power of these, as part of the softmax
+    scale."""
+    config: gl.constexpr = ctx.config
+    scale = ctx.scale
     for i in gl.static_range(0, 4, 2):
-        if has_scale(ctx.config, i, "tensor", "head"):
-            scale = ctx.scale * head_scale(ctx, tile, i)
-            if ctx.mods.score is None:  # a scale of 0 or below comes with a score function
-                scale = gl.maximum(scale, LEAST_SCALE)
-            ctx = ctx.with_scale(scale)
-    return ctx
+        if has_scale(config, i, "tensor", "head"):
+            scale *= head_scale(ctx, tile, i)
+    if config.power_bytes > 0:
+        slot = ctx.rings.powers.index(q_state.index * config.consumers + wg)
+        scale *= gl.max(slot.load(ONE), 0)
+    if config.eight_bit is None:
+        return ctx
+    elif ctx.mods.score is None:  # a scale of 0 or below comes with a score function
+        return ctx.with_scale(gl.maximum(scale, LEAST_SCALE))
+    else:
+        return ctx.with_scale(scale)
 
 
 @gluon.jit

@@ -14,9 +14,17 @@ from warpattn.problem.operands import Operands, modifier_args, programs
 from warpattn.sequences import Dense, Sequence
 
 from ...nvidia.combine_launch import combine_launch, workspace
-from ..arguments import ACROSS_KEYS, KEYS_OF_PRODUCT, AcrossShape, prefill_scales, strided
+from ..arguments import (
+    ACROSS_KEYS,
+    KEYS_OF_PRODUCT,
+    AcrossShape,
+    PrefillShape,
+    SplitShape,
+    prefill_scales,
+    strided,
+)
 from .choice import choose
-from .config import PrefillShape, SM90Config, SplitShape, pad_dim
+from .config import SM90Config, pad_dim
 
 OPTIONS = compile_options()
 DENSE = Dense()

@@ -8,11 +8,11 @@ from triton.experimental.gluon import language as gl
 from warpattn.language.nodes import Program
 from warpattn.problem.element import FP8
 
-from ..arguments import AcrossShape, int32_fields, scale_types, strided_types
+from ..arguments import AcrossShape, PrefillShape, SplitShape, int32_fields, scale_types, strided_types
 from ..columns import tile_box
 from ..layouts import element_type
 from ..signature import ALIGNED, Features, attention_source
-from .config import PrefillShape, SM90Config, SplitShape
+from .config import SM90Config
 from .context import output_type, stored_type
 from .kernel import prefill_kernel
 from .values_across import values_across_kernel
