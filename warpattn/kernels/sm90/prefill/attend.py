@@ -18,7 +18,7 @@ from ...pieces.softmax import SoftmaxState, as_quads, from_quads, pack, softmax_
 from ..bytes import LIFT, pack_bytes, step_in_bytes, unpack_bytes
 from ..columns import as_matrices, rescale_columns, wait_columns, zero_columns
 from ..layouts import accumulator_layout, element_type, operand_layout, turn_asm
-from .convert import as_fractions, of_tile, release_keys, scaled_scores, scaled_weights
+from .convert import as_fp16, make_fractions, of_tile, release_keys, scaled_scores, scaled_weights
 from .epilogue import store_output
 from .packed_rows import RowHeads, mask_heads, row_heads, row_tokens
 
@@ -55,8 +55,8 @@ def attend_role(ctx, wg: gl.constexpr):
         turn_pass(wg, config)
 
     rings.q.consumer_wait(q_state)
-    q_tile = query_tile(ctx, q_state, wg)
     tile = ctx.work.read(rings.tiles, q_state.index)
+    q_tile = query_tile(ctx, q_state, tile, wg)
     rings.k.consumer_wait(k_state)
     s = start_scores(q_tile, key_tile(ctx, k_state), config)
     s = warpgroup_mma_wait(0, deps=(s,))
@@ -78,8 +78,8 @@ def attend_role(ctx, wg: gl.constexpr):
         o = start_output(state, value_tile(ctx, state.v), config)
         q_state = q_state.step()
         rings.q.consumer_wait(q_state)
-        q_tile = query_tile(ctx, q_state, wg)
         following = ctx.work.read(rings.tiles, q_state.index)
+        q_tile = query_tile(ctx, q_state, following, wg)
         rings.k.consumer_wait(state.k, following.row >= 0)
         s = start_scores(q_tile, key_tile(ctx, state.k), config)
         turn_pass(wg, config)
@@ -239,12 +239,14 @@ def operand(p, cols: gl.constexpr, config: gl.constexpr):
 
 
 @gluon.jit
-def query_tile(ctx, q_state, wg: gl.constexpr):
-    """This warpgroup's [64, D] queries in a slot of the Q ring; its last parts in registers."""
+def query_tile(ctx, q_state, tile, wg: gl.constexpr):
+    """This warpgroup's [64, D] queries of `tile` in a slot of the Q ring; its last parts in registers."""
     config: gl.constexpr = ctx.config
     parts = as_matrices(ctx.rings.q.tile(q_state, wg), config.rows, config.qk_parts)
     if config.power_bytes > 0:
-        parts = as_fractions(ctx, parts, q_state, wg)
+        if tile.row >= 0:
+            make_fractions(ctx, parts, q_state, wg)
+        parts = as_fp16(parts)
     first: gl.constexpr = len(config.qk_parts) - config.held_parts
     held = ()
     for part in gl.static_range(first, len(parts)):

@@ -8,11 +8,11 @@ once more. A slot has room for both forms one after the other: all of the 8-bit 
 16-bit element is written, and rings stay as deep as those of 16 bits.
 
 Operands are of fp16, which holds every e4m3 and e5m2 value and takes a quarter of the instructions that bf16 takes.
-Queries of bf16 become fp16 fractions of a power of two: the largest finite one of a warpgroup's tile gets 2^15 to 2^16,
-so that all within 2^29 of it are exact, and the others within 2^-40 of it. Scales per tensor and head become part of
-the softmax scale, as the power is, and of the output's factor. Where tokens have scales, the role brings those of keys
-and values with a key tile, loaded a tile ahead: the scores' columns are multiplied by the ones, their weights, before
-they are rounded, by the others. fp16 does not hold weights times any scale, so then values are of bf16.
+The warpgroup that has queries of bf16 makes fp16 fractions of a power of two of them: its largest finite one gets 2^15
+to 2^16, so that all within 2^29 of it are exact, and the others within 2^-40 of it. Scales per tensor and head become
+part of the softmax scale, as the power is, and of the output's factor. Where tokens have scales, the role brings those
+of keys and values with a key tile, loaded a tile ahead: the scores' columns are multiplied by the ones, their weights,
+before they are rounded, by the others. fp16 does not hold weights times any scale, so then values are of bf16.
 """
 
 from triton.experimental import gluon
@@ -112,9 +112,9 @@ def convert_part(narrow, wide, cols: gl.constexpr):
 
 
 @gluon.constexpr_function
-def rows_layout(cols):
-    """Registers of rows of a part, 8 elements in a piece."""
-    return gl.BlockedLayout([1, 8], [32 * 8 // cols, cols // 8], [CONVERTING, 1], [1, 0])
+def rows_layout(cols, run=8):
+    """Registers of rows of a part, `run` elements in a piece."""
+    return gl.BlockedLayout([1, run], [32 * run // cols, cols // run], [CONVERTING, 1], [1, 0])
 
 
 @gluon.constexpr_function
@@ -165,23 +165,23 @@ def token_scale(ctx, rows, tile, at, there, i: gl.constexpr):
 
 
 @gluon.jit
-def as_fractions(ctx, narrow, q_state, wg: gl.constexpr):
+def make_fractions(ctx, tile, q_state, wg: gl.constexpr):
     """A warpgroup's queries of bf16, parts of [64, D] in a slot, over themselves as fp16 fractions of a power of two,
     which goes to its place beside the ring."""
     config: gl.constexpr = ctx.config
-    top = largest(narrow, False)
+    top = largest(tile, False)
     if top >= INFINITY:
-        top = largest(narrow, True)
+        top = largest(tile, True)
     exponent = gl.maximum(top >> 23, 16)
     factor = ((269 - exponent) << 23).to(gl.float32, bitcast=True)
-    wide = ()
-    for part in gl.static_range(len(narrow)):
-        wide += (multiplied(narrow[part], factor),)
+    wide = as_fp16(tile)
+    for part in gl.static_range(len(tile)):
+        x = tile[part].load(rows_layout(tile[part].shape[1])).to(gl.float32) * factor
+        wide[part].store(x.to(gl.float16))
     power = gl.full([1], ((exponent - 15) << 23).to(gl.float32, bitcast=True), gl.float32, ONE)
     ctx.rings.powers.index(q_state.index * config.consumers + wg).store(power)
     fence_async_shared()
     gl.barrier()
-    return wide
 
 
 @gluon.jit
@@ -190,7 +190,8 @@ def largest(tile, finite: gl.constexpr):
     they lie: one of 64 x 128 takes 128 instructions a thread."""
     top = gl.to_tensor(0)
     for part in gl.static_range(len(tile)):
-        pairs = words(tile[part])
+        bits = reinterpreted(tile[part], gl.int32)
+        pairs = bits.load(rows_layout(bits.shape[1], 4))
         first = (pairs << 16) & 0x7FFFFFFF
         second = pairs & 0x7FFF0000
         if finite:
@@ -201,21 +202,20 @@ def largest(tile, finite: gl.constexpr):
 
 
 @gluon.jit
-def words(x):
-    """A tile of bf16 as numbers of 32 bits, two elements in each."""
-    rows: gl.constexpr = x.shape[0]
-    cols: gl.constexpr = x.shape[1] // 2
-    bits = x.reinterpret(gl.int32, [rows, cols], gl.NVMMASharedLayout.get_default_for([rows, cols], gl.int32))
-    return bits.load(gl.BlockedLayout([1, 4], [32 * 4 // cols, cols // 4], [CONVERTING, 1], [1, 0]))
+def as_fp16(tile):
+    """The parts of a tile of bf16 as parts of fp16 in the same place."""
+    parts = ()
+    for part in gl.static_range(len(tile)):
+        parts += (reinterpreted(tile[part], gl.float16),)
+    return parts
 
 
 @gluon.jit
-def multiplied(x, factor):
-    """A tile of bf16 times a factor, in its place as one of fp16."""
-    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(x.shape, gl.float16)
-    wide = x.reinterpret(gl.float16, x.shape, layout)
-    wide.store((x.load(rows_layout(x.shape[1])).to(gl.float32) * factor).to(gl.float16))
-    return wide
+def reinterpreted(x, dtype: gl.constexpr):
+    """A part [rows, columns] as one of `dtype` in the same place."""
+    rows: gl.constexpr = x.shape[0]
+    cols: gl.constexpr = x.shape[1] * x.dtype.primitive_bitwidth // dtype.primitive_bitwidth
+    return x.reinterpret(dtype, [rows, cols], gl.NVMMASharedLayout.get_default_for([rows, cols], dtype))
 
 
 @gluon.jit
