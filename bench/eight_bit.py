@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from bench.decode import COLD, MOST_LAYERS, expected, render
 from bench.decode_cases import Case, Inputs, make_layers
 from bench.decode_own import own_calls, sequence_of
 from bench.inputs import default_device
-from bench.peers.adapter import Call, first_line
+from bench.peers.adapter import first_line
 from warpattn.cli.spelling import STORED_HELP, stored
 
 OWN, TOKENS, SIXTEEN = "8-bit", "8-bit, token scales", "16-bit"
@@ -66,7 +66,7 @@ def as_stored(x: Inputs) -> Inputs:
     return x if x.scale is None else replace(x, k=x.k.float() / 64, v=x.v.float() / 64)
 
 
-def prefill_calls(x: Inputs) -> list[Call]:
+def prefill_calls(x: Inputs) -> list[Callable[[], Any]]:
     """Causal attention of as many queries as the case has tokens."""
     sequence, out = sequence_of(x), torch.empty_like(x.q)
     if isinstance(sequence, wa.PagedKV):

@@ -71,8 +71,8 @@ class Tables:
         if self.table is None or self.lengths is None:
             raise AttentionError("run is called before plan; plan says which pages belong to each request")
         k, v = key_and_value(cache, layout)
-        scales = {name: eight_bit_scale(name, given, x) for name, x in (("k_scale", k), ("v_scale", v))}
-        return PagedKV(k, v, self.table, self.lengths, **scales)
+        k_scale, v_scale = eight_bit_scale("k_scale", given, k), eight_bit_scale("v_scale", given, v)
+        return PagedKV(k, v, self.table, self.lengths, k_scale=k_scale, v_scale=v_scale)
 
 
 def key_and_value(cache: Cache, layout: str) -> tuple[Tensor, Tensor]:
