@@ -16,6 +16,7 @@ from tests.sim.knocking import SM90_PREFILL, knocked_out, reviewed
 from tests.sim.sm90.decode import built
 from tests.sim.sm90.prefill import error
 from tests.sim.sm90.test_decode import SCHEDULES
+from tests.sim.sm90.test_lengths_code import FIRST
 from warpattn.kernels.sm90.select import list_launches
 from warpattn.problem import Call, CheckedCall, validate
 from warpattn.problem.launch import DEFAULT_OPTIONS
@@ -140,14 +141,24 @@ def test_values_are_transposed_in_the_order_of_the_weights():
 
 @pytest.mark.full
 def test_it_needs_its_synchronisation():
-    case = Case(300, 700, heads=1, heads_kv=1)
-    checked, x, sequence = checked_call(case, operands(case))
-    first, step = list_launches(checked, x, sequence, DEFAULT_OPTIONS)
+    """In tiles of many keys, of one key tile, where slots of queries are waited for, and of as many as a ring has
+    slots, where slots for the first keys of the next tile are."""
+    steps = []
+    for queries, keys in ((300, 700), (800, 100), (400, 512)):
+        case = Case(queries, keys, heads=1, heads_kv=1)
+        checked, x, sequence = checked_call(case, operands(case))
+        across, step = list_launches(checked, x, sequence, DEFAULT_OPTIONS)
+        assert run_launch(across, Options()).clean
+        steps.append(step)
+    assert len({step.key for step in steps}) == 1
 
     def once(module, schedule):
-        wa.sim.simulate(built(first), first.grid, first.args)
-        step.args["counter_ptr"].zero_()  # a changed kernel may leave it anywhere
-        return wa.sim.simulate(module, (1,), step.args, schedule=schedule, step_limit=20_000)
+        for step in steps:
+            step.args["counter_ptr"].zero_()  # a changed kernel may leave it anywhere
+            report = wa.sim.simulate(module, (1,), step.args, schedule=schedule, step_limit=20_000)
+            if not report.clean:
+                break
+        return report
 
-    results = knocked_out(built(step), once, reviewed(SM90_PREFILL))
+    results = knocked_out(built(steps[0]), once, reviewed([*SM90_PREFILL, FIRST]))
     assert sum(found.noticed for found in results) > 0.8 * len(results)
