@@ -22,7 +22,7 @@ from warpattn.problem import Call, CheckedCall
 from warpattn.problem.backward import CheckedBackward
 from warpattn.runtime import execute
 from warpattn.runtime.call_cache import Result
-from warpattn.runtime.training.gradients import Along, Saved, Wanted, checked_backward, take_gradients
+from warpattn.runtime.training.gradients import NOTHING, Along, Saved, Wanted, checked_backward, take_gradients
 from warpattn.sequences import Sequence
 
 
@@ -65,7 +65,7 @@ class _Attention(torch.autograd.Function):
         checked: CheckedBackward = checked_backward(job.checked, job.deterministic)
         saved = Saved(*ctx.saved_tensors[:6])
         wanted = Wanted(needed[3], tuple(needed[4:]))
-        with torch.no_grad():
+        with torch.no_grad() if torch.is_grad_enabled() else NOTHING:  # create_graph=True turns gradients on
             found = take_gradients(checked, job.sequence, saved, Along(*gradients), wanted)
         given = (found.q, found.k, found.v, found.sinks, *found.captured)
         given = tuple(x if need else None for x, need in zip(given, needed, strict=True))
@@ -74,7 +74,7 @@ class _Attention(torch.autograd.Function):
 
 def taken_once(gradients: Iterable[Tensor | None]) -> Iterable[Tensor | None]:
     """Gradients that a backward returns, which are one clear error where they are differentiated again."""
-    if not torch.is_grad_enabled():  # create_graph=True turns it on
+    if not torch.is_grad_enabled():
         return gradients
     return _Once.apply(*(x if x is None else x.requires_grad_() for x in gradients))
 

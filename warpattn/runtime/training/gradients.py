@@ -24,6 +24,9 @@ from warpattn.sequences import Sequence
 from warpattn.side_by_side import beside
 
 
+NOTHING = contextlib.nullcontext()
+
+
 class Saved(NamedTuple):
     """What the backward needs of the forward, in its shapes; lse is fp32."""
 
@@ -99,7 +102,7 @@ def _run(checked: CheckedBackward, sequence: Sequence, x: Gradients) -> None:
         simulate.run_backward(checked, x, sequence)
     else:
         device = x.q.get_device()
-        with contextlib.nullcontext() if cuda.current_device() == device else torch.cuda.device(device):
+        with NOTHING if cuda.current_device() == device else torch.cuda.device(device):
             if not repeated.launched_again(checked, sequence, x):
                 _launch(checked, sequence, x, device)
 
