@@ -41,7 +41,7 @@ REDUNDANT = [
     ("ttng.fence_async_shared", "    fence_async_shared()\n", "it makes new barriers visible to TMA: not modelled"),
     ("ttng.wait_barrier", "load_keys(ctx, ctx.tensors.k", ONCE),
     ("ttng.wait_barrier", "load_keys(ctx, ctx.tensors.v", ONCE),
-    ("ttng.wait_barrier", "full = ctx.rings.q.producer_acquire(q_state)", NO_TILE),
+    ("ttng.wait_barrier", "full = ctx.rings.q.producer_acquire(state)", NO_TILE),
 ]
 SHARES = [
     ("mbarrier.arrive.release.cta.shared::cta.b64", "rings.do.consumer_release(state)", LATEST),

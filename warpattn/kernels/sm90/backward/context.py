@@ -208,7 +208,7 @@ def make_rings(config: gl.constexpr):
     return Rings(
         make_pipeline(k, empty_arrivals(topology, "K"), 1, parts),
         make_pipeline(v, empty_arrivals(topology, "V"), 1, parts),
-        make_pipeline(q, empty_arrivals(topology, "Q"), STAGES),
+        make_pipeline(q, empty_arrivals(topology, "Q"), STAGES, fills=2),  # its bytes, and the visit
         make_pipeline(do, empty_arrivals(topology, "dO"), STAGES),
         ds,
         p,

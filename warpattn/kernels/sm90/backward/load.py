@@ -38,25 +38,22 @@ def load_role(ctx):
     key_state = producer_state(1)
     load_keys(ctx, ctx.tensors.k, ctx.rings.k, key_state, ctx.config.padded_qk)
     search, visit = next_visit(ctx, first_search(ctx))
-    q_state = producer_state(STAGES)
-    do_state = producer_state(STAGES)
+    state = producer_state(STAGES)  # of the rings of Q and dO
     if visit.row < 0:
-        full = ctx.rings.q.producer_acquire(q_state)
+        full = ctx.rings.q.producer_acquire(state)
         publish_visit(ctx.rings.visits, 0, visit)
-        mbarrier.arrive(full, count=1)
+        mbarrier.arrive(full, count=2)
         mbarrier.arrive(ctx.rings.ds.full(0), count=4 * ctx.config.key_parts)  # for `reduce`, which no dS will reach
     pending = gl.to_tensor(True)
     while visit.row >= 0:
-        search, following = next_visit(ctx, search)
-        flags = visit.flags | gl.where(following.row >= 0, MORE, 0)
-        visit = Visit(visit.b, visit.h, visit.row, flags, visit.turn)
-        load_rows(ctx, (ctx.tensors.q, ctx.tensors.shift), ctx.rings.q, ctx.rings.shift, q_state, visit, True)
+        load_rows(ctx, (ctx.tensors.q, ctx.tensors.shift), ctx.rings.q, ctx.rings.shift, state, visit)
+        search, following = next_visit(ctx, search)  # while Q is on its way
+        announce(ctx, state, visit, following)
         if pending:
             load_keys(ctx, ctx.tensors.v, ctx.rings.v, key_state, ctx.config.padded_v)
             pending = gl.to_tensor(False)
-        load_rows(ctx, (ctx.tensors.do, ctx.tensors.delta), ctx.rings.do, ctx.rings.delta, do_state, visit, False)
-        q_state = q_state.step()
-        do_state = do_state.step()
+        load_rows(ctx, (ctx.tensors.do, ctx.tensors.delta), ctx.rings.do, ctx.rings.delta, state, visit)
+        state = state.step()
         visit = following
 
 
@@ -73,16 +70,22 @@ def load_keys(ctx, source, ring, state, cols: gl.constexpr):
 
 
 @gluon.jit
-def load_rows(ctx, sources, ring, numbers, state, visit, publish: gl.constexpr):
-    """Rows of Q or dO with their numbers into the next slot, and with Q, if `publish`, the visit."""
+def load_rows(ctx, sources, ring, numbers, state, visit):
+    """Rows of Q or dO with their numbers into the next slot."""
     keys = ctx.keys
     full = ring.producer_acquire(state)
-    if publish:
-        publish_visit(ctx.rings.visits, state.index + STAGES * (state.phase ^ 1), visit)
-    cols: gl.constexpr = ctx.config.padded_qk if publish else ctx.config.padded_v
-    mbarrier.expect(full, ctx.config.row_bytes(cols))
+    mbarrier.expect(full, ctx.config.row_bytes(ring.smem.shape[-1]))
     sources[0].load(keys.q_start, keys.seq_q, visit.row, visit.h, full, ring.tile(state))
     tma.async_load(sources[1], [keys.head + visit.h, keys.row + visit.row], full, numbers.index(state.index))
+
+
+@gluon.jit
+def announce(ctx, state, visit, following):
+    """Publish a visit, and whether another one follows; Q of its slot is full when it has arrived, too."""
+    flags = visit.flags | gl.where(following.row >= 0, MORE, 0)
+    visit = Visit(visit.b, visit.h, visit.row, flags, visit.turn)
+    publish_visit(ctx.rings.visits, state.index + STAGES * (state.phase ^ 1), visit)
+    mbarrier.arrive(ctx.rings.q.full(state.index), count=1)
 
 
 @gluon.jit
