@@ -23,7 +23,6 @@ from warpattn.runtime.training.captured import captured_gradients
 from warpattn.sequences import Sequence
 from warpattn.side_by_side import beside
 
-
 NOTHING = contextlib.nullcontext()
 
 
