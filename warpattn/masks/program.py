@@ -25,7 +25,7 @@ class Span(NamedTuple):
 
     def clamped(self, len_k: Value) -> Span:
         """The same with first and last in 0..len_k and the full part between them."""
-        first = self.first if _is_zero(self.first) else minimum(maximum(self.first, 0), len_k)
+        first = self.first if type(self.first) is int and self.first == 0 else minimum(maximum(self.first, 0), len_k)
         last = self.last if self.last is len_k else maximum(minimum(self.last, len_k), 0)
         full_lo = first if self.full_lo is self.first else maximum(self.full_lo, first)
         full_hi = last if self.full_hi is self.last else minimum(self.full_hi, last)
@@ -44,7 +44,3 @@ class MaskProgram:
     span: tuple[Node, Node, Node, Node]
     tensors: tuple[Tensor, ...]
     key: tuple[Any, ...]
-
-
-def _is_zero(value: Any) -> bool:
-    return isinstance(value, int) and value == 0

@@ -54,11 +54,7 @@ TORCH_DTYPES = {"bool": torch.bool, "int": torch.int32, "int64": torch.int64, "f
 
 
 def _dtype(value: Any) -> torch.dtype | None:
-    return TORCH_DTYPES[value.dtype] if _is_symbol(value) else None
-
-
-def _is_symbol(value: Any) -> bool:
-    return isinstance(value, Expr)
+    return TORCH_DTYPES[value.dtype] if isinstance(value, Expr) else None
 
 
 def _boolean(x: Any) -> Any:

@@ -30,8 +30,9 @@ class Condition(NamedTuple):
 
 def conditions(node: Node) -> tuple[Condition, ...]:
     """The conditions whose conjunction is the boolean `node`, its outermost ands taken apart; those without an `always`
-    first."""
-    found = [Condition(_single(part), always(part)) for part in _parts(spread(node))]
+    first. A condition of more than one comparison is a margin."""
+    parts = _parts(spread(node))
+    found = [Condition(margin(part) if part[0] in ("or", "not") else part, always(part)) for part in parts]
     return tuple(sorted(found, key=lambda condition: condition.always is not None))
 
 
@@ -88,11 +89,6 @@ def ends(node: Node) -> Ends | None:
     if node[0] == "sub":
         b = b[::-1]
     return build(node[0], "int", a[0], b[0]), build(node[0], "int", a[1], b[1])
-
-
-def _single(node: Node) -> Node:
-    """The condition as a margin if it has more than one comparison."""
-    return margin(node) if node[0] in ("or", "not") else node
 
 
 def margin(node: Node) -> Node:

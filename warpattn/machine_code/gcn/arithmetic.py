@@ -137,10 +137,6 @@ COMPARISONS = {f"{r}_{kind}": _compare(f"{r}_{kind}") for r in ("eq", "lg", "ne"
 BIT_TESTS = {"s_bitcmp0_b32": 0, "s_bitcmp1_b32": 1}
 
 
-def _multiply_24(a: Value, b: Value) -> Value:
-    return (a & 0xFF_FFFF) * (b & 0xFF_FFFF)
-
-
 def _high(a: Value, b: Value) -> Value:
     return (a.astype(np.uint64) * b.astype(np.uint64) >> np.uint64(32)).astype(np.uint32)
 
@@ -173,7 +169,7 @@ _NOT = Arithmetic(np.bitwise_not, _same)
 _MIN, _MAX = Arithmetic(np.minimum, _every), Arithmetic(np.maximum, _every)
 _MIN_SIGNED = Arithmetic(lambda a, b: np.minimum(a.view(np.int32), b.view(np.int32)).view(np.uint32), _every)
 _MAX_SIGNED = Arithmetic(lambda a, b: np.maximum(a.view(np.int32), b.view(np.int32)).view(np.uint32), _every)
-_MUL_24 = Arithmetic(_multiply_24, _carry)
+_MUL_24 = Arithmetic(lambda a, b: (a & 0xFF_FFFF) * (b & 0xFF_FFFF), _carry)
 
 TABLE: dict[str, Arithmetic] = {
     "s_mov_b32": _MOVE, "s_movk_i32": _MOVE, "v_mov_b32": _MOVE, "s_not_b32": _NOT, "v_not_b32": _NOT,

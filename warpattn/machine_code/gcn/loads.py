@@ -117,14 +117,11 @@ def _named(instruction: Instruction) -> tuple[str, ...]:
 
 def _aged(state: _State, counter: str, code: Code) -> _State:
     """One more operation of a counter is under way; scalar loads are overtaken, so nothing is younger than they."""
-    return {
-        name: x._replace(younger=x.younger + 1) if x.counter == counter and not _overtaken(x, code) else x
-        for name, x in state.items()
-    }
-
-
-def _overtaken(pending: _Pending, code: Code) -> bool:
-    return code.instructions[pending.load].name.startswith(_SCALAR)
+    aged = dict(state)
+    for name, x in state.items():
+        if x.counter == counter and not code.instructions[x.load].name.startswith(_SCALAR):
+            aged[name] = x._replace(younger=x.younger + 1)
+    return aged
 
 
 def _waited(state: _State, instruction: Instruction) -> _State:

@@ -34,12 +34,8 @@ def differentiate(call: Call, saved: Saved, along: Along, captured: Many[Tensor]
         wanted = Wanted(False, tuple(any(x is each for each in captured) for x in held))
         found = take_gradients(backward, call.sequence, saved, along, wanted)
     of = {id(x): gradient for x, gradient in zip(held, found.captured, strict=True)}
-    return [found.q, found.k, found.v, *(_given(of.get(id(x)), x) for x in captured)]
-
-
-def _given(gradient: Tensor | None, of: Tensor) -> Tensor:
-    """A gradient, 0 where there is none."""
-    return torch.zeros_like(of) if gradient is None else gradient
+    more = (torch.zeros_like(x) if of.get(id(x)) is None else of[id(x)] for x in captured)
+    return [found.q, found.k, found.v, *more]
 
 
 def _check_results(checked: CheckedCall, saved: Saved, along: Along) -> None:
