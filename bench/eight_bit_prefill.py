@@ -23,7 +23,7 @@ import warpattn as wa
 from bench import inputs, record, timing
 from bench.cases import Case, groups
 from bench.peers.adapter import first_line
-from warpattn.kernels.sm90.prefill.arrange import arrange
+from warpattn.kernels.sm90.prefill.choice import arrange
 from warpattn.kernels.sm90.prefill.config import usual_config
 from warpattn.kernels.sm90.prefill.launch import list_launches, transposed
 from warpattn.problem import Call, validate

@@ -160,5 +160,11 @@ def result_dtype(q: torch.dtype, out: torch.dtype | None = None) -> torch.dtype:
     return (torch.bfloat16 if out is None else out) if q in EIGHT_BIT else q
 
 
+def rows_of_pages(pages: Tensor, scale: Tensor | None, used: Tensor, length: int) -> Tensor:
+    """The first `length` keys or values (Sk, Hkv, dim) of the pages `used`, in fp32 where they have a scale."""
+    scale = scale[used].flatten(0, 1)[:length] if scale is not None and scale.ndim > 1 else scale
+    return dequantized(pages[used].flatten(0, 1)[:length], scale)
+
+
 def _listed(values: tuple[object, ...]) -> str:
     return ", ".join(str(value) for value in values)

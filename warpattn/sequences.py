@@ -24,8 +24,8 @@ from torch import Tensor
 
 from warpattn.errors import Rules
 from warpattn.inputs import is_tensor, kind_of, number
-from warpattn.quantized import dequantized
-from warpattn.sequence_rules import check_bound, check_heads, check_index, check_offsets, check_shared, check_table
+from warpattn.quantized import dequantized, rows_of_pages
+from warpattn.sequence_rules import check_bound, check_index, check_offsets, check_shared, check_table
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,8 @@ class Dense(Sequence):
 
     def check(self, rules: Rules, q: Tensor, k: Tensor, v: Tensor) -> bool:
         axes = ("batch", "seq", "heads", "head_dim")
-        ranks = [_check_rank(rules, name, x, axes) for name, x in self.operands(q, k, v).items()]
+        named = self.operands(q, k, v).items()
+        ranks = [(is_tensor(x) and x.ndim == len(axes)) or rules.tensor(name, x, *axes) for name, x in named]
         if not all(ranks):
             return False
         for name, x in (("k", k), ("v", v)):
@@ -124,7 +125,7 @@ class Dense(Sequence):
                 rules.add(f"{name} has batch {x.shape[0]}", f"{name} must have the batch of q, {q.shape[0]}")
         if k.shape[1] != v.shape[1]:
             rules.add(f"v has {v.shape[1]} keys", f"v must have as many keys as k, {k.shape[1]}")
-        check_heads(rules, q, k, v, "k", "v")
+        _check_heads(rules, q, k, v, "k", "v")
         return True
 
     def sizes(self, q: Tensor, k: Tensor, v: Tensor) -> Sizes:
@@ -187,7 +188,7 @@ class Ragged(Sequence):
         if self.cu_k is None:
             rule = f"without seq.cu_k the keys share the offsets of the queries, so k must have {len(q)} rows as q has"
             rules.require(len(k) == len(q), f"k has {len(k)} rows", rule)
-        check_heads(rules, q, k, v, "k", "v")
+        _check_heads(rules, q, k, v, "k", "v")
         return all(offsets)
 
     def check_values(self, rules: Rules, sizes: Sizes) -> None:
@@ -278,7 +279,7 @@ class PagedKV(Sequence):
         what = f"kv.k_pages has shape {tuple(self.k_pages.shape)}"
         rules.require(self.k_pages.shape[1] > 0, what, "a page must hold at least one key")
         if q is not None:
-            check_heads(rules, q, self.k_pages, self.v_pages, "kv.k_pages", "kv.v_pages")
+            _check_heads(rules, q, self.k_pages, self.v_pages, "kv.k_pages", "kv.v_pages")
         return q is not None
 
     def check_values(self, rules: Rules, sizes: Sizes, queries: list[int] | None = None) -> None:
@@ -303,14 +304,8 @@ class PagedKV(Sequence):
         for b, length in enumerate(self.lengths.tolist()):
             used = self.block_table[b, : -(-length // page_size)].long()
             pairs = ((self.k_pages, self.k_scale), (self.v_pages, self.v_scale))
-            k, v = (_rows_of_pages(pages, scale, used, length) for pages, scale in pairs)
+            k, v = (rows_of_pages(pages, scale, used, length) for pages, scale in pairs)
             yield k, v
-
-
-def _rows_of_pages(pages: Tensor, scale: Tensor | None, used: Tensor, length: int) -> Tensor:
-    """The first `length` keys or values (Sk, Hkv, dim) of the pages `used`."""
-    scale = scale[used].flatten(0, 1)[:length] if scale is not None and scale.ndim > 1 else scale
-    return dequantized(pages[used].flatten(0, 1)[:length], scale)
 
 
 @dataclass(frozen=True, eq=False)
@@ -389,6 +384,16 @@ class PagedRagged(Sequence):
         return self.queries.lse_shape(sizes)
 
 
-def _check_rank(rules: Rules, name: str, x: Tensor, axes: tuple[str, ...]) -> bool:
-    """Whether x is a tensor with one dimension for each axis; only one that is not costs a sentence."""
-    return (is_tensor(x) and x.ndim == len(axes)) or rules.tensor(name, x, *axes)
+def _check_heads(rules: Rules, q: Tensor, k: Tensor, v: Tensor, k_name: str, v_name: str) -> None:
+    """Rules of heads and head dimensions, which are the last two axes in every kind."""
+    heads_q, heads_k, heads_v = q.shape[-2], k.shape[-2], v.shape[-2]
+    if heads_v != heads_k:
+        rules.add(f"{v_name} has {heads_v} heads", f"{v_name} must have the heads of k, {heads_k}")
+    if heads_q % heads_k if heads_k else heads_q:
+        rule = "the query heads must be a multiple of the key heads"
+        rules.add(f"q has {heads_q} heads and {k_name} has {heads_k}", rule)
+    if k.shape[-1] != q.shape[-1]:
+        rules.add(f"{k_name} has head_dim {k.shape[-1]}", f"it must have the head_dim of q, {q.shape[-1]}")
+    for name, x in (("q", q), (v_name, v)):
+        if x.shape[-1] == 0:
+            rules.add(f"{name} has head_dim 0", "a head must have at least one element")

@@ -12,7 +12,7 @@ from bench.cases import Case
 from bench.model.problems import Problem
 from warpattn.kernels.sm90.backward.launch import list_backward_launches
 from warpattn.kernels.sm90.decode.launch import list_launches as decode_launches
-from warpattn.kernels.sm90.prefill.arrange import arrange
+from warpattn.kernels.sm90.prefill.choice import arrange
 from warpattn.kernels.sm90.prefill.launch import attention_launch
 from warpattn.masks import Causal, Mask, SlidingWindow
 from warpattn.problem import Call, CheckedCall, validate

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from docs.figures.timelines import timeline
-from warpattn.kernels.sm90.prefill.arrange import arrange
+from warpattn.kernels.sm90.prefill.choice import arrange
 from warpattn.kernels.sm90.prefill.config import choose_config
 from warpattn.kernels.sm90.prefill.launch import list_launches
 from warpattn.masks import Causal

@@ -90,7 +90,7 @@ def validate(call: Call, read_values: bool = True) -> CheckedCall:
         narrow = getattr(call.q, "dtype", None)
         check_limits(rules, arch, call.sequence.kind, KERNEL_DTYPES[0] if narrow in EIGHT_BIT else narrow, sizes)
         if sizes is not None and not plain and not rules.broken:
-            check_eight_bit(rules, arch, _problem(call, sizes, FULL_PROGRAM, None), names)
+            check_eight_bit(rules, arch, _problem(call, sizes, FULL_PROGRAM, None, plain), names)
         if read_values and sizes is not None and LIMITS[arch].latent and is_latent(sizes):
             _check_latent_view(rules, call)
     on_host = backend is not None and (backend == "reference" or backend.startswith("simulate:"))
@@ -99,7 +99,7 @@ def validate(call: Call, read_values: bool = True) -> CheckedCall:
     if rules.broken:
         rules.done()
     assert sizes is not None and backend is not None and mask is not None  # else a rule was broken
-    problem, lse_shape = _problem(call, sizes, mask, score), call.sequence.lse_shape(sizes)
+    problem, lse_shape = _problem(call, sizes, mask, score, plain), call.sequence.lse_shape(sizes)
     return CheckedCall(backend, problem, mask, score, _scale(call), lse_shape, names)
 
 
@@ -320,12 +320,12 @@ def _scale(call: Call) -> float:
 
 def _result_dtype(call: Call) -> torch.dtype | None:
     """Of the output; None where q is no tensor."""
-    if not isinstance(call.q, Tensor):
-        return None
+    if not isinstance(call.q, Tensor) or call.q.dtype not in EIGHT_BIT:
+        return getattr(call.q, "dtype", None)
     return result_dtype(call.q.dtype, call.out.dtype if isinstance(call.out, Tensor) else None)
 
 
-def _problem(call: Call, sizes: Sizes, mask: MaskProgram, score: ScoreProgram | None) -> Problem:
+def _problem(call: Call, sizes: Sizes, mask: MaskProgram, score: ScoreProgram | None, plain: bool) -> Problem:
     return Problem(
         kind=call.sequence.kind,
         device_type=call.q.device.type,
@@ -335,7 +335,7 @@ def _problem(call: Call, sizes: Sizes, mask: MaskProgram, score: ScoreProgram | 
         score=None if score is None else score.key,
         has_sinks=call.sinks is not None,
         has_lse=call.return_lse,
-        **eight_bit_of(call),
+        **({} if plain else eight_bit_of(call)),
     )
 
 

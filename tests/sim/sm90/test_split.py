@@ -12,8 +12,7 @@ pytest.importorskip("triton")
 from tests.drawn import drawn
 from tests.sim.sm90.prefill import error
 from warpattn.kernels.pieces.signature import softcap_factors
-from warpattn.kernels.sm90.prefill.arrange import arrange
-from warpattn.kernels.sm90.prefill.choice import shared_out
+from warpattn.kernels.sm90.prefill.choice import arrange, shared_out
 from warpattn.kernels.sm90.prefill.config import choose_config, is_masked
 from warpattn.kernels.sm90.prefill.launch import list_launches
 from warpattn.masks import Causal, CustomMask, Mask, SlidingWindow
