@@ -24,8 +24,7 @@ import torch
 from bench import inputs, record, timing
 from bench.cases import Case, find
 from bench.peers.adapter import first_line
-from warpattn.kernels.sm90.prefill.arrange import arrange
-from warpattn.kernels.sm90.prefill.choice import LEAST_KEYS, choose, shared_out
+from warpattn.kernels.sm90.prefill.choice import LEAST_KEYS, arrange, choose, shared_out
 from warpattn.kernels.sm90.prefill.config import ALIGNMENT, SMEM_LIMIT, SM90Config, stored, usual_config
 from warpattn.kernels.sm90.prefill.launch import list_launches
 from warpattn.masks import Causal, SlidingWindow
