@@ -114,7 +114,7 @@ DENSE: list[tuple[str, Change, tuple[str, ...]]] = [
     ("q int", set_(q=tensor(B, SQ, HQ, D, dtype=torch.int32)), ("q has dtype torch.int32", "must be one of")),
     ("q bool", set_(q=tensor(B, SQ, HQ, D, dtype=torch.bool)), ("q has dtype torch.bool", "torch.bfloat16")),
     ("q complex", set_(q=tensor(B, SQ, HQ, D, dtype=torch.complex64)), ("torch.complex64", "must be one of")),
-    ("q float8", set_(q=tensor(B, SQ, HQ, D, dtype=torch.float8_e4m3fn)), ("float8_e4m3fn", "must be one of")),
+    ("q float8", set_(q=tensor(B, SQ, HQ, D, dtype=torch.float8_e4m3fn)), ("k has dtype", "float8_e4m3fn")),
     ("k fp16", set_(k=tensor(B, SK, HKV, D, dtype=torch.float16)), ("k has dtype torch.float16", "torch.float32")),
     ("v bf16", set_(v=tensor(B, SK, HKV, DV, dtype=torch.bfloat16)), ("v has dtype torch.bfloat16", "dtype of q")),
     ("q elsewhere", set_(q=tensor(B, SQ, HQ, D, device="meta")), ("q is on meta", 'backend="reference"')),
