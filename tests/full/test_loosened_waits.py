@@ -36,7 +36,7 @@ pytestmark = pytest.mark.full
 COUNTED = re.compile(r"\b(ttg\.async_wait|ttng\.warp_group_dot_wait|ttng\.async_tma_store_wait)\b")
 WITHOUT = {
     "append_slots_kernel", "combine_kernel", "decode_combine_kernel", "finish_kernel", "key_tiles_kernel",
-    "merge_kernel", "order_kernel", "prepare_kernel",
+    "merge_kernel", "order_kernel", "prepare_kernel", "values_across_kernel",
 }  # fmt: skip
 E4M3 = torch.float8_e4m3fn
 COVERED = ("ttng.warp_group_dot_wait", "dp, dv, p = wait_value_scores(", "the wait of dK behind it covers dV, too")
@@ -108,6 +108,13 @@ def eight_bit(tokens: int, per: str) -> Callable[[str], object]:
     return call
 
 
+def eight_bit_products(arch: str) -> None:
+    """q, k and v of e4m3, multiplied as they are."""
+    torch.manual_seed(0)
+    q, k, v = (wa.quantize(torch.randn(1, 300, heads, 128)) for heads in (2, 1, 1))
+    wa.attention(q, k, v, mask=wa.Causal(), backend=f"simulate:{arch}")
+
+
 def gradients(**changes: Any) -> Callable[[str], object]:
     case = replace(backward.Case(300, 300, mask=wa.Causal(), heads=2), **changes)
     return lambda arch: backward.simulated(case)
@@ -138,6 +145,7 @@ HOPPER: dict[str, Callable[[str], object]] = {
     "192": of_case(dim=192, mask="window"),
     "split": lambda arch: run_launch(test_sm90_knockout.CASES["split"].launch(), Options(programs=1)),
     "repeat": lambda arch: run_launch(ALL_AGAIN.launch(), Options(programs=1)),
+    "8 bits, products": eight_bit_products,
     "8 bits, prompt": eight_bit(70, "head"),
     "8 bits": eight_bit(1, "head"),
     "8 bits, tokens": eight_bit(1, "token"),
