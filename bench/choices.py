@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-from bench import inputs, record, timing
 from bench.cases import Case, find
+from bench.measure import inputs, record, timing
 from bench.peers.adapter import first_line
 from warpattn.kernels.sm90.prefill.choice import LEAST_KEYS, arrange, choose, shared_out
 from warpattn.kernels.sm90.prefill.config import ALIGNMENT, SMEM_LIMIT, SM90Config, stored, usual_config

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from bench.cases import Case
-from bench.inputs import QKV
+from bench.measure.inputs import QKV
 
 BLOCK = 128  # rows of one block of the relative error
 SCORES = 1 << 27  # elements of the fp32 score matrix held at once (half a GiB)

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.timing import Summary
+from bench.measure.timing import Summary
 
 WARM_RUNS = 5
 LIMIT_S = 300

@@ -19,10 +19,11 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import warpattn as wa
-from bench import decode_cases, inputs
 from bench.cases import Case
+from bench.decode import cases as decode_cases
+from bench.measure import inputs
+from bench.measure.timing import Summary, paired_ratio
 from bench.peers import OWN, PEERS, first_line
-from bench.timing import Summary, paired_ratio
 
 TINY = Case("host-tiny", 1, 128, 128, 2, 2, 128, 128, causal=True)
 BATCH = 200  # calls between two waits; the driver's queue holds about 1000 launches

@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-from bench import inputs, record, table
 from bench.cases import find, groups
+from bench.measure import inputs, record, table
 from bench.peers import PEERS
 
 METRICS = (

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from bench import record
 from bench.cases import Case
+from bench.measure import record
 from bench.peers import OWN
 
 OWN_COLOR = "#d1495b"

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 import warpattn as wa
-from bench import record, timing
-from bench.inputs import default_device
+from bench.measure import record, timing
+from bench.measure.inputs import default_device
 
 Call = Callable[[], Any]
 

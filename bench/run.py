@@ -17,10 +17,11 @@ from typing import Any, NoReturn
 
 import torch
 
-from bench import correct, first_call, host, inputs, record, table, timing, workers
+from bench import correct, first_call, host
 from bench.cases import Case, groups
+from bench.measure import inputs, record, table, timing, workers
+from bench.measure.progress import bar
 from bench.peers import OWN, PEERS, Peer, Unsupported, first_line
-from bench.progress import bar
 
 
 @dataclass(frozen=True)

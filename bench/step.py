@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 import warpattn as wa
-from bench.machine import describe
-from bench.timing import DeviceSample, Summary, interleave, paired_ratio
+from bench.measure.machine import describe
+from bench.measure.timing import DeviceSample, Summary, interleave, paired_ratio
 from warpattn.sequences import PagedKV, Ragged
 
 HEADS, HEADS_KV, DIM, PAGE = 32, 8, 128, 16

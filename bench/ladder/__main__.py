@@ -1,7 +1,7 @@
 """Times the rungs and the shipped kernel beside each other: `python -m bench.ladder --json FILE`.
 
 A rung whose result is not that of the shipped kernel is not timed. Times are medians of interleaved rounds of CUDA
-graphs (`bench.timing`). Where ncu is on the PATH, SM cycles and activity of the tensor pipe of one call are added, each
+graphs (`bench.measure`). Where ncu is on the PATH, SM cycles and activity of the tensor pipe of a call are added, each
 rung in a process of its own (`bench.ncu`). The record, written after every case:
 
     {"schema": 1, "command", "date", "machine": {…}, "versions": {…}, "cases": [{"case": {…}, "rungs":
@@ -21,10 +21,11 @@ from typing import Any
 import torch
 
 import warpattn as wa
-from bench import correct, inputs, record, timing
+from bench import correct
 from bench.cases import Case, find
 from bench.ladder.counters import call_once, counters
 from bench.ladder.rungs import RUNGS
+from bench.measure import inputs, record, timing
 
 CASES = ("d128-4x4k-full", "d128-4x4k-causal", "d128-1x16k-full", "d128-1x16k-causal")
 SHIPPED = "shipped"

@@ -21,7 +21,8 @@ from typing import Any
 import torch
 
 import warpattn as wa
-from bench import ncu, record, timing
+from bench import ncu
+from bench.measure import record, timing
 from bench.model import problems
 from bench.model.problems import Problem
 from bench.model.small import checked, mask_of

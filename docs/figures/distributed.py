@@ -1,6 +1,6 @@
 """Draws the ring and the zig-zag of docs/distributed.md, its chart, and writes its table, from the record of two cards.
 
-What was measured and what `bench/ring_model.py` computes are told apart by colour and by line.
+What was measured and what `bench/distributed/ring_model.py` computes are told apart by colour and by line.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from bench import ring_model
+from bench.distributed import ring_model
 from docs.figures.svg import BLUE, DARK, GREEN, GREY, ORANGE, PALE, RED, arrow, box, dot, picture, words
 from warpattn.distributed.placement import Placement
 

@@ -10,7 +10,7 @@ import statistics
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.engine import CASES
+from bench.engine.__main__ import CASES
 from docs.figures.svg import DARK, RED, box, picture, words
 
 HERE = Path(__file__).parent

@@ -99,10 +99,11 @@ def circles(files: dict[str, str]) -> Iterator[str]:
 
 
 def folder_sizes(paths: Iterable[str]) -> Iterator[str]:
-    """One sentence for every folder of the package with too many files, `__init__` and `__main__` not counted."""
+    """One sentence for every folder of the package or of bench with too many files, `__init__` and `__main__` not
+    counted."""
     counts: dict[str, int] = {}
     for path in paths:
-        if path.startswith(f"{ROOT}/") and not path.endswith(("/__init__.py", "/__main__.py")):
+        if path.startswith((f"{ROOT}/", "bench/")) and not path.endswith(("/__init__.py", "/__main__.py")):
             place = path.rpartition("/")[0]
             counts[place] = counts.get(place, 0) + 1
     for place, count in counts.items():

@@ -192,7 +192,7 @@ def test_circles_are_seen(text):
     assert not _found(arrows.circles, files | {"warpattn/x/b.py": ""})
 
 
-@pytest.mark.parametrize(("place", "limit"), [("warpattn", 10), ("warpattn/sim/ops", 16)])
+@pytest.mark.parametrize(("place", "limit"), [("warpattn", 10), ("warpattn/sim/ops", 16), ("bench", 16)])
 def test_folder_sizes(place, limit):
     paths = [f"{place}/m{i}.py" for i in range(limit)] + [f"{place}/__init__.py"]
     assert not _found(arrows.folder_sizes, paths)

@@ -7,7 +7,7 @@ pytest.importorskip("triton")
 
 from triton.backends.compiler import GPUTarget
 
-from bench.read_kernel import read_step
+from bench.measure.read_kernel import read_step
 from warpattn.sim import simulate
 from warpattn.sim.compile import to_ttgir
 

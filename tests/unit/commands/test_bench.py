@@ -6,10 +6,11 @@ import random
 import pytest
 import torch
 
-from bench import correct, first_call, host, inputs, ncu, record, run, table, timing
+from bench import correct, first_call, host, ncu, run
 from bench.cases import REQUIREMENTS, Case, LimitRequirement, SpeedRequirement, TimeRequirement, find, groups
+from bench.measure import inputs, record, table, timing
+from bench.measure.timing import Summary
 from bench.peers import OWN, PEERS, Unsupported
-from bench.timing import Summary
 
 
 def _case(**changes):

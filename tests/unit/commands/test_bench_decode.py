@@ -5,7 +5,9 @@ import json
 import pytest
 import torch
 
-from bench import decode, decode_cases, decode_peers
+from bench.decode import __main__ as decode
+from bench.decode import cases as decode_cases
+from bench.decode import peers as decode_peers
 from bench.peers.adapter import Unsupported
 
 

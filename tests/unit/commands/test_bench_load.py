@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import warpattn as wa
-from bench import load, soak
-from bench.load import Job
+from bench.soak import __main__ as soak
+from bench.soak import load
+from bench.soak.load import Job
 from tests.unit.runtime.card import TILE, make_card, normal  # noqa: F401 (a fixture)
 
 

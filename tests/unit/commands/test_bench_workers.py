@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from bench import workers
+from bench.measure import workers
 
 
 def test_jobs_of_processes_that_fail_have_no_entry(capfd):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.ring_model import Rates, Ring, memory, rates, record
+from bench.distributed.ring_model import Rates, Ring, memory, rates, record
 
 SLOW_LINK = Rates({1: 1e15}, 1.0, 1e9)
 

@@ -20,8 +20,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from bench import machine
 from bench.cases import REQUIREMENTS, LimitRequirement, Requirement, SpeedRequirement, TimeRequirement, groups
+from bench.measure import machine
 from bench.peers import OWN
 
 SCHEMA = 1

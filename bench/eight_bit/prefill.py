@@ -1,4 +1,4 @@
-"""Times prefill with 8-bit products beside our own 16-bit prefill: `python3 -m bench.eight_bit_prefill --json FILE`.
+"""Times prefill with 8-bit products beside our own 16-bit prefill: `python3 -m bench.eight_bit.prefill --json FILE`.
 
 Each case has q, k and v of bf16 and the same in e4m3 with a scale per head; the latter includes the launch that
 transposes the values, which is also timed alone, beside a copy of as many bytes. Results are held against fp32 on what
@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 import warpattn as wa
-from bench import inputs, record, timing
 from bench.cases import Case, groups
+from bench.measure import inputs, record, timing
 from bench.peers.adapter import first_line
 from warpattn.kernels.sm90.prefill.choice import arrange
 from warpattn.kernels.sm90.prefill.config import usual_config
@@ -118,14 +118,14 @@ def render(found: record.Record) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the benchmark; 1 if a result was wrong or a way failed."""
     argv = sys.argv[1:] if argv is None else list(argv)
-    parser = argparse.ArgumentParser(prog="python -m bench.eight_bit_prefill", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.eight_bit.prefill", description=__doc__)
     parser.add_argument("--variant", action="append", default=[], help="fields of the config, such as block_n=64")
     parser.add_argument("--only", default="", help="keep only cases whose name contains one of these, comma-separated")
     parser.add_argument("--rounds", type=int, default=20, help="recorded rounds per case")
     parser.add_argument("--seed", type=int, default=0, help="of the inputs and the order within a round")
     parser.add_argument("--json", type=Path, help="write the record here (after every case)")
     args = parser.parse_args(argv)
-    found = record.start("bench.eight_bit_prefill", argv, {"rounds": args.rounds, "seed": args.seed})
+    found = record.start("bench.eight_bit.prefill", argv, {"rounds": args.rounds, "seed": args.seed})
     every = {case.name: case for group in groups().values() for case in group}
     chosen = [every[name] for name in NAMES] if torch.cuda.is_available() else groups()["smoke"][:2]
     for case in chosen:

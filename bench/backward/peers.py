@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bench.backward_cases import Case, Inputs, Made
+from bench.backward.cases import Case, Inputs, Made
 from warpattn.kernels.sm90.backward.launch import list_backward_launches
 from warpattn.problem import Call, validate
 from warpattn.problem.backward import CheckedBackward, Gradients, fitted_gradients

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.cases import Case
+from bench.measure.record import Record
 from bench.peers import OWN
-from bench.record import Record
 
 MARK = {True: "met", False: "NOT MET", None: "-"}
 

@@ -1,4 +1,4 @@
-"""The error of attention over 8-bit keys and values: `python3 -m bench.eight_bit_error` prints it as a table.
+"""The error of attention over 8-bit keys and values: `python3 -m bench.eight_bit.error` prints it as a table.
 
 Against the bf16 tensors that they were made of, in fp64 on both sides, so that nothing but the stored values differs.
 Two kinds of inputs: normally distributed ones, and the same with the outliers that models have, 2 of 128 columns of the

@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench import record, timing
-from bench.decode_cases import Case, Inputs, cases, make_layers, smoke_cases
-from bench.decode_peers import EVERY, OWN, Peer, peers
-from bench.inputs import default_device
+from bench.decode.cases import Case, Inputs, cases, make_layers, smoke_cases
+from bench.decode.peers import EVERY, OWN, Peer, peers
+from bench.measure import record, timing
+from bench.measure.inputs import default_device
 from bench.peers.adapter import Unsupported, first_line
 
 COLD = 2 << 30  # bytes of layers used in turn: keys prefetched to L2 must be gone before they are needed again

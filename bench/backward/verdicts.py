@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from bench.record import Record
+from bench.measure.record import Record
 
 OWN = "warpattn"
 EACH = {"cudnn": 1.15, "fa4": 1.0}  # head dims 64 and 128, full and causal

@@ -33,7 +33,7 @@ import warpattn as wa
 TOLERANCE = 2e-2  # absolute; values are standard normal, outputs bf16
 HANG_S = 120.0  # after the last job should have ended
 GROWTH = 64 * 2**20  # bytes that a second half of a run may add
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CHILD = ("-m", "bench.soak", "--load")
 
 

@@ -30,7 +30,7 @@ from torch import Tensor
 
 import warpattn as wa
 import warpattn.distributed as wad
-from bench import record
+from bench.measure import record
 from bench.peers.adapter import first_line
 from warpattn.distributed.exchange import pass_on
 from warpattn.distributed.ranks import ranks_of
@@ -262,7 +262,7 @@ def compile_one(heads: tuple[int, int], causal: bool, backward: bool) -> None:
 def compile_all() -> None:
     """All kernels at once, in processes of their own."""
     kinds = [(heads, causal, backward) for heads in HEADS for causal in (True, False) for backward in (True, False)]
-    code = "import sys; from bench.distributed import compile_one; compile_one(*eval(sys.argv[1]))"
+    code = "import sys; from bench.distributed.__main__ import compile_one; compile_one(*eval(sys.argv[1]))"
     started = [subprocess.Popen([sys.executable, "-c", code, repr(kind)]) for kind in kinds]
     for process in started:
         process.wait()
@@ -322,7 +322,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Start one process per rank, or be one of them; 1 if values were wrong."""
     argv = sys.argv[1:] if argv is None else list(argv)
     card = torch.cuda.is_available()
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.distributed", description=__doc__)
     parser.add_argument("--ranks", type=int, default=torch.cuda.device_count() if card else 2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=131072 if card else 256)

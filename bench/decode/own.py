@@ -9,7 +9,7 @@ from functools import partial
 from torch import Tensor
 
 import warpattn as wa
-from bench.decode_cases import Inputs
+from bench.decode.cases import Inputs
 from bench.peers.adapter import Call
 from warpattn.kernels.sm90.decode.choice import choose, most_stages
 from warpattn.kernels.sm90.decode.config import with_fields

@@ -4,7 +4,7 @@
 read past a sequence's end shows. Every few steps one sequence's output is compared with the reference on the same
 tensors. Ends with the number of steps of each kind, or with the first difference.
 
-`python -m bench.soak --load` puts a card through what `bench.load` lists instead: threads, processes, no memory, a lost
+`python -m bench.soak --load` puts a card through what `load.py` lists instead: threads, processes, no memory, a lost
 device; `--load threads` through one of them.
 """
 
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 import warpattn as wa
-from bench.load import PARTS, put_through
+from bench.soak.load import PARTS, put_through
 
 SLOTS, PAGES, MAX_PAGES = 32, 4096, 256
 HEADS, KV_HEADS, DIM = 32, 8, 128
@@ -148,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=6.0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--load", nargs="*", choices=[*PARTS, "lost"], help="instead: what bench.load lists, or a part")
+    parser.add_argument("--load", nargs="*", choices=[*PARTS, "lost"], help="instead: what load.py lists, or a part")
     args = parser.parse_args(argv)
     if args.load is not None:
         return under_load(args.load or PARTS, 60 * args.minutes)

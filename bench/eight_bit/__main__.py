@@ -20,11 +20,11 @@ from typing import Any
 import torch
 
 import warpattn as wa
-from bench import record, timing
-from bench.decode import COLD, MOST_LAYERS, expected, render
-from bench.decode_cases import Case, Inputs, make_layers
-from bench.decode_own import own_calls, sequence_of
-from bench.inputs import default_device
+from bench.decode.__main__ import COLD, MOST_LAYERS, expected, render
+from bench.decode.cases import Case, Inputs, make_layers
+from bench.decode.own import own_calls, sequence_of
+from bench.measure import record, timing
+from bench.measure.inputs import default_device
 from bench.peers.adapter import first_line
 from warpattn.cli.spelling import STORED_HELP, stored
 

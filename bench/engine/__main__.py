@@ -24,8 +24,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .engine_process import LONGEST, MODELS, Done, Work, serve
-from .record import start
+from bench.engine.process import LONGEST, MODELS, Done, Work, serve
+from bench.measure.record import start
 
 CASES = {"1 x 4k": (1, 4096), "32 x 4k": (32, 4096), "1 x 32k": (1, 32000), "128 x 1k": (128, 1024)}
 PREFILLS = ("32 x 4k", "1 x 32k")  # whose prompts are timed
@@ -53,7 +53,7 @@ class Engines(NamedTuple):
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m bench.engine", description=__doc__.splitlines()[0])
     parser.add_argument("--models", default="llama,gpt-oss", help=", ".join(MODELS))
     parser.add_argument("--backends", default="FLASH_ATTN,WARPATTN", help="the first one is the peer")
     parser.add_argument("--case", action="append", choices=[*CASES, "mixed"], help="one or more; default: all")

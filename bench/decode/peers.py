@@ -9,8 +9,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from bench.decode_cases import Inputs
-from bench.decode_own import own_calls
+from bench.decode.cases import Inputs
+from bench.decode.own import own_calls
 from bench.peers.adapter import Call, Unsupported, cannot_import, no_gpu, version_of
 
 OWN = "warpattn"
@@ -97,7 +97,7 @@ def fa4_call(x: Inputs) -> Call:
 
 def read_call(x: Inputs) -> Call:
     """Only the reading: what no kernel that reads these keys can go below."""
-    from bench.read_kernel import TILE, read_step
+    from bench.measure.read_kernel import TILE, read_step
     from warpattn.runtime.bound_launches import BoundLaunches
 
     if x.table is not None or not x.case.even or x.case.lengths[0] % TILE or x.case.dtype != "bfloat16":

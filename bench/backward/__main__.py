@@ -22,10 +22,10 @@ from typing import Any
 
 import torch
 
-from bench import record, timing
-from bench.backward_cases import Case, cases, errors, make
-from bench.backward_peers import PEERS, Gradient
-from bench.backward_verdicts import verdicts
+from bench.backward.cases import Case, cases, errors, make
+from bench.backward.peers import PEERS, Gradient
+from bench.backward.verdicts import verdicts
+from bench.measure import record, timing
 from bench.peers.adapter import first_line
 
 ERROR = 2e-2  # of the largest gradient, in bf16
@@ -138,7 +138,7 @@ def listed_cases(dims: str, masks: str, only: str) -> list[Case]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; 1 if a gradient of ours was wrong."""
     argv = sys.argv[1:] if argv is None else list(argv)
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.backward", description=__doc__)
     parser.add_argument("--dims", default=DIMS)
     parser.add_argument("--masks", default="", help="kinds of cases, see backward_cases.KINDS")
     parser.add_argument("--only", default="", help="parts of names, with commas between")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results" / "h200"
+RESULTS = Path(__file__).parents[1] / "results" / "h200"
 DIM, BYTES, SUM_BYTES = 128, 2, 4
 HOST = 8  # cards of a host
 BETWEEN_HOSTS = 50e9  # bytes per second a card and direction: one 400 Gb/s port each; assumed

@@ -1,0 +1,1 @@
+"""Gradients beside those of peers."""

@@ -1,0 +1,1 @@
+"""Decode: one query of each request, dense and paged."""

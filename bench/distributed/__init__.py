@@ -1,0 +1,1 @@
+"""Several cards, and a model of more."""

@@ -1,0 +1,1 @@
+"""8-bit keys and values: time and error."""

@@ -1,0 +1,1 @@
+"""A real vLLM engine for each attention backend."""

@@ -1,0 +1,1 @@
+"""What every benchmark needs: inputs, times, records, tables, the machine, processes of their own."""

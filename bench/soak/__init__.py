@@ -1,0 +1,1 @@
+"""Random serving steps, threads, processes, full memory."""
