@@ -34,8 +34,8 @@ def differentiate(call: Call, saved: Saved, along: Along, captured: Many[Tensor]
         wanted = Wanted(False, tuple(any(x is each for each in captured) for x in held))
         found = take_gradients(backward, call.sequence, saved, along, wanted)
     of = {id(x): gradient for x, gradient in zip(held, found.captured, strict=True)}
-    more = (torch.zeros_like(x) if of.get(id(x)) is None else of[id(x)] for x in captured)
-    return [found.q, found.k, found.v, *more]
+    more = [(x, of.get(id(x))) for x in captured]
+    return [found.q, found.k, found.v, *(torch.zeros_like(x) if g is None else g for x, g in more)]
 
 
 def _check_results(checked: CheckedCall, saved: Saved, along: Along) -> None:
