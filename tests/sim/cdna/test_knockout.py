@@ -104,11 +104,12 @@ def test_every_wait_and_commit_is_needed(name):
 
 
 @pytest.mark.parametrize("name", COPYING)
-def test_a_wait_that_is_looser_by_one_or_two_is_found(name):
-    """A ring waits for all but the later groups before it reads K and V: 1 and 2 with two slots, 3 and 4 with three."""
+def test_a_looser_wait_is_found(name):
+    """A ring waits for all but the later groups before it reads K and V: 1 and 2 with two slots, 3 and 4 with three.
+    Each wait is loosened by one, by two and by any number."""
     bench = COPYING[name]()
     results = loosen_waits(bench.kernel, bench.run)
-    assert len(results) == 2 * (4 if name.startswith("lds") else 3)
+    assert len(results) == 3 * (4 if name.startswith("lds") else 3)
     assert not [str(found) for found in results if not found.noticed]
 
 

@@ -37,8 +37,8 @@ def test_a_right_kernel(schedule):
 def test_every_schedule_by_default_and_the_run_of_a_finding(monkeypatch):
     run = simulate.traced
 
-    def faulty(ready, operands, options):
-        report = run(ready, operands, options)
+    def faulty(ready, operands, options, sequence):
+        report = run(ready, operands, options, sequence)
         if (options.schedule, options.seed) == ("random", 6):
             report.findings.append(Finding("Race", "it shows here only"))
         return report
@@ -67,7 +67,7 @@ def test_a_picture_that_cannot_be_written_is_refused_at_once(tmp_path, name, mes
 
 
 def test_wrong_values_end_with_one(monkeypatch):
-    monkeypatch.setattr(simulate, "traced", lambda ready, operands, options: Report())
+    monkeypatch.setattr(simulate, "traced", lambda *given: Report())
     assert "WRONG" in invoke(*SMALL, exit_code=1)
 
 
@@ -76,8 +76,8 @@ def test_findings_end_with_one(monkeypatch):
     found = Finding("Race", "load_role writes what attend_0 reads", (place,), count=3)
     run = simulate.traced
 
-    def faulty(ready, operands, options):
-        report = run(ready, operands, options)
+    def faulty(ready, operands, options, sequence):
+        report = run(ready, operands, options, sequence)
         report.findings.append(found)
         return report
 
