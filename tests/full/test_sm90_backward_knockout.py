@@ -38,7 +38,7 @@ BY_PRODUCT = (
 )
 # Operation, what stands in one of its lines of Python, why it can go.
 REDUNDANT = [
-    ("ttng.fence_async_shared", "    fence_async_shared()\n", "it makes new barriers visible to TMA: not modelled"),
+    ("ttng.fence_async_shared", "# TMA sees the new barriers", "not modelled"),
     ("ttng.wait_barrier", "load_keys(ctx, ctx.tensors.k", ONCE),
     ("ttng.wait_barrier", "load_keys(ctx, ctx.tensors.v", ONCE),
     ("ttng.wait_barrier", "full = ctx.rings.q.producer_acquire(state)", NO_TILE),
@@ -52,6 +52,7 @@ FIXED = [
     ("ttng.async_tma_store_wait", "tma.store_wait(config.dq_buffers - 1)", PASSED),
     ("ttng.async_tma_store_wait", "tma.store_wait(0)  # shared memory must outlive", PASSED),
 ]
+CLEARED = ("ttng.fence_async_shared", "clear_special(", "keys and values of the case are finite: nothing is cleared")
 WINDOW = Causal() & SlidingWindow(200)  # the first keys are seen by nobody
 SHORT = Causal() & Padding(torch.tensor([380]))  # the last keys are; three CTAs add to the last queries
 PLAIN = Case(400, 740, mask=WINDOW)
@@ -62,7 +63,7 @@ CASES = {
         replace(PLAIN, dim=256),
         [("ttng.wait_barrier", "rings.q.consumer_wait(following)", BY_PRODUCT)],
     ),
-    "fixed order": (Case(400, 500, mask=SHORT, deterministic=True, heads=2), [*SHARES, *FIXED]),
+    "fixed order": (Case(400, 500, mask=SHORT, deterministic=True, heads=2), [*SHARES, *FIXED, CLEARED]),
     "ragged": (Case(400, 740, mask=WINDOW, lengths=((100, 440), (300, 300))), SHARES),
     "score": (replace(PLAIN, score=SoftCap(20.0)), SHARES),
 }
@@ -114,7 +115,8 @@ def changed(
 def test_the_backward_needs_its_synchronisation(name: str) -> None:
     case, more = CASES[name]
     results = changed(case, "sm90.backward", [*REDUNDANT, *more])
-    assert len(results) > 60 and sum(found.noticed for found in results) >= len(results) - 10
+    most = 14 if CLEARED in more else 10  # two warpgroups clear keys and values
+    assert len(results) > 60 and sum(found.noticed for found in results) >= len(results) - most
 
 
 @pytest.mark.parametrize("dim", [64, 256])

@@ -13,7 +13,7 @@ LATER = "outside of the first warpgroup"
 FRESH = "the first lap over a ring never waits"
 TURNS = "a warpgroup's turn comes after the one before it has waited for the same tile"
 SM90_PREFILL = [  # the dense kernel and those of lengths have these roles in common
-    ("ttng.fence_async_shared", "    fence_async_shared()\n", "it makes new barriers visible to TMA: not modelled"),
+    ("ttng.fence_async_shared", "# TMA sees the new barriers", "not modelled"),
     ("ttng.wait_barrier", ".consumer_wait(", TURNS, LATER),
     ("ttng.wait_barrier", "q_state = load_q(ctx, producer_state(", FRESH),
     ("ttng.wait_barrier", "cursor = load_first_keys(ctx, cursor, tile, span)", FRESH),

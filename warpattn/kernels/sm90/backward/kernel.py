@@ -70,7 +70,7 @@ def clipped(argument):
 def start_roles(tensors, keys, mods, slope: gl.constexpr, scale, config: gl.constexpr):
     """Make the rings and run every role in its warps; the topology lists them in this order."""
     ctx = Context(tensors, make_rings(config), keys, mods, slope, scale, config)
-    fence_async_shared()
+    fence_async_shared()  # TMA sees the new barriers
     workers: gl.constexpr = config.topology.workers
     if config.by_product:
         gl.warp_specialize(

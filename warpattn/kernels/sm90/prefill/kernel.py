@@ -68,7 +68,7 @@ def prefill_kernel(
     fields: gl.constexpr = SPLIT_TILE_FIELDS if config.split else TILE_FIELDS
     rings, scores = make_rings(config, fields), softmax_scale(scale, config)
     ctx = Context(tensors, rings, work, mods, scores, scale, config, has_sinks, has_lse)
-    fence_async_shared()
+    fence_async_shared()  # TMA sees the new barriers
     start_roles(ctx)
 
 

@@ -77,7 +77,7 @@ def start_barriers(again):
     """Initialise the barriers; every one counts one arrival."""
     for i in gl.static_range(BARRIERS):
         mbarrier.init(again.index(i), count=1)
-    fence_async_shared()
+    fence_async_shared()  # TMA sees the new barriers
     gl.barrier()
 
 

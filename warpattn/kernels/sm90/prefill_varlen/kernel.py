@@ -117,7 +117,7 @@ def prefill_varlen_kernel(
     rings = make_rings(config.tiles, fields, clipped=True)
     scores = softmax_scale(scale, config.tiles)
     ctx = Context(tensors, rings, work, mods, scores, scale, config.tiles, has_sinks, has_lse)
-    fence_async_shared()
+    fence_async_shared()  # TMA sees the new barriers
     if gl.program_id(0) < work.total():  # the host makes the grid without the lengths
         start_roles(ctx)
 
