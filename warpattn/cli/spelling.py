@@ -19,7 +19,7 @@ import torch
 
 from warpattn.errors import AttentionError
 from warpattn.masks import Causal, Chunked, Full, Mask, Prefix, SlidingWindow
-from warpattn.problem.arch import ARCHS
+from warpattn.problem.arch import TARGETS, known
 from warpattn.problem.rules import MAX_SIZE
 from warpattn.scores import ALiBi, Score, SoftCap
 
@@ -40,7 +40,7 @@ MAX_SEED = 2**63 - 1
 MAX_ELEMENTS = 2**60  # of a tensor; its bytes must stay below 2**63
 MASK_HELP = "full, causal, window:W, chunked:C, prefix:P; with commas, all must hold"
 SCORE_HELP = "softcap:CAP, alibi; with commas, applied from left to right"
-ARCH_HELP = " or ".join(ARCHS)
+ARCH_HELP = " or ".join(TARGETS)
 STORED = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 STORED_HELP = "fp8 (e4m3), fp8_e4m3 or fp8_e5m2"
 OPERANDS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
@@ -144,9 +144,7 @@ def stored(text: str) -> torch.dtype | None:
 
 def arch(text: str) -> str:
     """The architecture that `text` names."""
-    if text not in ARCHS:
-        raise AttentionError(f"arch is {text!r}; write {ARCH_HELP}")
-    return text
+    return known(text)
 
 
 def device(text: str) -> torch.device:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from warpattn.errors import AttentionError
+
 
 @dataclass(frozen=True)
 class Arch:
@@ -34,12 +36,25 @@ TARGETS = {
 }
 # Chips that run the kernels of another one, in machine code of their own: B300 those of B200.
 RUNS = {"sm103": "sm100"}
+# Chips that people ask for and no kernel is written for: tensor cores of another kind, less shared memory.
+WITHOUT_KERNELS = ("sm80", "sm86", "sm89", "sm120", "sm121")
 ARCHS = {
     "sm90": Arch("sm90", 132, 232_448, 32 * 2**20, "H200: 132 SMs, 60 MB L2 as torch reports them; 227 KiB a block"),
     "sm100": Arch("sm100", 148, 232_448, 63 * 2**20, "B200 by its data sheet: 148 SMs, 126 MB L2; 227 KiB a block"),
     "gfx942": Arch("gfx942", 304, 65_536, 2 * 2**20, "MI300X by its data sheet: 304 CUs, 64 KiB LDS, 4 MB L2 per XCD"),
     "gfx950": Arch("gfx950", 256, 163_840, 2 * 2**20, "MI355X by its data sheet: 256 CUs, 160 KiB LDS, 4 MB L2 a XCD"),
 }
+
+
+def known(arch: object) -> str:
+    """`arch`, which must be a name of `TARGETS`; AttentionError for another one."""
+    if isinstance(arch, str) and arch in TARGETS:
+        return arch
+    listed = ", ".join(TARGETS)
+    if isinstance(arch, str) and arch in WITHOUT_KERNELS:
+        rule = f'which has no kernels, only backend="reference"; there are some for {listed}'
+        raise AttentionError(f"arch is {arch}, {rule}")
+    raise AttentionError(f"arch is {arch!r}; it must be one of {listed}")
 
 
 def triton_target(name: str) -> Any:

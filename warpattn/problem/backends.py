@@ -70,6 +70,7 @@ LIMITS = {
     "gfx942": Limits(EVERY_KIND, 256, latent=True),
     "gfx950": Limits(EVERY_KIND, 256, latent=True),
 }
+LIMITS |= {chip: LIMITS[arch] for chip, arch in RUNS.items()}
 BACKENDS = ("auto", "reference", *NEEDS, *(f"simulate:{arch}" for arch in LIMITS))
 
 

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from warpattn.errors import AttentionError, Rules
+from warpattn.errors import Rules
 from warpattn.language.nodes import reads
 from warpattn.problem import CheckedCall, Problem
-from warpattn.problem.arch import ARCHS, Arch
+from warpattn.problem.arch import ARCHS, RUNS, Arch, known
 from warpattn.problem.backward import CheckedBackward, Gradients
 from warpattn.problem.eight_bit import check_eight_bit
 from warpattn.problem.gradients import check_backward
@@ -44,8 +44,8 @@ class Plan:
 
     @property
     def kernel(self) -> str:
-        """Architecture and kernel, such as "sm90.prefill"."""
-        return f"{self.arch}.{self.choice.kernel}"
+        """Architecture and kernel, such as "sm90.prefill"; on sm103 those of sm100."""
+        return f"{RUNS.get(self.arch, self.arch)}.{self.choice.kernel}"
 
     def __str__(self) -> str:
         p = self.problem
@@ -64,16 +64,18 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def plan(problem: Problem, arch: str = "sm90") -> Plan:
-    """The plan of a `problem` on `arch`, one of `ARCHS`; AttentionError where the kernels of `arch` do not take it."""
-    if arch not in ARCHS:
-        raise AttentionError(f"arch is {arch!r}; it must be one of {', '.join(ARCHS)}")
+    """The plan of a `problem` on `arch`, one of `TARGETS`; AttentionError where its kernels do not take it."""
+    runs = RUNS.get(known(arch), arch)
     rules = Rules()
     check_sizes(rules, problem)
     check_limits(rules, arch, problem.kind, problem.dtype, problem)
     check_eight_bit(rules, arch, problem)
     rules.done()
     filled = _filled(problem)
-    choice = _family(arch).choose(filled, ARCHS[arch])
+    choice = _family(runs).choose(filled, ARCHS[runs])
+    if runs != arch:
+        own = f"{arch} runs the kernels of {runs} in machine code of its own; tiles are chosen as for {runs}"
+        choice = replace(choice, reasons=(*choice.reasons, own))
     if filled != problem:
         why = f"{problem.dim_qk}/{problem.dim_v} are no multiples of {RUN}: q, k and v are copied, rows filled up with"
         choice = replace(choice, reasons=(*choice.reasons, f"head dims {why} zeros to {filled.dim_qk}/{filled.dim_v}"))
@@ -105,7 +107,9 @@ def list_launches(
     """The launches of a checked call on its backend's architecture, in order; operands are `fitted`."""
     filled = _filled(checked.problem)
     checked = checked if filled == checked.problem else replace(checked, problem=filled)
-    return _family(checked.backend.removeprefix("simulate:")).launches(checked, operands, sequence, options)
+    arch = checked.backend.removeprefix("simulate:")
+    launches = _family(RUNS.get(arch, arch)).launches(checked, operands, sequence, options)
+    return tuple(replace(launch, arch=arch) for launch in launches) if arch in RUNS else launches
 
 
 def list_backward_launches(checked: CheckedBackward, x: Gradients, sequence: Sequence) -> tuple[Launch, ...]:

@@ -12,6 +12,7 @@ from .specialize import specialised
 ARCHS = {
     "sm90": ("cuda", 90, 32),
     "sm100": ("cuda", 100, 32),
+    "sm103": ("cuda", 103, 32),
     "gfx942": ("hip", "gfx942", 64),
     "gfx950": ("hip", "gfx950", 64),
 }
@@ -36,14 +37,14 @@ def compile_for(
     num_ctas: int = 1,
     num_stages: int | None = None,
 ) -> Any:
-    """Compile `kernel` (a @gluon.jit or @triton.jit function) for sm90, sm100, gfx942 or gfx950; needs no GPU.
+    """Compile `kernel` (a @gluon.jit or @triton.jit function) for sm90, sm100, sm103, gfx942 or gfx950; needs no GPU.
 
     signature: for every parameter a value, or a type as Triton spells it ("*fp32", "i32", "tensordesc<…>",
     "constexpr"). A value (a torch tensor or NumPy array, an integer, a float) is specialised as a launch does it: what
     16 divides, and the integer 1. A type says it as Triton's compile tool does: "i32:16" is divisible by 16, "i32:1"
     is 1; without, an integer is any integer, and a pointer is divisible by 16 as those of fresh tensors are ("*fp32:4":
     not so). constexprs: the values of those that are constexpr. num_stages: of Triton's pipelines; its default if None.
-    num_ctas: of a cluster (sm90, sm100). With `machine_code` this is triton.compile (seconds, cached on disk) and
+    num_ctas: of a cluster (not on AMD). With `machine_code` this is triton.compile (seconds, cached on disk) and
     returns its kernel; without, compilation stops at TTGIR (tenths of a second).
 
     Raises SimulationError for an unknown architecture and a signature that does not fit the kernel.

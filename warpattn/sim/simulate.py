@@ -26,7 +26,7 @@ from .timing.replay import replay
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_BACKENDS = {"cuda:90", "cuda:100", "hip:gfx942", "hip:gfx950"}
+_BACKENDS = {"cuda:90", "cuda:100", "cuda:103", "hip:gfx942", "hip:gfx950"}
 MAX_PROGRAMS = 1 << 16
 
 

@@ -29,6 +29,14 @@ def test_values(dtype):
     torch.testing.assert_close(lse, expected_lse, atol=1e-4, rtol=0)
 
 
+def test_a_b300_runs_code_of_its_own():
+    q, k, v = tensors()
+    out = wa.attention(q, k, v, mask=wa.Causal(), backend="simulate:sm103")
+    torch.testing.assert_close(out.float(), reference(q, k, v, mask=wa.Causal())[0], atol=3e-3, rtol=0)
+    texts = [kernel.asm["ttgir"] for key, kernel in simulate._compiled.items() if "sm103" in key]  # type: ignore[operator]
+    assert texts and all('"cuda:103"' in text for text in texts)
+
+
 def test_captured_tensors_sinks_and_grouped_heads():
     q, k, v = tensors(heads=4)
     k, v = k[:, :, :2], v[:, :, :2]

@@ -130,7 +130,7 @@ def test_another_target_is_refused(kernel):
         simulate(text, (1,), good())
 
 
-@pytest.mark.parametrize("arch", ["sm90", "sm100", "gfx942", "gfx950"])
+@pytest.mark.parametrize("arch", ["sm90", "sm100", "sm103", "gfx942", "gfx950"])
 def test_every_target_compiles(arch):
     assert "module" in compile_for(arch, kernels.binary_kernel, SIGNATURE, CONSTANTS).asm["ttgir"]
 

@@ -25,7 +25,7 @@ from warpattn.sim.host.launches import launches
 from warpattn.sim.ops.libdevice import function_of
 
 
-@pytest.mark.parametrize("arch", ["sm90", "sm100", "gfx942", "gfx950"])
+@pytest.mark.parametrize("arch", ["sm90", "sm100", "sm103", "gfx942", "gfx950"])
 def test_a_program_for_a_card_runs_unchanged(arch: str) -> None:
     with launches(arch, seeds=2) as runs:
         x, y = torch.randn(1000, device="cuda"), torch.randn(1000).to("cuda")

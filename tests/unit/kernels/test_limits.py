@@ -13,7 +13,7 @@ from warpattn.problem.rules import MAX_SIZE
 from warpattn.runtime.plan import plan
 from warpattn.sequences import Dense
 
-ARCHS = ("sm90", "sm100", "gfx942", "gfx950")
+ARCHS = ("sm90", "sm100", "sm103", "gfx942", "gfx950")
 
 
 def call(dim_qk: int, dim_v: int, seq_q: int = 3, dtype: torch.dtype = torch.bfloat16) -> Call:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import warpattn as wa
+from warpattn.errors import AttentionError
 from warpattn.kernels.sm90.decode.config import DecodeConfig
 from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT
 from warpattn.problem import Call, Problem, validate
@@ -110,3 +111,15 @@ def test_batch_invariant_steps_share_no_keys_out(arch):
     else:
         assert len(free) == 2 and "combine" in free[1].name
         assert len(fixed) == 1, "one launch: nothing is combined"
+
+
+def test_a_b300_has_the_plans_of_a_b200():
+    b200, b300 = (str(plan(problem(), arch)).splitlines() for arch in ("sm100", "sm103"))
+    assert b300[0] == b200[0].replace("on sm100", "on sm103") and b300[0].startswith("sm100.")
+    assert b300[1:-1] == b200[1:] and "machine code of its own" in b300[-1]
+
+
+@pytest.mark.parametrize("name", ["sm80", "sm86", "sm89", "sm120", "sm121"])
+def test_chips_without_kernels_are_known(name):
+    with pytest.raises(AttentionError, match=f'arch is {name}, which has no kernels, only backend="reference"'):
+        plan(problem(), name)

@@ -251,7 +251,8 @@ def test_a_failed_launch_is_an_error(driver, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("capability", "arch"), [((9, 0), "sm90"), ((10, 0), "sm100"), ((10, 3), "sm100"), ((8, 0), None), ((12, 0), None)]
+    ("capability", "arch"),
+    [((9, 0), "sm90"), ((10, 0), "sm100"), ((10, 3), "sm100"), ((8, 0), None), ((8, 9), None), ((12, 0), None)],
 )
 def test_nvidia_devices(capability, arch, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)

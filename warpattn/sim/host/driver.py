@@ -16,9 +16,12 @@ from ..compile import ARCHS
 from ..errors import SimulationError
 
 # Of one card: streaming multiprocessors or compute units, and bytes of shared memory that a block may have.
-_SIZES = {"sm90": (132, 232_448), "sm100": (148, 232_448), "gfx942": (304, 65_536), "gfx950": (256, 163_840)}
+_SIZES = {
+    "sm90": (132, 232_448), "sm100": (148, 232_448), "sm103": (148, 232_448), "gfx942": (304, 65_536),
+    "gfx950": (256, 163_840),
+}  # fmt: skip
 _REGISTERS = 65_536
-_GENERATION = {"sm90": (9, 0), "sm100": (10, 0), "gfx942": (9, 4), "gfx950": (9, 5)}
+_GENERATION = {"sm90": (9, 0), "sm100": (10, 0), "sm103": (10, 3), "gfx942": (9, 4), "gfx950": (9, 5)}
 
 
 class SimulatedDriver:

@@ -88,11 +88,11 @@ def launches(
 ) -> Iterator[Runs]:
     """Run the launches of Triton and Gluon kernels in the simulator instead of on a card.
 
-    arch: sm90, sm100, gfx942 or gfx950. schedules: "all", one of them, or several: each launch runs once under each of
-    them, under "random" once for each of so many `seeds`, or for a list of them, always from the same memory; the first
-    run's results stay. timing: predict the times of the first. Arguments are torch tensors on the CPU (a program's
-    "cuda" means the CPU here), NumPy arrays and numbers; autotuners take their first configuration, and benchmarks run
-    a function once.
+    arch: sm90, sm100, sm103, gfx942 or gfx950. schedules: "all", one of them, or several: each launch runs once under
+    each of them, under "random" once for each of so many `seeds`, or for a list of them, always from the same memory;
+    the first run's results stay. timing: predict the times of the first. Arguments are torch tensors on the CPU (a
+    program's "cuda" means the CPU here), NumPy arrays and numbers; autotuners take their first configuration, and
+    benchmarks run a function once.
 
     Raises SimulationError for an unknown chip or schedule, and from the launch for what cannot be simulated.
     """

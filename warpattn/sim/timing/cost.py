@@ -93,6 +93,12 @@ SM100 = replace(
         "all else as sm_90, not measured",
     ),
 )
+SM103 = replace(
+    SM100,
+    name="sm_103",
+    rates=SM100.rates | {"MUFU": 32},
+    sources=("MUFU: Blackwell Ultra by its announcement, twice the exponentials of B200", *SM100.sources),
+)
 GFX942 = Chip(
     "gfx942",
     sms=304,
@@ -124,7 +130,7 @@ GFX950 = replace(
     rates=GFX942.rates | {"tensor core": 4096},
     sources=("tensor core: MI355X data sheet, 2.5 PFLOP/s dense bf16 = 256 CUs at 2.4 GHz x 4096", *GFX942.sources[1:]),
 )
-CHIPS = {"cuda:90": SM90, "cuda:100": SM100, "hip:gfx942": GFX942, "hip:gfx950": GFX950}
+CHIPS = {"cuda:90": SM90, "cuda:100": SM100, "cuda:103": SM103, "hip:gfx942": GFX942, "hip:gfx950": GFX950}
 
 _MUFU = {"math.exp2", "math.exp", "math.log2", "math.log", "math.sqrt", "math.rsqrt", "math.sin", "math.cos",
          "math.tanh", "math.erf"}  # fmt: skip
