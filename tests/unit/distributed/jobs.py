@@ -55,6 +55,7 @@ def cases() -> list[Case]:
         Case("full"),
         Case("causal", sinks=True, tail={"mask": causal}),
         Case("causal bf16", dtype=torch.bfloat16, sinks=True, tail={"mask": causal}),
+        Case("causal fp16", dtype=torch.float16, sinks=True, tail={"mask": causal}),
         Case("window", sinks=True, tail={"mask": wa.SlidingWindow(9)}),
         Case("wide window", placement="contiguous", tail={"mask": wa.SlidingWindow(20, 3)}),
         Case("window of neighbours", placement="contiguous", sinks=True, tail={"mask": wa.SlidingWindow(9)}),
@@ -150,11 +151,11 @@ def mesh(case: Case) -> None:
 def jobs() -> list[Callable[[], None]]:
     """One case of every kind, and every way."""
     named = {case.name: case for case in cases()}
-    rings = ("full", "causal", "causal bf16", "window", "window of neighbours", "documents", "no keys", "fewer queries",
-             "slopes", "one key head", "bias")  # fmt: skip
+    rings = ("full", "causal", "causal bf16", "causal fp16", "window", "window of neighbours", "documents", "no keys",
+             "fewer queries", "slopes", "one key head", "bias")  # fmt: skip
     return [
         *(partial(ring, named[name]) for name in rings),
-        *(partial(ulysses, named[name]) for name in ("causal", "bias", "slopes", "documents")),
+        *(partial(ulysses, named[name]) for name in ("causal", "causal fp16", "bias", "slopes", "documents")),
         partial(ulysses, named["key heads that ranks share"]),
         *(partial(of_some, named[name], 3) for name in ("causal bf16", "documents")),
         *(partial(of_some, named["causal"], ranks) for ranks in (1, 2)),
