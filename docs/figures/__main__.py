@@ -1,6 +1,6 @@
 """Draws every figure of docs/ and writes what pages take from records: `python -m docs.figures`, part of `make docs`.
 
-    python -m docs.figures ring sm90      some of them
+    python -m docs.figures timelines.ring distributed      some of them
 
 Each module here has `files()`: {path: text} of what it makes. A test holds the committed files against the same
 functions, so whatever changes a figure (a kernel's lines, the cost model, a record) makes it fail until this has run.
@@ -15,18 +15,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 DRAWN = {
-    "masks": "pictures of the masks",
+    "masks.masks": "pictures of the masks",
     "concepts": "the way of a call, tiles of a window",
-    "benchmarks": "the benchmark page and its charts, from the records",
-    "engine": "the README's first chart and the rows of vLLM's page, from the record",
-    "speed": "the README's chart and rows, from the records",
+    "measured.benchmarks": "the benchmark page and its charts, from the records",
+    "measured.engine": "the README's first chart and the rows of vLLM's page, from the record",
+    "measured.speed": "the README's chart and rows, from the records",
     "distributed": "pictures of ranks, chart and table from the record of two cards",
-    "ladder": "the ladder's page and chart, from the records",
-    "ring": "timeline: a ring of two slots",
-    "extend": "timeline: the product of docs/extend.md",
-    "sm90": "timeline: prefill on Hopper",
-    "sm100": "timelines: prefill on Blackwell",
-    "cdna": "timelines and tables: three buffers on CDNA",
+    "measured.ladder": "the ladder's page and chart, from the records",
+    "timelines.ring": "a ring of two slots",
+    "timelines.extend": "the product of docs/extend.md",
+    "timelines.sm90": "prefill on Hopper",
+    "timelines.sm100": "prefill on Blackwell",
+    "timelines.cdna": "three buffers on CDNA, and their tables",
 }
 
 

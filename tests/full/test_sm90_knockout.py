@@ -15,7 +15,7 @@ import torch
 pytest.importorskip("triton")
 
 from tests.sim.knocking import SM90_PREFILL, knocked_out, reviewed
-from tests.sim.machine.test_knockout import FIRST, TURN
+from tests.sim.machine.findings.test_knockout import FIRST, TURN
 from tests.sim.sm90 import backward
 from warpattn.kernels.sm90.prefill.choice import arrange, shared_out
 from warpattn.kernels.sm90.prefill.config import choose_config, is_masked

@@ -1,7 +1,7 @@
 """Whole models of transformers on the card: fp16 and bf16, prefill and generation, against eager attention in fp32.
 
 The rule is the one for kernels: at most twice the error that eager attention makes in the same dtype, against fp32, and
-a floor where that error is small by chance. Twins of tests/unit/integrations/test_transformers_models.py.
+a floor where that error is small by chance. Twins of tests/unit/integrations/transformers/test_transformers_models.py.
 """
 
 import copy

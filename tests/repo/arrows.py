@@ -67,6 +67,9 @@ ALLOWED: dict[str, set[str]] = {
 }
 MODULES_AT_TOP = 10
 FILES_IN_FOLDER = 16
+UNCOUNTED = ("/__init__.py", "/__main__.py")
+FOLDERS = (f"{ROOT}/", "bench/", "docs/", "tests/")
+RECORDS = "bench/results/"  # a file a measurement, read by name
 
 
 def import_arrows(path: str, text: str) -> Iterator[str]:
@@ -99,11 +102,11 @@ def circles(files: dict[str, str]) -> Iterator[str]:
 
 
 def folder_sizes(paths: Iterable[str]) -> Iterator[str]:
-    """One sentence for every folder of the package or of bench with too many files, `__init__` and `__main__` not
+    """One sentence for every folder with too many files, records of measurements, `__init__` and `__main__` not
     counted."""
     counts: dict[str, int] = {}
     for path in paths:
-        if path.startswith((f"{ROOT}/", "bench/")) and not path.endswith(("/__init__.py", "/__main__.py")):
+        if path.startswith(FOLDERS) and not path.startswith(RECORDS) and not path.endswith(UNCOUNTED):
             place = path.rpartition("/")[0]
             counts[place] = counts.get(place, 0) + 1
     for place, count in counts.items():

@@ -2,8 +2,8 @@
 
 import pytest
 
-from docs.figures import engine, speed
-from docs.figures.benchmarks import DOCS, page, records
+from docs.figures.measured import engine, speed
+from docs.figures.measured.benchmarks import DOCS, page, records
 
 
 def test_the_page_is_made_from_the_records() -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from docs.figures import __main__ as drawn
-from docs.figures import concepts, ladder
+from docs.figures import concepts
+from docs.figures.measured import ladder
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -48,7 +49,7 @@ def test_nothing_is_fetched_from_elsewhere(site):
 
 
 def test_listings_stand_in_the_file():
-    source = (DOCS / "figures" / "extend.py").read_text()
+    source = (DOCS / "figures" / "timelines" / "extend.py").read_text()
     listings = re.findall(r"^```py\n(.*?)^```", (DOCS / "extend.md").read_text(), re.DOTALL | re.MULTILINE)
     assert len(listings) == 3
     for listing in listings:
@@ -96,30 +97,30 @@ def test_the_floor_of_a_case():
     assert full._replace(causal=True, keys=64).floor == 2 * 8256 * 2048 / 132
 
 
-@pytest.mark.parametrize("name", [name for name in drawn.DRAWN if name != "cdna"])
+@pytest.mark.parametrize("name", [name for name in drawn.DRAWN if name != "timelines.cdna"])
 def test_figures_are_current(name):
     """Those of cdna: tests/unit/machine_code/test_gcn_page.py, which compiles and simulates the same for its tables."""
-    if name == "benchmarks":
+    if name == "measured.benchmarks":
         version = pytest.importorskip("matplotlib").__version__
-        if f"Matplotlib v{version}," not in (DOCS / "figures" / "benchmarks.svg").read_text():
+        if f"Matplotlib v{version}," not in (DOCS / "figures" / "measured" / "benchmarks.svg").read_text():
             pytest.skip(f"drawn by another matplotlib than {version}")
-    if name in {"ring", "extend", "sm90", "sm100"}:
+    if name.startswith("timelines."):
         pytest.importorskip("triton")
     for path, text in drawn.files(name).items():
         assert path.read_text() == text, f"{path.name}: run `make docs`"
 
 
 def test_every_figure_is_drawn_by_a_script():
-    scripts = "".join(path.read_text() for path in (DOCS / "figures").glob("*.py"))
-    masks = importlib.import_module("docs.figures.masks").FIGURES
-    for path in (DOCS / "figures").glob("*.svg"):
+    scripts = "".join(path.read_text() for path in (DOCS / "figures").rglob("*.py"))
+    masks = importlib.import_module("docs.figures.masks.masks").FIGURES
+    for path in (DOCS / "figures").rglob("*.svg"):
         by_name = f'"{path.name}"' in scripts or f'"{path.stem}"' in scripts or path.stem in masks
         assert by_name or path.stem.startswith("cdna-"), f"no script draws {path.name}"
 
 
 def test_cycles_in_a_page_are_those_of_its_picture():
     pages = "".join(path.read_text() for path in (DOCS / "kernels").glob("*.md"))
-    titles = "".join(path.read_text() for path in (DOCS / "figures").glob("*.svg"))
+    titles = "".join(path.read_text() for path in (DOCS / "figures").rglob("*.svg"))
     named = [number.replace(",", "") for number in re.findall(r"of\s+the\s+([\d,]+)\s+cycles\s+of", pages)]
     assert named
     for cycles in named:

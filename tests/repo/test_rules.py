@@ -192,8 +192,10 @@ def test_circles_are_seen(text):
     assert not _found(arrows.circles, files | {"warpattn/x/b.py": ""})
 
 
-@pytest.mark.parametrize(("place", "limit"), [("warpattn", 10), ("warpattn/sim/ops", 16), ("bench", 16)])
+@pytest.mark.parametrize(
+    ("place", "limit"), [("warpattn", 10), ("warpattn/sim/ops", 16), ("bench", 16), ("docs", 16), ("tests/sim", 16)]
+)
 def test_folder_sizes(place, limit):
-    paths = [f"{place}/m{i}.py" for i in range(limit)] + [f"{place}/__init__.py"]
+    paths = [f"{place}/m{i}.py" for i in range(limit)] + [f"{place}/__init__.py", "bench/results/h200/a.json"]
     assert not _found(arrows.folder_sizes, paths)
     assert f"{place} has {limit + 1} files; at most {limit}" in _found(arrows.folder_sizes, [*paths, f"{place}/n.py"])

@@ -12,7 +12,7 @@ from triton.experimental.gluon import language as gl
 
 from tests.sim.amd import kernels as kernels
 from tests.sim.builds import poison, run
-from tests.sim.machine import plain_kernels
+from tests.sim.machine.kernels import plain as plain_kernels
 from warpattn.sim import simulate
 
 ARCHS = {"gfx942": 4, "gfx950": 16}  # bytes that a lane copies to LDS at once

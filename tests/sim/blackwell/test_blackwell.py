@@ -11,7 +11,7 @@ from triton.experimental.gluon import language as gl
 from tests.sim import builds
 from tests.sim.blackwell import kernels as kernels
 from tests.sim.builds import poison
-from tests.sim.machine import plain_kernels
+from tests.sim.machine.kernels import plain as plain_kernels
 from warpattn.sim import Report, SimulationError, TensorDescriptor, simulate
 
 RNG = np.random.default_rng(0)

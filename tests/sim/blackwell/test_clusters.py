@@ -14,7 +14,7 @@ from triton.experimental.gluon.language.nvidia.blackwell import TensorMemoryLayo
 
 from tests.sim.blackwell import cluster_kernels as kernels
 from tests.sim.builds import build, poison, run
-from tests.sim.machine.test_faults import matches
+from tests.sim.machine.findings.test_faults import matches
 from warpattn.sim import Report, SimulationError, TensorDescriptor, knock_out, simulate
 
 SCHEDULES = [("eager", 0), ("lazy", 0), ("adversarial", 0), *(("random", seed) for seed in range(8))]

@@ -13,7 +13,7 @@ from tests.sim.blackwell import kernels as kernels
 from tests.sim.blackwell.attention import attention_kernel
 from tests.sim.blackwell.test_blackwell import built, matmul, run
 from tests.sim.builds import poison
-from tests.sim.machine.test_faults import matches
+from tests.sim.machine.findings.test_faults import matches
 from warpattn.sim import Report, TensorDescriptor, knock_out, simulate
 
 SCHEDULES = [("eager", 0), ("lazy", 0), ("adversarial", 0), *(("random", seed) for seed in range(10))]

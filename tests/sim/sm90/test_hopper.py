@@ -8,7 +8,7 @@ pytest.importorskip("triton")
 from triton.experimental.gluon import language as gl
 
 from tests.sim.builds import poison, run
-from tests.sim.machine import gluon_kernels as kernels
+from tests.sim.machine.kernels import gluon as kernels
 from warpattn.sim import SimulationError, TensorDescriptor, elementwise
 
 RNG = np.random.default_rng(0)
@@ -71,7 +71,7 @@ def test_known_assembly():
 def test_unknown_assembly_is_an_error_until_a_handler_is_registered():
     x, out = RNG.standard_normal(128).astype(np.float32), poison(128)
     constants = {"TEXT": "lg2.approx.f32   $0, $1;"}
-    with pytest.raises(SimulationError, match=r"gluon_kernels.py:\d+: no handler for the assembly 'lg2.approx.f32 \$0"):
+    with pytest.raises(SimulationError, match=r"gluon.py:\d+: no handler for the assembly 'lg2.approx.f32 \$0"):
         run(kernels.asm_kernel, (1,), {"x": x, "out": out}, constants)
     elementwise("lg2.approx.f32 $0, $1;")(np.log2)
     x = abs(x)

@@ -14,9 +14,9 @@ from tests.drawn import drawn
 from tests.oracle import poisoned
 from tests.sim.knocking import SM90_PREFILL, knocked_out, reviewed
 from tests.sim.sm90.decode import built
+from tests.sim.sm90.decoding.test_decode import SCHEDULES
 from tests.sim.sm90.prefill import error
-from tests.sim.sm90.test_decode import SCHEDULES
-from tests.sim.sm90.test_lengths_code import FIRST
+from tests.sim.sm90.ragged.test_lengths_code import FIRST
 from warpattn.kernels.sm90.select import list_launches
 from warpattn.problem import Call, CheckedCall, validate
 from warpattn.problem.launch import DEFAULT_OPTIONS

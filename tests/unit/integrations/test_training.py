@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 import warpattn as wa
-from tests.unit.runtime.gradient_double import install
+from tests.unit.runtime.training.gradient_double import install
 from warpattn.integrations import torch_sdpa
 from warpattn.integrations.flash_attn import modifiers, version2, version3, version4
 

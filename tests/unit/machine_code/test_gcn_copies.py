@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from docs.figures import cdna
+from docs.figures.timelines import cdna
 from tests.unit.machine_code.gcn_builds import ARCHS, attention, by_hand, ring
 from warpattn.machine_code.gcn import check_copies, copies
 

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from docs.figures import cdna
+from docs.figures.timelines import cdna
 
 
 def test_the_page_has_the_figures_of_today():

@@ -1,0 +1,249 @@
+"""Writes docs/benchmarks.md and its picture from records in bench/results (`make docs`); no number is typed."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+from docs.figures.measured import wide
+from docs.figures.svg import BLUE, GREEN, GREY, ORANGE, RED, box, dot, picture, words
+
+HERE = Path(__file__).parent
+DOCS = HERE.parents[1]
+RECORDS = DOCS.parent / "bench" / "results" / "h200"
+CYCLES, ACTIVE = "sm__cycles_elapsed.max", "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed"
+NAMES = {
+    "times": "2026-11-21.json",
+    "counters": "2026-11-21-ncu.json",
+    "decode": "2026-11-22-decode.json",
+    "flash": "2026-11-21-decode-fa4.json",
+    "ragged": "2026-11-21-ragged.json",
+    "wide": "2026-11-22-wide.json",
+    "wide h100": "../h100/2026-11-22-wide.json",
+}
+
+INTRODUCTION = """# Benchmarks
+
+Every number on this page was written by `docs/figures/measured/benchmarks.py` from the records in `bench/results/`; how
+they are measured is described in [bench/README.md](../bench/README.md), and what led to them in
+[bench/notes.md](../bench/notes.md). TFLOP/s count 4·B·H·S²·D operations, half of them if causal, the visible pairs with
+a window. × is warpattn's speed over the peer's: the median of the ratios of rounds in which both were timed, so above 1
+means that warpattn is faster.
+"""
+
+DECODE = """What the numbers do not show by themselves:
+
+- Cards differ, by up to 5 % in these ratios: the large dense batches that take 0.98 to 0.99 of cuDNN's speed here take
+  1.01 to 1.02 on another H200 ([bench/notes.md](../bench/notes.md)).
+- A settled cache is a promise about the preceding kernel ([decode on Hopper](kernels/sm90.md)). Launches then
+  overlap, which is how one can take less time than a kernel that only reads.
+- Latent attention (`mla`) is slower than FlashInfer's faster kernel where batches are large, above all with 128 heads.
+"""
+
+HOST = """A step of a `DecodePlan` costs 9 to 12 µs on the host and allocates nothing, `append_paged` 11 to 14 µs
+(`python -m bench.host`, 2026-11-22, five runs on three machines). In a sixth, on a machine that was slow then,
+they cost 15.5 and 17.5 µs, and cuDNN's call 28 µs right after.
+"""
+
+
+def records() -> dict[str, dict[str, Any]]:
+    """The records that the page is made of."""
+    return {kind: json.loads((RECORDS / name).read_text()) for kind, name in NAMES.items()}
+
+
+def page(found: dict[str, dict[str, Any]]) -> str:
+    """The whole page, as Markdown."""
+    times, counters = found["times"], found["counters"]
+    machine, versions = times["machine"], times["versions"]
+    stack = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    lines = [
+        INTRODUCTION,
+        f"{machine['gpu']} ({machine['power_limit']} limit, driver {machine['driver']}), {stack}, bf16.",
+        "",
+    ]
+    lines += ["![TFLOP/s per shape](figures/measured/benchmarks.svg)", "", _source(times), ""]
+    for group in dict.fromkeys(entry["group"] for entry in times["cases"]):
+        lines += _group(group, [entry for entry in times["cases"] if entry["group"] == group])
+    lines += wide.section(found["wide"], found["wide h100"]) + _decode(found) + _ragged(found["ragged"])
+    lines += _host(times) + _requirements(times["verdicts"] + found["wide"]["verdicts"]) + _cycles(counters)
+    return "\n".join(lines) + "\n"
+
+
+def _source(record: dict[str, Any]) -> str:
+    return f"`{record['command']}`, {record['date'][:10]}."
+
+
+def _group(group: str, entries: list[dict[str, Any]]) -> list[str]:
+    peers = [peer for peer in entries[0]["results"] if peer != "warpattn"]
+    first = entries[0]["case"]
+    heads = f"{first['heads_q']}/{first['heads_kv']} heads, head dim {first['dim']}"
+    lines = [
+        f"## {group}: {heads}",
+        "",
+        "| batch × length | warpattn | " + " | ".join(peers) + " |",
+        "|---" * (len(peers) + 2) + "|",
+    ]
+    for entry in entries:
+        case, results = entry["case"], entry["results"]
+        mask = f"window {case['window']}" if case["window"] else "causal" if case["causal"] else "full"
+        cells = [f"{case['batch']} × {case['seq_q']} {mask}", f"{results['warpattn']['tflops']:.0f}"]
+        lines.append("| " + " | ".join(cells + [_peer(results[peer]) for peer in peers]) + " |")
+    return [*lines, ""]
+
+
+def _peer(result: dict[str, Any]) -> str:
+    if result["status"] != "timed":
+        return result["status"]
+    return f"{result['tflops']:.0f} ({result['speed']['median']:.2f}×)"
+
+
+def _decode(found: dict[str, dict[str, Any]]) -> list[str]:
+    """Peers of two records; warpattn's times are those of the first."""
+    first, flash = found["decode"], found["flash"]
+    peers = ("warpattn:settled=1", "read", "cudnn", "flashinfer", "flashinfer-tc")
+    columns = [*((first, peer) for peer in peers), (flash, "fa4")]
+    lines = [
+        "## Decode: one token",
+        "",
+        f"{_source(first)} For `fa4` {_source(flash)} D 128, bytes of K and V per second; layers take turns, with keys "
+        "and values of their own, 1 to 2.4 GiB in all, one table and one plan. `mixed64` and `skewed64` are 64 "
+        "sequences with lengths after Zipf's law, from 32 Ki down to 512 and to 1; `mla` is latent attention, 576/512, "
+        "whose latents are read once. A peer's × is its time over warpattn's in its own run; that of `fa4` was on "
+        "another H200, with earlier code and 0.25 to 2 GiB of inputs in turn. `warpattn:settled=1` is a `DecodePlan` "
+        "with `kv_ready_before_dependency`, which latent attention ignores. `read` only reads the keys and values, in "
+        "tiles like warpattn's. `-tc` is FlashInfer's kernel with tensor cores (of latent attention its fa3 kernel, "
+        "the other one fa2).",
+        "",
+        "![TB/s of each case of decode](figures/measured/decode.svg)",
+        "",
+        "| pages, batch × length, heads | µs | TB/s | " + " | ".join(peer for _, peer in columns) + " |",
+        "|---" * (len(columns) + 3) + "|",
+    ]
+    cases = [({entry["case"]["name"]: entry["results"] for entry in record["cases"]}, peer) for record, peer in columns]
+    for entry in first["cases"]:
+        name, own = entry["case"]["name"], entry["results"]["warpattn"]
+        speeds = [results.get(name, {}).get(peer, {}).get("speed") for results, peer in cases]
+        cells = [f"{speed['median']:.2f}×" if speed else "–" for speed in speeds]
+        cells = [name, f"{own['ms']['median'] * 1e3:.1f}", f"{own['tb_s']:.2f}", *cells]
+        lines.append("| " + " | ".join(cells) + " |")
+    return [*lines, "", DECODE]
+
+
+def _ragged(found: dict[str, Any]) -> list[str]:
+    ways = list(dict.fromkeys(way for entry in found["cases"] for way in entry["results"] if way != "dense"))
+    lines = [
+        "## Ragged and paged prefill",
+        "",
+        f"{_source(found)} Causal, 16 heads, D 128, 16 k tokens; TFLOP/s, and × those of the dense kernel on the same "
+        "work: the same tensors where all sequences are equally long, else sequences of one length with as many keys a "
+        "token on average.",
+        "",
+        "| sequences | dense | " + " | ".join(ways) + " |",
+        "|---" * (len(ways) + 2) + "|",
+    ]
+    for entry in found["cases"]:
+        results = entry["results"]
+        dense = results["dense"]["tflops"]
+        cells = [f"{entry['case']['name']} ({len(entry['case']['lengths'])})", f"{dense:.0f}"]
+        for way in ways:
+            own = results.get(way)
+            cells.append(f"{own['tflops']:.0f} ({own['tflops'] / dense:.2f}×)" if own else "–")
+        lines.append("| " + " | ".join(cells) + " |")
+    return [*lines, ""]
+
+
+def _host(times: dict[str, Any]) -> list[str]:
+    host, first = times["host"], times["first_call"]
+    return [
+        "## Host",
+        "",
+        f"One planned call costs {host['warpattn_us']:.1f} µs on the host, torch's cuDNN SDPA "
+        f"{host['cudnn_us']:.1f} µs ({host['ratio']:.2f}×). "
+        f"The first call of a process takes {first['cold_s']:.1f} s when the kernel has to be "
+        f"compiled and {first['warm_s'] * 1e3:.0f} ms when the disk cache has it.",
+        "",
+        HOST,
+    ]
+
+
+def _requirements(verdicts: list[dict[str, Any]]) -> list[str]:
+    lines = ["## Requirements", "", "| requirement | met on | worst |", "|---|---|---|"]
+    measured = [v for v in verdicts if v["measured"] is not None]
+    for key in dict.fromkeys((v["group"], v["requirement"]) for v in measured):
+        rows = [v for v in measured if (v["group"], v["requirement"]) == key]
+        met = [v["met"] if v["met"] is not None else v["aim_met"] for v in rows]
+        worst = (min if rows[0]["sense"] == ">=" else max)(rows, key=lambda v: v["measured"])
+        aim = " (aim)" if rows[0]["must"] is None else ""
+        lines.append(f"| {key[0]}: {key[1]}{aim} | {sum(met)} of {len(rows)} | {worst['measured']:.3f} |")
+    return [*lines, ""]
+
+
+def _cycles(counters: dict[str, Any]) -> list[str]:
+    rows = [row for row in counters["ncu"] if "metrics" in row]
+    peers = [peer for peer in dict.fromkeys(row["peer"] for row in rows) if peer != "warpattn"]
+    found = {(row["case"], row["peer"]): row["metrics"] for row in rows}
+    lines = [
+        "## SM cycles",
+        "",
+        f"One call under Nsight Compute; cycles do not move with the card's clock: {_source(counters)} "
+        "A peer's × is its cycles over warpattn's; the second figure is how much of them the tensor pipe was active.",
+        "",
+        "| case | warpattn | " + " | ".join(peers) + " |",
+        "|---" * (len(peers) + 2) + "|",
+    ]
+    for case in dict.fromkeys(row["case"] for row in rows):
+        own = found[case, "warpattn"]
+        cells = [f"{own[CYCLES]:,.0f}, {own[ACTIVE]:.0f} %"]
+        for peer in peers:
+            theirs = found.get((case, peer))
+            cells.append(f"{theirs[CYCLES] / own[CYCLES]:.2f}×, {theirs[ACTIVE]:.0f} %" if theirs else "–")
+        lines.append("| " + " | ".join([case, *cells]) + " |")
+    return lines
+
+
+def decode_chart(found: dict[str, Any]) -> str:
+    """A row per case of decode, a dot per peer: TB/s of keys and values."""
+    left, full, top = 190, 560, 70
+    peers = {"read": GREY, "flashinfer": ORANGE, "cudnn": BLUE, "warpattn": RED, "warpattn:settled=1": GREEN}
+    titles = {"read": "reading alone", "flashinfer": "FlashInfer, its faster kernel", "cudnn": "cuDNN"}
+    titles["warpattn:settled=1"] = "warpattn, settled cache"
+    parts, most = [words(10, 22, "Decode, one token: TB/s of keys and values read", 16)], 5.0
+    x = 10
+    for peer, colour in peers.items():
+        title = titles.get(peer, peer)
+        parts += [dot(x + 6, 42, colour), words(x + 16, 46, title, 12)]
+        x += 34 + 7 * len(title)
+    bottom = top + 22 * len(found["cases"])
+    for tick in range(int(most) + 1):
+        at = left + full * tick / most
+        parts.append(box(at, top - 8, 1, bottom - top + 4, "#e4e4e4"))
+        parts.append(words(at, bottom + 12, str(tick), 12, anchor="middle"))
+    for i, entry in enumerate(found["cases"]):
+        y, results = top + 22 * i + 6, faster(entry["results"])
+        parts.append(words(left - 12, y + 4, entry["case"]["name"], 12, anchor="end"))
+        timed = {peer: results[peer] for peer in peers if results.get(peer, {}).get("status") == "timed"}
+        parts += [dot(left + full * result["tb_s"] / most, y, peers[peer]) for peer, result in timed.items()]
+    return picture(left + full + 30, bottom + 24, parts)
+
+
+def faster(results: dict[str, Any]) -> dict[str, Any]:
+    """The same with the faster of FlashInfer's two kernels under its name."""
+    both = [results[name] for name in ("flashinfer", "flashinfer-tc") if name in results]
+    timed = [result for result in both if result["status"] == "timed"]
+    return results | ({"flashinfer": min(timed, key=lambda result: result["ms"]["median"])} if timed else {})
+
+
+def files() -> dict[Path, str]:
+    """The page and its pictures."""
+    from bench.plot import plot
+
+    found, bars = records(), io.StringIO()
+    plot(found["times"], bars)
+    return {
+        DOCS / "benchmarks.md": page(found),
+        HERE / "benchmarks.svg": bars.getvalue(),
+        HERE / "decode.svg": decode_chart(found["decode"]),
+        HERE / "wide.svg": wide.chart(found["wide"]),
+    }

@@ -1,0 +1,128 @@
+"""8-bit keys and values in flash-attn 3: factors of sequences and heads, appending, pages."""
+
+import pytest
+import torch
+
+import warpattn as wa
+from tests.unit.integrations.flash_attn.test_flash_attn_cache import HKV, LENGTHS, B, D, H, caches, expected_of, fresh
+from tests.unit.integrations.flash_attn.test_flash_attn_versions import CU_K, CU_Q, USED_K
+from warpattn.integrations.flash_attn import descaled, version3
+
+E4M3 = torch.float8_e4m3fn
+
+
+def eight_bit(k, v, differing=True):
+    """8-bit caches, factors (batch, heads), and the fp32 tensors that they mean, for pages of one sequence each."""
+    factors = [torch.rand(B, HKV) + 0.5 for _ in (k, v)]
+    factors = factors if differing else [factor[:1].expand(B, -1) for factor in factors]
+    values = [x.to(E4M3) for x in (k, v)]
+    return values, factors, [x.float() * factor[:, None, :, None] for x, factor in zip(values, factors, strict=True)]
+
+
+def test_dense_keys():
+    q, (values, (k_descale, v_descale), meant) = fresh(2, H), eight_bit(*caches())
+    out = version3.flash_attn_func(q, *values, k_descale=k_descale, v_descale=v_descale, causal=True)
+    torch.testing.assert_close(out, version3.flash_attn_func(q, *meant, causal=True))
+
+
+@pytest.mark.parametrize("used", [{}, {"seqused_k": USED_K}], ids=["all", "used"])
+def test_ragged_keys(used):
+    q, k, v = torch.randn(7, H, D), torch.randn(11, HKV, D).to(E4M3), torch.randn(11, HKV, D).to(E4M3)
+    k_descale, v_descale = torch.rand(3, HKV) + 0.5, torch.rand(3, HKV) + 0.5
+    starts = {"cu_seqlens_q": CU_Q, "cu_seqlens_k": CU_K, "max_seqlen_q": 4, "max_seqlen_k": 5, **used}
+    out = version3.flash_attn_varlen_func(q, k, v, **starts, k_descale=k_descale, v_descale=v_descale)
+    counts = CU_K.diff().long()
+    k, v = (
+        x.float() * factor.repeat_interleave(counts, 0)[..., None] for x, factor in ((k, k_descale), (v, v_descale))
+    )
+    torch.testing.assert_close(out, version3.flash_attn_varlen_func(q, k, v, **starts))
+
+
+@pytest.mark.parametrize("lengths", [LENGTHS, None], ids=["lengths", "none"])
+@pytest.mark.parametrize("ragged", [False, True], ids=["batch", "ragged"])
+def test_caches_with_factors_of_each_sequence(lengths, ragged):
+    q, (values, (k_descale, v_descale), meant) = fresh(2, H), eight_bit(*caches())
+    starts = {"cu_seqlens_q": torch.tensor([0, 1, 4, 6], dtype=torch.int32)} if ragged else {}
+    out = version3.flash_attn_with_kvcache(
+        q.flatten(0, 1) if ragged else q, *values, cache_seqlens=lengths, k_descale=k_descale, v_descale=v_descale,
+        causal=True, **starts,
+    )  # fmt: skip
+    expected = version3.flash_attn_with_kvcache(
+        q.flatten(0, 1) if ragged else q, *meant, cache_seqlens=lengths, causal=True, **starts
+    )
+    torch.testing.assert_close(out, expected)
+    other = version3.flash_attn_with_kvcache(
+        q.flatten(0, 1) if ragged else q, *values, cache_seqlens=lengths, k_descale=k_descale, causal=True, **starts
+    )
+    assert not torch.allclose(out, other)
+
+
+@pytest.mark.parametrize("tokens", ["even", "ragged"])
+def test_appending_to_8_bit_caches(tokens):
+    """New keys are divided by the factor, rounded and written, in the kernel's way and in the one of ragged tokens."""
+    q, new = fresh(2, H), [fresh(2), fresh(2)]
+    values, (k_descale, v_descale), _ = eight_bit(*caches(), differing=False)
+    starts = {"cu_seqlens_k_new": torch.tensor([0, 2, 4, 6], dtype=torch.int32)} if tokens == "ragged" else {}
+    given = [x.flatten(0, 1) if starts else x for x in new]
+    out = version3.flash_attn_with_kvcache(
+        q, *values, *given, cache_seqlens=LENGTHS, k_descale=k_descale, v_descale=v_descale, **starts
+    )
+    keys = []
+    for b, n in enumerate(LENGTHS.tolist()):
+        pair = []
+        for cache, x, factor in zip(values, new, (k_descale, v_descale), strict=True):
+            assert torch.equal(cache[b, n : n + 2].float(), (x[b] / factor[b, :, None]).to(E4M3).float())
+            pair.append(cache[b, : n + 2].float() * factor[b, :, None])
+        keys.append(pair)
+    torch.testing.assert_close(out, expected_of(q, keys)[0])
+
+
+def test_8_bit_pages_share_their_factors():
+    q, table = fresh(1, H), torch.tensor([[7, 1, 0], [2, 9, 3], [4, 8, 5]], dtype=torch.int32)
+    pages = [torch.randn(10, 4, HKV, D).to(E4M3) for _ in range(2)]
+    shared, differing = (torch.rand(1, HKV) + 0.5).repeat(B, 1), torch.rand(B, HKV) + 0.5
+    call = {"cache_seqlens": LENGTHS + 1, "page_table": table, "v_descale": shared}
+    out = version3.flash_attn_with_kvcache(q, *pages, k_descale=shared, **call)
+    meant = [x.float() * shared[0, :, None] for x in pages]
+    expected = version3.flash_attn_with_kvcache(q, *meant, cache_seqlens=LENGTHS + 1, page_table=table)
+    torch.testing.assert_close(out, expected)
+    for given in ({}, {"k": fresh(1), "v": fresh(1)}):
+        with pytest.raises(wa.AttentionError, match=r"^k_descale may differ between sequences"):
+            version3.flash_attn_with_kvcache(q, *pages, k_descale=differing, **call, **given)
+
+
+def test_equal_factors_are_recognised_without_reading_them():
+    """Of a stride of 0, which needs no memory: a meta tensor has no values that could be read."""
+    k = torch.empty(4, 2, HKV, D, dtype=E4M3, device="meta")
+    factor = torch.empty(1, HKV, device="meta")
+    scaled, _ = descaled.of_pages(k, k, B, descaled.Factors(factor.expand(B, -1), None))
+    assert scaled.scale.shape == (HKV,)
+    with pytest.raises(wa.AttentionError, match=r"^k_descale may differ"):
+        descaled.of_pages(k, k, B, descaled.Factors(factor.repeat(B, 1), None))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"k_descale": torch.ones(B)}, r"^k_descale is .*; it must be torch.float32 of shape \(3, 2\)"),
+        ({"k_descale": torch.ones(B, HKV).double()}, "^k_descale is .*; it must be torch.float32"),
+        ({"v_descale": 0.5}, "^v_descale is 0.5; it must be torch.float32"),
+        (
+            {"v_descale": torch.tensor([[1.0, 1.0], [1.0, 0.0], [1.0, 1.0]])},
+            r"^v_descale\[1, 1\] is 0.0; a scale must be positive",
+        ),
+        ({"k_descale": torch.ones(B, HKV), "qv": torch.ones(B, 2, H, D)}, "^qv is given; with it k_descale"),
+    ],
+)
+def test_factors_that_do_not_fit(given, message):
+    values, _, _ = eight_bit(*caches())
+    with pytest.raises(wa.AttentionError, match=message):
+        version3.flash_attn_func(fresh(2, H), *values, **given)
+
+
+@pytest.mark.parametrize(
+    ("k", "message"), [(None, "^k is a NoneType"), (torch.zeros(B, HKV, D).to(E4M3), "k has shape")]
+)
+def test_faults_of_keys_are_named_first(k, message):
+    with pytest.raises(wa.AttentionError, match=message):
+        version3.flash_attn_func(fresh(2, H), k, fresh(2).to(E4M3), k_descale=torch.ones(B, HKV))
