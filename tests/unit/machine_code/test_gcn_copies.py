@@ -127,7 +127,7 @@ def test_findings_name_lines():
     text = looser(text, lines(text, r"s_waitcnt vmcnt\(2\)")[0])
     finding = check_copies(text).findings[0]
     assert text.splitlines()[finding.copy.line - 1].strip().startswith("buffer_load_dwordx4 v19")
-    assert "amd_attention.py:22 from amd_attention.py:46" in str(finding)
+    assert "attention.py:22 from attention.py:46" in str(finding)
     assert "no s_waitcnt vmcnt covers it; ds_read_b64_tr_b16 in line" in str(finding)
 
 
