@@ -84,6 +84,19 @@ def test_right_and_without_findings(name: str, schedule: str, seed: int) -> None
     assert error(lse, expected_lse) < 1e-4
 
 
+@pytest.mark.parametrize("name", ["head-dim-96", "head-dim-256"])
+def test_a_part_is_attended_to_again_where_it_was_left(name: str) -> None:
+    """A value that some rows see is NaN in every part's own output; the second part is the first with such a value."""
+    case = CASES[name]
+    x = operands(case)
+    x[2][:, 10], x[2][:, 100] = float("inf"), float("nan")
+    out, lse = split(case, x)
+    expected, expected_lse = reference(*x[:3], mask=case.mask, score=case.score, sinks=x[3])
+    assert torch.equal(out.isnan(), expected.isnan()) and torch.equal(out.isinf(), expected.isinf())
+    assert error(out.float().nan_to_num(0, 0, 0), expected.nan_to_num(0, 0, 0)) < 2e-2
+    assert error(lse, expected_lse) < 1e-4
+
+
 def test_a_sequence_has_the_same_bits_in_any_batch() -> None:
     """With as many parts, which `batch_invariant` sees to."""
     case = CASES["more-parts-than-key-tiles"]

@@ -85,6 +85,10 @@ class PartTensors(Tensors):
     """The same where each part of a tile's keys has an output of its own: o and lse are a workspace's."""
 
     @gluon.jit
+    def load_output(self, tile, row, full, smem):
+        load_columns(self.o, tile.out, row, tile.h, full, smem)
+
+    @gluon.jit
     def store_output(self, tile, row, column, smem):
         store_blocks(self.o, tile.out, row, tile.h, column, smem)
 

@@ -93,6 +93,10 @@ class VarlenPartTensors(VarlenTensors):
     """The same where each part of a tile's keys has an output of its own: o and lse are a workspace's."""
 
     @gluon.jit
+    def load_output(self, tile, row, full, smem):
+        self.o.load(tile.out, tile.seq_q, row, tile.h, full, smem)
+
+    @gluon.jit
     def store_output(self, tile, row, column, smem):
         self.o.store(tile.out, tile.seq_q, row, tile.h, column, smem)
 
