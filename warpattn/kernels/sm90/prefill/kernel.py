@@ -94,29 +94,12 @@ def start_roles(ctx):
     if repeats(ctx.config, ctx.mods.keep, len(ctx.mods.mask_args)):
         for wg in gl.static_range(LEFT):
             poke(ctx.rings.left.index(wg), -1)
-    if ctx.config.converts:
-        gl.warp_specialize(
-            [(attend_0, (ctx,)), (attend_1, (ctx,)), (convert_role, (ctx,)), (load_role, (ctx,))],
-            workers.warps,
-            workers.registers,
-        )
-    elif ctx.config.consumers == 1:
-        gl.warp_specialize([(attend_0, (ctx,)), (load_role, (ctx,))], workers.warps, workers.registers)
-    elif ctx.config.consumers == 4:
-        gl.warp_specialize(
-            [(attend_0, (ctx,)), (attend_1, (ctx,)), (attend_2, (ctx,)), (attend_3, (ctx,)), (load_role, (ctx,))],
-            workers.warps,
-            workers.registers,
-        )
-    elif ctx.config.consumers == 2:
-        gl.warp_specialize(
-            [(attend_0, (ctx,)), (attend_1, (ctx,)), (load_role, (ctx,))], workers.warps, workers.registers
-        )
-    else:
-        gl.warp_specialize(
-            [(attend_0, (ctx,)), (attend_1, (ctx,)), (attend_2, (ctx,)), (load_role, (ctx,))],
-            workers.warps,
-            workers.registers,
-        )
+    first: gl.constexpr = 0 if ctx.config.converts else 1
+    gl.warp_specialize(
+        [(attend_0, (ctx,)), (attend_1, (ctx,)), (attend_2, (ctx,)), (attend_3, (ctx,))][: ctx.config.consumers]
+        + [(convert_role, (ctx,)), (load_role, (ctx,))][first:],
+        workers.warps,
+        workers.registers,
+    )
     if repeats(ctx.config, ctx.mods.keep, len(ctx.mods.mask_args)):
         repeat_tiles(ctx)
