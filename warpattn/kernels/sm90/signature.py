@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from triton.experimental.gluon import GluonASTSource
+from triton.experimental.gluon import language as gl
 
 from warpattn.language.nodes import Program
 
@@ -21,6 +22,12 @@ class Features(NamedTuple):
     has_sinks: bool
     has_lse: bool
     split_keys: bool = False  # keep's k is (k, column, first), see codegen
+
+
+def map_types(boxes: list[tuple[int, ...]], dtype: Any) -> tuple[str, ...]:
+    """The types of TMA descriptors whose boxes are in shared memory with the layout that wgmma reads."""
+    layouts = [gl.NVMMASharedLayout.get_default_for(list(box), dtype) for box in boxes]
+    return tuple(f"tensordesc<{dtype}{list(box)},{at!r}>" for box, at in zip(boxes, layouts, strict=True))
 
 
 def attention_source(

@@ -3,7 +3,6 @@
 from typing import Any
 
 from triton.experimental.gluon import GluonASTSource
-from triton.experimental.gluon import language as gl
 
 from warpattn.language.nodes import Program
 from warpattn.problem.element import FP8
@@ -11,7 +10,7 @@ from warpattn.problem.element import FP8
 from ..arguments import AcrossShape, PrefillShape, SplitShape, int32_fields, scale_types, strided_types
 from ..columns import tile_box
 from ..layouts import element_type
-from ..signature import ALIGNED, Features, attention_source
+from ..signature import ALIGNED, Features, attention_source, map_types
 from .config import SM90Config
 from .context import output_type, stored_type
 from .kernel import prefill_kernel
@@ -26,9 +25,7 @@ def prefill_source(
     def descriptors(
         rows: int, widths: tuple[int, ...], packed: int = 1, dtype: Any = element_type(config.element)
     ) -> tuple[str, ...]:
-        boxes = [list(tile_box(rows, cols, False, packed)) for cols in widths]
-        layouts = [gl.NVMMASharedLayout.get_default_for(box, dtype) for box in boxes]
-        return tuple(f"tensordesc<{dtype}{box},{at!r}>" for box, at in zip(boxes, layouts, strict=True))
+        return map_types([tile_box(rows, cols, False, packed) for cols in widths], dtype)
 
     signature = {
         "q_maps": descriptors(config.rows, config.qk_parts, config.packed),

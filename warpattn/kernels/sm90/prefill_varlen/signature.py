@@ -3,7 +3,6 @@
 from typing import Any
 
 from triton.experimental.gluon import GluonASTSource
-from triton.experimental.gluon import language as gl
 
 from warpattn.language.nodes import Program
 
@@ -15,7 +14,7 @@ from ..arguments import StridedRows, int32_fields, scale_types, strided_types
 from ..columns import tile_box
 from ..layouts import element_type
 from ..prefill.context import output_type, stored_type
-from ..signature import Features, attention_source
+from ..signature import Features, attention_source, map_types
 from .config import VarlenConfig, VarlenShape
 from .kernel import prefill_varlen_kernel
 
@@ -49,9 +48,7 @@ def prefill_varlen_source(
     def descriptors(
         rows: int, widths: tuple[int, ...], packed: int = 1, dtype: Any = element_type(tiles.element)
     ) -> tuple[str, ...]:
-        boxes = [list(tile_box(rows, cols, True, packed)) for cols in widths]
-        layouts = [gl.NVMMASharedLayout.get_default_for(box, dtype) for box in boxes]
-        return tuple(f"tensordesc<{dtype}{box},{at!r}>" for box, at in zip(boxes, layouts, strict=True))
+        return map_types([tile_box(rows, cols, True, packed) for cols in widths], dtype)
 
     def keys(widths: tuple[int, ...]) -> ClippedMap | StridedRows:
         if config.page_size and not config.box:
