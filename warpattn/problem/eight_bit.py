@@ -11,7 +11,7 @@ from torch import Tensor
 from warpattn.errors import Rules
 from warpattn.problem.backends import KERNEL_DTYPES, LIMITS, USE_REFERENCE
 from warpattn.problem.gradients import refuse_gradients
-from warpattn.problem.problem import Call, Problem
+from warpattn.problem.problem import Call, Problem, Scales
 from warpattn.quantized import EIGHT_BIT, check_scale, check_scale_values, granularity
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -56,7 +56,7 @@ def eight_bit_of(call: Call) -> dict[str, Any]:
     if k.dtype not in EIGHT_BIT:
         return {}
     pairs = ((sequence.k_scale, k), (sequence.v_scale, v), (sequence.q_scale, q))
-    scales = tuple(granularity(scale, x.shape) for scale, x in pairs)
+    scales = Scales(*(granularity(scale, x.shape) for scale, x in pairs))
     return {"kv_dtype": k.dtype, "q_dtype": q.dtype if q.dtype in EIGHT_BIT else None, "scales": scales}
 
 
@@ -76,9 +76,9 @@ def check_eight_bit(rules: Rules, arch: str, problem: Problem, differentiated: t
     for found, allowed, named in (
         (dtype, limits.dtypes, what),
         (problem.kind, limits.kinds, f"8-bit {them} are {problem.kind}"),
-        (problem.scales[0], limits.scales, f"k has a scale per {problem.scales[0]}"),
-        (problem.scales[1], limits.scales, f"v has a scale per {problem.scales[1]}"),
-        (problem.scales[2], limits.scales, f"q has a scale per {problem.scales[2]}"),
+        (problem.scales.k, limits.scales, f"k has a scale per {problem.scales.k}"),
+        (problem.scales.v, limits.scales, f"v has a scale per {problem.scales.v}"),
+        (problem.scales.q, limits.scales, f"q has a scale per {problem.scales.q}"),
     ):
         listed = ", ".join(str(each) for each in allowed if each is not None)
         rule = f"with {with_8} the {arch} backend takes {listed}; {USE_REFERENCE} or dequantise them"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +18,16 @@ from warpattn.problem.element import ELEMENT_OF, Element
 from warpattn.scores import Score, ScoreProgram
 from warpattn.sequences import Sequence
 
-Scales = tuple[str | int | None, str | int | None, str | int | None]  # of k, v and q, see `quantized.granularity`
+
+class Scales(NamedTuple):
+    """What scales of 8-bit tensors belong to, see `quantized.granularity`."""
+
+    k: str | int | None = None
+    v: str | int | None = None
+    q: str | int | None = None
+
+
+NO_SCALES = Scales()
 
 
 @dataclass(frozen=True)
@@ -42,7 +52,7 @@ class Problem:
     max_q: int = 0  # queries of a sequence at most where `seq_q` is a total over pages, else 0
     kv_dtype: torch.dtype | None = None  # of 8-bit keys and values; None: that of q
     q_dtype: torch.dtype | None = None  # of 8-bit queries; None: that of the output
-    scales: Scales = (None, None, None)
+    scales: Scales = NO_SCALES
 
     @property
     def ragged_queries(self) -> bool:

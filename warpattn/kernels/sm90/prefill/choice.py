@@ -165,7 +165,7 @@ def _candidate(problem: Problem, config: SM90Config, rate: Rate) -> Candidate:
 
 def _same_for_heads(problem: Problem) -> bool:
     """Whether all heads of a group have one span and one scale."""
-    return "h" not in problem.span_reads.symbols and problem.scales[2] != "head"
+    return "h" not in problem.span_reads.symbols and problem.scales.q != "head"
 
 
 def _keys_of_row(candidate: Candidate) -> float:

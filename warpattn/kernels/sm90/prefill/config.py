@@ -59,7 +59,7 @@ class KeyTileSizes:
     @cached_property
     def weights(self) -> Element:
         """Of weights and values there, in prefill: fp16 does not hold weights times any scale."""
-        scaled = self.eight_bit is not None and self.eight_bit.scales[1] == "token"
+        scaled = self.eight_bit is not None and self.eight_bit.scales.v == "token"
         return self.element if scaled else self.operand
 
     @property
