@@ -21,8 +21,14 @@ HOST = 8  # cards of a host
 BETWEEN_HOSTS = 50e9  # bytes per second a card and direction: one 400 Gb/s port each; assumed
 MEMORY = 4.0e12  # bytes per second of an H200's memory, of 4.8 by its data sheet
 BACKWARD = 2.5  # products of the backward, in those of the forward
-# What a rank of two takes beyond its operands, by (way, both passes): in its keys and values, in its queries
-PARTS = {("ring", False): (1, 2.5), ("ring", True): (7, 3.5), ("ulysses", False): (2, 2), ("ulysses", True): (2, 7)}
+# What a rank of two takes beyond its operands, by (way, both passes): in its keys and values, in its queries, when it
+# takes most. With heads exchanged that is one of two moments: before the kernels of a pass, or after them.
+PARTS = {
+    ("ring", False): [(1, 2.5)],
+    ("ring", True): [(7, 3.5)],
+    ("ulysses", False): [(2, 2), (0, 3.5)],
+    ("ulysses", True): [(2, 7), (4, 5.5)],
+}
 
 
 @dataclass(frozen=True)
@@ -67,8 +73,8 @@ class Ring:
 
 def memory(way: str, backward: bool, rows: int, heads: int, heads_kv: int) -> float:
     """GiB that a rank of two takes at most beyond its operands of `rows` rows, docs/distributed.md says for what."""
-    keys, queries = PARTS[way, backward]
-    return (keys * 2 * heads_kv + queries * heads) * rows * DIM * BYTES / 2**30
+    heads_taken = max(keys * 2 * heads_kv + queries * heads for keys, queries in PARTS[way, backward])
+    return heads_taken * rows * DIM * BYTES / 2**30
 
 
 def record() -> dict[str, Any]:
