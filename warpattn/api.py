@@ -33,7 +33,7 @@ that lists all broken rules before anything runs.
 
 Keys and values may have 8 bits where q has 16 or 32: plain tensors, `Quantized(values, scale)`, or pages of a `PagedKV`
 with k_scale and v_scale. They mean values · scale, computed in fp32. Queries of 8 bits have the dtype of k and v, and
-kernels multiply in 8 bits. The result then has the dtype of `out`, bf16 without one.
+the result then has the dtype of `out`, bf16 without one. Prefill that is not paged multiplies in 8 bits then.
 
 Kernels run on torch's current stream and may be captured into CUDA graphs. Inside of torch.compile(fullgraph=True)
 a call becomes one operator, which does not read the values of lengths, offsets and tables; broken rules are raised when
@@ -122,7 +122,7 @@ def attention_varlen(
 
 
 def attention_paged(
-    q: Tensor,
+    q: Tensor | Quantized,
     kv: PagedKV,
     seq: Ragged | None = None,
     *,
@@ -154,6 +154,8 @@ def attention_paged(
         raise AttentionError(f"kv is a {type(kv).__name__}; {rule}")
     if seq is not None and not isinstance(seq, Ragged):
         raise AttentionError(f"seq is a {type(seq).__name__}; seq must be None or a warpattn Ragged(cu_q)")
+    if isinstance(q, Quantized):
+        q, kv = q.values, replace(kv, q_scale=q.scale)
     layout = kv if seq is None else PagedRagged(kv, seq)
     call = Call(q, kv.k_pages, kv.v_pages, layout, mask, score, sinks, scale, return_lse, out)
     if isinstance(kv.shared_pages, int) and kv.shared_pages and not torch.compiler.is_compiling():

@@ -63,7 +63,7 @@ class Sequence:
 
     def scales(self) -> dict[str, Tensor]:
         """Scales of 8-bit keys, values and queries that are given, by name."""
-        named = zip(self.scale_names, (self.k_scale, self.v_scale, self.q_scale), strict=False)  # pages: none of q
+        named = zip(self.scale_names, (self.k_scale, self.v_scale, self.q_scale), strict=True)
         return {name: scale for name, scale in named if scale is not None}
 
     def __post_init__(self) -> None:
@@ -224,7 +224,8 @@ class PagedKV(Sequence):
     read. lengths: int32 (B,), keys of each sequence, 0 allowed. The last query row sits at the last key.
 
     Pages of 8-bit values: k_scale, v_scale fp32, each of shape (), (Hkv,), (num_pages, page_size, Hkv) or (num_pages,
-    page_size, Hkv, blocks) with blocks of 64 or 128 columns; None is 1.
+    page_size, Hkv, blocks) with blocks of 64 or 128 columns; None is 1. q_scale: of 8-bit queries that are no
+    `Quantized`, of shapes that belong to q.
 
     shared_pages: a promise that so many first pages are the same in all rows of the table, and that all queries come
     after them, as after a common system prompt. It changes no result: `attention_paged` then reads them once for the
@@ -238,8 +239,9 @@ class PagedKV(Sequence):
     shared_pages: int = 0
     k_scale: Tensor | None = None
     v_scale: Tensor | None = None
+    q_scale: Tensor | None = None
     kind: ClassVar[str] = "paged"
-    scale_names: ClassVar[tuple[str, ...]] = ("kv.k_scale", "kv.v_scale")
+    scale_names: ClassVar[tuple[str, ...]] = ("kv.k_scale", "kv.v_scale", "q.scale")
 
     def operands(self, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]:
         return {"q": q, "kv.k_pages": self.k_pages, "kv.v_pages": self.v_pages}
@@ -295,7 +297,7 @@ class PagedKV(Sequence):
         return Sizes(batch, seq_q, capacity, heads_q, heads_kv, dim_qk, dim_v, page_size)
 
     def walk(self, q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        for query, (keys, values) in zip(q, self.gathered(), strict=True):
+        for query, (keys, values) in zip(dequantized(q, self.q_scale), self.gathered(), strict=True):
             yield query, keys, values
 
     def gathered(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -335,6 +337,10 @@ class PagedRagged(Sequence):
     def v_scale(self) -> Tensor | None:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.kv.v_scale
 
+    @property
+    def q_scale(self) -> Tensor | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.kv.q_scale
+
     def operands(self, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]:
         return self.kv.operands(q, k, v)
 
@@ -349,9 +355,9 @@ class PagedRagged(Sequence):
         for name in ("cu_k", "max_k"):
             given = getattr(self.queries, name) is not None
             rules.require(not given, f"seq.{name} is given", "lengths say how many keys there are; it must be None")
-        for name in ("k_scale", "v_scale"):
+        for name in ("k_scale", "v_scale", "q_scale"):
             given = getattr(self.queries, name) is not None
-            rules.require(not given, f"seq.{name} is given", f"scales of pages belong to kv.{name}; it must be None")
+            rules.require(not given, f"seq.{name} is given", f"over pages scales belong to kv.{name}; it must be None")
         check_bound(rules, "max_q", self.queries.max_q)
         query = rules.tensor("q", q, "total", "heads", "head_dim")
         batch = len(self.cu_q) - 1 if offsets else 0
@@ -373,6 +379,7 @@ class PagedRagged(Sequence):
         return Sizes(batch, total, capacity, heads_q, heads_kv, dim_qk, dim_v, page_size, most)
 
     def walk(self, q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        q = dequantized(q, self.q_scale)
         rows = [q[first:last] for first, last in pairwise(self.cu_q.tolist())]
         for query, (keys, values) in zip(rows, self.kv.gathered(), strict=True):
             yield query, keys, values

@@ -25,7 +25,6 @@ from warpattn.runtime.merging import states
 REFUSED: dict[str, str] = {
     r"dropout_p is": "there is no dropout",
     r"private function": "a private function of flash-attn",
-    r"q_descale|float8": "queries of 8 bits",
     r"takes head dims up to": "head dims that no kernel has",
     r"backend has no backward": "a backward that no kernel has",
 }

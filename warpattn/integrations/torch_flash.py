@@ -4,7 +4,7 @@
                                       aten::_scaled_dot_product_flash_attention_for_cpu   CPU
     varlen_attn, nested tensors ────▶ aten::_flash_attention_forward                      both  (batch, seq, heads, dim)
                                       aten::..._no_dropout_inplace                        both  or (total, heads, dim)
-    their overloads `.quantized`      8-bit keys and values with k_descale and v_descale  both  (batch, heads_kv)
+    their overloads `.quantized`      8-bit tensors with q_descale, k_descale, v_descale  both  (batch, heads_kv)
 
 So are their backward operators, from the results of the forward. Where our kernels have no gradients, the backward
 operator raises the error that says so.
@@ -29,6 +29,7 @@ from warpattn.integrations.flash_attn import descaled, packed
 from warpattn.integrations.flash_attn.modifiers import Tail, scored, two_limits, visible
 from warpattn.integrations.signature import Given, drop_in
 from warpattn.masks import Causal, Materialized
+from warpattn.quantized import result_dtype
 from warpattn.sequences import Ragged
 
 __all__ = ["put_in_place"]
@@ -36,7 +37,6 @@ __all__ = ["put_in_place"]
 TOP_LEFT = Causal(top_left=True)
 DROPOUT = {"dropout_p": "there is no dropout: pass 0.0, as for inference"}
 REFUSED = DROPOUT | {"return_debug_mask": "there is no debug mask: it shows where dropout hit"}
-QUANTIZED = REFUSED | {"q_descale": "queries have 16 bits, also over keys of 8: pass fp16 or bf16 and leave it None"}
 SCHEDULE = {"num_splits"}
 BACKWARD = "grad_out, query, key, value, out, logsumexp"
 SEQUENCES = "cum_seq_q, cum_seq_k, max_q, max_k"
@@ -125,16 +125,18 @@ def _sdpa_backward_cuda(given: Given) -> tuple[Tensor, ...]:
 @drop_in(
     "query, key, value, q_descale=None, k_descale=None, v_descale=None, dropout_p=0.0, is_causal=False, "
     "return_debug_mask=False, *, scale=None",
-    QUANTIZED,
+    REFUSED,
 )
 def _sdpa_quantized(given: Given) -> tuple[Any, ...]:
-    """aten::_scaled_dot_product_flash_attention.quantized: the same over 8-bit keys and values."""
+    """aten::_scaled_dot_product_flash_attention.quantized: the same over 8-bit keys and values, or with 8-bit queries,
+    too, whose result is in bf16."""
     query, key, value = (x.transpose(1, 2) for x in (given.query, given.key, given.value))
     k, v = descaled.of_batch(key, value, descaled.Factors(given.k_descale, given.v_descale))
-    out = torch.empty_like(given.query)
+    q = descaled.of_queries(query, key, None, given.q_descale)
+    out = torch.empty_like(given.query, dtype=result_dtype(query.dtype))
     mask = TOP_LEFT if given.is_causal else None
     with torch.no_grad():
-        _, lse = attention(query, k, v, mask=mask, scale=given.scale, out=out.transpose(1, 2), return_lse=True)
+        _, lse = attention(q, k, v, mask=mask, scale=given.scale, out=out.transpose(1, 2), return_lse=True)
     return out, lse, None, None, query.shape[1], key.shape[1], *_random_state(query)
 
 
@@ -148,16 +150,18 @@ def _flash(given: Given) -> tuple[Any, ...]:
     "query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p=0.0, is_causal=False, return_debug_mask=False, "
     "q_descale=None, k_descale=None, v_descale=None, *, scale=None, window_size_left=None, window_size_right=None, "
     "seqused_k=None, alibi_slopes=None",
-    QUANTIZED,
+    REFUSED,
 )
 def _flash_quantized(given: Given) -> tuple[Any, ...]:
-    """aten::_flash_attention_forward.quantized: the same over 8-bit keys and values."""
+    """aten::_flash_attention_forward.quantized: the same over 8-bit keys and values, or with 8-bit queries, too."""
     factors = descaled.Factors(given.k_descale, given.v_descale)
     if given.cum_seq_k is None:
         k, v = descaled.of_batch(given.key, given.value, factors)
     else:
         k, v = descaled.of_rows(given.key, given.value, given.cum_seq_k, factors)
-    return *_ragged(Given(vars(given) | {"key": k, "value": v, "block_table": None})), *_random_state(given.query)
+    q = descaled.of_queries(given.query, given.key, given.cum_seq_q, given.q_descale)
+    changed = {"query": q, "key": k, "value": v, "block_table": None}
+    return *_ragged(Given(vars(given) | changed)), *_random_state(given.query)
 
 
 @drop_in(f"out, {RAGGED}", REFUSED, SCHEDULE)

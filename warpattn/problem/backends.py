@@ -33,7 +33,7 @@ class BackwardLimits:
 
 @dataclass(frozen=True)
 class EightBitLimits:
-    """What kernels take of 8-bit keys and values."""
+    """What kernels take of 8-bit keys and values, and of queries beside them."""
 
     dtypes: tuple[torch.dtype, ...]
     kinds: tuple[str, ...]  # of sequences
@@ -51,8 +51,7 @@ class Limits:
     max_dim: int
     latent: bool = False  # whether decode takes `LATENT` head dims, too
     backward: BackwardLimits | None = None  # None: no gradients
-    eight_bit: EightBitLimits | None = None  # keys and values; None: none
-    products: EightBitLimits | None = None  # and queries
+    eight_bit: EightBitLimits | None = None  # None: none
 
 
 LATENT = (576, 512)  # head dims of queries and values in absorbed latent attention (MLA)
@@ -63,9 +62,8 @@ EIGHT_BIT_SM90 = EightBitLimits(
     (torch.float8_e4m3fn, torch.float8_e5m2), (*EVERY_KIND, "paged-ragged"), (None, "tensor", "head", "token"),
     columns=16, rows=8, fp16_tokens=16,
 )  # fmt: skip
-PRODUCTS_SM90 = EightBitLimits((torch.float8_e4m3fn,), ("dense", "ragged"), (None, "tensor", "head"), 16, 1, 0)
 LIMITS = {
-    "sm90": Limits((*EVERY_KIND, "paged-ragged"), 256, True, BACKWARD_SM90, EIGHT_BIT_SM90, PRODUCTS_SM90),
+    "sm90": Limits((*EVERY_KIND, "paged-ragged"), 256, True, BACKWARD_SM90, EIGHT_BIT_SM90),
     "sm100": Limits(EVERY_KIND, 128, latent=True),
     "gfx942": Limits(EVERY_KIND, 256, latent=True),
     "gfx950": Limits(EVERY_KIND, 256, latent=True),

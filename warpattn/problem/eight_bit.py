@@ -65,9 +65,8 @@ def check_eight_bit(rules: Rules, arch: str, problem: Problem, differentiated: t
     dtype = problem.kv_dtype
     if dtype is None:
         return
-    products = problem.q_dtype is not None
-    limits = LIMITS[arch].products if products else LIMITS[arch].eight_bit
-    with_8, them = ("8-bit queries", "q, k and v") if products else ("8 bits", "keys and values")
+    narrow, limits = problem.q_dtype is not None, LIMITS[arch].eight_bit
+    with_8, them = ("8-bit queries", "q, k and v") if narrow else ("8 bits", "keys and values")
     what = f"{them} have dtype {dtype}"
     refuse_gradients(rules, differentiated, f"8-bit {them} have no backward; {USE_REFERENCE}")
     if limits is None:
@@ -85,12 +84,13 @@ def check_eight_bit(rules: Rules, arch: str, problem: Problem, differentiated: t
         rules.require(found in allowed, named, rule)
     rule = f"the {arch} backend writes {' and '.join(str(x) for x in KERNEL_DTYPES)}; {USE_REFERENCE} for others"
     rules.require(problem.dtype in KERNEL_DTYPES, f"out has dtype {problem.dtype}", rule)
-    if not products and problem.dtype == torch.float16 and problem.scales[1] == "token":
+    if problem.dtype == torch.float16 and problem.scales.v == "token":
         tokens = problem.max_q or problem.seq_q
         rule = f"with scales of v per token, which fp16 weights cannot hold, the {arch} backend takes at most"
         rule = f"{rule} {limits.fp16_tokens} of fp16; use bf16, or scales per head"
         few = tokens <= limits.fp16_tokens and problem.kind != "ragged"
-        rules.require(few, f"q has dtype {problem.dtype} and up to {tokens} tokens a sequence", rule)
+        of_fp16 = f"{'out' if narrow else 'q'} has dtype {problem.dtype}"
+        rules.require(few, f"{of_fp16} and q up to {tokens} tokens a sequence", rule)
     for name, size, unit in (
         ("head_dim of k", problem.dim_qk, limits.columns),
         ("head_dim of v", problem.dim_v, limits.columns),

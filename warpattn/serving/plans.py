@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -53,6 +54,12 @@ _Like = tuple[torch.Size, tuple[int, ...], torch.dtype, int, bool]
 
 def _like(x: Tensor, rows_vary: bool = False) -> _Like:
     return (x.shape[1:] if rows_vary else x.shape, x.stride(), x.dtype, x.get_device(), rows_vary)
+
+
+def _varies(name: str, x: Tensor) -> bool:
+    """Whether an index of a step may have fewer rows than the plan's: not the scales of pages or heads."""
+    *of_pages, of_queries = PagedKV.scale_names
+    return name not in of_pages and (name != of_queries or x.ndim > 1)
 
 
 def _check(names: tuple[str, ...], tensors: tuple[Tensor, ...], planned: tuple[_Like, ...]) -> None:
@@ -115,7 +122,7 @@ class ServingPlan:
         self._extents = (extent(self.out), *(0 if x is None else extent(x) for x in read))
         self._like = (
             *(_like(x, rows_vary and (x is q or not fewer_sequences)) for x in operands.values()),
-            *(_like(x, fewer_sequences and name not in call.sequence.scale_names) for name, x in indices.items()),
+            *(_like(x, fewer_sequences and _varies(name, x)) for name, x in indices.items()),
         )
         self._like_out = _like(self.out, rows_vary)
         launches = checked.backend != "reference" and checked.problem.seq_k > 0 and self.out.numel() > 0
@@ -202,9 +209,10 @@ class ServingPlan:
 class DecodePlan(ServingPlan):
     """Attention of new tokens over a cache, planned for tensors like `q` and `kv`.
 
-    q (B, S, Hq, D): S new tokens a sequence (1 to 16 run on the decode kernel, more on prefill). kv: pages as for
-    `attention_paged`, or a pair of dense k (B, Sk, Hkv, D) and v (B, Sk, Hkv, Dv), each perhaps a `Quantized`. With
-    `batch_invariant` a sequence's result has the same bits whatever else is in the batch, at some cost in speed.
+    q (B, S, Hq, D), perhaps a `Quantized`: S new tokens a sequence (1 to 16 run on the decode kernel, more on prefill).
+    kv: pages as for `attention_paged`, or a pair of dense k (B, Sk, Hkv, D) and v (B, Sk, Hkv, Dv), each perhaps a
+    `Quantized`. With `batch_invariant` a sequence's result has the same bits whatever else is in the batch, at some
+    cost in speed.
 
     With `kv_ready_before_dependency` you promise that lengths, block table, tensors of masks, and all keys and values
     but the last S of a sequence (dense: the last S rows of k and v) were written before the kernel that precedes the
@@ -219,7 +227,7 @@ class DecodePlan(ServingPlan):
 
     def __init__(
         self,
-        q: Tensor,
+        q: Tensor | Quantized,
         kv: PagedKV | Pair,
         *,
         mask: Mask | None = None,
@@ -236,33 +244,40 @@ class DecodePlan(ServingPlan):
         rules.flag("kv_ready_before_dependency", kv_ready_before_dependency)
         rules.flag("cache_settled", cache_settled)
         rules.done()
-        k, v, sequence = _cache(kv)
+        q, k, v, sequence = _operands(q, kv)
         call = Call(q, k, v, sequence, mask, score, sinks, scale, return_lse)
         super().__init__(call, PlanOptions(batch_invariant, kv_ready_before_dependency or cache_settled))
         self._paged = isinstance(kv, PagedKV)
 
-    def __call__(self, q: Tensor, kv: PagedKV | Pair, out: Tensor | None = None) -> Result:
+    def __call__(self, q: Tensor | Quantized, kv: PagedKV | Pair, out: Tensor | None = None) -> Result:
         """out (B, S, Hq, Dv), the plan's own or the given one; with return_lse also lse (B, Hq, S).
 
         Shapes, strides and dtypes are those of the plan; AttentionError names the first that is not.
         """
-        if isinstance(kv, PagedKV) and self._paged:
+        if isinstance(kv, PagedKV) and self._paged and not isinstance(q, Quantized):
             return self._run((q, kv.k_pages, kv.v_pages, kv.block_table, kv.lengths, *kv.scales().values()), kv, out)
-        k, v, sequence = _cache(kv)
-        if self._paged or isinstance(sequence, PagedKV):
+        q, k, v, sequence = _operands(q, kv)
+        if self._paged != isinstance(sequence, PagedKV):
             rule = "a PagedKV" if self._paged else "a pair of dense k and v"
             raise AttentionError(f"kv is a {type(kv).__name__}; the plan was made for {rule}")
-        return self._run((q, k, v, *sequence.scales().values()), sequence, out)
+        return self._run((q, k, v, *sequence.indices().values()), sequence, out)
 
 
-def _cache(kv: PagedKV | Pair) -> tuple[Tensor, Tensor, PagedKV | Dense]:
-    """Keys, values, and their layout."""
+def _operands(q: Tensor | Quantized, kv: PagedKV | Pair) -> tuple[Tensor, Tensor, Tensor, PagedKV | Dense]:
+    """Queries, keys, values, and their layout with all scales."""
     if isinstance(kv, PagedKV):
-        return kv.k_pages, kv.v_pages, kv
+        return with_query_scale(q, kv)
     if not isinstance(kv, tuple) or len(kv) != 2:
         raise AttentionError(f"kv is a {type(kv).__name__}; it must be a PagedKV or a pair of dense k and v")
-    (k, k_scale), (v, v_scale) = split(kv[0]), split(kv[1])
-    return k, v, Dense(k_scale, v_scale)
+    (q, q_scale), (k, k_scale), (v, v_scale) = split(q), split(kv[0]), split(kv[1])
+    return q, k, v, Dense(k_scale, v_scale, q_scale)
+
+
+def with_query_scale(q: Tensor | Quantized, kv: PagedKV) -> tuple[Tensor, Tensor, Tensor, PagedKV]:
+    """Queries, pages of keys and of values, and the cache with the scale of the queries."""
+    if isinstance(q, Quantized):
+        q, kv = q.values, replace(kv, q_scale=q.scale)
+    return q, kv.k_pages, kv.v_pages, kv
 
 
 class PrefillPlan(ServingPlan):

@@ -21,19 +21,21 @@ from warpattn.inputs import kind_of
 from warpattn.masks import Mask
 from warpattn.problem import Call
 from warpattn.problem.launch import PlanOptions
+from warpattn.quantized import Quantized, result_dtype
 from warpattn.runtime.bound_launches import BoundLaunches
 from warpattn.scores import Score
 from warpattn.sequences import PagedKV, PagedRagged, Ragged
-from warpattn.serving.plans import Result, ServingPlan
+from warpattn.serving.plans import Result, ServingPlan, with_query_scale
 
 
 class StepPlan(ServingPlan):
     """Attention of ragged queries over a paged cache, planned for up to as many tokens and sequences as given.
 
-    q (total_q, Hq, D), kv and seq as for `attention_paged(q, kv, seq)`; their sizes are the largest of a step, their
-    values are not read. `seq.max_q` promises an upper bound of a sequence's queries in every step. The tail is that of
-    `attention_paged`. With `batch_invariant` a decoded sequence's result has the same bits whatever else is in the
-    batch. Launches and their number never depend on lengths, so calls may be captured into CUDA graphs.
+    q (total_q, Hq, D), perhaps a `Quantized`, kv and seq as for `attention_paged(q, kv, seq)`; their sizes are the
+    largest of a step, their values are not read. `seq.max_q` promises an upper bound of a sequence's queries in every
+    step. The tail is that of `attention_paged`. With `batch_invariant` a decoded sequence's result has the same bits
+    whatever else is in the batch. Launches and their number never depend on lengths, so calls may be captured into CUDA
+    graphs.
 
     Raises AttentionError listing every broken rule; a plan makes no copies, so tensors must be laid out for TMA as
     described in `warpattn.api`.
@@ -41,7 +43,7 @@ class StepPlan(ServingPlan):
 
     def __init__(
         self,
-        q: Tensor,
+        q: Tensor | Quantized,
         kv: PagedKV,
         seq: Ragged,
         *,
@@ -57,7 +59,8 @@ class StepPlan(ServingPlan):
         what = f"kv is a {type(kv).__name__} and seq a {type(seq).__name__}"
         rules.require(fine, what, "a StepPlan takes a PagedKV and a Ragged(cu_q)")
         rules.done()
-        call = Call(q, kv.k_pages, kv.v_pages, PagedRagged(kv, seq), mask, score, sinks, scale)
+        q, k, v, kv = with_query_scale(q, kv)
+        call = Call(q, k, v, PagedRagged(kv, seq), mask, score, sinks, scale)
         super().__init__(call, PlanOptions(batch_invariant), read_values=False)
         del self.out  # callers have one themselves
         self._most = len(q), len(kv.lengths)
@@ -81,7 +84,7 @@ class StepPlan(ServingPlan):
         return bound
 
     def __call__(
-        self, q: Tensor, kv: PagedKV, seq: Ragged, out: Tensor | None = None, sinks: Tensor | None = None
+        self, q: Tensor | Quantized, kv: PagedKV, seq: Ragged, out: Tensor | None = None, sinks: Tensor | None = None
     ) -> Result:
         """out (total_q, Hq, Dv), the given one or a new one; `sinks` replaces the plan's.
 
@@ -90,6 +93,8 @@ class StepPlan(ServingPlan):
         """
         if not isinstance(kv, PagedKV) or not isinstance(seq, Ragged):
             raise AttentionError("a StepPlan takes a PagedKV and a Ragged(cu_q)")
+        if isinstance(q, Quantized):
+            q, _, _, kv = with_query_scale(q, kv)
         try:
             batch, rows, offsets, tables = len(kv.lengths), len(q), len(seq.cu_q), len(kv.block_table)
         except (RuntimeError, TypeError):
@@ -136,7 +141,7 @@ class StepPlan(ServingPlan):
     def _results(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The caller's output, or a new one."""
         if out is None:
-            return q.new_empty((*q.shape[:-1], v.shape[-1])), None
+            return q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=result_dtype(q.dtype)), None
         result, lse = super()._results(q, k, v, out)
         if len(out) != len(q):
             raise AttentionError(f"out has {len(out)} rows; out must have as many as q, {len(q)}")

@@ -23,6 +23,7 @@ _SYNCHRONISING = {
     "ttng.wait_barrier", "ttng.arrive_barrier", "ttng.barrier_expect", "ttng.fence_async_shared",
     "ttng.async_tma_store_wait", "ttng.warp_group_dot_wait", "ttg.async_wait", "ttg.async_commit_group",
     "ttng.inval_barrier", "ttng.tc_gen5_commit", "tt.grid_dependency_wait", "ttng.init_barrier",
+    "ttng.async_copy_mbarrier_arrive",
 }  # fmt: skip
 
 

@@ -148,13 +148,40 @@ def test_queries_of_8_bits(dtype):
     assert torch.equal(compiled(*(x.values for x in (q, k, v))), wa.attention(*(x.values for x in (q, k, v))))
 
 
+@pytest.mark.parametrize("ragged", [False, True], ids=["batch", "ragged"])
+def test_queries_of_8_bits_over_pages(ragged):
+    """Their scale comes with them, or with the cache; calls and plans."""
+    q = wa.quantize(made(4, HEADS, DIM), per="token")
+    q = q if ragged else wa.Quantized(q.values.unflatten(0, (2, 2)), q.scale.unflatten(0, (2, 2)))
+    cache = wa.quantize(made(4, 6, HEADS_KV, DIM), per="head")
+    kv = wa.PagedKV(cache.values, cache.values, torch.tensor([[0, 1], [2, 3]], dtype=torch.int32),
+                    torch.tensor([9, 4], dtype=torch.int32), k_scale=cache.scale, v_scale=cache.scale)  # fmt: skip
+    seq = (wa.Ragged(torch.tensor([0, 1, 4], dtype=torch.int32)),) if ragged else ()
+    wide = replace(kv, k_pages=cache.dequantized(), v_pages=cache.dequantized(), k_scale=None, v_scale=None)
+    expected = wa.attention_paged(q.dequantized(), wide, *seq, mask=wa.Causal())
+    found = wa.attention_paged(q, kv, *seq, mask=wa.Causal(), out=torch.empty_like(expected))
+    torch.testing.assert_close(found, expected)
+    scaled = replace(kv, q_scale=q.scale)
+    assert torch.equal(wa.attention_paged(q.values, scaled, *seq, mask=wa.Causal()), found.bfloat16())
+    plan = (wa.StepPlan if ragged else wa.DecodePlan)(q, kv, *seq, mask=wa.Causal())
+    for step in ((q, kv), (q.values, scaled)):
+        assert torch.equal(plan(*step, *seq), found.bfloat16())
+    if ragged:
+        few, one = wa.Quantized(q.values[:3], q.scale[:3]), wa.Ragged(torch.tensor([0, 1, 3], dtype=torch.int32))
+        assert torch.equal(plan(few, kv, one), wa.attention_paged(few, kv, one, mask=wa.Causal()))
+        with pytest.raises(wa.AttentionError, match=r"over pages scales belong to kv\.q_scale"):
+            wa.attention_paged(q.values, kv, replace(*seq, q_scale=q.scale))
+    with pytest.raises(wa.AttentionError, match=r"q\.scale has shape \(3,\)"):
+        wa.attention_paged(q.values, replace(kv, q_scale=torch.ones(3)), *seq)
+
+
 @pytest.mark.parametrize(("given", "message"), [
-    ({"dtype": E5M2}, r"q, k and v have dtype torch\.float8_e5m2; with 8-bit queries the sm90 backend takes"),
-    ({"per": "token"}, "q has a scale per token; with 8-bit queries the sm90 backend takes tensor, head"),
+    ({"dtype": torch.float8_e4m3fnuz}, r"q, k and v have dtype torch\.float8_e4m3fnuz; with 8-bit queries the sm90"),
+    ({"per": 64, "dim": 128}, "q has a scale per 64; with 8-bit queries the sm90 backend takes tensor, head, token"),
     ({"dim": 72}, "head_dim of k is 72; with 8-bit queries"),
     ({"backend": "sm100"}, "the sm100 backend has no kernels for 8-bit queries"),
 ])  # fmt: skip
-def test_products_that_kernels_do_not_have(given, message):
+def test_queries_of_8_bits_that_kernels_do_not_take(given, message):
     x = wa.quantize(made(1, 4, 2, given.get("dim", 64)), given.get("dtype", E4M3), per=given.get("per", "head"))
     with pytest.raises(wa.AttentionError, match=message):
         wa.attention(x, x, x, backend=f"simulate:{given.get('backend', 'sm90')}")
@@ -166,10 +193,8 @@ def test_a_compiled_graph_keeps_the_scales(scaled):
     x = made(4, 6, HEADS_KV, DIM).to(E4M3)
     scales = {f"{name}_scale": torch.ones(HEADS if name == "q" else HEADS_KV) * 3 for name in scaled}
     seq = wa.Ragged(torch.tensor([0, 1, 2], dtype=torch.int32), max_q=1)
-    own = {} if scaled == ("q",) else scales
-    kv = wa.PagedKV(x, x, torch.zeros(2, 2).int(), torch.ones(2).int(), **own)
-    paged_too = () if scaled == ("q",) else (kv, PagedRagged(kv, seq))
-    for sequence in (Dense(**scales), wa.Ragged(seq.cu_q, seq.cu_q, **scales), *paged_too):
+    kv = wa.PagedKV(x, x, torch.zeros(2, 2).int(), torch.ones(2).int(), **scales)
+    for sequence in (Dense(**scales), wa.Ragged(seq.cu_q, seq.cu_q, **scales), kv, PagedRagged(kv, seq)):
         q = made(4, 6, HEADS, DIM) if sequence.kind == "dense" else made(2, 1, HEADS, DIM)
         q = q.to(E4M3) if scaled == ("q",) else q
         k = x
@@ -238,7 +263,7 @@ def test_more_bad_input():
     with pytest.raises(wa.AttentionError, match="head_dim 96; per=64 needs a multiple of 64"):
         wa.quantize(torch.zeros(2, 2, 96), per=64)
     seq, one = wa.Ragged(torch.tensor([0, 1, 2], dtype=torch.int32), k_scale=torch.ones(())), torch.ones(2).int()
-    with pytest.raises(wa.AttentionError, match=r"scales of pages belong to kv\.k_scale"):
+    with pytest.raises(wa.AttentionError, match=r"over pages scales belong to kv\.k_scale"):
         wa.attention_paged(Q[:, 0], wa.PagedKV(VALUES, VALUES, torch.zeros(2, 2).int(), one), seq)
 
 

@@ -303,7 +303,7 @@ def test_dense_operators_and_what_they_refuse():
 @pytest.mark.skipif("quantized" not in torch.ops.aten._flash_attention_forward.overloads(), reason="no such overloads")
 @pytest.mark.usefixtures("_active")
 def test_overloads_of_8_bits():
-    """A factor for each head of each sequence; queries of 8 bits are refused."""
+    """A factor for each head of each sequence, with queries of 16 bits or of 8, whose result is in bf16."""
     q, (k, v) = torch.randn(B, L, H, E), (torch.randn(B, S, H, E).to(torch.float8_e4m3fn) for _ in range(2))
     factors = [torch.rand(B, H) + 0.5 for _ in (k, v)]
     meant = [x.float() * factor[:, None, :, None] for x, factor in zip((k, v), factors, strict=True)]
@@ -316,7 +316,13 @@ def test_overloads_of_8_bits():
     starts = [torch.arange(B + 1, dtype=torch.int32) * n for n in (L, S)]
     flat = (x.flatten(0, 1) for x in (q, k, v))
     torch.testing.assert_close(flash(*flat, *starts, *dense[2:], None, *factors)[0], expected[0].flatten(0, 1))
-    with pytest.raises(wa.AttentionError, match=r"^q_descale is"):
+    q8, factor = q.to(torch.float8_e4m3fn), torch.rand(B, H) + 0.5
+    wide = q8.float() * factor[:, None, :, None]
+    found = flash(q8, k, v, *dense, factor, *factors)[0]
+    assert torch.equal(found, wa.attention(wide, *meant, mask=wa.Causal()).bfloat16())
+    found = sdpa(*(x.transpose(1, 2) for x in (q8, k, v)), factor, *factors, 0.0, True)[0]
+    assert torch.equal(found.transpose(1, 2), wa.attention(wide, *meant, mask=wa.Causal(top_left=True)).bfloat16())
+    with pytest.raises(wa.AttentionError, match=r"^q_descale is .*; the queries have dtype torch.float32"):
         flash(q, k, v, *dense, torch.ones(B, H), *factors)
 
 

@@ -47,7 +47,8 @@ def cached(given: Given, tail: Tail) -> tuple[Tensor, Tensor]:
                 q = _rotated_queries(given, before if given.rotary_seqlens is None else given.rotary_seqlens)
         turned = Given(vars(given) | {"q": q} | dict(zip(("k_cache", "v_cache"), stored, strict=True)))
         latent = turned if given.qv is None else absorbed(turned, "k_cache", "v_cache")
-        return _attend(latent, latent.q, after, tail)
+        q = descaled.of_queries(latent.q, given.k_cache, given.cu_seqlens_q, given.q_descale, given.qv)
+        return _attend(latent, q, after, tail)
 
 
 def _check(given: Given) -> None:
@@ -84,6 +85,8 @@ def _check(given: Given) -> None:
         rule = "new keys and values have 16 bits, also where a cache has 8"
         dtype = getattr(x, "dtype", None)
         require(dtype not in EIGHT_BIT, f"{name} has dtype {dtype}; {rule}")
+    turned = rotary and getattr(given.q, "dtype", None) in EIGHT_BIT
+    require(not turned, "q has 8 bits; queries that are rotated have 16: pass fp16 or bf16")
     if reasons:
         raise AttentionError(*reasons)
 
@@ -186,7 +189,7 @@ def _rotated(x: Tensor, position: Tensor, given: Given) -> Tensor:
     return rotated(x, position, angles, bool(given.rotary_interleaved))
 
 
-def _attend(given: Given, q: Tensor, lengths: Tensor | None, tail: Tail) -> tuple[Tensor, Tensor]:
+def _attend(given: Given, q: descaled.Rows, lengths: Tensor | None, tail: Tail) -> tuple[Tensor, Tensor]:
     k, v = given.k_cache, given.v_cache
     if lengths is None and _own_pages(given) and given.cu_seqlens_q is None:
         out, lse = attention(q, k, v, **tail._asdict(), return_lse=True)
@@ -194,7 +197,7 @@ def _attend(given: Given, q: Tensor, lengths: Tensor | None, tail: Tail) -> tupl
     table = _table(given)
     if lengths is None:
         full = table.shape[1] * split(k)[0].shape[1]
-        lengths = torch.full((_batch(given),), full, dtype=torch.int32, device=q.device)
+        lengths = torch.full((_batch(given),), full, dtype=torch.int32, device=split(q)[0].device)
     if given.cu_seqlens_q is not None:
         queries = packed.Queries(q, given.cu_seqlens_q, given.max_seqlen_q)
         return packed.attend(queries, packed.Keys(k, v, None, None, lengths, table), tail)

@@ -1,6 +1,7 @@
-"""`k_descale` and `v_descale` of flash-attn 3: factors of 8-bit keys and values, fp32 (batch, heads_kv).
+"""`q_descale`, `k_descale` and `v_descale` of flash-attn 3: factors of 8-bit tensors, fp32 (batch, heads_kv); that of
+the queries is of the heads that share a key head.
 
-    the same for all sequences   a scale per head (heads_kv,): one sequence, a stride of 0, or equal values on a CPU
+    the same for all sequences   a scale per head (heads,): one sequence, a stride of 0, or equal values on a CPU
     else                         a scale per token, where a token belongs to one sequence: not in pages of a table
 
 Nothing is read from a card: there, factors that happen to be equal count as different.
@@ -18,11 +19,11 @@ from warpattn.errors import AttentionError, Rules
 from warpattn.inputs import kind_of
 from warpattn.quantized import EIGHT_BIT, Quantized, check_scale_values
 
-__all__ = ["Factors", "Rows", "changed", "of_batch", "of_pages", "of_rows"]
+__all__ = ["Factors", "Rows", "changed", "of_batch", "of_pages", "of_queries", "of_rows"]
 
-Rows = Tensor | Quantized  # keys or values, 8-bit ones with a scale per head or token
+Rows = Tensor | Quantized  # queries, keys or values, 8-bit ones with a scale per head or token
 Spread = Callable[[Tensor, Tensor], Tensor]  # of factors (batch, heads) and values (..., heads, dim): (..., heads)
-NAMES = {"k_descale": "keys", "v_descale": "values"}
+NAMES = {"q_descale": "queries", "k_descale": "keys", "v_descale": "values"}
 
 
 class Factors(NamedTuple):
@@ -37,24 +38,49 @@ def of_batch(k: Tensor, v: Tensor, factors: Factors) -> tuple[Rows, Rows]:
     """k and v (batch, rows, heads, head_dim) with their scales."""
     if _unscaled(factors, (k, v), 4):
         return k, v
-    return _descaled(k, v, factors, len(k), lambda factor, x: factor[:, None].expand(-1, x.shape[1], -1))
+    return _descaled(k, v, factors, len(k), _along)
 
 
 def of_rows(k: Tensor, v: Tensor, cu: Tensor, factors: Factors) -> tuple[Rows, Rows]:
     """k and v (total, heads, head_dim) of sequences that start at `cu`, with their scales."""
     if _unscaled(factors, (k, v), 3) or _unscaled(factors, (cu,), 1):
         return k, v
-
-    def spread(factor: Tensor, x: Tensor) -> Tensor:
-        row = torch.arange(len(x), device=cu.device, dtype=cu.dtype)
-        return factor[torch.bucketize(row, cu[1:], right=True).clamp(max=len(factor) - 1)]
-
-    return _descaled(k, v, factors, len(cu) - 1, spread)
+    return _descaled(k, v, factors, len(cu) - 1, _by_offsets(cu))
 
 
 def of_pages(k: Tensor, v: Tensor, batch: int, factors: Factors) -> tuple[Rows, Rows]:
     """Pages (num_pages, page_size, heads, head_dim) with their scales, which all sequences share."""
     return (k, v) if _unscaled(factors, (k, v), 4) else _descaled(k, v, factors, batch, None)
+
+
+def of_queries(q: Tensor, k: Any, cu: Tensor | None, factor: Any, qv: Any = None) -> Rows:
+    """q (batch, rows, heads, head_dim), or (total, heads, head_dim) of sequences that start at `cu`, with the scale
+    that `factor` means for the heads of `k` (…, heads_kv, head_dim)."""
+    alone, heads = Factors(factor, None, qv), k.shape[-2] if isinstance(k, Tensor) and k.ndim >= 3 else 0
+    if _unscaled(alone, (q,), 4 if cu is None else 3) or not heads or q.shape[-2] % heads:
+        return q
+    if cu is not None and _unscaled(alone, (cu,), 1):
+        return q
+    rules, group = Rules(), q.shape[-2] // heads
+    spread, batch = (_along, len(q)) if cu is None else (_by_offsets(cu), len(cu) - 1)
+    scale = _scale(rules, "q_descale", q[..., ::group, :], factor, batch, spread)
+    rules.done()
+    return q if scale is None else Quantized(q, scale.repeat_interleave(group, -1))
+
+
+def _along(factor: Tensor, x: Tensor) -> Tensor:
+    """Factors of the tokens of a batch (batch, rows, heads, head_dim)."""
+    return factor[:, None].expand(-1, x.shape[1], -1)
+
+
+def _by_offsets(cu: Tensor) -> Spread:
+    """Factors of the tokens (total, heads, head_dim) of sequences that start at `cu`."""
+
+    def spread(factor: Tensor, x: Tensor) -> Tensor:
+        row = torch.arange(len(x), device=cu.device, dtype=cu.dtype)
+        return factor[torch.bucketize(row, cu[1:], right=True).clamp(max=len(factor) - 1)]
+
+    return spread
 
 
 def changed(x: Rows, change: Callable[[Tensor], Tensor]) -> Rows:
@@ -69,7 +95,7 @@ def _unscaled(factors: Factors, values: tuple[Any, ...], rank: int) -> bool:
     if factors.k is None and factors.v is None:
         return True
     if factors.qv is not None:
-        raise AttentionError("qv is given; with it k_descale and v_descale must be None")
+        raise AttentionError("qv is given; with it q_descale, k_descale and v_descale must be None")
     return not all(isinstance(x, Tensor) and x.ndim == rank for x in values)
 
 

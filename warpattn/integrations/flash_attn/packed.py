@@ -31,7 +31,7 @@ __all__ = ["Keys", "Places", "Queries", "attend", "parts", "places", "within"]
 class Queries(NamedTuple):
     """q (total, heads, head_dim) by `cu`, or (batch, seq, heads, head_dim) without it."""
 
-    q: Tensor
+    q: Rows
     cu: Tensor | None
     longest: Any = None
     used: Tensor | None = None
@@ -64,12 +64,14 @@ def attend(queries: Queries, keys: Keys, tail: Tail) -> tuple[Tensor, Tensor]:
         return _batched(queries, keys, tail)
     if queries.used is None:
         return _attend(queries.q, queries.cu, _bound("max_seqlen_q", queries.longest), keys, tail)
-    _require_rank("q", queries.q, 3, "with cu_seqlens_q (total, heads, head_dim)")
+    values, _ = split(queries.q)
+    _require_rank("q", values, 3, "with cu_seqlens_q (total, heads, head_dim)")
     at = places(queries.used)
-    rows = _rows("q", queries.cu, at, len(queries.q))
-    some, some_lse = _attend(queries.q[rows], at.cu, _bound("max_seqlen_q", queries.longest), keys, tail)
-    out = some.new_zeros((len(queries.q), *some.shape[1:])).index_copy(0, rows, some)
-    lse = some_lse.new_full((len(some_lse), len(queries.q)), -torch.inf).index_copy(1, rows, some_lse)
+    rows = _rows("q", queries.cu, at, len(values))
+    used = changed(queries.q, lambda x: x[rows])
+    some, some_lse = _attend(used, at.cu, _bound("max_seqlen_q", queries.longest), keys, tail)
+    out = some.new_zeros((len(values), *some.shape[1:])).index_copy(0, rows, some)
+    lse = some_lse.new_full((len(some_lse), len(values)), -torch.inf).index_copy(1, rows, some_lse)
     return out, lse
 
 
@@ -93,24 +95,27 @@ def places(lengths: Tensor) -> Places:
 
 def _batched(queries: Queries, keys: Keys, tail: Tail) -> tuple[Tensor, Tensor]:
     """Queries (batch, seq, heads, head_dim)."""
-    _require_rank("q", queries.q, 4, "without cu_seqlens_q (batch, seq, heads, head_dim)")
-    batch, seq = queries.q.shape[:2]
-    flat = queries._replace(q=queries.q.flatten(0, 1), cu=_even(batch, seq, queries.q), longest=seq)
+    values, _ = split(queries.q)
+    _require_rank("q", values, 4, "without cu_seqlens_q (batch, seq, heads, head_dim)")
+    batch, seq = values.shape[:2]
+    rows = changed(queries.q, lambda x: x.flatten(0, 1))
+    flat = queries._replace(q=rows, cu=_even(batch, seq, values), longest=seq)
     out, lse = attend(flat, keys, tail)
     return out.unflatten(0, (batch, seq)), lse.unflatten(1, (batch, seq)).transpose(0, 1)
 
 
-def _attend(q: Tensor, cu: Tensor, longest: int | None, keys: Keys, tail: Tail) -> tuple[Tensor, Tensor]:
+def _attend(q: Rows, cu: Tensor, longest: int | None, keys: Keys, tail: Tail) -> tuple[Tensor, Tensor]:
     batch = len(cu) - 1
     if keys.table is not None:
         lengths = _lengths(keys)
-        (k, k_scale), (v, v_scale) = split(keys.k), split(keys.v)
-        trained = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in (q, k, v))
+        (values, _), (k, k_scale), (v, v_scale) = split(q), split(keys.k), split(keys.v)
+        trained = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in (values, k, v))
         # Where every sequence has `longest` queries; no kernel has gradients over pages.
-        _require_rank("q", q, 3, "with cu_seqlens_q (total, heads, head_dim)")
-        if longest is not None and longest * batch == len(q) and not trained:
+        _require_rank("q", values, 3, "with cu_seqlens_q (total, heads, head_dim)")
+        if longest is not None and longest * batch == len(values) and not trained:
             kv = PagedKV(k, v, keys.table, lengths, k_scale=k_scale, v_scale=v_scale)
-            out, lse = attention_paged(q.unflatten(0, (batch, longest)), kv, **tail._asdict(), return_lse=True)
+            even = changed(q, lambda x: x.unflatten(0, (batch, longest)))
+            out, lse = attention_paged(even, kv, **tail._asdict(), return_lse=True)
             return out.flatten(0, 1), lse.transpose(0, 1).flatten(1, 2)
     k, v, cu_k = _gathered(keys)
     seq = Ragged(cu, cu_k, longest, _bound("max_seqlen_k", keys.longest))

@@ -138,6 +138,7 @@ _VERSION_3_ONLY = {
     "max_seqlen_q": None,
     "rotary_seqlens": None,
     "qv": None,
+    "q_descale": None,
     "k_descale": None,
     "v_descale": None,
 }

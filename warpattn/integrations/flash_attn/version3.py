@@ -1,8 +1,8 @@
 """The functions of flash-attn 3: module `flash_attn_interface`.
 
-Arguments, their order, shapes and results are flash-attn's. Keys and values may have 8 bits (see `descaled`) where
-queries have 16; the absorbed query `qv` of latent attention is served (see `latent`). `get_scheduler_metadata` gives an
-empty tensor: plans are made, and remembered, per call.
+Arguments, their order, shapes and results are flash-attn's. Keys and values, or all three, may have 8 bits (see
+`descaled`); the result of 8-bit queries is in bf16. The absorbed query `qv` of latent attention is served (see
+`latent`). `get_scheduler_metadata` gives an empty tensor: plans are made, and remembered, per call.
 """
 
 from __future__ import annotations
@@ -38,9 +38,6 @@ OPTIONS = (
     "softcap: number=0.0, "
     "num_splits=1, pack_gqa=None, deterministic=False, sm_margin=0, return_attn_probs=False"
 )
-REFUSED = {"q_descale": "queries have 16 bits, also over keys of 8: pass fp16 or bf16 and leave it None"}
-_ONE_DTYPE = "q, k and v in one tensor have no 8 bits: pass fp16 or bf16 and leave it None"
-PACKED_REFUSED = {"q_descale": _ONE_DTYPE, "k_descale": _ONE_DTYPE, "v_descale": _ONE_DTYPE}
 HINTS = {"num_splits", "pack_gqa", "sm_margin"}
 PAGED = {"kv.block_table": "page_table", "block_table": "page_table"}
 
@@ -56,23 +53,25 @@ def _trained(given: Given) -> Tail:
 
 
 def _scaled(given: Given) -> Given:
-    """The arguments with keys and values that have their scales."""
-    factors = descaled.Factors(given.k_descale, given.v_descale, given.qv)
-    if factors.k is None and factors.v is None:
+    """The arguments with queries, keys and values that have their scales."""
+    named = vars(given)
+    factors = descaled.Factors(given.k_descale, given.v_descale, named.get("qv"))
+    if factors.k is None and factors.v is None and given.q_descale is None:
         return given
-    k, v, cu = given.k, given.v, vars(given).get("cu_seqlens_k")
+    q = descaled.of_queries(given.q, given.k, named.get("cu_seqlens_q"), given.q_descale, factors.qv)
+    k, v, cu = given.k, given.v, named.get("cu_seqlens_k")
     k, v = descaled.of_batch(k, v, factors) if cu is None else descaled.of_rows(k, v, cu, factors)
-    return Given(vars(given) | {"k": k, "v": v})
+    return Given(named | {"q": q, "k": k, "v": v})
 
 
-def _dense(q: Tensor, k: descaled.Rows, v: descaled.Rows, given: Given) -> Any:
+def _dense(q: descaled.Rows, k: descaled.Rows, v: descaled.Rows, given: Given) -> Any:
     return attention(q, k, v, **_trained(given)._asdict(), return_lse=bool(given.return_attn_probs))
 
 
-@drop_in(f"q, k, v, {OPTIONS}", REFUSED, HINTS)
+@drop_in(f"q, k, v, {OPTIONS}", hints=HINTS)
 def flash_attn_func(given: Given) -> Any:
     """q (batch, seq_q, heads_q, dim), k (batch, seq_k, heads_kv, dim), v (batch, seq_k, heads_kv, dim_v); `latent` for
-    qv (batch, seq_q, heads_q, dim_v), `descaled` for k_descale and v_descale (batch, heads_kv)."""
+    qv (batch, seq_q, heads_q, dim_v), `descaled` for q_descale, k_descale and v_descale (batch, heads_kv)."""
     given = _scaled(given)
     given = given if given.qv is None else absorbed(given)
     return _dense(given.q, given.k, given.v, given)
@@ -81,28 +80,27 @@ def flash_attn_func(given: Given) -> Any:
 @drop_in(
     f"qkv: (4, 5), softmax_scale: number=None, causal=False, {SCALES}, window_size=(-1, -1), attention_chunk=0, "
     "softcap: number=0.0, deterministic=False, num_heads_q: count=None, sm_margin=0, return_attn_probs=False",
-    PACKED_REFUSED,
-    {"sm_margin"},
+    hints={"sm_margin"},
 )
 def flash_attn_qkvpacked_func(given: Given) -> Any:
     """qkv (batch, seq, 3, heads, dim), or (batch, seq, heads_q + 2 * heads_kv, dim) with num_heads_q."""
     qkv, heads = given.qkv, given.num_heads_q
     if qkv.ndim == 5:
         q, k, v = packed.parts("qkv", qkv, 2, 3)
-        return _dense(q, k, v, given)
-    if heads is None or qkv.ndim != 4 or heads >= qkv.shape[2] or (qkv.shape[2] - heads) % 2:
+    elif heads is None or qkv.ndim != 4 or heads >= qkv.shape[2] or (qkv.shape[2] - heads) % 2:
         rule = "with a qkv of rank 4 it says how many heads are queries, an even number of others being keys and values"
         raise AttentionError(f"num_heads_q is {heads!r} and qkv has shape {tuple(qkv.shape)}; {rule}")
-    keys = (qkv.shape[2] - heads) // 2
-    q, k, v = qkv.split([heads, keys, keys], dim=2)
-    return _dense(q, k, v, given)
+    else:
+        keys = (qkv.shape[2] - heads) // 2
+        q, k, v = qkv.split([heads, keys, keys], dim=2)
+    given = _scaled(Given(vars(given) | {"q": q, "k": k, "v": v}))
+    return _dense(given.q, given.k, given.v, given)
 
 
 @drop_in(
     "q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=None, seqused_k=None, " + OPTIONS,
-    REFUSED,
-    HINTS,
-    NAMES,
+    hints=HINTS,
+    names=NAMES,
 )
 def flash_attn_varlen_func(given: Given) -> Any:
     """q (total_q, heads_q, dim), k (total_k, heads_kv, dim), v (total_k, heads_kv, dim_v), qv like v in heads of q."""
@@ -121,9 +119,8 @@ def flash_attn_varlen_func(given: Given) -> Any:
     f"{SCALES}, softmax_scale: number=None, causal=False, window_size=(-1, -1), attention_chunk=0, "
     "softcap: number=0.0, rotary_interleaved=True, scheduler_metadata=None, num_splits=0, pack_gqa=None, "
     "sm_margin=0, return_softmax_lse=False",
-    REFUSED,
-    {"scheduler_metadata", "num_splits", "pack_gqa", "sm_margin"},
-    CACHE_NAMES | PAGED,
+    hints={"scheduler_metadata", "num_splits", "pack_gqa", "sm_margin"},
+    names=CACHE_NAMES | PAGED,
 )
 def flash_attn_with_kvcache(given: Given) -> Any:
     """q (batch, seq_q, heads_q, dim), or (total_q, heads_q, dim) with cu_seqlens_q; see `cache`. No backward."""

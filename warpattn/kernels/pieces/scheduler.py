@@ -71,6 +71,11 @@ class Work:
         return lse + (tile.b * self.heads_q + head).to(gl.int64) * self.seq_q + token
 
     @gluon.jit
+    def query_place(self, tile, token):
+        """(batch entry, row) of a query token of a tile's sequence, any shape."""
+        return tile.b, token
+
+    @gluon.jit
     def publish(self, slots, index, tile):
         """Write a tile into a slot, see `publish_tile`."""
         publish_tile(slots, index, tile)

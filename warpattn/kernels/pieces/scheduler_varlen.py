@@ -83,8 +83,13 @@ class VarlenScheduler:
     @gluon.jit
     def lse_rows(self, lse, tile, head, token):
         """Pointers to the LSE of a head and token, any shape, of a tile's sequence."""
-        start = gl.where(self.lse_batch == 0, tile.q_start, 0)
-        return lse + (tile.b.to(gl.int64) * self.lse_batch + head.to(gl.int64) * self.lse_head + start) + token
+        _, row = self.query_place(tile, token)
+        return lse + (tile.b.to(gl.int64) * self.lse_batch + head.to(gl.int64) * self.lse_head) + row
+
+    @gluon.jit
+    def query_place(self, tile, token):
+        """(batch entry, row) of a query token of a tile's sequence, any shape: a row of sequences end to end."""
+        return tile.b, gl.where(self.lse_batch == 0, tile.q_start, 0) + token
 
     @gluon.jit
     def publish(self, slots, index, tile):

@@ -95,6 +95,18 @@ class Barrier:
     def expect(self, nbytes: int) -> None:
         self.expected += nbytes
 
+    def follow(self, arrivals: int, place: Place) -> None:
+        """The phase needs more arrivals: those of copies that are under way."""
+        if self.usable(place, "counts copies on"):
+            self.pending += arrivals
+
+    def arrive_after(self, arrivals: int, copies: list[Agent], agent: Agent) -> None:
+        """Arrivals behind copies that are done, which release what these wrote."""
+        known = agent.clock.empty()
+        for copy in copies:
+            known.mark(copy.lane, copy.epoch, fenced=False)
+        self.arrive(arrivals, known, agent.place)
+
     def land(self, nbytes: int, agent: Agent) -> None:
         """Bytes of a copy have landed."""
         if not self.usable(agent.place, "completes bytes on"):

@@ -86,6 +86,30 @@ def _wait(op: Op) -> Callable[..., Any]:
     return run
 
 
+@blocking("ttng.async_copy_mbarrier_arrive")
+def _arrive_behind(op: Op) -> Callable[..., Any]:
+    """An arrival of every thread on an mbarrier when its copies so far are done. The phase counts them beside its own
+    arrivals, unless `noIncrement`."""
+    counted = not op.flag("noIncrement")
+
+    def run(task: Any, view: MemDesc) -> Any:
+        yield from task.machine.pause()
+        barrier, threads, place = task.barrier(view), 32 * task.num_warps, task.place()
+        copies = [agent for group in [*task.groups, task.copies] for agent in group]
+        if counted:
+            barrier.follow(threads, place)
+
+        def body(agent: Agent) -> None:
+            for copy in copies:
+                copy.run()
+            barrier.arrive_after(threads, copies, agent)
+
+        task.issue("cp.async", task.program.pool, body)
+        task.copies = []  # whoever waits for the barrier waits for them
+
+    return run
+
+
 class Scratch:
     """A place in global scratch memory that holds a descriptor."""
 

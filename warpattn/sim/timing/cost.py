@@ -149,6 +149,7 @@ _DIVISION, _BY_CONSTANT = 20, 4  # instructions
 _PACKED = 2  # elements of an instruction
 _LATENCY = {
     "ttng.wait_barrier": "mbarrier wait", "ttng.arrive_barrier": "mbarrier arrive",
+    "ttng.async_copy_mbarrier_arrive": "mbarrier arrive",
     "ttng.barrier_expect": "mbarrier arrive", "ttng.init_barrier": "mbarrier arrive", "ttng.inval_barrier": "scalar",
     "ttng.fence_async_shared": "fence", "ttg.barrier": "named barrier", "gpu.barrier": "named barrier",
     "ttng.warp_group_dot": "tensor core issue", "ttng.warp_group_dot_wait": "tensor core wait",

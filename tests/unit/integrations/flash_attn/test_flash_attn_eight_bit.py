@@ -77,6 +77,67 @@ def test_appending_to_8_bit_caches(tokens):
     torch.testing.assert_close(out, expected_of(q, keys)[0])
 
 
+def narrow(q):
+    """8-bit queries, their factor (batch, heads_kv), and what they mean."""
+    factor = torch.rand(B, HKV) + 0.5
+    values = q.to(E4M3)
+    return values, factor, values.float() * factor[:, None].repeat_interleave(H // HKV, -1)[..., None]
+
+
+def same(found, expected):
+    """Of 8-bit queries in bf16, as in fp32 before it was rounded."""
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), expected, atol=1e-2, rtol=1e-2)
+
+
+def test_queries_of_8_bits():
+    """Dense, end to end, in one tensor with keys and values, and over caches with pages of their own."""
+    (q, q_descale, q_meant), (values, factors, meant) = narrow(fresh(2, H)), eight_bit(*caches())
+    descales = dict(zip(("q_descale", "k_descale", "v_descale"), (q_descale, *factors), strict=True))
+    expected = version3.flash_attn_func(q_meant, *meant, causal=True)
+    same(version3.flash_attn_func(q, *values, **descales, causal=True), expected)
+    found = version3.flash_attn_with_kvcache(q, *values, **descales, causal=True)
+    same(found, expected)
+    cu_q, cu_k = (torch.arange(B + 1, dtype=torch.int32) * n for n in (2, values[0].shape[1]))
+    flat = [x.flatten(0, 1) for x in (q, *values)]
+    out = version3.flash_attn_varlen_func(*flat, cu_q, cu_k, 2, values[0].shape[1], **descales, causal=True)
+    same(out, expected.flatten(0, 1))
+    qkv = torch.cat([fresh(2, H), fresh(2), fresh(2)], 2).to(E4M3)
+    parts = [x.float() * descales[name][:, None].repeat_interleave(x.shape[2] // HKV, -1)[..., None]
+             for name, x in zip(descales, qkv.split([H, HKV, HKV], 2), strict=True)]  # fmt: skip
+    same(version3.flash_attn_qkvpacked_func(qkv, **descales, num_heads_q=H), version3.flash_attn_func(*parts))
+
+
+@pytest.mark.parametrize("ragged", [False, True], ids=["batch", "ragged"])
+def test_queries_of_8_bits_over_a_cache(ragged):
+    """Of sequences with lengths, and with pages of a table, where the factors of keys are shared."""
+    starts = {"cu_seqlens_q": torch.tensor([0, 1, 4, 6], dtype=torch.int32)} if ragged else {}
+    q, q_descale, q_meant = narrow(fresh(2, H))
+    if ragged:
+        counts = starts["cu_seqlens_q"].diff().long()
+        q, factor = q.flatten(0, 1), q_descale.repeat_interleave(counts, 0).repeat_interleave(H // HKV, -1)
+        q_meant = q.float() * factor[..., None]
+    values, (k_descale, v_descale), meant = eight_bit(*caches())
+    tail = {"cache_seqlens": LENGTHS, "causal": True, **starts}
+    found = version3.flash_attn_with_kvcache(
+        q, *values, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, **tail
+    )
+    same(found, version3.flash_attn_with_kvcache(q_meant, *meant, **tail))
+    table = torch.tensor([[7, 1, 0], [2, 9, 3], [4, 8, 5]], dtype=torch.int32)
+    pages = [torch.randn(10, 4, HKV, D).to(E4M3) for _ in range(2)]
+    found = version3.flash_attn_with_kvcache(q, *pages, q_descale=q_descale, page_table=table, **tail)
+    same(found, version3.flash_attn_with_kvcache(q_meant, *(x.float() for x in pages), page_table=table, **tail))
+
+
+def test_queries_that_are_rotated_have_16_bits():
+    new, cos = fresh(1), torch.ones(12, D // 2)
+    with pytest.raises(wa.AttentionError, match=r"^q has 8 bits; queries that are rotated have 16"):
+        version3.flash_attn_with_kvcache(
+            fresh(1, H).to(E4M3), *eight_bit(*caches())[0], new, new, rotary_cos=cos, rotary_sin=cos,
+            cache_seqlens=LENGTHS,
+        )  # fmt: skip
+
+
 def test_8_bit_pages_share_their_factors():
     q, table = fresh(1, H), torch.tensor([[7, 1, 0], [2, 9, 3], [4, 8, 5]], dtype=torch.int32)
     pages = [torch.randn(10, 4, HKV, D).to(E4M3) for _ in range(2)]
@@ -111,7 +172,8 @@ def test_equal_factors_are_recognised_without_reading_them():
             {"v_descale": torch.tensor([[1.0, 1.0], [1.0, 0.0], [1.0, 1.0]])},
             r"^v_descale\[1, 1\] is 0.0; a scale must be positive",
         ),
-        ({"k_descale": torch.ones(B, HKV), "qv": torch.ones(B, 2, H, D)}, "^qv is given; with it k_descale"),
+        ({"k_descale": torch.ones(B, HKV), "qv": torch.ones(B, 2, H, D)}, "^qv is given; with it q_descale"),
+        ({"q_descale": torch.ones(B, HKV)}, "^q_descale is .*; the queries have dtype torch.float32 and not 8 bits"),
     ],
 )
 def test_factors_that_do_not_fit(given, message):

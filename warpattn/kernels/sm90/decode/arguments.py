@@ -38,6 +38,16 @@ class ScaledRows(NamedTuple):
     head: Any
 
 
+class ScaledQueries(NamedTuple):
+    """8-bit queries (batch, token, head, dim) and their scale."""
+
+    pointer: Any
+    outer: Any  # strides as of a `StridedRows`
+    row: Any
+    head: Any
+    scale: Any  # ScaleRows
+
+
 class KeyIndex(NamedTuple):
     """Lengths, pages and queries of the sequences."""
 

@@ -61,10 +61,10 @@ def check_takes(problem: Problem) -> None:
 
 
 def serves(problem: Problem) -> bool:
-    """Whether decode is the kernel of a problem that it takes: queries of 16 bits over many dense keys, paged or 8-bit
-    keys, or latent attention."""
+    """Whether decode is the kernel of a problem that it takes: many dense keys, paged or 8-bit ones, or latent
+    attention."""
     few_keys = problem.kind == "dense" and problem.seq_k < MANY_KEYS and problem.kv_dtype is None
-    return takes(problem) and problem.q_dtype is None and (not few_keys or is_latent(problem))
+    return takes(problem) and (not few_keys or is_latent(problem))
 
 
 def choose(

@@ -35,6 +35,15 @@ def matrix(rows):
     return Matrix(rows.pointer, rows.outer, rows.row, rows.head)
 
 
+@gluon.jit
+def scales_of(rows, config: gl.constexpr):
+    """The scale of a `ScaledQueries`; nothing of queries of 16 bits."""
+    if config.eight_bit is not None and config.eight_bit.queries:
+        return rows.scale
+    else:
+        return ()
+
+
 @gluon.aggregate
 class KeyCache:
     """Keys and values, each a `MappedRows`, or a `StridedRows` if ordinary copies gather the rows; lengths and
@@ -90,6 +99,7 @@ class DecodeRings:
 @gluon.aggregate
 class DecodeContext:
     q: Matrix
+    q_scale: gl.tuple  # ScaleRows of 8-bit queries, else of no field
     keys: KeyCache
     results: Results
     rings: gl.base_value  # DecodeRings or MlaRings

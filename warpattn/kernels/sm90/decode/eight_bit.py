@@ -13,7 +13,7 @@ part is in one piece of memory:
 
 (t = lane mod 4, g = lane div 4.) Queries are stored with their columns in the order of K's, and the output's rows are
 put in order when the item is done. fp16 does not hold all of bf16, so queries of bf16 become fractions of their row's
-power of two, which the scores are multiplied by, together with the keys' scale.
+power of two, which the scores are multiplied by, together with the keys' scale, as with the scale of queries of 8 bits.
 """
 
 from triton.experimental import gluon
@@ -112,6 +112,7 @@ def load_scaled_queries(ctx, item):
     """The item's queries [R, D] to shared memory in fp16, columns in the order of the keys'; rows and columns past the
     end are 0. Returns the item's `Scaling`."""
     config: gl.constexpr = ctx.config
+    narrow: gl.constexpr = config.eight_bit.queries
     lanes: gl.constexpr = config.padded_qk // 8
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4, 1], [1, 0])
     row = gl.arange(0, config.rows, gl.SliceLayout(1, layout))
@@ -119,9 +120,12 @@ def load_scaled_queries(ctx, item):
     rows = rows_of(ctx, item, row)
     there = in_tile(ctx, item, row)[:, None]
     at = ctx.q.rows(rows.b, rows.query, rows.h)[:, None] + col
-    q = gl.load(at, mask=there & (col < config.dim_qk), other=0.0)
+    none = gl.zeros(at.shape, gl.int8, layout).to(at.dtype.element_ty, bitcast=True) if narrow else 0.0
+    q = gl.load(at, mask=there & (col < config.dim_qk), other=none)
     power = gl.full([config.rows], 1.0, gl.float32, gl.SliceLayout(0, accumulator_layout(config.rows)))
-    if config.element.name == "bf16":
+    if narrow:
+        power = query_scales(ctx, rows, power)
+    elif config.element.name == "bf16":
         q, row_power = fractions(q.to(gl.float32))
         power = gl.convert_layout(row_power, power.type.layout)
     k_scale = head_scale(ctx.keys.k, item, config.eight_bit.scales[0])
@@ -131,6 +135,16 @@ def load_scaled_queries(ctx, item):
     fence_async_shared()
     gl.barrier()
     return Scaling(power * k_scale, v_scale)
+
+
+@gluon.jit
+def query_scales(ctx, rows, ones):
+    """Scales [R] of 8-bit queries, in the layout of `ones`, which they are without any."""
+    if ctx.config.eight_bit.scales[2] is None:
+        return ones
+    else:
+        at = rows.b.to(gl.int64) * ctx.q_scale.outer + rows.query.to(gl.int64) * ctx.q_scale.row
+        return gl.convert_layout(gl.load(ctx.q_scale.scale + at + rows.h * ctx.q_scale.head), ones.type.layout)
 
 
 @gluon.jit

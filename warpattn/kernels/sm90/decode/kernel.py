@@ -19,7 +19,7 @@ from ...pieces.modifiers import Modifiers
 from .attend import attend_role
 from .attend_swap_ab import attend_swap_ab_role
 from .combine import publish_grid
-from .context import DecodeContext, key_cache, make_decode_rings, make_results, matrix
+from .context import DecodeContext, key_cache, make_decode_rings, make_results, matrix, scales_of
 from .load import load_role
 from .prefetch import prefetch_range
 from .schedule import my_range
@@ -61,7 +61,8 @@ def decode_kernel(
     stream_k, start = my_range(stored, shape, mods, config)
     end = stream_k.first(gl.program_id(0) + 1)
     ctx = DecodeContext(
-        matrix(q), stored, results, rings, shape, mods, stream_k, start, end, scale, config, has_sinks, has_lse
-    )
+        matrix(q), scales_of(q, config), stored, results, rings, shape, mods, stream_k, start, end, scale, config,
+        has_sinks, has_lse,
+    )  # fmt: skip
     workers: gl.constexpr = config.topology.workers
     gl.warp_specialize([(consumer_role, (ctx,)), (load_role, (ctx,))], workers.warps, workers.registers)

@@ -21,7 +21,7 @@ from warpattn.sequences import PagedKV, PagedRagged, Sequence
 from ...pieces.combine_config import CombineTile, allocate_parts
 from ..arguments import scale_rows, strided
 from ..prefill.config import CONSUMER_ROWS
-from .arguments import DecodeShape, KeyIndex, MappedRows, PartialResults, ScaledRows
+from .arguments import DecodeShape, KeyIndex, MappedRows, PartialResults, ScaledQueries, ScaledRows
 from .choice import choose, even_cut, head_tiles, partitions, row_tiles
 from .config import DecodeConfig, StreamConfig
 
@@ -110,11 +110,13 @@ def arguments(checked: CheckedCall, x: Operands, sequence: Sequence, choice: Cho
         pages=pages, page_size=max(p.page_size, 1), splits=cut.splits, whole=cut.whole,
     )  # fmt: skip
     key_rows: Callable[..., Any] = strided if choice.config.gathers else MappedRows
-    k, v = key_rows(x.k), key_rows(x.v)
+    k, v, q = key_rows(x.k), key_rows(x.v), strided(x.q)
     if p.kv_dtype is not None:
         k = ScaledRows(x.k, *scale_rows(x.k, sequence.k_scale))
         v = ScaledRows(x.v, *scale_rows(x.v, sequence.v_scale))
+    if p.q_dtype is not None:
+        q = ScaledQueries(*q, scale_rows(x.q, sequence.q_scale))
     return {
-        "k": k, "v": v, "q": strided(x.q), "out": strided(x.out), "keys": keys,
+        "k": k, "v": v, "q": q, "out": strided(x.out), "keys": keys,
         "lse_ptr": x.lse, "sinks_ptr": x.sinks, "scale": checked.scale, "shape": shape, **modifier_args(checked),
     }  # fmt: skip

@@ -9,10 +9,10 @@ from triton.experimental.gluon import GluonASTSource
 from warpattn.language.nodes import Program
 
 from ...pieces.signature import packed_span
-from ..arguments import int32_fields, strided_types
+from ..arguments import ScaleRows, int32_fields, strided_types
 from ..layouts import element_type, tile_layout
 from ..signature import Features, attention_source
-from .arguments import DecodeShape, KeyIndex, MappedRows, PartialResults, ScaledRows
+from .arguments import DecodeShape, KeyIndex, MappedRows, PartialResults, ScaledQueries, ScaledRows
 from .combine import decode_combine_kernel
 from .config import DecodeConfig, StreamConfig
 from .kernel import decode_kernel
@@ -35,7 +35,10 @@ def stream_source(kernel: Any, config: StreamConfig, k_columns: int, v_columns: 
             return ScaledRows(descriptor, "*fp32", "i64", "i64", "i64")
         return rows if config.gathers else MappedRows(descriptor)
 
-    signature = {"k": key_rows(k_columns), "v": key_rows(v_columns), "q": rows, **_shared_signature(config)}
+    q: tuple[Any, ...] = rows
+    if config.eight_bit is not None and config.eight_bit.queries:
+        q = ScaledQueries(*strided_types(config.stored.pointer), ScaleRows("*fp32", "i64", "i64", "i64"))
+    signature = {"k": key_rows(k_columns), "v": key_rows(v_columns), "q": q, **_shared_signature(config)}
     aligned = ("q", "out", "workspace", *(("k", "v") if config.gathers else ()))
     return attention_source(kernel, config, _packed(features), signature, aligned)
 

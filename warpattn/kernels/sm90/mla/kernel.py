@@ -47,7 +47,7 @@ def mla_kernel(
     end = stream_k.first(gl.program_id(0) + 1)
     publish_grid(workspace.tickets, shape)
     ctx = DecodeContext(
-        matrix(q), stored, results, rings, shape, mods, stream_k, start, end, scale, config, has_sinks, has_lse
+        matrix(q), (), stored, results, rings, shape, mods, stream_k, start, end, scale, config, has_sinks, has_lse
     )
     workers: gl.constexpr = config.topology.workers
     gl.warp_specialize(

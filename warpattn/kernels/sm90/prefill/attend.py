@@ -18,7 +18,7 @@ from ...pieces.softmax import SoftmaxState, as_quads, from_quads, pack, softmax_
 from ..bytes import LIFT, pack_bytes, step_in_bytes, unpack_bytes
 from ..columns import as_matrices, rescale_columns, wait_columns, zero_columns
 from ..layouts import accumulator_layout, element_type, operand_layout, turn_asm
-from .convert import as_fp16, make_fractions, of_tile, release_keys, scaled_scores, scaled_weights
+from .convert import as_fp16, make_fractions, of_tile, release_keys, scaled_scores, scaled_weights, widen_queries
 from .epilogue import store_output
 from .packed_rows import RowHeads, mask_heads, row_heads, row_tokens
 
@@ -62,7 +62,7 @@ def attend_role(ctx, wg: gl.constexpr):
     s = warpgroup_mma_wait(0, deps=(s,))
     left = gl.to_tensor(-1)
     while tile.row >= 0:
-        s = scaled_scores(ctx, s, k_state)
+        s = scaled_scores(ctx, s, k_state, q_state, wg)
         release_keys(ctx, k_state, True)
         scaled = of_tile(ctx, tile, q_state, wg)
         span = ctx.work.key_tiles(ctx.mods, tile, config)
@@ -117,7 +117,8 @@ def advance(ctx, state, tile, queries, span, i, wg: gl.constexpr):
     ctx.rings.v.consumer_wait(state.v)
     o = start_output(state, value_tile(ctx, state.v), config)
     turn_pass(wg, config)
-    s = scaled_scores(ctx, warpgroup_mma_wait(len(config.v_parts), deps=(s,)), state.k)
+    s = warpgroup_mma_wait(len(config.v_parts), deps=(s,))
+    s = scaled_scores(ctx, s, state.k, queries.q_state, wg)
     release_keys(ctx, state.k, True)
     ctx.rings.q.consumer_release(queries.q_state, i == span.total - 1)
     s = visible_scores(ctx, s, tile, span.key_tile(i), i < span.masked, wg)
@@ -242,10 +243,14 @@ def operand(p, cols: gl.constexpr, config: gl.constexpr):
 def query_tile(ctx, q_state, tile, wg: gl.constexpr):
     """This warpgroup's [64, D] queries of `tile` in a slot of the Q ring; its last parts in registers."""
     config: gl.constexpr = ctx.config
-    parts = as_matrices(ctx.rings.q.tile(q_state, wg), config.rows, config.qk_parts)
-    if config.power_bytes > 0:
+    slot = ctx.rings.q.tile(q_state, wg)
+    parts = as_matrices(slot, config.rows, config.qk_parts)
+    if config.operand != config.element or config.widens_queries:
         if tile.row >= 0:
-            make_fractions(ctx, parts, q_state, wg)
+            if config.widens_queries:
+                widen_queries(ctx, slot, tile, q_state, wg)
+            else:
+                make_fractions(ctx, parts, q_state, wg)
         parts = as_fp16(parts)
     first: gl.constexpr = len(config.qk_parts) - config.held_parts
     held = ()

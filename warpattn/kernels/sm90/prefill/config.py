@@ -14,7 +14,7 @@ from warpattn.kernels.topology import BARRIER_BYTES, Edge, Role, Signal, Topolog
 from warpattn.problem import Problem
 from warpattn.problem.element import ELEMENT_OF, FP16, Element
 
-from ..eight_bit import EightBit, eight_bit_of
+from ..eight_bit import EightBit, eight_bit_of, multiplies_bytes
 
 CONSUMER_ROWS = 64  # rows of one warpgroup: M of wgmma
 SMEM_LIMIT = 232_448  # 227 KiB of a block on sm_90
@@ -140,6 +140,11 @@ class SM90Config(KeyTileSizes):
         return self.eight_bit is not None and not self.products
 
     @property
+    def widens_queries(self) -> bool:
+        """Whether the warpgroups that multiply queries of 8 bits make 16-bit ones of them first."""
+        return self.converts and self.eight_bit is not None and self.eight_bit.queries
+
+    @property
     def v_rows(self) -> int:
         """Rows of a tile of values in shared memory."""
         return self.padded_v if self.products else self.block_n
@@ -210,15 +215,27 @@ class SM90Config(KeyTileSizes):
         """Of a tile of keys and of values, as they arrive."""
         return (self.k_bytes // 2, self.v_bytes // 2) if self.converts else (self.k_bytes, self.v_bytes)
 
+    @property
+    def loaded_q_bytes(self) -> int:
+        """Of a tile of queries, as they arrive."""
+        return self.q_bytes // 2 if self.widens_queries else self.q_bytes
+
     @cached_property
     def scale_bytes(self) -> int:
         """Of the scales of the tokens of all slots."""
         return 4 * 2 * self.kv_stages * self.block_n if self.eight_bit and self.eight_bit.by_token else 0
 
     @cached_property
-    def power_bytes(self) -> int:
-        """Of the powers of two of all slots of queries, see `as_fractions`."""
-        return 4 * self.q_stages * self.consumers if self.operand != self.element else 0
+    def query_factors(self) -> int:
+        """Of scores, that come with a warpgroup's queries: a power of two (`make_fractions`), or scales of all rows."""
+        if self.widens_queries and self.eight_bit is not None:
+            return self.rows if self.eight_bit.scales.q == "token" else 0
+        return int(self.operand != self.element)
+
+    @property
+    def factor_bytes(self) -> int:
+        """Of these, in all slots."""
+        return 4 * self.q_stages * self.consumers * self.query_factors
 
     @cached_property
     def repeats(self) -> bool:
@@ -283,7 +300,7 @@ class SM90Config(KeyTileSizes):
             Edge("V", filling, attend, self.kv_stages, self.v_bytes),
         )
         fields = 4 * (tile_fields * self.q_stages + LEFT_SLOTS) + AGAIN_BARRIERS * BARRIER_BYTES
-        private = self.out_bytes + fields + self.scale_bytes + self.power_bytes
+        private = self.out_bytes + fields + self.scale_bytes + self.factor_bytes
         return Topology((*roles, Role("load", 1, self.producer_registers)), edges, private, signals)
 
     @property
@@ -298,7 +315,7 @@ SHORT_ROWS = 2048  # queries up to which, at head dim 64, 128-row tiles fit a ca
 
 def usual_config(problem: Problem, seq_q: int) -> tuple[SM90Config, str]:
     """`choose_config` for a problem whose sequences have about `seq_q` queries."""
-    if problem.q_dtype is not None:
+    if multiplies_bytes(problem):
         return products_config(problem)
     if problem.kv_dtype is not None:
         return _eight_bit_config(problem, seq_q)

@@ -7,7 +7,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from ...nvidia.pipelines import StagedPipeline, empty_arrivals, make_pipeline
 from ...pieces.modifiers import Modifiers
 from ...pieces.scheduler import TILE_FIELDS
-from ..columns import Columns, make_columns, stacked, tile_box
+from ..columns import Columns, make_columns, stacked
 from ..layouts import element_type
 from .config import AGAIN_BARRIERS, LEFT_SLOTS
 
@@ -108,6 +108,14 @@ def output_type(config):
 
 
 @gluon.constexpr_function
+def query_type(config):
+    """Of queries in memory."""
+    return stored_type(config) if config.eight_bit is not None and config.eight_bit.queries else element_type(
+        config.element
+    )
+
+
+@gluon.constexpr_function
 def stored_type(config):
     """Of keys and values in memory."""
     return element_type(config.element if config.eight_bit is None else config.eight_bit.element)
@@ -129,7 +137,6 @@ class NarrowRing:
     ring: StagedPipeline
     config: gl.constexpr
     number: gl.constexpr  # 0 of keys, 1 of values
-    clipped: gl.constexpr
 
     @gluon.jit
     def producer_acquire(self, state):
@@ -150,19 +157,32 @@ class NarrowRing:
     @gluon.jit
     def tile(self, state):
         """The 8-bit parts of a slot."""
-        wide = self.ring.tile(state)
-        parts = ()
-        for part in gl.static_range(len(wide)):
-            parts += (first_half(wide[part], self.config.parts[self.number][part], self.config, self.clipped),)
-        return parts
+        return first_halves(self.ring.tile(state), self.config)
 
 
 @gluon.jit
-def first_half(wide, cols: gl.constexpr, config: gl.constexpr, clipped: gl.constexpr):
-    """The first half of a 16-bit part, as an 8-bit one."""
-    dtype: gl.constexpr = stored_type(config)
-    box: gl.constexpr = tile_box(config.block_n, cols, clipped)
+def first_halves(wide, config: gl.constexpr):
+    """The first halves of 16-bit parts of a tile, as 8-bit ones."""
+    parts = ()
+    for part in gl.static_range(len(wide)):
+        parts += (first_half(wide[part], stored_type(config)),)
+    return parts
+
+
+@gluon.jit
+def first_half(wide, dtype: gl.constexpr):
+    """The first half of a 16-bit part, as one of 8 bits."""
+    box: gl.constexpr = wide.shape
     return wide.reinterpret(dtype, stacked(2, box), gl.NVMMASharedLayout.get_default_for(box, dtype)).index(0)
+
+
+@gluon.jit
+def arriving_queries(tile, config: gl.constexpr):
+    """The parts of a slot of queries as they are loaded."""
+    if config.widens_queries:
+        return first_halves(tile, config)
+    else:
+        return tile
 
 
 @gluon.aggregate
@@ -175,7 +195,7 @@ class Rings:
     v: StagedPipeline  # [stages, 1, N, 1, Dv]
     k_in: gl.base_value  # the same as they are filled: 8-bit ones as `NarrowRing`
     v_in: gl.base_value
-    powers: gl.shared_memory_descriptor  # [stages * warpgroups, 1] fp32, of queries that are fractions
+    factors: gl.shared_memory_descriptor  # [stages * warpgroups, 1 or 64] fp32, see `query_factors` of the config
     scales: gl.tuple  # of 8-bit keys and values, each [stages, N] fp32, where tokens have some
     tiles: gl.shared_memory_descriptor  # [stages * fields, 1] int32: the tile of each Q slot
     out: Columns  # [warpgroup, 1, 64 / packed, packed, columns stored at a time]
@@ -220,8 +240,8 @@ def make_rings(config: gl.constexpr, fields: gl.constexpr = TILE_FIELDS, clipped
     k_in = k_ring
     v_in = v_ring
     if converts:
-        k_in = NarrowRing(k_ring, config, 0, clipped)
-        v_in = NarrowRing(v_ring, config, 1, clipped)
+        k_in = NarrowRing(k_ring, config, 0)
+        v_in = NarrowRing(v_ring, config, 1)
     out = make_columns(wgs, config.rows, config.store_parts, output_type(config), clipped, config.packed)
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     tiles = gl.allocate_shared_memory(gl.int32, [config.q_stages * fields, 1], plain)
@@ -230,16 +250,16 @@ def make_rings(config: gl.constexpr, fields: gl.constexpr = TILE_FIELDS, clipped
     if config.scale_bytes > 0:
         for _ in gl.static_range(2):
             scales += (gl.allocate_shared_memory(gl.float32, [config.kv_stages, config.block_n], plain),)
-    powers = tiles
-    if config.power_bytes > 0:
-        powers = gl.allocate_shared_memory(gl.float32, [config.q_stages * wgs, 1], plain)
+    factors = tiles
+    if config.query_factors > 0:
+        factors = gl.allocate_shared_memory(gl.float32, [config.q_stages * wgs, config.query_factors], plain)
     return Rings(
         make_pipeline(q, empty_arrivals(topology, "Q"), config.q_stages, wgs),
         k_ring,
         v_ring,
         k_in,
         v_in,
-        powers,
+        factors,
         scales,
         tiles,
         out,

@@ -23,7 +23,8 @@ from ...nvidia.pipelines import consumer_state
 from ...pieces.softmax import as_quads, from_quads
 from ..columns import as_matrices
 from ..layouts import accumulator_layout
-from .context import CONVERTING
+from .context import CONVERTING, first_halves
+from .packed_rows import row_heads, row_tokens
 
 ONE = gl.constexpr(gl.BlockedLayout([1], [32], [CONVERTING], [0]))  # one number in every thread
 INFINITY = gl.constexpr(0x7F800000)  # the bits of
@@ -168,7 +169,6 @@ def token_scale(ctx, rows, tile, at, there, i: gl.constexpr):
 def make_fractions(ctx, tile, q_state, wg: gl.constexpr):
     """A warpgroup's queries of bf16, parts of [64, D] in a slot, over themselves as fp16 fractions of a power of two,
     which goes to its place beside the ring."""
-    config: gl.constexpr = ctx.config
     top = largest(tile, False)
     if top >= INFINITY:
         top = largest(tile, True)
@@ -179,9 +179,41 @@ def make_fractions(ctx, tile, q_state, wg: gl.constexpr):
         x = tile[part].load(rows_layout(tile[part].shape[1])).to(gl.float32) * factor
         wide[part].store(x.to(gl.float16))
     power = gl.full([1], ((exponent - 15) << 23).to(gl.float32, bitcast=True), gl.float32, ONE)
-    ctx.rings.powers.index(q_state.index * config.consumers + wg).store(power)
+    factors_of(ctx, q_state, wg).store(power)
     fence_async_shared()
     gl.barrier()
+
+
+@gluon.jit
+def widen_queries(ctx, slot, tile, q_state, wg: gl.constexpr):
+    """A warpgroup's queries of 8 bits, in the first halves of the parts of its tile in a slot, over themselves as fp16.
+    Scales of its tokens go to their place beside the ring."""
+    config: gl.constexpr = ctx.config
+    narrow = as_matrices(first_halves(slot, config), config.rows, config.qk_parts)
+    wide = as_fp16(as_matrices(slot, config.rows, config.qk_parts))
+    for part in gl.static_range(len(wide)):
+        wide[part].store(narrow[part].load(rows_layout(wide[part].shape[1])).to(gl.float16))
+    if has_scale(config, 2, "token"):
+        factors_of(ctx, q_state, wg).store(query_scales(ctx, tile, wg))
+    fence_async_shared()
+    gl.barrier()
+
+
+@gluon.jit
+def query_scales(ctx, tile, wg: gl.constexpr):
+    """Scales [64] of a warpgroup's rows; those past the last token have the scale of it."""
+    config: gl.constexpr = ctx.config
+    rows = ctx.scales.q
+    token = tile.row + wg * config.wg_tokens + row_tokens(ONE, config)
+    outer, row = ctx.work.query_place(tile, gl.minimum(token, ctx.work.lengths(tile).seq_q - 1))
+    at = outer.to(gl.int64) * rows.outer + row.to(gl.int64) * rows.row
+    return gl.load(rows.scale + at + row_heads(tile, ONE, config) * rows.head)
+
+
+@gluon.jit
+def factors_of(ctx, q_state, wg: gl.constexpr):
+    """Factors of a warpgroup's scores, of a slot of queries: a power of two, or scales of all rows."""
+    return ctx.rings.factors.index(q_state.index * ctx.config.consumers + wg)
 
 
 @gluon.jit
@@ -246,9 +278,8 @@ def of_tile(ctx, tile, q_state, wg: gl.constexpr):
     for i in gl.static_range(0, 4, 2):
         if has_scale(config, i, "tensor", "head"):
             scale *= head_scale(ctx, tile, i)
-    if config.power_bytes > 0:
-        slot = ctx.rings.powers.index(q_state.index * config.consumers + wg)
-        scale *= gl.max(slot.load(ONE), 0)
+    if config.query_factors == 1:
+        scale *= gl.max(factors_of(ctx, q_state, wg).load(ONE), 0)
     if config.eight_bit is None:
         return ctx
     elif ctx.mods.score is None:  # a scale of 0 or below comes with a score function
@@ -267,12 +298,14 @@ def scaled_factor(ctx, factor, tile):
 
 
 @gluon.jit
-def scaled_scores(ctx, s, k_state):
-    """Scores [64, N] times their keys' scales, where tokens have some."""
+def scaled_scores(ctx, s, k_state, q_state, wg: gl.constexpr):
+    """Scores [64, N] times their keys' and queries' scales, where tokens have some."""
+    if has_scale(ctx.config, 2, "token"):
+        layout: gl.constexpr = gl.SliceLayout(1, accumulator_layout(ctx.config.block_n))
+        s *= factors_of(ctx, q_state, wg).load(layout)[:, None]
     if has_scale(ctx.config, 0, "token"):
-        return s * slot_scales(ctx, k_state, 0)
-    else:
-        return s
+        s *= slot_scales(ctx, k_state, 0)
+    return s
 
 
 @gluon.jit

@@ -13,6 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from ...nvidia.pipelines import PipelineState, producer_state
 from ...pieces.scheduler import fetch_next, resolve_next
+from .context import arriving_queries
 
 
 @gluon.aggregate
@@ -65,10 +66,11 @@ def load_q(ctx, state, tile):
     full = ctx.rings.q.producer_acquire(state)
     ctx.work.publish(ctx.rings.tiles, state.index, tile)
     if tile.row >= 0:
-        mbarrier.expect(full, config.q_bytes)
+        mbarrier.expect(full, config.loaded_q_bytes)
         wgs: gl.constexpr = config.consumers
         for wg in gl.static_range(wgs):
-            ctx.tensors.load_queries(tile, tile.row + wg * config.wg_tokens, full, ctx.rings.q.tile(state, wg))
+            parts = arriving_queries(ctx.rings.q.tile(state, wg), config)
+            ctx.tensors.load_queries(tile, tile.row + wg * config.wg_tokens, full, parts)
     else:
         mbarrier.arrive(full, count=1)
     return state.step()

@@ -9,10 +9,9 @@ from warpattn.problem.element import FP8
 
 from ..arguments import AcrossShape, PrefillShape, SplitShape, int32_fields, scale_types, strided_types
 from ..columns import tile_box
-from ..layouts import element_type
 from ..signature import ALIGNED, Features, attention_source, map_types
 from .config import SM90Config
-from .context import output_type, stored_type
+from .context import output_type, query_type, stored_type
 from .kernel import prefill_kernel
 from .values_across import values_across_kernel
 
@@ -22,13 +21,11 @@ def prefill_source(
 ) -> GluonASTSource:
     """The kernel with the types of its parameters and its constants."""
 
-    def descriptors(
-        rows: int, widths: tuple[int, ...], packed: int = 1, dtype: Any = element_type(config.element)
-    ) -> tuple[str, ...]:
+    def descriptors(rows: int, widths: tuple[int, ...], packed: int, dtype: Any) -> tuple[str, ...]:
         return map_types([tile_box(rows, cols, False, packed) for cols in widths], dtype)
 
     signature = {
-        "q_maps": descriptors(config.rows, config.qk_parts, config.packed),
+        "q_maps": descriptors(config.rows, config.qk_parts, config.packed, query_type(config)),
         "k_maps": descriptors(config.block_n, config.qk_parts, 1, stored_type(config)),
         "v_maps": descriptors(config.v_rows, config.v_columns, 1, stored_type(config)),
         "o_maps": descriptors(config.rows, config.store_parts, config.packed, output_type(config)),

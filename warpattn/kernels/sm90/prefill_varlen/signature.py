@@ -12,8 +12,7 @@ from ...pieces.scheduler_sizes import OrderShape
 from ...pieces.signature import modifier_functions, tensor_signature
 from ..arguments import StridedRows, int32_fields, scale_types, strided_types
 from ..columns import tile_box
-from ..layouts import element_type
-from ..prefill.context import output_type, stored_type
+from ..prefill.context import output_type, query_type, stored_type
 from ..signature import Features, attention_source, map_types
 from .config import VarlenConfig, VarlenShape
 from .kernel import prefill_varlen_kernel
@@ -45,9 +44,7 @@ def prefill_varlen_source(
     """The attention kernel."""
     tiles = config.tiles
 
-    def descriptors(
-        rows: int, widths: tuple[int, ...], packed: int = 1, dtype: Any = element_type(tiles.element)
-    ) -> tuple[str, ...]:
+    def descriptors(rows: int, widths: tuple[int, ...], packed: int, dtype: Any) -> tuple[str, ...]:
         return map_types([tile_box(rows, cols, True, packed) for cols in widths], dtype)
 
     def keys(widths: tuple[int, ...]) -> ClippedMap | StridedRows:
@@ -59,7 +56,7 @@ def prefill_varlen_source(
         return ClippedMap(descriptors(tiles.v_rows, tiles.v_columns, 1, stored_type(tiles)), "i32", "i32")
 
     signature = {
-        "q_maps": descriptors(tiles.rows, tiles.qk_parts, tiles.packed),
+        "q_maps": descriptors(tiles.rows, tiles.qk_parts, tiles.packed, query_type(tiles)),
         "o_maps": descriptors(tiles.rows, tiles.store_parts, tiles.packed, output_type(tiles)),
         "k_source": keys(tiles.qk_parts),
         "v_source": values() if tiles.products else keys(tiles.v_parts),
