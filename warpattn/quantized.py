@@ -90,6 +90,8 @@ def _scales(x: Tensor, dtype: torch.dtype, per: str | int) -> Tensor:
         return x.new_ones(shape, dtype=torch.float32)
     elif per == "token":
         size = size.amax(-1)
+        if size.ndim > 2:  # tokens of a head next to each other: kernels read the scales of one head
+            size = size.transpose(-2, -1).contiguous().transpose(-2, -1)
     else:
         size = size.amax() if per == "tensor" else size.movedim(-2, 0).flatten(1).amax(1)
     scale = (size / torch.finfo(dtype).max).clamp_min(LEAST_SCALE)

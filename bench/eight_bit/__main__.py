@@ -1,10 +1,10 @@
 """Times attention over 8-bit keys and values beside our own over 16 bits: `python3 -m bench.eight_bit --json FILE`.
 
 The cases of decode are some of `bench.decode`, each with keys and values of 16 bits and the same in 8, with one scale
-for all heads and with one for each token of a head; calls take turns, and layers are cold, as there. All are held
-against fp32 on what is stored. A `--variant` is the 8-bit kernel with other fields of its configuration. The cases of
-prefill are causal and held against the 16-bit kernel on the same values. Without a GPU, small cases run with the
-reference.
+for all heads and with one for each token of a head, which is next to those of the other heads or of the other tokens;
+calls take turns, and layers are cold, as there. All are held against fp32 on what is stored. A `--variant` is the 8-bit
+kernel with other fields of its configuration. The cases of prefill are causal and held against the 16-bit kernel on the
+same values. Without a GPU, small cases run with the reference.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from bench.measure.inputs import default_device
 from bench.peers.adapter import first_line
 from warpattn.cli.spelling import STORED_HELP, stored
 
-OWN, TOKENS, SIXTEEN = "8-bit", "8-bit, token scales", "16-bit"
+OWN, TOKENS, ADJACENT, SIXTEEN = "8-bit", "8-bit, token scales", "8-bit, adjacent token scales", "16-bit"
+NARROW = (OWN, TOKENS, ADJACENT)
 KI = 1024
 CASES = (
     *(Case(f"{kind}{batch}x{keys}k-{heads}/{kv}", (keys * KI,) * batch, heads, kv, page)
@@ -54,10 +55,13 @@ SMOKE = (
 )
 
 
-def in_eight_bits(x: Inputs, by_token: bool, dtype: torch.dtype) -> Inputs:
+def in_eight_bits(x: Inputs, way: str, dtype: torch.dtype) -> Inputs:
     """The same step in 8 bits. Scales that a card's memory holds; keys and values have the same."""
-    scale = torch.full(x.k.shape[:-1] if by_token else (), 1 / 64, device=x.q.device)
-    k, v = (wa.quantize(t, dtype, scale=scale[:1].flatten()[0] if by_token else scale).values for t in (x.k, x.v))
+    one = torch.full((), 1 / 64, device=x.q.device)
+    outer, rows, heads, _ = x.k.shape
+    adjacent = one.repeat(outer, heads, rows).transpose(1, 2)
+    scale = {OWN: one, TOKENS: one.repeat(outer, rows, heads), ADJACENT: adjacent}[way]
+    k, v = (wa.quantize(t, dtype, scale=one).values for t in (x.k, x.v))
     return replace(x, case=replace(x.case, kv_dtype=str(dtype).removeprefix("torch.")), k=k, v=v, scale=scale)
 
 
@@ -79,8 +83,8 @@ def run_prefill(case: Case, dtype: torch.dtype, rounds: int, seed: int) -> dict[
     """The same for a case of prefill, whose 16-bit keys and values are the 8-bit ones."""
     device = default_device()
     drawn = make_layers(case, device, seed, 1)[0]
-    by_token = (False,) if case.dtype == "float16" else (False, True)  # fp16 does not hold weights times any scale
-    narrow = {(OWN, TOKENS)[each]: in_eight_bits(drawn, each, dtype) for each in by_token}
+    kinds = (OWN,) if case.dtype == "float16" else NARROW  # fp16 does not hold weights times any scale
+    narrow = {way: in_eight_bits(drawn, way, dtype) for way in kinds}
     k, v = ((x.float() / 64).to(drawn.q.dtype) for x in (narrow[OWN].k, narrow[OWN].v))
     ways = {SIXTEEN: replace(drawn, k=k, v=v), **narrow}
     calls = {name: prefill_calls(x) for name, x in ways.items()}
@@ -105,9 +109,9 @@ def run_case(case: Case, variants: Sequence[str], dtype: torch.dtype, rounds: in
     device = default_device()
     count = min(MOST_LAYERS, max(1, -(-2 * COLD // case.bytes()))) if device.type == "cuda" else 1
     wide = make_layers(case, device, seed, count)
-    narrow, tokens = [[in_eight_bits(x, by_token, dtype) for x in wide] for by_token in (False, True)]
-    ways = {SIXTEEN: (wide, ""), OWN: (narrow, ""), TOKENS: (tokens, "")}
-    ways |= {f"{OWN} {text}": (narrow, text) for text in variants}
+    narrow = {way: [in_eight_bits(x, way, dtype) for x in wide] for way in NARROW}
+    ways = {SIXTEEN: (wide, "")} | {way: (layers, "") for way, layers in narrow.items()}
+    ways |= {f"{OWN} {text}": (narrow[OWN], text) for text in variants}
     results: dict[str, dict[str, Any]] = {}
     samples: dict[str, timing.Sample] = {}
     for name, (layers, text) in ways.items():

@@ -2,7 +2,8 @@
 
 Against the bf16 tensors that they were made of, in fp64 on both sides, so that nothing but the stored values differs.
 Two kinds of inputs: normally distributed ones, and the same with the outliers that models have, 2 of 128 columns of the
-keys 20 times as large and 1 of 64 values 10 times.
+keys 20 times as large and 1 of 64 values 10 times. The last rows are of weights that products of 8 bits round to e4m3,
+over exact queries, keys and values, for powers of two that a row's largest weight may be.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 GRANULARITIES: tuple[str | int, ...] = ("tensor", "head", "token", 64)
 QUERIES_TOO = tuple((("e4m3", FORMATS["e4m3"]), per, True) for per in GRANULARITIES)
 KEYS, HEADS, HEADS_KV, DIM = 2048, 8, 2, 128
+LARGEST_WEIGHTS = (0, 2, 6, 5.5)  # log2; the kernels' rows begin with 6, and keep their reference while it fits
 
 
 def inputs(outliers: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -40,8 +42,18 @@ def error(found: Tensor, expected: Tensor) -> tuple[float, float]:
     return 1 - cosine.item(), ((found - expected).norm() / expected.norm()).item()
 
 
+def with_rounded_weights(q: Tensor, k: Tensor, v: Tensor, power: float) -> Tensor:
+    """Attention in fp64 whose weights are rounded to e4m3, a row's largest from 2^power; not so their sum."""
+    q, k, v = (x.transpose(1, 2).double() for x in (q, k, v))
+    k, v = (x.repeat_interleave(HEADS // HEADS_KV, 1) for x in (k, v))
+    scores = q @ k.transpose(-1, -2) * DIM**-0.5
+    weights = (scores - scores.amax(-1, keepdim=True)).exp() * 2.0**power
+    rounded = wa.quantize(weights.float(), scale=torch.ones(())).values.double()
+    return (rounded @ v / weights.sum(-1, keepdim=True)).transpose(1, 2)
+
+
 def table() -> str:
-    """Markdown: a row for each format and granularity."""
+    """Markdown: a row for each format and granularity, and for rounded weights."""
     columns = ("format", "scale per", "relative error", "1 − cosine", "with outliers", "1 − cosine")
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     given = [inputs(outliers) for outliers in (False, True)]
@@ -55,6 +67,11 @@ def table() -> str:
             cells += [f"{relative:.1e}", f"{cosine:.1e}"]
         per_text = f"{per} columns" if isinstance(per, int) else per
         lines.append(f"| {name}{', queries too' if too else ''} | {per_text} | {' | '.join(cells)} |")
+    for power in LARGEST_WEIGHTS:
+        found = [with_rounded_weights(*x, power) for x in given]
+        errors = [error(*pair) for pair in zip(found, exact, strict=True)]
+        cells = [f"{each:.1e}" for cosine, relative in errors for each in (relative, cosine)]
+        lines.append(f"| weights in e4m3 | largest 2^{power} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -38,7 +40,7 @@ def on_card(case: Decode) -> tuple[Tensor, wa.PagedKV | tuple[wa.Quantized, wa.Q
 
 
 def attend(
-    q: Tensor, kv: wa.PagedKV | tuple[wa.Quantized, wa.Quantized], backend: str = "auto"
+    q: Tensor | wa.Quantized, kv: wa.PagedKV | tuple[wa.Quantized, wa.Quantized], backend: str = "auto"
 ) -> tuple[Tensor, Tensor]:
     tail = {"mask": wa.Causal(), "return_lse": True, "backend": backend}
     return wa.attention_paged(q, kv, **tail) if isinstance(kv, wa.PagedKV) else wa.attention(q, *kv, **tail)
@@ -60,6 +62,19 @@ def test_calls_and_plans(name):
     plan = wa.DecodePlan(q, kv, mask=wa.Causal(), return_lse=True)
     for other in (again, plan(q, kv)):
         assert torch.equal(other[0], found[0]) and torch.equal(other[1], found[1])
+
+
+@pytest.mark.parametrize("per", ["head", "token"])
+@pytest.mark.parametrize("tokens", [1, 40])
+@pytest.mark.parametrize("name", ["paged", "tensor-e5m2", "dense"])
+def test_queries_of_8_bits(name, tokens, per):
+    """In decode and prefill, over pages and dense keys."""
+    case = CASES[name]
+    wide, kv = on_card(replace(case, tokens=tokens))
+    q = wa.quantize(wide.float(), case.stored, per=per)
+    found, again = attend(q, kv), attend(q, kv)
+    check(found, attend(q, kv, "reference"))
+    assert torch.equal(again[0], found[0]) and torch.equal(again[1], found[1])
 
 
 def test_a_graph_serves_other_scales():

@@ -126,9 +126,9 @@ def test_values_are_transposed_in_the_order_of_the_weights():
     """Of one block of 32 keys, and 0 past the last key."""
     keys = torch.arange(40).float()
     values = keys.div(4).view(1, 40, 1, 1).expand(1, 40, 1, 32)
-    nothing = torch.zeros(1, 8, 1, 64), torch.zeros(1, 40, 1, 64)
+    nothing = torch.zeros(1, 20, 1, 64), torch.zeros(1, 40, 1, 64)
     given = tuple(wa.quantize(x, scale=torch.tensor(1.0)) for x in (*nothing, values))
-    checked, x, sequence = checked_call(Case(8, 40), given)
+    checked, x, sequence = checked_call(Case(20, 40), given)
     across = list_launches(checked, x, sequence, DEFAULT_OPTIONS)[0]
     assert run_launch(across, Options()).clean
     rows: Tensor = across.args["out_ptr"]

@@ -105,7 +105,7 @@ def _arrive_behind(op: Op) -> Callable[..., Any]:
             barrier.arrive_after(threads, copies, agent)
 
         task.issue("cp.async", task.program.pool, body)
-        task.copies = []  # whoever waits for the barrier waits for them
+        task.copies = []  # a wait for the barrier waits for them
 
     return run
 

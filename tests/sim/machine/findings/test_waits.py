@@ -60,3 +60,19 @@ def test_a_looser_wait_never_has_fewer_findings(name, arch, schedule):
     loose = [WAITS[name](pending, arch, schedule)[0] for pending in range(1, 6)]
     counts = [sum(finding.count for finding in report.findings) for report in loose]
     assert counts == sorted(counts) and counts[0] > 0, counts
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("counted", [True, False])
+def test_copies_arrive_on_a_barrier(counted, schedule):
+    """cp.async behind which threads arrive: the phase ends when the copies have; without, a wait sees nothing of it."""
+    x, out = np.random.default_rng(0).standard_normal((N, N)).astype(np.float32), poison((N, N))
+
+    def arriving(arrives: bool) -> Report:
+        constants = {"COUNTED": counted, "ARRIVES": arrives}
+        return run(kernels.copies_on_barrier_kernel, (1,), {"x": x, "out": out}, constants, schedule=schedule)
+
+    report = arriving(True)
+    assert report.clean and np.array_equal(out, x), report
+    if counted:
+        assert not arriving(False).clean

@@ -4,7 +4,13 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.amd import cdna4
 from triton.experimental.gluon.language.nvidia import ampere
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 
 N: gl.constexpr = gl.constexpr(64)
 FLAT: gl.constexpr = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
@@ -28,6 +34,24 @@ def cp_async_kernel(x, out, PENDING: gl.constexpr):
         ampere.async_copy.commit_group()
     ampere.async_copy.wait_group(PENDING)
     gl.store(out + at, smem.index(0).load(TILE) + smem.index(1).load(TILE))
+    ampere.async_copy.wait_group(0)
+
+
+@gluon.jit
+def copies_on_barrier_kernel(x, out, COUNTED: gl.constexpr, ARRIVES: gl.constexpr):
+    """out = a tile of x, copied by cp.async; its threads arrive on an mbarrier when it is there, whose phase counts
+    them itself if COUNTED."""
+    smem = gl.allocate_shared_memory(gl.float32, [N, N], FLAT)
+    bar = mbarrier.allocate_mbarrier()
+    mbarrier.init(bar, count=1 if COUNTED else 129)
+    at = offsets(TILE)
+    ampere.async_copy.async_load(smem, x + at)
+    if ARRIVES:
+        ampere.async_copy.mbarrier_arrive(bar, COUNTED)
+    mbarrier.arrive(bar, count=1)
+    mbarrier.wait(bar, 0)
+    gl.store(out + at, smem.load(TILE))
+    ampere.async_copy.commit_group()
     ampere.async_copy.wait_group(0)
 
 

@@ -25,11 +25,10 @@ from ..layouts import accumulator_layout, element_type
 from .attend import load_queries, value_tile, visible_scores, without_hidden
 from .eight_bit import (
     by_token,
-    first_scales,
     in_order,
     keys_product,
     load_scaled_queries,
-    next_scales,
+    token_scales,
     values_product,
 )
 from .output_swap_ab import finish_rows, make_exchange, output_rows
@@ -130,14 +129,14 @@ def attend_scaled_tokens(ctx, state, p_tile, item, scaling):
     weight's exponent, and weights have a reference maximum of their own, so that none exceeds fp16 whatever scales are.
     """
     most = state.m
-    scales = first_scales(ctx, item)
     for i in range(item.begin, item.end):
-        following = next_scales(ctx, item, scales, i)
         ctx.rings.k.consumer_wait(state.k)
-        s = key_scores(ctx, state.k, scaling) * scales.k[:, None]
+        k_scale = token_scales(ctx, state.k, 0)
+        v_exponent = gl.log2(token_scales(ctx, state.k, 1))
+        s = key_scores(ctx, state.k, scaling) * k_scale[:, None]
         ctx.rings.k.consumer_release(state.k)
         x = exponents(ctx, masked_scores(ctx, s, item, i))
-        y = gl.where(x == -float("inf"), x, x + gl.log2(scales.v)[:, None])
+        y = gl.where(x == -float("inf"), x, x + v_exponent[:, None])
         m = state.m
         l = state.l
         o = state.o
@@ -151,7 +150,6 @@ def attend_scaled_tokens(ctx, state, p_tile, item, scaling):
         l = l + thread_sum(gl.exp2(x - m[None, :]))
         o = add_values(ctx, state, gl.exp2(y - most[None, :]), o, p_tile, item, i)
         state = SwapAbProgress(o, m, l, state.k.step(), state.v.step())
-        scales = following
     return SwapAbProgress(state.o * gl.exp2(most - state.m)[None, :], state.m, state.l, state.k, state.v)
 
 

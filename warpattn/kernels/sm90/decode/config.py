@@ -170,6 +170,11 @@ class DecodeConfig(KeyTileSizes, StreamConfig):
         return self.stored.bytes * self.block_n * self.padded_v
 
     @property
+    def scale_bytes(self) -> int:
+        """Of the scales of tokens in a slot of keys."""
+        return 4 * 2 * self.block_n if self.eight_bit is not None and self.eight_bit.by_token else 0
+
+    @property
     def rows(self) -> int:
         """Rows of a tile of queries."""
         return CONSUMER_ROWS if self.swap_ab is None else self.swap_ab.columns
@@ -207,12 +212,12 @@ class DecodeConfig(KeyTileSizes, StreamConfig):
 
     @property
     def private_bytes(self) -> int:
-        """Shared memory of the warpgroup alone: queries; with swap-AB also a tile of P, and O, l and m in fp32 while
-        their rows and columns change places."""
+        """Shared memory beside the rings: queries; with swap-AB also a tile of P, O, l and m in fp32 while their rows
+        and columns change places, and scales of tokens."""
         if self.swap_ab is None:
             return self.q_bytes
         p_bytes = self.operand.bytes * self.rows * self.block_n
-        return self.q_bytes + p_bytes + 4 * self.rows * (self.padded_v + 5)
+        return self.q_bytes + p_bytes + 4 * self.rows * (self.padded_v + 5) + self.stages * self.scale_bytes
 
     @cached_property
     def topology(self) -> Topology:

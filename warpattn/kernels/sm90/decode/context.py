@@ -94,6 +94,7 @@ class DecodeRings:
     k: StagedPipeline  # [stages, 1, N, 1, D]
     v: StagedPipeline  # [stages, 1, N, 1, Dv]
     q: gl.shared_memory_descriptor  # [rows, D], of the warpgroup alone
+    scales: gl.tuple  # of 8-bit keys and values in the slots of keys, each [stages, N] fp32, where tokens have some
 
 
 @gluon.aggregate
@@ -161,4 +162,9 @@ def make_decode_rings(config: gl.constexpr):
     v = gl.allocate_shared_memory(dtype, [config.stages, 1, config.block_n, 1, config.padded_v], v_layout)
     q = gl.allocate_shared_memory(operand, [config.rows, config.padded_qk], q_layout)
     k_ring = make_pipeline(k, empty_arrivals(config.topology, "K"), config.stages)
-    return DecodeRings(k_ring, make_pipeline(v, empty_arrivals(config.topology, "V"), config.stages), q)
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    scales = ()
+    if config.scale_bytes > 0:
+        for _ in gl.static_range(2):
+            scales += (gl.allocate_shared_memory(gl.float32, [config.stages, config.block_n], plain),)
+    return DecodeRings(k_ring, make_pipeline(v, empty_arrivals(config.topology, "V"), config.stages), q, scales)

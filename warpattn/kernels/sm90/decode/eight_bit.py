@@ -22,7 +22,6 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from ..layouts import accumulator_layout
 from .context import in_tile, rows_of
-from .load import in_cache, page_of
 
 
 @gluon.aggregate
@@ -172,66 +171,12 @@ def by_token(config):
     return config.eight_bit is not None and config.eight_bit.by_token
 
 
-@gluon.aggregate
-class TokenScales:
-    """Scales of the keys and values of a tile [N], 1 where there are none of tokens; and where those of the next tile
-    are, because a page number takes as long to arrive as the scale that it leads to."""
-
-    k: gl.tensor
-    v: gl.tensor
-    outer: gl.tensor
-    row: gl.tensor
-
-
 @gluon.jit
-def first_scales(ctx, item):
-    """The scales of an item's first tile."""
-    outer, row = places(ctx, item, item.begin)
-    k, v = scales_at(ctx, item, outer, row, item.begin)
-    outer, row = places(ctx, item, item.begin + 1)
-    return TokenScales(k, v, outer, row)
-
-
-@gluon.jit
-def next_scales(ctx, item, scales, i):
-    """The scales of the tile after number `i`."""
-    k, v = scales_at(ctx, item, scales.outer, scales.row, i + 1)
-    outer, row = places(ctx, item, i + 2)
-    return TokenScales(k, v, outer, row)
-
-
-@gluon.jit
-def tile_keys(ctx, item, i):
-    """Keys [N] of tile number `i`, of the last one for numbers beyond."""
+def token_scales(ctx, k_state, i: gl.constexpr):
+    """Scales [N] of the keys (0) or values (1) of a slot of keys, 1 where tokens have none."""
     config: gl.constexpr = ctx.config
     layout: gl.constexpr = gl.SliceLayout(1, accumulator_layout(config.rows))
-    return item.key_tile(gl.minimum(i, item.end - 1)) * config.block_n + gl.arange(0, config.block_n, layout)
-
-
-@gluon.jit
-def places(ctx, item, i):
-    """(batch entry or page, row) of the keys of tile number `i`."""
-    key = tile_keys(ctx, item, i)
-    if ctx.config.page_box is None:
-        return item.row_tile.b + key * 0, key
+    if config.eight_bit.scales[i] == "token":
+        return ctx.rings.scales[i].index(k_state.index).load(layout)
     else:
-        return page_of(ctx, item, key)
-
-
-@gluon.jit
-def scales_at(ctx, item, outer, row, i):
-    """Scales of the keys and of the values of tile number `i`."""
-    there = tile_keys(ctx, item, i) < item.row_tile.length
-    k = token_scale(ctx.keys.k, item, in_cache(ctx, outer), row, there, ctx.config.eight_bit.scales[0])
-    v = token_scale(ctx.keys.v, item, in_cache(ctx, outer), row, there, ctx.config.eight_bit.scales[1])
-    return k, v
-
-
-@gluon.jit
-def token_scale(rows, item, outer, row, there, per: gl.constexpr):
-    """Scales of tokens [N], 1 where tokens have none and past the last key."""
-    if per == "token":
-        at = outer.to(gl.int64) * rows.outer + row.to(gl.int64) * rows.row + item.part.head * rows.head
-        return gl.load(rows.scale + at, mask=there, other=1.0)
-    else:
-        return gl.full(row.shape, 1.0, gl.float32, row.type.layout)
+        return gl.full([config.block_n], 1.0, gl.float32, layout)

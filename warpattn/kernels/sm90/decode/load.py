@@ -1,6 +1,7 @@
 """Producer warp of the Hopper decode kernel: streams the keys and values of a CTA's range through their rings.
 
-A tile of a paged cache consists of boxes, rows of one page each. The warp reads the page numbers of the next tile
+Scales of tokens come with the keys, by asynchronous copies of 4 bytes for which the keys' barrier waits. A tile of a
+paged cache consists of boxes, rows of one page each. The warp reads the page numbers of the next tile
 before it waits for a slot, so that their latency passes meanwhile. It never reads table entries past the end of a
 sequence (it loads the last page again, and the mask hides it), and clamps page numbers to the cache. Ordinary
 asynchronous copies gather pages that no box of 8 rows divides, row by row and one tile at a time: right, not fast.
@@ -43,12 +44,17 @@ def load_role(ctx):
                 trigger_dependents(config, i, trigger)
         else:
             boxes = find_boxes(ctx, item, item.begin)
+            pages = scale_pages(ctx, item, item.begin)
             for i in range(item.begin, item.end):
                 wait_before_new_tokens(ctx, item, i)
-                following = find_boxes(ctx, item, gl.minimum(i + 1, item.end - 1))
+                later = gl.minimum(i + 1, item.end - 1)
+                following = find_boxes(ctx, item, later)
+                later_pages = scale_pages(ctx, item, later)
+                copy_scales(ctx, k_state, item, i, pages)
                 k_state = load_boxes(ctx, ctx.keys.k.desc, ctx.rings.k, k_state, item, boxes, config.k_bytes)
                 v_state = load_boxes(ctx, ctx.keys.v.desc, ctx.rings.v, v_state, item, boxes, config.v_bytes)
                 boxes = following
+                pages = later_pages
                 trigger_dependents(config, i, trigger)
         cursor = next_item(cursor, item, ctx.work.heads)
 
@@ -147,6 +153,55 @@ def load_boxes(ctx, desc, ring, state, item, boxes, nbytes: gl.constexpr):
             rows = tile.slice(box * config.box, config.box, 1)
             tma.async_load(desc, coord, full, rows, cache_policy=policy)
     return state.step()
+
+
+@gluon.jit
+def scale_pages(ctx, item, i):
+    """Pages of the keys of tile number `i`, 32 at a time, where tokens have scales: a page number takes as long to
+    arrive as the scale that it leads to, so it is read a tile earlier."""
+    config: gl.constexpr = ctx.config
+    pages = ()
+    if config.scale_bytes > 0:
+        for block in gl.static_range(config.block_n // 32):
+            pages += (scale_place(ctx, item, block_keys(ctx, item, i, block))[0],)
+    return pages
+
+
+@gluon.jit
+def block_keys(ctx, item, i, block: gl.constexpr):
+    """Keys [32] of a block of tile number `i`."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    return item.key_tile(i) * ctx.config.block_n + block * 32 + gl.arange(0, 32, layout)
+
+
+@gluon.jit
+def scale_place(ctx, item, key):
+    """(batch entry or page, row) of the scales of keys."""
+    if ctx.config.page_box is None:
+        return item.row_tile.b + key * 0, key
+    else:
+        return page_of(ctx, item, key)
+
+
+@gluon.jit
+def copy_scales(ctx, state, item, i, pages):
+    """Start to copy the scales of the keys and values of tile number `i` to a slot of keys, when it is free; its
+    barrier waits for them. Past the last key they are 0."""
+    config: gl.constexpr = ctx.config
+    if config.scale_bytes > 0:
+        throttle(config, ctx.rings.k, state)
+        full = ctx.rings.k.producer_acquire(state)
+        for block in gl.static_range(config.block_n // 32):
+            key = block_keys(ctx, item, i, block)
+            row = key if config.page_box is None else key % ctx.work.page_size
+            for each in gl.static_range(2):
+                if config.eight_bit.scales[each] == "token":
+                    rows = ctx.keys.v if each else ctx.keys.k
+                    place = in_cache(ctx, pages[block]).to(gl.int64) * rows.outer + row.to(gl.int64) * rows.row
+                    into = ctx.rings.scales[each].index(state.index).slice(block * 32, 32, 0)
+                    there = key < item.row_tile.length
+                    async_copy.async_load(into, rows.scale + place + item.part.head * rows.head, mask=there)
+        async_copy.mbarrier_arrive(full)
 
 
 @gluon.jit
