@@ -17,7 +17,7 @@ from tests.sim.knocking import SM90_PREFILL, knocked_out, reviewed
 from tests.sim.sm90.decode import built
 from tests.sim.sm90.lengths import kernel
 from tests.sim.sm90.prefill import error
-from tests.sim.sm90.test_lengths_code import FIRST
+from tests.sim.sm90.ragged.test_lengths_code import FIRST
 from warpattn.kernels.sm90.eight_bit import multiplies_bytes
 from warpattn.kernels.sm90.select import list_launches
 from warpattn.problem import Call, validate
