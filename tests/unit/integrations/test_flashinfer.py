@@ -195,6 +195,29 @@ def test_keys_and_values_of_8_bits(k_scale):
         paged.run(q, cache, k_scale=torch.ones(3))
 
 
+@pytest.mark.parametrize("q_scale", [2.0, torch.linspace(0.5, 1.5, HEADS)], ids=["number", "heads"])
+def test_queries_of_8_bits(q_scale):
+    """By every wrapper and of one request, as over what is meant; the result is in bf16."""
+    batch, e4m3, scales = Batch(tensor=False), torch.float8_e4m3fn, {"q_scale": q_scale, "k_scale": 0.5, "v_scale": 2.0}
+    stored, q = [[x.to(e4m3) for x in side] for side in batch.keys], torch.cat(batch.q).to(e4m3)
+    meant = q.float() * (q_scale if isinstance(q_scale, float) else q_scale[:, None])
+    cache = tuple(x.to(e4m3) for x in batch.cache)
+    wide = (cache[0].float() * 0.5, cache[1].float() * 2.0)
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(WORKSPACE)
+    wrapper.plan(offsets(QUERIES), *batch.pages, HEADS, HEADS_KV, DIM, PAGE, causal=True, o_data_type="bfloat16")
+    found = wrapper.run(q, cache, **scales)
+    wrapper.plan(offsets(QUERIES), *batch.pages, HEADS, HEADS_KV, DIM, PAGE, causal=True)
+    assert torch.equal(found, wrapper.run(meant, wide).bfloat16())
+    flat = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(WORKSPACE)
+    flat.plan(offsets(QUERIES), offsets(KEYS), HEADS, HEADS_KV, DIM, causal=True)
+    assert torch.equal(flat.run(q, *(torch.cat(side) for side in stored), **scales), found)
+    single = {"scale_q": q_scale, "scale_k": 0.5, "scale_v": torch.full((HEADS_KV,), 2.0), "causal": True}
+    one = flashinfer.single_prefill_with_kv_cache(q[-QUERIES[3] :], stored[0][3], stored[1][3], **single)
+    assert torch.equal(one, found[-QUERIES[3] :])
+    with pytest.raises(AttentionError, match=r"^scale_q is .*; it belongs to q of 8 bits, without"):
+        flashinfer.single_prefill_with_kv_cache(meant, *(side[3].float() for side in stored), scale_q=q_scale)
+
+
 def decode_plan(**options):
     batch = Batch(queries=(1,) * 4)
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(WORKSPACE, options.pop("kv_layout", "NHD"))

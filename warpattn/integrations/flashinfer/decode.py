@@ -11,7 +11,15 @@ from torch import Tensor
 
 from warpattn.api import attention_paged
 from warpattn.errors import AttentionError
-from warpattn.integrations.flashinfer.layer import Layer, dtype_of, finished, of_layout, scaled
+from warpattn.integrations.flashinfer.layer import (
+    Layer,
+    check_output,
+    dtype_of,
+    finished,
+    of_layout,
+    scaled,
+    with_scale,
+)
 from warpattn.integrations.flashinfer.pages import PageLists, Tables
 from warpattn.integrations.signature import Given, drop_in
 
@@ -77,7 +85,7 @@ class BatchDecodeWithPagedKVCacheWrapper:
             raise AttentionError(f"q_len_per_req is {tokens}; it must divide the rows of q, {len(q)}")
         if given.out is not None and given.out.shape[0] != len(q):
             raise AttentionError(f"out has {len(given.out)} rows; it must have those of q, {len(q)}")
-        rows = q.unflatten(0, (-1, tokens))
+        rows = with_scale("q_scale", given, q.unflatten(0, (-1, tokens)))
         target = None if given.out is None else given.out.unflatten(0, (-1, tokens))
         out, lse = attention_paged(rows, kv, out=target, sinks=given.sinks, **layer.tail())
         return finished(given, out.flatten(0, 1) if given.out is None else given.out, lse.transpose(0, 1).flatten(1))
@@ -111,9 +119,7 @@ def planned_layer(own: Any, given: Given, k: Any) -> Layer:
     """The planned layer with what a call over keys `k` changes; the window of a call replaces the plan's."""
     if own.layer is None:
         raise AttentionError("run is called before plan; plan says what belongs to each request")
-    dtype = dtype_of(own.planned.o_data_type)
-    if dtype not in (None, given.q.dtype):
-        raise AttentionError(f"o_data_type is {dtype}; outputs have the dtype of q, {given.q.dtype}")
+    check_output("o_data_type", dtype_of(own.planned.o_data_type), given.q)
     window = getattr(given, "window_left", None) if "window_left" in vars(given) else None
     layer = own.layer
     if window is not None:

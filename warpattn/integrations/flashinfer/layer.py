@@ -12,7 +12,7 @@ from warpattn.errors import AttentionError
 from warpattn.inputs import is_tensor, kind_of, number
 from warpattn.integrations.signature import Given
 from warpattn.masks import Causal, Full, Mask, SlidingWindow
-from warpattn.quantized import EIGHT_BIT, Quantized
+from warpattn.quantized import EIGHT_BIT, Quantized, result_dtype
 from warpattn.scores import Score, SoftCap
 
 __all__ = ["Layer", "dtype_of", "eight_bit_scale", "finished", "heads_last", "of_layout", "scaled", "with_scales"]
@@ -48,9 +48,9 @@ class Layer(NamedTuple):
 
 
 def scaled(layer: Layer, given: Given, k: Any) -> Layer:
-    """The layer with the factors that a call brings for q and for keys `k` of 16 bits; one for such v is refused."""
-    scale = layer.scale
-    for name in SCALES if getattr(k, "dtype", None) not in EIGHT_BIT else SCALES[:1]:
+    """The layer with the factors that a call brings for q and keys `k` of 16 bits; one for such v is refused."""
+    scale, narrow = layer.scale, [getattr(x, "dtype", None) in EIGHT_BIT for x in (given.q, k, k)]
+    for name in [name for name, eight_bit in zip(SCALES, narrow, strict=True) if not eight_bit]:
         factor = vars(given).get(name)
         value = number(factor.reshape(()) if is_tensor(factor) and factor.numel() == 1 else factor)
         if factor is not None and value is None:
@@ -75,16 +75,27 @@ def eight_bit_scale(name: str, given: Given, x: Any) -> Tensor | None:
             raise AttentionError(f"{name} is {kind_of(factor)}; {rule}")
         return torch.full((), value, dtype=torch.float32, device=x.device)
     if factor.numel() != 1 and tuple(factor.shape) != (x.shape[-2],):
-        rule = f"it must have one element, or shape ({x.shape[-2]},), (heads_kv,)"
+        rule = f"it must have one element, or shape ({x.shape[-2]},), one for each head"
         raise AttentionError(f"{name} has shape {tuple(factor.shape)}; {rule}")
     return factor.reshape(()) if factor.numel() == 1 else factor
 
 
+def with_scale(name: str, given: Given, x: Any) -> Any:
+    """Queries, keys or values, 8-bit ones with the scale that a call brings."""
+    scale = eight_bit_scale(name, given, x)
+    return x if scale is None else Quantized(x, scale)
+
+
 def with_scales(given: Given, k: Any, v: Any) -> tuple[Any, Any]:
     """Keys and values, 8-bit ones with the scales that a call brings."""
-    scales = (eight_bit_scale("k_scale", given, k), eight_bit_scale("v_scale", given, v))
-    pairs = [x if scale is None else Quantized(x, scale) for x, scale in zip((k, v), scales, strict=True)]
-    return pairs[0], pairs[1]
+    return with_scale("k_scale", given, k), with_scale("v_scale", given, v)
+
+
+def check_output(name: str, dtype: torch.dtype | None, q: Tensor) -> None:
+    """That outputs have the dtype which a call names `name`."""
+    if dtype not in (None, result_dtype(q.dtype)):
+        rule = "outputs have the dtype of q, and bf16 of queries of 8 bits"
+        raise AttentionError(f"{name} is {dtype} and q has dtype {q.dtype}; {rule}")
 
 
 def of_layout(layout: object) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 from warpattn.api import attention_paged, attention_varlen
 from warpattn.errors import AttentionError
 from warpattn.integrations.flashinfer.decode import BLOCK_SCALES, planned_layer
-from warpattn.integrations.flashinfer.layer import Layer, finished, of_layout, with_scales
+from warpattn.integrations.flashinfer.layer import Layer, finished, of_layout, with_scale, with_scales
 from warpattn.integrations.flashinfer.pages import PageLists, Tables
 from warpattn.integrations.signature import Given, drop_in
 from warpattn.sequences import Ragged
@@ -118,7 +118,8 @@ class BatchPrefillWithPagedKVCacheWrapper(_PrefillWrapper):
         kv = own.tables.over(given.paged_kv_cache, own.layout, given)
         tail = planned_layer(own, given, kv.k_pages).tail()
         seq = Ragged(own.cu_q, max_q=own.max_q)
-        return finished(given, *attention_paged(given.q, kv, seq, out=given.out, sinks=given.sinks, **tail))
+        q = with_scale("q_scale", given, given.q)
+        return finished(given, *attention_paged(q, kv, seq, out=given.out, sinks=given.sinks, **tail))
 
     begin_forward = plan
 
@@ -165,7 +166,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_PrefillWrapper):
         """q (tokens, Hq, D), k and v (keys, Hkv, D); out (tokens, Hq, Dv), with return_lse also lse (tokens, Hq)."""
         own = given.self
         tail = planned_layer(own, given, given.k).tail()
-        k, v = with_scales(given, given.k, given.v)
-        return finished(given, *attention_varlen(given.q, k, v, own.seq, out=given.out, **tail))
+        q, (k, v) = with_scale("q_scale", given, given.q), with_scales(given, given.k, given.v)
+        return finished(given, *attention_varlen(q, k, v, own.seq, out=given.out, **tail))
 
     begin_forward = plan

@@ -6,22 +6,26 @@ from typing import Any
 
 from warpattn.api import attention
 from warpattn.errors import AttentionError
+from warpattn.inputs import kind_of
 from warpattn.integrations.flashinfer.decode import BLOCK_SCALES
 from warpattn.integrations.flashinfer.layer import (
     Layer,
+    check_output,
     dtype_of,
     finished,
     heads_last,
     of_layout,
     scaled,
+    with_scale,
     with_scales,
 )
 from warpattn.integrations.signature import Given, drop_in
 from warpattn.masks import Materialized
+from warpattn.quantized import EIGHT_BIT
 
 __all__ = ["single_decode_with_kv_cache", "single_prefill_with_kv_cache"]
 
-EIGHT_BIT = "queries of 8 bits are not served; with keys and values of 8 bits give k_scale and v_scale"
+FACTORS = {"scale_q": "q", "scale_k": "k", "scale_v": "v"}  # of tensors of 8 bits
 
 
 @drop_in(
@@ -35,7 +39,8 @@ def single_decode_with_kv_cache(given: Given) -> Any:
     """q (Hq, D), k and v (keys, Hkv, D), or (Hkv, keys, D) as "HND"; out (Hq, D), with return_lse also lse (Hq,)."""
     layer = scaled(Layer.of(given, given.q.shape[-1], causal=True), given, given.k)
     k, v = (heads_last(x, of_layout(given.kv_layout))[None] for x in (given.k, given.v))
-    out, lse = attention(given.q[None, None], *with_scales(given, k, v), **layer.tail())
+    q = with_scale("q_scale", given, given.q[None, None])
+    out, lse = attention(q, *with_scales(given, k, v), **layer.tail())
     result = finished(given, out[0], lse[0])
     return (result[0][0], result[1][0]) if isinstance(result, tuple) else result[0]
 
@@ -46,7 +51,6 @@ def single_decode_with_kv_cache(given: Given) -> Any:
     "sm_scale: number=None, window_left: number=-1, logits_soft_cap: number=None, rope_scale=None, rope_theta=None, "
     "backend='auto', return_lse=False, kv_cache_sf=None, k_scale=None, v_scale=None",
     refused={
-        **dict.fromkeys(("scale_q", "scale_k", "scale_v"), EIGHT_BIT),
         "kv_cache_sf": BLOCK_SCALES,
         "packed_custom_mask": "give custom_mask, a bool for each query and key",
     },
@@ -55,12 +59,25 @@ def single_decode_with_kv_cache(given: Given) -> Any:
 def single_prefill_with_kv_cache(given: Given) -> Any:
     """q (queries, Hq, D), k and v as for decode; out (queries, Hq, Dv), with return_lse also lse (queries, Hq). A
     `custom_mask` (queries, keys), True where a key is visible, stands for `causal`; queries sit at the last keys."""
-    q = given.q
-    if given.o_dtype is not None and dtype_of(given.o_dtype) != q.dtype:
-        raise AttentionError(f"o_dtype is {given.o_dtype}; outputs have the dtype of q, {q.dtype}")
+    q, given = given.q, _named(given)
+    check_output("o_dtype", dtype_of(given.o_dtype), q)
     layer = scaled(Layer.of(given, q.shape[-1], given.causal and given.custom_mask is None), given, given.k)
     if given.custom_mask is not None:
         layer = layer._replace(mask=layer.mask & Materialized(given.custom_mask.bool()[None]))
     k, v = (heads_last(x, of_layout(given.kv_layout))[None] for x in (given.k, given.v))
-    out, lse = attention(q[None], *with_scales(given, k, v), **layer.tail())
+    out, lse = attention(with_scale("q_scale", given, q[None]), *with_scales(given, k, v), **layer.tail())
     return finished(given, out[0], lse[0])
+
+
+def _named(given: Given) -> Given:
+    """The arguments with the factors of tensors of 8 bits by the names that the other calls have for them."""
+    changed: dict[str, Any] = {"q_scale": given.scale_q}
+    for name, of in FACTORS.items():
+        factor, other, dtype = getattr(given, name), f"{of}_scale", getattr(given, of).dtype
+        if factor is None:
+            continue
+        if dtype not in EIGHT_BIT or (of != "q" and getattr(given, other) is not None):
+            rule = f"it belongs to {of} of 8 bits, without {other}"
+            raise AttentionError(f"{name} is {kind_of(factor)} and {of} has dtype {dtype}; {rule}")
+        changed[other] = factor
+    return Given(vars(given) | changed)
