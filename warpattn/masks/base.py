@@ -143,6 +143,26 @@ class Not(Mask):
         return self.mask
 
 
+@dataclass(frozen=True)
+class InOrder(Mask):
+    """The same mask in a span whose tiles kernels visit from the last key down, wherever a tile of rows begins: with
+    keys hidden before the full part, they would visit those before the others."""
+
+    mask: Mask
+
+    def keep(self, b: Value, h: Value, q: Value, k: Value, lens: Lengths | None = None) -> Value:
+        return self.mask.keep(b, h, q, k, lens)
+
+    def kv_span(self, b: Value, h: Value, q_lo: Value, q_hi: Value, lens: Lengths) -> Span:
+        span = self.mask.kv_span(b, h, q_lo, q_hi, lens)
+        if all(type(bound) is int and bound <= 0 for bound in (span.first, span.full_lo)):
+            return span
+        return Span(span.first, lens.k, 0, span.last)
+
+    def additive(self) -> Score | None:
+        return self.mask.additive()
+
+
 def _check_parts(operator: str, parts: tuple[Any, ...], may_add: bool) -> None:
     for part in parts:
         if not isinstance(part, Mask):

@@ -19,6 +19,7 @@ from torch import Tensor
 from warpattn.errors import AttentionError, Rules
 from warpattn.inputs import kind_of
 from warpattn.masks import Mask
+from warpattn.masks.base import InOrder
 from warpattn.problem import Call
 from warpattn.problem.launch import PlanOptions
 from warpattn.quantized import Quantized, result_dtype
@@ -33,9 +34,9 @@ class StepPlan(ServingPlan):
 
     q (total_q, Hq, D), perhaps a `Quantized`, kv and seq as for `attention_paged(q, kv, seq)`; their sizes are the
     largest of a step, their values are not read. `seq.max_q` promises an upper bound of a sequence's queries in every
-    step. The tail is that of `attention_paged`. With `batch_invariant` a decoded sequence's result has the same bits
-    whatever else is in the batch. Launches and their number never depend on lengths, so calls may be captured into CUDA
-    graphs.
+    step. The tail is that of `attention_paged`. With `batch_invariant` a token's result has the same bits whatever else
+    is in the step and however its sequence is cut into steps, at some cost in speed. Launches and their number never
+    depend on lengths, so calls may be captured into CUDA graphs.
 
     Raises AttentionError listing every broken rule; a plan makes no copies, so tensors must be laid out for TMA as
     described in `warpattn.api`.
@@ -59,6 +60,8 @@ class StepPlan(ServingPlan):
         what = f"kv is a {type(kv).__name__} and seq a {type(seq).__name__}"
         rules.require(fine, what, "a StepPlan takes a PagedKV and a Ragged(cu_q)")
         rules.done()
+        if batch_invariant and isinstance(mask, Mask):
+            mask = InOrder(mask)
         q, k, v, kv = with_query_scale(q, kv)
         call = Call(q, k, v, PagedRagged(kv, seq), mask, score, sinks, scale)
         super().__init__(call, PlanOptions(batch_invariant), read_values=False)

@@ -5,9 +5,10 @@ a base-2 exponent, so that p = exp2(c * s - c * m) is one fused multiply-add and
 
 Two things keep the work beside the tensor core short. The reference is lazy: it moves only when a score of the warp
 exceeds it by more than 2^8, so that p stays below 256 and the accumulator is almost never rescaled (FlashAttention-4,
-arXiv 2603.05451). And rows are not reduced across lanes: an accumulator spreads a row over a quad of four lanes,
-columns 8 j + 2 lane + {0, 1}, so a [M, N] tile is seen as [M, N/8, 4, 2] and the state as [M, 4], one value a lane;
-`m` is equal in the four, `l` is summed over them once at the end.
+arXiv 2603.05451). It moves in the rows that exceed it and in no others, so a row's bits do not depend on the rest of
+its warp. And rows are not reduced across lanes: an accumulator spreads a row over a quad of four lanes, columns
+8 j + 2 lane + {0, 1}, so a [M, N] tile is seen as [M, N/8, 4, 2] and the state as [M, 4], one value a lane; `m` is
+equal in the four, `l` is summed over them once at the end.
 
 A NaN among a row's scores is one of its p, so its sum is NaN and with it factor and LSE; no maximum has to carry it.
 The product c * m is rounded, which the sum of a row does not feel until the rounding is as large as the exponents are.
@@ -51,20 +52,25 @@ def softmax_step(state, s, c, exact: gl.constexpr, lift: gl.constexpr = 0.0):
     quads = as_quads(s)
     top = lane_max(quads)
     mc = exponent(state.m, c)
+    usual = gl.abs(mc) < LARGEST
     if exact:
-        usual = gl.abs(mc) < LARGEST
         moved = warp_any(gl.where(usual, top * c, top), gl.where(usual, mc + HEADROOM, -float("inf")))
     else:
         moved = warp_any(top * c, state.m * c + HEADROOM)
     m = state.m
     alpha = gl.full_like(m, 1.0)
     if moved:
-        m = gl.maximum(state.m, lowered(quad_max(top), c, lift))
+        top = quad_max(top)
+        rises = top * c > mc + HEADROOM
+        if exact:
+            rises = gl.where(usual, rises, top > m)
+        m = gl.where(rises, gl.maximum(m, lowered(top, c, lift)), m)
         mc = exponent(m, c)
         alpha = gl.exp2(state.m * c - mc)
         if exact:
             alpha = gl.exp2((gl.maximum(state.m, LOWEST) - gl.maximum(m, LOWEST)) * c)
             quads, mc = differences(quads, m, c)
+        alpha = gl.where(rises, alpha, 1.0)
     p = gl.exp2(quads * c - mc[:, None, :, None])
     return SoftmaxState(m, state.l * alpha + lane_sum(p)), p, moved, alpha
 
@@ -115,12 +121,13 @@ def finish_rows(m, l, c, some, sink, has_sink: gl.constexpr):
 
 @gluon.jit
 def differences(quads, m, c):
-    """(scores, what to subtract from c times them): where a row of the warp has a large exponent, scores without their
-    reference, and 0."""
+    """(scores, what to subtract from c times them): in rows with a large exponent, scores without their reference,
+    and 0."""
     mc = exponent(m, c)
-    if warp_any(gl.abs(gl.where(m == -float("inf"), 0.0, mc)), gl.full_like(mc, LARGEST)):
-        quads = quads - gl.maximum(m, LOWEST)[:, None, :, None]
-        mc = gl.zeros_like(mc)
+    large = (gl.abs(mc) >= LARGEST) & (m != -float("inf"))
+    if warp_any(gl.where(large, 1.0, 0.0), gl.zeros_like(mc)):
+        quads = quads - gl.where(large, gl.maximum(m, LOWEST), 0.0)[:, None, :, None]
+        mc = gl.where(large, 0.0, mc)
     return quads, mc
 
 

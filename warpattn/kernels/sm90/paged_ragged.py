@@ -4,7 +4,8 @@
                     ──▶ order, prefill    sequences with more, others have no query blocks
 
 Both kernels read the offsets and leave out each other's sequences, so the host needs no lengths and the number of
-launches is fixed. A bound `max_q` up to `MAX_TOKENS` rules prefill out.
+launches is fixed. A bound `max_q` up to `MAX_TOKENS` rules prefill out; `batch_invariant` rules decode out, since the
+step that a token is part of must not choose its kernel.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from .prefill_varlen.config import choose as choose_prefill
 
 @dataclass(frozen=True)
 class PagedRaggedConfig:
-    """The choices of both kernels."""
+    """The choices of both kernels, one of them at least."""
 
     tokens: int  # queries of a sequence at most that decode attends for
-    few: Choice  # decode
+    few: Choice | None  # decode; None: prefill attends for every sequence
     many: Choice | None  # prefill; None: no sequence has more
 
 
@@ -47,6 +48,11 @@ def decoded(problem: Problem) -> Problem:
 
 def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTIONS) -> Choice:
     """The choice for a problem with queries and keys."""
+    if options.batch_invariant:
+        many = choose_prefill(problem, target, options)
+        reasons = ("batch invariant: prefill attends for sequences of any number of queries", *many.reasons)
+        config = PagedRaggedConfig(0, None, many)
+        return Choice("paged_ragged", config, many.grid, many.lines, reasons, order=many.order)
     few = decode.choose(decoded(problem), target, options=options)
     tokens = few_tokens(problem)
     split_why = f"sequences of 1 to {tokens} queries are decoded: their rows of a key head fit one tile"
@@ -66,13 +72,14 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
 def list_launches(
     checked: CheckedCall, x: Operands, sequence: PagedRagged, options: PlanOptions, choice: Choice | None = None
 ) -> tuple[Launch, ...]:
-    """Two or three launches of prefill, unless ruled out, and one or two of decode; `choice` replaces the one made from
+    """Two or three launches of prefill and one or two of decode, unless ruled out; `choice` replaces the one made from
     the problem."""
     choice = choose(checked.problem, ARCHS["sm90"], options) if choice is None else choice
     config: PagedRaggedConfig = choice.config
-    few = replace(checked, problem=decoded(checked.problem))
-    decode_launches = decode_launch.list_launches(few, x, sequence, config.few)
-    if config.many is None:
-        return decode_launches
-    many = prefill_varlen.list_launches(checked, x, sequence, config.many, least_q=config.tokens + 1)
-    return (*many, *decode_launches)
+    launches: tuple[Launch, ...] = ()
+    if config.many is not None:
+        launches = prefill_varlen.list_launches(checked, x, sequence, config.many, least_q=config.tokens + 1)
+    if config.few is not None:
+        few = replace(checked, problem=decoded(checked.problem))
+        launches += decode_launch.list_launches(few, x, sequence, config.few)
+    return launches

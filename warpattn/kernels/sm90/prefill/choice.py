@@ -98,9 +98,11 @@ def _short(problem: Problem, usual: SM90Config, target: Arch) -> SM90Config | No
     return replace(one, producer_registers=24, take_turns=False, ctas=2)
 
 
-def pack(problem: Problem, usual: SM90Config, why: str, long: Problem | None = None) -> tuple[Candidate, str]:
+def pack(
+    problem: Problem, usual: SM90Config, why: str, long: Problem | None = None, *, same_keys: bool = False
+) -> tuple[Candidate, str]:
     """The best candidate, the usual configuration if none is much faster; and why. It must be no slower than the usual
-    one on the problem `long`, either."""
+    one on the problem `long`, either. With `same_keys` its key tiles are the usual ones."""
     first = _candidate(problem, usual, _usual_rate(usual))
     if first.waste(problem.seq_q) < 1 - GAIN:
         return first, why
@@ -109,6 +111,7 @@ def pack(problem: Problem, usual: SM90Config, why: str, long: Problem | None = N
     others = [
         _candidate(problem, replace(config, packed=n), rate)
         for config, rate in ((usual, first.rate), *_narrow(problem, usual))
+        if config.block_n == usual.block_n or not same_keys
         for n in heads
     ]
     if long is not None:

@@ -22,6 +22,15 @@ LEAST_BOX = 8  # rows after which the swizzle repeats
 LONG = 8192  # queries and keys of a sequence for which a configuration must be no slower than the usual one, too
 
 
+class OrderTiles(NamedTuple):
+    """What the kernel that lists query blocks is compiled for: one serves many configurations."""
+
+    ragged_q: bool
+    ragged_k: bool
+    block_m: int  # tokens of a query block
+    block_n: int  # keys of a key tile
+
+
 @dataclass(frozen=True)
 class VarlenConfig:
     """The tiles of the dense kernel, and how key rows reach shared memory."""
@@ -35,6 +44,11 @@ class VarlenConfig:
     def topology(self) -> Topology:
         """Roles and rings of a block: a published tile has the lengths of its sequence."""
         return self.tiles.topology_with(SPLIT_VARLEN_FIELDS if self.tiles.split else VARLEN_TILE_FIELDS)
+
+    @property
+    def order_tiles(self) -> OrderTiles:
+        """Those of the list of query blocks."""
+        return OrderTiles(self.ragged_queries, self.page_size == 0, self.tiles.tokens, self.tiles.block_n)
 
 
 class VarlenShape(NamedTuple):
@@ -67,13 +81,15 @@ class VarlenOrder:
 
 def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTIONS) -> Choice:
     """The choice for a ragged or paged `problem`. The host does not know the lengths, only upper bounds of them: work
-    is counted for a sequence of the mean length. With `batch_invariant` nothing depends on the other sequences."""
+    is counted for a sequence of the mean length. With `batch_invariant` a row's key tiles do not depend on the other
+    sequences; which rows share a tile may, since it changes no bit of theirs."""
     usual = _typical(problem, options)
     tiles, why = usual_config(problem, problem.max_q or usual.seq_q)
     box, box_why = _box(problem.page_size, tiles.block_n)
     if problem.page_size and problem.kv_dtype is None:
         tiles = replace(tiles, producer_registers=PAGED_REGISTERS, block_n=tiles.block_n if box else COPIED_KEYS)
-    best, why = _pack(replace(usual, batch=1, seq_q=_near(usual.seq_q), seq_k=_near(usual.seq_k)), tiles, why)
+    near = replace(usual, batch=1, seq_q=_near(usual.seq_q), seq_k=_near(usual.seq_k))
+    best, why = _pack(near, tiles, why, options.batch_invariant)
     parts, split_why = 1, ""
     if not (options.batch_invariant and problem.ragged_queries):
         parts, split_why = split(usual, best, target)
@@ -101,9 +117,9 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
 
 
 @lru_cache(maxsize=1024)
-def _pack(typical: Problem, usual: SM90Config, why: str) -> tuple[Candidate, str]:
+def _pack(typical: Problem, usual: SM90Config, why: str, same_keys: bool) -> tuple[Candidate, str]:
     """The best candidate; kept, since engines call with other lengths in every step and counting takes milliseconds."""
-    return pack(typical, usual, why, replace(typical, seq_q=LONG, seq_k=LONG))
+    return pack(typical, usual, why, replace(typical, seq_q=LONG, seq_k=LONG), same_keys=same_keys)
 
 
 def _near(length: int) -> int:
@@ -116,8 +132,6 @@ def _typical(problem: Problem, options: PlanOptions) -> Problem:
     """The dense problem for whose work a configuration is chosen."""
     if not problem.ragged_queries:
         return replace(problem, batch=1) if options.batch_invariant else problem
-    if options.batch_invariant:
-        return replace(problem, batch=1, seq_q=LONG, seq_k=LONG)
     batch = max(1, problem.batch)
     keys = problem.seq_k if problem.page_size else -(-problem.seq_k // batch)
     return replace(problem, seq_q=-(-problem.seq_q // batch), seq_k=keys)

@@ -53,7 +53,7 @@ def order_launch(
     checked: CheckedCall, sequence: Layout, choice: Choice, tiles: Tensor, least_q: int = 1
 ) -> Launch:
     """Write the list of query blocks to `tiles`."""
-    config, problem = choice.config, checked.problem
+    order_tiles, problem = choice.config.order_tiles, checked.problem
     mask, _ = programs(checked)
     q, k = _lengths(sequence)
     candidates = choice.order.candidates
@@ -66,10 +66,10 @@ def order_launch(
     def source():
         from .signature import order_source  # imports Triton
 
-        return order_source(config, mask)
+        return order_source(order_tiles, mask)
 
     grid = (max(1, -(-candidates // PROGRAM_BLOCKS)),)
-    return Launch("sm90.order", "sm90", (config, mask.key), source, compile_options(ORDER_WARPS), grid, args)
+    return Launch("sm90.order", "sm90", (order_tiles, mask.key), source, compile_options(ORDER_WARPS), grid, args)
 
 
 def attention_launch(

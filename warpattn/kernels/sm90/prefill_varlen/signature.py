@@ -14,19 +14,13 @@ from ..arguments import StridedRows, int32_fields, scale_types, strided_types
 from ..columns import tile_box
 from ..prefill.context import output_type, query_type, stored_type
 from ..signature import Features, attention_source, map_types
-from .config import VarlenConfig, VarlenShape
+from .config import OrderTiles, VarlenConfig, VarlenShape
 from .kernel import prefill_varlen_kernel
 
 
-def order_source(config: VarlenConfig, mask: Program) -> GluonASTSource:
+def order_source(tiles: OrderTiles, mask: Program) -> GluonASTSource:
     """The kernel that lists the query blocks."""
-    constants = {
-        "ragged_q": config.ragged_queries,
-        "ragged_k": config.page_size == 0,
-        "span": modifier_functions(mask, None).span,
-        "block_m": config.tiles.tokens,
-        "block_n": config.tiles.block_n,
-    }
+    constants = {"span": modifier_functions(mask, None).span, **tiles._asdict()}
     signature = {
         "q_ptr": "*i32",
         "k_ptr": "*i32",
