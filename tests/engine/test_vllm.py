@@ -10,12 +10,13 @@ import contextlib
 import gc
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from tests.families import decoder
+from tests.families import WINDOW, decoder
 
 pytestmark = pytest.mark.engine
 
@@ -66,7 +67,7 @@ def engine(model: Any, folder: Path, **options: Any):
     from vllm.distributed import cleanup_dist_env_and_memory
 
     model.save_pretrained(folder)
-    llm = LLM(model=str(folder), **ENGINE, **options)
+    llm = LLM(model=str(folder), **ENGINE | options)
     yield llm
     del llm
     gc.collect()
@@ -88,13 +89,14 @@ def generate(llm: Any, texts: list[list[int]]) -> list[Any]:
     return llm.generate([{"prompt_token_ids": text} for text in texts], greedy, use_tqdm=False)
 
 
-def check(model: Any, texts: list[list[int]], results: list[Any]) -> None:
-    """Every generated token's log-probability is that of eager attention."""
+def check(model: Any, texts: list[list[int]], results: list[Any], mask_of: Any = lambda *sizes: None) -> None:
+    """Every generated token's log-probability is that of eager attention, with the mask for (prompt, all tokens)."""
     for text, result in zip(texts, results, strict=True):
         (made,) = result.outputs
         new = list(made.token_ids)
         with torch.inference_mode():
-            logits = model(torch.tensor([text + new])).logits[0, len(text) - 1 : -1]
+            mask = mask_of(len(text), len(text) + len(new))
+            logits = model(torch.tensor([text + new]), attention_mask=mask).logits[0, len(text) - 1 : -1]
         expected = logits.log_softmax(-1)[torch.arange(len(new)), new]
         found = torch.tensor([chosen[token].logprob for chosen, token in zip(made.logprobs, new, strict=True)])
         torch.testing.assert_close(found, expected, atol=CLOSE, rtol=0)
@@ -122,3 +124,52 @@ def test_speculation(steps, tmp_path):
     with engine(model, tmp_path, speculative_config=N_GRAMS) as llm:
         check(model, texts, generate(llm, texts))
     assert any(1 < longest <= 4 for _, longest, _ in steps)
+
+
+def images_of(prompt: int) -> list[tuple[int, int]]:
+    """First and last positions of a prompt's images, no longer than the window: vLLM leaves out longer ones."""
+    return [(prompt // 4, prompt // 4 + WINDOW - 1), (prompt // 2, prompt // 2 + 3)] if prompt >= 30 else []
+
+
+def mask_with_images(window: int | None, prompt: int, tokens: int) -> torch.Tensor:
+    """What is added to the scores of a text whose images see both directions."""
+    q, k = torch.arange(tokens)[:, None], torch.arange(tokens)[None]
+    seen = (k <= q) & (q - k < (window or tokens))
+    for first, last in images_of(prompt):
+        seen |= (q >= first) & (q <= last) & (k >= first) & (k <= last)
+    return torch.zeros(1, 1, tokens, tokens).masked_fill(~seen, torch.finfo(torch.float32).min)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_images_see_both_directions(family, steps, monkeypatch, tmp_path):
+    """A text model that is declared to have images, and vLLM's runner finds them in its requests: one prompt in chunks,
+    decode beside others. What an image's tokens are made of is not attention's business."""
+    from vllm.v1.worker.gpu_input_batch import CachedRequestState
+
+    from warpattn.integrations.vllm.images import ImageRanges
+
+    written, write, begin = [], ImageRanges.write, CachedRequestState.__post_init__
+
+    def with_images(state):
+        begin(state)
+        place = SimpleNamespace(extract_embeds_range=lambda: images_of(len(state.prompt_token_ids)))
+        state.mm_features = [SimpleNamespace(modality="image", mm_position=place)]
+
+    def noted(self, starts, found):
+        written.append(len(found))
+        write(self, starts, found)
+
+    def mask_of(prompt, tokens):
+        if family == "llama":
+            return mask_with_images(None, prompt, tokens)
+        return {"full_attention": mask_with_images(None, prompt, tokens),
+                "sliding_attention": mask_with_images(WINDOW, prompt, tokens)}  # fmt: skip
+
+    monkeypatch.setattr(CachedRequestState, "__post_init__", with_images)
+    monkeypatch.setattr(ImageRanges, "write", noted)
+    model = decoder(family, head_dim=32)
+    model.config.is_mm_prefix_lm = True
+    with engine(model, tmp_path, max_num_batched_tokens=256, enable_prefix_caching=False) as llm:
+        check(model, prompts(), generate(llm, prompts()), mask_of)
+    assert sum(written) >= 2 * sum(length >= 30 for length in LENGTHS), "every image, in every group of layers"
+    assert any(longest > 1 and not fresh for _, longest, fresh in steps)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ pytest.importorskip("triton")
 
 import warpattn as wa
 from tests.oracle import Inputs, check
+from tests.unit.integrations import vllm_double
 from warpattn.masks import Causal, SlidingWindow
 from warpattn.scores import SoftCap
 from warpattn.sequences import PagedKV, PagedRagged, Ragged
@@ -194,3 +197,52 @@ def test_merging(dtype):
     expected = wa.merge_states(pairs, backend="reference")
     for _ in range(2):
         torch.testing.assert_close(wa.merge_states(pairs), expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("tail", TAILS)
+def test_a_token_has_the_same_bits_in_every_step(tail, dim):
+    """A prompt in one step beside others, in chunks of any size, and its tokens one by one: plans of three sizes."""
+    options = dict(TAILS[tail])
+    if "sinks" in options:
+        options["sinks"] = options["sinks"].cuda()
+    q, kv, seq = step((1500, 1, 700), (1500, 4000, 900), dim=dim)
+    q = 4 * q  # references of rows move
+    plan = wa.StepPlan(q, kv, seq, batch_invariant=True, **options)
+    whole = plan(q, kv, seq)
+    inputs = Inputs(q, kv.k_pages, kv.v_pages, PagedRagged(kv, seq), soft_cap=tail == "soft-cap", **options)
+    check(inputs, whole)
+    for begin, end in ((0, 1), (0, 900), (900, 1500), (37, 166), (1490, 1500), (1499, 1500), (128, 130)):
+        cache = PagedKV(kv.k_pages, kv.v_pages, kv.block_table[:1], torch.full_like(kv.lengths[:1], end))
+        one = Ragged(torch.tensor([0, end - begin], dtype=torch.int32, device="cuda"), max_q=end - begin)
+        part = wa.StepPlan(q[begin:end], cache, one, batch_invariant=True, **options)(q[begin:end], cache, one)
+        assert torch.equal(part, whole[begin:end]), (begin, end)
+
+
+@pytest.mark.parametrize("window", [None, 200])
+def test_images_of_vllm_see_both_directions(monkeypatch, window):
+    """Through step plans, whose masks keep their tensors from step to step."""
+    vllm_double.install(monkeypatch)
+    vllm = importlib.import_module("warpattn.integrations.vllm")
+    engine, shape = vllm_double.Engine((8, 2, 64), torch.bfloat16, pages=200), (8, 64, 0.125, 2)
+    engine.cache = engine.cache.cuda()
+    layer = vllm.WarpattnImpl(*shape, sliding_window=window)
+    builder = vllm.WarpattnMetadataBuilder(None, [], None, torch.device("cuda"))
+    images = {"a": [(30, 700), (901, 1100)], "b": [(1, 3)], "c": []}
+    for new in ({"a": 800, "b": 5}, {"b": 1, "a": 400, "c": 300}, {"b": 1, "a": 2, "c": 1}):
+        batch, q, k, v = engine.step(new, mm_req_doc_ranges={index: images[name] for index, name in enumerate(new)})
+        for name in ("query_start_loc", "seq_lens", "block_table_tensor", "slot_mapping"):
+            setattr(batch, name, getattr(batch, name).cuda())
+        metadata, out = builder.build_for_cudagraph_capture(batch), torch.full_like(q, torch.nan).cuda()
+        assert (metadata.images is None) == (new["a"] == 2)
+        layer.do_kv_cache_update(None, k.cuda(), v.cuda(), engine.cache, batch.slot_mapping)
+        layer.forward(None, q.cuda(), k.cuda(), v.cuda(), engine.cache, metadata, out)
+        for name, own in zip(new, torch.split(torch.arange(len(q)), list(new.values())), strict=True):
+            keys, values = (x[None].cuda() for x in engine.history[name])
+            at = torch.arange(keys.shape[1], device="cuda")
+            row, key = at[len(at) - len(own) :, None], at[None]
+            seen = (key <= row) & (row - key < (window or len(at)))
+            for first, last in images[name]:
+                seen |= (row >= first) & (row <= last) & (key >= first) & (key <= last)
+            mask = wa.Materialized(seen[None])
+            check(Inputs(q[own][None].cuda(), keys, values, mask=mask), out[own.cuda()][None])

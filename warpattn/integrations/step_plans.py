@@ -51,10 +51,11 @@ class LayerModifiers(NamedTuple):
 
 class StepPlans:
     """The plans of one metadata builder, whose steps never overlap. `decoded`: new tokens of a decoding request at
-    most, drafts among them; steps without longer requests have plans of their own."""
+    most, drafts among them; steps without longer requests have plans of their own. batch_invariant: see `StepPlan`."""
 
-    def __init__(self, decoded: int = 1) -> None:
+    def __init__(self, decoded: int = 1, *, batch_invariant: bool = False) -> None:
         self.decoded = decoded
+        self.batch_invariant = batch_invariant
         self._plans: dict[Any, StepPlan] = {}
 
     def attend(
@@ -77,33 +78,33 @@ class StepPlans:
         )  # fmt: skip
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._plans[key] = make_plan(layer, q, kv, (tokens, requests, bound), sinks)
+            plan = self._plans[key] = self._make(layer, q, kv, (tokens, requests, bound), sinks)
         plan(q, kv, seq, out, sinks)
+
+    def _make(
+        self, layer: LayerModifiers, q: Tensor, kv: PagedKV, sizes: tuple[int, int, int | None], sinks: Tensor | None
+    ) -> StepPlan:
+        """A plan for steps like this one of up to (tokens, requests, tokens of a request)."""
+        tokens, requests, bound = sizes
+        table = kv.block_table
+        largest = q.new_empty(0).new_empty_strided((tokens, *q.shape[1:]), q.stride())
+        pages = PagedKV(
+            kv.k_pages,
+            kv.v_pages,
+            table.new_empty_strided((requests, table.shape[1]), table.stride()),
+            kv.lengths.new_empty(requests),
+            k_scale=kv.k_scale,
+            v_scale=kv.v_scale,
+        )
+        seq = Ragged(kv.lengths.new_empty(requests + 1), max_q=bound)
+        tail = layer.tail(q.device)
+        return StepPlan(largest, pages, seq, sinks=sinks, batch_invariant=self.batch_invariant, **tail)
 
     def bound_of(self, seq: Ragged) -> int | None:
         """The bound that a step's plan promises: one of few, since each has kernels of its own."""
         if seq.max_q is None or seq.max_q > self.decoded:
             return None
         return 1 if seq.max_q <= 1 else self.decoded
-
-
-def make_plan(
-    layer: LayerModifiers, q: Tensor, kv: PagedKV, sizes: tuple[int, int, int | None], sinks: Tensor | None
-) -> StepPlan:
-    """A plan for steps like this one of up to (tokens, requests, tokens of a request)."""
-    tokens, requests, bound = sizes
-    table = kv.block_table
-    largest = q.new_empty(0).new_empty_strided((tokens, *q.shape[1:]), q.stride())
-    pages = PagedKV(
-        kv.k_pages,
-        kv.v_pages,
-        table.new_empty_strided((requests, table.shape[1]), table.stride()),
-        kv.lengths.new_empty(requests),
-        k_scale=kv.k_scale,
-        v_scale=kv.v_scale,
-    )
-    seq = Ragged(kv.lengths.new_empty(requests + 1), max_q=bound)
-    return StepPlan(largest, pages, seq, sinks=sinks, **layer.tail(q.device))
 
 
 def rounded(number: int) -> int:

@@ -2,7 +2,6 @@
 
 import importlib
 import itertools
-import sys
 import warnings
 from types import SimpleNamespace
 
@@ -16,20 +15,6 @@ from warpattn.integrations.step_plans import StepPlans
 from warpattn.reference import reference
 
 SHAPE = (4, 2, 16)  # query heads, key heads, head_dim
-
-
-@pytest.fixture
-def vllm(monkeypatch):
-    """The backend's package, imported against the stand-in."""
-    vllm_double.install(monkeypatch)
-    return importlib.import_module("warpattn.integrations.vllm")
-
-
-@pytest.fixture
-def runs(vllm, monkeypatch):
-    """The same where kernels take no ragged queries over pages."""
-    monkeypatch.setattr(sys.modules["warpattn.integrations.vllm.metadata"], "takes_ragged_pages", lambda device: False)
-    return vllm
 
 
 def make(vllm, **options):
@@ -226,6 +211,7 @@ def test_what_vllm_asks_before_it_chooses(vllm):
     assert backend.get_supported_kernel_block_sizes() == [vllm_double.MultipleOf(16)]
     assert [backend.supports_head_size(size) for size in (64, 80, 256, 60, 264)] == [True] * 3 + [False] * 2
     assert backend.supports_sink() and backend.supports_sliding_window()
+    assert backend.supports_mm_prefix() and backend.supports_non_causal()
     assert not backend.supports_device_cpu_query_lens_mismatch()
     assert [kind.value for kind in vllm_double.AttentionType if backend.supports_attn_type(kind)] == [
         "decoder", "encoder", "encoder_only"]  # fmt: skip
@@ -240,6 +226,8 @@ def test_cards(vllm, monkeypatch, hip, capability, largest):
     card = SimpleNamespace(major=capability[0], minor=capability[1])
     assert vllm.WarpattnBackend.supports_compute_capability(card) == bool(largest)
     rest = (torch.bfloat16, "auto", 16, False, True, False, False, card)
+    images = vllm.WarpattnBackend.supports_combination(128, *rest[:-2], True, card)
+    assert (images is None) == (hip is None and capability == (9, 0))
     reasons = [vllm.WarpattnBackend.supports_combination(size, *rest) for size in (128, 256)]
     assert reasons[0] is None
     assert (reasons[1] is None) == (largest != 128)
@@ -252,9 +240,14 @@ def test_graphs_hold_any_step_on_hopper_and_none_elsewhere(vllm, monkeypatch):
     support = vllm_double.AttentionCGSupport
     assert builder.get_cudagraph_support(None, None) is support.NEVER
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    for capability, wanted in (((9, 0), support.ALWAYS), ((10, 0), support.NEVER)):
+    images = SimpleNamespace(model_config=SimpleNamespace(is_mm_prefix_lm=True))
+    for capability, wanted, of_images in (
+        ((9, 0), support.ALWAYS, support.UNIFORM_BATCH), ((10, 0), support.NEVER, support.NEVER)
+    ):  # fmt: skip
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
         assert builder.get_cudagraph_support(None, None) is wanted
+        assert builder.get_cudagraph_support(images, None) is of_images
+        assert vllm.WarpattnBackend.supports_batch_invariance() == (capability == (9, 0))
 
 
 def test_a_captured_step_is_never_fresh(vllm):

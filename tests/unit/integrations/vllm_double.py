@@ -17,13 +17,14 @@ import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 T = TypeVar("T")
+envs = SimpleNamespace(VLLM_BATCH_INVARIANT=False)
 
 
 class AttentionType(str, Enum):
@@ -64,6 +65,7 @@ class CommonAttentionMetadata:
     slot_mapping: Tensor
     causal: Any = True
     seq_lens_cpu_upper_bound: Tensor | None = None
+    mm_req_doc_ranges: dict[int, list[tuple[int, int]]] | None = None  # first and last position of each image
 
 
 class AttentionBackend(ABC):
@@ -165,7 +167,7 @@ def register_backend(backend: AttentionBackendEnum | str, class_path: str) -> No
 
 def install(monkeypatch: Any) -> None:
     """Make `import vllm...` find this file's classes."""
-    names = ["vllm", "vllm.v1", "vllm.v1.attention", "vllm.v1.attention.backend"]
+    names = ["vllm", "vllm.envs", "vllm.v1", "vllm.v1.attention", "vllm.v1.attention.backend"]
     names += ["vllm.v1.attention.backends", "vllm.v1.attention.backends.registry"]
     for name in ("vllm.model_executor.layers.attention.mla_attention", "vllm.v1.attention.backends.mla.prefill.base"):
         parts = name.split(".")
@@ -194,7 +196,9 @@ class Engine:
         self.tables: dict[str, list[int]] = {}
         self.history: dict[str, tuple[Tensor, Tensor]] = {}
 
-    def step(self, new: dict[str, int], known_lengths: bool = True) -> tuple[CommonAttentionMetadata, Tensor, Any, Any]:
+    def step(
+        self, new: dict[str, int], known_lengths: bool = True, **batch_fields: Any
+    ) -> tuple[CommonAttentionMetadata, Tensor, Any, Any]:
         """(batch, queries, keys, values) of `new` tokens per request; the history keeps what they are."""
         qkv = [
             torch.randn(sum(new.values()), h, self.dim).to(self.dtype) for h in (self.heads_q,) + (self.heads_kv,) * 2
@@ -229,5 +233,6 @@ class Engine:
             block_table_tensor=torch.tensor(rows, **index),
             slot_mapping=torch.tensor(slots),
             seq_lens_cpu_upper_bound=seq_lens.clone() if known_lengths else None,
+            **batch_fields,
         )
         return batch, *qkv

@@ -11,6 +11,7 @@ launch, `append_slots`) and `forward`. A step of the engine is a batch of reques
 
     backend.py    what vLLM asks before it chooses          metadata.py   a step, the same for all layers
     layer.py      one layer's mask, score and options       impl.py       one layer's attention
+    images.py     ranges of tokens that see each other
     latent.py     models with latent attention: by itself, since it builds on vLLM's classes for them
     runs.py       steps where no kernel takes ragged pages, which `..step_plans` serves
 

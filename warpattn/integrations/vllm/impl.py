@@ -59,9 +59,9 @@ class WarpattnImpl(AttentionImpl[WarpattnMetadata]):
         self.num_kv_heads = options.num_heads if options.num_kv_heads is None else options.num_kv_heads
         self.kv_cache_dtype = options.kv_cache_dtype
         slopes = None if options.alibi_slopes is None else tuple(options.alibi_slopes)
-        self.modifiers = LayerModifiers(
-            layer_mask(options), ScoreOptions(options.logits_soft_cap, slopes), self.scale
-        )
+        score = ScoreOptions(options.logits_soft_cap, slopes)
+        self.modifiers = LayerModifiers(layer_mask(options), score, self.scale)
+        self.both_directions = LayerModifiers(layer_mask(options, causal=False), score, self.scale)
         self._sinks: Tensor | None = None
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
@@ -109,55 +109,70 @@ class WarpattnImpl(AttentionImpl[WarpattnMetadata]):
         if self.options.attn_type in ENCODERS:
             tokens = slice(0, attn_metadata.num_actual_tokens)
             whole = Run(slice(0, None), tokens, attn_metadata.max_query_len, attn_metadata.query_start_loc)
-            self._fresh(whole, (query, key, value), out)
+            self._fresh(whole, self.modifiers, (query, key, value), out)
             return output
         shared = self.options.kv_sharing_target_layer_name is not None  # keys lie in another layer's cache
-        step = attn_metadata
+        step, modifiers = attn_metadata, self._modifiers(layer, attn_metadata)
         if step.runs is not None:
-            self._run_by_run(step, (query, key, value), self._cache(layer, kv_cache), out)
+            self._run_by_run(step, modifiers, (query, key, value), self._cache(layer, kv_cache), out)
         elif step.fresh and not shared:
             whole = Run(slice(0, None), slice(0, step.num_actual_tokens), step.max_query_len, step.query_start_loc)
-            self._fresh(whole, (query, key, value), out)
+            self._fresh(whole, modifiers, (query, key, value), out)
         else:
-            self._ragged(step, query, self._cache(layer, kv_cache), out)
+            self._ragged(step, modifiers, query, self._cache(layer, kv_cache), out)
         return output
 
-    def _ragged(self, step: WarpattnMetadata, query: Tensor, cache: Cache, out: Tensor) -> None:
+    def _modifiers(self, layer: Any, step: WarpattnMetadata) -> LayerModifiers:
+        """Those of the layer in a step: without causality, or with images that see both directions."""
+        if not step.causal:
+            return self.both_directions
+        if step.images is None:
+            return self.modifiers
+        return step.images.over(self.modifiers, bool(getattr(layer, "mm_prefix_clamp_sliding_window", False)))
+
+    def _ragged(
+        self, step: WarpattnMetadata, modifiers: LayerModifiers, query: Tensor, cache: Cache, out: Tensor
+    ) -> None:
         """Any mix of new tokens against the requests' pages."""
         tokens = step.num_actual_tokens
         pages = cache.pages(step.block_table, step.seq_lens)
         seq = Ragged(step.query_start_loc, max_q=step.max_query_len)
         q, out = query[:tokens], out[:tokens]
         if q.is_cuda:
-            step.plans.attend(self.modifiers, q, pages, seq, out, self.sinks)
+            step.plans.attend(modifiers, q, pages, seq, out, self.sinks)
         else:
-            attention_paged(q, pages, seq, out=out, sinks=self.sinks, **self.modifiers.tail(q.device))
+            attention_paged(q, pages, seq, out=out, sinks=self.sinks, **modifiers.tail(q.device))
 
     def _run_by_run(
-        self, step: WarpattnMetadata, qkv: tuple[Tensor, Tensor, Tensor], cache: Cache, out: Tensor
+        self,
+        step: WarpattnMetadata,
+        modifiers: LayerModifiers,
+        qkv: tuple[Tensor, Tensor, Tensor],
+        cache: Cache,
+        out: Tensor,
     ) -> None:
         """One launch for each run of the step."""
         shared = self.options.kv_sharing_target_layer_name is not None
         for run in step.runs or ():
             if run.offsets is not None and not shared:
-                self._fresh(run, qkv, out)
+                self._fresh(run, modifiers, qkv, out)
             else:
                 for part in run.parts or (run,):
-                    self._paged(part, qkv[0], cache, step, out)
+                    table, lengths = step.block_table[part.requests], step.seq_lens[part.requests]
+                    self._paged(part, modifiers, qkv[0], cache.pages(table, lengths), out)
 
-    def _fresh(self, run: Run, qkv: tuple[Tensor, Tensor, Tensor], out: Tensor) -> None:
+    def _fresh(self, run: Run, modifiers: LayerModifiers, qkv: tuple[Tensor, Tensor, Tensor], out: Tensor) -> None:
         """Requests whose keys are all at hand."""
         assert run.offsets is not None
         q, k, v = (x[run.tokens] for x in qkv)
         sequences = Ragged(run.offsets, max_q=run.length, max_k=run.length)
-        attention_varlen(q, k, v, sequences, out=out[run.tokens], sinks=self.sinks, **self.modifiers.tail(q.device))
+        attention_varlen(q, k, v, sequences, out=out[run.tokens], sinks=self.sinks, **modifiers.tail(q.device))
 
-    def _paged(self, run: Run, query: Tensor, cache: Cache, step: WarpattnMetadata, out: Tensor) -> None:
+    def _paged(self, run: Run, modifiers: LayerModifiers, query: Tensor, pages: PagedKV, out: Tensor) -> None:
         """Equally many new tokens of each request, against its pages."""
         shape = (run.requests.stop - run.requests.start, run.length)
         q, result = (x[run.tokens].unflatten(0, shape) for x in (query, out))
-        pages = cache.pages(step.block_table[run.requests], step.seq_lens[run.requests])
-        attention_paged(q, pages, out=result, sinks=self.sinks, **self.modifiers.tail(q.device))
+        attention_paged(q, pages, out=result, sinks=self.sinks, **modifiers.tail(q.device))
 
     @property
     def sinks(self) -> Tensor | None:

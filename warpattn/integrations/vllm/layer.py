@@ -42,9 +42,9 @@ def check_options(options: LayerOptions) -> None:
         raise AttentionError(f"attn_type is {options.attn_type!r}; warpattn's vLLM backend has decoders and encoders")
 
 
-def layer_mask(options: LayerOptions) -> Mask:
-    """The layer's mask."""
+def layer_mask(options: LayerOptions, causal: bool = True) -> Mask:
+    """The layer's mask; in steps that are not `causal`, and of encoders, both directions."""
     window = options.sliding_window
-    if options.attn_type in ENCODERS:
+    if options.attn_type in ENCODERS or not causal:
         return Full() if window is None else SlidingWindow(window, right=window - 1)
     return Causal() if window is None else SlidingWindow(window)

@@ -6,11 +6,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import vllm.envs as envs
 from torch import Tensor
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionMetadata, AttentionMetadataBuilder
 
 from warpattn.errors import AttentionError
 from warpattn.integrations.step_plans import StepPlans
+from warpattn.integrations.vllm.images import ImageRanges, ranges_of
 from warpattn.integrations.vllm.runs import Run, find_runs
 
 
@@ -26,7 +28,16 @@ class WarpattnMetadata(AttentionMetadata):
     slot_mapping: Tensor  # int64 [tokens]
     plans: StepPlans
     fresh: bool  # no request has context: all keys are at hand
+    causal: bool
     runs: tuple[Run, ...] | None  # where kernels take no ragged pages
+    # vLLM's names (0.32, 0.26): its Gemma 4 takes the ranges from layers without a window by setting them to None.
+    mm_prefix_query_range_tensor: ImageRanges | None = None
+    mm_prefix_range_tensor: ImageRanges | None = None
+
+    @property
+    def images(self) -> ImageRanges | None:
+        """Ranges of tokens that see each other; None where no new token is in one."""
+        return self.mm_prefix_range_tensor and self.mm_prefix_query_range_tensor
 
 
 def takes_ragged_pages(device: torch.device) -> bool:
@@ -44,14 +55,20 @@ class WarpattnMetadataBuilder(AttentionMetadataBuilder[WarpattnMetadata]):
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        self.plans = StepPlans(1 + drafted_tokens(vllm_config))
+        self.batch_invariant = bool(envs.VLLM_BATCH_INVARIANT)
+        self.plans = StepPlans(1 + drafted_tokens(vllm_config), batch_invariant=self.batch_invariant)
         self.ragged_pages = takes_ragged_pages(torch.device(device))
+        self._images: ImageRanges | None = None
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
-        """On Hopper launches depend on no length, so a graph holds any step."""
-        fixed = torch.cuda.is_available() and takes_ragged_pages(torch.device("cuda"))
-        return AttentionCGSupport.ALWAYS if fixed else AttentionCGSupport.NEVER
+        """On Hopper launches depend on no length, so a graph holds any step, but those with images, whose mask is
+        another."""
+        if not (torch.cuda.is_available() and takes_ragged_pages(torch.device("cuda"))):
+            return AttentionCGSupport.NEVER
+        model = getattr(vllm_config, "model_config", None)
+        images = getattr(model, "is_mm_prefix_lm", False)
+        return AttentionCGSupport.UNIFORM_BATCH if images else AttentionCGSupport.ALWAYS
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> WarpattnMetadata:
         """A shared prefix is not used: every request reads its own pages."""
@@ -60,6 +77,7 @@ class WarpattnMetadataBuilder(AttentionMetadataBuilder[WarpattnMetadata]):
             raise AttentionError(
                 "causal is a tensor; warpattn's vLLM backend takes batches that are all causal or none"
             )
+        images = self._images_of(common)
         return WarpattnMetadata(
             num_actual_tokens=common.num_actual_tokens,
             max_query_len=common.max_query_len,
@@ -68,13 +86,29 @@ class WarpattnMetadataBuilder(AttentionMetadataBuilder[WarpattnMetadata]):
             block_table=common.block_table_tensor,
             slot_mapping=common.slot_mapping,
             plans=self.plans,
-            fresh=self.ragged_pages and is_fresh(common),
+            fresh=self.ragged_pages and not self.batch_invariant and is_fresh(common),
+            causal=bool(common.causal),
+            mm_prefix_query_range_tensor=images,
+            mm_prefix_range_tensor=images,
             runs=None if self.ragged_pages else find_runs(common),
         )
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> WarpattnMetadata:
         """A graph serves steps with context, too."""
         return replace(self.build(0, common_attn_metadata), fresh=False)
+
+    def _images_of(self, common: Any) -> ImageRanges | None:
+        """The ranges of a batch whose new tokens are in any."""
+        starts, found = ranges_of(common)
+        if not found:
+            return None
+        if not self.ragged_pages:
+            raise AttentionError("a request has an image that sees both directions; on this card no kernel takes that")
+        sizes = common.num_actual_tokens, common.num_reqs
+        if self._images is None or not self._images.holds(*sizes):
+            self._images = ImageRanges(*sizes, common.query_start_loc.device)
+        self._images.write(starts, found)
+        return self._images
 
     def update_block_table(self, metadata: WarpattnMetadata, blk_table: Tensor, slot_mapping: Tensor) -> Any:
         """The same step over the pages of another group of layers."""
