@@ -65,3 +65,53 @@ def test_steps_of_vllm(monkeypatch, arch):
         for name, own in zip(new, rows, strict=True):
             keys, values = engine.history[name]
             check(q[own][None], keys[None], values[None], out[own][None], mask=wa.SlidingWindow(20))
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_images_of_vllm_see_both_directions(monkeypatch, window):
+    """A fresh step and one with context: images reach above and, past the window, below a tile of rows."""
+    vllm_double.install(monkeypatch)
+    vllm = importlib.import_module("warpattn.integrations.vllm")
+    impl = importlib.import_module("warpattn.integrations.vllm.impl")
+    for name in ("attention_paged", "attention_varlen"):
+        monkeypatch.setattr(impl, name, functools.partial(getattr(wa, name), backend="simulate:sm90"))
+    engine = vllm_double.Engine((4, 2, 64), torch.float16)
+    layer = vllm.WarpattnImpl(4, 64, 0.125, 2, sliding_window=window)
+    builder = vllm.WarpattnMetadataBuilder(None, [], None, torch.device("cpu"))
+    images = {"a": [(30, 110), (150, 300)], "b": [(1, 3)], "c": []}
+    for new in ({"a": 130, "b": 5}, {"b": 1, "a": 180, "c": 17}):
+        batch, q, k, v = engine.step(new, mm_req_doc_ranges={index: images[name] for index, name in enumerate(new)})
+        metadata, out = builder.build(0, batch), torch.full_like(q, torch.nan)
+        assert metadata.images is not None
+        layer.do_kv_cache_update(None, k, v, engine.cache, batch.slot_mapping)
+        layer.forward(None, q, k, v, engine.cache, metadata, out)
+        for name, own in zip(new, torch.split(torch.arange(len(q)), list(new.values())), strict=True):
+            keys, values = engine.history[name]
+            at = torch.arange(len(keys))
+            row, key = at[len(keys) - len(own) :, None], at[None]
+            seen = (key <= row) & (row - key < (window or len(keys)))
+            for first, last in images[name]:
+                seen |= (row >= first) & (row <= last) & (key >= first) & (key <= last)
+            check(q[own][None], keys[None], values[None], out[own][None], mask=wa.Materialized(seen[None]))
+
+
+@pytest.mark.parametrize("arch", ["sm90", "gfx942"])
+def test_masks_of_flashinfers_batches(arch):
+    """A bool for each pair of a query and a key of every request, end to end."""
+    from warpattn.integrations.flashinfer.masks import flat_mask
+
+    queries, keys = torch.tensor([3, 0, 70]), torch.tensor([40, 9, 150])
+    cu_q, cu_k = (torch.nn.functional.pad(x.cumsum(0), (1, 0)).int() for x in (queries, keys))
+    seen = torch.rand(int((queries * keys).sum())) < 0.5
+    mask = wa.SlidingWindow(100) & flat_mask(seen, cu_q, keys, torch.device("cpu"))
+    q, k, v = (torch.randn(int(n), heads, 64).half() for n, heads in ((cu_q[-1], 4), (cu_k[-1], 2), (cu_k[-1], 2)))
+    out = wa.attention_varlen(q, k, v, wa.Ragged(cu_q, cu_k), mask=mask, backend=f"simulate:{arch}")
+    parts = seen.split((queries * keys).tolist())
+    for b, (rows, part) in enumerate(zip(queries.tolist(), parts, strict=True)):
+        at = torch.arange(int(keys[b]))
+        near = at[len(at) - rows :, None] - at[None] < 100
+        own = wa.Materialized((part.view(rows, len(at)) & near & (at[None] <= at[len(at) - rows :, None]))[None])
+        chosen = slice(int(cu_k[b]), int(cu_k[b + 1]))
+        mine = slice(int(cu_q[b]), int(cu_q[b + 1]))
+        if rows:
+            check(q[None, mine], k[None, chosen], v[None, chosen], out[None, mine], mask=own)

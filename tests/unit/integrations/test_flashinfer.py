@@ -143,6 +143,38 @@ def test_a_mask_of_ones_own_stands_for_causal():
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("paged", [True, False])
+def test_masks_of_ones_own_in_a_batch(paged, window):
+    """Every request has its own; a plan without one has none, and a call's window holds beside it."""
+    batch = Batch()
+    seen = [torch.rand(q, k) < 0.6 for q, k in zip(QUERIES, KEYS, strict=True)]
+    flat = torch.cat([x.view(-1) for x in seen])
+    options = {} if window is None else {"window_left": window}
+    k, v = (torch.cat(side) for side in batch.keys)
+
+    def found(mask):
+        if paged:
+            wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(WORKSPACE)
+            wrapper.plan(offsets(QUERIES), *batch.pages, HEADS, HEADS_KV, DIM, PAGE, causal=True, custom_mask=mask)
+            return wrapper.run(torch.cat(batch.q), batch.cache, return_lse=True, **options)
+        wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(WORKSPACE)
+        wrapper.plan(offsets(QUERIES), offsets(KEYS), HEADS, HEADS_KV, DIM, causal=True, custom_mask=mask, **options)
+        return wrapper.run(torch.cat(batch.q), k, v, return_lse=True)
+
+    counts, (out, lse) = list(QUERIES), found(flat)
+    rows = zip(batch.q, *batch.keys, seen, out.split(counts), lse.split(counts), strict=True)
+    for q, keys, values, own, part, part_lse in rows:
+        for i in range(len(q)):
+            age = i + len(keys) - len(q) - torch.arange(len(keys))
+            shown = own[i] & ((age <= window) if window is not None else torch.tensor(True))
+            expected = written_out(q[i : i + 1], keys[shown], values[shown])
+            torch.testing.assert_close(part[i : i + 1], expected[0])
+            torch.testing.assert_close(part_lse[i : i + 1], expected[1])
+    if window is None:
+        batch.check(*found(None), causal=True)
+
+
 def test_plans_of_a_graph_stay_in_their_memory():
     batch = Batch(queries=(1,) * 4)
     buffers = (torch.empty(5, dtype=torch.int32), torch.empty(30, dtype=torch.int32), torch.empty(4, dtype=torch.int32))
@@ -239,7 +271,8 @@ BAD = {
     "kv_layout is 'DHN'": lambda: decode_plan(kv_layout="DHN"),
     "pos_encoding_mode is 'ROPE_LLAMA'": lambda: decode_plan(pos_encoding_mode="ROPE_LLAMA"),
     "window_right is 1": lambda: decode_plan(window_right=1),
-    "custom_mask is a torch.bool tensor": lambda: ragged_plan(custom_mask=torch.ones(3).bool()),
+    "custom_mask has 3 elements": lambda: ragged_plan(custom_mask=torch.ones(3).bool()),
+    "packed_custom_mask is a torch.uint8 tensor": lambda: ragged_plan(packed_custom_mask=torch.ones(3).byte()),
     "v_scale is 2.0": lambda: decode_run(v_scale=2.0),
     "kv_cache_sf is": lambda: decode_run(kv_cache_sf=torch.ones(1)),
     "o_data_type is torch.float16": lambda: decode_run(plan={"o_data_type": "float16"}),

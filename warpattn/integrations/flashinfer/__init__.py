@@ -8,6 +8,7 @@
 
     layer.py     what all of them say of a layer: mask, score, scale; layouts; LSE in base 2, (rows, heads)
     pages.py     pages as FlashInfer lists them, as a `PagedKV`
+    masks.py     masks of one's own in a batch
     single.py    one request        decode.py, prefill.py    batches        states.py    merging
 
 Signatures are those of FlashInfer 0.7. What it may choose among kernels by is accepted and not used; what would change

@@ -14,15 +14,15 @@ from warpattn.api import attention_paged, attention_varlen
 from warpattn.errors import AttentionError
 from warpattn.integrations.flashinfer.decode import BLOCK_SCALES, planned_layer
 from warpattn.integrations.flashinfer.layer import Layer, finished, of_layout, with_scale, with_scales
+from warpattn.integrations.flashinfer.masks import FlatMask, flat_mask
 from warpattn.integrations.flashinfer.pages import PageLists, Tables
 from warpattn.integrations.signature import Given, drop_in
 from warpattn.sequences import Ragged
 
 __all__ = ["BatchPrefillWithPagedKVCacheWrapper", "BatchPrefillWithRaggedKVCacheWrapper"]
 
-OWN_MASK = "batches take causal, bidirectional and windowed masks; `attention_varlen` takes any Mask"
 REFUSED_BY_PLAN = {
-    **dict.fromkeys(("custom_mask", "packed_custom_mask"), OWN_MASK),
+    "packed_custom_mask": "give custom_mask, a bool for each query and key",
     **dict.fromkeys(("prefix_len_ptr", "token_pos_in_items_ptr", "max_item_len_ptr"), "scoring of items is not served"),
     "token_pos_in_items_len": "scoring of items is not served",
 }
@@ -45,6 +45,28 @@ class _PrefillWrapper:
         self.is_cuda_graph_enabled = bool(given.use_cuda_graph)
         self.tables, self.layer, self.planned = Tables(fixed), None, given
         self.offsets: dict[str, Tensor] = {}
+        self.own_mask: FlatMask | None = None
+
+    def _plan_layer(self, given: Given) -> None:
+        """The layer; a mask of one's own stands for `causal`."""
+        causal = bool(given.causal) and given.custom_mask is None
+        self.layer = Layer.of(given, given.head_dim_qk, causal)
+        self.planned = Given(vars(given) | {"causal": causal})
+
+    def _plan_mask(self, given: Given, keys: Tensor) -> None:
+        """The mask of one's own, of requests with so many keys, on the host."""
+        self.own_mask = None
+        if given.custom_mask is not None:
+            if self.is_cuda_graph_enabled:
+                raise AttentionError("custom_mask is given and use_cuda_graph True; graphs hold no masks of one's own")
+            self.own_mask = flat_mask(given.custom_mask.reshape(-1), given.qo_indptr.cpu(), keys, self.device)
+
+    def _tail(self, given: Given, k: Any) -> dict[str, Any]:
+        """The keywords of `attention` for a call over keys `k`."""
+        layer = planned_layer(self, given, k)
+        if self.own_mask is not None:
+            layer = layer._replace(mask=layer.mask & self.own_mask)
+        return layer.tail()
 
     def _offsets(self, name: str, given: Tensor) -> tuple[Tensor, int]:
         """int32 offsets on the device, which stay where they are for graphs, and the longest sequence."""
@@ -86,7 +108,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_PrefillWrapper):
 
     @drop_in(
         "self, qo_indptr: 1, paged_kv_indptr: 1, paged_kv_indices: 1, paged_kv_last_page_len: 1, num_qo_heads, "
-        "num_kv_heads, head_dim_qk: count, page_size: count, head_dim_vo=None, custom_mask=None, "
+        "num_kv_heads, head_dim_qk: count, page_size: count, head_dim_vo=None, custom_mask: 1=None, "
         "packed_custom_mask=None, causal=False, pos_encoding_mode='NONE', use_fp16_qk_reduction=False, "
         "sm_scale: number=None, window_left: number=-1, logits_soft_cap: number=None, rope_scale=None, "
         "rope_theta=None, q_data_type='float16', kv_data_type=None, o_data_type=None, non_blocking=True, "
@@ -99,11 +121,12 @@ class BatchPrefillWithPagedKVCacheWrapper(_PrefillWrapper):
     def plan(given: Any) -> None:
         """Which queries and pages belong to each request. Reads the lists back from a card, as FlashInfer does."""
         own = given.self
-        own.layer, own.planned = Layer.of(given, given.head_dim_qk, given.causal), given
+        own._plan_layer(given)
         own.cu_q, longest = own._offsets("qo_indptr", given.qo_indptr)
         own.max_q = None if own.is_cuda_graph_enabled else longest
         lists = (given.paged_kv_indptr, given.paged_kv_indices, given.paged_kv_last_page_len)
         own.tables.plan(PageLists(*lists, given.page_size), own.device)
+        own._plan_mask(given, own.tables.lengths.cpu())
 
     @drop_in(
         "self, q: 3, paged_kv_cache, q_scale=None, k_scale=None, v_scale=None, out=None, lse: 2=None, "
@@ -116,7 +139,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_PrefillWrapper):
         """q (tokens, Hq, D); out (tokens, Hq, Dv), with return_lse also lse (tokens, Hq)."""
         own = given.self
         kv = own.tables.over(given.paged_kv_cache, own.layout, given)
-        tail = planned_layer(own, given, kv.k_pages).tail()
+        tail = own._tail(given, kv.k_pages)
         seq = Ragged(own.cu_q, max_q=own.max_q)
         q = with_scale("q_scale", given, given.q)
         return finished(given, *attention_paged(q, kv, seq, out=given.out, sinks=given.sinks, **tail))
@@ -139,7 +162,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_PrefillWrapper):
 
     @drop_in(
         "self, qo_indptr: 1, kv_indptr: 1, num_qo_heads, num_kv_heads, head_dim_qk: count, head_dim_vo=None, "
-        "custom_mask=None, packed_custom_mask=None, causal=False, pos_encoding_mode='NONE', "
+        "custom_mask: 1=None, packed_custom_mask=None, causal=False, pos_encoding_mode='NONE', "
         "use_fp16_qk_reduction=False, window_left: number=-1, logits_soft_cap: number=None, sm_scale: number=None, "
         "rope_scale=None, rope_theta=None, q_data_type='float16', kv_data_type=None, o_data_type=None, "
         "non_blocking=True, prefix_len_ptr=None, token_pos_in_items_ptr=None, token_pos_in_items_len=0, "
@@ -151,7 +174,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(_PrefillWrapper):
     def plan(given: Any) -> None:
         """Where each request's queries and keys start."""
         own = given.self
-        own.layer, own.planned = Layer.of(given, given.head_dim_qk, given.causal), given
+        own._plan_layer(given)
+        own._plan_mask(given, given.kv_indptr.cpu().diff())
         (cu_q, max_q), (cu_k, max_k) = (own._offsets(name, getattr(given, name)) for name in ("qo_indptr", "kv_indptr"))
         bounds = (None, None) if own.is_cuda_graph_enabled else (max_q, max_k)
         own.seq = Ragged(cu_q, cu_k, *bounds)
@@ -165,7 +189,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_PrefillWrapper):
     def run(given: Any) -> Any:
         """q (tokens, Hq, D), k and v (keys, Hkv, D); out (tokens, Hq, Dv), with return_lse also lse (tokens, Hq)."""
         own = given.self
-        tail = planned_layer(own, given, given.k).tail()
+        tail = own._tail(given, given.k)
         q, (k, v) = with_scale("q_scale", given, given.q), with_scales(given, given.k, given.v)
         return finished(given, *attention_varlen(q, k, v, own.seq, out=given.out, **tail))
 
