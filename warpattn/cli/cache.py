@@ -59,6 +59,7 @@ def warm_command(
     length: Annotated[int, typer.Option(help="Tokens of a request with its context, at most")] = 32768,
     page_size: Annotated[int, typer.Option(help="Rows of a page of the cache")] = 16,
     drafts: Annotated[int, typer.Option(help="Tokens that speculation drafts for a request")] = 0,
+    calls: Annotated[str, typer.Option(help="all, or engine: those of the plug-ins for engines alone")] = "all",
     processes: Annotated[int, typer.Option(help="Compilers at a time; 0: as many as there are cores")] = 0,
 ) -> None:
     """Compile the kernels that a model's attention needs, so that serving it compiles nothing."""
@@ -68,7 +69,7 @@ def warm_command(
     with working("compiling kernels", lambda: done[0]):
         from warpattn.serving.warming import warm  # imports Triton's processes
 
-        found = warm(layers, largest, arch=arch or None, processes=processes or None,
+        found = warm(layers, largest, calls=calls, arch=arch or None, processes=processes or None,
                      progress=lambda part: done.__setitem__(0, part))  # fmt: skip
     console = Console(highlight=False, markup=False, soft_wrap=True)
     for layer in layers:

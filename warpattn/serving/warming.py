@@ -41,6 +41,9 @@ class Warmed:
     compiled: int
 
 
+CALLS = ("all", "engine")
+
+
 class Example(NamedTuple):
     """A call that needs kernels: `tokens` of all `requests`, which have tables of `pages` entries.
 
@@ -68,20 +71,29 @@ def warm(
     model: str | PathLike[str] | Mapping[str, Any] | Sequence[Layer],
     largest: LargestStep | None = None,
     *,
+    calls: str = "all",
     arch: str | None = None,
     processes: int | None = None,
     progress: Callable[[float], None] = lambda part: None,
 ) -> Warmed:
     """Compile the kernels of all calls of a model's layers up to the largest step, and keep them in the cache.
 
+<<<<<<< HEAD
     model: a transformers config (a folder with config.json, such a file, or its dictionary), or the layers. arch: a
     name of `plan --arch`; that of the current device if None, needed without one. processes: at most
+=======
+    model: a transformers config (a folder with config.json, such a file, or its dictionary), or the layers. calls:
+    "engine" for those of our plug-ins for engines alone, slots, ragged prompts and steps over pages. arch: a
+    name of `plan --arch` or sm103 (B300); that of the current device if None, needed without one. processes: at most
+>>>>>>> a5e6abd (wip)
     as many at a time; as many as there are cores if None. progress: called with the part done, 0 .. 1. Covers
     `attention`, `attention_varlen`, `attention_paged` with and without ragged queries, plans of them, `append_paged`
     and `append_slots` without rotation; tensors as engines have them, in rows of 16 bytes.
 
-    Raises AttentionError for an unknown architecture, and where the cache cannot keep kernels.
+    Raises AttentionError for unknown calls or architectures, and where the cache cannot keep kernels.
     """
+    if calls not in CALLS:
+        raise AttentionError(f"calls is {calls!r}; it must be one of {', '.join(CALLS)}")
     if arch is not None and not isinstance(arch, str):
         raise AttentionError(f"arch is {kind_of(arch)}; it must be the name of an architecture")
     arch = arch or chip_of(torch.device("cuda" if torch.cuda.is_available() else "cpu")).target
@@ -98,7 +110,7 @@ def warm(
     kernels, short, futures = 0, [], []
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(dict(os.environ),)) as pool:
         compiled = partial(_compile, page_size=largest.page_size, arch=arch)
-        for kernel in kernels_of(_layers(model), largest, arch):
+        for kernel in kernels_of(_layers(model), largest, arch, calls):
             kernels += 1
             if kernel_cache.load(kernel.file) is None:
                 if rank(kernel) == 0:
@@ -148,17 +160,25 @@ def _key(launch: Launch, target: str) -> tuple[Hashable, ...]:
     return (launch.name, target, launch.key)
 
 
-def kernels_of(layers: Iterable[Layer], largest: LargestStep, target: str) -> Iterator[Needed]:
-    """Every kernel that the layers need on a chip of `TARGETS`, once."""
+def kernels_of(layers: Iterable[Layer], largest: LargestStep, target: str, calls: str = "all") -> Iterator[Needed]:
+    """Every kernel that the layers need on a chip of `TARGETS`, once; `calls` as in `warm`."""
     arch = RUNS.get(target, target)
     found: set[str] = set()
     for layer in dict.fromkeys(layers):
-        for example in examples_of(layer, largest, LIMITS[arch].kinds):
+        kinds = LIMITS[arch].kinds if calls == "all" else kinds_of_engines(layer, LIMITS[arch].kinds)
+        for example in examples_of(layer, largest, kinds):
             for position, launch in enumerate(launches_of(example, largest.page_size, arch)):
                 key = _key(launch, target)
                 if repr(key) not in found:
                     found.add(repr(key))
                     yield Needed(example, position, launch.name, kernel_cache.path_of(key))
+
+
+def kinds_of_engines(layer: Layer, kinds: Sequence[str]) -> Sequence[str]:
+    """What plug-ins for engines call: steps over pages of one kind, and of another one for latents and where kernels
+    take no ragged queries."""
+    steps = "paged" if layer.latent or "paged-ragged" not in kinds else "paged-ragged"
+    return ("ragged", steps)
 
 
 def examples_of(layer: Layer, largest: LargestStep, kinds: Sequence[str]) -> Iterator[Example]:
@@ -167,10 +187,11 @@ def examples_of(layer: Layer, largest: LargestStep, kinds: Sequence[str]) -> Ite
     tables = powers(-(-largest.length // largest.page_size))
     for requests in powers(largest.requests):
         for pages in tables:
-            yield from (Example(layer, "paged", requests, requests * (1 + n), pages) for n in {0, largest.drafts})
+            if "paged" in kinds:
+                yield from (Example(layer, "paged", requests, requests * (1 + n), pages) for n in {0, largest.drafts})
         for tokens in powers(largest.tokens):
             if tokens >= requests and not layer.latent:
-                yield from (Example(layer, kind, requests, tokens) for kind in ("dense", "ragged"))
+                yield from (Example(layer, kind, requests, tokens) for kind in ("dense", "ragged") if kind in kinds)
                 if "paged-ragged" in kinds:  # engines make tables for the longest request
                     yield Example(layer, "paged-ragged", requests, tokens, tables[-1])
         if "paged-ragged" in kinds and not layer.latent:

@@ -16,7 +16,7 @@ from warpattn.problem.backends import LIMITS
 from warpattn.runtime import kernel_cache
 from warpattn.serving import warming
 from warpattn.serving.layers import LargestStep, Layer, layers_of, read_config
-from warpattn.serving.warming import Example, examples_of, kernels_of, launches_of, warm
+from warpattn.serving.warming import CALLS, Example, examples_of, kernels_of, kinds_of_engines, launches_of, warm
 
 LLAMA = {"model_type": "llama", "num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 512,
          "torch_dtype": "bfloat16"}  # fmt: skip
@@ -83,6 +83,30 @@ def test_any_smaller_step_needs_no_other_kernel(arch: str, config: dict) -> None
             for launch in launches_of(example, 16, arch):
                 file = kernel_cache.path_of((launch.name, launch.arch, launch.key))
                 assert file in files, (example, launch.name)
+
+
+@pytest.mark.parametrize("arch", ["sm90", "gfx942"])
+def test_engines_need_fewer(arch: str) -> None:
+    """Their kernels are some of all, and those of random calls of the plug-ins are among them."""
+    largest, layers = LargestStep(requests=4, tokens=100, length=500), layers_of(GPT_OSS) + layers_of(DEEPSEEK)
+    every, some = ({kernel.file for kernel in kernels_of(layers, largest, arch, calls)} for calls in CALLS)
+    assert some < every
+    for layer in layers:
+        kinds = {example.kind for example in examples_of(layer, largest, kinds_of_engines(layer, LIMITS[arch].kinds))}
+        steps = "paged-ragged" if arch == "sm90" and not layer.latent else "paged"
+        assert kinds == {"append", steps, *(() if layer.latent else ("ragged",))}
+
+
+def test_unknown_calls() -> None:
+    with pytest.raises(wa.AttentionError, match="calls is 'dense'"):
+        warm(LLAMA, arch="sm90", calls="dense")
+
+
+def test_one_kernel_lists_the_blocks_of_many() -> None:
+    """It depends on few of a configuration's fields."""
+    kernels = list(kernels_of(layers_of(GPT_OSS), LargestStep(requests=64, tokens=4096, length=8192), "sm90"))
+    names = [kernel.name for kernel in kernels]
+    assert names.count("sm90.order") < names.count("sm90.prefill_varlen")
 
 
 def test_examples_reach_the_largest_step() -> None:
