@@ -2,7 +2,7 @@
 
     python -m bench.engine --json record.json
     python -m bench.engine --models llama --backends FLASH_ATTN,WARPATTN --graphs FULL_DECODE_ONLY --rounds 3
-    python -m bench.engine --models latent --backends FLASH_ATTN_MLA,WARPATTN
+    python -m bench.engine --models llama,latent --case "32 x 4k"      # latent: FLASH_ATTN is FLASH_ATTN_MLA
 
 Every backend has an engine in a process of its own for every model, on one card. They take turns in every round, and
 ratios are taken within a round, because the host's speed moves a step by some ten percent from minute to minute. The

@@ -43,6 +43,7 @@ LATENT = LLAMA | {
 }  # fmt: skip
 MODELS = {"llama": LLAMA, "gpt-oss": GPT_OSS, "latent": LATENT}
 WITH_SINKS = ("gpt-oss",)
+LATENT_NAMES = {"FLASH_ATTN": "FLASH_ATTN_MLA"}  # of backends that have another one for latent attention
 SIZES = (1, 2, 4, 8, 16, 32, 64, 96, 128)  # of captured batches
 LONGEST = 33024  # tokens of a request
 SHOWN = 12  # kernels of a profile
@@ -108,6 +109,8 @@ def engine(model: str, backend: str, args: argparse.Namespace) -> Any:
 
     if backend == "WARPATTN":
         backend = registered(model)
+    elif model == "latent":
+        backend = LATENT_NAMES.get(backend, backend)
     if model in WITH_SINKS:
         give_sinks()
     config = dict(MODELS[model])

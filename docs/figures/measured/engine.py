@@ -15,7 +15,7 @@ from docs.figures.svg import DARK, RED, box, picture, words
 
 HERE = Path(__file__).parent
 FOLDER = HERE.parents[2] / "bench" / "results" / "h200"
-RECORDS = ("2026-11-22-engine.json", "2026-11-22-engine-mixed.json")
+RECORDS = ("2026-11-22-engine.json", "2026-11-22-engine-mixed.json", "2026-11-22-engine-32x4k.json")
 PAGE = HERE.parents[2] / "docs" / "integrations" / "vllm.md"
 START, END = "<!-- engine: `make docs` writes these rows -->\n\n", "<!-- end of engine -->"
 MODELS = {"llama": "Llama 3 8B", "gpt-oss": "gpt-oss"}
