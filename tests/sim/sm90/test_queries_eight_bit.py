@@ -3,7 +3,7 @@ do not take the format or the scales."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -122,6 +122,15 @@ def test_which_are_multiplied_as_they_are(given, fits):
 
         sequence = Dense(**scales)
     assert multiplies_bytes(validate(Call(q.values, k, v, sequence)).problem) == fits
+
+
+def test_shared_pages_change_nothing():
+    """Their scales belong to the queries as they are, which the promise would regroup."""
+    q, kv, _ = made(Case(2, per=("token", "head", "head")))
+    shared = replace(kv, block_table=torch.tensor([[3, 1, 5, 6, 7, 8], [3, 2, 4, 9, 10, 11]]).int(), shared_pages=1)
+    alone = replace(shared, shared_pages=0)
+    found = [wa.attention_paged(q, pages, mask=wa.Causal(), backend="simulate:sm90") for pages in (shared, alone)]
+    assert torch.equal(*found)
 
 
 def test_scales_of_query_tokens_of_any_size():

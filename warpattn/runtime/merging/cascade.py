@@ -21,6 +21,7 @@ from warpattn.masks import Causal, Full
 from warpattn.problem import Call
 from warpattn.problem.backends import LATENT, LIMITS, chip_of
 from warpattn.problem.memory import overlap, overlaps_itself
+from warpattn.quantized import EIGHT_BIT
 from warpattn.runtime.execute import attend
 from warpattn.runtime.merging.states import merge_into
 from warpattn.scores import SoftCap
@@ -81,8 +82,8 @@ def _fits(call: Call) -> bool:
     within = isinstance(table, Tensor) and table.ndim == 2 and len(table) > 0 and kv.shared_pages < table.shape[1]
     masked = call.mask is None or isinstance(call.mask, Full) or call.mask == Causal()
     scored = call.score is None or isinstance(call.score, SoftCap)
-    alike = k.dtype == q.dtype  # over 8 bits kernels take few queries of a sequence
-    return within and masked and scored and alike and (q.shape[-1], v.shape[-1]) != LATENT and call.k.shape[1] > 0
+    wide = k.dtype == q.dtype and q.dtype not in EIGHT_BIT  # scales of queries have the places of these
+    return within and masked and scored and wide and (q.shape[-1], v.shape[-1]) != LATENT and call.k.shape[1] > 0
 
 
 def _takes(out: Tensor, shape: tuple[int, ...], read: tuple[Tensor | None, ...]) -> bool:
