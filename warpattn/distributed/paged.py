@@ -9,7 +9,7 @@ All ranks have all queries and get the whole result. Work and memory grow evenly
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 from typing import cast as typed
 
@@ -27,6 +27,7 @@ from warpattn.language.traced import whole
 from warpattn.masks import Causal, Full, Mask
 from warpattn.problem import Call, validate
 from warpattn.problem.backends import Backend
+from warpattn.quantized import result_dtype
 from warpattn.runtime import execute
 from warpattn.runtime.merging.states import merge_states
 from warpattn.scores import Score
@@ -68,7 +69,8 @@ def share_pages(kv: PagedKV, group: Any = None, turn: int = 1) -> SharedPages:
     padded = torch.nn.functional.pad(table, (0, rounds * turn * ranks.size - table.shape[1]))
     mine = padded.unflatten(1, (rounds, ranks.size, turn))[:, :, ranks.rank].flatten(1)
     lengths = Pages.of(kv.lengths, turn * size, ranks, kv.lengths.device).keys_below(kv.lengths.long())
-    return SharedPages(PagedKV(kv.k_pages, kv.v_pages, mine, lengths.to(torch.int32)), kv.lengths, turn)
+    own = replace(kv, block_table=mine, lengths=lengths.to(torch.int32), shared_pages=0)
+    return SharedPages(own, kv.lengths, turn)
 
 
 def paged_attention(
@@ -103,7 +105,7 @@ def paged_attention(
     with torch.no_grad():
         parts = _gathered(_turns(given) if same_bits else _own(given, ranks), ranks)
         out, lse = merged(*parts, sinks) if same_bits else _merged(parts)
-    out = out.to(q.dtype)
+    out = out.to(result_dtype(q.dtype))
     return (out, lse) if return_lse else out
 
 
@@ -165,7 +167,10 @@ def _turns(given: Given) -> Parts:
     first = torch.arange(count, device=q.device, dtype=torch.int32) * span
     lengths = (pages.lengths[:, None] - first).clamp(0, span).to(torch.int32)  # [B, count]
     table = pages.block_table.reshape(batch * count, turn)
-    each = PagedKV(pages.k_pages, pages.v_pages, table, lengths.flatten())
+    q_scale = pages.q_scale
+    if q_scale is not None and q_scale.ndim > 1:
+        q_scale = q_scale.repeat_interleave(count, 0)
+    each = replace(pages, block_table=table, lengths=lengths.flatten(), q_scale=q_scale)
     queries = q.repeat_interleave(count, 0)
     options = {"mask": given.seen, "score": given.score, "scale": given.scale}
     plan = DecodePlan(queries, each, return_lse=True, batch_invariant=True, **options)

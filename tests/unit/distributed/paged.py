@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -33,6 +34,22 @@ def decoded(turn: int, rows: int = 1, sinks: bool = False, **tail: Any) -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-12)
 
 
+def decoded_in_eight_bits(narrow: bool, per: str) -> None:
+    """Ranks read the scales of a cache, and of queries, as one does."""
+    kv, q = cache(), torch.randn(4, 1, 4, 8)
+    made = [wa.quantize(x.float() * torch.linspace(0.5, 4.0, 2)[:, None], per=per) for x in (kv.k_pages, kv.v_pages)]
+    k, v = made
+    kv = wa.PagedKV(k.values, v.values, kv.block_table, kv.lengths, k_scale=k.scale, v_scale=v.scale)
+    if narrow:
+        given = wa.quantize(q, per=per)
+        q, kv = given.values, replace(kv, q_scale=given.scale)
+    wanted = wa.attention_paged(q, kv)
+    for same_bits in (False, True):
+        found = wad.paged_attention(q, wad.share_pages(kv), same_bits=same_bits)
+        assert found.dtype == wanted.dtype
+        torch.testing.assert_close(found, wanted)
+
+
 def same_on_any_number() -> None:
     """One, two, three and four ranks give the same bits, in fp32, where another order of sums would show."""
     kv, q = cache(), torch.randn(4, 1, 4, 8)
@@ -56,5 +73,7 @@ def jobs() -> list[Any]:
         partial(decoded, 1, rows=3, mask=wa.SlidingWindow(6), sinks=True),
         partial(decoded, 3, rows=2, mask=causal, score=wa.ALiBi(4) | wa.SoftCap(5.0)),
         partial(decoded, 1, mask=wa.Padding(torch.tensor([0, 1, 20, 44])), score=wa.SoftCap(2.0)),
+        partial(decoded_in_eight_bits, False, "head"),
+        partial(decoded_in_eight_bits, True, "token"),
         same_on_any_number,
     ]
