@@ -198,9 +198,10 @@ def _part(piece: Piece, part: int, parts: int) -> Piece:
 
 
 def _backward_pieces(problem: Problem, choice: Choice) -> Iterator[Piece]:
-    for _ in range(choice.order.heads):
+    for first in range(0, choice.order.heads, choice.order.section):
         for tile in range(choice.order.tiles):
-            yield _queries(problem, tile * choice.config.block_n, choice.config.block_m, choice.config.block_n)
+            piece = _queries(problem, tile * choice.config.block_n, choice.config.block_m, choice.config.block_n)
+            yield from [piece] * min(choice.order.section, choice.order.heads - first)
 
 
 @lru_cache(1 << 14)

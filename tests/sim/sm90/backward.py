@@ -1,6 +1,6 @@
 """Runs the project's Hopper backward in the simulator: the host side of its launches, without a GPU."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from tests.oracle import Inputs, plain
+from warpattn.kernels.sm90.backward.config import choose
 from warpattn.kernels.sm90.backward.launch import list_backward_launches
 from warpattn.masks import Mask
 from warpattn.problem import Call, CheckedCall, validate
+from warpattn.problem.arch import ARCHS
 from warpattn.problem.backward import CheckedBackward, Gradients, fitted_gradients, write_back
 from warpattn.problem.launch import Launch
 from warpattn.reference import reference
@@ -41,6 +43,7 @@ class Case:
     dlse: bool = False
     deterministic: bool = False
     limit: float = LIMIT
+    section: int = 0  # heads whose key tiles are numbered together; 0: the plan's
     lengths: tuple[tuple[int, int], ...] = ()  # queries and keys of each sequence, where they are end to end
 
     @property
@@ -114,7 +117,10 @@ def operands(case: Case, inputs: dict[str, Tensor], truth: dict[str, Tensor]) ->
 def launches(case: Case, x: Gradients, inputs: dict[str, Tensor]) -> tuple[Launch, ...]:
     """The launches of a case on fitted tensors."""
     forward = checked(case, inputs)
-    return list_backward_launches(CheckedBackward.of(forward, case.deterministic), x, case.sequence)
+    choice = choose(forward.problem, ARCHS["sm90"], case.deterministic)
+    order = replace(choice.order, section=case.section or choice.order.section)
+    backward = CheckedBackward.of(forward, case.deterministic)
+    return list_backward_launches(backward, x, case.sequence, replace(choice, order=order))
 
 
 def simulated(case: Case, **options: Any) -> tuple[list[Report], dict[str, float], Tensor]:

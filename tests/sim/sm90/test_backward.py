@@ -18,6 +18,7 @@ CASES = {
     "full-128": Case(200, 264, dim=128),
     "causal": Case(200, 264, dim=128, mask=Causal()),
     "groups": Case(100, 140, heads=4, heads_kv=2, batch=2, mask=Causal()),
+    "sections": Case(100, 140, heads=6, heads_kv=3, mask=Causal(), section=2),
     "odd-dims": Case(70, 70, dim=72, dim_v=40, dtype=torch.float16),
     "tiny": Case(1, 3, dim=8, mask=Causal()),
     "more-queries": Case(300, 100, mask=Causal()),
@@ -37,6 +38,9 @@ CASES = {
     "custom-score": Case(140, 140, score=CustomScore(lambda s, b, h, q, k: s * 2 + 0.01 * k), mask=Causal()),
     "negative-scale": Case(140, 140, scale=-0.125),
     "ragged": Case(0, 0, lengths=((100, 100), (0, 0), (30, 30), (200, 200)), heads=2, heads_kv=1, mask=Causal()),
+    "ragged-sections": Case(
+        0, 0, lengths=((100, 150), (0, 40), (20, 200)), heads=3, heads_kv=3, mask=Causal(), section=2
+    ),
     "ragged-cross": Case(
         0, 0, lengths=((100, 150), (0, 40), (30, 0), (20, 200), (130, 30)), dim=128, heads=2, heads_kv=2, mask=Causal(),
         sinks=True, dlse=True,
@@ -60,8 +64,8 @@ CASES = {
 }
 # Every config, mask and score occurs in one of these.
 DRAWN = (
-    "full-128", "groups", "odd-dims", "tiny", "documents", "holes", "nothing-visible", "sinks", "lse", "soft-cap",
-    "custom-score", "negative-scale", "ragged", "ragged-cross", "deterministic",
+    "full-128", "groups", "sections", "odd-dims", "tiny", "documents", "holes", "nothing-visible", "sinks", "lse",
+    "soft-cap", "custom-score", "negative-scale", "ragged", "ragged-sections", "ragged-cross", "deterministic",
     "deterministic-ragged", "dim-256", "dims-192-128", "dim-96",
 )  # fmt: skip
 

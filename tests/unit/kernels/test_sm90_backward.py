@@ -10,13 +10,13 @@ import torch
 pytest.importorskip("triton")
 
 from tests.drawn import drawn
-from warpattn.kernels.sm90.backward.config import CONSUMERS, BackwardConfig, choose_config
+from warpattn.kernels.sm90.backward.config import CONSUMERS, BackwardConfig, choose, choose_config
 from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT
 from warpattn.language.nodes import Program
 from warpattn.machine_code.sass import disassembled, opcode_counts, resources
 from warpattn.masks import Causal, Full, Mask
 from warpattn.problem import Call, validate
-from warpattn.problem.arch import compile_options, triton_target
+from warpattn.problem.arch import ARCHS, compile_options, triton_target
 from warpattn.sequences import Dense
 
 # Bytes of stack the compiler spills to, measured with Triton 3.9.0.
@@ -83,6 +83,16 @@ def attending_loops(cubin: bytes) -> list[str]:
     bodies = {(to, at): "\n".join(text for here, text in code if to <= here <= at) for to, at in back}
     loops = {at: body for at, body in bodies.items() if body.count("HGMMA") >= 24}
     return [body for at, body in loops.items() if not any(o != at and at[0] <= o[0] and o[1] <= at[1] for o in loops)]
+
+
+def test_heads_of_a_section_run_at_once() -> None:
+    def section(mask: Mask, seq: int, deterministic: bool = False) -> int:
+        q = torch.empty(1, dtype=torch.bfloat16).expand(16384 // seq, seq, 16, 128)
+        problem = validate(Call(q, q, q, Dense(), mask, backend="reference"), read_values=False).problem
+        return choose(problem, ARCHS["sm90"], deterministic).order.section
+
+    assert [section(Causal(), seq) for seq in (1024, 4096, 16384)] == [16, 4, 1]
+    assert section(Full(), 1024) == section(Causal(), 1024, deterministic=True) == 1
 
 
 @pytest.mark.parametrize("dim", range(8, 257, 8))

@@ -165,6 +165,8 @@ class BackwardShape(NamedTuple):
     heads_q: Any
     group: Any  # query heads of a key head
     tiles: Any  # key tiles of a head; of all sequences at most where they are end to end
+    section: Any  # `KeyTileOrder.section`
+    heads: Any  # key heads of all batch entries
 
 
 class Sequences(NamedTuple):
@@ -240,11 +242,13 @@ class Added(NamedTuple):
 
 @dataclass(frozen=True)
 class KeyTileOrder:
-    """How CTAs are numbered: the key tiles of a head one after the other, so that they share its queries in L2 (with
-    heads side by side 16 x 1 k takes 11 % more time on an H100); a causal mask's longest tile is first."""
+    """How CTAs are numbered: the key tiles of a section's heads one after the other, of each tile all heads. As many
+    heads are a section as run at once, so that CTAs share queries in L2 (with more heads side by side 16 x 1 k takes
+    11 % more time on an H100). A causal mask's longest tiles are first, so the last section ends evenly."""
 
     tiles: int  # of a head
     heads: int  # key heads
+    section: int  # heads of a section
 
 
 def choose(problem: Problem, target: Arch, deterministic: bool = False) -> Choice:
@@ -258,6 +262,9 @@ def choose(problem: Problem, target: Arch, deterministic: bool = False) -> Choic
     else:
         tiles, heads = -(-problem.seq_k // config.block_n), problem.batch * problem.heads_kv
         order = "the key tiles of a head one after the other share its queries in L2"
+    section = heads_of_section(problem, config, tiles, target)
+    if section > 1:
+        order += f"; {section} heads at a time, so that long tiles of all begin first"
     numbers = padded_rows(problem) * problem.heads_q * (1 if config.ragged else problem.batch)
 
     def lines() -> tuple[str, ...]:
@@ -270,7 +277,17 @@ def choose(problem: Problem, target: Arch, deterministic: bool = False) -> Choic
     if deterministic:
         order += "; CTAs add to a tile of dQ in a fixed order, that in which they arrive there"
     reasons = (why, order, "the query heads of a key head are walked in one CTA: dK and dV need no second pass")
-    return Choice("backward", config, (tiles * heads,), lines, (*reasons, COPY_RULE), order=KeyTileOrder(tiles, heads))
+    numbered = KeyTileOrder(tiles, heads, section)
+    return Choice("backward", config, (tiles * heads,), lines, (*reasons, COPY_RULE), order=numbered)
+
+
+def heads_of_section(problem: Problem, config: BackwardConfig, tiles: int, target: Arch) -> int:
+    """Heads whose key tiles are numbered together: one where tiles have equal work, or add in turns."""
+    if config.deterministic or not (config.ragged or is_masked(problem)):
+        return 1
+    heads = problem.heads_kv * (1 if config.ragged else problem.batch)
+    waves = RAGGED_WAVES if config.ragged else 1
+    return max(1, min(heads, waves * target.processors // max(1, tiles)))
 
 
 def padded_rows(problem: Problem) -> int:
@@ -281,6 +298,9 @@ def padded_rows(problem: Problem) -> int:
     return PADDING * -(-problem.seq_q // PADDING)
 
 
+# CTAs of a section, in waves of all SMs, where sequences are end to end: their tiles differ more (of 32 documents of
+# mean 512 a list of CTAs as long as they take ends 10 % later with one head at a time).
+RAGGED_WAVES = 4
 MOST_TOGETHER = 96  # key tiles of a head whose CTAs certainly run at once, of 132 SMs
 
 SHORT_ROWS = 2048  # queries up to which, at head dim 64, 64-row tiles fit a causal triangle better than 128-row ones

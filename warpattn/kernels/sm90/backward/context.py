@@ -126,8 +126,7 @@ def row_numbers_layout():
 @gluon.jit
 def dense_keys(shape, config: gl.constexpr):
     """The keys of this CTA in a dense batch; `shape` is a `BackwardShape`."""
-    head = gl.program_id(0) // shape.tiles
-    n = gl.program_id(0) - head * shape.tiles
+    head, n = head_and_tile(shape)
     if config.deterministic:
         n = shape.tiles - 1 - n  # CTAs wait for those with later keys, which so are launched before
     heads_kv = shape.heads_q // shape.group
@@ -140,10 +139,20 @@ def dense_keys(shape, config: gl.constexpr):
 
 
 @gluon.jit
+def head_and_tile(shape):
+    """Which key head of all batch entries this CTA has, and which key tile of it, by `KeyTileOrder`."""
+    first = gl.program_id(0) // (shape.section * shape.tiles) * shape.section
+    heads = gl.minimum(shape.section, shape.heads - first)
+    number = gl.program_id(0) - first * shape.tiles
+    n = number // heads
+    return first + number - n * heads, n
+
+
+@gluon.jit
 def ragged_keys(shape, sequences, config: gl.constexpr):
     """The keys of this CTA in sequences end to end: a record of the list of key tiles."""
-    h = gl.program_id(0) // shape.tiles
-    record = sequences.tiles + 2 + 2 * (gl.program_id(0) - h * shape.tiles)
+    h, n = head_and_tile(shape)
+    record = sequences.tiles + 2 + 2 * n
     b = gl.load(record)
     q_start, k_start = gl.load(sequences.cu_q + b), gl.load(sequences.cu_k + b)
     seq_q, seq_k = gl.load(sequences.cu_q + b + 1) - q_start, gl.load(sequences.cu_k + b + 1) - k_start

@@ -16,7 +16,7 @@ from ...nvidia.clipped_rows import ClippedRows
 from ...pieces.modifiers import Modifiers
 from .attend import attend_role
 from .by_product import derive_role, weigh_role
-from .context import Context, DenseRows, Tensors, dense_keys, make_rings, ragged_keys
+from .context import Context, DenseRows, Tensors, dense_keys, head_and_tile, make_rings, ragged_keys
 from .load import load_role
 from .reduce import reduce_role
 
@@ -50,7 +50,7 @@ def backward_kernel(
             clipped(reads[0]), clipped(reads[1]), clipped(reads[2]), clipped(reads[3]), clipped(writes[0]),
             clipped(writes[1]), writes[2], numbers[0], numbers[1], turns.pointer, turns.blocks,
         )  # fmt: skip
-        if gl.program_id(0) % shape.tiles < gl.load(sequences.tiles):
+        if head_and_tile(shape)[1] < gl.load(sequences.tiles):
             start_roles(tensors, ragged_keys(shape, sequences, config), mods, functions[3], scale, config)
     else:
         tensors = Tensors(

@@ -132,13 +132,14 @@ def _main(call: BackwardCall) -> Launch:
     qk, v = config.padded_qk, config.padded_v
     reads = {"q": (config.block_m, qk), "k": (config.rows, qk), "v": (config.rows, v), "dout": (config.block_m, v)}
     writes = {"dk": (config.rows, qk), "dv": (config.rows, v)}
-    group = problem.heads_q // problem.heads_kv
+    group, order = problem.heads_q // problem.heads_kv, choice.order
+    sizes = (problem.seq_q, problem.seq_k, problem.heads_q, group)
     args = {
         "reads": tuple(_boxes(call, name, *box) for name, box in reads.items()),
         "writes": (*(_boxes(call, name, *box) for name, box in writes.items()), made.dq),
         "numbers": (made.shift, made.delta), "sequences": call.sequences, "scale": checked.forward.scale,
         "turns": Turns(made.turns, call.shape.padded_q // ROWS),
-        "shape": BackwardShape(problem.seq_q, problem.seq_k, problem.heads_q, group, choice.order.tiles),
+        "shape": BackwardShape(*sizes, order.tiles, order.section, order.heads),
         **modifier_args(checked.forward),
     }  # fmt: skip
 
