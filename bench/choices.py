@@ -24,9 +24,10 @@ import torch
 from bench.cases import Case, find
 from bench.measure import inputs, record, timing
 from bench.peers.adapter import first_line
-from warpattn.kernels.sm90.prefill.choice import LEAST_KEYS, arrange, choose, shared_out
-from warpattn.kernels.sm90.prefill.config import ALIGNMENT, SMEM_LIMIT, SM90Config, stored, usual_config
+from warpattn.kernels.sm90.prefill.choice import LEAST_KEYS, REGISTERS, arrange, choose, shared_out, with_tile
+from warpattn.kernels.sm90.prefill.config import SM90Config, usual_config
 from warpattn.kernels.sm90.prefill.launch import list_launches
+from warpattn.kernels.sm90.prefill.rates import TileShape
 from warpattn.masks import Causal, SlidingWindow
 from warpattn.problem import Call, CheckedCall, Problem, validate
 from warpattn.problem.arch import ARCHS
@@ -39,8 +40,6 @@ from warpattn.sequences import Dense
 CHOSEN = "chosen"
 DIMS = ((64, 64), (64, 64), (80, 80), (96, 96), (128, 128), (128, 128), (128, 128), (192, 128), (256, 256))
 HEADS = ((8, 8), (12, 12), (16, 16), (32, 8), (40, 8), (28, 4), (64, 8), (16, 2))
-REGISTERS = {1: (232, 24), 2: (240, 24), 3: (160, 32), 4: (112, 32)}  # of a consumer's threads and the producer's
-OTHER_REGISTERS = 30  # of a thread, beside scores, weights and output
 FLOPS = 5e11  # of a drawn shape at most: about a millisecond
 PARTS = (2, 4, 8)
 FEW_KEYS = 1024  # of a row, up to which tiles of 32 keys are tried
@@ -86,17 +85,8 @@ def tiles(case: Case, problem: Problem) -> Iterator[SM90Config]:
     usual, _ = usual_config(problem, problem.seq_q)
     few_keys = min(case.window or case.seq_k, case.seq_k) <= FEW_KEYS
     for consumers, keys in ((c, n) for c in REGISTERS for n in (32, 64, 128)):
-        registers, producer = REGISTERS[consumers]
-        held = keys // 2 + usual.padded_v // 2 + keys // 4 + OTHER_REGISTERS
-        if held > registers or (keys == 32 and not few_keys) or (consumers == 1 and keys != 64):
-            continue
-        config = replace(
-            usual, consumers=consumers, block_n=keys, store_parts=usual.v_parts, consumer_registers=registers,
-            producer_registers=producer, take_turns=consumers in (2, 3), ctas=2 if consumers == 1 else 1,
-        )  # fmt: skip
-        rings = (replace(config, q_stages=q, kv_stages=kv) for q in (2, 1) for kv in (256 // keys, 4, 3, 2))
-        fitting = [ring for ring in map(stored, rings) if (ring.smem_bytes + ALIGNMENT) * ring.ctas <= SMEM_LIMIT]
-        yield from fitting[:1]
+        if (keys > 32 or few_keys) and (keys == 64 or consumers > 1):
+            yield from with_tile(usual, TileShape(consumers, keys, 2 if consumers == 1 else 1))
 
 
 def choices(case: Case) -> dict[str, Choice]:

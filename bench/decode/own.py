@@ -14,10 +14,12 @@ from bench.peers.adapter import Call
 from warpattn.kernels.sm90.decode.choice import choose, most_stages
 from warpattn.kernels.sm90.decode.config import with_fields
 from warpattn.kernels.sm90.decode.launch import list_launches
+from warpattn.kernels.sm90.mla import config as mla
+from warpattn.kernels.sm90.mla import launch as mla_launch
 from warpattn.problem import Call as Asked
-from warpattn.problem import validate
+from warpattn.problem import Problem, is_latent, validate
 from warpattn.problem.arch import ARCHS
-from warpattn.problem.launch import PlanOptions
+from warpattn.problem.launch import Choice, PlanOptions
 from warpattn.problem.operands import Operands
 from warpattn.runtime.bound_launches import BoundLaunches
 from warpattn.sequences import Dense, PagedKV
@@ -35,13 +37,14 @@ def own_calls(layers: Sequence[Inputs], fields: dict[str, int]) -> list[Call]:
     fields = dict(fields)
     grid = fields.pop("grid", 0)
     terms = PlanOptions(bool(fields.pop("invariant", 0)), bool(fields.pop("settled", 0)))
-    choice = choose(ready.problem, ARCHS["sm90"], ctas=fields.pop("ctas", None), options=terms)
+    choice = choice_of(ready.problem, fields.pop("ctas", None), terms)
     choice = replace(choice, grid=(grid,)) if grid else choice
     config = with_fields(choice.config, fields)
     config = replace(config, stages=most_stages(config)) if "block_n" in fields and "stages" not in fields else config
     out = first.q.new_empty((*first.q.shape[:-1], first.v.shape[-1]))
     operands = Operands(first.q, first.k, first.v, out, None, None)
-    steps = list_launches(ready, operands, sequence, replace(choice, config=config))
+    launches = mla_launch.list_launches if is_latent(ready.problem) else list_launches
+    steps = launches(ready, operands, sequence, replace(choice, config=config))
     repeat = BoundLaunches.of_call(steps, ready, operands, sequence)
 
     def call(x: Inputs) -> Tensor:
@@ -50,6 +53,13 @@ def own_calls(layers: Sequence[Inputs], fields: dict[str, int]) -> list[Call]:
         return out
 
     return [partial(call, x) for x in layers]
+
+
+def choice_of(problem: Problem, ctas: int | None, options: PlanOptions) -> Choice:
+    """The choice of the decode kernel, with `ctas` blocks an SM, or of the one for latent attention."""
+    if is_latent(problem):
+        return mla.choose(problem, ARCHS["sm90"], options=options)
+    return choose(problem, ARCHS["sm90"], ctas=ctas, options=options)
 
 
 def sequence_of(x: Inputs) -> Layout:

@@ -1,14 +1,17 @@
 """The choice of a dense prefill on Hopper: heads packed into a tile, keys split, short problems; grid and order.
 
-The work of each candidate is counted with the mask's own span, and weighed by times measured on an H200
-(bench/notes.md, experiments 119 to 122). Dense problems alone are counted: of others the host knows no lengths.
+The key tiles of each candidate are counted with the mask's own span and weighed by measured rates (rates.py); its
+tiles are handed out to the SMs, and the one that ends first is chosen. Of ragged and paged batches the host knows no
+lengths.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from heapq import heapify, heapreplace
-from typing import NamedTuple
+from heapq import heapreplace
+from itertools import islice
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -20,24 +23,21 @@ from warpattn.problem.element import ELEMENT_OF
 from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, PlanOptions
 from warpattn.problem.operands import COPY_RULE
 
-from .config import SM90Config, is_masked, usual_config
+from .config import ALIGNMENT, SMEM_LIMIT, SM90Config, is_masked, stored, usual_config
+from .rates import ALONE, LAUNCH_US, Rate, TileShape, rate_of, tiles_of
 
-MOST_PACKED = 16  # query heads of a tile
-GAIN = 0.9  # of the time of the usual configuration that another one must be estimated to take at most
-SHORT_KEYS = 1024  # keys up to which half tiles are faster if they leave no SM without work
+PACKED = (1, 4, 8, 16, 2)  # query heads of a tile; of two that are as good the first one
+GAIN = 0.93  # of the time of the usual configuration that another one must be estimated to take at most
+SPLIT_GAIN = 0.9  # the same of keys in parts
+SHORT_KEYS = 512  # up to which a section has a head an SM: 64 x 256 was 1.04 times as fast, 128 x 128 1.16 times (H200)
+MANY = 8  # tiles an SM from which on their order matters little
+REGISTERS = {1: (232, 24), 2: (240, 24), 3: (160, 32), 4: (112, 32)}  # of a consumer's threads and the producer's
+OTHER_REGISTERS = 30  # of a thread, beside scores, weights and output
 LEAST_KEYS = 1024  # of a part
 FEW = 2  # tiles an SM up to which keys may be split
 MOST_PARTS = 64
 PART_US = 1.0  # of a part: its first keys and its output in fp32
 COMBINE_US, COMBINE_BYTES = 2.5, 3e6  # of the second launch: at least, and bytes a µs
-
-
-class Rate(NamedTuple):
-    """Nanoseconds that an SM takes for a row of a tile: once, for each key, and more for each key of a masked tile."""
-
-    row: float
-    key: float
-    masked: float
 
 
 class Candidate(NamedTuple):
@@ -53,25 +53,27 @@ class Candidate(NamedTuple):
         keys, masked = self.tiles.total * self.config.block_n, self.tiles.masked * self.config.block_n
         return self.rows * (self.rate.row + keys * self.rate.key + masked * self.rate.masked) / 1000
 
-    def waste(self, seq_q: int) -> float:
-        """At most this share of the work is for rows past the last query or in masked tiles."""
-        empty = 1 - seq_q / (len(self.tiles.total) * self.rows)
-        return empty + self.tiles.masked.sum().item() / self.tiles.total.sum().item()
-
     def head_microseconds(self) -> float:
         """Time of all row tiles, for one head."""
         return self.microseconds().sum().item() / self.config.packed
 
+    def waste(self, problem: Problem, target: Arch | None) -> float:
+        """At most this share of the work is for rows past the last query, in masked tiles, or of SMs without any."""
+        share = 1 - problem.seq_q / (len(self.tiles.total) * self.rows)
+        share += self.tiles.masked.sum().item() / self.tiles.total.sum().item()
+        if target is not None:
+            heads = problem.batch * problem.heads_q
+            whole = _makespan(self.microseconds(), heads, 1, target)
+            share += 1 - self.head_microseconds() * heads / target.processors / whole
+        return share
+
 
 def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTIONS) -> Choice:
-    """The choice for a dense `problem`. With `batch_invariant` it is that of one of its sequences alone, so that its
-    parts do not depend on the others."""
+    """The choice for a dense `problem`. With `batch_invariant` nothing depends on the other sequences: its
+    configuration has the least work, its parts are those of one sequence alone."""
     alone = replace(problem, batch=1) if options.batch_invariant else problem
     usual, why = usual_config(problem, problem.seq_q)
-    short = _short(alone, usual, target)
-    if short is not None:
-        return arrange(problem, target, short, "few tiles of few keys: 64-row tiles, two CTAs an SM, end sooner")
-    best, why = pack(problem, usual, why)
+    best, why = pack(problem, usual, why, None if options.batch_invariant else target)
     parts, split_why = split(alone, best, target)
     if parts == 1:
         return arrange(problem, target, best.config, why)
@@ -84,78 +86,81 @@ def shared_out(config: SM90Config) -> SM90Config:
     return replace(config, split=True, store_parts=(min(columns, config.v_parts[-1]),))
 
 
-def _short(problem: Problem, usual: SM90Config, target: Arch) -> SM90Config | None:
-    """Half tiles for short problems whose tiles do not fill the SMs twice."""
-    wide = usual.wide
-    tiles = problem.batch * problem.heads_q * -(-problem.seq_q // 128)
-    masked = is_masked(problem) or problem.seq_k <= SHORT_KEYS // 2
-    if usual.eight_bit is not None:
-        return None
-    if wide > 128 or tiles > target.processors or problem.seq_k > SHORT_KEYS or not masked or problem.seq_q <= 64:
-        return None
-    slots = 2 if wide > 64 else 4
-    one = replace(usual, consumers=1, block_n=64, kv_stages=slots, q_stages=2, consumer_registers=232)
-    return replace(one, producer_registers=24, take_turns=False, ctas=2)
-
-
 def pack(
-    problem: Problem, usual: SM90Config, why: str, long: Problem | None = None, *, same_keys: bool = False
-) -> tuple[Candidate, str]:
-    """The best candidate, the usual configuration if none is much faster; and why. It must be no slower than the usual
-    one on the problem `long`, either. With `same_keys` its key tiles are the usual ones."""
-    first = _candidate(problem, usual, _usual_rate(usual))
-    if first.waste(problem.seq_q) < 1 - GAIN:
+    problem: Problem, usual: SM90Config, why: str, target: Arch | None, long: Problem | None = None,
+    *, same_keys: bool = False,
+) -> tuple[Candidate, str]:  # fmt: skip
+    """The candidate that ends first on the SMs of `target`, or without one has the least work; the usual configuration
+    if none is much better; and why. Where lengths are on the device, it must have no more work than the usual one on
+    the problem `long`, either. With `same_keys` its key tiles are the usual ones."""
+
+    def work(candidate: Candidate) -> float:
+        return candidate.head_microseconds() if target is None else _microseconds(problem, candidate, target)
+
+    first = _candidate(problem, usual)
+    if first.waste(problem, target) < 1 - GAIN:
         return first, why
     group = problem.heads_q // problem.heads_kv
-    heads = [n for n in (1, 2, 4, 8, MOST_PACKED) if group % n == 0 and (n == 1 or _same_for_heads(problem))]
-    others = [
-        _candidate(problem, replace(config, packed=n), rate)
-        for config, rate in ((usual, first.rate), *_narrow(problem, usual))
-        if config.block_n == usual.block_n or not same_keys
-        for n in heads
-    ]
+    heads = [n for n in PACKED if group % n == 0 and (n == 1 or _same_for_heads(problem))]
+    tiles = tiles_of(usual.wide, long is not None) if _counted(problem) else ()
+    configs = [usual, *other_tiles(usual, (tile for tile in tiles if tile.keys == usual.block_n or not same_keys))]
+    others = [_candidate(problem, replace(config, packed=n)) for config in configs for n in heads]
     if long is not None:
-        least = _candidate(long, usual, first.rate).head_microseconds()
-        others = [x for x in others if _candidate(long, x.config, x.rate).head_microseconds() <= least]
-    best = min(others, key=Candidate.head_microseconds)
-    if best.head_microseconds() > GAIN * first.head_microseconds():
+        least = _candidate(long, usual).head_microseconds()
+        others = [x for x in others if _candidate(long, x.config).head_microseconds() <= least]
+    best = min(others, key=work, default=first)
+    if work(best) > GAIN * work(first):
         return first, why
-    config = best.config
-    what = "short key tiles" if config.block_n < usual.block_n else "tiles of fewer rows"
+    return best, _why(best, first)
+
+
+def _why(best: Candidate, first: Candidate) -> str:
+    """What a configuration has that the usual one has not."""
+    config, usual = best.config, first.config
+    what = "short key tiles" if config.block_n < usual.block_n else "tiles that the rows fill better"
+    if config.block_m > usual.block_m:
+        what = "tiles of more rows, which fewer waves of CTAs take"
+    if config.ctas > 1:
+        what = "few tiles of few keys: 64-row tiles, two CTAs an SM, end sooner"
     if config.packed > 1:
         what = f"{config.packed} query heads of a key head in a tile"
     seen = _keys_of_row(best) / _keys_of_row(first)
-    return best, f"{what}: its rows load and multiply {seen:.0%} of the keys that those of the usual tile do"
+    return f"{what}: its rows load and multiply {seen:.0%} of the keys that those of the usual tile do"
 
 
-def _narrow(problem: Problem, usual: SM90Config) -> list[tuple[SM90Config, Rate]]:
-    """Configurations with fewer rows, which last tiles fill better, and with shorter key tiles, for masks that leave a
-    row few keys."""
-    wide = usual.wide
-    if usual.eight_bit is not None:
-        return []
-    if wide <= 64 and not is_masked(problem):
-        two = replace(usual, consumers=2, kv_stages=4, consumer_registers=240, producer_registers=24)
-        return [(two, Rate(8.1, 0.071, 0.03))]  # exponentials of two warpgroups leave the tensor core idle longer
-    if wide > 128 or not is_masked(problem):
-        return []
-    if wide > 64:
-        return [
-            (replace(usual, block_n=64, kv_stages=4), Rate(9.0, 0.121, 0.02)),
-            (replace(usual, block_n=32, kv_stages=6), Rate(9.0, 0.142, 0.02)),
-        ]
-    two = replace(usual, consumers=2, block_n=64, kv_stages=4, consumer_registers=240, producer_registers=24)
-    four = replace(usual, consumers=4, block_n=32, kv_stages=8, consumer_registers=112, producer_registers=32)
-    return [(two, Rate(7.5, 0.07, 0.03)), (replace(four, take_turns=False), Rate(6.0, 0.072, 0.015))]
+def other_tiles(usual: SM90Config, tiles: Iterable[TileShape]) -> Iterator[SM90Config]:
+    """Configurations with those of the `tiles` that registers and shared memory hold."""
+    if usual.eight_bit is None:
+        for tile in tiles:
+            if tile != TileShape(usual.consumers, usual.block_n, usual.ctas):
+                yield from with_tile(usual, tile)
 
 
-def _usual_rate(config: SM90Config) -> Rate:
-    """Of the configurations of `choose_config`."""
-    wide = config.wide
-    return Rate(7.5, 0.066, 0.03) if wide <= 64 else Rate(7.9, 0.109, 0.02) if wide <= 128 else Rate(9.0, 0.2, 0.02)
+def with_tile(usual: SM90Config, tile: TileShape) -> Iterator[SM90Config]:
+    """The configuration with another tile and the deepest rings that shared memory holds, if that holds two slots and
+    registers the tile."""
+    registers, producer = REGISTERS[tile.consumers]
+    if tile.keys // 2 + usual.padded_v // 2 + tile.keys // 4 + OTHER_REGISTERS > registers:
+        return
+    config = replace(
+        usual, consumers=tile.consumers, block_n=tile.keys, store_parts=usual.v_parts, ctas=tile.ctas,
+        consumer_registers=registers,
+        producer_registers=producer if tile.ctas > 1 else max(producer, usual.producer_registers),
+        take_turns=tile.consumers in (2, 3),
+    )  # fmt: skip
+    slots = dict.fromkeys((256 // tile.keys, 4, 3, 2))
+    rings = (stored(replace(config, q_stages=q, kv_stages=kv)) for q in (2, 1) for kv in slots)
+    fitting = (ring for ring in rings if (ring.smem_bytes + 2 * ALIGNMENT) * ring.ctas <= SMEM_LIMIT)
+    yield from islice(fitting, 1)
 
 
-def _candidate(problem: Problem, config: SM90Config, rate: Rate) -> Candidate:
+def _counted(problem: Problem) -> bool:
+    """Whether the host can count key tiles, and the loop needs no registers for captured tensors or a score."""
+    reads = bool(cast("tuple[tuple, tuple, tuple]", problem.mask)[2])
+    return not reads and problem.score is None and not problem.span_reads.symbols & {"b", "h"}
+
+
+def _candidate(problem: Problem, config: SM90Config) -> Candidate:
     """A configuration with its key tiles, all there are without a mask or where they depend on captured tensors."""
     masked, tokens, rows = is_masked(problem), config.tokens, config.block_m
     tiles = span_tiles(problem, tokens, config.block_n) if masked else None
@@ -163,6 +168,7 @@ def _candidate(problem: Problem, config: SM90Config, rate: Rate) -> Candidate:
         shape = (max(1, -(-problem.seq_q // tokens)),)
         every = torch.full(shape, max(1, -(-problem.seq_k // config.block_n)))
         tiles = SpanTiles(every, torch.zeros_like(every))
+    rate = rate_of(config.wide, TileShape(config.consumers, config.block_n, config.ctas))
     return Candidate(config, rate, tiles, rows)
 
 
@@ -177,34 +183,52 @@ def _keys_of_row(candidate: Candidate) -> float:
     return candidate.tiles.total.sum().item() * config.block_n * config.block_m / config.packed
 
 
+def _microseconds(problem: Problem, candidate: Candidate, target: Arch) -> float:
+    """Time of a call, its keys in as many parts as end first."""
+    heads = problem.batch * problem.heads_q // candidate.config.packed
+    one = candidate.microseconds()
+    whole = max(_makespan(one, heads, 1, target), ALONE * one.max().item())
+    return LAUNCH_US + min([whole, *_split_times(problem, candidate, target).values()])
+
+
 def split(problem: Problem, best: Candidate, target: Arch) -> tuple[int, str]:
     """Parts of the keys of a tile, and why: as many as end first, with the launch that combines them."""
-    config = best.config
-    heads = problem.batch * problem.heads_q // config.packed
-    one = best.microseconds()
-    tiles = heads * len(one)
-    most = min(MOST_PARTS, int(best.tiles.total.max().item()) * config.block_n // LEAST_KEYS)
-    if most < 2 or tiles > FEW * target.processors:
+    heads = problem.batch * problem.heads_q // best.config.packed
+    times = _split_times(problem, best, target)
+    parts = min(times, key=times.__getitem__, default=1)
+    if parts == 1 or times[parts] > SPLIT_GAIN * _makespan(best.microseconds(), heads, 1, target):
         return 1, ""
+    tiles = heads * len(best.tiles.total)
+    return parts, f"keys are shared out over {parts} CTAs a tile: {tiles} tiles on {target.processors} SMs"
+
+
+def _split_times(problem: Problem, best: Candidate, target: Arch) -> dict[int, float]:
+    """Time of a call by the parts of its keys, from two on; nothing where tiles fill the SMs."""
+    config, one = best.config, best.microseconds()
+    heads = problem.batch * problem.heads_q // config.packed
+    tiles = heads * len(one)
+    short = config.ctas > 1 or (config.block_n < 128 and config.wide <= 128)  # tiles for few keys
+    most = min(MOST_PARTS, int(best.tiles.total.max().item()) * config.block_n // LEAST_KEYS)
+    if most < 2 or tiles > FEW * target.processors or short:
+        return {}
     fixed = config.block_m * best.rate.row / 1000
     rows = problem.batch * problem.seq_q * problem.heads_q
-    times = {1: _makespan(one, heads, 1, target)}
+    times = {}
     for parts in range(2, min(most, 1 + 4 * target.processors // tiles) + 1):
         combine = COMBINE_US + 8 * rows * parts * config.padded_v / COMBINE_BYTES
         part = fixed + PART_US + (one - fixed) / parts
         times[parts] = _makespan(part, heads, parts, target) + combine
-    parts = min(times, key=times.__getitem__)
-    if times[parts] > GAIN * times[1]:
-        return 1, ""
-    return parts, f"keys are shared out over {parts} CTAs a tile: {tiles} tiles on {target.processors} SMs"
+    return times
 
 
 def _makespan(tiles: Tensor, heads: int, parts: int, target: Arch) -> float:
     """When the last SM ends that takes tiles of `heads` heads, each `parts` times, the longest first."""
+    copies = heads * parts
+    if len(tiles) * copies > MANY * target.processors:
+        return tiles.sum().item() * copies / target.processors + tiles.mean().item() / 2
     ends = [0.0] * target.processors
-    heapify(ends)
     for tile in sorted(tiles.tolist(), reverse=True):
-        for _ in range(heads * parts):
+        for _ in range(copies):
             heapreplace(ends, ends[0] + tile)
     return max(ends)
 
@@ -254,6 +278,10 @@ def _section(problem: Problem, target: Arch, m_tiles: int, packed: int) -> tuple
     kv_bytes = element.bytes * max(problem.seq_k, 1) * (problem.dim_qk + problem.dim_v)
     sections = -(-kv_heads // max(1, target.l2_keep // kv_bytes))
     side_by_side = -(-kv_heads // sections)
+    if problem.seq_k <= SHORT_KEYS:
+        side_by_side = min(side_by_side, -(-target.processors // group))
+        why = f"few keys: sections of {side_by_side} key heads, so that short tiles run while others load long ones"
+        return side_by_side * group, why
     why = (
         f"tiles differ in length: {sections} even sections of {side_by_side} key heads, K and V within "
         f"{target.l2_keep >> 20} MiB of L2, each section longest tile first"

@@ -119,7 +119,7 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
 @lru_cache(maxsize=1024)
 def _pack(typical: Problem, usual: SM90Config, why: str, same_keys: bool) -> tuple[Candidate, str]:
     """The best candidate; kept, since engines call with other lengths in every step and counting takes milliseconds."""
-    return pack(typical, usual, why, replace(typical, seq_q=LONG, seq_k=LONG), same_keys=same_keys)
+    return pack(typical, usual, why, None, replace(typical, seq_q=LONG, seq_k=LONG), same_keys=same_keys)
 
 
 def _near(length: int) -> int:
