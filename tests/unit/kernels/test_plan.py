@@ -63,9 +63,11 @@ def test_every_head_dim_fits_the_machine(mask, seq):
 @pytest.mark.parametrize("batch", [1, 7])
 def test_tiles_cover_every_row_once(seq, batch):
     chosen = plan(problem(batch=batch, seq_q=seq))
-    rows, order = chosen.choice.config.block_m, chosen.choice.order
+    config, order = chosen.choice.config, chosen.choice.order
+    rows = config.tokens
     assert (order.m_tiles - 1) * rows < seq <= order.m_tiles * rows
-    assert 1 <= chosen.choice.grid[0] <= min(ARCHS["sm90"].processors, order.heads * order.m_tiles)
+    most = ARCHS["sm90"].processors * config.ctas
+    assert 1 <= chosen.choice.grid[0] <= min(most, order.heads * order.m_tiles)
     assert 1 <= order.section <= order.heads
 
 
