@@ -11,10 +11,14 @@ REASONS = """Why some are behind (what was tried: [bench/notes.md](../bench/note
 - *Head dims 72, 80, 96, full*: 192 rows and three warpgroups hide exponentials better. Their registers hold 128 keys
   only if P goes through shared memory, as in FlashAttention 3 and 4; here that took 1.03 × the time at 96, as the
   compiler puts barriers of the warpgroup around it. *40* is padded to 64 columns, in flash-attn-4 to 48.
-- *Head dim 64 with 64/8 heads*: registers spilled by masked tiles. Since this record they do not; not measured yet.
+- *Head dim 64 with 64/8 heads*: registers spilled by masked tiles. Since this record they do not, and at 2 × 4k and
+  8 × 2k the plan packs 8 heads into a tile; not measured yet.
 - *192 full, 192/128 at 16 k, 33 k full*: 1 to 4 %; the peers' key tiles are larger (up to 176 keys).
 - *1 k over 16 k, 2 k over 32 k*: 256 and 512 nearly equal tiles for 132 SMs; keys in parts would not end sooner.
 - *64 × 256, 128 × 128*: tiles of one or two key tiles. At head dim 128 the bytes of 64 × 256 alone take 61 of 80 µs.
+  Since this record other tiles and another order take 52.5 instead of 59.4 µs (64 × 256 full), 90.5 instead of 104.8
+  (128 × 128) and 74.9 instead of 78.3 (64 × 256 causal), each pair in one run on an H200, without peers
+  (experiments 160, 161).
 - *Documents at head dim 128*: the mask is tested in tiles at a document's end, with two numbers a query from memory;
   the peer is told the lengths, as `attention_varlen` is.
 - *Soft-cap at head dim 256*: two special functions a score, and 64 keys a tile.
