@@ -78,14 +78,9 @@ def warm(
 ) -> Warmed:
     """Compile the kernels of all calls of a model's layers up to the largest step, and keep them in the cache.
 
-<<<<<<< HEAD
-    model: a transformers config (a folder with config.json, such a file, or its dictionary), or the layers. arch: a
-    name of `plan --arch`; that of the current device if None, needed without one. processes: at most
-=======
     model: a transformers config (a folder with config.json, such a file, or its dictionary), or the layers. calls:
     "engine" for those of our plug-ins for engines alone, slots, ragged prompts and steps over pages. arch: a
     name of `plan --arch` or sm103 (B300); that of the current device if None, needed without one. processes: at most
->>>>>>> a5e6abd (wip)
     as many at a time; as many as there are cores if None. progress: called with the part done, 0 .. 1. Covers
     `attention`, `attention_varlen`, `attention_paged` with and without ragged queries, plans of them, `append_paged`
     and `append_slots` without rotation; tensors as engines have them, in rows of 16 bytes.
