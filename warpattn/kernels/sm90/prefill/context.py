@@ -70,14 +70,19 @@ class Tensors:
         load_columns(self.q, tile.b, row, tile.h, full, smem)
 
     @gluon.jit
+    def output(self, tile):
+        """The batch entry of `o` that a tile's output is in."""
+        return tile.b
+
+    @gluon.jit
     def load_output(self, tile, row, full, smem):
         """Rows from `row` on of a tile's output back into shared memory."""
-        load_columns(self.o, tile.b, row, tile.h, full, smem)
+        load_columns(self.o, self.output(tile), row, tile.h, full, smem)
 
     @gluon.jit
     def store_output(self, tile, row, column, smem):
         """Rows from `row` on of a tile's output, from `column` on, out of shared memory."""
-        store_blocks(self.o, tile.b, row, tile.h, column, smem)
+        store_blocks(self.o, self.output(tile), row, tile.h, column, smem)
 
 
 @gluon.aggregate
@@ -85,12 +90,8 @@ class PartTensors(Tensors):
     """The same where each part of a tile's keys has an output of its own: o and lse are a workspace's."""
 
     @gluon.jit
-    def load_output(self, tile, row, full, smem):
-        load_columns(self.o, tile.out, row, tile.h, full, smem)
-
-    @gluon.jit
-    def store_output(self, tile, row, column, smem):
-        store_blocks(self.o, tile.out, row, tile.h, column, smem)
+    def output(self, tile):
+        return tile.out
 
 
 @gluon.jit

@@ -78,14 +78,19 @@ class VarlenTensors:
         self.q.load(tile.q_start, tile.seq_q, row, tile.h, full, smem)
 
     @gluon.jit
+    def output(self, tile):
+        """The row of `o` that the output of a tile's sequence begins at."""
+        return tile.q_start
+
+    @gluon.jit
     def store_output(self, tile, row, column, smem):
         """Rows from `row` on of a tile's output, from `column` on, out of shared memory."""
-        self.o.store(tile.q_start, tile.seq_q, row, tile.h, column, smem)
+        self.o.store(self.output(tile), tile.seq_q, row, tile.h, column, smem)
 
     @gluon.jit
     def load_output(self, tile, row, full, smem):
         """Rows from `row` on of a tile's output, their first columns, back into shared memory."""
-        self.o.load(tile.q_start, tile.seq_q, row, tile.h, full, smem)
+        self.o.load(self.output(tile), tile.seq_q, row, tile.h, full, smem)
 
 
 @gluon.aggregate
@@ -93,12 +98,8 @@ class VarlenPartTensors(VarlenTensors):
     """The same where each part of a tile's keys has an output of its own: o and lse are a workspace's."""
 
     @gluon.jit
-    def load_output(self, tile, row, full, smem):
-        self.o.load(tile.out, tile.seq_q, row, tile.h, full, smem)
-
-    @gluon.jit
-    def store_output(self, tile, row, column, smem):
-        self.o.store(tile.out, tile.seq_q, row, tile.h, column, smem)
+    def output(self, tile):
+        return tile.out
 
 
 @gluon.jit
