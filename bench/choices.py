@@ -23,6 +23,7 @@ import torch
 
 from bench.cases import Case, find
 from bench.measure import inputs, record, timing
+from bench.measure.arguments import positive
 from bench.peers.adapter import first_line
 from warpattn.kernels.sm90.prefill.choice import LEAST_KEYS, REGISTERS, arrange, choose, shared_out, with_tile
 from warpattn.kernels.sm90.prefill.config import SM90Config, usual_config
@@ -174,7 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--shapes", type=int, default=0, help="how many are drawn")
     parser.add_argument("--seed", type=int, default=0, help="of the shapes")
     parser.add_argument("--case", action="append", default=[], help="a case of bench.cases, repeatable")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=positive, default=5)
     parser.add_argument("--workers", type=int, default=14, help="processes that compile")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)

@@ -8,18 +8,16 @@ interleaved. Without a GPU, small cases run with the reference.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import warpattn as wa
-from bench.measure import record, timing
+from bench.measure import arguments, record, timing
 from bench.measure.inputs import default_device
 
 Call = Callable[[], Any]
@@ -160,14 +158,8 @@ def render(found: record.Record) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the benchmark; 1 if something was wrong."""
     argv = sys.argv[1:] if argv is None else list(argv)
-    parser = argparse.ArgumentParser(prog="python -m bench.ragged", description=__doc__)
-    parser.add_argument("--only", default="", help="keep only cases whose name contains this")
-    parser.add_argument("--rounds", type=int, default=20, help="recorded rounds per case")
-    parser.add_argument("--seed", type=int, default=0, help="of the inputs and the order within a round")
-    parser.add_argument("--json", type=Path, help="write the record here (after every case)")
+    parser = arguments.timed_cases("bench.ragged", __doc__)
     args = parser.parse_args(argv)
-    if args.rounds < 1:
-        parser.error("--rounds must be at least 1")
     found = record.start("bench.ragged", argv, {"rounds": args.rounds, "seed": args.seed})
     with torch.no_grad():
         for case in cases() if torch.cuda.is_available() else smoke_cases():

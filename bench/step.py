@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 import warpattn as wa
+from bench.measure.arguments import positive
 from bench.measure.machine import describe
 from bench.measure.timing import DeviceSample, Summary, interleave, paired_ratio
 from warpattn.sequences import PagedKV, Ragged
@@ -141,7 +142,7 @@ def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--case", action="append", choices=list(CASES), help="one or more; default: all")
-    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--rounds", type=positive, default=11)
     parser.add_argument("--json", type=Path, help="write the record here")
     args = parser.parse_args()
     record: dict[str, Any] = {"machine": describe(), "rounds": args.rounds, "cases": {}}

@@ -26,6 +26,7 @@ from bench.backward.cases import Case, cases, errors, make
 from bench.backward.peers import PEERS, Gradient
 from bench.backward.verdicts import verdicts
 from bench.measure import record, timing
+from bench.measure.arguments import positive
 from bench.peers.adapter import first_line
 
 ERROR = 2e-2  # of the largest gradient, in bf16
@@ -143,7 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--masks", default="", help="kinds of cases, see backward_cases.KINDS")
     parser.add_argument("--only", default="", help="parts of names, with commas between")
     parser.add_argument("--peers", default="warpattn,deterministic,cudnn")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=positive, default=9)
     parser.add_argument("--host", action="store_true", help="also the host side of a call")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)

@@ -14,7 +14,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from bench.decode.cases import Case, Inputs, cases, make_layers, smoke_cases
 from bench.decode.peers import EVERY, OWN, Peer, peers
-from bench.measure import record, timing
+from bench.measure import arguments, record, timing
 from bench.measure.inputs import default_device
 from bench.peers.adapter import Unsupported, first_line
 
@@ -120,18 +119,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.decode", description=__doc__)
+    parser = arguments.timed_cases("bench.decode", __doc__)
     every = ",".join(EVERY)
     parser.add_argument("--peers", default=every, help=f"of {every}; default all")
     parser.add_argument("--variant", action="append", default=[], help="fields of the configuration, such as ctas=2")
-    parser.add_argument("--only", default="", help="keep only cases whose name contains this")
-    parser.add_argument("--rounds", type=int, default=20, help="recorded rounds per case")
-    parser.add_argument("--seed", type=int, default=0, help="of the inputs and the order within a round")
-    parser.add_argument("--json", type=Path, help="write the record here (after every case)")
-    args = parser.parse_args(argv)
-    if args.rounds < 1:
-        parser.error("--rounds must be at least 1")
-    return args
+    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":

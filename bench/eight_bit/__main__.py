@@ -9,12 +9,10 @@ same values. Without a GPU, small cases run with the reference.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +21,7 @@ import warpattn as wa
 from bench.decode.__main__ import COLD, MOST_LAYERS, expected, render
 from bench.decode.cases import Case, Inputs, make_layers
 from bench.decode.own import own_calls, sequence_of
-from bench.measure import record, timing
+from bench.measure import arguments, record, timing
 from bench.measure.inputs import default_device
 from bench.peers.adapter import first_line
 from warpattn.cli.spelling import STORED_HELP, stored
@@ -137,13 +135,9 @@ def run_case(case: Case, variants: Sequence[str], dtype: torch.dtype, rounds: in
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the benchmark; 1 if a result was wrong or a way failed."""
     argv = sys.argv[1:] if argv is None else list(argv)
-    parser = argparse.ArgumentParser(prog="python -m bench.eight_bit", description=__doc__)
+    parser = arguments.timed_cases("bench.eight_bit", __doc__)
     parser.add_argument("--variant", action="append", default=[], help="fields of the configuration, such as ctas=2")
     parser.add_argument("--kv-dtype", default="fp8", help=f"of keys and values: {STORED_HELP}")
-    parser.add_argument("--only", default="", help="keep only cases whose name contains this")
-    parser.add_argument("--rounds", type=int, default=20, help="recorded rounds per case")
-    parser.add_argument("--seed", type=int, default=0, help="of the inputs and the order within a round")
-    parser.add_argument("--json", type=Path, help="write the record here (after every case)")
     args = parser.parse_args(argv)
     found = record.start("bench.eight_bit", argv, {"rounds": args.rounds, "seed": args.seed})
     dtype = stored(args.kv_dtype) or torch.float8_e4m3fn

@@ -8,12 +8,10 @@ the reference.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +19,7 @@ from torch import Tensor
 
 import warpattn as wa
 from bench.cases import Case, groups
-from bench.measure import inputs, record, timing
+from bench.measure import arguments, inputs, record, timing
 from bench.peers.adapter import first_line
 from warpattn.kernels.sm90.prefill.choice import arrange
 from warpattn.kernels.sm90.prefill.config import usual_config
@@ -118,12 +116,8 @@ def render(found: record.Record) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the benchmark; 1 if a result was wrong or a way failed."""
     argv = sys.argv[1:] if argv is None else list(argv)
-    parser = argparse.ArgumentParser(prog="python -m bench.eight_bit.prefill", description=__doc__)
+    parser = arguments.timed_cases("bench.eight_bit.prefill", __doc__, "one of these, comma-separated")
     parser.add_argument("--variant", action="append", default=[], help="fields of the config, such as block_n=64")
-    parser.add_argument("--only", default="", help="keep only cases whose name contains one of these, comma-separated")
-    parser.add_argument("--rounds", type=int, default=20, help="recorded rounds per case")
-    parser.add_argument("--seed", type=int, default=0, help="of the inputs and the order within a round")
-    parser.add_argument("--json", type=Path, help="write the record here (after every case)")
     args = parser.parse_args(argv)
     found = record.start("bench.eight_bit.prefill", argv, {"rounds": args.rounds, "seed": args.seed})
     every = {case.name: case for group in groups().values() for case in group}

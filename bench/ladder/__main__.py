@@ -26,6 +26,7 @@ from bench.cases import Case, find
 from bench.ladder.counters import call_once, counters
 from bench.ladder.rungs import RUNGS
 from bench.measure import inputs, record, timing
+from bench.measure.arguments import positive
 
 CASES = ("d128-4x4k-full", "d128-4x4k-causal", "d128-1x16k-full", "d128-1x16k-causal")
 SHIPPED = "shipped"
@@ -100,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     parser = argparse.ArgumentParser(prog="python -m bench.ladder", description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="record to write")
-    parser.add_argument("--rounds", type=int, default=20, help="recorded rounds per case")
+    parser.add_argument("--rounds", type=positive, default=20, help="recorded rounds per case")
     parser.add_argument("--child", choices=NAMES, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
