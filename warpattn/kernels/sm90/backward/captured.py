@@ -70,7 +70,7 @@ def captured_kernel(
 ):  # fmt: skip
     """reads: `StridedRows` of q, k, v, dout. statistics: `Statistics`. sums: fp32 tensors to add to, one of each of
     `adjoints`, see `captured_source`. shape: `CapturedShape`. Grid: (tiles of rows, heads)."""
-    mods = Modifiers(functions[0], functions[1], functions[2], mask_args, score_args)
+    mods = Modifiers(functions.keep, functions.span, functions.score, mask_args, score_args)
     rows = own_rows(shape, cu_q, cu_k, config)
     if rows.row < rows.seq_q:
         ctx = load_rows(reads, statistics, rows, mods, scale, shape, config)

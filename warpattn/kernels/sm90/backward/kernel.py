@@ -44,20 +44,20 @@ def backward_kernel(
     be.
     """
     gdc_wait()
-    mods = Modifiers(functions[0], functions[1], functions[2], mask_args, score_args)
+    mods = Modifiers(functions.keep, functions.span, functions.score, mask_args, score_args)
     if config.ragged:
         tensors = Tensors(
             clipped(reads[0]), clipped(reads[1]), clipped(reads[2]), clipped(reads[3]), clipped(writes[0]),
             clipped(writes[1]), writes[2], numbers[0], numbers[1], turns.pointer, turns.blocks,
         )  # fmt: skip
         if head_and_tile(shape)[1] < gl.load(sequences.tiles):
-            start_roles(tensors, ragged_keys(shape, sequences, config), mods, functions[3], scale, config)
+            start_roles(tensors, ragged_keys(shape, sequences, config), mods, functions.slope, scale, config)
     else:
         tensors = Tensors(
             DenseRows(reads[0]), DenseRows(reads[1]), DenseRows(reads[2]), DenseRows(reads[3]), DenseRows(writes[0]),
             DenseRows(writes[1]), writes[2], numbers[0], numbers[1], turns.pointer, turns.blocks,
         )  # fmt: skip
-        start_roles(tensors, dense_keys(shape, config), mods, functions[3], scale, config)
+        start_roles(tensors, dense_keys(shape, config), mods, functions.slope, scale, config)
 
 
 @gluon.jit

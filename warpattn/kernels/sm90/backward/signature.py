@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from triton.experimental.gluon import GluonASTSource
 from triton.experimental.gluon import language as gl
@@ -37,6 +37,15 @@ from .key_tiles import key_tiles_kernel
 from .prepare import prepare_kernel
 
 
+class BackwardFunctions(NamedTuple):
+    """`Functions` of a mask and a score, and the score's derivative as a Gluon function; None: 1."""
+
+    keep: Any
+    span: Any
+    score: Any
+    slope: Any
+
+
 def backward_source(
     config: BackwardConfig, mask: Program, score: Program | None, slope: Program | None
 ) -> GluonASTSource:
@@ -59,7 +68,7 @@ def backward_source(
         "mask_args": tensor_signature(mask, "sm90"),
         "score_args": tensor_signature(score, "sm90"),
     }  # fmt: skip
-    functions = (*modifier_functions(mask, score), slope_function(slope))
+    functions = BackwardFunctions(*modifier_functions(mask, score), slope_function(slope))
     return _source(backward_kernel, signature, {"config": config, "functions": functions})
 
 
