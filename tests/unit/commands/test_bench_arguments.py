@@ -17,5 +17,6 @@ def test_no_round_is_refused(module, capsys):
 
 
 def test_the_arguments_of_timed_cases(tmp_path):
-    given = timed_cases("bench.x", "What it does.").parse_args(["--only", "a", "--rounds", "3", "--json", str(tmp_path)])
+    words = ["--only", "a", "--rounds", "3", "--json", str(tmp_path)]
+    given = timed_cases("bench.x", "What it does.").parse_args(words)
     assert (given.only, given.rounds, given.seed, given.json) == ("a", 3, 0, tmp_path)
