@@ -94,6 +94,11 @@ class Tile:
     h: gl.tensor
     row: gl.tensor
 
+    @gluon.jit
+    def output(self):
+        """The batch entry that its output is in."""
+        return self.b
+
 
 @gluon.jit
 def decode_tile(number, work, tokens: gl.constexpr, inside):

@@ -26,6 +26,11 @@ class SplitTile:
     split: gl.tensor  # number of the part
     out: gl.tensor  # its batch entry in the workspace
 
+    @gluon.jit
+    def output(self):
+        """The batch entry that its output is in."""
+        return self.out
+
 
 @gluon.aggregate
 class KeyRun:

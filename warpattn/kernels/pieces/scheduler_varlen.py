@@ -36,6 +36,11 @@ class VarlenTile:
     seq_k: gl.tensor
     number: gl.tensor
 
+    @gluon.jit
+    def output(self):
+        """The row, or batch entry, that the output of its sequence begins at."""
+        return self.q_start
+
 
 @gluon.aggregate
 class VarlenScheduler:

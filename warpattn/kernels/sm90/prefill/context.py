@@ -43,12 +43,16 @@ class ValueColumns:
     maps: gl.tuple
 
     @gluon.jit
+    def corner(self, ctx, tile, key_tile):
+        """Where the values of a key tile begin in the tensor of `maps`."""
+        return tile.b, 0, tile.h // ctx.work.group, key_tile * ctx.config.block_n
+
+    @gluon.jit
     def load(self, ctx, ring, state, tile, key_tile, nbytes: gl.constexpr):
         """The values of one key tile into a slot."""
         full = ring.producer_acquire(state)
         mbarrier.expect(full, nbytes)
-        head = tile.h // ctx.work.group
-        tma.async_load(self.maps[0], [tile.b, 0, head, key_tile * ctx.config.block_n], full, ring.tile(state)[0])
+        tma.async_load(self.maps[0], self.corner(ctx, tile, key_tile), full, ring.tile(state)[0])
 
 
 @gluon.aggregate
@@ -59,7 +63,7 @@ class Tensors:
     q: gl.tuple
     k: KeyRows
     v: gl.base_value  # KeyRows or ValueColumns
-    o: gl.tuple
+    o: gl.tuple  # where keys are in parts: of a workspace, as is lse
     lse: gl.tensor  # float* (batch, heads_q, seq_q), written if `has_lse`
     sinks: gl.tensor  # float* (heads_q,)
     counter: gl.tensor  # int32* tile counter, zero between launches
@@ -70,28 +74,14 @@ class Tensors:
         load_columns(self.q, tile.b, row, tile.h, full, smem)
 
     @gluon.jit
-    def output(self, tile):
-        """The batch entry of `o` that a tile's output is in."""
-        return tile.b
-
-    @gluon.jit
     def load_output(self, tile, row, full, smem):
         """Rows from `row` on of a tile's output back into shared memory."""
-        load_columns(self.o, self.output(tile), row, tile.h, full, smem)
+        load_columns(self.o, tile.output(), row, tile.h, full, smem)
 
     @gluon.jit
     def store_output(self, tile, row, column, smem):
         """Rows from `row` on of a tile's output, from `column` on, out of shared memory."""
-        store_blocks(self.o, self.output(tile), row, tile.h, column, smem)
-
-
-@gluon.aggregate
-class PartTensors(Tensors):
-    """The same where each part of a tile's keys has an output of its own: o and lse are a workspace's."""
-
-    @gluon.jit
-    def output(self, tile):
-        return tile.out
+        store_blocks(self.o, tile.output(), row, tile.h, column, smem)
 
 
 @gluon.jit
@@ -206,7 +196,7 @@ class Rings:
 
 @gluon.aggregate
 class Context:
-    tensors: gl.base_value  # Tensors, PartTensors or VarlenTensors
+    tensors: gl.base_value  # Tensors or VarlenTensors
     rings: Rings
     work: gl.base_value  # Work, SplitWork or VarlenScheduler
     mods: Modifiers

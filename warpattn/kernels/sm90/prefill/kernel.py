@@ -13,7 +13,7 @@ from ...pieces.modifiers import Modifiers
 from ...pieces.scheduler import TILE_FIELDS, Work
 from ...pieces.scheduler_split import SPLIT_TILE_FIELDS, SplitWork
 from .attend import attend_role
-from .context import LEFT, Context, KeyRows, PartTensors, Tensors, ValueColumns, make_rings
+from .context import LEFT, Context, KeyRows, Tensors, ValueColumns, make_rings
 from .convert import convert_role, softmax_scale
 from .doubt import poke
 from .epilogue import repeats
@@ -62,9 +62,8 @@ def prefill_kernel(
     """
     work = work_of(shape, config)
     mods = Modifiers(functions.keep, functions.span, functions.score, mask_args, score_args)
-    operands: gl.constexpr = PartTensors if config.split else Tensors
     values: gl.constexpr = ValueColumns if config.products else KeyRows
-    tensors = operands(q_maps, KeyRows(k_maps), values(v_maps), o_maps, lse_ptr, sinks_ptr, counter_ptr)
+    tensors = Tensors(q_maps, KeyRows(k_maps), values(v_maps), o_maps, lse_ptr, sinks_ptr, counter_ptr)
     fields: gl.constexpr = SPLIT_TILE_FIELDS if config.split else TILE_FIELDS
     rings, scores = make_rings(config, fields), softmax_scale(scale, config)
     ctx = Context(tensors, rings, work, mods, scores, scale, config, has_sinks, has_lse)

@@ -10,13 +10,13 @@ prefill_varlen_kernel  the roles of prefill/: load, attend, epilogue, with
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from ...nvidia.clipped_rows import ClippedColumns
 from ...pieces.modifiers import Modifiers
 from ...pieces.scheduler_varlen import BLOCKS, COUNTER, RECORD, VARLEN_TILE_FIELDS, VarlenScheduler
 from ..arguments import ACROSS_KEYS
-from ..prefill.context import Context, make_rings
+from ..prefill.context import Context, ValueColumns, make_rings
 from ..prefill.convert import softmax_scale
 from ..prefill.kernel import start_roles
 from .paged_keys import CopiedKeys, PagedKeys, Table
@@ -46,18 +46,13 @@ class RaggedKeys:
 
 
 @gluon.aggregate
-class RaggedValues:
+class RaggedValues(ValueColumns):
     """V as prefill/values_across.py leaves it: (1, 1, dim, heads, places)."""
 
-    maps: gl.tuple
-
     @gluon.jit
-    def load(self, ctx, ring, state, tile, key_tile, nbytes: gl.constexpr):
-        """The values of one key tile into a slot."""
-        full = ring.producer_acquire(state)
-        mbarrier.expect(full, nbytes)
+    def corner(self, ctx, tile, key_tile):
         first = (tile.k_start // TILE + tile.b) * TILE + key_tile * ctx.config.block_n
-        tma.async_load(self.maps[0], [0, 0, 0, tile.h // ctx.work.group, first], full, ring.tile(state)[0])
+        return 0, 0, 0, tile.h // ctx.work.group, first
 
 
 @gluon.aggregate
@@ -78,28 +73,14 @@ class VarlenTensors:
         self.q.load(tile.q_start, tile.seq_q, row, tile.h, full, smem)
 
     @gluon.jit
-    def output(self, tile):
-        """The row of `o` that the output of a tile's sequence begins at."""
-        return tile.q_start
-
-    @gluon.jit
     def store_output(self, tile, row, column, smem):
         """Rows from `row` on of a tile's output, from `column` on, out of shared memory."""
-        self.o.store(self.output(tile), tile.seq_q, row, tile.h, column, smem)
+        self.o.store(tile.output(), tile.seq_q, row, tile.h, column, smem)
 
     @gluon.jit
     def load_output(self, tile, row, full, smem):
         """Rows from `row` on of a tile's output, their first columns, back into shared memory."""
-        self.o.load(self.output(tile), tile.seq_q, row, tile.h, full, smem)
-
-
-@gluon.aggregate
-class VarlenPartTensors(VarlenTensors):
-    """The same where each part of a tile's keys has an output of its own: o and lse are a workspace's."""
-
-    @gluon.jit
-    def output(self, tile):
-        return tile.out
+        self.o.load(tile.output(), tile.seq_q, row, tile.h, full, smem)
 
 
 @gluon.jit
@@ -115,8 +96,7 @@ def prefill_varlen_kernel(
     work = work_of(shape, list_ptr, config)
     k, v = key_sources(k_source, v_source, Table(table_ptr, shape.table_stride, shape.pages, config.page_size), config)
     q, o = ClippedColumns(q_maps, shape.q_step, shape.q_unit), ClippedColumns(o_maps, shape.o_step, shape.o_unit)
-    operands: gl.constexpr = VarlenPartTensors if config.tiles.split else VarlenTensors
-    tensors = operands(q, k, v, o, lse_ptr, sinks_ptr, list_ptr + COUNTER)
+    tensors = VarlenTensors(q, k, v, o, lse_ptr, sinks_ptr, list_ptr + COUNTER)
     mods = Modifiers(functions.keep, functions.span, functions.score, mask_args, score_args)
     fields: gl.constexpr = SPLIT_VARLEN_FIELDS if config.tiles.split else VARLEN_TILE_FIELDS
     rings = make_rings(config.tiles, fields, clipped=True)

@@ -23,6 +23,10 @@ class VarlenPart(VarlenTile):
     split: gl.tensor  # number of the part
     out: gl.tensor  # first query of the sequence in the part's copy of the batch
 
+    @gluon.jit
+    def output(self):
+        return self.out
+
 
 @gluon.aggregate
 class SplitVarlenScheduler(VarlenScheduler):
