@@ -18,7 +18,7 @@ REASONS = """Why some are behind (what was tried: [bench/notes.md](../bench/note
 - *64 × 256, 128 × 128*: tiles of one or two key tiles. At head dim 128 the bytes of 64 × 256 alone take 61 of 80 µs.
   Since this record other tiles and another order take 52.5 instead of 59.4 µs (64 × 256 full), 90.5 instead of 104.8
   (128 × 128) and 74.9 instead of 78.3 (64 × 256 causal), each pair in one run on an H200, without peers
-  (experiments 160, 161).
+  (experiments 164, 165).
 - *Documents at head dim 128*: the mask is tested in tiles at a document's end, with two numbers a query from memory;
   the peer is told the lengths, as `attention_varlen` is.
 - *Soft-cap at head dim 256*: two special functions a score, and 64 keys a tile.
