@@ -121,7 +121,8 @@ def wrong(arch: str, drawn: Drawn) -> str:
     """What is wrong with the simulated kernels' result, or nothing."""
     if drawn.trains:
         return _wrong_gradients(arch, drawn)
-    x = _spoiled(drawn)
+    limits = LIMITS[arch].eight_bit
+    x = _spoiled(drawn, torch.float8_e4m3fn if limits is None else limits.dtypes[0])
     result = attend(x, f"simulate:{arch}")
     if drawn.how in SPOILS and drawn.how != "as drawn":
         return unlike(result, x, 0.02 if x.q.dtype == torch.float16 else 0.04)
@@ -170,12 +171,12 @@ def _wrong_gradients(arch: str, drawn: Drawn) -> str:
     return ""
 
 
-def _in_eight_bits(inputs: Inputs, per: str) -> Inputs:
-    """The same with keys and values in 8 bits; what no sequence owns stays NaN."""
+def _in_eight_bits(inputs: Inputs, per: str, dtype: torch.dtype) -> Inputs:
+    """The same with keys and values of an 8-bit `dtype`; what no sequence owns stays NaN."""
     seq = inputs.sequence
     pages = seq.kv if isinstance(seq, PagedRagged) else seq
     paged = isinstance(pages, wa.PagedKV)
-    k, v = (_eight_bits(x, per) for x in ((pages.k_pages, pages.v_pages) if paged else (inputs.k, inputs.v)))
+    k, v = (_eight_bits(x, per, dtype) for x in ((pages.k_pages, pages.v_pages) if paged else (inputs.k, inputs.v)))
     if isinstance(pages, wa.PagedKV):
         return replace(inputs, k=k.values, v=v.values, sequence=replace(
             pages, k_pages=k.values, v_pages=v.values, k_scale=k.scale, v_scale=v.scale
@@ -184,17 +185,17 @@ def _in_eight_bits(inputs: Inputs, per: str) -> Inputs:
     return replace(inputs, k=k.values, v=v.values, sequence=replace(seq, k_scale=k.scale, v_scale=v.scale))
 
 
-def _eight_bits(x: Tensor, per: str) -> wa.Quantized:
-    made = wa.quantize(x.nan_to_num(0.0), torch.float8_e4m3fn, per=per)
+def _eight_bits(x: Tensor, per: str, dtype: torch.dtype) -> wa.Quantized:
+    made = wa.quantize(x.nan_to_num(0.0), dtype, per=per)
     return made if not x.isnan().any() else wa.Quantized(
         made.values.float().masked_fill(x.isnan(), torch.nan).to(made.values.dtype), made.scale
     )  # fmt: skip
 
 
-def _spoiled(drawn: Drawn) -> Inputs:
+def _spoiled(drawn: Drawn, dtype: torch.dtype) -> Inputs:
     inputs = drawn.case.build()
     if drawn.stored:
-        inputs = _in_eight_bits(inputs, drawn.stored)
+        inputs = _in_eight_bits(inputs, drawn.stored, dtype)
     if drawn.how == "unseen keys":
         for k, dark in _unseen(inputs):
             k[dark] = torch.nan

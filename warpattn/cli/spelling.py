@@ -41,8 +41,11 @@ MAX_ELEMENTS = 2**60  # of a tensor; its bytes must stay below 2**63
 MASK_HELP = "full, causal, window:W, chunked:C, prefix:P; with commas, all must hold"
 SCORE_HELP = "softcap:CAP, alibi; with commas, applied from left to right"
 ARCH_HELP = " or ".join(TARGETS)
-STORED = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
-STORED_HELP = "fp8 (e4m3), fp8_e4m3 or fp8_e5m2"
+STORED = {
+    "fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2,
+    "fp8_e4m3fnuz": torch.float8_e4m3fnuz, "fp8_e5m2fnuz": torch.float8_e5m2fnuz,
+}  # fmt: skip
+STORED_HELP = "fp8 (e4m3), fp8_e4m3 or fp8_e5m2; with fnuz at the end as gfx942 has them"
 OPERANDS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 OPERAND_HELP = "fp16 or bf16, or fp8 for q, k and v in e4m3"
 DTYPE_HELP = "fp16, bf16, fp32 or fp64"

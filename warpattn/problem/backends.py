@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -41,6 +41,7 @@ class EightBitLimits:
     columns: int  # head dims are multiples of it
     rows: int  # and pages are
     fp16_tokens: int  # queries of a sequence at most if they are fp16 and values have scales of tokens
+    queries: bool = False  # whether these may have 8 bits, too
 
 
 @dataclass(frozen=True)
@@ -60,13 +61,17 @@ EVERY_KIND = ("dense", "ragged", "paged")
 BACKWARD_SM90 = BackwardLimits(("dense", "ragged"), 256, deterministic=True)
 EIGHT_BIT_SM90 = EightBitLimits(
     (torch.float8_e4m3fn, torch.float8_e5m2), (*EVERY_KIND, "paged-ragged"), (None, "tensor", "head", "token"),
-    columns=16, rows=8, fp16_tokens=16,
+    columns=16, rows=8, fp16_tokens=16, queries=True,
 )  # fmt: skip
+EIGHT_BIT_GFX942 = EightBitLimits(
+    (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz), EVERY_KIND, (None, "tensor", "head", "token"), 16, 1, 0
+)
+EIGHT_BIT_GFX950 = replace(EIGHT_BIT_GFX942, dtypes=(torch.float8_e4m3fn, torch.float8_e5m2))
 LIMITS = {
     "sm90": Limits((*EVERY_KIND, "paged-ragged"), 256, True, BACKWARD_SM90, EIGHT_BIT_SM90),
     "sm100": Limits(EVERY_KIND, 128, latent=True),
-    "gfx942": Limits(EVERY_KIND, 256, latent=True),
-    "gfx950": Limits(EVERY_KIND, 256, latent=True),
+    "gfx942": Limits(EVERY_KIND, 256, latent=True, eight_bit=EIGHT_BIT_GFX942),
+    "gfx950": Limits(EVERY_KIND, 256, latent=True, eight_bit=EIGHT_BIT_GFX950),
 }
 LIMITS |= {chip: LIMITS[arch] for chip, arch in RUNS.items()}
 BACKENDS = ("auto", "reference", *NEEDS, *(f"simulate:{arch}" for arch in LIMITS))

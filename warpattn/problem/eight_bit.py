@@ -69,7 +69,7 @@ def check_eight_bit(rules: Rules, arch: str, problem: Problem, differentiated: t
     with_8, them = ("8-bit queries", "q, k and v") if narrow else ("8 bits", "keys and values")
     what = f"{them} have dtype {dtype}"
     refuse_gradients(rules, differentiated, f"8-bit {them} have no backward; {USE_REFERENCE}")
-    if limits is None:
+    if limits is None or (narrow and not limits.queries):
         rules.add(what, f"the {arch} backend has no kernels for {with_8}; {USE_REFERENCE} or dequantise them")
         return
     for found, allowed, named in (

@@ -13,6 +13,7 @@ from warpattn.problem import Call, CheckedCall, validate
 from warpattn.problem.arch import ARCHS as TARGETS
 from warpattn.problem.launch import Choice
 from warpattn.problem.operands import Operands, fitted
+from warpattn.quantized import Quantized, quantize
 from warpattn.reference import reference
 from warpattn.runtime.simulate import Options, run_launch
 from warpattn.scores import Score
@@ -22,6 +23,8 @@ from warpattn.sim import Report
 ARCHS = ("gfx942", "gfx950")
 SCHEDULES = ("eager", "lazy", "adversarial", "random")
 NAN = float("nan")
+E4M3 = {"gfx942": torch.float8_e4m3fnuz, "gfx950": torch.float8_e4m3fn}
+E5M2 = {"gfx942": torch.float8_e5m2fnuz, "gfx950": torch.float8_e5m2}
 TOLERANCE = {torch.bfloat16: 1.6e-2, torch.float16: 2e-3}  # of outputs around 1
 
 
@@ -79,6 +82,28 @@ def paged(case: Case, lengths: list[int], page_size: int) -> Call:
                 x[page, :rows] = torch.randn(rows, *shape[2:]).to(case.dtype)
     q = torch.randn(len(lengths), case.seq_q, case.heads, case.dim).to(case.dtype)
     return case.on(q, k, v, PagedKV(k, v, table, torch.tensor(lengths, dtype=torch.int32)))
+
+
+def in_eight_bits(call: Call, dtype: torch.dtype, per: tuple[str, str] = ("tensor", "head")) -> Call:
+    """The call with keys and values of 8 bits; what was garbage stays NaN. Heads differ in size, and keys are half as
+    large as values."""
+    sequence = call.sequence
+    _, *given = sequence.operands(call.q, call.k, call.v).values()
+    sizes = torch.arange(1, given[0].shape[-2] + 1)[:, None] / 2
+    sized = (x.float() * sizes * factor for x, factor in zip(given, (0.5, 1), strict=True))
+    k, v = (_stored(x, dtype, each) for x, each in zip(sized, per, strict=True))
+    if isinstance(sequence, PagedKV):
+        pages = {"k_pages": k.values, "v_pages": v.values}
+        sequence = replace(sequence, **pages, k_scale=k.scale, v_scale=v.scale)
+    else:
+        assert isinstance(sequence, Dense | Ragged)
+        sequence = replace(sequence, k_scale=k.scale, v_scale=v.scale)
+    return replace(call, k=k.values, v=v.values, sequence=sequence)
+
+
+def _stored(x: Tensor, dtype: torch.dtype, per: str) -> Quantized:
+    made = quantize(x.nan_to_num(0.0), dtype, per=per)
+    return Quantized(made.values.float().masked_fill(x.isnan(), NAN).to(dtype), made.scale)
 
 
 def _offsets(lengths: list[int]) -> Tensor:

@@ -14,7 +14,18 @@ from typing import Any, NamedTuple
 import triton
 from triton.backends.compiler import GPUTarget
 
-from tests.sim.cdna.calls import ARCHS, Case, decode_choice, outputs, paged, prefill_choice, ragged, ready_of
+from tests.sim.cdna.calls import (
+    ARCHS,
+    E4M3,
+    Case,
+    decode_choice,
+    in_eight_bits,
+    outputs,
+    paged,
+    prefill_choice,
+    ragged,
+    ready_of,
+)
 from warpattn.kernels.amd.kv_config import KINDS
 from warpattn.kernels.cdna.launch import launches_of_choice
 from warpattn.machine_code.gcn import check_copies, check_loads
@@ -131,6 +142,10 @@ def _pages(case: Case, size: int, arch: str) -> Made:
     return paged(case, [70, 3000], size), None
 
 
+def _eight_bit(case: Case, arch: str) -> Made:
+    return in_eight_bits(paged(case, [70, 3000], 16), E4M3[arch]), None
+
+
 SHAPES: dict[str, Callable[[str], Made]] = {
     **{f"prefill {kind}": partial(_prefill, kind=kind) for kind in KINDS},
     "prefill three slots": partial(_prefill, kind="ring", slots=3),
@@ -139,6 +154,8 @@ SHAPES: dict[str, Callable[[str], Made]] = {
     "decode in parts": partial(_decode, partitions=4),
     **{f"prefill pages of {size}": partial(_pages, PREFILL, size) for size in (1, 16, 64)},
     **{f"decode pages of {size}": partial(_pages, DECODE, size) for size in (1, 16, 64)},
+    "prefill of 8 bits": partial(_eight_bit, PREFILL),
+    "decode of 8 bits": partial(_eight_bit, DECODE),
 }
 BUILDS = [(arch, name) for arch in ARCHS for name in SHAPES]
 

@@ -29,8 +29,8 @@ class KVSource:
     """Keys or values of one head in DRAM: rows at `base` + key * `row`, or in pages of `page_size` keys."""
 
     base: gl.tensor  # pointer to the first row of the head (of page 0)
-    row: gl.tensor  # int64 elements from key to key, a multiple of 8
-    page: gl.tensor  # int64 elements from page to page, a multiple of 8
+    row: gl.tensor  # int64 elements from key to key, a multiple of 16 bytes
+    page: gl.tensor  # int64 elements from page to page, a multiple of 16 bytes
     table: gl.tensor  # int32* pages of this sequence, in order
     keys: gl.tensor  # int32 number of keys
     page_size: gl.constexpr  # 0: not paged
@@ -62,12 +62,21 @@ class KVBuffer:
     @gluon.jit
     def copy_to_shared(self, stage):
         """Write a stage to LDS, for `load_from_shared`."""
-        self.smem.index(0).store(stage)
+        self.smem.index(0).store(widened(stage, self.smem.dtype))
 
     @gluon.jit
     def load_from_shared(self, layout: gl.constexpr):
         """The strip as the right operand of a product, [depth, keys] for K, [keys, depth] for V."""
         return get_mma_tile(self.smem.index(0), self.config).load(layout)
+
+
+@gluon.jit
+def widened(x, dtype: gl.constexpr):
+    """Elements of 8 bits in 16, exactly; others as they are."""
+    if x.dtype == dtype:
+        return x
+    else:
+        return x.to(dtype)
 
 
 @gluon.jit

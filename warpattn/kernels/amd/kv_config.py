@@ -17,7 +17,7 @@ from warpattn.problem.element import Element
 
 KINDS = ("registers", "lds", "ring")
 WAVE = 64  # lanes
-VECTOR = 8  # two-byte elements in 16 bytes: a lane loads into registers, or reads from LDS, so many at once
+VECTOR = 8  # two-byte elements in 16 bytes: a lane reads so many from LDS at once
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,14 @@ class KVBufferConfig:
     operand: str  # "K" | "V"
     kind: str  # of KINDS
     arch: str  # "gfx942" | "gfx950"
-    element: Element
+    element: Element  # in LDS
     keys: int  # of a key tile
     depth: int  # columns with padding: to whole strips (K) or a power of two (V)
     dim: int  # columns of the tensor
     strip: int  # columns (K) or keys (V) of a strip
     slots: int  # strips that LDS holds
     waves: int
+    stored: Element  # in DRAM: `element`, or of 8 bits
 
     @property
     def iterator_axis(self) -> int:
@@ -81,7 +82,7 @@ class KVBufferConfig:
     def lane_tile(self) -> tuple[int, int]:
         """Keys and columns that a lane holds side by side while it copies."""
         if not self.transposed:
-            return (1, self.lane_bytes // self.element.bytes)
+            return (1, self.lane_bytes // self.stored.bytes)
         each = self.strip * self.depth // (self.waves * WAVE)
         return (4, max(1, min(VECTOR, each // 4)))
 

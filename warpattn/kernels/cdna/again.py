@@ -10,6 +10,7 @@ from triton.experimental.gluon import language as gl
 from ..pieces.modifiers import exponent_scale
 from ..pieces.softmax import exponent, row_scale
 from .layouts import product_layout, scores_operand
+from .scales import key_scale
 from .visible import hide_by
 from .work_tile import score_rows
 
@@ -36,6 +37,7 @@ def attend_again(ctx, work, q, sources, state, span, run):
             s = score(ctx, work, q, sources[0], key)
             p = gl.exp2(s * x[:, None] - top[:, None])
             value = key_row(sources[1], key, config.dim_v, config.padded_v, gl.SliceLayout(0, layout))
+            value *= key_scale(ctx, work, sources[1], key, 1)
             o = gl.where(sees(ctx, work, key, s), o + p * value[None, :], o)
     return o
 
@@ -46,7 +48,7 @@ def score(ctx, work, q, source, key):
     config: gl.constexpr = ctx.config
     layout: gl.constexpr = scores_operand(config, 0)
     k = key_row(source, key, config.dim_qk, config.padded_qk, gl.SliceLayout(0, layout))
-    s = gl.sum(q.to(gl.float32) * k[None, :], 1)
+    s = gl.sum(q.to(gl.float32) * k[None, :], 1) * key_scale(ctx, work, source, key, 0)
     s = gl.convert_layout(s, gl.SliceLayout(1, product_layout(config)))[:, None]
     if ctx.mods.score is not None:
         tile, row = score_rows(ctx.shape, work, config)

@@ -14,6 +14,7 @@ from .again import attend_again, meets_special
 from .epilogue import store_output
 from .feed import make_feed, visit_of
 from .layouts import product_layout, scores_operand
+from .scales import first_scales, next_scales, of_tile, scaled_output, scaled_scores, scaled_weights
 from .softmax import softmax_start, softmax_step
 from .visible import visible_scores
 from .work_tile import kv_sources, load_queries
@@ -24,6 +25,7 @@ def attend(ctx, work):
     """One tile of rows against its partition of the keys."""
     config: gl.constexpr = ctx.config
     layout: gl.constexpr = product_layout(config)
+    ctx = of_tile(ctx, work)
     q = load_queries(ctx.tensors, ctx.shape, work, scores_operand(config, 0), config)
     keys = ctx.mods.key_span(work.rows, work.lengths, config.block_m // config.pack)
     span, end = tile_span(keys, config.block_n), gl.minimum(keys[3], work.lengths.seq_k)
@@ -33,17 +35,20 @@ def attend(ctx, work):
     state = softmax_start(config.block_m, layout)
     o = gl.zeros([config.block_m, config.padded_v], gl.float32, layout)
     stage = feed.start(span, first)
+    scales = first_scales(ctx, work, (k_source, v_source), span, first)
     for i in range(first, last):
         visit = visit_of(span, i, work.lengths.seq_k, config)
         s, stage = feed.scores(q, visit, stage)
-        s = visible_scores(ctx, s, work, visit.key, i < span.masked)
+        s = visible_scores(ctx, scaled_scores(s, scales, config), work, visit.key, i < span.masked)
         state, p, alpha = softmax_step(state, s, exponent_scale(ctx))
+        p = scaled_weights(p, scales, config)
+        scales = next_scales(ctx, work, (k_source, v_source), visit, scales)
         o, stage = feed.values(p, o * alpha[:, None], visit, stage)
     feed.finish()
     if len(ctx.mods.mask_args) > 0:  # index masks hide keys from some rows only: too little to pay for
         if meets_special(o):
             o = attend_again(ctx, work, q, (k_source, v_source), state, span, (first, last))
-    store_output(ctx, o, state, work, exponent_scale(ctx))
+    store_output(ctx, scaled_output(ctx, o, work), state, work, exponent_scale(ctx))
 
 
 @gluon.jit

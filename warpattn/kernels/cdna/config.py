@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from warpattn.kernels.amd.kv_config import WAVE, KVBufferConfig
 from warpattn.kernels.pieces.combine_config import CombineTile
 from warpattn.problem.element import Element
+from warpattn.problem.scales import EightBit
 
 COMBINE_PARTS = 8  # parts that a workgroup combines at once
 
@@ -35,7 +36,7 @@ class CDNAConfig:
     """
 
     arch: str  # "gfx942" | "gfx950"
-    element: Element  # of q, k, v and the output: BF16 | FP16
+    element: Element  # of the products and the output: BF16 | FP16
     dim_qk: int
     dim_v: int
     block_m: int
@@ -45,6 +46,7 @@ class CDNAConfig:
     waves_n: int
     buffers: Buffers
     pack: int = 1
+    eight_bit: EightBit | None = None  # k and v in DRAM; None: as q
 
     @property
     def waves(self) -> int:
@@ -75,6 +77,11 @@ class CDNAConfig:
         return pad_dim(self.dim_v)
 
     @property
+    def stored(self) -> Element:
+        """Of k and v in DRAM."""
+        return self.element if self.eight_bit is None else self.eight_bit.element
+
+    @property
     def k(self) -> KVBufferConfig:
         return self._buffer("K", self.dim_qk, self.buffers.k_strip)
 
@@ -101,7 +108,7 @@ class CDNAConfig:
         depth = -(-dim // strip) * strip if operand == "K" else pad_dim(dim)
         kind, slots = self.buffers.kind, self.buffers.slots
         return KVBufferConfig(
-            operand, kind, self.arch, self.element, self.block_n, depth, dim, strip, slots, self.waves
+            operand, kind, self.arch, self.element, self.block_n, depth, dim, strip, slots, self.waves, self.stored
         )
 
 
@@ -129,7 +136,7 @@ class Shape(NamedTuple):
 
 
 class RowStrides(NamedTuple):
-    """Strides of q, k, v or the output in runs of 8 elements, int32; 0 along an axis of one element."""
+    """Strides of q, k, v or the output in runs of 16 bytes, int32; 0 along an axis of one element."""
 
     outer: Any  # from one batch entry, or page, to the next
     row: Any

@@ -10,6 +10,7 @@ from triton.experimental.gluon import language as gl
 from ..pieces.modifiers import Modifiers
 from .attend import attend
 from .epilogue import combine_parts
+from .scales import softmax_scale
 from .work_tile import Tensors, find_work
 
 
@@ -20,10 +21,16 @@ class Context:
     tensors: Tensors
     shape: gl.tuple  # Shape, see `config`
     mods: Modifiers  # without its `keep`: see `keeps`
-    scale: gl.tensor  # softmax scale, fp32
+    scale: gl.tensor  # softmax scale, fp32; of a tile with 8-bit keys `of_tile` times their scale
+    scales: gl.base_value  # `Scales` of 8-bit keys and values
     keeps: gl.tuple  # the mask's conditions, (of an element, of a tile or None) each, see `signature.keep_functions`
     config: gl.constexpr
     traits: gl.constexpr
+
+    @gluon.jit
+    def with_scale(self, scale):
+        """The same with another softmax scale."""
+        return Context(self.tensors, self.shape, self.mods, scale, self.scales, self.keeps, self.config, self.traits)
 
 
 @gluon.jit
@@ -31,8 +38,9 @@ def attention_kernel(
     q_ptr, k_ptr, v_ptr, indices, scale, strides, shape, mask_args, score_args, sinks_ptr, o_ptr, lse_ptr,
     config: gl.constexpr, functions: gl.constexpr, traits: gl.constexpr,
 ):  # fmt: skip
-    """Attention forward. `indices`, `strides` and `shape` are the named tuples of `config`; `functions` is
-    (conditions of the mask, span, score), see `signature.keep_functions`.
+    """Attention forward. `indices`, `strides` and `shape` are the named tuples of `config`; `scale` is the softmax
+    scale, or `Scales` with 8-bit keys and values; `functions` is (conditions of the mask, span, score), see
+    `signature.keep_functions`.
 
     Grid: (tiles, partitions). With `traits.partial`, o and lse are workspace: [partitions * tiles, M, padded Dv] and
     [partitions * tiles, M], fp32.
@@ -42,7 +50,7 @@ def attention_kernel(
     """
     tensors = Tensors(q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, sinks_ptr, indices, strides)
     mods = Modifiers(None, functions[1], functions[2], mask_args, score_args)
-    ctx = Context(tensors, shape, mods, scale, functions[0], config, traits)
+    ctx = Context(tensors, shape, mods, softmax_scale(scale, config), scale, functions[0], config, traits)
     work = find_work(tensors, shape, config, traits)
     if work.rows.row < work.lengths.seq_q:
         attend(ctx, work)

@@ -14,14 +14,15 @@ from warpattn.language.ranges import POSITIONS
 from warpattn.problem import CheckedCall, Problem
 from warpattn.problem.arch import ARCHS, compile_options
 from warpattn.problem.launch import Choice, Launch, PlanOptions
-from warpattn.problem.operands import Operands, modifier_args, programs, run_strides
+from warpattn.problem.operands import RUN, Operands, modifier_args, programs, run_of, run_strides
+from warpattn.problem.scales import call_scales
 from warpattn.sequences import PagedKV, Ragged, Sequence
 
 from ..pieces.combine_config import allocate_parts
 from .config import CDNAConfig, LseStrides, PagedIndices, RaggedIndices, RowStrides, Shape, Strides
 from .select import choose, traits_of
 
-MAX_STRIDE = 2**31 - 1  # the kernel takes strides as 32 bits, in runs of 8 elements
+MAX_STRIDE = 2**31 - 1  # the kernel takes strides as 32 bits, in runs of 16 bytes
 FARTHEST = 2**30  # elements from the first to the last row of a tile: buffer operations reach 2 GiB
 
 
@@ -41,7 +42,8 @@ def launches_of_choice(
     partial = choice.partitions > 1
     traits = traits_of(problem, partial)
     tensors = _tensor_args(x, sequence, config) | {"shape": _shape(problem, sequence, m_tiles, tiles, choice)}
-    args = tensors | {"scale": checked.scale, **modifier_args(checked)}
+    scale = checked.scale if config.eight_bit is None else call_scales(checked.scale, x, sequence)
+    args = tensors | {"scale": scale, **modifier_args(checked)}
     parts = _workspace(tiles * choice.partitions, config, x.q.device) if partial else {}
 
     def source() -> Any:
@@ -110,7 +112,7 @@ def _tensor_args(x: Operands, sequence: Sequence, config: CDNAConfig) -> dict[st
         raise AttentionError(f"out has a row stride of {x.out.stride(-3)} elements; {rule} on {config.arch}")
     strides = Strides(*map(_strides, (q, k, v, x.out)), _lse_strides(x.lse))
     if max(max(each) for each in strides) > MAX_STRIDE:
-        rule = f"strides must be below {8 * (MAX_STRIDE + 1)} elements, and those of lse below {MAX_STRIDE + 1}"
+        rule = f"strides must be below {16 * (MAX_STRIDE + 1)} bytes, and those of lse below {MAX_STRIDE + 1}"
         raise AttentionError(f"a tensor of the call has rows, heads or a batch too far apart; {rule} on {config.arch}")
     return {
         "q_ptr": q, "k_ptr": k, "v_ptr": v, "o_ptr": x.out, "lse_ptr": x.lse, "sinks_ptr": x.sinks,
@@ -130,7 +132,7 @@ def _indices(sequence: Sequence) -> tuple[Tensor, ...]:
 
 def _strides(x: Tensor) -> RowStrides:
     """Of a tensor of rows; ragged ones have no outer axis."""
-    strides = run_strides(x)
+    strides = [stride // (run_of(x) // RUN) for stride in run_strides(x)]
     return RowStrides(*strides) if x.ndim == 4 else RowStrides(0, *strides)
 
 

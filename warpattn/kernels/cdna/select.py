@@ -5,11 +5,14 @@ No card has run these kernels: the reasons are instruction counts, registers and
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from warpattn.problem import Problem, is_latent
 from warpattn.problem.arch import Arch
 from warpattn.problem.element import Element
 from warpattn.problem.launch import Choice
 from warpattn.problem.operands import COPY_RULE
+from warpattn.problem.scales import eight_bit_of
 
 from .config import Buffers, CDNAConfig, Traits, pad_dim
 
@@ -17,6 +20,7 @@ LATENT_ROWS = 32  # of latent attention: a wave holds 576 columns of all queries
 DECODE_TOKENS = 16  # with more queries per sequence a call is prefill
 PARTITION_UNIT = 256  # keys; partitions are multiples of it
 INVARIANT = "one part, so that a sequence's sums are in the same order whatever else is in the batch"
+WIDENED = "keys and values of 8 bits become 16-bit ones in registers, on their way to LDS"
 BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64)  # numbers of partitions: few, so that workspaces have few shapes
 
 
@@ -26,13 +30,17 @@ def choose(problem: Problem, target: Arch, *, batch_invariant: bool = False) -> 
     batch_invariant: keys are not split, since the number of parts depends on the number of sequences.
     """
     group = problem.heads_q // problem.heads_kv
+    eight_bit = eight_bit_of(problem)
     if problem.kind != "ragged" and problem.seq_q <= DECODE_TOKENS:
         config, why = decode_config(problem, target.name)
         partitions, share = (1, INVARIANT) if batch_invariant else partitions_of(problem, target)
         kernel, reasons = "decode", (why, share)
     else:
-        config, why = prefill_config(problem.element, problem.dim_qk, problem.dim_v, target.name)
+        kind = "" if eight_bit is None else "registers"
+        config, why = prefill_config(problem.element, problem.dim_qk, problem.dim_v, target.name, kind)
         kernel, partitions, reasons = "prefill", 1, (why,)
+    if eight_bit is not None:
+        config, reasons = replace(config, eight_bit=eight_bit), (*reasons, WIDENED)
     m_tiles = -(-problem.seq_q // (config.block_m // config.pack))
     tiles = problem.batch * problem.heads_kv * -(-group // config.pack) * m_tiles
 
@@ -81,7 +89,7 @@ def decode_config(problem: Problem, arch: str) -> tuple[CDNAConfig, str]:
         config = CDNAConfig(*sizes, 64, 16, 1, 4, Buffers("registers", 64, 32), pack)
         why = "latents come twice, in strips of 64 columns as keys and of 32 rows as values: a whole tile is too large"
         return config, f"{problem.seq_q} tokens of {pack} heads share a tile of {rows} rows; {why}"
-    if arch == "gfx950":
+    if arch == "gfx950" and problem.kv_dtype is None:
         keys = 128 if wide <= 128 and rows <= 32 else 64
         config = CDNAConfig(*sizes, keys, 16, 1, 4, Buffers("ring", qk, keys, slots=2), pack)
     else:

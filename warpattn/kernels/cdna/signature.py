@@ -5,6 +5,7 @@ from typing import Any
 from triton.experimental.gluon import GluonASTSource
 
 from warpattn.language.nodes import Program
+from warpattn.problem.scales import scale_types
 
 from ..pieces.codegen import MASK_SYMBOLS, compile_function
 from ..pieces.signature import modifier_functions, tensor_signature
@@ -24,9 +25,10 @@ def attention_source(config: CDNAConfig, traits: Traits, mask: Program, score: P
     """The attention kernel for one config, mask and score; needs no GPU."""
     out = "*fp32" if traits.partial else config.element.pointer
     signature = {
-        **dict.fromkeys(("q_ptr", "k_ptr", "v_ptr"), config.element.pointer),
+        "q_ptr": config.element.pointer,
+        **dict.fromkeys(("k_ptr", "v_ptr"), config.stored.pointer),
         "indices": _INDICES[traits.sequence],
-        "scale": "fp32",
+        "scale": scale_types(config.eight_bit),
         "strides": _STRIDES,
         "shape": _SHAPE,
         "mask_args": tensor_signature(mask, config.arch),

@@ -86,17 +86,18 @@ def kv_sources(tensors, shape, work, traits: gl.constexpr, keys):
 
 
 @gluon.jit
-def elements(runs):
-    """A stride in elements, int64 and known to be a multiple of 8, from one in runs of 8."""
-    return runs.to(gl.int64) * 8
+def elements(runs, bits: gl.constexpr = 16):
+    """A stride in elements of so many bits, int64 and known to be a multiple of a run, from one in runs."""
+    return runs.to(gl.int64) * (128 // bits)
 
 
 @gluon.jit
 def kv_source(base, strides, work, table, traits: gl.constexpr, keys):
     """Keys or values with these `RowStrides`, the first `keys`."""
-    outer = elements(strides.outer)
-    row = elements(strides.row)
-    base = base + work.kv_head.to(gl.int64) * elements(strides.head) + work.k_start * row
+    bits: gl.constexpr = base.dtype.element_ty.primitive_bitwidth
+    outer = elements(strides.outer, bits)
+    row = elements(strides.row, bits)
+    base = base + work.kv_head.to(gl.int64) * elements(strides.head, bits) + work.k_start * row
     if traits.sequence != "paged":
         base = base + work.batch.to(gl.int64) * outer
     return KVSource(base, row, outer, table, keys, traits.page_size)

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
-from warpattn.problem.operands import Operands, run_strides
-from warpattn.sequences import Sequence
+from warpattn.problem.operands import run_strides
 
 Fields = TypeVar("Fields", bound=tuple)
 KEYS_OF_PRODUCT = 32  # that one wgmma of 8 bits sums over, and whose order is its own: see bytes.py
@@ -35,24 +34,6 @@ class AcrossShape(NamedTuple):
     halvings: Any  # steps of a search among them
 
 
-class ScaleRows(NamedTuple):
-    """A scale of 8-bit keys or values with its strides, int64: 0 for the dimensions that it does not have."""
-
-    scale: Any  # float*
-    outer: Any  # from one batch entry or page to the next
-    row: Any
-    head: Any
-
-
-class Scales(NamedTuple):
-    """The `scale` argument of prefill over 8-bit keys and values; without 8-bit queries these have no scale."""
-
-    scores: Any  # softmax scale, fp32
-    k: Any  # ScaleRows
-    v: Any
-    q: Any
-
-
 class PrefillShape(NamedTuple):
     """The `shape` argument of prefill, int32."""
 
@@ -77,25 +58,6 @@ class SplitShape(NamedTuple):
     section: Any
     batch: Any
     splits: Any  # parts of a tile
-
-
-def scale_rows(x: Tensor, scale: Tensor | None) -> ScaleRows:
-    """The argument for the scale of keys or values x (batch or page, row, head, dim) or (row, head, dim)."""
-    if scale is None or scale.ndim < 2:
-        return ScaleRows(scale, 0, 0, scale.stride(0) if scale is not None and scale.ndim else 0)
-    return ScaleRows(scale, *[0] * (4 - x.ndim), *scale.stride()[: x.ndim - 1])
-
-
-def prefill_scales(scale: float, x: Operands, sequence: Sequence) -> Scales:
-    """The softmax scale, and those of 8-bit keys, values and queries."""
-    pairs = ((x.k, sequence.k_scale), (x.v, sequence.v_scale), (x.q, sequence.q_scale))
-    return Scales(scale, *(scale_rows(*pair) for pair in pairs))
-
-
-def scale_types(eight_bit: bool) -> str | Scales:
-    """The types of that argument."""
-    rows = ScaleRows("*fp32", "i64", "i64", "i64")
-    return Scales("fp32", rows, rows, rows) if eight_bit else "fp32"
 
 
 def strided(x: Tensor) -> StridedRows:

@@ -20,11 +20,11 @@ from triton.language.core import PropagateNan
 
 from ...nvidia.pipelines import PipelineState, consumer_state
 from ...pieces.modifiers import exponent_scale
+from ...pieces.scales import by_token
 from ...pieces.softmax import HEADROOM, LOWEST
 from ..layouts import accumulator_layout, element_type
 from .attend import load_queries, value_tile, visible_scores, without_hidden
 from .eight_bit import (
-    by_token,
     in_order,
     keys_product,
     load_scaled_queries,

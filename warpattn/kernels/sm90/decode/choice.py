@@ -12,8 +12,8 @@ from warpattn.problem import Problem, is_latent
 from warpattn.problem.arch import Arch
 from warpattn.problem.element import Element
 from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, PlanOptions
+from warpattn.problem.scales import eight_bit_of
 
-from ..eight_bit import eight_bit_of
 from ..prefill.config import CONSUMER_ROWS, SMEM_LIMIT, pad_dim
 from .config import LEAST_BOX, DecodeConfig, LengthSums, Overlap, Registers, Schedule, StreamConfig, SwapAB
 

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 from warpattn.kernels.topology import Edge, Role, Topology
 from warpattn.problem.element import Element
+from warpattn.problem.scales import EightBit
 
-from ..eight_bit import EightBit
 from ..prefill.config import CONSUMER_ROWS, KeyTileSizes, pad_dim
 
 GROWTH = 512  # keys: an SM reads them in about the time that a second work item costs it (bench/notes.md)

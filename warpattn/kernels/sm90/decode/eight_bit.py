@@ -165,10 +165,6 @@ def head_scale(rows, item, per: gl.constexpr):
         return gl.to_tensor(1.0)
 
 
-@gluon.constexpr_function
-def by_token(config):
-    """Whether tokens have scales of their own."""
-    return config.eight_bit is not None and config.eight_bit.by_token
 
 
 @gluon.jit

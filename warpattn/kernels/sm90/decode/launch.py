@@ -16,10 +16,11 @@ from warpattn.problem import CheckedCall, Problem
 from warpattn.problem.arch import ARCHS, compile_options
 from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands, modifier_args, programs
+from warpattn.problem.scales import scale_rows
 from warpattn.sequences import PagedKV, PagedRagged, Sequence
 
 from ...pieces.combine_config import CombineTile, allocate_parts
-from ..arguments import scale_rows, strided
+from ..arguments import strided
 from ..prefill.config import CONSUMER_ROWS
 from .arguments import DecodeShape, KeyIndex, MappedRows, PartialResults, ScaledQueries, ScaledRows
 from .choice import choose, even_cut, head_tiles, partitions, row_tiles

@@ -7,9 +7,10 @@ from typing import Any
 from triton.experimental.gluon import GluonASTSource
 
 from warpattn.language.nodes import Program
+from warpattn.problem.scales import ScaleRows
 
 from ...pieces.signature import packed_span
-from ..arguments import ScaleRows, int32_fields, strided_types
+from ..arguments import int32_fields, strided_types
 from ..layouts import element_type, tile_layout
 from ..signature import Features, attention_source
 from .arguments import DecodeShape, KeyIndex, MappedRows, PartialResults, ScaledQueries, ScaledRows

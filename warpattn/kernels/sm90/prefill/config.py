@@ -13,8 +13,9 @@ from warpattn.kernels.pieces.scheduler_sizes import SPLIT_TILE_FIELDS, TILE_FIEL
 from warpattn.kernels.topology import BARRIER_BYTES, Edge, Role, Signal, Topology
 from warpattn.problem import Problem
 from warpattn.problem.element import ELEMENT_OF, FP16, Element
+from warpattn.problem.scales import EightBit, eight_bit_of
 
-from ..eight_bit import EightBit, eight_bit_of, multiplies_bytes
+from ..eight_bit import multiplies_bytes
 
 CONSUMER_ROWS = 64  # rows of one warpgroup: M of wgmma
 SMEM_LIMIT = 232_448  # 227 KiB of a block on sm_90

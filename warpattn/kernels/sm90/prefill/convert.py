@@ -20,6 +20,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from ...nvidia.pipelines import consumer_state
+from ...pieces.scales import LEAST_SCALE, by_token, has_scale
 from ...pieces.softmax import as_quads, from_quads
 from ..columns import as_matrices
 from ..layouts import accumulator_layout
@@ -28,7 +29,6 @@ from .packed_rows import row_heads, row_tokens
 
 ONE = gl.constexpr(gl.BlockedLayout([1], [32], [CONVERTING], [0]))  # one number in every thread
 INFINITY = gl.constexpr(0x7F800000)  # the bits of
-LEAST_SCALE = gl.constexpr(2.0**-100)  # of scores: a smaller product of two scales makes exponents of 0 times infinity
 
 
 @gluon.jit
@@ -116,18 +116,6 @@ def convert_part(narrow, wide, cols: gl.constexpr):
 def rows_layout(cols, run=8):
     """Registers of rows of a part, `run` elements in a piece."""
     return gl.BlockedLayout([1, run], [32 * run // cols, cols // run], [CONVERTING, 1], [1, 0])
-
-
-@gluon.constexpr_function
-def by_token(config):
-    """Whether tokens have scales of their own."""
-    return config.eight_bit is not None and config.eight_bit.by_token
-
-
-@gluon.constexpr_function
-def has_scale(config, i, *kinds):
-    """Whether keys (0), values (1) or queries (2) have a scale of one of these kinds."""
-    return config.eight_bit is not None and config.eight_bit.scales[i] in kinds
 
 
 @gluon.jit

@@ -11,18 +11,11 @@ from warpattn.problem import CheckedCall, Problem
 from warpattn.problem.arch import ARCHS, compile_options
 from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands, modifier_args, programs
+from warpattn.problem.scales import call_scales
 from warpattn.sequences import Dense, Sequence
 
 from ...nvidia.combine_launch import combine_launch, workspace
-from ..arguments import (
-    ACROSS_KEYS,
-    KEYS_OF_PRODUCT,
-    AcrossShape,
-    PrefillShape,
-    SplitShape,
-    prefill_scales,
-    strided,
-)
+from ..arguments import ACROSS_KEYS, KEYS_OF_PRODUCT, AcrossShape, PrefillShape, SplitShape, strided
 from .choice import choose
 from .config import SM90Config, pad_dim
 
@@ -52,7 +45,7 @@ def attention_launch(checked: CheckedCall, x: Operands, choice: Choice, sequence
     """The launch of the attention kernel; where keys are split, out and lse of `x` are the workspace's."""
     problem, config = checked.problem, choice.config
     mask, score = programs(checked)
-    scale = checked.scale if config.eight_bit is None else prefill_scales(checked.scale, x, sequence)
+    scale = checked.scale if config.eight_bit is None else call_scales(checked.scale, x, sequence)
     args = {
         "q_maps": (x.q,) * len(config.qk_parts), "k_maps": (x.k,) * len(config.qk_parts),
         "v_maps": (x.v,) * len(config.v_parts), "o_maps": (x.out,) * len(config.store_parts),

@@ -6,8 +6,9 @@ from triton.experimental.gluon import GluonASTSource
 
 from warpattn.language.nodes import Program
 from warpattn.problem.element import FP8
+from warpattn.problem.scales import scale_types
 
-from ..arguments import AcrossShape, PrefillShape, SplitShape, int32_fields, scale_types, strided_types
+from ..arguments import AcrossShape, PrefillShape, SplitShape, int32_fields, strided_types
 from ..columns import tile_box
 from ..signature import ALIGNED, Features, attention_source, map_types
 from .config import SM90Config
@@ -30,7 +31,7 @@ def prefill_source(
         "v_maps": descriptors(config.v_rows, config.v_columns, 1, stored_type(config)),
         "o_maps": descriptors(config.rows, config.store_parts, config.packed, output_type(config)),
         "counter_ptr": "*i32",
-        "scale": scale_types(config.eight_bit is not None),
+        "scale": scale_types(config.eight_bit),
         "shape": int32_fields(SplitShape if config.split else PrefillShape),
     }
     return attention_source(prefill_kernel, config, Features(mask, score, has_sinks, has_lse, True), signature)

@@ -12,12 +12,13 @@ from warpattn.problem import CheckedCall
 from warpattn.problem.arch import ARCHS, compile_options
 from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands, modifier_args, programs
+from warpattn.problem.scales import call_scales
 from warpattn.sequences import PagedKV, PagedRagged, Ragged
 
 from ...nvidia.clipped_map import ClippedMap, clipped_maps
 from ...nvidia.combine_args import ListedArgs
 from ...nvidia.combine_launch import ListedRows, combine_launch, workspace
-from ..arguments import StridedRows, prefill_scales, strided
+from ..arguments import StridedRows, strided
 from ..prefill.config import pad_dim
 from ..prefill.launch import transposed
 from .config import VarlenConfig, VarlenShape, choose
@@ -89,7 +90,7 @@ def attention_launch(
         starts=problem.seq_q if problem.ragged_queries else problem.batch,
         row_unit=1 if problem.ragged_queries else problem.seq_q, splits=choice.partitions,
     )  # fmt: skip
-    scale = checked.scale if problem.kv_dtype is None else prefill_scales(checked.scale, x, sequence)
+    scale = checked.scale if problem.kv_dtype is None else call_scales(checked.scale, x, sequence)
     args = {
         "q_maps": q.map, "o_maps": o.map,
         "k_source": _key_rows("k", x.k, config, config.tiles.qk_parts),

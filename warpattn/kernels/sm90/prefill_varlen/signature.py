@@ -5,12 +5,13 @@ from typing import Any
 from triton.experimental.gluon import GluonASTSource
 
 from warpattn.language.nodes import Program
+from warpattn.problem.scales import scale_types
 
 from ...nvidia.clipped_map import ClippedMap
 from ...pieces.order_kernel import order_kernel
 from ...pieces.scheduler_sizes import OrderShape
 from ...pieces.signature import modifier_functions, tensor_signature
-from ..arguments import StridedRows, int32_fields, scale_types, strided_types
+from ..arguments import StridedRows, int32_fields, strided_types
 from ..columns import tile_box
 from ..prefill.context import output_type, query_type, stored_type
 from ..signature import Features, attention_source, map_types
@@ -56,7 +57,7 @@ def prefill_varlen_source(
         "v_source": values() if tiles.products else keys(tiles.v_parts),
         "list_ptr": "*i32",
         "table_ptr": "*i32",
-        "scale": scale_types(tiles.eight_bit is not None),
+        "scale": scale_types(tiles.eight_bit),
         "shape": int32_fields(VarlenShape),
     }
     features = Features(mask, score, has_sinks, has_lse, True)

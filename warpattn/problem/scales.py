@@ -1,0 +1,77 @@
+"""8-bit keys and values as kernels take them: what a config says of them, and scales as arguments of a launch.
+
+Named tuples are filled by the launch and typed by the signature; the kernel reads fields by name, so that the order of
+the fields is stated once. Nothing here imports Triton.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from warpattn.problem.element import ELEMENT_OF, Element
+from warpattn.problem.operands import Operands
+from warpattn.problem.problem import Problem
+from warpattn.problem.problem import Scales as Granularities
+from warpattn.sequences import Sequence
+
+
+@dataclass(frozen=True)
+class EightBit:
+    """8-bit keys and values, and perhaps queries: they become 16-bit operands on the way (sm90/prefill/convert.py,
+    sm90/decode/eight_bit.py, amd/kv_buffer.py) unless products have 8 bits (sm90/bytes.py)."""
+
+    element: Element
+    scales: Granularities  # what those of k, v and q belong to
+    queries: bool = False  # whether these have 8 bits, too
+
+    @property
+    def by_token(self) -> bool:
+        """Whether each token of a head has a scale of its own, of its key or its value."""
+        return "token" in self.scales
+
+
+def eight_bit_of(problem: Problem) -> EightBit | None:
+    """The 8-bit keys and values of a problem."""
+    if problem.kv_dtype is None:
+        return None
+    return EightBit(ELEMENT_OF[problem.kv_dtype], problem.scales, problem.q_dtype is not None)
+
+
+class ScaleRows(NamedTuple):
+    """A scale of 8-bit keys or values with its strides, int64: 0 for the dimensions that it does not have."""
+
+    scale: Any  # float*
+    outer: Any  # from one batch entry or page to the next
+    row: Any
+    head: Any
+
+
+class Scales(NamedTuple):
+    """The `scale` argument of attention over 8-bit keys and values; without 8-bit queries these have no scale."""
+
+    scores: Any  # softmax scale, fp32
+    k: Any  # ScaleRows
+    v: Any
+    q: Any
+
+
+def scale_rows(x: Tensor, scale: Tensor | None) -> ScaleRows:
+    """The argument for the scale of keys or values x (batch or page, row, head, dim) or (row, head, dim)."""
+    if scale is None or scale.ndim < 2:
+        return ScaleRows(scale, 0, 0, scale.stride(0) if scale is not None and scale.ndim else 0)
+    return ScaleRows(scale, *[0] * (4 - x.ndim), *scale.stride()[: x.ndim - 1])
+
+
+def call_scales(scale: float, x: Operands, sequence: Sequence) -> Scales:
+    """The softmax scale, and those of 8-bit keys, values and queries."""
+    pairs = ((x.k, sequence.k_scale), (x.v, sequence.v_scale), (x.q, sequence.q_scale))
+    return Scales(scale, *(scale_rows(*pair) for pair in pairs))
+
+
+def scale_types(eight_bit: EightBit | None) -> str | Scales:
+    """The types of the `scale` argument: of one number without 8-bit keys and values."""
+    rows = ScaleRows("*fp32", "i64", "i64", "i64")
+    return "fp32" if eight_bit is None else Scales("fp32", rows, rows, rows)
