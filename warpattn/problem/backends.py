@@ -67,9 +67,12 @@ EIGHT_BIT_GFX942 = EightBitLimits(
     (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz), EVERY_KIND, (None, "tensor", "head", "token"), 16, 1, 0
 )
 EIGHT_BIT_GFX950 = replace(EIGHT_BIT_GFX942, dtypes=(torch.float8_e4m3fn, torch.float8_e5m2))
+EIGHT_BIT_SM100 = EightBitLimits(
+    (torch.float8_e4m3fn, torch.float8_e5m2), EVERY_KIND, (None, "tensor", "head"), 16, 8, 0
+)
 LIMITS = {
     "sm90": Limits((*EVERY_KIND, "paged-ragged"), 256, True, BACKWARD_SM90, EIGHT_BIT_SM90),
-    "sm100": Limits(EVERY_KIND, 128, latent=True),
+    "sm100": Limits(EVERY_KIND, 128, latent=True, eight_bit=EIGHT_BIT_SM100),
     "gfx942": Limits(EVERY_KIND, 256, latent=True, eight_bit=EIGHT_BIT_GFX942),
     "gfx950": Limits(EVERY_KIND, 256, latent=True, eight_bit=EIGHT_BIT_GFX950),
 }

@@ -19,11 +19,14 @@ from warpattn.kernels.topology import Topology
 from warpattn.language.nodes import Program
 from warpattn.masks import Causal
 from warpattn.problem.arch import compile_options, triton_target
-from warpattn.problem.element import BF16
+from warpattn.problem.element import BF16, FP8
+from warpattn.problem.problem import Scales
+from warpattn.problem.scales import EightBit
 from warpattn.sim.compile import to_ttgir
 
 TWO = FA4Config(BF16, 128, 128)
 ONE = replace(TWO, BM=128)
+STORED = EightBit(FP8, Scales("head", "tensor"))
 PREFILL = {
     "2q-one-ring": (replace(TWO, max_qk_stages=1), "dense"),
     "2q-two-rings": (FA4Config(BF16, 64, 64).gluon()[0], "dense"),
@@ -34,6 +37,8 @@ PREFILL = {
     "1q-one-ring": (FA4Config(BF16, 64, 64, BM=128).gluon()[0], "dense"),
     "1q-split": (replace(ONE, splitk_partitions=4), "dense"),
     "1q-paged": (replace(ONE, page_size=16), "paged"),
+    "2q-8-bits": (replace(TWO, max_qk_stages=1, eight_bit=STORED), "dense"),
+    "1q-8-bits": (replace(ONE, max_qk_stages=1, page_size=16, eight_bit=STORED), "paged"),
     "pair": (replace(TWO, pair_cta=True), "dense"),
 }
 
@@ -60,8 +65,8 @@ def build(name: str) -> Built:
     assert c.supported() == ()
     source, options = prefill_source(c, Traits(kind, 1, False, True), mask, None), c.options
     second = {c.q_bytes} if c.num_q == 2 else set()
-    first = c.k_chunk_bytes + c.q_bytes // c.num_qk_stages
-    tiles = {first, c.k_chunk_bytes, c.v_bytes, *second}
+    first = c.k_load_bytes + c.q_bytes // c.num_qk_stages
+    tiles = {first, c.k_load_bytes, c.v_load_bytes, *second}
     return Built(to_ttgir(source, triton_target("sm100"), options).asm["ttgir"], c.topology, tiles)
 
 

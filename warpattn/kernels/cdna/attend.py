@@ -9,12 +9,13 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ..pieces.modifiers import exponent_scale
+from ..pieces.scales import has_scale, output_scale
 from ..pieces.span import tile_span
 from .again import attend_again, meets_special
 from .epilogue import store_output
 from .feed import make_feed, visit_of
 from .layouts import product_layout, scores_operand
-from .scales import first_scales, next_scales, of_tile, scaled_output, scaled_scores, scaled_weights
+from .scales import first_scales, next_scales, scaled_scores, scaled_weights
 from .softmax import softmax_start, softmax_step
 from .visible import visible_scores
 from .work_tile import kv_sources, load_queries
@@ -25,7 +26,6 @@ def attend(ctx, work):
     """One tile of rows against its partition of the keys."""
     config: gl.constexpr = ctx.config
     layout: gl.constexpr = product_layout(config)
-    ctx = of_tile(ctx, work)
     q = load_queries(ctx.tensors, ctx.shape, work, scores_operand(config, 0), config)
     keys = ctx.mods.key_span(work.rows, work.lengths, config.block_m // config.pack)
     span, end = tile_span(keys, config.block_n), gl.minimum(keys[3], work.lengths.seq_k)
@@ -48,7 +48,9 @@ def attend(ctx, work):
     if len(ctx.mods.mask_args) > 0:  # index masks hide keys from some rows only: too little to pay for
         if meets_special(o):
             o = attend_again(ctx, work, q, (k_source, v_source), state, span, (first, last))
-    store_output(ctx, scaled_output(ctx, o, work), state, work, exponent_scale(ctx))
+    if has_scale(config, 1, "tensor", "head"):
+        o = o * output_scale(ctx.scales, work.kv_head, config)
+    store_output(ctx, o, state, work, exponent_scale(ctx))
 
 
 @gluon.jit

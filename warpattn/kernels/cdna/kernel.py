@@ -8,9 +8,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ..pieces.modifiers import Modifiers
+from ..pieces.scales import scores_scale
 from .attend import attend
 from .epilogue import combine_parts
-from .scales import softmax_scale
 from .work_tile import Tensors, find_work
 
 
@@ -21,16 +21,11 @@ class Context:
     tensors: Tensors
     shape: gl.tuple  # Shape, see `config`
     mods: Modifiers  # without its `keep`: see `keeps`
-    scale: gl.tensor  # softmax scale, fp32; of a tile with 8-bit keys `of_tile` times their scale
+    scale: gl.tensor  # softmax scale, fp32, times that of 8-bit keys
     scales: gl.base_value  # `Scales` of 8-bit keys and values
     keeps: gl.tuple  # the mask's conditions, (of an element, of a tile or None) each, see `signature.keep_functions`
     config: gl.constexpr
     traits: gl.constexpr
-
-    @gluon.jit
-    def with_scale(self, scale):
-        """The same with another softmax scale."""
-        return Context(self.tensors, self.shape, self.mods, scale, self.scales, self.keeps, self.config, self.traits)
 
 
 @gluon.jit
@@ -50,8 +45,9 @@ def attention_kernel(
     """
     tensors = Tensors(q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, sinks_ptr, indices, strides)
     mods = Modifiers(None, functions[1], functions[2], mask_args, score_args)
-    ctx = Context(tensors, shape, mods, softmax_scale(scale, config), scale, functions[0], config, traits)
     work = find_work(tensors, shape, config, traits)
+    scores = scores_scale(scale, work.kv_head, mods, config)
+    ctx = Context(tensors, shape, mods, scores, scale, functions[0], config, traits)
     if work.rows.row < work.lengths.seq_q:
         attend(ctx, work)
 

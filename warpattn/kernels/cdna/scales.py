@@ -1,14 +1,14 @@
 """Scales of 8-bit keys and values.
 
-Those of a tensor or a head are part of the softmax scale and of the output. Those of tokens multiply the columns of
-scores and, before they are rounded, of weights; they are loaded a tile ahead, a lane a key, and their page numbers one
-tile before that, because memory answers in order.
+Those of a tensor or a head are part of the softmax scale and of the output (pieces/scales.py). Those of tokens multiply
+the columns of scores and, before they are rounded, of weights; they are loaded a tile ahead, a lane a key, and their
+page numbers one tile before that, because memory answers in order.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ..pieces.scales import LEAST_SCALE, by_token, has_scale
+from ..pieces.scales import by_token, has_scale
 from .feed import first_key
 from .layouts import product_layout
 
@@ -20,42 +20,6 @@ class TokenScales:
     k: gl.base_value
     v: gl.base_value
     pages: gl.base_value
-
-
-@gluon.jit
-def softmax_scale(scale, config: gl.constexpr):
-    """The softmax scale of a kernel's argument `scale`."""
-    if config.eight_bit is None:
-        return scale
-    else:
-        return scale.scores
-
-
-@gluon.jit
-def head_scale(rows, work):
-    """The scale of a work's key head, for one of a tensor or a head."""
-    return gl.load(rows.scale + work.kv_head * rows.head)
-
-
-@gluon.jit
-def of_tile(ctx, work):
-    """The context with the scale of a tile's keys as part of the softmax scale."""
-    if has_scale(ctx.config, 0, "tensor", "head"):
-        scale = ctx.scale * head_scale(ctx.scales.k, work)
-        if ctx.mods.score is None:  # a scale of 0 or below is given with a score function
-            scale = gl.maximum(scale, LEAST_SCALE)
-        return ctx.with_scale(scale)
-    else:
-        return ctx
-
-
-@gluon.jit
-def scaled_output(ctx, o, work):
-    """O [M, Dv] times the scale of all values."""
-    if has_scale(ctx.config, 1, "tensor", "head"):
-        return o * head_scale(ctx.scales.v, work)
-    else:
-        return o
 
 
 @gluon.jit

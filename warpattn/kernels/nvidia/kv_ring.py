@@ -23,7 +23,7 @@ from .pipelines import KVPipeline, PipelineState, consumer_state, producer_state
 class KVProducerPipeline:
     """The load warp's side. K and V tiles have the same `kv_bytes`; the state is a `PipelineState`."""
 
-    kv_pipeline: KVPipeline
+    kv_pipeline: gl.base_value  # KVPipeline or SharedKVPipeline
     kv_bytes: gl.constexpr
 
     @gluon.jit

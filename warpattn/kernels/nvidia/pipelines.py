@@ -185,3 +185,21 @@ _WARP_ARRIVE = gl.constexpr(
     "{ .reg .pred e, p; setp.ne.b32 p, $1, 0; elect.sync _|e, 0xffffffff; and.pred e, e, p;"
     " @e mbarrier.arrive.release.cta.shared::cta.b64 _, [$0]; }"
 )
+
+
+@gluon.aggregate
+class SharedKVPipeline(KVPipeline):
+    """The same ring where warps read slots, `readers` of them, and release them once each."""
+
+    readers: gl.constexpr
+
+    @gluon.jit
+    def init(self):
+        for i in gl.static_range(self.stages * self.sub_stages):
+            mbarrier.init(self.bars.index(i), count=1)
+            mbarrier.init(self.bars.index(self.stages * self.sub_stages + i), count=self.readers)
+
+    @gluon.jit
+    def consumer_release(self, state, sub: gl.constexpr = 0):
+        """Release a slot's sub-stage: one arrival of each reading warp."""
+        gl.inline_asm(_WARP_ARRIVE, "r,r", [self.empty(state.index, sub), gl.to_tensor(1)])

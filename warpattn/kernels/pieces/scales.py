@@ -6,6 +6,36 @@ from triton.experimental.gluon import language as gl
 LEAST_SCALE = gl.constexpr(2.0**-100)  # of scores: a smaller product of two scales makes exponents of 0 times infinity
 
 
+@gluon.jit
+def head_scale(rows, head):
+    """The scale of a key head in `ScaleRows` of a tensor or of heads."""
+    return gl.load(rows.scale + head * rows.head)
+
+
+@gluon.jit
+def scores_scale(scale, head, mods, config: gl.constexpr):
+    """The softmax scale of a tile of key head `head`, times that of its keys where they have one of a tensor or a head;
+    `scale`: the kernel's argument."""
+    if config.eight_bit is None:
+        return scale
+    elif has_scale(config, 0, "tensor", "head"):
+        scores = scale.scores * head_scale(scale.k, head)
+        if mods.score is None:  # a scale of 0 or below is given with a score function
+            scores = gl.maximum(scores, LEAST_SCALE)
+        return scores
+    else:
+        return scale.scores
+
+
+@gluon.jit
+def output_scale(scale, head, config: gl.constexpr):
+    """The scale of all values of a key head, 1 where there is none."""
+    if has_scale(config, 1, "tensor", "head"):
+        return head_scale(scale.v, head)
+    else:
+        return 1.0
+
+
 @gluon.constexpr_function
 def by_token(config):
     """Whether tokens have scales of their own."""

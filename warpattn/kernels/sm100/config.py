@@ -23,6 +23,7 @@ from typing import Any
 from warpattn.kernels.topology import BARRIER_BYTES, Edge, Role, Signal, Topology
 from warpattn.problem.arch import compile_options
 from warpattn.problem.element import FP8, Element
+from warpattn.problem.scales import EightBit
 
 SMEM_LIMIT = 232_448  # 228 KiB of an SM less the 1 KiB the system keeps
 TMEM_COLUMNS = 512
@@ -37,6 +38,8 @@ ROLES = (
     Role("mma", 1, 40),
     Role("load", 1, 40),
 )
+CONVERT = Role("convert", 2, 40)  # in the warpgroup of the two before it
+STAGED = 2  # tiles of 8 bits in shared memory
 
 
 def align_up(value: int, step: int) -> int:
@@ -66,6 +69,7 @@ class FA4Config:
     splitk_partitions: int = 1
     max_bn: int = 256  # upper bound of BN
     max_qk_stages: int | None = None  # upper bound of the chunks of K
+    eight_bit: EightBit | None = None  # k and v in memory; None: as q
 
     @property
     def MMA_K(self) -> int:
@@ -180,7 +184,16 @@ class FA4Config:
         every softmax thread."""
         q1 = self.chunks if self.num_q == 2 else 0
         barriers = 8 + 2 * NUM_PV_STAGES + q1
-        return 4 + BARRIER_BYTES * barriers + self.num_q * self.q_bytes + SCALE_BYTES
+        return 4 + BARRIER_BYTES * barriers + self.num_q * self.q_bytes + SCALE_BYTES + self._staged_bytes
+
+    @property
+    def staged_slot(self) -> int:
+        """Bytes of a tile of 8 bits in shared memory."""
+        return self.BN * max(self.padded_qk_depth, self.padded_ov_depth)
+
+    @property
+    def _staged_bytes(self) -> int:
+        return 0 if self.eight_bit is None else STAGED * (self.staged_slot + 2 * BARRIER_BYTES)
 
     @property
     def slot_bytes(self) -> int:
@@ -254,6 +267,21 @@ class FA4Config:
         return self.BN * self.v_cols_per_cta * self.element.bytes
 
     @property
+    def stored(self) -> Element:
+        """Of k and v in memory."""
+        return self.element if self.eight_bit is None else self.eight_bit.element
+
+    @property
+    def k_load_bytes(self) -> int:
+        """Bytes of a chunk of K in a CTA, as TMA brings them."""
+        return self.k_chunk_bytes * self.stored.bytes // self.element.bytes
+
+    @property
+    def v_load_bytes(self) -> int:
+        """The same of a V tile."""
+        return self.v_bytes * self.stored.bytes // self.element.bytes
+
+    @property
     def options(self) -> dict[str, Any]:
         """What triton.compile is told."""
         return compile_options(num_ctas=2) if self.pair_cta else compile_options()
@@ -261,15 +289,21 @@ class FA4Config:
     @cached_property
     def topology(self) -> Topology:
         """Roles, rings and signals of a CTA."""
-        return Topology(ROLES, self._rings, self.num_q * self.q_bytes + SCALE_BYTES, self._signals)
+        roles = ROLES if self.eight_bit is None else (*ROLES, CONVERT)
+        return Topology(roles, self._rings, self.num_q * self.q_bytes + SCALE_BYTES, self._signals)
 
     @property
     def _rings(self) -> tuple[Edge, ...]:
+        if self.eight_bit is None:
+            return self._operand_rings("load")
+        return (Edge("bytes", "load", ("convert",), STAGED, self.staged_slot), *self._operand_rings("convert"))
+
+    def _operand_rings(self, producer: str) -> tuple[Edge, ...]:
         if self.use_shared_kv:
             slot = max(self.k_chunk_bytes, self.v_bytes)
-            return (Edge("KV", "load", ("mma",), self.num_kv_stages, slot),)
-        k = Edge("K", "load", ("mma",), self.num_kv_stages * self.num_qk_stages, self.k_chunk_bytes)
-        return k, Edge("V", "load", ("mma",), self.num_kv_stages, self.v_bytes)
+            return (Edge("KV", producer, ("mma",), self.num_kv_stages, slot),)
+        k = Edge("K", producer, ("mma",), self.num_kv_stages * self.num_qk_stages, self.k_chunk_bytes)
+        return k, Edge("V", producer, ("mma",), self.num_kv_stages, self.v_bytes)
 
     @property
     def _signals(self) -> tuple[Signal, ...]:

@@ -9,12 +9,13 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shared
 
 from ..pieces.modifiers import Modifiers
+from ..pieces.scales import scores_scale
 from ..pieces.scheduler import Tile
 from ..pieces.span import partition_tiles, tile_span
 from .global_rows import BatchRows, Sources, dense_values, paged_keys, seen_values, sequence_rows
 from .prefill_1q.kernel import start_1q
 from .prefill_2cta.kernel import start_pair
-from .prefill_2q.context import Context, Work, make_barriers, make_memory, make_rings
+from .prefill_2q.context import Context, Work, make_barriers, make_memory, make_rings, make_staged
 from .prefill_2q.kernel import start_2q
 from .sync import first_grid_index
 
@@ -51,7 +52,9 @@ def prefill_kernel(
         run = gl.aggregate_replace(run, total=gl.where(tile.row < seq_q, run.total, 0))
     memory = make_memory(config)
     k, v = make_rings(config)
-    ctx = Context(sources, memory, k, v, make_barriers(config), work, tile, run, mods, scale, config, traits)
+    scores = scores_scale(scale, work.kv_head, mods, config)
+    staged, bars = make_staged(config), make_barriers(config)
+    ctx = Context(sources, memory, k, v, staged, bars, work, tile, run, mods, scores, scale, config, traits)
     workers: gl.constexpr = config.topology.workers
     fence_async_shared()
     if config.num_q == 1:

@@ -7,6 +7,7 @@ from typing import Any
 from warpattn.problem import CheckedCall, Problem
 from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands, modifier_args, programs
+from warpattn.problem.scales import call_scales
 from warpattn.sequences import Ragged, Sequence
 
 from .config import FA4Config
@@ -20,8 +21,9 @@ def prefill_launch(checked: CheckedCall, x: Operands, sequence: Sequence, choice
     config: FA4Config = choice.config
     mask, score = programs(checked)
     tiles = max(1, -(-_longest(problem, sequence) // config.PairBM_eff))
+    scale = checked.scale if config.eight_bit is None else call_scales(checked.scale, x, sequence)
     args = sequence_args(x, sequence, config) | {
-        "lse_ptr": x.lse, "sinks_ptr": x.sinks, "scale": checked.scale,
+        "lse_ptr": x.lse, "sinks_ptr": x.sinks, "scale": scale,
         "shape": Shape(problem.seq_q, problem.seq_k, problem.heads_q, tiles), **modifier_args(checked),
     }  # fmt: skip
 

@@ -6,6 +6,7 @@ from triton.experimental.gluon import GluonASTSource
 
 from warpattn.language.nodes import Program
 from warpattn.problem.element import FP32, Element
+from warpattn.problem.scales import scale_types
 
 from ..pieces.signature import modifier_functions, tensor_signature
 from .config import FA4Config
@@ -26,7 +27,7 @@ def prefill_source(config: FA4Config, traits: Traits, mask: Program, score: Prog
 
     def keys(columns: int, halved: int | None, clipped: bool) -> str:
         box = [1, config.box_rows, 1, columns]
-        return config.element.pointer if copied else descriptor(box, config.element, halved, clipped)
+        return config.element.pointer if copied else descriptor(box, config.stored, halved, clipped)
 
     signature = {
         "q_desc": descriptor(query_box(config, config.BK0), config.element, rows, ragged),
@@ -35,7 +36,7 @@ def prefill_source(config: FA4Config, traits: Traits, mask: Program, score: Prog
         "o_desc": descriptor(query_box(config, columns), out, rows, ragged),
         "lse_ptr": "*fp32",
         "sinks_ptr": "*fp32",
-        "scale": "fp32",
+        "scale": scale_types(config.eight_bit),
         "shape": Shape(),
         "sequence_args": sequence_types(traits.kind, copied, config.pair_cta),
         **modifier_types(mask, score),

@@ -16,7 +16,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ..layouts import row_layout
-from ..prefill_2q.context import producer
+from ..prefill_2q.context import loader
+from ..prefill_2q.convert import convert_k, convert_v, first_state
 from ..prefill_2q.correction import allow_first, correct
 from ..prefill_2q.load import load_k, load_v
 from ..prefill_2q.softmax import row_state, softmax_tile
@@ -28,8 +29,13 @@ from .mma import mma_role
 @gluon.jit
 def start_1q(ctx, workers: gl.constexpr):
     """Run every role in its warps."""
-    gl.warp_specialize([(correction_role, (ctx,)), (softmax_role, (ctx, 0)), (softmax_role, (ctx, 1)),
-                        (mma_role, (ctx,)), (load_role, (ctx,))], workers.warps, workers.registers)  # fmt: skip
+    if ctx.config.eight_bit is None:
+        gl.warp_specialize([(correction_role, (ctx,)), (softmax_role, (ctx, 0)), (softmax_role, (ctx, 1)),
+                            (mma_role, (ctx,)), (load_role, (ctx,))], workers.warps, workers.registers)  # fmt: skip
+    else:
+        gl.warp_specialize([(correction_role, (ctx,)), (softmax_role, (ctx, 0)), (softmax_role, (ctx, 1)),
+                            (mma_role, (ctx,)), (load_role, (ctx,)), (convert_role, (ctx,))],
+                           workers.warps, workers.registers)  # fmt: skip
 
 
 @gluon.jit
@@ -37,7 +43,7 @@ def load_role(ctx):
     """Feed Q and K0, K1, V0, K2, V1, K3, … of the run."""
     total = ctx.run.total
     if total > 0:
-        ring = producer(ctx)
+        ring = loader(ctx)
         state = load_k(ctx, ring, ring.start(), ctx.run.key_tile(0), True)
         if total > 1:
             state = load_k(ctx, ring, state, ctx.run.key_tile(1), False)
@@ -45,6 +51,20 @@ def load_role(ctx):
             state = load_v(ctx, ring, state, ctx.run.key_tile(n))
             if n + 2 < total:
                 state = load_k(ctx, ring, state, ctx.run.key_tile(n + 2), False)
+
+
+@gluon.jit
+def convert_role(ctx):
+    """The tiles of 8 bits in the order in which they are loaded."""
+    total = ctx.run.total
+    if total > 0:
+        state = convert_k(ctx, first_state(ctx))
+        if total > 1:
+            state = convert_k(ctx, state)
+        for n in range(total):
+            state = convert_v(ctx, state)
+            if n + 2 < total:
+                state = convert_k(ctx, state)
 
 
 @gluon.jit

@@ -29,10 +29,11 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
 from triton.language.core import base_value
 
 from ...nvidia.kv_ring import KVConsumerPipeline, KVProducerPipeline
-from ...nvidia.pipelines import make_kv_pipeline, make_pair_pipeline
+from ...nvidia.pipelines import SharedKVPipeline, make_kv_pipeline, make_pair_pipeline
 from ...nvidia.tma_ring import KVConsumerRings, KVProducerRings, TMAConsumerPipeline, make_tma_producer
 from ...pieces.modifiers import Modifiers
 from ...pieces.scheduler import Tile
+from .. import config as sizes
 from ..global_rows import Sources
 from ..layouts import (
     STORE_COLUMNS,
@@ -48,6 +49,9 @@ from ..layouts import (
     stacked,
 )
 from ..sync import init_signal, make_signal, number_of
+
+STAGED = gl.constexpr(sizes.STAGED)
+CONVERTING = gl.constexpr(sizes.CONVERT.warps)
 
 
 @gluon.aggregate
@@ -99,12 +103,14 @@ class Context:
     memory: Memory
     k: base_value  # KVPipeline or PairKVPipeline: slots of K in chunks, or of K and V in turn
     v: base_value  # slots of V; those of K and V where they share a ring
+    staged: base_value  # SharedKVPipeline of tiles of 8 bits, K and V in turn; () where there are none
     bars: base_value  # Barriers2Q or Barriers1Q
     work: Work
     tile: Tile
     run: base_value  # TileSpan or TileRun: the key tiles that every role goes through; none where there are no rows
     mods: Modifiers
-    scale: gl.tensor  # softmax scale, fp32
+    scale: gl.tensor  # softmax scale, fp32, times that of 8-bit keys
+    scales: base_value  # `Scales` of 8-bit keys and values
     config: gl.constexpr
     traits: gl.constexpr
 
@@ -170,8 +176,32 @@ def make_ring(config: gl.constexpr, box: gl.constexpr, halved: gl.constexpr, chu
 
 
 @gluon.jit
+def make_staged(config: gl.constexpr):
+    """The ring of tiles of 8 bits, initialised; () without them."""
+    if config.eight_bit is None:
+        return ()
+    else:
+        dtype: gl.constexpr = element_type(config.stored)
+        box: gl.constexpr = slot_box(config)
+        smem = gl.allocate_shared_memory(dtype, stacked(STAGED, box), box_layout(box, dtype))
+        bars = mbarrier.allocate_mbarrier(batch=2 * STAGED)
+        ring = SharedKVPipeline(smem, bars, STAGED, 1, 1, CONVERTING)
+        ring.init()
+        return ring
+
+
+@gluon.jit
+def loader(ctx):
+    """The load warp's side of the rings that it fills."""
+    if ctx.config.eight_bit is None:
+        return producer(ctx)
+    else:
+        return KVProducerPipeline(ctx.staged, ctx.config.v_load_bytes)
+
+
+@gluon.jit
 def producer(ctx):
-    """The load warp's side of the rings."""
+    """The side of the operands' rings that fills them: of the load warp, or of those that convert."""
     config: gl.constexpr = ctx.config
     if config.use_shared_kv:
         return KVProducerPipeline(ctx.k, config.v_bytes)
@@ -195,7 +225,7 @@ def key_view(slot, columns: gl.constexpr, config: gl.constexpr):
     if len(slot.shape) == 4:
         return slot
     else:
-        dtype: gl.constexpr = element_type(config.element)
+        dtype: gl.constexpr = slot.dtype
         box: gl.constexpr = key_box(config, columns)
         if columns > STORE_COLUMNS:
             return slot.reinterpret(dtype, box, box_layout(box, dtype))

@@ -9,6 +9,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shared, mul2, tma
 
 from ...pieces.modifiers import exponent_scale
+from ...pieces.scales import has_scale, output_scale
 from ...pieces.softmax import finish_rows
 from ..layouts import STORE_COLUMNS, box_layout, element_type, halved_rows, query_box, stacked
 from .context import row_positions
@@ -40,7 +41,10 @@ def finish(ctx, m, l, sink):
     """(factor of O, LSE) of rows with reference maximum `m` and sum `l`; a `sink` joins the sum once."""
     # `l` does not say: without a key it is above 0, since the polynomial's 2^-inf is 2^-126
     some = (m != -float("inf")) | (l != l)
-    return finish_rows(m, l, exponent_scale(ctx), some, sink, ctx.traits.has_sinks)
+    factor, lse = finish_rows(m, l, exponent_scale(ctx), some, sink, ctx.traits.has_sinks)
+    if has_scale(ctx.config, 1, "tensor", "head"):
+        factor = factor * output_scale(ctx.scales, ctx.work.kv_head, ctx.config)
+    return factor, lse
 
 
 @gluon.jit

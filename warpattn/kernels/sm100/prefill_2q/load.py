@@ -8,7 +8,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import mbarrier
 
 from ..global_rows import LEAST_ROWS
-from .context import key_view, producer
+from .context import key_view, loader
 
 
 @gluon.jit
@@ -22,7 +22,7 @@ def load_role(ctx):
 def load_tiles(ctx):
     """Both query tiles, and the run's keys in its order."""
     config: gl.constexpr = ctx.config
-    ring = producer(ctx)
+    ring = loader(ctx)
     state = ring.start()
     key_tile = ctx.run.key_tile(0)
     state = load_k(ctx, ring, state, key_tile, True)
@@ -56,11 +56,11 @@ def load_k(ctx, ring, state, key_tile, with_q: gl.constexpr):
         full, slot = ring.get_k(state, c, expect=False)
         smem = key_view(slot, config.BK0, config)
         if with_q:
-            keys = KeyTile(key_tile, c * config.BK0, config.k_chunk_bytes, config.q_bytes // chunks)
+            keys = KeyTile(key_tile, c * config.BK0, config.k_load_bytes, config.q_bytes // chunks)
             expect_tile_bytes(ctx, ctx.tensors.k, keys, full, smem)
             load_q(ctx, 0, c, full)
         else:
-            keys = KeyTile(key_tile, c * config.BK0, config.k_chunk_bytes, 0)
+            keys = KeyTile(key_tile, c * config.BK0, config.k_load_bytes, 0)
             expect_tile_bytes(ctx, ctx.tensors.k, keys, full, smem)
         load_keys(ctx, ctx.tensors.k, keys, full, smem)
     return ring.commit_k(state)
@@ -72,7 +72,7 @@ def load_v(ctx, ring, state, key_tile):
     ring.acquire_v(state)
     full, slot = ring.get_v(state, expect=False)
     smem = key_view(slot, ctx.config.padded_ov_depth, ctx.config)
-    keys = KeyTile(key_tile, 0, ctx.config.v_bytes, 0)
+    keys = KeyTile(key_tile, 0, ctx.config.v_load_bytes, 0)
     expect_tile_bytes(ctx, ctx.tensors.v, keys, full, smem)
     load_keys(ctx, ctx.tensors.v, keys, full, smem)
     return ring.commit_v(state)

@@ -1,5 +1,6 @@
-"""Machine code of the CDNA kernels over 8-bit keys and values: conversions, loads, registers, order."""
+"""Machine code of kernels over 8-bit keys and values, on CDNA and Blackwell: conversions, loads, registers, order."""
 
+from dataclasses import replace
 from functools import cache
 from itertools import product
 
@@ -10,8 +11,16 @@ pytest.importorskip("triton")
 from tests.drawn import drawn, each_once
 from tests.sim.cdna.calls import ARCHS, E4M3, Case, in_eight_bits, paged
 from tests.unit.kernels.test_cdna_code import Built, build, no_spills
+from tests.unit.kernels.test_sm100_code import COMPILER_BYTES, compile_prefill
+from warpattn.kernels.sm100.config import SMEM_LIMIT, FA4Config
+from warpattn.kernels.sm100.traits import Traits
+from warpattn.language.nodes import Program
 from warpattn.machine_code.gcn import check_copies, check_loads
+from warpattn.machine_code.sass import opcode_counts, resources
 from warpattn.masks import Causal
+from warpattn.problem.element import BF16, FP8, FP16
+from warpattn.problem.problem import Scales
+from warpattn.problem.scales import EightBit
 
 both = pytest.mark.parametrize("arch", ARCHS)
 CONVERSIONS = {"gfx942": "v_cvt_pk_f32_fp8", "gfx950": "v_cvt_scalef32_pk_bf16_fp8"}  # two elements each
@@ -59,3 +68,40 @@ def test_nothing_spills_and_all_is_in_order(shape, arch):
     assert no_spills(found)
     assert check_copies(found.text).proven
     assert not check_loads(found.text)
+
+
+STORED = EightBit(FP8, Scales("head", "tensor"))
+TWO = FA4Config(FP16, 128, 128, max_qk_stages=1, eight_bit=STORED)
+BLACKWELL = {
+    "d128": (TWO, "dense"),
+    "d128-bf16": (replace(TWO, element=BF16), "dense"),
+    "d64": (FA4Config(BF16, 64, 64, max_qk_stages=1, eight_bit=STORED).gluon()[0], "ragged"),
+    "one-tile-paged": (replace(TWO, BM=128, page_size=64), "paged"),
+}
+
+
+@cache
+def compiled_for_blackwell(name: str):
+    config, kind = BLACKWELL[name]
+    mask = Causal().program()
+    program = Program((mask.keep, *mask.span), mask.tensors)
+    return compile_prefill(config, Traits(kind, config.group, False, True), program, None)
+
+
+@pytest.mark.parametrize("name", drawn(BLACKWELL, ["d128", "one-tile-paged"]))
+def test_registers_and_memory_of_blackwell(name):
+    config, _ = BLACKWELL[name]
+    used, metadata = resources(compiled_for_blackwell(name).asm["cubin"]), compiled_for_blackwell(name).metadata
+    assert used.registers * config.topology.threads == 65_536
+    assert used.stack <= 8 and used.spills <= 4
+    assert config.smem_used <= metadata.shared <= min(SMEM_LIMIT, config.smem_used + COMPILER_BYTES)
+    assert metadata.num_warps * 32 == config.topology.threads, "no warp more than without 8 bits"
+
+
+def test_conversions_of_blackwell():
+    """K and V before the loop, in it, or behind it: each byte converted once, two in an instruction."""
+    code = compiled_for_blackwell("d128").asm["cubin"]
+    config, _ = BLACKWELL["d128"]
+    unpacked = sum(count for opcode, count in opcode_counts(code, modifiers=True).items() if "E4M3" in opcode)
+    assert unpacked == 4 * config.BN * 128 // (64 * 2)
+    assert opcode_counts(code)["UTMALDG"] == 2 * 128 // 64 + 4, "columns of two query tiles; 8-bit tiles whole"

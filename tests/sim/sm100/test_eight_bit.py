@@ -1,0 +1,150 @@
+"""Blackwell prefill and decode over 8-bit keys and values in the simulator: values, findings, synchronisation."""
+
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from tests.drawn import drawn
+from tests.sim.cdna.calls import TOLERANCE, Case, error, in_eight_bits, outputs, paged, ragged, ready_of
+from tests.sim.knocking import knocked_out, reviewed
+from tests.sim.sm100.test_knockout import REDUNDANT
+from warpattn.api import attention, attention_paged
+from warpattn.errors import AttentionError
+from warpattn.kernels.sm100.prefill_2q.config import choose_2q
+from warpattn.kernels.sm100.select import choose, launches_of_choice
+from warpattn.masks import Causal, Padding, SlidingWindow
+from warpattn.problem import Call
+from warpattn.problem.arch import ARCHS, triton_target
+from warpattn.problem.launch import Choice, Launch
+from warpattn.problem.operands import Operands, fitted
+from warpattn.quantized import quantize
+from warpattn.reference import reference
+from warpattn.runtime.simulate import Options, run_launch
+from warpattn.scores import SoftCap
+from warpattn.sequences import PagedKV
+from warpattn.sim import Report, simulate
+from warpattn.sim.compile import to_ttgir
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+SCHEDULES = ("eager", "lazy", "adversarial", "random")
+CASES = {
+    "two-tiles": lambda: Case(300, 700, heads=1, dim=128, mask=Causal(), sinks=True).call(),
+    "two-rings": lambda: Case(200, 700, heads=4, heads_kv=2, mask=SlidingWindow(300), dtype=torch.float16).call(),
+    "odd-dims": lambda: Case(200, 300, dim=80, dim_v=48, score=SoftCap(3.0)).call(),
+    "wide-values": lambda: Case(140, 300, dim=64, dim_v=128, mask=Causal()).call(),
+    "narrow-values": lambda: Case(140, 300, dim=128, dim_v=64, mask=Padding(torch.tensor([150]))).call(),
+    "ragged": lambda: ragged(Case(1, 1, heads=4, heads_kv=2, dim=128, mask=Causal()), [30, 150, 0], [90, 150, 10]),
+    "pages": lambda: paged(Case(140, 1, heads=2, dim=128, mask=Causal()), [170, 0, 300], 16),
+    "decode": lambda: paged(Case(2, 1, heads=8, heads_kv=2, dim=128, mask=Causal(), sinks=True), [70, 0, 300], 64),
+    "decode-8": lambda: paged(Case(1, 1, heads=4), [70, 300], 8),
+}  # fmt: skip
+TWO_TILES = ("two-tiles", "two-rings", "odd-dims", "wide-values", "narrow-values", "pages")
+
+
+def stored(name: str, dtype: torch.dtype = E4M3) -> Call:
+    torch.manual_seed(1)
+    return in_eight_bits(CASES[name](), dtype)
+
+
+def choice_of(call: Call, two: bool) -> Choice:
+    """The planner's, or that of two query tiles a CTA."""
+    problem = ready_of(call, "sm100").problem
+    return choose_2q(problem) if two else choose(problem, ARCHS["sm100"])
+
+
+def steps(call: Call, choice: Choice) -> tuple[tuple[Launch, ...], Operands]:
+    """The launches of a call with fresh outputs, and its operands."""
+    ready = ready_of(call, "sm100")
+    given = call.sequence.operands(call.q, call.k, call.v).values()
+    fitting = fitted(Operands(*given, *outputs(call, ready), call.sinks))
+    return launches_of_choice(ready, fitting, call.sequence, choice), fitting
+
+
+def check(call: Call, choice: Choice, schedule: str) -> None:
+    """The kernels' results are those of the reference, and nothing is found."""
+    launches, x = steps(call, choice)
+    for step in launches:
+        report = run_launch(step, Options(schedule=schedule))
+        assert report.clean, str(report)
+    tail: dict[str, Any] = {"mask": call.mask, "score": call.score, "sinks": call.sinks, "scale": call.scale}
+    out, lse = reference(call.q, call.k, call.v, sequence=call.sequence, **tail)
+    assert x.lse is not None
+    assert error(x.out[..., : out.shape[-1]].float(), out) < TOLERANCE[call.q.dtype]
+    assert error(x.lse, lse) < 1e-4
+
+
+@pytest.mark.parametrize("name", drawn(CASES, ["decode", "ragged", "odd-dims"]))
+def test_values(name):
+    """What the planner chooses, under every schedule; pages that nobody owns are NaN."""
+    call = stored(name)
+    for schedule in SCHEDULES:
+        check(call, choice_of(call, two=False), schedule)
+
+
+@pytest.mark.parametrize("name", drawn(TWO_TILES, ["two-tiles", "wide-values"]))
+def test_two_query_tiles(name):
+    call = stored(name)
+    for schedule in SCHEDULES:
+        check(call, choice_of(call, two=True), schedule)
+
+
+def test_the_other_format():
+    call = stored("decode", E5M2)
+    check(call, choice_of(call, two=False), "adversarial")
+
+
+@pytest.mark.parametrize("scale", [-0.3, 0.0, 2.0**-120])
+def test_softmax_scales(scale):
+    """Below 0, 0, and one whose product with the keys' is no normal number."""
+    call = replace(stored("decode"), scale=scale)
+    check(call, choice_of(call, two=False), "lazy")
+
+
+def test_every_number_of_the_format():
+    """One key a sequence, so the output is its value: exact for all 256 bytes, and NaN where they are."""
+    for stored_as, dtype in product((E4M3, E5M2), (torch.bfloat16, torch.float16)):
+        v = torch.arange(256, dtype=torch.uint8).view(stored_as).reshape(1, 1, 2, 128)
+        q, k = torch.zeros(1, 1, 2, 128, dtype=dtype), torch.zeros(1, 1, 2, 128).to(stored_as)
+        found = attention(q, k, v, backend="simulate:sm100")
+        assert isinstance(found, torch.Tensor)
+        special = ~v.float().isfinite()
+        assert torch.equal(found.float()[~special], v.float()[~special])
+        assert torch.equal(found.float()[special].isnan(), v.float()[special].isnan())
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("two", [True, False])
+def test_it_needs_its_synchronisation(two):
+    torch.manual_seed(0)
+    call = in_eight_bits(Case(200, 900, heads=1, dim=128, mask=Causal()).call(), E4M3)
+    choice = choice_of(call, two)
+    step = steps(call, choice)[0][0]
+
+    def once(module, schedule) -> Report:
+        fresh = steps(call, choice)[0][0]
+        return simulate(module, fresh.grid, fresh.args, schedule, step_limit=20_000)
+
+    kernel = to_ttgir(step.source(), triton_target("sm100"), dict(step.options))
+    results = knocked_out(kernel, once, reviewed(REDUNDANT))
+    modelled = [found for found in results if "fence" not in found.op]
+    assert sum(found.noticed for found in modelled) >= len(modelled) - 8
+
+
+def test_what_the_kernels_do_not_take():
+    x = torch.zeros(4, 16, 2, 64)
+    table, lengths = torch.zeros(2, 2).int(), torch.ones(2).int()
+    q = torch.zeros(2, 1, 4, 64).bfloat16()
+
+    def refused(message: str, made) -> None:
+        kv = PagedKV(made.values, made.values, table, lengths, k_scale=made.scale, v_scale=made.scale)
+        with pytest.raises(AttentionError, match=message):
+            attention_paged(q, kv, backend="simulate:sm100")
+
+    refused("with 8 bits the sm100 backend takes torch.float8_e4m3fn", quantize(x, torch.float8_e4m3fnuz))
+    refused("k has a scale per token; with 8 bits the sm100 backend takes tensor, head", quantize(x, per="token"))
+    refused("the page size is 4; with 8 bits the sm100 backend takes multiples of 8", quantize(x[:, :4]))
