@@ -69,7 +69,7 @@ def test_rows_for_the_command_line():
 
 def test_places_are_those_of_the_source():
     copies = [i for i in gcn.read(attention("gfx950")).instructions if i.to_lds]
-    assert {copy.place.split(" from ")[0] for copy in copies} == {"amd_attention.py:21", "amd_attention.py:22"}
+    assert {copy.place.split(" from ")[0] for copy in copies} == {"attention.py:21", "attention.py:22"}
     assert len({copy.place for copy in copies}) == 4, "from two places each"
 
 
