@@ -148,14 +148,14 @@ def test_scales_of_query_tokens_of_any_size():
 def test_it_needs_its_synchronisation(per):
     """Queries are read whole before the first one is written, and seen by the tensor core."""
     torch.manual_seed(0)
-    x = wa.quantize(torch.randn(1, 784, 1, 128), per=per)
-    q = wa.quantize(torch.randn(1, 784, 1, 128), per=per)
-    pages = x.values.view(49, 16, 1, 128)
-    scale = x.scale.view(49, 16, 1) if per == "token" else x.scale
-    table, lengths = torch.arange(49).int()[None], torch.tensor([784]).int()
+    x = wa.quantize(torch.randn(2, 784, 1, 128), per=per)
+    q = wa.quantize(torch.randn(2, 784, 1, 128), per=per)
+    pages = x.values.view(98, 16, 1, 128)
+    scale = x.scale.view(98, 16, 1) if per == "token" else x.scale
+    table, lengths = torch.arange(98).int().view(2, 49), torch.tensor([784, 400]).int()
     kv = wa.PagedKV(pages, pages.clone(), table, lengths, k_scale=scale, v_scale=scale.clone(), q_scale=q.scale)
     call = Call(q.values, kv.k_pages, kv.v_pages, kv, wa.Causal(), backend="simulate:sm90")
-    out = torch.full((1, 784, 1, 128), float("nan"), dtype=torch.bfloat16)
+    out = torch.full((2, 784, 1, 128), float("nan"), dtype=torch.bfloat16)
     first, step = list_launches(
         validate(call), Operands(q.values, kv.k_pages, kv.v_pages, out, None, None), kv, DEFAULT_OPTIONS
     )
