@@ -138,8 +138,8 @@ def compile_all(cases: Sequence[Case], workers: int) -> None:
     print(f"{len(jobs)} kernels of {len(cases)} shapes", flush=True)
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         for done in [pool.submit(compile_one, *job) for job in jobs.values()]:
-            if done.exception() is not None:
-                print(first_line(done.exception()), flush=True)
+            if error := done.exception():
+                print(first_line(error), flush=True)
 
 
 def measured(case: Case, rounds: int) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -59,7 +60,7 @@ class Problem:
         """Whether sequences may have different numbers of queries."""
         return self.kind in ("ragged", "paged-ragged")
 
-    @property
+    @cached_property
     def span_reads(self) -> Reads:
         """What the mask's interval of keys (`MaskProgram.span`) is computed from."""
         return reads(self.mask, SPAN)

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from heapq import heapreplace
 from itertools import islice
 from typing import NamedTuple, cast
-
-import torch
-from torch import Tensor
 
 from warpattn.kernels.pieces.span_tiles import SpanTiles, span_tiles
 from warpattn.problem import Problem
@@ -40,31 +38,50 @@ PART_US = 1.0  # of a part: its first keys and its output in fp32
 COMBINE_US, COMBINE_BYTES = 2.5, 3e6  # of the second launch: at least, and bytes a µs
 
 
-class Candidate(NamedTuple):
-    """A configuration, and the key tiles of its row tiles."""
+class Tiling(NamedTuple):
+    """A configuration, and how long an SM takes for its tiles."""
 
     config: SM90Config
     rate: Rate
-    tiles: SpanTiles
     rows: int  # of a tile
+    tokens: int  # of a tile, for each head in it
+    keys: int
+    packed: int  # heads
 
-    def microseconds(self) -> Tensor:
-        """Time of each row tile of a head, or of the heads packed into it."""
-        keys, masked = self.tiles.total * self.config.block_n, self.tiles.masked * self.config.block_n
-        return self.rows * (self.rate.row + keys * self.rate.key + masked * self.rate.masked) / 1000
 
+@lru_cache(512)
+def tiling(config: SM90Config) -> Tiling:
+    """That of a configuration."""
+    rate = rate_of(config.wide, TileShape(config.consumers, config.block_n, config.ctas))
+    return Tiling(config, rate, config.block_m, config.tokens, config.block_n, config.packed)
+
+
+class Candidate(NamedTuple):
+    """A tiling, the key tiles of its row tiles, and what each takes in µs."""
+
+    tiling: Tiling
+    keys: int  # of all row tiles
+    most_keys: int  # of one
+    masked: float  # share of the key tiles
+    times: list[float]  # of the row tiles of a head, or of the heads packed into it, the longest first
+
+    @property
+    def config(self) -> SM90Config:
+        """Of the kernel."""
+        return self.tiling.config
+
+    @property
     def head_microseconds(self) -> float:
         """Time of all row tiles, for one head."""
-        return self.microseconds().sum().item() / self.config.packed
+        return round(sum(self.times) / self.tiling.packed, 6)  # sums in another order are the same
 
     def waste(self, problem: Problem, target: Arch | None) -> float:
         """At most this share of the work is for rows past the last query, in masked tiles, or of SMs without any."""
-        share = 1 - problem.seq_q / (len(self.tiles.total) * self.rows)
-        share += self.tiles.masked.sum().item() / self.tiles.total.sum().item()
+        share = 1 - problem.seq_q / (len(self.times) * self.tiling.rows) + self.masked
         if target is not None:
             heads = problem.batch * problem.heads_q
-            whole = _makespan(self.microseconds(), heads, 1, target)
-            share += 1 - self.head_microseconds() * heads / target.processors / whole
+            whole = _makespan(self.times, heads, target)
+            share += 1 - self.head_microseconds * heads / target.processors / whole
         return share
 
 
@@ -95,23 +112,44 @@ def pack(
     the problem `long`, either. With `same_keys` its key tiles are the usual ones."""
 
     def work(candidate: Candidate) -> float:
-        return candidate.head_microseconds() if target is None else _microseconds(problem, candidate, target)
+        return candidate.head_microseconds if target is None else _microseconds(problem, candidate, target)
 
-    first = _candidate(problem, usual)
+    def least_work(candidate: Candidate) -> float:
+        return candidate.head_microseconds if target is None else _shared_evenly(problem, candidate, target)
+
+    counts = KeyTiles(problem)
+    first = counts.candidate(tiling(usual))
     if first.waste(problem, target) < 1 - GAIN:
         return first, why
-    group = problem.heads_q // problem.heads_kv
-    heads = [n for n in PACKED if group % n == 0 and (n == 1 or _same_for_heads(problem))]
-    tiles = tiles_of(usual.wide, long is not None) if _counted(problem) else ()
-    configs = [usual, *other_tiles(usual, (tile for tile in tiles if tile.keys == usual.block_n or not same_keys))]
-    others = [_candidate(problem, replace(config, packed=n)) for config in configs for n in heads]
+    tilings = _tilings(usual, _heads(problem), _counted(problem), long is not None, same_keys)
+    others = [counts.candidate(tiling) for tiling in tilings]
     if long is not None:
-        least = _candidate(long, usual).head_microseconds()
-        others = [x for x in others if _candidate(long, x.config).head_microseconds() <= least]
-    best = min(others, key=work, default=first)
-    if work(best) > GAIN * work(first):
-        return first, why
-    return best, _why(best, first)
+        at_length = KeyTiles(long)
+        least = at_length.candidate(tiling(usual)).head_microseconds
+        others = [x for x in others if at_length.candidate(x.tiling).head_microseconds <= least]
+    best, most = None, GAIN * work(first)
+    for least, other in sorted(((least_work(x), x) for x in others), key=lambda one: one[0]):
+        if least > most:
+            break
+        time = work(other)
+        if time < most or (best is None and time == most):
+            best, most = other, time
+    return (first, why) if best is None else (best, _why(best, first))
+
+
+def _heads(problem: Problem) -> tuple[int, ...]:
+    """How many heads a tile may hold."""
+    group = problem.heads_q // problem.heads_kv
+    return tuple(n for n in PACKED if group % n == 0 and (n == 1 or _same_for_heads(problem)))
+
+
+@lru_cache(256)
+def _tilings(usual: SM90Config, heads: tuple[int, ...], counted: bool, lengths: bool, same_keys: bool) -> list[Tiling]:
+    """The usual configuration and those with other tiles, each with so many heads in a tile. They depend on head dims
+    and dtypes and not on sizes, so they are remembered."""
+    tiles = tiles_of(usual.wide, lengths) if counted else ()
+    configs = [usual, *other_tiles(usual, (tile for tile in tiles if tile.keys == usual.block_n or not same_keys))]
+    return [tiling(replace(config, packed=n)) for config in configs for n in heads]
 
 
 def _why(best: Candidate, first: Candidate) -> str:
@@ -156,78 +194,103 @@ def with_tile(usual: SM90Config, tile: TileShape) -> Iterator[SM90Config]:
 
 def _counted(problem: Problem) -> bool:
     """Whether the host can count key tiles, and the loop needs no registers for captured tensors or a score."""
+    if not is_masked(problem):
+        return problem.score is None
     reads = bool(cast("tuple[tuple, tuple, tuple]", problem.mask)[2])
     return not reads and problem.score is None and not problem.span_reads.symbols & {"b", "h"}
 
 
-def _candidate(problem: Problem, config: SM90Config) -> Candidate:
-    """A configuration with its key tiles, all there are without a mask or where they depend on captured tensors."""
-    masked, tokens, rows = is_masked(problem), config.tokens, config.block_m
-    tiles = span_tiles(problem, tokens, config.block_n) if masked else None
-    if tiles is None:
-        shape = (max(1, -(-problem.seq_q // tokens)),)
-        every = torch.full(shape, max(1, -(-problem.seq_k // config.block_n)))
-        tiles = SpanTiles(every, torch.zeros_like(every))
-    rate = rate_of(config.wide, TileShape(config.consumers, config.block_n, config.ctas))
-    return Candidate(config, rate, tiles, rows)
+class KeyTiles:
+    """The key tiles of a problem's row tiles, counted once for each size of both."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.masked = is_masked(problem)
+        self.counted: dict[tuple[int, int], SpanTiles | None] = {}
+
+    def candidate(self, tiling: Tiling) -> Candidate:
+        """A tiling with its key tiles, all there are without a mask or where they depend on captured tensors."""
+        problem, rate, rows, keys = self.problem, tiling.rate, tiling.rows, tiling.keys
+        tiles = self._tiles(tiling.tokens, keys)
+        if tiles is None:
+            row_tiles, every = max(1, -(-problem.seq_q // tiling.tokens)), max(1, -(-problem.seq_k // keys)) * keys
+            times = [rows * (rate.row + every * rate.key) / 1000] * row_tiles
+            return Candidate(tiling, row_tiles * every, every, 0.0, times)
+        total, masked = tiles.total.tolist(), tiles.masked.tolist()
+        row, key, more = (rows * x / 1000 for x in (rate.row, keys * rate.key, keys * rate.masked))
+        times = sorted((row + a * key + b * more for a, b in zip(total, masked)), reverse=True)
+        return Candidate(tiling, sum(total) * keys, max(total) * keys, sum(masked) / sum(total), times)
+
+    def _tiles(self, tokens: int, keys: int) -> SpanTiles | None:
+        if self.masked and (tokens, keys) not in self.counted:
+            self.counted[tokens, keys] = span_tiles(self.problem, tokens, keys)
+        return self.counted.get((tokens, keys))
 
 
 def _same_for_heads(problem: Problem) -> bool:
     """Whether all heads of a group have one span and one scale."""
-    return "h" not in problem.span_reads.symbols and problem.scales.q != "head"
+    return problem.scales.q != "head" and not (is_masked(problem) and "h" in problem.span_reads.symbols)
 
 
 def _keys_of_row(candidate: Candidate) -> float:
     """Keys of all tiles for each row of a head, filled or not."""
-    config = candidate.config
-    return candidate.tiles.total.sum().item() * config.block_n * config.block_m / config.packed
+    return candidate.keys * candidate.tiling.rows / candidate.tiling.packed
 
 
 def _microseconds(problem: Problem, candidate: Candidate, target: Arch) -> float:
     """Time of a call, its keys in as many parts as end first."""
-    heads = problem.batch * problem.heads_q // candidate.config.packed
-    one = candidate.microseconds()
-    whole = max(_makespan(one, heads, 1, target), ALONE * one.max().item())
+    heads = problem.batch * problem.heads_q // candidate.tiling.packed
+    whole = max(_makespan(candidate.times, heads, target), ALONE * candidate.times[0])
     return LAUNCH_US + min([whole, *_split_times(problem, candidate, target).values()])
+
+
+def _shared_evenly(problem: Problem, candidate: Candidate, target: Arch) -> float:
+    """At least the time of a call: all of its work, equally much on every SM."""
+    heads = problem.batch * problem.heads_q
+    return LAUNCH_US + candidate.head_microseconds * heads / target.processors
 
 
 def split(problem: Problem, best: Candidate, target: Arch) -> tuple[int, str]:
     """Parts of the keys of a tile, and why: as many as end first, with the launch that combines them."""
-    heads = problem.batch * problem.heads_q // best.config.packed
+    heads = problem.batch * problem.heads_q // best.tiling.packed
     times = _split_times(problem, best, target)
     parts = min(times, key=times.__getitem__, default=1)
-    if parts == 1 or times[parts] > SPLIT_GAIN * _makespan(best.microseconds(), heads, 1, target):
+    if parts == 1 or times[parts] > SPLIT_GAIN * _makespan(best.times, heads, target):
         return 1, ""
-    tiles = heads * len(best.tiles.total)
+    tiles = heads * len(best.times)
     return parts, f"keys are shared out over {parts} CTAs a tile: {tiles} tiles on {target.processors} SMs"
 
 
 def _split_times(problem: Problem, best: Candidate, target: Arch) -> dict[int, float]:
     """Time of a call by the parts of its keys, from two on; nothing where tiles fill the SMs."""
-    config, one = best.config, best.microseconds()
-    heads = problem.batch * problem.heads_q // config.packed
+    tiling, one = best.tiling, best.times
+    config, heads = tiling.config, problem.batch * problem.heads_q // tiling.packed
     tiles = heads * len(one)
-    short = config.ctas > 1 or (config.block_n < 128 and config.wide <= 128)  # tiles for few keys
-    most = min(MOST_PARTS, int(best.tiles.total.max().item()) * config.block_n // LEAST_KEYS)
+    short = config.ctas > 1 or (tiling.keys < 128 and config.wide <= 128)  # tiles for few keys
+    most = min(MOST_PARTS, best.most_keys // LEAST_KEYS)
     if most < 2 or tiles > FEW * target.processors or short:
         return {}
-    fixed = config.block_m * best.rate.row / 1000
+    fixed = tiling.rows * tiling.rate.row / 1000
     rows = problem.batch * problem.seq_q * problem.heads_q
     times = {}
     for parts in range(2, min(most, 1 + 4 * target.processors // tiles) + 1):
         combine = COMBINE_US + 8 * rows * parts * config.padded_v / COMBINE_BYTES
-        part = fixed + PART_US + (one - fixed) / parts
-        times[parts] = _makespan(part, heads, parts, target) + combine
+        part = [fixed + PART_US + (time - fixed) / parts for time in one]
+        times[parts] = _makespan(part, heads * parts, target) + combine
     return times
 
 
-def _makespan(tiles: Tensor, heads: int, parts: int, target: Arch) -> float:
-    """When the last SM ends that takes tiles of `heads` heads, each `parts` times, the longest first."""
-    copies = heads * parts
-    if len(tiles) * copies > MANY * target.processors:
-        return tiles.sum().item() * copies / target.processors + tiles.mean().item() / 2
-    ends = [0.0] * target.processors
-    for tile in sorted(tiles.tolist(), reverse=True):
+def _makespan(tiles: list[float], copies: int, target: Arch) -> float:
+    """When the last SM ends that takes all `tiles`, the longest first, each `copies` times."""
+    count, processors = len(tiles) * copies, target.processors
+    if count <= processors:
+        return tiles[0]
+    if count > MANY * processors:
+        return sum(tiles) * copies / processors + sum(tiles) / len(tiles) / 2
+    if tiles[0] == tiles[-1]:
+        return -(-count // processors) * tiles[0]
+    ends = [0.0] * processors
+    for tile in tiles:
         for _ in range(copies):
             heapreplace(ends, ends[0] + tile)
     return max(ends)

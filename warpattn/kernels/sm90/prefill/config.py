@@ -316,10 +316,8 @@ SHORT_ROWS = 2048  # queries up to which, at head dim 64, 128-row tiles fit a ca
 
 def usual_config(problem: Problem, seq_q: int) -> tuple[SM90Config, str]:
     """`choose_config` for a problem whose sequences have about `seq_q` queries."""
-    if multiplies_bytes(problem):
-        return products_config(problem)
     if problem.kv_dtype is not None:
-        return _eight_bit_config(problem, seq_q)
+        return products_config(problem) if multiplies_bytes(problem) else _eight_bit_config(problem, seq_q)
     reads = bool(cast("tuple[tuple, tuple, tuple]", problem.mask)[2])
     rows = SHORT_ROWS if reads else seq_q
     config, why = choose_config(ELEMENT_OF[problem.dtype], problem.dim_qk, problem.dim_v, rows, is_masked(problem))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -90,6 +91,7 @@ def transposed(v: Tensor, cu: Tensor | None = None) -> tuple[Tensor, tuple[Launc
     return out.transpose(1, 2), (Launch("sm90.values_across", "sm90", (cols, ragged), source, OPTIONS, grid, args),)
 
 
+@lru_cache(256)
 def options(config: SM90Config) -> dict[str, Any]:
     """Options of triton.compile."""
     return compile_options(maxnreg=config.max_registers) if config.ctas > 1 else OPTIONS
