@@ -41,6 +41,11 @@ class LatentConfig:
     stages: int = 2
 
     @property
+    def eight_bit(self) -> None:
+        """Of keys in memory: latents have 16 bits."""
+        return None
+
+    @property
     def half(self) -> int:
         """Columns of a block of latents: no box has more than 256."""
         return self.dim_v // 2
