@@ -42,7 +42,7 @@ def test_strides_that_32_bits_do_not_count_are_refused():
     q = torch.empty(1, 70, 2, 64, dtype=torch.bfloat16)
     wide = torch.empty_strided((3, 90, 2, 64), (2**34, 64, 2**33, 1), dtype=torch.bfloat16, device="meta")
     ready = validate(Call(q, q, q, Dense(), backend="simulate:gfx942"))
-    with pytest.raises(AttentionError, match="strides must be below 17179869184 elements"):
+    with pytest.raises(AttentionError, match="strides must be below 34359738368 bytes"):
         launches_of_choice(ready, Operands(q, wide, wide, q, None, None), Dense())
 
 
