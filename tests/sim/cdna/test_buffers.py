@@ -45,7 +45,7 @@ def test_strips_of_any_width(arch, kind, strip):
 )
 def test_tiles_of_the_specification(operand, tile, axis, second):
     """Section 5.1: block tile and iterator axis, BN 128, BK 32, depth 64; where the second strip starts."""
-    config = KVBufferConfig(operand, "lds", "gfx950", BF16, 128, 64, 64, 32, 1, 4)
+    config = KVBufferConfig(operand, "lds", "gfx950", BF16, 128, 64, 64, 32, 1, 4, BF16)
     assert (config.btile, config.iterator_axis) == (tile, axis)
     assert (config.start(1, 0), config.start(1, 1)) == second
     assert config.strips == (2 if operand == "K" else 4)
@@ -53,9 +53,9 @@ def test_tiles_of_the_specification(operand, tile, axis, second):
 
 def test_instructions_per_load():
     """Section 5.3: a 32 x 32 tile takes two instructions of 1 KiB with 16 bytes a lane, four times as many with 4."""
-    wide = KVBufferConfig("K", "ring", "gfx950", BF16, 64, 128, 128, 128, 2, 4)
+    wide = KVBufferConfig("K", "ring", "gfx950", BF16, 64, 128, 128, 128, 2, 4, BF16)
     assert vm_instructions(wide) == 2 * (64 * 128) // (32 * 32) // 4
-    narrow = KVBufferConfig("K", "ring", "gfx942", BF16, 64, 128, 128, 128, 2, 4)
+    narrow = KVBufferConfig("K", "ring", "gfx942", BF16, 64, 128, 128, 128, 2, 4, BF16)
     assert vm_instructions(narrow) == 4 * vm_instructions(wide)
     assert outstanding(wide, wide) == 8 and outstanding(*[narrow] * 5) == 63, "vmcnt has 6 bits"
 
@@ -77,7 +77,7 @@ def test_rows_start_at_different_banks(arch, operand, strip):
     """As many neighbouring rows as one cycle can serve, read at one column: all banks, each once."""
     kind = "registers" if operand == "V" else "ring"
     depth = strip if operand == "K" else 64
-    config = KVBufferConfig(operand, kind, arch, BF16, 256, depth, depth, strip, 1, 4)
+    config = KVBufferConfig(operand, kind, arch, BF16, 256, depth, depth, strip, 1, 4, BF16)
     banks = {"gfx942": 128, "gfx950": 256}[arch]  # bytes
     vector, per_phase, phases = config.swizzle
     size = 2 * vector
