@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-LATENT = (576, 512)  # head dims of latent attention
+from warpattn.problem.backends import LATENT
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def cases() -> tuple[Case, ...]:
         found += [Case(f"page{page}-{name}", lengths, 32, 8, page) for page in (16, 64, 256)]
     for batch, seq, heads in ((128, 4, 16), (32, 16, 16), (1, 64, 16), (128, 4, 128), (32, 16, 128), (1, 64, 128)):
         name = f"mla-{batch}x{seq}k-{heads}"
-        found.append(Case(name, (seq * 1024,) * batch, heads, 1, 64, dim=LATENT[0], dim_v=LATENT[1]))
+        found.append(Case(name, (seq * 1024,) * batch, heads, 1, 64, dim=LATENT.qk, dim_v=LATENT.v))
     return tuple(found)
 
 
@@ -88,7 +88,7 @@ def smoke_cases() -> tuple[Case, ...]:
     return (
         Case("smoke-dense", (512, 512), 8, 2, dim=64),
         Case("smoke-page16", (300, 77, 1), 8, 2, 16, dim=64),
-        Case("smoke-mla", (130, 7), 16, 1, 64, dim=LATENT[0], dim_v=LATENT[1]),
+        Case("smoke-mla", (130, 7), 16, 1, 64, dim=LATENT.qk, dim_v=LATENT.v),
     )
 
 

@@ -58,7 +58,8 @@ def blocks_of(whole: Whole, placement: Placement) -> Blocks:
     holders = [x for x in (whole.mask, whole.score) if x is not None and x.program().tensors]
     if not holders:
         return _shared(whole, placement)
-    kept: dict[Any, Blocks] = holders[0].__dict__.setdefault("_blocks", {})
+    holder, *_ = holders
+    kept: dict[Any, Blocks] = holder.__dict__.setdefault("_blocks", {})
     key = whole._replace(mask=None, score=None), placement, *(id(x) for x in (whole.mask, whole.score))
     if key not in kept:
         if len(kept) >= KEPT:
@@ -136,8 +137,8 @@ class Blocks:
 
     def _kind(self, mine: Chunk, theirs: Chunk) -> str:
         shift = self.whole.lens.k - self.whole.lens.q
-        rows = (mine.position + shift, mine.position + mine.size - 1 + shift)
-        keys = (theirs.position, theirs.position + theirs.size)
+        rows = range(mine.position + shift, mine.position + mine.size + shift)
+        keys = range(theirs.position, theirs.position + theirs.size)
         return visibility(self._outline, rows, keys, self.whole.lens) if mine.size and theirs.size else HIDDEN
 
     def _partial(self, queries: list[Chunk], keys: list[Chunk], kinds: list[list[str]]) -> Iterator[Block]:
@@ -207,15 +208,15 @@ def outline(mask: Mask) -> Outline:
 
 
 @lru_cache(1 << 14)
-def visibility(known: Outline, rows: tuple[int, int], keys: tuple[int, int], lens: Lengths) -> str:
-    """What queries rows[0] .. rows[1] see of keys keys[0] .. keys[1] - 1; PARTIAL where that is not known."""
+def visibility(known: Outline, rows: range, keys: range, lens: Lengths) -> str:
+    """What queries at positions `rows` see of `keys`, neither of them empty; PARTIAL where that is not known."""
     if known is None:
         return PARTIAL
     if isinstance(known, tuple):
         kinds = {visibility(part, rows, keys, lens) for part in known}
         return HIDDEN if HIDDEN in kinds else FULL if kinds == {FULL} else PARTIAL
-    env = {"b": 0, "h": 0, "q_lo": rows[0], "q_hi": rows[1], "len_q": lens.q, "len_k": lens.k}
+    env = {"b": 0, "h": 0, "q_lo": rows.start, "q_hi": rows.stop - 1, "len_q": lens.q, "len_k": lens.k}
     first, full_lo, full_hi, last = (int(bound) for bound in evaluate_all(known.program().span, env, ()))
-    if first >= last or last <= keys[0] or first >= keys[1]:
+    if first >= last or last <= keys.start or first >= keys.stop:
         return HIDDEN
-    return FULL if full_lo <= keys[0] and keys[1] <= full_hi else PARTIAL
+    return FULL if full_lo <= keys.start and keys.stop <= full_hi else PARTIAL

@@ -8,6 +8,8 @@ A row that sees none of a set's keys has an LSE of -inf there and weighs nothing
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -21,6 +23,13 @@ def exact_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+class Waiting(NamedTuple):
+    """Out and LSE of a chunk of rows over some keys, as they arrived (level 0) or merged of MANY a level below."""
+
+    level: int
+    state: tuple[Tensor, Tensor]
+
+
 class Merged:
     """Results that arrive for parts of a rank's rows, and become one: out (B, S, H, Dv) and lse (B, H, S).
 
@@ -31,7 +40,7 @@ class Merged:
 
     def __init__(self, chunks: list[slice]) -> None:
         self.chunks = chunks
-        self.waiting: list[list[tuple[int, tuple[Tensor, Tensor]]]] = [[] for _ in chunks]
+        self.waiting: list[list[Waiting]] = [[] for _ in chunks]
         self.with_sinks: set[int] = set()
 
     def lacks_sinks(self, rows: slice) -> bool:
@@ -43,23 +52,24 @@ class Merged:
         for i in self._within(rows):
             at = slice(self.chunks[i].start - rows.start, self.chunks[i].stop - rows.start)
             waiting = self.waiting[i]
-            waiting.append((0, (out[:, at], lse[..., at])))
-            while len(waiting) >= MANY and waiting[-1][0] == waiting[-MANY][0]:
-                level, pairs = waiting[-1][0], [pair for _, pair in waiting[-MANY:]]
-                waiting[-MANY:] = [(level + 1, merge_states(pairs))]
+            waiting.append(Waiting(0, (out[:, at], lse[..., at])))
+            while len(waiting) >= MANY and waiting[-1].level == waiting[-MANY].level:
+                merged = merge_states([each.state for each in waiting[-MANY:]])
+                waiting[-MANY:] = [Waiting(waiting[-1].level + 1, merged)]
         self.with_sinks |= set(self._within(rows)) if has_sinks else set()
 
     def result(self, like: Tensor, dim: int, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
         """Everything as one, in the dtype of `like` (B, S, H, D); values have `dim` elements."""
         batch, rows, heads, _ = like.shape
-        first = [states[0][1] for states in self.waiting if len(states) == 1]
-        if len(self.chunks) == 1 and len(first) == 1 and (sinks is None or self.with_sinks):
-            return first[0]
+        if len(self.chunks) == 1 and (sinks is None or self.with_sinks):
+            (states,) = self.waiting
+            if len(states) == 1:
+                return states[0].state
         out, lse = like.new_zeros((batch, rows, heads, dim)), self._no_keys((batch, heads, rows), like)
         for i, (chunk, states) in enumerate(zip(self.chunks, self.waiting, strict=True)):
-            mine, pairs = out[:, chunk], [pair for _, pair in states]
-            if pairs:
-                lse[..., chunk] = merge_states(pairs, out=mine)[1]
+            mine = out[:, chunk]
+            if states:
+                _, lse[..., chunk] = merge_states([each.state for each in states], out=mine)
             if sinks is not None and i not in self.with_sinks:
                 whole = torch.logaddexp(lse[..., chunk], sinks.to(lse.dtype)[:, None])
                 mine.copy_(mine * weight(lse[..., chunk], whole).mT[..., None])

@@ -64,7 +64,7 @@ class _Ring(torch.autograd.Function):
     def forward(ctx: Any, ring: Ring, *tensors: Tensor | None) -> Any:
         q, k, v, sinks, *captured = tensors
         assert q is not None and k is not None and v is not None
-        out, lse = forward(ring, q, (k, v), sinks)
+        out, lse = forward(ring, q, k, v, sinks)
         ctx.save_for_backward(q, k, v, out, lse, sinks, *captured)
         ctx.set_materialize_grads(False)
         ctx.ring = ring
@@ -72,21 +72,23 @@ class _Ring(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        _, *needed = ctx.needs_input_grad
-        wanted = [x for x, need in zip(ctx.saved_tensors[6:], needed[4:], strict=True) if need]
+        _, need_q, need_k, need_v, need_sinks, *need_captured = ctx.needs_input_grad
+        q, k, v, out, lse, sinks, *captured = ctx.saved_tensors
+        wanted = [x for x, need in zip(captured, need_captured, strict=True) if need]
         with torch.no_grad():
-            x = Saved(*ctx.saved_tensors[:6])
+            x = Saved(q, k, v, out, lse, sinks)
             along = Along(*gradients)
             dq, dk, dv, *found = backward(ctx.ring, x, along, wanted)
-            dsinks = sink_gradient(x, along) if needed[3] else None
-        given = [g if need else None for g, need in zip((dq, dk, dv), needed, strict=False)]
+            dsinks = sink_gradient(x, along) if need_sinks else None
+        given = [g if need else None for g, need in ((dq, need_q), (dk, need_k), (dv, need_v))]
         rest = iter(found)
-        return None, *taken_once([*given, dsinks, *(next(rest) if need else None for need in needed[4:])])
+        return None, *taken_once([*given, dsinks, *(next(rest) if need else None for need in need_captured)])
 
 
-def forward(ring: Ring, q: Tensor, keys: tuple[Tensor, Tensor], sinks: Tensor | None) -> tuple[Tensor, Tensor]:
+def forward(ring: Ring, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
     """Out and LSE of the queries of one rank."""
-    merged, here = Merged(ring.blocks.rows(ring.ranks.rank)), [x.contiguous() for x in keys]
+    merged, here = Merged(ring.blocks.rows(ring.ranks.rank)), [k.contiguous(), v.contiguous()]
+    dim_v = v.shape[-1]
     for step in range(ring.steps):
         passing = _pass(ring, step, here)
         k, v = here
@@ -97,7 +99,7 @@ def forward(ring: Ring, q: Tensor, keys: tuple[Tensor, Tensor], sinks: Tensor | 
             out, lse = typed("tuple[Tensor, Tensor]", execute.attend(part))
             merged.add(block.rows, out, lse, given is not None)
         here = here if passing is None else passing.wait()
-    return merged.result(q, keys[1].shape[-1], sinks)
+    return merged.result(q, dim_v, sinks)
 
 
 def backward(ring: Ring, x: Saved, along: Along, captured: list[Tensor]) -> list[Tensor]:
@@ -109,8 +111,9 @@ def backward(ring: Ring, x: Saved, along: Along, captured: list[Tensor]) -> list
     for step in range(ring.steps):
         passing = _pass(ring, step, here)
         sums = [Sum(t) for t in here]
+        k, v = here
         for block in ring.part(step):
-            mine, dk, dv, *shares = _share(ring, block, x, along, (here[0], here[1], captured))
+            mine, dk, dv, *shares = _share(ring, block, x._replace(k=k, v=v), along, captured)
             dq.add(block.rows, mine)
             for total, share in zip(sums, (dk, dv), strict=True):
                 total.add(block.keys, share)
@@ -141,13 +144,10 @@ def _pass(ring: Ring, step: int, here: list[Tensor]) -> Messages | None:
     return pass_on(here, ring.ranks) if step + 1 < ring.steps else None
 
 
-def _share(
-    ring: Ring, block: Block, x: Saved, along: Along, at_hand: tuple[Tensor, Tensor, list[Tensor]]
-) -> list[Tensor]:
-    """What a block adds to the gradients of q, k, v and captured tensors."""
-    k, v, captured = at_hand
+def _share(ring: Ring, block: Block, x: Saved, along: Along, captured: list[Tensor]) -> list[Tensor]:
+    """What a block adds to the gradients of q, k, v and captured tensors; `x` has the keys and values at hand."""
     rows, keys = block.rows, block.keys
-    part = Saved(x.q[:, rows], k[:, keys], v[:, keys], x.out[:, rows], x.lse[..., rows].contiguous(), None)
+    part = Saved(x.q[:, rows], x.k[:, keys], x.v[:, keys], x.out[:, rows], x.lse[..., rows].contiguous(), None)
     dout = torch.zeros_like(part.out) if along.dout is None else along.dout[:, rows]
     dlse = None if along.dlse is None else along.dlse[..., rows].contiguous()
     call = replace(ring.call, q=part.q, k=part.k, v=part.v, mask=block.mask, score=block.score)

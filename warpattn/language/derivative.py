@@ -85,7 +85,7 @@ def differentiate(score: Node, tensors: tuple[Tensor, ...]) -> Derivative:
 
 
 def _recorded(score: Node) -> Node:
-    """The same nodes in the running trace, so that equal ones that come to them are the same objects."""
+    """The same nodes in the running trace, so that equal ones built on them are the same objects."""
     again: dict[int, Node] = {}
     for node in postorder((score,)):
         op, dtype, *rest = node

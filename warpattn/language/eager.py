@@ -89,7 +89,7 @@ def to_int64(x: Any) -> Any:
 def read(tensor: Tensor, index: tuple[Any, ...]) -> Any:
     """Element at `index` (ints or broadcastable int tensors, one per dimension); 0 (False) outside.
 
-    With Python ints only, an int or bool element comes back as a Python number; floats stay tensors, which keeps them
+    With Python ints only, an int or bool element is returned as a Python number; floats stay tensors, which keeps them
     differentiable. Ints of fewer than 32 bits become int32, so that arithmetic on them does not wrap around.
     """
     inside: Any = True

@@ -169,7 +169,7 @@ def symbol(name: str, dtype: str = "int") -> Expr:
 def load(tensor: torch.Tensor, *index: Any) -> Any:
     """Element of `tensor` at one int index per dimension; 0 (False) where an index is outside its dimension.
 
-    Inside a trace the tensor is registered and a symbol comes back; otherwise indices are ints or int tensors that
+    Inside a trace the tensor is registered and the result is a symbol; otherwise indices are ints or int tensors that
     broadcast, and so is the result. Raises AttentionError for a wrong number or kind of indices.
     """
     if (fault := tensor_fault(tensor)) is not None:

@@ -32,7 +32,7 @@ class Trace:
     def __init__(self) -> None:
         self.nodes: dict[tuple[Any, ...], Node] = {}
         self.tensors: list[torch.Tensor] = []
-        self.ranges: dict[int, tuple[tuple[int, int], Node]] = {}  # see `ranges.Known`
+        self.ranges: dict[int, Any] = {}  # see `ranges.Known`
 
     def slot(self, tensor: torch.Tensor) -> int:
         for slot, known in enumerate(self.tensors):

@@ -7,43 +7,60 @@ Positions stay below `POSITIONS`: as many keys of 8 elements fill 4 GiB for one 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from warpattn.inputs import kind_of
-from warpattn.language.eager import INT32
+from warpattn.language import eager
 from warpattn.language.nodes import Node, cast, const, running
 from warpattn.language.user_code import user_error
 
-Interval = tuple[int, int]
-Known = dict[int, tuple[Interval, Node]]  # by the node's id, which is its own as long as the node is kept
+
+class Interval(NamedTuple):
+    """The least and the greatest value of an integer."""
+
+    low: int
+    high: int
+
+    @property
+    def magnitude(self) -> int:
+        """Of the value farthest from 0."""
+        return max(-self.low, self.high, 0)
+
+    def within(self, bounds: Interval) -> bool:
+        """Whether all values are within the bounds."""
+        return bounds.low <= self.low and self.high <= bounds.high
+
+
+Known = dict[int, tuple[Interval, Node]]  # by the node's id, which no other node has while this one is kept
 
 POSITIONS = 2**28
-INT64: Interval = (-(2**63), 2**63 - 1)
-
-
-def fits(values: Interval, bounds: Interval = INT32) -> bool:
-    """Whether all values are within the bounds."""
-    return bounds[0] <= values[0] and values[1] <= bounds[1]
+ZERO, BOOL = Interval(0, 0), Interval(0, 1)
+INT32 = Interval(*eager.INT32)
+INT64 = Interval(-(2**63), 2**63 - 1)
 
 
 def interval(node: Node, known: Known | None = None) -> Interval:
-    """The least and the greatest value of an integer or boolean node, of 32-bit ones without their limit of bits, which
-    only nodes made by hand exceed. `known` is filled in on the way."""
+    """The values of an integer or boolean node; those of 32 bits are not cut to them, as only nodes made by hand exceed
+    32 bits. `known` is filled in on the way."""
     known = {} if known is None else known
     if id(node) not in known:
         known[id(node)] = _interval(node, known), node
-    return known[id(node)][0]
+    values, _ = known[id(node)]
+    return values
 
 
 def whole_number(value: int) -> Node:
     """A constant of as many bits as it needs; AttentionError beyond 64."""
-    if not fits((value, value), INT64):
+    exactly = Interval(value, value)
+    if not exactly.within(INT64):
         raise user_error(f"the number {kind_of(value)} meets a symbol", "ints have at most 64 bits")
-    return const(value, "int" if fits((value, value)) else "int64")
+    return const(value, "int" if exactly.within(INT32) else "int64")
 
 
 def wide_enough(op: str, nodes: list[Node]) -> list[Node]:
     """Operands as int64 if the result of 32-bit ones might not fit 32 bits."""
-    if nodes[0][1] != "int" or fits(_OF[op](*(interval(node, _known()) for node in nodes))):
+    _, dtype, *_ = nodes[0]
+    if dtype != "int" or _OF[op](*(interval(node, _known()) for node in nodes)).within(INT32):
         return nodes
     return [cast(node, "int64") for node in nodes]
 
@@ -63,75 +80,73 @@ def _known() -> Known:
 def _interval(node: Node, known: Known) -> Interval:
     op, dtype, *args = node
     if op == "const":
-        return int(args[0]), int(args[0])
+        (value,) = args
+        return Interval(int(value), int(value))
     if dtype == "bool":
-        return 0, 1
+        return BOOL
     if op == "sym":
-        return (-POSITIONS if args[0].startswith("q") else 0), 2 * POSITIONS
+        (name,) = args
+        return Interval(-POSITIONS if name.startswith("q") else 0, 2 * POSITIONS)
     whole = INT64 if dtype == "int64" else INT32
     if op not in _OF or any(arg[1] == "float" for arg in args):
         return whole
     values = _OF[op](*(interval(arg, known) for arg in args))
-    return values if dtype == "int" or fits(values, whole) else whole
-
-
-def _around(a: Interval) -> int:
-    return max(-a[0], a[1], 0)
+    return values if dtype == "int" or values.within(whole) else whole
 
 
 def _product(a: Interval, b: Interval) -> Interval:
     ends = [x * y for x in a for y in b]
-    return min(ends), max(ends)
+    return Interval(min(ends), max(ends))
 
 
 def _quotient(a: Interval, b: Interval) -> Interval:
     """A quotient by 0 is 0."""
-    if b[0] > 0:
+    if b.low > 0:
         ends = [x // y for x in a for y in b]
-        return min(0, *ends) if a[0] < 0 < a[1] else min(ends), max(ends)
-    return -_around(a), _around(a)
+        return Interval(min(0, *ends) if a.low < 0 < a.high else min(ends), max(ends))
+    return Interval(-a.magnitude, a.magnitude)
 
 
-def _rest(a: Interval, b: Interval) -> Interval:
-    """A rest of a division by 0 is the dividend."""
-    if b[0] > 0:
-        return 0, b[1] - 1
-    most = max(_around(b), _around(a) if b[1] >= 0 else 0)
-    return -most, most
+def _remainder(a: Interval, b: Interval) -> Interval:
+    """The remainder of a division by 0 is the dividend."""
+    if b.low > 0:
+        return Interval(0, b.high - 1)
+    most = max(b.magnitude, a.magnitude if b.high >= 0 else 0)
+    return Interval(-most, most)
 
 
 def _shifted(a: Interval, b: Interval) -> Interval:
-    most = 2 ** min(max(b[1], 0), 64)
-    return min(a[0], a[0] * most), max(a[1], a[1] * most)
+    most = 2 ** min(max(b.high, 0), 64)
+    return Interval(min(a.low, a.low * most), max(a.high, a.high * most))
 
 
 def _either(*options: Interval) -> Interval:
-    return min(option[0] for option in options), max(option[1] for option in options)
+    return Interval(min(option.low for option in options), max(option.high for option in options))
 
 
-def _bits(a: Interval, b: Interval = (0, 0)) -> Interval:
+def _bits(a: Interval, b: Interval = ZERO) -> Interval:
     """All numbers of as many bits."""
     bits = max(abs(end).bit_length() for end in (*a, *b))
-    return (0 if a[0] >= 0 and b[0] >= 0 else -(2**bits)), 2**bits - 1
+    return Interval(0 if a.low >= 0 and b.low >= 0 else -(2**bits), 2**bits - 1)
 
 
 _OF: dict[str, Callable[..., Interval]] = {
-    "add": lambda a, b: (a[0] + b[0], a[1] + b[1]),
-    "sub": lambda a, b: (a[0] - b[1], a[1] - b[0]),
+    "add": lambda a, b: Interval(a.low + b.low, a.high + b.high),
+    "sub": lambda a, b: Interval(a.low - b.high, a.high - b.low),
     "mul": _product,
     "floordiv": _quotient,
-    "mod": _rest,
-    "neg": lambda a: (-a[1], -a[0]),
-    "abs": lambda a: (max(a[0], -a[1], 0), _around(a)),
-    "not": lambda a: (-a[1] - 1, -a[0] - 1),
+    "mod": _remainder,
+    "neg": lambda a: Interval(-a.high, -a.low),
+    "abs": lambda a: Interval(max(a.low, -a.high, 0), a.magnitude),
+    "not": lambda a: Interval(-a.high - 1, -a.low - 1),
     "and": _bits,
     "or": _bits,
     "xor": _bits,
     "shl": _shifted,
-    "shr": lambda a, _: _either(a, (0, 0)),
+    "shr": lambda a, _: _either(a, ZERO),
     "where": lambda _, a, b: _either(a, b),
-    "minimum": lambda a, b: (min(a[0], b[0]), min(a[1], b[1])),
-    "maximum": lambda a, b: (max(a[0], b[0]), max(a[1], b[1])),
+    "minimum": lambda a, b: Interval(min(a.low, b.low), min(a.high, b.high)),
+    "maximum": lambda a, b: Interval(max(a.low, b.low), max(a.high, b.high)),
     "int": lambda a: a,
     "int64": lambda a: a,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
@@ -20,6 +21,13 @@ NEEDS = {
 }
 KERNEL_DTYPES = (FP16.dtype, BF16.dtype)
 USE_REFERENCE = 'use backend="reference"'
+
+
+class HeadDims(NamedTuple):
+    """Of queries and keys, and of values."""
+
+    qk: int
+    v: int
 
 
 @dataclass(frozen=True)
@@ -55,7 +63,7 @@ class Limits:
     eight_bit: EightBitLimits | None = None  # None: none
 
 
-LATENT = (576, 512)  # head dims of queries and values in absorbed latent attention (MLA)
+LATENT = HeadDims(576, 512)  # in absorbed latent attention (MLA)
 LATENT_TOKENS = 16  # query tokens of a sequence at most, with these
 EVERY_KIND = ("dense", "ragged", "paged")
 BACKWARD_SM90 = BackwardLimits(("dense", "ragged"), 256, deterministic=True)

@@ -21,7 +21,7 @@ def check_types(rules: Rules, call: Call, read_values: bool) -> None:
     """One dtype for q, k and v, or one of 8 bits for k and v; scales, and with `read_values` their values."""
     sequence = call.sequence
     queries, *values = sequence.operands(call.q, call.k, call.v).items()
-    q, (k_name, k) = queries[1], values[0]
+    (_, q), (k_name, k), _ = queries, *values
     if not isinstance(q, Tensor):
         return
     narrow = q.dtype in EIGHT_BIT

@@ -55,10 +55,10 @@ def fitted(x: Operands) -> Operands:
 
 def addressable(x: Tensor) -> bool:
     """Whether TMA can read or write a (B, S, H, D) tensor in place, see `COPY_RULE`."""
-    *outer, last = zip(x.shape, x.stride(), strict=True)
+    *outer, (columns, step) = zip(x.shape, x.stride(), strict=True)
     run = run_of(x)
-    strides = last[1] == 1 and all(size == 1 or (stride > 0 and stride % run == 0) for size, stride in outer)
-    return strides and last[0] % run == 0 and x.data_ptr() % ALIGNMENT == 0
+    strides = step == 1 and all(size == 1 or (stride > 0 and stride % run == 0) for size, stride in outer)
+    return strides and columns % run == 0 and x.data_ptr() % ALIGNMENT == 0
 
 
 def run_of(x: Tensor) -> int:

@@ -47,7 +47,7 @@ from warpattn.scores import ALiBi, Bias, CustomScore, Score, ScoreProgram
 from warpattn.sequences import Sizes
 
 MAX_SIZE = 2**31 - 1  # kernels count rows, keys, heads and sequences with 32 bits
-LATENT_WHERE = f"with head dims {LATENT[0]} and {LATENT[1]} (latent attention)"
+LATENT_WHERE = f"with head dims {LATENT.qk} and {LATENT.v} (latent attention)"
 FULL_PROGRAM = Full().program()  # without a mask
 ALIKE = tuple({dtype} for dtype in DTYPES)
 LARGEST_SCALE = torch.finfo(torch.float32).max
@@ -252,7 +252,7 @@ def _check_latent_view(rules: Rules, call: Call) -> None:
     """Latent attention: values that are the first columns of the keys' own memory."""
     _, (k_name, k), (v_name, v) = call.sequence.operands(call.q, call.k, call.v).items()
     what = f"{v_name} has strides {v.stride()} at {v.data_ptr()}, {k_name} {k.stride()} at {k.data_ptr()}"
-    rule = f"{LATENT_WHERE} a token's value is part of its key: {v_name} must be the view {k_name}[..., :{LATENT[1]}]"
+    rule = f"{LATENT_WHERE} a token's value is part of its key: {v_name} must be the view {k_name}[..., :{LATENT.v}]"
     rules.require(begins_with(k, v), what, rule)
 
 
@@ -380,7 +380,7 @@ def check_limits(rules: Rules, arch: str, kind: str, dtype: torch.dtype | None, 
 def _check_dims(rules: Rules, arch: str, sizes: Sizes | Problem) -> None:
     """Head dims that the kernels have."""
     limits = LIMITS[arch]
-    either = f", or {LATENT[0]} with values of {LATENT[1]} (latent attention)" if limits.latent else ""
+    either = f", or {LATENT.qk} with values of {LATENT.v} (latent attention)" if limits.latent else ""
     dims = {"q": sizes.dim_qk} if sizes.dim_qk == sizes.dim_v else {"q": sizes.dim_qk, "v": sizes.dim_v}
     for name, dim in dims.items():
         if dim > limits.max_dim:

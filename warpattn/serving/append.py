@@ -68,7 +68,7 @@ def append_paged(
     if k_new.numel() == 0:
         return
     if k_new.device.type == "cpu":
-        _check_values(rules, kv, k_new, angles)
+        _check_values(rules, kv, k_new, cos)
         rules.done()
         _append(kv, new)
     else:
@@ -106,7 +106,7 @@ def _check_places(rules: Rules, kv: PagedKV, new: NewRows) -> None:
     check_memory(rules, {"k_new": new.k, "v_new": new.v}, {"k_pages": kv.k_pages, "v_pages": kv.v_pages})
 
 
-def _check_values(rules: Rules, kv: PagedKV, k_new: Tensor, angles: tuple[Tensor, Tensor] | None) -> None:
+def _check_values(rules: Rules, kv: PagedKV, k_new: Tensor, cos: Tensor | None) -> None:
     """Rules of lengths and pages, where reading them costs nothing."""
     tokens, size = k_new.shape[1], kv.k_pages.shape[1]
     written: dict[tuple[int, int], int] = {}  # (page, row), by which sequence
@@ -115,20 +115,20 @@ def _check_values(rules: Rules, kv: PagedKV, k_new: Tensor, angles: tuple[Tensor
         rule = f"a length must be within 0 .. {capacity}, the keys that {kv.block_table.shape[1]} pages hold"
         if not rules.require(0 <= length <= capacity, f"lengths[{b}] is {length}", rule):
             continue
-        if angles is not None:
-            what = f"cos has {len(angles[0])} rows"
-            rules.require(length <= len(angles[0]), what, f"position {length - 1} of sequence {b} must be in it")
+        if cos is not None:
+            what = f"cos has {len(cos)} rows"
+            rules.require(length <= len(cos), what, f"position {length - 1} of sequence {b} must be in it")
         for slot in range(max(length - tokens, 0) // size, -(-length // size)):
             page = int(kv.block_table[b, slot])
             rule = f"a page in use must be within 0 .. {len(kv.k_pages) - 1}, the pages of the cache"
             rules.require(0 <= page < len(kv.k_pages), f"block_table[{b}, {slot}] is {page}", rule)
         for position in range(max(length - tokens, 0), length):
-            place = (int(kv.block_table[b, position // size]), position % size)
-            if place in written:
-                what = f"row {place[1]} of page {place[0]} gets the tokens of sequences {written[place]} and {b}"
+            page, row = int(kv.block_table[b, position // size]), position % size
+            if (page, row) in written:
+                what = f"row {row} of page {page} gets the tokens of sequences {written[page, row]} and {b}"
                 rules.add(what, "each new token must have a place of its own")
                 break
-            written[place] = b
+            written[page, row] = b
 
 
 def _append(kv: PagedKV, new: NewRows) -> None:

@@ -111,7 +111,7 @@ class ServingPlan:
         self._tail["dtype"] = exact = torch.float64 if q.dtype == torch.float64 else torch.float32
         self.lse = q.new_empty(checked.lse_shape, dtype=exact) if call.return_lse else None
         self._values = captured_values(captured(checked))  # the plan keeps these tensors, so they stay where they are
-        self._vectors = tuple(0 if x is None else x.data_ptr() for x in (self.lse, call.sinks))
+        self._lse_at, self._sinks_at = [0 if x is None else x.data_ptr() for x in (self.lse, call.sinks)]
         self._like_sinks = None if call.sinks is None else _like(call.sinks)
         self._latent = is_latent(checked.problem)  # then v is a view of k
         operands, indices = call.sequence.operands(q, call.k, call.v), call.sequence.indices()
@@ -119,7 +119,7 @@ class ServingPlan:
         fewer_sequences = isinstance(call.sequence, PagedRagged)  # and pages that never vary
         self._names = (*operands, *indices)
         read = (*operands.values(), call.sinks)
-        self._extents = (extent(self.out), *(0 if x is None else extent(x) for x in read))
+        self._written, self._read = extent(self.out), tuple([0 if x is None else extent(x) for x in read])
         self._like = (
             *(_like(x, rows_vary and (x is q or not fewer_sequences)) for x in operands.values()),
             *(_like(x, fewer_sequences and _varies(name, x)) for name, x in indices.items()),
@@ -161,9 +161,9 @@ class ServingPlan:
             _check_gradients(zip(self._names, tensors, strict=True))
         given = out is not None
         out, lse = self._results(q, k, v, out)
-        vectors = self._vectors if sinks is None else self._with_sinks(sinks)
+        sinks_at = self._sinks_at if sinks is None else self._address_of(sinks)
         q_at, k_at, v_at, out_at = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()
-        if given and not apart((out_at, self._extents[0]), (q_at, k_at, v_at, vectors[1]), self._extents[1:]):
+        if given and not apart((out_at, self._written), (q_at, k_at, v_at, sinks_at), self._read):
             self._check_apart(out, (q, k, v, self._tail["sinks"] if sinks is None else sinks))
         if self._bound is None or not (out_at and k_at):  # empty tensors have no address
             tail: dict[str, Any] = self._tail if sinks is None else self._tail | {"sinks": sinks}
@@ -177,7 +177,7 @@ class ServingPlan:
         if self._latent and k_at != v_at:
             rule = "in latent attention values are the first columns of the keys"
             raise AttentionError(f"keys start at {k_at}, values at {v_at}; {rule}")
-        at = (q_at, k_at, v_at, out_at, *vectors, *[x.data_ptr() for x in indices])
+        at = (q_at, k_at, v_at, out_at, self._lse_at, sinks_at, *[x.data_ptr() for x in indices])
         if cuda.current_device() == self._bound.device:
             self._bound(at, self._values)
         else:
@@ -185,12 +185,12 @@ class ServingPlan:
                 self._bound(at, self._values)
         return out if lse is None else (out, lse)
 
-    def _with_sinks(self, sinks: Tensor) -> tuple[int, ...]:
-        """Addresses of LSE and sinks with others than the plan's."""
+    def _address_of(self, sinks: Tensor) -> int:
+        """Where a step's own sinks start; AttentionError unless they are like the plan's."""
         if self._like_sinks is None:
             raise AttentionError("sinks is given; the plan was made without")
         _check(("sinks",), (sinks,), (self._like_sinks,))
-        return self._vectors[0], sinks.data_ptr()
+        return sinks.data_ptr()
 
     def _results(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Output and LSE of a step: the plan's or, after a check, the caller's."""
@@ -269,7 +269,8 @@ def _operands(q: Tensor | Quantized, kv: PagedKV | Pair) -> tuple[Tensor, Tensor
         return with_query_scale(q, kv)
     if not isinstance(kv, tuple) or len(kv) != 2:
         raise AttentionError(f"kv is a {type(kv).__name__}; it must be a PagedKV or a pair of dense k and v")
-    (q, q_scale), (k, k_scale), (v, v_scale) = split(q), split(kv[0]), split(kv[1])
+    k, v = kv
+    (q, q_scale), (k, k_scale), (v, v_scale) = split(q), split(k), split(v)
     return q, k, v, Dense(k_scale, v_scale, q_scale)
 
 
@@ -302,7 +303,8 @@ class PrefillPlan(ServingPlan):
         return_lse: bool = False,
     ) -> None:
         super().__init__(Call(q, k, v, _ragged(seq), mask, score, sinks, scale, return_lse))
-        self._most, self._bounds = (q.shape[0], k.shape[0]), (seq.max_q, seq.max_k)
+        self._rows, self._keys = q.shape[0], k.shape[0]
+        self._bounds = {"max_q": seq.max_q, "max_k": seq.max_k}
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, seq: Ragged, out: Tensor | None = None) -> Result:
         """out (total_q, Hq, Dv), a part of the plan's own or the given one; with return_lse also lse (Hq, total_q)."""
@@ -310,7 +312,7 @@ class PrefillPlan(ServingPlan):
         if tuple(indices) != self._names[3:]:
             rule = "seq.cu_k of its own" if "seq.cu_k" in self._names else "keys that share seq.cu_q"
             raise AttentionError(f"seq has {' and '.join(indices)}; the plan was made for {rule}")
-        for name, most in (("max_q", self._bounds[0]), ("max_k", self._bounds[1])):
+        for name, most in self._bounds.items():
             bound = getattr(seq, name)
             if most is not None and bound is not None and bound > most:
                 raise AttentionError(f"seq.{name} is {bound}; the plan was made for sequences of up to {most}")
@@ -319,12 +321,13 @@ class PrefillPlan(ServingPlan):
     def _results(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The first rows of the plan's, as many as q has, or the caller's output."""
         rows, keys = q.shape[0], k.shape[0]
-        if rows > self._most[0] or keys > self._most[1]:
-            raise AttentionError(f"q has {rows} and k {keys} rows; the plan was made for up to {self._most}")
+        if rows > self._rows or keys > self._keys:
+            rule = f"the plan was made for up to {self._rows} and {self._keys}"
+            raise AttentionError(f"q has {rows} and k {keys} rows; {rule}")
         if v.shape[0] != keys:
             raise AttentionError(f"v has {v.shape[0]} rows; v must have as many as k, {keys}")
         result, lse = super()._results(q, k, v, out)
-        if rows < self._most[0]:
+        if rows < self._rows:
             result = result[:rows] if out is None else result
             lse = None if lse is None else lse[:, :rows]
         if result.shape[0] != rows:

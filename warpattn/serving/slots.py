@@ -74,7 +74,7 @@ def append_slots(
     if count == 0 or k[:count].numel() == 0:
         return
     if k.device.type == "cpu":
-        _check_values(rules, k_pages, slot_mapping, positions, angles)
+        _check_values(rules, k_pages, slot_mapping, positions, cos)
         rules.done()
         given = NewRows(k, v, angles, interleaved, (k_scale, v_scale))
         _append(given, pages, slot_mapping, positions)
@@ -118,7 +118,7 @@ def _check_positions(
 
 
 def _check_values(
-    rules: Rules, k_pages: Tensor, slots: Tensor, positions: Tensor | None, angles: tuple[Tensor, Tensor] | None
+    rules: Rules, k_pages: Tensor, slots: Tensor, positions: Tensor | None, cos: Tensor | None
 ) -> None:
     """Rules of slots and positions, where reading them costs nothing."""
     number, written = k_pages.shape[0] * k_pages.shape[1], {}
@@ -129,8 +129,8 @@ def _check_values(
         what = f"slot_mapping[{t}] is {slot}, as slot_mapping[{written.get(slot)}] is"
         rules.require(slot not in written, what, "each new token must have a slot of its own")
         written[slot] = t
-        if positions is not None and angles is not None:
-            position, rows = int(positions[t]), len(angles[0])
+        if positions is not None and cos is not None:
+            position, rows = int(positions[t]), len(cos)
             rule = f"a position must be within 0 .. {rows - 1}, the rows of cos"
             rules.require(0 <= position < rows, f"positions[{t}] is {position}", rule)
 
@@ -153,8 +153,8 @@ def _append(
 
 def _launch(tensors: tuple[Tensor | None, ...], interleaved: bool, count: int) -> None:
     """The kernel for the first `count` tokens."""
-    k_pages, v_pages, k, v, slots, positions, cos, sin, *scales = tensors
+    k_pages, v_pages, k, v, slots, positions, cos, sin, k_scale, v_scale = tensors
     assert k_pages is not None and k is not None and slots is not None
     angles = None if cos is None or sin is None else (cos, sin)
-    new = NewRows(k, v, angles, interleaved, (scales[0], scales[1]))
+    new = NewRows(k, v, angles, interleaved, (k_scale, v_scale))
     _calls.launch(tensors, interleaved, lambda arch: slot_launches(arch, (k_pages, v_pages), slots, positions, new))

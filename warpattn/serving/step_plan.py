@@ -66,7 +66,7 @@ class StepPlan(ServingPlan):
         call = Call(q, k, v, PagedRagged(kv, seq), mask, score, sinks, scale)
         super().__init__(call, PlanOptions(batch_invariant), read_values=False)
         del self.out  # callers have one themselves
-        self._most = len(q), len(kv.lengths)
+        self._rows, self._sequences = len(q), len(kv.lengths)
         self._like_own = kv, seq
 
     @cached_property
@@ -104,8 +104,8 @@ class StepPlan(ServingPlan):
             what = ", ".join(kind_of(x) for x in (q, kv.lengths, seq.cu_q, kv.block_table))
             rule = "they must be tensors with dimensions"
             raise AttentionError(f"q, kv.lengths, seq.cu_q and kv.block_table are {what}; {rule}") from None
-        if batch > self._most[1] or rows > self._most[0]:
-            rule = f"the plan was made for up to {self._most[1]} and {self._most[0]}"
+        if batch > self._sequences or rows > self._rows:
+            rule = f"the plan was made for up to {self._sequences} and {self._rows}"
             raise AttentionError(f"the step has {batch} sequences and {rows} rows of q; {rule}")
         if offsets != batch + 1 or tables != batch:
             rule = f"kv.lengths has {batch} sequences, so they must have {batch + 1} and {batch}"
@@ -131,8 +131,8 @@ class StepPlan(ServingPlan):
             rules.require(len(x) == rows, f"{name} has {len(x)} rows", f"{batch} sequences have {rows}")
         width = self.kv.block_table.shape[1]
         what = f"the step has {batch} sequences of up to {block_table.shape[-1]} pages"
-        fits = batch <= self._most[1] and block_table.shape[-1] <= width
-        rules.require(fits, what, f"the plan was made for up to {self._most[1]} of {width}")
+        fits = batch <= self._sequences and block_table.shape[-1] <= width
+        rules.require(fits, what, f"the plan was made for up to {self._sequences} of {width}")
         rules.done()
         own_q, own_lengths, table = self.seq.cu_q, self.kv.lengths, self.kv.block_table
         own_q[: batch + 1].copy_(cu_q, non_blocking=True)

@@ -110,7 +110,7 @@ def test_the_compiled_kernel_has_what_its_topology_says(name: str) -> None:
     expected |= {config.again_bytes} if repeats else set()
     tiles = getattr(config, "tiles", config)
     if getattr(tiles, "eight_bit", None):
-        expected = {tiles.q_bytes, *tiles.loaded_bytes}
+        expected = {tiles.q_bytes, tiles.k_bytes // tiles.widening, tiles.v_bytes // tiles.widening}
     assert set(map(int, re.findall(r"ttng\.barrier_expect %[\w.]+, (\d+)", code))) == expected
     (registers,) = re.findall(r"requestedRegisters = array<i32: ([\d, ]+)>", code)
     assert tuple(map(int, registers.split(","))) == topology.workers.registers

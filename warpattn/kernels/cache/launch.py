@@ -69,10 +69,12 @@ def _launches(
     element = element_of(new.k.dtype)
     dims = (dim,) if new.v is None else (dim, new.v.shape[-1])
     rows = rows_of_program(dims, element.bytes)
-    tensors = {"k_pages": pages[0], "v_pages": pages[1], "k_new": new.k, "v_new": new.v}
+    k_pages, v_pages = pages
+    tensors = {"k_pages": k_pages, "v_pages": v_pages, "k_new": new.k, "v_new": new.v}
     run = run_of([x for x in tensors.values() if x is not None], element.bytes)
-    rotation = None if new.angles is None else Rotation(2 * new.angles[0].shape[1], new.interleaved)
-    stored = element_of(pages[0].dtype)
+    cos, sin = new.angles or (None, None)
+    rotation = None if cos is None else Rotation(2 * cos.shape[1], new.interleaved)
+    stored = element_of(k_pages.dtype)
     eight_bit = None
     if stored.bytes == 1:
         pairs = zip(new.scales, pages, strict=True)
@@ -80,16 +82,16 @@ def _launches(
         eight_bit = EightBitPages(torch.finfo(stored.dtype).max, given)
     config = AppendConfig(dims, rows, run, rotation, eight_bit)
     count = places.tokens * heads
-    shape = AppendShape(count, tokens, heads, len(pages[0]), pages[0].shape[1], places.table_pages)
+    shape = AppendShape(count, tokens, heads, *k_pages.shape[:2], places.table_pages)
     args = {key: _rows(x, run) for key, x in tensors.items()} | places.arguments | {"shape": shape}
     if eight_bit is not None:
         named = zip(("k_pages", "v_pages"), new.scales, strict=True)
         args |= {key: _scaled(args[key], scale) for key, scale in named}
-    for key, angle in zip(("cos", "sin"), new.angles or (None, None), strict=True):
+    for key, angle in (("cos", cos), ("sin", sin)):
         args[key] = Table(angle, 0 if angle is None else angle.stride(0))
     types = {key: element_of(x.dtype).name for key, x in places.arguments.items() if isinstance(x, Tensor)}
-    angle = element if new.angles is None else element_of(new.angles[0].dtype)
-    types |= {"new": element.name, "pages": stored.name, "angles": angle.name}
+    turned = element if cos is None else element_of(cos.dtype)
+    types |= {"new": element.name, "pages": stored.name, "angles": turned.name}
 
     def source():
         from .signature import append_source  # imports Triton

@@ -34,8 +34,8 @@ def attention_kernel(
     config: gl.constexpr, functions: gl.constexpr, traits: gl.constexpr,
 ):  # fmt: skip
     """Attention forward. `indices`, `strides` and `shape` are the named tuples of `config`; `scale` is the softmax
-    scale, or `Scales` with 8-bit keys and values; `functions` is (conditions of the mask, span, score), see
-    `signature.keep_functions`.
+    scale, or `Scales` with 8-bit keys and values; `functions` are those of `Modifiers`, with the conditions of the
+    mask (`signature.keep_functions`) as `keep`.
 
     Grid: (tiles, partitions). With `traits.partial`, o and lse are workspace: [partitions * tiles, M, padded Dv] and
     [partitions * tiles, M], fp32.
@@ -44,10 +44,10 @@ def attention_kernel(
     before the kernel begins and held until their last use, all others are loaded at their use.
     """
     tensors = Tensors(q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, sinks_ptr, indices, strides)
-    mods = Modifiers(None, functions[1], functions[2], mask_args, score_args)
+    mods = Modifiers(None, functions.span, functions.score, mask_args, score_args)
     work = find_work(tensors, shape, config, traits)
     scores = scores_scale(scale, work.kv_head, mods, config)
-    ctx = Context(tensors, shape, mods, scores, scale, functions[0], config, traits)
+    ctx = Context(tensors, shape, mods, scores, scale, functions.keep, config, traits)
     if work.rows.row < work.lengths.seq_q:
         attend(ctx, work)
 

@@ -14,7 +14,7 @@ holds: k >= a or k <= b is maximum(k - a, b - k) >= 0. That is done where no dif
 from typing import NamedTuple
 
 from warpattn.language.nodes import Node, build, const, make
-from warpattn.language.ranges import fits, interval
+from warpattn.language.ranges import INT32, interval
 
 TILE_SYMBOLS = ("b", "q_lo", "q_hi", "k_lo", "k_hi", "len_q", "len_k")
 Ends = tuple[Node, Node]
@@ -101,7 +101,7 @@ def margin(node: Node) -> Node:
         return build("sub", "int", const(-1, "int"), margin(args[0]))
     if op in _DIFFERENCES and all(arg[1] == "int" for arg in args):
         number = _DIFFERENCES[op](*args)
-        if op in ("eq", "ne") or fits(interval(number)):
+        if op in ("eq", "ne") or interval(number).within(INT32):
             return number
     return build("where", "int", node, const(0, "int"), const(-1, "int"))
 

@@ -38,9 +38,9 @@ def attention_source(config: CDNAConfig, traits: Traits, mask: Program, score: P
         "lse_ptr": "*fp32",
         **dict.fromkeys(("config", "functions", "traits"), "constexpr"),
     }
-    keep, span, score_function = modifier_functions(mask, score, CDNA)
-    keeps = () if keep is None else keep_functions(mask)
-    constants = {"config": config, "functions": (keeps, span, score_function), "traits": traits}
+    functions = modifier_functions(mask, score, CDNA)
+    functions = functions._replace(keep=() if functions.keep is None else keep_functions(mask))
+    constants = {"config": config, "functions": functions, "traits": traits}
     # 16-byte vectors need pointers that are known to be aligned; strides in runs of 8 elements keep the alignment.
     pointers = ("q_ptr", "k_ptr", "v_ptr", "o_ptr")
     names = list(signature)

@@ -3,7 +3,7 @@
     every query · shared pages       one sequence of all rows, in groups as large as decode takes     ─┐
     each sequence · its own pages    the call itself, with shorter tables and lengths, mask and sinks ─┴▶ merge
 
-The queries come after the shared pages, so causality hides none of them. Other masks and scores depend on where a query
+The queries follow the shared pages, so causality hides none of these. Other masks and scores depend on where a query
 sits, and latent attention has one cache for all heads: there the promise is not used, every sequence reads its pages.
 """
 
@@ -47,13 +47,13 @@ def cascaded(call: Call) -> Tensor | tuple[Tensor, Tensor] | None:
         kv, block_table=kv.block_table[:, kv.shared_pages :], lengths=(kv.lengths - keys).clamp_min(0), shared_pages=0
     )
     sequence = own if ragged is None else replace(ragged, kv=own)
-    parts = [shared, Result(*_attended(_changed(call, q, sequence, sinks=call.sinks, mask=call.mask)))]
+    rest = Result(*_attended(_changed(call, q, sequence, sinks=call.sinks, mask=call.mask)))
     if ragged is None:
         out, lse = shared
-        parts[0] = Result(out.view(*q.shape[:-1], dim), lse.view(heads, *q.shape[:2]).transpose(0, 1))
-    out = torch.empty_like(parts[1].out) if call.out is None else call.out
-    merged = Result(out, torch.empty_like(parts[1].lse))
-    merge_into(merged, parts, None if ragged is None else ragged.cu_q[-1:], call.backend)
+        shared = Result(out.view(*q.shape[:-1], dim), lse.view(heads, *q.shape[:2]).transpose(0, 1))
+    out = torch.empty_like(rest.out) if call.out is None else call.out
+    merged = Result(out, torch.empty_like(rest.lse))
+    merge_into(merged, (shared, rest), None if ragged is None else ragged.cu_q[-1:], call.backend)
     return (merged.out, merged.lse) if call.return_lse else out
 
 
@@ -107,7 +107,7 @@ def _over_shared(call: Call, kv: PagedKV, rows: Tensor, ragged: bool) -> Result:
     if ragged:
         return Result(*_attended(_changed(call, rows, PagedRagged(pages, Ragged(groups.offsets, max_q=group)))))
     out, lse = _attended(_changed(call, rows[None], pages))
-    return Result(out[0], lse[0])
+    return Result(out.squeeze(0), lse.squeeze(0))
 
 
 class Groups(NamedTuple):
@@ -139,5 +139,5 @@ def _changed(call: Call, q: Tensor, sequence: PagedKV | PagedRagged, **modifiers
 
 
 def _attended(call: Call) -> tuple[Tensor, Tensor]:
-    out, lse = attend(call)  # pyright: ignore[reportGeneralTypeIssues]  it asks for the LSE, and not for gradients
+    out, lse = attend(call)  # pyright: ignore[reportGeneralTypeIssues]  it returns the LSE, and has no gradients
     return out, lse

@@ -51,7 +51,7 @@ def merge_states(
         if any(result.out.shape != results[0].out.shape for result in results):
             raise AttentionError("the outputs have different shapes; they must be results of the same queries")
         merged = _refer(results)
-        return merged if out is None else (out.copy_(merged[0]), merged[1])
+        return merged if out is None else (out.copy_(merged.out), merged.lse)
     rules = Rules()
     named = _named(results)
     like = _check(rules, named)
@@ -62,7 +62,7 @@ def merge_states(
     rules.done()
     if chosen == "reference" or results[0].out.numel() == 0:
         merged = _refer(results)
-        return merged if out is None else (out.copy_(merged[0]), merged[1])
+        return merged if out is None else (out.copy_(merged.out), merged.lse)
     x = results[0]
     merged = Result(torch.empty_like(x.out, memory_format=torch.contiguous_format) if out is None else out,
                     torch.empty_like(x.lse, memory_format=torch.contiguous_format))  # fmt: skip

@@ -131,6 +131,17 @@ class StreamConfig:
         return self.box < LEAST_BOX
 
     @property
+    def oldest_first(self) -> bool:
+        """Whether key tiles are visited backwards, so that those of new tokens are last."""
+        return False
+
+    @property
+    def tiles_outermost(self) -> bool:
+        """Whether the queue has the first row tiles of all sequences, then the second ones, and so on, so that CTAs
+        that run at the same time read the same keys."""
+        return False
+
+    @property
     def max_growth(self) -> int:
         """Units that a CTA's range may grow by to end at a head."""
         return max(1, GROWTH // (self.block_n * self.schedule.unit))
@@ -149,15 +160,7 @@ class DecodeConfig(KeyTileSizes, StreamConfig):
     registers: Registers = Registers()
     overlap: Overlap = Overlap()
 
-    @cached_property
-    def padded_qk(self) -> int:
-        return self._padded(self.dim_qk)
-
-    @cached_property
-    def padded_v(self) -> int:
-        return self._padded(self.dim_v)
-
-    def _padded(self, dim: int) -> int:
+    def padded(self, dim: int) -> int:
         """Columns of a tile; those of 8-bit operands fill 64 rows, or four threads with 16 bytes each."""
         return pad_dim(dim) if self.eight_bit is None else max(pad_dim(dim), CONSUMER_ROWS)
 
@@ -188,7 +191,6 @@ class DecodeConfig(KeyTileSizes, StreamConfig):
 
     @property
     def oldest_first(self) -> bool:
-        """Whether key tiles are visited backwards, so that those of new tokens come last."""
         return self.overlap.kv_ready_before_dependency
 
     @property
@@ -201,13 +203,8 @@ class DecodeConfig(KeyTileSizes, StreamConfig):
         return self.padded_v
 
     @property
-    def tiles_outermost(self) -> bool:
-        """Whether the queue has the first row tiles of all sequences, then the second ones, and so on."""
-        return False
-
-    @property
     def words(self) -> str:
-        """Tile and rings, for people."""
+        """Tile and rings as text."""
         return f"tile {self.rows} x {self.block_n}, rings K {self.stages} V {self.stages}"
 
     @property

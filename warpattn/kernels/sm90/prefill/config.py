@@ -73,13 +73,17 @@ class KeyTileSizes:
         """Columns of an operand that one wgmma takes: 32 bytes."""
         return 32 // self.element.bytes
 
+    def padded(self, dim: int) -> int:
+        """Columns of a tile for a head dim."""
+        return pad_dim(dim)
+
     @cached_property
     def padded_qk(self) -> int:
-        return pad_dim(self.dim_qk)
+        return self.padded(self.dim_qk)
 
     @cached_property
     def padded_v(self) -> int:
-        return pad_dim(self.dim_v)
+        return self.padded(self.dim_v)
 
     @cached_property
     def k_bytes(self) -> int:
@@ -172,13 +176,8 @@ class SM90Config(KeyTileSizes):
         """Columns of the parts of K and of V."""
         return self.qk_parts, self.v_parts
 
-    @cached_property
-    def padded_qk(self) -> int:
-        return sum(self.qk_parts)
-
-    @cached_property
-    def padded_v(self) -> int:
-        return sum(self.v_parts)
+    def padded(self, dim: int) -> int:
+        return pad_dim(dim) if self.products else sum(split_dim(dim))
 
     @cached_property
     def wide(self) -> int:
@@ -211,10 +210,10 @@ class SM90Config(KeyTileSizes):
     def q_bytes(self) -> int:
         return self.element.bytes * self.block_m * self.padded_qk
 
-    @cached_property
-    def loaded_bytes(self) -> tuple[int, int]:
-        """Of a tile of keys and of values, as they arrive."""
-        return (self.k_bytes // 2, self.v_bytes // 2) if self.converts else (self.k_bytes, self.v_bytes)
+    @property
+    def widening(self) -> int:
+        """Bytes of an element of keys and values where it is multiplied, for each byte of it that arrives."""
+        return 2 if self.converts else 1
 
     @property
     def loaded_q_bytes(self) -> int:
@@ -228,7 +227,7 @@ class SM90Config(KeyTileSizes):
 
     @cached_property
     def query_factors(self) -> int:
-        """Of scores, that come with a warpgroup's queries: a power of two (`make_fractions`), or scales of all rows."""
+        """Of scores, loaded with a warpgroup's queries: a power of two (`make_fractions`), or scales of all rows."""
         if self.widens_queries and self.eight_bit is not None:
             return self.rows if self.eight_bit.scales.q == "token" else 0
         return int(self.operand != self.element)
@@ -318,11 +317,11 @@ def usual_config(problem: Problem, seq_q: int) -> tuple[SM90Config, str]:
     """`choose_config` for a problem whose sequences have about `seq_q` queries."""
     if problem.kv_dtype is not None:
         return products_config(problem) if multiplies_bytes(problem) else _eight_bit_config(problem, seq_q)
-    reads = bool(cast("tuple[tuple, tuple, tuple]", problem.mask)[2])
-    rows = SHORT_ROWS if reads else seq_q
+    *_, tensors = cast("tuple[tuple, tuple, tuple]", problem.mask)
+    rows = SHORT_ROWS if tensors else seq_q
     config, why = choose_config(ELEMENT_OF[problem.dtype], problem.dim_qk, problem.dim_v, rows, is_masked(problem))
     wide = config.wide <= 64
-    return config, "a mask that reads tensors: 240 registers a thread hold their elements" if reads and wide else why
+    return config, "a mask that reads tensors: 240 registers a thread hold their elements" if tensors and wide else why
 
 
 def choose_config(element: Element, dim_qk: int, dim_v: int, seq_q: int, masked: bool) -> tuple[SM90Config, str]:

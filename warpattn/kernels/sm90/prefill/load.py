@@ -79,7 +79,7 @@ def load_q(ctx, state, tile):
 @gluon.jit
 def load_first_keys(ctx, cursor, tile, span):
     """Key tile number 0 of a span, if there is a tile."""
-    k_bytes: gl.constexpr = ctx.config.loaded_bytes[0]
+    k_bytes: gl.constexpr = ctx.config.k_bytes // ctx.config.widening
     k_state = cursor.k
     if tile.row >= 0:
         k_state = load_tile(ctx, ctx.tensors.k, ctx.rings.k_in, k_state, tile, span.key_tile(0), k_bytes)
@@ -89,8 +89,8 @@ def load_first_keys(ctx, cursor, tile, span):
 @gluon.jit
 def load_keys(ctx, cursor, tile, span, begin, end):
     """Key tiles number `begin` >= 1 to `end` of a span, each followed by the values of the tile before it."""
-    k_bytes: gl.constexpr = ctx.config.loaded_bytes[0]
-    v_bytes: gl.constexpr = ctx.config.loaded_bytes[1]
+    k_bytes: gl.constexpr = ctx.config.k_bytes // ctx.config.widening
+    v_bytes: gl.constexpr = ctx.config.v_bytes // ctx.config.widening
     k_state = cursor.k
     v_state = cursor.v
     for i in range(begin, end):
@@ -102,8 +102,8 @@ def load_keys(ctx, cursor, tile, span, begin, end):
 @gluon.jit
 def load_last_values(ctx, cursor, tile, span):
     """Values of the span's last key tile."""
-    last = span.key_tile(span.total - 1)
-    v = load_tile(ctx, ctx.tensors.v, ctx.rings.v_in, cursor.v, tile, last, ctx.config.loaded_bytes[1])
+    v_bytes: gl.constexpr = ctx.config.v_bytes // ctx.config.widening
+    v = load_tile(ctx, ctx.tensors.v, ctx.rings.v_in, cursor.v, tile, span.key_tile(span.total - 1), v_bytes)
     return Cursor(cursor.k, v)
 
 
