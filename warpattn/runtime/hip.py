@@ -1,6 +1,6 @@
 """The few HIP calls a launch on an AMD card needs, through ctypes; what `cuda.py` is for NVIDIA, with the same names.
 
-    library(): libamdhip64, the copy that torch has loaded      device_arch(): "gfx942", "gfx950" or None
+    library(): libamdhip64, the copy that torch has loaded
     code object ─ load_function ─▶ handle ─ launch_call ─▶ hipModuleLaunchKernel
 
 A kernel's arguments are packed in one block of memory, each at a multiple of its size. That is the layout which the
@@ -66,14 +66,6 @@ def _text(call: str, code: int) -> str:
     function = getattr(library(), call)
     function.restype, function.argtypes = ctypes.c_char_p, [ctypes.c_int]
     return (function(code) or b"unknown error").decode()
-
-
-def device_arch(device: int) -> str | None:
-    """The architecture of a device if there are kernels for it, else None; None also if torch is not built for ROCm."""
-    if torch.version.hip is None:
-        return None
-    name = torch.cuda.get_device_properties(device).gcnArchName.partition(":")[0]
-    return name if name in ARCHS else None
 
 
 class Argument(NamedTuple):

@@ -268,7 +268,9 @@ def test_blackwells_kernels_are_compiled_for_the_chip_that_runs_them(chip, drive
     assert set(driver.targets) == {chip}
 
 
-@pytest.mark.parametrize(("name", "arch"), [("gfx942:sramecc+", "gfx942"), ("gfx950", "gfx950"), ("gfx90a", None)])
+@pytest.mark.parametrize(
+    ("name", "arch"), [("gfx942:sramecc+", "gfx942"), ("gfx950", "gfx950"), ("gfx90a", None), ("gfx1100", None)]
+)
 def test_amd_devices(name, arch, monkeypatch):
     monkeypatch.setattr(torch.version, "hip", "7.0")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(gcnArchName=name))

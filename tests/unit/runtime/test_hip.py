@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -220,17 +219,6 @@ def test_parameters_are_rewritten_in_place():
     assert struct.unpack("i 4x Q f", ctypes.string_at(start, 20)) == (-3, 2**40, 0.5)
     memory.cells[1].value = 7
     assert struct.unpack_from("Q", ctypes.string_at(start + 8, 8)) == (7,)
-
-
-@pytest.mark.parametrize(
-    ("version", "name", "arch"),
-    [("7.1", "gfx942:sramecc+:xnack-", "gfx942"), ("7.1", "gfx950:sramecc+", "gfx950"), ("7.1", "gfx90a", None),
-     ("7.1", "gfx1100", None), (None, "gfx942", None)],
-)  # fmt: skip
-def test_which_card_it_is(version, name, arch, monkeypatch):
-    monkeypatch.setattr(torch.version, "hip", version)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(gcnArchName=name))
-    assert hip.device_arch(0) == arch
 
 
 def test_which_library_is_loaded(monkeypatch):

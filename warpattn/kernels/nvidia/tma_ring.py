@@ -22,14 +22,11 @@ from .pipelines import PipelineState, consumer_state, producer_state
 
 @gluon.aggregate
 class TMAProducerPipeline:
-    """The load warp's side of the K ring (`is_k`) or the V ring. `bytes` and `elements` are a chunk's in one CTA."""
+    """The load warp's side of the K ring (`is_k`) or the V ring. `bytes` are a chunk's in one CTA."""
 
     pipeline: base_value  # KVPipeline or PairKVPipeline
     is_k: gl.constexpr
     bytes: gl.constexpr
-    elements: gl.constexpr
-    elements_full: gl.constexpr  # of a whole slot
-    num_qk_stages_effective: gl.constexpr
 
     @gluon.jit
     def start(self):
@@ -37,16 +34,11 @@ class TMAProducerPipeline:
         return producer_state(self.pipeline.stages)
 
     @gluon.jit
-    def get_smem(self, state, qk_stage: gl.constexpr = 0):
-        """Shared memory of a chunk in the current slot."""
-        return self.pipeline.tile(state, qk_stage)
-
-    @gluon.jit
     def get_tile(self, state, qk_stage: gl.constexpr = 0, expect=False):
         """(full barrier, shared memory) of a chunk; if `expect`, the barrier expects the chunk's bytes."""
         full = self.pipeline.full(state.index, qk_stage)
         mbarrier.expect(full, self.bytes, pred=expect)
-        return full, self.get_smem(state, qk_stage)
+        return full, self.pipeline.tile(state, qk_stage)
 
     @gluon.jit
     def acquire(self, state, qk_stage: gl.constexpr = 0):
@@ -58,8 +50,6 @@ class TMAProducerPipeline:
         """The state of the next slot; the copies themselves complete the barriers."""
         return state.step()
 
-    get_k_smem = get_smem
-    get_v_smem = get_smem
     get_k = get_tile
     get_v = get_tile
     acquire_k = acquire
@@ -72,8 +62,7 @@ def make_tma_producer(pipeline, is_k: gl.constexpr, nbytes: gl.constexpr):
     chunks: gl.constexpr = pipeline.sub_stages
     gl.static_assert(is_k or chunks == 1, "V arrives whole")
     gl.static_assert(pipeline.parts == chunks, "a chunk is a tile of the ring")
-    elements: gl.constexpr = nbytes * 8 // pipeline.smem.dtype.primitive_bitwidth
-    return TMAProducerPipeline(pipeline, is_k, nbytes, elements, elements * chunks, chunks)
+    return TMAProducerPipeline(pipeline, is_k, nbytes)
 
 
 @gluon.aggregate

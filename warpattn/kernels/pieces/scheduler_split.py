@@ -48,11 +48,12 @@ class KeyRun:
 
 
 @gluon.jit
-def key_run(span, split, splits, seq_k, block_n: gl.constexpr):
-    """The run of part `split`."""
-    run = partition_tiles(span, split, splits, True)
+def keys_of_part(mods, tile, lengths, splits, config: gl.constexpr):
+    """The key tiles of a part; `lengths` has those of its sequence."""
+    span = tile_span(mods.key_span(tile, lengths, config.tokens), config.block_n)
+    run = partition_tiles(span, tile.split, splits, True)
     none = run.total == 0
-    beyond = (seq_k + block_n - 1) // block_n
+    beyond = (lengths.seq_k + config.block_n - 1) // config.block_n
     return KeyRun(run, beyond, gl.where(none, 1, run.masked), gl.maximum(run.total, 1))
 
 
@@ -98,8 +99,7 @@ class SplitWork(Work):
     @gluon.jit
     def key_tiles(self, mods, tile, config: gl.constexpr):
         """The key tiles of a part."""
-        span = tile_span(mods.key_span(tile, self, config.tokens), config.block_n)
-        return key_run(span, tile.split, self.splits, self.seq_k, config.block_n)
+        return keys_of_part(mods, tile, self, self.splits, config)
 
     @gluon.jit
     def lse_rows(self, lse, tile, head, token):

@@ -53,11 +53,6 @@ class MlaConfig(StreamConfig):
         return CONSUMER_ROWS
 
     @property
-    def oldest_first(self) -> bool:
-        """Whether key tiles are visited backwards: only decode reads keys before the preceding kernel ends."""
-        return False
-
-    @property
     def consumers(self) -> int:
         """Warpgroups."""
         return HALVES
@@ -84,13 +79,11 @@ class MlaConfig(StreamConfig):
 
     @property
     def tiles_outermost(self) -> bool:
-        """Whether the queue has the first row tiles of all sequences, then the second ones, and so on, so that CTAs
-        that run at the same time read the same keys."""
         return True
 
     @property
     def words(self) -> str:
-        """Tile and ring, for people."""
+        """Tile and ring as text."""
         return f"tile {self.rows} x {self.block_n}, 2 x {self.half} output columns, ring K and V {self.stages}"
 
     @cached_property

@@ -9,9 +9,8 @@ from triton.experimental.gluon import language as gl
 
 from ...pieces import scheduler_sizes
 from ...pieces.scheduler import get_field, put_field
-from ...pieces.scheduler_split import key_run
+from ...pieces.scheduler_split import keys_of_part
 from ...pieces.scheduler_varlen import VarlenScheduler, VarlenTile, publish_lengths, read_lengths, tile_of_list
-from ...pieces.span import tile_span
 
 SPLIT_VARLEN_FIELDS = gl.constexpr(scheduler_sizes.SPLIT_VARLEN_FIELDS)
 
@@ -59,8 +58,7 @@ class SplitVarlenScheduler(VarlenScheduler):
     @gluon.jit
     def key_tiles(self, mods, tile, config: gl.constexpr):
         """The key tiles of a part."""
-        span = tile_span(mods.key_span(tile, tile, config.tokens), config.block_n)
-        return key_run(span, tile.split, self.splits, tile.seq_k, config.block_n)
+        return keys_of_part(mods, tile, tile, self.splits, config)
 
     @gluon.jit
     def lse_rows(self, lse, tile, head, token):
