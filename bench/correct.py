@@ -70,7 +70,7 @@ def verdict(case: Case, out: torch.Tensor, want: Expected) -> tuple[Error | None
 
 
 def poison(like: torch.Tensor, shape: tuple[int, ...]) -> None:
-    """Leaves NaN in freed memory of the output's size, so that an element nobody writes shows in the comparison."""
+    """Leaves NaN in freed memory of the output's size, so that an unwritten element shows in the comparison."""
     torch.full(shape, float("nan"), dtype=like.dtype, device=like.device)
 
 

@@ -2,9 +2,9 @@
 
     python -m docs.site_check site /usr/bin/chromium        what `make docs-check` runs
 
-Pages are opened as files, which is the hardest way to serve them: nothing may come from elsewhere, and search has to
-work without a server. A page fails for what a reader would see cut off, a picture whose labels are too small to read,
-an error in the console, and a request that fails.
+Pages are opened as files, which is the hardest way to serve them: nothing may be loaded from elsewhere, and search has
+to work without a server. A page fails for what a reader would see cut off, a picture whose labels are too small to
+read, an error in the console, and a request that fails.
 """
 
 from __future__ import annotations

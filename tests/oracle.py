@@ -69,7 +69,7 @@ def tolerance(inputs: Inputs, truth: Tensor) -> float:
 
 
 def poisoned(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
-    """An output to write into: all NaN, so that an element nobody writes is seen."""
+    """An output to write into: all NaN, so that an unwritten element is seen."""
     return torch.full(shape, torch.nan, dtype=dtype, device=device)
 
 

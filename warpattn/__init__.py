@@ -6,7 +6,7 @@
 Three functions (`attention`, `attention_varlen`, `attention_paged`) and the values they take: masks, scores, sequences,
 and the little language of custom masks and scores; `append_paged` and `append_slots` fill a cache, `DecodePlan`,
 `PrefillPlan` and `StepPlan` keep the launches of a serving step. Importing this imports nothing, so that `warpattn.sim`
-stands alone; the first use of a name imports torch, a launch Triton.
+can be used without the rest; the first use of a name imports torch, a launch Triton.
 """
 
 import atexit

@@ -1,6 +1,6 @@
 """Checks of what a user passes: every broken rule is collected, then raised at once.
 
-One call can break several rules (a wrong dtype and a wrong head ratio). Raising at the first one makes people fix them
+One call can break several rules (a wrong dtype and a wrong head ratio). Raising at the first one makes users fix them
 one by one, so a `Rules` value gathers (what, rule) pairs and `done()` raises a single `AttentionError` listing all.
 """
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._C import _functorch as functorch  # pyright: ignore[reportAttributeAccessIssue]
 
 _PLAIN = (Tensor, torch.nn.Parameter)
-_TRACERS = "torch._subclasses."  # tensors by which torch.compile traces: they stand for plain ones
+_TRACERS = "torch._subclasses."  # tensors by which torch.compile traces plain ones
 _LONGEST = 120  # characters of a value in a message
 
 
@@ -50,7 +50,7 @@ def tensor_fault(value: object) -> Fault | None:
 
 
 def _is_batched(x: Tensor) -> bool:
-    """Whether torch.vmap stands between a tensor and its values; transforms of torch.func may wrap one another."""
+    """Whether a tensor's values are behind torch.vmap; transforms of torch.func may wrap one another."""
     while functorch.is_functorch_wrapped_tensor(x):
         if functorch.is_batchedtensor(x):
             return True

@@ -153,7 +153,7 @@ def check_scale_values(rules: Rules, name: str, scale: Tensor | None) -> None:
 
 
 def split(x: Tensor | Quantized) -> tuple[Tensor, Tensor | None]:
-    """Values and scale of what may stand in the place of queries, keys or values."""
+    """Values and scale of an argument that is a tensor or a `Quantized`."""
     return (x.values, x.scale) if isinstance(x, Quantized) else (x, None)
 
 

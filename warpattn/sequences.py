@@ -227,8 +227,8 @@ class PagedKV(Sequence):
     page_size, Hkv, blocks) with blocks of 64 or 128 columns; None is 1. q_scale: of 8-bit queries that are no
     `Quantized`, of shapes that belong to q.
 
-    shared_pages: a promise that so many first pages are the same in all rows of the table, and that all queries come
-    after them, as after a common system prompt. It changes no result: `attention_paged` then reads them once for the
+    shared_pages: a promise that so many first pages are the same in all rows of the table, and that all queries follow
+    them, as they follow a common system prompt. It changes no result: `attention_paged` then reads them once for the
     whole batch (cascade attention), with no mask or `Causal` and no score or `SoftCap`. Others and plans do not use it.
     """
 

@@ -51,7 +51,7 @@ def whole_of(parts: Sequence[Tensor]) -> Tensor | None:
     first = parts[0]
     *rows, heads, dim = first.shape
     step = heads * dim * first.itemsize
-    if parts[-1].data_ptr() != first.data_ptr() + (len(parts) - 1) * step:  # at once: each backward call comes here
+    if parts[-1].data_ptr() != first.data_ptr() + (len(parts) - 1) * step:  # at once: every backward call passes here
         return None
     if any(x.shape != first.shape or x.data_ptr() != first.data_ptr() + i * step for i, x in enumerate(parts)):
         return None

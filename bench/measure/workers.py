@@ -2,7 +2,7 @@
 
       process 0   compile, check ──▶ ready ──▶ time its cases ──▶
       process 1   compile, check ─────▶ ready                    ──▶ time its cases ──▶
-      …           compiling takes most of a run of many kernels; nobody compiles while somebody times
+      …           compiling takes most of a run of many kernels; no process compiles while another one times
 
 A job that raises has no entry, nor one of a process that dies, nor one that is not begun when patience ends.
 """

@@ -1,6 +1,6 @@
 """Random serving for minutes: arrivals, chunked prefill, decode, finishes, pages reused; a sample is compared.
 
-`python -m bench.soak --minutes 6` keeps up to 32 sequences in a cache of pages. Pages that nobody uses hold NaN, so any
+`python -m bench.soak --minutes 6` keeps up to 32 sequences in a cache of pages. Unused pages hold NaN, so any
 read past a sequence's end shows. Every few steps one sequence's output is compared with the reference on the same
 tensors. Ends with the number of steps of each kind, or with the first difference.
 
@@ -95,7 +95,7 @@ class Server:
         self.done["finished sequences"] += 1
 
     def cache(self, slots: Sequence[int]) -> wa.PagedKV:
-        """The sequences of some slots; entries of the table that nobody uses point nowhere."""
+        """The sequences of some slots; unused entries of the table point nowhere."""
         table = torch.full((len(slots), MAX_PAGES), 2**30, dtype=torch.int32)
         for row, b in enumerate(slots):
             table[row, : len(self.used[b])] = torch.tensor(self.used[b], dtype=torch.int32)

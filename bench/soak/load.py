@@ -205,7 +205,7 @@ def no_memory_left() -> Iterator[None]:
     torch.cuda.set_per_process_memory_fraction(share)
     held = []
     try:
-        for size in (2**24, 2**21, 2**16, 2**9):  # what it holds and nobody uses
+        for size in (2**24, 2**21, 2**16, 2**9):  # what it holds and does not use
             with contextlib.suppress(torch.OutOfMemoryError):
                 while True:
                     held.append(torch.empty(size, dtype=torch.uint8, device="cuda"))

@@ -87,10 +87,10 @@ def moved(link: re.Match[str], source: str, page: str) -> str:
 
 
 def disk_path(page: str) -> str:
-    """Where a page of the site lies in the repository."""
+    """The path of a page of the site in the repository."""
     return page.removeprefix(f"{FOLDER}/") if page.startswith(f"{FOLDER}/") else f"docs/{page}"
 
 
 def site_path(file: str) -> str:
-    """Where a file of the repository lies in the site."""
+    """The path of a file of the repository in the site."""
     return file.removeprefix("docs/") if file.startswith("docs/") else f"{FOLDER}/{file}"

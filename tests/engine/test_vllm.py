@@ -46,7 +46,7 @@ def _vllm():
 
 @pytest.fixture
 def steps(monkeypatch):
-    """(tokens, longest number of new tokens, whether nobody has context) of every layer of every step."""
+    """(tokens, longest number of new tokens, whether no sequence has context) of every layer of every step."""
     from warpattn.integrations.vllm import WarpattnImpl
 
     seen, forward = [], WarpattnImpl.forward

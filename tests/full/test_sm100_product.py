@@ -9,7 +9,7 @@
       schedules     eager, lazy, adversarial, 20 random ones
 
 Two query tiles a CTA (2Q) take all of it; one query tile (1Q), whole and with its keys split, a cover of the masks.
-What nobody may read is NaN: rows behind dense operands, keys of ragged sequences without queries, pages of no sequence
+What must not be read is NaN: rows behind dense operands, keys of ragged sequences without queries, pages of no sequence
 and the tails of last pages. Values are held against the tolerance rule once a problem; under every other schedule
 they must be the same, bit for bit.
 
@@ -147,8 +147,8 @@ def launches(product: Product, x: Inputs) -> tuple[tuple[Launch, ...], tuple[Ten
 
 
 def guarded(x: Inputs) -> Inputs:
-    """The inputs with NaN where nobody may read: behind dense operands, in keys of ragged sequences without queries.
-    Pages come with it."""
+    """The inputs with NaN that must not be read: behind dense operands, in keys of ragged sequences without queries.
+    Pages have it already."""
     if x.sequence.kind == "paged":
         return replace(x, q=among_nan(x.q, 1))
     if x.sequence.kind == "dense":

@@ -74,7 +74,7 @@ backward_reason = reviewed([
 
 
 def backward_launch() -> Launch:
-    """Of a mask under which the first keys are seen by nobody, after the launches before it."""
+    """Of a mask under which no row sees the first keys, after the launches before it."""
     case = backward.Case(400, 740, mask=Causal() & SlidingWindow(200))
     inputs = case.inputs()
     x = fitted_gradients(backward.operands(case, inputs, backward.gradients(case, inputs, torch.float64)))

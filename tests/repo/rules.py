@@ -48,6 +48,9 @@ _CLOCK = re.compile(
 WORDS = {
     "whoever": "say who: the warp, the caller",
     "whomever": "say who: the warp, the caller",
+    "nobody": "say who: no role, no row, no process",
+    "somebody": "say who: another launch, a user",
+    "everybody": "say who: all roles, every user",
     "in front": "the preceding kernel, launch or tile",
     "asked for": "requested, prefetched, loaded",
     "comes early": "programmatic dependent launch (PDL)",
@@ -94,7 +97,7 @@ def module_name(path: str) -> Iterator[str]:
 
 
 def machine_paths(path: str, text: str) -> Iterator[str]:
-    """Nothing refers to a folder of somebody's machine."""
+    """Nothing refers to a folder of one machine."""
     for number, line in enumerate(text.splitlines(), 1):
         for found in _MACHINE_PATH.findall(line):
             yield f"{path}:{number} names {found}, a folder of one machine"

@@ -115,7 +115,8 @@ def test_what_is_no_clock(line):
 
 @pytest.mark.parametrize(
     ("sentence", "word"),
-    [("Whoever waits is late.", "whoever"), ("the launch in\n    front", "in front"), ("bytes asked for", "asked for")],
+    [("Whoever waits is late.", "whoever"), ("the launch in\n    front", "in front"), ("bytes asked for", "asked for"),
+     ("a slot that nobody reads", "nobody")],
 )
 def test_words_that_the_field_has_better_ones_for(sentence, word):
     assert f"a.md:2 says {word!r}; write " in _found(rules.words, "a.md", f"# Title\n{sentence}\n")

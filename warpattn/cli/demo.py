@@ -111,7 +111,7 @@ def embed_both(
     from warpattn.integrations.transformers import NAME, register
 
     register()
-    logging.disable_progress_bar()  # one line per model would stand in the middle of the result
+    logging.disable_progress_bar()  # one line per model would interrupt the result
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     tokens = tokenizer(sentences, padding=True, truncation=True, max_length=256, return_tensors="pt").to(device)
     models = [

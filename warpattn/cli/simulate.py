@@ -125,7 +125,7 @@ class Sweep(NamedTuple):
 
 
 def _orders(schedules: str, seeds: int, first: int) -> tuple[tuple[str, ...], range]:
-    """The schedules and the seeds of the random one that options ask for."""
+    """The schedules that the options name, and the seeds of the random one."""
     names = SCHEDULES if schedules == "all" else tuple(schedules.split(","))
     for name in names:
         if name not in SCHEDULES:

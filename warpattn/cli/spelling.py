@@ -111,7 +111,7 @@ def mask(text: str) -> Mask:
 
 
 def default_note(text: str) -> str:
-    """What to add where a mask is shown, so that nobody takes the default for no mask."""
+    """What to add where a mask is shown, so that the default is not taken for no mask."""
     return " (causal is the default; --mask full for none)" if text == MASK else ""
 
 

@@ -1,6 +1,6 @@
 """What SGLang calls in each of its processes (entry point `sglang.srt.plugins`): names the backend, and no more.
 
-The backend's own module is imported when it is chosen, so that a plug-in nobody uses costs nothing.
+The backend's own module is imported when it is chosen, so that an unused plug-in costs nothing.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ refused   any value but the default raises an AttentionError: argument, value, r
 hints     choose among ways that compute the same result; accepted and not used
 names     what errors of this package call something, and its name in this signature
 
-What stands behind a colon says what the argument must be, unless it is the default None: `4` a tensor of that rank,
+The text after a colon says what the argument must be, unless it is the default None: `4` a tensor of that rank,
 `(3, 4)` of one of these (`None` among them: or None), `tensor` of any, `number`, `count` an int from 0 on. True and
 False as a default make it a flag.
 """

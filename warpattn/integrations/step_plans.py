@@ -29,7 +29,7 @@ class ScoreOptions(NamedTuple):
 
 @cache
 def layer_score(options: ScoreOptions, device: torch.device) -> Score | None:
-    """Soft-cap first, then ALiBi; slopes come as numbers, and layers may move."""
+    """Soft-cap first, then ALiBi; slopes are given as numbers; layers may change device."""
     score = SoftCap(options.soft_cap) if options.soft_cap else None
     if options.slopes is None:
         return score

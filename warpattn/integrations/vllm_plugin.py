@@ -1,6 +1,6 @@
 """What vLLM calls in each of its processes (entry point `vllm.general_plugins`): names the backend, and no more.
 
-The backend's own module is imported by vLLM when it is chosen, so that a plug-in nobody uses costs nothing.
+The backend's own module is imported by vLLM when it is chosen, so that an unused plug-in costs nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ VERSIONS = ((0, 26), (0, 33))  # of vLLM whose interface was read: oldest, newes
 
 def register() -> None:
     """Register our backends as WARPATTN and WARPATTN_MLA where vLLM takes new names (0.32 does), and the former as
-    CUSTOM unless another plug-in holds that; one warning for a version of vLLM whose interface nobody compared."""
+    CUSTOM unless another plug-in holds that; one warning for a version of vLLM whose interface was not compared."""
     check_version(getattr(vllm, "__version__", ""))
     with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):  # an enumeration that is closed
         for name, path in ({NAME: PATH} | LATENT).items():

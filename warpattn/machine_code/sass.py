@@ -28,7 +28,7 @@ class Resources:
     registers: registers per thread at launch (before any `setmaxnreg`).
     stack: bytes of stack per thread; 0 in a healthy kernel.
     local: bytes of local memory per thread outside the stack.
-    shared: bytes of *static* shared memory; Triton asks for its own at launch (`kernel.metadata.shared`).
+    shared: bytes of *static* shared memory; Triton's own are requested at launch (`kernel.metadata.shared`).
     spill_stores, spill_loads: instructions that write or read local memory (STL, LDL).
     """
 
@@ -50,7 +50,7 @@ def resources(cubin: bytes) -> Resources:
 
     Raises ValueError when `cubin` is not a cubin or holds no kernel.
     """
-    # Each function prints one line such as "REG:14 STACK:0 SHARED:0 LOCAL:0 CONSTANT[0]:568"; a kernel comes with one.
+    # Each function prints one line such as "REG:14 STACK:0 SHARED:0 LOCAL:0 CONSTANT[0]:568"; a kernel has one.
     lines = [dict(_RESOURCE.findall(line)) for line in _cuobjdump(cubin, "-res-usage").splitlines()]
     found = [{name: int(value) for name, value in line.items()} for line in lines if "REG" in line]
     if not found:
@@ -68,7 +68,7 @@ def resources(cubin: bytes) -> Resources:
 
 
 def opcode_counts(cubin: bytes, *, modifiers: bool = False) -> Counter[str]:
-    """How often each instruction stands in the machine code of a cubin.
+    """How often each instruction is in the machine code of a cubin.
 
     By default instructions are counted under their first name ("HGMMA"); with `modifiers` under their full spelling
     ("HGMMA.64x128x16.F32.BF16"). Raises ValueError when `cubin` is not a cubin.

@@ -36,7 +36,7 @@ TARGETS = {
 }
 # Chips that run the kernels of another one, in machine code of their own: B300 those of B200.
 RUNS = {"sm103": "sm100"}
-# Chips that people ask for and no kernel is written for: tensor cores of another kind, less shared memory.
+# Chips that users name and no kernel is written for: tensor cores of another kind, less shared memory.
 WITHOUT_KERNELS = ("sm80", "sm86", "sm89", "sm120", "sm121")
 ARCHS = {
     "sm90": Arch("sm90", 132, 232_448, 32 * 2**20, "H200: 132 SMs, 60 MB L2 as torch reports them; 227 KiB a block"),

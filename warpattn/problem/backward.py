@@ -26,7 +26,7 @@ from warpattn.problem.problem import CheckedCall
 class Gradients(NamedTuple):
     """Tensors of one backward call; shapes as the forward has them, so (B, S, H, D) or (total, H, D).
 
-    Every gradient is written whole. What nobody wants is a tensor all the same: the kernels make all of them together.
+    Every gradient is written whole. An unwanted one is a tensor, too: the kernels compute all of them together.
     """
 
     q: Tensor

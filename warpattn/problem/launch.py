@@ -31,7 +31,7 @@ class Choice:
     kernel: str  # such as "prefill" or "decode"
     config: Any  # the architecture's config, a frozen value; None where nothing is left to configure
     grid: tuple[int, ...]  # programs; what is not known before the lengths are is an upper bound
-    lines: Callable[[], tuple[str, ...]] = field(compare=False)  # what the config amounts to, for people
+    lines: Callable[[], tuple[str, ...]] = field(compare=False)  # what the config amounts to, as text
     reasons: tuple[str, ...]  # sentences that say why
     partitions: int = 1  # parts that the keys of a row are split into, at most
     order: Any = None  # of output tiles, where the kernel takes one

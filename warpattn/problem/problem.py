@@ -1,4 +1,4 @@
-"""A call, and what it asks for without its tensors.
+"""A call, and what it is without its tensors.
 
 Two calls with equal problems run the same compiled kernel, so a `Problem` is the cache key of plans and kernels.
 """

@@ -6,8 +6,8 @@
       .follow(tensors, …)            find each tensor of the call among the parameters, by identity
       (addresses, values)            launch on other tensors of the same shapes and strides
 
-A kernel that hands out its tiles needs a counter in device memory that is 0 before every launch and that nobody else
-uses meanwhile: one per stream, a new one for each launch that is captured (tile_counters.py). Workspaces belong to the
+A kernel that hands out its tiles needs a counter in device memory that is 0 before every launch and not used by another
+one meanwhile: one per stream, a new one for each launch that is captured (tile_counters.py). Workspaces belong to the
 `BoundLaunches`, so one that has any must not run twice at the same time: keep one per stream.
 """
 
@@ -47,7 +47,7 @@ class LoadedKernel:
     parameters: tuple[Parameter, ...]
     kinds: tuple[str, ...]  # of the values that the driver gets for them; a map is followed by its extents and strides
     first: tuple[int, ...]  # for each parameter the number of its first cell
-    ctas: int = 1  # of a cluster, which the machine code asks for itself
+    ctas: int = 1  # of a cluster, whose size is in the machine code
 
     @classmethod
     def of(cls, made: Artifact, function: int, ctas: int) -> LoadedKernel:

@@ -147,7 +147,7 @@ def mark_used(path: Path) -> None:
 
 
 def sweep(place: Path | None, most: int | None = None, version: str = "") -> int:
-    """Remove what nobody uses, then those used longest ago until `most` bytes are left (None: `limit()`); how many.
+    """Remove what is not in use, then those used longest ago until `most` bytes are left (None: `limit()`); how many.
 
     version: how the names of kernels begin that this process could use; others leave earlier.
     """
@@ -167,7 +167,7 @@ def clear(place: Path | None) -> int:
     """Remove every kernel, and the files of writers that are gone; how many kernels."""
     removed = sweep(place, 0)
     for path in place.glob("??") if place is not None and place.is_dir() else ():
-        with contextlib.suppress(OSError):  # not empty: somebody writes there
+        with contextlib.suppress(OSError):  # not empty: another process writes there
             path.rmdir()
     return removed
 

@@ -83,14 +83,14 @@ def triton_folder() -> Path | None:
 
 
 def folder_refusal(place: Path | None) -> str:
-    """Why Triton's own folder is not used: it cannot be written, or everybody can; empty if it is used."""
+    """Why Triton's own folder is not used: it cannot be written, or every user can; empty if it is used."""
     if place is None:
         return "there is no home folder"
     there = next(path for path in (place, *place.absolute().parents) if os.path.lexists(path))
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         return f"{place} cannot be written"
     if there == place and there.stat().st_mode & stat.S_IWOTH:
-        return f"everybody may write in {place}"
+        return f"every user may write in {place}"
     return ""
 
 

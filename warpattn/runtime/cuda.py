@@ -57,7 +57,7 @@ def load_function(cubin: bytes, name: str, shared: int) -> int:
     """Handle of kernel `name` in the current context, allowed `shared` bytes of dynamic shared memory.
 
     The module stays loaded: graphs may hold the kernel for as long as the process lives. Loading allocates, which a
-    stream that is being captured forbids to its thread unless it asks for the relaxed mode.
+    stream that is being captured forbids to its thread unless it is in the relaxed mode.
     """
     module, function, mode = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int(_CAPTURE_RELAXED)
     check(driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode)), "cuThreadExchangeStreamCaptureMode")

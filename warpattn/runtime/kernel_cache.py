@@ -54,7 +54,7 @@ _building = threading.RLock()
 def find(key: Hashable, build: Callable[[], Artifact]) -> Artifact:
     """The kernel of `key`, compiled by `build` if neither memory nor disk has it.
 
-    `repr(key)` must identify it; the first part of the key is what people call it, such as "sm90.prefill".
+    `repr(key)` must identify it; the first part of the key is its name in messages, such as "sm90.prefill".
     """
     artifact = _memory.get(key)
     if artifact is None:

@@ -1,8 +1,8 @@
 """The tile counters of persistent kernels: int32 cells in GPU memory that are 0 between launches.
 
 A launch leaves its counter at 0, so launches that follow each other on a stream share one. Launches that may run at the
-same time must not: every stream has its own, and what is captured into a CUDA graph gets one that nobody else will ever
-have, because a graph can be replayed beside anything.
+same time must not: every stream has its own, and a launch that is captured into a CUDA graph gets one that no other
+launch will ever have, because a graph can be replayed beside anything.
 """
 
 from __future__ import annotations

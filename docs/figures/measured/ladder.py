@@ -1,6 +1,6 @@
 """Writes docs/ladder.md and its picture: the rungs from their record, the later steps from what bench/notes.md records.
 
-The rungs below the first measured kernel stand in `bench/results/h200/ladder.json` (`python -m bench.ladder`); without
+The rungs below the first measured kernel are in `bench/results/h200/ladder.json` (`python -m bench.ladder`); without
 that file the page has none. `CASES` names experiments of notes.md and the thousands of SM cycles recorded there; a test
 holds each number against its experiment. The floor of a case is arithmetic: its key tiles times the cycles that the
 tensor core needs for one, over the SMs of an H200; utilisation is floor over measured.

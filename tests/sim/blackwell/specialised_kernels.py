@@ -94,7 +94,7 @@ def once_role(bar, PARITY: gl.constexpr):
 
 @gluon.jit
 def phases_kernel(PARITY: gl.constexpr):
-    """A wait that its parity alone does not tell from others: nobody waits between the two phases."""
+    """A wait that its parity alone does not tell from others: no role waits between the two phases."""
     bar = mbarrier.allocate_mbarrier()
     mbarrier.init(bar, count=1)
     gl.warp_specialize([(twice_role, (bar,)), (once_role, (bar, PARITY))], [1], [48])

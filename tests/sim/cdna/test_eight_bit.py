@@ -57,7 +57,7 @@ def stored(name: str, arch: str, per: tuple[str, str] = SCALES[0], formats: dict
 
 @pytest.mark.parametrize(("name", "arch"), drawn(product(CASES, ARCHS), each_once(list(CASES), ARCHS)))
 def test_values(name, arch):
-    """With scales of a tensor and of heads, under every schedule; pages that nobody owns are NaN."""
+    """With scales of a tensor and of heads, under every schedule; pages of no sequence are NaN."""
     for schedule in SCHEDULES:
         check(stored(name, arch), arch, schedule=schedule)
 

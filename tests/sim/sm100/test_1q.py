@@ -212,7 +212,7 @@ PAGED = [(*pages, parts) for pages in PAGES for parts in (0, 1, 4)]
     ("lengths", "page", "dim", "parts"), drawn(PAGED, [(*pages, parts) for pages, parts in each_once(PAGES, (4, 1, 0))])
 )
 def test_paged_keys(lengths, page, dim, parts):
-    """Pages that nobody has and the tails of last pages hold NaN; table entries past a length point outside. 0 parts:
+    """Pages of no sequence and the tails of last pages hold NaN; table entries past a length point outside. 0 parts:
     the kernel of two query tiles, which a chip with a single SM gets."""
     torch.manual_seed(0)
     q, sequence = paged(lengths, 5, 8, 2, dim, page)

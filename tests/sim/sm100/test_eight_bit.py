@@ -80,7 +80,7 @@ def check(call: Call, choice: Choice, schedule: str) -> None:
 
 @pytest.mark.parametrize("name", drawn(CASES, ["decode", "ragged", "odd-dims"]))
 def test_values(name):
-    """What the planner chooses, under every schedule; pages that nobody owns are NaN."""
+    """What the planner chooses, under every schedule; pages of no sequence are NaN."""
     call = stored(name)
     for schedule in SCHEDULES:
         check(call, choice_of(call, two=False), schedule)

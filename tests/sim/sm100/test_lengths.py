@@ -1,6 +1,6 @@
 """Ragged and paged batches on the simulated Blackwell kernel: right, clean, and blind to what lies past an end.
 
-Rows that belong to nobody, pages that no sequence has and the tails of last pages hold NaN; table entries past a
+Rows and pages of no sequence and the tails of last pages hold NaN; table entries past a
 sequence's length point outside of the cache.
 """
 

@@ -169,7 +169,7 @@ def in_eight_bits(case: Decode, k: Tensor, v: Tensor, sequence: Dense | PagedKV)
 
 
 def paged(k: Tensor, v: Tensor, lengths: Tensor, page: int, generator: torch.Generator) -> PagedKV:
-    """Keys and values of `lengths` rows in shuffled pages; two pages are nobody's, table entries past the end are
+    """Keys and values of `lengths` rows in shuffled pages; two pages are of no sequence, table entries past the end are
     out of range."""
     used = [-(-int(n) // page) for n in lengths]
     table = torch.full((len(used), max(*used, 1) + 1), 2**30, dtype=torch.int32)

@@ -56,7 +56,7 @@ class Inputs:
 
 
 def inputs(case: Decode) -> Inputs:
-    """A case's tensors; pages that nobody owns and rows after the last key are NaN."""
+    """A case's tensors; pages of no sequence and rows after the last key are NaN."""
     q, (k, v), sequence, sinks = tensors(case)
     if isinstance(sequence, PagedKV):
         k, v = sequence.k_pages, sequence.v_pages

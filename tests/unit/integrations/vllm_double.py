@@ -192,7 +192,7 @@ class Engine:
         self.size, self.dtype = 16, dtype
         physical = torch.zeros(pages, self.size, self.heads_kv, 2 * self.dim, dtype=dtype)
         self.cache = physical.transpose(1, 2)
-        self.free = torch.randperm(pages - 1).add(1).tolist()  # page 0 belongs to nobody
+        self.free = torch.randperm(pages - 1).add(1).tolist()  # page 0 is of no request
         self.tables: dict[str, list[int]] = {}
         self.history: dict[str, tuple[Tensor, Tensor]] = {}
 

@@ -1,7 +1,7 @@
 """Knock-outs in machine code: every wait of a kernel loosened by one, every barrier taken out, and what misses it.
 
 A wait orders copies to LDS (`gcn.check_copies`), reads and writes of LDS (the same) or registers that are loaded
-(`gcn.check_loads`). What nobody misses stands in `REVIEWED`, with the reason, which is looked up in the code.
+(`gcn.check_loads`). What no check misses is in `REVIEWED`, with the reason, which is looked up in the code.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def missed(change: Change) -> bool:
 
 
 def survivors(text: str) -> list[Change]:
-    """Changes that nobody misses; the kernel itself must be in order."""
+    """Changes that no check misses; the kernel itself must be in order."""
     assert check_copies(text).proven and not check_loads(text)
     return [change for change in changes(text) if not missed(change)]
 

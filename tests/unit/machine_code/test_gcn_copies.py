@@ -192,7 +192,7 @@ def test_by_hand(body, found):
     assert kinds(by_hand(LANE_ADDRESS + " v_readfirstlane_b32 s8, v1\n s_mov_b32 m0, s8\n" + body + END)) == found
 
 
-# Two slots of 1 KiB by the lowest bit of a counter that nobody knows; the copy under way is to the other one.
+# Two slots of 1 KiB by the lowest bit of an unknown counter; the copy under way is to the other one.
 SLOTS = """
     s_load_dword s4, s[0:1], 0x0
     v_lshlrev_b32_e32 v1, 4, v0

@@ -85,7 +85,7 @@ def train_both(folder: Path, run: Run) -> None:
 def sentence_pairs(count: int) -> list[tuple[str, str]]:
     """`count` sentences of the package's docstrings, each with the one after it."""
     pairs = [pair for path in sorted(PACKAGE.rglob("*.py")) for pair in _pairs(path.read_text())]
-    return [pairs[(7 * i) % len(pairs)] for i in range(count)]  # neighbours in a batch come from different modules
+    return [pairs[(7 * i) % len(pairs)] for i in range(count)]  # neighbours in a batch are of different modules
 
 
 def _pairs(source: str) -> Iterator[tuple[str, str]]:

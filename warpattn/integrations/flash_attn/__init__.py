@@ -45,7 +45,7 @@ _replaced: list[tuple[str, ModuleType | None]] = []  # what stood under each nam
 
 
 def install(version: int = 2) -> None:
-    """Put the modules of flash-attn `version` (2, 3 or 4) into sys.modules; they stand until `uninstall()`.
+    """Put the modules of flash-attn `version` (2, 3 or 4) into sys.modules until `uninstall()`.
 
     Names that a program has imported before keep their meaning there. Versions can be installed side by side.
     Raises AttentionError for another version.
@@ -61,7 +61,7 @@ def install(version: int = 2) -> None:
 
 
 def uninstall() -> None:
-    """Undo every `install`: what stood under the names before stands there again."""
+    """Undo every `install`: the names mean again what they meant before."""
     while _replaced:
         name, before = _replaced.pop()
         if before is None:

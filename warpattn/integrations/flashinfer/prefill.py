@@ -48,7 +48,7 @@ class _PrefillWrapper:
         self.own_mask: FlatMask | None = None
 
     def _plan_layer(self, given: Given) -> None:
-        """The layer; a mask of one's own stands for `causal`."""
+        """The layer; a `custom_mask` replaces `causal`."""
         causal = bool(given.causal) and given.custom_mask is None
         self.layer = Layer.of(given, given.head_dim_qk, causal)
         self.planned = Given(vars(given) | {"causal": causal})

@@ -58,7 +58,7 @@ def single_decode_with_kv_cache(given: Given) -> Any:
 )
 def single_prefill_with_kv_cache(given: Given) -> Any:
     """q (queries, Hq, D), k and v as for decode; out (queries, Hq, Dv), with return_lse also lse (queries, Hq). A
-    `custom_mask` (queries, keys), True where a key is visible, stands for `causal`; queries sit at the last keys."""
+    `custom_mask` (queries, keys), True where a key is visible, replaces `causal`; queries sit at the last keys."""
     q, given = given.q, _named(given)
     check_output("o_dtype", dtype_of(given.o_dtype), q)
     layer = scaled(Layer.of(given, q.shape[-1], given.causal and given.custom_mask is None), given, given.k)

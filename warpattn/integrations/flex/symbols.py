@@ -9,7 +9,7 @@ such a tensor and records what is done to it in the language of `warpattn.langua
     Expr: nodes of the language; tensors that the function reads become captured ones
 
 Tensors are read under a `TorchFunctionMode`, because torch alone would ask a symbol for its number. A negative index
-counts from the end, as in torch; an index beyond the end gives 0, where torch fails or reads what lies there. What has
+counts from the end, as in torch; an index beyond the end gives 0, where torch fails or reads other memory. What has
 no translation is an AttentionError that names the operation and the line.
 """
 

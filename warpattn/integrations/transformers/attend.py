@@ -19,7 +19,7 @@ from warpattn.masks import And, Causal, Document, Full, Mask, Materialized, Slid
 from warpattn.scores import Bias, Score, SoftCap
 from warpattn.sequences import Ragged
 
-# Options that would change what comes back, and what to do instead.
+# Options that would change the result, and what to do instead.
 REFUSED = {
     "head_mask": "warpattn weighs no heads: use attn_implementation='eager'",
     "output_attentions": "warpattn never has the weights in memory: use attn_implementation='eager'",

@@ -76,7 +76,7 @@ def build_mask(
 
 
 def recognise(function: Callable, kv_offset: int = 0) -> Mask | None:
-    """The mask that a mask function of transformers stands for, in key positions; None for any other function."""
+    """The mask that a mask function of transformers computes, in key positions; None for any other function."""
     if function is causal_mask_function:
         return Causal()
     if function is bidirectional_mask_function:
@@ -141,7 +141,7 @@ class ForwardMask(Mask):
 class RealTokens(Mask):
     """real[b, k]: padding anywhere. real: bool [B, K].
 
-    The span goes from a row's first token to its last; if nothing but tokens lies between, all of it is visible.
+    The span goes from a row's first token to its last; if it has nothing but tokens, all of it is visible.
     """
 
     real: Tensor

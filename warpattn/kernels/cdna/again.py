@@ -1,7 +1,7 @@
 """Attention once more for a tile that met hidden values of NaN or infinity: key by key, each row what it sees.
 
 P·V multiplies a hidden value by 0, and 0 times NaN is NaN, in every row of the tile. So the output is looked at once,
-at the end; almost no tile comes here, and what it takes is little code, not little time.
+at the end; almost no tile needs it, so the code is short rather than fast.
 """
 
 from triton.experimental import gluon

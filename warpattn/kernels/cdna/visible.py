@@ -77,7 +77,7 @@ def hide_below(s, margin):
     """Scores with -inf where an int is below 0.
 
     Written with bits, which LLVM turns into a comparison and a selection, element by element. Written as comparisons,
-    all of them come first, and their results fill the scalar registers.
+    all of them are computed first, and their results fill the scalar registers.
     """
     below = margin >> 31
     bits = s.to(gl.int32, bitcast=True)

@@ -4,7 +4,7 @@ The function computes each distinct node once, in the order of the trace. Values
 and on k alone [1, N]; only where both meet is there work per element. Captured tensors arrive in one flat tuple:
 pointer, sizes, strides of the first, then of the second, and so on. Reads outside a tensor give 0.
 
-A tile's keys may come in two parts: k = first + column, with columns that are numbers in the code of each register.
+A tile's keys may be given in two parts: k = first + column, with columns that are numbers in the code of each register.
 Then `k <= x` becomes `column <= x - first`, an instruction with a number and no register for k.
 """
 

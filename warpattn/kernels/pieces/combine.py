@@ -39,7 +39,7 @@ class Partials:
 
 @gluon.aggregate
 class EqualParts:
-    """Rows with equally many parts: part i lies in slot `first` + i · `step`."""
+    """Rows with equally many parts: part i is in slot `first` + i · `step`."""
 
     first: gl.tensor
     step: gl.tensor

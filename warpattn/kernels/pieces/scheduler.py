@@ -1,4 +1,4 @@
-"""Which output tile comes next: a dynamic scheduler that hands out the longest tiles first.
+"""Which output tile is next: a dynamic scheduler that hands out the longest tiles first.
 
 Tiles are numbered section by section. A section is a run of (batch, head) pairs whose K and V fit in L2 together;
 inside it the query tiles go from the last (longest under a causal mask) to the first, heads fastest:
@@ -7,7 +7,7 @@ inside it the query tiles go from the last (longest under a causal mask) to the 
 
 The first tile of a CTA is its own number; further ones come from an atomic counter, which the last fetch resets to
 zero, so a launch leaves it as it found it. Only the producer asks; it writes batch, head and row of each tile into
-shared memory beside the queries, so that the four divisions are done once and off everybody's path.
+shared memory beside the queries, so that the four divisions are done once, and no other role waits for them.
 """
 
 from triton.experimental import gluon

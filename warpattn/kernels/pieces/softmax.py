@@ -13,7 +13,7 @@ equal in the four, `l` is summed over them once at the end.
 A NaN among a row's scores is one of its p, so its sum is NaN and with it factor and LSE; no maximum has to carry it.
 The product c * m is rounded, which the sum of a row does not feel until the rounding is as large as the exponents are.
 So with `exact`, while a row's exponent is 2^27 or more, its warp takes the way of a moved reference, and subtracts m
-from the scores themselves. Kernels ask for it where there is a score function, whose results may be any number; the
+from the scores themselves. Kernels use it where there is a score function, whose results may be any number; the
 test took 1 to 3 % of prefill at head dim 64 (H200).
 """
 

@@ -6,7 +6,7 @@ hidden from every row, keys in [full_lo, full_hi) are visible to every row. Tile
       keys   first ......... full_lo ............... full_hi ......... last
       order         2 ◀─ masked │      3 ◀─ unmasked     │    1 ◀─ masked
 
-so that the masked ones come first and the long unmasked run needs no per-element test.
+so that the masked ones are first and the long unmasked run needs no per-element test.
 
 Where the keys of a tile are shared out, a CTA has a run of them. Partitions are front-loaded: with T tiles over P
 partitions, q = T // P and r = T % P, partition p has the tiles from p·q + min(p, r) to (p + 1)·q + min(p + 1, r). Two

@@ -1,6 +1,6 @@
 """What the Blackwell kernels are told about a problem at run time, by name.
 
-A launch fills these tuples with values, a signature with the types that stand here as defaults, and the kernel reads
+A launch fills these tuples with values, a signature with the types that are the defaults here, and the kernel reads
 their fields.
 """
 

@@ -1,7 +1,7 @@
 """What integer instructions compute, and which bits of their operands that needs.
 
-LDS addresses come from the lane's number, constants and the slot of a ring, by integer instructions. Those of this
-table can be evaluated; whatever else writes a register makes it unknown.
+Integer instructions compute LDS addresses from the lane's number, constants and the slot of a ring. Those of this table
+can be evaluated; whatever else writes a register makes it unknown.
 
 A value is an array of 32-bit numbers, (waves, 64) for a vector register and (waves, 1) for a scalar one. *Demand* goes
 the other way: of `(i << 12) & 0x1000` only bit 0 of i matters, so i may count on and the address still repeats.
@@ -43,7 +43,7 @@ def _carry(bits: int, constants: _Constants) -> list[int]:
 
 
 def _sum(bits: int, constants: _Constants) -> list[int]:
-    """Like `_carry`, but a small step is taken to leave the sign of a counter alone: i % 2 asks for it."""
+    """Like `_carry`, but a small step is taken to leave the sign of a counter alone: i % 2 needs it."""
     if bits & SIGN and any(number is not None and number < STEP for number in constants):
         bits = below(bits & ~SIGN) | SIGN
         return [bits] * len(constants)

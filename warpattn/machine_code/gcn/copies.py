@@ -4,7 +4,7 @@ A copy to LDS (`buffer_load … lds`) says nothing when it is done; a wave knows
 at most the n youngest of its memory operations are under way. What other waves copied is there after a barrier that
 follows their waits.
 
-    copy ──▶ under way ──▶ landed ──▶ seen by all        a ds_read or ds_write of its bytes may come now, not before
+    copy ──▶ under way ──▶ landed ──▶ seen by all        a ds_read or ds_write of its bytes is right now, not before
                s_waitcnt vmcnt(n)  s_barrier
 
     ds_read ─▶ under way ──▶ done ──▶ done by all        a copy that overwrites its bytes may be issued now, not before
@@ -12,9 +12,9 @@ follows their waits.
 
 The same is asked of `ds_write` and `ds_read` of two waves that touch the same bytes.
 
-The program is explored along every path, loops until nothing new comes: register values that decide addresses are
+The program is explored along every path, loops until nothing new is found: register values that decide addresses are
 computed for all lanes of all waves, everything else is left out (`demand.py`). What is proven and what is taken for
-granted stands in docs/kernels/cdna.md.
+granted is in docs/kernels/cdna.md.
 """
 
 from __future__ import annotations

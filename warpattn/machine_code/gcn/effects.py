@@ -1,7 +1,7 @@
 """What an instruction does to registers: which it writes from which, how, and how demand goes back through it.
 
 Execution masks are not followed. EXEC is either full or unknown; while it is unknown, a register that would change is
-unknown afterwards, and lanes of a vector register that nobody has written may hold anything.
+unknown afterwards, and unwritten lanes of a vector register may hold anything.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SWAPS = ("v_swap_b32", "v_permlane16_swap", "v_permlane32_swap")
 class Effect:
     """Registers written and read; `run` maps known values to known values, `demand` bits of results to bits of reads.
 
-    uniform: an unknown result is the same for all waves (it comes from arguments or scalar memory).
+    uniform: an unknown result is the same for all waves (it is read from arguments or scalar memory).
     """
 
     writes: tuple[str, ...] = ()

@@ -25,7 +25,7 @@ class Summary:
     spills: registers kept in scratch memory (vector) or in lanes of vector registers (scalar), as the compiler counts.
     scratch: bytes of scratch memory a lane. lds: bytes of LDS a workgroup.
     waves: of a workgroup. occupancy: waves that a SIMD can hold at once, by registers and LDS together.
-    waits: how often `s_waitcnt vmcnt(n)` stands there, by n. counts: how often each instruction does.
+    waits: how many `s_waitcnt vmcnt(n)` there are, by n. counts: how often each instruction does.
     """
 
     target: str

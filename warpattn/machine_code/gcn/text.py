@@ -122,7 +122,7 @@ def _operands(rest: str) -> tuple[tuple[str, ...], str]:
 
 
 def registers(operand: str) -> tuple[str, ...]:
-    """Names of the 32-bit registers that an operand stands for; () for numbers."""
+    """Names of the 32-bit registers that an operand names; () for numbers."""
     found = _REGISTERS.match(operand)
     if found is None:
         return _PAIRS.get(operand, (operand,) if operand in _SINGLE else ())

@@ -51,7 +51,7 @@ def _attention(
     score_tensors: list[Tensor],
     call: str,
 ) -> tuple[Tensor, Tensor]:
-    """Out and lse in the shapes of the sequence kind, or an empty lse if the call does not ask for it."""
+    """Out and lse in the shapes of the sequence kind, or an empty lse if the call does not return it."""
     with torch.no_grad():
         result = _run(_called((q, k, v), sinks, indices, mask_tensors, score_tensors, call))
     out, lse = result if isinstance(result, tuple) else (result, _lse_like(q, False))
@@ -166,7 +166,7 @@ def _called(
     score_tensors: list[Tensor],
     text: str,
 ) -> Call:
-    """The call that an operator stands for."""
+    """The call of an operator's arguments."""
     q, k, v = operands
     parsed = program.read(text, tuple(mask_tensors), tuple(score_tensors))
     tail = parsed.tail

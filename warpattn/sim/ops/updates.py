@@ -108,8 +108,8 @@ def _atomic(
     update: Callable[[Any, int], Any] | None,
     how: str = "atomic",
 ) -> Any:
-    """One element after the other; the old values. Without an update it only looks ("poll"); of a "store" nobody who
-    acquires it learns what was released there before; a "sum" rounds."""
+    """One element after the other; the old values. Without an update it only looks ("poll"); an acquire that
+    reads a "store" sees nothing of what was released there before; a "sum" rounds."""
     addresses, wanted = lanes_of(pointers, mask)
     flat = addresses.reshape(-1).tolist()
     spots = range(len(flat)) if wanted is None else np.flatnonzero(wanted).tolist()

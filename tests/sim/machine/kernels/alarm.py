@@ -64,7 +64,7 @@ def unwritten_kernel(out, n, MODE: gl.constexpr):
 
 @gluon.jit
 def clipped_kernel(out_desc, n, MODE: gl.constexpr):
-    """A TMA store drops the rows beyond the tensor's end, so nobody has to write them."""
+    """A TMA store drops the rows beyond the tensor's end, so they need no write."""
     tile = gl.allocate_shared_memory(gl.float32, [N, N], out_desc.layout)
     for i in gl.static_range(3):
         tile.slice(16 * i, 16).store(gl.full([16, N], 1.0, gl.float32, TILE))

@@ -1,4 +1,4 @@
-"""A matmul as everybody writes it in Triton: what a launch compiles has copies ahead of the products."""
+"""A matmul as it is usually written in Triton: what a launch compiles has copies ahead of the products."""
 
 import triton
 import triton.language as tl

@@ -2,7 +2,7 @@
 
 `python -m tests.sim.machine.operations.golden` writes them anew.
 
-A Triton that prints an operation differently shows here, and not as a parse error in somebody's kernel.
+A Triton that prints an operation differently shows here, and not as a parse error in a user's kernel.
 """
 
 import re

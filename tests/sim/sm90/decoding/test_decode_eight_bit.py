@@ -43,7 +43,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", drawn(CASES, ["tokens", "head-dim-64-e5m2-fp16"]))
 def test_right_and_without_findings(name):
-    """Heads have scales of their own; pages that nobody owns and rows after the last key are NaN."""
+    """Heads have scales of their own; pages of no sequence and rows after the last key are NaN."""
     for schedule, seed in SCHEDULES:
         check(CASES[name], programs=4, schedule=schedule, seed=seed)
 

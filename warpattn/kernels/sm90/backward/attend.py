@@ -76,7 +76,7 @@ def attend_role(ctx, wg: gl.constexpr):
         if config.values_first:
             hand_over(ctx, ds, state, wg)
         sums = Sums(wait_columns(0, dk, ds), dv)
-    smem = rings.v.tile(consumer_state(1), wg)  # nobody else reads this part of V
+    smem = rings.v.tile(consumer_state(1), wg)  # no other warpgroup reads this part of V
     store_keys(ctx, ctx.tensors.dv, sums.dv, config.widths_v, smem, wg * config.rows)
     store_keys(ctx, ctx.tensors.dk, scaled(sums.dk, ctx.scale), config.widths_qk, smem, wg * config.rows)
 

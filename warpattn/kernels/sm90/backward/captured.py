@@ -131,7 +131,7 @@ def weigh(ctx, key):
     layout: gl.constexpr = accumulator_layout(TILE)
     rows = ctx.rows
     h = rows.h // ctx.group
-    gl.barrier()  # nobody reads the tile before any more
+    gl.barrier()  # all have read the tile before
     copy_rows(ctx.k, ctx.k_smem, rows.b, h, rows.k_start, key, rows.seq_k, ctx.config.dim_qk)
     copy_rows(ctx.v, ctx.v_smem, rows.b, h, rows.k_start, key, rows.seq_k, ctx.config.dim_v)
     fence_async_shared()

@@ -292,7 +292,7 @@ def heads_of_section(problem: Problem, config: BackwardConfig, tiles: int, targe
 
 def padded_rows(problem: Problem) -> int:
     """Rows of a head in the kernels' own numbers. Sequence b of those end to end begins at a multiple of PADDING, at
-    (cu_q[b] + b * PADDING) rounded down, so that nobody has to add up lengths."""
+    (cu_q[b] + b * PADDING) rounded down, so that no lengths are added up."""
     if problem.kind == "ragged":
         return PADDING * (problem.seq_q // PADDING + problem.batch)
     return PADDING * -(-problem.seq_q // PADDING)

@@ -1,4 +1,4 @@
-"""dV or dK of 64 keys through shared memory that holds a tile as wide, once nobody reads it any more."""
+"""dV or dK of 64 keys through shared memory that holds a tile as wide, once no role reads it any more."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl

@@ -289,7 +289,7 @@ def partitions(problem: Problem, config: StreamConfig, grid: int) -> int:
 
 
 def describe(config: DecodeConfig, problem: Problem, grid: int) -> tuple[str, ...]:
-    """The configuration and the work, for people; also of an `MlaConfig`."""
+    """The configuration and the work as text; also of an `MlaConfig`."""
     return (
         f"{config.words}, {config.smem_bytes} bytes of shared memory",
         f"{problem.batch * problem.heads_kv} heads of {row_tiles(problem)} row tiles over {grid} CTAs",

@@ -1,6 +1,6 @@
 """Producer warp of the Hopper decode kernel: streams the keys and values of a CTA's range through their rings.
 
-Scales of tokens come with the keys, by asynchronous copies of 4 bytes for which the keys' barrier waits. A tile of a
+Scales of tokens arrive with the keys, by asynchronous copies of 4 bytes for which the keys' barrier waits. A tile of a
 paged cache consists of boxes, rows of one page each. The warp reads the page numbers of the next tile
 before it waits for a slot, so that their latency passes meanwhile. It never reads table entries past the end of a
 sequence (it loads the last page again, and the mask hides it), and clamps page numbers to the cache. Ordinary

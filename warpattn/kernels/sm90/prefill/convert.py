@@ -270,7 +270,7 @@ def of_tile(ctx, tile, q_state, wg: gl.constexpr):
         scale *= gl.max(factors_of(ctx, q_state, wg).load(ONE), 0)
     if config.eight_bit is None:
         return ctx
-    elif ctx.mods.score is None:  # a scale of 0 or below comes with a score function
+    elif ctx.mods.score is None:  # a scale of 0 or below has a score function
         return ctx.with_scale(gl.maximum(scale, LEAST_SCALE))
     else:
         return ctx.with_scale(scale)

@@ -1,6 +1,6 @@
 """Output of one warpgroup: normalise O, store it by TMA through shared memory, write the LSE.
 
-Under a mask, an output that is not finite may come from a value that is hidden: repeat.py looks at it later.
+Under a mask, an output that is not finite may be due to a hidden value: repeat.py looks at it later.
 """
 
 from triton.experimental import gluon
