@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,28 @@ def in_ring() -> None:
     wad.ring_attention(*operands(), mask=wa.Causal())
 
 
+def rank_is_late(call: Any, agreed: bool, time: timedelta | None = None) -> None:
+    """The last rank does not call: the others get torch's error, at least one says timeout, and other groups go on.
+
+    A group's time is cut to a second when its ranks are connected; gloo's messages between two ranks know only the
+    `time` that their group was made with. A rank whose time ends closes its connections, and others may be told that.
+    """
+    group = dist.new_group(timeout=time)
+    if agreed:  # messages of the call itself wait, otherwise those that compare the arguments
+        call(*operands(), group=group)
+    dist.barrier(group)
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1), group)
+    said = ""
+    if dist.get_rank() != 3:
+        with pytest.raises(RuntimeError) as error:
+            call(*operands(), group=group)
+        said = str(error.value).lower()
+    told = [""] * dist.get_world_size()
+    dist.all_gather_object(told, said)
+    assert all("timed out" in text or "timeout" in text or "by peer" in text for text in told[:3]), told
+    assert any("timed out" in text or "timeout" in text for text in told), told
+
+
 def rank_dies() -> None:
     """The last rank ends; the others get torch's error, not ours, and do not wait forever."""
     if dist.get_rank() == 3:
@@ -79,12 +102,22 @@ JOBS = [
     partial(refused, 0, "group is 'all'", wad.ring_attention, {"group": "all"}, {"group": "all"}),
     other_functions,
     in_ring,
+    partial(rank_is_late, wad.ring_attention, agreed=False),
+    in_ring,
     rank_dies,
 ]  # fmt: skip
 
 
 def test_every_rank_gets_one_error_before_anything_is_sent(tmp_path: Path):
     found = failures(JOBS, tmp_path)
+    assert not found, "\n\n".join(found)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("call", [wad.ring_attention, wad.ulysses_attention])
+def test_messages_that_time_out_end_in_the_error_of_torch(call: Any, tmp_path: Path):
+    late = partial(rank_is_late, call, agreed=True, time=timedelta(seconds=20))
+    found = failures([late, in_ring], tmp_path)
     assert not found, "\n\n".join(found)
 
 
