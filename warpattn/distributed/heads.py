@@ -11,13 +11,13 @@ Where query heads of a rank share key heads with those of another, both get them
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from warpattn.distributed.exchange import trade
+from warpattn.distributed.exchange import Messages, trade
 from warpattn.distributed.placement import Placement
 from warpattn.distributed.ranks import Ranks
 
@@ -45,7 +45,7 @@ def heads_of_rows(ranks: Ranks, placement: Placement, *tensors: Tensor) -> tuple
 
 
 class HeadsToRows(NamedTuple):
-    """What travels between two ranks on the way from heads to rows: (B, S, heads of a rank, D)."""
+    """The way from heads to rows: what travels between two ranks are pieces of (B, S, heads of a rank, D)."""
 
     ranks: Ranks
     placement: Placement
@@ -55,18 +55,18 @@ class HeadsToRows(NamedTuple):
         batch, rows, heads, dim = x.shape
         return x.new_empty((batch, rows * self.ranks.size, heads // self.ranks.size, dim))
 
-    def message(self, x: Tensor, rank: int) -> Tensor:
-        """What a rank gets of `x`, as a view."""
-        return x.chunk(self.ranks.size, 2)[rank]
+    def pieces(self, x: Tensor, rank: int) -> list[Tensor]:
+        """What a rank gets of `x`, as views."""
+        heads = x.chunk(self.ranks.size, 2)[rank]
+        return [heads[:, chunk.local] for chunk in self.placement.chunks(rank, x.shape[1] * self.ranks.size)]
 
-    def take(self, message: Tensor, whole: Tensor, rank: int) -> None:
-        """Put what a rank sent where it belongs in the result."""
-        for chunk in self.placement.chunks(rank, whole.shape[1]):
-            _copy(whole[:, chunk.whole], message[:, chunk.local])
+    def places(self, whole: Tensor, rank: int) -> list[Tensor]:
+        """Where the pieces of a rank belong in the result, as views."""
+        return [whole[:, chunk.whole] for chunk in self.placement.chunks(rank, whole.shape[1])]
 
 
 class RowsToHeads(NamedTuple):
-    """The way back: (B, S, heads of a rank, D), too."""
+    """The way back."""
 
     ranks: Ranks
     placement: Placement
@@ -76,14 +76,14 @@ class RowsToHeads(NamedTuple):
         batch, rows, heads, dim = x.shape
         return x.new_empty((batch, rows // self.ranks.size, heads * self.ranks.size, dim))
 
-    def message(self, x: Tensor, rank: int) -> Tensor:
-        """What a rank gets of `x`: a copy where its rows are not neighbours."""
-        parts = [x[:, chunk.whole] for chunk in self.placement.chunks(rank, x.shape[1])]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+    def pieces(self, x: Tensor, rank: int) -> list[Tensor]:
+        """What a rank gets of `x`, as views."""
+        return [x[:, chunk.whole] for chunk in self.placement.chunks(rank, x.shape[1])]
 
-    def take(self, message: Tensor, whole: Tensor, rank: int) -> None:
-        """Put what a rank sent where it belongs in the result."""
-        _copy(whole.chunk(self.ranks.size, 2)[rank], message)
+    def places(self, whole: Tensor, rank: int) -> list[Tensor]:
+        """Where the pieces of a rank belong in the result, as views."""
+        heads = whole.chunk(self.ranks.size, 2)[rank]
+        return [heads[:, chunk.local] for chunk in self.placement.chunks(rank, whole.shape[1] * self.ranks.size)]
 
 
 Way = HeadsToRows | RowsToHeads
@@ -96,37 +96,54 @@ class _Exchange(torch.autograd.Function):
     def forward(ctx: Any, there: Way, back: Way, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.back = back
         ctx.set_materialize_grads(False)
-        return tuple(arrive() for arrive in [_leave(x, there) for x in tensors])
+        return tuple(_exchanged(tensors, there))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        started = [None if g is None else _leave(g, ctx.back) for g in gradients]
-        return None, None, *(None if arrive is None else arrive() for arrive in started)
+        exchanged = _exchanged([g for g in gradients if g is not None], ctx.back)
+        return None, None, *(None if g is None else next(exchanged) for g in gradients)
 
 
-def _leave(x: Tensor, way: Way) -> Callable[[], Tensor]:
-    """Start to exchange a tensor; the function waits for the others' parts and returns what it has become."""
-    ranks = way.ranks
-    others = [rank for rank in range(ranks.size) if rank != ranks.rank]
-    passing = trade([_contiguous(way.message(x, rank)) for rank in others], others, ranks)
-    whole = way.result(x)
-    way.take(way.message(x, ranks.rank), whole, ranks.rank)
-
-    def arrive() -> Tensor:
-        for message, rank in zip(passing.wait(), others, strict=True):
-            way.take(message, whole, rank)
-        return whole
-
-    return arrive
+def _exchanged(tensors: Sequence[Tensor], way: Way) -> Iterator[Tensor]:
+    """What tensors become. All leave at once; results and messages take memory one tensor after the other."""
+    left = [_leave(x, way) for x in tensors][::-1]
+    for x in tensors:
+        yield _arrive(x, way, left.pop())
 
 
-def _contiguous(x: Tensor) -> Tensor:
-    """The tensor, or a contiguous copy."""
-    if x.is_contiguous():
-        return x
-    into = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    _copy(into, x)
-    return into
+def _leave(x: Tensor, way: Way) -> Messages:
+    """Start to send a tensor's pieces and to receive the others'."""
+    others = _others(way.ranks)
+    return trade([_message(way.pieces(x, rank)) for rank in others], others, way.ranks)
+
+
+def _arrive(x: Tensor, way: Way, passing: Messages) -> Tensor:
+    """What the tensor becomes: its own pieces, copied while others travel, and those that arrive."""
+    whole, mine = way.result(x), way.ranks.rank
+    _fill(way.places(whole, mine), way.pieces(x, mine))
+    for message, rank in zip(passing.wait(), _others(way.ranks), strict=True):
+        places = way.places(whole, rank)
+        _fill(places, message.chunk(len(places), 1))
+    return whole
+
+
+def _others(ranks: Ranks) -> list[int]:
+    return [rank for rank in range(ranks.size) if rank != ranks.rank]
+
+
+def _message(pieces: list[Tensor]) -> Tensor:
+    """Pieces as one contiguous tensor: (B, S, heads, D), S the rows of all pieces, which have equally many."""
+    if len(pieces) == 1 and pieces[0].is_contiguous():
+        return pieces[0]
+    batch, rows, heads, dim = pieces[0].shape
+    message = pieces[0].new_empty((batch, rows * len(pieces), heads, dim))
+    _fill(message.chunk(len(pieces), 1), pieces)
+    return message
+
+
+def _fill(places: Sequence[Tensor], pieces: Sequence[Tensor]) -> None:
+    for place, piece in zip(places, pieces, strict=True):
+        _copy(place, piece)
 
 
 def _copy(into: Tensor, x: Tensor) -> None:
