@@ -18,7 +18,7 @@ from torch import Tensor
 from warpattn.distributed import ring as rings
 from warpattn.distributed.agreement import agree, described
 from warpattn.distributed.blocks import Whole, blocks_of
-from warpattn.distributed.heads import heads_of_rows, key_heads, rows_of_heads
+from warpattn.distributed.heads import copies_of_key_heads, heads_of_rows, rows_of_heads
 from warpattn.distributed.placement import PLACEMENTS, Placement
 from warpattn.distributed.ranks import Ranks, ranks_of, ranks_of_mesh
 from warpattn.errors import AttentionError, Rules
@@ -188,9 +188,8 @@ def _around(given: Given, over: Over, head: int | None) -> tuple[Tensor, Tensor]
 
 def _by_heads(given: Given, over: Over, ranks: Ranks) -> Result:
     """The result by way of whole rows of some heads, or of a ring's part of them."""
-    index = key_heads(given.q.shape[2], given.k.shape[2], ranks.size)
-    at = torch.tensor(index, device=given.q.device)
-    keys = (x if len(index) == x.shape[2] else x.index_select(2, at) for x in (given.k, given.v))
+    copies = copies_of_key_heads(given.q.shape[2], given.k.shape[2], ranks.size)
+    keys = (x if copies == 1 else x.repeat_interleave(copies, 2) for x in (given.k, given.v))
     q, k, v = rows_of_heads(ranks, over.of_heads, given.q, *keys)
     heads = q.shape[2]
     head = ranks.rank * heads

@@ -30,17 +30,17 @@ class Messages:
 def pass_on(tensors: list[Tensor], ranks: Ranks, distance: int = 1) -> Messages:
     """Send contiguous tensors `distance` ranks on and take as many, of the same shapes, from as far behind."""
     there, here = ((ranks.rank + way) % ranks.size for way in (distance, -distance))
-    return _start(tensors, [there] * len(tensors), [here] * len(tensors), ranks)
-
-
-def trade(tensors: list[Tensor], others: list[int], ranks: Ranks) -> Messages:
-    """Send each of `others` its contiguous tensor and take one of the same shape from it."""
-    return _start(tensors, others, others, ranks)
-
-
-def _start(tensors: list[Tensor], to: list[int], of: list[int], ranks: Ranks) -> Messages:
     arriving = [torch.empty_like(x) for x in tensors]
-    pairs = [(dist.isend, *pair) for pair in zip(tensors, to, strict=True)]
+    return _start(tensors, [there] * len(tensors), arriving, [here] * len(tensors), ranks)
+
+
+def trade(leaving: list[Tensor], arriving: list[Tensor], others: list[int], ranks: Ranks) -> Messages:
+    """Send contiguous tensors, each to its rank of `others`, and take one from the same rank into `arriving`."""
+    return _start(leaving, others, arriving, others, ranks)
+
+
+def _start(leaving: list[Tensor], to: list[int], arriving: list[Tensor], of: list[int], ranks: Ranks) -> Messages:
+    pairs = [(dist.isend, *pair) for pair in zip(leaving, to, strict=True)]
     pairs += [(dist.irecv, *pair) for pair in zip(arriving, of, strict=True)]
     messages = [dist.P2POp(op, x, group=ranks.group, group_peer=rank) for op, x, rank in pairs]
-    return Messages(arriving, tensors, dist.batch_isend_irecv(messages) if tensors else [])
+    return Messages(arriving, leaving, dist.batch_isend_irecv(messages) if messages else [])

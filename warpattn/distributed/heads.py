@@ -5,33 +5,32 @@
 
 All tensors of an exchange leave before the first is waited for, so one is copied while another travels. None travels
 beside an attention kernel: it holds every SM, and NCCL's kernels would wait for one.
-Where query heads of a rank share key heads with those of another, both get them (`key_heads`).
+Where query heads of a rank share key heads with those of another, both get them (`copies_of_key_heads`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from warpattn.distributed.exchange import Messages, trade
+from warpattn.distributed.exchange import trade
 from warpattn.distributed.placement import Placement
 from warpattn.distributed.ranks import Ranks
 
 WIDE = torch.complex128  # 16 bytes
 
 
-def key_heads(heads_q: int, heads_kv: int, ranks: int) -> list[int]:
-    """The key heads that each rank's query heads read, rank after rank, as many for each.
+def copies_of_key_heads(heads_q: int, heads_kv: int, ranks: int) -> int:
+    """How often every key head is sent, so that each rank gets those which its query heads read, and as many as others.
 
     Within a rank query head h reads key head h // (its query heads / its key heads), as everywhere.
     """
     shared, mine = heads_q // heads_kv, heads_q // ranks
-    together = math.gcd(shared, mine)
-    return [head // shared for head in range(0, heads_q, together)]
+    return shared // math.gcd(shared, mine)
 
 
 def rows_of_heads(ranks: Ranks, placement: Placement, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -100,50 +99,46 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        exchanged = _exchanged([g for g in gradients if g is not None], ctx.back)
+        exchanged = iter(_exchanged([g for g in gradients if g is not None], ctx.back))
         return None, None, *(None if g is None else next(exchanged) for g in gradients)
 
 
-def _exchanged(tensors: Sequence[Tensor], way: Way) -> Iterator[Tensor]:
-    """What tensors become. All leave at once; results and messages take memory one tensor after the other."""
-    left = [_leave(x, way) for x in tensors][::-1]
-    for x in tensors:
-        yield _arrive(x, way, left.pop())
+def _exchanged(tensors: Sequence[Tensor], way: Way) -> list[Tensor]:
+    """What tensors become. All leave before the first is waited for."""
+    started = [_start(x, way) for x in tensors]
+    return [arrive() for arrive in started]
 
 
-def _leave(x: Tensor, way: Way) -> Messages:
-    """Start to send a tensor's pieces and to receive the others'."""
-    others = _others(way.ranks)
-    return trade([_message(way.pieces(x, rank)) for rank in others], others, way.ranks)
+def _start(x: Tensor, way: Way) -> Callable[[], Tensor]:
+    """Start to exchange a tensor; the function waits for the others' pieces and returns what it has become.
 
-
-def _arrive(x: Tensor, way: Way, passing: Messages) -> Tensor:
-    """What the tensor becomes: its own pieces, copied while others travel, and those that arrive."""
+    Pieces leave from where they are and arrive where they belong if that is contiguous memory, else by way of a copy.
+    """
     whole, mine = way.result(x), way.ranks.rank
-    _fill(way.places(whole, mine), way.pieces(x, mine))
-    for message, rank in zip(passing.wait(), _others(way.ranks), strict=True):
-        places = way.places(whole, rank)
-        _fill(places, message.chunk(len(places), 1))
-    return whole
-
-
-def _others(ranks: Ranks) -> list[int]:
-    return [rank for rank in range(ranks.size) if rank != ranks.rank]
-
-
-def _message(pieces: list[Tensor]) -> Tensor:
-    """Pieces as one contiguous tensor: (B, S, heads, D), S the rows of all pieces, which have equally many."""
-    if len(pieces) == 1 and pieces[0].is_contiguous():
-        return pieces[0]
-    batch, rows, heads, dim = pieces[0].shape
-    message = pieces[0].new_empty((batch, rows * len(pieces), heads, dim))
-    _fill(message.chunk(len(pieces), 1), pieces)
-    return message
-
-
-def _fill(places: Sequence[Tensor], pieces: Sequence[Tensor]) -> None:
-    for place, piece in zip(places, pieces, strict=True):
+    others = [rank for rank in range(way.ranks.size) if rank != mine]
+    leaving = [_contiguous(piece) for rank in others for piece in way.pieces(x, rank)]
+    places = [place for rank in others for place in way.places(whole, rank)]
+    arriving = [place if place.is_contiguous() else place.new_empty(place.shape) for place in places]
+    passing = trade(leaving, arriving, [rank for rank in others for _ in range(way.placement.per_rank)], way.ranks)
+    for place, piece in zip(way.places(whole, mine), way.pieces(x, mine), strict=True):
         _copy(place, piece)
+
+    def arrive() -> Tensor:
+        for place, arrived in zip(places, passing.wait(), strict=True):
+            if arrived is not place:
+                _copy(place, arrived)
+        return whole
+
+    return arrive
+
+
+def _contiguous(x: Tensor) -> Tensor:
+    """The tensor, or a contiguous copy."""
+    if x.is_contiguous():
+        return x
+    into = x.new_empty(x.shape)
+    _copy(into, x)
+    return into
 
 
 def _copy(into: Tensor, x: Tensor) -> None:

@@ -84,7 +84,7 @@ class Chunks(Places):
     @classmethod
     def at(cls, head: int, query: int, key: int, lens: Lengths, device: torch.device) -> Chunks:
         """The table of these numbers."""
-        return cls(torch.tensor([head, query, key, lens.q, lens.k], dtype=torch.int32, device=device))
+        return cls(_numbers((head, query, key, lens.q, lens.k), device))
 
     def lengths(self, b: Value, lens: Lengths) -> Lengths:
         return Lengths(self._read(3), self._read(4))
@@ -120,7 +120,7 @@ class Pages(Places):
     @classmethod
     def of(cls, lengths: Tensor, span: int, ranks: Ranks, device: torch.device) -> Pages:
         """The keys of this rank."""
-        return cls(lengths, _number(ranks.rank, device), span, ranks.size)
+        return cls(lengths, _numbers((ranks.rank,), device), span, ranks.size)
 
     def lengths(self, b: Value, lens: Lengths) -> Lengths:
         return Lengths(lens.q, position(load(self.lengths_of, b)))
@@ -137,9 +137,10 @@ class Pages(Places):
 
 
 @lru_cache
-def _number(value: int, device: torch.device) -> Tensor:
-    """int32 (1,); made once, since a copy to a card waits for it."""
-    return torch.tensor([value], dtype=torch.int32, device=device)
+def _numbers(values: tuple[int, ...], device: torch.device) -> Tensor:
+    """int32 (values,); made once, since a copy to a card waits for all that its stream has to do."""
+    with torch.inference_mode(False):  # later calls may save it for their backward
+        return torch.tensor(values, dtype=torch.int32, device=device)
 
 
 def position(x: Value) -> Value:
