@@ -26,8 +26,8 @@ BACKWARD = 2.5  # products of the backward, in those of the forward
 PARTS = {
     ("ring", False): [(1, 2.5)],
     ("ring", True): [(7, 3.5)],
-    ("ulysses", False): [(2, 2), (0, 3.5)],
-    ("ulysses", True): [(2, 7), (4, 5.5)],
+    ("ulysses", False): [(1.5, 1.5), (0, 2.5)],
+    ("ulysses", True): [(2, 7), (3.5, 4.5)],
 }
 
 
