@@ -205,6 +205,23 @@ def test_merging():
         assert not torch.allclose(z[1], y[1])
 
 
+@pytest.mark.parametrize("extreme", [torch.finfo(torch.float32).min, torch.finfo(torch.float32).max])
+def test_extreme_states_stay_finite(extreme):
+    """Near the ends of fp32 a natural log has no number in base 2; -inf would say that no key was seen."""
+    v, s = torch.randn(5, 3, HEADS, DIM), torch.full((5, 3, HEADS), extreme)
+    for _ in range(3):
+        out, whole = flashinfer.merge_states(v, s)
+        torch.testing.assert_close(out, v.mean(1))
+        torch.testing.assert_close(whole, s[:, 0])
+        s = whole[:, None].expand_as(s)
+    q = torch.full((HEADS, DIM), 1e19)
+    k = q[:HEADS_KV].expand(7, HEADS_KV, DIM) * (1.0 if extreme > 0 else -1.0)
+    values = torch.randn(7, HEADS_KV, DIM)
+    out, lse = flashinfer.single_prefill_with_kv_cache(q[None], k, values, sm_scale=3 / DIM, return_lse=True)
+    torch.testing.assert_close(out, values.mean(0).repeat_interleave(HEADS // HEADS_KV, dim=0)[None])
+    assert (lse == extreme).all()
+
+
 @pytest.mark.parametrize("k_scale", [0.5, torch.tensor([0.5]), torch.tensor([0.5, 2.0])], ids=str)
 def test_keys_and_values_of_8_bits(k_scale):
     """In pages, end to end and of one request; q_scale goes into the scores, the others belong to keys and values."""

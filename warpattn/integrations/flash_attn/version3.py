@@ -151,8 +151,9 @@ def flash_attn_combine(given: Given) -> tuple[Tensor, Tensor]:
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise AttentionError(f"out_dtype is {kind_of(dtype)}; it must be a float dtype of torch")
     lse = torch.logsumexp(lses, dim=0)
-    weights = torch.exp(lses - lse.masked_fill(lse == -torch.inf, 0.0))[..., None]
-    result = (weights * parts.where(weights > 0, 0.0)).sum(0)  # a part that saw nothing may hold anything
+    weights = torch.softmax(lses.masked_fill(lse == -torch.inf, 0.0), dim=0)[..., None]
+    seen = (lses != -torch.inf)[..., None]
+    result = (weights * parts.where(seen, 0.0)).sum(0)  # a part that saw nothing may hold anything
     if given.out is not None:
         return given.out.copy_(result), lse
     return result.to(dtype), lse

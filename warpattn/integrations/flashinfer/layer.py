@@ -15,9 +15,21 @@ from warpattn.masks import Causal, Full, Mask, SlidingWindow
 from warpattn.quantized import EIGHT_BIT, Quantized, result_dtype
 from warpattn.scores import Score, SoftCap
 
-__all__ = ["Layer", "dtype_of", "eight_bit_scale", "finished", "heads_last", "of_layout", "scaled", "with_scales"]
+__all__ = [
+    "Layer",
+    "dtype_of",
+    "eight_bit_scale",
+    "finished",
+    "heads_last",
+    "in_base_2",
+    "in_base_e",
+    "of_layout",
+    "scaled",
+    "with_scales",
+]
 
 LAYOUTS = ("NHD", "HND")
+LOG2_E = math.log2(math.e)
 ROTATED = "positions are not encoded here: rotate q and k before the call"
 SCALES = ("q_scale", "k_scale", "v_scale")
 
@@ -118,6 +130,17 @@ def dtype_of(dtype: object) -> torch.dtype | None:
     return found
 
 
+def in_base_2(lse: Tensor) -> Tensor:
+    """Natural logs of denominators in base 2. What is finite stays finite: -inf would say that no key was seen."""
+    found, most = lse * LOG2_E, torch.finfo(lse.dtype).max
+    return torch.where(lse.isfinite(), found.clamp(-most, most), found)
+
+
+def in_base_e(lse: Tensor) -> Tensor:
+    """Logs of denominators in base 2 as natural ones."""
+    return lse / LOG2_E
+
+
 def finished(given: Given, out: Tensor, lse: Tensor) -> Tensor | tuple[Tensor, Tensor]:
     """What a call returns of out (rows, heads, dim) and a natural lse (heads, rows): FlashInfer's is in base 2, (rows,
     heads), unless `lse_base` and `lse_layout` say otherwise."""
@@ -129,7 +152,7 @@ def finished(given: Given, out: Tensor, lse: Tensor) -> Tensor | tuple[Tensor, T
         raise AttentionError(f"lse_base is {kind_of(base)} and lse_layout {kind_of(layout)}; {rule}")
     if not given.return_lse:
         return out
-    found = lse if base == "ln" else lse * math.log2(math.e)
+    found = lse if base == "ln" else in_base_2(lse)
     found = found if layout == "HN" else found.transpose(0, 1).contiguous()
     target = asked.get("lse")
     if target is not None and target.shape != found.shape:

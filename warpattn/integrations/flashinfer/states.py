@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
 import warpattn
 from warpattn.errors import AttentionError, Rules
+from warpattn.integrations.flashinfer.layer import in_base_2, in_base_e
 
 __all__ = ["merge_state", "merge_state_in_place", "merge_states"]
-
-LOG2_E = math.log2(math.e)
 
 
 def merge_state(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor) -> tuple[Tensor, Tensor]:
@@ -53,6 +50,6 @@ def _merged(states: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     for v, s in states:
         _check({"v": v}, "rows", "heads", "dim")
         _check({"s": s}, "rows", "heads")
-    natural = [(v, s.float().transpose(0, 1) / LOG2_E) for v, s in states]
+    natural = [(v, in_base_e(s.float().transpose(0, 1))) for v, s in states]
     out, lse = warpattn.merge_states(natural)
-    return out, (lse * LOG2_E).transpose(0, 1).contiguous()
+    return out, in_base_2(lse).transpose(0, 1).contiguous()

@@ -112,6 +112,14 @@ def test_combined_parts_are_the_whole():
         version3.flash_attn_combine(outs, lses[..., 0])
 
 
+@pytest.mark.parametrize("lse", [1e30, -1e30, float(torch.finfo(torch.float32).min)])
+def test_parts_of_one_extreme_lse_count_alike(lse):
+    outs = torch.randn(4, 2, 3, 5, 8)
+    merged, whole = version3.flash_attn_combine(outs, torch.full(outs.shape[:-1], lse))
+    torch.testing.assert_close(merged, outs.mean(0))
+    assert (whole == lse).all()
+
+
 def test_scheduler_metadata_is_accepted_where_it_is_made_for():
     lengths = torch.tensor([3, 5], dtype=torch.int32)
     metadata = version3.get_scheduler_metadata(
