@@ -14,20 +14,22 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from warpattn.distributed.ranks import Ranks
 from warpattn.errors import AttentionError
-from warpattn.inputs import is_tensor, kind_of, number
+from warpattn.inputs import kind_of, number
 from warpattn.language.traced import Traced
 
 AT_MOST = 4096
+PLAIN = (type(None), bool, str, torch.dtype)  # what a description can hold as it is
 RULE = "all ranks must pass equal shapes, dtypes and arguments"
 
 Description = tuple[tuple[str, Hashable], ...]
 
-_agreed: WeakKeyDictionary[dist.ProcessGroup, set[Hashable]] = WeakKeyDictionary()
+agreed: WeakKeyDictionary[dist.ProcessGroup, set[Hashable]] = WeakKeyDictionary()
 
 
 def described(function: str, arguments: dict[str, Any]) -> Description:
@@ -40,10 +42,10 @@ def agree(groups: list[Ranks], call: Description, check: Callable[[], object]) -
 
     With several groups, such as the dimensions of a mesh, what one finds is told to the next.
     """
-    known = _agreed.setdefault(groups[-1].group, set())
+    known = agreed.setdefault(groups[-1].group, set())
     if call in known:
         return
-    own = _broken(check)
+    own, failure = _broken(check)
     mine = {name: str(value) for name, value in call}
     found = dict.fromkeys(own)
     for ranks in groups:
@@ -51,6 +53,8 @@ def agree(groups: list[Ranks], call: Description, check: Callable[[], object]) -
         dist.all_gather_object(told, (dist.get_rank(), mine, list(found)), group=ranks.group)
         found |= dict.fromkeys(reason for _, _, reasons in told for reason in reasons)
         found |= dict.fromkeys(_differences(told))
+    if failure is not None:
+        raise failure
     differences = [reason for reason in found if reason.endswith(RULE)]
     if found:
         raise AttentionError(*(differences or own or found))
@@ -68,24 +72,28 @@ def _differences(told: list[tuple[int, dict[str, str], list[str]]]) -> Iterator[
                 yield f"{name} is {arguments.get(name)} on rank {rank} and {value} on rank {first}; {RULE}"
 
 
-def _broken(check: Callable[[], object]) -> tuple[str, ...]:
-    """The rules that a check of this rank's own arguments finds broken."""
+def _broken(check: Callable[[], object]) -> tuple[tuple[str, ...], Exception | None]:
+    """The rules that a check of this rank's own arguments finds broken; or another error, of which the others hear, so
+    that they do not wait for this rank."""
     try:
         check()
     except AttentionError as error:
-        return error.reasons
-    return ()
+        return error.reasons, None
+    except Exception as error:
+        return (f"rank {dist.get_rank()} ended in a {type(error).__name__}; its own message says more",), error
+    return (), None
 
 
 def _described(value: Any) -> Hashable:
-    if isinstance(value, Tensor) and is_tensor(value) and not value.ndim:
-        return number(value)
+    plain = number(value)
+    if plain is not None:
+        return plain
     if isinstance(value, Tensor):
         needs = ", requires a gradient" if value.requires_grad else ""
         return f"{kind_of(value)}{needs}"
     if isinstance(value, Traced):
         return _Program(value)
-    return value if isinstance(value, Hashable) else kind_of(value)
+    return value if type(value) in PLAIN else kind_of(value)
 
 
 class _Program:

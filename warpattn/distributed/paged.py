@@ -64,6 +64,10 @@ def share_pages(kv: PagedKV, group: Any = None, turn: int = 1) -> SharedPages:
         raise AttentionError(f"kv is {kind_of(kv)}; it must be a warpattn PagedKV of whole sequences")
     if whole(turn, 1) is None:
         raise AttentionError(f"turn is {kind_of(turn)}; it must be an int of at least 1")
+    rules = Rules()
+    kv.check_indices(rules, None)
+    kv.check_pages(rules, None)
+    rules.done()
     table, size = kv.block_table, kv.k_pages.shape[1]
     rounds = -(-table.shape[1] // (turn * ranks.size))  # of turns, so that every rank has as many columns
     padded = torch.nn.functional.pad(table, (0, rounds * turn * ranks.size - table.shape[1]))
@@ -100,8 +104,8 @@ def paged_attention(
     """
     ranks = ranks_of(group)
     given = Given(q, kv, mask, score, sinks, scale, backend)
-    told = described("paged_attention", given.told() | {"same_bits": same_bits})
-    agree([ranks], told, lambda: _check(given, same_bits))
+    flags = {"same_bits": same_bits, "return_lse": return_lse}
+    agree([ranks], described("paged_attention", given.told() | flags), lambda: _check(given, flags))
     with torch.no_grad():
         parts = _gathered(_turns(given) if same_bits else _own(given, ranks), ranks)
         out, lse = merged(*parts, sinks) if same_bits else _merged(parts)
@@ -196,14 +200,18 @@ def _merged(parts: Parts) -> tuple[Tensor, Tensor]:
     return pairs[0]
 
 
-def _check(given: Given, same_bits: bool) -> None:
+def _check(given: Given, flags: dict[str, bool]) -> None:
     """Every rule that the call on this rank's pages does not hold."""
     rules, kv = Rules(), given.kv
-    rules.flag("same_bits", same_bits)
+    for name, flag in flags.items():
+        rules.flag(name, flag)
     if not rules.require(isinstance(kv, SharedPages), f"kv is {kind_of(kv)}", "it must be what share_pages returns"):
         rules.done()
     q, pages = given.q, kv.pages
+    if not rules.require(isinstance(pages, PagedKV), f"kv.pages is {kind_of(pages)}", "it must be a warpattn PagedKV"):
+        rules.done()
     rules.tensor("q", q, "batch", "seq", "heads", "head_dim")
+    pages.check_indices(rules, None)
     for name, kind in (("mask", Mask), ("score", Score)):
         x = getattr(given, name)
         rule = f"it must be a warpattn {kind.__name__}"
@@ -215,7 +223,7 @@ def _check(given: Given, same_bits: bool) -> None:
     rules.done()
     columns = pages.block_table.shape[1]
     rules.require(columns % kv.turn == 0, f"kv.pages.block_table has {columns} columns", f"turns have {kv.turn} pages")
-    if same_bits:
+    if flags["same_bits"]:
         looks = given.is_placed(given.seen) or depends_on(given.seen, "b") or given.seen.additive() is not None
         scored = given.score is not None and (given.is_placed(given.score) or depends_on(given.score, "b"))
         rule = "with same_bits neither mask nor score may look at positions or sequences"

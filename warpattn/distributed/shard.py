@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from warpattn.distributed.agreement import agree, described
 from warpattn.distributed.placement import PLACEMENTS, Placement
 from warpattn.distributed.ranks import Ranks, ranks_of, ranks_of_mesh
 from warpattn.errors import AttentionError, Rules
@@ -34,10 +35,13 @@ def unshard(x: Tensor, dim: int, group: Any = None, placement: str = "zigzag") -
     """The whole tensor, on every rank, from the parts that `shard` made; a collective.
 
     All ranks pass equal shapes. The gradient of a part is the sum of what all ranks' losses say of it. Raises
-    AttentionError.
+    AttentionError, on every rank, for arguments that break a rule or differ between ranks.
     """
-    dim = _checked(x, dim, placement)
-    for ranks, name in reversed(_cuts(group, placement)):
+    cuts = _cuts(group, placement)
+    told = described("unshard", {"x": x, "dim": dim, "placement": placement, "gradients": torch.is_grad_enabled()})
+    agree([ranks for ranks, _ in cuts], told, lambda: _checked(x, dim, placement))
+    dim = dim % x.ndim
+    for ranks, name in reversed(cuts):
         x = _Gather.apply(x, dim, ranks, Placement(name, ranks.size))
     return x
 
@@ -67,9 +71,12 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int, ranks: Ranks, placement: Placement) -> Tensor:
         ctx.given = dim, ranks, placement
-        parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(ranks.size)]
-        dist.all_gather(parts, x.contiguous(), group=ranks.group)
-        return placement.join(torch.cat(parts, dim), dim)
+        sent = x.contiguous()
+        if x.is_floating_point() and x.itemsize == 1:
+            sent = sent.view(torch.uint8)  # gloo knows no floats of 8 bits
+        parts = [torch.empty_like(sent) for _ in range(ranks.size)]
+        dist.all_gather(parts, sent, group=ranks.group)
+        return placement.join(torch.cat(parts, dim), dim).view(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:

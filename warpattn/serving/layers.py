@@ -13,10 +13,14 @@ import torch
 
 from warpattn.errors import AttentionError, Rules
 from warpattn.inputs import kind_of
+from warpattn.language.traced import MAX_INT, whole
 from warpattn.masks import Causal, Mask, SlidingWindow
 from warpattn.scores import Score, SoftCap
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "half": torch.float16}
+JSON = (type(None), bool, int, float, str, list, tuple, torch.dtype)  # what an entry that decides something may be
+PATTERNS = ("sliding_window_pattern", "_sliding_window_pattern")
+READ = ("dtype", "torch_dtype", "attn_logit_softcapping", "model_type", "layer_types", "use_sliding_window", *PATTERNS)
 WITH_SINKS = ("gpt_oss",)  # model types whose layers have a sink for each head
 
 
@@ -34,13 +38,27 @@ class Layer:
     sinks: bool = False
     latent: int = 0  # columns of a latent cache that are values; 0: keys and values have heads of their own
 
+    def __post_init__(self) -> None:
+        rules = Rules()
+        sizes = {"heads_q": 1, "heads_kv": 1, "dim_qk": 1, "dim_v": 1, "latent": 0}
+        sizes |= {} if self.window is None else {"window": 1}
+        fine = [_require_int(rules, name, getattr(self, name), least) for name, least in sizes.items()]
+        rules.flag("sinks", self.sinks)
+        known = isinstance(self.dtype, torch.dtype)
+        rules.require(known, f"dtype is {kind_of(self.dtype)}", "it must be a torch.dtype")
+        if all(fine):
+            heads = f"heads_q is {self.heads_q} and heads_kv {self.heads_kv}"
+            rules.require(self.heads_q % self.heads_kv == 0, heads, "the first must be a multiple of the second")
+        rules.done()
+        _ = self.score  # a soft cap out of its range is refused
+
     @property
     def mask(self) -> Mask:
         return Causal() if self.window is None else SlidingWindow(self.window)
 
     @property
     def score(self) -> Score | None:
-        return SoftCap(self.soft_cap) if self.soft_cap else None
+        return None if self.soft_cap is None else SoftCap(self.soft_cap)
 
 
 @dataclass(frozen=True)
@@ -57,22 +75,28 @@ class LargestStep:
     def __post_init__(self) -> None:
         rules = Rules()
         for name, least in (("requests", 1), ("tokens", 1), ("length", 1), ("page_size", 1), ("drafts", 0)):
-            value = getattr(self, name)
-            fine = isinstance(value, int) and not isinstance(value, bool) and value >= least
-            rules.require(fine, f"{name} is {kind_of(value)}", f"{name} must be an integer from {least} on")
+            _require_int(rules, name, getattr(self, name), least)
         rules.done()
+
+
+def _require_int(rules: Rules, name: str, value: object, least: int) -> bool:
+    fine = isinstance(value, int) and whole(value, least) is not None
+    return rules.require(fine, f"{name} is {kind_of(value)}", f"{name} must be an integer from {least} to {MAX_INT}")
 
 
 def read_config(path: str | PathLike[str]) -> dict[str, Any]:
     """A transformers config: a folder with config.json, or such a file."""
-    file = Path(path)
-    file = file / "config.json" if file.is_dir() else file
+    file, rule = Path(path), "give a folder with config.json, or such a file"
     try:
+        file = file / "config.json" if file.is_dir() else file
+        if file.exists() and not file.is_file():
+            raise AttentionError(f"config {str(path)!r} is no file; {rule}")
         config = json.loads(file.read_text())
+    except AttentionError:
+        raise
     except OSError as error:
-        rule = "give a folder with config.json, or such a file"
         raise AttentionError(f"config {str(path)!r} cannot be read: {error.strerror}; {rule}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise AttentionError(f"{file} is no JSON; a transformers config.json is") from None
     if not isinstance(config, dict):
         raise AttentionError(f"{file} holds a {type(config).__name__}; a transformers config is a JSON object")
@@ -81,13 +105,19 @@ def read_config(path: str | PathLike[str]) -> dict[str, Any]:
 
 def layers_of(config: Mapping[str, Any]) -> tuple[Layer, ...]:
     """The kinds of layers in a transformers config, each once. AttentionError where it does not say how many heads."""
-    config = {**config, **(config.get("text_config") or {})}
+    inner = config.get("text_config")
+    if inner is not None and not isinstance(inner, Mapping):
+        raise AttentionError(f"text_config is {kind_of(inner)}; it must be an object of JSON")
+    config = {**config, **({} if inner is None else inner)}
+    for name in READ:
+        if not isinstance(config.get(name), JSON):
+            raise AttentionError(f"{name} is {kind_of(config[name])}; a transformers config holds what JSON has")
     heads = _number(config, "num_attention_heads", "n_head", "num_heads")
-    if heads is None:
+    if heads is None or heads < 1:
         rule = "a transformers config says num_attention_heads"
         raise AttentionError(f"the config of {config.get('model_type', 'the model')} has no number of heads; {rule}")
     dtype = DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch."), torch.bfloat16)
-    cap = config.get("attn_logit_softcapping")
+    cap = config.get("attn_logit_softcapping") or None
     sinks = config.get("model_type") in WITH_SINKS
     rank = _number(config, "kv_lora_rank")
     if rank:
@@ -116,8 +146,10 @@ def _windows(config: Mapping[str, Any]) -> list[int | None]:
         return [None]
     kinds = config.get("layer_types")
     if kinds:
+        if not isinstance(kinds, list | tuple):
+            raise AttentionError(f"layer_types is {kind_of(kinds)}; it must be a list, of one word a layer")
         return [window if kind == "sliding_attention" else None for kind in kinds]
-    alternates = any(config.get(name) for name in ("sliding_window_pattern", "_sliding_window_pattern"))
+    alternates = any(config.get(name) for name in PATTERNS)
     return [window, None] if alternates or config.get("model_type") == "gemma2" else [window]
 
 

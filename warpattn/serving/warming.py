@@ -22,6 +22,7 @@ import torch
 from warpattn.errors import AttentionError
 from warpattn.inputs import kind_of
 from warpattn.kernels.cache.launch import NewRows, append_launches, slot_launches
+from warpattn.language.traced import whole
 from warpattn.problem import Call, validate
 from warpattn.problem.arch import RUNS, TARGETS
 from warpattn.problem.backends import LIMITS, chip_of
@@ -87,20 +88,22 @@ def warm(
 
     Raises AttentionError for unknown calls or architectures, and where the cache cannot keep kernels.
     """
-    if calls not in CALLS:
-        raise AttentionError(f"calls is {calls!r}; it must be one of {', '.join(CALLS)}")
+    if not isinstance(calls, str) or calls not in CALLS:
+        raise AttentionError(f"calls is {kind_of(calls)}; it must be one of {', '.join(CALLS)}")
     if arch is not None and not isinstance(arch, str):
         raise AttentionError(f"arch is {kind_of(arch)}; it must be the name of an architecture")
     arch = arch or chip_of(torch.device("cuda" if torch.cuda.is_available() else "cpu")).target
     if arch not in TARGETS:
         listed = ", ".join(TARGETS)
         raise AttentionError(f"arch is {arch!r}; without a card that has kernels it must be one of {listed}")
+    if processes is not None and whole(processes, 1) is None:
+        raise AttentionError(f"processes is {kind_of(processes)}; it must be an int of at least 1, or None")
     kernel_cache.require_triton()
     largest = largest or LargestStep()
     context = multiprocessing.get_context("forkserver")  # this process may have a card's context
     context.set_forkserver_preload([__name__, "triton.experimental.gluon", "triton.compiler"])
     forkserver.ensure_running()  # imports while this process plans
-    workers = max(1, processes or os.cpu_count() or 1)
+    workers = whole(processes, 1) or os.cpu_count() or 1
     progress(0.0)
     kernels, short, futures = 0, [], []
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(dict(os.environ),)) as pool:
