@@ -13,10 +13,11 @@ signatures stay. The tail, the same everywhere:
     return_lse  also return the natural log of each row's whole denominator, sinks included (fp32, or fp64 for fp64)
     out         tensor to write the output into and return; shape, dtype and device of the result, any strides that
                 give each element its own place; no memory of q, k, v or sinks
-    backend     "auto": CUDA capability 9.0 gives "sm90", the CPU "reference". "reference": any device, differentiable,
-                fp16, bf16, fp32, fp64. "sm90": the Hopper kernels, fp16 and bf16. "simulate:sm90": the Hopper kernels
-                run by the simulator on CPU tensors. A named backend never falls back. Or a `Backend`, which also says
-                whether gradients are deterministic.
+    backend     "auto": the kernels for the card that q is on, "sm90" (Hopper), "sm100" (Blackwell), "gfx942" (CDNA3)
+                or "gfx950" (CDNA4), or on the CPU "reference". "reference": any device, differentiable, fp16, bf16,
+                fp32, fp64. A card's name: its kernels, fp16 and bf16. "simulate:sm90" and so on: these kernels run by
+                the simulator on CPU tensors. A named backend never falls back. Or a `Backend`, which also says whether
+                gradients are deterministic.
 
 The Hopper kernels read and write the tensors in place if TMA can address them: the last stride is 1, the others are
 multiples of 8 elements above 0 (those of dimensions of size 1 do not matter), the head dim is a multiple of 8, and the
