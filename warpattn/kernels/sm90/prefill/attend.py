@@ -17,8 +17,9 @@ from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import SoftmaxState, as_quads, from_quads, pack, softmax_start, softmax_step, unpack
 from ..bytes import LIFT, pack_bytes, step_in_bytes, unpack_bytes
 from ..columns import as_matrices, rescale_columns, wait_columns, zero_columns
+from ..factors import of_tile, release_keys, scaled_scores, scaled_weights
 from ..layouts import accumulator_layout, element_type, operand_layout, turn_asm
-from .convert import as_fp16, make_fractions, of_tile, release_keys, scaled_scores, scaled_weights, widen_queries
+from .convert import as_fp16, make_fractions, widen_queries
 from .epilogue import store_output
 from .packed_rows import RowHeads, mask_heads, row_heads, row_tokens
 

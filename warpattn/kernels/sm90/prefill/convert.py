@@ -9,10 +9,9 @@ once more. A slot has room for both forms one after the other: all of the 8-bit 
 
 Operands are of fp16, which holds every e4m3 and e5m2 value and takes a quarter of the instructions that bf16 takes.
 The warpgroup that has queries of bf16 makes fp16 fractions of a power of two of them: its largest finite one gets 2^15
-to 2^16, so that all within 2^29 of it are exact, and the others within 2^-40 of it. Scales per tensor and head become
-part of the softmax scale, as the power is, and of the output's factor. Where tokens have scales, the role brings those
-of keys and values with a key tile, loaded a tile ahead: the scores' columns are multiplied by the ones, their weights,
-before they are rounded, by the others. fp16 does not hold weights times any scale, so then values are of bf16.
+to 2^16, so that all within 2^29 of it are exact, and the others within 2^-40 of it. The power and all scales
+are multiplied in where `sm90/factors.py` says. Where tokens have scales, the role loads those of keys and values with a
+key tile, a tile ahead. fp16 does not hold weights times any scale, so then values are of bf16.
 """
 
 from triton.experimental import gluon
@@ -20,14 +19,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from ...nvidia.pipelines import consumer_state
-from ...pieces.scales import LEAST_SCALE, by_token, has_scale
-from ...pieces.softmax import as_quads, from_quads
+from ...pieces.scales import by_token, has_scale
 from ..columns import as_matrices
-from ..layouts import accumulator_layout
+from ..factors import ONE, factors_of
 from .context import CONVERTING, first_halves
 from .packed_rows import row_heads, row_tokens
 
-ONE = gl.constexpr(gl.BlockedLayout([1], [32], [CONVERTING], [0]))  # one number in every thread
 INFINITY = gl.constexpr(0x7F800000)  # the bits of
 
 
@@ -199,12 +196,6 @@ def query_scales(ctx, tile, wg: gl.constexpr):
 
 
 @gluon.jit
-def factors_of(ctx, q_state, wg: gl.constexpr):
-    """Factors of a warpgroup's scores, of a slot of queries: a power of two, or scales of all rows."""
-    return ctx.rings.factors.index(q_state.index * ctx.config.consumers + wg)
-
-
-@gluon.jit
 def largest(tile, finite: gl.constexpr):
     """The bits of the largest magnitude, or `finite` one, in a tile of bf16, as those of fp32. Pairs are compared as
     they lie: one of 64 x 128 takes 128 instructions a thread."""
@@ -236,84 +227,3 @@ def reinterpreted(x, dtype: gl.constexpr):
     rows: gl.constexpr = x.shape[0]
     cols: gl.constexpr = x.shape[1] * x.dtype.primitive_bitwidth // dtype.primitive_bitwidth
     return x.reinterpret(dtype, [rows, cols], gl.NVMMASharedLayout.get_default_for([rows, cols], dtype))
-
-
-@gluon.jit
-def softmax_scale(scale, config: gl.constexpr):
-    """The softmax scale of a kernel's argument `scale`."""
-    if config.eight_bit is None:
-        return scale
-    else:
-        return scale.scores
-
-
-@gluon.jit
-def head_scale(ctx, tile, i: gl.constexpr):
-    """The scale of all keys (0), values (1) or queries (2) of a tile."""
-    if i == 2:
-        return gl.load(ctx.scales.q.scale + tile.h * ctx.scales.q.head)
-    else:
-        rows = ctx.scales.v if i else ctx.scales.k
-        return gl.load(rows.scale + tile.h // ctx.work.group * rows.head)
-
-
-@gluon.jit
-def of_tile(ctx, tile, q_state, wg: gl.constexpr):
-    """The context with the scales of a tile's keys and queries, and the power of these, as part of the softmax
-    scale."""
-    config: gl.constexpr = ctx.config
-    scale = ctx.scale
-    for i in gl.static_range(0, 4, 2):
-        if has_scale(config, i, "tensor", "head"):
-            scale *= head_scale(ctx, tile, i)
-    if config.query_factors == 1:
-        scale *= gl.max(factors_of(ctx, q_state, wg).load(ONE), 0)
-    if config.eight_bit is None:
-        return ctx
-    elif ctx.mods.score is None:  # a scale of 0 or below has a score function
-        return ctx.with_scale(gl.maximum(scale, LEAST_SCALE))
-    else:
-        return ctx.with_scale(scale)
-
-
-@gluon.jit
-def scaled_factor(ctx, factor, tile):
-    """The factor of a tile's output, times the scale of its values."""
-    if has_scale(ctx.config, 1, "tensor", "head"):
-        return factor * head_scale(ctx, tile, 1)
-    else:
-        return factor
-
-
-@gluon.jit
-def scaled_scores(ctx, s, k_state, q_state, wg: gl.constexpr):
-    """Scores [64, N] times their keys' and queries' scales, where tokens have some."""
-    if has_scale(ctx.config, 2, "token"):
-        layout: gl.constexpr = gl.SliceLayout(1, accumulator_layout(ctx.config.block_n))
-        s *= factors_of(ctx, q_state, wg).load(layout)[:, None]
-    if has_scale(ctx.config, 0, "token"):
-        s *= slot_scales(ctx, k_state, 0)
-    return s
-
-
-@gluon.jit
-def scaled_weights(ctx, p, s, k_state):
-    """Weights [64, N/8, 4, 2] times their values' scales, where tokens have some; `s` [64, N]."""
-    if has_scale(ctx.config, 1, "token"):
-        return as_quads(from_quads(p, s) * slot_scales(ctx, k_state, 1))
-    else:
-        return p
-
-
-@gluon.jit
-def slot_scales(ctx, k_state, i: gl.constexpr):
-    """Scales [1, N] of the keys (0) or values (1) of a slot."""
-    layout: gl.constexpr = gl.SliceLayout(0, accumulator_layout(ctx.config.block_n))
-    return ctx.rings.scales[i].index(k_state.index).load(layout)[None, :]
-
-
-@gluon.jit
-def release_keys(ctx, k_state, before: gl.constexpr):
-    """Release a slot of keys `before` the softmax, or, if it holds scales, after it."""
-    if by_token(ctx.config) != before:
-        ctx.rings.k.consumer_release(k_state)

@@ -11,8 +11,8 @@ from ...pieces.combine import normalise
 from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import softmax_finish
 from ..columns import as_matrices, rescale_columns
+from ..factors import scaled_factor
 from .context import output_type
-from .convert import scaled_factor
 from .doubt import leave, report, spoil_of
 from .packed_rows import row_heads, row_sinks, row_tokens
 

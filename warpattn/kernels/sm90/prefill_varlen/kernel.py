@@ -16,8 +16,8 @@ from ...nvidia.clipped_rows import ClippedColumns
 from ...pieces.modifiers import Modifiers
 from ...pieces.scheduler_varlen import BLOCKS, COUNTER, RECORD, VARLEN_TILE_FIELDS, VarlenScheduler
 from ..arguments import ACROSS_KEYS
+from ..factors import softmax_scale
 from ..prefill.context import Context, ValueColumns, make_rings
-from ..prefill.convert import softmax_scale
 from ..prefill.kernel import start_roles
 from .paged_keys import CopiedKeys, PagedKeys, Table
 from .parts import SPLIT_VARLEN_FIELDS, SplitVarlenScheduler

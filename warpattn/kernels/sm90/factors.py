@@ -1,0 +1,102 @@
+"""Scales of 8-bit tensors in Hopper's prefill: where scores, weights and outputs are multiplied by them.
+
+Scales per tensor and head, and the power of two of queries in fp16, become part of the softmax scale and of the factor
+of the output. Those of tokens multiply columns of the scores, and weights before they are rounded. With 16 bits in
+memory every function returns what it was given, and no instruction is left. prefill/convert.py makes the operands.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from ..pieces.scales import LEAST_SCALE, by_token, has_scale
+from ..pieces.softmax import as_quads, from_quads
+from .layouts import accumulator_layout
+
+ONE = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))  # one number in every thread of a warpgroup
+
+
+@gluon.jit
+def softmax_scale(scale, config: gl.constexpr):
+    """The softmax scale of a kernel's argument `scale`."""
+    if config.eight_bit is None:
+        return scale
+    else:
+        return scale.scores
+
+
+@gluon.jit
+def of_tile(ctx, tile, q_state, wg: gl.constexpr):
+    """The context with the scales of a tile's keys and queries, and the power of these, as part of the softmax
+    scale."""
+    config: gl.constexpr = ctx.config
+    scale = ctx.scale
+    for i in gl.static_range(0, 4, 2):
+        if has_scale(config, i, "tensor", "head"):
+            scale *= head_scale(ctx, tile, i)
+    if config.query_factors == 1:
+        scale *= gl.max(factors_of(ctx, q_state, wg).load(ONE), 0)
+    if config.eight_bit is None:
+        return ctx
+    elif ctx.mods.score is None:  # a scale of 0 or below has a score function
+        return ctx.with_scale(gl.maximum(scale, LEAST_SCALE))
+    else:
+        return ctx.with_scale(scale)
+
+
+@gluon.jit
+def head_scale(ctx, tile, i: gl.constexpr):
+    """The scale of all keys (0), values (1) or queries (2) of a tile."""
+    if i == 2:
+        return gl.load(ctx.scales.q.scale + tile.h * ctx.scales.q.head)
+    else:
+        rows = ctx.scales.v if i else ctx.scales.k
+        return gl.load(rows.scale + tile.h // ctx.work.group * rows.head)
+
+
+@gluon.jit
+def factors_of(ctx, q_state, wg: gl.constexpr):
+    """Factors of a warpgroup's scores, of a slot of queries: a power of two, or scales of all rows."""
+    return ctx.rings.factors.index(q_state.index * ctx.config.consumers + wg)
+
+
+@gluon.jit
+def scaled_scores(ctx, s, k_state, q_state, wg: gl.constexpr):
+    """Scores [64, N] times their keys' and queries' scales, where tokens have some."""
+    if has_scale(ctx.config, 2, "token"):
+        layout: gl.constexpr = gl.SliceLayout(1, accumulator_layout(ctx.config.block_n))
+        s *= factors_of(ctx, q_state, wg).load(layout)[:, None]
+    if has_scale(ctx.config, 0, "token"):
+        s *= slot_scales(ctx, k_state, 0)
+    return s
+
+
+@gluon.jit
+def scaled_weights(ctx, p, s, k_state):
+    """Weights [64, N/8, 4, 2] times their values' scales, where tokens have some; `s` [64, N]."""
+    if has_scale(ctx.config, 1, "token"):
+        return as_quads(from_quads(p, s) * slot_scales(ctx, k_state, 1))
+    else:
+        return p
+
+
+@gluon.jit
+def slot_scales(ctx, k_state, i: gl.constexpr):
+    """Scales [1, N] of the keys (0) or values (1) of a slot."""
+    layout: gl.constexpr = gl.SliceLayout(0, accumulator_layout(ctx.config.block_n))
+    return ctx.rings.scales[i].index(k_state.index).load(layout)[None, :]
+
+
+@gluon.jit
+def release_keys(ctx, k_state, before: gl.constexpr):
+    """Release a slot of keys `before` the softmax, or, if it holds scales, after it."""
+    if by_token(ctx.config) != before:
+        ctx.rings.k.consumer_release(k_state)
+
+
+@gluon.jit
+def scaled_factor(ctx, factor, tile):
+    """The factor of a tile's output, times the scale of its values."""
+    if has_scale(ctx.config, 1, "tensor", "head"):
+        return factor * head_scale(ctx, tile, 1)
+    else:
+        return factor
