@@ -1,7 +1,7 @@
 """What users pass as tensors and numbers, understood in one place: everything that checks arguments asks here.
 
     tensor_fault(x)    None for a tensor of numbers in memory; else what x is instead, and the rule it breaks
-    number(x)          a Python number of whatever counts as one: NumPy's scalars, tensors without dimensions
+    number(x)          a Python number of what counts as one: NumPy's scalars, tensors without dimensions
     kind_of(x)         a value in an error message
 """
 

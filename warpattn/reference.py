@@ -45,7 +45,7 @@ def reference(
     scale: float | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
-    """Attention computed in `dtype` (fp32 or fp64), whatever the dtype of the operands.
+    """Attention computed in `dtype` (fp32 or fp64) for operands of any dtype.
 
     q (B, Sq, Hq, D), k (B, Sk, Hkv, D), v (B, Sk, Hkv, Dv) with any strides; ragged: (total, heads, dim); paged: q as
     dense, and k, v are ignored because `PagedKV` carries them. sinks: (Hq,) logits, each counted once per row. scale:

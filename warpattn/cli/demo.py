@@ -84,8 +84,8 @@ def demo(
     console.print(f"one forward pass, warpattn  {ours.seconds * 1e3:8.2f} ms", highlight=False)
     if place.type == "cpu":
         console.print(
-            "On a CPU warpattn runs its reference, which is written to be read and says what is right, tile by tile; "
-            "it is not made for speed. Its kernels, which are, run on a card.",
+            "On a CPU warpattn runs its reference, which defines the right result and is written for readers, not for "
+            "speed. Its kernels need a card.",
             highlight=False,
         )
     if not difference <= limit:  # NaN, too

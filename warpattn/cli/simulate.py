@@ -88,7 +88,7 @@ def simulate_command(
 
 
 def _write(found: Report, timeline: Path | None, report: Path | None, console: Console) -> None:
-    """Write the files that were wanted."""
+    """Write the files that the options name."""
     if timeline is not None and found.timing is not None:
         write = found.save_trace if timeline.suffix == ".json" else found.save_timeline
         with tensors.writing(timeline):

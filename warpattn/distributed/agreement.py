@@ -1,4 +1,4 @@
-"""Ranks tell each other what they are about to do, before the first message of a call like it.
+"""Ranks compare the arguments of a call before the first message of a call like it.
 
     described(call) ─ seen before ─▶ nothing
                     ─ new ─▶ all_gather_object ─▶ one AttentionError on every rank if two differ or one broke a rule
@@ -40,7 +40,7 @@ def described(function: str, arguments: dict[str, Any]) -> Description:
 def agree(groups: list[Ranks], call: Description, check: Callable[[], object]) -> None:
     """Raise AttentionError on every rank unless all describe one call and `check()` raises on none.
 
-    With several groups, such as the dimensions of a mesh, what one finds is told to the next.
+    With several groups, such as the dimensions of a mesh, what one group finds is passed to the next.
     """
     known = agreed.setdefault(groups[-1].group, set())
     if call in known:

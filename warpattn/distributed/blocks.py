@@ -34,7 +34,7 @@ POSITIONAL = ("q", "k", "len_q", "len_k")
 
 
 class Block(NamedTuple):
-    """One attention call: some rows of a rank's queries against some of the keys at hand."""
+    """One attention call: some rows of a rank's queries against some of the keys that it holds."""
 
     rows: slice
     keys: slice
@@ -43,7 +43,7 @@ class Block(NamedTuple):
 
 
 class Whole(NamedTuple):
-    """The problem that ranks share, apart from its tensors. head: the first query head at hand; None: all are here."""
+    """The problem that ranks share, apart from its tensors. head: this rank's first query head; None: it has all."""
 
     mask: Mask
     score: Score | None

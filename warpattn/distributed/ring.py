@@ -145,7 +145,7 @@ def _pass(ring: Ring, step: int, here: list[Tensor]) -> Messages | None:
 
 
 def _share(ring: Ring, block: Block, x: Saved, along: Along, captured: list[Tensor]) -> list[Tensor]:
-    """What a block adds to the gradients of q, k, v and captured tensors; `x` has the keys and values at hand."""
+    """What a block adds to the gradients of q, k, v and captured tensors; `x` has this step's keys and values."""
     rows, keys = block.rows, block.keys
     part = Saved(x.q[:, rows], x.k[:, keys], x.v[:, keys], x.out[:, rows], x.lse[..., rows].contiguous(), None)
     dout = torch.zeros_like(part.out) if along.dout is None else along.dout[:, rows]

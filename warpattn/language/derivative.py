@@ -5,7 +5,7 @@
 
 A gradient of an attention score g is then g * slope for s, and g * value added to T at its index. Everything is nodes
 of the same language: `evaluate` and the kernels run them like the score itself, and a slope that does not depend on
-anything folds to a constant (1.0 for ALiBi, Bias and whatever else only adds).
+anything folds to a constant (1.0 for ALiBi, Bias and all that only add).
 
 A kink has the derivative that torch gives it: 0 for abs at 0; of two equal operands of minimum and maximum half each,
 but all of it for the one that a constant is compared with. Comparisons, ints, // and the way to an index have none.
@@ -94,7 +94,7 @@ def _recorded(score: Node) -> Node:
 
 
 def _reverse(score: Node, order: list[Node]) -> dict[int, Node]:
-    """The adjoint of every float node that one is wanted of, by identity."""
+    """The adjoint of every float node that needs one, by identity."""
     moving: set[int] = set()  # nodes that change with s or with a float that is read
     for node in order:
         leaf = node[1:3] == ("float", "s") if node[0] == "sym" else node[0] == "load"

@@ -145,7 +145,7 @@ def _shape_of(node: Node, number_of: dict[int, int]) -> tuple[Any, ...]:
 
 
 def _identity(op: str, args: tuple[Node, ...]) -> Node | None:
-    """The operand that `op(*args)` equals whatever the others are, if there is one."""
+    """The operand that `op(*args)` equals for all values of the others, if there is one."""
     if op == "where":
         return args[1] if args[1] is args[2] else args[1 if args[0][2] else 2] if args[0][0] == "const" else None
     if op in ("not", "neg"):

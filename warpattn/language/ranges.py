@@ -41,7 +41,7 @@ INT64 = Interval(-(2**63), 2**63 - 1)
 
 def interval(node: Node, known: Known | None = None) -> Interval:
     """The values of an integer or boolean node; those of 32 bits are not cut to them, as only nodes made by hand exceed
-    32 bits. `known` is filled in on the way."""
+    32 bits. Adds what it finds to `known`."""
     known = {} if known is None else known
     if id(node) not in known:
         known[id(node)] = _interval(node, known), node

@@ -14,7 +14,7 @@ MAX_INT = 1 << 30  # sums of two such still fit the kernels' 32-bit ints
 
 
 class Lengths(NamedTuple):
-    """Queries and keys of the sequence at hand: ints, tensors or symbols."""
+    """Queries and keys of a sequence: ints, tensors or symbols."""
 
     q: Any
     k: Any

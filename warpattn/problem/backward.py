@@ -40,7 +40,7 @@ class Gradients(NamedTuple):
     dq: Tensor  # shape and dtype of q, any strides without overlap
     dk: Tensor
     dv: Tensor
-    dsinks: Tensor | None  # (Hq,) fp32; None: not wanted
+    dsinks: Tensor | None  # (Hq,) fp32; None: not computed
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +92,7 @@ def fp32_fields(x: Gradients) -> dict[str, Tensor | None]:
 
 
 def write_back(fitting: Gradients, x: Gradients) -> None:
-    """Copy gradients that were made aside to where the caller wants them."""
+    """Copy gradients that were computed aside into the caller's tensors."""
     for name in ("dq", "dk", "dv"):
         made, wanted = getattr(fitting, name), getattr(x, name)
         if made.data_ptr() != wanted.data_ptr():

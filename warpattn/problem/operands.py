@@ -131,7 +131,7 @@ def whole_runs(size: int) -> int:
 
 
 def hand_over(fitting: Operands, x: Operands) -> None:
-    """Copy an output that was computed aside to where the caller wants it."""
+    """Copy an output that was computed aside into the caller's tensor."""
     if fitting.out is not x.out:
         x.out.copy_(fitting.out[..., : x.out.shape[-1]])
 

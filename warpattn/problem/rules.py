@@ -225,7 +225,7 @@ def _check_out(rules: Rules, call: Call, sizes: Sizes) -> None:
 
 
 def _is_differentiated(tensors: list[Tensor | None]) -> bool:
-    """Whether gradients are wanted of a tensor, or a transform of torch.func or forward-mode AD is at work."""
+    """Whether a tensor requires gradients, or a transform of torch.func or forward-mode AD is at work."""
     wanted = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in tensors)
     return wanted or peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 

@@ -121,7 +121,7 @@ def refusals_named(name: str) -> Iterator[None]:
 
 
 def _innermost(error: BaseException) -> str:
-    """Why, without the excerpts of every function on the way there: one line."""
+    """Why, in one line, without the excerpts of all functions of the call stack."""
     while error.__cause__ is not None or error.__context__ is not None:
         error = error.__cause__ or error.__context__ or error
     lines = str(error).strip().splitlines()

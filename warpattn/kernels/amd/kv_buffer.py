@@ -1,4 +1,4 @@
-"""Buffers that bring strips of K or V from DRAM through LDS to the matrix cores, in three ways.
+"""Buffers that move strips of K or V from DRAM through LDS to the matrix cores, in three ways.
 
       KVBuffer       DRAM ─▶ registers ─▶ LDS ─▶ registers    the next strip is loaded while this one is multiplied
       KVBufferLDS    DRAM ─────DMA─────▶ LDS ─▶ registers     one slot: load, wait for all of it, multiply

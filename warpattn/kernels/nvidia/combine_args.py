@@ -1,4 +1,4 @@
-"""What the kernel that combines parts is told at run time, by name; a signature takes the defaults, Triton's types."""
+"""Runtime arguments of the kernel that combines parts, by name; the defaults are their types in a signature."""
 
 from typing import Any, NamedTuple
 

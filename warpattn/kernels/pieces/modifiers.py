@@ -44,7 +44,7 @@ class Modifiers:
 
     @gluon.jit
     def apply_mask(self, s, tile, work, q, k):
-        """Scores with hidden keys at -inf; `q` [M, 1], `k` [1, N], as `keep` wants it."""
+        """Scores with hidden keys at -inf; `q` [M, 1], `k` [1, N], as `keep` takes it."""
         if self.keep is None:
             return s
         else:
@@ -53,7 +53,7 @@ class Modifiers:
 
     @gluon.jit
     def keeps(self, tile, work, q, k, index):
-        """Whether queries see keys, for a mask; `q` and `k` broadcast. `index` is k as `keep` wants it."""
+        """Whether queries see keys, for a mask; `q` and `k` broadcast. `index` is k as `keep` takes it."""
         kept = self.keep(tile.b, tile.h, q, index, work.seq_q, work.seq_k, self.mask_args)
         return gl.to_tensor(kept) & (k < work.seq_k)
 

@@ -5,7 +5,7 @@ inside it the query tiles go from the last (longest under a causal mask) to the 
 
       tile ──▶ section ──▶ query tile (descending) ──▶ head inside the section
 
-The first tile of a CTA is its own number; further ones come from an atomic counter, which the last fetch resets to
+The first tile of a CTA is its own number; the next ones are those of an atomic counter, which the last fetch resets to
 zero, so a launch leaves it as it found it. Only the producer asks; it writes batch, head and row of each tile into
 shared memory beside the queries, so that the four divisions are done once, and no other role waits for them.
 """

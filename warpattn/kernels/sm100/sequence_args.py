@@ -1,4 +1,4 @@
-"""What the Blackwell kernels are told about a problem at run time, by name.
+"""Runtime arguments of the Blackwell kernels about sequences, by name.
 
 A launch fills these tuples with values, a signature with the types that are the defaults here, and the kernel reads
 their fields.

@@ -1,7 +1,7 @@
 """What integer instructions compute, and which bits of their operands that needs.
 
 Integer instructions compute LDS addresses from the lane's number, constants and the slot of a ring. Those of this table
-can be evaluated; whatever else writes a register makes it unknown.
+can be evaluated; all others make the registers unknown that they write.
 
 A value is an array of 32-bit numbers, (waves, 64) for a vector register and (waves, 1) for a scalar one. *Demand* goes
 the other way: of `(i << 12) & 0x1000` only bit 0 of i matters, so i may count on and the address still repeats.

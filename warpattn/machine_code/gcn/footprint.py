@@ -50,7 +50,7 @@ class Footprints:
         return self._touched[key]
 
     def overlap(self, first: int, second: int) -> tuple[bool, bool]:
-        """Whether two sets meet in words of (any waves, of different waves)."""
+        """Whether two sets have words in common, of (any waves, different waves)."""
         key = (first, second)
         if key not in self._overlaps:
             a, b = self._sets[first], self._sets[second]

@@ -66,7 +66,7 @@ def _arch(call: Call) -> str | None:
 
 
 def _fits(call: Call) -> bool:
-    """Whether the call can be cut; anything that a rule would refuse is left to the rules."""
+    """Whether the call can be cut; what a rule would refuse is not cut."""
     q, k, v, kind = call.q, call.k, call.v, type(call.sequence)
     rank = {PagedKV: 4, PagedRagged: 3}[kind]
     if not all(isinstance(x, Tensor) for x in (q, k, v)) or (q.ndim, k.ndim, v.ndim) != (rank, 4, 4) or not q.numel():

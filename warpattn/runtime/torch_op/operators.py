@@ -28,7 +28,7 @@ from warpattn.runtime.training.recomputed import recomputed
 
 
 def record(call: Call) -> tuple[Tensor, Tensor]:
-    """Out and lse of a call through its operator; an empty lse where none is wanted. Values are not checked."""
+    """Out and lse of a call through its operator; an empty lse where none is returned. Values are not checked."""
     q, k, v, sinks = call.q, call.k, call.v, call.sinks
     try:
         checked = validate(call, read_values=False)
@@ -109,7 +109,7 @@ def _attention_backward(
     call: str,
     wanted: list[bool],  # the sinks' gradient, then that of each score tensor
 ) -> list[Tensor]:
-    """dq, dk, dv, and those that are wanted of sinks and score tensors, in this order."""
+    """dq, dk, dv, and those of the sinks and score tensors that require one, in this order."""
     q, k, v, out, lse = saved
     dsinks, *dscore = wanted
     score_tensors = [x.detach().requires_grad_(want) for x, want in zip(score_tensors, dscore, strict=True)]

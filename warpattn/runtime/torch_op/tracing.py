@@ -1,4 +1,4 @@
-"""What attention calls do while torch traces them (torch.compile, torch.export): one operator, whatever they capture.
+"""Attention calls while torch traces them (torch.compile, torch.export): one operator, captured tensors included.
 
     attend      what `attention`, `attention_varlen` and `attention_paged` do while torch traces them
       record    runs outside of the tracer, and calls the operator
@@ -45,7 +45,7 @@ def _flatten(value: Any) -> tuple[list[Any], tuple[Any, ...]]:
 
 
 def _split(value: Any, children: list[Any]) -> tuple[str, Any]:
-    # The tracer may keep numbers open, too; it wants them where tensors are.
+    # The tracer may keep numbers open, too; it takes them where tensors are.
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if number or isinstance(value, Tensor | Traced | Table | Sequence):
         children.append(value)

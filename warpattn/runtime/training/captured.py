@@ -31,7 +31,7 @@ DTYPE = torch.float32
 def captured_gradients(
     checked: CheckedBackward, sequence: Sequence, x: Gradients, wanted: Many[bool]
 ) -> tuple[Tensor | None, ...]:
-    """The gradient of each tensor of the score where `wanted`, else None."""
+    """The gradient of each tensor of the score that requires one (`wanted`), else None."""
     score = checked.forward.score
     assert score is not None  # else nothing is captured
     slots = [slot for slot in range(len(score.tensors)) if wanted[slot]]

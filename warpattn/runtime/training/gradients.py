@@ -52,7 +52,7 @@ class Wanted(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Gradients in the shapes and dtypes of what they are of; None where none is wanted."""
+    """Gradients in the shapes and dtypes of what they are of; None where none is required."""
 
     q: Tensor
     k: Tensor

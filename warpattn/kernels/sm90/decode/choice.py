@@ -213,7 +213,7 @@ def schedule_of(problem: Problem, schedule: Schedule) -> Schedule:
 
 
 def arranged(config: DecodeConfig, problem: Problem, grid: int) -> DecodeConfig:
-    """The same with the combination of parts and the order of heads that `grid` CTAs want."""
+    """The same with the combination of parts and the order of heads for `grid` CTAs."""
     heads, combine = head_tiles(problem), config.combine
     uniform = config.schedule.sums is None
     if config.swap_ab and uniform:

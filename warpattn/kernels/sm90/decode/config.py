@@ -127,7 +127,7 @@ class StreamConfig:
 
     @property
     def gathers(self) -> bool:
-        """Whether pages are too odd for TMA, so that ordinary copies bring the rows one by one."""
+        """Whether pages are too odd for TMA, so that rows are copied one by one, without it."""
         return self.box < LEAST_BOX
 
     @property

@@ -1,4 +1,4 @@
-"""Hopper decode: a few query tokens against long keys, partitioned over all SMs whatever the lengths are.
+"""Hopper decode: a few query tokens against long keys, partitioned over all SMs for any lengths.
 
       producer warp   K, V by TMA ──▶ rings in shared memory                              (load.py)
       warpgroup       wgmma + softmax on 64 rows = tokens × heads of a group              (attend.py)

@@ -103,7 +103,7 @@ class AgainBlock(NamedTuple):
     first: int  # column of the part
     stage: int  # part of the staging tile
     at: int  # column there
-    stored: int  # after this block the staging tile goes out, to this column and on; -1: not yet
+    stored: int  # after this block the staging tile is stored, to this column and on; -1: not yet
 
 
 @dataclass(frozen=True)

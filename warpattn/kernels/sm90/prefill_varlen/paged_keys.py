@@ -4,7 +4,7 @@
 
 By TMA, a box has as many rows as the largest power of two that divides the page size, at most a key tile. The producer
 reads page numbers before it waits for the slot, so that their latency passes beside the consumers' work. A swizzled
-tile takes no boxes of fewer than 8 rows: ordinary copies bring such pages (sizes 1, 2, 3, 4, 12 ...) row by row.
+tile takes no boxes of fewer than 8 rows: ordinary copies read such pages (sizes 1, 2, 3, 4, 12 ...) row by row.
 
 The producer never reads entries of the block table past a sequence's length, and clamps page numbers to the cache.
 """
