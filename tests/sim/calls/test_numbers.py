@@ -4,7 +4,10 @@ import pytest
 
 pytest.importorskip("triton")
 
-from tests.specials import CALLS, SPOILS, differences
+import torch
+
+import warpattn as wa
+from tests.specials import BASE_2_LOWEST, CALLS, LOWEST, SPOILS, differences
 
 ARCHS = ("sm90", "sm100", "gfx942", "gfx950")
 SAMPLE = [("sm90", "causal"), ("sm90", "full"), ("sm90", "padded"), ("sm90", "few rows, scattered"),
@@ -38,3 +41,13 @@ def kinds_of(arch: str, call: str) -> list[str]:
 @pytest.mark.parametrize(("arch", "call"), CASES)
 def test_kernels_follow_the_rule(arch, call):
     assert not differences(arch, call, kinds_of(arch, call))
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_keys_of_the_lowest_score_in_parts_count_alike(arch):
+    """One row whose keys all have the lowest number as score gets their mean, also where parts of them are combined."""
+    q, k, v = torch.randn(1, 1, 4, 64).half(), torch.randn(1, 1024, 1, 64).half(), torch.randn(1, 1024, 1, 64).half()
+    lowest = wa.Bias(torch.full((1, 4, 1, 1024), LOWEST))
+    out, lse = wa.attention(q, k, v, score=lowest, return_lse=True, backend=f"simulate:{arch}")
+    torch.testing.assert_close(out, v.float().mean(1, keepdim=True).expand(1, 1, 4, 64).half(), atol=2e-3, rtol=0)
+    assert lse.isfinite().all() and bool((lse <= BASE_2_LOWEST).all())

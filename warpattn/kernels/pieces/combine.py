@@ -16,6 +16,13 @@ from .softmax import LOG2_E, LOWEST, exponent
 _ALL = gl.constexpr(PropagateNan.ALL)
 
 
+@gluon.jit
+def in_base_2(lse):
+    """The base-2 logs of denominators whose natural logs are `lse`: the lowest number at least, unless they are 0."""
+    lowest = gl.maximum(lse * LOG2_E, LOWEST, propagate_nan=_ALL)
+    return gl.where(lse == -float("inf"), lse, lowest)
+
+
 @gluon.aggregate
 class Partials:
     """Workspace: outputs [slot, rows, cols] and log2 denominators [slot, rows], fp32."""
