@@ -43,11 +43,26 @@ def test_kernels_follow_the_rule(arch, call):
     assert not differences(arch, call, kinds_of(arch, call))
 
 
+@pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("arch", ARCHS)
-def test_keys_of_the_lowest_score_in_parts_count_alike(arch):
-    """One row whose keys all have the lowest number as score gets their mean, also where parts of them are combined."""
+def test_keys_of_one_extreme_score_in_parts_count_alike(arch, sign):
+    """One row whose keys all have the lowest, or the largest, number as score gets their mean, also where parts of them
+    are combined."""
     q, k, v = torch.randn(1, 1, 4, 64).half(), torch.randn(1, 1024, 1, 64).half(), torch.randn(1, 1024, 1, 64).half()
-    lowest = wa.Bias(torch.full((1, 4, 1, 1024), LOWEST))
-    out, lse = wa.attention(q, k, v, score=lowest, return_lse=True, backend=f"simulate:{arch}")
+    extreme = wa.Bias(torch.full((1, 4, 1, 1024), -sign * LOWEST))
+    out, lse = wa.attention(q, k, v, score=extreme, return_lse=True, backend=f"simulate:{arch}")
     torch.testing.assert_close(out, v.float().mean(1, keepdim=True).expand(1, 1, 4, 64).half(), atol=2e-3, rtol=0)
-    assert lse.isfinite().all() and bool((lse <= BASE_2_LOWEST).all())
+    assert lse.isfinite().all() and bool((lse * sign >= -BASE_2_LOWEST).all())
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_the_largest_sinks_of_keys_in_parts(arch):
+    """They take all of the weight; an infinity is NaN."""
+    q, k, v = torch.randn(1, 1, 4, 64).half(), torch.randn(1, 1024, 1, 64).half(), torch.randn(1, 1024, 1, 64).half()
+    sinks = torch.tensor([-LOWEST, 3e38, torch.inf, LOWEST])
+    out, lse = wa.attention(q, k, v, sinks=sinks, return_lse=True, backend=f"simulate:{arch}")
+    assert (out[0, 0, :2] == 0).all() and bool((lse[0, :2] >= -BASE_2_LOWEST).all()) and lse[0, :2].isfinite().all()
+    assert out[0, 0, 2].isnan().all() and lse[0, 2].isnan().all()
+    plain, plain_lse = wa.attention(q, k, v, return_lse=True, backend="reference")
+    torch.testing.assert_close(out[0, 0, 3], plain[0, 0, 3], atol=2e-3, rtol=0)
+    torch.testing.assert_close(lse[0, 3], plain_lse[0, 3], atol=2e-3, rtol=0)

@@ -8,8 +8,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.amd.cdna3 import buffer_store
 
-from ..pieces.combine import EqualParts, Partials, combine_rows, in_base_2, parts_layout, with_sink
-from ..pieces.softmax import LN_2
+from ..pieces.combine import EqualParts, Partials, combine_rows, parts_layout, with_sink
+from ..pieces.softmax import LN_2, LOG2_E, in_base_2
 from .softmax import softmax_finish
 from .work_tile import packed_offsets, rows_of, tile_offset, tile_rows
 
@@ -24,7 +24,7 @@ def store_output(ctx, o, state, work, c):
         factor, lse = softmax_finish(state, c, 0.0, False)
         parts = Partials(ctx.tensors.o, ctx.tensors.lse, gl.to_tensor(ctx.config.block_m), ctx.config.padded_v)
         slot = gl.program_id(1) * ctx.shape.tiles + gl.program_id(0)
-        parts.store(slot, o * factor[:, None], in_base_2(lse))
+        parts.store(slot, o * factor[:, None], in_base_2(lse, LOG2_E))
     else:
         sink = 0.0
         if traits.has_sinks:

@@ -11,16 +11,9 @@ from triton.experimental.gluon import language as gl
 from triton.language.core import PropagateNan
 
 from .combine_config import COLUMNS_PER_LANE, CombineTile
-from .softmax import LOG2_E, LOWEST, exponent
+from .softmax import HIGHEST, LOG2_E, LOWEST, exponent, in_base_2
 
 _ALL = gl.constexpr(PropagateNan.ALL)
-
-
-@gluon.jit
-def in_base_2(lse):
-    """The base-2 logs of denominators whose natural logs are `lse`: the lowest number at least, unless they are 0."""
-    lowest = gl.maximum(lse * LOG2_E, LOWEST, propagate_nan=_ALL)
-    return gl.where(lse == -float("inf"), lse, lowest)
 
 
 @gluon.aggregate
@@ -63,14 +56,14 @@ def normalise(state, c):
     """(factor [M, 4], log2 denominator [M, 4]) of a softmax state; 0 and -inf for rows without a key."""
     l = gl.sum(state.l, 1, keep_dims=True) + gl.zeros_like(state.l)
     some = l != 0
-    top = exponent(state.m, c)
+    top = gl.minimum(exponent(state.m, c), HIGHEST)
     return gl.where(some, 1.0 / l, 0.0), gl.where(some, top + gl.log2(l), -float("inf"))
 
 
 @gluon.jit
 def with_sink(lse, sink):
     """(factor of the output, log2 denominator) after a logit `sink` (natural units) has joined the denominator."""
-    sink = gl.maximum(sink * LOG2_E, LOWEST, propagate_nan=_ALL)
+    sink = gl.maximum(in_base_2(sink, LOG2_E), LOWEST, propagate_nan=_ALL)
     top = gl.maximum(gl.maximum(lse, sink), LOWEST)
     total = top + gl.log2(gl.exp2(lse - top) + gl.exp2(sink - top))
     return gl.exp2(lse - total), gl.where(total == LOWEST, lse, total)

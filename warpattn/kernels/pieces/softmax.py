@@ -19,12 +19,15 @@ test took 1 to 3 % of prefill at head dim 64 (H200).
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.language.core import PropagateNan
 
+_ALL = gl.constexpr(PropagateNan.ALL)
 LOG2_E = gl.constexpr(1.4426950408889634)
 LN_2 = gl.constexpr(0.6931471805599453)
 HEADROOM = gl.constexpr(8.0)  # log2 of how far p may exceed 1 before the reference moves
 LARGEST = gl.constexpr(134217728.0)  # exponent up to which c * m is rounded by at most 4: p stays within fp16
 LOWEST = gl.constexpr(-3.4028234663852886e38)  # of finite numbers
+HIGHEST = gl.constexpr(3.4028234663852886e38)
 
 
 @gluon.aggregate
@@ -143,6 +146,13 @@ def row_scale(m, c):
 def exponent(m, x):
     """x * m, finite where no key has been seen (m is -inf), so that exp2(-inf - it) is 0 and not NaN."""
     return gl.maximum(m * x, LOWEST)
+
+
+@gluon.jit
+def in_base_2(x, c):
+    """c · x, a base-2 exponent of natural `x`: finite where `x` is, and an infinity where it is one."""
+    y = gl.maximum(x * c, LOWEST, propagate_nan=_ALL)
+    return gl.where(gl.abs(x) == float("inf"), x, gl.minimum(y, HIGHEST, propagate_nan=_ALL))
 
 
 @gluon.jit

@@ -3,7 +3,7 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ...pieces.combine import in_base_2
+from ...pieces.softmax import LOG2_E, in_base_2
 from ..layouts import STORE_COLUMNS
 from ..prefill_2q.epilogue import finish
 from .context import row_positions
@@ -20,7 +20,7 @@ def store_rows(ctx, state):
     factor, lse = finish(ctx, state.m, state.l, sink)
     if ctx.traits.has_lse:
         if split:
-            lse = in_base_2(lse)
+            lse = in_base_2(lse, LOG2_E)
         gl.store(ctx.lse.at(ctx.out_batch, rows.token, rows.h), lse, mask=rows.exists)
     cols: gl.constexpr = ctx.config.dim_v
     for col in gl.static_range(0, cols, STORE_COLUMNS):

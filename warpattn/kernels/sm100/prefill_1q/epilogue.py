@@ -14,9 +14,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import TensorMemoryLayout, fma2, mul2, tma
 
-from ...pieces.combine import in_base_2
 from ...pieces.modifiers import exponent_scale
-from ...pieces.softmax import exponent, row_scale
+from ...pieces.softmax import LOG2_E, exponent, in_base_2, row_scale
 from ..layouts import box_layout, element_type, query_box, row_layout, stacked
 from ..prefill_2q.context import row_positions
 from ..prefill_2q.epilogue import finish, load_sink, store_block
@@ -73,7 +72,7 @@ def store_lse(ctx, rows, lse):
         queries, heads = row_positions(ctx, rows, 0)
         if config.splitk_partitions > 1:
             row = queries.to(gl.int64) * ctx.work.heads_q + heads
-            lse = in_base_2(lse)
+            lse = in_base_2(lse, LOG2_E)
         else:
             row = heads.to(gl.int64) * ctx.tensors.lse_stride + queries
         gl.store(ctx.tensors.lse + row, lse, mask=queries < ctx.work.seq_q)

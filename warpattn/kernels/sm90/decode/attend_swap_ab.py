@@ -16,12 +16,11 @@ until the item ends. The warpgroup waits for each product at once: products are 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
-from triton.language.core import PropagateNan
 
 from ...nvidia.pipelines import PipelineState, consumer_state
 from ...pieces.modifiers import exponent_scale
 from ...pieces.scales import by_token
-from ...pieces.softmax import HEADROOM, LOWEST
+from ...pieces.softmax import HEADROOM, LOWEST, in_base_2
 from ..layouts import accumulator_layout, element_type
 from .attend import load_queries, value_tile, visible_scores, without_hidden
 from .eight_bit import (
@@ -197,11 +196,11 @@ def masked_scores(ctx, s, item, i):
 
 @gluon.jit
 def exponents(ctx, s):
-    """Base-2 exponents of scores, finite where these are: a score function may return the lowest number."""
-    x = s * exponent_scale(ctx)
+    """Base-2 exponents of scores, finite where these are: a score function may return any number."""
     if ctx.mods.score is not None:
-        x = gl.where(s == -float("inf"), s, gl.maximum(x, LOWEST, propagate_nan=_ALL))
-    return x
+        return in_base_2(s, exponent_scale(ctx))
+    else:
+        return s * exponent_scale(ctx)
 
 
 @gluon.jit
@@ -220,7 +219,6 @@ def any_exceeds(x):
     return gl.inline_asm(_VOTE, "=r,f,f", [top, gl.full_like(top, HEADROOM)], gl.int32) != 0
 
 
-_ALL = gl.constexpr(PropagateNan.ALL)
 # Named barrier 15 of the block (the compiler has 0 to 7) with 128 threads.
 _VOTE = gl.constexpr(
     "{ .reg .pred a, b; setp.gt.f32 a, $1, $2; barrier.cta.red.or.pred b, 15, 128, a; selp.b32 $0, 1, 0, b; }"
