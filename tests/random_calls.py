@@ -60,7 +60,8 @@ def draw(arch: str, seed: int) -> Drawn:
     if what == "stored" and limits.eight_bit is not None and case.layout != "unaligned":
         tokens = ["token"] * ("token" in limits.eight_bit.scales and case.dtype == torch.bfloat16)
         scales = ["tensor", "head", *tokens]
-        case = replace(case, dim=-(-case.dim // 16) * 16, page_size=-(-case.page_size // 8) * 8)
+        dim = min(-(-case.dim // 16) * 16, limits.eight_bit.max_dim)
+        case = replace(case, dim=dim, page_size=-(-case.page_size // 8) * 8)
         return Drawn(case, "as drawn", chance.choice(scales))
     if what == "hidden" and arch == "sm90" and "added" not in case.mask and _hides(case):
         return Drawn(case, chance.choice(("hidden", "partly hidden")))

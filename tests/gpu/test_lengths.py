@@ -76,6 +76,15 @@ def test_heads_dims_and_layouts(case):
     check_case(case)
 
 
+ABOVE_256 = [replace(base, dim=512) for base in MIXES]
+ABOVE_256 += [replace(PAGED, dim=320, dim_v=264, page_size=3, dtype=torch.float16), replace(CROSS, dim=320)]
+
+
+@pytest.mark.parametrize("case", named(ABOVE_256))
+def test_head_dims_above_256(case):
+    check_case(case)
+
+
 @pytest.mark.parametrize("page_size", [3, 16, 128])
 def test_heads_before_rows_in_the_pages(page_size):
     case = replace(PAGED, page_size=page_size)

@@ -70,6 +70,21 @@ def test_values_may_have_another_head_dim(case):
     check_case(case)
 
 
+ABOVE_256 = [replace(BASE, dim=dim, mask=mask) for dim in (264, 320, 416, 512) for mask in ("full", "causal")]
+ABOVE_256 += [replace(BASE, dim=d, dim_v=v, sinks=True) for d, v in ((512, 64), (64, 512), (320, 264))]
+ABOVE_256 += [
+    replace(BASE, dim=512, seq_q=60, seq_k=8000),  # keys in parts
+    replace(BASE, dim=512, dtype=torch.float16, mask="causal-window", score="softcap", heads_q=8),
+    replace(BASE, dim=512, batch=3, seq_q=1500, seq_k=1500, heads_q=16, heads_kv=4),  # many tiles a CTA
+]
+
+
+@pytest.mark.parametrize("case", named(ABOVE_256))
+def test_head_dims_above_256(case):
+    """Values of more than 256 columns have two launches."""
+    check_case(case)
+
+
 LENGTHS = [(n, n) for n in (1, 2, 63, 64, 65, 127, 128, 129, 191, 192, 193, 255, 257, 383, 384, 385)]
 LENGTHS += [(1, 4096), (4096, 1), (3, 1000), (1000, 3), (129, 2000), (2000, 129), (2500, 2500), (64, 8192)]
 

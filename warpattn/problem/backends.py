@@ -50,6 +50,7 @@ class EightBitLimits:
     rows: int  # and pages are
     fp16_tokens: int  # queries of a sequence at most if they are fp16 and values have scales of tokens
     queries: bool = False  # whether these may have 8 bits, too
+    max_dim: int = 256
 
 
 @dataclass(frozen=True)
@@ -76,11 +77,12 @@ EIGHT_BIT_GFX942 = EightBitLimits(
 )
 EIGHT_BIT_GFX950 = replace(EIGHT_BIT_GFX942, dtypes=(torch.float8_e4m3fn, torch.float8_e5m2))
 EIGHT_BIT_SM100 = EightBitLimits(
-    (torch.float8_e4m3fn, torch.float8_e5m2), EVERY_KIND, (None, "tensor", "head"), 16, 8, 0
-)
+    (torch.float8_e4m3fn, torch.float8_e5m2), EVERY_KIND, (None, "tensor", "head"), 16, 8, 0,
+    max_dim=128,
+)  # fmt: skip
 LIMITS = {
-    "sm90": Limits((*EVERY_KIND, "paged-ragged"), 256, True, BACKWARD_SM90, EIGHT_BIT_SM90),
-    "sm100": Limits(EVERY_KIND, 128, latent=True, eight_bit=EIGHT_BIT_SM100),
+    "sm90": Limits((*EVERY_KIND, "paged-ragged"), 512, True, BACKWARD_SM90, EIGHT_BIT_SM90),
+    "sm100": Limits(EVERY_KIND, 512, latent=True, eight_bit=EIGHT_BIT_SM100),
     "gfx942": Limits(EVERY_KIND, 256, latent=True, eight_bit=EIGHT_BIT_GFX942),
     "gfx950": Limits(EVERY_KIND, 256, latent=True, eight_bit=EIGHT_BIT_GFX950),
 }

@@ -38,9 +38,9 @@ def test_without_a_card_it_plans_for_one():
 
 
 def test_a_refused_problem_says_every_reason():
-    text = invoke("--shape", "1x64x2x260", "--dtype", "fp32")
+    text = invoke("--shape", "1x64x2x520", "--dtype", "fp32")
     assert "refused: q has dtype torch.float32" in text
-    assert "refused: q has head_dim 260" in text
+    assert "refused: q has head_dim 520" in text
 
 
 def test_a_card_is_named_and_planned_for(monkeypatch):

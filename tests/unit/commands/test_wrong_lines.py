@@ -50,8 +50,9 @@ def _no_work(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--shape", "1x1024x8x512"), "q has head_dim 512; the sm90 backend takes head dims up to 256"),
-        (("--arch", "sm100", "--shape", "1x1024x8x256"), "head_dim 256; the sm100 backend takes head dims up to"),
+        (("--shape", "1x1024x8x520"), "q has head_dim 520; the sm90 backend takes head dims up to 512"),
+        (("--shape", "1x1024x8x264", "--kv-dtype", "fp8"), "with 8 bits the sm90 backend takes at most 256"),
+        (("--arch", "sm100", "--shape", "1x1024x8x520"), "head_dim 520; the sm100 backend takes head dims up to"),
         (("--arch", "gfx942", "--shape", "1x1024x8x264"), "head_dim 264; the gfx942 backend takes"),
         (("--shape", "1x64x6/4x64"), "q has 6 heads and k has 4; the query heads must be a multiple"),
         (("--shape", "1x17x128x576/512"), "q has 17 tokens a sequence; with head dims 576 and 512"),

@@ -209,7 +209,7 @@ def test_what_vllm_asks_before_it_chooses(vllm):
     assert backend.get_impl_cls() is vllm.WarpattnImpl
     assert backend.get_name() in vllm_double.AttentionBackendEnum.__members__
     assert backend.get_supported_kernel_block_sizes() == [vllm_double.MultipleOf(16)]
-    assert [backend.supports_head_size(size) for size in (64, 80, 256, 60, 264)] == [True] * 3 + [False] * 2
+    assert [backend.supports_head_size(size) for size in (64, 80, 512, 60, 520)] == [True] * 3 + [False] * 2
     assert backend.supports_sink() and backend.supports_sliding_window()
     assert backend.supports_mm_prefix() and backend.supports_non_causal()
     assert not backend.supports_device_cpu_query_lens_mismatch()
@@ -219,7 +219,7 @@ def test_what_vllm_asks_before_it_chooses(vllm):
 
 @pytest.mark.parametrize(
     ("hip", "capability", "largest"),
-    [(None, (9, 0), 256), (None, (10, 0), 128), (None, (8, 0), 0), ("6.4", (9, 0), 0), ("6.4", (9, 4), 256)],
+    [(None, (9, 0), 512), (None, (10, 0), 512), (None, (8, 0), 0), ("6.4", (9, 0), 0), ("6.4", (9, 4), 256)],
 )
 def test_cards(vllm, monkeypatch, hip, capability, largest):
     monkeypatch.setattr(torch.version, "hip", hip)
@@ -228,9 +228,9 @@ def test_cards(vllm, monkeypatch, hip, capability, largest):
     rest = (torch.bfloat16, "auto", 16, False, True, False, False, card)
     images = vllm.WarpattnBackend.supports_combination(128, *rest[:-2], True, card)
     assert (images is None) == (hip is None and capability == (9, 0))
-    reasons = [vllm.WarpattnBackend.supports_combination(size, *rest) for size in (128, 256)]
+    reasons = [vllm.WarpattnBackend.supports_combination(size, *rest) for size in (128, 512)]
     assert reasons[0] is None
-    assert (reasons[1] is None) == (largest != 128)
+    assert (reasons[1] is None) == (largest != 256)
     eight_bit = vllm.WarpattnBackend.supports_combination(128, torch.bfloat16, "fp8", *rest[2:])
     assert (eight_bit is None) == (hip is None and capability == (9, 0))
 

@@ -38,6 +38,7 @@ def reasons(refused, *arguments, **options) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     "asked",
     [
+        {"dim_qk": 520, "dim_v": 512},
         {"dim_qk": 512, "dim_v": 512},
         {"dim_qk": 256, "dim_v": 256},
         {"dim_qk": 128, "dim_v": 136},

@@ -12,8 +12,11 @@ from triton import compile as compile_source
 
 from tests.drawn import drawn
 from warpattn.kernels.sm100.config import SMEM_LIMIT, FA4Config
+from warpattn.kernels.sm100.mla.launch import OPTIONS
 from warpattn.kernels.sm100.signature import prefill_source
 from warpattn.kernels.sm100.traits import Traits
+from warpattn.kernels.sm100.wide.config import WideConfig
+from warpattn.kernels.sm100.wide.signature import wide_source
 from warpattn.language.nodes import Program
 from warpattn.machine_code.sass import opcode_counts, resources
 from warpattn.masks import Causal, Mask, Materialized
@@ -153,3 +156,31 @@ def test_pages_too_small_for_a_box_are_copied(dim: int, stack: int) -> None:
     assert used.stack <= stack and used.spill_stores <= 2
     assert counts["LDGSTS"] == 4 * config.BN * dim // (32 * 8)
     assert counts["UTMALDG"] == 2 * dim // 64
+
+
+WIDE = {  # dims of queries and of values, sequences, keys in parts, page size
+    "256": (256, 256, "dense", 1, 0),
+    "512-split": (512, 512, "dense", 4, 0),
+    "192-128-ragged": (192, 128, "ragged", 1, 0),
+    "512-pages-of-3": (512, 512, "paged", 1, 3),
+}
+
+
+@pytest.mark.parametrize("name", drawn(WIDE, ["256", "512-split"]))
+def test_wide_heads(name: str) -> None:
+    dim_qk, dim_v, kind, parts, page = WIDE[name]
+    rows, keys = (128, 64) if max(dim_qk, dim_v) <= 256 else (64, 32)
+    config = WideConfig(BF16, dim_qk, dim_v, rows, keys, page, parts)
+    mask = Causal().program()
+    program = Program((mask.keep, *mask.span), mask.tensors)
+    source = wide_source(config, Traits(kind, 2, False, True), program, None)
+    kernel = compile_source(source, target=triton_target("sm100"), options=dict(OPTIONS))
+    counts, used = opcode_counts(kernel.asm["cubin"]), resources(kernel.asm["cubin"])
+    assert config.smem_used <= kernel.metadata.shared <= min(SMEM_LIMIT, config.smem_used + COMPILER_BYTES)
+    assert kernel.metadata.tmem_size == 512 and config.tmem_used <= 512
+    assert (used.stack, used.spills) == (0, 0)
+    scores, output = config.k_blocks * 256 // 16, config.v_blocks * keys // 16
+    assert counts["UTCHMMA"] == 2 * scores + output, "Q·K before the loop and in it; P·V"
+    assert counts["UTCBAR"] == 6, "S twice and O; their slots given back"
+    copies = 0 if page else (2 * config.k_blocks + config.v_blocks) * 256 // 64
+    assert counts["UTMALDG"] == copies

@@ -15,6 +15,8 @@ from warpattn.kernels.sm100.mla.config import LatentConfig
 from warpattn.kernels.sm100.mla.signature import latent_source
 from warpattn.kernels.sm100.signature import prefill_source
 from warpattn.kernels.sm100.traits import Traits
+from warpattn.kernels.sm100.wide.config import WideConfig
+from warpattn.kernels.sm100.wide.signature import wide_source
 from warpattn.kernels.topology import Topology
 from warpattn.language.nodes import Program
 from warpattn.masks import Causal
@@ -41,6 +43,7 @@ PREFILL = {
     "1q-8-bits": (replace(ONE, max_qk_stages=1, page_size=16, eight_bit=STORED), "paged"),
     "pair": (replace(TWO, pair_cta=True), "dense"),
 }
+WIDE = {"wide-256": WideConfig(BF16, 256, 192, 128, 64), "wide-512": WideConfig(BF16, 512, 256, 64, 32)}
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,11 @@ def build(name: str) -> Built:
         source, options = latent_source(latent, Traits("dense", 16, False, True), mask, None), compile_options()
         text = to_ttgir(source, triton_target("sm100"), options).asm["ttgir"]
         return Built(text, latent.topology, {latent.tile_bytes})
+    if name in WIDE:
+        wide = WIDE[name]
+        source, options = wide_source(wide, Traits("ragged", 2, False, True), mask, None), compile_options()
+        text = to_ttgir(source, triton_target("sm100"), options).asm["ttgir"]
+        return Built(text, wide.topology, {wide.k_blocks * wide.block_bytes, wide.v_blocks * wide.block_bytes})
     c, kind = PREFILL[name]
     assert c.supported() == ()
     source, options = prefill_source(c, Traits(kind, 1, False, True), mask, None), c.options
@@ -78,7 +86,7 @@ def arrivals(topology: Topology) -> Iterator[int]:
         yield from (topology.arrivals(signal.name, i) for i in range(signal.number))
 
 
-@pytest.mark.parametrize("name", [*PREFILL, "mla"])
+@pytest.mark.parametrize("name", [*PREFILL, "mla", *WIDE])
 def test_the_kernel_makes_what_the_topology_says(name: str) -> None:
     built = build(name)
     inits = re.findall(r"ttng\.init_barrier \S+, (\d+) :", built.code)

@@ -6,7 +6,15 @@ pytest.importorskip("triton")
 
 from tests.drawn import drawn
 from tests.unit.kernels.sm90_builds import chosen, compiled, products
-from warpattn.kernels.sm90.prefill.config import ALIGNMENT, SMEM_LIMIT, SM90Config, choose_config, pad_dim, split_dim
+from warpattn.kernels.sm90.prefill.config import (
+    ALIGNMENT,
+    SMEM_LIMIT,
+    SM90Config,
+    choose_config,
+    pad_dim,
+    split_dim,
+)
+from warpattn.kernels.sm90.widths import block_columns, value_blocks
 from warpattn.machine_code.sass import opcode_counts, resources
 from warpattn.masks import Causal, SlidingWindow
 from warpattn.problem.element import BF16, FP16
@@ -17,6 +25,7 @@ CONFIGS = {
     "d128": choose_config(BF16, 128, 128, 8192, True)[0],
     "d256": choose_config(BF16, 256, 256, 8192, True)[0],
     "d192": choose_config(BF16, 192, 192, 8192, True)[0],
+    "d512": choose_config(BF16, 512, 256, 8192, True)[0],
     "d192/128": choose_config(BF16, 192, 128, 8192, True)[0],
     "d80": choose_config(BF16, 80, 80, 8192, True)[0],
     "half-tiles": chosen(1, 512, 512, 16, 16, 128, Causal()).config,
@@ -27,7 +36,7 @@ CONFIGS = {
 # Bytes of stack the compiler spills to, measured with Triton 3.9.0. Eight of those at 256 are for the look for hidden
 # values, which cost no time (H200).
 STACK = {
-    "d64-short": 0, "d64": 32, "d128": 0, "d256": 56, "d192": 0, "d192/128": 0, "d80": 0, "half-tiles": 0,
+    "d64-short": 0, "d64": 32, "d128": 0, "d256": 56, "d512": 104, "d192": 0, "d192/128": 0, "d80": 0, "half-tiles": 0,
     "packed": 0, "split": 0, "products-d64": 0, "products-d128": 0, "products-d256": 112,
 }  # fmt: skip
 
@@ -64,9 +73,9 @@ def test_no_other_product_waits_inside_a_loop(name: str) -> None:
     assert counts["WARPGROUP"] <= (counts["HGMMA"] + counts["QGMMA"]) / 2
 
 
-@pytest.mark.parametrize("dim", range(8, 257, 8))
+@pytest.mark.parametrize("dim", range(8, 513, 8))
 def test_every_head_dim_has_a_config_that_fits(dim: int) -> None:
-    for dim_v in {dim, 256, 208, 192, 128, 72, 8}:
+    for dim_v in {block_columns(dim), 256, 208, 192, 128, 72, 8}:
         for seq_q, masked in ((512, True), (8192, False)):
             config, why = choose_config(BF16, dim, dim_v, seq_q, masked)
             assert config.smem_bytes + ALIGNMENT <= SMEM_LIMIT
@@ -84,11 +93,19 @@ def test_dims_are_padded_to_powers_of_two() -> None:
 PARTS = {
     8: (32,), 40: (64,), 64: (64,), 72: (64, 16), 80: (64, 16), 88: (64, 32), 96: (64, 32), 104: (128,), 128: (128,),
     136: (128, 16), 160: (128, 32), 176: (128, 32, 16), 192: (128, 64), 208: (128, 64, 16), 224: (128, 64, 32),
-    240: (256,), 256: (256,),
+    240: (256,), 256: (256,), 264: (256, 16), 384: (256, 128), 416: (256, 128, 32), 480: (512,), 512: (512,),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("dim", range(8, 257, 8))
+@pytest.mark.parametrize("dim", range(8, 513, 8))
+def test_values_are_in_blocks(dim: int) -> None:
+    width = block_columns(dim)
+    columns = [first + column for first in value_blocks(dim) for column in range(width)]
+    assert set(columns) == set(range(dim)) and width <= 256
+    assert not any(first % 8 for first in value_blocks(dim)), "TMA and copies begin at multiples of 16 bytes"
+
+
+@pytest.mark.parametrize("dim", range(8, 513, 8))
 def test_parts_hold_a_head_dim(dim: int) -> None:
     parts = split_dim(dim)
     assert parts == PARTS.get(dim, parts)

@@ -25,6 +25,8 @@ CONFIGS = {
     "d128-16-rows": replace(choose_tiles(BF16, 128, 128, rows=16), **DENSE),
     "d128-64-rows": replace(choose_tiles(BF16, 128, 128), **DENSE),
     "d256": replace(choose_tiles(BF16, 256, 256, rows=8), **DENSE),
+    "d512": replace(choose_tiles(BF16, 512, 512, rows=8), **DENSE),
+    "d512-paged": replace(choose_tiles(BF16, 512, 512, 16, rows=64), **PAGED),
     "pdl": replace(choose_tiles(BF16, 128, 128, rows=4), **DENSE, **PDL),
     "pdl-paged": replace(choose_tiles(BF16, 128, 128, 16, rows=4), **PAGED, **PDL),
 }

@@ -13,7 +13,8 @@ from warpattn.integrations.vllm.layer import CACHE_DTYPES, EIGHT_BIT, ENCODERS
 from warpattn.integrations.vllm.metadata import WarpattnMetadataBuilder, takes_ragged_pages
 
 # What `attention` has kernels for, by capability as vLLM reports it, and their largest head dim.
-CUDA = {(9, 0): 256, (10, 0): 128, (10, 3): 128}
+CUDA = {(9, 0): 512, (10, 0): 512, (10, 3): 512}
+EIGHT_BIT_LARGEST = 256  # of an 8-bit cache
 ROCM = {(9, 4): 256, (9, 5): 256}  # gfx942, gfx950; (9, 0) is gfx90a there
 NAME = "WARPATTN"
 
@@ -51,7 +52,7 @@ class WarpattnBackend(AttentionBackend):
 
     @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
-        return head_size % 8 == 0 and head_size <= 256
+        return head_size % 8 == 0 and head_size <= 512
 
     @classmethod
     def supports_sink(cls) -> bool:
@@ -99,6 +100,8 @@ class WarpattnBackend(AttentionBackend):
                 return "an 8-bit cache on this card"
             if head_size % 16:
                 return "an 8-bit cache with a head_size that is no multiple of 16"
+            if head_size > EIGHT_BIT_LARGEST:
+                return f"an 8-bit cache with a head_size above {EIGHT_BIT_LARGEST}"
         if largest is None or head_size <= largest:
             return None
         return f"head_size above {largest} on this card"

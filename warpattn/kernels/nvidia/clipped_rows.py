@@ -48,12 +48,13 @@ class ClippedColumns:
     maps: gl.tuple
     step: gl.tensor
     unit: gl.tensor
+    column: gl.constexpr  # the first one
 
     @gluon.jit
     def load(self, start, length, row, head, full, smem):
         """Rows from `row` on of the sequence at `start` into the parts of a tile; zeros from `length` on."""
         offset = start * self.step + length * self.unit
-        column = 0
+        column = self.column
         for part in gl.static_range(len(smem)):
             tma.async_load(self.maps[part], [FAR, offset, FAR - length + row, head, column], full, smem[part])
             column += smem[part].shape[4]
@@ -62,6 +63,7 @@ class ClippedColumns:
     def store(self, start, length, row, head, column, smem):
         """Rows from `row` on, columns from `column` on, out of parts; rows from `length` on keep their values."""
         offset = start * self.step + length * self.unit
+        column += self.column
         for part in gl.static_range(len(smem)):
             tma.async_store(self.maps[part], [FAR, offset, FAR - length + row, head, column], smem[part])
             column += smem[part].shape[4]

@@ -146,6 +146,12 @@ class CopiedRows:
     def copy(self, row, head, smem, column=0):
         """A tile [1, rows, 1, cols] from a row and a column on; zeros past the end of the keys and of the head dim.
         When this returns the tensor core, too, sees it, so the caller only arrives on the barrier."""
+        self.start_copy(row, head, smem, column)
+        finish_copies()
+
+    @gluon.jit
+    def start_copy(self, row, head, smem, column=0):
+        """The same, not waited for."""
         rows: gl.constexpr = smem.shape[1]
         cols: gl.constexpr = smem.shape[3]
         tile = smem.reshape([rows, cols])
@@ -162,14 +168,19 @@ class CopiedRows:
             inside = (key < self.table.length)[:, None] & (col < self.runs * 8)
             part = tile.slice(i * COPIED_ROWS, COPIED_ROWS)
             async_copy.async_load(part, self.base + start[:, None] + col, mask=inside)
-        async_copy.commit_group()
-        async_copy.wait_group(0)
-        fence_async_shared()
 
     @gluon.jit
     def until(self, end, x):
         """The first `end` keys, at most all."""
         return gl.aggregate_replace(self, table=self.table.until(end))
+
+
+@gluon.jit
+def finish_copies():
+    """Wait for all copies; then the tensor core, too, sees them."""
+    async_copy.commit_group()
+    async_copy.wait_group(0)
+    fence_async_shared()
 
 
 @gluon.jit

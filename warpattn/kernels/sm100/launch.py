@@ -20,7 +20,7 @@ def prefill_launch(checked: CheckedCall, x: Operands, sequence: Sequence, choice
     problem = checked.problem
     config: FA4Config = choice.config
     mask, score = programs(checked)
-    tiles = max(1, -(-_longest(problem, sequence) // config.PairBM_eff))
+    tiles = max(1, -(-longest_queries(problem, sequence) // config.PairBM_eff))
     scale = checked.scale if config.eight_bit is None else call_scales(checked.scale, x, sequence)
     args = sequence_args(x, sequence, config) | {
         "lse_ptr": x.lse, "sinks_ptr": x.sinks, "scale": scale,
@@ -37,7 +37,7 @@ def prefill_launch(checked: CheckedCall, x: Operands, sequence: Sequence, choice
     return Launch(f"sm100.{choice.kernel}", "sm100", key, source, config.options, grid, args)
 
 
-def _longest(problem: Problem, sequence: Sequence) -> int:
+def longest_queries(problem: Problem, sequence: Sequence) -> int:
     """An upper bound of the queries of a sequence; nothing is read from a GPU to find it."""
     if not isinstance(sequence, Ragged):
         return problem.seq_q

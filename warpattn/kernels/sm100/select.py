@@ -19,6 +19,8 @@ from .prefill_2cta.config import NOT_CHOSEN
 from .prefill_2q.config import choose_2q, prefill_config
 from .sequence_args import key_args
 from .traits import Traits
+from .wide.config import choose_wide, is_wide
+from .wide.launch import wide_launches
 
 
 def choose(problem: Problem, target: Arch) -> Choice:
@@ -29,6 +31,8 @@ def choose(problem: Problem, target: Arch) -> Choice:
     """
     if is_latent(problem):
         return choose_latent(problem, target)
+    if is_wide(problem):
+        return choose_wide(problem, target)
     config, reasons = prefill_config(problem)
     one = choose_1q(problem, config, target)
     if one is not None:
@@ -44,6 +48,8 @@ def list_launches(checked: CheckedCall, x: Operands, sequence: Sequence, options
     if is_latent(problem):
         latent = choose_latent(problem, ARCHS["sm100"], options)
         return latent_launches(checked, x, key_args(x, sequence, key_box(latent.config)), latent)
+    if is_wide(problem):
+        return wide_launches(checked, x, sequence, choose_wide(problem, ARCHS["sm100"], options))
     choice = choose_2q(problem) if options.batch_invariant else choose(problem, ARCHS["sm100"])
     return launches_of_choice(checked, x, sequence, choice)
 

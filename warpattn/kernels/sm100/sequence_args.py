@@ -60,10 +60,10 @@ def sequence_args(x: Operands, sequence: Sequence, config: FA4Config) -> dict[st
     cu_q = sequence.cu_q.contiguous()
     cu_k = cu_q if sequence.cu_k is None else sequence.cu_k.contiguous()
     heads = config.tile_heads
-    q, q_rows = _rows_map("q", x.q, config.BM_q // heads, heads, config.BK0)
-    k, k_rows = _rows_map("k", x.k, config.BN, 1, config.BK0)
-    v, v_rows = _rows_map("v", x.v, config.BN, 1, config.padded_ov_depth)
-    o, o_rows = _rows_map("out", x.out, config.BM_q // heads, heads, STORE_COLUMNS)
+    q, q_rows = rows_map("q", x.q, config.BM_q // heads, heads, config.BK0)
+    k, k_rows = rows_map("k", x.k, config.BN, 1, config.BK0)
+    v, v_rows = rows_map("v", x.v, config.BN, 1, config.padded_ov_depth)
+    o, o_rows = rows_map("out", x.out, config.BM_q // heads, heads, STORE_COLUMNS)
     ragged = RaggedArgs(cu_q, cu_k, q_rows, k_rows, v_rows, o_rows)
     return {"q_desc": q, "k_desc": k, "v_desc": v, "o_desc": o, "sequence_args": ragged}
 
@@ -72,13 +72,13 @@ def key_args(x: Operands, sequence: Sequence, box: tuple[int, int, int]) -> dict
     """The arguments for dense or paged keys; box: (rows, columns of K, columns of V) of what one copy reads."""
     rows, k_cols, v_cols = box
     if not isinstance(sequence, PagedKV):
-        v, v_rows = _rows_map("v", x.v, rows, 1, v_cols)
+        v, v_rows = rows_map("v", x.v, rows, 1, v_cols)
         return {"k_desc": x.k, "v_desc": v, "sequence_args": DenseArgs(v_rows)}
     table = TableArgs(sequence.lengths.contiguous(), *_table(sequence), sequence.k_pages.shape[0])
     if rows < LEAST_ROWS:
         return {"k_desc": x.k, "v_desc": x.v, "sequence_args": PagedArgs(table, _run_rows(x.k), _run_rows(x.v))}
-    k, k_rows = _rows_map("kv.k_pages", x.k, rows, 1, k_cols)
-    v, v_rows = _rows_map("kv.v_pages", x.v, rows, 1, v_cols)
+    k, k_rows = rows_map("kv.k_pages", x.k, rows, 1, k_cols)
+    v, v_rows = rows_map("kv.v_pages", x.v, rows, 1, v_cols)
     return {"k_desc": k, "v_desc": v, "sequence_args": PagedArgs(table, k_rows, v_rows)}
 
 
@@ -88,7 +88,7 @@ def _run_rows(pages: Tensor) -> RunRows:
     return RunRows(page, row, head, pages.shape[3] // RUN)
 
 
-def _rows_map(name: str, x: Tensor, rows: int, heads: int, cols: int) -> tuple[TensorMap, MapRows]:
+def rows_map(name: str, x: Tensor, rows: int, heads: int, cols: int) -> tuple[TensorMap, MapRows]:
     """The map of sequences of rows, in boxes of `rows` times `heads`."""
     boxes, step, unit = clipped_map(name, x, rows, cols, heads)
     return boxes, MapRows(step, unit)

@@ -14,7 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 @gluon.constexpr_function
 def run_layout(columns, run):
     """Registers of rows of a tile in a warpgroup, runs of 16 bytes."""
-    lanes = columns // run
+    lanes = min(columns // run, 32)
     return gl.BlockedLayout([1, run], [32 // lanes, lanes], [4, 1], [1, 0])
 
 

@@ -20,8 +20,9 @@ from .prefill_varlen.config import choose as varlen_choice
 
 
 def list_launches(checked: CheckedCall, x: Operands, sequence: Sequence, options: PlanOptions) -> tuple[Launch, ...]:
-    """One launch of dense prefill, two of ragged batches and paged caches, and one more where keys are split;
-    one or two of decode; those of prefill and of decode for ragged queries over pages."""
+    """One launch of dense prefill, two of ragged batches and paged caches, one more for values of more than 256 columns
+    and one more where keys are split; one or two of decode; those of prefill and of decode for ragged queries over
+    pages."""
     problem = checked.problem
     if isinstance(sequence, PagedRagged):
         return paged_ragged.list_launches(checked, x, sequence, options)

@@ -22,7 +22,7 @@ TURN = ("bar.sync", "turn_wait(wg, config)", "nothing is wrong without turns; an
 reason = reviewed([*SM90_PREFILL, FIRST, TURN])
 
 
-@pytest.mark.parametrize(("dim", "dim_v"), drawn([(128, 128), (192, 128), (80, 80)], [(128, 128)]))
+@pytest.mark.parametrize(("dim", "dim_v"), drawn([(128, 128), (192, 128), (80, 80), (512, 256)], [(128, 128)]))
 def test_the_prefill_kernel_needs_its_synchronisation(dim, dim_v):
     case = Case(780, 780, heads=2, dim=dim, dim_v=dim_v, mask=Causal())
     case = replace(case, seq_k=652 + case.config.block_n)  # the first rows see one key tile

@@ -23,18 +23,19 @@ REDUNDANT = [
 reason = reviewed(REDUNDANT)
 
 
-KERNELS = [*product((0, 64, 3), (None, SWAP_AB), (False,)), (0, None, True), (64, SWAP_AB, True)]
+KERNELS = [*product((0, 64, 3), (None, SWAP_AB), (False,), (128,)), (0, None, True, 128), (64, SWAP_AB, True, 128)]
+KERNELS += [(0, SWAP_AB, False, 512), (64, SWAP_AB, False, 512)]  # rings of one slot
 
 
 @pytest.mark.parametrize(
-    ("page", "swap_ab", "kv_ready"),
-    drawn(KERNELS, [(0, None, False), (0, None, True), (64, SWAP_AB, True)]),
+    ("page", "swap_ab", "kv_ready", "dim"),
+    drawn(KERNELS, [(0, None, False, 128), (0, None, True, 128), (64, SWAP_AB, True, 128), (64, SWAP_AB, False, 512)]),
 )
-def test_the_decode_kernel_needs_its_synchronisation(page, swap_ab, kv_ready):
+def test_the_decode_kernel_needs_its_synchronisation(page, swap_ab, kv_ready, dim):
     """The first keys of a CTA are few, so that it reaches new tokens before its ring is full."""
-    fields = (("stages", 2), ("swap_ab", swap_ab))
+    fields = (("stages", 2 if dim < 512 else 1), ("swap_ab", swap_ab))
     lengths = (100, 100, 100) if kv_ready and not page else (40, 400, 500)
-    case = Decode(lengths, page=page, heads_kv=2, dim=128, config=fields, behind=True, kv_ready=kv_ready)
+    case = Decode(lengths, page=page, heads_kv=2, dim=dim, config=fields, behind=True, kv_ready=kv_ready)
     made = []
 
     def once(module, schedule) -> Report:

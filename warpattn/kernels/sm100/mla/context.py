@@ -41,6 +41,11 @@ class Strided:
         to_batch = gl.to_tensor(b).to(gl.int64) * self.batch
         return self.pointer + (to_batch + token.to(gl.int64) * self.token + head.to(gl.int64) * self.head) * self.unit
 
+    @gluon.jit
+    def after(self, token):
+        """The array from a token on."""
+        return gl.aggregate_replace(self, pointer=self.pointer + token.to(gl.int64) * self.token * self.unit)
+
 
 @gluon.aggregate
 class LatentRows:
@@ -90,7 +95,7 @@ class LatentContext:
     k: base_value  # rotary parts, one of the classes of sm100/global_rows.py
     v: base_value  # latents
     keys: KVPipeline  # [2 * stages, 1, BN, 1, 256]
-    memory: LatentMemory
+    memory: base_value  # LatentMemory or WideMemory
     bars: LatentBarriers
     rows: LatentRows
     lengths: Lengths

@@ -22,7 +22,7 @@ def store_rows(ctx, state):
         if split:
             lse = in_base_2(lse, LOG2_E)
         gl.store(ctx.lse.at(ctx.out_batch, rows.token, rows.h), lse, mask=rows.exists)
-    cols: gl.constexpr = ctx.config.dim_v
+    cols: gl.constexpr = ctx.config.padded_ov_depth if split else ctx.config.dim_v
     for col in gl.static_range(0, cols, STORE_COLUMNS):
         store_columns(ctx, factor, col)
 
@@ -38,4 +38,7 @@ def store_columns(ctx, factor, col: gl.constexpr):
         o = block.load() * gl.convert_layout(factor, gl.SliceLayout(1, layout))[:, None]
     cols = col + gl.arange(0, STORE_COLUMNS, gl.SliceLayout(0, layout))[None, :]
     at = ctx.out.at(ctx.out_batch, rows.token, rows.h) + cols
-    gl.store(at, o.to(ctx.out.pointer.dtype.element_ty), mask=rows.exists)
+    there = rows.exists
+    if ctx.config.dim_v % STORE_COLUMNS > 0 and ctx.config.splitk_partitions == 1:
+        there = there & (cols < ctx.config.dim_v)
+    gl.store(at, o.to(ctx.out.pointer.dtype.element_ty), mask=there)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
+
+from torch import Tensor
 
 from warpattn.problem import CheckedCall
 from warpattn.problem.arch import compile_options
@@ -20,35 +24,53 @@ OPTIONS = compile_options()
 
 def latent_launches(checked: CheckedCall, x: Operands, keys: dict[str, Any], choice: Choice) -> tuple[Launch, ...]:
     """The launches of a choice; `keys`: what `sequence_args.key_args` gives."""
+
+    def source(*made: Any) -> Any:
+        from .signature import latent_source  # imports Triton
+
+        return latent_source(*made)
+
+    return row_launches(checked, x, keys, choice, source)
+
+
+def row_launches(
+    checked: CheckedCall, x: Operands, keys: dict[str, Any], choice: Choice, source: Callable[..., Any]
+) -> tuple[Launch, ...]:
+    """The launches of a kernel whose rows are tokens and heads of a group; `source`: of its config, traits, mask and
+    score."""
     problem = checked.problem
     group = problem.heads_q // problem.heads_kv
     if choice.partitions == 1:
         traits = Traits(problem.kind, group, problem.has_sinks, problem.has_lse)
-        return (_launch(checked, x, keys, choice, traits),)
+        return (_launch(checked, x, keys, choice, partial(source, choice.config, traits)),)
     parts = workspace(problem, choice.partitions, choice.config.padded_ov_depth, x.q)
-    first = _launch(checked, x._replace(out=parts.o, lse=parts.lse.transpose(1, 2)), keys, choice, Traits(
-        problem.kind, group, has_sinks=False, has_lse=True
-    ))  # fmt: skip
+    traits = Traits(problem.kind, group, has_sinks=False, has_lse=True)
+    to_parts = x._replace(out=parts.o, lse=parts.lse.transpose(1, 2))
+    first = _launch(checked, to_parts, keys, choice, partial(source, choice.config, traits))
     return first, combine_launch("sm100", checked, x, choice.partitions, parts)
 
 
-def _launch(checked: CheckedCall, x: Operands, keys: dict[str, Any], choice: Choice, traits: Traits) -> Launch:
-    problem, config = checked.problem, choice.config
+def _strided(x: Tensor | None, strides: tuple[int, ...]) -> StridedArgs:
+    """Rows by token and head, and by batch unless sequences lie end to end."""
+    return StridedArgs(x, *[0] * (3 - len(strides)), *strides)
+
+
+def _launch(
+    checked: CheckedCall, x: Operands, keys: dict[str, Any], choice: Choice, made: partial[Any]
+) -> Launch:
+    """One launch; `made`: makes the source of a mask and a score."""
+    problem = checked.problem
     mask, score = programs(checked)
-    lse = (0, 0, 0) if x.lse is None else (x.lse.stride(0), x.lse.stride(2), x.lse.stride(1))
+    lse = (0, 0, 0) if x.lse is None else x.lse.mT.stride()
     args = keys | {
-        "q": StridedArgs(x.q, *run_strides(x.q)), "out": StridedArgs(x.out, *run_strides(x.out)),
-        "lse": StridedArgs(x.lse, *lse), "sinks_ptr": x.sinks, "scale": checked.scale,
+        "q": _strided(x.q, run_strides(x.q)), "out": _strided(x.out, run_strides(x.out)),
+        "lse": _strided(x.lse, lse), "sinks_ptr": x.sinks, "scale": checked.scale,
         "shape": Lengths(problem.seq_q, problem.seq_k), **modifier_args(checked),
     }  # fmt: skip
 
-    def source() -> Any:
-        from .signature import latent_source  # imports Triton
-
-        return latent_source(config, traits, mask, score)
-
-    key = (config, traits, mask.key, None if score is None else score.key)
-    return Launch("sm100.mla", "sm100", key, source, OPTIONS, choice.grid, args)
+    key = (*made.args, mask.key, None if score is None else score.key)
+    name = f"sm100.{choice.kernel}"
+    return Launch(name, "sm100", key, partial(made, mask, score), OPTIONS, choice.grid, args)
 
 
 def key_box(config: LatentConfig) -> tuple[int, int, int]:

@@ -56,7 +56,7 @@ def attend_role(ctx):
 def load_queries(ctx, item):
     """The item's queries [rows, D] to shared memory for the tensor core; rows and columns past the end are 0."""
     config: gl.constexpr = ctx.config
-    lanes: gl.constexpr = config.padded_qk // 8
+    lanes: gl.constexpr = min(config.padded_qk // 8, 32)
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4, 1], [1, 0])
     row = gl.arange(0, config.rows, gl.SliceLayout(1, layout))
     col = gl.arange(0, config.padded_qk, gl.SliceLayout(0, layout))[None, :]

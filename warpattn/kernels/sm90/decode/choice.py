@@ -15,6 +15,7 @@ from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, PlanOptions
 from warpattn.problem.scales import eight_bit_of
 
 from ..prefill.config import CONSUMER_ROWS, SMEM_LIMIT, pad_dim
+from ..widths import MOST_VALUES
 from .config import LEAST_BOX, DecodeConfig, LengthSums, Overlap, Registers, Schedule, StreamConfig, SwapAB
 
 MAX_TOKENS = 16
@@ -107,11 +108,12 @@ def choose_tiles(
     """
     wide = max(pad_dim(dim_qk), pad_dim(dim_v))
     box = page_size & -page_size
+    rows = min(rows, tile_rows(dim_v))
     columns = next((size for size in SWAP_AB_COLUMNS if rows <= size), 0) if pad_dim(dim_v) >= CONSUMER_ROWS else 0
     gathers = 0 < box < LEAST_BOX
     if ctas is None:
         ctas = 2 if wide <= SHORT_ROW and not gathers and (box or not columns) else 1
-    largest = TILE_BYTES // (element.bytes * wide) if columns else 128 if wide <= 128 else 64
+    largest = max(TILE_BYTES // (element.bytes * wide), CONSUMER_ROWS) if columns else 128 if wide <= 128 else 64
     block_n = 64 if gathers or ctas > 1 else largest  # pointers of more rows exceed the producer's registers
     config = DecodeConfig(element, dim_qk, dim_v, block_n, 2, box or None, ctas=ctas)
     if columns:
@@ -271,9 +273,15 @@ def range_bytes(config: DecodeConfig, problem: Problem, grid: int) -> int:
     return tiles * (config.k_bytes + config.v_bytes)
 
 
+def tile_rows(dim_v: int) -> int:
+    """Rows of a tile at most: 64, or, where an accumulator of 64 rows has too few columns, those of swap-AB."""
+    return CONSUMER_ROWS if dim_v <= MOST_VALUES else SWAP_AB_COLUMNS[-1]
+
+
 def row_tiles(problem: Problem) -> int:
-    """Tiles of 64 rows of a key head, of 32 over 8-bit keys."""
-    rows = CONSUMER_ROWS if problem.kv_dtype is None else EIGHT_BIT_COLUMNS[-1]
+    """Row tiles of a key head, also of latent attention; over 8-bit keys they have 32 rows."""
+    rows = CONSUMER_ROWS if is_latent(problem) else tile_rows(problem.dim_v)
+    rows = rows if problem.kv_dtype is None else EIGHT_BIT_COLUMNS[-1]
     return -(-problem.seq_q * problem.heads_q // problem.heads_kv // rows)
 
 

@@ -223,7 +223,8 @@ def gather_rows(ctx, source, ring, state, item, i, cols: gl.constexpr):
     full = ring.producer_acquire(state)
     padded: gl.constexpr = ring.smem.shape[4]
     blocks: gl.constexpr = config.block_n // 16
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // padded, padded // 8], [1, 1], [1, 0])
+    lanes: gl.constexpr = min(padded // 8, 32)
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // lanes, lanes], [1, 1], [1, 0])
     col = gl.arange(0, padded, gl.SliceLayout(0, layout))[None, :]
     tile = ring.tile(state).reshape([config.block_n, padded])
     first = item.key_tile(i) * config.block_n

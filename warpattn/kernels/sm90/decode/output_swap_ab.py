@@ -127,7 +127,7 @@ def combine_head(ctx, item, targets):
     kept: gl.constexpr = config.kept_rows
     if config.schedule.invariant or short == 0:
         combine_parts(ctx, item, 16)
-    elif item.part.splits <= short:
+    elif item.part.splits <= combine_block(config.padded_v, short)[0]:  # of wide values fewer than `short`
         for first in gl.static_range(0, kept, block):
             o, lse = combine_near(ctx, item.part, first)
             write_at(ctx, o, lse, targets[first // block])
@@ -137,8 +137,8 @@ def combine_head(ctx, item, targets):
 
 @gluon.jit
 def combine_near(ctx, part, first: gl.constexpr):
-    """(o [4, Dv], log2 denominator [4]) of rows `first` and on over all parts of a head, at most
-    `config.combine.short_parts`. Their slots are two apart, but the first part's slot is one after the second
+    """(o [4, Dv], log2 denominator [4]) of rows `first` and on over all parts of a head, as many as registers hold and
+    at most `config.combine.short_parts`. Their slots are two apart, but the first part's slot is one after the second
     part's."""
     config: gl.constexpr = ctx.config
     partials = ctx.results.partials

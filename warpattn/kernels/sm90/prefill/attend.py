@@ -51,7 +51,7 @@ def attend_role(ctx, wg: gl.constexpr):
     rings = ctx.rings
     q_state = consumer_state(config.q_stages)
     k_state = consumer_state(config.kv_stages)
-    v_state = consumer_state(config.kv_stages)
+    v_state = consumer_state(config.v_stages)
     if wg == config.consumers - 1:
         turn_pass(wg, config)
 

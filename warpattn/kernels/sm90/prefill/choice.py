@@ -21,6 +21,7 @@ from warpattn.problem.element import ELEMENT_OF
 from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, PlanOptions
 from warpattn.problem.operands import COPY_RULE
 
+from ..widths import block_words
 from .config import ALIGNMENT, SMEM_LIMIT, SM90Config, is_masked, stored, usual_config
 from .rates import ALONE, LAUNCH_US, Rate, TileShape, rate_of, tiles_of
 
@@ -319,13 +320,13 @@ def arrange(problem: Problem, target: Arch, config: SM90Config, why: str, parts:
     def lines() -> tuple[str, ...]:
         return (
             f"tile {config.block_m}{packed} x {config.block_n}, {config.consumers} consumer warpgroups, rings K "
-            f"{config.kv_stages} V {config.kv_stages} Q {config.q_stages}, {config.smem_bytes} bytes of shared memory",
+            f"{config.kv_stages} V {config.v_stages} Q {config.q_stages}, {config.smem_bytes} bytes of shared memory",
             f"{tiles} tiles ({m_tiles} a head), sections of {section} heads, {grid} CTAs",
             *([f"sm90.values_across before it: {moved:,} bytes of values, transposed"] if config.products else []),
         )
 
     cta_why = f"one persistent CTA on each of {target.processors} SMs takes tiles as it gets free"
-    reasons = (why, section_why, cta_why, COPY_RULE)
+    reasons = (why, *block_words(problem.dim_v), section_why, cta_why, COPY_RULE)
     return Choice("prefill", config, (grid,), lines, reasons, partitions=parts, order=order)
 
 

@@ -16,31 +16,16 @@ from warpattn.problem.element import ELEMENT_OF, FP16, Element
 from warpattn.problem.scales import EightBit, eight_bit_of
 
 from ..eight_bit import multiplies_bytes
+from ..widths import block_columns, pad_dim, split_dim
 
 CONSUMER_ROWS = 64  # rows of one warpgroup: M of wgmma
 SMEM_LIMIT = 232_448  # 227 KiB of a block on sm_90
 ALIGNMENT = 512  # bytes that the compiler may add
-LEAST_PART = 16  # columns: the k of wgmma
+WIDE_QUERIES = 256  # columns: of more, shared memory has a query tile and 32 keys at a time
+ONE_SLOT = 448  # columns of queries up to which there are two slots of values beside them
 AGAIN_BARRIERS = 6  # of repeat.py: full and empty of a slot each for K, V and Q
 LEFT_SLOTS = 8  # two for each warpgroup, see doubt.py
 CONVERT = "convert"  # the role that makes 16-bit tiles of 8-bit ones, see convert.py
-
-
-def pad_dim(dim: int) -> int:
-    """Head dim rounded up to a power of two, at least 32: widths of TMA boxes, wgmma and register tensors."""
-    return max(32, 1 << (dim - 1).bit_length())
-
-
-def split_dim(dim: int) -> tuple[int, ...]:
-    """Widths of the parts of a head dim, powers of two that add up to it or to a little more: 192 is 128 and 64.
-
-    One part up to 64, where exponentials take longer than products, and where products over more parts would not be
-    faster: 112 columns in three took 1.06 times as long as 128 (H200).
-    """
-    whole = pad_dim(dim)
-    columns = -(-dim // LEAST_PART) * LEAST_PART
-    parts = tuple(width for width in (128, 64, 32, LEAST_PART) if columns & width)
-    return parts if whole > 64 and columns < whole and len(parts) <= (2 if whole == 128 else 3) else (whole,)
 
 
 class KeyTileSizes:
@@ -133,6 +118,12 @@ class SM90Config(KeyTileSizes):
     ctas: int = 1  # on an SM
     eight_bit: EightBit | None = None  # of keys and values in memory
     out_element: Element | None = None
+    first_value: int = 0  # column of values and output that its `dim_v` begin with, see `value_blocks`
+
+    @property
+    def v_stages(self) -> int:
+        """Slots of the ring of values."""
+        return self.kv_stages if self.padded_qk <= ONE_SLOT else 1
 
     @property
     def out(self) -> Element:
@@ -297,7 +288,7 @@ class SM90Config(KeyTileSizes):
         edges = (
             Edge("Q", "load", readers, self.q_stages, self.q_bytes),
             Edge("K", filling, attend, self.kv_stages, self.k_bytes),
-            Edge("V", filling, attend, self.kv_stages, self.v_bytes),
+            Edge("V", filling, attend, self.v_stages, self.v_bytes),
         )
         fields = 4 * (tile_fields * self.q_stages + LEFT_SLOTS) + AGAIN_BARRIERS * BARRIER_BYTES
         private = self.out_bytes + fields + self.scale_bytes + self.factor_bytes
@@ -318,8 +309,8 @@ def usual_config(problem: Problem, seq_q: int) -> tuple[SM90Config, str]:
     if problem.kv_dtype is not None:
         return products_config(problem) if multiplies_bytes(problem) else _eight_bit_config(problem, seq_q)
     *_, tensors = cast("tuple[tuple, tuple, tuple]", problem.mask)
-    rows = SHORT_ROWS if tensors else seq_q
-    config, why = choose_config(ELEMENT_OF[problem.dtype], problem.dim_qk, problem.dim_v, rows, is_masked(problem))
+    rows, columns = SHORT_ROWS if tensors else seq_q, block_columns(problem.dim_v)
+    config, why = choose_config(ELEMENT_OF[problem.dtype], problem.dim_qk, columns, rows, is_masked(problem))
     wide = config.wide <= 64
     return config, "a mask that reads tensors: 240 registers a thread hold their elements" if tensors and wide else why
 
@@ -331,6 +322,9 @@ def choose_config(element: Element, dim_qk: int, dim_v: int, seq_q: int, masked:
     """
     qk, v = split_dim(dim_qk), split_dim(dim_v)
     wide, held = max(sum(qk), sum(v)), int(len(qk) > 1)
+    if sum(qk) > WIDE_QUERIES:
+        why = f"queries of > {WIDE_QUERIES} columns: 32 keys a tile, one query tile, output stored in column blocks"
+        return stored(SM90Config(element, dim_qk, dim_v, 2, 32, 2, 1, v, 240, 24, False)), why
     if wide <= 64 and masked and seq_q <= SHORT_ROWS:
         why = f"head dim <= 64, a mask and at most {SHORT_ROWS} queries: 128-row tiles waste less of the diagonal"
         return SM90Config(element, dim_qk, dim_v, 2, 128, 4, 2, v, 240, 24, True), why

@@ -21,6 +21,7 @@ class KeyRows:
     """K or V of a dense batch."""
 
     maps: gl.tuple  # a descriptor for each part of the head dim
+    column: gl.constexpr  # the first one
 
     @gluon.jit
     def load(self, ctx, ring, state, tile, key_tile, nbytes: gl.constexpr):
@@ -28,7 +29,7 @@ class KeyRows:
         full = ring.producer_acquire(state)
         mbarrier.expect(full, nbytes)
         first, head = key_tile * ctx.config.block_n, tile.h // ctx.work.group
-        load_columns(self.maps, tile.b, first, head, full, ring.tile(state))
+        load_columns(self.maps, tile.b, first, head, self.column, full, ring.tile(state))
 
     @gluon.jit
     def place(self, ctx, tile, key):
@@ -67,21 +68,22 @@ class Tensors:
     lse: gl.tensor  # float* (batch, heads_q, seq_q), written if `has_lse`
     sinks: gl.tensor  # float* (heads_q,)
     counter: gl.tensor  # int32* tile counter, zero between launches
+    column: gl.constexpr  # the first one of the output
 
     @gluon.jit
     def load_queries(self, tile, row, full, smem):
         """Queries from `row` on of a tile's heads into shared memory."""
-        load_columns(self.q, tile.b, row, tile.h, full, smem)
+        load_columns(self.q, tile.b, row, tile.h, 0, full, smem)
 
     @gluon.jit
     def load_output(self, tile, row, full, smem):
         """Rows from `row` on of a tile's output back into shared memory."""
-        load_columns(self.o, tile.output(), row, tile.h, full, smem)
+        load_columns(self.o, tile.output(), row, tile.h, self.column, full, smem)
 
     @gluon.jit
     def store_output(self, tile, row, column, smem):
         """Rows from `row` on of a tile's output, from `column` on, out of shared memory."""
-        store_blocks(self.o, tile.output(), row, tile.h, column, smem)
+        store_blocks(self.o, tile.output(), row, tile.h, column + self.column, smem)
 
 
 @gluon.jit
@@ -113,9 +115,8 @@ def stored_type(config):
 
 
 @gluon.jit
-def load_columns(maps, b, row, head, full, smem):
-    """Rows from `row` on of one head into the parts of a tile."""
-    column = 0
+def load_columns(maps, b, row, head, column, full, smem):
+    """Rows from `row` on of one head, columns from `column` on, into the parts of a tile."""
     for part in gl.static_range(len(smem)):
         tma.async_load(maps[part], [b, row, head, column], full, smem[part])
         column += smem[part].shape[3]
@@ -222,12 +223,12 @@ def make_rings(config: gl.constexpr, fields: gl.constexpr = TILE_FIELDS, clipped
     wgs: gl.constexpr = config.consumers
     q = make_columns(config.q_stages * wgs, config.rows, config.qk_parts, dtype, clipped, config.packed)
     k = make_columns(config.kv_stages, config.block_n, config.qk_parts, element_type(config.operand), clipped)
-    v = make_columns(config.kv_stages, config.v_rows, config.v_columns, element_type(config.weights), clipped)
+    v = make_columns(config.v_stages, config.v_rows, config.v_columns, element_type(config.weights), clipped)
     converts: gl.constexpr = config.converts
     more: gl.constexpr = config.kv_stages if converts else 0
     fills: gl.constexpr = CONVERTING if converts else 1
     k_ring = make_pipeline(k, empty_arrivals(config.topology, "K"), config.kv_stages, 1, more, fills)
-    v_ring = make_pipeline(v, empty_arrivals(config.topology, "V"), config.kv_stages, 1, more, fills)
+    v_ring = make_pipeline(v, empty_arrivals(config.topology, "V"), config.v_stages, 1, more, fills)
     k_in = k_ring
     v_in = v_ring
     if converts:

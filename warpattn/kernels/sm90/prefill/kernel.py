@@ -63,13 +63,22 @@ def prefill_kernel(
     """
     work = work_of(shape, config)
     mods = Modifiers(functions.keep, functions.span, functions.score, mask_args, score_args)
-    values: gl.constexpr = ValueColumns if config.products else KeyRows
-    tensors = Tensors(q_maps, KeyRows(k_maps), values(v_maps), o_maps, lse_ptr, sinks_ptr, counter_ptr)
+    keys, values = KeyRows(k_maps, 0), value_source(v_maps, config)
+    tensors = Tensors(q_maps, keys, values, o_maps, lse_ptr, sinks_ptr, counter_ptr, config.first_value)
     fields: gl.constexpr = SPLIT_TILE_FIELDS if config.split else TILE_FIELDS
     rings, scores = make_rings(config, fields), softmax_scale(scale, config)
     ctx = Context(tensors, rings, work, mods, scores, scale, config, has_sinks, has_lse)
     fence_async_shared()  # TMA sees the new barriers
     start_roles(ctx)
+
+
+@gluon.jit
+def value_source(maps, config: gl.constexpr):
+    """The values, or transposed ones."""
+    if config.products:
+        return ValueColumns(maps)
+    else:
+        return KeyRows(maps, config.first_value)
 
 
 @gluon.jit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -17,6 +18,7 @@ from warpattn.sequences import Dense, Sequence
 
 from ...nvidia.combine_launch import combine_launch, workspace
 from ..arguments import ACROSS_KEYS, KEYS_OF_PRODUCT, AcrossShape, PrefillShape, SplitShape, strided
+from ..widths import value_blocks
 from .choice import choose
 from .config import SM90Config, pad_dim
 
@@ -35,16 +37,21 @@ def list_launches(
     if choice.config.products:
         across, before = transposed(x.v)
         x = x._replace(v=across)
+    firsts = value_blocks(problem.dim_v)
     if choice.partitions == 1:
-        return (*before, attention_launch(checked, x, choice, sequence))
-    parts = workspace(problem, choice.partitions, pad_dim(choice.config.padded_v), x.q)
-    first = attention_launch(checked, x._replace(out=parts.o, lse=parts.lse), choice, sequence)
-    return *before, first, combine_launch("sm90", checked, x, choice.partitions, parts)
+        return *before, *(attention_launch(checked, x, choice, sequence, first) for first in firsts)
+    parts = workspace(problem, choice.partitions, pad_dim(firsts[-1] + choice.config.padded_v), x.q)
+    to_parts = x._replace(out=parts.o, lse=parts.lse)
+    blocks = [attention_launch(checked, to_parts, choice, sequence, first) for first in firsts]
+    return *before, *blocks, combine_launch("sm90", checked, x, choice.partitions, parts)
 
 
-def attention_launch(checked: CheckedCall, x: Operands, choice: Choice, sequence: Sequence = DENSE) -> Launch:
-    """The launch of the attention kernel; where keys are split, out and lse of `x` are the workspace's."""
-    problem, config = checked.problem, choice.config
+def attention_launch(
+    checked: CheckedCall, x: Operands, choice: Choice, sequence: Sequence = DENSE, first_value: int = 0
+) -> Launch:
+    """The launch of the attention kernel for values from column `first_value` on; where keys are split, out and lse of
+    `x` are the workspace's."""
+    problem, config = checked.problem, replace(choice.config, first_value=first_value)
     mask, score = programs(checked)
     scale = checked.scale if config.eight_bit is None else call_scales(checked.scale, x, sequence)
     args = {
@@ -55,7 +62,7 @@ def attention_launch(checked: CheckedCall, x: Operands, choice: Choice, sequence
         "shape": _shape(problem, choice),
         **modifier_args(checked),
     }  # fmt: skip
-    has_sinks, has_lse = problem.has_sinks and not config.split, problem.has_lse or config.split
+    has_sinks, has_lse = problem.has_sinks and not config.split, (problem.has_lse or config.split) and not first_value
 
     def source():
         from .signature import prefill_source  # imports Triton

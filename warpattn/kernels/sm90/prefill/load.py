@@ -30,7 +30,7 @@ def load_role(ctx):
     config: gl.constexpr = ctx.config
     work = ctx.work
     counter = ctx.tensors.counter
-    cursor = Cursor(producer_state(config.kv_stages), producer_state(config.kv_stages))
+    cursor = Cursor(producer_state(config.kv_stages), producer_state(config.v_stages))
     number = gl.program_id(0)
     total = work.total()
     tile = work.tile(number, config.tokens)

@@ -146,10 +146,24 @@ def no_scores(config: gl.constexpr):
     return SoftmaxState(lane_max(zero) - float("inf"), lane_sum(zero))
 
 
+@gluon.aggregate
+class FreeSlots(StagedPipeline):
+    """Slots of a ring that the roles have left, with barriers of their own; a ring of one slot has that for all."""
+
+    slots: gl.constexpr  # of the ring
+
+    @gluon.jit
+    def tile(self, state, part: gl.constexpr = 0):
+        if self.slots == 1:
+            return self.smem.index(0)
+        else:
+            return self.smem.index(state.index * self.parts + part)
+
+
 @gluon.jit
 def load(ctx, rows, ring, slot: gl.constexpr, again, key_tile, phase, nbytes: gl.constexpr):
     """A tile of keys or values in shared memory, when it is there."""
-    alone = StagedPipeline(ring.smem, ctx.rings.again, SLOTS, 1, 1)
+    alone = FreeSlots(ring.smem, ctx.rings.again, SLOTS, 1, 1, ring.stages)
     number = hide_from_compiler(slot)
     state = PipelineState(number, gl.to_tensor(1), SLOTS)
     gl.barrier()  # all warps have read what was there

@@ -15,6 +15,7 @@ from warpattn.problem.operands import COPY_RULE
 
 from ..prefill.choice import Candidate, pack, shared_out, split
 from ..prefill.config import SM90Config, usual_config
+from ..widths import block_words
 
 PAGED_REGISTERS = 32  # of the producer, the rest of 2 x 240 or 3 x 160: page numbers take their place
 COPIED_KEYS = 64  # keys of a tile that is copied row by row: half the code of 128
@@ -87,7 +88,8 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
     tiles, why = usual_config(problem, problem.max_q or usual.seq_q)
     box, box_why = _box(problem.page_size, tiles.block_n)
     if problem.page_size and problem.kv_dtype is None:
-        tiles = replace(tiles, producer_registers=PAGED_REGISTERS, block_n=tiles.block_n if box else COPIED_KEYS)
+        keys = tiles.block_n if box else min(tiles.block_n, COPIED_KEYS)
+        tiles = replace(tiles, producer_registers=PAGED_REGISTERS, block_n=keys)
     near = replace(usual, batch=1, seq_q=_near(usual.seq_q), seq_k=_near(usual.seq_k))
     best, why = _pack(near, tiles, why, options.batch_invariant)
     parts, split_why = 1, ""
@@ -105,14 +107,15 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
     def lines() -> tuple[str, ...]:
         return (
             f"tile {tiles.block_m}{packed} x {tiles.block_n}, {tiles.consumers} consumer warpgroups, rings K "
-            f"{tiles.kv_stages} V {tiles.kv_stages} Q {tiles.q_stages}, {rows}, {config.topology.smem_bytes} bytes of "
+            f"{tiles.kv_stages} V {tiles.v_stages} Q {tiles.q_stages}, {rows}, {config.topology.smem_bytes} bytes of "
             "shared memory",
             f"at most {blocks} query blocks of {problem.heads_q} heads, sections of {section} heads, {grid} CTAs",
         )
 
     order_why = "a kernel of its own sorts the query blocks by the key tiles their lengths and the mask leave them"
     order = VarlenOrder(blocks, _candidates(problem, tiles.tokens), section)
-    reasons = (f"{why}; {split_why}" if parts > 1 else why, box_why, section_why, order_why, COPY_RULE)
+    why = f"{why}; {split_why}" if parts > 1 else why
+    reasons = (why, *block_words(problem.dim_v), box_why, section_why, order_why, COPY_RULE)
     return Choice("prefill_varlen", config, (grid,), lines, reasons, partitions=parts, order=order)
 
 

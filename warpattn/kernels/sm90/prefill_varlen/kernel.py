@@ -95,7 +95,8 @@ def prefill_varlen_kernel(
     """
     work = work_of(shape, list_ptr, config)
     k, v = key_sources(k_source, v_source, Table(table_ptr, shape.table_stride, shape.pages, config.page_size), config)
-    q, o = ClippedColumns(q_maps, shape.q_step, shape.q_unit), ClippedColumns(o_maps, shape.o_step, shape.o_unit)
+    q = ClippedColumns(q_maps, shape.q_step, shape.q_unit, 0)
+    o = ClippedColumns(o_maps, shape.o_step, shape.o_unit, config.tiles.first_value)
     tensors = VarlenTensors(q, k, v, o, lse_ptr, sinks_ptr, list_ptr + COUNTER)
     mods = Modifiers(functions.keep, functions.span, functions.score, mask_args, score_args)
     fields: gl.constexpr = SPLIT_VARLEN_FIELDS if config.tiles.split else VARLEN_TILE_FIELDS
@@ -126,13 +127,15 @@ def work_of(shape, list_ptr, config: gl.constexpr):
 @gluon.jit
 def key_sources(k, v, table, config: gl.constexpr):
     """K and V by the kind of their sequence."""
+    first: gl.constexpr = config.tiles.first_value
     if config.tiles.products:
-        return RaggedKeys(ClippedColumns(k.map, k.step, k.unit)), RaggedValues(v.map)
-    elif config.page_size == 0:
-        return RaggedKeys(ClippedColumns(k.map, k.step, k.unit)), RaggedKeys(ClippedColumns(v.map, v.step, v.unit))
-    elif config.box > 0:
-        k_rows, v_rows = ClippedColumns(k.map, k.step, k.unit), ClippedColumns(v.map, v.step, v.unit)
-        return PagedKeys(k_rows, table, config.box), PagedKeys(v_rows, table, config.box)
+        return RaggedKeys(ClippedColumns(k.map, k.step, k.unit, 0)), RaggedValues(v.map)
+    elif config.page_size > 0 and config.box == 0:
+        k_keys = CopiedKeys(k.pointer, k.outer, k.row, k.head, table, 0, config.tiles.dim_qk)
+        return k_keys, CopiedKeys(v.pointer, v.outer, v.row, v.head, table, first, first + config.tiles.dim_v)
     else:
-        k_keys = CopiedKeys(k.pointer, k.outer, k.row, k.head, table, config.tiles.dim_qk)
-        return k_keys, CopiedKeys(v.pointer, v.outer, v.row, v.head, table, config.tiles.dim_v)
+        k_rows, v_rows = ClippedColumns(k.map, k.step, k.unit, 0), ClippedColumns(v.map, v.step, v.unit, first)
+        if config.page_size == 0:
+            return RaggedKeys(k_rows), RaggedKeys(v_rows)
+        else:
+            return PagedKeys(k_rows, table, config.box), PagedKeys(v_rows, table, config.box)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from ...nvidia.combine_launch import ListedRows, combine_launch, workspace
 from ..arguments import StridedRows, strided
 from ..prefill.config import pad_dim
 from ..prefill.launch import transposed
+from ..widths import value_blocks
 from .config import VarlenConfig, VarlenShape, choose
 
 Layout = Ragged | PagedKV | PagedRagged
@@ -39,15 +41,17 @@ def list_launches(
     if choice.config.tiles.products:
         across, launches = transposed(x.v, _lengths(sequence)[1])
         x, first = x._replace(v=across[None]), (*launches, order)
-    if choice.partitions == 1:
-        return *first, attention_launch(checked, x, sequence, choice, tiles)
     problem, config = checked.problem, choice.config.tiles
-    parts = workspace(problem, choice.partitions, pad_dim(config.padded_v), x.q)
+    columns = value_blocks(problem.dim_v)
+    if choice.partitions == 1:
+        return *first, *(attention_launch(checked, x, sequence, choice, tiles, column) for column in columns)
+    parts = workspace(problem, choice.partitions, pad_dim(columns[-1] + config.padded_v), x.q)
     out = parts.o.flatten(0, 1) if problem.ragged_queries else parts.o
-    attention = attention_launch(checked, x._replace(out=out, lse=parts.lse), sequence, choice, tiles)
+    to_parts = x._replace(out=out, lse=parts.lse)
+    blocks = [attention_launch(checked, to_parts, sequence, choice, tiles, column) for column in columns]
     row_unit = 1 if problem.ragged_queries else problem.seq_q
     listed = ListedRows(ListedArgs(tiles, config.tokens, row_unit), choice.order.blocks)
-    return *first, attention, combine_launch("sm90", checked, x, choice.partitions, parts, listed)
+    return *first, *blocks, combine_launch("sm90", checked, x, choice.partitions, parts, listed)
 
 
 def order_launch(
@@ -74,10 +78,11 @@ def order_launch(
 
 
 def attention_launch(
-    checked: CheckedCall, x: Operands, sequence: Layout, choice: Choice, tiles: Tensor
+    checked: CheckedCall, x: Operands, sequence: Layout, choice: Choice, tiles: Tensor, first_value: int = 0
 ) -> Launch:
-    """Attention of the blocks in the list."""
+    """Attention of the blocks in the list, for values from column `first_value` on."""
     config, problem = choice.config, checked.problem
+    config = replace(config, tiles=replace(config.tiles, first_value=first_value))
     packed, split = config.tiles.packed, config.tiles.split
     mask, score = programs(checked)
     q = clipped_maps("q", x.q, config.tiles.wg_tokens, config.tiles.qk_parts, packed)
@@ -104,7 +109,7 @@ def attention_launch(
 
         return prefill_varlen_source(config, mask, score, has_sinks, has_lse)
 
-    has_sinks, has_lse = problem.has_sinks and not split, problem.has_lse or split
+    has_sinks, has_lse = problem.has_sinks and not split, (problem.has_lse or split) and not first_value
     key = (config, mask.key, None if score is None else score.key, has_sinks, has_lse)
     return Launch("sm90.prefill_varlen", "sm90", key, source, compile_options(), choice.grid, args, persistent=True)
 

@@ -93,7 +93,8 @@ class CopiedKeys:
     row_stride: gl.tensor
     head_stride: gl.tensor
     table: Table
-    dim: gl.constexpr
+    column: gl.constexpr  # the first one
+    end: gl.constexpr  # column after the last one
 
     @gluon.jit
     def load(self, ctx, ring, state, tile, key_tile, nbytes: gl.constexpr):
@@ -101,7 +102,7 @@ class CopiedKeys:
         first = key_tile * ctx.config.block_n
         head = (tile.h // ctx.work.group).to(gl.int64) * self.head_stride
         full = ring.producer_acquire(state)
-        column = 0
+        column = self.column
         slot = ring.tile(state)
         for part in gl.static_range(len(slot)):
             self.copy_part(tile, first, head, column, slot[part])
@@ -125,7 +126,7 @@ class CopiedKeys:
             page = self.table.page(tile.b, key, tile.seq_k).to(gl.int64)
             row = (key % self.table.page_size).to(gl.int64)
             start = (page * self.page_stride + row * self.row_stride + head) * 8
-            inside = (key < tile.seq_k)[:, None] & (runs < self.dim)
+            inside = (key < tile.seq_k)[:, None] & (runs < self.end)
             into = smem.slice(block * LEAST_ROWS, LEAST_ROWS)
             async_copy.async_load(into, self.base + start[:, None] + runs, mask=inside)
 

@@ -1,0 +1,48 @@
+"""Shared and tensor memory of the Blackwell kernel for wide heads. Its roles get a `LatentContext`, in which `keys` is
+the ring that tiles of keys and of values take in turn."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.blackwell import (
+    TensorMemoryLayout,
+    allocate_tensor_memory,
+    mbarrier,
+    tensor_memory_descriptor,
+)
+
+from ...nvidia.pipelines import KVPipeline
+from ..layouts import box_layout, element_type, key_box, stacked
+
+
+@gluon.aggregate
+class WideMemory:
+    q: gl.shared_memory_descriptor  # [blocks, BM, 256]
+    p: gl.shared_memory_descriptor  # [BM, BN]
+    s: tensor_memory_descriptor  # [BM, BN] fp32
+    o: tensor_memory_descriptor  # [BM, blocks · 256] fp32
+
+
+@gluon.jit
+def make_ring(config: gl.constexpr):
+    """Slots of a tile of keys or of values, in blocks of 256 columns, with their barriers."""
+    dtype: gl.constexpr = element_type(config.element)
+    box: gl.constexpr = key_box(config, config.half)
+    smem = gl.allocate_shared_memory(dtype, stacked(config.blocks * config.stages, box), box_layout(box, dtype))
+    ring = KVPipeline(smem, mbarrier.allocate_mbarrier(batch=2 * config.stages), config.stages, config.blocks, 1)
+    ring.init()
+    return ring
+
+
+@gluon.jit
+def make_memory(config: gl.constexpr):
+    """Shared memory beside the ring, and tensor memory."""
+    dtype: gl.constexpr = element_type(config.element)
+    block: gl.constexpr = [config.BM, config.half]
+    p_shape: gl.constexpr = [config.BM, config.BN]
+    o_shape: gl.constexpr = [config.BM, config.padded_ov_depth]
+    return WideMemory(
+        gl.allocate_shared_memory(dtype, stacked(config.k_blocks, block), box_layout(block, dtype)),
+        gl.allocate_shared_memory(dtype, p_shape, box_layout(p_shape, dtype)),
+        allocate_tensor_memory(gl.float32, p_shape, TensorMemoryLayout(p_shape, 1)),
+        allocate_tensor_memory(gl.float32, o_shape, TensorMemoryLayout(block, 1)),
+    )

@@ -1,0 +1,62 @@
+"""Blackwell attention with head dims above 128: 128 or 64 rows, tokens × heads of a group, against their keys.
+
+      load warp     K0, K1, V0, K2, V1, … by TMA ──▶ ring of four slots                      (load.py)
+      MMA warp      S = Q·Kᵀ,  O += P·V, in tensor memory                                    (mma.py)
+      attend        queries ──▶ shared memory;  S ──▶ P;  O rescaled where the maximum moved;
+                    at the end O ──▶ output, or a part of it ──▶ workspace                   (attend.py)
+
+Scores, rows and output are those of latent attention (mla/), whose values are part of its keys. No card has run it.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shared
+
+from ...pieces.modifiers import Modifiers
+from ...pieces.span import partition_tiles, tile_span
+from ..global_rows import seen_values, sequence_rows
+from ..mla.context import LatentContext, LatentRows, Lengths, make_barriers
+from ..mla.kernel import key_sources, row_span, strided
+from ..sync import first_grid_index
+from .attend import attend_role
+from .context import make_memory, make_ring
+from .load import load_role
+from .mma import mma_role
+
+
+@gluon.jit
+def wide_kernel(
+    q, k_desc, v_desc, out, lse, sinks_ptr, scale, shape, sequence_args, mask_args, score_args,
+    config: gl.constexpr, functions: gl.constexpr, traits: gl.constexpr,
+):  # fmt: skip
+    """Attention with head dims from 129 to 512. Arguments as in `latent_kernel`; sequences may be ragged. Grid: (row
+    tiles * partitions, key heads, batch)."""
+    partitions: gl.constexpr = config.splitk_partitions
+    index = first_grid_index()
+    tile = index // partitions
+    partition = index - tile * partitions
+    b = gl.program_id(2)
+    rows = LatentRows(b, tile * config.BM, gl.to_tensor(traits.group), gl.program_id(1))
+    q, out, lse, out_batch = strided(q, 8), strided(out, 8), strided(lse, 1), partition * gl.num_programs(2) + b
+    if traits.kind == "ragged":
+        x = sequence_args
+        first, start = gl.load(x.cu_q + b), gl.load(x.cu_k + b)
+        lengths = Lengths(gl.load(x.cu_q + b + 1) - first, gl.load(x.cu_k + b + 1) - start)
+        q, out, lse = q.after(first), out.after(first), lse.after(first)
+        k, v = sequence_rows(k_desc, start, lengths.seq_k, x.k), sequence_rows(v_desc, start, lengths.seq_k, x.v)
+    else:
+        k, v, seq_k = key_sources(k_desc, v_desc, shape.seq_k, sequence_args, b, config, traits)
+        lengths = Lengths(shape.seq_q, seq_k)
+    mods = Modifiers(functions.keep, functions.span, functions.score, mask_args, score_args)
+    span = row_span(rows, lengths, mods, config)
+    v = seen_values(v, span, lengths.seq_k, mods, sequence_args)
+    some = (lengths.seq_k > 0) & (rows.first < lengths.seq_q * traits.group)
+    run = partition_tiles(tile_span(span, config.BN), partition, partitions, some)
+    ctx = LatentContext(
+        q, out, lse, out_batch, sinks_ptr, k, v, make_ring(config), make_memory(config), make_barriers(config), rows,
+        lengths, run, mods, scale, config, traits,
+    )  # fmt: skip
+    fence_async_shared()
+    workers: gl.constexpr = config.topology.workers
+    gl.warp_specialize([(attend_role, (ctx,)), (mma_role, (ctx,)), (load_role, (ctx,))], workers.warps,
+                       workers.registers)  # fmt: skip

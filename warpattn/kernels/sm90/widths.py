@@ -1,0 +1,48 @@
+"""How the columns of a head dim are cut: padded, in parts that are powers of two, in blocks that have a launch each."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from warpattn.problem.operands import whole_runs
+
+LEAST_PART = 16  # columns: the k of wgmma
+MOST_VALUES = 256  # columns of an accumulator, of 128 registers a thread
+
+
+@cache
+def pad_dim(dim: int) -> int:
+    """Head dim rounded up to a power of two, at least 32: widths of TMA boxes, wgmma and register tensors."""
+    return max(32, 1 << (dim - 1).bit_length())
+
+
+@cache
+def split_dim(dim: int) -> tuple[int, ...]:
+    """Widths of the parts of a head dim, powers of two that add up to it or to a little more: 192 is 128 and 64.
+
+    One part up to 64, where exponentials take longer than products, and where products over more parts would not be
+    faster: 112 columns in three took 1.06 times as long as 128 (H200).
+    """
+    whole = pad_dim(dim)
+    columns = -(-dim // LEAST_PART) * LEAST_PART
+    parts = tuple(width for width in (256, 128, 64, 32, LEAST_PART) if columns & width)
+    return parts if whole > 64 and columns < whole and len(parts) <= (2 if whole == 128 else 3) else (whole,)
+
+
+@cache
+def value_blocks(dim_v: int) -> tuple[int, ...]:
+    """First columns of the blocks of values that launches have, each of `block_columns(dim_v)`."""
+    return (0,) if dim_v <= MOST_VALUES else (0, dim_v - block_columns(dim_v))
+
+
+@cache
+def block_columns(dim_v: int) -> int:
+    """Columns of a block of values: whole runs; two blocks may share some."""
+    return dim_v if dim_v <= MOST_VALUES else whole_runs(-(-dim_v // 2))
+
+
+@cache
+def block_words(dim_v: int) -> tuple[str, ...]:
+    """Why values have several launches, if they do."""
+    count, columns = len(value_blocks(dim_v)), block_columns(dim_v)
+    return (f"values of > {MOST_VALUES} columns: {count} launches of {columns}, each with all scores",) * (count > 1)
