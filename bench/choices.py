@@ -173,13 +173,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     parser = argparse.ArgumentParser(prog="python -m bench.choices", description=__doc__)
     parser.add_argument("--shapes", type=int, default=0, help="how many are drawn")
-    parser.add_argument("--seed", type=int, default=0, help="of the shapes")
+    parser.add_argument("--seed", type=int, nargs="+", default=[0], help="of the shapes; so many of each")
     parser.add_argument("--case", action="append", default=[], help="a case of bench.cases, repeatable")
     parser.add_argument("--rounds", type=positive, default=5)
     parser.add_argument("--workers", type=int, default=14, help="processes that compile")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
-    cases = [*(find(name) for name in args.case), *shapes(args.shapes, args.seed)]
+    cases = [*(find(name) for name in args.case), *(case for seed in args.seed for case in shapes(args.shapes, seed))]
     found = record.start("bench.choices", argv, {"rounds": args.rounds, "seed": args.seed})
     compile_all(cases, args.workers)
     for case in cases:

@@ -1,12 +1,14 @@
 """bench.choices without a card: the shapes it draws, the configurations it tries, and what it prints and writes."""
 
 import json
+from pathlib import Path
 
 import pytest
 
-from bench import choices
+from bench import choices, rates
 from bench.cases import find
 from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT
+from warpattn.kernels.sm90.prefill.rates import RATES, RECORDS
 
 
 def test_drawn_shapes_are_the_same_for_a_seed() -> None:
@@ -39,6 +41,22 @@ def test_the_record_has_the_best_beside_the_choice(monkeypatch, capsys, tmp_path
 
     monkeypatch.setattr(choices, "compile_all", lambda cases, workers: None)
     monkeypatch.setattr(choices, "measured", measured)
-    assert choices.main(["--shapes", "2", "--json", str(tmp_path / "record.json")]) == 0
-    assert "least 0.900, 2 below 0.93" in capsys.readouterr().out
-    assert [entry["best"] for entry in json.loads((tmp_path / "record.json").read_text())["cases"]] == ["another"] * 2
+    assert choices.main(["--shapes", "2", "--seed", "0", "1", "--json", str(tmp_path / "record.json")]) == 0
+    assert "least 0.900, 4 below 0.93" in capsys.readouterr().out
+    entries = json.loads((tmp_path / "record.json").read_text())["cases"]
+    assert [entry["best"] for entry in entries] == ["another"] * 4
+    assert len({entry["case"]["name"] for entry in entries}) == 4
+
+
+def test_every_row_of_the_table_is_near_its_times() -> None:
+    """What rates.py says of itself."""
+    found = rates.by_row(json.loads(Path(record).read_text()) for record in RECORDS)
+    assert set(found) == {rates.Row(size, tile) for size, tiles in RATES.items() for tile in tiles}
+    for row, errors in found.items():
+        few = row.columns == 96 and row.tile.keys == 32 and row.tile.consumers > 2
+        assert rates.root_mean_square(errors) < (0.16 if few else 0.06 if row.columns == 80 else 0.10)
+
+
+def test_the_errors_are_printed(capsys) -> None:
+    assert rates.main([RECORDS[1]]) == 0
+    assert "to 80 columns, 128x64: 4 times, error 0.0" in capsys.readouterr().out

@@ -11,8 +11,9 @@ from bench.cases import Case, groups
 from bench.choices import checked, described, empty
 from tests.unit.kernels.sm90_builds import chosen
 from warpattn.kernels.pieces.span_tiles import span_tiles
-from warpattn.kernels.sm90.prefill.choice import choose
+from warpattn.kernels.sm90.prefill.choice import choose, tile_shape, tiling
 from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT, choose_config, is_masked
+from warpattn.kernels.sm90.prefill.rates import COMMAND, RECORDS, measured_tile
 from warpattn.kernels.sm90.prefill_varlen.config import choose as choose_varlen
 from warpattn.masks import Causal, Chunked, Document, Full, Mask, Padding, SlidingWindow
 from warpattn.problem import Call, Problem, validate
@@ -20,7 +21,7 @@ from warpattn.problem.arch import ARCHS
 from warpattn.problem.launch import PlanOptions
 from warpattn.sequences import Dense, PagedKV, Ragged
 
-TRIED = Path(__file__).parents[3] / "bench/results/h200/2026-11-22-choices.json"
+TRIED = [json.loads(Path(__file__).parents[3].joinpath(record).read_text()) for record in RECORDS]
 SLOWEST = 0.93  # of the speed of the best configuration
 MEASURED = [case for name, cases in groups().items() if name not in ("smoke", "wide") for case in cases]
 
@@ -69,7 +70,7 @@ def test_what_a_shape_gets_and_why(shape, mask: Mask, packed: int, parts: int, w
     assert choice.grid[0] <= 132 * config.ctas
 
 
-@pytest.mark.parametrize("tried", json.loads(TRIED.read_text())["cases"], ids=lambda tried: tried["case"]["name"])
+@pytest.mark.parametrize("tried", [case for x in TRIED for case in x["cases"]], ids=lambda tried: tried["case"]["name"])
 def test_the_choice_is_nearly_as_fast_as_the_best_of_all_that_were_measured(tried) -> None:
     case, times = Case(**tried["case"]), tried["microseconds"]
     found = described(choose(checked(case, empty(case)).problem, ARCHS["sm90"]))
@@ -77,6 +78,27 @@ def test_the_choice_is_nearly_as_fast_as_the_best_of_all_that_were_measured(trie
         assert tried["speed"] >= SLOWEST
     else:
         assert times[tried["best"]] >= SLOWEST * times[found]
+
+
+@pytest.mark.parametrize("lengths_on_device", [False, True])
+@pytest.mark.parametrize("shape", [(4, 8192, 64, 8, 64), (1, 512, 32, 8, 128), (40, 37, 8, 8, 96), (2, 900, 8, 2, 320)])
+def test_a_plan_names_the_measured_row_of_its_tile(shape, lengths_on_device: bool) -> None:
+    batch, length, heads, heads_kv, dim = shape
+    choice = chosen(batch, length, length, heads, heads_kv, dim, Causal())
+    if lengths_on_device:
+        choice = choose_varlen(ragged(Causal(), length, batch, dim, None), ARCHS["sm90"])
+    config = choice.config.tiles if lengths_on_device else choice.config
+    tile = measured_tile(config.wide, tile_shape(config))
+    rate = tiling(config).rate
+    (row,) = (reason for reason in choice.reasons if COMMAND in reason)
+    assert f"the row {64 * tile.consumers} x {tile.keys}" in row and all(record in row for record in RECORDS)
+    assert f"{rate.row:g} ns a row, {rate.key:g} a key of it, {rate.masked:g} more" in row
+    assert ("nearest" in row) == (dim == 320)
+
+
+@pytest.mark.parametrize("record", TRIED, ids=RECORDS)
+def test_the_records_of_the_rates_are_those_of_the_command(record) -> None:
+    assert record["command"].startswith(COMMAND) and len(record["cases"]) == 30
 
 
 def ragged(mask: Mask, lengths: int, batch: int, dim: int, max_q: int | None) -> Problem:

@@ -23,10 +23,11 @@ from warpattn.problem.operands import COPY_RULE
 
 from ..widths import block_words
 from .config import ALIGNMENT, SMEM_LIMIT, SM90Config, is_masked, stored, usual_config
-from .rates import ALONE, LAUNCH_US, Rate, TileShape, rate_of, tiles_of
+from .rates import ALONE, LAUNCH_US, Rate, TileShape, rate_of, row_words, tiles_of
 
 PACKED = (1, 4, 8, 16, 2)  # query heads of a tile; of two that are as good the first one
-GAIN = 0.93  # of the time of the usual configuration that another one must be estimated to take at most
+GAIN = 0.93  # of the time of the usual configuration that another tile must be estimated to take at most
+PACKED_GAIN = 0.97  # the same of the usual tile with several heads: key tiles are counted, no other rate is guessed
 SPLIT_GAIN = 0.9  # the same of keys in parts
 SHORT_KEYS = 512  # up to which a section has a head an SM: 64 x 256 was 1.04 times as fast, 128 x 128 1.16 times (H200)
 MANY = 8  # tiles an SM from which on their order matters little
@@ -44,17 +45,24 @@ class Tiling(NamedTuple):
 
     config: SM90Config
     rate: Rate
+    row: str  # of the measured table, for people
     rows: int  # of a tile
     tokens: int  # of a tile, for each head in it
     keys: int
     packed: int  # heads
 
 
+def tile_shape(config: SM90Config) -> TileShape:
+    """What a rate depends on, beside the head dims."""
+    return TileShape(config.consumers, config.block_n, config.ctas)
+
+
 @lru_cache(512)
 def tiling(config: SM90Config) -> Tiling:
     """That of a configuration."""
-    rate = rate_of(config.wide, TileShape(config.consumers, config.block_n, config.ctas))
-    return Tiling(config, rate, config.block_m, config.tokens, config.block_n, config.packed)
+    wide, tile = config.wide, tile_shape(config)
+    rate, row = rate_of(wide, tile), row_words(wide, tile)
+    return Tiling(config, rate, row, config.block_m, config.tokens, config.block_n, config.packed)
 
 
 class Candidate(NamedTuple):
@@ -75,6 +83,10 @@ class Candidate(NamedTuple):
     def head_microseconds(self) -> float:
         """Time of all row tiles, for one head."""
         return round(sum(self.times) / self.tiling.packed, 6)  # sums in another order are the same
+
+    def same_tile(self, other: Candidate) -> bool:
+        """Whether only the heads in a tile differ."""
+        return replace(self.config, packed=other.config.packed) == other.config
 
     def waste(self, problem: Problem, target: Arch | None) -> float:
         """At most this share of the work is for rows past the last query, in masked tiles, or of SMs without any."""
@@ -109,8 +121,8 @@ def pack(
     *, same_keys: bool = False,
 ) -> tuple[Candidate, str]:  # fmt: skip
     """The candidate that ends first on the SMs of `target`, or without one has the least work; the usual configuration
-    if none is much better; and why. Where lengths are on the device, it must have no more work than the usual one on
-    the problem `long`, either. With `same_keys` its key tiles are the usual ones."""
+    if none is better by enough; and why. Where lengths are on the device, it must have no more work than the usual one
+    on the problem `long`, either. With `same_keys` its key tiles are the usual ones."""
 
     def work(candidate: Candidate) -> float:
         return candidate.head_microseconds if target is None else _microseconds(problem, candidate, target)
@@ -120,20 +132,23 @@ def pack(
 
     counts = KeyTiles(problem)
     first = counts.candidate(tiling(usual))
-    if first.waste(problem, target) < 1 - GAIN:
+    waste, few = first.waste(problem, target), PACKED_GAIN if long is None else GAIN
+    if waste < 1 - few:
         return first, why
-    tilings = _tilings(usual, _heads(problem), _counted(problem), long is not None, same_keys)
+    other_tile = _counted(problem) and waste >= 1 - GAIN
+    tilings = _tilings(usual, _heads(problem), other_tile, long is not None, same_keys)
     others = [counts.candidate(tiling) for tiling in tilings]
     if long is not None:
         at_length = KeyTiles(long)
         least = at_length.candidate(tiling(usual)).head_microseconds
         others = [x for x in others if at_length.candidate(x.tiling).head_microseconds <= least]
-    best, most = None, GAIN * work(first)
+    own = work(first)
+    best, most = None, few * own
     for least, other in sorted(((least_work(x), x) for x in others), key=lambda one: one[0]):
         if least > most:
             break
-        time = work(other)
-        if time < most or (best is None and time == most):
+        time, enough = work(other), min(most, (few if other.same_tile(first) else GAIN) * own)
+        if time < enough or (best is None and time == enough):
             best, most = other, time
     return (first, why) if best is None else (best, _why(best, first))
 
@@ -171,7 +186,7 @@ def other_tiles(usual: SM90Config, tiles: Iterable[TileShape]) -> Iterator[SM90C
     """Configurations with those of the `tiles` that registers and shared memory hold."""
     if usual.eight_bit is None:
         for tile in tiles:
-            if tile != TileShape(usual.consumers, usual.block_n, usual.ctas):
+            if tile != tile_shape(usual):
                 yield from with_tile(usual, tile)
 
 
@@ -240,9 +255,14 @@ def _keys_of_row(candidate: Candidate) -> float:
 
 def _microseconds(problem: Problem, candidate: Candidate, target: Arch) -> float:
     """Time of a call, its keys in as many parts as end first."""
+    whole = unsplit_microseconds(problem, candidate, target)
+    return min([whole, *(LAUNCH_US + time for time in _split_times(problem, candidate, target).values())])
+
+
+def unsplit_microseconds(problem: Problem, candidate: Candidate, target: Arch) -> float:
+    """Time of a call whose keys are in one part."""
     heads = problem.batch * problem.heads_q // candidate.tiling.packed
-    whole = max(_makespan(candidate.times, heads, target), ALONE * candidate.times[0])
-    return LAUNCH_US + min([whole, *_split_times(problem, candidate, target).values()])
+    return LAUNCH_US + max(_makespan(candidate.times, heads, target), ALONE * candidate.times[0])
 
 
 def _shared_evenly(problem: Problem, candidate: Candidate, target: Arch) -> float:
@@ -325,8 +345,9 @@ def arrange(problem: Problem, target: Arch, config: SM90Config, why: str, parts:
             *([f"sm90.values_across before it: {moved:,} bytes of values, transposed"] if config.products else []),
         )
 
-    cta_why = f"one persistent CTA on each of {target.processors} SMs takes tiles as it gets free"
-    reasons = (why, *block_words(problem.dim_v), section_why, cta_why, COPY_RULE)
+    ctas = "one persistent CTA" if config.ctas == 1 else f"one of {config.ctas} persistent CTAs"
+    cta_why = f"{ctas} on each of {target.processors} SMs takes tiles as it gets free"
+    reasons = (why, tiling(config).row, *block_words(problem.dim_v), section_why, cta_why, COPY_RULE)
     return Choice("prefill", config, (grid,), lines, reasons, partitions=parts, order=order)
 
 

@@ -1,14 +1,18 @@
-"""Tiles of Hopper's dense prefill that the plan may choose from, and how long an SM takes for each.
+"""Tiles of Hopper's prefill that the plan may choose from, and how long an SM takes for each: the measured table that
+the plan weighs configurations by (choice.py). A plan's reasons name the row of its tile.
 
-The numbers are a fit to the 360 times of `python -m bench.choices --shapes 30` (one H200, 2026-11-22, record
-bench/results/h200/2026-11-22-choices.json) and those of experiments 117, 119, 121 and 123 in bench/notes.md: the time
-of a call is that of the SM that ends last, plus `LAUNCH_US`. Errors are 3 to 9 % for each tile (root mean square).
+The numbers are a fit to the times in `RECORDS`, all configurations of 30 drawn shapes each by `COMMAND`, with seeds 0
+and 2, and to those of experiments 117, 119, 121, 123 and 171 in bench/notes.md: the time of a call is that of the SM
+that ends last, plus `LAUNCH_US`. `python -m bench.rates` prints how far each row is from
+them: 1 to 10 % (root mean square), 11 and 15 % for 192 x 32 and 256 x 32 at 96 columns, which only short shapes have.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+RECORDS = "bench/results/h200/2026-11-22-choices.json", "bench/results/h200/2026-11-23-choices.json"  # one H200 each
+COMMAND = "python -m bench.choices --shapes 30"
 LAUNCH_US = 3.0
 ALONE = 1.2  # times its rate that a tile takes from its start to its end: others fill the gaps of its chain
 
@@ -42,6 +46,15 @@ RATES: dict[int, dict[TileShape, Rate]] = {
         TileShape(4, 32): Rate(7.5, 0.070, 0.022),
         TileShape(4, 64): Rate(8.3, 0.063, 0.022),
     },
+    80: {
+        TileShape(1, 64, 2): Rate(4.8, 0.147, 0.059),
+        TileShape(2, 32): Rate(5.0, 0.130, 0.029),
+        TileShape(2, 64): Rate(12.1, 0.0895, 0.011),
+        TileShape(2, 128): Rate(11.0, 0.0795, 0.041),
+        TileShape(3, 32): Rate(11.0, 0.095, 0.021),
+        TileShape(3, 64): Rate(14.3, 0.0745, 0.016),
+        TileShape(4, 32): Rate(8.9, 0.091, 0.030),
+    },
     96: {
         TileShape(1, 64, 2): Rate(10.2, 0.155, 0.034),
         TileShape(2, 32): Rate(7.6, 0.145, 0.045),
@@ -49,6 +62,7 @@ RATES: dict[int, dict[TileShape, Rate]] = {
         TileShape(2, 128): Rate(15.8, 0.084, 0.051),
         TileShape(3, 32): Rate(8.2, 0.130, 0.023),
         TileShape(3, 64): Rate(13.5, 0.081, 0.032),
+        TileShape(4, 32): Rate(11.0, 0.093, 0.030),
     },
     128: {
         TileShape(1, 64, 2): Rate(10.0, 0.160, 0.024),
@@ -73,19 +87,36 @@ RATES: dict[int, dict[TileShape, Rate]] = {
 LENGTHS_TILES = {64: (TileShape(2, 128), TileShape(4, 32)), 128: (TileShape(2, 32), TileShape(2, 64))}
 
 
-def rates_of(wide: int) -> dict[TileShape, Rate]:
-    """The tiles for head dims of at most `wide` columns."""
-    return RATES[min((size for size in RATES if size >= wide), default=max(RATES))]
+def columns_of(wide: int) -> int:
+    """The widest head dim of the rows for head dims of `wide` columns: the next one, or the last."""
+    return min((size for size in RATES if size >= wide), default=max(RATES))
 
 
 def tiles_of(wide: int, lengths: bool) -> tuple[TileShape, ...]:
     """Tiles for head dims of at most `wide` columns; with `lengths`, for ragged and paged batches."""
     if lengths:
         return LENGTHS_TILES.get(64 if wide <= 64 else 128 if wide <= 128 else 0, ())
-    return tuple(rates_of(wide))
+    return tuple(RATES[columns_of(wide)])
+
+
+def measured_tile(wide: int, tile: TileShape) -> TileShape:
+    """The tile of the row that a tile is weighed by: itself, or the nearest one if it was not measured."""
+    rates = RATES[columns_of(wide)]
+    return tile if tile in rates else min(rates, key=lambda known: sum(abs(a - b) for a, b in zip(known, tile)))
 
 
 def rate_of(wide: int, tile: TileShape) -> Rate:
-    """The rate of a tile, that of the nearest one if it was not measured."""
-    rates = rates_of(wide)
-    return rates.get(tile) or rates[min(rates, key=lambda known: sum(abs(a - b) for a, b in zip(known, tile)))]
+    """The rate of a tile."""
+    return RATES[columns_of(wide)][measured_tile(wide, tile)]
+
+
+def row_words(wide: int, tile: TileShape) -> str:
+    """The row that a tile is weighed by, with its record and command."""
+    known, rate = measured_tile(wide, tile), rate_of(wide, tile)
+    alone = f", {known.ctas} CTAs an SM" if known.ctas > 1 else ""
+    near = "" if known == tile and wide <= columns_of(wide) else ", the nearest one"
+    return (
+        f"weighed by the row {64 * known.consumers} x {known.keys}{alone} to {columns_of(wide)} columns{near}: "
+        f"{rate.row:g} ns a row, {rate.key:g} a key of it, {rate.masked:g} more in masked tiles; `{COMMAND}`, "
+        + " and ".join(RECORDS)
+    )

@@ -13,7 +13,7 @@ from warpattn.problem.arch import Arch
 from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, PlanOptions
 from warpattn.problem.operands import COPY_RULE
 
-from ..prefill.choice import Candidate, pack, shared_out, split
+from ..prefill.choice import Candidate, pack, shared_out, split, tiling
 from ..prefill.config import SM90Config, usual_config
 from ..widths import block_words
 
@@ -115,7 +115,7 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
     order_why = "a kernel of its own sorts the query blocks by the key tiles their lengths and the mask leave them"
     order = VarlenOrder(blocks, _candidates(problem, tiles.tokens), section)
     why = f"{why}; {split_why}" if parts > 1 else why
-    reasons = (why, *block_words(problem.dim_v), box_why, section_why, order_why, COPY_RULE)
+    reasons = (why, tiling(tiles).row, *block_words(problem.dim_v), box_why, section_why, order_why, COPY_RULE)
     return Choice("prefill_varlen", config, (grid,), lines, reasons, partitions=parts, order=order)
 
 
