@@ -20,7 +20,7 @@ REASONS = """Why some are behind (what was tried: [bench/notes.md](../bench/note
   (128 × 128) and 74.9 instead of 78.3 (64 × 256 causal), each pair in one run on an H200, without peers
   (experiments 164, 165).
 - *Documents at head dim 128*: the mask is tested in tiles at a document's end, with two numbers a query from memory;
-  the peer is told the lengths, as `attention_varlen` is.
+  the peer gets the lengths, as `attention_varlen` is.
 - *Chosen differently since this record*, and not timed beside peers again: 64 × 577 and 64 × 256 at D 64, 16 × 512,
   128 × 128, 256 × 64 and 64 × 256 at D 128, 4 × 64 over 8192, 8 × 2048 and 2 × 4096 with 64/8 heads at D 64, 2 × 4096
   with 8/1 heads at D 256 and 2 × 8192 window 128 with 32/8 heads. All other rows have the tiles that they were timed
