@@ -80,3 +80,10 @@ def enlarged(model: Any) -> Any:
             elif "sinks" in name:
                 weight.normal_()
     return model
+
+
+def batches_of(tokens: int) -> Any:
+    """What `generate_batch` is told for steps of so many tokens: 64 pages of 16, by the name that transformers has."""
+    names = transformers.ContinuousBatchingConfig.__dataclass_fields__
+    page = {"page_size" if "page_size" in names else "block_size": 16}
+    return transformers.ContinuousBatchingConfig(num_blocks=64, max_batch_tokens=tokens, **page)

@@ -5,13 +5,16 @@ a floor where that error is small by chance. Twins of tests/unit/integrations/tr
 """
 
 import copy
+import sys
 
 import pytest
 import torch
 
 pytest.importorskip("transformers")
 
-from tests.families import DECODERS, decoder, encoder
+import transformers
+
+from tests.families import DECODERS, batches_of, decoder, encoder
 from warpattn.integrations import transformers as adapter
 
 pytestmark = pytest.mark.gpu
@@ -91,6 +94,35 @@ def test_generation(family, cache):
     eager, ours = (torch.stack(result.logits).float() for result in found)
     assert torch.equal(found[1].sequences, chosen.sequences)
     check(ours, eager, torch.stack(chosen.logits), torch.bfloat16)
+
+
+@pytest.mark.parametrize("family", DECODERS)
+def test_continuous_batches(family, monkeypatch):
+    """`generate_batch` in bf16, one prompt in chunks: every token is a best one by fp32's eager attention, within the
+    error that eager attention makes in bf16."""
+    module, calls = sys.modules[adapter.attend.__module__], []
+    attend = module.attention_varlen
+
+    def noted(q, k, v, seq, **tail):
+        calls.append(len(seq.cu_q) - 1)
+        return attend(q, k, v, seq, **tail)
+
+    monkeypatch.setattr(module, "attention_varlen", noted)
+    model = decoder(family, head_dim=32)
+    options = transformers.GenerationConfig(max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
+    prompts = [tokens(n, 1)[0].tolist() for n in (3, 70, 9, 31)]
+    ours = copy.deepcopy(model).to("cuda", torch.bfloat16)
+    ours.set_attn_implementation(adapter.NAME)
+    found = ours.generate_batch(prompts, generation_config=options, continuous_batching_config=batches_of(48))
+    assert ours.config._attn_implementation == adapter.NAME
+    assert max(calls) >= 3 and len(calls) % model.config.num_hidden_layers == 0
+    for prompt, made in zip(prompts, found.values(), strict=True):
+        text = {"input_ids": torch.tensor([prompt + made.generated_tokens], device="cuda")}
+        exact, eager = (run(model, dtype, "eager", **text)[0] for dtype in (torch.float32, torch.bfloat16))
+        allowed = 2 * (eager - exact).abs().max() + FLOOR[torch.bfloat16] * exact.abs().max()
+        logits = exact[len(prompt) - 1 : -1]
+        chosen = logits.gather(1, torch.tensor(made.generated_tokens, device="cuda")[:, None])[:, 0]
+        assert len(chosen) == 12 and (logits.amax(1) - chosen <= 2 * allowed).all()
 
 
 def test_packed_sequences_by_position_ids():

@@ -10,6 +10,7 @@ log, elsewhere it refuses it. So its choice is wrapped, and keeps a model's impl
 from __future__ import annotations
 
 import functools
+import inspect
 from typing import Any
 
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from warpattn.errors import AttentionError
 __all__ = ["admit", "read_cache"]
 
 CHOICE = "switch_to_cb_friendly_attn"
+THEIR_NAMES = {"cu_seq_lens_k": "cu_seq_lens_k", "max_length_q": "max_seqlen_q", "max_length_k": "max_seqlen_k"}
 _names: set[str] = set()
 
 
@@ -52,4 +54,21 @@ def read_cache(
     if not hasattr(cache, "update") or options.get("block_table") is not None:
         given = "a block table" if hasattr(cache, "update") else f"a {type(cache).__name__}"
         raise AttentionError(f"cache is {given}; warpattn reads transformers' PagedAttentionCache by its index")
-    return cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=options)
+    what = {"key_states": key, "value_states": value, "layer_idx": module.layer_idx}
+    if "kwargs" in inspect.signature(cache.update).parameters:
+        return cache.update(**what, kwargs=options)
+    return _read_rows(cache, what, module, options)
+
+
+def _read_rows(
+    cache: Any, what: dict[str, Any], module: nn.Module, options: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
+    """The same where the cache (transformers 5.17) gives rows (tokens, heads, head_dim), and the step says what holds
+    for layers of each kind."""
+    rows = cache.update(**what, read_index=options["read_index"], write_index=options["write_index"])
+    kind = "sliding_attention" if getattr(module, "sliding_window", None) else "full_attention"
+    for name, theirs in THEIR_NAMES.items():
+        given = options.get(theirs)
+        options[name] = given[kind] if isinstance(given, dict) else given
+    keys, values = (x.transpose(0, 1)[None] for x in rows)
+    return keys, values
