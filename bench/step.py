@@ -38,8 +38,8 @@ class Step:
     def __init__(self, queries: list[int], keys: list[int]) -> None:
         width = -(-max(keys) // PAGE)
         used = len(keys) * width
-        self.cache = torch.randn(used + 1, HEADS_KV, PAGE, 2 * DIM, device="cuda", dtype=torch.bfloat16)
-        pages = self.cache.transpose(1, 2).split(DIM, -1)
+        self.cache = torch.randn(used + 1, PAGE, HEADS_KV, 2 * DIM, device="cuda", dtype=torch.bfloat16)
+        pages = self.cache.split(DIM, -1)
         table = torch.randperm(used, device="cuda")[:used].reshape(len(keys), width).int() + 1
         self.kv = PagedKV(*pages, table, ints(keys))
         self.seq = Ragged(ints([0, *torch.tensor(queries).cumsum(0).tolist()]))
@@ -63,8 +63,8 @@ def appends(tokens: int) -> dict[str, list[Callable[[], Any]]]:
     calls: dict[str, list[Callable[[], Any]]] = {"append_slots": [], "copy": []}
     for _ in range(COPIES if tokens > 4096 else 1):
         pages = max(tokens // PAGE * 2, 64)
-        cache = torch.randn(pages, HEADS_KV, PAGE, 2 * DIM, device="cuda", dtype=torch.bfloat16)
-        k_pages, v_pages = cache.transpose(1, 2).split(DIM, -1)
+        cache = torch.randn(pages, PAGE, HEADS_KV, 2 * DIM, device="cuda", dtype=torch.bfloat16)
+        k_pages, v_pages = cache.split(DIM, -1)
         k, v = torch.randn(2, tokens, HEADS_KV, DIM, device="cuda", dtype=torch.bfloat16)
         run = torch.arange(tokens, device="cuda")
         slots = torch.randperm(pages, device="cuda")[run // PAGE] * PAGE + run % PAGE

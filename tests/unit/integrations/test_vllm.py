@@ -2,6 +2,7 @@
 
 import importlib
 import itertools
+import sys
 import warnings
 from types import SimpleNamespace
 
@@ -215,6 +216,21 @@ def test_what_vllm_asks_before_it_chooses(vllm):
     assert not backend.supports_device_cpu_query_lens_mismatch()
     assert [kind.value for kind in vllm_double.AttentionType if backend.supports_attn_type(kind)] == [
         "decoder", "encoder", "encoder_only"]  # fmt: skip
+
+
+@pytest.mark.parametrize(("layout", "strides"), [("NHD", (1024, 32, 128, 1)), ("HND", (1024, 256, 32, 1))])
+def test_the_cache_lies_as_vllm_is_told(vllm, monkeypatch, layout, strides):
+    """vLLM 0.26 asks for the order of the axes in memory, and permutes them back: 4 heads of 16, pages of 8."""
+    utils = SimpleNamespace(get_kv_cache_layout=lambda: layout)
+    monkeypatch.setitem(sys.modules, "vllm.v1.attention.backends.utils", utils)
+    backend = vllm.WarpattnBackend
+    shape, order = backend.get_kv_cache_shape(5, 8, 4, 16), backend.get_kv_cache_stride_order()
+    memory = torch.zeros([shape[axis] for axis in order])
+    cache = memory.permute([order.index(axis) for axis in range(4)])
+    assert cache.shape == shape
+    assert cache.stride() == strides
+    with pytest.raises(NotImplementedError):
+        backend.get_kv_cache_stride_order(include_num_layers_dimension=True)
 
 
 @pytest.mark.parametrize(
