@@ -5,7 +5,10 @@ from __future__ import annotations
 import sys
 from importlib.util import find_spec
 
+from warpattn.runtime import compilers
+
 NEEDED = ("typer", "rich")
+WARMING = "warpattn.serving.warming"
 
 
 def main() -> None:
@@ -13,6 +16,8 @@ def main() -> None:
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         sys.exit(f"the command line needs {' and '.join(missing)}: pip install {' '.join(NEEDED)} safetensors")
+    if "warm" in sys.argv[1:] and find_spec("triton") is not None:
+        compilers.start(WARMING)  # which imports torch while this process does
     from warpattn.cli.app import app
 
     app()

@@ -63,7 +63,7 @@ ALLOWED: dict[str, set[str]] = {
     ROOT: {"public", "runtime"},
     "integrations": VALUES | {"api", "serving", ROOT},
     "cli": HOST | {"api", "reference", "runtime", "serving", "sim", "sim.host", "machine_code", "integrations", ROOT},
-    "__main__": {"cli"},
+    "__main__": {"cli", "runtime"},
 }
 MODULES_AT_TOP = 10
 FILES_IN_FOLDER = 16

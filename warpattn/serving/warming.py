@@ -6,13 +6,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing import forkserver
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +26,7 @@ from warpattn.problem.arch import RUNS, TARGETS
 from warpattn.problem.backends import LIMITS, chip_of
 from warpattn.problem.launch import Launch
 from warpattn.problem.operands import Operands, fitted
-from warpattn.runtime import compiler, kernel_cache
+from warpattn.runtime import compiler, compilers, kernel_cache
 from warpattn.runtime.plan import list_launches
 from warpattn.sequences import Dense, PagedKV, PagedRagged, Ragged
 from warpattn.serving.layers import LargestStep, Layer, layers_of, read_config
@@ -100,9 +98,7 @@ def warm(
         raise AttentionError(f"processes is {kind_of(processes)}; it must be an int of at least 1, or None")
     kernel_cache.require_triton()
     largest = largest or LargestStep()
-    context = multiprocessing.get_context("forkserver")  # this process may have a card's context
-    context.set_forkserver_preload([__name__, "triton.experimental.gluon", "triton.compiler"])
-    forkserver.ensure_running()  # imports while this process plans
+    context = compilers.start(__name__)  # imports while this process plans
     workers = whole(processes, 1) or os.cpu_count() or 1
     progress(0.0)
     kernels, short, futures = 0, [], []
@@ -229,11 +225,12 @@ def call_of(example: Example, page_size: int) -> Call:
 
 
 def cache_of(layer: Layer, page_size: int, requests: int, pages: int) -> PagedKV:
-    """A cache of one page, with a table of `pages` entries a request."""
+    """A cache of one page, with a table of `pages` entries a request, whose values nobody reads: filling it would leave
+    torch's threads spinning on all cores."""
     shape = (1, page_size, layer.heads_kv)
     k = torch.empty(*shape, layer.dim_qk, dtype=layer.dtype)
     v = k[..., : layer.latent] if layer.latent else torch.empty(*shape, layer.dim_v, dtype=layer.dtype)
-    table = torch.zeros(requests, pages, dtype=torch.int32)
+    table = torch.empty(requests, pages, dtype=torch.int32)
     return PagedKV(k, v, table, torch.full((requests,), pages * page_size, dtype=torch.int32))
 
 

@@ -2,6 +2,8 @@
 
 import json
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -125,6 +127,24 @@ def test_everything_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert first.exit_code == 0 and "3 kernels, 3 compiled now" in first.output, first.output
     assert len(list((tmp_path / "kernels").rglob("*.kernel"))) == 3
     assert "3 kernels, 0 compiled now" in CliRunner().invoke(app, line).output
+
+
+def test_the_server_of_compilers_begins_before_torch_is_imported() -> None:
+    """Its own import of torch then takes place at the same time."""
+    program = """
+import sys
+from multiprocessing import forkserver
+import warpattn.__main__ as command
+forkserver.ensure_running = lambda: sys.exit("too late" if "torch" in sys.modules else "begun")
+sys.argv = ["warpattn", *sys.argv[1:]]
+command.main()
+"""
+    ends = {}
+    for name in ("warm", "doctor"):
+        line = [sys.executable, "-c", program, name, "--help"]
+        ends[name] = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert (ends["warm"].returncode, ends["warm"].stderr.strip()) == (1, "begun")
+    assert ends["doctor"].returncode == 0, ends["doctor"].stderr
 
 
 @pytest.mark.parametrize(
