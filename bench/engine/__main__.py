@@ -2,13 +2,17 @@
 
     python -m bench.engine --json record.json
     python -m bench.engine --models llama --backends FLASH_ATTN,WARPATTN --graphs FULL_DECODE_ONLY --rounds 3
-    python -m bench.engine --models llama,latent --case "32 x 4k"      # latent: FLASH_ATTN is FLASH_ATTN_MLA
+    python -m bench.engine --models llama,latent --case "32 x 4k" --case "latent mixed"     # a model's own case
+
+For `latent`, FLASH_ATTN is FLASH_ATTN_MLA.
 
 Every backend has an engine in a process of its own for every model, on one card. They take turns in every round, and
 ratios are taken within a round, because the host's speed moves a step by some ten percent from minute to minute. The
 models have the shapes of Llama 3 8B and of gpt-oss's attention, with random weights (`load_format="dummy"`), and decode
-greedily. Time per token is the median of the steps in which every request gets one; such a run finds its prompts in the
-cache, those that are timed as prefill are new. Where vLLM takes no new names (before 0.32), WARPATTN is its CUSTOM.
+greedily. Engines of a model read the same weights at one place in the card's memory, unless `--weights each`: where
+they are moves a product's time by some percent. Time per token is the median of the steps in which every request gets
+one; such a run finds its prompts in the cache, those that are timed as prefill are new. Where vLLM takes no new names
+(before 0.32), WARPATTN is its CUSTOM.
 """
 
 from __future__ import annotations
@@ -16,7 +20,6 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import random
 import statistics
 import sys
 import time
@@ -24,13 +27,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.engine.process import LONGEST, MODELS, Done, Work, serve
+from bench.engine.cases import CASES, MIXED, PREFILLS, Case, case_of, lengths_of
+from bench.engine.process import LONGEST, MODELS, Done, Weights, Work, serve
 from bench.measure.record import start
 
-CASES = {"1 x 4k": (1, 4096), "32 x 4k": (32, 4096), "1 x 32k": (1, 32000), "128 x 1k": (128, 1024)}
-PREFILLS = ("32 x 4k", "1 x 32k")  # whose prompts are timed
-MIXED = (64, 500, 3500, 128)  # requests, shortest and longest prompt, new tokens: chunks beside decoding requests
-AGAIN = 2  # runs of decoding in a round
 PROFILED = 12  # tokens of a profiled run
 WARM = (*((lengths,) * n for lengths, n in ((600, 128), (300, 3), (2500, 7))), (LONGEST // 2,))
 
@@ -56,21 +56,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.engine", description=__doc__.splitlines()[0])
     parser.add_argument("--models", default="llama,gpt-oss", help=", ".join(MODELS))
     parser.add_argument("--backends", default="FLASH_ATTN,WARPATTN", help="the first one is the peer")
-    parser.add_argument("--case", action="append", choices=[*CASES, "mixed"], help="one or more; default: all")
+    parser.add_argument("--case", action="append", type=case_of, help="[MODEL ]CASE, one or more; default: all")
     parser.add_argument("--graphs", default="FULL_DECODE_ONLY", help="vLLM's cudagraph_mode")
     parser.add_argument("--layers", type=int, default=0, help="instead of the model's")
     parser.add_argument("--tokens", type=int, default=64, help="new tokens of a request")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--profile", action="append", default=[], choices=[*CASES, "mixed"], help="kernels of a case")
+    parser.add_argument("--again", type=int, default=2, help="runs of decoding in a round")
+    parser.add_argument("--weights", choices=("one", "each"), default="one", help="memory of a model's weights")
+    parser.add_argument("--profile", action="append", default=[], type=case_of, help="kernels of a case's decoding")
     parser.add_argument("--cache-gib", type=int, default=20, help="of keys and values, each engine")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin nothing after that many")
     parser.add_argument("--json", type=Path, help="write the record here")
     args = parser.parse_args()
     begin = time.perf_counter()
     engines = started(args)
-    record = start("bench.engine", sys.argv[1:], {"rounds": args.rounds, "graphs": args.graphs}) | {"cases": {}}
+    settings = {"rounds": args.rounds, "graphs": args.graphs, "weights": args.weights}
+    record = start("bench.engine", sys.argv[1:], settings) | {"cases": {}}
     lines = []
-    for case, group in [(case, group) for case in args.case or [*CASES, "mixed"] for group in engines]:
+    cases = args.case or [Case(None, case) for case in (*CASES, "mixed")]
+    for case, group in [(case.name, group) for case in cases for group in engines if case.of(group.model)]:
         if time.perf_counter() - begin > args.seconds:
             lines.append(f"{group.model:8s} {case:10s}not begun: {args.seconds:.0f} s are over")
             continue
@@ -96,9 +100,12 @@ def started(args: argparse.Namespace) -> list[Engines]:
     engines = []
     for model in args.models.split(","):
         group = Engines(model, {})
-        for name in args.backends.split(","):
+        names = args.backends.split(",")
+        for name, weights in zip(names, weights_of(names, args.weights, context), strict=True):
             group.pipes[name], theirs = context.Pipe()
-            context.Process(target=serve, args=(theirs, model, name, args), daemon=True).start()
+            context.Process(target=serve, args=(theirs, model, name, weights, args), daemon=True).start()
+            for pipe in (*weights.give, *filter(None, [weights.take])):
+                pipe.close()  # so that an engine hears if the one whose weights it waits for has failed
         engines.append(group)
     works = [Work(lengths, f"warm {len(lengths)}", 16) for lengths in WARM]
     up = []
@@ -121,6 +128,14 @@ def started(args: argparse.Namespace) -> list[Engines]:
     return up
 
 
+def weights_of(names: Sequence[str], memory: str, context: Any) -> list[Weights]:
+    """Each engine's weights: the first one's for all of them, or `each` its own."""
+    if memory == "each":
+        return [Weights() for _ in names]
+    pipes = [context.Pipe(duplex=False) for _ in names[1:]]
+    return [Weights(give=tuple(give for _, give in pipes)), *(Weights(take=take) for take, _ in pipes)]
+
+
 def answer(pipe: Any) -> Any:
     """The next one of an engine; RuntimeError where it failed."""
     found = pipe.recv()
@@ -131,7 +146,7 @@ def answer(pipe: Any) -> Any:
 
 def measured(engines: Engines, case: str, args: argparse.Namespace) -> dict[str, Any]:
     """A case by every engine in turn: medians of the rounds, and those of the ratios to the first one."""
-    rounds = [round_of(engines, case, number, args.tokens) for number in range(args.rounds)]
+    rounds = [round_of(engines, case, number, args) for number in range(args.rounds)]
     peer, *_ = engines.pipes
     results: dict[str, Any] = {}
     for name in engines.pipes:
@@ -139,19 +154,18 @@ def measured(engines: Engines, case: str, args: argparse.Namespace) -> dict[str,
         results[name]["ratios"] = {
             key: [round(one[name][key] / one[peer][key], 4) for one in rounds] for key in rounds[0][name] if key != SAME
         }
-    if case in args.profile:
-        for tokens in (1, PROFILED):  # prompts, then decoding
-            work = Work(lengths_of(case), f"{case} profile", tokens, profile=True)
-            for name, done in engines.each(work).items():
-                results[name][f"kernels of {tokens} tokens"] = [kernel._asdict() for kernel in done.kernels]
-                print_profile(f"{engines.model} {case} {name}, {tokens} new tokens", done)
+    if any(chosen.name == case and chosen.of(engines.model) for chosen in args.profile):
+        work = Work(lengths_of(case), f"{case} 0", PROFILED, profile=True)  # prompts of a round, found in the cache
+        for name, done in engines.each(work).items():
+            results[name][f"kernels of {PROFILED} tokens"] = [kernel._asdict() for kernel in done.kernels]
+            print_profile(f"{engines.model} {case} {name}, {PROFILED} new tokens", done)
     return results
 
 
 SAME = "same tokens"  # as the peer: share of the requests
 
 
-def round_of(engines: Engines, case: str, number: int, tokens: int) -> dict[str, dict[str, float]]:
+def round_of(engines: Engines, case: str, number: int, args: argparse.Namespace) -> dict[str, dict[str, float]]:
     """What each engine did in a round, by name of the figure."""
     lengths, seed = lengths_of(case), f"{case} {number}"
     found: dict[str, dict[str, float]] = {name: {} for name in engines.pipes}
@@ -163,7 +177,7 @@ def round_of(engines: Engines, case: str, number: int, tokens: int) -> dict[str,
         for name, done in engines.each(Work(lengths, seed, 1), number).items():
             if case in PREFILLS:
                 found[name]["s of prefill"] = done.seconds
-        runs = [engines.each(Work(lengths, seed, tokens), number + again) for again in range(AGAIN)]
+        runs = [engines.each(Work(lengths, seed, args.tokens), number + again) for again in range(args.again)]
         for name in found:
             found[name]["ms a token"] = statistics.median([step for run in runs for step in run[name].steps])
         last = runs[-1]
@@ -171,16 +185,6 @@ def round_of(engines: Engines, case: str, number: int, tokens: int) -> dict[str,
     for name, done in last.items():
         found[name][SAME] = sum(a == b for a, b in zip(done.tokens, expected, strict=True)) / len(expected)
     return found
-
-
-def lengths_of(case: str) -> tuple[int, ...]:
-    """Of the prompts."""
-    if case == "mixed":
-        requests, shortest, longest, _ = MIXED
-        chance = random.Random(0)
-        return tuple(chance.randint(shortest, longest) for _ in range(requests))
-    requests, length = CASES[case]
-    return (length,) * requests
 
 
 def lines_of(title: str, results: dict[str, Any], names: Sequence[str]) -> list[str]:

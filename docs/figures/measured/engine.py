@@ -10,15 +10,20 @@ import statistics
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.engine.__main__ import CASES
+from bench.engine.cases import CASES
 from docs.figures.svg import DARK, RED, box, picture, words
 
 HERE = Path(__file__).parent
 FOLDER = HERE.parents[2] / "bench" / "results" / "h200"
-RECORDS = ("2026-11-22-engine.json", "2026-11-22-engine-mixed.json", "2026-11-22-engine-32x4k.json")
+RECORDS = (
+    "2026-11-22-engine.json",
+    "2026-11-22-engine-mixed.json",
+    "2026-11-22-engine-32x4k.json",
+    "2026-11-23-engine-latent.json",
+)
 PAGE = HERE.parents[2] / "docs" / "integrations" / "vllm.md"
 START, END = "<!-- engine: `make docs` writes these rows -->\n\n", "<!-- end of engine -->"
-MODELS = {"llama": "Llama 3 8B", "gpt-oss": "gpt-oss"}
+MODELS = {"llama": "Llama 3 8B", "gpt-oss": "gpt-oss", "latent": "latent"}
 PEER, OWN = "FLASH_ATTN", "WARPATTN"
 COLOURS = {OWN: RED, PEER: DARK}
 NAMES = {OWN: "warpattn", PEER: "FlashAttention 3"}

@@ -50,7 +50,7 @@ class WarpattnBackend(AttentionBackend):
     @staticmethod
     def get_kv_cache_stride_order(include_num_layers_dimension: bool = False) -> tuple[int, ...]:
         """The shape's axes in memory, by vLLM's setting (vLLM before 0.30 asks): usually a row of all heads after the
-        other, from which decode reads 2 % faster than from a head's rows end to end (bench/notes.md 167)."""
+        other, from which decode reads 2 % faster than from a head's rows end to end (bench/notes.md 172)."""
         if include_num_layers_dimension:
             raise NotImplementedError  # a cache for each layer
         from vllm.v1.attention.backends.utils import get_kv_cache_layout
