@@ -225,7 +225,7 @@ def call_of(example: Example, page_size: int) -> Call:
 
 
 def cache_of(layer: Layer, page_size: int, requests: int, pages: int) -> PagedKV:
-    """A cache of one page, with a table of `pages` entries a request, whose values nobody reads: filling it would leave
+    """A cache of one page, with a table of `pages` entries a request, whose values no rule reads: filling it would leave
     torch's threads spinning on all cores."""
     shape = (1, page_size, layer.heads_kv)
     k = torch.empty(*shape, layer.dim_qk, dtype=layer.dtype)
