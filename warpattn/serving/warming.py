@@ -225,8 +225,8 @@ def call_of(example: Example, page_size: int) -> Call:
 
 
 def cache_of(layer: Layer, page_size: int, requests: int, pages: int) -> PagedKV:
-    """A cache of one page, with a table of `pages` entries a request, whose values no rule reads: filling it would leave
-    torch's threads spinning on all cores."""
+    """A cache of one page, with a table of `pages` entries a request. No rule reads its values, and filling it would
+    leave torch's threads spinning on all cores."""
     shape = (1, page_size, layer.heads_kv)
     k = torch.empty(*shape, layer.dim_qk, dtype=layer.dtype)
     v = k[..., : layer.latent] if layer.latent else torch.empty(*shape, layer.dim_v, dtype=layer.dtype)
