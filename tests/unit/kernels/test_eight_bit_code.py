@@ -80,6 +80,13 @@ BLACKWELL = {
 }
 
 
+# (bytes of stack, stores, loads) with Triton 3.9.0: the descriptor by which all loads and stores of global memory go,
+# eight bytes. It is written when the kernel starts and read by each softmax role before its loop over key tiles, for the
+# scale of the keys, and behind it, for that of the values and the LSE. It has no uniform registers, because the MMA warp
+# fills 70 with descriptors of its products; ptxas without --regAllocOptLevel=2, which Triton gives it, spills nothing.
+SPILLED = {"d128": (8, 1, 4), "d128-bf16": (8, 1, 4)}
+
+
 @cache
 def compiled_for_blackwell(name: str):
     config, kind = BLACKWELL[name]
@@ -93,7 +100,7 @@ def test_registers_and_memory_of_blackwell(name):
     config, _ = BLACKWELL[name]
     used, metadata = resources(compiled_for_blackwell(name).asm["cubin"]), compiled_for_blackwell(name).metadata
     assert used.registers * config.topology.threads == 65_536
-    assert used.stack <= 16 and used.spills <= 8
+    assert (used.stack, used.spill_stores, used.spill_loads) == SPILLED.get(name, (0, 0, 0))
     assert config.smem_used <= metadata.shared <= min(SMEM_LIMIT, config.smem_used + COMPILER_BYTES)
     assert metadata.num_warps * 32 == config.topology.threads, "no warp more than without 8 bits"
 

@@ -13,6 +13,15 @@ def head_scale(rows, head):
 
 
 @gluon.jit
+def softmax_scale(scale, config: gl.constexpr):
+    """The softmax scale of a kernel's argument `scale`."""
+    if config.eight_bit is None:
+        return scale
+    else:
+        return scale.scores
+
+
+@gluon.jit
 def scores_scale(scale, head, mods, config: gl.constexpr):
     """The softmax scale of a tile of key head `head`, times that of its keys where they have one of a tensor or a head;
     `scale`: the kernel's argument."""

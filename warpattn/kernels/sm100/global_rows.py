@@ -86,7 +86,7 @@ class Table:
     """The pages of a sequence in order. Entries past its length are not read; page numbers are clamped to the cache."""
 
     entries: gl.tensor  # int32*
-    pages: gl.tensor  # of the cache
+    last: gl.tensor  # page of the cache
     length: gl.tensor  # keys
     page_size: gl.constexpr
 
@@ -94,7 +94,7 @@ class Table:
     def page(self, key):
         """The page of `key` (any shape); some page past the end of the keys."""
         page = gl.load(self.entries + key // self.page_size, mask=key < self.length, other=0)
-        return gl.minimum(gl.maximum(page, 0), self.pages - 1)
+        return gl.minimum(gl.maximum(page, 0), self.last)
 
     @gluon.jit
     def until(self, end):
@@ -187,7 +187,7 @@ def finish_copies():
 def paged_keys(k, v, x, b, config: gl.constexpr):
     """(K, V, keys) of sequence `b` in pages; `x`: `PagedArgs`."""
     length = gl.load(x.table.lengths + b)
-    table = Table(x.table.entries + b.to(gl.int64) * x.table.stride, x.table.pages, length, config.page_size)
+    table = Table(x.table.entries + b.to(gl.int64) * x.table.stride, x.table.last, length, config.page_size)
     if config.box_rows < LEAST_ROWS:
         k = CopiedRows(k, x.k.page, x.k.row, x.k.head, x.k.runs, table)
         return k, CopiedRows(v, x.v.page, x.v.row, x.v.head, x.v.runs, table), length

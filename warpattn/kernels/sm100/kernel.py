@@ -9,7 +9,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shared
 
 from ..pieces.modifiers import Modifiers
-from ..pieces.scales import scores_scale
+from ..pieces.scales import softmax_scale
 from ..pieces.scheduler import Tile
 from ..pieces.span import partition_tiles, tile_span
 from .global_rows import BatchRows, Sources, dense_values, paged_keys, seen_values, sequence_rows
@@ -52,7 +52,7 @@ def prefill_kernel(
         run = gl.aggregate_replace(run, total=gl.where(tile.row < seq_q, run.total, 0))
     memory = make_memory(config)
     k, v = make_rings(config)
-    scores = scores_scale(scale, work.kv_head, mods, config)
+    scores = softmax_scale(scale, config)
     staged, bars = make_staged(config), make_barriers(config)
     ctx = Context(sources, memory, k, v, staged, bars, work, tile, run, mods, scores, scale, config, traits)
     workers: gl.constexpr = config.topology.workers

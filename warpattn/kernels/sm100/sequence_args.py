@@ -30,8 +30,8 @@ Lengths = namedtuple("Lengths", "seq_q seq_k", defaults=[I32] * 2)
 MapRows = namedtuple("MapRows", "step unit", defaults=[I32] * 2)
 # Rows that are copied one by one, in runs of 16 bytes: strides of pages, rows and heads, and a head's size.
 RunRows = namedtuple("RunRows", "page row head runs", defaults=[I64, I64, I64, I32])
-# Keys of each sequence, and their pages: entries, from a sequence to the next, pages of the cache.
-TableArgs = namedtuple("TableArgs", "lengths entries stride pages", defaults=[INDICES, INDICES, I64, I32])
+# Keys of each sequence, and their pages: entries, from a sequence to the next, last page of the cache.
+TableArgs = namedtuple("TableArgs", "lengths entries stride last", defaults=[INDICES, INDICES, I64, I32])
 # Rows of V, which end with the keys that a query tile sees; a pair of CTAs has none.
 DenseArgs = namedtuple("DenseArgs", "v", defaults=[MapRows()])
 # Where sequences start, and the rows (`MapRows`) of the operands.
@@ -74,7 +74,7 @@ def key_args(x: Operands, sequence: Sequence, box: tuple[int, int, int]) -> dict
     if not isinstance(sequence, PagedKV):
         v, v_rows = rows_map("v", x.v, rows, 1, v_cols)
         return {"k_desc": x.k, "v_desc": v, "sequence_args": DenseArgs(v_rows)}
-    table = TableArgs(sequence.lengths.contiguous(), *_table(sequence), sequence.k_pages.shape[0])
+    table = TableArgs(sequence.lengths.contiguous(), *_table(sequence), sequence.k_pages.shape[0] - 1)
     if rows < LEAST_ROWS:
         return {"k_desc": x.k, "v_desc": x.v, "sequence_args": PagedArgs(table, _run_rows(x.k), _run_rows(x.v))}
     k, k_rows = rows_map("kv.k_pages", x.k, rows, 1, k_cols)

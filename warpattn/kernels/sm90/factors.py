@@ -16,15 +16,6 @@ ONE = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))  # one number in every
 
 
 @gluon.jit
-def softmax_scale(scale, config: gl.constexpr):
-    """The softmax scale of a kernel's argument `scale`."""
-    if config.eight_bit is None:
-        return scale
-    else:
-        return scale.scores
-
-
-@gluon.jit
 def of_tile(ctx, tile, q_state, wg: gl.constexpr):
     """The context with the scales of a tile's keys and queries, and the power of these, as part of the softmax
     scale."""

@@ -16,7 +16,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ..layouts import row_layout
-from ..prefill_2q.context import loader
+from ..prefill_2q.context import loader, with_key_scale
 from ..prefill_2q.convert import convert_k, convert_v, first_state
 from ..prefill_2q.correction import allow_first, correct
 from ..prefill_2q.load import load_k, load_v
@@ -72,12 +72,13 @@ def softmax_role(ctx, wg: gl.constexpr):
     """This warpgroup's key tiles, every other one, for the rows of both; then its part of the output."""
     config: gl.constexpr = ctx.config
     if ctx.run.total > 0:
-        mine = gl.aggregate_replace(ctx, run=ctx.run.every_other(wg))
+        scaled = with_key_scale(ctx)
+        mine = gl.aggregate_replace(scaled, run=ctx.run.every_other(wg))
         state = row_state(config.MMA_M, row_layout())
         for n in range(mine.run.total):
             state = softmax_tile(mine, state, n, wg)
         await_signal(ctx.bars.o_producer.index(wg), (mine.run.total - 1) & 1, mine.run.total > 0)
-        store_combined(ctx, state, wg)
+        store_combined(scaled, state, wg)
     else:
         if wg == 0 and config.splitk_partitions > 1:
             store_nothing(ctx)

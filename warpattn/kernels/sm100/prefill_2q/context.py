@@ -32,6 +32,7 @@ from ...nvidia.kv_ring import KVConsumerPipeline, KVProducerPipeline
 from ...nvidia.pipelines import SharedKVPipeline, make_kv_pipeline, make_pair_pipeline
 from ...nvidia.tma_ring import KVConsumerRings, KVProducerRings, TMAConsumerPipeline, make_tma_producer
 from ...pieces.modifiers import Modifiers
+from ...pieces.scales import scores_scale
 from ...pieces.scheduler import Tile
 from .. import config as sizes
 from ..global_rows import Sources
@@ -109,10 +110,18 @@ class Context:
     tile: Tile
     run: base_value  # TileSpan or TileRun: the key tiles that every role goes through; none where there are no rows
     mods: Modifiers
-    scale: gl.tensor  # softmax scale, fp32, times that of 8-bit keys
+    scale: gl.tensor  # softmax scale, fp32; in the softmax role times that of 8-bit keys
     scales: base_value  # `Scales` of 8-bit keys and values
     config: gl.constexpr
     traits: gl.constexpr
+
+
+@gluon.jit
+def with_key_scale(ctx):
+    """The context of a softmax role. It loads the scale of 8-bit keys itself: a load before the roles start would keep
+    a descriptor of global memory in registers of all of them, which spilled."""
+    scale = scores_scale(ctx.scales, ctx.work.kv_head, ctx.mods, ctx.config)
+    return gl.aggregate_replace(ctx, scale=scale)
 
 
 @gluon.jit

@@ -22,7 +22,7 @@ from ...pieces.softmax import HEADROOM, exponent, row_scale, warp_any
 from ..exp2 import exp2_polynomial, row_sum
 from ..layouts import element_type, row_layout
 from ..sync import await_signal, notify
-from .context import p_tile, row_positions
+from .context import p_tile, row_positions, with_key_scale
 from .epilogue import store_output
 
 ALL = gl.constexpr(PropagateNan.ALL)
@@ -41,11 +41,12 @@ class RowState:
 def softmax_role(ctx, wg: gl.constexpr):
     """Every key tile of one query tile, then its output."""
     if ctx.run.total > 0:
+        scaled = with_key_scale(ctx)
         state = row_state(ctx.config.MMA_M, row_layout())
         for n in range(ctx.run.total):
-            state = softmax_tile(ctx, state, n, wg)
+            state = softmax_tile(scaled, state, n, wg)
         await_signal(ctx.bars.o_producer.index(wg), (ctx.run.total - 1) & 1)
-        store_output(ctx, state, wg)
+        store_output(scaled, state, wg)
 
 
 @gluon.jit

@@ -10,9 +10,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from ...pieces.modifiers import Modifiers
+from ...pieces.scales import softmax_scale
 from ...pieces.scheduler import TILE_FIELDS, Work
 from ...pieces.scheduler_split import SPLIT_TILE_FIELDS, SplitWork
-from ..factors import softmax_scale
 from .attend import attend_role
 from .context import LEFT, Context, KeyRows, Tensors, ValueColumns, make_rings
 from .convert import convert_role

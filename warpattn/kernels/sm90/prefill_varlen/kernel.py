@@ -14,9 +14,9 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from ...nvidia.clipped_rows import ClippedColumns
 from ...pieces.modifiers import Modifiers
+from ...pieces.scales import softmax_scale
 from ...pieces.scheduler_varlen import BLOCKS, COUNTER, RECORD, VARLEN_TILE_FIELDS, VarlenScheduler
 from ..arguments import ACROSS_KEYS
-from ..factors import softmax_scale
 from ..prefill.context import Context, ValueColumns, make_rings
 from ..prefill.kernel import start_roles
 from .paged_keys import CopiedKeys, PagedKeys, Table
