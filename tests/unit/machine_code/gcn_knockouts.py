@@ -98,6 +98,36 @@ def _before(names: str) -> Callable[[str, Change], bool]:
     return lambda text, change: change.counter != "" and _next(text, change).startswith(names)
 
 
+MEMORY = {"vmcnt": r"\s+(buffer_|global_|flat_)", "lgkmcnt": r"\s+(ds_|s_load|s_buffer_load|flat_)"}
+LDS = re.compile(r"\s+(ds_(?!bpermute)\w+) .*?(offset\S*)?$")
+
+
+def _again(text: str, change: Change) -> bool:
+    """Whether a wait for as few operations is before it, and none of them between."""
+    lines = text.splitlines()
+    if change.counter == "":
+        return False
+    counted = re.compile(rf"\s+s_waitcnt .*{change.counter}\((\d+)\)")
+    own = counted.match(lines[change.line])
+    for line in reversed(lines[: change.line]):
+        wait = counted.match(line)
+        if wait is not None and own is not None and int(wait[1]) <= int(own[1]):
+            return True
+        if re.match(MEMORY[change.counter], line):
+            return False
+    return False
+
+
+def _rewritten(text: str, change: Change) -> bool:
+    """Whether LDS is read right before and written right after, at the same offset."""
+    lines = text.splitlines()
+    before = next(filter(None, map(LDS.match, reversed(lines[: change.line]))), None)
+    after = next(filter(None, map(LDS.match, lines[change.line :])), None)
+    if change.counter or before is None or after is None or before[2] != after[2]:
+        return False
+    return before[1].startswith("ds_read") and after[1].startswith("ds_write")
+
+
 REVIEWED: tuple[tuple[Callable[[str, Change], bool], str], ...] = (
     (_first, "in a start that firmware skips if it loads arguments ahead; the code behind it waits again"),
     (_at_end, "nothing touches LDS after the last barrier"),
@@ -106,6 +136,8 @@ REVIEWED: tuple[tuple[Callable[[str, Change], bool], str], ...] = (
     (_before("s_branch"), "the compiler waits once before a loop, whose own waits come before each use"),
     (_before("s_barrier"), "the compiler waits before its barriers; here the products have waited for these reads"),
     (_before("s_load"), "more scalar loads follow, and the wait for them comes before each use"),
+    (_again, "a wait for as few comes before it, with no load between: the compiler waits again behind a branch"),
+    (_rewritten, "the compiler's own place in LDS is written again where each wave has read its own bytes only"),
 )
 
 
@@ -142,8 +174,8 @@ def _pages(case: Case, size: int, arch: str) -> Made:
     return paged(case, [70, 3000], size), None
 
 
-def _eight_bit(case: Case, arch: str) -> Made:
-    return in_eight_bits(paged(case, [70, 3000], 16), E4M3[arch]), None
+def _eight_bit(case: Case, per: str, arch: str) -> Made:
+    return in_eight_bits(paged(case, [70, 3000], 16), E4M3[arch], (per, per)), None
 
 
 SHAPES: dict[str, Callable[[str], Made]] = {
@@ -154,8 +186,8 @@ SHAPES: dict[str, Callable[[str], Made]] = {
     "decode in parts": partial(_decode, partitions=4),
     **{f"prefill pages of {size}": partial(_pages, PREFILL, size) for size in (1, 16, 64)},
     **{f"decode pages of {size}": partial(_pages, DECODE, size) for size in (1, 16, 64)},
-    "prefill of 8 bits": partial(_eight_bit, PREFILL),
-    # Decode of 8 bits is not here: its code is in order, but three barriers may go unnoticed, and why is open.
+    **{f"prefill of 8 bits, a scale per {per}": partial(_eight_bit, PREFILL, per) for per in ("head", "token")},
+    **{f"decode of 8 bits, a scale per {per}": partial(_eight_bit, DECODE, per) for per in ("head", "token")},
 }
 BUILDS = [(arch, name) for arch in ARCHS for name in SHAPES]
 

@@ -19,7 +19,9 @@ SOURCE = inspect.getsource(feed).splitlines()
 LOADS = {operand: next(i for i, line in enumerate(SOURCE, 1) if f"self.{operand.lower()}.load_from_dram(self."
                        f"{operand.lower()}_source, key, slot" in line) for operand in "KV"}  # fmt: skip
 SAMPLE = [("gfx942", "decode in parts"), ("gfx942", "prefill pages of 64"), ("gfx950", "prefill ring"),
-          ("gfx950", "decode"), ("gfx942", "prefill of 8 bits")]  # fmt: skip
+          ("gfx950", "decode"), ("gfx942", "prefill of 8 bits, a scale per token"),
+          ("gfx950", "decode of 8 bits, a scale per head"),
+          ("gfx950", "decode of 8 bits, a scale per token")]  # fmt: skip
 
 
 @pytest.mark.parametrize(("arch", "name"), SAMPLE)

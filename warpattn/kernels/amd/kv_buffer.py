@@ -1,15 +1,16 @@
-"""Buffers that move strips of K or V from DRAM through LDS to the matrix cores, in three ways.
+"""Buffers that move strips of K or V from DRAM to the matrix cores, in four ways.
 
       KVBuffer       DRAM ─▶ registers ─▶ LDS ─▶ registers    the next strip is loaded while this one is multiplied
+      KVBufferOwn    DRAM ─▶ registers ────────▶ registers    the same where each wave multiplies what it has loaded
       KVBufferLDS    DRAM ─────DMA─────▶ LDS ─▶ registers     one slot: load, wait for all of it, multiply
       KVBufferRing   DRAM ─────DMA─────▶ LDS ─▶ registers     two or more slots, waits for the oldest load only
 
 The verbs, in the order of their calls:
 
       load_from_dram    start a load
-      copy_to_shared    KVBuffer: write the loaded registers to LDS
+      operand           KVBuffer, KVBufferOwn: the loaded registers as the operand of a product
       wait_for          KVBufferLDS, KVBufferRing: wait until the DMA has filled the slot
-      load_from_shared  read the strip as the operand of a product
+      load_from_shared  the same two: read the strip as the operand of a product
 
 A slot is acquired and released by barriers of the workgroup, which the compiler inserts (its analysis of shared memory;
 `machine_code.gcn` checks the outcome): where a strip becomes readable, and before it is overwritten.
@@ -22,6 +23,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.amd import cdna3
 from triton.experimental.gluon.language.amd.cdna4 import async_copy
+
+from ..pieces.element_type import element_type
 
 
 @gluon.aggregate
@@ -37,10 +40,9 @@ class KVSource:
 
 
 @gluon.aggregate
-class KVBuffer:
-    """Through registers, with two stages: a strip that is being loaded, and one that is written to LDS."""
+class RegisterLoads:
+    """Strips from DRAM to registers."""
 
-    smem: gl.shared_memory_descriptor
     config: gl.constexpr
 
     @gluon.jit
@@ -50,7 +52,7 @@ class KVBuffer:
 
     @gluon.jit
     def load_from_dram(self, source, key, strip: gl.constexpr, pages):
-        """Request strip number `strip` of the tile at `key`; returns a register stage for `copy_to_shared`."""
+        """Request strip number `strip` of the tile at `key`; returns a register stage for `operand`."""
         rows, cols, inside = strip_elements(source, self.config, key, strip)
         page = pages[strip if len(pages) > 1 else 0]
         if by_base(self.config, source.page_size):
@@ -59,15 +61,39 @@ class KVBuffer:
         else:
             return load_rows(page_pointers(source, self.config, key, strip, page), cols, self.config)
 
-    @gluon.jit
-    def copy_to_shared(self, stage):
-        """Write a stage to LDS, for `load_from_shared`."""
-        self.smem.index(0).store(widened(stage, self.smem.dtype))
+
+@gluon.aggregate
+class KVBuffer(RegisterLoads):
+    """Through registers, with two stages: a strip that is being loaded, and one that is written to LDS."""
+
+    smem: gl.shared_memory_descriptor
 
     @gluon.jit
-    def load_from_shared(self, layout: gl.constexpr):
-        """The strip as the right operand of a product, [depth, keys] for K, [keys, depth] for V."""
-        return get_mma_tile(self.smem.index(0), self.config).load(layout)
+    def operand(self, stage, layout: gl.constexpr):
+        """A stage as the right operand of a product, [depth, keys] for K, [keys, depth] for V."""
+        slot = self.smem.index(0)
+        slot.store(widened(stage, slot.dtype))
+        return get_mma_tile(slot, self.config).load(layout)
+
+
+@gluon.aggregate
+class KVBufferOwn(RegisterLoads):
+    """Through registers only: a wave multiplies the keys that it has loaded itself (`KVBufferConfig.slots` is 0)."""
+
+    @gluon.jit
+    def operand(self, stage, layout: gl.constexpr):
+        """A stage as the right operand of a product, moved between the lanes of a wave."""
+        mine = gl.convert_layout(get_mma_tile(stage, self.config), layout)
+        return widened(mine, element_type(self.config.element))
+
+
+@gluon.jit
+def make_register_buffer(config: gl.constexpr, page_size: gl.constexpr):
+    """The buffer of a kernel that loads into registers."""
+    if config.slots == 0:
+        return KVBufferOwn(config)
+    else:
+        return KVBuffer(config, allocate(config, page_size))
 
 
 @gluon.jit
@@ -306,8 +332,9 @@ def shared_layout(config):
 
 
 @gluon.jit
-def allocate(config: gl.constexpr, dtype: gl.constexpr, page_size: gl.constexpr):
+def allocate(config: gl.constexpr, page_size: gl.constexpr):
     """LDS of a buffer; columns that no copy writes are set to zero."""
+    dtype: gl.constexpr = element_type(config.element)
     shape: gl.constexpr = [config.slots, config.btile[0], config.btile[1]]
     smem = gl.allocate_shared_memory(dtype, shape, shared_layout(config))
     if config.kind != "registers" and config.dim < config.depth and not by_base(config, page_size):

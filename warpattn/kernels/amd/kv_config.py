@@ -32,7 +32,7 @@ class KVBufferConfig:
     depth: int  # columns with padding: to whole strips (K) or a power of two (V)
     dim: int  # columns of the tensor
     strip: int  # columns (K) or keys (V) of a strip
-    slots: int  # strips that LDS holds
+    slots: int  # strips that LDS holds; 0: each wave multiplies the keys that it has loaded, and keeps them
     waves: int
     stored: Element  # in DRAM: `element`, or of 8 bits
 

@@ -1,6 +1,6 @@
 """CDNAConfig: the shape of an attention kernel of gfx942 or gfx950, as a value; nothing here imports Triton."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from warpattn.kernels.amd.kv_config import WAVE, KVBufferConfig
@@ -107,9 +107,17 @@ class CDNAConfig:
     def _buffer(self, operand: str, dim: int, strip: int) -> KVBufferConfig:
         depth = -(-dim // strip) * strip if operand == "K" else pad_dim(dim)
         kind, slots = self.buffers.kind, self.buffers.slots
-        return KVBufferConfig(
+        buffer = KVBufferConfig(
             operand, kind, self.arch, self.element, self.block_n, depth, dim, strip, slots, self.waves, self.stored
         )
+        return replace(buffer, slots=0) if self._loads_own(buffer) else buffer
+
+    def _loads_own(self, buffer: KVBufferConfig) -> bool:
+        """Whether each wave loads the keys that it multiplies: waves are along the keys, and one load has all of a
+        wave's. Of values every wave multiplies all."""
+        rows = buffer.lanes[0] * buffer.lane_tile[0]
+        keys = self.instr if self.waves_n == self.waves else 0
+        return buffer.operand == "K" and buffer.kind == "registers" and rows == keys == self.block_n // self.waves
 
 
 @dataclass(frozen=True)

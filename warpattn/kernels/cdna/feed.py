@@ -22,7 +22,15 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.amd import cdna3
 from triton.experimental.gluon.language.amd.cdna4 import async_copy
 
-from ..amd.kv_buffer import KVBuffer, KVBufferLDS, KVBufferRing, KVSource, allocate, slot_after, slot_before
+from ..amd.kv_buffer import (
+    KVBufferLDS,
+    KVBufferRing,
+    KVSource,
+    allocate,
+    make_register_buffer,
+    slot_after,
+    slot_before,
+)
 from ..pieces.element_type import element_type
 from .layouts import output_operand, product_layout, scores_operand
 
@@ -38,8 +46,8 @@ class Visit:
 
 @gluon.aggregate
 class RegisterFeed:
-    k: KVBuffer
-    v: KVBuffer
+    k: gl.base_value  # KVBuffer or KVBufferOwn
+    v: gl.base_value
     k_source: KVSource
     v_source: KVSource
     config: gl.constexpr
@@ -73,8 +81,8 @@ class RegisterFeed:
             else:
                 ahead = self.v.load_from_dram(self.v_source, visit.key, 0, pages[1])
                 after = self.pages(visit.load_key)
-            self.k.copy_to_shared(strip)
-            s = cdna3.mfma(q_strip(q, self.config, j), self.k.load_from_shared(scores_operand(self.config, 1)), s)
+            k = self.k.operand(strip, scores_operand(self.config, 1))
+            s = cdna3.mfma(q_strip(q, self.config, j), k, s)
             strip = ahead
         return s, (strip, pages, after)
 
@@ -88,8 +96,8 @@ class RegisterFeed:
                 ahead = self.v.load_from_dram(self.v_source, visit.key, j + 1, pages[1])
             else:
                 ahead = self.k.load_from_dram(self.k_source, visit.load_key, 0, after[0])
-            self.v.copy_to_shared(strip)
-            o = cdna3.mfma(p_strip(p, self.config, j), self.v.load_from_shared(output_operand(self.config, 1)), o)
+            v = self.v.operand(strip, output_operand(self.config, 1))
+            o = cdna3.mfma(p_strip(p, self.config, j), v, o)
             strip = ahead
         return o, (strip, after)
 
@@ -197,15 +205,17 @@ class RingFeed:
 
 @gluon.jit
 def make_feed(k_source, v_source, config: gl.constexpr):
-    """Buffers of the config's kind in LDS."""
-    k = allocate(config.k, element_type(config.element), k_source.page_size)
-    v = allocate(config.v, element_type(config.element), v_source.page_size)
+    """Buffers of the config's kind."""
+    size: gl.constexpr = k_source.page_size
     if config.buffers.kind == "registers":
-        return RegisterFeed(KVBuffer(k, config.k), KVBuffer(v, config.v), k_source, v_source, config)
-    elif config.buffers.kind == "lds":
-        return SerialFeed(KVBufferLDS(k, config.k), KVBufferLDS(v, config.v), k_source, v_source, config)
+        k, v = make_register_buffer(config.k, size), make_register_buffer(config.v, size)
+        return RegisterFeed(k, v, k_source, v_source, config)
     else:
-        return RingFeed(KVBufferRing(k, config.k), KVBufferRing(v, config.v), k_source, v_source, config)
+        k, v = allocate(config.k, size), allocate(config.v, size)
+        if config.buffers.kind == "lds":
+            return SerialFeed(KVBufferLDS(k, config.k), KVBufferLDS(v, config.v), k_source, v_source, config)
+        else:
+            return RingFeed(KVBufferRing(k, config.k), KVBufferRing(v, config.v), k_source, v_source, config)
 
 
 @gluon.jit
