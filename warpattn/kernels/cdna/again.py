@@ -23,21 +23,22 @@ def meets_special(o):
 
 
 @gluon.jit
-def attend_again(ctx, work, q, sources, state, span, run):
-    """O [M, Dv], not normalised, of the key tiles of a span in `run`, (first, last); `sources`: (K, V), `state` that
-    of the rows at their end."""
+def attend_again(ctx, work, q, feed, state, span, run):
+    """O [M, Dv], not normalised, of the key tiles of a span in `run`, (first, last); `state` is that of the rows at
+    their end."""
     config: gl.constexpr = ctx.config
     layout: gl.constexpr = product_layout(config)
     x = row_scale(state.m, exponent_scale(ctx))
     top = exponent(state.m, x)
     o = gl.zeros([config.block_m, config.padded_v], gl.float32, layout)
-    for i in range(run[0], run[1]):
+    begin, end = run
+    for i in range(begin, end):
         first = span.key_tile(i) * config.block_n
-        for key in range(first, gl.minimum(first + config.block_n, sources[0].keys)):
-            s = score(ctx, work, q, sources[0], key)
+        for key in range(first, gl.minimum(first + config.block_n, feed.k_source.keys)):
+            s = score(ctx, work, q, feed.k_source, key)
             p = gl.exp2(s * x[:, None] - top[:, None])
-            value = key_row(sources[1], key, config.dim_v, config.padded_v, gl.SliceLayout(0, layout))
-            value *= key_scale(ctx, work, sources[1], key, 1)
+            value = key_row(feed.v_source, key, config.dim_v, config.padded_v, gl.SliceLayout(0, layout))
+            value *= key_scale(ctx, work, feed.v_source, key, "v")
             o = gl.where(sees(ctx, work, key, s), o + p * value[None, :], o)
     return o
 
@@ -48,7 +49,7 @@ def score(ctx, work, q, source, key):
     config: gl.constexpr = ctx.config
     layout: gl.constexpr = scores_operand(config, 0)
     k = key_row(source, key, config.dim_qk, config.padded_qk, gl.SliceLayout(0, layout))
-    s = gl.sum(q.to(gl.float32) * k[None, :], 1) * key_scale(ctx, work, source, key, 0)
+    s = gl.sum(q.to(gl.float32) * k[None, :], 1) * key_scale(ctx, work, source, key, "k")
     s = gl.convert_layout(s, gl.SliceLayout(1, product_layout(config)))[:, None]
     if ctx.mods.score is not None:
         tile, row = score_rows(ctx.shape, work, config)

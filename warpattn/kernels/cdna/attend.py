@@ -15,7 +15,7 @@ from .again import attend_again, meets_special
 from .epilogue import store_output
 from .feed import make_feed, visit_of
 from .layouts import product_layout, scores_operand
-from .scales import first_scales, next_scales, scaled_scores, scaled_weights
+from .scales import first_scales, next_scales, scaled
 from .softmax import softmax_start, softmax_step
 from .visible import visible_scores
 from .work_tile import kv_sources, load_queries
@@ -35,20 +35,20 @@ def attend(ctx, work):
     state = softmax_start(config.block_m, layout)
     o = gl.zeros([config.block_m, config.padded_v], gl.float32, layout)
     stage = feed.start(span, first)
-    scales = first_scales(ctx, work, (k_source, v_source), span, first)
+    scales = first_scales(ctx, work, feed, span, first)
     for i in range(first, last):
         visit = visit_of(span, i, work.lengths.seq_k, config)
         s, stage = feed.scores(q, visit, stage)
-        s = visible_scores(ctx, scaled_scores(s, scales, config), work, visit.key, i < span.masked)
+        s = visible_scores(ctx, scaled(s, scales.k, "k", config), work, visit.key, i < span.masked)
         state, p, alpha = softmax_step(state, s, exponent_scale(ctx))
-        p = scaled_weights(p, scales, config)
-        scales = next_scales(ctx, work, (k_source, v_source), visit, scales)
+        p = scaled(p, scales.v, "v", config)
+        scales = next_scales(ctx, work, feed, visit, scales)
         o, stage = feed.values(p, o * alpha[:, None], visit, stage)
     feed.finish()
     if len(ctx.mods.mask_args) > 0:  # index masks hide keys from some rows only: too little to pay for
         if meets_special(o):
-            o = attend_again(ctx, work, q, (k_source, v_source), state, span, (first, last))
-    if has_scale(config, 1, "tensor", "head"):
+            o = attend_again(ctx, work, q, feed, state, span, (first, last))
+    if has_scale(config, "v", "tensor", "head"):
         o = o * output_scale(ctx.scales, work.kv_head, config)
     store_output(ctx, o, state, work, exponent_scale(ctx))
 

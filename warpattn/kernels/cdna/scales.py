@@ -23,50 +23,35 @@ class TokenScales:
 
 
 @gluon.jit
-def first_scales(ctx, work, sources, span, first):
-    """The scales of tile number `first` of a span; `sources`: (K, V)."""
+def first_scales(ctx, work, feed, span, first):
+    """The scales of tile number `first` of a span."""
     if by_token(ctx.config):
-        keys = sources[0].keys
+        keys = feed.k_source.keys
         key = tile_keys(first_key(span, first, keys, ctx.config), ctx.config)
-        k, v = scales_at(ctx, work, sources, key, pages_of(sources[0], key))
+        k, v = scales_at(ctx, work, feed, key, pages_of(feed.k_source, key))
         after = tile_keys(first_key(span, first + 1, keys, ctx.config), ctx.config)
-        return TokenScales(k, v, pages_of(sources[0], after))
+        return TokenScales(k, v, pages_of(feed.k_source, after))
     else:
-        return ()
+        return TokenScales((), (), ())
 
 
 @gluon.jit
-def next_scales(ctx, work, sources, visit, scales):
+def next_scales(ctx, work, feed, visit, scales):
     """The scales of the tile after a visit's."""
     if by_token(ctx.config):
-        k, v = scales_at(ctx, work, sources, tile_keys(visit.load_key, ctx.config), scales.pages)
-        return TokenScales(k, v, pages_of(sources[0], tile_keys(visit.page_key, ctx.config)))
+        k, v = scales_at(ctx, work, feed, tile_keys(visit.load_key, ctx.config), scales.pages)
+        return TokenScales(k, v, pages_of(feed.k_source, tile_keys(visit.page_key, ctx.config)))
     else:
-        return ()
+        return scales
 
 
 @gluon.jit
-def scaled_scores(s, scales, config: gl.constexpr):
-    """Scores [M, N] times their keys' scales, where tokens have some."""
-    if has_scale(config, 0, "token"):
-        return s * columns_of(scales.k, config)
+def scaled(x, scales, operand: gl.constexpr, config: gl.constexpr):
+    """Scores or weights [M, N] times the scales [N] of "k" or of "v", where its tokens have some."""
+    if has_scale(config, operand, "token"):
+        return x * gl.convert_layout(scales, gl.SliceLayout(0, product_layout(config)))[None, :]
     else:
-        return s
-
-
-@gluon.jit
-def scaled_weights(p, scales, config: gl.constexpr):
-    """Weights [M, N] times their values' scales, where tokens have some."""
-    if has_scale(config, 1, "token"):
-        return p * columns_of(scales.v, config)
-    else:
-        return p
-
-
-@gluon.jit
-def columns_of(x, config: gl.constexpr):
-    """Scales [N] as a row [1, N] of a tile of scores."""
-    return gl.convert_layout(x, gl.SliceLayout(0, product_layout(config)))[None, :]
+        return x
 
 
 @gluon.jit
@@ -88,14 +73,14 @@ def pages_of(source, key):
 
 
 @gluon.jit
-def scales_at(ctx, work, sources, key, pages):
+def scales_at(ctx, work, feed, key, pages):
     """Scales of the keys and of the values of a tile, whose keys [N] have these pages."""
     k = ()
     v = ()
-    if has_scale(ctx.config, 0, "token"):
-        k = token_scales(ctx.scales.k, work, sources[0], key, pages)
-    if has_scale(ctx.config, 1, "token"):
-        v = token_scales(ctx.scales.v, work, sources[1], key, pages)
+    if has_scale(ctx.config, "k", "token"):
+        k = token_scales(ctx.scales.k, work, feed.k_source, key, pages)
+    if has_scale(ctx.config, "v", "token"):
+        v = token_scales(ctx.scales.v, work, feed.v_source, key, pages)
     return k, v
 
 
@@ -116,10 +101,10 @@ def token_places(rows, work, source, key, pages):
 
 
 @gluon.jit
-def key_scale(ctx, work, source, key, i: gl.constexpr):
-    """The scale of one key (0) or value (1), 1 if tokens have none."""
-    if has_scale(ctx.config, i, "token"):
-        rows = ctx.scales.v if i else ctx.scales.k
+def key_scale(ctx, work, source, key, operand: gl.constexpr):
+    """The scale of one row of "k" or "v", 1 if tokens have none."""
+    if has_scale(ctx.config, operand, "token"):
+        rows = ctx.scales.k if operand == "k" else ctx.scales.v
         return gl.load(token_places(rows, work, source, key, pages_of(source, key)))
     else:
         return 1.0

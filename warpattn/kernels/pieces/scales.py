@@ -27,7 +27,7 @@ def scores_scale(scale, head, mods, config: gl.constexpr):
     `scale`: the kernel's argument."""
     if config.eight_bit is None:
         return scale
-    elif has_scale(config, 0, "tensor", "head"):
+    elif has_scale(config, "k", "tensor", "head"):
         scores = scale.scores * head_scale(scale.k, head)
         if mods.score is None:  # a scale of 0 or below is given with a score function
             scores = gl.maximum(scores, LEAST_SCALE)
@@ -39,7 +39,7 @@ def scores_scale(scale, head, mods, config: gl.constexpr):
 @gluon.jit
 def output_scale(scale, head, config: gl.constexpr):
     """The scale of all values of a key head, 1 where there is none."""
-    if has_scale(config, 1, "tensor", "head"):
+    if has_scale(config, "v", "tensor", "head"):
         return head_scale(scale.v, head)
     else:
         return 1.0
@@ -52,6 +52,14 @@ def by_token(config):
 
 
 @gluon.constexpr_function
-def has_scale(config, i, *kinds):
-    """Whether keys (0), values (1) or queries (2) have a scale of one of these kinds."""
-    return config.eight_bit is not None and config.eight_bit.scales[i] in kinds
+def has_scale(config, operand, *kinds):
+    """Whether an operand, "k", "v" or "q", has a scale of one of these kinds."""
+    return config.eight_bit is not None and getattr(config.eight_bit.scales, operand) in kinds
+
+
+@gluon.aggregate
+class OfTokens:
+    """What belongs to scales of tokens: of keys and of values, () where they have none."""
+
+    k: gl.base_value
+    v: gl.base_value

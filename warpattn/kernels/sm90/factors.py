@@ -8,7 +8,7 @@ memory every function returns what it was given, and no instruction is left. pre
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ..pieces.scales import LEAST_SCALE, by_token, has_scale
+from ..pieces.scales import LEAST_SCALE, by_token, has_scale, head_scale
 from ..pieces.softmax import as_quads, from_quads
 from .layouts import accumulator_layout
 
@@ -21,9 +21,10 @@ def of_tile(ctx, tile, q_state, wg: gl.constexpr):
     scale."""
     config: gl.constexpr = ctx.config
     scale = ctx.scale
-    for i in gl.static_range(0, 4, 2):
-        if has_scale(config, i, "tensor", "head"):
-            scale *= head_scale(ctx, tile, i)
+    if has_scale(config, "k", "tensor", "head"):
+        scale *= head_scale(ctx.scales.k, tile.h // ctx.work.group)
+    if has_scale(config, "q", "tensor", "head"):
+        scale *= head_scale(ctx.scales.q, tile.h)
     if config.query_factors == 1:
         scale *= gl.max(factors_of(ctx, q_state, wg).load(ONE), 0)
     if config.eight_bit is None:
@@ -35,16 +36,6 @@ def of_tile(ctx, tile, q_state, wg: gl.constexpr):
 
 
 @gluon.jit
-def head_scale(ctx, tile, i: gl.constexpr):
-    """The scale of all keys (0), values (1) or queries (2) of a tile."""
-    if i == 2:
-        return gl.load(ctx.scales.q.scale + tile.h * ctx.scales.q.head)
-    else:
-        rows = ctx.scales.v if i else ctx.scales.k
-        return gl.load(rows.scale + tile.h // ctx.work.group * rows.head)
-
-
-@gluon.jit
 def factors_of(ctx, q_state, wg: gl.constexpr):
     """Factors of a warpgroup's scores, of a slot of queries: a power of two, or scales of all rows."""
     return ctx.rings.factors.index(q_state.index * ctx.config.consumers + wg)
@@ -53,28 +44,28 @@ def factors_of(ctx, q_state, wg: gl.constexpr):
 @gluon.jit
 def scaled_scores(ctx, s, k_state, q_state, wg: gl.constexpr):
     """Scores [64, N] times their keys' and queries' scales, where tokens have some."""
-    if has_scale(ctx.config, 2, "token"):
+    if has_scale(ctx.config, "q", "token"):
         layout: gl.constexpr = gl.SliceLayout(1, accumulator_layout(ctx.config.block_n))
         s *= factors_of(ctx, q_state, wg).load(layout)[:, None]
-    if has_scale(ctx.config, 0, "token"):
-        s *= slot_scales(ctx, k_state, 0)
+    if has_scale(ctx.config, "k", "token"):
+        s *= slot_scales(ctx, ctx.rings.scales.k, k_state)
     return s
 
 
 @gluon.jit
 def scaled_weights(ctx, p, s, k_state):
     """Weights [64, N/8, 4, 2] times their values' scales, where tokens have some; `s` [64, N]."""
-    if has_scale(ctx.config, 1, "token"):
-        return as_quads(from_quads(p, s) * slot_scales(ctx, k_state, 1))
+    if has_scale(ctx.config, "v", "token"):
+        return as_quads(from_quads(p, s) * slot_scales(ctx, ctx.rings.scales.v, k_state))
     else:
         return p
 
 
 @gluon.jit
-def slot_scales(ctx, k_state, i: gl.constexpr):
-    """Scales [1, N] of the keys (0) or values (1) of a slot."""
+def slot_scales(ctx, scales, k_state):
+    """Scales [1, N] of a slot of [stages, N]."""
     layout: gl.constexpr = gl.SliceLayout(0, accumulator_layout(ctx.config.block_n))
-    return ctx.rings.scales[i].index(k_state.index).load(layout)[None, :]
+    return scales.index(k_state.index).load(layout)[None, :]
 
 
 @gluon.jit
@@ -87,7 +78,7 @@ def release_keys(ctx, k_state, before: gl.constexpr):
 @gluon.jit
 def scaled_factor(ctx, factor, tile):
     """The factor of a tile's output, times the scale of its values."""
-    if has_scale(ctx.config, 1, "tensor", "head"):
-        return factor * head_scale(ctx, tile, 1)
+    if has_scale(ctx.config, "v", "tensor", "head"):
+        return factor * head_scale(ctx.scales.v, tile.h // ctx.work.group)
     else:
         return factor

@@ -42,7 +42,7 @@ def finish(ctx, m, l, sink):
     # `l` does not say: without a key it is above 0, since the polynomial's 2^-inf is 2^-126
     some = (m != -float("inf")) | (l != l)
     factor, lse = finish_rows(m, l, exponent_scale(ctx), some, sink, ctx.traits.has_sinks)
-    if has_scale(ctx.config, 1, "tensor", "head"):
+    if has_scale(ctx.config, "v", "tensor", "head"):
         factor = factor * output_scale(ctx.scales, ctx.work.kv_head, ctx.config)
     return factor, lse
 

@@ -130,8 +130,8 @@ def attend_scaled_tokens(ctx, state, p_tile, item, scaling):
     most = state.m
     for i in range(item.begin, item.end):
         ctx.rings.k.consumer_wait(state.k)
-        k_scale = token_scales(ctx, state.k, 0)
-        v_exponent = gl.log2(token_scales(ctx, state.k, 1))
+        k_scale = token_scales(ctx, ctx.rings.scales.k, state.k, "k")
+        v_exponent = gl.log2(token_scales(ctx, ctx.rings.scales.v, state.k, "v"))
         s = key_scores(ctx, state.k, scaling) * k_scale[:, None]
         ctx.rings.k.consumer_release(state.k)
         x = exponents(ctx, masked_scores(ctx, s, item, i))

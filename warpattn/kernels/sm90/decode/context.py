@@ -9,6 +9,7 @@ from triton.experimental.gluon import language as gl
 from ...nvidia.pipelines import StagedPipeline, empty_arrivals, make_pipeline
 from ...pieces.combine import Partials
 from ...pieces.modifiers import Modifiers
+from ...pieces.scales import OfTokens
 from ...pieces.stream_k import Cursor, StreamK
 from ..layouts import element_type, tile_layout
 
@@ -94,7 +95,7 @@ class DecodeRings:
     k: StagedPipeline  # [stages, 1, N, 1, D]
     v: StagedPipeline  # [stages, 1, N, 1, Dv]
     q: gl.shared_memory_descriptor  # [rows, D], of the warpgroup alone
-    scales: gl.tuple  # of 8-bit keys and values in the slots of keys, each [stages, N] fp32, where tokens have some
+    scales: gl.base_value  # `OfTokens` in the slots of keys, each [stages, N] fp32; () where tokens have none
 
 
 @gluon.aggregate
@@ -165,6 +166,8 @@ def make_decode_rings(config: gl.constexpr):
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     scales = ()
     if config.scale_bytes > 0:
-        for _ in gl.static_range(2):
-            scales += (gl.allocate_shared_memory(gl.float32, [config.stages, config.block_n], plain),)
+        shape: gl.constexpr = [config.stages, config.block_n]
+        scales = OfTokens(
+            gl.allocate_shared_memory(gl.float32, shape, plain), gl.allocate_shared_memory(gl.float32, shape, plain)
+        )
     return DecodeRings(k_ring, make_pipeline(v, empty_arrivals(config.topology, "V"), config.stages), q, scales)

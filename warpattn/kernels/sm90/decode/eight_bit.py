@@ -20,6 +20,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
+from ...pieces.scales import has_scale, head_scale
 from ..layouts import accumulator_layout
 from .context import in_tile, rows_of
 
@@ -127,8 +128,12 @@ def load_scaled_queries(ctx, item):
     elif config.element.name == "bf16":
         q, row_power = fractions(q.to(gl.float32))
         power = gl.convert_layout(row_power, power.type.layout)
-    k_scale = head_scale(ctx.keys.k, item, config.eight_bit.scales[0])
-    v_scale = head_scale(ctx.keys.v, item, config.eight_bit.scales[1])
+    k_scale = gl.to_tensor(1.0)
+    if has_scale(config, "k", "tensor", "head"):
+        k_scale = head_scale(ctx.keys.k, item.part.head)
+    v_scale = gl.to_tensor(1.0)
+    if has_scale(config, "v", "tensor", "head"):
+        v_scale = head_scale(ctx.keys.v, item.part.head)
     gl.barrier()  # all warps have read the queries of the item before
     ctx.rings.q.store(in_key_order(q.to(gl.float16)))
     fence_async_shared()
@@ -139,7 +144,7 @@ def load_scaled_queries(ctx, item):
 @gluon.jit
 def query_scales(ctx, rows, ones):
     """Scales [R] of 8-bit queries, in the layout of `ones`, which they are without any."""
-    if ctx.config.eight_bit.scales[2] is None:
+    if ctx.config.eight_bit.scales.q is None:
         return ones
     else:
         at = rows.b.to(gl.int64) * ctx.q_scale.outer + rows.query.to(gl.int64) * ctx.q_scale.row
@@ -157,22 +162,11 @@ def fractions(q):
 
 
 @gluon.jit
-def head_scale(rows, item, per: gl.constexpr):
-    """The scale of the item's key head; 1 if there is none, or none that a head has."""
-    if per == "tensor" or per == "head":
-        return gl.load(rows.scale + item.part.head * rows.head)
-    else:
-        return gl.to_tensor(1.0)
-
-
-
-
-@gluon.jit
-def token_scales(ctx, k_state, i: gl.constexpr):
-    """Scales [N] of the keys (0) or values (1) of a slot of keys, 1 where tokens have none."""
+def token_scales(ctx, scales, k_state, operand: gl.constexpr):
+    """Scales [N] of "k" or "v" in a slot of [stages, N], 1 where tokens have none."""
     config: gl.constexpr = ctx.config
     layout: gl.constexpr = gl.SliceLayout(1, accumulator_layout(config.rows))
-    if config.eight_bit.scales[i] == "token":
-        return ctx.rings.scales[i].index(k_state.index).load(layout)
+    if has_scale(config, operand, "token"):
+        return scales.index(k_state.index).load(layout)
     else:
         return gl.full([config.block_n], 1.0, gl.float32, layout)

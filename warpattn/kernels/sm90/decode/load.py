@@ -20,6 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ...nvidia.pipelines import producer_state
+from ...pieces.scales import has_scale
 from .context import matrix
 from .schedule import item_at, next_item
 
@@ -194,14 +195,30 @@ def copy_scales(ctx, state, item, i, pages):
         for block in gl.static_range(config.block_n // 32):
             key = block_keys(ctx, item, i, block)
             row = key if config.page_box is None else key % ctx.work.page_size
-            for each in gl.static_range(2):
-                if config.eight_bit.scales[each] == "token":
-                    rows = ctx.keys.v if each else ctx.keys.k
-                    place = in_cache(ctx, pages[block]).to(gl.int64) * rows.outer + row.to(gl.int64) * rows.row
-                    into = ctx.rings.scales[each].index(state.index).slice(block * 32, 32, 0)
-                    there = key < item.row_tile.length
-                    async_copy.async_load(into, rows.scale + place + item.part.head * rows.head, mask=there)
+            place = ScalePlace(in_cache(ctx, pages[block]), row, item.part.head, key < item.row_tile.length)
+            if has_scale(config, "k", "token"):
+                copy_block(ctx.rings.scales.k.index(state.index), block, ctx.keys.k, place)
+            if has_scale(config, "v", "token"):
+                copy_block(ctx.rings.scales.v.index(state.index), block, ctx.keys.v, place)
         async_copy.mbarrier_arrive(full)
+
+
+@gluon.aggregate
+class ScalePlace:
+    """Where the scales of 32 keys of a key head are: batch entries or pages, rows; whether there are such keys."""
+
+    outer: gl.tensor
+    row: gl.tensor
+    head: gl.tensor
+    there: gl.tensor
+
+
+@gluon.jit
+def copy_block(slot, block: gl.constexpr, rows, place):
+    """Start to copy the scales of a block of keys to their part of a slot [N]."""
+    at = place.outer.to(gl.int64) * rows.outer + place.row.to(gl.int64) * rows.row
+    into = slot.slice(block * 32, 32, 0)
+    async_copy.async_load(into, rows.scale + at + place.head * rows.head, mask=place.there)
 
 
 @gluon.jit

@@ -6,6 +6,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from ...nvidia.pipelines import StagedPipeline, empty_arrivals, make_pipeline
 from ...pieces.modifiers import Modifiers
+from ...pieces.scales import OfTokens
 from ...pieces.scheduler import TILE_FIELDS
 from ..columns import Columns, make_columns, stacked
 from ..layouts import element_type
@@ -188,7 +189,7 @@ class Rings:
     k_in: gl.base_value  # the same as they are filled: 8-bit ones as `NarrowRing`
     v_in: gl.base_value
     factors: gl.shared_memory_descriptor  # [stages * warpgroups, 1 or 64] fp32, see `query_factors` of the config
-    scales: gl.tuple  # of 8-bit keys and values, each [stages, N] fp32, where tokens have some
+    scales: gl.base_value  # `OfTokens` of 8-bit keys and values, each [stages, N] fp32; () where tokens have none
     tiles: gl.shared_memory_descriptor  # [stages * fields, 1] int32: the tile of each Q slot
     out: Columns  # [warpgroup, 1, 64 / packed, packed, columns stored at a time]
     left: gl.shared_memory_descriptor  # [8, 1] int32, see doubt.py
@@ -240,8 +241,10 @@ def make_rings(config: gl.constexpr, fields: gl.constexpr = TILE_FIELDS, clipped
     topology: gl.constexpr = config.topology
     scales = ()
     if config.scale_bytes > 0:
-        for _ in gl.static_range(2):
-            scales += (gl.allocate_shared_memory(gl.float32, [config.kv_stages, config.block_n], plain),)
+        shape: gl.constexpr = [config.kv_stages, config.block_n]
+        scales = OfTokens(
+            gl.allocate_shared_memory(gl.float32, shape, plain), gl.allocate_shared_memory(gl.float32, shape, plain)
+        )
     factors = tiles
     if config.query_factors > 0:
         factors = gl.allocate_shared_memory(gl.float32, [config.q_stages * wgs, config.query_factors], plain)

@@ -19,7 +19,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from ...nvidia.pipelines import consumer_state
-from ...pieces.scales import by_token, has_scale
+from ...pieces.scales import OfTokens, by_token, has_scale
 from ..columns import as_matrices
 from ..factors import ONE, factors_of
 from .context import CONVERTING, first_halves
@@ -79,9 +79,10 @@ def convert_scaled_keys(ctx, k_state, v_state, tile, span):
 def convert_scaled(ctx, state, scales):
     """A tile of keys, and the scales of its keys and values."""
     ctx.rings.k_in.wait(state)
-    for i in gl.static_range(2):
-        if has_scale(ctx.config, i, "token"):
-            ctx.rings.scales[i].index(state.index).store(scales[i])
+    if has_scale(ctx.config, "k", "token"):
+        ctx.rings.scales.k.index(state.index).store(scales.k)
+    if has_scale(ctx.config, "v", "token"):
+        ctx.rings.scales.v.index(state.index).store(scales.v)
     return convert(ctx.rings.k_in, state)
 
 
@@ -134,20 +135,24 @@ def scale_places(ctx, tile, span, i):
 
 @gluon.jit
 def load_scales(ctx, tile, span, at, i):
-    """Scales [N] of the keys and of the values of key tile number `i`: 1 past the end, or where tokens have none."""
+    """Scales [N] of the keys and of the values of key tile number `i`, 1 past the end."""
     there = tile_keys(ctx, span, i) < ctx.work.lengths(tile).seq_k
-    return token_scale(ctx, ctx.scales.k, tile, at, there, 0), token_scale(ctx, ctx.scales.v, tile, at, there, 1)
+    k = ()
+    v = ()
+    if has_scale(ctx.config, "k", "token"):
+        k = token_scale(ctx, ctx.scales.k, tile, at, there)
+    if has_scale(ctx.config, "v", "token"):
+        v = token_scale(ctx, ctx.scales.v, tile, at, there)
+    return OfTokens(k, v)
 
 
 @gluon.jit
-def token_scale(ctx, rows, tile, at, there, i: gl.constexpr):
-    """Scales [N] of the keys (0) or values (1) at these places."""
-    if has_scale(ctx.config, i, "token"):
-        head = (tile.h // ctx.work.group).to(gl.int64) * rows.head
-        place = at[0].to(gl.int64) * rows.outer + at[1].to(gl.int64) * rows.row + head
-        return gl.load(rows.scale + place, mask=there, other=1.0)
-    else:
-        return gl.full(there.shape, 1.0, gl.float32, there.type.layout)
+def token_scale(ctx, rows, tile, at, there):
+    """Scales [N] of keys or values at these places."""
+    outer, row = at
+    head = (tile.h // ctx.work.group).to(gl.int64) * rows.head
+    place = outer.to(gl.int64) * rows.outer + row.to(gl.int64) * rows.row + head
+    return gl.load(rows.scale + place, mask=there, other=1.0)
 
 
 @gluon.jit
@@ -178,7 +183,7 @@ def widen_queries(ctx, slot, tile, q_state, wg: gl.constexpr):
     wide = as_fp16(as_matrices(slot, config.rows, config.qk_parts))
     for part in gl.static_range(len(wide)):
         wide[part].store(narrow[part].load(rows_layout(wide[part].shape[1])).to(gl.float16))
-    if has_scale(config, 2, "token"):
+    if has_scale(config, "q", "token"):
         factors_of(ctx, q_state, wg).store(query_scales(ctx, tile, wg))
     fence_async_shared()
     gl.barrier()
