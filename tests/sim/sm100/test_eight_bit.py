@@ -11,8 +11,9 @@ pytest.importorskip("triton")
 
 from tests.drawn import drawn
 from tests.sim.cdna.calls import TOLERANCE, Case, error, in_eight_bits, outputs, paged, ragged, ready_of
-from tests.sim.knocking import knocked_out, reviewed
-from tests.sim.sm100.test_knockout import REDUNDANT
+from tests.sim.knocking import FRESH, knocked_out, reviewed
+from tests.sim.sm100.test_1q import REDUNDANT as ONE_TILE
+from tests.sim.sm100.test_knockout import REDUNDANT as TWO_TILES_REDUNDANT
 from warpattn.api import attention, attention_paged
 from warpattn.errors import AttentionError
 from warpattn.kernels.sm100.prefill_2q.config import choose_2q
@@ -43,6 +44,12 @@ CASES = {
     "decode": lambda: paged(Case(2, 1, heads=8, heads_kv=2, dim=128, mask=Causal(), sinks=True), [70, 0, 300], 64),
     "decode-8": lambda: paged(Case(1, 1, heads=4), [70, 300], 8),
 }  # fmt: skip
+CONVERTING = [
+    ("ttng.wait_barrier", "state = convert_k(ctx, first_state(ctx))", FRESH),
+    ("ttng.wait_barrier", "state = convert_k(ctx, state)  # into the second slot", FRESH),
+    ("mbarrier.arrive.release.cta.shared::cta.b64", "convert_v(ctx, state)  # no tile follows", "nothing fills the slot"),
+]
+REDUNDANT = {True: [*TWO_TILES_REDUNDANT, *CONVERTING], False: [*ONE_TILE, *CONVERTING]}
 TWO_TILES = ("two-tiles", "two-rings", "odd-dims", "wide-values", "narrow-values", "pages")
 
 
@@ -130,7 +137,7 @@ def test_it_needs_its_synchronisation(two):
         return simulate(module, fresh.grid, fresh.args, schedule, step_limit=20_000)
 
     kernel = to_ttgir(step.source(), triton_target("sm100"), dict(step.options))
-    results = knocked_out(kernel, once, reviewed(REDUNDANT))
+    results = knocked_out(kernel, once, reviewed(REDUNDANT[two]))
     modelled = [found for found in results if "fence" not in found.op]
     assert sum(found.noticed for found in modelled) >= len(modelled) - 8
 

@@ -60,7 +60,7 @@ def convert_role(ctx):
     if total > 0:
         state = convert_k(ctx, first_state(ctx))
         if total > 1:
-            state = convert_k(ctx, state)
+            state = convert_k(ctx, state)  # into the second slot
         for n in range(total):
             state = convert_v(ctx, state)
             if n + 2 < total:

@@ -34,7 +34,7 @@ def convert_role(ctx):
         for _ in range(1, ctx.run.total):
             state = convert_v(ctx, state)
             state = convert_k(ctx, state)
-        convert_v(ctx, state)
+        convert_v(ctx, state)  # no tile follows
 
 
 @gluon.jit
@@ -47,28 +47,28 @@ def first_state(ctx):
 def convert_k(ctx, state):
     """The next tile, of K; returns the state after it."""
     ring = producer(ctx)
-    ctx.staged.consumer_wait(state.staged)
     ring.acquire_k(state.ring)
     full, slot = ring.get_k(state.ring, expect=False)
-    convert_tile(ctx, state.staged, slot, full, ctx.config.padded_qk_depth)
-    return ConvertState(state.staged.step(), ring.commit_k(state.ring))
+    staged = convert_tile(ctx, state.staged, slot, full, ctx.config.padded_qk_depth)
+    return ConvertState(staged, ring.commit_k(state.ring))
 
 
 @gluon.jit
 def convert_v(ctx, state):
     """The next tile, of V; returns the state after it."""
     ring = producer(ctx)
-    ctx.staged.consumer_wait(state.staged)
     ring.acquire_v(state.ring)
     full, slot = ring.get_v(state.ring, expect=False)
-    convert_tile(ctx, state.staged, slot, full, ctx.config.padded_ov_depth)
-    return ConvertState(state.staged.step(), ring.commit_v(state.ring))
+    staged = convert_tile(ctx, state.staged, slot, full, ctx.config.padded_ov_depth)
+    return ConvertState(staged, ring.commit_v(state.ring))
 
 
 @gluon.jit
 def convert_tile(ctx, staged, slot, full, cols: gl.constexpr):
-    """A tile [BN, cols] of a slot of 8 bits into a slot of 16; hands on both."""
+    """A tile [BN, cols] of a slot of 8 bits, when it has arrived, into a slot of 16; hands on both, and returns the
+    state of the next slot of 8 bits."""
     config: gl.constexpr = ctx.config
+    ctx.staged.consumer_wait(staged)
     narrow = key_view(ctx.staged.tile(staged), cols, config).reshape([config.BN, cols])
     wide = key_view(slot, cols, config).reshape([config.BN, cols])
     for i in gl.static_range(config.BN // ROWS):
@@ -79,6 +79,7 @@ def convert_tile(ctx, staged, slot, full, cols: gl.constexpr):
     fence_async_shared()
     mbarrier.arrive(full, count=1)
     ctx.staged.consumer_release(staged)
+    return staged.step()
 
 
 @gluon.constexpr_function
