@@ -83,14 +83,20 @@ def convert_scaled(ctx, state, scales):
         ctx.rings.scales.k.index(state.index).store(scales.k)
     if has_scale(ctx.config, "v", "token"):
         ctx.rings.scales.v.index(state.index).store(scales.v)
-    return convert(ctx.rings.k_in, state)
+    return convert_arrived(ctx.rings.k_in, state)
 
 
 @gluon.jit
 def convert(slots, state):
     """The next tile of a ring of keys or values, when it has arrived, in 16 bits."""
-    config: gl.constexpr = slots.config
     slots.wait(state)
+    return convert_arrived(slots, state)
+
+
+@gluon.jit
+def convert_arrived(slots, state):
+    """A tile that has arrived, in 16 bits."""
+    config: gl.constexpr = slots.config
     widths: gl.constexpr = config.parts[slots.number]
     narrow = as_matrices(slots.tile(state), config.block_n, widths)
     wide = as_matrices(slots.ring.tile(state), config.block_n, widths)
