@@ -81,9 +81,9 @@ BLACKWELL = {
 
 
 # (bytes of stack, stores, loads) with Triton 3.9.0: the descriptor by which all loads and stores of global memory go,
-# eight bytes. It is written when the kernel starts and read by each softmax role before its loop over key tiles, for the
-# scale of the keys, and behind it, for that of the values and the LSE. It has no uniform registers, because the MMA warp
-# fills 70 with descriptors of its products; ptxas without --regAllocOptLevel=2, which Triton gives it, spills nothing.
+# eight bytes. It is written when the kernel starts and read by each softmax role before its loop over key tiles, for
+# the scale of the keys, and behind it, for that of the values and the LSE. Uniform registers are full, since the MMA
+# warp fills 70 with descriptors of products; ptxas without --regAllocOptLevel=2, which Triton gives it, spills nothing.
 SPILLED = {"d128": (8, 1, 4), "d128-bf16": (8, 1, 4)}
 
 
