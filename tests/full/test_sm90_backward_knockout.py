@@ -36,12 +36,26 @@ PASSED = "the turn was passed before, which waits for all additions"
 BY_PRODUCT = (
     "P of the tile, waited for next, was made from these queries; dO, waited for before, was loaded after the visit"
 )
+KEYS = "the first dS was made from these keys"
+LAST_KEYS = "no further keys are loaded"
+UNREAD = "keys that no query sees are waited for by the visit alone"
 # Operation, what stands in one of its lines of Python, why it can go.
 REDUNDANT = [
     ("ttng.fence_async_shared", "# TMA sees the new barriers", "not modelled"),
+    ("ttng.wait_barrier", "rings.k.consumer_wait(held)", KEYS),
+]
+ARRIVE = "mbarrier.arrive.release.cta.shared::cta.b64"
+SINGLE = [  # a CTA has one key tile
     ("ttng.wait_barrier", "load_keys(ctx, ctx.tensors.k", ONCE),
     ("ttng.wait_barrier", "load_keys(ctx, ctx.tensors.v", ONCE),
     ("ttng.wait_barrier", "full = ctx.rings.q.producer_acquire(state)", NO_TILE),
+    ("ttng.wait_barrier", "full = ctx.rings.ds.producer_acquire(state)", NO_TILE),
+    ("ttng.wait_barrier", "leave_empty(ctx.rings.", ONCE),
+    ("ttng.arrive_barrier", "leave_empty(ctx.rings.", UNREAD),
+    (ARRIVE, "rings.k.consumer_release(held)", LAST_KEYS),
+    (ARRIVE, "rings.v.consumer_release(held)", LAST_KEYS),
+    (ARRIVE, "rings.ds.consumer_release(state)  # a slot without dS", LAST_KEYS),
+    (ARRIVE, "rings.q.consumer_release(state)  # the last of", LAST_KEYS),
 ]
 SHARES = [
     ("mbarrier.arrive.release.cta.shared::cta.b64", "rings.do.consumer_release(state)", LATEST),
@@ -61,9 +75,9 @@ CASES = {
     "128": (replace(PLAIN, dim=128), SHARES),
     "by product": (
         replace(PLAIN, dim=256),
-        [("ttng.wait_barrier", "rings.q.consumer_wait(following)", BY_PRODUCT)],
+        [*SINGLE, ("ttng.wait_barrier", "rings.q.consumer_wait(following)", BY_PRODUCT)],
     ),
-    "fixed order": (Case(400, 500, mask=SHORT, deterministic=True, heads=2), [*SHARES, *FIXED, CLEARED]),
+    "fixed order": (Case(400, 500, mask=SHORT, deterministic=True, heads=2), [*SINGLE, *SHARES, *FIXED, CLEARED]),
     "ragged": (Case(400, 740, mask=WINDOW, lengths=((100, 440), (300, 300))), SHARES),
     "score": (replace(PLAIN, score=SoftCap(20.0)), SHARES),
 }
@@ -101,7 +115,8 @@ def changed(
         assert run_launch(launch, Options()).clean
         before = made_by(launch)
     reached = {part.untyped_storage().data_ptr() for part in tensors_of(launch.args)}
-    grid = DependentGrid(launch.grid, [part for part in before if part.untyped_storage().data_ptr() in reached])
+    programs = (2,) if launch.persistent else launch.grid  # a CTA takes several key tiles
+    grid = DependentGrid(programs, [part for part in before if part.untyped_storage().data_ptr() in reached])
     memory = SavedMemory(launch.args.values())
 
     def once(module: Any, schedule: str) -> Report:

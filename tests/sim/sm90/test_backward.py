@@ -77,6 +77,15 @@ def test_right_and_without_findings(name):
     assert all(error <= 1 for error in errors.values()), errors
 
 
+@pytest.mark.parametrize(
+    ("name", "schedule"), [("groups", "adversarial"), ("nothing-visible", "lazy"), ("ragged", "random")]
+)
+def test_one_cta_takes_all_key_tiles(name, schedule):
+    reports, errors, _ = simulated(CASES[name], schedule=schedule, programs=1)
+    assert all(report.clean for report in reports), reports
+    assert all(error <= 1 for error in errors.values()), errors
+
+
 @pytest.mark.parametrize("name", drawn(["deterministic", "deterministic-full"], ["deterministic-full"]))
 def test_deterministic_gradients_have_the_same_bits_in_every_schedule(name):
     found = [simulated(CASES[name], schedule=schedule, seed=seed)[2] for schedule, seed in (("lazy", 0), ("random", 3))]

@@ -94,6 +94,13 @@ def _pack_bf16(high: np.ndarray, low: np.ndarray) -> np.ndarray:
     return _pair(round_bf16(high), round_bf16(low), "bf16")
 
 
+@elementwise("mul.rn.bf16x2 $0, $1, $2;")
+def _multiply_bf16(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    xs, ys = ([pair.view(np.uint32) & 0xFFFF0000, pair.view(np.uint32) << 16] for pair in (a, b))
+    high, low = (round_bf16(x.view(np.float32) * y.view(np.float32)) for x, y in zip(xs, ys, strict=True))
+    return _pair(high, low, "bf16")
+
+
 @elementwise("cvt.rn.f16x2.f32 $0, $1, $2;")
 def _pack_fp16(high: np.ndarray, low: np.ndarray) -> np.ndarray:
     return _pair(high, low, "f16")

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..ir.module import Op
 from ..machine.interpreter import edges, evaluate, run_block
+from ..machine.pending import Unusable
 from ..machine.registry import end, flow, jump
 
 end(
@@ -92,7 +93,7 @@ def _while(op: Op) -> Callable[..., Any]:
             for slot, value in zip(before.slots, values, strict=False):
                 registers[slot] = value
             condition, *values = yield from run_block(task, before, registers)
-            if not condition:
+            if not settled(task, op, condition):
                 return values[0] if count == 1 else values
             for slot, value in zip(after.slots, values, strict=False):
                 registers[slot] = value
@@ -100,6 +101,15 @@ def _while(op: Op) -> Callable[..., Any]:
             yield None  # the loop may spin until another role writes
 
     return run
+
+
+def settled(task: Any, op: Op, condition: Any) -> Any:
+    """A loop's condition as a value, also of one that must not be used: that is reported."""
+    if not isinstance(condition, Unusable):
+        return condition
+    task.op = op
+    task.machine.findings.add(condition.finding(task.place()))
+    return condition.value()
 
 
 @flow("scf.execute_region")

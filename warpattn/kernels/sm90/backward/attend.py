@@ -15,16 +15,21 @@ is before dV and dS stored before dK begins, see `values_first` of the config.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 
 from ...nvidia.pipelines import PipelineState, consumer_state
 from ...pieces.modifiers import exponent_scale
-from ...pieces.softmax import as_quads, pack, unpack
+from ...pieces.softmax import as_quads, multiply_pairs, pack, unpack
 from ..columns import columns_before, columns_of, wait_columns, zero_columns
 from ..finite import clear_special
 from ..layouts import accumulator_layout, element_type, operand_layout
-from .context import STAGES, read_visit
-from .epilogue import store_keys
+from .context import STAGES, at_keys, read_visit
+from .epilogue import store_keys, wait_copies
 
 
 @gluon.aggregate
@@ -45,18 +50,35 @@ class Sums:
 
 @gluon.jit
 def attend_role(ctx, wg: gl.constexpr):
-    """Gradients of the warpgroup's keys and values; dS of every tile goes to `reduce`."""
+    """Gradients of the warpgroup's keys and values, until no keys are left; dS of every tile goes to `reduce`."""
+    state = consumer_state(STAGES)  # of the rings of Q, dO and dS: they have equally many slots
+    held = consumer_state(1)  # of K and V
+    ctx.rings.q.consumer_wait(state)
+    visit = read_visit(ctx, state)
+    more = visit.number >= 0
+    while more:
+        state = attend_keys(at_keys(ctx, visit.number), visit, state, held, wg)
+        held = held.step()
+        more = gl.to_tensor(False)
+        if ctx.config.persistent:
+            ctx.rings.q.consumer_wait(state)
+            visit = read_visit(ctx, state)
+            more = visit.number >= 0
+    tma.store_wait(0)  # shared memory must outlive the last copy's reads
+
+
+@gluon.jit
+def attend_keys(ctx, visit, state, held, wg: gl.constexpr):
+    """Gradients of the warpgroup's share of the keys of a key tile, whose first visit is given; the state of the slot
+    behind its last one."""
     config: gl.constexpr = ctx.config
     rings = ctx.rings
     sums = Sums(zero_columns(config.rows, config.widths_qk), zero_columns(config.rows, config.widths_v))
-    state = consumer_state(STAGES)  # of the rings of Q, dO and dS: they have equally many slots
-    rings.q.consumer_wait(state)
-    visit = read_visit(ctx, state)
     if visit.row >= 0:
-        wait_keys(ctx, rings.k, config.padded_qk, wg)
+        wait_keys(ctx, rings.k, held, config.padded_qk, wg)
         s = warpgroup_mma_wait(0, deps=(start_scores(ctx, state, first_scores(ctx, state), wg),))
         weights = attend(ctx, s, state, visit, wg)
-        wait_keys(ctx, rings.v, config.padded_v, wg)
+        wait_keys(ctx, rings.v, held, config.padded_v, wg)
         while visit.more():
             dk, dv, ds = start_tile(ctx, sums, weights, state, wg)
             following = state.step()
@@ -72,23 +94,36 @@ def attend_role(ctx, wg: gl.constexpr):
             weights = attend(ctx, s, following, visit, wg)
             sums = Sums(dk, dv)
             state = following
+        rings.k.consumer_release(held)
         dk, dv, ds = start_tile(ctx, sums, weights, state, wg)
+        rings.v.consumer_release(held)
         if config.values_first:
             hand_over(ctx, ds, state, wg)
         sums = Sums(wait_columns(0, dk, ds), dv)
-    smem = rings.v.tile(consumer_state(1), wg)  # no other warpgroup reads this part of V
-    store_keys(ctx, ctx.tensors.dv, sums.dv, config.widths_v, smem, wg * config.rows)
-    store_keys(ctx, ctx.tensors.dk, scaled(sums.dk, ctx.scale), config.widths_qk, smem, wg * config.rows)
+    else:  # their slots were left empty before this was announced
+        rings.k.consumer_release(held)
+        rings.v.consumer_release(held)
+        rings.do.consumer_release(state)
+    number = read_visit(ctx, state).number  # not kept in a register over the loop, nor what follows from it
+    rings.q.consumer_release(state)  # the last of the key tile
+    last = at_keys(ctx, number)
+    smem = rings.out.index(wg)
+    if config.persistent:
+        wait_copies()  # of the last key tile
+    store_keys(last, ctx.tensors.dv, sums.dv, config.widths_v, smem, wg * config.rows)
+    wait_copies()
+    store_keys(last, ctx.tensors.dk, scaled(sums.dk, ctx.scale), config.widths_qk, smem, wg * config.rows)
+    return state.step()
 
 
 @gluon.jit
-def wait_keys(ctx, ring, cols: gl.constexpr, wg: gl.constexpr):
+def wait_keys(ctx, ring, held, cols: gl.constexpr, wg: gl.constexpr):
     """The warpgroup's keys or values have arrived, and under a mask that reads tensors all of them are finite: hidden
     ones are multiplied by 0, and rows that see the others have an LSE or a delta of NaN. Index masks hide them from
     some rows only and do not pay, as in the forward (prefill/epilogue.py)."""
-    ring.consumer_wait(consumer_state(1))
+    ring.consumer_wait(held)
     if len(ctx.mods.mask_args) > 0:
-        clear_special(ring.tile(consumer_state(1), wg).reshape([ctx.config.rows, cols]))
+        clear_special(ring.tile(held, wg).reshape([ctx.config.rows, cols]))
 
 
 @gluon.jit
@@ -105,15 +140,25 @@ def start_tile(ctx, sums, weights, state, wg: gl.constexpr):
         dp = start_value_scores(ctx, state, row_numbers(ctx, rings.delta, state), wg)
         dv = start_columns(weights.p, do, sums.dv, config.widths_v, config)
     dp, dv, p = wait_value_scores(dp, dv, weights.p)
-    product = fp32(p, config) * dp
-    if len(weights.slope) == 1:
-        product = product * fp32(weights.slope[0], config)
+    ds = score_gradients(p, dp, weights.slope, config)
     rings.do.consumer_release(state)
-    ds = pack(as_quads(product), element_type(config.element))
     if not config.values_first:
         hand_over(ctx, ds, state, wg)
     q = rings.q.tile(state).reshape([config.block_m, config.padded_qk])
     return start_columns(ds, q, sums.dk, config.widths_qk, config), dv, ds
+
+
+@gluon.jit
+def score_gradients(p, dp, slope, config: gl.constexpr):
+    """dS = P · dP · slope, rounded and packed; of pairs of bf16 where P alone is multiplied."""
+    dtype: gl.constexpr = element_type(config.element)
+    if len(slope) == 0 and dtype == gl.bfloat16:
+        return multiply_pairs(p, pack(as_quads(dp), dtype))
+    else:
+        product = fp32(p, config) * dp
+        if len(slope) == 1:
+            product = product * fp32(slope[0], config)
+        return pack(as_quads(product), dtype)
 
 
 @gluon.jit
@@ -239,7 +284,7 @@ def attend(ctx, s, q_state, visit, wg: gl.constexpr):
     dtype: gl.constexpr = element_type(config.element)
     keys = ctx.keys
     mods = ctx.mods
-    key = keys.first + wg * config.rows + nothing(q_state)  # so that no comparison is kept for all tiles
+    key = visit.first_key() + wg * config.rows + nothing(q_state)  # so that no comparison is kept for all tiles
     k = (key + gl.arange(0, config.rows, gl.SliceLayout(1, layout)))[:, None]
     # A thread has the columns 8 j + {0, 1} beside its first: apart from it they are constants of the code, together
     # with it 16 registers.

@@ -12,7 +12,7 @@ assembler waits after every product.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma_wait
 
 from ...nvidia.pipelines import PipelineState, consumer_state
 from ...pieces.softmax import as_quads, pack
@@ -47,7 +47,7 @@ def weigh_role(ctx):
     rings.q.consumer_wait(state)
     visit = read_visit(ctx, state)
     if visit.row >= 0:
-        wait_keys(ctx, rings.k, config.padded_qk, 0)
+        wait_keys(ctx, rings.k, consumer_state(1), config.padded_qk, 0)
         s = warpgroup_mma_wait(0, deps=(start_scores(ctx, state, first_scores(ctx, state), 0),))
         rings.q.consumer_release(state)
         weights = attend(ctx, s, state, visit, 0)
@@ -72,6 +72,7 @@ def weigh_role(ctx):
         dv = wait_columns(0, pending, weights.p)
         acquire(rings.p, p_state.step())  # `derive` has read P of the last tile, and V before
     store_keys(ctx, ctx.tensors.dv, dv, config.widths_v, rings.v.tile(consumer_state(1)), 0)
+    tma.store_wait(0)  # shared memory must outlive the copy's reads
 
 
 @gluon.jit
@@ -106,7 +107,7 @@ def derive_role(ctx):
     rings.q.consumer_wait(state)
     visit = read_visit(ctx, state)
     if visit.row >= 0:
-        wait_keys(ctx, rings.v, config.padded_v, 0)
+        wait_keys(ctx, rings.v, consumer_state(1), config.padded_v, 0)
         rings.do.consumer_wait(state)
         dp = warpgroup_mma_wait(0, deps=(start_value_scores(ctx, state, row_numbers(ctx, rings.delta, state), 0),))
         rings.do.consumer_release(state)
@@ -127,6 +128,7 @@ def derive_role(ctx):
         dk = wait_columns(0, pending, ds)
     # Of the last queries S was made before P was handed over, and no others are loaded.
     store_keys(ctx, ctx.tensors.dk, scaled(dk, ctx.scale), config.widths_qk, rings.q.tile(state), 0)
+    tma.store_wait(0)
 
 
 @gluon.jit

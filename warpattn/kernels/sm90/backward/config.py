@@ -1,6 +1,7 @@
 """BackwardConfig: tiles, rings and registers of the Hopper backward kernel, and its choice for a problem.
 
-Nothing in this file imports Triton. A CTA owns 128 keys of a key head and walks the query tiles that see them:
+Nothing in this file imports Triton. A CTA owns 128 keys of a key head, walks the query tiles that see them, and takes
+the next keys:
 
     load       ── Q, row maxima ─▶ Q ring ──┬─▶ attend 0   keys  0.. 63: S, P, dP, dS; dV and dK stay in registers
                ── dO, row sums ──▶ dO ring ─┴─▶ attend 1   keys 64..127
@@ -32,8 +33,8 @@ from ..prefill.config import CONSUMER_ROWS, is_masked, pad_dim
 CONSUMERS = 2
 STAGES = 2  # slots of each ring: this tile's and the next one's
 VISITS = 2 * STAGES  # records of query tiles: `reduce` reads one while the loader writes that of two tiles later
-VISIT_FIELDS = 4  # int32 of a record: first row (-1: no tile at all), query head, flags, turn
-MASKED, MORE = 1, 2  # the flags: the tile needs the mask; another tile follows
+VISIT_FIELDS = 5  # int32 of a record: first row (-1: no tile at all), query head, flags, turn, key tile (-1: none left)
+MASKED, MORE, FIRST = 1, 2, 2  # the flags: the tile needs the mask; another tile follows; from bit 2 on, the first key
 ROWS = 32  # of a program of the kernels before and after the main one
 PADDING = 128  # rows that sequences are padded to where the kernels keep numbers of their own: a query tile at most
 CAPTURED_ROWS = 64  # rows, and keys at a time, of a CTA that takes gradients of what a score captured
@@ -47,7 +48,7 @@ class BackwardConfig:
     """Tile sizes and resources of one compiled kernel.
 
     `dq_cols` columns of dQ are computed and added at a time. Unless warpgroups are `by_product`, head dims are padded
-    to one size, as dK leaves through the memory of V.
+    to one size, as dK and dV leave through the same memory.
     """
 
     element: Element
@@ -66,6 +67,11 @@ class BackwardConfig:
     def by_product(self) -> bool:
         """Whether warpgroups share the keys and differ in what they compute of them."""
         return self.padded > 128
+
+    @cached_property
+    def persistent(self) -> bool:
+        """Whether a CTA takes further key tiles. Those of a fixed order wait for each other, so all have to run."""
+        return not self.by_product and not self.deterministic
 
     @cached_property
     def values_first(self) -> bool:
@@ -148,6 +154,8 @@ class BackwardConfig:
         if self.by_product:
             edges.append(Edge("P", "weigh", ("derive",), self.ds_stages, slot))
         staging = 4 * self.dq_buffers * self.block_m * self.dq_cols
+        if not self.by_product:  # dV and dK
+            staging += self.key_bytes(self.padded)
         return Topology(tuple(roles), tuple(edges), staging + 4 * VISITS * VISIT_FIELDS)
 
 
@@ -256,6 +264,8 @@ def choose(problem: Problem, target: Arch, deterministic: bool = False) -> Choic
     if problem.kind == "paged":
         raise AttentionError("the keys are paged; gradients take dense and ragged ones")
     config, why = choose_config(problem, deterministic)
+    if config.persistent:
+        why += "; one persistent CTA on each SM takes key tiles as it gets free"
     if config.ragged:
         tiles, heads = problem.seq_k // config.block_n + problem.batch, problem.heads_kv
         order = "key tiles of the longest sequence first; the device counts them"
@@ -263,6 +273,7 @@ def choose(problem: Problem, target: Arch, deterministic: bool = False) -> Choic
         tiles, heads = -(-problem.seq_k // config.block_n), problem.batch * problem.heads_kv
         order = "the key tiles of a head one after the other share its queries in L2"
     section = heads_of_section(problem, config, tiles, target)
+    ctas = min(tiles * heads, target.processors) if config.persistent else tiles * heads
     if section > 1:
         order += f"; {section} heads at a time, so that long tiles of all begin first"
     numbers = padded_rows(problem) * problem.heads_q * (1 if config.ragged else problem.batch)
@@ -270,7 +281,7 @@ def choose(problem: Problem, target: Arch, deterministic: bool = False) -> Choic
     def lines() -> tuple[str, ...]:
         return (
             *config.topology.picture().splitlines(),
-            f"{tiles * heads} CTAs: key tiles of {config.block_n} keys, query tiles of {config.block_m}",
+            f"{ctas} CTAs: {tiles * heads} key tiles of {config.block_n} keys, query tiles of {config.block_m}",
             f"workspace: {4 * numbers * (problem.dim_qk + 2):,} bytes for dQ in fp32 and two numbers for each row",
         )
 
@@ -278,7 +289,7 @@ def choose(problem: Problem, target: Arch, deterministic: bool = False) -> Choic
         order += "; CTAs add to a tile of dQ in a fixed order, that in which they arrive there"
     reasons = (why, order, "the query heads of a key head are walked in one CTA: dK and dV need no second pass")
     numbered = KeyTileOrder(tiles, heads, section)
-    return Choice("backward", config, (tiles * heads,), lines, (*reasons, COPY_RULE), order=numbered)
+    return Choice("backward", config, (ctas,), lines, (*reasons, COPY_RULE), order=numbered)
 
 
 def heads_of_section(problem: Problem, config: BackwardConfig, tiles: int, target: Arch) -> int:

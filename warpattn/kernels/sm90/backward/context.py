@@ -16,6 +16,7 @@ VISITS = gl.constexpr(sizes.VISITS)
 FIELDS = gl.constexpr(sizes.VISIT_FIELDS)
 MASKED = gl.constexpr(sizes.MASKED)
 MORE = gl.constexpr(sizes.MORE)
+FIRST = gl.constexpr(sizes.FIRST)
 PADDING = gl.constexpr(sizes.PADDING)
 
 
@@ -51,6 +52,7 @@ class Tensors:
     delta: tma.tensor_descriptor  # the same: minus the row's sum of dout · out
     turns: gl.tensor  # int32* (heads, padded rows / ROWS), if deterministic
     turn_blocks: gl.tensor  # blocks of ROWS padded rows of a head
+    counter: gl.tensor  # int32* of key tiles taken, see `pieces/scheduler.py`
 
 
 @gluon.aggregate
@@ -63,6 +65,7 @@ class Rings:
     do: StagedPipeline
     ds: StagedPipeline  # [stages * parts, 64, M]: keys by queries
     p: StagedPipeline  # the same, from `weigh` to `derive`; the ring of dS where there is none
+    out: gl.base_value  # `key_parts` tiles of dV or dK [1, 64, 1, D]; none where they leave through V and Q
     shift: gl.shared_memory_descriptor  # [stages, 1, M] fp32, of the Q slots
     delta: gl.shared_memory_descriptor  # of the dO slots
     dq: gl.shared_memory_descriptor  # [dq_buffers, 1, M, dq_cols] fp32
@@ -86,6 +89,31 @@ class Keys:
 
 
 @gluon.aggregate
+class Work:
+    """Key tiles of all heads, numbered by `KeyTileOrder`."""
+
+    tiles: gl.tensor  # of a head
+    section: gl.tensor
+    heads: gl.tensor
+    shape: gl.tuple  # a `BackwardShape`
+    sequences: gl.tuple  # `Sequences`
+
+    @gluon.jit
+    def total(self):
+        """Number of key tiles."""
+        return self.heads * self.tiles
+
+    @gluon.jit
+    def head_and_tile(self, number):
+        """Key head of all batch entries, and which key tile of it."""
+        first = number // (self.section * self.tiles) * self.section
+        heads = gl.minimum(self.section, self.heads - first)
+        rest = number - first * self.tiles
+        n = rest // heads
+        return first + rest - n * heads, n
+
+
+@gluon.aggregate
 class Visit:
     """One tile of query rows that the CTA's keys meet; the fields `b`, `h`, `row` are those of a `Tile`."""
 
@@ -94,6 +122,7 @@ class Visit:
     row: gl.tensor  # -1: no tile
     flags: gl.tensor
     turn: gl.tensor  # CTAs that add to the tile's dQ before
+    number: gl.tensor  # of the key tile; -1: none is left
 
     @gluon.jit
     def masked(self):
@@ -105,12 +134,18 @@ class Visit:
         """Whether another tile follows."""
         return (self.flags & MORE) != 0
 
+    @gluon.jit
+    def first_key(self):
+        """The key tile's first key: a register less than one that lives in all its tiles."""
+        return self.flags >> FIRST
+
 
 @gluon.aggregate
 class Context:
     tensors: Tensors
     rings: Rings
-    keys: Keys
+    work: Work
+    keys: Keys  # of the CTA's first key tile, or the one that a role is at
     mods: Modifiers
     slope: gl.constexpr  # derivative of the score function, or None: 1
     scale: gl.tensor
@@ -124,9 +159,29 @@ def row_numbers_layout():
 
 
 @gluon.jit
-def dense_keys(shape, config: gl.constexpr):
-    """The keys of this CTA in a dense batch; `shape` is a `BackwardShape`."""
-    head, n = head_and_tile(shape)
+def keys_at(work, number, config: gl.constexpr):
+    """The keys of a key tile."""
+    if config.ragged:
+        return ragged_keys(work, number, config)
+    else:
+        return dense_keys(work, number, config)
+
+
+@gluon.jit
+def at_keys(ctx, number):
+    """The context of a role that has arrived at a key tile."""
+    if ctx.config.persistent:
+        keys = keys_at(ctx.work, number, ctx.config)
+        return Context(ctx.tensors, ctx.rings, ctx.work, keys, ctx.mods, ctx.slope, ctx.scale, ctx.config)
+    else:
+        return ctx
+
+
+@gluon.jit
+def dense_keys(work, number, config: gl.constexpr):
+    """The keys of a key tile in a dense batch."""
+    shape = work.shape
+    head, n = work.head_and_tile(number)
     if config.deterministic:
         n = shape.tiles - 1 - n  # CTAs wait for those with later keys, which so are launched before
     heads_kv = shape.heads_q // shape.group
@@ -139,26 +194,17 @@ def dense_keys(shape, config: gl.constexpr):
 
 
 @gluon.jit
-def head_and_tile(shape):
-    """Which key head of all batch entries this CTA has, and which key tile of it, by `KeyTileOrder`."""
-    first = gl.program_id(0) // (shape.section * shape.tiles) * shape.section
-    heads = gl.minimum(shape.section, shape.heads - first)
-    number = gl.program_id(0) - first * shape.tiles
-    n = number // heads
-    return first + number - n * heads, n
-
-
-@gluon.jit
-def ragged_keys(shape, sequences, config: gl.constexpr):
-    """The keys of this CTA in sequences end to end: a record of the list of key tiles."""
-    h, n = head_and_tile(shape)
+def ragged_keys(work, number, config: gl.constexpr):
+    """The keys of a key tile in sequences end to end: a record of the list of key tiles."""
+    sequences = work.sequences
+    h, n = work.head_and_tile(number)
     record = sequences.tiles + 2 + 2 * n
     b = gl.load(record)
     q_start, k_start = gl.load(sequences.cu_q + b), gl.load(sequences.cu_k + b)
     seq_q, seq_k = gl.load(sequences.cu_q + b + 1) - q_start, gl.load(sequences.cu_k + b + 1) - k_start
     first = gl.load(record + 1) * config.block_n
     row = padded_start(q_start, b)
-    return Keys(b, h, first, seq_q, seq_k, shape.group, q_start, k_start, gl.to_tensor(0), row)
+    return Keys(b, h, first, seq_q, seq_k, work.shape.group, q_start, k_start, gl.to_tensor(0), row)
 
 
 @gluon.jit
@@ -174,6 +220,7 @@ def publish_visit(slots, index, visit):
     put_field(slots.index(index * FIELDS + 1), visit.h)
     put_field(slots.index(index * FIELDS + 2), visit.flags)
     put_field(slots.index(index * FIELDS + 3), visit.turn)
+    put_field(slots.index(index * FIELDS + 4), visit.number)
 
 
 @gluon.jit
@@ -184,7 +231,8 @@ def read_visit(ctx, state):
     slots = ctx.rings.visits
     row = get_field(slots.index(first))
     h, flags, turn = (slots.index(first + 1), slots.index(first + 2), slots.index(first + 3))
-    return Visit(ctx.keys.b, get_field(h), row, get_field(flags), get_field(turn))
+    number = get_field(slots.index(first + 4))
+    return Visit(ctx.keys.b, get_field(h), row, get_field(flags), get_field(turn), number)
 
 
 @gluon.jit
@@ -209,6 +257,9 @@ def make_rings(config: gl.constexpr):
         stages, parts, fills=4 * parts,
     )  # fmt: skip
     p = ds
+    out = v
+    if not config.by_product:
+        out = make_tiles(parts, rows, config.padded, dtype, config.ragged)
     if config.by_product:
         p = make_pipeline(
             gl.allocate_shared_memory(dtype, [stages, rows, block_m], ds_layout), empty_arrivals(topology, "P"),
@@ -221,6 +272,7 @@ def make_rings(config: gl.constexpr):
         make_pipeline(do, empty_arrivals(topology, "dO"), STAGES),
         ds,
         p,
+        out,
         gl.allocate_shared_memory(gl.float32, [STAGES, 1, block_m], row_layout),
         gl.allocate_shared_memory(gl.float32, [STAGES, 1, block_m], row_layout),
         gl.allocate_shared_memory(gl.float32, [config.dq_buffers, 1, block_m, config.dq_cols], dq_layout),

@@ -4,7 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_wait
 
-from .rows import LANES, ROWS, lane_layout, row_block, row_layout, strided_rows
+from .rows import LANES, ROWS, lane_layout, row_block, row_head, row_layout, strided_rows
 
 
 @gluon.jit
@@ -19,8 +19,8 @@ def finish_kernel(dq, sums, dsinks, cu_q, scale, shape, config: gl.constexpr, ha
     x = gl.load(sums.dq + (rows.own * config.dim_qk)[:, None] + col[None, :], mask=inside, other=0.0)
     gl.store(strided_rows(dq, rows, col), (x * scale).to(dq.pointer.dtype.element_ty), mask=inside)
     if has_sinks:
-        if (gl.program_id(0) == 0) & (gl.program_id(1) < shape.heads_q):
-            sum_sink(sums, dsinks, gl.program_id(1), shape, config)
+        if (gl.program_id(0) == 0) & (row_head() < shape.heads_q):
+            sum_sink(sums, dsinks, row_head(), shape, config)
 
 
 @gluon.jit

@@ -138,7 +138,7 @@ def _main(call: BackwardCall) -> Launch:
         "reads": tuple(_boxes(call, name, *box) for name, box in reads.items()),
         "writes": (*(_boxes(call, name, *box) for name, box in writes.items()), made.dq),
         "numbers": (made.shift, made.delta), "sequences": call.sequences, "scale": checked.forward.scale,
-        "turns": Turns(made.turns, call.shape.padded_q // ROWS),
+        "turns": Turns(made.turns, call.shape.padded_q // ROWS), "counter": torch.zeros(1, dtype=torch.int32),
         "shape": BackwardShape(*sizes, order.tiles, order.section, order.heads),
         **modifier_args(checked.forward),
     }  # fmt: skip
@@ -149,7 +149,10 @@ def _main(call: BackwardCall) -> Launch:
         return backward_source(config, mask, score, slope)
 
     key = (config, mask.key, None if score is None else score.key, checked.key)
-    return Launch("sm90.backward", "sm90", key, source, OPTIONS, choice.grid, args, pdl=True, l2_promotion=256)
+    return Launch(
+        "sm90.backward", "sm90", key, source, OPTIONS, choice.grid, args, persistent=config.persistent, pdl=True,
+        tile_counter="counter", l2_promotion=256,
+    )  # fmt: skip
 
 
 def _finish(call: BackwardCall) -> Launch:

@@ -1,4 +1,5 @@
-"""Producer warp of the Hopper backward: finds the query tiles that the CTA's keys meet, and feeds K, V, Q and dO.
+"""Producer warp of the Hopper backward: takes key tiles, finds query tiles that meet them, and feeds K, V, Q and dO.
+Of the next keys Q and dO are loaded, and K and V after their last readers, while gradients of the last ones leave.
 
 The mask bounds the keys of a tile of rows; here the keys are given and the rows are wanted. So the warp evaluates the
 bounds of 32 query tiles at once, one a lane, and visits those that meet the keys: exact for every mask, no inverse. The
@@ -14,8 +15,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from ...nvidia.pipelines import producer_state
+from ...pieces.scheduler import fetch_next, resolve_next
 from . import config as sizes
-from .context import MASKED, MORE, STAGES, Visit, publish_visit
+from .context import FIRST, MASKED, MORE, STAGES, Visit, at_keys, publish_visit
 
 SEARCH = gl.constexpr(sizes.SEARCH)
 
@@ -34,27 +36,64 @@ class Search:
 
 @gluon.jit
 def load_role(ctx):
-    """Load the keys and values once, then every query tile that meets the keys."""
-    key_state = producer_state(1)
-    load_keys(ctx, ctx.tensors.k, ctx.rings.k, key_state, ctx.config.padded_qk)
-    search, visit = next_visit(ctx, first_search(ctx))
+    """Load key tiles until none is left, and publish that."""
     state = producer_state(STAGES)  # of the rings of Q and dO
+    key_state = producer_state(1)
+    number = gl.program_id(0)
+    total = ctx.work.total()
+    while number < total:
+        state = load_tiles(at_keys(ctx, number), state, key_state, number)
+        key_state = key_state.step()
+        if ctx.config.persistent:
+            taken = fetch_next(ctx.tensors.counter, ctx.work, number)
+            number = resolve_next(ctx.tensors.counter, ctx.work, number, taken)
+        else:
+            number = total
+    if ctx.config.persistent:
+        none = gl.to_tensor(-1)
+        announce_nothing(ctx, state, Visit(ctx.keys.b, none, none, none, none, none))
+
+
+@gluon.jit
+def load_tiles(ctx, state, key_state, number):
+    """Load the keys and values, and every query tile that meets the keys; the state of the slot behind."""
+    search, visit = next_visit(ctx, first_search(ctx), number)
     if visit.row < 0:
-        full = ctx.rings.q.producer_acquire(state)
-        publish_visit(ctx.rings.visits, 0, visit)
-        mbarrier.arrive(full, count=2)
-        mbarrier.arrive(ctx.rings.ds.full(0), count=4 * ctx.config.key_parts)  # for `reduce`, which no dS will reach
+        leave_empty(ctx.rings.k, key_state)
+        leave_empty(ctx.rings.v, key_state)
+        leave_empty(ctx.rings.do, state)
+        announce_nothing(ctx, state, visit)
+        state = state.step()
     pending = gl.to_tensor(True)
     while visit.row >= 0:
         load_rows(ctx, (ctx.tensors.q, ctx.tensors.shift), ctx.rings.q, ctx.rings.shift, state, visit)
-        search, following = next_visit(ctx, search)  # while Q is on its way
-        announce(ctx, state, visit, following)
         if pending:
+            load_keys(ctx, ctx.tensors.k, ctx.rings.k, key_state, ctx.config.padded_qk)
+        search, following = next_visit(ctx, search, number)  # while Q is on its way
+        announce(ctx, state, visit, following)
+        load_rows(ctx, (ctx.tensors.do, ctx.tensors.delta), ctx.rings.do, ctx.rings.delta, state, visit)
+        if pending:  # behind dO, which is needed no later
             load_keys(ctx, ctx.tensors.v, ctx.rings.v, key_state, ctx.config.padded_v)
             pending = gl.to_tensor(False)
-        load_rows(ctx, (ctx.tensors.do, ctx.tensors.delta), ctx.rings.do, ctx.rings.delta, state, visit)
         state = state.step()
         visit = following
+    return state
+
+
+@gluon.jit
+def leave_empty(ring, state):
+    """A slot without bytes: nothing is read of it."""
+    mbarrier.arrive(ring.producer_acquire(state), count=1)
+
+
+@gluon.jit
+def announce_nothing(ctx, state, visit):
+    """Publish that no query tile meets the keys, or that no keys are left: a slot without a tile."""
+    full = ctx.rings.q.producer_acquire(state)
+    publish_visit(ctx.rings.visits, state.index + STAGES * (state.phase ^ 1), visit)
+    mbarrier.arrive(full, count=2)
+    full = ctx.rings.ds.producer_acquire(state)  # for `reduce`, which no dS reaches
+    mbarrier.arrive(full, count=4 * ctx.config.key_parts)
 
 
 @gluon.jit
@@ -82,8 +121,8 @@ def load_rows(ctx, sources, ring, numbers, state, visit):
 @gluon.jit
 def announce(ctx, state, visit, following):
     """Publish a visit, and whether another one follows; Q of its slot is full when it has arrived, too."""
-    flags = visit.flags | gl.where(following.row >= 0, MORE, 0)
-    visit = Visit(visit.b, visit.h, visit.row, flags, visit.turn)
+    flags = visit.flags | gl.where(following.row >= 0, MORE, 0) | (ctx.keys.first << FIRST)
+    visit = Visit(visit.b, visit.h, visit.row, flags, visit.turn, visit.number)
     publish_visit(ctx.rings.visits, state.index + STAGES * (state.phase ^ 1), visit)
     mbarrier.arrive(ctx.rings.q.full(state.index), count=1)
 
@@ -96,7 +135,7 @@ def first_search(ctx):
 
 
 @gluon.jit
-def next_visit(ctx, search):
+def next_visit(ctx, search, number):
     """(search, visit): the next tile that meets the keys; its row is -1 if there is none."""
     keys = ctx.keys
     tiles = query_tiles(ctx)
@@ -111,7 +150,7 @@ def next_visit(ctx, search):
     flags = gl.sum(gl.where(lane == found, search.masked, 0), 0)
     row = gl.where(found < SEARCH, first_row(ctx, search.block + found), -1)
     turn = gl.sum(gl.where(lane == found, search.turn, 0), 0)
-    visit = Visit(keys.b, search.h, row, flags, turn)
+    visit = Visit(keys.b, search.h, row, flags, turn, number)
     return Search(search.h, search.block, search.meets, search.masked, search.turn, found), visit
 
 

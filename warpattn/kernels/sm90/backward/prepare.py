@@ -12,7 +12,7 @@ from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents
 
 from ...pieces.softmax import LOG2_E
-from .rows import ROWS, row_block, row_layout, strided_rows
+from .rows import ROWS, row_block, row_head, row_layout, strided_rows
 
 
 @gluon.jit
@@ -39,9 +39,9 @@ def prepare_kernel(
     if has_sinks:
         sink = gl.load(statistics.sinks + rows.h)
         part = gl.where(seen, gl.exp2((sink - lse) * LOG2_E), 0.0) * delta
-        at = gl.program_id(1).to(gl.int64) * gl.num_programs(0) + gl.program_id(0)
+        at = row_head().to(gl.int64) * gl.num_programs(0) + gl.program_id(0)
         gl.store(made.dsinks + at, -gl.sum(part, 0))
     if config.deterministic:
-        gl.store(made.turns + gl.program_id(1) * gl.num_programs(0) + gl.program_id(0), 0)
+        gl.store(made.turns + row_head() * gl.num_programs(0) + gl.program_id(0), 0)
     zero = gl.zeros([ROWS, config.padded], gl.float32, layout)
     gl.store(made.dq + (rows.own * config.dim_qk)[:, None] + col[None, :], zero, mask=(col < config.dim_qk)[None, :])

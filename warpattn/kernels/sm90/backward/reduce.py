@@ -17,22 +17,42 @@ from ...nvidia.pipelines import consumer_state
 from ..layouts import accumulator_layout
 from . import config as sizes
 from .attend import held_tile
-from .context import STAGES, read_visit
+from .context import STAGES, at_keys, read_visit
 
 ROWS = gl.constexpr(sizes.ROWS)
 
 
 @gluon.jit
 def reduce_role(ctx):
-    """Add dQ of every visited tile to global memory."""
+    """Add dQ of every visited tile of every key tile to global memory."""
+    state = consumer_state(ctx.config.ds_stages)
+    visit_state = consumer_state(STAGES)
+    held = consumer_state(1)
+    ctx.rings.ds.consumer_wait(state)  # the first dS is there, or the word that no tile meets the keys
+    visit = read_visit(ctx, visit_state)
+    more = visit.number >= 0
+    while more:
+        state, visit_state = add_tiles(at_keys(ctx, visit.number), visit, state, visit_state, held)
+        held = held.step()
+        more = gl.to_tensor(False)
+        if ctx.config.persistent:
+            ctx.rings.ds.consumer_wait(state)
+            visit = read_visit(ctx, visit_state)
+            more = visit.number >= 0
+    tma.store_wait(0)  # shared memory must outlive the last copy's reads
+
+
+@gluon.jit
+def add_tiles(ctx, visit, state, visit_state, held):
+    """Add dQ of every visited tile of a key tile; the states of the slots behind."""
     config: gl.constexpr = ctx.config
     rings = ctx.rings
-    state = consumer_state(config.ds_stages)
-    visit_state = consumer_state(STAGES)
-    rings.ds.consumer_wait(state)  # the first dS is there, or the word that no tile meets the keys
-    visit = read_visit(ctx, visit_state)
-    rings.k.consumer_wait(consumer_state(1))
+    rings.k.consumer_wait(held)
     more = visit.row >= 0
+    if visit.row < 0:
+        rings.ds.consumer_release(state)  # a slot without dS
+        state = state.step()
+        visit_state = visit_state.step()
     turn = ctx.tensors.turns
     began = gl.to_tensor(False)
     while more:
@@ -54,7 +74,8 @@ def reduce_role(ctx):
         visit_state = visit_state.step()
     if config.deterministic:
         pass_turn(turn, began)
-    tma.store_wait(0)  # shared memory must outlive the last copy's reads
+    rings.k.consumer_release(held)
+    return state, visit_state
 
 
 @gluon.jit

@@ -40,11 +40,18 @@ def lane_layout():
 
 
 @gluon.jit
+def row_head():
+    """The head of this program, the last one first: L2 holds what the first heads of the main kernel need when the
+    kernel before it ends, and dQ of its last ones when it ends itself."""
+    return gl.num_programs(1) - 1 - gl.program_id(1)
+
+
+@gluon.jit
 def row_block(shape, cu_q, config: gl.constexpr):
     """The rows of this program; grid (blocks of ROWS padded rows, heads)."""
     lane: gl.constexpr = gl.SliceLayout(1, row_layout(config.padded))
     first = gl.program_id(0) * ROWS
-    head = gl.program_id(1)
+    head = row_head()
     i = gl.arange(0, ROWS, lane)
     own = head.to(gl.int64) * shape.padded_q + first + i
     if config.ragged:

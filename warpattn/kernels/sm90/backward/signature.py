@@ -62,6 +62,7 @@ def backward_source(
         "writes": (_rows(config, config.rows, qk), _rows(config, config.rows, v), dq),
         "numbers": (numbers, numbers),
         "turns": Turns("*i32", "i32"),
+        "counter": "*i32",
         "sequences": Sequences("*i32", "*i32", "*i32"),
         "scale": "fp32",
         "shape": int32_fields(BackwardShape),
