@@ -39,10 +39,11 @@ def test_a_division_by_zero_whose_result_is_used(op):
     assert divided("chosen", 50, divisor=0)[0].clean, "its result is not chosen where the divisor is 0"
 
 
-def test_a_scalar_division_by_zero_that_a_loop_runs_by():
+@pytest.mark.parametrize("kernel", [kernels.loop_kernel, kernels.while_kernel])
+def test_a_scalar_division_by_zero_that_a_loop_runs_by(kernel):
     out = np.zeros(1, np.int32)
-    assert run(kernels.loop_kernel, (1,), {"out": out, "n": 12, "step": 3}).clean and out[0] == 6
-    report = run(kernels.loop_kernel, (1,), {"out": out, "n": 12, "step": 0})
+    assert run(kernel, (1,), {"out": out, "n": 12, "step": 3}).clean and out[0] == 6
+    report = run(kernel, (1,), {"out": out, "n": 12, "step": 0})
     assert [found.kind for found in report.findings] == ["DivisionByZero"], report
 
 

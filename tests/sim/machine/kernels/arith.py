@@ -30,6 +30,16 @@ def loop_kernel(out, n, step):
 
 
 @triton.jit
+def while_kernel(out, n, step):
+    """The same, with a condition that is computed anew before every turn."""
+    total, i = 0, 0
+    while i < n // step:
+        total += i
+        i += 1
+    tl.store(out, total)
+
+
+@triton.jit
 def collide_kernel(x, out, width, BLOCK: tl.constexpr):
     """Lane i writes x[i] to out[i % width]."""
     at = tl.arange(0, BLOCK)
