@@ -3,9 +3,9 @@
 Not for `make test-engine`, whose vLLM is the one for CPUs. On a machine with a card and vLLM:
 
     python -m pytest -m engine -W default tests/engine/test_vllm_card.py -k images
-    python -m pytest -m engine -W default tests/engine/test_vllm_card.py -k invariance  # vLLM reads its environment once
+    python -m pytest -m engine -W default tests/engine/test_vllm_card.py -k invariance
 
-(`-W default`: warnings of vLLM's own packages are no errors there.)
+Each in a process of its own: vLLM reads its environment once. `-W default`: warnings of its packages are no errors.
 """
 
 from __future__ import annotations

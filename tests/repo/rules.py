@@ -12,6 +12,7 @@ from pathlib import PurePosixPath
 
 FILE_LINES = 400
 FILE_LINES_HARD = 500
+CONFIG_FIELDS = 12
 HOST_LINES = 60
 DEVICE_LINES = 120
 PARAMETERS = 8
@@ -81,6 +82,14 @@ def functions(path: str, text: str) -> Iterator[str]:
         allowed = _parameters_allowed(path, function)
         if count > allowed:
             yield f"{where} has {count} parameters; at most {allowed} (put what belongs together into one value)"
+
+
+def config_fields(path: str, text: str) -> Iterator[str]:
+    """A configuration has at most 12 fields of its own; those that belong together are one value."""
+    for node in (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef)):
+        count = sum(isinstance(statement, ast.AnnAssign) for statement in node.body)
+        if node.name.endswith("Config") and count > CONFIG_FIELDS:
+            yield f"{path}:{node.lineno} {node.name} has {count} fields; at most {CONFIG_FIELDS}"
 
 
 def module_docstring(path: str, text: str) -> Iterator[str]:

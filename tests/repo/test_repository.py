@@ -79,7 +79,7 @@ MARKDOWN = [path for path in FILES if path.endswith(".md") and rules.python_bloc
 
 @pytest.mark.parametrize(
     "check",
-    [rules.file_length, rules.functions, rules.module_docstring, arrows.import_arrows],
+    [rules.file_length, rules.functions, rules.config_fields, rules.module_docstring, arrows.import_arrows],
     ids=lambda f: f.__name__,
 )
 def test_python_files(check):

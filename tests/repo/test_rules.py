@@ -62,6 +62,12 @@ def test_parameters(path, decorator, name, limit):
     )
 
 
+@pytest.mark.parametrize(("name", "fields", "found"), [("AConfig", 12, 0), ("AConfig", 13, 1), ("Problem", 13, 0)])
+def test_config_fields(name, fields, found):
+    text = f"class {name}:\n" + "    x: int\n" * fields
+    assert _found(rules.config_fields, "a.py", text).count("13 fields; at most 12") == found
+
+
 def test_self_is_not_a_parameter_but_star_arguments_are():
     tree = rules.ast.parse("class A:\n    def f(self, a, /, b, *c, d, **e): ...")
     assert rules.parameters(tree.body[0].body[0]) == ["a", "b", "d", "c", "e"]

@@ -14,9 +14,11 @@ from warpattn.problem.element import Element
 from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, PlanOptions
 from warpattn.problem.scales import eight_bit_of
 
+from ..operand_format import OperandFormat
 from ..prefill.config import CONSUMER_ROWS, SMEM_LIMIT, pad_dim
+from ..registers import Registers
 from ..widths import MOST_VALUES
-from .config import LEAST_BOX, DecodeConfig, LengthSums, Overlap, Registers, Schedule, StreamConfig, SwapAB
+from .config import LEAST_BOX, REGISTERS, DecodeConfig, LengthSums, Overlap, Schedule, StreamConfig, SwapAB
 
 MAX_TOKENS = 16
 MANY_KEYS = 512  # with fewer dense keys the prefill kernel is faster
@@ -115,7 +117,7 @@ def choose_tiles(
         ctas = 2 if wide <= SHORT_ROW and not gathers and (box or not columns) else 1
     largest = max(TILE_BYTES // (element.bytes * wide), CONSUMER_ROWS) if columns else 128 if wide <= 128 else 64
     block_n = 64 if gathers or ctas > 1 else largest  # pointers of more rows exceed the producer's registers
-    config = DecodeConfig(element, dim_qk, dim_v, block_n, 2, box or None, ctas=ctas)
+    config = DecodeConfig(OperandFormat(element, dim_qk, dim_v), block_n, 2, box or None, ctas=ctas)
     if columns:
         config = replace(config, swap_ab=SwapAB(columns, next(n for n in (4, 8, 16) if rows <= n)))
     if gathers:
@@ -132,18 +134,16 @@ def eight_bit_tiles(problem: Problem, rows: int, ctas: int | None = None) -> Dec
     wide = max(pad_dim(problem.dim_qk), pad_dim(problem.dim_v), CONSUMER_ROWS)
     columns = next((size for size in EIGHT_BIT_COLUMNS if rows <= size), EIGHT_BIT_COLUMNS[-1])
     ctas = ctas or (2 if wide <= SHORT_ROW else 1)
-    config = DecodeConfig(
-        problem.element, problem.dim_qk, problem.dim_v, EIGHT_BIT_TILE // (ctas * wide), 2, box or None, ctas=ctas,
-        eight_bit=eight_bit_of(problem),
-        swap_ab=SwapAB(columns, next((n for n in (4, 8, 16) if rows <= n), columns)),
-    )  # fmt: skip
+    operands = OperandFormat(problem.element, problem.dim_qk, problem.dim_v, eight_bit_of(problem))
+    swap_ab = SwapAB(columns, next((n for n in (4, 8, 16) if rows <= n), columns))
+    config = DecodeConfig(operands, EIGHT_BIT_TILE // (ctas * wide), 2, box or None, ctas=ctas, swap_ab=swap_ab)
     return replace(config, registers=registers_of(config), stages=most_stages(config))
 
 
 def registers_of(config: DecodeConfig) -> Registers:
     """Registers of the roles; two blocks of an SM share what one has."""
     producer = 40 if config.scale_bytes == 0 else 88  # with addresses of scales it spilled: 1.02 for 1.31 (H200)
-    return Registers() if config.ctas == 1 else Registers((2 * config.max_registers - producer) // 8 * 8, producer)
+    return REGISTERS if config.ctas == 1 else Registers((2 * config.max_registers - producer) // 8 * 8, producer)
 
 
 def most_stages(config: DecodeConfig, in_flight: int = IN_FLIGHT) -> int:

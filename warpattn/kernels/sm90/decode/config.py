@@ -13,11 +13,13 @@ from typing import Any, TypeVar
 
 from warpattn.kernels.topology import Edge, Role, Topology
 from warpattn.problem.element import Element
-from warpattn.problem.scales import EightBit
 
+from ..operand_format import OperandFormat, WithOperands
 from ..prefill.config import CONSUMER_ROWS, KeyTileSizes, pad_dim
+from ..registers import Registers
 
 GROWTH = 512  # keys: an SM reads them in about the time that a second work item costs it (bench/notes.md)
+REGISTERS = Registers(240, 152)  # of one CTA on an SM
 LEAST_BOX = 8  # rows: the swizzle of shared memory repeats after 8, and a copy must start where it does
 WARPGROUP = 128  # threads
 
@@ -89,24 +91,13 @@ class SwapAB:
 
 
 @dataclass(frozen=True)
-class Registers:
-    """Registers a thread of each role, after reallocation."""
-
-    consumer: int = 240
-    producer: int = 152
-
-
-@dataclass(frozen=True)
-class StreamConfig:
+class StreamConfig(WithOperands):
     """What decode and latent attention share: a stream of key tiles, its schedule, and the combination of parts."""
 
-    element: Element  # of q, keys, values and out
-    dim_qk: int
-    dim_v: int
+    operands: OperandFormat
     block_n: int  # keys of a tile
     stages: int  # slots of each ring
     page_box: int | None = None  # rows of a page that one copy may read, a power of two; None: keys in one piece
-    eight_bit: EightBit | None = None  # of keys and values
     schedule: Schedule = Schedule()
     combine: Combine = Combine()
 
@@ -157,7 +148,7 @@ class DecodeConfig(KeyTileSizes, StreamConfig):
 
     ctas: int = 1  # per SM
     swap_ab: SwapAB | None = None
-    registers: Registers = Registers()
+    registers: Registers = REGISTERS
     overlap: Overlap = Overlap()
 
     def padded(self, dim: int) -> int:

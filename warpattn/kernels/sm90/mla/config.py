@@ -25,8 +25,10 @@ from warpattn.problem.element import Element
 from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, PlanOptions
 
 from ..decode.choice import alone_on_sms, check_takes, describe, explain, invariant, partitions, schedule_of
-from ..decode.config import Combine, Registers, StreamConfig
+from ..decode.config import Combine, StreamConfig
+from ..operand_format import OperandFormat
 from ..prefill.config import CONSUMER_ROWS
+from ..registers import Registers
 
 BLOCK_N = 32  # keys of a tile
 STAGES = 4
@@ -113,7 +115,7 @@ def choose_tiles(element: Element, page_size: int = 0) -> MlaConfig:
     """The configuration for `page_size` keys a page (0: not paged). A head has at least 16 rows of 512 columns, too
     many for the last CTA alone to combine."""
     box = min(page_size & -page_size, BLOCK_N) or None
-    return MlaConfig(element, *LATENT, BLOCK_N, STAGES, box, combine=Combine(separate_kernel=True))
+    return MlaConfig(OperandFormat(element, *LATENT), BLOCK_N, STAGES, box, combine=Combine(separate_kernel=True))
 
 
 def choose(problem: Problem, target: Arch, *, options: PlanOptions = DEFAULT_OPTIONS) -> Choice:

@@ -21,6 +21,7 @@ from warpattn.problem.element import ELEMENT_OF
 from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, PlanOptions
 from warpattn.problem.operands import COPY_RULE
 
+from ..registers import Registers
 from ..widths import block_words
 from .config import ALIGNMENT, SMEM_LIMIT, SM90Config, is_masked, stored, usual_config
 from .rates import ALONE, LAUNCH_US, Rate, TileShape, rate_of, row_words, tiles_of
@@ -31,7 +32,7 @@ PACKED_GAIN = 0.97  # the same of the usual tile with several heads: key tiles a
 SPLIT_GAIN = 0.9  # the same of keys in parts
 SHORT_KEYS = 512  # up to which a section has a head an SM: 64 x 256 was 1.04 times as fast, 128 x 128 1.16 times (H200)
 MANY = 8  # tiles an SM from which on their order matters little
-REGISTERS = {1: (232, 24), 2: (240, 24), 3: (160, 32), 4: (112, 32)}  # of a consumer's threads and the producer's
+REGISTERS = {1: Registers(232, 24), 2: Registers(240, 24), 3: Registers(160, 32), 4: Registers(112, 32)}  # by consumers
 OTHER_REGISTERS = 30  # of a thread, beside scores, weights and output
 LEAST_KEYS = 1024  # of a part
 FEW = 2  # tiles an SM up to which keys may be split
@@ -193,14 +194,14 @@ def other_tiles(usual: SM90Config, tiles: Iterable[TileShape]) -> Iterator[SM90C
 def with_tile(usual: SM90Config, tile: TileShape) -> Iterator[SM90Config]:
     """The configuration with another tile and the deepest rings that shared memory holds, if that holds two slots and
     registers the tile."""
-    registers, producer = REGISTERS[tile.consumers]
-    if tile.keys // 2 + usual.padded_v // 2 + tile.keys // 4 + OTHER_REGISTERS > registers:
+    registers = REGISTERS[tile.consumers]
+    if tile.keys // 2 + usual.padded_v // 2 + tile.keys // 4 + OTHER_REGISTERS > registers.consumer:
         return
+    if tile.ctas == 1:
+        registers = replace(registers, producer=max(registers.producer, usual.registers.producer))
     config = replace(
         usual, consumers=tile.consumers, block_n=tile.keys, store_parts=usual.v_parts, ctas=tile.ctas,
-        consumer_registers=registers,
-        producer_registers=producer if tile.ctas > 1 else max(producer, usual.producer_registers),
-        take_turns=tile.consumers in (2, 3),
+        registers=registers, take_turns=tile.consumers in (2, 3),
     )  # fmt: skip
     slots = dict.fromkeys((256 // tile.keys, 4, 3, 2))
     rings = (stored(replace(config, q_stages=q, kv_stages=kv)) for q in (2, 1) for kv in slots)

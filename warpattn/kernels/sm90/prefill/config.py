@@ -13,9 +13,11 @@ from warpattn.kernels.pieces.scheduler_sizes import SPLIT_TILE_FIELDS, TILE_FIEL
 from warpattn.kernels.topology import BARRIER_BYTES, Edge, Role, Signal, Topology
 from warpattn.problem import Problem
 from warpattn.problem.element import ELEMENT_OF, FP16, Element
-from warpattn.problem.scales import EightBit, eight_bit_of
+from warpattn.problem.scales import eight_bit_of
 
 from ..eight_bit import multiplies_bytes
+from ..operand_format import OperandFormat, WithOperands
+from ..registers import Registers
 from ..widths import block_columns, pad_dim, split_dim
 
 CONSUMER_ROWS = 64  # rows of one warpgroup: M of wgmma
@@ -28,14 +30,10 @@ LEFT_SLOTS = 8  # two for each warpgroup, see doubt.py
 CONVERT = "convert"  # the role that makes 16-bit tiles of 8-bit ones, see convert.py
 
 
-class KeyTileSizes:
+class KeyTileSizes(WithOperands):
     """Sizes that follow from the element, the head dims and the keys of a tile of a config."""
 
-    element: Element
-    dim_qk: int
-    dim_v: int
     block_n: int
-    eight_bit: EightBit | None  # of keys and values in memory
 
     @cached_property
     def operand(self) -> Element:
@@ -101,24 +99,18 @@ class SM90Config(KeyTileSizes):
     columns after the other.
     """
 
-    element: Element  # of products; and of out, unless that is another
-    dim_qk: int
-    dim_v: int
+    operands: OperandFormat
     consumers: int
     block_n: int
     kv_stages: int
     q_stages: int
     store_parts: tuple[int, ...]
-    consumer_registers: int
-    producer_registers: int
+    registers: Registers
     take_turns: bool  # warpgroups issue to the tensor core in a fixed order
     packed: int = 1  # query heads of a tile, a power of two that divides the group: rows are (token, head)
     held_parts: int = 0  # last parts of Q that a warpgroup keeps in registers, as wgmma waits for shared memory
     split: bool = False  # keys of a tile are shared out over CTAs; outputs of parts are in fp32
     ctas: int = 1  # on an SM
-    eight_bit: EightBit | None = None  # of keys and values in memory
-    out_element: Element | None = None
-    first_value: int = 0  # column of values and output that its `dim_v` begin with, see `value_blocks`
 
     @property
     def v_stages(self) -> int:
@@ -128,7 +120,16 @@ class SM90Config(KeyTileSizes):
     @property
     def out(self) -> Element:
         """Of the output."""
-        return self.out_element or self.element
+        return self.operands.out_element or self.element
+
+    @property
+    def first_value(self) -> int:
+        """Column of values and output that its `dim_v` begin with."""
+        return self.operands.first_value
+
+    def from_value(self, column: int) -> SM90Config:
+        """The same for values from a column on."""
+        return replace(self, operands=replace(self.operands, first_value=column))
 
     @property
     def converts(self) -> bool:
@@ -278,7 +279,7 @@ class SM90Config(KeyTileSizes):
     def topology_with(self, tile_fields: int) -> Topology:
         """The same for a kernel that publishes `tile_fields` int32 of a tile with each Q slot."""
         attend = tuple(f"attend {wg}" for wg in range(self.consumers))
-        roles = [Role(name, 4, self.consumer_registers) for name in attend]
+        roles = [Role(name, 4, self.registers.consumer) for name in attend]
         filling, readers, signals = "load", attend, ()
         if self.converts:
             roles.append(Role(CONVERT, 4, CONVERT_REGISTERS))
@@ -292,7 +293,7 @@ class SM90Config(KeyTileSizes):
         )
         fields = 4 * (tile_fields * self.q_stages + LEFT_SLOTS) + AGAIN_BARRIERS * BARRIER_BYTES
         private = self.out_bytes + fields + self.scale_bytes + self.factor_bytes
-        return Topology((*roles, Role("load", 1, self.producer_registers)), edges, private, signals)
+        return Topology((*roles, Role("load", 1, self.registers.producer)), edges, private, signals)
 
     @property
     def smem_bytes(self) -> int:
@@ -322,35 +323,36 @@ def choose_config(element: Element, dim_qk: int, dim_v: int, seq_q: int, masked:
     """
     qk, v = split_dim(dim_qk), split_dim(dim_v)
     wide, held = max(sum(qk), sum(v)), int(len(qk) > 1)
+    operands = OperandFormat(element, dim_qk, dim_v)
     if sum(qk) > WIDE_QUERIES:
         why = f"queries of > {WIDE_QUERIES} columns: 32 keys a tile, one query tile, output stored in column blocks"
-        return stored(SM90Config(element, dim_qk, dim_v, 2, 32, 2, 1, v, 240, 24, False)), why
+        return stored(SM90Config(operands, 2, 32, 2, 1, v, Registers(240, 24), False)), why
     if wide <= 64 and masked and seq_q <= SHORT_ROWS:
         why = f"head dim <= 64, a mask and at most {SHORT_ROWS} queries: 128-row tiles waste less of the diagonal"
-        return SM90Config(element, dim_qk, dim_v, 2, 128, 4, 2, v, 240, 24, True), why
+        return SM90Config(operands, 2, 128, 4, 2, v, Registers(240, 24), True), why
     if wide <= 64:
         why = "head dim <= 64: exponentials take as long as products, so three warpgroups hide them better"
-        return SM90Config(element, dim_qk, dim_v, 3, 128, 2, 2, v, 160, 32, True), why
+        return SM90Config(operands, 3, 128, 2, 2, v, Registers(160, 32), True), why
     if wide <= 128:
         why = "head dim <= 128: two warpgroups and 128 keys fill registers and shared memory with two query tiles"
-        return SM90Config(element, dim_qk, dim_v, 2, 128, _stages(wide), 2, v, 240, 24, True), why
+        return SM90Config(operands, 2, 128, _stages(wide), 2, v, Registers(240, 24), True), why
     if wide <= 160 or (wide <= 192 and sum(v) <= 128):
         why = "head dim <= 160, or <= 192 with values of <= 128: 128 keys a tile, with one query tile they fit"
         held = held if wide > 160 else 0
-        return stored(SM90Config(element, dim_qk, dim_v, 2, 128, 2, 1, v, 240, 24, True, held_parts=held)), why
+        return stored(SM90Config(operands, 2, 128, 2, 1, v, Registers(240, 24), True, held_parts=held)), why
     if wide < 256:
         why = "head dim > 160: 64 keys a tile, one query tile, the last part of Q in registers"
-        return stored(SM90Config(element, dim_qk, dim_v, 2, 64, 2, 1, v, 240, 24, True, held_parts=held)), why
+        return stored(SM90Config(operands, 2, 64, 2, 1, v, Registers(240, 24), True, held_parts=held)), why
     why = "head dim > 224: 64 keys a tile, one query tile, output stored in column blocks, to fit shared memory"
-    return stored(SM90Config(element, dim_qk, dim_v, 2, 64, 2, 1, v, 240, 24, False)), why
+    return stored(SM90Config(operands, 2, 64, 2, 1, v, Registers(240, 24), False)), why
 
 
 def _eight_bit_config(problem: Problem, seq_q: int) -> tuple[SM90Config, str]:
     """The same for 8-bit keys and values: a warpgroup converts them, so two consumer warpgroups have to do."""
     config, why = choose_config(ELEMENT_OF[problem.dtype], problem.dim_qk, problem.dim_v, min(seq_q, SHORT_ROWS), True)
     config = replace(
-        config, eight_bit=eight_bit_of(problem), store_parts=config.v_parts,
-        consumer_registers=CONVERT_CONSUMER, producer_registers=CONVERT_PRODUCER,
+        config, operands=replace(config.operands, eight_bit=eight_bit_of(problem)), store_parts=config.v_parts,
+        registers=Registers(CONVERT_CONSUMER, CONVERT_PRODUCER),
     )  # fmt: skip
     return stored(config), f"{why}; a warpgroup more converts tiles to 16 bits in the slots where they arrive"
 
@@ -360,16 +362,14 @@ def products_config(problem: Problem) -> tuple[SM90Config, str]:
     v = (pad_dim(problem.dim_v),)
     wide = max(pad_dim(problem.dim_qk), *v)
     three = wide <= 64 and problem.seq_q > SHORT_ROWS and not is_masked(problem)
-    consumers, registers, producer = (3, 160, 32) if three else (2, 240, 24)
+    consumers, registers = (3, Registers(160, 32)) if three else (2, Registers(240, 24))
     kv_stages, q_stages = (4, 2) if wide <= 128 else (2, 1)
     why = "products of 8 bits: two warpgroups hold scores, weights and output"
     if three:
         why = "products of 8 bits, head dim <= 64, many queries, no mask: three warpgroups hide exponentials better"
     element, out = ELEMENT_OF[problem.kv_dtype or problem.dtype], ELEMENT_OF[problem.dtype]
-    config = SM90Config(
-        element, problem.dim_qk, problem.dim_v, consumers, 128, kv_stages, q_stages, v, registers, producer, three,
-        eight_bit=eight_bit_of(problem), out_element=out,
-    )  # fmt: skip
+    operands = OperandFormat(element, problem.dim_qk, problem.dim_v, eight_bit_of(problem), out)
+    config = SM90Config(operands, consumers, 128, kv_stages, q_stages, v, registers, three)
     return stored(config), why
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -51,7 +50,7 @@ def attention_launch(
 ) -> Launch:
     """The launch of the attention kernel for values from column `first_value` on; where keys are split, out and lse of
     `x` are the workspace's."""
-    problem, config = checked.problem, replace(choice.config, first_value=first_value)
+    problem, config = checked.problem, choice.config.from_value(first_value)
     mask, score = programs(checked)
     scale = checked.scale if config.eight_bit is None else call_scales(checked.scale, x, sequence)
     args = {

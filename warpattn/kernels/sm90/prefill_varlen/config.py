@@ -89,7 +89,7 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
     box, box_why = _box(problem.page_size, tiles.block_n)
     if problem.page_size and problem.kv_dtype is None:
         keys = tiles.block_n if box else min(tiles.block_n, COPIED_KEYS)
-        tiles = replace(tiles, producer_registers=PAGED_REGISTERS, block_n=keys)
+        tiles = replace(tiles, registers=replace(tiles.registers, producer=PAGED_REGISTERS), block_n=keys)
     near = replace(usual, batch=1, seq_q=_near(usual.seq_q), seq_k=_near(usual.seq_k))
     best, why = _pack(near, tiles, why, options.batch_invariant)
     parts, split_why = 1, ""

@@ -82,7 +82,7 @@ def attention_launch(
 ) -> Launch:
     """Attention of the blocks in the list, for values from column `first_value` on."""
     config, problem = choice.config, checked.problem
-    config = replace(config, tiles=replace(config.tiles, first_value=first_value))
+    config = replace(config, tiles=config.tiles.from_value(first_value))
     packed, split = config.tiles.packed, config.tiles.split
     mask, score = programs(checked)
     q = clipped_maps("q", x.q, config.tiles.wg_tokens, config.tiles.qk_parts, packed)
