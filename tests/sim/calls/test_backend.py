@@ -62,7 +62,7 @@ def test_without_keys():
 
 
 def test_what_it_does_not_take_is_one_error():
-    q, k, v = tensors(dtype=torch.float32, dim=264)
+    q, k, v = tensors(dtype=torch.float32, dim=520)
     with pytest.raises(wa.AttentionError) as caught:
         wa.attention(q, k, v, backend=BACKEND)
     assert len(caught.value.reasons) == 2  # dtype, head dims

@@ -116,4 +116,4 @@ def test_what_vllm_asks_before_it_chooses(latent):
     assert backend.get_impl_cls() is latent.WarpattnMLAImpl and backend.get_builder_cls() is latent.WarpattnMLABuilder
     assert backend.get_supported_kernel_block_sizes() == [vllm_double.MultipleOf(16)]
     found = [backend.supports_compute_capability(card(major=m, minor=0)) for m in (8, 9, 10)]
-    assert found == [False, True, False], "prompts of head dim 192: not on Blackwell"
+    assert found == [False, True, True], "kernels for prompts of head dim 192"

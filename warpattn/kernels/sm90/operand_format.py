@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from warpattn.problem.element import Element
 from warpattn.problem.scales import EightBit
@@ -21,22 +23,18 @@ class OperandFormat:
 
 
 class WithOperands:
-    """A configuration whose operands are read by their names."""
+    """A configuration whose operands are read by their names, as often as other fields: by attrgetter, without a call
+    of a function."""
 
     operands: OperandFormat
 
-    @property
-    def element(self) -> Element:
-        return self.operands.element
-
-    @property
-    def dim_qk(self) -> int:
-        return self.operands.dim_qk
-
-    @property
-    def dim_v(self) -> int:
-        return self.operands.dim_v
-
-    @property
-    def eight_bit(self) -> EightBit | None:
-        return self.operands.eight_bit
+    if TYPE_CHECKING:
+        element: Element
+        dim_qk: int
+        dim_v: int
+        eight_bit: EightBit | None
+    else:
+        element = property(attrgetter("operands.element"))
+        dim_qk = property(attrgetter("operands.dim_qk"))
+        dim_v = property(attrgetter("operands.dim_v"))
+        eight_bit = property(attrgetter("operands.eight_bit"))
