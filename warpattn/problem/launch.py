@@ -22,6 +22,7 @@ class PlanOptions:
 
 
 DEFAULT_OPTIONS = PlanOptions()
+INVARIANT = "one part, so that a sequence's sums are in the same order whatever else is in the batch"
 
 
 @dataclass(frozen=True)

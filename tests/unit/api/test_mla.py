@@ -147,7 +147,7 @@ def compiled_for_blackwell(page: int, heads: int):
     from warpattn.masks import Causal
     from warpattn.problem.element import BF16
 
-    config = LatentConfig(BF16, DIM, DIM_V, page, splitk_partitions=1 if page else 4)
+    config = LatentConfig(BF16, DIM, DIM_V, page_size=page, splitk_partitions=1 if page else 4)
     mask = Causal().program()
     traits = Traits("paged" if page else "dense", heads, has_sinks=not page, has_lse=True)
     source = latent_source(config, traits, Program((mask.keep, *mask.span), mask.tensors), None)

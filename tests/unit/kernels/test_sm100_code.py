@@ -170,7 +170,7 @@ WIDE = {  # dims of queries and of values, sequences, keys in parts, page size
 def test_wide_heads(name: str) -> None:
     dim_qk, dim_v, kind, parts, page = WIDE[name]
     rows, keys = (128, 64) if max(dim_qk, dim_v) <= 256 else (64, 32)
-    config = WideConfig(BF16, dim_qk, dim_v, rows, keys, page, parts)
+    config = WideConfig(BF16, dim_qk, dim_v, rows, keys, page_size=page, splitk_partitions=parts)
     mask = Causal().program()
     program = Program((mask.keep, *mask.span), mask.tensors)
     source = wide_source(config, Traits(kind, 2, False, True), program, None)

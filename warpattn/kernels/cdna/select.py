@@ -10,7 +10,7 @@ from dataclasses import replace
 from warpattn.problem import Problem, is_latent
 from warpattn.problem.arch import Arch
 from warpattn.problem.element import Element
-from warpattn.problem.launch import Choice
+from warpattn.problem.launch import INVARIANT, Choice
 from warpattn.problem.operands import COPY_RULE
 from warpattn.problem.scales import eight_bit_of
 
@@ -19,7 +19,6 @@ from .config import Buffers, CDNAConfig, Traits, pad_dim
 LATENT_ROWS = 32  # of latent attention: a wave holds 576 columns of all queries and 128 of 512 columns of the output
 DECODE_TOKENS = 16  # with more queries per sequence a call is prefill
 PARTITION_UNIT = 256  # keys; partitions are multiples of it
-INVARIANT = "one part, so that a sequence's sums are in the same order whatever else is in the batch"
 WIDENED = "keys and values of 8 bits become 16-bit ones in registers, on their way to LDS"
 BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64)  # numbers of partitions: few, so that workspaces have few shapes
 

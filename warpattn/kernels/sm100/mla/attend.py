@@ -27,33 +27,15 @@ def attend_role(ctx):
     state = row_state(ctx.config.BM, gl.SliceLayout(1, ctx.memory.s.get_reg_layout()))
     total = ctx.run.total
     if total > 0:
-        fetch_queries(ctx)
+        ctx.memory.copy_queries(ctx)
+        async_copy.commit_group()
+        async_copy.wait_group(0)
+        fence_async_shared()
         signal(ctx.bars.q)
     for i in range(total):
         state = attend_tile(ctx, state, i)
     await_signal(ctx.bars.o, (total - 1) & 1, total > 0)
     store_rows(ctx, state)
-
-
-@gluon.jit
-def fetch_queries(ctx):
-    """The rows' queries to shared memory; rows past the end are 0."""
-    config: gl.constexpr = ctx.config
-    for part in gl.static_range(2):
-        copy_queries(ctx, ctx.memory.q.index(part), part * config.half, config.half)
-    copy_queries(ctx, ctx.memory.q_rope, config.dim_v, config.rope)
-    async_copy.commit_group()
-    async_copy.wait_group(0)
-    fence_async_shared()
-
-
-@gluon.jit
-def copy_queries(ctx, tile, column: gl.constexpr, cols: gl.constexpr):
-    """Columns from `column` on into a tile [64, cols]."""
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // cols, cols // 8], [4, 1], [1, 0])
-    col = column + gl.arange(0, cols, gl.SliceLayout(0, layout))[None, :]
-    rows = row_positions(ctx, gl.arange(0, ctx.config.BM, gl.SliceLayout(1, layout))[:, None])
-    async_copy.async_load(tile, ctx.q.at(rows.b, rows.token, rows.h) + col, mask=rows.exists & (col >= 0))
 
 
 @gluon.jit

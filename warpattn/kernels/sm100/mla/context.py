@@ -10,6 +10,7 @@ Barriers outside of the ring:
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.blackwell import (
     TensorMemoryLayout,
     allocate_tensor_memory,
@@ -71,6 +72,14 @@ class LatentMemory:
     rope: gl.shared_memory_descriptor  # [stages, 1, BN, 1, 64]
     s: tensor_memory_descriptor  # [64, BN] fp32
     o: tensor_memory_descriptor  # [64, 512] fp32
+
+    @gluon.jit
+    def copy_queries(self, ctx):
+        """Starts copies of the rows' queries to shared memory."""
+        config: gl.constexpr = ctx.config
+        for part in gl.static_range(2):
+            copy_columns(ctx, self.q.index(part), 0, part * config.half, config.half)
+        copy_columns(ctx, self.q_rope, 0, config.dim_v, config.rope)
 
 
 @gluon.aggregate
@@ -162,3 +171,14 @@ def row_positions(ctx, row):
     token = number // rows.group
     head = rows.kv_head * rows.group + number - token * rows.group
     return RowPositions(rows.b, gl.minimum(token, ctx.lengths.seq_q - 1), head, token < ctx.lengths.seq_q)
+
+
+@gluon.jit
+def copy_columns(ctx, tile, first: gl.constexpr, column: gl.constexpr, cols: gl.constexpr):
+    """Queries of the rows from `first` on, columns from `column` on, into a tile [rows, cols]; what is past the last
+    row or column is 0."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // cols, cols // 8], [4, 1], [1, 0])
+    col = column + gl.arange(0, cols, gl.SliceLayout(0, layout))[None, :]
+    rows = row_positions(ctx, first + gl.arange(0, tile.shape[0], gl.SliceLayout(1, layout))[:, None])
+    exists = rows.exists & (col < ctx.config.dim_qk)
+    async_copy.async_load(tile, ctx.q.at(rows.b, rows.token, rows.h) + col, mask=exists)

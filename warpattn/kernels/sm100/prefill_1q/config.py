@@ -28,9 +28,14 @@ def choose_1q(problem: Problem, two: FA4Config, target: Arch) -> Choice | None:
     chunks = 1 if whole else None  # in two chunks, copied keys spilled 295 registers (head dim 128)
     one, changes = replace(two, BM=128, max_qk_stages=chunks).gluon()
     ctas = _ctas(problem, one)
-    fits = (p for p in SPLITS if ctas * p <= target.processors and problem.seq_k >= KEYS_PER_PART * p)
+    parts = parts_of_keys(ctas, problem.seq_k, target)
     few = f"two query tiles a CTA would make {_ctas(problem, two)} CTAs for {target.processors} SMs; one makes {ctas}"
-    return choice_of(problem, replace(one, splitk_partitions=next(fits, 1)), (few, *changes))
+    return choice_of(problem, replace(one, splitk_partitions=parts), (few, *changes))
+
+
+def parts_of_keys(ctas: int, seq_k: int, target: Arch) -> int:
+    """How many CTAs share the keys of each of `ctas` tiles: as many as fill the chip and have keys enough."""
+    return next((p for p in SPLITS if ctas * p <= target.processors and seq_k >= KEYS_PER_PART * p), 1)
 
 
 def choice_of(problem: Problem, config: FA4Config, reasons: tuple[str, ...] = ()) -> Choice:

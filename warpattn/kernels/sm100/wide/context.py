@@ -12,6 +12,9 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
 
 from ...nvidia.pipelines import KVPipeline
 from ..layouts import box_layout, element_type, key_box, stacked
+from ..mla.context import copy_columns
+
+ROWS_AT_ONCE = gl.constexpr(64)  # of one copy of queries
 
 
 @gluon.aggregate
@@ -20,6 +23,17 @@ class WideMemory:
     p: gl.shared_memory_descriptor  # [BM, BN]
     s: tensor_memory_descriptor  # [BM, BN] fp32
     o: tensor_memory_descriptor  # [BM, blocks · 256] fp32
+
+    @gluon.jit
+    def copy_queries(self, ctx):
+        """Starts copies of the rows' queries to shared memory."""
+        config: gl.constexpr = ctx.config
+        blocks: gl.constexpr = config.k_blocks
+        count: gl.constexpr = config.BM
+        for block in gl.static_range(blocks):
+            for first in gl.static_range(0, count, ROWS_AT_ONCE):
+                tile = self.q.index(block).slice(first, ROWS_AT_ONCE)
+                copy_columns(ctx, tile, first, block * config.half, config.half)
 
 
 @gluon.jit

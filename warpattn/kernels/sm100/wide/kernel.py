@@ -3,9 +3,9 @@
       load warp     K0, K1, V0, K2, V1, … by TMA ──▶ ring of four slots                      (load.py)
       MMA warp      S = Q·Kᵀ,  O += P·V, in tensor memory                                    (mma.py)
       attend        queries ──▶ shared memory;  S ──▶ P;  O rescaled where the maximum moved;
-                    at the end O ──▶ output, or a part of it ──▶ workspace                   (attend.py)
+                    at the end O ──▶ output, or a part of it ──▶ workspace                   (mla/attend.py)
 
-Scores, rows and output are those of latent attention (mla/), whose values are part of its keys. No card has run it.
+Rows, scores and output are those of latent attention (mla/), whose values are part of its keys. No card has run it.
 """
 
 from triton.experimental import gluon
@@ -15,10 +15,10 @@ from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shar
 from ...pieces.modifiers import Modifiers
 from ...pieces.span import partition_tiles, tile_span
 from ..global_rows import seen_values, sequence_rows
+from ..mla.attend import attend_role
 from ..mla.context import LatentContext, LatentRows, Lengths, make_barriers
 from ..mla.kernel import key_sources, row_span, strided
 from ..sync import first_grid_index
-from .attend import attend_role
 from .context import make_memory, make_ring
 from .load import load_role
 from .mma import mma_role

@@ -13,13 +13,14 @@ from warpattn.sequences import Ragged, Sequence
 from ..launch import longest_queries
 from ..mla.launch import row_launches
 from ..sequence_args import MapRows, RaggedArgs, key_args, rows_map
-from .config import BLOCK, WideConfig, row_tiles
+from ..tile import row_tiles
+from .config import BLOCK, WideConfig
 
 
 def wide_launches(checked: CheckedCall, x: Operands, sequence: Sequence, choice: Choice) -> tuple[Launch, ...]:
     """The launches of a choice."""
     config: WideConfig = choice.config
-    tiles = max(1, row_tiles(checked.problem, longest_queries(checked.problem, sequence), config))
+    tiles = row_tiles(checked.problem, longest_queries(checked.problem, sequence), config)
     choice = replace(choice, grid=(tiles * choice.partitions, *choice.grid[1:]))
 
     def source(*made: Any) -> Any:
