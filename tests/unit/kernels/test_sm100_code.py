@@ -59,7 +59,8 @@ STACK = {"d128": 8, "d128-grouped": 8}
 @pytest.mark.parametrize("name", CASES)
 def test_b300_gets_the_same_kernel_in_machine_code_of_its_own(name: str) -> None:
     b200, b300 = (compiled(name, chip).asm for chip in ("sm100", "sm103"))
-    assert b300["ttgir"].replace('"cuda:103"', '"cuda:100"') == b200["ttgir"]
+    code = [re.sub(r'loc\("[^"]*/', 'loc("', made["ttgir"]) for made in (b300, b200)]  # without folders
+    assert code[0].replace('"cuda:103"', '"cuda:100"') == code[1]
     assert ".target sm_103a" in b300["ptx"] and resources(b300["cubin"]) == resources(b200["cubin"])
 
 
