@@ -18,13 +18,14 @@ from warpattn.masks import (
     Span,
 )
 from warpattn.problem.backends import Backend
-from warpattn.quantized import Quantized, quantize
+from warpattn.quantized import Hadamard, Quantized
 from warpattn.runtime.merging.states import merge_states
 from warpattn.scores import ALiBi, Bias, CustomScore, Score, SoftCap
 from warpattn.sequences import Dense, PagedKV, Ragged
 from warpattn.serving import DecodePlan, PrefillPlan, StepPlan
 from warpattn.serving.append import append_paged
 from warpattn.serving.layers import LargestStep, Layer
+from warpattn.serving.quantizing import quantize
 from warpattn.serving.slots import append_slots
 from warpattn.serving.warming import warm
 
@@ -41,6 +42,7 @@ __all__ = [
     "Dense",
     "Document",
     "Full",
+    "Hadamard",
     "LargestStep",
     "Layer",
     "Lengths",

@@ -14,6 +14,7 @@ Conversions saturate: what is too large becomes the largest finite value, so tha
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -21,8 +22,8 @@ from torch import Tensor
 from warpattn.errors import Rules
 from warpattn.inputs import is_tensor, kind_of, tensor_fault
 
-__all__ = ["EIGHT_BIT", "GRANULARITIES", "Quantized", "check_scale", "check_scale_values", "dequantized",
-           "granularity", "quantize", "result_dtype", "saturated", "split"]  # fmt: skip
+__all__ = ["EIGHT_BIT", "GRANULARITIES", "Hadamard", "Quantized", "check_quantize", "check_scale", "check_scale_values",
+           "dequantized", "granularity", "quantize", "result_dtype", "saturated", "split"]  # fmt: skip
 
 EIGHT_BIT = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 BLOCKS = (64, 128)  # columns
@@ -47,15 +48,40 @@ class Quantized:
         return dequantized(self.values, self.scale)
 
 
+@dataclass(frozen=True)
+class Hadamard:
+    """The rotation of head dims by a Hadamard matrix over the root of its size, the largest power of two that divides
+    the head dim; a wider head is rotated block by block. It gives every column of a block a part of an outlier. Scores
+    do not change where q and k are both rotated; values that are rotated give a result that is."""
+
+    def applied(self, x: Tensor) -> Tensor:
+        """x (…, dim), rotated, in fp32."""
+        size = x.shape[-1] & -x.shape[-1]
+        return (x.float().unflatten(-1, (-1, size)) @ _hadamard_matrix(size, x.device)).flatten(-2)
+
+
+@cache
+def _hadamard_matrix(size: int, device: torch.device) -> Tensor:
+    """Orthogonal, fp32 (size, size), of a power of two."""
+    number = torch.arange(size, device=device)
+    both, odd = number[:, None] & number, torch.zeros(size, size, dtype=torch.int64, device=device)
+    for bit in range(size.bit_length()):
+        odd ^= both >> bit & 1
+    return (1 - 2 * odd).float() * size**-0.5
+
+
 def quantize(
     x: Tensor, dtype: torch.dtype = torch.float8_e4m3fn, *, per: str | int = "tensor", scale: Tensor | None = None
 ) -> Quantized:
-    """x (…, heads, dim), fp16, bf16 or fp32, as 8-bit values with scales.
+    """x (…, heads, dim) as 8-bit values with scales, with torch's operations: the specification of
+    `serving.quantizing.quantize`."""
+    check_quantize(x, dtype, per, scale)
+    scale = _scales(x, dtype, per) if scale is None else scale
+    return Quantized(saturated(x.float() / _spread(scale, x.shape), dtype), scale)
 
-    per: "tensor", "head", "token" (each head of each token), or 64 or 128 columns of it. A scale is the largest finite
-    magnitude of its elements divided by that of `dtype`, 1 where all are 0. With `scale` that one is used instead, of
-    any of these shapes. Infinite elements saturate, NaN stays. Raises AttentionError listing every broken rule.
-    """
+
+def check_quantize(x: Tensor, dtype: torch.dtype, per: str | int, scale: Tensor | None) -> None:
+    """AttentionError listing every broken rule of `quantize`."""
     rules = Rules()
     fault = tensor_fault(x)
     kinds = (torch.float16, torch.bfloat16, torch.float32)
@@ -73,10 +99,9 @@ def quantize(
         what, rule = f"x has head_dim {x.shape[-1]}", f"per={per} needs a multiple of {per}"
         rules.require(x.shape[-1] % int(per) == 0, what, rule)
     rules.done()
-    scale = _scales(x, dtype, per) if scale is None else scale
-    check_scale(rules, "scale", scale, "x", x.shape)
+    if scale is not None:
+        check_scale(rules, "scale", scale, "x", x.shape)
     rules.done()
-    return Quantized(saturated(x.float() / _spread(scale, x.shape), dtype), scale)
 
 
 def _scales(x: Tensor, dtype: torch.dtype, per: str | int) -> Tensor:
@@ -90,12 +115,13 @@ def _scales(x: Tensor, dtype: torch.dtype, per: str | int) -> Tensor:
         return x.new_ones(shape, dtype=torch.float32)
     elif per == "token":
         size = size.amax(-1)
-        if size.ndim > 2:  # tokens of a head next to each other: kernels read the scales of one head
-            size = size.transpose(-2, -1).contiguous().transpose(-2, -1)
     else:
         size = size.amax() if per == "tensor" else size.movedim(-2, 0).flatten(1).amax(1)
-    scale = (size / torch.finfo(dtype).max).clamp_min(LEAST_SCALE)
-    return scale.masked_fill(size == 0, 1.0)
+    largest = torch.full((), torch.finfo(dtype).max, device=x.device)  # cards multiply by the inverse of a number
+    scale = (size / largest).clamp_min(LEAST_SCALE).masked_fill(size == 0, 1.0)
+    if per == "token":  # tokens of a head next to each other: kernels read the scales of one head
+        return scale.movedim(-1, 0).contiguous().movedim(0, -1)
+    return scale
 
 
 def saturated(x: Tensor, dtype: torch.dtype) -> Tensor:

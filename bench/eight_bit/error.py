@@ -2,8 +2,9 @@
 
 Against the bf16 tensors that they were made of, in fp64 on both sides, so that nothing but the stored values differs.
 Two kinds of inputs: normally distributed ones, and the same with the outliers that models have, 2 of 128 columns of the
-keys 20 times as large and 1 of 64 values 10 times. The last rows are of weights that products of 8 bits round to e4m3,
-over exact queries, keys and values, for powers of two that a row's largest weight may be.
+keys 20 times as large and 1 of 64 values 10 times. Rotated ones have a Hadamard rotation of q and k before. The last
+rows are of weights that products of 8 bits round to e4m3, over exact queries, keys and values, for powers of two that a
+row's largest weight may be.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import warpattn as wa
 
 FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 GRANULARITIES: tuple[str | int, ...] = ("tensor", "head", "token", 64)
-QUERIES_TOO = tuple((("e4m3", FORMATS["e4m3"]), per, True) for per in GRANULARITIES)
+QUERIES_TOO = tuple((("e4m3", FORMATS["e4m3"]), per, True, None) for per in GRANULARITIES)
+ROTATED = tuple((*row[:3], wa.Hadamard()) for row in QUERIES_TOO)
 KEYS, HEADS, HEADS_KV, DIM = 2048, 8, 2, 128
 LARGEST_WEIGHTS = (0, 2, 6, 5.5)  # log2; the kernels' rows begin with 6, and keep their reference while it fits
 
@@ -58,15 +60,19 @@ def table() -> str:
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     given = [inputs(outliers) for outliers in (False, True)]
     exact = [wa.attention(q.double(), k.double(), v.double()) for q, k, v in given]
-    for (name, dtype), per, too in (*product(FORMATS.items(), GRANULARITIES, (False,)), *QUERIES_TOO):
+    for (name, dtype), per, too, rotation in (
+        *product(FORMATS.items(), GRANULARITIES, (False,), (None,)), *QUERIES_TOO, *ROTATED
+    ):  # fmt: skip
         cells = []
         for (q, k, v), expected in zip(given, exact, strict=True):
-            stored = [wa.quantize(x, dtype, per=per).dequantized().double() for x in (q, k, v)]
+            turns = ((q, rotation), (k, rotation), (v, None))
+            stored = [wa.quantize(x, dtype, per=per, rotation=turn).dequantized().double() for x, turn in turns]
             found = wa.attention(stored[0] if too else q.double(), *stored[1:])
             cosine, relative = error(found, expected)
             cells += [f"{relative:.1e}", f"{cosine:.1e}"]
         per_text = f"{per} columns" if isinstance(per, int) else per
-        lines.append(f"| {name}{', queries too' if too else ''} | {per_text} | {' | '.join(cells)} |")
+        kind = f"{name}{', queries too' if too else ''}{', rotated' if rotation else ''}"
+        lines.append(f"| {kind} | {per_text} | {' | '.join(cells)} |")
     for power in LARGEST_WEIGHTS:
         found = [with_rounded_weights(*x, power) for x in given]
         errors = [error(*pair) for pair in zip(found, exact, strict=True)]

@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 
 import warpattn as wa
 from tests.sim.sm90.decode import Decode, tensors
+from warpattn.quantized import quantize
 
 pytestmark = pytest.mark.gpu
 
@@ -130,3 +131,15 @@ def test_products_of_8_bits(dim):
         assert (found.float() - out).norm() <= 3.5e-2 * out.norm()
         torch.testing.assert_close(found_lse, lse, atol=1e-3, rtol=1e-4)
         assert torch.equal(wa.attention_varlen(*flat, seq, mask=wa.Causal()), found.flatten(0, 1))
+
+
+@pytest.mark.parametrize("per", ["tensor", "head", "token", 64])
+def test_values_that_kernels_make(per):
+    """As torch makes them; the second call writes addresses alone. With a given scale, too."""
+    generator = torch.Generator(device="cuda").manual_seed(0)
+    for _ in range(2):
+        x = torch.randn(3, 1001, 6, 128, device="cuda", generator=generator).bfloat16() * 30
+        for scale in (None, wa.quantize(x.cpu(), per=per).scale.cuda()):
+            found, expected = wa.quantize(x, per=per, scale=scale), quantize(x, per=per, scale=scale)
+            assert torch.equal(found.values.view(torch.uint8), expected.values.view(torch.uint8))
+            assert torch.equal(found.scale, expected.scale)

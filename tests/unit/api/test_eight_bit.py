@@ -267,6 +267,22 @@ def test_more_bad_input():
         wa.attention_paged(Q[:, 0], wa.PagedKV(VALUES, VALUES, torch.zeros(2, 2).int(), one), seq)
 
 
+def test_rotated_queries_and_keys_have_the_same_scores():
+    """Blocks of 64 of 192 columns: a Hadamard matrix over the root of its size, so its own inverse."""
+    x, rotation = made(2, 9, HEADS, 192), wa.Hadamard()
+    turned = rotation.applied(x)
+    near = {"rtol": 0, "atol": 1e-6 * x.abs().max().item()}
+    torch.testing.assert_close(rotation.applied(turned), x, **near)
+    matrix = torch.ones(1, 1)
+    for _ in range(6):
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+    torch.testing.assert_close(turned, (x.unflatten(-1, (3, 64)) @ matrix / 8).flatten(-2), **near)
+    stored = wa.quantize(x, per="token", rotation=rotation)
+    assert torch.equal(stored.values.view(torch.uint8), wa.quantize(turned, per="token").values.view(torch.uint8))
+    with pytest.raises(wa.AttentionError, match=r"rotation is .*; it must be None or Hadamard\(\)"):
+        wa.quantize(x, rotation=wa.Hadamard)
+
+
 def test_gradients_of_the_queries_flow_through_the_reference():
     q = made(1, 2, HEADS, DIM).requires_grad_()
     x = wa.quantize(made(1, 9, HEADS_KV, DIM), per="token")

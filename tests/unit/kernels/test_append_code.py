@@ -1,4 +1,4 @@
-"""Machine code of the append kernels on Hopper: how wide rows are copied."""
+"""Machine code of the append and the quantising kernels on Hopper: how wide rows are copied."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import torch
 pytest.importorskip("triton")
 
 from warpattn.kernels.cache.launch import NewRows, append_launches, slot_launches
+from warpattn.kernels.quantise.launch import quantise_launches
 from warpattn.problem.arch import triton_target
 from warpattn.problem.launch import Launch
 from warpattn.sequences import PagedKV
+from warpattn.serving.quantizing import arguments
 
 
 def of_slots(shift: int) -> Launch:
@@ -47,3 +49,15 @@ def test_rows_are_copied_16_bytes_at_a_time(made):
 def test_rows_in_between_are_copied_element_by_element(made):
     ptx = ptx_of(made(1))
     assert "st.global.v4" not in ptx and "st.global.b16" in ptx
+
+
+@pytest.mark.parametrize("per", ["head", "token"])
+def test_rows_of_8_bits_are_made_16_bytes_at_a_time(per):
+    """A thread has 32 elements of two rows: four loads of eight, a conversion for two elements, and divisions for rows
+    alone."""
+    _, call = arguments(torch.zeros(2, 64, 4, 128).bfloat16(), torch.float8_e4m3fn, per, None)
+    ptx = [ptx_of(launch) for launch in quantise_launches("sm90", call)]
+    assert all(each.count("ld.global.v4.b32") == 4 and ".local" not in each for each in ptx)
+    values = ptx[-1]
+    assert values.count("cvt.rn.satfinite.e4m3x2.f32") == 16 and values.count("st.global.v4.b32") == 2
+    assert "div.full" not in values and values.count("div.rn.f32") <= 4, "two a row: its scale and the inverse"

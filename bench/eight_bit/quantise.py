@@ -1,0 +1,112 @@
+"""Times what makes 8-bit tensors beside a copy: `python3 -m bench.eight_bit.quantise --json FILE`.
+
+Each way is timed beside a copy that moves as many bytes: those of x are read, twice where the scale of a tensor or a
+head is made, and those of the values are written. `q, k, v and values across` is all that products of 8 bits need of
+16-bit tensors: three calls, and the launch that transposes the values. Values and scales are compared with those of
+torch's operations, bit by bit. Without a GPU, small cases run with torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import warpattn as wa
+from bench.measure import arguments, inputs, record, timing
+from warpattn.kernels.sm90.prefill.launch import transposed
+from warpattn.quantized import quantize as with_torch
+from warpattn.runtime.bound_launches import BoundLaunches
+
+CASES = {"16x1k-16": (16, 1024, 16, 128), "1x16k-16": (1, 16384, 16, 128), "1x64k-32": (1, 65536, 32, 128),
+         "1x64k-8-d64": (1, 65536, 8, 64)}  # fmt: skip
+SMOKE = {"smoke": (2, 64, 2, 64)}
+READS = {"tensor": 2, "head": 2, "token": 1, 64: 1, "given": 1}  # of x
+ALL = "q, k, v and values across"
+E4M3 = torch.float8_e4m3fn
+
+
+def copy_of(size: int, device: torch.device) -> Callable[[], Any]:
+    """Reads and writes `size` bytes together."""
+    source = torch.zeros(size // 2, dtype=torch.uint8, device=device)
+    return partial(torch.empty_like(source).copy_, source)
+
+
+def same(x: Tensor, per: str | int, scale: Tensor | None) -> bool:
+    """Whether kernels make what torch makes."""
+    found, expected = (make(x, E4M3, per=per, scale=scale) for make in (wa.quantize, with_torch))
+    bits = (each.values.view(torch.uint8) for each in (found, expected))
+    return torch.equal(*bits) and torch.equal(found.scale, expected.scale)
+
+
+def products(x: Tensor) -> Callable[[], None]:
+    """What products of 8 bits need of q, k and v of the shape of x."""
+    given = [x, x.clone(), x.clone()]
+    v = wa.quantize(x, per="head").values
+    across = BoundLaunches(transposed(v)[1], v.get_device()).launch if v.is_cuda else (lambda: None)
+
+    def call() -> None:
+        for each in given:
+            wa.quantize(each, per="head")
+        across()
+
+    return call
+
+
+def run_case(name: str, shape: tuple[int, ...], rounds: int, seed: int) -> dict[str, Any]:
+    """Checks and times every way of one shape; one entry of the record's `cases`."""
+    device = inputs.default_device()
+    torch.manual_seed(seed)
+    x = torch.randn(shape, device=device).bfloat16()
+    one = torch.full((), 0.01, device=device)
+    calls: dict[str, Callable[[], Any]] = {}
+    moved: dict[str, int] = {}
+    results: dict[str, dict[str, Any]] = {}
+    for way, reads in READS.items():
+        per, scale = ("tensor", one) if way == "given" else (way, None)
+        label = str(way)
+        results[label] = {"status": "timed" if same(x, per, scale) else "wrong"}
+        calls[label] = partial(wa.quantize, x, E4M3, per=per, scale=scale)
+        moved[label] = (2 * reads + 1) * x.numel()
+    calls[ALL], moved[ALL], results[ALL] = products(x), (3 * 5 + 2) * x.numel(), {"status": "timed"}
+    copies = {f"copy for {way}": copy_of(size, device) for way, size in moved.items()}
+    samples = {way: timing.sample([call], device) for way, call in {**calls, **copies}.items()}
+    times = timing.interleave(samples, rounds, seed)
+    for way, size in moved.items():
+        summary = timing.Summary.of(times[way])
+        ratio = timing.paired_ratio(times[f"copy for {way}"], times[way]).asdict()
+        results[way] |= {"ms": summary.asdict(), "tb_s": size / (summary.median * 1e9), "speed": ratio}
+    return {"group": "quantise", "case": {"name": name, "shape": shape}, "bytes": moved, "results": results}
+
+
+def render(found: record.Record) -> str:
+    """A line for every case and way: microseconds, TB/s, and its bytes/s as a multiple of a copy's."""
+    lines = [f"{'case':<14}{'scale per':<28}{'us':>9}{'TB/s':>7}{'x copy':>8}"]
+    for entry in found["cases"]:
+        for way, result in entry["results"].items():
+            head = f"{entry['case']['name']:<14}{way:<28}{1000 * result['ms']['median']:9.1f}{result['tb_s']:7.2f}"
+            wrong = "" if result["status"] == "timed" else "  wrong"
+            lines.append(f"{head}{result['speed']['median']:8.3f}{wrong}")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the benchmark; 1 if a result was wrong."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    args = arguments.timed_cases("bench.eight_bit.quantise", __doc__).parse_args(argv)
+    found = record.start("bench.eight_bit.quantise", argv, {"rounds": args.rounds, "seed": args.seed})
+    for name, shape in (CASES if torch.cuda.is_available() else SMOKE).items():
+        if args.only in name:
+            found["cases"].append(run_case(name, shape, args.rounds, args.seed))
+            if args.json is not None:
+                record.write(found, args.json)
+    print(render(found), flush=True)
+    return int(any(r["status"] != "timed" for entry in found["cases"] for r in entry["results"].values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

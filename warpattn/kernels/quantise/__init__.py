@@ -1,0 +1,1 @@
+"""What makes 8-bit values with scales, on every architecture."""

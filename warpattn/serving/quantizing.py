@@ -1,0 +1,98 @@
+"""quantize: a tensor as 8-bit values with scales, with torch's operations (quantized.py), on a card with kernels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from warpattn.errors import AttentionError
+from warpattn.inputs import kind_of
+from warpattn.kernels.quantise.launch import Quantising, partial_sizes, quantise_launches
+from warpattn.problem.backends import LIMITS, chip_of
+from warpattn.quantized import Hadamard, Quantized, check_quantize, granularity
+from warpattn.quantized import quantize as with_torch
+from warpattn.runtime.repeated_calls import RepeatedCalls
+
+_calls = RepeatedCalls("quantize", rows=2)
+
+
+def quantize(
+    x: Tensor, dtype: torch.dtype = torch.float8_e4m3fn, *, per: str | int = "tensor", scale: Tensor | None = None,
+    rotation: Hadamard | None = None,
+) -> Quantized:  # fmt: skip
+    """x (…, heads, dim), fp16, bf16 or fp32, as 8-bit values with scales.
+
+    per: "tensor", "head", "token" (each head of each token), or 64 or 128 columns of it. A scale is the largest finite
+    magnitude of its elements divided by that of `dtype`, 1 where all are 0. With `scale` that one is used instead, of
+    any of these shapes. Infinite elements saturate, NaN stays. `rotation`: that of x before, of q and k alike; the
+    errors to expect with and without are a table in docs/eight_bit.md.
+
+    On a card with kernels for `dtype` one launch, two where the scale of a tensor or a head is made; the bits are those
+    of torch's operations, which run elsewhere, in compiled graphs and where gradients flow. Raises AttentionError
+    listing every broken rule.
+    """
+    check_quantize(x, dtype, per, scale)
+    if not (rotation is None or isinstance(rotation, Hadamard)):
+        raise AttentionError(f"rotation is {kind_of(rotation)}; it must be None or Hadamard()")
+    x = x if rotation is None else rotation.applied(x)
+    if not _has_kernels(x, dtype, scale):
+        return with_torch(x, dtype, per=per, scale=scale)
+    made, call = arguments(x, dtype, per, scale)
+    tensors = call[:-1]
+    if not _calls.launched_again(tensors, call.given):
+        _calls.launch(tensors, call.given, lambda arch: quantise_launches(arch, call))
+    return made
+
+
+def arguments(x: Tensor, dtype: torch.dtype, per: str | int, scale: Tensor | None) -> tuple[Quantized, Quantising]:
+    """The result of a checked call, whose memory the kernels write; and what they get: blocks of columns as heads."""
+    given = scale is not None
+    scales = _unwritten(x, per) if scale is None else scale
+    values = torch.empty(x.shape, dtype=dtype, device=x.device)
+    made, kind = Quantized(values, scales), granularity(scales, x.shape)
+    if isinstance(kind, int):
+        x, values = (t.unflatten(-1, (-1, kind)).flatten(-3, -2) for t in (x, values))
+        scales = scales.flatten(-2)
+    elif kind == "token" and scales.ndim == x.ndim:  # one block
+        scales = scales.squeeze(-1)
+    x = x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+    x, values = _with_rank(x, 4), _with_rank(values, 4)
+    per_row = kind == "token" or isinstance(kind, int)
+    scales = _with_rank(scales, 3) if per_row else scales
+    if all(_in_one_piece(t) for t in ((x, scales) if per_row else (x,))):
+        x, values, scales = (t.flatten(0, 1)[None] if t.ndim > 2 else t for t in (x, values, scales))
+    sizes = None if given or scales.ndim == 3 else partial_sizes(x)
+    return made, Quantising(x, values, scales, sizes, given)
+
+
+def _unwritten(x: Tensor, per: str | int) -> Tensor:
+    """Memory for scales; those of a head's tokens next to each other: kernels read the scales of one head."""
+    *outer, heads, dim = x.shape
+    if isinstance(per, int):
+        shape = (*outer, heads, dim // per)
+    else:
+        shape = {"tensor": (), "head": (heads,), "token": (heads, *outer)}[per]
+    scale = torch.empty(shape, dtype=torch.float32, device=x.device)
+    return scale.movedim(0, -1) if per == "token" else scale
+
+
+def _in_one_piece(x: Tensor) -> bool:
+    """Whether all tokens of x (sequences, tokens, …) are equally far apart."""
+    return len(x) == 1 or x.shape[1] == 1 or x.stride(0) == x.shape[1] * x.stride(1)
+
+
+def _with_rank(x: Tensor, rank: int) -> Tensor:
+    """x with its first dimensions as one, or more of them of one element."""
+    missing = max(rank - x.ndim, 0)
+    return x[(None,) * missing].flatten(0, max(x.ndim - rank, 0))
+
+
+def _has_kernels(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> bool:
+    """Whether kernels make the values of a checked tensor."""
+    if torch.compiler.is_compiling() or type(x) is not Tensor or not x.is_cuda or x.numel() == 0:
+        return False
+    if torch.is_grad_enabled() and x.requires_grad:
+        return False
+    arch = chip_of(x.device).arch
+    limits = None if arch is None else LIMITS[arch].eight_bit
+    return limits is not None and dtype in limits.dtypes and (scale is None or scale.device == x.device)
