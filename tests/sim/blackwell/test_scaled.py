@@ -16,7 +16,9 @@ SCHEDULES = ["eager", "lazy", "random", "adversarial"]
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
 
-def gathered(fault: str, schedule: str, rows: np.ndarray | None = None) -> tuple[Report, np.ndarray, np.ndarray]:
+def gathered(
+    fault: str, schedule: str, rows: np.ndarray | None = None, column: int = 64
+) -> tuple[Report, np.ndarray, np.ndarray]:
     layout = gl.NVMMASharedLayout.get_default_for([32, 64], gl.float16)
     desc = f"tensordesc<fp16[1, 64],{layout!r}>"
     signature = (("x_desc", desc), ("out_desc", desc), ("rows", "*i32"), ("column", "i32"), ("FAULT", "constexpr"))
@@ -28,12 +30,12 @@ def gathered(fault: str, schedule: str, rows: np.ndarray | None = None) -> tuple
         "x_desc": TensorDescriptor(x, (1, 64)),
         "out_desc": TensorDescriptor(out, (1, 64)),
         "rows": rows,
-        "column": 64,
+        "column": column,
     }
     report = simulate(kernel, (1,), args, schedule=schedule)
     expected = np.zeros_like(x)
     kept = rows[(rows >= 0) & (rows < 100)]
-    expected[kept, 64:] = x[kept, 64:]
+    expected[kept, column : column + 64] = x[kept, column : column + 64]
     return report, out, expected
 
 
@@ -41,6 +43,11 @@ def gathered(fault: str, schedule: str, rows: np.ndarray | None = None) -> tuple
 def test_rows_by_number(schedule):
     report, out, expected = gathered("", schedule)
     assert report.clean and np.array_equal(out, expected) and expected.any(), report
+
+
+def test_the_first_row_and_column_are_inside():
+    report, out, expected = gathered("", "eager", np.arange(32, dtype=np.int32), 0)
+    assert report.clean and np.array_equal(out, expected) and expected[0].any(), report
 
 
 def test_rows_by_number_without_a_wait():
