@@ -11,7 +11,7 @@ from warpattn.problem.operands import run_strides
 
 Fields = TypeVar("Fields", bound=tuple)
 KEYS_OF_PRODUCT = 32  # that one wgmma of 8 bits sums over, and whose order is its own: see bytes.py
-ACROSS_KEYS = 128  # of a program of prefill/values_across.py
+TRANSPOSED_KEYS = 128  # of a program of prefill/transpose_values.py
 
 
 class StridedRows(NamedTuple):
@@ -23,8 +23,8 @@ class StridedRows(NamedTuple):
     head: Any
 
 
-class AcrossShape(NamedTuple):
-    """The `shape` argument of prefill/values_across.py, int32."""
+class TransposeShape(NamedTuple):
+    """The `shape` argument of prefill/transpose_values.py, int32."""
 
     keys: Any  # of every sequence
     blocks: Any  # of KEYS_OF_PRODUCT places in a row of the output

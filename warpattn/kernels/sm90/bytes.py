@@ -3,7 +3,7 @@
 A thread holds columns 8 j + 2 t + {0, 1} of a row of scores (t = lane mod 4), and of every 32 columns of an 8-bit left
 operand 16 h + 4 t + {0, 1, 2, 3}. Which weight meets which value is free as long as both take the same order, so
 nothing moves: column 16 h + 4 t + 2 e + b of the operand is key 8 (2 h + e) + 2 t + b, and values are
-transposed with their keys in that order (values_across.py).
+transposed with their keys in that order (transpose_values.py).
 
 The step of the softmax looks for no maximum unless it has to: it takes a row's reference as it is, and sums of four
 weights, which the row sum is made of anyway, say whether one may have become too large. A reference is `LIFT` below the

@@ -343,7 +343,7 @@ def arrange(problem: Problem, target: Arch, config: SM90Config, why: str, parts:
             f"tile {config.block_m}{packed} x {config.block_n}, {config.consumers} consumer warpgroups, rings K "
             f"{config.kv_stages} V {config.v_stages} Q {config.q_stages}, {config.smem_bytes} bytes of shared memory",
             f"{tiles} tiles ({m_tiles} a head), sections of {section} heads, {grid} CTAs",
-            *([f"sm90.values_across before it: {moved:,} bytes of values, transposed"] if config.products else []),
+            *([f"sm90.transpose_values before it: {moved:,} bytes"] if config.products else []),
         )
 
     ctas = "one persistent CTA" if config.ctas == 1 else f"one of {config.ctas} persistent CTAs"

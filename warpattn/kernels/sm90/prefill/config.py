@@ -48,7 +48,7 @@ class KeyTileSizes(WithOperands):
 
     @property
     def products(self) -> bool:
-        """Whether operands of products have 8 bits; values are transposed then (values_across.py)."""
+        """Whether operands of products have 8 bits; values are transposed then (transpose_values.py)."""
         return self.element.bytes == 1
 
     @property

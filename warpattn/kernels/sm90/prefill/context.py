@@ -40,7 +40,7 @@ class KeyRows:
 
 @gluon.aggregate
 class ValueColumns:
-    """V of a dense batch as values_across.py leaves it: (batch, dim, heads, keys)."""
+    """V of a dense batch as transpose_values.py writes it: (batch, dim, heads, keys)."""
 
     maps: gl.tuple
 

@@ -16,7 +16,7 @@ from warpattn.problem.scales import call_scales
 from warpattn.sequences import Dense, Sequence
 
 from ...nvidia.combine_launch import combine_launch, workspace
-from ..arguments import ACROSS_KEYS, KEYS_OF_PRODUCT, AcrossShape, PrefillShape, SplitShape, strided
+from ..arguments import KEYS_OF_PRODUCT, TRANSPOSED_KEYS, PrefillShape, SplitShape, TransposeShape, strided
 from ..widths import value_blocks
 from .choice import choose
 from .config import SM90Config, pad_dim
@@ -81,20 +81,20 @@ def transposed(v: Tensor, cu: Tensor | None = None) -> tuple[Tensor, tuple[Launc
     *outer, keys, heads, dim = v.shape
     ragged, cols, batch = cu is not None, pad_dim(dim), outer[0] if outer else 1
     sequences = batch if cu is None else len(cu) - 1
-    whole = (keys // ACROSS_KEYS + sequences) * ACROSS_KEYS
+    whole = (keys // TRANSPOSED_KEYS + sequences) * TRANSPOSED_KEYS
     places = whole if ragged else keys + -keys % KEYS_OF_PRODUCT
     blocks = places // KEYS_OF_PRODUCT
     out = v.new_empty(batch, heads, dim, places)
-    shape = AcrossShape(keys, blocks, heads, dim // 16, sequences, sequences.bit_length())
+    shape = TransposeShape(keys, blocks, heads, dim // 16, sequences, sequences.bit_length())
     args = {"values": strided(v), "out_ptr": out, "cu_ptr": cu, "shape": shape}
 
     def source():
-        from .signature import values_across_source  # imports Triton
+        from .signature import transpose_values_source  # imports Triton
 
-        return values_across_source(cols, ragged)
+        return transpose_values_source(cols, ragged)
 
-    grid = (batch * heads * -(-places // ACROSS_KEYS),)
-    return out.transpose(1, 2), (Launch("sm90.values_across", "sm90", (cols, ragged), source, OPTIONS, grid, args),)
+    grid = (batch * heads * -(-places // TRANSPOSED_KEYS),)
+    return out.transpose(1, 2), (Launch("sm90.transpose_values", "sm90", (cols, ragged), source, OPTIONS, grid, args),)
 
 
 @lru_cache(256)

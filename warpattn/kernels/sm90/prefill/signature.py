@@ -8,13 +8,13 @@ from warpattn.language.nodes import Program
 from warpattn.problem.element import FP8
 from warpattn.problem.scales import scale_types
 
-from ..arguments import AcrossShape, PrefillShape, SplitShape, int32_fields, strided_types
+from ..arguments import PrefillShape, SplitShape, TransposeShape, int32_fields, strided_types
 from ..columns import tile_box
 from ..signature import ALIGNED, Features, attention_source, map_types
 from .config import SM90Config
 from .context import output_type, query_type, stored_type
 from .kernel import prefill_kernel
-from .values_across import values_across_kernel
+from .transpose_values import transpose_values_kernel
 
 
 def prefill_source(
@@ -37,11 +37,11 @@ def prefill_source(
     return attention_source(prefill_kernel, config, Features(mask, score, has_sinks, has_lse, True), signature)
 
 
-def values_across_source(cols: int, ragged: bool) -> GluonASTSource:
+def transpose_values_source(cols: int, ragged: bool) -> GluonASTSource:
     """The kernel that transposes 8-bit values whose padded head dim is `cols`."""
     constants = {"cols": cols, "ragged": ragged}
     signature = {
         "values": strided_types(FP8.pointer), "out_ptr": FP8.pointer, "cu_ptr": "*i32",
-        "shape": int32_fields(AcrossShape), **dict.fromkeys(constants, "constexpr"),
+        "shape": int32_fields(TransposeShape), **dict.fromkeys(constants, "constexpr"),
     }  # fmt: skip
-    return GluonASTSource(values_across_kernel, signature, constants, {(0, 0): ALIGNED, (1,): ALIGNED})
+    return GluonASTSource(transpose_values_kernel, signature, constants, {(0, 0): ALIGNED, (1,): ALIGNED})

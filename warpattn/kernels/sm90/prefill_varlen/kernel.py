@@ -16,13 +16,13 @@ from ...nvidia.clipped_rows import ClippedColumns
 from ...pieces.modifiers import Modifiers
 from ...pieces.scales import softmax_scale
 from ...pieces.scheduler_varlen import BLOCKS, COUNTER, RECORD, VARLEN_TILE_FIELDS, VarlenScheduler
-from ..arguments import ACROSS_KEYS
+from ..arguments import TRANSPOSED_KEYS
 from ..prefill.context import Context, ValueColumns, make_rings
 from ..prefill.kernel import start_roles
 from .paged_keys import CopiedKeys, PagedKeys, Table
 from .parts import SPLIT_VARLEN_FIELDS, SplitVarlenScheduler
 
-TILE = gl.constexpr(ACROSS_KEYS)
+TILE = gl.constexpr(TRANSPOSED_KEYS)
 
 
 @gluon.aggregate
@@ -47,7 +47,7 @@ class RaggedKeys:
 
 @gluon.aggregate
 class RaggedValues(ValueColumns):
-    """V as prefill/values_across.py leaves it: (1, 1, dim, heads, places)."""
+    """V as prefill/transpose_values.py writes it: (1, 1, dim, heads, places)."""
 
     @gluon.jit
     def corner(self, ctx, tile, key_tile):

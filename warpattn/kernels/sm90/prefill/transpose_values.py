@@ -7,16 +7,16 @@ values [keys, Dv] of a head become [Dv, keys], every 32 keys in the order of ../
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ..arguments import ACROSS_KEYS, KEYS_OF_PRODUCT
+from ..arguments import KEYS_OF_PRODUCT, TRANSPOSED_KEYS
 
-KEYS = gl.constexpr(ACROSS_KEYS)  # of a program
+KEYS = gl.constexpr(TRANSPOSED_KEYS)  # of a program
 BLOCK = gl.constexpr(KEYS_OF_PRODUCT)
 
 
 @gluon.jit
-def values_across_kernel(values, out_ptr, cu_ptr, shape, cols: gl.constexpr, ragged: gl.constexpr):
+def transpose_values_kernel(values, out_ptr, cu_ptr, shape, cols: gl.constexpr, ragged: gl.constexpr):
     """values: `StridedRows` of e4m3. out: (batch, heads, dim, places). cu: int32 (sequences + 1,), row offsets of
-    sequences end to end, if `ragged`; their batch is 1. shape: `AcrossShape`. A program for KEYS places of a head. A
+    sequences end to end, if `ragged`; their batch is 1. shape: `TransposeShape`. A program for KEYS places of a head. A
     thread loads 16 bytes of the four keys that are side by side in the output."""
     lanes: gl.constexpr = cols // 16
     rows: gl.constexpr = gl.BlockedLayout([4, 16], [32 // lanes, lanes], [4, 1], [1, 0])
