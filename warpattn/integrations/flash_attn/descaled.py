@@ -9,6 +9,7 @@ Nothing is read from a card: there, factors that happen to be equal count as dif
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,9 +18,10 @@ from torch import Tensor
 
 from warpattn.errors import AttentionError, Rules
 from warpattn.inputs import kind_of
+from warpattn.integrations.signature import Given
 from warpattn.quantized import EIGHT_BIT, Quantized, check_scale_values
 
-__all__ = ["Factors", "Rows", "changed", "of_batch", "of_pages", "of_queries", "of_rows"]
+__all__ = ["Factors", "Rows", "changed", "forward_only", "of_batch", "of_pages", "of_queries", "of_rows"]
 
 Rows = Tensor | Quantized  # queries, keys or values, 8-bit ones with a scale per head or token
 Spread = Callable[[Tensor, Tensor], Tensor]  # of factors (batch, heads) and values (..., heads, dim): (..., heads)
@@ -32,6 +34,34 @@ class Factors(NamedTuple):
     k: Any
     v: Any
     qv: Any = None
+
+
+def forward_only(attend: Callable[[Given], Any]) -> Callable[[Given], Any]:
+    """`attend` of arguments that may have 8 bits and require gradients: as in flash-attn the forward is served, and the
+    backward refused."""
+
+    @functools.wraps(attend)
+    def served(given: Given) -> Any:
+        inputs = {name: x for name in ("qkv", "q", "k", "v") if (x := vars(given).get(name)) is not None}
+        eight_bit = all(isinstance(x, Tensor) and x.dtype in EIGHT_BIT for x in inputs.values())
+        if not eight_bit or not torch.is_grad_enabled() or not any(x.requires_grad for x in inputs.values()):
+            return attend(given)
+        result = attend(Given(vars(given) | {name: x.detach() for name, x in inputs.items()}))
+        results = result if isinstance(result, tuple) else (result,)
+        results = _Untrained.apply(results, *inputs.values())
+        return results if isinstance(result, tuple) else results[0]
+
+    return served
+
+
+class _Untrained(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, results: tuple[Tensor, ...], *inputs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(x.view_as(x) for x in results)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        raise AttentionError("q, k and v have 8 bits; flash-attn has no backward for them: make q, k and v of 16 bits")
 
 
 def of_batch(k: Tensor, v: Tensor, factors: Factors) -> tuple[Rows, Rows]:

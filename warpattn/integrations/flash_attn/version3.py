@@ -1,8 +1,9 @@
 """The functions of flash-attn 3: module `flash_attn_interface`.
 
 Arguments, their order, shapes and results are flash-attn's. Keys and values, or all three, may have 8 bits (see
-`descaled`); the result of 8-bit queries is in bf16. The absorbed query `qv` of latent attention is served (see
-`latent`). `get_scheduler_metadata` gives an empty tensor: plans are made, and remembered, per call.
+`descaled`); the result of 8-bit queries is in bf16, and only its backward is refused. The absorbed query `qv` of latent
+attention is served (see `latent`). `get_scheduler_metadata` gives an empty tensor: plans are made, and remembered, per
+call.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ def _dense(q: descaled.Rows, k: descaled.Rows, v: descaled.Rows, given: Given) -
 
 
 @drop_in(f"q, k, v, {OPTIONS}", hints=HINTS)
+@descaled.forward_only
 def flash_attn_func(given: Given) -> Any:
     """q (batch, seq_q, heads_q, dim), k (batch, seq_k, heads_kv, dim), v (batch, seq_k, heads_kv, dim_v); `latent` for
     qv (batch, seq_q, heads_q, dim_v), `descaled` for q_descale, k_descale and v_descale (batch, heads_kv)."""
@@ -82,6 +84,7 @@ def flash_attn_func(given: Given) -> Any:
     "softcap: number=0.0, deterministic=False, num_heads_q: count=None, sm_margin=0, return_attn_probs=False",
     hints={"sm_margin"},
 )
+@descaled.forward_only
 def flash_attn_qkvpacked_func(given: Given) -> Any:
     """qkv (batch, seq, 3, heads, dim), or (batch, seq, heads_q + 2 * heads_kv, dim) with num_heads_q."""
     qkv, heads = given.qkv, given.num_heads_q
@@ -102,6 +105,7 @@ def flash_attn_qkvpacked_func(given: Given) -> Any:
     hints=HINTS,
     names=NAMES,
 )
+@descaled.forward_only
 def flash_attn_varlen_func(given: Given) -> Any:
     """q (total_q, heads_q, dim), k (total_k, heads_kv, dim), v (total_k, heads_kv, dim_v), qv like v in heads of q."""
     given = _scaled(given)

@@ -7,6 +7,7 @@ import warpattn as wa
 from tests.unit.integrations.flash_attn.test_flash_attn_cache import HKV, LENGTHS, B, D, H, caches, expected_of, fresh
 from tests.unit.integrations.flash_attn.test_flash_attn_versions import CU_K, CU_Q, USED_K
 from warpattn.integrations.flash_attn import descaled, version3
+from warpattn.problem import rules
 
 E4M3 = torch.float8_e4m3fn
 
@@ -106,6 +107,37 @@ def test_queries_of_8_bits():
     parts = [x.float() * descales[name][:, None].repeat_interleave(x.shape[2] // HKV, -1)[..., None]
              for name, x in zip(descales, qkv.split([H, HKV, HKV], 2), strict=True)]  # fmt: skip
     same(version3.flash_attn_qkvpacked_func(qkv, **descales, num_heads_q=H), version3.flash_attn_func(*parts))
+
+
+@pytest.mark.parametrize("backend", ["reference", "simulate:sm90"])
+@pytest.mark.parametrize("call", ["batch", "ragged", "packed"])
+def test_the_backward_of_8_bits_is_refused_and_the_forward_is_not(call, backend, monkeypatch):
+    """As in flash-attn, whose own tests give it 8-bit tensors that require gradients."""
+    choose = rules.choose_backend
+    monkeypatch.setattr(rules, "choose_backend", lambda noted, _, *rest: choose(noted, backend, *rest))
+    q, k, v = (torch.randn(1, 40, heads, 64).to(E4M3) for heads in (2, 1, 1))
+    plain, leaves = torch.cat([q, k, v], 2), []
+
+    def run(trains):
+        leaf = plain.clone().requires_grad_(trains)
+        leaves.append(leaf)
+        if call == "packed":
+            return version3.flash_attn_qkvpacked_func(leaf, num_heads_q=2, causal=True, return_attn_probs=True)
+        parts = leaf.split([2, 1, 1], 2)
+        if call == "batch":
+            return version3.flash_attn_func(*parts, causal=True, return_attn_probs=True)
+        starts = torch.tensor([0, 40], dtype=torch.int32)
+        flat = (x.flatten(0, 1).contiguous() for x in parts)
+        return version3.flash_attn_varlen_func(*flat, starts, starts, 40, 40, causal=True, return_attn_probs=True)
+
+    found, expected = run(True), run(False)
+    assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
+    assert [x.requires_grad for x in (*found, *expected)] == [True, True, False, False]
+    with pytest.raises(wa.AttentionError, match="8 bits; flash-attn has no backward"):
+        found[0].float().sum().backward()
+    assert leaves[0].grad is None
+    with torch.no_grad():
+        assert not run(True)[0].requires_grad
 
 
 @pytest.mark.parametrize("ragged", [False, True], ids=["batch", "ragged"])
