@@ -13,16 +13,14 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from bench.backward.cases import Case, cases, errors, make
+from bench.backward.compiling import compile_all
 from bench.backward.peers import PEERS, Gradient
 from bench.backward.verdicts import verdicts
 from bench.measure import record, timing
@@ -61,26 +59,6 @@ class EagerSample:
         """Wait for the sample."""
         self._end.synchronize()
         return self._begin.elapsed_time(self._end) / self.calls
-
-
-def compile_all(listed: Sequence[Case], peers: Sequence[str]) -> None:
-    """Every kernel of every peer, in processes side by side that leave them on disk."""
-    kinds = {
-        (case.dim, case.dim_v, case.causal, case.window, case.dim == 64 and case.seq <= 2048, bool(case.lengths),
-         case.softcap, case.alibi, case.both, case.heads_kv): case
-        for case in listed
-    }  # fmt: skip
-    jobs = [(name, case) for name in peers if name != "cudnn" for case in kinds.values()]
-    with ProcessPoolExecutor(min(16, len(jobs)), mp_context=get_context("spawn")) as pool:
-        for job in [pool.submit(compile_one, name, case) for name, case in jobs]:
-            job.result()
-
-
-def compile_one(name: str, case: Case) -> None:
-    """A peer's kernels of one case; what it cannot do shows when it is timed."""
-    with suppress(Exception):
-        PEERS[name](case, make(case, "cuda"))()
-        torch.cuda.synchronize()
 
 
 def check(name: str, case: Case, x: Any) -> tuple[dict[str, Any], timing.Sample | None]:

@@ -103,6 +103,7 @@ def fa4(case: Case, x: Inputs) -> Gradient:
 def flex(case: Case, x: Inputs) -> Gradient:
     """FlexAttention, compiled with its block mask and its score function."""
     import torch._dynamo
+    import torch._functorch.config
     import torch._inductor.config
     from torch.nn.attention.flex_attention import flex_attention
 
@@ -111,6 +112,7 @@ def flex(case: Case, x: Inputs) -> Gradient:
     score_mod, block_mask = _flex_functions(case, x)
     torch._dynamo.reset()
     torch._inductor.config.compile_threads = 1
+    torch._functorch.config.donated_buffer = case.both  # gradients alone are taken again and again of one forward
     compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True)
     leaves = [t.detach().transpose(1, 2).requires_grad_() for t in (x.q, x.k, x.v)]
 

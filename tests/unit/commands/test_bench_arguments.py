@@ -1,11 +1,15 @@
-"""Arguments that benchmarks have in common mean the same and are refused alike."""
+"""Arguments that benchmarks have in common mean the same and are refused alike; their processes can start."""
 
+import ast
 import importlib
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from bench.measure.arguments import timed_cases
 
+MAINS = sorted((Path(__file__).parents[3] / "bench").rglob("__main__.py"))
 TIMED = ("bench.ragged", "bench.decode.__main__", "bench.eight_bit.__main__", "bench.eight_bit.prefill")
 
 
@@ -20,3 +24,21 @@ def test_the_arguments_of_timed_cases(tmp_path):
     words = ["--only", "a", "--rounds", "3", "--json", str(tmp_path)]
     given = timed_cases("bench.x", "What it does.").parse_args(words)
     assert (given.only, given.rounds, given.seed, given.json) == ("a", 3, 0, tmp_path)
+
+
+def given_to_processes(tree: ast.Module) -> Iterator[str]:
+    """Names of functions that a module hands to processes."""
+    for call in ast.walk(tree):
+        if isinstance(call, ast.Call):
+            functions = [keyword.value for keyword in call.keywords if keyword.arg == "target"]
+            if isinstance(call.func, ast.Attribute) and call.func.attr in ("submit", "map"):
+                functions += call.args[:1]
+            yield from (function.id for function in functions if isinstance(function, ast.Name))
+
+
+@pytest.mark.parametrize("path", MAINS, ids=lambda path: path.parent.name)
+def test_processes_get_functions_that_they_can_import(path):
+    """A process that is spawned does not run a package's `__main__`, so it has none of the functions there."""
+    tree = ast.parse(path.read_text())
+    own = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    assert own.isdisjoint(given_to_processes(tree))
