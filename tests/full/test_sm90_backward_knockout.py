@@ -29,7 +29,6 @@ from warpattn.sim.saved import SavedMemory
 pytestmark = pytest.mark.full
 
 ONCE = "keys and values are loaded once: the first lap over a ring never waits"
-NO_TILE = "it takes the first slot of the ring"
 LATEST = "nothing is loaded behind the last tile"
 QUERIES = "Q of this slot, acquired before, was released after dO of the same tile, by the same warps"
 PASSED = "the turn was passed before, which waits for all additions"
@@ -38,7 +37,6 @@ BY_PRODUCT = (
 )
 KEYS = "the first dS was made from these keys"
 LAST_KEYS = "no further keys are loaded"
-UNREAD = "keys that no query sees are waited for by the visit alone"
 # Operation, what stands in one of its lines of Python, why it can go.
 REDUNDANT = [
     ("ttng.fence_async_shared", "# TMA sees the new barriers", "not modelled"),
@@ -46,15 +44,8 @@ REDUNDANT = [
 ]
 ARRIVE = "mbarrier.arrive.release.cta.shared::cta.b64"
 SINGLE = [  # a CTA has one key tile
-    ("ttng.wait_barrier", "load_keys(ctx, ctx.tensors.k", ONCE),
-    ("ttng.wait_barrier", "load_keys(ctx, ctx.tensors.v", ONCE),
-    ("ttng.wait_barrier", "full = ctx.rings.q.producer_acquire(state)", NO_TILE),
-    ("ttng.wait_barrier", "full = ctx.rings.ds.producer_acquire(state)", NO_TILE),
-    ("ttng.wait_barrier", "leave_empty(ctx.rings.", ONCE),
-    ("ttng.arrive_barrier", "leave_empty(ctx.rings.", UNREAD),
+    ("ttng.wait_barrier", "ctx.rings.k.producer_acquire(key_state)", ONCE),
     (ARRIVE, "rings.k.consumer_release(held)", LAST_KEYS),
-    (ARRIVE, "rings.v.consumer_release(held)", LAST_KEYS),
-    (ARRIVE, "rings.ds.consumer_release(state)  # a slot without dS", LAST_KEYS),
     (ARRIVE, "rings.q.consumer_release(state)  # the last of", LAST_KEYS),
 ]
 SHARES = [
@@ -130,7 +121,8 @@ def changed(
 def test_the_backward_needs_its_synchronisation(name: str) -> None:
     case, more = CASES[name]
     results = changed(case, "sm90.backward", [*REDUNDANT, *more])
-    most = 14 if CLEARED in more else 10  # two warpgroups clear keys and values
+    # Two warpgroups clear keys and values; where a CTA has one key tile no role hands on its keys or last queries.
+    most = 8 + (4 if CLEARED in more else 0) + (6 if SINGLE[0] in more else 0)
     assert len(results) > 60 and sum(found.noticed for found in results) >= len(results) - most
 
 

@@ -6,8 +6,10 @@ import torch
 pytest.importorskip("triton")
 
 from tests.drawn import drawn
-from tests.sim.sm90.backward import Case, simulated
+from tests.sim.sm90.backward import Case, error, gradients, launches, operands, simulated, tolerances
 from warpattn.masks import Causal, CustomMask, Document, Materialized, Padding, Prefix, SlidingWindow
+from warpattn.problem.backward import fitted_gradients, write_back
+from warpattn.runtime.simulate import Options, run_launch
 from warpattn.scores import ALiBi, Bias, CustomScore, SoftCap
 
 SCHEDULES = [("eager", 0), ("lazy", 0), ("adversarial", 0), *(("random", seed) for seed in range(3))]
@@ -84,6 +86,22 @@ def test_one_cta_takes_all_key_tiles(name, schedule):
     reports, errors, _ = simulated(CASES[name], schedule=schedule, programs=1)
     assert all(report.clean for report in reports), reports
     assert all(error <= 1 for error in errors.values()), errors
+
+
+@pytest.mark.parametrize("dim", [64, 256])
+def test_keys_that_no_query_sees_may_be_nan(dim):
+    case = Case(100, 400, dim=dim, mask=SlidingWindow(100))  # rows see keys from 201 on
+    inputs = case.inputs()
+    truth = gradients(case, inputs, torch.float64)
+    allowed = tolerances(case, inputs, truth)
+    x = operands(case, inputs, truth)
+    with torch.no_grad():
+        x.k[:, :128] = x.v[:, :128] = torch.nan
+    fitting = fitted_gradients(x)
+    assert all(run_launch(launch, Options()).clean for launch in launches(case, fitting, inputs))
+    write_back(fitting, x)
+    assert not x.dk[:, :128].any() and not x.dv[:, :128].any()
+    assert all(error(made, truth[name]) <= allowed[name] for name, made in (("dq", x.dq), ("dk", x.dk), ("dv", x.dv)))
 
 
 @pytest.mark.parametrize("name", drawn(["deterministic", "deterministic-full"], ["deterministic-full"]))

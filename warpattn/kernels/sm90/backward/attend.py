@@ -28,7 +28,7 @@ from ...pieces.softmax import as_quads, multiply_pairs, pack, unpack
 from ..columns import columns_before, columns_of, wait_columns, zero_columns
 from ..finite import clear_special
 from ..layouts import accumulator_layout, element_type, operand_layout
-from .context import STAGES, at_keys, read_visit
+from .context import STAGES, at_keys, first_visit, following_visit, read_visit
 from .epilogue import store_keys, wait_copies
 
 
@@ -53,17 +53,11 @@ def attend_role(ctx, wg: gl.constexpr):
     """Gradients of the warpgroup's keys and values, until no keys are left; dS of every tile goes to `reduce`."""
     state = consumer_state(STAGES)  # of the rings of Q, dO and dS: they have equally many slots
     held = consumer_state(1)  # of K and V
-    ctx.rings.q.consumer_wait(state)
-    visit = read_visit(ctx, state)
-    more = visit.number >= 0
-    while more:
+    visit = first_visit(ctx, ctx.rings.q, state, state)
+    while visit.number >= 0:
         state = attend_keys(at_keys(ctx, visit.number), visit, state, held, wg)
         held = held.step()
-        more = gl.to_tensor(False)
-        if ctx.config.persistent:
-            ctx.rings.q.consumer_wait(state)
-            visit = read_visit(ctx, state)
-            more = visit.number >= 0
+        visit = following_visit(ctx, ctx.rings.q, state, state)
     tma.store_wait(0)  # shared memory must outlive the last copy's reads
 
 
@@ -74,36 +68,32 @@ def attend_keys(ctx, visit, state, held, wg: gl.constexpr):
     config: gl.constexpr = ctx.config
     rings = ctx.rings
     sums = Sums(zero_columns(config.rows, config.widths_qk), zero_columns(config.rows, config.widths_v))
-    if visit.row >= 0:
-        wait_keys(ctx, rings.k, held, config.padded_qk, wg)
-        s = warpgroup_mma_wait(0, deps=(start_scores(ctx, state, first_scores(ctx, state), wg),))
-        weights = attend(ctx, s, state, visit, wg)
-        wait_keys(ctx, rings.v, held, config.padded_v, wg)
-        while visit.more():
-            dk, dv, ds = start_tile(ctx, sums, weights, state, wg)
-            following = state.step()
-            rings.q.consumer_wait(following)
-            visit = read_visit(ctx, following)
-            s = first_scores(ctx, following)
-            if config.values_first:
-                hand_over(ctx, ds, state, wg)
-            s = start_scores(ctx, following, s, wg)
-            dk = wait_columns(score_products(config), dk, ds)
-            rings.q.consumer_release(state)
-            s = warpgroup_mma_wait(0, deps=(s,))
-            weights = attend(ctx, s, following, visit, wg)
-            sums = Sums(dk, dv)
-            state = following
-        rings.k.consumer_release(held)
+    wait_keys(ctx, rings.k, held, config.padded_qk, wg)
+    s = warpgroup_mma_wait(0, deps=(start_scores(ctx, state, first_scores(ctx, state), wg),))
+    weights = attend(ctx, s, state, visit, wg)
+    wait_keys(ctx, rings.v, held, config.padded_v, wg)
+    more = visit.more()
+    while more:
         dk, dv, ds = start_tile(ctx, sums, weights, state, wg)
-        rings.v.consumer_release(held)
+        following = state.step()
+        rings.q.consumer_wait(following)
+        visit = read_visit(ctx, following)
+        s = first_scores(ctx, following)
         if config.values_first:
             hand_over(ctx, ds, state, wg)
-        sums = Sums(wait_columns(0, dk, ds), dv)
-    else:  # their slots were left empty before this was announced
-        rings.k.consumer_release(held)
-        rings.v.consumer_release(held)
-        rings.do.consumer_release(state)
+        s = start_scores(ctx, following, s, wg)
+        dk = wait_columns(score_products(config), dk, ds)
+        rings.q.consumer_release(state)
+        s = warpgroup_mma_wait(0, deps=(s,))
+        weights = attend(ctx, s, following, visit, wg)
+        sums = Sums(dk, dv)
+        state = following
+        more = visit.more()
+    rings.k.consumer_release(held)
+    dk, dv, ds = start_tile(ctx, sums, weights, state, wg)
+    if config.values_first:
+        hand_over(ctx, ds, state, wg)
+    sums = Sums(wait_columns(0, dk, ds), dv)
     number = read_visit(ctx, state).number  # not kept in a register over the loop, nor what follows from it
     rings.q.consumer_release(state)  # the last of the key tile
     last = at_keys(ctx, number)

@@ -22,6 +22,7 @@ from .attend import (
     attend,
     first_scores,
     fp32,
+    held_tile,
     row_numbers,
     scaled,
     score_products,
@@ -46,31 +47,30 @@ def weigh_role(ctx):
     p_state = consumer_state(config.ds_stages)
     rings.q.consumer_wait(state)
     visit = read_visit(ctx, state)
-    if visit.row >= 0:
-        wait_keys(ctx, rings.k, consumer_state(1), config.padded_qk, 0)
-        s = warpgroup_mma_wait(0, deps=(start_scores(ctx, state, first_scores(ctx, state), 0),))
-        rings.q.consumer_release(state)
-        weights = attend(ctx, s, state, visit, 0)
-        while visit.more():
-            rings.do.consumer_wait(state)
-            pending = start_values(ctx, weights.p, dv, state)
-            hand_over(ctx, weights, p_state)
-            following = state.step()
-            rings.q.consumer_wait(following)
-            visit = read_visit(ctx, following)
-            s = start_scores(ctx, following, first_scores(ctx, following), 0)
-            dv = wait_columns(score_products(config), pending, weights.p)
-            rings.do.consumer_release(state)
-            s = warpgroup_mma_wait(0, deps=(s,))
-            rings.q.consumer_release(following)
-            weights = attend(ctx, s, following, visit, 0)
-            state = following
-            p_state = p_state.step()
+    wait_keys(ctx, rings.k, consumer_state(1), config.padded_qk, 0)
+    s = warpgroup_mma_wait(0, deps=(start_scores(ctx, state, first_scores(ctx, state), 0),))
+    rings.q.consumer_release(state)
+    weights = attend(ctx, s, state, visit, 0)
+    while visit.more():
         rings.do.consumer_wait(state)
         pending = start_values(ctx, weights.p, dv, state)
         hand_over(ctx, weights, p_state)
-        dv = wait_columns(0, pending, weights.p)
-        acquire(rings.p, p_state.step())  # `derive` has read P of the last tile, and V before
+        following = state.step()
+        rings.q.consumer_wait(following)
+        visit = read_visit(ctx, following)
+        s = start_scores(ctx, following, first_scores(ctx, following), 0)
+        dv = wait_columns(score_products(config), pending, weights.p)
+        rings.do.consumer_release(state)
+        s = warpgroup_mma_wait(0, deps=(s,))
+        rings.q.consumer_release(following)
+        weights = attend(ctx, s, following, visit, 0)
+        state = following
+        p_state = p_state.step()
+    rings.do.consumer_wait(state)
+    pending = start_values(ctx, weights.p, dv, state)
+    hand_over(ctx, weights, p_state)
+    dv = wait_columns(0, pending, weights.p)
+    acquire(rings.p, p_state.step())  # `derive` has read P of the last tile, and V before
     store_keys(ctx, ctx.tensors.dv, dv, config.widths_v, rings.v.tile(consumer_state(1)), 0)
     tma.store_wait(0)  # shared memory must outlive the copy's reads
 
@@ -106,26 +106,25 @@ def derive_role(ctx):
     ds_state = consumer_state(config.ds_stages)  # of the rings of P and dS
     rings.q.consumer_wait(state)
     visit = read_visit(ctx, state)
-    if visit.row >= 0:
-        wait_keys(ctx, rings.v, consumer_state(1), config.padded_v, 0)
-        rings.do.consumer_wait(state)
-        dp = warpgroup_mma_wait(0, deps=(start_value_scores(ctx, state, row_numbers(ctx, rings.delta, state), 0),))
-        rings.do.consumer_release(state)
-        while visit.more():
-            pending, ds = start_keys(ctx, dp, dk, state, ds_state)
-            following = state.step()
-            rings.do.consumer_wait(following)
-            dp = start_value_scores(ctx, following, row_numbers(ctx, rings.delta, following), 0)
-            dk = wait_columns(value_score_products(config), pending, ds)
-            rings.q.consumer_release(state)
-            dp = warpgroup_mma_wait(0, deps=(dp,))
-            rings.do.consumer_release(following)
-            rings.q.consumer_wait(following)
-            visit = read_visit(ctx, following)
-            state = following
-            ds_state = ds_state.step()
+    wait_keys(ctx, rings.v, consumer_state(1), config.padded_v, 0)
+    rings.do.consumer_wait(state)
+    dp = warpgroup_mma_wait(0, deps=(start_value_scores(ctx, state, row_numbers(ctx, rings.delta, state), 0),))
+    rings.do.consumer_release(state)
+    while visit.more():
         pending, ds = start_keys(ctx, dp, dk, state, ds_state)
-        dk = wait_columns(0, pending, ds)
+        following = state.step()
+        rings.do.consumer_wait(following)
+        dp = start_value_scores(ctx, following, row_numbers(ctx, rings.delta, following), 0)
+        dk = wait_columns(value_score_products(config), pending, ds)
+        rings.q.consumer_release(state)
+        dp = warpgroup_mma_wait(0, deps=(dp,))
+        rings.do.consumer_release(following)
+        rings.q.consumer_wait(following)
+        visit = read_visit(ctx, following)
+        state = following
+        ds_state = ds_state.step()
+    pending, ds = start_keys(ctx, dp, dk, state, ds_state)
+    dk = wait_columns(0, pending, ds)
     # Of the last queries S was made before P was handed over, and no others are loaded.
     store_keys(ctx, ctx.tensors.dk, scaled(dk, ctx.scale), config.widths_qk, rings.q.tile(state), 0)
     tma.store_wait(0)
@@ -141,7 +140,7 @@ def start_keys(ctx, dp, dk, state, ds_state):
     rings.p.consumer_release(ds_state)
     ds = pack(as_quads(p * dp), element_type(config.element))
     acquire(rings.ds, ds_state)
-    rings.ds.tile(ds_state).store(tile_of(ds, config))
+    held_tile(rings.ds, state, 0).store(tile_of(ds, config))  # by the registers that address P
     fence_async_shared()
     rings.ds.producer_commit(ds_state)
     q = rings.q.tile(state).reshape([config.block_m, config.padded_qk])

@@ -33,7 +33,8 @@ from ..prefill.config import CONSUMER_ROWS, is_masked, pad_dim
 CONSUMERS = 2
 STAGES = 2  # slots of each ring: this tile's and the next one's
 VISITS = 2 * STAGES  # records of query tiles: `reduce` reads one while the loader writes that of two tiles later
-VISIT_FIELDS = 5  # int32 of a record: first row (-1: no tile at all), query head, flags, turn, key tile (-1: none left)
+VISIT_FIELDS = 5  # int32 of a record: first row, query head, flags, turn, key tile (-1: none left)
+BEHIND = 1 << 28  # rows and keys past the end of all sequences, of the visit to keys that no query sees
 MASKED, MORE, FIRST = 1, 2, 2  # the flags: the tile needs the mask; another tile follows; from bit 2 on, the first key
 ROWS = 32  # of a program of the kernels before and after the main one
 PADDING = 128  # rows that sequences are padded to where the kernels keep numbers of their own: a query tile at most
@@ -172,6 +173,7 @@ class BackwardShape(NamedTuple):
     seq_k: Any
     heads_q: Any
     group: Any  # query heads of a key head
+    heads_kv: Any  # of a batch entry: a division of the others would be kept by every role, and spilled
     tiles: Any  # key tiles of a head; of all sequences at most where they are end to end
     section: Any  # `KeyTileOrder.section`
     heads: Any  # key heads of all batch entries

@@ -119,7 +119,7 @@ class Visit:
 
     b: gl.tensor
     h: gl.tensor  # query head
-    row: gl.tensor  # -1: no tile
+    row: gl.tensor  # -1: no tile; BEHIND: no query sees the keys
     flags: gl.tensor
     turn: gl.tensor  # CTAs that add to the tile's dQ before
     number: gl.tensor  # of the key tile; -1: none is left
@@ -184,12 +184,11 @@ def dense_keys(work, number, config: gl.constexpr):
     head, n = work.head_and_tile(number)
     if config.deterministic:
         n = shape.tiles - 1 - n  # CTAs wait for those with later keys, which so are launched before
-    heads_kv = shape.heads_q // shape.group
-    b = head // heads_kv
+    b = head // shape.heads_kv
     first = n * config.block_n
     zero = gl.to_tensor(0)
     return Keys(
-        b, head - b * heads_kv, first, shape.seq_q, shape.seq_k, shape.group, b, b, b * shape.heads_q, zero
+        b, head - b * shape.heads_kv, first, shape.seq_q, shape.seq_k, shape.group, b, b, b * shape.heads_q, zero
     )  # fmt: skip
 
 
@@ -233,6 +232,29 @@ def read_visit(ctx, state):
     h, flags, turn = (slots.index(first + 1), slots.index(first + 2), slots.index(first + 3))
     number = get_field(slots.index(first + 4))
     return Visit(ctx.keys.b, get_field(h), row, get_field(flags), get_field(turn), number)
+
+
+@gluon.jit
+def no_visit(ctx):
+    """What is read where no key tile is left."""
+    none = gl.to_tensor(-1)
+    return Visit(ctx.keys.b, none, none, none, none, none)
+
+
+@gluon.jit
+def first_visit(ctx, ring, state, visit_state):
+    """The first visit of a role's first key tile, once it is in the role's ring."""
+    ring.consumer_wait(state)
+    return read_visit(ctx, visit_state)
+
+
+@gluon.jit
+def following_visit(ctx, ring, state, visit_state):
+    """The first visit of a role's next key tile, or `no_visit`."""
+    if ctx.config.persistent:
+        return first_visit(ctx, ring, state, visit_state)
+    else:
+        return no_visit(ctx)
 
 
 @gluon.jit

@@ -133,7 +133,7 @@ def _main(call: BackwardCall) -> Launch:
     reads = {"q": (config.block_m, qk), "k": (config.rows, qk), "v": (config.rows, v), "dout": (config.block_m, v)}
     writes = {"dk": (config.rows, qk), "dv": (config.rows, v)}
     group, order = problem.heads_q // problem.heads_kv, choice.order
-    sizes = (problem.seq_q, problem.seq_k, problem.heads_q, group)
+    sizes = (problem.seq_q, problem.seq_k, problem.heads_q, group, problem.heads_kv)
     args = {
         "reads": tuple(_boxes(call, name, *box) for name, box in reads.items()),
         "writes": (*(_boxes(call, name, *box) for name, box in writes.items()), made.dq),

@@ -17,9 +17,10 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from ...nvidia.pipelines import producer_state
 from ...pieces.scheduler import fetch_next, resolve_next
 from . import config as sizes
-from .context import FIRST, MASKED, MORE, STAGES, Visit, at_keys, publish_visit
+from .context import FIRST, MASKED, MORE, STAGES, Visit, at_keys, no_visit, publish_visit
 
 SEARCH = gl.constexpr(sizes.SEARCH)
+BEHIND = gl.constexpr(sizes.BEHIND)
 
 
 @gluon.aggregate
@@ -50,30 +51,25 @@ def load_role(ctx):
         else:
             number = total
     if ctx.config.persistent:
-        none = gl.to_tensor(-1)
-        announce_nothing(ctx, state, Visit(ctx.keys.b, none, none, none, none, none))
+        announce_end(ctx, state)
 
 
 @gluon.jit
 def load_tiles(ctx, state, key_state, number):
     """Load the keys and values, and every query tile that meets the keys; the state of the slot behind."""
     search, visit = next_visit(ctx, first_search(ctx), number)
-    if visit.row < 0:
-        leave_empty(ctx.rings.k, key_state)
-        leave_empty(ctx.rings.v, key_state)
-        leave_empty(ctx.rings.do, state)
-        announce_nothing(ctx, state, visit)
-        state = state.step()
+    visit = at_least_one(visit)
     pending = gl.to_tensor(True)
     while visit.row >= 0:
         load_rows(ctx, (ctx.tensors.q, ctx.tensors.shift), ctx.rings.q, ctx.rings.shift, state, visit)
         if pending:
-            load_keys(ctx, ctx.tensors.k, ctx.rings.k, key_state, ctx.config.padded_qk)
+            ctx.rings.k.producer_acquire(key_state)  # V, too, was read before the last dS, and K of it is released last
+            load_keys(ctx, ctx.tensors.k, ctx.rings.k, visit, ctx.config.padded_qk)
         search, following = next_visit(ctx, search, number)  # while Q is on its way
         announce(ctx, state, visit, following)
         load_rows(ctx, (ctx.tensors.do, ctx.tensors.delta), ctx.rings.do, ctx.rings.delta, state, visit)
         if pending:  # behind dO, which is needed no later
-            load_keys(ctx, ctx.tensors.v, ctx.rings.v, key_state, ctx.config.padded_v)
+            load_keys(ctx, ctx.tensors.v, ctx.rings.v, visit, ctx.config.padded_v)
             pending = gl.to_tensor(False)
         state = state.step()
         visit = following
@@ -81,31 +77,40 @@ def load_tiles(ctx, state, key_state, number):
 
 
 @gluon.jit
-def leave_empty(ring, state):
-    """A slot without bytes: nothing is read of it."""
-    mbarrier.arrive(ring.producer_acquire(state), count=1)
+def at_least_one(visit):
+    """The first visit of a key tile. Where no query tile meets the keys it is of rows and keys behind the last ones:
+    zeros, all hidden, whose gradients are zeros, and what they add to dQ is past its end."""
+    none = visit.row < 0
+    row, flags = gl.where(none, BEHIND, visit.row), gl.where(none, MASKED, visit.flags)
+    return Visit(visit.b, visit.h, row, flags, visit.turn, visit.number)
 
 
 @gluon.jit
-def announce_nothing(ctx, state, visit):
-    """Publish that no query tile meets the keys, or that no keys are left: a slot without a tile."""
+def first_key(ctx, visit):
+    """The first key of a visit."""
+    return ctx.keys.first + (visit.row & BEHIND)
+
+
+@gluon.jit
+def announce_end(ctx, state):
+    """Publish that no keys are left: a slot without a tile."""
     full = ctx.rings.q.producer_acquire(state)
-    publish_visit(ctx.rings.visits, state.index + STAGES * (state.phase ^ 1), visit)
+    publish_visit(ctx.rings.visits, state.index + STAGES * (state.phase ^ 1), no_visit(ctx))
     mbarrier.arrive(full, count=2)
     full = ctx.rings.ds.producer_acquire(state)  # for `reduce`, which no dS reaches
     mbarrier.arrive(full, count=4 * ctx.config.key_parts)
 
 
 @gluon.jit
-def load_keys(ctx, source, ring, state, cols: gl.constexpr):
+def load_keys(ctx, source, ring, visit, cols: gl.constexpr):
     """Keys or values of the CTA, `cols` columns, in parts."""
     keys = ctx.keys
-    full = ring.producer_acquire(state)
+    full = ring.full(0)
     mbarrier.expect(full, ctx.config.key_bytes(cols))
     parts: gl.constexpr = ctx.config.key_parts
     for part in gl.static_range(parts):
-        row = keys.first + part * ctx.config.rows
-        source.load(keys.k_start, keys.seq_k, row, keys.h, full, ring.tile(state, part))
+        row = first_key(ctx, visit) + part * ctx.config.rows
+        source.load(keys.k_start, keys.seq_k, row, keys.h, full, ring.smem.index(part))
 
 
 @gluon.jit
@@ -121,7 +126,7 @@ def load_rows(ctx, sources, ring, numbers, state, visit):
 @gluon.jit
 def announce(ctx, state, visit, following):
     """Publish a visit, and whether another one follows; Q of its slot is full when it has arrived, too."""
-    flags = visit.flags | gl.where(following.row >= 0, MORE, 0) | (ctx.keys.first << FIRST)
+    flags = visit.flags | gl.where(following.row >= 0, MORE, 0) | (first_key(ctx, visit) << FIRST)
     visit = Visit(visit.b, visit.h, visit.row, flags, visit.turn, visit.number)
     publish_visit(ctx.rings.visits, state.index + STAGES * (state.phase ^ 1), visit)
     mbarrier.arrive(ctx.rings.q.full(state.index), count=1)

@@ -17,9 +17,10 @@ from ...nvidia.pipelines import consumer_state
 from ..layouts import accumulator_layout
 from . import config as sizes
 from .attend import held_tile
-from .context import STAGES, at_keys, read_visit
+from .context import STAGES, at_keys, first_visit, following_visit, read_visit
 
 ROWS = gl.constexpr(sizes.ROWS)
+BEHIND = gl.constexpr(sizes.BEHIND)
 
 
 @gluon.jit
@@ -28,31 +29,21 @@ def reduce_role(ctx):
     state = consumer_state(ctx.config.ds_stages)
     visit_state = consumer_state(STAGES)
     held = consumer_state(1)
-    ctx.rings.ds.consumer_wait(state)  # the first dS is there, or the word that no tile meets the keys
-    visit = read_visit(ctx, visit_state)
-    more = visit.number >= 0
-    while more:
-        state, visit_state = add_tiles(at_keys(ctx, visit.number), visit, state, visit_state, held)
+    visit = first_visit(ctx, ctx.rings.ds, state, visit_state)
+    while visit.number >= 0:
+        state, visit_state = add_tiles(at_keys(ctx, visit.number), state, visit_state, held)
         held = held.step()
-        more = gl.to_tensor(False)
-        if ctx.config.persistent:
-            ctx.rings.ds.consumer_wait(state)
-            visit = read_visit(ctx, visit_state)
-            more = visit.number >= 0
+        visit = following_visit(ctx, ctx.rings.ds, state, visit_state)
     tma.store_wait(0)  # shared memory must outlive the last copy's reads
 
 
 @gluon.jit
-def add_tiles(ctx, visit, state, visit_state, held):
+def add_tiles(ctx, state, visit_state, held):
     """Add dQ of every visited tile of a key tile; the states of the slots behind."""
     config: gl.constexpr = ctx.config
     rings = ctx.rings
     rings.k.consumer_wait(held)
-    more = visit.row >= 0
-    if visit.row < 0:
-        rings.ds.consumer_release(state)  # a slot without dS
-        state = state.step()
-        visit_state = visit_state.step()
+    more = gl.to_tensor(True)
     turn = ctx.tensors.turns
     began = gl.to_tensor(False)
     while more:
@@ -63,7 +54,7 @@ def add_tiles(ctx, visit, state, visit_state, held):
             dq = start_query_gradients(ctx, state, part)
             if config.deterministic and part == 0:  # while the product runs
                 pass_turn(turn, began)
-                began = gl.to_tensor(True)
+                began = visit.row < BEHIND
                 turn = take_turn(ctx, visit)
             dq = warpgroup_mma_wait(0, deps=(dq,))
             if part == parts - 1:
@@ -80,10 +71,11 @@ def add_tiles(ctx, visit, state, visit_state, held):
 
 @gluon.jit
 def take_turn(ctx, visit):
-    """Wait until all CTAs that add to a tile before this one have; the tile's counter."""
+    """Wait until all CTAs that add to a tile before this one have, if this one does; the tile's counter."""
     block = (ctx.keys.row + visit.row) // ROWS
     counter = ctx.tensors.turns + (ctx.keys.head + visit.h) * ctx.tensors.turn_blocks + block
-    gl.atomic_poll(counter, visit.turn, sem="acquire")
+    if visit.row < BEHIND:
+        gl.atomic_poll(counter, visit.turn, sem="acquire")
     return counter
 
 
