@@ -3,6 +3,7 @@
     python -m bench.engine --json record.json
     python -m bench.engine --models llama --backends FLASH_ATTN,WARPATTN --graphs FULL_DECODE_ONLY --rounds 3
     python -m bench.engine --models llama,latent --case "32 x 4k" --case "latent mixed"     # a model's own case
+    python -m bench.engine --backends FLASH_ATTN,WARPATTN,FLASH_ATTN~2,WARPATTN~2           # two engines of each
 
 For `latent`, FLASH_ATTN is FLASH_ATTN_MLA.
 

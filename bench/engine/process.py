@@ -117,6 +117,7 @@ def engine(model: str, backend: str, weights: Weights, args: argparse.Namespace)
 
     registry._run_in_subprocess = lambda function: function()  # saves a process that imports everything again
     one_memory(weights)
+    backend = backend.partition("~")[0]
     if backend == "WARPATTN":
         backend = registered(model)
     elif model == "latent":

@@ -20,6 +20,7 @@ RECORDS = (
     "2026-11-22-engine-mixed.json",
     "2026-11-22-engine-32x4k.json",
     "2026-11-23-engine-latent.json",
+    "2026-11-23-engine-32x4k.json",
 )
 PAGE = HERE.parents[2] / "docs" / "integrations" / "vllm.md"
 START, END = "<!-- engine: `make docs` writes these rows -->\n\n", "<!-- end of engine -->"
@@ -53,7 +54,8 @@ def rows(records: list[dict[str, Any]]) -> list[Row]:
     for kind in KINDS:
         for model, shown in MODELS.items():
             for case, (requests, length) in (CASES | {"mixed": (0, 0)}).items():
-                peer, own = cases.get(f"{model} {case}", {PEER: {}, OWN: {}}).values()
+                found_by = cases.get(f"{model} {case}", {PEER: {}, OWN: {}})
+                peer, own = found_by[PEER], found_by[OWN]
                 if kind not in own:
                     continue
                 figures, ratio = {OWN: own[kind], PEER: peer[kind]}, statistics.median(own["ratios"][kind])
