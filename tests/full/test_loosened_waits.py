@@ -122,8 +122,9 @@ def eight_bit_products(arch: str) -> None:
 
 
 def gradients(**changes: Any) -> Callable[[str], object]:
+    """The backward; a persistent CTA takes several key tiles."""
     case = replace(backward.Case(300, 300, mask=wa.Causal(), heads=2), **changes)
-    return lambda arch: backward.simulated(case)
+    return lambda arch: backward.simulated(case, programs=2)
 
 
 ALL_AGAIN = test_sm90_knockout.Case(wa.Padding(torch.tensor([300])), 1, 400, 320, 20)
