@@ -84,6 +84,7 @@ def run(
     step, *after = list_launches(ready, Operands(q, k, v, out, lse, sinks), sequence, choice)
     for partial in (step.args["workspace"].o, step.args["workspace"].lse):
         partial.fill_(float("nan"))
+    step.args["workspace"].heads.fill_(1 << 20)  # parts of a launch before
     compiled = built(step) if kernel is None else kernel(built(step))
     grid = DependentGrid((programs,), preceding_writes(step, k, v, sequence, case))
     report = simulate(compiled, grid, step.args, **options)
@@ -92,9 +93,9 @@ def run(
         report.findings += added.findings
     parts = int((~step.args["workspace"].lse.isnan()).any(1).sum())
     if table is not None:
-        return Ran(report, out, lse, 0.0, 0.0, step.args["workspace"].tickets[:-1], parts)
+        return Ran(report, out, lse, 0.0, 0.0, step.args["workspace"].tickets, parts)
     expected, expected_lse = reference(q, k, v, sequence=sequence, mask=case.mask, score=case.score, sinks=sinks)
-    tickets = step.args["workspace"].tickets[:-1]
+    tickets = step.args["workspace"].tickets
     return Ran(report, out, lse, error(out.float(), expected.float()), error(lse, expected_lse), tickets, parts)
 
 
@@ -105,7 +106,8 @@ def preceding_writes(step: Any, k: Tensor, v: Tensor, sequence: Dense | PagedKV,
         return []
     args = step.args
     partial = args["workspace"]
-    written = [args["q"].pointer, args["out"].pointer, args["lse_ptr"], partial.o, partial.lse, partial.tickets]
+    written = [args["q"].pointer, args["out"].pointer, args["lse_ptr"]]
+    written += [partial.o, partial.lse, partial.tickets, partial.heads]
     if not case.kv_ready:
         return [*written, k, v, *(x for x in (args["keys"].lengths, args["keys"].table) if x is not None)]
     for b, own in enumerate(case.lengths):

@@ -63,4 +63,5 @@ class PartialResults(NamedTuple):
     o: Any  # float* (slots, rows, cols)
     lse: Any  # float* (slots, rows), base 2
     rows: Any  # of a slot, int32
-    tickets: Any  # int32* (heads + 1,): finished parts of each head, 0 between launches; and the number of CTAs
+    tickets: Any  # int32* (heads,): finished parts of each head, 0 between launches
+    heads: Any  # int32* (heads, 2): parts of each head and where the first is, for the combining kernel

@@ -79,13 +79,14 @@ class Results:
     sinks: gl.tensor  # float* (heads_q,)
     partials: Partials
     tickets: gl.tensor  # int32* (row tiles, heads): finished parts of a head; 0 between launches
+    heads: gl.tensor  # int32* (row tiles, heads, 2): parts of a head, and the place of the first
 
 
 @gluon.jit
 def make_results(out, lse, sinks, workspace, config: gl.constexpr):
     """From a `StridedRows`, two pointers and a `PartialResults`."""
     partials = Partials(workspace.o, workspace.lse, workspace.rows, config.padded_v)
-    return Results(matrix(out), lse, sinks, partials, workspace.tickets)
+    return Results(matrix(out), lse, sinks, partials, workspace.tickets, workspace.heads)
 
 
 @gluon.aggregate

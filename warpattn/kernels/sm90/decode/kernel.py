@@ -18,7 +18,6 @@ from triton.language.extra.cuda import gdc_wait
 from ...pieces.modifiers import Modifiers
 from .attend import attend_role
 from .attend_swap_ab import attend_swap_ab_role
-from .combine import publish_grid
 from .context import DecodeContext, key_cache, make_decode_rings, make_results, matrix, scales_of
 from .load import load_role
 from .prefetch import prefetch_range
@@ -30,8 +29,6 @@ def consumer_role(ctx):
     """The warpgroup: queries on the left of keys, or on the right."""
     if ctx.config.overlap.kv_ready_before_dependency:
         gdc_wait()
-    if ctx.config.combine.separate_kernel:
-        publish_grid(ctx.results.tickets, ctx.work)
     if ctx.config.swap_ab is not None:
         attend_swap_ab_role(ctx)
     else:

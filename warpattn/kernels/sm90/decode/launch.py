@@ -1,7 +1,7 @@
 """The launches of decode on Hopper: workspace and arguments.
 
-The workspace has two slots a CTA (or, batch-invariant, one a unit), a ticket for every key head, and a cell for the
-number of CTAs. Its size follows from the shapes, not from the lengths, so a captured graph serves every step. Tickets
+The workspace has two slots a CTA (or, batch-invariant, one a unit), a ticket for every key head, and where the head's
+parts are. Its size follows from the shapes, not from the lengths, so a captured graph serves every step. Tickets
 are 0 between launches, and two launches that may run at once must not share them.
 """
 
@@ -27,6 +27,7 @@ from .choice import choose, even_cut, head_tiles, partitions, row_tiles
 from .config import DecodeConfig, StreamConfig
 
 COMBINE_ARGUMENTS = ("out", "keys", "workspace", "lse_ptr", "sinks_ptr", "shape", "mask_args")
+PROGRAMS = 528  # of the combining kernel, if there are rows for so many: four on each SM of an H200 run at a time
 
 
 def list_launches(
@@ -64,7 +65,9 @@ def combine_launch(checked: CheckedCall, config: StreamConfig, args: Mapping[str
 
     shared = {name: args[name] for name in COMBINE_ARGUMENTS}
     tile = CombineTile(config.combine_columns)
-    grid = (head_tiles(problem), -(-shared["workspace"].rows // tile.rows), config.padded_v // tile.cols)
+    heads, blocks = head_tiles(problem), config.padded_v // tile.cols
+    rows = min(-(-shared["workspace"].rows // tile.rows), -(-PROGRAMS // (heads * blocks)))
+    grid = (heads, rows, blocks)
     return Launch("sm90.combine", "sm90", launch_key(checked, config), source, compile_options(), grid, shared)
 
 
@@ -91,7 +94,8 @@ def workspace(problem: Problem, choice: Choice, rows: int, device: torch.device)
     heads = head_tiles(problem)
     slots = heads * partitions(problem, config, 0) if config.schedule.invariant else 2 * choice.grid[0]
     parts = allocate_parts((slots, rows), config.padded_v, device)
-    return PartialResults(parts.o, parts.lse, rows, torch.zeros(heads + 1, dtype=torch.int32, device=device))
+    tickets = torch.zeros(heads, dtype=torch.int32, device=device)
+    return PartialResults(parts.o, parts.lse, rows, tickets, torch.empty(heads, 2, dtype=torch.int32, device=device))
 
 
 def arguments(checked: CheckedCall, x: Operands, sequence: Sequence, choice: Choice) -> dict[str, Any]:

@@ -4,7 +4,8 @@
 
 A CTA draws its ticket with acquire and release after all of the warpgroup's stores, so the CTA with the last ticket
 sees every part; it resets the ticket to 0 for the next launch. With many rows one CTA would take too long over a head:
-then a second kernel (combine.py) adds up the parts, a few rows a program.
+then a second kernel (combine.py) adds up the parts, a few rows a program; the CTA with a head's first part tells it
+how many there are and where, because computing that again takes longer than adding them up.
 """
 
 from triton.experimental import gluon
@@ -12,6 +13,7 @@ from triton.experimental.gluon import language as gl
 
 from ...pieces.combine import combine_block, combine_layout, combine_rows, normalise, with_sink
 from ...pieces.softmax import LN_2, rescale
+from ...pieces.stream_k import Part
 from ..layouts import accumulator_layout, element_type
 from .context import Rows, in_tile, rows_of
 
@@ -32,6 +34,7 @@ def write_item(ctx, o, lse, item):
     rows."""
     config: gl.constexpr = ctx.config
     part = item.part
+    publish_parts(ctx, item)
     if part.splits == 1:
         write_rows(ctx, o, lse, item, gl.to_tensor(0))
     else:
@@ -44,10 +47,31 @@ def write_item(ctx, o, lse, item):
 
 
 @gluon.jit
+def publish_parts(ctx, item):
+    """Leave a head's number of parts, and its place in the workspace, for the combining kernel if there is one: the CTA
+    with the first part does so, of whole heads, too."""
+    config: gl.constexpr = ctx.config
+    if config.combine.separate_kernel:
+        part = item.part
+        if part.begin == 0:
+            cell = ctx.results.heads + 2 * head_index(ctx, item.row_tile, part.head)
+            gl.store(cell, part.splits)
+            gl.store(cell + 1, part.head_start if config.schedule.invariant else part.first_cta)
+
+
+@gluon.jit
+def published_part(ctx, row_tile, head):
+    """The first part of a head, as `publish_parts` has left it."""
+    cell = ctx.results.heads + 2 * head_index(ctx, row_tile, head)
+    place = gl.load(cell + 1)
+    return Part(head, gl.to_tensor(0), row_tile.units, place, gl.load(cell), place)
+
+
+@gluon.jit
 def draw_ticket(ctx, item):
     """Whether the stored part is the last one of its head; then this CTA sees all of them."""
     gl.barrier()
-    ticket = ctx.results.tickets + ticket_index(ctx, item)
+    ticket = ctx.results.tickets + head_index(ctx, item.row_tile, item.part.head)
     last = gl.atomic_add(ticket, 1, sem="acq_rel", scope="gpu") == item.part.splits - 1
     if last:
         gl.store(ticket, 0)
@@ -55,10 +79,9 @@ def draw_ticket(ctx, item):
 
 
 @gluon.jit
-def ticket_index(ctx, item):
-    """Index of the head's ticket."""
-    row_tile = item.row_tile.b * ctx.work.tiles + item.row_tile.row // ctx.config.rows
-    return row_tile * ctx.work.heads + item.part.head
+def head_index(ctx, row_tile, head):
+    """Index of a row tile's head among the workspace's."""
+    return (row_tile.b * ctx.work.tiles + row_tile.row // ctx.config.rows) * ctx.work.heads + head
 
 
 @gluon.jit

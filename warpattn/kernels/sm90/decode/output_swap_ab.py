@@ -12,7 +12,7 @@ from triton.experimental.gluon import language as gl
 
 from ...pieces.combine import combine_block, combine_layout
 from ...pieces.softmax import LOWEST
-from .output import combine_parts, draw_ticket, output_rows_at, write_at
+from .output import combine_parts, draw_ticket, output_rows_at, publish_parts, write_at
 
 
 @gluon.constexpr_function
@@ -49,6 +49,7 @@ def finish_rows(ctx, state, item, exchange, targets):
     exchange.l.store(gl.sum(state.l, 1))
     exchange.m.store(gl.expand_dims(state.m, 0))
     gl.barrier()
+    publish_parts(ctx, item)
     if item.part.splits == 1:
         for first in gl.static_range(0, kept, block):
             o, lse = exchanged_rows(exchange, first, config)

@@ -55,7 +55,7 @@ def _shared_signature(config: StreamConfig) -> dict[str, Any]:
     return {
         "out": strided_types(config.element.pointer),
         "keys": KeyIndex("*i32", "*i32", "i64", "*i32"),
-        "workspace": PartialResults("*fp32", "*fp32", "i32", "*i32"),
+        "workspace": PartialResults("*fp32", "*fp32", "i32", "*i32", "*i32"),
         "shape": int32_fields(DecodeShape),
     }
 

@@ -33,7 +33,7 @@ from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import SoftmaxState, as_quads, lane_max, lane_sum, pack, rescale, softmax_step, unpack, warp_any
 from ..decode.attend import decode_scores
 from ..decode.context import in_tile, rows_of
-from ..decode.output import write_rows
+from ..decode.output import publish_parts, write_rows
 from ..decode.schedule import item_at, next_item
 from ..layouts import accumulator_layout, element_type, operand_layout, turn_asm
 
@@ -54,6 +54,8 @@ def attend_role(ctx, half: gl.constexpr):
     cursor = ctx.start
     while cursor.unit < ctx.end:
         item = item_at(ctx, cursor)
+        if half == 0:
+            publish_parts(ctx, item)
         fetch_queries(ctx, item, half)
         o = gl.zeros([config.rows, config.half], gl.float32, accumulator_layout(config.half))
         state = MlaProgress(o, no_keys(config))

@@ -13,7 +13,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from ...pieces.modifiers import Modifiers
-from ..decode.combine import publish_grid
 from ..decode.context import DecodeContext, key_cache, make_results, matrix
 from ..decode.schedule import my_range
 from .attend import attend_role
@@ -45,7 +44,6 @@ def mla_kernel(
     fence_async_shared()
     stream_k, start = my_range(stored, shape, mods, config)
     end = stream_k.first(gl.program_id(0) + 1)
-    publish_grid(workspace.tickets, shape)
     ctx = DecodeContext(
         matrix(q), (), stored, results, rings, shape, mods, stream_k, start, end, scale, config, has_sinks, has_lse
     )
