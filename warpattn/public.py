@@ -22,6 +22,7 @@ from warpattn.quantized import Hadamard, Quantized
 from warpattn.runtime.merging.states import merge_states
 from warpattn.scores import ALiBi, Bias, CustomScore, Score, SoftCap
 from warpattn.sequences import Dense, PagedKV, Ragged
+from warpattn.sequences.latent import LatentPages
 from warpattn.serving import DecodePlan, PrefillPlan, StepPlan
 from warpattn.serving.append import append_paged
 from warpattn.serving.layers import LargestStep, Layer
@@ -44,6 +45,7 @@ __all__ = [
     "Full",
     "Hadamard",
     "LargestStep",
+    "LatentPages",
     "Layer",
     "Lengths",
     "Mask",

@@ -51,6 +51,7 @@ class EightBitLimits:
     fp16_tokens: int  # queries of a sequence at most if they are fp16 and values have scales of tokens
     queries: bool = False  # whether these may have 8 bits, too
     max_dim: int = 256
+    latents: tuple[str | int | None, ...] = ()  # what the scale of 8-bit latents beside rotary parts may belong to
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ EVERY_KIND = ("dense", "ragged", "paged")
 BACKWARD_SM90 = BackwardLimits(("dense", "ragged"), 256, deterministic=True)
 EIGHT_BIT_SM90 = EightBitLimits(
     (torch.float8_e4m3fn, torch.float8_e5m2), (*EVERY_KIND, "paged-ragged"), (None, "tensor", "head", "token"),
-    columns=16, rows=8, fp16_tokens=16, queries=True,
+    columns=16, rows=8, fp16_tokens=16, queries=True, latents=(None, "tensor", "token", 128),
 )  # fmt: skip
 EIGHT_BIT_GFX942 = EightBitLimits(
     (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz), EVERY_KIND, (None, "tensor", "head", "token"), 16, 1, 0

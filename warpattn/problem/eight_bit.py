@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from warpattn.errors import Rules
-from warpattn.problem.backends import KERNEL_DTYPES, LIMITS, USE_REFERENCE
+from warpattn.problem.backends import KERNEL_DTYPES, LATENT, LIMITS, USE_REFERENCE, EightBitLimits
 from warpattn.problem.gradients import refuse_gradients
 from warpattn.problem.problem import Call, Problem, Scales
 from warpattn.quantized import EIGHT_BIT, check_scale, check_scale_values, granularity
+from warpattn.sequences.latent import LatentPages
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -25,6 +26,7 @@ def check_types(rules: Rules, call: Call, read_values: bool) -> None:
     if not isinstance(q, Tensor):
         return
     narrow = q.dtype in EIGHT_BIT
+    read_values = read_values and not isinstance(sequence, LatentPages)  # bytes of tokens not written yet are no scales
     if q.dtype not in DTYPES and not narrow:
         rules.add(f"q has dtype {q.dtype}", f"q must be one of {', '.join(str(x) for x in DTYPES)}, or of 8 bits")
     for (name, x), scale_name in zip_longest((*values, queries), sequence.scale_names):
@@ -57,7 +59,8 @@ def eight_bit_of(call: Call) -> dict[str, Any]:
         return {}
     pairs = ((sequence.k_scale, k), (sequence.v_scale, v), (sequence.q_scale, q))
     scales = Scales(*(granularity(scale, x.shape) for scale, x in pairs))
-    return {"kv_dtype": k.dtype, "q_dtype": q.dtype if q.dtype in EIGHT_BIT else None, "scales": scales}
+    rope = sequence.rope.shape[-1] if isinstance(sequence, LatentPages) else 0
+    return {"kv_dtype": k.dtype, "q_dtype": q.dtype if q.dtype in EIGHT_BIT else None, "scales": scales, "rope": rope}
 
 
 def check_eight_bit(rules: Rules, arch: str, problem: Problem, differentiated: tuple[str, ...] = ()) -> None:
@@ -69,6 +72,9 @@ def check_eight_bit(rules: Rules, arch: str, problem: Problem, differentiated: t
     with_8, them = ("8-bit queries", "q, k and v") if narrow else ("8 bits", "keys and values")
     what = f"{them} have dtype {dtype}"
     refuse_gradients(rules, differentiated, f"8-bit {them} have no backward; {USE_REFERENCE}")
+    if problem.rope:
+        _check_latents(rules, arch, problem, limits)
+        return
     if limits is None or (narrow and not limits.queries):
         rules.add(what, f"the {arch} backend has no kernels for {with_8}; {USE_REFERENCE} or dequantise them")
         return
@@ -101,3 +107,22 @@ def check_eight_bit(rules: Rules, arch: str, problem: Problem, differentiated: t
     wide, most = max(problem.dim_qk, problem.dim_v), limits.max_dim
     rule = f"with {with_8} the {arch} backend takes at most {most}; {USE_REFERENCE} or dequantise them"
     rules.require(wide <= most, f"the head_dim is {wide}", rule)
+
+
+def _check_latents(rules: Rules, arch: str, problem: Problem, limits: EightBitLimits | None) -> None:
+    """What the kernels of `arch` take of 8-bit latents beside rotary parts of the queries' dtype."""
+    instead = f"{USE_REFERENCE} or dequantise them"
+    if limits is None or not limits.latents or (problem.dim_qk, problem.dim_v) != LATENT:
+        which = f"{problem.dim_v} + {problem.rope} columns"
+        rules.add(f"the latents are {which} of {problem.kv_dtype}", f"the {arch} backend has no such kernel; {instead}")
+        return
+    for found, allowed, what in (
+        (problem.kv_dtype, limits.dtypes, f"latents have dtype {problem.kv_dtype}"),
+        (problem.kind, ("paged",), f"the latents are {problem.kind}"),
+        (problem.dtype, (torch.bfloat16,), f"q has dtype {problem.dtype}"),
+        (problem.scales.k, limits.latents, f"latents have a scale per {problem.scales.k}"),
+    ):
+        listed = ", ".join(str(each) for each in allowed if each is not None)
+        rules.require(found in allowed, what, f"of 8-bit latents the {arch} backend takes {listed}; {instead}")
+    rule = f"of 8-bit latents the {arch} backend takes multiples of {limits.rows}; {USE_REFERENCE}"
+    rules.require(problem.page_size % limits.rows == 0, f"the page size is {problem.page_size}", rule)

@@ -54,6 +54,7 @@ class Problem:
     kv_dtype: torch.dtype | None = None  # of 8-bit keys and values; None: that of q
     q_dtype: torch.dtype | None = None  # of 8-bit queries; None: that of the output
     scales: Scales = NO_SCALES
+    rope: int = 0  # columns of keys, the last, in the dtype of the output beside 8-bit ones
 
     @property
     def ragged_queries(self) -> bool:

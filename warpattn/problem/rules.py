@@ -1,7 +1,7 @@
 """Every rule of a call, held before anything is launched.
 
 `validate` checks a call and returns it with its frozen `Problem`: the sizes, dtypes and traced functions that decide
-which kernel runs. All rules are here and in `sequences.py`; what the kernels of an architecture take is one list:
+which kernel runs. All rules are here and in `sequences/`; what the kernels of an architecture take is one list:
 
     validate(call)          the call's kind, dtype and sizes     ─┐
                                                                   ├─▶ check_limits

@@ -53,6 +53,12 @@ def latent(page: int) -> tuple[Any, ...]:
     return tensor(1, 1, 16, 576), k, k[..., :512], wa.PagedKV(k, k[..., :512], table, lengths)
 
 
+def latents_of_8_bits(page: int) -> tuple[Any, ...]:
+    table, lengths = torch.zeros(1, PAGES, dtype=torch.int32), torch.full((1,), PAGES * page, dtype=torch.int32)
+    kv = wa.LatentPages.of_bytes(torch.zeros(PAGES, page, 1, 656, dtype=torch.uint8), table, lengths)
+    return tensor(1, 1, 16, 576), kv.k_pages, kv.v_pages, kv
+
+
 CASES = {
     "prefill, two warpgroups": (dense(300, 128), False),
     "prefill, three warpgroups": (dense(3000, 64), False),
@@ -68,6 +74,7 @@ CASES = {
     "latent": (latent(0), False),
     "latent, pages": (latent(16), False),
     "latent, gathered": (latent(3), False),
+    "latent, 8 bits": (latents_of_8_bits(16), False),
 }
 
 
@@ -80,11 +87,11 @@ def launch_of(case: tuple[Any, ...], cache_settled: bool) -> Launch:
     return next(launch for launch in launches if launch.name not in ("sm90.order", "sm90.combine"))
 
 
-def arrivals(topology: Topology) -> Counter[int]:
-    """How many barriers complete on how many arrivals."""
+def arrivals(topology: Topology, fills: int) -> Counter[int]:
+    """How many barriers complete on how many arrivals; `fills`: full ones, unless a role converts tiles alone."""
     found: Counter[int] = Counter()
     for edge in topology.edges:
-        found[4 if edge.producer == "convert" else 1] += edge.stages
+        found[4 if edge.producer == "convert" else fills] += edge.stages
         found[topology.empty_arrivals(edge.name)] += edge.stages
     for signal in topology.signals:
         found.update(topology.arrivals(signal.name, i) for i in range(signal.number))
@@ -104,13 +111,18 @@ def test_the_compiled_kernel_has_what_its_topology_says(name: str) -> None:
     topology = config.topology
     code = to_ttgir(launch.source(), triton_target("sm90"), dict(launch.options)).asm["ttgir"]
     repeats = getattr(config, "repeats_freely", False)  # repeat.py's barriers are of no role
+    latents = getattr(config, "latents", None)  # of 8 bits: the copy of rotary parts and a role fill a slot
+    fills = 1 if latents is None else 2
     again = Counter({1: AGAIN_BARRIERS if repeats else 0})
-    assert Counter(map(int, re.findall(r"ttng\.init_barrier %[\w.]+, (\d+)", code))) == arrivals(topology) + again
+    initialised = Counter(map(int, re.findall(r"ttng\.init_barrier %[\w.]+, (\d+)", code)))
+    assert initialised == arrivals(topology, fills) + again
     expected = {edge.slot_bytes for edge in topology.edges if by_tma(edge, config)}
     expected |= {config.again_bytes} if repeats else set()
     tiles = getattr(config, "tiles", config)
     if getattr(tiles, "eight_bit", None):
         expected = {tiles.q_bytes, tiles.k_bytes // tiles.widening, tiles.v_bytes // tiles.widening}
+    if latents is not None:
+        expected = {config.element.bytes * config.block_n * config.rope, config.block_n * config.dim_v}
     assert set(map(int, re.findall(r"ttng\.barrier_expect %[\w.]+, (\d+)", code))) == expected
     (registers,) = re.findall(r"requestedRegisters = array<i32: ([\d, ]+)>", code)
     assert tuple(map(int, registers.split(","))) == topology.workers.registers

@@ -14,11 +14,13 @@ from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
+from warpattn.errors import AttentionError
 from warpattn.language.nodes import Node
 from warpattn.masks import Mask, MaskProgram
 from warpattn.problem import Call, CheckedCall
 from warpattn.scores import Score, ScoreProgram
 from warpattn.sequences import Dense, PagedKV, PagedRagged, Ragged, Sequence
+from warpattn.sequences.latent import LatentPages
 
 DENSE = Dense()
 
@@ -44,6 +46,8 @@ class Parsed(NamedTuple):
 def write(call: Call, checked: CheckedCall, return_lse: bool) -> str:
     """The text of a call."""
     sequence = call.sequence
+    if isinstance(sequence, LatentPages):
+        raise AttentionError("kv is a LatentPages; compiled graphs have no operator for it: call it outside of them")
     tail = (float(checked.scale), return_lse, call.backend, call.deterministic)
     layout = (sequence.kind, *sequence.bounds(), *sequence.scales())
     return repr((checked.mask.key, checked.score.key if checked.score else None, tail, layout))

@@ -38,6 +38,18 @@ class ScaledRows(NamedTuple):
     head: Any
 
 
+class ScaledLatents(NamedTuple):
+    """8-bit latents as `ScaledRows`; `block`: stride from the scale of one block of 128 columns to the next, 0 where
+    they have the same."""
+
+    desc: Any
+    scale: Any  # float*
+    outer: Any
+    row: Any
+    head: Any
+    block: Any
+
+
 class ScaledQueries(NamedTuple):
     """8-bit queries (batch, token, head, dim) and their scale."""
 

@@ -280,8 +280,8 @@ def tile_rows(dim_v: int) -> int:
 
 def row_tiles(problem: Problem) -> int:
     """Row tiles of a key head, also of latent attention; over 8-bit keys they have 32 rows."""
-    rows = CONSUMER_ROWS if is_latent(problem) else tile_rows(problem.dim_v)
-    rows = rows if problem.kv_dtype is None else EIGHT_BIT_COLUMNS[-1]
+    rows = tile_rows(problem.dim_v) if problem.kv_dtype is None else EIGHT_BIT_COLUMNS[-1]
+    rows = CONSUMER_ROWS if is_latent(problem) else rows
     return -(-problem.seq_q * problem.heads_q // problem.heads_kv // rows)
 
 

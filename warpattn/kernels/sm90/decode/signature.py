@@ -13,7 +13,7 @@ from ...pieces.signature import packed_span
 from ..arguments import int32_fields, strided_types
 from ..layouts import element_type, tile_layout
 from ..signature import Features, attention_source
-from .arguments import DecodeShape, KeyIndex, MappedRows, PartialResults, ScaledQueries, ScaledRows
+from .arguments import DecodeShape, KeyIndex, MappedRows, PartialResults, ScaledLatents, ScaledQueries, ScaledRows
 from .combine import decode_combine_kernel
 from .config import DecodeConfig, StreamConfig
 from .kernel import decode_kernel
@@ -25,8 +25,16 @@ def decode_source(config: DecodeConfig, mask: Program, score: Program | None, ha
     return stream_source(decode_kernel, config, config.padded_qk, config.padded_v, features)
 
 
-def stream_source(kernel: Any, config: StreamConfig, k_columns: int, v_columns: int, features: Features):
-    """A kernel with the parameters of decode, whose copies of keys and values have so many columns."""
+def stream_source(
+    kernel: Any,
+    config: StreamConfig,
+    k_columns: int,
+    v_columns: int,
+    features: Features,
+    v: ScaledLatents | None = None,
+):
+    """A kernel with the parameters of decode, whose copies of keys and values have so many columns; `v`: the types of
+    values that are others."""
     rows = strided_types(config.element.pointer)
 
     def key_rows(cols: int) -> tuple[str, ...]:
@@ -39,7 +47,7 @@ def stream_source(kernel: Any, config: StreamConfig, k_columns: int, v_columns: 
     q: tuple[Any, ...] = rows
     if config.eight_bit is not None and config.eight_bit.queries:
         q = ScaledQueries(*strided_types(config.stored.pointer), ScaleRows("*fp32", "i64", "i64", "i64"))
-    signature = {"k": key_rows(k_columns), "v": key_rows(v_columns), "q": q, **_shared_signature(config)}
+    signature = {"k": key_rows(k_columns), "v": v or key_rows(v_columns), "q": q, **_shared_signature(config)}
     aligned = ("q", "out", "workspace", *(("k", "v") if config.gathers else ()))
     return attention_source(kernel, config, _packed(features), signature, aligned)
 

@@ -34,12 +34,17 @@ BLOCK_N = 32  # keys of a tile
 STAGES = 4
 HALVES = 2  # warpgroups, and blocks of latent columns
 REGISTERS = Registers(consumer=224, producer=56)
+STAGED = 2  # tiles of 8 bits that may be on their way; one more is in registers
+STAGES_BESIDE = 3  # slots of the ring that fit beside them
+CONVERTING = Registers(consumer=216, producer=72)  # 504 in all, as at the launch of 12 warps
 ONCE = "latents are read once, as keys and as values, and each of two warpgroups has half of the output's columns"
 
 
 @dataclass(frozen=True)
 class MlaConfig(StreamConfig):
     """Tiles and resources of one compiled kernel; `choose_tiles` fills in what does not vary."""
+
+    latents: Element | None = None  # of 8-bit latents in memory, which the role that loads converts, see eight_bit.py
 
     @property
     def padded_qk(self) -> int:
@@ -92,18 +97,23 @@ class MlaConfig(StreamConfig):
     def topology(self) -> Topology:
         """Roles, the ring, and the signals beside it; both warpgroups fill the queries' shared memory."""
         left, right = attend = tuple(f"attend {half}" for half in range(self.consumers))
-        roles = [Role(name, 4, REGISTERS.consumer) for name in attend]
+        registers = REGISTERS if self.latents is None else CONVERTING
+        roles = [Role(name, 4, registers.consumer) for name in attend]
         ring = Edge("K and V", "load", attend, self.stages, self.tile_bytes)
-        signals = (
-            Signal("probabilities", ((left,), (right,)), by_warp=False),
-            Signal("tile to clear", (("load",),), by_warp=False),
-        )
-        return Topology((*roles, Role("load", 1, REGISTERS.producer)), (ring,), self.private_bytes, signals)
+        ready = Signal("probabilities", ((left,), (right,)), by_warp=False)
+        if self.latents is None:
+            warps, landed = 1, Signal("tile to clear", (("load",),), by_warp=False)
+        else:
+            warps, landed = 4, Signal("8-bit tiles", (("load",),) * STAGED, by_warp=False)
+        load = Role("load", warps, registers.producer)
+        return Topology((*roles, load), (ring,), self.private_bytes, (ready, landed))
 
     @property
     def private_bytes(self) -> int:
-        """Shared memory beside the ring: queries; marks and sums of both warpgroups, six of 4 lanes a row in fp32."""
-        return self.element.bytes * self.rows * self.dim_qk + 6 * 4 * 4 * self.rows
+        """Shared memory beside the ring: queries; marks and sums of both warpgroups, six of 4 lanes a row in fp32;
+        tiles of 8 bits."""
+        staged = 0 if self.latents is None else STAGED * self.latents.bytes * self.block_n * self.dim_v
+        return self.element.bytes * self.rows * self.dim_qk + 6 * 4 * 4 * self.rows + staged
 
     @property
     def smem_bytes(self) -> int:
@@ -122,6 +132,8 @@ def choose(problem: Problem, target: Arch, *, options: PlanOptions = DEFAULT_OPT
     """The choice for a latent problem that decode takes."""
     check_takes(problem)
     config = choose_tiles(problem.element, problem.page_size)
+    if problem.rope:
+        config = replace(config, stages=STAGES_BESIDE, latents=problem.kv_element)
     config = replace(config, schedule=invariant(config)) if options.batch_invariant else config
     config = replace(config, schedule=schedule_of(problem, config.schedule))
     grid = alone_on_sms(target)

@@ -10,6 +10,34 @@ from ..layouts import element_type, tile_layout
 
 
 @gluon.aggregate
+class LatentTiles:
+    """Tiles of 8-bit latents on their way to the role that converts them, two blocks of columns each."""
+
+    smem: gl.shared_memory_descriptor  # [2 * tiles, 1, N, 1, 256]
+    landed: gl.shared_memory_descriptor  # [tiles, 1] barriers: the copies have arrived
+
+    @gluon.jit
+    def block(self, slot, part: gl.constexpr):
+        return self.smem.index(2 * slot + part)
+
+
+@gluon.jit
+def make_latent_tiles(config: gl.constexpr):
+    """Allocate them and initialise their barriers; () without 8-bit latents."""
+    if config.latents is None:
+        return ()
+    else:
+        dtype: gl.constexpr = element_type(config.latents)
+        layout: gl.constexpr = tile_layout(config.block_n, config.half, dtype)
+        slots: gl.constexpr = config.topology.signal("8-bit tiles").number
+        smem = gl.allocate_shared_memory(dtype, [2 * slots, 1, config.block_n, 1, config.half], layout)
+        landed = mbarrier.allocate_mbarrier(batch=slots)
+        for i in gl.static_range(slots):
+            mbarrier.init(landed.index(i), count=1)
+        return LatentTiles(smem, landed)
+
+
+@gluon.aggregate
 class MlaRings:
     """Shared memory. A slot of the ring is a key tile: two blocks of latents, and the rotary part in `rope`, which the
     tile's probabilities replace later. One more barrier follows the ring's: for a tile that the producer clears before
@@ -24,6 +52,7 @@ class MlaRings:
         gl.shared_memory_descriptor
     )  # [4, 64, 4] fp32: of each warpgroup, reference maxima and the factors that rescale to them
     sums: gl.shared_memory_descriptor  # [2, 64, 4] fp32, of each warpgroup
+    latents: gl.base_value  # `LatentTiles` of 8 bits; () where those in memory have 16
 
 
 @gluon.jit
@@ -44,5 +73,7 @@ def make_mla_rings(config: gl.constexpr):
     ready = mbarrier.allocate_mbarrier(batch=2)
     for i in gl.static_range(2):
         mbarrier.init(ready.index(i), count=1)
-    ring = make_pipeline(keys, empty_arrivals(config.topology, "K and V"), config.stages, 2, more=1)
-    return MlaRings(ring, rope, q, q_rope, ready, marks, sums)
+    converts: gl.constexpr = config.latents is not None  # then the copy of rotary parts and the role fill a slot
+    arrivals: gl.constexpr = empty_arrivals(config.topology, "K and V")
+    ring = make_pipeline(keys, arrivals, config.stages, 2, more=0 if converts else 1, fills=2 if converts else 1)
+    return MlaRings(ring, rope, q, q_rope, ready, marks, sums, make_latent_tiles(config))

@@ -17,7 +17,8 @@ from ..decode.context import DecodeContext, key_cache, make_results, matrix
 from ..decode.schedule import my_range
 from .attend import attend_role
 from .context import make_mla_rings
-from .load import load_role
+from .eight_bit import load_latents
+from .load import load_tiles
 
 
 @gluon.jit
@@ -28,6 +29,14 @@ def attend_left(ctx):
 @gluon.jit
 def attend_right(ctx):
     attend_role(ctx, 1)
+
+
+@gluon.jit
+def load_role(ctx):
+    if ctx.config.latents is None:
+        load_tiles(ctx)
+    else:
+        load_latents(ctx)
 
 
 @gluon.jit

@@ -3,12 +3,17 @@ tiles are decode's."""
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
+
 from warpattn.problem import CheckedCall
 from warpattn.problem.arch import ARCHS, compile_options
 from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands, programs
 from warpattn.sequences import Sequence
+from warpattn.sequences.latent import LatentPages
 
+from ..decode.arguments import MappedRows, ScaledLatents
 from ..decode.launch import arguments, combine_launch, head_rows, launch_key, workspace
 from .config import choose
 
@@ -21,6 +26,8 @@ def list_launches(
     problem, config = checked.problem, choice.config
     partial = workspace(problem, choice, head_rows(problem), x.q.device)
     args = arguments(checked, x, sequence, choice) | {"workspace": partial}
+    if isinstance(sequence, LatentPages):
+        args |= {"k": MappedRows(sequence.rope), "v": scaled_latents(x.v, sequence.v_scale)}
     mask, score = programs(checked)
 
     def source():
@@ -31,3 +38,11 @@ def list_launches(
     key = launch_key(checked, config)
     attend = Launch("sm90.mla", "sm90", key, source, compile_options(), choice.grid, args, persistent=True)
     return attend, combine_launch(checked, config, args)
+
+
+def scaled_latents(x: Tensor, scale: Tensor | None) -> ScaledLatents:
+    """Latents (pages, page size, heads, columns) of 8 bits; without a scale it is 1."""
+    scale = x.new_ones((), dtype=torch.float32) if scale is None else scale
+    steps = scale.stride()
+    rest = (*[0] * 3, 0) if scale.ndim == 0 else (0, 0, *steps, 0) if scale.ndim == 1 else (*steps, 0)[:4]
+    return ScaledLatents(x, scale, *rest)

@@ -24,7 +24,7 @@ EIGHT_ROWS = gl.constexpr(gl.BlockedLayout([1, 8], [8, 4], [1, 1], [1, 0]))  # o
 
 
 @gluon.jit
-def load_role(ctx):
+def load_tiles(ctx):
     """Load every tile of this CTA's range, in order."""
     config: gl.constexpr = ctx.config
     state = producer_state(config.stages)

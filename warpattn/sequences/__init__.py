@@ -25,7 +25,15 @@ from torch import Tensor
 from warpattn.errors import Rules
 from warpattn.inputs import is_tensor, kind_of, number
 from warpattn.quantized import dequantized, rows_of_pages
-from warpattn.sequence_rules import check_bound, check_index, check_offsets, check_shapes, check_shared, check_table
+from warpattn.sequences.rules import (
+    check_bound,
+    check_heads,
+    check_index,
+    check_offsets,
+    check_shapes,
+    check_shared,
+    check_table,
+)
 
 
 @dataclass(frozen=True)
@@ -125,7 +133,7 @@ class Dense(Sequence):
                 rules.add(f"{name} has batch {x.shape[0]}", f"{name} must have the batch of q, {q.shape[0]}")
         if k.shape[1] != v.shape[1]:
             rules.add(f"v has {v.shape[1]} keys", f"v must have as many keys as k, {k.shape[1]}")
-        _check_heads(rules, q, k, v, "k", "v")
+        check_heads(rules, q, k, v, "k", "v")
         return True
 
     def sizes(self, q: Tensor, k: Tensor, v: Tensor) -> Sizes:
@@ -188,7 +196,7 @@ class Ragged(Sequence):
         if self.cu_k is None:
             rule = f"without seq.cu_k the keys share the offsets of the queries, so k must have {len(q)} rows as q has"
             rules.require(len(k) == len(q), f"k has {len(k)} rows", rule)
-        _check_heads(rules, q, k, v, "k", "v")
+        check_heads(rules, q, k, v, "k", "v")
         return all(offsets)
 
     def check_values(self, rules: Rules, sizes: Sizes) -> None:
@@ -273,7 +281,7 @@ class PagedKV(Sequence):
         if not check_shapes(rules, self.k_pages, self.v_pages):
             return False
         if q is not None:
-            _check_heads(rules, q, self.k_pages, self.v_pages, "kv.k_pages", "kv.v_pages")
+            check_heads(rules, q, self.k_pages, self.v_pages, "kv.k_pages", "kv.v_pages")
         return q is not None
 
     def check_values(self, rules: Rules, sizes: Sizes, queries: list[int] | None = None) -> None:
@@ -381,18 +389,3 @@ class PagedRagged(Sequence):
 
     def lse_shape(self, sizes: Sizes) -> tuple[int, ...]:
         return self.queries.lse_shape(sizes)
-
-
-def _check_heads(rules: Rules, q: Tensor, k: Tensor, v: Tensor, k_name: str, v_name: str) -> None:
-    """Rules of heads and head dimensions, which are the last two axes in every kind."""
-    heads_q, heads_k, heads_v = q.shape[-2], k.shape[-2], v.shape[-2]
-    if heads_v != heads_k:
-        rules.add(f"{v_name} has {heads_v} heads", f"{v_name} must have the heads of k, {heads_k}")
-    if heads_q % heads_k if heads_k else heads_q:
-        rule = "the query heads must be a multiple of the key heads"
-        rules.add(f"q has {heads_q} heads and {k_name} has {heads_k}", rule)
-    if k.shape[-1] != q.shape[-1]:
-        rules.add(f"{k_name} has head_dim {k.shape[-1]}", f"it must have the head_dim of q, {q.shape[-1]}")
-    for name, x in (("q", q), (v_name, v)):
-        if x.shape[-1] == 0:
-            rules.add(f"{name} has head_dim 0", "a head must have at least one element")

@@ -1,0 +1,168 @@
+"""Decode over 8-bit latents on Hopper in the simulator: right values, no findings, DeepSeek's bytes, knock-outs."""
+
+from __future__ import annotations
+
+import linecache
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+import warpattn as wa
+from tests.drawn import drawn
+from tests.sim.knocking import knocked_out
+from tests.sim.sm90.decode import Ran, built
+from tests.sim.sm90.mla import DIM, DIM_V, SCALE, Latent
+from tests.sim.sm90.prefill import error
+from warpattn.kernels.sm90.decode.config import with_fields
+from warpattn.kernels.sm90.mla.config import choose
+from warpattn.kernels.sm90.mla.launch import list_launches
+from warpattn.masks import Causal, SlidingWindow
+from warpattn.problem import Call, validate
+from warpattn.problem.arch import ARCHS
+from warpattn.problem.launch import PlanOptions
+from warpattn.problem.operands import Operands
+from warpattn.reference import reference
+from warpattn.scores import SoftCap
+from warpattn.sim import KnockOut, Report, simulate
+
+SCHEDULES = [("eager", 0), ("lazy", 0), ("adversarial", 0), ("random", 0), ("random", 1)]
+PER: tuple[str | int | None, ...] = (128, "token", "tensor", None)
+
+
+def pages_of(case: Latent, per: str | int | None = 128, dtype: torch.dtype = torch.float8_e4m3fn) -> wa.LatentPages:
+    """A cache of 656 bytes a token in DeepSeek's form, or with other scales; what no sequence owns is NaN."""
+    generator = torch.Generator().manual_seed(case.seed)
+    counts = [-(-length // case.page) for length in case.lengths]
+    order = torch.randperm(sum(counts) + 1, generator=generator).int()
+    table = torch.full((len(counts), max(*counts, 1)), 10**6, dtype=torch.int32)
+    cache = torch.full((len(order), case.page, 1, 656), 0xFF, dtype=torch.uint8)  # NaN in every dtype
+    made = wa.LatentPages.of_bytes(cache, table, torch.tensor(case.lengths, dtype=torch.int32))
+    latents, first = made.k_pages.view(torch.uint8), 0
+    scale = made.k_scale if per == 128 else torch.full(made.k_pages.shape[:3], float("nan"))
+    one = torch.tensor(0.01) if per == "tensor" else torch.ones(())
+    for b, (length, count) in enumerate(zip(case.lengths, counts, strict=True)):
+        own = table[b, :count] = order[first : first + count]
+        first += count
+        for at in range(length):
+            page, row = int(own[at // case.page]), at % case.page
+            x = torch.randn(1, DIM, generator=generator) * 2.0 ** -(at % 3)
+            made.rope[page, row] = x[:, DIM_V:].bfloat16()
+            stored = wa.quantize(x[:, :DIM_V], dtype, per=per or "tensor", scale=None if per in (128, "token") else one)
+            latents[page, row] = stored.values.view(torch.uint8)
+            if per in (128, "token"):
+                scale[page, row] = stored.scale
+    values = made.k_pages if dtype == torch.float8_e4m3fn else made.k_pages.view(dtype)
+    given = {128: scale, "token": scale, "tensor": one, None: None}[per]
+    return wa.LatentPages(values, made.rope, table, made.lengths, scale=given)
+
+
+def run(case: Latent, kv: wa.LatentPages, programs: int = 3, kernel=None, **options: object) -> Ran:
+    """Simulate a case with `programs` CTAs; outputs start as NaN."""
+    generator = torch.Generator().manual_seed(case.seed + 1)
+    q = torch.randn(len(case.lengths), case.tokens, case.heads, DIM, generator=generator).bfloat16()
+    sinks = torch.randn(case.heads, generator=generator) if case.sinks else None
+    call = Call(q, kv.k_pages, kv.v_pages, kv, case.mask, case.score, sinks, SCALE, True, None, "simulate:sm90")
+    ready = validate(call)
+    out = torch.full((*q.shape[:3], DIM_V), float("nan"), dtype=q.dtype)
+    lse = torch.full(ready.lse_shape, float("nan"))
+    choice = choose(ready.problem, ARCHS["sm90"], options=PlanOptions(batch_invariant=case.invariant))
+    choice = replace(choice, config=with_fields(choice.config, dict(case.config)))
+    step, after = list_launches(ready, Operands(q, kv.k_pages, kv.v_pages, out, lse, sinks), kv, choice)
+    for partial in (step.args["workspace"].o, step.args["workspace"].lse):
+        partial.fill_(float("nan"))
+    compiled = built(step) if kernel is None else kernel(built(step))
+    report = simulate(compiled, (programs,), step.args, **options)
+    report.findings += simulate(built(after), after.grid, after.args, **options).findings
+    tail = {"mask": case.mask, "score": case.score, "sinks": sinks, "scale": SCALE}
+    want, want_lse = reference(q, kv.k_pages, kv.v_pages, sequence=kv, **tail)
+    tickets = step.args["workspace"].tickets[:-1]
+    return Ran(report, out, lse, error(out.float(), want.float()), error(lse, want_lse), tickets)
+
+
+def check(case: Latent, per: str | int | None = 128, programs: int = 3, **options: object) -> Tensor:
+    """Right and without findings."""
+    ran = run(case, pages_of(case, per), programs, **options)
+    assert ran.report.clean, ran.report
+    assert ran.out_error < 2e-2 and ran.lse_error < 1e-2
+    return ran.out
+
+
+CASES = {
+    "one": Latent((200, 33), page=64),
+    "mixed-causal-4": Latent((130, 0, 64, 5, 200), page=64, tokens=4, mask=Causal()),
+    "group-128": Latent((130, 3), page=32, heads=128),
+    "window-sinks": Latent((300, 40), page=16, tokens=2, mask=SlidingWindow(70), sinks=True),
+    "soft-cap": Latent((130, 70), page=64, score=SoftCap(3.0)),
+    "small-pages": Latent((70, 41), page=8, heads=40),
+    "invariant": Latent((300, 70), page=64, invariant=True, config=(("schedule.unit", 1),)),
+}
+
+
+@pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
+@pytest.mark.parametrize("name", drawn(CASES, ("one", "mixed-causal-4", "small-pages")))
+def test_right_and_without_findings(name, schedule, seed):
+    check(CASES[name], schedule=schedule, seed=seed)
+
+
+@pytest.mark.parametrize("per", PER)
+def test_scales(per):
+    check(Latent((70, 130), page=64, heads=24), per)
+
+
+@pytest.mark.parametrize("length", [1, 31, 32, 33, 64, 96, 1000])
+def test_lengths(length):
+    check(Latent((length,), page=64), programs=4)
+
+
+def test_the_same_bits_under_every_schedule():
+    outs = [check(CASES["mixed-causal-4"], programs=5, schedule=name, seed=seed) for name, seed in SCHEDULES]
+    assert all(torch.equal(outs[0], out) for out in outs[1:])
+
+
+def test_public_calls_and_bytes():
+    """Twice by the public call, values of e5m2, and a plan's problem; NaN past the end of each sequence."""
+    case = Latent((70, 33), page=64, tokens=2, heads=16, mask=Causal())
+    q = torch.randn(2, 2, 16, DIM, generator=torch.Generator().manual_seed(3)).bfloat16()
+    for dtype, per in ((torch.float8_e4m3fn, 128), (torch.float8_e5m2, "token")):
+        kv = pages_of(case, per, dtype)
+        found = wa.attention_paged(q, kv, mask=case.mask, scale=SCALE, backend="simulate:sm90")
+        want = wa.attention_paged(q, kv, mask=case.mask, scale=SCALE)
+        assert error(found.float(), want.float()) < 2e-2 and bool(want.any())
+
+
+# Operation, what is in its lines of Python (file and text), why it can go.
+REDUNDANT = [
+    ("ttng.fence_async_shared", ("kernel.py:    fence_async_shared()",), "for new barriers and TMA: not modelled"),
+    *(
+        ("ttng.wait_barrier", ("attend.py:    ctx.rings.keys.consumer_wait(keys)", f"attend.py:{caller}"),
+         "their maker has waited for it")
+        for caller in ("        o, softmax = take_mark(ctx, state, number - 1, half)",
+                       "    o, softmax = take_mark(ctx, state, number, half)")
+    ),
+]  # fmt: skip
+
+
+def reason(found: KnockOut) -> str | None:
+    lines = [f"{Path(file).name}:{linecache.getline(file, line).rstrip()}" for file, line in found.frames]
+    for op, texts, why in REDUNDANT:
+        if found.op == op and all(text in lines for text in texts):
+            return why
+    return None
+
+
+@pytest.mark.full
+def test_the_kernel_needs_its_synchronisation():
+    case = Latent((330, 200, 40, 130, 70), page=64)
+    kv, made = pages_of(case), []
+
+    def once(module, schedule) -> Report:
+        return run(case, kv, 2, kernel=lambda _: module, schedule=schedule, step_limit=20_000).report
+
+    run(case, kv, 2, kernel=lambda kernel: made.append(kernel) or kernel)
+    results = knocked_out(made[0], once, reason)
+    assert sum(found.noticed for found in results) > 0.8 * len(results)

@@ -1,0 +1,139 @@
+"""8-bit latents beside 16-bit rotary parts: rules, the reference, and the machine code of the Hopper kernel."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+import pytest
+import torch
+
+import warpattn as wa
+from tests.drawn import drawn
+from warpattn.kernels.sm90.decode.choice import SLACK
+from warpattn.kernels.sm90.mla.config import choose
+from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT
+from warpattn.problem import Call, validate
+from warpattn.problem.arch import ARCHS, compile_options
+from warpattn.problem.operands import programs
+
+TABLE = torch.tensor([[3, 0, 1], [2, 4, 0]], dtype=torch.int32)
+LENGTHS = torch.tensor([40, 20], dtype=torch.int32)
+E4M3 = torch.float8_e4m3fn
+
+
+def query(tokens: int = 1, dtype: torch.dtype = torch.bfloat16, dim: int = 576) -> torch.Tensor:
+    return torch.randn(2, tokens, 16, dim, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+
+def pages(page: int = 16, scale: torch.Tensor | None = None, dtype: torch.dtype = torch.bfloat16) -> wa.LatentPages:
+    generator = torch.Generator().manual_seed(0)
+    latents = torch.randn(5, page, 1, 512, generator=generator).to(E4M3)
+    rope = torch.randn(5, page, 1, 64, generator=generator).to(dtype)
+    return wa.LatentPages(latents, rope, TABLE, LENGTHS, scale=scale)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (5, 16, 1), (5, 16, 1, 4)], ids=str)
+def test_the_reference_is_that_of_dequantised_keys(shape):
+    scale = torch.rand(shape, generator=torch.Generator().manual_seed(2)) + 0.5
+    kv = pages(scale=scale)
+    latents = wa.Quantized(kv.k_pages, scale).dequantized()
+    k = torch.cat([latents, kv.rope.float()], -1)
+    wide = wa.PagedKV(k, k[..., :512], TABLE, LENGTHS)
+    found, lse = wa.attention_paged(query(2), kv, mask=wa.Causal(), return_lse=True)
+    expected, expected_lse = wa.attention_paged(query(2).float(), wide, mask=wa.Causal(), return_lse=True)
+    torch.testing.assert_close(found.float(), expected, atol=1e-2, rtol=1e-2)
+    torch.testing.assert_close(lse, expected_lse)
+
+
+def test_bytes_are_read_where_they_are():
+    cache = torch.zeros(5, 16, 1, 656, dtype=torch.uint8)
+    kv = wa.LatentPages.of_bytes(cache, TABLE, LENGTHS)
+    kv.k_pages[3, 7, 0, 100] = 2.0
+    kv.k_scale[3, 7, 0, 1] = 0.5
+    kv.rope[3, 7, 0, 63] = -1.0
+    token = cache[3, 7, 0]
+    assert token[100] == torch.tensor(2.0).to(E4M3).view(torch.uint8)
+    assert token[516:520].view(torch.float32) == 0.5 and token[654:].view(torch.bfloat16) == -1.0
+    assert int((cache != 0).sum()) == 4, "one byte of 2.0, one of 0.5, two of -1"
+
+
+BAD = {
+    "q has head_dim 512; it must have the latents' columns": lambda: (query(dim=512), pages()),
+    "kv.rope has dtype torch.float16; it must have the dtype of q": lambda: (query(), pages(dtype=torch.float16)),
+    "kv.k_scale has shape (5, 16, 1, 3)": lambda: (query(), pages(scale=torch.ones(5, 16, 1, 3))),
+}
+REFUSED = {
+    "of 8-bit latents the sm90 backend takes torch.bfloat16": lambda: (query(dtype=torch.float16), pages(
+        dtype=torch.float16)),
+    "takes tensor, token, 128": lambda: (query(), pages(scale=torch.ones(5, 16, 1, 8))),
+    "takes multiples of 8": lambda: (query(), pages(20)),
+    "kernels take at most 16": lambda: (query(17), pages()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", [*BAD, *REFUSED])
+def test_wrong_calls(message):
+    q, kv = (BAD | REFUSED)[message]()
+    with pytest.raises(wa.AttentionError, match=re.escape(message)):
+        wa.attention_paged(q, kv, backend="reference" if message in BAD else "simulate:sm90")
+
+
+@pytest.mark.parametrize("arch", ["sm100", "gfx942", "gfx950"])
+def test_other_architectures_say_that_they_have_no_kernel(arch):
+    with pytest.raises(wa.AttentionError, match=rf"are 512 \+ 64 columns .*; the {arch} backend has no such kernel"):
+        wa.attention_paged(query(), pages(), backend=f"simulate:{arch}")
+
+
+def test_what_is_no_cache():
+    with pytest.raises(wa.AttentionError, match=r"cache is torch.uint8 \(5, 16, 1, 640\); it must be uint8"):
+        wa.LatentPages.of_bytes(torch.zeros(5, 16, 1, 640, dtype=torch.uint8), TABLE, LENGTHS)
+    rope = torch.zeros(5, 16, 1, 65).bfloat16()[..., 1:]
+    with pytest.raises(wa.AttentionError, match="its rows must be in one piece and start at multiples of 16 bytes"):
+        wa.LatentPages(torch.zeros(5, 16, 1, 512).to(E4M3), rope, TABLE, LENGTHS)
+
+
+def test_compiled_graphs_refuse_it():
+    from warpattn.runtime.torch_op import program
+
+    kv = pages()
+    call = Call(query(), kv.k_pages, kv.v_pages, kv)
+    with pytest.raises(wa.AttentionError, match="compiled graphs have no operator for it"):
+        program.write(call, validate(call), False)
+
+
+@cache
+def compiled(page: int):
+    pytest.importorskip("triton")
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    from warpattn.kernels.sm90.mla.signature import mla_source
+
+    kv = pages(page)
+    call = Call(query(), kv.k_pages, kv.v_pages, kv, wa.Causal(), return_lse=True, backend="simulate:sm90")
+    checked = validate(call, read_values=False)
+    config = choose(checked.problem, ARCHS["sm90"]).config
+    source = mla_source(config, *programs(checked), False, True)
+    return config, triton.compile(source, target=GPUTarget("cuda", 90, 32), options=compile_options())
+
+
+# Pages and the bytes of stack, Triton 3.9.0: mostly of the attending warpgroups, which have eight registers less than
+# those of 16 bits (56 and 72); with pages of 16 a tile has two boxes and the role that converts their numbers.
+STACK = {64: 104, 16: 208}
+
+
+@pytest.mark.parametrize("page", drawn(STACK, [64]))
+def test_machine_code(page):
+    from warpattn.machine_code.sass import opcode_counts, resources
+
+    config, kernel = compiled(page)
+    counts, used = opcode_counts(kernel.asm["cubin"]), resources(kernel.asm["cubin"])
+    assert kernel.metadata.shared <= min(SMEM_LIMIT, config.smem_bytes + SLACK)
+    assert used.stack <= STACK[page]
+    assert config.topology.registers <= used.registers * config.topology.threads, "else roles wait for registers"
+    elements = config.block_n * config.dim_v // 128  # of a thread of the role that converts
+    assert counts["HADD2"] == elements, "each e4m3 becomes fp32 by way of a pair of fp16"
+    copies = config.boxes * (3 * config.dim_v // config.half + 1)  # of latents in three places, of rotary parts in one
+    assert counts["UTMALDG"] == copies, "each warp starts the copy of 128 bytes a row"
+    assert counts["WARPGROUP"] < counts["HGMMA"] / 2, "products do not wait for each other"

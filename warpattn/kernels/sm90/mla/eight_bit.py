@@ -1,0 +1,151 @@
+"""The role that loads 8-bit latents and converts them to the tiles that the warpgroups read.
+
+      DRAM ── TMA ──▶ two tiles of 8 bits ── LDS ──▶ registers ── × scale, round ──▶ latents of a slot, 16 bits
+      DRAM ── TMA ─────────────────────────────────────────────────────────────────▶ rotary part of the slot
+
+A warpgroup, in the place of the producer's warp: a tile is 128 elements a thread. When all of it is in registers the
+copy of the tile after the next one starts into its place, so two copies are in flight while a third tile is converted.
+A slot is full when its rotary part has arrived and the warpgroup has written its latents. Scales, one for a token or
+four, are loaded into registers a tile ahead, page numbers another one.
+
+Rows past the end of a sequence are cleared in the 8-bit tile, since a value's weight of 0 does not hide a NaN.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+
+from ...nvidia.pipelines import producer_state
+from ..decode.load import STREAMED, find_boxes, in_cache
+from ..decode.schedule import item_at, next_item
+from ..layouts import element_type
+from .load import box_of
+
+COLUMNS = gl.constexpr(128)  # of a scale
+STORED = gl.constexpr(gl.BlockedLayout([1, 16], [2, 16], [4, 1], [1, 0]))  # 16 bytes of 8-bit elements a lane
+SCALED = gl.constexpr(gl.BlockedLayout([1, 1, 16], [2, 2, 8], [4, 1, 1], [2, 1, 0]))  # the same by blocks of a scale
+
+
+@gluon.jit
+def load_latents(ctx):
+    """Load and convert every tile of this CTA's range, in order."""
+    config: gl.constexpr = ctx.config
+    state = producer_state(config.stages)
+    number = gl.to_tensor(0)  # tiles of this CTA before
+    cursor = ctx.start
+    while cursor.unit < ctx.end:
+        item = item_at(ctx, cursor)
+        last = gl.maximum(item.end - 1, item.begin)
+        boxes = find_boxes(ctx, item, item.begin)
+        following = find_boxes(ctx, item, gl.minimum(item.begin + 1, last))
+        copy_latents(ctx, item, boxes, number, item.begin < item.end)
+        copy_latents(ctx, item, following, number + 1, item.begin + 1 < item.end)
+        later = find_boxes(ctx, item, gl.minimum(item.begin + 2, last))
+        scales = load_scales(ctx, item, item.begin, boxes)
+        for i in range(item.begin, item.end):
+            next_scales = load_scales(ctx, item, gl.minimum(i + 1, last), following)
+            left, right = take_latents(ctx, number, item.row_tile.length - item.key_tile(i) * config.block_n)
+            copy_latents(ctx, item, later, number, i + 2 < item.end)
+            state = fill_slot(ctx, state, item, boxes, (left, right), scales)
+            number += 1
+            scales = next_scales
+            boxes = following
+            following = later
+            later = find_boxes(ctx, item, gl.minimum(i + 3, last))
+        cursor = next_item(cursor, item, ctx.work.heads)
+
+
+@gluon.jit
+def copy_latents(ctx, item, boxes, number, there):
+    """Start the copy of the latents of tile `number` of this CTA into its 8-bit tile, if it is `there`."""
+    config: gl.constexpr = ctx.config
+    policy: gl.constexpr = STREAMED if config.schedule.one_row_tile else None
+    tiles = ctx.rings.latents
+    slots: gl.constexpr = tiles.landed.shape[0]
+    landed = tiles.landed.index(number % slots)
+    mbarrier.expect(landed, config.latents.bytes * config.block_n * config.dim_v, pred=there)
+    count: gl.constexpr = config.boxes
+    for box in gl.static_range(count):
+        for part in gl.static_range(2):
+            to = box_of(tiles.block(number % slots, part), box, config)
+            at = [in_cache(ctx, boxes[2 * box]), boxes[2 * box + 1], item.part.head, part * config.half]
+            tma.async_load(ctx.keys.v.desc, at, landed, to, pred=there, cache_policy=policy)
+
+
+@gluon.jit
+def take_latents(ctx, number, valid):
+    """Both blocks of tile `number` of this CTA in registers, rows from `valid` on 0; its place is free then."""
+    config: gl.constexpr = ctx.config
+    tiles = ctx.rings.latents
+    slots: gl.constexpr = tiles.landed.shape[0]
+    mbarrier.wait(tiles.landed.index(number % slots), (number // slots) & 1)
+    left = tiles.block(number % slots, 0).reshape([config.block_n, config.half])
+    right = tiles.block(number % slots, 1).reshape([config.block_n, config.half])
+    if valid < config.block_n:
+        clear_rows(left, valid)
+        clear_rows(right, valid)
+        fence_async_shared()  # before the copy that follows
+    taken = left.load(STORED), right.load(STORED)
+    gl.barrier()
+    return taken
+
+
+@gluon.jit
+def clear_rows(tile, valid):
+    """Rows of a tile from `valid` on become 0; each thread reads later what it writes here."""
+    row = gl.arange(0, tile.shape[0], gl.SliceLayout(1, STORED))[:, None]
+    found = tile.load(STORED).to(gl.int8, bitcast=True)
+    tile.store(gl.where(row < valid, found, gl.zeros_like(found)).to(tile.dtype, bitcast=True))
+
+
+@gluon.jit
+def load_scales(ctx, item, i, boxes):
+    """Scales [N, 2] of both blocks of tile number `i`, 0 past the end of the sequence."""
+    config: gl.constexpr = ctx.config
+    source = ctx.keys.v
+    row = gl.arange(0, config.block_n, gl.SliceLayout(1, gl.SliceLayout(2, SCALED)))
+    page = row * 0
+    place = row * 0
+    count: gl.constexpr = config.boxes
+    for box in gl.static_range(count):
+        here = row // config.box == box
+        page = gl.where(here, in_cache(ctx, boxes[2 * box]), page)
+        place = gl.where(here, boxes[2 * box + 1] + row - box * config.box, place)
+    there = item.key_tile(i) * config.block_n + row < item.row_tile.length
+    at = page.to(gl.int64) * source.outer + place.to(gl.int64) * source.row + item.part.head * source.head
+    block = gl.arange(0, config.half // COLUMNS, gl.SliceLayout(0, gl.SliceLayout(2, SCALED)))
+    blocks: gl.constexpr = config.half // COLUMNS
+    left = source.scale + at[:, None] + (block * source.block)[None, :]
+    first = gl.load(left, mask=there[:, None] & (block >= 0)[None, :], other=0.0)
+    return first, gl.load(left + blocks * source.block, mask=there[:, None] & (block >= 0)[None, :], other=0.0)
+
+
+@gluon.jit
+def fill_slot(ctx, state, item, boxes, latents, scales):
+    """A tile's rotary part by TMA and its converted latents into the next slot."""
+    config: gl.constexpr = ctx.config
+    policy: gl.constexpr = STREAMED if config.schedule.one_row_tile else None
+    ring = ctx.rings.keys
+    full = ring.producer_acquire(state)
+    mbarrier.expect(full, config.element.bytes * config.block_n * config.rope)
+    count: gl.constexpr = config.boxes
+    for box in gl.static_range(count):
+        to = box_of(ctx.rings.rope.index(state.index), box, config)
+        at = [in_cache(ctx, boxes[2 * box]), boxes[2 * box + 1], item.part.head, 0]
+        tma.async_load(ctx.keys.k.desc, at, full, to, cache_policy=policy)
+    for part in gl.static_range(2):
+        tile = ring.tile(state, part).reshape([config.block_n, config.half])
+        tile.store(converted(latents[part], scales[part], config))
+    fence_async_shared()
+    mbarrier.arrive(full, count=1)
+    return state.step()
+
+
+@gluon.jit
+def converted(x, scale, config: gl.constexpr):
+    """A block [N, columns] times its scales [N, blocks], rounded once."""
+    dtype: gl.constexpr = element_type(config.element)
+    blocks: gl.constexpr = config.half // COLUMNS
+    wide = gl.convert_layout(x.reshape([config.block_n, blocks, COLUMNS]), SCALED, assert_trivial=True)
+    made = (wide.to(gl.float32) * scale[:, :, None]).to(dtype).reshape([config.block_n, config.half])
+    return gl.convert_layout(made, STORED, assert_trivial=True)

@@ -1,0 +1,84 @@
+"""LatentPages: a cache of latent attention whose latents have 8 bits and whose rotary parts have the queries' dtype.
+
+    a token, 656 bytes      [ latent: 512 × e4m3 | scales: 4 × fp32 | rotary: 64 × bf16 ]      as DeepSeek has it
+    its key                 [ latent · scales | rotary ]
+    its value               latent · scales
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from warpattn.errors import AttentionError, Rules
+from warpattn.inputs import is_tensor
+from warpattn.sequences import PagedKV
+from warpattn.sequences.rules import check_heads, check_shapes
+
+LATENT, ROTARY, BLOCKS = 512, 64, 4  # columns of a token in DeepSeek's form, and scales of its latent
+TOKEN_BYTES = LATENT + 4 * BLOCKS + 2 * ROTARY
+ALIGNMENT = 16  # bytes
+
+
+class LatentPages(PagedKV):
+    """Latents of 8 bits and rotary parts in pages of a cache, for queries of both together: `attention_paged`, plans.
+
+    latents (num_pages, page_size, Hkv, L) of 8 bits; rope (num_pages, page_size, Hkv, R) of the queries' dtype, whose
+    rows start at multiples of 16 bytes; any other strides, also views of one tensor. block_table, lengths: as in
+    `PagedKV`. scale fp32: of the latents, of any shape that `PagedKV` takes; None is 1. Queries have L + R columns, the
+    output has L. Raises AttentionError if `rope` cannot be read where it is.
+    """
+
+    rope: Tensor
+
+    def __init__(
+        self, latents: Tensor, rope: Tensor, block_table: Tensor, lengths: Tensor, *, scale: Tensor | None = None
+    ) -> None:
+        values = latents.detach() if isinstance(latents, Tensor) else latents  # each tensor of a call is an object
+        super().__init__(latents, values, block_table, lengths, k_scale=scale, v_scale=scale)
+        object.__setattr__(self, "rope", rope)
+        if is_tensor(rope) and rope.ndim:
+            steps = [stride * rope.element_size() for stride in rope.stride()[:-1]]
+            even = rope.stride(-1) == 1 and not any(step % ALIGNMENT for step in (*steps, rope.data_ptr()))
+            if not even:
+                what = f"rope has strides {rope.stride()} at {rope.data_ptr()}"
+                raise AttentionError(f"{what}; its rows must be in one piece and start at multiples of 16 bytes")
+
+    @staticmethod
+    def of_bytes(cache: Tensor, block_table: Tensor, lengths: Tensor) -> LatentPages:
+        """The pages of a cache in DeepSeek's form, uint8 (num_pages, page_size, 1, 656): views of it, no copies."""
+        fine = is_tensor(cache) and cache.dtype == torch.uint8 and cache.ndim == 4 and cache.shape[-1] == TOKEN_BYTES
+        if not fine:
+            found = f"{cache.dtype} {tuple(cache.shape)}" if is_tensor(cache) else type(cache).__name__
+            raise AttentionError(f"cache is {found}; it must be uint8 (num_pages, page_size, heads, {TOKEN_BYTES})")
+        latents, scale, rope = cache.split([LATENT, 4 * BLOCKS, 2 * ROTARY], -1)
+        views = (latents.view(torch.float8_e4m3fn), rope.view(torch.bfloat16), block_table, lengths)
+        return LatentPages(*views, scale=scale.view(torch.float32))
+
+    def indices(self) -> dict[str, Tensor]:
+        return super().indices() | {"kv.rope": self.rope}
+
+    def check_pages(self, rules: Rules, q: Tensor | None) -> bool:
+        shaped = check_shapes(rules, self.k_pages, self.v_pages)
+        if not rules.tensor("kv.rope", self.rope, "num_pages", "page_size", "heads", "head_dim") or not shaped:
+            return False
+        what, own = f"kv.rope has shape {tuple(self.rope.shape)}", tuple(self.k_pages.shape[:3])
+        rules.require(self.rope.shape[:3] == own, what, f"it must be {(*own, 'columns')} as the latents")
+        if q is None:
+            return False
+        latent, rotary = self.k_pages.shape[-1], self.rope.shape[-1]
+        rule = f"it must have the latents' columns and those of kv.rope, {latent} + {rotary}"
+        if rules.require(q.shape[-1] == latent + rotary, f"q has head_dim {q.shape[-1]}", rule):
+            check_heads(rules, q[..., :latent], self.k_pages, self.v_pages, "kv.k_pages", "kv.v_pages")
+        rule = f"it must have the dtype of q, {q.dtype}"
+        rules.require(self.rope.dtype == q.dtype, f"kv.rope has dtype {self.rope.dtype}", rule)
+        return True
+
+    def gathered(self) -> Iterator[tuple[Tensor, Tensor]]:
+        page_size = self.k_pages.shape[1]
+        for b, (_, values) in enumerate(super().gathered()):
+            used = self.block_table[b, : -(-len(values) // page_size)].long()
+            rope = self.rope[used].flatten(0, 1)[: len(values)]
+            yield torch.cat([values.float(), rope.float()], -1), values.float()
