@@ -179,6 +179,8 @@ def _wide() -> tuple[Case, ...]:
     """What models have beside the other groups: head dims, groups, lengths, windows, documents, soft-caps, fp16."""
     dims = [_problem(4, 4096, 16, dim, causal=causal) for dim in (40, 72, 80, 96, 112) for causal in (False, True)]
     dims += [_problem(4, 4096, 8, dim, causal=causal) for dim in (160, 192, 208, 224) for causal in (False, True)]
+    dims += [_problem(2, 4096, 8, 320), _problem(2, 4096, 8, 512), _problem(1, 8192, 8, 512, causal=False)]
+    dims += [_problem(4, 2048, 16, 512, kv=2), _problem(2, 4096, 8, 512, v=256)]
     latent = [_problem(b, s, 32, 192, v=128) for b, s in ((16, 1024), (2, 4096), (1, 16384))]
     latent += [_problem(2, 4096, 32, 192, v=128, causal=False), _problem(2, 4096, 16, 192)]
     pictures = [_problem(b, s, 16, d, causal=False) for b, s, d in ((32, 729, 72), (64, 577, 64), (64, 256, 64))]

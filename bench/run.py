@@ -40,7 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = Settings(args.rounds, args.seed, args.rotate)
     found = record.start("bench.run", argv, asdict(settings))
     peers = [peer.name for peer in _available(args.peers, found)]
-    cases = [(name, case) for name in args.group for case in groups()[name] if args.only in case.name]
+    listed = [(name, case) for name in args.group for case in groups()[name]]
+    cases = [(name, case) for name, case in listed if any(part in case.name for part in args.only)]
     with bar(len(cases) + args.host + args.first_call, args.progress) as step:
         for entry in _entries(cases, peers, settings, (args.workers, args.patience)):
             step(entry["case"]["name"])
@@ -205,7 +206,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = OneSentenceErrors(prog="python -m bench.run", description=__doc__)
     every = list(PEERS)
     parser.add_argument("--group", type=_names(list(groups())), default=[], help="groups of cases, comma-separated")
-    parser.add_argument("--only", default="", help="keep only cases whose name contains this")
+    parser.add_argument("--only", nargs="+", default=[""], help="keep only cases whose name contains one of these")
     parser.add_argument("--peers", type=_names(every), default=every, help=f"of {','.join(every)}; default all")
     parser.add_argument("--rounds", type=int, default=20, help="recorded rounds per case")
     parser.add_argument("--seed", type=int, default=0, help="of the inputs and the order within a round")

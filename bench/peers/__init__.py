@@ -6,6 +6,7 @@ it has no kernel for, and both reasons stand in the table and in the JSON.
 
 from bench.peers.adapter import Peer, Unsupported, first_line
 from bench.peers.cudnn import Cudnn
+from bench.peers.efficient import MemoryEfficient
 from bench.peers.fa2 import FlashAttention2
 from bench.peers.fa3 import FlashAttention3
 from bench.peers.fa4 import FlashAttention4
@@ -22,6 +23,7 @@ PEERS: dict[str, Peer] = {
         Warpattn(),
         Cudnn(),
         FlashAttention2(),
+        MemoryEfficient(),
         FlexAttention(),
         FlashAttention3(),
         FlashAttention4(),
