@@ -8,11 +8,15 @@ from docs.figures.svg import BLUE, GREEN, GREY, ORANGE, RED, box, picture, words
 
 REASONS = """Why some are behind (what was tried: [bench/notes.md](../bench/notes.md), from experiment 117 on):
 
-- *Head dims 72, 80, 96, full*: 192 rows and three warpgroups hide exponentials better. Their registers hold 128 keys
-  only if P goes through shared memory, as in FlashAttention 3 and 4; here that took 1.03 × the time at 96, as the
-  compiler puts barriers of the warpgroup around it. *40* is padded to 64 columns, in flash-attn-4 to 48.
+- *Head dims 72, 80, 96, full*: 192 rows and three warpgroups hide exponentials better. Since this record they have
+  them: a warpgroup's two products wait for each other, so that 160 registers hold 128 keys. That takes 0.92 × the time
+  of this record's tile at 80 and 0.95 × at 96, each pair in one run on an H200 (experiment 189). By these ratios it
+  makes 0.98 of flash-attn-4's speed, which was not in that run.
+- *40* was padded to 64 columns, in flash-attn-4 to 48. Since this record it has 32 + 16: 310.2 instead of 323.4 µs
+  causal, 529.5 instead of 529.0 full (48 columns beside 40, experiment 190).
 - *Head dim 64 with 64/8 heads*: registers spilled by masked tiles. Since this record they do not, and at 2 × 4k and
-  8 × 2k the plan packs 8 heads into a tile; not measured yet.
+  8 × 2k the plan packs 8 heads into a tile: the best of all tiles at 20 × 2322 with 16/2 heads (experiment 191); the
+  rows of this table were not measured again.
 - *192 full, 192/128 at 16 k, 33 k full*: 1 to 4 %; the peers' key tiles are larger (up to 176 keys).
 - *1 k over 16 k, 2 k over 32 k*: 256 and 512 nearly equal tiles for 132 SMs; keys in parts would not end sooner.
 - *64 × 256, 128 × 128*: tiles of one or two key tiles. At head dim 128 the bytes of 64 × 256 alone take 61 of 80 µs.
@@ -23,8 +27,8 @@ REASONS = """Why some are behind (what was tried: [bench/notes.md](../bench/note
   the peer gets the lengths, as `attention_varlen` is.
 - *Chosen differently since this record*, and not timed beside peers again: 64 × 577 and 64 × 256 at D 64, 16 × 512,
   128 × 128, 256 × 64 and 64 × 256 at D 128, 4 × 64 over 8192, 8 × 2048 and 2 × 4096 with 64/8 heads at D 64, 2 × 4096
-  with 8/1 heads at D 256 and 2 × 8192 window 128 with 32/8 heads. All other rows have the tiles that they were timed
-  with.
+  with 8/1 heads at D 256 (again as it was timed since), 2 × 8192 window 128 with 32/8 heads, 32 × 729 at D 72, and
+  4 × 4096 at D 40 and, full, 72 to 96. All other rows have the tiles that they were timed with.
 - *Soft-cap at head dim 256*: two special functions a score, and 64 keys a tile.
 """
 POINTS = 0.03  # of a ratio, by which two cards may differ

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from warpattn.kernels.sm90.arguments import PrefillShape
+from warpattn.kernels.sm90.prefill.choice import with_tile
 from warpattn.kernels.sm90.prefill.config import SM90Config, choose_config
+from warpattn.kernels.sm90.prefill.rates import TileShape
 from warpattn.kernels.sm90.prefill.signature import prefill_source
 from warpattn.language.nodes import Program
 from warpattn.masks import Full, Mask
@@ -38,11 +40,14 @@ class Case:
     long: bool = False  # the config of long sequences
     packed: int = 1  # query heads of a tile
     block_n: int = 0  # keys of a tile; 0: those of the config
+    consumers: int = 0  # warpgroups of a tile; 0: those of the config
 
     @property
     def config(self) -> SM90Config:
         rows = 16384 if self.long else self.seq_q
         config = choose_config(element_of(self.dtype), self.dim, self.dim_v or self.dim, rows, True)[0]
+        if self.consumers:
+            config = next(with_tile(config, TileShape(self.consumers, config.block_n)))
         return replace(config, packed=self.packed, block_n=self.block_n or config.block_n)
 
     def kernel(self) -> Any:

@@ -25,6 +25,7 @@ CASES = {
     "wide-values": Case(130, 150, dim=104, dim_v=192),
     "two-parts": Case(200, 150, dim=96, mask=Causal(), score=SoftCap(3.0), sinks=True),
     "two-parts-160": Case(200, 150, dim=160, mask=Causal(), dtype=torch.float16),
+    "in-turn": Case(400, 300, dim=96, mask=Causal(), consumers=3),
     "three-parts": Case(200, 150, dim=216, mask=Causal()),
     "blocks-of-16": Case(70, 150, dim=256, dim_v=200),
     "fp16": Case(260, 260, dim=128, dtype=torch.float16, mask=Causal()),
@@ -54,8 +55,8 @@ CASES = {
 
 # Every mask, score and config occurs in one of these.
 DRAWN = (
-    "causal-rectangular", "three-warpgroups", "head-dim-256", "odd-dims", "latent", "two-parts", "fp16", "window",
-    "materialized", "document", "padding", "custom", "nothing-visible", "sinks", "alibi", "soft-cap", "bias",
+    "causal-rectangular", "three-warpgroups", "head-dim-256", "odd-dims", "latent", "two-parts", "in-turn", "fp16",
+    "window", "materialized", "document", "padding", "custom", "nothing-visible", "sinks", "alibi", "soft-cap", "bias",
     "packed-window", "packed-heads", "packed-bias",
 )  # fmt: skip
 

@@ -53,8 +53,9 @@ def test_every_row_of_the_table_is_near_its_times() -> None:
     found = rates.by_row(json.loads(Path(record).read_text()) for record in RECORDS)
     assert set(found) == {rates.Row(size, tile) for size, tiles in RATES.items() for tile in tiles}
     for row, errors in found.items():
-        few = row.columns == 96 and row.tile.keys == 32 and row.tile.consumers > 2
-        assert rates.root_mean_square(errors) < (0.16 if few else 0.06 if row.columns == 80 else 0.10)
+        large = (row.columns, *row.tile) in {(64, 2, 128, 1), (96, 4, 32, 1)}
+        bound = 0.14 if large else 0.07 if row.columns in (80, 192) and row.tile.keys > 32 else 0.12
+        assert rates.root_mean_square(errors) <= bound
 
 
 def test_the_errors_are_printed(capsys) -> None:

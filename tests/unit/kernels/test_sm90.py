@@ -16,7 +16,7 @@ from warpattn.kernels.sm90.prefill.config import (
 )
 from warpattn.kernels.sm90.widths import block_columns, value_blocks
 from warpattn.machine_code.sass import opcode_counts, resources
-from warpattn.masks import Causal, SlidingWindow
+from warpattn.masks import Causal, Full, SlidingWindow
 from warpattn.problem.element import BF16, FP16
 
 CONFIGS = {
@@ -28,6 +28,7 @@ CONFIGS = {
     "d512": choose_config(BF16, 512, 256, 8192, True)[0],
     "d192/128": choose_config(BF16, 192, 128, 8192, True)[0],
     "d80": choose_config(BF16, 80, 80, 8192, True)[0],
+    "in-turn": chosen(4, 4096, 4096, 16, 16, 96, Full()).config,
     "half-tiles": chosen(1, 512, 512, 16, 16, 128, Causal()).config,
     "packed": chosen(4, 8192, 8192, 64, 8, 64, Causal() & SlidingWindow(128)).config,
     "split": chosen(1, 256, 32768, 32, 8, 128, Causal()).config,
@@ -36,8 +37,8 @@ CONFIGS = {
 # Bytes of stack the compiler spills to, measured with Triton 3.9.0. Eight of those at 256 are for the look for hidden
 # values, which cost no time (H200).
 STACK = {
-    "d64-short": 0, "d64": 32, "d128": 0, "d256": 56, "d512": 104, "d192": 0, "d192/128": 0, "d80": 0, "half-tiles": 0,
-    "packed": 0, "split": 0, "products-d64": 0, "products-d128": 0, "products-d256": 112,
+    "d64-short": 0, "d64": 32, "d128": 0, "d256": 56, "d512": 104, "d192": 0, "d192/128": 0, "d80": 0, "in-turn": 64,
+    "half-tiles": 0, "packed": 0, "split": 0, "products-d64": 0, "products-d128": 0, "products-d256": 112,
 }  # fmt: skip
 
 
@@ -91,9 +92,10 @@ def test_dims_are_padded_to_powers_of_two() -> None:
 
 
 PARTS = {
-    8: (32,), 40: (64,), 64: (64,), 72: (64, 16), 80: (64, 16), 88: (64, 32), 96: (64, 32), 104: (128,), 128: (128,),
-    136: (128, 16), 160: (128, 32), 176: (128, 32, 16), 192: (128, 64), 208: (128, 64, 16), 224: (128, 64, 32),
-    240: (256,), 256: (256,), 264: (256, 16), 384: (256, 128), 416: (256, 128, 32), 480: (512,), 512: (512,),
+    8: (32,), 40: (32, 16), 48: (32, 16), 56: (64,), 64: (64,), 72: (64, 16), 80: (64, 16), 88: (64, 32),
+    96: (64, 32), 104: (128,), 128: (128,), 136: (128, 16), 160: (128, 32), 176: (128, 32, 16), 192: (128, 64),
+    208: (128, 64, 16), 224: (128, 64, 32), 240: (256,), 256: (256,), 264: (256, 16), 384: (256, 128),
+    416: (256, 128, 32), 480: (512,), 512: (512,),
 }  # fmt: skip
 
 

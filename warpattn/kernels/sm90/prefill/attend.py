@@ -77,6 +77,8 @@ def attend_role(ctx, wg: gl.constexpr):
         rings.v.consumer_wait(state.v)
         turn_wait(wg, config)
         o = start_output(state, value_tile(ctx, state.v), config)
+        if not config.overlaps:
+            o = wait_columns(0, o, state.p)
         q_state = q_state.step()
         rings.q.consumer_wait(q_state)
         following = ctx.work.read(rings.tiles, q_state.index)
@@ -84,7 +86,8 @@ def attend_role(ctx, wg: gl.constexpr):
         rings.k.consumer_wait(state.k, following.row >= 0)
         s = start_scores(q_tile, key_tile(ctx, state.k), config)
         turn_pass(wg, config)
-        o = wait_columns(len(config.qk_parts), o, state.p)
+        if config.overlaps:
+            o = wait_columns(len(config.qk_parts), o, state.p)
         rings.v.consumer_release(state.v)
         left = store_output(scaled, o, state.softmax, tile, wg, left)
         s = warpgroup_mma_wait(0, deps=(s,))
@@ -112,13 +115,24 @@ def advance(ctx, state, tile, queries, span, i, wg: gl.constexpr):
     """Key tile number `i` >= 1: start Q·K(i) and P·V(i-1), then the softmax of i beside P·V(i-1). The last Q·K of a
     tile releases its queries."""
     config: gl.constexpr = ctx.config
-    ctx.rings.k.consumer_wait(state.k)
-    turn_wait(wg, config)
-    s = start_scores(queries.q, key_tile(ctx, state.k), config)
-    ctx.rings.v.consumer_wait(state.v)
-    o = start_output(state, value_tile(ctx, state.v), config)
-    turn_pass(wg, config)
-    s = warpgroup_mma_wait(len(config.v_parts), deps=(s,))
+    if config.overlaps:
+        ctx.rings.k.consumer_wait(state.k)
+        turn_wait(wg, config)
+        s = start_scores(queries.q, key_tile(ctx, state.k), config)
+        ctx.rings.v.consumer_wait(state.v)
+        o = start_output(state, value_tile(ctx, state.v), config)
+        turn_pass(wg, config)
+        s = warpgroup_mma_wait(len(config.v_parts), deps=(s,))
+    else:
+        ctx.rings.v.consumer_wait(state.v)
+        turn_wait(wg, config)
+        o = start_output(state, value_tile(ctx, state.v), config)
+        o = wait_columns(0, o, state.p)
+        ctx.rings.v.consumer_release(state.v)
+        ctx.rings.k.consumer_wait(state.k)
+        s = start_scores(queries.q, key_tile(ctx, state.k), config)
+        turn_pass(wg, config)
+        s = warpgroup_mma_wait(0, deps=(s,))
     s = scaled_scores(ctx, s, state.k, queries.q_state, wg)
     release_keys(ctx, state.k, True)
     ctx.rings.q.consumer_release(queries.q_state, i == span.total - 1)
@@ -137,8 +151,9 @@ def finish_keys(ctx, state, s, o):
         softmax, p, moved, alpha = softmax_step(state.softmax, s, c, ctx.mods.score is not None, lift_of(config))
         p = scaled_weights(ctx, p, s, state.k)
     release_keys(ctx, state.k, False)
-    o = wait_columns(0, o, state.p)
-    ctx.rings.v.consumer_release(state.v)
+    if ctx.config.overlaps:
+        o = wait_columns(0, o, state.p)
+        ctx.rings.v.consumer_release(state.v)
     if moved:
         o = rescale_columns(o, alpha)
     if not plain_bytes(config, ctx.mods.score):

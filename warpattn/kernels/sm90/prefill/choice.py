@@ -23,17 +23,16 @@ from warpattn.problem.operands import COPY_RULE
 
 from ..registers import Registers
 from ..widths import block_words
-from .config import ALIGNMENT, SMEM_LIMIT, SM90Config, is_masked, stored, usual_config
+from .config import ALIGNMENT, OTHER_REGISTERS, SMEM_LIMIT, SM90Config, is_masked, stored, usual_config
 from .rates import ALONE, LAUNCH_US, Rate, TileShape, rate_of, row_words, tiles_of
 
 PACKED = (1, 4, 8, 16, 2)  # query heads of a tile; of two that are as good the first one
-GAIN = 0.93  # of the time of the usual configuration that another tile must be estimated to take at most
+GAIN = 0.95  # of the time of the usual configuration that another tile must be estimated to take at most
 PACKED_GAIN = 0.97  # the same of the usual tile with several heads: key tiles are counted, no other rate is guessed
 SPLIT_GAIN = 0.9  # the same of keys in parts
 SHORT_KEYS = 512  # up to which a section has a head an SM: 64 x 256 was 1.04 times as fast, 128 x 128 1.16 times (H200)
 MANY = 8  # tiles an SM from which on their order matters little
 REGISTERS = {1: Registers(232, 24), 2: Registers(240, 24), 3: Registers(160, 32), 4: Registers(112, 32)}  # by consumers
-OTHER_REGISTERS = 30  # of a thread, beside scores, weights and output
 LEAST_KEYS = 1024  # of a part
 FEW = 2  # tiles an SM up to which keys may be split
 MOST_PARTS = 64
@@ -134,9 +133,9 @@ def pack(
     counts = KeyTiles(problem)
     first = counts.candidate(tiling(usual))
     waste, few = first.waste(problem, target), PACKED_GAIN if long is None else GAIN
-    if waste < 1 - few:
+    other_tile = _counted(problem) and waste + _faster(usual, long is not None) >= 1 - GAIN
+    if waste < 1 - few and not other_tile:
         return first, why
-    other_tile = _counted(problem) and waste >= 1 - GAIN
     tilings = _tilings(usual, _heads(problem), other_tile, long is not None, same_keys)
     others = [counts.candidate(tiling) for tiling in tilings]
     if long is not None:
@@ -152,6 +151,13 @@ def pack(
         if time < enough or (best is None and time == enough):
             best, most = other, time
     return (first, why) if best is None else (best, _why(best, first))
+
+
+@lru_cache(256)
+def _faster(usual: SM90Config, lengths: bool) -> float:
+    """How much less time a key may take in another tile, as a share."""
+    own = tiling(usual).rate.key
+    return 1 - min([own, *(rate_of(usual.wide, tile).key for tile in tiles_of(usual.wide, lengths))]) / own
 
 
 def _heads(problem: Problem) -> tuple[int, ...]:
@@ -175,8 +181,10 @@ def _why(best: Candidate, first: Candidate) -> str:
     what = "short key tiles" if config.block_n < usual.block_n else "tiles that the rows fill better"
     if config.block_m > usual.block_m:
         what = "tiles of more rows, which fewer waves of CTAs take"
+    if usual.overlaps and not config.overlaps:
+        what = "three warpgroups, each with one product at a time, hide exponentials better"
     if config.ctas > 1:
-        what = "few tiles of few keys: 64-row tiles, two CTAs an SM, end sooner"
+        what = "64-row tiles, two CTAs an SM, fit the rows or their keys better"
     if config.packed > 1:
         what = f"{config.packed} query heads of a key head in a tile"
     seen = _keys_of_row(best) / _keys_of_row(first)
@@ -195,7 +203,7 @@ def with_tile(usual: SM90Config, tile: TileShape) -> Iterator[SM90Config]:
     """The configuration with another tile and the deepest rings that shared memory holds, if that holds two slots and
     registers the tile."""
     registers = REGISTERS[tile.consumers]
-    if tile.keys // 2 + usual.padded_v // 2 + tile.keys // 4 + OTHER_REGISTERS > registers.consumer:
+    if tile.keys // 2 + usual.padded_v // 2 + OTHER_REGISTERS > registers.consumer:
         return
     if tile.ctas == 1:
         registers = replace(registers, producer=max(registers.producer, usual.registers.producer))
@@ -263,7 +271,7 @@ def _microseconds(problem: Problem, candidate: Candidate, target: Arch) -> float
 def unsplit_microseconds(problem: Problem, candidate: Candidate, target: Arch) -> float:
     """Time of a call whose keys are in one part."""
     heads = problem.batch * problem.heads_q // candidate.tiling.packed
-    return LAUNCH_US + max(_makespan(candidate.times, heads, target), ALONE * candidate.times[0])
+    return LAUNCH_US + _makespan(candidate.times, heads, target) + (ALONE - 1) * candidate.times[0]
 
 
 def _shared_evenly(problem: Problem, candidate: Candidate, target: Arch) -> float:

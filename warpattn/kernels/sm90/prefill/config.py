@@ -27,6 +27,7 @@ WIDE_QUERIES = 256  # columns: of more, shared memory has a query tile and 32 ke
 ONE_SLOT = 448  # columns of queries up to which there are two slots of values beside them
 AGAIN_BARRIERS = 6  # of repeat.py: full and empty of a slot each for K, V and Q
 LEFT_SLOTS = 8  # two for each warpgroup, see doubt.py
+OTHER_REGISTERS = 30  # of a thread, beside scores, weights and output
 CONVERT = "convert"  # the role that makes 16-bit tiles of 8-bit ones, see convert.py
 
 
@@ -50,6 +51,10 @@ class KeyTileSizes(WithOperands):
     def products(self) -> bool:
         """Whether operands of products have 8 bits; values are transposed then (transpose_values.py)."""
         return self.element.bytes == 1
+
+    @property
+    def overlaps(self) -> bool:
+        return True  # P·V of a key tile runs beside the softmax of the next one
 
     @property
     def depth(self) -> int:
@@ -124,11 +129,9 @@ class SM90Config(KeyTileSizes):
 
     @property
     def first_value(self) -> int:
-        """Column of values and output that its `dim_v` begin with."""
-        return self.operands.first_value
+        return self.operands.first_value  # column of values and output that its `dim_v` begin with
 
-    def from_value(self, column: int) -> SM90Config:
-        """The same for values from a column on."""
+    def from_value(self, column: int) -> SM90Config:  # the same for values from a column on
         return replace(self, operands=replace(self.operands, first_value=column))
 
     @property
@@ -228,6 +231,11 @@ class SM90Config(KeyTileSizes):
     def factor_bytes(self) -> int:
         """Of these, in all slots."""
         return 4 * self.q_stages * self.consumers * self.query_factors
+
+    @property
+    def overlaps(self) -> bool:
+        numbers = self.block_n // 2 + self.padded_v // 2 + self.block_n * self.element.bytes // 8
+        return numbers + OTHER_REGISTERS <= self.registers.consumer
 
     @cached_property
     def repeats(self) -> bool:
