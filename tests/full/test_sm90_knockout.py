@@ -1,8 +1,6 @@
-"""Hopper prefill with a tile's keys in parts, with products in turn, and its second look at tiles that met NaN:
-synchronisation is needed.
+"""Hopper prefill with a tile's keys in parts, and its second look at tiles that met NaN: synchronisation is needed.
 
-`make test` takes the operations of the plain kernel out. Here are those of the scheduler of parts, of a warpgroup whose
-products wait for each other, and of repeat.py;
+`make test` takes the operations of the plain kernel out. Here are those of the scheduler of parts and of repeat.py;
 of the backward the numbers of its barriers and waits.
 """
 
@@ -19,10 +17,9 @@ pytest.importorskip("triton")
 from tests.sim.knocking import SM90_PREFILL, knocked_out, reviewed
 from tests.sim.machine.findings.test_knockout import FIRST, TURN
 from tests.sim.sm90 import backward
-from warpattn.kernels.sm90.prefill.choice import arrange, shared_out, with_tile
+from warpattn.kernels.sm90.prefill.choice import arrange, shared_out
 from warpattn.kernels.sm90.prefill.config import choose_config, is_masked
 from warpattn.kernels.sm90.prefill.launch import list_launches
-from warpattn.kernels.sm90.prefill.rates import TileShape
 from warpattn.masks import Causal, Mask, Padding, SlidingWindow
 from warpattn.problem import Call, validate
 from warpattn.problem.arch import ARCHS
@@ -50,17 +47,14 @@ class Case:
     queries: int
     keys: int
     hidden: int = 0  # keys at the end whose values are NaN
-    dim: int = 64
-    tile: TileShape | None = None  # other than that of the head dim
 
     def launch(self) -> Launch:
         """Of one head."""
-        q, k, v = (torch.randn(1, rows, 1, self.dim).half() for rows in (self.queries, self.keys, self.keys))
+        q, k, v = (torch.randn(1, rows, 1, 64).half() for rows in (self.queries, self.keys, self.keys))
         v[:, self.keys - self.hidden :] = float("nan")
         ready = validate(Call(q, k, v, Dense(), self.mask, None, None, None, True, None, "simulate:sm90"))
         problem = ready.problem
         config, _ = choose_config(problem.element, problem.dim_qk, problem.dim_v, problem.seq_q, is_masked(problem))
-        config = config if self.tile is None else next(with_tile(config, self.tile))
         config = config if self.parts == 1 else shared_out(config)
         choice = arrange(problem, ARCHS["sm90"], config, "given", self.parts)
         out, lse = torch.full(q.shape, float("nan"), dtype=q.dtype), torch.full(ready.lse_shape, float("nan"))
@@ -69,7 +63,6 @@ class Case:
 
 CASES = {
     "split": Case(Causal(), 2, 1100, 1100),  # the first rows see one key tile: a part has none
-    "in-turn": Case(Causal(), 1, 400, 400, dim=80, tile=TileShape(3, 128)),
     "repeat": Case(Causal() & Padding(torch.tensor([300])), 1, 400, 320, 20),
 }
 
