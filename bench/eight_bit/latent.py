@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 import warpattn as wa
-from bench.measure import arguments, inputs, record, timing
+from bench.eight_bit.running import run_cases
+from bench.measure import inputs, record, timing
 from warpattn.sequences.latent import LATENT, TOKEN_BYTES
 
 SIXTEEN, OWN = "16-bit", "8-bit"
@@ -93,16 +94,8 @@ def render(found: record.Record) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the benchmark; 1 if a result was wrong."""
-    argv = sys.argv[1:] if argv is None else list(argv)
-    args = arguments.timed_cases("bench.eight_bit.latent", __doc__).parse_args(argv)
-    found = record.start("bench.eight_bit.latent", argv, {"rounds": args.rounds, "seed": args.seed})
-    for case in CASES if torch.cuda.is_available() else SMOKE:
-        if args.only in case.name:
-            found["cases"].append(run_case(case, args.rounds, args.seed))
-            if args.json is not None:
-                record.write(found, args.json)
-    print(render(found), flush=True)
-    return int(any(r["status"] != "timed" for entry in found["cases"] for r in entry["results"].values()))
+    cases = {case.name: partial(run_case, case) for case in (CASES if torch.cuda.is_available() else SMOKE)}
+    return run_cases("bench.eight_bit.latent", __doc__, argv, cases, render)
 
 
 if __name__ == "__main__":

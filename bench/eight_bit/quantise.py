@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 import warpattn as wa
-from bench.measure import arguments, inputs, record, timing
+from bench.eight_bit.running import run_cases
+from bench.measure import inputs, record, timing
 from warpattn.kernels.sm90.prefill.launch import transposed
 from warpattn.quantized import quantize as with_torch
 from warpattn.runtime.bound_launches import BoundLaunches
@@ -96,16 +97,9 @@ def render(found: record.Record) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the benchmark; 1 if a result was wrong."""
-    argv = sys.argv[1:] if argv is None else list(argv)
-    args = arguments.timed_cases("bench.eight_bit.quantise", __doc__).parse_args(argv)
-    found = record.start("bench.eight_bit.quantise", argv, {"rounds": args.rounds, "seed": args.seed})
-    for name, shape in (CASES if torch.cuda.is_available() else SMOKE).items():
-        if args.only in name:
-            found["cases"].append(run_case(name, shape, args.rounds, args.seed))
-            if args.json is not None:
-                record.write(found, args.json)
-    print(render(found), flush=True)
-    return int(any(r["status"] != "timed" for entry in found["cases"] for r in entry["results"].values()))
+    shapes = CASES if torch.cuda.is_available() else SMOKE
+    cases = {name: partial(run_case, name, shape) for name, shape in shapes.items()}
+    return run_cases("bench.eight_bit.quantise", __doc__, argv, cases, render)
 
 
 if __name__ == "__main__":

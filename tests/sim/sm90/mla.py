@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import linecache
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +24,7 @@ from warpattn.problem.operands import Operands
 from warpattn.reference import reference
 from warpattn.scores import Score
 from warpattn.sequences import Dense, PagedKV
-from warpattn.sim import simulate
+from warpattn.sim import KnockOut, simulate
 
 DIM, DIM_V = LATENT
 SCALE = 192**-0.5  # of a model whose heads had 128 + 64 before they were absorbed
@@ -107,3 +109,23 @@ def run(case: Latent, programs: int = 2, kernel: Any = None, first: Inputs | Non
     want, want_lse = x.expected(case)
     tickets = step.args["workspace"].tickets
     return Ran(report, out, lse, error(out.float(), want.float()), error(lse, want_lse), tickets)
+
+
+WAIT, TAKEN = "    ctx.rings.keys.consumer_wait(keys)", "o, softmax = take_mark(ctx, state,"
+
+# Of knock-outs: operation, what is in its lines of Python (file and text), why it can go.
+REDUNDANT = [
+    ("ttng.fence_async_shared", ("kernel.py:    fence_async_shared()",), "for new barriers and TMA: not modelled"),
+    *(
+        ("ttng.wait_barrier", (f"attend.py:{WAIT}", f"attend.py:{caller}"), "their maker has waited for it")
+        for caller in (f"        {TAKEN} number - 1, half)", f"    {TAKEN} number, half)")
+    ),
+]
+
+
+def reason(found: KnockOut) -> str | None:
+    lines = [f"{Path(file).name}:{linecache.getline(file, line).rstrip()}" for file, line in found.frames]
+    for op, texts, why in REDUNDANT:
+        if found.op == op and all(text in lines for text in texts):
+            return why
+    return None

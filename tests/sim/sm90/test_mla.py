@@ -1,8 +1,6 @@
 """Decode of latent attention on Hopper in the simulator: right values, no findings, the public calls, knock-outs."""
 
-import linecache
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,11 +10,11 @@ pytest.importorskip("triton")
 import warpattn as wa
 from tests.drawn import drawn
 from tests.sim.knocking import knocked_out
-from tests.sim.sm90.mla import DIM_V, SCALE, Latent, run, tensors
+from tests.sim.sm90.mla import DIM_V, SCALE, Latent, reason, run, tensors
 from tests.sim.sm90.prefill import error
 from warpattn.masks import Causal, CustomMask, SlidingWindow
 from warpattn.scores import SoftCap
-from warpattn.sim import KnockOut, Report
+from warpattn.sim import Report
 
 SCHEDULES = [("eager", 0), ("lazy", 0), ("adversarial", 0), ("random", 0), ("random", 1)]
 MIXED = (130, 0, 64, 5, 200)
@@ -112,26 +110,6 @@ def test_strides_that_tma_cannot_take_are_copied():
     k = torch.zeros(1, 70, 1, 580, dtype=case.dtype)[..., 2:578].copy_(x.k)
     out = wa.attention(x.q, k, k[..., :DIM_V], scale=SCALE, backend="simulate:sm90")
     assert error(out.float(), x.expected(case)[0].float()) < 2e-2
-
-
-WAIT, TAKEN = "    ctx.rings.keys.consumer_wait(keys)", "o, softmax = take_mark(ctx, state,"
-
-# Operation, what stands in its lines of Python (file and text), why it can go.
-REDUNDANT = [
-    ("ttng.fence_async_shared", ("kernel.py:    fence_async_shared()",), "for new barriers and TMA: not modelled"),
-    *(
-        ("ttng.wait_barrier", (f"attend.py:{WAIT}", f"attend.py:{caller}"), "their maker has waited for it")
-        for caller in (f"        {TAKEN} number - 1, half)", f"    {TAKEN} number, half)")
-    ),
-]
-
-
-def reason(found: KnockOut) -> str | None:
-    lines = [f"{Path(file).name}:{linecache.getline(file, line).rstrip()}" for file, line in found.frames]
-    for op, texts, why in REDUNDANT:
-        if found.op == op and all(text in lines for text in texts):
-            return why
-    return None
 
 
 @pytest.mark.full

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import linecache
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +14,7 @@ import warpattn as wa
 from tests.drawn import drawn
 from tests.sim.knocking import knocked_out
 from tests.sim.sm90.decode import Ran, built
-from tests.sim.sm90.mla import DIM, DIM_V, SCALE, Latent
+from tests.sim.sm90.mla import DIM, DIM_V, SCALE, Latent, reason
 from tests.sim.sm90.prefill import error
 from warpattn.kernels.sm90.decode.config import with_fields
 from warpattn.kernels.sm90.mla.config import choose
@@ -28,7 +26,7 @@ from warpattn.problem.launch import PlanOptions
 from warpattn.problem.operands import Operands
 from warpattn.reference import reference
 from warpattn.scores import SoftCap
-from warpattn.sim import KnockOut, Report, simulate
+from warpattn.sim import Report, simulate
 
 SCHEDULES = [("eager", 0), ("lazy", 0), ("adversarial", 0), ("random", 0), ("random", 1)]
 PER: tuple[str | int | None, ...] = (128, "token", "tensor", None)
@@ -133,26 +131,6 @@ def test_public_calls_and_bytes():
         found = wa.attention_paged(q, kv, mask=case.mask, scale=SCALE, backend="simulate:sm90")
         want = wa.attention_paged(q, kv, mask=case.mask, scale=SCALE)
         assert error(found.float(), want.float()) < 2e-2 and bool(want.any())
-
-
-# Operation, what is in its lines of Python (file and text), why it can go.
-REDUNDANT = [
-    ("ttng.fence_async_shared", ("kernel.py:    fence_async_shared()",), "for new barriers and TMA: not modelled"),
-    *(
-        ("ttng.wait_barrier", ("attend.py:    ctx.rings.keys.consumer_wait(keys)", f"attend.py:{caller}"),
-         "their maker has waited for it")
-        for caller in ("        o, softmax = take_mark(ctx, state, number - 1, half)",
-                       "    o, softmax = take_mark(ctx, state, number, half)")
-    ),
-]  # fmt: skip
-
-
-def reason(found: KnockOut) -> str | None:
-    lines = [f"{Path(file).name}:{linecache.getline(file, line).rstrip()}" for file, line in found.frames]
-    for op, texts, why in REDUNDANT:
-        if found.op == op and all(text in lines for text in texts):
-            return why
-    return None
 
 
 @pytest.mark.full
