@@ -39,11 +39,11 @@ WITHOUT = {
     "merge_kernel", "order_kernel", "prepare_kernel", "transpose_values_kernel",
 }  # fmt: skip
 E4M3 = torch.float8_e4m3fn
-AGAIN = "no value of the case is special, so no tile is done again; that is the case `repeat`"
+AGAIN = "no value of the case is special, so no tile is done again; that is the case `recompute`"
 NOT_AGAIN = [
     ("ttng.async_tma_store_wait", "end_role(ctx, left, wg)", AGAIN),
-    ("ttng.async_tma_store_wait", "repeat_tiles(ctx)", AGAIN),
-    ("ttng.warp_group_dot_wait", "repeat_tiles(ctx)", AGAIN),
+    ("ttng.async_tma_store_wait", "recompute_tiles(ctx)", AGAIN),
+    ("ttng.warp_group_dot_wait", "recompute_tiles(ctx)", AGAIN),
 ]
 COVERED = ("ttng.warp_group_dot_wait", "dp, dv, p = wait_value_scores(", "the wait of dK behind it covers dV, too")
 LEFT = (
@@ -151,7 +151,7 @@ HOPPER: dict[str, Callable[[str], object]] = {
     "256": of_case(dim=256),
     "192": of_case(dim=192, mask="window"),
     "split": lambda arch: run_launch(test_sm90_knockout.CASES["split"].launch(), Options(programs=1)),
-    "repeat": lambda arch: run_launch(ALL_AGAIN.launch(), Options(programs=1)),
+    "recompute": lambda arch: run_launch(ALL_AGAIN.launch(), Options(programs=1)),
     "8 bits, products": eight_bit_products,
     "8 bits, prompt": eight_bit(70, "head"),
     "8 bits": eight_bit(1, "head"),
@@ -178,7 +178,7 @@ CALLS = [
 def test_looser_waits_are_missed(arch: str, name: str) -> None:
     call = {**EVERYWHERE, **NVIDIA, **HOPPER, "pair": lambda arch: test_pair.run(test_pair.CASES["causal"])}[name]
     not_again = [COVERED, *NOT_AGAIN]
-    reason = reviewed({"repeat": [LEFT], "256": not_again, "512": not_again}.get(name, [COVERED]))
+    reason = reviewed({"recompute": [LEFT], "256": not_again, "512": not_again}.get(name, [COVERED]))
     for launch in launched(lambda: call(arch)):
 
         def once(module: Any, schedule: str, launch: Launched = launch) -> Report:

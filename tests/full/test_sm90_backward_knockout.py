@@ -57,7 +57,7 @@ FIXED = [
     ("ttng.async_tma_store_wait", "tma.store_wait(config.dq_buffers - 1)", PASSED),
     ("ttng.async_tma_store_wait", "tma.store_wait(0)  # shared memory must outlive", PASSED),
 ]
-CLEARED = ("ttng.fence_async_shared", "clear_special(", "keys and values of the case are finite: nothing is cleared")
+CLEARED = ("ttng.fence_async_shared", "clear_nonfinite(", "keys and values of the case are finite: nothing is cleared")
 WINDOW = Causal() & SlidingWindow(200)  # no row sees the first keys
 SHORT = Causal() & Padding(torch.tensor([380]))  # the last keys are; three CTAs add to the last queries
 PLAIN = Case(400, 740, mask=WINDOW)

@@ -1,6 +1,6 @@
 """Hopper prefill with a tile's keys in parts, and its second look at tiles that met NaN: synchronisation is needed.
 
-`make test` takes the operations of the plain kernel out. Here are those of the scheduler of parts and of repeat.py;
+`make test` takes the operations of the plain kernel out. Here are those of the scheduler of parts and of recompute.py;
 of the backward the numbers of its barriers and waits.
 """
 
@@ -34,8 +34,8 @@ from warpattn.sim.saved import SavedMemory
 
 pytestmark = pytest.mark.full
 
-ALONE = ("ttng.wait_barrier", "rows.load(ctx, alone, state, again.tile", "one warpgroup uses its slots one at a time")
-EMPTY = ("ttng.init_barrier", "mbarrier.init(again.index(i), count=1)", "barriers of empty slots, as above")
+ALONE = ("ttng.wait_barrier", "rows.load(ctx, alone, state, left.tile", "one warpgroup uses its slots one at a time")
+EMPTY = ("ttng.init_barrier", "mbarrier.init(bars.index(i), count=1)", "barriers of empty slots, as above")
 LEFT = ("st.shared.b32", "poke(ctx.rings.left.index(wg), left)", "a value: without it the tiles stay as they are")
 reason = reviewed([*SM90_PREFILL, FIRST, TURN, ALONE, EMPTY, LEFT])
 
@@ -63,7 +63,7 @@ class Case:
 
 CASES = {
     "split": Case(Causal(), 2, 1100, 1100),  # the first rows see one key tile: a part has none
-    "repeat": Case(Causal() & Padding(torch.tensor([300])), 1, 400, 320, 20),
+    "recompute": Case(Causal() & Padding(torch.tensor([300])), 1, 400, 320, 20),
 }
 
 
@@ -95,10 +95,10 @@ def changed(name: str, change: Any) -> list[KnockOut]:
         before.restore()
         return report
 
-    def of_repeat(op: Any) -> bool:
-        return any(frame.file.endswith("repeat.py") for frame in op.frames)
+    def of_recompute(op: Any) -> bool:
+        return any(frame.file.endswith("recompute.py") for frame in op.frames)
 
-    given = {"only": of_repeat} if name == "repeat" else {}
+    given = {"only": of_recompute} if name == "recompute" else {}
     why = backward_reason if name == "backward" else reason
     return knocked_out(compiled(launch), once, why, change=lambda kernel, run: change(kernel, run, **given))
 

@@ -59,11 +59,11 @@ def test_machine_code_is_what_the_config_promises(name: str) -> None:
 
 
 def wgmmas(config: SM90Config) -> int:
-    """Warpgroup products in the code: a warpgroup has the first Q·K, the loop and the crossing; repeat.py
+    """Warpgroup products in the code: a warpgroup has the first Q·K, the loop and the crossing; recompute.py
     has its own for one of them."""
     scores = config.padded_qk // config.depth
     outputs = config.block_n // config.depth * len(config.v_parts)
-    again = scores + config.block_n // config.depth * len(config.again_blocks) if config.repeats_freely else 0
+    again = scores + config.block_n // config.depth * len(config.recomputed_blocks) if config.recomputes_freely else 0
     return config.consumers * (3 * scores + 2 * outputs) + again
 
 

@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("triton")
 
 import warpattn as wa
-from warpattn.kernels.sm90.prefill.config import AGAIN_BARRIERS
+from warpattn.kernels.sm90.prefill.config import RECOMPUTE_BARRIERS
 from warpattn.kernels.sm90.select import list_launches
 from warpattn.kernels.topology import Edge, Topology
 from warpattn.problem import Call, validate
@@ -110,14 +110,14 @@ def test_the_compiled_kernel_has_what_its_topology_says(name: str) -> None:
     config = launch.key[0]  # type: ignore[index]
     topology = config.topology
     code = to_ttgir(launch.source(), triton_target("sm90"), dict(launch.options)).asm["ttgir"]
-    repeats = getattr(config, "repeats_freely", False)  # repeat.py's barriers are of no role
+    repeats = getattr(config, "recomputes_freely", False)  # recompute.py's barriers are of no role
     latents = getattr(config, "latents", None)  # of 8 bits: the copy of rotary parts and a role fill a slot
     fills = 1 if latents is None else 2
-    again = Counter({1: AGAIN_BARRIERS if repeats else 0})
+    again = Counter({1: RECOMPUTE_BARRIERS if repeats else 0})
     initialised = Counter(map(int, re.findall(r"ttng\.init_barrier %[\w.]+, (\d+)", code)))
     assert initialised == arrivals(topology, fills) + again
     expected = {edge.slot_bytes for edge in topology.edges if by_tma(edge, config)}
-    expected |= {config.again_bytes} if repeats else set()
+    expected |= {config.recomputed_bytes} if repeats else set()
     tiles = getattr(config, "tiles", config)
     if getattr(tiles, "eight_bit", None):
         expected = {tiles.q_bytes, tiles.k_bytes // tiles.widening, tiles.v_bytes // tiles.widening}

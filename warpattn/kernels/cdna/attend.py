@@ -11,10 +11,10 @@ from triton.experimental.gluon import language as gl
 from ..pieces.modifiers import exponent_scale
 from ..pieces.scales import has_scale, output_scale
 from ..pieces.span import tile_span
-from .again import attend_again, meets_special
 from .epilogue import store_output
 from .feed import make_feed, visit_of
 from .layouts import product_layout, scores_operand
+from .recompute import any_nonfinite, recompute_output
 from .scales import first_scales, next_scales, scaled
 from .softmax import softmax_start, softmax_step
 from .visible import visible_scores
@@ -46,8 +46,8 @@ def attend(ctx, work):
         o, stage = feed.values(p, o * alpha[:, None], visit, stage)
     feed.finish()
     if len(ctx.mods.mask_args) > 0:  # index masks hide keys from some rows only: too little to pay for
-        if meets_special(o):
-            o = attend_again(ctx, work, q, feed, state, span, (first, last))
+        if any_nonfinite(o):
+            o = recompute_output(ctx, work, q, feed, state, span, (first, last))
     if has_scale(config, "v", "tensor", "head"):
         o = o * output_scale(ctx.scales, work.kv_head, config)
     store_output(ctx, o, state, work, exponent_scale(ctx))

@@ -31,7 +31,7 @@ def exponents(dtype):
 
 
 @gluon.jit
-def any_special(tile):
+def any_nonfinite(tile):
     """Whether a value of a tile [N, columns] is NaN or infinite."""
     dtype: gl.constexpr = tile.dtype
     rows: gl.constexpr = tile.shape[0]
@@ -46,9 +46,9 @@ def any_special(tile):
 
 
 @gluon.jit
-def clear_special(tile):
+def clear_nonfinite(tile):
     """0 for what is NaN or infinite in a tile [N, columns]."""
-    if any_special(tile):
+    if any_nonfinite(tile):
         layout: gl.constexpr = run_layout(tile.shape[1], 8)
         rows: gl.constexpr = tile.shape[0]
         for first in gl.static_range(0, rows, 16):
@@ -75,7 +75,7 @@ def clear_outside(tile, begin, end):
 
 
 @gluon.jit
-def take_special(tile, number, columns):
+def take_nonfinite(tile, number, columns):
     """What is not finite in row `number` of a tile [N, columns], at `columns` [M], int8: 1 and -1 for infinities, 2 for
     NaN, else 0; it is 0 in the tile from then on."""
     flat = tile.reshape([tile.shape[0] * tile.shape[1]])
@@ -90,7 +90,7 @@ def take_special(tile, number, columns):
 
 
 @gluon.jit
-def special_value(kind):
-    """The fp32 of a kind of `take_special`."""
+def nonfinite_value(kind):
+    """The fp32 of a kind of `take_nonfinite`."""
     infinite = kind.to(gl.float32) * float("inf")
     return gl.where(kind == 0, 0.0, gl.where(kind == 2, float("nan"), infinite))

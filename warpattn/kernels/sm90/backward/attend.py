@@ -26,7 +26,7 @@ from ...nvidia.pipelines import PipelineState, consumer_state
 from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import as_quads, multiply_pairs, pack, unpack
 from ..columns import columns_before, columns_of, wait_columns, zero_columns
-from ..finite import clear_special
+from ..finite import clear_nonfinite
 from ..layouts import accumulator_layout, element_type, operand_layout
 from .context import STAGES, at_keys, first_visit, following_visit, read_visit
 from .epilogue import store_keys, wait_copies
@@ -113,7 +113,7 @@ def wait_keys(ctx, ring, held, cols: gl.constexpr, wg: gl.constexpr):
     some rows only and do not pay, as in the forward (prefill/epilogue.py)."""
     ring.consumer_wait(held)
     if len(ctx.mods.mask_args) > 0:
-        clear_special(ring.tile(held, wg).reshape([ctx.config.rows, cols]))
+        clear_nonfinite(ring.tile(held, wg).reshape([ctx.config.rows, cols]))
 
 
 @gluon.jit

@@ -14,7 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from ...pieces.modifiers import Modifiers
 from ...pieces.softmax import LOG2_E
-from ..finite import clear_special
+from ..finite import clear_nonfinite
 from ..layouts import accumulator_layout, element_type
 from . import config as sizes
 from .rows import padded_start, sequence_at, strided_rows
@@ -137,8 +137,8 @@ def weigh(ctx, key):
     fence_async_shared()
     gl.barrier()
     if len(ctx.mods.mask_args) > 0:  # as in attend.py
-        clear_special(ctx.k_smem)
-        clear_special(ctx.v_smem)
+        clear_nonfinite(ctx.k_smem)
+        clear_nonfinite(ctx.v_smem)
     zero = gl.zeros([TILE, TILE], gl.float32, layout)
     s = warpgroup_mma(ctx.q_smem, ctx.k_smem.permute((1, 0)), zero, use_acc=False, is_async=True)
     dp = warpgroup_mma(ctx.do_smem, ctx.v_smem.permute((1, 0)), zero, use_acc=False, is_async=True)

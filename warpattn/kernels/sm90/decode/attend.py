@@ -16,7 +16,7 @@ from ...nvidia.pipelines import consumer_state
 from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import pack, softmax_start
 from ..columns import wait_columns, zero_columns
-from ..finite import any_special, clear_outside, special_value, take_special
+from ..finite import any_nonfinite, clear_outside, nonfinite_value, take_nonfinite
 from ..layouts import accumulator_layout, element_type
 from ..prefill.attend import Progress, finish_keys, start_output, start_scores
 from .context import Lens, in_tile, rows_of
@@ -133,13 +133,13 @@ def without_hidden(ctx, o, tile, item, i, axis: gl.constexpr):
                 seen_by_all = (keys.full_lo < keys.full_hi) & (gl.maximum(first, keys.first) >= keys.full_lo)
                 seen_by_all &= gl.minimum(first + config.block_n, keys.last) <= keys.full_hi
                 if not seen_by_all:
-                    if any_special(tile):
-                        o = with_special(ctx, o, tile, item, first, axis)
+                    if any_nonfinite(tile):
+                        o = with_nonfinite(ctx, o, tile, item, first, axis)
     return o
 
 
 @gluon.jit
-def with_special(ctx, o, tile, item, first, axis: gl.constexpr):
+def with_nonfinite(ctx, o, tile, item, first, axis: gl.constexpr):
     """`o` plus what is not finite in a tile of values, keys `first` and on, in the rows that see it; 0 in the tile
     afterwards."""
     row_tile = item.row_tile
@@ -151,8 +151,9 @@ def with_special(ctx, o, tile, item, first, axis: gl.constexpr):
     if ctx.config.eight_bit is not None:
         columns = column_of(columns, ctx.config)
     for j in range(ctx.config.block_n):
-        kind = gl.convert_layout(take_special(tile, j, columns), gl.SliceLayout(axis, o.type.layout))
-        o = gl.where(ctx.mods.keeps(rows, lens, q, first + j, first + j), o + special_value(kind).expand_dims(axis), o)
+        kind = gl.convert_layout(take_nonfinite(tile, j, columns), gl.SliceLayout(axis, o.type.layout))
+        sees = ctx.mods.keeps(rows, lens, q, first + j, first + j)
+        o = gl.where(sees, o + nonfinite_value(kind).expand_dims(axis), o)
     fence_async_shared()
     gl.barrier()
     return o

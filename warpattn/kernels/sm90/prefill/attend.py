@@ -46,7 +46,7 @@ class QueryTile:
 @gluon.jit
 def attend_role(ctx, wg: gl.constexpr):
     """Run one warpgroup until the producer publishes that there is no more tile. Returns the place of the tile that it
-    has left to repeat.py last, or -1."""
+    has left to recompute.py last, or -1."""
     config: gl.constexpr = ctx.config
     rings = ctx.rings
     q_state = consumer_state(config.q_stages)

@@ -25,8 +25,8 @@ SMEM_LIMIT = 232_448  # 227 KiB of a block on sm_90
 ALIGNMENT = 512  # bytes that the compiler may add
 WIDE_QUERIES = 256  # columns: of more, shared memory has a query tile and 32 keys at a time
 ONE_SLOT = 448  # columns of queries up to which there are two slots of values beside them
-AGAIN_BARRIERS = 6  # of repeat.py: full and empty of a slot each for K, V and Q
-LEFT_SLOTS = 8  # two for each warpgroup, see doubt.py
+RECOMPUTE_BARRIERS = 6  # of recompute.py: full and empty of a slot each for K, V and Q
+LEFT_SLOTS = 8  # two for each warpgroup, see nonfinite.py
 OTHER_REGISTERS = 30  # of a thread, beside scores, weights and output
 CONVERT = "convert"  # the role that makes 16-bit tiles of 8-bit ones, see convert.py
 
@@ -84,8 +84,8 @@ class KeyTileSizes(WithOperands):
         return self.element.bytes * self.block_n * self.padded_v
 
 
-class AgainBlock(NamedTuple):
-    """Columns of the output that repeat.py computes at a time."""
+class RecomputedBlock(NamedTuple):
+    """Columns of the output that recompute.py computes at a time."""
 
     part: int  # of the values
     first: int  # column of the part
@@ -238,36 +238,36 @@ class SM90Config(KeyTileSizes):
         return numbers + OTHER_REGISTERS <= self.registers.consumer
 
     @cached_property
-    def repeats(self) -> bool:
-        """Whether repeat.py can attend again to tiles that meet hidden values which are not finite."""
+    def recomputes(self) -> bool:
+        """Whether recompute.py can attend again to tiles that meet hidden values which are not finite."""
         return self.eight_bit is None
 
     @cached_property
-    def repeats_freely(self) -> bool:
+    def recomputes_freely(self) -> bool:
         """Whether looking for such values costs no time: 1 to 2 % of causal prefill at the other widths (H200)."""
-        return self.repeats and self.padded_v not in (32, 64, 128, 192)
+        return self.recomputes and self.padded_v not in (32, 64, 128, 192)
 
     @cached_property
-    def again_bytes(self) -> int:
-        """Of queries and output of one warpgroup, which repeat.py loads."""
+    def recomputed_bytes(self) -> int:
+        """Of queries and output of one warpgroup, which recompute.py loads."""
         return self.rows * self.element.bytes * self.padded_qk + self.out_bytes // self.consumers
 
     @cached_property
-    def again_cols(self) -> int:
-        """Columns of the output that repeat.py computes at a time; fewer registers leave more to the roles."""
+    def recomputed_cols(self) -> int:
+        """Columns of the output that recompute.py computes at a time; fewer registers leave more to the roles."""
         return min(self.v_parts[-1], self.store_parts[-1], 64 if self.padded_v > 64 else 32)
 
     @cached_property
-    def again_blocks(self) -> tuple[AgainBlock, ...]:
-        """All columns of the output, as repeat.py computes them."""
-        cols, whole, blocks, column = self.again_cols, sum(self.store_parts), [], 0
+    def recomputed_blocks(self) -> tuple[RecomputedBlock, ...]:
+        """All columns of the output, as recompute.py computes them."""
+        cols, whole, blocks, column = self.recomputed_cols, sum(self.store_parts), [], 0
         ends = [sum(self.store_parts[: i + 1]) for i in range(len(self.store_parts))]
         for part, width in enumerate(self.v_parts):
             for first in range(0, width, cols):
                 stage = next(i for i, end in enumerate(ends) if column % whole < end)
                 within = column % whole - ends[stage] + self.store_parts[stage]
                 column += cols
-                blocks.append(AgainBlock(part, first, stage, within, -1 if column % whole else column - whole))
+                blocks.append(RecomputedBlock(part, first, stage, within, -1 if column % whole else column - whole))
         return tuple(blocks)
 
     @cached_property
@@ -299,7 +299,7 @@ class SM90Config(KeyTileSizes):
             Edge("K", filling, attend, self.kv_stages, self.k_bytes),
             Edge("V", filling, attend, self.v_stages, self.v_bytes),
         )
-        fields = 4 * (tile_fields * self.q_stages + LEFT_SLOTS) + AGAIN_BARRIERS * BARRIER_BYTES
+        fields = 4 * (tile_fields * self.q_stages + LEFT_SLOTS) + RECOMPUTE_BARRIERS * BARRIER_BYTES
         private = self.out_bytes + fields + self.scale_bytes + self.factor_bytes
         return Topology((*roles, Role("load", 1, self.registers.producer)), edges, private, signals)
 

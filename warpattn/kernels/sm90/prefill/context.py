@@ -10,9 +10,9 @@ from ...pieces.scales import OfTokens
 from ...pieces.scheduler import TILE_FIELDS
 from ..columns import Columns, make_columns, stacked
 from ..layouts import element_type
-from .config import AGAIN_BARRIERS, LEFT_SLOTS
+from .config import LEFT_SLOTS, RECOMPUTE_BARRIERS
 
-AGAIN = gl.constexpr(AGAIN_BARRIERS)
+RECOMPUTE = gl.constexpr(RECOMPUTE_BARRIERS)
 LEFT = gl.constexpr(LEFT_SLOTS)
 CONVERTING = gl.constexpr(4)  # warps that make 16-bit tiles of 8-bit ones
 
@@ -192,8 +192,8 @@ class Rings:
     scales: gl.base_value  # `OfTokens` of 8-bit keys and values, each [stages, N] fp32; () where tokens have none
     tiles: gl.shared_memory_descriptor  # [stages * fields, 1] int32: the tile of each Q slot
     out: Columns  # [warpgroup, 1, 64 / packed, packed, columns stored at a time]
-    left: gl.shared_memory_descriptor  # [8, 1] int32, see doubt.py
-    again: gl.shared_memory_descriptor  # barriers of repeat.py
+    left: gl.shared_memory_descriptor  # [8, 1] int32, see nonfinite.py
+    recompute: gl.shared_memory_descriptor  # barriers of recompute.py
 
 
 @gluon.aggregate
@@ -259,5 +259,5 @@ def make_rings(config: gl.constexpr, fields: gl.constexpr = TILE_FIELDS, clipped
         tiles,
         out,
         gl.allocate_shared_memory(gl.int32, [LEFT, 1], plain),
-        mbarrier.allocate_mbarrier(batch=AGAIN),
+        mbarrier.allocate_mbarrier(batch=RECOMPUTE),
     )

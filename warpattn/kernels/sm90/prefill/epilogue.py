@@ -1,6 +1,6 @@
 """Output of one warpgroup: normalise O, store it by TMA through shared memory, write the LSE.
 
-Under a mask, an output that is not finite may be due to a hidden value: repeat.py looks at it later.
+Under a mask, an output that is not finite may be due to a hidden value: recompute.py looks at it later.
 """
 
 from triton.experimental import gluon
@@ -13,31 +13,31 @@ from ...pieces.softmax import softmax_finish
 from ..columns import as_matrices, rescale_columns
 from ..factors import scaled_factor
 from .context import output_type
-from .doubt import leave, report, spoil_of
+from .nonfinite import leave, nonfinite_of, report
 from .packed_rows import row_heads, row_sinks, row_tokens
 
 
 @gluon.jit
 def store_output(ctx, o, softmax, tile, wg: gl.constexpr, left):
     """Write O [64, Dv] of `tile`, in parts, and, with `has_lse`, LSE [64]; TMA clips rows and columns past the end.
-    Returns the place of the tile that the warpgroup has left to repeat.py last, before this one `left`."""
+    Returns the place of the tile that the warpgroup has left to recompute.py last, before this one `left`."""
     config: gl.constexpr = ctx.config
     factor, lse = finish(ctx, softmax, tile)
     o = rescale_columns(o, scaled_factor(ctx, factor, tile))
     row = tile.row + wg * config.wg_tokens
     if ctx.has_lse:
         store_lse(ctx, lse, tile, row)
-    spoil = None
-    if repeats(config, ctx.mods.keep, len(ctx.mods.mask_args)):
-        spoil = spoil_of(o)
-    return store_columns(ctx, rounded(o, output_type(config)), tile, wg, spoil, left)
+    nonfinite = None
+    if recomputes(config, ctx.mods.keep, len(ctx.mods.mask_args)):
+        nonfinite = nonfinite_of(o)
+    return store_columns(ctx, rounded(o, output_type(config)), tile, wg, nonfinite, left)
 
 
 @gluon.constexpr_function
-def repeats(config, keep, tensors):
-    """Whether tiles may be left to repeat.py: where the mask `keep` reads `tensors`, and where looking costs nothing.
-    A mask of indices alone hides keys from some rows that others see: too little to pay for elsewhere."""
-    return (config.repeats and tensors > 0) or (config.repeats_freely and keep is not None)
+def recomputes(config, keep, tensors):
+    """Whether tiles may be left to recompute.py: where the mask `keep` reads `tensors`, and where looking costs
+    nothing. A mask of indices alone hides keys from some rows that others see: too little to pay for elsewhere."""
+    return (config.recomputes and tensors > 0) or (config.recomputes_freely and keep is not None)
 
 
 @gluon.jit
@@ -74,20 +74,20 @@ def store_lse(ctx, lse, tile, row):
 
 
 @gluon.jit
-def store_columns(ctx, o, tile, wg: gl.constexpr, spoil, left):
+def store_columns(ctx, o, tile, wg: gl.constexpr, nonfinite, left):
     """O [64, Dv]: all parts at once, or where shared memory is short one block of columns after the other. Returns as
-    `store_output`; `spoil` is None unless tiles may be left."""
+    `store_output`; `nonfinite` is None unless tiles may be left."""
     config: gl.constexpr = ctx.config
     row = tile.row + wg * config.wg_tokens
     if len(config.store_parts) == len(o) and config.store_parts[0] == config.v_parts[0]:
-        left = store_block(ctx, o, tile, row, 0, wg, spoil, left)
+        left = store_block(ctx, o, tile, row, 0, wg, nonfinite, left)
     else:
         column = 0
         for part in gl.static_range(len(o)):
             blocks = column_blocks(o[part], config.store_parts[0])
             for i in gl.static_range(len(blocks)):
                 if part + i == 0:
-                    left = store_block(ctx, (blocks[i],), tile, row, column, wg, spoil, left)
+                    left = store_block(ctx, (blocks[i],), tile, row, column, wg, nonfinite, left)
                 else:
                     store_block(ctx, (blocks[i],), tile, row, column, wg, None, left)
                 column += config.store_parts[0]
@@ -95,7 +95,7 @@ def store_columns(ctx, o, tile, wg: gl.constexpr, spoil, left):
 
 
 @gluon.jit
-def store_block(ctx, parts, tile, row, column, wg: gl.constexpr, spoil, left):
+def store_block(ctx, parts, tile, row, column, wg: gl.constexpr, nonfinite, left):
     """Some columns of O through the staging tile, after TMA has read the tile's previous contents. Returns as
     `store_columns`."""
     config: gl.constexpr = ctx.config
@@ -104,11 +104,11 @@ def store_block(ctx, parts, tile, row, column, wg: gl.constexpr, spoil, left):
     tma.store_wait(0)
     for part in gl.static_range(len(parts)):
         staging[part].store(parts[part])
-    if spoil is not None:
-        report(ctx.rings.left.index(config.consumers + wg), spoil, ctx.work.place(tile, config.tokens))
+    if nonfinite is not None:
+        report(ctx.rings.left.index(config.consumers + wg), nonfinite, ctx.work.place(tile, config.tokens))
     fence_async_shared()
     gl.barrier()
-    if spoil is not None:
+    if nonfinite is not None:
         there = row < ctx.work.lengths(tile).seq_q
         place = ctx.work.place(tile, config.tokens)
         left = leave(left, ctx.rings.left.index(config.consumers + wg), place, there, smem[0])

@@ -2,7 +2,7 @@
 
 producer warp      Q, K, V by TMA ──▶ rings in shared memory          (load.py)
 warpgroup 0..n-1   wgmma + softmax on 64 rows each, TMA store of O    (attend.py, epilogue.py)
-warpgroup 0        at the end: tiles that met values of NaN again     (doubt.py, repeat.py)
+warpgroup 0        at the end: tiles that met values of NaN again     (nonfinite.py, recompute.py)
 """
 
 from triton.experimental import gluon
@@ -16,17 +16,17 @@ from ...pieces.scheduler_split import SPLIT_TILE_FIELDS, SplitWork
 from .attend import attend_role
 from .context import LEFT, Context, KeyRows, Tensors, ValueColumns, make_rings
 from .convert import convert_role
-from .doubt import poke
-from .epilogue import repeats
+from .epilogue import recomputes
 from .load import load_role
-from .repeat import end_role, repeat_tiles
+from .nonfinite import poke
+from .recompute import end_role, recompute_tiles
 
 
 @gluon.jit
 def attend(ctx, wg: gl.constexpr):
-    """A warpgroup's tiles, and at their end, under a mask, what it has left to repeat.py."""
+    """A warpgroup's tiles, and at their end, under a mask, what it has left to recompute.py."""
     left = attend_role(ctx, wg)
-    if repeats(ctx.config, ctx.mods.keep, len(ctx.mods.mask_args)):
+    if recomputes(ctx.config, ctx.mods.keep, len(ctx.mods.mask_args)):
         end_role(ctx, left, wg)
 
 
@@ -100,7 +100,7 @@ def work_of(shape, config: gl.constexpr):
 def start_roles(ctx):
     """Run every role in its warps; the topology lists them in this order."""
     workers: gl.constexpr = ctx.config.topology.workers
-    if repeats(ctx.config, ctx.mods.keep, len(ctx.mods.mask_args)):
+    if recomputes(ctx.config, ctx.mods.keep, len(ctx.mods.mask_args)):
         for wg in gl.static_range(LEFT):
             poke(ctx.rings.left.index(wg), -1)
     first: gl.constexpr = 0 if ctx.config.converts else 1
@@ -110,5 +110,5 @@ def start_roles(ctx):
         workers.warps,
         workers.registers,
     )
-    if repeats(ctx.config, ctx.mods.keep, len(ctx.mods.mask_args)):
-        repeat_tiles(ctx)
+    if recomputes(ctx.config, ctx.mods.keep, len(ctx.mods.mask_args)):
+        recompute_tiles(ctx)

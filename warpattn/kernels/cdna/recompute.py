@@ -16,14 +16,14 @@ from .work_tile import score_rows
 
 
 @gluon.jit
-def meets_special(o):
+def any_nonfinite(o):
     """Whether O [M, Dv] holds NaN or infinity."""
     total = gl.sum(o, 1)
     return gl.max((total - total != 0).to(gl.int32), 0) != 0
 
 
 @gluon.jit
-def attend_again(ctx, work, q, feed, state, span, run):
+def recompute_output(ctx, work, q, feed, state, span, run):
     """O [M, Dv], not normalised, of the key tiles of a span in `run`, (first, last); `state` is that of the rows at
     their end."""
     config: gl.constexpr = ctx.config

@@ -1,4 +1,4 @@
-"""Attention once more for the tiles that doubt.py found, by one warpgroup, after all roles have ended.
+"""Attention once more for the tiles that nonfinite.py found, by one warpgroup, after all roles have ended.
 
 The rings are free then, so their first slots take one tile at a time; nothing overlaps, because almost no launch comes
 here. Key tiles with finite values go as before. In others each row gets the values that it sees, key by key:
@@ -26,22 +26,22 @@ from ...nvidia.pipelines import PipelineState, StagedPipeline
 from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import SoftmaxState, as_quads, from_quads, lane_max, lane_sum, rescale, softmax_step
 from ..columns import as_matrices
-from ..finite import any_special
+from ..finite import any_nonfinite
 from ..layouts import accumulator_layout, element_type, operand_layout
 from .attend import start_scores, visible_scores
-from .config import AGAIN_BARRIERS
+from .config import RECOMPUTE_BARRIERS
 from .context import output_type
-from .doubt import peek, poke
 from .epilogue import finish
+from .nonfinite import peek, poke
 from .packed_rows import mask_heads, row_tokens
 
-BARRIERS = gl.constexpr(AGAIN_BARRIERS)
-SLOTS = gl.constexpr(AGAIN_BARRIERS // 2)
+BARRIERS = gl.constexpr(RECOMPUTE_BARRIERS)
+SLOTS = gl.constexpr(RECOMPUTE_BARRIERS // 2)
 Q = gl.constexpr(2)  # full barrier of the queries; K has slot and barrier 0, V has 1
 
 
 @gluon.aggregate
-class Again:
+class LeftTile:
     """A warpgroup's rows of a tile, attended to again."""
 
     tile: gl.base_value  # Tile or VarlenTile
@@ -54,12 +54,12 @@ class Again:
 def end_role(ctx, left, wg: gl.constexpr):
     """At the end of a warpgroup's tiles: what it has left, in memory."""
     if left >= 0:
-        tma.store_wait(0, read_only=False)  # repeat_tile reads this output
+        tma.store_wait(0, read_only=False)  # recompute_tile reads this output
     poke(ctx.rings.left.index(wg), left)
 
 
 @gluon.jit
-def repeat_tiles(ctx):
+def recompute_tiles(ctx):
     """Attend again to every tile that a warpgroup has left."""
     phase = gl.to_tensor(0)
     turn = gl.to_tensor(0)
@@ -67,74 +67,74 @@ def repeat_tiles(ctx):
         place = peek(ctx.rings.left.index(wg))
         while place >= 0:
             if turn == 0:
-                start_barriers(ctx.rings.again)
-            place, phase = repeat_tile(ctx, place, wg, phase, turn & 1)
+                start_barriers(ctx.rings.recompute)
+            place, phase = recompute_tile(ctx, place, wg, phase, turn & 1)
             turn += 1
 
 
 @gluon.jit
-def start_barriers(again):
+def start_barriers(bars):
     """Initialise the barriers; every one counts one arrival."""
     for i in gl.static_range(BARRIERS):
-        mbarrier.init(again.index(i), count=1)
+        mbarrier.init(bars.index(i), count=1)
     fence_async_shared()  # TMA sees the new barriers
     gl.barrier()
 
 
 @gluon.jit
-def repeat_tile(ctx, place, wg, phase, turn):
+def recompute_tile(ctx, place, wg, phase, turn):
     """(place of the tile left before, phase): attend again to a warpgroup's rows of a tile."""
     config: gl.constexpr = ctx.config
     tile = ctx.work.tile_at(place, config.tokens)
     row = tile.row + wg * config.wg_tokens
     here = hide_from_compiler(0)
-    q, out, full = ctx.rings.q.smem.index(here), ctx.rings.out.index(wg), ctx.rings.again.index(here + Q)
-    mbarrier.expect(full, config.again_bytes)
+    q, out, full = ctx.rings.q.smem.index(here), ctx.rings.out.index(wg), ctx.rings.recompute.index(here + Q)
+    mbarrier.expect(full, config.recomputed_bytes)
     ctx.tensors.load_queries(tile, row, full, q)
     ctx.tensors.load_output(tile, row, full, out)
     mbarrier.wait(full, turn)
     before = peek(out[0])
-    again = Again(tile, wg, as_matrices(q, config.rows, config.qk_parts), out)
-    blocks: gl.constexpr = len(config.again_blocks)
+    left = LeftTile(tile, wg, as_matrices(q, config.rows, config.qk_parts), out)
+    blocks: gl.constexpr = len(config.recomputed_blocks)
     for block in range(blocks):
-        o, phase = attend_block(ctx, again, block, phase)
+        o, phase = attend_block(ctx, left, block, phase)
         for i in gl.static_range(blocks):
             if block == i:
-                store_block(ctx, o, again, config.again_blocks[i])
+                store_block(ctx, o, left, config.recomputed_blocks[i])
     return before, phase
 
 
 @gluon.jit
-def attend_block(ctx, again, block, phase):
+def attend_block(ctx, left, block, phase):
     """(O [64, C] of a block of columns, phase)."""
     config: gl.constexpr = ctx.config
-    layout: gl.constexpr = accumulator_layout(config.again_cols)
-    span = ctx.work.key_tiles(ctx.mods, again.tile, config)
+    layout: gl.constexpr = accumulator_layout(config.recomputed_cols)
+    span = ctx.work.key_tiles(ctx.mods, left.tile, config)
     softmax = no_scores(config)
-    o = gl.zeros([config.rows, config.again_cols], gl.float32, layout)
+    o = gl.zeros([config.rows, config.recomputed_cols], gl.float32, layout)
     for i in range(span.total):
         key_tile = span.key_tile(i)
-        s = scores(ctx, again, key_tile, phase)
+        s = scores(ctx, left, key_tile, phase)
         softmax, p, moved, alpha = softmax_step(softmax, s, exponent_scale(ctx), ctx.mods.score is not None)
         if moved:
             o = rescale(o, alpha)
-        o = add_values(ctx, again, o, from_quads(p, s), key_tile, block, phase)
+        o = add_values(ctx, left, o, from_quads(p, s), key_tile, block, phase)
         phase ^= 1
-    factor, _ = finish(ctx, softmax, again.tile)
+    factor, _ = finish(ctx, softmax, left.tile)
     return rescale(o, factor), phase
 
 
 @gluon.jit
-def store_block(ctx, o, again, block: gl.constexpr):
-    """An `AgainBlock` of O into the staging tile, and with the last one that fits all of them by TMA."""
+def store_block(ctx, o, left, block: gl.constexpr):
+    """An `RecomputedBlock` of O into the staging tile, and with the last one that fits all of them by TMA."""
     config: gl.constexpr = ctx.config
-    staging = as_matrices(again.out, config.rows, config.store_parts)[block.stage]
-    staging.slice(block.at, config.again_cols, 1).store(o.to(output_type(config)))
+    staging = as_matrices(left.out, config.rows, config.store_parts)[block.stage]
+    staging.slice(block.at, config.recomputed_cols, 1).store(o.to(output_type(config)))
     if block.stored >= 0:
         fence_async_shared()
         gl.barrier()
-        row = again.tile.row + again.wg * config.wg_tokens
-        ctx.tensors.store_output(again.tile, row, block.stored, again.out)
+        row = left.tile.row + left.wg * config.wg_tokens
+        ctx.tensors.store_output(left.tile, row, block.stored, left.out)
         tma.store_wait(0)
         gl.barrier()
 
@@ -161,73 +161,73 @@ class FreeSlots(StagedPipeline):
 
 
 @gluon.jit
-def load(ctx, rows, ring, slot: gl.constexpr, again, key_tile, phase, nbytes: gl.constexpr):
+def load(ctx, rows, ring, slot: gl.constexpr, left, key_tile, phase, nbytes: gl.constexpr):
     """A tile of keys or values in shared memory, when it is there."""
-    alone = FreeSlots(ring.smem, ctx.rings.again, SLOTS, 1, 1, ring.stages)
+    alone = FreeSlots(ring.smem, ctx.rings.recompute, SLOTS, 1, 1, ring.stages)
     number = hide_from_compiler(slot)
     state = PipelineState(number, gl.to_tensor(1), SLOTS)
     gl.barrier()  # all warps have read what was there
-    rows.load(ctx, alone, state, again.tile, key_tile, nbytes)
+    rows.load(ctx, alone, state, left.tile, key_tile, nbytes)
     mbarrier.wait(alone.full(number), phase)
     return alone.tile(state)
 
 
 @gluon.jit
-def scores(ctx, again, key_tile, phase):
+def scores(ctx, left, key_tile, phase):
     """Scores [64, N] with a key tile, hidden ones -inf."""
     config: gl.constexpr = ctx.config
-    keys = load(ctx, ctx.tensors.k, ctx.rings.k, 0, again, key_tile, phase, config.k_bytes)
-    s = start_scores(again.q, as_matrices(keys, config.block_n, config.qk_parts), config)
+    keys = load(ctx, ctx.tensors.k, ctx.rings.k, 0, left, key_tile, phase, config.k_bytes)
+    s = start_scores(left.q, as_matrices(keys, config.block_n, config.qk_parts), config)
     s = warpgroup_mma_wait(0, deps=(s,))
-    return visible_scores(ctx, s, again.tile, key_tile, True, again.wg)
+    return visible_scores(ctx, s, left.tile, key_tile, True, left.wg)
 
 
 @gluon.jit
-def add_values(ctx, again, o, p, key_tile, block, phase):
+def add_values(ctx, left, o, p, key_tile, block, phase):
     """O plus block number `block` of the values of a key tile, by their weights P [64, N], in the rows that see
     them."""
     config: gl.constexpr = ctx.config
-    values = load(ctx, ctx.tensors.v, ctx.rings.v, 1, again, key_tile, phase, config.v_bytes)
+    values = load(ctx, ctx.tensors.v, ctx.rings.v, 1, left, key_tile, phase, config.v_bytes)
     values = as_matrices(values, config.block_n, config.v_parts)
     finite = all_finite(values)
     packed = p.to(element_type(config.element))
-    packed = gl.convert_layout(packed, operand_layout(config.again_cols), assert_trivial=True)
-    blocks: gl.constexpr = len(config.again_blocks)
+    packed = gl.convert_layout(packed, operand_layout(config.recomputed_cols), assert_trivial=True)
+    blocks: gl.constexpr = len(config.recomputed_blocks)
     for i in gl.static_range(blocks):
         if block == i:
-            here: gl.constexpr = config.again_blocks[i]
+            here: gl.constexpr = config.recomputed_blocks[i]
             if finite:
-                o = warpgroup_mma(packed, values[here.part].slice(here.first, config.again_cols, 1), o)
+                o = warpgroup_mma(packed, values[here.part].slice(here.first, config.recomputed_cols, 1), o)
             else:
                 for j in range(config.block_n):
-                    o = add_value(ctx, again, o, p, values[here.part], key_tile, here.first, j)
+                    o = add_value(ctx, left, o, p, values[here.part], key_tile, here.first, j)
     return o
 
 
 @gluon.jit
-def add_value(ctx, again, o, p, values, key_tile, first, j):
+def add_value(ctx, left, o, p, values, key_tile, first, j):
     """O plus row `j` of `values` [N, …], columns `first` and on, by column `j` of P [64, N], in the rows
     that see that key."""
     config: gl.constexpr = ctx.config
     rows: gl.constexpr = gl.SliceLayout(1, o.type.layout)
     cols: gl.constexpr = gl.SliceLayout(0, o.type.layout)
-    lengths = ctx.work.lengths(again.tile)
-    offset = again.tile.row + again.wg * config.wg_tokens + lengths.seq_k - lengths.seq_q
+    lengths = ctx.work.lengths(left.tile)
+    offset = left.tile.row + left.wg * config.wg_tokens + lengths.seq_k - lengths.seq_q
     q = (offset + row_tokens(rows, config))[:, None]
     number = gl.arange(0, config.block_n, gl.SliceLayout(0, p.type.layout))[None, :]
     weight = gl.sum(gl.where(number == j, p, 0.0), 1)
     weight = gl.convert_layout(weight, rows, assert_trivial=True)[:, None]
-    columns = j * values.shape[1] + first + gl.arange(0, config.again_cols, cols)
+    columns = j * values.shape[1] + first + gl.arange(0, config.recomputed_cols, cols)
     value = values.reshape([config.block_n * values.shape[1]]).gather(columns, 0).to(gl.float32)[None, :]
     k = key_tile * config.block_n + j
-    seen = ctx.mods.keeps(mask_heads(again.tile, rows, config), lengths, q, k, (k, k, gl.to_tensor(0)))
+    seen = ctx.mods.keeps(mask_heads(left.tile, rows, config), lengths, q, k, (k, k, gl.to_tensor(0)))
     return gl.where(seen, o + weight * value, o)
 
 
 @gluon.jit
 def all_finite(tile):
     """Whether no value of a tile [N, columns] in shared memory, in parts, is NaN or infinite."""
-    special = any_special(tile[0])
+    special = any_nonfinite(tile[0])
     for part in gl.static_range(1, len(tile)):
-        special |= any_special(tile[part])
+        special |= any_nonfinite(tile[part])
     return special == 0

@@ -1,4 +1,4 @@
-"""Tiles whose output may owe NaN to a hidden value: found at the end of a row tile, and left to repeat.py.
+"""Tiles whose output may owe NaN to a hidden value: found at the end of a row tile, and left to recompute.py.
 
 P·V multiplies a hidden value by 0, and 0 times NaN or infinity is NaN. Looking at the values in the loop over key tiles
 cost 5 to 18 % of causal prefill (H200). But a value that is not finite spoils its column in every row of the
@@ -18,7 +18,7 @@ from ...pieces.softmax import as_quads, lane_sum
 
 
 @gluon.jit
-def spoil_of(o):
+def nonfinite_of(o):
     """What is NaN where O [64, Dv], in parts, holds values that are not finite, by 8 of 16 rows of every warp: [32, 4],
     else 0."""
     total = upper_sum(o[0])
@@ -36,18 +36,18 @@ def upper_sum(o):
 
 
 @gluon.jit
-def report(smem, spoil, place):
-    """Each thread whose `spoil` is NaN writes the tile's place, which no other tile of the CTA has, to `smem`."""
-    gl.inline_asm(_REPORT, "r,r,f", [smem, place, spoil])
+def report(smem, nonfinite, place):
+    """Each thread whose `nonfinite` is NaN writes the tile's place, which no other tile of the CTA has, to `smem`."""
+    gl.inline_asm(_REPORT, "r,r,f", [smem, place, nonfinite])
 
 
 @gluon.jit
 def leave(left, reported, place, there, out):
     """The place of the tile that a warpgroup has left last, before `left`: this one, if it is what `reported` holds
     and the tile has rows. Then `left` goes into its output `out` in shared memory."""
-    spoilt = (peek(reported) == place) & there
-    gl.inline_asm(_LEAVE, "r,r,r", [out, left, spoilt.to(gl.int32)])
-    return gl.where(spoilt, place, left)
+    found = (peek(reported) == place) & there
+    gl.inline_asm(_LEAVE, "r,r,r", [out, left, found.to(gl.int32)])
+    return gl.where(found, place, left)
 
 
 @gluon.jit
