@@ -14,8 +14,9 @@ from torch import Tensor
 
 from warpattn.errors import AttentionError, Rules
 from warpattn.inputs import is_tensor
-from warpattn.sequences import PagedKV
-from warpattn.sequences.rules import check_heads, check_shapes
+from warpattn.sequences.paged import PagedKV
+from warpattn.sequences.rules import check_shapes
+from warpattn.sequences.sequence import check_heads
 
 LATENT, ROTARY, BLOCKS = 512, 64, 4  # columns of a token in DeepSeek's form, and scales of its latent
 TOKEN_BYTES = LATENT + 4 * BLOCKS + 2 * ROTARY

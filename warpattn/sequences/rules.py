@@ -80,18 +80,3 @@ def check_shapes(rules: Rules, k_pages: Tensor, v_pages: Tensor) -> bool:
     what = f"kv.k_pages has shape {tuple(k_pages.shape)}"
     rules.require(k_pages.shape[1] > 0, what, "a page must hold at least one key")
     return True
-
-
-def check_heads(rules: Rules, q: Tensor, k: Tensor, v: Tensor, k_name: str, v_name: str) -> None:
-    """Rules of heads and head dimensions, which are the last two axes in every kind."""
-    heads_q, heads_k, heads_v = q.shape[-2], k.shape[-2], v.shape[-2]
-    if heads_v != heads_k:
-        rules.add(f"{v_name} has {heads_v} heads", f"{v_name} must have the heads of k, {heads_k}")
-    if heads_q % heads_k if heads_k else heads_q:
-        rule = "the query heads must be a multiple of the key heads"
-        rules.add(f"q has {heads_q} heads and {k_name} has {heads_k}", rule)
-    if k.shape[-1] != q.shape[-1]:
-        rules.add(f"{k_name} has head_dim {k.shape[-1]}", f"it must have the head_dim of q, {q.shape[-1]}")
-    for name, x in (("q", q), (v_name, v)):
-        if x.shape[-1] == 0:
-            rules.add(f"{name} has head_dim 0", "a head must have at least one element")
