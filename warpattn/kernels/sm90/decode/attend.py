@@ -19,7 +19,7 @@ from ..columns import wait_columns, zero_columns
 from ..finite import any_nonfinite, clear_outside, nonfinite_value, take_nonfinite
 from ..layouts import accumulator_layout, element_type
 from ..prefill.attend import Progress, finish_keys, start_output, start_scores
-from .context import Lens, in_tile, rows_of
+from .context import Lens, query_elements, rows_of
 from .eight_bit import column_of
 from .output import finish_item
 from .schedule import item_at, next_item
@@ -58,12 +58,8 @@ def load_queries(ctx, item):
     config: gl.constexpr = ctx.config
     lanes: gl.constexpr = min(config.padded_qk // 8, 32)
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4, 1], [1, 0])
-    row = gl.arange(0, config.rows, gl.SliceLayout(1, layout))
-    col = gl.arange(0, config.padded_qk, gl.SliceLayout(0, layout))[None, :]
-    rows = rows_of(ctx, item, row)
-    there = in_tile(ctx, item, row)[:, None]
-    at = ctx.q.rows(rows.b, rows.query, rows.h)[:, None] + col
-    q = gl.load(at, mask=there & (col < config.dim_qk), other=0.0)
+    at, there, _ = query_elements(ctx, item, layout)
+    q = gl.load(at, mask=there, other=0.0)
     gl.barrier()  # all warps have read the queries of the item before
     ctx.rings.q.store(q)
     fence_async_shared()

@@ -153,6 +153,17 @@ def in_tile(ctx, item, row):
 
 
 @gluon.jit
+def query_elements(ctx, item, layout: gl.constexpr):
+    """(pointers to the item's queries [rows, D] in `layout`, whether there are such, their `Rows`)."""
+    config: gl.constexpr = ctx.config
+    row = gl.arange(0, config.rows, gl.SliceLayout(1, layout))
+    col = gl.arange(0, config.padded_qk, gl.SliceLayout(0, layout))[None, :]
+    rows = rows_of(ctx, item, row)
+    there = in_tile(ctx, item, row)[:, None] & (col < config.dim_qk)
+    return ctx.q.rows(rows.b, rows.query, rows.h)[:, None] + col, there, rows
+
+
+@gluon.jit
 def make_decode_rings(config: gl.constexpr):
     """Allocate shared memory and initialise every barrier."""
     dtype: gl.constexpr = element_type(config.stored)

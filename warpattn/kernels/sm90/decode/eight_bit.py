@@ -22,7 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from ...pieces.scales import has_scale, head_scale
 from ..layouts import accumulator_layout
-from .context import in_tile, rows_of
+from .context import query_elements
 
 
 @gluon.aggregate
@@ -115,13 +115,9 @@ def load_scaled_queries(ctx, item):
     narrow: gl.constexpr = config.eight_bit.queries
     lanes: gl.constexpr = config.padded_qk // 8
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4, 1], [1, 0])
-    row = gl.arange(0, config.rows, gl.SliceLayout(1, layout))
-    col = gl.arange(0, config.padded_qk, gl.SliceLayout(0, layout))[None, :]
-    rows = rows_of(ctx, item, row)
-    there = in_tile(ctx, item, row)[:, None]
-    at = ctx.q.rows(rows.b, rows.query, rows.h)[:, None] + col
+    at, there, rows = query_elements(ctx, item, layout)
     none = gl.zeros(at.shape, gl.int8, layout).to(at.dtype.element_ty, bitcast=True) if narrow else 0.0
-    q = gl.load(at, mask=there & (col < config.dim_qk), other=none)
+    q = gl.load(at, mask=there, other=none)
     power = gl.full([config.rows], 1.0, gl.float32, gl.SliceLayout(0, accumulator_layout(config.rows)))
     if narrow:
         power = query_scales(ctx, rows, power)
