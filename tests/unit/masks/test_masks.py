@@ -12,6 +12,7 @@ import warpattn.masks as wm
 from warpattn.errors import AttentionError
 from warpattn.language.evaluate import evaluate, evaluate_all
 from warpattn.language.expr import Expr, exp, minimum, to_float, where
+from warpattn.masks.base import InOrder
 from warpattn.masks.documents import run_labels
 
 BATCH, HEADS = 2, 2
@@ -350,3 +351,19 @@ def test_functions_without_source_and_objects():
     mask = wm.CustomMask(Near(), width=2)
     assert isinstance(mask.keep(0, 0, Expr(("sym", "int", "q")), 3), Expr)
     assert kept(mask, (5, 5), 0, 0).equal(kept(wm.SlidingWindow(2, 1), (5, 5), 0, 0))
+
+
+@pytest.mark.parametrize("first", [0, 3])
+def test_keys_are_visited_in_order_unless_none_is_hidden_first(first: int) -> None:
+    """Without a full part all tiles are visited in one order; where keys from 0 on are seen that is so already."""
+    lens = wm.Lengths(8, 8)
+
+    class From(wm.Mask):
+        def keep(self, b, h, q, k, lens=None):
+            return k >= first
+
+        def kv_span(self, b, h, q_lo, q_hi, lens):
+            return wm.Span(first, first, lens.k, lens.k)
+
+    span = InOrder(From()).kv_span(0, 0, 0, 8, lens)
+    assert (span.first, span.full_lo, span.full_hi, span.last) == ((0, 0, 8, 8) if first == 0 else (3, 8, 0, 8))
