@@ -118,12 +118,14 @@ STACK = {0: 0, 3: 0, 16: 72, 64: 56}
 
 @pytest.mark.parametrize("page", drawn(STACK, [64]))
 def test_machine_code(page):
+    from warpattn.machine_code.roles import role_faults
     from warpattn.machine_code.sass import opcode_counts, resources
 
     config, kernel = compiled(page)
     counts = opcode_counts(kernel.asm["cubin"])
     assert kernel.metadata.shared <= min(SMEM_LIMIT, config.smem_bytes + SLACK)
     assert resources(kernel.asm["cubin"]).stack <= STACK[page]
+    assert role_faults(kernel.asm) == []
     assert counts["HMMA"] == 0, "every product is a warpgroup product"
     scores, values = DIM // 16, config.block_n // 16
     most = config.consumers * (2 * scores + 4 * values)
@@ -157,9 +159,11 @@ def compiled_for_blackwell(page: int, heads: int):
 @pytest.mark.parametrize(("page", "heads"), drawn([(0, 16), (64, 16), (16, 128), (3, 16), (1, 16)], [(0, 16), (3, 16)]))
 def test_machine_code_for_blackwell(page, heads):
     from warpattn.kernels.sm100.config import SMEM_LIMIT as LIMIT
+    from warpattn.machine_code.roles import role_faults
     from warpattn.machine_code.sass import opcode_counts, resources
 
     config, kernel = compiled_for_blackwell(page, heads)
+    assert role_faults(kernel.asm) == []
     counts, used = opcode_counts(kernel.asm["cubin"]), resources(kernel.asm["cubin"])
     assert config.smem_used <= kernel.metadata.shared <= min(LIMIT, config.smem_used + 512)
     assert kernel.metadata.tmem_size == 512 and config.tmem_used == 320, "columns are allocated in powers of two"

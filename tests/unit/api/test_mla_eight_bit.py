@@ -125,13 +125,16 @@ STACK = {64: 104, 16: 208}
 
 @pytest.mark.parametrize("page", drawn(STACK, [64]))
 def test_machine_code(page):
+    from warpattn.machine_code.roles import read_roles, role_faults
     from warpattn.machine_code.sass import opcode_counts, resources
 
     config, kernel = compiled(page)
     counts, used = opcode_counts(kernel.asm["cubin"]), resources(kernel.asm["cubin"])
     assert kernel.metadata.shared <= min(SMEM_LIMIT, config.smem_bytes + SLACK)
     assert used.stack <= STACK[page]
-    assert config.topology.registers <= used.registers * config.topology.threads, "else roles wait for registers"
+    assert role_faults(kernel.asm) == [], "roles would wait for registers or for each other"
+    roles = read_roles(kernel.asm)
+    assert roles and [role.registers for role in roles.roles] == [role.registers for role in config.topology.roles]
     elements = config.block_n * config.dim_v // 128  # of a thread of the role that converts
     assert counts["HADD2"] == elements, "each e4m3 becomes fp32 by way of a pair of fp16"
     copies = config.boxes * (3 * config.dim_v // config.half + 1)  # of latents in three places, of rotary parts in one

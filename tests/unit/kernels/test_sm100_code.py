@@ -18,6 +18,7 @@ from warpattn.kernels.sm100.traits import Traits
 from warpattn.kernels.sm100.wide.config import WideConfig
 from warpattn.kernels.sm100.wide.signature import wide_source
 from warpattn.language.nodes import Program
+from warpattn.machine_code.roles import role_faults
 from warpattn.machine_code.sass import opcode_counts, resources
 from warpattn.masks import Causal, Mask, Materialized
 from warpattn.problem.arch import triton_target
@@ -69,6 +70,7 @@ def test_nothing_is_spilled(name: str) -> None:
     used = resources(compiled(name).asm["cubin"])
     config, _ = CASES[name]
     assert used.registers * config.topology.threads == 65_536
+    assert role_faults(compiled(name).asm) == []
     assert used.stack <= STACK.get(name, 0)
     assert used.spills == 0 or (name in STACK and used.spills <= 4)
 

@@ -15,6 +15,7 @@ from warpattn.kernels.sm90.prefill.config import (
     split_dim,
 )
 from warpattn.kernels.sm90.widths import block_columns, value_blocks
+from warpattn.machine_code.roles import role_faults
 from warpattn.machine_code.sass import opcode_counts, resources
 from warpattn.masks import Causal, Full, SlidingWindow
 from warpattn.problem.element import BF16, FP16
@@ -51,6 +52,7 @@ def test_machine_code_is_what_the_config_promises(name: str) -> None:
     assert config.smem_bytes <= kernel.metadata.shared <= config.smem_bytes + 512
     assert kernel.metadata.shared <= SMEM_LIMIT
     assert used.stack <= STACK[name]
+    assert role_faults(kernel.asm) == []
     assert kernel.metadata.num_warps * 32 == config.topology.threads
     assert counts["UTMALDG"] > 0 and counts["UTMASTG"] > 0, "loads and stores go through TMA"
     assert counts["USETMAXREG"] >= 2, "registers move from the producer to the consumers"

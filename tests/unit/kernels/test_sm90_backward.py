@@ -13,6 +13,7 @@ from tests.drawn import drawn
 from warpattn.kernels.sm90.backward.config import CONSUMERS, BackwardConfig, choose, choose_config
 from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT
 from warpattn.language.nodes import Program
+from warpattn.machine_code.roles import role_faults
 from warpattn.machine_code.sass import disassembled, opcode_counts, resources
 from warpattn.masks import Causal, Full, Mask
 from warpattn.problem import Call, validate
@@ -56,6 +57,7 @@ def test_machine_code_is_what_the_config_promises(dim: int, mask: str) -> None:
     assert products == wgmmas(config)
     assert waits < products / 4, "a wait for nearly every product: the assembler serialised them for want of registers"
     assert resources(cubin).stack <= STACK[dim, mask]
+    assert role_faults(kernel.asm) == []
     loops = attending_loops(cubin, loop_products(config))
     assert len(loops) == 2
     assert not any(re.findall(r"\b(?:LDL|STL)\b", loop) for loop in loops), "a spilled register in an attending loop"

@@ -11,6 +11,7 @@ from tests.drawn import drawn
 from warpattn.kernels.sm90.decode.choice import SLACK, choose_tiles
 from warpattn.kernels.sm90.decode.config import DecodeConfig, LengthSums, Overlap, Schedule
 from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT
+from warpattn.machine_code.roles import role_faults
 from warpattn.machine_code.sass import opcode_counts, resources
 from warpattn.problem.element import BF16, FP16
 
@@ -74,6 +75,7 @@ def test_machine_code(name):
     counts, used = opcode_counts(cubin), resources(cubin)
     assert config.smem_bytes <= kernel.metadata.shared <= min(SMEM_LIMIT, config.smem_bytes + SLACK)
     assert used.stack <= STACK.get(name, 0)
+    assert role_faults(kernel.asm) == []
     full = opcode_counts(cubin, modifiers=True)
     for shape, count in products(config).items():
         assert sum(n for code, n in full.items() if code.startswith(f"HGMMA.{shape}.")) == count

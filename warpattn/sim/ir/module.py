@@ -120,6 +120,13 @@ class Module:
     def backend(self) -> str:
         return self.target.partition(":")[0]
 
+    @cached_property
+    def own_barriers(self) -> int:
+        """Named barriers of the compiler, from 0 on: one of the first warps, one where roles begin and end, and one of
+        each other role."""
+        roles = [int(n) for n in re.findall(r"^ *partition(\d+)\(", self.text, re.MULTILINE)]
+        return max(roles) + 3 if roles else 1
+
 
 def parse_module(text: str) -> Module:
     """Parse the TTGIR text of one kernel."""

@@ -154,12 +154,15 @@ def _prefetch(tensor: Any, wanted: np.ndarray, *coord: np.ndarray) -> np.ndarray
 def _named_barrier(task: Any, match: re.Match[str], *_: Any) -> Any:
     """All threads of the role arrive at a hardware barrier; with `sync` they also wait for the other threads."""
     barrier, needed = task.program.named_barrier(int(match[2])), int(match[3])
+    place, own = task.place(), task.machine.module.own_barriers
+    if barrier.number < own:
+        text = f"{place} uses named barrier {barrier.number}; in this kernel the compiler has 0 to {own - 1}"
+        task.machine.findings.add(Finding("PhaseError", text, (place,), barrier=str(barrier.number)))
     yield from task.machine.pause()
     wait = NamedWait(barrier, needed)
     fits = barrier.arrive(32 * task.num_warps, needed, task.clock)
     task.advance()
     if not fits:
-        place = task.place()
         text = f"{place} arrives at named barrier {barrier.number}, which then has more than {needed} threads"
         task.machine.findings.add(Finding("PhaseError", text, (place,), barrier=str(barrier.number)))
     if match[1] == "sync":

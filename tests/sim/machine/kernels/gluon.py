@@ -160,6 +160,8 @@ def write_tile(tile, out_desc, bar, FAULT: gl.constexpr):
         fence_async_shared()
     if FAULT == "named":
         gl.inline_asm("bar.arrive 12, 160;")
+    elif FAULT == "named_compilers":
+        gl.inline_asm("bar.arrive 2, 160;")
     elif FAULT != "no_arrive":
         mbarrier.arrive(bar, count=1)
 
@@ -168,6 +170,8 @@ def write_tile(tile, out_desc, bar, FAULT: gl.constexpr):
 def send_tile(tile, out_desc, bar, FAULT: gl.constexpr):
     if FAULT == "named":
         gl.inline_asm("bar.sync 12, 160;")
+    elif FAULT == "named_compilers":
+        gl.inline_asm("bar.sync 2, 160;")
     elif FAULT != "no_wait":
         mbarrier.wait(bar, 0)
     tma.async_store(out_desc, [0, 0], tile)

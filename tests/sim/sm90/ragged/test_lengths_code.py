@@ -17,6 +17,7 @@ from tests.sim.knocking import SM90_PREFILL, knocked_out, reviewed
 from tests.sim.sm90.lengths import in_parts, kernel, ready_for, run
 from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT
 from warpattn.kernels.sm90.prefill_varlen.launch import list_launches
+from warpattn.machine_code.roles import role_faults
 from warpattn.machine_code.sass import opcode_counts, resources
 from warpattn.problem.launch import Launch
 from warpattn.problem.operands import Operands
@@ -47,6 +48,7 @@ def test_machine_code(case, loads, stack):
     used, counts = resources(made.asm["cubin"]), opcode_counts(made.asm["cubin"])
     assert made.metadata.shared <= SMEM_LIMIT
     assert used.stack <= stack
+    assert role_faults(made.asm) == []
     assert counts["UTMALDG"] == loads and counts["UTMASTG"] == 2
     assert counts["HMMA"] == 0 and counts["HGMMA"] == 80, "the dense kernel's products"
 
