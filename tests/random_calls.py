@@ -50,7 +50,7 @@ def draw(arch: str, seed: int) -> Drawn:
     drawn = _plain(arch, seed)
     chance, limits = random.Random(f"{arch} {seed} more"), LIMITS[arch]
     case, what = drawn.case, chance.choice(("", "ragged", "trains", "stored", "hidden"))
-    if what == "ragged" and case.kind == "paged" and "paged-ragged" in limits.kinds:
+    if what == "ragged" and case.kind == "paged":
         lens_q = tuple(chance.choice((0, 1, 1, 3, 17, 40, 130)) for _ in case.lens_k)
         case = replace(case, kind="paged-ragged", lens_q=lens_q)
         return drawn._replace(case=case, how=drawn.how if drawn.how in ("as drawn", "visible") else "as drawn")

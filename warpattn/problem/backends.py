@@ -67,10 +67,10 @@ class Limits:
 
 LATENT = HeadDims(576, 512)  # in absorbed latent attention (MLA)
 LATENT_TOKENS = 16  # query tokens of a sequence at most, with these
-EVERY_KIND = ("dense", "ragged", "paged")
+EVERY_KIND = ("dense", "ragged", "paged", "paged-ragged")
 BACKWARD_SM90 = BackwardLimits(("dense", "ragged"), 256, deterministic=True)
 EIGHT_BIT_SM90 = EightBitLimits(
-    (torch.float8_e4m3fn, torch.float8_e5m2), (*EVERY_KIND, "paged-ragged"), (None, "tensor", "head", "token"),
+    (torch.float8_e4m3fn, torch.float8_e5m2), EVERY_KIND, (None, "tensor", "head", "token"),
     columns=16, rows=8, fp16_tokens=16, queries=True, latents=(None, "tensor", "token", 128),
 )  # fmt: skip
 EIGHT_BIT_GFX942 = EightBitLimits(
@@ -82,7 +82,7 @@ EIGHT_BIT_SM100 = EightBitLimits(
     max_dim=128,
 )  # fmt: skip
 LIMITS = {
-    "sm90": Limits((*EVERY_KIND, "paged-ragged"), 512, True, BACKWARD_SM90, EIGHT_BIT_SM90),
+    "sm90": Limits(EVERY_KIND, 512, True, BACKWARD_SM90, EIGHT_BIT_SM90),
     "sm100": Limits(EVERY_KIND, 512, latent=True, eight_bit=EIGHT_BIT_SM100),
     "gfx942": Limits(EVERY_KIND, 256, latent=True, eight_bit=EIGHT_BIT_GFX942),
     "gfx950": Limits(EVERY_KIND, 256, latent=True, eight_bit=EIGHT_BIT_GFX950),

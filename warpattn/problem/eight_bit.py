@@ -91,7 +91,7 @@ def check_eight_bit(rules: Rules, arch: str, problem: Problem, differentiated: t
     rule = f"the {arch} backend writes {' and '.join(str(x) for x in KERNEL_DTYPES)}; {USE_REFERENCE} for others"
     rules.require(problem.dtype in KERNEL_DTYPES, f"out has dtype {problem.dtype}", rule)
     if problem.dtype == torch.float16 and problem.scales.v == "token":
-        tokens = problem.max_q or problem.seq_q
+        tokens = problem.longest_q
         rule = f"with scales of v per token, which fp16 weights cannot hold, the {arch} backend takes at most"
         rule = f"{rule} {limits.fp16_tokens} of fp16; use bf16, or scales per head"
         few = tokens <= limits.fp16_tokens and problem.kind != "ragged"

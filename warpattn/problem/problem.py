@@ -61,6 +61,11 @@ class Problem:
         """Whether sequences may have different numbers of queries."""
         return self.kind in ("ragged", "paged-ragged")
 
+    @property
+    def longest_q(self) -> int:
+        """Queries of a sequence at most, as far as known: their total, for ragged ones that are not paged."""
+        return self.max_q or self.seq_q
+
     @cached_property
     def span_reads(self) -> Reads:
         """What the mask's interval of keys (`MaskProgram.span`) is computed from."""

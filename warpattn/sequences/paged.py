@@ -123,6 +123,11 @@ class PagedRagged(Sequence):
         return self.queries.cu_q
 
     @property
+    def max_q(self) -> int | None:
+        """An upper bound of the queries of a sequence."""
+        return self.queries.max_q
+
+    @property
     def k_scale(self) -> Tensor | None:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.kv.k_scale
 
@@ -141,7 +146,7 @@ class PagedRagged(Sequence):
         return {"seq.cu_q": self.cu_q, **self.kv.indices()}
 
     def bounds(self) -> tuple[int | None, ...]:
-        return (self.queries.max_q,)
+        return (self.max_q,)
 
     def check(self, rules: Rules, q: Tensor, k: Tensor, v: Tensor) -> bool:
         offsets = check_index(rules, "seq.cu_q", self.cu_q, "batch + 1")

@@ -28,6 +28,9 @@ from warpattn.scores import Score
 from warpattn.sequences import PagedKV, PagedRagged, Ragged
 from warpattn.serving.plans import Result, ServingPlan, with_query_scale
 
+# Parameters of Hopper's kernels, Blackwell's, CDNA's and of those that combine parts: sequences of a step.
+BATCHES = ("shape.batch", "sequence_args.batch", "indices.batch", "only.batch")
+
 
 class StepPlan(ServingPlan):
     """Attention of ragged queries over a paged cache, planned for up to as many tokens and sequences as given.
@@ -83,7 +86,7 @@ class StepPlan(ServingPlan):
 
     def _bind(self, call: Call, *others: Any) -> BoundLaunches:
         bound = super()._bind(call, *others)
-        self._batch = bound.cells("shape.batch")
+        self._batch = [cell for name in BATCHES for cell in bound.cells(name)]
         return bound
 
     def __call__(

@@ -159,7 +159,7 @@ def kernels_of(layers: Iterable[Layer], largest: LargestStep, target: str, calls
     arch = RUNS.get(target, target)
     found: set[str] = set()
     for layer in dict.fromkeys(layers):
-        kinds = LIMITS[arch].kinds if calls == "all" else kinds_of_engines(layer, LIMITS[arch].kinds)
+        kinds = LIMITS[arch].kinds if calls == "all" else kinds_of_engines(layer)
         for example in examples_of(layer, largest, kinds):
             for position, launch in enumerate(launches_of(example, largest.page_size, arch)):
                 key = _key(launch, target)
@@ -168,11 +168,9 @@ def kernels_of(layers: Iterable[Layer], largest: LargestStep, target: str, calls
                     yield Needed(example, position, launch.name, kernel_cache.path_of(key))
 
 
-def kinds_of_engines(layer: Layer, kinds: Sequence[str]) -> Sequence[str]:
-    """What plug-ins for engines call: steps over pages of one kind, and of another one for latents and where kernels
-    take no ragged queries."""
-    steps = "paged" if layer.latent or "paged-ragged" not in kinds else "paged-ragged"
-    return ("ragged", steps)
+def kinds_of_engines(layer: Layer) -> Sequence[str]:
+    """What plug-ins for engines call: prompts, and steps over pages, of latents with equally many queries."""
+    return ("ragged", "paged" if layer.latent else "paged-ragged")
 
 
 def examples_of(layer: Layer, largest: LargestStep, kinds: Sequence[str]) -> Iterator[Example]:

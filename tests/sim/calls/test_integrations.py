@@ -44,13 +44,12 @@ def test_masks_of_transformers(kind, arch):
     check(q, k, v, out, mask=mask)
 
 
-@pytest.mark.parametrize("arch", ["sm90", "gfx942"])
+@pytest.mark.parametrize("arch", ["sm90", "sm100", "gfx942"])
 def test_steps_of_vllm(monkeypatch, arch):
     """Prefill, chunks beside decoding requests, decode: ragged and paged kernels on views of vLLM's cache."""
     vllm_double.install(monkeypatch)
     vllm = importlib.import_module("warpattn.integrations.vllm")
-    impl, metadata = (importlib.import_module(f"warpattn.integrations.vllm.{name}") for name in ("impl", "metadata"))
-    monkeypatch.setattr(metadata, "takes_ragged_pages", lambda device: arch == "sm90")
+    impl = importlib.import_module("warpattn.integrations.vllm.impl")
     for name in ("attention_paged", "attention_varlen"):
         monkeypatch.setattr(impl, name, functools.partial(getattr(wa, name), backend=f"simulate:{arch}"))
     engine = vllm_double.Engine((4, 2, 64), torch.float16)

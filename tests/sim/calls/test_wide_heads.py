@@ -53,9 +53,7 @@ OF_BLACKWELL = {
     "pages-of-4-256": replace(PAGED, dim=256, page_size=4, heads_q=4),
     "decode-256": replace(DENSE, dim=256, batch=2, seq_q=1, seq_k=1300, heads_q=8, sinks=True),
 }
-ON = [("sm90", name) for name in CASES] + [
-    ("sm100", name) for name, case in (CASES | OF_BLACKWELL).items() if case.kind != "paged-ragged"
-]
+ON = [("sm90", name) for name in CASES] + [("sm100", name) for name in CASES | OF_BLACKWELL]
 CASES |= OF_BLACKWELL
 KINDS = {"dense": "prefill", "ragged": "prefill_varlen", "paged": "prefill_varlen", "paged-ragged": "paged_ragged"}
 

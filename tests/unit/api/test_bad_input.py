@@ -277,8 +277,6 @@ MIXED: list[tuple[str, Change, tuple[str, ...]]] = [
     ("length too long", cache(lengths=ints(10, 2)), ("kv.lengths[0] is 10", "the keys that 3 pages hold")),
     ("pages rank", cache(k_pages=torch.zeros(4, 3, D)), ("kv.k_pages has shape (4, 3, 8)", "rank 4")),
     ("out shape", set_(out=tensor(4, HQ, DV)), ("out has shape (4, 4, 16)", "must have shape (3, 4, 16)")),
-    ("Blackwell", set_(backend="simulate:sm100"), ("the keys and values are paged-ragged", "the sm100 backend takes")),
-    ("CDNA", set_(backend="simulate:gfx942"), ("the keys and values are paged-ragged", "the gfx942 backend takes")),
     ("sm90", set_(backend="sm90"), ("q is on cpu", "CUDA capability 9.0")),
 ]  # fmt: skip
 

@@ -8,7 +8,6 @@ import torch
 import warpattn as wa
 from tests.unit.integrations import vllm_double
 from tests.unit.integrations.test_vllm import SHAPE, check, make, run
-from warpattn.errors import AttentionError
 from warpattn.integrations.step_plans import LayerModifiers, ScoreOptions, StepPlans
 from warpattn.masks.base import InOrder
 from warpattn.reference import reference
@@ -79,12 +78,6 @@ def test_a_model_may_take_images_from_some_layers(vllm):
         assert metadata.images is not None
         setattr(metadata, name, None)
         assert metadata.images is None
-
-
-def test_images_need_ragged_pages(runs):
-    batch, q, *_ = vllm_double.Engine(SHAPE).step({"a": 20}, mm_req_doc_ranges={0: [(2, 7)]})
-    with pytest.raises(AttentionError, match="an image that sees both directions"):
-        runs.WarpattnMetadataBuilder(None, [], None, q.device).build(0, batch)
 
 
 @pytest.mark.parametrize("window", [None, 6])

@@ -13,9 +13,9 @@ launch, `append_slots`) and `forward`. A step of the engine is a batch of reques
     layer.py      one layer's mask, score and options       impl.py       one layer's attention
     images.py     ranges of tokens that see each other
     latent.py     models with latent attention: by itself, since it builds on vLLM's classes for them
-    runs.py       steps where no kernel takes ragged pages, which `..step_plans` serves
 
-Nothing is read back from the card and launches do not depend on lengths, so on Hopper CUDA graphs hold any step.
+Nothing is read back from the card and launches do not depend on lengths, so on Hopper CUDA graphs hold any step. No
+other card has captured one.
 """
 
 from warpattn.integrations.vllm.backend import WarpattnBackend

@@ -10,7 +10,7 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from warpattn.integrations.vllm.impl import WarpattnImpl
 from warpattn.integrations.vllm.layer import CACHE_DTYPES, EIGHT_BIT, ENCODERS
-from warpattn.integrations.vllm.metadata import WarpattnMetadataBuilder, takes_ragged_pages
+from warpattn.integrations.vllm.metadata import WarpattnMetadataBuilder, on_hopper
 
 # What `attention` has kernels for, by capability as vLLM reports it, and their largest head dim.
 CUDA = {(9, 0): 512, (10, 0): 512, (10, 3): 512}
@@ -84,11 +84,11 @@ class WarpattnBackend(AttentionBackend):
     @classmethod
     def supports_batch_invariance(cls) -> bool:
         """On Hopper: elsewhere decode and prefill are kernels with other sums."""
-        return torch.cuda.is_available() and takes_ragged_pages(torch.device("cuda"))
+        return on_hopper()
 
     @classmethod
     def supports_device_cpu_query_lens_mismatch(cls) -> bool:
-        return False  # without ragged pages, runs are found from the lengths on the host
+        return False  # the host's lengths say whether prompts have context
 
     @classmethod
     def supports_attn_type(cls, attn_type: str) -> bool:
@@ -100,12 +100,9 @@ class WarpattnBackend(AttentionBackend):
 
     @classmethod
     def supports_combination(cls, head_size: int, *others: Any) -> str | None:
-        """Why a head dim will not do on a card; vLLM asks with nine arguments, the last two whether images see both
-        directions and the card's capability."""
+        """Why a head dim will not do on a card; vLLM asks with nine arguments, the last one the card's capability."""
         largest = largest_head(others[-1])
         hopper = not torch.version.hip and (others[-1].major, others[-1].minor) == (9, 0)
-        if others[-2] and not hopper:
-            return "images that see both directions on this card"
         if any(other in EIGHT_BIT for other in others[:2]):
             if not hopper:
                 return "an 8-bit cache on this card"

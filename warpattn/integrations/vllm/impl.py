@@ -13,7 +13,6 @@ from warpattn.errors import AttentionError
 from warpattn.integrations.step_plans import LayerModifiers, ScoreOptions
 from warpattn.integrations.vllm.layer import EIGHT_BIT, ENCODERS, LayerOptions, check_options, layer_mask
 from warpattn.integrations.vllm.metadata import WarpattnMetadata
-from warpattn.integrations.vllm.runs import Run
 from warpattn.sequences import PagedKV, Ragged
 from warpattn.serving import append_slots
 
@@ -107,17 +106,12 @@ class WarpattnImpl(AttentionImpl[WarpattnMetadata]):
             return output.fill_(0)
         out = output.view(len(output), self.num_heads, self.head_size)
         if self.options.attn_type in ENCODERS:
-            tokens = slice(0, attn_metadata.num_actual_tokens)
-            whole = Run(slice(0, None), tokens, attn_metadata.max_query_len, attn_metadata.query_start_loc)
-            self._fresh(whole, self.modifiers, (query, key, value), out)
+            self._fresh(attn_metadata, self.modifiers, (query, key, value), out)
             return output
         shared = self.options.kv_sharing_target_layer_name is not None  # keys lie in another layer's cache
         step, modifiers = attn_metadata, self._modifiers(layer, attn_metadata)
-        if step.runs is not None:
-            self._run_by_run(step, modifiers, (query, key, value), self._cache(layer, kv_cache), out)
-        elif step.fresh and not shared:
-            whole = Run(slice(0, None), slice(0, step.num_actual_tokens), step.max_query_len, step.query_start_loc)
-            self._fresh(whole, modifiers, (query, key, value), out)
+        if step.fresh and not shared:
+            self._fresh(step, modifiers, (query, key, value), out)
         else:
             self._ragged(step, modifiers, query, self._cache(layer, kv_cache), out)
         return output
@@ -143,36 +137,14 @@ class WarpattnImpl(AttentionImpl[WarpattnMetadata]):
         else:
             attention_paged(q, pages, seq, out=out, sinks=self.sinks, **modifiers.tail(q.device))
 
-    def _run_by_run(
-        self,
-        step: WarpattnMetadata,
-        modifiers: LayerModifiers,
-        qkv: tuple[Tensor, Tensor, Tensor],
-        cache: Cache,
-        out: Tensor,
+    def _fresh(
+        self, step: WarpattnMetadata, modifiers: LayerModifiers, qkv: tuple[Tensor, Tensor, Tensor], out: Tensor
     ) -> None:
-        """One launch for each run of the step."""
-        shared = self.options.kv_sharing_target_layer_name is not None
-        for run in step.runs or ():
-            if run.offsets is not None and not shared:
-                self._fresh(run, modifiers, qkv, out)
-            else:
-                for part in run.parts or (run,):
-                    table, lengths = step.block_table[part.requests], step.seq_lens[part.requests]
-                    self._paged(part, modifiers, qkv[0], cache.pages(table, lengths), out)
-
-    def _fresh(self, run: Run, modifiers: LayerModifiers, qkv: tuple[Tensor, Tensor, Tensor], out: Tensor) -> None:
         """Requests whose keys are all at hand."""
-        assert run.offsets is not None
-        q, k, v = (x[run.tokens] for x in qkv)
-        sequences = Ragged(run.offsets, max_q=run.length, max_k=run.length)
-        attention_varlen(q, k, v, sequences, out=out[run.tokens], sinks=self.sinks, **modifiers.tail(q.device))
-
-    def _paged(self, run: Run, modifiers: LayerModifiers, query: Tensor, pages: PagedKV, out: Tensor) -> None:
-        """Equally many new tokens of each request, against its pages."""
-        shape = (run.requests.stop - run.requests.start, run.length)
-        q, result = (x[run.tokens].unflatten(0, shape) for x in (query, out))
-        attention_paged(q, pages, out=result, sinks=self.sinks, **modifiers.tail(q.device))
+        tokens = slice(0, step.num_actual_tokens)
+        q, k, v = (x[tokens] for x in qkv)
+        sequences = Ragged(step.query_start_loc, max_q=step.max_query_len, max_k=step.max_query_len)
+        attention_varlen(q, k, v, sequences, out=out[tokens], sinks=self.sinks, **modifiers.tail(q.device))
 
     @property
     def sinks(self) -> Tensor | None:

@@ -13,7 +13,6 @@ from vllm.v1.attention.backend import AttentionCGSupport, AttentionMetadata, Att
 from warpattn.errors import AttentionError
 from warpattn.integrations.step_plans import StepPlans
 from warpattn.integrations.vllm.images import ImageRanges, ranges_of
-from warpattn.integrations.vllm.runs import Run, find_runs
 
 
 @dataclass
@@ -29,7 +28,6 @@ class WarpattnMetadata(AttentionMetadata):
     plans: StepPlans
     fresh: bool  # no request has context: all keys are at hand
     causal: bool
-    runs: tuple[Run, ...] | None  # where kernels take no ragged pages
     # vLLM's names (0.32, 0.26): its Gemma 4 takes the ranges from layers without a window by setting them to None.
     mm_prefix_query_range_tensor: ImageRanges | None = None
     mm_prefix_range_tensor: ImageRanges | None = None
@@ -40,31 +38,28 @@ class WarpattnMetadata(AttentionMetadata):
         return self.mm_prefix_range_tensor and self.mm_prefix_query_range_tensor
 
 
-def takes_ragged_pages(device: torch.device) -> bool:
-    """Whether there are kernels (or the reference) for ragged queries over pages."""
-    if device.type != "cuda":
-        return True
-    return torch.version.hip is None and torch.cuda.get_device_capability(device) == (9, 0)
+def on_hopper() -> bool:
+    """Whether the current device is a Hopper card, the only one that has run what graphs and batch invariance need."""
+    return torch.cuda.is_available() and torch.version.hip is None and torch.cuda.get_device_capability() == (9, 0)
 
 
 class WarpattnMetadataBuilder(AttentionMetadataBuilder[WarpattnMetadata]):
     """Makes a step's metadata from vLLM's, without reading or allocating anything on the card."""
 
-    reorder_batch_threshold = 1  # single-token requests come first: without ragged pages, they are one run
+    reorder_batch_threshold = 1  # single-token requests come first
     supports_update_block_table = True
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self.batch_invariant = bool(envs.VLLM_BATCH_INVARIANT)
         self.plans = StepPlans(1 + drafted_tokens(vllm_config), batch_invariant=self.batch_invariant)
-        self.ragged_pages = takes_ragged_pages(torch.device(device))
         self._images: ImageRanges | None = None
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
         """On Hopper launches depend on no length, so a graph holds any step, but those with images, whose mask is
         another."""
-        if not (torch.cuda.is_available() and takes_ragged_pages(torch.device("cuda"))):
+        if not on_hopper():
             return AttentionCGSupport.NEVER
         model = getattr(vllm_config, "model_config", None)
         images = getattr(model, "is_mm_prefix_lm", False)
@@ -86,11 +81,10 @@ class WarpattnMetadataBuilder(AttentionMetadataBuilder[WarpattnMetadata]):
             block_table=common.block_table_tensor,
             slot_mapping=common.slot_mapping,
             plans=self.plans,
-            fresh=self.ragged_pages and not self.batch_invariant and is_fresh(common),
+            fresh=not self.batch_invariant and is_fresh(common),
             causal=bool(common.causal),
             mm_prefix_query_range_tensor=images,
             mm_prefix_range_tensor=images,
-            runs=None if self.ragged_pages else find_runs(common),
         )
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> WarpattnMetadata:
@@ -102,8 +96,6 @@ class WarpattnMetadataBuilder(AttentionMetadataBuilder[WarpattnMetadata]):
         starts, found = ranges_of(common)
         if not found:
             return None
-        if not self.ragged_pages:
-            raise AttentionError("a request has an image that sees both directions; on this card no kernel takes that")
         sizes = common.num_actual_tokens, common.num_reqs
         if self._images is None or not self._images.holds(*sizes):
             self._images = ImageRanges(*sizes, common.query_start_loc.device)

@@ -124,11 +124,21 @@ class CDNAConfig:
 class Traits:
     """Compile-time parameters of a kernel beside its tiles."""
 
-    sequence: str  # "dense" | "ragged" | "paged"
+    sequence: str  # "dense" | "ragged" | "paged" | "paged-ragged"
     page_size: int  # 0 unless paged
     has_sinks: bool
     has_lse: bool
     partial: bool = False  # writes the results of one partition of the keys, to be combined
+
+    @property
+    def ragged_queries(self) -> bool:
+        """Whether queries of sequences are laid end to end."""
+        return self.sequence in ("ragged", "paged-ragged")
+
+    @property
+    def paged(self) -> bool:
+        """Whether keys and values are in pages."""
+        return self.page_size > 0
 
 
 class Shape(NamedTuple):
@@ -178,5 +188,15 @@ class RaggedIndices(NamedTuple):
 class PagedIndices(NamedTuple):
     """Pages (batch, entries) and lengths (batch,) of paged sequences, int32."""
 
+    block_table: Any
+    lengths: Any
+
+
+class PagedRaggedIndices(NamedTuple):
+    """So many sequences, fewer than a launch has room for; row offsets of their queries, which lie end to end, int32
+    (batch + 1,); and pages of keys."""
+
+    batch: Any
+    cu_q: Any
     block_table: Any
     lengths: Any

@@ -16,10 +16,19 @@ from warpattn.problem.arch import ARCHS, compile_options
 from warpattn.problem.launch import Choice, Launch, PlanOptions
 from warpattn.problem.operands import RUN, Operands, modifier_args, programs, run_of, run_strides
 from warpattn.problem.scales import call_scales
-from warpattn.sequences import PagedKV, Ragged, Sequence
+from warpattn.sequences import PagedKV, PagedRagged, Ragged, Sequence
 
 from ..pieces.combine_config import allocate_parts
-from .config import CDNAConfig, LseStrides, PagedIndices, RaggedIndices, RowStrides, Shape, Strides
+from .config import (
+    CDNAConfig,
+    LseStrides,
+    PagedIndices,
+    PagedRaggedIndices,
+    RaggedIndices,
+    RowStrides,
+    Shape,
+    Strides,
+)
 from .select import choose, traits_of
 
 MAX_STRIDE = 2**31 - 1  # the kernel takes strides as 32 bits, in runs of 16 bytes
@@ -90,7 +99,8 @@ def _combine(config: CDNAConfig, traits: Any, arch: str, tensors: dict[str, Any]
 
 def _tiles(problem: Problem, config: CDNAConfig, sequence: Sequence) -> tuple[int, int]:
     """(tiles of all heads, query tiles of the longest sequence)."""
-    longest = sequence.max_q if isinstance(sequence, Ragged) and sequence.max_q is not None else problem.seq_q
+    bounded = isinstance(sequence, Ragged | PagedRagged) and sequence.max_q is not None
+    longest = sequence.max_q if bounded else problem.seq_q
     m_tiles = max(1, -(-longest // (config.block_m // config.pack)))
     group = problem.heads_q // problem.heads_kv
     return problem.batch * problem.heads_kv * -(-group // config.pack) * m_tiles, m_tiles
@@ -98,7 +108,7 @@ def _tiles(problem: Problem, config: CDNAConfig, sequence: Sequence) -> tuple[in
 
 def _shape(problem: Problem, sequence: Sequence, m_tiles: int, tiles: int, choice: Choice) -> Shape:
     """The kernel's integers."""
-    keys = sequence.block_table.shape[1] if isinstance(sequence, PagedKV) else problem.seq_k
+    keys = problem.seq_k // problem.page_size if problem.page_size else problem.seq_k
     group = problem.heads_q // problem.heads_kv
     return Shape(problem.seq_q, keys, problem.heads_kv, group, m_tiles, tiles, choice.partitions)
 
@@ -121,12 +131,14 @@ def _tensor_args(x: Operands, sequence: Sequence, config: CDNAConfig) -> dict[st
 
 
 def _indices(sequence: Sequence) -> tuple[Tensor, ...]:
-    """Offsets, or table and lengths, contiguous."""
+    """Offsets, table and lengths, contiguous."""
     if isinstance(sequence, Ragged):
         cu_k = sequence.cu_q if sequence.cu_k is None else sequence.cu_k
         return RaggedIndices(sequence.cu_q.contiguous(), cu_k.contiguous())
     if isinstance(sequence, PagedKV):
         return PagedIndices(sequence.block_table.contiguous(), sequence.lengths.contiguous())
+    if isinstance(sequence, PagedRagged):
+        return PagedRaggedIndices(len(sequence.kv.lengths), sequence.cu_q.contiguous(), *_indices(sequence.kv))
     return ()
 
 

@@ -26,11 +26,12 @@ BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64)  # numbers of partitions: few, so that wo
 def choose(problem: Problem, target: Arch, *, batch_invariant: bool = False) -> Choice:
     """The choice for a problem. Source: section 5.5 of the specification for tiles, 4.6 for partitions.
 
-    batch_invariant: keys are not split, since the number of parts depends on the number of sequences.
+    batch_invariant: keys are not split, since the number of parts depends on the number of sequences; and the queries
+    of a step, of which more or fewer may be in the next one, do not choose between decode and prefill.
     """
     group = problem.heads_q // problem.heads_kv
     eight_bit = eight_bit_of(problem)
-    if problem.kind != "ragged" and problem.seq_q <= DECODE_TOKENS:
+    if decodes(problem) and not (batch_invariant and problem.ragged_queries):
         config, why = decode_config(problem, target.name)
         partitions, share = (1, INVARIANT) if batch_invariant else partitions_of(problem, target)
         kernel, reasons = "decode", (why, share)
@@ -40,7 +41,7 @@ def choose(problem: Problem, target: Arch, *, batch_invariant: bool = False) -> 
         kernel, partitions, reasons = "prefill", 1, (why,)
     if eight_bit is not None:
         config, reasons = replace(config, eight_bit=eight_bit), (*reasons, WIDENED)
-    m_tiles = -(-problem.seq_q // (config.block_m // config.pack))
+    m_tiles = -(-problem.longest_q // (config.block_m // config.pack))
     tiles = problem.batch * problem.heads_kv * -(-group // config.pack) * m_tiles
 
     def lines() -> tuple[str, ...]:
@@ -52,6 +53,11 @@ def choose(problem: Problem, target: Arch, *, batch_invariant: bool = False) -> 
 
     order = "tiles of one key head go to one XCD, whose L2 then holds its keys"
     return Choice(kernel, config, (tiles, partitions), lines, (*reasons, order, COPY_RULE), partitions)
+
+
+def decodes(problem: Problem) -> bool:
+    """Whether every sequence has few queries, and the problem says so."""
+    return problem.kind != "ragged" and problem.longest_q <= DECODE_TOKENS
 
 
 def traits_of(problem: Problem, partial: bool) -> Traits:
@@ -80,21 +86,22 @@ def decode_config(problem: Problem, arch: str) -> tuple[CDNAConfig, str]:
     group = problem.heads_q // problem.heads_kv
     most = LATENT_ROWS if is_latent(problem) else 64
     pack = 1 if "h" in problem.span_reads.symbols else min(group, most)
-    rows = max(16, min(most, 1 << (problem.seq_q * pack - 1).bit_length()))
+    tokens = problem.longest_q
+    rows = max(16, min(most, 1 << (tokens * pack - 1).bit_length()))
     qk, v = pad_dim(problem.dim_qk), pad_dim(problem.dim_v)
     wide = max(qk, v)
     sizes = (arch, problem.element, problem.dim_qk, problem.dim_v, rows)
     if is_latent(problem):
         config = CDNAConfig(*sizes, 64, 16, 1, 4, Buffers("registers", 64, 32), pack)
         why = "latents come twice, in strips of 64 columns as keys and of 32 rows as values: a whole tile is too large"
-        return config, f"{problem.seq_q} tokens of {pack} heads share a tile of {rows} rows; {why}"
+        return config, f"{tokens} tokens of {pack} heads share a tile of {rows} rows; {why}"
     if arch == "gfx950" and problem.kv_dtype is None:
         keys = 128 if wide <= 128 and rows <= 32 else 64
         config = CDNAConfig(*sizes, keys, 16, 1, 4, Buffers("ring", qk, keys, slots=2), pack)
     else:
         config = CDNAConfig(*sizes, 64, 16, 1, 4, Buffers("registers", min(qk, 64), 64), pack)
     why = _why(config.buffers.kind, arch)
-    return config, f"{problem.seq_q} tokens of {pack} heads share a tile of {rows} rows; {why}"
+    return config, f"{tokens} tokens of {pack} heads share a tile of {rows} rows; {why}"
 
 
 def _why(kind: str, arch: str) -> str:

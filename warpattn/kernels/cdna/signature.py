@@ -10,7 +10,17 @@ from warpattn.problem.scales import scale_types
 from ..pieces.codegen import MASK_SYMBOLS, compile_function
 from ..pieces.signature import modifier_functions, tensor_signature
 from .arithmetic import CDNA
-from .config import CDNAConfig, LseStrides, PagedIndices, RaggedIndices, RowStrides, Shape, Strides, Traits
+from .config import (
+    CDNAConfig,
+    LseStrides,
+    PagedIndices,
+    PagedRaggedIndices,
+    RaggedIndices,
+    RowStrides,
+    Shape,
+    Strides,
+    Traits,
+)
 from .kernel import attention_kernel, combine_kernel
 from .mask_conditions import TILE_SYMBOLS, conditions
 
@@ -18,7 +28,12 @@ _HINTS = [["tt.divisibility", 16], ["tt.pointer_range", 32]]
 _ROW_STRIDES = RowStrides("i32", "i32", "i32")
 _STRIDES = Strides(*[_ROW_STRIDES] * 4, LseStrides("i32", "i32"))
 _SHAPE = Shape(*["i32"] * len(Shape._fields))
-_INDICES = {"dense": (), "ragged": RaggedIndices("*i32", "*i32"), "paged": PagedIndices("*i32", "*i32")}
+_INDICES = {
+    "dense": (),
+    "ragged": RaggedIndices("*i32", "*i32"),
+    "paged": PagedIndices("*i32", "*i32"),
+    "paged-ragged": PagedRaggedIndices("i32", "*i32", "*i32", "*i32"),
+}
 
 
 def attention_source(config: CDNAConfig, traits: Traits, mask: Program, score: Program | None) -> Any:

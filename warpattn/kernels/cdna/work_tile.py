@@ -2,7 +2,8 @@
 
       workgroup ──XCD──▶ number ──▶ (batch, key head) ──▶ query tile, longest first ──▶ query heads of the key head
 
-Ragged sequences start at row cu_q[b] and key cu_k[b]; paged ones have lengths[b] keys in the pages of block_table[b].
+Queries laid end to end start at row cu_q[b], such keys at cu_k[b]; paged ones are the first lengths[b] of the pages of
+block_table[b].
 The grid has as many workgroups for every sequence as the longest one needs; those past a sequence's last row exit.
 """
 
@@ -13,6 +14,7 @@ from triton.experimental.gluon.language.amd.cdna3 import buffer_load
 from ..amd.kv_buffer import KVSource
 from ..amd.xcd import tile_of_workgroup
 from ..pieces.scheduler import Tile
+from ..pieces.scheduler_varlen import extent_of, extent_within
 from .layouts import product_layout
 
 
@@ -26,7 +28,7 @@ class Tensors:
     o: gl.tensor
     lse: gl.tensor  # fp32
     sinks: gl.tensor  # fp32 (heads_q,)
-    indices: gl.tuple  # () | RaggedIndices | PagedIndices, see `config`
+    indices: gl.tuple  # () | RaggedIndices | PagedIndices | PagedRaggedIndices, see `config`
     strides: gl.tuple  # Strides
 
 
@@ -61,25 +63,25 @@ def find_work(tensors, shape, config: gl.constexpr, traits: gl.constexpr):
     h = kv_head * shape.group + (rest - m * packs) * config.pack
     row = (shape.m_tiles - 1 - m) * (config.block_m // config.pack)
     rows = Tile(b, h, row)
-    none = gl.to_tensor(0).to(gl.int64)
+    q_start, k_start, seq_q, seq_k, batch = gl.to_tensor(0), gl.to_tensor(0), shape.seq_q, shape.seq_k, b
+    if traits.ragged_queries:
+        batch = gl.to_tensor(0)
     if traits.sequence == "ragged":
-        q_start = gl.load(tensors.indices.cu_q + b)
-        k_start = gl.load(tensors.indices.cu_k + b)
-        seq_q = gl.load(tensors.indices.cu_q + b + 1) - q_start
-        seq_k = gl.load(tensors.indices.cu_k + b + 1) - k_start
-        lengths = Lengths(seq_q, seq_k)
-        return WorkTile(rows, lengths, q_start.to(gl.int64), k_start.to(gl.int64), gl.to_tensor(0), kv_head)
+        q_start, seq_q = extent_of(tensors.indices.cu_q, b)
+        k_start, seq_k = extent_of(tensors.indices.cu_k, b)
+    elif traits.sequence == "paged-ragged":
+        q_start, seq_q = extent_within(tensors.indices.cu_q, b, tensors.indices.batch)
+        seq_k = gl.load(tensors.indices.lengths + b, mask=b < tensors.indices.batch, other=0)
     elif traits.sequence == "paged":
-        return WorkTile(rows, Lengths(shape.seq_q, gl.load(tensors.indices.lengths + b)), none, none, b, kv_head)
-    else:
-        return WorkTile(rows, Lengths(shape.seq_q, shape.seq_k), none, none, b, kv_head)
+        seq_k = gl.load(tensors.indices.lengths + b)
+    return WorkTile(rows, Lengths(seq_q, seq_k), q_start.to(gl.int64), k_start.to(gl.int64), batch, kv_head)
 
 
 @gluon.jit
 def kv_sources(tensors, shape, work, traits: gl.constexpr, keys):
     """(K, V) of the work's key head, whose first `keys` keys its rows may see: what follows may hold NaN."""
     table = tensors.q.to(gl.pointer_type(gl.int32))
-    if traits.sequence == "paged":
+    if traits.paged:
         table = tensors.indices.block_table + work.rows.b.to(gl.int64) * shape.seq_k
     k = kv_source(tensors.k, tensors.strides.k, work, table, traits, keys)
     return k, kv_source(tensors.v, tensors.strides.v, work, table, traits, keys)
@@ -98,7 +100,7 @@ def kv_source(base, strides, work, table, traits: gl.constexpr, keys):
     outer = elements(strides.outer, bits)
     row = elements(strides.row, bits)
     base = base + work.kv_head.to(gl.int64) * elements(strides.head, bits) + work.k_start * row
-    if traits.sequence != "paged":
+    if not traits.paged:
         base = base + work.batch.to(gl.int64) * outer
     return KVSource(base, row, outer, table, keys, traits.page_size)
 

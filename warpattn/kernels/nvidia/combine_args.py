@@ -22,6 +22,13 @@ class ListedArgs(NamedTuple):
     row_unit: Any = "i32"  # tokens of a start: 1 where sequences lie end to end, else those of a sequence
 
 
+class UsedRows(NamedTuple):
+    """Offsets of sequences laid end to end, and how many there are; rows after the last one are padding."""
+
+    batch: Any = "i32"
+    cu_q: Any = "*i32"
+
+
 class StridedArgs(NamedTuple):
     """A (batch, token, head) array in global memory, and its strides; the defaults are Triton's types."""
 

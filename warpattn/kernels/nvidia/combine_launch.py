@@ -10,9 +10,10 @@ from warpattn.problem import CheckedCall, Problem
 from warpattn.problem.arch import compile_options
 from warpattn.problem.launch import Launch
 from warpattn.problem.operands import Operands, run_strides
+from warpattn.sequences import PagedRagged, Sequence
 
 from ..pieces.combine_config import CombineTile, Parts, allocate_parts
-from .combine_args import CombineShape, ListedArgs, StridedArgs
+from .combine_args import CombineShape, ListedArgs, StridedArgs, UsedRows
 
 OPTIONS = compile_options()
 
@@ -24,6 +25,9 @@ class ListedRows(NamedTuple):
     most: int
 
 
+Only = ListedRows | UsedRows | None
+
+
 def workspace(problem: Problem, partitions: int, cols: int, q: Tensor) -> Parts:
     """Memory for parts of (parts * batch, queries, heads) rows; ragged queries lie end to end, so their batch is 1."""
     batch = 1 if problem.ragged_queries else problem.batch
@@ -31,28 +35,35 @@ def workspace(problem: Problem, partitions: int, cols: int, q: Tensor) -> Parts:
 
 
 def combine_launch(
-    arch: str, checked: CheckedCall, x: Operands, partitions: int, parts: Parts, listed: ListedRows | None = None
+    arch: str, checked: CheckedCall, x: Operands, partitions: int, parts: Parts, only: Only = None
 ) -> Launch:
-    """The launch that combines the parts, of all rows or of those `listed`."""
+    """The launch that combines the parts, of all rows or of `only` those."""
     p, cols = checked.problem, parts.o.shape[-1]
     tile = CombineTile(cols, 1 << (partitions - 1).bit_length())
     rows = parts.lse.numel() // partitions
+    limits = only.args if isinstance(only, ListedRows) else () if only is None else only
+    types = type(limits)()
     args = {
         "o_ptr": parts.o, "partial_lse_ptr": parts.lse, "out": StridedArgs(x.out, *_strides(x.out)),
         "lse_ptr": x.lse, "sinks_ptr": x.sinks, "shape": CombineShape(rows, p.seq_q, p.heads_q, p.dim_v, partitions),
-        "listed": () if listed is None else listed.args,
+        "only": limits,
     }  # fmt: skip
 
     def source() -> Any:
         from .combine_parts import combine_source  # imports Triton
 
-        return combine_source(tile, p.element, p.has_sinks, p.has_lse, listed is not None)
+        return combine_source(tile, p.element, p.has_sinks, p.has_lse, types)
 
-    key = (tile, p.element, p.has_sinks, p.has_lse, listed is not None)
+    key = (tile, p.element, p.has_sinks, p.has_lse, types)
     grid = (-(-rows // tile.rows),)
-    if listed is not None:
-        grid = (-(-listed.args.tokens * p.heads_q // tile.rows), listed.most)
+    if isinstance(only, ListedRows):
+        grid = (-(-only.args.tokens * p.heads_q // tile.rows), only.most)
     return Launch(f"{arch}.combine", arch, key, source, OPTIONS, grid, args, pdl=True)
+
+
+def used_rows(sequence: Sequence) -> UsedRows | None:
+    """The rows of queries over pages that are laid end to end, which may be fewer than there is room for."""
+    return UsedRows(len(sequence.kv.lengths), sequence.cu_q.contiguous()) if isinstance(sequence, PagedRagged) else None
 
 
 def _strides(out: Tensor) -> tuple[int, ...]:

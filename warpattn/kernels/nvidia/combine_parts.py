@@ -7,6 +7,8 @@ The sink of a head joins here, once a row. Several rows a warp and all parts of 
 launch overlaps the end of the one before (PDL).
 """
 
+from typing import Any
+
 from triton.experimental import gluon
 from triton.experimental.gluon import GluonASTSource
 from triton.experimental.gluon import language as gl
@@ -18,22 +20,22 @@ from ..pieces.combine import EqualParts, Partials, combine_block, combine_layout
 from ..pieces.combine_config import CombineTile
 from ..pieces.scheduler_varlen import BLOCKS, RECORD
 from ..pieces.softmax import LN_2
-from .combine_args import CombineShape, ListedArgs, StridedArgs
+from .combine_args import CombineShape, StridedArgs
 
 
 @gluon.jit
 def combine_kernel(
-    o_ptr, partial_lse_ptr, out, lse_ptr, sinks_ptr, shape, listed,
+    o_ptr, partial_lse_ptr, out, lse_ptr, sinks_ptr, shape, only,
     config: gl.constexpr, has_sinks: gl.constexpr, has_lse: gl.constexpr,
 ):  # fmt: skip
-    """`out`: `StridedArgs`, strides in units of 8 elements; `shape`: `CombineShape`; `listed`: nothing or `ListedArgs`;
-    `config`: `CombineTile`. Grid: blocks of rows, of all or of each row tile of the list."""
+    """`out`: `StridedArgs`, strides in units of 8 elements; `shape`: `CombineShape`; `only`: nothing, `ListedArgs`
+    or `UsedRows`; `config`: `CombineTile`. Grid: blocks of rows, of all or of each row tile of the list."""
     gdc_wait()
     cols: gl.constexpr = config.cols
     layout: gl.constexpr = combine_layout(cols, config.most)
     block: gl.constexpr = combine_block(cols, config.most)
     partials = Partials(o_ptr, partial_lse_ptr, shape.rows, cols)
-    begin, end = rows_of(shape, listed)
+    begin, end = rows_of(shape, only)
     first = begin + gl.program_id(0) * block[1]
     parts = EqualParts(gl.to_tensor(0), gl.to_tensor(1), gl.where(first < end, shape.parts, 0))
     o, lse = combine_rows(partials, parts, first, layout, block, False)
@@ -54,11 +56,14 @@ def combine_kernel(
 
 
 @gluon.jit
-def rows_of(shape, listed):
+def rows_of(shape, only):
     """The first row of a program's row tile and the one after its last; of all rows without a list."""
-    if len(listed) == 0:
+    if len(only) == 0:
         return gl.to_tensor(0), shape.rows
+    elif len(only) == 2:
+        return gl.to_tensor(0), gl.load(only.cu_q + only.batch) * shape.heads_q
     else:
+        listed = only
         number = gl.program_id(1)
         there = number < gl.load(listed.pointer + BLOCKS)
         record = listed.pointer + RECORD + number * RECORD
@@ -69,9 +74,9 @@ def rows_of(shape, listed):
 
 
 def combine_source(
-    config: CombineTile, element: Element, has_sinks: bool, has_lse: bool, listed: bool
+    config: CombineTile, element: Element, has_sinks: bool, has_lse: bool, only: tuple[Any, ...]
 ) -> GluonASTSource:
-    """What Triton compiles: the kernel with the types of its parameters and its constants."""
+    """What Triton compiles: the kernel with the types of its parameters, `only` among them, and its constants."""
     signature = {
         "o_ptr": "*fp32",
         "partial_lse_ptr": "*fp32",
@@ -79,7 +84,7 @@ def combine_source(
         "lse_ptr": "*fp32",
         "sinks_ptr": "*fp32",
         "shape": CombineShape(),
-        "listed": ListedArgs() if listed else (),
+        "only": only,
         "config": "constexpr",
         "has_sinks": "constexpr",
         "has_lse": "constexpr",

@@ -149,3 +149,18 @@ def read_lengths(slots, first):
     seq_k = get_field(slots.index(first + 5))
     number = get_field(slots.index(first + 6))
     return VarlenTile(b, h, row, q_start, seq_q, gl.to_tensor(0), seq_k, number)
+
+
+@gluon.jit
+def extent_of(offsets, b):
+    """(first row, rows) of sequence `b` of those laid end to end."""
+    first = gl.load(offsets + b)
+    return first, gl.load(offsets + b + 1) - first
+
+
+@gluon.jit
+def extent_within(offsets, b, batch):
+    """The same where a launch may have more sequences than there are: nothing of those past `batch`."""
+    there = b < batch
+    first = gl.load(offsets + b, mask=there, other=0)
+    return first, gl.load(offsets + b + 1, mask=there, other=0) - first

@@ -17,6 +17,7 @@ from triton.language.core import base_value
 
 from ..nvidia.clipped_rows import FAR
 from ..nvidia.opaque import hide_from_compiler
+from ..pieces.scheduler_varlen import extent_of, extent_within
 from . import traits
 
 LEAST_ROWS = gl.constexpr(traits.LEAST_ROWS)
@@ -184,9 +185,33 @@ def finish_copies():
 
 
 @gluon.jit
-def paged_keys(k, v, x, b, config: gl.constexpr):
-    """(K, V, keys) of sequence `b` in pages; `x`: `PagedArgs`."""
-    length = gl.load(x.table.lengths + b)
+def key_sources(k, v, seq_k, x, b, config: gl.constexpr, traits: gl.constexpr):
+    """(K, V, keys) of sequence `b`; `x`: the arguments of the sequence kind."""
+    if traits.paged:
+        return paged_keys(k, v, x, b, config, traits)
+    elif traits.kind == "ragged":
+        start, seq_k = extent_of(x.cu_k, b)
+        return sequence_rows(k, start, seq_k, x.k), sequence_rows(v, start, seq_k, x.v), seq_k
+    else:
+        return BatchRows(k, b), dense_values(v, b, seq_k, x), seq_k
+
+
+@gluon.jit
+def query_extent(x, b, traits: gl.constexpr):
+    """(first row, rows) of the queries of sequence `b`, of those laid end to end."""
+    if traits.paged:
+        return extent_within(x.cu_q, b, x.batch)
+    else:
+        return extent_of(x.cu_q, b)
+
+
+@gluon.jit
+def paged_keys(k, v, x, b, config: gl.constexpr, traits: gl.constexpr):
+    """(K, V, keys) of sequence `b` in pages; `x`: `PagedArgs` or `PagedRaggedArgs`."""
+    if traits.ragged_queries:
+        length = gl.load(x.table.lengths + b, mask=b < x.batch, other=0)
+    else:
+        length = gl.load(x.table.lengths + b)
     table = Table(x.table.entries + b.to(gl.int64) * x.table.stride, x.table.last, length, config.page_size)
     if config.box_rows < LEAST_ROWS:
         k = CopiedRows(k, x.k.page, x.k.row, x.k.head, x.k.runs, table)

@@ -12,7 +12,7 @@ from ..pieces.modifiers import Modifiers
 from ..pieces.scales import softmax_scale
 from ..pieces.scheduler import Tile
 from ..pieces.span import partition_tiles, tile_span
-from .global_rows import BatchRows, Sources, dense_values, paged_keys, seen_values, sequence_rows
+from .global_rows import BatchRows, Sources, key_sources, query_extent, seen_values, sequence_rows
 from .prefill_1q.kernel import start_1q
 from .prefill_2cta.kernel import start_pair
 from .prefill_2q.context import Context, Work, make_barriers, make_memory, make_rings, make_staged
@@ -40,7 +40,7 @@ def prefill_kernel(
     sources = Sources(q_desc, k_desc, v_desc, o_desc, lse_ptr, shape.seq_q, sinks_ptr)
     sources, seq_q, seq_k = at_sequence(sources, shape, sequence_args, tile.b, config, traits)
     if partitions > 1:
-        sources = at_part(sources, o_desc, lse_ptr, partition * gl.num_programs(2) + tile.b, seq_q * shape.heads_q)
+        sources = at_part(sources, o_desc, lse_ptr, shape, sequence_args, partition, tile.b, traits)
     work = Work(seq_q, seq_k, shape.heads_q, head // traits.group)
     mods = Modifiers(functions.keep, functions.span, functions.score, mask_args, score_args)
     span = mods.key_span(tile, work, config.PairBM_eff)
@@ -48,7 +48,7 @@ def prefill_kernel(
     run = tile_span(span, config.BN)
     if config.num_q == 1:
         run = partition_tiles(run, partition, partitions, tile.row < seq_q)
-    elif traits.kind == "ragged":
+    elif traits.ragged_queries:
         run = gl.aggregate_replace(run, total=gl.where(tile.row < seq_q, run.total, 0))
     memory = make_memory(config)
     k, v = make_rings(config)
@@ -78,33 +78,27 @@ def cluster_index(config: gl.constexpr):
 def at_sequence(tensors, shape, sequence_args, b, config: gl.constexpr, traits: gl.constexpr):
     """(operands of sequence `b`, its queries, its keys); `tensors`: descriptors, or addresses of k and v whose rows are
     copied one by one."""
-    lse = tensors.lse
-    if traits.kind == "ragged":
-        x = sequence_args
-        q_start = gl.load(x.cu_q + b)
-        k_start = gl.load(x.cu_k + b)
-        seq_q = gl.load(x.cu_q + b + 1) - q_start
-        seq_k = gl.load(x.cu_k + b + 1) - k_start
-        q = sequence_rows(tensors.q, q_start, seq_q, x.q)
-        k = sequence_rows(tensors.k, k_start, seq_k, x.k)
-        v = sequence_rows(tensors.v, k_start, seq_k, x.v)
-        o = sequence_rows(tensors.o, q_start, seq_q, x.o)
-        return Sources(q, k, v, o, lse + q_start, tensors.lse_stride, tensors.sinks), seq_q, seq_k
+    x = sequence_args
+    k, v, seq_k = key_sources(tensors.k, tensors.v, shape.seq_k, x, b, config, traits)
+    if traits.ragged_queries:
+        start, seq_q = query_extent(x, b, traits)
+        q, o = sequence_rows(tensors.q, start, seq_q, x.q), sequence_rows(tensors.o, start, seq_q, x.o)
+        return Sources(q, k, v, o, tensors.lse + start, tensors.lse_stride, tensors.sinks), seq_q, seq_k
     else:
-        lse = lse + (b * shape.heads_q).to(gl.int64) * shape.seq_q
-        q = BatchRows(tensors.q, b)
-        o = BatchRows(tensors.o, b)
-        seq_k = shape.seq_k
-        if traits.kind == "paged":
-            k, v, seq_k = paged_keys(tensors.k, tensors.v, sequence_args, b, config)
-        else:
-            k = BatchRows(tensors.k, b)
-            v = dense_values(tensors.v, b, seq_k, sequence_args)
+        q, o = BatchRows(tensors.q, b), BatchRows(tensors.o, b)
+        lse = tensors.lse + (b * shape.heads_q).to(gl.int64) * shape.seq_q
         return Sources(q, k, v, o, lse, tensors.lse_stride, tensors.sinks), shape.seq_q, seq_k
 
 
 @gluon.jit
-def at_part(sources, o_desc, lse_ptr, batch, rows):
-    """The operands with batch `batch` of the workspace as output: parts are batches of their own, of `rows` rows."""
-    o = BatchRows(o_desc, batch)
-    return Sources(sources.q, sources.k, sources.v, o, lse_ptr + batch.to(gl.int64) * rows, rows, sources.sinks)
+def at_part(sources, o_desc, lse_ptr, shape, sequence_args, partition, b, traits: gl.constexpr):
+    """The operands with the rows of a part in the workspace as output: each part is a batch of its own."""
+    if traits.ragged_queries:
+        first, seq_q = query_extent(sequence_args, b, traits)
+        start = partition * shape.seq_q + first
+        o = sequence_rows(o_desc, start, seq_q, sequence_args.o)
+    else:
+        batch = partition * gl.num_programs(2) + b
+        start = batch * shape.seq_q
+        o = BatchRows(o_desc, batch)
+    return gl.aggregate_replace(sources, o=o, lse=lse_ptr + start.to(gl.int64) * shape.heads_q)

@@ -8,7 +8,7 @@ from warpattn.problem import CheckedCall, Problem
 from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands, modifier_args, programs
 from warpattn.problem.scales import call_scales
-from warpattn.sequences import Ragged, Sequence
+from warpattn.sequences import PagedRagged, Ragged, Sequence
 
 from .config import FA4Config
 from .sequence_args import Shape, sequence_args
@@ -39,10 +39,10 @@ def prefill_launch(checked: CheckedCall, x: Operands, sequence: Sequence, choice
 
 def longest_queries(problem: Problem, sequence: Sequence) -> int:
     """An upper bound of the queries of a sequence; nothing is read from a GPU to find it."""
-    if not isinstance(sequence, Ragged):
+    if not isinstance(sequence, Ragged | PagedRagged):
         return problem.seq_q
     if sequence.max_q is not None:
         return sequence.max_q
     if sequence.cu_q.device.type == "cpu":
         return int(sequence.cu_q.diff().max())
-    return problem.seq_q
+    return problem.longest_q

@@ -10,7 +10,7 @@ from warpattn.problem.launch import Choice, Launch, PlanOptions
 from warpattn.problem.operands import COPY_RULE, Operands
 from warpattn.sequences import Sequence
 
-from ..nvidia.combine_launch import combine_launch, workspace
+from ..nvidia.combine_launch import combine_launch, used_rows, workspace
 from .launch import prefill_launch
 from .mla.config import choose_latent
 from .mla.launch import key_box, latent_launches
@@ -27,7 +27,7 @@ def choose(problem: Problem, target: Arch) -> Choice:
     """The choice for a `problem`: one CTA for two query tiles of one head, or of all heads of a group; where that would
     leave SMs without work, for one query tile or a part of its keys.
 
-    For ragged batches the grid is an upper bound: that of one sequence with all the queries.
+    For ragged batches the grid is an upper bound: that of sequences with as many queries as known at most.
     """
     if is_latent(problem):
         return choose_latent(problem, target)
@@ -62,5 +62,6 @@ def launches_of_choice(checked: CheckedCall, x: Operands, sequence: Sequence, ch
         return (prefill_launch(checked, x, sequence, choice, traits),)
     parts = workspace(problem, choice.partitions, choice.config.padded_ov_depth, x.q)
     traits = Traits(problem.kind, problem.heads_q // problem.heads_kv, has_sinks=False, has_lse=True)
-    first = prefill_launch(checked, x._replace(out=parts.o, lse=parts.lse), sequence, choice, traits)
-    return first, combine_launch("sm100", checked, x, choice.partitions, parts)
+    rows = parts.o.flatten(0, 1) if problem.ragged_queries else parts.o
+    first = prefill_launch(checked, x._replace(out=rows, lse=parts.lse), sequence, choice, traits)
+    return first, combine_launch("sm100", checked, x, choice.partitions, parts, used_rows(sequence))

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from warpattn.problem.launch import TensorMap
 from warpattn.problem.operands import RUN, Operands
-from warpattn.sequences import PagedKV, Ragged, Sequence
+from warpattn.sequences import PagedKV, PagedRagged, Ragged, Sequence
 
 from ..nvidia.clipped_map import clipped_map
 from .config import FA4Config
-from .traits import LEAST_ROWS, STORE_COLUMNS
+from .traits import LEAST_ROWS, STORE_BYTES
 
 I32, I64, INDICES = "i32", "i64", "*i32"
 # Lengths of the problem, in total for ragged batches; `tiles` of queries.
@@ -38,34 +38,48 @@ DenseArgs = namedtuple("DenseArgs", "v", defaults=[MapRows()])
 RaggedArgs = namedtuple("RaggedArgs", "cu_q cu_k q k v o", defaults=[INDICES, INDICES, *[MapRows()] * 4])
 # The block table, and the rows of pages: `MapRows`, or `RunRows` where no box of a map fits into a page.
 PagedArgs = namedtuple("PagedArgs", "table k v")
+# Both: so many sequences, fewer than a launch has room for; where their queries start; and pages of keys.
+PagedRaggedArgs = namedtuple("PagedRaggedArgs", "batch cu_q q o table k v")
 
 
 def sequence_types(kind: str, copied: bool, pair: bool = False) -> tuple[Any, ...]:
-    """Triton's types of the arguments of a sequence kind ("dense", "ragged", "paged")."""
+    """Triton's types of the arguments of a sequence kind, see `Traits`."""
     if kind == "dense":
         return () if pair else DenseArgs()
     if kind == "ragged":
         return RaggedArgs()
     rows = RunRows() if copied else MapRows()
-    return PagedArgs(TableArgs(), rows, rows)
+    pages = PagedArgs(TableArgs(), rows, rows)
+    return pages if kind == "paged" else PagedRaggedArgs(I32, INDICES, MapRows(), MapRows(), *pages)
 
 
 def sequence_args(x: Operands, sequence: Sequence, config: FA4Config) -> dict[str, Any]:
     """The kernel's arguments for the operands of a prefill, and for where its sequences lie."""
-    if not isinstance(sequence, Ragged):
-        keys = key_args(x, sequence, (config.box_rows, config.BK0, config.padded_ov_depth))
-        if config.pair_cta:
-            keys = {"k_desc": x.k, "v_desc": x.v, "sequence_args": ()}
-        return {"q_desc": x.q, "o_desc": x.out} | keys
-    cu_q = sequence.cu_q.contiguous()
-    cu_k = cu_q if sequence.cu_k is None else sequence.cu_k.contiguous()
+    if config.pair_cta:
+        return {"q_desc": x.q, "k_desc": x.k, "v_desc": x.v, "o_desc": x.out, "sequence_args": ()}
+    box = (config.box_rows, config.BK0, config.padded_ov_depth)
+    if not isinstance(sequence, Ragged | PagedRagged):
+        return {"q_desc": x.q, "o_desc": x.out} | key_args(x, sequence, box)
     heads = config.tile_heads
     q, q_rows = rows_map("q", x.q, config.BM_q // heads, heads, config.BK0)
-    k, k_rows = rows_map("k", x.k, config.BN, 1, config.BK0)
-    v, v_rows = rows_map("v", x.v, config.BN, 1, config.padded_ov_depth)
-    o, o_rows = rows_map("out", x.out, config.BM_q // heads, heads, STORE_COLUMNS)
-    ragged = RaggedArgs(cu_q, cu_k, q_rows, k_rows, v_rows, o_rows)
-    return {"q_desc": q, "k_desc": k, "v_desc": v, "o_desc": o, "sequence_args": ragged}
+    o, o_rows = rows_map("out", x.out, config.BM_q // heads, heads, STORE_BYTES // x.out.element_size())
+    return {"q_desc": q, "o_desc": o} | ragged_args(x, sequence, box, (q_rows, o_rows))
+
+
+def ragged_args(
+    x: Operands, sequence: Ragged | PagedRagged, box: tuple[int, int, int], own: tuple[MapRows, MapRows]
+) -> dict[str, Any]:
+    """The arguments for keys, and for where sequences start whose queries are laid end to end; box: as of `key_args`;
+    own: the rows of queries and of the output."""
+    cu_q, (q_rows, o_rows) = sequence.cu_q.contiguous(), own
+    if isinstance(sequence, PagedRagged):
+        keys = key_args(x, sequence.kv, box)
+        return keys | {"sequence_args": PagedRaggedArgs(len(cu_q) - 1, cu_q, q_rows, o_rows, *keys["sequence_args"])}
+    cu_k = cu_q if sequence.cu_k is None else sequence.cu_k.contiguous()
+    rows, k_cols, v_cols = box
+    k, k_rows = rows_map("k", x.k, rows, 1, k_cols)
+    v, v_rows = rows_map("v", x.v, rows, 1, v_cols)
+    return {"k_desc": k, "v_desc": v, "sequence_args": RaggedArgs(cu_q, cu_k, q_rows, k_rows, v_rows, o_rows)}
 
 
 def key_args(x: Operands, sequence: Sequence, box: tuple[int, int, int]) -> dict[str, Any]:

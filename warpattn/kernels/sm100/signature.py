@@ -23,7 +23,7 @@ def prefill_source(config: FA4Config, traits: Traits, mask: Program, score: Prog
     out, columns = (FP32, 32) if config.splitk_partitions > 1 else (config.element, STORE_COLUMNS)
     copied = config.box_rows < LEAST_ROWS
     rows, cols = halved_rows(config), halved_columns(config)
-    ragged, sequences = traits.kind == "ragged", traits.kind != "dense"
+    ragged, sequences = traits.ragged_queries, traits.kind != "dense"
 
     def keys(columns: int, halved: int | None, clipped: bool) -> str:
         box = [1, config.box_rows, 1, columns]

@@ -81,9 +81,9 @@ class TileConfig:
 def choice_of(
     kernel: str, problem: Problem, config: TileConfig, target: Arch, why: str, options: PlanOptions = DEFAULT_OPTIONS
 ) -> Choice:
-    """The choice of `kernel`, with the parts of keys that fill the chip; for ragged batches the grid is that of one
-    sequence with all queries."""
-    tiles = row_tiles(problem, problem.seq_q, config)
+    """The choice of `kernel`, with the parts of keys that fill the chip; for ragged batches the grid is that of
+    sequences with as many queries as known at most."""
+    tiles = row_tiles(problem, problem.longest_q, config)
     ctas = tiles * problem.heads_kv * problem.batch
     whole = options.batch_invariant or problem.kind == "ragged"
     parts = 1 if whole else parts_of_keys(ctas, problem.seq_k, target)

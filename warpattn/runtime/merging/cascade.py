@@ -19,7 +19,7 @@ from torch import Tensor
 from warpattn.kernels.merge.launch import Result
 from warpattn.masks import Causal, Full
 from warpattn.problem import Call
-from warpattn.problem.backends import LATENT, LIMITS, chip_of
+from warpattn.problem.backends import LATENT, chip_of
 from warpattn.problem.memory import overlap, overlaps_itself
 from warpattn.quantized import EIGHT_BIT
 from warpattn.runtime.execute import attend
@@ -33,15 +33,14 @@ FEW = 512  # rows up to which groups are decoded; with more, tiles of prefill fi
 
 def cascaded(call: Call) -> Tensor | tuple[Tensor, Tensor] | None:
     """The result of a call whose `kv.shared_pages` is not 0; None where the promise has no use."""
-    arch = _arch(call)
-    if arch is None or not _fits(call):
+    if not _has_kernels(call) or not _fits(call):
         return None
     ragged = call.sequence if isinstance(call.sequence, PagedRagged) else None
     kv = call.sequence if ragged is None else ragged.kv
     assert isinstance(kv, PagedKV)
     q, (heads, dim) = call.q, (call.q.shape[-2], kv.v_pages.shape[-1])
     rows = q.reshape(-1, heads, q.shape[-1])
-    shared = _over_shared(call, kv, rows, "paged-ragged" in LIMITS[arch].kinds)
+    shared = _over_shared(call, kv, rows)
     keys = kv.shared_pages * kv.k_pages.shape[1]
     own = replace(
         kv, block_table=kv.block_table[:, kv.shared_pages :], lengths=(kv.lengths - keys).clamp_min(0), shared_pages=0
@@ -57,12 +56,11 @@ def cascaded(call: Call) -> Tensor | tuple[Tensor, Tensor] | None:
     return (merged.out, merged.lse) if call.return_lse else out
 
 
-def _arch(call: Call) -> str | None:
-    """The architecture whose kernels run; None for the reference, which reads every page anyway."""
-    name = call.backend
-    if name.startswith("simulate:"):
-        return name.removeprefix("simulate:")
-    return None if name == "reference" or not isinstance(call.q, Tensor) else chip_of(call.q.device).arch
+def _has_kernels(call: Call) -> bool:
+    """Whether kernels run; the reference reads every page anyway."""
+    if call.backend.startswith("simulate:"):
+        return True
+    return call.backend != "reference" and isinstance(call.q, Tensor) and chip_of(call.q.device).arch is not None
 
 
 def _fits(call: Call) -> bool:
@@ -96,18 +94,15 @@ def _takes(out: Tensor, shape: tuple[int, ...], read: tuple[Tensor | None, ...])
     return not any(isinstance(x, Tensor) and overlap(out, x) for x in read)
 
 
-def _over_shared(call: Call, kv: PagedKV, rows: Tensor, ragged: bool) -> Result:
+def _over_shared(call: Call, kv: PagedKV, rows: Tensor) -> Result:
     """All rows of queries against the shared pages, as (total_q, …)."""
     total = len(rows)
-    group = GROUP if ragged and total <= FEW else total
+    group = GROUP if total <= FEW else total
     keys = kv.shared_pages * kv.k_pages.shape[1]
     groups = _groups(total, group, keys, rows.device)
     table = kv.block_table[:1, : kv.shared_pages].expand(len(groups.lengths), -1)
     pages = replace(kv, block_table=table, lengths=groups.lengths, shared_pages=0)
-    if ragged:
-        return Result(*_attended(_changed(call, rows, PagedRagged(pages, Ragged(groups.offsets, max_q=group)))))
-    out, lse = _attended(_changed(call, rows[None], pages))
-    return Result(out.squeeze(0), lse.squeeze(0))
+    return Result(*_attended(_changed(call, rows, PagedRagged(pages, Ragged(groups.offsets, max_q=group)))))
 
 
 class Groups(NamedTuple):

@@ -3,7 +3,7 @@ sequences, and together leave none out."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -14,17 +14,18 @@ pytest.importorskip("triton")
 
 from tests.drawn import drawn
 from tests.oracle import Inputs, check
+from tests.paged_steps import Step, tensors
 from tests.sim.sm90.lengths import MARGIN, findings, kernel
 from warpattn.kernels.sm90.decode.config import LengthSums, with_fields
 from warpattn.kernels.sm90.paged_ragged import choose, few_tokens, list_launches
-from warpattn.masks import Causal, CustomMask, Full, Mask, SlidingWindow
+from warpattn.masks import Causal, CustomMask, Full, SlidingWindow
 from warpattn.masks.base import InOrder
 from warpattn.problem import Call, CheckedCall, validate
 from warpattn.problem.arch import ARCHS
 from warpattn.problem.launch import PlanOptions
 from warpattn.problem.operands import Operands, fitted
-from warpattn.scores import ALiBi, Score, SoftCap
-from warpattn.sequences import PagedKV, PagedRagged, Ragged
+from warpattn.scores import ALiBi, SoftCap
+from warpattn.sequences import PagedRagged, Ragged
 from warpattn.sim import simulate
 from warpattn.sim.ops import hopper
 from warpattn.sim.simulate import linked
@@ -35,45 +36,6 @@ MIXED = ((1, 70, 0, 3, 1, 0), (40, 90, 5, 100, 260, 0))  # queries, keys
 ONE_EACH = ((1, 1, 1, 1), (300, 7, 0, 64))
 APART = (("combine.separate_kernel", True),)
 BLOCKS = (("schedule.sums", LengthSums(once=False)),)
-
-
-@dataclass(frozen=True)
-class Step:
-    """A step of an engine: queries and keys of every sequence."""
-
-    queries: tuple[int, ...]
-    keys: tuple[int, ...]
-    heads: int = 4
-    heads_kv: int = 2
-    dim: int = 64
-    page: int = 16
-    max_q: int | None = None
-    mask: Mask = CAUSAL
-    score: Score | None = None
-    sinks: bool = False
-    dtype: torch.dtype = torch.bfloat16
-    invariant: bool = False
-    config: tuple[tuple[str, object], ...] = ()  # fields of decode's configuration
-
-
-def tensors(step: Step, padding: int = 0) -> Inputs:
-    """Pages in any order, views of one tensor as vLLM has them; NaN where no key is, table entries past a sequence's
-    pages outside of the cache, and `padding` rows of queries after the last sequence."""
-    torch.manual_seed(0)
-    batch, width = len(step.keys), max(1, -(-max(step.keys) // step.page))
-    table = torch.randperm(batch * width + 1)[: batch * width].reshape(batch, width).int()
-    cache = torch.full((batch * width + 1, step.heads_kv, step.page, 2 * step.dim), torch.nan, dtype=step.dtype)
-    k_pages, v_pages = cache.transpose(1, 2).split(step.dim, -1)
-    for b, length in enumerate(step.keys):
-        for t in range(length):
-            cache[table[b, t // step.page], :, t % step.page] = torch.randn(step.heads_kv, 2 * step.dim).to(step.dtype)
-        table[b, -(-length // step.page) :] = 2**30
-    cu_q = torch.tensor([0, *torch.tensor(step.queries).cumsum(0).tolist()], dtype=torch.int32)
-    q = torch.randn(sum(step.queries) + padding, step.heads, step.dim).to(step.dtype)
-    kv = PagedKV(k_pages, v_pages, table, torch.tensor(step.keys, dtype=torch.int32))
-    sinks = torch.randn(step.heads) if step.sinks else None
-    layout = PagedRagged(kv, Ragged(cu_q, max_q=step.max_q))
-    return Inputs(q, k_pages, v_pages, layout, step.mask, step.score, sinks, soft_cap=isinstance(step.score, SoftCap))
 
 
 def ready_for(x: Inputs) -> CheckedCall:

@@ -92,8 +92,8 @@ def test_engines_need_fewer(arch: str) -> None:
     every, some = ({kernel.file for kernel in kernels_of(layers, largest, arch, calls)} for calls in CALLS)
     assert some < every
     for layer in layers:
-        kinds = {example.kind for example in examples_of(layer, largest, kinds_of_engines(layer, LIMITS[arch].kinds))}
-        steps = "paged-ragged" if arch == "sm90" and not layer.latent else "paged"
+        kinds = {example.kind for example in examples_of(layer, largest, kinds_of_engines(layer))}
+        steps = "paged" if layer.latent else "paged-ragged"
         assert kinds == {"append", steps, *(() if layer.latent else ("ragged",))}
 
 

@@ -16,7 +16,7 @@ from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shar
 
 from ...pieces.modifiers import Modifiers
 from ...pieces.span import partition_tiles, tile_span
-from ..global_rows import BatchRows, dense_values, paged_keys, seen_values
+from ..global_rows import key_sources, seen_values
 from ..sync import first_grid_index
 from .attend import attend_role
 from .context import LatentContext, LatentRows, Lengths, Strided, make_barriers, make_memory, make_ring
@@ -73,12 +73,3 @@ def row_span(rows, lengths, mods, config: gl.constexpr):
     q_lo = rows.first // rows.group + offset
     q_hi = gl.minimum((rows.first + config.BM - 1) // rows.group, lengths.seq_q - 1) + offset
     return mods.span(rows.b, 0, q_lo, q_hi, lengths.seq_q, lengths.seq_k, mods.mask_args)
-
-
-@gluon.jit
-def key_sources(k, v, seq_k, sequence_args, b, config: gl.constexpr, traits: gl.constexpr):
-    """(rotary parts, latents, keys) of sequence `b`."""
-    if traits.kind == "paged":
-        return paged_keys(k, v, sequence_args, b, config)
-    else:
-        return BatchRows(k, b), dense_values(v, b, seq_k, sequence_args), seq_k

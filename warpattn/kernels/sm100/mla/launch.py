@@ -13,7 +13,7 @@ from warpattn.problem.arch import compile_options
 from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands, modifier_args, programs, run_strides
 
-from ...nvidia.combine_args import StridedArgs
+from ...nvidia.combine_args import StridedArgs, UsedRows
 from ...nvidia.combine_launch import combine_launch, workspace
 from ..sequence_args import Lengths
 from ..traits import Traits
@@ -34,10 +34,11 @@ def latent_launches(checked: CheckedCall, x: Operands, keys: dict[str, Any], cho
 
 
 def row_launches(
-    checked: CheckedCall, x: Operands, keys: dict[str, Any], choice: Choice, source: Callable[..., Any]
+    checked: CheckedCall, x: Operands, keys: dict[str, Any], choice: Choice, source: Callable[..., Any],
+    used: UsedRows | None = None,
 ) -> tuple[Launch, ...]:
     """The launches of a kernel whose rows are tokens and heads of a group; `source`: of its config, traits, mask and
-    score."""
+    score; used: the rows whose parts are combined, all without it."""
     problem = checked.problem
     group = problem.heads_q // problem.heads_kv
     if choice.partitions == 1:
@@ -47,7 +48,7 @@ def row_launches(
     traits = Traits(problem.kind, group, has_sinks=False, has_lse=True)
     to_parts = x._replace(out=parts.o, lse=parts.lse.transpose(1, 2))
     first = _launch(checked, to_parts, keys, choice, partial(source, choice.config, traits))
-    return first, combine_launch("sm100", checked, x, choice.partitions, parts)
+    return first, combine_launch("sm100", checked, x, choice.partitions, parts, used)
 
 
 def _strided(x: Tensor | None, strides: tuple[int, ...]) -> StridedArgs:

@@ -58,7 +58,7 @@ def choice_of(problem: Problem, config: FA4Config, reasons: tuple[str, ...] = ()
 
 def _grid(problem: Problem, config: FA4Config) -> tuple[int, int, int]:
     """(query tiles, heads, batch)."""
-    return max(1, -(-problem.seq_q // config.BM_eff)), problem.heads_q // config.tile_heads, problem.batch
+    return max(1, -(-problem.longest_q // config.BM_eff)), problem.heads_q // config.tile_heads, problem.batch
 
 
 def _ctas(problem: Problem, config: FA4Config) -> int:

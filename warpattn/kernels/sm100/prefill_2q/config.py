@@ -19,7 +19,7 @@ def choose_2q(problem: Problem) -> Choice:
     """The choice of two query tiles a CTA, whatever the size of the problem."""
     config, reasons = prefill_config(problem)
     heads = problem.heads_q // config.tile_heads
-    grid = (max(1, -(-problem.seq_q // config.BM_eff)), heads, problem.batch)
+    grid = (max(1, -(-problem.longest_q // config.BM_eff)), heads, problem.batch)
     ring = "one ring for K and V" if config.use_shared_kv else "a ring each for K and V"
 
     def lines() -> tuple[str, ...]:

@@ -14,10 +14,10 @@ from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shar
 
 from ...pieces.modifiers import Modifiers
 from ...pieces.span import partition_tiles, tile_span
-from ..global_rows import seen_values, sequence_rows
+from ..global_rows import key_sources, query_extent, seen_values
 from ..mla.attend import attend_role
 from ..mla.context import LatentContext, LatentRows, Lengths, make_barriers
-from ..mla.kernel import key_sources, row_span, strided
+from ..mla.kernel import row_span, strided
 from ..sync import first_grid_index
 from .context import make_memory, make_ring
 from .load import load_role
@@ -38,15 +38,13 @@ def wide_kernel(
     b = gl.program_id(2)
     rows = LatentRows(b, tile * config.BM, gl.to_tensor(traits.group), gl.program_id(1))
     q, out, lse, out_batch = strided(q, 8), strided(out, 8), strided(lse, 1), partition * gl.num_programs(2) + b
-    if traits.kind == "ragged":
-        x = sequence_args
-        first, start = gl.load(x.cu_q + b), gl.load(x.cu_k + b)
-        lengths = Lengths(gl.load(x.cu_q + b + 1) - first, gl.load(x.cu_k + b + 1) - start)
+    seq_q = shape.seq_q
+    if traits.ragged_queries:
+        out_batch = partition  # no other batches: sequences are laid end to end
+        first, seq_q = query_extent(sequence_args, b, traits)
         q, out, lse = q.after(first), out.after(first), lse.after(first)
-        k, v = sequence_rows(k_desc, start, lengths.seq_k, x.k), sequence_rows(v_desc, start, lengths.seq_k, x.v)
-    else:
-        k, v, seq_k = key_sources(k_desc, v_desc, shape.seq_k, sequence_args, b, config, traits)
-        lengths = Lengths(shape.seq_q, seq_k)
+    k, v, seq_k = key_sources(k_desc, v_desc, shape.seq_k, sequence_args, b, config, traits)
+    lengths = Lengths(seq_q, seq_k)
     mods = Modifiers(functions.keep, functions.span, functions.score, mask_args, score_args)
     span = row_span(rows, lengths, mods, config)
     v = seen_values(v, span, lengths.seq_k, mods, sequence_args)

@@ -8,11 +8,12 @@ from typing import Any
 from warpattn.problem import CheckedCall
 from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands
-from warpattn.sequences import Ragged, Sequence
+from warpattn.sequences import PagedRagged, Ragged, Sequence
 
+from ...nvidia.combine_launch import used_rows
 from ..launch import longest_queries
 from ..mla.launch import row_launches
-from ..sequence_args import MapRows, RaggedArgs, key_args, rows_map
+from ..sequence_args import MapRows, key_args, ragged_args
 from ..tile import row_tiles
 from .config import BLOCK, WideConfig
 
@@ -28,16 +29,13 @@ def wide_launches(checked: CheckedCall, x: Operands, sequence: Sequence, choice:
 
         return wide_source(*made)
 
-    return row_launches(checked, x, _keys(x, sequence, config), choice, source)
+    return row_launches(checked, x, _keys(x, sequence, config), choice, source, used_rows(sequence))
 
 
 def _keys(x: Operands, sequence: Sequence, config: WideConfig) -> dict[str, Any]:
     """The kernel's arguments for keys and values, and for where sequences lie."""
-    if not isinstance(sequence, Ragged):
-        return key_args(x, sequence, (config.box_rows, BLOCK, BLOCK))
-    cu_q = sequence.cu_q.contiguous()
-    cu_k = cu_q if sequence.cu_k is None else sequence.cu_k.contiguous()
-    k, k_rows = rows_map("k", x.k, config.BN, 1, BLOCK)
-    v, v_rows = rows_map("v", x.v, config.BN, 1, BLOCK)
-    own = MapRows(0, 0)  # of queries and output, whose rows the kernel addresses itself
-    return {"k_desc": k, "v_desc": v, "sequence_args": RaggedArgs(cu_q, cu_k, own, k_rows, v_rows, own)}
+    box = (config.box_rows, BLOCK, BLOCK)
+    if not isinstance(sequence, Ragged | PagedRagged):
+        return key_args(x, sequence, box)
+    none = MapRows(0, 0)  # the kernel addresses rows of queries and output itself
+    return ragged_args(x, sequence, box, (none, none))
