@@ -10,7 +10,6 @@ from warpattn.problem import CheckedCall, Problem
 from warpattn.problem.arch import compile_options
 from warpattn.problem.launch import Launch
 from warpattn.problem.operands import Operands, run_strides
-from warpattn.sequences import PagedRagged, Sequence
 
 from ..pieces.combine_config import CombineTile, Parts, allocate_parts
 from .combine_args import CombineShape, ListedArgs, StridedArgs, UsedRows
@@ -59,11 +58,6 @@ def combine_launch(
     if isinstance(only, ListedRows):
         grid = (-(-only.args.tokens * p.heads_q // tile.rows), only.most)
     return Launch(f"{arch}.combine", arch, key, source, OPTIONS, grid, args, pdl=True)
-
-
-def used_rows(sequence: Sequence) -> UsedRows | None:
-    """The rows of queries over pages that are laid end to end, which may be fewer than there is room for."""
-    return UsedRows(len(sequence.kv.lengths), sequence.cu_q.contiguous()) if isinstance(sequence, PagedRagged) else None
 
 
 def _strides(out: Tensor) -> tuple[int, ...]:

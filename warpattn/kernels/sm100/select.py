@@ -10,14 +10,14 @@ from warpattn.problem.launch import Choice, Launch, PlanOptions
 from warpattn.problem.operands import COPY_RULE, Operands
 from warpattn.sequences import Sequence
 
-from ..nvidia.combine_launch import combine_launch, used_rows, workspace
+from ..nvidia.combine_launch import combine_launch, workspace
 from .launch import prefill_launch
 from .mla.config import choose_latent
 from .mla.launch import key_box, latent_launches
 from .prefill_1q.config import choose_1q
 from .prefill_2cta.config import NOT_CHOSEN
 from .prefill_2q.config import choose_2q, prefill_config
-from .sequence_args import key_args
+from .sequence_args import key_args, used_rows
 from .traits import Traits
 from .wide.config import choose_wide, is_wide
 from .wide.launch import wide_launches

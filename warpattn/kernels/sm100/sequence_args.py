@@ -17,6 +17,7 @@ from warpattn.problem.operands import RUN, Operands
 from warpattn.sequences import PagedKV, PagedRagged, Ragged, Sequence
 
 from ..nvidia.clipped_map import clipped_map
+from ..nvidia.combine_args import UsedRows
 from .config import FA4Config
 from .traits import LEAST_ROWS, STORE_BYTES
 
@@ -100,6 +101,11 @@ def _run_rows(pages: Tensor) -> RunRows:
     """The rows of (pages, rows, heads, dim)."""
     page, row, head = (stride // RUN for stride in pages.stride()[:3])
     return RunRows(page, row, head, pages.shape[3] // RUN)
+
+
+def used_rows(sequence: Sequence) -> UsedRows | None:
+    """The rows of queries over pages that are laid end to end, which may be fewer than there is room for."""
+    return UsedRows(len(sequence.kv.lengths), sequence.cu_q.contiguous()) if isinstance(sequence, PagedRagged) else None
 
 
 def rows_map(name: str, x: Tensor, rows: int, heads: int, cols: int) -> tuple[TensorMap, MapRows]:

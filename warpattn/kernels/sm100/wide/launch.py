@@ -10,10 +10,9 @@ from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands
 from warpattn.sequences import PagedRagged, Ragged, Sequence
 
-from ...nvidia.combine_launch import used_rows
 from ..launch import longest_queries
 from ..mla.launch import row_launches
-from ..sequence_args import MapRows, key_args, ragged_args
+from ..sequence_args import MapRows, key_args, ragged_args, used_rows
 from ..tile import row_tiles
 from .config import BLOCK, WideConfig
 
