@@ -49,9 +49,15 @@ class EightBitLimits:
     columns: int  # head dims are multiples of it
     rows: int  # and pages are
     fp16_tokens: int  # queries of a sequence at most if they are fp16 and values have scales of tokens
+    column_tokens: int = 0  # the same if scales belong to blocks of a token's columns
     queries: bool = False  # whether these may have 8 bits, too
     max_dim: int = 256
     latents: tuple[str | int | None, ...] = ()  # what the scale of 8-bit latents beside rotary parts may belong to
+
+    @property
+    def query_scales(self) -> tuple[str | None, ...]:
+        """What a scale of queries may belong to: not to blocks of a token's columns."""
+        return tuple(per for per in self.scales if not isinstance(per, int))
 
 
 @dataclass(frozen=True)
@@ -70,8 +76,8 @@ LATENT_TOKENS = 16  # query tokens of a sequence at most, with these
 EVERY_KIND = ("dense", "ragged", "paged", "paged-ragged")
 BACKWARD_SM90 = BackwardLimits(("dense", "ragged"), 256, deterministic=True)
 EIGHT_BIT_SM90 = EightBitLimits(
-    (torch.float8_e4m3fn, torch.float8_e5m2), EVERY_KIND, (None, "tensor", "head", "token"),
-    columns=16, rows=8, fp16_tokens=16, queries=True, latents=(None, "tensor", "token", 128),
+    (torch.float8_e4m3fn, torch.float8_e5m2), EVERY_KIND, (None, "tensor", "head", "token", 64, 128),
+    columns=16, rows=8, fp16_tokens=16, column_tokens=16, queries=True, latents=(None, "tensor", "token", 128),
 )  # fmt: skip
 EIGHT_BIT_GFX942 = EightBitLimits(
     (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz), EVERY_KIND, (None, "tensor", "head", "token"), 16, 1, 0

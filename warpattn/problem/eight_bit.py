@@ -83,15 +83,21 @@ def check_eight_bit(rules: Rules, arch: str, problem: Problem, differentiated: t
         (problem.kind, limits.kinds, f"8-bit {them} are {problem.kind}"),
         (problem.scales.k, limits.scales, f"k has a scale per {problem.scales.k}"),
         (problem.scales.v, limits.scales, f"v has a scale per {problem.scales.v}"),
-        (problem.scales.q, limits.scales, f"q has a scale per {problem.scales.q}"),
+        (problem.scales.q, limits.query_scales, f"q has a scale per {problem.scales.q}"),
     ):
         listed = ", ".join(str(each) for each in allowed if each is not None)
         rule = f"with {with_8} the {arch} backend takes {listed}; {USE_REFERENCE} or dequantise them"
         rules.require(found in allowed, named, rule)
     rule = f"the {arch} backend writes {' and '.join(str(x) for x in KERNEL_DTYPES)}; {USE_REFERENCE} for others"
     rules.require(problem.dtype in KERNEL_DTYPES, f"out has dtype {problem.dtype}", rule)
+    tokens = problem.longest_q
+    for name, per in zip(("k", "v"), problem.scales, strict=False):
+        rule = f"with scales per block of columns the {arch} backend takes at most {limits.column_tokens}"
+        rule = f"{rule} over dense keys or pages; {USE_REFERENCE} or dequantise them"
+        few = tokens <= limits.column_tokens and problem.kind != "ragged"
+        what = f"{name} has a scale per {per}, and q up to {tokens} tokens a sequence"
+        rules.require(few or not isinstance(per, int) or per not in limits.scales, what, rule)
     if problem.dtype == torch.float16 and problem.scales.v == "token":
-        tokens = problem.longest_q
         rule = f"with scales of v per token, which fp16 weights cannot hold, the {arch} backend takes at most"
         rule = f"{rule} {limits.fp16_tokens} of fp16; use bf16, or scales per head"
         few = tokens <= limits.fp16_tokens and problem.kind != "ragged"

@@ -29,8 +29,13 @@ class EightBit:
 
     @property
     def by_token(self) -> bool:
-        """Whether each token of a head has a scale of its own, of its key or its value."""
-        return "token" in self.scales
+        """Whether each token of a head has scales of its own, of its key or its value."""
+        return any(per == "token" or isinstance(per, int) for per in self.scales)
+
+    def columns(self, operand: str) -> int:
+        """Columns of a head that share a scale of a token; 0 where all of them do, or tokens have none."""
+        per = getattr(self.scales, operand)
+        return per if isinstance(per, int) else 0
 
 
 def eight_bit_of(problem: Problem) -> EightBit | None:

@@ -46,7 +46,7 @@ def append_paged(
 
     Pages may have 8 bits, with k_scale, v_scale fp32 as in `PagedKV` or None for 1: new elements are divided by their
     scale, saturated and rounded to nearest. A scale of shape () or (Hkv,) is given; others, of (num_pages, page_size,
-    Hkv), are computed from each new row and written. On the CPU also those of blocks of columns.
+    Hkv) or (num_pages, page_size, Hkv, blocks), are computed from each new row and written.
 
     On a card nothing is read back: pages that are not in the cache and positions that the table or `cos` do not hold
     are the caller's promise, and such tokens are not written. So is that every new token has a place of its own: what

@@ -48,7 +48,7 @@ def append_slots(
 
     Pages may have 8 bits, with k_scale, v_scale fp32 as in `PagedKV` or None for 1: new elements are divided by their
     scale, saturated and rounded to nearest. A scale of shape () or (Hkv,) is given; others, of (num_pages, page_size,
-    Hkv), are computed from each new row and written. On the CPU also those of blocks of columns.
+    Hkv) or (num_pages, page_size, Hkv, blocks), are computed from each new row and written.
 
     On a card nothing is read back, so a captured graph serves other slots: tokens whose slot is not in the cache are
     not written, and positions are the caller's promise. Raises AttentionError listing every broken rule.

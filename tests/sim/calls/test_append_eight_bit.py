@@ -22,21 +22,24 @@ PLACES = ([3, 1, 1, 0, 0, 0], [3, 0, 1, 0, 1, 2])  # pages and rows of two seque
 SLOTS = torch.tensor([15, 4, 5, 0, 1, 2, -1])
 
 
-def scale(per: str | None) -> torch.Tensor | None:
+def scale(per: str | int | None, dim: int) -> torch.Tensor | None:
+    if isinstance(per, int):
+        return torch.zeros(6, 4, 2, dim // per)
     return {None: None, "tensor": torch.tensor(0.37), "head": torch.tensor([0.3, 0.01]), "token": torch.zeros(6, 4, 2)}[
         per
     ]
 
 
-def cache(dtype: torch.dtype, per: str | None) -> list[torch.Tensor | None]:
+def cache(dtype: torch.dtype, per: str | int | None, dim: int = 64) -> list[torch.Tensor | None]:
     """k_pages, v_pages, k_scale, v_scale."""
-    return [torch.zeros(6, 4, 2, 64).to(dtype), torch.zeros(6, 4, 2, 64).to(dtype), scale(per), scale(per)]
+    pages = (torch.zeros(6, 4, 2, dim).to(dtype) for _ in range(2))
+    return [*pages, scale(per, dim), scale(per, dim)]
 
 
-def new_rows(dtype: torch.dtype) -> list[torch.Tensor]:
+def new_rows(dtype: torch.dtype, dim: int = 64) -> list[torch.Tensor]:
     """Keys that some of the scales saturate, a row of zeros, and one with NaN and infinity."""
     torch.manual_seed(0)
-    k, v = (torch.randn(2, 3, 2, 64) * size for size in (100, 1))
+    k, v = (torch.randn(2, 3, 2, dim) * size for size in (100, 1))
     k[0, 0], v[0, 1, 0, :2] = 0, torch.tensor([float("nan"), float("inf")])
     return [k.to(dtype), v.to(dtype)]
 
@@ -65,15 +68,17 @@ def test_torch_quantizes(dtype, per):
 
 CASES = [
     ("sm90", E4M3, "token"), ("sm90", E5M2, "head"), ("sm90", E4M3, None), ("gfx942", FNUZ, "tensor"),
-    ("gfx950", E4M3, "token"), ("sm100", E4M3, "tensor"),
+    ("gfx950", E4M3, "token"), ("sm100", E4M3, "tensor"), ("sm90", E4M3, 64), ("sm100", E5M2, 128),
+    ("gfx942", FNUZ, 64),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("arch", "dtype", "per"), drawn(CASES, [CASES[0], CASES[3]]), ids=str)
+@pytest.mark.parametrize(("arch", "dtype", "per"), drawn(CASES, [CASES[0], CASES[3], CASES[6]]), ids=str)
 def test_kernels(arch, dtype, per):
     """With rotated keys, as torch writes them; a place for each token, and one for none."""
-    rows, angles = new_rows(torch.bfloat16), tables(32)
-    expected, found, slots = (cache(dtype, per) for _ in range(3))
+    dim = 3 * per if isinstance(per, int) else 64
+    rows, angles = new_rows(torch.bfloat16, dim), tables(32)
+    expected, found, slots = (cache(dtype, per, dim) for _ in range(3))
     named = {"cos": angles[0], "sin": angles[1]}
     append_paged(expected[0], expected[1], TABLE, LENGTHS, *rows, **named, k_scale=expected[2], v_scale=expected[3])
     kv = PagedKV(found[0], found[1], TABLE, LENGTHS, k_scale=found[2], v_scale=found[3])

@@ -4,16 +4,28 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 
 from tests.drawn import drawn
-from warpattn.kernels.sm90.decode.choice import SLACK, choose_tiles
+from warpattn.kernels.sm90.decode.choice import SLACK, choose_tiles, eight_bit_tiles
 from warpattn.kernels.sm90.decode.config import DecodeConfig, LengthSums, Overlap, Schedule
 from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT
 from warpattn.machine_code.roles import role_faults
 from warpattn.machine_code.sass import opcode_counts, resources
+from warpattn.problem import Call, validate
 from warpattn.problem.element import BF16, FP16
+from warpattn.quantized import quantize
+from warpattn.sequences import Dense
+
+
+def by_columns(dim: int) -> DecodeConfig:
+    """Of keys and values of e4m3 whose scales belong to 64 columns."""
+    x = quantize(torch.zeros(1, 600, 2, dim), per=64)
+    call = Call(torch.zeros(1, 1, 8, dim).bfloat16(), x.values, x.values, Dense(x.scale, x.scale), backend="reference")
+    return eight_bit_tiles(validate(call).problem, rows=4)
+
 
 DENSE = {"schedule": Schedule(sums=None)}
 PAGED = {"schedule": Schedule(sums=LengthSums(lane=4), head_overhead=1, has_lengths=True)}
@@ -28,10 +40,12 @@ CONFIGS = {
     "d256": replace(choose_tiles(BF16, 256, 256, rows=8), **DENSE),
     "d512": replace(choose_tiles(BF16, 512, 512, rows=8), **DENSE),
     "d512-paged": replace(choose_tiles(BF16, 512, 512, 16, rows=64), **PAGED),
+    "d128-columns": replace(by_columns(128), **DENSE),
+    "d256-columns": replace(by_columns(256), **DENSE),
     "pdl": replace(choose_tiles(BF16, 128, 128, rows=4), **DENSE, **PDL),
     "pdl-paged": replace(choose_tiles(BF16, 128, 128, 16, rows=4), **PAGED, **PDL),
 }
-DRAWN = ("d128", "d128-64-rows", "d256", "pdl-paged", "d64-paged")
+DRAWN = ("d128", "d128-64-rows", "d256", "pdl-paged", "d64-paged", "d128-columns")
 # Bytes of stack that the compiler spills to, Triton 3.9.0: a number that an item needs once.
 STACK = {"d256": 8}
 
@@ -80,7 +94,8 @@ def test_machine_code(name):
     for shape, count in products(config).items():
         assert sum(n for code, n in full.items() if code.startswith(f"HGMMA.{shape}.")) == count
     assert counts["HGMMA"] == sum(products(config).values()) and counts["HMMA"] == 0
-    assert counts["WARPGROUP"] <= 8, "products do not wait for each other"
+    blocks = config.scale_blocks("k") + config.scale_blocks("v")  # of columns, whose products follow each other
+    assert counts["WARPGROUP"] <= 4 * blocks, "other products do not wait"
     assert sum(counts.values()) <= LENGTH.get(name, 5000)
 
 
@@ -99,11 +114,11 @@ SWAPPED = [name for name, config in CONFIGS.items() if config.swap_ab]
 
 @pytest.mark.parametrize("name", drawn(SWAPPED, [name for name in SWAPPED if name in DRAWN]))
 def test_only_probabilities_pass_through_registers(name):
-    """Stores of transposed matrices are one tile of P; keys and values would be loaded as matrices, which only sums
-    across warps are."""
-    config = CONFIGS[name]
+    """Stores of transposed matrices are one tile of P, of each block of columns with scales; keys and values would be
+    loaded as matrices, which only sums across warps are."""
+    config, blocks = CONFIGS[name], CONFIGS[name].scale_blocks("v")
     full = opcode_counts(compiled(config).asm["cubin"], modifiers=True)
     stored = sum(n * int(code[-1]) for code, n in full.items() if code.startswith("STSM.16.MT88"))
-    assert stored == config.block_n * config.rows // 256, "two elements a register, 128 threads"
-    assert sum(n for code, n in full.items() if code.startswith("LDSM")) <= 2
+    assert stored == blocks * config.block_n * config.rows // 256, "two elements a register, 128 threads"
+    assert sum(n for code, n in full.items() if code.startswith("LDSM")) <= 1 + blocks
     assert full["BAR.RED.OR.DEFER_BLOCKING"] == 1

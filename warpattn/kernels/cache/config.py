@@ -20,8 +20,8 @@ class Rotation:
 
 @dataclass(frozen=True)
 class EightBitPages:
-    """Pages of 8-bit values: their largest one, and what the scales of keys and values belong to. Those of tokens are
-    computed and written."""
+    """Pages of 8-bit values: their largest one, and what the scales of keys and values belong to. Those of tokens and
+    of blocks of their columns are computed and written."""
 
     largest: float
     scales: tuple[str | int | None, ...]
@@ -58,6 +58,20 @@ class ScaledRows(NamedTuple):
     scale_outer: Any
     scale_row: Any
     scale_head: Any
+
+
+class ColumnScaledRows(NamedTuple):
+    """As `ScaledRows`, where blocks of columns have scales."""
+
+    pointer: Any
+    outer: Any
+    row: Any
+    head: Any
+    scale: Any  # float*
+    scale_outer: Any
+    scale_row: Any
+    scale_head: Any
+    scale_block: Any  # from one block to the next
 
 
 class Table(NamedTuple):

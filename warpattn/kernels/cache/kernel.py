@@ -13,7 +13,7 @@ from L1:
       interleaved   x[c] · cos[c div 2]    -+  x[c xor 1] · sin[c div 2]        first R columns, even ones minus
 
 Where pages have 8 bits, rows are divided by their scale, saturated and rounded on the way; a scale per token is that
-of the row itself, and written beside it.
+of the row itself, and written beside it, as are those of blocks of its columns.
 
 Nothing is written for positions below 0 or past the table, and for pages that are not in the cache.
 
@@ -158,28 +158,55 @@ def copy_rows(source, target, places, angles, which: gl.constexpr, config: gl.co
         s = gl.load(sin.pointer + position * sin.stride + angle, mask=turned, other=0.0).to(gl.float32)
         x = (x.to(gl.float32) * c + gl.where(first, -other, other) * s).to(x.dtype)
     if config.eight_bit is not None:
-        x = in_eight_bits(x, target, at, config.eight_bit, which)
+        x = in_eight_bits(x, target, at, config, which)
     start = at.page.to(gl.int64) * target.outer + at.row.to(gl.int64) * target.row + at.head.to(gl.int64) * target.head
     gl.store(target.pointer + (start * config.run)[:, None] + col, x, mask=given & at.inside[:, None])
 
 
 @gluon.jit
-def in_eight_bits(x, target, at, eight_bit: gl.constexpr, which: gl.constexpr):
-    """Rows [M, D] divided by their scales, in the elements of the pages; scales of tokens are computed and written."""
-    per: gl.constexpr = eight_bit.scales[which]
-    largest: gl.constexpr = eight_bit.largest
+def in_eight_bits(x, target, at, config: gl.constexpr, which: gl.constexpr):
+    """Rows [M, D] divided by their scales, in the elements of the pages; scales of tokens, and of blocks of their
+    columns, are computed and written."""
+    per: gl.constexpr = config.eight_bit.scales[which]
+    largest: gl.constexpr = config.eight_bit.largest
     x = x.to(gl.float32)
-    if per is not None:
+    if per == 64 or per == 128:
+        x = divided_blocks(x, target, at, config.dims[which] // per, per, largest)
+    elif per is not None:
         rows = target.scale + at.page.to(gl.int64) * target.scale_outer + at.row.to(gl.int64) * target.scale_row
         rows = rows + at.head.to(gl.int64) * target.scale_head
         if per == "token":
-            size = gl.abs(x)
-            top = gl.max(gl.where(size < float("inf"), size, 0.0), 1)
-            scale = gl.maximum(gl.div_rn(top, gl.full_like(top, largest)), _LEAST_SCALE)
-            scale = gl.where(top == 0, 1.0, scale)
+            scale = whole_range(gl.abs(x), 1, largest)
             gl.store(rows, scale, mask=at.given & at.inside)
         else:
             scale = gl.load(rows, mask=at.given & at.inside, other=1.0)
         x = gl.div_rn(x, scale[:, None] + gl.zeros_like(x))
     x = gl.where(x != x, x, gl.minimum(gl.maximum(x, -largest), largest))
     return x.to(target.pointer.dtype.element_ty)
+
+
+@gluon.jit
+def whole_range(size, axis: gl.constexpr, largest: gl.constexpr):
+    """The scale that gives the largest finite one of magnitudes along an axis the largest number; 1 for zeros."""
+    top = gl.max(gl.where(size < float("inf"), size, 0.0), axis)
+    scale = gl.maximum(gl.div_rn(top, gl.full_like(top, largest)), _LEAST_SCALE)
+    return gl.where(top == 0, 1.0, scale)
+
+
+@gluon.jit
+def divided_blocks(x, target, at, given: gl.constexpr, columns: gl.constexpr, largest: gl.constexpr):
+    """Rows [M, D] divided by the scales of blocks of so many columns, which are computed and written; `given`: those
+    of the head dim, without what fills up a row."""
+    rows: gl.constexpr = x.shape[0]
+    blocks: gl.constexpr = x.shape[1] // columns
+    each = x.reshape([rows, blocks, columns])
+    scale = whole_range(gl.abs(each), 2, largest)
+    row: gl.constexpr = gl.SliceLayout(1, scale.type.layout)
+    start = at.page.to(gl.int64) * target.scale_outer + at.row.to(gl.int64) * target.scale_row
+    start = gl.convert_layout(start + at.head.to(gl.int64) * target.scale_head, row)
+    there = gl.convert_layout(at.given & at.inside, row)
+    block = gl.arange(0, blocks, gl.SliceLayout(0, scale.type.layout))
+    inside = there[:, None] & (block < given)[None, :]
+    gl.store(target.scale + start[:, None] + (block * target.scale_block)[None, :], scale, mask=inside)
+    quotient = gl.div_rn(each, scale[:, :, None] + gl.zeros_like(each))
+    return gl.convert_layout(quotient.reshape([rows, blocks * columns]), x.type.layout)

@@ -17,6 +17,7 @@ from .config import (
     VECTOR,
     AppendConfig,
     AppendShape,
+    ColumnScaledRows,
     EightBitPages,
     Rotation,
     Rows,
@@ -85,8 +86,8 @@ def _launches(
     shape = AppendShape(count, tokens, heads, *k_pages.shape[:2], places.table_pages)
     args = {key: _rows(x, run) for key, x in tensors.items()} | places.arguments | {"shape": shape}
     if eight_bit is not None:
-        named = zip(("k_pages", "v_pages"), new.scales, strict=True)
-        args |= {key: _scaled(args[key], scale) for key, scale in named}
+        named = zip(("k_pages", "v_pages"), new.scales, eight_bit.scales, strict=True)
+        args |= {key: _scaled(args[key], scale, per) for key, scale, per in named}
     for key, angle in (("cos", cos), ("sin", sin)):
         args[key] = Table(angle, 0 if angle is None else angle.stride(0))
     types = {key: element_of(x.dtype).name for key, x in places.arguments.items() if isinstance(x, Tensor)}
@@ -113,10 +114,12 @@ def run_of(tensors: list[Tensor], size: int) -> int:
     return run if even else 1
 
 
-def _scaled(rows: Rows, scale: Tensor | None) -> ScaledRows:
-    """Pages with their scale."""
+def _scaled(rows: Rows, scale: Tensor | None, per: str | int | None) -> ScaledRows | ColumnScaledRows:
+    """Pages with their scale, which belongs to `per`."""
     if scale is None or scale.ndim < 2:
         return ScaledRows(*rows, scale, 0, 0, scale.stride(0) if scale is not None and scale.ndim else 0)
+    if isinstance(per, int):
+        return ColumnScaledRows(*rows, scale, *scale.stride())
     return ScaledRows(*rows, scale, *scale.stride()[:3])
 
 

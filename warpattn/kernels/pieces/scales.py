@@ -57,6 +57,12 @@ def has_scale(config, operand, *kinds):
     return config.eight_bit is not None and getattr(config.eight_bit.scales, operand) in kinds
 
 
+@gluon.constexpr_function
+def has_token_scale(config, operand):
+    """Whether tokens have scales of their own in an operand, "k" or "v": one, or one for each block of columns."""
+    return has_scale(config, operand, "token") or config.scale_blocks(operand) > 1
+
+
 @gluon.aggregate
 class OfTokens:
     """What belongs to scales of tokens: of keys and of values, () where they have none."""

@@ -38,9 +38,9 @@ class ScaledRows(NamedTuple):
     head: Any
 
 
-class ScaledLatents(NamedTuple):
-    """8-bit latents as `ScaledRows`; `block`: stride from the scale of one block of 128 columns to the next, 0 where
-    they have the same."""
+class ColumnScaledRows(NamedTuple):
+    """8-bit rows as `ScaledRows`; `block`: stride from the scale of one block of columns to the next, 0 where they have
+    the same."""
 
     desc: Any
     scale: Any  # float*

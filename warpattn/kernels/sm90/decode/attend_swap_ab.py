@@ -24,11 +24,13 @@ from ...pieces.softmax import HEADROOM, LOWEST, in_base_2
 from ..layouts import accumulator_layout, element_type
 from .attend import load_queries, value_tile, visible_scores, without_hidden
 from .eight_bit import (
+    block_scales,
     in_order,
-    keys_product,
+    key_products,
     load_scaled_queries,
+    rescaled,
     token_scales,
-    values_product,
+    value_products,
 )
 from .output_swap_ab import finish_rows, make_exchange, output_rows
 from .schedule import item_at, next_item
@@ -53,7 +55,9 @@ def attend_swap_ab_role(ctx):
     v_state = consumer_state(config.stages)
     operand: gl.constexpr = element_type(config.operand)
     p_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([config.rows, config.block_n], operand)
-    p_tile = gl.allocate_shared_memory(operand, [config.rows, config.block_n], p_layout)
+    p_tiles = ()
+    for _ in gl.static_range(config.scale_blocks("v")):
+        p_tiles += (gl.allocate_shared_memory(operand, [config.rows, config.block_n], p_layout),)
     exchange = make_exchange(config)
     cursor = ctx.start
     while cursor.unit < ctx.end:
@@ -62,10 +66,10 @@ def attend_swap_ab_role(ctx):
         rows = output_rows(ctx, item)
         state = no_keys(config, k_state, v_state)
         if by_token(config):
-            state = attend_scaled_tokens(ctx, state, p_tile, item, scaling)
+            state = attend_scaled_tokens(ctx, state, p_tiles, item, scaling)
         else:
             for i in range(item.begin, item.end):
-                state = attend_keys(ctx, state, p_tile, item, i, scaling)
+                state = attend_keys(ctx, state, p_tiles, item, i, scaling)
         cursor = next_item(cursor, item, ctx.work.heads)
         finish_rows(ctx, whole_output(ctx, state, scaling), item, exchange, rows)
         k_state = state.k
@@ -103,7 +107,7 @@ def no_keys(config: gl.constexpr, k_state, v_state):
 
 
 @gluon.jit
-def attend_keys(ctx, state, p_tile, item, i, scaling):
+def attend_keys(ctx, state, p_tiles, item, i, scaling):
     """Key tile number `i`: scores, softmax, and their part of the output."""
     ctx.rings.k.consumer_wait(state.k)
     s = key_scores(ctx, state.k, scaling)
@@ -118,54 +122,95 @@ def attend_keys(ctx, state, p_tile, item, i, scaling):
         o = o * alpha[None, :]
         l = l * gl.convert_layout(alpha, gl.SliceLayout(0, gl.SliceLayout(1, l.type.layout)))[None, None, :]
     p = gl.exp2(x - m[None, :])
-    o = add_values(ctx, state, p, o, p_tile, item, i)
+    o = add_values(ctx, state, (p,), o, p_tiles, item, i)
     return SwapAbProgress(o, m, l + thread_sum(p), state.k.step(), state.v.step())
 
 
 @gluon.jit
-def attend_scaled_tokens(ctx, state, p_tile, item, scaling):
+def attend_scaled_tokens(ctx, state, p_tiles, item, scaling):
     """The state after all key tiles of an item if tokens have scales of their own. A value's scale is part of its
     weight's exponent, and weights have a reference maximum of their own, so that none exceeds fp16 whatever scales are.
+    Where blocks of the values' columns have scales, each has weights of its own.
     """
-    most = state.m
+    blocks: gl.constexpr = len(p_tiles)
+    most = ()
+    for _ in gl.static_range(blocks):
+        most += (state.m,)
     for i in range(item.begin, item.end):
         ctx.rings.k.consumer_wait(state.k)
         k_scale = token_scales(ctx, ctx.rings.scales.k, state.k, "k")
-        v_exponent = gl.log2(token_scales(ctx, ctx.rings.scales.v, state.k, "v"))
+        v_exponents = value_exponents(ctx, state.k)
         s = key_scores(ctx, state.k, scaling) * k_scale[:, None]
         ctx.rings.k.consumer_release(state.k)
         x = exponents(ctx, masked_scores(ctx, s, item, i))
-        y = gl.where(x == -float("inf"), x, x + v_exponent[:, None])
         m = state.m
         l = state.l
         o = state.o
-        if any_exceeds(gl.maximum(x - m[None, :], y - most[None, :])):
+        y = ()
+        for part in gl.static_range(blocks):
+            y += (gl.where(x == -float("inf"), x, x + v_exponents[part][:, None]),)
+        beyond = x - m[None, :]
+        for part in gl.static_range(blocks):
+            beyond = gl.maximum(beyond, y[part] - most[part][None, :])
+        if any_exceeds(beyond):
             m = gl.maximum(m, gl.max(x, 0))
             alpha = gl.exp2(state.m - m)
             l = l * gl.convert_layout(alpha, gl.SliceLayout(0, gl.SliceLayout(1, l.type.layout)))[None, None, :]
             before = most
-            most = gl.maximum(most, gl.max(y, 0))
-            o = o * gl.exp2(before - most)[None, :]
+            most = ()
+            for part in gl.static_range(blocks):
+                most += (gl.maximum(before[part], gl.max(y[part], 0)),)
+            o = rescaled(o, powers(before, most))
         l = l + thread_sum(gl.exp2(x - m[None, :]))
-        o = add_values(ctx, state, gl.exp2(y - most[None, :]), o, p_tile, item, i)
+        p = ()
+        for part in gl.static_range(blocks):
+            p += (gl.exp2(y[part] - most[part][None, :]),)
+        o = add_values(ctx, state, p, o, p_tiles, item, i)
         state = SwapAbProgress(o, m, l, state.k.step(), state.v.step())
-    return SwapAbProgress(state.o * gl.exp2(most - state.m)[None, :], state.m, state.l, state.k, state.v)
+    references = ()
+    for _ in gl.static_range(blocks):
+        references += (state.m,)
+    return SwapAbProgress(rescaled(state.o, powers(most, references)), state.m, state.l, state.k, state.v)
 
 
 @gluon.jit
-def add_values(ctx, state, p, o, p_tile, item, i):
-    """O [Dv, R] plus the product of the values of key tile number `i` and weights `p` [N, R]; releases the values."""
+def powers(exponents, references):
+    """2 to the power of exponents [R] minus references, of each block."""
+    made = ()
+    for part in gl.static_range(len(exponents)):
+        made += (gl.exp2(exponents[part] - references[part]),)
+    return made
+
+
+@gluon.jit
+def value_exponents(ctx, k_state):
+    """Base-2 exponents [N] of the values' scales in a slot, of each block of columns with scales of its own."""
+    blocks: gl.constexpr = ctx.config.scale_blocks("v")
+    if blocks == 1:
+        return (gl.log2(token_scales(ctx, ctx.rings.scales.v, k_state, "v")),)
+    else:
+        found = ()
+        for part in gl.static_range(blocks):
+            found += (gl.log2(block_scales(ctx, ctx.rings.scales.v, k_state, part)),)
+        return found
+
+
+@gluon.jit
+def add_values(ctx, state, p, o, p_tiles, item, i):
+    """O [Dv, R] plus the product of the values of key tile number `i` and weights `p` [N, R], of each block of the
+    values' columns with scales of its own; releases the values."""
     config: gl.constexpr = ctx.config
-    p_tile.permute((1, 0)).store(p.to(element_type(config.operand)))
+    for part in gl.static_range(len(p)):
+        p_tiles[part].permute((1, 0)).store(p[part].to(element_type(config.operand)))
     fence_async_shared()
     gl.barrier()
     ctx.rings.v.consumer_wait(state.v)
     v_tile = value_tile(ctx, state.v)
     o = without_hidden(ctx, o, v_tile, item, i, 1)
     if config.eight_bit is not None:
-        o = values_product(v_tile, p_tile, o, config)
+        o = value_products(v_tile, p_tiles, o, config)
     else:
-        o = warpgroup_mma(v_tile.permute((1, 0)), p_tile.permute((1, 0)), o, is_async=True)
+        o = warpgroup_mma(v_tile.permute((1, 0)), p_tiles[0].permute((1, 0)), o, is_async=True)
         o = warpgroup_mma_wait(0, deps=(o,))
     ctx.rings.v.consumer_release(state.v)
     return o
@@ -177,7 +222,7 @@ def key_scores(ctx, k_state, scaling):
     config: gl.constexpr = ctx.config
     k_tile = ctx.rings.k.tile(k_state).reshape([config.block_n, config.padded_qk])
     if config.eight_bit is not None:
-        return keys_product(k_tile, ctx.rings.q, config) * scaling.scores[None, :]
+        return key_products(ctx, k_tile, k_state) * scaling.scores[None, :]
     else:
         zero = gl.zeros([config.block_n, config.rows], gl.float32, accumulator_layout(config.rows))
         s = warpgroup_mma(k_tile, ctx.rings.q.permute((1, 0)), zero, use_acc=False, is_async=True)

@@ -163,10 +163,17 @@ class DecodeConfig(KeyTileSizes, StreamConfig):
     def v_bytes(self) -> int:
         return self.stored.bytes * self.block_n * self.padded_v
 
+    def scale_blocks(self, operand: str) -> int:
+        """Blocks of the columns of a tile of "k" or "v" with scales of their own."""
+        columns = 0 if self.eight_bit is None else self.eight_bit.columns(operand)
+        return (self.padded_qk if operand == "k" else self.padded_v) // columns if columns else 1
+
     @property
     def scale_bytes(self) -> int:
         """Of the scales of tokens in a slot of keys."""
-        return 4 * 2 * self.block_n if self.eight_bit is not None and self.eight_bit.by_token else 0
+        if self.eight_bit is None or not self.eight_bit.by_token:
+            return 0
+        return 4 * self.block_n * (self.scale_blocks("k") + self.scale_blocks("v"))
 
     @property
     def rows(self) -> int:
@@ -200,11 +207,11 @@ class DecodeConfig(KeyTileSizes, StreamConfig):
 
     @property
     def private_bytes(self) -> int:
-        """Shared memory beside the rings: queries; with swap-AB also a tile of P, O, l and m in fp32 while their rows
-        and columns change places, and scales of tokens."""
+        """Shared memory beside the rings: queries; with swap-AB also a tile of P for each block of the values' columns,
+        O, l and m in fp32 while their rows and columns change places, and scales of tokens."""
         if self.swap_ab is None:
             return self.q_bytes
-        p_bytes = self.operand.bytes * self.rows * self.block_n
+        p_bytes = self.scale_blocks("v") * self.operand.bytes * self.rows * self.block_n
         return self.q_bytes + p_bytes + 4 * self.rows * (self.padded_v + 5) + self.stages * self.scale_bytes
 
     @cached_property

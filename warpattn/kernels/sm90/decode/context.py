@@ -96,7 +96,7 @@ class DecodeRings:
     k: StagedPipeline  # [stages, 1, N, 1, D]
     v: StagedPipeline  # [stages, 1, N, 1, Dv]
     q: gl.shared_memory_descriptor  # [rows, D], of the warpgroup alone
-    scales: gl.base_value  # `OfTokens` in the slots of keys, each [stages, N] fp32; () where tokens have none
+    scales: gl.base_value  # `OfTokens` in slots of keys, each [stages, blocks of columns * N] fp32; () without such
 
 
 @gluon.aggregate
@@ -178,8 +178,9 @@ def make_decode_rings(config: gl.constexpr):
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     scales = ()
     if config.scale_bytes > 0:
-        shape: gl.constexpr = [config.stages, config.block_n]
+        k_shape: gl.constexpr = [config.stages, config.scale_blocks("k") * config.block_n]
+        v_shape: gl.constexpr = [config.stages, config.scale_blocks("v") * config.block_n]
         scales = OfTokens(
-            gl.allocate_shared_memory(gl.float32, shape, plain), gl.allocate_shared_memory(gl.float32, shape, plain)
+            gl.allocate_shared_memory(gl.float32, k_shape, plain), gl.allocate_shared_memory(gl.float32, v_shape, plain)
         )
     return DecodeRings(k_ring, make_pipeline(v, empty_arrivals(config.topology, "V"), config.stages), q, scales)

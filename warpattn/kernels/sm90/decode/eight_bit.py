@@ -71,9 +71,26 @@ def in_key_order(x):
 
 
 @gluon.jit
+def key_products(ctx, k_tile, k_state):
+    """Products [N, R] of a tile of keys [N, D] with the queries; where blocks of columns have scales of their own, sums
+    of those of each block times its scale."""
+    config: gl.constexpr = ctx.config
+    blocks: gl.constexpr = config.scale_blocks("k")
+    if blocks == 1:
+        return keys_product(k_tile, ctx.rings.q, config)
+    else:
+        columns: gl.constexpr = config.padded_qk // blocks
+        s = gl.zeros([config.block_n, config.rows], gl.float32, accumulator_layout(config.rows))
+        for part in gl.static_range(blocks):
+            k_part, q_part = k_tile.slice(part * columns, columns, 1), ctx.rings.q.slice(part * columns, columns, 1)
+            s += keys_product(k_part, q_part, config) * block_scales(ctx, ctx.rings.scales.k, k_state, part)[:, None]
+        return s
+
+
+@gluon.jit
 def keys_product(k_tile, q_tile, config: gl.constexpr):
     """Products [N, R] of a tile of keys [N, D] with the queries [R, D]."""
-    k = in_key_order(k_tile.load(key_bytes(config.block_n, config.padded_qk)).to(gl.float16))
+    k = in_key_order(k_tile.load(key_bytes(config.block_n, k_tile.shape[1])).to(gl.float16))
     k = gl.convert_layout(k, operand_registers(config.rows), assert_trivial=True)
     zero = gl.zeros([config.block_n, config.rows], gl.float32, accumulator_layout(config.rows))
     s = warpgroup_mma(k, q_tile.permute((1, 0)), zero, use_acc=False, is_async=True)
@@ -81,12 +98,76 @@ def keys_product(k_tile, q_tile, config: gl.constexpr):
 
 
 @gluon.jit
+def value_products(v_tile, p_tiles, o, config: gl.constexpr):
+    """O [Dv, R], rows in the order of `in_order`'s argument, plus the product of values [N, Dv] and weights [R, N], of
+    which each block of columns with scales of its own has others."""
+    blocks: gl.constexpr = len(p_tiles)
+    if blocks == 1:
+        return values_product(v_tile, p_tiles[0], o, config)
+    else:
+        columns: gl.constexpr = config.padded_v // blocks
+        before = row_blocks(o, blocks)
+        made = ()
+        for part in gl.static_range(blocks):
+            v_part = v_tile.slice(part * columns, columns, 1)
+            made += (values_product(v_part, p_tiles[part], before[part], config),)
+        return joined(made)
+
+
+@gluon.jit
+def rescaled(o, factors):
+    """O [Dv, R] times the factors [R] of each block of its rows."""
+    blocks: gl.constexpr = len(factors)
+    if blocks == 1:
+        return o * factors[0][None, :]
+    else:
+        before = row_blocks(o, blocks)
+        made = ()
+        for part in gl.static_range(blocks):
+            made += (before[part] * factors[part][None, :],)
+        return joined(made)
+
+
+@gluon.jit
+def row_blocks(x, blocks: gl.constexpr):
+    """Blocks of the rows of an accumulator [M, R], each an accumulator; a power of two of them."""
+    layout: gl.constexpr = x.type.layout
+    found = (x,)
+    doublings: gl.constexpr = blocks.bit_length() - 1
+    for _ in gl.static_range(doublings):
+        halves = ()
+        for i in gl.static_range(len(found)):
+            each = found[i]
+            first, second = each.reshape([2, each.shape[0] // 2, each.shape[1]]).permute((1, 2, 0)).split()
+            halves += (gl.convert_layout(first, layout, True), gl.convert_layout(second, layout, True))
+        found = halves
+    return found
+
+
+@gluon.jit
+def joined(blocks):
+    """The accumulator of such blocks."""
+    layout: gl.constexpr = blocks[0].type.layout
+    found = blocks
+    doublings: gl.constexpr = len(blocks).bit_length() - 1
+    for _ in gl.static_range(doublings):
+        pairs = ()
+        for i in gl.static_range(0, len(found), 2):
+            both = gl.join(found[i], found[i + 1]).permute((2, 0, 1))
+            both = both.reshape([2 * found[i].shape[0], found[i].shape[1]])
+            pairs += (gl.convert_layout(both, layout, True),)
+        found = pairs
+    return found[0]
+
+
+@gluon.jit
 def values_product(v_tile, p_tile, o, config: gl.constexpr):
     """O [Dv, R], rows in the order of `in_order`'s argument, plus the product of values [N, Dv] and weights [R, N]."""
-    blocks: gl.constexpr = config.padded_v // 64
-    v = v_tile.permute((1, 0)).load(value_bytes(config.padded_v, config.block_n)).to(gl.float16)
+    columns: gl.constexpr = v_tile.shape[1]
+    blocks: gl.constexpr = columns // 64
+    v = v_tile.permute((1, 0)).load(value_bytes(columns, config.block_n)).to(gl.float16)
     v = v.reshape([4, 8, blocks, 2, config.block_n]).permute((2, 0, 3, 1, 4))
-    v = v.reshape([config.padded_v, config.block_n])
+    v = v.reshape([columns, config.block_n])
     v = gl.convert_layout(v, operand_registers(config.rows), assert_trivial=True)
     o = warpgroup_mma(v, p_tile.permute((1, 0)), o, is_async=True)
     return warpgroup_mma_wait(0, deps=(o, v))[0]
@@ -94,17 +175,23 @@ def values_product(v_tile, p_tile, o, config: gl.constexpr):
 
 @gluon.jit
 def in_order(o, config: gl.constexpr):
-    """The sums [Dv, R] of `values_product` with the values' columns in order."""
-    blocks: gl.constexpr = config.padded_v // 64
-    o = o.reshape([blocks, 4, 2, 8, config.rows]).permute((1, 3, 0, 2, 4))
+    """The sums [Dv, R] of `value_products` with the values' columns in order."""
+    own: gl.constexpr = config.scale_blocks("v")
+    blocks: gl.constexpr = config.padded_v // 64 // own
+    if own == 1:
+        o = o.reshape([blocks, 4, 2, 8, config.rows]).permute((1, 3, 0, 2, 4))
+    else:
+        o = o.reshape([own, blocks, 4, 2, 8, config.rows]).permute((0, 2, 4, 1, 3, 5))
     return o.reshape([config.padded_v, config.rows])
 
 
 @gluon.jit
 def column_of(row, config: gl.constexpr):
-    """The values' columns that rows [Dv] of the sums of `values_product` have, see `in_order`."""
-    blocks: gl.constexpr = config.padded_v // 64
-    return (((row // 16 % 4) * 8 + row % 8) * blocks + row // 64) * 2 + row // 8 % 2
+    """The values' columns that rows [Dv] of the sums of `value_products` have, see `in_order`."""
+    own: gl.constexpr = config.padded_v // config.scale_blocks("v")
+    blocks: gl.constexpr = own // 64
+    column = (((row // 16 % 4) * 8 + row % 8) * blocks + row % own // 64) * 2 + row // 8 % 2
+    return column + row // own * own
 
 
 @gluon.jit
@@ -155,6 +242,14 @@ def fractions(q):
     exponent = gl.maximum(gl.minimum(exponent, 253), 1)
     inverse = ((254 - exponent) << 23).to(gl.float32, bitcast=True)
     return q * inverse[:, None], (exponent << 23).to(gl.float32, bitcast=True)
+
+
+@gluon.jit
+def block_scales(ctx, scales, k_state, part: gl.constexpr):
+    """Scales [N] of a block of columns in a slot of [stages, blocks * N]."""
+    keys: gl.constexpr = ctx.config.block_n
+    layout: gl.constexpr = gl.SliceLayout(1, accumulator_layout(ctx.config.rows))
+    return scales.index(k_state.index).slice(part * keys, keys, 0).load(layout)
 
 
 @gluon.jit

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from warpattn.problem import CheckedCall, Problem
 from warpattn.problem.arch import ARCHS, compile_options
@@ -22,7 +23,7 @@ from warpattn.sequences import PagedKV, PagedRagged, Sequence
 from ...pieces.combine_config import CombineTile, allocate_parts
 from ..arguments import strided
 from ..prefill.config import CONSUMER_ROWS
-from .arguments import DecodeShape, KeyIndex, MappedRows, PartialResults, ScaledQueries, ScaledRows
+from .arguments import ColumnScaledRows, DecodeShape, KeyIndex, MappedRows, PartialResults, ScaledQueries, ScaledRows
 from .choice import choose, even_cut, head_tiles, partitions, row_tiles
 from .config import DecodeConfig, StreamConfig
 
@@ -117,11 +118,17 @@ def arguments(checked: CheckedCall, x: Operands, sequence: Sequence, choice: Cho
     key_rows: Callable[..., Any] = strided if choice.config.gathers else MappedRows
     k, v, q = key_rows(x.k), key_rows(x.v), strided(x.q)
     if p.kv_dtype is not None:
-        k = ScaledRows(x.k, *scale_rows(x.k, sequence.k_scale))
-        v = ScaledRows(x.v, *scale_rows(x.v, sequence.v_scale))
+        k = scaled_rows(x.k, sequence.k_scale, p.scales.k)
+        v = scaled_rows(x.v, sequence.v_scale, p.scales.v)
     if p.q_dtype is not None:
         q = ScaledQueries(*q, scale_rows(x.q, sequence.q_scale))
     return {
         "k": k, "v": v, "q": q, "out": strided(x.out), "keys": keys,
         "lse_ptr": x.lse, "sinks_ptr": x.sinks, "scale": checked.scale, "shape": shape, **modifier_args(checked),
     }  # fmt: skip
+
+
+def scaled_rows(x: Tensor, scale: Tensor | None, per: str | int | None) -> ScaledRows | ColumnScaledRows:
+    """8-bit keys or values with a scale that belongs to `per`."""
+    rows = ScaledRows(x, *scale_rows(x, scale))
+    return ColumnScaledRows(*rows, scale.stride(-1)) if scale is not None and isinstance(per, int) else rows

@@ -20,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ...nvidia.pipelines import producer_state
-from ...pieces.scales import has_scale
+from ...pieces.scales import has_token_scale
 from .context import matrix
 from .schedule import item_at, next_item
 
@@ -196,10 +196,10 @@ def copy_scales(ctx, state, item, i, pages):
             key = block_keys(ctx, item, i, block)
             row = key if config.page_box is None else key % ctx.work.page_size
             place = ScalePlace(in_cache(ctx, pages[block]), row, item.part.head, key < item.row_tile.length)
-            if has_scale(config, "k", "token"):
-                copy_block(ctx.rings.scales.k.index(state.index), block, ctx.keys.k, place)
-            if has_scale(config, "v", "token"):
-                copy_block(ctx.rings.scales.v.index(state.index), block, ctx.keys.v, place)
+            if has_token_scale(config, "k"):
+                copy_block(ctx.rings.scales.k.index(state.index), block, ctx.keys.k, place, "k", config)
+            if has_token_scale(config, "v"):
+                copy_block(ctx.rings.scales.v.index(state.index), block, ctx.keys.v, place, "v", config)
         async_copy.mbarrier_arrive(full)
 
 
@@ -214,11 +214,25 @@ class ScalePlace:
 
 
 @gluon.jit
-def copy_block(slot, block: gl.constexpr, rows, place):
-    """Start to copy the scales of a block of keys to their part of a slot [N]."""
+def copy_block(slot, block: gl.constexpr, rows, place, operand: gl.constexpr, config: gl.constexpr):
+    """Start to copy the scales of a block of keys to their part of a slot [N], or of each block of columns [N]; 0 for
+    blocks past the head dim."""
     at = place.outer.to(gl.int64) * rows.outer + place.row.to(gl.int64) * rows.row
-    into = slot.slice(block * 32, 32, 0)
-    async_copy.async_load(into, rows.scale + at + place.head * rows.head, mask=place.there)
+    source = rows.scale + at + place.head * rows.head
+    blocks: gl.constexpr = config.scale_blocks(operand)
+    if blocks == 1:
+        async_copy.async_load(slot.slice(block * 32, 32, 0), source, mask=place.there)
+    else:
+        for part in gl.static_range(blocks):
+            into = slot.slice(part * config.block_n + block * 32, 32, 0)
+            inside = place.there & (part < given_blocks(config, operand))
+            async_copy.async_load(into, source + part * rows.block, mask=inside)
+
+
+@gluon.constexpr_function
+def given_blocks(config, operand):
+    """Blocks of columns of a head dim, without what fills up a tile."""
+    return (config.dim_qk if operand == "k" else config.dim_v) // config.eight_bit.columns(operand)
 
 
 @gluon.jit

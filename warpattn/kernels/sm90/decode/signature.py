@@ -13,7 +13,7 @@ from ...pieces.signature import packed_span
 from ..arguments import int32_fields, strided_types
 from ..layouts import element_type, tile_layout
 from ..signature import Features, attention_source
-from .arguments import DecodeShape, KeyIndex, MappedRows, PartialResults, ScaledLatents, ScaledQueries, ScaledRows
+from .arguments import ColumnScaledRows, DecodeShape, KeyIndex, MappedRows, PartialResults, ScaledQueries, ScaledRows
 from .combine import decode_combine_kernel
 from .config import DecodeConfig, StreamConfig
 from .kernel import decode_kernel
@@ -31,23 +31,25 @@ def stream_source(
     k_columns: int,
     v_columns: int,
     features: Features,
-    v: ScaledLatents | None = None,
+    v: ColumnScaledRows | None = None,
 ):
     """A kernel with the parameters of decode, whose copies of keys and values have so many columns; `v`: the types of
     values that are others."""
     rows = strided_types(config.element.pointer)
 
-    def key_rows(cols: int) -> tuple[str, ...]:
+    def key_rows(cols: int, operand: str) -> tuple[str, ...]:
         layout = tile_layout(config.box, cols, element_type(config.stored))
         descriptor = f"tensordesc<{config.stored.name}[1, {config.box}, 1, {cols}],{layout!r}>"
         if config.eight_bit is not None:
-            return ScaledRows(descriptor, "*fp32", "i64", "i64", "i64")
+            by_columns = config.eight_bit.columns(operand) > 0
+            scaled = ScaledRows(descriptor, "*fp32", "i64", "i64", "i64")
+            return ColumnScaledRows(*scaled, "i64") if by_columns else scaled
         return rows if config.gathers else MappedRows(descriptor)
 
     q: tuple[Any, ...] = rows
     if config.eight_bit is not None and config.eight_bit.queries:
         q = ScaledQueries(*strided_types(config.stored.pointer), ScaleRows("*fp32", "i64", "i64", "i64"))
-    signature = {"k": key_rows(k_columns), "v": v or key_rows(v_columns), "q": q, **_shared_signature(config)}
+    signature = {"k": key_rows(k_columns, "k"), "v": v or key_rows(v_columns, "v"), "q": q, **_shared_signature(config)}
     aligned = ("q", "out", "workspace", *(("k", "v") if config.gathers else ()))
     return attention_source(kernel, config, _packed(features), signature, aligned)
 

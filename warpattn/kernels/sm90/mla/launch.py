@@ -13,7 +13,7 @@ from warpattn.problem.operands import Operands, programs
 from warpattn.sequences import Sequence
 from warpattn.sequences.latent import LatentPages
 
-from ..decode.arguments import MappedRows, ScaledLatents
+from ..decode.arguments import ColumnScaledRows, MappedRows
 from ..decode.launch import arguments, combine_launch, head_rows, launch_key, workspace
 from .config import choose
 
@@ -40,9 +40,9 @@ def list_launches(
     return attend, combine_launch(checked, config, args)
 
 
-def scaled_latents(x: Tensor, scale: Tensor | None) -> ScaledLatents:
+def scaled_latents(x: Tensor, scale: Tensor | None) -> ColumnScaledRows:
     """Latents (pages, page size, heads, columns) of 8 bits; without a scale it is 1."""
     scale = x.new_ones((), dtype=torch.float32) if scale is None else scale
     steps = scale.stride()
     rest = (*[0] * 3, 0) if scale.ndim == 0 else (0, 0, *steps, 0) if scale.ndim == 1 else (*steps, 0)[:4]
-    return ScaledLatents(x, scale, *rest)
+    return ColumnScaledRows(x, scale, *rest)

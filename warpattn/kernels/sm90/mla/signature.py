@@ -2,7 +2,7 @@
 
 from warpattn.language.nodes import Program
 
-from ..decode.arguments import ScaledLatents
+from ..decode.arguments import ColumnScaledRows
 from ..decode.signature import stream_source
 from ..layouts import element_type, tile_layout
 from ..signature import Features
@@ -16,5 +16,5 @@ def mla_source(config: MlaConfig, mask: Program, score: Program | None, has_sink
     if config.latents is not None:
         layout = tile_layout(config.box, config.half, element_type(config.latents))
         descriptor = f"tensordesc<{config.latents.name}[1, {config.box}, 1, {config.half}],{layout!r}>"
-        rows = ScaledLatents(descriptor, "*fp32", *["i64"] * 4)
+        rows = ColumnScaledRows(descriptor, "*fp32", *["i64"] * 4)
     return stream_source(mla_kernel, config, config.rope, config.half, features, rows)

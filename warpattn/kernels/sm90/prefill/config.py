@@ -15,7 +15,7 @@ from warpattn.problem import Problem
 from warpattn.problem.element import ELEMENT_OF, FP16, Element
 from warpattn.problem.scales import eight_bit_of
 
-from ..eight_bit import multiplies_bytes
+from ..eight_bit import converted, multiplies_bytes
 from ..operand_format import OperandFormat, WithOperands
 from ..registers import Registers
 from ..widths import block_columns, pad_dim, split_dim
@@ -359,7 +359,7 @@ def _eight_bit_config(problem: Problem, seq_q: int) -> tuple[SM90Config, str]:
     """The same for 8-bit keys and values: a warpgroup converts them, so two consumer warpgroups have to do."""
     config, why = choose_config(ELEMENT_OF[problem.dtype], problem.dim_qk, problem.dim_v, min(seq_q, SHORT_ROWS), True)
     config = replace(
-        config, operands=replace(config.operands, eight_bit=eight_bit_of(problem)), store_parts=config.v_parts,
+        config, operands=replace(config.operands, eight_bit=converted(problem)), store_parts=config.v_parts,
         registers=Registers(CONVERT_CONSUMER, CONVERT_PRODUCER),
     )  # fmt: skip
     return stored(config), f"{why}; a warpgroup more converts tiles to 16 bits in the slots where they arrive"
