@@ -20,9 +20,10 @@ import warpattn as wa
 from tests.cases import Case
 from tests.full import test_sm90_knockout
 from tests.random_calls import attend
+from tests.sim import backward
 from tests.sim.calls import test_append_slots, test_merge
 from tests.sim.knocking import knocked_out, reviewed
-from tests.sim.sm90 import backward, mla
+from tests.sim.sm90 import mla
 from tests.sim.sm90.decode import Decode, tensors
 from tests.sim.sm100 import test_pair
 from warpattn.runtime import simulate as runtime

@@ -15,8 +15,8 @@ import torch
 
 pytest.importorskip("triton")
 
+from tests.sim.backward import Case, gradients, launches, operands
 from tests.sim.knocking import knocked_out, reviewed
-from tests.sim.sm90.backward import Case, gradients, launches, operands
 from warpattn.masks import Causal, Padding, SlidingWindow
 from warpattn.problem.backward import fitted_gradients
 from warpattn.problem.launch import Launch
@@ -87,10 +87,8 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
 
 def made_by(launch: Launch) -> list[torch.Tensor]:
     """What a launch writes."""
-    names = {
-        "sm90.backward_key_tiles": ("tiles",), "sm90.backward_prepare": ("made",), "sm90.backward": ("writes",),
-    }  # fmt: skip
-    return [x for name in names[launch.name] for x in tensors_of(launch.args[name])]
+    names = {"backward_key_tiles": "tiles", "backward_prepare": "made", "backward": "writes"}
+    return list(tensors_of(launch.args[names[launch.name.partition(".")[2]]]))
 
 
 def changed(

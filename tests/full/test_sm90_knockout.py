@@ -14,11 +14,11 @@ import torch
 
 pytest.importorskip("triton")
 
+from tests.sim import backward
 from tests.sim.knocking import SM90_PREFILL, knocked_out, reviewed
 from tests.sim.machine.findings.test_knockout import FIRST, TURN
-from tests.sim.sm90 import backward
 from warpattn.kernels.sm90.prefill.choice import arrange, shared_out
-from warpattn.kernels.sm90.prefill.config import choose_config, is_masked
+from warpattn.kernels.sm90.prefill.config import choose_config
 from warpattn.kernels.sm90.prefill.launch import list_launches
 from warpattn.masks import Causal, Mask, Padding, SlidingWindow
 from warpattn.problem import Call, validate
@@ -26,6 +26,7 @@ from warpattn.problem.arch import ARCHS
 from warpattn.problem.backward import fitted_gradients
 from warpattn.problem.launch import Launch
 from warpattn.problem.operands import Operands
+from warpattn.problem.problem import is_masked
 from warpattn.runtime.simulate import Options, run_launch
 from warpattn.runtime.simulate import _kernel as compiled
 from warpattn.sequences import Dense

@@ -46,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {
     "kernels": set(),
     "kernels.topology": set(),
     "kernels.pieces": {"errors", "language", "problem", "kernels.topology"},
-    "kernels.nvidia": {"errors", "problem", *PIECES},
+    "kernels.nvidia": {"errors", "language", "problem", "sequences", *PIECES},
     "kernels.amd": {"problem", *PIECES},
     "kernels.cache": HOST | PIECES,
     "kernels.merge": HOST | PIECES | {"kernels.cache"},

@@ -37,6 +37,7 @@ class BackwardLimits:
     kinds: tuple[str, ...]
     max_dim: int
     deterministic: bool = False  # whether they can have the same bits in every run
+    captured: bool = False  # whether there is one for what a score captured; else it takes torch operations
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,8 @@ class Limits:
 LATENT = HeadDims(576, 512)  # in absorbed latent attention (MLA)
 LATENT_TOKENS = 16  # query tokens of a sequence at most, with these
 EVERY_KIND = ("dense", "ragged", "paged", "paged-ragged")
-BACKWARD_SM90 = BackwardLimits(("dense", "ragged"), 256, deterministic=True)
+BACKWARD_SM90 = BackwardLimits(("dense", "ragged"), 256, deterministic=True, captured=True)
+BACKWARD_SM100 = BackwardLimits(("dense", "ragged"), 128, deterministic=True)
 EIGHT_BIT_SM90 = EightBitLimits(
     (torch.float8_e4m3fn, torch.float8_e5m2), EVERY_KIND, (None, "tensor", "head", "token", 64, 128),
     columns=16, rows=8, fp16_tokens=16, column_tokens=16, queries=True, latents=(None, "tensor", "token", 128),
@@ -89,7 +91,7 @@ EIGHT_BIT_SM100 = EightBitLimits(
 )  # fmt: skip
 LIMITS = {
     "sm90": Limits(EVERY_KIND, 512, True, BACKWARD_SM90, EIGHT_BIT_SM90),
-    "sm100": Limits(EVERY_KIND, 512, latent=True, eight_bit=EIGHT_BIT_SM100),
+    "sm100": Limits(EVERY_KIND, 512, latent=True, backward=BACKWARD_SM100, eight_bit=EIGHT_BIT_SM100),
     "gfx942": Limits(EVERY_KIND, 256, latent=True, eight_bit=EIGHT_BIT_GFX942),
     "gfx950": Limits(EVERY_KIND, 256, latent=True, eight_bit=EIGHT_BIT_GFX950),
 }

@@ -17,6 +17,7 @@ from warpattn.errors import Rules
 from warpattn.language.nodes import reads
 from warpattn.problem import CheckedCall, Problem
 from warpattn.problem.arch import ARCHS, RUNS, Arch, known
+from warpattn.problem.backends import LIMITS
 from warpattn.problem.backward import CheckedBackward, Gradients
 from warpattn.problem.eight_bit import check_eight_bit
 from warpattn.problem.gradients import check_backward
@@ -28,6 +29,9 @@ from warpattn.sequences import Sequence
 CAPTURED = (
     "gradients of tensors that the score captured are added by atomic additions of a kernel of its own; deterministic "
     "ones by torch operations on the device, the slower form"
+)
+CAPTURED_IN_ORDER = (
+    "gradients of tensors that the score captured are added by torch operations on the device, the slower form"
 )
 
 Choose = Callable[[Problem, Arch], Choice]
@@ -73,13 +77,20 @@ def plan(problem: Problem, arch: str = "sm90") -> Plan:
     rules.done()
     filled = _filled(problem)
     choice = _family(runs).choose(filled, ARCHS[runs])
-    if runs != arch:
-        own = f"{arch} runs the kernels of {runs} in machine code of its own; tiles are chosen as for {runs}"
-        choice = replace(choice, reasons=(*choice.reasons, own))
+    choice = _on_chip(choice, arch)
     if filled != problem:
         why = f"{problem.dim_qk}/{problem.dim_v} are no multiples of {RUN}: q, k and v are copied, rows filled up with"
         choice = replace(choice, reasons=(*choice.reasons, f"head dims {why} zeros to {filled.dim_qk}/{filled.dim_v}"))
     return Plan(problem, arch, choice)
+
+
+def _on_chip(choice: Choice, arch: str) -> Choice:
+    """A choice with the reason why it is that of another chip, where `arch` runs its kernels."""
+    if arch not in RUNS:
+        return choice
+    runs = RUNS[arch]
+    own = f"{arch} runs the kernels of {runs} in machine code of its own; tiles are chosen as for {runs}"
+    return replace(choice, reasons=(*choice.reasons, own))
 
 
 def _filled(problem: Problem) -> Problem:
@@ -93,11 +104,12 @@ def plan_backward(problem: Problem, arch: str = "sm90") -> Plan:
     rules = Rules()
     check_backward(rules, arch, ("q", "k", "v"), problem, problem.kind)
     rules.done()
-    from warpattn.kernels.sm90.backward.config import choose
-
-    choice = choose(_filled(problem), ARCHS[arch])
+    runs = RUNS.get(arch, arch)
+    choice = _on_chip(_backward(runs).choose(_filled(problem), ARCHS[runs]), arch)
     if problem.score is not None and reads(problem.score).tensors:
-        choice = replace(choice, reasons=(*choice.reasons, CAPTURED))
+        backward = LIMITS[arch].backward
+        why = CAPTURED if backward is not None and backward.captured else CAPTURED_IN_ORDER
+        choice = replace(choice, reasons=(*choice.reasons, why))
     return Plan(problem, arch, choice)
 
 
@@ -113,10 +125,10 @@ def list_launches(
 
 
 def list_backward_launches(checked: CheckedBackward, x: Gradients, sequence: Sequence) -> tuple[Launch, ...]:
-    """The launches of a checked backward, in order; tensors are fitted."""
-    from warpattn.kernels.sm90.backward.launch import list_backward_launches
-
-    return list_backward_launches(_filled_backward(checked), x, sequence)
+    """The launches of a checked backward on its backend's architecture, in order; tensors are fitted."""
+    arch = checked.forward.backend.removeprefix("simulate:")
+    launches = _backward(RUNS.get(arch, arch)).launches(_filled_backward(checked), x, sequence)
+    return tuple(replace(launch, arch=arch) for launch in launches) if arch in RUNS else launches
 
 
 def list_captured_launches(
@@ -149,3 +161,21 @@ def _family(arch: str) -> _Family:
         from warpattn.kernels.cdna.launch import list_launches
         from warpattn.kernels.cdna.select import choose
     return _Family(choose, list_launches)
+
+
+class _Backward(NamedTuple):
+    """What the folder of an architecture's backward has."""
+
+    choose: Choose
+    launches: Callable[[CheckedBackward, Gradients, Sequence], tuple[Launch, ...]]
+
+
+def _backward(arch: str) -> _Backward:
+    """The functions of an architecture that has a backward, imported when they are first needed."""
+    if arch == "sm90":
+        from warpattn.kernels.sm90.backward.config import choose
+        from warpattn.kernels.sm90.backward.launch import list_backward_launches
+    else:
+        from warpattn.kernels.sm100.backward.config import choose
+        from warpattn.kernels.sm100.backward.launch import list_backward_launches
+    return _Backward(choose, list_backward_launches)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.sim.sm90.backward import Case, checked, error, gradients, operands, tolerances
+from tests.sim.backward import Case, checked, error, gradients, operands, tolerances
 from warpattn.kernels.sm90.backward.launch import list_backward_launches
 from warpattn.masks import Causal, CustomMask, Prefix, SlidingWindow
 from warpattn.problem.backward import CheckedBackward, Gradients, fitted_gradients, write_back

@@ -70,8 +70,8 @@ def test_what_it_does_not_take_is_one_error():
     with pytest.raises(wa.AttentionError, match="q is on the device meta"):
         wa.attention(*meta, backend=BACKEND)
     q = tensors()[0].requires_grad_()
-    with pytest.raises(wa.AttentionError, match="q requires a gradient; the sm100 backend has no backward"):
-        wa.attention(q, *tensors()[1:], backend="simulate:sm100")
+    with pytest.raises(wa.AttentionError, match="q requires a gradient; the gfx942 backend has no backward"):
+        wa.attention(q, *tensors()[1:], backend="simulate:gfx942")
 
 
 def test_findings_are_an_error(monkeypatch):

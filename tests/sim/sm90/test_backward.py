@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("triton")
 
 from tests.drawn import drawn
-from tests.sim.sm90.backward import Case, error, gradients, launches, operands, simulated, tolerances
+from tests.sim.backward import Case, check_right, error, gradients, launches, operands, simulated, tolerances
 from warpattn.masks import Causal, CustomMask, Document, Materialized, Padding, Prefix, SlidingWindow
 from warpattn.problem.backward import fitted_gradients, write_back
 from warpattn.runtime.simulate import Options, run_launch
@@ -74,18 +74,14 @@ DRAWN = (
 
 @pytest.mark.parametrize("name", drawn(CASES, DRAWN))
 def test_right_and_without_findings(name):
-    reports, errors, _ = simulated(CASES[name], schedule="lazy")
-    assert all(report.clean for report in reports), reports
-    assert all(error <= 1 for error in errors.values()), errors
+    check_right(CASES[name], schedule="lazy")
 
 
 @pytest.mark.parametrize(
     ("name", "schedule"), [("groups", "adversarial"), ("nothing-visible", "lazy"), ("ragged", "random")]
 )
 def test_one_cta_takes_all_key_tiles(name, schedule):
-    reports, errors, _ = simulated(CASES[name], schedule=schedule, programs=1)
-    assert all(report.clean for report in reports), reports
-    assert all(error <= 1 for error in errors.values()), errors
+    check_right(CASES[name], schedule=schedule, programs=1)
 
 
 @pytest.mark.parametrize("dim", [64, 256])
@@ -113,6 +109,4 @@ def test_deterministic_gradients_have_the_same_bits_in_every_schedule(name):
 @pytest.mark.parametrize(("schedule", "seed"), drawn(SCHEDULES, [("adversarial", 0), ("random", 0)]))
 @pytest.mark.parametrize("name", ["groups", "dim-256"])
 def test_every_schedule(name, schedule, seed):
-    reports, errors, _ = simulated(CASES[name], schedule=schedule, seed=seed)
-    assert all(report.clean for report in reports), reports
-    assert all(error <= 1 for error in errors.values()), errors
+    check_right(CASES[name], schedule=schedule, seed=seed)

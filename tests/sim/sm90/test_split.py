@@ -13,12 +13,13 @@ from tests.drawn import drawn
 from tests.sim.sm90.prefill import error
 from warpattn.kernels.pieces.signature import softcap_factors
 from warpattn.kernels.sm90.prefill.choice import arrange, shared_out
-from warpattn.kernels.sm90.prefill.config import choose_config, is_masked
+from warpattn.kernels.sm90.prefill.config import choose_config
 from warpattn.kernels.sm90.prefill.launch import list_launches
 from warpattn.masks import Causal, CustomMask, Mask, SlidingWindow
 from warpattn.problem import Call, validate
 from warpattn.problem.arch import ARCHS
 from warpattn.problem.operands import Operands
+from warpattn.problem.problem import is_masked
 from warpattn.reference import reference
 from warpattn.runtime import simulate
 from warpattn.scores import CustomScore, Score, SoftCap

@@ -228,6 +228,8 @@ def test_every_command_has_help():
 def test_plans_of_a_backward():
     text = invoke("plan", "--backward", "--shape", "1x512x4/2x128", "--mask", "window:128")
     assert "sm90.backward on sm90" in text and "bytes for dQ in fp32" in text and ", backward" in text
+    text = invoke("plan", "--backward", "--arch", "sm100", "--shape", "1x512x4/2x128", "--mask", "window:128")
+    assert "sm100.backward on sm100" in text and "tensor memory: 480 of 512 columns" in text
     text = invoke("plan", "--backward", "--arch", "gfx942", exit_code=1)
     assert "q, k and v require gradients; the gfx942 backend has no backward" in text
 

@@ -12,13 +12,14 @@ from bench.choices import checked, described, empty
 from tests.unit.kernels.sm90_builds import chosen
 from warpattn.kernels.pieces.span_tiles import span_tiles
 from warpattn.kernels.sm90.prefill.choice import choose, tile_shape, tiling
-from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT, choose_config, is_masked
+from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT, choose_config
 from warpattn.kernels.sm90.prefill.rates import COMMAND, RECORDS, measured_tile
 from warpattn.kernels.sm90.prefill_varlen.config import choose as choose_varlen
 from warpattn.masks import Causal, Chunked, Document, Full, Mask, Padding, SlidingWindow
 from warpattn.problem import Call, Problem, validate
 from warpattn.problem.arch import ARCHS
 from warpattn.problem.launch import PlanOptions
+from warpattn.problem.problem import is_masked
 from warpattn.sequences import Dense, PagedKV, Ragged
 
 TRIED = [json.loads(Path(__file__).parents[3].joinpath(record).read_text()) for record in RECORDS]

@@ -3,24 +3,10 @@ kernel reads fields by name, so that the order of the fields is stated once. Not
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-from torch import Tensor
-
-from warpattn.problem.operands import run_strides
-
-Fields = TypeVar("Fields", bound=tuple)
 KEYS_OF_PRODUCT = 32  # that one wgmma of 8 bits sums over, and whose order is its own: see bytes.py
 TRANSPOSED_KEYS = 128  # of a program of prefill/transpose_values.py
-
-
-class StridedRows(NamedTuple):
-    """A tensor (batch or page, token or row, head, dim): its strides, but the last, in runs of 8 elements, int64."""
-
-    pointer: Any
-    outer: Any  # from one batch entry or page to the next
-    row: Any  # from one token or row to the next
-    head: Any
 
 
 class TransposeShape(NamedTuple):
@@ -58,18 +44,3 @@ class SplitShape(NamedTuple):
     section: Any
     batch: Any
     splits: Any  # parts of a tile
-
-
-def strided(x: Tensor) -> StridedRows:
-    """The argument for a tensor; its last stride is 1. Rows of ragged sequences (row, head, dim) have no outer one."""
-    return StridedRows(x, *[0] * (4 - x.ndim), *run_strides(x))
-
-
-def strided_types(pointer: str) -> StridedRows:
-    """The types of such an argument, for a Triton type `pointer`."""
-    return StridedRows(pointer, "i64", "i64", "i64")
-
-
-def int32_fields(fields: type[Fields]) -> Fields:
-    """The types of an argument whose fields are all int32."""
-    return fields(*["i32"] * len(fields._fields))  # type: ignore[attr-defined]

@@ -77,11 +77,11 @@ def _copy_in(op: Op) -> Callable[..., Any]:
 
 
 def _boxes(op: Op) -> Callable[[tuple, int], tuple[tuple, tuple[int, ...] | None]]:
-    """Where the box of a CTA begins, and its shape (None: the descriptor's)."""
+    """Where the box of a CTA begins, and its shape (None: the descriptor's); coordinates are read when it is issued."""
     kind = op.inputs[0]
     parts, shape = parts_of(op, kind), local(op, kind).shape
     if parts is None:
-        return lambda coordinates, cta: (coordinates, None)
+        return lambda coordinates, cta: (tuple(int(c) for c in coordinates), None)
     return lambda coordinates, cta: (
         tuple(int(c) + part.start for c, part in zip(coordinates, parts[cta], strict=True)),
         shape,

@@ -93,3 +93,15 @@ def last_reader_kernel(out, copy, semaphore):
     else:
         gl.atomic_poll(semaphore, 1, sem="acquire")
         gl.store(copy + offsets(), gl.load(out + offsets()))
+
+
+@gluon.jit
+def unwritten_row_kernel(out_desc):
+    """Adds zeros at a row that is read from shared memory which nobody has written."""
+    smem = gl.allocate_shared_memory(gl.float32, [N, N], out_desc.layout)
+    slot = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    smem.store(gl.zeros([N, N], gl.float32, TILE))
+    fence_async_shared()
+    row = gl.max(slot.load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+    tma.async_atomic_add(out_desc, [row, 0], smem)
+    tma.store_wait(0)

@@ -136,3 +136,10 @@ def test_a_poll_that_nobody_fulfils_is_a_deadlock() -> None:
     args = {"out": np.zeros((N, N), np.float32), "copy": poison((N, N)), "semaphore": np.full(1, -5, np.int32)}
     (found,) = run(kernels.last_reader_kernel, (3,), args).findings
     assert found.kind == "Deadlock" and "waits for 1 at byte 0 of semaphore, which holds -4" in found.message
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_where_a_copy_goes_is_read_when_it_is_issued(schedule):
+    args = {"out_desc": TensorDescriptor(np.zeros((ROWS, N), np.float32), (N, N))}
+    report = run(kernels.unwritten_row_kernel, (1,), args, {}, layout=layout("float32"), schedule=schedule)
+    assert [finding.kind for finding in report.findings] == ["UninitialisedRead"], report

@@ -112,8 +112,8 @@ def test_a_graph_serves_calls_with_and_without_gradients():
 
 def test_limits_are_errors_when_the_graph_runs():
     leaves = [x.bfloat16().requires_grad_() for x in (torch.randn(1, 8, 2, 16),) * 3]
-    fn = compiled(lambda q, k, v: wa.attention(q, k, v, backend="simulate:sm100"))
-    with pytest.raises(wa.AttentionError, match="q, k and v require gradients; the sm100 backend has no backward"):
+    fn = compiled(lambda q, k, v: wa.attention(q, k, v, backend="simulate:gfx942"))
+    with pytest.raises(wa.AttentionError, match="q, k and v require gradients; the gfx942 backend has no backward"):
         fn(*leaves)
 
 

@@ -211,7 +211,7 @@ def test_the_reference_serves_torch_func():
 
 
 REFUSED = {
-    "arch": ({"backend": "simulate:sm100"}, {}, "q, k and v require gradients; the sm100 backend has no backward"),
+    "arch": ({"backend": "simulate:gfx942"}, {}, "q, k and v require gradients; the gfx942 backend has no backward"),
     "dim": ({"backend": SIM}, {"dim": 192}, r"takes head dims up to \d+, and these are 192 and 24"),
 }
 

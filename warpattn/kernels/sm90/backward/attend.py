@@ -22,13 +22,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from ...nvidia.backward.visits import STAGES, at_keys, first_visit, following_visit, read_visit
+from ...nvidia.finite import clear_nonfinite
 from ...nvidia.pipelines import PipelineState, consumer_state
 from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import as_quads, multiply_pairs, pack, unpack
 from ..columns import columns_before, columns_of, wait_columns, zero_columns
-from ..finite import clear_nonfinite
 from ..layouts import accumulator_layout, element_type, operand_layout
-from .context import STAGES, at_keys, first_visit, following_visit, read_visit
 from .epilogue import store_keys, wait_copies
 
 

@@ -14,6 +14,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma_wait
 
+from ...nvidia.backward.visits import STAGES, read_visit
 from ...nvidia.pipelines import PipelineState, consumer_state
 from ...pieces.softmax import as_quads, pack
 from ..columns import wait_columns, zero_columns
@@ -33,7 +34,6 @@ from .attend import (
     value_score_products,
     wait_keys,
 )
-from .context import STAGES, read_visit
 from .epilogue import store_keys
 
 

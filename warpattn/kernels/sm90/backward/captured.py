@@ -12,12 +12,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
+from ...nvidia.backward.rows import padded_start, sequence_at, strided_rows
+from ...nvidia.finite import clear_nonfinite
 from ...pieces.modifiers import Modifiers
 from ...pieces.softmax import LOG2_E
-from ..finite import clear_nonfinite
 from ..layouts import accumulator_layout, element_type
 from . import config as sizes
-from .rows import padded_start, sequence_at, strided_rows
 
 TILE = gl.constexpr(sizes.CAPTURED_ROWS)
 

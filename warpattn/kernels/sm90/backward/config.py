@@ -26,22 +26,17 @@ from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
 from warpattn.problem.element import ELEMENT_OF, Element
 from warpattn.problem.launch import Choice
-from warpattn.problem.operands import COPY_RULE
+from warpattn.problem.problem import is_masked
 
-from ..prefill.config import CONSUMER_ROWS, is_masked, pad_dim
+from ...nvidia.backward.arguments import STAGES, VISIT_FIELDS, VISITS
+from ...nvidia.backward.order import key_tile_choice
+from ..prefill.config import CONSUMER_ROWS, pad_dim
 
 CONSUMERS = 2
-STAGES = 2  # slots of each ring: this tile's and the next one's
-VISITS = 2 * STAGES  # records of query tiles: `reduce` reads one while the loader writes that of two tiles later
-VISIT_FIELDS = 5  # int32 of a record: first row, query head, flags, turn, key tile (-1: none left)
-BEHIND = 1 << 28  # rows and keys past the end of all sequences, of the visit to keys that no query sees
-MASKED, MORE, FIRST = 1, 2, 2  # the flags: the tile needs the mask; another tile follows; from bit 2 on, the first key
-ROWS = 32  # of a program of the kernels before and after the main one
-PADDING = 128  # rows that sequences are padded to where the kernels keep numbers of their own: a query tile at most
 CAPTURED_ROWS = 64  # rows, and keys at a time, of a CTA that takes gradients of what a score captured
-LANES = 128  # sequences, or parts of a sink's gradient, that are loaded at once
 MAX_DIM = 256
-SEARCH = 32  # query tiles whose spans the loader tests at once, one a lane
+MOST_TOGETHER = 96  # key tiles of a head whose CTAs certainly run at once, of 132 SMs
+SHORT_ROWS = 2048  # queries up to which, at head dim 64, 64-row tiles fit a causal triangle better than 128-row ones
 
 
 @dataclass(frozen=True)
@@ -166,34 +161,6 @@ def product_widths(dim: int) -> tuple[int, ...]:
     return next(widths for widths in ((64,), (64, 32), (128,), (128, 64), (128, 128)) if dim <= sum(widths))
 
 
-class BackwardShape(NamedTuple):
-    """The main kernel's `shape` argument, int32."""
-
-    seq_q: Any
-    seq_k: Any
-    heads_q: Any
-    group: Any  # query heads of a key head
-    heads_kv: Any  # of a batch entry: a division of the others would be kept by every role, and spilled
-    tiles: Any  # key tiles of a head; of all sequences at most where they are end to end
-    section: Any  # `KeyTileOrder.section`
-    heads: Any  # key heads of all batch entries
-
-
-class Sequences(NamedTuple):
-    """Where sequences end to end begin, int32 (batch + 1,), and the list of their key tiles, see `key_tiles.py`."""
-
-    cu_q: Any
-    cu_k: Any
-    tiles: Any
-
-
-class Turns(NamedTuple):
-    """`Prepared.turns`, and the blocks of ROWS padded rows of a head, int32."""
-
-    pointer: Any
-    blocks: Any
-
-
 class CapturedShape(NamedTuple):
     """The `shape` argument of the kernel for what a score captured, int32."""
 
@@ -215,108 +182,12 @@ class AdjointFunctions(NamedTuple):
     shared: bool  # whether pairs of a tile may read one element
 
 
-class RowShape(NamedTuple):
-    """The `shape` argument of the kernels before and after the main one, int32."""
-
-    batch: Any
-    seq_q: Any  # or all queries, where they are end to end
-    padded_q: Any  # rows of shift, delta and the fp32 dq, of each sequence or all
-    heads_q: Any
-
-
-class Statistics(NamedTuple):
-    """What the forward and the caller know of each row, fp32 (batch, heads_q, seq_q), and the sinks (heads_q,)."""
-
-    lse: Any
-    dlse: Any
-    sinks: Any
-
-
-class Prepared(NamedTuple):
-    """fp32 (heads, padded_q) twice, (heads, padded_q, dim), and parts of the sinks' gradients (heads, padded_q / ROWS);
-    heads are batch * heads_q, or heads_q where sequences are end to end."""
-
-    shift: Any
-    delta: Any
-    dq: Any
-    dsinks: Any
-    turns: Any  # int32 (heads, padded_q / ROWS): CTAs that have added to a tile of dq, at the tile's first block
-
-
-class Added(NamedTuple):
-    """What is left to add up or to round, as in `Prepared`."""
-
-    dq: Any
-    dsinks: Any
-
-
-@dataclass(frozen=True)
-class KeyTileOrder:
-    """How CTAs are numbered: the key tiles of a section's heads one after the other, of each tile all heads. As many
-    heads are a section as run at once, so that CTAs share queries in L2 (with more heads side by side 16 x 1 k takes
-    11 % more time on an H100). A causal mask's longest tiles are first, so the last section ends evenly."""
-
-    tiles: int  # of a head
-    heads: int  # key heads
-    section: int  # heads of a section
-
-
 def choose(problem: Problem, target: Arch, deterministic: bool = False) -> Choice:
     """The choice for the gradients of a dense or ragged `problem`; AttentionError for others."""
     if problem.kind == "paged":
         raise AttentionError("the keys are paged; gradients take dense and ragged ones")
     config, why = choose_config(problem, deterministic)
-    if config.persistent:
-        why += "; one persistent CTA on each SM takes key tiles as it gets free"
-    if config.ragged:
-        tiles, heads = problem.seq_k // config.block_n + problem.batch, problem.heads_kv
-        order = "key tiles of the longest sequence first; the device counts them"
-    else:
-        tiles, heads = -(-problem.seq_k // config.block_n), problem.batch * problem.heads_kv
-        order = "the key tiles of a head one after the other share its queries in L2"
-    section = heads_of_section(problem, config, tiles, target)
-    ctas = min(tiles * heads, target.processors) if config.persistent else tiles * heads
-    if section > 1:
-        order += f"; {section} heads at a time, so that long tiles of all begin first"
-    numbers = padded_rows(problem) * problem.heads_q * (1 if config.ragged else problem.batch)
-
-    def lines() -> tuple[str, ...]:
-        return (
-            *config.topology.picture().splitlines(),
-            f"{ctas} CTAs: {tiles * heads} key tiles of {config.block_n} keys, query tiles of {config.block_m}",
-            f"workspace: {4 * numbers * (problem.dim_qk + 2):,} bytes for dQ in fp32 and two numbers for each row",
-        )
-
-    if deterministic:
-        order += "; CTAs add to a tile of dQ in a fixed order, that in which they arrive there"
-    reasons = (why, order, "the query heads of a key head are walked in one CTA: dK and dV need no second pass")
-    numbered = KeyTileOrder(tiles, heads, section)
-    return Choice("backward", config, (ctas,), lines, (*reasons, COPY_RULE), order=numbered)
-
-
-def heads_of_section(problem: Problem, config: BackwardConfig, tiles: int, target: Arch) -> int:
-    """Heads whose key tiles are numbered together: one where tiles have equal work, or add in turns."""
-    if config.deterministic or not (config.ragged or is_masked(problem)):
-        return 1
-    heads = problem.heads_kv * (1 if config.ragged else problem.batch)
-    waves = RAGGED_WAVES if config.ragged else 1
-    return max(1, min(heads, waves * target.processors // max(1, tiles)))
-
-
-def padded_rows(problem: Problem) -> int:
-    """Rows of a head in the kernels' own numbers. Sequence b of those end to end begins at a multiple of PADDING, at
-    (cu_q[b] + b * PADDING) rounded down, so that no lengths are added up."""
-    if problem.kind == "ragged":
-        return PADDING * (problem.seq_q // PADDING + problem.batch)
-    return PADDING * -(-problem.seq_q // PADDING)
-
-
-# CTAs of a section, in waves of all SMs, where sequences are end to end: their tiles differ more (of 32 documents of
-# mean 512 a list of CTAs as long as they take ends 10 % later with one head at a time).
-RAGGED_WAVES = 4
-MOST_TOGETHER = 96  # key tiles of a head whose CTAs certainly run at once, of 132 SMs
-
-SHORT_ROWS = 2048  # queries up to which, at head dim 64, 64-row tiles fit a causal triangle better than 128-row ones
+    return key_tile_choice(problem, config, why, target)
 
 
 def choose_config(problem: Problem, deterministic: bool = False) -> tuple[BackwardConfig, str]:

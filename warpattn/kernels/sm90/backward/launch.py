@@ -1,175 +1,44 @@
-"""The launches of a backward call on Hopper, with every argument by name: prepare, the main kernel, finish; and before
-them the list of key tiles where sequences are end to end. The last two start when the one before ends, without the time
-of a launch between (programmatic dependent launch)."""
+"""The launches of a backward call on Hopper."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from warpattn.problem.arch import ARCHS, compile_options
 from warpattn.problem.backward import CheckedBackward, Gradients
 from warpattn.problem.launch import Choice, Launch
-from warpattn.problem.operands import modifier_args, programs, run_strides
+from warpattn.problem.operands import modifier_args, programs
 from warpattn.sequences import Dense, Ragged, Sequence
 
-from ...nvidia.clipped_map import clipped_map
-from ..arguments import StridedRows, strided
-from .config import (
-    CAPTURED_ROWS,
-    ROWS,
-    Added,
-    BackwardShape,
-    CapturedShape,
-    Prepared,
-    RowShape,
-    Sequences,
-    Statistics,
-    Turns,
-    choose,
-    choose_config,
-    padded_rows,
-)
+from ...nvidia.arguments import strided
+from ...nvidia.backward.arguments import Statistics
+from ...nvidia.backward.launch import MainKernel, backward_launches
+from ...nvidia.backward.order import padded_rows
+from .config import CAPTURED_ROWS, CapturedShape, choose, choose_config
 
 OPTIONS = compile_options()
 DENSE = Dense()
 
 
-@dataclass(frozen=True, eq=False)
-class BackwardCall:
-    """What all launches of a call share."""
+def _main_source(*of: Any) -> Any:
+    from .signature import main_source  # imports Triton
 
-    checked: CheckedBackward
-    x: Gradients
-    choice: Choice
-    made: Prepared
-    sequences: Sequences
-    shape: RowShape
+    return main_source(*of)
 
-    @property
-    def row_grid(self) -> tuple[int, int]:
-        """Of the kernels before and after the main one."""
-        return self.shape.padded_q // ROWS, self.made.dq.shape[0]
+
+MAIN = MainKernel("sm90", _main_source)
 
 
 def list_backward_launches(
     checked: CheckedBackward, x: Gradients, sequence: Sequence = DENSE, choice: Choice | None = None
 ) -> tuple[Launch, ...]:
-    """The launches of a dense or ragged backward call, with the planner's choice or a given one.
-
-    `x` is `fitted_gradients`, and has queries and keys (`without_tiles` is for the rest).
-    """
+    """The launches of a dense or ragged backward call, with the planner's choice or a given one; see
+    `backward_launches`."""
     choice = choose(checked.forward.problem, ARCHS["sm90"], checked.deterministic) if choice is None else choice
-    call = _call(checked, x, sequence, choice)
-    launches = (_prepare(call), _main(call), _finish(call))
-    return (_key_tiles(call), *launches) if choice.config.ragged else launches
-
-
-def _call(checked: CheckedBackward, x: Gradients, sequence: Sequence, choice: Choice) -> BackwardCall:
-    """Workspace and sizes of a call."""
-    problem = checked.forward.problem
-    ragged, padded_q = choice.config.ragged, padded_rows(problem)
-    heads = problem.heads_q * (1 if ragged else problem.batch)
-    made = Prepared(
-        shift=_empty(x, heads, padded_q),
-        delta=_empty(x, heads, padded_q),
-        dq=_empty(x, heads, padded_q, problem.dim_qk),
-        dsinks=None if x.dsinks is None else _empty(x, heads, padded_q // ROWS),
-        turns=_empty(x, heads, padded_q // ROWS).view(torch.int32) if choice.config.deterministic else None,
-    )
-    sequences = Sequences(None, None, None)
-    if isinstance(sequence, Ragged):
-        cu_q = sequence.cu_q.contiguous()
-        cu_k = cu_q if sequence.cu_k is None else sequence.cu_k.contiguous()
-        tiles = torch.empty(2 * (1 + choice.order.tiles), dtype=torch.int32, device=x.q.device)
-        sequences = Sequences(cu_q, cu_k, tiles)
-    shape = RowShape(problem.batch, problem.seq_q, padded_q, problem.heads_q)
-    return BackwardCall(checked, x, choice, made, sequences, shape)
-
-
-def _key_tiles(call: BackwardCall) -> Launch:
-    """Write `sequences.tiles`."""
-    config, sequences = call.choice.config, call.sequences
-    args = {"cu_k": sequences.cu_k, "tiles": sequences.tiles, "batch": call.shape.batch}
-
-    def source():
-        from .signature import key_tiles_source  # imports Triton
-
-        return key_tiles_source(config)
-
-    return Launch("sm90.backward_key_tiles", "sm90", (config,), source, OPTIONS, (call.shape.batch,), args)
-
-
-def _prepare(call: BackwardCall) -> Launch:
-    """Write `made`."""
-    x, config, forward = call.x, call.choice.config, call.checked.forward
-    has_dlse, has_sinks = x.dlse is not None, x.dsinks is not None
-    args = {
-        "out": _strided(x.out), "dout": _strided(x.dout), "statistics": Statistics(x.lse, x.dlse, x.sinks),
-        "made": call.made, "cu_q": call.sequences.cu_q, "shape": call.shape,
-        "unit": 1 / forward.scale if programs(forward)[1] is None else 1.0,
-    }  # fmt: skip
-
-    def source():
-        from .signature import prepare_source  # imports Triton
-
-        return prepare_source(config, has_dlse, has_sinks)
-
-    key = (config, has_dlse, has_sinks)
-    return Launch("sm90.backward_prepare", "sm90", key, source, OPTIONS, call.row_grid, args)
-
-
-def _main(call: BackwardCall) -> Launch:
-    """Write dk and dv, and add to `made.dq`."""
-    checked, choice, made = call.checked, call.choice, call.made
-    problem, config = checked.forward.problem, choice.config
-    mask, score = programs(checked.forward)
-    slope = checked.slope
-    qk, v = config.padded_qk, config.padded_v
-    reads = {"q": (config.block_m, qk), "k": (config.rows, qk), "v": (config.rows, v), "dout": (config.block_m, v)}
-    writes = {"dk": (config.rows, qk), "dv": (config.rows, v)}
-    group, order = problem.heads_q // problem.heads_kv, choice.order
-    sizes = (problem.seq_q, problem.seq_k, problem.heads_q, group, problem.heads_kv)
-    args = {
-        "reads": tuple(_boxes(call, name, *box) for name, box in reads.items()),
-        "writes": (*(_boxes(call, name, *box) for name, box in writes.items()), made.dq),
-        "numbers": (made.shift, made.delta), "sequences": call.sequences, "scale": checked.forward.scale,
-        "turns": Turns(made.turns, call.shape.padded_q // ROWS), "counter": torch.zeros(1, dtype=torch.int32),
-        "shape": BackwardShape(*sizes, order.tiles, order.section, order.heads),
-        **modifier_args(checked.forward),
-    }  # fmt: skip
-
-    def source():
-        from .signature import backward_source  # imports Triton
-
-        return backward_source(config, mask, score, slope)
-
-    key = (config, mask.key, None if score is None else score.key, checked.key)
-    return Launch(
-        "sm90.backward", "sm90", key, source, OPTIONS, choice.grid, args, persistent=config.persistent, pdl=True,
-        tile_counter="counter", l2_promotion=256,
-    )  # fmt: skip
-
-
-def _finish(call: BackwardCall) -> Launch:
-    """Write dq and dsinks from `made`."""
-    x, config = call.x, call.choice.config
-    has_sinks = x.dsinks is not None
-    args = {
-        "dq": _strided(x.dq), "sums": Added(call.made.dq, call.made.dsinks), "dsinks": x.dsinks,
-        "cu_q": call.sequences.cu_q, "scale": call.checked.forward.scale, "shape": call.shape,
-    }  # fmt: skip
-
-    def source():
-        from .signature import finish_source  # imports Triton
-
-        return finish_source(config, has_sinks)
-
-    return Launch("sm90.backward_finish", "sm90", (config, has_sinks), source, OPTIONS, call.row_grid, args, pdl=True)
+    return backward_launches(checked, x, sequence, choice, MAIN)
 
 
 def list_captured_launches(
@@ -188,7 +57,7 @@ def list_captured_launches(
         cu_k = cu_q if sequence.cu_k is None else sequence.cu_k.contiguous()
     group = problem.heads_q // problem.heads_kv
     args = {
-        "reads": tuple(_strided(tensor) for tensor in (x.q, x.k, x.v, x.dout)),
+        "reads": tuple(strided(tensor) for tensor in (x.q, x.k, x.v, x.dout)),
         "statistics": Statistics(x.lse, x.dlse, None), "sums": tuple(sums[adjoint.slot] for adjoint in adjoints),
         "cu_q": cu_q, "cu_k": cu_k, "scale": forward.scale,
         "shape": CapturedShape(problem.batch, problem.seq_q, problem.seq_k, problem.heads_q, group),
@@ -204,18 +73,3 @@ def list_captured_launches(
     grid = ((padded_rows(problem) if config.ragged else problem.seq_q + CAPTURED_ROWS - 1) // CAPTURED_ROWS, heads)
     key = (config, mask.key, score.key, tuple(wanted), has_dlse)
     return (Launch("sm90.backward_captured", "sm90", key, source, OPTIONS, grid, args),)
-
-
-def _boxes(call: BackwardCall, name: str, rows: int, cols: int) -> Any:
-    """The kernel's argument for a tensor that TMA copies in boxes of `rows` rows."""
-    x, config = getattr(call.x, name), call.choice.config
-    return clipped_map(name, x, rows, cols) if config.ragged else x
-
-
-def _strided(x: Tensor) -> StridedRows:
-    """The argument for a tensor that threads copy; (total, heads, dim) has one batch entry."""
-    return strided(x) if x.ndim == 4 else StridedRows(x, 0, *run_strides(x))
-
-
-def _empty(x: Gradients, *sizes: int) -> Tensor:
-    return torch.empty(sizes, dtype=torch.float32, device=x.q.device)

@@ -13,14 +13,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from ...nvidia.backward.turns import BEHIND, pass_turn, take_turn
+from ...nvidia.backward.visits import STAGES, at_keys, first_visit, following_visit, read_visit
 from ...nvidia.pipelines import consumer_state
 from ..layouts import accumulator_layout
-from . import config as sizes
 from .attend import held_tile
-from .context import STAGES, at_keys, first_visit, following_visit, read_visit
-
-ROWS = gl.constexpr(sizes.ROWS)
-BEHIND = gl.constexpr(sizes.BEHIND)
 
 
 @gluon.jit
@@ -67,25 +64,6 @@ def add_tiles(ctx, state, visit_state, held):
         pass_turn(turn, began)
     rings.k.consumer_release(held)
     return state, visit_state
-
-
-@gluon.jit
-def take_turn(ctx, visit):
-    """Wait until all CTAs that add to a tile before this one have, if this one does; the tile's counter."""
-    block = (ctx.keys.row + visit.row) // ROWS
-    counter = ctx.tensors.turns + (ctx.keys.head + visit.h) * ctx.tensors.turn_blocks + block
-    if visit.row < BEHIND:
-        gl.atomic_poll(counter, visit.turn, sem="acquire")
-    return counter
-
-
-@gluon.jit
-def pass_turn(counter, began):
-    """Let the next CTA add to the tile of a counter, if this one has begun with any: when the next dS is there, and the
-    additions have long arrived."""
-    tma.store_wait(0, read_only=False)
-    gl.barrier()
-    gl.atomic_add(counter, 1, mask=began, sem="release")
 
 
 @gluon.jit

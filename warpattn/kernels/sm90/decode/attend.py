@@ -12,11 +12,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma_wait
 
+from ...nvidia.finite import any_nonfinite
 from ...nvidia.pipelines import consumer_state
 from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import pack, softmax_start
 from ..columns import wait_columns, zero_columns
-from ..finite import any_nonfinite, clear_outside, nonfinite_value, take_nonfinite
+from ..finite import clear_outside, nonfinite_value, take_nonfinite
 from ..layouts import accumulator_layout, element_type
 from ..prefill.attend import Progress, finish_keys, start_output, start_scores
 from .context import Lens, query_elements, rows_of

@@ -20,8 +20,8 @@ from warpattn.problem.operands import Operands, modifier_args, programs
 from warpattn.problem.scales import scale_rows
 from warpattn.sequences import PagedKV, PagedRagged, Sequence
 
+from ...nvidia.arguments import strided
 from ...pieces.combine_config import CombineTile, allocate_parts
-from ..arguments import strided
 from ..prefill.config import CONSUMER_ROWS
 from .arguments import ColumnScaledRows, DecodeShape, KeyIndex, MappedRows, PartialResults, ScaledQueries, ScaledRows
 from .choice import choose, even_cut, head_tiles, partitions, row_tiles

@@ -9,8 +9,8 @@ from triton.experimental.gluon import GluonASTSource
 from warpattn.language.nodes import Program
 from warpattn.problem.scales import ScaleRows
 
+from ...nvidia.arguments import int32_fields, strided_types
 from ...pieces.signature import packed_span
-from ..arguments import int32_fields, strided_types
 from ..layouts import element_type, tile_layout
 from ..signature import Features, attention_source
 from .arguments import ColumnScaledRows, DecodeShape, KeyIndex, MappedRows, PartialResults, ScaledQueries, ScaledRows

@@ -20,10 +20,11 @@ from warpattn.problem.arch import Arch
 from warpattn.problem.element import ELEMENT_OF
 from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, PlanOptions
 from warpattn.problem.operands import COPY_RULE
+from warpattn.problem.problem import is_masked
 
 from ..registers import Registers
 from ..widths import block_words
-from .config import ALIGNMENT, OTHER_REGISTERS, SMEM_LIMIT, SM90Config, is_masked, stored, usual_config
+from .config import ALIGNMENT, OTHER_REGISTERS, SMEM_LIMIT, SM90Config, stored, usual_config
 from .rates import ALONE, LAUNCH_US, Rate, TileShape, rate_of, row_words, tiles_of
 
 PACKED = (1, 4, 8, 16, 2)  # query heads of a tile; of two that are as good the first one

@@ -13,6 +13,7 @@ from warpattn.kernels.pieces.scheduler_sizes import SPLIT_TILE_FIELDS, TILE_FIEL
 from warpattn.kernels.topology import BARRIER_BYTES, Edge, Role, Signal, Topology
 from warpattn.problem import Problem
 from warpattn.problem.element import ELEMENT_OF, FP16, Element
+from warpattn.problem.problem import is_masked
 from warpattn.problem.scales import eight_bit_of
 
 from ..eight_bit import converted, multiplies_bytes
@@ -392,9 +393,3 @@ def stored(config: SM90Config) -> SM90Config:
         return config
     widest = 128 if config.block_n == 64 else 64
     return replace(config, store_parts=(min(widest, config.v_parts[-1]),))
-
-
-def is_masked(problem: Problem) -> bool:
-    """Whether the mask may hide something; the mask's entry of a problem is a `Program.key`."""
-    code, (keep, *_), _ = cast("tuple[tuple, tuple, tuple]", problem.mask)
-    return code[keep] != ("const", "bool", "True")

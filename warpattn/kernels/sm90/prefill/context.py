@@ -4,11 +4,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
+from ...nvidia.boxes import stacked
 from ...nvidia.pipelines import StagedPipeline, empty_arrivals, make_pipeline
 from ...pieces.modifiers import Modifiers
 from ...pieces.scales import OfTokens
 from ...pieces.scheduler import TILE_FIELDS
-from ..columns import Columns, make_columns, stacked
+from ..columns import Columns, make_columns
 from ..layouts import element_type
 from .config import LEFT_SLOTS, RECOMPUTE_BARRIERS
 

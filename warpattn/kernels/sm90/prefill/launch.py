@@ -15,8 +15,9 @@ from warpattn.problem.operands import Operands, modifier_args, programs
 from warpattn.problem.scales import call_scales
 from warpattn.sequences import Dense, Sequence
 
+from ...nvidia.arguments import strided
 from ...nvidia.combine_launch import combine_launch, workspace
-from ..arguments import KEYS_OF_PRODUCT, TRANSPOSED_KEYS, PrefillShape, SplitShape, TransposeShape, strided
+from ..arguments import KEYS_OF_PRODUCT, TRANSPOSED_KEYS, PrefillShape, SplitShape, TransposeShape
 from ..widths import value_blocks
 from .choice import choose
 from .config import SM90Config, pad_dim

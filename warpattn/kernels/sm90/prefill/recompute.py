@@ -21,12 +21,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from ...nvidia.finite import any_nonfinite
 from ...nvidia.opaque import hide_from_compiler
 from ...nvidia.pipelines import PipelineState, StagedPipeline
 from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import SoftmaxState, as_quads, from_quads, lane_max, lane_sum, rescale, softmax_step
 from ..columns import as_matrices
-from ..finite import any_nonfinite
 from ..layouts import accumulator_layout, element_type, operand_layout
 from .attend import start_scores, visible_scores
 from .config import RECOMPUTE_BARRIERS

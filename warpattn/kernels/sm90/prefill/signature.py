@@ -8,8 +8,9 @@ from warpattn.language.nodes import Program
 from warpattn.problem.element import FP8
 from warpattn.problem.scales import scale_types
 
-from ..arguments import PrefillShape, SplitShape, TransposeShape, int32_fields, strided_types
-from ..columns import tile_box
+from ...nvidia.arguments import int32_fields, strided_types
+from ...nvidia.boxes import tile_box
+from ..arguments import PrefillShape, SplitShape, TransposeShape
 from ..signature import ALIGNED, Features, attention_source, map_types
 from .config import SM90Config
 from .context import output_type, query_type, stored_type

@@ -16,10 +16,10 @@ from warpattn.problem.operands import Operands, modifier_args, programs
 from warpattn.problem.scales import call_scales
 from warpattn.sequences import PagedKV, PagedRagged, Ragged
 
+from ...nvidia.arguments import StridedRows, strided
 from ...nvidia.clipped_map import ClippedMap, clipped_maps
 from ...nvidia.combine_args import ListedArgs
 from ...nvidia.combine_launch import ListedRows, combine_launch, workspace
-from ..arguments import StridedRows, strided
 from ..prefill.config import pad_dim
 from ..prefill.launch import transposed
 from ..widths import value_blocks

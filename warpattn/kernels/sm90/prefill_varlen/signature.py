@@ -7,12 +7,12 @@ from triton.experimental.gluon import GluonASTSource
 from warpattn.language.nodes import Program
 from warpattn.problem.scales import scale_types
 
+from ...nvidia.arguments import StridedRows, int32_fields, strided_types
+from ...nvidia.boxes import tile_box
 from ...nvidia.clipped_map import ClippedMap
 from ...pieces.order_kernel import order_kernel
 from ...pieces.scheduler_sizes import OrderShape
 from ...pieces.signature import modifier_functions, tensor_signature
-from ..arguments import StridedRows, int32_fields, strided_types
-from ..columns import tile_box
 from ..prefill.context import output_type, query_type, stored_type
 from ..signature import Features, attention_source, map_types
 from .config import OrderTiles, VarlenConfig, VarlenShape

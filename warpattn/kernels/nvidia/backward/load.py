@@ -1,4 +1,4 @@
-"""Producer warp of the Hopper backward: takes key tiles, finds query tiles that meet them, and feeds K, V, Q and dO.
+"""Producer warp of a backward: takes key tiles, finds query tiles that meet them, and feeds K, V, Q and dO.
 Of the next keys Q and dO are loaded, and K and V after their last readers, while gradients of the last ones leave.
 
 The mask bounds the keys of a tile of rows; here the keys are given and the rows are wanted. So the warp evaluates the
@@ -14,10 +14,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from ...nvidia.pipelines import producer_state
 from ...pieces.scheduler import fetch_next, resolve_next
-from . import config as sizes
-from .context import FIRST, MASKED, MORE, STAGES, Visit, at_keys, no_visit, publish_visit
+from ..pipelines import producer_state
+from . import arguments as sizes
+from .visits import FIRST, MASKED, MORE, STAGES, Visit, at_keys, no_visit, publish_visit
 
 SEARCH = gl.constexpr(sizes.SEARCH)
 BEHIND = gl.constexpr(sizes.BEHIND)

@@ -1,4 +1,4 @@
-"""Runs the project's Hopper backward in the simulator: the host side of its launches, without a GPU."""
+"""Runs the project's backward kernels in the simulator: the host side of their launches, without a GPU."""
 
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from tests.oracle import Inputs, plain
-from warpattn.kernels.sm90.backward.config import choose
-from warpattn.kernels.sm90.backward.launch import list_backward_launches
+from warpattn.kernels.sm90.backward import config as sm90
+from warpattn.kernels.sm90.backward.launch import list_backward_launches as sm90_launches
+from warpattn.kernels.sm100.backward import config as sm100
+from warpattn.kernels.sm100.backward.launch import list_backward_launches as sm100_launches
 from warpattn.masks import Mask
 from warpattn.problem import Call, CheckedCall, validate
 from warpattn.problem.arch import ARCHS
@@ -21,6 +23,7 @@ from warpattn.scores import Score
 from warpattn.sequences import Dense, Ragged, Sequence
 from warpattn.sim import Report
 
+KERNELS = {"sm90": (sm90.choose, sm90_launches), "sm100": (sm100.choose, sm100_launches)}
 LIMIT = 2.0  # times the error of the same gradients in the operands' own dtype, as in `tests/oracle.py`
 
 
@@ -45,6 +48,7 @@ class Case:
     limit: float = LIMIT
     section: int = 0  # heads whose key tiles are numbered together; 0: the plan's
     lengths: tuple[tuple[int, int], ...] = ()  # queries and keys of each sequence, where they are end to end
+    arch: str = "sm90"
 
     @property
     def sequence(self) -> Sequence:
@@ -99,7 +103,7 @@ def checked(case: Case, inputs: dict[str, Tensor]) -> CheckedCall:
     """The forward's checked call."""
     call = Call(
         inputs["q"], inputs["k"], inputs["v"], case.sequence, case.mask, case.score, inputs.get("sinks"), case.scale,
-        True, None, "simulate:sm90",
+        True, None, f"simulate:{case.arch}",
     )  # fmt: skip
     return validate(call)
 
@@ -117,7 +121,8 @@ def operands(case: Case, inputs: dict[str, Tensor], truth: dict[str, Tensor]) ->
 def launches(case: Case, x: Gradients, inputs: dict[str, Tensor]) -> tuple[Launch, ...]:
     """The launches of a case on fitted tensors."""
     forward = checked(case, inputs)
-    choice = choose(forward.problem, ARCHS["sm90"], case.deterministic)
+    choose, list_backward_launches = KERNELS[case.arch]
+    choice = choose(forward.problem, ARCHS[case.arch], case.deterministic)
     order = replace(choice.order, section=case.section or choice.order.section)
     backward = CheckedBackward.of(forward, case.deterministic)
     return list_backward_launches(backward, x, case.sequence, replace(choice, order=order))
@@ -134,6 +139,13 @@ def simulated(case: Case, **options: Any) -> tuple[list[Report], dict[str, float
     allowed = tolerances(case, inputs, truth)
     made = {"dq": x.dq, "dk": x.dk, "dv": x.dv} | ({"dsinks": x.dsinks} if case.sinks else {})
     return reports, {name: error(tensor, truth[name]) / allowed[name] for name, tensor in made.items()}, x.dq
+
+
+def check_right(case: Case, **options: Any) -> None:
+    """Assert that no launch of a case has a finding and no gradient an error above what is allowed."""
+    reports, errors, _ = simulated(case, **options)
+    assert all(report.clean for report in reports), reports
+    assert all(error <= 1 for error in errors.values()), errors
 
 
 def tolerances(case: Case, inputs: dict[str, Tensor], truth: dict[str, Tensor]) -> dict[str, float]:

@@ -7,8 +7,8 @@ belong to one sequence; where sequences are end to end it counts how many of the
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from . import config as sizes
-from .context import padded_start
+from . import arguments as sizes
+from .visits import padded_start
 
 ROWS = gl.constexpr(sizes.ROWS)
 LANES = gl.constexpr(sizes.LANES)

@@ -32,10 +32,10 @@ def compiled(dim: int, mask: str) -> Any:
     """The main kernel of a head dim and a mask."""
     import triton
 
-    from warpattn.kernels.sm90.backward.signature import backward_source
+    from warpattn.kernels.sm90.backward.signature import main_source
 
     program = MASKS[mask].program()
-    source = backward_source(config_of(dim, mask), Program((program.keep, *program.span), program.tensors), None, None)
+    source = main_source(config_of(dim, mask), Program((program.keep, *program.span), program.tensors), None, None)
     return triton.compile(source, target=triton_target("sm90"), options=compile_options())
 
 

@@ -1,0 +1,44 @@
+"""Each synchronising operation of the Blackwell backward is needed, or stands here with the reason why it can go."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("triton")
+
+from tests.full.test_sm90_backward_knockout import ONCE, SHORT, WINDOW, changed
+from tests.sim.backward import Case
+from warpattn.scores import SoftCap
+
+pytestmark = pytest.mark.full
+
+QUERIES = "Q of this slot, acquired before, was released behind the last product with dO, which delta was read before"
+WEIGHED = "derive has waited for P before it says that it has read S"
+DELTA = "delta comes with dO, of which dP was made, that is waited for next"
+# Operation, what stands in one of its lines of Python, why it can go.
+REDUNDANT = [
+    ("ttng.fence_async_shared", "# TMA sees the new barriers", "not modelled"),
+    ("tcgen05.fence::after_thread_sync", "", "it keeps tensor-memory accesses behind a wait: in order anyway here"),
+    ("ttng.wait_barrier", "ctx.rings.k.producer_acquire(key_state)", ONCE),
+    ("ttng.wait_barrier", "load_rows(ctx, (ctx.tensors.do, ", QUERIES),
+    ("ttng.wait_barrier", "rings.do.consumer_wait(state)  # delta", DELTA),
+]
+SLOPED = ("ttng.wait_barrier", "await_signal(bars.p, tile.phase)  # S, too, has been read for it", WEIGHED)
+PLAIN = Case(300, 340, mask=WINDOW, arch="sm100")
+CASES = {
+    "64": PLAIN,
+    "128": replace(PLAIN, dim=128),
+    "fixed order": Case(400, 500, mask=SHORT, deterministic=True, heads=2, arch="sm100"),
+    "ragged": replace(PLAIN, lengths=((100, 240), (300, 300))),
+    "score": replace(PLAIN, score=SoftCap(20.0)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_backward_needs_its_synchronisation(name: str) -> None:
+    case = CASES[name]
+    results = changed(case, "sm100.backward", REDUNDANT if case.score is None else [*REDUNDANT, SLOPED])
+    modelled = [found for found in results if "after_thread_sync" not in found.op]
+    assert len(modelled) > 45 and sum(found.noticed for found in modelled) >= len(modelled) - 4

@@ -1,0 +1,88 @@
+"""The Blackwell backward without a Blackwell card: its machine code is compiled here and counted."""
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from tests.drawn import drawn
+from warpattn.kernels.sm100.backward.config import BackwardConfig, choose_config
+from warpattn.kernels.sm100.config import SMEM_LIMIT, TMEM_COLUMNS
+from warpattn.language.nodes import Program
+from warpattn.machine_code.sass import opcode_counts, resources
+from warpattn.masks import Causal, Full, Mask
+from warpattn.problem import Call, validate
+from warpattn.problem.arch import compile_options, triton_target
+from warpattn.sequences import Dense
+
+COMPILER_BYTES = 1024  # of shared memory that Triton adds: alignment, and the values that roles are started with
+MASKS: dict[str, Mask] = {"full": Full(), "causal": Causal()}
+# Bytes of stack that Triton 3.9.0 spills to before the roles start: some numbers of the CTA, read again by each role.
+STACK = {(64, "full"): 16, (64, "causal"): 16, (128, "full"): 16, (128, "causal"): 24}
+
+
+@cache
+def compiled(dim: int, mask: str, chip: str = "sm100") -> Any:
+    """The main kernel of a head dim and a mask."""
+    import triton
+
+    from warpattn.kernels.sm100.backward.signature import main_source
+
+    program = MASKS[mask].program()
+    source = main_source(config_of(dim, mask), Program((program.keep, *program.span), program.tensors), None, None)
+    return triton.compile(source, target=triton_target(chip), options=compile_options())
+
+
+def config_of(dim: int, mask: str = "full", dim_v: int | None = None) -> BackwardConfig:
+    """The config of long sequences."""
+    wide, shape = torch.empty(1, dtype=torch.bfloat16), (1, 16384, 1)
+    q, k, v = (wide.expand(*shape, n) for n in (dim, dim, dim_v or dim))
+    call = Call(q, k, v, Dense(), MASKS[mask], backend="reference")
+    return choose_config(validate(call, read_values=False).problem)[0]
+
+
+@pytest.mark.parametrize(("dim", "mask"), drawn(STACK, [(64, "causal"), (128, "full")]))
+def test_machine_code_is_what_the_config_promises(dim: int, mask: str) -> None:
+    config, kernel = config_of(dim, mask), compiled(dim, mask)
+    counts, used = opcode_counts(kernel.asm["cubin"], modifiers=True), resources(kernel.asm["cubin"])
+    smem = config.topology.smem_bytes
+    assert smem <= kernel.metadata.shared <= min(smem + COMPILER_BYTES, SMEM_LIMIT)
+    assert kernel.metadata.tmem_size == TMEM_COLUMNS
+    assert kernel.metadata.num_warps * 32 == config.topology.threads
+    assert kernel.asm["ttgir"].count("ttng.init_barrier") == config.topology.barriers
+    assert used.registers * config.topology.threads == 65_536 and used.stack <= STACK[dim, mask]
+    assert counts["UTCHMMA"] == products(config)
+    assert counts["UTMAREDG.3D.ADD"] == 1, "dQ is added by TMA"
+    assert counts["MUFU.EX2"] >= config.block_m and not counts["HMMA"]
+    assert counts["LDTM.x64"] == 2 * (config.block_m + config.padded) // 64, "a key a thread: S, dP; dV, dK at the end"
+    assert counts["LDTM.x32"] == config.block_m // 64 + 2 and counts["STTM.x32"] == config.block_m // 64, "P, and dQ"
+
+
+def products(config: BackwardConfig) -> int:
+    """Instructions of 16 columns deep: S and dP stand before the loop and in it, the sums in it alone."""
+    depth = 16
+    scores = 2 * 2 * config.padded // depth
+    sums = 2 * config.block_m // depth
+    return scores + sums + config.block_n // depth
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("dim", [64, 128])
+def test_b300_gets_the_same_kernel_in_machine_code_of_its_own(dim: int) -> None:
+    b200, b300 = (compiled(dim, "causal", chip) for chip in ("sm100", "sm103"))
+    assert ".target sm_103a" in b300.asm["ptx"]
+    assert resources(b300.asm["cubin"]) == resources(b200.asm["cubin"])
+    assert opcode_counts(b300.asm["cubin"])["UTCHMMA"] == products(config_of(dim))
+
+
+@pytest.mark.parametrize("dim", range(8, 129, 8))
+def test_every_head_dim_has_a_config_that_fits(dim: int) -> None:
+    for dim_v in {dim, 128, 8}:
+        config = config_of(dim, dim_v=dim_v)
+        assert config.topology.smem_bytes + COMPILER_BYTES <= SMEM_LIMIT
+        assert config.padded_qk >= dim and config.padded_v >= dim_v
+        assert config.topology.registers == 65_536
+        assert config.tmem_columns <= TMEM_COLUMNS

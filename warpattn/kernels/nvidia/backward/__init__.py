@@ -1,0 +1,1 @@
+"""The backward on NVIDIA cards: all of it but the products of the main kernel."""

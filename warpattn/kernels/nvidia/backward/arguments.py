@@ -1,0 +1,79 @@
+"""Named tuples that launches of a backward hand to its kernels, and the sizes that all of them share. The launch fills
+in values, the signature types, and the kernel reads fields by name. Nothing here imports Triton."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+STAGES = 2  # slots of the rings of Q and dO: this tile's and the next one's
+VISITS = 2 * STAGES  # records of query tiles: `reduce` reads one while the loader writes that of two tiles later
+VISIT_FIELDS = 5  # int32 of a record: first row, query head, flags, turn, key tile (-1: none left)
+BEHIND = 1 << 28  # rows and keys past the end of all sequences, of the visit to keys that no query sees
+MASKED, MORE, FIRST = 1, 2, 2  # the flags: the tile needs the mask; another tile follows; from bit 2 on, the first key
+ROWS = 32  # of a program of the kernels before and after the main one
+PADDING = 128  # rows that sequences are padded to where the kernels keep numbers of their own: a query tile at most
+LANES = 128  # sequences, or parts of a sink's gradient, that are loaded at once
+SEARCH = 32  # query tiles whose spans the loader tests at once, one a lane
+
+
+class BackwardShape(NamedTuple):
+    """The main kernel's `shape` argument, int32."""
+
+    seq_q: Any
+    seq_k: Any
+    heads_q: Any
+    group: Any  # query heads of a key head
+    heads_kv: Any  # of a batch entry: a division of the others would be kept by every role, and spilled
+    tiles: Any  # key tiles of a head; of all sequences at most where they are end to end
+    section: Any  # `KeyTileOrder.section`
+    heads: Any  # key heads of all batch entries
+
+
+class Sequences(NamedTuple):
+    """Where sequences end to end begin, int32 (batch + 1,), and the list of their key tiles, see `key_tiles.py`."""
+
+    cu_q: Any
+    cu_k: Any
+    tiles: Any
+
+
+class Turns(NamedTuple):
+    """`Prepared.turns`, and the blocks of ROWS padded rows of a head, int32."""
+
+    pointer: Any
+    blocks: Any
+
+
+class RowShape(NamedTuple):
+    """The `shape` argument of the kernels before and after the main one, int32."""
+
+    batch: Any
+    seq_q: Any  # or all queries, where they are end to end
+    padded_q: Any  # rows of shift, delta and the fp32 dq, of each sequence or all
+    heads_q: Any
+
+
+class Statistics(NamedTuple):
+    """What the forward and the caller know of each row, fp32 (batch, heads_q, seq_q), and the sinks (heads_q,)."""
+
+    lse: Any
+    dlse: Any
+    sinks: Any
+
+
+class Prepared(NamedTuple):
+    """fp32 (heads, padded_q) twice, (heads, padded_q, dim), and parts of the sinks' gradients (heads, padded_q / ROWS);
+    heads are batch * heads_q, or heads_q where sequences are end to end."""
+
+    shift: Any
+    delta: Any
+    dq: Any
+    dsinks: Any
+    turns: Any  # int32 (heads, padded_q / ROWS): CTAs that have added to a tile of dq, at the tile's first block
+
+
+class Added(NamedTuple):
+    """What is left to add up or to round, as in `Prepared`."""
+
+    dq: Any
+    dsinks: Any

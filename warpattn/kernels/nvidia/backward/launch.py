@@ -1,0 +1,184 @@
+"""The launches of a backward call, with every argument by name: prepare, the main kernel, finish; and before
+them the list of key tiles where sequences are end to end. The last two start when the one before ends, without the time
+of a launch between (programmatic dependent launch)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from warpattn.language.nodes import Program
+from warpattn.problem.arch import compile_options
+from warpattn.problem.backward import CheckedBackward, Gradients
+from warpattn.problem.launch import Choice, Launch
+from warpattn.problem.operands import modifier_args, programs
+from warpattn.sequences import Ragged, Sequence
+
+from ..arguments import strided
+from ..clipped_map import clipped_map
+from .arguments import ROWS, Added, BackwardShape, Prepared, RowShape, Sequences, Statistics, Turns
+from .order import padded_rows
+
+MainSource = Callable[[Any, Program, Program | None, Program | None], Any]  # see `MainKernel`
+OPTIONS = compile_options()
+
+
+@dataclass(frozen=True)
+class MainKernel:
+    """The main kernel of an architecture: what Triton compiles for a configuration, a mask, a score and its derivative.
+    Called only where it is compiled, as it imports Triton."""
+
+    arch: str
+    source: MainSource
+
+
+@dataclass(frozen=True, eq=False)
+class BackwardCall:
+    """What all launches of a call share."""
+
+    checked: CheckedBackward
+    x: Gradients
+    choice: Choice
+    main: MainKernel
+    made: Prepared
+    sequences: Sequences
+    shape: RowShape
+
+    @property
+    def arch(self) -> str:
+        return self.main.arch
+
+    @property
+    def row_grid(self) -> tuple[int, int]:
+        """Of the kernels before and after the main one."""
+        return self.shape.padded_q // ROWS, self.made.dq.shape[0]
+
+
+def backward_launches(
+    checked: CheckedBackward, x: Gradients, sequence: Sequence, choice: Choice, main: MainKernel
+) -> tuple[Launch, ...]:
+    """The launches of a dense or ragged backward call.
+
+    `x` is `fitted_gradients`, and has queries and keys (`without_tiles` is for the rest).
+    """
+    call = _call(checked, x, sequence, choice, main)
+    launches = (_prepare(call), _main(call), _finish(call))
+    return (_key_tiles(call), *launches) if choice.config.ragged else launches
+
+
+def _call(
+    checked: CheckedBackward, x: Gradients, sequence: Sequence, choice: Choice, main: MainKernel
+) -> BackwardCall:
+    """Workspace and sizes of a call."""
+    problem = checked.forward.problem
+    ragged, padded_q = choice.config.ragged, padded_rows(problem)
+    heads = problem.heads_q * (1 if ragged else problem.batch)
+    made = Prepared(
+        shift=_empty(x, heads, padded_q),
+        delta=_empty(x, heads, padded_q),
+        dq=_empty(x, heads, padded_q, problem.dim_qk),
+        dsinks=None if x.dsinks is None else _empty(x, heads, padded_q // ROWS),
+        turns=_empty(x, heads, padded_q // ROWS).view(torch.int32) if choice.config.deterministic else None,
+    )
+    sequences = Sequences(None, None, None)
+    if isinstance(sequence, Ragged):
+        cu_q = sequence.cu_q.contiguous()
+        cu_k = cu_q if sequence.cu_k is None else sequence.cu_k.contiguous()
+        tiles = torch.empty(2 * (1 + choice.order.tiles), dtype=torch.int32, device=x.q.device)
+        sequences = Sequences(cu_q, cu_k, tiles)
+    shape = RowShape(problem.batch, problem.seq_q, padded_q, problem.heads_q)
+    return BackwardCall(checked, x, choice, main, made, sequences, shape)
+
+
+def _key_tiles(call: BackwardCall) -> Launch:
+    """Write `sequences.tiles`."""
+    config, sequences = call.choice.config, call.sequences
+    args = {"cu_k": sequences.cu_k, "tiles": sequences.tiles, "batch": call.shape.batch}
+
+    def source():
+        from .signature import key_tiles_source  # imports Triton
+
+        return key_tiles_source(config)
+
+    return Launch(f"{call.arch}.backward_key_tiles", call.arch, (config,), source, OPTIONS, (call.shape.batch,), args)
+
+
+def _prepare(call: BackwardCall) -> Launch:
+    """Write `made`."""
+    x, config, forward = call.x, call.choice.config, call.checked.forward
+    has_dlse, has_sinks = x.dlse is not None, x.dsinks is not None
+    args = {
+        "out": strided(x.out), "dout": strided(x.dout), "statistics": Statistics(x.lse, x.dlse, x.sinks),
+        "made": call.made, "cu_q": call.sequences.cu_q, "shape": call.shape,
+        "unit": 1 / forward.scale if programs(forward)[1] is None else 1.0,
+    }  # fmt: skip
+
+    def source():
+        from .signature import prepare_source  # imports Triton
+
+        return prepare_source(config, has_dlse, has_sinks)
+
+    key = (config, has_dlse, has_sinks)
+    return Launch(f"{call.arch}.backward_prepare", call.arch, key, source, OPTIONS, call.row_grid, args)
+
+
+def _main(call: BackwardCall) -> Launch:
+    """Write dk and dv, and add to `made.dq`."""
+    checked, choice, made = call.checked, call.choice, call.made
+    problem, config = checked.forward.problem, choice.config
+    mask, score = programs(checked.forward)
+    slope = checked.slope
+    qk, v = config.padded_qk, config.padded_v
+    reads = {"q": (config.block_m, qk), "k": (config.rows, qk), "v": (config.rows, v), "dout": (config.block_m, v)}
+    writes = {"dk": (config.rows, qk), "dv": (config.rows, v)}
+    group, order = problem.heads_q // problem.heads_kv, choice.order
+    sizes = (problem.seq_q, problem.seq_k, problem.heads_q, group, problem.heads_kv)
+    args = {
+        "reads": tuple(_boxes(call, name, *box) for name, box in reads.items()),
+        "writes": (*(_boxes(call, name, *box) for name, box in writes.items()), made.dq),
+        "numbers": (made.shift, made.delta), "sequences": call.sequences, "scale": checked.forward.scale,
+        "turns": Turns(made.turns, call.shape.padded_q // ROWS), "counter": torch.zeros(1, dtype=torch.int32),
+        "shape": BackwardShape(*sizes, order.tiles, order.section, order.heads),
+        **modifier_args(checked.forward),
+    }  # fmt: skip
+
+    def source():
+        return call.main.source(config, mask, score, slope)
+
+    key = (config, mask.key, None if score is None else score.key, checked.key)
+    return Launch(
+        f"{call.arch}.backward", call.arch, key, source, OPTIONS, choice.grid, args, persistent=config.persistent,
+        pdl=True, tile_counter="counter", l2_promotion=256,
+    )  # fmt: skip
+
+
+def _finish(call: BackwardCall) -> Launch:
+    """Write dq and dsinks from `made`."""
+    x, config = call.x, call.choice.config
+    has_sinks = x.dsinks is not None
+    args = {
+        "dq": strided(x.dq), "sums": Added(call.made.dq, call.made.dsinks), "dsinks": x.dsinks,
+        "cu_q": call.sequences.cu_q, "scale": call.checked.forward.scale, "shape": call.shape,
+    }  # fmt: skip
+
+    def source():
+        from .signature import finish_source  # imports Triton
+
+        return finish_source(config, has_sinks)
+
+    name, key = f"{call.arch}.backward_finish", (config, has_sinks)
+    return Launch(name, call.arch, key, source, OPTIONS, call.row_grid, args, pdl=True)
+
+
+def _boxes(call: BackwardCall, name: str, rows: int, cols: int) -> Any:
+    """The kernel's argument for a tensor that TMA copies in boxes of `rows` rows."""
+    x, config = getattr(call.x, name), call.choice.config
+    return clipped_map(name, x, rows, cols) if config.ragged else x
+
+
+def _empty(x: Gradients, *sizes: int) -> Tensor:
+    return torch.empty(sizes, dtype=torch.float32, device=x.q.device)

@@ -1,0 +1,241 @@
+"""What the roles of a backward know of the problem on every NVIDIA card: tensors, the CTA's keys, and visits, the query
+tiles that meet them. A visit is found by the loader (`load.py`) and read by the others from shared memory."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import tma
+
+from ...pieces.modifiers import Modifiers
+from ...pieces.scheduler import get_field, put_field
+from . import arguments as sizes
+
+STAGES = gl.constexpr(sizes.STAGES)
+FIELDS = gl.constexpr(sizes.VISIT_FIELDS)
+MASKED = gl.constexpr(sizes.MASKED)
+MORE = gl.constexpr(sizes.MORE)
+FIRST = gl.constexpr(sizes.FIRST)
+PADDING = gl.constexpr(sizes.PADDING)
+
+
+@gluon.aggregate
+class DenseRows:
+    """Rows of a dense batch (batch, seq, heads, dim), with the methods of `ClippedRows`: a start is a batch entry."""
+
+    desc: tma.tensor_descriptor
+
+    @gluon.jit
+    def load(self, start, length, row, head, full, smem):
+        """Rows from `row` on into shared memory; zeros past the end."""
+        tma.async_load(self.desc, [start, row, head, 0], full, smem)
+
+    @gluon.jit
+    def store(self, start, length, row, head, column: gl.constexpr, smem):
+        """Rows from `row` on, out of shared memory; nothing is written past the end."""
+        tma.async_store(self.desc, [start, row, head, column], smem)
+
+
+@gluon.aggregate
+class Tensors:
+    """Operands in global memory: `DenseRows` or `ClippedRows`, and what the kernels keep for themselves."""
+
+    q: gl.base_value
+    k: gl.base_value
+    v: gl.base_value
+    do: gl.base_value
+    dk: gl.base_value
+    dv: gl.base_value
+    dq: tma.tensor_descriptor  # fp32 (heads, padded rows, dim), added to
+    shift: tma.tensor_descriptor  # fp32 (heads, padded rows): what is added to the scores, see `prepare.py`
+    delta: tma.tensor_descriptor  # the same: minus the row's sum of dout · out
+    turns: gl.tensor  # int32* (heads, padded rows / ROWS), if deterministic
+    turn_blocks: gl.tensor  # blocks of ROWS padded rows of a head
+    counter: gl.tensor  # int32* of key tiles taken, see `pieces/scheduler.py`
+
+
+@gluon.aggregate
+class Keys:
+    """The keys of a CTA."""
+
+    b: gl.tensor
+    h: gl.tensor  # key head
+    first: gl.tensor  # key
+    seq_q: gl.tensor
+    seq_k: gl.tensor
+    group: gl.tensor
+    q_start: gl.tensor  # first token of the sequence, or its batch entry
+    k_start: gl.tensor
+    head: gl.tensor  # query head 0 and row 0 in the kernels' own numbers
+    row: gl.tensor
+
+
+@gluon.aggregate
+class Work:
+    """Key tiles of all heads, numbered by `KeyTileOrder`."""
+
+    tiles: gl.tensor  # of a head
+    section: gl.tensor
+    heads: gl.tensor
+    shape: gl.tuple  # a `BackwardShape`
+    sequences: gl.tuple  # `Sequences`
+
+    @gluon.jit
+    def total(self):
+        """Number of key tiles."""
+        return self.heads * self.tiles
+
+    @gluon.jit
+    def head_and_tile(self, number):
+        """Key head of all batch entries, and which key tile of it."""
+        first = number // (self.section * self.tiles) * self.section
+        heads = gl.minimum(self.section, self.heads - first)
+        rest = number - first * self.tiles
+        n = rest // heads
+        return first + rest - n * heads, n
+
+
+@gluon.aggregate
+class Visit:
+    """One tile of query rows that the CTA's keys meet; the fields `b`, `h`, `row` are those of a `Tile`."""
+
+    b: gl.tensor
+    h: gl.tensor  # query head
+    row: gl.tensor  # -1: no tile; BEHIND: no query sees the keys
+    flags: gl.tensor
+    turn: gl.tensor  # CTAs that add to the tile's dQ before
+    number: gl.tensor  # of the key tile; -1: none is left
+
+    @gluon.jit
+    def masked(self):
+        """Whether some score of the tile may be hidden."""
+        return (self.flags & MASKED) != 0
+
+    @gluon.jit
+    def more(self):
+        """Whether another tile follows."""
+        return (self.flags & MORE) != 0
+
+    @gluon.jit
+    def first_key(self):
+        """The key tile's first key: a register less than one that lives in all its tiles."""
+        return self.flags >> FIRST
+
+
+@gluon.constexpr_function
+def row_numbers_layout():
+    """A number for each row, as TMA writes them: one after the other."""
+    return gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
+
+
+@gluon.aggregate
+class Context:
+    """What every role of the main kernel gets."""
+
+    tensors: Tensors
+    rings: gl.base_value  # of the architecture: shared memory, and tensor memory where there is any
+    work: Work
+    keys: Keys  # of the CTA's first key tile, or the one that a role is at
+    mods: Modifiers
+    slope: gl.constexpr  # derivative of the score function, or None: 1
+    scale: gl.tensor
+    config: gl.constexpr
+
+
+@gluon.jit
+def keys_at(work, number, config: gl.constexpr):
+    """The keys of a key tile."""
+    if config.ragged:
+        return ragged_keys(work, number, config)
+    else:
+        return dense_keys(work, number, config)
+
+
+@gluon.jit
+def at_keys(ctx, number):
+    """The context of a role that has arrived at a key tile."""
+    if ctx.config.persistent:
+        keys = keys_at(ctx.work, number, ctx.config)
+        return Context(ctx.tensors, ctx.rings, ctx.work, keys, ctx.mods, ctx.slope, ctx.scale, ctx.config)
+    else:
+        return ctx
+
+
+@gluon.jit
+def dense_keys(work, number, config: gl.constexpr):
+    """The keys of a key tile in a dense batch."""
+    shape = work.shape
+    head, n = work.head_and_tile(number)
+    if config.deterministic:
+        n = shape.tiles - 1 - n  # CTAs wait for those with later keys, which so are launched before
+    b = head // shape.heads_kv
+    first = n * config.block_n
+    zero = gl.to_tensor(0)
+    return Keys(
+        b, head - b * shape.heads_kv, first, shape.seq_q, shape.seq_k, shape.group, b, b, b * shape.heads_q, zero
+    )  # fmt: skip
+
+
+@gluon.jit
+def ragged_keys(work, number, config: gl.constexpr):
+    """The keys of a key tile in sequences end to end: a record of the list of key tiles."""
+    sequences = work.sequences
+    h, n = work.head_and_tile(number)
+    record = sequences.tiles + 2 + 2 * n
+    b = gl.load(record)
+    q_start, k_start = gl.load(sequences.cu_q + b), gl.load(sequences.cu_k + b)
+    seq_q, seq_k = gl.load(sequences.cu_q + b + 1) - q_start, gl.load(sequences.cu_k + b + 1) - k_start
+    first = gl.load(record + 1) * config.block_n
+    row = padded_start(q_start, b)
+    return Keys(b, h, first, seq_q, seq_k, work.shape.group, q_start, k_start, gl.to_tensor(0), row)
+
+
+@gluon.jit
+def padded_start(start, b):
+    """Where sequence b, whose first query is `start` of all, begins in the kernels' own numbers."""
+    return (start + b * PADDING) // PADDING * PADDING
+
+
+@gluon.jit
+def publish_visit(slots, index, visit):
+    """Write a visit into record `index`; called by one warp."""
+    put_field(slots.index(index * FIELDS), visit.row)
+    put_field(slots.index(index * FIELDS + 1), visit.h)
+    put_field(slots.index(index * FIELDS + 2), visit.flags)
+    put_field(slots.index(index * FIELDS + 3), visit.turn)
+    put_field(slots.index(index * FIELDS + 4), visit.number)
+
+
+@gluon.jit
+def read_visit(ctx, state):
+    """The visit whose tile is in the slot of a consumer's `state`, of any ring with a slot per visit; called by four
+    warps."""
+    first = (state.index + STAGES * state.phase) * FIELDS
+    slots = ctx.rings.visits
+    row = get_field(slots.index(first))
+    h, flags, turn = (slots.index(first + 1), slots.index(first + 2), slots.index(first + 3))
+    number = get_field(slots.index(first + 4))
+    return Visit(ctx.keys.b, get_field(h), row, get_field(flags), get_field(turn), number)
+
+
+@gluon.jit
+def no_visit(ctx):
+    """What is read where no key tile is left."""
+    none = gl.to_tensor(-1)
+    return Visit(ctx.keys.b, none, none, none, none, none)
+
+
+@gluon.jit
+def first_visit(ctx, ring, state, visit_state):
+    """The first visit of a role's first key tile, once it is in the role's ring."""
+    ring.consumer_wait(state)
+    return read_visit(ctx, visit_state)
+
+
+@gluon.jit
+def following_visit(ctx, ring, state, visit_state):
+    """The first visit of a role's next key tile, or `no_visit`."""
+    if ctx.config.persistent:
+        return first_visit(ctx, ring, state, visit_state)
+    else:
+        return no_visit(ctx)
+
+

@@ -1,0 +1,144 @@
+"""Shared and tensor memory of the Blackwell backward, and the barriers beside the rings.
+
+      S        S = K · Qᵀ is complete                      commit             -> weigh, and derive for a score's slope
+      s_read   derive has read S for the slope of a score  4 derive warps     -> mma, before the next S
+      dP       dP = V · dOᵀ is complete                    commit             -> derive
+      p        P is written, S is read                     4 weigh warps      -> mma, derive
+      p_read   P has been read                             derive and commit  -> weigh
+      ds[slot] dS is written, dP is read                   4 derive warps     -> mma
+      dQ       dQ = dSᵀ · K is complete                    commit             -> reduce
+      dq_read  dQ has been read                            4 reduce warps     -> mma
+      sums     dV and dK are complete                      commit             -> weigh, derive
+      keys     keys that are not finite are cleared        4 weigh warps      -> mma, under masks that read tensors
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.blackwell import (
+    TensorMemoryLayout,
+    allocate_tensor_memory,
+    tensor_memory_descriptor,
+)
+
+from ...nvidia.backward import arguments as sizes
+from ...nvidia.backward.visits import FIELDS, STAGES, row_numbers_layout
+from ...nvidia.boxes import make_tiles
+from ...nvidia.pipelines import StagedPipeline, empty_arrivals, make_pipeline
+from ..layouts import element_type
+from ..sync import make_signal
+from . import config as own_sizes
+
+VISITS = gl.constexpr(sizes.VISITS)
+DS_SLOTS = gl.constexpr(own_sizes.DS_SLOTS)
+
+
+@gluon.aggregate
+class Sums:
+    """Tensor memory: 128 lanes, keys but for dQ."""
+
+    s: tensor_memory_descriptor  # [128, M] fp32
+    dp: tensor_memory_descriptor  # [128, M] fp32
+    p: tensor_memory_descriptor  # [128, M] of 16 bits
+    dq: tensor_memory_descriptor  # [M, D] fp32, or [D, M] if `transposed`
+    dv: tensor_memory_descriptor  # [128, D] fp32
+    dk: tensor_memory_descriptor  # [128, D] fp32
+
+
+@gluon.aggregate
+class Barriers:
+    """See above."""
+
+    s: gl.shared_memory_descriptor
+    s_read: gl.shared_memory_descriptor
+    dp: gl.shared_memory_descriptor
+    p: gl.shared_memory_descriptor
+    p_read: gl.shared_memory_descriptor
+    ds: gl.shared_memory_descriptor
+    dq: gl.shared_memory_descriptor
+    dq_read: gl.shared_memory_descriptor
+    sums: gl.shared_memory_descriptor
+    keys: gl.shared_memory_descriptor
+
+
+@gluon.aggregate
+class Rings:
+    """Shared memory with the barriers of its slots, tensor memory, and barriers of that."""
+
+    k: StagedPipeline  # one slot [1, 128, 1, D]
+    v: StagedPipeline
+    q: StagedPipeline  # [stages, 1, M, 1, D]
+    do: StagedPipeline
+    ds: gl.shared_memory_descriptor  # [DS_SLOTS, 128, M]: keys by queries
+    shift: gl.shared_memory_descriptor  # [stages, 1, M] fp32, of the Q slots
+    delta: gl.shared_memory_descriptor  # of the dO slots
+    dq: gl.shared_memory_descriptor  # [1, M, D] fp32
+    visits: gl.shared_memory_descriptor  # [VISITS * FIELDS, 1] int32
+    sums: Sums
+    bars: Barriers
+
+
+@gluon.jit
+def make_rings(config: gl.constexpr):
+    """Allocate shared and tensor memory and initialise every barrier."""
+    dtype: gl.constexpr = element_type(config.element)
+    block_m: gl.constexpr = config.block_m
+    ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([config.rows, block_m], dtype)
+    dq_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, block_m, config.dq_cols], gl.float32)
+    row_layout: gl.constexpr = row_numbers_layout()
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    topology: gl.constexpr = config.topology
+    k = make_tiles(1, config.rows, config.padded, dtype, config.ragged)
+    v = make_tiles(1, config.rows, config.padded, dtype, config.ragged)
+    q = make_tiles(STAGES, block_m, config.padded, dtype, config.ragged)
+    do = make_tiles(STAGES, block_m, config.padded, dtype, config.ragged)
+    return Rings(
+        make_pipeline(k, empty_arrivals(topology, "K"), 1),
+        make_pipeline(v, empty_arrivals(topology, "V"), 1),
+        make_pipeline(q, empty_arrivals(topology, "Q"), STAGES, fills=2),  # its bytes, and the visit
+        make_pipeline(do, empty_arrivals(topology, "dO"), STAGES),
+        gl.allocate_shared_memory(dtype, [DS_SLOTS, config.rows, block_m], ds_layout),
+        gl.allocate_shared_memory(gl.float32, [STAGES, 1, block_m], row_layout),
+        gl.allocate_shared_memory(gl.float32, [STAGES, 1, block_m], row_layout),
+        gl.allocate_shared_memory(gl.float32, [1, block_m, config.dq_cols], dq_layout),
+        gl.allocate_shared_memory(gl.int32, [VISITS * FIELDS, 1], plain),
+        make_sums(config),
+        make_barriers(topology),
+    )
+
+
+@gluon.jit
+def make_sums(config: gl.constexpr):
+    """Allocate tensor memory."""
+    dtype: gl.constexpr = element_type(config.element)
+    rows: gl.constexpr = config.rows
+    return Sums(
+        columns_of(gl.float32, rows, config.block_m),
+        columns_of(gl.float32, rows, config.block_m),
+        columns_of(dtype, rows, config.block_m),
+        columns_of(gl.float32, config.dq_shape[0], config.dq_shape[1]),
+        columns_of(gl.float32, rows, config.padded),
+        columns_of(gl.float32, rows, config.padded),
+    )
+
+
+@gluon.jit
+def columns_of(dtype: gl.constexpr, rows: gl.constexpr, cols: gl.constexpr):
+    """Tensor memory [rows, cols] with a lane for each row."""
+    layout: gl.constexpr = TensorMemoryLayout([rows, cols], 1)
+    return allocate_tensor_memory(dtype, [rows, cols], layout)
+
+
+@gluon.jit
+def make_barriers(topology: gl.constexpr):
+    return Barriers(
+        make_signal(topology, "S"),
+        make_signal(topology, "S read"),
+        make_signal(topology, "dP"),
+        make_signal(topology, "P"),
+        make_signal(topology, "P read"),
+        make_signal(topology, "dS"),
+        make_signal(topology, "dQ"),
+        make_signal(topology, "dQ read"),
+        make_signal(topology, "sums"),
+        make_signal(topology, "keys"),
+    )

@@ -1,0 +1,125 @@
+"""MMA warp of the Blackwell backward: all five products of every query tile, in an order in which the next tile's S and
+dP are made beside the sums of this one.
+
+      S(0)  dP(0)   then for i = 0, 1, …    (P(i) written)   S(i+1)   dV += P(i) · dO(i)
+                                            (dS(i) written)  dP(i+1)  dK += dS(i) · Q(i)   dQ = dS(i)ᵀ · K
+
+Products retire in the order in which they are issued. S is overwritten when P is there, which was made from it, dP when
+dS is.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.blackwell import tcgen05_commit, tcgen05_mma
+
+from ...nvidia.backward.visits import FIELDS, MORE, STAGES
+from ...nvidia.pipelines import consumer_state
+from ..sync import await_signal
+
+
+@gluon.jit
+def mma_role(ctx):
+    """All products of the CTA's keys, in the order above."""
+    rings = ctx.rings
+    bars = rings.bars
+    state = consumer_state(STAGES)  # of the rings of Q and dO, and of the slots of dS
+    tile = consumer_state(1)  # of what there is one of
+    rings.q.consumer_wait(state)
+    if len(ctx.mods.mask_args) > 0:
+        await_signal(bars.keys, 0)
+    else:
+        rings.k.consumer_wait(tile)
+    multiply_scores(ctx, state)
+    rings.do.consumer_wait(state)
+    rings.v.consumer_wait(tile)
+    multiply_values(ctx, state)
+    more = has_more(ctx, state)
+    later = gl.to_tensor(True)
+    first = gl.to_tensor(True)
+    while later:
+        following = state.step()
+        later = more
+        await_signal(bars.p, tile.phase)  # S, too, has been read for it
+        if ctx.slope is not None:
+            await_signal(bars.s_read, tile.phase)
+        if later:
+            rings.q.consumer_wait(following)
+            more = has_more(ctx, following)
+            multiply_scores(ctx, following)
+        add_value_gradients(ctx, state, first)
+        await_signal(bars.ds.index(state.index), state.phase)
+        if later:
+            rings.do.consumer_wait(following)
+            multiply_values(ctx, following)
+        add_key_gradients(ctx, state, first)
+        await_signal(bars.dq_read, tile.phase ^ 1)
+        multiply_query_gradients(ctx, state)
+        first = gl.to_tensor(False)
+        state = following
+        tile = tile.step()
+    tcgen05_commit(bars.sums)
+
+
+@gluon.jit
+def has_more(ctx, state):
+    """Whether another tile follows that in a slot of Q; called by one warp."""
+    first = (state.index + STAGES * state.phase) * FIELDS
+    flags = ctx.rings.visits.index(first + 2).load(gl.BlockedLayout([1], [32], [1], [0]))
+    return (gl.max(flags, 0) & MORE) != 0
+
+
+@gluon.jit
+def key_tile(ctx, ring):
+    """K or V [128, D]."""
+    return ring.smem.index(0).reshape([ctx.config.rows, ctx.config.padded])
+
+
+@gluon.jit
+def query_tile(ctx, ring, state):
+    """Q or dO [M, D] in a slot."""
+    return ring.tile(state).reshape([ctx.config.block_m, ctx.config.padded])
+
+
+@gluon.jit
+def multiply_scores(ctx, state):
+    """S = K · Qᵀ."""
+    q = query_tile(ctx, ctx.rings.q, state)
+    tcgen05_mma(key_tile(ctx, ctx.rings.k), q.permute((1, 0)), ctx.rings.sums.s, use_acc=False)
+    tcgen05_commit(ctx.rings.bars.s)
+
+
+@gluon.jit
+def multiply_values(ctx, state):
+    """dP = V · dOᵀ."""
+    do = query_tile(ctx, ctx.rings.do, state)
+    tcgen05_mma(key_tile(ctx, ctx.rings.v), do.permute((1, 0)), ctx.rings.sums.dp, use_acc=False)
+    tcgen05_commit(ctx.rings.bars.dp)
+
+
+@gluon.jit
+def add_value_gradients(ctx, state, first):
+    """dV += P · dO, and the end of P and of dO."""
+    do = query_tile(ctx, ctx.rings.do, state)
+    tcgen05_mma(ctx.rings.sums.p, do, ctx.rings.sums.dv, use_acc=not first)
+    tcgen05_commit(ctx.rings.bars.p_read)
+    tcgen05_commit(ctx.rings.do.empty(state.index))
+
+
+@gluon.jit
+def add_key_gradients(ctx, state, first):
+    """dK += dS · Q, and the end of Q."""
+    q = query_tile(ctx, ctx.rings.q, state)
+    tcgen05_mma(ctx.rings.ds.index(state.index), q, ctx.rings.sums.dk, use_acc=not first)
+    tcgen05_commit(ctx.rings.q.empty(state.index))
+
+
+@gluon.jit
+def multiply_query_gradients(ctx, state):
+    """dQ = dSᵀ · K, or the transposed of it."""
+    ds = ctx.rings.ds.index(state.index)
+    k = key_tile(ctx, ctx.rings.k)
+    if ctx.config.transposed:
+        tcgen05_mma(k.permute((1, 0)), ds, ctx.rings.sums.dq, use_acc=False)
+    else:
+        tcgen05_mma(ds.permute((1, 0)), k, ctx.rings.sums.dq, use_acc=False)
+    tcgen05_commit(ctx.rings.bars.dq)

@@ -1,0 +1,54 @@
+"""Warpgroup of the Blackwell backward that adds dQ of every tile to global memory, by TMA in fp32."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shared, tma
+
+from ...nvidia.backward.turns import BEHIND, pass_turn, take_turn
+from ...nvidia.backward.visits import STAGES, read_visit
+from ...nvidia.pipelines import consumer_state
+from ..sync import await_signal, signal
+
+
+@gluon.jit
+def reduce_role(ctx):
+    """Add dQ of every visited tile."""
+    bars = ctx.rings.bars
+    state = consumer_state(STAGES)  # of the visits
+    tile = consumer_state(1)
+    more = gl.to_tensor(True)
+    turn = ctx.tensors.turns
+    began = gl.to_tensor(False)
+    while more:
+        await_signal(bars.dq, tile.phase)
+        visit = read_visit(ctx, state)
+        dq = ctx.rings.sums.dq.load()
+        signal(bars.dq_read)
+        if ctx.config.deterministic:
+            pass_turn(turn, began)
+            began = visit.row < BEHIND
+            turn = take_turn(ctx, visit)
+        add_tile(ctx, dq, visit)
+        more = visit.more()
+        state = state.step()
+        tile = tile.step()
+    if ctx.config.deterministic:
+        pass_turn(turn, began)
+    tma.store_wait(0)  # shared memory must outlive the last copy's reads
+
+
+@gluon.jit
+def add_tile(ctx, dq, visit):
+    """Add dQ of a tile through shared memory, once TMA has read what it held."""
+    config: gl.constexpr = ctx.config
+    smem = ctx.rings.dq
+    tma.store_wait(0)
+    gl.barrier()
+    tile = smem.reshape([config.block_m, config.dq_cols])
+    if config.transposed:
+        tile.permute((1, 0)).store(dq)
+    else:
+        tile.store(dq)
+    fence_async_shared()
+    gl.barrier()
+    tma.async_atomic_add(ctx.tensors.dq, [ctx.keys.head + visit.h, ctx.keys.row + visit.row, 0], smem)
