@@ -49,8 +49,7 @@ class EightBitLimits:
     scales: tuple[str | int | None, ...]  # what a scale may belong to
     columns: int  # head dims are multiples of it
     rows: int  # and pages are
-    fp16_tokens: int  # queries of a sequence at most if they are fp16 and values have scales of tokens
-    column_tokens: int = 0  # the same if scales belong to blocks of a token's columns
+    fp16_tokens: int  # queries of a sequence at most if fp16 does not hold weights or operands times their scales
     queries: bool = False  # whether these may have 8 bits, too
     max_dim: int = 256
     latents: tuple[str | int | None, ...] = ()  # what the scale of 8-bit latents beside rotary parts may belong to
@@ -79,7 +78,7 @@ BACKWARD_SM90 = BackwardLimits(("dense", "ragged"), 256, deterministic=True, cap
 BACKWARD_SM100 = BackwardLimits(("dense", "ragged"), 128, deterministic=True)
 EIGHT_BIT_SM90 = EightBitLimits(
     (torch.float8_e4m3fn, torch.float8_e5m2), EVERY_KIND, (None, "tensor", "head", "token", 64, 128),
-    columns=16, rows=8, fp16_tokens=16, column_tokens=16, queries=True, latents=(None, "tensor", "token", 128),
+    columns=16, rows=8, fp16_tokens=16, queries=True, latents=(None, "tensor", "token", 128),
 )  # fmt: skip
 EIGHT_BIT_GFX942 = EightBitLimits(
     (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz), EVERY_KIND, (None, "tensor", "head", "token"), 16, 1, 0

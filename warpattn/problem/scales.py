@@ -15,6 +15,7 @@ from warpattn.problem.element import ELEMENT_OF, Element
 from warpattn.problem.operands import Operands
 from warpattn.problem.problem import Problem
 from warpattn.problem.problem import Scales as Granularities
+from warpattn.quantized import granularity
 from warpattn.sequences import Sequence
 
 
@@ -26,6 +27,7 @@ class EightBit:
     element: Element
     scales: Granularities  # what those of k, v and q belong to
     queries: bool = False  # whether these have 8 bits, too
+    scaled: bool = False  # whether keys and values are multiplied by scales of columns where they become 16-bit ones
 
     @property
     def by_token(self) -> bool:
@@ -36,6 +38,14 @@ class EightBit:
         """Columns of a head that share a scale of a token; 0 where all of them do, or tokens have none."""
         per = getattr(self.scales, operand)
         return per if isinstance(per, int) else 0
+
+    def blocks(self, operand: str, columns: int) -> int:
+        """Blocks of a tile's columns with scales of their own."""
+        return columns // (self.columns(operand) or columns)
+
+    def token_scales(self, columns_qk: int, columns_v: int) -> int:
+        """Scales that are kept of a token's key and value in tiles of so many columns."""
+        return self.blocks("k", columns_qk) + self.blocks("v", columns_v) if self.by_token else 0
 
 
 def eight_bit_of(problem: Problem) -> EightBit | None:
@@ -54,20 +64,31 @@ class ScaleRows(NamedTuple):
     head: Any
 
 
+class ColumnScaleRows(NamedTuple):
+    """A scale of blocks of columns, as `ScaleRows`."""
+
+    scale: Any  # float*
+    outer: Any
+    row: Any
+    head: Any
+    block: Any  # from one block to the next
+
+
 class Scales(NamedTuple):
     """The `scale` argument of attention over 8-bit keys and values; without 8-bit queries these have no scale."""
 
     scores: Any  # softmax scale, fp32
-    k: Any  # ScaleRows
+    k: Any  # ScaleRows, or ColumnScaleRows
     v: Any
     q: Any
 
 
-def scale_rows(x: Tensor, scale: Tensor | None) -> ScaleRows:
+def scale_rows(x: Tensor, scale: Tensor | None) -> ScaleRows | ColumnScaleRows:
     """The argument for the scale of keys or values x (batch or page, row, head, dim) or (row, head, dim)."""
     if scale is None or scale.ndim < 2:
         return ScaleRows(scale, 0, 0, scale.stride(0) if scale is not None and scale.ndim else 0)
-    return ScaleRows(scale, *[0] * (4 - x.ndim), *scale.stride()[: x.ndim - 1])
+    rows = ScaleRows(scale, *[0] * (4 - x.ndim), *scale.stride()[: x.ndim - 1])
+    return ColumnScaleRows(*rows, scale.stride(-1)) if isinstance(granularity(scale, x.shape), int) else rows
 
 
 def call_scales(scale: float, x: Operands, sequence: Sequence) -> Scales:
@@ -79,4 +100,7 @@ def call_scales(scale: float, x: Operands, sequence: Sequence) -> Scales:
 def scale_types(eight_bit: EightBit | None) -> str | Scales:
     """The types of the `scale` argument: of one number without 8-bit keys and values."""
     rows = ScaleRows("*fp32", "i64", "i64", "i64")
-    return "fp32" if eight_bit is None else Scales("fp32", rows, rows, rows)
+    if eight_bit is None:
+        return "fp32"
+    k, v = (ColumnScaleRows(*rows, "i64") if eight_bit.columns(name) else rows for name in ("k", "v"))
+    return Scales("fp32", k, v, rows)

@@ -22,12 +22,14 @@ from warpattn.kernels.sm90.select import list_launches
 from warpattn.problem import Call, validate
 from warpattn.problem.launch import DEFAULT_OPTIONS
 from warpattn.problem.operands import Operands
+from warpattn.quantized import dequantized, granularity
 from warpattn.reference import reference
 from warpattn.runtime.simulate import Options, traced
 from warpattn.sequences import Dense, PagedKV, Sequence
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 MIXED = (129, 0, 30)
+QUERIES = ("ttng.wait_barrier", "rings.q.consumer_wait(q_state)", "the role that fills keys has waited for the queries")
 PAGED = Decode((150, 20), page=16, tokens=18, dim=128, heads=4, heads_kv=2, mask=wa.Causal(), stored=E4M3)
 CASES = {
     "paged": PAGED,
@@ -37,6 +39,10 @@ CASES = {
     "head-dim-256": replace(PAGED, page=32, dim=256),
     "two-parts": replace(PAGED, dim=192, dim_v=80, page=48),
     "dense": replace(PAGED, lengths=(150, 150), page=0, tokens=140, per=("head", "tensor")),
+    "columns": replace(PAGED, per=(64, 64)),
+    "columns-of-keys": replace(PAGED, dim=192, dim_v=128, page=48, per=(64, "token"), score=wa.SoftCap(3.0)),
+    "columns-of-values": replace(PAGED, lengths=(150, 150), page=0, tokens=140, per=("head", 64), stored=E5M2),
+    "columns-256": replace(PAGED, lengths=MIXED, page=32, dim=256, per=(128, 64)),
     "dense-tokens": replace(PAGED, lengths=(150,), page=0, tokens=20, per=("token", "token"), mask=None),
 }
 
@@ -69,13 +75,24 @@ def check(x: Inputs, schedule: str = "lazy", seed: int = 0) -> None:
     lse = poisoned(checked.lse_shape, torch.float32)
     report = traced(checked, Operands(x.q, x.k, x.v, out, lse, x.tail["sinks"]), Options(schedule, seed), x.sequence)
     assert report.clean, report
-    expected, expected_lse = reference(x.q, x.k, x.v, sequence=x.sequence, **x.tail)
+    expected, expected_lse = expected_of(x)
     limit = 2e-2 if x.q.dtype == torch.bfloat16 else 3e-3
     assert error(out.float(), expected) < limit * max(1.0, expected.abs().max().item())
     assert error(lse, expected_lse) < 1e-4
 
 
-@pytest.mark.parametrize("name", drawn(CASES, ["tokens", "dense"]))
+def expected_of(x: Inputs) -> tuple[Tensor, Tensor]:
+    """The reference's result, from values with scales of blocks of columns as the kernel multiplies them: in bf16."""
+    rows, changes = {"k": x.k, "v": x.v}, {}
+    for name, scale in (("k", x.sequence.k_scale), ("v", x.sequence.v_scale)):
+        if isinstance(granularity(scale, rows[name].shape), int):
+            rows[name] = dequantized(rows[name], scale).bfloat16()
+            changes |= {f"{name}_scale": None} | ({f"{name}_pages": rows[name]} if x.sequence.kind == "paged" else {})
+    sequence = replace(x.sequence, **changes) if changes else x.sequence
+    return reference(x.q, rows["k"], rows["v"], sequence=sequence, **x.tail)
+
+
+@pytest.mark.parametrize("name", drawn(CASES, ["tokens", "dense", "columns"]))
 def test_right_and_without_findings(name):
     x = inputs(CASES[name])
     for schedule, seed in SCHEDULES:
@@ -141,7 +158,7 @@ def test_queries_that_fp16_does_not_hold(magnitude):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["paged"])
+@pytest.mark.parametrize("name", ["paged", "columns"])
 def test_it_needs_its_synchronisation(name):
     x = inputs(replace(CASES[name], lengths=(780, 400), tokens=780, heads=1, heads_kv=1))
     checked = replace(validate(x.call(), read_values=False), backend="simulate:sm90")
@@ -152,5 +169,6 @@ def test_it_needs_its_synchronisation(name):
         wa.sim.simulate(kernel(first), first.grid, first.args)  # a changed kernel may leave the tile counter anywhere
         return wa.sim.simulate(module, (1,), step.args, schedule=schedule, step_limit=20_000)
 
-    results = knocked_out(kernel(step), once, reviewed([*SM90_PREFILL, FIRST]))
+    own = [QUERIES] if name == "columns" else []  # other queries are made fp16 ones before keys are waited for
+    results = knocked_out(kernel(step), once, reviewed([*SM90_PREFILL, FIRST, *own]))
     assert sum(found.noticed for found in results) > 0.8 * len(results)

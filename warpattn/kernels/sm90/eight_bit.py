@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from warpattn.errors import AttentionError
@@ -19,9 +21,12 @@ def multiplies_bytes(problem: Problem) -> bool:
 
 
 def converted(problem: Problem) -> EightBit | None:
-    """The 8-bit keys and values that prefill makes 16-bit ones of. AttentionError for scales of blocks of columns, also
-    where a plan gives prefill what decode would take."""
-    if any(isinstance(per, int) for per in problem.scales):
-        what = f"k has a scale per {problem.scales.k} and v per {problem.scales.v}"
-        raise AttentionError(f"{what}; scales per block of columns are of decode, and this call or plan needs prefill")
-    return eight_bit_of(problem)
+    """The 8-bit keys and values that prefill makes 16-bit ones of, times their scales of blocks of columns if they have
+    such, which bf16 holds. AttentionError for others, also where a plan gives prefill what decode would take."""
+    found = eight_bit_of(problem)
+    if found is None or not (found.columns("k") or found.columns("v")):
+        return found
+    if problem.dtype != torch.bfloat16 or found.queries:
+        what = f"q has dtype {problem.q_dtype or problem.dtype}"
+        raise AttentionError(f"{what}; with scales per block of columns prefill takes torch.bfloat16")
+    return replace(found, scaled=True)

@@ -166,12 +166,12 @@ def test_what_the_kernels_do_not_take():
     fnuz = quantize(x, torch.float8_e4m3fnuz)
     refused("float8_e4m3fnuz; with 8 bits the sm90 backend takes torch.float8_e4m3fn, torch.float8_e5m2", fnuz)
     wide = quantize(torch.zeros(4, 16, 2, 128), per=64)
-    many = torch.zeros(2, 17, 4, 128).bfloat16()
-    refused("k has a scale per 64, and q up to 17 tokens .* of columns the sm90 backend takes at most 16", wide, q=many)
+    many = torch.zeros(2, 17, 4, 128).half()
+    refused("q up to 17 tokens .* columns, which fp16 does not hold, the sm90 backend takes at most 16", wide, q=many)
     kv = PagedKV(wide.values, wide.values, table, lengths, k_scale=wide.scale, v_scale=wide.scale)
     step = PagedRagged(kv, Ragged(torch.tensor([0, 1, 2], dtype=torch.int32), max_q=1))
-    problem = validate(Call(torch.zeros(2, 4, 128).bfloat16(), wide.values, wide.values, step)).problem
-    with pytest.raises(AttentionError, match="scales per block of columns are of decode, and this call or plan needs"):
+    problem = validate(Call(many[:, 0], wide.values, wide.values, step)).problem
+    with pytest.raises(AttentionError, match="with scales per block of columns prefill takes"):
         choose(problem, ARCHS["sm90"], PlanOptions(batch_invariant=True))
     half = torch.zeros(2, 17, 4, 64).half()
     refused("up to 17 tokens a sequence; with scales of v per token", x, q=half, per="token")

@@ -165,15 +165,13 @@ class DecodeConfig(KeyTileSizes, StreamConfig):
 
     def scale_blocks(self, operand: str) -> int:
         """Blocks of the columns of a tile of "k" or "v" with scales of their own."""
-        columns = 0 if self.eight_bit is None else self.eight_bit.columns(operand)
-        return (self.padded_qk if operand == "k" else self.padded_v) // columns if columns else 1
+        columns = self.padded_qk if operand == "k" else self.padded_v
+        return 1 if self.eight_bit is None else self.eight_bit.blocks(operand, columns)
 
     @property
     def scale_bytes(self) -> int:
         """Of the scales of tokens in a slot of keys."""
-        if self.eight_bit is None or not self.eight_bit.by_token:
-            return 0
-        return 4 * self.block_n * (self.scale_blocks("k") + self.scale_blocks("v"))
+        return 4 * self.block_n * self.eight_bit.token_scales(self.padded_qk, self.padded_v) if self.eight_bit else 0
 
     @property
     def rows(self) -> int:

@@ -17,7 +17,7 @@ from warpattn.problem import CheckedCall, Problem
 from warpattn.problem.arch import ARCHS, compile_options
 from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands, modifier_args, programs
-from warpattn.problem.scales import scale_rows
+from warpattn.problem.scales import ColumnScaleRows, scale_rows
 from warpattn.sequences import PagedKV, PagedRagged, Sequence
 
 from ...nvidia.arguments import strided
@@ -118,8 +118,7 @@ def arguments(checked: CheckedCall, x: Operands, sequence: Sequence, choice: Cho
     key_rows: Callable[..., Any] = strided if choice.config.gathers else MappedRows
     k, v, q = key_rows(x.k), key_rows(x.v), strided(x.q)
     if p.kv_dtype is not None:
-        k = scaled_rows(x.k, sequence.k_scale, p.scales.k)
-        v = scaled_rows(x.v, sequence.v_scale, p.scales.v)
+        k, v = scaled_rows(x.k, sequence.k_scale), scaled_rows(x.v, sequence.v_scale)
     if p.q_dtype is not None:
         q = ScaledQueries(*q, scale_rows(x.q, sequence.q_scale))
     return {
@@ -128,7 +127,7 @@ def arguments(checked: CheckedCall, x: Operands, sequence: Sequence, choice: Cho
     }  # fmt: skip
 
 
-def scaled_rows(x: Tensor, scale: Tensor | None, per: str | int | None) -> ScaledRows | ColumnScaledRows:
-    """8-bit keys or values with a scale that belongs to `per`."""
-    rows = ScaledRows(x, *scale_rows(x, scale))
-    return ColumnScaledRows(*rows, scale.stride(-1)) if scale is not None and isinstance(per, int) else rows
+def scaled_rows(x: Tensor, scale: Tensor | None) -> ScaledRows | ColumnScaledRows:
+    """8-bit keys or values with their scale."""
+    rows = scale_rows(x, scale)
+    return ColumnScaledRows(x, *rows) if isinstance(rows, ColumnScaleRows) else ScaledRows(x, *rows)

@@ -39,14 +39,13 @@ class KeyTileSizes(WithOperands):
 
     @cached_property
     def operand(self) -> Element:
-        """Of queries and keys where they are multiplied: all 8-bit values are fp16 ones, too."""
-        return self.element if self.eight_bit is None or self.products else FP16
+        """Of queries and keys where they are multiplied: all 8-bit values are fp16 ones, too, though not if scaled."""
+        return self.element if self.eight_bit is None or self.products or self.eight_bit.scaled else FP16
 
     @cached_property
     def weights(self) -> Element:
         """Of weights and values there, in prefill: fp16 does not hold weights times any scale."""
-        scaled = self.eight_bit is not None and self.eight_bit.scales.v == "token"
-        return self.element if scaled else self.operand
+        return self.element if self.eight_bit and self.eight_bit.scales.v == "token" else self.operand
 
     @property
     def products(self) -> bool:
@@ -219,7 +218,8 @@ class SM90Config(KeyTileSizes):
     @cached_property
     def scale_bytes(self) -> int:
         """Of the scales of the tokens of all slots."""
-        return 4 * 2 * self.kv_stages * self.block_n if self.eight_bit and self.eight_bit.by_token else 0
+        scales = self.eight_bit.token_scales(self.padded_qk, self.padded_v) if self.eight_bit else 0
+        return 4 * scales * self.kv_stages * self.block_n
 
     @cached_property
     def query_factors(self) -> int:

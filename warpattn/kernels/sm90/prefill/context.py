@@ -190,7 +190,7 @@ class Rings:
     k_in: gl.base_value  # the same as they are filled: 8-bit ones as `NarrowRing`
     v_in: gl.base_value
     factors: gl.shared_memory_descriptor  # [stages * warpgroups, 1 or 64] fp32, see `query_factors` of the config
-    scales: gl.base_value  # `OfTokens` of 8-bit keys and values, each [stages, N] fp32; () where tokens have none
+    scales: gl.base_value  # `OfTokens` of 8-bit keys and values, each [stages * blocks, N] fp32; () without such
     tiles: gl.shared_memory_descriptor  # [stages * fields, 1] int32: the tile of each Q slot
     out: Columns  # [warpgroup, 1, 64 / packed, packed, columns stored at a time]
     left: gl.shared_memory_descriptor  # [8, 1] int32, see nonfinite.py
@@ -242,9 +242,10 @@ def make_rings(config: gl.constexpr, fields: gl.constexpr = TILE_FIELDS, clipped
     topology: gl.constexpr = config.topology
     scales = ()
     if config.scale_bytes > 0:
-        shape: gl.constexpr = [config.kv_stages, config.block_n]
+        k_shape: gl.constexpr = [config.kv_stages * config.eight_bit.blocks("k", config.padded_qk), config.block_n]
+        v_shape: gl.constexpr = [config.kv_stages * config.eight_bit.blocks("v", config.padded_v), config.block_n]
         scales = OfTokens(
-            gl.allocate_shared_memory(gl.float32, shape, plain), gl.allocate_shared_memory(gl.float32, shape, plain)
+            gl.allocate_shared_memory(gl.float32, k_shape, plain), gl.allocate_shared_memory(gl.float32, v_shape, plain)
         )
     factors = tiles
     if config.query_factors > 0:

@@ -20,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from ...nvidia.pipelines import consumer_state
 from ...pieces.scales import OfTokens, by_token, has_scale
-from ..columns import as_matrices
+from ..columns import as_matrices, columns_before
 from ..factors import ONE, factors_of
 from .context import CONVERTING, first_halves
 from .packed_rows import row_heads, row_tokens
@@ -42,11 +42,11 @@ def convert_role(ctx):
         if by_token(config):
             k_state, v_state = convert_scaled_keys(ctx, k_state, v_state, tile, span)
         else:
-            k_state = convert(ctx.rings.k_in, k_state)
+            k_state = convert(ctx, ctx.rings.k_in, k_state)
             for i in range(1, span.total):
-                k_state = convert(ctx.rings.k_in, k_state)
-                v_state = convert(ctx.rings.v_in, v_state)
-        v_state = convert(ctx.rings.v_in, v_state)
+                k_state = convert(ctx, ctx.rings.k_in, k_state)
+                v_state = convert(ctx, ctx.rings.v_in, v_state)
+        v_state = convert(ctx, ctx.rings.v_in, v_state)
         q_state = q_state.step()
         tile = published(ctx, q_state)
 
@@ -71,7 +71,7 @@ def convert_scaled_keys(ctx, k_state, v_state, tile, span):
         following = load_scales(ctx, tile, span, at, i + 1)
         at = scale_places(ctx, tile, span, i + 2)
         k_state = convert_scaled(ctx, k_state, scales)
-        v_state = convert(ctx.rings.v_in, v_state)
+        v_state = convert(ctx, ctx.rings.v_in, v_state)
     return k_state, v_state
 
 
@@ -83,25 +83,45 @@ def convert_scaled(ctx, state, scales):
         ctx.rings.scales.k.index(state.index).store(scales.k)
     if has_scale(ctx.config, "v", "token"):
         ctx.rings.scales.v.index(state.index).store(scales.v)
-    return convert_arrived(ctx.rings.k_in, state)
+    if ctx.config.eight_bit.columns("k") > 0:
+        store_blocks(ctx.rings.scales.k, state, scales.k)
+    if ctx.config.eight_bit.columns("v") > 0:
+        store_blocks(ctx.rings.scales.v, state, scales.v)
+    return convert_arrived(ctx, ctx.rings.k_in, state)
 
 
 @gluon.jit
-def convert(slots, state):
+def store_blocks(slots, state, scales):
+    """Scales [N] of each block of columns to their rows of a slot in [stages * blocks, N]."""
+    for block in gl.static_range(len(scales)):
+        slots.index(state.index * len(scales) + block).store(scales[block])
+
+
+@gluon.jit
+def convert(ctx, slots, state):
     """The next tile of a ring of keys or values, when it has arrived, in 16 bits."""
     slots.wait(state)
-    return convert_arrived(slots, state)
+    return convert_arrived(ctx, slots, state)
 
 
 @gluon.jit
-def convert_arrived(slots, state):
+def convert_arrived(ctx, slots, state):
     """A tile that has arrived, in 16 bits."""
     config: gl.constexpr = slots.config
     widths: gl.constexpr = config.parts[slots.number]
     narrow = as_matrices(slots.tile(state), config.block_n, widths)
     wide = as_matrices(slots.ring.tile(state), config.block_n, widths)
-    for part in gl.static_range(len(wide)):
-        convert_part(narrow[part], wide[part], widths[part])
+    operand: gl.constexpr = "k" if slots.number == 0 else "v"
+    columns: gl.constexpr = config.eight_bit.columns(operand)
+    if columns > 0:
+        scales = ctx.rings.scales.k if slots.number == 0 else ctx.rings.scales.v
+        for part in gl.static_range(len(wide)):
+            first = state.index * (columns_before(widths, len(widths)) // columns)
+            first += columns_before(widths, part) // columns
+            convert_scaled_part(narrow[part], wide[part], scales, first, columns)
+    else:
+        for part in gl.static_range(len(wide)):
+            convert_part(narrow[part], wide[part], widths[part])
     fence_async_shared()
     slots.ring.producer_commit(state)
     return state.step()
@@ -114,6 +134,21 @@ def convert_part(narrow, wide, cols: gl.constexpr):
     if wide.dtype == gl.bfloat16:
         x = x.to(gl.float32).to(gl.bfloat16)
     wide.store(x)
+
+
+@gluon.jit
+def convert_scaled_part(narrow, wide, scales, first: gl.constexpr, columns: gl.constexpr):
+    """The same times their scales, of blocks of so many columns, from row `first` on in `scales` [stages * blocks, N].
+    All of the part is in registers before the first element is written."""
+    blocks: gl.constexpr = narrow.shape[1] // columns
+    layout: gl.constexpr = rows_layout(columns)
+    found = ()
+    for block in gl.static_range(blocks):
+        found += (narrow.slice(block * columns, columns, 1).load(layout),)
+    for block in gl.static_range(blocks):
+        scale = scales.index(first + block).load(gl.SliceLayout(1, layout))
+        x = found[block].to(gl.float16).to(gl.float32) * scale[:, None]
+        wide.slice(block * columns, columns, 1).store(x.to(wide.dtype))
 
 
 @gluon.constexpr_function
@@ -149,16 +184,29 @@ def load_scales(ctx, tile, span, at, i):
         k = token_scale(ctx, ctx.scales.k, tile, at, there)
     if has_scale(ctx.config, "v", "token"):
         v = token_scale(ctx, ctx.scales.v, tile, at, there)
+    if ctx.config.eight_bit.columns("k") > 0:
+        k = block_scales(ctx, ctx.scales.k, tile, at, there, ctx.config.eight_bit.blocks("k", ctx.config.padded_qk))
+    if ctx.config.eight_bit.columns("v") > 0:
+        v = block_scales(ctx, ctx.scales.v, tile, at, there, ctx.config.eight_bit.blocks("v", ctx.config.padded_v))
     return OfTokens(k, v)
 
 
 @gluon.jit
-def token_scale(ctx, rows, tile, at, there):
-    """Scales [N] of keys or values at these places."""
+def block_scales(ctx, rows, tile, at, there, blocks: gl.constexpr):
+    """Scales [N] of keys or values at these places, of each block of columns."""
+    found = ()
+    for block in gl.static_range(blocks):
+        found += (token_scale(ctx, rows, tile, at, there, block * rows.block),)
+    return found
+
+
+@gluon.jit
+def token_scale(ctx, rows, tile, at, there, block=0):
+    """Scales [N] of keys or values at these places, `block` elements on."""
     outer, row = at
     head = (tile.h // ctx.work.group).to(gl.int64) * rows.head
     place = outer.to(gl.int64) * rows.outer + row.to(gl.int64) * rows.row + head
-    return gl.load(rows.scale + place, mask=there, other=1.0)
+    return gl.load(rows.scale + (place + block), mask=there, other=1.0)
 
 
 @gluon.jit
