@@ -125,7 +125,7 @@ def eight_bit_products(arch: str) -> None:
 def gradients(**changes: Any) -> Callable[[str], object]:
     """The backward; a persistent CTA takes several key tiles."""
     case = replace(backward.Case(300, 300, mask=wa.Causal(), heads=2), **changes)
-    return lambda arch: backward.simulated(case, programs=2)
+    return lambda arch: backward.simulated(replace(case, arch=arch), programs=2)
 
 
 ALL_AGAIN = test_sm90_knockout.Case(wa.Padding(torch.tensor([300])), 1, 400, 320, 20)
@@ -157,12 +157,12 @@ HOPPER: dict[str, Callable[[str], object]] = {
     "8 bits, prompt": eight_bit(70, "head"),
     "8 bits": eight_bit(1, "head"),
     "8 bits, tokens": eight_bit(1, "token"),
-    "backward 64": gradients(),
-    "backward 128": gradients(dim=128),
     "backward 256": gradients(dim=256),
-    "backward, ragged": gradients(lengths=((100, 200), (200, 100))),
 }
 NVIDIA: dict[str, Callable[[str], object]] = {
+    "backward 64": gradients(),
+    "backward 128": gradients(dim=128),
+    "backward, ragged": gradients(lengths=((100, 200), (200, 100))),
     "512": of_case(dim=512),
     "512 decode": of_case(seq_q=1, seq_k=600, heads_q=8, dim=512),
     "512 odd pages": of_case(**{**STEP, "lens_k": (150, 70)}, page_size=3, dim=512),

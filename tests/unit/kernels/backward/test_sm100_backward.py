@@ -12,6 +12,7 @@ from tests.drawn import drawn
 from warpattn.kernels.sm100.backward.config import BackwardConfig, choose_config
 from warpattn.kernels.sm100.config import SMEM_LIMIT, TMEM_COLUMNS
 from warpattn.language.nodes import Program
+from warpattn.machine_code.roles import role_faults
 from warpattn.machine_code.sass import opcode_counts, resources
 from warpattn.masks import Causal, Full, Mask
 from warpattn.problem import Call, validate
@@ -54,6 +55,7 @@ def test_machine_code_is_what_the_config_promises(dim: int, mask: str) -> None:
     assert kernel.metadata.num_warps * 32 == config.topology.threads
     assert kernel.asm["ttgir"].count("ttng.init_barrier") == config.topology.barriers
     assert used.registers * config.topology.threads == 65_536 and used.stack <= STACK[dim, mask]
+    assert role_faults(kernel.asm) == []
     assert counts["UTCHMMA"] == products(config)
     assert counts["UTMAREDG.3D.ADD"] == 1, "dQ is added by TMA"
     assert counts["MUFU.EX2"] >= config.block_m and not counts["HMMA"]
