@@ -27,6 +27,9 @@ CASES = {
     "head-dim-256": Decode(LENGTHS, page=32, heads=16, heads_kv=8, dim=256, stored=E4M3),
     "many-rows": Decode(LENGTHS, page=16, heads=32, heads_kv=2, dim=128, tokens=5, stored=E4M3),
     "dense": Decode((4096, 4096, 4096), heads=32, heads_kv=8, dim=128, stored=E4M3, per=("token", "head")),
+    "columns": Decode(LENGTHS, page=16, heads=32, heads_kv=8, dim=128, stored=E4M3, per=(64, 64), tokens=2),
+    "columns-256": Decode(LENGTHS, page=32, heads=16, heads_kv=8, dim=256, stored=E4M3, per=(128, 64)),
+    "columns-192": Decode((4096, 4096), heads=32, heads_kv=8, dim=192, dim_v=128, stored=E4M3, per=(64, "token")),
     "few-dense-keys": Decode((100, 100), heads=8, heads_kv=8, dim=128, stored=E4M3),
 }  # fmt: skip
 
@@ -92,14 +95,15 @@ def test_a_graph_serves_other_scales():
     check(found, attend(q, kv, "reference"))
 
 
-@pytest.mark.parametrize("per", ["head", "token"])
+@pytest.mark.parametrize("per", ["head", "token", 64])
 def test_appended_rows_are_attended(per):
     """Rows that one launch quantised are as torch stores them, and a step of ragged queries reads them."""
     torch.manual_seed(0)
     k, v = (torch.randn(6, 8, 128).bfloat16() for _ in range(2))
     slots = torch.tensor([35, 36, -1, 64, 65, 80])
     pages = [torch.zeros(8, 16, 8, 128).to(E4M3) for _ in range(2)]
-    scales = [torch.full((8,), 0.01) if per == "head" else torch.ones(8, 16, 8) for _ in range(2)]
+    shape = {"head": (8,), "token": (8, 16, 8), 64: (8, 16, 8, 2)}[per]
+    scales = [torch.full(shape, 0.01 if per == "head" else 1.0) for _ in range(2)]
     here = [x.cuda() for x in (*pages, *scales)]
     wa.append_slots(k, v, *pages, slots, k_scale=scales[0], v_scale=scales[1])
     for _ in range(2):

@@ -18,8 +18,12 @@ from tests.sim.sm90.decoding.test_decode import SCHEDULES
 from tests.sim.sm90.lengths import kernel
 from tests.sim.sm90.prefill import error
 from tests.sim.sm90.ragged.test_lengths_code import FIRST
+from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT
 from warpattn.kernels.sm90.select import list_launches
+from warpattn.machine_code.roles import role_faults
+from warpattn.machine_code.sass import resources
 from warpattn.problem import Call, validate
+from warpattn.problem.arch import triton_target
 from warpattn.problem.launch import DEFAULT_OPTIONS
 from warpattn.problem.operands import Operands
 from warpattn.quantized import dequantized, granularity
@@ -155,6 +159,21 @@ def test_queries_that_fp16_does_not_hold(magnitude):
                      mask=wa.Causal(), backend=backend) for backend in ("simulate:sm90", "reference")
     ]  # fmt: skip
     torch.testing.assert_close(found[0], found[1], atol=2e-2, rtol=2e-2, equal_nan=True)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["paged", "columns"])
+def test_machine_code(name):
+    """Stack as measured with Triton 3.9.0; nothing that roles could wait for in vain."""
+    import triton
+
+    x = inputs(CASES[name])
+    checked = replace(validate(x.call(), read_values=False), backend="simulate:sm90")
+    out, lse = poisoned((*x.q.shape[:-1], x.v.shape[-1]), x.q.dtype), poisoned(checked.lse_shape, torch.float32)
+    _, step = list_launches(checked, Operands(x.q, x.k, x.v, out, lse, None), x.sequence, DEFAULT_OPTIONS)
+    made = triton.compile(step.source(), target=triton_target("sm90"), options=dict(step.options))
+    assert resources(made.asm["cubin"]).stack <= 112 and role_faults(made.asm) == []
+    assert made.metadata.shared <= SMEM_LIMIT
 
 
 @pytest.mark.full
