@@ -90,7 +90,13 @@ def check_eight_bit(rules: Rules, arch: str, problem: Problem, differentiated: t
         rules.require(found in allowed, named, rule)
     rule = f"the {arch} backend writes {' and '.join(str(x) for x in KERNEL_DTYPES)}; {USE_REFERENCE} for others"
     rules.require(problem.dtype in KERNEL_DTYPES, f"out has dtype {problem.dtype}", rule)
-    _check_few_tokens(rules, arch, problem, limits)
+    if problem.dtype == torch.float16 and (problem.scales.v == "token" or isinstance(problem.scales.v, int)):
+        which = "of v per token" if problem.scales.v == "token" else "of v per block of columns"
+        rule = f"with scales {which}, which fp16 weights cannot hold, the {arch} backend takes at most"
+        rule = f"{rule} {limits.fp16_tokens} of fp16; use bf16, or scales per head"
+        few = problem.longest_q <= limits.fp16_tokens and problem.kind != "ragged"
+        of_fp16 = f"{'out' if narrow else 'q'} has dtype {problem.dtype}"
+        rules.require(few, f"{of_fp16} and q up to {problem.longest_q} tokens a sequence", rule)
     for name, size, unit in (
         ("head_dim of k", problem.dim_qk, limits.columns),
         ("head_dim of v", problem.dim_v, limits.columns),
@@ -101,22 +107,6 @@ def check_eight_bit(rules: Rules, arch: str, problem: Problem, differentiated: t
     wide, most = max(problem.dim_qk, problem.dim_v), limits.max_dim
     rule = f"with {with_8} the {arch} backend takes at most {most}; {USE_REFERENCE} or dequantise them"
     rules.require(wide <= most, f"the head_dim is {wide}", rule)
-
-
-def _check_few_tokens(rules: Rules, arch: str, problem: Problem, limits: EightBitLimits) -> None:
-    """As many queries of a sequence as decode takes, where prefill multiplies what only bf16 holds."""
-    scales, fp16 = problem.scales, problem.dtype == torch.float16
-    named = f"{'q' if problem.q_dtype is None else 'out'} has dtype {problem.dtype}"
-    if any(isinstance(per, int) and per in limits.scales for per in scales) and (fp16 or problem.q_dtype is not None):
-        named = f"q has dtype {problem.q_dtype or problem.dtype}"
-        rule, most = "with scales per block of columns, which fp16 does not hold,", f"{limits.fp16_tokens} but of bf16"
-    elif fp16 and scales.v == "token":
-        rule, most = "with scales of v per token, which fp16 weights cannot hold,", f"{limits.fp16_tokens} of fp16"
-    else:
-        return
-    rule = f"{rule} the {arch} backend takes at most {most}; use bf16, or scales per head"
-    few = problem.longest_q <= limits.fp16_tokens and problem.kind != "ragged"
-    rules.require(few, f"{named} and q up to {problem.longest_q} tokens a sequence", rule)
 
 
 def _check_latents(rules: Rules, arch: str, problem: Problem, limits: EightBitLimits | None) -> None:

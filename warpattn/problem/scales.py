@@ -27,12 +27,16 @@ class EightBit:
     element: Element
     scales: Granularities  # what those of k, v and q belong to
     queries: bool = False  # whether these have 8 bits, too
-    scaled: bool = False  # whether keys and values are multiplied by scales of columns where they become 16-bit ones
 
     @property
     def by_token(self) -> bool:
         """Whether each token of a head has scales of its own, of its key or its value."""
-        return any(per == "token" or isinstance(per, int) for per in self.scales)
+        return any(self.of_token(operand) for operand in self.scales._fields)
+
+    def of_token(self, operand: str) -> bool:
+        """The same of one operand."""
+        per = getattr(self.scales, operand)
+        return per == "token" or isinstance(per, int)
 
     def columns(self, operand: str) -> int:
         """Columns of a head that share a scale of a token; 0 where all of them do, or tokens have none."""

@@ -60,7 +60,7 @@ def has_scale(config, operand, *kinds):
 @gluon.constexpr_function
 def has_token_scale(config, operand):
     """Whether tokens have scales of their own in an operand, "k" or "v": one, or one for each block of columns."""
-    return has_scale(config, operand, "token") or config.scale_blocks(operand) > 1
+    return config.eight_bit is not None and config.eight_bit.of_token(operand)
 
 
 @gluon.aggregate

@@ -8,7 +8,7 @@ memory every function returns what it was given, and no instruction is left. pre
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ..pieces.scales import LEAST_SCALE, by_token, has_scale, head_scale
+from ..pieces.scales import LEAST_SCALE, by_token, has_scale, has_token_scale, head_scale
 from ..pieces.softmax import as_quads, from_quads
 from .layouts import accumulator_layout
 
@@ -47,7 +47,7 @@ def scaled_scores(ctx, s, k_state, q_state, wg: gl.constexpr):
     if has_scale(ctx.config, "q", "token"):
         layout: gl.constexpr = gl.SliceLayout(1, accumulator_layout(ctx.config.block_n))
         s *= factors_of(ctx, q_state, wg).load(layout)[:, None]
-    if has_scale(ctx.config, "k", "token"):
+    if has_token_scale(ctx.config, "k"):
         s *= slot_scales(ctx, ctx.rings.scales.k, k_state)
     return s
 

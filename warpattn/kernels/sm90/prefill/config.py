@@ -16,7 +16,7 @@ from warpattn.problem.element import ELEMENT_OF, FP16, Element
 from warpattn.problem.problem import is_masked
 from warpattn.problem.scales import eight_bit_of
 
-from ..eight_bit import converted, multiplies_bytes
+from ..eight_bit import multiplies_bytes
 from ..operand_format import OperandFormat, WithOperands
 from ..registers import Registers
 from ..widths import block_columns, pad_dim, split_dim
@@ -39,13 +39,13 @@ class KeyTileSizes(WithOperands):
 
     @cached_property
     def operand(self) -> Element:
-        """Of queries and keys where they are multiplied: all 8-bit values are fp16 ones, too, though not if scaled."""
-        return self.element if self.eight_bit is None or self.products or self.eight_bit.scaled else FP16
+        """Of queries and keys where they are multiplied: all 8-bit values are fp16 ones, too."""
+        return self.element if self.eight_bit is None or self.products else FP16
 
     @cached_property
     def weights(self) -> Element:
         """Of weights and values there, in prefill: fp16 does not hold weights times any scale."""
-        return self.element if self.eight_bit and self.eight_bit.scales.v == "token" else self.operand
+        return self.element if self.eight_bit and self.eight_bit.of_token("v") else self.operand
 
     @property
     def products(self) -> bool:
@@ -219,6 +219,7 @@ class SM90Config(KeyTileSizes):
     def scale_bytes(self) -> int:
         """Of the scales of the tokens of all slots."""
         scales = self.eight_bit.token_scales(self.padded_qk, self.padded_v) if self.eight_bit else 0
+        scales += bool(self.eight_bit and self.eight_bit.columns("k"))  # the largest of a key's
         return 4 * scales * self.kv_stages * self.block_n
 
     @cached_property
@@ -360,7 +361,7 @@ def _eight_bit_config(problem: Problem, seq_q: int) -> tuple[SM90Config, str]:
     """The same for 8-bit keys and values: a warpgroup converts them, so two consumer warpgroups have to do."""
     config, why = choose_config(ELEMENT_OF[problem.dtype], problem.dim_qk, problem.dim_v, min(seq_q, SHORT_ROWS), True)
     config = replace(
-        config, operands=replace(config.operands, eight_bit=converted(problem)), store_parts=config.v_parts,
+        config, operands=replace(config.operands, eight_bit=eight_bit_of(problem)), store_parts=config.v_parts,
         registers=Registers(CONVERT_CONSUMER, CONVERT_PRODUCER),
     )  # fmt: skip
     return stored(config), f"{why}; a warpgroup more converts tiles to 16 bits in the slots where they arrive"

@@ -242,7 +242,8 @@ def make_rings(config: gl.constexpr, fields: gl.constexpr = TILE_FIELDS, clipped
     topology: gl.constexpr = config.topology
     scales = ()
     if config.scale_bytes > 0:
-        k_shape: gl.constexpr = [config.kv_stages * config.eight_bit.blocks("k", config.padded_qk), config.block_n]
+        k_rows: gl.constexpr = config.eight_bit.blocks("k", config.padded_qk) + (config.eight_bit.columns("k") > 0)
+        k_shape: gl.constexpr = [config.kv_stages * k_rows, config.block_n]
         v_shape: gl.constexpr = [config.kv_stages * config.eight_bit.blocks("v", config.padded_v), config.block_n]
         scales = OfTokens(
             gl.allocate_shared_memory(gl.float32, k_shape, plain), gl.allocate_shared_memory(gl.float32, v_shape, plain)

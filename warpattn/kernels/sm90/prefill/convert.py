@@ -84,10 +84,22 @@ def convert_scaled(ctx, state, scales):
     if has_scale(ctx.config, "v", "token"):
         ctx.rings.scales.v.index(state.index).store(scales.v)
     if ctx.config.eight_bit.columns("k") > 0:
-        store_blocks(ctx.rings.scales.k, state, scales.k)
+        store_ratios(ctx.rings.scales.k, state, scales.k)
     if ctx.config.eight_bit.columns("v") > 0:
         store_blocks(ctx.rings.scales.v, state, scales.v)
     return convert_arrived(ctx, ctx.rings.k_in, state)
+
+
+@gluon.jit
+def store_ratios(slots, state, scales):
+    """The largest [N] of the scales of a key's blocks to row `state.index`, each as a fraction of it to its row behind
+    those of all slots: fp16 holds keys times these, and scores are multiplied by the largest."""
+    top = scales[0]
+    for block in gl.static_range(1, len(scales)):
+        top = gl.maximum(top, scales[block])
+    slots.index(state.index).store(top)
+    for block in gl.static_range(len(scales)):
+        slots.index(state.stages + state.index * len(scales) + block).store(scales[block] / top)
 
 
 @gluon.jit
@@ -117,7 +129,7 @@ def convert_arrived(ctx, slots, state):
         scales = ctx.rings.scales.k if slots.number == 0 else ctx.rings.scales.v
         for part in gl.static_range(len(wide)):
             first = state.index * (columns_before(widths, len(widths)) // columns)
-            first += columns_before(widths, part) // columns
+            first += columns_before(widths, part) // columns + (config.kv_stages if slots.number == 0 else 0)
             convert_scaled_part(narrow[part], wide[part], scales, first, columns)
     else:
         for part in gl.static_range(len(wide)):
@@ -138,7 +150,7 @@ def convert_part(narrow, wide, cols: gl.constexpr):
 
 @gluon.jit
 def convert_scaled_part(narrow, wide, scales, first: gl.constexpr, columns: gl.constexpr):
-    """The same times their scales, of blocks of so many columns, from row `first` on in `scales` [stages * blocks, N].
+    """The same times their scales or fractions of them, of blocks of so many columns, from row `first` on in `scales`.
     All of the part is in registers before the first element is written."""
     blocks: gl.constexpr = narrow.shape[1] // columns
     layout: gl.constexpr = rows_layout(columns)
