@@ -156,7 +156,7 @@ def attention_paged(
     if seq is not None and not isinstance(seq, Ragged):
         raise AttentionError(f"seq is a {type(seq).__name__}; seq must be None or a warpattn Ragged(cu_q)")
     if isinstance(q, Quantized):
-        q, kv = q.values, replace(kv, q_scale=q.scale)
+        q, kv = q.values, kv.with_fields(q_scale=q.scale)
     layout = kv if seq is None else PagedRagged(kv, seq)
     call = Call(q, kv.k_pages, kv.v_pages, layout, mask, score, sinks, scale, return_lse, out)
     if isinstance(kv.shared_pages, int) and kv.shared_pages and not torch.compiler.is_compiling():

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any, NamedTuple, TypeGuard
 
@@ -41,18 +42,20 @@ def tensor_fault(value: object) -> Fault | None:
         return Fault(f"has layout {value.layout}", "must be a dense (strided) tensor")
     if value.device.type == "meta":
         return Fault("is on the device meta", "must have values")
-    if _is_batched(value):
+    if _is_behind(value, functorch.is_batchedtensor):
         return Fault("is a tensor of torch.vmap", "must have values of its own: write a dimension of the batch instead")
+    if _is_behind(value, functorch.is_functionaltensor):
+        return Fault("is a tensor of torch.func.functionalize", "must have values of its own: call attention outside")
     if value.is_neg() or value.is_conj():
         bit, call = ("negative", "resolve_neg") if value.is_neg() else ("conjugate", "resolve_conj")
         return Fault(f"has its {bit} bit set", f"must hold its own values: pass the result of .{call}()")
     return None
 
 
-def _is_batched(x: Tensor) -> bool:
-    """Whether a tensor's values are behind torch.vmap; transforms of torch.func may wrap one another."""
+def _is_behind(x: Tensor, of_transform: Callable[[Tensor], bool]) -> bool:
+    """Whether a tensor's values are behind a transform of torch.func; transforms may wrap one another."""
     while functorch.is_functorch_wrapped_tensor(x):
-        if functorch.is_batchedtensor(x):
+        if of_transform(x):
             return True
         x = functorch.get_unwrapped(x)
     return False

@@ -44,7 +44,11 @@ class Quantized:
     scale: Tensor
 
     def dequantized(self) -> Tensor:
-        """values · scale in fp32."""
+        """values · scale in fp32. Raises AttentionError listing every broken rule."""
+        rules = Rules()
+        if _check_columns(rules, "values", self.values, "heads", "head_dim"):
+            check_scale(rules, "scale", self.scale, "values", self.values.shape)
+        rules.done()
         return dequantized(self.values, self.scale)
 
 
@@ -55,9 +59,22 @@ class Hadamard:
     do not change where q and k are both rotated; values that are rotated give a result that is."""
 
     def applied(self, x: Tensor) -> Tensor:
-        """x (…, dim), rotated, in fp32."""
+        """x (…, dim), rotated, in fp32. Raises AttentionError if x is no tensor of numbers with columns."""
+        rules = Rules()
+        _check_columns(rules, "x", x, "head_dim")
+        rules.done()
         size = x.shape[-1] & -x.shape[-1]
         return (x.float().unflatten(-1, (-1, size)) @ _hadamard_matrix(size, x.device)).flatten(-2)
+
+
+def _check_columns(rules: Rules, name: str, x: Tensor, *axes: str) -> bool:
+    """A tensor of real numbers, whose last dimensions are `axes`, with at least one column."""
+    if not is_tensor(x):
+        fault = tensor_fault(x)
+        rules.add(f"{name} {fault.what}" if fault else f"{name} is {kind_of(x)}", f"{name} must be a torch.Tensor")
+        return False
+    fine = x.ndim >= len(axes) and x.shape[-1] > 0 and not x.is_complex()
+    return rules.require(fine, f"{name} is {kind_of(x)}", f"{name} must be real numbers (…, {', '.join(axes)})")
 
 
 @cache

@@ -9,7 +9,7 @@ All ranks have all queries and get the whole result. Work and memory grow evenly
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 from typing import cast as typed
 
@@ -73,7 +73,7 @@ def share_pages(kv: PagedKV, group: Any = None, turn: int = 1) -> SharedPages:
     padded = torch.nn.functional.pad(table, (0, rounds * turn * ranks.size - table.shape[1]))
     mine = padded.unflatten(1, (rounds, ranks.size, turn))[:, :, ranks.rank].flatten(1)
     lengths = Pages.of(kv.lengths, turn * size, ranks, kv.lengths.device).keys_below(kv.lengths.long())
-    own = replace(kv, block_table=mine, lengths=lengths.to(torch.int32), shared_pages=0)
+    own = kv.with_fields(block_table=mine, lengths=lengths.to(torch.int32), shared_pages=0)
     return SharedPages(own, kv.lengths, turn)
 
 
@@ -174,7 +174,7 @@ def _turns(given: Given) -> Parts:
     q_scale = pages.q_scale
     if q_scale is not None and q_scale.ndim > 1:
         q_scale = q_scale.repeat_interleave(count, 0)
-    each = replace(pages, block_table=table, lengths=lengths.flatten(), q_scale=q_scale)
+    each = pages.with_fields(block_table=table, lengths=lengths.flatten(), q_scale=q_scale)
     queries = q.repeat_interleave(count, 0)
     options = {"mask": given.seen, "score": given.score, "scale": given.scale}
     plan = DecodePlan(queries, each, return_lse=True, batch_invariant=True, **options)

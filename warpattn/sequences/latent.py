@@ -8,6 +8,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,6 +59,13 @@ class LatentPages(PagedKV):
         latents, scale, rope = cache.split([LATENT, 4 * BLOCKS, 2 * ROTARY], -1)
         views = (latents.view(torch.float8_e4m3fn), rope.view(torch.bfloat16), block_table, lengths)
         return LatentPages(*views, scale=scale.view(torch.float32))
+
+    def with_fields(self, **fields: Any) -> LatentPages:
+        other = copy(self)  # `replace` would call an initialiser with other arguments
+        for name, value in fields.items():
+            object.__setattr__(other, name, value)
+        other.__post_init__()
+        return other
 
     def indices(self) -> dict[str, Tensor]:
         return super().indices() | {"kv.rope": self.rope}

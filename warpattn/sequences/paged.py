@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -43,6 +43,10 @@ class PagedKV(Sequence):
     q_scale: Tensor | None = None
     kind: ClassVar[str] = "paged"
     scale_names: ClassVar[tuple[str, ...]] = ("kv.k_scale", "kv.v_scale", "q.scale")
+
+    def with_fields(self, **fields: Any) -> PagedKV:
+        """The same cache with other fields."""
+        return replace(self, **fields)
 
     def operands(self, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]:
         return {"q": q, "kv.k_pages": self.k_pages, "kv.v_pages": self.v_pages}

@@ -55,9 +55,9 @@ class Sequence:
 
     def __post_init__(self) -> None:
         k, v, q = self.k_scale, self.v_scale, self.q_scale
-        if v is not None and v is k:  # each tensor of a call is an object of its own
+        if isinstance(v, Tensor) and v is k:  # each tensor of a call is an object of its own
             object.__setattr__(self, "v_scale", v.detach())
-        if q is not None and (q is k or q is v):
+        if isinstance(q, Tensor) and (q is k or q is v):
             object.__setattr__(self, "q_scale", q.detach())
 
     def dequantized(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

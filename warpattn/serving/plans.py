@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -72,8 +71,11 @@ def _check(names: tuple[str, ...], tensors: tuple[Tensor, ...], planned: tuple[_
                 break
         else:
             return
-    except (AttributeError, RuntimeError, TypeError):  # not even a tensor, or a nested one
+    except (AttributeError, RuntimeError, TypeError, ValueError):  # fewer, no tensor, a nested one
         pass
+    if len(tensors) != len(planned):
+        rule = f"the plan was made for {', '.join(names)}"
+        raise AttentionError(f"the call has {len(tensors)} tensors, offsets, tables and scales among them; {rule}")
     for name, x, like in zip(names, tensors, planned, strict=True):
         _refuse_other(name, x, like)
 
@@ -255,7 +257,7 @@ class DecodePlan(ServingPlan):
         Shapes, strides and dtypes are those of the plan; AttentionError names the first that is not.
         """
         if isinstance(kv, PagedKV) and self._paged and not isinstance(q, Quantized):
-            return self._run((q, kv.k_pages, kv.v_pages, kv.block_table, kv.lengths, *kv.scales().values()), kv, out)
+            return self._run((q, kv.k_pages, kv.v_pages, *kv.indices().values()), kv, out)
         q, k, v, sequence = _operands(q, kv)
         if self._paged != isinstance(sequence, PagedKV):
             rule = "a PagedKV" if self._paged else "a pair of dense k and v"
@@ -277,7 +279,7 @@ def _operands(q: Tensor | Quantized, kv: PagedKV | Pair) -> tuple[Tensor, Tensor
 def with_query_scale(q: Tensor | Quantized, kv: PagedKV) -> tuple[Tensor, Tensor, Tensor, PagedKV]:
     """Queries, pages of keys and of values, and the cache with the scale of the queries."""
     if isinstance(q, Quantized):
-        q, kv = q.values, replace(kv, q_scale=q.scale)
+        q, kv = q.values, kv.with_fields(q_scale=q.scale)
     return q, kv.k_pages, kv.v_pages, kv
 
 

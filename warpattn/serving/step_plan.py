@@ -82,7 +82,7 @@ class StepPlan(ServingPlan):
     def kv(self) -> PagedKV:
         """The pages, and lengths and table in the plan's own memory, see `update`."""
         kv, _ = self._like_own
-        return replace(kv, block_table=torch.zeros_like(kv.block_table), lengths=torch.zeros_like(kv.lengths))
+        return kv.with_fields(block_table=torch.zeros_like(kv.block_table), lengths=torch.zeros_like(kv.lengths))
 
     def _bind(self, call: Call, *others: Any) -> BoundLaunches:
         bound = super()._bind(call, *others)
@@ -116,7 +116,7 @@ class StepPlan(ServingPlan):
         if self._bound is not None:
             for cell in self._batch:
                 cell.value = batch
-        tensors = (q, kv.k_pages, kv.v_pages, seq.cu_q, kv.block_table, kv.lengths, *kv.scales().values())
+        tensors = (q, kv.k_pages, kv.v_pages, seq.cu_q, *kv.indices().values())
         return self._run(tensors, PagedRagged(kv, seq), out, sinks)
 
     def update(self, cu_q: Tensor, lengths: Tensor, block_table: Tensor) -> None:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import linecache
 import re
-from collections.abc import Iterator
 
 from . import ops as _ops  # noqa: F401  fills the table
 from .errors import SimulationError
-from .ir.module import Block, Module, Op
+from .ir.module import Block, Module, Op, walk
 from .machine.clusters import clustered
 from .machine.exchange import exchange, update_once
 from .machine.registry import END, PLAIN, TABLE
@@ -45,20 +44,13 @@ class Scope:
 def link(module: Module) -> Module:
     """Fill `slots`, `frame`, `ins`, `outs`, `kind` and `run` of every block and op, in place."""
     clustered(module)
-    _label([op for block in module.functions.values() for op in _walk(block) if op.name in _ALLOCATING])
+    _label([op for block in module.functions.values() for op in walk(block) if op.name in _ALLOCATING])
     for block in module.functions.values():
         _frame(block)
     if module.num_ctas > 1:
-        for op in (op for block in module.functions.values() for op in _walk(block) if op.name == "tt.atomic_rmw"):
+        for op in (op for block in module.functions.values() for op in walk(block) if op.name == "tt.atomic_rmw"):
             update_once(op, module.text)
     return module
-
-
-def _walk(block: Block) -> Iterator[Op]:
-    for op in block.ops:
-        yield op
-        for region in op.regions:
-            yield from _walk(region)
 
 
 def _label(allocations: list[Op]) -> None:

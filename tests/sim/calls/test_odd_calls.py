@@ -60,6 +60,28 @@ def test_scores_of_fewer_dimensions(arch, rows, score):
     check(Inputs(q, k, v, score=same), out, lse)
 
 
+def every_other(x: torch.Tensor) -> torch.Tensor:
+    """The same elements with others between them."""
+    return torch.stack([x, torch.full_like(x, 13)], -1).flatten(-2)[..., ::2]
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_lengths_tables_and_offsets_of_any_strides(arch):
+    """They have holes between their elements: a kernel that counts on none reads the wrong sequence."""
+    pages, q, backend = normal(9, 16, 2, 64), normal(2, 20, 4, 64), f"simulate:{arch}"
+    table = torch.tensor([[3, 1, 7, 0], [0, 2, 4, 5]], dtype=torch.int32)
+    lengths, cu_q = torch.tensor([50, 17], dtype=torch.int32), torch.tensor([0, 1, 20], dtype=torch.int32)
+    kv, spread = (wa.PagedKV(pages, pages, f(table), f(lengths)) for f in (torch.clone, every_other))
+    assert spread.lengths.stride() == (2,) and torch.equal(spread.lengths, lengths)
+    for rows in (1, 20):
+        found = wa.attention_paged(q[:, :rows], spread, backend=backend)
+        assert torch.equal(found, wa.attention_paged(q[:, :rows], kv, backend=backend))
+    found = wa.attention_varlen(q[0], q[0], q[0], wa.Ragged(every_other(cu_q)), backend=backend)
+    assert torch.equal(found, wa.attention_varlen(q[0], q[0], q[0], wa.Ragged(cu_q), backend=backend))
+    found = wa.attention_paged(q[0], spread, wa.Ragged(every_other(cu_q)), backend=backend)
+    assert torch.equal(found, wa.attention_paged(q[0], kv, wa.Ragged(cu_q), backend=backend))
+
+
 def test_gradients_of_head_dims_between_multiples_of_8():
     given = [normal(1, 24, 2, dim).requires_grad_() for dim in (20, 20, 33)]
     again = [x.detach().float().requires_grad_() for x in given]

@@ -135,6 +135,8 @@ def test_a_transform_of_torch_func(backend):
     for batched in (torch.vmap(call), torch.vmap(torch.func.grad(call))):
         with pytest.raises(wa.AttentionError, match=r"q is a tensor of torch\.vmap"):
             batched(x)
+    with pytest.raises(wa.AttentionError, match=r"q is a tensor of torch\.func\.functionalize"):
+        torch.func.functionalize(call)(x[0])
 
 
 @pytest.mark.parametrize(

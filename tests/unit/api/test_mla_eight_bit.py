@@ -46,6 +46,18 @@ def test_the_reference_is_that_of_dequantised_keys(shape):
     torch.testing.assert_close(lse, expected_lse)
 
 
+def test_plans_over_latents_give_what_calls_give():
+    kv, seq = pages(), wa.Ragged(torch.tensor([0, *range(2, 2 * len(LENGTHS) + 1, 2)], dtype=torch.int32))
+    q = query(2)
+    rows = q.flatten(0, 1)
+    expected = wa.attention_paged(q, kv, mask=wa.Causal())
+    torch.testing.assert_close(wa.DecodePlan(q, kv, mask=wa.Causal())(q, kv), expected, atol=0, rtol=0)
+    plan = wa.StepPlan(rows, kv, seq, mask=wa.Causal())
+    plan.update(seq.cu_q, LENGTHS, TABLE)
+    assert isinstance(plan.kv, wa.LatentPages) and plan.kv.rope is kv.rope
+    torch.testing.assert_close(plan(rows, plan.kv, plan.seq), expected.flatten(0, 1), atol=0, rtol=0)
+
+
 def test_bytes_are_read_where_they_are():
     cache = torch.zeros(5, 16, 1, 656, dtype=torch.uint8)
     kv = wa.LatentPages.of_bytes(cache, TABLE, LENGTHS)

@@ -66,6 +66,9 @@ PAGES = {"k_pages": normal(8, 4, HKV, D), "v_pages": normal(8, 4, HKV, D)}
 TOKEN, NEW = normal(B, 1, HQ, D), {"k": normal(B, 1, HKV, D), "v": normal(B, 1, HKV, D)}
 KV, RAGGED = wa.PagedKV(*PAGES.values(), TABLE, LENGTHS), wa.Ragged(CU_Q, CU_K)
 ANGLES = {"cos": normal(16, 4), "sin": normal(16, 4)}
+LATENTS = {"latents": normal(8, 4, 1, 512).to(torch.float8_e4m3fn), "rope": normal(8, 4, 1, 64).bfloat16(),
+           "block_table": TABLE, "lengths": LENGTHS}  # fmt: skip
+ABSORBED, BYTES = normal(B, 1, HQ, 576).bfloat16(), torch.zeros(8, 4, 1, 656, dtype=torch.uint8)
 OUT, LSE = wa.attention(*DENSE.values(), return_lse=True)
 HEADS_FIRST = {"query": normal(B, HQ, 5, D), "key": normal(B, HQ, 7, D), "value": normal(B, HQ, 7, D)}
 
@@ -92,6 +95,18 @@ def config(**given: Any) -> Any:
 
 def merged(out: Any, lse: Any, **given: Any) -> Any:
     return wa.merge_states([(out, lse), (OUT, LSE)], **given)
+
+
+def of_latents(q: Any, scale: Any, **given: Any) -> Any:
+    return wa.attention_paged(q, wa.LatentPages(*given.values(), scale=scale))
+
+
+def of_bytes(q: Any, **given: Any) -> Any:
+    return wa.attention_paged(q, wa.LatentPages.of_bytes(**given))
+
+
+def planned_latents(q: Any, kv: Any) -> Any:
+    return wa.DecodePlan(ABSORBED, wa.LatentPages(*LATENTS.values()))(q, kv)
 
 
 def decoded(**given: Any) -> Any:
@@ -160,6 +175,12 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "merge_states": (merged, {"out": OUT, "lse": LSE, "backend": "auto"}),
     "quantize": (wa.quantize, {"x": DENSE["k"], "dtype": torch.float8_e4m3fn, "per": "tensor", "scale": None,
                                "rotation": None}),
+    "Hadamard": (lambda x: wa.Hadamard().applied(x), {"x": DENSE["k"]}),
+    "Quantized": (lambda **given: wa.Quantized(**given).dequantized(), {"values": DENSE["k"].to(torch.float8_e4m3fn),
+                                                                        "scale": torch.ones(HKV)}),
+    "LatentPages": (of_latents, {"q": ABSORBED, "scale": None, **LATENTS}),
+    "LatentPages, bytes": (of_bytes, {"q": ABSORBED, "cache": BYTES, "block_table": TABLE, "lengths": LENGTHS}),
+    "LatentPages, plan": (planned_latents, {"q": ABSORBED, "kv": wa.LatentPages(*LATENTS.values())}),
     "DecodePlan": (wa.DecodePlan, {"q": TOKEN, "kv": KV, **SHORT, "return_lse": False, "batch_invariant": False}),
     "DecodePlan()": (decoded, {"q": TOKEN, "kv": KV, "out": None}),
     "PrefillPlan": (wa.PrefillPlan, {**ROWS, "seq": RAGGED, **SHORT, "return_lse": False}),

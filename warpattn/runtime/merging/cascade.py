@@ -42,9 +42,8 @@ def cascaded(call: Call) -> Tensor | tuple[Tensor, Tensor] | None:
     rows = q.reshape(-1, heads, q.shape[-1])
     shared = _over_shared(call, kv, rows)
     keys = kv.shared_pages * kv.k_pages.shape[1]
-    own = replace(
-        kv, block_table=kv.block_table[:, kv.shared_pages :], lengths=(kv.lengths - keys).clamp_min(0), shared_pages=0
-    )
+    table, lengths = kv.block_table[:, kv.shared_pages :], (kv.lengths - keys).clamp_min(0)
+    own = kv.with_fields(block_table=table, lengths=lengths, shared_pages=0)
     sequence = own if ragged is None else replace(ragged, kv=own)
     rest = Result(*_attended(_changed(call, q, sequence, sinks=call.sinks, mask=call.mask)))
     if ragged is None:
@@ -101,7 +100,7 @@ def _over_shared(call: Call, kv: PagedKV, rows: Tensor) -> Result:
     keys = kv.shared_pages * kv.k_pages.shape[1]
     groups = _groups(total, group, keys, rows.device)
     table = kv.block_table[:1, : kv.shared_pages].expand(len(groups.lengths), -1)
-    pages = replace(kv, block_table=table, lengths=groups.lengths, shared_pages=0)
+    pages = kv.with_fields(block_table=table, lengths=groups.lengths, shared_pages=0)
     return Result(*_attended(_changed(call, rows, PagedRagged(pages, Ragged(groups.offsets, max_q=group)))))
 
 

@@ -12,7 +12,7 @@ interpreted here; `link` later gives every SSA name a slot and every op somethin
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 from ..errors import SimulationError
 from .ctas import Ctas
 from .locations import Frame, Locations
+from .placement import first_bytes, may_share
 from .valuetypes import Type, parse_type, split_top
 
 _NAME = re.compile(r"%[\w.$-]+(?:#\d+)?")
@@ -126,6 +127,24 @@ class Module:
         each other role."""
         roles = [int(n) for n in re.findall(r"^ *partition(\d+)\(", self.text, re.MULTILINE)]
         return max(roles) + 3 if roles else 1
+
+    @cached_property
+    def first_bytes(self) -> Mapping[int, int]:
+        """Where buffers begin in shared memory, by the uid of their allocation; none where no two can meet there, or
+        Triton copies functions into each other."""
+        if not may_share(self.functions[self.entry]):
+            return {}
+        uids = sorted(op.uid for block in self.functions.values() for op in walk(block) if op.name == "ttg.local_alloc")
+        found = first_bytes(self.text, self.target)
+        return dict(zip(uids, found, strict=True)) if len(uids) == len(found) else {}
+
+
+def walk(block: Block) -> Iterator[Op]:
+    """The operations of a block and those of their regions."""
+    for op in block.ops:
+        yield op
+        for region in op.regions:
+            yield from walk(region)
 
 
 def parse_module(text: str) -> Module:

@@ -16,6 +16,7 @@ from ..ir.ctas import Ctas, ctas_of
 from ..ir.module import Block, Module, Op
 from ..ir.valuetypes import Type
 from ..memory.clocks import Clock
+from ..memory.shared import SharedBuffer
 from .registry import PLAIN, TABLE
 from .sync import Role, Wait
 
@@ -142,6 +143,7 @@ class Cluster:
     def __init__(self, count: int) -> None:
         self.count = count
         self.names: list[str] = []  # of its CTAs, as roles end
+        self.buffers: list[SharedBuffer] = []  # that have bytes of shared memory in common with others
         self._turns: dict[tuple[Hashable, int], int] = {}
         self._made: dict[tuple[Hashable, int], tuple[Any, int]] = {}  # (what, turn) -> (value, CTAs that have it)
         self._meetings: dict[int, Meeting] = {}

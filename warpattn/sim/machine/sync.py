@@ -7,7 +7,8 @@ So a parity tells apart the current phase and the last one only. Which phase a w
 
     phase n−1 completes  ─▶  wait for phase n  ─▶  phase n+1 completes
 
-are ordered; otherwise the wait may pass at once, on phase n−2, or miss two phases and go on waiting: a phase race.
+are ordered; otherwise the wait may pass at once, on phase n−2, or miss two phases and go on waiting: a phase race. So
+is a use that nothing orders after the initialisation, or before the invalidation.
 """
 
 from __future__ import annotations
@@ -52,8 +53,11 @@ class Barrier:
         self.released: Clock | None = None  # what a waiter on a completed phase learns
         self._past: dict[int, Clock] = {}  # what the waiters on each of the last two completed phases learn
         self._waits: dict[tuple[int, int], tuple[int, Place]] = {}  # (lane, phase) -> epoch and place of the wait
+        self._begun: tuple[int, int, Place] | None = None  # lane, epoch and place of the initialisation
 
-    def init(self, count: int, place: Place) -> None:
+    def init(self, count: int, role: Role, alone: bool = True) -> None:
+        """Begin to count; `alone`: no other CTA has a share in that, so that who uses it must know of it."""
+        place = role.place()
         if self.live:
             self._fault(f"{place} initialises barrier {self.name}, which is initialised already", place)
         self.live = True
@@ -62,17 +66,35 @@ class Barrier:
         self.collected = self.released = None
         self._past.clear()
         self._waits.clear()
+        self._begun = (role.lane, role.clock.epoch(role.lane), place) if alone else None
 
-    def invalidate(self, place: Place) -> None:
+    def invalidate(self, role: Role) -> None:
+        place = role.place()
         if not self.live:
             self._fault(f"{place} invalidates barrier {self.name}, which is not initialised", place)
         elif self.expected != self.landed:
             self._fault(f"{place} invalidates barrier {self.name} while {self.missing} bytes are under way", place)
+        else:
+            self._check_over(role)
         self.live = False
 
-    def usable(self, place: Place, verb: str) -> bool:
+    def _check_over(self, role: Role) -> None:
+        """A role invalidates the barrier: all arrivals and waits must be over by then."""
+        text = f"{role.place()} invalidates barrier {self.name}, and nothing orders that after "
+        for (lane, phase), (epoch, waiting) in self._waits.items():
+            if not role.clock.knows(lane, epoch):
+                self._misplaced(f"{text}the wait of {waiting} for {_spelled(phase)}", (role.place(), waiting), phase)
+        if any(known is not None and not role.clock.covers(known) for known in (self.collected, self.released)):
+            self._misplaced(f"{text}all arrivals", (role.place(),), self.phase)
+
+    def usable(self, place: Place, verb: str, clock: Clock) -> bool:
+        """Whether the barrier is live for who knows what `clock` does."""
         if not self.live:
             self._fault(f"{place} {verb} barrier {self.name}, which is not initialised", place)
+        elif self._begun is not None and not clock.knows(*self._begun[:2]):
+            begun = self._begun[2]
+            text = f"{place} {verb} barrier {self.name}, and nothing orders that after {begun} initialises it"
+            self._misplaced(text, (place, begun), self.phase)
         return self.live
 
     @property
@@ -82,8 +104,11 @@ class Barrier:
 
     def arrive(self, arrivals: int, clock: Clock, place: Place) -> None:
         """Arrivals of a role, releasing what it knows."""
-        if not self.usable(place, "arrives on"):
+        if not self.usable(place, "arrives on", clock):
             return
+        self._arrive(arrivals, clock, place)
+
+    def _arrive(self, arrivals: int, clock: Clock, place: Place) -> None:
         if arrivals > self.pending:
             text = f"{place} arrives {arrivals} times on barrier {self.name}, whose phase needs {self.pending} more"
             self._fault(text, place)
@@ -95,9 +120,9 @@ class Barrier:
     def expect(self, nbytes: int) -> None:
         self.expected += nbytes
 
-    def follow(self, arrivals: int, place: Place) -> None:
+    def follow(self, arrivals: int, role: Role) -> None:
         """The phase needs more arrivals: those of copies that are under way."""
-        if self.usable(place, "counts copies on"):
+        if self.usable(role.place(), "counts copies on", role.clock):
             self.pending += arrivals
 
     def arrive_after(self, arrivals: int, copies: list[Agent], agent: Agent) -> None:
@@ -105,11 +130,12 @@ class Barrier:
         known = agent.clock.empty()
         for copy in copies:
             known.mark(copy.lane, copy.epoch, fenced=False)
-        self.arrive(arrivals, known, agent.place)
+        if self.usable(agent.place, "arrives on", agent.clock):
+            self._arrive(arrivals, known, agent.place)
 
     def land(self, nbytes: int, agent: Agent) -> None:
         """Bytes of a copy have landed."""
-        if not self.usable(agent.place, "completes bytes on"):
+        if not self.usable(agent.place, "completes bytes on", agent.clock):
             return
         self.landed += nbytes
         if self.collected is None:
@@ -124,7 +150,7 @@ class Barrier:
         if before is not None and not role.clock.covers(before):
             text = f"{place} waits for {_spelled(phase)} of barrier {self.name}, and nothing orders it after the end of"
             text += f" phase {phase - 1}: on the card it may pass at once, as if {_spelled(phase - 2)} were meant"
-            self.findings.add(Finding("PhaseRace", text, (place,), barrier=self.name, phase=phase))
+            self._misplaced(text, (place,), phase)
         self._waits[role.lane, phase] = role.clock.epoch(role.lane), place
         return phase
 
@@ -153,7 +179,10 @@ class Barrier:
             if self.collected is None or not self.collected.knows(lane, epoch):
                 text = f"{waiting} waits for {_spelled(phase)} of barrier {self.name}, and nothing orders the end of"
                 text += f" phase {self.phase} by {place} after that: on the card the wait may miss both"
-                self.findings.add(Finding("PhaseRace", text, (waiting, place), barrier=self.name, phase=phase))
+                self._misplaced(text, (waiting, place), phase)
+
+    def _misplaced(self, text: str, places: tuple[Place, ...], phase: int) -> None:
+        self.findings.add(Finding("PhaseRace", text, places, barrier=self.name, phase=phase))
 
     def _fault(self, text: str, place: Place) -> None:
         self.findings.add(Finding("PhaseError", text, (place,), barrier=self.name, phase=self.phase))

@@ -92,15 +92,15 @@ class Clock:
             return True
         return lane == PRECEDING and self.preceded
 
-    def known(self, lanes: np.ndarray, epochs: np.ndarray) -> np.ndarray:
+    def known(self, lanes: np.ndarray, epochs: np.ndarray, fenced: bool = False) -> np.ndarray:
         """The same of many epochs at once."""
-        at, row = lanes - self.first, self.rows[0]
+        at, row, far = lanes - self.first, self.rows[int(fenced)], self.far_seen if fenced else self.far
         inside = (at >= 0) & (at < len(row))
         found = inside & (row[np.where(inside, at, 0)] >= epochs)
-        if self.far:
+        if far:
             numbers = lanes // _NEAR
             for number in np.unique(numbers[~found]).tolist():
-                block = self.far.get(number)
+                block = far.get(number)
                 if block is not None:
                     found |= (numbers == number) & (block[lanes % _NEAR] >= epochs)
         return found | (lanes == PRECEDING) if self.preceded else found

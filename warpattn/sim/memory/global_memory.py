@@ -5,6 +5,7 @@ integer and every stray one is noticed. Per granule (the smallest element that t
 last write and the last read as lane * 2**32 + epoch, and the number of the last update in a list of them. Unordered
 conflicting accesses are races, between programs too. Updates (atomic operations, TMA reductions) do not conflict with
 each other, so each names the one before it that it is not ordered after: a later access must be ordered after all.
+TMA reaches memory through a proxy of its own: what ordinary stores wrote before needs a fence, as in shared memory.
 Sums of floats depend on the order of their updates; with `fixed_order` two that nothing orders are a race, too.
 """
 
@@ -22,15 +23,17 @@ from .findings import Finding, Findings, Place
 _SHIFT = 40
 _MIDDLE = 1 << (_SHIFT - 1)
 EPOCH = (1 << 32) - 1
+_VERBS = {"read": "reads", "write": "writes", "atomic": "updates", "sum": "adds to", "poll": "polls"}
 
 
 class Toucher(NamedTuple):
-    """Who accesses: a lane in an epoch, with what it knows."""
+    """Who accesses: a lane in an epoch, with what it knows; `asynchronous`: through that proxy, as TMA does."""
 
     lane: int
     epoch: int
     clock: Clock
     place: Place
+    asynchronous: bool = False
 
     @property
     def packed(self) -> int:
@@ -188,6 +191,8 @@ class GlobalMemory:
         write, read, atomic = (pick(a) for a in (buffer.last_write, buffer.last_read, buffer.last_atomic))
         if buffer.has_writes:
             self._check(write[cells], who, how, "wrote", buffer)
+            if who.asynchronous:
+                self._check_fence(write[cells], who, how, buffer)
         if buffer.updates and how in ("read", "write"):
             self._check_updates(atomic[cells], who, how, buffer)
         if how in ("write", "atomic", "sum"):
@@ -263,6 +268,18 @@ class GlobalMemory:
         bad = np.flatnonzero(~ordered.reshape(-1))
         self._race(who, how, (len(bad), int(packed.reshape(-1)[bad[0]]), before), buffer)
 
+    def _check_fence(self, packed: np.ndarray, who: Toucher, how: str, buffer: GlobalBuffer) -> None:
+        """What ordinary stores wrote before an access by TMA must have been fenced."""
+        lanes, epochs = packed >> 32, packed & EPOCH
+        bare = (packed >= 0) & (lanes != who.lane) & ~who.clock.known(lanes, epochs, fenced=True)
+        bare &= who.clock.known(lanes, epochs)  # others race, which is said
+        if bare.any():
+            other = self.places.get(int(packed[bare][0]), Place("another program", ()))
+            text = f"{who.place} {_VERBS[how]} {np.count_nonzero(bare)} elements of {buffer.name} through the "
+            text += f"asynchronous proxy after {other} wrote them with ordinary stores; there is no fence.proxy.async "
+            text += "between the two"
+            self.findings.add(Finding("MissingFence", text, (who.place, other), buffer.name))
+
     def report_collision(self, part: Part, who: Toucher, lost: np.ndarray, size: int) -> None:
         """Lanes of one store have written different values to one address: which one stays is chance."""
         at = int(part.offsets.reshape(-1)[np.flatnonzero(lost)[0]])
@@ -274,8 +291,8 @@ class GlobalMemory:
         """Report a conflict; earlier: of how many elements, with which access, and what that did."""
         count, packed, before = earlier
         other = self.places.get(packed, Place("another program", ()))
-        verb = {"read": "reads", "write": "writes", "atomic": "updates", "sum": "adds to", "poll": "polls"}[how]
-        text = f"{who.place} {verb} {count} elements of {buffer.name} that {other} {before}; nothing orders the two"
+        verb, what = _VERBS[how], f"{count} elements of {buffer.name}"
+        text = f"{who.place} {verb} {what} that {other} {before}; nothing orders the two"
         self.findings.add(Finding("Race", text, (who.place, other), buffer.name))
 
 

@@ -48,6 +48,10 @@ class Missing(NamedTuple):
         return Missing(np.asarray(where, np.bool_), self.fault)
 
 
+def _verb(access: Access) -> str:
+    return "writes" if access.writes else "reads"
+
+
 def either(one: Missing | None, other: Missing | None) -> Missing | None:
     """The elements that are missing in one of two values of a shape."""
     if one is None or other is None:
@@ -77,6 +81,14 @@ class SharedBuffer:
         self.views: list[MemDesc] = []
         self.fault: Finding | None = None  # of undefined values that were stored here
         self.barriers: dict[tuple[int, int], Any] = {}  # (cta, byte) -> Barrier
+        self.first = 0  # byte of shared memory, where Triton may give buffers the same ones
+        self.rivals: list[SharedBuffer] = []  # the program's buffers then, this one among them
+
+    def settle(self, first: int, buffers: list[SharedBuffer]) -> None:
+        """Begin at byte `first` of shared memory, as one more of a program's buffers."""
+        buffers[:] = [each for each in buffers if each.allocation != self.allocation or each.records]
+        buffers.append(self)
+        self.first, self.rivals = first, buffers
 
     def root(self, kind: Type) -> MemDesc:
         """The view of the whole buffer."""
@@ -89,6 +101,9 @@ class SharedBuffer:
         view = access.view
         if view.stray:
             self.reached_outside(view, access.place)
+        for rival in self.rivals:
+            if rival is not self:
+                rival.records = [old for old in rival.records if not self._takes_over(access, clock, rival, old)]
         kept = []
         for old in self.records:
             if old.cta != access.cta or not (view is old.view or view.meets(old.view)):
@@ -108,15 +123,26 @@ class SharedBuffer:
         kept.append(access)
         self.records = kept
 
+    def _takes_over(self, new: Access, clock: Clock, rival: SharedBuffer, old: Access) -> bool:
+        """Whether an access replaces one of a buffer that has the same bytes; it must be ordered after that."""
+        low, high = (rival.first - self.first + byte for byte in (old.view.low, old.view.high))
+        if old.cta != new.cta or low >= new.view.high or new.view.low >= high:
+            return False
+        ordered = old.lane == new.lane or clock.knows(old.lane, old.epoch)
+        if not ordered and (new.writes or old.writes):
+            text = f"{new.place} {_verb(new)} {new.view.extent} of {self.named(new)} and {old.place} {_verb(old)} "
+            text += f"{rival.named(old)}: Triton gives both the same bytes, and nothing orders the two"
+            self.findings.add(Finding("Race", text, (new.place, old.place), self.name, (new.view.low, new.view.high)))
+        return ordered and new.view.dense and new.view.low <= low and high <= new.view.high
+
     def reached_outside(self, view: MemDesc, place: Place) -> None:
         """Report the use of a tile that the buffer does not have."""
         self.findings.add(Finding("OutOfBounds", f"{place} reaches {view.stray}", (place,), self.name))
 
     def _race(self, new: Access, old: Access) -> None:
-        verbs = {(True, True): "writes", (True, False): "writes", (False, False): "reads", (False, True): "reads"}
         text = (
-            f"{new.place} {verbs[new.writes, new.asynchronous]} {new.view.extent} of {self.named(new)}, "
-            f"which {old.place} {verbs[old.writes, old.asynchronous]}; nothing orders the two"
+            f"{new.place} {_verb(new)} {new.view.extent} of {self.named(new)}, "
+            f"which {old.place} {_verb(old)}; nothing orders the two"
         )
         self.findings.add(self._conflict("Race", text, new, old))
 

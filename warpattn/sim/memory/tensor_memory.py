@@ -134,7 +134,7 @@ class TensorBuffer(SharedBuffer):
         self.data = np.full((module.num_ctas, LANES, 4 * self.columns), POISON, np.uint8)
         self.written = np.zeros_like(self.data)
         self.records, self.views, self.fault = [], [], None
-        self.barriers = {}
+        self.barriers, self.rivals = {}, []
 
     def view(self, kind: Type, start: int = 0) -> TensorView:
         """The tile of a type, from a byte of the first lane on."""

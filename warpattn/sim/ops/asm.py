@@ -271,6 +271,15 @@ def _first_word(where: np.ndarray, bits: np.ndarray) -> np.ndarray:
     return where.reshape(-1)[: max(1, 4 // bits.itemsize)]
 
 
+@whole(r"fence\.proxy\.async(?:\.global|\.shared::(?:cta|cluster))?;$")
+def _proxy_fence(task: Any, match: re.Match[str]) -> Any:
+    """What is known becomes visible to the asynchronous proxy: all of it, whichever memory the fence is for."""
+    task.clock.fence()
+    task.advance()
+    return None
+    yield
+
+
 @whole(r"tcgen05\.fence::(?:before|after)_thread_sync;$")
 def _tcgen05_fence(task: Any, match: re.Match[str]) -> Any:
     """Orders tensor memory against the barriers beside it, as everything is ordered here."""

@@ -26,7 +26,7 @@ def _init(op: Op) -> Callable[..., Any]:
 
     def run(task: Any, view: MemDesc) -> None:
         if not task.program.cta & copies:
-            task.barrier(view).init(count, task.place())
+            task.barrier(view).init(count, task, alone=task.program.cluster.count == 1)
 
     return run
 
@@ -37,7 +37,7 @@ def _inval(op: Op) -> Callable[..., Any]:
 
     def run(task: Any, view: MemDesc) -> None:
         if not task.program.cta & copies:
-            task.barrier(view).invalidate(task.place())
+            task.barrier(view).invalidate(task)
 
     return run
 
@@ -108,7 +108,7 @@ def _wait(op: Op) -> Callable[..., Any]:
             return
         yield from task.machine.pause()
         barrier = task.barrier(view)
-        if not barrier.usable(task.place(), "waits on"):
+        if not barrier.usable(task.place(), "waits on", task.clock):
             return
         if barrier.awaited(parity, task) == barrier.phase:
             wait = BarrierWait(barrier)

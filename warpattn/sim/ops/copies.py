@@ -94,10 +94,10 @@ def _arrive_behind(op: Op) -> Callable[..., Any]:
 
     def run(task: Any, view: MemDesc) -> Any:
         yield from task.machine.pause()
-        barrier, threads, place = task.barrier(view), 32 * task.num_warps, task.place()
+        barrier, threads = task.barrier(view), 32 * task.num_warps
         copies = [agent for group in [*task.groups, task.copies] for agent in group]
         if counted:
-            barrier.follow(threads, place)
+            barrier.follow(threads, task)
 
         def body(agent: Agent) -> None:
             for copy in copies:

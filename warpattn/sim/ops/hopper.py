@@ -88,6 +88,10 @@ def _boxes(op: Op) -> Callable[[tuple, int], tuple[tuple, tuple[int, ...] | None
     )
 
 
+def _by_tma(agent: Agent) -> Toucher:
+    return Toucher(agent.lane, agent.epoch, agent.clock, agent.place, asynchronous=True)
+
+
 def _landing(
     task: Any, descriptor: Descriptor, box: tuple[tuple, Any, tuple], target: tuple[MemDesc, int, Barrier]
 ) -> Callable[[Agent], None]:
@@ -96,7 +100,7 @@ def _landing(
     (first, shape, offsets), (view, cta, barrier) = box, target
 
     def body(agent: Agent) -> None:
-        who = Toucher(agent.lane, agent.epoch, agent.clock, agent.place)
+        who = _by_tma(agent)
         memory = task.machine.memory
         if descriptor.pixels is None:
             bits = descriptor.read(memory, first, who, shape).reshape(view.shape)
@@ -120,7 +124,7 @@ def _gather(op: Op) -> Callable[..., Any]:
         barrier, numbers = task.barrier(bar), np.asarray(rows).tolist()
 
         def body(agent: Agent) -> None:
-            who = Toucher(agent.lane, agent.epoch, agent.clock, agent.place)
+            who = _by_tma(agent)
             memory, box = task.machine.memory, (1, view.shape[1])
             bits = np.concatenate([descriptor.read(memory, (row, column), who, box) for row in numbers])
             view.buffer.write(Access(view, agent.lane, agent.epoch, True, True, agent.place), agent.clock, bits)
@@ -145,7 +149,7 @@ def _scatter(op: Op) -> Callable[..., Any]:
             task.machine.findings.add(Finding("OutOfBounds", f"{text} negative", (place,), descriptor.buffer.name))
 
         def put(agent: Agent, bits: np.ndarray) -> None:
-            who = Toucher(agent.lane, agent.epoch, agent.clock, agent.place)
+            who = _by_tma(agent)
             for row, part in zip(numbers, bits, strict=True):
                 if row >= 0:
                     descriptor.write(task.machine.memory, (row, column), part, who, (1, view.shape[1]))
@@ -197,7 +201,7 @@ def _copy_out(op: Op) -> Callable[..., Any]:
         stored: list[bytes] = task.program.cluster.shared((op.uid, cta & ~copies), cta, list, 1 << copies.bit_count())
 
         def put(agent: Agent, bits: np.ndarray) -> None:
-            who = Toucher(agent.lane, agent.epoch, agent.clock, agent.place)
+            who = _by_tma(agent)
             stored.append(bits.tobytes())
             if stored[-1] != stored[0]:
                 text = f"{agent.place} stores a tile of which other CTAs store copies, and theirs have other values"

@@ -181,7 +181,10 @@ def _local_alloc(op: Op) -> Callable[..., Any]:
 
     def make(task: Any) -> MemDesc:
         module = task.machine.module
-        return SharedBuffer(name, tile, module.num_ctas, task.machine.findings, op.uid).root(tile)
+        buffer = SharedBuffer(name, tile, module.num_ctas, task.machine.findings, op.uid)
+        if op.uid in module.first_bytes:
+            buffer.settle(module.first_bytes[op.uid], task.program.cluster.buffers)
+        return buffer.root(tile)
 
     return run
 

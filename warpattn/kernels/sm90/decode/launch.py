@@ -105,10 +105,10 @@ def arguments(checked: CheckedCall, x: Operands, sequence: Sequence, choice: Cho
     keys, pages = KeyIndex(None, None, 0, None), p.batch
     if isinstance(sequence, PagedKV | PagedRagged):
         cache = sequence.kv if isinstance(sequence, PagedRagged) else sequence
-        cu_q = sequence.cu_q if isinstance(sequence, PagedRagged) else None
+        cu_q = sequence.cu_q.contiguous() if isinstance(sequence, PagedRagged) else None
         table = cache.block_table
         table = table if table.stride(-1) == 1 else table.contiguous()
-        keys, pages = KeyIndex(cache.lengths, table, table.stride(0), cu_q), len(x.k)
+        keys, pages = KeyIndex(cache.lengths.contiguous(), table, table.stride(0), cu_q), len(x.k)
     cut = even_cut(head_tiles(p), choice.grid[0])
     shape = DecodeShape(
         batch=p.batch, tokens=p.seq_q, total=len(x.q), capacity=p.seq_k,

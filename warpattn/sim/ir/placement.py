@@ -1,0 +1,74 @@
+"""Where Triton puts a kernel's buffers in shared memory.
+
+Two buffers get the same bytes if none is used while the other is: from its allocation to the last operation that names
+it. What still runs behind that, such as a copy out of a tile, meets whatever the next buffer is written with.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .module import Block, Op
+
+_PTX = 90  # version of the instructions, on which room for conversions of layouts depends
+_ALLOCATED = re.compile(r"= ttg\.local_alloc\b.*\ballocation\.offset = (\d+)")
+
+
+def may_share(block: Block) -> bool:
+    """Whether buffers of a kernel may get the same bytes: one is allocated behind the last use of another, or within a
+    loop, a branch or a role."""
+    owners: dict[str, str] = {}  # a name of a buffer or a view of it -> the buffer
+    begins: dict[str, int] = {}
+    ends: dict[str, int] = {}
+    for i, op in enumerate(block.ops):
+        if op.name == "ttg.local_alloc":
+            owners[op.results[0]] = op.results[0]
+            begins[op.results[0]] = ends[op.results[0]] = i
+        for inner in _within(op):
+            if inner is not op and inner.name == "ttg.local_alloc":
+                return True
+            named = {owners[name] for name in inner.operands if name in owners}
+            ends.update(dict.fromkeys(named, i))
+            views = [name for name, kind in zip(inner.results, inner.outputs, strict=False) if "memdesc" in kind.text]
+            owners.update({view: owner for view in views for owner in named})
+    return len(begins) > 1 and min(ends.values()) < max(begins.values())
+
+
+def _within(op: Op) -> list[Op]:
+    """An operation and those of its regions."""
+    return [op, *(each for region in op.regions for inner in region.ops for each in _within(inner))]
+
+
+@lru_cache(64)
+def first_bytes(text: str, target: str) -> tuple[int, ...]:
+    """The first byte in shared memory of each buffer of a kernel, in the order of their allocations, by the passes that
+    Triton runs on its TTGIR; none for a text that Triton cannot read."""
+    from triton._C.libtriton import amd, ir, nvidia, passes
+
+    context = ir.context()
+    for dialects in (ir, nvidia, amd):
+        dialects.load_dialects(context)
+    with tempfile.NamedTemporaryFile("w", suffix=".ttgir") as file:
+        file.write(text)
+        file.flush()
+        try:
+            module = ir.parse_mlir_module(file.name, context)
+        except RuntimeError:
+            return ()
+    module.context = context
+    manager, (maker, _, chip) = ir.pass_manager(context), target.partition(":")
+    if maker == "cuda":
+        passes.ttgpuir.add_combine_tensor_select_and_if(manager)
+        passes.ttgpuir.add_allocate_warp_groups(manager, False)
+    passes.convert.add_scf_to_cf(manager)
+    passes.gluon.add_inliner(manager)
+    if maker == "cuda":
+        nvidia.passes.ttgpuir.add_allocate_shared_memory_nv(manager, int(chip), _PTX)
+    else:
+        amd.passes.ttgpuir.add_allocate_shared_memory(manager, chip)
+    manager.run(module, "first_bytes")
+    return tuple(int(found) for found in _ALLOCATED.findall(str(module)))
