@@ -151,7 +151,8 @@ class ServingPlan:
             try:
                 return BoundLaunches.of_call(launches, checked, operands, call.sequence)
             except LookupError as error:
-                raise AttentionError(f"the call cannot be planned: {error}; each must have its own memory") from error
+                rule = "each tensor must have memory of its own, offsets, lengths and tables without holes"
+                raise AttentionError(f"the call cannot be planned: {error}; {rule}") from error
 
     def _run(
         self, tensors: tuple[Tensor, ...], sequence: Sequence, out: Tensor | None, sinks: Tensor | None = None

@@ -53,8 +53,9 @@ def load_pairs(descs, a, b, full, empty, tiles, steps, FAULT: gl.constexpr):
 
 
 @gluon.jit
-def multiply_pairs(a, b, acc, full, empty, acc_full, acc_empty, tiles, steps, FAULT: gl.constexpr):
+def multiply_pairs(a, b, acc, barriers, tiles, steps, FAULT: gl.constexpr):
     """Products of tile after tile into two accumulators in turn."""
+    full, empty, acc_full, acc_empty = barriers
     count = 0
     for tile in range(tiles):
         into = tile % 2
@@ -110,7 +111,7 @@ def pair_gemm_kernel(a_desc, b_desc, out_desc, tiles, steps, acc_layout: gl.cons
     gl.warp_specialize(
         [
             (store_pairs, (out_desc, acc, result, acc_full, acc_empty, tiles, FAULT)),
-            (multiply_pairs, (a, b, acc, full, empty, acc_full, acc_empty, tiles, steps, FAULT)),
+            (multiply_pairs, (a, b, acc, (full, empty, acc_full, acc_empty), tiles, steps, FAULT)),
             (load_pairs, ((a_desc, b_desc, out_desc), a, b, full, empty, tiles, steps, FAULT)),
         ],
         [1, 1],

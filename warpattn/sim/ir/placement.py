@@ -9,18 +9,15 @@ from __future__ import annotations
 import re
 import tempfile
 from functools import lru_cache
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .module import Block, Op
+from typing import Any
 
 _PTX = 90  # version of the instructions, on which room for conversions of layouts depends
 _ALLOCATED = re.compile(r"= ttg\.local_alloc\b.*\ballocation\.offset = (\d+)")
 
 
-def may_share(block: Block) -> bool:
-    """Whether buffers of a kernel may get the same bytes: one is allocated behind the last use of another, or within a
-    loop, a branch or a role."""
+def may_share(block: Any) -> bool:
+    """Whether buffers of a kernel with this body may get the same bytes: one is allocated behind another's last use,
+    or within a loop, a branch or a role."""
     owners: dict[str, str] = {}  # a name of a buffer or a view of it -> the buffer
     begins: dict[str, int] = {}
     ends: dict[str, int] = {}
@@ -38,7 +35,7 @@ def may_share(block: Block) -> bool:
     return len(begins) > 1 and min(ends.values()) < max(begins.values())
 
 
-def _within(op: Op) -> list[Op]:
+def _within(op: Any) -> list[Any]:
     """An operation and those of its regions."""
     return [op, *(each for region in op.regions for inner in region.ops for each in _within(inner))]
 

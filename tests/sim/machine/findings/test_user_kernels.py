@@ -51,7 +51,7 @@ def gemm(fault: str, **options) -> tuple[Report, bool]:
 
 def split_k(fault: str, **options) -> tuple[Report, bool]:
     a, b, total, done = normal(32, 128), normal(128, 32), torch.zeros(32, 32), counter()
-    args = {"a": a, "b": b, "total": total, "done": done, "out": unwritten(32, 32), "parts": 4}
+    args = {"a": a, "b": b, "total": total, "done": done, "out": unwritten(32, 32)}
     report = run(kernels.split_k_kernel, (4,), args, {"B": 32, "K": 32, "FAULT": fault}, **options)
     return report, near(args["out"], a, b) and not total.any() and not done.any()
 
@@ -211,6 +211,18 @@ def test_what_looks_wrong_and_is_right(program, way):
 def test_luck_of_the_order_is_seen_by_a_sweep(program, fault):
     report, _ = program(fault, schedules="all", seeds=12)
     assert report.of_kind("Race"), report
+
+
+@pytest.mark.parametrize("late", ["", "upper", "lower"])
+@pytest.mark.parametrize("schedule", ["eager", "lazy"])
+def test_parts_of_shared_bytes(late, schedule):
+    """Only the half that still goes out is named."""
+    halves, out = unwritten(N, N), unwritten(N, N)
+    args = {"half_desc": TensorDescriptor(halves, (N // 2, N)), "out": out}
+    report = run(kernels.halves_kernel, (1,), args, {"FAULT": late}, layout=layout((N // 2, N)), schedule=schedule)
+    named = {half for half in ("upper", "lower") for found in report.findings if f" {half}" in found.message}
+    assert named == ({late} if late else set()) and {found.kind for found in report.findings} <= {"Race"}, report
+    assert (halves[: N // 2] == 1).all() and (halves[N // 2 :] == 2).all() and (out == 3).all()
 
 
 def test_where_triton_puts_buffers():

@@ -85,9 +85,9 @@ def gemm_kernel(a_desc, b_desc, out_desc, steps, FAULT: gl.constexpr):
 
 
 @triton.jit
-def split_k_kernel(a, b, total, done, out, parts, B: tl.constexpr, K: tl.constexpr, FAULT: tl.constexpr):
+def split_k_kernel(a, b, total, done, out, B: tl.constexpr, K: tl.constexpr, FAULT: tl.constexpr):
     """Each program adds its part of the inner dimension to `total`; the last one writes `out` in 16 bits and zeroes."""
-    rows, depth = tl.arange(0, B), tl.program_id(0) * K + tl.arange(0, K)
+    rows, depth, parts = tl.arange(0, B), tl.program_id(0) * K + tl.arange(0, K), tl.num_programs(0)
     left = tl.load(a + rows[:, None] * (parts * K) + depth[None, :])
     right = tl.load(b + depth[:, None] * B + rows[None, :])
     at = total + rows[:, None] * B + rows[None, :]
@@ -290,6 +290,28 @@ def two_tiles_kernel(first_desc, out, FAULT: gl.constexpr):
     tma.store_wait(0)
     if FAULT == "kept":
         first._keep_alive()
+
+
+@gluon.jit
+def halves_kernel(half_desc, out, FAULT: gl.constexpr):
+    """Two half tiles go out by TMA; then a whole one gets the bytes of both."""
+    half: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    upper = gl.allocate_shared_memory(gl.float16, [N // 2, N], half_desc.layout)
+    lower = gl.allocate_shared_memory(gl.float16, [N // 2, N], half_desc.layout)
+    upper.store(gl.full([N // 2, N], 1.0, gl.float16, half))
+    lower.store(gl.full([N // 2, N], 2.0, gl.float16, half))
+    fence_async_shared()
+    if FAULT == "upper":
+        tma.async_store(half_desc, [N // 2, 0], lower)
+        tma.async_store(half_desc, [0, 0], upper)
+    else:
+        tma.async_store(half_desc, [0, 0], upper)
+        tma.async_store(half_desc, [N // 2, 0], lower)
+    tma.store_wait(0 if FAULT == "" else 1)
+    whole = gl.allocate_shared_memory(gl.float16, [N, N], half_desc.layout)
+    whole.store(gl.full([N, N], 3.0, gl.float16, TILE))
+    gl.store(out + places(TILE), whole.permute((1, 0)).load(TILE))
+    tma.store_wait(0)
 
 
 @gluon.jit

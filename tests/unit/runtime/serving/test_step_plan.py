@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -102,6 +104,31 @@ def on_card(driver, monkeypatch):  # noqa: F811
     """CPU tensors planned for Hopper's kernels."""
     monkeypatch.setattr(rules, "choose_backend", lambda *_: "sm90")
     return driver
+
+
+COPIED = {
+    "sinks has dtype torch.bfloat16": lambda q, kv, seq: (q, kv, seq, SINKS.bfloat16()),
+    "strides (2,); a plan makes no copies: sinks must be contiguous": lambda q, kv, seq: (q, kv, seq, holes(SINKS)),
+    "q has shape (40, 4, 16), strides (80, 20, 1)": lambda q, kv, seq: (
+        torch.cat([q, q], -1)[..., :20].contiguous()[..., :16], kv, seq, SINKS
+    ),
+    "a tensor was copied; each tensor must have memory of its own, offsets, lengths": lambda q, kv, seq: (
+        q, kv.with_fields(lengths=holes(kv.lengths)), seq, SINKS
+    ),
+    "a tensor was copied; each": lambda q, kv, seq: (q, kv, wa.Ragged(holes(seq.cu_q)), SINKS),
+}  # fmt: skip
+
+
+def holes(x: torch.Tensor) -> torch.Tensor:
+    """The same elements with others between them."""
+    return torch.stack([x, x + 1], -1)[..., 0]
+
+
+@pytest.mark.parametrize("words", COPIED)
+def test_a_plan_refuses_what_it_would_have_to_copy(words, on_card):
+    *given, sinks = COPIED[words](*step((30, 1, 1, 8), (40, 9, 64, 8), pages_of(torch.bfloat16), torch.bfloat16))
+    with pytest.raises(wa.AttentionError, match=re.escape(words)):
+        wa.StepPlan(*given, sinks=sinks)
 
 
 @pytest.mark.parametrize(("max_q", "launches"), [(None, 3), (1, 1)])
