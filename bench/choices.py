@@ -120,7 +120,7 @@ def launches(case: Case, choice: Choice, qkv: inputs.QKV) -> tuple[tuple[Launch,
     q, k, v = qkv
     out = torch.empty(*q.shape[:-1], case.dim_v, dtype=q.dtype, device=q.device if q.is_cuda else "meta")
     operands = Operands(q, k, v, out, None, None)
-    return list_launches(checked(case, qkv), fitted(operands) if q.is_cuda else operands, choice), out
+    return list_launches(checked(case, qkv), fitted(operands) if q.is_cuda else operands, Dense(), choice), out
 
 
 def compile_one(case: Case, name: str) -> None:

@@ -49,7 +49,7 @@ def own_call(given: tuple[Quantized, ...], mask: wa.Mask | None, fields: dict[st
     choice = arrange(problem, ARCHS["sm90"], replace(usual_config(problem, problem.seq_q)[0], **fields), "given")
     out = torch.empty(*q.values.shape[:-1], v.values.shape[-1], dtype=torch.bfloat16, device=q.values.device)
     operands = Operands(q.values, k.values, v.values, out, None, None)
-    bound = BoundLaunches(list_launches(checked, operands, choice, sequence), q.values.get_device())
+    bound = BoundLaunches(list_launches(checked, operands, sequence, choice), q.values.get_device())
 
     def call() -> Tensor:
         bound.launch()

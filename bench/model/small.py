@@ -89,7 +89,7 @@ def _forward(problem: Problem, choice: Choice) -> Launch:
     if choice.kernel == "decode":
         return decode_launches(ready, x, Dense(), choice)[0]
     config = replace(choice.config, split=False) if choice.config.split else choice.config
-    return attention_launch(ready, x, arrange(ready.problem, SM90, config, "given"))
+    return attention_launch(ready, x, Dense(), arrange(ready.problem, SM90, config, "given"))
 
 
 def _backward(problem: Problem, choice: Choice) -> tuple[Launch, ...]:

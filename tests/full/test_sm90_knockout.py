@@ -25,8 +25,7 @@ from warpattn.problem import Call, validate
 from warpattn.problem.arch import ARCHS
 from warpattn.problem.backward import fitted_gradients
 from warpattn.problem.launch import Launch
-from warpattn.problem.operands import Operands
-from warpattn.problem.problem import is_masked
+from warpattn.problem.operands import Operands, is_masked
 from warpattn.runtime.simulate import Options, run_launch
 from warpattn.runtime.simulate import _kernel as compiled
 from warpattn.sequences import Dense
@@ -59,7 +58,7 @@ class Case:
         config = config if self.parts == 1 else shared_out(config)
         choice = arrange(problem, ARCHS["sm90"], config, "given", self.parts)
         out, lse = torch.full(q.shape, float("nan"), dtype=q.dtype), torch.full(ready.lse_shape, float("nan"))
-        return list_launches(ready, Operands(q, k, v, out, lse, None), choice)[0]
+        return list_launches(ready, Operands(q, k, v, out, lse, None), Dense(), choice)[0]
 
 
 CASES = {

@@ -21,6 +21,14 @@ class Role:
 
 
 @dataclass(frozen=True)
+class Registers:
+    """Registers a thread of the roles that compute and of those that load, after reallocation."""
+
+    consumer: int
+    producer: int
+
+
+@dataclass(frozen=True)
 class Workers:
     """The roles beside the first one, as `warp_specialize` takes them."""
 

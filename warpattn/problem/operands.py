@@ -7,13 +7,13 @@ and vector loads need it); the others are copied once, rows filled up with zeros
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from warpattn.language.nodes import Program
-from warpattn.problem.problem import CheckedCall
+from warpattn.problem.problem import CheckedCall, Problem
 
 PACKED = torch.contiguous_format
 MAX_INDEX = 2**31 - 1
@@ -39,6 +39,21 @@ class Operands(NamedTuple):
     out: Tensor
     lse: Tensor | None
     sinks: Tensor | None
+
+
+class Features(NamedTuple):
+    """What an attention kernel is compiled for beside its config."""
+
+    mask: Program
+    score: Program | None
+    has_sinks: bool
+    has_lse: bool
+    split_keys: bool = False  # keep's k is (k, column, first), see codegen
+
+    @property
+    def key(self) -> Hashable:
+        """What the compiled code depends on."""
+        return (self.mask.key, None if self.score is None else self.score.key, self.has_sinks, self.has_lse)
 
 
 def fitted(x: Operands) -> Operands:
@@ -114,6 +129,12 @@ def programs(checked: CheckedCall) -> tuple[Program, Program | None]:
     if checked.score is not None:
         return mask, Program((checked.score.out,), checked.score.tensors)
     return mask, None if checked.scale >= LEAST_SCALE else IDENTITY
+
+
+def is_masked(problem: Problem) -> bool:
+    """Whether the mask may hide something; the mask's entry of a problem is a `Program.key`."""
+    code, (keep, *_), _ = cast("tuple[tuple, tuple, tuple]", problem.mask)
+    return code[keep] != ("const", "bool", "True")
 
 
 def without_keys(x: Operands) -> None:

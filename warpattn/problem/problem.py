@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -115,9 +115,3 @@ class CheckedCall:
     scale: float
     lse_shape: tuple[int, ...]
     differentiated: tuple[str, ...] = ()  # names of the inputs that require gradients
-
-
-def is_masked(problem: Problem) -> bool:
-    """Whether the mask may hide something; the mask's entry of a problem is a `Program.key`."""
-    code, (keep, *_), _ = cast("tuple[tuple, tuple, tuple]", problem.mask)
-    return code[keep] != ("const", "bool", "True")

@@ -1,7 +1,6 @@
 """8-bit keys and values as kernels take them: what a config says of them, and scales as arguments of a launch.
 
-Named tuples are filled by the launch and typed by the signature; the kernel reads fields by name, so that the order of
-the fields is stated once. Nothing here imports Triton.
+The launch fills named tuples and the kernel reads their fields by name. Nothing here imports Triton.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from warpattn.problem.argument_types import Int64
 from warpattn.problem.element import ELEMENT_OF, Element
 from warpattn.problem.operands import Operands
 from warpattn.problem.problem import Problem
@@ -60,22 +60,22 @@ def eight_bit_of(problem: Problem) -> EightBit | None:
 
 
 class ScaleRows(NamedTuple):
-    """A scale of 8-bit keys or values with its strides, int64: 0 for the dimensions that it does not have."""
+    """A scale of 8-bit keys or values with its strides: 0 for the dimensions that it does not have."""
 
     scale: Any  # float*
-    outer: Any  # from one batch entry or page to the next
-    row: Any
-    head: Any
+    outer: Int64  # from one batch entry or page to the next
+    row: Int64
+    head: Int64
 
 
 class ColumnScaleRows(NamedTuple):
     """A scale of blocks of columns, as `ScaleRows`."""
 
     scale: Any  # float*
-    outer: Any
-    row: Any
-    head: Any
-    block: Any  # from one block to the next
+    outer: Int64
+    row: Int64
+    head: Int64
+    block: Int64  # from one block to the next
 
 
 class Scales(NamedTuple):
@@ -99,12 +99,3 @@ def call_scales(scale: float, x: Operands, sequence: Sequence) -> Scales:
     """The softmax scale, and those of 8-bit keys, values and queries."""
     pairs = ((x.k, sequence.k_scale), (x.v, sequence.v_scale), (x.q, sequence.q_scale))
     return Scales(scale, *(scale_rows(*pair) for pair in pairs))
-
-
-def scale_types(eight_bit: EightBit | None) -> str | Scales:
-    """The types of the `scale` argument: of one number without 8-bit keys and values."""
-    rows = ScaleRows("*fp32", "i64", "i64", "i64")
-    if eight_bit is None:
-        return "fp32"
-    k, v = (ColumnScaleRows(*rows, "i64") if eight_bit.columns(name) else rows for name in ("k", "v"))
-    return Scales("fp32", k, v, rows)

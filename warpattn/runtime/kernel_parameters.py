@@ -10,9 +10,11 @@ the kernel on disk can launch it without Triton.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from warpattn.problem.argument_types import fields
 
 SCRATCH = ("ptr", "ptr")  # Triton's last two arguments of each kernel: global and profiling scratch memory, unused
 _SCALARS = {"i32": "i32", "u32": "i32", "i64": "i64", "u64": "i64", "fp32": "f32", "f32": "f32"}
@@ -45,8 +47,8 @@ def parameters(signature: Mapping[str, Any]) -> tuple[Parameter, ...]:
 
 
 def _parse(name: str, kind: Any) -> Iterator[Parameter]:
-    if isinstance(kind, (tuple, list)):
-        for field, part in _named(kind):
+    if isinstance(kind, tuple):
+        for field, part in fields(kind):
             yield from _parse(f"{name}.{field}", part)
     elif kind.startswith("*"):
         yield Parameter(name, "ptr")
@@ -64,8 +66,3 @@ def _of_a_cta(block: list[int], kind: str) -> tuple[int, ...]:
         for axis, step in enumerate(basis.split(",")):
             block[axis] //= 2 if int(step) else 1
     return tuple(block)
-
-
-def _named(values: Sequence[Any]) -> Iterable[tuple[Any, Any]]:
-    """The parts of a tuple, each with its field's name, or its index in a tuple without names."""
-    return zip(getattr(values, "_fields", range(len(values))), values, strict=True)

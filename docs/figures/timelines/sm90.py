@@ -24,7 +24,7 @@ def run() -> Report:
     ready = validate(Call(q, k, v, Dense(), Causal(), backend="simulate:sm90"))
     config, why = choose_config(ready.problem.element, 128, 128, 4096, True)  # that of longer sequences
     choice = arrange(ready.problem, ARCHS["sm90"], config, why)
-    (launch,) = list_launches(ready, Operands(q, k, v, torch.empty_like(q), None, None), choice)
+    (launch,) = list_launches(ready, Operands(q, k, v, torch.empty_like(q), None, None), Dense(), choice)
     return run_launch(launch, Options(timing=True, programs=1))
 
 

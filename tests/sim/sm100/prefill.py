@@ -55,7 +55,8 @@ class Case:
         mask, score = self.programs()
         key = (self.config, self.traits, mask.key, None if score is None else score.key)
         if key not in _built:
-            source = signature.prefill_source(self.config, self.traits, mask, score)
+            args = self.arguments(self.empty())
+            source = signature.prefill_source(args, self.config, self.traits, mask, score)
             _built[key] = to_ttgir(source, triton_target("sm100"), self.config.options)
         return _built[key]
 
@@ -64,6 +65,20 @@ class Case:
         score = None if self.score is None else self.score.program()
         programs = Program((mask.keep, *mask.span), mask.tensors)
         return programs, None if score is None else Program((score.out,), score.tensors)
+
+    def arguments(self, x: Operands) -> dict[str, Any]:
+        """Of the launch."""
+        mask, score = self.programs()
+        return sequence_args(x, Dense(), self.config) | {
+            "lse_ptr": x.lse, "sinks_ptr": x.sinks, "scale": self.dim**-0.5,
+            "shape": Shape(self.seq_q, self.seq_k, self.heads, self.grid[0]),
+            "mask_args": flat(mask.tensors), "score_args": flat(() if score is None else score.tensors),
+        }  # fmt: skip
+
+    def empty(self) -> Operands:
+        """Operands with the types of the call's."""
+        x, fp32 = torch.empty(1, 1, 1, 8, dtype=self.dtype), torch.empty(0)
+        return Operands(x, x, x, x, fp32, fp32)
 
     def operands(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """q, k, v, sinks."""
@@ -84,13 +99,7 @@ def simulated(case: Case, kernel: Any = None, **options: Any) -> tuple[Report, f
     q, k, v, sinks = case.operands()
     out = torch.full((case.batch, case.seq_q, case.heads, v.shape[3]), float("nan"), dtype=case.dtype)
     lse = torch.full((case.batch, case.heads, case.seq_q), float("nan"))
-    mask, score = case.programs()
-    shape = Shape(case.seq_q, case.seq_k, case.heads, case.grid[0])
-    args = sequence_args(Operands(q, k, v, out, lse, sinks), Dense(), case.config) | {
-        "lse_ptr": lse, "sinks_ptr": sinks,
-        "scale": case.dim**-0.5, "shape": shape, "mask_args": flat(mask.tensors),
-        "score_args": flat(() if score is None else score.tensors),
-    }  # fmt: skip
+    args = case.arguments(Operands(q, k, v, out, lse, sinks))
     report = simulate(case.kernel() if kernel is None else kernel, case.grid, args, **options)
     expected, expected_lse = reference(q, k, v, mask=case.mask, score=case.score, sinks=sinks)
     return report, error(out.float(), expected), error(lse, expected_lse)

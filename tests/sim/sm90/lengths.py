@@ -38,8 +38,10 @@ def ready_for(x: Inputs) -> CheckedCall:
 
 
 def in_parts(ready: CheckedCall, parts: int) -> Choice:
-    """The choice for a call, with the keys of a tile in so many parts."""
+    """The choice for a call, with the keys of a tile in so many parts; with one the planner's."""
     choice = choose(ready.problem, ARCHS["sm90"])
+    if parts == 1:
+        return choice
     config = replace(choice.config, tiles=shared_out(choice.config.tiles))
     return replace(choice, config=config, partitions=parts)
 
@@ -59,8 +61,7 @@ def run(
     out, lse = around[MARGIN:-MARGIN], around_lse[MARGIN:-MARGIN].view(ready.lse_shape)
     operands = fitted(Operands(x.q, x.k, x.v, out, lse, x.sinks))
     reports = []
-    choice = None if parts == 1 else in_parts(ready, parts)
-    for step in list_launches(ready, operands, x.sequence, choice):
+    for step in list_launches(ready, operands, x.sequence, in_parts(ready, parts)):
         grid = (min(step.grid[0], programs),) if step.persistent else step.grid
         changed = attention if step.persistent else None
         reports.append(simulate(changed or kernel(step), grid, step.args, **options))

@@ -15,6 +15,7 @@ from warpattn.language.nodes import Program
 from warpattn.masks import Full, Mask
 from warpattn.problem.arch import compile_options, triton_target
 from warpattn.problem.element import element_of
+from warpattn.problem.operands import Features, Operands, flat
 from warpattn.reference import reference
 from warpattn.scores import Score
 from warpattn.sim import Report, simulate
@@ -55,7 +56,8 @@ class Case:
         mask, score = self.programs()
         key = (self.config, mask.key, None if score is None else score.key, self.sinks)
         if key not in _built:
-            source = prefill_source(self.config, mask, score, self.sinks, True)
+            features = Features(mask, score, self.sinks, True, split_keys=True)
+            source = prefill_source(self.arguments(self.empty()), self.config, features)
             _built[key] = to_ttgir(source, triton_target("sm90"), compile_options())
         return _built[key]
 
@@ -65,6 +67,24 @@ class Case:
         programs = Program((mask.keep, *mask.span), mask.tensors)
         return programs, None if score is None else Program((score.out,), score.tensors)
 
+    def arguments(self, x: Operands) -> dict[str, Any]:
+        """Of the launch."""
+        config, (mask, score) = self.config, self.programs()
+        m_tiles, group = -(-self.seq_q // config.tokens), self.heads // self.heads_kv
+        return {
+            "q_maps": (x.q,) * len(config.qk_parts), "k_maps": (x.k,) * len(config.qk_parts),
+            "v_maps": (x.v,) * len(config.v_parts), "o_maps": (x.out,) * len(config.store_parts),
+            "lse_ptr": x.lse, "sinks_ptr": x.sinks, "counter_ptr": torch.zeros(1, dtype=torch.int32),
+            "scale": self.dim**-0.5,
+            "shape": PrefillShape(self.seq_q, self.seq_k, self.heads, group, m_tiles, self.heads, self.heads),
+            "mask_args": flat(mask.tensors), "score_args": flat(() if score is None else score.tensors),
+        }  # fmt: skip
+
+    def empty(self) -> Operands:
+        """Operands with the types of the call's."""
+        x, fp32 = torch.empty(0, dtype=self.dtype), torch.empty(0)
+        return Operands(x, x, x, x, fp32, fp32)
+
     def operands(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """q, k, v, sinks."""
         q = torch.randn(1, self.seq_q, self.heads, self.dim).to(self.dtype)
@@ -73,34 +93,16 @@ class Case:
         return q, k, v, torch.randn(self.heads) if self.sinks else None
 
 
-def captured(program: Program | None) -> tuple:
-    """Pointer, sizes and strides of every captured tensor."""
-    tensors = () if program is None else program.tensors
-    return tuple(value for tensor in tensors for value in (tensor, *tensor.shape, *tensor.stride()))
-
-
 def simulated(case: Case, programs: int = 2, kernel: Any = None, **options: Any) -> tuple[Report, float, float]:
     """(report, largest error of the output, of the LSE) against the reference."""
-    config = case.config
     q, k, v, sinks = case.operands()
     out = torch.full((1, case.seq_q, case.heads, v.shape[3]), float("nan"), dtype=case.dtype)
     lse = torch.full((1, case.heads, case.seq_q), float("nan"))
-    counter = torch.zeros(1, dtype=torch.int32)
-    m_tiles = -(-case.seq_q // config.tokens)
-    group = case.heads // case.heads_kv
-    shape = PrefillShape(case.seq_q, case.seq_k, case.heads, group, m_tiles, case.heads, case.heads)
-    mask, score = case.programs()
-    args = {
-        "q_maps": (q,) * len(config.qk_parts), "k_maps": (k,) * len(config.qk_parts),
-        "v_maps": (v,) * len(config.v_parts), "o_maps": (out,) * len(config.store_parts),
-        "lse_ptr": lse, "sinks_ptr": sinks,
-        "counter_ptr": counter, "scale": case.dim**-0.5, "shape": shape, "mask_args": captured(mask),
-        "score_args": captured(score),
-    }  # fmt: skip
-    grid = min(programs, m_tiles * case.heads // case.packed)
+    args = case.arguments(Operands(q, k, v, out, lse, sinks))
+    grid = min(programs, args["shape"].m_tiles * case.heads // case.packed)
     report = simulate(case.kernel() if kernel is None else kernel, (grid,), args, **options)
     expected, expected_lse = reference(q, k, v, mask=case.mask, score=case.score, sinks=sinks)
-    assert counter.item() == 0 or not report.clean, "the tile counter is left as it was found"
+    assert args["counter_ptr"].item() == 0 or not report.clean, "the tile counter is left as it was found"
     return report, error(out.float(), expected), error(lse, expected_lse)
 
 

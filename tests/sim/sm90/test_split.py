@@ -18,8 +18,7 @@ from warpattn.kernels.sm90.prefill.launch import list_launches
 from warpattn.masks import Causal, CustomMask, Mask, SlidingWindow
 from warpattn.problem import Call, validate
 from warpattn.problem.arch import ARCHS
-from warpattn.problem.operands import Operands
-from warpattn.problem.problem import is_masked
+from warpattn.problem.operands import Operands, is_masked
 from warpattn.reference import reference
 from warpattn.runtime import simulate
 from warpattn.scores import CustomScore, Score, SoftCap
@@ -66,7 +65,7 @@ def split(case: Case, x: Any, **options: Any) -> tuple[Tensor, Tensor]:
     choice = arrange(problem, ARCHS["sm90"], config, "given", case.parts)
     out = torch.full((*q.shape[:3], v.shape[3]), float("nan"), dtype=q.dtype)
     lse = torch.full(ready.lse_shape, float("nan"))
-    launches = list_launches(ready, Operands(q, k, v, out, lse, sinks), choice)
+    launches = list_launches(ready, Operands(q, k, v, out, lse, sinks), Dense(), choice)
     assert [launch.name for launch in launches] == ["sm90.prefill", "sm90.combine"]
     for launch in launches:
         report = simulate.run_launch(launch, simulate.Options(programs=3, **options))

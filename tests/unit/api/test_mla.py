@@ -8,13 +8,15 @@ import torch
 
 import warpattn as wa
 from tests.drawn import drawn
+from tests.launches import ROWS, choice_of, small_call
 from warpattn.errors import AttentionError
 from warpattn.kernels.sm90.decode.choice import SLACK
 from warpattn.kernels.sm90.decode.config import LengthSums, Schedule
-from warpattn.kernels.sm90.mla.config import choose_tiles
+from warpattn.kernels.sm90.mla.config import choose, choose_tiles
+from warpattn.kernels.sm90.mla.launch import list_launches
 from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT
 from warpattn.problem import Call, validate
-from warpattn.problem.arch import compile_options
+from warpattn.problem.arch import ARCHS, triton_target
 from warpattn.problem.element import BF16
 from warpattn.runtime.plan import plan
 from warpattn.sequences import Dense, PagedKV, Ragged
@@ -97,18 +99,14 @@ def test_shared_memory_holds_four_tiles():
 def compiled(page: int):
     pytest.importorskip("triton")
     import triton
-    from triton.backends.compiler import GPUTarget
-
-    from warpattn.kernels.sm90.mla.signature import mla_source
-    from warpattn.language.nodes import Program
-    from warpattn.masks import Causal
 
     sums = LengthSums(lane=4) if page else None
     schedule = Schedule(sums=sums, head_overhead=int(page > 0), has_lengths=page > 0)
     config = replace(choose_tiles(BF16, page), schedule=schedule)
-    mask = Causal().program()
-    source = mla_source(config, Program((mask.keep, *mask.span), mask.tensors), None, False, True)
-    return config, triton.compile(source, target=GPUTarget("cuda", 90, 32), options=compile_options())
+    kind = "paged" if page else "dense"
+    call = small_call("sm90", (DIM, DIM_V), kind=kind, rows=(1, ROWS), page=page, heads=(16, 1))
+    launch, _ = list_launches(*call, replace(choose(call.checked.problem, ARCHS["sm90"]), config=config))
+    return config, triton.compile(launch.source(), target=triton_target("sm90"), options=launch.options)
 
 
 # Pages and the bytes of stack that the compiler spills to, Triton 3.9.0: with TMA through pages, numbers that an item
@@ -139,21 +137,17 @@ def test_machine_code(page):
 def compiled_for_blackwell(page: int, heads: int):
     pytest.importorskip("triton")
     import triton
-    from triton.backends.compiler import GPUTarget
 
     from warpattn.kernels.sm100.mla.config import LatentConfig
-    from warpattn.kernels.sm100.mla.launch import OPTIONS
-    from warpattn.kernels.sm100.mla.signature import latent_source
-    from warpattn.kernels.sm100.traits import Traits
-    from warpattn.language.nodes import Program
-    from warpattn.masks import Causal
-    from warpattn.problem.element import BF16
+    from warpattn.kernels.sm100.mla.launch import key_box, latent_launches
+    from warpattn.kernels.sm100.sequence_args import key_args
 
     config = LatentConfig(BF16, DIM, DIM_V, page_size=page, splitk_partitions=1 if page else 4)
-    mask = Causal().program()
-    traits = Traits("paged" if page else "dense", heads, has_sinks=not page, has_lse=True)
-    source = latent_source(config, traits, Program((mask.keep, *mask.span), mask.tensors), None)
-    return config, triton.compile(source, target=GPUTarget("cuda", 100, 32), options=dict(OPTIONS))
+    kind, dims = "paged" if page else "dense", (DIM, DIM_V)
+    checked, x, sequence = small_call("sm100", dims, kind=kind, rows=(1, ROWS), page=page, heads=(heads, 1))
+    choice = choice_of(config, config.splitk_partitions)
+    launch, *_ = latent_launches(checked, x, key_args(x, sequence, key_box(config)), choice)
+    return config, triton.compile(launch.source(), target=triton_target("sm100"), options=dict(launch.options))
 
 
 @pytest.mark.parametrize(("page", "heads"), drawn([(0, 16), (64, 16), (16, 128), (3, 16), (1, 16)], [(0, 16), (3, 16)]))

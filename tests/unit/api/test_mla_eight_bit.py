@@ -12,10 +12,11 @@ import warpattn as wa
 from tests.drawn import drawn
 from warpattn.kernels.sm90.decode.choice import SLACK
 from warpattn.kernels.sm90.mla.config import choose
+from warpattn.kernels.sm90.mla.launch import list_launches
 from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT
 from warpattn.problem import Call, validate
-from warpattn.problem.arch import ARCHS, compile_options
-from warpattn.problem.operands import programs
+from warpattn.problem.arch import ARCHS, triton_target
+from warpattn.problem.operands import Operands
 
 TABLE = torch.tensor([[3, 0, 1], [2, 4, 0]], dtype=torch.int32)
 LENGTHS = torch.tensor([40, 20], dtype=torch.int32)
@@ -118,16 +119,14 @@ def test_compiled_graphs_refuse_it():
 def compiled(page: int):
     pytest.importorskip("triton")
     import triton
-    from triton.backends.compiler import GPUTarget
 
-    from warpattn.kernels.sm90.mla.signature import mla_source
-
-    kv = pages(page)
-    call = Call(query(), kv.k_pages, kv.v_pages, kv, wa.Causal(), return_lse=True, backend="simulate:sm90")
+    kv, q = pages(page), query()
+    call = Call(q, kv.k_pages, kv.v_pages, kv, wa.Causal(), return_lse=True, backend="simulate:sm90")
     checked = validate(call, read_values=False)
-    config = choose(checked.problem, ARCHS["sm90"]).config
-    source = mla_source(config, *programs(checked), False, True)
-    return config, triton.compile(source, target=GPUTarget("cuda", 90, 32), options=compile_options())
+    x = Operands(q, kv.k_pages, kv.v_pages, q[..., :512], torch.empty(checked.lse_shape), None)
+    choice = choose(checked.problem, ARCHS["sm90"])
+    launch, _ = list_launches(checked, x, kv, choice)
+    return choice.config, triton.compile(launch.source(), target=triton_target("sm90"), options=launch.options)
 
 
 # Pages and the bytes of stack, Triton 3.9.0: mostly of the attending warpgroups, which have eight registers less than

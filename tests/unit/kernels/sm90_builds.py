@@ -1,13 +1,14 @@
 """Kernels compiled once for all tests that look at machine code."""
 
+from dataclasses import replace
 from functools import cache
 
 import torch
 
+from tests.launches import small_call
 from warpattn.kernels.sm90.prefill.choice import choose
 from warpattn.kernels.sm90.prefill.config import SM90Config
-from warpattn.kernels.sm90.prefill.launch import options
-from warpattn.language.nodes import Program
+from warpattn.kernels.sm90.prefill.launch import attention_launch
 from warpattn.masks import Causal, Mask
 from warpattn.problem import Call, validate
 from warpattn.problem.arch import ARCHS, triton_target
@@ -20,11 +21,10 @@ def compiled(config: SM90Config):
     """The prefill kernel of a config with a causal mask and an LSE, for sm_90."""
     import triton
 
-    from warpattn.kernels.sm90.prefill.signature import prefill_source
-
-    mask = Causal().program()
-    source = prefill_source(config, Program((mask.keep, *mask.span), mask.tensors), None, False, True)
-    return triton.compile(source, target=triton_target("sm90"), options=options(config))
+    call = small_call("sm90", (config.dim_qk, config.dim_v), config.element, heads=(2 * config.packed, 2))
+    choice = replace(choose(call.checked.problem, ARCHS["sm90"]), config=config)
+    launch = attention_launch(*call, choice)
+    return triton.compile(launch.source(), target=triton_target("sm90"), options=launch.options)
 
 
 def chosen(

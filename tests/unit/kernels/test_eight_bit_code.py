@@ -13,8 +13,6 @@ from tests.sim.cdna.calls import ARCHS, E4M3, Case, in_eight_bits, paged
 from tests.unit.kernels.test_cdna_code import Built, build, no_spills
 from tests.unit.kernels.test_sm100_code import COMPILER_BYTES, compile_prefill
 from warpattn.kernels.sm100.config import SMEM_LIMIT, FA4Config
-from warpattn.kernels.sm100.traits import Traits
-from warpattn.language.nodes import Program
 from warpattn.machine_code.gcn import check_copies, check_loads
 from warpattn.machine_code.sass import opcode_counts, resources
 from warpattn.masks import Causal
@@ -89,10 +87,7 @@ SPILLED = {"d128": (8, 1, 4), "d128-bf16": (8, 1, 4)}
 
 @cache
 def compiled_for_blackwell(name: str):
-    config, kind = BLACKWELL[name]
-    mask = Causal().program()
-    program = Program((mask.keep, *mask.span), mask.tensors)
-    return compile_prefill(config, Traits(kind, config.group, False, True), program, None)
+    return compile_prefill(*BLACKWELL[name])
 
 
 @pytest.mark.parametrize("name", drawn(BLACKWELL, ["d128", "one-tile-paged"]))

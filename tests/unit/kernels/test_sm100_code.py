@@ -2,6 +2,7 @@
 
 import re
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -11,13 +12,12 @@ pytest.importorskip("triton")
 from triton import compile as compile_source
 
 from tests.drawn import drawn
+from tests.launches import choice_of, small_call
 from warpattn.kernels.sm100.config import SMEM_LIMIT, FA4Config
-from warpattn.kernels.sm100.mla.launch import OPTIONS
-from warpattn.kernels.sm100.signature import prefill_source
+from warpattn.kernels.sm100.launch import prefill_launch
 from warpattn.kernels.sm100.traits import Traits
 from warpattn.kernels.sm100.wide.config import WideConfig
-from warpattn.kernels.sm100.wide.signature import wide_source
-from warpattn.language.nodes import Program
+from warpattn.kernels.sm100.wide.launch import wide_launches
 from warpattn.machine_code.roles import role_faults
 from warpattn.machine_code.sass import opcode_counts, resources
 from warpattn.masks import Causal, Mask, Materialized
@@ -36,19 +36,18 @@ DRAWN = ("d128", "d128-paged")
 COMPILER_BYTES = 1024  # of shared memory that Triton adds: alignment, and the values that roles are started with
 
 
-def compile_prefill(config: FA4Config, traits: Traits, mask: Program, score: Program | None, chip: str = "sm100"):
-    """The compiled kernel."""
-    source = prefill_source(config, traits, mask, score)
-    return compile_source(source, target=triton_target(chip), options=config.options)
+def compile_prefill(config: FA4Config, kind: str, chip: str = "sm100", **changes: Any):
+    """The compiled kernel with an LSE; `changes` of a `small_call`."""
+    dims, heads = (config.qk_depth, config.ov_depth), (2 * config.group, 2)
+    call = small_call("sm100", dims, config.element, kind=kind, page=config.page_size, heads=heads, **changes)
+    launch = prefill_launch(*call, choice_of(config), Traits(kind, config.group, False, True))
+    return compile_source(launch.source(), target=triton_target(chip), options=launch.options)
 
 
 @cache
 def compiled(name: str, chip: str = "sm100"):
-    """The kernel of a case with a causal mask and an LSE."""
-    config, kind = CASES[name]
-    mask = Causal().program()
-    program = Program((mask.keep, *mask.span), mask.tensors)
-    return compile_prefill(config, Traits(kind, config.group, False, True), program, None, chip)
+    """The kernel of a case with a causal mask."""
+    return compile_prefill(*CASES[name], chip=chip)
 
 
 # Bytes of stack that Triton 3.9.0 spills to: with the end of the values that rows see one number, written once and read
@@ -79,18 +78,14 @@ VISIBLE, ADDED = torch.zeros(1, 1, 8, 8, dtype=torch.bool), torch.zeros(1, 1, 8,
 MODIFIERS: dict[str, tuple[Mask, Score | None]] = {
     "materialized": (Materialized(VISIBLE), None),
     "bias": (Causal(), Bias(ADDED)),
-    "alibi": (Causal(), ALiBi(8)),
+    "alibi": (Causal(), ALiBi(2)),
     "materialized-and-bias": (Materialized(VISIBLE), Bias(ADDED)),
 }
 
 
 @pytest.mark.parametrize("name", drawn(MODIFIERS, ["materialized-and-bias"]))
 def test_masks_and_scores_that_load_are_not_spilled(name: str) -> None:
-    mask, score = MODIFIERS[name]
-    visible, added = mask.program(), None if score is None else score.program()
-    program = Program((visible.keep, *visible.span), visible.tensors)
-    scores = None if added is None else Program((added.out,), added.tensors)
-    kernel = compile_prefill(CASES["d128"][0], Traits("dense", 1, False, True), program, scores)
+    kernel = compile_prefill(*CASES["d128"], modifiers=MODIFIERS[name], rows=(8, 8))
     assert resources(kernel.asm["cubin"]).stack == 0
 
 
@@ -152,9 +147,7 @@ def test_a_page_goes_to_its_rows_of_both_column_blocks() -> None:
 def test_pages_too_small_for_a_box_are_copied(dim: int, stack: int) -> None:
     """16 bytes a lane at four places: K and V before the loop, in it, or behind it. TMA loads only queries."""
     config = FA4Config(BF16, dim, dim, page_size=1).gluon()[0]
-    mask = Causal().program()
-    program = Program((mask.keep, *mask.span), mask.tensors)
-    kernel = compile_prefill(config, Traits("paged", 1, False, True), program, None)
+    kernel = compile_prefill(config, "paged")
     used, counts = resources(kernel.asm["cubin"]), opcode_counts(kernel.asm["cubin"])
     assert used.stack <= stack and used.spill_stores <= 2
     assert counts["LDGSTS"] == 4 * config.BN * dim // (32 * 8)
@@ -174,10 +167,9 @@ def test_wide_heads(name: str) -> None:
     dim_qk, dim_v, kind, parts, page = WIDE[name]
     rows, keys = (128, 64) if max(dim_qk, dim_v) <= 256 else (64, 32)
     config = WideConfig(BF16, dim_qk, dim_v, rows, keys, page_size=page, splitk_partitions=parts)
-    mask = Causal().program()
-    program = Program((mask.keep, *mask.span), mask.tensors)
-    source = wide_source(config, Traits(kind, 2, False, True), program, None)
-    kernel = compile_source(source, target=triton_target("sm100"), options=dict(OPTIONS))
+    call = small_call("sm100", (dim_qk, dim_v), kind=kind, page=page, heads=(4, 2))
+    launch, *_ = wide_launches(*call, choice_of(config, parts))
+    kernel = compile_source(launch.source(), target=triton_target("sm100"), options=dict(launch.options))
     counts, used = opcode_counts(kernel.asm["cubin"]), resources(kernel.asm["cubin"])
     assert config.smem_used <= kernel.metadata.shared <= min(SMEM_LIMIT, config.smem_used + COMPILER_BYTES)
     assert kernel.metadata.tmem_size == 512 and config.tmem_used <= 512

@@ -4,24 +4,24 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pytest
 
 pytest.importorskip("triton")
 
+from tests.launches import ROWS, choice_of, small_call
 from warpattn.kernels.sm100.config import FA4Config
+from warpattn.kernels.sm100.launch import prefill_launch
 from warpattn.kernels.sm100.mla.config import LatentConfig
-from warpattn.kernels.sm100.mla.signature import latent_source
-from warpattn.kernels.sm100.signature import prefill_source
+from warpattn.kernels.sm100.mla.launch import key_box, latent_launches
+from warpattn.kernels.sm100.sequence_args import key_args
 from warpattn.kernels.sm100.traits import Traits
 from warpattn.kernels.sm100.wide.config import WideConfig
-from warpattn.kernels.sm100.wide.signature import wide_source
+from warpattn.kernels.sm100.wide.launch import wide_launches
 from warpattn.kernels.topology import Topology
-from warpattn.language.nodes import Program
-from warpattn.masks import Causal
-from warpattn.problem.arch import compile_options, triton_target
+from warpattn.problem.arch import triton_target
 from warpattn.problem.element import BF16, FP8
+from warpattn.problem.launch import Launch
 from warpattn.problem.problem import Scales
 from warpattn.problem.scales import EightBit
 from warpattn.sim.compile import to_ttgir
@@ -56,26 +56,27 @@ class Built:
 
 
 def build(name: str) -> Built:
-    visible = Causal().program()
-    mask = Program((visible.keep, *visible.span), visible.tensors)
-    source: Any
     if name == "mla":
         latent = LatentConfig(BF16, 576, 512)
-        source, options = latent_source(latent, Traits("dense", 16, False, True), mask, None), compile_options()
-        text = to_ttgir(source, triton_target("sm100"), options).asm["ttgir"]
-        return Built(text, latent.topology, {latent.tile_bytes})
+        checked, x, sequence = small_call("sm100", (576, 512), rows=(1, ROWS), heads=(16, 1))
+        (launch,) = latent_launches(checked, x, key_args(x, sequence, key_box(latent)), choice_of(latent))
+        return Built(ttgir(launch), latent.topology, {latent.tile_bytes})
     if name in WIDE:
         wide = WIDE[name]
-        source, options = wide_source(wide, Traits("ragged", 2, False, True), mask, None), compile_options()
-        text = to_ttgir(source, triton_target("sm100"), options).asm["ttgir"]
-        return Built(text, wide.topology, {wide.k_blocks * wide.block_bytes, wide.v_blocks * wide.block_bytes})
+        call = small_call("sm100", (wide.dim_qk, wide.dim_v), kind="ragged", heads=(4, 2))
+        (launch,) = wide_launches(*call, choice_of(wide))
+        return Built(ttgir(launch), wide.topology, {wide.k_blocks * wide.block_bytes, wide.v_blocks * wide.block_bytes})
     c, kind = PREFILL[name]
     assert c.supported() == ()
-    source, options = prefill_source(c, Traits(kind, 1, False, True), mask, None), c.options
+    call = small_call("sm100", (c.qk_depth, c.ov_depth), c.element, kind=kind, page=c.page_size)
+    launch = prefill_launch(*call, choice_of(c, c.splitk_partitions), Traits(kind, 1, False, True))
     second = {c.q_bytes} if c.num_q == 2 else set()
     first = c.k_load_bytes + c.q_bytes // c.num_qk_stages
-    tiles = {first, c.k_load_bytes, c.v_load_bytes, *second}
-    return Built(to_ttgir(source, triton_target("sm100"), options).asm["ttgir"], c.topology, tiles)
+    return Built(ttgir(launch), c.topology, {first, c.k_load_bytes, c.v_load_bytes, *second})
+
+
+def ttgir(launch: Launch) -> str:
+    return to_ttgir(launch.source(), triton_target("sm100"), dict(launch.options)).asm["ttgir"]
 
 
 def arrivals(topology: Topology) -> Iterator[int]:

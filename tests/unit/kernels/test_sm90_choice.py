@@ -19,7 +19,7 @@ from warpattn.masks import Causal, Chunked, Document, Full, Mask, Padding, Slidi
 from warpattn.problem import Call, Problem, validate
 from warpattn.problem.arch import ARCHS
 from warpattn.problem.launch import PlanOptions
-from warpattn.problem.problem import is_masked
+from warpattn.problem.operands import is_masked
 from warpattn.sequences import Dense, PagedKV, Ragged
 
 TRIED = [json.loads(Path(__file__).parents[3].joinpath(record).read_text()) for record in RECORDS]

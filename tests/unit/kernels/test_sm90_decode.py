@@ -9,22 +9,33 @@ import torch
 pytest.importorskip("triton")
 
 from tests.drawn import drawn
-from warpattn.kernels.sm90.decode.choice import SLACK, choose_tiles, eight_bit_tiles
+from tests.launches import ROWS, SmallCall, small_call
+from warpattn.kernels.sm90.decode.choice import SLACK, choose, choose_tiles, eight_bit_tiles
 from warpattn.kernels.sm90.decode.config import DecodeConfig, LengthSums, Overlap, Schedule
+from warpattn.kernels.sm90.decode.launch import list_launches
 from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT
 from warpattn.machine_code.roles import role_faults
 from warpattn.machine_code.sass import opcode_counts, resources
+from warpattn.masks import Causal
 from warpattn.problem import Call, validate
+from warpattn.problem.arch import ARCHS, triton_target
 from warpattn.problem.element import BF16, FP16
+from warpattn.problem.operands import Operands
 from warpattn.quantized import quantize
 from warpattn.sequences import Dense
 
 
+def eight_bit_call(dim: int) -> SmallCall:
+    """With keys and values of e4m3 whose scales belong to 64 columns."""
+    x, q = quantize(torch.zeros(1, 600, 2, dim), per=64), torch.zeros(1, 1, 8, dim).bfloat16()
+    sequence, v = Dense(x.scale, x.scale), x.values.detach()
+    checked = validate(Call(q, x.values, v, sequence, Causal(), return_lse=True, backend="simulate:sm90"))
+    return SmallCall(checked, Operands(q, x.values, v, q.clone(), torch.zeros(checked.lse_shape), None), sequence)
+
+
 def by_columns(dim: int) -> DecodeConfig:
-    """Of keys and values of e4m3 whose scales belong to 64 columns."""
-    x = quantize(torch.zeros(1, 600, 2, dim), per=64)
-    call = Call(torch.zeros(1, 1, 8, dim).bfloat16(), x.values, x.values, Dense(x.scale, x.scale), backend="reference")
-    return eight_bit_tiles(validate(call).problem, rows=4)
+    """Of such a call."""
+    return eight_bit_tiles(eight_bit_call(dim).checked.problem, rows=4)
 
 
 DENSE = {"schedule": Schedule(sums=None)}
@@ -59,16 +70,13 @@ LENGTH = {"d64": 3400, "d64-paged": 3500, "d128": 3400, "d128-paged": 5100, "d12
 @cache
 def compiled(config: DecodeConfig):
     import triton
-    from triton.backends.compiler import GPUTarget
 
-    from warpattn.kernels.sm90.decode.launch import options
-    from warpattn.kernels.sm90.decode.signature import decode_source
-    from warpattn.language.nodes import Program
-    from warpattn.masks import Causal
-
-    mask = Causal().program()
-    source = decode_source(config, Program((mask.keep, *mask.span), mask.tensors), None, False, True)
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options(config))
+    kind = "paged" if config.schedule.has_lengths else "dense"
+    dims, page = (config.dim_qk, config.dim_v), config.page_box or 16
+    call = small_call("sm90", dims, config.element, kind=kind, rows=(1, ROWS), page=page)
+    call = eight_bit_call(config.dim_qk) if config.eight_bit else call
+    launch, *_ = list_launches(*call, replace(choose(call.checked.problem, ARCHS["sm90"]), config=config))
+    return triton.compile(launch.source(), target=triton_target("sm90"), options=launch.options)
 
 
 def products(config: DecodeConfig) -> dict[str, int]:

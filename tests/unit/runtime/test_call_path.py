@@ -6,6 +6,7 @@ A reader follows a call through these modules, so the numbers are ceilings. Coun
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from itertools import groupby, pairwise
@@ -16,9 +17,13 @@ from typing import Any, NamedTuple
 import pytest
 
 import warpattn as wa
+from tests.launches import small_call
 from tests.unit.runtime.card import make_card, normal  # noqa: F401 (a fixture)
 from warpattn.language.traced import Traced
+from warpattn.problem.arch import triton_target
 from warpattn.runtime import bound_launches, call_cache, kernel_cache
+from warpattn.runtime.plan import list_launches
+from warpattn.sim.compile import to_ttgir
 
 PACKAGE = f"{Path(wa.__file__).parent}/"
 
@@ -38,6 +43,7 @@ class Counted(NamedTuple):
 # ranges of its integers are decided meanwhile, and the planner counts the key tiles of its candidates.
 FIRST = {"no mask": Counted(14, 60), "causal": Counted(24, 176)}
 SECOND = Counted(5, 5)
+KERNEL_FILES = 14  # with code in the compiled kernel of such a call
 MASKS: dict[str, Callable[[], wa.Mask | None]] = {"no mask": lambda: None, "causal": wa.Causal}
 
 
@@ -93,6 +99,15 @@ def test_modules_of_a_call(calls: list[list[str]], name: str) -> None:
     first, second = map(counted, calls)
     assert first.within(FIRST[name]), f"{first}: {path(calls[0])}"
     assert second.within(SECOND), f"{second}: {path(calls[1])}"
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_files_of_the_kernel(name: str) -> None:
+    checked, x, sequence = small_call("sm90", (128, 128), modifiers=(MASKS[name](), None))
+    (launch,) = list_launches(checked, x, sequence)
+    code = to_ttgir(launch.source(), triton_target("sm90"), dict(launch.options)).asm["ttgir"]
+    found = set(re.findall(rf'loc\("{PACKAGE}([^"]+)"', code))
+    assert "kernels/sm90/prefill/attend.py" in found and len(found) <= KERNEL_FILES, sorted(found)
 
 
 def test_a_detour_is_counted() -> None:

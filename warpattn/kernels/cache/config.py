@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from warpattn.problem.argument_types import Int64
+
 TILE_BYTES = 8192  # of keys, and of values, that a program copies: four 16-byte loads a thread
 ROWS = (4, 64)  # of a program: least, most
 VECTOR = 16  # bytes of a load where all rows start at multiples of it
@@ -39,46 +41,46 @@ class AppendConfig:
 
 
 class Rows(NamedTuple):
-    """Pages (page, row, head, dim) or new tokens (sequence, token, head, dim): strides in runs of elements, int64."""
+    """Pages (page, row, head, dim) or new tokens (sequence, token, head, dim): strides in runs of elements."""
 
     pointer: Any
-    outer: Any  # from one page or sequence to the next
-    row: Any
-    head: Any
+    outer: Int64  # from one page or sequence to the next
+    row: Int64
+    head: Int64
 
 
 class ScaledRows(NamedTuple):
-    """Pages of 8-bit values: as `Rows`, then their scale with its strides, int64, 0 where it has no such dimension."""
+    """Pages of 8-bit values: as `Rows`, then their scale with its strides, 0 where it has no such dimension."""
 
     pointer: Any
-    outer: Any
-    row: Any
-    head: Any
+    outer: Int64
+    row: Int64
+    head: Int64
     scale: Any  # float*
-    scale_outer: Any
-    scale_row: Any
-    scale_head: Any
+    scale_outer: Int64
+    scale_row: Int64
+    scale_head: Int64
 
 
 class ColumnScaledRows(NamedTuple):
     """As `ScaledRows`, where blocks of columns have scales."""
 
     pointer: Any
-    outer: Any
-    row: Any
-    head: Any
+    outer: Int64
+    row: Int64
+    head: Int64
     scale: Any  # float*
-    scale_outer: Any
-    scale_row: Any
-    scale_head: Any
-    scale_block: Any  # from one block to the next
+    scale_outer: Int64
+    scale_row: Int64
+    scale_head: Int64
+    scale_block: Int64  # from one block to the next
 
 
 class Table(NamedTuple):
-    """A matrix of page numbers, cosines or sines: its row stride in elements, int64."""
+    """A matrix of page numbers, cosines or sines: its row stride in elements."""
 
     pointer: Any
-    stride: Any
+    stride: Int64
 
 
 class AppendShape(NamedTuple):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from warpattn.problem.arch import compile_options
+from warpattn.problem.argument_types import argument_types
 from warpattn.problem.element import element_of
 from warpattn.problem.launch import Launch
 from warpattn.quantized import granularity
@@ -90,16 +91,13 @@ def _launches(
         args |= {key: _scaled(args[key], scale, per) for key, scale, per in named}
     for key, angle in (("cos", cos), ("sin", sin)):
         args[key] = Table(angle, 0 if angle is None else angle.stride(0))
-    types = {key: element_of(x.dtype).name for key, x in places.arguments.items() if isinstance(x, Tensor)}
-    turned = element if cos is None else element_of(cos.dtype)
-    types |= {"new": element.name, "pages": stored.name, "angles": turned.name}
 
     def source():
         from .signature import append_source  # imports Triton
 
-        return append_source(name, types, config, arch)
+        return append_source(name, args, config, arch)
 
-    key = (tuple(types.items()), config)
+    key = (tuple(argument_types(args).values()), config)
     return (Launch(f"{arch}.{name}", arch, key, source, compile_options(), (-(-count // rows),), args),)
 
 

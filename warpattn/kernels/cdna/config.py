@@ -142,7 +142,7 @@ class Traits:
 
 
 class Shape(NamedTuple):
-    """The integers of a launch: the host fills in values, the signature types, and kernels read fields by name."""
+    """The integers of a launch: the host fills in values, kernels read fields by name."""
 
     seq_q: Any  # dense: queries, else the most that a sequence has
     seq_k: Any  # dense: keys; paged: entries in a row of the block table

@@ -52,18 +52,17 @@ def launches_of_choice(
     traits = traits_of(problem, partial)
     tensors = _tensor_args(x, sequence, config) | {"shape": _shape(problem, sequence, m_tiles, tiles, choice)}
     scale = checked.scale if config.eight_bit is None else call_scales(checked.scale, x, sequence)
-    args = tensors | {"scale": scale, **modifier_args(checked)}
     parts = _workspace(tiles * choice.partitions, config, x.q.device) if partial else {}
+    args = tensors | {"scale": scale, **modifier_args(checked)} | parts
 
     def source() -> Any:
         from .signature import attention_source  # imports Triton
 
-        return attention_source(config, traits, mask, score)
+        return attention_source(args, config, traits, mask, score)
 
     key = (config, traits, mask.key, None if score is None else score.key)
-    first = Launch(
-        f"{arch}.{choice.kernel}", arch, key, source, options(config), (tiles, choice.partitions), args | parts
-    )
+    grid = (tiles, choice.partitions)
+    first = Launch(f"{arch}.{choice.kernel}", arch, key, source, options(config), grid, args)
     return (first, _combine(config, replace(traits, partial=False), arch, tensors, parts)) if partial else (first,)
 
 
@@ -91,7 +90,7 @@ def _combine(config: CDNAConfig, traits: Any, arch: str, tensors: dict[str, Any]
     def source() -> Any:
         from .signature import combine_source  # imports Triton
 
-        return combine_source(config, traits)
+        return combine_source(args, config, traits)
 
     grid = (tensors["shape"].tiles, config.block_m // config.combine_rows)
     return Launch(f"{arch}.combine", arch, ("combine", config, traits), source, options(config), grid, args)

@@ -44,7 +44,7 @@ def merge_launches(
     def source():
         from .signature import merge_source  # imports Triton
 
-        return merge_source(element.name, config, arch)
+        return merge_source(args, config, arch)
 
     key = (element.name, config)
     return (Launch(f"{arch}.merge", arch, key, source, compile_options(), (-(-count // rows),), args),)

@@ -7,18 +7,19 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
+from warpattn.problem.argument_types import Int64
 from warpattn.problem.operands import run_strides
 
 Fields = TypeVar("Fields", bound=tuple)
 
 
 class StridedRows(NamedTuple):
-    """A tensor (batch or page, token or row, head, dim): its strides, but the last, in runs of 8 elements, int64."""
+    """A tensor (batch or page, token or row, head, dim): its strides, but the last, in runs of 8 elements."""
 
     pointer: Any
-    outer: Any  # from one batch entry or page to the next
-    row: Any  # from one token or row to the next
-    head: Any
+    outer: Int64  # from one batch entry or page to the next
+    row: Int64  # from one token or row to the next
+    head: Int64
 
 
 def strided(x: Tensor) -> StridedRows:

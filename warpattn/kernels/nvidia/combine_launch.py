@@ -12,7 +12,7 @@ from warpattn.problem.launch import Launch
 from warpattn.problem.operands import Operands, run_strides
 
 from ..pieces.combine_config import CombineTile, Parts, allocate_parts
-from .combine_args import CombineShape, ListedArgs, StridedArgs, UsedRows
+from .combine_args import CombinedArgs, CombineShape, ListedArgs, UsedRows
 
 OPTIONS = compile_options()
 
@@ -41,9 +41,8 @@ def combine_launch(
     tile = CombineTile(cols, 1 << (partitions - 1).bit_length())
     rows = parts.lse.numel() // partitions
     limits = only.args if isinstance(only, ListedRows) else () if only is None else only
-    types = type(limits)()
     args = {
-        "o_ptr": parts.o, "partial_lse_ptr": parts.lse, "out": StridedArgs(x.out, *_strides(x.out)),
+        "o_ptr": parts.o, "partial_lse_ptr": parts.lse, "out": CombinedArgs(x.out, *_strides(x.out)),
         "lse_ptr": x.lse, "sinks_ptr": x.sinks, "shape": CombineShape(rows, p.seq_q, p.heads_q, p.dim_v, partitions),
         "only": limits,
     }  # fmt: skip
@@ -51,9 +50,9 @@ def combine_launch(
     def source() -> Any:
         from .combine_parts import combine_source  # imports Triton
 
-        return combine_source(tile, p.element, p.has_sinks, p.has_lse, types)
+        return combine_source(args, tile, p.has_sinks, p.has_lse)
 
-    key = (tile, p.element, p.has_sinks, p.has_lse, types)
+    key = (tile, p.element, p.has_sinks, p.has_lse, type(limits).__name__)
     grid = (-(-rows // tile.rows),)
     if isinstance(only, ListedRows):
         grid = (-(-only.args.tokens * p.heads_q // tile.rows), only.most)

@@ -7,6 +7,7 @@ The sink of a head joins here, once a row. Several rows a warp and all parts of 
 launch overlaps the end of the one before (PDL).
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from triton.experimental import gluon
@@ -14,13 +15,11 @@ from triton.experimental.gluon import GluonASTSource
 from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_wait
 
-from warpattn.problem.element import Element
-
 from ..pieces.combine import EqualParts, Partials, combine_block, combine_layout, combine_rows, with_sink
 from ..pieces.combine_config import CombineTile
 from ..pieces.scheduler_varlen import BLOCKS, RECORD
+from ..pieces.signature import kernel_source
 from ..pieces.softmax import LN_2
-from .combine_args import CombineShape, StridedArgs
 
 
 @gluon.jit
@@ -28,7 +27,7 @@ def combine_kernel(
     o_ptr, partial_lse_ptr, out, lse_ptr, sinks_ptr, shape, only,
     config: gl.constexpr, has_sinks: gl.constexpr, has_lse: gl.constexpr,
 ):  # fmt: skip
-    """`out`: `StridedArgs`, strides in units of 8 elements; `shape`: `CombineShape`; `only`: nothing, `ListedArgs`
+    """`out`: `CombinedArgs`, strides in runs of 8 elements; `shape`: `CombineShape`; `only`: nothing, `ListedArgs`
     or `UsedRows`; `config`: `CombineTile`. Grid: blocks of rows, of all or of each row tile of the list."""
     gdc_wait()
     cols: gl.constexpr = config.cols
@@ -73,20 +72,6 @@ def rows_of(shape, only):
         return start * shape.heads_q, (start + tokens) * shape.heads_q
 
 
-def combine_source(
-    config: CombineTile, element: Element, has_sinks: bool, has_lse: bool, only: tuple[Any, ...]
-) -> GluonASTSource:
-    """What Triton compiles: the kernel with the types of its parameters, `only` among them, and its constants."""
-    signature = {
-        "o_ptr": "*fp32",
-        "partial_lse_ptr": "*fp32",
-        "out": StridedArgs(element.pointer, "i32", "i32", "i32"),
-        "lse_ptr": "*fp32",
-        "sinks_ptr": "*fp32",
-        "shape": CombineShape(),
-        "only": only,
-        "config": "constexpr",
-        "has_sinks": "constexpr",
-        "has_lse": "constexpr",
-    }
-    return GluonASTSource(combine_kernel, signature, {"config": config, "has_sinks": has_sinks, "has_lse": has_lse})
+def combine_source(args: Mapping[str, Any], config: CombineTile, has_sinks: bool, has_lse: bool) -> GluonASTSource:
+    """What Triton compiles for a launch with `args`."""
+    return kernel_source(combine_kernel, args, {"config": config, "has_sinks": has_sinks, "has_lse": has_lse})

@@ -1,13 +1,47 @@
-"""Compile-time parameters of masks and scores: types of captured tensors, and the functions."""
+"""What Triton compiles for a launch: its kernel with the types of the arguments, constants, and masks and scores as
+functions."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from triton.experimental.gluon import GluonASTSource
+
 from warpattn.errors import AttentionError
 from warpattn.language.nodes import SPAN, Node, Program, reads
+from warpattn.problem.argument_types import NOTHING, argument_types
 from warpattn.problem.element import ELEMENTS, element_of
 
 from .codegen import MASK_SYMBOLS, NVIDIA, SCORE_SYMBOLS, SPAN_SYMBOLS, Arithmetic, compile_function
+
+ALIGNED = [["tt.divisibility", 16]]  # of a pointer: to a multiple of 16 bytes
+
+
+def kernel_source(
+    kernel: Any, args: Mapping[str, Any], constants: Mapping[str, Any], given: Mapping[str, Any] = NOTHING,
+    hints: Mapping[str, Any] = NOTHING,
+) -> GluonASTSource:  # fmt: skip
+    """A kernel with the types of its launch's arguments, in its own order, and its constants. `given`: types that the
+    arguments do not say, `hints`: attributes of pointers, both by path, such as "k_source.map"."""
+    types = argument_types(args, given) | dict.fromkeys(constants, "constexpr")
+    signature = {name: types[name] for name in kernel.arg_names}
+    attributes = {_position(signature, path): hint for path, hint in hints.items()}
+    return GluonASTSource(kernel, signature, constants, attributes)
+
+
+def _position(signature: Mapping[str, Any], path: str) -> tuple[int, ...]:
+    """A path as indices."""
+    name, *fields = path.split(".")
+    position, part = [list(signature).index(name)], signature[name]
+    for field in fields:
+        position.append(part._fields.index(field) if hasattr(part, "_fields") else int(field))
+        part = part[position[-1]]
+    return tuple(position)
+
+
+def captured_types(mask: Program, score: Program | None, backend: str) -> dict[str, tuple[str, ...]]:
+    """Types of the arguments that hold captured tensors."""
+    return {"mask_args": tensor_signature(mask, backend), "score_args": tensor_signature(score, backend)}
 
 
 def tensor_signature(program: Program | None, backend: str) -> tuple[str, ...]:

@@ -60,7 +60,7 @@ def quantise_launches(arch: str, call: Quantising) -> tuple[Launch, ...]:
         def source():
             from .signature import quantise_source  # imports Triton
 
-            return quantise_source(name, element.name, stored.name, config, arch)
+            return quantise_source(name, args, config, arch)
 
         key = (element.name, stored.name, config)
         return Launch(f"{arch}.{name}", arch, key, source, compile_options(), (heads * parts,), args)

@@ -30,7 +30,7 @@ def prefill_launch(checked: CheckedCall, x: Operands, sequence: Sequence, choice
     def source() -> Any:
         from .signature import prefill_source  # imports Triton
 
-        return prefill_source(config, traits, mask, score)
+        return prefill_source(args, config, traits, mask, score)
 
     key = (config, traits, mask.key, None if score is None else score.key)
     grid = (tiles * choice.partitions, *choice.grid[1:])

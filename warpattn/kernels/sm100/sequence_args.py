@@ -1,17 +1,16 @@
 """Runtime arguments of the Blackwell kernels about sequences, by name.
 
-A launch fills these tuples with values, a signature with the types that are the defaults here, and the kernel reads
-their fields.
+A launch fills these tuples and the kernel reads their fields, of 32 bits unless they say otherwise.
 """
 
 from __future__ import annotations
 
-from collections import namedtuple
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from warpattn.problem.argument_types import Int64
 from warpattn.problem.launch import TensorMap
 from warpattn.problem.operands import RUN, Operands
 from warpattn.sequences import PagedKV, PagedRagged, Ragged, Sequence
@@ -21,37 +20,83 @@ from ..nvidia.combine_args import UsedRows
 from .config import FA4Config
 from .traits import LEAST_ROWS, STORE_BYTES
 
-I32, I64, INDICES = "i32", "i64", "*i32"
-# Lengths of the problem, in total for ragged batches; `tiles` of queries.
-Shape = namedtuple("Shape", "seq_q seq_k heads_q tiles", defaults=[I32] * 4)
-# The same for latent attention.
-Lengths = namedtuple("Lengths", "seq_q seq_k", defaults=[I32] * 2)
-# Rows of a tensor map of sequences, in offsets: `step` from one sequence (or page) to the next, `unit` from one row to
-# the next; see nvidia/clipped_rows.py.
-MapRows = namedtuple("MapRows", "step unit", defaults=[I32] * 2)
-# Rows that are copied one by one, in runs of 16 bytes: strides of pages, rows and heads, and a head's size.
-RunRows = namedtuple("RunRows", "page row head runs", defaults=[I64, I64, I64, I32])
-# Keys of each sequence, and their pages: entries, from a sequence to the next, last page of the cache.
-TableArgs = namedtuple("TableArgs", "lengths entries stride last", defaults=[INDICES, INDICES, I64, I32])
-# Rows of V, which end with the keys that a query tile sees; a pair of CTAs has none.
-DenseArgs = namedtuple("DenseArgs", "v", defaults=[MapRows()])
-# Where sequences start, and the rows (`MapRows`) of the operands.
-RaggedArgs = namedtuple("RaggedArgs", "cu_q cu_k q k v o", defaults=[INDICES, INDICES, *[MapRows()] * 4])
-# The block table, and the rows of pages: `MapRows`, or `RunRows` where no box of a map fits into a page.
-PagedArgs = namedtuple("PagedArgs", "table k v")
-# Both: so many sequences, fewer than a launch has room for; where their queries start; and pages of keys.
-PagedRaggedArgs = namedtuple("PagedRaggedArgs", "batch cu_q q o table k v")
+
+class Shape(NamedTuple):
+    """Lengths of the problem, in total for ragged batches."""
+
+    seq_q: Any
+    seq_k: Any
+    heads_q: Any
+    tiles: Any  # of queries
 
 
-def sequence_types(kind: str, copied: bool, pair: bool = False) -> tuple[Any, ...]:
-    """Triton's types of the arguments of a sequence kind, see `Traits`."""
-    if kind == "dense":
-        return () if pair else DenseArgs()
-    if kind == "ragged":
-        return RaggedArgs()
-    rows = RunRows() if copied else MapRows()
-    pages = PagedArgs(TableArgs(), rows, rows)
-    return pages if kind == "paged" else PagedRaggedArgs(I32, INDICES, MapRows(), MapRows(), *pages)
+class Lengths(NamedTuple):
+    """The same for latent attention."""
+
+    seq_q: Any
+    seq_k: Any
+
+
+class MapRows(NamedTuple):
+    """Rows of a tensor map of sequences, in offsets; see nvidia/clipped_rows.py."""
+
+    step: Any  # from one sequence (or page) to the next
+    unit: Any  # from one row to the next
+
+
+class RunRows(NamedTuple):
+    """Rows that are copied one by one, in runs of 16 bytes."""
+
+    page: Int64
+    row: Int64
+    head: Int64
+    runs: Any  # of a head
+
+
+class TableArgs(NamedTuple):
+    """Keys of each sequence, and their pages."""
+
+    lengths: Any
+    entries: Any
+    stride: Int64  # from a sequence to the next
+    last: Any  # page of the cache
+
+
+class DenseArgs(NamedTuple):
+    """Rows of V, which end with the keys that a query tile sees; a pair of CTAs has none."""
+
+    v: MapRows
+
+
+class RaggedArgs(NamedTuple):
+    """Where sequences start, and the rows of the operands."""
+
+    cu_q: Any
+    cu_k: Any
+    q: MapRows
+    k: MapRows
+    v: MapRows
+    o: MapRows
+
+
+class PagedArgs(NamedTuple):
+    """The block table, and the rows of pages: `RunRows` where no box of a map fits into a page."""
+
+    table: TableArgs
+    k: MapRows | RunRows
+    v: MapRows | RunRows
+
+
+class PagedRaggedArgs(NamedTuple):
+    """Both: so many sequences, fewer than a launch has room for; where their queries start; and pages of keys."""
+
+    batch: Any
+    cu_q: Any
+    q: MapRows
+    o: MapRows
+    table: TableArgs
+    k: MapRows | RunRows
+    v: MapRows | RunRows
 
 
 def sequence_args(x: Operands, sequence: Sequence, config: FA4Config) -> dict[str, Any]:

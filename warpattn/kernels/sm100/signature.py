@@ -1,57 +1,46 @@
-"""What Triton compiles for a Blackwell prefill: the kernel with the types of its parameters; needs no GPU."""
+"""What Triton compiles for a Blackwell prefill: the kernel with the types of its arguments; needs no GPU."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from triton.experimental.gluon import GluonASTSource
 
 from warpattn.language.nodes import Program
 from warpattn.problem.element import FP32, Element
-from warpattn.problem.scales import scale_types
 
-from ..pieces.signature import modifier_functions, tensor_signature
+from ..pieces.signature import ALIGNED, captured_types, kernel_source, modifier_functions
 from .config import FA4Config
 from .kernel import prefill_kernel
 from .layouts import box_layout, element_type, halved_columns, halved_rows, query_box
-from .sequence_args import Shape, sequence_types
 from .traits import LEAST_ROWS, STORE_COLUMNS, Traits
 
-ALIGNED = [["tt.divisibility", 16]]
 
-
-def prefill_source(config: FA4Config, traits: Traits, mask: Program, score: Program | None) -> GluonASTSource:
-    """The kernel of a config with the types of its parameters and its constants."""
+def prefill_source(
+    args: Mapping[str, Any], config: FA4Config, traits: Traits, mask: Program, score: Program | None
+) -> GluonASTSource:
+    """The kernel of a launch with `args`."""
     out, columns = (FP32, 32) if config.splitk_partitions > 1 else (config.element, STORE_COLUMNS)
-    copied = config.box_rows < LEAST_ROWS
     rows, cols = halved_rows(config), halved_columns(config)
     ragged, sequences = traits.ragged_queries, traits.kind != "dense"
-
-    def keys(columns: int, halved: int | None, clipped: bool) -> str:
-        box = [1, config.box_rows, 1, columns]
-        return config.element.pointer if copied else descriptor(box, config.stored, halved, clipped)
-
-    signature = {
-        "q_desc": descriptor(query_box(config, config.BK0), config.element, rows, ragged),
-        "k_desc": keys(config.BK0, rows, sequences),
-        "v_desc": keys(config.padded_ov_depth, cols, not config.pair_cta),
-        "o_desc": descriptor(query_box(config, columns), out, rows, ragged),
-        "lse_ptr": "*fp32",
-        "sinks_ptr": "*fp32",
-        "scale": scale_types(config.eight_bit),
-        "shape": Shape(),
-        "sequence_args": sequence_types(traits.kind, copied, config.pair_cta),
-        **modifier_types(mask, score),
+    given: dict[str, Any] = {
+        "q_desc": map_type(query_box(config, config.BK0), config.element, rows, ragged),
+        "o_desc": map_type(query_box(config, columns), out, rows, ragged),
+        **captured_types(mask, score, "sm100"),
     }
+    if config.box_rows >= LEAST_ROWS:
+        k_box, v_box = ([1, config.box_rows, 1, n] for n in (config.BK0, config.padded_ov_depth))
+        given["k_desc"] = map_type(k_box, config.stored, rows, sequences)
+        given["v_desc"] = map_type(v_box, config.stored, cols, not config.pair_cta)
     constants = {"config": config, "functions": modifier_functions(mask, score), "traits": traits}
-    return GluonASTSource(prefill_kernel, signature, constants, {(1,): ALIGNED, (2,): ALIGNED} if copied else {})
+    return kernel_source(prefill_kernel, args, constants, given, copied_rows(config.box_rows))
 
 
-def descriptor(box: list[int], element: Element, halved: int | None, clipped: bool) -> str:
+def map_type(box: list[int], element: Element, halved: int | None, clipped: bool) -> str:
     """The type of a tensor map in boxes; with `clipped`, a map of sequences, which has a dimension more."""
     box = [1, *box] if clipped else box
     return f"tensordesc<{element.name}{box},{box_layout(box, element_type(element), halved)!r}>"
 
 
-def modifier_types(mask: Program, score: Program | None) -> dict[str, Any]:
-    """The types of the last parameters: captured tensors, and constants."""
-    constants = dict.fromkeys(("config", "functions", "traits"), "constexpr")
-    return {"mask_args": tensor_signature(mask, "sm100"), "score_args": tensor_signature(score, "sm100")} | constants
+def copied_rows(box_rows: int) -> dict[str, Any]:
+    """What is known of keys and values where no map has boxes of so few rows, and threads copy them."""
+    return dict.fromkeys(("k_desc", "v_desc") if box_rows < LEAST_ROWS else (), ALIGNED)

@@ -1,5 +1,5 @@
-"""Named tuples that launches hand to the Hopper kernels. The launch fills in values, the signature types, and the
-kernel reads fields by name, so that the order of the fields is stated once. Nothing here imports Triton."""
+"""Named tuples that launches hand to the Hopper kernels, which read their fields by name. Nothing here imports
+Triton."""
 
 from __future__ import annotations
 

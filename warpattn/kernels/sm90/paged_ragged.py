@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from warpattn.problem import CheckedCall, Problem
-from warpattn.problem.arch import ARCHS, Arch
+from warpattn.problem.arch import Arch
 from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, Launch, PlanOptions
 from warpattn.problem.operands import Operands
 from warpattn.sequences import PagedRagged
@@ -70,11 +70,9 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
 
 
 def list_launches(
-    checked: CheckedCall, x: Operands, sequence: PagedRagged, options: PlanOptions, choice: Choice | None = None
+    checked: CheckedCall, x: Operands, sequence: PagedRagged, choice: Choice
 ) -> tuple[Launch, ...]:
-    """Two or three launches of prefill and one or two of decode, unless ruled out; `choice` replaces the one made from
-    the problem."""
-    choice = choose(checked.problem, ARCHS["sm90"], options) if choice is None else choice
+    """Two or three launches of prefill and one or two of decode, unless ruled out."""
     config: PagedRaggedConfig = choice.config
     launches: tuple[Launch, ...] = ()
     if config.many is not None:

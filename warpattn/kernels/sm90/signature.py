@@ -1,27 +1,16 @@
-"""What Triton compiles for an attention kernel on Hopper: the parameters and constants that all of them have."""
+"""What Triton compiles for an attention kernel on Hopper: the types and constants that all of them have."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 from triton.experimental.gluon import GluonASTSource
 from triton.experimental.gluon import language as gl
 
-from warpattn.language.nodes import Program
+from warpattn.problem.operands import Features
 
-from ..pieces.signature import modifier_functions, tensor_signature
-
-ALIGNED = [["tt.divisibility", 16]]
-
-
-class Features(NamedTuple):
-    """What a kernel is compiled for beside its config."""
-
-    mask: Program
-    score: Program | None
-    has_sinks: bool
-    has_lse: bool
-    split_keys: bool = False  # keep's k is (k, column, first), see codegen
+from ..pieces.signature import ALIGNED, captured_types, kernel_source, modifier_functions
 
 
 def map_types(boxes: list[tuple[int, ...]], dtype: Any) -> tuple[str, ...]:
@@ -31,22 +20,13 @@ def map_types(boxes: list[tuple[int, ...]], dtype: Any) -> tuple[str, ...]:
 
 
 def attention_source(
-    kernel: Any, config: Any, features: Features, signature: dict[str, Any], aligned: tuple[str, ...] = ()
-) -> GluonASTSource:
-    """A kernel with the `signature` of its own parameters; `aligned`: those that begin with a pointer to a multiple of
-    16 bytes. Its mask, score and constants are added, and types brought into the kernel's order."""
+    kernel: Any, args: Mapping[str, Any], config: Any, features: Features, maps: Mapping[str, Any],
+    aligned: tuple[str, ...] = (),
+) -> GluonASTSource:  # fmt: skip
+    """The kernel of a launch with `args`; `maps`: the types of its tensor maps, `aligned`: its pointers to multiples of
+    16 bytes, both by path."""
     mask, score, has_sinks, has_lse, split_keys = features
     functions = modifier_functions(mask, score, folds=True, split_keys=split_keys)
     constants = {"config": config, "functions": functions, "has_sinks": has_sinks, "has_lse": has_lse}
-    known: dict[str, Any] = {
-        "lse_ptr": "*fp32",
-        "sinks_ptr": "*fp32",
-        "scale": "fp32",
-        "mask_args": tensor_signature(mask, "sm90"),
-        "score_args": tensor_signature(score, "sm90"),
-        **signature,
-        **dict.fromkeys(constants, "constexpr"),
-    }
-    types = {name: known[name] for name in kernel.arg_names}
-    hints = {(kernel.arg_names.index(name), 0): ALIGNED for name in aligned}
-    return GluonASTSource(kernel, types, constants, hints)
+    given = {**captured_types(mask, score, "sm90"), **maps}
+    return kernel_source(kernel, args, constants, given, dict.fromkeys(aligned, ALIGNED))

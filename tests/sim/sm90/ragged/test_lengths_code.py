@@ -32,7 +32,7 @@ def launches(case: Case, parts: int = 1) -> tuple[Launch, ...]:
     x = case.build()
     ready = ready_for(x)
     operands = Operands(x.q, x.k, x.v, torch.empty_like(x.q), torch.empty(ready.lse_shape), None)
-    return list_launches(ready, operands, x.sequence, None if parts == 1 else in_parts(ready, parts))
+    return list_launches(ready, operands, x.sequence, in_parts(ready, parts))
 
 
 # Case, TMA loads by the producer's code, bytes of stack: measured with Triton 3.9.0.

@@ -6,12 +6,15 @@ import torch
 pytest.importorskip("triton")
 
 from tests.cases import Case
+from tests.oracle import Inputs
 from tests.sim.sm90.lengths import kernel, ready_for
 from warpattn.errors import AttentionError
 from warpattn.kernels.nvidia.clipped_map import EXTENT, ROWS, clipped_map
 from warpattn.kernels.sm90.prefill_varlen.config import VarlenConfig, choose
 from warpattn.kernels.sm90.prefill_varlen.launch import list_launches
+from warpattn.problem import CheckedCall
 from warpattn.problem.arch import ARCHS
+from warpattn.problem.launch import Launch
 from warpattn.problem.operands import Operands
 from warpattn.sim import simulate
 
@@ -19,10 +22,16 @@ BLOCK = 128
 BASE = Case(dim=64, dtype=torch.bfloat16, heads_q=1, heads_kv=1)
 
 
+def order_of(ready: CheckedCall, x: Inputs) -> Launch:
+    """The launch that lists the query blocks."""
+    operands = Operands(x.q, x.k, x.v, torch.empty_like(x.q), None, None)
+    return list_launches(ready, operands, x.sequence, choose(ready.problem, ARCHS["sm90"]))[0]
+
+
 def records(case: Case) -> tuple[list[tuple[int, ...]], int]:
     """(b, row, q_start, len_q, k_start, len_k) of every record in order, and the tile counter."""
     x = case.build()
-    step = list_launches(ready_for(x), Operands(x.q, x.k, x.v, torch.empty_like(x.q), None, None), x.sequence)[0]
+    step = order_of(ready_for(x), x)
     step.args["list_ptr"].fill_(-99)
     report = simulate(kernel(step), step.grid, step.args)
     assert report.clean, report
@@ -52,7 +61,7 @@ def test_pages_bound_the_lengths():
     x = Case(**vars(BASE) | {"kind": "paged", "batch": 3, "seq_q": 70, "lens_k": (40, 7, 9), "page_size": 16}).build()
     ready = ready_for(x)
     x.sequence.lengths.copy_(torch.tensor([10**6, -5, 9], dtype=torch.int32))
-    step = list_launches(ready, Operands(x.q, x.k, x.v, torch.empty_like(x.q), None, None), x.sequence)[0]
+    step = order_of(ready, x)
     assert simulate(kernel(step), step.grid, step.args).clean
     head, *rows = step.args["list_ptr"].view(-1, 8).tolist()
     assert head[0] == 3

@@ -56,7 +56,7 @@ def run(step: Step, x: Inputs, programs: int = 4, **options):
         few = replace(few, config=with_fields(few.config, dict(step.config)))
         choice = replace(choice, config=replace(choice.config, few=few))
     found, names = [], []
-    for launch in list_launches(ready, operands, x.sequence, PlanOptions(), choice):
+    for launch in list_launches(ready, operands, x.sequence, choice):
         grid = (min(launch.grid[0], programs),) if launch.persistent else launch.grid
         found.append(simulate(kernel(launch), grid, launch.args, **options))
         names.append(launch.name)

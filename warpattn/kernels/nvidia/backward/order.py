@@ -13,8 +13,7 @@ from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
 from warpattn.problem.element import Element
 from warpattn.problem.launch import Choice
-from warpattn.problem.operands import COPY_RULE
-from warpattn.problem.problem import is_masked
+from warpattn.problem.operands import COPY_RULE, is_masked
 
 from .arguments import PADDING
 

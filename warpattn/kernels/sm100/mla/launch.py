@@ -25,10 +25,10 @@ OPTIONS = compile_options()
 def latent_launches(checked: CheckedCall, x: Operands, keys: dict[str, Any], choice: Choice) -> tuple[Launch, ...]:
     """The launches of a choice; `keys`: what `sequence_args.key_args` gives."""
 
-    def source(*made: Any) -> Any:
+    def source(*described: Any) -> Any:
         from .signature import latent_source  # imports Triton
 
-        return latent_source(*made)
+        return latent_source(*described)
 
     return row_launches(checked, x, keys, choice, source)
 
@@ -37,17 +37,17 @@ def row_launches(
     checked: CheckedCall, x: Operands, keys: dict[str, Any], choice: Choice, source: Callable[..., Any],
     used: UsedRows | None = None,
 ) -> tuple[Launch, ...]:
-    """The launches of a kernel whose rows are tokens and heads of a group; `source`: of its config, traits, mask and
-    score; used: the rows whose parts are combined, all without it."""
+    """The launches of a kernel whose rows are tokens and heads of a group; `source`: of its arguments, config, traits,
+    mask and score; used: the rows whose parts are combined, all without it."""
     problem = checked.problem
     group = problem.heads_q // problem.heads_kv
     if choice.partitions == 1:
         traits = Traits(problem.kind, group, problem.has_sinks, problem.has_lse)
-        return (_launch(checked, x, keys, choice, partial(source, choice.config, traits)),)
+        return (_launch(checked, x, keys, choice, traits, source),)
     parts = workspace(problem, choice.partitions, choice.config.padded_ov_depth, x.q)
     traits = Traits(problem.kind, group, has_sinks=False, has_lse=True)
     to_parts = x._replace(out=parts.o, lse=parts.lse.transpose(1, 2))
-    first = _launch(checked, to_parts, keys, choice, partial(source, choice.config, traits))
+    first = _launch(checked, to_parts, keys, choice, traits, source)
     return first, combine_launch("sm100", checked, x, choice.partitions, parts, used)
 
 
@@ -57,9 +57,9 @@ def _strided(x: Tensor | None, strides: tuple[int, ...]) -> StridedArgs:
 
 
 def _launch(
-    checked: CheckedCall, x: Operands, keys: dict[str, Any], choice: Choice, made: partial[Any]
+    checked: CheckedCall, x: Operands, keys: dict[str, Any], choice: Choice, traits: Traits, source: Callable[..., Any]
 ) -> Launch:
-    """One launch; `made`: makes the source of a mask and a score."""
+    """One launch."""
     problem = checked.problem
     mask, score = programs(checked)
     lse = (0, 0, 0) if x.lse is None else x.lse.mT.stride()
@@ -69,9 +69,9 @@ def _launch(
         "shape": Lengths(problem.seq_q, problem.seq_k), **modifier_args(checked),
     }  # fmt: skip
 
-    key = (*made.args, mask.key, None if score is None else score.key)
-    name = f"sm100.{choice.kernel}"
-    return Launch(name, "sm100", key, partial(made, mask, score), OPTIONS, choice.grid, args)
+    key = (choice.config, traits, mask.key, None if score is None else score.key)
+    described = partial(source, args, choice.config, traits, mask, score)
+    return Launch(f"sm100.{choice.kernel}", "sm100", key, described, OPTIONS, choice.grid, args)
 
 
 def key_box(config: LatentConfig) -> tuple[int, int, int]:

@@ -23,10 +23,10 @@ def wide_launches(checked: CheckedCall, x: Operands, sequence: Sequence, choice:
     tiles = row_tiles(checked.problem, longest_queries(checked.problem, sequence), config)
     choice = replace(choice, grid=(tiles * choice.partitions, *choice.grid[1:]))
 
-    def source(*made: Any) -> Any:
+    def source(*described: Any) -> Any:
         from .signature import wide_source  # imports Triton
 
-        return wide_source(*made)
+        return wide_source(*described)
 
     return row_launches(checked, x, _keys(x, sequence, config), choice, source, used_rows(sequence))
 

@@ -1,5 +1,8 @@
 """What Triton compiles for wide heads on Blackwell."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from triton.experimental.gluon import GluonASTSource
 
 from warpattn.language.nodes import Program
@@ -10,6 +13,8 @@ from .config import BLOCK, WideConfig
 from .kernel import wide_kernel
 
 
-def wide_source(config: WideConfig, traits: Traits, mask: Program, score: Program | None) -> GluonASTSource:
-    """The kernel with the types of its parameters and its constants."""
-    return row_source(wide_kernel, (BLOCK, BLOCK), config, traits, (mask, score))
+def wide_source(
+    args: Mapping[str, Any], config: WideConfig, traits: Traits, mask: Program, score: Program | None
+) -> GluonASTSource:
+    """The kernel of a launch with `args`."""
+    return row_source(wide_kernel, args, (BLOCK, BLOCK), config, traits, (mask, score))

@@ -26,7 +26,7 @@ from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
 from warpattn.problem.element import ELEMENT_OF, Element
 from warpattn.problem.launch import Choice
-from warpattn.problem.problem import is_masked
+from warpattn.problem.operands import is_masked
 
 from ...nvidia.backward.arguments import STAGES, VISIT_FIELDS, VISITS
 from ...nvidia.backward.order import key_tile_choice

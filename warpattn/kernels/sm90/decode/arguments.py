@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from warpattn.problem.argument_types import Int64
+
 
 class DecodeShape(NamedTuple):
     """Sizes of the problem, int32. A row tile is a tile of query rows of one sequence."""
@@ -28,14 +30,14 @@ class MappedRows(NamedTuple):
 
 
 class ScaledRows(NamedTuple):
-    """8-bit keys or values (batch or page, row, head, dim) that TMA reads, and their scale with its strides, int64: 0
-    for the dimensions that it does not have."""
+    """8-bit keys or values (batch or page, row, head, dim) that TMA reads, and their scale with its strides: 0 for
+    the dimensions that it does not have."""
 
     desc: Any
     scale: Any  # float*
-    outer: Any
-    row: Any
-    head: Any
+    outer: Int64
+    row: Int64
+    head: Int64
 
 
 class ColumnScaledRows(NamedTuple):
@@ -44,19 +46,19 @@ class ColumnScaledRows(NamedTuple):
 
     desc: Any
     scale: Any  # float*
-    outer: Any
-    row: Any
-    head: Any
-    block: Any
+    outer: Int64
+    row: Int64
+    head: Int64
+    block: Int64
 
 
 class ScaledQueries(NamedTuple):
     """8-bit queries (batch, token, head, dim) and their scale."""
 
     pointer: Any
-    outer: Any  # strides as of a `StridedRows`
-    row: Any
-    head: Any
+    outer: Int64  # strides as of a `StridedRows`
+    row: Int64
+    head: Int64
     scale: Any  # ScaleRows
 
 
@@ -65,7 +67,7 @@ class KeyIndex(NamedTuple):
 
     lengths: Any  # int32* (batch,)
     table: Any  # int32* (batch, row of `table_stride`)
-    table_stride: Any  # int64
+    table_stride: Int64
     cu_q: Any  # int32* (batch + 1,): first query token of each sequence, if ragged
 
 

@@ -7,6 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 from warpattn.errors import AttentionError
+from warpattn.kernels.topology import Registers
 from warpattn.language.nodes import Reads
 from warpattn.problem import Problem, is_latent
 from warpattn.problem.arch import Arch
@@ -16,7 +17,6 @@ from warpattn.problem.scales import eight_bit_of
 
 from ..operand_format import OperandFormat
 from ..prefill.config import CONSUMER_ROWS, SMEM_LIMIT, pad_dim
-from ..registers import Registers
 from ..widths import MOST_VALUES
 from .config import LEAST_BOX, REGISTERS, DecodeConfig, LengthSums, Overlap, Schedule, StreamConfig, SwapAB
 

@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
-from warpattn.kernels.topology import Edge, Role, Topology
+from warpattn.kernels.topology import Edge, Registers, Role, Topology
 from warpattn.problem.element import Element
 
 from ..operand_format import OperandFormat, WithOperands
 from ..prefill.config import CONSUMER_ROWS, KeyTileSizes, pad_dim
-from ..registers import Registers
 
 GROWTH = 512  # keys: an SM reads them in about the time that a second work item costs it (bench/notes.md)
 REGISTERS = Registers(240, 152)  # of one CTA on an SM

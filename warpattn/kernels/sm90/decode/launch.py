@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from warpattn.problem import CheckedCall, Problem
-from warpattn.problem.arch import ARCHS, compile_options
+from warpattn.problem.arch import compile_options
 from warpattn.problem.launch import Choice, Launch
-from warpattn.problem.operands import Operands, modifier_args, programs
+from warpattn.problem.operands import Features, Operands, modifier_args, programs
 from warpattn.problem.scales import ColumnScaleRows, scale_rows
 from warpattn.sequences import PagedKV, PagedRagged, Sequence
 
@@ -24,7 +24,7 @@ from ...nvidia.arguments import strided
 from ...pieces.combine_config import CombineTile, allocate_parts
 from ..prefill.config import CONSUMER_ROWS
 from .arguments import ColumnScaledRows, DecodeShape, KeyIndex, MappedRows, PartialResults, ScaledQueries, ScaledRows
-from .choice import choose, even_cut, head_tiles, partitions, row_tiles
+from .choice import even_cut, head_tiles, partitions, row_tiles
 from .config import DecodeConfig, StreamConfig
 
 COMBINE_ARGUMENTS = ("out", "keys", "workspace", "lse_ptr", "sinks_ptr", "shape", "mask_args")
@@ -32,23 +32,21 @@ PROGRAMS = 528  # of the combining kernel, if there are rows for so many: four o
 
 
 def list_launches(
-    checked: CheckedCall, x: Operands, sequence: Sequence, choice: Choice | None = None
+    checked: CheckedCall, x: Operands, sequence: Sequence, choice: Choice
 ) -> tuple[Launch, ...]:
-    """The decode kernel and, if it leaves parts behind, the one that adds them up; `choice` replaces the one made from
-    the problem."""
-    choice = choose(checked.problem, ARCHS["sm90"]) if choice is None else choice
+    """The decode kernel and, if it leaves parts behind, the one that adds them up."""
     problem, config = checked.problem, choice.config
     rows = config.kept_rows if config.swap_ab else head_rows(problem)
     args = arguments(checked, x, sequence, choice) | {"workspace": workspace(problem, choice, rows, x.q.device)}
-    mask, score = programs(checked)
+    features = features_of(checked)
 
     def source():
         from .signature import decode_source  # imports Triton
 
-        return decode_source(config, mask, score, problem.has_sinks, problem.has_lse)
+        return decode_source(args, config, features)
 
     decode = Launch(
-        "sm90.decode", "sm90", launch_key(checked, config), source, options(config), choice.grid, args,
+        "sm90.decode", "sm90", (config, features.key), source, options(config), choice.grid, args,
         persistent=True, pdl=config.overlap.pdl,
     )  # fmt: skip
     return (decode, combine_launch(checked, config, args)) if config.combine.separate_kernel else (decode,)
@@ -56,27 +54,24 @@ def list_launches(
 
 def combine_launch(checked: CheckedCall, config: StreamConfig, args: Mapping[str, Any]) -> Launch:
     """The kernel that adds up parts, after one with arguments `args`; also of latent attention."""
-    problem = checked.problem
-    mask, _ = programs(checked)
+    features = features_of(checked)
+    shared = {name: args[name] for name in COMBINE_ARGUMENTS}
 
     def source():
         from .signature import combine_source  # imports Triton
 
-        return combine_source(config, mask, problem.has_sinks, problem.has_lse)
+        return combine_source(shared, config, features)
 
-    shared = {name: args[name] for name in COMBINE_ARGUMENTS}
     tile = CombineTile(config.combine_columns)
-    heads, blocks = head_tiles(problem), config.padded_v // tile.cols
+    heads, blocks = head_tiles(checked.problem), config.padded_v // tile.cols
     rows = min(-(-shared["workspace"].rows // tile.rows), -(-PROGRAMS // (heads * blocks)))
     grid = (heads, rows, blocks)
-    return Launch("sm90.combine", "sm90", launch_key(checked, config), source, compile_options(), grid, shared)
+    return Launch("sm90.combine", "sm90", (config, features.key), source, compile_options(), grid, shared)
 
 
-def launch_key(checked: CheckedCall, config: StreamConfig) -> tuple[Any, ...]:
-    """Everything that the compiled code of a call depends on."""
-    mask, score = programs(checked)
-    problem = checked.problem
-    return (config, mask.key, None if score is None else score.key, problem.has_sinks, problem.has_lse)
+def features_of(checked: CheckedCall) -> Features:
+    """What the kernels of a call are compiled for beside their config."""
+    return Features(*programs(checked), checked.problem.has_sinks, checked.problem.has_lse)
 
 
 def options(config: DecodeConfig) -> dict[str, Any]:

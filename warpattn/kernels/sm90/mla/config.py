@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
-from warpattn.kernels.topology import Edge, Role, Signal, Topology
+from warpattn.kernels.topology import Edge, Registers, Role, Signal, Topology
 from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
 from warpattn.problem.backends import LATENT
@@ -28,7 +28,6 @@ from ..decode.choice import alone_on_sms, check_takes, describe, explain, invari
 from ..decode.config import Combine, StreamConfig
 from ..operand_format import OperandFormat
 from ..prefill.config import CONSUMER_ROWS
-from ..registers import Registers
 
 BLOCK_N = 32  # keys of a tile
 STAGES = 4

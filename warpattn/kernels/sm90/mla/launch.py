@@ -7,35 +7,33 @@ import torch
 from torch import Tensor
 
 from warpattn.problem import CheckedCall
-from warpattn.problem.arch import ARCHS, compile_options
+from warpattn.problem.arch import compile_options
 from warpattn.problem.launch import Choice, Launch
-from warpattn.problem.operands import Operands, programs
+from warpattn.problem.operands import Operands
 from warpattn.sequences import Sequence
 from warpattn.sequences.latent import LatentPages
 
 from ..decode.arguments import ColumnScaledRows, MappedRows
-from ..decode.launch import arguments, combine_launch, head_rows, launch_key, workspace
-from .config import choose
+from ..decode.launch import arguments, combine_launch, features_of, head_rows, workspace
 
 
 def list_launches(
-    checked: CheckedCall, x: Operands, sequence: Sequence, choice: Choice | None = None
+    checked: CheckedCall, x: Operands, sequence: Sequence, choice: Choice
 ) -> tuple[Launch, ...]:
-    """Both kernels; `choice` replaces the one made from the problem."""
-    choice = choose(checked.problem, ARCHS["sm90"]) if choice is None else choice
+    """Both kernels."""
     problem, config = checked.problem, choice.config
     partial = workspace(problem, choice, head_rows(problem), x.q.device)
     args = arguments(checked, x, sequence, choice) | {"workspace": partial}
     if isinstance(sequence, LatentPages):
         args |= {"k": MappedRows(sequence.rope), "v": scaled_latents(x.v, sequence.v_scale)}
-    mask, score = programs(checked)
+    features = features_of(checked)
 
     def source():
         from .signature import mla_source  # imports Triton
 
-        return mla_source(config, mask, score, problem.has_sinks, problem.has_lse)
+        return mla_source(args, config, features)
 
-    key = launch_key(checked, config)
+    key = (config, features.key)
     attend = Launch("sm90.mla", "sm90", key, source, compile_options(), choice.grid, args, persistent=True)
     return attend, combine_launch(checked, config, args)
 

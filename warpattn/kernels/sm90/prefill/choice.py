@@ -15,14 +15,13 @@ from itertools import islice
 from typing import NamedTuple, cast
 
 from warpattn.kernels.pieces.span_tiles import SpanTiles, span_tiles
+from warpattn.kernels.topology import Registers
 from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
 from warpattn.problem.element import ELEMENT_OF
 from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, PlanOptions
-from warpattn.problem.operands import COPY_RULE
-from warpattn.problem.problem import is_masked
+from warpattn.problem.operands import COPY_RULE, is_masked
 
-from ..registers import Registers
 from ..widths import block_words
 from .config import ALIGNMENT, OTHER_REGISTERS, SMEM_LIMIT, SM90Config, stored, usual_config
 from .rates import ALONE, LAUNCH_US, Rate, TileShape, rate_of, row_words, tiles_of

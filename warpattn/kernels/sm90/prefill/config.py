@@ -10,15 +10,14 @@ from functools import cached_property
 from typing import NamedTuple, cast
 
 from warpattn.kernels.pieces.scheduler_sizes import SPLIT_TILE_FIELDS, TILE_FIELDS
-from warpattn.kernels.topology import BARRIER_BYTES, Edge, Role, Signal, Topology
+from warpattn.kernels.topology import BARRIER_BYTES, Edge, Registers, Role, Signal, Topology
 from warpattn.problem import Problem
 from warpattn.problem.element import ELEMENT_OF, FP16, Element
-from warpattn.problem.problem import is_masked
+from warpattn.problem.operands import is_masked
 from warpattn.problem.scales import eight_bit_of
 
 from ..eight_bit import multiplies_bytes
 from ..operand_format import OperandFormat, WithOperands
-from ..registers import Registers
 from ..widths import block_columns, pad_dim, split_dim
 
 CONSUMER_ROWS = 64  # rows of one warpgroup: M of wgmma

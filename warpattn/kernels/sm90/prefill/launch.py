@@ -9,50 +9,46 @@ import torch
 from torch import Tensor
 
 from warpattn.problem import CheckedCall, Problem
-from warpattn.problem.arch import ARCHS, compile_options
+from warpattn.problem.arch import compile_options
 from warpattn.problem.launch import Choice, Launch
-from warpattn.problem.operands import Operands, modifier_args, programs
+from warpattn.problem.operands import Features, Operands, modifier_args, programs
 from warpattn.problem.scales import call_scales
-from warpattn.sequences import Dense, Sequence
+from warpattn.sequences import Sequence
 
 from ...nvidia.arguments import strided
 from ...nvidia.combine_launch import combine_launch, workspace
 from ..arguments import KEYS_OF_PRODUCT, TRANSPOSED_KEYS, PrefillShape, SplitShape, TransposeShape
 from ..widths import value_blocks
-from .choice import choose
 from .config import SM90Config, pad_dim
 
 OPTIONS = compile_options()
-DENSE = Dense()
 
 
 def list_launches(
-    checked: CheckedCall, x: Operands, choice: Choice | None = None, sequence: Sequence = DENSE
+    checked: CheckedCall, x: Operands, sequence: Sequence, choice: Choice
 ) -> tuple[Launch, ...]:
     """The launch of a dense call, after one that transposes 8-bit values if queries have 8 bits, and before one that
-    combines parts if keys are split; with the planner's choice or a given one."""
+    combines parts if keys are split."""
     problem = checked.problem
-    choice = choose(problem, ARCHS["sm90"]) if choice is None else choice
     before: tuple[Launch, ...] = ()
     if choice.config.products:
         across, before = transposed(x.v)
         x = x._replace(v=across)
     firsts = value_blocks(problem.dim_v)
     if choice.partitions == 1:
-        return *before, *(attention_launch(checked, x, choice, sequence, first) for first in firsts)
+        return *before, *(attention_launch(checked, x, sequence, choice, first) for first in firsts)
     parts = workspace(problem, choice.partitions, pad_dim(firsts[-1] + choice.config.padded_v), x.q)
     to_parts = x._replace(out=parts.o, lse=parts.lse)
-    blocks = [attention_launch(checked, to_parts, choice, sequence, first) for first in firsts]
+    blocks = [attention_launch(checked, to_parts, sequence, choice, first) for first in firsts]
     return *before, *blocks, combine_launch("sm90", checked, x, choice.partitions, parts)
 
 
 def attention_launch(
-    checked: CheckedCall, x: Operands, choice: Choice, sequence: Sequence = DENSE, first_value: int = 0
+    checked: CheckedCall, x: Operands, sequence: Sequence, choice: Choice, first_value: int = 0
 ) -> Launch:
     """The launch of the attention kernel for values from column `first_value` on; where keys are split, out and lse of
     `x` are the workspace's."""
     problem, config = checked.problem, choice.config.from_value(first_value)
-    mask, score = programs(checked)
     scale = checked.scale if config.eight_bit is None else call_scales(checked.scale, x, sequence)
     args = {
         "q_maps": (x.q,) * len(config.qk_parts), "k_maps": (x.k,) * len(config.qk_parts),
@@ -62,16 +58,16 @@ def attention_launch(
         "shape": _shape(problem, choice),
         **modifier_args(checked),
     }  # fmt: skip
-    has_sinks, has_lse = problem.has_sinks and not config.split, (problem.has_lse or config.split) and not first_value
+    has_lse = (problem.has_lse or config.split) and not first_value
+    features = Features(*programs(checked), problem.has_sinks and not config.split, has_lse, split_keys=True)
 
     def source():
         from .signature import prefill_source  # imports Triton
 
-        return prefill_source(config, mask, score, has_sinks, has_lse)
+        return prefill_source(args, config, features)
 
-    key = (config, mask.key, None if score is None else score.key, has_sinks, has_lse)
     return Launch(
-        "sm90.prefill", "sm90", key, source, options(config), choice.grid, args,
+        "sm90.prefill", "sm90", (config, features.key), source, options(config), choice.grid, args,
         persistent=True, tile_counter="counter_ptr", l2_promotion=256,
     )  # fmt: skip
 
@@ -92,7 +88,7 @@ def transposed(v: Tensor, cu: Tensor | None = None) -> tuple[Tensor, tuple[Launc
     def source():
         from .signature import transpose_values_source  # imports Triton
 
-        return transpose_values_source(cols, ragged)
+        return transpose_values_source(args, cols, ragged)
 
     grid = (batch * heads * -(-places // TRANSPOSED_KEYS),)
     return out.transpose(1, 2), (Launch("sm90.transpose_values", "sm90", (cols, ragged), source, OPTIONS, grid, args),)

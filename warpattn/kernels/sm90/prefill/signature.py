@@ -1,48 +1,37 @@
 """What Triton compiles for one config, mask and score of dense prefill on Hopper."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from triton.experimental.gluon import GluonASTSource
 
-from warpattn.language.nodes import Program
-from warpattn.problem.element import FP8
-from warpattn.problem.scales import scale_types
+from warpattn.problem.operands import Features
 
-from ...nvidia.arguments import int32_fields, strided_types
 from ...nvidia.boxes import tile_box
-from ..arguments import PrefillShape, SplitShape, TransposeShape
-from ..signature import ALIGNED, Features, attention_source, map_types
+from ...pieces.signature import ALIGNED, kernel_source
+from ..signature import attention_source, map_types
 from .config import SM90Config
 from .context import output_type, query_type, stored_type
 from .kernel import prefill_kernel
 from .transpose_values import transpose_values_kernel
 
 
-def prefill_source(
-    config: SM90Config, mask: Program, score: Program | None, has_sinks: bool, has_lse: bool
-) -> GluonASTSource:
-    """The kernel with the types of its parameters and its constants."""
+def prefill_source(args: Mapping[str, Any], config: SM90Config, features: Features) -> GluonASTSource:
+    """The kernel of a launch with `args`."""
 
-    def descriptors(rows: int, widths: tuple[int, ...], packed: int, dtype: Any) -> tuple[str, ...]:
+    def maps(rows: int, widths: tuple[int, ...], packed: int, dtype: Any) -> tuple[str, ...]:
         return map_types([tile_box(rows, cols, False, packed) for cols in widths], dtype)
 
-    signature = {
-        "q_maps": descriptors(config.rows, config.qk_parts, config.packed, query_type(config)),
-        "k_maps": descriptors(config.block_n, config.qk_parts, 1, stored_type(config)),
-        "v_maps": descriptors(config.v_rows, config.v_columns, 1, stored_type(config)),
-        "o_maps": descriptors(config.rows, config.store_parts, config.packed, output_type(config)),
-        "counter_ptr": "*i32",
-        "scale": scale_types(config.eight_bit),
-        "shape": int32_fields(SplitShape if config.split else PrefillShape),
+    given = {
+        "q_maps": maps(config.rows, config.qk_parts, config.packed, query_type(config)),
+        "k_maps": maps(config.block_n, config.qk_parts, 1, stored_type(config)),
+        "v_maps": maps(config.v_rows, config.v_columns, 1, stored_type(config)),
+        "o_maps": maps(config.rows, config.store_parts, config.packed, output_type(config)),
     }
-    return attention_source(prefill_kernel, config, Features(mask, score, has_sinks, has_lse, True), signature)
+    return attention_source(prefill_kernel, args, config, features, given)
 
 
-def transpose_values_source(cols: int, ragged: bool) -> GluonASTSource:
+def transpose_values_source(args: Mapping[str, Any], cols: int, ragged: bool) -> GluonASTSource:
     """The kernel that transposes 8-bit values whose padded head dim is `cols`."""
-    constants = {"cols": cols, "ragged": ragged}
-    signature = {
-        "values": strided_types(FP8.pointer), "out_ptr": FP8.pointer, "cu_ptr": "*i32",
-        "shape": int32_fields(TransposeShape), **dict.fromkeys(constants, "constexpr"),
-    }  # fmt: skip
-    return GluonASTSource(transpose_values_kernel, signature, constants, {(0, 0): ALIGNED, (1,): ALIGNED})
+    hints = {"values.pointer": ALIGNED, "out_ptr": ALIGNED}
+    return kernel_source(transpose_values_kernel, args, {"cols": cols, "ragged": ragged}, hints=hints)

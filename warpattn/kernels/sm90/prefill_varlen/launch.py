@@ -10,9 +10,9 @@ from torch import Tensor
 
 from warpattn.kernels.pieces.scheduler_sizes import ORDER_WARPS, PROGRAM_BLOCKS, RECORD, OrderShape
 from warpattn.problem import CheckedCall
-from warpattn.problem.arch import ARCHS, compile_options
+from warpattn.problem.arch import compile_options
 from warpattn.problem.launch import Choice, Launch
-from warpattn.problem.operands import Operands, modifier_args, programs
+from warpattn.problem.operands import Features, Operands, modifier_args, programs
 from warpattn.problem.scales import call_scales
 from warpattn.sequences import PagedKV, PagedRagged, Ragged
 
@@ -23,18 +23,17 @@ from ...nvidia.combine_launch import ListedRows, combine_launch, workspace
 from ..prefill.config import pad_dim
 from ..prefill.launch import transposed
 from ..widths import value_blocks
-from .config import VarlenConfig, VarlenShape, choose
+from .config import VarlenConfig, VarlenShape
 
 Layout = Ragged | PagedKV | PagedRagged
 
 
 def list_launches(
-    checked: CheckedCall, x: Operands, sequence: Layout, choice: Choice | None = None, least_q: int = 1
+    checked: CheckedCall, x: Operands, sequence: Layout, choice: Choice, least_q: int = 1
 ) -> tuple[Launch, ...]:
     """Launches of order_kernel and prefill_varlen_kernel, one before that transposes values for products of 8 bits, and
     one that combines parts where keys are split. The host reads no length: order_kernel makes the tile list, without
     ragged sequences that have fewer than `least_q` queries."""
-    choice = choose(checked.problem, ARCHS["sm90"]) if choice is None else choice
     tiles = torch.empty(RECORD * (1 + choice.order.blocks), dtype=torch.int32, device=x.q.device)
     order = order_launch(checked, sequence, choice, tiles, least_q)
     first: tuple[Launch, ...] = (order,)
@@ -71,7 +70,7 @@ def order_launch(
     def source():
         from .signature import order_source  # imports Triton
 
-        return order_source(order_tiles, mask)
+        return order_source(args, order_tiles, mask)
 
     grid = (max(1, -(-candidates // PROGRAM_BLOCKS)),)
     return Launch("sm90.order", "sm90", (order_tiles, mask.key), source, compile_options(ORDER_WARPS), grid, args)
@@ -84,7 +83,6 @@ def attention_launch(
     config, problem = choice.config, checked.problem
     config = replace(config, tiles=config.tiles.from_value(first_value))
     packed, split = config.tiles.packed, config.tiles.split
-    mask, score = programs(checked)
     q = clipped_maps("q", x.q, config.tiles.wg_tokens, config.tiles.qk_parts, packed)
     o = clipped_maps("out", x.out, config.tiles.wg_tokens, config.tiles.store_parts, packed)
     pages = _page_table(sequence)
@@ -104,14 +102,16 @@ def attention_launch(
         "shape": shape, **modifier_args(checked),
     }  # fmt: skip
 
+    has_lse = (problem.has_lse or split) and not first_value
+    features = Features(*programs(checked), problem.has_sinks and not split, has_lse, split_keys=True)
+
     def source():
         from .signature import prefill_varlen_source  # imports Triton
 
-        return prefill_varlen_source(config, mask, score, has_sinks, has_lse)
+        return prefill_varlen_source(args, config, features)
 
-    has_sinks, has_lse = problem.has_sinks and not split, (problem.has_lse or split) and not first_value
-    key = (config, mask.key, None if score is None else score.key, has_sinks, has_lse)
-    return Launch("sm90.prefill_varlen", "sm90", key, source, compile_options(), choice.grid, args, persistent=True)
+    key, options = (config, features.key), compile_options()
+    return Launch("sm90.prefill_varlen", "sm90", key, source, options, choice.grid, args, persistent=True)
 
 
 def _lengths(sequence: Layout) -> tuple[Tensor | None, Tensor]:
