@@ -49,6 +49,19 @@ def test_hidden_keys_and_values_reach_no_gradient(arch):
     check_gradients(inputs, taken(spoiled, attend(spoiled, f"simulate:{arch}"), dout, dlse), dout, dlse)
 
 
+@pytest.mark.parametrize("arch", ["sm90", "sm100"])
+def test_a_score_of_each_sequence(arch):
+    """A CTA goes from the key tiles of one sequence to those of the next one."""
+    q, k, v = (torch.randn(2, n, 2, 64).bfloat16() for n in (17, 140, 140))
+    bias, dout, found = 5 * torch.randn(2, 2, 17, 140), torch.randn(2, 17, 2, 64).bfloat16(), []
+    for backend in (f"simulate:{arch}", "reference"):
+        given = [x.clone().requires_grad_() for x in (q, k, v)]
+        wa.attention(*given, score=wa.Bias(bias), backend=backend).backward(dout)
+        found.append([x.grad.float() for x in given])
+    for gradient, expected in zip(*found, strict=True):
+        torch.testing.assert_close(gradient, expected, atol=0.1, rtol=0.05)
+
+
 def test_a_module_that_is_trained():
     """Views of one projection, a loss of the output alone, and gradients that reach the weight."""
     torch.manual_seed(0)

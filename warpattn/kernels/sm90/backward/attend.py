@@ -22,7 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ...nvidia.backward.visits import STAGES, at_keys, first_visit, following_visit, read_visit
+from ...nvidia.backward.visits import STAGES, Visit, at_keys, first_visit, following_visit, read_visit
 from ...nvidia.finite import clear_nonfinite
 from ...nvidia.pipelines import PipelineState, consumer_state
 from ...pieces.modifiers import exponent_scale
@@ -272,8 +272,8 @@ def attend(ctx, s, q_state, visit, wg: gl.constexpr):
     config: gl.constexpr = ctx.config
     layout: gl.constexpr = accumulator_layout(config.block_m)
     dtype: gl.constexpr = element_type(config.element)
-    keys = ctx.keys
-    mods = ctx.mods
+    keys, mods = ctx.keys, ctx.mods
+    visit = Visit(keys.b, visit.h, visit.row, visit.flags, visit.turn, visit.number)  # read by the last key tile
     key = visit.first_key() + wg * config.rows + nothing(q_state)  # so that no comparison is kept for all tiles
     k = (key + gl.arange(0, config.rows, gl.SliceLayout(1, layout)))[:, None]
     # A thread has the columns 8 j + {0, 1} beside its first: apart from it they are constants of the code, together
