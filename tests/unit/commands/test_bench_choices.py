@@ -1,6 +1,7 @@
 """bench.choices without a card: the shapes it draws, the configurations it tries, and what it prints and writes."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -48,14 +49,51 @@ def test_the_record_has_the_best_beside_the_choice(monkeypatch, capsys, tmp_path
     assert len({entry["case"]["name"] for entry in entries}) == 4
 
 
+# Rows whose error is above that of the others, each with a bound just above it. Why: bench/notes.md 194.
+FAR_OFF = {
+    (64, 2, 128, 1): 0.133, (64, 3, 128, 1): 0.110, (96, 4, 32, 1): 0.133, (128, 2, 128, 1): 0.121,
+    (256, 2, 32, 1): 0.119,
+}  # fmt: skip
+
+
 def test_every_row_of_the_table_is_near_its_times() -> None:
     """What rates.py says of itself."""
     found = rates.by_row(json.loads(Path(record).read_text()) for record in RECORDS)
     assert set(found) == {rates.Row(size, tile) for size, tiles in RATES.items() for tile in tiles}
     for row, errors in found.items():
-        large = (row.columns, *row.tile) in {(64, 2, 128, 1), (96, 4, 32, 1)}
-        bound = 0.14 if large else 0.07 if row.columns in (80, 192) and row.tile.keys > 32 else 0.12
+        bound = FAR_OFF.get((row.columns, *row.tile), 0.061 if row.columns == 80 else 0.10)
         assert rates.root_mean_square(errors) <= bound
+
+
+def test_a_fit_finds_the_rates_that_times_were_made_with() -> None:
+    """Times by a table whose rates are all a fifth higher, and one that is wrong."""
+    slower = {columns: {tile: type(rate)(*(1.2 * x for x in rate)) for tile, rate in tiles.items()}
+              for columns, tiles in RATES.items()}  # fmt: skip
+    made = [time._replace(microseconds=time.predicted(slower[time.row.columns][time.row.tile]))
+            for time in rates.times([json.loads(Path(RECORDS[0]).read_text())])]  # fmt: skip
+    fitted = rates.fitted([made[0]._replace(microseconds=9 * made[0].microseconds), *made[1:]])
+    errors = [math.log(time.predicted(fitted[time.row.columns][time.row.tile]) / time.microseconds) for time in made]
+    assert math.sqrt(sum(error**2 for error in errors) / len(errors)) < 0.03
+
+
+def test_plans_weighed_by_another_table_weigh_by_their_own_again() -> None:
+    own = {columns: dict(tiles) for columns, tiles in RATES.items()}
+    record = json.loads(Path(RECORDS[0]).read_text())
+    record["cases"] = [entry for entry in record["cases"] if entry["case"]["name"].startswith("46x1114/1114")]
+    slow = {128: {tile: rate._replace(key=9.0) for tile, rate in RATES[128].items() if tile.keys == 128}}
+    with rates.weighed_by(slow):
+        (speed,) = rates.speeds(record).values()
+        assert speed is not None and speed < 0.95
+    assert own == RATES and set(rates.speeds(record).values()) == {1.0}
+
+
+@pytest.mark.full
+def test_choices_for_records_that_were_left_out(capsys) -> None:
+    """What docs/kernels/sm90.md says of them; the least of seed 3 is what the card measured before it was fitted."""
+    assert rates.main(["--left-out"]) == 0
+    own, left_out = capsys.readouterr().out.splitlines()
+    assert "86 shapes with a time: least 0.934" in own and "below 0.93: none" in own
+    assert "86 shapes with a time: least 0.871" in left_out
 
 
 def test_the_errors_are_printed(capsys) -> None:

@@ -23,6 +23,11 @@ from warpattn.problem.operands import is_masked
 from warpattn.sequences import Dense, PagedKV, Ragged
 
 TRIED = [json.loads(Path(__file__).parents[3].joinpath(record).read_text()) for record in RECORDS]
+# Shapes that get 192 x 128, products in turn, at 80 and 96 columns: that tile was not there when they were tried.
+UNTIMED = {
+    "1x14818/14818 16/2 D96/96 full", "1x10286/10286 32/8 D96/96 causal", "1x9433/9433 32/8 D80/80 causal",
+    "1x15846/15846 28/4 D96/96 causal",
+}  # fmt: skip
 SLOWEST = 0.93  # of the speed of the best configuration
 MEASURED = [case for name, cases in groups().items() if name not in ("smoke", "wide") for case in cases]
 
@@ -78,12 +83,19 @@ def test_what_a_shape_gets_and_why(shape, mask: Mask, packed: int, parts: int, w
 def test_the_choice_is_nearly_as_fast_as_the_best_of_all_that_were_measured(tried) -> None:
     case, times = Case(**tried["case"]), tried["microseconds"]
     found = described(choose(checked(case, empty(case)).problem, ARCHS["sm90"]))
+    timed = found in times or found == tried["chosen"]
+    assert timed == (case.name not in UNTIMED)
     if found == tried["chosen"]:
         assert tried["speed"] >= SLOWEST
-    elif found not in times:
-        assert "192x128" in found and case.dim in (80, 96), "the one tile that there was not when shapes were tried"
+    elif not timed:
+        assert "192x128" in found and not any("192x128" in name for name in times)
     else:
         assert times[tried["best"]] >= SLOWEST * times[found]
+
+
+def test_four_shapes_have_no_time() -> None:
+    assert len(UNTIMED) == 4
+    assert {case["case"]["name"] for record in TRIED for case in record["cases"]} >= UNTIMED
 
 
 @pytest.mark.parametrize("lengths_on_device", [False, True])
