@@ -6,6 +6,7 @@
     per "head"     scale (heads,)
     per "token"    scale (…, heads)             of each head of each token
     per 64, 128    scale (…, heads, blocks)     of each block of so many columns of each head of each token
+    per "64 rows", "128 rows"   scale (…, blocks, heads)   of so many tokens of a head of q or k, of dense batches
 
 The formats are e4m3 and e5m2 as OCP defines them (`float8_e4m3fn`, `float8_e5m2`) and as gfx942 has them (`…fnuz`).
 Conversions saturate: what is too large becomes the largest finite value, so that finite numbers never make NaN.
@@ -22,12 +23,14 @@ from torch import Tensor
 from warpattn.errors import Rules
 from warpattn.inputs import is_tensor, kind_of, tensor_fault
 
-__all__ = ["EIGHT_BIT", "GRANULARITIES", "Hadamard", "Quantized", "check_quantize", "check_scale", "check_scale_values",
-           "dequantized", "granularity", "quantize", "result_dtype", "saturated", "split"]  # fmt: skip
+__all__ = ["EIGHT_BIT", "GRANULARITIES", "ROW_BLOCKS", "Hadamard", "Quantized", "check_quantize", "check_scale",
+           "check_scale_values", "dequantized", "granularity", "quantize", "result_dtype", "saturated",
+           "split"]  # fmt: skip
 
 EIGHT_BIT = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 BLOCKS = (64, 128)  # columns
 GRANULARITIES = ("tensor", "head", "token", *BLOCKS)
+ROW_BLOCKS = {"64 rows": 64, "128 rows": 128}  # tokens; the last block of a sequence may have fewer
 LEAST_SCALE = torch.finfo(torch.float32).tiny  # a denormal scale would lose its own bits
 
 
@@ -36,8 +39,8 @@ class Quantized:
     """8-bit values and their scale, in the place of k or v, or of all of q, k and v.
 
     values (…, heads, dim): one of `EIGHT_BIT`. scale fp32, shape (), (heads,), values.shape[:-1] or
-    (*values.shape[:-1], blocks) with blocks of 64 or 128 columns; positive and finite. The call that gets it checks
-    it.
+    (*values.shape[:-1], blocks) with blocks of 64 or 128 columns, of q and k of dense batches also (batch, blocks,
+    heads) with blocks of 64 or 128 tokens; positive and finite. The call that gets it checks it.
     """
 
     values: Tensor
@@ -104,8 +107,9 @@ def check_quantize(x: Tensor, dtype: torch.dtype, per: str | int, scale: Tensor 
     kinds = (torch.float16, torch.bfloat16, torch.float32)
     eight = isinstance(dtype, torch.dtype) and dtype in EIGHT_BIT
     rules.require(eight, f"dtype is {kind_of(dtype)}", f"dtype must be one of {_listed(EIGHT_BIT)}")
-    known = isinstance(per, str | int) and per in GRANULARITIES
-    rules.require(known, f"per is {kind_of(per)}", f"per must be one of {_listed(GRANULARITIES)}")
+    allowed = (*GRANULARITIES, *ROW_BLOCKS)
+    known = isinstance(per, str | int) and per in allowed
+    rules.require(known, f"per is {kind_of(per)}", f"per must be one of {_listed(allowed)}")
     if fault is not None:
         rules.add(f"x {fault.what}", f"x {fault.rule}")
     else:
@@ -115,9 +119,11 @@ def check_quantize(x: Tensor, dtype: torch.dtype, per: str | int, scale: Tensor 
     if per in BLOCKS:
         what, rule = f"x has head_dim {x.shape[-1]}", f"per={per} needs a multiple of {per}"
         rules.require(x.shape[-1] % int(per) == 0, what, rule)
+    if per in ROW_BLOCKS:
+        rules.require(x.ndim >= 4, f"x has shape {tuple(x.shape)}", f"per={per} needs (batch, tokens, heads, head_dim)")
     rules.done()
     if scale is not None:
-        check_scale(rules, "scale", scale, "x", x.shape)
+        check_scale(rules, "scale", scale, "x", x.shape, of_rows=x.ndim >= 4)
     rules.done()
 
 
@@ -128,8 +134,13 @@ def _scales(x: Tensor, dtype: torch.dtype, per: str | int) -> Tensor:
     if isinstance(per, int):
         size = size.unflatten(-1, (-1, per)).amax(-1)
     elif size.numel() == 0:
-        shape = {"tensor": (), "head": x.shape[-2:-1], "token": x.shape[:-1]}[per]
+        shape = {"tensor": (), "head": x.shape[-2:-1], "token": x.shape[:-1]}
+        shape = shape[per] if per in shape else _of_rows(x.shape, ROW_BLOCKS[per])
         return x.new_ones(shape, dtype=torch.float32)
+    elif per in ROW_BLOCKS:
+        rows = ROW_BLOCKS[per]
+        whole = torch.nn.functional.pad(size.amax(-1), (0, 0, 0, -x.shape[-3] % rows))
+        size = whole.unflatten(-2, (-1, rows)).amax(-2)
     elif per == "token":
         size = size.amax(-1)
     else:
@@ -139,6 +150,11 @@ def _scales(x: Tensor, dtype: torch.dtype, per: str | int) -> Tensor:
     if per == "token":  # tokens of a head next to each other: kernels read the scales of one head
         return scale.movedim(-1, 0).contiguous().movedim(0, -1)
     return scale
+
+
+def _of_rows(shape: torch.Size, rows: int) -> tuple[int, ...]:
+    """The shape of a scale of each block of so many tokens of values (…, tokens, heads, dim)."""
+    return (*shape[:-3], -(-shape[-3] // rows), shape[-2])
 
 
 def saturated(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -156,22 +172,30 @@ def _spread(scale: Tensor, shape: torch.Size) -> Tensor:
     """A scale that broadcasts to values of `shape`."""
     if scale.ndim < 2:
         return scale[:, None] if scale.ndim else scale
+    per = granularity(scale, shape)
+    if per in ROW_BLOCKS:
+        scale = scale.repeat_interleave(ROW_BLOCKS[per], -2)[..., : shape[-3], :]
     scale = scale if scale.ndim == len(shape) else scale[..., None]
     return scale.repeat_interleave(shape[-1] // scale.shape[-1], -1) if scale.shape[-1] > 1 else scale
 
 
 def granularity(scale: Tensor | None, shape: torch.Size) -> str | int | None:
-    """What a checked scale of values of `shape` (…, heads, dim) belongs to, of `GRANULARITIES`; None without one."""
+    """What a checked scale of values of `shape` (…, heads, dim) belongs to, of `GRANULARITIES` and `ROW_BLOCKS`; None
+    without one. Tokens that are a single block of either size have a scale per 64 rows."""
     if scale is None:
         return None
     if scale.ndim < 2:
         return "head" if scale.ndim else "tensor"
+    if scale.ndim < len(shape) and scale.shape != shape[:-1]:
+        return next(per for per, rows in ROW_BLOCKS.items() if scale.shape == _of_rows(shape, rows))
     blocks = 1 if scale.ndim < len(shape) else scale.shape[-1]
     return "token" if blocks == 1 else shape[-1] // blocks
 
 
-def check_scale(rules: Rules, name: str, scale: object, values_name: str, shape: torch.Size) -> bool:
-    """Rules of a scale of values (…, heads, dim) of `shape`."""
+def check_scale(
+    rules: Rules, name: str, scale: object, values_name: str, shape: torch.Size, of_rows: bool = False
+) -> bool:
+    """Rules of a scale of values (…, heads, dim) of `shape`; `of_rows`: blocks of tokens may have one."""
     fault = tensor_fault(scale) if not is_tensor(scale) else None
     if fault is not None or not isinstance(scale, Tensor):
         rules.add(f"{name} {fault.what if fault else 'is ' + kind_of(scale)}", f"{name} must be a torch.Tensor or None")
@@ -179,6 +203,7 @@ def check_scale(rules: Rules, name: str, scale: object, values_name: str, shape:
     ok = rules.require(scale.dtype == torch.float32, f"{name} has dtype {scale.dtype}", f"{name} must be torch.float32")
     blocks = [(*shape[:-1], shape[-1] // size) for size in BLOCKS if shape[-1] % size == 0]
     allowed: list[tuple[int, ...]] = [(), (shape[-2],), tuple(shape[:-1]), *blocks]
+    allowed += [_of_rows(shape, rows) for rows in ROW_BLOCKS.values() if of_rows]
     listed = ", ".join(str(each) for each in dict.fromkeys(allowed))
     rule = f"for {values_name} of shape {tuple(shape)} it must be one of {listed}"
     return rules.require(tuple(scale.shape) in allowed, f"{name} has shape {tuple(scale.shape)}", rule) and ok

@@ -11,6 +11,7 @@ from warpattn.errors import AttentionError
 from warpattn.inputs import kind_of
 from warpattn.problem.arch import RUNS, TARGETS
 from warpattn.problem.element import BF16, FP16
+from warpattn.quantized import ROW_BLOCKS
 
 # The device that the kernels of an architecture need.
 NEEDS = {
@@ -50,7 +51,8 @@ class EightBitLimits:
     columns: int  # head dims are multiples of it
     rows: int  # and pages are
     fp16_tokens: int  # queries of a sequence at most if fp16 does not hold weights or operands times their scales
-    queries: bool = False  # whether these may have 8 bits, too
+    queries: tuple[torch.dtype, ...] = ()  # of these, where they have 8 bits, too
+    product_scales: tuple[str, ...] = ()  # what those of 8-bit queries, and of keys beside them, may belong to as well
     max_dim: int = 256
     latents: tuple[str | int | None, ...] = ()  # what the scale of 8-bit latents beside rotary parts may belong to
 
@@ -78,7 +80,8 @@ BACKWARD_SM90 = BackwardLimits(("dense", "ragged"), 256, deterministic=True, cap
 BACKWARD_SM100 = BackwardLimits(("dense", "ragged"), 128, deterministic=True)
 EIGHT_BIT_SM90 = EightBitLimits(
     (torch.float8_e4m3fn, torch.float8_e5m2), EVERY_KIND, (None, "tensor", "head", "token", 64, 128),
-    columns=16, rows=8, fp16_tokens=16, queries=True, latents=(None, "tensor", "token", 128),
+    columns=16, rows=8, fp16_tokens=16, queries=(torch.float8_e4m3fn, torch.float8_e5m2),
+    latents=(None, "tensor", "token", 128),
 )  # fmt: skip
 EIGHT_BIT_GFX942 = EightBitLimits(
     (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz), EVERY_KIND, (None, "tensor", "head", "token"), 16, 1, 0
@@ -86,7 +89,7 @@ EIGHT_BIT_GFX942 = EightBitLimits(
 EIGHT_BIT_GFX950 = replace(EIGHT_BIT_GFX942, dtypes=(torch.float8_e4m3fn, torch.float8_e5m2))
 EIGHT_BIT_SM100 = EightBitLimits(
     (torch.float8_e4m3fn, torch.float8_e5m2), EVERY_KIND, (None, "tensor", "head"), 16, 8, 0,
-    max_dim=128,
+    queries=(torch.float8_e4m3fn,), product_scales=tuple(ROW_BLOCKS), max_dim=128,
 )  # fmt: skip
 LIMITS = {
     "sm90": Limits(EVERY_KIND, 512, True, BACKWARD_SM90, EIGHT_BIT_SM90),

@@ -13,6 +13,7 @@ from warpattn.problem.backends import KERNEL_DTYPES, LATENT, LIMITS, USE_REFEREN
 from warpattn.problem.gradients import refuse_gradients
 from warpattn.problem.problem import Call, Problem, Scales
 from warpattn.quantized import EIGHT_BIT, check_scale, check_scale_values, granularity
+from warpattn.sequences import Dense
 from warpattn.sequences.latent import LatentPages
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -39,15 +40,18 @@ def check_types(rules: Rules, call: Call, read_values: bool) -> None:
             rules.add(f"{name} has dtype {x.dtype}", f"{name} must have the dtype of {k_name}, {k.dtype}")
         scale = sequence.scales().get(scale_name)
         if scale is not None and x.ndim >= 3:
-            _check_scale(rules, (scale_name, scale), (name, x), read_values)
+            of_rows = isinstance(sequence, Dense) and scale is not sequence.v_scale
+            _check_scale(rules, (scale_name, scale), (name, x), read_values, of_rows)
 
 
-def _check_scale(rules: Rules, given: tuple[str, Tensor], values: tuple[str, Tensor], read_values: bool) -> None:
-    """Rules of a scale and what it belongs to, each with its name."""
+def _check_scale(
+    rules: Rules, given: tuple[str, Tensor], values: tuple[str, Tensor], read_values: bool, of_rows: bool
+) -> None:
+    """Rules of a scale and what it belongs to, each with its name; `of_rows`: blocks of tokens may have one."""
     (scale_name, scale), (name, x) = given, values
     if x.dtype not in EIGHT_BIT:
         rules.add(f"{scale_name} is given", f"{name} has dtype {x.dtype}, and scales belong to values of 8 bits")
-    elif check_scale(rules, scale_name, scale, name, x.shape) and read_values:
+    elif check_scale(rules, scale_name, scale, name, x.shape, of_rows) and read_values:
         check_scale_values(rules, scale_name, scale)
 
 
@@ -78,12 +82,14 @@ def check_eight_bit(rules: Rules, arch: str, problem: Problem, differentiated: t
     if limits is None or (narrow and not limits.queries):
         rules.add(what, f"the {arch} backend has no kernels for {with_8}; {USE_REFERENCE} or dequantise them")
         return
+    of_rows = limits.product_scales if narrow else ()
+    of_keys, of_queries = (*limits.scales, *of_rows), (*limits.query_scales, *of_rows)
     for found, allowed, named in (
-        (dtype, limits.dtypes, what),
+        (dtype, limits.queries if narrow else limits.dtypes, what),
         (problem.kind, limits.kinds, f"8-bit {them} are {problem.kind}"),
-        (problem.scales.k, limits.scales, f"k has a scale per {problem.scales.k}"),
+        (problem.scales.k, of_keys, f"k has a scale per {problem.scales.k}"),
         (problem.scales.v, limits.scales, f"v has a scale per {problem.scales.v}"),
-        (problem.scales.q, limits.query_scales, f"q has a scale per {problem.scales.q}"),
+        (problem.scales.q, of_queries, f"q has a scale per {problem.scales.q}"),
     ):
         listed = ", ".join(str(each) for each in allowed if each is not None)
         rule = f"with {with_8} the {arch} backend takes {listed}; {USE_REFERENCE} or dequantise them"

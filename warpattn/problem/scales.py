@@ -15,7 +15,7 @@ from warpattn.problem.element import ELEMENT_OF, Element
 from warpattn.problem.operands import Operands
 from warpattn.problem.problem import Problem
 from warpattn.problem.problem import Scales as Granularities
-from warpattn.quantized import granularity
+from warpattn.quantized import ROW_BLOCKS, granularity
 from warpattn.sequences import Sequence
 
 
@@ -50,6 +50,10 @@ class EightBit:
     def token_scales(self, columns_qk: int, columns_v: int) -> int:
         """Scales that are kept of a token's key and value in tiles of so many columns."""
         return self.blocks("k", columns_qk) + self.blocks("v", columns_v) if self.by_token else 0
+
+    def rows(self, operand: str) -> int:
+        """Tokens of a head that share a scale, if blocks of them do; else 0."""
+        return ROW_BLOCKS.get(getattr(self.scales, operand), 0)
 
 
 def eight_bit_of(problem: Problem) -> EightBit | None:

@@ -9,7 +9,7 @@ from warpattn.errors import AttentionError
 from warpattn.inputs import kind_of
 from warpattn.kernels.quantise.launch import Quantising, partial_sizes, quantise_launches
 from warpattn.problem.backends import LIMITS, chip_of
-from warpattn.quantized import Hadamard, Quantized, check_quantize, granularity
+from warpattn.quantized import ROW_BLOCKS, Hadamard, Quantized, check_quantize, granularity
 from warpattn.quantized import quantize as with_torch
 from warpattn.runtime.repeated_calls import RepeatedCalls
 
@@ -22,10 +22,11 @@ def quantize(
 ) -> Quantized:  # fmt: skip
     """x (…, heads, dim), fp16, bf16 or fp32, as 8-bit values with scales.
 
-    per: "tensor", "head", "token" (each head of each token), or 64 or 128 columns of it. A scale is the largest finite
-    magnitude of its elements divided by that of `dtype`, 1 where all are 0. With `scale` that one is used instead, of
-    any of these shapes. Infinite elements saturate, NaN stays. `rotation`: that of x before, of q and k alike; the
-    errors to expect with and without are a table in docs/eight_bit.md.
+    per: "tensor", "head", "token" (each head of each token), or 64 or 128 columns of it; of q and k (batch, tokens,
+    heads, dim) also "64 rows" or "128 rows" (each head of so many tokens, by torch's operations). A scale is the
+    largest finite magnitude of its elements divided by that of `dtype`, 1 where all are 0. With `scale` that one is
+    used instead, of any of these shapes. Infinite elements saturate, NaN stays. `rotation`: that of x before, of q and
+    k alike; the errors to expect with and without are a table in docs/eight_bit.md.
 
     On a card with kernels for `dtype` one launch, two where the scale of a tensor or a head is made; the bits are those
     of torch's operations, which run elsewhere, in compiled graphs and where gradients flow. Raises AttentionError
@@ -35,7 +36,7 @@ def quantize(
     if not (rotation is None or isinstance(rotation, Hadamard)):
         raise AttentionError(f"rotation is {kind_of(rotation)}; it must be None or Hadamard()")
     x = x if rotation is None else rotation.applied(x)
-    if not _has_kernels(x, dtype, scale):
+    if per in ROW_BLOCKS or granularity(scale, x.shape) in ROW_BLOCKS or not _has_kernels(x, dtype, scale):
         return with_torch(x, dtype, per=per, scale=scale)
     made, call = arguments(x, dtype, per, scale)
     tensors = call[:-1]

@@ -90,6 +90,46 @@ def transposed_kernel(a_desc, b_desc, out):
 
 
 @gluon.jit
+def weights_kernel(p_ptr, v_desc, out, DTYPE: gl.constexpr, FAULT: gl.constexpr):
+    """out = P·V with P [128, 64] of 8 bits in tensor memory, four in a column and written in parts, and V [64, N] whose
+    keys are rows of shared memory."""
+    v = gl.allocate_shared_memory(v_desc.dtype, v_desc.block_type.shape, v_desc.layout)
+    N: gl.constexpr = v.shape[1]
+    bar = mbarrier.allocate_mbarrier()
+    mbarrier.init(bar, count=1)
+    mbarrier.expect(bar, v_desc.block_type.nbytes)
+    tma.async_load(v_desc, [0, 0], bar, v)
+    s = allocate_tensor_memory(gl.float32, [128, 64], TensorMemoryLayout([128, 64], 1))
+    acc = allocate_tensor_memory(gl.float32, [128, N], TensorMemoryLayout([128, N], 1))
+    half: gl.constexpr = s.slice(0, 32).get_reg_layout()
+    rows = gl.arange(0, 128, gl.SliceLayout(1, half))
+    cols = gl.arange(0, 32, gl.SliceLayout(0, half))
+    left = gl.load(p_ptr + rows[:, None] * 64 + cols[None, :]).to(DTYPE)
+    right = gl.load(p_ptr + rows[:, None] * 64 + 32 + cols[None, :]).to(DTYPE)
+    p = s.slice(0, 16).reinterpret(DTYPE, [128, 64], TensorMemoryLayout([128, 64], 1))
+    if FAULT == "one_a_column":
+        loose = s.reinterpret(DTYPE, [128, 64], TensorMemoryLayout([128, 64], 4))
+        loose.slice(0, 32).store(left)
+        loose.slice(32, 32).store(right)
+    elif FAULT == "two_a_column":
+        wide = s.slice(0, 32).reinterpret(gl.bfloat16, [128, 64], TensorMemoryLayout([128, 64], 1))
+        wide.slice(0, 32).store(left.to(gl.float32).to(gl.bfloat16))
+        wide.slice(32, 32).store(right.to(gl.float32).to(gl.bfloat16))
+    else:
+        p.slice(0, 32).store(left)
+        if FAULT == "columns_of_16_bits":  # where the second part of 16-bit weights begins
+            s.slice(16, 8).reinterpret(DTYPE, [128, 32], TensorMemoryLayout([128, 32], 1)).store(right)
+        else:
+            p.slice(32, 32).store(right)
+    mbarrier.wait(bar, 0)
+    tcgen05_mma(p.slice(0, 32), v.slice(0, 32), acc, use_acc=False)
+    tcgen05_mma(p.slice(32, 32), v.slice(32, 32), acc, mbarriers=[bar])
+    mbarrier.wait(bar, 1)
+    layout: gl.constexpr = acc.get_reg_layout()
+    store_tile(out, acc.load(layout), layout)
+
+
+@gluon.jit
 def tiles_kernel(x, out, M: gl.constexpr, N: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr):
     """A tile, its halves, and the tile read as 16-bit integers, in any layout of blocks."""
     tile = allocate_tensor_memory(gl.float32, [M, N], TensorMemoryLayout([BM, BN], 1))

@@ -106,6 +106,30 @@ def test_products(m, dtype):
     torch.testing.assert_close(out, exact[0] @ exact[1].T, rtol=1e-5, atol=1e-4)
 
 
+def weights(dtype: torch.dtype, n: int, fault: str, schedule: str) -> tuple[Report, torch.Tensor, torch.Tensor]:
+    """(report, P·V, the product of the same bytes in PyTorch)."""
+    p, v = torch.from_numpy(tensor(128, 64)), torch.from_numpy(tensor(64, n)).to(dtype)
+    out = torch.full((128, n), float("nan"))
+    args = {"p_ptr": p, "v_desc": TensorDescriptor(v, (64, n)), "out": out}
+    report = run(kernels.weights_kernel, args, {"DTYPE": DTYPES[dtype], "FAULT": fault}, schedule=schedule)
+    return report, out, p.to(dtype).float() @ v.float()
+
+
+@pytest.mark.parametrize("schedule", ["eager", "lazy", "random"])
+@pytest.mark.parametrize("n", [64, 128])  # rows of 64 and of 128 bytes, with a swizzle each
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_weights_of_8_bits_in_tensor_memory(dtype, n, schedule):
+    report, out, exact = weights(dtype, n, "", schedule)
+    assert report.clean, report
+    torch.testing.assert_close(out, exact, rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("fault", ["one_a_column", "two_a_column", "columns_of_16_bits"])
+def test_weights_in_other_columns_are_noticed(fault):
+    report, out, exact = weights(torch.float8_e4m3fn, 64, fault, "lazy")
+    assert not report.clean or (out - exact).norm() > 0.5 * exact.norm()
+
+
 def matmul(fault: str, **options) -> tuple[Report, bool]:
     a, b = (torch.randn(shape).half() for shape in ((128, 192), (192, 64)))
     out = torch.full((128, 64), float("nan"))

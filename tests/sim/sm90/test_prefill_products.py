@@ -1,7 +1,6 @@
 """Hopper prefill with products of 8 bits in the simulator: right values, no findings, needed synchronisation."""
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,35 +11,20 @@ pytest.importorskip("triton")
 import warpattn as wa
 from tests.drawn import drawn
 from tests.oracle import poisoned
+from tests.sim import products
 from tests.sim.knocking import SM90_PREFILL, knocked_out, reviewed
+from tests.sim.products import RELATIVE, Case, Given, checked_call, operands
 from tests.sim.sm90.decode import built
 from tests.sim.sm90.decoding.test_decode import SCHEDULES
 from tests.sim.sm90.prefill import error
 from tests.sim.sm90.ragged.test_lengths_code import FIRST
 from warpattn.kernels.sm90.select import list_launches
-from warpattn.problem import Call, CheckedCall, validate
+from warpattn.problem import Call, validate
 from warpattn.problem.launch import DEFAULT_OPTIONS
 from warpattn.problem.operands import Operands
 from warpattn.runtime.simulate import Options, run_launch, traced
-from warpattn.sequences import Dense
 
-COSINE, RELATIVE = 0.9997, 3.5e-2
 SAME_HEADS = wa.Causal() & wa.SlidingWindow(100)
-
-
-@dataclass(frozen=True, eq=False)
-class Case:
-    queries: int
-    keys: int
-    heads: int = 4
-    heads_kv: int = 2
-    dim: int = 128
-    dim_v: int = 0
-    per: str = "head"
-    mask: wa.Mask | None = wa.Causal()  # noqa: RUF009  frozen
-    score: wa.Score | None = None
-    sinks: bool = False
-    dtype: torch.dtype = torch.bfloat16
 
 
 CASES = {
@@ -54,37 +38,11 @@ CASES = {
 }
 
 
-def operands(case: Case) -> tuple[wa.Quantized, wa.Quantized, wa.Quantized]:
-    """q, k, v; the second head's scales are other ones."""
-    torch.manual_seed(0)
-    shapes = ((case.queries, case.heads, case.dim), (case.keys, case.heads_kv, case.dim),
-              (case.keys, case.heads_kv, case.dim_v or case.dim))  # fmt: skip
-    q, k, v = (torch.randn(1, *shape) for shape in shapes)
-    for x in (q, k, v):
-        x[:, :, 1:] *= 1.5
-    return wa.quantize(q, per=case.per), wa.quantize(k, per=case.per), wa.quantize(v, per=case.per)
-
-
-def checked_call(case: Case, given: tuple[wa.Quantized, ...]) -> tuple[CheckedCall, Operands, Dense]:
-    """The call, its operands with outputs of NaN, and its scales."""
-    q, k, v = given
-    sequence, sinks = Dense(k.scale, v.scale, q.scale), torch.randn(case.heads) if case.sinks else None
-    out = poisoned((*q.values.shape[:-1], v.values.shape[-1]), case.dtype)
-    call = Call(q.values, k.values, v.values, sequence, case.mask, case.score, sinks, None, True, out, "simulate:sm90")
-    checked = validate(call)
-    lse = poisoned(checked.lse_shape, torch.float32)
-    return checked, Operands(*(x.values for x in given), out, lse, sinks), sequence
-
-
-def check(case: Case, given: tuple[wa.Quantized, ...], schedule: str = "lazy", seed: int = 0) -> None:
-    checked, x, sequence = checked_call(case, given)
+def check(case: Case, given: Given, schedule: str = "lazy", seed: int = 0) -> None:
+    checked, x, sequence = checked_call(case, given, "simulate:sm90")
     report = traced(checked, x, Options(schedule, seed), sequence)
     assert report.clean, report
-    tail: dict[str, Any] = {"mask": case.mask, "score": case.score, "sinks": x.sinks, "return_lse": True}
-    expected, lse = wa.attention(*given, **tail, out=torch.empty_like(x.out, dtype=torch.float32), backend="reference")
-    assert torch.cosine_similarity(x.out.float().flatten(), expected.flatten(), 0) >= COSINE
-    assert (x.out.float() - expected).norm() <= RELATIVE * expected.norm()
-    assert error(x.lse, lse) < 1e-4
+    products.check(case, given, x)
 
 
 @pytest.mark.parametrize("name", drawn(CASES, ["128"]))
@@ -128,7 +86,7 @@ def test_values_are_transposed_in_the_order_of_the_weights():
     values = keys.div(4).view(1, 40, 1, 1).expand(1, 40, 1, 32)
     nothing = torch.zeros(1, 20, 1, 64), torch.zeros(1, 40, 1, 64)
     given = tuple(wa.quantize(x, scale=torch.tensor(1.0)) for x in (*nothing, values))
-    checked, x, sequence = checked_call(Case(20, 40), given)
+    checked, x, sequence = checked_call(Case(20, 40), given, "simulate:sm90")
     across = list_launches(checked, x, sequence, DEFAULT_OPTIONS)[0]
     assert run_launch(across, Options()).clean
     rows: Tensor = across.args["out_ptr"]
@@ -146,7 +104,7 @@ def test_it_needs_its_synchronisation():
     steps = []
     for queries, keys in ((300, 700), (800, 100), (400, 512)):
         case = Case(queries, keys, heads=1, heads_kv=1)
-        checked, x, sequence = checked_call(case, operands(case))
+        checked, x, sequence = checked_call(case, operands(case), "simulate:sm90")
         across, step = list_launches(checked, x, sequence, DEFAULT_OPTIONS)
         assert run_launch(across, Options()).clean
         steps.append(step)

@@ -83,6 +83,42 @@ def test_quantize_uses_the_whole_range(per, dtype):
     assert found.scale.shape == shapes[per] and found.scale.dtype == torch.float32
 
 
+@pytest.mark.parametrize(("tokens", "blocks"), [(1, 1), (40, 1), (128, 1), (129, 2), (300, 3), (0, 0)])
+def test_blocks_of_rows_have_a_scale(tokens, blocks):
+    """Each head of 128 tokens, the last of fewer: as if each token had the scale of its block."""
+    x = made(2, tokens, HEADS_KV, 64)
+    found = wa.quantize(x, per="128 rows")
+    assert found.scale.shape == (2, blocks, HEADS_KV)
+    of_tokens = found.scale.repeat_interleave(128, 1)[:, :tokens].contiguous()
+    assert torch.equal(found.dequantized(), wa.Quantized(found.values, of_tokens).dequantized())
+    again = wa.quantize(x, scale=of_tokens)
+    assert torch.equal(found.values.view(torch.uint8), again.values.view(torch.uint8))
+    for block in range(blocks):
+        rows = slice(128 * block, 128 * block + 128)
+        torch.testing.assert_close(found.scale[:, block], x[:, rows].abs().amax((1, 3)) / torch.finfo(E4M3).max)
+    if tokens > 0:
+        per_block = wa.attention(found, found, wa.quantize(x), return_lse=True)
+        per_token = wa.attention(*[wa.Quantized(found.values, of_tokens)] * 2, wa.quantize(x), return_lse=True)
+        assert all(torch.equal(one, other) for one, other in zip(per_block, per_token, strict=True))
+
+
+def test_where_blocks_of_rows_have_none():
+    q = wa.quantize(made(1, 200, 2, 64), per="64 rows")
+    plain_one = wa.quantize(made(1, 200, 2, 64))
+    seq, of_ragged = wa.Ragged(torch.tensor([0, 200], dtype=torch.int32)), wa.Quantized(q.values[0], q.scale[0])
+    for message, call in (
+        (r"v\.scale has shape \(1, 4, 2\)", lambda: wa.attention(q, q, q)),
+        (r"q\.scale has shape \(4, 2\)", lambda: wa.attention_varlen(of_ragged, of_ragged, of_ragged, seq)),
+        ("q has a scale per 64 rows; with 8-bit queries the sm90 backend takes tensor, head, token",
+         lambda: wa.attention(q, plain_one, plain_one, backend="simulate:sm90")),
+        ("k has a scale per 64 rows; with 8 bits the sm100 backend takes tensor, head",
+         lambda: wa.attention(q.dequantized().bfloat16(), q, plain_one, backend="simulate:sm100")),
+        ("per=64 rows needs", lambda: wa.quantize(made(200, 2, 64), per="64 rows")),
+    ):  # fmt: skip
+        with pytest.raises(wa.AttentionError, match=message):
+            call()
+
+
 @pytest.mark.parametrize("dtype", EIGHT_BIT, ids=str)
 def test_conversion_saturates_and_makes_no_nan(dtype):
     largest = torch.finfo(dtype).max
@@ -179,7 +215,8 @@ def test_queries_of_8_bits_over_pages(ragged):
     ({"dtype": torch.float8_e4m3fnuz}, r"q, k and v have dtype torch\.float8_e4m3fnuz; with 8-bit queries the sm90"),
     ({"per": 64, "dim": 128}, "q has a scale per 64; with 8-bit queries the sm90 backend takes tensor, head, token"),
     ({"dim": 72}, "head_dim of k is 72; with 8-bit queries"),
-    ({"backend": "sm100"}, "the sm100 backend has no kernels for 8-bit queries"),
+    ({"backend": "gfx950"}, "the gfx950 backend has no kernels for 8-bit queries"),
+    ({"backend": "sm100", "dtype": torch.float8_e5m2}, r"8-bit queries the sm100 backend takes torch\.float8_e4m3fn;"),
 ])  # fmt: skip
 def test_queries_of_8_bits_that_kernels_do_not_take(given, message):
     x = wa.quantize(made(1, 4, 2, given.get("dim", 64)), given.get("dtype", E4M3), per=given.get("per", "head"))

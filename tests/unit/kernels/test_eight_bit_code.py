@@ -1,5 +1,6 @@
 """Machine code of kernels over 8-bit keys and values, on CDNA and Blackwell: conversions, loads, registers, order."""
 
+import re
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -86,24 +87,78 @@ SPILLED = {"d128": (8, 1, 4), "d128-bf16": (8, 1, 4)}
 
 
 @cache
-def compiled_for_blackwell(name: str):
-    return compile_prefill(*BLACKWELL[name])
+def compiled_for_blackwell(config: FA4Config, kind: str, chip: str = "sm100"):
+    return compile_prefill(config, kind, chip)
 
 
 @pytest.mark.parametrize("name", drawn(BLACKWELL, ["d128", "one-tile-paged"]))
 def test_registers_and_memory_of_blackwell(name):
     config, _ = BLACKWELL[name]
-    used, metadata = resources(compiled_for_blackwell(name).asm["cubin"]), compiled_for_blackwell(name).metadata
+    kernel = compiled_for_blackwell(*BLACKWELL[name])
+    used, metadata = resources(kernel.asm["cubin"]), kernel.metadata
     assert used.registers * config.topology.threads == 65_536
     assert (used.stack, used.spill_stores, used.spill_loads) == SPILLED.get(name, (0, 0, 0))
     assert config.smem_used <= metadata.shared <= min(SMEM_LIMIT, config.smem_used + COMPILER_BYTES)
     assert metadata.num_warps * 32 == config.topology.threads, "no warp more than without 8 bits"
 
 
+BYTES = EightBit(FP8, Scales("head", "tensor", "head"), queries=True)
+OF_BYTES = FA4Config(FP8, 128, 128, eight_bit=BYTES, out_element=BF16)
+PRODUCTS = {
+    "d128": (OF_BYTES, "dense"),
+    "d128-grouped": (replace(OF_BYTES, group=4, out_element=FP16), "ragged"),
+    "d64": (replace(OF_BYTES, qk_depth=64, ov_depth=64).gluon()[0], "dense"),
+    "one-tile-paged": (replace(OF_BYTES, BM=128, page_size=64), "paged"),
+    "one-tile-split": (replace(OF_BYTES, BM=128, splitk_partitions=4), "dense"),
+    "d128-64-rows": (replace(OF_BYTES, eight_bit=EightBit(FP8, Scales("64 rows", "head", "64 rows"), True)), "dense"),
+}
+
+
+# (bytes of stack, stores, loads) with Triton 3.9.0: the thread's number, 16 times it, and seq_k - seq_q, which ptxas
+# makes once for all roles and reads again where one of them begins and behind its loop over key tiles.
+SPILLED_BESIDE_PRODUCTS = {"d128": (16, 3, 12), "d64": (16, 3, 12), "d128-64-rows": (8, 1, 3)}
+
+
+@pytest.mark.parametrize("name", drawn(PRODUCTS, ["d128", "d64"]))
+def test_products_of_blackwell(name):
+    """Products of 32 columns deep, half as many as of 16 bits; conversions of weights, two an instruction."""
+    config, kind = PRODUCTS[name]
+    kernel = compiled_for_blackwell(config, kind)
+    used, counts = resources(kernel.asm["cubin"]), opcode_counts(kernel.asm["cubin"])
+    qk, pv = config.padded_qk_depth // 32, config.BN // 32
+    assert counts["UTCQMMA"] == 4 * qk + (4 if config.num_q == 2 else 2) * pv
+    assert counts["UTCHMMA"] == 0
+    written = opcode_counts(kernel.asm["cubin"], modifiers=True)
+    packed = sum(count for opcode, count in written.items() if "E4M3" in opcode)
+    assert packed == 2 * config.BN // 2
+    assert used.registers * config.topology.threads == 65_536
+    assert (used.stack, used.spill_stores, used.spill_loads) == SPILLED_BESIDE_PRODUCTS.get(name, (0, 0, 0))
+    assert config.smem_used <= kernel.metadata.shared <= min(SMEM_LIMIT, config.smem_used + COMPILER_BYTES)
+
+
+def test_values_of_products_are_read_as_they_are():
+    """Their keys are not neighbours in shared memory: the instruction transposes (bit 16 of its descriptor)."""
+    code = compiled_for_blackwell(*PRODUCTS["d128"]).asm["ptx"]
+    found = re.findall(r"kind::f8f6f4 \[[^]]*\], (\[[^]]*\]|%rd\d+), %rd\d+, (%r\d+)", code)
+    transposed = {left.startswith("["): set() for left, _ in found}
+    for left, descriptor in found:
+        (bits,) = re.findall(rf"mov\.b32 \t{descriptor}, (-?\d+);", code)
+        transposed[left.startswith("[")].add(int(bits) >> 16 & 1)
+    assert transposed == {True: {1}, False: {0}}, "weights are in tensor memory, queries in shared memory"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_b300_gets_the_same_products(name):
+    b200, b300 = (compiled_for_blackwell(*PRODUCTS[name], chip).asm for chip in ("sm100", "sm103"))
+    assert ".target sm_103a" in b300["ptx"] and resources(b300["cubin"]) == resources(b200["cubin"])
+    assert opcode_counts(b300["cubin"]) == opcode_counts(b200["cubin"])
+
+
 def test_conversions_of_blackwell():
     """K and V before the loop, in it, or behind it: each byte converted once, two in an instruction."""
-    code = compiled_for_blackwell("d128").asm["cubin"]
-    config, _ = BLACKWELL["d128"]
+    config, kind = BLACKWELL["d128"]
+    code = compiled_for_blackwell(config, kind).asm["cubin"]
     unpacked = sum(count for opcode, count in opcode_counts(code, modifiers=True).items() if "E4M3" in opcode)
     assert unpacked == 4 * config.BN * 128 // (64 * 2)
     assert opcode_counts(code)["UTMALDG"] == 2 * 128 // 64 + 4, "columns of two query tiles; 8-bit tiles whole"

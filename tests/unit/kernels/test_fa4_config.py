@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from warpattn.kernels.sm100.config import SMEM_LIMIT, TMEM_COLUMNS, FA4Config, align_down, align_up, power_below
-from warpattn.problem.element import BF16, FP8, FP16, Element
+from warpattn.problem.element import BF16, FP8, FP16, FP32, Element
 
 
 def config(depth: int, element: Element = BF16, **more) -> FA4Config:
@@ -186,6 +186,25 @@ def test_gluon_gets_powers_of_two_that_fit(dtype: Element, depth: int, page_size
         assert length == power_below(length)
     assert c.smem_used <= SMEM_LIMIT and c.tmem_used <= TMEM_COLUMNS
     assert (c == wanted) == (reasons == ())
+
+
+@pytest.mark.parametrize("depth", range(64, 129, 16))
+@pytest.mark.parametrize("BM", [128, 256])
+def test_gluon_gets_8_bit_products(depth: int, BM: int) -> None:
+    """The specification's row at head dim 128; at 64 128 keys a tile, of 192 that would fit, and a ring each."""
+    c, reasons = config(depth, FP8, BM=BM, out_element=BF16).gluon()
+    assert c.supported() == () and c.products and not c.converts
+    assert (c.BN, c.store_columns, c.swizzle_bytes) == (128, 32, 64)
+    assert c.p_columns[2] % c.MMA_K == 0 and c.MMA_K == 32
+    assert c.out_slots * c.store_columns * c.MMA_M * 2 == c.q_bytes
+    if BM == 256:
+        assert (c.num_kv_stages, c.num_qk_stages) == {64: (13, 1), 128: (6, 2)}[c.padded_qk_depth]
+    assert bool(reasons) == (depth == 64)
+
+
+def test_parts_of_8_bit_products_go_out_in_fp32() -> None:
+    c = config(128, FP8, BM=128, out_element=BF16, splitk_partitions=4)
+    assert (c.written, c.store_columns) == (FP32, 16)
 
 
 def test_gluon_says_what_it_changed() -> None:

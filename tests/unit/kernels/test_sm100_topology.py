@@ -29,6 +29,8 @@ from warpattn.sim.compile import to_ttgir
 TWO = FA4Config(BF16, 128, 128)
 ONE = replace(TWO, BM=128)
 STORED = EightBit(FP8, Scales("head", "tensor"))
+BYTES = EightBit(FP8, Scales("head", "tensor", "head"), queries=True)
+TWO_OF_BYTES = FA4Config(FP8, 128, 128, eight_bit=BYTES, out_element=BF16)
 PREFILL = {
     "2q-one-ring": (replace(TWO, max_qk_stages=1), "dense"),
     "2q-two-rings": (FA4Config(BF16, 64, 64).gluon()[0], "dense"),
@@ -41,6 +43,10 @@ PREFILL = {
     "1q-paged": (replace(ONE, page_size=16), "paged"),
     "2q-8-bits": (replace(TWO, max_qk_stages=1, eight_bit=STORED), "dense"),
     "1q-8-bits": (replace(ONE, max_qk_stages=1, page_size=16, eight_bit=STORED), "paged"),
+    "2q-products": (TWO_OF_BYTES, "dense"),
+    "2q-products-64": (replace(TWO_OF_BYTES, qk_depth=64, ov_depth=64, group=4).gluon()[0], "ragged"),
+    "1q-products": (replace(TWO_OF_BYTES, BM=128, page_size=64), "paged"),
+    "1q-products-split": (replace(TWO_OF_BYTES, BM=128, qk_depth=64, splitk_partitions=4), "dense"),
     "pair": (replace(TWO, pair_cta=True), "dense"),
 }
 WIDE = {"wide-256": WideConfig(BF16, 256, 192, 128, 64), "wide-512": WideConfig(BF16, 512, 256, 64, 32)}

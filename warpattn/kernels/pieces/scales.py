@@ -13,6 +13,12 @@ def head_scale(rows, head):
 
 
 @gluon.jit
+def block_scale(rows, b, block, head):
+    """The scale of a block of tokens of a head, in batch entry `b`."""
+    return gl.load(rows.scale + (b * rows.outer + block * rows.row + head * rows.head))
+
+
+@gluon.jit
 def softmax_scale(scale, config: gl.constexpr):
     """The softmax scale of a kernel's argument `scale`."""
     if config.eight_bit is None:
@@ -22,18 +28,21 @@ def softmax_scale(scale, config: gl.constexpr):
 
 
 @gluon.jit
-def scores_scale(scale, head, mods, config: gl.constexpr):
-    """The softmax scale of a tile of key head `head`, times that of its keys where they have one of a tensor or a head;
-    `scale`: the kernel's argument."""
+def scores_scale(scale, head, mods, config: gl.constexpr, queries=None):
+    """The softmax scale of a tile of key head `head`, times that of its keys where they have one of a tensor or a head,
+    and that of its `queries` where they have one; `scale`: the kernel's argument."""
     if config.eight_bit is None:
         return scale
-    elif has_scale(config, "k", "tensor", "head"):
-        scores = scale.scores * head_scale(scale.k, head)
-        if mods.score is None:  # a scale of 0 or below is given with a score function
+    else:
+        scores = scale.scores
+        of_keys: gl.constexpr = has_scale(config, "k", "tensor", "head")
+        if of_keys:
+            scores = scores * head_scale(scale.k, head)
+        if queries is not None:
+            scores = scores * queries
+        if (of_keys or queries is not None) and mods.score is None:  # a scale of 0 or below has a score function
             scores = gl.maximum(scores, LEAST_SCALE)
         return scores
-    else:
-        return scale.scores
 
 
 @gluon.jit

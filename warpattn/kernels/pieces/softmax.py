@@ -135,10 +135,11 @@ def differences(quads, m, c):
 
 
 @gluon.jit
-def row_scale(m, c):
-    """Factor from a row's scores to exponents by its reference maximum: c, or where c * m is large the power of two at
-    or below it, which multiplies exactly. Such scores are 8 and more apart in their last bit already."""
-    kept = gl.where(gl.abs(m * c) < LARGEST, -1, 0x7F800000)
+def row_scale(m, c, largest: gl.constexpr = LARGEST):
+    """Factor from a row's scores to exponents by its reference maximum: c, or where c * m is `largest` or more the
+    power of two at or below it, which multiplies exactly. Such scores are 8 and more apart in their last bit already
+    (2 and more where weights have 8 bits)."""
+    kept = gl.where(gl.abs(m * c) < largest, -1, 0x7F800000)
     return (gl.to_tensor(c).to(gl.int32, bitcast=True) & kept).to(gl.float32, bitcast=True)
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from warpattn.kernels.topology import BARRIER_BYTES, Edge, Role, Signal, Topology
 from warpattn.problem.arch import compile_options
-from warpattn.problem.element import FP8, Element
+from warpattn.problem.element import FP32, Element
 from warpattn.problem.scales import EightBit
 
 SMEM_LIMIT = 232_448  # 228 KiB of an SM less the 1 KiB the system keeps
@@ -59,7 +59,7 @@ def power_below(value: int) -> int:
 class FA4Config:
     """Shape of one compiled Blackwell kernel. Names are the specification's; lengths are in elements unless said."""
 
-    element: Element  # BF16 | FP16 | FP8
+    element: Element  # of products: BF16 | FP16 | FP8
     qk_depth: int
     ov_depth: int
     group: int = 1  # query heads per key head
@@ -69,7 +69,8 @@ class FA4Config:
     splitk_partitions: int = 1
     max_bn: int = 256  # upper bound of BN
     max_qk_stages: int | None = None  # upper bound of the chunks of K
-    eight_bit: EightBit | None = None  # k and v in memory; None: as q
+    eight_bit: EightBit | None = None  # k and v in memory, and perhaps q; None: as `element`
+    out_element: Element | None = None  # None: as `element`
 
     @property
     def MMA_K(self) -> int:
@@ -77,8 +78,28 @@ class FA4Config:
         return 32 // self.element.bytes
 
     @property
+    def products(self) -> bool:
+        """Whether operands of products have 8 bits: queries, keys, weights and values."""
+        return self.element.bytes == 1
+
+    @property
+    def converts(self) -> bool:
+        """Whether two warps make 16-bit tiles of 8-bit ones (prefill_2q/convert.py)."""
+        return self.eight_bit is not None and not self.products
+
+    @property
+    def row_scales(self) -> bool:
+        """Whether rows of a tile have softmax scales of their own: those of their query heads, or of their tokens."""
+        of_heads = self.eight_bit is not None and self.eight_bit.scales.q == "head" and self.fuse_gqa
+        return of_heads or self.scaled_rows("q") > 0
+
+    def scaled_rows(self, operand: str) -> int:
+        """Tokens of "q" or "k" that share a scale, if blocks of them do; else 0."""
+        return 0 if self.eight_bit is None else self.eight_bit.rows(operand)
+
+    @property
     def swizzle_bytes(self) -> int:
-        return 64 if self.element == FP8 else 128
+        return 64 if self.products else 128
 
     @property
     def swizzle_elements(self) -> int:
@@ -193,7 +214,7 @@ class FA4Config:
 
     @property
     def _staged_bytes(self) -> int:
-        return 0 if self.eight_bit is None else STAGED * (self.staged_slot + 2 * BARRIER_BYTES)
+        return STAGED * (self.staged_slot + 2 * BARRIER_BYTES) if self.converts else 0
 
     @property
     def slot_bytes(self) -> int:
@@ -272,6 +293,21 @@ class FA4Config:
         return self.element if self.eight_bit is None else self.eight_bit.element
 
     @property
+    def written(self) -> Element:
+        """Of the output: parts of a split go out in fp32."""
+        return FP32 if self.splitk_partitions > 1 else self.out_element or self.element
+
+    @property
+    def store_columns(self) -> int:
+        """Columns of a block of the output, a swizzle atom: blocks pass through the shared memory of the queries."""
+        return self.swizzle_bytes // self.written.bytes
+
+    @property
+    def out_slots(self) -> int:
+        """Blocks of the output that the shared memory of a query tile holds."""
+        return self.padded_qk_depth // self.swizzle_elements
+
+    @property
     def k_load_bytes(self) -> int:
         """Bytes of a chunk of K in a CTA, as TMA brings them."""
         return self.k_chunk_bytes * self.stored.bytes // self.element.bytes
@@ -289,12 +325,12 @@ class FA4Config:
     @cached_property
     def topology(self) -> Topology:
         """Roles, rings and signals of a CTA."""
-        roles = ROLES if self.eight_bit is None else (*ROLES, CONVERT)
+        roles = (*ROLES, CONVERT) if self.converts else ROLES
         return Topology(roles, self._rings, self.num_q * self.q_bytes + SCALE_BYTES, self._signals)
 
     @property
     def _rings(self) -> tuple[Edge, ...]:
-        if self.eight_bit is None:
+        if not self.converts:
             return self._operand_rings("load")
         return (Edge("bytes", "load", ("convert",), STAGED, self.staged_slot), *self._operand_rings("convert"))
 

@@ -18,7 +18,7 @@ from warpattn.sequences import PagedKV, PagedRagged, Ragged, Sequence
 from ..nvidia.clipped_map import clipped_map
 from ..nvidia.combine_args import UsedRows
 from .config import FA4Config
-from .traits import LEAST_ROWS, STORE_BYTES
+from .traits import LEAST_ROWS
 
 
 class Shape(NamedTuple):
@@ -108,7 +108,7 @@ def sequence_args(x: Operands, sequence: Sequence, config: FA4Config) -> dict[st
         return {"q_desc": x.q, "o_desc": x.out} | key_args(x, sequence, box)
     heads = config.tile_heads
     q, q_rows = rows_map("q", x.q, config.BM_q // heads, heads, config.BK0)
-    o, o_rows = rows_map("out", x.out, config.BM_q // heads, heads, STORE_BYTES // x.out.element_size())
+    o, o_rows = rows_map("out", x.out, config.BM_q // heads, heads, config.store_columns)
     return {"q_desc": q, "o_desc": o} | ragged_args(x, sequence, box, (q_rows, o_rows))
 
 

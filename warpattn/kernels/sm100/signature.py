@@ -6,25 +6,24 @@ from typing import Any
 from triton.experimental.gluon import GluonASTSource
 
 from warpattn.language.nodes import Program
-from warpattn.problem.element import FP32, Element
+from warpattn.problem.element import Element
 
 from ..pieces.signature import ALIGNED, captured_types, kernel_source, modifier_functions
 from .config import FA4Config
 from .kernel import prefill_kernel
 from .layouts import box_layout, element_type, halved_columns, halved_rows, query_box
-from .traits import LEAST_ROWS, STORE_COLUMNS, Traits
+from .traits import LEAST_ROWS, Traits
 
 
 def prefill_source(
     args: Mapping[str, Any], config: FA4Config, traits: Traits, mask: Program, score: Program | None
 ) -> GluonASTSource:
     """The kernel of a launch with `args`."""
-    out, columns = (FP32, 32) if config.splitk_partitions > 1 else (config.element, STORE_COLUMNS)
     rows, cols = halved_rows(config), halved_columns(config)
     ragged, sequences = traits.ragged_queries, traits.kind != "dense"
     given: dict[str, Any] = {
         "q_desc": map_type(query_box(config, config.BK0), config.element, rows, ragged),
-        "o_desc": map_type(query_box(config, columns), out, rows, ragged),
+        "o_desc": map_type(query_box(config, config.store_columns), config.written, rows, ragged),
         **captured_types(mask, score, "sm100"),
     }
     if config.box_rows >= LEAST_ROWS:

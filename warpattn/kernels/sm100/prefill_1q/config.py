@@ -24,7 +24,7 @@ def choose_1q(problem: Problem, two: FA4Config, target: Arch) -> Choice | None:
     switches = replace(two, page_size=0).can_switch_to_1q()  # pages of any size can be loaded, see sm100/global_rows.py
     if problem.kind == "ragged" or not switches or _ctas(problem, two) >= target.processors:
         return None
-    whole = two.box_rows < LEAST_ROWS or two.eight_bit is not None
+    whole = two.box_rows < LEAST_ROWS or two.converts
     chunks = 1 if whole else None  # in two chunks, copied keys spilled 295 registers (head dim 128)
     one, changes = replace(two, BM=128, max_qk_stages=chunks).gluon()
     ctas = _ctas(problem, one)

@@ -53,12 +53,12 @@ def store_nothing(ctx):
     """The result of a partition without keys: an LSE of -inf and zeros. A path of its own, because LLVM spilled when it
     was joined with the other one (128 bytes of stack at head dim 128)."""
     config: gl.constexpr = ctx.config
-    cols: gl.constexpr = out_columns(config)
+    cols: gl.constexpr = config.store_columns
     zero = gl.zeros([config.MMA_M], gl.float32, row_layout())
     store_lse(ctx, gl.arange(0, config.MMA_M, row_layout()), zero - float("inf"))
     slot = staging(ctx).index(0)
     layout: gl.constexpr = ctx.memory.o.index(0).slice(0, cols).get_reg_layout()
-    store_block(ctx, gl.zeros([config.MMA_M, cols], out_type(config), layout), slot, ctx.tile.row, 0)
+    store_block(ctx, gl.zeros([config.MMA_M, cols], element_type(config.written), layout), slot, ctx.tile.row, 0)
     for i in gl.static_range(1, config.padded_ov_depth // cols):
         ctx.tensors.o.store(ctx.tile.row, ctx.tile.h, i * cols, slot)
     tma.store_wait(0)
@@ -85,15 +85,15 @@ def store_output(ctx, f0, f1, wg: gl.constexpr):
     Blocks and the slots that they pass through take turns between the warpgroups; with a single slot, warpgroup 0
     writes all blocks."""
     config: gl.constexpr = ctx.config
-    cols: gl.constexpr = out_columns(config)
-    slots: gl.constexpr = out_slots(config)
+    cols: gl.constexpr = config.store_columns
+    slots: gl.constexpr = config.out_slots
     turns: gl.constexpr = writers(config)
     for i in gl.static_range(config.padded_ov_depth // cols):
         if i % turns == wg:
             if i >= slots:
                 tma.store_wait(0)
                 gl.barrier()
-            values = output_block(ctx, f0, f1, i, cols).to(out_type(config))
+            values = output_block(ctx, f0, f1, i, cols).to(element_type(config.written))
             store_block(ctx, values, staging(ctx).index(i % slots), ctx.tile.row, i * cols)
     tma.store_wait(0)
 
@@ -102,9 +102,9 @@ def store_output(ctx, f0, f1, wg: gl.constexpr):
 def staging(ctx):
     """The shared memory of Q as blocks of the output."""
     config: gl.constexpr = ctx.config
-    box: gl.constexpr = query_box(config, out_columns(config))
-    dtype: gl.constexpr = out_type(config)
-    return ctx.memory.q.reinterpret(dtype, stacked(out_slots(config), box), box_layout(box, dtype))
+    box: gl.constexpr = query_box(config, config.store_columns)
+    dtype: gl.constexpr = element_type(config.written)
+    return ctx.memory.q.reinterpret(dtype, stacked(config.out_slots, box), box_layout(box, dtype))
 
 
 @gluon.jit
@@ -145,22 +145,4 @@ def get_rows(slot):
 @gluon.constexpr_function
 def writers(config):
     """Warpgroups that write the output: one where the shared memory of Q holds a single block."""
-    return 2 if out_slots(config) > 1 else 1
-
-
-@gluon.constexpr_function
-def out_slots(config):
-    """Output blocks that the shared memory of Q holds."""
-    return config.q_bytes // (128 * config.MMA_M)
-
-
-@gluon.constexpr_function
-def out_type(config):
-    """Parts of a split go out in fp32."""
-    return gl.float32 if config.splitk_partitions > 1 else element_type(config.element)
-
-
-@gluon.constexpr_function
-def out_columns(config):
-    """Columns of an output block: 128 bytes, one swizzle atom."""
-    return 32 if config.splitk_partitions > 1 else 64
+    return 2 if config.out_slots > 1 else 1

@@ -16,7 +16,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ..layouts import row_layout
-from ..prefill_2q.context import loader, with_key_scale
+from ..prefill_2q.context import loader, with_scales
 from ..prefill_2q.convert import convert_k, convert_v, first_state
 from ..prefill_2q.correction import allow_first, correct
 from ..prefill_2q.load import load_k, load_v
@@ -29,7 +29,7 @@ from .mma import mma_role
 @gluon.jit
 def start_1q(ctx, workers: gl.constexpr):
     """Run every role in its warps."""
-    if ctx.config.eight_bit is None:
+    if not ctx.config.converts:
         gl.warp_specialize([(correction_role, (ctx,)), (softmax_role, (ctx, 0)), (softmax_role, (ctx, 1)),
                             (mma_role, (ctx,)), (load_role, (ctx,))], workers.warps, workers.registers)  # fmt: skip
     else:
@@ -72,7 +72,7 @@ def softmax_role(ctx, wg: gl.constexpr):
     """This warpgroup's key tiles, every other one, for the rows of both; then its part of the output."""
     config: gl.constexpr = ctx.config
     if ctx.run.total > 0:
-        scaled = with_key_scale(ctx)
+        scaled = with_scales(ctx, wg)
         mine = gl.aggregate_replace(scaled, run=ctx.run.every_other(wg))
         state = row_state(config.MMA_M, row_layout())
         for n in range(mine.run.total):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from warpattn.problem import Problem
+from warpattn.problem.element import FP8
 from warpattn.problem.launch import Choice
 from warpattn.problem.operands import COPY_RULE
 from warpattn.problem.scales import eight_bit_of
@@ -42,15 +43,18 @@ def prefill_config(problem: Problem) -> tuple[FA4Config, tuple[str, ...]]:
         reasons.append("query heads have CTAs of their own: the mask's key interval depends on the head")
     fused = 1 if reasons else group
     dims = (max(LEAST_DIM, problem.dim_qk), max(LEAST_DIM, problem.dim_v))
+    element, out = (problem.element, None) if problem.q_dtype is None else (FP8, problem.element)
     config, changes = FA4Config(
-        problem.element, *dims, group=fused, page_size=problem.page_size, eight_bit=eight_bit_of(problem)
+        element, *dims, group=fused, page_size=problem.page_size, eight_bit=eight_bit_of(problem), out_element=out
     ).gluon()
-    if config.num_qk_stages > 1:  # the roles of two query tiles take K whole
+    if config.converts and config.num_qk_stages > 1:  # the warps that convert take K whole
         config = replace(config, max_qk_stages=1)
     if config.box_rows < LEAST_ROWS:
         what = f"pages of {problem.page_size} keys hold no box of {LEAST_ROWS} rows"
         changes = (*changes, f"{what}: ordinary copies fetch them row by row, one key tile at a time")
-    if config.eight_bit is not None:
+    if config.products:
+        changes = (*changes, "products are of 8 bits; weights are rounded to e4m3")
+    if config.converts:
         changes = (*changes, "keys and values of 8 bits become 16-bit ones in two warps of their own")
     if config.fuse_gqa:
         reasons.append(f"{group} query heads share a key head and a tile: K and V are loaded once for them")

@@ -32,7 +32,7 @@ from ...nvidia.kv_ring import KVConsumerPipeline, KVProducerPipeline
 from ...nvidia.pipelines import SharedKVPipeline, make_kv_pipeline, make_pair_pipeline
 from ...nvidia.tma_ring import KVConsumerRings, KVProducerRings, TMAConsumerPipeline, make_tma_producer
 from ...pieces.modifiers import Modifiers
-from ...pieces.scales import scores_scale
+from ...pieces.scales import block_scale, has_scale, head_scale, scores_scale
 from ...pieces.scheduler import Tile
 from .. import config as sizes
 from ..global_rows import Sources
@@ -45,6 +45,7 @@ from ..layouts import (
     key_box,
     lanes,
     query_box,
+    row_layout,
     scale_layout,
     slot_box,
     stacked,
@@ -110,17 +111,28 @@ class Context:
     tile: Tile
     run: base_value  # TileSpan or TileRun: the key tiles that every role goes through; none where there are no rows
     mods: Modifiers
-    scale: gl.tensor  # softmax scale, fp32; in the softmax role times that of 8-bit keys
+    scale: gl.tensor  # softmax scale, fp32; in the softmax role times those of 8-bit operands, which rows may have
     scales: base_value  # `Scales` of 8-bit keys and values
     config: gl.constexpr
     traits: gl.constexpr
 
 
 @gluon.jit
-def with_key_scale(ctx):
-    """The context of a softmax role. It loads the scale of 8-bit keys itself: a load before the roles start would keep
-    a descriptor of global memory in registers of all of them, which spilled."""
-    scale = scores_scale(ctx.scales, ctx.work.kv_head, ctx.mods, ctx.config)
+def with_scales(ctx, wg: gl.constexpr):
+    """The context of a softmax role. It loads the scales of 8-bit keys and queries itself: a load before the roles
+    start would keep a descriptor of global memory in registers of all of them, which spilled."""
+    config: gl.constexpr = ctx.config
+    queries = None
+    if config.row_scales:
+        tokens, heads = row_positions(ctx, gl.arange(0, config.MMA_M, row_layout()), wg)
+        if config.scaled_rows("q") > 0:
+            tokens = gl.minimum(tokens, ctx.work.seq_q - 1)
+            queries = block_scale(ctx.scales.q, ctx.tile.b, tokens // config.scaled_rows("q"), heads)
+        else:
+            queries = head_scale(ctx.scales.q, heads)
+    elif has_scale(config, "q", "tensor", "head"):
+        queries = head_scale(ctx.scales.q, ctx.tile.h)
+    scale = scores_scale(ctx.scales, ctx.work.kv_head, ctx.mods, config, queries)
     return gl.aggregate_replace(ctx, scale=scale)
 
 
@@ -187,7 +199,7 @@ def make_ring(config: gl.constexpr, box: gl.constexpr, halved: gl.constexpr, chu
 @gluon.jit
 def make_staged(config: gl.constexpr):
     """The ring of tiles of 8 bits, initialised; () without them."""
-    if config.eight_bit is None:
+    if not config.converts:
         return ()
     else:
         dtype: gl.constexpr = element_type(config.stored)
@@ -202,7 +214,7 @@ def make_staged(config: gl.constexpr):
 @gluon.jit
 def loader(ctx):
     """The load warp's side of the rings that it fills."""
-    if ctx.config.eight_bit is None:
+    if not ctx.config.converts:
         return producer(ctx)
     else:
         return KVProducerPipeline(ctx.staged, ctx.config.v_load_bytes)
@@ -244,8 +256,8 @@ def key_view(slot, columns: gl.constexpr, config: gl.constexpr):
 
 @gluon.jit
 def p_tile(memory, wg: gl.constexpr, config: gl.constexpr):
-    """P [rows, BN] in the operands' type over the left half of S."""
-    s = memory.s.index(wg).slice(0, config.BN // 2)
+    """P [rows, BN] in the operands' type over the first columns of S: packed, two or four in a column."""
+    s = memory.s.index(wg).slice(0, config.BN * config.element.bytes // 4)
     return s.reinterpret(element_type(config.element), [config.MMA_M, config.BN], lanes(config, config.BN))
 
 

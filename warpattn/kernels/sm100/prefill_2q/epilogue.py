@@ -1,6 +1,6 @@
 """Output of one query tile: O from tensor memory, normalised, through the shared memory of its queries, by TMA; LSE.
 
-The queries have been read when the last P·V is complete. O goes out in blocks of 64 columns, one swizzle atom each; TMA
+The queries have been read when the last P·V is complete. O goes out in blocks of columns, a swizzle atom a row; TMA
 drops the rows past the end of the sequence and the columns past the head dim.
 """
 
@@ -11,7 +11,7 @@ from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shar
 from ...pieces.modifiers import exponent_scale
 from ...pieces.scales import has_scale, output_scale
 from ...pieces.softmax import finish_rows
-from ..layouts import STORE_COLUMNS, box_layout, element_type, halved_rows, query_box, stacked
+from ..layouts import box_layout, element_type, halved_rows, query_box, stacked
 from .context import row_positions
 
 
@@ -49,18 +49,19 @@ def finish(ctx, m, l, sink):
 
 @gluon.jit
 def store_blocks(ctx, factor, wg: gl.constexpr):
-    """O times `factor` [rows] to global memory, 64 columns at a time."""
+    """O times `factor` [rows] to global memory, block by block of columns."""
     config: gl.constexpr = ctx.config
-    slots: gl.constexpr = config.padded_qk_depth // STORE_COLUMNS
+    cols: gl.constexpr = config.store_columns
+    slots: gl.constexpr = config.out_slots
     row = ctx.tile.row + wg * config.wg_queries
-    for i in gl.static_range(config.padded_ov_depth // STORE_COLUMNS):
-        values = ctx.memory.o.index(wg).slice(i * STORE_COLUMNS, STORE_COLUMNS).load()
+    for i in gl.static_range(config.padded_ov_depth // cols):
+        values = ctx.memory.o.index(wg).slice(i * cols, cols).load()
         scale = gl.convert_layout(factor, gl.SliceLayout(1, values.type.layout), assert_trivial=True)
-        values = mul2(values, scale[:, None]).to(element_type(config.element))
+        values = mul2(values, scale[:, None]).to(element_type(config.written))
         if i >= slots:
-            tma.store_wait(0)
+            tma.store_wait(slots - 1)
             gl.barrier()
-        store_block(ctx, values, output_slot(ctx, wg, i % slots), row, i * STORE_COLUMNS)
+        store_block(ctx, values, output_slot(ctx, wg, i % slots), row, i * cols)
     tma.store_wait(0)
 
 
@@ -75,13 +76,13 @@ def store_block(ctx, values, slot, row, column: gl.constexpr):
 
 @gluon.jit
 def output_slot(ctx, wg: gl.constexpr, i: gl.constexpr):
-    """Shared memory of 64 columns of a query tile, number `i`."""
+    """Shared memory of a query tile for a block of the output, number `i`."""
     config: gl.constexpr = ctx.config
-    dtype: gl.constexpr = element_type(config.element)
-    box: gl.constexpr = query_box(config, STORE_COLUMNS)
-    slots: gl.constexpr = config.BK0 // STORE_COLUMNS
+    dtype: gl.constexpr = element_type(config.written)
+    box: gl.constexpr = query_box(config, config.store_columns)
+    slots: gl.constexpr = config.out_slots // config.num_qk_stages
     chunk = ctx.memory.q.index(wg * config.num_qk_stages + i // slots)
-    if slots == 1:
+    if slots == 1 and chunk.dtype == dtype:
         return chunk
     else:
         return chunk.reinterpret(dtype, stacked(slots, box), box_layout(box, dtype, halved_rows(config))).index(

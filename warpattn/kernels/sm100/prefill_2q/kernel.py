@@ -23,7 +23,7 @@ from .softmax import softmax_role
 @gluon.jit
 def start_2q(ctx, workers: gl.constexpr):
     """Run every role in its warps; the topology lists them in this order."""
-    if ctx.config.eight_bit is None:
+    if not ctx.config.converts:
         gl.warp_specialize([(correction_role, (ctx,)), (softmax_role, (ctx, 0)), (softmax_role, (ctx, 1)),
                             (mma_role, (ctx,)), (load_role, (ctx,))], workers.warps, workers.registers)  # fmt: skip
     else:

@@ -6,26 +6,34 @@ back to tensor memory over S, in parts: what the tensor core needs first is rele
       S ── load ─▶ score, mask ─▶ row maximum ─▶ scale of O to the correction warpgroup (if the reference moved)
                                         └──────▶ exp2 of 3/4 ─▶ P, signal ─▶ exp2 of 1/4 ─▶ P, signal ─▶ row sum
 
-The reference maximum is lazy (see pieces/softmax.py). The exponential unit makes 16 results a clock and SM where the
+The reference maximum is lazy (see pieces/softmax.py). Weights of 8 bits are at most 2^8, as all others are: e4m3 ends
+at 448. Their reference is 2^6 below the score that it is made of, so that small ones keep their bits down to 2^-12 of
+a row's largest (the specification's bias of 6 and threshold of -2).
+
+The exponential unit makes 16 results a clock and SM where the
 tensor core wants 32, so a quarter of the elements take a polynomial instead (exp2.py).
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.blackwell import fma2
+from triton.experimental.gluon.language.nvidia.blackwell import fma2, mul2
 from triton.language.core import PropagateNan
 
 from ...nvidia.opaque import hide_from_compiler
 from ...pieces.modifiers import exponent_scale
+from ...pieces.scales import block_scale
 from ...pieces.scheduler import Tile
-from ...pieces.softmax import HEADROOM, exponent, row_scale, warp_any
+from ...pieces.softmax import HEADROOM, LARGEST, exponent, lowered, row_scale, warp_any
 from ..exp2 import exp2_polynomial, row_sum
 from ..layouts import element_type, row_layout
 from ..sync import await_signal, notify
-from .context import p_tile, row_positions, with_key_scale
+from .context import p_tile, row_positions, with_scales
 from .epilogue import store_output
 
 ALL = gl.constexpr(PropagateNan.ALL)
+LIFT = gl.constexpr(6.0)  # log2 of the weight in 8 bits of the score that a reference is made of
+# Exponent from which c * m is rounded by 2 or more: weights of 8 bits have no room for that.
+LARGEST_IN_BYTES = gl.constexpr(33554432.0)
 LOADING_COLUMNS = gl.constexpr(32)  # of scores at once, where a mask or a score loads from memory
 
 
@@ -41,7 +49,7 @@ class RowState:
 def softmax_role(ctx, wg: gl.constexpr):
     """Every key tile of one query tile, then its output."""
     if ctx.run.total > 0:
-        scaled = with_key_scale(ctx)
+        scaled = with_scales(ctx, wg)
         state = row_state(ctx.config.MMA_M, row_layout())
         for n in range(ctx.run.total):
             state = softmax_tile(scaled, state, n, wg)
@@ -63,13 +71,14 @@ def softmax_tile(ctx, state, n, wg: gl.constexpr):
     half: gl.constexpr = config.p_columns[0]
     quarter: gl.constexpr = config.p_columns[1]
     c = exponent_scale(ctx)
+    scales = key_scales(ctx, n)
     await_signal(ctx.bars.s_producer.index(wg), n & 1)
-    s0, s1, s2 = visible_scores(ctx, n, wg)
+    s0, s1, s2 = visible_scores(ctx, n, wg, scales)
     top = maximum_or_nan(row_max(s0), maximum_or_nan(row_max(s1), row_max(s2)))
-    m, alpha = reference(state.m, top, c)
+    m, alpha = reference(state.m, top, c, config)
     send_scale(ctx, alpha, n, wg)
 
-    c = row_scale(m, c)
+    c = row_scale(m, c, largest_exponent(config))
     mc = exponent(m, c)
     p = p_tile(ctx.memory, wg, config)
     dtype: gl.constexpr = element_type(config.element)
@@ -86,17 +95,35 @@ def softmax_tile(ctx, state, n, wg: gl.constexpr):
 
 
 @gluon.jit
-def reference(m, top, c):
+def reference(m, top, c, config: gl.constexpr):
     """(new reference, scale of what was accumulated): it moves only when a row of the warp exceeds it by 2^8, or is
     NaN, which the polynomial would lose."""
     alpha = gl.full_like(m, 1.0)
-    x = row_scale(m, c)
-    if warp_any(top * x, m * x + HEADROOM, 1):
-        higher = gl.maximum(m, top, propagate_nan=ALL)
-        x = row_scale(higher, c)
+    x = row_scale(m, c, largest_exponent(config))
+    if exceeded(m, top, x, config):
+        higher = gl.maximum(m, lowered(top, c, LIFT if config.products else 0.0), propagate_nan=ALL)
+        x = row_scale(higher, c, largest_exponent(config))
         alpha = gl.exp2(m * x - exponent(higher, x))
         m = higher
     return m, alpha
+
+
+@gluon.jit
+def exceeded(m, top, x, config: gl.constexpr):
+    """Whether a row of the warp has a score that exceeds its reference by 2^8. For weights of 8 bits as they will be
+    computed: large exponents are rounded."""
+    if config.products:
+        first = m == -float("inf")
+        excess = gl.fma(top, x, -exponent(m, x))
+        return warp_any(gl.where(first, top, excess), gl.where(first, m, HEADROOM), 1)
+    else:
+        return warp_any(top * x, m * x + HEADROOM, 1)
+
+
+@gluon.constexpr_function
+def largest_exponent(config):
+    """Up to which the softmax scale is taken as it is, see `row_scale`."""
+    return LARGEST_IN_BYTES.value if config.products else LARGEST.value
 
 
 @gluon.jit
@@ -108,17 +135,43 @@ def send_scale(ctx, alpha, n, wg: gl.constexpr):
 
 
 @gluon.jit
-def visible_scores(ctx, n, wg: gl.constexpr):
-    """S in three parts [128, N/2], [128, N/4], [128, N/4] after the score function and, in a masked tile, the mask."""
+def visible_scores(ctx, n, wg: gl.constexpr, scales):
+    """S in three parts [128, N/2], [128, N/4], [128, N/4] times the `scales` of their keys, after the score function
+    and, in a masked tile, the mask."""
     config: gl.constexpr = ctx.config
     half: gl.constexpr = config.p_columns[0]
     quarter: gl.constexpr = config.p_columns[1]
     s = ctx.memory.s.index(wg)
     key = ctx.run.key_tile(n) * config.BN
-    s0 = visible_part(ctx, s.slice(0, half).load(), n, key, wg)
-    s1 = visible_part(ctx, s.slice(half, quarter).load(), n, key + half, wg)
-    s2 = visible_part(ctx, s.slice(half + quarter, quarter).load(), n, key + half + quarter, wg)
+    s0 = visible_part(ctx, scaled_part(s.slice(0, half).load(), scales, 0), n, key, wg)
+    s1 = visible_part(ctx, scaled_part(s.slice(half, quarter).load(), scales, 1), n, key + half, wg)
+    s2 = visible_part(
+        ctx, scaled_part(s.slice(half + quarter, quarter).load(), scales, 1), n, key + half + quarter, wg
+    )
     return s0, s1, s2
+
+
+@gluon.jit
+def key_scales(ctx, n):
+    """The scales of both halves of key tile number `n`, where blocks of keys have some: () elsewhere. They are loaded
+    before the scores are there."""
+    rows: gl.constexpr = ctx.config.scaled_rows("k")
+    if rows == 0:
+        return ()
+    else:
+        first = ctx.run.key_tile(n) * ctx.config.BN
+        second = gl.minimum(first + ctx.config.p_columns[0], ctx.work.seq_k - 1)
+        b, head = ctx.tile.b, ctx.work.kv_head
+        return block_scale(ctx.scales.k, b, first // rows, head), block_scale(ctx.scales.k, b, second // rows, head)
+
+
+@gluon.jit
+def scaled_part(s, scales, half: gl.constexpr):
+    """Scores of one half of a key tile times the scale of its keys."""
+    if len(scales) == 0:
+        return s
+    else:
+        return mul2(s, scales[half])
 
 
 @gluon.jit
@@ -151,7 +204,10 @@ def visible_part(ctx, s, n, key, wg: gl.constexpr):
 def score(ctx, s, key, wg: gl.constexpr):
     """The score function on products [128, W] whose first column is key number `key`."""
     tile, q, k = indices(ctx, s, key, wg)
-    return ctx.mods.apply_score(s, ctx.scale, tile, ctx.work, q, k)
+    scale = ctx.scale
+    if ctx.config.row_scales:
+        scale = gl.convert_layout(scale, gl.SliceLayout(1, s.type.layout), assert_trivial=True)[:, None]
+    return ctx.mods.apply_score(s, scale, tile, ctx.work, q, k)
 
 
 @gluon.jit
