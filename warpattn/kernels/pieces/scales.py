@@ -72,6 +72,12 @@ def has_token_scale(config, operand):
     return config.eight_bit is not None and config.eight_bit.of_token(operand)
 
 
+@gluon.constexpr_function
+def scaled_rows(config, operand):
+    """Tokens of "q" or "k" that share a scale, if blocks of them do; else 0."""
+    return 0 if config.eight_bit is None else config.eight_bit.rows(operand)
+
+
 @gluon.aggregate
 class OfTokens:
     """What belongs to scales of tokens: of keys and of values, () where they have none."""

@@ -90,12 +90,8 @@ class FA4Config:
     @property
     def row_scales(self) -> bool:
         """Whether rows of a tile have softmax scales of their own: those of their query heads, or of their tokens."""
-        of_heads = self.eight_bit is not None and self.eight_bit.scales.q == "head" and self.fuse_gqa
-        return of_heads or self.scaled_rows("q") > 0
-
-    def scaled_rows(self, operand: str) -> int:
-        """Tokens of "q" or "k" that share a scale, if blocks of them do; else 0."""
-        return 0 if self.eight_bit is None else self.eight_bit.rows(operand)
+        bits = self.eight_bit
+        return bits is not None and (bits.rows("q") > 0 or (bits.scales.q == "head" and self.fuse_gqa))
 
     @property
     def swizzle_bytes(self) -> int:
@@ -205,16 +201,13 @@ class FA4Config:
         every softmax thread."""
         q1 = self.chunks if self.num_q == 2 else 0
         barriers = 8 + 2 * NUM_PV_STAGES + q1
-        return 4 + BARRIER_BYTES * barriers + self.num_q * self.q_bytes + SCALE_BYTES + self._staged_bytes
+        staged = STAGED * (self.staged_slot + 2 * BARRIER_BYTES) if self.converts else 0
+        return 4 + BARRIER_BYTES * barriers + self.num_q * self.q_bytes + SCALE_BYTES + staged
 
     @property
     def staged_slot(self) -> int:
         """Bytes of a tile of 8 bits in shared memory."""
         return self.BN * max(self.padded_qk_depth, self.padded_ov_depth)
-
-    @property
-    def _staged_bytes(self) -> int:
-        return STAGED * (self.staged_slot + 2 * BARRIER_BYTES) if self.converts else 0
 
     @property
     def slot_bytes(self) -> int:

@@ -32,7 +32,7 @@ from ...nvidia.kv_ring import KVConsumerPipeline, KVProducerPipeline
 from ...nvidia.pipelines import SharedKVPipeline, make_kv_pipeline, make_pair_pipeline
 from ...nvidia.tma_ring import KVConsumerRings, KVProducerRings, TMAConsumerPipeline, make_tma_producer
 from ...pieces.modifiers import Modifiers
-from ...pieces.scales import block_scale, has_scale, head_scale, scores_scale
+from ...pieces.scales import block_scale, has_scale, head_scale, scaled_rows, scores_scale
 from ...pieces.scheduler import Tile
 from .. import config as sizes
 from ..global_rows import Sources
@@ -125,9 +125,10 @@ def with_scales(ctx, wg: gl.constexpr):
     queries = None
     if config.row_scales:
         tokens, heads = row_positions(ctx, gl.arange(0, config.MMA_M, row_layout()), wg)
-        if config.scaled_rows("q") > 0:
+        shared: gl.constexpr = scaled_rows(config, "q")
+        if shared > 0:
             tokens = gl.minimum(tokens, ctx.work.seq_q - 1)
-            queries = block_scale(ctx.scales.q, ctx.tile.b, tokens // config.scaled_rows("q"), heads)
+            queries = block_scale(ctx.scales.q, ctx.tile.b, tokens // shared, heads)
         else:
             queries = head_scale(ctx.scales.q, heads)
     elif has_scale(config, "q", "tensor", "head"):

@@ -21,7 +21,7 @@ from triton.language.core import PropagateNan
 
 from ...nvidia.opaque import hide_from_compiler
 from ...pieces.modifiers import exponent_scale
-from ...pieces.scales import block_scale
+from ...pieces.scales import block_scale, scaled_rows
 from ...pieces.scheduler import Tile
 from ...pieces.softmax import HEADROOM, LARGEST, exponent, lowered, row_scale, warp_any
 from ..exp2 import exp2_polynomial, row_sum
@@ -155,7 +155,7 @@ def visible_scores(ctx, n, wg: gl.constexpr, scales):
 def key_scales(ctx, n):
     """The scales of both halves of key tile number `n`, where blocks of keys have some: () elsewhere. They are loaded
     before the scores are there."""
-    rows: gl.constexpr = ctx.config.scaled_rows("k")
+    rows: gl.constexpr = scaled_rows(ctx.config, "k")
     if rows == 0:
         return ()
     else:
