@@ -257,7 +257,7 @@ class DecodePlan(ServingPlan):
 
         Shapes, strides and dtypes are those of the plan; AttentionError names the first that is not.
         """
-        if isinstance(kv, PagedKV) and self._paged and not isinstance(q, Quantized):
+        if type(kv) is PagedKV and self._paged and not isinstance(q, Quantized):
             return self._run((q, kv.k_pages, kv.v_pages, *kv.indices().values()), kv, out)
         q, k, v, sequence = _operands(q, kv)
         if self._paged != isinstance(sequence, PagedKV):

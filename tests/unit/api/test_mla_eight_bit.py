@@ -71,6 +71,12 @@ def test_bytes_are_read_where_they_are():
     assert int((cache != 0).sum()) == 4, "one byte of 2.0, one of 0.5, two of -1"
 
 
+def test_a_plan_reads_both_parts_of_a_cache():
+    q, kv = query(2), pages(scale=torch.tensor(0.5))
+    found = wa.DecodePlan(q, kv, mask=wa.Causal())(q, kv)
+    assert torch.equal(found, wa.attention_paged(q, kv, mask=wa.Causal())) and found.any()
+
+
 BAD = {
     "q has head_dim 512; it must have the latents' columns": lambda: (query(dim=512), pages()),
     "kv.rope has dtype torch.float16; it must have the dtype of q": lambda: (query(), pages(dtype=torch.float16)),
