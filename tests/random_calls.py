@@ -22,7 +22,7 @@ from tests.oracle import Inputs, check, visible
 from tests.specials import SPOILS, unlike
 from tests.unit.api.test_gradients import require, taken
 from warpattn.kernels.sm90.prefill.config import split_dim
-from warpattn.problem.backends import LIMITS
+from warpattn.problem.backends import LIMITS, BackwardLimits
 from warpattn.sequences import Dense, PagedRagged
 
 PLAIN = sorted(set(MASKS) - {"none", "added-mask", "causal-added"})  # what is combined with &, | and ~
@@ -54,9 +54,9 @@ def draw(arch: str, seed: int) -> Drawn:
         lens_q = tuple(chance.choice((0, 1, 1, 3, 17, 40, 130)) for _ in case.lens_k)
         case = replace(case, kind="paged-ragged", lens_q=lens_q)
         return drawn._replace(case=case, how=drawn.how if drawn.how in ("as drawn", "visible") else "as drawn")
-    if what == "trains" and limits.backward is not None and case.kind in limits.backward.kinds and case.scale != 0:
-        kinds = ["as drawn"] + ["unseen"] * _reads(case)
-        return Drawn(case, chance.choice(kinds), trains=True)
+    if what == "trains" and _trains(case, limits.backward):
+        hidden = "unseen" if arch == "sm90" else "unseen keys"  # Blackwell's forward does not look for hidden values
+        return Drawn(case, chance.choice(["as drawn"] + [hidden] * _reads(case)), trains=True)
     if what == "stored" and limits.eight_bit is not None and case.layout != "unaligned":
         tokens = ["token"] * ("token" in limits.eight_bit.scales and case.dtype == torch.bfloat16)
         scales = ["tensor", "head", *tokens]
@@ -66,6 +66,12 @@ def draw(arch: str, seed: int) -> Drawn:
     if what == "hidden" and arch == "sm90" and "added" not in case.mask and _hides(case):
         return Drawn(case, chance.choice(("hidden", "partly hidden")))
     return drawn
+
+
+def _trains(case: Case, limits: BackwardLimits | None) -> bool:
+    """Whether kernels compute a case's gradients."""
+    wide = max(case.dim, case.dim_v)
+    return limits is not None and case.kind in limits.kinds and wide <= limits.max_dim and case.scale != 0
 
 
 def _hides(case: Case) -> bool:
@@ -159,9 +165,10 @@ def _wrong_gradients(arch: str, drawn: Drawn) -> str:
     inputs = require(drawn.case.build())
     k, v = inputs.k.detach().clone(), inputs.v.detach().clone()
     spoiled = replace(inputs, k=k, v=v)
-    if drawn.how == "unseen":
+    if drawn.how in ("unseen", "unseen keys"):
         for keys, dark in _unseen(spoiled):
             keys[dark] = torch.nan
+    if drawn.how == "unseen":
         for values, dark in _unseen(replace(spoiled, k=v)):
             values[dark] = torch.inf
     spoiled = replace(spoiled, k=k.requires_grad_(), v=v.requires_grad_())

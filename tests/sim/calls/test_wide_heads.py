@@ -155,3 +155,15 @@ def knocking(launch: Launch):
         return simulate(module, grid, launch.args, schedule, step_limit=20_000)
 
     return compiled(launch), once, reviewed([*REDUNDANT, FIRST])
+
+
+@pytest.mark.parametrize("arch", ["sm90", "sm100"])
+def test_a_sink_of_nan_shows_without_a_key(arch: str) -> None:
+    """The row has no product, so the output is made of nothing but its factor."""
+    q, k, v = (torch.randn(rows, heads, 160).half() for rows, heads in ((10, 2), (40, 1), (40, 1)))
+    seq = wa.Ragged(torch.tensor([0, 4, 10]).int(), torch.tensor([0, 0, 40]).int())
+    tail = {"sinks": torch.tensor([0.5, float("nan")]), "return_lse": True}
+    backends = (f"simulate:{arch}", "reference")
+    found, wanted = (wa.attention_varlen(q, k, v, seq, **tail, backend=backend) for backend in backends)
+    for x, y in zip(found, wanted, strict=True):
+        torch.testing.assert_close(x.float(), y.float(), atol=1e-2, rtol=0, equal_nan=True)

@@ -33,9 +33,10 @@ def store_columns(ctx, factor, col: gl.constexpr):
     block = ctx.memory.o.slice(col, STORE_COLUMNS)
     layout: gl.constexpr = block.get_reg_layout()
     rows = row_positions(ctx, gl.arange(0, ctx.config.BM, gl.SliceLayout(1, layout))[:, None])
-    o = gl.zeros([ctx.config.BM, STORE_COLUMNS], gl.float32, layout)
+    factor = gl.convert_layout(factor, gl.SliceLayout(1, layout))[:, None]
+    o = gl.zeros([ctx.config.BM, STORE_COLUMNS], gl.float32, layout) + factor  # without a key 0, or NaN as its sink
     if ctx.run.total > 0:
-        o = block.load() * gl.convert_layout(factor, gl.SliceLayout(1, layout))[:, None]
+        o = block.load() * factor
     cols = col + gl.arange(0, STORE_COLUMNS, gl.SliceLayout(0, layout))[None, :]
     at = ctx.out.at(ctx.out_batch, rows.token, rows.h) + cols
     there = rows.exists
