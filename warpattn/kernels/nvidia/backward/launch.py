@@ -12,27 +12,31 @@ import torch
 from torch import Tensor
 
 from warpattn.language.nodes import Program
-from warpattn.problem.arch import compile_options
+from warpattn.problem import Problem
+from warpattn.problem.arch import ARCHS, Arch, compile_options
 from warpattn.problem.backward import CheckedBackward, Gradients
 from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import modifier_args, programs
-from warpattn.sequences import Ragged, Sequence
+from warpattn.sequences import Dense, Ragged, Sequence
 
 from ..arguments import strided
 from ..clipped_map import clipped_map
 from .arguments import ROWS, Added, BackwardShape, Prepared, RowShape, Sequences, Statistics, Turns
 from .order import padded_rows
 
-MainSource = Callable[[Any, Program, Program | None, Program | None], Any]  # see `MainKernel`
+MainSource = Callable[[Any, Program, Program | None, Program | None], Any]
 OPTIONS = compile_options()
+DENSE = Dense()
 
 
 @dataclass(frozen=True)
 class MainKernel:
-    """The main kernel of an architecture: what Triton compiles for a configuration, a mask, a score and its derivative.
-    Called only where it is compiled, as it imports Triton."""
+    """The main kernel of an architecture. choose: for a problem, a chip, and whether gradients are deterministic.
+    source: what Triton compiles for a configuration, a mask, a score and its derivative; called only where it is
+    compiled, as it imports Triton."""
 
     arch: str
+    choose: Callable[[Problem, Arch, bool], Choice]
     source: MainSource
 
 
@@ -59,12 +63,14 @@ class BackwardCall:
 
 
 def backward_launches(
-    checked: CheckedBackward, x: Gradients, sequence: Sequence, choice: Choice, main: MainKernel
+    main: MainKernel, checked: CheckedBackward, x: Gradients, sequence: Sequence = DENSE, choice: Choice | None = None
 ) -> tuple[Launch, ...]:
-    """The launches of a dense or ragged backward call.
+    """The launches of a dense or ragged backward call, with the planner's choice or a given one.
 
     `x` is `fitted_gradients`, and has queries and keys (`without_tiles` is for the rest).
     """
+    if choice is None:
+        choice = main.choose(checked.forward.problem, ARCHS[main.arch], checked.deterministic)
     call = _call(checked, x, sequence, choice, main)
     launches = (_prepare(call), _main(call), _finish(call))
     return (_key_tiles(call), *launches) if choice.config.ragged else launches

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from warpattn.problem.arch import ARCHS, compile_options
+from warpattn.problem.arch import compile_options
 from warpattn.problem.backward import CheckedBackward, Gradients
-from warpattn.problem.launch import Choice, Launch
+from warpattn.problem.launch import Launch
 from warpattn.problem.operands import modifier_args, programs
-from warpattn.sequences import Dense, Ragged, Sequence
+from warpattn.sequences import Ragged, Sequence
 
 from ...nvidia.arguments import strided
 from ...nvidia.backward.arguments import Statistics
@@ -20,7 +21,6 @@ from ...nvidia.backward.order import padded_rows
 from .config import CAPTURED_ROWS, CapturedShape, choose, choose_config
 
 OPTIONS = compile_options()
-DENSE = Dense()
 
 
 def _main_source(*of: Any) -> Any:
@@ -29,16 +29,7 @@ def _main_source(*of: Any) -> Any:
     return main_source(*of)
 
 
-MAIN = MainKernel("sm90", _main_source)
-
-
-def list_backward_launches(
-    checked: CheckedBackward, x: Gradients, sequence: Sequence = DENSE, choice: Choice | None = None
-) -> tuple[Launch, ...]:
-    """The launches of a dense or ragged backward call, with the planner's choice or a given one; see
-    `backward_launches`."""
-    choice = choose(checked.forward.problem, ARCHS["sm90"], checked.deterministic) if choice is None else choice
-    return backward_launches(checked, x, sequence, choice, MAIN)
+list_backward_launches = partial(backward_launches, MainKernel("sm90", choose, _main_source))
 
 
 def list_captured_launches(
