@@ -150,9 +150,12 @@ def test_values_of_products_are_read_as_they_are():
 @pytest.mark.full
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_b300_gets_the_same_products(name):
+    """Of the same intermediate code; the assembler spills less for sm_103."""
     b200, b300 = (compiled_for_blackwell(*PRODUCTS[name], chip).asm for chip in ("sm100", "sm103"))
-    assert ".target sm_103a" in b300["ptx"] and resources(b300["cubin"]) == resources(b200["cubin"])
-    assert opcode_counts(b300["cubin"]) == opcode_counts(b200["cubin"])
+    code = [re.sub(r'loc\("[^"]*/', 'loc("', made["ttgir"]) for made in (b300, b200)]  # without folders
+    assert code[0].replace('"cuda:103"', '"cuda:100"') == code[1]
+    assert ".target sm_103a" in b300["ptx"] and resources(b300["cubin"]).spills <= resources(b200["cubin"]).spills
+    assert opcode_counts(b300["cubin"])["UTCQMMA"] == opcode_counts(b200["cubin"])["UTCQMMA"]
 
 
 def test_conversions_of_blackwell():
