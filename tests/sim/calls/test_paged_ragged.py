@@ -124,3 +124,16 @@ def test_pages_of_8_bits(arch: str, queries: tuple[int, ...]) -> None:
         for backend in (f"simulate:{arch}", "reference")
     )
     torch.testing.assert_close(found, wanted, atol=4e-3, rtol=2e-2)
+
+
+def test_products_of_8_bits() -> None:
+    """Queries of 8 bits, too: weights are rounded to e4m3, see `tests/sim/sm100/test_products.py` for its bounds."""
+    x = tensors(Step(*MIXED))
+    scales = {"k_scale": torch.tensor([0.5, 2.0]), "v_scale": torch.tensor(0.3)}
+    kv = replace(x.sequence.kv, k_pages=x.k.to(torch.float8_e4m3fn), v_pages=x.v.to(torch.float8_e4m3fn), **scales)
+    found, wanted = (
+        wa.attention_paged(wa.quantize(x.q), kv, x.sequence.queries, mask=Causal(), backend=backend).float()
+        for backend in ("simulate:sm100", "reference")
+    )
+    assert torch.nn.functional.cosine_similarity(found.flatten(), wanted.flatten(), dim=0) >= 0.9997
+    assert (found - wanted).norm() <= 3.5e-2 * wanted.norm()
