@@ -50,7 +50,7 @@ class Quantized:
         """values · scale in fp32. Raises AttentionError listing every broken rule."""
         rules = Rules()
         if _check_columns(rules, "values", self.values, "heads", "head_dim"):
-            check_scale(rules, "scale", self.scale, "values", self.values.shape)
+            check_scale(rules, "scale", self.scale, "values", self.values.shape, of_rows=self.values.ndim >= 4)
         rules.done()
         return dequantized(self.values, self.scale)
 

@@ -153,7 +153,7 @@ DENSE: list[tuple[str, Change, tuple[str, ...]]] = [
      ("q has head_dim 514", "head dims up to 512")),
     ("gfx950 on the CPU", set_(backend="gfx950"), ("q is on cpu", "an AMD gfx950")),
     ("simulated head dim", set_(backend="simulate:sm100", v=tensor(B, SK, HKV, 520)), ("head_dim 520", "up to 512")),
-    ("sm100 gradients", set_(backend="sm100", k=tensor(B, SK, HKV, D, requires_grad=True)),
+    ("gfx942 gradients", set_(backend="gfx942", k=tensor(B, SK, HKV, D, requires_grad=True)),
      ("k requires a gradient", 'backend="reference"')),
     ("sinks a list", set_(sinks=[0.0] * HQ), ("sinks is a list", "torch.Tensor")),
     ("sinks rank", set_(sinks=tensor(1, HQ)), ("sinks has shape (1, 4)", "rank 1")),
