@@ -1,10 +1,21 @@
 """Types of a kernel's parameters follow from the arguments of its launch."""
 
+from contextlib import suppress
+from dataclasses import replace
+from itertools import product
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 
+from tests.random_calls import draw
+from warpattn.errors import AttentionError
+from warpattn.problem import Call, validate
 from warpattn.problem.argument_types import Int64, argument_types
+from warpattn.problem.operands import Operands, fitted
+from warpattn.runtime.plan import list_launches
+
+CAPTURED = ("mask_args", "score_args")  # keys of masks and scores say their types
 
 
 class Rows(NamedTuple):
@@ -36,3 +47,24 @@ def test_given_types_replace_those_of_values():
     found = argument_types(args, {"maps": ("tensordesc<a>",), "k.1.map": "tensordesc<b>", "other": "i8"})
     assert found["maps"] == ("tensordesc<a>",)
     assert [each.map for each in found["k"]] == ["*fp32", "tensordesc<b>"]
+
+
+@pytest.mark.parametrize("arch", ["sm90", "sm100", "gfx942"])
+def test_launches_with_one_key_have_the_same_types(arch: str) -> None:
+    """A kernel is compiled for the first launch with its key and serves all others: what is None in one and a tensor in
+    the next, a scale without a fraction, or sinks of another dtype must not make other types."""
+    found: dict[tuple[str, str], set[str]] = {}
+    dtypes = (None, torch.float32, torch.bfloat16)
+    for seed, sinks, has_lse, scale in product(range(8), dtypes, (False, True), (None, 2)):
+        x = draw(arch, seed).case.build()
+        x = replace(x, sinks=None if sinks is None else torch.zeros(x.q.shape[-2], dtype=sinks))
+        call = Call(x.q, x.k, x.v, x.sequence, x.mask, x.score, x.sinks, scale, has_lse, None, f"simulate:{arch}")
+        with suppress(AttentionError):  # sinks of a dtype that is not that of q
+            ready = validate(call, read_values=False)
+            out = x.q.new_empty((*x.q.shape[:-1], ready.problem.dim_v), dtype=ready.problem.dtype)
+            lse = torch.empty(ready.lse_shape) if has_lse else None
+            operands = fitted(Operands(x.q, x.k, x.v, out, lse, x.sinks))
+            for launch in list_launches(ready, operands, x.sequence) if out.numel() and ready.problem.seq_k else ():
+                types = argument_types({name: x for name, x in launch.args.items() if name not in CAPTURED})
+                found.setdefault((launch.name, repr(launch.key)), set()).add(repr(types))
+    assert len(found) > 20 and all(len(types) == 1 for types in found.values())
