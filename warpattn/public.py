@@ -25,7 +25,7 @@ from warpattn.sequences import Dense, PagedKV, Ragged
 from warpattn.sequences.latent import LatentPages
 from warpattn.serving import DecodePlan, PrefillPlan, StepPlan
 from warpattn.serving.append import append_paged
-from warpattn.serving.layers import LargestStep, Layer
+from warpattn.serving.layers import EightBitCache, LargestStep, Layer
 from warpattn.serving.quantizing import quantize
 from warpattn.serving.slots import append_slots
 from warpattn.serving.warming import warm
@@ -42,6 +42,7 @@ __all__ = [
     "DecodePlan",
     "Dense",
     "Document",
+    "EightBitCache",
     "Full",
     "Hadamard",
     "LargestStep",

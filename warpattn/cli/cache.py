@@ -9,10 +9,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from warpattn.cli import spelling
 from warpattn.cli.progress import working
 from warpattn.errors import AttentionError
 from warpattn.runtime import cache_folder
-from warpattn.serving.layers import LargestStep, layers_of, read_config
+from warpattn.serving.layers import EightBitCache, LargestStep, layers_of, read_config, with_cache
 
 UNIT = 2**20
 
@@ -60,11 +61,17 @@ def warm_command(
     page_size: Annotated[int, typer.Option(help="Rows of a page of the cache")] = 16,
     drafts: Annotated[int, typer.Option(help="Tokens that speculation drafts for a request")] = 0,
     calls: Annotated[str, typer.Option(help="all, or engine: those of the plug-ins for engines alone")] = "all",
+    kv_dtype: Annotated[str, typer.Option(help=f"A cache of 8 bits: {spelling.STORED_HELP}")] = "",
+    kv_scales: Annotated[str, typer.Option(help=f"What its scales belong to: {spelling.SCALES_HELP}")] = "",
     processes: Annotated[int, typer.Option(help="Compilers at a time; 0: as many as there are cores")] = 0,
 ) -> None:
     """Compile the kernels that a model's attention needs, so that serving it compiles nothing."""
     largest = LargestStep(requests, tokens, length, page_size, drafts)
-    layers = layers_of(read_config(config))
+    layers, stored = layers_of(read_config(config)), spelling.stored(kv_dtype)
+    if stored is None and kv_scales:
+        raise AttentionError(f"--kv-scales is {kv_scales!r}; it belongs to a cache of 8 bits, --kv-dtype")
+    if stored is not None:
+        layers = with_cache(layers, EightBitCache(stored, spelling.scales(kv_scales or "tensor")))
     done = [0.0]
     with working("compiling kernels", lambda: done[0]):
         from warpattn.serving.warming import warm  # imports Triton's processes
@@ -75,7 +82,8 @@ def warm_command(
     for layer in layers:
         window = f", window {layer.window}" if layer.window else ""
         dims = f"{layer.dim_qk}/{layer.dim_v}"
-        console.print(f"layer  {layer.heads_q}/{layer.heads_kv} heads, head dims {dims}{window}")
+        held = f", cache {str(layer.cache.dtype).removeprefix('torch.')}" if layer.cache else ""
+        console.print(f"layer  {layer.heads_q}/{layer.heads_kv} heads, head dims {dims}{window}{held}")
     console.print(f"{found.kernels} kernels, {found.compiled} compiled now")
 
 

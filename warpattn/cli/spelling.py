@@ -46,6 +46,8 @@ STORED = {
     "fp8_e4m3fnuz": torch.float8_e4m3fnuz, "fp8_e5m2fnuz": torch.float8_e5m2fnuz,
 }  # fmt: skip
 STORED_HELP = "fp8 (e4m3), fp8_e4m3 or fp8_e5m2; with fnuz at the end as gfx942 has them"
+SCALES = {"none": None, "tensor": "tensor", "head": "head", "token": "token", "64": 64, "128": 128}
+SCALES_HELP = "tensor, head, token, 64 or 128 (columns), or none"
 OPERANDS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 OPERAND_HELP = "fp16 or bf16, or fp8 for q, k and v in e4m3"
 DTYPE_HELP = "fp16, bf16, fp32 or fp64"
@@ -143,6 +145,13 @@ def stored(text: str) -> torch.dtype | None:
     if text and text not in STORED:
         raise AttentionError(f"kv-dtype is {text!r}; write {STORED_HELP}")
     return STORED[text] if text else None
+
+
+def scales(text: str) -> str | int | None:
+    """What `text` says that scales of a cache belong to, see `SCALES_HELP`."""
+    if text not in SCALES:
+        raise AttentionError(f"kv-scales is {text!r}; write {SCALES_HELP}")
+    return SCALES[text]
 
 
 def arch(text: str) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from warpattn.errors import AttentionError, Rules
 from warpattn.inputs import kind_of
 from warpattn.language.traced import MAX_INT, whole
 from warpattn.masks import Causal, Mask, SlidingWindow
+from warpattn.quantized import EIGHT_BIT, GRANULARITIES
 from warpattn.scores import Score, SoftCap
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "half": torch.float16}
@@ -25,8 +26,28 @@ WITH_SINKS = ("gpt_oss",)  # model types whose layers have a sink for each head
 
 
 @dataclass(frozen=True)
+class EightBitCache:
+    """What a cache of 8 bits holds: elements of `dtype` (`quantized.EIGHT_BIT`) and their scales, `per` as in
+    `quantize`, or None for no scale. AttentionError for others, and for blocks of rows, which no cache has."""
+
+    dtype: torch.dtype = torch.float8_e4m3fn
+    per: str | int | None = "tensor"
+
+    def __post_init__(self) -> None:
+        rules = Rules()
+        known = isinstance(self.dtype, torch.dtype) and self.dtype in EIGHT_BIT
+        listed = ", ".join(str(x) for x in EIGHT_BIT)
+        rules.require(known, f"dtype is {kind_of(self.dtype)}", f"dtype of a cache of 8 bits must be one of {listed}")
+        known = self.per is None or (isinstance(self.per, str | int) and self.per in GRANULARITIES)
+        listed = ", ".join(str(x) for x in GRANULARITIES)
+        rules.require(known, f"per is {kind_of(self.per)}", f"per must be None or one of {listed}")
+        rules.done()
+
+
+@dataclass(frozen=True)
 class Layer:
-    """One kind of attention layer. window: keys that a query sees, itself included; None: all before it."""
+    """One kind of attention layer. window: keys that a query sees, itself included; None: all before it. cache: what a
+    cache of 8 bits holds; None: keys and values of `dtype`."""
 
     heads_q: int
     heads_kv: int
@@ -37,6 +58,7 @@ class Layer:
     soft_cap: float | None = None
     sinks: bool = False
     latent: int = 0  # columns of a latent cache that are values; 0: keys and values have heads of their own
+    cache: EightBitCache | None = None
 
     def __post_init__(self) -> None:
         rules = Rules()
@@ -46,6 +68,8 @@ class Layer:
         rules.flag("sinks", self.sinks)
         known = isinstance(self.dtype, torch.dtype)
         rules.require(known, f"dtype is {kind_of(self.dtype)}", "it must be a torch.dtype")
+        stored = self.cache is None or isinstance(self.cache, EightBitCache)
+        rules.require(stored, f"cache is {kind_of(self.cache)}", "it must be an EightBitCache or None")
         if all(fine):
             heads = f"heads_q is {self.heads_q} and heads_kv {self.heads_kv}"
             rules.require(self.heads_q % self.heads_kv == 0, heads, "the first must be a multiple of the second")
@@ -129,6 +153,16 @@ def layers_of(config: Mapping[str, Any]) -> tuple[Layer, ...]:
     heads_kv = _number(config, "num_key_value_heads") or heads
     windows = dict.fromkeys(_windows(config))
     return tuple(Layer(heads, heads_kv, dim, dim, dtype, window, cap, sinks) for window in windows)
+
+
+def with_cache(layers: Sequence[Layer], cache: EightBitCache) -> tuple[Layer, ...]:
+    """The layers with that cache where they have none of 8 bits. Prompts of latent attention have no cache at all: it
+    holds latents."""
+    latent = any(layer.latent for layer in layers)
+    return tuple(
+        replace(layer, cache=cache) if layer.cache is None and bool(layer.latent) == latent else layer
+        for layer in layers
+    )
 
 
 def _latent_layers(config: Mapping[str, Any], heads: int, rank: int, dtype: torch.dtype) -> tuple[Layer, ...]:

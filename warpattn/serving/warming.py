@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from warpattn.errors import AttentionError
 from warpattn.inputs import kind_of
@@ -29,7 +30,8 @@ from warpattn.problem.operands import Operands, fitted
 from warpattn.runtime import compiler, compilers, kernel_cache
 from warpattn.runtime.plan import list_launches
 from warpattn.sequences import Dense, PagedKV, PagedRagged, Ragged
-from warpattn.serving.layers import LargestStep, Layer, layers_of, read_config
+from warpattn.sequences.latent import LatentPages
+from warpattn.serving.layers import EightBitCache, LargestStep, Layer, layers_of, read_config, with_cache
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ def warm(
     largest: LargestStep | None = None,
     *,
     calls: str = "all",
+    cache: EightBitCache | None = None,
     arch: str | None = None,
     processes: int | None = None,
     progress: Callable[[float], None] = lambda part: None,
@@ -78,16 +81,20 @@ def warm(
     """Compile the kernels of all calls of a model's layers up to the largest step, and keep them in the cache.
 
     model: a transformers config (a folder with config.json, such a file, or its dictionary), or the layers. calls:
-    "engine" for those of our plug-ins for engines alone, slots, ragged prompts and steps over pages. arch: a
-    name of `plan --arch` or sm103 (B300); that of the current device if None, needed without one. processes: at most
-    as many at a time; as many as there are cores if None. progress: called with the part done, 0 .. 1. Covers
-    `attention`, `attention_varlen`, `attention_paged` with and without ragged queries, plans of them, `append_paged`
-    and `append_slots` without rotation; tensors as engines have them, in rows of 16 bytes.
+    "engine" for those of our plug-ins for engines alone, slots, ragged prompts and steps over pages. cache: what pages
+    of 8 bits hold, for layers that do not say; without it pages have the layers' dtype. arch: a name of `plan --arch`
+    or sm103 (B300); that of the current device if None, needed without one. processes: at most as many at a time; as
+    many as there are cores if None. progress: called with the part done, 0 .. 1. Covers `attention`,
+    `attention_varlen`, `attention_paged` with and without ragged queries, plans of them, `append_paged` and
+    `append_slots` without rotation; tensors as engines have them, in rows of 16 bytes.
 
-    Raises AttentionError for unknown calls or architectures, and where the cache cannot keep kernels.
+    Raises AttentionError for unknown calls or architectures, for layers that the kernels do not take, and where the
+    cache cannot keep kernels.
     """
     if not isinstance(calls, str) or calls not in CALLS:
         raise AttentionError(f"calls is {kind_of(calls)}; it must be one of {', '.join(CALLS)}")
+    if cache is not None and not isinstance(cache, EightBitCache):
+        raise AttentionError(f"cache is {kind_of(cache)}; it must be an EightBitCache or None")
     if arch is not None and not isinstance(arch, str):
         raise AttentionError(f"arch is {kind_of(arch)}; it must be the name of an architecture")
     arch = arch or chip_of(torch.device("cuda" if torch.cuda.is_available() else "cpu")).target
@@ -97,14 +104,15 @@ def warm(
     if processes is not None and whole(processes, 1) is None:
         raise AttentionError(f"processes is {kind_of(processes)}; it must be an int of at least 1, or None")
     kernel_cache.require_triton()
-    largest = largest or LargestStep()
+    largest, layers = largest or LargestStep(), _layers(model)
+    layers = layers if cache is None else with_cache(layers, cache)
     context = compilers.start(__name__)  # imports while this process plans
     workers = whole(processes, 1) or os.cpu_count() or 1
     progress(0.0)
     kernels, short, futures = 0, [], []
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(dict(os.environ),)) as pool:
         compiled = partial(_compile, page_size=largest.page_size, arch=arch)
-        for kernel in kernels_of(_layers(model), largest, arch, calls):
+        for kernel in kernels_of(layers, largest, arch, calls):
             kernels += 1
             if kernel_cache.load(kernel.file) is None:
                 if rank(kernel) == 0:
@@ -196,7 +204,7 @@ def launches_of(example: Example, page_size: int, arch: str) -> tuple[Launch, ..
     if example.kind == "append":
         return append_kernels(example.layer, page_size, arch)
     call = call_of(example, page_size)
-    checked = validate(replace(call, backend="reference"), read_values=False)
+    checked = validate(replace(call, backend=f"simulate:{arch}"), read_values=False)  # its limits, without a card
     out = call.q.new_empty((*call.q.shape[:-1], checked.problem.dim_v))
     operands = fitted(Operands(call.q, call.k, call.v, out, None, call.sinks))
     return list_launches(replace(checked, backend=arch), operands, call.sequence)
@@ -225,27 +233,55 @@ def call_of(example: Example, page_size: int) -> Call:
 def cache_of(layer: Layer, page_size: int, requests: int, pages: int) -> PagedKV:
     """A cache of one page, with a table of `pages` entries a request. No rule reads its values, and filling it would
     leave torch's threads spinning on all cores."""
-    shape = (1, page_size, layer.heads_kv)
-    k = torch.empty(*shape, layer.dim_qk, dtype=layer.dtype)
-    v = k[..., : layer.latent] if layer.latent else torch.empty(*shape, layer.dim_v, dtype=layer.dtype)
+    rows, held = (1, page_size, layer.heads_kv), layer.cache
     table = torch.empty(requests, pages, dtype=torch.int32)
-    return PagedKV(k, v, table, torch.full((requests,), pages * page_size, dtype=torch.int32))
+    lengths = torch.full((requests,), pages * page_size, dtype=torch.int32)
+    if held is None:
+        k = torch.empty(*rows, layer.dim_qk, dtype=layer.dtype)
+        v = k[..., : layer.latent] if layer.latent else torch.empty(*rows, layer.dim_v, dtype=layer.dtype)
+        return PagedKV(k, v, table, lengths)
+    if layer.latent:
+        latents = torch.empty(*rows, layer.latent, dtype=held.dtype)
+        rope = torch.empty(*rows, layer.dim_qk - layer.latent, dtype=layer.dtype)
+        return LatentPages(latents, rope, table, lengths, scale=_scale_of(latents, held.per))
+    k, v = (torch.empty(*rows, dim, dtype=held.dtype) for dim in (layer.dim_qk, layer.dim_v))
+    return PagedKV(k, v, table, lengths, k_scale=_scale_of(k, held.per), v_scale=_scale_of(v, held.per))
+
+
+def _scale_of(pages: Tensor, per: str | int | None) -> Tensor | None:
+    """A scale of 8-bit pages."""
+    if per is None:
+        return None
+    if isinstance(per, int):
+        if pages.shape[-1] % per:
+            rule = f"scales per {per} columns need a multiple of {per}"
+            raise AttentionError(f"the head dim of the cache is {pages.shape[-1]}; {rule}")
+        return torch.empty(*pages.shape[:-1], pages.shape[-1] // per)
+    return torch.empty({"tensor": (), "head": pages.shape[-2:-1], "token": pages.shape[:-1]}[per])
 
 
 def append_kernels(layer: Layer, page_size: int, arch: str) -> tuple[Launch, ...]:
-    """The kernels that write the cache, by table and by slots; a latent cache is one tensor."""
+    """The kernels that write the cache, by table and by slots; those of latents by slots alone."""
     kv = cache_of(layer, page_size, 1, 1)
-    k = torch.empty(1, 1, layer.heads_kv, layer.dim_qk, dtype=layer.dtype)
-    v = None if layer.latent else torch.empty(1, 1, layer.heads_kv, layer.dim_v, dtype=layer.dtype)
-    by_table = () if v is None else append_launches(arch, kv, NewRows(k, v, None, False))
-    new = NewRows(k[0], None if v is None else v[0], None, False)
-    pages = (kv.k_pages, None if v is None else kv.v_pages)
-    by_slots = [
-        launch
-        for dtype in (torch.int32, torch.int64)
-        for launch in slot_launches(arch, pages, torch.zeros(1, dtype=dtype), None, new)
-    ]
-    return (*by_table, *by_slots)
+    latents = NewRows(_new_rows(kv.k_pages, layer), None, None, False, (kv.k_scale, None))
+    if isinstance(kv, LatentPages):
+        writes = [(kv.k_pages, None, latents), (kv.rope, None, NewRows(_new_rows(kv.rope, layer), None, None, False))]
+    elif layer.latent:
+        writes = [(kv.k_pages, None, latents)]
+    else:
+        both = latents._replace(v=_new_rows(kv.v_pages, layer), scales=(kv.k_scale, kv.v_scale))
+        writes = [(kv.k_pages, kv.v_pages, both)]
+    found = () if layer.latent else append_launches(arch, kv, writes[0][-1])
+    for k_pages, v_pages, new in writes:
+        rows = new._replace(k=new.k[0], v=None if new.v is None else new.v[0])
+        for dtype in (torch.int32, torch.int64):
+            found += slot_launches(arch, (k_pages, v_pages), torch.zeros(1, dtype=dtype), None, rows)
+    return found
+
+
+def _new_rows(pages: Tensor, layer: Layer) -> Tensor:
+    """One new token of one sequence for such pages, in the layer's dtype."""
+    return torch.empty(1, 1, *pages.shape[2:], dtype=layer.dtype)
 
 
 def powers(most: int) -> list[int]:

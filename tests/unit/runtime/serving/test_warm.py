@@ -17,7 +17,7 @@ from warpattn.cli.app import app
 from warpattn.problem.backends import LIMITS
 from warpattn.runtime import kernel_cache
 from warpattn.serving import warming
-from warpattn.serving.layers import LargestStep, Layer, layers_of, read_config
+from warpattn.serving.layers import EightBitCache, LargestStep, Layer, layers_of, read_config, with_cache
 from warpattn.serving.warming import CALLS, Example, examples_of, kernels_of, kinds_of_engines, launches_of, warm
 
 LLAMA = {"model_type": "llama", "num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 512,
@@ -85,6 +85,63 @@ def test_any_smaller_step_needs_no_other_kernel(arch: str, config: dict) -> None
                 assert file in files, (example, launch.name)
 
 
+EIGHT_BIT = {"sm90": torch.float8_e4m3fn, "sm100": torch.float8_e5m2, "gfx942": torch.float8_e4m3fnuz}
+CACHES = [(arch, per) for arch in EIGHT_BIT for per in ("tensor", None)] + [("sm90", 128)]
+
+
+@pytest.mark.parametrize(("arch", "per"), CACHES)
+def test_a_cache_of_8_bits(arch: str, per: str | int | None) -> None:
+    """Steps of an engine over such pages need no other kernels, and none of 16-bit pages is among them."""
+    cache, largest = EightBitCache(EIGHT_BIT[arch], per), LargestStep(requests=6, tokens=200, length=1000)
+    plain = layers_of({**LLAMA, "head_dim": 128})
+    layers = with_cache(plain, cache)
+    files, others = ({kernel.file for kernel in kernels_of(x, largest, arch, "engine")} for x in (layers, plain))
+    draw = random.Random(1)
+    for _ in range(20):
+        requests = draw.randint(1, 6)
+        tokens, most = requests * draw.choice([1, 7, 30]), draw.choice([1, None])
+        example = Example(layers[0], "paged-ragged", requests, requests if most else tokens, 63, most)
+        for launch in (*launches_of(example, 16, arch), *launches_of(Example(layers[0], "append", 1, 1), 16, arch)):
+            assert kernel_cache.path_of((launch.name, launch.arch, launch.key)) in files, (example, launch.name)
+    attends = {kernel.name for kernel in kernels_of(layers, largest, arch, "engine") if kernel.file not in others}
+    assert len(attends) >= 3, attends  # both ways to append, and what attends
+
+
+def test_latents_of_8_bits() -> None:
+    """Only what holds latents has 8 bits; their rotary parts are written by kernels of 16 bits."""
+    prompts, decode = with_cache(layers_of(DEEPSEEK), EightBitCache(per=128))
+    assert prompts.cache is None and decode.cache == EightBitCache(per=128)
+    largest = LargestStep(requests=2, tokens=8, length=64)
+    kinds = [example.kind for example in examples_of(decode, largest, kinds_of_engines(decode))]
+    assert set(kinds) == {"append", "paged"}
+    names = [kernel.name for kernel in kernels_of([decode], largest, "sm90", "engine")]
+    assert names.count("sm90.append_slots") == 4 and "sm90.mla" in names, names  # two tensors, two dtypes of slots
+
+
+@pytest.mark.parametrize(
+    ("layer", "arch", "message"),
+    [
+        (Layer(8, 2, 512, 512), "gfx942", "head_dim"),
+        (Layer(8, 2, 64, 64, torch.float32), "sm90", "torch.float32"),
+        (Layer(8, 2, 64, 64, cache=EightBitCache()), "gfx942", "float8_e4m3fn"),
+        (Layer(8, 2, 80, 80, cache=EightBitCache(per=64)), "sm90", "80"),
+    ],
+)
+def test_layers_without_kernels(layer: Layer, arch: str, message: str) -> None:
+    """`warm` says so, instead of compiling what no call will run."""
+    with pytest.raises(wa.AttentionError, match=message):
+        warm([layer], LargestStep(1, 1, 16), arch=arch)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [({"dtype": torch.float16}, "dtype is"), ({"per": "64 rows"}, "per is '64 rows'"), ({"per": 32}, "per is 32")],
+)
+def test_caches_that_are_none(fields: dict, message: str) -> None:
+    with pytest.raises(wa.AttentionError, match=message):
+        EightBitCache(**fields)
+
+
 @pytest.mark.parametrize("arch", ["sm90", "gfx942"])
 def test_engines_need_fewer(arch: str) -> None:
     """Their kernels are some of all, and those of random calls of the plug-ins are among them."""
@@ -127,6 +184,21 @@ def test_everything_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert first.exit_code == 0 and "3 kernels, 3 compiled now" in first.output, first.output
     assert len(list((tmp_path / "kernels").rglob("*.kernel"))) == 3
     assert "3 kernels, 0 compiled now" in CliRunner().invoke(app, line).output
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--kv-dtype", "fp7"], "kv-dtype is 'fp7'"),
+        (["--kv-dtype", "fp8", "--kv-scales", "32"], "kv-scales is '32'"),
+        (["--kv-scales", "head"], "--kv-scales is 'head'; it belongs to a cache of 8 bits"),
+        (["--kv-dtype", "fp8_e4m3fnuz"], "torch.float8_e4m3fnuz"),
+    ],
+)
+def test_caches_on_the_command_line(tmp_path: Path, options: list[str], message: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    found = CliRunner().invoke(app, ["warm", str(tmp_path), "--arch", "sm90", *options])
+    assert isinstance(found.exception, wa.AttentionError) and message in str(found.exception), found.output
 
 
 def test_the_server_of_compilers_begins_before_torch_is_imported() -> None:
