@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -63,11 +62,6 @@ class CheckedBackward:
             return cls(forward, None, deterministic)
         derivative = forward.score.derivative
         return cls(forward, derivative.program(derivative.slope), deterministic)
-
-    @property
-    def key(self) -> Hashable:
-        """What the compiled code depends on beside the forward's problem."""
-        return (None if self.slope is None else self.slope.key, self.deterministic)
 
 
 def fitted_gradients(x: Gradients) -> Gradients:

@@ -68,3 +68,21 @@ def test_launches_with_one_key_have_the_same_types(arch: str) -> None:
                 types = argument_types({name: x for name, x in launch.args.items() if name not in CAPTURED})
                 found.setdefault((launch.name, repr(launch.key)), set()).add(repr(types))
     assert len(found) > 20 and all(len(types) == 1 for types in found.values())
+
+
+@pytest.mark.parametrize("arch", ["sm90", "sm100"])
+def test_launches_of_a_backward_with_one_key_have_the_same_types(arch: str) -> None:
+    pytest.importorskip("triton")
+    from tests.sim.backward import Case, launches, operands
+
+    found: dict[tuple[str, str], set[str]] = {}
+    for lengths, sinks, wanted, dlse, fixed in product(((), ((5, 9), (3, 4))), *[(False, True)] * 4):
+        for scale in (None, 2):
+            case = Case(5, 9, sinks=sinks, dlse=dlse, scale=scale, deterministic=fixed, lengths=lengths, arch=arch)
+            inputs = case.inputs()
+            results = {"out": inputs["dout"], "lse": torch.zeros(inputs["dout"].shape[:-1]).movedim(-1, -2)}
+            x = operands(case, inputs, results)
+            for launch in launches(case, x if wanted else x._replace(dsinks=None), inputs):
+                types = argument_types({name: x for name, x in launch.args.items() if name not in CAPTURED})
+                found.setdefault((launch.name, repr(launch.key)), set()).add(repr(types))
+    assert len(found) == 30 and all(len(types) == 1 for types in found.values())

@@ -1,53 +1,29 @@
 """The Blackwell backward without a Blackwell card: its machine code is compiled here and counted."""
 
-from functools import cache
-from typing import Any
-
 import pytest
-import torch
 
 pytest.importorskip("triton")
 
 from tests.drawn import drawn
+from tests.unit.kernels.backward.builds import compiled, long_problem
 from warpattn.kernels.sm100.backward.config import BackwardConfig, choose_config
 from warpattn.kernels.sm100.config import SMEM_LIMIT, TMEM_COLUMNS
-from warpattn.language.nodes import Program
 from warpattn.machine_code.roles import role_faults
 from warpattn.machine_code.sass import opcode_counts, resources
-from warpattn.masks import Causal, Full, Mask
-from warpattn.problem import Call, validate
-from warpattn.problem.arch import compile_options, triton_target
-from warpattn.sequences import Dense
 
 COMPILER_BYTES = 1024  # of shared memory that Triton adds: alignment, and the values that roles are started with
-MASKS: dict[str, Mask] = {"full": Full(), "causal": Causal()}
 # Bytes of stack that Triton 3.9.0 spills to before the roles start: some numbers of the CTA, read again by each role.
 STACK = {(64, "full"): 16, (64, "causal"): 16, (128, "full"): 16, (128, "causal"): 24}
 
 
-@cache
-def compiled(dim: int, mask: str, chip: str = "sm100") -> Any:
-    """The main kernel of a head dim and a mask."""
-    import triton
-
-    from warpattn.kernels.sm100.backward.signature import main_source
-
-    program = MASKS[mask].program()
-    source = main_source(config_of(dim, mask), Program((program.keep, *program.span), program.tensors), None, None)
-    return triton.compile(source, target=triton_target(chip), options=compile_options())
-
-
 def config_of(dim: int, mask: str = "full", dim_v: int | None = None) -> BackwardConfig:
     """The config of long sequences."""
-    wide, shape = torch.empty(1, dtype=torch.bfloat16), (1, 16384, 1)
-    q, k, v = (wide.expand(*shape, n) for n in (dim, dim, dim_v or dim))
-    call = Call(q, k, v, Dense(), MASKS[mask], backend="reference")
-    return choose_config(validate(call, read_values=False).problem)[0]
+    return choose_config(long_problem(dim, mask, dim_v))[0]
 
 
 @pytest.mark.parametrize(("dim", "mask"), drawn(STACK, [(64, "causal"), (128, "full")]))
 def test_machine_code_is_what_the_config_promises(dim: int, mask: str) -> None:
-    config, kernel = config_of(dim, mask), compiled(dim, mask)
+    config, kernel = config_of(dim, mask), compiled("sm100", (dim, dim), mask)
     counts, used = opcode_counts(kernel.asm["cubin"], modifiers=True), resources(kernel.asm["cubin"])
     smem = config.topology.smem_bytes
     assert smem <= kernel.metadata.shared <= min(smem + COMPILER_BYTES, SMEM_LIMIT)
@@ -74,7 +50,7 @@ def products(config: BackwardConfig) -> int:
 @pytest.mark.full
 @pytest.mark.parametrize("dim", [64, 128])
 def test_b300_gets_the_same_kernel_in_machine_code_of_its_own(dim: int) -> None:
-    b200, b300 = (compiled(dim, "causal", chip) for chip in ("sm100", "sm103"))
+    b200, b300 = (compiled("sm100", (dim, dim), "causal", chip) for chip in ("sm100", "sm103"))
     assert ".target sm_103a" in b300.asm["ptx"]
     assert resources(b300.asm["cubin"]) == resources(b200.asm["cubin"])
     assert opcode_counts(b300.asm["cubin"])["UTCHMMA"] == products(config_of(dim))

@@ -1,8 +1,6 @@
 """The Hopper backward without a Hopper card: its machine code is compiled here and counted."""
 
 import re
-from functools import cache
-from typing import Any
 
 import pytest
 import torch
@@ -10,46 +8,30 @@ import torch
 pytest.importorskip("triton")
 
 from tests.drawn import drawn
+from tests.unit.kernels.backward.builds import compiled, long_problem
 from warpattn.kernels.sm90.backward.config import CONSUMERS, BackwardConfig, choose, choose_config
 from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT
-from warpattn.language.nodes import Program
 from warpattn.machine_code.roles import role_faults
 from warpattn.machine_code.sass import disassembled, opcode_counts, resources
 from warpattn.masks import Causal, Full, Mask
 from warpattn.problem import Call, validate
-from warpattn.problem.arch import ARCHS, compile_options, triton_target
+from warpattn.problem.arch import ARCHS
 from warpattn.sequences import Dense
 
 # Bytes of stack the compiler spills to, measured with Triton 3.9.0.
 STACK = {
     (64, "full"): 40, (96, "causal"): 0, (128, "full"): 24, (128, "causal"): 16, (192, "causal"): 0, (256, "full"): 40,
 }  # fmt: skip
-MASKS: dict[str, Mask] = {"full": Full(), "causal": Causal()}
-
-
-@cache
-def compiled(dim: int, mask: str) -> Any:
-    """The main kernel of a head dim and a mask."""
-    import triton
-
-    from warpattn.kernels.sm90.backward.signature import main_source
-
-    program = MASKS[mask].program()
-    source = main_source(config_of(dim, mask), Program((program.keep, *program.span), program.tensors), None, None)
-    return triton.compile(source, target=triton_target("sm90"), options=compile_options())
 
 
 def config_of(dim: int, mask: str = "full", dim_v: int | None = None) -> BackwardConfig:
     """The config of long sequences."""
-    wide, shape = torch.empty(1, dtype=torch.bfloat16), (1, 16384, 1)
-    q, k, v = (wide.expand(*shape, n) for n in (dim, dim, dim_v or dim))
-    call = Call(q, k, v, Dense(), MASKS[mask], backend="reference")
-    return choose_config(validate(call, read_values=False).problem)[0]
+    return choose_config(long_problem(dim, mask, dim_v))[0]
 
 
 @pytest.mark.parametrize(("dim", "mask"), drawn(STACK, [(64, "full"), (128, "causal"), (256, "full")]))
 def test_machine_code_is_what_the_config_promises(dim: int, mask: str) -> None:
-    config, kernel = config_of(dim, mask), compiled(dim, mask)
+    config, kernel = config_of(dim, mask), compiled("sm90", (dim, dim), mask)
     cubin = kernel.asm["cubin"]
     counts = opcode_counts(cubin, modifiers=True)
     products = sum(n for name, n in counts.items() if name.startswith("HGMMA"))

@@ -1,9 +1,11 @@
 """Named tuples that launches of a backward hand to its kernels, and the sizes that all of them share. The launch fills
-in values, the signature types, and the kernel reads fields by name. Nothing here imports Triton."""
+in values, and the kernel reads fields by name. Nothing here imports Triton."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
+
+from warpattn.language.nodes import Program
 
 STAGES = 2  # slots of the rings of Q and dO: this tile's and the next one's
 VISITS = 2 * STAGES  # records of query tiles: `reduce` reads one while the loader writes that of two tiles later
@@ -77,3 +79,11 @@ class Added(NamedTuple):
 
     dq: Any
     dsinks: Any
+
+
+class BackwardPrograms(NamedTuple):
+    """The mask, the score and the score's derivative that a main kernel is compiled for."""
+
+    mask: Program
+    score: Program | None
+    slope: Program | None  # None: 1

@@ -4,14 +4,13 @@ of a launch between (programmatic dependent launch)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from warpattn.language.nodes import Program
 from warpattn.problem import Problem
 from warpattn.problem.arch import ARCHS, Arch, compile_options
 from warpattn.problem.backward import CheckedBackward, Gradients
@@ -21,18 +20,18 @@ from warpattn.sequences import Dense, Ragged, Sequence
 
 from ..arguments import strided
 from ..clipped_map import clipped_map
-from .arguments import ROWS, Added, BackwardShape, Prepared, RowShape, Sequences, Statistics, Turns
+from .arguments import ROWS, Added, BackwardPrograms, BackwardShape, Prepared, RowShape, Sequences, Statistics, Turns
 from .order import padded_rows
 
-MainSource = Callable[[Any, Program, Program | None, Program | None], Any]
 OPTIONS = compile_options()
 DENSE = Dense()
+MainSource = Callable[[Mapping[str, Any], Any, BackwardPrograms], Any]
 
 
 @dataclass(frozen=True)
 class MainKernel:
     """The main kernel of an architecture. choose: for a problem, a chip, and whether gradients are deterministic.
-    source: what Triton compiles for a configuration, a mask, a score and its derivative; called only where it is
+    source: what Triton compiles for a launch's arguments, a configuration and programs; called only where it is
     compiled, as it imports Triton."""
 
     arch: str
@@ -108,7 +107,7 @@ def _key_tiles(call: BackwardCall) -> Launch:
     def source():
         from .signature import key_tiles_source  # imports Triton
 
-        return key_tiles_source(config)
+        return key_tiles_source(args, config)
 
     return Launch(f"{call.arch}.backward_key_tiles", call.arch, (config,), source, OPTIONS, (call.shape.batch,), args)
 
@@ -126,7 +125,7 @@ def _prepare(call: BackwardCall) -> Launch:
     def source():
         from .signature import prepare_source  # imports Triton
 
-        return prepare_source(config, has_dlse, has_sinks)
+        return prepare_source(args, config, has_dlse, has_sinks)
 
     key = (config, has_dlse, has_sinks)
     return Launch(f"{call.arch}.backward_prepare", call.arch, key, source, OPTIONS, call.row_grid, args)
@@ -136,8 +135,7 @@ def _main(call: BackwardCall) -> Launch:
     """Write dk and dv, and add to `made.dq`."""
     checked, choice, made = call.checked, call.choice, call.made
     problem, config = checked.forward.problem, choice.config
-    mask, score = programs(checked.forward)
-    slope = checked.slope
+    modifiers = BackwardPrograms(*programs(checked.forward), checked.slope)
     qk, v = config.padded_qk, config.padded_v
     reads = {"q": (config.block_m, qk), "k": (config.rows, qk), "v": (config.rows, v), "dout": (config.block_m, v)}
     writes = {"dk": (config.rows, qk), "dv": (config.rows, v)}
@@ -153,9 +151,9 @@ def _main(call: BackwardCall) -> Launch:
     }  # fmt: skip
 
     def source():
-        return call.main.source(config, mask, score, slope)
+        return call.main.source(args, config, modifiers)
 
-    key = (config, mask.key, None if score is None else score.key, checked.key)
+    key = (config, *(None if program is None else program.key for program in modifiers))
     return Launch(
         f"{call.arch}.backward", call.arch, key, source, OPTIONS, choice.grid, args, persistent=config.persistent,
         pdl=True, tile_counter="counter", l2_promotion=256,
@@ -174,7 +172,7 @@ def _finish(call: BackwardCall) -> Launch:
     def source():
         from .signature import finish_source  # imports Triton
 
-        return finish_source(config, has_sinks)
+        return finish_source(args, config, has_sinks)
 
     name, key = f"{call.arch}.backward_finish", (config, has_sinks)
     return Launch(name, call.arch, key, source, OPTIONS, call.row_grid, args, pdl=True)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from triton.experimental.gluon import GluonASTSource
 
-from warpattn.language.nodes import Program
-
+from ...nvidia.backward.arguments import BackwardPrograms
 from ...nvidia.backward.signature import backward_source
 from .config import BackwardConfig
 from .kernel import start_roles
 
 
-def main_source(config: BackwardConfig, mask: Program, score: Program | None, slope: Program | None) -> GluonASTSource:
-    """The main kernel for a mask, a score and the score's derivative (None: 1)."""
-    return backward_source(config, (mask, score, slope), "sm100", start_roles)
+def main_source(args: Mapping[str, Any], config: BackwardConfig, programs: BackwardPrograms) -> GluonASTSource:
+    """The main kernel of a launch with `args`."""
+    return backward_source(args, config, programs, "sm100", start_roles)

@@ -58,7 +58,7 @@ def list_captured_launches(
     def source():
         from .signature import captured_source  # imports Triton
 
-        return captured_source(config, mask, score, adjoints, has_dlse)
+        return captured_source(args, config, mask, score, adjoints, has_dlse)
 
     heads = problem.heads_q * (1 if config.ragged else problem.batch)
     grid = ((padded_rows(problem) if config.ragged else problem.seq_q + CAPTURED_ROWS - 1) // CAPTURED_ROWS, heads)

@@ -2,39 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from triton.experimental.gluon import GluonASTSource
 
 from warpattn.language.derivative import Adjoint
 from warpattn.language.nodes import Program
 
-from ...nvidia.arguments import int32_fields, strided_types
-from ...nvidia.backward.arguments import Statistics
-from ...nvidia.backward.signature import backward_source, kernel_source
+from ...nvidia.backward.arguments import BackwardPrograms
+from ...nvidia.backward.signature import backward_source
 from ...pieces.codegen import INDEX_SYMBOLS, SCORE_SYMBOLS, compile_function
-from ...pieces.signature import modifier_functions, tensor_signature
+from ...pieces.signature import captured_types, kernel_source, modifier_functions
 from .captured import captured_kernel
-from .config import AdjointFunctions, BackwardConfig, CapturedShape
+from .config import AdjointFunctions, BackwardConfig
 from .kernel import start_roles
 
 
-def main_source(config: BackwardConfig, mask: Program, score: Program | None, slope: Program | None) -> GluonASTSource:
-    """The main kernel for a mask, a score and the score's derivative (None: 1)."""
-    return backward_source(config, (mask, score, slope), "sm90", start_roles)
+def main_source(args: Mapping[str, Any], config: BackwardConfig, programs: BackwardPrograms) -> GluonASTSource:
+    """The main kernel of a launch with `args`."""
+    return backward_source(args, config, programs, "sm90", start_roles)
 
 
 def captured_source(
-    config: BackwardConfig, mask: Program, score: Program, adjoints: tuple[Adjoint, ...], has_dlse: bool
-) -> GluonASTSource:
+    args: Mapping[str, Any], config: BackwardConfig, mask: Program, score: Program, adjoints: tuple[Adjoint, ...],
+    has_dlse: bool,
+) -> GluonASTSource:  # fmt: skip
     """The kernel for gradients of what a score captured."""
-    signature = {
-        "reads": (strided_types(config.element.pointer),) * 4, "statistics": Statistics("*fp32", "*fp32", "*fp32"),
-        "sums": ("*fp32",) * len(adjoints), "cu_q": "*i32", "cu_k": "*i32", "scale": "fp32",
-        "shape": int32_fields(CapturedShape), "mask_args": tensor_signature(mask, "sm90"),
-        "score_args": tensor_signature(score, "sm90"),
-    }  # fmt: skip
     functions = tuple(_adjoint_functions(adjoint, score) for adjoint in adjoints)
     constants = {"config": config, "functions": modifier_functions(mask, score), "adjoints": functions}
-    return kernel_source(captured_kernel, signature, constants | {"has_dlse": has_dlse})
+    return kernel_source(
+        captured_kernel, args, constants | {"has_dlse": has_dlse}, captured_types(mask, score, "sm90")
+    )
 
 
 def _adjoint_functions(adjoint: Adjoint, score: Program) -> AdjointFunctions:
