@@ -11,13 +11,14 @@ from tests.drawn import drawn
 from tests.sim.backward import Case, check_right, error, gradients, launches, operands, simulated, tolerances
 from tests.sim.sm90.test_backward import CASES as EVERY
 from tests.sim.sm90.test_backward import SCHEDULES
-from warpattn.kernels.sm100.backward.config import MAX_DIM
 from warpattn.masks import Causal
+from warpattn.problem.backends import LIMITS
 from warpattn.problem.backward import fitted_gradients, write_back
 from warpattn.runtime.simulate import Options, run_launch
 
+WIDEST = LIMITS["sm100"].backward.max_dim
 CASES = {
-    name: replace(case, arch="sm100") for name, case in EVERY.items() if max(case.dim, case.dim_v) <= MAX_DIM
+    name: replace(case, arch="sm100") for name, case in EVERY.items() if max(case.dim, case.dim_v) <= WIDEST
 } | {
     "dim-64-128": Case(140, 200, dim=64, dim_v=128, mask=Causal(), arch="sm100"),
     "score-128-fp16": replace(EVERY["alibi"], dim=128, dtype=torch.float16, mask=Causal(), arch="sm100"),

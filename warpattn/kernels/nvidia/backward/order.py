@@ -1,4 +1,4 @@
-"""In which order the CTAs of a backward take key tiles, and what all configurations have that compute by key tiles.
+"""In which order the CTAs of a backward take key tiles.
 
 Nothing in this file imports Triton.
 """
@@ -6,77 +6,18 @@ Nothing in this file imports Triton.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
-from warpattn.kernels.topology import Topology
 from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
-from warpattn.problem.element import Element
 from warpattn.problem.launch import Choice
 from warpattn.problem.operands import COPY_RULE, is_masked
 
 from .arguments import PADDING
+from .tiles import BackwardTiles
 
 # CTAs of a section, in waves of all SMs, where sequences are end to end: their tiles differ more (of 32 documents of
 # mean 512 a list of CTAs as long as they take ends 10 % later with one head at a time).
 RAGGED_WAVES = 4
-
-
-class BackwardTiles(Protocol):
-    """A configuration as launches and the kernels of all architectures read it; the kernels of a card read more."""
-
-    @property
-    def element(self) -> Element: ...
-    @property
-    def dim_qk(self) -> int: ...
-    @property
-    def dim_v(self) -> int: ...
-    @property
-    def padded(self) -> int:
-        """Columns of registers and shared memory that hold either head dim."""
-        ...
-
-    @property
-    def padded_qk(self) -> int: ...
-    @property
-    def padded_v(self) -> int: ...
-    @property
-    def block_m(self) -> int:
-        """Query rows of a tile."""
-        ...
-
-    @property
-    def block_n(self) -> int:
-        """Keys of a CTA."""
-        ...
-
-    @property
-    def rows(self) -> int:
-        """Keys of a TMA box."""
-        ...
-
-    @property
-    def dq_cols(self) -> int:
-        """Columns of dQ that are added at a time."""
-        ...
-
-    @property
-    def ragged(self) -> bool:
-        """Sequences end to end."""
-        ...
-
-    @property
-    def deterministic(self) -> bool:
-        """CTAs add to a tile of dQ in a fixed order."""
-        ...
-
-    @property
-    def persistent(self) -> bool:
-        """Whether a CTA takes further key tiles."""
-        ...
-
-    @property
-    def topology(self) -> Topology: ...
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from .arguments import BackwardPrograms
 from .finish import finish_kernel
 from .kernel import backward_kernel
 from .key_tiles import key_tiles_kernel
-from .order import BackwardTiles
 from .prepare import prepare_kernel
+from .tiles import BackwardTiles
 from .visits import row_numbers_layout
 
 

@@ -20,49 +20,45 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from warpattn.errors import AttentionError
 from warpattn.kernels.topology import Edge, Role, Topology
 from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
-from warpattn.problem.element import ELEMENT_OF, Element
 from warpattn.problem.launch import Choice
 from warpattn.problem.operands import is_masked
 
 from ...nvidia.backward.arguments import STAGES, VISIT_FIELDS, VISITS
 from ...nvidia.backward.order import key_tile_choice
-from ..prefill.config import CONSUMER_ROWS, pad_dim
+from ...nvidia.backward.tiles import BackwardTiles, problem_fields
+from ..prefill.config import CONSUMER_ROWS
 
 CONSUMERS = 2
+DQ_COLUMNS = 64  # of dQ, computed and added at a time
 CAPTURED_ROWS = 64  # rows, and keys at a time, of a CTA that takes gradients of what a score captured
-MAX_DIM = 256
-MOST_TOGETHER = 96  # key tiles of a head whose CTAs certainly run at once, of 132 SMs
 SHORT_ROWS = 2048  # queries up to which, at head dim 64, 64-row tiles fit a causal triangle better than 128-row ones
 
 
+class RoleRegisters(NamedTuple):
+    """Registers a thread of each kind of role, after reallocation."""
+
+    attend: int
+    reduce: int
+    load: int
+
+
 @dataclass(frozen=True)
-class BackwardConfig:
-    """Tile sizes and resources of one compiled kernel.
+class BackwardConfig(BackwardTiles):
+    """Tile sizes and resources of one compiled kernel."""
 
-    `dq_cols` columns of dQ are computed and added at a time. Unless warpgroups are `by_product`, head dims are padded
-    to one size, as dK and dV leave through the same memory.
-    """
+    registers: RoleRegisters
 
-    element: Element
-    dim_qk: int
-    dim_v: int
-    block_m: int  # query rows of a tile
-    dq_cols: int
-    attend_registers: int
-    reduce_registers: int
-    load_registers: int
-    rotate: bool  # begin with the query tile beside the own keys instead of the first
-    ragged: bool  # sequences end to end
-    deterministic: bool  # CTAs add to a tile of dQ in a fixed order
+    @cached_property
+    def dq_cols(self) -> int:
+        return DQ_COLUMNS
 
     @cached_property
     def by_product(self) -> bool:
         """Whether warpgroups share the keys and differ in what they compute of them."""
-        return self.padded > 128
+        return self.wide
 
     @cached_property
     def persistent(self) -> bool:
@@ -74,18 +70,6 @@ class BackwardConfig:
         """Whether a tile begins with dV, not dP, and hands dS over when dK has begun: no product waits for loads and
         stores. At head dim 64 P and dS are 32 registers each, which move before such products: 3 to 6 % slower."""
         return self.padded > 64
-
-    @cached_property
-    def padded(self) -> int:
-        return max(64, pad_dim(self.dim_qk), pad_dim(self.dim_v))
-
-    @cached_property
-    def padded_qk(self) -> int:
-        return max(64, pad_dim(self.dim_qk)) if self.by_product else self.padded
-
-    @cached_property
-    def padded_v(self) -> int:
-        return max(64, pad_dim(self.dim_v)) if self.by_product else self.padded
 
     @cached_property
     def widths_qk(self) -> tuple[int, ...]:
@@ -112,19 +96,6 @@ class BackwardConfig:
         return CONSUMER_ROWS
 
     @cached_property
-    def block_n(self) -> int:
-        """Keys of a CTA."""
-        return self.key_parts * CONSUMER_ROWS
-
-    def key_bytes(self, cols: int) -> int:
-        """Of the keys, or the values, of a CTA, with `cols` columns."""
-        return self.element.bytes * self.block_n * cols
-
-    def row_bytes(self, cols: int) -> int:
-        """Of a tile of Q or dO with a number for each row."""
-        return (self.element.bytes * cols + 4) * self.block_m
-
-    @cached_property
     def dq_buffers(self) -> int:
         """Buffers of dQ on its way to global memory."""
         return min(self.ds_stages, self.dq_parts)
@@ -136,8 +107,8 @@ class BackwardConfig:
     @cached_property
     def topology(self) -> Topology:
         attend = ("weigh", "derive") if self.by_product else tuple(f"attend {wg}" for wg in range(CONSUMERS))
-        roles = [Role(name, 4, self.attend_registers) for name in attend]
-        roles += [Role("reduce", 4, self.reduce_registers), Role("load", 1, self.load_registers)]
+        roles = [Role(name, 4, self.registers.attend) for name in attend]
+        roles += [Role("reduce", 4, self.registers.reduce), Role("load", 1, self.registers.load)]
         qk, v = self.padded_qk, self.padded_v
         slot = self.element.bytes * self.block_n * self.block_m
         edges = [
@@ -183,32 +154,24 @@ class AdjointFunctions(NamedTuple):
 
 
 def choose(problem: Problem, target: Arch, deterministic: bool = False) -> Choice:
-    """The choice for the gradients of a dense or ragged `problem`; AttentionError for others."""
-    if problem.kind == "paged":
-        raise AttentionError("the keys are paged; gradients take dense and ragged ones")
+    """The choice for the gradients of a dense or ragged `problem`."""
     config, why = choose_config(problem, deterministic)
     return key_tile_choice(problem, config, why, target)
 
 
 def choose_config(problem: Problem, deterministic: bool = False) -> tuple[BackwardConfig, str]:
     """The configuration for a problem, and one sentence why."""
-    element, dims = ELEMENT_OF[problem.dtype], (problem.dim_qk, problem.dim_v)
-    masked, ragged = is_masked(problem), problem.kind == "ragged"
-    # CTAs that go round wait for each other in a circle: those of a head must run at once.
-    keys = CONSUMER_ROWS * (1 if max(dims) > 128 else CONSUMERS)
-    together = not deterministic or problem.seq_k <= MOST_TOGETHER * keys
-    flags = (not masked and not ragged and together, ragged, deterministic)
-    if max(dims) > MAX_DIM:
-        rule = f'gradients on sm90 take multiples of 8 up to {MAX_DIM}; use backend="reference" for others'
-        raise AttentionError(f"the head dims are {dims[0]} and {dims[1]}; {rule}")
-    if max(dims) > 128:
+    widest, ragged = max(problem.dim_qk, problem.dim_v), problem.kind == "ragged"
+    keys = CONSUMER_ROWS * (1 if widest > 128 else CONSUMERS)
+    fields = problem_fields(problem, keys, deterministic)
+    if widest > 128:
         why = "head dim > 128: 64 keys, dV in one warpgroup and dK in the other; dQ 64 columns at a time"
-        return BackwardConfig(element, *dims, 64, 64, 208, 72, 24, *flags), why
-    if max(dims) > 64:
+        return BackwardConfig(**fields, block_m=64, registers=RoleRegisters(208, 72, 24)), why
+    if widest > 64:
         why = "head dim <= 128: 64 queries a tile; dK and dV of 64 keys take 128 registers of a warpgroup's 208"
-        return BackwardConfig(element, *dims, 64, 64, 208, 72, 24, *flags), why
-    if masked and problem.seq_q <= SHORT_ROWS * (problem.batch if ragged else 1):
+        return BackwardConfig(**fields, block_m=64, registers=RoleRegisters(208, 72, 24)), why
+    if is_masked(problem) and problem.seq_q <= SHORT_ROWS * (problem.batch if ragged else 1):
         why = f"head dim <= 64, a mask and at most {SHORT_ROWS} queries: 64-row tiles waste less of the diagonal"
-        return BackwardConfig(element, *dims, 64, 64, 160, 96, 24, *flags), why
+        return BackwardConfig(**fields, block_m=64, registers=RoleRegisters(160, 96, 24)), why
     why = "head dim <= 64: 128 queries a tile; all columns of dQ at once, which reads dS once"
-    return BackwardConfig(element, *dims, 128, 64, 192, 104, 24, *flags), why
+    return BackwardConfig(**fields, block_m=128, registers=RoleRegisters(192, 104, 24)), why
