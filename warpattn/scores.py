@@ -31,6 +31,7 @@ from warpattn.language.expr import (
     user_result_error,
     where,
 )
+from warpattn.language.functions import OfFunction
 from warpattn.language.traced import Lengths, Traced, require, same_object, settle, whole
 from warpattn.language.user_code import call_user
 
@@ -171,14 +172,14 @@ class Bias(Score):
         return s + load(self.bias, *broadcast_index(self.bias.shape, (b, h, row, k)))
 
 
-@dataclass(frozen=True, init=False)
-class CustomScore(Score):
+@dataclass(frozen=True, init=False, eq=False)
+class CustomScore(OfFunction, Score):
     """fn(s, b, h, q, k, **captured), a Python function that serves the reference and the kernels unchanged.
 
     s is a float, the indices are ints (q counts in key positions, see `Score.apply`). captured: tensors, which the
     function indexes with one int per dimension (0 outside), and numbers. The function uses operators, comparisons,
     `& | ~`, `**`, and where, minimum, maximum, abs, exp, log, tanh, to_float, to_int of warpattn. It is run once with
-    symbols; what cannot be recorded raises an AttentionError naming its line.
+    symbols, so globals and closures are read once; what cannot be recorded raises an AttentionError naming its line.
     """
 
     fn: Callable[..., Any]

@@ -13,8 +13,8 @@ hints     choose among ways that compute the same result; accepted and not used
 names     what errors of this package call something, and its name in this signature
 
 The text after a colon says what the argument must be, unless it is the default None: `4` a tensor of that rank,
-`(3, 4)` of one of these (`None` among them: or None), `tensor` of any, `number`, `count` an int from 0 on. True and
-False as a default make it a flag.
+`(3, 4)` of one of these (`None` among them: or None), `tensor` of any, `ints` one of integers of rank 1, `table` of
+rank 2, `number`, `whole` an int, `count` an int from 0 on. True and False as a default make it a flag.
 """
 
 from __future__ import annotations
@@ -26,15 +26,18 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from warpattn.errors import AttentionError
 from warpattn.inputs import is_tensor, kind_of, number
 from warpattn.language.traced import MAX_INT
 
-__all__ = ["Given", "drop_in", "is_flag"]
+__all__ = ["Given", "drop_in", "is_flag", "require_integers"]
 
 Kind = tuple[int | str | None, ...]
+NUMBERS = {"number": "a number", "whole": "an int", "count": "an int from 0 on"}
+INTEGERS = {"ints": 1, "table": 2}  # ranks
 
 
 class Given:
@@ -125,17 +128,34 @@ def _kind(node: ast.expr) -> Kind:
 
 def _faults(name: str, value: Any, kind: Kind) -> list[str]:
     """One sentence if a value is not of its kind."""
-    if kind in (("number",), ("count",)):
-        found = number(value)
-        fits = isinstance(found, int) and 0 <= found <= MAX_INT if "count" in kind else found is not None
-        rule = "an int from 0 on" if "count" in kind else "a number"
-        return [] if fits else [f"{name} is {kind_of(value)}; it must be {rule}"]
+    (first, *_) = kind
+    if first in NUMBERS:
+        fits = _is_number(number(value), str(first))
+        return [] if fits else [f"{name} is {kind_of(value)}; it must be {NUMBERS[str(first)]}"]
     if not is_tensor(value):
         return [f"{name} is {kind_of(value)}; it must be a tensor"]
-    if "tensor" in kind or value.ndim in kind:
-        return []
-    ranks = " or ".join(str(rank) for rank in kind if rank is not None)
-    return [f"{name} has shape {tuple(value.shape)}; it must have rank {ranks}"]
+    ranks = tuple(INTEGERS.get(rank, rank) if isinstance(rank, str) else rank for rank in kind)
+    if "tensor" not in kind and value.ndim not in ranks:
+        listed = " or ".join(str(rank) for rank in ranks if rank is not None)
+        return [f"{name} has shape {tuple(value.shape)}; it must have rank {listed}"]
+    return _not_integers(name, value) if first in INTEGERS else []
+
+
+def _is_number(found: float | None, kind: str) -> bool:
+    if kind == "number":
+        return found is not None
+    return isinstance(found, int) and (0 if kind == "count" else -MAX_INT) <= found <= MAX_INT
+
+
+def require_integers(name: str, x: Tensor) -> None:
+    """That a tensor of offsets, lengths or indices holds such."""
+    if reasons := _not_integers(name, x):
+        raise AttentionError(*reasons)
+
+
+def _not_integers(name: str, x: Tensor) -> list[str]:
+    fits = x.dtype in (torch.int32, torch.int64)
+    return [] if fits else [f"{name} has dtype {x.dtype}; it must be torch.int32 or torch.int64"]
 
 
 def _literal(node: ast.expr | None) -> Any:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from warpattn.inputs import is_tensor, kind_of
 from warpattn.language.expr import Expr, load, maximum, minimum, saturated, user_result_error, where
+from warpattn.language.functions import OfFunction
 from warpattn.language.traced import Lengths, require, same_object, settle, whole
 from warpattn.language.user_code import call_user
 from warpattn.masks.base import Mask
@@ -245,8 +246,8 @@ class _AddMask(Score):
         return s + self.mask.value(b, h, q, k, lens)
 
 
-@dataclass(frozen=True, init=False)
-class CustomMask(Mask):
+@dataclass(frozen=True, init=False, eq=False)
+class CustomMask(OfFunction, Mask):
     """fn(b, h, q, k, **captured) -> bool, a Python function that serves the reference and the kernels unchanged.
 
     The indices are ints (q counts in key positions, see the module). Captured values and what the function may do are

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from copy import copy
+from dataclasses import FrozenInstanceError
 from typing import Any
 
 import torch
@@ -48,6 +49,9 @@ class LatentPages(PagedKV):
             if not even:
                 what = f"rope has strides {rope.stride()} at {rope.data_ptr()}"
                 raise AttentionError(f"{what}; its rows must be in one piece and start at multiples of 16 bytes")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise FrozenInstanceError(f"cannot assign to field {name!r}")
 
     @staticmethod
     def of_bytes(cache: Tensor, block_table: Tensor, lengths: Tensor) -> LatentPages:

@@ -188,9 +188,12 @@ def _windows(config: Mapping[str, Any]) -> list[int | None]:
 
 
 def _number(config: Mapping[str, Any], *names: str) -> int | None:
-    """The first of some entries that is there."""
+    """The first of some entries that is there; AttentionError if it is no int."""
     for name in names:
         value = config.get(name)
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
+        if value is None:
+            continue
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise AttentionError(f"{name} is {kind_of(value)}; in a transformers config it must be an int or null")
+        return value
     return None

@@ -102,6 +102,10 @@ def _check_gradients(named: Iterable[tuple[str, object]]) -> None:
 class ServingPlan:
     """What all plans share: the checked call, output and LSE, the bound launches."""
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        name = type(self).__name__
+        raise AttentionError(f"a {name} is copied or pickled; it holds addresses of its own memory: make another one")
+
     def __init__(self, call: Call, options: PlanOptions = DEFAULT_OPTIONS, read_values: bool = True) -> None:
         checked = validate(call, read_values)
         _check_gradients(named_inputs(call, captured(checked)))

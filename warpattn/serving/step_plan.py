@@ -126,7 +126,8 @@ class StepPlan(ServingPlan):
         named = {"cu_q": (cu_q, ("offsets",)), "lengths": (lengths, ("batch",)),
                  "block_table": (block_table, ("batch", "max_pages"))}  # fmt: skip
         for name, (x, axes) in named.items():
-            rules.tensor(name, x, *axes)
+            if rules.tensor(name, x, *axes):
+                rules.require(x.dtype == torch.int32, f"{name} has dtype {x.dtype}", "it must be torch.int32")
         rules.done()
         batch = len(lengths)
         given = {"cu_q": (cu_q, batch + 1), "lengths": (lengths, batch), "block_table": (block_table, batch)}

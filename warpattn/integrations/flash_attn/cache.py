@@ -21,7 +21,7 @@ from warpattn.inputs import is_tensor, kind_of, number
 from warpattn.integrations.flash_attn import descaled, packed
 from warpattn.integrations.flash_attn.latent import absorbed
 from warpattn.integrations.flash_attn.modifiers import Tail, two_limits
-from warpattn.integrations.signature import Given
+from warpattn.integrations.signature import Given, require_integers
 from warpattn.quantized import EIGHT_BIT, split
 from warpattn.sequences import PagedKV
 from warpattn.serving.append import append_paged
@@ -78,7 +78,7 @@ def _check(given: Given) -> None:
             shape = () if x is None else tuple(x.shape)
             require(fits, f"{name} has shape {shape}; {how} {cu} it must have rank {rank}")
     many = _batch(given) if not reasons else 0
-    for name in ("cu_seqlens_k_new", "rotary_seqlens"):
+    for name in ("cu_seqlens_k_new", "rotary_seqlens", "cache_leftpad"):
         x, size = getattr(given, name), many + (name == "cu_seqlens_k_new")
         require(bool(reasons) or x is None or len(x) == size, f"{name} must have {size} elements for {many} sequences")
     for name, x in (("k", given.k), ("v", given.v)):
@@ -97,6 +97,7 @@ def _lengths(given: Given) -> Tensor | None:
     if lengths is None:
         return None
     if is_tensor(lengths) and lengths.shape == (_batch(given),):
+        require_integers("cache_seqlens", lengths)
         return lengths.to(torch.int32)
     length = number(lengths)
     if not isinstance(length, int) or not 0 <= length < 2**31:
@@ -154,7 +155,7 @@ def _append(given: Given, before: Tensor, stored: tuple[descaled.Rows, descaled.
         append_paged(given.k_cache, given.v_cache, table, after, k, v, **tail)
         return after
     if given.cu_seqlens_k_new is not None:
-        at = packed.places(given.cu_seqlens_k_new.diff())
+        at = packed.divided("cu_seqlens_k_new", given.cu_seqlens_k_new, len(k))
     else:
         at = packed.places(torch.full((len(k),), k.shape[1], device=k.device))
         k, v = k.flatten(0, 1), v.flatten(0, 1)
@@ -173,7 +174,7 @@ def _rotated_queries(given: Given, start: Tensor) -> Tensor:
     q, start = given.q, start.long()
     local = given.causal or given.attention_chunk or any(x is not None for x in two_limits(given.window_size))
     if given.cu_seqlens_q is not None:
-        at = packed.places(given.cu_seqlens_q.diff())
+        at = packed.divided("cu_seqlens_q", given.cu_seqlens_q, len(q))
         return _rotated(q, start[at.sequence] + at.position * bool(local), given)
     step = torch.arange(q.shape[1], device=q.device) * bool(local)
     return _rotated(q.flatten(0, 1), (start[:, None] + step).flatten(), given).view(q.shape)

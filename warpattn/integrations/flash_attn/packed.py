@@ -21,11 +21,12 @@ from warpattn.errors import AttentionError
 from warpattn.inputs import is_tensor, kind_of
 from warpattn.integrations.flash_attn.descaled import Rows, changed
 from warpattn.integrations.flash_attn.modifiers import Tail
+from warpattn.integrations.signature import require_integers
 from warpattn.quantized import split
 from warpattn.sequences import PagedKV, Ragged
 from warpattn.side_by_side import unbound
 
-__all__ = ["Keys", "Places", "Queries", "attend", "parts", "places", "within"]
+__all__ = ["Keys", "Places", "Queries", "attend", "divided", "parts", "places", "within"]
 
 
 class Queries(NamedTuple):
@@ -91,6 +92,16 @@ def places(lengths: Tensor) -> Places:
     sequence = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
     position = torch.arange(len(sequence), device=counts.device) - cu[sequence]
     return Places(sequence, position, cu.to(torch.int32))
+
+
+def divided(name: str, cu: Tensor, total: int) -> Places:
+    """The rows of sequences that `cu` begins, which are all `total` of them."""
+    at = places(cu.diff())
+    begins = cu.device.type != "cpu" or (len(cu) > 0 and int(cu[0]) == 0)
+    if not begins or len(at.sequence) != total:
+        rule = f"its first offset must be 0, and it must divide {total} rows"
+        raise AttentionError(f"{name} divides {len(at.sequence)} rows; {rule}")
+    return at
 
 
 def _batched(queries: Queries, keys: Keys, tail: Tail) -> tuple[Tensor, Tensor]:
@@ -189,8 +200,10 @@ def _require_lengths(name: str, rows: Queries | Keys) -> None:
     """That the offsets and lengths of sequences are such, and of as many sequences."""
     if rows.cu is not None:
         _require_rank(f"cu_seqlens_{name}", rows.cu, 1, "(batch + 1)")
+        require_integers(f"cu_seqlens_{name}", rows.cu)
     if rows.used is not None:
         _require_rank(f"seqused_{name}", rows.used, 1, "(batch)")
+        require_integers(f"seqused_{name}", rows.used)
         if rows.cu is not None and len(rows.used) + 1 != len(rows.cu):
             rule = f"cu_seqlens_{name} has offsets of {len(rows.cu) - 1} sequences"
             raise AttentionError(f"seqused_{name} has {len(rows.used)} elements; {rule}")

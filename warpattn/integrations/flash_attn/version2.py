@@ -100,7 +100,7 @@ def flash_attn_kvpacked_func(given: Given) -> Any:
 
 
 @drop_in(
-    f"q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, {OPTIONS}, block_table: 2=None",
+    f"q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, {OPTIONS}, block_table: table=None",
     REFUSED, names=NAMES,
 )  # fmt: skip
 def flash_attn_varlen_func(given: Given) -> Any:
@@ -146,9 +146,9 @@ _VERSION_3_ONLY = {
 
 @drop_in(
     "q: 4, k_cache: 4, v_cache: 4, k: 4=None, v: 4=None, rotary_cos: 2=None, rotary_sin: 2=None, cache_seqlens=None, "
-    "cache_batch_idx: 1=None, cache_leftpad: 1=None, block_table: 2=None, softmax_scale: number=None, causal=False, "
-    "window_size=(-1, -1), softcap: number=0.0, rotary_interleaved=True, alibi_slopes: (1, 2)=None, num_splits=0, "
-    "return_softmax_lse=False",
+    "cache_batch_idx: ints=None, cache_leftpad: ints=None, block_table: table=None, softmax_scale: number=None, "
+    "causal=False, window_size=(-1, -1), softcap: number=0.0, rotary_interleaved=True, alibi_slopes: (1, 2)=None, "
+    "num_splits=0, return_softmax_lse=False",
     hints={"num_splits"},
     names=CACHE_NAMES,
 )

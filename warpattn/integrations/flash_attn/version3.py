@@ -40,6 +40,7 @@ OPTIONS = (
     "num_splits=1, pack_gqa=None, deterministic=False, sm_margin=0, return_attn_probs=False"
 )
 HINTS = {"num_splits", "pack_gqa", "sm_margin"}
+RESULTS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # dtypes of combined outputs
 PAGED = {"kv.block_table": "page_table", "block_table": "page_table"}
 
 
@@ -118,11 +119,11 @@ def flash_attn_varlen_func(given: Given) -> Any:
 
 @drop_in(
     "q: (3, 4, None), k_cache: (4, None), v_cache: 4, k: (3, 4)=None, v: (3, 4)=None, qv: (3, 4)=None, "
-    "rotary_cos: 2=None, rotary_sin: 2=None, cache_seqlens=None, cache_batch_idx: 1=None, cache_leftpad: 1=None, "
-    "page_table: 2=None, cu_seqlens_q: 1=None, cu_seqlens_k_new: 1=None, max_seqlen_q=None, rotary_seqlens: 1=None, "
-    f"{SCALES}, softmax_scale: number=None, causal=False, window_size=(-1, -1), attention_chunk=0, "
-    "softcap: number=0.0, rotary_interleaved=True, scheduler_metadata=None, num_splits=0, pack_gqa=None, "
-    "sm_margin=0, return_softmax_lse=False",
+    "rotary_cos: 2=None, rotary_sin: 2=None, cache_seqlens=None, cache_batch_idx: ints=None, cache_leftpad: ints=None, "
+    "page_table: table=None, cu_seqlens_q: ints=None, cu_seqlens_k_new: ints=None, max_seqlen_q=None, "
+    f"rotary_seqlens: ints=None, {SCALES}, softmax_scale: number=None, causal=False, window_size=(-1, -1), "
+    "attention_chunk=0, softcap: number=0.0, rotary_interleaved=True, scheduler_metadata=None, num_splits=0, "
+    "pack_gqa=None, sm_margin=0, return_softmax_lse=False",
     hints={"scheduler_metadata", "num_splits", "pack_gqa", "sm_margin"},
     names=CACHE_NAMES | PAGED,
 )
@@ -152,8 +153,10 @@ def flash_attn_combine(given: Given) -> tuple[Tensor, Tensor]:
     shape, dtype = parts.shape[1:], given.out_partial.dtype if given.out_dtype is None else given.out_dtype
     if given.out is not None and given.out.shape != shape:
         raise AttentionError(f"out has shape {tuple(given.out.shape)}; it must be {tuple(shape)}")
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise AttentionError(f"out_dtype is {kind_of(dtype)}; it must be a float dtype of torch")
+    if dtype not in RESULTS:
+        raise AttentionError(f"out_dtype is {kind_of(dtype)}; it must be one of {', '.join(map(str, RESULTS))}")
+    if given.out is not None and given.out.dtype not in RESULTS:
+        raise AttentionError(f"out has dtype {given.out.dtype}; it must be one of {', '.join(map(str, RESULTS))}")
     lse = torch.logsumexp(lses, dim=0)
     weights = torch.softmax(lses.masked_fill(lse == -torch.inf, 0.0), dim=0)[..., None]
     seen = (lses != -torch.inf)[..., None]
@@ -164,7 +167,7 @@ def flash_attn_combine(given: Given) -> tuple[Tensor, Tensor]:
 
 
 @drop_in(
-    "batch_size, max_seqlen_q, max_seqlen_k, num_heads_q, num_heads_kv, headdim, cache_seqlens: 1, qkv_dtype=None, "
+    "batch_size, max_seqlen_q, max_seqlen_k, num_heads_q, num_heads_kv, headdim, cache_seqlens: ints, qkv_dtype=None, "
     "headdim_v=None, cu_seqlens_q=None, cu_seqlens_k_new=None, cache_leftpad=None, page_size=None, "
     "max_seqlen_k_new=0, causal=False, window_size=(-1, -1), attention_chunk=0, has_softcap=False, num_splits=0, "
     "pack_gqa=None, sm_margin=0",

@@ -69,7 +69,7 @@ def flash_attn_func(given: Given) -> tuple[Tensor, Tensor | None]:
 
 @drop_in(
     "q, k, v, qv=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, "
-    "min_seqlen_k=None, seqused_q=None, seqused_k=None, gather_kv_indices=None, page_table: 2=None, "
+    "min_seqlen_k=None, seqused_q=None, seqused_k=None, gather_kv_indices=None, page_table: table=None, "
     "softmax_scale: number=None, causal=False, window_size=(None, None), learnable_sink: 1=None, "
     "softcap: number=0.0, num_splits=1, pack_gqa=None, deterministic=False, score_mod=None, score_mod_bwd=None, "
     "mask_mod=None, block_sparse_tensors=None, aux_tensors=None, aux_scalars=None, return_lse=False, "
@@ -115,8 +115,8 @@ class SchedulerMetadata(NamedTuple):
 
 @drop_in(
     "max_seqlen_q, max_seqlen_k, nheads, nheads_kv, headdim, num_splits, headdim_v=None, pack_gqa=None, causal=False, "
-    "window_size_left=None, window_size_right=None, seqlen_k_new=0, cu_seqlens_q: 1=None, cu_seqlens_k: 1=None, "
-    "cu_seqlens_k_new=None, seqused_q: 1=None, seqused_k: 1=None, leftpad_k=None, seqlen_k_per_split=None",
+    "window_size_left=None, window_size_right=None, seqlen_k_new=0, cu_seqlens_q: ints=None, cu_seqlens_k: ints=None, "
+    "cu_seqlens_k_new=None, seqused_q: ints=None, seqused_k: ints=None, leftpad_k=None, seqlen_k_per_split=None",
     hints={
         "max_seqlen_q", "max_seqlen_k", "nheads", "nheads_kv", "headdim", "num_splits", "headdim_v", "pack_gqa",
         "causal", "window_size_left", "window_size_right", "seqlen_k_new", "cu_seqlens_k_new", "leftpad_k",

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from warpattn.api import attention_paged
 from warpattn.errors import AttentionError
+from warpattn.inputs import is_tensor, number
 from warpattn.integrations.flashinfer.layer import (
     Layer,
     check_output,
@@ -52,25 +53,26 @@ class BatchDecodeWithPagedKVCacheWrapper:
         own.tables, own.layer, own.planned = Tables(fixed), None, given
 
     @drop_in(
-        "self, indptr: 1, indices: 1, last_page_len: 1, num_qo_heads, num_kv_heads, head_dim: count, page_size: count, "
-        "pos_encoding_mode='NONE', window_left: number=-1, logits_soft_cap: number=None, q_data_type='float16', "
+        "self, indptr: ints, indices: ints, last_page_len: ints, num_qo_heads: count, num_kv_heads: count, "
+        "head_dim: count, page_size: count, "
+        "pos_encoding_mode='NONE', window_left: whole=-1, logits_soft_cap: number=None, q_data_type='float16', "
         "kv_data_type=None, o_data_type=None, data_type=None, sm_scale: number=None, rope_scale=None, rope_theta=None, "
         "non_blocking=True, block_tables=None, seq_lens=None, fixed_split_size=None, disable_split_kv=False, "
         "q_len_per_req: count=1, "
         "window_right=0, is_causal=None",
         refused={"window_right": "no token sees a later one", "is_causal": "new tokens see each other causally"},
         hints={"q_data_type", "kv_data_type", "data_type", "rope_scale", "rope_theta", "non_blocking", "block_tables",
-               "seq_lens", "fixed_split_size", "disable_split_kv", "num_qo_heads", "num_kv_heads"},
+               "seq_lens", "fixed_split_size", "disable_split_kv"},
     )  # fmt: skip
     def plan(given: Any) -> None:
         """Which pages belong to each request. Reads the lists back from a card, as FlashInfer does."""
         own = given.self
         own.layer, own.planned = Layer.of(given, given.head_dim, causal=True), given
-        own.tables.plan(PageLists(given.indptr, given.indices, given.last_page_len, given.page_size), own.device)
+        own.tables.plan(PageLists(given.indptr, given.indices, given.last_page_len, int(given.page_size)), own.device)
 
     @drop_in(
         "self, q: 3, paged_kv_cache, q_scale=None, k_scale=None, v_scale=None, out: 3=None, lse: 2=None, "
-        "return_lse=False, enable_pdl=None, window_left: number=None, sinks=None, q_len_per_req: count=None, "
+        "return_lse=False, enable_pdl=None, window_left: whole=None, sinks=None, q_len_per_req: count=None, "
         "skip_softmax_threshold_scale_factor=None, kv_cache_sf=None",
         refused={"skip_softmax_threshold_scale_factor": "every key counts", "kv_cache_sf": BLOCK_SCALES},
         hints={"enable_pdl"},
@@ -120,9 +122,25 @@ def planned_layer(own: Any, given: Given, k: Any) -> Layer:
     if own.layer is None:
         raise AttentionError("run is called before plan; plan says what belongs to each request")
     check_output("o_data_type", dtype_of(own.planned.o_data_type), given.q)
+    _check_planned(own.planned, given.q, k)
     window = getattr(given, "window_left", None) if "window_left" in vars(given) else None
     layer = own.layer
     if window is not None:
         dim, causal = given.q.shape[-1], vars(own.planned).get("causal", True)
         layer = Layer.of(Given(vars(own.planned) | {"window_left": window}), dim, causal)
     return scaled(layer, given, k)
+
+
+def _check_planned(planned: Given, q: Tensor, k: Any) -> None:
+    """That the heads of a call are those of its plan, which the scale is made of."""
+    named = "head_dim" if "head_dim" in vars(planned) else "head_dim_qk"
+    found = {"num_qo_heads": ("queries", q.shape[-2]), named: ("queries", q.shape[-1])}
+    if is_tensor(k) and k.ndim >= 3:
+        found["num_kv_heads"] = ("keys", k.shape[-2])
+    broken = [
+        f"{name} of the plan is {number(getattr(planned, name))}; {what} of the call have {size}"
+        for name, (what, size) in found.items()
+        if number(getattr(planned, name)) != size
+    ]
+    if broken:
+        raise AttentionError(*broken)

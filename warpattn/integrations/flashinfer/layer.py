@@ -50,7 +50,7 @@ class Layer(NamedTuple):
         mask: Mask = Causal() if causal else Full()
         if window is not None and window >= 0:
             mask = SlidingWindow(window + 1, right=0 if causal else None)
-        score = SoftCap(cap) if cap is not None and cap > 0 else None
+        score = None if cap is None or cap <= 0 else SoftCap(cap)  # which refuses NaN
         scale = None if given.sm_scale is None else number(given.sm_scale)
         return Layer(mask, score, max(dim, 1) ** -0.5 if scale is None else scale)
 

@@ -13,10 +13,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from warpattn.errors import AttentionError
+from warpattn.errors import AttentionError, Rules
 from warpattn.inputs import is_tensor, kind_of
 from warpattn.integrations.flashinfer.layer import eight_bit_scale, heads_last
 from warpattn.integrations.signature import Given
+from warpattn.language.traced import MAX_INT
 from warpattn.sequences import PagedKV
 
 __all__ = ["PageLists", "Tables", "key_and_value"]
@@ -41,6 +42,7 @@ class Tables:
         self.fixed = fixed
         self.table: Tensor | None = None
         self.lengths: Tensor | None = None
+        self.sizes = (0, 0)  # rows of a page, and pages that a cache must have
 
     def plan(self, lists: PageLists, device: torch.device) -> None:
         """Make them, or write them over. Reads the lists back from a card."""
@@ -53,13 +55,16 @@ class Tables:
         if len(last) != batch or bool((counts < 0).any()) or int(indptr[-1]) > len(lists.indices):
             what = f"indptr lists {batch} requests and {int(indptr[-1])} pages"
             raise AttentionError(f"{what}; last_page_len has {len(last)} and indices {len(lists.indices)}")
+        pages, size = lists.indices[: int(indptr[-1])].to("cpu", torch.int64), lists.page_size
+        _check_lists(int(indptr[0]), pages, last[counts > 0], size)
         if self.fixed is not None and (batch != self.fixed[0] or most > width):
             rule = f"the wrapper was made for graphs of {self.fixed[0]} requests with up to {width}"
             raise AttentionError(f"the batch has {batch} requests with up to {most} pages; {rule}")
         taken = torch.arange(width) < counts[:, None]
         table = torch.zeros(batch, width, dtype=torch.int32)
-        table[taken] = lists.indices[: int(indptr[-1])].to("cpu", torch.int32)
-        lengths = torch.where(counts > 0, (counts - 1) * lists.page_size + last, 0).to(torch.int32)
+        table[taken] = pages.to(torch.int32)
+        lengths = torch.where(counts > 0, (counts - 1) * size + last, 0).to(torch.int32)
+        self.sizes = (size, int(pages.max()) + 1 if len(pages) else 0)
         if self.fixed is None or self.table is None or self.lengths is None:
             self.table, self.lengths = table.to(device), lengths.to(device)
         else:
@@ -71,8 +76,24 @@ class Tables:
         if self.table is None or self.lengths is None:
             raise AttentionError("run is called before plan; plan says which pages belong to each request")
         k, v = key_and_value(cache, layout)
+        (size, least), (pages, rows) = self.sizes, k.shape[:2]
+        if rows != size or pages < least:
+            rule = f"the plan was made for pages of {size} rows, {least} of them at least"
+            raise AttentionError(f"paged_kv_cache has {pages} pages of {rows} rows; {rule}")
         k_scale, v_scale = eight_bit_scale("k_scale", given, k), eight_bit_scale("v_scale", given, v)
         return PagedKV(k, v, self.table, self.lengths, k_scale=k_scale, v_scale=v_scale)
+
+
+def _check_lists(first: int, pages: Tensor, last: Tensor, size: int) -> None:
+    """The rules of lists on the host; `last` is of the requests that have pages."""
+    rules = Rules()
+    rules.require(first == 0, f"indptr begins with {first}", "it must begin with 0")
+    rules.require(size > 0, f"page_size is {size}", "it must be an int from 1 on")
+    for name, x, most in (("indices", pages, MAX_INT), ("last_page_len", last, size)):
+        wrong = x[(x < 0) | (x > most)]
+        what = f"{name} holds {int(wrong[0])}" if len(wrong) else ""
+        rules.require(not len(wrong), what, f"its elements must be within 0 .. {most}")
+    rules.done()
 
 
 def key_and_value(cache: Cache, layout: str) -> tuple[Tensor, Tensor]:

@@ -29,7 +29,6 @@ REFUSED_BY_PLAN = {
 HINTS_OF_PLAN = {
     "use_fp16_qk_reduction", "rope_scale", "rope_theta", "q_data_type", "kv_data_type", "non_blocking", "seq_lens",
     "seq_lens_q", "max_token_per_sequence", "max_sequence_kv", "fixed_split_size", "disable_split_kv", "uniform_q_len",
-    "num_qo_heads", "num_kv_heads",
 }  # fmt: skip
 REFUSED_BY_RUN = {"kv_cache_sf": BLOCK_SCALES}
 
@@ -107,10 +106,11 @@ class BatchPrefillWithPagedKVCacheWrapper(_PrefillWrapper):
         given.self._start(given, fixed)
 
     @drop_in(
-        "self, qo_indptr: 1, paged_kv_indptr: 1, paged_kv_indices: 1, paged_kv_last_page_len: 1, num_qo_heads, "
-        "num_kv_heads, head_dim_qk: count, page_size: count, head_dim_vo=None, custom_mask: 1=None, "
+        "self, qo_indptr: ints, paged_kv_indptr: ints, paged_kv_indices: ints, paged_kv_last_page_len: ints, "
+        "num_qo_heads: count, num_kv_heads: count, head_dim_qk: count, page_size: count, head_dim_vo=None, "
+        "custom_mask: 1=None, "
         "packed_custom_mask=None, causal=False, pos_encoding_mode='NONE', use_fp16_qk_reduction=False, "
-        "sm_scale: number=None, window_left: number=-1, logits_soft_cap: number=None, rope_scale=None, "
+        "sm_scale: number=None, window_left: whole=-1, logits_soft_cap: number=None, rope_scale=None, "
         "rope_theta=None, q_data_type='float16', kv_data_type=None, o_data_type=None, non_blocking=True, "
         "prefix_len_ptr=None, token_pos_in_items_ptr=None, token_pos_in_items_len=0, max_item_len_ptr=None, "
         "seq_lens=None, seq_lens_q=None, block_tables=None, max_token_per_sequence=None, max_sequence_kv=None, "
@@ -125,12 +125,12 @@ class BatchPrefillWithPagedKVCacheWrapper(_PrefillWrapper):
         own.cu_q, longest = own._offsets("qo_indptr", given.qo_indptr)
         own.max_q = None if own.is_cuda_graph_enabled else longest
         lists = (given.paged_kv_indptr, given.paged_kv_indices, given.paged_kv_last_page_len)
-        own.tables.plan(PageLists(*lists, given.page_size), own.device)
+        own.tables.plan(PageLists(*lists, int(given.page_size)), own.device)
         own._plan_mask(given, own.tables.lengths.cpu())
 
     @drop_in(
         "self, q: 3, paged_kv_cache, q_scale=None, k_scale=None, v_scale=None, out=None, lse: 2=None, "
-        "return_lse=False, lse_base='log2', lse_layout='NH', enable_pdl=None, window_left: number=None, sinks=None, "
+        "return_lse=False, lse_base='log2', lse_layout='NH', enable_pdl=None, window_left: whole=None, sinks=None, "
         "kv_cache_sf=None, skip_softmax_threshold_scale_factor=None, use_fp16_softmax=None, uses_spcompress=None",
         refused=REFUSED_BY_RUN | {"skip_softmax_threshold_scale_factor": "every key counts"},
         hints={"enable_pdl", "use_fp16_softmax", "uses_spcompress"},
@@ -161,9 +161,9 @@ class BatchPrefillWithRaggedKVCacheWrapper(_PrefillWrapper):
         given.self._start(given, None)
 
     @drop_in(
-        "self, qo_indptr: 1, kv_indptr: 1, num_qo_heads, num_kv_heads, head_dim_qk: count, head_dim_vo=None, "
-        "custom_mask: 1=None, packed_custom_mask=None, causal=False, pos_encoding_mode='NONE', "
-        "use_fp16_qk_reduction=False, window_left: number=-1, logits_soft_cap: number=None, sm_scale: number=None, "
+        "self, qo_indptr: ints, kv_indptr: ints, num_qo_heads: count, num_kv_heads: count, head_dim_qk: count, "
+        "head_dim_vo=None, custom_mask: 1=None, packed_custom_mask=None, causal=False, pos_encoding_mode='NONE', "
+        "use_fp16_qk_reduction=False, window_left: whole=-1, logits_soft_cap: number=None, sm_scale: number=None, "
         "rope_scale=None, rope_theta=None, q_data_type='float16', kv_data_type=None, o_data_type=None, "
         "non_blocking=True, prefix_len_ptr=None, token_pos_in_items_ptr=None, token_pos_in_items_len=0, "
         "max_item_len_ptr=None, fixed_split_size=None, disable_split_kv=False, seq_lens=None, seq_lens_q=None, "

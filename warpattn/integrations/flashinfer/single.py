@@ -30,7 +30,7 @@ FACTORS = {"scale_q": "q", "scale_k": "k", "scale_v": "v"}  # of tensors of 8 bi
 
 @drop_in(
     "q: 2, k: 3, v: 3, kv_layout='NHD', pos_encoding_mode='NONE', use_tensor_cores=False, q_scale=None, k_scale=None, "
-    "v_scale=None, window_left: number=-1, logits_soft_cap: number=None, sm_scale: number=None, rope_scale=None, "
+    "v_scale=None, window_left: whole=-1, logits_soft_cap: number=None, sm_scale: number=None, rope_scale=None, "
     "rope_theta=None, "
     "return_lse=False",
     hints={"use_tensor_cores", "rope_scale", "rope_theta"},
@@ -48,7 +48,7 @@ def single_decode_with_kv_cache(given: Given) -> Any:
 @drop_in(
     "q: 3, k: 3, v: 3, scale_q=None, scale_k=None, scale_v=None, o_dtype=None, custom_mask: 2=None, "
     "packed_custom_mask=None, causal=False, kv_layout='NHD', pos_encoding_mode='NONE', use_fp16_qk_reduction=False, "
-    "sm_scale: number=None, window_left: number=-1, logits_soft_cap: number=None, rope_scale=None, rope_theta=None, "
+    "sm_scale: number=None, window_left: whole=-1, logits_soft_cap: number=None, rope_scale=None, rope_theta=None, "
     "backend='auto', return_lse=False, kv_cache_sf=None, k_scale=None, v_scale=None",
     refused={
         "kv_cache_sf": BLOCK_SCALES,
