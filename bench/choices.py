@@ -25,12 +25,11 @@ from bench.cases import Case, find
 from bench.measure import inputs, record, timing
 from bench.measure.arguments import positive
 from bench.peers.adapter import first_line
-from warpattn.kernels.sm90.prefill.choice import LEAST_KEYS, REGISTERS, arrange, choose, shared_out, with_tile
-from warpattn.kernels.sm90.prefill.config import SM90Config, usual_config
+from warpattn.kernels.sm90.candidates import candidates, described
+from warpattn.kernels.sm90.prefill.choice import choose
 from warpattn.kernels.sm90.prefill.launch import list_launches
-from warpattn.kernels.sm90.prefill.rates import TileShape
 from warpattn.masks import Causal, SlidingWindow
-from warpattn.problem import Call, CheckedCall, Problem, validate
+from warpattn.problem import Call, CheckedCall, validate
 from warpattn.problem.arch import ARCHS
 from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands, fitted
@@ -42,9 +41,6 @@ CHOSEN = "chosen"
 DIMS = ((64, 64), (64, 64), (80, 80), (96, 96), (128, 128), (128, 128), (128, 128), (192, 128), (256, 256))
 HEADS = ((8, 8), (12, 12), (16, 16), (32, 8), (40, 8), (28, 4), (64, 8), (16, 2))
 FLOPS = 5e11  # of a drawn shape at most: about a millisecond
-PARTS = (2, 4, 8)
-FEW_KEYS = 1024  # of a row, up to which tiles of 32 keys are tried
-MOST_TILES = 264  # whose keys are tried in parts
 LARGEST_ERROR = 0.05
 
 
@@ -81,38 +77,12 @@ def empty(case: Case) -> inputs.QKV:
     return q, k, v
 
 
-def tiles(case: Case, problem: Problem) -> Iterator[SM90Config]:
-    """Configurations with other tiles, of one head each, whose rings are as deep as shared memory allows."""
-    usual, _ = usual_config(problem, problem.seq_q)
-    few_keys = min(case.window or case.seq_k, case.seq_k) <= FEW_KEYS
-    for consumers, keys in ((c, n) for c in REGISTERS for n in (32, 64, 128)):
-        if (keys > 32 or few_keys) and (keys == 64 or consumers > 1):
-            yield from with_tile(usual, TileShape(consumers, keys, 2 if consumers == 1 else 1))
-
-
 def choices(case: Case) -> dict[str, Choice]:
     """The plan's choice and all others, by what they are."""
     problem, target = checked(case, empty(case)).problem, ARCHS["sm90"]
-    found = {CHOSEN: choose(problem, target)}
-    group = problem.heads_q // problem.heads_kv
-    for config in tiles(case, problem):
-        for heads in (n for n in (1, 4, 8) if group % n == 0):
-            packed = replace(config, packed=heads)
-            whole = arrange(problem, target, packed, "tried")
-            found[described(whole)] = whole
-            few = whole.order.heads // heads * whole.order.m_tiles <= MOST_TILES
-            for parts in (n for n in PARTS if few and n * LEAST_KEYS <= problem.seq_k and config.ctas == 1):
-                split = arrange(problem, target, shared_out(packed), "tried", parts)
-                found[described(split)] = split
-    same = described(found[CHOSEN])
-    return {name: choice for name, choice in found.items() if name != same}
-
-
-def described(choice: Choice) -> str:
-    """A configuration in a few letters."""
-    c = choice.config
-    text = f"{c.block_m}x{c.block_n} kv{c.kv_stages} q{c.q_stages} heads{c.packed} parts{choice.partitions}"
-    return text + (f" ctas{c.ctas}" if c.ctas > 1 else "")
+    chosen = choose(problem, target)
+    same = described(chosen)
+    return {CHOSEN: chosen} | {name: x for name, x in candidates(problem, target).items() if name != same}
 
 
 def launches(case: Case, choice: Choice, qkv: inputs.QKV) -> tuple[tuple[Launch, ...], torch.Tensor]:

@@ -3,8 +3,9 @@
 For each row of warpattn/kernels/sm90/prefill/rates.py: how many times its records hold, the root mean square of the
 logarithms of measured over predicted times, and the shape that is farthest off. Keys in parts are left out. `--fit`
 prints the table that fits the records best. `--left-out` fits it to all records but one, for each of them, and prints
-how fast the plan's choices for that one's shapes would have been. Needs no card; other records of `bench.choices` may
-be named.
+how fast the plan's choices for that one's shapes would have been. Both `--tuned` and `--left-out` print it of `tune`,
+too, whose timer then tells the times on record; the same times decide and judge, so that line shows the rule, not how
+well a card repeats its times. Needs no card; other records of `bench.choices` may be named.
 """
 
 from __future__ import annotations
@@ -23,13 +24,17 @@ from typing import Any, NamedTuple
 import torch
 
 from bench.cases import Case
-from bench.choices import CHOSEN, checked, described, empty
+from bench.choices import CHOSEN, checked, empty
+from warpattn.kernels.sm90.candidates import described
 from warpattn.kernels.sm90.prefill import choice as plan
 from warpattn.kernels.sm90.prefill.choice import Candidate, KeyTiles, tile_shape, tiling, unsplit_microseconds
 from warpattn.kernels.sm90.prefill.config import SM90Config, usual_config
 from warpattn.kernels.sm90.prefill.rates import RATES, RECORDS, Rate, TileShape, columns_of
 from warpattn.problem import Problem
 from warpattn.problem.arch import ARCHS
+from warpattn.problem.launch import BUILT_IN
+from warpattn.runtime.tuned.table import configurations
+from warpattn.serving.tuning import fastest
 
 NAME = re.compile(r"(\d+)x(\d+) kv(\d+) q(\d+) heads(\d+) parts(\d+)(?: ctas(\d+))?")
 CONSUMER_ROWS = 64
@@ -201,12 +206,36 @@ def speeds(record: dict[str, Any]) -> dict[str, float | None]:
     return found
 
 
-def left_out(records: Sequence[dict[str, Any]]) -> dict[str, float | None]:
+def tuned_speeds(record: dict[str, Any]) -> dict[str, float | None]:
+    """By shape, the speed of what `tune` would choose by the times on record, over that of the best configuration;
+    None of a choice without a time."""
+    found: dict[str, float | None] = {}
+    for entry in record["cases"]:
+        case, measured = Case(**entry["case"]), dict(entry["microseconds"])
+        measured[entry["chosen"]] = measured.pop(CHOSEN)
+        names = configurations(checked(case, empty(case)).problem)
+        best = min(measured.values())
+        known = {name: measured[name] for name in names.others if name in measured}
+        if names.built_in in measured:
+            known[BUILT_IN] = measured[names.built_in]
+        found[case.name] = best / known[fastest(known)] if BUILT_IN in known else None
+    return found
+
+
+class LeftOut(NamedTuple):
+    """Speeds by shape, of the plan's choices and of what `tune` makes of them."""
+
+    chosen: dict[str, float | None]
+    tuned: dict[str, float | None]
+
+
+def left_out(records: Sequence[dict[str, Any]]) -> LeftOut:
     """The same for all shapes, with the rates that the other records give."""
-    found = {}
+    found = LeftOut({}, {})
     for one in records:
         with weighed_by(fitted(list(times(record for record in records if record is not one)))):
-            found.update(speeds(one))
+            found.chosen.update(speeds(one))
+            found.tuned.update(tuned_speeds(one))
     return found
 
 
@@ -228,6 +257,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--fit", action="store_true", help="print the table of the best fit")
     what.add_argument("--left-out", action="store_true", help="speeds of choices for records that were not fitted")
+    what.add_argument("--tuned", action="store_true", help="speeds of choices, and of what tune would choose")
     args = parser.parse_args(sys.argv[1:] if argv is None else argv)
     records = [json.loads(path.read_text()) for path in args.records]
     if args.fit:
@@ -237,12 +267,13 @@ def main(argv: Sequence[str] | None = None) -> int:
                 shape = ", ".join(map(str, tile if tile.ctas > 1 else tile[:2]))
                 print(f"        TileShape({shape}): Rate({', '.join(f'{x:g}' for x in rate)}),")
             print("    },")
-    elif args.left_out:
-        known: dict[str, float | None] = {}
-        for record in records:
-            known.update(speeds(record))
-        print("today's table:", summary(known))
-        print("left out:", summary(left_out(records)))
+    elif args.left_out or args.tuned:
+        print("today's table:", summary({shape: x for record in records for shape, x in speeds(record).items()}))
+        print("tuned:", summary({shape: x for record in records for shape, x in tuned_speeds(record).items()}))
+        if args.left_out:
+            found = left_out(records)
+            print("left out:", summary(found.chosen))
+            print("left out, tuned:", summary(found.tuned))
     else:
         for row, found in by_row(records).items():
             worst = max(found, key=lambda error: abs(error.log))

@@ -25,9 +25,11 @@ from warpattn.sequences import Dense, PagedKV, Ragged
 from warpattn.sequences.latent import LatentPages
 from warpattn.serving import DecodePlan, PrefillPlan, StepPlan
 from warpattn.serving.append import append_paged
+from warpattn.serving.call_shape import CallShape
 from warpattn.serving.layers import EightBitCache, LargestStep, Layer
 from warpattn.serving.quantizing import quantize
 from warpattn.serving.slots import append_slots
+from warpattn.serving.tuning import Tuned, tune
 from warpattn.serving.warming import warm
 
 __all__ = [
@@ -35,6 +37,7 @@ __all__ = [
     "AttentionError",
     "Backend",
     "Bias",
+    "CallShape",
     "Causal",
     "Chunked",
     "CustomMask",
@@ -63,6 +66,7 @@ __all__ = [
     "Span",
     "StepPlan",
     "Table",
+    "Tuned",
     "append_paged",
     "append_slots",
     "attention",
@@ -78,6 +82,7 @@ __all__ = [
     "tanh",
     "to_float",
     "to_int",
+    "tune",
     "warm",
     "where",
 ]

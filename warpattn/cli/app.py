@@ -9,8 +9,9 @@ import torch
 import typer
 from typer.core import TyperGroup
 
-from warpattn.cli import bench, cache, compile, demo, doctor, plan, run, simulate
+from warpattn.cli import bench, compile, demo, doctor, plan, run, simulate
 from warpattn.cli.progress import shown
+from warpattn.cli.serving import cache, tune
 from warpattn.errors import AttentionError
 
 
@@ -55,4 +56,5 @@ app.command("simulate", context_settings={"ignore_unknown_options": True})(simul
 app.command("doctor")(doctor.doctor)
 app.command("bench", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(bench.bench)
 app.command("warm")(cache.warm_command)
+app.command("tune")(tune.tune_command)
 app.add_typer(cache.app, name="cache")

@@ -19,9 +19,11 @@ class PlanOptions:
 
     batch_invariant: bool = False  # requested: a sequence's bits do not depend on what else is in the batch
     kv_ready_before_dependency: bool = False  # promised: see `DecodePlan`; what has no use for it ignores it
+    candidate: str | None = None  # requested: the configuration of this name, see sm90/candidates.py, or BUILT_IN
 
 
 DEFAULT_OPTIONS = PlanOptions()
+BUILT_IN = "built-in"  # candidate: what the plan chooses by itself
 INVARIANT = "one part, so that a sequence's sums are in the same order whatever else is in the batch"
 
 

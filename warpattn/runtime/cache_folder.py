@@ -2,6 +2,7 @@
 
     <folder>/ab/version-cdef….kernel   a kernel; its time of change is when a process last took it from the disk
     <folder>/ab/tmp….part              a kernel that a process is writing, locked by it until it is renamed
+    <folder>/tuned/                    tuned choices (tuned/rows.py), which `tune --forget` removes
 
 `version` is a digest of the source and of Triton's version. Kernels of other versions leave after `OTHERS_DAYS` without
 use, any after `UNUSED_DAYS`, and those not used for longest once the folder holds more than its limit. A `.part` file
@@ -99,15 +100,20 @@ def read(path: Path) -> bytes:
 
 def new_file(path: Path) -> tuple[int, Path]:
     """An open, locked .part file to be renamed to `path`, in folders that are made for this user alone."""
+    make_folders(path)
+    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
+    lock(handle)
+    return handle, Path(name)
+
+
+def make_folders(path: Path) -> None:
+    """Make the two folders of a file for this user alone; PermissionError where others may write in one."""
     place = path.parents[1]
     place.parent.mkdir(parents=True, exist_ok=True)
     for made in (place, path.parent):
         made.mkdir(mode=0o700, exist_ok=True)
         if why := refusal(made):
             raise PermissionError(why)
-    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
-    lock(handle)
-    return handle, Path(name)
 
 
 def private_temporary() -> Path:

@@ -73,6 +73,11 @@ def remember(call: Call, checked: CheckedCall, x: Operands, bound: BoundLaunches
             finalize(program, _known.pop, key, None).atexit = False
 
 
+def forget() -> None:
+    """Plan every call anew; what was captured into graphs stays as it is."""
+    _known.clear()
+
+
 class CachedCall:
     """The launches of all calls with one key."""
 

@@ -77,7 +77,7 @@ def _built(key: Hashable, path: Path | None, build: Callable[[], Artifact]) -> A
             if refusal:
                 say_once(f"compiled kernels are kept for this process only: {refusal}")
             elif store(path, artifact):
-                sweep(folder(), version=_version())
+                sweep(folder(), version=version())
             _memory[key] = artifact
     return artifact
 
@@ -91,14 +91,14 @@ def path_of(key: Hashable) -> Path | None:
     """The file of a kernel."""
     place = folder()
     name = hashlib.sha256("\n".join((_made_by(), repr(key))).encode()).hexdigest()
-    return None if place is None else place / name[:2] / f"{_version()}-{name[2:]}.kernel"
+    return None if place is None else place / name[:2] / f"{version()}-{name[2:]}.kernel"
 
 
 def _made_by() -> str:
     return "\n".join((FORMAT, _sources(), triton_version()))
 
 
-def _version() -> str:
+def version() -> str:
     """How the names of all kernels begin that this source and this Triton make."""
     return hashlib.sha256(_made_by().encode()).hexdigest()[:8]
 

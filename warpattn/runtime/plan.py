@@ -1,6 +1,7 @@
 """From a problem to a launch: which kernel, which config, how many CTAs, and why.
 
-`plan` is pure: same problem, same plan, no tensors, no device, no Triton. `print(plan(...))` shows all of it.
+`plan` is pure: same problem, same plan, no tensors, no Triton, and no device unless there are choices that were tuned
+on one (tuned/table.py), which go before the planner's own. `print(plan(...))` shows all of it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 from warpattn.errors import Rules
 from warpattn.language.nodes import reads
 from warpattn.problem import CheckedCall, Problem
-from warpattn.problem.arch import ARCHS, RUNS, Arch, known
+from warpattn.problem.arch import ARCHS, RUNS, known
 from warpattn.problem.backends import LIMITS
 from warpattn.problem.backward import CheckedBackward, Gradients
 from warpattn.problem.eight_bit import check_eight_bit
@@ -24,6 +25,7 @@ from warpattn.problem.gradients import check_backward
 from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, Launch, PlanOptions
 from warpattn.problem.operands import RUN, Operands, whole_runs
 from warpattn.problem.rules import check_limits, check_sizes
+from warpattn.runtime.tuned.table import TABLE, TUNED_ARCHS, card_here, tuned_options, tuned_row
 from warpattn.sequences import Sequence
 
 CAPTURED = (
@@ -34,7 +36,7 @@ CAPTURED_IN_ORDER = (
     "gradients of tensors that the score captured are added by torch operations on the device, the slower form"
 )
 
-Choose = Callable[[Problem, Arch], Choice]
+Choose = Callable[..., Choice]  # of a problem, an Arch and, where kernels have candidates, options
 ListLaunches = Callable[[CheckedCall, Operands, Sequence, PlanOptions], tuple[Launch, ...]]
 
 
@@ -75,13 +77,23 @@ def plan(problem: Problem, arch: str = "sm90") -> Plan:
     check_limits(rules, arch, problem.kind, problem.dtype, problem)
     check_eight_bit(rules, arch, problem)
     rules.done()
-    filled = _filled(problem)
-    choice = _family(runs).choose(filled, ARCHS[runs])
-    choice = _on_chip(choice, arch)
+    filled = filled_problem(problem)
+    choice = _on_chip(_tuned(filled, arch) or _family(runs).choose(filled, ARCHS[runs]), arch)
     if filled != problem:
         why = f"{problem.dim_qk}/{problem.dim_v} are no multiples of {RUN}: q, k and v are copied, rows filled up with"
         choice = replace(choice, reasons=(*choice.reasons, f"head dims {why} zeros to {filled.dim_qk}/{filled.dim_v}"))
     return Plan(problem, arch, choice)
+
+
+def _tuned(problem: Problem, arch: str) -> Choice | None:
+    """The choice with the tuned configuration of the card in this machine, or why its row is ignored; None without a
+    row."""
+    row = tuned_row(problem, arch, card_here(arch)) if arch in TUNED_ARCHS and TABLE.read() else None
+    if row is None:
+        return None
+    options = DEFAULT_OPTIONS if row.stale else PlanOptions(candidate=row.candidate)
+    choice = _family(arch).choose(problem, ARCHS[arch], options)
+    return replace(choice, reasons=(row.words, *choice.reasons))
 
 
 def _on_chip(choice: Choice, arch: str) -> Choice:
@@ -93,7 +105,7 @@ def _on_chip(choice: Choice, arch: str) -> Choice:
     return replace(choice, reasons=(*choice.reasons, own))
 
 
-def _filled(problem: Problem) -> Problem:
+def filled_problem(problem: Problem) -> Problem:
     """The problem that kernels get: head dims filled up to whole runs, as `fitted` does with the operands."""
     return replace(problem, dim_qk=whole_runs(problem.dim_qk), dim_v=whole_runs(problem.dim_v))
 
@@ -105,7 +117,7 @@ def plan_backward(problem: Problem, arch: str = "sm90") -> Plan:
     check_backward(rules, arch, ("q", "k", "v"), problem, problem.kind)
     rules.done()
     runs = RUNS.get(arch, arch)
-    choice = _on_chip(_backward(runs).choose(_filled(problem), ARCHS[runs]), arch)
+    choice = _on_chip(_backward(runs).choose(filled_problem(problem), ARCHS[runs]), arch)
     if problem.score is not None and reads(problem.score).tensors:
         backward = LIMITS[arch].backward
         why = CAPTURED if backward is not None and backward.captured else CAPTURED_IN_ORDER
@@ -117,9 +129,11 @@ def list_launches(
     checked: CheckedCall, operands: Operands, sequence: Sequence, options: PlanOptions = DEFAULT_OPTIONS
 ) -> tuple[Launch, ...]:
     """The launches of a checked call on its backend's architecture, in order; operands are `fitted`."""
-    filled = _filled(checked.problem)
+    filled = filled_problem(checked.problem)
     checked = checked if filled == checked.problem else replace(checked, problem=filled)
     arch = checked.backend.removeprefix("simulate:")
+    if (TABLE.rows is None or TABLE.rows) and arch == checked.backend:  # not simulated
+        options = tuned_options(checked.problem, arch, operands.q.device, options)
     launches = _family(RUNS.get(arch, arch)).launches(checked, operands, sequence, options)
     return tuple(replace(launch, arch=arch) for launch in launches) if arch in RUNS else launches
 
@@ -141,7 +155,7 @@ def list_captured_launches(
 
 
 def _filled_backward(checked: CheckedBackward) -> CheckedBackward:
-    return replace(checked, forward=replace(checked.forward, problem=_filled(checked.forward.problem)))
+    return replace(checked, forward=replace(checked.forward, problem=filled_problem(checked.forward.problem)))
 
 
 class _Family(NamedTuple):

@@ -2,14 +2,17 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
 
 from bench import choices, rates
 from bench.cases import find
+from warpattn.kernels.sm90.candidates import described
 from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT
 from warpattn.kernels.sm90.prefill.rates import RATES, RECORDS
+from warpattn.serving.tuning import LEAST_GAIN
 
 
 def test_drawn_shapes_are_the_same_for_a_seed() -> None:
@@ -18,6 +21,7 @@ def test_drawn_shapes_are_the_same_for_a_seed() -> None:
     assert all(case.seq_q > 16 and case.flops() > 0 for case in choices.shapes(20, 2))
 
 
+WITHIN = 1 / LEAST_GAIN - 1e-9
 CASES = [find("wide-1x256o32k-h32o8-d128-causal"), *choices.shapes(4, 0)]
 
 
@@ -25,7 +29,7 @@ CASES = [find("wide-1x256o32k-h32o8-d128-causal"), *choices.shapes(4, 0)]
 def test_every_configuration_fits_and_is_another(case) -> None:
     found = choices.choices(case)
     assert next(iter(found)) == choices.CHOSEN
-    assert len(set(map(choices.described, found.values()))) == len(found) > 1
+    assert len(set(map(described, found.values()))) == len(found) > 1
     for choice in found.values():
         config = choice.config
         assert (config.smem_bytes + 512) * config.ctas <= SMEM_LIMIT
@@ -91,9 +95,25 @@ def test_plans_weighed_by_another_table_weigh_by_their_own_again() -> None:
 def test_choices_for_records_that_were_left_out(capsys) -> None:
     """What docs/kernels/sm90.md says of them; the least of seed 3 is what the card measured before it was fitted."""
     assert rates.main(["--left-out"]) == 0
-    own, left_out = capsys.readouterr().out.splitlines()
+    own, tuned, left_out, left_out_tuned = capsys.readouterr().out.splitlines()
     assert "86 shapes with a time: least 0.934" in own and "below 0.93: none" in own
     assert "86 shapes with a time: least 0.871" in left_out
+    for line in (tuned, left_out_tuned):
+        assert float(re.search(r"86 shapes with a time: least ([\d.]+)", line)[1]) >= WITHIN
+
+
+def test_tuned_choices_are_the_best_on_record(capsys) -> None:
+    """But for what `tune` takes for noise, in favour of the built-in choice."""
+    record = json.loads(Path(RECORDS[1]).read_text())
+    speeds = rates.tuned_speeds(record)
+    own = rates.speeds(record)
+    assert all(speed >= max(WITHIN, own[shape] - 1e-3) for shape, speed in speeds.items() if speed is not None)
+    assert {speed is None for speed in speeds.values()} == {False}
+    record["cases"] = record["cases"][:1]
+    us = record["cases"][0]["microseconds"]
+    slow = next(name for name in us if name != choices.CHOSEN)
+    us[slow] = 0.5 * min(us.values())
+    assert rates.tuned_speeds(record) == {record["cases"][0]["case"]["name"]: 1.0}
 
 
 def test_the_errors_are_printed(capsys) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from warpattn.problem import CheckedCall, Problem, is_latent
 from warpattn.problem.arch import ARCHS, Arch
-from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, Launch, PlanOptions
+from warpattn.problem.launch import BUILT_IN, DEFAULT_OPTIONS, Choice, Launch, PlanOptions
 from warpattn.problem.operands import Operands
 from warpattn.sequences import Sequence
 
 from . import paged_ragged
+from .candidates import candidates
 from .decode import choice as decode
 from .decode import launch as decode_launch
 from .mla import config as mla
@@ -36,7 +37,9 @@ def list_launches(checked: CheckedCall, x: Operands, sequence: Sequence, options
 
 
 def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTIONS) -> Choice:
-    """Which kernel a problem gets."""
+    """Which kernel a problem gets; KeyError for a candidate that it does not have."""
+    if options.candidate not in (None, BUILT_IN):
+        return candidates(problem, target)[options.candidate]
     if problem.kind == "paged-ragged":
         return paged_ragged.choose(problem, target, options)
     if problem.seq_q <= decode.MAX_TOKENS and decode.serves(problem):

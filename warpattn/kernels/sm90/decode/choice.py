@@ -75,22 +75,30 @@ def choose(
 ) -> Choice:
     """The choice for a problem that decode `takes`; `ctas` an SM, None: whichever is faster."""
     check_takes(problem)
-    rows = problem.seq_q * problem.heads_q // problem.heads_kv
-    if problem.kv_dtype is None:
-        config = choose_tiles(problem.element, problem.dim_qk, problem.dim_v, problem.page_size, ctas, rows)
-    else:
-        config = eight_bit_tiles(problem, rows, ctas)
+    config = tiles_of(problem, ctas)
     if options.kv_ready_before_dependency and not config.gathers:
         config = read_before_dependency(config)
     if options.batch_invariant:
         config = replace(config, schedule=invariant(config))
     elif not config.overlap.kv_ready_before_dependency:
         config = fitting_tiles(config, problem, target)
+    return finished(problem, target, config, grid_size(config, target))
+
+
+def tiles_of(problem: Problem, ctas: int | None = None) -> DecodeConfig:
+    """The tiles and rings of a problem, before anything is known of its lengths; `ctas` as in `choose`."""
+    rows = problem.seq_q * problem.heads_q // problem.heads_kv
+    if problem.kv_dtype is not None:
+        return eight_bit_tiles(problem, rows, ctas)
+    return choose_tiles(problem.element, problem.dim_qk, problem.dim_v, problem.page_size, ctas, rows)
+
+
+def finished(problem: Problem, target: Arch, config: DecodeConfig, grid: int) -> Choice:
+    """The choice of tiles for `grid` CTAs, with the schedule, the combination and the overlap that follow from them."""
     config = replace(config, schedule=schedule_of(problem, config.schedule))
-    grid = grid_size(config, target)
     config = arranged(config, problem, grid)
     config = replace(config, overlap=overlap_of(config, problem, grid))
-    lines, reasons = partial(describe, config, problem, grid), explain(config, target) + _own_reasons(config)
+    lines, reasons = partial(describe, config, problem, grid), explain(config, target, grid) + _own_reasons(config)
     return Choice("decode", config, (grid,), lines, reasons, partitions=partitions(problem, config, grid))
 
 
@@ -304,12 +312,14 @@ def describe(config: DecodeConfig, problem: Problem, grid: int) -> tuple[str, ..
     )
 
 
-def explain(config: StreamConfig, target: Arch, ctas: int = 1) -> tuple[str, ...]:
-    """Why the keys are partitioned as they are, for `ctas` CTAs an SM."""
+def explain(config: StreamConfig, target: Arch, grid: int) -> tuple[str, ...]:
+    """Why the keys are partitioned as they are, for `grid` CTAs."""
     schedule = config.schedule
     unit = f"{schedule.unit} key tiles" if schedule.unit > 1 else "one key tile"
-    where = f"{alone_on_sms(target)} of the {target.processors} SMs, so that no cluster of SMs is full"
-    where = where if ctas == 1 else f"{ctas} CTAs on each of {target.processors} SMs"
+    where = f"{grid // target.processors} CTAs on each of {target.processors} SMs"
+    if grid <= target.processors:
+        few = ", so that no cluster of SMs is full" if grid == alone_on_sms(target) else ""
+        where = f"{grid} of the {target.processors} SMs{few}"
     ranges = f"keys are partitioned to within {unit} over {where}"
     growth = f"if no range grows by more than {config.max_growth} units for it"
     even = f"equally long heads are not split, or into equal parts, {growth}"

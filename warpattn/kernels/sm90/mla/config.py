@@ -136,5 +136,5 @@ def choose(problem: Problem, target: Arch, *, options: PlanOptions = DEFAULT_OPT
     config = replace(config, schedule=invariant(config)) if options.batch_invariant else config
     config = replace(config, schedule=schedule_of(problem, config.schedule))
     grid = alone_on_sms(target)
-    lines, reasons = partial(describe, config, problem, grid), (*explain(config, target), ONCE)
+    lines, reasons = partial(describe, config, problem, grid), (*explain(config, target, grid), ONCE)
     return Choice("mla", config, (grid,), lines, reasons, partitions=partitions(problem, config, grid))

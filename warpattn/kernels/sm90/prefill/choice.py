@@ -136,7 +136,7 @@ def pack(
     other_tile = _counted(problem) and waste + _faster(usual, long is not None) >= 1 - GAIN
     if waste < 1 - few and not other_tile:
         return first, why
-    tilings = _tilings(usual, _heads(problem), other_tile, long is not None, same_keys)
+    tilings = _tilings(usual, packable(problem), other_tile, long is not None, same_keys)
     others = [counts.candidate(tiling) for tiling in tilings]
     if long is not None:
         at_length = KeyTiles(long)
@@ -160,7 +160,7 @@ def _faster(usual: SM90Config, lengths: bool) -> float:
     return 1 - min([own, *(rate_of(usual.wide, tile).key for tile in tiles_of(usual.wide, lengths))]) / own
 
 
-def _heads(problem: Problem) -> tuple[int, ...]:
+def packable(problem: Problem) -> tuple[int, ...]:
     """How many heads a tile may hold."""
     group = problem.heads_q // problem.heads_kv
     return tuple(n for n in PACKED if group % n == 0 and (n == 1 or _same_for_heads(problem)))

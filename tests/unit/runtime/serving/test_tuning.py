@@ -1,0 +1,377 @@
+"""`tune` on the stand-in card with a timer that knows its times: what wins, who uses it, and what is never chosen."""
+
+import ctypes
+import json
+import subprocess
+import sys
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import warpattn as wa
+from tests.unit.runtime.card import B, D, H, S, make_card, normal  # noqa: F401 (a fixture)
+from warpattn.kernels.sm90.candidates import candidates
+from warpattn.problem.arch import ARCHS
+from warpattn.problem.launch import BUILT_IN, PlanOptions
+from warpattn.runtime import bound_launches, cuda, first_use
+from warpattn.runtime.plan import filled_problem, plan
+from warpattn.runtime.tuned import rows, table
+from warpattn.serving import tuning
+from warpattn.serving.call_shape import CallShape, shapes_of
+from warpattn.serving.layers import LargestStep, Layer
+
+CARD = "Stand-in (132 SMs)"
+SHAPE = CallShape(Layer(H, H, D, D), B, S, S, mask=wa.Full())
+DECODE = CallShape(Layer(8, 2, D, D), 2, 1, 1024, 16)
+OUT_BYTES = 2 * B * S * H * D
+
+
+class Times:
+    """A timer whose times are known: microseconds by name, 10 for all others."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, **known):
+        self.known, self.timed = known.get("times", {}), []
+
+    def microseconds(self, calls, rounds, progress):
+        self.timed = list(calls)
+        progress(1.0)
+        return {name: [self.known.get(name, 10.0)] * rounds for name in calls}
+
+
+def problem_of(shape):
+    return filled_problem(shape.planned().checked.problem)
+
+
+def others(shape):
+    return table.configurations(problem_of(shape)).others
+
+
+@pytest.fixture(autouse=True)
+def machine(card, tmp_path, monkeypatch):
+    """The stand-in card has a name, an empty cache folder, nothing to compile; returned: configurations loaded."""
+    loaded, handles = [], iter(range(100, 10000))
+    real_load = bound_launches.load
+
+    def load(launch, device):
+        loaded.append(launch.key[0])
+        return real_load(launch, device)
+
+    for owner, name, value in (
+        (table, "TABLE", tuning.table.TABLE), (table, "card_of", lambda device: CARD),
+        (table, "card_here", lambda arch: CARD), (tuning, "compile_all", lambda *_: {}),
+        (bound_launches, "load", load), (cuda, "load_function", lambda *_: next(handles)), (first_use, "_said", set()),
+    ):  # fmt: skip
+        monkeypatch.setattr(owner, name, value)
+    monkeypatch.setattr("warpattn.runtime.plan.card_here", lambda arch: CARD)
+    monkeypatch.setattr(table.TABLE, "rows", None)
+    monkeypatch.setenv("WARPATTN_CACHE_DIR", str(tmp_path / "cache"))
+    return loaded
+
+
+def config_of(shape, name):
+    return candidates(problem_of(shape), ARCHS["sm90"])[name].config
+
+
+def row_of(shape, candidate, **fields):
+    """A row as `tune` writes it."""
+    times = {BUILT_IN: 10.0, candidate: 8.0}
+    made = rows.Row(
+        table.key_of(problem_of(shape), "sm90", CARD), str(shape), CARD, candidate, "built", times, {}, 5, "2026-11-23",
+        rows.kernel_cache.version(), "3.9.0",
+    )  # fmt: skip
+    return replace(made, **fields)
+
+
+def write(*found):
+    rows.add(rows.path(), found)
+    table.TABLE.rows = None
+
+
+def test_the_winner_is_used_by_the_next_call_and_by_a_plan(machine):
+    q, k, v = (normal() for _ in range(3))
+    wa.attention(q, k, v)
+    built_in, winner = machine[-1], others(SHAPE)[2]
+    timer = Times(times={winner: 8.0})
+    parts = []
+    (found,) = wa.tune([SHAPE], timer=timer, rounds=3, progress=parts.append)
+    assert timer.timed == [BUILT_IN, *others(SHAPE)] and parts == sorted(parts) and parts[-1] == 1.0
+    assert found.row.candidate == winner and "1.25 x as fast as the built-in choice" in found.words
+    wa.attention(q, k, v)
+    assert machine[-1] == config_of(SHAPE, winner) != built_in
+    count = len(machine)
+    wa.attention(q, k, v)
+    assert len(machine) == count  # repeated: nothing is planned
+    assert f"because tuned on {CARD}, " in str(plan(problem_of(SHAPE)))
+    assert plan(problem_of(SHAPE)).choice.config == machine[-1]
+    wa.attention(q[:, :19].contiguous(), k, v)
+    assert machine[-1] == built_in  # another shape
+
+
+def test_calls_of_another_process_read_the_file_once(machine, monkeypatch):
+    winner, reads = others(SHAPE)[0], []
+    write(row_of(SHAPE, winner))
+    real = rows.read
+    monkeypatch.setattr(rows, "read", lambda file: reads.append(file) or real(file))
+    for rows_of_q in (20, 19, 18, 20):
+        wa.attention(normal(B, rows_of_q, H, D), normal(), normal())
+    assert machine[0] == config_of(SHAPE, winner) and len(reads) == 1
+
+
+@pytest.mark.parametrize(("us", "wins"), [(9.9, False), (9.86, False), (9.8, True), (10.5, False)])
+def test_less_than_the_noise_wins_nothing(us, wins, machine):
+    name = others(SHAPE)[1]
+    (found,) = wa.tune([SHAPE], timer=Times(times={name: us} | dict.fromkeys(set(others(SHAPE)) - {name}, 11.0)))
+    assert (found.row.candidate == name) == wins
+    assert wins or "the built-in choice is the best of" in found.words
+    wa.attention(normal(), normal(), normal())
+    assert (machine[-1] == config_of(SHAPE, name)) == wins
+
+
+def test_a_wrong_candidate_is_named_and_never_chosen(card, machine, monkeypatch):
+    wrong, right = others(SHAPE)[:2]
+
+    def launch_call(function, *size, pdl):
+        inner = card.launch_call(function, *size, pdl=pdl)
+        spoil = machine[-1] == config_of(SHAPE, wrong)
+
+        def launch(stream):
+            code = inner(stream)
+            if spoil:
+                ctypes.memset(card.launches[-1]["maps"][3], 0x41, OUT_BYTES)
+            return code
+
+        return launch
+
+    monkeypatch.setattr(cuda, "launch_call", launch_call)
+    timer = Times(times={wrong: 1.0, right: 8.0})
+    (found,) = wa.tune([SHAPE], timer=timer)
+    assert found.row.candidate == right and wrong not in timer.timed
+    assert "its output differs by" in found.row.refused[wrong]
+
+
+def test_a_candidate_that_fails_is_named_and_a_built_in_choice_that_fails_is_an_error(card, machine, monkeypatch):
+    one = others(SHAPE)[0]
+    real = tuning._bound
+    monkeypatch.setattr(tuning, "_bound", lambda inputs, name: ([], "no memory") if name == one else real(inputs, name))
+    (found,) = wa.tune([SHAPE], timer=Times(times={one: 1.0}))
+    assert found.row.refused == {one: "no memory"} and found.row.candidate == BUILT_IN
+    monkeypatch.setattr(tuning, "_bound", lambda inputs, name: ([], "no memory"))
+    with pytest.raises(wa.AttentionError, match="the built-in configuration fails: no memory"):
+        wa.tune([SHAPE], timer=Times())
+
+
+def test_a_difference_beyond_rounding_is_wrong():
+    want = torch.randn(64, 64).bfloat16()
+    assert tuning.difference(want, want) == ""
+    assert tuning.difference((want.float() * 1.001).bfloat16(), want) == ""
+    one = want.clone()
+    one[3, 5] += 1
+    assert "differs" in tuning.difference(one, want)
+    assert "nan" in tuning.difference(one.fill_(torch.nan), want)
+    assert "differs" in tuning.difference(want, torch.zeros_like(want))
+
+
+def test_plans_made_before_keep_what_they_were_made_with(machine):
+    q, kv = torch.zeros(2, 1, 8, D, dtype=torch.bfloat16), paged()
+    before = wa.DecodePlan(q, kv, mask=wa.Causal())
+    bound, old = before._bound, machine[-1]
+    name = next(x for x in others(DECODE) if config_of(DECODE, x) != old)
+    write(row_of(DECODE, name))
+    assert before._bound is bound
+    wa.DecodePlan(q, kv, mask=wa.Causal())
+    assert machine[-1] == config_of(DECODE, name)
+
+
+def paged():
+    pages = torch.zeros(128, 16, 2, D, dtype=torch.bfloat16)
+    table_of_pages = torch.arange(128, dtype=torch.int32).view(2, 64)
+    return wa.PagedKV(pages, pages.clone(), table_of_pages, torch.full((2,), 1024, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("options", [{"batch_invariant": True}, {"kv_ready_before_dependency": True}], ids=str)
+def test_plans_with_options_are_not_tuned(options, machine):
+    q = torch.zeros(2, 1, 8, D, dtype=torch.bfloat16)
+    wa.DecodePlan(q, paged(), mask=wa.Causal(), **options)
+    before = machine[-1]
+    for name in others(DECODE):
+        write(row_of(DECODE, name))
+        wa.DecodePlan(q, paged(), mask=wa.Causal(), **options)
+        assert machine[-1] == before
+
+
+def test_simulated_calls_are_not_tuned():
+    checked = SHAPE.planned().checked
+    name = others(SHAPE)[0]
+    write(row_of(SHAPE, name))
+    launches = [
+        tuning.list_launches(replace(checked, backend=backend), SHAPE.planned().operands, wa.Dense())[0].key[0]
+        for backend in ("sm90", "simulate:sm90")
+    ]
+    assert launches[0] == config_of(SHAPE, name) != launches[1]
+
+
+def damaged(text):
+    listed = json.loads(text.partition(b"\n")[2])
+
+    def signed(changed):
+        body = json.dumps(changed).encode()
+        header = {"format": rows.FORMAT, "sha256": rows.hashlib.sha256(body).hexdigest()}
+        return json.dumps(header).encode() + b"\n" + body
+
+    return {
+        "cut": text[:-3], "a bit": text.replace(b"8.0", b"7.0"), "no JSON": b"\x00" * 99, "empty": b"",
+        "format": text.replace(b"tuned 1", b"tuned 0"), "a list": b"[]\n[]", "deep": b"[" * 100_000,
+        "no field": signed([{}]), "a name": signed([listed[0] | {"candidate": "best"}]),
+        "a number": signed([listed[0] | {"microseconds": {BUILT_IN: 1.0, listed[0]["candidate"]: -1.0}}]),
+        "rows": signed(listed * (rows.MOST_ROWS + 1)), "no list": signed(7),
+    }  # fmt: skip
+
+
+KINDS = list(damaged(b'{}\n[{"candidate": "x"}]'))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_damaged_files_are_one_sentence_and_no_choice(kind, machine, capsys):
+    write(row_of(SHAPE, others(SHAPE)[0]))
+    file = rows.path()
+    wa.attention(normal(), normal(), normal())
+    tuned = machine[-1]
+    file.write_bytes(damaged(file.read_bytes())[kind])
+    table.TABLE.rows = None
+    for length in (18, 19):
+        wa.attention(normal(B, length, H, D), normal(), normal())
+    tuning.call_cache.forget()
+    wa.attention(normal(), normal(), normal())
+    assert machine[-1] != tuned
+    said = capsys.readouterr().err
+    assert said.count("tuned choices in") == 1 and "`python -m warpattn tune --forget` removes it" in said
+    with pytest.raises(wa.AttentionError, match="are not used: it is damaged"):
+        wa.tune([SHAPE], timer=Times())
+    rows.forget(file)
+    assert wa.tune([SHAPE], timer=Times())[0].row.candidate == BUILT_IN
+
+
+@pytest.mark.parametrize("who", ["file", "folder", "link", "pipe"])
+def test_files_that_others_may_have_written_are_not_read(who, machine, capsys, tmp_path):
+    write(row_of(SHAPE, others(SHAPE)[0]))
+    file = rows.path()
+    if who in ("file", "folder"):
+        (file if who == "file" else file.parent).chmod(0o777)
+    else:
+        text = file.read_bytes()
+        file.unlink()
+        (tmp_path / "other").write_bytes(text)
+        file.symlink_to(tmp_path / "other") if who == "link" else rows.os.mkfifo(file)
+    wa.attention(normal(), normal(), normal())
+    assert machine[-1] != config_of(SHAPE, others(SHAPE)[0])
+    assert capsys.readouterr().err.count("are not used: ") == 1
+
+
+def test_rows_of_other_kernels_are_ignored_and_said_so(machine):
+    write(row_of(SHAPE, others(SHAPE)[0], kernels="0badc0de"))
+    wa.attention(normal(), normal(), normal())
+    assert machine[-1] != config_of(SHAPE, others(SHAPE)[0])
+    assert "is ignored: it was made by kernels 0badc0de" in str(plan(problem_of(SHAPE)))
+
+
+def test_a_forged_name_is_no_configuration(machine, capsys):
+    write(row_of(SHAPE, "1x1 kv99 q9 heads1 parts1"))
+    wa.attention(normal(), normal(), normal())
+    assert "which is no configuration of this problem" in capsys.readouterr().err
+    assert "tuned" not in str(plan(problem_of(SHAPE)))
+
+
+def test_two_processes_lose_no_row(tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from warpattn.runtime.tuned import rows\n"
+        "fields = eval(sys.argv[2])\n"
+        "for n in range(40): rows.add(Path(sys.argv[1]), [rows.Row(**fields | {'key': sys.argv[3] + str(n)})])"
+    )
+    fields = repr(asdict(row_of(SHAPE, others(SHAPE)[0])))
+    started = [subprocess.Popen([sys.executable, "-c", code, rows.path(), fields, name]) for name in "ab"]
+    assert [process.wait() for process in started] == [0, 0]
+    assert len(rows.read(rows.path())) == 80
+    assert sorted(path.name for path in rows.path().parent.iterdir()) == ["choices.json", "lock"]
+
+
+def test_the_oldest_rows_leave(monkeypatch):
+    monkeypatch.setattr(rows, "MOST_ROWS", 3)
+    for n in (0, 1, 2, 0, 3):
+        write(row_of(SHAPE, others(SHAPE)[0], key=str(n)))
+    assert list(rows.read(rows.path())) == ["2", "0", "3"]
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    with pytest.raises(wa.AttentionError, match="tuned choices cannot be kept: others may write in"):
+        wa.tune([SHAPE], timer=Times())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"what": []}, "what is "), ({"what": 3}, "what is 3"),
+        ({"what": [SHAPE, 3]}, "it must be a transformers config"),
+        ({"what": [SHAPE], "largest": LargestStep()}, "largest is given with shapes"),
+        ({"what": [SHAPE], "rounds": 0}, "rounds is 0"), ({"what": [SHAPE], "processes": 0}, "processes is 0"),
+        ({"what": [replace(SHAPE, layer=Layer(H, H, D, D, torch.float32))]}, "float32"),
+        ({"what": [replace(SHAPE, layer=Layer(H, H, 1024, 64))]}, "1024"),
+        ({"what": [SHAPE], "timer": None}, "has no card; tune measures on CUDA capability 9.0"),
+    ],
+)  # fmt: skip
+def test_wrong_arguments(arguments, message):
+    with pytest.raises(wa.AttentionError, match=message):
+        wa.tune(**{"timer": Times()} | arguments)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [({"keys": 0}, "keys is 0"), ({"layer": 3}, "layer is 3"), ({"page_size": 16, "keys": 20}, "multiple of that"),
+     ({"mask": "causal"}, "mask is "), ({"score": 1}, "score is 1"), ({"queries": True}, "queries is True")],
+)  # fmt: skip
+def test_wrong_shapes(fields, message):
+    with pytest.raises(wa.AttentionError, match=message):
+        replace(SHAPE, **fields)
+
+
+def test_calls_of_a_model():
+    layer = Layer(8, 2, 64, 64)
+    prompt, step = shapes_of([layer, layer], LargestStep(4, 300, 1000, 16))
+    assert (prompt, step) == (CallShape(layer, 1, 300, 300), CallShape(layer, 4, 1, 1008, 16))
+    latent = [Layer(128, 128, 192, 128), Layer(128, 1, 576, 512, latent=512)]
+    assert [shape.layer for shape in shapes_of(latent, None)] == latent
+    assert [bool(others(shape)) for shape in shapes_of(latent, None)] == [True, False]
+
+
+def test_a_kernel_with_one_configuration_is_said_so():
+    (found,) = wa.tune([CallShape(Layer(128, 1, 576, 512, latent=512), 2, 1, 1024, 16)], timer=Times())
+    assert found.row is None and found.words == "sm90.mla has one configuration for this call: nothing was tried"
+
+
+def test_masks_with_lambdas_are_compiled_here():
+    kernel = tuning.Kernel(replace(SHAPE, mask=wa.CustomMask(lambda b, h, q, k: k <= q)), BUILT_IN, 0)
+    assert not tuning._can_be_sent(kernel)
+    assert tuning._can_be_sent(tuning.Kernel(SHAPE, BUILT_IN, 0))
+
+
+def test_lse_and_sinks_have_the_row_of_the_call_without():
+    problem = problem_of(SHAPE)
+    key = table.key_of(problem, "sm90", CARD)
+    assert table.key_of(replace(problem, has_lse=True, has_sinks=True, device_type="cuda"), "sm90", CARD) == key
+    for name, value in (("batch", 3), ("seq_k", 21), ("dtype", torch.float16), ("mask", ()), ("heads_kv", 1)):
+        assert table.key_of(replace(problem, **{name: value}), "sm90", CARD) != key
+    assert table.key_of(problem, "sm90", "Other (132 SMs)") != key
+
+
+def test_a_name_is_one_configuration():
+    """The built-in choice is requested by its own name, others by theirs."""
+    planned = SHAPE.planned()
+    for name in others(SHAPE):
+        (launch,) = tuning._launches(planned, PlanOptions(candidate=name))
+        assert launch.key[0] == config_of(SHAPE, name)

@@ -1,0 +1,106 @@
+"""Tuned choices in memory, and the one of a problem: the planner looks here before its own table.
+
+The file is read once in a process, when the first call is planned; a call that is repeated reads nothing at all. Only
+calls with the default options have tuned choices: a batch-invariant plan must not depend on what was measured.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import NamedTuple
+
+import torch
+
+from warpattn.errors import AttentionError
+from warpattn.problem import Problem
+from warpattn.problem.arch import ARCHS
+from warpattn.problem.backends import chip_of
+from warpattn.problem.launch import BUILT_IN, DEFAULT_OPTIONS, PlanOptions
+from warpattn.runtime.first_use import say_once
+from warpattn.runtime.tuned import rows
+from warpattn.runtime.tuned.rows import Row
+
+TUNED_ARCHS = ("sm90",)  # whose kernels have candidates
+
+
+@dataclass
+class Table:
+    """The rows of this process by their keys. None: not read yet."""
+
+    rows: dict[str, Row] | None = None
+
+    def read(self) -> dict[str, Row]:
+        """The rows, from the file the first time; a file that cannot be used is reported once and has none."""
+        if self.rows is None:
+            try:
+                self.rows = rows.read(rows.path())
+            except AttentionError as error:
+                say_once(str(error))
+                self.rows = {}
+        return self.rows
+
+
+TABLE = Table()
+
+
+def tuned_options(problem: Problem, arch: str, device: torch.device, options: PlanOptions) -> PlanOptions:
+    """The options of a plan on a device, with the tuned configuration if there is one for them."""
+    fits = TABLE.read() and options == DEFAULT_OPTIONS
+    row = tuned_row(problem, arch, card_of(device)) if fits else None
+    return options if row is None or row.stale else replace(options, candidate=row.candidate)
+
+
+def tuned_row(problem: Problem, arch: str, card: str) -> Row | None:
+    """The row of a problem on a card, which may be stale; None without one."""
+    known = TABLE.read() if card and arch in TUNED_ARCHS else {}
+    row = known.get(key_of(problem, arch, card)) if known else None
+    if row is None or row.stale or row.candidate in (BUILT_IN, *configurations(problem).others):
+        return row
+    what = f"a tuned choice of {row.call} is not used: it names {row.candidate!r}"
+    say_once(f"{what}, which is no configuration of this problem; tune again")
+    return None
+
+
+class Configurations(NamedTuple):
+    """Names of a problem's configurations: the built-in one and all others; "" and none where the kernel has one."""
+
+    built_in: str
+    others: tuple[str, ...]
+
+
+def configurations(problem: Problem) -> Configurations:
+    """Those of a problem on Hopper, whose head dims are filled up."""
+    from warpattn.kernels.sm90.candidates import candidates, described
+    from warpattn.kernels.sm90.select import choose
+
+    found = candidates(problem, ARCHS["sm90"])
+    own = described(choose(problem, ARCHS["sm90"])) if found else ""
+    return Configurations(own, tuple(name for name in found if name != own))
+
+
+def key_of(problem: Problem, arch: str, card: str) -> str:
+    """Digest of everything that a choice depends on: the card, sizes, dtypes, mask, score. LSE and sinks do not count,
+    as in the choice itself."""
+    like = replace(problem, device_type="", has_lse=False, has_sinks=False)
+    return hashlib.sha256(repr((arch, card, like)).encode()).hexdigest()[:32]
+
+
+def card_of(device: torch.device) -> str:
+    """Name and number of SMs of a CUDA device, such as "NVIDIA H200 (132 SMs)"; "" for any other."""
+    return _card(device.index or 0) if device.type == "cuda" else ""
+
+
+@cache
+def _card(index: int) -> str:
+    properties = torch.cuda.get_device_properties(index)
+    return f"{properties.name} ({properties.multi_processor_count} SMs)"
+
+
+def card_here(arch: str) -> str:
+    """The current card if its kernels are those of `arch`, else ""."""
+    if not torch.cuda.is_available():
+        return ""
+    device = torch.device("cuda", torch.cuda.current_device())
+    return card_of(device) if chip_of(device).target == arch else ""

@@ -1,0 +1,96 @@
+"""Times of candidates on a card: rounds in which all take turns, each a CUDA graph of several calls.
+
+A card holds its power limit by lowering its clock, so candidates that are timed one after the other get different
+clocks. In a round every candidate runs once, in shuffled order; medians are over the rounds.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+
+SAMPLE_MS = 3.0  # of a graph: launching it takes about 0.01 ms
+MOST_CALLS = 64
+WARM_MS = 60.0  # of rounds that are not recorded: they bring the card to the clock that it can hold
+
+Calls = Sequence[Callable[[], object]]  # one call on different inputs, used in turn
+
+
+class Timer(Protocol):
+    """Where candidates run, and how long they take. Tests have one that knows its times."""
+
+    device: torch.device
+
+    def microseconds(
+        self, calls: Mapping[str, Calls], rounds: int, progress: Callable[[float], None]
+    ) -> dict[str, list[float]]:
+        """Microseconds of a call of every candidate in every round; one that fails is left out."""
+        ...
+
+
+class CardTimer:
+    """Graphs between CUDA events on the current card."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def microseconds(
+        self, calls: Mapping[str, Calls], rounds: int, progress: Callable[[float], None]
+    ) -> dict[str, list[float]]:
+        """As of `Timer`."""
+        made = {name: _sample(one) for name, one in calls.items()}
+        samples = {name: sample for name, sample in made.items() if sample is not None}
+        times: dict[str, list[float]] = {name: [] for name in samples}
+        order, shuffle, warmed = list(samples), random.Random(0).shuffle, 0.0
+        while samples and warmed < WARM_MS:
+            warmed += sum(samples[name].milliseconds() * samples[name].calls for name in order)
+        for done in range(rounds):
+            shuffle(order)
+            for name in order:
+                samples[name].start()
+            for name in order:
+                times[name].append(samples[name].milliseconds(start=False) * 1000)
+            progress((done + 1) / rounds)
+        return times
+
+
+class _Sample:
+    """A graph of so many calls that it takes about `SAMPLE_MS`."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._begin, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self._run: Callable[[], object] = lambda: [call() for call in calls]
+        self.calls = len(calls)
+        for _ in range(2):  # the first pass warms up
+            one = self.milliseconds()
+        self.calls = max(len(calls), min(MOST_CALLS, round(SAMPLE_MS / max(one, 1e-3))))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for index in range(self.calls):
+                calls[index % len(calls)]()
+        self._run = graph.replay
+
+    def start(self) -> None:
+        """Enqueue the graph between its two events."""
+        self._begin.record()
+        self._run()
+        self._end.record()
+
+    def milliseconds(self, start: bool = True) -> float:
+        """Of one call of the graph, which is started or was."""
+        if start:
+            self.start()
+        self._end.synchronize()
+        return self._begin.elapsed_time(self._end) / self.calls
+
+
+def _sample(calls: Calls) -> _Sample | None:
+    """The sample of a candidate, None where it fails, such as for want of memory for its graph."""
+    try:
+        return _Sample(calls)
+    except RuntimeError:
+        torch.cuda.synchronize()
+        return None

@@ -1,0 +1,327 @@
+"""Measure configurations of the user's own calls on the user's own card, and keep the fastest for the planner.
+
+    config or shapes ─▶ calls ─▶ candidates ─▶ compiled, each kernel once, on all cores
+                                     └──────▶ values compared, timed in turns ─▶ a row a call ─▶ tuned/choices.json
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import pickle
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from warpattn.errors import AttentionError
+from warpattn.inputs import kind_of
+from warpattn.language.traced import whole
+from warpattn.problem import CheckedCall, Problem
+from warpattn.problem.backends import NEEDS, chip_of
+from warpattn.problem.launch import BUILT_IN, Launch, PlanOptions
+from warpattn.problem.operands import fitted
+from warpattn.runtime import cache_folder, call_cache, compiler, compilers, kernel_cache
+from warpattn.runtime.bound_launches import BoundLaunches
+from warpattn.runtime.plan import filled_problem, list_launches, plan
+from warpattn.runtime.tuned import rows, table
+from warpattn.runtime.tuned.rows import Row
+from warpattn.runtime.tuned.timer import CardTimer, Timer
+from warpattn.serving.call_shape import CallShape, TunedCall, shapes_of
+from warpattn.serving.layers import LargestStep, Layer, layers_of, read_config
+
+ARCH = table.TUNED_ARCHS[0]
+ROUNDS = 15
+LEAST_GAIN = 1.015  # times as fast as the built-in choice that another must be: less is noise
+COLD_BYTES = 128 * 2**20  # of inputs that calls use in turn, so that L2 does not hold those of the next one
+MOST_INPUTS = 8
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What `tune` found for a call: a row, or none where its kernel has one configuration; `words` say it."""
+
+    shape: CallShape
+    row: Row | None
+    words: str
+
+
+class Kernel(NamedTuple):
+    """A kernel that a candidate of a call needs."""
+
+    shape: CallShape
+    candidate: str
+    position: int  # among the launches
+
+
+def tune(
+    what: str | PathLike[str] | Mapping[str, Any] | Sequence[Layer] | Sequence[CallShape],
+    largest: LargestStep | None = None,
+    *,
+    rounds: int = ROUNDS,
+    processes: int | None = None,
+    timer: Timer | None = None,
+    progress: Callable[[float], None] = lambda part: None,
+) -> tuple[Tuned, ...]:
+    """Time every configuration of some calls on this machine's card; later plans of such calls use the fastest.
+
+    what: the calls, or as in `warm` a transformers config (a folder, a file, its dictionary) or layers: then a prompt
+    of min(tokens, length) of `largest`, dense, and a step of one token of all requests over pages, `length` keys each;
+    without `largest` 32 requests, 8192 tokens and keys, pages of 16. rounds: in which all take turns; medians count.
+    processes: compilers at a time, None: as many as cores. timer: where calls run and how long they take; None: the
+    current card. progress: called with the part done, 0 .. 1.
+
+    Another configuration must be 1.5 % faster than the built-in one, and give its values but for rounding. Plans and
+    calls with exactly these sizes, dtypes, mask and score use it from then on, in this process and others; plans and
+    graphs made before keep theirs, and so do batch-invariant plans. Rows are in the cache folder (tuned/choices.json),
+    for one card and one version of kernels and Triton.
+
+    Raises AttentionError for wrong arguments and calls that Hopper's kernels do not take, without a Hopper card, where
+    rows cannot be kept, and where the built-in configuration itself fails.
+    """
+    shapes = _shapes(what, largest)
+    for name, value in (("rounds", rounds), ("processes", 1 if processes is None else processes)):
+        if whole(value, 1) is None:
+            raise AttentionError(f"{name} is {kind_of(value)}; it must be an int of at least 1")
+    for shape in shapes:
+        plan(_problem(shape), ARCH)  # its rules: what the kernels do not take
+    timer = timer or _card_timer()
+    card = table.card_of(timer.device)
+    if not card:
+        raise AttentionError(f"timer runs on {timer.device}; it must run on a card")
+    file = _file()
+    failed = compile_all(shapes, processes, lambda part: progress(part / 2))
+    found = []
+    for done, shape in enumerate(shapes):
+        step = partial(_part, progress, done, len(shapes))
+        found.append(_tuned(shape, card, _Run(timer, rounds, failed, step)))
+        if (row := found[-1].row) is not None:
+            _keep(file, row)
+    progress(1.0)
+    return tuple(found)
+
+
+def _shapes(what: Any, largest: LargestStep | None) -> Sequence[CallShape]:
+    """The calls of what `tune` takes."""
+    if isinstance(what, (str, PathLike)):
+        return shapes_of(layers_of(read_config(what)), largest)
+    if isinstance(what, Mapping):
+        return shapes_of(layers_of(what), largest)
+    rule = "it must be a transformers config, a list of Layer or a list of CallShape"
+    if not isinstance(what, Sequence) or not what:
+        raise AttentionError(f"what is {kind_of(what)}; {rule}")
+    if all(isinstance(shape, CallShape) for shape in what):
+        if largest is not None:
+            raise AttentionError("largest is given with shapes; they say their sizes themselves")
+        return list(dict.fromkeys(what))
+    if not all(isinstance(layer, Layer) for layer in what):
+        raise AttentionError(f"what is {kind_of(what)}; {rule}")
+    return shapes_of(what, largest)
+
+
+def _card_timer() -> Timer:
+    """That of the current card; AttentionError where tune has nothing to measure on."""
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    chip = chip_of(device)
+    if chip.target not in table.TUNED_ARCHS:
+        has = f"has {chip.words}" if chip.words else "has no card"
+        raise AttentionError(f"this machine {has}; tune measures on {NEEDS[ARCH]} (Hopper) alone")
+    return CardTimer(device)
+
+
+def _file() -> Path:
+    """The file of rows; AttentionError where it cannot be kept or is damaged."""
+    file, why = rows.path(), cache_folder.refusal(cache_folder.folder())
+    if why or file is None:
+        raise AttentionError(f"tuned choices cannot be kept: {why}")
+    rows.read(file)
+    return file
+
+
+def _keep(file: Path, row: Row) -> None:
+    """Write a row; plans and calls of this process follow it."""
+    try:
+        rows.add(file, [row])
+    except OSError as error:
+        raise AttentionError(f"tuned choices cannot be kept in {file}: {error.strerror or error}") from error
+    table.TABLE.rows = None
+    call_cache.forget()
+
+
+def _part(progress: Callable[[float], None], done: int, count: int, part: float) -> None:
+    """Report the part done of measuring, which is the second half."""
+    progress(0.5 + 0.5 * (done + part) / count)
+
+
+def compile_all(
+    shapes: Iterable[CallShape], processes: int | None, progress: Callable[[float], None]
+) -> dict[tuple[CallShape, str], str]:
+    """Compile the kernels of all candidates, each once; why those that could not be compiled were not."""
+    needed: dict[Path, list[Kernel]] = {}
+    for shape in shapes:
+        for name in candidate_names(shape):
+            for position, launch in enumerate(_launches(shape.planned(), PlanOptions(candidate=name))):
+                file = kernel_cache.path_of(_key(launch))
+                if file is not None and kernel_cache.load(file) is None:
+                    needed.setdefault(file, []).append(Kernel(shape, name, position))
+    needed = {file: kernels for file, kernels in needed.items() if _can_be_sent(kernels[0])}
+    if not needed:
+        return {}
+    kernel_cache.require_triton()
+    context = compilers.start(__name__)
+    workers, failed = processes or os.cpu_count() or 1, {}
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(dict(os.environ),)) as pool:
+        futures = {pool.submit(_compile, kernels[0]): kernels for kernels in needed.values()}
+        for done, future in enumerate(as_completed(futures), 1):
+            if error := future.exception():
+                failed |= {(kernel.shape, kernel.candidate): _first_line(error) for kernel in futures[future]}
+            progress(done / len(futures))
+    return failed
+
+
+def candidate_names(shape: CallShape) -> list[str]:
+    """Names of a call's configurations, the built-in one first, as BUILT_IN; none where the kernel has one alone."""
+    others = table.configurations(_problem(shape)).others
+    return [BUILT_IN, *others] if others else []
+
+
+def _problem(shape: CallShape) -> Problem:
+    """That of a call as kernels get it."""
+    return filled_problem(shape.planned().checked.problem)
+
+
+def _can_be_sent(kernel: Kernel) -> bool:
+    """Whether another process can get a call: lambdas of masks stay here, and are compiled when they run."""
+    try:
+        pickle.dumps(kernel)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return False
+    return True
+
+
+def _begin(environment: dict[str, str]) -> None:
+    """A process of the pool begins, forked from a server that may be older than this environment."""
+    os.environ.clear()
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+
+
+def _compile(kernel: Kernel) -> None:
+    """Compile a kernel, in a process of the pool."""
+    launch = _launches(kernel.shape.planned(), PlanOptions(candidate=kernel.candidate))[kernel.position]
+    kernel_cache.find(_key(launch), partial(compiler.artifact_of, launch, ARCH))
+
+
+def _key(launch: Launch) -> tuple[Any, ...]:
+    return (launch.name, launch.arch, launch.key)
+
+
+def _launches(call: TunedCall, options: PlanOptions) -> tuple[Launch, ...]:
+    checked: CheckedCall = replace(call.checked, backend=ARCH)
+    return list_launches(checked, call.operands, call.sequence, options)
+
+
+class _Run(NamedTuple):
+    """How calls are measured."""
+
+    timer: Timer
+    rounds: int
+    failed: Mapping[tuple[CallShape, str], str]  # why a candidate was not compiled
+    progress: Callable[[float], None]
+
+
+def _tuned(shape: CallShape, card: str, run: _Run) -> Tuned:
+    """The row of a call."""
+    problem, names = _problem(shape), candidate_names(shape)
+    if not names:
+        kernel = plan(problem, ARCH).kernel
+        return Tuned(shape, None, f"{kernel} has one configuration for this call: nothing was tried")
+    medians, refused = measured(shape, names, run)
+    row = Row(
+        key=table.key_of(problem, ARCH, card), call=str(shape), card=card, candidate=fastest(medians),
+        built_in=table.configurations(problem).built_in, microseconds=medians, refused=refused, rounds=run.rounds,
+        date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(), kernels=kernel_cache.version(),
+        triton=kernel_cache.triton_version(),
+    )  # fmt: skip
+    return Tuned(shape, row, row.words)
+
+
+def fastest(medians: Mapping[str, float]) -> str:
+    """The candidate with the least time, if it is faster than the built-in choice by more than noise."""
+    best = min(medians, key=medians.__getitem__)
+    return best if medians[BUILT_IN] >= LEAST_GAIN * medians[best] else BUILT_IN
+
+
+def measured(shape: CallShape, names: Sequence[str], run: _Run) -> tuple[dict[str, float], dict[str, str]]:
+    """Median microseconds of the candidates whose values are right, and why others have none."""
+    inputs, refused, calls = _inputs(shape, run.timer.device), {}, {}
+    want: Tensor | None = None
+    for name in names:
+        why = run.failed.get((shape, name), "")
+        made: list[BoundLaunches] = []
+        if not why:
+            made, why = _bound(inputs, name)
+        if name == BUILT_IN and why:
+            raise AttentionError(f"{shape}: the built-in configuration fails: {why}")
+        out = inputs[0].operands.out
+        want = out.clone() if want is None else want
+        why = why or difference(out, want)
+        if why:
+            refused[name] = why
+        else:
+            calls[name] = [one.launch for one in made]
+    times = run.timer.microseconds(calls, run.rounds, run.progress)
+    if not times.get(BUILT_IN):
+        raise AttentionError(f"{shape}: the built-in configuration could not be timed")
+    refused |= {name: "it could not be timed" for name in calls if name not in times}
+    return {name: float(statistics.median(each)) for name, each in times.items()}, refused
+
+
+def _inputs(shape: CallShape, device: torch.device) -> list[TunedCall]:
+    """As many sets of inputs as keep L2 cold, at most `MOST_INPUTS`."""
+    first = shape.drawn(device, 0)
+    count = max(1, min(MOST_INPUTS, COLD_BYTES // first.bytes))
+    drawn = [first, *(shape.drawn(device, seed) for seed in range(1, count))]
+    return [call._replace(operands=fitted(call.operands)) for call in drawn]
+
+
+def _bound(inputs: Sequence[TunedCall], name: str) -> tuple[list[BoundLaunches], str]:
+    """The launches of a candidate for each set of inputs, run once on the first one; and what failed."""
+    out = inputs[0].operands.out
+    try:
+        options = PlanOptions(candidate=name)
+        made = [BoundLaunches(_launches(call, options), out.get_device()) for call in inputs]
+        out.fill_(torch.nan)
+        made[0].launch()
+        if out.is_cuda:
+            torch.cuda.synchronize()
+    except (RuntimeError, ValueError) as error:
+        return [], _first_line(error)
+    return made, ""
+
+
+def difference(out: Tensor, want: Tensor) -> str:
+    """What is wrong with a candidate's output; "" if it is that of the built-in choice but for rounding.
+
+    Queries are drawn large, so that a few keys have nearly all the weight: one tile of keys that is left out changes
+    its rows altogether, while rounding changes a row by about an ulp.
+    """
+    ulp = torch.finfo(want.dtype).eps
+    error, size = (out.float() - want.float()), want.float()
+    rms = error.square().mean().sqrt().item()
+    if not rms <= ulp * size.square().mean().sqrt().item():
+        return f"its output differs by {rms:.3g} (root mean square)"
+    most = error.abs().max().item()
+    return "" if most <= 8 * ulp * size.abs().max().item() else f"its output differs by up to {most:.3g}"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
