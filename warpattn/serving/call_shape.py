@@ -54,7 +54,9 @@ class CallShape:
 
     def __post_init__(self) -> None:
         rules = Rules()
-        rules.require(isinstance(self.layer, Layer), f"layer is {kind_of(self.layer)}", "it must be a Layer")
+        fine = rules.require(isinstance(self.layer, Layer), f"layer is {kind_of(self.layer)}", "it must be a Layer")
+        if fine and self.layer.cache is not None:
+            rules.add(f"layer has {self.layer.cache}", "what is tuned has keys and values of 16 bits")
         for name, least in (("requests", 1), ("queries", 1), ("keys", 1), ("page_size", 0)):
             value = getattr(self, name)
             fine = isinstance(value, int) and whole(value, least) is not None

@@ -332,7 +332,8 @@ def test_wrong_arguments(arguments, message):
 
 @pytest.mark.parametrize(
     ("fields", "message"),
-    [({"keys": 0}, "keys is 0"), ({"layer": 3}, "layer is 3"), ({"page_size": 16, "keys": 20}, "multiple of that"),
+    [({"layer": Layer(H, H, D, D, cache=wa.EightBitCache())}, "keys and values of 16 bits"),
+     ({"keys": 0}, "keys is 0"), ({"layer": 3}, "layer is 3"), ({"page_size": 16, "keys": 20}, "multiple of that"),
      ({"mask": "causal"}, "mask is "), ({"score": 1}, "score is 1"), ({"queries": True}, "queries is True")],
 )  # fmt: skip
 def test_wrong_shapes(fields, message):
