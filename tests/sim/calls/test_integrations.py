@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import math
 
 import pytest
 import torch
@@ -114,3 +115,26 @@ def test_masks_of_flashinfers_batches(arch):
         mine = slice(int(cu_q[b]), int(cu_q[b + 1]))
         if rows:
             check(q[None, mine], k[None, chosen], v[None, chosen], out[None, mine], mask=own)
+
+
+def test_latent_attention_of_flashinfer(monkeypatch):
+    """Queries in two tensors, a cache whose parts are views of one buffer, pages in lists, an LSE in base 2."""
+    flashinfer = importlib.import_module("warpattn.integrations.flashinfer")
+    mla = importlib.import_module("warpattn.integrations.flashinfer.mla")
+    monkeypatch.setattr(mla, "attention_paged", functools.partial(wa.attention_paged, backend="simulate:sm90"))
+    cache, indices = torch.randn(8, 16, 576).half(), torch.tensor([6, 1, 3, 0, 7], dtype=torch.int32)
+    cu_q, indptr, lengths = (torch.tensor(x, dtype=torch.int32) for x in ((0, 2, 4), (0, 3, 5), (41, 20)))
+    wrapper = flashinfer.BatchMLAPagedAttentionWrapper(torch.empty(0, dtype=torch.uint8))
+    sizes = {"num_heads": 16, "head_dim_ckv": 512, "head_dim_kpe": 64, "page_size": 16, "sm_scale": 0.06}
+    wrapper.plan(cu_q, indptr, indices, lengths, **sizes, causal=True)
+    q = torch.randn(4, 16, 576).half()
+    apart = (q[..., :512].clone(), q[..., 512:].clone())
+    out, lse = wrapper.run(*apart, *cache.split([512, 64], -1), return_lse=True)
+    for b, (pages, keys) in enumerate(((indices[:3], 41), (indices[3:], 20))):
+        k = cache[pages.long()].flatten(0, 1)[None, :keys, None]
+        own, natural = reference(q[None, 2 * b : 2 * b + 2], k, k[..., :512], mask=wa.Causal(), scale=0.06)
+        assert (out[2 * b : 2 * b + 2] - own[0]).abs().max() < LIMIT
+        assert (lse[2 * b : 2 * b + 2] * math.log(2) - natural[0].T).abs().max() < LIMIT
+    wrapper.plan(torch.tensor([0, 1, 4]), indptr, indices, lengths, **sizes, causal=True)
+    with pytest.raises(wa.AttentionError, match=r"kernels take dense and paged ones"):
+        wrapper.run(*apart, *cache.split([512, 64], -1))

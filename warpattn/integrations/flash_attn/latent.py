@@ -18,7 +18,7 @@ from warpattn.errors import AttentionError
 from warpattn.inputs import is_tensor, kind_of
 from warpattn.integrations.signature import Given
 
-__all__ = ["absorbed"]
+__all__ = ["absorbed", "joined"]
 
 
 def absorbed(given: Given, k_name: str = "k", v_name: str = "v") -> Given:
@@ -34,7 +34,7 @@ def absorbed(given: Given, k_name: str = "k", v_name: str = "v") -> Given:
     if k.shape[:-1] != v.shape[:-1]:
         wanted = f"that of {v_name} but for the head dim, {tuple(v.shape)}"
         raise AttentionError(f"{k_name} has shape {tuple(k.shape)}; with qv it must be {wanted}")
-    keys = _joined(v, k)
+    keys = joined(v, k)
     changed = {"q": torch.cat([qv, q], dim=-1), k_name: keys, v_name: keys[..., : v.shape[-1]], "qv": None}
     return Given(vars(given) | changed)
 
@@ -51,7 +51,7 @@ def _check(tensors: dict[str, Any], v_name: str) -> None:
             raise AttentionError(f"{name} is {x.dtype} on {x.device}; {rule}")
 
 
-def _joined(v: Tensor, k: Tensor) -> Tensor:
+def joined(v: Tensor, k: Tensor) -> Tensor:
     """v and k side by side: the buffer that has them so, or a copy."""
     size = v.shape[-1]
     one = v.shape[:-1] == k.shape[:-1] and v.stride() == k.stride() and v.dtype == k.dtype and v.stride(-1) == 1

@@ -8,32 +8,53 @@
 
     layer.py     what all of them say of a layer: mask, score, scale; layouts; LSE in base 2, (rows, heads)
     pages.py     pages as FlashInfer lists them, as a `PagedKV`
-    masks.py     masks of one's own in a batch
-    single.py    one request        decode.py, prefill.py    batches        states.py    merging
+    masks.py     masks of one's own in a batch, and their bits
+    older.py     `forward`, and what has nothing to do: workspaces, warming
+    single.py    one request        decode.py, prefill.py    batches        mla.py    latent attention
+    states.py    merging            cascade.py    keys that requests share
 
 Signatures are those of FlashInfer 0.7. What it may choose among kernels by is accepted and not used; what would change
 the result is served, or one AttentionError.
 """
 
+from warpattn.integrations.flashinfer.cascade import (
+    BatchDecodeWithSharedPrefixPagedKVCacheWrapper,
+    BatchPrefillWithSharedPrefixPagedKVCacheWrapper,
+    MultiLevelCascadeAttentionWrapper,
+)
 from warpattn.integrations.flashinfer.decode import (
     BatchDecodeWithPagedKVCacheWrapper,
     CUDAGraphBatchDecodeWithPagedKVCacheWrapper,
 )
+from warpattn.integrations.flashinfer.masks import packbits, segment_packbits
+from warpattn.integrations.flashinfer.mla import BatchMLAPagedAttentionWrapper, MLAPlanMetadata
 from warpattn.integrations.flashinfer.prefill import (
     BatchPrefillWithPagedKVCacheWrapper,
     BatchPrefillWithRaggedKVCacheWrapper,
 )
-from warpattn.integrations.flashinfer.single import single_decode_with_kv_cache, single_prefill_with_kv_cache
+from warpattn.integrations.flashinfer.single import (
+    single_decode_with_kv_cache,
+    single_prefill_with_kv_cache,
+    single_prefill_with_kv_cache_return_lse,
+)
 from warpattn.integrations.flashinfer.states import merge_state, merge_state_in_place, merge_states
 
 __all__ = [
     "BatchDecodeWithPagedKVCacheWrapper",
+    "BatchDecodeWithSharedPrefixPagedKVCacheWrapper",
+    "BatchMLAPagedAttentionWrapper",
     "BatchPrefillWithPagedKVCacheWrapper",
     "BatchPrefillWithRaggedKVCacheWrapper",
+    "BatchPrefillWithSharedPrefixPagedKVCacheWrapper",
     "CUDAGraphBatchDecodeWithPagedKVCacheWrapper",
+    "MLAPlanMetadata",
+    "MultiLevelCascadeAttentionWrapper",
     "merge_state",
     "merge_state_in_place",
     "merge_states",
+    "packbits",
+    "segment_packbits",
     "single_decode_with_kv_cache",
     "single_prefill_with_kv_cache",
+    "single_prefill_with_kv_cache_return_lse",
 ]

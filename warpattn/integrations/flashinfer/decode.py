@@ -21,15 +21,28 @@ from warpattn.integrations.flashinfer.layer import (
     scaled,
     with_scale,
 )
+from warpattn.integrations.flashinfer.older import Wrapper, check_planned, layer_of, older_call
 from warpattn.integrations.flashinfer.pages import PageLists, Tables
 from warpattn.integrations.signature import Given, drop_in
 
 __all__ = ["BLOCK_SCALES", "BatchDecodeWithPagedKVCacheWrapper", "CUDAGraphBatchDecodeWithPagedKVCacheWrapper"]
 
 BLOCK_SCALES = "scales of blocks of columns are those of 4-bit caches, which are not served"
+PLAN = (
+    "self, indptr: ints, indices: ints, last_page_len: ints, num_qo_heads: count, num_kv_heads: count, "
+    "head_dim: count, page_size: count, "
+    "pos_encoding_mode='NONE', window_left: whole=-1, logits_soft_cap: number=None, q_data_type='float16', "
+    "kv_data_type=None, o_data_type=None, data_type=None, sm_scale: number=None, rope_scale=None, rope_theta=None, "
+    "non_blocking=True, block_tables=None, seq_lens=None, fixed_split_size=None, disable_split_kv=False, "
+    "q_len_per_req: count=1, window_right=0, is_causal=None"
+)
+FORWARD = (
+    "self, q: 3, paged_kv_cache, pos_encoding_mode='NONE', q_scale=None, k_scale=None, v_scale=None, "
+    "window_left: whole=-1, logits_soft_cap: number=None, sm_scale: number=None, rope_scale=None, rope_theta=None"
+)
 
 
-class BatchDecodeWithPagedKVCacheWrapper:
+class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
     """Attention of one new token of each request, or of `q_len_per_req`, which see each other causally."""
 
     @drop_in(
@@ -53,13 +66,7 @@ class BatchDecodeWithPagedKVCacheWrapper:
         own.tables, own.layer, own.planned = Tables(fixed), None, given
 
     @drop_in(
-        "self, indptr: ints, indices: ints, last_page_len: ints, num_qo_heads: count, num_kv_heads: count, "
-        "head_dim: count, page_size: count, "
-        "pos_encoding_mode='NONE', window_left: whole=-1, logits_soft_cap: number=None, q_data_type='float16', "
-        "kv_data_type=None, o_data_type=None, data_type=None, sm_scale: number=None, rope_scale=None, rope_theta=None, "
-        "non_blocking=True, block_tables=None, seq_lens=None, fixed_split_size=None, disable_split_kv=False, "
-        "q_len_per_req: count=1, "
-        "window_right=0, is_causal=None",
+        PLAN,
         refused={"window_right": "no token sees a later one", "is_causal": "new tokens see each other causally"},
         hints={"q_data_type", "kv_data_type", "data_type", "rope_scale", "rope_theta", "non_blocking", "block_tables",
                "seq_lens", "fixed_split_size", "disable_split_kv"},
@@ -67,7 +74,7 @@ class BatchDecodeWithPagedKVCacheWrapper:
     def plan(given: Any) -> None:
         """Which pages belong to each request. Reads the lists back from a card, as FlashInfer does."""
         own = given.self
-        own.layer, own.planned = Layer.of(given, given.head_dim, causal=True), given
+        own.layer, own.planned = layer_of(given, given.head_dim), given
         own.tables.plan(PageLists(given.indptr, given.indices, given.last_page_len, int(given.page_size)), own.device)
 
     @drop_in(
@@ -92,13 +99,13 @@ class BatchDecodeWithPagedKVCacheWrapper:
         out, lse = attention_paged(rows, kv, out=target, sinks=given.sinks, **layer.tail())
         return finished(given, out.flatten(0, 1) if given.out is None else given.out, lse.transpose(0, 1).flatten(1))
 
+    @drop_in(PLAN.replace("non_blocking=True, ", ""))
+    def workspace_size(given: Any) -> tuple[int, int]:
+        """Bytes that `plan` needs of its caller's two buffers: none."""
+        return 0, 0
+
     begin_forward = plan
-
-    def end_forward(self) -> None:
-        """Nothing to do."""
-
-    def reset_workspace_buffer(self, *buffers: Tensor) -> None:
-        """Nothing to do: kernels have workspaces of their own."""
+    forward, forward_return_lse = older_call(FORWARD, False), older_call(FORWARD, True)
 
 
 class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWrapper):
@@ -119,15 +126,13 @@ class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWra
 
 def planned_layer(own: Any, given: Given, k: Any) -> Layer:
     """The planned layer with what a call over keys `k` changes; the window of a call replaces the plan's."""
-    if own.layer is None:
-        raise AttentionError("run is called before plan; plan says what belongs to each request")
+    check_planned(own, "run")
     check_output("o_data_type", dtype_of(own.planned.o_data_type), given.q)
     _check_planned(own.planned, given.q, k)
     window = getattr(given, "window_left", None) if "window_left" in vars(given) else None
     layer = own.layer
     if window is not None:
-        dim, causal = given.q.shape[-1], vars(own.planned).get("causal", True)
-        layer = Layer.of(Given(vars(own.planned) | {"window_left": window}), dim, causal)
+        layer = layer_of(Given(vars(own.planned) | {"window_left": window}), given.q.shape[-1])
     return scaled(layer, given, k)
 
 

@@ -1,27 +1,32 @@
-"""Masks of one's own in a batch: the bools of all requests end to end, as FlashInfer takes them."""
+"""Masks of one's own in a batch, as FlashInfer takes them: the bools of all requests end to end, or their bits.
+
+    bits   request 0: 5 × 3 pairs  ▶ 2 bytes     request 1: 2 × 4 pairs  ▶ 1 byte     the first pair in the lowest bit
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from warpattn.errors import AttentionError
+from warpattn.errors import AttentionError, Rules
+from warpattn.inputs import is_tensor, kind_of
 from warpattn.language.expr import load
 from warpattn.language.traced import Lengths
 from warpattn.masks import Mask
 
-__all__ = ["FlatMask", "flat_mask"]
+__all__ = ["FlatMask", "flat_mask", "packbits", "packed_mask", "segment_packbits"]
 
 Value = Any  # a symbol, a number or a tensor
 
 
 @dataclass(frozen=True, eq=False)
 class FlatMask(Mask):
-    """seen[starts[b] + row · keys + key]: bool, every request's rows of (queries, keys) after those of the one before;
-    starts: int32 (batch,)."""
+    """seen[starts[b] + row · keys + key]: bool, a request's rows of (queries, keys) from starts[b] on; starts: int32
+    (batch,)."""
 
     seen: Tensor
     starts: Tensor
@@ -34,12 +39,62 @@ class FlatMask(Mask):
 
 def flat_mask(given: Tensor, cu_q: Tensor, keys: Tensor, device: torch.device) -> FlatMask:
     """The mask of requests with offsets cu_q (batch + 1,) and numbers of keys (batch,), both on the host."""
-    sizes = cu_q.diff().long() * keys.long()
-    ends = sizes.cumsum(0)
-    total = int(ends[-1]) if len(ends) else 0
+    sizes = _sizes(cu_q, keys)
+    _check("custom_mask", given, sizes)
+    return FlatMask(given.bool().to(device), _starts(sizes).to(device, torch.int32))
+
+
+def packed_mask(given: Tensor, cu_q: Tensor, keys: Tensor, device: torch.device) -> FlatMask:
+    """The same of bits, uint8: every request begins with a byte of its own, its first pair in the lowest bit."""
+    if given.dtype != torch.uint8:
+        raise AttentionError(f"packed_custom_mask has dtype {given.dtype}; it must be uint8, with 8 pairs in each")
+    sizes = (_sizes(cu_q, keys) + 7) // 8
+    _check("packed_custom_mask", given, sizes, 8)
+    bits = given.to(device)[:, None] >> torch.arange(8, dtype=torch.uint8, device=device) & 1
+    return FlatMask(bits.flatten().bool(), (_starts(sizes) * 8).to(device, torch.int32))
+
+
+def _sizes(cu_q: Tensor, keys: Tensor) -> Tensor:
+    return cu_q.diff().long() * keys.long()
+
+
+def _starts(sizes: Tensor) -> Tensor:
+    return sizes.cumsum(0) - sizes
+
+
+def _check(name: str, given: Tensor, sizes: Tensor, pairs: int = 1) -> None:
+    """That a mask has so many elements of so many pairs each, and that int32 can count them."""
+    total = int(sizes.sum())
     if given.numel() != total:
-        rule = f"the requests have {total} pairs of a query and a key"
-        raise AttentionError(f"custom_mask has {given.numel()} elements; {rule}")
-    if total >= 2**31:
-        raise AttentionError(f"custom_mask has {total} elements; it may have up to 2**31 - 1")
-    return FlatMask(given.bool().to(device), (ends - sizes).to(device, torch.int32))
+        what = "pairs of a query and a key" if pairs == 1 else "bytes, of each request as many as its pairs need"
+        raise AttentionError(f"{name} has {given.numel()} elements; the requests have {total} {what}")
+    if total * pairs >= 2**31:
+        raise AttentionError(f"{name} has {given.numel()} elements; it may have up to {(2**31 - 1) // pairs}")
+
+
+def packbits(x: Tensor, bitorder: str = "big") -> Tensor:
+    """The bits of x, bool or numbers that are 0 where False, uint8; the first of 8 is the highest ("big") or the lowest
+    ("little") bit of a byte."""
+    if not is_tensor(x):
+        raise AttentionError(f"x is {kind_of(x)}; it must be a tensor")
+    if not isinstance(bitorder, str) or bitorder not in ("big", "little"):
+        raise AttentionError(f"bitorder is {kind_of(bitorder)}; it must be big or little")
+    bits = torch.nn.functional.pad((x != 0).flatten().byte(), (0, -x.numel() % 8)).view(-1, 8)
+    places = torch.arange(8, dtype=torch.uint8, device=x.device)
+    shifts = places if bitorder == "little" else 7 - places
+    return (bits << shifts).sum(1, dtype=torch.uint8)
+
+
+def segment_packbits(x: Tensor, indptr: Tensor, bitorder: str = "big") -> tuple[Tensor, Tensor]:
+    """Each segment x[indptr[i]:indptr[i + 1]] packed, from a byte of its own on; and where these start, as indptr says
+    of x. Reads indptr back from a card."""
+    rules = Rules()
+    fine = rules.tensor("x", x, "elements") & rules.tensor("indptr", indptr, "segments + 1")
+    ends = indptr.tolist() if fine else [0]
+    if fine:
+        what, rule = f"indptr is {ends}", f"it must begin with 0, not fall, and end with the elements of x, {len(x)}"
+        rules.require(ends[:1] == [0] and sorted(ends) == ends and ends[-1] == len(x), what, rule)
+    rules.done()
+    parts = [packbits(x[begin:end], bitorder) for begin, end in pairwise(ends)]
+    starts = torch.tensor([0, *accumulate(map(len, parts))], dtype=indptr.dtype, device=indptr.device)
+    return torch.cat(parts) if parts else x.new_empty(0, dtype=torch.uint8), starts

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from warpattn.integrations.signature import Given
 from warpattn.language.traced import MAX_INT
 from warpattn.sequences import PagedKV
 
-__all__ = ["PageLists", "Tables", "key_and_value"]
+__all__ = ["PageLists", "Tables", "kept_offsets", "key_and_value"]
 
 Cache = Tensor | tuple[Tensor, Tensor]
 
@@ -71,15 +71,25 @@ class Tables:
             self.table.copy_(table)
             self.lengths.copy_(lengths)
 
+    def hold(self, table: Tensor, lengths: Tensor, page_size: int) -> None:
+        """Those that a caller made, where they are; copied only if they are not int32."""
+        if len(table) != len(lengths):
+            raise AttentionError(f"block_tables lists {len(table)} requests; seq_lens has {len(lengths)}")
+        self.table, self.lengths, self.sizes = table.int(), lengths.int(), (page_size, 0)
+
+    def check(self, name: str, pages: Tensor) -> None:
+        """That pages (pages, rows, …) of a cache are those of the plan."""
+        (size, least), (count, rows) = self.sizes, pages.shape[:2]
+        if rows != size or count < least:
+            rule = f"the plan was made for pages of {size} rows, {least} of them at least"
+            raise AttentionError(f"{name} has {count} pages of {rows} rows; {rule}")
+
     def over(self, cache: Cache, layout: str, given: Given) -> PagedKV:
         """The planned batch over a cache, with the scales that a call brings for one of 8 bits."""
         if self.table is None or self.lengths is None:
             raise AttentionError("run is called before plan; plan says which pages belong to each request")
         k, v = key_and_value(cache, layout)
-        (size, least), (pages, rows) = self.sizes, k.shape[:2]
-        if rows != size or pages < least:
-            rule = f"the plan was made for pages of {size} rows, {least} of them at least"
-            raise AttentionError(f"paged_kv_cache has {pages} pages of {rows} rows; {rule}")
+        self.check("paged_kv_cache", k)
         k_scale, v_scale = eight_bit_scale("k_scale", given, k), eight_bit_scale("v_scale", given, v)
         return PagedKV(k, v, self.table, self.lengths, k_scale=k_scale, v_scale=v_scale)
 
@@ -108,3 +118,16 @@ def key_and_value(cache: Cache, layout: str) -> tuple[Tensor, Tensor]:
         raise AttentionError(f"paged_kv_cache is {kind_of(cache)}; {rule}")
     k, v = cache
     return heads_last(k, layout), heads_last(v, layout)
+
+
+def kept_offsets(own: Any, name: str, given: Tensor) -> tuple[Tensor, int]:
+    """int32 offsets on a wrapper's device, which stay where they are for graphs, and the longest sequence."""
+    host = given.to("cpu", torch.int32)
+    kept = own.offsets.get(name)
+    if kept is None or not own.is_cuda_graph_enabled:
+        kept = own.offsets[name] = host.to(own.device)
+    elif len(kept) != len(host):
+        raise AttentionError(f"{name} has {len(host)} offsets; the graph was made for {len(kept)}")
+    else:
+        kept.copy_(host)
+    return kept, int(host.diff().max()) if len(host) > 1 else 0

@@ -7,22 +7,21 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from warpattn.api import attention_paged, attention_varlen
 from warpattn.errors import AttentionError
 from warpattn.integrations.flashinfer.decode import BLOCK_SCALES, planned_layer
-from warpattn.integrations.flashinfer.layer import Layer, finished, of_layout, with_scale, with_scales
-from warpattn.integrations.flashinfer.masks import FlatMask, flat_mask
-from warpattn.integrations.flashinfer.pages import PageLists, Tables
+from warpattn.integrations.flashinfer.layer import finished, of_layout, with_scale, with_scales
+from warpattn.integrations.flashinfer.masks import FlatMask, flat_mask, packed_mask
+from warpattn.integrations.flashinfer.older import Wrapper, layer_of, older_call
+from warpattn.integrations.flashinfer.pages import PageLists, Tables, kept_offsets
 from warpattn.integrations.signature import Given, drop_in
 from warpattn.sequences import Ragged
 
 __all__ = ["BatchPrefillWithPagedKVCacheWrapper", "BatchPrefillWithRaggedKVCacheWrapper"]
 
 REFUSED_BY_PLAN = {
-    "packed_custom_mask": "give custom_mask, a bool for each query and key",
     **dict.fromkeys(("prefix_len_ptr", "token_pos_in_items_ptr", "max_item_len_ptr"), "scoring of items is not served"),
     "token_pos_in_items_len": "scoring of items is not served",
 }
@@ -31,9 +30,29 @@ HINTS_OF_PLAN = {
     "seq_lens_q", "max_token_per_sequence", "max_sequence_kv", "fixed_split_size", "disable_split_kv", "uniform_q_len",
 }  # fmt: skip
 REFUSED_BY_RUN = {"kv_cache_sf": BLOCK_SCALES}
+PAGED_PLAN = (
+    "self, qo_indptr: ints, paged_kv_indptr: ints, paged_kv_indices: ints, paged_kv_last_page_len: ints, "
+    "num_qo_heads: count, num_kv_heads: count, head_dim_qk: count, page_size: count, head_dim_vo=None, "
+    "custom_mask: 1=None, "
+    "packed_custom_mask: 1=None, causal=False, pos_encoding_mode='NONE', use_fp16_qk_reduction=False, "
+    "sm_scale: number=None, window_left: whole=-1, logits_soft_cap: number=None, rope_scale=None, "
+    "rope_theta=None, q_data_type='float16', kv_data_type=None, o_data_type=None, non_blocking=True, "
+    "prefix_len_ptr=None, token_pos_in_items_ptr=None, token_pos_in_items_len=0, max_item_len_ptr=None, "
+    "seq_lens=None, seq_lens_q=None, block_tables=None, max_token_per_sequence=None, max_sequence_kv=None, "
+    "fixed_split_size=None, disable_split_kv=False, uniform_q_len=None"
+)
+PAGED_FORWARD = (
+    "self, q: 3, paged_kv_cache, causal=False, pos_encoding_mode='NONE', use_fp16_qk_reduction=False, k_scale=None, "
+    "v_scale=None, window_left: whole=-1, logits_soft_cap: number=None, sm_scale: number=None, rope_scale=None, "
+    "rope_theta=None"
+)
+RAGGED_FORWARD = (
+    "self, q: 3, k, v, causal=False, pos_encoding_mode='NONE', use_fp16_qk_reduction=False, window_left: whole=-1, "
+    "logits_soft_cap: number=None, sm_scale: number=None, rope_scale=None, rope_theta=None"
+)
 
 
-class _PrefillWrapper:
+class _PrefillWrapper(Wrapper):
     """What both wrappers have in common: layout and device, the plan's layer and offsets."""
 
     def _start(self, given: Given, fixed: tuple[int, int] | None) -> None:
@@ -47,18 +66,20 @@ class _PrefillWrapper:
         self.own_mask: FlatMask | None = None
 
     def _plan_layer(self, given: Given) -> None:
-        """The layer; a `custom_mask` replaces `causal`."""
-        causal = bool(given.causal) and given.custom_mask is None
-        self.layer = Layer.of(given, given.head_dim_qk, causal)
+        """The layer; a mask of one's own replaces `causal`."""
+        causal = bool(given.causal) and given.custom_mask is None and given.packed_custom_mask is None
         self.planned = Given(vars(given) | {"causal": causal})
+        self.layer = layer_of(self.planned, given.head_dim_qk)
 
     def _plan_mask(self, given: Given, keys: Tensor) -> None:
         """The mask of one's own, of requests with so many keys, on the host."""
         self.own_mask = None
-        if given.custom_mask is not None:
-            if self.is_cuda_graph_enabled:
-                raise AttentionError("custom_mask is given and use_cuda_graph True; graphs hold no masks of one's own")
-            self.own_mask = flat_mask(given.custom_mask.reshape(-1), given.qo_indptr.cpu(), keys, self.device)
+        for name, made in (("custom_mask", flat_mask), ("packed_custom_mask", packed_mask)):  # the latter, if both
+            mask = getattr(given, name)
+            if mask is not None and self.is_cuda_graph_enabled:
+                raise AttentionError(f"{name} is given and use_cuda_graph True; graphs hold no masks of one's own")
+            if mask is not None:
+                self.own_mask = made(mask, given.qo_indptr.cpu(), keys, self.device)
 
     def _tail(self, given: Given, k: Any) -> dict[str, Any]:
         """The keywords of `attention` for a call over keys `k`."""
@@ -66,24 +87,6 @@ class _PrefillWrapper:
         if self.own_mask is not None:
             layer = layer._replace(mask=layer.mask & self.own_mask)
         return layer.tail()
-
-    def _offsets(self, name: str, given: Tensor) -> tuple[Tensor, int]:
-        """int32 offsets on the device, which stay where they are for graphs, and the longest sequence."""
-        host = given.to("cpu", torch.int32)
-        kept = self.offsets.get(name)
-        if kept is None or not self.is_cuda_graph_enabled:
-            kept = self.offsets[name] = host.to(self.device)
-        elif len(kept) != len(host):
-            raise AttentionError(f"{name} has {len(host)} offsets; the graph was made for {len(kept)}")
-        else:
-            kept.copy_(host)
-        return kept, int(host.diff().max()) if len(host) > 1 else 0
-
-    def end_forward(self) -> None:
-        """Nothing to do."""
-
-    def reset_workspace_buffer(self, *buffers: Tensor) -> None:
-        """Nothing to do: kernels have workspaces of their own."""
 
 
 class BatchPrefillWithPagedKVCacheWrapper(_PrefillWrapper):
@@ -106,15 +109,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_PrefillWrapper):
         given.self._start(given, fixed)
 
     @drop_in(
-        "self, qo_indptr: ints, paged_kv_indptr: ints, paged_kv_indices: ints, paged_kv_last_page_len: ints, "
-        "num_qo_heads: count, num_kv_heads: count, head_dim_qk: count, page_size: count, head_dim_vo=None, "
-        "custom_mask: 1=None, "
-        "packed_custom_mask=None, causal=False, pos_encoding_mode='NONE', use_fp16_qk_reduction=False, "
-        "sm_scale: number=None, window_left: whole=-1, logits_soft_cap: number=None, rope_scale=None, "
-        "rope_theta=None, q_data_type='float16', kv_data_type=None, o_data_type=None, non_blocking=True, "
-        "prefix_len_ptr=None, token_pos_in_items_ptr=None, token_pos_in_items_len=0, max_item_len_ptr=None, "
-        "seq_lens=None, seq_lens_q=None, block_tables=None, max_token_per_sequence=None, max_sequence_kv=None, "
-        "fixed_split_size=None, disable_split_kv=False, uniform_q_len=None",
+        PAGED_PLAN,
         refused=REFUSED_BY_PLAN,
         hints=HINTS_OF_PLAN | {"head_dim_vo", "block_tables"},
     )
@@ -122,7 +117,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_PrefillWrapper):
         """Which queries and pages belong to each request. Reads the lists back from a card, as FlashInfer does."""
         own = given.self
         own._plan_layer(given)
-        own.cu_q, longest = own._offsets("qo_indptr", given.qo_indptr)
+        own.cu_q, longest = kept_offsets(own, "qo_indptr", given.qo_indptr)
         own.max_q = None if own.is_cuda_graph_enabled else longest
         lists = (given.paged_kv_indptr, given.paged_kv_indices, given.paged_kv_last_page_len)
         own.tables.plan(PageLists(*lists, int(given.page_size)), own.device)
@@ -144,7 +139,13 @@ class BatchPrefillWithPagedKVCacheWrapper(_PrefillWrapper):
         q = with_scale("q_scale", given, given.q)
         return finished(given, *attention_paged(q, kv, seq, out=given.out, sinks=given.sinks, **tail))
 
+    @drop_in(PAGED_PLAN.replace("non_blocking=True, ", ""))
+    def workspace_size(given: Any) -> tuple[int, int]:
+        """Bytes that `plan` needs of its caller's two buffers: none."""
+        return 0, 0
+
     begin_forward = plan
+    forward, forward_return_lse = older_call(PAGED_FORWARD, False), older_call(PAGED_FORWARD, True)
 
 
 class BatchPrefillWithRaggedKVCacheWrapper(_PrefillWrapper):
@@ -162,7 +163,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_PrefillWrapper):
 
     @drop_in(
         "self, qo_indptr: ints, kv_indptr: ints, num_qo_heads: count, num_kv_heads: count, head_dim_qk: count, "
-        "head_dim_vo=None, custom_mask: 1=None, packed_custom_mask=None, causal=False, pos_encoding_mode='NONE', "
+        "head_dim_vo=None, custom_mask: 1=None, packed_custom_mask: 1=None, causal=False, pos_encoding_mode='NONE', "
         "use_fp16_qk_reduction=False, window_left: whole=-1, logits_soft_cap: number=None, sm_scale: number=None, "
         "rope_scale=None, rope_theta=None, q_data_type='float16', kv_data_type=None, o_data_type=None, "
         "non_blocking=True, prefix_len_ptr=None, token_pos_in_items_ptr=None, token_pos_in_items_len=0, "
@@ -176,7 +177,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(_PrefillWrapper):
         own = given.self
         own._plan_layer(given)
         own._plan_mask(given, given.kv_indptr.cpu().diff())
-        (cu_q, max_q), (cu_k, max_k) = (own._offsets(name, getattr(given, name)) for name in ("qo_indptr", "kv_indptr"))
+        cu_q, max_q = kept_offsets(own, "qo_indptr", given.qo_indptr)
+        cu_k, max_k = kept_offsets(own, "kv_indptr", given.kv_indptr)
         bounds = (None, None) if own.is_cuda_graph_enabled else (max_q, max_k)
         own.seq = Ragged(cu_q, cu_k, *bounds)
 
@@ -194,3 +196,4 @@ class BatchPrefillWithRaggedKVCacheWrapper(_PrefillWrapper):
         return finished(given, *attention_varlen(q, k, v, own.seq, out=given.out, **tail))
 
     begin_forward = plan
+    forward, forward_return_lse = older_call(RAGGED_FORWARD, False), older_call(RAGGED_FORWARD, True)

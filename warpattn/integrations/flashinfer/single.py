@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
+
+import torch
 
 from warpattn.api import attention
 from warpattn.errors import AttentionError
@@ -19,11 +22,16 @@ from warpattn.integrations.flashinfer.layer import (
     with_scale,
     with_scales,
 )
+from warpattn.integrations.flashinfer.masks import packed_mask
 from warpattn.integrations.signature import Given, drop_in
 from warpattn.masks import Materialized
 from warpattn.quantized import EIGHT_BIT
 
-__all__ = ["single_decode_with_kv_cache", "single_prefill_with_kv_cache"]
+__all__ = [
+    "single_decode_with_kv_cache",
+    "single_prefill_with_kv_cache",
+    "single_prefill_with_kv_cache_return_lse",
+]
 
 FACTORS = {"scale_q": "q", "scale_k": "k", "scale_v": "v"}  # of tensors of 8 bits
 
@@ -47,19 +55,17 @@ def single_decode_with_kv_cache(given: Given) -> Any:
 
 @drop_in(
     "q: 3, k: 3, v: 3, scale_q=None, scale_k=None, scale_v=None, o_dtype=None, custom_mask: 2=None, "
-    "packed_custom_mask=None, causal=False, kv_layout='NHD', pos_encoding_mode='NONE', use_fp16_qk_reduction=False, "
+    "packed_custom_mask: 1=None, causal=False, kv_layout='NHD', pos_encoding_mode='NONE', use_fp16_qk_reduction=False, "
     "sm_scale: number=None, window_left: whole=-1, logits_soft_cap: number=None, rope_scale=None, rope_theta=None, "
     "backend='auto', return_lse=False, kv_cache_sf=None, k_scale=None, v_scale=None",
-    refused={
-        "kv_cache_sf": BLOCK_SCALES,
-        "packed_custom_mask": "give custom_mask, a bool for each query and key",
-    },
+    refused={"kv_cache_sf": BLOCK_SCALES},
     hints={"backend", "rope_scale", "rope_theta", "use_fp16_qk_reduction"},
 )
 def single_prefill_with_kv_cache(given: Given) -> Any:
     """q (queries, Hq, D), k and v as for decode; out (queries, Hq, Dv), with return_lse also lse (queries, Hq). A
-    `custom_mask` (queries, keys), True where a key is visible, replaces `causal`; queries sit at the last keys."""
-    q, given = given.q, _named(given)
+    `custom_mask` (queries, keys), True where a key is visible, or its bits replace `causal`; queries sit at the last
+    keys."""
+    q, given = given.q, _with_mask(_named(given))
     check_output("o_dtype", dtype_of(given.o_dtype), q)
     layer = scaled(Layer.of(given, q.shape[-1], given.causal and given.custom_mask is None), given, given.k)
     if given.custom_mask is not None:
@@ -67,6 +73,16 @@ def single_prefill_with_kv_cache(given: Given) -> Any:
     k, v = (heads_last(x, of_layout(given.kv_layout))[None] for x in (given.k, given.v))
     out, lse = attention(with_scale("q_scale", given, q[None]), *with_scales(given, k, v), **layer.tail())
     return finished(given, out[0], lse[0])
+
+
+def _with_mask(given: Given) -> Given:
+    """The arguments with the bits of a mask as a `custom_mask`, which they replace."""
+    if given.packed_custom_mask is None:
+        return given
+    queries, keys = len(given.q), heads_last(given.k, of_layout(given.kv_layout)).shape[0]
+    cu_q, lengths = torch.tensor([0, queries]), torch.tensor([keys])
+    bits = packed_mask(given.packed_custom_mask, cu_q, lengths, given.q.device).seen
+    return Given(vars(given) | {"custom_mask": bits[: queries * keys].view(queries, keys)})
 
 
 def _named(given: Given) -> Given:
@@ -81,3 +97,6 @@ def _named(given: Given) -> Given:
             raise AttentionError(f"{name} is {kind_of(factor)} and {of} has dtype {dtype}; {rule}")
         changed[other] = factor
     return Given(vars(given) | changed)
+
+
+single_prefill_with_kv_cache_return_lse = partial(single_prefill_with_kv_cache, return_lse=True)

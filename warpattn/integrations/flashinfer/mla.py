@@ -1,0 +1,257 @@
+"""Latent attention over pages: `BatchMLAPagedAttentionWrapper`.
+
+    q_nope (tokens, H, 512) | q_pe (tokens, H, 64)  ▶ queries of 576          ckv_cache | kpe_cache  ▶ keys of 576
+
+Parts that are views of one buffer, as engines keep a cache, are read where they are; others are put together by a copy,
+of the whole cache at each call. Latents of 8 bits beside a kpe_cache of 16 bits are `LatentPages`, without copies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from warpattn.api import attention_paged
+from warpattn.errors import AttentionError
+from warpattn.inputs import is_tensor, kind_of, number
+from warpattn.integrations.flash_attn.latent import joined
+from warpattn.integrations.flashinfer.layer import Layer, check_output, dtype_of, finished
+from warpattn.integrations.flashinfer.older import Wrapper, check_planned
+from warpattn.integrations.flashinfer.pages import PageLists, Tables, kept_offsets
+from warpattn.integrations.signature import Given, drop_in
+from warpattn.masks import Causal, Full
+from warpattn.quantized import EIGHT_BIT
+from warpattn.sequences import PagedKV, Ragged
+from warpattn.sequences.latent import LatentPages
+
+__all__ = ["BatchMLAPagedAttentionWrapper", "MLAPlanMetadata"]
+
+REFUSED_BY_RUN = {
+    "profiler_buffer": "kernels write no profile",
+    **dict.fromkeys(("kv_len", "page_table"), "plan says which pages belong to each request"),
+    **dict.fromkeys(("o_scale", "bmm2_scale"), "multiply the output by it"),
+    "bmm1_scale": "give plan a sm_scale",
+    "kpe_scale": "rotary parts have 16 bits",
+    "skip_softmax_threshold_scale_factor": "every key counts",
+}
+NEEDED = ("head_dim_ckv", "head_dim_kpe", "page_size", "sm_scale")
+
+
+@dataclass(frozen=True)
+class MLAPlanMetadata:
+    """Requests and their pages: in lists (qo_indptr, kv_indptr, kv_indices, kv_len_arr), or in a table."""
+
+    qo_indptr: Tensor | None = None
+    kv_indptr: Tensor | None = None
+    kv_indices: Tensor | None = None
+    kv_len_arr: Tensor | None = None
+    cum_seq_lens_q: Tensor | None = None
+    block_tables: Tensor | None = None
+    seq_lens: Tensor | None = None
+    max_q_len: int | None = None
+
+    @classmethod
+    def csr(cls, qo_indptr: Tensor, kv_indptr: Tensor, kv_indices: Tensor, kv_len_arr: Tensor) -> MLAPlanMetadata:
+        """In lists."""
+        return cls(qo_indptr, kv_indptr, kv_indices, kv_len_arr)
+
+    @classmethod
+    def dense(
+        cls, cum_seq_lens_q: Tensor, block_tables: Tensor, seq_lens: Tensor, max_q_len: int | None = None
+    ) -> MLAPlanMetadata:
+        """In a table (requests, pages)."""
+        return cls(cum_seq_lens_q=cum_seq_lens_q, block_tables=block_tables, seq_lens=seq_lens, max_q_len=max_q_len)
+
+    @classmethod
+    def dual(cls, *lists: Tensor, **named: Any) -> MLAPlanMetadata:
+        """In both; the table is used."""
+        return cls(*lists, **named)
+
+    def tensor(self, name: str, rank: int = 1) -> Tensor:
+        """The tensor `name`, which a plan needs."""
+        x = getattr(self, name)
+        if not is_tensor(x) or x.ndim != rank or x.dtype not in (torch.int32, torch.int64):
+            found = f"{x.dtype} of rank {x.ndim}" if is_tensor(x) else kind_of(x)
+            raise AttentionError(f"{name} is {found}; it must be a tensor of int32 or int64 of rank {rank}")
+        return x
+
+
+class BatchMLAPagedAttentionWrapper(Wrapper):
+    """Absorbed latent attention of any numbers of new tokens of each request."""
+
+    @drop_in(
+        "self, float_workspace_buffer: tensor, use_cuda_graph=False, qo_indptr=None, kv_indptr=None, kv_indices=None, "
+        "kv_len_arr=None, backend='auto'",
+        hints={"kv_indptr", "kv_len_arr", "backend"},
+    )
+    def __init__(given: Any) -> None:
+        """With `use_cuda_graph` the buffers say the largest batch: requests, and pages of all of them."""
+        own, fixed = given.self, None
+        own.device, own.is_cuda_graph_enabled = given.float_workspace_buffer.device, bool(given.use_cuda_graph)
+        buffers = (given.qo_indptr, given.kv_indices)
+        if given.use_cuda_graph and all(map(is_tensor, buffers)):  # a table needs none
+            fixed = (len(buffers[0]) - 1, len(buffers[1]))
+        own.tables, own.layer, own.planned, own.offsets = Tables(fixed), None, given, {}
+
+    @drop_in(
+        "self, qo_indptr=None, kv_indptr=None, kv_indices=None, kv_len_arr=None, num_heads: count=None, "
+        "head_dim_ckv: count=None, head_dim_kpe: count=None, page_size: count=None, causal=None, "
+        "sm_scale: number=None, q_data_type=None, kv_data_type=None, use_profiler=False, *, metadata=None, "
+        "cum_seq_lens_q=None, block_tables=None, seq_lens=None, max_q_len=None, query_layout=None, "
+        "kv_cache_layout=None, lse_mode='none', output_dtype=None, output_scale='none', scale_mode='default', "
+        "skip_softmax=False, enable_pdl=None, use_sinks=False",
+        refused={
+            "use_profiler": "kernels write no profile",
+            "output_scale": "multiply the output by it",
+            "skip_softmax": "every key counts",
+        },
+        hints={"q_data_type", "kv_data_type", "query_layout", "kv_cache_layout", "scale_mode",
+               "enable_pdl", "use_sinks"},
+    )  # fmt: skip
+    def plan(given: Any) -> None:
+        """Which queries and pages belong to each request. Reads lists back from a card, as FlashInfer does; a table and
+        its lengths are read where they are, and may change between replays of a graph."""
+        own, requests = given.self, _requests(given)
+        absent = [name for name in NEEDED if getattr(given, name) is None]
+        if absent:
+            raise AttentionError(*(f"{name} is None; latent attention needs it" for name in absent))
+        in_table = requests.block_tables is not None
+        offsets = requests.tensor("cum_seq_lens_q" if in_table else "qo_indptr")
+        own.cu_q, longest = kept_offsets(own, "qo_indptr", offsets)
+        own.tokens = longest if bool((offsets.cpu().diff() == longest).all()) else None
+        own.max_q = None if own.is_cuda_graph_enabled else longest
+        if in_table:
+            own.tables.hold(requests.tensor("block_tables", 2), requests.tensor("seq_lens"), int(given.page_size))
+        else:
+            own.tables.plan(_page_lists(requests, int(given.page_size)), own.device)
+        own.layer, own.planned = Layer(Causal() if given.causal else Full(), None, number(given.sm_scale) or 0.0), given
+
+    @drop_in(
+        "self, q_nope: 3=None, q_pe: 3=None, ckv_cache: 3=None, kpe_cache: 3=None, out: 3=None, lse: 2=None, "
+        "return_lse=False, profiler_buffer=None, kv_len=None, page_table=None, return_lse_base_on_e=False, "
+        "o_scale=None, *, query=None, kv_cache=None, ckv_scale=None, ckv_scale_arr=None, kpe_scale=None, sinks=None, "
+        "skip_softmax_threshold_scale_factor=None, bmm1_scale=None, bmm2_scale=None",
+        refused=REFUSED_BY_RUN,
+    )
+    def run(given: Any) -> Any:
+        """q_nope (tokens, H, 512), q_pe (tokens, H, 64), caches (pages, rows, 512 and 64), or both as `query` and
+        `kv_cache`; out (tokens, H, 512), with return_lse also lse (tokens, H), of base 2 or e."""
+        own, plan = given.self, given.self.planned
+        check_planned(own, "run")
+        base = "basee" if given.return_lse_base_on_e else "base2"
+        if given.return_lse and plan.lse_mode not in ("none", base):
+            rule = f"plan was called with lse_mode {kind_of(plan.lse_mode)}"
+            raise AttentionError(f"return_lse_base_on_e is {given.return_lse_base_on_e}; {rule}")
+        widths = (plan.head_dim_ckv, plan.head_dim_kpe)
+        q = joined(*_parts(given, Parts("query", "q_nope", "q_pe", widths)))
+        if plan.num_heads is not None and q.shape[1] != number(plan.num_heads):
+            rule = f"queries of the call have {q.shape[1]}"
+            raise AttentionError(f"num_heads of the plan is {number(plan.num_heads)}; {rule}")
+        check_output("output_dtype", dtype_of(plan.output_dtype), q)
+        kv = _pages(given, *_parts(given, Parts("kv_cache", "ckv_cache", "kpe_cache", widths)))
+        tail = own.layer.tail() | {"sinks": given.sinks}
+        found = Given(vars(given) | {"lse_base": "ln" if base == "basee" else "log2"})
+        if own.tokens is None:
+            out, lse = attention_paged(q, kv, Ragged(own.cu_q, max_q=own.max_q), out=given.out, **tail)
+            return finished(found, out, lse)
+        if len(q) != own.tokens * len(kv.lengths):
+            rule = f"plan was called for {len(kv.lengths)} requests of {own.tokens}"
+            raise AttentionError(f"the queries have {len(q)} tokens; {rule}")
+        if given.out is not None and len(given.out) != len(q):
+            raise AttentionError(f"out has {len(given.out)} rows; it must have those of the queries, {len(q)}")
+        target = None if given.out is None else given.out.unflatten(0, (len(kv.lengths), own.tokens))
+        out, lse = attention_paged(q.unflatten(0, (len(kv.lengths), own.tokens)), kv, out=target, **tail)
+        return finished(found, out.flatten(0, 1) if given.out is None else given.out, lse.transpose(0, 1).flatten(1))
+
+
+def _requests(given: Given) -> MLAPlanMetadata:
+    """The requests of a plan, as one value or in arguments of their own."""
+    named = {field.name: getattr(given, field.name) for field in fields(MLAPlanMetadata)}
+    if given.metadata is None:
+        return MLAPlanMetadata(**named)
+    both = [name for name, value in named.items() if value is not None]
+    if both or not isinstance(given.metadata, MLAPlanMetadata):
+        rule = f"without {both[0]}, which it replaces" if both else "from this module"
+        raise AttentionError(f"metadata is {kind_of(given.metadata)}; it must be a MLAPlanMetadata {rule}")
+    return given.metadata
+
+
+def _page_lists(requests: MLAPlanMetadata, page_size: int) -> PageLists:
+    """The lists with the rows of last pages, by which others count keys."""
+    indptr, indices, lengths = (requests.tensor(name) for name in ("kv_indptr", "kv_indices", "kv_len_arr"))
+    counts = indptr.cpu().diff()
+    if len(lengths) != len(counts):
+        raise AttentionError(f"kv_indptr lists {len(counts)} requests; kv_len_arr has {len(lengths)}")
+    last = lengths.cpu() - (counts - 1) * page_size
+    for b in ((counts > 0) & ((last < 0) | (last > page_size))).nonzero().flatten().tolist():
+        what = f"request {b} has {int(counts[b])} pages of {page_size} rows in kv_indptr"
+        raise AttentionError(f"{what}; its keys cannot be {int(lengths[b])}")
+    return PageLists(indptr, indices, last, page_size)
+
+
+class Parts(NamedTuple):
+    """A tensor of latent and rotary columns, by its name or by those of its two parts."""
+
+    whole: str
+    latent: str
+    rotary: str
+    widths: tuple[int, int]
+
+
+def _parts(given: Given, parts: Parts) -> list[Tensor]:
+    """The two parts, each of rank 3: given as such, as a pair, or as one tensor."""
+    names, whole = (parts.latent, parts.rotary), getattr(given, parts.whole)
+    named = [getattr(given, name) for name in names]
+    if whole is None:
+        found = named
+    elif any(x is not None for x in named):
+        raise AttentionError(f"{parts.whole} is given beside {names[0]} or {names[1]}; it replaces both")
+    elif is_tensor(whole) and whole.ndim and whole.shape[-1] == sum(parts.widths):
+        found = list(whole.split(parts.widths, -1))
+    else:
+        found, names = whole, (f"{parts.whole}[0]", f"{parts.whole}[1]")
+    if not isinstance(found, list | tuple) or len(found) != 2:
+        widths = " and ".join(map(str, parts.widths))
+        rule = f"it must be a tensor of {sum(parts.widths)} columns, or a pair of {widths}"
+        raise AttentionError(f"{parts.whole} is {kind_of(found)}; {rule}")
+    for name, x, width in zip(names, found, parts.widths, strict=True):
+        if not is_tensor(x) or x.ndim != 3 or x.shape[-1] != width:
+            shape = f"has shape {tuple(x.shape)}" if is_tensor(x) else f"is {kind_of(x)}"
+            raise AttentionError(f"{name} {shape}; it must be a tensor of rank 3 with {width} columns")
+    latent, rotary = found
+    if latent.shape[:-1] != rotary.shape[:-1] or latent.device != rotary.device:
+        what = f"{names[0]} has shape {tuple(latent.shape)} on {latent.device}, {names[1]} {tuple(rotary.shape)}"
+        raise AttentionError(f"{what} on {rotary.device}; they must agree but for their columns")
+    return list(found)
+
+
+def _pages(given: Given, latents: Tensor, rotary: Tensor) -> PagedKV:
+    """The cache: keys of both parts, whose first columns are the values, or latents of 8 bits beside rotary parts."""
+    tables = given.self.tables
+    tables.check("the cache", latents)
+    latents, rotary = latents.unsqueeze(2), rotary.unsqueeze(2)
+    if latents.dtype in EIGHT_BIT and rotary.dtype not in EIGHT_BIT:
+        return LatentPages(latents, rotary, tables.table, tables.lengths, scale=_scale(given, latents))
+    for name, x in {"ckv_scale": given.ckv_scale, "ckv_scale_arr": given.ckv_scale_arr}.items():
+        if x is not None:
+            rule = "it belongs to a ckv_cache of 8 bits beside a kpe_cache of 16"
+            raise AttentionError(f"{name} is {kind_of(x)}; {rule}")
+    if latents.dtype != rotary.dtype or latents.dtype in EIGHT_BIT:
+        rule = "they must have one dtype of 16 bits or more, or 8 bits and 16"
+        raise AttentionError(f"ckv_cache has dtype {latents.dtype} and kpe_cache {rotary.dtype}; {rule}")
+    keys = joined(latents, rotary)
+    return PagedKV(keys, keys[..., : latents.shape[-1]], tables.table, tables.lengths)
+
+
+def _scale(given: Given, latents: Tensor) -> Tensor | None:
+    """The scale of latents of 8 bits: one number, or one of each token, (pages, rows)."""
+    if given.ckv_scale is None:
+        return given.ckv_scale_arr if given.ckv_scale_arr is None else given.ckv_scale_arr.unsqueeze(-1)
+    value = number(given.ckv_scale)
+    if value is None or given.ckv_scale_arr is not None:
+        rule = "it must be a number, without ckv_scale_arr"
+        raise AttentionError(f"ckv_scale is {kind_of(given.ckv_scale)}; {rule}")
+    return torch.full((), value, dtype=torch.float32, device=latents.device)
