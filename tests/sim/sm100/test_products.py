@@ -119,6 +119,8 @@ KINDS = {
     "pages": lambda: paged(AnyKind(140, 1, heads=4, heads_kv=2, dim=128, mask=Causal()), [170, 0, 300], 16),
     "decode": lambda: paged(AnyKind(2, 1, heads=8, heads_kv=2, dim=128, mask=Causal(), sinks=True), [70, 0, 300], 64),
     "decode-8": lambda: paged(AnyKind(1, 1, heads=4), [70, 300], 8),
+    "pages-of-48": lambda: paged(AnyKind(40, 1, heads=2, dim=64, mask=Causal()), [170, 0, 200], 48),
+    "decode-24": lambda: paged(AnyKind(3, 1, heads=4, mask=Causal()), [70, 300], 24),
 }  # fmt: skip
 
 
@@ -132,7 +134,7 @@ def in_bytes(call: Call) -> Call:
 
 
 @pytest.mark.parametrize("two", [True, False])
-@pytest.mark.parametrize("name", drawn(KINDS, ["ragged", "pages", "decode-8"]))
+@pytest.mark.parametrize("name", drawn(KINDS, ["ragged", "pages", "decode-8", "pages-of-48", "decode-24"]))
 def test_other_kinds_of_sequences(name, two):
     """Pages of no sequence, and what is past the end of one, are NaN."""
     torch.manual_seed(1)

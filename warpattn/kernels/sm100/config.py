@@ -164,11 +164,11 @@ class FA4Config:
 
     @cached_property
     def BN(self) -> int:
-        """Keys of a tile, as many as fit beside O; a page divides it or it divides a page."""
+        """Keys of a tile, as many as fit beside O; a page divides it or it divides one, but for products of 8 bits."""
         most = self.m_pack * (TMEM_COLUMNS // 2 - max(self.padded_qk_depth, self.padded_ov_depth))
         bn = max(0, min(self.max_bn, align_down(most, self.MMA_K)))
         divides = self.page_size == 0 or bn == 0 or self.page_size % bn == 0 or bn % self.page_size == 0
-        return bn if divides else power_below(bn - 1)
+        return bn if divides or self.element.bytes == 1 else power_below(bn - 1)  # theirs take 32 keys, a quarter
 
     @property
     def box_rows(self) -> int:
