@@ -34,6 +34,9 @@ CASES: dict[str, tuple[Case, list[tuple[str, ...]]]] = {
     "fixed order": (Case(400, 500, mask=SHORT, deterministic=True, heads=2, arch="sm100"), FIXED),
     "ragged": (replace(PLAIN, lengths=((100, 240), (300, 300))), []),
     "score": (replace(PLAIN, score=SoftCap(20.0)), [SLOPED]),
+    "256": (replace(PLAIN, dim=256), []),
+    "256 fixed order": (Case(400, 500, mask=SHORT, deterministic=True, heads=2, dim=256, arch="sm100"), FIXED),
+    "256 score": (replace(PLAIN, dim=256, score=SoftCap(20.0)), [SLOPED]),
 }
 
 

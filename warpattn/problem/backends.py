@@ -77,7 +77,7 @@ LATENT = HeadDims(576, 512)  # in absorbed latent attention (MLA)
 LATENT_TOKENS = 16  # query tokens of a sequence at most, with these
 EVERY_KIND = ("dense", "ragged", "paged", "paged-ragged")
 BACKWARD_SM90 = BackwardLimits(("dense", "ragged"), 256, deterministic=True, captured=True)
-BACKWARD_SM100 = BackwardLimits(("dense", "ragged"), 128, deterministic=True)
+BACKWARD_SM100 = BackwardLimits(("dense", "ragged"), 256, deterministic=True)
 EIGHT_BIT_SM90 = EightBitLimits(
     (torch.float8_e4m3fn, torch.float8_e5m2), EVERY_KIND, (None, "tensor", "head", "token", 64, 128),
     columns=16, rows=8, fp16_tokens=16, queries=(torch.float8_e4m3fn, torch.float8_e5m2),

@@ -19,6 +19,7 @@ BASE = Case(batch=1, seq_q=70, seq_k=140, heads_q=2, heads_kv=1, dim=64, dtype=t
 CASES = [
     replace(BASE, score="alibi-slopes", sinks=True),
     replace(BASE, dim=40, mask="window", score="softcap", layout="sliced", dtype=torch.float16),
+    replace(BASE, dim=192, dim_v=128, mask="window", score="softcap", sinks=True),
     replace(BASE, kind="ragged", batch=3, lens_q=(30, 0, 70), lens_k=(40, 9, 70), score="alibi-slopes", sinks=True),
 ]
 
@@ -81,6 +82,6 @@ def test_what_has_no_gradient_yet_is_one_error():
     q = torch.randn(1, 8, 1, 64).bfloat16().requires_grad_()
     with pytest.raises(wa.AttentionError, match="q, k and v require gradients; the gfx942 backend has no backward"):
         wa.attention(q, q, q, backend="simulate:gfx942")
-    q = torch.randn(1, 8, 1, 136).bfloat16().requires_grad_()
-    with pytest.raises(wa.AttentionError, match="backward of the sm100 backend takes head dims up to 128"):
+    q = torch.randn(1, 8, 1, 264).bfloat16().requires_grad_()
+    with pytest.raises(wa.AttentionError, match="backward of the sm100 backend takes head dims up to 256"):
         wa.attention(q, q, q, backend="simulate:sm100")

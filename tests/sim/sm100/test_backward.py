@@ -12,21 +12,22 @@ from tests.sim.backward import Case, check_right, error, gradients, launches, op
 from tests.sim.sm90.test_backward import CASES as EVERY
 from tests.sim.sm90.test_backward import SCHEDULES
 from warpattn.masks import Causal
-from warpattn.problem.backends import LIMITS
 from warpattn.problem.backward import fitted_gradients, write_back
 from warpattn.runtime.simulate import Options, run_launch
 
-WIDEST = LIMITS["sm100"].backward.max_dim
-CASES = {
-    name: replace(case, arch="sm100") for name, case in EVERY.items() if max(case.dim, case.dim_v) <= WIDEST
-} | {
+CASES = {name: replace(case, arch="sm100") for name, case in EVERY.items()} | {
     "dim-64-128": Case(140, 200, dim=64, dim_v=128, mask=Causal(), arch="sm100"),
+    "dims-256-64-padding": replace(EVERY["padding"], dim=256, dim_v=64, arch="sm100"),
+    "dim-136-nothing-visible": replace(EVERY["nothing-visible"], dim=136, arch="sm100"),
+    "dim-256-lse": replace(EVERY["lse"], dim=256, dtype=torch.float16, arch="sm100"),
+    "dim-192-deterministic": replace(EVERY["deterministic-full"], dim=192, arch="sm100"),
     "score-128-fp16": replace(EVERY["alibi"], dim=128, dtype=torch.float16, mask=Causal(), arch="sm100"),
 }  # fmt: skip
-# Both tiles of queries, every kind of mask and score, layouts and orders of addition.
+# All tiles of keys and queries, every kind of mask and score, layouts and orders of addition.
 DRAWN = (
     "full", "full-128", "causal", "groups", "odd-dims", "tiny", "window", "padding", "nothing-visible", "lse",
-    "soft-cap", "alibi", "negative-scale", "ragged-cross", "deterministic-ragged", "dim-64-128",
+    "soft-cap", "alibi", "negative-scale", "ragged-cross", "deterministic-ragged", "dim-64-128", "dim-256",
+    "dims-192-128", "dims-160-72-ragged", "dims-256-64-padding", "dim-136-nothing-visible", "dim-256-lse",
 )  # fmt: skip
 
 
@@ -36,20 +37,21 @@ def test_right_and_without_findings(name):
 
 
 @pytest.mark.parametrize(("schedule", "seed"), drawn(SCHEDULES, [("eager", 0), ("adversarial", 0), ("random", 0)]))
-@pytest.mark.parametrize("name", ["groups", "soft-cap"])
+@pytest.mark.parametrize("name", ["groups", "soft-cap", "dim-256", "dims-192-128"])
 def test_every_schedule(name, schedule, seed):
     check_right(CASES[name], schedule=schedule, seed=seed)
 
 
-@pytest.mark.parametrize("name", ["deterministic-full"])
+@pytest.mark.parametrize("name", ["deterministic-full", "dim-192-deterministic"])
 def test_deterministic_gradients_have_the_same_bits_in_every_schedule(name):
     found = [simulated(CASES[name], schedule=schedule, seed=seed)[2] for schedule, seed in (("lazy", 0), ("random", 3))]
     assert torch.equal(*found)
 
 
-def test_hidden_keys_and_values_reach_no_gradient():
+@pytest.mark.parametrize("name", ["padding", "dims-256-64-padding"])
+def test_hidden_keys_and_values_reach_no_gradient(name):
     """Neither what a mask hides in a tile of which rows see other keys, nor a tile that no row sees."""
-    case = CASES["padding"]  # 90 keys of the first entry are visible, and none of the second
+    case = CASES[name]  # 90 keys of the first entry are visible, and none of the second
     inputs = case.inputs()
     truth = gradients(case, inputs, torch.float64)
     allowed = tolerances(case, inputs, truth)

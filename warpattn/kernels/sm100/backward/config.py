@@ -1,6 +1,6 @@
 """BackwardConfig: tiles, rings, registers and tensor memory of the Blackwell backward kernel, and its choice.
 
-Nothing in this file imports Triton. A CTA owns 128 keys of a key head and walks the query tiles that see them:
+Nothing in this file imports Triton. A CTA owns some keys of a key head and walks the query tiles that see them:
 
     load     ── Q, row maxima ─▶ Q ring,  dO, row sums ─▶ dO ring,  K, V
     mma      S = K · Qᵀ   dP = V · dOᵀ   dV += P · dO   dK += dS · Q   dQ = dSᵀ · K
@@ -10,11 +10,15 @@ Nothing in this file imports Triton. A CTA owns 128 keys of a key head and walks
 Everything that a product writes has columns of tensor memory of its own, so that no product waits for a tile that
 another one reads:
 
-      columns, M queries     S  M │ dP  M │ P  M/2 │ dQ  64 │ dV  D │ dK  D
-      D 64, M 128              128     128       64      64      64      64    512
-      D 128, M 64               64      64       32      64     128     128    480
+      columns, M queries, N keys    S  M │ dP  M │ P  M/2 │ dQ     │ dV     │ dK
+      D 64, M 128, N 128             128     128       64       64       64       64    512
+      D 128, M 64, N 128              64      64       32       64      128      128    480
+      D 256, M 64, N 64               64      64        –      128      128      128    512
 
-dQ of 64 queries is computed transposed, Kᵀ · dS, whose rows are the columns of K: products have 128 rows then, too.
+dQ of 64 queries and 128 keys is computed transposed, Kᵀ · dS, whose rows are the columns of K: products have 128 rows
+then, too. Above head dim 128 dV and dK of 128 keys would fill tensor memory, and no room is in shared memory for more
+than 64 queries and keys: everything has 64 rows, which take 16 lanes of every 32, so that D columns take D / 2. P
+would have to be in the lanes of what it is multiplied into, so it is in shared memory.
 """
 
 from __future__ import annotations
@@ -31,17 +35,21 @@ from ...nvidia.backward.arguments import STAGES, VISIT_FIELDS, VISITS
 from ...nvidia.backward.order import key_tile_choice
 from ...nvidia.backward.tiles import BackwardTiles, problem_fields
 
-KEYS = 128  # of a CTA: lanes of tensor memory
-DS_SLOTS = 2  # of dS: dP, of which the next one is made, is complete behind dQ of the last one but one
+LANES = 128  # of tensor memory
 PART = 64  # columns of S or dP in registers at a time
-# The first role has the registers that the others leave over; mma and load share a warpgroup.
-ROLES = (
-    Role("weigh", 4, 176),
-    Role("derive", 4, 168),
-    Role("reduce", 4, 120),
-    Role("mma", 1, 48),
-    Role("load", 1, 48),
-)
+
+
+def roles(weigh: int, derive: int, reduce: int, single: int) -> tuple[Role, ...]:
+    """The roles with registers a thread of each, `single`: of mma and load, which share a warpgroup. The first role has
+    those that the others leave over of 512."""
+    return (
+        Role("weigh", 4, weigh), Role("derive", 4, derive), Role("reduce", 4, reduce), Role("mma", 1, single),
+        Role("load", 1, single),
+    )  # fmt: skip
+
+
+ROLES = roles(176, 168, 120, 48)
+WIDE_ROLES = roles(152, 128, 104, 128)  # mma keeps the addresses of 16 steps of K and of V, others half a tile
 
 
 @dataclass(frozen=True)
@@ -55,8 +63,8 @@ class BackwardConfig(BackwardTiles):
 
     @cached_property
     def rows(self) -> int:
-        """Keys of a TMA box."""
-        return KEYS
+        """Keys of a CTA."""
+        return LANES // 2 if self.wide else LANES
 
     @cached_property
     def key_parts(self) -> int:
@@ -64,55 +72,76 @@ class BackwardConfig(BackwardTiles):
         return 1
 
     @cached_property
-    def dq_cols(self) -> int:
-        """Columns of dQ that are added at a time: all."""
-        return self.padded
+    def ds_slots(self) -> int:
+        """Slots of dS. With two, one is free when the next dP is complete, which is behind dQ of the last tile but one;
+        with one, `derive` waits for dQ of the last tile."""
+        return 1 if self.wide else STAGES
 
     @cached_property
     def transposed(self) -> bool:
         """Whether tensor memory has a lane for each column of dQ, not for each row."""
-        return self.block_m < KEYS
+        return self.block_m < self.rows
 
     @cached_property
     def dq_shape(self) -> tuple[int, int]:
         """Lanes and columns of dQ in tensor memory."""
-        return (self.padded, self.block_m) if self.transposed else (self.block_m, self.padded)
+        return (self.padded, self.block_m) if self.transposed else (self.block_m, self.padded_qk)
+
+    @cached_property
+    def dq_cols(self) -> int:
+        """Columns of dQ that are added at a time: all, or what shared memory has room for."""
+        return 64 if self.wide else self.padded
+
+    @cached_property
+    def dq_parts(self) -> int:
+        return -(-self.dim_qk // self.dq_cols)
 
     @cached_property
     def tmem_columns(self) -> int:
         """Columns of tensor memory, of which P takes half a one for each query."""
-        return 2 * self.block_m + self.block_m // 2 + self.dq_shape[1] + 2 * self.padded
+        widths = (self.block_m, self.block_m, self.dq_shape[1], self.padded_v, self.padded_qk)
+        return sum(map(self.block_columns, widths)) + (0 if self.wide else self.block_m // 2)
+
+    def block_columns(self, cols: int) -> int:
+        """Columns of tensor memory of a tile of fp32: with 64 rows half of them are in the lanes that are left over."""
+        return max(64, cols // 2) if self.wide else cols
 
     @cached_property
     def topology(self) -> Topology:
-        keys, tile = self.key_bytes(self.padded), self.row_bytes(self.padded)
+        qk, v = self.padded_qk, self.padded_v
         edges = (
-            Edge("K", "load", ("weigh", "mma"), 1, keys),
-            Edge("V", "load", ("mma",), 1, keys),
-            Edge("Q", "load", ("weigh", "mma"), STAGES, tile),
-            Edge("dO", "load", ("derive", "mma"), STAGES, tile),
+            Edge("K", "load", ("weigh", "mma"), 1, self.key_bytes(qk)),
+            Edge("V", "load", ("mma",), 1, self.key_bytes(v)),
+            Edge("Q", "load", ("weigh", "mma"), STAGES, self.row_bytes(qk)),
+            Edge("dO", "load", ("derive", "mma"), STAGES, self.row_bytes(v)),
         )
         mma, weigh, derive = (("mma",),), (("weigh",),), (("derive",),)
         signals = (
             Signal("S", mma), Signal("S read", derive), Signal("dP", mma), Signal("P", weigh),
-            Signal("P read", (("derive", "mma"),)), Signal("dS", DS_SLOTS * derive), Signal("dQ", mma),
+            Signal("P read", (("derive", "mma"),)), Signal("dS", self.ds_slots * derive), Signal("dQ", mma),
             Signal("dQ read", (("reduce",),)), Signal("sums", mma), Signal("keys", weigh),
         )  # fmt: skip
-        ds = DS_SLOTS * self.element.bytes * self.block_n * self.block_m
-        return Topology(ROLES, edges, ds + 4 * self.block_m * self.dq_cols + 4 * VISITS * VISIT_FIELDS, signals)
+        tiles = self.ds_slots + (1 if self.wide else 0)  # of dS and P
+        private = tiles * self.element.bytes * self.block_n * self.block_m + 4 * self.block_m * self.dq_cols
+        return Topology(WIDE_ROLES if self.wide else ROLES, edges, private + 4 * VISITS * VISIT_FIELDS, signals)
 
 
 def choose(problem: Problem, target: Arch, deterministic: bool = False) -> Choice:
     """The choice for the gradients of a dense or ragged `problem`."""
     config, why = choose_config(problem, deterministic)
-    memory = f"tensor memory: {config.tmem_columns} of 512 columns, for S, dP, P, dQ, dV and dK one after the other"
+    tiles = "S, dP, dQ, dV and dK" if config.wide else "S, dP, P, dQ, dV and dK"
+    memory = f"tensor memory: {config.tmem_columns} of 512 columns, for {tiles} one after the other"
     return key_tile_choice(problem, config, why, target, memory)
 
 
 def choose_config(problem: Problem, deterministic: bool = False) -> tuple[BackwardConfig, str]:
     """The configuration for a problem, and one sentence why."""
-    fields = problem_fields(problem, KEYS, deterministic)
-    if max(problem.dim_qk, problem.dim_v) > 64:
+    widest = max(problem.dim_qk, problem.dim_v)
+    fields = problem_fields(problem, LANES // 2 if widest > 128 else LANES, deterministic)
+    if widest > 128:
+        why = "head dim > 128: 64 keys and 64 queries a tile, of which dV and dK take half of tensor memory"
+        return BackwardConfig(**fields, block_m=64), why
+    if widest > 64:
         why = "head dim <= 128: 64 queries a tile, so that tensor memory has room for dQ beside dV and dK"
         return BackwardConfig(**fields, block_m=64), why
     return BackwardConfig(**fields, block_m=128), "head dim <= 64: 128 queries a tile fill tensor memory"

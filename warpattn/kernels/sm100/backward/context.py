@@ -6,7 +6,7 @@
       p        P is written, S is read                     4 weigh warps      -> mma, derive
       p_read   P has been read                             derive and commit  -> weigh
       ds[slot] dS is written, dP is read                   4 derive warps     -> mma
-      dQ       dQ = dSᵀ · K is complete                    commit             -> reduce
+      dQ       dQ = dSᵀ · K is complete                    commit             -> reduce, and derive with one slot of dS
       dq_read  dQ has been read                            4 reduce warps     -> mma
       sums     dV and dK are complete                      commit             -> weigh, derive
       keys     keys that are not finite are cleared        4 weigh warps      -> mma, under masks that read tensors
@@ -26,22 +26,20 @@ from ...nvidia.boxes import make_tiles
 from ...nvidia.pipelines import StagedPipeline, empty_arrivals, make_pipeline
 from ..layouts import element_type
 from ..sync import make_signal
-from . import config as own_sizes
 
 VISITS = gl.constexpr(sizes.VISITS)
-DS_SLOTS = gl.constexpr(own_sizes.DS_SLOTS)
 
 
 @gluon.aggregate
 class Sums:
-    """Tensor memory: 128 lanes, keys but for dQ."""
+    """Tensor memory; rows are the N keys but for dQ."""
 
-    s: tensor_memory_descriptor  # [128, M] fp32
-    dp: tensor_memory_descriptor  # [128, M] fp32
-    p: tensor_memory_descriptor  # [128, M] of 16 bits
+    s: tensor_memory_descriptor  # [N, M] fp32
+    dp: tensor_memory_descriptor  # [N, M] fp32
+    p: gl.base_value  # [N, M] of 16 bits; shared memory where N is 64
     dq: tensor_memory_descriptor  # [M, D] fp32, or [D, M] if `transposed`
-    dv: tensor_memory_descriptor  # [128, D] fp32
-    dk: tensor_memory_descriptor  # [128, D] fp32
+    dv: tensor_memory_descriptor  # [N, D] fp32
+    dk: tensor_memory_descriptor  # [N, D] fp32
 
 
 @gluon.aggregate
@@ -64,14 +62,14 @@ class Barriers:
 class Rings:
     """Shared memory with the barriers of its slots, tensor memory, and barriers of that."""
 
-    k: StagedPipeline  # one slot [1, 128, 1, D]
+    k: StagedPipeline  # one slot [1, N, 1, D]
     v: StagedPipeline
     q: StagedPipeline  # [stages, 1, M, 1, D]
     do: StagedPipeline
-    ds: gl.shared_memory_descriptor  # [DS_SLOTS, 128, M]: keys by queries
+    ds: gl.shared_memory_descriptor  # [ds_slots, N, M]: keys by queries
     shift: gl.shared_memory_descriptor  # [stages, 1, M] fp32, of the Q slots
     delta: gl.shared_memory_descriptor  # of the dO slots
-    dq: gl.shared_memory_descriptor  # [1, M, D] fp32
+    dq: gl.shared_memory_descriptor  # [1, M, dq_cols] fp32
     visits: gl.shared_memory_descriptor  # [VISITS * FIELDS, 1] int32
     sums: Sums
     bars: Barriers
@@ -82,21 +80,20 @@ def make_rings(config: gl.constexpr):
     """Allocate shared and tensor memory and initialise every barrier."""
     dtype: gl.constexpr = element_type(config.element)
     block_m: gl.constexpr = config.block_m
-    ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([config.rows, block_m], dtype)
     dq_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, block_m, config.dq_cols], gl.float32)
     row_layout: gl.constexpr = row_numbers_layout()
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     topology: gl.constexpr = config.topology
-    k = make_tiles(1, config.rows, config.padded, dtype, config.ragged)
-    v = make_tiles(1, config.rows, config.padded, dtype, config.ragged)
-    q = make_tiles(STAGES, block_m, config.padded, dtype, config.ragged)
-    do = make_tiles(STAGES, block_m, config.padded, dtype, config.ragged)
+    k = make_tiles(1, config.rows, config.padded_qk, dtype, config.ragged)
+    v = make_tiles(1, config.rows, config.padded_v, dtype, config.ragged)
+    q = make_tiles(STAGES, block_m, config.padded_qk, dtype, config.ragged)
+    do = make_tiles(STAGES, block_m, config.padded_v, dtype, config.ragged)
     return Rings(
         make_pipeline(k, empty_arrivals(topology, "K"), 1),
         make_pipeline(v, empty_arrivals(topology, "V"), 1),
         make_pipeline(q, empty_arrivals(topology, "Q"), STAGES, fills=2),  # its bytes, and the visit
         make_pipeline(do, empty_arrivals(topology, "dO"), STAGES),
-        gl.allocate_shared_memory(dtype, [DS_SLOTS, config.rows, block_m], ds_layout),
+        gl.allocate_shared_memory(dtype, [config.ds_slots, config.rows, block_m], pair_layout(config)),
         gl.allocate_shared_memory(gl.float32, [STAGES, 1, block_m], row_layout),
         gl.allocate_shared_memory(gl.float32, [STAGES, 1, block_m], row_layout),
         gl.allocate_shared_memory(gl.float32, [1, block_m, config.dq_cols], dq_layout),
@@ -108,24 +105,57 @@ def make_rings(config: gl.constexpr):
 
 @gluon.jit
 def make_sums(config: gl.constexpr):
-    """Allocate tensor memory."""
-    dtype: gl.constexpr = element_type(config.element)
+    """Allocate tensor memory, and P."""
     rows: gl.constexpr = config.rows
     return Sums(
-        columns_of(gl.float32, rows, config.block_m),
-        columns_of(gl.float32, rows, config.block_m),
-        columns_of(dtype, rows, config.block_m),
-        columns_of(gl.float32, config.dq_shape[0], config.dq_shape[1]),
-        columns_of(gl.float32, rows, config.padded),
-        columns_of(gl.float32, rows, config.padded),
+        columns_of(config, gl.float32, rows, config.block_m),
+        columns_of(config, gl.float32, rows, config.block_m),
+        make_weights(config),
+        columns_of(config, gl.float32, config.dq_shape[0], config.dq_shape[1]),
+        columns_of(config, gl.float32, rows, config.padded_v),
+        columns_of(config, gl.float32, rows, config.padded_qk),
     )
 
 
 @gluon.jit
-def columns_of(dtype: gl.constexpr, rows: gl.constexpr, cols: gl.constexpr):
-    """Tensor memory [rows, cols] with a lane for each row."""
-    layout: gl.constexpr = TensorMemoryLayout([rows, cols], 1)
+def make_weights(config: gl.constexpr):
+    """Memory of P."""
+    dtype: gl.constexpr = element_type(config.element)
+    if config.wide:
+        return gl.allocate_shared_memory(dtype, [config.rows, config.block_m], pair_layout(config))
+    else:
+        return columns_of(config, dtype, config.rows, config.block_m)
+
+
+@gluon.constexpr_function
+def pair_layout(config):
+    """Shared memory of a number for each pair of a key and a query, as the tensor core reads it."""
+    return gl.NVMMASharedLayout.get_default_for([config.rows, config.block_m], element_type(config.element))
+
+
+@gluon.jit
+def columns_of(config: gl.constexpr, dtype: gl.constexpr, rows: gl.constexpr, cols: gl.constexpr):
+    """Tensor memory [rows, cols] with a lane for each row, or two for halves of its columns."""
+    layout: gl.constexpr = TensorMemoryLayout([rows, config.block_columns(cols)], 1)
     return allocate_tensor_memory(dtype, [rows, cols], layout)
+
+
+@gluon.jit
+def ds_state(ctx, state, tile):
+    """The state of the slots of dS: that of the slots of Q, or of what there is one of."""
+    if ctx.config.ds_slots == 1:
+        return tile
+    else:
+        return state
+
+
+@gluon.jit
+def ds_signal(ctx, state):
+    """The barrier of a slot of dS."""
+    if ctx.config.ds_slots == 1:
+        return ctx.rings.bars.ds
+    else:
+        return ctx.rings.bars.ds.index(state.index)
 
 
 @gluon.jit

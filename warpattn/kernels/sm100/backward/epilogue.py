@@ -9,13 +9,13 @@ from ..layouts import STORE_COLUMNS, element_type
 
 @gluon.jit
 def store_sums(ctx, rows, sums, scale, ring):
-    """Write sums [128, D], times `scale` if it is a number, to the CTA's keys, through the memory of `ring`, which no
+    """Write sums [N, D], times `scale` if it is a number, to the CTA's keys, through the memory of `ring`, which no
     product reads any more; TMA clips keys and columns past the end."""
     config: gl.constexpr = ctx.config
     keys = ctx.keys
     smem = ring.smem.index(0)
-    tile = smem.reshape([config.rows, config.padded])
-    columns: gl.constexpr = config.padded
+    columns: gl.constexpr = smem.shape[-1]
+    tile = smem.reshape([config.rows, columns])
     for column in gl.static_range(0, columns, STORE_COLUMNS):
         x = sums.slice(column, STORE_COLUMNS).load()
         if scale is not None:

@@ -15,6 +15,7 @@ from triton.experimental.gluon.language.nvidia.blackwell import tcgen05_commit, 
 from ...nvidia.backward.visits import FIELDS, MORE, STAGES
 from ...nvidia.pipelines import consumer_state
 from ..sync import await_signal
+from .context import ds_signal, ds_state
 
 
 @gluon.jit
@@ -47,13 +48,14 @@ def mma_role(ctx):
             more = has_more(ctx, following)
             multiply_scores(ctx, following)
         add_value_gradients(ctx, state, first)
-        await_signal(bars.ds.index(state.index), state.phase)
+        slot = ds_state(ctx, state, tile)
+        await_signal(ds_signal(ctx, slot), slot.phase)
         if later:
             rings.do.consumer_wait(following)
             multiply_values(ctx, following)
-        add_key_gradients(ctx, state, first)
+        add_key_gradients(ctx, state, slot, first)
         await_signal(bars.dq_read, tile.phase ^ 1)
-        multiply_query_gradients(ctx, state)
+        multiply_query_gradients(ctx, slot)
         first = gl.to_tensor(False)
         state = following
         tile = tile.step()
@@ -70,14 +72,14 @@ def has_more(ctx, state):
 
 @gluon.jit
 def key_tile(ctx, ring):
-    """K or V [128, D]."""
-    return ring.smem.index(0).reshape([ctx.config.rows, ctx.config.padded])
+    """K or V [N, D]."""
+    return ring.smem.index(0).reshape([ctx.config.rows, ring.smem.shape[-1]])
 
 
 @gluon.jit
 def query_tile(ctx, ring, state):
     """Q or dO [M, D] in a slot."""
-    return ring.tile(state).reshape([ctx.config.block_m, ctx.config.padded])
+    return ring.tile(state).reshape([ctx.config.block_m, ring.smem.shape[-1]])
 
 
 @gluon.jit
@@ -106,17 +108,17 @@ def add_value_gradients(ctx, state, first):
 
 
 @gluon.jit
-def add_key_gradients(ctx, state, first):
-    """dK += dS · Q, and the end of Q."""
+def add_key_gradients(ctx, state, slot, first):
+    """dK += dS · Q, and the end of Q; `slot`: of dS."""
     q = query_tile(ctx, ctx.rings.q, state)
-    tcgen05_mma(ctx.rings.ds.index(state.index), q, ctx.rings.sums.dk, use_acc=not first)
+    tcgen05_mma(ctx.rings.ds.index(slot.index), q, ctx.rings.sums.dk, use_acc=not first)
     tcgen05_commit(ctx.rings.q.empty(state.index))
 
 
 @gluon.jit
-def multiply_query_gradients(ctx, state):
+def multiply_query_gradients(ctx, slot):
     """dQ = dSᵀ · K, or the transposed of it."""
-    ds = ctx.rings.ds.index(state.index)
+    ds = ctx.rings.ds.index(slot.index)
     k = key_tile(ctx, ctx.rings.k)
     if ctx.config.transposed:
         tcgen05_mma(k.permute((1, 0)), ds, ctx.rings.sums.dq, use_acc=False)

@@ -22,13 +22,16 @@ def reduce_role(ctx):
     while more:
         await_signal(bars.dq, tile.phase)
         visit = read_visit(ctx, state)
-        dq = ctx.rings.sums.dq.load()
-        signal(bars.dq_read)
-        if ctx.config.deterministic:
-            pass_turn(turn, began)
-            began = visit.row < BEHIND
-            turn = take_turn(ctx, visit)
-        add_tile(ctx, dq, visit)
+        parts: gl.constexpr = ctx.config.dq_parts
+        for part in gl.static_range(parts):
+            dq = query_gradients(ctx, part)
+            if part == parts - 1:
+                signal(bars.dq_read)
+            if ctx.config.deterministic and part == 0:
+                pass_turn(turn, began)
+                began = visit.row < BEHIND
+                turn = take_turn(ctx, visit)
+            add_columns(ctx, dq, visit, part)
         more = visit.more()
         state = state.step()
         tile = tile.step()
@@ -38,8 +41,18 @@ def reduce_role(ctx):
 
 
 @gluon.jit
-def add_tile(ctx, dq, visit):
-    """Add dQ of a tile through shared memory, once TMA has read what it held."""
+def query_gradients(ctx, part: gl.constexpr):
+    """A part of the columns of dQ; all, transposed, where lanes are columns."""
+    if ctx.config.transposed:
+        return ctx.rings.sums.dq.load()
+    else:
+        cols: gl.constexpr = ctx.config.dq_cols
+        return ctx.rings.sums.dq.slice(part * cols, cols).load()
+
+
+@gluon.jit
+def add_columns(ctx, dq, visit, part: gl.constexpr):
+    """Add a part of dQ of a tile through shared memory, once TMA has read what it held."""
     config: gl.constexpr = ctx.config
     smem = ctx.rings.dq
     tma.store_wait(0)
@@ -51,4 +64,5 @@ def add_tile(ctx, dq, visit):
         tile.store(dq)
     fence_async_shared()
     gl.barrier()
-    tma.async_atomic_add(ctx.tensors.dq, [ctx.keys.head + visit.h, ctx.keys.row + visit.row, 0], smem)
+    at = [ctx.keys.head + visit.h, ctx.keys.row + visit.row, part * config.dq_cols]
+    tma.async_atomic_add(ctx.tensors.dq, at, smem)

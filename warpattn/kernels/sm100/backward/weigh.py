@@ -18,6 +18,7 @@ from ...pieces.modifiers import exponent_scale
 from ..layouts import element_type
 from ..sync import await_signal, signal
 from . import config as sizes
+from .context import ds_signal, ds_state
 from .epilogue import store_sums
 
 PART = gl.constexpr(sizes.PART)
@@ -32,7 +33,7 @@ def weigh_role(ctx):
     bars = rings.bars
     if len(ctx.mods.mask_args) > 0:
         rings.k.consumer_wait(consumer_state(1))
-        clear_nonfinite(rings.k.smem.index(0).reshape([ctx.config.rows, ctx.config.padded]))
+        clear_nonfinite(rings.k.smem.index(0).reshape([ctx.config.rows, ctx.config.padded_qk]))
         signal(bars.keys)
     state = consumer_state(STAGES)  # of the ring of Q
     tile = consumer_state(1)  # of what there is one of
@@ -43,9 +44,10 @@ def weigh_role(ctx):
         await_signal(bars.s, tile.phase)
         await_signal(bars.p_read, tile.phase ^ 1)
         for column in gl.static_range(0, queries, PART):
-            p = weights(ctx, state, visit, column)
-            rings.sums.p.slice(column, PART).store(p)
+            weights_part(ctx, column).store(weights(ctx, state, visit, column))
         rings.q.consumer_release(state)
+        if ctx.config.wide:
+            fence_async_shared()
         signal(bars.p)
         more = visit.more()
         state = state.step()
@@ -55,8 +57,17 @@ def weigh_role(ctx):
 
 
 @gluon.jit
+def weights_part(ctx, column: gl.constexpr):
+    """Memory of P [N, PART] from query `column` on."""
+    if ctx.config.wide:
+        return ctx.rings.sums.p.slice(column, PART, dim=1)
+    else:
+        return ctx.rings.sums.p.slice(column, PART)
+
+
+@gluon.jit
 def weights(ctx, state, visit, column: gl.constexpr):
-    """P [128, PART] of the tile in a slot, by the row's LSE, from query `column` on."""
+    """P [N, PART] of the tile in a slot, by the row's LSE, from query `column` on."""
     s = ctx.rings.sums.s.slice(column, PART).load()
     shift = row_numbers(ctx, ctx.rings.shift, state, column, s.type.layout)
     q, k = positions(ctx, visit, column, s.type.layout)
@@ -89,15 +100,18 @@ def derive_role(ctx):
         rings.do.consumer_wait(state)  # delta
         await_signal(bars.p, tile.phase)
         await_signal(bars.dp, tile.phase)
+        slot = ds_state(ctx, state, tile)
         for column in gl.static_range(0, queries, PART):
             ds = score_gradients(ctx, state, visit, column)
-            rings.ds.index(state.index).slice(column, PART, dim=1).store(ds)
+            if ctx.config.ds_slots == 1:
+                await_signal(bars.dq, tile.phase ^ 1)  # both products of the last tile have read dS
+            rings.ds.index(slot.index).slice(column, PART, dim=1).store(ds)
         signal(bars.p_read)
         if ctx.slope is not None:
             signal(bars.s_read)
         rings.do.consumer_release(state)
         fence_async_shared()
-        signal(bars.ds.index(state.index))
+        signal(ds_signal(ctx, slot))
         more = visit.more()
         state = state.step()
         tile = tile.step()
@@ -107,9 +121,9 @@ def derive_role(ctx):
 
 @gluon.jit
 def score_gradients(ctx, state, visit, column: gl.constexpr):
-    """dS = P · (dP - delta) · slope [128, PART] of the tile in a slot, from query `column` on."""
-    p = ctx.rings.sums.p.slice(column, PART).load().to(gl.float32)
+    """dS = P · (dP - delta) · slope [N, PART] of the tile in a slot, from query `column` on."""
     dp = ctx.rings.sums.dp.slice(column, PART).load()
+    p = weights_at(ctx, column, dp.type.layout).to(gl.float32)
     ds = p * (dp + row_numbers(ctx, ctx.rings.delta, state, column, dp.type.layout))
     if ctx.slope is not None:
         s = ctx.rings.sums.s.slice(column, PART).load()
@@ -121,8 +135,17 @@ def score_gradients(ctx, state, visit, column: gl.constexpr):
 
 
 @gluon.jit
+def weights_at(ctx, column: gl.constexpr, layout: gl.constexpr):
+    """P [N, PART] from query `column` on."""
+    if ctx.config.wide:
+        return weights_part(ctx, column).load(layout)
+    else:
+        return weights_part(ctx, column).load()
+
+
+@gluon.jit
 def positions(ctx, visit, column: gl.constexpr, layout: gl.constexpr):
-    """(queries in key coordinates [1, PART], keys [128, 1]) of a tile, from query `column` on."""
+    """(queries in key coordinates [1, PART], keys [N, 1]) of a tile, from query `column` on."""
     keys = ctx.keys
     k = visit.first_key() + gl.arange(0, ctx.config.rows, gl.SliceLayout(1, layout))
     q = visit.row + column + keys.seq_k - keys.seq_q + gl.arange(0, PART, gl.SliceLayout(0, layout))
