@@ -36,7 +36,7 @@ pytestmark = pytest.mark.full
 
 COUNTED = re.compile(r"\b(ttg\.async_wait|ttng\.warp_group_dot_wait|ttng\.async_tma_store_wait)\b")
 WITHOUT = {
-    "append_slots_kernel", "combine_kernel", "decode_combine_kernel", "finish_kernel", "key_tiles_kernel",
+    "append_kernel", "combine_kernel", "decode_combine_kernel", "finish_kernel", "key_tiles_kernel",
     "merge_kernel", "order_kernel", "prepare_kernel", "transpose_values_kernel",
 }  # fmt: skip
 E4M3 = torch.float8_e4m3fn

@@ -49,31 +49,25 @@ class Rows(NamedTuple):
     head: Int64
 
 
+class BlockScales(NamedTuple):
+    """Scales (page, row, head, block of columns) with their strides."""
+
+    pointer: Any  # float*
+    outer: Int64
+    row: Int64
+    head: Int64
+    block: Int64
+
+
 class ScaledRows(NamedTuple):
-    """Pages of 8-bit values: as `Rows`, then their scale with its strides, 0 where it has no such dimension."""
+    """Pages of 8-bit values: as `Rows`, then their scales, `Rows` of floats (a stride is 0 where they have no such
+    dimension) or `BlockScales`."""
 
     pointer: Any
     outer: Int64
     row: Int64
     head: Int64
-    scale: Any  # float*
-    scale_outer: Int64
-    scale_row: Int64
-    scale_head: Int64
-
-
-class ColumnScaledRows(NamedTuple):
-    """As `ScaledRows`, where blocks of columns have scales."""
-
-    pointer: Any
-    outer: Int64
-    row: Int64
-    head: Int64
-    scale: Any  # float*
-    scale_outer: Int64
-    scale_row: Int64
-    scale_head: Int64
-    scale_block: Int64  # from one block to the next
+    scale: Rows | BlockScales
 
 
 class Table(NamedTuple):
@@ -81,6 +75,20 @@ class Table(NamedTuple):
 
     pointer: Any
     stride: Int64
+
+
+class TableArgs(NamedTuple):
+    """What gives new tokens their places: the block table, and lengths that include them."""
+
+    table: Table
+    lengths: Any  # int32*
+
+
+class SlotArgs(NamedTuple):
+    """The same by slots; positions, which rotation reads, may be None."""
+
+    slots: Any  # int32* or int64*
+    positions: Any  # int32* or int64*
 
 
 class AppendShape(NamedTuple):

@@ -97,27 +97,18 @@ class SlotPlaces:
 
 @gluon.jit
 def append_kernel(
-    k_pages, v_pages, k_new, v_new, table, lengths, cos, sin, shape,
-    config: gl.constexpr, lanes: gl.constexpr, trigger_dependents: gl.constexpr,
+    k_pages, v_pages, k_new, v_new, places, cos, sin, shape,
+    config: gl.constexpr, by_table: gl.constexpr, lanes: gl.constexpr, trigger_dependents: gl.constexpr,
 ):  # fmt: skip
-    """k_pages, v_pages, k_new, v_new: `Rows`. table, cos, sin: `Table`. shape: `AppendShape`. lanes: of a warp.
-    trigger_dependents: whether the next launch may start at once. Grid: blocks of `config.rows` rows."""
+    """k_pages, v_pages, k_new, v_new: `Rows`; without values if `config.dims` has one entry. places: `TableArgs` or
+    `SlotArgs`, `by_table`: which. cos, sin: `Table`. shape: `AppendShape`. lanes: of a warp. trigger_dependents:
+    whether the next launch may start at once. Grid: blocks of `config.rows` rows."""
     if trigger_dependents:
         gdc_launch_dependents()
-    places = TablePlaces(table, lengths, shape)
-    copy_rows(k_new, k_pages, places, (cos, sin), 0, config, lanes)
-    copy_rows(v_new, v_pages, places, (cos, sin), 1, config, lanes)
-
-
-@gluon.jit
-def append_slots_kernel(
-    k_pages, v_pages, k_new, v_new, slots, positions, cos, sin, shape,
-    config: gl.constexpr, lanes: gl.constexpr, trigger_dependents: gl.constexpr,
-):  # fmt: skip
-    """As `append_kernel`, with places by slots; without values if `config.dims` has one entry."""
-    if trigger_dependents:
-        gdc_launch_dependents()
-    places = SlotPlaces(slots, positions, shape)
+    if by_table:
+        places = TablePlaces(places.table, places.lengths, shape)
+    else:
+        places = SlotPlaces(places.slots, places.positions, shape)
     copy_rows(k_new, k_pages, places, (cos, sin), 0, config, lanes)
     if len(config.dims) > 1:
         copy_rows(v_new, v_pages, places, (cos, sin), 1, config, lanes)
@@ -173,8 +164,8 @@ def in_eight_bits(x, target, at, config: gl.constexpr, which: gl.constexpr):
     if per == 64 or per == 128:
         x = divided_blocks(x, target, at, config.dims[which] // per, per, largest)
     elif per is not None:
-        rows = target.scale + at.page.to(gl.int64) * target.scale_outer + at.row.to(gl.int64) * target.scale_row
-        rows = rows + at.head.to(gl.int64) * target.scale_head
+        rows = target.scale.pointer + at.page.to(gl.int64) * target.scale.outer + at.row.to(gl.int64) * target.scale.row
+        rows = rows + at.head.to(gl.int64) * target.scale.head
         if per == "token":
             scale = whole_range(gl.abs(x), 1, largest)
             gl.store(rows, scale, mask=at.given & at.inside)
@@ -202,11 +193,11 @@ def divided_blocks(x, target, at, given: gl.constexpr, columns: gl.constexpr, la
     each = x.reshape([rows, blocks, columns])
     scale = whole_range(gl.abs(each), 2, largest)
     row: gl.constexpr = gl.SliceLayout(1, scale.type.layout)
-    start = at.page.to(gl.int64) * target.scale_outer + at.row.to(gl.int64) * target.scale_row
-    start = gl.convert_layout(start + at.head.to(gl.int64) * target.scale_head, row)
+    start = at.page.to(gl.int64) * target.scale.outer + at.row.to(gl.int64) * target.scale.row
+    start = gl.convert_layout(start + at.head.to(gl.int64) * target.scale.head, row)
     there = gl.convert_layout(at.given & at.inside, row)
     block = gl.arange(0, blocks, gl.SliceLayout(0, scale.type.layout))
     inside = there[:, None] & (block < given)[None, :]
-    gl.store(target.scale + start[:, None] + (block * target.scale_block)[None, :], scale, mask=inside)
+    gl.store(target.scale.pointer + start[:, None] + (block * target.scale.block)[None, :], scale, mask=inside)
     quotient = gl.div_rn(each, scale[:, :, None] + gl.zeros_like(each))
     return gl.convert_layout(quotient.reshape([rows, blocks * columns]), x.type.layout)

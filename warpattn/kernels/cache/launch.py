@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,12 +18,14 @@ from .config import (
     VECTOR,
     AppendConfig,
     AppendShape,
-    ColumnScaledRows,
+    BlockScales,
     EightBitPages,
     Rotation,
     Rows,
     ScaledRows,
+    SlotArgs,
     Table,
+    TableArgs,
     rows_of_program,
 )
 
@@ -43,7 +45,7 @@ class NewRows(NamedTuple):
 class Places(NamedTuple):
     """What gives new tokens their places in the cache."""
 
-    arguments: dict[str, Any]  # of the kernel
+    arguments: TableArgs | SlotArgs  # of the kernel
     tokens: int  # of all sequences
     table_pages: int = 0  # of a table row
 
@@ -51,7 +53,7 @@ class Places(NamedTuple):
 def append_launches(arch: str, kv: PagedKV, new: NewRows) -> tuple[Launch, ...]:
     """One launch on an architecture, places by block table and lengths; the last stride of all tensors is 1."""
     table, tokens = kv.block_table, new.k.shape[0] * new.k.shape[1]
-    places = Places({"table": Table(table, table.stride(0)), "lengths": kv.lengths}, tokens, table.shape[1])
+    places = Places(TableArgs(Table(table, table.stride(0)), kv.lengths), tokens, table.shape[1])
     new = new._replace(scales=(kv.k_scale, kv.v_scale))
     return _launches(arch, "append", (kv.k_pages, kv.v_pages), new, places)
 
@@ -60,7 +62,7 @@ def slot_launches(
     arch: str, pages: tuple[Tensor, Tensor | None], slots: Tensor, positions: Tensor | None, new: NewRows
 ) -> tuple[Launch, ...]:
     """One launch on an architecture, places by slots, of as many tokens as there are; values may be None."""
-    return _launches(arch, "append_slots", pages, new, Places({"slots": slots, "positions": positions}, len(slots)))
+    return _launches(arch, "append_slots", pages, new, Places(SlotArgs(slots, positions), len(slots)))
 
 
 def _launches(
@@ -85,7 +87,7 @@ def _launches(
     config = AppendConfig(dims, rows, run, rotation, eight_bit)
     count = places.tokens * heads
     shape = AppendShape(count, tokens, heads, *k_pages.shape[:2], places.table_pages)
-    args = {key: _rows(x, run) for key, x in tensors.items()} | places.arguments | {"shape": shape}
+    args = {key: _rows(x, run) for key, x in tensors.items()} | {"places": places.arguments, "shape": shape}
     if eight_bit is not None:
         named = zip(("k_pages", "v_pages"), new.scales, eight_bit.scales, strict=True)
         args |= {key: _scaled(args[key], scale, per) for key, scale, per in named}
@@ -95,7 +97,7 @@ def _launches(
     def source():
         from .signature import append_source  # imports Triton
 
-        return append_source(name, args, config, arch)
+        return append_source(args, config, arch)
 
     key = (tuple(argument_types(args).values()), config)
     return (Launch(f"{arch}.{name}", arch, key, source, compile_options(), (-(-count // rows),), args),)
@@ -112,13 +114,13 @@ def run_of(tensors: list[Tensor], size: int) -> int:
     return run if even else 1
 
 
-def _scaled(rows: Rows, scale: Tensor | None, per: str | int | None) -> ScaledRows | ColumnScaledRows:
+def _scaled(rows: Rows, scale: Tensor | None, per: str | int | None) -> ScaledRows:
     """Pages with their scale, which belongs to `per`."""
     if scale is None or scale.ndim < 2:
-        return ScaledRows(*rows, scale, 0, 0, scale.stride(0) if scale is not None and scale.ndim else 0)
+        return ScaledRows(*rows, Rows(scale, 0, 0, scale.stride(0) if scale is not None and scale.ndim else 0))
     if isinstance(per, int):
-        return ColumnScaledRows(*rows, scale, *scale.stride())
-    return ScaledRows(*rows, scale, *scale.stride()[:3])
+        return ScaledRows(*rows, BlockScales(scale, *scale.stride()))
+    return ScaledRows(*rows, Rows(scale, *scale.stride()[:3]))
 
 
 def _rows(x: Tensor | None, run: int) -> Rows:

@@ -10,15 +10,16 @@ from triton.experimental.gluon import GluonASTSource
 from warpattn.problem.arch import TARGETS
 
 from ..pieces.signature import ALIGNED, kernel_source
-from .config import AppendConfig
-from .kernel import append_kernel, append_slots_kernel
+from .config import AppendConfig, TableArgs
+from .kernel import append_kernel
 
-KERNELS = {"append": append_kernel, "append_slots": append_slots_kernel}
 TENSORS = ("k_pages", "v_pages", "k_new", "v_new")
 
 
-def append_source(name: str, args: Mapping[str, Any], config: AppendConfig, arch: str) -> GluonASTSource:
-    """The kernel of a name for a launch with `args`, on an architecture."""
-    constants = {"config": config, "lanes": TARGETS[arch].lanes, "trigger_dependents": arch == "sm90"}
+def append_source(args: Mapping[str, Any], config: AppendConfig, arch: str) -> GluonASTSource:
+    """The kernel for a launch with `args`, on an architecture."""
+    by_table = isinstance(args["places"], TableArgs)
+    constants = {"config": config, "by_table": by_table, "lanes": TARGETS[arch].lanes}
+    constants["trigger_dependents"] = arch == "sm90"
     vectors = [f"{name}.pointer" for name in TENSORS if config.run > 1]
-    return kernel_source(KERNELS[name], args, constants, hints=dict.fromkeys(vectors, ALIGNED))
+    return kernel_source(append_kernel, args, constants, hints=dict.fromkeys(vectors, ALIGNED))

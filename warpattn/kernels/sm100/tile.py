@@ -9,6 +9,7 @@ Nothing in this file imports Triton.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from warpattn.kernels.topology import Edge, Role, Signal, Topology
 from warpattn.problem import Problem
@@ -36,19 +37,17 @@ class TileConfig:
     page_size: int = 0  # 0: not paged
     splitk_partitions: int = 1
 
-    @property
-    def eight_bit(self) -> None:
-        """Of keys and values in memory: they have 16 bits."""
+    eight_bit: ClassVar[None] = None  # keys and values in memory have 16 bits
 
     @property
     def query_columns(self) -> int:
         """Of queries in shared memory."""
-        raise NotImplementedError
+        return self.dim_qk
 
     @property
     def padded_ov_depth(self) -> int:
         """Columns of the output in tensor memory."""
-        raise NotImplementedError
+        return self.dim_v
 
     @property
     def ring(self) -> Edge:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from warpattn.kernels.nvidia.latent_sizes import LatentSizes
 from warpattn.kernels.topology import Edge
 from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
@@ -22,30 +23,12 @@ from ..tile import TileConfig, choice_of
 
 
 @dataclass(frozen=True)
-class LatentConfig(TileConfig):
+class LatentConfig(LatentSizes, TileConfig):
     """Two halves of the latents, and rotary columns beside them."""
 
     BM: int = 64
     BN: int = 64
     stages: int = 2
-
-    @property
-    def half(self) -> int:
-        """Columns of a block of latents: no box has more than 256."""
-        return self.dim_v // 2
-
-    @property
-    def rope(self) -> int:
-        """Columns of the rotary part."""
-        return self.dim_qk - self.dim_v
-
-    @property
-    def query_columns(self) -> int:
-        return self.dim_qk
-
-    @property
-    def padded_ov_depth(self) -> int:
-        return self.dim_v
 
     @property
     def tile_bytes(self) -> int:

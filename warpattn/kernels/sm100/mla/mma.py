@@ -19,9 +19,7 @@ def mma_role(ctx):
     """All products of the run, in the order above."""
     total = ctx.run.total
     if total > 0:
-        state = consumer_state(ctx.config.stages)
-        await_signal(ctx.bars.q, 0)
-        ctx.keys.consumer_wait(state)
+        state = first_keys(ctx)
         multiply_qk(ctx, state)
         for i in range(total):
             following = state.step()
@@ -31,6 +29,15 @@ def mma_role(ctx):
                 multiply_qk(ctx, following)
             multiply_pv(ctx, state, i)
             state = following
+
+
+@gluon.jit
+def first_keys(ctx):
+    """The state of the first slot, when it and the queries have arrived."""
+    state = consumer_state(ctx.config.stages)
+    await_signal(ctx.bars.q, 0)
+    ctx.keys.consumer_wait(state)
+    return state
 
 
 @gluon.jit

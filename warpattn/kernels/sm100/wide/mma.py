@@ -9,7 +9,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import tcgen05_commit, tcgen05_mma
 
-from ...nvidia.pipelines import consumer_state
+from ..mla.mma import first_keys
 from ..sync import await_signal
 
 
@@ -18,10 +18,7 @@ def mma_role(ctx):
     """All products of the run, in the order above."""
     total = ctx.run.total
     if total > 0:
-        state = consumer_state(ctx.config.stages)
-        await_signal(ctx.bars.q, 0)
-        ctx.keys.consumer_wait(state)
-        state = multiply_qk(ctx, state)
+        state = multiply_qk(ctx, first_keys(ctx))
         for i in range(total):
             more = i + 1 < total
             ctx.keys.consumer_wait(state, pred=more)

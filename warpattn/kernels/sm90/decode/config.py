@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from warpattn.kernels.topology import Edge, Registers, Role, Topology
 from warpattn.problem.element import Element
@@ -100,6 +100,10 @@ class StreamConfig(WithOperands):
     schedule: Schedule = Schedule()
     combine: Combine = Combine()
 
+    # Whether the queue has the first row tiles of all sequences, then the second ones, and so on, so that CTAs that run
+    # at the same time read the same keys.
+    tiles_outermost: ClassVar[bool] = False
+
     @property
     def stored(self) -> Element:
         """Of keys and values in memory."""
@@ -126,12 +130,6 @@ class StreamConfig(WithOperands):
         return False
 
     @property
-    def tiles_outermost(self) -> bool:
-        """Whether the queue has the first row tiles of all sequences, then the second ones, and so on, so that CTAs
-        that run at the same time read the same keys."""
-        return False
-
-    @property
     def max_growth(self) -> int:
         """Units that a CTA's range may grow by to end at a head."""
         return max(1, GROWTH // (self.block_n * self.schedule.unit))
@@ -154,13 +152,9 @@ class DecodeConfig(KeyTileSizes, StreamConfig):
         """Columns of a tile; those of 8-bit operands fill 64 rows, or four threads with 16 bytes each."""
         return pad_dim(dim) if self.eight_bit is None else max(pad_dim(dim), CONSUMER_ROWS)
 
-    @cached_property
-    def k_bytes(self) -> int:
-        return self.stored.bytes * self.block_n * self.padded_qk
-
-    @cached_property
-    def v_bytes(self) -> int:
-        return self.stored.bytes * self.block_n * self.padded_v
+    @property
+    def loaded(self) -> Element:
+        return self.stored
 
     def scale_blocks(self, operand: str) -> int:
         """Blocks of the columns of a tile of "k" or "v" with scales of their own."""

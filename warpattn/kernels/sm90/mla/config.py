@@ -16,7 +16,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from operator import attrgetter
+from typing import ClassVar
 
+from warpattn.kernels.nvidia.latent_sizes import LatentSizes
 from warpattn.kernels.topology import Edge, Registers, Role, Signal, Topology
 from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
@@ -31,7 +34,7 @@ from ..prefill.config import CONSUMER_ROWS
 
 BLOCK_N = 32  # keys of a tile
 STAGES = 4
-HALVES = 2  # warpgroups, and blocks of latent columns
+HALVES = 2  # warpgroups: each has a block of the latents' columns in its output
 REGISTERS = Registers(consumer=224, producer=56)
 STAGED = 2  # tiles of 8 bits that may be on their way; one more is in registers
 STAGES_BESIDE = 3  # slots of the ring that fit beside them
@@ -40,52 +43,22 @@ ONCE = "latents are read once, as keys and as values, and each of two warpgroups
 
 
 @dataclass(frozen=True)
-class MlaConfig(StreamConfig):
+class MlaConfig(LatentSizes, StreamConfig):
     """Tiles and resources of one compiled kernel; `choose_tiles` fills in what does not vary."""
 
     latents: Element | None = None  # of 8-bit latents in memory, which the role that loads converts, see eight_bit.py
+    tiles_outermost: ClassVar[bool] = True
+    consumers: ClassVar[int] = HALVES  # warpgroups
+    rows: ClassVar[int] = CONSUMER_ROWS  # of a tile of queries
+    combine_columns: ClassVar[int] = 128  # of a program of the combining kernel: 32 parts at once, with 512 columns 8
 
-    @property
-    def padded_qk(self) -> int:
-        return self.dim_qk
-
-    @property
-    def padded_v(self) -> int:
-        return self.dim_v
-
-    @property
-    def rows(self) -> int:
-        """Rows of a tile of queries."""
-        return CONSUMER_ROWS
-
-    @property
-    def consumers(self) -> int:
-        """Warpgroups."""
-        return HALVES
-
-    @property
-    def half(self) -> int:
-        """Columns of the output of a warpgroup, and of a block of latents."""
-        return self.dim_v // HALVES
-
-    @property
-    def rope(self) -> int:
-        """Columns of the rotary part."""
-        return self.dim_qk - self.dim_v
+    padded_qk = property(attrgetter("dim_qk"))
+    padded_v = property(attrgetter("dim_v"))
 
     @property
     def tile_bytes(self) -> int:
         """Of a key tile: latents and rotary part."""
         return self.element.bytes * self.block_n * self.dim_qk
-
-    @property
-    def combine_columns(self) -> int:
-        """Columns of a program of the combining kernel: 128 for 32 parts at once; 512 would leave registers for 8."""
-        return 128
-
-    @property
-    def tiles_outermost(self) -> bool:
-        return True
 
     @property
     def words(self) -> str:

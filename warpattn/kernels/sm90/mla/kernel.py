@@ -22,16 +22,6 @@ from .load import load_tiles
 
 
 @gluon.jit
-def attend_left(ctx):
-    attend_role(ctx, 0)
-
-
-@gluon.jit
-def attend_right(ctx):
-    attend_role(ctx, 1)
-
-
-@gluon.jit
 def load_role(ctx):
     if ctx.config.latents is None:
         load_tiles(ctx)
@@ -58,5 +48,5 @@ def mla_kernel(
     )
     workers: gl.constexpr = config.topology.workers
     gl.warp_specialize(
-        [(attend_left, (ctx,)), (attend_right, (ctx,)), (load_role, (ctx,))], workers.warps, workers.registers
+        [(attend_role, (ctx, 0)), (attend_role, (ctx, 1)), (load_role, (ctx,))], workers.warps, workers.registers
     )

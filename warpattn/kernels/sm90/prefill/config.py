@@ -72,15 +72,20 @@ class KeyTileSizes(WithOperands):
     def padded_v(self) -> int:
         return self.padded(self.dim_v)
 
+    @property
+    def loaded(self) -> Element:
+        """Of keys and values in their slots."""
+        return self.element
+
     @cached_property
     def k_bytes(self) -> int:
         """Of a tile of keys."""
-        return self.element.bytes * self.block_n * self.padded_qk
+        return self.loaded.bytes * self.block_n * self.padded_qk
 
     @cached_property
     def v_bytes(self) -> int:
         """Of a tile of values."""
-        return self.element.bytes * self.block_n * self.padded_v
+        return self.loaded.bytes * self.block_n * self.padded_v
 
 
 class RecomputedBlock(NamedTuple):
