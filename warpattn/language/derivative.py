@@ -32,7 +32,7 @@ class Adjoint(NamedTuple):
     @property
     def symbols(self) -> frozenset[str]:
         """What the index depends on: {"h"} for one number per head, {"h", "q", "k"} for a bias of every head."""
-        return frozenset(node[2] for node in postorder(self.index) if node[0] == "sym")
+        return frozenset(node.value for node in postorder(self.index) if node.op == "sym")
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,13 +50,13 @@ class Derivative:
     @property
     def constant_slope(self) -> float | None:
         """df/ds where it is one number, so that no kernel has to compute it."""
-        return self.slope[2] if self.slope[0] == "const" else None
+        return self.slope.value if self.slope.is_constant else None
 
     @property
     def bounded(self) -> bool:
         """Whether slope and adjoints are finite for finite scores and tensors, so that 0 times them is 0."""
         nodes = postorder((self.slope, *(adjoint.value for adjoint in self.adjoints)))
-        return not any(node[0] in ("exp", "log") or _divides_by_a_value(node) for node in nodes)
+        return not any(node.op in ("exp", "log") or _divides_by_a_value(node) for node in nodes)
 
     def program(self, *outputs: Node) -> Program:
         """Some of the nodes with the tensors that they read: what a kernel compiles."""
@@ -77,10 +77,10 @@ def differentiate(score: Node, tensors: tuple[Tensor, ...]) -> Derivative:
     slope = const(0.0, "float")
     adjoints = []
     for node in order:
-        if node[0] == "sym" and node[2] == "s":
+        if node.op == "sym" and node.value == "s":
             slope = adjoint_of.get(id(node), slope)
-        elif node[0] == "load" and id(node) in adjoint_of:
-            adjoints.append(Adjoint(node[2], node[3:], adjoint_of[id(node)]))
+        elif node.op == "load" and id(node) in adjoint_of:
+            adjoints.append(Adjoint(node.value, node.operands, adjoint_of[id(node)]))
     return Derivative(score, slope, tuple(adjoints), tensors)
 
 
@@ -89,7 +89,7 @@ def _recorded(score: Node) -> Node:
     again: dict[int, Node] = {}
     for node in postorder((score,)):
         op, dtype, *rest = node
-        again[id(node)] = make(op, dtype, *(again[id(part)] if type(part) is tuple else part for part in rest))
+        again[id(node)] = make(op, dtype, *(again[id(part)] if type(part) is Node else part for part in rest))
     return again[id(score)]
 
 
@@ -97,25 +97,26 @@ def _reverse(score: Node, order: list[Node]) -> dict[int, Node]:
     """The adjoint of every float node that needs one, by identity."""
     moving: set[int] = set()  # nodes that change with s or with a float that is read
     for node in order:
-        leaf = node[1:3] == ("float", "s") if node[0] == "sym" else node[0] == "load"
-        if node[1] == "float" and (leaf or (node[0] in _RULES and any(id(x) in moving for x in node[2:]))):
+        leaf = node.value == "s" if node.op == "sym" else node.op == "load"
+        if node.dtype == "float" and (leaf or (node.op in _RULES and any(id(x) in moving for x in node.operands))):
             moving.add(id(node))
     adjoint_of = {id(score): const(1.0, "float")} if id(score) in moving else {}
     for node in reversed(order):
-        if id(node) not in adjoint_of or node[0] not in _RULES:
+        if id(node) not in adjoint_of or node.op not in _RULES:
             continue
-        operands = node[2:]
-        for position, rule in enumerate(_RULES[node[0]]):
-            operand = operands[position]
+        for operand, rule in zip(node.operands, _RULES[node.op], strict=True):
             if rule is not None and id(operand) in moving:
-                part = rule(adjoint_of[id(node)], node, *operands)
+                part = rule(adjoint_of[id(node)], node, *node.operands)
                 known = adjoint_of.get(id(operand))
                 adjoint_of[id(operand)] = part if known is None else _add(known, part)
     return adjoint_of
 
 
 def _divides_by_a_value(node: Node) -> bool:
-    return node[0] == "truediv" and not (node[3][0] == "const" and node[3][2] != 0)
+    if node.op != "truediv":
+        return False
+    _, divisor = node.operands
+    return not (divisor.is_constant and divisor.value != 0)
 
 
 def _float(op: str) -> Callable[..., Node]:
@@ -128,10 +129,10 @@ _add, _div, _neg, _sub = (_float(op) for op in ("add", "truediv", "neg", "sub"))
 def _mul(a: Node, b: Node) -> Node:
     """a * b with constant factors multiplied together: cap * (1 - t * t) * (1 / cap) is 1 - t * t."""
     for this, other in ((a, b), (b, a)):
-        if this[0] == "const" and other[0] == "mul":
-            for inner, rest in (other[2:], other[:1:-1]):
-                if inner[0] == "const":
-                    factor = this[2] * inner[2]
+        if this.is_constant and other.op == "mul":
+            for inner, rest in (other.operands, other.operands[::-1]):
+                if inner.is_constant:
+                    factor = this.value * inner.value
                     return _mul(const(1.0 if abs(factor - 1.0) < 1e-15 else factor, "float"), rest)
     return build("mul", "float", a, b)
 
@@ -152,7 +153,7 @@ def _sign_of(g: Node, x: Node) -> Node:
 
 def _chosen(g: Node, x: Node, other: Node, op: str) -> Node:
     """g where minimum or maximum is x; a constant takes no part of a tie, else each operand half."""
-    if other[0] == "const":
+    if other.is_constant:
         return _where(build({"minimum": "le", "maximum": "ge"}[op], "bool", x, other), g, _zero())
     strictly = build({"minimum": "lt", "maximum": "gt"}[op], "bool", x, other)
     return _where(strictly, g, _where(build("eq", "bool", x, other), _mul(g, const(0.5, "float")), _zero()))

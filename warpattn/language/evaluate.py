@@ -26,7 +26,7 @@ def evaluate(
     (value,) = evaluate_all((node,), env, tensors, float_dtype)
     if isinstance(value, Tensor):
         return value
-    return torch.tensor(value, dtype={"bool": torch.bool, "float": float_dtype}.get(node[1], torch.int64))
+    return torch.tensor(value, dtype={"bool": torch.bool, "float": float_dtype}.get(node.dtype, torch.int64))
 
 
 def evaluate_all(
@@ -35,7 +35,7 @@ def evaluate_all(
     """Values of several nodes, shared parts computed once. What depends on Python numbers only stays one."""
     values: dict[int, Any] = {}
     for node in postorder(nodes):
-        args = [values[id(arg)] for arg in node[2:] if type(arg) is tuple]
+        args = [values[id(operand)] for operand in node.operands]
         values[id(node)] = _value(node, args, env, tensors, float_dtype)
     return [values[id(node)] for node in nodes]
 
@@ -43,13 +43,13 @@ def evaluate_all(
 def _value(
     node: Node, args: list[Any], env: Mapping[str, Any], tensors: Sequence[Tensor], float_dtype: torch.dtype
 ) -> Any:
-    op, dtype = node[0], node[1]
+    op, dtype = node.op, node.dtype
     if op == "const":
-        return node[2]
+        return node.value
     if op == "sym":
-        return env[node[2]]
+        return env[node.value]
     if op == "load":
-        value = eager.read(tensors[node[2]], tuple(args))
+        value = eager.read(tensors[node.value], tuple(args))
         return value.to(float_dtype) if dtype == "float" else value
     if op == "float" and isinstance(args[0], Tensor):
         return args[0].to(float_dtype)

@@ -48,7 +48,7 @@ class Expr:
     @property
     def dtype(self) -> str:
         """Kind of the value: "bool", "int" (32 bits), "int64" or "float"."""
-        return self.node[1]
+        return self.node.dtype
 
     def __repr__(self) -> str:
         return f"Expr({self.node!r})"
@@ -181,8 +181,8 @@ def load(tensor: torch.Tensor, *index: Any) -> Any:
     if recorder is None and not any(isinstance(i, Expr) for i in index):
         return eager.read(tensor, index)
     nodes = [_node(i) for i in index]
-    if recorder is None or any(node[1] not in _INTS for node in nodes):
-        kinds = ", ".join(node[1] for node in nodes)
+    if recorder is None or any(node.dtype not in _INTS for node in nodes):
+        kinds = ", ".join(node.dtype for node in nodes)
         raise user_error(f"a captured tensor is read with indices ({kinds})", "indices must be ints, inside a trace")
     if tensor.is_complex():
         raise user_error(f"a captured tensor has dtype {tensor.dtype}", "capture bool, integer or real tensors")
@@ -195,10 +195,10 @@ def where(condition: Any, yes: Any, no: Any) -> Any:
     if not _has_symbol(condition, yes, no):
         return eager.where(condition, yes, no)
     test = _node(condition)
-    if test[1] != "bool":
-        raise user_error(f"the condition of where() is {test[1]}", "it must be bool, such as a comparison")
+    if test.dtype != "bool":
+        raise user_error(f"the condition of where() is {test.dtype}", "it must be bool, such as a comparison")
     left, right = _common((yes, no))
-    return Expr(build("where", left[1], test, left, right))
+    return Expr(build("where", left.dtype, test, left, right))
 
 
 def minimum(a: Any, b: Any) -> Any:
@@ -245,7 +245,7 @@ def to_int(x: Any) -> Any:
     if not _has_symbol(x):
         return eager.to_int(x)
     node = _node(x)
-    return Expr(node if node[1] == "int64" else cast(node, "int"))
+    return Expr(node if node.dtype == "int64" else cast(node, "int"))
 
 
 def user_result_error(fn: Callable[..., Any], got: Any, rule: str) -> AttentionError:
@@ -280,19 +280,19 @@ def _node(value: Any) -> Node:
 def _common(values: tuple[Any, ...], least: str = "bool") -> list[Node]:
     """Nodes of `values`, cast to the widest of their dtypes, at least `least`."""
     nodes = [_node(value) for value in values]
-    dtype = max((least, *(node[1] for node in nodes)), key=_RANK.__getitem__)
+    dtype = max((least, *(node.dtype for node in nodes)), key=_RANK.__getitem__)
     return [cast(node, dtype) for node in nodes]
 
 
 def _arithmetic(op: str, *values: Any) -> Expr:
     nodes = wide_enough(op, _common(values, "int"))
-    return Expr(build(op, nodes[0][1], *nodes))
+    return Expr(build(op, nodes[0].dtype, *nodes))
 
 
 def _division(op: str, a: Any, b: Any) -> Expr:
     """`a // b` or `a % b`; of ints, 0 or `a` where b is 0."""
     left, right = _common((a, b), "int")
-    if left[1] == "float" or never_zero(right):
+    if left.dtype == "float" or never_zero(right):
         return _arithmetic(op, Expr(left), Expr(right))
     divisor = Expr(right)
     result = _arithmetic(op, Expr(left), where(divisor == 0, 1, divisor))
@@ -310,7 +310,7 @@ def _power(base: Expr, exponent: Any) -> Any:
     if exponent < 0:
         return 1.0 / _power(base, -exponent)
     if exponent < 2:
-        return base if exponent else Expr(const(1, base.node[1] if base.node[1] != "bool" else "int"))
+        return base if exponent else Expr(const(1, base.dtype if base.dtype != "bool" else "int"))
     half = _power(base, exponent // 2)
     return half * half * base if exponent % 2 else half * half
 
@@ -321,7 +321,7 @@ def _compare(op: str, *values: Any) -> Expr:
 
 def _bitwise(op: str, *values: Any, least: str = "bool") -> Expr:
     nodes = _common(values, least)
-    if nodes[0][1] == "float":
+    if nodes[0].dtype == "float":
         raise user_error(f"the operator {op} got a float", "& | ^ ~ << >> take bools or ints")
     nodes = wide_enough(op, nodes) if op == "shl" else nodes
-    return Expr(build(op, nodes[0][1], *nodes))
+    return Expr(build(op, nodes[0].dtype, *nodes))

@@ -1,6 +1,6 @@
 """Nodes of traced masks and scores, the identity of a recorded program, and what its outputs read.
 
-A node is a tuple `(op, dtype, *args)`, dtype one of "bool", "int" (32 bits), "int64", "float", each argument a node
+A `Node` is written `(op, dtype, *args)`, dtype one of "bool", "int" (32 bits), "int64", "float", each argument a node
 except in
     ("const", dtype, number)   ("sym", dtype, name)   ("load", dtype, slot, *index nodes)
 The other ops: add sub mul truediv floordiv mod neg abs | lt le gt ge eq ne | and or xor not shl shr |
@@ -14,6 +14,7 @@ from collections.abc import Hashable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from typing import Any, NamedTuple
 from typing import cast as typed
 
@@ -21,9 +22,26 @@ import torch
 
 from warpattn.language import eager
 
-Node = tuple[Any, ...]
 SPAN = slice(1, None)  # outputs of a mask's program: its condition, then the four bounds of its span
 _PYTHON = {"bool": bool, "int": int, "int64": int, "float": float}
+
+
+class Node(tuple[Any, ...]):
+    """A node, a tuple that is equal to the plain one."""
+
+    __slots__ = ()
+    op = property(itemgetter(0))
+    dtype = property(itemgetter(1))
+    value = property(itemgetter(2))  # of a constant; a symbol's name; the slot of the tensor that a load reads
+
+    @property
+    def operands(self) -> tuple[Node, ...]:
+        """The nodes that it is computed from; of a load its indices."""
+        return () if self.op in ("const", "sym") else self[3:] if self.op == "load" else self[2:]
+
+    @property
+    def is_constant(self) -> bool:
+        return self.op == "const"
 
 
 class Trace:
@@ -103,17 +121,17 @@ def postorder(roots: tuple[Node, ...]) -> list[Node]:
         elif id(node) not in seen:
             seen.add(id(node))
             stack.append((node, True))
-            stack.extend((arg, False) for arg in reversed(node) if type(arg) is tuple)
+            stack.extend((operand, False) for operand in reversed(node.operands))
     return order
 
 
 def make(op: str, dtype: str, *args: Any) -> Node:
     """The node as written; inside a trace, the one object for all equal nodes."""
-    node = (op, dtype, *args)
+    node = Node((op, dtype, *args))
     recorder = running.get()
     if recorder is None:
         return node
-    key = (op, dtype, repr(args[0])) if op == "const" else tuple(id(a) if type(a) is tuple else a for a in node)
+    key = (op, dtype, repr(args[0])) if op == "const" else tuple(id(a) if type(a) is Node else a for a in node)
     return recorder.nodes.setdefault(key, node)
 
 
@@ -124,14 +142,14 @@ def const(value: Any, dtype: str) -> Node:
 
 def cast(node: Node, dtype: str) -> Node:
     """`node` as "int", "int64" or "float" (or itself, when it is that already)."""
-    return node if node[1] == dtype else build(dtype, dtype, node)
+    return node if node.dtype == dtype else build(dtype, dtype, node)
 
 
 def build(op: str, dtype: str, *args: Node) -> Node:
     """The simplest node that equals `op(*args)`: constants fold, and so do operations that change nothing."""
-    if all(arg[0] == "const" for arg in args):
+    if all(arg.is_constant for arg in args):
         try:
-            return const(eager.OPS[op](*(arg[2] for arg in args)), dtype)
+            return const(eager.OPS[op](*(arg.value for arg in args)), dtype)
         except (ArithmeticError, ValueError):
             pass  # such as 1 << -1: stays as it is
     return _identity(op, args) or make(op, dtype, *args)
@@ -139,27 +157,31 @@ def build(op: str, dtype: str, *args: Node) -> Node:
 
 def _shape_of(node: Node, number_of: dict[int, int]) -> tuple[Any, ...]:
     """A node with its operands replaced by their numbers; constants by their text, so that -0.0 and nan keep apart."""
-    if node[0] == "const":
-        return ("const", node[1], repr(node[2]))
-    return tuple(number_of[id(arg)] if type(arg) is tuple else arg for arg in node)
+    if node.is_constant:
+        return ("const", node.dtype, repr(node.value))
+    return tuple(number_of[id(arg)] if type(arg) is Node else arg for arg in node)
 
 
 def _identity(op: str, args: tuple[Node, ...]) -> Node | None:
     """The operand that `op(*args)` equals for all values of the others, if there is one."""
     if op == "where":
-        return args[1] if args[1] is args[2] else args[1 if args[0][2] else 2] if args[0][0] == "const" else None
+        condition, yes, no = args
+        if yes is no:
+            return yes
+        return None if not condition.is_constant else yes if condition.value else no
     if op in ("not", "neg"):
-        return args[0][2] if args[0][0] == op else None
+        (arg,) = args
+        return arg.operands[0] if arg.op == op else None
     if len(args) != 2:
         return None
     for this, other in (args, args[::-1]):
-        again = this is other or (other[0] == op and any(arg is this for arg in other[2:]))
+        again = this is other or (other.op == op and any(arg is this for arg in other.operands))
         if again and op in ("minimum", "maximum", "and", "or"):
             return other
-        if this[0] != "const":
+        if not this.is_constant:
             continue
-        value = this[2]
-        if op in ("and", "or") and this[1] == "bool":
+        value = this.value
+        if op in ("and", "or") and this.dtype == "bool":
             return other if value == (op == "and") else this
         if (op == "add" and value == 0) or (op == "mul" and value == 1):
             return other

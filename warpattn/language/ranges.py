@@ -59,8 +59,7 @@ def whole_number(value: int) -> Node:
 
 def wide_enough(op: str, nodes: list[Node]) -> list[Node]:
     """Operands as int64 if the result of 32-bit ones might not fit 32 bits."""
-    _, dtype, *_ = nodes[0]
-    if dtype != "int" or _OF[op](*(interval(node, _known()) for node in nodes)).within(INT32):
+    if nodes[0].dtype != "int" or _OF[op](*(interval(node, _known()) for node in nodes)).within(INT32):
         return nodes
     return [cast(node, "int64") for node in nodes]
 
@@ -78,19 +77,17 @@ def _known() -> Known:
 
 
 def _interval(node: Node, known: Known) -> Interval:
-    op, dtype, *args = node
+    op, dtype = node.op, node.dtype
     if op == "const":
-        (value,) = args
-        return Interval(int(value), int(value))
+        return Interval(int(node.value), int(node.value))
     if dtype == "bool":
         return BOOL
     if op == "sym":
-        (name,) = args
-        return Interval(-POSITIONS if name.startswith("q") else 0, 2 * POSITIONS)
+        return Interval(-POSITIONS if node.value.startswith("q") else 0, 2 * POSITIONS)
     whole = INT64 if dtype == "int64" else INT32
-    if op not in _OF or any(arg[1] == "float" for arg in args):
+    if op not in _OF or any(operand.dtype == "float" for operand in node.operands):
         return whole
-    values = _OF[op](*(interval(arg, known) for arg in args))
+    values = _OF[op](*(interval(operand, known) for operand in node.operands))
     return values if dtype == "int" or values.within(whole) else whole
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from warpattn.language.nodes import Program
+from warpattn.language.nodes import Node, Program
 from warpattn.problem.problem import CheckedCall, Problem
 
 PACKED = torch.contiguous_format
@@ -22,7 +22,7 @@ RUN = 8  # elements: kernels are given strides in such runs, of 16 bytes in a tw
 LEAST_SCALE = 2.0**-100  # below it the kernel's own c = scale * log2(e) is no positive, normal fp32 number
 # The scores as they are. The kernel folds the scale into the exponential unless there is a score function, and that is
 # right for positive scales only: others take this one.
-IDENTITY = Program((("sym", "float", "s"),), ())
+IDENTITY = Program((Node(("sym", "float", "s")),), ())
 COPY_RULE = (
     "q, k, v and out stay where they are if their last stride is 1, the others are multiples of 8 elements above 0 (16 "
     "of 8 bits), their head dim is such a multiple, and they start at a multiple of 16 bytes; a tensor that does not "

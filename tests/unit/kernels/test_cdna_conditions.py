@@ -76,12 +76,12 @@ def test_equality_of_any_two_numbers_is_a_difference(op):
 
 def wrapped(node: Node, loaded: dict[int, int]) -> int:
     """The value of an int node in 32 bits."""
-    if node[0] == "load":
-        return loaded[node[2]]
-    if node[0] == "const":
-        return node[2]
-    a, b = (wrapped(arg, loaded) for arg in node[2:])
-    value = {"sub": a - b, "add": a + b, "minimum": min(a, b), "maximum": max(a, b)}[node[0]]
+    if node.op == "load":
+        return loaded[node.value]
+    if node.op == "const":
+        return node.value
+    a, b = (wrapped(arg, loaded) for arg in node.operands)
+    value = {"sub": a - b, "add": a + b, "minimum": min(a, b), "maximum": max(a, b)}[node.op]
     return (value + 2**31) % 2**32 - 2**31
 
 
@@ -91,7 +91,7 @@ def test_chunks_divide_rows_alone():
     chunk = make(
         "eq", "bool", build("floordiv", "int", make("sym", "int", "q"), size), build("floordiv", "int", k, size)
     )
-    for node in (chunk, make("eq", "bool", *chunk[:1:-1])):
+    for node in (chunk, make("eq", "bool", *chunk.operands[::-1])):
         spread_out = spread(node)
         assert "('floordiv', 'int', ('sym', 'int', 'q')" in repr(spread_out)
         assert "('floordiv', 'int', ('sym', 'int', 'k')" not in repr(spread_out)

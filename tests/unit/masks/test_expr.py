@@ -95,9 +95,9 @@ def test_numbers_tensors_and_traces_agree(steps, last):
 
 def test_dtypes_and_casts():
     program = traced(lambda q, k: (q + True, q + 0.5, q / k, q < k, (q < k) + 1, (q < k) & True, to_float(q < k)))
-    assert [node[1] for node in program.outputs] == ["int", "float", "float", "bool", "int", "bool", "float"]
+    assert [node.dtype for node in program.outputs] == ["int", "float", "float", "bool", "int", "bool", "float"]
     assert program.outputs[1] == ("add", "float", ("float", "float", ("sym", "int", "q")), ("const", "float", 0.5))
-    assert traced(lambda q, k: (q < k) < (k < q)).outputs[0][2][0] == "int"
+    assert traced(lambda q, k: (q < k) < (k < q)).outputs[0].operands[0].op == "int"
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_loads():
     table, other = torch.arange(6, dtype=torch.float16).view(2, 3), torch.tensor([True, False])
     program = traced(lambda q, k: (Table(table)[q, k] + load(table, k, q), load(other, k)))
     assert program.tensors == (table, other)
-    assert [node[1] for node in program.outputs] == ["float", "bool"]
+    assert [node.dtype for node in program.outputs] == ["float", "bool"]
     q, k = torch.arange(-1, 4)[:, None], torch.arange(-1, 4)
     both = evaluate_all(program.outputs, {"q": q, "k": k}, program.tensors)
     for i in range(-1, 4):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import warpattn.masks as wm
 from warpattn.errors import AttentionError
 from warpattn.language.evaluate import evaluate, evaluate_all
-from warpattn.language.expr import Expr, exp, minimum, to_float, where
+from warpattn.language.expr import Expr, exp, minimum, symbol, to_float, where
 from warpattn.masks.base import InOrder
 from warpattn.masks.documents import run_labels
 
@@ -349,7 +349,7 @@ def test_functions_without_source_and_objects():
             return where(abs(q - k) < minimum(width, 4), exp(to_float(k)) > 0.0, False)
 
     mask = wm.CustomMask(Near(), width=2)
-    assert isinstance(mask.keep(0, 0, Expr(("sym", "int", "q")), 3), Expr)
+    assert isinstance(mask.keep(0, 0, symbol("q"), 3), Expr)
     assert kept(mask, (5, 5), 0, 0).equal(kept(wm.SlidingWindow(2, 1), (5, 5), 0, 0))
 
 

@@ -8,6 +8,7 @@ import random
 import pytest
 
 from warpattn.language import eager
+from warpattn.language.nodes import make
 from warpattn.language.ranges import _OF, BOOL, INT32, Interval, interval
 
 EXACT = ("add", "sub", "mul", "neg", "abs", "not", "where", "minimum", "maximum", "int")  # no wider than they must be
@@ -52,6 +53,6 @@ def test_every_operation_of_ranges_is_tried() -> None:
 
 
 def test_positions_may_be_added_in_32_bits_and_not_multiplied() -> None:
-    q, k = ("sym", "int", "q"), ("sym", "int", "k")
-    assert interval(("add", "int", q, k)).within(INT32)
-    assert not interval(("mul", "int", q, k)).within(INT32)
+    q, k = make("sym", "int", "q"), make("sym", "int", "k")
+    assert interval(make("add", "int", q, k)).within(INT32)
+    assert not interval(make("mul", "int", q, k)).within(INT32)

@@ -241,20 +241,21 @@ def _from_start(i: Any, size: int) -> Any:
 
 def _at_least_0(node: Node) -> bool:
     """Whether a node is plainly not negative, so that a read needs no test for it."""
-    op = node[0]
+    op, operands = node.op, node.operands
     if op == "const":
-        return node[2] >= 0
+        return node.value >= 0
     if op == "sym":
-        return node[2] in ("b", "h", "k", "len_q", "len_k")
+        return node.value in ("b", "h", "k", "len_q", "len_k")
     if op == "sub":
-        return node[2:] == _ROW
+        return operands == _ROW
     if op in ("add", "mul", "minimum"):
-        return all(_at_least_0(x) for x in node[2:])
+        return all(_at_least_0(x) for x in operands)
     if op == "maximum":
-        return any(_at_least_0(x) for x in node[2:])
+        return any(_at_least_0(x) for x in operands)
     if op in ("floordiv", "mod"):
-        return (op == "mod" or _at_least_0(node[2])) and node[3][0] == "const" and node[3][2] > 0
-    return op == "abs" or (op == "where" and all(_at_least_0(x) for x in node[3:]))
+        dividend, divisor = operands
+        return (op == "mod" or _at_least_0(dividend)) and divisor.is_constant and divisor.value > 0
+    return op == "abs" or (op == "where" and all(_at_least_0(x) for x in operands[1:]))
 
 
 def _line(fn: Any, step: TracebackType | None) -> str:

@@ -17,7 +17,13 @@ from warpattn.language.nodes import Node, build, const, make
 from warpattn.language.ranges import INT32, interval
 
 TILE_SYMBOLS = ("b", "q_lo", "q_hi", "k_lo", "k_hi", "len_q", "len_k")
-Ends = tuple[Node, Node]
+
+
+class Ends(NamedTuple):
+    """The values of an integer node in a tile."""
+
+    least: Node
+    most: Node
 
 
 class Condition(NamedTuple):
@@ -32,30 +38,29 @@ def conditions(node: Node) -> tuple[Condition, ...]:
     """The conditions whose conjunction is the boolean `node`, its outermost ands taken apart; those without an `always`
     first. A condition of more than one comparison is a margin."""
     parts = _parts(spread(node))
-    found = [Condition(margin(part) if part[0] in ("or", "not") else part, always(part)) for part in parts]
+    found = [Condition(margin(part) if part.op in ("or", "not") else part, always(part)) for part in parts]
     return tuple(sorted(found, key=lambda condition: condition.always is not None))
 
 
 def _parts(node: Node) -> tuple[Node, ...]:
-    return sum((_parts(arg) for arg in node[2:]), ()) if node[0] == "and" else (node,)
+    return sum((_parts(arg) for arg in node.operands), ()) if node.op == "and" else (node,)
 
 
 def spread(node: Node) -> Node:
     """The condition with q // n == k // n as an interval of keys (a division per row instead of one per element), and
     with the negation of a comparison as a comparison."""
-    op, args = node[0], node[2:]
-    if op == "not" and args[0][0] in _OPPOSITE and all(arg[1] == "int" for arg in args[0][2:]):
-        return build(_OPPOSITE[args[0][0]], "bool", *args[0][2:])
+    op, args = node.op, node.operands
+    if op == "not" and args[0].op in _OPPOSITE and all(side.dtype == "int" for side in args[0].operands):
+        return build(_OPPOSITE[args[0].op], "bool", *args[0].operands)
     if op in ("and", "or", "not"):
         return build(op, "bool", *map(spread, args))
-    if op != "eq" or any(arg[:2] != ("floordiv", "int") or arg[3][0] != "const" for arg in args):
+    if op != "eq" or any((arg.op, arg.dtype) != ("floordiv", "int") for arg in args):
         return node
-    if args[0][3] != args[1][3]:
+    (a, b), (divisor, other) = args, (arg.operands[1] for arg in args)
+    if divisor != other or not divisor.is_constant or divisor.value <= 0 or _knows_key(a) == _knows_key(b):
         return node
-    (a, b), size = args, int(args[0][3][2])
-    if _knows_key(a) == _knows_key(b) or size <= 0:
-        return node
-    row, key = (b, a[2]) if _knows_key(a) else (a, b[2])
+    size = int(divisor.value)
+    row, (key, _) = (b, a.operands) if _knows_key(a) else (a, b.operands)
     first = build("mul", "int", row, const(size, "int"))
     last = build("add", "int", first, const(size - 1, "int"))
     return build("and", "bool", build("ge", "bool", key, first), build("le", "bool", key, last))
@@ -63,43 +68,43 @@ def spread(node: Node) -> Node:
 
 def always(node: Node) -> Node | None:
     """True only if every element of a tile meets a condition."""
-    op, args = node[0], node[2:]
+    op, args = node.op, node.operands
     if op in ("and", "or"):
         a, b = (always(arg) for arg in args)
         return None if a is None or b is None else build(op, "bool", a, b)
-    if op not in ("lt", "le", "gt", "ge") or any(arg[1] != "int" for arg in args):
+    if op not in ("lt", "le", "gt", "ge") or any(arg.dtype != "int" for arg in args):
         return None
     a, b = (ends(arg) for arg in args)
     if a is None or b is None:
         return None
-    return build(op, "bool", a[1], b[0]) if op in ("lt", "le") else build(op, "bool", a[0], b[1])
+    return build(op, "bool", a.most, b.least) if op in ("lt", "le") else build(op, "bool", a.least, b.most)
 
 
 def ends(node: Node) -> Ends | None:
-    """(least, greatest) value of an integer node in a tile."""
-    if node[0] == "sym" and node[2] in ("q", "k"):
-        return make("sym", "int", f"{node[2]}_lo"), make("sym", "int", f"{node[2]}_hi")
-    if node[0] == "const" or (node[0] == "sym" and node[2] != "h"):
-        return node, node
-    if node[0] not in ("add", "sub", "minimum", "maximum"):
+    """Those of a node; None: not known."""
+    op = node.op
+    if op == "sym" and node.value in ("q", "k"):
+        return Ends(make("sym", "int", f"{node.value}_lo"), make("sym", "int", f"{node.value}_hi"))
+    if op == "const" or (op == "sym" and node.value != "h"):
+        return Ends(node, node)
+    if op not in ("add", "sub", "minimum", "maximum"):
         return None
-    a, b = (ends(arg) for arg in node[2:])
+    a, b = (ends(arg) for arg in node.operands)
     if a is None or b is None:
         return None
-    if node[0] == "sub":
-        b = b[::-1]
-    return build(node[0], "int", a[0], b[0]), build(node[0], "int", a[1], b[1])
+    b = Ends(b.most, b.least) if op == "sub" else b
+    return Ends(build(op, "int", a.least, b.least), build(op, "int", a.most, b.most))
 
 
 def margin(node: Node) -> Node:
     """An int node that is at least 0 where the boolean `node` is true."""
-    op, args = node[0], node[2:]
+    op, args = node.op, node.operands
     if op in ("and", "or"):
         a, b = (margin(arg) for arg in args)
         return build("minimum" if op == "and" else "maximum", "int", a, b)
     if op == "not":
         return build("sub", "int", const(-1, "int"), margin(args[0]))
-    if op in _DIFFERENCES and all(arg[1] == "int" for arg in args):
+    if op in _DIFFERENCES and all(arg.dtype == "int" for arg in args):
         number = _DIFFERENCES[op](*args)
         if op in ("eq", "ne") or interval(number).within(INT32):
             return number
@@ -117,7 +122,7 @@ def _more(a: Node, b: Node) -> Node:
 
 
 def _knows_key(node: Node) -> bool:
-    return node[2:] == ("k",) or any(type(arg) is tuple and _knows_key(arg) for arg in node[2:])
+    return (node.op == "sym" and node.value == "k") or any(_knows_key(operand) for operand in node.operands)
 
 
 _OPPOSITE = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le"}

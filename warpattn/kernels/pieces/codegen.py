@@ -34,7 +34,7 @@ _FLOAT_CALLS = {"floordiv": "float_floor_div", "mod": "float_floor_mod"}  # fmt:
 
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 _KINDS = {"int": "int32", "int64": "int64", "float": "float32"}
-_K: Node = ("sym", "int", "k")
+_K = Node(("sym", "int", "k"))
 
 
 @gluon.jit
@@ -98,16 +98,16 @@ def compile_function(
     names: dict[int, str] = {}
     of_keys: set[int] = set()  # nodes that depend on k
     for node in postorder(outputs):
-        if node == _K or any(id(arg) in of_keys for arg in node):
+        if node == _K or any(id(operand) in of_keys for operand in node.operands):
             of_keys.add(id(node))
         text = (_key_comparison(node, names, of_keys) if split_keys else None) or _expression(node, names, ranks)
-        if node[0] in ("const", "sym"):
+        if node.op in ("const", "sym"):
             names[id(node)] = text
         else:
             names[id(node)] = f"t{len(lines)}"
             lines.append(f"    t{len(lines)} = {text}")
     results = [names[id(node)] for node in outputs]
-    if symbols is SCORE_SYMBOLS and not any(node[0] == "sym" and node[2] == "s" for node in postorder(outputs)):
+    if symbols is SCORE_SYMBOLS and not any(node.op == "sym" and node.value == "s" for node in postorder(outputs)):
         results = [f"gl.where(s == s, {result}, {result})" for result in results]  # in the shape of the scores
     if len(results) > 1:
         results = [f"gl.to_tensor({result})" for result in results]
@@ -131,30 +131,33 @@ def _key_comparison(node: Node, names: dict[int, str], of_keys: set[int]) -> str
     is below 0, so that -1 may replace what is less, and the difference does not overflow."""
     if node == _K:
         return "k[0]"
-    if node[0] not in _COMPARISONS or (node[2] == _K) == (node[3] == _K):
+    if node.op not in _COMPARISONS:
         return None
-    other = node[3] if node[2] == _K else node[2]
+    left, right = node.operands
+    if (left == _K) == (right == _K):
+        return None
+    other = right if left == _K else left
     if id(other) in of_keys:
         return None
     bound = f"(gl.maximum(gl.to_tensor({names[id(other)]}), -1) - k[2])"
-    left, right = ("k[1]", bound) if node[2] == _K else (bound, "k[1]")
-    return f"{left} {_INFIX[node[0]]} {right}"
+    sides = ("k[1]", bound) if left == _K else (bound, "k[1]")
+    return f" {_INFIX[node.op]} ".join(sides)
 
 
 def _expression(node: Node, names: dict[int, str], ranks: tuple[int, ...]) -> str:
-    op, dtype = node[0], node[1]
+    op, dtype = node.op, node.dtype
     if op == "const":
-        return _constant(node[2], dtype)
+        return _constant(node.value, dtype)
     if op == "sym":
-        return node[2]
-    args = [names[id(arg)] for arg in node[2:] if type(arg) is tuple]
+        return node.value
+    args = [names[id(operand)] for operand in node.operands]
     if op == "load":
-        return _load(node[2], dtype, args, ranks)
+        return _load(node.value, dtype, args, ranks)
     if dtype == "float" and op in _FLOAT_CALLS:
         return f"{_FLOAT_CALLS[op]}({', '.join(args)})"
-    if op in ("floordiv", "mod") and node[3][0] == "const" and _is_power_of_two(node[3][2]):
-        divisor = node[3][2]
-        return f"{args[0]} >> {divisor.bit_length() - 1}" if op == "floordiv" else f"{args[0]} & {divisor - 1}"
+    if op in ("floordiv", "mod") and _is_power_of_two(divisor := node.operands[1]):
+        bits = divisor.value.bit_length() - 1
+        return f"{args[0]} >> {bits}" if op == "floordiv" else f"{args[0]} & {divisor.value - 1}"
     if op in _INFIX:
         return f"{args[0]} {_INFIX[op]} {args[1]}"
     if op in _CALLS:
@@ -183,5 +186,6 @@ def _load(slot: int, dtype: str, index: list[str], ranks: tuple[int, ...]) -> st
     return f"{value} != 0" if dtype == "bool" else f"{value}.to(gl.{_KINDS[dtype]})"
 
 
-def _is_power_of_two(value: Any) -> bool:
+def _is_power_of_two(node: Node) -> bool:
+    value = node.value if node.is_constant else 0
     return isinstance(value, int) and value > 0 and value & (value - 1) == 0

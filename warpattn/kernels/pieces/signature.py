@@ -58,7 +58,7 @@ def tensor_signature(program: Program | None, backend: str) -> tuple[str, ...]:
     return tuple(signature)
 
 
-_ALL_KEYS: tuple[Node, ...] = (*[("const", "int", 0)] * 3, ("sym", "int", "len_k"))
+_ALL_KEYS = (*[Node(("const", "int", 0))] * 3, Node(("sym", "int", "len_k")))
 
 
 def packed_span(mask: Program) -> Program:
@@ -95,7 +95,7 @@ def modifier_functions(
     that scores have anyway: two multiplications less. `split_keys` of keep: see codegen."""
     ranks = tuple(tensor.ndim for tensor in keep_and_span.tensors)
     keep_node, *span_nodes = keep_and_span.outputs
-    always = keep_node[0] == "const" and keep_node[2] is True
+    always = keep_node.is_constant and keep_node.value is True
     keep = None if always else compile_function((keep_node,), MASK_SYMBOLS, ranks, arithmetic, split_keys)
     span = compile_function(tuple(span_nodes), SPAN_SYMBOLS, ranks, arithmetic)
     if score is None:
@@ -105,23 +105,33 @@ def modifier_functions(
     cap = softcap_factors(*outputs) if folds else None
     if cap is not None:
         before, after = cap
-        outputs = (("tanh", "float", _S),)
+        outputs = (Node(("tanh", "float", _S)),)
     function = compile_function(outputs, SCORE_SYMBOLS, score_ranks, arithmetic)
     return Functions(keep, span, ScoreFunction(function, before, after))
 
 
-_S: Node = ("sym", "float", "s")
+_S = Node(("sym", "float", "s"))
 
 
 def softcap_factors(node: Node) -> tuple[float, float] | None:
     """(b, a) if a node is a * tanh(b * s) with positive numbers a and b."""
-    outer = _factor(node)
-    inner = _factor(outer[0][2]) if outer is not None and outer[0][0] == "tanh" else None
-    return (inner[1], outer[1]) if outer is not None and inner is not None and inner[0] == _S else None
+    outer = _scaled(node)
+    if outer is None or outer.node.op != "tanh":
+        return None
+    inner = _scaled(*outer.node.operands)
+    return (inner.factor, outer.factor) if inner is not None and inner.node == _S else None
 
 
-def _factor(node: Node) -> tuple[Node, float] | None:
-    """(x, c) if a node is x * c with a positive number c."""
-    if node[0] == "mul" and node[3][0] == "const" and node[3][2] > 0:
-        return node[2], node[3][2]
-    return None
+class _Scaled(NamedTuple):
+    """node * factor, with a positive number."""
+
+    node: Node
+    factor: float
+
+
+def _scaled(node: Node) -> _Scaled | None:
+    """The parts of such a product."""
+    if node.op != "mul":
+        return None
+    scaled, factor = node.operands
+    return _Scaled(scaled, factor.value) if factor.is_constant and factor.value > 0 else None

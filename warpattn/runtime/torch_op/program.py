@@ -93,7 +93,7 @@ def replay(key: tuple[Any, ...]) -> list[Node]:
         elif op != "sym":
             slot = [args.pop(0)] if op == "load" else []
             args = slot + [nodes[i] for i in args]
-        nodes.append((op, dtype, *args))
+        nodes.append(Node((op, dtype, *args)))
     return [nodes[i] for i in outputs]
 
 

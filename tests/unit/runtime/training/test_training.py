@@ -187,7 +187,7 @@ def test_the_slope_goes_to_the_kernel(double):
         score = wa.CustomScore(lambda s, b, h, q, k: 2.0 * s) if score == "twice" else score
         wa.attention(q, k, v, score=score, backend=SIM).float().sum().backward()
         slope = double.checked.slope
-        assert (None if slope is None else slope.outputs[0][0]) == expected
+        assert (None if slope is None else slope.outputs[0].op) == expected
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")

@@ -42,7 +42,7 @@ def _adjoint_functions(adjoint: Adjoint, score: Program) -> AdjointFunctions:
     index = tuple(compile_function((node,), INDEX_SYMBOLS, ranks) for node in adjoint.index)
     symbols = adjoint.symbols
     by_row, by_key = (bool(symbols & {name, "s"}) for name in "qk")
-    apart = {node[2] for node in adjoint.index if node[0] == "sym"} >= {"q", "k"}
+    apart = {node.value for node in adjoint.index if node.op == "sym"} >= {"q", "k"}
     value = compile_function((adjoint.value,), SCORE_SYMBOLS, ranks)
     sizes = sum(1 + 2 * rank for rank in ranks[: adjoint.slot]) + 1
     return AdjointFunctions(value, index, sizes, by_row, by_key, not apart)
