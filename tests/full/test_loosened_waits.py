@@ -184,7 +184,7 @@ def test_looser_waits_are_missed(arch: str, name: str) -> None:
 
         def once(module: Any, schedule: str, launch: Launched = launch) -> Report:
             launch.memory.restore()
-            return simulate(module, launch.grid, launch.args, schedule, step_limit=200_000)
+            return simulate(module, launch.grid, launch.args, schedule, step_limit=200_000, first_finding=True)
 
         if launch.waits:
             results = knocked_out(launch.kernel, once, reason, change=loosen_waits)

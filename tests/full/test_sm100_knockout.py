@@ -87,7 +87,7 @@ def test_every_synchronisation_is_needed(name: str) -> None:
     step = step_of(make(), parts)
 
     def once(module, schedule) -> Report:
-        return simulate(module, step.grid, step.args, schedule, step_limit=40_000)
+        return simulate(module, step.grid, step.args, schedule, step_limit=40_000, first_finding=True)
 
     reason: Callable[[KnockOut], str | None] = reason_1q if parts > 0 else reason_2q
     results = knocked_out(compiled(step), once, reason)

@@ -110,7 +110,8 @@ def changed(
 
     def once(module: Any, schedule: str) -> Report:
         memory.restore()
-        return simulate(module, grid, launch.args, schedule, step_limit=100_000, fixed_order=case.deterministic)
+        options = {"step_limit": 100_000, "first_finding": True, "fixed_order": case.deterministic}
+        return simulate(module, grid, launch.args, schedule, **options)
 
     return knocked_out(compiled(launch), once, reviewed(redundant), change=change)
 

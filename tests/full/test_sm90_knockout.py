@@ -91,7 +91,7 @@ def changed(name: str, change: Any) -> list[KnockOut]:
     grid = (1,) if launch.persistent else launch.grid
 
     def once(module: Any, schedule: str) -> Report:
-        report = simulate(module, grid, launch.args, schedule, step_limit=8_000)
+        report = simulate(module, grid, launch.args, schedule, step_limit=8_000, first_finding=True)
         before.restore()
         return report
 

@@ -67,9 +67,9 @@ def knock_out(
     """Run the kernel once without each of its waits, arrivals, expectations, fences and commits.
 
     run: simulates the module it is given, on fresh arguments, with as many schedules as it likes, and returns the
-    report; a step limit ends what would not end. only: which operations to change. The results are in the order of the
-    code. Raises ValueError if there are findings with nothing taken out, since every operation would then seem to be
-    needed.
+    report; a step limit ends what would not end, `first_finding` what has shown the change. only: which operations to
+    change. The results are in the order of the code. Raises ValueError if there are findings with nothing taken out,
+    since every operation would then seem to be needed.
     """
     deleted = Change("", _delete)
     return list(_changed(kernel, run, lambda op: [deleted] if op.name != "ttng.init_barrier" and only(op) else []))

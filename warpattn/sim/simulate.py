@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _BACKENDS = {"cuda:90", "cuda:100", "cuda:103", "hip:gfx942", "hip:gfx950"}
 MAX_PROGRAMS = 1 << 16
+_FLAGS = ("timing", "fixed_order", "first_finding")
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Limits(TypedDict, total=False):
     step_limit: int
     timing: bool
     fixed_order: bool
+    first_finding: bool
 
 
 def simulate(
@@ -72,6 +74,7 @@ def simulate(
     in_flight=16: programs that run side by side. step_limit=5,000,000: steps after which a run is stopped.
     timing=False: predict times, of a sweep's first run, with a model of the chip. fixed_order=False: whether atomic
     additions of floats to one element that nothing orders are a race, since sums then differ from run to run.
+    first_finding=False: whether a run ends at its first finding, with outputs as they are then.
 
     Raises SimulationError for what cannot be run: an unknown operation, target or argument.
     """
@@ -95,14 +98,14 @@ def _prepared(
     kernel: Any, grid: Sequence[int] | DependentGrid, args: Mapping[str, Any], limits: Limits
 ) -> Callable[[Order, bool], Report]:
     """What runs a launch once, under an order; whether it is the first run of several, which alone is timed."""
-    checked = {"in_flight": 16, "step_limit": 5_000_000, "timing": False, "fixed_order": False, **limits}
+    checked = {"in_flight": 16, "step_limit": 5_000_000, **dict.fromkeys(_FLAGS, False), **limits}
     unknown = sorted(checked.keys() - Limits.__annotations__.keys())
     if unknown:
         raise SimulationError(f"simulate has no option {unknown[0]!r}; it has {', '.join(Limits.__annotations__)}")
     for name in ("in_flight", "step_limit"):
         if not is_integer(checked[name]) or checked[name] < 1:
             raise SimulationError(f"{name} is {checked[name]!r}; it must be an integer from 1 on")
-    for name in ("timing", "fixed_order"):
+    for name in _FLAGS:
         if not isinstance(checked[name], bool):
             raise SimulationError(f"{name} is {checked[name]!r}; it must be True or False")
     running = grid.running if isinstance(grid, DependentGrid) else ()
@@ -122,6 +125,7 @@ def _prepared(
         started = time.perf_counter()
         with np.errstate(all="ignore"), one_thread():
             machine.memory.fixed_order = checked["fixed_order"]
+            machine.first_finding = checked["first_finding"]
             values = bind(module, machine.memory, given)
             mark_preceding_writes(machine.memory, running)
             machine.run(values, checked["in_flight"], checked["step_limit"])

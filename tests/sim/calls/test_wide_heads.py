@@ -152,7 +152,7 @@ def knocking(launch: Launch):
 
     def once(module: object, schedule: str) -> Report:
         grid = (min(2, launch.grid[0]),) if launch.persistent else launch.grid
-        return simulate(module, grid, launch.args, schedule, step_limit=20_000)
+        return simulate(module, grid, launch.args, schedule, step_limit=20_000, first_finding=True)
 
     return compiled(launch), once, reviewed([*REDUNDANT, FIRST])
 

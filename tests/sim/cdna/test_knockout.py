@@ -47,7 +47,7 @@ class Bench:
         report = Report()
         for schedule in ("lazy", "adversarial"):
             step = self.step()
-            report = simulate(kernel, step.grid, step.args, schedule, step_limit=20_000)
+            report = simulate(kernel, step.grid, step.args, schedule, step_limit=20_000, first_finding=True)
             if not report.clean:
                 break
         return report

@@ -191,7 +191,7 @@ def test_every_synchronisation_is_needed(case):
     kernel = compiled(steps[0])
 
     def once(module, schedule) -> Report:
-        return simulate(module, steps[0].grid, steps[0].args, schedule, step_limit=20_000)
+        return simulate(module, steps[0].grid, steps[0].args, schedule, step_limit=20_000, first_finding=True)
 
     results = knocked_out(kernel, once, reason)
     barriers = [found for found in results if not found.op.startswith("tcgen05.fence")]

@@ -134,7 +134,7 @@ def test_it_needs_its_synchronisation(two):
 
     def once(module, schedule) -> Report:
         fresh = steps(call, choice)[0][0]
-        return simulate(module, fresh.grid, fresh.args, schedule, step_limit=20_000)
+        return simulate(module, fresh.grid, fresh.args, schedule, step_limit=20_000, first_finding=True)
 
     kernel = to_ttgir(step.source(), triton_target("sm100"), dict(step.options))
     results = knocked_out(kernel, once, reviewed(REDUNDANT[two]))

@@ -166,7 +166,7 @@ def test_every_synchronisation_is_needed():
     (step,) = prepared(Latent((330, 40), page=64)).steps
 
     def once(module, schedule) -> Report:
-        return simulate(module, step.grid, step.args, schedule, step_limit=20_000)
+        return simulate(module, step.grid, step.args, schedule, step_limit=20_000, first_finding=True)
 
     results = knocked_out(built(step), once, reason)
     barriers = [found for found in results if not found.op.startswith("tcgen05.fence")]

@@ -139,7 +139,8 @@ def test_the_kernel_needs_its_synchronisation():
     kv, made = pages_of(case), []
 
     def once(module, schedule) -> Report:
-        return run(case, kv, 2, kernel=lambda _: module, schedule=schedule, step_limit=20_000).report
+        options = {"schedule": schedule, "step_limit": 20_000, "first_finding": True}
+        return run(case, kv, 2, kernel=lambda _: module, **options).report
 
     run(case, kv, 2, kernel=lambda kernel: made.append(kernel) or kernel)
     results = knocked_out(made[0], once, reason)

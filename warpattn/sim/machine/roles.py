@@ -40,6 +40,7 @@ class Run:
         self.waiting: list[tuple[int, int, int]] = []  # programs that have not started, the next one last
         self.steps = 0
         self.step_limit = 0
+        self.first_finding = False  # whether the run ends there
         self._preempt = schedule == "random"
 
     def pause(self) -> Generator[None, None, None]:
@@ -49,6 +50,8 @@ class Run:
 
     def tick(self) -> None:
         self.steps += 1
+        if self.first_finding and self.findings.added:
+            raise StopRun
         if self.steps > self.step_limit:
             roles = ", ".join(str(task.place()) for task in self.tasks[:8])
             places = tuple(task.place() for task in self.tasks)

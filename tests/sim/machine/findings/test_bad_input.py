@@ -71,6 +71,7 @@ def test_grids(kernel, grid):
         ({"seed": "x"}, "seed is 'x'; it must be an integer"),
         ({"timing": 3}, "timing is 3; it must be True or False"),
         ({"fixed_order": "yes"}, "fixed_order is 'yes'; it must be True or False"),
+        ({"first_finding": 1}, "first_finding is 1; it must be True or False"),
     ],
 )
 def test_options(kernel, options, message):

@@ -187,6 +187,13 @@ def test_runs_repeat_exactly():
     assert len(steps) == 1
 
 
+def test_a_run_may_end_at_its_first_finding():
+    whole, first = (ring("early_release", schedule="lazy", first_finding=ends)[0] for ends in (False, True))
+    assert first.findings == whole.findings[: len(first.findings)] and 0 < first.steps < whole.steps
+    report, right = ring("", schedule="lazy", first_finding=True)
+    assert report.clean and right
+
+
 def test_a_livelock_ends_with_a_report():
     lock, total = np.ones(1, np.int32), np.zeros(1, np.int32)
     report = run(plain_kernels.lock_kernel, (1,), {"lock": lock, "total": total}, {"N": 8}, step_limit=1000)

@@ -63,7 +63,7 @@ def changed(case: Case, parts: int, change: Any) -> list[KnockOut]:
     ready = ready_for(x)
 
     def once(module: Any, schedule: str) -> Report:
-        *_, reports = run(x, 1, ready, module, parts=parts, schedule=schedule, step_limit=20_000)
+        *_, reports = run(x, 1, ready, module, parts=parts, schedule=schedule, step_limit=20_000, first_finding=True)
         return reports[1]
 
     return knocked_out(kernel(launches(case, parts)[1]), once, reason, change=change)
