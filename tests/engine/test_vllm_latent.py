@@ -1,4 +1,4 @@
-"""vLLM's engine on the CPU with a small DeepSeek 2 and our latent attention: chunks, shared prefixes and drafts.
+"""vLLM's engine on the CPU with a small DeepSeek 2 and our latent attention: chunks, shared prefixes, drafts, ranks.
 
 A process of its own: an engine with drafts of n-grams changes later ones in its process (vLLM 0.32, with its
 own attention, too).
@@ -6,10 +6,12 @@ own attention, too).
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.engine.test_vllm import N_GRAMS, check, engine, generate, on_cpus, prompts
 from tests.families import decoder
@@ -58,6 +60,60 @@ def noting(seen: list[str], what: str, function: Any) -> Any:
         return function(*arguments, **named)
 
     return noted
+
+
+def over_ranks(forward: Any, ranks: int) -> Any:
+    """`forward_mqa` as each of so many ranks that share a context calls it, its results merged by vLLM's functions.
+
+    vLLM gives a rank every so manieth token and the number of these. Its merging for CPUs is torch's, and not called by
+    its engine there, whose own is a kernel for cards; what ranks send each other stays in this process.
+    """
+    from vllm.v1.attention.backends.utils import get_dcp_local_seq_lens
+    from vllm.v1.attention.ops.dcp import _lse_weighted_combine, mask_dcp_empty_shards_
+
+    def forward_mqa(self: Any, q: Any, cache: Tensor, metadata: Any, layer: Any) -> tuple[Tensor, None]:
+        step, found = metadata.decode, []
+        starts = torch.arange(len(step.seq_lens) + 1, dtype=torch.int32)
+        for rank in range(ranks):
+            lengths = get_dcp_local_seq_lens(step.seq_lens, ranks, rank)
+            own = SimpleNamespace(block_table=own_table(step.block_table), seq_lens=lengths)
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr(self, "dcp_world_size", ranks)
+                share = cache_of_rank(cache, step, (rank, ranks))
+                out, lse = forward(self, q, share, SimpleNamespace(decode=own), layer)
+            masked = lse.clone()
+            mask_dcp_empty_shards_(masked, lengths, starts)
+            assert torch.equal(masked, lse)  # -inf where a rank has no token, without being told
+            found.append((out, lse))
+        return _lse_weighted_combine(*map(torch.stack, zip(*found, strict=True))), None
+
+    return forward_mqa
+
+
+def own_table(table: Tensor) -> Tensor:
+    """A table of as many pages, in order."""
+    return torch.arange(table.numel(), dtype=torch.int32).view(table.shape)
+
+
+def cache_of_rank(cache: Tensor, step: Any, rank: tuple[int, int]) -> Tensor:
+    """The requests' tokens of one rank of so many, in the pages of `own_table`; NaN where it has none."""
+    requests, pages = step.block_table.shape
+    own = torch.full((requests, pages * cache.shape[1], cache.shape[2]), torch.nan)
+    for room, table, length in zip(own, step.block_table.long(), step.seq_lens.tolist(), strict=True):
+        tokens = cache[table].flatten(0, 1)[:length][rank[0] :: rank[1]]
+        room[: len(tokens)] = tokens
+    return own.view(-1, *cache.shape[1:])
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_context_that_ranks_share(ranks, latent_steps, monkeypatch, tmp_path):
+    from warpattn.integrations.vllm.latent import WarpattnMLAImpl
+
+    monkeypatch.setattr(WarpattnMLAImpl, "forward_mqa", over_ranks(WarpattnMLAImpl.forward_mqa, ranks))
+    model, texts = decoder("deepseek_v2"), prompts()
+    with engine(model, tmp_path) as llm:
+        check(model, texts, generate(llm, texts))
+    assert latent_steps.count("decode") >= ranks * model.config.num_hidden_layers
 
 
 @pytest.mark.parametrize("drafts", [None, N_GRAMS])

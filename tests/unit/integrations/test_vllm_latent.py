@@ -50,6 +50,13 @@ def expected(q, tokens):
     return out[0], lse[0].T
 
 
+def test_graphs_hold_decoding_where_one_was_captured(latent, monkeypatch):
+    for hopper, wanted in ((True, "UNIFORM_BATCH"), (False, "NEVER")):
+        monkeypatch.setattr(latent, "on_hopper", lambda hopper=hopper: hopper)
+        found = latent.WarpattnMLABuilder.get_cudagraph_support(None, None)
+        assert found is getattr(latent.AttentionCGSupport, wanted)
+
+
 @pytest.mark.parametrize("drafts", [1, 3])
 def test_decode_over_pages_of_latents(latent, drafts):
     made, text = impl(latent), [torch.randn(n, WHOLE) for n in (37, 5)]

@@ -5,7 +5,7 @@
     page table      keys lie in pages (num_pages, page_size, heads, head_dim)
 
 What this package's kernels cannot read in place is gathered into new tensors first: used rows from among unused ones,
-and pages when the sequences have different numbers of queries.
+and pages where gradients are wanted.
 """
 
 from __future__ import annotations
@@ -121,10 +121,11 @@ def _attend(q: Rows, cu: Tensor, longest: int | None, keys: Keys, tail: Tail) ->
         lengths = _lengths(keys)
         (values, _), (k, k_scale), (v, v_scale) = split(q), split(keys.k), split(keys.v)
         trained = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in (values, k, v))
-        # Where every sequence has `longest` queries; no kernel has gradients over pages.
         _require_rank("q", values, 3, "with cu_seqlens_q (total, heads, head_dim)")
-        if longest is not None and longest * batch == len(values) and not trained:
+        if not trained:  # no kernel has gradients over pages
             kv = PagedKV(k, v, keys.table, lengths, k_scale=k_scale, v_scale=v_scale)
+            if longest is None or longest * batch != len(values):
+                return attention_paged(q, kv, Ragged(cu, max_q=longest), **tail._asdict(), return_lse=True)
             even = changed(q, lambda x: x.unflatten(0, (batch, longest)))
             out, lse = attention_paged(even, kv, **tail._asdict(), return_lse=True)
             return out.flatten(0, 1), lse.transpose(0, 1).flatten(1, 2)

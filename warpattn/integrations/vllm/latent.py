@@ -27,6 +27,7 @@ from warpattn.api import attention_paged, attention_varlen
 from warpattn.errors import AttentionError, Rules
 from warpattn.integrations.vllm.backend import largest_head
 from warpattn.integrations.vllm.layer import SIXTEEN_BIT
+from warpattn.integrations.vllm.metadata import on_hopper
 from warpattn.masks import Causal, Full
 from warpattn.sequences import PagedKV, Ragged
 from warpattn.serving import append_slots
@@ -71,8 +72,12 @@ class WarpattnMLABackend(MLACommonBackend):
 class WarpattnMLABuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
     """vLLM's builder, with our attention for prompts."""
 
-    _cudagraph_support = AttentionCGSupport.UNIFORM_BATCH  # prompts need lengths on the host
     query_len_support = QueryLenSupport.UNIFORM
+
+    @classmethod
+    def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
+        """Decoding, on the card that has captured it; prompts need lengths on the host."""
+        return AttentionCGSupport.UNIFORM_BATCH if on_hopper() else AttentionCGSupport.NEVER
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)

@@ -8,7 +8,7 @@ import torch
 import warpattn as wa
 from tests.unit.integrations.flash_attn import flash_attn_truth as truth
 from warpattn.integrations import flash_attn
-from warpattn.integrations.flash_attn import version2, version3, version4
+from warpattn.integrations.flash_attn import packed, version2, version3, version4
 
 B, SQ, SK, H, HKV, D = 2, 7, 11, 4, 2, 16
 CU_Q = torch.tensor([0, 3, 7, 7], dtype=torch.int32)
@@ -116,13 +116,17 @@ def test_packed_tensors():
     assert torch.equal(out, expected)
 
 
-@pytest.mark.parametrize("lengths", [(3, 4, 0), (2, 2, 2)], ids=["gathered", "in place"])
-def test_ragged_queries_over_pages(lengths):
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize("lengths", [(3, 4, 0), (2, 2, 2)], ids=["ragged", "even"])
+def test_ragged_queries_over_pages(lengths, trained, monkeypatch):
+    """Pages are read in place, and gathered where gradients are wanted."""
     from flash_attn import flash_attn_varlen_func
 
+    gathered, gather = [], packed._gathered
+    monkeypatch.setattr(packed, "_gathered", lambda keys: gathered.append(keys) or gather(keys))
     cu_q = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32)
     q = torch.randn(sum(lengths), H, D)
-    pages_k, pages_v = torch.randn(6, 4, HKV, D), torch.randn(6, 4, HKV, D)
+    pages_k, pages_v = (torch.randn(6, 4, HKV, D, requires_grad=trained) for _ in range(2))
     table = torch.tensor([[5, 2], [0, 3], [1, 4]], dtype=torch.int32)
     out, lse, _ = flash_attn_varlen_func(
         q, pages_k, pages_v, cu_q, CU_K, max(lengths), 5, causal=True, block_table=table, return_attn_probs=True
@@ -132,6 +136,10 @@ def test_ragged_queries_over_pages(lengths):
     expected, expected_lse = truth.ragged(q, k, v, cu_q, CU_K, keep=truth.causal)
     torch.testing.assert_close(out, expected)
     torch.testing.assert_close(lse, expected_lse)
+    assert bool(gathered) == trained
+    if trained:
+        found, wanted = (torch.autograd.grad(x.square().sum(), (pages_k, pages_v)) for x in (out, expected))
+        torch.testing.assert_close(found, wanted)
 
 
 def test_gradients_are_those_of_the_truth():
