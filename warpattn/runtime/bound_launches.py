@@ -243,6 +243,21 @@ class BoundLaunches:
                 self._launch_again(call, stream, code)
         del kept  # a counter of a graph's own memory must live until its launch is recorded
 
+    def stream_counter(self) -> int:
+        """Address of the tile counter of torch's current stream, which must not be captured."""
+        return self._counters.of_stream(cuda.current_stream(self.device))
+
+    def launch_with(self, counter: int) -> None:
+        """`launch` with a given tile counter, also in a capture: for a graph that is replayed on the counter's stream
+        alone, and so never beside a launch that has it. Counters of captures are few and never come back."""
+        stream = cuda.current_stream(self.device)
+        for cell in self._counter_cells:
+            cell.value = counter
+        for call in self._calls:
+            code = call(stream)
+            if code:
+                self._launch_again(call, stream, code)
+
     def __call__(self, addresses: tuple[int, ...], captured: Sequence[int]) -> None:
         """Launch on other tensors.
 

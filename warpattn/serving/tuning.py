@@ -276,7 +276,7 @@ def measured(shape: CallShape, names: Sequence[str], run: _Run) -> tuple[dict[st
         if why:
             refused[name] = why
         else:
-            calls[name] = [one.launch for one in made]
+            calls[name] = [partial(one.launch_with, one.stream_counter()) for one in made]
     times = run.timer.microseconds(calls, run.rounds, run.progress)
     if not times.get(BUILT_IN):
         raise AttentionError(f"{shape}: the built-in configuration could not be timed")

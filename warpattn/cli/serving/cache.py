@@ -13,6 +13,7 @@ from warpattn.cli import spelling
 from warpattn.cli.progress import working
 from warpattn.errors import AttentionError
 from warpattn.runtime import cache_folder
+from warpattn.runtime.tuned import rows
 from warpattn.serving.layers import EightBitCache, LargestStep, layers_of, read_config, with_cache
 
 UNIT = 2**20
@@ -35,6 +36,8 @@ def info() -> None:
     console.print(f"limit    {most / UNIT:.0f} MiB, those used longest ago leave first; WARPATTN_CACHE_MIB changes it")
     if held.kernels:
         console.print(f"used     from {_day(held.first_use)} to {_day(held.last_use)}")
+    if tuned := rows.read(rows.path()):
+        console.print(f"tuned    {len(tuned)} choices; `tune --list` prints them, `tune --forget` removes them")
     if held.unfinished:
         console.print(f"unfinished files  {held.unfinished}")
 

@@ -48,9 +48,15 @@ def tune_command(
     elif forget:
         _forget(console)
     else:
-        step = LargestStep(requests, tokens, length, page_size or STEP.page_size)
+        if page_size < 0:
+            raise AttentionError(f"page-size is {page_size}; it must be 0 or the rows of a page")
+        _unused("CONFIG", shape, {"mask": (mask, spelling.MASK), "score": (score, ""), "dtype": (dtype, "bf16")})
+        sizes = {"requests": requests, "tokens": tokens, "length": length}
+        _unused("--shape", config, {name: (value, getattr(STEP, name)) for name, value in sizes.items()})
         calls = [_call(text, mask, score, dtype, page_size) for text in shape or ()]
-        calls = calls or shapes_of(layers_of(read_config(config or Path())), step)
+        if config is not None:
+            step = LargestStep(**sizes, page_size=page_size or STEP.page_size)
+            calls = shapes_of(layers_of(read_config(config)), step)
         done = [0.0]
         with working("compiling and timing configurations", lambda: done[0]):
             from warpattn.serving.tuning import tune  # imports Triton's processes
@@ -63,11 +69,16 @@ def tune_command(
                 console.print(f"  not used: {name}: {why}")
 
 
+def _unused(given: str, other: object, options: dict[str, tuple[object, object]]) -> None:
+    """AttentionError for an option, (value, default), that what is `given` instead of `other` has no use for."""
+    for name, (value, default) in options.items():
+        if not other and value != default:
+            raise AttentionError(f"{name} is {value!r} and {given} is given; --{name} is for the other one of the two")
+
+
 def _call(text: str, mask: str, score: str, dtype: str, page_size: int) -> CallShape:
     """The call that options spell."""
     size = spelling.shape(text)
-    if page_size < 0:
-        raise AttentionError(f"page-size is {page_size}; it must be 0 or the rows of a page")
     if dtype not in ("fp16", "bf16"):
         raise AttentionError(f"dtype is {dtype!r}; tune takes fp16 and bf16")
     layer = Layer(size.heads_q, size.heads_kv, size.dim_qk, size.dim_v, spelling.operand(dtype))

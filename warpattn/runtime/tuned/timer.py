@@ -46,7 +46,7 @@ class CardTimer:
         times: dict[str, list[float]] = {name: [] for name in samples}
         order, shuffle, warmed = list(samples), random.Random(0).shuffle, 0.0
         while samples and warmed < WARM_MS:
-            warmed += sum(samples[name].milliseconds() * samples[name].calls for name in order)
+            warmed += max(1e-3, sum(samples[name].milliseconds() * samples[name].calls for name in order))
         for done in range(rounds):
             shuffle(order)
             for name in order:

@@ -112,6 +112,24 @@ def test_the_winner_is_used_by_the_next_call_and_by_a_plan(machine):
     assert machine[-1] == built_in  # another shape
 
 
+def test_captured_candidates_share_the_counter_of_their_stream(card, monkeypatch):
+    """Counters of captures are few: with one each, late candidates would clear theirs in every launch."""
+    counters = bound_launches.tile_counters(-1)
+    before = counters.of_stream(card.stream)
+
+    class Captured(Times):
+        def microseconds(self, calls, rounds, progress):
+            free, card.capturing, card.launches[:] = list(counters._free), True, []
+            for one in (one for each in calls.values() for one in each):
+                one()
+            card.capturing = False
+            assert counters._free == free
+            return super().microseconds(calls, rounds, progress)
+
+    wa.tune([SHAPE], timer=Captured())
+    assert len(card.launches) > len(others(SHAPE)) and {note["counter"] for note in card.launches} == {before}
+
+
 def test_calls_of_another_process_read_the_file_once(machine, monkeypatch):
     winner, reads = others(SHAPE)[0], []
     write(row_of(SHAPE, winner))
