@@ -1,6 +1,7 @@
 """`tune` on the stand-in card with a timer that knows its times: what wins, who uses it, and what is never chosen."""
 
 import ctypes
+import fcntl
 import json
 import subprocess
 import sys
@@ -150,7 +151,8 @@ def test_less_than_the_noise_wins_nothing(us, wins, machine):
     assert (machine[-1] == config_of(SHAPE, name)) == wins
 
 
-def test_a_wrong_candidate_is_named_and_never_chosen(card, machine, monkeypatch):
+@pytest.mark.parametrize("writes", ["other bytes", "nothing"])
+def test_a_wrong_candidate_is_named_and_never_chosen(writes, card, machine, monkeypatch):
     wrong, right = others(SHAPE)[:2]
 
     def launch_call(function, *size, pdl):
@@ -158,8 +160,8 @@ def test_a_wrong_candidate_is_named_and_never_chosen(card, machine, monkeypatch)
         spoil = machine[-1] == config_of(SHAPE, wrong)
 
         def launch(stream):
-            code = inner(stream)
-            if spoil:
+            code = inner(stream) if writes == "other bytes" or not spoil else 0
+            if spoil and writes == "other bytes":
                 ctypes.memset(card.launches[-1]["maps"][3], 0x41, OUT_BYTES)
             return code
 
@@ -315,6 +317,20 @@ def test_two_processes_lose_no_row(tmp_path):
     assert [process.wait() for process in started] == [0, 0]
     assert len(rows.read(rows.path())) == 80
     assert sorted(path.name for path in rows.path().parent.iterdir()) == ["choices.json", "lock"]
+
+
+def test_a_file_is_read_and_written_under_a_lock(monkeypatch):
+    real, busy = rows.read, []
+
+    def read(file):
+        with file.with_name("lock").open("wb") as other, pytest.raises(BlockingIOError) as raised:
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        busy.append(raised)
+        return real(file)
+
+    monkeypatch.setattr(rows, "read", read)
+    write(row_of(SHAPE, others(SHAPE)[0]))
+    assert len(busy) == 1
 
 
 def test_the_oldest_rows_leave(monkeypatch):
