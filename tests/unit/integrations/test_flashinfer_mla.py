@@ -153,6 +153,12 @@ def parts(**changed):
     return dict(zip(names, Latents().parts, strict=True)) | changed
 
 
+def eight_bit(**scales):
+    """A call over latents of 8 bits."""
+    given = parts()
+    return run(**given | {"ckv_cache": given["ckv_cache"].nan_to_num().to(E4M3)}, **scales)
+
+
 E4M3 = torch.float8_e4m3fn
 BAD = {
     "sm_scale is None; latent attention needs it": lambda: planned(Latents(), sm_scale=None),
@@ -178,6 +184,11 @@ BAD = {
     "the queries have 3 tokens; plan was called for 4 requests of 1": lambda: run(
         query=torch.ones(3, HEADS, 48), kv_cache=torch.ones(20, PAGE, 48)
     ),
+    "ckv_scale_arr is 2.0; it must be a tensor (": lambda: eight_bit(ckv_scale_arr=2.0),
+    "ckv_scale_arr is a torch.float32 tensor": lambda: eight_bit(ckv_scale_arr=torch.ones(3)),
+    "ckv_scale is 'a'; it must be a number": lambda: eight_bit(ckv_scale="a"),
+    "causal is 'yes'; it must be True or False": lambda: planned(Latents(), causal="yes"),
+    "qo_indptr has shape ()": lambda: flashinfer.BatchMLAPagedAttentionWrapper(WORKSPACE, True, torch.ones(()).int()),
     "ckv_scale is 0.5; it belongs to a ckv_cache of 8 bits": lambda: run(**parts(ckv_scale=0.5)),
     "ckv_cache has dtype torch.float8_e4m3fn and kpe_cache torch.float8_e4m3fn": lambda: run(
         query=torch.ones(4, HEADS, 48), kv_cache=torch.ones(20, PAGE, 48).to(E4M3)

@@ -125,7 +125,8 @@ def _attend(q: Rows, cu: Tensor, longest: int | None, keys: Keys, tail: Tail) ->
         if not trained:  # no kernel has gradients over pages
             kv = PagedKV(k, v, keys.table, lengths, k_scale=k_scale, v_scale=v_scale)
             if longest is None or longest * batch != len(values):
-                return attention_paged(q, kv, Ragged(cu, max_q=longest), **tail._asdict(), return_lse=True)
+                out, lse = attention_paged(q, kv, Ragged(cu, max_q=longest), **tail._asdict(), return_lse=True)
+                return out, lse
             even = changed(q, lambda x: x.unflatten(0, (batch, longest)))
             out, lse = attention_paged(even, kv, **tail._asdict(), return_lse=True)
             return out.flatten(0, 1), lse.transpose(0, 1).flatten(1, 2)

@@ -85,7 +85,7 @@ def eight_bit_scale(name: str, given: Given, x: Any) -> Tensor | None:
         if value is None:
             rule = "it must be a number, or a tensor of one or of one for each head"
             raise AttentionError(f"{name} is {kind_of(factor)}; {rule}")
-        return torch.full((), value, dtype=torch.float32, device=x.device)
+        return torch.full((), float(value), dtype=torch.float32, device=x.device)
     if factor.numel() != 1 and tuple(factor.shape) != (x.shape[-2],):
         rule = f"it must have one element, or shape ({x.shape[-2]},), one for each head"
         raise AttentionError(f"{name} has shape {tuple(factor.shape)}; {rule}")

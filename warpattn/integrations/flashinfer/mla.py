@@ -18,7 +18,7 @@ from warpattn.api import attention_paged
 from warpattn.errors import AttentionError
 from warpattn.inputs import is_tensor, kind_of, number
 from warpattn.integrations.flash_attn.latent import joined
-from warpattn.integrations.flashinfer.layer import Layer, check_output, dtype_of, finished
+from warpattn.integrations.flashinfer.layer import Layer, check_output, dtype_of, eight_bit_scale, finished
 from warpattn.integrations.flashinfer.older import Wrapper, check_planned
 from warpattn.integrations.flashinfer.pages import PageLists, Tables, kept_offsets
 from warpattn.integrations.signature import Given, drop_in
@@ -66,9 +66,11 @@ class MLAPlanMetadata:
         return cls(cum_seq_lens_q=cum_seq_lens_q, block_tables=block_tables, seq_lens=seq_lens, max_q_len=max_q_len)
 
     @classmethod
-    def dual(cls, *lists: Tensor, **named: Any) -> MLAPlanMetadata:
+    def dual(
+        cls, qo_indptr: Tensor, kv_indptr: Tensor, kv_indices: Tensor, kv_len_arr: Tensor, **table: Any
+    ) -> MLAPlanMetadata:
         """In both; the table is used."""
-        return cls(*lists, **named)
+        return cls(qo_indptr, kv_indptr, kv_indices, kv_len_arr, **table)
 
     def tensor(self, name: str, rank: int = 1) -> Tensor:
         """The tensor `name`, which a plan needs."""
@@ -83,8 +85,8 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
     """Absorbed latent attention of any numbers of new tokens of each request."""
 
     @drop_in(
-        "self, float_workspace_buffer: tensor, use_cuda_graph=False, qo_indptr=None, kv_indptr=None, kv_indices=None, "
-        "kv_len_arr=None, backend='auto'",
+        "self, float_workspace_buffer: tensor, use_cuda_graph=False, qo_indptr: ints=None, "
+        "kv_indptr=None, kv_indices: ints=None, kv_len_arr=None, backend='auto'",
         hints={"kv_indptr", "kv_len_arr", "backend"},
     )
     def __init__(given: Any) -> None:
@@ -98,7 +100,7 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
 
     @drop_in(
         "self, qo_indptr=None, kv_indptr=None, kv_indices=None, kv_len_arr=None, num_heads: count=None, "
-        "head_dim_ckv: count=None, head_dim_kpe: count=None, page_size: count=None, causal=None, "
+        "head_dim_ckv: count=None, head_dim_kpe: count=None, page_size: count=None, causal=False, "
         "sm_scale: number=None, q_data_type=None, kv_data_type=None, use_profiler=False, *, metadata=None, "
         "cum_seq_lens_q=None, block_tables=None, seq_lens=None, max_q_len=None, query_layout=None, "
         "kv_cache_layout=None, lse_mode='none', output_dtype=None, output_scale='none', scale_mode='default', "
@@ -247,11 +249,11 @@ def _pages(given: Given, latents: Tensor, rotary: Tensor) -> PagedKV:
 
 
 def _scale(given: Given, latents: Tensor) -> Tensor | None:
-    """The scale of latents of 8 bits: one number, or one of each token, (pages, rows)."""
-    if given.ckv_scale is None:
-        return given.ckv_scale_arr if given.ckv_scale_arr is None else given.ckv_scale_arr.unsqueeze(-1)
-    value = number(given.ckv_scale)
-    if value is None or given.ckv_scale_arr is not None:
-        rule = "it must be a number, without ckv_scale_arr"
-        raise AttentionError(f"ckv_scale is {kind_of(given.ckv_scale)}; {rule}")
-    return torch.full((), value, dtype=torch.float32, device=latents.device)
+    """The scale of latents (pages, rows, 1, columns) of 8 bits: one number, or one of each token, (pages, rows)."""
+    arr, shape = given.ckv_scale_arr, tuple(latents.shape[:2])
+    if arr is None:
+        return eight_bit_scale("ckv_scale", given, latents)
+    if not is_tensor(arr) or tuple(arr.shape) != shape or given.ckv_scale is not None:
+        rule = f"it must be a tensor {shape}, one for each token, without ckv_scale"
+        raise AttentionError(f"ckv_scale_arr is {kind_of(arr)}; {rule}")
+    return arr.unsqueeze(-1)
