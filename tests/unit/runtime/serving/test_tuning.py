@@ -1,6 +1,7 @@
 """`tune` on the stand-in card with a timer that knows its times: what wins, who uses it, and what is never chosen."""
 
 import ctypes
+from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
@@ -23,12 +24,13 @@ from tests.unit.runtime.serving.tuned_machine import (
     write,
 )
 from warpattn.problem.launch import BUILT_IN, PlanOptions
-from warpattn.runtime import bound_launches, cuda
+from warpattn.runtime import bound_launches, cuda, kernel_cache
 from warpattn.runtime.plan import plan
 from warpattn.serving import tuning
 from warpattn.serving.call_shape import CallShape, shapes_of
 from warpattn.serving.layers import LargestStep, Layer
 
+COMPILE_ALL = tuning.compile_all  # the stand-in machine has nothing to compile
 OUT_BYTES = 2 * B * S * H * D
 
 
@@ -218,3 +220,53 @@ def test_a_name_is_one_configuration():
     for name in others(SHAPE):
         (launch,) = tuning._launches(planned, PlanOptions(candidate=name))
         assert launch.key[0] == config_of(SHAPE, name)
+
+
+class Here:
+    """A pool whose work is done at once, in this process."""
+
+    def __init__(self, workers, **_):
+        self.workers = workers
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def submit(self, work, *arguments):
+        future = Future()
+        try:
+            future.set_result(work(*arguments))
+        except wa.AttentionError as error:
+            future.set_exception(error)
+        return future
+
+
+def test_each_kernel_is_compiled_once_and_one_that_fails_is_named(monkeypatch):
+    compiled, parts, one = [], [], others(SHAPE)[0]
+
+    def compile_it(kernel):
+        compiled.append(kernel)
+        if kernel.candidate == one:
+            raise wa.AttentionError("too many registers\nwhere")
+
+    monkeypatch.setattr(tuning, "ProcessPoolExecutor", Here)
+    monkeypatch.setattr(tuning.compilers, "start", lambda module: None)
+    monkeypatch.setattr(tuning, "_compile", compile_it)
+    longer = replace(SHAPE, requests=B + 1)  # the same kernels
+    failed = COMPILE_ALL([SHAPE, longer], 3, parts.append)
+    assert len(compiled) == len({kernel.candidate for kernel in compiled}) == 1 + len(others(SHAPE))
+    assert failed == {(shape, one): "too many registers" for shape in (SHAPE, longer)}
+    assert parts == sorted(parts) and parts[-1] == 1.0
+    monkeypatch.setattr(tuning, "compile_all", lambda *_: failed)
+    (found,) = wa.tune([SHAPE], timer=Times({one: 1.0}))
+    assert found.row.refused == {one: "too many registers"} and found.row.candidate == BUILT_IN
+
+
+@pytest.mark.full
+def test_kernels_compile_in_other_processes():
+    assert COMPILE_ALL([DECODE], 2, lambda part: None) == {}
+    for name in tuning.candidate_names(DECODE):
+        for launch in tuning._launches(DECODE.planned(), PlanOptions(candidate=name)):
+            assert kernel_cache.load(kernel_cache.path_of(tuning._key(launch))) is not None
