@@ -198,7 +198,7 @@ def test_everything_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_caches_on_the_command_line(tmp_path: Path, options: list[str], message: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     found = CliRunner().invoke(app, ["warm", str(tmp_path), "--arch", "sm90", *options])
-    assert isinstance(found.exception, wa.AttentionError) and message in str(found.exception), found.output
+    assert found.exit_code == 1 and message in found.output, found.output
 
 
 def test_the_server_of_compilers_begins_before_torch_is_imported() -> None:
