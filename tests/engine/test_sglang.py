@@ -38,7 +38,8 @@ def sglang():
     from sglang.srt.arg_groups.choices import ATTENTION_BACKEND_CHOICES
     from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
     from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
-    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
+    from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 
     from warpattn.integrations.sglang_plugin import register
@@ -47,20 +48,20 @@ def sglang():
     assert "warpattn" in ATTENTION_BACKEND_CHOICES
     return SimpleNamespace(
         backends=ATTENTION_BACKENDS, AttentionType=AttentionType, RadixAttention=RadixAttention,
-        MHATokenToKVPool=MHATokenToKVPool, ReqToTokenPool=ReqToTokenPool, ForwardBatch=ForwardBatch,
-        ForwardMode=ForwardMode,
+        MHATokenToKVPool=MHATokenToKVPool, MLATokenToKVPool=MLATokenToKVPool, SWAKVPool=SWAKVPool,
+        ReqToTokenPool=ReqToTokenPool, ForwardBatch=ForwardBatch, ForwardMode=ForwardMode,
     )  # fmt: skip
 
 
 class Engine:
     """Requests with their slots in SGLang's pools, and the texts of keys and values so far."""
 
-    def __init__(self, sglang, page: int = PAGE, **runner) -> None:
+    def __init__(self, sglang, page: int = PAGE, dtype: torch.dtype = torch.float32, **runner) -> None:
         torch.manual_seed(0)
         self.sglang, self.page = sglang, page
         self.requests = sglang.ReqToTokenPool(6, CONTEXT, "cpu", False)
-        self.pool = sglang.MHATokenToKVPool(
-            CACHE, page, torch.float32, HEADS_KV, DIM, 1, "cpu", False, enable_alt_stream=False
+        self.pool = runner.get("token_to_kv_pool") or sglang.MHATokenToKVPool(
+            CACHE, page, dtype, HEADS_KV, DIM, 1, "cpu", False, enable_alt_stream=False
         )
         self.pages = (torch.randperm(CACHE // page - 1) + 1).tolist()
         runner = {"use_mla_backend": False, "token_to_kv_pool": self.pool} | runner
@@ -72,10 +73,16 @@ class Engine:
     def slots(self, request: int, start: int, stop: int) -> list[int]:
         """Of new tokens; pages are taken as they are needed."""
         row = self.requests.req_to_token[request]
-        for token in range(start, stop):
-            first = self.pages.pop() * self.page if token % self.page == 0 else int(row[token - 1]) + 1
+        for token in (token for token in range(start, stop) if not row[token]):  # another layer may have taken them
+            first = int(row[token - 1]) + 1
+            if token % self.page == 0:
+                first = self.pages.pop() * self.page
+                self.taken(first // self.page)
             row[token] = first
         return row[start:stop].tolist()
+
+    def taken(self, page: int) -> None:
+        """A request has taken a page."""
 
     def step(self, layer, new: dict[int, int], captured: bool = False, **named):
         """Output and queries of every request's new tokens."""
@@ -134,6 +141,124 @@ def test_steps(sglang, kind):
         check(engine, engine.step(layer, new, captured=True, **named), **tail, **named)
 
 
+@torch.no_grad()  # as the engine: the pool divides keys and values in place
+def test_caches_of_8_bits(sglang):
+    """Prompts read what the cache holds, as later steps do. Scales are as SGLang's weight loader leaves them."""
+    layer = sglang.RadixAttention(HEADS, DIM, 0.2, HEADS_KV, 0)
+    layer.k_scale, layer.v_scale = torch.nn.Parameter(torch.tensor(0.5), False), torch.nn.Parameter(torch.ones(1) / 4)
+    engine = Engine(sglang, dtype=torch.float8_e4m3fn)
+    engine.backend.init_cuda_graph_state(4, 4)
+    for new, captured in (({1: 40, 2: 7}, False), ({1: 1, 3: 33, 2: 9}, False), ({1: 1, 3: 1, 2: 1}, True)):
+        for request, (out, q) in engine.step(layer, new, captured=captured).items():
+            keys, values = (
+                wa.quantize(x, scale=scale.detach().reshape(())).dequantized()
+                for x, scale in zip(engine.texts[request], (layer.k_scale, layer.v_scale), strict=True)
+            )
+            expected = wa.attention(q[None], keys[None], values[None], mask=wa.Causal(), scale=0.2)[0]
+            torch.testing.assert_close(out, expected)
+
+
+def test_windows_with_a_cache_of_their_own(sglang):
+    """Their cache has other slots for the same tokens, and none for old ones; other layers keep the first."""
+    pool = sglang.SWAKVPool(
+        CACHE, CACHE // 2, PAGE, torch.float32, HEADS_KV, DIM, [1], [0], "cpu", enable_alt_stream=False
+    )
+    mapping = torch.zeros(CACHE + PAGE + 1, dtype=torch.int64)
+    pool.register_mapping(mapping)
+    engine = Engine(sglang, token_to_kv_pool=pool)
+    engine.backend.init_cuda_graph_state(4, 4)
+    free = (torch.randperm(CACHE // 2 // PAGE - 1) + 1).tolist()
+    full = sglang.RadixAttention(HEADS, DIM, 0.2, HEADS_KV, 0)
+    window = sglang.RadixAttention(HEADS, DIM, 0.2, HEADS_KV, 1, sliding_window_size=19)
+    engine.taken = lambda page: mapping[page * PAGE : (page + 1) * PAGE].copy_(torch.arange(PAGE) + free.pop() * PAGE)
+    steps = ({1: 40, 2: 7}, {1: 1, 3: 33, 2: 9}, {1: 1, 3: 1, 2: 1}, {1: 1, 3: 1, 2: 1})
+    texts: tuple[dict, dict] = ({}, {})
+    for number, new in enumerate(steps):
+        for layer, mask, own in zip((window, full), (wa.SlidingWindow(20), wa.Causal()), texts, strict=True):
+            engine.texts = own
+            check(engine, engine.step(layer, new, captured=number > 1), mask=mask, scale=0.2)
+        if number == 1:
+            mapping[engine.requests.req_to_token[1, :PAGE].long()] = 0  # out of every window's reach
+
+
+class Latent(Engine):
+    """An engine of a model with latent attention, in the form that SGLang's models choose."""
+
+    def __init__(self, sglang) -> None:
+        pool = sglang.MLATokenToKVPool(CACHE, PAGE, torch.float32, 24, 8, 1, "cpu", False, dcp_replicated=True)
+        super().__init__(sglang, use_mla_backend=True, token_to_kv_pool=pool)
+        self.up = torch.randn(24, HEADS, 2, 16)  # from a latent to a head's key and value
+
+    def heads(self, latents):
+        """Keys (tokens, heads, 16 + 8) and values (tokens, heads, 16) of latents (tokens, 24 + 8)."""
+        k, v = torch.einsum("tl,lhkd->kthd", latents[:, :24], self.up)
+        return torch.cat((k, latents[:, None, 24:].expand(-1, HEADS, -1)), -1), v
+
+
+@pytest.mark.parametrize("chunk", [64, 9])
+def test_latent_attention(sglang, chunk):
+    """Prompts with chunks of context, merged by their LSE, then decoding over latents, eager and captured."""
+    from sglang.srt.models.deepseek_common.attention_backend_handler import AttentionBackendRegistry, AttnForwardMethod
+
+    engine = Latent(sglang)
+    engine.backend.init_cuda_graph_state(4, 4)
+    mha = sglang.RadixAttention(HEADS, 24, 0.2, HEADS, 0, v_head_dim=16)
+    mqa = sglang.RadixAttention(HEADS, 32, 0.2, 1, 0, v_head_dim=24)
+    form = AttentionBackendRegistry.get_handler("warpattn")
+    texts: dict[int, torch.Tensor] = {}
+    steps = (({1: 40, 2: 7}, False), ({1: 5, 2: 30, 3: 11}, False), ({1: 1, 2: 1}, False), ({3: 1, 1: 1}, True))
+    for new, captured in steps:
+        counts = list(new.values())
+        before = [texts.get(request, torch.empty(0, 32)) for request in new]
+        fresh = torch.randn(sum(counts), 32)
+        for request, *parts in zip(new, before, fresh.split(counts), strict=True):
+            texts[request] = torch.cat(parts)
+        starts = [len(x) for x in before]
+        slots = [s for r, a, n in zip(new, starts, counts, strict=True) for s in engine.slots(r, a, a + n)]
+        batch = engine.batch(list(new), starts, counts, slots)
+        init = engine.backend.init_forward_metadata_out_graph if captured else engine.backend.init_forward_metadata
+        init(batch)
+        q = torch.randn(sum(counts), HEADS, 24)
+        if form(None, batch) == AttnForwardMethod.MLA:
+            absorbed = torch.cat((torch.einsum("thd,lhd->thl", q[..., :16], engine.up[:, :, 0]), q[..., 16:]), -1)
+            found = engine.backend.forward(absorbed, fresh[:, None], fresh[:, None, :24], mqa, batch)
+            found = torch.einsum("thl,lhd->thd", found.view(-1, HEADS, 24), engine.up[:, :, 1])
+        else:
+            assert form(None, batch) == AttnForwardMethod.MHA_CHUNKED_KV
+            engine.pool.kv_buffer[0][batch.out_cache_loc] = fresh[:, None]
+            found = prompts(engine, batch, mha, (q, *engine.heads(fresh)), before, chunk)
+        for out, q_own, request in zip(found.split(counts), q.split(counts), new, strict=True):
+            keys, values = engine.heads(texts[request])
+            expected = wa.attention(q_own[None], keys[None], values[None], mask=wa.Causal(), scale=0.2)[0]
+            torch.testing.assert_close(out, expected)
+
+
+def prompts(engine, batch, layer, qkv, before, chunk):
+    """What SGLang's models do with prompts: new tokens, then each chunk of context, merged."""
+    q, *new = qkv
+    batch.mha_return_lse = any(len(x) for x in before)
+    batch.set_attn_attend_prefix_cache(False)
+    found = engine.backend.forward(q, *new, layer, batch, save_kv_cache=False)
+    if not batch.mha_return_lse:
+        return found.view(len(q), HEADS, 16)
+    parts = [found]
+    batch.set_attn_attend_prefix_cache(True)
+    starts = range(0, max(len(x) for x in before), chunk)
+    sizes = torch.tensor([[len(x[start : start + chunk]) for x in before] for start in starts])
+    batch.prefix_chunk_cu_seq_lens = torch.nn.functional.pad(sizes.cumsum(1), (1, 0)).int()
+    batch.prefix_chunk_max_seq_lens = sizes.max(1).values.tolist()
+    for number, start in enumerate(starts):
+        batch.set_prefix_chunk_idx(number)
+        context = torch.cat([x[start : start + chunk] for x in before])
+        parts.append(engine.backend.forward(q, *engine.heads(context), layer, batch, save_kv_cache=False))
+    out, lse = parts[0]
+    for more, weight in parts[1:]:
+        total = torch.logaddexp(lse, weight)
+        out = out * (lse - total).exp()[..., None] + more * (weight - total).exp()[..., None]
+        lse = total
+    return out
+
+
 def test_encoders_see_both_sides(sglang):
     layer = sglang.RadixAttention(HEADS, DIM, 0.2, HEADS_KV, 0, attn_type=sglang.AttentionType.ENCODER_ONLY)
     engine = Engine(sglang)
@@ -149,17 +274,25 @@ def test_captured_tables_stay_where_they_are(sglang):
     for _ in range(3):
         engine.step(layer, {1: 1, 2: 1}, captured=True)
         step = engine.backend.forward_metadata
-        places.add((step.table.data_ptr(), step.lengths.data_ptr(), step.cu_q.data_ptr(), step.table.shape))
+        table = step.tables.pages
+        places.add((table.data_ptr(), step.lengths.data_ptr(), step.cu_q.data_ptr(), table.shape))
     assert len(places) == 1
     assert engine.backend.get_cuda_graph_seq_len_fill_value() == 1
 
 
 def test_what_it_has_not_is_one_sentence(sglang):
     engine = Engine(sglang)
-    with pytest.raises(AttentionError, match="latent"):
+    with pytest.raises(AttentionError, match="MHATokenToKVPool; it must be MLATokenToKVPool"):
         Engine(sglang, use_mla_backend=True)
-    with pytest.raises(AttentionError, match="disable-hybrid-swa-memory"):
-        Engine(sglang, token_to_kv_pool=object())
+
+    class Renamed(sglang.MHATokenToKVPool):
+        """Such as a pool whose slots have names of their own."""
+
+    for pool in (object(), Renamed.__new__(Renamed)):
+        with pytest.raises(AttentionError, match=f"the cache is a {type(pool).__name__}; it must be MHATokenToKVPool"):
+            Engine(sglang, token_to_kv_pool=pool)
+    with pytest.raises(AttentionError, match=r"torch\.int8"):
+        Engine(sglang, dtype=torch.int8)
     layer = sglang.RadixAttention(HEADS, DIM, 0.2, HEADS_KV, 0, is_cross_attention=True)
     with pytest.raises(AttentionError, match="cross-attention"):
         engine.step(layer, {1: 5})

@@ -3,8 +3,8 @@
     request slots, lengths ─▶ init_forward_metadata*  ─▶ Step: offsets, lengths, pages     once a step, on the card
     a layer's q, k, v      ─▶ forward_*: SGLang writes the cache, then `StepPlans`         graphs hold these launches
 
-SGLang names a token's slot in its cache; a page is `page_size` slots, so every `page_size`-th slot of a request names
-its page. Graphs read tables of the backend's own, which every replay fills anew.
+Graphs read tables of the backend's own, which every replay fills anew. `pools.py` has the forms of the cache,
+`latent.py` models with latent attention.
 """
 
 from __future__ import annotations
@@ -14,17 +14,15 @@ from typing import Any, NamedTuple
 import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.radix_attention import AttentionType
-from sglang.srt.mem_cache.layout.paged_view import paged_kv_view
-from sglang.srt.mem_cache.memory_pool import KVWriteLoc, MHATokenToKVPool
 from torch import Tensor
 
 from warpattn.api import attention_paged, attention_varlen
 from warpattn.errors import AttentionError, Rules
+from warpattn.integrations.sglang import latent
+from warpattn.integrations.sglang.pools import Pool, Tables
 from warpattn.integrations.step_plans import LayerModifiers, ScoreOptions, StepPlans, rounded
 from warpattn.masks import Causal, Full, SlidingWindow
-from warpattn.sequences import PagedKV, Ragged
-
-DTYPES = (torch.float16, torch.bfloat16)
+from warpattn.sequences import Ragged
 
 
 class Step(NamedTuple):
@@ -32,7 +30,7 @@ class Step(NamedTuple):
 
     cu_q: Tensor  # int32 [requests + 1]
     lengths: Tensor  # int32 [requests], context and new tokens
-    table: Tensor  # int32 [requests, pages]
+    tables: Tables  # [requests, pages]
     max_q: int  # new tokens of a request at most
     fresh: bool  # no request has context: all keys are at hand
 
@@ -42,18 +40,11 @@ class WarpattnAttnBackend(AttentionBackend):
 
     def __init__(self, runner: Any) -> None:
         super().__init__()
-        self.pool, self.page_size = runner.token_to_kv_pool, runner.page_size
         self.slots: Tensor = runner.req_to_token_pool.req_to_token  # [request slots, tokens] int32
-        rules = Rules()
-        mla = getattr(runner, "use_mla_backend", False)
-        rules.require(not mla, "the model uses latent attention", "warpattn's SGLang backend has none")
-        name, plain = type(self.pool).__name__, isinstance(self.pool, MHATokenToKVPool)
-        rule = "it must be MHATokenToKVPool; of models with windows --disable-hybrid-swa-memory makes one"
-        rules.require(plain, f"the cache is a {name}", rule)
-        dtype = getattr(self.pool, "dtype", None)
-        kernels = not self.slots.is_cuda or dtype in DTYPES
-        rules.require(kernels, f"the cache holds {dtype}", "it must hold float16 or bfloat16")
-        rules.done()
+        self.page_size: int = runner.page_size
+        self.pool = Pool.of(runner, self.slots.is_cuda)
+        if self.pool.latent:
+            latent.register()
         self.plans = StepPlans()
         self._modifiers: dict[int, LayerModifiers] = {}
 
@@ -61,8 +52,8 @@ class WarpattnAttnBackend(AttentionBackend):
         """Tables of captured steps, of up to `max_bs` requests."""
         pages = -(-self.slots.shape[1] // self.page_size)
         numbers = torch.arange(max_bs + 1, dtype=torch.int32, device=self.slots.device)
-        table = numbers.new_zeros(max_bs, pages)
-        self._captured = Step(numbers, numbers.new_zeros(max_bs), table, 1, fresh=False)
+        tables = self.pool.tables(numbers.new_zeros(max_bs, pages), max_num_tokens)
+        self._captured = Step(numbers, numbers.new_zeros(max_bs), tables, 1, fresh=False)
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         """Length of a request that pads a captured batch."""
@@ -75,27 +66,30 @@ class WarpattnAttnBackend(AttentionBackend):
             return
         pages = rounded(-(-self._longest(batch) // self.page_size))
         table = self.slots.new_zeros(requests, min(pages, -(-self.slots.shape[1] // self.page_size)))
+        tables = self.pool.tables(table, len(batch.out_cache_loc))
         lengths = batch.seq_lens[:requests].int()
         if batch.forward_mode.is_decode():
             cu_q = torch.arange(requests + 1, dtype=torch.int32, device=table.device)
-            step = Step(cu_q, lengths, table, 1, fresh=False)
+            step = Step(cu_q, lengths, tables, 1, fresh=False)
         else:
             cu_q = torch.zeros(requests + 1, dtype=torch.int32, device=table.device)
             torch.cumsum(batch.extend_seq_lens, 0, out=cu_q[1:])
-            step = Step(cu_q, lengths, table, max(batch.extend_seq_lens_cpu), not any(batch.extend_prefix_lens_cpu))
-        self._fill(table, batch)
+            step = Step(cu_q, lengths, tables, max(batch.extend_seq_lens_cpu), not any(batch.extend_prefix_lens_cpu))
+        self.pool.fill(tables, self._firsts(batch, table.shape[1]), batch.out_cache_loc)
         self.forward_metadata = step
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
         """A captured step: one new token of every request."""
-        if not forward_batch.forward_mode.is_decode():
-            mode = forward_batch.forward_mode.name
+        batch = forward_batch
+        if not batch.forward_mode.is_decode():
+            mode = batch.forward_mode.name
             raise AttentionError(f"a CUDA graph of mode {mode} is requested; warpattn's SGLang backend has decode's")
-        requests, whole = forward_batch.batch_size, self._captured
-        step = Step(whole.cu_q[: requests + 1], whole.lengths[:requests], whole.table[:requests], 1, fresh=False)
-        step.lengths.copy_(forward_batch.seq_lens[:requests])
-        pages = step.table.shape[1] if in_capture else -(-self._longest(forward_batch) // self.page_size)
-        self._fill(step.table[:, :pages], forward_batch)
+        requests, whole = batch.batch_size, self._captured
+        tables = whole.tables.first(requests, len(batch.out_cache_loc))
+        step = Step(whole.cu_q[: requests + 1], whole.lengths[:requests], tables, 1, fresh=False)
+        step.lengths.copy_(batch.seq_lens[:requests])
+        pages = tables.pages.shape[1] if in_capture else -(-self._longest(batch) // self.page_size)
+        self.pool.fill(tables, self._firsts(batch, pages), batch.out_cache_loc)
         self.forward_metadata = step
 
     def _longest(self, batch: Any) -> int:
@@ -103,10 +97,10 @@ class WarpattnAttnBackend(AttentionBackend):
         lengths = batch.seq_lens_cpu
         return self.slots.shape[1] if lengths is None else max(1, int(lengths.max()))
 
-    def _fill(self, table: Tensor, batch: Any) -> None:
-        """Pages of every request; entries past a request's last page are not read."""
-        firsts = self.slots[:, : table.shape[1] * self.page_size : self.page_size]
-        torch.div(firsts[batch.req_pool_indices[: len(table)]], self.page_size, rounding_mode="floor", out=table)
+    def _firsts(self, batch: Any, pages: int) -> Tensor:
+        """The first slot of every page of every request; those past a request's last page are not read."""
+        firsts = self.slots[:, : pages * self.page_size : self.page_size]
+        return firsts[batch.req_pool_indices[: batch.batch_size]]
 
     def forward_decode(self, q: Tensor, k: Tensor, v: Tensor, layer: Any, forward_batch: Any, *rest: Any, **named: Any):
         """One new token of every request, (tokens, heads · head_dim)."""
@@ -119,25 +113,29 @@ class WarpattnAttnBackend(AttentionBackend):
     def _forward(
         self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: Any, batch: Any, save_kv_cache: bool = True,
         sinks: Tensor | None = None, **others: Any,
-    ) -> Tensor:  # fmt: skip
+    ) -> Any:  # fmt: skip
         given = [name for name, value in others.items() if value is not None and value is not False]
         if given:
             raise AttentionError(f"{given[0]} is given; warpattn's SGLang backend has none")
-        if save_kv_cache and k is not None:
-            self.pool.set_kv_buffer(layer, KVWriteLoc.for_batch(batch), k, v)
         step, modifiers = self.forward_metadata, self._modifiers_of(layer)
-        heads, heads_kv = layer.tp_q_head_num, layer.tp_k_head_num
-        q = q.view(-1, heads, layer.qk_head_dim)
-        out = q.new_empty(len(q), heads, layer.v_head_dim)
-        if step.fresh and k is not None and v is not None:
+        fresh = step.fresh and not self.pool.eight_bit  # a cache of 8 bits holds other values than k and v
+        if save_kv_cache and k is not None:
+            self.pool.write(layer, batch, step.tables, k, v)
+        q = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
+        if self.pool.latent and not self.pool.holds(layer):
             seq = Ragged(step.cu_q, max_q=step.max_q, max_k=step.max_q)
-            k, v = k.view(-1, heads_kv, layer.qk_head_dim), v.view(-1, heads_kv, layer.v_head_dim)
+            return latent.prompts(q, k, v, seq, layer, batch, modifiers)
+        kv = self.pool.pages(layer, step.tables, step.lengths)
+        if self.pool.latent:
+            return latent.decode(q, kv, modifiers)
+        out = q.new_empty(len(q), layer.tp_q_head_num, layer.v_head_dim)
+        if fresh and k is not None and v is not None:
+            seq = Ragged(step.cu_q, max_q=step.max_q, max_k=step.max_q)
+            heads = layer.tp_k_head_num
+            k, v = k.view(-1, heads, layer.qk_head_dim), v.view(-1, heads, layer.v_head_dim)
             attention_varlen(q, k, v, seq, out=out, sinks=sinks, **modifiers.tail(q.device))
             return out.flatten(1)
-        keys, values = self.pool.get_key_buffer(layer.layer_id), self.pool.get_value_buffer(layer.layer_id)
-        k_pages = paged_kv_view(keys, self.page_size, heads_kv, layer.qk_head_dim)
-        v_pages = paged_kv_view(values, self.page_size, heads_kv, layer.v_head_dim)
-        kv, seq = PagedKV(k_pages, v_pages, step.table, step.lengths), Ragged(step.cu_q, max_q=step.max_q)
+        seq = Ragged(step.cu_q, max_q=step.max_q)
         if q.is_cuda:
             self.plans.attend(modifiers, q, kv, seq, out, sinks)
         else:

@@ -1,0 +1,64 @@
+"""Models with latent attention (MLA) in SGLang.
+
+    decode    queries (tokens, heads, 576), pages of latents         `attention_paged`: values are the first 512 columns
+    prompts   q and k (tokens, heads, 192), v (tokens, heads, 128)   `attention_varlen`: new tokens, chunks of context
+
+SGLang's own classes project between the two forms, gather context and merge parts by their LSE.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from warpattn.api import attention_paged, attention_varlen
+from warpattn.errors import AttentionError
+from warpattn.integrations.step_plans import LayerModifiers
+from warpattn.masks import Full
+from warpattn.sequences import PagedKV, Ragged
+
+NAME = "warpattn"
+
+
+def register() -> None:
+    """Tell SGLang's models which form this backend takes; what they do not know they give decode's form for prompts."""
+    from sglang.srt.models.deepseek_common.attention_backend_handler import AttentionBackendRegistry, AttnForwardMethod
+
+    def form(attn: Any, batch: Any) -> Any:
+        prompts = batch.forward_mode.is_extend_without_speculative()
+        return AttnForwardMethod.MHA_CHUNKED_KV if prompts else AttnForwardMethod.MLA
+
+    AttentionBackendRegistry.register(NAME, form)
+
+
+def prompts(
+    q: Tensor, k: Tensor | None, v: Tensor | None, new: Ragged, layer: Any, batch: Any, modifiers: LayerModifiers
+) -> Any:
+    """New tokens among themselves (`new`), or over a chunk of their context, as `batch` says.
+
+    Returns out (tokens, heads · Dv); where SGLang merges parts, out (tokens, heads, Dv) and a natural lse (tokens,
+    heads).
+    """
+    if k is None or v is None:
+        raise AttentionError("k and v are None; layers of prompts of latent attention share no keys")
+    tail, seq = modifiers.tail(q.device), new
+    if batch.attn_attend_prefix_cache:
+        chunk = batch.prefix_chunk_idx
+        longest = batch.prefix_chunk_max_seq_lens[chunk]
+        seq = Ragged(new.cu_q, batch.prefix_chunk_cu_seq_lens[chunk], new.max_q, longest)
+        tail["mask"] = Full()
+    k, v = k.view(-1, layer.tp_k_head_num, layer.qk_head_dim), v.view(-1, layer.tp_v_head_num, layer.v_head_dim)
+    if not batch.mha_return_lse:
+        return attention_varlen(q, k, v, seq, **tail).flatten(1)
+    out, lse = attention_varlen(q, k, v, seq, return_lse=True, **tail)
+    return out, lse.transpose(0, 1).contiguous()
+
+
+def decode(q: Tensor, kv: PagedKV, modifiers: LayerModifiers) -> Tensor:
+    """q (tokens, heads, 576), equally many of every request; returns (tokens, heads · 512)."""
+    requests = len(kv.lengths)
+    if len(q) % requests:
+        rule = "requests must have equally many in decode's form of latent attention"
+        raise AttentionError(f"the step has {len(q)} tokens of {requests} requests; {rule}")
+    return attention_paged(q.unflatten(0, (requests, -1)), kv, **modifiers.tail(q.device)).flatten(0, 1).flatten(1)
