@@ -49,10 +49,8 @@ def prompts(
         seq = Ragged(new.cu_q, batch.prefix_chunk_cu_seq_lens[chunk], new.max_q, longest)
         tail["mask"] = Full()
     k, v = k.view(-1, layer.tp_k_head_num, layer.qk_head_dim), v.view(-1, layer.tp_v_head_num, layer.v_head_dim)
-    if not batch.mha_return_lse:
-        return attention_varlen(q, k, v, seq, **tail).flatten(1)
     out, lse = attention_varlen(q, k, v, seq, return_lse=True, **tail)
-    return out, lse.transpose(0, 1).contiguous()
+    return (out, lse.transpose(0, 1).contiguous()) if batch.mha_return_lse else out.flatten(1)
 
 
 def decode(q: Tensor, kv: PagedKV, modifiers: LayerModifiers) -> Tensor:
@@ -61,4 +59,7 @@ def decode(q: Tensor, kv: PagedKV, modifiers: LayerModifiers) -> Tensor:
     if len(q) % requests:
         rule = "requests must have equally many in decode's form of latent attention"
         raise AttentionError(f"the step has {len(q)} tokens of {requests} requests; {rule}")
-    return attention_paged(q.unflatten(0, (requests, -1)), kv, **modifiers.tail(q.device)).flatten(0, 1).flatten(1)
+    out = q.new_empty(*q.shape[:2], kv.v_pages.shape[-1])
+    rows, found = (x.unflatten(0, (requests, -1)) for x in (q, out))
+    attention_paged(rows, kv, out=found, **modifiers.tail(q.device))
+    return out.flatten(1)

@@ -17,11 +17,11 @@ from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from torch import Tensor
 
 from warpattn.errors import Rules
-from warpattn.problem.backends import LATENT
 from warpattn.sequences import PagedKV
 
 SIXTEEN_BIT = (torch.float16, torch.bfloat16)
 EIGHT_BIT = (torch.float8_e4m3fn, torch.float8_e5m2)
+LATENT = (576, 512)  # columns of latents with their rotary part, and of values, that kernels have
 POOLS = (MHATokenToKVPool, SWAKVPool, MLATokenToKVPool)  # nothing that inherits from them: it may name slots otherwise
 
 
@@ -64,7 +64,7 @@ class Pool:
                 rules.require(fine, f"the cache holds {part.dtype}", f"it must hold {listed}")
             if latent:
                 dims = (pool.kv_cache_dim, pool.kv_lora_rank)
-                rule = f"warpattn's kernels have {LATENT.qk} and {LATENT.v}"
+                rule = f"warpattn's kernels have {LATENT[0]} and {LATENT[1]}"
                 what = f"latents have {dims[0]} columns, of which {dims[1]} are values"
                 rules.require(not on_card or dims == LATENT, what, rule)
         rules.done()
