@@ -89,28 +89,28 @@ class CallShape:
     def planned(self) -> TunedCall:
         """The call on tensors of one element, which kernels are planned and compiled for."""
         one = torch.empty(1, dtype=self.layer.dtype)
-        return self._of(lambda *size: one.expand(size), torch.device("cpu"))
+        return self._of(lambda *size: one.expand(size), torch.Generator())
 
     def drawn(self, device: torch.device, seed: int) -> TunedCall:
-        """The call on random tensors; pages are in random order."""
+        """The call on random tensors, the same for a seed; pages are in random order."""
         generator = torch.Generator(device).manual_seed(seed)
 
         def normal(*size: int) -> Tensor:
             return torch.randn(size, generator=generator, device=device, dtype=torch.float32).to(self.layer.dtype)
 
-        call = self._of(normal, device)
+        call = self._of(normal, generator)
         call.operands.q.mul_(SHARP)
         return call
 
-    def _of(self, make: Any, device: torch.device) -> TunedCall:
-        layer = self.layer
+    def _of(self, make: Any, generator: torch.Generator) -> TunedCall:
+        layer, device = self.layer, generator.device
         q = make(self.requests, self.queries, layer.heads_q, layer.dim_qk)
         sequence: Dense | PagedKV = Dense()
         if self.page_size:
             columns = self.keys // self.page_size
             pages = self.requests * columns
             k, v = self._keys(make, pages, self.page_size)
-            table = torch.randperm(pages, device=device, dtype=torch.int32).view(self.requests, columns)
+            table = torch.randperm(pages, generator=generator, device=device).int().view(self.requests, columns)
             lengths = torch.full((self.requests,), self.keys, dtype=torch.int32, device=device)
             sequence = PagedKV(k, v, table, lengths)
         else:
