@@ -107,6 +107,7 @@ class Task:
         self.stores: list[tuple[Agent, Agent]] = []  # bulk stores: (reads shared memory, writes global memory)
         self.stores_read = 0  # the oldest of them, whose reading was waited for
         self.copies: list[Agent] = []  # cp.async that is in no group yet
+        self.before_copies: Clock | None = None  # what the role knew when it issued the last of them
         self.groups: list[list[Agent]] = []  # groups that were not waited for
 
     def place(self) -> Place:

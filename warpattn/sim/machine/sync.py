@@ -125,9 +125,10 @@ class Barrier:
         if self.usable(role.place(), "counts copies on", role.clock):
             self.pending += arrivals
 
-    def arrive_after(self, arrivals: int, copies: list[Agent], agent: Agent) -> None:
-        """Arrivals behind copies that are done, which release what these wrote."""
-        known = agent.clock.empty()
+    def arrive_after(self, arrivals: int, copies: list[Agent], before: Clock | None, agent: Agent) -> None:
+        """Arrivals behind copies that are done: they release what these wrote, and what happened `before` the last was
+        issued, the role's waits among it; not what the role has done since."""
+        known = agent.clock.empty() if before is None else before.copy()
         for copy in copies:
             known.mark(copy.lane, copy.epoch, fenced=False)
         if self.usable(agent.place, "arrives on", agent.clock):

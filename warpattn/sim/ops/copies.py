@@ -46,6 +46,7 @@ def _copy(op: Op) -> Callable[..., Any]:
 
         amd = task.machine.module.backend == "hip"
         engine = "copy to LDS" if amd else "cp.async"
+        task.before_copies = task.clock.copy()
         task.copies.append(task.issue(engine, task.program.pool, body))
 
     return run
@@ -94,7 +95,7 @@ def _arrive_behind(op: Op) -> Callable[..., Any]:
 
     def run(task: Any, view: MemDesc) -> Any:
         yield from task.machine.pause()
-        barrier, threads = task.barrier(view), 32 * task.num_warps
+        barrier, threads, before = task.barrier(view), 32 * task.num_warps, task.before_copies
         copies = [agent for group in [*task.groups, task.copies] for agent in group]
         if counted:
             barrier.follow(threads, task)
@@ -102,7 +103,7 @@ def _arrive_behind(op: Op) -> Callable[..., Any]:
         def body(agent: Agent) -> None:
             for copy in copies:
                 copy.run()
-            barrier.arrive_after(threads, copies, agent)
+            barrier.arrive_after(threads, copies, before, agent)
 
         task.issue("cp.async", task.program.pool, body)
         task.copies = []  # a wait for the barrier waits for them
