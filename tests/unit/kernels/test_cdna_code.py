@@ -214,7 +214,7 @@ def striped(b, h, q, k, width):
 
 
 @both
-@pytest.mark.parametrize(("page_size", "score"), drawn([(0, None), (16, None), (16, 3.0)], [(0, None), (16, 3.0)]))
+@pytest.mark.parametrize(("page_size", "score"), drawn([(0, None), (16, None), (16, 3.0)], [(16, 3.0)]))
 def test_loaded_divisors_do_not_spill(arch, page_size, score):
     """Beside them, what the end alone needs (output, LSE, sinks) takes no scalar registers in the loop."""
     mask = CustomMask(striped, width=torch.arange(2, 6))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import product
 from typing import cast
 
 import pytest
 import torch
 
 import warpattn as wa
+from tests.drawn import drawn, each_once
 from warpattn.errors import AttentionError
 from warpattn.kernels.sm90.decode.config import DecodeConfig
 from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT
@@ -45,8 +47,10 @@ def test_a_plan_prints_itself_and_its_reasons():
     assert all(f"because {reason}" in text for reason in chosen.choice.reasons)
 
 
-@pytest.mark.parametrize("mask", [None, wa.Causal()])
-@pytest.mark.parametrize("seq", [1, 700, 2048, 2049, 100_000])
+ENDS = [None, wa.Causal()], [1, 700, 2048, 2049, 100_000]
+
+
+@pytest.mark.parametrize(("mask", "seq"), drawn(product(*ENDS), each_once(*ENDS)))
 def test_every_head_dim_fits_the_machine(mask, seq):
     base = problem(mask, seq_q=seq, seq_k=seq)
     for dim_qk in DIMS:

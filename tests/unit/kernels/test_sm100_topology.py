@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("triton")
 
+from tests.drawn import drawn
 from tests.launches import ROWS, choice_of, small_call
 from warpattn.kernels.sm100.config import FA4Config
 from warpattn.kernels.sm100.launch import prefill_launch
@@ -49,6 +50,11 @@ PREFILL = {
     "1q-products-split": (replace(TWO_OF_BYTES, BM=128, qk_depth=64, splitk_partitions=4), "dense"),
     "pair": (replace(TWO, pair_cta=True), "dense"),
 }
+# With these, the kernels of two tiles and of one have every ring, kind of sequence, split and format once.
+DRAWN = (
+    "2q-two-rings", "2q-ragged", "1q-split", "1q-paged", "2q-8-bits", "1q-8-bits", "2q-products-64",
+    "1q-products-split", "pair", "mla", "wide-256", "wide-512",
+)  # fmt: skip
 WIDE = {"wide-256": WideConfig(BF16, 256, 192, 128, 64), "wide-512": WideConfig(BF16, 512, 256, 64, 32)}
 
 
@@ -93,7 +99,7 @@ def arrivals(topology: Topology) -> Iterator[int]:
         yield from (topology.arrivals(signal.name, i) for i in range(signal.number))
 
 
-@pytest.mark.parametrize("name", [*PREFILL, "mla", *WIDE])
+@pytest.mark.parametrize("name", drawn([*PREFILL, "mla", *WIDE], DRAWN))
 def test_the_kernel_makes_what_the_topology_says(name: str) -> None:
     built = build(name)
     inits = re.findall(r"ttng\.init_barrier \S+, (\d+) :", built.code)

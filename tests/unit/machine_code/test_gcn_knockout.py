@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("triton")
 
+from tests.drawn import drawn
 from tests.unit.machine_code.gcn_builds import by_hand
 from tests.unit.machine_code.gcn_knockouts import built, changes, reason, survivors
 from warpattn.kernels.cdna import feed
@@ -22,9 +23,11 @@ SAMPLE = [("gfx942", "decode in parts"), ("gfx942", "prefill pages of 64"), ("gf
           ("gfx950", "decode"), ("gfx942", "prefill of 8 bits, a scale per token"),
           ("gfx950", "decode of 8 bits, a scale per head"),
           ("gfx950", "decode of 8 bits, a scale per token")]  # fmt: skip
+DRAWN = [("gfx942", "prefill pages of 64"), ("gfx950", "prefill ring"), ("gfx942", "decode in parts"),
+         ("gfx950", "decode of 8 bits, a scale per token")]  # fmt: skip
 
 
-@pytest.mark.parametrize(("arch", "name"), SAMPLE)
+@pytest.mark.parametrize(("arch", "name"), drawn(SAMPLE, DRAWN))
 def test_each_wait_and_barrier_is_missed(arch, name):
     for text in built(arch, name):
         left = survivors(text)
