@@ -86,6 +86,12 @@ def tune(
     Raises AttentionError for wrong arguments and calls that Hopper's kernels do not take, without a Hopper card, where
     rows cannot be kept, and where the built-in configuration itself fails.
     """
+    if largest is not None and not isinstance(largest, LargestStep):
+        raise AttentionError(f"largest is {kind_of(largest)}; it must be a LargestStep or None")
+    if timer is not None and not hasattr(timer, "microseconds"):
+        raise AttentionError(f"timer is {kind_of(timer)}; it must have device and microseconds, or be None")
+    if not callable(progress):
+        raise AttentionError(f"progress is {kind_of(progress)}; it must be a function of the part done")
     shapes = _shapes(what, largest)
     for name, value in (("rounds", rounds), ("processes", 1 if processes is None else processes)):
         if whole(value, 1) is None:
