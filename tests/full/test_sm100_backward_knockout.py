@@ -5,22 +5,33 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 
-from tests.full.test_sm90_backward_knockout import CLEARED, ONCE, PASSED, SHORT, WINDOW, changed
-from tests.sim.backward import Case
-from warpattn.scores import SoftCap
+from tests.full.test_sm90_backward_knockout import (
+    CLEARED,
+    ONCE,
+    PASSED,
+    SHORT,
+    WINDOW,
+    changed,
+    taken_out,
+)
+from tests.sim.backward import Case, captured_launch
+from warpattn.masks import Causal
+from warpattn.scores import ALiBi, SoftCap
 
 pytestmark = pytest.mark.full
 
 QUERIES = "Q of this slot, acquired before, was released behind the last product with dO, which delta was read before"
 WEIGHED = "derive has waited for P before it says that it has read S"
 DELTA = "delta comes with dO, of which dP was made, that is waited for next"
+IN_ORDER = "it keeps tensor-memory accesses on their side of a wait or a barrier: in order anyway here"
 # Operation, what stands in one of its lines of Python, why it can go.
 REDUNDANT = [
     ("ttng.fence_async_shared", "# TMA sees the new barriers", "not modelled"),
-    ("tcgen05.fence::after_thread_sync", "", "it keeps tensor-memory accesses behind a wait: in order anyway here"),
+    ("tcgen05.fence::after_thread_sync", "", IN_ORDER),
     ("ttng.wait_barrier", "ctx.rings.k.producer_acquire(key_state)", ONCE),
     ("ttng.wait_barrier", "load_rows(ctx, (ctx.tensors.do, ", QUERIES),
     ("ttng.wait_barrier", "rings.do.consumer_wait(state)  # delta", DELTA),
@@ -46,3 +57,12 @@ def test_the_backward_needs_its_synchronisation(name: str) -> None:
     results = changed(case, "sm100.backward", [*REDUNDANT, *more])
     modelled = [found for found in results if "after_thread_sync" not in found.op]
     assert len(modelled) > 45 and sum(found.noticed for found in modelled) >= len(modelled) - 4 - 2 * len(more)
+
+
+@pytest.mark.parametrize("arch", ["sm90", "sm100"])
+def test_the_kernel_for_captured_tensors_needs_its_synchronisation(arch: str) -> None:
+    case = Case(100, 200, mask=Causal(), score=ALiBi(torch.tensor([0.3])), arch=arch)
+    fences = [(f"tcgen05.fence::{side}_thread_sync", "", IN_ORDER) for side in ("before", "after")]
+    results = taken_out(captured_launch(case), fences if arch == "sm100" else [])
+    modelled = [found for found in results if "_thread_sync" not in found.op]
+    assert len(modelled) == {"sm90": 4, "sm100": 6}[arch] and all(found.noticed for found in modelled)

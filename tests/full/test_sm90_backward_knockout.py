@@ -6,7 +6,7 @@ end, and a score whose slope is multiplied in; and of the kernel after it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -103,6 +103,14 @@ def changed(
             break
         assert run_launch(launch, Options()).clean
         before = made_by(launch)
+    return taken_out(launch, redundant, change, before=before, fixed_order=case.deterministic)
+
+
+def taken_out(
+    launch: Launch, redundant: list[tuple[str, ...]], change: Callable[..., list[KnockOut]] = knock_out, *,
+    before: Sequence[torch.Tensor] = (), fixed_order: bool = False,
+) -> list[KnockOut]:  # fmt: skip
+    """Every operation of a launch changed; what the launch `before` it makes is not there when it begins."""
     reached = {part.untyped_storage().data_ptr() for part in tensors_of(launch.args)}
     programs = (2,) if launch.persistent else launch.grid  # a CTA takes several key tiles
     grid = DependentGrid(programs, [part for part in before if part.untyped_storage().data_ptr() in reached])
@@ -110,7 +118,7 @@ def changed(
 
     def once(module: Any, schedule: str) -> Report:
         memory.restore()
-        options = {"step_limit": 100_000, "first_finding": True, "fixed_order": case.deterministic}
+        options = {"step_limit": 100_000, "first_finding": True, "fixed_order": fixed_order}
         return simulate(module, grid, launch.args, schedule, **options)
 
     return knocked_out(compiled(launch), once, reviewed(redundant), change=change)

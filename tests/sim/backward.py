@@ -18,6 +18,7 @@ from warpattn.problem.arch import ARCHS
 from warpattn.problem.backward import CheckedBackward, Gradients, fitted_gradients, write_back
 from warpattn.problem.launch import Launch
 from warpattn.reference import reference
+from warpattn.runtime.plan import list_captured_launches
 from warpattn.runtime.simulate import Options, run_launch
 from warpattn.scores import Score
 from warpattn.sequences import Dense, Ragged, Sequence
@@ -126,6 +127,17 @@ def launches(case: Case, x: Gradients, inputs: dict[str, Tensor]) -> tuple[Launc
     order = replace(choice.order, section=case.section or choice.order.section)
     backward = CheckedBackward.of(forward, case.deterministic)
     return list_backward_launches(backward, x, case.sequence, replace(choice, order=order))
+
+
+def captured_launch(case: Case) -> Launch:
+    """The launch that takes gradients of what the score of a case captured."""
+    inputs = case.inputs()
+    forward = checked(case, inputs)
+    x = fitted_gradients(operands(case, inputs, gradients(case, inputs, torch.float64)))
+    sums = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in forward.score.tensors]
+    wanted = [True] * len(sums)
+    (launch,) = list_captured_launches(CheckedBackward.of(forward, False), x, case.sequence, wanted, sums)
+    return launch
 
 
 def simulated(case: Case, **options: Any) -> tuple[list[Report], dict[str, float], Tensor]:

@@ -38,7 +38,6 @@ class BackwardLimits:
     kinds: tuple[str, ...]
     max_dim: int
     deterministic: bool = False  # whether they can have the same bits in every run
-    captured: bool = False  # whether there is one for what a score captured; else it takes torch operations
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class Limits:
 LATENT = HeadDims(576, 512)  # in absorbed latent attention (MLA)
 LATENT_TOKENS = 16  # query tokens of a sequence at most, with these
 EVERY_KIND = ("dense", "ragged", "paged", "paged-ragged")
-BACKWARD_SM90 = BackwardLimits(("dense", "ragged"), 256, deterministic=True, captured=True)
+BACKWARD_SM90 = BackwardLimits(("dense", "ragged"), 256, deterministic=True)
 BACKWARD_SM100 = BackwardLimits(("dense", "ragged"), 256, deterministic=True)
 EIGHT_BIT_SM90 = EightBitLimits(
     (torch.float8_e4m3fn, torch.float8_e5m2), EVERY_KIND, (None, "tensor", "head", "token", 64, 128),

@@ -18,7 +18,6 @@ from warpattn.errors import Rules
 from warpattn.language.nodes import reads
 from warpattn.problem import CheckedCall, Problem
 from warpattn.problem.arch import ARCHS, RUNS, known
-from warpattn.problem.backends import LIMITS
 from warpattn.problem.backward import CheckedBackward, Gradients
 from warpattn.problem.eight_bit import check_eight_bit
 from warpattn.problem.gradients import check_backward
@@ -31,9 +30,6 @@ from warpattn.sequences import Sequence
 CAPTURED = (
     "gradients of tensors that the score captured are added by atomic additions of a kernel of its own; deterministic "
     "ones by torch operations on the device, the slower form"
-)
-CAPTURED_IN_ORDER = (
-    "gradients of tensors that the score captured are added by torch operations on the device, the slower form"
 )
 
 Choose = Callable[..., Choice]  # of a problem, an Arch and, where kernels have candidates, options
@@ -119,9 +115,7 @@ def plan_backward(problem: Problem, arch: str = "sm90") -> Plan:
     runs = RUNS.get(arch, arch)
     choice = _on_chip(_backward(runs).choose(filled_problem(problem), ARCHS[runs]), arch)
     if problem.score is not None and reads(problem.score).tensors:
-        backward = LIMITS[arch].backward
-        why = CAPTURED if backward is not None and backward.captured else CAPTURED_IN_ORDER
-        choice = replace(choice, reasons=(*choice.reasons, why))
+        choice = replace(choice, reasons=(*choice.reasons, CAPTURED))
     return Plan(problem, arch, choice)
 
 
@@ -134,24 +128,27 @@ def list_launches(
     arch = checked.backend.removeprefix("simulate:")
     if (TABLE.rows is None or TABLE.rows) and arch == checked.backend:  # not simulated
         options = tuned_options(checked.problem, arch, operands.q.device, options)
-    launches = _family(RUNS.get(arch, arch)).launches(checked, operands, sequence, options)
-    return tuple(replace(launch, arch=arch) for launch in launches) if arch in RUNS else launches
+    return _for_chip(_family(RUNS.get(arch, arch)).launches(checked, operands, sequence, options), arch)
 
 
 def list_backward_launches(checked: CheckedBackward, x: Gradients, sequence: Sequence) -> tuple[Launch, ...]:
     """The launches of a checked backward on its backend's architecture, in order; tensors are fitted."""
     arch = checked.forward.backend.removeprefix("simulate:")
-    launches = _backward(RUNS.get(arch, arch)).launches(_filled_backward(checked), x, sequence)
-    return tuple(replace(launch, arch=arch) for launch in launches) if arch in RUNS else launches
+    return _for_chip(_backward(RUNS.get(arch, arch)).launches(_filled_backward(checked), x, sequence), arch)
 
 
 def list_captured_launches(
     checked: CheckedBackward, x: Gradients, sequence: Sequence, wanted: Many[bool], sums: Many[Tensor | None]
 ) -> tuple[Launch, ...]:
     """The launches that add gradients of what the score captured to `sums`, in order; tensors are fitted."""
-    from warpattn.kernels.sm90.backward.launch import list_captured_launches
+    arch = checked.forward.backend.removeprefix("simulate:")
+    captured = _backward(RUNS.get(arch, arch)).captured
+    return _for_chip(captured(_filled_backward(checked), x, sequence, wanted, sums), arch)
 
-    return list_captured_launches(_filled_backward(checked), x, sequence, wanted, sums)
+
+def _for_chip(launches: tuple[Launch, ...], arch: str) -> tuple[Launch, ...]:
+    """The launches in machine code of the chip's own, where it runs another architecture's kernels."""
+    return tuple(replace(launch, arch=arch) for launch in launches) if arch in RUNS else launches
 
 
 def _filled_backward(checked: CheckedBackward) -> CheckedBackward:
@@ -182,14 +179,15 @@ class _Backward(NamedTuple):
 
     choose: Choose
     launches: Callable[[CheckedBackward, Gradients, Sequence], tuple[Launch, ...]]
+    captured: Callable[..., tuple[Launch, ...]]
 
 
 def _backward(arch: str) -> _Backward:
     """The functions of an architecture that has a backward, imported when they are first needed."""
     if arch == "sm90":
         from warpattn.kernels.sm90.backward.config import choose
-        from warpattn.kernels.sm90.backward.launch import list_backward_launches
+        from warpattn.kernels.sm90.backward.launch import list_backward_launches, list_captured_launches
     else:
         from warpattn.kernels.sm100.backward.config import choose
-        from warpattn.kernels.sm100.backward.launch import list_backward_launches
-    return _Backward(choose, list_backward_launches)
+        from warpattn.kernels.sm100.backward.launch import list_backward_launches, list_captured_launches
+    return _Backward(choose, list_backward_launches, list_captured_launches)

@@ -73,7 +73,8 @@ def test_launches_with_one_key_have_the_same_types(arch: str) -> None:
 @pytest.mark.parametrize("arch", ["sm90", "sm100"])
 def test_launches_of_a_backward_with_one_key_have_the_same_types(arch: str) -> None:
     pytest.importorskip("triton")
-    from tests.sim.backward import Case, launches, operands
+    from tests.sim.backward import Case, captured_launch, launches, operands
+    from warpattn.scores import ALiBi
 
     found: dict[tuple[str, str], set[str]] = {}
     for lengths, sinks, wanted, dlse, fixed in product(((), ((5, 9), (3, 4))), *[(False, True)] * 4):
@@ -82,7 +83,8 @@ def test_launches_of_a_backward_with_one_key_have_the_same_types(arch: str) -> N
             inputs = case.inputs()
             results = {"out": inputs["dout"], "lse": torch.zeros(inputs["dout"].shape[:-1]).movedim(-1, -2)}
             x = operands(case, inputs, results)
-            for launch in launches(case, x if wanted else x._replace(dsinks=None), inputs):
+            captured = captured_launch(replace(case, score=ALiBi(torch.ones(1))))
+            for launch in (*launches(case, x if wanted else x._replace(dsinks=None), inputs), captured):
                 types = argument_types({name: x for name, x in launch.args.items() if name not in CAPTURED})
                 found.setdefault((launch.name, repr(launch.key)), set()).add(repr(types))
-    assert len(found) == 30 and all(len(types) == 1 for types in found.values())
+    assert len(found) == 34 and all(len(types) == 1 for types in found.values())

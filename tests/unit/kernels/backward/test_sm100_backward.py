@@ -1,15 +1,20 @@
 """The Blackwell backward without a Blackwell card: its machine code is compiled here and counted."""
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 
 from tests.drawn import drawn
+from tests.sim.backward import Case, captured_launch
 from tests.unit.kernels.backward.builds import compiled, long_problem
 from warpattn.kernels.sm100.backward.config import BackwardConfig, choose_config
 from warpattn.kernels.sm100.config import SMEM_LIMIT, TMEM_COLUMNS
 from warpattn.machine_code.roles import role_faults
 from warpattn.machine_code.sass import opcode_counts, resources
+from warpattn.masks import Causal
+from warpattn.problem.arch import triton_target
+from warpattn.scores import Bias
 
 COMPILER_BYTES = 1024  # of shared memory that Triton adds: alignment, and the values that roles are started with
 # Bytes of stack that Triton 3.9.0 spills to before the roles start: some numbers of the CTA, read again by each role.
@@ -59,6 +64,19 @@ def products(config: BackwardConfig) -> int:
     blocks_qk, blocks_v = qk // config.block_columns(qk), v // config.block_columns(v)
     sums = config.block_m // depth * (blocks_qk + blocks_v)
     return 2 * (qk + v) // depth + sums + config.block_n // depth * blocks_qk
+
+
+@pytest.mark.parametrize("dim", drawn([64, 256], [256]))
+def test_the_kernel_for_captured_tensors_spills_nothing(dim: int) -> None:
+    import triton
+
+    case = Case(100, 200, dim=dim, mask=Causal(), score=Bias(torch.zeros(1, 1, 100, 200)), arch="sm100")
+    launch = captured_launch(case)
+    kernel = triton.compile(launch.source(), target=triton_target("sm100"), options=launch.options)
+    used, counts = resources(kernel.asm["cubin"]), opcode_counts(kernel.asm["cubin"])
+    assert used.stack == 0 and used.registers <= 255 and role_faults(kernel.asm) == []
+    assert counts["UTCHMMA"] == 2 * 2 * dim // 16, "S and dP, in each of two walks over the keys"
+    assert kernel.metadata.tmem_size == 64, "S and dP have the same columns in different lanes"
 
 
 @pytest.mark.full

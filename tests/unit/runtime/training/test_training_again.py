@@ -82,5 +82,7 @@ def test_another_call_goes_the_long_way(change, driver, monkeypatch):  # noqa: F
 
 def test_the_plan_says_how_gradients_of_captured_tensors_are_taken():
     for kind, call in CALLS.items():
-        text = str(plan_backward(validate(replace(call(tensors()), backend="reference")).problem))
-        assert ("added by atomic additions of a kernel" in text) == (kind == "bias")
+        problem = validate(replace(call(tensors()), backend="reference")).problem
+        for arch in ("sm90", "sm100"):
+            text = str(plan_backward(problem, arch))
+            assert ("added by atomic additions of a kernel" in text) == (kind == "bias")

@@ -3,8 +3,10 @@ in values, and the kernel reads fields by name. Nothing here imports Triton."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from warpattn.language.derivative import Adjoint
 from warpattn.language.nodes import Program
 
 STAGES = 2  # slots of the rings of Q and dO: this tile's and the next one's
@@ -15,6 +17,7 @@ MASKED, MORE, FIRST = 1, 2, 2  # the flags: the tile needs the mask; another til
 ROWS = 32  # of a program of the kernels before and after the main one
 PADDING = 128  # rows that sequences are padded to where the kernels keep numbers of their own: a query tile at most
 LANES = 128  # sequences, or parts of a sink's gradient, that are loaded at once
+CAPTURED_ROWS = 64  # rows, and keys at a time, of a CTA that takes gradients of what a score captured
 SEARCH = 32  # query tiles whose spans the loader tests at once, one a lane
 
 
@@ -87,3 +90,41 @@ class BackwardPrograms(NamedTuple):
     mask: Program
     score: Program | None
     slope: Program | None  # None: 1
+
+
+class CapturedShape(NamedTuple):
+    """The `shape` argument of the kernel for what a score captured, int32."""
+
+    batch: Any
+    seq_q: Any  # or all queries, where they are end to end
+    seq_k: Any
+    heads_q: Any
+    group: Any
+
+
+class CapturedPrograms(NamedTuple):
+    """What the kernel for gradients of what a score captured is compiled for."""
+
+    mask: Program
+    score: Program
+    adjoints: tuple[Adjoint, ...]  # of the tensors whose gradients are wanted
+
+
+class AdjointFunctions(NamedTuple):
+    """How a gradient of what a score captured is computed, and where it is added."""
+
+    value: Any  # function of the pair: what its gradient is multiplied with
+    index: tuple[Any, ...]  # functions, one for each dimension of the tensor
+    sizes: int  # where the tensor's sizes begin in `score_args`
+    by_row: bool  # whether the index depends on the row
+    by_key: bool
+    shared: bool  # whether pairs of a tile may read one element
+
+
+@dataclass(frozen=True)
+class PairProducts:
+    """An architecture's products of CAPTURED_ROWS queries and keys, in the kernel for what a score captured."""
+
+    layout: Any  # registers of the products
+    memory: Any  # function () that allocates what they need beside shared memory
+    multiply: Any  # function (ctx, number of products before) of a `Captured`: (Q · Kᵀ, dO · Vᵀ)

@@ -20,23 +20,36 @@ from warpattn.sequences import Dense, Ragged, Sequence
 
 from ..arguments import strided
 from ..clipped_map import clipped_map
-from .arguments import ROWS, Added, BackwardPrograms, BackwardShape, Prepared, RowShape, Sequences, Statistics, Turns
+from .arguments import (
+    ROWS,
+    Added,
+    BackwardPrograms,
+    BackwardShape,
+    CapturedPrograms,
+    Prepared,
+    RowShape,
+    Sequences,
+    Statistics,
+    Turns,
+)
 from .order import padded_rows
 
 OPTIONS = compile_options()
 DENSE = Dense()
 MainSource = Callable[[Mapping[str, Any], Any, BackwardPrograms], Any]
+CapturedSource = Callable[[Mapping[str, Any], Any, CapturedPrograms, bool], Any]
 
 
 @dataclass(frozen=True)
-class MainKernel:
-    """The main kernel of an architecture. choose: for a problem, a chip, and whether gradients are deterministic.
-    source: what Triton compiles for a launch's arguments, a configuration and programs; called only where it is
-    compiled, as it imports Triton."""
+class BackwardKernels:
+    """The kernels of an architecture that multiply. choose: for a problem, a chip, and whether gradients are
+    deterministic. The sources are what Triton compiles for a launch's arguments, a configuration and programs, and for
+    whether the LSE has a gradient; they import Triton, so they are called only where it is compiled."""
 
     arch: str
     choose: Callable[[Problem, Arch, bool], Choice]
-    source: MainSource
+    main_source: MainSource
+    captured_source: CapturedSource
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,14 +59,14 @@ class BackwardCall:
     checked: CheckedBackward
     x: Gradients
     choice: Choice
-    main: MainKernel
+    kernels: BackwardKernels
     made: Prepared
     sequences: Sequences
     shape: RowShape
 
     @property
     def arch(self) -> str:
-        return self.main.arch
+        return self.kernels.arch
 
     @property
     def row_grid(self) -> tuple[int, int]:
@@ -62,21 +75,22 @@ class BackwardCall:
 
 
 def backward_launches(
-    main: MainKernel, checked: CheckedBackward, x: Gradients, sequence: Sequence = DENSE, choice: Choice | None = None
-) -> tuple[Launch, ...]:
+    kernels: BackwardKernels, checked: CheckedBackward, x: Gradients, sequence: Sequence = DENSE,
+    choice: Choice | None = None,
+) -> tuple[Launch, ...]:  # fmt: skip
     """The launches of a dense or ragged backward call, with the planner's choice or a given one.
 
     `x` is `fitted_gradients`, and has queries and keys (`without_tiles` is for the rest).
     """
     if choice is None:
-        choice = main.choose(checked.forward.problem, ARCHS[main.arch], checked.deterministic)
-    call = _call(checked, x, sequence, choice, main)
+        choice = kernels.choose(checked.forward.problem, ARCHS[kernels.arch], checked.deterministic)
+    call = _call(checked, x, sequence, choice, kernels)
     launches = (_prepare(call), _main(call), _finish(call))
     return (_key_tiles(call), *launches) if choice.config.ragged else launches
 
 
 def _call(
-    checked: CheckedBackward, x: Gradients, sequence: Sequence, choice: Choice, main: MainKernel
+    checked: CheckedBackward, x: Gradients, sequence: Sequence, choice: Choice, kernels: BackwardKernels
 ) -> BackwardCall:
     """Workspace and sizes of a call."""
     problem = checked.forward.problem
@@ -96,7 +110,7 @@ def _call(
         tiles = torch.empty(2 * (1 + choice.order.tiles), dtype=torch.int32, device=x.q.device)
         sequences = Sequences(cu_q, cu_k, tiles)
     shape = RowShape(problem.batch, problem.seq_q, padded_q, problem.heads_q)
-    return BackwardCall(checked, x, choice, main, made, sequences, shape)
+    return BackwardCall(checked, x, choice, kernels, made, sequences, shape)
 
 
 def _key_tiles(call: BackwardCall) -> Launch:
@@ -151,7 +165,7 @@ def _main(call: BackwardCall) -> Launch:
     }  # fmt: skip
 
     def source():
-        return call.main.source(args, config, modifiers)
+        return call.kernels.main_source(args, config, modifiers)
 
     key = (config, *(None if program is None else program.key for program in modifiers))
     return Launch(

@@ -8,13 +8,15 @@ from typing import Any, NamedTuple
 from triton.experimental.gluon import GluonASTSource
 from triton.experimental.gluon import language as gl
 
+from warpattn.language.derivative import Adjoint
 from warpattn.language.nodes import Program
 
-from ...pieces.codegen import SCORE_SYMBOLS, compile_function
+from ...pieces.codegen import INDEX_SYMBOLS, SCORE_SYMBOLS, compile_function
 from ...pieces.element_type import element_type
 from ...pieces.signature import ALIGNED, captured_types, kernel_source, modifier_functions
 from ..boxes import tile_box
-from .arguments import BackwardPrograms
+from .arguments import AdjointFunctions, BackwardPrograms, CapturedPrograms, PairProducts
+from .captured import captured_kernel
 from .finish import finish_kernel
 from .kernel import backward_kernel
 from .key_tiles import key_tiles_kernel
@@ -90,3 +92,28 @@ def finish_source(args: Mapping[str, Any], config: BackwardTiles, has_sinks: boo
 def key_tiles_source(args: Mapping[str, Any], config: BackwardTiles) -> GluonASTSource:
     """The kernel that lists the key tiles of sequences end to end."""
     return kernel_source(key_tiles_kernel, args, {"config": config})
+
+
+def captured_source(
+    args: Mapping[str, Any], config: BackwardTiles, programs: CapturedPrograms, has_dlse: bool, arch: str,
+    products: PairProducts,
+) -> GluonASTSource:  # fmt: skip
+    """The kernel for gradients of what a score captured, with the products of an architecture."""
+    mask, score, adjoints = programs
+    constants = {
+        "config": config, "functions": modifier_functions(mask, score), "products": products, "has_dlse": has_dlse,
+        "adjoints": tuple(_adjoint_functions(adjoint, score) for adjoint in adjoints),
+    }  # fmt: skip
+    return kernel_source(captured_kernel, args, constants, captured_types(mask, score, arch))
+
+
+def _adjoint_functions(adjoint: Adjoint, score: Program) -> AdjointFunctions:
+    """An adjoint's Gluon functions."""
+    ranks = tuple(tensor.ndim for tensor in score.tensors)
+    index = tuple(compile_function((node,), INDEX_SYMBOLS, ranks) for node in adjoint.index)
+    symbols = adjoint.symbols
+    by_row, by_key = (bool(symbols & {name, "s"}) for name in "qk")
+    apart = {node.value for node in adjoint.index if node.op == "sym"} >= {"q", "k"}
+    value = compile_function((adjoint.value,), SCORE_SYMBOLS, ranks)
+    sizes = sum(1 + 2 * rank for rank in ranks[: adjoint.slot]) + 1
+    return AdjointFunctions(value, index, sizes, by_row, by_key, not apart)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from ...nvidia.backward.launch import MainKernel, backward_launches
+from ...nvidia.backward.captured_launch import captured_launches
+from ...nvidia.backward.launch import BackwardKernels, backward_launches
 from .config import choose
 
 
@@ -15,4 +16,12 @@ def _main_source(*of: Any) -> Any:
     return main_source(*of)
 
 
-list_backward_launches = partial(backward_launches, MainKernel("sm100", choose, _main_source))
+def _captured_source(*of: Any) -> Any:
+    from .signature import captured_source  # imports Triton
+
+    return captured_source(*of)
+
+
+KERNELS = BackwardKernels("sm100", choose, _main_source, _captured_source)
+list_backward_launches = partial(backward_launches, KERNELS)
+list_captured_launches = partial(captured_launches, KERNELS)

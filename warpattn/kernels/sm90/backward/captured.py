@@ -1,230 +1,27 @@
-"""Gradients of what a score captured: the scores of 64 query rows and all keys that they see, once more.
-
-    dT[i] += sum of dx * df/dT over the pairs (row, key) that read T[i]        dx = p * (dp - total)
-
-A CTA walks the key tiles twice: first for each row's total, the sum of p * dp (that of dout * out has the rounding of
-out, the same for all pairs of a row, which does not average out in a sum over them), then to add dx * df/dT. What an
-index does not depend on is summed first, and so is a tile whose pairs all read one element; then one atomic addition
-for each element that is left.
-"""
+"""Products of the kernel for gradients of what a score captured, on Hopper; see `nvidia/backward/captured.py`."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 
-from ...nvidia.backward.rows import padded_start, sequence_at, strided_rows
-from ...nvidia.finite import clear_nonfinite
-from ...pieces.modifiers import Modifiers
-from ...pieces.softmax import LOG2_E
-from ..layouts import accumulator_layout, element_type
-from . import config as sizes
-
-TILE = gl.constexpr(sizes.CAPTURED_ROWS)
-
-
-@gluon.aggregate
-class Lines:
-    """Rows of a tensor that threads copy, as `strided_rows` takes them."""
-
-    b: gl.tensor
-    h: gl.tensor
-    token: gl.tensor  # [TILE]
-
-
-@gluon.aggregate
-class Rows:
-    """The query rows of a CTA; the fields are those that `Modifiers` read of a tile and of its work."""
-
-    b: gl.tensor
-    h: gl.tensor
-    row: gl.tensor
-    seq_q: gl.tensor
-    seq_k: gl.tensor
-    q_start: gl.tensor  # token of the first query of the sequence; of the first key
-    k_start: gl.tensor
-    given: gl.tensor  # int64, where the head's and sequence's numbers begin in lse and dlse
-
-
-@gluon.aggregate
-class Captured:
-    """What every step of a CTA gets."""
-
-    k: gl.base_value
-    v: gl.base_value
-    q_smem: gl.shared_memory_descriptor
-    do_smem: gl.shared_memory_descriptor
-    k_smem: gl.shared_memory_descriptor
-    v_smem: gl.shared_memory_descriptor
-    rows: Rows
-    lse: gl.tensor  # [TILE], inf for rows that are not there or see nothing
-    mods: Modifiers
-    scale: gl.tensor
-    group: gl.tensor
-    config: gl.constexpr
+from ...nvidia.backward.arguments import CAPTURED_ROWS, PairProducts
+from ..layouts import accumulator_layout
 
 
 @gluon.jit
-def captured_kernel(
-    reads, statistics, sums, cu_q, cu_k, scale, shape, mask_args, score_args,
-    config: gl.constexpr, functions: gl.constexpr, adjoints: gl.constexpr, has_dlse: gl.constexpr,
-):  # fmt: skip
-    """reads: `StridedRows` of q, k, v, dout. statistics: `Statistics`. sums: fp32 tensors to add to, one of each of
-    `adjoints`, see `captured_source`. shape: `CapturedShape`. Grid: (tiles of rows, heads)."""
-    mods = Modifiers(functions.keep, functions.span, functions.score, mask_args, score_args)
-    rows = own_rows(shape, cu_q, cu_k, config)
-    if rows.row < rows.seq_q:
-        ctx = load_rows(reads, statistics, rows, mods, scale, shape, config)
-        layout: gl.constexpr = accumulator_layout(TILE)
-        first, _full_lo, _full_hi, last = mods.key_span(rows, rows, TILE)
-        begin = gl.maximum(first, 0) // TILE * TILE
-        end = gl.minimum(last, rows.seq_k)
-        total = gl.zeros([TILE], gl.float32, gl.SliceLayout(1, layout))
-        if has_dlse:
-            row = rows.row + gl.arange(0, TILE, gl.SliceLayout(1, layout))
-            total = -gl.load(statistics.dlse + rows.given + row, mask=row < rows.seq_q, other=0.0)
-        for key in range(begin, end, TILE):
-            s, p, dp = weigh(ctx, key)
-            total += gl.sum(p * dp, 1)
-        for key in range(begin, end, TILE):
-            s, p, dp = weigh(ctx, key)
-            dx = p * (dp - total[:, None])
-            for i in gl.static_range(len(adjoints)):
-                add_adjoint(ctx, adjoints[i], sums[i], s, dx, key)
+def no_memory():
+    """Results are in registers."""
+    return gl.to_tensor(0)
 
 
 @gluon.jit
-def own_rows(shape, cu_q, cu_k, config: gl.constexpr):
-    """The rows of this program."""
-    first = gl.program_id(0) * TILE
-    head = gl.program_id(1)
-    if config.ragged:
-        b = sequence_at(first, shape.batch, cu_q)
-        q_start, k_start = gl.load(cu_q + b), gl.load(cu_k + b)
-        seq_q, seq_k = gl.load(cu_q + b + 1) - q_start, gl.load(cu_k + b + 1) - k_start
-        given = head.to(gl.int64) * shape.seq_q + q_start
-        return Rows(b, head, first - padded_start(q_start, b), seq_q, seq_k, q_start, k_start, given)
-    else:
-        b = head // shape.heads_q
-        zero = gl.to_tensor(0)
-        given = head.to(gl.int64) * shape.seq_q
-        return Rows(b, head - b * shape.heads_q, first, shape.seq_q, shape.seq_k, zero, zero, given)
-
-
-@gluon.jit
-def load_rows(reads, statistics, rows, mods, scale, shape, config: gl.constexpr):
-    """Q and dout to shared memory, and what else stays."""
-    q_smem, do_smem = allocate(config.padded_qk, config), allocate(config.padded_v, config)
-    copy_rows(reads[0], q_smem, rows.b, rows.h, rows.q_start, rows.row, rows.seq_q, config.dim_qk)
-    copy_rows(reads[3], do_smem, rows.b, rows.h, rows.q_start, rows.row, rows.seq_q, config.dim_v)
-    i = rows.row + gl.arange(0, TILE, gl.SliceLayout(1, accumulator_layout(TILE)))
-    lse = gl.load(statistics.lse + rows.given + i, mask=i < rows.seq_q, other=float("inf"))
-    lse = gl.where(lse == -float("inf"), float("inf"), lse)
-    k_smem, v_smem = allocate(config.padded_qk, config), allocate(config.padded_v, config)
-    return Captured(
-        reads[1], reads[2], q_smem, do_smem, k_smem, v_smem, rows, lse, mods, scale, shape.group, config
-    )  # fmt: skip
-
-
-@gluon.jit
-def weigh(ctx, key):
-    """(S times the scale, P, dP) [TILE, TILE] of the tile of keys that begins with `key`."""
-    layout: gl.constexpr = accumulator_layout(TILE)
-    rows = ctx.rows
-    h = rows.h // ctx.group
-    gl.barrier()  # all have read the tile before
-    copy_rows(ctx.k, ctx.k_smem, rows.b, h, rows.k_start, key, rows.seq_k, ctx.config.dim_qk)
-    copy_rows(ctx.v, ctx.v_smem, rows.b, h, rows.k_start, key, rows.seq_k, ctx.config.dim_v)
-    fence_async_shared()
-    gl.barrier()
-    if len(ctx.mods.mask_args) > 0:  # as in attend.py
-        clear_nonfinite(ctx.k_smem)
-        clear_nonfinite(ctx.v_smem)
-    zero = gl.zeros([TILE, TILE], gl.float32, layout)
+def multiply(ctx, number):
+    """(Q · Kᵀ, dO · Vᵀ) of the tiles in shared memory."""
+    layout: gl.constexpr = ctx.products.layout
+    zero = gl.zeros([ctx.q_smem.shape[0], ctx.k_smem.shape[0]], gl.float32, layout)
     s = warpgroup_mma(ctx.q_smem, ctx.k_smem.permute((1, 0)), zero, use_acc=False, is_async=True)
     dp = warpgroup_mma(ctx.do_smem, ctx.v_smem.permute((1, 0)), zero, use_acc=False, is_async=True)
-    s, dp = warpgroup_mma_wait(0, deps=(s, dp))
-    q, k = positions(ctx, key)
-    x = ctx.mods.visible_scores(s, ctx.scale, rows, rows, q[:, None], k[None, :], True)
-    return s * ctx.scale, gl.exp2((x - ctx.lse[:, None]) * LOG2_E), dp
+    return warpgroup_mma_wait(0, deps=(s, dp))
 
 
-@gluon.jit
-def add_adjoint(ctx, adjoint: gl.constexpr, pointer, s, dx, key):
-    """Add one adjoint's part of a tile; `adjoint` is an `AdjointFunctions`."""
-    rows, args = ctx.rows, ctx.mods.score_args
-    layout: gl.constexpr = accumulator_layout(TILE)
-    q, k = positions(ctx, key)
-    value = adjoint.value(s, rows.b, rows.h, q[:, None], k[None, :], rows.seq_q, rows.seq_k, args)
-    part = gl.where(dx == 0, 0.0, dx * value)  # a value may be infinite where nothing is visible
-    if adjoint.by_row and adjoint.by_key:
-        at, inside = element(ctx, adjoint, s, q[:, None], k[None, :])
-        at += gl.zeros([TILE, TILE], gl.int64, layout)
-        inside = inside & (part != 0)
-        if adjoint.shared:
-            lowest = gl.min(gl.min(gl.where(inside, at, 2**62), 1), 0)
-            highest = gl.max(gl.max(gl.where(inside, at, -1), 1), 0)
-            whole = gl.sum(gl.sum(gl.where(inside, part, 0.0), 1), 0)
-            gl.atomic_add(pointer + gl.maximum(highest, 0), whole, mask=lowest == highest, sem="relaxed")
-            inside = inside & (lowest != highest)
-        gl.atomic_add(pointer + at, part, mask=inside, sem="relaxed")
-    else:
-        zero = gl.to_tensor(0)
-        if adjoint.by_row:
-            part = gl.sum(part, 1)
-            at, inside = element(ctx, adjoint, part, q, zero)
-        elif adjoint.by_key:
-            part = gl.sum(part, 0)
-            at, inside = element(ctx, adjoint, part, zero, k)
-        else:
-            part = gl.sum(gl.sum(part, 1), 0)
-            at, inside = element(ctx, adjoint, part, zero, zero)
-        gl.atomic_add(pointer + at, part, mask=inside & (part != 0), sem="relaxed")
-
-
-@gluon.jit
-def element(ctx, adjoint: gl.constexpr, s, q, k):
-    """(number of the element of a contiguous tensor that pairs read, whether there is one)."""
-    rows, args = ctx.rows, ctx.mods.score_args
-    at = gl.to_tensor(0).to(gl.int64)
-    inside = gl.to_tensor(True)
-    for axis in gl.static_range(len(adjoint.index)):
-        i = gl.to_tensor(adjoint.index[axis](s, rows.b, rows.h, q, k, rows.seq_q, rows.seq_k, args))
-        size = args[adjoint.sizes + axis]
-        inside = inside & (i >= 0) & (i < size)
-        at = at * size + i
-    return at, inside
-
-
-@gluon.jit
-def positions(ctx, key):
-    """(queries in key coordinates, keys) of a tile, [TILE] each."""
-    layout: gl.constexpr = accumulator_layout(TILE)
-    rows = ctx.rows
-    q = rows.row + rows.seq_k - rows.seq_q + gl.arange(0, TILE, gl.SliceLayout(1, layout))
-    return q, key + gl.arange(0, TILE, gl.SliceLayout(0, layout))
-
-
-@gluon.jit
-def allocate(cols: gl.constexpr, config: gl.constexpr):
-    """Shared memory for a tile [TILE, cols] that products read."""
-    dtype: gl.constexpr = element_type(config.element)
-    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([TILE, cols], dtype)
-    return gl.allocate_shared_memory(dtype, [TILE, cols], layout)
-
-
-@gluon.jit
-def copy_rows(x, smem, b, h, start, row, length, dim: gl.constexpr):
-    """Rows from `row` on of a head of a sequence to shared memory; zeros past its end and behind `dim` columns."""
-    cols: gl.constexpr = smem.shape[1]
-    layout: gl.constexpr = copy_layout(cols)
-    i = row + gl.arange(0, TILE, gl.SliceLayout(1, layout))
-    col = gl.arange(0, cols, gl.SliceLayout(0, layout))
-    inside = (i < length)[:, None] & (col < dim)[None, :]
-    smem.store(gl.load(strided_rows(x, Lines(b, h, start + i), col), mask=inside, other=0.0))
-
-
-@gluon.constexpr_function
-def copy_layout(cols):
-    """Registers of a [TILE, cols] tile: 8 elements of a row a thread."""
-    lanes = min(32, cols // 8)
-    return gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4, 1], [1, 0])
+PRODUCTS = PairProducts(accumulator_layout(CAPTURED_ROWS), no_memory, multiply)

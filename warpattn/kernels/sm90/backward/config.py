@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from warpattn.kernels.topology import Edge, Role, Topology
 from warpattn.problem import Problem
@@ -33,7 +33,6 @@ from ..prefill.config import CONSUMER_ROWS
 
 CONSUMERS = 2
 DQ_COLUMNS = 64  # of dQ, computed and added at a time
-CAPTURED_ROWS = 64  # rows, and keys at a time, of a CTA that takes gradients of what a score captured
 SHORT_ROWS = 2048  # queries up to which, at head dim 64, 64-row tiles fit a causal triangle better than 128-row ones
 
 
@@ -130,27 +129,6 @@ def product_widths(dim: int) -> tuple[int, ...]:
     """Columns of the parts in which products take a head dim, powers of two: 192 are 128 and 64. None has 256, which
     the assembler does not have in a kernel of 512 threads."""
     return next(widths for widths in ((64,), (64, 32), (128,), (128, 64), (128, 128)) if dim <= sum(widths))
-
-
-class CapturedShape(NamedTuple):
-    """The `shape` argument of the kernel for what a score captured, int32."""
-
-    batch: Any
-    seq_q: Any  # or all queries, where they are end to end
-    seq_k: Any
-    heads_q: Any
-    group: Any
-
-
-class AdjointFunctions(NamedTuple):
-    """How a gradient of what a score captured is computed, and where it is added."""
-
-    value: Any  # function of the pair: what its gradient is multiplied with
-    index: tuple[Any, ...]  # functions, one for each dimension of the tensor
-    sizes: int  # where the tensor's sizes begin in `score_args`
-    by_row: bool  # whether the index depends on the row
-    by_key: bool
-    shared: bool  # whether pairs of a tile may read one element
 
 
 def choose(problem: Problem, target: Arch, deterministic: bool = False) -> Choice:
