@@ -51,14 +51,18 @@ class EightBitLimits:
     rows: int  # and pages are
     fp16_tokens: int  # queries of a sequence at most if fp16 does not hold weights or operands times their scales
     queries: tuple[torch.dtype, ...] = ()  # of these, where they have 8 bits, too
-    product_scales: tuple[str, ...] = ()  # what those of 8-bit queries, and of keys beside them, may belong to as well
+    product_scales: tuple[str | int | None, ...] = ()  # what they may belong to beside 8-bit queries; (): the same
+    fp16_keys: bool = True  # whether fp16 queries go with keys whose tokens have scales
     max_dim: int = 256
     latents: tuple[str | int | None, ...] = ()  # what the scale of 8-bit latents beside rotary parts may belong to
 
-    @property
-    def query_scales(self) -> tuple[str | None, ...]:
-        """What a scale of queries may belong to: not to blocks of a token's columns."""
-        return tuple(per for per in self.scales if not isinstance(per, int))
+    def scales_of(self, operand: str, narrow: bool) -> tuple[str | int | None, ...]:
+        """What a scale of "k", "v" or "q" may belong to, `narrow`: beside 8-bit queries. Blocks of a token's columns
+        are none of queries, blocks of rows none of values."""
+        scales = self.product_scales if narrow and self.product_scales else self.scales
+        if operand == "q":
+            return tuple(per for per in scales if not isinstance(per, int))
+        return tuple(per for per in scales if operand == "k" or per not in ROW_BLOCKS)
 
 
 @dataclass(frozen=True)
@@ -83,12 +87,12 @@ EIGHT_BIT_SM90 = EightBitLimits(
     latents=(None, "tensor", "token", 128),
 )  # fmt: skip
 EIGHT_BIT_GFX942 = EightBitLimits(
-    (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz), EVERY_KIND, (None, "tensor", "head", "token"), 16, 1, 0
+    (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz), EVERY_KIND, (None, "tensor", "head", "token", 64, 128), 16, 1, 0
 )
 EIGHT_BIT_GFX950 = replace(EIGHT_BIT_GFX942, dtypes=(torch.float8_e4m3fn, torch.float8_e5m2))
 EIGHT_BIT_SM100 = EightBitLimits(
-    (torch.float8_e4m3fn, torch.float8_e5m2), EVERY_KIND, (None, "tensor", "head"), 16, 8, 0,
-    queries=(torch.float8_e4m3fn,), product_scales=tuple(ROW_BLOCKS), max_dim=128,
+    (torch.float8_e4m3fn, torch.float8_e5m2), EVERY_KIND, (None, "tensor", "head", "token", 64, 128), 16, 8, 0,
+    queries=(torch.float8_e4m3fn,), product_scales=(None, "tensor", "head", *ROW_BLOCKS), fp16_keys=False, max_dim=128,
 )  # fmt: skip
 LIMITS = {
     "sm90": Limits(EVERY_KIND, 512, True, BACKWARD_SM90, EIGHT_BIT_SM90),

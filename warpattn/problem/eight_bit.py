@@ -82,27 +82,18 @@ def check_eight_bit(rules: Rules, arch: str, problem: Problem, differentiated: t
     if limits is None or (narrow and not limits.queries):
         rules.add(what, f"the {arch} backend has no kernels for {with_8}; {USE_REFERENCE} or dequantise them")
         return
-    of_rows = limits.product_scales if narrow else ()
-    of_keys, of_queries = (*limits.scales, *of_rows), (*limits.query_scales, *of_rows)
     for found, allowed, named in (
         (dtype, limits.queries if narrow else limits.dtypes, what),
         (problem.kind, limits.kinds, f"8-bit {them} are {problem.kind}"),
-        (problem.scales.k, of_keys, f"k has a scale per {problem.scales.k}"),
-        (problem.scales.v, limits.scales, f"v has a scale per {problem.scales.v}"),
-        (problem.scales.q, of_queries, f"q has a scale per {problem.scales.q}"),
+        *((per, limits.scales_of(name, narrow), f"{name} has a scale per {per}")
+          for name, per in problem.scales._asdict().items()),
     ):
         listed = ", ".join(str(each) for each in allowed if each is not None)
         rule = f"with {with_8} the {arch} backend takes {listed}; {USE_REFERENCE} or dequantise them"
         rules.require(found in allowed, named, rule)
     rule = f"the {arch} backend writes {' and '.join(str(x) for x in KERNEL_DTYPES)}; {USE_REFERENCE} for others"
     rules.require(problem.dtype in KERNEL_DTYPES, f"out has dtype {problem.dtype}", rule)
-    if problem.dtype == torch.float16 and (problem.scales.v == "token" or isinstance(problem.scales.v, int)):
-        which = "of v per token" if problem.scales.v == "token" else "of v per block of columns"
-        rule = f"with scales {which}, which fp16 weights cannot hold, the {arch} backend takes at most"
-        rule = f"{rule} {limits.fp16_tokens} of fp16; use bf16, or scales per head"
-        few = problem.longest_q <= limits.fp16_tokens and problem.kind != "ragged"
-        of_fp16 = f"{'out' if narrow else 'q'} has dtype {problem.dtype}"
-        rules.require(few, f"{of_fp16} and q up to {problem.longest_q} tokens a sequence", rule)
+    _check_fp16(rules, arch, problem, limits)
     for name, size, unit in (
         ("head_dim of k", problem.dim_qk, limits.columns),
         ("head_dim of v", problem.dim_v, limits.columns),
@@ -113,6 +104,21 @@ def check_eight_bit(rules: Rules, arch: str, problem: Problem, differentiated: t
     wide, most = max(problem.dim_qk, problem.dim_v), limits.max_dim
     rule = f"with {with_8} the {arch} backend takes at most {most}; {USE_REFERENCE} or dequantise them"
     rules.require(wide <= most, f"the head_dim is {wide}", rule)
+
+
+def _check_fp16(rules: Rules, arch: str, problem: Problem, limits: EightBitLimits) -> None:
+    """What fp16 does not hold: weights times any scales of values' tokens, and keys times those of theirs where kernels
+    multiply these."""
+    if problem.dtype != torch.float16:
+        return
+    few = problem.longest_q <= limits.fp16_tokens and problem.kind != "ragged"
+    of_fp16 = f"{'q' if problem.q_dtype is None else 'out'} has dtype {problem.dtype}"
+    for operand, per, taken in (("k", problem.scales.k, few or limits.fp16_keys), ("v", problem.scales.v, few)):
+        if per == "token" or isinstance(per, int):
+            which = f"of {operand} per token" if per == "token" else f"of {operand} per block of columns"
+            rule = f"with scales {which}, which fp16 operands cannot hold, the {arch} backend takes at most"
+            rule = f"{rule} {limits.fp16_tokens} of fp16; use bf16, or scales per head"
+            rules.require(taken, f"{of_fp16} and q up to {problem.longest_q} tokens a sequence", rule)
 
 
 def _check_latents(rules: Rules, arch: str, problem: Problem, limits: EightBitLimits | None) -> None:

@@ -84,7 +84,7 @@ def paged(case: Case, lengths: list[int], page_size: int) -> Call:
     return case.on(q, k, v, PagedKV(k, v, table, torch.tensor(lengths, dtype=torch.int32)))
 
 
-def in_eight_bits(call: Call, dtype: torch.dtype, per: tuple[str, str] = ("tensor", "head")) -> Call:
+def in_eight_bits(call: Call, dtype: torch.dtype, per: tuple[str | int, str | int] = ("tensor", "head")) -> Call:
     """The call with keys and values of 8 bits; what was garbage stays NaN. Heads differ in size, and keys are half as
     large as values."""
     sequence = call.sequence
@@ -101,7 +101,7 @@ def in_eight_bits(call: Call, dtype: torch.dtype, per: tuple[str, str] = ("tenso
     return replace(call, k=k.values, v=v.values, sequence=sequence)
 
 
-def _stored(x: Tensor, dtype: torch.dtype, per: str) -> Quantized:
+def _stored(x: Tensor, dtype: torch.dtype, per: str | int) -> Quantized:
     made = quantize(x.nan_to_num(0.0), dtype, per=per)
     return Quantized(made.values.float().masked_fill(x.isnan(), NAN).to(dtype), made.scale)
 

@@ -50,7 +50,7 @@ CASES = {
 SCALES = (("tensor", "head"), ("token", "token"), ("head", "token"), ("token", "tensor"))
 
 
-def stored(name: str, arch: str, per: tuple[str, str] = SCALES[0], formats: dict = E4M3) -> Call:
+def stored(name: str, arch: str, per: tuple[str | int, str | int] = SCALES[0], formats: dict = E4M3) -> Call:
     torch.manual_seed(1)
     return in_eight_bits(CASES[name](), formats[arch], per)
 
@@ -70,6 +70,32 @@ def test_scales_of_tokens(name, arch):
     """Of keys, of values and of both."""
     for per in SCALES[1:]:
         check(stored(name, arch, per), arch, schedule="adversarial")
+
+
+COLUMNS = {
+    "prefill": (64, 64),
+    "prefill-fp16-128": (64, "head"),
+    "prefill-192": (64, 64),
+    "prefill-256": (128, 64),
+    "ragged-128": ("token", 64),
+    "decode": (64, 64),
+    "decode-256": (128, 128),
+    "pages": (64, "head"),
+    "whole-pages": ("tensor", 64),
+    "odd-pages": (64, 64),
+}
+CASES |= {
+    "prefill-fp16-128": lambda: Case(40, 300, dim=128, mask=SlidingWindow(70), dtype=HALF).call(),
+    "prefill-192": lambda: Case(40, 90, dim=192, dim_v=128, mask=Causal(), score=SoftCap(3.0)).call(),
+    "ragged-128": lambda: ragged(Case(1, 1, heads=4, heads_kv=2, dim=128, mask=Causal()), [30, 70, 0], [90, 70, 10]),
+    "odd-pages": lambda: paged(Case(1, 1, heads=2, dim=256, mask=Causal()), [70, 0, 130], 5),
+}
+
+
+@pytest.mark.parametrize(("name", "arch"), drawn(product(COLUMNS, ARCHS), each_once(list(COLUMNS), ARCHS)))
+def test_scales_of_columns(name, arch):
+    """Of blocks of a key's columns, of a value's, and of both."""
+    check(stored(name, arch, COLUMNS[name]), arch, schedule="adversarial")
 
 
 @both
@@ -107,11 +133,12 @@ def test_every_number_of_the_format(arch):
 
 
 @both
-def test_hidden_bytes_and_scales(arch):
+@pytest.mark.parametrize("per", ["token", 64])
+def test_hidden_bytes_and_scales(arch, per):
     """Under a mask that reads tensors, NaN in bytes and scales that a row does not see reaches nothing of it."""
     ids = torch.arange(200)[None] // 70
-    case = Case(100, 200, heads=2, dim=64, mask=Document(ids))
-    call = in_eight_bits(case.call(), E4M3[arch], ("token", "token"))
+    case = Case(100, 200, heads=2, dim=128, mask=Document(ids))
+    call = in_eight_bits(case.call(), E4M3[arch], (per, per))
     expected = attention(call.q, *_quantized(call), mask=case.mask)
     dark = call.k.view(torch.uint8), call.v.view(torch.uint8)
     for x in dark:
@@ -125,9 +152,10 @@ def test_hidden_bytes_and_scales(arch):
 
 
 @both
-def test_scales_of_nobody(arch):
+@pytest.mark.parametrize(("name", "per"), [("pages", "token"), ("pages", 64), ("odd-pages", 64)])
+def test_scales_of_nobody(arch, name, per):
     """Scales of pages that no sequence has, and of rows past the end, are NaN."""
-    call = stored("pages", arch, ("token", "token"))
+    call = stored(name, arch, (per, per))
     kv = call.sequence
     assert isinstance(kv, PagedKV) and kv.k_scale is not None and kv.v_scale is not None
     expected = attention_paged(call.q, kv, mask=call.mask).float()
@@ -144,16 +172,17 @@ def _quantized(call: Call) -> tuple[Quantized, Quantized]:
 
 
 @both
-def test_a_wrong_scale_is_seen(arch):
-    """The tolerance is no wider than a tenth of a scale."""
-    call = stored("pages", arch, ("token", "token"))
+@pytest.mark.parametrize("per", ["token", 64])
+def test_a_wrong_scale_is_seen(arch, per):
+    """The tolerance is no wider than a tenth of a scale, of a block of columns if they have one."""
+    call = stored("pages", arch, (per, per))
     report, out, lse = simulated(call, arch)
     assert report.clean and out < 1.6e-2 and lse < 1e-4
     scales = call.sequence.v_scale
     assert scales is not None
     ready = ready_of(call, arch)
     assert choose(ready.problem, TARGETS[arch]).config.eight_bit is not None
-    wrong = replace(call, sequence=replace(call.sequence, v_scale=scales * 1.1))
+    wrong = replace(call, sequence=replace(call.sequence, v_scale=scales * torch.tensor([1.0, 1.1])))
     found, expected = (attention_paged(x.q, x.sequence, mask=x.mask, backend=name).float()
                        for x, name in ((wrong, f"simulate:{arch}"), (call, "reference")))  # fmt: skip
     assert (found - expected).abs().max() > 1.6e-2
@@ -173,8 +202,8 @@ def test_what_the_kernels_do_not_take(arch):
     other = E4M3["gfx950" if arch == "gfx942" else "gfx942"]
     refused(f"have dtype {other}; with 8 bits the {arch} backend takes", quantize(x, other))
     blocks = quantize(torch.zeros(4, 16, 2, 128), E4M3[arch], per=64)
-    refused("k has a scale per 64; with 8 bits", blocks, torch.zeros(2, 1, 4, 128).bfloat16())
-    refused("which fp16 weights cannot hold", quantize(x, E4M3[arch], per="token"), q.half())
+    refused("which fp16 operands cannot hold", blocks, torch.zeros(2, 1, 4, 128).half())
+    refused("which fp16 operands cannot hold", quantize(x, E4M3[arch], per="token"), q.half())
     odd = quantize(torch.zeros(4, 16, 2, 72), E4M3[arch])
     refused("head_dim of k is 72; with 8 bits", odd, torch.zeros(2, 1, 4, 72).half())
     values = quantize(torch.zeros(2, 600, 2, 64), E4M3[arch])

@@ -23,7 +23,7 @@ from warpattn.problem import Call
 from warpattn.problem.arch import ARCHS, triton_target
 from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands, fitted
-from warpattn.quantized import quantize
+from warpattn.quantized import Quantized, dequantized, quantize
 from warpattn.reference import reference
 from warpattn.runtime.simulate import Options, run_launch
 from warpattn.scores import SoftCap
@@ -53,9 +53,9 @@ REDUNDANT = {True: [*TWO_TILES_REDUNDANT, *CONVERTING], False: [*ONE_TILE, *CONV
 TWO_TILES = ("two-tiles", "two-rings", "odd-dims", "wide-values", "narrow-values", "pages")
 
 
-def stored(name: str, dtype: torch.dtype = E4M3) -> Call:
+def stored(name: str, dtype: torch.dtype = E4M3, per: tuple[str | int, str | int] = ("tensor", "head")) -> Call:
     torch.manual_seed(1)
-    return in_eight_bits(CASES[name](), dtype)
+    return in_eight_bits(CASES[name](), dtype, per)
 
 
 def choice_of(call: Call, two: bool) -> Choice:
@@ -72,6 +72,17 @@ def steps(call: Call, choice: Choice) -> tuple[tuple[Launch, ...], Operands]:
     return launches_of_choice(ready, fitting, call.sequence, choice), fitting
 
 
+def multiplied(call: Call) -> Call:
+    """The call with keys and values as the kernels multiply them where tokens have scales: times these, in bf16."""
+    rows, changes = {"k": call.k, "v": call.v}, {}
+    for name, scale in (("k", call.sequence.k_scale), ("v", call.sequence.v_scale)):
+        if scale is not None and scale.ndim > 1:
+            rows[name] = dequantized(rows[name], scale).bfloat16()
+            pages = {f"{name}_pages": rows[name]} if isinstance(call.sequence, PagedKV) else {}
+            changes |= {f"{name}_scale": None} | pages
+    return replace(call, **rows, sequence=replace(call.sequence, **changes)) if changes else call
+
+
 def check(call: Call, choice: Choice, schedule: str) -> None:
     """The kernels' results are those of the reference, and nothing is found."""
     launches, x = steps(call, choice)
@@ -79,6 +90,7 @@ def check(call: Call, choice: Choice, schedule: str) -> None:
         report = run_launch(step, Options(schedule=schedule))
         assert report.clean, str(report)
     tail: dict[str, Any] = {"mask": call.mask, "score": call.score, "sinks": call.sinks, "scale": call.scale}
+    call = multiplied(call)
     out, lse = reference(call.q, call.k, call.v, sequence=call.sequence, **tail)
     assert x.lse is not None
     assert error(x.out[..., : out.shape[-1]].float(), out) < TOLERANCE[call.q.dtype]
@@ -98,6 +110,72 @@ def test_two_query_tiles(name):
     call = stored(name)
     for schedule in SCHEDULES:
         check(call, choice_of(call, two=True), schedule)
+
+
+SCALED = {
+    "two-tiles": (64, 64),
+    "odd-dims": ("token", "token"),
+    "wide-values": ("token", 64),
+    "narrow-values": (64, "token"),
+    "ragged": ("token", 64),
+    "pages": (64, "head"),
+    "decode": (64, 64),
+    "decode-8": ("tensor", "token"),
+    "splits": ("token", "token"),
+}
+CASES |= {"splits": lambda: paged(Case(1, 1, heads=4, dim=128, mask=Causal()), [1100, 700], 16)}
+
+
+@pytest.mark.parametrize("name", drawn(SCALED, ["decode", "ragged", "odd-dims"]))
+def test_scales_of_tokens_and_of_columns(name):
+    """Under every schedule."""
+    call = stored(name, per=SCALED[name])
+    for schedule in SCHEDULES:
+        check(call, choice_of(call, two=False), schedule)
+
+
+@pytest.mark.parametrize("name", drawn([name for name in TWO_TILES if name in SCALED], ["two-tiles", "wide-values"]))
+def test_scales_with_two_query_tiles(name):
+    call = stored(name, per=SCALED[name])
+    for schedule in SCHEDULES:
+        check(call, choice_of(call, two=True), schedule)
+
+
+@pytest.mark.parametrize("per", ["token", 64])
+def test_scales_of_nobody(per):
+    """Scales of pages that no sequence has, and of rows past the end, are NaN."""
+    call = stored("pages", per=(per, per))
+    kv = call.sequence
+    assert isinstance(kv, PagedKV) and kv.k_scale is not None and kv.v_scale is not None
+    expected = attention_paged(call.q, kv, mask=call.mask)
+    garbage = call.k.float().isnan().all(-1)
+    assert garbage.any()
+    kv.k_scale[garbage] = kv.v_scale[garbage] = torch.nan
+    found = attention_paged(call.q, kv, mask=call.mask, backend="simulate:sm100")
+    torch.testing.assert_close(found, expected, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("per", ["token", 64])
+def test_scales_of_values_that_no_row_sees(per):
+    """Behind the last key that any row of a query tile sees, bytes and scales may be anything."""
+    call = stored("narrow-values", per=(per, "token"))
+    q, k, v = call.q, Quantized(call.k, call.sequence.k_scale), Quantized(call.v, call.sequence.v_scale)
+    expected = attention(q, k, v, mask=call.mask)
+    v.scale[:, 150:] = torch.nan
+    v.values.view(torch.uint8)[:, 150:] = 0x7F
+    found = attention(q, k, v, mask=call.mask, backend="simulate:sm100")
+    torch.testing.assert_close(found, expected, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("operand", ["k_scale", "v_scale"])
+def test_a_wrong_scale_is_seen(operand):
+    """The tolerance is no wider than a tenth of the scale of a block of columns."""
+    call = stored("decode", per=(64, 64))
+    right = getattr(call.sequence, operand)
+    wrong = replace(call, sequence=replace(call.sequence, **{operand: right * torch.tensor([1.0, 1.1])}))
+    found, expected = (attention_paged(x.q, x.sequence, mask=x.mask, sinks=x.sinks, backend=name).float()
+                       for x, name in ((wrong, "simulate:sm100"), (call, "reference")))  # fmt: skip
+    assert error(found, expected) > TOLERANCE[torch.bfloat16]
 
 
 def test_the_other_format():
@@ -125,10 +203,10 @@ def test_every_number_of_the_format():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("two", [True, False])
-def test_it_needs_its_synchronisation(two):
+@pytest.mark.parametrize(("two", "per"), list(product([True, False], [("tensor", "head"), ("token", 64)])))
+def test_it_needs_its_synchronisation(two, per):
     torch.manual_seed(0)
-    call = in_eight_bits(Case(200, 900, heads=1, dim=128, mask=Causal()).call(), E4M3)
+    call = in_eight_bits(Case(200, 900, heads=1, dim=128, mask=Causal()).call(), E4M3, per)
     choice = choice_of(call, two)
     step = steps(call, choice)[0][0]
 
@@ -153,5 +231,8 @@ def test_what_the_kernels_do_not_take():
             attention_paged(q, kv, backend="simulate:sm100")
 
     refused("with 8 bits the sm100 backend takes torch.float8_e4m3fn", quantize(x, torch.float8_e4m3fnuz))
-    refused("k has a scale per token; with 8 bits the sm100 backend takes tensor, head", quantize(x, per="token"))
     refused("the page size is 4; with 8 bits the sm100 backend takes multiples of 8", quantize(x[:, :4]))
+    tokens = quantize(x, per="token")
+    kv = PagedKV(tokens.values, tokens.values, table, lengths, k_scale=tokens.scale)
+    with pytest.raises(AttentionError, match=r"of k per token, which fp16 operands cannot hold, the sm100 .* most 0"):
+        attention_paged(q.half(), kv, backend="simulate:sm100")

@@ -8,15 +8,19 @@ from itertools import product
 import pytest
 
 pytest.importorskip("triton")
+from triton import compile as compile_source
 
 from tests.drawn import drawn, each_once
 from tests.sim.cdna.calls import ARCHS, E4M3, Case, in_eight_bits, paged
+from tests.sim.sm100.test_eight_bit import choice_of, steps, stored
 from tests.unit.kernels.test_cdna_code import Built, build, no_spills
 from tests.unit.kernels.test_sm100_code import COMPILER_BYTES, compile_prefill
 from warpattn.kernels.sm100.config import SMEM_LIMIT, FA4Config
 from warpattn.machine_code.gcn import check_copies, check_loads
+from warpattn.machine_code.roles import role_faults
 from warpattn.machine_code.sass import opcode_counts, resources
 from warpattn.masks import Causal
+from warpattn.problem.arch import triton_target
 from warpattn.problem.element import BF16, FP8, FP16
 from warpattn.problem.problem import Scales
 from warpattn.problem.scales import EightBit
@@ -25,10 +29,11 @@ both = pytest.mark.parametrize("arch", ARCHS)
 CONVERSIONS = {"gfx942": "v_cvt_pk_f32_fp8", "gfx950": "v_cvt_scalef32_pk_bf16_fp8"}  # two elements each
 PER = ("head", "tensor")
 TOKENS = ("token", "token")
+COLUMNS = (64, 64)
 
 
 @cache
-def built(arch: str, tokens: int, per: tuple[str, str] = PER, dim: int = 128, page_size: int = 0) -> Built:
+def built(arch: str, tokens: int, per: tuple[str | int, str | int] = PER, dim: int = 128, page_size: int = 0) -> Built:
     """The kernel for 40 or 1 new tokens of four query heads on a key head."""
     case = Case(tokens, 4000, heads=8, heads_kv=2, dim=dim, mask=Causal())
     call = paged(case, [70, 3000], page_size) if page_size else case.call()
@@ -57,7 +62,21 @@ def test_loads_are_vectors(arch, tokens):
     assert found.count("buffer_load_dwordx4") > 0
 
 
+@both
+@pytest.mark.parametrize("tokens", [1, 40])
+def test_scales_of_columns_are_few_instructions(arch, tokens):
+    """A lane loads a scale of a key for each block, and of a value's row; elements are converted as often as with one
+    scale, two in an instruction."""
+    plain, blocks = built(arch, tokens), built(arch, tokens, COLUMNS)
+    config = blocks.config
+    assert (config.key_blocks, config.v.scales, config.k.strip) == (2, 2, 64)
+    elements = config.block_n * (config.padded_qk + config.padded_v) // (64 * config.waves)
+    converting = ("v_cvt_pk_f32_fp8", "v_cvt_f32_fp8", "v_cvt_scalef32")
+    assert blocks.summary.count(*converting) == plain.summary.count(*converting) == elements // 2
+
+
 SHAPES = list(product((1, 40), (64, 128, 256), (0, 16), (PER, TOKENS)))
+SHAPES += list(product((1, 40), (128, 256), (0, 16), (COLUMNS,)))
 
 
 @pytest.mark.parametrize(("shape", "arch"), drawn(product(SHAPES, ARCHS), each_once(SHAPES[3::4], ARCHS)))
@@ -100,6 +119,25 @@ def test_registers_and_memory_of_blackwell(name):
     assert (used.stack, used.spill_stores, used.spill_loads) == SPILLED.get(name, (0, 0, 0))
     assert config.smem_used <= metadata.shared <= min(SMEM_LIMIT, config.smem_used + COMPILER_BYTES)
     assert metadata.num_warps * 32 == config.topology.threads, "no warp more than without 8 bits"
+
+
+OF_TOKENS = list(product(("two-tiles", "decode"), (TOKENS, COLUMNS)))
+
+
+@pytest.mark.parametrize(("name", "per"), drawn(OF_TOKENS, [("two-tiles", TOKENS), ("decode", COLUMNS)]))
+def test_scales_of_tokens_on_blackwell(name, per):
+    """Copied by the two warps that convert, two keys a lane; no role waits in vain, and nothing more is spilled than
+    with scales of heads."""
+    call = stored(name, per=per)
+    choice = choice_of(call, two=name == "two-tiles")
+    launch = steps(call, choice)[0][0]
+    kernel = compile_source(launch.source(), target=triton_target("sm100"), options=dict(launch.options))
+    used, config = resources(kernel.asm["cubin"]), choice.config
+    copies = 2 * (config.scale_blocks("k") + config.scale_blocks("v"))
+    assert opcode_counts(kernel.asm["cubin"])["LDGSTS"] % copies == 0 < opcode_counts(kernel.asm["cubin"])["LDGSTS"]
+    assert used.stack <= 8 and used.spill_stores <= 1
+    assert role_faults(kernel.asm) == []
+    assert config.smem_used <= kernel.metadata.shared <= min(SMEM_LIMIT, config.smem_used + COMPILER_BYTES)
 
 
 BYTES = EightBit(FP8, Scales("head", "tensor", "head"), queries=True)

@@ -28,6 +28,16 @@ from ..pieces.element_type import element_type
 
 
 @gluon.aggregate
+class ScaleSource:
+    """Scales of blocks of columns of one head in DRAM: rows at `base` + key * `row`, or in pages."""
+
+    base: gl.tensor  # float* of the first row of the head (of page 0)
+    row: gl.tensor  # int64 elements from key to key
+    page: gl.tensor  # int64 elements from page to page
+    block: gl.tensor  # int64 elements from one block to the next
+
+
+@gluon.aggregate
 class KVSource:
     """Keys or values of one head in DRAM: rows at `base` + key * `row`, or in pages of `page_size` keys."""
 
@@ -37,6 +47,7 @@ class KVSource:
     table: gl.tensor  # int32* pages of this sequence, in order
     keys: gl.tensor  # int32 number of keys
     page_size: gl.constexpr  # 0: not paged
+    scales: gl.base_value  # ScaleSource of what is multiplied on its way; () where nothing is
 
 
 @gluon.aggregate
@@ -53,8 +64,17 @@ class RegisterLoads:
     @gluon.jit
     def load_from_dram(self, source, key, strip: gl.constexpr, pages):
         """Request strip number `strip` of the tile at `key`; returns a register stage for `operand`."""
-        rows, cols, inside = strip_elements(source, self.config, key, strip)
         page = pages[strip if len(pages) > 1 else 0]
+        if self.config.scales == 0:
+            return self.load_values(source, key, strip, page)
+        else:
+            scales = load_scales(source, self.config, key, strip, page)
+            return Scaled(self.load_values(source, key, strip, page), scales)
+
+    @gluon.jit
+    def load_values(self, source, key, strip: gl.constexpr, page):
+        """The elements of a strip, as they are stored."""
+        rows, cols, inside = strip_elements(source, self.config, key, strip)
         if by_base(self.config, source.page_size):
             offsets = (rows * source.row).to(gl.int32) + cols
             return cdna3.buffer_load(strip_base(source, self.config, key, strip, page), offsets, mask=inside)
@@ -72,7 +92,7 @@ class KVBuffer(RegisterLoads):
     def operand(self, stage, layout: gl.constexpr):
         """A stage as the right operand of a product, [depth, keys] for K, [keys, depth] for V."""
         slot = self.smem.index(0)
-        slot.store(widened(stage, slot.dtype))
+        slot.store(widened(stage, slot.dtype, self.config))
         return get_mma_tile(slot, self.config).load(layout)
 
 
@@ -84,7 +104,7 @@ class KVBufferOwn(RegisterLoads):
     def operand(self, stage, layout: gl.constexpr):
         """A stage as the right operand of a product, moved between the lanes of a wave."""
         mine = gl.convert_layout(get_mma_tile(stage, self.config), layout)
-        return widened(mine, element_type(self.config.element))
+        return widened(mine, element_type(self.config.element), self.config)
 
 
 @gluon.jit
@@ -96,13 +116,50 @@ def make_register_buffer(config: gl.constexpr, page_size: gl.constexpr):
         return KVBuffer(config, allocate(config, page_size))
 
 
+@gluon.aggregate
+class Scaled:
+    """A strip in registers, and the scales [R, 1] of its rows for each block of columns."""
+
+    values: gl.tensor
+    scales: gl.base_value
+
+
 @gluon.jit
-def widened(x, dtype: gl.constexpr):
-    """Elements of 8 bits in 16, exactly; others as they are."""
-    if x.dtype == dtype:
+def widened(x, dtype: gl.constexpr, config: gl.constexpr):
+    """Elements of 8 bits in 16, exactly, or times their scales, rounded once; others as they are."""
+    if config.scales > 0:
+        factor = x.scales[0]
+        blocks: gl.constexpr = config.scales
+        for block in gl.static_range(1, blocks):
+            factor = gl.where(strip_columns(config) < block * config.scaled_columns, factor, x.scales[block])
+        return (x.values.to(gl.float32) * factor).to(dtype)
+    elif x.dtype == dtype:
         return x
     else:
         return x.to(dtype)
+
+
+@gluon.jit
+def load_scales(source, config: gl.constexpr, key, strip: gl.constexpr, page):
+    """Scales [R, 1] of a strip's rows for each block of columns, 1 past the last key; `page` as `strip_pages` says."""
+    layout: gl.constexpr = gl.SliceLayout(1, copy_layout(config))
+    rows: gl.constexpr = config.btile[0]
+    first = key + first_row(config, strip)
+    at = first + gl.arange(0, rows, layout)[:, None]
+    scales = source.scales
+    inside = at < source.keys
+    if source.page_size == 0:
+        places = scales.base + at.to(gl.int64) * scales.row
+    elif by_base(config, source.page_size):
+        at = first % source.page_size + gl.arange(0, rows, layout)[:, None]
+        places = scales.base + page.to(gl.int64) * scales.page + at.to(gl.int64) * scales.row
+    else:
+        places = scales.base + page.to(gl.int64) * scales.page + (at % source.page_size).to(gl.int64) * scales.row
+    found = ()
+    blocks: gl.constexpr = config.scales
+    for block in gl.static_range(blocks):
+        found += (gl.load(places + block * scales.block, mask=inside, other=1.0),)
+    return found
 
 
 @gluon.jit
@@ -228,11 +285,18 @@ def strip_elements(source, config: gl.constexpr, key, strip: gl.constexpr):
     layout: gl.constexpr = copy_layout(config)
     shape: gl.constexpr = config.btile
     rows = gl.arange(0, shape[0], gl.SliceLayout(1, layout))[:, None]
-    cols = gl.arange(0, shape[1], gl.SliceLayout(0, layout))[None, :] + first_col(config, strip)
+    cols = strip_columns(config) + first_col(config, strip)
     inside = rows < source.keys - key - first_row(config, strip)
     if config.dim < config.depth:
         inside = inside & (cols < config.dim)
     return rows.to(gl.int64), cols, inside
+
+
+@gluon.jit
+def strip_columns(config: gl.constexpr):
+    """Columns [1, C] of a strip, from its first."""
+    cols: gl.constexpr = config.btile[1]
+    return gl.arange(0, cols, gl.SliceLayout(0, copy_layout(config)))[None, :]
 
 
 @gluon.jit

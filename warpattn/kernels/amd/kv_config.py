@@ -35,6 +35,7 @@ class KVBufferConfig:
     slots: int  # strips that LDS holds; 0: each wave multiplies the keys that it has loaded, and keeps them
     waves: int
     stored: Element  # in DRAM: `element`, or of 8 bits
+    scaled_columns: int = 0  # columns of a row that share a scale of their own (V); 0: none do
 
     @property
     def iterator_axis(self) -> int:
@@ -44,6 +45,11 @@ class KVBufferConfig:
     def start(self, strip: int, axis: int) -> int:
         """First key (axis 0) or column (axis 1) of strip number `strip` in its tile."""
         return strip * self.strip if axis == self.iterator_axis else 0
+
+    @property
+    def scales(self) -> int:
+        """Scales of a row that its elements are multiplied by on their way, one for each block of columns."""
+        return self.dim // self.scaled_columns if self.scaled_columns else 0
 
     @property
     def btile(self) -> tuple[int, int]:

@@ -30,7 +30,7 @@ def attend(ctx, work):
     keys = ctx.mods.key_span(work.rows, work.lengths, config.block_m // config.pack)
     span, end = tile_span(keys, config.block_n), gl.minimum(keys[3], work.lengths.seq_k)
     first, last = partition_of(ctx, gl.where(keys[0] < end, span.total, 0))
-    k_source, v_source = kv_sources(ctx.tensors, ctx.shape, work, ctx.traits, end)
+    k_source, v_source = kv_sources(ctx.tensors, ctx.shape, work, ctx.scales, end, config, ctx.traits)
     feed = make_feed(k_source, v_source, config)
     state = softmax_start(config.block_m, layout)
     o = gl.zeros([config.block_m, config.padded_v], gl.float32, layout)
@@ -38,7 +38,7 @@ def attend(ctx, work):
     scales = first_scales(ctx, work, feed, span, first)
     for i in range(first, last):
         visit = visit_of(span, i, work.lengths.seq_k, config)
-        s, stage = feed.scores(q, visit, stage)
+        s, stage = feed.scores(q, visit, stage, scales.k)
         s = visible_scores(ctx, scaled(s, scales.k, "k", config), work, visit.key, i < span.masked)
         state, p, alpha = softmax_step(state, s, exponent_scale(ctx))
         p = scaled(p, scales.v, "v", config)

@@ -81,6 +81,16 @@ class CDNAConfig:
         """Of k and v in DRAM."""
         return self.element if self.eight_bit is None else self.eight_bit.element
 
+    def scaled_columns(self, operand: str) -> int:
+        """Columns of a row of "k" or "v" that share a scale of their own; 0: none do."""
+        return 0 if self.eight_bit is None else self.eight_bit.columns(operand)
+
+    @property
+    def key_blocks(self) -> int:
+        """Blocks of a key's columns that have scales of their own."""
+        columns = self.scaled_columns("k")
+        return self.dim_qk // columns if columns else 0
+
     @property
     def k(self) -> KVBufferConfig:
         return self._buffer("K", self.dim_qk, self.buffers.k_strip)
@@ -107,9 +117,11 @@ class CDNAConfig:
     def _buffer(self, operand: str, dim: int, strip: int) -> KVBufferConfig:
         depth = -(-dim // strip) * strip if operand == "K" else pad_dim(dim)
         kind, slots = self.buffers.kind, self.buffers.slots
+        scaled = self.scaled_columns("v") if operand == "V" else 0
         buffer = KVBufferConfig(
-            operand, kind, self.arch, self.element, self.block_n, depth, dim, strip, slots, self.waves, self.stored
-        )
+            operand, kind, self.arch, self.element, self.block_n, depth, dim, strip, slots, self.waves, self.stored,
+            scaled,
+        )  # fmt: skip
         return replace(buffer, slots=0) if self._loads_own(buffer) else buffer
 
     def _loads_own(self, buffer: KVBufferConfig) -> bool:

@@ -3,7 +3,7 @@
 The protocol (RegisterFeed, SerialFeed and RingFeed implement it):
 
       start(span, first)              -> stage           request the first loads
-      scores(q, visit, stage)         -> S, stage        S = Q·Kᵀ of a tile
+      scores(q, visit, stage, scales) -> S, stage        S = Q·Kᵀ of a tile, with scales of blocks of a key's columns
       values(p, o, visit, stage)      -> O, stage        O += P·V of the same tile
       finish()                                           wait for loads that nothing uses
 
@@ -65,7 +65,7 @@ class RegisterFeed:
         return self.k.load_from_dram(self.k_source, key, 0, pages[0]), pages
 
     @gluon.jit
-    def scores(self, q, visit, stage):
+    def scores(self, q, visit, stage, scales):
         """S = Q·Kᵀ, given the first strip of K; also returns that of V.
 
         The table is read after all strips of this tile have been requested: memory answers in order, so no wait for a
@@ -74,6 +74,8 @@ class RegisterFeed:
         strip, pages = stage
         after = pages
         s = no_scores(self.config)
+        part = s
+        columns: gl.constexpr = self.config.scaled_columns("k")
         strips: gl.constexpr = self.config.k.strips
         for j in gl.static_range(strips):
             if j + 1 < strips:
@@ -82,7 +84,13 @@ class RegisterFeed:
                 ahead = self.v.load_from_dram(self.v_source, visit.key, 0, pages[1])
                 after = self.pages(visit.load_key)
             k = self.k.operand(strip, scores_operand(self.config, 1))
-            s = cdna3.mfma(q_strip(q, self.config, j), k, s)
+            if columns == 0:
+                s = cdna3.mfma(q_strip(q, self.config, j), k, s)
+            else:
+                part = cdna3.mfma(q_strip(q, self.config, j), k, part)
+                if (j + 1) * self.config.buffers.k_strip % columns == 0:
+                    s += part * of_keys(scales[j * self.config.buffers.k_strip // columns], self.config)
+                    part = no_scores(self.config)
             strip = ahead
         return s, (strip, pages, after)
 
@@ -120,7 +128,7 @@ class SerialFeed:
         return 0
 
     @gluon.jit
-    def scores(self, q, visit, stage):
+    def scores(self, q, visit, stage, scales):
         """S = Q·Kᵀ."""
         s = no_scores(self.config)
         strips: gl.constexpr = self.config.k.strips
@@ -176,7 +184,7 @@ class RingFeed:
         return pages, gl.to_tensor(0)
 
     @gluon.jit
-    def scores(self, q, visit, stage):
+    def scores(self, q, visit, stage, scales):
         """S = Q·Kᵀ, with the tile's V and all of later tiles in flight.
 
         The copies start before K is read, so that the barrier after the wait also orders them after the last reads of
@@ -236,6 +244,12 @@ def visit_of(span, i, keys, config: gl.constexpr):
 def no_scores(config: gl.constexpr):
     """S before any product."""
     return gl.zeros([config.block_m, config.block_n], gl.float32, product_layout(config))
+
+
+@gluon.jit
+def of_keys(scales, config: gl.constexpr):
+    """Scales [N] of a tile's keys, a lane each, as a factor [1, N] of scores."""
+    return gl.convert_layout(scales, gl.SliceLayout(0, product_layout(config)))[None, :]
 
 
 @gluon.jit

@@ -38,7 +38,8 @@ def recompute_output(ctx, work, q, feed, state, span, run):
             s = score(ctx, work, q, feed.k_source, key)
             p = gl.exp2(s * x[:, None] - top[:, None])
             value = key_row(feed.v_source, key, config.dim_v, config.padded_v, gl.SliceLayout(0, layout))
-            value *= key_scale(ctx, work, feed.v_source, key, "v")
+            columns = gl.arange(0, config.padded_v, gl.SliceLayout(0, layout))
+            value *= key_scale(ctx, work, feed.v_source, key, "v", columns)
             o = gl.where(sees(ctx, work, key, s), o + p * value[None, :], o)
     return o
 
@@ -49,7 +50,8 @@ def score(ctx, work, q, source, key):
     config: gl.constexpr = ctx.config
     layout: gl.constexpr = scores_operand(config, 0)
     k = key_row(source, key, config.dim_qk, config.padded_qk, gl.SliceLayout(0, layout))
-    s = gl.sum(q.to(gl.float32) * k[None, :], 1) * key_scale(ctx, work, source, key, "k")
+    k *= key_scale(ctx, work, source, key, "k", gl.arange(0, config.padded_qk, gl.SliceLayout(0, layout)))
+    s = gl.sum(q.to(gl.float32) * k[None, :], 1)
     s = gl.convert_layout(s, gl.SliceLayout(1, product_layout(config)))[:, None]
     if ctx.mods.score is not None:
         tile, row = score_rows(ctx.shape, work, config)

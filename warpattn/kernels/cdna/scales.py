@@ -2,30 +2,38 @@
 
 Those of a tensor or a head are part of the softmax scale and of the output (pieces/scales.py). Those of tokens multiply
 the columns of scores and, before they are rounded, of weights; they are loaded a tile ahead, a lane a key, and their
-page numbers one tile before that, because memory answers in order.
+page numbers one tile before that, because memory answers in order. Those of blocks of a key's columns multiply the
+product of these columns (feed.py), which rounds nothing; those of blocks of a value's columns its elements, as they
+become 16-bit ones (amd/kv_buffer.py).
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ..pieces.scales import by_token, has_scale
-from .feed import first_key
-from .layouts import product_layout
+from ..pieces.scales import has_scale, has_token_scale
+from .feed import first_key, of_keys
 
 
 @gluon.aggregate
 class TokenScales:
-    """Scales [N] of the keys and values of a tile, and pages of the keys of the next; () where there are none."""
+    """Scales [N] of the keys and values of a tile, of keys perhaps one for each block of columns, and pages of the keys
+    of the next; () where there are none."""
 
     k: gl.base_value
     v: gl.base_value
     pages: gl.base_value
 
 
+@gluon.constexpr_function
+def loads_scales(config):
+    """Whether scores or weights are multiplied by scales of tokens."""
+    return has_token_scale(config, "k") or has_scale(config, "v", "token")
+
+
 @gluon.jit
 def first_scales(ctx, work, feed, span, first):
     """The scales of tile number `first` of a span."""
-    if by_token(ctx.config):
+    if loads_scales(ctx.config):
         keys = feed.k_source.keys
         key = tile_keys(first_key(span, first, keys, ctx.config), ctx.config)
         k, v = scales_at(ctx, work, feed, key, pages_of(feed.k_source, key))
@@ -38,7 +46,7 @@ def first_scales(ctx, work, feed, span, first):
 @gluon.jit
 def next_scales(ctx, work, feed, visit, scales):
     """The scales of the tile after a visit's."""
-    if by_token(ctx.config):
+    if loads_scales(ctx.config):
         k, v = scales_at(ctx, work, feed, tile_keys(visit.load_key, ctx.config), scales.pages)
         return TokenScales(k, v, pages_of(feed.k_source, tile_keys(visit.page_key, ctx.config)))
     else:
@@ -49,7 +57,7 @@ def next_scales(ctx, work, feed, visit, scales):
 def scaled(x, scales, operand: gl.constexpr, config: gl.constexpr):
     """Scores or weights [M, N] times the scales [N] of "k" or of "v", where its tokens have some."""
     if has_scale(config, operand, "token"):
-        return x * gl.convert_layout(scales, gl.SliceLayout(0, product_layout(config)))[None, :]
+        return x * of_keys(scales, config)
     else:
         return x
 
@@ -79,15 +87,21 @@ def scales_at(ctx, work, feed, key, pages):
     v = ()
     if has_scale(ctx.config, "k", "token"):
         k = token_scales(ctx.scales.k, work, feed.k_source, key, pages)
+    blocks: gl.constexpr = ctx.config.key_blocks
+    for block in gl.static_range(blocks):
+        k += (token_scales(ctx.scales.k, work, feed.k_source, key, pages, block),)
     if has_scale(ctx.config, "v", "token"):
         v = token_scales(ctx.scales.v, work, feed.v_source, key, pages)
     return k, v
 
 
 @gluon.jit
-def token_scales(rows, work, source, key, pages):
-    """Scales of keys, 1 past the end."""
-    return gl.load(token_places(rows, work, source, key, pages), mask=key < source.keys, other=1.0)
+def token_scales(rows, work, source, key, pages, block: gl.constexpr = 0):
+    """Scales of keys, or of a block of their columns, 1 past the end."""
+    places = token_places(rows, work, source, key, pages)
+    if block > 0:
+        places += block * rows.block
+    return gl.load(places, mask=key < source.keys, other=1.0)
 
 
 @gluon.jit
@@ -101,10 +115,17 @@ def token_places(rows, work, source, key, pages):
 
 
 @gluon.jit
-def key_scale(ctx, work, source, key, operand: gl.constexpr):
-    """The scale of one row of "k" or "v", 1 if tokens have none."""
-    if has_scale(ctx.config, operand, "token"):
-        rows = ctx.scales.k if operand == "k" else ctx.scales.v
-        return gl.load(token_places(rows, work, source, key, pages_of(source, key)))
-    else:
+def key_scale(ctx, work, source, key, operand: gl.constexpr, columns):
+    """The scale of one row of "k" or "v", or those of its `columns` [D] if blocks of them have some; 1 if tokens have
+    none."""
+    if not has_token_scale(ctx.config, operand):
         return 1.0
+    else:
+        rows = ctx.scales.k if operand == "k" else ctx.scales.v
+        places = token_places(rows, work, source, key, pages_of(source, key))
+        shared: gl.constexpr = ctx.config.scaled_columns(operand)
+        if shared == 0:
+            return gl.load(places)
+        else:
+            dim: gl.constexpr = ctx.config.dim_qk if operand == "k" else ctx.config.dim_v
+            return gl.load(places + columns // shared * rows.block, mask=columns < dim, other=1.0)

@@ -12,7 +12,7 @@ from warpattn.problem.arch import Arch
 from warpattn.problem.element import Element
 from warpattn.problem.launch import INVARIANT, Choice
 from warpattn.problem.operands import COPY_RULE
-from warpattn.problem.scales import eight_bit_of
+from warpattn.problem.scales import EightBit, eight_bit_of
 
 from .config import Buffers, CDNAConfig, Traits, pad_dim
 
@@ -40,7 +40,11 @@ def choose(problem: Problem, target: Arch, *, batch_invariant: bool = False) -> 
         config, why = prefill_config(problem.element, problem.dim_qk, problem.dim_v, target.name, kind)
         kernel, partitions, reasons = "prefill", 1, (why,)
     if eight_bit is not None:
-        config, reasons = replace(config, eight_bit=eight_bit), (*reasons, WIDENED)
+        config, reasons = with_eight_bit(config, eight_bit), (*reasons, WIDENED)
+        if eight_bit.columns("k"):
+            reasons = (*reasons, f"a strip of keys has {config.buffers.k_strip} columns, whose scores have one scale")
+        if eight_bit.columns("v"):
+            reasons = (*reasons, "values are multiplied by the scales of their columns there, and rounded once")
     m_tiles = -(-problem.longest_q // (config.block_m // config.pack))
     tiles = problem.batch * problem.heads_kv * -(-group // config.pack) * m_tiles
 
@@ -53,6 +57,14 @@ def choose(problem: Problem, target: Arch, *, batch_invariant: bool = False) -> 
 
     order = "tiles of one key head go to one XCD, whose L2 then holds its keys"
     return Choice(kernel, config, (tiles, partitions), lines, (*reasons, order, COPY_RULE), partitions)
+
+
+def with_eight_bit(config: CDNAConfig, eight_bit: EightBit) -> CDNAConfig:
+    """A config for keys and values of 8 bits: a strip of keys has one scale at most, which its product is multiplied
+    by."""
+    columns = eight_bit.columns("k") or config.buffers.k_strip
+    buffers = replace(config.buffers, k_strip=min(columns, config.buffers.k_strip))
+    return replace(config, eight_bit=eight_bit, buffers=buffers)
 
 
 def decodes(problem: Problem) -> bool:

@@ -11,7 +11,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.amd.cdna3 import buffer_load
 
-from ..amd.kv_buffer import KVSource
+from ..amd.kv_buffer import KVSource, ScaleSource
 from ..amd.xcd import tile_of_workgroup
 from ..pieces.scheduler import Tile
 from ..pieces.scheduler_varlen import extent_of, extent_within
@@ -78,13 +78,25 @@ def find_work(tensors, shape, config: gl.constexpr, traits: gl.constexpr):
 
 
 @gluon.jit
-def kv_sources(tensors, shape, work, traits: gl.constexpr, keys):
+def kv_sources(tensors, shape, work, scales, keys, config: gl.constexpr, traits: gl.constexpr):
     """(K, V) of the work's key head, whose first `keys` keys its rows may see: what follows may hold NaN."""
     table = tensors.q.to(gl.pointer_type(gl.int32))
     if traits.paged:
         table = tensors.indices.block_table + work.rows.b.to(gl.int64) * shape.seq_k
-    k = kv_source(tensors.k, tensors.strides.k, work, table, traits, keys)
-    return k, kv_source(tensors.v, tensors.strides.v, work, table, traits, keys)
+    of_values = ()
+    if config.v.scales > 0:
+        of_values = scale_source(scales.v, work, traits)
+    k = kv_source(tensors.k, tensors.strides.k, work, table, traits, keys, ())
+    return k, kv_source(tensors.v, tensors.strides.v, work, table, traits, keys, of_values)
+
+
+@gluon.jit
+def scale_source(rows, work, traits: gl.constexpr):
+    """The scales in `ColumnScaleRows` of the work's key head."""
+    base = rows.scale + work.kv_head * rows.head + work.k_start * rows.row
+    if not traits.paged:
+        base = base + work.batch * rows.outer
+    return ScaleSource(base, rows.row, rows.outer, rows.block)
 
 
 @gluon.jit
@@ -94,15 +106,15 @@ def elements(runs, bits: gl.constexpr = 16):
 
 
 @gluon.jit
-def kv_source(base, strides, work, table, traits: gl.constexpr, keys):
-    """Keys or values with these `RowStrides`, the first `keys`."""
+def kv_source(base, strides, work, table, traits: gl.constexpr, keys, scales):
+    """Keys or values with these `RowStrides`, the first `keys`, and what they are multiplied by on their way."""
     bits: gl.constexpr = base.dtype.element_ty.primitive_bitwidth
     outer = elements(strides.outer, bits)
     row = elements(strides.row, bits)
     base = base + work.kv_head.to(gl.int64) * elements(strides.head, bits) + work.k_start * row
     if not traits.paged:
         base = base + work.batch.to(gl.int64) * outer
-    return KVSource(base, row, outer, table, keys, traits.page_size)
+    return KVSource(base, row, outer, table, keys, traits.page_size, scales)
 
 
 @gluon.jit

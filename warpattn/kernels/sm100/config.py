@@ -87,6 +87,12 @@ class FA4Config:
         """Whether two warps make 16-bit tiles of 8-bit ones (prefill_2q/convert.py)."""
         return self.eight_bit is not None and not self.products
 
+    def scale_blocks(self, operand: str) -> int:
+        """Scales of a token that its row of "k" or "v" is multiplied by, one for each block of columns; 0 without."""
+        if self.eight_bit is None or not self.eight_bit.of_token(operand):
+            return 0
+        return self.eight_bit.blocks(operand, self.qk_depth if operand == "k" else self.ov_depth)
+
     @property
     def row_scales(self) -> bool:
         """Whether rows of a tile have softmax scales of their own: those of their query heads, or of their tokens."""
@@ -202,6 +208,7 @@ class FA4Config:
         q1 = self.chunks if self.num_q == 2 else 0
         barriers = 8 + 2 * NUM_PV_STAGES + q1
         staged = STAGED * (self.staged_slot + 2 * BARRIER_BYTES) if self.converts else 0
+        staged += 4 * self.BN * (self.scale_blocks("k") + self.scale_blocks("v"))
         return 4 + BARRIER_BYTES * barriers + self.num_q * self.q_bytes + SCALE_BYTES + staged
 
     @property

@@ -65,6 +65,7 @@ class SequenceRows:
     """Rows 0 .. length - 1 of a sequence; the map has (wrap, offset, rows, heads, dim)."""
 
     desc: tma.tensor_descriptor
+    start: gl.tensor  # row of the tensor, or entry of the batch, that it begins at
     offset: gl.tensor
     length: gl.tensor
 
@@ -79,7 +80,7 @@ class SequenceRows:
     @gluon.jit
     def until(self, end, x):
         """The first `end` rows, at most all, of V; `x`: `DenseArgs` or `RaggedArgs`."""
-        return SequenceRows(self.desc, self.offset - (self.length - end) * x.v.unit, end)
+        return SequenceRows(self.desc, self.start, self.offset - (self.length - end) * x.v.unit, end)
 
 
 @gluon.aggregate
@@ -224,7 +225,7 @@ def paged_keys(k, v, x, b, config: gl.constexpr, traits: gl.constexpr):
 @gluon.jit
 def sequence_rows(desc, start, length, rows):
     """Rows of the sequence that begins at row (or page, or entry) `start`; `rows`: `MapRows`."""
-    return SequenceRows(desc, start * rows.step + length * rows.unit, length)
+    return SequenceRows(desc, start, start * rows.step + length * rows.unit, length)
 
 
 @gluon.jit

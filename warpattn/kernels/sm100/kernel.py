@@ -17,6 +17,7 @@ from .prefill_1q.kernel import start_1q
 from .prefill_2cta.kernel import start_pair
 from .prefill_2q.context import Context, Work, make_barriers, make_memory, make_rings, make_staged
 from .prefill_2q.kernel import start_2q
+from .prefill_2q.scales import make_scales
 from .sync import first_grid_index
 
 
@@ -53,8 +54,10 @@ def prefill_kernel(
     memory = make_memory(config)
     k, v = make_rings(config)
     scores = softmax_scale(scale, config)
-    staged, bars = make_staged(config), make_barriers(config)
-    ctx = Context(sources, memory, k, v, staged, bars, work, tile, run, mods, scores, scale, config, traits)
+    staged, token_scales, bars = make_staged(config), make_scales(config), make_barriers(config)
+    ctx = Context(
+        sources, memory, k, v, staged, token_scales, bars, work, tile, run, mods, scores, scale, config, traits
+    )
     workers: gl.constexpr = config.topology.workers
     fence_async_shared()
     if config.num_q == 1:

@@ -163,7 +163,7 @@ def test_what_the_kernels_do_not_take():
     refused("float8_e4m3fnuz; with 8 bits the sm90 backend takes torch.float8_e4m3fn, torch.float8_e5m2", fnuz)
     wide = quantize(torch.zeros(4, 16, 2, 128), per=64)
     many = torch.zeros(2, 17, 4, 128).half()
-    refused("q up to 17 tokens .* block of columns, which fp16 weights cannot hold, the sm90 .* most 16", wide, q=many)
+    refused("q up to 17 tokens .* block of columns, which fp16 operands cannot hold, the sm90 .* most 16", wide, q=many)
     half = torch.zeros(2, 17, 4, 64).half()
     refused("up to 17 tokens a sequence; with scales of v per token", x, q=half, per="token")
     refused("the page size is 3; with 8 bits the sm90 backend takes multiples of 8", x[:, :3])

@@ -20,6 +20,7 @@ from ..prefill_2q.context import loader, with_scales
 from ..prefill_2q.convert import convert_k, convert_v, first_state
 from ..prefill_2q.correction import allow_first, correct
 from ..prefill_2q.load import load_k, load_v
+from ..prefill_2q.scales import finish_scales
 from ..prefill_2q.softmax import row_state, softmax_tile
 from ..sync import await_signal
 from .epilogue import store_combined, store_nothing
@@ -65,6 +66,7 @@ def convert_role(ctx):
             state = convert_v(ctx, state)
             if n + 2 < total:
                 state = convert_k(ctx, state)
+        finish_scales(ctx.config)
 
 
 @gluon.jit

@@ -106,6 +106,7 @@ class Context:
     k: base_value  # KVPipeline or PairKVPipeline: slots of K in chunks, or of K and V in turn
     v: base_value  # slots of V; those of K and V where they share a ring
     staged: base_value  # SharedKVPipeline of tiles of 8 bits, K and V in turn; () where there are none
+    token_scales: base_value  # OfTokens: scales of a tile's keys and of its values, [blocks, BN] each
     bars: base_value  # Barriers2Q or Barriers1Q
     work: Work
     tile: Tile
