@@ -92,7 +92,8 @@ EIGHT_BIT_GFX942 = EightBitLimits(
 EIGHT_BIT_GFX950 = replace(EIGHT_BIT_GFX942, dtypes=(torch.float8_e4m3fn, torch.float8_e5m2))
 EIGHT_BIT_SM100 = EightBitLimits(
     (torch.float8_e4m3fn, torch.float8_e5m2), EVERY_KIND, (None, "tensor", "head", "token", 64, 128), 16, 8, 0,
-    queries=(torch.float8_e4m3fn,), product_scales=(None, "tensor", "head", *ROW_BLOCKS), fp16_keys=False, max_dim=128,
+    queries=(torch.float8_e4m3fn, torch.float8_e5m2), product_scales=(None, "tensor", "head", *ROW_BLOCKS),
+    fp16_keys=False, max_dim=128, latents=(None, "tensor", "token", 128),
 )  # fmt: skip
 LIMITS = {
     "sm90": Limits(EVERY_KIND, 512, True, BACKWARD_SM90, EIGHT_BIT_SM90),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from warpattn.problem.argument_types import Int64
@@ -97,6 +98,13 @@ def scale_rows(x: Tensor, scale: Tensor | None) -> ScaleRows | ColumnScaleRows:
         return ScaleRows(scale, 0, 0, scale.stride(0) if scale is not None and scale.ndim else 0)
     rows = ScaleRows(scale, *[0] * (4 - x.ndim), *scale.stride()[: x.ndim - 1])
     return ColumnScaleRows(*rows, scale.stride(-1)) if isinstance(granularity(scale, x.shape), int) else rows
+
+
+def latent_scales(x: Tensor, scale: Tensor | None) -> ColumnScaleRows:
+    """The argument for the scale of latents x (pages, page size, heads, columns); without one it is 1."""
+    scale = x.new_ones((), dtype=torch.float32) if scale is None else scale
+    steps = (0, 0, *scale.stride()) if scale.ndim == 1 else scale.stride() or (0, 0, 0)
+    return ColumnScaleRows(scale, *(*steps, 0)[:4])
 
 
 def call_scales(scale: float, x: Operands, sequence: Sequence) -> Scales:

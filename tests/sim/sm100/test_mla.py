@@ -16,8 +16,7 @@ from tests.sim.sm90.decode import built
 from tests.sim.sm90.mla import DIM_V, SCALE, Latent, tensors
 from tests.sim.sm90.prefill import error
 from warpattn.kernels.sm100.mla.config import choose_latent
-from warpattn.kernels.sm100.mla.launch import key_box, latent_launches
-from warpattn.kernels.sm100.sequence_args import key_args
+from warpattn.kernels.sm100.mla.launch import latent_launches
 from warpattn.masks import Causal, CustomMask, SlidingWindow
 from warpattn.problem import validate
 from warpattn.problem.arch import ARCHS
@@ -68,7 +67,7 @@ def prepared(case: Latent, parts: int = 1) -> Prepared:
     config = replace(choice.config, splitk_partitions=parts)
     choice = replace(choice, config=config, grid=(tiles * parts, *rest), partitions=parts)
     operands = Operands(x.q, x.k, x.v, out, lse, x.sinks)
-    launches = latent_launches(ready, operands, key_args(operands, x.sequence, key_box(config)), choice)
+    launches = latent_launches(ready, operands, x.sequence, choice)
     return Prepared(launches, out, lse, x.expected(case))
 
 

@@ -113,6 +113,15 @@ def test_one_query_tile(name, parts):
         run(ONE[name], operands(ONE[name]), lambda problem: one_tile(problem, parts), schedule, seed)
 
 
+@pytest.mark.parametrize(("dim", "parts"), [(128, 0), (64, 4)])
+def test_e5m2(dim, parts):
+    """Operands of e5m2 with weights of e4m3, of two query tiles or one."""
+    case = Case(200, 700, dim=dim, sinks=True)
+    given = tuple(quantize(x.dequantized(), torch.float8_e5m2, per="head") for x in operands(case))
+    for schedule, seed in SCHEDULES:
+        run(case, given, (lambda problem: one_tile(problem, parts)) if parts else choose_2q, schedule, seed)
+
+
 KINDS = {
     "ragged": lambda: ragged(AnyKind(1, 1, heads=4, heads_kv=2, dim=128, mask=Causal()), [30, 150, 0], [90, 150, 10]),
     "ragged-64": lambda: ragged(AnyKind(1, 1, heads=3, mask=SlidingWindow(40)), [30, 270, 1], [90, 300, 10]),
@@ -210,7 +219,7 @@ def test_it_needs_its_synchronisation(case, two):
 
 
 REFUSED = [
-    ({"dtype": torch.float8_e5m2}, "dtype torch.float8_e5m2; with 8-bit queries the sm100 backend takes"),
+    ({"dtype": torch.float8_e4m3fnuz}, "dtype torch.float8_e4m3fnuz; with 8-bit queries the sm100 backend takes"),
     ({"per": "token"}, "q has a scale per token; with 8-bit queries the sm100 backend takes tensor, head"),
     ({"dim": 256}, "the head_dim is 256; with 8-bit queries the sm100 backend takes at most 128"),
     ({"dim": 72}, "head_dim of k is 72; with 8-bit queries the sm100 backend takes multiples of 16"),

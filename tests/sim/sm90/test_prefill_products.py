@@ -80,6 +80,22 @@ def test_references_that_have_to_move():
     check(case, (replace(q, values=torch.zeros_like(q.values.float()).to(q.values.dtype)), k, v))
 
 
+@pytest.mark.parametrize("score", [2.0**22, 1.2e7, 6e7, 8.5901864e7, 9.129241e7, 1e9, -9e7])
+def test_large_scores(score):
+    """Of equal scores, however large, every value gets its share: no weight exceeds what e4m3 holds. One large score
+    among small ones has all."""
+    case = Case(200, 300, heads=1, heads_kv=1, dim=64, mask=None)
+    q, k, v = operands(case)
+    q = replace(q, values=torch.zeros_like(q.values.float()).to(q.values.dtype))
+    bias = torch.full((1, 1, 200, 300), score)
+    bias[..., 100:, :] = -abs(score)
+    bias[..., 100:, 200] = abs(score)
+    found = wa.attention(q, k, v, score=wa.Bias(bias), backend="simulate:sm90").float()
+    values = v.dequantized()
+    exact = torch.cat([values.mean(1, keepdim=True), values[:, 200:201]], 1).repeat_interleave(100, 1)
+    assert (found - exact).norm() <= RELATIVE * exact.norm()
+
+
 def test_values_are_transposed_in_the_order_of_the_weights():
     """Of one block of 32 keys, and 0 past the last key."""
     keys = torch.arange(40).float()

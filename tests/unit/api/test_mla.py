@@ -139,14 +139,13 @@ def compiled_for_blackwell(page: int, heads: int):
     import triton
 
     from warpattn.kernels.sm100.mla.config import LatentConfig
-    from warpattn.kernels.sm100.mla.launch import key_box, latent_launches
-    from warpattn.kernels.sm100.sequence_args import key_args
+    from warpattn.kernels.sm100.mla.launch import latent_launches
 
     config = LatentConfig(BF16, DIM, DIM_V, page_size=page, splitk_partitions=1 if page else 4)
     kind, dims = "paged" if page else "dense", (DIM, DIM_V)
     checked, x, sequence = small_call("sm100", dims, kind=kind, rows=(1, ROWS), page=page, heads=(heads, 1))
     choice = choice_of(config, config.splitk_partitions)
-    launch, *_ = latent_launches(checked, x, key_args(x, sequence, key_box(config)), choice)
+    launch, *_ = latent_launches(checked, x, sequence, choice)
     return config, triton.compile(launch.source(), target=triton_target("sm100"), options=dict(launch.options))
 
 

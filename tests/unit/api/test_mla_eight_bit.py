@@ -98,7 +98,12 @@ def test_wrong_calls(message):
         wa.attention_paged(q, kv, backend="reference" if message in BAD else "simulate:sm90")
 
 
-@pytest.mark.parametrize("arch", ["sm100", "gfx942", "gfx950"])
+def test_blackwell_takes_what_hopper_takes():
+    with pytest.raises(wa.AttentionError, match=r"of 8-bit latents the sm100 backend takes torch\.bfloat16"):
+        wa.attention_paged(query(dtype=torch.float16), pages(dtype=torch.float16), backend="simulate:sm100")
+
+
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
 def test_other_architectures_say_that_they_have_no_kernel(arch):
     with pytest.raises(wa.AttentionError, match=rf"are 512 \+ 64 columns .*; the {arch} backend has no such kernel"):
         wa.attention_paged(query(), pages(), backend=f"simulate:{arch}")

@@ -12,7 +12,9 @@ from triton import compile as compile_source
 
 from tests.drawn import drawn, each_once
 from tests.sim.cdna.calls import ARCHS, E4M3, Case, in_eight_bits, paged
+from tests.sim.sm90.mla import Latent
 from tests.sim.sm100.test_eight_bit import choice_of, steps, stored
+from tests.sim.sm100.test_mla_eight_bit import prepared as latents
 from tests.unit.kernels.test_cdna_code import Built, build, no_spills
 from tests.unit.kernels.test_sm100_code import COMPILER_BYTES, compile_prefill
 from warpattn.kernels.sm100.config import SMEM_LIMIT, FA4Config
@@ -137,6 +139,18 @@ def test_scales_of_tokens_on_blackwell(name, per):
     assert opcode_counts(kernel.asm["cubin"])["LDGSTS"] % copies == 0 < opcode_counts(kernel.asm["cubin"])["LDGSTS"]
     assert used.stack <= 8 and used.spill_stores <= 1
     assert role_faults(kernel.asm) == []
+    assert config.smem_used <= kernel.metadata.shared <= min(SMEM_LIMIT, config.smem_used + COMPILER_BYTES)
+
+
+def test_latents_on_blackwell():
+    """The products of 16 bits; scales are copied by the two warps that convert, and nothing is spilled."""
+    (launch,) = latents(Latent((200,), page=64)).steps
+    kernel = compile_source(launch.source(), target=triton_target("sm100"), options=dict(launch.options))
+    used, counts, config = resources(kernel.asm["cubin"]), opcode_counts(kernel.asm["cubin"]), launch.key[0]
+    assert role_faults(kernel.asm) == []
+    assert (used.stack, used.spills) == (0, 0)
+    assert counts["UTCHMMA"] == 2 * config.dim_qk // 16 + 2 * config.BN // 16, "Q·K before the loop and in it; P·V"
+    assert counts["UTMALDG"] > 0 and counts["LDGSTS"] > 0
     assert config.smem_used <= kernel.metadata.shared <= min(SMEM_LIMIT, config.smem_used + COMPILER_BYTES)
 
 

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from warpattn.kernels.sm100.config import SMEM_LIMIT, TMEM_COLUMNS, FA4Config, align_down, align_up, power_below
+from warpattn.kernels.sm100.config import SMEM_LIMIT, TMEM_COLUMNS, FA4Config
+from warpattn.kernels.sm100.rounding import align_down, align_up, power_below
 from warpattn.problem.element import BF16, FP8, FP16, FP32, Element
 
 

@@ -11,11 +11,12 @@ pytest.importorskip("triton")
 
 from tests.drawn import drawn
 from tests.launches import ROWS, choice_of, small_call
+from tests.sim.sm90.mla import Latent
+from tests.sim.sm100.test_mla_eight_bit import prepared as latents
 from warpattn.kernels.sm100.config import FA4Config
 from warpattn.kernels.sm100.launch import prefill_launch
 from warpattn.kernels.sm100.mla.config import LatentConfig
-from warpattn.kernels.sm100.mla.launch import key_box, latent_launches
-from warpattn.kernels.sm100.sequence_args import key_args
+from warpattn.kernels.sm100.mla.launch import latent_launches
 from warpattn.kernels.sm100.traits import Traits
 from warpattn.kernels.sm100.wide.config import WideConfig
 from warpattn.kernels.sm100.wide.launch import wide_launches
@@ -68,10 +69,14 @@ class Built:
 
 
 def build(name: str) -> Built:
+    if name == "mla-8-bits":
+        (launch,) = latents(Latent((200,), page=64)).steps
+        config = launch.key[0]
+        return Built(ttgir(launch), config.topology, {config.staged_bytes + config.rope_bytes})
     if name == "mla":
         latent = LatentConfig(BF16, 576, 512)
         checked, x, sequence = small_call("sm100", (576, 512), rows=(1, ROWS), heads=(16, 1))
-        (launch,) = latent_launches(checked, x, key_args(x, sequence, key_box(latent)), choice_of(latent))
+        (launch,) = latent_launches(checked, x, sequence, choice_of(latent))
         return Built(ttgir(launch), latent.topology, {latent.tile_bytes})
     if name in WIDE:
         wide = WIDE[name]
@@ -99,7 +104,7 @@ def arrivals(topology: Topology) -> Iterator[int]:
         yield from (topology.arrivals(signal.name, i) for i in range(signal.number))
 
 
-@pytest.mark.parametrize("name", drawn([*PREFILL, "mla", *WIDE], DRAWN))
+@pytest.mark.parametrize("name", drawn([*PREFILL, "mla", "mla-8-bits", *WIDE], DRAWN))
 def test_the_kernel_makes_what_the_topology_says(name: str) -> None:
     built = build(name)
     inits = re.findall(r"ttng\.init_barrier \S+, (\d+) :", built.code)

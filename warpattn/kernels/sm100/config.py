@@ -22,8 +22,10 @@ from typing import Any
 
 from warpattn.kernels.topology import BARRIER_BYTES, Edge, Role, Signal, Topology
 from warpattn.problem.arch import compile_options
-from warpattn.problem.element import FP32, Element
+from warpattn.problem.element import FP8, FP32, Element
 from warpattn.problem.scales import EightBit
+
+from .rounding import align_down, align_up, power_below
 
 SMEM_LIMIT = 232_448  # 228 KiB of an SM less the 1 KiB the system keeps
 TMEM_COLUMNS = 512
@@ -42,24 +44,11 @@ CONVERT = Role("convert", 2, 40)  # in the warpgroup of the two before it
 STAGED = 2  # tiles of 8 bits in shared memory
 
 
-def align_up(value: int, step: int) -> int:
-    return -(-value // step) * step
-
-
-def align_down(value: int, step: int) -> int:
-    return value // step * step
-
-
-def power_below(value: int) -> int:
-    """Largest power of two that is at most `value`; 0 for none."""
-    return 1 << value.bit_length() - 1 if value > 0 else 0
-
-
 @dataclass(frozen=True)
 class FA4Config:
     """Shape of one compiled Blackwell kernel. Names are the specification's; lengths are in elements unless said."""
 
-    element: Element  # of products: BF16 | FP16 | FP8
+    element: Element  # of queries and of keys in products: BF16 | FP16 | FP8 | e5m2
     qk_depth: int
     ov_depth: int
     group: int = 1  # query heads per key head
@@ -83,15 +72,19 @@ class FA4Config:
         return self.element.bytes == 1
 
     @property
+    def weights(self) -> Element:
+        """Of P: e4m3 beside operands of 8 bits, also where these are e5m2, which has a significant bit less."""
+        return FP8 if self.products else self.element
+
+    @property
     def converts(self) -> bool:
         """Whether two warps make 16-bit tiles of 8-bit ones (prefill_2q/convert.py)."""
         return self.eight_bit is not None and not self.products
 
     def scale_blocks(self, operand: str) -> int:
         """Scales of a token that its row of "k" or "v" is multiplied by, one for each block of columns; 0 without."""
-        if self.eight_bit is None or not self.eight_bit.of_token(operand):
-            return 0
-        return self.eight_bit.blocks(operand, self.qk_depth if operand == "k" else self.ov_depth)
+        scaled = self.eight_bit is not None and self.eight_bit.of_token(operand)
+        return self.eight_bit.blocks(operand, self.qk_depth if operand == "k" else self.ov_depth) if scaled else 0
 
     @property
     def row_scales(self) -> bool:
@@ -208,8 +201,8 @@ class FA4Config:
         q1 = self.chunks if self.num_q == 2 else 0
         barriers = 8 + 2 * NUM_PV_STAGES + q1
         staged = STAGED * (self.staged_slot + 2 * BARRIER_BYTES) if self.converts else 0
-        staged += 4 * self.BN * (self.scale_blocks("k") + self.scale_blocks("v"))
-        return 4 + BARRIER_BYTES * barriers + self.num_q * self.q_bytes + SCALE_BYTES + staged
+        scales = SCALE_BYTES + 4 * self.BN * (self.scale_blocks("k") + self.scale_blocks("v"))
+        return 4 + BARRIER_BYTES * barriers + self.num_q * self.q_bytes + scales + staged
 
     @property
     def staged_slot(self) -> int:

@@ -9,7 +9,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shared
 
 from ..pieces.modifiers import Modifiers
-from ..pieces.scales import softmax_scale
+from ..pieces.scales import OfTokens, softmax_scale
 from ..pieces.scheduler import Tile
 from ..pieces.span import partition_tiles, tile_span
 from .global_rows import BatchRows, Sources, key_sources, query_extent, seen_values, sequence_rows
@@ -17,8 +17,8 @@ from .prefill_1q.kernel import start_1q
 from .prefill_2cta.kernel import start_pair
 from .prefill_2q.context import Context, Work, make_barriers, make_memory, make_rings, make_staged
 from .prefill_2q.kernel import start_2q
-from .prefill_2q.scales import make_scales
 from .sync import first_grid_index
+from .token_scales import make_slots
 
 
 @gluon.jit
@@ -54,7 +54,8 @@ def prefill_kernel(
     memory = make_memory(config)
     k, v = make_rings(config)
     scores = softmax_scale(scale, config)
-    staged, token_scales, bars = make_staged(config), make_scales(config), make_barriers(config)
+    token_scales = OfTokens(make_slots(config, "k"), make_slots(config, "v"))
+    staged, bars = make_staged(config), make_barriers(config)
     ctx = Context(
         sources, memory, k, v, staged, token_scales, bars, work, tile, run, mods, scores, scale, config, traits
     )

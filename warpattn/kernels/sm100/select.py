@@ -13,11 +13,11 @@ from warpattn.sequences import Sequence
 from ..nvidia.combine_launch import combine_launch, workspace
 from .launch import prefill_launch
 from .mla.config import choose_latent
-from .mla.launch import key_box, latent_launches
+from .mla.launch import latent_launches
 from .prefill_1q.config import choose_1q
 from .prefill_2cta.config import NOT_CHOSEN
 from .prefill_2q.config import choose_2q, prefill_config
-from .sequence_args import key_args, used_rows
+from .sequence_args import used_rows
 from .traits import Traits
 from .wide.config import choose_wide, is_wide
 from .wide.launch import wide_launches
@@ -47,7 +47,7 @@ def list_launches(checked: CheckedCall, x: Operands, sequence: Sequence, options
     problem = checked.problem
     if is_latent(problem):
         latent = choose_latent(problem, ARCHS["sm100"], options)
-        return latent_launches(checked, x, key_args(x, sequence, key_box(latent.config)), latent)
+        return latent_launches(checked, x, sequence, latent)
     if is_wide(problem):
         return wide_launches(checked, x, sequence, choose_wide(problem, ARCHS["sm100"], options))
     choice = choose_2q(problem) if options.batch_invariant else choose(problem, ARCHS["sm100"])

@@ -9,7 +9,6 @@ Nothing in this file imports Triton.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from warpattn.kernels.topology import Edge, Role, Signal, Topology
 from warpattn.problem import Problem
@@ -17,11 +16,15 @@ from warpattn.problem.arch import Arch
 from warpattn.problem.element import Element
 from warpattn.problem.launch import DEFAULT_OPTIONS, INVARIANT, Choice, PlanOptions
 from warpattn.problem.operands import COPY_RULE
+from warpattn.problem.scales import EightBit
 
+from .config import STAGED
 from .prefill_1q.config import parts_of_keys
 
 # Attend has the registers that the others leave over.
 ROLES = (Role("attend", 4, 256), Role("mma", 1, 48), Role("load", 1, 168))
+SCALE_SLOTS = 2  # tiles whose scales are in shared memory
+CONVERT = Role("convert", 2, 168)  # makes 16-bit tiles of 8-bit ones
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,22 @@ class TileConfig:
     stages: int  # slots of the ring
     page_size: int = 0  # 0: not paged
     splitk_partitions: int = 1
+    eight_bit: EightBit | None = None  # keys and values in memory; None: as `element`
+    staged: int = STAGED  # tiles of 8 bits in shared memory
 
-    eight_bit: ClassVar[None] = None  # keys and values in memory have 16 bits
+    @property
+    def stored(self) -> Element:
+        """Of keys and values in memory."""
+        return self.element if self.eight_bit is None else self.eight_bit.element
+
+    @property
+    def staged_bytes(self) -> int:
+        """Of a tile of 8 bits in shared memory."""
+        raise NotImplementedError
+
+    def scale_blocks(self, operand: str) -> int:
+        """Scales of a token that its row of "k" or "v" is multiplied by; 0 without."""
+        raise NotImplementedError
 
     @property
     def query_columns(self) -> int:
@@ -65,7 +82,11 @@ class TileConfig:
         attend, mma = (("attend",),), (("mma",),)
         signals = (Signal("q", attend), Signal("s", mma), Signal("p", attend), Signal("o", mma))
         private = self.element.bytes * self.BM * (self.query_columns + self.BN)
-        return Topology(ROLES, (self.ring,), private, signals)
+        if self.eight_bit is None:
+            return Topology(ROLES, (self.ring,), private, signals)
+        private += 4 * self.BN * SCALE_SLOTS * (self.scale_blocks("k") + self.scale_blocks("v"))
+        bytes_of_8 = Edge("bytes", "load", ("convert",), self.staged, self.staged_bytes)
+        return Topology((*ROLES, CONVERT), (bytes_of_8, replace(self.ring, producer="convert")), private, signals)
 
     @property
     def smem_used(self) -> int:

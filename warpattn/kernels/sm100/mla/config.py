@@ -6,20 +6,26 @@ memory; 64 rows take 16 lanes of every 32, so that the output's 512 columns take
       shared memory   queries 64 × 576: 72 KiB, P 8 KiB, key tiles 64 × 576: 72 KiB a slot, two slots
       tensor memory   O 64 × 512: 256 columns, S 64 × 64: 64 columns, of 512
 
+Latents of 8 bits become tiles of 16 (convert.py): two tiles of 8 bits beside three slots of 32 keys.
+
 Nothing in this file imports Triton.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from warpattn.kernels.nvidia.latent_sizes import LatentSizes
 from warpattn.kernels.topology import Edge
 from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
 from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, PlanOptions
+from warpattn.problem.problem import Scales
+from warpattn.problem.scales import eight_bit_of
 
 from ..tile import TileConfig, choice_of
+
+WIDENED = "latents of 8 bits become 16-bit ones times their scales, rounded once, in two warps of their own"
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,19 @@ class LatentConfig(LatentSizes, TileConfig):
     BM: int = 64
     BN: int = 64
     stages: int = 2
+
+    @property
+    def rope_bytes(self) -> int:
+        """Of the rotary part of a key tile."""
+        return self.element.bytes * self.BN * self.rope
+
+    @property
+    def staged_bytes(self) -> int:
+        return self.BN * self.dim_v
+
+    def scale_blocks(self, operand: str) -> int:
+        """Latents are values, and have scales always: the product of the rotary parts must have none."""
+        return 0 if self.eight_bit is None or operand == "k" else self.eight_bit.blocks("v", self.dim_v)
 
     @property
     def tile_bytes(self) -> int:
@@ -43,5 +62,10 @@ class LatentConfig(LatentSizes, TileConfig):
 def choose_latent(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTIONS) -> Choice:
     """The choice for latent attention of a few tokens over dense or paged keys."""
     config = LatentConfig(problem.element, problem.dim_qk, problem.dim_v, page_size=problem.page_size)
+    bits = eight_bit_of(problem)
+    if bits is not None:
+        scales = Scales(v=bits.columns("v") or "token")  # also one of all latents, with strides of 0
+        config = replace(config, eight_bit=replace(bits, scales=scales), BN=32, stages=3)
     why = "64 rows, of 16 lanes in 32: the output's 512 columns take half of tensor memory, so scores fit"
-    return choice_of("mla", problem, config, target, why, options)
+    choice = choice_of("mla", problem, config, target, why, options)
+    return choice if problem.kv_dtype is None else replace(choice, reasons=(*choice.reasons, WIDENED))

@@ -19,11 +19,12 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
 )
 from triton.language.core import base_value
 
-from ...nvidia.pipelines import KVPipeline
+from ...nvidia.pipelines import KVPipeline, SharedKVPipeline
 from ...pieces.modifiers import Modifiers
 from ...pieces.span import TileRun
 from ..layouts import box_layout, element_type, key_box, stacked
 from ..sync import make_signal
+from ..token_scales import CONVERTING
 
 
 @gluon.aggregate
@@ -104,6 +105,8 @@ class LatentContext:
     k: base_value  # rotary parts, one of the classes of sm100/global_rows.py
     v: base_value  # latents
     keys: KVPipeline  # [2 * stages, 1, BN, 1, 256]
+    staged: base_value  # SharedKVPipeline of tiles of 8 bits, in the same blocks; () where there are none
+    token_scales: base_value  # of a tile's tokens, see sm100/token_scales.py
     memory: base_value  # LatentMemory or WideMemory
     bars: LatentBarriers
     rows: LatentRows
@@ -111,8 +114,24 @@ class LatentContext:
     run: TileRun
     mods: Modifiers
     scale: gl.tensor
+    scales: base_value  # `Scales` of 8-bit keys and values
     config: gl.constexpr
     traits: gl.constexpr
+
+
+@gluon.jit
+def make_staged(config: gl.constexpr, parts: gl.constexpr):
+    """The ring of tiles of 8 bits in so many blocks, initialised; () without them."""
+    if config.eight_bit is None:
+        return ()
+    else:
+        dtype: gl.constexpr = element_type(config.stored)
+        box: gl.constexpr = key_box(config, config.half)
+        smem = gl.allocate_shared_memory(dtype, stacked(parts * config.staged, box), box_layout(box, dtype))
+        bars = mbarrier.allocate_mbarrier(batch=2 * config.staged)
+        ring = SharedKVPipeline(smem, bars, config.staged, parts, 1, CONVERTING)
+        ring.init()
+        return ring
 
 
 @gluon.jit

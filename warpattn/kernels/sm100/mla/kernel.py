@@ -1,6 +1,7 @@
 """Blackwell decode of latent attention: 64 rows, tokens × heads of a group, against their part of the keys.
 
       load warp     key tiles [latent 512 | rotary 64] by TMA ──▶ ring of two slots          (load.py)
+      convert       latents of 8 bits ──▶ of 16, times their scales, where they have 8       (convert.py)
       MMA warp      S = Q·Kᵀ,  O += P·latents, in tensor memory                              (mma.py)
       attend        queries ──▶ shared memory;  S ──▶ P;  O rescaled where the maximum moved;
                     at the end O ──▶ output, or a part of it ──▶ workspace                   (attend.py, epilogue.py)
@@ -15,11 +16,14 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shared
 
 from ...pieces.modifiers import Modifiers
+from ...pieces.scales import softmax_scale
 from ...pieces.span import partition_tiles, tile_span
 from ..global_rows import key_sources, seen_values
 from ..sync import first_grid_index
+from ..token_scales import make_slots
 from .attend import attend_role
-from .context import LatentContext, LatentRows, Lengths, Strided, make_barriers, make_memory, make_ring
+from .context import LatentContext, LatentRows, Lengths, Strided, make_barriers, make_memory, make_ring, make_staged
+from .convert import SLOTS, convert_role, load_stored
 from .load import load_role
 from .mma import mma_role
 
@@ -49,15 +53,17 @@ def latent_kernel(
     run = partition_tiles(tile_span(span, config.BN), partition, partitions, seq_k > 0)
     ctx = LatentContext(
         strided(q, 8), strided(out, 8), strided(lse, 1), partition * gl.num_programs(2) + b, sinks_ptr, k, v,
-        make_ring(config), make_memory(config), make_barriers(config), rows, lengths, run, mods, scale, config, traits,
+        make_ring(config), make_staged(config, 2), make_slots(config, "v", SLOTS), make_memory(config),
+        make_barriers(config), rows, lengths, run, mods, softmax_scale(scale, config), scale, config, traits,
     )  # fmt: skip
     fence_async_shared()
     workers: gl.constexpr = config.topology.workers
-    gl.warp_specialize(
-        [(attend_role, (ctx,)), (mma_role, (ctx,)), (load_role, (ctx,))],
-        workers.warps,
-        workers.registers,
-    )
+    if config.eight_bit is None:
+        gl.warp_specialize([(attend_role, (ctx,)), (mma_role, (ctx,)), (load_role, (ctx,))], workers.warps,
+                           workers.registers)  # fmt: skip
+    else:
+        gl.warp_specialize([(attend_role, (ctx,)), (mma_role, (ctx,)), (load_stored, (ctx,)), (convert_role, (ctx,))],
+                           workers.warps, workers.registers)  # fmt: skip
 
 
 @gluon.jit

@@ -12,25 +12,28 @@ from warpattn.problem import CheckedCall
 from warpattn.problem.arch import compile_options
 from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands, modifier_args, programs, run_strides
+from warpattn.problem.scales import ScaleRows, Scales, latent_scales
+from warpattn.sequences import Sequence
+from warpattn.sequences.latent import LatentPages
 
 from ...nvidia.combine_args import StridedArgs, UsedRows
 from ...nvidia.combine_launch import combine_launch, workspace
-from ..sequence_args import Lengths
+from ..sequence_args import Lengths, key_args
 from ..traits import Traits
 from .config import LatentConfig
 
 OPTIONS = compile_options()
 
 
-def latent_launches(checked: CheckedCall, x: Operands, keys: dict[str, Any], choice: Choice) -> tuple[Launch, ...]:
-    """The launches of a choice; `keys`: what `sequence_args.key_args` gives."""
+def latent_launches(checked: CheckedCall, x: Operands, sequence: Sequence, choice: Choice) -> tuple[Launch, ...]:
+    """The launches of a choice."""
 
     def source(*described: Any) -> Any:
         from .signature import latent_source  # imports Triton
 
         return latent_source(*described)
 
-    return row_launches(checked, x, keys, choice, source)
+    return row_launches(checked, x, latent_args(checked, x, sequence, choice.config), choice, source)
 
 
 def row_launches(
@@ -65,7 +68,7 @@ def _launch(
     lse = (0, 0, 0) if x.lse is None else x.lse.mT.stride()
     args = keys | {
         "q": _strided(x.q, run_strides(x.q)), "out": _strided(x.out, run_strides(x.out)),
-        "lse": _strided(x.lse, lse), "sinks_ptr": x.sinks, "scale": checked.scale,
+        "lse": _strided(x.lse, lse), "sinks_ptr": x.sinks, "scale": keys.get("scale", checked.scale),
         "shape": Lengths(problem.seq_q, problem.seq_k), **modifier_args(checked),
     }  # fmt: skip
 
@@ -74,6 +77,11 @@ def _launch(
     return Launch(f"sm100.{choice.kernel}", "sm100", key, described, OPTIONS, choice.grid, args)
 
 
-def key_box(config: LatentConfig) -> tuple[int, int, int]:
-    """(rows, rotary columns, latent columns) of what one copy reads."""
-    return config.box_rows, config.rope, config.half
+def latent_args(checked: CheckedCall, x: Operands, sequence: Sequence, config: LatentConfig) -> dict[str, Any]:
+    """The kernel's arguments for keys: of a cache of 8-bit latents with the rotary parts as keys, and their scales."""
+    box = config.box_rows, config.rope, config.half
+    if not isinstance(sequence, LatentPages):
+        return key_args(x, sequence, box)
+    none = ScaleRows(None, 0, 0, 0)
+    scales = Scales(checked.scale, none, latent_scales(x.v, sequence.v_scale), none)
+    return key_args(x._replace(k=sequence.rope), sequence, box) | {"scale": scales}

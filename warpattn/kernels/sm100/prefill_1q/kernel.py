@@ -17,10 +17,9 @@ from triton.experimental.gluon import language as gl
 
 from ..layouts import row_layout
 from ..prefill_2q.context import loader, with_scales
-from ..prefill_2q.convert import convert_k, convert_v, first_state
+from ..prefill_2q.convert import convert_k, convert_v, finish_scales, first_state
 from ..prefill_2q.correction import allow_first, correct
 from ..prefill_2q.load import load_k, load_v
-from ..prefill_2q.scales import finish_scales
 from ..prefill_2q.softmax import row_state, softmax_tile
 from ..sync import await_signal
 from .epilogue import store_combined, store_nothing
@@ -61,11 +60,12 @@ def convert_role(ctx):
     if total > 0:
         state = convert_k(ctx, first_state(ctx))
         if total > 1:
-            state = convert_k(ctx, state)  # into the second slot
-        for n in range(total):
+            state = convert_k(ctx, state, False)  # into the second slot
+        for n in range(total - 1):
             state = convert_v(ctx, state)
             if n + 2 < total:
                 state = convert_k(ctx, state)
+        convert_v(ctx, state, False)  # no tile follows
         finish_scales(ctx.config)
 
 

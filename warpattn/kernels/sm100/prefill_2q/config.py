@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from warpattn.problem import Problem
-from warpattn.problem.element import FP8
+from warpattn.problem.element import ELEMENT_OF
 from warpattn.problem.launch import Choice
 from warpattn.problem.operands import COPY_RULE
 from warpattn.problem.scales import eight_bit_of
@@ -44,7 +44,9 @@ def prefill_config(problem: Problem) -> tuple[FA4Config, tuple[str, ...]]:
         reasons.append("query heads have CTAs of their own: the mask's key interval depends on the head")
     fused = 1 if reasons else group
     dims = (max(LEAST_DIM, problem.dim_qk), max(LEAST_DIM, problem.dim_v))
-    element, out = (problem.element, None) if problem.q_dtype is None else (FP8, problem.element)
+    element, out = problem.element, None
+    if problem.q_dtype is not None:
+        element, out = ELEMENT_OF[problem.q_dtype], problem.element
     config, changes = FA4Config(
         element, *dims, group=fused, page_size=problem.page_size, eight_bit=eight_bit_of(problem), out_element=out
     ).gluon()

@@ -260,7 +260,7 @@ def key_view(slot, columns: gl.constexpr, config: gl.constexpr):
 def p_tile(memory, wg: gl.constexpr, config: gl.constexpr):
     """P [rows, BN] in the operands' type over the first columns of S: packed, two or four in a column."""
     s = memory.s.index(wg).slice(0, config.BN * config.element.bytes // 4)
-    return s.reinterpret(element_type(config.element), [config.MMA_M, config.BN], lanes(config, config.BN))
+    return s.reinterpret(element_type(config.weights), [config.MMA_M, config.BN], lanes(config, config.BN))
 
 
 @gluon.jit

@@ -9,14 +9,13 @@ with the first query tile, so the MMA warp, which waits for the converted keys, 
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shared, mbarrier
 from triton.language.core import base_value
 
 from ...nvidia.pipelines import PipelineState, consumer_state
-from ...pieces.scales import OfTokens, has_token_scale
-from .context import CONVERTING, STAGED, key_view, producer
-from .scales import finish_scales, first_scales, request_scales
+from ...pieces.scales import OfTokens, by_token, has_token_scale
+from ..token_scales import TokenScales, convert_scaled, rows_layout, values_end, wait_for_scales
+from .context import STAGED, key_view, producer
 
 ROWS = gl.constexpr(16)  # at a time: the warps have few registers
 
@@ -45,52 +44,83 @@ def convert_role(ctx):
 @gluon.jit
 def first_state(ctx):
     """The state before the first tile."""
-    scales = OfTokens(first_scales(ctx, "k"), first_scales(ctx, "v"))
-    return ConvertState(consumer_state(STAGED), producer(ctx).start(), scales)
+    k = ()
+    v = ()
+    if has_token_scale(ctx.config, "k"):
+        k = scales_of(ctx, "k").first()
+    if has_token_scale(ctx.config, "v"):
+        v = scales_of(ctx, "v").first()
+    return ConvertState(consumer_state(STAGED), producer(ctx).start(), OfTokens(k, v))
 
 
 @gluon.jit
-def convert_k(ctx, state):
-    """The next tile, of K; returns the state after it."""
+def scales_of(ctx, operand: gl.constexpr):
+    """The scales of the tokens of "k" or "v"."""
+    smem = ctx.token_scales.k if operand == "k" else ctx.token_scales.v
+    rows = ctx.scales.k if operand == "k" else ctx.scales.v
+    end = ctx.work.seq_k if operand == "k" else values_end(ctx.tensors.v, ctx.traits)
+    b, head = ctx.tile.b, ctx.work.kv_head
+    blocks: gl.constexpr = ctx.config.scale_blocks(operand)
+    return TokenScales(smem, blocks, rows, ctx.tensors.k, end, b, head, ctx.run, ctx.config, ctx.traits)
+
+
+@gluon.constexpr_function
+def both_scaled(config):
+    """1 where tokens of keys and of values have scales, which are requested in turn; else 0."""
+    return int(has_token_scale(config, "k") and has_token_scale(config, "v"))
+
+
+@gluon.jit
+def finish_scales(config: gl.constexpr):
+    """Wait for the requests behind the last tiles, which read nothing."""
+    if by_token(config):
+        wait_for_scales(0)
+
+
+@gluon.jit
+def convert_k(ctx, state, ahead: gl.constexpr = True):
+    """The next tile, of K; returns the state after it. `ahead`: the scales of a tile of V were requested after its."""
     ring = producer(ctx)
     ring.acquire_k(state.ring)
     full, slot = ring.get_k(state.ring, expect=False)
-    staged = convert_tile(ctx, state.staged, slot, full, "k")
+    staged = convert_tile(ctx, state.staged, slot, full, "k", both_scaled(ctx.config) if ahead else 0)
     scales = state.scales
     if has_token_scale(ctx.config, "k"):
-        scales = OfTokens(request_scales(ctx, scales.k, "k"), scales.v)
+        scales = OfTokens(scales_of(ctx, "k").request(scales.k), scales.v)
     return ConvertState(staged, ring.commit_k(state.ring), scales)
 
 
 @gluon.jit
-def convert_v(ctx, state):
-    """The next tile, of V; returns the state after it."""
+def convert_v(ctx, state, ahead: gl.constexpr = True):
+    """The same of V; `ahead`: the scales of a tile of K were requested after its."""
     ring = producer(ctx)
     ring.acquire_v(state.ring)
     full, slot = ring.get_v(state.ring, expect=False)
-    staged = convert_tile(ctx, state.staged, slot, full, "v")
+    staged = convert_tile(ctx, state.staged, slot, full, "v", both_scaled(ctx.config) if ahead else 0)
     scales = state.scales
     if has_token_scale(ctx.config, "v"):
-        scales = OfTokens(scales.k, request_scales(ctx, scales.v, "v"))
+        scales = OfTokens(scales.k, scales_of(ctx, "v").request(scales.v))
     return ConvertState(staged, ring.commit_v(state.ring), scales)
 
 
 @gluon.jit
-def convert_tile(ctx, staged, slot, full, operand: gl.constexpr):
+def convert_tile(ctx, staged, slot, full, operand: gl.constexpr, later: gl.constexpr):
     """A tile of "k" or "v" of a slot of 8 bits, when it has arrived, into a slot of 16, times the scales of its tokens
-    if they have some; hands on both, and returns the state of the next slot of 8 bits."""
+    if they have some, after which `later` others were requested; hands on both, and returns the state of the next slot
+    of 8 bits."""
     config: gl.constexpr = ctx.config
     cols: gl.constexpr = config.padded_qk_depth if operand == "k" else config.padded_ov_depth
     scaled: gl.constexpr = has_token_scale(config, operand)
+    shared: gl.constexpr = cols // max(1, config.scale_blocks(operand))
     ctx.staged.consumer_wait(staged)
     narrow = key_view(ctx.staged.tile(staged), cols, config).reshape([config.BN, cols])
     wide = key_view(slot, cols, config).reshape([config.BN, cols])
     if scaled:
-        async_copy.wait_group(0)
+        wait_for_scales(later)
     for i in gl.static_range(config.BN // ROWS):
         if scaled:
             scales = ctx.token_scales.k if operand == "k" else ctx.token_scales.v
-            convert_scaled(narrow.slice(i * ROWS, ROWS), wide.slice(i * ROWS, ROWS), scales, i * ROWS)
+            convert_scaled(narrow.slice(i * ROWS, ROWS), wide.slice(i * ROWS, ROWS), scales, 0, i * ROWS, 0, shared)
         else:
             x = narrow.slice(i * ROWS, ROWS).load(rows_layout(cols)).to(gl.float16)
             if wide.dtype == gl.bfloat16:
@@ -100,21 +130,3 @@ def convert_tile(ctx, staged, slot, full, operand: gl.constexpr):
     mbarrier.arrive(full, count=1)
     ctx.staged.consumer_release(staged)
     return staged.step()
-
-
-@gluon.jit
-def convert_scaled(narrow, wide, scales, first: gl.constexpr):
-    """Rows from `first` on of a tile, each block of columns times its scale in fp32, rounded once."""
-    blocks: gl.constexpr = scales.shape[0]
-    cols: gl.constexpr = narrow.shape[1] // blocks
-    layout: gl.constexpr = rows_layout(cols)
-    for block in gl.static_range(blocks):
-        scale = scales.index(block).slice(first, narrow.shape[0]).load(gl.SliceLayout(1, layout))
-        x = narrow.slice(block * cols, cols, 1).load(layout).to(gl.float16).to(gl.float32) * scale[:, None]
-        wide.slice(block * cols, cols, 1).store(x.to(wide.dtype))
-
-
-@gluon.constexpr_function
-def rows_layout(cols):
-    """Registers of some rows: 16 columns of a row in a lane."""
-    return gl.BlockedLayout([1, 16], [32 * 16 // cols, cols // 16], [CONVERTING, 1], [1, 0])

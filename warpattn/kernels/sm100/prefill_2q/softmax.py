@@ -81,7 +81,7 @@ def softmax_tile(ctx, state, n, wg: gl.constexpr):
     c = row_scale(m, c, largest_exponent(config))
     mc = exponent(m, c)
     p = p_tile(ctx.memory, wg, config)
-    dtype: gl.constexpr = element_type(config.element)
+    dtype: gl.constexpr = element_type(config.weights)
     p0 = gl.exp2(exponents(s0, c, mc))
     p.slice(0, half).store(p0.to(dtype))
     p1 = exp2_polynomial(exponents(s1, c, mc))

@@ -20,7 +20,7 @@ from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
 from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, PlanOptions
 
-from ..config import align_up
+from ..rounding import align_up
 from ..tile import TileConfig, choice_of
 
 NARROW = 128  # columns of heads that the prefill kernels take

@@ -51,8 +51,8 @@ def wide_kernel(
     some = (lengths.seq_k > 0) & (rows.first < lengths.seq_q * traits.group)
     run = partition_tiles(tile_span(span, config.BN), partition, partitions, some)
     ctx = LatentContext(
-        q, out, lse, out_batch, sinks_ptr, k, v, make_ring(config), make_memory(config), make_barriers(config), rows,
-        lengths, run, mods, scale, config, traits,
+        q, out, lse, out_batch, sinks_ptr, k, v, make_ring(config), (), (), make_memory(config), make_barriers(config),
+        rows, lengths, run, mods, scale, scale, config, traits,
     )  # fmt: skip
     fence_async_shared()
     workers: gl.constexpr = config.topology.workers

@@ -17,4 +17,5 @@ def wide_source(
     args: Mapping[str, Any], config: WideConfig, traits: Traits, mask: Program, score: Program | None
 ) -> GluonASTSource:
     """The kernel of a launch with `args`."""
-    return row_source(wide_kernel, args, (BLOCK, BLOCK), config, traits, (mask, score))
+    box = BLOCK, config.stored
+    return row_source(wide_kernel, args, (box, box), config, traits, (mask, score))

@@ -3,13 +3,11 @@ tiles are decode's."""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
 from warpattn.problem import CheckedCall
 from warpattn.problem.arch import compile_options
 from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands
+from warpattn.problem.scales import latent_scales
 from warpattn.sequences import Sequence
 from warpattn.sequences.latent import LatentPages
 
@@ -25,7 +23,7 @@ def list_launches(
     partial = workspace(problem, choice, head_rows(problem), x.q.device)
     args = arguments(checked, x, sequence, choice) | {"workspace": partial}
     if isinstance(sequence, LatentPages):
-        args |= {"k": MappedRows(sequence.rope), "v": scaled_latents(x.v, sequence.v_scale)}
+        args |= {"k": MappedRows(sequence.rope), "v": ColumnScaledRows(x.v, *latent_scales(x.v, sequence.v_scale))}
     features = features_of(checked)
 
     def source():
@@ -36,11 +34,3 @@ def list_launches(
     key = (config, features.key)
     attend = Launch("sm90.mla", "sm90", key, source, compile_options(), choice.grid, args, persistent=True)
     return attend, combine_launch(checked, config, args)
-
-
-def scaled_latents(x: Tensor, scale: Tensor | None) -> ColumnScaledRows:
-    """Latents (pages, page size, heads, columns) of 8 bits; without a scale it is 1."""
-    scale = x.new_ones((), dtype=torch.float32) if scale is None else scale
-    steps = scale.stride()
-    rest = (*[0] * 3, 0) if scale.ndim == 0 else (0, 0, *steps, 0) if scale.ndim == 1 else (*steps, 0)[:4]
-    return ColumnScaledRows(x, scale, *rest)
