@@ -61,7 +61,7 @@ def draw(arch: str, seed: int) -> Drawn:
         tokens = ["token"] * ("token" in limits.eight_bit.scales and case.dtype == torch.bfloat16)
         scales = ["tensor", "head", *tokens]
         dim = min(-(-case.dim // 16) * 16, limits.eight_bit.max_dim)
-        case = replace(case, dim=dim, page_size=-(-case.page_size // 8) * 8)
+        case = replace(case, dim=dim, dim_v=-(-case.dim_v // 16) * 16, page_size=-(-case.page_size // 8) * 8)
         return Drawn(case, "as drawn", chance.choice(scales))
     if what == "hidden" and arch == "sm90" and "added" not in case.mask and _hides(case):
         return Drawn(case, chance.choice(("hidden", "partly hidden")))
@@ -113,9 +113,16 @@ def _plain(arch: str, seed: int) -> Drawn:
         layout=chance.choice(LAYOUTS),
         **lengths,
     )
+    case = _odder(case, random.Random(f"{arch} {seed} odd"))
     how = chance.choice(("as drawn", "as drawn", "unseen keys", "visible", "large"))
     exact = case.score in LARGE - ({"none"} if arch == "sm90" else set()) and "added" not in case.mask
     return Drawn(case, how if exact or how != "large" else "as drawn")
+
+
+def _odder(case: Case, chance: random.Random) -> Case:
+    """Sometimes with pages whose rows are no power of two, and values much wider or narrower than keys."""
+    page, dim_v = chance.choice((0, 0, 3, 24, 48)), chance.choice((0, 0, 0, 8, 40, 128))
+    return replace(case, page_size=page if page and case.page_size else case.page_size, dim_v=dim_v or case.dim_v)
 
 
 def _mask(chance: random.Random) -> str:
