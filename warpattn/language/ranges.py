@@ -85,9 +85,10 @@ def _interval(node: Node, known: Known) -> Interval:
     if op == "sym":
         return Interval(-POSITIONS if node.value.startswith("q") else 0, 2 * POSITIONS)
     whole = INT64 if dtype == "int64" else INT32
-    if op not in _OF or any(operand.dtype == "float" for operand in node.operands):
+    operands = node.operands
+    if op not in _OF or any(operand.dtype == "float" for operand in operands):
         return whole
-    values = _OF[op](*(interval(operand, known) for operand in node.operands))
+    values = _OF[op](*(interval(operand, known) for operand in operands))
     return values if dtype == "int" or values.within(whole) else whole
 
 
