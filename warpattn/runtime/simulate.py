@@ -9,6 +9,7 @@ gets, with the same arguments; only a persistent kernel has fewer programs, whic
 from __future__ import annotations
 
 from collections.abc import Hashable
+from threading import Lock
 from typing import Any, NamedTuple
 
 from warpattn.errors import AttentionError
@@ -27,6 +28,7 @@ from warpattn.sim.compile import to_ttgir
 PROGRAMS = 4  # of the grid of a persistent kernel: enough for its scheduler to matter, few enough to be quick
 DENSE = Dense()
 _compiled: dict[Hashable, Any] = {}
+_compiling = Lock()  # Python's own parser, which Triton calls, fails in two threads at once
 
 
 class Options(NamedTuple):
@@ -119,6 +121,7 @@ def _kernel(launch: Launch) -> Any:
     key = (launch.name, launch.arch, launch.key)
     if key not in _compiled:
         require_triton()
-        with refusals_named(launch.name):
-            _compiled[key] = to_ttgir(launch.source(), triton_target(launch.arch), dict(launch.options))
+        with _compiling, refusals_named(launch.name):
+            if key not in _compiled:
+                _compiled[key] = to_ttgir(launch.source(), triton_target(launch.arch), dict(launch.options))
     return _compiled[key]

@@ -1,5 +1,8 @@
 """`backend="simulate:sm90"`: attention on CPU tensors by the Hopper kernel in the simulator."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -85,3 +88,24 @@ def test_findings_are_an_error(monkeypatch):
 def test_lengths_are_checked():
     with pytest.raises(wa.AttentionError, match=r"within 0 \.\. 150"):
         wa.attention(*tensors(), mask=wa.Padding(torch.tensor([150, 151])), backend=BACKEND)
+
+
+def test_threads_compile_one_after_the_other(monkeypatch):
+    """Python's parser fails in two threads at once, and a kernel is compiled once."""
+    inside, most, compile_one = [], [], simulate.to_ttgir
+
+    def noted(*args):
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0.05)
+        inside.pop()
+        return compile_one(*args)
+
+    monkeypatch.setattr(simulate, "to_ttgir", noted)
+    monkeypatch.setattr(simulate, "_compiled", {})
+    q = torch.randn(1, 8, 1, 32).half()
+    masks = [wa.SlidingWindow(3), wa.SlidingWindow(4), wa.SlidingWindow(4)]
+    calls = [lambda mask=mask: wa.attention(q, q, q, mask=mask, backend="simulate:gfx942") for mask in masks]
+    with ThreadPoolExecutor(3) as pool:
+        [found.result() for found in [pool.submit(call) for call in calls]]
+    assert most == [1, 1]
