@@ -134,8 +134,8 @@ CASES = {
 }
 # Every mask, score, head dim and number of parts occurs in one of these, or under every schedule.
 DRAWN = (
-    "one-row", "unfused", "odd-dims-materialized", "narrow-values-fp16-prefix", "padding-bias", "alibi", "split-16",
-    "split-shared-ring", "split-sinks-nothing-visible", "split-score",
+    "one-row", "unfused", "odd-dims-materialized", "narrow-values-fp16-prefix", "padding-bias", "split-16",
+    "split-shared-ring", "split-sinks-nothing-visible",
 )  # fmt: skip
 
 

@@ -89,8 +89,8 @@ CASES = {
 }
 # Every mask, score and head dim occurs in one of these.
 DRAWN = (
-    "full", "causal", "short", "rectangular", "moving-reference", "group-4", "unfused", "padding",
-    "sinks-nothing-visible", "alibi", "odd-dims-fp16-soft-cap",
+    "full", "causal", "short", "rectangular", "moving-reference", "group-4", "unfused",
+    "sinks-nothing-visible", "odd-dims-fp16-soft-cap",
 )  # fmt: skip
 
 
