@@ -29,7 +29,7 @@ from warpattn.scores import Score
 
 HIDDEN, PARTIAL, FULL = "hidden", "partial", "full"
 KEPT = 64  # problems of which the calls are remembered
-Outline = Any  # a mask, None, or a pair of outlines
+Outline = Any  # a mask's program, None, or a pair of outlines
 POSITIONAL = ("q", "k", "len_q", "len_k")
 
 
@@ -53,14 +53,12 @@ class Whole(NamedTuple):
 
 
 def blocks_of(whole: Whole, placement: Placement) -> Blocks:
-    """The calls of a problem, from memory after the first time: as long as mask and score live where they hold tensors,
-    else for equal ones."""
-    holders = [x for x in (whole.mask, whole.score) if x is not None and x.program().tensors]
-    if not holders:
-        return _shared(whole, placement)
-    holder, *_ = holders
+    """The calls of a problem, from memory after the first time. Those of masks and scores with tensors are kept as long
+    as the first of these lives, others with the mask's program, which masks of one meaning share."""
+    given = [x for x in (whole.mask, whole.score) if x is not None]
+    holder = next((x for x in given if x.program().tensors), whole.mask.program())
     kept: dict[Any, Blocks] = holder.__dict__.setdefault("_blocks", {})
-    key = whole._replace(mask=None, score=None), placement, *(id(x) for x in (whole.mask, whole.score))
+    key = whole._replace(mask=None, score=None), placement, *(id(x.program()) for x in given)
     if key not in kept:
         if len(kept) >= KEPT:
             kept.clear()
@@ -176,11 +174,6 @@ class Blocks:
         return PlacedMask.of(mask, Distance(distance) if is_relative(mask) else places), score
 
 
-@lru_cache(KEPT)
-def _shared(whole: Whole, placement: Placement) -> Blocks:
-    return Blocks(whole, placement)
-
-
 def whole_of(chunks: list[Chunk]) -> slice:
     """All of a shard."""
     return slice(0, chunks[-1].local.stop)
@@ -200,11 +193,12 @@ def neighbours(chunks: list[Chunk]) -> Iterator[slice]:
 
 
 def outline(mask: Mask) -> Outline:
-    """What of a mask is known without reading tensors and for every sequence and head: a mask, None, or a pair of which
-    both must be visible."""
+    """What of a mask is known without reading tensors and for every sequence and head: its program, None, or a pair of
+    which both must be visible."""
     if isinstance(mask, And):
         return outline(mask.left), outline(mask.right)
-    return None if mask.program().tensors or depends_on(mask, "b", "h") else mask
+    program = mask.program()
+    return None if program.tensors or depends_on(mask, "b", "h") else program
 
 
 @lru_cache(1 << 14)
@@ -216,7 +210,7 @@ def visibility(known: Outline, rows: range, keys: range, lens: Lengths) -> str:
         kinds = {visibility(part, rows, keys, lens) for part in known}
         return HIDDEN if HIDDEN in kinds else FULL if kinds == {FULL} else PARTIAL
     env = {"b": 0, "h": 0, "q_lo": rows.start, "q_hi": rows.stop - 1, "len_q": lens.q, "len_k": lens.k}
-    first, full_lo, full_hi, last = (int(bound) for bound in evaluate_all(known.program().span, env, ()))
+    first, full_lo, full_hi, last = (int(bound) for bound in evaluate_all(known.span, env, ()))
     if first >= last or last <= keys.start or first >= keys.stop:
         return HIDDEN
     return FULL if full_lo <= keys.start and keys.stop <= full_hi else PARTIAL

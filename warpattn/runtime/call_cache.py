@@ -18,7 +18,6 @@ from weakref import finalize, ref
 import torch
 from torch import Tensor
 
-from warpattn.language.traced import Traced
 from warpattn.masks import MaskProgram
 from warpattn.problem import Call, CheckedCall, is_latent
 from warpattn.problem.memory import apart, extent
@@ -182,10 +181,10 @@ def _identify(call: Call) -> tuple[Hashable, MaskProgram | None, ScoreProgram | 
         raise TypeError
     mask_program = score_program = mask_id = score_id = None
     if mask is not None:
-        mask_program = mask.__dict__.get("_program") or Traced.shared[mask]
+        mask_program = mask.known_program()
         mask_id = ref(mask_program)
     if score is not None:
-        score_program = score.__dict__.get("_program") or Traced.shared[score]
+        score_program = score.known_program()
         score_id = ref(score_program)
     sequence = call.sequence
     key = (

@@ -111,12 +111,14 @@ def _private_folder(why: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def refusals_named(name: str) -> Iterator[None]:
-    """Turn what Triton refuses to compile into one AttentionError; Triton's own error, with its lines, is its cause."""
+    """Turn what Triton refuses to compile into one AttentionError; Triton's own error, with its lines, is its cause.
+
+    A pass of MLIR that fails is a RuntimeError, and so is a program that is nested too deeply for Python's parser."""
     from triton.errors import TritonError
 
     try:
         yield
-    except TritonError as error:
+    except (TritonError, RuntimeError) as error:
         raise AttentionError(f"{name} cannot be compiled; Triton says: {_innermost(error)}") from error
 
 

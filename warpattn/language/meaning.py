@@ -1,0 +1,131 @@
+"""What a value means, as a key: equal keys make equal programs.
+
+Python's own equality is too wide for that: 2, 2.0 and True are equal, and so are 0.0 and -0.0, but a mask or score that
+computes with one of them becomes another program with the other. A function that reads a global or a closure means
+something else once that has another value, so what it reads is part of its key, and so is what methods of a user's
+class read. Where the meaning cannot be known (a list, an object that may change, another module's attributes), there is
+no key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import fields
+from enum import Enum
+from functools import lru_cache
+from itertools import chain
+from types import BuiltinFunctionType, CodeType, FunctionType, MemberDescriptorType, ModuleType
+from typing import Any
+
+import torch
+
+from warpattn.language.expr import Table
+
+NOT_STATE = ("_program", "_fixed", "_meaning", "_blocks")  # what values keep about themselves
+_PLAIN = frozenset((int, bool, str, bytes, type(None), torch.dtype, Table))
+_STEADY = ("warpattn", "torch", "math", "numpy", "builtins", "operator")  # modules whose attributes stay
+
+
+class UnknownError(LookupError):
+    """A value whose meaning cannot be known."""
+
+
+def meaning(value: Any, within: tuple[Any, ...] = ()) -> Hashable:
+    """The key of a value; UnknownError where it has none. `within`: functions that call it, classes of methods."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return kind, value
+    if kind is float:
+        return kind, value.hex()
+    if kind is tuple:
+        return tuple([meaning(each, within) for each in value])
+    if _is_frozen(kind):
+        return kind, _state(value, within), () if _is_ours(kind) else _methods(kind, within)
+    if kind is FunctionType:
+        return value if _is_steady(value.__module__) else (value, _reads(value, within))
+    if isinstance(value, Enum):
+        return kind, value.name
+    if isinstance(value, type):
+        is_known = value in within or _is_ours(value) or issubclass(value, Enum)
+        return value if is_known else (value, _methods(value, within))
+    if isinstance(value, ModuleType) and _is_steady(value.__name__):
+        return value
+    if isinstance(value, BuiltinFunctionType) and _is_steady(value.__module__):
+        return value
+    if kind.__module__ == "numpy" and getattr(value, "shape", None) == ():
+        return kind, value.tobytes()
+    raise UnknownError
+
+
+@lru_cache(maxsize=1024)
+def _is_frozen(kind: type) -> bool:
+    """Whether a class is a frozen dataclass."""
+    parameters = getattr(kind, "__dataclass_params__", None)
+    return parameters is not None and parameters.frozen
+
+
+@lru_cache(maxsize=1024)
+def _is_ours(kind: type) -> bool:
+    return _is_steady(kind.__module__)
+
+
+def _state(value: Any, within: tuple[Any, ...]) -> Hashable:
+    """Attributes of a frozen value by name; of a subclass they may be more than the fields that `==` compares."""
+    own = getattr(value, "__dict__", {})
+    state = []
+    for name, each in own.items():
+        if name not in NOT_STATE:
+            state.append((name, (type(each), each) if type(each) in _PLAIN else meaning(each, within)))
+    if len(own) < len(type(value).__dataclass_fields__):  # it has slots
+        missing = [each.name for each in fields(value) if each.name not in own]
+        state += [(name, meaning(getattr(value, name, None), within)) for name in missing]
+    return tuple(state)
+
+
+def _methods(kind: type, within: tuple[Any, ...]) -> Hashable:
+    """What the methods and properties of a user's class read, and its other attributes."""
+    own = [each for each in kind.__mro__ if not _is_steady(each.__module__)]
+    within = (*within, *own)
+    named = [(name, each) for owner in own for name, each in vars(owner).items() if _is_written(name, each)]
+    return tuple([(name, meaning(_function_of(each), within)) for name, each in named])
+
+
+def _is_written(name: str, attribute: Any) -> bool:
+    """Whether an attribute of a class is not one that Python or `dataclass` makes."""
+    return name == "__call__" or not (name.startswith("__") or isinstance(attribute, MemberDescriptorType))
+
+
+def _function_of(attribute: Any) -> Any:
+    """The function of a method, property or the like; other attributes as they are."""
+    for name in ("__func__", "fget", "func"):
+        attribute = getattr(attribute, name, attribute)
+    return attribute
+
+
+def _reads(fn: FunctionType, within: tuple[Any, ...]) -> Hashable:
+    """What a function reads beside its arguments."""
+    if fn in within:
+        return fn
+    named = {name: fn.__globals__[name] for name in _names(fn.__code__) if name in fn.__globals__}
+    cells = [cell.cell_contents if _is_filled(cell) else None for cell in fn.__closure__ or ()]
+    given = [*named.values(), *cells, *(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()]
+    return fn.__code__, tuple(named), tuple([meaning(value, (*within, fn)) for value in given])
+
+
+def _is_steady(module: str | None) -> bool:
+    return module is not None and module.partition(".")[0] in _STEADY
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        _ = cell.cell_contents
+    except ValueError:
+        return False
+    return True
+
+
+@lru_cache(maxsize=1024)
+def _names(code: CodeType) -> tuple[str, ...]:
+    """The names that code and the functions within it may read as globals."""
+    inner = [_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+    return tuple(dict.fromkeys((*code.co_names, *chain(*inner))))
