@@ -36,6 +36,8 @@ Keys and values may have 8 bits where q has 16 or 32: plain tensors, `Quantized(
 with k_scale and v_scale. They mean values · scale, computed in fp32. Queries of 8 bits have the dtype of k and v, and
 the result then has the dtype of `out`, bf16 without one. Prefill that is not paged multiplies in 8 bits then.
 
+Absorbed queries of latent attention may be in two tensors, `LatentQuery(nope, rope)`: kernels read both where they are.
+
 Kernels run on torch's current stream and may be captured into CUDA graphs. Inside of torch.compile(fullgraph=True)
 a call becomes one operator, which does not read the values of lengths, offsets and tables; broken rules are raised when
 the graph runs. There `~mask` has to be written outside of the compiled function.
@@ -59,12 +61,13 @@ from warpattn.runtime.training.from_results import differentiate
 from warpattn.runtime.training.gradients import Along, Saved
 from warpattn.scores import Score
 from warpattn.sequences import Dense, PagedKV, PagedRagged, Ragged
+from warpattn.sequences.latent_query import WITH_PARTS, LatentQuery, parted
 
 DENSE = Dense()
 
 
 def attention(
-    q: Tensor | Quantized,
+    q: Tensor | Quantized | LatentQuery,
     k: Tensor | Quantized,
     v: Tensor | Quantized,
     *,
@@ -86,14 +89,14 @@ def attention(
     Raises AttentionError listing every broken rule.
     """
     sequence = DENSE
-    if isinstance(q, Quantized) or isinstance(k, Quantized) or isinstance(v, Quantized):
-        (q, q_scale), (k, k_scale), (v, v_scale) = split(q), split(k), split(v)
-        sequence = Dense(k_scale, v_scale, q_scale)
+    if isinstance(q, WITH_PARTS) or isinstance(k, Quantized) or isinstance(v, Quantized):
+        (q, of_q), (k, k_scale), (v, v_scale) = parted(q), split(k), split(v)
+        sequence = Dense(k_scale, v_scale, **of_q)
     return _attend(Call(q, k, v, sequence, mask, score, sinks, scale, return_lse, out), backend)
 
 
 def attention_varlen(
-    q: Tensor | Quantized,
+    q: Tensor | Quantized | LatentQuery,
     k: Tensor | Quantized,
     v: Tensor | Quantized,
     seq: Ragged,
@@ -116,14 +119,14 @@ def attention_varlen(
     """
     if not isinstance(seq, Ragged):
         raise AttentionError(f"seq is a {type(seq).__name__}; seq must be a warpattn Ragged(cu_q, cu_k)")
-    if isinstance(q, Quantized) or isinstance(k, Quantized) or isinstance(v, Quantized):
-        (q, q_scale), (k, k_scale), (v, v_scale) = split(q), split(k), split(v)
-        seq = replace(seq, k_scale=k_scale, v_scale=v_scale, q_scale=q_scale)
+    if isinstance(q, WITH_PARTS) or isinstance(k, Quantized) or isinstance(v, Quantized):
+        (q, of_q), (k, k_scale), (v, v_scale) = parted(q), split(k), split(v)
+        seq = replace(seq, k_scale=k_scale, v_scale=v_scale, **of_q)
     return _attend(Call(q, k, v, seq, mask, score, sinks, scale, return_lse, out), backend)
 
 
 def attention_paged(
-    q: Tensor | Quantized,
+    q: Tensor | Quantized | LatentQuery,
     kv: PagedKV,
     seq: Ragged | None = None,
     *,
@@ -155,8 +158,9 @@ def attention_paged(
         raise AttentionError(f"kv is a {type(kv).__name__}; {rule}")
     if seq is not None and not isinstance(seq, Ragged):
         raise AttentionError(f"seq is a {type(seq).__name__}; seq must be None or a warpattn Ragged(cu_q)")
-    if isinstance(q, Quantized):
-        q, kv = q.values, kv.with_fields(q_scale=q.scale)
+    if isinstance(q, WITH_PARTS):
+        q, of_q = parted(q)
+        kv = kv.with_fields(**of_q)
     layout = kv if seq is None else PagedRagged(kv, seq)
     call = Call(q, kv.k_pages, kv.v_pages, layout, mask, score, sinks, scale, return_lse, out)
     if isinstance(kv.shared_pages, int) and kv.shared_pages and not torch.compiler.is_compiling():

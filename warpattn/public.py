@@ -23,6 +23,7 @@ from warpattn.runtime.merging.states import merge_states
 from warpattn.scores import ALiBi, Bias, CustomScore, Score, SoftCap
 from warpattn.sequences import Dense, PagedKV, Ragged
 from warpattn.sequences.latent import LatentPages
+from warpattn.sequences.latent_query import LatentQuery
 from warpattn.serving import DecodePlan, PrefillPlan, StepPlan
 from warpattn.serving.append import append_paged
 from warpattn.serving.call_shape import CallShape
@@ -50,6 +51,7 @@ __all__ = [
     "Hadamard",
     "LargestStep",
     "LatentPages",
+    "LatentQuery",
     "Layer",
     "Lengths",
     "Mask",

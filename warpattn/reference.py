@@ -71,7 +71,7 @@ def reference(
         mask=mask.program(),
         score=None if score is None else score.program(),
         sinks=None if sinks is None else sinks.to(dtype),
-        scale=q.shape[-1] ** -0.5 if scale is None else scale,
+        scale=sequence.query_columns(q) ** -0.5 if scale is None else scale,
         dtype=dtype,
     )
     results = [job.attend(b, *tensors) for b, tensors in enumerate(sequence.walk(q, k, v))]
@@ -80,7 +80,7 @@ def reference(
 
 def _nothing(sequence: Sequence, sizes: Sizes, given: Operands, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Results of a batch without sequences or heads: empty, and still a function of q, k and v."""
-    q, _, _ = operands = tuple(sequence.operands(*given).values())
+    q, *_ = operands = (*sequence.operands(*given).values(), *([] if sequence.q_rope is None else [sequence.q_rope]))
     tie = sum([x[:0].to(dtype).sum() for x in operands])
     out = q.new_zeros((*q.shape[:-1], sizes.dim_v), dtype=dtype)
     return out + tie, q.new_zeros(sequence.lse_shape(sizes), dtype=dtype) + tie

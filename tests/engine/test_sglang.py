@@ -195,8 +195,8 @@ class Latent(Engine):
         return torch.cat((k, latents[:, None, 24:].expand(-1, HEADS, -1)), -1), v
 
 
-@pytest.mark.parametrize("chunk", [64, 9])
-def test_latent_attention(sglang, chunk):
+@pytest.mark.parametrize(("chunk", "parts"), [(64, True), (9, False)])
+def test_latent_attention(sglang, chunk, parts):
     """Prompts with chunks of context, merged by their LSE, then decoding over latents, eager and captured."""
     from sglang.srt.models.deepseek_common.attention_backend_handler import AttentionBackendRegistry, AttnForwardMethod
 
@@ -220,8 +220,14 @@ def test_latent_attention(sglang, chunk):
         init(batch)
         q = torch.randn(sum(counts), HEADS, 24)
         if form(None, batch) == AttnForwardMethod.MLA:
-            absorbed = torch.cat((torch.einsum("thd,lhd->thl", q[..., :16], engine.up[:, :, 0]), q[..., 16:]), -1)
-            found = engine.backend.forward(absorbed, fresh[:, None], fresh[:, None, :24], mqa, batch)
+            nope, rope = torch.einsum("thd,lhd->thl", q[..., :16], engine.up[:, :, 0]), q[..., 16:]
+            latents, rotary = fresh[:, None].split([24, 8], -1)
+            if parts:
+                named = {"q_rope": rope, "k_rope": rotary}
+                found = engine.backend.forward(nope, latents, latents, mqa, batch, **named)
+            else:
+                absorbed = torch.cat((nope, rope), -1)
+                found = engine.backend.forward(absorbed, fresh[:, None], fresh[:, None, :24], mqa, batch)
             found = torch.einsum("thl,lhd->thd", found.view(-1, HEADS, 24), engine.up[:, :, 1])
         else:
             assert form(None, batch) == AttnForwardMethod.MHA_CHUNKED_KV
@@ -299,3 +305,32 @@ def test_what_it_has_not_is_one_sentence(sglang):
     plain = sglang.RadixAttention(HEADS, DIM, 0.2, HEADS_KV, 0)
     with pytest.raises(AttentionError, match="q_rope"):
         engine.step(plain, {1: 5}, q_rope=torch.ones(1))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "ranks", "words"),
+    [
+        (torch.float8_e4m3fn, 1, "the cache holds torch.float8_e4m3fn; it must hold float16, bfloat16"),
+        (torch.bfloat16, 2, "2 ranks share the context"),
+    ],
+)
+def test_latents_it_cannot_read(sglang, monkeypatch, dtype, ranks, words):
+    from sglang.srt.mem_cache import memory_pool
+
+    from warpattn.integrations.sglang.pools import Pool
+
+    monkeypatch.setattr(memory_pool, "get_parallel", lambda: SimpleNamespace(attn_dcp_size=ranks))
+    pool = sglang.MLATokenToKVPool(CACHE, PAGE, dtype, 24, 8, 1, "cpu", False)
+    with pytest.raises(AttentionError, match=words):
+        Pool.of(SimpleNamespace(use_mla_backend=True, token_to_kv_pool=pool, page_size=PAGE), False)
+
+
+def test_models_whose_queries_are_scaled_by_position_join_them(sglang):
+    """SGLang scales them only where it joins both parts."""
+    from sglang.srt.models.deepseek_common.utils import FORWARD_ABSORB_CORE_ATTENTION_BACKENDS as IN_PARTS
+
+    from warpattn.integrations.sglang import latent
+
+    for config, parts in (({}, True), ({"llama_4_scaling": {"beta": 0.1}}, False), ({}, True)):
+        latent.register(SimpleNamespace(model_config=SimpleNamespace(hf_config=SimpleNamespace(**config))))
+        assert ("warpattn" in IN_PARTS) == parts

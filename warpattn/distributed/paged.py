@@ -174,7 +174,8 @@ def _turns(given: Given) -> Parts:
     q_scale = pages.q_scale
     if q_scale is not None and q_scale.ndim > 1:
         q_scale = q_scale.repeat_interleave(count, 0)
-    each = pages.with_fields(block_table=table, lengths=lengths.flatten(), q_scale=q_scale)
+    rope = None if pages.q_rope is None else pages.q_rope.repeat_interleave(count, 0)
+    each = pages.with_fields(block_table=table, lengths=lengths.flatten(), q_scale=q_scale, q_rope=rope)
     queries = q.repeat_interleave(count, 0)
     options = {"mask": given.seen, "score": given.score, "scale": given.scale}
     plan = DecodePlan(queries, each, return_lse=True, batch_invariant=True, **options)

@@ -25,7 +25,6 @@ from warpattn.problem.backends import (
     BACKENDS,
     KERNEL_DTYPES,
     LATENT,
-    LATENT_TOKENS,
     LIMITS,
     NEEDS,
     USE_REFERENCE,
@@ -40,14 +39,14 @@ from warpattn.problem.gradients import (
     named_inputs,
     refuse_gradients,
 )
-from warpattn.problem.memory import begins_with, overlap, overlaps_itself
+from warpattn.problem.latent import check_latent, check_latent_view, check_rope
+from warpattn.problem.memory import overlap, overlaps_itself
 from warpattn.problem.problem import Call, CheckedCall, Problem
 from warpattn.quantized import EIGHT_BIT, result_dtype
 from warpattn.scores import ALiBi, Bias, CustomScore, Score, ScoreProgram
 from warpattn.sequences import Sizes
 
 MAX_SIZE = 2**31 - 1  # kernels count rows, keys, heads and sequences with 32 bits
-LATENT_WHERE = f"with head dims {LATENT.qk} and {LATENT.v} (latent attention)"
 FULL_PROGRAM = Full().program()  # without a mask
 ALIKE = tuple({dtype} for dtype in DTYPES)
 LARGEST_SCALE = torch.finfo(torch.float32).max
@@ -71,7 +70,7 @@ def validate(call: Call, read_values: bool = True) -> CheckedCall:
     mask, score = _traced(rules, call)
     if score is None and backend != "reference" and not rules.broken and sizes is not None:
         low, high = USUAL_SCALES
-        score = None if low < _scale(call) < high else AS_IT_IS  # applied to the scores before their maximum
+        score = None if low < _scale(call, sizes) < high else AS_IT_IS  # applied to the scores before their maximum
     plain = {x.dtype for x in tensors.values()} in ALIKE and not call.sequence.scales()
     if not plain:
         check_types(rules, call, read_values and backend == "reference")
@@ -83,7 +82,8 @@ def validate(call: Call, read_values: bool = True) -> CheckedCall:
     captured = [x for program in (mask, score) if program is not None for x in program.tensors]
     _check_devices(rules, call, captured)
     names = ()
-    if _is_differentiated([*tensors.values(), call.sinks, call.out, *([] if score is None else score.tensors)]):
+    of_score = [] if score is None else score.tensors
+    if _is_differentiated([*tensors.values(), call.sequence.q_rope, call.sinks, call.out, *of_score]):
         names = _check_gradients(rules, call, backend, sizes, () if score is None else score.tensors)
     if backend is not None and backend != "reference":
         arch = backend.removeprefix("simulate:")
@@ -92,7 +92,9 @@ def validate(call: Call, read_values: bool = True) -> CheckedCall:
         if sizes is not None and not plain and not rules.broken:
             check_eight_bit(rules, arch, _problem(call, sizes, FULL_PROGRAM, None, plain), names)
         if read_values and sizes is not None and LIMITS[arch].latent and is_latent(sizes):
-            _check_latent_view(rules, call)
+            check_latent_view(rules, call)
+        if sizes is not None and call.sequence.q_rope is not None:
+            check_rope(rules, call.sequence.q_rope, sizes)
     on_host = backend is not None and (backend == "reference" or backend.startswith("simulate:"))
     if read_values and not rules.broken and sizes is not None and on_host:
         _check_values(rules, call, sizes)
@@ -100,7 +102,7 @@ def validate(call: Call, read_values: bool = True) -> CheckedCall:
         rules.done()
     assert sizes is not None and backend is not None and mask is not None  # else a rule was broken
     problem, lse_shape = _problem(call, sizes, mask, score, plain), call.sequence.lse_shape(sizes)
-    return CheckedCall(backend, problem, mask, score, _scale(call), lse_shape, names)
+    return CheckedCall(backend, problem, mask, score, _scale(call, sizes), lse_shape, names)
 
 
 def parts(value: Mask | Score | None) -> Iterator[Mask | Score]:
@@ -218,7 +220,8 @@ def _check_out(rules: Rules, call: Call, sizes: Sizes) -> None:
     if overlaps_itself(out):
         rules.add(f"out has shape {tuple(out.shape)} and strides {out.stride()}",
                   "each element of out must have its own place in memory")  # fmt: skip
-    for name, x in (call.sequence.operands(call.q, call.k, call.v) | {"sinks": call.sinks}).items():
+    others = {"q.rope": call.sequence.q_rope, "sinks": call.sinks}
+    for name, x in (call.sequence.operands(call.q, call.k, call.v) | others).items():
         if isinstance(x, Tensor) and overlap(out, x):
             what = f"out starts at {out.data_ptr()} and {name} at {x.data_ptr()}"
             rules.add(what, f"out must not share memory with {name}: others may still read what is written")
@@ -246,14 +249,6 @@ def _check_gradients(
         if names:
             check_deterministic(rules, arch, call.deterministic)
     return names
-
-
-def _check_latent_view(rules: Rules, call: Call) -> None:
-    """Latent attention: values that are the first columns of the keys' own memory."""
-    _, (k_name, k), (v_name, v) = call.sequence.operands(call.q, call.k, call.v).items()
-    what = f"{v_name} has strides {v.stride()} at {v.data_ptr()}, {k_name} {k.stride()} at {k.data_ptr()}"
-    rule = f"{LATENT_WHERE} a token's value is part of its key: {v_name} must be the view {k_name}[..., :{LATENT.v}]"
-    rules.require(begins_with(k, v), what, rule)
 
 
 def _check_part(rules: Rules, part: Mask | Score, call: Call, sizes: Sizes) -> None:
@@ -313,9 +308,9 @@ def _check_lengths(rules: Rules, name: str, lengths: Tensor, longest: int | None
             return
 
 
-def _scale(call: Call) -> float:
+def _scale(call: Call, sizes: Sizes) -> float:
     scale = None if call.scale is None else number(call.scale)
-    return call.q.shape[-1] ** -0.5 if scale is None else float(scale)
+    return sizes.dim_qk**-0.5 if scale is None else float(scale)
 
 
 def _result_dtype(call: Call) -> torch.dtype | None:
@@ -335,6 +330,7 @@ def _problem(call: Call, sizes: Sizes, mask: MaskProgram, score: ScoreProgram | 
         score=None if score is None else score.key,
         has_sinks=call.sinks is not None,
         has_lse=call.return_lse,
+        q_rope=0 if call.sequence.q_rope is None else call.sequence.q_rope.shape[-1],
         **({} if plain else eight_bit_of(call)),
     )
 
@@ -372,7 +368,7 @@ def check_limits(rules: Rules, arch: str, kind: str, dtype: torch.dtype | None, 
             rule = f"the {arch} backend takes at most {MAX_SIZE}; {USE_REFERENCE} for more"
             rules.add(f"{name} is {size}", rule)
     if limits.latent and is_latent(sizes):
-        _check_latent(rules, kind, sizes)
+        check_latent(rules, kind, sizes)
     else:
         _check_dims(rules, arch, sizes)
 
@@ -386,14 +382,3 @@ def _check_dims(rules: Rules, arch: str, sizes: Sizes | Problem) -> None:
         if dim > limits.max_dim:
             rule = f"the {arch} backend takes head dims up to {limits.max_dim}{either}; {USE_REFERENCE} for others"
             rules.add(f"{name} has head_dim {dim}", rule)
-
-
-def _check_latent(rules: Rules, kind: str, sizes: Sizes | Problem) -> None:
-    """Latent attention: few query tokens, and no ragged keys."""
-    rule = f"{LATENT_WHERE} kernels take dense and paged ones; {USE_REFERENCE}"
-    rules.require(kind in ("dense", "paged"), f"the keys and values are {kind}", rule)
-    rule = (
-        f"{LATENT_WHERE} kernels take at most {LATENT_TOKENS}; {USE_REFERENCE}, or expand keys and values for prefill"
-    )
-    few = "ragged" in kind or sizes.seq_q <= LATENT_TOKENS
-    rules.require(few, f"q has {sizes.seq_q} tokens a sequence", rule)

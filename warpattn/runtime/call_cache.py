@@ -59,7 +59,7 @@ def remember(call: Call, checked: CheckedCall, x: Operands, bound: BoundLaunches
     try:
         key, *programs = _identify(call)
         bound.follow_call(checked, x, call.sequence)
-        known = _known.get(key) or CachedCall(checked, x, call.out is not None)
+        known = _known.get(key) or CachedCall(checked, x, call)
     except _UNUSUAL:
         return
     if not known.keep(bound):
@@ -83,7 +83,7 @@ class CachedCall:
     __slots__ = ("_by_stream", "_device", "_extents", "_has_captured", "_latent", "_like_q", "_lse_shape", "_out",
                  "_shared", "_written")  # fmt: skip
 
-    def __init__(self, checked: CheckedCall, x: Operands, out_given: bool) -> None:
+    def __init__(self, checked: CheckedCall, x: Operands, call: Call) -> None:
         self._shared: BoundLaunches | None = None  # without a workspace
         self._by_stream: dict[int, BoundLaunches] = {}
         self._device = x.q.get_device()
@@ -93,9 +93,9 @@ class CachedCall:
         self._lse_shape = checked.lse_shape if checked.problem.has_lse else None
         self._has_captured = bool(captured(checked))
         self._latent = is_latent(checked.problem)  # then v is a view of k
-        read = (x.q, x.k, x.v, x.sinks) if out_given else ()
+        read = (x.q, x.k, x.v, x.sinks, call.sequence.q_rope) if call.out is not None else ()
         self._extents = tuple([0 if t is None else extent(t) for t in read])
-        self._written = extent(x.out) if out_given else 0
+        self._written = extent(x.out) if call.out is not None else 0
 
     def keep(self, bound: BoundLaunches) -> bool:
         """Keep the launches for every stream or, with a workspace, for torch's current one unless it is captured."""
@@ -111,7 +111,7 @@ class CachedCall:
 
     def __call__(self, call: Call, mask: MaskProgram | None, score: ScoreProgram | None) -> Result | None:
         """Launch on torch's current stream; None if this call must be validated."""
-        q, k, v, sinks, out = call.q, call.k, call.v, call.sinks, call.out
+        q, k, v, sinks, out, rope = call.q, call.k, call.v, call.sinks, call.out, call.sequence.q_rope
         if cuda.current_device() != self._device:
             return None
         bound = self._shared
@@ -130,15 +130,15 @@ class CachedCall:
             q_at, k_at, v_at = q.data_ptr(), k.data_ptr(), v.data_ptr()
         except RuntimeError:  # such as of torch.vmap
             return None
-        sinks_at = 0 if sinks is None else sinks.data_ptr()
+        sinks_at, rope_at = 0 if sinks is None else sinks.data_ptr(), 0 if rope is None else rope.data_ptr()
         if out is None:
             out = torch.empty_like(q) if self._like_q else torch.empty(**self._out)
             out_at = out.data_ptr()
         else:
             out_at = out.data_ptr()
-            if not apart((out_at, self._written), (q_at, k_at, v_at, sinks_at), self._extents):
+            if not apart((out_at, self._written), (q_at, k_at, v_at, sinks_at, rope_at), self._extents):
                 return None
-        if (q_at | k_at | v_at | out_at) % ALIGNMENT or (self._latent and k_at != v_at):
+        if (q_at | k_at | v_at | out_at | rope_at) % ALIGNMENT or (self._latent and k_at != v_at):
             return None
         lse, lse_at = None, 0
         if self._lse_shape is not None:
@@ -152,7 +152,8 @@ class CachedCall:
 
 def _is_plain(sequence: Sequence) -> bool:
     """Whether a sequence has no tensors of its own."""
-    return type(sequence) is Dense and sequence.k_scale is sequence.v_scale is sequence.q_scale is None
+    beside = sequence.q_rope
+    return type(sequence) is Dense and sequence.k_scale is sequence.v_scale is sequence.q_scale is beside is None
 
 
 def _layout(sequence: Sequence) -> Hashable:
@@ -164,6 +165,7 @@ def _layout(sequence: Sequence) -> Hashable:
 def _identify(call: Call) -> tuple[Hashable, MaskProgram | None, ScoreProgram | None]:
     """What identifies a call, and its programs; raises one of `_UNUSUAL` for values that have no such identity."""
     q, k, v, sinks, out, mask, score = call.q, call.k, call.v, call.sinks, call.out, call.mask, call.score
+    rope = call.sequence.q_rope
     # 1 == True, but one of them is no scale and the other no flag; the key would hold a tensor's identity, not its
     # number. What rules refuse for its negative bit has even strides, and no such tensor is remembered.
     scale = call.scale
@@ -175,6 +177,7 @@ def _identify(call: Call) -> tuple[Hashable, MaskProgram | None, ScoreProgram | 
         q.requires_grad
         or k.requires_grad
         or v.requires_grad
+        or (rope is not None and rope.requires_grad)
         or (sinks is not None and sinks.requires_grad)
         or (out is not None and out.requires_grad)
     ):

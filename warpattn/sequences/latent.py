@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from copy import copy
 from dataclasses import FrozenInstanceError
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from warpattn.errors import AttentionError, Rules
 from warpattn.inputs import is_tensor
+from warpattn.sequences.latent_query import check_rope
 from warpattn.sequences.paged import PagedKV
 from warpattn.sequences.rules import check_shapes
 from warpattn.sequences.sequence import check_heads
@@ -56,13 +57,8 @@ class LatentPages(PagedKV):
     @staticmethod
     def of_bytes(cache: Tensor, block_table: Tensor, lengths: Tensor) -> LatentPages:
         """The pages of a cache in DeepSeek's form, uint8 (num_pages, page_size, 1, 656): views of it, no copies."""
-        fine = is_tensor(cache) and cache.dtype == torch.uint8 and cache.ndim == 4 and cache.shape[-1] == TOKEN_BYTES
-        if not fine:
-            found = f"{cache.dtype} {tuple(cache.shape)}" if is_tensor(cache) else type(cache).__name__
-            raise AttentionError(f"cache is {found}; it must be uint8 (num_pages, page_size, heads, {TOKEN_BYTES})")
-        latents, scale, rope = cache.split([LATENT, 4 * BLOCKS, 2 * ROTARY], -1)
-        views = (latents.view(torch.float8_e4m3fn), rope.view(torch.bfloat16), block_table, lengths)
-        return LatentPages(*views, scale=scale.view(torch.float32))
+        latents, scale, rope = latent_parts(cache)
+        return LatentPages(latents, rope, block_table, lengths, scale=scale)
 
     def with_fields(self, **fields: Any) -> LatentPages:
         other = copy(self)  # `replace` would call an initialiser with other arguments
@@ -80,12 +76,12 @@ class LatentPages(PagedKV):
             return False
         what, own = f"kv.rope has shape {tuple(self.rope.shape)}", tuple(self.k_pages.shape[:3])
         rules.require(self.rope.shape[:3] == own, what, f"it must be {(*own, 'columns')} as the latents")
-        if q is None:
+        if q is None or (self.q_rope is not None and not check_rope(rules, q, self.q_rope)):
             return False
-        latent, rotary = self.k_pages.shape[-1], self.rope.shape[-1]
+        latent, rotary, columns = self.k_pages.shape[-1], self.rope.shape[-1], self.query_columns(q)
         rule = f"it must have the latents' columns and those of kv.rope, {latent} + {rotary}"
-        if rules.require(q.shape[-1] == latent + rotary, f"q has head_dim {q.shape[-1]}", rule):
-            check_heads(rules, q[..., :latent], self.k_pages, self.v_pages, "kv.k_pages", "kv.v_pages")
+        if rules.require(columns == latent + rotary, f"q has head_dim {columns}", rule):
+            check_heads(rules, q, self.k_pages, self.v_pages, "kv.k_pages", "kv.v_pages", latent)
         rule = f"it must have the dtype of q, {q.dtype}"
         rules.require(self.rope.dtype == q.dtype, f"kv.rope has dtype {self.rope.dtype}", rule)
         return True
@@ -96,3 +92,21 @@ class LatentPages(PagedKV):
             used = self.block_table[b, : -(-len(values) // page_size)].long()
             rope = self.rope[used].flatten(0, 1)[: len(values)]
             yield torch.cat([values.float(), rope.float()], -1), values.float()
+
+
+class LatentParts(NamedTuple):
+    """Views of a cache in DeepSeek's form: e4m3 (…, 512), fp32 (…, 4), bf16 (…, 64)."""
+
+    latents: Tensor
+    scale: Tensor
+    rope: Tensor
+
+
+def latent_parts(cache: Tensor) -> LatentParts:
+    """The parts of a cache of bytes, uint8 (num_pages, page_size, heads, 656)."""
+    fine = is_tensor(cache) and cache.dtype == torch.uint8 and cache.ndim == 4 and cache.shape[-1] == TOKEN_BYTES
+    if not fine:
+        found = f"{cache.dtype} {tuple(cache.shape)}" if is_tensor(cache) else type(cache).__name__
+        raise AttentionError(f"cache is {found}; it must be uint8 (num_pages, page_size, heads, {TOKEN_BYTES})")
+    latents, scale, rope = cache.split([LATENT, 4 * BLOCKS, 2 * ROTARY], -1)
+    return LatentParts(latents.view(torch.float8_e4m3fn), scale.view(torch.float32), rope.view(torch.bfloat16))

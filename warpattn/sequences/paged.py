@@ -11,9 +11,9 @@ from torch import Tensor
 
 from warpattn.errors import Rules
 from warpattn.inputs import kind_of
-from warpattn.quantized import dequantized, rows_of_pages
+from warpattn.quantized import rows_of_pages
 from warpattn.sequences.rules import check_bound, check_index, check_offsets, check_shapes, check_shared, check_table
-from warpattn.sequences.sequence import Ragged, Sequence, Sizes, check_heads
+from warpattn.sequences.sequence import Ragged, Sequence, Sizes
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +26,7 @@ class PagedKV(Sequence):
 
     Pages of 8-bit values: k_scale, v_scale fp32, each of shape (), (Hkv,), (num_pages, page_size, Hkv) or (num_pages,
     page_size, Hkv, blocks) with blocks of 64 or 128 columns; None is 1. q_scale: of 8-bit queries that are no
-    `Quantized`, of shapes that belong to q.
+    `Quantized`, of shapes that belong to q. q_rope: the rotary part of queries that are no `LatentQuery`.
 
     shared_pages: a promise that so many first pages are the same in all rows of the table, and that all queries follow
     them, as they follow a common system prompt. It changes no result: `attention_paged` then reads them once for the
@@ -41,6 +41,7 @@ class PagedKV(Sequence):
     k_scale: Tensor | None = None
     v_scale: Tensor | None = None
     q_scale: Tensor | None = None
+    q_rope: Tensor | None = None
     kind: ClassVar[str] = "paged"
     scale_names: ClassVar[tuple[str, ...]] = ("kv.k_scale", "kv.v_scale", "q.scale")
 
@@ -52,7 +53,7 @@ class PagedKV(Sequence):
         return {"q": q, "kv.k_pages": self.k_pages, "kv.v_pages": self.v_pages}
 
     def indices(self) -> dict[str, Tensor]:
-        return {"kv.block_table": self.block_table, "kv.lengths": self.lengths} | self.scales()
+        return {"kv.block_table": self.block_table, "kv.lengths": self.lengths} | self.beside()
 
     def check(self, rules: Rules, q: Tensor, k: Tensor, v: Tensor) -> bool:
         query = rules.tensor("q", q, "batch", "seq", "heads", "head_dim")
@@ -75,11 +76,9 @@ class PagedKV(Sequence):
 
     def check_pages(self, rules: Rules, q: Tensor | None) -> bool:
         """Note every broken rule of the pages and, if given, of q's heads; True if there is a q and ranks are right."""
-        if not check_shapes(rules, self.k_pages, self.v_pages):
+        if not check_shapes(rules, self.k_pages, self.v_pages) or q is None:
             return False
-        if q is not None:
-            check_heads(rules, q, self.k_pages, self.v_pages, "kv.k_pages", "kv.v_pages")
-        return q is not None
+        return self.check_queries(rules, q, self.k_pages, self.v_pages, "kv.k_pages", "kv.v_pages")
 
     def check_values(self, rules: Rules, sizes: Sizes, queries: list[int] | None = None) -> None:
         check_table(rules, self.lengths.tolist(), self.block_table.cpu(), self.k_pages)
@@ -88,13 +87,13 @@ class PagedKV(Sequence):
         check_shared(rules, queries, self.lengths, self.block_table[:, : self.shared_pages], shared)
 
     def sizes(self, q: Tensor, k: Tensor, v: Tensor) -> Sizes:
-        batch, seq_q, heads_q, dim_qk = q.shape
+        batch, seq_q, heads_q, _ = q.shape
         _, page_size, heads_kv, dim_v = self.v_pages.shape
         capacity = self.block_table.shape[1] * page_size
-        return Sizes(batch, seq_q, capacity, heads_q, heads_kv, dim_qk, dim_v, page_size)
+        return Sizes(batch, seq_q, capacity, heads_q, heads_kv, self.query_columns(q), dim_v, page_size)
 
     def walk(self, q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        for query, (keys, values) in zip(dequantized(q, self.q_scale), self.gathered(), strict=True):
+        for query, (keys, values) in zip(self.whole_queries(q), self.gathered(), strict=True):
             yield query, keys, values
 
     def gathered(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -143,6 +142,10 @@ class PagedRagged(Sequence):
     def q_scale(self) -> Tensor | None:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.kv.q_scale
 
+    @property
+    def q_rope(self) -> Tensor | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.kv.q_rope
+
     def operands(self, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]:
         return self.kv.operands(q, k, v)
 
@@ -157,9 +160,9 @@ class PagedRagged(Sequence):
         for name in ("cu_k", "max_k"):
             given = getattr(self.queries, name) is not None
             rules.require(not given, f"seq.{name} is given", "lengths say how many keys there are; it must be None")
-        for name in ("k_scale", "v_scale", "q_scale"):
-            given = getattr(self.queries, name) is not None
-            rules.require(not given, f"seq.{name} is given", f"over pages scales belong to kv.{name}; it must be None")
+        for name in ("k_scale", "v_scale", "q_scale", "q_rope"):
+            given, what = getattr(self.queries, name) is not None, "scales belong" if "scale" in name else "it belongs"
+            rules.require(not given, f"seq.{name} is given", f"over pages {what} to kv.{name}; it must be None")
         check_bound(rules, "max_q", self.queries.max_q)
         query = rules.tensor("q", q, "total", "heads", "head_dim")
         batch = len(self.cu_q) - 1 if offsets else 0
@@ -174,14 +177,14 @@ class PagedRagged(Sequence):
         self.kv.check_values(rules, sizes, self.cu_q.diff().tolist())
 
     def sizes(self, q: Tensor, k: Tensor, v: Tensor) -> Sizes:
-        total, heads_q, dim_qk = q.shape
+        total, heads_q, _ = q.shape
         _, page_size, heads_kv, dim_v = self.kv.v_pages.shape
         capacity, batch = self.kv.block_table.shape[1] * page_size, len(self.kv.lengths)
         most = total if self.queries.max_q is None else min(total, self.queries.max_q)
-        return Sizes(batch, total, capacity, heads_q, heads_kv, dim_qk, dim_v, page_size, most)
+        return Sizes(batch, total, capacity, heads_q, heads_kv, self.query_columns(q), dim_v, page_size, most)
 
     def walk(self, q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        q = dequantized(q, self.q_scale)
+        q = self.whole_queries(q)
         rows = [q[first:last] for first, last in pairwise(self.cu_q.tolist())]
         for query, (keys, values) in zip(rows, self.kv.gathered(), strict=True):
             yield query, keys, values

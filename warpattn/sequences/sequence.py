@@ -12,6 +12,7 @@ from torch import Tensor
 from warpattn.errors import Rules
 from warpattn.inputs import is_tensor, number
 from warpattn.quantized import dequantized
+from warpattn.sequences.latent_query import check_rope
 from warpattn.sequences.rules import check_bound, check_index, check_offsets
 
 
@@ -42,11 +43,16 @@ class Sequence:
     k_scale: Tensor | None = None
     v_scale: Tensor | None = None
     q_scale: Tensor | None = None
+    q_rope: Tensor | None = None  # the rotary part of queries in two tensors
     scale_names: ClassVar[tuple[str, ...]] = ("k.scale", "v.scale", "q.scale")
 
     def indices(self) -> dict[str, Tensor]:
-        """Tensors of offsets, lengths and tables by name, then the scales."""
-        return self.scales()
+        """Tensors of offsets, lengths and tables by name, then the scales, then the queries' rotary part."""
+        return self.beside()
+
+    def beside(self) -> dict[str, Tensor]:
+        """Scales and the queries' rotary part, where they are given, by name."""
+        return self.scales() if self.q_rope is None else self.scales() | {"q.rope": self.q_rope}
 
     def scales(self) -> dict[str, Tensor]:
         """Scales of 8-bit keys, values and queries that are given, by name."""
@@ -60,9 +66,24 @@ class Sequence:
         if isinstance(q, Tensor) and (q is k or q is v):
             object.__setattr__(self, "q_scale", q.detach())
 
+    def query_columns(self, q: Tensor) -> int:
+        """Columns of the queries, those of their rotary part included."""
+        return q.shape[-1] + (0 if self.q_rope is None else self.q_rope.shape[-1])
+
+    def whole_queries(self, q: Tensor) -> Tensor:
+        """The queries as one tensor, in fp32 where they have a scale."""
+        return dequantized(q, self.q_scale) if self.q_rope is None else torch.cat([q, self.q_rope], -1)
+
     def dequantized(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The operands in fp32 where they have scales."""
-        return dequantized(q, self.q_scale), dequantized(k, self.k_scale), dequantized(v, self.v_scale)
+        """The operands, queries in one tensor, in fp32 where they have scales."""
+        return self.whole_queries(q), dequantized(k, self.k_scale), dequantized(v, self.v_scale)
+
+    def check_queries(self, rules: Rules, q: Tensor, k: Tensor, v: Tensor, k_name: str, v_name: str) -> bool:
+        """Rules of heads and head dims, and of a rotary part beside q; True if that has the right rank."""
+        fine = self.q_rope is None or check_rope(rules, q, self.q_rope)
+        if fine:
+            check_heads(rules, q, k, v, k_name, v_name, self.query_columns(q))
+        return fine
 
     def bounds(self) -> tuple[int | None, ...]:
         """Promised upper bounds of lengths."""
@@ -99,6 +120,7 @@ class Dense(Sequence):
     k_scale: Tensor | None = None
     v_scale: Tensor | None = None
     q_scale: Tensor | None = None
+    q_rope: Tensor | None = None
     kind: ClassVar[str] = "dense"
 
     def check(self, rules: Rules, q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -112,12 +134,11 @@ class Dense(Sequence):
                 rules.add(f"{name} has batch {x.shape[0]}", f"{name} must have the batch of q, {q.shape[0]}")
         if k.shape[1] != v.shape[1]:
             rules.add(f"v has {v.shape[1]} keys", f"v must have as many keys as k, {k.shape[1]}")
-        check_heads(rules, q, k, v, "k", "v")
-        return True
+        return self.check_queries(rules, q, k, v, "k", "v")
 
     def sizes(self, q: Tensor, k: Tensor, v: Tensor) -> Sizes:
-        batch, seq_q, heads_q, dim_qk = q.shape
-        return Sizes(batch, seq_q, k.shape[1], heads_q, k.shape[2], dim_qk, v.shape[3])
+        batch, seq_q, heads_q, _ = q.shape
+        return Sizes(batch, seq_q, k.shape[1], heads_q, k.shape[2], self.query_columns(q), v.shape[3])
 
     def walk(self, q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         q, k, v = self.dequantized(q, k, v)
@@ -130,7 +151,8 @@ class Ragged(Sequence):
 
     cu_q: int32 (B + 1,), row offsets of the queries: 0, ascending, ending at total_q. cu_k: the same for keys and
     values; None when they share cu_q. max_q, max_k: upper bounds of the lengths, so that nothing is read back from a
-    GPU to find them; None when unknown. k_scale, v_scale, q_scale: of 8-bit ones that are no `Quantized`.
+    GPU to find them; None when unknown. k_scale, v_scale, q_scale: of 8-bit ones that are no `Quantized`. q_rope: the
+    rotary part of queries that are no `LatentQuery`.
     """
 
     cu_q: Tensor
@@ -140,6 +162,7 @@ class Ragged(Sequence):
     k_scale: Tensor | None = None
     v_scale: Tensor | None = None
     q_scale: Tensor | None = None
+    q_rope: Tensor | None = None
     kind: ClassVar[str] = "ragged"
 
     def __post_init__(self) -> None:
@@ -151,7 +174,7 @@ class Ragged(Sequence):
                 object.__setattr__(self, name, bound if known is None else known)
 
     def indices(self) -> dict[str, Tensor]:
-        return {"seq.cu_q": self.cu_q} | ({} if self.cu_k is None else {"seq.cu_k": self.cu_k}) | self.scales()
+        return {"seq.cu_q": self.cu_q} | ({} if self.cu_k is None else {"seq.cu_k": self.cu_k}) | self.beside()
 
     def bounds(self) -> tuple[int | None, ...]:
         return (self.max_q, self.max_k)
@@ -175,8 +198,7 @@ class Ragged(Sequence):
         if self.cu_k is None:
             rule = f"without seq.cu_k the keys share the offsets of the queries, so k must have {len(q)} rows as q has"
             rules.require(len(k) == len(q), f"k has {len(k)} rows", rule)
-        check_heads(rules, q, k, v, "k", "v")
-        return all(offsets)
+        return self.check_queries(rules, q, k, v, "k", "v") and all(offsets)
 
     def check_values(self, rules: Rules, sizes: Sizes) -> None:
         check_offsets(rules, "q", self.cu_q, sizes.seq_q, self.max_q)
@@ -184,8 +206,8 @@ class Ragged(Sequence):
         check_offsets(rules, "q" if self.cu_k is None else "k", keys, sizes.seq_k, self.max_k)
 
     def sizes(self, q: Tensor, k: Tensor, v: Tensor) -> Sizes:
-        total_q, heads_q, dim_qk = q.shape
-        return Sizes(len(self.cu_q) - 1, total_q, len(k), heads_q, k.shape[1], dim_qk, v.shape[2])
+        total_q, heads_q, _ = q.shape
+        return Sizes(len(self.cu_q) - 1, total_q, len(k), heads_q, k.shape[1], self.query_columns(q), v.shape[2])
 
     def walk(self, q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         q, k, v = self.dequantized(q, k, v)
@@ -202,16 +224,16 @@ class Ragged(Sequence):
         return (sizes.heads_q, sizes.seq_q)
 
 
-def check_heads(rules: Rules, q: Tensor, k: Tensor, v: Tensor, k_name: str, v_name: str) -> None:
-    """Rules of heads and head dimensions, which are the last two axes in every kind."""
+def check_heads(rules: Rules, q: Tensor, k: Tensor, v: Tensor, k_name: str, v_name: str, columns: int) -> None:
+    """Rules of heads and head dimensions, which are the last two axes in every kind; columns: of whole queries."""
     heads_q, heads_k, heads_v = q.shape[-2], k.shape[-2], v.shape[-2]
     if heads_v != heads_k:
         rules.add(f"{v_name} has {heads_v} heads", f"{v_name} must have the heads of k, {heads_k}")
     if heads_q % heads_k if heads_k else heads_q:
         rule = "the query heads must be a multiple of the key heads"
         rules.add(f"q has {heads_q} heads and {k_name} has {heads_k}", rule)
-    if k.shape[-1] != q.shape[-1]:
-        rules.add(f"{k_name} has head_dim {k.shape[-1]}", f"it must have the head_dim of q, {q.shape[-1]}")
+    if k.shape[-1] != columns:
+        rules.add(f"{k_name} has head_dim {k.shape[-1]}", f"it must have the head_dim of q, {columns}")
     for name, x in (("q", q), (v_name, v)):
         if x.shape[-1] == 0:
             rules.add(f"{name} has head_dim 0", "a head must have at least one element")

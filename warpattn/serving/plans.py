@@ -41,6 +41,7 @@ from warpattn.runtime.bound_launches import BoundLaunches
 from warpattn.runtime.plan import list_launches
 from warpattn.scores import Score
 from warpattn.sequences import Dense, PagedKV, PagedRagged, Ragged, Sequence
+from warpattn.sequences.latent_query import WITH_PARTS, LatentQuery, parted
 
 Result = Tensor | tuple[Tensor, Tensor]
 Pair = tuple[Tensor | Quantized, Tensor | Quantized]
@@ -124,7 +125,7 @@ class ServingPlan:
         rows_vary = isinstance(call.sequence, Ragged | PagedRagged)
         fewer_sequences = isinstance(call.sequence, PagedRagged)  # and pages that never vary
         self._names = (*operands, *indices)
-        read = (*operands.values(), call.sinks)
+        read = (*operands.values(), call.sinks, call.sequence.q_rope)
         self._written, self._read = extent(self.out), tuple([0 if x is None else extent(x) for x in read])
         self._like = (
             *(_like(x, rows_vary and (x is q or not fewer_sequences)) for x in operands.values()),
@@ -137,7 +138,7 @@ class ServingPlan:
     def _bind(self, call: Call, checked: CheckedCall, options: PlanOptions, out: Tensor) -> BoundLaunches:
         operands = Operands(call.q, call.k, call.v, out, self.lse, call.sinks)
         rules = Rules()
-        named = [*call.sequence.operands(call.q, call.k, call.v).items(), ("the output", out)]
+        named = [*call.sequence.operands(call.q, call.k, call.v).items(), ("the output", out)]  # q.rope: see `validate`
         for name, x in named:
             what = f"{name} has shape {tuple(x.shape)}, strides {x.stride()} at {x.data_ptr()}"
             rule = "a plan makes no copies: rows must start at multiples of 16 bytes"
@@ -164,14 +165,18 @@ class ServingPlan:
         """One step on (q, k, v, indices …); `sinks` replaces the plan's."""
         _check(self._names, tensors, self._like)
         q, k, v, *indices = tensors
-        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        rope = sequence.q_rope
+        if torch.is_grad_enabled() and (
+            q.requires_grad or k.requires_grad or v.requires_grad or (rope is not None and rope.requires_grad)
+        ):
             _check_gradients(zip(self._names, tensors, strict=True))
         given = out is not None
         out, lse = self._results(q, k, v, out)
         sinks_at = self._sinks_at if sinks is None else self._address_of(sinks)
         q_at, k_at, v_at, out_at = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()
-        if given and not apart((out_at, self._written), (q_at, k_at, v_at, sinks_at), self._read):
-            self._check_apart(out, (q, k, v, self._tail["sinks"] if sinks is None else sinks))
+        rope_at = 0 if rope is None else rope.data_ptr()
+        if given and not apart((out_at, self._written), (q_at, k_at, v_at, sinks_at, rope_at), self._read):
+            self._check_apart(out, (q, k, v, self._tail["sinks"] if sinks is None else sinks, rope))
         if self._bound is None or not (out_at and k_at):  # empty tensors have no address
             tail: dict[str, Any] = self._tail if sinks is None else self._tail | {"sinks": sinks}
             result, found = reference(q, k, v, sequence=sequence, **tail)
@@ -179,7 +184,7 @@ class ServingPlan:
             if lse is not None:
                 lse.copy_(found)
             return out if lse is None else (out, lse)
-        if (q_at | k_at | v_at | out_at) % ALIGNMENT:
+        if (q_at | k_at | v_at | out_at | rope_at) % ALIGNMENT:
             raise AttentionError("a tensor starts in between; a plan's tensors must start at multiples of 16 bytes")
         if self._latent and k_at != v_at:
             rule = "in latent attention values are the first columns of the keys"
@@ -208,7 +213,7 @@ class ServingPlan:
 
     def _check_apart(self, out: Tensor, read: tuple[Tensor | None, ...]) -> None:
         """AttentionError if a given output shares memory with what is read."""
-        for name, x in zip((*self._names[:3], "sinks"), read, strict=True):
+        for name, x in zip((*self._names[:3], "sinks", "q.rope"), read, strict=True):
             if x is not None and overlap(out, x):
                 raise AttentionError(f"out shares memory with {name}; others may still read what is written")
 
@@ -216,10 +221,10 @@ class ServingPlan:
 class DecodePlan(ServingPlan):
     """Attention of new tokens over a cache, planned for tensors like `q` and `kv`.
 
-    q (B, S, Hq, D), perhaps a `Quantized`: S new tokens a sequence (1 to 16 run on the decode kernel, more on prefill).
-    kv: pages as for `attention_paged`, or a pair of dense k (B, Sk, Hkv, D) and v (B, Sk, Hkv, Dv), each perhaps a
-    `Quantized`. With `batch_invariant` a sequence's result has the same bits whatever else is in the batch, at some
-    cost in speed.
+    q (B, S, Hq, D), perhaps a `Quantized` or a `LatentQuery`: S new tokens a sequence (1 to 16 run on the decode
+    kernel, more on prefill). kv: pages as for `attention_paged`, or a pair of dense k (B, Sk, Hkv, D) and v (B, Sk,
+    Hkv, Dv), each perhaps a `Quantized`. With `batch_invariant` a sequence's result has the same bits whatever else is
+    in the batch, at some cost in speed.
 
     With `kv_ready_before_dependency` you promise that lengths, block table, tensors of masks, and all keys and values
     but the last S of a sequence (dense: the last S rows of k and v) were written before the kernel that precedes the
@@ -234,7 +239,7 @@ class DecodePlan(ServingPlan):
 
     def __init__(
         self,
-        q: Tensor | Quantized,
+        q: Tensor | Quantized | LatentQuery,
         kv: PagedKV | Pair,
         *,
         mask: Mask | None = None,
@@ -256,12 +261,12 @@ class DecodePlan(ServingPlan):
         super().__init__(call, PlanOptions(batch_invariant, kv_ready_before_dependency or cache_settled))
         self._paged = isinstance(kv, PagedKV)
 
-    def __call__(self, q: Tensor | Quantized, kv: PagedKV | Pair, out: Tensor | None = None) -> Result:
+    def __call__(self, q: Tensor | Quantized | LatentQuery, kv: PagedKV | Pair, out: Tensor | None = None) -> Result:
         """out (B, S, Hq, Dv), the plan's own or the given one; with return_lse also lse (B, Hq, S).
 
         Shapes, strides and dtypes are those of the plan; AttentionError names the first that is not.
         """
-        if type(kv) is PagedKV and self._paged and not isinstance(q, Quantized):
+        if type(kv) is PagedKV and self._paged and not isinstance(q, WITH_PARTS):
             return self._run((q, kv.k_pages, kv.v_pages, *kv.indices().values()), kv, out)
         q, k, v, sequence = _operands(q, kv)
         if self._paged != isinstance(sequence, PagedKV):
@@ -270,22 +275,23 @@ class DecodePlan(ServingPlan):
         return self._run((q, k, v, *sequence.indices().values()), sequence, out)
 
 
-def _operands(q: Tensor | Quantized, kv: PagedKV | Pair) -> tuple[Tensor, Tensor, Tensor, PagedKV | Dense]:
+def _operands(
+    q: Tensor | Quantized | LatentQuery, kv: PagedKV | Pair
+) -> tuple[Tensor, Tensor, Tensor, PagedKV | Dense]:
     """Queries, keys, values, and their layout with all scales."""
     if isinstance(kv, PagedKV):
-        return with_query_scale(q, kv)
+        return with_query_parts(q, kv)
     if not isinstance(kv, tuple) or len(kv) != 2:
         raise AttentionError(f"kv is a {type(kv).__name__}; it must be a PagedKV or a pair of dense k and v")
     k, v = kv
-    (q, q_scale), (k, k_scale), (v, v_scale) = split(q), split(k), split(v)
-    return q, k, v, Dense(k_scale, v_scale, q_scale)
+    (q, of_q), (k, k_scale), (v, v_scale) = parted(q), split(k), split(v)
+    return q, k, v, Dense(k_scale, v_scale, **of_q)
 
 
-def with_query_scale(q: Tensor | Quantized, kv: PagedKV) -> tuple[Tensor, Tensor, Tensor, PagedKV]:
-    """Queries, pages of keys and of values, and the cache with the scale of the queries."""
-    if isinstance(q, Quantized):
-        q, kv = q.values, kv.with_fields(q_scale=q.scale)
-    return q, kv.k_pages, kv.v_pages, kv
+def with_query_parts(q: Tensor | Quantized | LatentQuery, kv: PagedKV) -> tuple[Tensor, Tensor, Tensor, PagedKV]:
+    """Queries, pages of keys and of values, and the cache with the scale or the rotary part of the queries."""
+    q, of_q = parted(q)
+    return q, kv.k_pages, kv.v_pages, kv.with_fields(**of_q) if of_q else kv
 
 
 class PrefillPlan(ServingPlan):

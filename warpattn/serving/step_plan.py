@@ -26,7 +26,8 @@ from warpattn.quantized import Quantized, result_dtype
 from warpattn.runtime.bound_launches import BoundLaunches
 from warpattn.scores import Score
 from warpattn.sequences import PagedKV, PagedRagged, Ragged
-from warpattn.serving.plans import Result, ServingPlan, with_query_scale
+from warpattn.sequences.latent_query import WITH_PARTS, LatentQuery
+from warpattn.serving.plans import Result, ServingPlan, with_query_parts
 
 # Parameters of Hopper's kernels, Blackwell's, CDNA's and of those that combine parts: sequences of a step.
 BATCHES = ("shape.batch", "sequence_args.batch", "indices.batch", "only.batch")
@@ -35,11 +36,11 @@ BATCHES = ("shape.batch", "sequence_args.batch", "indices.batch", "only.batch")
 class StepPlan(ServingPlan):
     """Attention of ragged queries over a paged cache, planned for up to as many tokens and sequences as given.
 
-    q (total_q, Hq, D), perhaps a `Quantized`, kv and seq as for `attention_paged(q, kv, seq)`; their sizes are the
-    largest of a step, their values are not read. `seq.max_q` promises an upper bound of a sequence's queries in every
-    step. The tail is that of `attention_paged`. With `batch_invariant` a token's result has the same bits whatever else
-    is in the step and however its sequence is cut into steps, at some cost in speed. Launches and their number never
-    depend on lengths, so calls may be captured into CUDA graphs.
+    q (total_q, Hq, D), perhaps a `Quantized` or a `LatentQuery`, kv and seq as for `attention_paged(q, kv, seq)`; their
+    sizes are the largest of a step, their values are not read. `seq.max_q` promises an upper bound of a sequence's
+    queries in every step. The tail is that of `attention_paged`. With `batch_invariant` a token's result has the same
+    bits whatever else is in the step and however its sequence is cut into steps, at some cost in speed. Launches and
+    their number never depend on lengths, so calls may be captured into CUDA graphs.
 
     Raises AttentionError listing every broken rule; a plan makes no copies, so tensors must be laid out for TMA as
     described in `warpattn.api`.
@@ -47,7 +48,7 @@ class StepPlan(ServingPlan):
 
     def __init__(
         self,
-        q: Tensor | Quantized,
+        q: Tensor | Quantized | LatentQuery,
         kv: PagedKV,
         seq: Ragged,
         *,
@@ -65,7 +66,7 @@ class StepPlan(ServingPlan):
         rules.done()
         if batch_invariant and isinstance(mask, Mask):
             mask = InOrder(mask)
-        q, k, v, kv = with_query_scale(q, kv)
+        q, k, v, kv = with_query_parts(q, kv)
         call = Call(q, k, v, PagedRagged(kv, seq), mask, score, sinks, scale)
         super().__init__(call, PlanOptions(batch_invariant), read_values=False)
         del self.out  # callers have one themselves
@@ -90,8 +91,9 @@ class StepPlan(ServingPlan):
         return bound
 
     def __call__(
-        self, q: Tensor | Quantized, kv: PagedKV, seq: Ragged, out: Tensor | None = None, sinks: Tensor | None = None
-    ) -> Result:
+        self, q: Tensor | Quantized | LatentQuery, kv: PagedKV, seq: Ragged, out: Tensor | None = None,
+        sinks: Tensor | None = None,
+    ) -> Result:  # fmt: skip
         """out (total_q, Hq, Dv), the given one or a new one; `sinks` replaces the plan's.
 
         q has at most the plan's rows, kv and seq at most its sequences; rows of q after cu_q[-1] are padding and not
@@ -99,8 +101,8 @@ class StepPlan(ServingPlan):
         """
         if not isinstance(kv, PagedKV) or not isinstance(seq, Ragged):
             raise AttentionError("a StepPlan takes a PagedKV and a Ragged(cu_q)")
-        if isinstance(q, Quantized):
-            q, _, _, kv = with_query_scale(q, kv)
+        if isinstance(q, WITH_PARTS):
+            q, _, _, kv = with_query_parts(q, kv)
         try:
             batch, rows, offsets, tables = len(kv.lengths), len(q), len(seq.cu_q), len(kv.block_table)
         except (RuntimeError, TypeError):

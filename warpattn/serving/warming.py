@@ -43,12 +43,14 @@ class Warmed:
 
 
 CALLS = ("all", "engine")
+ABSORBED = "absorbed"
 
 
 class Example(NamedTuple):
     """A call that needs kernels: `tokens` of all `requests`, which have tables of `pages` entries.
 
-    kind: that of the sequence, or "append". most: the bound of a request's tokens that ragged queries promise.
+    kind: that of the sequence, "append", or ABSORBED: paged, with queries in two tensors. most: the bound of a
+    request's tokens that ragged queries promise.
     """
 
     layer: Layer
@@ -167,7 +169,7 @@ def kernels_of(layers: Iterable[Layer], largest: LargestStep, target: str, calls
     arch = RUNS.get(target, target)
     found: set[str] = set()
     for layer in dict.fromkeys(layers):
-        kinds = LIMITS[arch].kinds if calls == "all" else kinds_of_engines(layer)
+        kinds = (*LIMITS[arch].kinds, ABSORBED) if calls == "all" else kinds_of_engines(layer)
         for example in examples_of(layer, largest, kinds):
             for position, launch in enumerate(launches_of(example, largest.page_size, arch)):
                 key = _key(launch, target)
@@ -177,8 +179,9 @@ def kernels_of(layers: Iterable[Layer], largest: LargestStep, target: str, calls
 
 
 def kinds_of_engines(layer: Layer) -> Sequence[str]:
-    """What plug-ins for engines call: prompts, and steps over pages, of latents with equally many queries."""
-    return ("ragged", "paged" if layer.latent else "paged-ragged")
+    """What plug-ins for engines call: prompts, and steps over pages; of latents with equally many queries, in one
+    tensor where ranks share the context."""
+    return ("ragged", *(("paged", ABSORBED) if layer.latent else ("paged-ragged",)))
 
 
 def examples_of(layer: Layer, largest: LargestStep, kinds: Sequence[str]) -> Iterator[Example]:
@@ -187,8 +190,9 @@ def examples_of(layer: Layer, largest: LargestStep, kinds: Sequence[str]) -> Ite
     tables = powers(-(-largest.length // largest.page_size))
     for requests in powers(largest.requests):
         for pages in tables:
-            if "paged" in kinds:
-                yield from (Example(layer, "paged", requests, requests * (1 + n), pages) for n in {0, largest.drafts})
+            for kind in ("paged", ABSORBED) if layer.latent else ("paged",):
+                each = {1, 1 + largest.drafts} if kind in kinds else ()
+                yield from (Example(layer, kind, requests, requests * n, pages) for n in each)
         for tokens in powers(largest.tokens):
             if tokens >= requests and not layer.latent:
                 yield from (Example(layer, kind, requests, tokens) for kind in ("dense", "ragged") if kind in kinds)
@@ -224,6 +228,9 @@ def call_of(example: Example, page_size: int) -> Call:
     else:
         sequence = kv = cache_of(layer, page_size, requests, pages)
         k, v = kv.k_pages, kv.v_pages
+        if kind == ABSORBED:
+            q, rope = q.split([layer.latent, layer.dim_qk - layer.latent], -1)
+            sequence = kv.with_fields(q_rope=rope)
         if kind == "paged-ragged":
             q, sequence = q.flatten(0, 1), PagedRagged(kv, Ragged(offsets, max_q=most))
     sinks = torch.zeros(layer.heads_q) if layer.sinks else None

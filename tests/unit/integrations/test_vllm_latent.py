@@ -83,6 +83,32 @@ def test_ranks_that_share_the_context_merge_by_the_lse(latent):
         torch.testing.assert_close((out[request], lse[request].T), wanted)
 
 
+def test_a_cache_of_bytes(latent):
+    """DeepSeek's form: latents e4m3 with a scale per 128 columns, rotary parts bf16; slot -1 writes nothing."""
+    made = latent.WarpattnMLAImpl(scale=SCALE, kv_lora_rank=512, kv_cache_dtype="fp8_ds_mla")
+    shape = latent.WarpattnMLABackend.get_kv_cache_shape(5, PAGE, 1, 576, "fp8_ds_mla")
+    cache, slots = torch.zeros(shape, dtype=torch.uint8), torch.tensor([3 * PAGE + 15, 1 * PAGE, -1])
+    latents, rotary = torch.randn(3, 512).bfloat16(), torch.randn(3, 1, 64).bfloat16()
+    made.do_kv_cache_update(latents, rotary, cache, slots, "fp8_ds_mla", None)
+    assert cache.shape == (5, PAGE, 656) and int((cache != 0).any(-1).sum()) == 2
+    q = torch.randn(2, HEADS, 512).bfloat16(), torch.randn(2, HEADS, 64).bfloat16()
+    table, lengths = torch.tensor([[3], [1]], dtype=torch.int32), torch.tensor([16, 1], dtype=torch.int32)
+    out, _ = made.forward_mqa(q, cache, step(table, lengths), None)
+    stored = wa.quantize(latents[:2, None], per=128).dequantized()
+    keys = torch.zeros(2, 16, 1, 576)
+    keys[0, 15], keys[1, 0] = (torch.cat((stored[n], rotary[n].float()), -1) for n in range(2))
+    for n, length in enumerate((16, 1)):
+        own = keys[n : n + 1, :length]
+        wanted, _ = reference(torch.cat(q, -1)[n : n + 1, None].float(), own, own[..., :512], scale=SCALE)
+        torch.testing.assert_close(out[n], wanted[0, 0].bfloat16())
+
+
+@pytest.mark.parametrize("kind", ["fp8", "fp8_e4m3", "nvfp4_ds_mla"])
+def test_caches_without_kernels_are_refused(latent, kind):
+    with pytest.raises(AttentionError, match=f"kv_cache_dtype is {kind!r}; .* has auto, float16, bfloat16, fp8_ds_mla"):
+        impl(latent, kv_cache_dtype=kind)
+
+
 def test_prompts_and_chunks_of_their_context(latent):
     theirs = SimpleNamespace(**dict.fromkeys(latent.LAYER) | {"scale": SCALE})
     prompts = latent.WarpattnMLABuilder(theirs)._prefill_backend

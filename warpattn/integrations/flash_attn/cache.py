@@ -24,6 +24,7 @@ from warpattn.integrations.flash_attn.modifiers import Tail, two_limits
 from warpattn.integrations.signature import Given, require_integers
 from warpattn.quantized import EIGHT_BIT, split
 from warpattn.sequences import PagedKV
+from warpattn.sequences.latent_query import parted
 from warpattn.serving.append import append_paged
 from warpattn.serving.new_tokens import rotated
 from warpattn.serving.slots import append_slots
@@ -198,7 +199,7 @@ def _attend(given: Given, q: descaled.Rows, lengths: Tensor | None, tail: Tail) 
     table = _table(given)
     if lengths is None:
         full = table.shape[1] * split(k)[0].shape[1]
-        lengths = torch.full((_batch(given),), full, dtype=torch.int32, device=split(q)[0].device)
+        lengths = torch.full((_batch(given),), full, dtype=torch.int32, device=parted(q)[0].device)
     if given.cu_seqlens_q is not None:
         queries = packed.Queries(q, given.cu_seqlens_q, given.max_seqlen_q)
         return packed.attend(queries, packed.Keys(k, v, None, None, lengths, table), tail)

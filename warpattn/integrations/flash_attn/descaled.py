@@ -20,10 +20,11 @@ from warpattn.errors import AttentionError, Rules
 from warpattn.inputs import kind_of
 from warpattn.integrations.signature import Given
 from warpattn.quantized import EIGHT_BIT, Quantized, check_scale_values
+from warpattn.sequences.latent_query import LatentQuery
 
 __all__ = ["Factors", "Rows", "changed", "forward_only", "of_batch", "of_pages", "of_queries", "of_rows"]
 
-Rows = Tensor | Quantized  # queries, keys or values, 8-bit ones with a scale per head or token
+Rows = Tensor | Quantized | LatentQuery  # queries, keys or values, 8-bit ones with a scale per head or token
 Spread = Callable[[Tensor, Tensor], Tensor]  # of factors (batch, heads) and values (..., heads, dim): (..., heads)
 NAMES = {"q_descale": "queries", "k_descale": "keys", "v_descale": "values"}
 
@@ -114,7 +115,9 @@ def _by_offsets(cu: Tensor) -> Spread:
 
 
 def changed(x: Rows, change: Callable[[Tensor], Tensor]) -> Rows:
-    """`change`, which moves or chooses tokens, of the values and of scales that tokens have."""
+    """`change`, which moves or chooses tokens, of the values and of scales that tokens have, or of both parts."""
+    if isinstance(x, LatentQuery):
+        return LatentQuery(change(x.nope), change(x.rope))
     if not isinstance(x, Quantized):
         return change(x)
     return Quantized(change(x.values), x.scale if x.scale.ndim < 2 else change(x.scale))

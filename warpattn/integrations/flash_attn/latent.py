@@ -1,10 +1,11 @@
 """`qv`, the absorbed query of latent attention: softmax(scale * (q kᵀ + qv vᵀ)) v, as in flash-attn 3 and 4.
 
-    q | qv  ─▶ queries (…, dim_v + dim)          k | v  ─▶ keys (…, dim_v + dim), whose first columns are the values
+    qv | q  ─▶ `LatentQuery` (…, dim_v | dim)    v | k  ─▶ keys (…, dim_v + dim), whose first columns are the values
 
-Where k follows v in one buffer, as a latent cache has them (512 + 64), keys and values are views of it; else they are
-copied once. Kernels take the head dims 576 and 512 of latent decode; other sizes are those of any attention. Without
-q and k (None, as in flash-attn 4) the values alone are the keys.
+Kernels take the head dims 576 and 512 of latent decode, and read both tensors of such queries where they are; others
+are joined, and are those of any attention. Where k follows v in one buffer, as a latent cache has them (512 + 64), keys
+and values are views of it; else they are copied once. Without q and k (None, as in flash-attn 4) the values alone are
+the keys.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from torch import Tensor
 from warpattn.errors import AttentionError
 from warpattn.inputs import is_tensor, kind_of
 from warpattn.integrations.signature import Given
+from warpattn.sequences.latent import LATENT, ROTARY
+from warpattn.sequences.latent_query import LatentQuery
 
-__all__ = ["absorbed", "joined"]
+__all__ = ["absorbed", "joined", "queries"]
 
 
 def absorbed(given: Given, k_name: str = "k", v_name: str = "v") -> Given:
@@ -35,7 +38,7 @@ def absorbed(given: Given, k_name: str = "k", v_name: str = "v") -> Given:
         wanted = f"that of {v_name} but for the head dim, {tuple(v.shape)}"
         raise AttentionError(f"{k_name} has shape {tuple(k.shape)}; with qv it must be {wanted}")
     keys = joined(v, k)
-    changed = {"q": torch.cat([qv, q], dim=-1), k_name: keys, v_name: keys[..., : v.shape[-1]], "qv": None}
+    changed = {"q": queries(qv, q), k_name: keys, v_name: keys[..., : v.shape[-1]], "qv": None}
     return Given(vars(given) | changed)
 
 
@@ -49,6 +52,12 @@ def _check(tensors: dict[str, Any], v_name: str) -> None:
         if (x.dtype, x.device) != (v.dtype, v.device):
             rule = f"with qv it must be like {v_name}, {v.dtype} on {v.device}"
             raise AttentionError(f"{name} is {x.dtype} on {x.device}; {rule}")
+
+
+def queries(latent: Tensor, rotary: Tensor) -> Tensor | LatentQuery:
+    """Queries of both parts: where they are, with the sizes of the kernels of latent attention, else joined."""
+    sizes = (latent.shape[-1], rotary.shape[-1])
+    return LatentQuery(latent, rotary) if sizes == (LATENT, ROTARY) else joined(latent, rotary)
 
 
 def joined(v: Tensor, k: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from warpattn.integrations.flash_attn.modifiers import Tail
 from warpattn.integrations.signature import require_integers
 from warpattn.quantized import split
 from warpattn.sequences import PagedKV, Ragged
+from warpattn.sequences.latent_query import parted
 from warpattn.side_by_side import unbound
 
 __all__ = ["Keys", "Places", "Queries", "attend", "divided", "parts", "places", "within"]
@@ -65,7 +66,7 @@ def attend(queries: Queries, keys: Keys, tail: Tail) -> tuple[Tensor, Tensor]:
         return _batched(queries, keys, tail)
     if queries.used is None:
         return _attend(queries.q, queries.cu, _bound("max_seqlen_q", queries.longest), keys, tail)
-    values, _ = split(queries.q)
+    values, _ = parted(queries.q)
     _require_rank("q", values, 3, "with cu_seqlens_q (total, heads, head_dim)")
     at = places(queries.used)
     rows = _rows("q", queries.cu, at, len(values))
@@ -106,7 +107,7 @@ def divided(name: str, cu: Tensor, total: int) -> Places:
 
 def _batched(queries: Queries, keys: Keys, tail: Tail) -> tuple[Tensor, Tensor]:
     """Queries (batch, seq, heads, head_dim)."""
-    values, _ = split(queries.q)
+    values, _ = parted(queries.q)
     _require_rank("q", values, 4, "without cu_seqlens_q (batch, seq, heads, head_dim)")
     batch, seq = values.shape[:2]
     rows = changed(queries.q, lambda x: x.flatten(0, 1))
@@ -119,8 +120,9 @@ def _attend(q: Rows, cu: Tensor, longest: int | None, keys: Keys, tail: Tail) ->
     batch = len(cu) - 1
     if keys.table is not None:
         lengths = _lengths(keys)
-        (values, _), (k, k_scale), (v, v_scale) = split(q), split(keys.k), split(keys.v)
-        trained = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in (values, k, v))
+        (values, beside), (k, k_scale), (v, v_scale) = parted(q), split(keys.k), split(keys.v)
+        inputs = (values, k, v, beside.get("q_rope"))
+        trained = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
         _require_rank("q", values, 3, "with cu_seqlens_q (total, heads, head_dim)")
         if not trained:  # no kernel has gradients over pages
             kv = PagedKV(k, v, keys.table, lengths, k_scale=k_scale, v_scale=v_scale)

@@ -1,9 +1,10 @@
 """Latent attention over pages: `BatchMLAPagedAttentionWrapper`.
 
-    q_nope (tokens, H, 512) | q_pe (tokens, H, 64)  ▶ queries of 576          ckv_cache | kpe_cache  ▶ keys of 576
+    q_nope (tokens, H, 512) | q_pe (tokens, H, 64)  ▶ `LatentQuery`          ckv_cache | kpe_cache  ▶ keys of 576
 
-Parts that are views of one buffer, as engines keep a cache, are read where they are; others are put together by a copy,
-of the whole cache at each call. Latents of 8 bits beside a kpe_cache of 16 bits are `LatentPages`, without copies.
+Queries are read where they are. So are both parts of a cache if they are views of one buffer, as engines keep it;
+others are put together by a copy, of the whole cache at each call. Latents of 8 bits beside a kpe_cache of 16 bits are
+`LatentPages`, without copies.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 from warpattn.api import attention_paged
 from warpattn.errors import AttentionError
 from warpattn.inputs import is_tensor, kind_of, number
-from warpattn.integrations.flash_attn.latent import joined
+from warpattn.integrations.flash_attn.latent import joined, queries
 from warpattn.integrations.flashinfer.layer import Layer, check_output, dtype_of, eight_bit_scale, finished
 from warpattn.integrations.flashinfer.older import Wrapper, check_planned
 from warpattn.integrations.flashinfer.pages import PageLists, Tables, kept_offsets
@@ -148,7 +149,7 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
             rule = f"plan was called with lse_mode {kind_of(plan.lse_mode)}"
             raise AttentionError(f"return_lse_base_on_e is {given.return_lse_base_on_e}; {rule}")
         widths = (plan.head_dim_ckv, plan.head_dim_kpe)
-        q = joined(*_parts(given, Parts("query", "q_nope", "q_pe", widths)))
+        q, rope = _parts(given, Parts("query", "q_nope", "q_pe", widths))
         if plan.num_heads is not None and q.shape[1] != number(plan.num_heads):
             rule = f"queries of the call have {q.shape[1]}"
             raise AttentionError(f"num_heads of the plan is {number(plan.num_heads)}; {rule}")
@@ -157,15 +158,16 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         tail = own.layer.tail() | {"sinks": given.sinks}
         found = Given(vars(given) | {"lse_base": "ln" if base == "basee" else "log2"})
         if own.tokens is None:
-            out, lse = attention_paged(q, kv, Ragged(own.cu_q, max_q=own.max_q), out=given.out, **tail)
+            out, lse = attention_paged(queries(q, rope), kv, Ragged(own.cu_q, max_q=own.max_q), out=given.out, **tail)
             return finished(found, out, lse)
         if len(q) != own.tokens * len(kv.lengths):
             rule = f"plan was called for {len(kv.lengths)} requests of {own.tokens}"
             raise AttentionError(f"the queries have {len(q)} tokens; {rule}")
         if given.out is not None and len(given.out) != len(q):
             raise AttentionError(f"out has {len(given.out)} rows; it must have those of the queries, {len(q)}")
-        target = None if given.out is None else given.out.unflatten(0, (len(kv.lengths), own.tokens))
-        out, lse = attention_paged(q.unflatten(0, (len(kv.lengths), own.tokens)), kv, out=target, **tail)
+        shape = len(kv.lengths), own.tokens
+        target = None if given.out is None else given.out.unflatten(0, shape)
+        out, lse = attention_paged(queries(*(x.unflatten(0, shape) for x in (q, rope))), kv, out=target, **tail)
         return finished(found, out.flatten(0, 1) if given.out is None else given.out, lse.transpose(0, 1).flatten(1))
 
 

@@ -44,7 +44,7 @@ class WarpattnAttnBackend(AttentionBackend):
         self.page_size: int = runner.page_size
         self.pool = Pool.of(runner, self.slots.is_cuda)
         if self.pool.latent:
-            latent.register()
+            latent.register(runner)
         self.plans = StepPlans()
         self._modifiers: dict[int, LayerModifiers] = {}
 
@@ -114,20 +114,28 @@ class WarpattnAttnBackend(AttentionBackend):
         self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: Any, batch: Any, save_kv_cache: bool = True,
         sinks: Tensor | None = None, **others: Any,
     ) -> Any:  # fmt: skip
+        rotary = {name: others.pop(name, None) for name in ("q_rope", "k_rope")} if self.pool.latent else {}
         given = [name for name, value in others.items() if value is not None and value is not False]
         if given:
             raise AttentionError(f"{given[0]} is given; warpattn's SGLang backend has none")
         step, modifiers = self.forward_metadata, self._modifiers_of(layer)
         fresh = step.fresh and not self.pool.eight_bit  # a cache of 8 bits holds other values than k and v
         if save_kv_cache and k is not None:
-            self.pool.write(layer, batch, step.tables, k, v)
+            if rotary.get("k_rope") is None:
+                self.pool.write(layer, batch, step.tables, k, v)
+            else:
+                self.pool.write_latents(layer, batch, k, rotary["k_rope"])
+        if rotary.get("q_rope") is not None:
+            kv = self.pool.pages(layer, step.tables, step.lengths)
+            parts = [x.view(-1, layer.tp_q_head_num, x.shape[-1]) for x in (q, rotary["q_rope"])]
+            return latent.decode(kv, modifiers, *parts)
         q = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
         if self.pool.latent and not self.pool.holds(layer):
             seq = Ragged(step.cu_q, max_q=step.max_q, max_k=step.max_q)
             return latent.prompts(q, k, v, seq, layer, batch, modifiers)
         kv = self.pool.pages(layer, step.tables, step.lengths)
         if self.pool.latent:
-            return latent.decode(q, kv, modifiers)
+            return latent.decode(kv, modifiers, q)
         out = q.new_empty(len(q), layer.tp_q_head_num, layer.v_head_dim)
         if fresh and k is not None and v is not None:
             seq = Ragged(step.cu_q, max_q=step.max_q, max_k=step.max_q)

@@ -1,6 +1,6 @@
 """Models with latent attention (MLA) in SGLang.
 
-    decode    queries (tokens, heads, 576), pages of latents         `attention_paged`: values are the first 512 columns
+    decode    queries (tokens, heads, 512) and (…, 64), pages        `attention_paged`, `LatentQuery`
     prompts   q and k (tokens, heads, 192), v (tokens, heads, 128)   `attention_varlen`: new tokens, chunks of context
 
 SGLang's own classes project between the two forms, gather context and merge parts by their LSE.
@@ -17,13 +17,24 @@ from warpattn.errors import AttentionError
 from warpattn.integrations.step_plans import LayerModifiers
 from warpattn.masks import Full
 from warpattn.sequences import PagedKV, Ragged
+from warpattn.sequences.latent_query import of_parts
 
 NAME = "warpattn"
 
 
-def register() -> None:
-    """Tell SGLang's models which form this backend takes; what they do not know they give decode's form for prompts."""
+def register(runner: Any) -> None:
+    """Tell SGLang's models which form this backend takes; what they do not know they give decode's form for prompts,
+    queries and keys joined.
+
+    SGLang scales queries by their positions (Mistral's models) only where it joins them, so those models go on to.
+    """
     from sglang.srt.models.deepseek_common.attention_backend_handler import AttentionBackendRegistry, AttnForwardMethod
+    from sglang.srt.models.deepseek_common.utils import FORWARD_ABSORB_CORE_ATTENTION_BACKENDS as IN_PARTS
+
+    config = getattr(getattr(runner, "model_config", None), "hf_config", None)
+    joins = getattr(config, "llama_4_scaling", None) is not None
+    if joins == (NAME in IN_PARTS):
+        (IN_PARTS.remove if joins else IN_PARTS.append)(NAME)
 
     def form(attn: Any, batch: Any) -> Any:
         prompts = batch.forward_mode.is_extend_without_speculative()
@@ -53,13 +64,14 @@ def prompts(
     return (out, lse.transpose(0, 1).contiguous()) if batch.mha_return_lse else out.flatten(1)
 
 
-def decode(q: Tensor, kv: PagedKV, modifiers: LayerModifiers) -> Tensor:
-    """q (tokens, heads, 576), equally many of every request; returns (tokens, heads · 512)."""
-    requests = len(kv.lengths)
-    if len(q) % requests:
+def decode(kv: PagedKV, modifiers: LayerModifiers, *q: Tensor) -> Tensor:
+    """q (tokens, heads, 576), or 512 and 64 columns of it, equally many tokens of every request; returns (tokens,
+    heads · 512)."""
+    requests, (first, *_) = len(kv.lengths), q
+    if len(first) % requests:
         rule = "requests must have equally many in decode's form of latent attention"
-        raise AttentionError(f"the step has {len(q)} tokens of {requests} requests; {rule}")
-    out = q.new_empty(*q.shape[:2], kv.v_pages.shape[-1])
-    rows, found = (x.unflatten(0, (requests, -1)) for x in (q, out))
-    attention_paged(rows, kv, out=found, **modifiers.tail(q.device))
+        raise AttentionError(f"the step has {len(first)} tokens of {requests} requests; {rule}")
+    out = first.new_empty(*first.shape[:2], kv.v_pages.shape[-1])
+    *rows, found = (x.unflatten(0, (requests, -1)) for x in (*q, out))
+    attention_paged(of_parts(*rows), kv, out=found, **modifiers.tail(out.device))
     return out.flatten(1)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from warpattn.errors import Rules
 from warpattn.sequences import PagedKV
+from warpattn.serving.slots import append_slots
 
 SIXTEEN_BIT = (torch.float16, torch.bfloat16)
 EIGHT_BIT = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -67,6 +68,9 @@ class Pool:
                 rule = f"warpattn's kernels have {LATENT[0]} and {LATENT[1]}"
                 what = f"latents have {dims[0]} columns, of which {dims[1]} are values"
                 rules.require(not on_card or dims == LATENT, what, rule)
+                ranks = getattr(pool, "_write_loc_dcp_span", 1)
+                what, rule = f"{ranks} ranks share the context (DCP)", "warpattn's SGLang backend has no such form"
+                rules.require(ranks == 1, what, rule)
         rules.done()
         return Pool(pool, runner.page_size)
 
@@ -103,6 +107,12 @@ class Pool:
         scales = () if self.latent else (layer.k_scale, layer.v_scale)
         where = KVWriteLoc.for_batch(batch, swa_loc=tables.window_slots)
         self.pool.set_kv_buffer(layer, where, k, v, *scales)
+
+    def write_latents(self, layer: Any, batch: Any, latents: Tensor, rotary: Tensor) -> None:
+        """Latents (tokens, 1, 512) and rotary keys (tokens, 1, 64) of new tokens into the cache."""
+        pages = paged_view(self.pool.get_key_buffer(layer.layer_id), self.page_size)
+        parts = pages.split([latents.shape[-1], rotary.shape[-1]], -1)
+        append_slots(latents, rotary.view(len(latents), 1, -1), *parts, batch.out_cache_loc)
 
     def pages(self, layer: Any, tables: Tables, lengths: Tensor) -> PagedKV:
         """A layer's keys and values."""

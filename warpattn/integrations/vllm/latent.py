@@ -1,6 +1,7 @@
 """Models with latent attention (MLA): one vector a token in the cache, [latent 512 | rotary 64].
 
-    decode    queries (tokens, heads, 576), pages of latents    `attention_paged`: values are the first 512 columns
+    decode    queries (tokens, heads, 512) and (…, 64), pages   `attention_paged`, `LatentQuery`: values are latents
+              pages of 656 bytes a token (`fp8_ds_mla`) `LatentPages`: e4m3, a scale per 128 columns
     prompts   q and k (tokens, heads, 192), v (…, 128)          `attention_varlen`: new tokens, then chunks of context
 
 vLLM's own classes project between the two forms, gather context, and merge parts by their LSE.
@@ -30,10 +31,13 @@ from warpattn.integrations.vllm.layer import SIXTEEN_BIT
 from warpattn.integrations.vllm.metadata import on_hopper
 from warpattn.masks import Causal, Full
 from warpattn.sequences import PagedKV, Ragged
+from warpattn.sequences.latent import TOKEN_BYTES, LatentPages, latent_parts
+from warpattn.sequences.latent_query import of_parts
 from warpattn.serving import append_slots
 
 NAME = "WARPATTN_MLA"
 LATENT, PROMPT = 576, 192  # head dims of queries
+DEEPSEEK = "fp8_ds_mla"  # a token's latent of 8 bits, its scales and its rotary part, in bytes
 LAYER = ("num_heads", "scale", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "vllm_config")
 NONE_OF = ("alibi_slopes", "sliding_window", "logits_soft_cap", "indexer")
 
@@ -42,7 +46,7 @@ class WarpattnMLABackend(MLACommonBackend):
     """What vLLM asks about the backend before it makes one."""
 
     supported_dtypes = [torch.float16, torch.bfloat16]  # noqa: RUF012 - the base class declares it so
-    supported_kv_cache_dtypes = SIXTEEN_BIT
+    supported_kv_cache_dtypes = [*SIXTEEN_BIT, DEEPSEEK]  # noqa: RUF012 - the base class declares it so
 
     @staticmethod
     def get_name() -> str:
@@ -55,6 +59,13 @@ class WarpattnMLABackend(MLACommonBackend):
     @staticmethod
     def get_builder_cls() -> type[WarpattnMLABuilder]:
         return WarpattnMLABuilder
+
+    @staticmethod
+    def get_kv_cache_shape(
+        num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, cache_dtype_str: str = "auto"
+    ) -> tuple[int, ...]:
+        """(pages, tokens of a page, columns or bytes of a token); vLLM 0.32 and later know it themselves."""
+        return num_blocks, block_size, TOKEN_BYTES if cache_dtype_str == DEEPSEEK else head_size
 
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
@@ -133,26 +144,38 @@ class WarpattnMLAImpl(MLACommonImpl[MLACommonMetadata]):
         for name in NONE_OF:
             what = f"{name} is an option of this model"
             rules.require(named.get(name) is None, what, "warpattn's latent attention in vLLM has none")
+        kind = named.get("kv_cache_dtype", "auto")
+        rule = f"warpattn's latent attention in vLLM has {', '.join(WarpattnMLABackend.supported_kv_cache_dtypes)}"
+        rules.require(kind in WarpattnMLABackend.supported_kv_cache_dtypes, f"kv_cache_dtype is {kind!r}", rule)
         rules.done()
         super().__init__(**named)
         self.supports_quant_query_input = False
+        self.reads_bytes = kind == DEEPSEEK
 
     def do_kv_cache_update(
         self, kv_c_normed: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor, *others: Any, **named: Any
     ) -> None:
         """Write new latents (tokens, 512) and rotary keys (tokens, 1, 64) into their slots; slot -1 is padding."""
-        if kv_cache.numel() > 0:
-            latents, rotary = kv_cache.unsqueeze(2).split([kv_c_normed.shape[-1], k_pe.shape[-1]], dim=-1)
-            append_slots(kv_c_normed.unsqueeze(1), k_pe, latents, rotary, slot_mapping.flatten())
+        if kv_cache.numel() == 0:
+            return
+        new, slots, pages = kv_c_normed.unsqueeze(1), slot_mapping.flatten(), kv_cache.unsqueeze(2)
+        if self.reads_bytes:
+            parts = latent_parts(pages)
+            append_slots(new, None, parts.latents, None, slots, k_scale=parts.scale)
+            append_slots(k_pe, None, parts.rope, None, slots)
+        else:
+            append_slots(new, k_pe, *pages.split([new.shape[-1], k_pe.shape[-1]], dim=-1), slots)
 
     def forward_mqa(
         self, q: Tensor | tuple[Tensor, Tensor], kv_c_and_k_pe_cache: Tensor, attn_metadata: Any, layer: Any
     ) -> tuple[Tensor, Tensor | None]:
         """(tokens, heads, 512), and the LSE (tokens, heads) where ranks share the context."""
-        q = torch.cat(q, dim=-1) if isinstance(q, tuple) else q
         step, keys = attn_metadata.decode, kv_c_and_k_pe_cache.unsqueeze(2)
-        kv = PagedKV(keys, keys[..., : self.kv_lora_rank], step.block_table, step.seq_lens)
-        q = q.unflatten(0, (len(step.seq_lens), -1))
+        if self.reads_bytes:
+            kv = LatentPages.of_bytes(keys, step.block_table, step.seq_lens)
+        else:
+            kv = PagedKV(keys, keys[..., : self.kv_lora_rank], step.block_table, step.seq_lens)
+        q = of_parts(*(x.unflatten(0, (len(step.seq_lens), -1)) for x in (q if isinstance(q, tuple) else (q,))))
         found = attention_paged(q, kv, mask=Causal(), scale=self.scale, return_lse=self.dcp_world_size > 1)
         out, lse = found if isinstance(found, tuple) else (found, None)
         return out.flatten(0, 1), None if lse is None else lse.transpose(1, 2).flatten(0, 1)

@@ -26,7 +26,7 @@ def attend(ctx, work):
     """One tile of rows against its partition of the keys."""
     config: gl.constexpr = ctx.config
     layout: gl.constexpr = product_layout(config)
-    q = load_queries(ctx.tensors, ctx.shape, work, scores_operand(config, 0), config)
+    q = load_queries(ctx.tensors, ctx.shape, work, scores_operand(config, 0), config, ctx.traits)
     keys = ctx.mods.key_span(work.rows, work.lengths, config.block_m // config.pack)
     span, end = tile_span(keys, config.block_n), gl.minimum(keys[3], work.lengths.seq_k)
     first, last = partition_of(ctx, gl.where(keys[0] < end, span.total, 0))

@@ -141,6 +141,7 @@ class Traits:
     has_sinks: bool
     has_lse: bool
     partial: bool = False  # writes the results of one partition of the keys, to be combined
+    own_rope: bool = False  # rotary columns of queries are in a tensor of their own
 
     @property
     def ragged_queries(self) -> bool:
@@ -171,6 +172,14 @@ class RowStrides(NamedTuple):
     outer: Any  # from one batch entry, or page, to the next
     row: Any
     head: Any
+
+
+class LatentQueryArgs(NamedTuple):
+    """Queries of latent attention in two tensors; the strides of the first are in `Strides`."""
+
+    latent: Any
+    rope: Any
+    rope_strides: Any  # RowStrides
 
 
 class LseStrides(NamedTuple):

@@ -21,6 +21,7 @@ from warpattn.sequences import PagedKV, PagedRagged, Ragged, Sequence
 from ..pieces.combine_config import allocate_parts
 from .config import (
     CDNAConfig,
+    LatentQueryArgs,
     LseStrides,
     PagedIndices,
     PagedRaggedIndices,
@@ -63,7 +64,9 @@ def launches_of_choice(
     key = (config, traits, mask.key, None if score is None else score.key)
     grid = (tiles, choice.partitions)
     first = Launch(f"{arch}.{choice.kernel}", arch, key, source, options(config), grid, args)
-    return (first, _combine(config, replace(traits, partial=False), arch, tensors, parts)) if partial else (first,)
+    if not partial:
+        return (first,)
+    return first, _combine(config, replace(traits, partial=False, own_rope=False), arch, tensors, parts)
 
 
 def list_launches(checked: CheckedCall, x: Operands, sequence: Sequence, options: PlanOptions) -> tuple[Launch, ...]:
@@ -123,6 +126,10 @@ def _tensor_args(x: Operands, sequence: Sequence, config: CDNAConfig) -> dict[st
     if max(max(each) for each in strides) > MAX_STRIDE:
         rule = f"strides must be below {16 * (MAX_STRIDE + 1)} bytes, and those of lse below {MAX_STRIDE + 1}"
         raise AttentionError(f"a tensor of the call has rows, heads or a batch too far apart; {rule} on {config.arch}")
+    rope = sequence.q_rope
+    if rope is not None:
+        rope = _near(rope, config.block_m)
+        q = LatentQueryArgs(q, rope, _strides(rope))
     return {
         "q_ptr": q, "k_ptr": k, "v_ptr": v, "o_ptr": x.out, "lse_ptr": x.lse, "sinks_ptr": x.sinks,
         "indices": _indices(sequence), "strides": strides,

@@ -74,7 +74,8 @@ def decodes(problem: Problem) -> bool:
 
 def traits_of(problem: Problem, partial: bool) -> Traits:
     """The traits of the kernel of a problem."""
-    return Traits(problem.kind, problem.page_size, problem.has_sinks, problem.has_lse, partial)
+    own_rope = problem.q_rope > 0
+    return Traits(problem.kind, problem.page_size, problem.has_sinks, problem.has_lse, partial, own_rope)
 
 
 def prefill_config(element: Element, dim_qk: int, dim_v: int, arch: str, kind: str = "") -> tuple[CDNAConfig, str]:

@@ -25,7 +25,8 @@ def attention_source(
     functions = modifier_functions(mask, score, CDNA)
     functions = functions._replace(keep=() if functions.keep is None else keep_functions(mask))
     constants = {"config": config, "functions": functions, "traits": traits}
-    hints = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "o_ptr"), _HINTS)
+    queries = ("q_ptr.latent", "q_ptr.rope") if traits.own_rope else ("q_ptr",)
+    hints = dict.fromkeys((*queries, "k_ptr", "v_ptr", "o_ptr"), _HINTS)
     return kernel_source(attention_kernel, args, constants, captured_types(mask, score, config.arch), hints)
 
 

@@ -30,6 +30,7 @@ class Tensors:
     sinks: gl.tensor  # fp32 (heads_q,)
     indices: gl.tuple  # () | RaggedIndices | PagedIndices | PagedRaggedIndices, see `config`
     strides: gl.tuple  # Strides
+    rope: gl.tuple  # LatentQueryArgs where rotary columns of queries are in a tensor of their own, else ()
 
 
 @gluon.aggregate
@@ -154,7 +155,7 @@ def packed_offsets(strides, work, token, head):
 
 
 @gluon.jit
-def load_queries(tensors, shape, work, layout: gl.constexpr, config: gl.constexpr):
+def load_queries(tensors, shape, work, layout: gl.constexpr, config: gl.constexpr, traits: gl.constexpr):
     """Q [M, D] of the tile as an operand; zeros in rows and columns that do not exist."""
     r = tile_rows(layout, config)
     token, head, inside = rows_of(shape, work, r, config)
@@ -163,7 +164,13 @@ def load_queries(tensors, shape, work, layout: gl.constexpr, config: gl.constexp
     if config.dim_qk < config.padded_qk:
         mask = mask & (cols < config.dim_qk)
     base = tensors.q + tile_offset(tensors.strides.q, work)
-    if config.pack == 1:
+    if traits.own_rope:
+        rope = tensors.rope.rope_strides
+        latent = packed_offsets(tensors.strides.q, work, token, head)
+        rotary = tile_offset(rope, work) + packed_offsets(rope, work, token, head) - config.dim_v
+        at = gl.where(cols < config.dim_v, base + latent[:, None] + cols, tensors.rope.rope + rotary[:, None] + cols)
+        return gl.load(at, mask=mask, other=0.0)
+    elif config.pack == 1:
         return buffer_load(base, (r * (tensors.strides.q.row * 8))[:, None] + cols, mask=mask)
     else:
         at = packed_offsets(tensors.strides.q, work, token, head)

@@ -19,6 +19,18 @@ class StridedRows(NamedTuple):
     head: Int64
 
 
+class LatentQueryArgs(NamedTuple):
+    """Queries of latent attention in two tensors, each as a kernel takes one."""
+
+    latent: Any
+    rope: Any
+
+
+def query_pointers(q: Any) -> tuple[str, ...]:
+    """Paths of the pointers of the argument `q`."""
+    return ("q.latent.pointer", "q.rope.pointer") if isinstance(q, LatentQueryArgs) else ("q.pointer",)
+
+
 def strided(x: Tensor) -> StridedRows:
     """The argument for a tensor; its last stride is 1. Rows of ragged sequences (row, head, dim) have no outer one."""
     return StridedRows(x, *[0] * (4 - x.ndim), *run_strides(x))

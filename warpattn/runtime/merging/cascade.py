@@ -66,6 +66,8 @@ def _fits(call: Call) -> bool:
     """Whether the call can be cut; what a rule would refuse is not cut."""
     q, k, v, kind = call.q, call.k, call.v, type(call.sequence)
     rank = {PagedKV: 4, PagedRagged: 3}[kind]
+    if call.sequence.q_rope is not None:  # latent attention
+        return False
     if not all(isinstance(x, Tensor) for x in (q, k, v)) or (q.ndim, k.ndim, v.ndim) != (rank, 4, 4) or not q.numel():
         return False
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):

@@ -31,6 +31,8 @@ def record(call: Call) -> tuple[Tensor, Tensor]:
     """Out and lse of a call through its operator; an empty lse where none is returned. Values are not checked."""
     q, k, v, sinks = call.q, call.k, call.v, call.sinks
     try:
+        if call.sequence.q_rope is not None:
+            raise AttentionError("q is a LatentQuery; compiled graphs have no operator for it: call it outside of them")
         checked = validate(call, read_values=False)
     except AttentionError as error:  # raised when the graph runs: the tracer would bury it
         return _refuse(q.detach(), v.detach(), repr(error.reasons), call.return_lse is True)

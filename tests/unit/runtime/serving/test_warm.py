@@ -18,7 +18,16 @@ from warpattn.problem.backends import LIMITS
 from warpattn.runtime import kernel_cache
 from warpattn.serving import warming
 from warpattn.serving.layers import EightBitCache, LargestStep, Layer, layers_of, read_config, with_cache
-from warpattn.serving.warming import CALLS, Example, examples_of, kernels_of, kinds_of_engines, launches_of, warm
+from warpattn.serving.warming import (
+    ABSORBED,
+    CALLS,
+    Example,
+    examples_of,
+    kernels_of,
+    kinds_of_engines,
+    launches_of,
+    warm,
+)
 
 LLAMA = {"model_type": "llama", "num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 512,
          "torch_dtype": "bfloat16"}  # fmt: skip
@@ -75,9 +84,9 @@ def test_any_smaller_step_needs_no_other_kernel(arch: str, config: dict) -> None
     for layer in layers_of(config):
         for _ in range(40):
             requests = draw.randint(1, 24)
-            kinds = [kind for kind in LIMITS[arch].kinds if not layer.latent or kind == "paged"]
+            kinds = ["paged", ABSORBED] if layer.latent else LIMITS[arch].kinds
             kind, most = draw.choice(kinds), draw.choice([1, 4, None])
-            each = draw.choice([1, 4]) if kind == "paged" else most or draw.randint(1, 700 // requests)
+            each = draw.choice([1, 4]) if kind in ("paged", ABSORBED) else most or draw.randint(1, 700 // requests)
             pages = 250 if kind == "paged-ragged" else draw.randint(1, 250)
             example = Example(layer, kind, requests, requests * each, pages, most if kind == "paged-ragged" else None)
             for launch in launches_of(example, 16, arch):
@@ -113,7 +122,7 @@ def test_latents_of_8_bits() -> None:
     assert prompts.cache is None and decode.cache == EightBitCache(per=128)
     largest = LargestStep(requests=2, tokens=8, length=64)
     kinds = [example.kind for example in examples_of(decode, largest, kinds_of_engines(decode))]
-    assert set(kinds) == {"append", "paged"}
+    assert set(kinds) == {"append", "paged", ABSORBED}
     names = [kernel.name for kernel in kernels_of([decode], largest, "sm90", "engine")]
     assert names.count("sm90.append_slots") == 4 and "sm90.mla" in names, names  # two tensors, two dtypes of slots
 
@@ -150,8 +159,7 @@ def test_engines_need_fewer(arch: str) -> None:
     assert some < every
     for layer in layers:
         kinds = {example.kind for example in examples_of(layer, largest, kinds_of_engines(layer))}
-        steps = "paged" if layer.latent else "paged-ragged"
-        assert kinds == {"append", steps, *(() if layer.latent else ("ragged",))}
+        assert kinds == {"append", *(("paged", ABSORBED) if layer.latent else ("ragged", "paged-ragged"))}
 
 
 def test_unknown_calls() -> None:

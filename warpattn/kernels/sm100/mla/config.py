@@ -35,6 +35,7 @@ class LatentConfig(LatentSizes, TileConfig):
     BM: int = 64
     BN: int = 64
     stages: int = 2
+    own_rope: bool = False  # whether rotary columns of queries are in a tensor of their own
 
     @property
     def rope_bytes(self) -> int:
@@ -62,6 +63,7 @@ class LatentConfig(LatentSizes, TileConfig):
 def choose_latent(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTIONS) -> Choice:
     """The choice for latent attention of a few tokens over dense or paged keys."""
     config = LatentConfig(problem.element, problem.dim_qk, problem.dim_v, page_size=problem.page_size)
+    config = replace(config, own_rope=problem.q_rope > 0)
     bits = eight_bit_of(problem)
     if bits is not None:
         scales = Scales(v=bits.columns("v") or "token")  # also one of all latents, with strides of 0

@@ -79,8 +79,8 @@ class LatentMemory:
         """Starts copies of the rows' queries to shared memory."""
         config: gl.constexpr = ctx.config
         for part in gl.static_range(2):
-            copy_columns(ctx, self.q.index(part), 0, part * config.half, config.half)
-        copy_columns(ctx, self.q_rope, 0, config.dim_v, config.rope)
+            copy_columns(ctx, ctx.q.latent, self.q.index(part), 0, part * config.half, config.half)
+        copy_columns(ctx, ctx.q.rope, self.q_rope, 0, ctx.q.rope_column, config.rope)
 
 
 @gluon.aggregate
@@ -97,7 +97,7 @@ class LatentBarriers:
 class LatentContext:
     """What every role can see."""
 
-    q: Strided
+    q: base_value  # `LatentQueries` of `Strided`, or one `Strided`
     out: Strided  # output, or parts of it in fp32
     lse: Strided
     out_batch: gl.tensor  # of the output: parts are batches of their own
@@ -193,11 +193,11 @@ def row_positions(ctx, row):
 
 
 @gluon.jit
-def copy_columns(ctx, tile, first: gl.constexpr, column: gl.constexpr, cols: gl.constexpr):
-    """Queries of the rows from `first` on, columns from `column` on, into a tile [rows, cols]; what is past the last
-    row or column is 0."""
+def copy_columns(ctx, q, tile, first: gl.constexpr, column: gl.constexpr, cols: gl.constexpr):
+    """Queries `q` of the rows from `first` on, columns from `column` on, into a tile [rows, cols]; what is past the
+    last row or column is 0."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // cols, cols // 8], [4, 1], [1, 0])
     col = column + gl.arange(0, cols, gl.SliceLayout(0, layout))[None, :]
     rows = row_positions(ctx, first + gl.arange(0, tile.shape[0], gl.SliceLayout(1, layout))[:, None])
     exists = rows.exists & (col < ctx.config.dim_qk)
-    async_copy.async_load(tile, ctx.q.at(rows.b, rows.token, rows.h) + col, mask=exists)
+    async_copy.async_load(tile, q.at(rows.b, rows.token, rows.h) + col, mask=exists)

@@ -15,6 +15,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shared
 
+from ...nvidia.latent_queries import LatentQueries
 from ...pieces.modifiers import Modifiers
 from ...pieces.scales import softmax_scale
 from ...pieces.span import partition_tiles, tile_span
@@ -35,8 +36,8 @@ def latent_kernel(
 ):  # fmt: skip
     """Attention of a few query tokens with head dims 576 and 512.
 
-    q, out: `StridedArgs`, strides in units of 8 elements; lse: the same in elements. shape: `Lengths`. sequence_args:
-    see sequence_args.py. Grid: (row tiles * partitions, key heads, batch).
+    q, out: `StridedArgs`, q perhaps a `LatentQueryArgs`, strides in units of 8 elements; lse: the same in elements.
+    shape: `Lengths`. sequence_args: see sequence_args.py. Grid: (row tiles * partitions, key heads, batch).
     """
     partitions: gl.constexpr = config.splitk_partitions
     index = first_grid_index()
@@ -51,8 +52,9 @@ def latent_kernel(
     span = row_span(rows, lengths, mods, config)
     v = seen_values(v, span, seq_k, mods, sequence_args)
     run = partition_tiles(tile_span(span, config.BN), partition, partitions, seq_k > 0)
+    queries = latent_queries(q, config)
     ctx = LatentContext(
-        strided(q, 8), strided(out, 8), strided(lse, 1), partition * gl.num_programs(2) + b, sinks_ptr, k, v,
+        queries, strided(out, 8), strided(lse, 1), partition * gl.num_programs(2) + b, sinks_ptr, k, v,
         make_ring(config), make_staged(config, 2), make_slots(config, "v", SLOTS), make_memory(config),
         make_barriers(config), rows, lengths, run, mods, softmax_scale(scale, config), scale, config, traits,
     )  # fmt: skip
@@ -64,6 +66,15 @@ def latent_kernel(
     else:
         gl.warp_specialize([(attend_role, (ctx,)), (mma_role, (ctx,)), (load_stored, (ctx,)), (convert_role, (ctx,))],
                            workers.warps, workers.registers)  # fmt: skip
+
+
+@gluon.jit
+def latent_queries(q, config: gl.constexpr):
+    """Of a `LatentQueryArgs`, or of a `StridedArgs` that has both."""
+    if config.own_rope:
+        return LatentQueries(strided(q.latent, 8), strided(q.rope, 8), 0)
+    else:
+        return LatentQueries(strided(q, 8), strided(q, 8), config.dim_v)
 
 
 @gluon.jit

@@ -16,6 +16,7 @@ from warpattn.problem.scales import ScaleRows, Scales, latent_scales
 from warpattn.sequences import Sequence
 from warpattn.sequences.latent import LatentPages
 
+from ...nvidia.arguments import LatentQueryArgs
 from ...nvidia.combine_args import StridedArgs, UsedRows
 from ...nvidia.combine_launch import combine_launch, workspace
 from ..sequence_args import Lengths, key_args
@@ -59,6 +60,11 @@ def _strided(x: Tensor | None, strides: tuple[int, ...]) -> StridedArgs:
     return StridedArgs(x, *[0] * (3 - len(strides)), *strides)
 
 
+def _rows(x: Tensor) -> StridedArgs:
+    """Rows of columns, strides in runs of 8 elements."""
+    return _strided(x, run_strides(x))
+
+
 def _launch(
     checked: CheckedCall, x: Operands, keys: dict[str, Any], choice: Choice, traits: Traits, source: Callable[..., Any]
 ) -> Launch:
@@ -67,9 +73,9 @@ def _launch(
     mask, score = programs(checked)
     lse = (0, 0, 0) if x.lse is None else x.lse.mT.stride()
     args = keys | {
-        "q": _strided(x.q, run_strides(x.q)), "out": _strided(x.out, run_strides(x.out)),
-        "lse": _strided(x.lse, lse), "sinks_ptr": x.sinks, "scale": keys.get("scale", checked.scale),
-        "shape": Lengths(problem.seq_q, problem.seq_k), **modifier_args(checked),
+        "q": keys.get("q") or _rows(x.q), "out": _rows(x.out), "lse": _strided(x.lse, lse), "sinks_ptr": x.sinks,
+        "scale": keys.get("scale", checked.scale), "shape": Lengths(problem.seq_q, problem.seq_k),
+        **modifier_args(checked),
     }  # fmt: skip
 
     key = (choice.config, traits, mask.key, None if score is None else score.key)
@@ -78,10 +84,12 @@ def _launch(
 
 
 def latent_args(checked: CheckedCall, x: Operands, sequence: Sequence, config: LatentConfig) -> dict[str, Any]:
-    """The kernel's arguments for keys: of a cache of 8-bit latents with the rotary parts as keys, and their scales."""
+    """The kernel's arguments for keys, of a cache of 8-bit latents with the rotary parts as keys, and their scales; and
+    for queries in two tensors."""
     box = config.box_rows, config.rope, config.half
+    q = {} if sequence.q_rope is None else {"q": LatentQueryArgs(_rows(x.q), _rows(sequence.q_rope))}
     if not isinstance(sequence, LatentPages):
-        return key_args(x, sequence, box)
+        return key_args(x, sequence, box) | q
     none = ScaleRows(None, 0, 0, 0)
     scales = Scales(checked.scale, none, latent_scales(x.v, sequence.v_scale), none)
-    return key_args(x._replace(k=sequence.rope), sequence, box) | {"scale": scales}
+    return key_args(x._replace(k=sequence.rope), sequence, box) | {"scale": scales} | q

@@ -8,6 +8,7 @@ from triton.experimental.gluon import GluonASTSource
 from warpattn.language.nodes import Program
 from warpattn.problem.element import Element
 
+from ...nvidia.arguments import query_pointers
 from ...pieces.signature import ALIGNED, captured_types, kernel_source, modifier_functions, packed_span
 from ..signature import copied_rows, map_type
 from ..traits import LEAST_ROWS, Traits
@@ -35,5 +36,5 @@ def row_source(
         given["k_desc"] = map_type([1, config.box_rows, 1, k_columns], k, None, traits.kind != "dense")
         given["v_desc"] = map_type([1, config.box_rows, 1, v_columns], v, None, True)
     constants = {"config": config, "functions": modifier_functions(packed_span(mask), score), "traits": traits}
-    hints = dict.fromkeys(("q.pointer", "out.pointer"), ALIGNED) | copied_rows(config.box_rows)
+    hints = dict.fromkeys((*query_pointers(args["q"]), "out.pointer"), ALIGNED) | copied_rows(config.box_rows)
     return kernel_source(kernel, args, constants, given, hints)

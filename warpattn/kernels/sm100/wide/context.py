@@ -33,7 +33,7 @@ class WideMemory:
         for block in gl.static_range(blocks):
             for first in gl.static_range(0, count, ROWS_AT_ONCE):
                 tile = self.q.index(block).slice(first, ROWS_AT_ONCE)
-                copy_columns(ctx, tile, first, block * config.half, config.half)
+                copy_columns(ctx, ctx.q, tile, first, block * config.half, config.half)
 
 
 @gluon.jit

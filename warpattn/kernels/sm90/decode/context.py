@@ -101,7 +101,7 @@ class DecodeRings:
 
 @gluon.aggregate
 class DecodeContext:
-    q: Matrix
+    q: gl.base_value  # Matrix, or `LatentQueries`
     q_scale: gl.tuple  # ScaleRows of 8-bit queries, else of no field
     keys: KeyCache
     results: Results

@@ -10,6 +10,7 @@ from triton.experimental.gluon import GluonASTSource
 from warpattn.problem.element import Element
 from warpattn.problem.operands import Features
 
+from ...nvidia.arguments import query_pointers
 from ...pieces.signature import packed_span
 from ..layouts import element_type, tile_layout
 from ..signature import attention_source
@@ -31,7 +32,8 @@ def stream_source(
     kernel: Any, args: Mapping[str, Any], config: StreamConfig, features: Features, maps: Mapping[str, str]
 ) -> GluonASTSource:
     """A kernel with the parameters of decode; `maps`: the types of tensor maps of keys and values, where it has any."""
-    aligned = ("q.pointer", "out.pointer", "workspace.o", *(("k.pointer", "v.pointer") if config.gathers else ()))
+    rows = ("k.pointer", "v.pointer") if config.gathers else ()
+    aligned = (*query_pointers(args["q"]), "out.pointer", "workspace.o", *rows)
     return attention_source(kernel, args, config, _packed(features), maps, aligned)
 
 

@@ -183,9 +183,9 @@ def fetch_queries(ctx, item, half: gl.constexpr):
     """The item's queries to shared memory; rows past the end are 0."""
     config: gl.constexpr = ctx.config
     meet(half)  # both have read the queries of the item before
-    copy_queries(ctx, item, ctx.rings.q.index(half), half * config.half, config.half)
+    copy_queries(ctx, item, ctx.q.latent, ctx.rings.q.index(half), half * config.half, config.half)
     if half == 0:
-        copy_queries(ctx, item, ctx.rings.q_rope.index(0), config.dim_v, config.rope)
+        copy_queries(ctx, item, ctx.q.rope, ctx.rings.q_rope.index(0), ctx.q.rope_column, config.rope)
     async_copy.commit_group()
     async_copy.wait_group(0)
     fence_async_shared()
@@ -193,15 +193,15 @@ def fetch_queries(ctx, item, half: gl.constexpr):
 
 
 @gluon.jit
-def copy_queries(ctx, item, tile, column: gl.constexpr, cols: gl.constexpr):
-    """Columns from `column` on into a tile [64, cols]."""
+def copy_queries(ctx, item, queries, tile, column: gl.constexpr, cols: gl.constexpr):
+    """Columns of a matrix from `column` on into a tile [64, cols]."""
     config: gl.constexpr = ctx.config
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // cols, cols // 8], [4, 1], [1, 0])
     row = gl.arange(0, config.rows, gl.SliceLayout(1, layout))
     col = column + gl.arange(0, cols, gl.SliceLayout(0, layout))[None, :]
     rows = rows_of(ctx, item, row)
     there = in_tile(ctx, item, row)[:, None]
-    at = ctx.q.rows(rows.b, rows.token, rows.h)[:, None] + col
+    at = queries.rows(rows.b, rows.token, rows.h)[:, None] + col
     async_copy.async_load(tile, at, mask=there & (col >= 0))
 
 

@@ -47,6 +47,7 @@ class MlaConfig(LatentSizes, StreamConfig):
     """Tiles and resources of one compiled kernel; `choose_tiles` fills in what does not vary."""
 
     latents: Element | None = None  # of 8-bit latents in memory, which the role that loads converts, see eight_bit.py
+    own_rope: bool = False  # whether rotary columns of queries are in a tensor of their own
     tiles_outermost: ClassVar[bool] = True
     consumers: ClassVar[int] = HALVES  # warpgroups
     rows: ClassVar[int] = CONSUMER_ROWS  # of a tile of queries
@@ -106,6 +107,7 @@ def choose(problem: Problem, target: Arch, *, options: PlanOptions = DEFAULT_OPT
     config = choose_tiles(problem.element, problem.page_size)
     if problem.rope:
         config = replace(config, stages=STAGES_BESIDE, latents=problem.kv_element)
+    config = replace(config, own_rope=problem.q_rope > 0)
     config = replace(config, schedule=invariant(config)) if options.batch_invariant else config
     config = replace(config, schedule=schedule_of(problem, config.schedule))
     grid = alone_on_sms(target)

@@ -1,12 +1,23 @@
-"""Shared memory of the Hopper kernel for latent attention. Its roles get a `DecodeContext`, in which `keys.k` is for
-the rotary parts and `keys.v` for the latents."""
+"""Queries and shared memory of the Hopper kernel for latent attention. Its roles get a `DecodeContext`, in which `q` is
+`LatentQueries`, `keys.k` is for the rotary parts and `keys.v` for the latents."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from ...nvidia.latent_queries import LatentQueries
 from ...nvidia.pipelines import StagedPipeline, empty_arrivals, make_pipeline
+from ..decode.context import matrix
 from ..layouts import element_type, tile_layout
+
+
+@gluon.jit
+def latent_queries(q, config: gl.constexpr):
+    """Of a `LatentQueryArgs`, or of a `StridedRows` that has both."""
+    if config.own_rope:
+        return LatentQueries(matrix(q.latent), matrix(q.rope), 0)
+    else:
+        return LatentQueries(matrix(q), matrix(q), config.dim_v)
 
 
 @gluon.aggregate

@@ -13,10 +13,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from ...pieces.modifiers import Modifiers
-from ..decode.context import DecodeContext, key_cache, make_results, matrix
+from ..decode.context import DecodeContext, key_cache, make_results
 from ..decode.schedule import my_range
 from .attend import attend_role
-from .context import make_mla_rings
+from .context import latent_queries, make_mla_rings
 from .eight_bit import load_latents
 from .load import load_tiles
 
@@ -34,8 +34,8 @@ def mla_kernel(
     k, v, q, out, keys, workspace, lse_ptr, sinks_ptr, scale, shape, mask_args, score_args,
     config: gl.constexpr, functions: gl.constexpr, has_sinks: gl.constexpr, has_lse: gl.constexpr,
 ):  # fmt: skip
-    """Arguments and grid as in `decode_kernel`; the kernel reads the rotary columns through `k`, the latents through
-    `v`."""
+    """Arguments and grid as in `decode_kernel`, q perhaps a `LatentQueryArgs`; the kernel reads the rotary columns
+    through `k`, the latents through `v`."""
     mods = Modifiers(functions.keep, functions.span, functions.score, mask_args, score_args)
     stored = key_cache(k, v, keys)
     results = make_results(out, lse_ptr, sinks_ptr, workspace, config)
@@ -43,8 +43,9 @@ def mla_kernel(
     fence_async_shared()
     stream_k, start = my_range(stored, shape, mods, config)
     end = stream_k.first(gl.program_id(0) + 1)
+    queries = latent_queries(q, config)
     ctx = DecodeContext(
-        matrix(q), (), stored, results, rings, shape, mods, stream_k, start, end, scale, config, has_sinks, has_lse
+        queries, (), stored, results, rings, shape, mods, stream_k, start, end, scale, config, has_sinks, has_lse
     )
     workers: gl.constexpr = config.topology.workers
     gl.warp_specialize(

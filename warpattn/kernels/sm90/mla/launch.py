@@ -3,6 +3,8 @@ tiles are decode's."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from warpattn.problem import CheckedCall
 from warpattn.problem.arch import compile_options
 from warpattn.problem.launch import Choice, Launch
@@ -11,6 +13,7 @@ from warpattn.problem.scales import latent_scales
 from warpattn.sequences import Sequence
 from warpattn.sequences.latent import LatentPages
 
+from ...nvidia.arguments import LatentQueryArgs, strided
 from ..decode.arguments import ColumnScaledRows, MappedRows
 from ..decode.launch import arguments, combine_launch, features_of, head_rows, workspace
 
@@ -24,6 +27,8 @@ def list_launches(
     args = arguments(checked, x, sequence, choice) | {"workspace": partial}
     if isinstance(sequence, LatentPages):
         args |= {"k": MappedRows(sequence.rope), "v": ColumnScaledRows(x.v, *latent_scales(x.v, sequence.v_scale))}
+    if sequence.q_rope is not None:
+        args["q"] = LatentQueryArgs(args["q"], strided(sequence.q_rope))
     features = features_of(checked)
 
     def source():
@@ -33,4 +38,4 @@ def list_launches(
 
     key = (config, features.key)
     attend = Launch("sm90.mla", "sm90", key, source, compile_options(), choice.grid, args, persistent=True)
-    return attend, combine_launch(checked, config, args)
+    return attend, combine_launch(checked, replace(config, own_rope=False), args)

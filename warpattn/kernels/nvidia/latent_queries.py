@@ -1,0 +1,14 @@
+"""Queries of latent attention on NVIDIA cards, in one tensor or in two."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+
+@gluon.aggregate
+class LatentQueries:
+    """Where columns of queries are, as rows that an architecture addresses: latent ones, and the rotary ones from
+    column `rope_column` of theirs on."""
+
+    latent: gl.base_value
+    rope: gl.base_value
+    rope_column: gl.constexpr

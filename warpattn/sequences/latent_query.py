@@ -1,0 +1,75 @@
+"""LatentQuery: absorbed queries of latent attention in two tensors, as a model's projections leave them.
+
+    nope (…, heads, L)  the part without positions, projected to the latents' columns      q_b_proj, then W_UK
+    rope (…, heads, R)  the rotary part, often a view of a wider projection
+
+Together they are the queries [nope | rope] of L + R columns. Kernels read both where they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from warpattn.errors import AttentionError, Rules
+from warpattn.inputs import is_tensor, kind_of
+from warpattn.quantized import EIGHT_BIT, Quantized
+
+AXES = ("batch", "seq", "heads", "columns")
+
+
+@dataclass(frozen=True, eq=False)
+class LatentQuery:
+    """Absorbed queries in two tensors, in the place of q: `attention`, `attention_paged`, `DecodePlan` and others.
+
+    nope (…, Hq, L), rope (…, Hq, R), with the leading axes of q, of one dtype and on one device, any strides; they mean
+    `torch.cat([nope, rope], -1)`. Kernels take L = 512 and R = 64, and read `rope` where it is: its last stride is 1,
+    others are multiples of 8 elements, and it starts at a multiple of 16 bytes. The default scale is
+    1/sqrt(L + R). Raises AttentionError if a part is no tensor; the call that gets it checks the rest.
+    """
+
+    nope: Tensor
+    rope: Tensor
+
+    def __post_init__(self) -> None:
+        for name in ("nope", "rope"):
+            x = getattr(self, name)
+            if not is_tensor(x):
+                raise AttentionError(f"{name} is {kind_of(x)}; {name} must be a torch.Tensor")
+        if self.rope is self.nope:  # each tensor of a call is an object of its own
+            object.__setattr__(self, "rope", self.rope.detach())
+
+    def joined(self) -> Tensor:
+        """The queries as one tensor (…, Hq, L + R), a copy."""
+        return torch.cat([self.nope, self.rope], -1)
+
+
+WITH_PARTS = (Quantized, LatentQuery)
+
+
+def of_parts(*parts: Tensor) -> Tensor | LatentQuery:
+    """Queries of one tensor or of two."""
+    return LatentQuery(*parts) if len(parts) > 1 else parts[0]
+
+
+def parted(q: Tensor | Quantized | LatentQuery) -> tuple[Any, dict[str, Tensor]]:
+    """The tensor of an argument for queries, and the fields of a sequence that hold what it has beside it."""
+    if isinstance(q, Quantized):
+        return q.values, {"q_scale": q.scale}
+    return (q.nope, {"q_rope": q.rope}) if isinstance(q, LatentQuery) else (q, {})
+
+
+def check_rope(rules: Rules, q: Tensor, rope: Tensor) -> bool:
+    """Rules of the rotary part beside queries `q`; True if its rank is right."""
+    if not rules.tensor("q.rope", rope, *AXES[4 - q.ndim :]):
+        return False
+    rule = f"it must have those of q but for the columns, {tuple(q.shape[:-1])}"
+    rules.require(rope.shape[:-1] == q.shape[:-1], f"q.rope has shape {tuple(rope.shape)}", rule)
+    rules.require(rope.shape[-1] > 0, f"q.rope has shape {tuple(rope.shape)}", "it must have at least one column")
+    rules.require(rope.dtype == q.dtype, f"q.rope has dtype {rope.dtype}", f"it must have the dtype of q, {q.dtype}")
+    rule = "queries in two tensors have 16 bits or more"
+    rules.require(q.dtype not in EIGHT_BIT, f"q has dtype {q.dtype} and a rotary part of its own", rule)
+    return True
