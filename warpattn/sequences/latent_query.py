@@ -50,12 +50,12 @@ class LatentQuery:
 WITH_PARTS = (Quantized, LatentQuery)
 
 
-def of_parts(*parts: Tensor) -> Tensor | LatentQuery:
+def of_parts(first: Tensor, *rope: Tensor) -> Tensor | LatentQuery:
     """Queries of one tensor or of two."""
-    return LatentQuery(*parts) if len(parts) > 1 else parts[0]
+    return LatentQuery(first, *rope) if rope else first
 
 
-def parted(q: Tensor | Quantized | LatentQuery) -> tuple[Any, dict[str, Tensor]]:
+def parted(q: Tensor | Quantized | LatentQuery) -> tuple[Tensor, dict[str, Any]]:
     """The tensor of an argument for queries, and the fields of a sequence that hold what it has beside it."""
     if isinstance(q, Quantized):
         return q.values, {"q_scale": q.scale}

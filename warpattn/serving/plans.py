@@ -284,14 +284,14 @@ def _operands(
     if not isinstance(kv, tuple) or len(kv) != 2:
         raise AttentionError(f"kv is a {type(kv).__name__}; it must be a PagedKV or a pair of dense k and v")
     k, v = kv
-    (q, of_q), (k, k_scale), (v, v_scale) = parted(q), split(k), split(v)
-    return q, k, v, Dense(k_scale, v_scale, **of_q)
+    (rows, of_q), (k, k_scale), (v, v_scale) = parted(q), split(k), split(v)
+    return rows, k, v, Dense(k_scale, v_scale, **of_q)
 
 
 def with_query_parts(q: Tensor | Quantized | LatentQuery, kv: PagedKV) -> tuple[Tensor, Tensor, Tensor, PagedKV]:
     """Queries, pages of keys and of values, and the cache with the scale or the rotary part of the queries."""
-    q, of_q = parted(q)
-    return q, kv.k_pages, kv.v_pages, kv.with_fields(**of_q) if of_q else kv
+    rows, of_q = parted(q)
+    return rows, kv.k_pages, kv.v_pages, kv.with_fields(**of_q) if of_q else kv
 
 
 class PrefillPlan(ServingPlan):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -22,9 +22,10 @@ from warpattn.integrations.signature import Given
 from warpattn.quantized import EIGHT_BIT, Quantized, check_scale_values
 from warpattn.sequences.latent_query import LatentQuery
 
-__all__ = ["Factors", "Rows", "changed", "forward_only", "of_batch", "of_pages", "of_queries", "of_rows"]
+__all__ = ["Factors", "QueryRows", "Rows", "changed", "forward_only", "of_batch", "of_pages", "of_queries", "of_rows"]
 
-Rows = Tensor | Quantized | LatentQuery  # queries, keys or values, 8-bit ones with a scale per head or token
+Rows = Tensor | Quantized  # queries, keys or values, 8-bit ones with a scale per head or token
+QueryRows = Rows | LatentQuery
 Spread = Callable[[Tensor, Tensor], Tensor]  # of factors (batch, heads) and values (..., heads, dim): (..., heads)
 NAMES = {"q_descale": "queries", "k_descale": "keys", "v_descale": "values"}
 
@@ -114,7 +115,11 @@ def _by_offsets(cu: Tensor) -> Spread:
     return spread
 
 
-def changed(x: Rows, change: Callable[[Tensor], Tensor]) -> Rows:
+@overload
+def changed(x: Rows, change: Callable[[Tensor], Tensor]) -> Rows: ...
+@overload
+def changed(x: QueryRows, change: Callable[[Tensor], Tensor]) -> QueryRows: ...
+def changed(x: QueryRows, change: Callable[[Tensor], Tensor]) -> QueryRows:
     """`change`, which moves or chooses tokens, of the values and of scales that tokens have, or of both parts."""
     if isinstance(x, LatentQuery):
         return LatentQuery(change(x.nope), change(x.rope))

@@ -19,7 +19,7 @@ from torch import Tensor
 from warpattn.api import attention_paged, attention_varlen
 from warpattn.errors import AttentionError
 from warpattn.inputs import is_tensor, kind_of
-from warpattn.integrations.flash_attn.descaled import Rows, changed
+from warpattn.integrations.flash_attn.descaled import QueryRows, Rows, changed
 from warpattn.integrations.flash_attn.modifiers import Tail
 from warpattn.integrations.signature import require_integers
 from warpattn.quantized import split
@@ -33,7 +33,7 @@ __all__ = ["Keys", "Places", "Queries", "attend", "divided", "parts", "places", 
 class Queries(NamedTuple):
     """q (total, heads, head_dim) by `cu`, or (batch, seq, heads, head_dim) without it."""
 
-    q: Rows
+    q: QueryRows
     cu: Tensor | None
     longest: Any = None
     used: Tensor | None = None
@@ -116,7 +116,7 @@ def _batched(queries: Queries, keys: Keys, tail: Tail) -> tuple[Tensor, Tensor]:
     return out.unflatten(0, (batch, seq)), lse.unflatten(1, (batch, seq)).transpose(0, 1)
 
 
-def _attend(q: Rows, cu: Tensor, longest: int | None, keys: Keys, tail: Tail) -> tuple[Tensor, Tensor]:
+def _attend(q: QueryRows, cu: Tensor, longest: int | None, keys: Keys, tail: Tail) -> tuple[Tensor, Tensor]:
     batch = len(cu) - 1
     if keys.table is not None:
         lengths = _lengths(keys)

@@ -111,8 +111,8 @@ class Pool:
     def write_latents(self, layer: Any, batch: Any, latents: Tensor, rotary: Tensor) -> None:
         """Latents (tokens, 1, 512) and rotary keys (tokens, 1, 64) of new tokens into the cache."""
         pages = paged_view(self.pool.get_key_buffer(layer.layer_id), self.page_size)
-        parts = pages.split([latents.shape[-1], rotary.shape[-1]], -1)
-        append_slots(latents, rotary.view(len(latents), 1, -1), *parts, batch.out_cache_loc)
+        k_pages, v_pages = pages.split([latents.shape[-1], rotary.shape[-1]], -1)
+        append_slots(latents, rotary.view(len(latents), 1, -1), k_pages, v_pages, batch.out_cache_loc)
 
     def pages(self, layer: Any, tables: Tables, lengths: Tensor) -> PagedKV:
         """A layer's keys and values."""

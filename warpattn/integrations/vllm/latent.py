@@ -164,7 +164,8 @@ class WarpattnMLAImpl(MLACommonImpl[MLACommonMetadata]):
             append_slots(new, None, parts.latents, None, slots, k_scale=parts.scale)
             append_slots(k_pe, None, parts.rope, None, slots)
         else:
-            append_slots(new, k_pe, *pages.split([new.shape[-1], k_pe.shape[-1]], dim=-1), slots)
+            latents, rotary = pages.split([new.shape[-1], k_pe.shape[-1]], dim=-1)
+            append_slots(new, k_pe, latents, rotary, slots)
 
     def forward_mqa(
         self, q: Tensor | tuple[Tensor, Tensor], kv_c_and_k_pe_cache: Tensor, attn_metadata: Any, layer: Any
@@ -175,7 +176,7 @@ class WarpattnMLAImpl(MLACommonImpl[MLACommonMetadata]):
             kv = LatentPages.of_bytes(keys, step.block_table, step.seq_lens)
         else:
             kv = PagedKV(keys, keys[..., : self.kv_lora_rank], step.block_table, step.seq_lens)
-        q = of_parts(*(x.unflatten(0, (len(step.seq_lens), -1)) for x in (q if isinstance(q, tuple) else (q,))))
-        found = attention_paged(q, kv, mask=Causal(), scale=self.scale, return_lse=self.dcp_world_size > 1)
+        rows = [x.unflatten(0, (len(step.seq_lens), -1)) for x in (q if isinstance(q, tuple) else (q,))]
+        found = attention_paged(of_parts(*rows), kv, mask=Causal(), scale=self.scale, return_lse=self.dcp_world_size > 1)
         out, lse = found if isinstance(found, tuple) else (found, None)
         return out.flatten(0, 1), None if lse is None else lse.transpose(1, 2).flatten(0, 1)
