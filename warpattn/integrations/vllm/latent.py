@@ -177,6 +177,7 @@ class WarpattnMLAImpl(MLACommonImpl[MLACommonMetadata]):
         else:
             kv = PagedKV(keys, keys[..., : self.kv_lora_rank], step.block_table, step.seq_lens)
         rows = [x.unflatten(0, (len(step.seq_lens), -1)) for x in (q if isinstance(q, tuple) else (q,))]
-        found = attention_paged(of_parts(*rows), kv, mask=Causal(), scale=self.scale, return_lse=self.dcp_world_size > 1)
+        shared = self.dcp_world_size > 1
+        found = attention_paged(of_parts(*rows), kv, mask=Causal(), scale=self.scale, return_lse=shared)
         out, lse = found if isinstance(found, tuple) else (found, None)
         return out.flatten(0, 1), None if lse is None else lse.transpose(1, 2).flatten(0, 1)
