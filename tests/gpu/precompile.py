@@ -1,4 +1,5 @@
-"""Fills the disk cache with the kernels of a list of cases, on all cores: one compile takes seconds and one core."""
+"""Fills the disk cache with the kernels of a list of cases, on all cores that this process may use: one compile takes
+seconds and one core."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ def fill(cases: Iterable[Case]) -> None:
     needed = kernels_of(cases)
     if not needed:
         return
-    workers = min(len(needed), os.cpu_count() or 1)
+    workers = min(len(needed), len(os.sched_getaffinity(0)))
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_one_thread) as pool:
         for future in [pool.submit(compile_case, case) for case in needed]:
