@@ -18,11 +18,12 @@ from torch import Tensor
 import warpattn as wa
 from tests.cases import MASKS, SCORES, Case
 from tests.gradients import check_gradients, weights
-from tests.oracle import Inputs, check, visible
+from tests.oracle import Inputs, check, plain, visible
 from tests.specials import SPOILS, unlike
 from tests.unit.api.test_gradients import require, taken
 from warpattn.kernels.sm90.prefill.config import split_dim
-from warpattn.problem.backends import LIMITS, BackwardLimits
+from warpattn.problem.backends import LATENT, LATENT_TOKENS, LIMITS, BackwardLimits, EightBitLimits
+from warpattn.quantized import ROW_BLOCKS
 from warpattn.sequences import Dense, PagedRagged
 
 PLAIN = sorted(set(MASKS) - {"none", "added-mask", "causal-added"})  # what is combined with &, | and ~
@@ -36,13 +37,15 @@ LAYOUTS = ("contiguous", "contiguous", "heads-first", "sliced", "unaligned")
 
 class Drawn(NamedTuple):
     """A call, and what becomes of its tensors: "as drawn", "unseen keys", "unseen" (and values; where it `trains`), a
-    kind of `specials.SPOILS`. `stored`: what scales of 8-bit keys and values belong to, if they have 8 bits; `trains`:
+    kind of `specials.SPOILS`. `stored`: what scales of 8-bit keys and values belong to, if they have 8 bits, and of
+    queries if these have, too; `latent`: the keys' 512 first columns alone have 8 bits, and values are these; `trains`:
     its gradients are taken."""
 
     case: Case
     how: str
-    stored: str = ""
+    stored: tuple[str | int, ...] = ()
     trains: bool = False
+    latent: bool = False
 
 
 def draw(arch: str, seed: int) -> Drawn:
@@ -58,14 +61,46 @@ def draw(arch: str, seed: int) -> Drawn:
         hidden = "unseen" if arch == "sm90" else "unseen keys"  # Blackwell's forward does not look for hidden values
         return Drawn(case, chance.choice(["as drawn"] + [hidden] * _reads(case)), trains=True)
     if what == "stored" and limits.eight_bit is not None and case.layout != "unaligned":
-        tokens = ["token"] * ("token" in limits.eight_bit.scales and case.dtype == torch.bfloat16)
-        scales = ["tensor", "head", *tokens]
-        dim = min(-(-case.dim // 16) * 16, limits.eight_bit.max_dim)
-        case = replace(case, dim=dim, dim_v=-(-case.dim_v // 16) * 16, page_size=-(-case.page_size // 8) * 8)
-        return Drawn(case, "as drawn", chance.choice(scales))
+        return _stored(case, limits.eight_bit, chance)
+    if what == "" and limits.eight_bit is not None and limits.eight_bit.latents and case.kind == "paged":
+        return _latent(case, limits.eight_bit, chance)
     if what == "hidden" and arch == "sm90" and "added" not in case.mask and _hides(case):
         return Drawn(case, chance.choice(("hidden", "partly hidden")))
     return drawn
+
+
+def _stored(case: Case, limits: EightBitLimits, chance: random.Random) -> Drawn:
+    """The case with keys and values of 8 bits, half of the time with queries of 8 bits where kernels multiply these."""
+    dim, dim_v = (min(-(-each // 16) * 16, limits.max_dim) for each in (case.dim, case.dim_v))
+    if chance.random() < 0.4:
+        dim, dim_v = chance.choice((64, 128)), chance.choice((0, 64, 128))  # so that blocks of columns can have scales
+    case = replace(case, dim=dim, dim_v=dim_v, page_size=-(-case.page_size // 8) * 8)
+    narrow = bool(limits.queries) and chance.random() < 0.5
+    if narrow:
+        case = replace(case, dtype=torch.bfloat16, scale=case.scale or None)  # the dtype of the result
+    allowed = [_taken(case, limits.scales_of(operand, narrow)) for operand in "kvq"[: 2 + narrow]]
+    return Drawn(case, "as drawn", tuple(chance.choice(scales) for scales in allowed))
+
+
+def _taken(case: Case, scales: tuple[str | int | None, ...]) -> list[str | int]:
+    """The scales that a case can have: of columns where blocks fill the head dims, of tokens with bf16 alone, which
+    holds weights and keys times them."""
+    dims = (case.dim, case.dim_v or case.dim)
+    return [
+        per for per in scales
+        if per in ("tensor", "head") or (per == "token" and case.dtype == torch.bfloat16)
+        or (per in ROW_BLOCKS and case.kind == "dense")
+        or (isinstance(per, int) and not any(dim % per for dim in dims) and case.dtype == torch.bfloat16)
+    ]  # fmt: skip
+
+
+def _latent(case: Case, limits: EightBitLimits, chance: random.Random) -> Drawn:
+    """The case over 8-bit latents with rotary columns of bf16 beside them."""
+    (dim, dim_v), tokens = LATENT, min(case.seq_q, LATENT_TOKENS)
+    case = replace(case, heads_q=chance.choice((1, 5, 16, 20)), heads_kv=1, dim=dim, dim_v=dim_v, seq_q=tokens)
+    case = replace(case, dtype=torch.bfloat16, page_size=-(-case.page_size // 8) * 8, layout="contiguous")
+    scales = [per for per in limits.latents if per is not None]
+    return Drawn(case, "as drawn", (chance.choice(scales),), latent=True)
 
 
 def _trains(case: Case, limits: BackwardLimits | None) -> bool:
@@ -142,10 +177,52 @@ def wrong(arch: str, drawn: Drawn) -> str:
     if drawn.how in SPOILS and drawn.how != "as drawn":
         return unlike(result, x, 0.02 if x.q.dtype == torch.float16 else 0.04)
     try:
-        check(x, *result)
+        if len(drawn.stored) == 3:
+            _check_product(x, *result)
+        else:
+            check(_multiplied(arch, drawn, x), *result)
     except AssertionError as error:
         return str(error)
     return ""
+
+
+def _check_product(x: Inputs, out: Tensor, lse: Tensor) -> None:
+    """A product of 8 bits rounds each weight to e4m3, by 2^-4 of it at most; scores are as exact as others."""
+    truth, true_lse = plain(x, torch.float32)
+    assert out.isfinite().all() and (out.float() - truth).norm() <= 2.0**-4 * truth.norm(), "out is off"
+    _compare_lse(lse, true_lse, 1e-3)
+
+
+def _compare_lse(found: Tensor, truth: Tensor, bound: float) -> None:
+    """Assert that an LSE is -inf where the truth is, and near it elsewhere."""
+    assert torch.equal(found == -torch.inf, truth == -torch.inf), "lse is -inf at other rows than the truth"
+    error = (found - truth)[truth != -torch.inf].abs()
+    assert not error.numel() or error.max() <= bound, f"lse is off by {error.max():.3g}"
+
+
+def _multiplied(arch: str, drawn: Drawn, x: Inputs) -> Inputs:
+    """Keys and values as kernels multiply them: latents are rounded to bf16 times their scales, on Blackwell all keys
+    and values with scales of tokens or columns."""
+    seq = x.sequence
+    if isinstance(seq, wa.LatentPages):
+        latents = _times(seq.k_pages, seq.k_scale)
+        keys = torch.cat([latents, seq.rope], -1)
+        return replace(x, k=keys, v=latents, sequence=wa.PagedKV(keys, latents, seq.block_table, seq.lengths))
+    if arch != "sm100" or not drawn.stored:
+        return x
+    pages = seq.kv if isinstance(seq, PagedRagged) else seq
+    rounded = {name: _times(y, scale) if scale.ndim > 1 else None for name, y, scale in (
+        ("k", x.k, pages.k_scale), ("v", x.v, pages.v_scale))}
+    changes = {f"{name}_scale": None for name, y in rounded.items() if y is not None}
+    rows = {name: y for name, y in rounded.items() if y is not None}
+    if isinstance(pages, wa.PagedKV):
+        changes |= {f"{name}_pages": y for name, y in rows.items()}
+    pages = replace(pages, **changes)
+    return replace(x, **rows, sequence=replace(seq, kv=pages) if isinstance(seq, PagedRagged) else pages)
+
+
+def _times(values: Tensor, scale: Tensor | None) -> Tensor:
+    return (values.float() if scale is None else wa.Quantized(values, scale).dequantized()).bfloat16()
 
 
 def attend(x: Inputs, backend: str) -> tuple[Tensor, Tensor]:
@@ -160,7 +237,8 @@ def attend(x: Inputs, backend: str) -> tuple[Tensor, Tensor]:
     elif isinstance(seq, wa.Ragged):
         result = wa.attention_varlen(x.q, k, v, seq, **tail)
     elif isinstance(seq, Dense) and seq.k_scale is not None and seq.v_scale is not None:
-        result = wa.attention(x.q, wa.Quantized(k, seq.k_scale), wa.Quantized(v, seq.v_scale), **tail)
+        q = x.q if seq.q_scale is None else wa.Quantized(x.q, seq.q_scale)
+        result = wa.attention(q, wa.Quantized(k, seq.k_scale), wa.Quantized(v, seq.v_scale), **tail)
     else:
         result = wa.attention(x.q, k, v, **tail)
     assert isinstance(result, tuple)
@@ -187,21 +265,34 @@ def _wrong_gradients(arch: str, drawn: Drawn) -> str:
     return ""
 
 
-def _in_eight_bits(inputs: Inputs, per: str, dtype: torch.dtype) -> Inputs:
-    """The same with keys and values of an 8-bit `dtype`; what no sequence owns stays NaN."""
+def _in_eight_bits(inputs: Inputs, stored: tuple[str | int, ...], dtype: torch.dtype) -> Inputs:
+    """The same with keys and values of an 8-bit `dtype`, and queries if `stored` says what their scales belong to; what
+    no sequence owns stays NaN."""
     seq = inputs.sequence
     pages = seq.kv if isinstance(seq, PagedRagged) else seq
+    assert isinstance(pages, wa.PagedKV | wa.Ragged | Dense)
     paged = isinstance(pages, wa.PagedKV)
-    k, v = (_eight_bits(x, per, dtype) for x in ((pages.k_pages, pages.v_pages) if paged else (inputs.k, inputs.v)))
-    if isinstance(pages, wa.PagedKV):
-        return replace(inputs, k=k.values, v=v.values, sequence=replace(
-            pages, k_pages=k.values, v_pages=v.values, k_scale=k.scale, v_scale=v.scale
-        ))  # fmt: skip
-    assert isinstance(seq, wa.Ragged | Dense)
-    return replace(inputs, k=k.values, v=v.values, sequence=replace(seq, k_scale=k.scale, v_scale=v.scale))
+    given = ((pages.k_pages, pages.v_pages) if paged else (inputs.k, inputs.v)) + (inputs.q,)
+    k, v, *q = (_eight_bits(x, per, dtype) for x, per in zip(given, stored, strict=False))
+    changes: dict[str, Any] = {"k_scale": k.scale, "v_scale": v.scale, "q_scale": q[0].scale if q else None}
+    if paged:
+        changes |= {"k_pages": k.values, "v_pages": v.values}
+    pages = replace(pages, **changes)
+    layout = replace(seq, kv=pages) if isinstance(seq, PagedRagged) else pages
+    return replace(inputs, q=q[0].values if q else inputs.q, k=k.values, v=v.values, sequence=layout)
 
 
-def _eight_bits(x: Tensor, per: str, dtype: torch.dtype) -> wa.Quantized:
+def _over_latents(inputs: Inputs, per: str | int, dtype: torch.dtype) -> Inputs:
+    """The same with keys whose first columns, which are the values, have 8 bits."""
+    pages = inputs.sequence
+    assert isinstance(pages, wa.PagedKV)
+    latents, rope = pages.k_pages[..., : LATENT.v], pages.k_pages[..., LATENT.v :].contiguous()
+    made = _eight_bits(latents, per, dtype)
+    kv = wa.LatentPages(made.values, rope, pages.block_table, pages.lengths, scale=made.scale)
+    return replace(inputs, k=kv.k_pages, v=kv.v_pages, sequence=kv)
+
+
+def _eight_bits(x: Tensor, per: str | int, dtype: torch.dtype) -> wa.Quantized:
     made = wa.quantize(x.nan_to_num(0.0), dtype, per=per)
     return made if not x.isnan().any() else wa.Quantized(
         made.values.float().masked_fill(x.isnan(), torch.nan).to(made.values.dtype), made.scale
@@ -210,8 +301,10 @@ def _eight_bits(x: Tensor, per: str, dtype: torch.dtype) -> wa.Quantized:
 
 def _spoiled(drawn: Drawn, dtype: torch.dtype) -> Inputs:
     inputs = drawn.case.build()
+    if drawn.latent:
+        return _over_latents(inputs, drawn.stored[0], dtype)
     if drawn.stored:
-        inputs = _in_eight_bits(inputs, drawn.stored, dtype)
+        return _in_eight_bits(inputs, drawn.stored, dtype)
     if drawn.how == "unseen keys":
         for k, dark in _unseen(inputs):
             k[dark] = torch.nan

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.slow
 
 SEEDS = 60
 KEPT = [*((arch, 7) for arch in LIMITS), ("gfx942", 33), ("sm90", 3)]  # no row sees a key of a page; ragged over pages
+KEPT += [("sm100", 4), ("sm90", 19), ("sm100", 46), ("gfx942", 43)]  # latents; products of 8 bits; scales of columns
 CASES = drawn(((arch, seed) for arch in LIMITS for seed in range(SEEDS)), KEPT)
 
 
@@ -34,11 +35,20 @@ def test_draws_repeat_and_differ():
     assert len({call.case.mask for call in calls}) > 15
     assert {call.case.kind for call in calls} == {"dense", "ragged", "paged", "paged-ragged"}
     assert any(call.trains for call in calls) and any(call.stored for call in calls)
+    many = [draw(arch, seed) for arch in LIMITS for seed in range(SEEDS)]
+    assert {len(call.stored) for call in many} == {0, 1, 2, 3}, "products of 8 bits and latents among them"
+    assert {per for call in many for per in call.stored} >= {"tensor", "head", "token", 64, 128, "128 rows"}
 
 
-def test_a_mask_that_hides_more_keys_is_seen(monkeypatch):
+@pytest.mark.parametrize(
+    ("stored", "latent"), [((), False), ((64, "token"), False), (("head",) * 3, False), ((128,), True)]
+)
+def test_a_mask_that_hides_more_keys_is_seen(stored, latent, monkeypatch):
     attend = random_calls.attend
     narrower = lambda x, _: attend(replace(x, mask=wa.SlidingWindow(45)), "reference")  # noqa: E731
     monkeypatch.setattr(random_calls, "attend", narrower)
-    case = Case(batch=1, seq_q=50, seq_k=50, dtype=torch.bfloat16, mask="causal")
-    assert "error" in wrong("sm90", Drawn(case, "as drawn"))
+    case = Case(batch=1, seq_q=50, seq_k=50, dim=64, dtype=torch.bfloat16, mask="causal")
+    if latent:
+        case = replace(case, kind="paged", heads_kv=1, dim=576, dim_v=512, lens_k=(50,), page_size=8)
+    found = wrong("sm100", Drawn(case, "as drawn", stored, latent=latent))
+    assert "off" in found or "error" in found
