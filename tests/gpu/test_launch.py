@@ -160,7 +160,7 @@ def test_a_first_call_inside_of_a_capture():
 
 
 def test_graphs_beside_each_other_and_beside_launches():
-    """Every captured launch has a counter of its own, and none of them the one of a stream."""
+    """Every capture has a counter of its own, and none of them the one of a stream."""
     first, second = qkv(2000, 16, 64, 1), qkv(1500, 8, 128, 1)
     truths = [wa.attention(*first, mask=CAUSAL), wa.attention(*second)]
     graphs = [

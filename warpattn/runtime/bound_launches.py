@@ -7,7 +7,7 @@
       (addresses, values)            launch on other tensors of the same shapes and strides
 
 A kernel that hands out its tiles needs a counter in device memory that is 0 before every launch and not used by another
-one meanwhile: one per stream, a new one for each launch that is captured (tile_counters.py). Workspaces belong to the
+one meanwhile: one per stream, and one per stream of each capture (tile_counters.py). Workspaces belong to the
 `BoundLaunches`, so one that has any must not run twice at the same time: keep one per stream.
 """
 
@@ -234,7 +234,7 @@ class BoundLaunches:
         kept = None
         for cell in self._counter_cells:
             if cuda.is_capturing():
-                cell.value, kept = self._counters.of_capture()
+                cell.value, kept = self._counters.of_capture(cuda.capture_of(stream), stream)
             else:
                 cell.value = self._counters.by_stream.get(stream) or self._counters.of_stream(stream)
         for call in self._calls:
@@ -249,7 +249,7 @@ class BoundLaunches:
 
     def launch_with(self, counter: int) -> None:
         """`launch` with a given tile counter, also in a capture: for a graph that is replayed on the counter's stream
-        alone, and so never beside a launch that has it. Counters of captures are few and never come back."""
+        alone, and so never beside a launch that has it. A counter of a capture never comes back."""
         stream = cuda.current_stream(self.device)
         for cell in self._counter_cells:
             cell.value = counter

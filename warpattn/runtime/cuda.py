@@ -23,6 +23,7 @@ _L2_PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}  # CUtensorMapL2promotion by byte
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _PROGRAMMATIC_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _CAPTURE_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+_CAPTURE_ACTIVE = 1  # CU_STREAM_CAPTURE_STATUS_ACTIVE
 
 
 def _no_cuda(*_: int) -> Any:
@@ -79,6 +80,14 @@ def bind_context(device: int) -> None:
     check(driver().cuDeviceGet(ctypes.byref(handle), device), "cuDeviceGet")
     check(driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), handle), "cuDevicePrimaryCtxRetain")
     check(driver().cuCtxSetCurrent(context), "cuCtxSetCurrent")
+
+
+def capture_of(stream: int) -> int:
+    """Number of the capture that records a stream, unique in this process; 0 if the driver does not say."""
+    status, number = ctypes.c_int(), ctypes.c_uint64()
+    out = (ctypes.byref(status), ctypes.byref(number), None, None, None)  # neither its graph nor its dependencies
+    code = driver().cuStreamGetCaptureInfo_v2(ctypes.c_void_p(stream), *out)
+    return number.value if code == 0 and status.value == _CAPTURE_ACTIVE else 0
 
 
 @dataclass(frozen=True)

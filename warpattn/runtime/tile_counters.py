@@ -1,8 +1,8 @@
 """The tile counters of persistent kernels: int32 cells in GPU memory that are 0 between launches.
 
 A launch leaves its counter at 0, so launches that follow each other on a stream share one. Launches that may run at the
-same time must not: every stream has its own, and a launch that is captured into a CUDA graph gets one that no other
-launch will ever have, because a graph can be replayed beside anything.
+same time must not: every stream has its own, and so has every stream of each capture into a CUDA graph, because a graph
+can be replayed beside anything but itself. Such a cell is never given again, since nothing says when a graph is gone.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 SLAB = 4096  # cells allocated at a time, 16 KiB
+CAPTURES = 256  # streams of captures that are remembered: those that may still be at work
 
 
 class TileCounters:
@@ -20,6 +21,7 @@ class TileCounters:
 
     def __init__(self, device: torch.device) -> None:
         self.by_stream: dict[int, int] = {}  # address of the counter of each stream
+        self._by_capture: dict[tuple[int, int], int] = {}
         self._device = device
         self._slabs: list[Tensor] = []  # never freed: graphs and streams keep the addresses
         self._free: list[int] = []
@@ -35,15 +37,23 @@ class TileCounters:
                 address = self.by_stream.setdefault(stream, self._free.pop())
         return address
 
-    def of_capture(self) -> tuple[int, Tensor | None]:
-        """Address of a new counter for one captured launch, and what must live until the launch is recorded.
+    def of_capture(self, capture: int, stream: int) -> tuple[int, Tensor | None]:
+        """Address of the counter of a stream in a capture, and what must live until the launch is recorded.
 
-        Nothing may be allocated for good during a capture; when no cell is left, the graph gets a cell in its own
-        memory and clears it before the launch.
+        capture: its number, 0 if that is not known: then every launch gets a cell. Nothing may be allocated for good
+        during a capture; when no cell is left, the graph gets a cell in its own memory for each launch and clears it
+        before.
         """
         with self._lock:
-            if self._free:
-                return self._free.pop(), None
+            address = self._by_capture.get((capture, stream)) if capture else None
+            if address is None and self._free:
+                address = self._free.pop()
+                if len(self._by_capture) >= CAPTURES:
+                    self._by_capture.pop(next(iter(self._by_capture)))
+                if capture:
+                    self._by_capture[capture, stream] = address
+        if address is not None:
+            return address, None
         cell = torch.zeros(1, dtype=torch.int32, device=self._device)
         return cell.data_ptr(), cell
 

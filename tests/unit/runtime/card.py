@@ -40,6 +40,7 @@ class Card:
     stream: int = 0
     device: int = -1
     capturing: bool = False
+    capture: int = 1  # number of the one at work
     errors: list[int] = field(default_factory=list)
     bound: int = 0
     lock: Any = field(default_factory=threading.Lock)
@@ -107,6 +108,7 @@ def make_card(monkeypatch: pytest.MonkeyPatch) -> Card:
         (cuda, "current_stream", lambda device: card.stream),
         (cuda, "current_device", lambda: card.device),
         (cuda, "is_capturing", lambda: card.capturing),
+        (cuda, "capture_of", lambda stream: card.capture),
         (cuda.TensorMapLayout, "encode", lambda *arguments: card.encode(*arguments)),
         (kernel_cache, "find", find),
         (bound_launches, "tile_counters", lambda device: counters),

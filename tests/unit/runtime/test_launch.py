@@ -11,9 +11,10 @@ import torch
 import warpattn as wa
 from tests.unit.runtime.card import B, D, H, S, make_card, misaligned, normal, written  # noqa: F401 (a fixture)
 from warpattn.problem import operands
-from warpattn.runtime import cuda
+from warpattn.runtime import bound_launches, cuda
 from warpattn.runtime.tile_counters import SLAB, TileCounters
 
+CAPTURE_OF = cuda.capture_of  # before the fixture replaces it
 pytestmark = pytest.mark.usefixtures("card")
 
 
@@ -126,23 +127,71 @@ def test_streams_have_counters_of_their_own(card):
     assert [note["stream"] for note in card.launches] == [0, 5, 0, 6, 5]
 
 
-def test_captured_launches_share_no_counter(card):
-    q = normal()
-    wa.attention(q, q, q)
-    card.capturing = True
-    for _ in range(3 * SLAB):
+def captured(card, launches):
+    """Addresses of the counters of so many captured launches."""
+    q, before = normal(), len(card.launches)
+    for _ in range(launches):
         wa.attention(q, q, q)
-    addresses = [note["counter"] for note in card.launches]
+    return [note["counter"] for note in card.launches[before:]]
+
+
+def test_captured_launches_have_a_counter_for_each_stream_of_a_capture(card):
+    """Launches that follow each other in a graph share one; a graph may be replayed beside all others."""
+    (eager,) = captured(card, 1)
+    card.capturing = True
+    found = {}
+    for card.capture, card.stream in ((1, 7), (2, 7), (1, 8), (2, 0)):
+        (found[card.capture, card.stream],) = set(captured(card, 5))
+    assert len({eager, *found.values()}) == 5 and all(found.values())
+    card.capture, card.stream = 1, 7
+    assert set(captured(card, 3)) == {found[1, 7]}
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_captures_after_all_counters_are_taken(known, card):
+    """More captures than cells, and more launches than cells in captures that the driver gives no number: the launches
+    that get none have one in the graph's memory, which is 0."""
+    captured(card, 1)
+    card.capturing = True
+    addresses = []
+    for number in range(SLAB + 20):
+        card.capture = number + 1 if known else 0
+        addresses += captured(card, 1)
     mine = addresses[: SLAB - 1]
-    assert len(set(mine)) == len(mine) and all(mine)
+    assert len(set(mine)) == len(mine) and not set(mine) & set(addresses[SLAB - 1 :]) and all(addresses)
+
+
+def test_many_launches_of_few_captures_leave_counters(card):
+    """A model of 80 layers in 67 graphs has 5,360 launches."""
+    captured(card, 1)
+    card.capturing = True
+    counters = bound_launches.tile_counters(0)
+    before = len(counters._free)
+    for card.capture in range(1, 68):
+        captured(card, 80)
+    assert before - len(counters._free) == 67
+
+
+def test_the_number_of_a_capture_is_what_the_driver_says(monkeypatch):
+    class Driver:
+        def cuStreamGetCaptureInfo_v2(self, stream, status, number, *others):
+            assert stream.value == 11 and others == (None, None, None)
+            status._obj.value, number._obj.value = self.status, 2**40
+            return self.code
+
+    driver = Driver()
+    monkeypatch.setattr(cuda, "driver", lambda: driver)
+    monkeypatch.setattr(cuda, "capture_of", CAPTURE_OF)
+    for driver.status, driver.code, number in ((1, 0, 2**40), (0, 0, 0), (2, 0, 0), (1, 911, 0)):
+        assert cuda.capture_of(11) == number
 
 
 def test_a_counter_of_the_graph_itself():
     counters = TileCounters(torch.device("cpu"))
-    address, kept = counters.of_capture()
+    address, kept = counters.of_capture(1, 0)
     assert kept is not None and kept.data_ptr() == address and kept.dtype == torch.int32 and int(kept) == 0
     counters.of_stream(0)
-    address, kept = counters.of_capture()
+    address, kept = counters.of_capture(1, 0)
     assert kept is None and address != counters.of_stream(0)
 
 
