@@ -90,3 +90,29 @@ def test_queries_that_kernels_cannot_read_where_they_are():
 def narrow(kv: wa.PagedKV) -> wa.PagedKV:
     """Keys of 192 columns and values of 128."""
     return wa.PagedKV(kv.k_pages[..., :192], kv.k_pages[..., :128], kv.block_table, kv.lengths)
+
+
+RAGGED = {"two": (64, (2, 0, 1), 40, True, False), "one": (16, (1, 3, 16), 16, False, False),
+          "8-bit": (64, (3, 1, 1), 16, True, True), "odd-pages": (3, (1, 2, 0), 16, False, False)}  # fmt: skip
+ARCHS = ("sm90", "sm100", "gfx942", "gfx950")
+STEPS = {f"{arch}-{name}": (arch, name) for arch in ARCHS for name in RAGGED if name != "8-bit" or "sm" in arch}
+
+
+@pytest.mark.parametrize("case", drawn(STEPS, ["sm90-two", "sm90-8-bit", "sm100-two", "gfx942-two"]))
+def test_requests_with_different_numbers_of_tokens(case):
+    """Up to 16 each, over pages."""
+    torch.manual_seed(0)
+    arch, name = STEPS[case]
+    page, tokens, heads, parts, narrow = RAGGED[name]
+    kv = pages(page, (70, 33, 50))
+    if narrow:
+        clean = kv.k_pages.nan_to_num()
+        latents, rope = clean[..., :L].to(torch.float8_e4m3fn), clean[..., L:].contiguous()
+        kv = wa.LatentPages(latents, rope, kv.block_table, kv.lengths, scale=torch.tensor(0.5))
+    both = as_engines_have_them(1, sum(tokens), heads)
+    q = wa.LatentQuery(both.nope[0], both.rope[0])
+    seq = wa.Ragged(torch.tensor([0, *tokens]).cumsum(0).int(), max_q=max(tokens))
+    tail = {"mask": wa.Causal(), "scale": SCALE, "return_lse": True}
+    found = wa.attention_paged(q if parts else q.joined(), kv, seq, **tail, backend=f"simulate:{arch}")
+    for one, wanted in zip(found, wa.attention_paged(q, kv, seq, **tail), strict=True):
+        assert (one.float() - wanted.float()).abs().max() < 2e-2 * wanted.float().abs().max()

@@ -13,7 +13,7 @@ from warpattn.problem.backends import KERNEL_DTYPES, LATENT, LIMITS, USE_REFEREN
 from warpattn.problem.gradients import refuse_gradients
 from warpattn.problem.problem import Call, Problem, Scales
 from warpattn.quantized import EIGHT_BIT, check_scale, check_scale_values, granularity
-from warpattn.sequences import Dense
+from warpattn.sequences import Dense, PagedRagged
 from warpattn.sequences.latent import LatentPages
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -27,7 +27,7 @@ def check_types(rules: Rules, call: Call, read_values: bool) -> None:
     if not isinstance(q, Tensor):
         return
     narrow = q.dtype in EIGHT_BIT
-    read_values = read_values and not isinstance(sequence, LatentPages)  # bytes of tokens not written yet are no scales
+    read_values = read_values and _latents(call) is None  # bytes of tokens not written yet are no scales
     if q.dtype not in DTYPES and not narrow:
         rules.add(f"q has dtype {q.dtype}", f"q must be one of {', '.join(str(x) for x in DTYPES)}, or of 8 bits")
     for (name, x), scale_name in zip_longest((*values, queries), sequence.scale_names):
@@ -63,8 +63,15 @@ def eight_bit_of(call: Call) -> dict[str, Any]:
         return {}
     pairs = ((sequence.k_scale, k), (sequence.v_scale, v), (sequence.q_scale, q))
     scales = Scales(*(granularity(scale, x.shape) for scale, x in pairs))
-    rope = sequence.rope.shape[-1] if isinstance(sequence, LatentPages) else 0
+    latents = _latents(call)
+    rope = 0 if latents is None else latents.rope.shape[-1]
     return {"kv_dtype": k.dtype, "q_dtype": q.dtype if q.dtype in EIGHT_BIT else None, "scales": scales, "rope": rope}
+
+
+def _latents(call: Call) -> LatentPages | None:
+    """The cache of a call, if it is one of 8-bit latents."""
+    cache = call.sequence.kv if isinstance(call.sequence, PagedRagged) else call.sequence
+    return cache if isinstance(cache, LatentPages) else None
 
 
 def check_eight_bit(rules: Rules, arch: str, problem: Problem, differentiated: tuple[str, ...] = ()) -> None:
@@ -130,7 +137,7 @@ def _check_latents(rules: Rules, arch: str, problem: Problem, limits: EightBitLi
         return
     for found, allowed, what in (
         (problem.kv_dtype, limits.dtypes, f"latents have dtype {problem.kv_dtype}"),
-        (problem.kind, ("paged",), f"the latents are {problem.kind}"),
+        (problem.kind, ("paged", "paged-ragged"), f"the latents are {problem.kind}"),
         (problem.dtype, (torch.bfloat16,), f"q has dtype {problem.dtype}"),
         (problem.scales.k, limits.latents, f"latents have a scale per {problem.scales.k}"),
     ):

@@ -17,10 +17,11 @@ WHERE = f"with head dims {LATENT.qk} and {LATENT.v} (latent attention)"
 def check_latent(rules: Rules, kind: str, sizes: Sizes | Problem) -> None:
     """Few query tokens, and no ragged keys."""
     rule = f"{WHERE} kernels take dense and paged ones; {USE_REFERENCE}"
-    rules.require(kind in ("dense", "paged"), f"the keys and values are {kind}", rule)
+    rules.require(kind != "ragged", f"the keys and values are {kind}", rule)
     rule = f"{WHERE} kernels take at most {LATENT_TOKENS}; {USE_REFERENCE}, or expand keys and values for prefill"
-    few = "ragged" in kind or sizes.seq_q <= LATENT_TOKENS
-    rules.require(few, f"q has {sizes.seq_q} tokens a sequence", rule)
+    tokens, bound = (sizes.max_q, "up to ") if sizes.max_q else (sizes.seq_q, "")
+    few = kind == "ragged" or tokens <= LATENT_TOKENS
+    rules.require(few, f"q has {bound}{tokens} tokens a sequence{' by seq.max_q' if bound else ''}", rule)
 
 
 def check_latent_view(rules: Rules, call: Call) -> None:

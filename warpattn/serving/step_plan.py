@@ -69,6 +69,9 @@ class StepPlan(ServingPlan):
         q, k, v, kv = with_query_parts(q, kv)
         call = Call(q, k, v, PagedRagged(kv, seq), mask, score, sinks, scale)
         super().__init__(call, PlanOptions(batch_invariant), read_values=False)
+        if batch_invariant and self._latent and self._bound is not None:
+            rule = "a step of latent attention has no batch-invariant form; a DecodePlan has"
+            raise AttentionError(f"batch_invariant is True; {rule}")
         del self.out  # callers have one themselves
         self._rows, self._sequences = len(q), len(kv.lengths)
         self._like_own = kv, seq

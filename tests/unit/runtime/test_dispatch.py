@@ -191,6 +191,38 @@ def test_a_plan_runs_on_its_own_device(driver, monkeypatch):
     assert within == [(-1, 1), (-1, 2)]
 
 
+def latents(tokens: int = 1) -> tuple[wa.LatentQuery, wa.PagedKV]:
+    cache, table = half(12, 16, 1, 576), torch.arange(12, dtype=torch.int32).reshape(2, 6)
+    kv = wa.PagedKV(cache, cache[..., :512], table, torch.tensor([90, 33], dtype=torch.int32))
+    return wa.LatentQuery(half(2, tokens, 16, 512), half(2, tokens, 16, 192)[..., 128:]), kv
+
+
+@pytest.mark.parametrize("arch", ["sm90", "sm100"])
+def test_a_plan_follows_queries_in_two_tensors(arch, driver, monkeypatch):
+    monkeypatch.setattr(plans, "validate", lambda asked, *others: replace(validate(asked, *others), backend=arch))
+    q, kv = latents()
+    plan = wa.DecodePlan(q, kv, mask=wa.Causal())
+    other, _ = latents()
+    plan(other, kv)
+    for part, x in (("latent", other.nope), ("rope", other.rope)):
+        assert [cell.value for cell in plan._bound.cells(f"q.{part}.pointer")] == [x.data_ptr()]
+    out = torch.empty_like(plan.out)
+    inside = wa.LatentQuery(other.nope, out[..., 512 - 64 :].as_strided(other.rope.shape, other.rope.stride()))
+    with pytest.raises(wa.AttentionError, match=r"out shares memory with q\.rope"):
+        plan(inside, kv, out)
+
+
+def test_steps_of_latent_attention_have_no_batch_invariant_form(driver, monkeypatch):
+    monkeypatch.setattr(plans, "validate", lambda asked, *others: replace(validate(asked, *others), backend="sm90"))
+    q, kv = latents()
+    rows = wa.LatentQuery(q.nope.flatten(0, 1), q.rope.flatten(0, 1))
+    seq = wa.Ragged(torch.tensor([0, 1, 2], dtype=torch.int32), max_q=1)
+    with pytest.raises(wa.AttentionError, match="batch_invariant is True; a step of latent attention has no"):
+        wa.StepPlan(rows, kv, seq, batch_invariant=True)
+    out = wa.StepPlan(rows, kv, seq)(rows, kv, seq)
+    assert out.shape == (2, 16, 512) and len(driver.launches) == 2, "attention, and its parts"
+
+
 class NoOperations(TorchDispatchMode):
     """Refuses everything that torch does with tensors, so whatever would make one."""
 

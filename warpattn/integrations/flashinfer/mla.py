@@ -38,6 +38,7 @@ REFUSED_BY_RUN = {
     "kpe_scale": "rotary parts have 16 bits",
     "skip_softmax_threshold_scale_factor": "every key counts",
 }
+FEW = 16  # new tokens of a request that kernels decode
 NEEDED = ("head_dim_ckv", "head_dim_kpe", "page_size", "sm_scale")
 
 
@@ -97,7 +98,7 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         buffers = (given.qo_indptr, given.kv_indices)
         if given.use_cuda_graph and all(map(is_tensor, buffers)):  # a table needs none
             fixed = (len(buffers[0]) - 1, len(buffers[1]))
-        own.tables, own.layer, own.planned, own.offsets = Tables(fixed), None, given, {}
+        own.tables, own.layer, own.planned, own.offsets, own.max_q = Tables(fixed), None, given, {}, None
 
     @drop_in(
         "self, qo_indptr=None, kv_indptr=None, kv_indices=None, kv_len_arr=None, num_heads: count=None, "
@@ -125,7 +126,12 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         offsets = requests.tensor("cum_seq_lens_q" if in_table else "qo_indptr")
         own.cu_q, longest = kept_offsets(own, "qo_indptr", offsets)
         own.tokens = longest if bool((offsets.cpu().diff() == longest).all()) else None
-        own.max_q = None if own.is_cuda_graph_enabled else longest
+        if own.is_cuda_graph_enabled and own.max_q is not None and longest > own.max_q:
+            rule = f"graphs of this wrapper were planned for at most {own.max_q}"
+            raise AttentionError(f"a request has {longest} new tokens; {rule}")
+        if own.is_cuda_graph_enabled:
+            longest = FEW if longest <= FEW else None
+        own.max_q = longest
         if in_table:
             own.tables.hold(requests.tensor("block_tables", 2), requests.tensor("seq_lens"), int(given.page_size))
         else:

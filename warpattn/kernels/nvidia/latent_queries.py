@@ -12,3 +12,8 @@ class LatentQueries:
     latent: gl.base_value
     rope: gl.base_value
     rope_column: gl.constexpr
+
+    @gluon.jit
+    def after(self, token):
+        """The queries from a token on."""
+        return LatentQueries(self.latent.after(token), self.rope.after(token), self.rope_column)

@@ -99,6 +99,9 @@ class PagedRaggedArgs(NamedTuple):
     v: MapRows | RunRows
 
 
+UNMAPPED = MapRows(0, 0)  # rows of queries and output that a kernel addresses itself
+
+
 def sequence_args(x: Operands, sequence: Sequence, config: FA4Config) -> dict[str, Any]:
     """The kernel's arguments for the operands of a prefill, and for where its sequences lie."""
     if config.pair_cta:

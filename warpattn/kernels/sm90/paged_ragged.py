@@ -5,14 +5,14 @@
 
 Both kernels read the offsets and leave out each other's sequences, so the host needs no lengths and the number of
 launches is fixed. A bound `max_q` up to `MAX_TOKENS` rules prefill out; `batch_invariant` rules decode out, since the
-step that a token is part of must not choose its kernel.
+step that a token is part of must not choose its kernel. Latent attention has decode's kernel alone, and such a bound.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from warpattn.problem import CheckedCall, Problem
+from warpattn.problem import CheckedCall, Problem, is_latent
 from warpattn.problem.arch import Arch
 from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, Launch, PlanOptions
 from warpattn.problem.operands import Operands
@@ -20,6 +20,8 @@ from warpattn.sequences import PagedRagged
 
 from .decode import choice as decode
 from .decode import launch as decode_launch
+from .mla import config as mla
+from .mla import launch as mla_launch
 from .prefill_varlen import launch as prefill_varlen
 from .prefill_varlen.config import choose as choose_prefill
 
@@ -48,12 +50,12 @@ def decoded(problem: Problem) -> Problem:
 
 def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTIONS) -> Choice:
     """The choice for a problem with queries and keys."""
-    if options.batch_invariant:
+    if options.batch_invariant and not is_latent(problem):
         many = choose_prefill(problem, target, options)
         reasons = ("batch invariant: prefill attends for sequences of any number of queries", *many.reasons)
         config = PagedRaggedConfig(0, None, many)
         return Choice("paged_ragged", config, many.grid, many.lines, reasons, order=many.order)
-    few = decode.choose(decoded(problem), target, options=options)
+    few = (mla if is_latent(problem) else decode).choose(decoded(problem), target, options=options)
     tokens = few_tokens(problem)
     split_why = f"sequences of 1 to {tokens} queries are decoded: their rows of a key head fit one tile"
     if problem.max_q <= tokens:
@@ -79,5 +81,6 @@ def list_launches(
         launches = prefill_varlen.list_launches(checked, x, sequence, config.many, least_q=config.tokens + 1)
     if config.few is not None:
         few = replace(checked, problem=decoded(checked.problem))
-        launches += decode_launch.list_launches(few, x, sequence, config.few)
+        attend = mla_launch if config.few.kernel == "mla" else decode_launch
+        launches += attend.list_launches(few, x, sequence, config.few)
     return launches

@@ -46,7 +46,7 @@ class Parsed(NamedTuple):
 def write(call: Call, checked: CheckedCall, return_lse: bool) -> str:
     """The text of a call."""
     sequence = call.sequence
-    if isinstance(sequence, LatentPages):
+    if isinstance(sequence.kv if isinstance(sequence, PagedRagged) else sequence, LatentPages):
         raise AttentionError("kv is a LatentPages; compiled graphs have no operator for it: call it outside of them")
     tail = (float(checked.scale), return_lse, call.backend, call.deterministic)
     layout = (sequence.kind, *sequence.bounds(), *sequence.scales())

@@ -61,6 +61,13 @@ def test_many_tokens_and_ragged_batches_are_refused():
 
 
 @pytest.mark.parametrize("arch", ["sm90", "sm100", "gfx942", "gfx950"])
+def test_ragged_queries_over_pages_promise_few(arch):
+    kv, rows = paged(cache_of()), torch.randn(20, 16, DIM).bfloat16()
+    with pytest.raises(AttentionError, match=r"q has up to 20 tokens a sequence by seq\.max_q; .* at most 16"):
+        wa.attention_paged(rows, kv, Ragged(torch.tensor([0, 2, 20], dtype=torch.int32)), backend=f"simulate:{arch}")
+
+
+@pytest.mark.parametrize("arch", ["sm90", "sm100", "gfx942", "gfx950"])
 def test_every_architecture_plans_it(arch):
     kv = paged(cache_of())
     call = Call(query(), kv.k_pages, kv.v_pages, kv, backend=f"simulate:{arch}")

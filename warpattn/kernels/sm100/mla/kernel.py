@@ -19,7 +19,7 @@ from ...nvidia.latent_queries import LatentQueries
 from ...pieces.modifiers import Modifiers
 from ...pieces.scales import softmax_scale
 from ...pieces.span import partition_tiles, tile_span
-from ..global_rows import key_sources, seen_values
+from ..global_rows import key_sources, query_extent, seen_values
 from ..sync import first_grid_index
 from ..token_scales import make_slots
 from .attend import attend_role
@@ -46,15 +46,17 @@ def latent_kernel(
     b = gl.program_id(2)
     group = gl.to_tensor(traits.group)
     rows = LatentRows(b, tile * config.BM, group, gl.program_id(1))
+    q, out, lse, out_batch, seq_q = sequence_rows(
+        latent_queries(q, config), strided(out, 8), strided(lse, 1), shape.seq_q, sequence_args, b, partition, traits
+    )
     k, v, seq_k = key_sources(k_desc, v_desc, shape.seq_k, sequence_args, b, config, traits)
-    lengths = Lengths(shape.seq_q, seq_k)
+    lengths = Lengths(seq_q, seq_k)
     mods = Modifiers(functions.keep, functions.span, functions.score, mask_args, score_args)
     span = row_span(rows, lengths, mods, config)
     v = seen_values(v, span, seq_k, mods, sequence_args)
-    run = partition_tiles(tile_span(span, config.BN), partition, partitions, seq_k > 0)
-    queries = latent_queries(q, config)
+    run = partition_tiles(tile_span(span, config.BN), partition, partitions, has_scores(rows, lengths, traits))
     ctx = LatentContext(
-        queries, strided(out, 8), strided(lse, 1), partition * gl.num_programs(2) + b, sinks_ptr, k, v,
+        q, out, lse, out_batch, sinks_ptr, k, v,
         make_ring(config), make_staged(config, 2), make_slots(config, "v", SLOTS), make_memory(config),
         make_barriers(config), rows, lengths, run, mods, softmax_scale(scale, config), scale, config, traits,
     )  # fmt: skip
@@ -75,6 +77,27 @@ def latent_queries(q, config: gl.constexpr):
         return LatentQueries(strided(q.latent, 8), strided(q.rope, 8), 0)
     else:
         return LatentQueries(strided(q, 8), strided(q, 8), config.dim_v)
+
+
+@gluon.jit
+def has_scores(rows, lengths, traits: gl.constexpr):
+    """Whether there are queries and keys for this CTA."""
+    if traits.ragged_queries:
+        return (lengths.seq_k > 0) & (rows.first < lengths.seq_q * traits.group)
+    else:
+        return lengths.seq_k > 0
+
+
+@gluon.jit
+def sequence_rows(q, out, lse, seq_q, x, b, partition, traits: gl.constexpr):
+    """(queries, output, LSE, the output's batch, number of queries) of sequence `b`; parts are batches of their own,
+    and sequences that are laid end to end are one. `x`: the arguments of the sequence kind."""
+    out_batch = partition * gl.num_programs(2) + b
+    if traits.ragged_queries:
+        out_batch = partition
+        first, seq_q = query_extent(x, b, traits)
+        q, out, lse = q.after(first), out.after(first), lse.after(first)
+    return q, out, lse, out_batch, seq_q
 
 
 @gluon.jit

@@ -13,13 +13,13 @@ from warpattn.problem.arch import compile_options
 from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands, modifier_args, programs, run_strides
 from warpattn.problem.scales import ScaleRows, Scales, latent_scales
-from warpattn.sequences import Sequence
+from warpattn.sequences import PagedRagged, Sequence
 from warpattn.sequences.latent import LatentPages
 
 from ...nvidia.arguments import LatentQueryArgs
 from ...nvidia.combine_args import StridedArgs, UsedRows
 from ...nvidia.combine_launch import combine_launch, workspace
-from ..sequence_args import Lengths, key_args
+from ..sequence_args import UNMAPPED, Lengths, key_args, ragged_args, used_rows
 from ..traits import Traits
 from .config import LatentConfig
 
@@ -34,7 +34,8 @@ def latent_launches(checked: CheckedCall, x: Operands, sequence: Sequence, choic
 
         return latent_source(*described)
 
-    return row_launches(checked, x, latent_args(checked, x, sequence, choice.config), choice, source)
+    args = latent_args(checked, x, sequence, choice.config)
+    return row_launches(checked, x, args, choice, source, used_rows(sequence))
 
 
 def row_launches(
@@ -87,9 +88,13 @@ def latent_args(checked: CheckedCall, x: Operands, sequence: Sequence, config: L
     """The kernel's arguments for keys, of a cache of 8-bit latents with the rotary parts as keys, and their scales; and
     for queries in two tensors."""
     box = config.box_rows, config.rope, config.half
-    q = {} if sequence.q_rope is None else {"q": LatentQueryArgs(_rows(x.q), _rows(sequence.q_rope))}
-    if not isinstance(sequence, LatentPages):
-        return key_args(x, sequence, box) | q
-    none = ScaleRows(None, 0, 0, 0)
-    scales = Scales(checked.scale, none, latent_scales(x.v, sequence.v_scale), none)
-    return key_args(x._replace(k=sequence.rope), sequence, box) | {"scale": scales} | q
+    more: dict[str, Any] = {}
+    if sequence.q_rope is not None:
+        more["q"] = LatentQueryArgs(_rows(x.q), _rows(sequence.q_rope))
+    cache = sequence.kv if isinstance(sequence, PagedRagged) else sequence
+    if isinstance(cache, LatentPages):
+        none, x = ScaleRows(None, 0, 0, 0), x._replace(k=cache.rope)
+        more["scale"] = Scales(checked.scale, none, latent_scales(x.v, cache.v_scale), none)
+    if isinstance(sequence, PagedRagged):
+        return ragged_args(x, sequence, box, (UNMAPPED, UNMAPPED)) | more
+    return key_args(x, sequence, box) | more

@@ -14,10 +14,10 @@ from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shar
 
 from ...pieces.modifiers import Modifiers
 from ...pieces.span import partition_tiles, tile_span
-from ..global_rows import key_sources, query_extent, seen_values
+from ..global_rows import key_sources, seen_values
 from ..mla.attend import attend_role
 from ..mla.context import LatentContext, LatentRows, Lengths, make_barriers
-from ..mla.kernel import row_span, strided
+from ..mla.kernel import row_span, sequence_rows, strided
 from ..sync import first_grid_index
 from .context import make_memory, make_ring
 from .load import load_role
@@ -37,12 +37,9 @@ def wide_kernel(
     partition = index - tile * partitions
     b = gl.program_id(2)
     rows = LatentRows(b, tile * config.BM, gl.to_tensor(traits.group), gl.program_id(1))
-    q, out, lse, out_batch = strided(q, 8), strided(out, 8), strided(lse, 1), partition * gl.num_programs(2) + b
-    seq_q = shape.seq_q
-    if traits.ragged_queries:
-        out_batch = partition  # no other batches: sequences are laid end to end
-        first, seq_q = query_extent(sequence_args, b, traits)
-        q, out, lse = q.after(first), out.after(first), lse.after(first)
+    q, out, lse, out_batch, seq_q = sequence_rows(
+        strided(q, 8), strided(out, 8), strided(lse, 1), shape.seq_q, sequence_args, b, partition, traits
+    )
     k, v, seq_k = key_sources(k_desc, v_desc, shape.seq_k, sequence_args, b, config, traits)
     lengths = Lengths(seq_q, seq_k)
     mods = Modifiers(functions.keep, functions.span, functions.score, mask_args, score_args)

@@ -12,7 +12,7 @@ from warpattn.sequences import PagedRagged, Ragged, Sequence
 
 from ..launch import longest_queries
 from ..mla.launch import row_launches
-from ..sequence_args import MapRows, key_args, ragged_args, used_rows
+from ..sequence_args import UNMAPPED, key_args, ragged_args, used_rows
 from ..tile import row_tiles
 from .config import BLOCK, WideConfig
 
@@ -36,5 +36,4 @@ def _keys(x: Operands, sequence: Sequence, config: WideConfig) -> dict[str, Any]
     box = (config.box_rows, BLOCK, BLOCK)
     if not isinstance(sequence, Ragged | PagedRagged):
         return key_args(x, sequence, box)
-    none = MapRows(0, 0)  # the kernel addresses rows of queries and output itself
-    return ragged_args(x, sequence, box, (none, none))
+    return ragged_args(x, sequence, box, (UNMAPPED, UNMAPPED))

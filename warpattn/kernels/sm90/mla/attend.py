@@ -201,7 +201,10 @@ def copy_queries(ctx, item, queries, tile, column: gl.constexpr, cols: gl.conste
     col = column + gl.arange(0, cols, gl.SliceLayout(0, layout))[None, :]
     rows = rows_of(ctx, item, row)
     there = in_tile(ctx, item, row)[:, None]
-    at = queries.rows(rows.b, rows.token, rows.h)[:, None] + col
+    token = rows.token
+    if config.schedule.ragged:
+        token = rows.query
+    at = queries.rows(rows.b, token, rows.h)[:, None] + col
     async_copy.async_load(tile, at, mask=there & (col >= 0))
 
 

@@ -10,7 +10,7 @@ from warpattn.problem.arch import compile_options
 from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands
 from warpattn.problem.scales import latent_scales
-from warpattn.sequences import Sequence
+from warpattn.sequences import PagedRagged, Sequence
 from warpattn.sequences.latent import LatentPages
 
 from ...nvidia.arguments import LatentQueryArgs, strided
@@ -25,8 +25,9 @@ def list_launches(
     problem, config = checked.problem, choice.config
     partial = workspace(problem, choice, head_rows(problem), x.q.device)
     args = arguments(checked, x, sequence, choice) | {"workspace": partial}
-    if isinstance(sequence, LatentPages):
-        args |= {"k": MappedRows(sequence.rope), "v": ColumnScaledRows(x.v, *latent_scales(x.v, sequence.v_scale))}
+    cache = sequence.kv if isinstance(sequence, PagedRagged) else sequence
+    if isinstance(cache, LatentPages):
+        args |= {"k": MappedRows(cache.rope), "v": ColumnScaledRows(x.v, *latent_scales(x.v, cache.v_scale))}
     if sequence.q_rope is not None:
         args["q"] = LatentQueryArgs(args["q"], strided(sequence.q_rope))
     features = features_of(checked)
