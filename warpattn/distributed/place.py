@@ -24,6 +24,7 @@ from warpattn.language.nodes import reads
 from warpattn.language.ranges import POSITIONS
 from warpattn.language.traced import Lengths
 from warpattn.masks import And, Causal, Full, Mask, Not, Or, SlidingWindow, Span
+from warpattn.masks.base import span_of
 from warpattn.scores import Score
 
 Value = Any  # a symbol, a number or a tensor
@@ -174,8 +175,8 @@ class PlacedMask(Mask):
 
     def kv_span(self, b: Value, h: Value, q_lo: Value, q_hi: Value, lens: Lengths) -> Span:
         at, whole = self.places, self.places.lengths(b, lens)
-        rows = (at.query(b, q, lens) for q in (q_lo, q_hi))
-        span = self.held.value.kv_span(b, at.head(h), *rows, whole).clamped(whole.k)
+        rows = at.query(b, q_lo, lens), at.query(b, q_hi, lens)
+        span = span_of(self.held.value, b, at.head(h), rows, whole).clamped(whole.k)
         return Span(*(at.keys_below(bound) for bound in span))
 
 

@@ -64,6 +64,11 @@ def _is_frozen(kind: type) -> bool:
     return parameters is not None and parameters.frozen
 
 
+def is_users(value: Any) -> bool:
+    """Whether a value's class is a user's own."""
+    return not _is_ours(type(value))
+
+
 @lru_cache(maxsize=1024)
 def _is_ours(kind: type) -> bool:
     return _is_steady(kind.__module__)

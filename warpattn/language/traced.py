@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import is_dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -10,7 +11,8 @@ from torch import Tensor
 from warpattn.errors import AttentionError
 from warpattn.inputs import number
 from warpattn.language.expr import Table, symbol
-from warpattn.language.meaning import UnknownError, meaning
+from warpattn.language.meaning import UnknownError, is_users, meaning
+from warpattn.language.user_code import named, raised_at
 
 MAX_INT = 1 << 30  # sums of two such still fit the kernels' 32-bit ints
 
@@ -57,7 +59,7 @@ class Traced:
             key = None
         program = None if key is None else self.shared.get(key)
         if program is None:
-            program = self.record()
+            program = self._recorded()
             if key is not None and not program.tensors:
                 if len(self.shared) >= self.SHARED_AT_MOST:
                     self.shared.clear()
@@ -67,6 +69,20 @@ class Traced:
             _fix(self)
         return program
 
+    def _recorded(self) -> Any:
+        """What `record` returns; what a user's class does wrong is one AttentionError."""
+        try:
+            return self.record()
+        except AttentionError:
+            raise
+        except Exception as error:
+            own = [f"a {type(part).__name__}" for part in _values(self) if is_users(part)]
+            where = [line for line in (raised_at(error), *own) if line is not None]
+            if not where:
+                raise
+            rule = "masks and scores use operators and warpattn's functions"
+            raise AttentionError(f"{where[0]}: {named(error)}; {rule}") from error
+
     def __setattr__(self, name: str, value: Any) -> None:
         if "_fixed" in self.__dict__:
             what = f"{name} of a {type(self).__name__} is set after a call has read it"
@@ -74,14 +90,19 @@ class Traced:
         object.__setattr__(self, name, value)
 
 
-def _fix(value: Any) -> None:
+def _fix(value: Traced) -> None:
     """Let no attribute of a value that has been traced be set any more, nor of its parts."""
+    for part in _values(value):
+        part.__dict__["_fixed"] = True
+
+
+def _values(value: Any) -> Iterator[Traced]:
+    """A mask or score, and those that it is made of."""
     if isinstance(value, Traced):
-        value.__dict__["_fixed"] = True
-    parts = value if isinstance(value, tuple) else getattr(value, "__dict__", {}).values()
-    for part in parts:
+        yield value
+    for part in value if isinstance(value, tuple) else getattr(value, "__dict__", {}).values():
         if isinstance(part, tuple | Traced) or is_dataclass(part):
-            _fix(part)
+            yield from _values(part)
 
 
 def same_object(value: Any) -> Any:

@@ -21,14 +21,24 @@ def call_user(fn: Callable[..., Any], *args: Any, **captured: Any) -> Any:
     except AttentionError:
         raise
     except Exception as error:
-        line, traceback = line_of(fn), error.__traceback__
-        while traceback is not None:
-            file = traceback.tb_frame.f_code.co_filename
-            if not file.startswith(_NOT_USER_CODE):
-                line = f"{file}:{traceback.tb_lineno}"
-            traceback = traceback.tb_next
         rule = "use operators, warpattn's functions, and tensors captured as keyword arguments"
-        raise AttentionError(f"{line}: {type(error).__name__}: {error}; {rule}") from error
+        raise AttentionError(f"{raised_at(error) or line_of(fn)}: {named(error)}; {rule}") from error
+
+
+def raised_at(error: Exception) -> str | None:
+    """The innermost line of users' code that an error passed; None if it passed none."""
+    line, traceback = None, error.__traceback__
+    while traceback is not None:
+        file = traceback.tb_frame.f_code.co_filename
+        if not file.startswith(_NOT_USER_CODE):
+            line = f"{file}:{traceback.tb_lineno}"
+        traceback = traceback.tb_next
+    return line
+
+
+def named(error: Exception) -> str:
+    """An error's class and words, in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def line_of(fn: Any) -> str:

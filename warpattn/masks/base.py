@@ -50,12 +50,19 @@ class Mask(Traced):
 
         def run() -> tuple[Value, ...]:
             b, h, lens = symbol("b"), symbol("h"), Lengths.symbols()
-            span = self.kv_span(b, h, symbol("q_lo"), symbol("q_hi"), lens)
+            span = span_of(self, b, h, (symbol("q_lo"), symbol("q_hi")), lens)
             bounds = (saturated(bound) for bound in span.clamped(lens.k))
             return (self.keep(b, h, symbol("q"), symbol("k"), lens), *bounds)
 
-        traced = trace(run)
+        traced, added = trace(run), self.additive()
         keep, first, full_lo, full_hi, last = traced.outputs
+        for name, found, fine, rule in (
+            ("keep", keep.dtype, keep.dtype == "bool", "it must return a bool, such as a comparison"),
+            ("kv_span", "a float", "float" not in [bound.dtype for bound in traced.outputs[1:]], "its bounds are ints"),
+            ("additive", kind_of(added), added is None or isinstance(added, Score), "it must return None or a score"),
+        ):
+            if not fine:
+                raise AttentionError(f"{name} of a {type(self).__name__} returned {found}; {rule}")
         return MaskProgram(keep, (first, full_lo, full_hi, last), traced.tensors, traced.key)
 
     def __and__(self, other: Mask) -> And:
@@ -66,6 +73,15 @@ class Mask(Traced):
 
     def __invert__(self) -> Mask:
         return Not(self)
+
+
+def span_of(mask: Mask, b: Value, h: Value, rows: tuple[Value, Value], lens: Lengths) -> Span:
+    """What `kv_span` says of the first and last row; AttentionError if that is no Span."""
+    span = mask.kv_span(b, h, *rows, lens)
+    if not isinstance(span, Span):
+        what = f"kv_span of a {type(mask).__name__} returned {kind_of(span)}"
+        raise AttentionError(f"{what}; it must return Span(first, full_lo, full_hi, last)")
+    return span
 
 
 @dataclass(frozen=True)
@@ -82,7 +98,7 @@ class And(Mask):
         return self.left.keep(b, h, q, k, lens) & self.right.keep(b, h, q, k, lens)
 
     def kv_span(self, b: Value, h: Value, q_lo: Value, q_hi: Value, lens: Lengths) -> Span:
-        x, y = (mask.kv_span(b, h, q_lo, q_hi, lens) for mask in (self.left, self.right))
+        x, y = (span_of(mask, b, h, (q_lo, q_hi), lens) for mask in (self.left, self.right))
         first, last = maximum(x.first, y.first), minimum(x.last, y.last)
         return Span(first, maximum(x.full_lo, y.full_lo), minimum(x.full_hi, y.full_hi), last)
 
@@ -105,7 +121,7 @@ class Or(Mask):
         return self.left.keep(b, h, q, k, lens) | self.right.keep(b, h, q, k, lens)
 
     def kv_span(self, b: Value, h: Value, q_lo: Value, q_hi: Value, lens: Lengths) -> Span:
-        x, y = (mask.kv_span(b, h, q_lo, q_hi, lens).clamped(lens.k) for mask in (self.left, self.right))
+        x, y = (span_of(mask, b, h, (q_lo, q_hi), lens).clamped(lens.k) for mask in (self.left, self.right))
         firsts = [where(side.first < side.last, side.first, lens.k) for side in (x, y)]  # an empty side does not count
         lasts = [where(side.first < side.last, side.last, 0) for side in (x, y)]
         size_x, size_y = x.full_hi - x.full_lo, y.full_hi - y.full_lo
@@ -130,7 +146,7 @@ class Not(Mask):
         return not kept if isinstance(kept, bool) else ~kept
 
     def kv_span(self, b: Value, h: Value, q_lo: Value, q_hi: Value, lens: Lengths) -> Span:
-        x = self.mask.kv_span(b, h, q_lo, q_hi, lens).clamped(lens.k)
+        x = span_of(self.mask, b, h, (q_lo, q_hi), lens).clamped(lens.k)
         has_full, nothing = x.full_lo < x.full_hi, x.first >= x.last
         first = where(has_full & (x.full_lo <= 0), x.full_hi, 0)
         last = where(has_full & (x.full_hi >= lens.k), x.full_lo, lens.k)
@@ -154,7 +170,7 @@ class InOrder(Mask):
         return self.mask.keep(b, h, q, k, lens)
 
     def kv_span(self, b: Value, h: Value, q_lo: Value, q_hi: Value, lens: Lengths) -> Span:
-        span = self.mask.kv_span(b, h, q_lo, q_hi, lens)
+        span = span_of(self.mask, b, h, (q_lo, q_hi), lens)
         if all(type(bound) is int and bound <= 0 for bound in (span.first, span.full_lo)):
             return span
         return Span(span.first, lens.k, 0, span.last)

@@ -1,5 +1,7 @@
 """Special values in simulated kernels of every architecture, against an oracle that knows nothing of tiles."""
 
+import math
+
 import pytest
 
 pytest.importorskip("triton")
@@ -9,6 +11,7 @@ import torch
 import warpattn as wa
 from tests.specials import BASE_2_LOWEST, CALLS, LOWEST, SPOILS, differences
 
+LN_2 = math.log(2)
 ARCHS = ("sm90", "sm100", "gfx942", "gfx950")
 SAMPLE = [("sm90", "causal"), ("sm90", "full"), ("sm90", "padded"), ("sm90", "few rows, scattered"),
           ("sm90", "one row"), ("sm90", "causal, 96"), ("sm90", "many rows, 128"),
@@ -66,3 +69,42 @@ def test_the_largest_sinks_of_keys_in_parts(arch):
     plain, plain_lse = wa.attention(q, k, v, return_lse=True, backend="reference")
     torch.testing.assert_close(out[0, 0, 3], plain[0, 0, 3], atol=2e-3, rtol=0)
     torch.testing.assert_close(lse[0, 3], plain_lse[0, 3], atol=2e-3, rtol=0)
+
+
+@pytest.mark.parametrize("arch", ["sm90", "sm100"])
+def test_large_scores_of_products_of_8_bits(arch):
+    """Of keys of one score every value gets its share, up to the rounding of weights that e4m3 has not: on Hopper up to
+    exponents of 2^26, on Blackwell, and with any score function on Hopper, for all."""
+    steps, heads = torch.arange(256.0, 449.0, 32.0), 14
+    v = wa.quantize(torch.randn(1, 70, heads // 2, 64), per="head")
+    share = v.dequantized().mean(1, keepdim=True).repeat_interleave(2, 2)
+    q, k = torch.zeros(1, 64, heads, 64), torch.zeros(1, 70, heads // 2, 64)
+    q[..., :2] = steps[torch.randint(0, 7, (64, heads, 2))]  # the significant bits of a score are any
+    k[..., 0], k[..., 1] = steps, steps.flip(0)
+    made = [wa.Quantized(q.to(torch.float8_e4m3fn), torch.rand(heads) + 1)]
+    made += [wa.Quantized(k.to(torch.float8_e4m3fn), torch.ones(())), v]
+    largest = float((made[0].dequantized()[..., :2].sum(-1) * 448).max()) / LN_2
+    for exponent, score in ((2.0**26, None), (2.0**27, wa.SoftCap(1e30)), (2.0**29, None)):
+        if arch == "sm90" and score is None and exponent > 2.0**26:
+            continue
+        out = wa.attention(*made, scale=exponent / largest, score=score, backend=f"simulate:{arch}").float()
+        assert bool(((out - share).norm(dim=-1) <= 2.0**-4 * share.norm(dim=-1)).all())
+
+
+@pytest.mark.parametrize("arch", ["sm90", "sm100"])
+def test_gradients_of_large_scores(arch):
+    """The weights of a row are made of its LSE, so its last bit is a factor of all of them; where the LSE has no digit
+    for the number of keys, they are 1."""
+    scores = torch.tensor([0.0, 2.0**14, 2.0**20 - 9, 2.0**22, -(2.0**24), 2.0**30, -(2.0**30), LOWEST])
+    keys, heads = 70, len(scores)
+    q, k, v = torch.zeros(1, 64, heads, 64), torch.zeros(1, keys, heads, 64), torch.randn(1, keys, heads, 64)
+    q, k, v = (x.bfloat16().requires_grad_() for x in (q, k, v))
+    same = wa.CustomScore(lambda s, b, h, i, j, each: s + each[h], each=scores)
+    out, dout = wa.attention(q, k, v, score=same, backend=f"simulate:{arch}"), torch.randn(1, 64, heads, 64).bfloat16()
+    torch.testing.assert_close(out, v.float().mean(1, keepdim=True).expand_as(out).bfloat16(), atol=4e-3, rtol=0)
+    (dv,) = torch.autograd.grad(out, v, dout)
+    exact = dout.float().sum(1, keepdim=True).expand_as(dv) / keys
+    factor = (dv.float().norm(dim=(1, 3)) / exact.norm(dim=(1, 3)))[0].tolist()
+    for score, found in zip(scores[:5].tolist(), factor, strict=False):
+        assert abs(math.log(found)) <= max(4e-3, abs(score) * 2.0**-23), (score, found)
+    assert factor[5:] == pytest.approx([keys] * 3, rel=1e-2)

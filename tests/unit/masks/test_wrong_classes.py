@@ -1,0 +1,84 @@
+"""Masks and scores of users' own classes that do not what they must: one sentence with the line or the class."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import warpattn as wa
+
+
+def mask(keep=None, span=None, additive=None):
+    class Own(wa.Mask):
+        def keep(self, b, h, q, k, lens=None):
+            return q >= k if keep is None else keep(b, h, q, k)
+
+        def kv_span(self, b, h, q_lo, q_hi, lens):
+            return wa.Span(0, 0, 0, lens.k) if span is None else span(q_lo, lens)
+
+        def additive(self):
+            return additive
+
+    return Own()
+
+
+def score(apply):
+    class Own(wa.Score):
+        def apply(self, s, b, h, q, k, lens=None):
+            return apply(s, q, k)
+
+    return Own()
+
+
+class FewArguments(wa.Mask):
+    def keep(self, q, k):
+        return q >= k
+
+
+class Endless(wa.Mask):
+    def keep(self, b, h, q, k, lens=None):
+        return self.keep(b, h, q, k, lens)
+
+
+HERE = r"^/.*test_wrong_classes\.py:\d+: "
+WRONG = {
+    "raises": (mask(lambda b, h, q, k: {}[3]), HERE + "KeyError: 3; masks and scores use"),
+    "an int": (mask(lambda b, h, q, k: (q >= k) * 1), "keep of a Own returned int; it must return a bool"),
+    "a float": (mask(lambda b, h, q, k: q * 0.5), "keep of a Own returned float; it must return a bool"),
+    "nothing": (mask(lambda b, h, q, k: ()), "a tuple meets a symbol"),
+    "a branch": (mask(lambda b, h, q, k: q > 1 and k > 1), HERE + "a symbol has no truth value"),
+    "few arguments": (FewArguments(), r"^a FewArguments: TypeError: .*keep\(\) takes 3 positional arguments"),
+    "endless": (Endless(), HERE + "RecursionError: maximum recursion depth exceeded"),
+    "an int for a span": (mask(span=lambda q, lens: 3), "kv_span of a Own returned 3; it must return Span"),
+    "a tuple for a span": (mask(span=lambda q, lens: (0, 0, 0, lens.k)), "kv_span of a Own returned .0, 0, 0, Expr"),
+    "a bound of half a key": (mask(span=lambda q, lens: wa.Span(0.5, 0, 0, lens.k)), "returned a float; its bounds"),
+    "adds a number": (mask(additive=3), "additive of a Own returned 3; it must return None or a score"),
+    "a text": (score(lambda s, q, k: "a"), "^a Own: ValueError: could not convert string to float: 'a'; masks and"),
+    "divides by 0": (score(lambda s, q, k: s * (1 / 0)), HERE + "ZeroDivisionError: division by zero; masks and"),
+    "torch": (score(lambda s, q, k: torch.relu(s)), HERE + "the torch function relu got a symbol"),
+}
+
+
+def refusal(own):
+    x = torch.randn(1, 5, 1, 8)
+    with pytest.raises(wa.AttentionError) as refused:
+        wa.attention(x, x, x, **{"mask" if isinstance(own, wa.Mask) else "score": own})
+    return refused
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_one_sentence(name):
+    """Alone, and as a part of another one, which may be what is named then."""
+    own, words = WRONG[name]
+    refused = refusal(own)
+    refused.match(words)
+    joined = refusal(own & wa.Causal() if isinstance(own, wa.Mask) else own | wa.SoftCap(3.0))
+    assert not [found for found in (refused, joined) if "\n" in str(found.value)]
+
+
+def test_mistakes_of_this_package_are_not_said_to_be_users(monkeypatch):
+    monkeypatch.setattr(wa.Causal, "keep", lambda self, b, h, q, k, lens=None: None.keep)
+    monkeypatch.setattr(wa.Mask, "shared", {})
+    monkeypatch.setattr("warpattn.language.traced.raised_at", lambda error: None)
+    with pytest.raises(AttributeError):
+        wa.Causal(top_left=True).program()
