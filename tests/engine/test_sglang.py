@@ -239,6 +239,31 @@ def test_latent_attention(sglang, chunk, parts):
             torch.testing.assert_close(out, expected)
 
 
+@pytest.mark.parametrize("parts", [True, False])
+def test_latents_of_8_bits(sglang, parts):
+    """A step of decoding after tokens of a first one: keys are what the cache holds, without a scale."""
+    pool = sglang.MLATokenToKVPool(CACHE, PAGE, torch.float8_e4m3fn, 16, 16, 1, "cpu", False, dcp_replicated=True)
+    engine = Engine(sglang, use_mla_backend=True, token_to_kv_pool=pool)
+    layer = sglang.RadixAttention(HEADS, 32, 0.2, 1, 0, v_head_dim=16)
+    texts = dict.fromkeys((1, 2), torch.empty(0, 32))
+    for start in range(20):
+        fresh = torch.randn(2, 32)
+        texts = {request: torch.cat((texts[request], fresh[n : n + 1])) for n, request in enumerate(texts)}
+        slots = [engine.slots(request, start, start + 1)[0] for request in texts]
+        batch = engine.batch(list(texts), [start] * 2, [1] * 2, slots)
+        engine.backend.init_forward_metadata(batch)
+        q, (latents, rotary) = torch.randn(2, HEADS, 32), fresh[:, None].split([16, 16], -1)
+        if parts:
+            named = {"q_rope": q[..., 16:], "k_rope": rotary}
+            out = engine.backend.forward(q[..., :16], latents, latents, layer, batch, **named)
+        else:
+            out = engine.backend.forward(q, fresh[:, None], latents, layer, batch)
+        for n, text in enumerate(texts.values()):
+            keys = text.to(torch.float8_e4m3fn).float()[None, :, None]
+            expected = wa.attention(q[n : n + 1, None], keys, keys[..., :16], scale=0.2)[0, 0]
+            torch.testing.assert_close(out.view(2, HEADS, 16)[n], expected)
+
+
 def prompts(engine, batch, layer, qkv, before, chunk):
     """What SGLang's models do with prompts: new tokens, then each chunk of context, merged."""
     q, *new = qkv
@@ -310,7 +335,7 @@ def test_what_it_has_not_is_one_sentence(sglang):
 @pytest.mark.parametrize(
     ("dtype", "ranks", "words"),
     [
-        (torch.float8_e4m3fn, 1, "the cache holds torch.float8_e4m3fn; it must hold float16, bfloat16"),
+        (torch.int8, 1, "the cache holds torch.int8; it must hold float16, bfloat16, float8_e4m3fn, float8_e5m2"),
         (torch.bfloat16, 2, "2 ranks share the context"),
     ],
 )

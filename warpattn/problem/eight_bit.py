@@ -64,8 +64,8 @@ def eight_bit_of(call: Call) -> dict[str, Any]:
     pairs = ((sequence.k_scale, k), (sequence.v_scale, v), (sequence.q_scale, q))
     scales = Scales(*(granularity(scale, x.shape) for scale, x in pairs))
     latents = _latents(call)
-    rope = 0 if latents is None else latents.rope.shape[-1]
-    return {"kv_dtype": k.dtype, "q_dtype": q.dtype if q.dtype in EIGHT_BIT else None, "scales": scales, "rope": rope}
+    rope = {} if latents is None else {"rope": latents.rope.shape[-1], "narrow_rope": latents.rope.dtype in EIGHT_BIT}
+    return {"kv_dtype": k.dtype, "q_dtype": q.dtype if q.dtype in EIGHT_BIT else None, "scales": scales, **rope}
 
 
 def _latents(call: Call) -> LatentPages | None:

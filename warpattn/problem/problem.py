@@ -55,6 +55,7 @@ class Problem:
     q_dtype: torch.dtype | None = None  # of 8-bit queries; None: that of the output
     scales: Scales = NO_SCALES
     rope: int = 0  # columns of keys, the last, in the dtype of the output beside 8-bit ones
+    narrow_rope: bool = False  # whether these have 8 bits, too
     q_rope: int = 0  # columns of queries, the last, that are in a tensor of their own
 
     @property

@@ -1,4 +1,4 @@
-"""LatentPages: a cache of latent attention whose latents have 8 bits and whose rotary parts have the queries' dtype.
+"""LatentPages: a cache of latent attention whose latents have 8 bits and whose rotary parts have 16 or 8.
 
     a token, 656 bytes      [ latent: 512 × e4m3 | scales: 4 × fp32 | rotary: 64 × bf16 ]      as DeepSeek has it
     its key                 [ latent · scales | rotary ]
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from warpattn.errors import AttentionError, Rules
 from warpattn.inputs import is_tensor
+from warpattn.quantized import rows_of_pages
 from warpattn.sequences.latent_query import check_rope
 from warpattn.sequences.paged import PagedKV
 from warpattn.sequences.rules import check_shapes
@@ -30,9 +31,10 @@ ALIGNMENT = 16  # bytes
 class LatentPages(PagedKV):
     """Latents of 8 bits and rotary parts in pages of a cache, for queries of both together: `attention_paged`, plans.
 
-    latents (num_pages, page_size, Hkv, L) of 8 bits; rope (num_pages, page_size, Hkv, R) of the queries' dtype, whose
-    rows start at multiples of 16 bytes; any other strides, also views of one tensor. block_table, lengths: as in
-    `PagedKV`. scale fp32: of the latents, of any shape that `PagedKV` takes; None is 1. Queries have L + R columns, the
+    latents (num_pages, page_size, Hkv, L) of 8 bits; rope (num_pages, page_size, Hkv, R) of the queries' dtype, or of
+    the latents' and then with their scale, per tensor or token; its rows start at multiples of 16 bytes; any other
+    strides, also views of one tensor. block_table, lengths: as in `PagedKV`. scale fp32: of the latents, of any shape
+    that `PagedKV` takes; None is 1. Queries have L + R columns, the
     output has L. Raises AttentionError if `rope` cannot be read where it is.
     """
 
@@ -82,15 +84,26 @@ class LatentPages(PagedKV):
         rule = f"it must have the latents' columns and those of kv.rope, {latent} + {rotary}"
         if rules.require(columns == latent + rotary, f"q has head_dim {columns}", rule):
             check_heads(rules, q, self.k_pages, self.v_pages, "kv.k_pages", "kv.v_pages", latent)
-        rule = f"it must have the dtype of q, {q.dtype}"
-        rules.require(self.rope.dtype == q.dtype, f"kv.rope has dtype {self.rope.dtype}", rule)
+        narrow = self.rope.dtype == self.k_pages.dtype
+        rule = f"it must have the dtype of q, {q.dtype}, or that of the latents"
+        rules.require(narrow or self.rope.dtype == q.dtype, f"kv.rope has dtype {self.rope.dtype}", rule)
+        what = f"kv.rope has dtype {self.rope.dtype} and the scale shape {tuple(getattr(self.k_scale, 'shape', ()))}"
+        fine = not narrow or self._rope_scale is self.k_scale
+        rules.require(fine, what, "rotary parts of 8 bits have the latents' scale per tensor or token")
         return True
+
+    @property
+    def _rope_scale(self) -> Tensor | None:
+        """The scale of rotary parts of 8 bits, that of the latents; None where blocks of columns have their own."""
+        scale = self.k_scale
+        blocks = is_tensor(scale) and scale.ndim == 4 and scale.shape[-1] > 1
+        return None if self.rope.dtype != self.k_pages.dtype or blocks else scale
 
     def gathered(self) -> Iterator[tuple[Tensor, Tensor]]:
         page_size = self.k_pages.shape[1]
         for b, (_, values) in enumerate(super().gathered()):
             used = self.block_table[b, : -(-len(values) // page_size)].long()
-            rope = self.rope[used].flatten(0, 1)[: len(values)]
+            rope = rows_of_pages(self.rope, self._rope_scale, used, len(values))
             yield torch.cat([values.float(), rope.float()], -1), values.float()
 
 

@@ -28,7 +28,8 @@ WITH_SINKS = ("gpt_oss",)  # model types whose layers have a sink for each head
 @dataclass(frozen=True)
 class EightBitCache:
     """What a cache of 8 bits holds: elements of `dtype` (`quantized.EIGHT_BIT`) and their scales, `per` as in
-    `quantize`, or None for no scale. AttentionError for others, and for blocks of rows, which no cache has."""
+    `quantize`, or None for no scale; of latents with one scale or none, rotary parts have 8 bits, too, as in engines.
+    AttentionError for others, and for blocks of rows, which no cache has."""
 
     dtype: torch.dtype = torch.float8_e4m3fn
     per: str | int | None = "tensor"

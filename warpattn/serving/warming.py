@@ -249,7 +249,8 @@ def cache_of(layer: Layer, page_size: int, requests: int, pages: int) -> PagedKV
         return PagedKV(k, v, table, lengths)
     if layer.latent:
         latents = torch.empty(*rows, layer.latent, dtype=held.dtype)
-        rope = torch.empty(*rows, layer.dim_qk - layer.latent, dtype=layer.dtype)
+        kind = held.dtype if held.per in (None, "tensor") else layer.dtype
+        rope = torch.empty(*rows, layer.dim_qk - layer.latent, dtype=kind)
         return LatentPages(latents, rope, table, lengths, scale=_scale_of(latents, held.per))
     k, v = (torch.empty(*rows, dim, dtype=held.dtype) for dim in (layer.dim_qk, layer.dim_v))
     return PagedKV(k, v, table, lengths, k_scale=_scale_of(k, held.per), v_scale=_scale_of(v, held.per))
@@ -271,10 +272,14 @@ def append_kernels(layer: Layer, page_size: int, arch: str) -> tuple[Launch, ...
     """The kernels that write the cache, by table and by slots; those of latents by slots alone."""
     kv = cache_of(layer, page_size, 1, 1)
     latents = NewRows(_new_rows(kv.k_pages, layer), None, None, False, (kv.k_scale, None))
-    if isinstance(kv, LatentPages):
+    if isinstance(kv, LatentPages) and kv.rope.dtype == kv.k_pages.dtype:
+        writes = [(kv.k_pages, kv.rope, latents._replace(v=_new_rows(kv.rope, layer), scales=(kv.k_scale, kv.k_scale)))]
+    elif isinstance(kv, LatentPages):
         writes = [(kv.k_pages, None, latents), (kv.rope, None, NewRows(_new_rows(kv.rope, layer), None, None, False))]
     elif layer.latent:
-        writes = [(kv.k_pages, None, latents)]
+        parts = kv.v_pages, kv.k_pages[..., layer.latent :]  # new latents and rotary parts are in two tensors
+        apart = NewRows(_new_rows(parts[0], layer), _new_rows(parts[1], layer), None, False, (None, None))
+        writes = [(kv.k_pages, None, latents), (*parts, apart)]
     else:
         both = latents._replace(v=_new_rows(kv.v_pages, layer), scales=(kv.k_scale, kv.v_scale))
         writes = [(kv.k_pages, kv.v_pages, both)]

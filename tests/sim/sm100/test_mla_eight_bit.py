@@ -13,7 +13,7 @@ from tests.sim.knocking import knocked_out
 from tests.sim.sm90.decode import built
 from tests.sim.sm90.mla import DIM, DIM_V, SCALE, Latent
 from tests.sim.sm90.prefill import error
-from tests.sim.sm90.test_mla_eight_bit import CASES, PER, SCHEDULES, pages_of
+from tests.sim.sm90.test_mla_eight_bit import CASES, PER, SCHEDULES, pages_of, with_narrow_rope
 from tests.sim.sm100.test_mla import Prepared, reason
 from warpattn.kernels.sm100.mla.config import choose_latent
 from warpattn.kernels.sm100.mla.launch import latent_launches
@@ -31,10 +31,11 @@ def query(case: Latent) -> torch.Tensor:
     return torch.randn(len(case.lengths), case.tokens, case.heads, DIM, generator=generator).bfloat16()
 
 
-def prepared(case: Latent, per: str | int | None = 128, parts: int = 1) -> Prepared:
+def prepared(case: Latent, per: str | int | None = 128, parts: int = 1, narrow: bool = False) -> Prepared:
     """The launches of a case with its keys in `parts`, and what results should be: those of latents as the kernel
-    multiplies them, in bf16."""
+    multiplies them, in bf16. `narrow`: with rotary parts of 8 bits."""
     q, kv = query(case), pages_of(case, per)
+    kv = with_narrow_rope(kv) if narrow else kv
     sinks = torch.randn(case.heads, generator=torch.Generator().manual_seed(2)) if case.sinks else None
     call = Call(q, kv.k_pages, kv.v_pages, kv, case.mask, case.score, sinks, SCALE, True, None, "simulate:sm100")
     ready = validate(call)
@@ -44,16 +45,20 @@ def prepared(case: Latent, per: str | int | None = 128, parts: int = 1) -> Prepa
     config = replace(choice.config, splitk_partitions=parts)
     choice = replace(choice, config=config, grid=(tiles * parts, *rest), partitions=parts)
     launches = latent_launches(ready, Operands(q, kv.k_pages, kv.v_pages, out, lse, sinks), kv, choice)
-    latents = wa.Quantized(kv.k_pages, torch.ones(()) if kv.k_scale is None else kv.k_scale).dequantized().bfloat16()
-    keys = torch.cat([latents, kv.rope], -1)
+    scale = torch.ones(()) if kv.k_scale is None else kv.k_scale
+    latents = wa.Quantized(kv.k_pages, scale).dequantized().bfloat16()
+    rope = wa.Quantized(kv.rope, scale).dequantized().bfloat16() if narrow else kv.rope
+    keys = torch.cat([latents, rope], -1)
     rounded = wa.PagedKV(keys, latents, kv.block_table, kv.lengths)
     tail = {"mask": case.mask, "score": case.score, "sinks": sinks, "scale": SCALE}
     return Prepared(launches, out, lse, reference(q, keys, latents, sequence=rounded, **tail))
 
 
-def check(case: Latent, per: str | int | None = 128, parts: int = 1, **options: object) -> torch.Tensor:
+def check(
+    case: Latent, per: str | int | None = 128, parts: int = 1, narrow: bool = False, **options: object
+) -> torch.Tensor:
     """Right and without findings."""
-    ran = prepared(case, per, parts)
+    ran = prepared(case, per, parts, narrow)
     for step in ran.steps:
         report = simulate(built(step), step.grid, step.args, **options)
         assert report.clean, report
@@ -70,6 +75,14 @@ def test_right_and_without_findings(name):
 @pytest.mark.parametrize("per", PER)
 def test_scales(per):
     check(Latent((70, 130), page=64, heads=24), per, 2)
+
+
+@pytest.mark.parametrize("per", ["tensor", "token", None])
+def test_rotary_parts_of_8_bits(per):
+    case = Latent((100, 33, 0), page=16, tokens=2, mask=Causal())
+    schedules = SCHEDULES[:: 1 if per == "token" else 2]
+    outs = [check(case, per, 2, narrow=True, schedule=schedule, seed=seed) for schedule, seed in schedules]
+    assert all(torch.equal(outs[0], out) for out in outs[1:])
 
 
 @pytest.mark.parametrize("length", [1, 32, 33, 64, 1000])

@@ -24,6 +24,7 @@ from warpattn.problem import Call, validate
 from warpattn.problem.arch import ARCHS
 from warpattn.problem.launch import PlanOptions
 from warpattn.problem.operands import Operands
+from warpattn.quantized import saturated
 from warpattn.reference import reference
 from warpattn.scores import SoftCap
 from warpattn.sim import Report, simulate
@@ -59,6 +60,13 @@ def pages_of(case: Latent, per: str | int | None = 128, dtype: torch.dtype = tor
     return wa.LatentPages(values, made.rope, table, made.lengths, scale=given)
 
 
+def with_narrow_rope(kv: wa.LatentPages) -> wa.LatentPages:
+    """The same cache with rotary parts of 8 bits, divided by the latents' scale, as engines keep them (`fp8`)."""
+    scale = torch.ones(()) if kv.k_scale is None else kv.k_scale
+    rope = saturated(kv.rope.float() / (scale[..., None] if scale.ndim else scale), kv.k_pages.dtype)
+    return wa.LatentPages(kv.k_pages, rope, kv.block_table, kv.lengths, scale=kv.k_scale)
+
+
 def run(case: Latent, kv: wa.LatentPages, programs: int = 3, kernel=None, **options: object) -> Ran:
     """Simulate a case with `programs` CTAs; outputs start as NaN."""
     generator = torch.Generator().manual_seed(case.seed + 1)
@@ -82,9 +90,12 @@ def run(case: Latent, kv: wa.LatentPages, programs: int = 3, kernel=None, **opti
     return Ran(report, out, lse, error(out.float(), want.float()), error(lse, want_lse), tickets)
 
 
-def check(case: Latent, per: str | int | None = 128, programs: int = 3, **options: object) -> Tensor:
-    """Right and without findings."""
-    ran = run(case, pages_of(case, per), programs, **options)
+def check(
+    case: Latent, per: str | int | None = 128, programs: int = 3, narrow: bool = False, **options: object
+) -> Tensor:
+    """Right and without findings; `narrow`: with rotary parts of 8 bits."""
+    kv = pages_of(case, per)
+    ran = run(case, with_narrow_rope(kv) if narrow else kv, programs, **options)
     assert ran.report.clean, ran.report
     assert ran.out_error < 2e-2 and ran.lse_error < 1e-2
     return ran.out
@@ -112,6 +123,14 @@ def test_scales(per):
     check(Latent((70, 130), page=64, heads=24), per)
 
 
+@pytest.mark.parametrize("per", ["tensor", "token", None])
+def test_rotary_parts_of_8_bits(per):
+    case = Latent((100, 33, 0), page=16, tokens=2, mask=Causal())
+    schedules = SCHEDULES[:: 1 if per == "token" else 2]
+    outs = [check(case, per, narrow=True, schedule=schedule, seed=seed) for schedule, seed in schedules]
+    assert all(torch.equal(outs[0], out) for out in outs[1:])
+
+
 @pytest.mark.parametrize("length", [1, 31, 32, 33, 64, 96, 1000])
 def test_lengths(length):
     check(Latent((length,), page=64), programs=4)
@@ -134,9 +153,11 @@ def test_public_calls_and_bytes():
 
 
 @pytest.mark.full
-def test_the_kernel_needs_its_synchronisation():
+@pytest.mark.parametrize("narrow", [False, True])
+def test_the_kernel_needs_its_synchronisation(narrow):
     case = Latent((330, 200, 40, 130, 70), page=64)
-    kv, made = pages_of(case), []
+    kv, made = pages_of(case, "token" if narrow else 128), []
+    kv = with_narrow_rope(kv) if narrow else kv
 
     def once(module, schedule) -> Report:
         options = {"schedule": schedule, "step_limit": 20_000, "first_finding": True}

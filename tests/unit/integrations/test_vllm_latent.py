@@ -35,7 +35,7 @@ def cached(made, text):
     for row, tokens in zip(table, text, strict=True):
         slots = torch.tensor([int(row[t // PAGE]) * PAGE + t % PAGE for t in range(len(tokens))] + [-1])
         new = torch.cat((tokens, torch.full((1, WHOLE), 9.0)))
-        made.do_kv_cache_update(new[:, :LATENT], new[:, None, LATENT:], cache, slots, "auto", None)
+        made.do_kv_cache_update(new[:, :LATENT], new[:, None, LATENT:], cache, slots, "auto", torch.ones(()))
     return cache, table, torch.tensor([len(tokens) for tokens in text], dtype=torch.int32)
 
 
@@ -103,9 +103,30 @@ def test_a_cache_of_bytes(latent):
         torch.testing.assert_close(out[n], wanted[0, 0].bfloat16())
 
 
-@pytest.mark.parametrize("kind", ["fp8", "fp8_e4m3", "nvfp4_ds_mla"])
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_a_cache_of_8_bits(latent, shape):
+    """Latents and rotary parts of e4m3 with the layer's scale; vLLM hands the cache over as bytes."""
+    made, scale = impl(latent, kv_cache_dtype="fp8"), torch.full(shape, 0.02)
+    cache, slots = torch.zeros(5, PAGE, 2 * LATENT, dtype=torch.uint8), torch.tensor([3 * PAGE + 15, 1 * PAGE, -1])
+    new = torch.randn(3, 2 * LATENT)
+    made.do_kv_cache_update(new[:, :LATENT], new[:, None, LATENT:], cache, slots, "fp8", scale)
+    assert int((cache != 0).any(-1).sum()) == 2
+    q = torch.randn(2, HEADS, LATENT), torch.randn(2, HEADS, LATENT)
+    table, lengths = torch.tensor([[3], [1]], dtype=torch.int32), torch.tensor([16, 1], dtype=torch.int32)
+    for given in (cache, cache.view(torch.float8_e4m3fn)):
+        out, _ = made.forward_mqa(q, given, step(table, lengths), SimpleNamespace(_k_scale=scale))
+        keys = torch.zeros(2, 16, 1, 2 * LATENT)
+        stored = wa.quantize(new[:2, None], scale=torch.tensor(0.02)).dequantized()
+        keys[0, 15], keys[1, 0] = stored
+        for n, length in enumerate((16, 1)):
+            own = keys[n : n + 1, :length]
+            wanted, _ = reference(torch.cat(q, -1)[n : n + 1, None], own, own[..., :LATENT], scale=SCALE)
+            torch.testing.assert_close(out[n], wanted[0, 0])
+
+
+@pytest.mark.parametrize("kind", ["fp8_e5m2", "nvfp4_ds_mla"])
 def test_caches_without_kernels_are_refused(latent, kind):
-    with pytest.raises(AttentionError, match=f"kv_cache_dtype is {kind!r}; .* has auto, float16, bfloat16, fp8_ds_mla"):
+    with pytest.raises(AttentionError, match=f"kv_cache_dtype is {kind!r}; .* has auto, .* fp8, fp8_e4m3, fp8_ds_mla"):
         impl(latent, kv_cache_dtype=kind)
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from warpattn.errors import Rules
 from warpattn.sequences import PagedKV
+from warpattn.sequences.latent import LatentPages
 from warpattn.serving.slots import append_slots
 
 SIXTEEN_BIT = (torch.float16, torch.bfloat16)
@@ -56,7 +57,7 @@ class Pool:
         known = type(pool) in POOLS and isinstance(pool, MLATokenToKVPool) == latent
         if rules.require(known, f"the cache is a {type(pool).__name__}", rule):
             parts = (pool.full_kv_pool, pool.swa_kv_pool) if isinstance(pool, SWAKVPool) else (pool,)
-            allowed = SIXTEEN_BIT if latent else (*SIXTEEN_BIT, *EIGHT_BIT)
+            allowed = (*SIXTEEN_BIT, *EIGHT_BIT)
             listed = ", ".join(str(x).removeprefix("torch.") for x in allowed)
             for part in parts:
                 what = f"the cache has a part that is a {type(part).__name__}"
@@ -118,8 +119,10 @@ class Pool:
         """A layer's keys and values."""
         keys, values = self.pool.get_key_buffer(layer.layer_id), self.pool.get_value_buffer(layer.layer_id)
         if self.latent:
-            latents = paged_view(keys, self.page_size)
-            return PagedKV(latents, latents[..., : layer.v_head_dim], tables.pages, lengths)
+            both, size = paged_view(keys, self.page_size), layer.v_head_dim
+            if self.eight_bit:
+                return LatentPages(both[..., :size], both[..., size:], tables.pages, lengths)
+            return PagedKV(both, both[..., :size], tables.pages, lengths)
         heads = layer.tp_k_head_num
         pages = (
             paged_kv_view(keys, self.page_size, heads, layer.qk_head_dim),

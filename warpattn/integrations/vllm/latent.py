@@ -1,7 +1,7 @@
 """Models with latent attention (MLA): one vector a token in the cache, [latent 512 | rotary 64].
 
     decode    queries (tokens, heads, 512) and (…, 64), pages   `attention_paged`, `LatentQuery`: values are latents
-              pages of 656 bytes a token (`fp8_ds_mla`) `LatentPages`: e4m3, a scale per 128 columns
+              pages of e4m3 (`fp8`), with one scale       `LatentPages`; also 656 bytes a token (`fp8_ds_mla`)
     prompts   q and k (tokens, heads, 192), v (…, 128)          `attention_varlen`: new tokens, then chunks of context
 
 vLLM's own classes project between the two forms, gather context, and merge parts by their LSE.
@@ -37,6 +37,7 @@ from warpattn.serving import append_slots
 
 NAME = "WARPATTN_MLA"
 LATENT, PROMPT = 576, 192  # head dims of queries
+EIGHT_BIT = ("fp8", "fp8_e4m3")  # latents and rotary parts of e4m3, with the layer's scale of keys
 DEEPSEEK = "fp8_ds_mla"  # a token's latent of 8 bits, its scales and its rotary part, in bytes
 LAYER = ("num_heads", "scale", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "vllm_config")
 NONE_OF = ("alibi_slopes", "sliding_window", "logits_soft_cap", "indexer")
@@ -46,7 +47,7 @@ class WarpattnMLABackend(MLACommonBackend):
     """What vLLM asks about the backend before it makes one."""
 
     supported_dtypes = [torch.float16, torch.bfloat16]  # noqa: RUF012 - the base class declares it so
-    supported_kv_cache_dtypes = [*SIXTEEN_BIT, DEEPSEEK]  # noqa: RUF012 - the base class declares it so
+    supported_kv_cache_dtypes = [*SIXTEEN_BIT, *EIGHT_BIT, DEEPSEEK]  # noqa: RUF012 - the base class declares it so
 
     @staticmethod
     def get_name() -> str:
@@ -150,11 +151,12 @@ class WarpattnMLAImpl(MLACommonImpl[MLACommonMetadata]):
         rules.done()
         super().__init__(**named)
         self.supports_quant_query_input = False
-        self.reads_bytes = kind == DEEPSEEK
+        self.reads_bytes, self.narrow = kind == DEEPSEEK, kind in EIGHT_BIT
 
     def do_kv_cache_update(
-        self, kv_c_normed: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor, *others: Any, **named: Any
-    ) -> None:
+        self, kv_c_normed: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor, kv_cache_dtype: str,
+        k_scale: Tensor,
+    ) -> None:  # fmt: skip
         """Write new latents (tokens, 512) and rotary keys (tokens, 1, 64) into their slots; slot -1 is padding."""
         if kv_cache.numel() == 0:
             return
@@ -164,8 +166,10 @@ class WarpattnMLAImpl(MLACommonImpl[MLACommonMetadata]):
             append_slots(new, None, parts.latents, None, slots, k_scale=parts.scale)
             append_slots(k_pe, None, parts.rope, None, slots)
         else:
+            pages = pages.view(torch.float8_e4m3fn) if self.narrow else pages
             latents, rotary = pages.split([new.shape[-1], k_pe.shape[-1]], dim=-1)
-            append_slots(new, k_pe, latents, rotary, slots)
+            scales = [k_scale.reshape(()) if self.narrow else None for _ in range(2)]
+            append_slots(new, k_pe, latents, rotary, slots, k_scale=scales[0], v_scale=scales[1])
 
     def forward_mqa(
         self, q: Tensor | tuple[Tensor, Tensor], kv_c_and_k_pe_cache: Tensor, attn_metadata: Any, layer: Any
@@ -174,6 +178,9 @@ class WarpattnMLAImpl(MLACommonImpl[MLACommonMetadata]):
         step, keys = attn_metadata.decode, kv_c_and_k_pe_cache.unsqueeze(2)
         if self.reads_bytes:
             kv = LatentPages.of_bytes(keys, step.block_table, step.seq_lens)
+        elif self.narrow:
+            parts = keys.view(torch.float8_e4m3fn).split([self.kv_lora_rank, keys.shape[-1] - self.kv_lora_rank], -1)
+            kv = LatentPages(*parts, step.block_table, step.seq_lens, scale=layer._k_scale.reshape(()))
         else:
             kv = PagedKV(keys, keys[..., : self.kv_lora_rank], step.block_table, step.seq_lens)
         rows = [x.unflatten(0, (len(step.seq_lens), -1)) for x in (q if isinstance(q, tuple) else (q,))]

@@ -34,6 +34,18 @@ def pages(page: int = 16, scale: torch.Tensor | None = None, dtype: torch.dtype 
     return wa.LatentPages(latents, rope, TABLE, LENGTHS, scale=scale)
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (5, 16, 1), None], ids=str)
+def test_rotary_parts_of_8_bits_have_the_same_scale(shape):
+    scale = None if shape is None else torch.rand(shape, generator=torch.Generator().manual_seed(2)) + 0.5
+    kv, one = pages(scale=scale, dtype=E4M3), torch.ones(()) if scale is None else scale
+    k = torch.cat([wa.Quantized(x, one).dequantized() for x in (kv.k_pages, kv.rope)], -1)
+    wide = wa.PagedKV(k, k[..., :512], TABLE, LENGTHS)
+    found, lse = wa.attention_paged(query(2), kv, mask=wa.Causal(), return_lse=True)
+    expected, expected_lse = wa.attention_paged(query(2).float(), wide, mask=wa.Causal(), return_lse=True)
+    torch.testing.assert_close(found.float(), expected, atol=1e-2, rtol=1e-2)
+    torch.testing.assert_close(lse, expected_lse)
+
+
 @pytest.mark.parametrize("shape", [(), (1,), (5, 16, 1), (5, 16, 1, 4)], ids=str)
 def test_the_reference_is_that_of_dequantised_keys(shape):
     scale = torch.rand(shape, generator=torch.Generator().manual_seed(2)) + 0.5
@@ -80,6 +92,8 @@ def test_a_plan_reads_both_parts_of_a_cache():
 BAD = {
     "q has head_dim 512; it must have the latents' columns": lambda: (query(dim=512), pages()),
     "kv.rope has dtype torch.float16; it must have the dtype of q": lambda: (query(), pages(dtype=torch.float16)),
+    "rotary parts of 8 bits have the latents' scale per tensor or token": lambda: (query(), pages(
+        dtype=E4M3, scale=torch.ones(5, 16, 1, 4))),
     "kv.k_scale has shape (5, 16, 1, 3)": lambda: (query(), pages(scale=torch.ones(5, 16, 1, 3))),
 }
 REFUSED = {
@@ -127,11 +141,11 @@ def test_compiled_graphs_refuse_it():
 
 
 @cache
-def compiled(page: int):
+def compiled(page: int, dtype: torch.dtype):
     pytest.importorskip("triton")
     import triton
 
-    kv, q = pages(page), query()
+    kv, q = pages(page, dtype=dtype), query()
     call = Call(q, kv.k_pages, kv.v_pages, kv, wa.Causal(), return_lse=True, backend="simulate:sm90")
     checked = validate(call, read_values=False)
     x = Operands(q, kv.k_pages, kv.v_pages, q[..., :512], torch.empty(checked.lse_shape), None)
@@ -141,24 +155,27 @@ def compiled(page: int):
 
 
 # Pages and the bytes of stack, Triton 3.9.0: mostly of the attending warpgroups, which have eight registers less than
-# those of 16 bits (56 and 72); with pages of 16 a tile has two boxes and the role that converts their numbers.
-STACK = {64: 104, 16: 208}
+# those of 16 bits (56 and 72); with pages of 16 a tile has two boxes and the role that converts their numbers; with
+# rotary parts of 8 bits that role holds them and one more scale.
+STACK = {(64, torch.bfloat16): 104, (16, torch.bfloat16): 208, (64, E4M3): 168}
 
 
-@pytest.mark.parametrize("page", drawn(STACK, [64]))
-def test_machine_code(page):
+@pytest.mark.parametrize(("page", "rope"), drawn(STACK, [(64, torch.bfloat16)]))
+def test_machine_code(page, rope):
     from warpattn.machine_code.roles import read_roles, role_faults
     from warpattn.machine_code.sass import opcode_counts, resources
 
-    config, kernel = compiled(page)
+    config, kernel = compiled(page, rope)
     counts, used = opcode_counts(kernel.asm["cubin"]), resources(kernel.asm["cubin"])
     assert kernel.metadata.shared <= min(SMEM_LIMIT, config.smem_bytes + SLACK)
-    assert used.stack <= STACK[page]
+    assert used.stack <= STACK[page, rope]
     assert role_faults(kernel.asm) == [], "roles would wait for registers or for each other"
     roles = read_roles(kernel.asm)
     assert roles and [role.registers for role in roles.roles] == [role.registers for role in config.topology.roles]
-    elements = config.block_n * config.dim_v // 128  # of a thread of the role that converts
+    narrow = config.dim_qk if rope == E4M3 else config.dim_v
+    elements = config.block_n * narrow // 128  # of a thread of the role that converts
     assert counts["HADD2"] == elements, "each e4m3 becomes fp32 by way of a pair of fp16"
-    copies = config.boxes * (3 * config.dim_v // config.half + 1)  # of latents in three places, of rotary parts in one
+    rotary = 3 if rope == E4M3 else 1
+    copies = config.boxes * (3 * config.dim_v // config.half + rotary)  # what is converted, in three places
     assert counts["UTMALDG"] == copies, "each warp starts the copy of 128 bytes a row"
     assert counts["WARPGROUP"] < counts["HGMMA"] / 2, "products do not wait for each other"

@@ -127,6 +127,15 @@ def test_latents_of_8_bits() -> None:
     assert names.count("sm90.append_slots") == 4 and "sm90.mla" in names, names  # two tensors, two dtypes of slots
 
 
+def test_latents_as_engines_write_them() -> None:
+    """Latents and rotary parts in two tensors, of 16 bits or of 8; the joined ones of `append_slots` beside them."""
+    largest = LargestStep(requests=2, tokens=8, length=64)
+    for cache, written in ((None, 4), (EightBitCache(), 2)):
+        layers = layers_of(DEEPSEEK) if cache is None else with_cache(layers_of(DEEPSEEK), cache)
+        names = [kernel.name for kernel in kernels_of(layers[1:], largest, "sm90", "engine")]
+        assert names.count("sm90.append_slots") == written and names.count("sm90.mla") >= 2, names
+
+
 @pytest.mark.parametrize(
     ("layer", "arch", "message"),
     [

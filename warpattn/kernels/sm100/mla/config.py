@@ -36,6 +36,7 @@ class LatentConfig(LatentSizes, TileConfig):
     BN: int = 64
     stages: int = 2
     own_rope: bool = False  # whether rotary columns of queries are in a tensor of their own
+    narrow_rope: bool = False  # whether those of keys have 8 bits, as the latents
 
     @property
     def rope_bytes(self) -> int:
@@ -44,7 +45,12 @@ class LatentConfig(LatentSizes, TileConfig):
 
     @property
     def staged_bytes(self) -> int:
-        return self.BN * self.dim_v
+        return self.BN * (self.dim_qk if self.narrow_rope else self.dim_v)
+
+    @property
+    def landing_bytes(self) -> int:
+        """Of a tile of 8 bits, and of a rotary part of 16 that arrives in its slot."""
+        return self.staged_bytes + (0 if self.narrow_rope else self.rope_bytes)
 
     def scale_blocks(self, operand: str) -> int:
         """Latents are values, and have scales always: the product of the rotary parts must have none."""
@@ -68,6 +74,7 @@ def choose_latent(problem: Problem, target: Arch, options: PlanOptions = DEFAULT
     if bits is not None:
         scales = Scales(v=bits.columns("v") or "token")  # also one of all latents, with strides of 0
         config = replace(config, eight_bit=replace(bits, scales=scales), BN=32, stages=3)
+        config = replace(config, narrow_rope=problem.narrow_rope)
     why = "64 rows, of 16 lanes in 32: the output's 512 columns take half of tensor memory, so scores fit"
     choice = choice_of("mla", problem, config, target, why, options)
     return choice if problem.kv_dtype is None else replace(choice, reasons=(*choice.reasons, WIDENED))

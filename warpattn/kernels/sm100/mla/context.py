@@ -71,6 +71,7 @@ class LatentMemory:
     q_rope: gl.shared_memory_descriptor  # [64, 64]
     p: gl.shared_memory_descriptor  # [64, BN]
     rope: gl.shared_memory_descriptor  # [stages, 1, BN, 1, 64]
+    bytes: base_value  # [staged, 1, BN, 1, 64] of rotary parts of 8 bits, else ()
     s: tensor_memory_descriptor  # [64, BN] fp32
     o: tensor_memory_descriptor  # [64, 512] fp32
 
@@ -158,9 +159,21 @@ def make_memory(config: gl.constexpr):
         gl.allocate_shared_memory(dtype, narrow, box_layout(narrow, dtype)),
         gl.allocate_shared_memory(dtype, p_shape, box_layout(p_shape, dtype)),
         gl.allocate_shared_memory(dtype, stacked(config.stages, rope_box), box_layout(rope_box, dtype)),
+        rotary_bytes(config),
         allocate_tensor_memory(gl.float32, p_shape, TensorMemoryLayout([config.BM, config.BN], 1)),
         allocate_tensor_memory(gl.float32, [config.BM, config.dim_v], TensorMemoryLayout([config.BM, config.half], 1)),
     )
+
+
+@gluon.jit
+def rotary_bytes(config: gl.constexpr):
+    """Rotary parts of 8 bits on their way to be converted; () where they have 16."""
+    if config.narrow_rope:
+        box: gl.constexpr = key_box(config, config.rope)
+        dtype: gl.constexpr = element_type(config.stored)
+        return gl.allocate_shared_memory(dtype, stacked(config.staged, box), box_layout(box, dtype))
+    else:
+        return ()
 
 
 @gluon.jit

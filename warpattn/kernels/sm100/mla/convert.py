@@ -3,7 +3,8 @@
       latents   DRAM ── TMA ──▶ two tiles of 8 bits ── convert: LDS, × scale, STS ──▶ slot of the ring, 16 bits
       rotary    DRAM ── TMA ────────────────────────────────────────────────────────▶ the slot's rotary part
 
-A tile of 8 bits has arrived when the rotary part of its slot has, too, so the slot is full when it is converted.
+A tile of 8 bits has arrived when the rotary part of its slot has, too, so the slot is full when it is converted. A
+rotary part of 8 bits takes the latents' way.
 """
 
 from triton.experimental import gluon
@@ -28,10 +29,13 @@ def load_stored(ctx):
         full = ctx.staged.producer_acquire(staged)
         ctx.keys.producer_acquire(state)  # its rotary part has a place
         row = ctx.run.key_tile(i) * config.BN
-        mbarrier.expect(full, config.staged_bytes + config.rope_bytes)
+        mbarrier.expect(full, config.landing_bytes)
         for part in gl.static_range(2):
             ctx.v.load(row, ctx.rows.kv_head, full, ctx.staged.tile(staged, part), part * config.half)
-        ctx.k.load(row, ctx.rows.kv_head, full, ctx.memory.rope.index(state.index))
+        if config.narrow_rope:
+            ctx.k.load(row, ctx.rows.kv_head, full, ctx.memory.bytes.index(staged.index))
+        else:
+            ctx.k.load(row, ctx.rows.kv_head, full, ctx.memory.rope.index(state.index))
         state = state.step()
         staged = staged.step()
 
@@ -57,6 +61,10 @@ def convert_role(ctx):
                 narrow = ctx.staged.tile(staged, part).reshape([config.BN, config.half])
                 wide = ctx.keys.tile(state, part).reshape([config.BN, config.half])
                 convert_half(ctx, narrow, wide, scales.slot(i), part)
+            if config.narrow_rope:
+                narrow = ctx.memory.bytes.index(staged.index).reshape([config.BN, config.rope])
+                wide = ctx.memory.rope.index(state.index).reshape([config.BN, config.rope])
+                convert_half(ctx, narrow, wide, scales.slot(i), 0)
             fence_async_shared()
             mbarrier.arrive(ctx.keys.full(state.index), count=1)
             ctx.staged.consumer_release(staged)
@@ -68,7 +76,7 @@ def convert_role(ctx):
 
 @gluon.jit
 def convert_half(ctx, narrow, wide, slot, part: gl.constexpr):
-    """One half [BN, 256] of the columns of a tile, whose scales are from row `slot` on."""
+    """One half [BN, 256] of the columns of a tile, or a rotary part, whose scales are from row `slot` on."""
     config: gl.constexpr = ctx.config
     shared: gl.constexpr = config.dim_v // config.scale_blocks("v")
     rows: gl.constexpr = config.BN

@@ -20,7 +20,7 @@ def latent_source(
     args: Mapping[str, Any], config: LatentConfig, traits: Traits, mask: Program, score: Program | None
 ) -> GluonASTSource:
     """The kernel of a launch with `args`: rotary parts as keys, latents as values."""
-    boxes = (config.rope, config.element), (config.half, config.stored)
+    boxes = (config.rope, config.stored if config.narrow_rope else config.element), (config.half, config.stored)
     return row_source(latent_kernel, args, boxes, config, traits, (mask, score))
 
 

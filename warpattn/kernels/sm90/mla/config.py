@@ -48,6 +48,7 @@ class MlaConfig(LatentSizes, StreamConfig):
 
     latents: Element | None = None  # of 8-bit latents in memory, which the role that loads converts, see eight_bit.py
     own_rope: bool = False  # whether rotary columns of queries are in a tensor of their own
+    narrow_rope: bool = False  # whether those of keys have 8 bits, too
     tiles_outermost: ClassVar[bool] = True
     consumers: ClassVar[int] = HALVES  # warpgroups
     rows: ClassVar[int] = CONSUMER_ROWS  # of a tile of queries
@@ -85,8 +86,19 @@ class MlaConfig(LatentSizes, StreamConfig):
     def private_bytes(self) -> int:
         """Shared memory beside the ring: queries; marks and sums of both warpgroups, six of 4 lanes a row in fp32;
         tiles of 8 bits."""
-        staged = 0 if self.latents is None else STAGED * self.latents.bytes * self.block_n * self.dim_v
+        staged = 0 if self.latents is None else STAGED * self.staged_bytes
         return self.element.bytes * self.rows * self.dim_qk + 6 * 4 * 4 * self.rows + staged
+
+    @property
+    def staged_bytes(self) -> int:
+        """Of a tile of 8 bits."""
+        assert self.latents is not None
+        return self.latents.bytes * self.block_n * (self.dim_qk if self.narrow_rope else self.dim_v)
+
+    @property
+    def slot_fills(self) -> int:
+        """Arrivals that fill a slot: of copies, and of the role that converts."""
+        return 2 if self.latents is not None and not self.narrow_rope else 1
 
     @property
     def smem_bytes(self) -> int:
@@ -106,7 +118,7 @@ def choose(problem: Problem, target: Arch, *, options: PlanOptions = DEFAULT_OPT
     check_takes(problem)
     config = choose_tiles(problem.element, problem.page_size)
     if problem.rope:
-        config = replace(config, stages=STAGES_BESIDE, latents=problem.kv_element)
+        config = replace(config, stages=STAGES_BESIDE, latents=problem.kv_element, narrow_rope=problem.narrow_rope)
     config = replace(config, own_rope=problem.q_rope > 0)
     config = replace(config, schedule=invariant(config)) if options.batch_invariant else config
     config = replace(config, schedule=schedule_of(problem, config.schedule))

@@ -25,6 +25,7 @@ class LatentTiles:
     """Tiles of 8-bit latents on their way to the role that converts them, two blocks of columns each."""
 
     smem: gl.shared_memory_descriptor  # [2 * tiles, 1, N, 1, 256]
+    rope: gl.base_value  # [tiles, 1, N, 1, 64] of rotary parts of 8 bits, else ()
     landed: gl.shared_memory_descriptor  # [tiles, 1] barriers: the copies have arrived
 
     @gluon.jit
@@ -42,10 +43,14 @@ def make_latent_tiles(config: gl.constexpr):
         layout: gl.constexpr = tile_layout(config.block_n, config.half, dtype)
         slots: gl.constexpr = config.topology.signal("8-bit tiles").number
         smem = gl.allocate_shared_memory(dtype, [2 * slots, 1, config.block_n, 1, config.half], layout)
+        rope = ()
+        if config.narrow_rope:
+            narrow: gl.constexpr = tile_layout(config.block_n, config.rope, dtype)
+            rope = gl.allocate_shared_memory(dtype, [slots, 1, config.block_n, 1, config.rope], narrow)
         landed = mbarrier.allocate_mbarrier(batch=slots)
         for i in gl.static_range(slots):
             mbarrier.init(landed.index(i), count=1)
-        return LatentTiles(smem, landed)
+        return LatentTiles(smem, rope, landed)
 
 
 @gluon.aggregate
@@ -84,7 +89,7 @@ def make_mla_rings(config: gl.constexpr):
     ready = mbarrier.allocate_mbarrier(batch=2)
     for i in gl.static_range(2):
         mbarrier.init(ready.index(i), count=1)
-    converts: gl.constexpr = config.latents is not None  # then the copy of rotary parts and the role fill a slot
+    more: gl.constexpr = 1 if config.latents is None else 0  # see `MlaRings`
     arrivals: gl.constexpr = empty_arrivals(config.topology, "K and V")
-    ring = make_pipeline(keys, arrivals, config.stages, 2, more=0 if converts else 1, fills=2 if converts else 1)
+    ring = make_pipeline(keys, arrivals, config.stages, 2, more=more, fills=config.slot_fills)
     return MlaRings(ring, rope, q, q_rope, ready, marks, sums, make_latent_tiles(config))

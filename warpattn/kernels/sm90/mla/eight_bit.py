@@ -5,8 +5,8 @@
 
 A warpgroup, in the place of the producer's warp: a tile is 128 elements a thread. When all of it is in registers the
 copy of the tile after the next one starts into its place, so two copies are in flight while a third tile is converted.
-A slot is full when its rotary part has arrived and the warpgroup has written its latents. Scales, one for a token or
-four, are loaded into registers a tile ahead, page numbers another one.
+A slot is full when its rotary part has arrived and the warpgroup has written its latents; a rotary part of 8 bits takes
+the latents' way. Scales, one for a token or four, are loaded into registers a tile ahead, page numbers another one.
 
 Rows past the end of a sequence are cleared in the 8-bit tile, since a value's weight of 0 does not hide a NaN.
 """
@@ -23,6 +23,7 @@ from .load import box_of
 
 COLUMNS = gl.constexpr(128)  # of a scale
 STORED = gl.constexpr(gl.BlockedLayout([1, 16], [2, 16], [4, 1], [1, 0]))  # 16 bytes of 8-bit elements a lane
+ROTARY = gl.constexpr(gl.BlockedLayout([1, 16], [8, 4], [4, 1], [1, 0]))  # the same of rotary parts
 SCALED = gl.constexpr(gl.BlockedLayout([1, 1, 16], [2, 2, 8], [4, 1, 1], [2, 1, 0]))  # the same by blocks of a scale
 
 
@@ -44,9 +45,9 @@ def load_latents(ctx):
         scales = load_scales(ctx, item, item.begin, boxes)
         for i in range(item.begin, item.end):
             next_scales = load_scales(ctx, item, gl.minimum(i + 1, last), following)
-            left, right = take_latents(ctx, number, item.row_tile.length - item.key_tile(i) * config.block_n)
+            taken = take_latents(ctx, number, item.row_tile.length - item.key_tile(i) * config.block_n)
             copy_latents(ctx, item, later, number, i + 2 < item.end)
-            state = fill_slot(ctx, state, item, boxes, (left, right), scales)
+            state = fill_slot(ctx, state, item, boxes, taken, scales)
             number += 1
             scales = next_scales
             boxes = following
@@ -63,18 +64,23 @@ def copy_latents(ctx, item, boxes, number, there):
     tiles = ctx.rings.latents
     slots: gl.constexpr = tiles.landed.shape[0]
     landed = tiles.landed.index(number % slots)
-    mbarrier.expect(landed, config.latents.bytes * config.block_n * config.dim_v, pred=there)
+    mbarrier.expect(landed, config.staged_bytes, pred=there)
     count: gl.constexpr = config.boxes
     for box in gl.static_range(count):
         for part in gl.static_range(2):
             to = box_of(tiles.block(number % slots, part), box, config)
             at = [in_cache(ctx, boxes[2 * box]), boxes[2 * box + 1], item.part.head, part * config.half]
             tma.async_load(ctx.keys.v.desc, at, landed, to, pred=there, cache_policy=policy)
+        if config.narrow_rope:
+            to = box_of(tiles.rope.index(number % slots), box, config)
+            at = [in_cache(ctx, boxes[2 * box]), boxes[2 * box + 1], item.part.head, 0]
+            tma.async_load(ctx.keys.k.desc, at, landed, to, pred=there, cache_policy=policy)
 
 
 @gluon.jit
 def take_latents(ctx, number, valid):
-    """Both blocks of tile `number` of this CTA in registers, rows from `valid` on 0; its place is free then."""
+    """Both blocks of tile `number` of this CTA in registers, rows from `valid` on 0, and its rotary part if that has 8
+    bits; its place is free then."""
     config: gl.constexpr = ctx.config
     tiles = ctx.rings.latents
     slots: gl.constexpr = tiles.landed.shape[0]
@@ -86,6 +92,9 @@ def take_latents(ctx, number, valid):
         clear_rows(right, valid)
         fence_async_shared()  # before the copy that follows
     taken = left.load(STORED), right.load(STORED)
+    if config.narrow_rope:
+        rope = tiles.rope.index(number % slots).reshape([config.block_n, config.rope])
+        taken = taken[0], taken[1], rope.load(ROTARY)
     gl.barrier()
     return taken
 
@@ -100,10 +109,29 @@ def clear_rows(tile, valid):
 
 @gluon.jit
 def load_scales(ctx, item, i, boxes):
-    """Scales [N, 2] of both blocks of tile number `i`, 0 past the end of the sequence."""
+    """Scales [N, 2] of both blocks of tile number `i`, 0 past the end of the sequence; then [N] of a rotary part of 8
+    bits."""
     config: gl.constexpr = ctx.config
     source = ctx.keys.v
-    row = gl.arange(0, config.block_n, gl.SliceLayout(1, gl.SliceLayout(2, SCALED)))
+    at, there = scale_rows(ctx, item, i, boxes, gl.SliceLayout(1, gl.SliceLayout(2, SCALED)))
+    block = gl.arange(0, config.half // COLUMNS, gl.SliceLayout(0, gl.SliceLayout(2, SCALED)))
+    blocks: gl.constexpr = config.half // COLUMNS
+    left = source.scale + at[:, None] + (block * source.block)[None, :]
+    first = gl.load(left, mask=there[:, None] & (block >= 0)[None, :], other=0.0)
+    second = gl.load(left + blocks * source.block, mask=there[:, None] & (block >= 0)[None, :], other=0.0)
+    if config.narrow_rope:
+        at, there = scale_rows(ctx, item, i, boxes, gl.SliceLayout(1, ROTARY))
+        return first, second, gl.load(source.scale + at, mask=there, other=0.0)
+    else:
+        return first, second
+
+
+@gluon.jit
+def scale_rows(ctx, item, i, boxes, layout: gl.constexpr):
+    """(elements from the first scale to those of the keys of tile number `i`, whether there are such keys), [N]."""
+    config: gl.constexpr = ctx.config
+    source = ctx.keys.v
+    row = gl.arange(0, config.block_n, layout)
     page = row * 0
     place = row * 0
     count: gl.constexpr = config.boxes
@@ -113,11 +141,7 @@ def load_scales(ctx, item, i, boxes):
         place = gl.where(here, boxes[2 * box + 1] + row - box * config.box, place)
     there = item.key_tile(i) * config.block_n + row < item.row_tile.length
     at = page.to(gl.int64) * source.outer + place.to(gl.int64) * source.row + item.part.head * source.head
-    block = gl.arange(0, config.half // COLUMNS, gl.SliceLayout(0, gl.SliceLayout(2, SCALED)))
-    blocks: gl.constexpr = config.half // COLUMNS
-    left = source.scale + at[:, None] + (block * source.block)[None, :]
-    first = gl.load(left, mask=there[:, None] & (block >= 0)[None, :], other=0.0)
-    return first, gl.load(left + blocks * source.block, mask=there[:, None] & (block >= 0)[None, :], other=0.0)
+    return at, there
 
 
 @gluon.jit
@@ -127,12 +151,17 @@ def fill_slot(ctx, state, item, boxes, latents, scales):
     policy: gl.constexpr = STREAMED if config.schedule.one_row_tile else None
     ring = ctx.rings.keys
     full = ring.producer_acquire(state)
-    mbarrier.expect(full, config.element.bytes * config.block_n * config.rope)
-    count: gl.constexpr = config.boxes
-    for box in gl.static_range(count):
-        to = box_of(ctx.rings.rope.index(state.index), box, config)
-        at = [in_cache(ctx, boxes[2 * box]), boxes[2 * box + 1], item.part.head, 0]
-        tma.async_load(ctx.keys.k.desc, at, full, to, cache_policy=policy)
+    if config.narrow_rope:
+        dtype: gl.constexpr = element_type(config.element)
+        tile = ctx.rings.rope.index(state.index).reshape([config.block_n, config.rope])
+        tile.store((latents[2].to(gl.float32) * scales[2][:, None]).to(dtype))
+    else:
+        mbarrier.expect(full, config.element.bytes * config.block_n * config.rope)
+        count: gl.constexpr = config.boxes
+        for box in gl.static_range(count):
+            to = box_of(ctx.rings.rope.index(state.index), box, config)
+            at = [in_cache(ctx, boxes[2 * box]), boxes[2 * box + 1], item.part.head, 0]
+            tma.async_load(ctx.keys.k.desc, at, full, to, cache_policy=policy)
     for part in gl.static_range(2):
         tile = ring.tile(state, part).reshape([config.block_n, config.half])
         tile.store(converted(latents[part], scales[part], config))

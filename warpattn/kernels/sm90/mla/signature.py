@@ -15,7 +15,7 @@ from .kernel import mla_kernel
 def mla_source(args: Mapping[str, Any], config: MlaConfig, features: Features) -> GluonASTSource:
     """The kernel of a launch with `args`: rotary parts as keys, latents as values."""
     maps = {
-        "k.desc": rows_map(config, config.rope, config.stored),
+        "k.desc": rows_map(config, config.rope, (config.latents if config.narrow_rope else None) or config.stored),
         "v.desc": rows_map(config, config.half, config.latents or config.stored),
     }
     return stream_source(mla_kernel, args, config, features, maps)
