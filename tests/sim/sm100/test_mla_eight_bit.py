@@ -111,8 +111,9 @@ def test_a_wrong_scale_is_seen():
 
 
 @pytest.mark.full
-def test_every_synchronisation_is_needed():
-    (step,) = prepared(Latent((330, 40), page=64)).steps
+@pytest.mark.parametrize("narrow", [False, True])
+def test_every_synchronisation_is_needed(narrow):
+    (step,) = prepared(Latent((330, 40), page=64), "token" if narrow else 128, narrow=narrow).steps
 
     def once(module, schedule) -> Report:
         return simulate(module, step.grid, step.args, schedule, step_limit=20_000)
