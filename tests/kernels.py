@@ -12,13 +12,16 @@ import hashlib
 import os
 import shutil
 import tempfile
-from functools import lru_cache
+from functools import lru_cache, wraps
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from warpattn.runtime.kernel_cache import triton_version
+
 FOLDER = "WARPATTN_TEST_KERNELS"  # in the environment, which workers inherit
+TREES: dict[str, Any] = {}  # syntax trees by source text
 
 
 def keep_kernels(config: pytest.Config) -> None:
@@ -30,6 +33,23 @@ def keep_kernels(config: pytest.Config) -> None:
         os.environ[FOLDER] = folder
         config.add_cleanup(lambda: (os.environ.pop(FOLDER), shutil.rmtree(folder, ignore_errors=True)))
     compiler.to_ttgir = stored(compiler.to_ttgir, compiler.Compiled, Path(os.environ[FOLDER]))
+    if triton_version().startswith("3.9."):
+        parse_once()
+
+
+def parse_once() -> None:
+    """Keep the syntax trees of device functions, which Triton parses again for each kernel that calls them."""
+    from triton.runtime.jit import JITCallable
+
+    parse: Any = JITCallable.parse
+
+    def kept(function: Any) -> Any:
+        text = function._src
+        if text not in TREES:
+            TREES[text] = parse(function)
+        return TREES[text]
+
+    JITCallable.parse = kept
 
 
 def stored(compile_kernel: Any, kind: Any, folder: Path) -> Any:
@@ -39,6 +59,7 @@ def stored(compile_kernel: Any, kind: Any, folder: Path) -> Any:
     def find(name: str, path: Path) -> Any:
         return kind(name, {"ttgir": path.read_text()})
 
+    @wraps(compile_kernel)
     def to_ttgir(source: Any, target: Any, options: dict[str, Any]) -> Any:
         path = folder / f"{name_of(source, target, options)}.ttgir"
         if not path.exists():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,11 @@ from typing import Any
 import pytest
 
 from tests.drawn import drawn, each_once
-from tests.kernels import stored
+from tests.kernels import TREES, stored
+from tests.launches import small_call
+from warpattn.problem.arch import triton_target
+from warpattn.runtime.plan import list_launches
+from warpattn.sim import compile as compilation
 
 
 @dataclass
@@ -72,6 +77,19 @@ def test_other_kernels_are_compiled(source: Source, target: str, warps: int, tmp
         to_ttgir(known, "sm90", {"num_warps": 4})
     to_ttgir(source, target, {"num_warps": warps})
     assert len(compiled) == 3
+
+
+def test_syntax_trees_stay_as_they_were_parsed() -> None:
+    """Compiling a kernel changes nothing in the trees that the next one is compiled from."""
+    pytest.importorskip("triton")
+    small = small_call("sm90", (64, 64))
+    launch = list_launches(small.checked, small.x, small.sequence)[0]
+    to_ttgir = compilation.to_ttgir.__wrapped__
+    code = [to_ttgir(launch.source(), triton_target("sm90"), dict(launch.options)).asm["ttgir"] for _ in range(2)]
+    assert code[0] == code[1]
+    assert len(TREES) > 50
+    for text, tree in TREES.items():
+        assert ast.dump(tree, include_attributes=True) == ast.dump(ast.parse(text), include_attributes=True)
 
 
 def test_what_is_not_drawn_is_left_to_the_full_run() -> None:
