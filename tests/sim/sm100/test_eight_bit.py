@@ -45,7 +45,7 @@ CASES = {
     "decode-8": lambda: paged(Case(1, 1, heads=4), [70, 300], 8),
 }  # fmt: skip
 CONVERTING = [
-    ("ttng.wait_barrier", "state = convert_k(ctx, first_state(ctx))", FRESH),
+    ("ttng.wait_barrier", "state = convert_next(ctx, first_state(ctx)", FRESH),
     ("ttng.wait_barrier", "  # into the second slot", FRESH),
     ("mbarrier.arrive.release.cta.shared::cta.b64", "  # no tile follows", "the slot stays empty"),
 ]

@@ -128,3 +128,21 @@ class PairProducts:
     layout: Any  # registers of the products
     memory: Any  # function () that allocates what they need beside shared memory
     multiply: Any  # function (ctx, number of products before) of a `Captured`: (Q · Kᵀ, dO · Vᵀ)
+
+    @property
+    def cache_key(self) -> str:
+        """What Triton's cache knows them by: the functions' source text, which is not in their names."""
+        return f"{self.layout} {self.memory.cache_key} {self.multiply.cache_key}"
+
+
+@dataclass(frozen=True)
+class DeviceCode:
+    """The functions of an architecture in the kernels that all share."""
+
+    make_rings: Any  # function (config): the rings of the main kernel
+    start_roles: Any  # function (ctx) of a `visits.Context`: runs every role of the main kernel in its warps
+    products: PairProducts
+
+    @property
+    def cache_key(self) -> str:
+        return f"{self.make_rings.cache_key} {self.start_roles.cache_key} {self.products.cache_key}"

@@ -44,7 +44,10 @@ def captured_launches(
     }  # fmt: skip
 
     def source():
-        return kernels.captured_source(args, config, CapturedPrograms(mask, traced, adjoints), has_dlse)
+        from .signature import captured_source  # imports Triton
+
+        compiled_for = CapturedPrograms(mask, traced, adjoints)
+        return captured_source(args, config, compiled_for, has_dlse, kernels.arch, kernels.device_code())
 
     heads = problem.heads_q * (1 if config.ragged else problem.batch)
     grid = ((padded_rows(problem) if config.ragged else problem.seq_q + CAPTURED_ROWS - 1) // CAPTURED_ROWS, heads)

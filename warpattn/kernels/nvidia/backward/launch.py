@@ -4,7 +4,7 @@ of a launch between (programmatic dependent launch)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from .arguments import (
     Added,
     BackwardPrograms,
     BackwardShape,
-    CapturedPrograms,
+    DeviceCode,
     Prepared,
     RowShape,
     Sequences,
@@ -36,20 +36,16 @@ from .order import padded_rows
 
 OPTIONS = compile_options()
 DENSE = Dense()
-MainSource = Callable[[Mapping[str, Any], Any, BackwardPrograms], Any]
-CapturedSource = Callable[[Mapping[str, Any], Any, CapturedPrograms, bool], Any]
 
 
 @dataclass(frozen=True)
 class BackwardKernels:
     """The kernels of an architecture that multiply. choose: for a problem, a chip, and whether gradients are
-    deterministic. The sources are what Triton compiles for a launch's arguments, a configuration and programs, and for
-    whether the LSE has a gradient; they import Triton, so they are called only where it is compiled."""
+    deterministic. device_code imports Triton, so it is called only where a kernel is compiled."""
 
     arch: str
     choose: Callable[[Problem, Arch, bool], Choice]
-    main_source: MainSource
-    captured_source: CapturedSource
+    device_code: Callable[[], DeviceCode]
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,7 +161,9 @@ def _main(call: BackwardCall) -> Launch:
     }  # fmt: skip
 
     def source():
-        return call.kernels.main_source(args, config, modifiers)
+        from .signature import backward_source  # imports Triton
+
+        return backward_source(args, config, modifiers, call.arch, call.kernels.device_code())
 
     key = (config, *(None if program is None else program.key for program in modifiers))
     return Launch(

@@ -15,7 +15,7 @@ from ...pieces.codegen import INDEX_SYMBOLS, SCORE_SYMBOLS, compile_function
 from ...pieces.element_type import element_type
 from ...pieces.signature import ALIGNED, captured_types, kernel_source, modifier_functions
 from ..boxes import tile_box
-from .arguments import AdjointFunctions, BackwardPrograms, CapturedPrograms, PairProducts
+from .arguments import AdjointFunctions, BackwardPrograms, CapturedPrograms, DeviceCode
 from .captured import captured_kernel
 from .finish import finish_kernel
 from .kernel import backward_kernel
@@ -35,12 +35,12 @@ class BackwardFunctions(NamedTuple):
 
 
 def backward_source(
-    args: Mapping[str, Any], config: BackwardTiles, programs: BackwardPrograms, arch: str, start_roles: Any
+    args: Mapping[str, Any], config: BackwardTiles, programs: BackwardPrograms, arch: str, code: DeviceCode
 ) -> GluonASTSource:
     """The main kernel of a launch with `args`, with the roles of an architecture."""
     mask, score, slope = programs
     functions = BackwardFunctions(*modifier_functions(mask, score), slope_function(slope))
-    constants = {"config": config, "functions": functions, "start_roles": start_roles}
+    constants = {"config": config, "functions": functions, "code": code}
     return kernel_source(backward_kernel, args, constants, captured_types(mask, score, arch) | _map_types(config))
 
 
@@ -96,12 +96,12 @@ def key_tiles_source(args: Mapping[str, Any], config: BackwardTiles) -> GluonAST
 
 def captured_source(
     args: Mapping[str, Any], config: BackwardTiles, programs: CapturedPrograms, has_dlse: bool, arch: str,
-    products: PairProducts,
+    code: DeviceCode,
 ) -> GluonASTSource:  # fmt: skip
     """The kernel for gradients of what a score captured, with the products of an architecture."""
     mask, score, adjoints = programs
     constants = {
-        "config": config, "functions": modifier_functions(mask, score), "products": products, "has_dlse": has_dlse,
+        "config": config, "functions": modifier_functions(mask, score), "products": code.products, "has_dlse": has_dlse,
         "adjoints": tuple(_adjoint_functions(adjoint, score) for adjoint in adjoints),
     }  # fmt: skip
     return kernel_source(captured_kernel, args, constants, captured_types(mask, score, arch))

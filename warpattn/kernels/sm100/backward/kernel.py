@@ -8,10 +8,10 @@ reduce            dQ, added in fp32 by TMA                              (reduce.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shared
 
+from ...nvidia.backward.arguments import DeviceCode
 from ...nvidia.backward.load import load_role
-from ...nvidia.backward.visits import Context, keys_at
+from .captured import PRODUCTS
 from .context import make_rings
 from .mma import mma_role
 from .reduce import reduce_role
@@ -19,14 +19,14 @@ from .weigh import derive_role, weigh_role
 
 
 @gluon.jit
-def start_roles(tensors, work, mods, slope: gl.constexpr, scale, config: gl.constexpr):
-    """Make the rings and run every role in its warps; the topology lists them in this order."""
-    keys = keys_at(work, gl.program_id(0), config)
-    ctx = Context(tensors, make_rings(config), work, keys, mods, slope, scale, config)
-    fence_async_shared()  # TMA sees the new barriers
-    workers: gl.constexpr = config.topology.workers
+def start_roles(ctx):
+    """Run every role in its warps; the topology lists them in this order."""
+    workers: gl.constexpr = ctx.config.topology.workers
     gl.warp_specialize(
         [(weigh_role, (ctx,)), (derive_role, (ctx,)), (reduce_role, (ctx,)), (mma_role, (ctx,)), (load_role, (ctx,))],
         workers.warps,
         workers.registers,
     )
+
+
+DEVICE_CODE = DeviceCode(make_rings, start_roles, PRODUCTS)

@@ -10,18 +10,12 @@ from ...nvidia.backward.launch import BackwardKernels, backward_launches
 from .config import choose
 
 
-def _main_source(*of: Any) -> Any:
-    from .signature import main_source  # imports Triton
+def _device_code() -> Any:
+    from .kernel import DEVICE_CODE  # imports Triton
 
-    return main_source(*of)
-
-
-def _captured_source(*of: Any) -> Any:
-    from .signature import captured_source  # imports Triton
-
-    return captured_source(*of)
+    return DEVICE_CODE
 
 
-KERNELS = BackwardKernels("sm100", choose, _main_source, _captured_source)
+KERNELS = BackwardKernels("sm100", choose, _device_code)
 list_backward_launches = partial(backward_launches, KERNELS)
 list_captured_launches = partial(captured_launches, KERNELS)

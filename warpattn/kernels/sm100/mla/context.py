@@ -126,9 +126,7 @@ def make_staged(config: gl.constexpr, parts: gl.constexpr):
     if config.eight_bit is None:
         return ()
     else:
-        dtype: gl.constexpr = element_type(config.stored)
-        box: gl.constexpr = key_box(config, config.half)
-        smem = gl.allocate_shared_memory(dtype, stacked(parts * config.staged, box), box_layout(box, dtype))
+        smem = key_blocks(parts * config.staged, config.stored, config)
         bars = mbarrier.allocate_mbarrier(batch=2 * config.staged)
         ring = SharedKVPipeline(smem, bars, config.staged, parts, 1, CONVERTING)
         ring.init()
@@ -138,12 +136,18 @@ def make_staged(config: gl.constexpr, parts: gl.constexpr):
 @gluon.jit
 def make_ring(config: gl.constexpr):
     """Slots of two blocks of latents each, with their barriers; the rotary part of a slot is in `LatentMemory.rope`."""
-    dtype: gl.constexpr = element_type(config.element)
-    box: gl.constexpr = key_box(config, config.half)
-    smem = gl.allocate_shared_memory(dtype, stacked(2 * config.stages, box), box_layout(box, dtype))
+    smem = key_blocks(2 * config.stages, config.element, config)
     ring = KVPipeline(smem, mbarrier.allocate_mbarrier(batch=2 * config.stages), config.stages, 2, 1)
     ring.init()
     return ring
+
+
+@gluon.jit
+def key_blocks(count: gl.constexpr, element: gl.constexpr, config: gl.constexpr):
+    """Shared memory of `count` blocks of latents."""
+    dtype: gl.constexpr = element_type(element)
+    box: gl.constexpr = key_box(config, config.half)
+    return gl.allocate_shared_memory(dtype, stacked(count, box), box_layout(box, dtype))
 
 
 @gluon.jit

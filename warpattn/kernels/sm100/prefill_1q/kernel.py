@@ -17,7 +17,7 @@ from triton.experimental.gluon import language as gl
 
 from ..layouts import row_layout
 from ..prefill_2q.context import loader, with_scales
-from ..prefill_2q.convert import convert_k, convert_v, finish_scales, first_state
+from ..prefill_2q.convert import convert_next, finish_scales, first_state
 from ..prefill_2q.correction import allow_first, correct
 from ..prefill_2q.load import load_k, load_v
 from ..prefill_2q.softmax import row_state, softmax_tile
@@ -58,14 +58,14 @@ def convert_role(ctx):
     """The tiles of 8 bits in the order in which they are loaded."""
     total = ctx.run.total
     if total > 0:
-        state = convert_k(ctx, first_state(ctx))
+        state = convert_next(ctx, first_state(ctx), "k")
         if total > 1:
-            state = convert_k(ctx, state, False)  # into the second slot
+            state = convert_next(ctx, state, "k", False)  # into the second slot
         for n in range(total - 1):
-            state = convert_v(ctx, state)
+            state = convert_next(ctx, state, "v")
             if n + 2 < total:
-                state = convert_k(ctx, state)
-        convert_v(ctx, state, False)  # no tile follows
+                state = convert_next(ctx, state, "k")
+        convert_next(ctx, state, "v", False)  # no tile follows
         finish_scales(ctx.config)
 
 

@@ -33,11 +33,11 @@ class ConvertState:
 def convert_role(ctx):
     """The tiles of two query tiles a CTA; nothing where the tile has no rows."""
     if ctx.run.total > 0:
-        state = convert_k(ctx, first_state(ctx))
+        state = convert_next(ctx, first_state(ctx), "k")
         for _ in range(1, ctx.run.total):
-            state = convert_v(ctx, state)
-            state = convert_k(ctx, state)
-        convert_v(ctx, state)  # no tile follows
+            state = convert_next(ctx, state, "v")
+            state = convert_next(ctx, state, "k")
+        convert_next(ctx, state, "v")  # no tile follows
         finish_scales(ctx.config)
 
 
@@ -78,29 +78,32 @@ def finish_scales(config: gl.constexpr):
 
 
 @gluon.jit
-def convert_k(ctx, state, ahead: gl.constexpr = True):
-    """The next tile, of K; returns the state after it. `ahead`: the scales of a tile of V were requested after its."""
+def convert_next(ctx, state, operand: gl.constexpr, ahead: gl.constexpr = True):
+    """The next tile, of "k" or "v"; returns the state after it. `ahead`: the scales of a tile of the other operand were
+    requested after its."""
     ring = producer(ctx)
-    ring.acquire_k(state.ring)
-    full, slot = ring.get_k(state.ring, expect=False)
-    staged = convert_tile(ctx, state.staged, slot, full, "k", both_scaled(ctx.config) if ahead else 0)
-    scales = state.scales
-    if has_token_scale(ctx.config, "k"):
-        scales = OfTokens(scales_of(ctx, "k").request(scales.k), scales.v)
-    return ConvertState(staged, ring.commit_k(state.ring), scales)
+    later: gl.constexpr = both_scaled(ctx.config) if ahead else 0
+    if operand == "k":
+        ring.acquire_k(state.ring)
+        full, slot = ring.get_k(state.ring, expect=False)
+    else:
+        ring.acquire_v(state.ring)
+        full, slot = ring.get_v(state.ring, expect=False)
+    staged = convert_tile(ctx, state.staged, slot, full, operand, later)
+    scales = request_scales(ctx, state.scales, operand)
+    following = ring.commit_k(state.ring) if operand == "k" else ring.commit_v(state.ring)
+    return ConvertState(staged, following, scales)
 
 
 @gluon.jit
-def convert_v(ctx, state, ahead: gl.constexpr = True):
-    """The same of V; `ahead`: the scales of a tile of K were requested after its."""
-    ring = producer(ctx)
-    ring.acquire_v(state.ring)
-    full, slot = ring.get_v(state.ring, expect=False)
-    staged = convert_tile(ctx, state.staged, slot, full, "v", both_scaled(ctx.config) if ahead else 0)
-    scales = state.scales
-    if has_token_scale(ctx.config, "v"):
-        scales = OfTokens(scales.k, scales_of(ctx, "v").request(scales.v))
-    return ConvertState(staged, ring.commit_v(state.ring), scales)
+def request_scales(ctx, scales, operand: gl.constexpr):
+    """Request the next tile's scales if tokens of "k" or "v" have some; returns the state after it."""
+    if not has_token_scale(ctx.config, operand):
+        return scales
+    elif operand == "k":
+        return OfTokens(scales_of(ctx, operand).request(scales.k), scales.v)
+    else:
+        return OfTokens(scales.k, scales_of(ctx, operand).request(scales.v))
 
 
 @gluon.jit

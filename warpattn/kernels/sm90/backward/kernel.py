@@ -9,12 +9,12 @@ reduce               dQ = dS · K, added in fp32 by TMA                         
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
+from ...nvidia.backward.arguments import DeviceCode
 from ...nvidia.backward.load import load_role
-from ...nvidia.backward.visits import Context, keys_at
 from .attend import attend_role
 from .by_product import derive_role, weigh_role
+from .captured import PRODUCTS
 from .context import make_rings
 from .reduce import reduce_role
 
@@ -30,13 +30,10 @@ def attend_1(ctx):
 
 
 @gluon.jit
-def start_roles(tensors, work, mods, slope: gl.constexpr, scale, config: gl.constexpr):
-    """Make the rings and run every role in its warps; the topology lists them in this order."""
-    keys = keys_at(work, gl.program_id(0), config)
-    ctx = Context(tensors, make_rings(config), work, keys, mods, slope, scale, config)
-    fence_async_shared()  # TMA sees the new barriers
-    workers: gl.constexpr = config.topology.workers
-    if config.by_product:
+def start_roles(ctx):
+    """Run every role in its warps; the topology lists them in this order."""
+    workers: gl.constexpr = ctx.config.topology.workers
+    if ctx.config.by_product:
         gl.warp_specialize(
             [(weigh_role, (ctx,)), (derive_role, (ctx,)), (reduce_role, (ctx,)), (load_role, (ctx,))],
             workers.warps,
@@ -48,3 +45,6 @@ def start_roles(tensors, work, mods, slope: gl.constexpr, scale, config: gl.cons
             workers.warps,
             workers.registers,
         )
+
+
+DEVICE_CODE = DeviceCode(make_rings, start_roles, PRODUCTS)
