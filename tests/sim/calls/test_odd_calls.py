@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
 import warpattn as wa
+from tests.drawn import drawn, each_once
 from tests.oracle import Inputs, check
 from warpattn.problem import Call, validate
 from warpattn.runtime.plan import plan
@@ -45,14 +48,21 @@ def test_such_head_dims_of_every_kind_and_an_output_of_any_strides(arch):
     check(Inputs(x[:, :1], x, x, sequence=kv), wa.attention_paged(x[:, :1], kv, backend=backend))
 
 
-@pytest.mark.parametrize("arch", ["sm90", "sm100", "gfx942"])
-@pytest.mark.parametrize("rows", [1, 70])
+FLAT = {
+    "constant": lambda b, h, q, k: 3,
+    "head": lambda b, h, q, k: h,
+    "row": lambda b, h, q, k: q * 0.1,
+    "key": lambda b, h, q, k: k * 0.1,
+}
+SHAPES = list(product(["sm90", "sm100", "gfx942"], [1, 70]))
+
+
 @pytest.mark.parametrize(
-    "score",
-    [lambda b, h, q, k: 3, lambda b, h, q, k: h, lambda b, h, q, k: q * 0.1, lambda b, h, q, k: k * 0.1],
-    ids=["constant", "head", "row", "key"],
+    ("arch", "rows", "name"),
+    drawn(((*x, name) for x, name in product(SHAPES, FLAT)), [(*x, name) for x, name in each_once(SHAPES, [*FLAT])]),
 )
-def test_scores_of_fewer_dimensions(arch, rows, score):
+def test_scores_of_fewer_dimensions(arch, rows, name):
+    score = FLAT[name]
     q, k, v = normal(1, rows, 2, 64), normal(1, 70, 2, 64), normal(1, 70, 2, 64)
     made = wa.CustomScore(lambda s, b, h, q, k: score(b, h, q, k))
     same = wa.CustomScore(lambda s, b, h, q, k: s * 0.0 + score(b, h, q, k))  # in the shape of the scores

@@ -53,6 +53,7 @@ OF_BLACKWELL = {
     "pages-of-4-256": replace(PAGED, dim=256, page_size=4, heads_q=4),
     "decode-256": replace(DENSE, dim=256, batch=2, seq_q=1, seq_k=1300, heads_q=8, sinks=True),
 }
+LEFT_OUT = ("prefill", "prefill-512-64", "prefill-64-512", "paged")  # on Hopper the others have their blocks and masks
 ON = [("sm90", name) for name in CASES] + [("sm100", name) for name in CASES | OF_BLACKWELL]
 CASES |= OF_BLACKWELL
 KINDS = {"dense": "prefill", "ragged": "prefill_varlen", "paged": "prefill_varlen", "paged-ragged": "paged_ragged"}
@@ -70,7 +71,7 @@ def operands(x: Inputs, ready: CheckedCall) -> Operands:
 
 
 @pytest.mark.parametrize(("schedule", "seed"), drawn(SCHEDULES, [("lazy", 0)]))
-@pytest.mark.parametrize(("arch", "name"), ON)
+@pytest.mark.parametrize(("arch", "name"), drawn(ON, [x for x in ON if x[0] == "sm100" or x[1] not in LEFT_OUT]))
 def test_right_and_without_findings(arch: str, name: str, schedule: str, seed: int) -> None:
     x = CASES[name].build()
     ready = checked(x, arch)
