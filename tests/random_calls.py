@@ -58,7 +58,7 @@ def draw(arch: str, seed: int) -> Drawn:
         case = replace(case, kind="paged-ragged", lens_q=lens_q)
         return drawn._replace(case=case, how=drawn.how if drawn.how in ("as drawn", "visible") else "as drawn")
     if what == "trains" and _trains(case, limits.backward):
-        hidden = "unseen" if arch == "sm90" else "unseen keys"  # Blackwell's forward does not look for hidden values
+        hidden = "unseen keys" if arch == "sm100" else "unseen"  # Blackwell's forward does not look for hidden values
         return Drawn(case, chance.choice(["as drawn"] + [hidden] * _reads(case)), trains=True)
     if what == "stored" and limits.eight_bit is not None and case.layout != "unaligned":
         return _stored(case, limits.eight_bit, chance)
@@ -103,10 +103,10 @@ def _latent(case: Case, limits: EightBitLimits, chance: random.Random) -> Drawn:
     return Drawn(case, "as drawn", (chance.choice(scales),), latent=True)
 
 
-def _trains(case: Case, limits: BackwardLimits | None) -> bool:
+def _trains(case: Case, limits: BackwardLimits) -> bool:
     """Whether kernels compute a case's gradients."""
     wide = max(case.dim, case.dim_v)
-    return limits is not None and case.kind in limits.kinds and wide <= limits.max_dim and case.scale != 0
+    return case.kind in limits.kinds and wide <= limits.max_dim and case.scale != 0
 
 
 def _hides(case: Case) -> bool:

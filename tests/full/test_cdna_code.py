@@ -6,6 +6,7 @@ import torch
 pytest.importorskip("triton")
 
 from tests.cases import MASKS, Case
+from tests.sim import backward
 from tests.unit.machine_code.gcn_knockouts import BUILDS, built, launches, machine_code, reason, survivors
 from warpattn.machine_code.gcn import check_copies, check_loads, summary
 from warpattn.problem import Call
@@ -36,7 +37,24 @@ def test_each_wait_and_barrier_is_missed(arch, name):
 def test_every_mask_is_proven_and_spills_nothing(arch, layout, dim, mask):
     x = Case(**{**vars(BASE), **LAYOUTS[layout], "dim": dim, "mask": mask}).build()
     call = Call(x.q, x.k, x.v, x.sequence, x.mask, x.score, x.sinks, x.scale, True)
-    for step in launches(call, arch):
+    check_code(launches(call, arch))
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("layout", ["dense", "ragged"])
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("mask", MASKS)
+def test_every_backward_is_proven_and_spills_nothing(arch, layout, dim, mask):
+    x = Case(**{**vars(BASE), **LAYOUTS[layout], "dim": dim, "mask": mask}).build()
+    lengths = ((30, 300), (200, 200)) if layout == "ragged" else ()
+    case = backward.Case(
+        200, 300, heads=4, heads_kv=2, dim=dim, mask=x.mask, score=x.score, sinks=True, lengths=lengths, arch=arch
+    )
+    check_code(backward.launches_of(case))
+
+
+def check_code(steps):
+    for step in steps:
         text = machine_code(step)
         assert check_copies(text).proven and not check_loads(text)
         found = summary(text)

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from tests.oracle import Inputs, plain
+from warpattn.kernels.cdna.backward import config as cdna
+from warpattn.kernels.cdna.backward.launch import list_backward_launches as cdna_launches
 from warpattn.kernels.sm90.backward import config as sm90
 from warpattn.kernels.sm90.backward.launch import list_backward_launches as sm90_launches
 from warpattn.kernels.sm100.backward import config as sm100
@@ -25,6 +27,7 @@ from warpattn.sequences import Dense, Ragged, Sequence
 from warpattn.sim import Report
 
 KERNELS = {"sm90": (sm90.choose, sm90_launches), "sm100": (sm100.choose, sm100_launches)}
+KERNELS |= dict.fromkeys(("gfx942", "gfx950"), (cdna.choose, cdna_launches))
 LIMIT = 2.0  # times the error of the same gradients in the operands' own dtype, as in `tests/oracle.py`
 
 
@@ -124,9 +127,16 @@ def launches(case: Case, x: Gradients, inputs: dict[str, Tensor]) -> tuple[Launc
     forward = checked(case, inputs)
     choose, list_backward_launches = KERNELS[case.arch]
     choice = choose(forward.problem, ARCHS[case.arch], case.deterministic)
-    order = replace(choice.order, section=case.section or choice.order.section)
+    if case.section and choice.order is not None:
+        choice = replace(choice, order=replace(choice.order, section=case.section))
     backward = CheckedBackward.of(forward, case.deterministic)
-    return list_backward_launches(backward, x, case.sequence, replace(choice, order=order))
+    return list_backward_launches(backward, x, case.sequence, choice)
+
+
+def launches_of(case: Case) -> tuple[Launch, ...]:
+    """The launches of a case, none of which runs."""
+    inputs = case.inputs()
+    return launches(case, fitted_gradients(operands(case, inputs, gradients(case, inputs, torch.float64))), inputs)
 
 
 def captured_launch(case: Case) -> Launch:

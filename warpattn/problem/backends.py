@@ -38,6 +38,7 @@ class BackwardLimits:
     kinds: tuple[str, ...]
     max_dim: int
     deterministic: bool = False  # whether they can have the same bits in every run
+    captured: bool = True  # whether there is one for what a score captured; else it takes torch operations
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,8 @@ class Limits:
 
     kinds: tuple[str, ...]  # of sequences
     max_dim: int
+    backward: BackwardLimits
     latent: bool = False  # whether decode takes `LATENT` head dims, too
-    backward: BackwardLimits | None = None  # None: no gradients
     eight_bit: EightBitLimits | None = None  # None: none
 
 
@@ -81,6 +82,7 @@ LATENT_TOKENS = 16  # query tokens of a sequence at most, with these
 EVERY_KIND = ("dense", "ragged", "paged", "paged-ragged")
 BACKWARD_SM90 = BackwardLimits(("dense", "ragged"), 256, deterministic=True)
 BACKWARD_SM100 = BackwardLimits(("dense", "ragged"), 256, deterministic=True)
+BACKWARD_CDNA = BackwardLimits(("dense", "ragged"), 128, deterministic=True, captured=False)
 EIGHT_BIT_SM90 = EightBitLimits(
     (torch.float8_e4m3fn, torch.float8_e5m2), EVERY_KIND, (None, "tensor", "head", "token", 64, 128),
     columns=16, rows=8, fp16_tokens=16, queries=(torch.float8_e4m3fn, torch.float8_e5m2),
@@ -96,10 +98,10 @@ EIGHT_BIT_SM100 = EightBitLimits(
     fp16_keys=False, max_dim=128, latents=(None, "tensor", "token", 128),
 )  # fmt: skip
 LIMITS = {
-    "sm90": Limits(EVERY_KIND, 512, True, BACKWARD_SM90, EIGHT_BIT_SM90),
-    "sm100": Limits(EVERY_KIND, 512, latent=True, backward=BACKWARD_SM100, eight_bit=EIGHT_BIT_SM100),
-    "gfx942": Limits(EVERY_KIND, 256, latent=True, eight_bit=EIGHT_BIT_GFX942),
-    "gfx950": Limits(EVERY_KIND, 256, latent=True, eight_bit=EIGHT_BIT_GFX950),
+    "sm90": Limits(EVERY_KIND, 512, BACKWARD_SM90, True, EIGHT_BIT_SM90),
+    "sm100": Limits(EVERY_KIND, 512, BACKWARD_SM100, True, EIGHT_BIT_SM100),
+    "gfx942": Limits(EVERY_KIND, 256, BACKWARD_CDNA, True, EIGHT_BIT_GFX942),
+    "gfx950": Limits(EVERY_KIND, 256, BACKWARD_CDNA, True, EIGHT_BIT_GFX950),
 }
 LIMITS |= {chip: LIMITS[arch] for chip, arch in RUNS.items()}
 BACKENDS = ("auto", "reference", *NEEDS, *(f"simulate:{arch}" for arch in LIMITS))

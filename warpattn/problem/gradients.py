@@ -47,9 +47,6 @@ def check_backward(rules: Rules, arch: str, names: tuple[str, ...], sizes: Sizes
     if not names:
         return
     backward = LIMITS[arch].backward
-    if backward is None:
-        refuse_gradients(rules, names, f"the {arch} backend has no backward; {USE_REFERENCE}, {WITHOUT}")
-        return
     if kind not in backward.kinds:
         rule = f"the backward of the {arch} backend takes {' and '.join(backward.kinds)} sequences, and these are"
         refuse_gradients(rules, names, f"{rule} {kind}; {USE_REFERENCE}, {WITHOUT}")
@@ -61,8 +58,7 @@ def check_backward(rules: Rules, arch: str, names: tuple[str, ...], sizes: Sizes
 def check_deterministic(rules: Rules, arch: str, wanted: bool | None) -> None:
     """Whether gradients that have to be deterministic can be, see `are_deterministic`."""
     if _must_be_deterministic(wanted) and not _only_warns(wanted):
-        backward = LIMITS[arch].backward
-        rules.require(backward is None or backward.deterministic, _who(wanted), _rule(arch))
+        rules.require(LIMITS[arch].backward.deterministic, _who(wanted), _rule(arch))
 
 
 def are_deterministic(arch: str, wanted: bool | None) -> bool:
@@ -72,8 +68,7 @@ def are_deterministic(arch: str, wanted: bool | None) -> bool:
     """
     if not _must_be_deterministic(wanted):
         return False
-    backward = LIMITS[arch].backward
-    if backward is not None and backward.deterministic:
+    if LIMITS[arch].backward.deterministic:
         return True
     sentence = f"{_who(wanted)}; {_rule(arch)}"
     if not _only_warns(wanted):

@@ -31,6 +31,9 @@ CAPTURED = (
     "gradients of tensors that the score captured are added by atomic additions of a kernel of its own; deterministic "
     "ones by torch operations on the device, the slower form"
 )
+CAPTURED_IN_ORDER = (
+    "gradients of tensors that the score captured are added by torch operations on the device, the slower form"
+)
 
 Choose = Callable[..., Choice]  # of a problem, an Arch and, where kernels have candidates, options
 ListLaunches = Callable[[CheckedCall, Operands, Sequence, PlanOptions], tuple[Launch, ...]]
@@ -115,7 +118,8 @@ def plan_backward(problem: Problem, arch: str = "sm90") -> Plan:
     runs = RUNS.get(arch, arch)
     choice = _on_chip(_backward(runs).choose(filled_problem(problem), ARCHS[runs]), arch)
     if problem.score is not None and reads(problem.score).tensors:
-        choice = replace(choice, reasons=(*choice.reasons, CAPTURED))
+        why = CAPTURED if _backward(runs).captured else CAPTURED_IN_ORDER
+        choice = replace(choice, reasons=(*choice.reasons, why))
     return Plan(problem, arch, choice)
 
 
@@ -143,6 +147,7 @@ def list_captured_launches(
     """The launches that add gradients of what the score captured to `sums`, in order; tensors are fitted."""
     arch = checked.forward.backend.removeprefix("simulate:")
     captured = _backward(RUNS.get(arch, arch)).captured
+    assert captured is not None  # see `BackwardLimits.captured`
     return _for_chip(captured(_filled_backward(checked), x, sequence, wanted, sums), arch)
 
 
@@ -179,7 +184,7 @@ class _Backward(NamedTuple):
 
     choose: Choose
     launches: Callable[[CheckedBackward, Gradients, Sequence], tuple[Launch, ...]]
-    captured: Callable[..., tuple[Launch, ...]]
+    captured: Callable[..., tuple[Launch, ...]] | None  # None: torch operations
 
 
 def _backward(arch: str) -> _Backward:
@@ -187,7 +192,12 @@ def _backward(arch: str) -> _Backward:
     if arch == "sm90":
         from warpattn.kernels.sm90.backward.config import choose
         from warpattn.kernels.sm90.backward.launch import list_backward_launches, list_captured_launches
-    else:
+    elif arch == "sm100":
         from warpattn.kernels.sm100.backward.config import choose
         from warpattn.kernels.sm100.backward.launch import list_backward_launches, list_captured_launches
+    else:
+        from warpattn.kernels.cdna.backward.config import choose
+        from warpattn.kernels.cdna.backward.launch import list_backward_launches
+
+        list_captured_launches = None
     return _Backward(choose, list_backward_launches, list_captured_launches)

@@ -1,14 +1,16 @@
-"""`backend="simulate:sm90"` or `"simulate:sm100"` gives gradients on CPU tensors: kernels as autograd calls them."""
+"""`backend="simulate:sm90"` and the others give gradients on CPU tensors: kernels as autograd calls them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
 
 import warpattn as wa
 from tests.cases import Case
+from tests.drawn import drawn
 from tests.gradients import check_gradients, weights
 from tests.oracle import visible
 from tests.unit.api.test_gradients import attend, require, taken
@@ -19,23 +21,24 @@ BASE = Case(batch=1, seq_q=70, seq_k=140, heads_q=2, heads_kv=1, dim=64, dtype=t
 CASES = [
     replace(BASE, score="alibi-slopes", sinks=True),
     replace(BASE, dim=40, mask="window", score="softcap", layout="sliced", dtype=torch.float16),
-    replace(BASE, dim=192, dim_v=128, mask="window", score="softcap", sinks=True),
     replace(BASE, kind="ragged", batch=3, lens_q=(30, 0, 70), lens_k=(40, 9, 70), score="alibi-slopes", sinks=True),
 ]
+ARCHS = ["sm90", "sm100", "gfx942", "gfx950"]
+WIDE = replace(BASE, dim=192, dim_v=128, mask="window", score="softcap", sinks=True)
+PAIRS = [*product(ARCHS, CASES), ("sm90", WIDE), ("sm100", WIDE)]
+DRAWN = [
+    *product(("sm90", "sm100"), (*CASES, WIDE)), ("gfx942", CASES[0]), ("gfx950", CASES[1]), ("gfx942", CASES[2]),
+]  # fmt: skip
 
 
-ARCHS = ["sm90", "sm100"]
-
-
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(("arch", "case"), drawn(PAIRS, DRAWN), ids=lambda x: getattr(x, "name", x))
 def test_gradients(case, arch):
     inputs = require(case.build())
     dout, dlse = weights(inputs)
     check_gradients(inputs, taken(inputs, attend(inputs, f"simulate:{arch}"), dout, dlse), dout, dlse)
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", drawn(ARCHS, ["sm90", "sm100", "gfx950"]))
 def test_hidden_keys_and_values_reach_no_gradient(arch):
     """On Blackwell keys alone: hidden values reach the forward's output (docs/numbers.md), and so its row sums."""
     inputs = require(replace(BASE, score="custom", mask="documents").build())
@@ -43,14 +46,14 @@ def test_hidden_keys_and_values_reach_no_gradient(arch):
     assert dark.any()
     k, v = inputs.k.detach().clone(), inputs.v.detach().clone()
     k[:, dark] = torch.nan
-    if arch == "sm90":
+    if arch != "sm100":
         v[:, dark] = torch.inf
     spoiled = replace(inputs, k=k.requires_grad_(), v=v.requires_grad_())
     dout, dlse = weights(inputs)
     check_gradients(inputs, taken(spoiled, attend(spoiled, f"simulate:{arch}"), dout, dlse), dout, dlse)
 
 
-@pytest.mark.parametrize("arch", ["sm90", "sm100"])
+@pytest.mark.parametrize("arch", drawn(ARCHS, ["sm90", "sm100", "gfx942"]))
 def test_a_score_of_each_sequence(arch):
     """A CTA goes from the key tiles of one sequence to those of the next one."""
     q, k, v = (torch.randn(2, n, 2, 64).bfloat16() for n in (17, 140, 140))
@@ -79,9 +82,8 @@ def test_a_module_that_is_trained():
 
 
 def test_what_has_no_gradient_yet_is_one_error():
-    q = torch.randn(1, 8, 1, 64).bfloat16().requires_grad_()
-    with pytest.raises(wa.AttentionError, match="q, k and v require gradients; the gfx942 backend has no backward"):
-        wa.attention(q, q, q, backend="simulate:gfx942")
-    q = torch.randn(1, 8, 1, 264).bfloat16().requires_grad_()
-    with pytest.raises(wa.AttentionError, match="backward of the sm100 backend takes head dims up to 256"):
-        wa.attention(q, q, q, backend="simulate:sm100")
+    for arch, most in (("gfx942", 128), ("sm100", 256)):
+        q = torch.randn(1, 8, 1, most + 8).bfloat16().requires_grad_()
+        rule = f"q, k and v require gradients; the backward of the {arch} backend takes head dims up to {most}"
+        with pytest.raises(wa.AttentionError, match=rule):
+            wa.attention(q, q, q, backend=f"simulate:{arch}")

@@ -12,6 +12,8 @@ import pytest
 pytest.importorskip("triton")
 
 
+from tests.sim import backward
+from tests.sim.backward import launches_of
 from tests.sim.cdna.calls import ARCHS, Case, decode_choice, outputs, paged, prefill_choice, ragged, ready_of
 from warpattn.kernels.cdna.launch import launches_of_choice
 from warpattn.masks import Causal
@@ -111,6 +113,12 @@ def test_a_looser_wait_is_found(name):
     results = loosen_waits(bench.kernel, bench.run)
     assert len(results) == 3 * (4 if name.startswith("lds") else 3)
     assert not [str(found) for found in results if not found.noticed]
+
+
+@both
+def test_a_backward_has_nothing_to_take_out(arch):
+    for step in launches_of(backward.Case(40, 300, mask=Causal(), sinks=True, arch=arch)):
+        assert not knock_out(launch_kernel(step), lambda module: Report())
 
 
 @both

@@ -230,8 +230,10 @@ def test_plans_of_a_backward():
     assert "sm90.backward on sm90" in text and "bytes for dQ in fp32" in text and ", backward" in text
     text = invoke("plan", "--backward", "--arch", "sm100", "--shape", "1x512x4/2x128", "--mask", "window:128")
     assert "sm100.backward on sm100" in text and "tensor memory: 480 of 512 columns" in text
-    text = invoke("plan", "--backward", "--arch", "gfx942", exit_code=1)
-    assert "q, k and v require gradients; the gfx942 backend has no backward" in text
+    text = invoke("plan", "--backward", "--arch", "gfx942", "--shape", "1x512x4/2x128", "--mask", "window:128")
+    assert "gfx942.backward on gfx942" in text and "no atomic operations" in text
+    text = invoke("plan", "--backward", "--arch", "gfx942", "--shape", "1x512x4x256", exit_code=1)
+    assert "q, k and v require gradients; the backward of the gfx942 backend takes head dims up to 128" in text
 
 
 def test_gradients_of_run():

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import triton
 from triton.backends.compiler import GPUTarget
 
+from tests.sim import backward
 from tests.sim.cdna.calls import (
     ARCHS,
     E4M3,
@@ -33,6 +35,7 @@ from warpattn.masks import Causal
 from warpattn.problem import Call
 from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands, fitted
+from warpattn.scores import SoftCap
 
 PREFILL = Case(40, 300, heads=4, heads_kv=2, dim=128, mask=Causal(), sinks=True)
 DECODE = Case(1, 4000, heads=8, dim=128, mask=Causal(), sinks=True)
@@ -189,10 +192,16 @@ SHAPES: dict[str, Callable[[str], Made]] = {
     **{f"prefill of 8 bits, a scale per {per}": partial(_eight_bit, PREFILL, per) for per in ("head", "token")},
     **{f"decode of 8 bits, a scale per {per}": partial(_eight_bit, DECODE, per) for per in ("head", "token")},
 }
-BUILDS = [(arch, name) for arch in ARCHS for name in SHAPES]
+BACKWARD = {
+    "backward": backward.Case(200, 300, heads=4, heads_kv=2, dim=128, mask=Causal(), sinks=True),
+    "backward ragged, 64": backward.Case(0, 0, lengths=((30, 30), (200, 300)), mask=Causal(), score=SoftCap(5.0)),
+}
+BUILDS = [(arch, name) for arch in ARCHS for name in (*SHAPES, *BACKWARD)]
 
 
 def built(arch: str, name: str) -> list[str]:
-    """Machine code of each launch: one, or two where parts are added up."""
+    """Machine code of each launch: one, or two where parts are added up; two or three of a backward."""
+    if name in BACKWARD:
+        return [machine_code(step) for step in backward.launches_of(replace(BACKWARD[name], arch=arch))]
     call, choice = SHAPES[name](arch)
     return [machine_code(step) for step in launches(call, arch, choice)]

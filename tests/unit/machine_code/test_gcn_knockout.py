@@ -22,9 +22,10 @@ LOADS = {operand: next(i for i, line in enumerate(SOURCE, 1) if f"self.{operand.
 SAMPLE = [("gfx942", "decode in parts"), ("gfx942", "prefill pages of 64"), ("gfx950", "prefill ring"),
           ("gfx950", "decode"), ("gfx942", "prefill of 8 bits, a scale per token"),
           ("gfx950", "decode of 8 bits, a scale per head"),
-          ("gfx950", "decode of 8 bits, a scale per token")]  # fmt: skip
+          ("gfx950", "decode of 8 bits, a scale per token"), ("gfx942", "backward"),
+          ("gfx950", "backward ragged, 64")]  # fmt: skip
 DRAWN = [("gfx942", "prefill pages of 64"), ("gfx950", "prefill ring"), ("gfx942", "decode in parts"),
-         ("gfx950", "decode of 8 bits, a scale per token")]  # fmt: skip
+         ("gfx950", "decode of 8 bits, a scale per token"), ("gfx950", "backward ragged, 64")]  # fmt: skip
 
 
 @pytest.mark.parametrize(("arch", "name"), drawn(SAMPLE, DRAWN))

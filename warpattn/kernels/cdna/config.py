@@ -26,8 +26,29 @@ class Buffers:
     slots: int = 1
 
 
+class Products:
+    """What follows from the waves and head dims of a kernel's config."""
+
+    dim_qk: int
+    dim_v: int
+    waves_m: int
+    waves_n: int
+
+    @property
+    def waves(self) -> int:
+        return self.waves_m * self.waves_n
+
+    @property
+    def padded_qk(self) -> int:
+        return pad_dim(self.dim_qk)
+
+    @property
+    def padded_v(self) -> int:
+        return pad_dim(self.dim_v)
+
+
 @dataclass(frozen=True)
-class CDNAConfig:
+class CDNAConfig(Products):
     """Tiles of one compiled kernel: `block_m` rows against `block_n` keys at a time.
 
     Rows are tokens of one query head, or, with `pack` > 1, tokens of the `pack` query heads of one key head side by
@@ -49,10 +70,6 @@ class CDNAConfig:
     eight_bit: EightBit | None = None  # k and v in DRAM; None: as q
 
     @property
-    def waves(self) -> int:
-        return self.waves_m * self.waves_n
-
-    @property
     def tiles_ahead(self) -> int:
         """How many tiles before their use K and V are loaded."""
         return self.buffers.slots - 1 if self.buffers.kind == "ring" else 1
@@ -67,14 +84,6 @@ class CDNAConfig:
     def v_in_flight(self) -> int:
         """The same when V is awaited: K and V of the tiles ahead."""
         return 2 * self.tiles_ahead
-
-    @property
-    def padded_qk(self) -> int:
-        return pad_dim(self.dim_qk)
-
-    @property
-    def padded_v(self) -> int:
-        return pad_dim(self.dim_v)
 
     @property
     def stored(self) -> Element:

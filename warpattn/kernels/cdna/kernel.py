@@ -55,7 +55,7 @@ def attention_kernel(
     q, rope = query_tensors(q_ptr, traits)
     tensors = Tensors(q, k_ptr, v_ptr, o_ptr, lse_ptr, sinks_ptr, indices, strides, rope)
     mods = Modifiers(None, functions.span, functions.score, mask_args, score_args)
-    work = find_work(tensors, shape, config, traits)
+    work = find_work(indices, shape, config, traits)
     scores = scores_scale(scale, work.kv_head, mods, config)
     ctx = Context(tensors, shape, mods, scores, scale, functions.keep, config, traits)
     if work.rows.row < work.lengths.seq_q:
@@ -70,6 +70,6 @@ def combine_kernel(
     """Combine the parts of a tile. Grid: (tiles, blocks of `config.combine_rows` rows); arguments as in
     `attention_kernel`."""
     tensors = Tensors(o_ptr, o_ptr, o_ptr, o_ptr, lse_ptr, sinks_ptr, indices, strides, ())
-    work = find_work(tensors, shape, config, traits)
+    work = find_work(indices, shape, config, traits)
     if work.rows.row < work.lengths.seq_q:
         combine_parts(tensors, shape, work, o_parts, lse_parts, config, traits)

@@ -42,9 +42,7 @@ def launches_of_choice(
     """One launch, or two where the keys are split into partitions; `choice` replaces the one made from the problem."""
     problem = checked.problem
     arch = checked.backend.removeprefix("simulate:")
-    longest = max(problem.seq_q, problem.seq_k)
-    if longest >= POSITIONS:
-        raise AttentionError(f"the call has {longest} rows or keys; the {arch} backend takes fewer than {POSITIONS}")
+    check_longest(problem, arch)
     choice = choose(problem, ARCHS[arch]) if choice is None else choice
     config: CDNAConfig = choice.config
     mask, score = programs(checked)
@@ -67,6 +65,13 @@ def launches_of_choice(
     if not partial:
         return (first,)
     return first, _combine(config, replace(traits, partial=False, own_rope=False), arch, tensors, parts)
+
+
+def check_longest(problem: Problem, arch: str) -> None:
+    """AttentionError where positions do not fit in 32 bits."""
+    longest = max(problem.seq_q, problem.seq_k)
+    if longest >= POSITIONS:
+        raise AttentionError(f"the call has {longest} rows or keys; the {arch} backend takes fewer than {POSITIONS}")
 
 
 def list_launches(checked: CheckedCall, x: Operands, sequence: Sequence, options: PlanOptions) -> tuple[Launch, ...]:
@@ -117,26 +122,36 @@ def _shape(problem: Problem, sequence: Sequence, m_tiles: int, tiles: int, choic
 
 def _tensor_args(x: Operands, sequence: Sequence, config: CDNAConfig) -> dict[str, Any]:
     """The tensors, their strides, and the offsets or pages of the sequences."""
-    q = _near(x.q, config.block_m)
-    k, v = (_near(t, config.block_n) for t in (x.k, x.v))
-    if x.out.stride(-3) * config.block_m >= FARTHEST:
-        rule = f"rows must be less than {FARTHEST // config.block_m} elements apart"
-        raise AttentionError(f"out has a row stride of {x.out.stride(-3)} elements; {rule} on {config.arch}")
-    strides = Strides(*map(_strides, (q, k, v, x.out)), _lse_strides(x.lse))
-    if max(max(each) for each in strides) > MAX_STRIDE:
-        rule = f"strides must be below {16 * (MAX_STRIDE + 1)} bytes, and those of lse below {MAX_STRIDE + 1}"
-        raise AttentionError(f"a tensor of the call has rows, heads or a batch too far apart; {rule} on {config.arch}")
+    q = near(x.q, config.block_m)
+    k, v = (near(t, config.block_n) for t in (x.k, x.v))
+    check_written("out", x.out, config.block_m, config.arch)
+    strides = Strides(*map(row_strides, (q, k, v, x.out)), _lse_strides(x.lse))
+    check_strides(strides, config.arch)
     rope = sequence.q_rope
     if rope is not None:
-        rope = _near(rope, config.block_m)
-        q = LatentQueryArgs(q, rope, _strides(rope))
+        rope = near(rope, config.block_m)
+        q = LatentQueryArgs(q, rope, row_strides(rope))
     return {
         "q_ptr": q, "k_ptr": k, "v_ptr": v, "o_ptr": x.out, "lse_ptr": x.lse, "sinks_ptr": x.sinks,
-        "indices": _indices(sequence), "strides": strides,
+        "indices": indices_of(sequence), "strides": strides,
     }  # fmt: skip
 
 
-def _indices(sequence: Sequence) -> tuple[Tensor, ...]:
+def check_written(name: str, x: Tensor, rows: int, arch: str) -> None:
+    """AttentionError if `rows` rows of an output are too far apart for 32-bit offsets."""
+    if x.stride(-3) * rows >= FARTHEST:
+        rule = f"rows must be less than {FARTHEST // rows} elements apart"
+        raise AttentionError(f"{name} has a row stride of {x.stride(-3)} elements; {rule} on {arch}")
+
+
+def check_strides(strides: tuple[tuple[int, ...], ...], arch: str) -> None:
+    """AttentionError if a stride does not fit in 32 bits."""
+    if max(max(each) for each in strides) > MAX_STRIDE:
+        rule = f"strides must be below {16 * (MAX_STRIDE + 1)} bytes, and those of lse below {MAX_STRIDE + 1}"
+        raise AttentionError(f"a tensor of the call has rows, heads or a batch too far apart; {rule} on {arch}")
+
+
+def indices_of(sequence: Sequence) -> tuple[Tensor, ...]:
     """Offsets, table and lengths, contiguous."""
     if isinstance(sequence, Ragged):
         cu_k = sequence.cu_q if sequence.cu_k is None else sequence.cu_k
@@ -144,11 +159,11 @@ def _indices(sequence: Sequence) -> tuple[Tensor, ...]:
     if isinstance(sequence, PagedKV):
         return PagedIndices(sequence.block_table.contiguous(), sequence.lengths.contiguous())
     if isinstance(sequence, PagedRagged):
-        return PagedRaggedIndices(len(sequence.kv.lengths), sequence.cu_q.contiguous(), *_indices(sequence.kv))
+        return PagedRaggedIndices(len(sequence.kv.lengths), sequence.cu_q.contiguous(), *indices_of(sequence.kv))
     return ()
 
 
-def _strides(x: Tensor) -> RowStrides:
+def row_strides(x: Tensor) -> RowStrides:
     """Of a tensor of rows; ragged ones have no outer axis."""
     strides = [stride // (run_of(x) // RUN) for stride in run_strides(x)]
     return RowStrides(*strides) if x.ndim == 4 else RowStrides(0, *strides)
@@ -160,7 +175,7 @@ def _lse_strides(lse: Tensor | None) -> LseStrides:
     return LseStrides(lse.stride(0) if lse.ndim == 3 else 0, lse.stride(-2))
 
 
-def _near(x: Tensor, rows: int) -> Tensor:
+def near(x: Tensor, rows: int) -> Tensor:
     """The tensor, or a packed copy if `rows` of its rows are too far apart for 32-bit offsets.
 
     A cache without a page gets one, so that an empty sequence has an address to point at.

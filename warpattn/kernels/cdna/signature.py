@@ -15,7 +15,7 @@ from .kernel import attention_kernel, combine_kernel
 from .mask_conditions import TILE_SYMBOLS, conditions
 
 # 16-byte vectors need pointers that are known to be aligned; strides in runs of 8 elements keep the alignment.
-_HINTS = [*ALIGNED, ["tt.pointer_range", 32]]
+HINTS = [*ALIGNED, ["tt.pointer_range", 32]]
 
 
 def attention_source(
@@ -26,7 +26,7 @@ def attention_source(
     functions = functions._replace(keep=() if functions.keep is None else keep_functions(mask))
     constants = {"config": config, "functions": functions, "traits": traits}
     queries = ("q_ptr.latent", "q_ptr.rope") if traits.own_rope else ("q_ptr",)
-    hints = dict.fromkeys((*queries, "k_ptr", "v_ptr", "o_ptr"), _HINTS)
+    hints = dict.fromkeys((*queries, "k_ptr", "v_ptr", "o_ptr"), HINTS)
     return kernel_source(attention_kernel, args, constants, captured_types(mask, score, config.arch), hints)
 
 
@@ -45,5 +45,5 @@ def keep_functions(mask: Program) -> tuple[Any, ...]:
 
 def combine_source(args: Mapping[str, Any], config: CDNAConfig, traits: Traits) -> GluonASTSource:
     """The kernel that combines the parts of `attention_source`."""
-    hints = dict.fromkeys(("o_parts", "o_ptr"), _HINTS)
+    hints = dict.fromkeys(("o_parts", "o_ptr"), HINTS)
     return kernel_source(combine_kernel, args, {"config": config, "traits": traits}, hints=hints)

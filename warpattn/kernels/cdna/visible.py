@@ -14,6 +14,12 @@ def visible_scores(ctx, s, work, key, masked):
     layout: gl.constexpr = product_layout(config)
     k = (key + gl.arange(0, config.block_n, gl.SliceLayout(0, layout)))[None, :]
     tile, q = score_rows(ctx.shape, work, config)
+    return seen_scores(ctx, s, tile, work, q, k, key, masked)
+
+
+@gluon.jit
+def seen_scores(ctx, s, tile, work, q, k, key, masked):
+    """The same of scores whose positions `q` and `k` broadcast to their shape; `key` is the first key."""
     if ctx.mods.score is not None:
         s = ctx.mods.apply_score(s, ctx.scale, tile, work.lengths, q, k)
     if masked:

@@ -52,7 +52,7 @@ class WorkTile:
 
 
 @gluon.jit
-def find_work(tensors, shape, config: gl.constexpr, traits: gl.constexpr):
+def find_work(indices, shape, config: gl.constexpr, traits: gl.constexpr):
     """The work of this workgroup."""
     number = tile_of_workgroup(gl.program_id(0), shape.tiles)
     packs = (shape.group + config.pack - 1) // config.pack
@@ -63,18 +63,24 @@ def find_work(tensors, shape, config: gl.constexpr, traits: gl.constexpr):
     kv_head = stream - b * shape.heads_kv
     h = kv_head * shape.group + (rest - m * packs) * config.pack
     row = (shape.m_tiles - 1 - m) * (config.block_m // config.pack)
-    rows = Tile(b, h, row)
+    return work_of(indices, shape, Tile(b, h, row), kv_head, traits)
+
+
+@gluon.jit
+def work_of(indices, shape, rows, kv_head, traits: gl.constexpr):
+    """The work of a workgroup whose rows are known: where its sequence begins and ends."""
+    b = rows.b
     q_start, k_start, seq_q, seq_k, batch = gl.to_tensor(0), gl.to_tensor(0), shape.seq_q, shape.seq_k, b
     if traits.ragged_queries:
         batch = gl.to_tensor(0)
     if traits.sequence == "ragged":
-        q_start, seq_q = extent_of(tensors.indices.cu_q, b)
-        k_start, seq_k = extent_of(tensors.indices.cu_k, b)
+        q_start, seq_q = extent_of(indices.cu_q, b)
+        k_start, seq_k = extent_of(indices.cu_k, b)
     elif traits.sequence == "paged-ragged":
-        q_start, seq_q = extent_within(tensors.indices.cu_q, b, tensors.indices.batch)
-        seq_k = gl.load(tensors.indices.lengths + b, mask=b < tensors.indices.batch, other=0)
+        q_start, seq_q = extent_within(indices.cu_q, b, indices.batch)
+        seq_k = gl.load(indices.lengths + b, mask=b < indices.batch, other=0)
     elif traits.sequence == "paged":
-        seq_k = gl.load(tensors.indices.lengths + b)
+        seq_k = gl.load(indices.lengths + b)
     return WorkTile(rows, Lengths(seq_q, seq_k), q_start.to(gl.int64), k_start.to(gl.int64), batch, kv_head)
 
 

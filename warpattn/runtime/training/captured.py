@@ -18,6 +18,7 @@ from torch import Tensor
 
 from warpattn.language.derivative import Adjoint
 from warpattn.language.evaluate import evaluate, evaluate_all
+from warpattn.problem.backends import LIMITS
 from warpattn.problem.backward import CheckedBackward, Gradients, fitted_gradients
 from warpattn.reference import Job, Place, key_tiles
 from warpattn.runtime.bound_launches import launch_all
@@ -37,7 +38,9 @@ def captured_gradients(
     slots = [slot for slot in range(len(score.tensors)) if wanted[slot]]
     sums = {slot: torch.zeros(score.tensors[slot].shape, dtype=DTYPE, device=x.q.device) for slot in slots}
     if x.q.numel() and x.k.numel():
-        (_add_in_order if checked.deterministic else _add_by_kernel)(checked, sequence, x, wanted, sums)
+        backward = LIMITS[checked.forward.backend.removeprefix("simulate:")].backward
+        by_kernel = backward.captured and not checked.deterministic
+        (_add_by_kernel if by_kernel else _add_in_order)(checked, sequence, x, wanted, sums)
     return tuple(sums[slot].to(t.dtype) if slot in sums else None for slot, t in enumerate(score.tensors))
 
 

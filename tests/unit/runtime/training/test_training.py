@@ -211,7 +211,6 @@ def test_the_reference_serves_torch_func():
 
 
 REFUSED = {
-    "arch": ({"backend": "simulate:gfx942"}, {}, "q, k and v require gradients; the gfx942 backend has no backward"),
     "dim": ({"backend": SIM}, {"dim": 192}, r"takes head dims up to \d+, and these are 192 and 24"),
 }
 
