@@ -23,6 +23,8 @@ CASES = {
     "sections": Case(100, 140, heads=6, heads_kv=3, mask=Causal(), section=2),
     "odd-dims": Case(70, 70, dim=72, dim_v=40, dtype=torch.float16),
     "tiny": Case(1, 3, dim=8, mask=Causal()),
+    "wide-values": Case(70, 70, dim=40, dim_v=128, mask=Causal()),
+    "wide-values-ragged": Case(0, 0, lengths=((30, 50), (70, 70)), dim=64, dim_v=72, deterministic=True),
     "more-queries": Case(300, 100, mask=Causal()),
     "window": Case(300, 300, mask=SlidingWindow(70, 10)),
     "documents": Case(512, 512, mask=Document(torch.arange(512)[None] // 130)),
@@ -66,9 +68,9 @@ CASES = {
 }
 # Every config, mask and score occurs in one of these.
 DRAWN = (
-    "full-128", "groups", "sections", "odd-dims", "tiny", "documents", "holes", "nothing-visible", "sinks", "lse",
-    "soft-cap", "custom-score", "negative-scale", "ragged", "ragged-sections", "ragged-cross", "deterministic",
-    "deterministic-ragged", "dim-256", "dims-192-128", "dim-96",
+    "full-128", "groups", "sections", "odd-dims", "tiny", "wide-values", "documents", "holes", "nothing-visible",
+    "sinks", "lse", "soft-cap", "custom-score", "negative-scale", "ragged", "ragged-sections", "ragged-cross",
+    "deterministic", "deterministic-ragged", "dim-256", "dims-192-128", "dim-96",
 )  # fmt: skip
 
 

@@ -76,7 +76,7 @@ def start_query_gradients(ctx, state, part: gl.constexpr):
     for wg in gl.static_range(parts):
         ds = ctx.rings.ds.tile(state, wg).permute((1, 0))
         k = held_tile(ctx.rings.k, state, wg).reshape([config.rows, config.padded_qk])
-        if config.dq_parts > 1:
+        if cols < config.padded_qk:
             k = k.slice(part * config.dq_cols, cols, dim=1)
         dq = warpgroup_mma(ds, k, dq, use_acc=wg > 0, is_async=True)
     return dq
