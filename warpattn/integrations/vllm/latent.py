@@ -179,8 +179,9 @@ class WarpattnMLAImpl(MLACommonImpl[MLACommonMetadata]):
         if self.reads_bytes:
             kv = LatentPages.of_bytes(keys, step.block_table, step.seq_lens)
         elif self.narrow:
-            parts = keys.view(torch.float8_e4m3fn).split([self.kv_lora_rank, keys.shape[-1] - self.kv_lora_rank], -1)
-            kv = LatentPages(*parts, step.block_table, step.seq_lens, scale=layer._k_scale.reshape(()))
+            keys, size = keys.view(torch.float8_e4m3fn), self.kv_lora_rank
+            tables, scale = (step.block_table, step.seq_lens), layer._k_scale.reshape(())
+            kv = LatentPages(keys[..., :size], keys[..., size:], *tables, scale=scale)
         else:
             kv = PagedKV(keys, keys[..., : self.kv_lora_rank], step.block_table, step.seq_lens)
         rows = [x.unflatten(0, (len(step.seq_lens), -1)) for x in (q if isinstance(q, tuple) else (q,))]
