@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import warpattn as wa
 from tests.engine.test_vllm import N_GRAMS, check, engine, generate, on_cpus, prompts
 from tests.families import decoder
 
@@ -126,3 +127,46 @@ def test_latent_attention(drafts, latent_steps, tmp_path):
         check(model, texts, again)
     assert set(latent_steps) == {"new", "context", "decode"}
     assert any(result.num_cached_tokens for result in again)
+
+
+def rounded(rows: Tensor, kind: str) -> Tensor:
+    """Latents with rotary parts (tokens, 576) as a cache of 8 bits holds them."""
+    latents, rotary = rows.split([512, 64], -1)
+    if kind == "fp8":
+        return wa.quantize(rows[:, None], scale=torch.ones(())).dequantized()[:, 0]
+    return torch.cat((wa.quantize(latents[:, None], per=128).dequantized()[:, 0], rotary.bfloat16().float()), -1)
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("fp8", "float32"), ("fp8_ds_mla", "bfloat16")])
+def test_caches_of_8_bits(kind, dtype, monkeypatch, tmp_path):
+    """What the engine hands over of a cache: decoding of every layer is attention over what was written, rounded.
+
+    Prompts are whole: vLLM cannot read such a cache again on CPUs.
+    """
+    from warpattn.integrations.vllm.latent import WarpattnMLAImpl
+
+    write, attend = WarpattnMLAImpl.do_kv_cache_update, WarpattnMLAImpl.forward_mqa
+    written: dict[tuple[int, int], Tensor] = {}
+    steps: list[int] = []
+
+    def do_kv_cache_update(self, latents, rotary, cache, slots, *others):
+        write(self, latents, rotary, cache, slots, *others)
+        rows = rounded(torch.cat((latents, rotary[:, 0]), -1).float(), kind)
+        written.update({(cache.data_ptr(), slot): row for slot, row in zip(slots.tolist(), rows, strict=False)})
+
+    def forward_mqa(self, q, cache, metadata, layer):
+        out, lse = attend(self, q, cache, metadata, layer)
+        step, size = metadata.decode, cache.shape[1]
+        for one, query, table, length in zip(out, torch.cat(q, -1), step.block_table, step.seq_lens, strict=True):
+            places = [int(table[t // size]) * size + t % size for t in range(length)]
+            keys = torch.stack([written[cache.data_ptr(), place] for place in places])[None, :, None]
+            expected = wa.attention(query[None, None].float(), keys, keys[..., :512], scale=self.scale)[0, 0]
+            torch.testing.assert_close(one, expected.to(one.dtype))
+        steps.append(len(out))
+        return out, lse
+
+    monkeypatch.setattr(WarpattnMLAImpl, "do_kv_cache_update", do_kv_cache_update)
+    monkeypatch.setattr(WarpattnMLAImpl, "forward_mqa", forward_mqa)
+    with engine(decoder("deepseek_v2"), tmp_path, kv_cache_dtype=kind, dtype=dtype) as llm:
+        generate(llm, [text[:20] for text in prompts()])
+    assert len(steps) > 4 and max(steps) > 1
