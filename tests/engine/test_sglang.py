@@ -239,6 +239,26 @@ def test_latent_attention(sglang, chunk, parts):
             torch.testing.assert_close(out, expected)
 
 
+def test_latents_of_requests_with_different_numbers_of_tokens(sglang):
+    """Decode's form with one and with three new tokens, as many in all as if both had two."""
+    engine, layer = Latent(sglang), sglang.RadixAttention(HEADS, 32, 0.2, 1, 0, v_head_dim=24)
+    texts = dict.fromkeys((1, 2), torch.empty(0, 32))
+    for counts in ((9, 4), (1, 3), (2, 2)):
+        new = [torch.randn(n, 32) for n in counts]
+        starts = [len(text) for text in texts.values()]
+        slots = [s for r, a, n in zip(texts, starts, counts, strict=True) for s in engine.slots(r, a, a + n)]
+        texts = {r: torch.cat((text, rows)) for (r, text), rows in zip(texts.items(), new, strict=True)}
+        batch = engine.batch(list(texts), starts, list(counts), slots)
+        engine.backend.init_forward_metadata(batch)
+        q, (latents, rotary) = torch.randn(sum(counts), HEADS, 32), torch.cat(new)[:, None].split([24, 8], -1)
+        named = {"q_rope": q[..., 24:], "k_rope": rotary}
+        out = engine.backend.forward(q[..., :24], latents, latents, layer, batch, **named).view(-1, HEADS, 24)
+        for found, query, text in zip(out.split(counts), q.split(counts), texts.values(), strict=True):
+            keys = text[None, :, None]
+            expected = wa.attention(query[None], keys, keys[..., :24], mask=wa.Causal(), scale=0.2)[0]
+            torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize("parts", [True, False])
 def test_latents_of_8_bits(sglang, parts):
     """A step of decoding after tokens of a first one: keys are what the cache holds, without a scale."""

@@ -125,17 +125,15 @@ class WarpattnAttnBackend(AttentionBackend):
                 self.pool.write(layer, batch, step.tables, k, v)
             else:
                 self.pool.write_latents(layer, batch, k, rotary["k_rope"])
-        if rotary.get("q_rope") is not None:
-            kv = self.pool.pages(layer, step.tables, step.lengths)
-            parts = [x.view(-1, layer.tp_q_head_num, x.shape[-1]) for x in (q, rotary["q_rope"])]
-            return latent.decode(kv, modifiers, *parts)
+        if self.pool.latent and self.pool.holds(layer):
+            kv, seq = self.pool.pages(layer, step.tables, step.lengths), Ragged(step.cu_q, max_q=step.max_q)
+            parts = [x.view(len(x), layer.tp_q_head_num, -1) for x in (q, rotary.get("q_rope")) if x is not None]
+            return latent.decode(kv, modifiers, seq, *parts)
         q = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
-        if self.pool.latent and not self.pool.holds(layer):
+        if self.pool.latent:
             seq = Ragged(step.cu_q, max_q=step.max_q, max_k=step.max_q)
             return latent.prompts(q, k, v, seq, layer, batch, modifiers)
         kv = self.pool.pages(layer, step.tables, step.lengths)
-        if self.pool.latent:
-            return latent.decode(kv, modifiers, q)
         out = q.new_empty(len(q), layer.tp_q_head_num, layer.v_head_dim)
         if fresh and k is not None and v is not None:
             seq = Ragged(step.cu_q, max_q=step.max_q, max_k=step.max_q)

@@ -64,14 +64,14 @@ def prompts(
     return (out, lse.transpose(0, 1).contiguous()) if batch.mha_return_lse else out.flatten(1)
 
 
-def decode(kv: PagedKV, modifiers: LayerModifiers, *q: Tensor) -> Tensor:
-    """q (tokens, heads, 576), or 512 and 64 columns of it, equally many tokens of every request; returns (tokens,
+def decode(kv: PagedKV, modifiers: LayerModifiers, seq: Ragged, *q: Tensor) -> Tensor:
+    """q (tokens, heads, 576), or 512 and 64 columns of it, up to `seq.max_q` tokens of a request; returns (tokens,
     heads · 512)."""
-    requests, (first, *_) = len(kv.lengths), q
-    if len(first) % requests:
-        rule = "requests must have equally many in decode's form of latent attention"
-        raise AttentionError(f"the step has {len(first)} tokens of {requests} requests; {rule}")
+    requests, (first, *_), tail = len(kv.lengths), q, modifiers.tail(q[0].device)
     out = first.new_empty(*first.shape[:2], kv.v_pages.shape[-1])
-    *rows, found = (x.unflatten(0, (requests, -1)) for x in (*q, out))
-    attention_paged(of_parts(*rows), kv, out=found, **modifiers.tail(out.device))
+    if len(first) == requests * (seq.max_q or 0):
+        *rows, found = (x.unflatten(0, (requests, -1)) for x in (*q, out))
+        attention_paged(of_parts(*rows), kv, out=found, **tail)
+    else:
+        attention_paged(of_parts(*q), kv, seq, out=out, **tail)
     return out.flatten(1)
