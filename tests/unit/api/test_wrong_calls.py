@@ -101,6 +101,17 @@ def of_latents(q: Any, scale: Any, **given: Any) -> Any:
     return wa.attention_paged(q, wa.LatentPages(*given.values(), scale=scale))
 
 
+def in_parts(**given: Any) -> Any:
+    keys = torch.ones(B, 7, 1, D + 4)
+    return wa.attention(wa.LatentQuery(**given), keys, keys[..., :D])
+
+
+def planned_parts(**given: Any) -> Any:
+    kv, q = wa.LatentPages(*LATENTS.values()), torch.ones(B, 1, HQ, 576).bfloat16()
+    plan = wa.DecodePlan(wa.LatentQuery(q[..., :512].contiguous(), q[..., 512:].contiguous()), kv)
+    return plan(wa.LatentQuery(**given), kv)
+
+
 def of_bytes(q: Any, **given: Any) -> Any:
     return wa.attention_paged(q, wa.LatentPages.of_bytes(**given))
 
@@ -178,6 +189,9 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "Hadamard": (lambda x: wa.Hadamard().applied(x), {"x": DENSE["k"]}),
     "Quantized": (lambda **given: wa.Quantized(**given).dequantized(), {"values": DENSE["k"].to(torch.float8_e4m3fn),
                                                                         "scale": torch.ones(HKV)}),
+    "LatentQuery": (in_parts, {"nope": DENSE["q"], "rope": normal(B, 5, HQ, 4)}),
+    "LatentQuery, plan": (planned_parts, {"nope": normal(B, 1, HQ, 512).bfloat16(), "rope": normal(B, 1, HQ,
+        64).bfloat16()}),
     "LatentPages": (of_latents, {"q": ABSORBED, "scale": None, **LATENTS}),
     "LatentPages, bytes": (of_bytes, {"q": ABSORBED, "cache": BYTES, "block_table": TABLE, "lengths": LENGTHS}),
     "LatentPages, plan": (planned_latents, {"q": ABSORBED, "kv": wa.LatentPages(*LATENTS.values())}),
