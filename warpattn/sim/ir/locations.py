@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 _FILE = re.compile(r'"((?:[^"\\]|\\.)*)":(\d+):\d+')
 _LIBRARY = re.compile(r"/triton/(language|experimental)/")  # Triton's own Python says nothing to the kernel's author
+_MARK = re.compile(r"[()\[\]]| at ")
 _ALIAS = re.compile(r"(#loc\d*) = loc\((.*)\)\s*$")
 
 
@@ -61,10 +62,10 @@ class Locations:
 def _halves(text: str) -> tuple[str, str]:
     """The two sides of the ` at ` outside every bracket and string."""
     depth = 0
-    for i, char in enumerate(text):
-        depth += (char in "([") - (char in ")]")
-        if depth == 0 and text.startswith(" at ", i):
-            return text[:i], text[i + 4 :]
+    for found in _MARK.finditer(text):
+        depth += (found[0] in ("(", "[")) - (found[0] in (")", "]"))
+        if depth == 0 and found[0] == " at ":
+            return text[: found.start()], text[found.end() :]
     return text, "unknown"
 
 

@@ -14,14 +14,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from ..errors import SimulationError
 from .ctas import Ctas
 from .locations import Frame, Locations
 from .placement import first_bytes, may_share
-from .valuetypes import Type, parse_type, split_top
+from .valuetypes import Type, parse_type, places_at_top, split_top
 
 _NAME = re.compile(r"%[\w.$-]+(?:#\d+)?")
 _STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
@@ -318,7 +318,7 @@ def _make(name: str, results: str | None, body: str, frames: tuple[Frame, ...], 
 def _results(text: str | None) -> list[str]:
     """Names of the results: `%a, %b` or `%a:3`."""
     names: list[str] = []
-    for part in split_top(text or ""):
+    for part in split_top(text) if text else ():
         name, _, count = part.partition(":")
         names += [f"{name}#{i}" for i in range(int(count))] if count else [name]
     return names
@@ -326,15 +326,8 @@ def _results(text: str | None) -> list[str]:
 
 def _split_types(body: str) -> tuple[str, str]:
     """The text before and after the last ` : ` outside brackets."""
-    depth, at = 0, -1
-    for i, char in enumerate(body):
-        if char in "<([{":
-            depth += 1
-        elif char in ")]}" or (char == ">" and body[i - 1] != "-"):
-            depth -= 1
-        elif char == ":" and depth == 0 and body[i - 1 : i + 2] == " : ":
-            at = i
-    return (body, "") if at < 0 else (body[: at - 1], body[at + 2 :])
+    *_, at = -1, *places_at_top(body, " : ")
+    return (body, "") if at < 0 else (body[:at], body[at + 3 :])
 
 
 def _signature(op: Op, text: str) -> None:
@@ -344,8 +337,8 @@ def _signature(op: Op, text: str) -> None:
     if " to " in text and op.name.startswith(("arith.", "tt.fp_to_fp", "ttng.reinterpret_t", "amdg.extract_")):
         text = text.replace(" to ", " -> ")
     before, arrow, after = _arrow(text)
-    op.inputs = _types(before)
-    op.outputs = _types(after) if arrow else []
+    op.inputs = list(_types(before))
+    op.outputs = list(_types(after)) if arrow else []
     if not arrow and op.results and op.inputs:
         op.outputs = [op.inputs[0 if op.name == "tt.addptr" else -1]] * len(op.results)
     if op.name in ("arith.cmpi", "arith.cmpf"):
@@ -353,20 +346,16 @@ def _signature(op: Op, text: str) -> None:
 
 
 def _arrow(text: str) -> tuple[str, bool, str]:
-    depth = 0
-    for i, char in enumerate(text):
-        if text.startswith("->", i) and depth == 0:
-            return text[:i], True, text[i + 2 :]
-        depth += (char in "<([{") - (char in ")]}" or (char == ">" and text[i - 1] != "-"))
-    return text, False, ""
+    at = next(places_at_top(text, "->"), -1)
+    return (text, False, "") if at < 0 else (text[:at], True, text[at + 2 :])
 
 
-def _types(text: str) -> list[Type]:
+@lru_cache(1024)
+def _types(text: str) -> tuple[Type, ...]:
     text = text.strip()
     if text.startswith("(") and text.endswith(")"):
         text = text[1:-1]
-    parts = [half for part in split_top(text) for half in split_top(part, "*")]
-    return [parse_type(part) for part in parts]
+    return tuple(parse_type(half) for part in split_top(text) for half in split_top(part, "*"))
 
 
 def _balanced(text: str, end: int) -> str:

@@ -9,12 +9,14 @@ tensor<64x128xf32, #mma>         shape (64, 128); the layout stays text, values 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
 _WRAPPERS = {"tensor": "tensor", "!ttg.memdesc": "memdesc", "!tt.tensordesc": "desc"}
 _WRAPPERS["!ttng.tensordesc_im2col"] = "desc"
 _WRAPPERS[""] = "memdesc"  # so copies by threads print the type of their target
+_MARKS = {mark: re.compile(rf"->|[<(\[{{)\]}}>]|{re.escape(mark)}") for mark in (",", "*", " : ", "->")}
 _DIMS = re.compile(r"((?:\d+x)*)(.+)")
 
 
@@ -90,14 +92,21 @@ def parse_type(text: str) -> Type:
 
 def split_top(text: str, separator: str = ",") -> list[str]:
     """`text` split at separators outside every bracket."""
-    parts, depth, start = [], 0, 0
-    for i, char in enumerate(text):
-        if char in "<([{":
-            depth += 1
-        elif char in ")]}" or (char == ">" and text[i - 1] != "-"):
-            depth -= 1
-        elif char == separator and depth == 0:
-            parts.append(text[start:i].strip())
-            start = i + 1
+    parts, start = [], 0
+    for at in places_at_top(text, separator):
+        parts.append(text[start:at].strip())
+        start = at + len(separator)
     parts.append(text[start:].strip())
     return [part for part in parts if part]
+
+
+def places_at_top(text: str, mark: str) -> Iterator[int]:
+    """Where `mark`, one of `_MARKS`, begins outside every bracket; the end of an arrow closes none."""
+    depth = 0
+    for found in _MARKS[mark].finditer(text):
+        if found[0] in ("<", "(", "[", "{"):
+            depth += 1
+        elif found[0] in (">", ")", "]", "}"):
+            depth -= 1
+        elif found[0] == mark and depth == 0:
+            yield found.start()
