@@ -155,7 +155,7 @@ class WarpattnMLAImpl(MLACommonImpl[MLACommonMetadata]):
 
     def do_kv_cache_update(
         self, kv_c_normed: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor, kv_cache_dtype: str,
-        k_scale: Tensor,
+        k_scale: Tensor, *others: Any, **named: Any,
     ) -> None:  # fmt: skip
         """Write new latents (tokens, 512) and rotary keys (tokens, 1, 64) into their slots; slot -1 is padding."""
         if kv_cache.numel() == 0:
