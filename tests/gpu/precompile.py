@@ -10,6 +10,8 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
 
+import torch
+
 from tests.cases import Case
 from warpattn.problem import Call, validate
 from warpattn.problem.operands import Operands
@@ -39,7 +41,8 @@ def compile_case(case: Case) -> str:
     )
     ready = validate(replace(call, backend="reference"))
     out = inputs.q.new_empty((*inputs.q.shape[:-1], inputs.v.shape[-1]))
-    operands = Operands(inputs.q, inputs.k, inputs.v, out, inputs.q.new_empty(ready.lse_shape), inputs.sinks)
+    lse = torch.empty(ready.lse_shape)
+    operands = Operands(inputs.q, inputs.k, inputs.v, out, lse, inputs.sinks)
     for step in list_launches(replace(ready, backend="sm90"), operands, inputs.sequence):
         kernel_cache.find((step.name, step.arch, step.key), partial(compiler.artifact_of, step))
     return case.name
@@ -61,6 +64,4 @@ def fill(cases: Iterable[Case]) -> None:
 
 
 def _one_thread() -> None:
-    import torch
-
     torch.set_num_threads(1)

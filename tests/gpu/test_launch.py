@@ -253,7 +253,7 @@ def test_the_second_process_compiles_nothing(tmp_path):
 BAD = {
     "dtype": lambda q, k, v: {"q": q.float(), "k": k.float(), "v": v.float()},
     "head dim": lambda q, k, v: {"q": q[..., :60], "k": k[..., :56], "v": v},
-    "large head dim": lambda q, k, v: {"q": normal(2, 64, 8, 264), "k": normal(2, 64, 8, 264), "v": v},
+    "large head dim": lambda q, k, v: {"q": normal(2, 64, 8, 520), "k": normal(2, 64, 8, 520), "v": v},
     "heads": lambda q, k, v: {"q": q[:, :, :7], "k": k[:, :, :4], "v": v[:, :, :4]},
     "device": lambda q, k, v: {"q": q, "k": k.cpu(), "v": v},
     "device of a mask": lambda q, k, v: {"q": q, "k": k, "v": v, "mask": wa.Padding(torch.tensor([3, 4]))},

@@ -126,7 +126,10 @@ def plan_backward(problem: Problem, arch: str = "sm90") -> Plan:
 def list_launches(
     checked: CheckedCall, operands: Operands, sequence: Sequence, options: PlanOptions = DEFAULT_OPTIONS
 ) -> tuple[Launch, ...]:
-    """The launches of a checked call on its backend's architecture, in order; operands are `fitted`."""
+    """The launches of a checked call on its backend's architecture, in order; operands are `fitted`. TypeError for an
+    LSE of another dtype than fp32, since kernels are compiled for the types of their arguments, which no key names."""
+    if operands.lse is not None and operands.lse.dtype != torch.float32:
+        raise TypeError(f"the LSE of a launch is of fp32, not {_name(operands.lse.dtype)}")
     filled = filled_problem(checked.problem)
     checked = checked if filled == checked.problem else replace(checked, problem=filled)
     arch = checked.backend.removeprefix("simulate:")

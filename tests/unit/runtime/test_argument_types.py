@@ -14,6 +14,7 @@ from warpattn.problem import Call, validate
 from warpattn.problem.argument_types import Int64, argument_types
 from warpattn.problem.operands import Operands, fitted
 from warpattn.runtime.plan import list_launches
+from warpattn.sequences import Dense
 
 CAPTURED = ("mask_args", "score_args")  # keys of masks and scores say their types
 
@@ -68,6 +69,14 @@ def test_launches_with_one_key_have_the_same_types(arch: str) -> None:
                 types = argument_types({name: x for name, x in launch.args.items() if name not in CAPTURED})
                 found.setdefault((launch.name, repr(launch.key)), set()).add(repr(types))
     assert len(found) > 20 and all(len(types) == 1 for types in found.values())
+
+
+def test_an_lse_of_another_dtype_is_refused() -> None:
+    """Its kernel would be kept under the key of the right one."""
+    q = torch.zeros(1, 64, 1, 64, dtype=torch.bfloat16)
+    ready = validate(Call(q, q, q, Dense(), return_lse=True, backend="simulate:sm90"))
+    with pytest.raises(TypeError, match="the LSE of a launch is of fp32, not bfloat16"):
+        list_launches(ready, Operands(q, q, q, q, q.new_empty(ready.lse_shape), None), Dense())
 
 
 @pytest.mark.parametrize("arch", ["sm90", "sm100"])
