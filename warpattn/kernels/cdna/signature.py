@@ -8,7 +8,7 @@ from triton.experimental.gluon import GluonASTSource
 from warpattn.language.nodes import Program
 
 from ..pieces.codegen import MASK_SYMBOLS, compile_function
-from ..pieces.signature import ALIGNED, captured_types, kernel_source, modifier_functions
+from ..pieces.signature import ALIGNED, Functions, captured_types, kernel_source, modifier_functions
 from .arithmetic import CDNA
 from .config import CDNAConfig, Traits
 from .kernel import attention_kernel, combine_kernel
@@ -22,12 +22,16 @@ def attention_source(
     args: Mapping[str, Any], config: CDNAConfig, traits: Traits, mask: Program, score: Program | None
 ) -> GluonASTSource:
     """The attention kernel of a launch with `args`; needs no GPU."""
-    functions = modifier_functions(mask, score, CDNA)
-    functions = functions._replace(keep=() if functions.keep is None else keep_functions(mask))
-    constants = {"config": config, "functions": functions, "traits": traits}
+    constants = {"config": config, "functions": cdna_functions(mask, score), "traits": traits}
     queries = ("q_ptr.latent", "q_ptr.rope") if traits.own_rope else ("q_ptr",)
     hints = dict.fromkeys((*queries, "k_ptr", "v_ptr", "o_ptr"), HINTS)
     return kernel_source(attention_kernel, args, constants, captured_types(mask, score, config.arch), hints)
+
+
+def cdna_functions(mask: Program, score: Program | None) -> Functions:
+    """The functions of a mask and a score; `keep` is a tuple of conditions, see `keep_functions`."""
+    functions = modifier_functions(mask, score, CDNA)
+    return functions._replace(keep=() if functions.keep is None else keep_functions(mask))
 
 
 def keep_functions(mask: Program) -> tuple[Any, ...]:

@@ -110,6 +110,23 @@ def modifier_functions(
     return Functions(keep, span, ScoreFunction(function, before, after))
 
 
+class BackwardFunctions(NamedTuple):
+    """`Functions` of a mask and a score, and the score's derivative as a Gluon function; None: 1."""
+
+    keep: Any
+    span: Any
+    score: ScoreFunction | None
+    slope: Any
+
+
+def with_slope(functions: Functions, slope: Program | None, arithmetic: Arithmetic = NVIDIA) -> BackwardFunctions:
+    """The functions of a backward, from those of its forward and the score's derivative."""
+    if slope is None:
+        return BackwardFunctions(*functions, None)
+    ranks = tuple(tensor.ndim for tensor in slope.tensors)
+    return BackwardFunctions(*functions, compile_function(slope.outputs, SCORE_SYMBOLS, ranks, arithmetic))
+
+
 _S = Node(("sym", "float", "s"))
 
 

@@ -65,12 +65,17 @@ def load(buffer, source, row):
 
 
 @gluon.jit
-def products(buffers, stage, held, config: gl.constexpr):
-    """(S, dP) of the `held` rows, (Q, dO) or (K, V), with a tile."""
+def products(buffers, stage, held, delta, config: gl.constexpr):
+    """(S, dP - delta) of the `held` rows, (Q, dO) or (K, V), with a tile; `delta` broadcasts to its shape. Where keys
+    are held it is a number for each of a lane's elements: there the sums begin with it, in the same registers."""
     zero = gl.zeros([config.waves_m * config.instr, config.walked], gl.float32, product_layout(config))
     operand: gl.constexpr = scores_operand(config, 1)
     s = cdna3.mfma(held[0], buffers.scores.operand(stage.scores, operand), zero)
-    return s, cdna3.mfma(held[1], buffers.values.operand(stage.values, operand), zero)
+    values = buffers.values.operand(stage.values, operand)
+    if config.side == "keys":
+        return s, cdna3.mfma(held[1], values, zero - delta)
+    else:
+        return s, cdna3.mfma(held[1], values, zero) - delta
 
 
 @gluon.jit

@@ -23,7 +23,7 @@ def queries_kernel(
     config: gl.constexpr, functions: gl.constexpr, traits: gl.constexpr,
 ):  # fmt: skip
     """dq, the rows' numbers, and parts of the sinks' gradients. Arguments are the named tuples of `config`; `functions`
-    are those of `signature.BackwardFunctions`. Grid: (tiles of HELD query rows,)."""
+    are `BackwardFunctions`. Grid: (tiles of HELD query rows,)."""
     mods = Modifiers(None, functions.span, functions.score, mask_args, score_args)
     ctx = Context(reads, strides, numbers, shape, mods, functions.slope, scale, functions.keep, config, traits)
     work = find_work(indices, shape, config, traits)

@@ -29,8 +29,8 @@ def key_gradients(ctx, work, key, own_strides, results):
         top, delta = tile_numbers(ctx, work, visit)
         search, following = next_visit(ctx, work, key, search)
         ahead = load_visit(ctx, work, buffers, following)
-        s, dp = products(buffers, stage, (k, v), config)
-        p, ds = weigh(ctx, s, dp, at_visit(work, visit), key, top[None, :], delta[None, :], visit.masked)
+        s, dp = products(buffers, stage, (k, v), delta[None, :], config)
+        p, ds = weigh(ctx, s, dp, at_visit(work, visit), key, top[None, :], visit.masked)
         dv = add_product(as_operand(p, config), buffers.second, stage.second, dv, config)
         dk = add_product(as_operand(ds, config), buffers.first, stage.first, dk, config)
         visit = following

@@ -40,8 +40,8 @@ def query_gradients(ctx, work, own_strides, out, statistics, results):
     for i in range(gl.where(keys[0] < end, span.total, 0)):
         key = span.key_tile(i) * config.block_n
         ahead = load_tile(buffers, sources, first_key(span, i + 1, end, config), config)
-        s, dp = products(buffers, stage, (q, do), config)
-        _, ds = weigh(ctx, s, dp, work, key, top[:, None], delta[:, None], i < span.masked)
+        s, dp = products(buffers, stage, (q, do), delta[:, None], config)
+        _, ds = weigh(ctx, s, dp, work, key, top[:, None], i < span.masked)
         dq = add_product(as_operand(ds, config), buffers.first, visible_keys(ctx, stage), dq, config)
         stage = ahead
     store_held(results.dq, own_strides.dq, rows, dq * ctx.scale, config.dim_qk, config)

@@ -26,8 +26,8 @@ def positions(ctx, work, key):
 
 
 @gluon.jit
-def weigh(ctx, s, dp, work, key, top, delta, masked):
-    """(P, dS) of products S and dP; `top` and `delta` are the numbers of the rows, which broadcast to their shape.
+def weigh(ctx, s, dp, work, key, top, masked):
+    """(P, dS) of S and dP - delta; `top`, the number of each row, broadcasts to their shape.
 
     Where P is 0 dS is, too, whatever dP is: a hidden value may be NaN.
     """
@@ -36,7 +36,7 @@ def weigh(ctx, s, dp, work, key, top, delta, masked):
     if ctx.config.side == "keys" and masked:  # rows past the end are summed over
         x = gl.where(q < work.lengths.seq_k, x, -float("inf"))
     p = gl.exp2(x * exponent_scale(ctx) - top)
-    ds = p * (dp - delta)
+    ds = p * dp
     if ctx.slope is not None:
         lengths = work.lengths
         args = ctx.mods.score_args

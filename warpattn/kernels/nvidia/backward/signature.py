@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from triton.experimental.gluon import GluonASTSource
 from triton.experimental.gluon import language as gl
@@ -13,7 +13,7 @@ from warpattn.language.nodes import Program
 
 from ...pieces.codegen import INDEX_SYMBOLS, SCORE_SYMBOLS, compile_function
 from ...pieces.element_type import element_type
-from ...pieces.signature import ALIGNED, captured_types, kernel_source, modifier_functions
+from ...pieces.signature import ALIGNED, captured_types, kernel_source, modifier_functions, with_slope
 from ..boxes import tile_box
 from .arguments import AdjointFunctions, BackwardPrograms, CapturedPrograms, DeviceCode
 from .captured import captured_kernel
@@ -25,21 +25,12 @@ from .tiles import BackwardTiles
 from .visits import row_numbers_layout
 
 
-class BackwardFunctions(NamedTuple):
-    """`Functions` of a mask and a score, and the score's derivative as a Gluon function; None: 1."""
-
-    keep: Any
-    span: Any
-    score: Any
-    slope: Any
-
-
 def backward_source(
     args: Mapping[str, Any], config: BackwardTiles, programs: BackwardPrograms, arch: str, code: DeviceCode
 ) -> GluonASTSource:
     """The main kernel of a launch with `args`, with the roles of an architecture."""
     mask, score, slope = programs
-    functions = BackwardFunctions(*modifier_functions(mask, score), slope_function(slope))
+    functions = with_slope(modifier_functions(mask, score), slope)
     constants = {"config": config, "functions": functions, "code": code}
     return kernel_source(backward_kernel, args, constants, captured_types(mask, score, arch) | _map_types(config))
 
@@ -65,13 +56,6 @@ def _rows(config: BackwardTiles, count: int, cols: int) -> str:
     box = list(tile_box(count, cols, config.ragged))
     layout = gl.NVMMASharedLayout.get_default_for(box, element_type(config.element))
     return f"tensordesc<{config.element.name}{box},{layout!r}>"
-
-
-def slope_function(slope: Program | None) -> Any:
-    """The derivative of the score as a Gluon function; None without one."""
-    if slope is None:
-        return None
-    return compile_function(slope.outputs, SCORE_SYMBOLS, tuple(tensor.ndim for tensor in slope.tensors))
 
 
 def prepare_source(
