@@ -306,6 +306,13 @@ def test_what_has_no_translation_is_named_with_its_line(function, message):
     assert f"{function.__code__.co_filename}:" in str(caught.value)
 
 
+@pytest.mark.parametrize("number", [0, 2.5, -3])
+def test_a_score_mod_may_return_a_number(number):
+    q, k, v = qkv(4, 7)
+    out = flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: number)
+    torch.testing.assert_close(out, v.mean(2, keepdim=True).expand_as(out))
+
+
 def test_masks_must_return_a_bool():
     for function in (lambda b, h, q, k: q - k, lambda b, h, q, k: 1, lambda b, h, q, k: None):
         with pytest.raises(wa.AttentionError, match="a mask_mod must return a bool"):

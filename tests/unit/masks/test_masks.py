@@ -53,6 +53,8 @@ COLUMN_MASK = torch.tensor([True, False, True, True, False])[None, None, :, None
 
 # Masks whose spans are exact, each with its truth in plain Python.
 EXACT = [
+    (~wm.SlidingWindow(3, None), lambda b, h, q, k, lens: k <= q - 3),
+    (~wm.Causal(), lambda b, h, q, k, lens: k > q),
     (wm.Full(), lambda b, h, q, k, n: True),
     (wm.Causal(), lambda b, h, q, k, n: k <= q),
     (wm.Causal(top_left=True), lambda b, h, q, k, n: k <= q - (n.k - n.q)),

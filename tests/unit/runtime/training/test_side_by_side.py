@@ -10,7 +10,7 @@ from torch import Tensor
 
 import warpattn as wa
 from tests.unit.runtime.training.gradient_double import install
-from warpattn.side_by_side import unbound
+from warpattn.side_by_side import unbound, whole_of
 
 S, H, D = 6, 2, 8
 OFFSETS = torch.tensor([0, 4, S], dtype=torch.int32)
@@ -46,3 +46,39 @@ def test_other_gradients_are_put_together():
     heads_last = torch.randn(2, S, H, D, 3, requires_grad=True)
     (found,) = torch.autograd.grad(sum((i * t).sum() for i, t in enumerate(unbound(heads_last, 4))), heads_last)
     assert torch.equal(found[..., 2], torch.full((2, S, H, D), 2.0))
+
+
+def parts(rows: int = 3) -> tuple[Tensor, ...]:
+    return torch.randn(rows, 3, 4, 4).unbind(1)
+
+
+def of_two_memories() -> tuple[Tensor, ...]:
+    """Parts whose addresses are those of one tensor, but whose memory is not one storage."""
+    memory = bytearray(4 * 2 * 16)
+    return tuple(torch.frombuffer(memory, dtype=torch.float32, offset=64 * i, count=16).view(4, 4) for i in range(2))
+
+
+APART = {
+    "turned": lambda: tuple(x.transpose(1, 2) for x in parts()),
+    "one of them turned": lambda: (*parts(1)[:1], *(x.mT for x in parts(1)[1:])),
+    "the last turned": lambda: (lambda a, b, c: (a, b, c.mT))(*parts()),
+    "another order": lambda: parts()[::-1],
+    "one is missing": lambda: parts()[::2],
+    "the second twice": lambda: (lambda a, b, c: (a, a, c))(*parts()),
+    "fewer rows": lambda: (lambda a, b, c: (a, b[:2], c))(*parts()),
+    "copies": lambda: tuple(x.clone() for x in parts()),
+    "two memories": of_two_memories,
+}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_what_is_no_part_of_one_tensor(name):
+    assert whole_of(APART[name]()) is None
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_parts_of_one_tensor_are_the_whole(rows):
+    found = whole_of(parts(rows))
+    assert found is not None and found.shape == (rows, 3, 4, 4) and found.is_contiguous()
+    together = parts(rows)
+    assert torch.equal(whole_of(together), torch.stack(together, 1))
