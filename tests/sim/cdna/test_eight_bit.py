@@ -65,11 +65,13 @@ def test_values(name, arch):
 TOKENS = [name for name in CASES if "fp16" not in name]
 
 
-@pytest.mark.parametrize(("name", "arch"), drawn(product(TOKENS, ARCHS), each_once(TOKENS, ARCHS)))
-def test_scales_of_tokens(name, arch):
+OF_TOKENS = (TOKENS, SCALES[1:], ARCHS)
+
+
+@pytest.mark.parametrize(("name", "per", "arch"), drawn(product(*OF_TOKENS), each_once(*OF_TOKENS)))
+def test_scales_of_tokens(name, per, arch):
     """Of keys, of values and of both."""
-    for per in SCALES[1:]:
-        check(stored(name, arch, per), arch, schedule="adversarial")
+    check(stored(name, arch, per), arch, schedule="adversarial")
 
 
 COLUMNS = {

@@ -39,6 +39,19 @@ CASES = {
     "alibi": Case(200, 200, heads=4, heads_kv=1, mask=Causal(), score=ALiBi(torch.tensor([0.5, 0.25, 0.1, 0.05]))),
     "soft-cap": Case(200, 200, dim=128, score=SoftCap(3.0)),
     "bias": Case(140, 140, score=Bias(torch.randn(1, 2, 140, 140, generator=torch.Generator().manual_seed(2)))),
+    "fp16-window": Case(260, 260, dim=128, dtype=torch.float16, mask=SlidingWindow(70, 10)),
+    "odd-dims-padding": Case(200, 150, dim=72, dim_v=40, mask=Padding(torch.tensor([100]))),
+    "latent-document": Case(
+        256, 256, dim=192, dim_v=128, heads=2, heads_kv=1, mask=Document(torch.arange(256)[None] // 100)
+    ),
+    "custom-soft-cap": Case(
+        200, 200, dim=128, mask=CustomMask(lambda b, h, q, k: (q + k) % 3 != 0), score=SoftCap(3.0)
+    ),
+    "sinks-nothing-visible": Case(140, 140, mask=CustomMask(lambda b, h, q, k: k < 0), sinks=True),
+    "bias-256": Case(
+        140, 140, dim=256, mask=Causal(),
+        score=Bias(torch.randn(1, 2, 140, 140, generator=torch.Generator().manual_seed(2))),
+    ),
     "packed-window": Case(
         75, 75, heads=16, heads_kv=2, mask=Causal() & SlidingWindow(30), sinks=True, packed=8, block_n=32
     ),
@@ -55,9 +68,9 @@ CASES = {
 
 # Every mask, score and config occurs in one of these.
 DRAWN = (
-    "causal-rectangular", "three-warpgroups", "head-dim-256", "odd-dims", "latent", "two-parts", "in-turn", "fp16",
-    "window", "materialized", "document", "padding", "custom", "nothing-visible", "sinks", "alibi", "soft-cap", "bias",
-    "packed-window", "packed-heads", "packed-bias",
+    "causal-rectangular", "three-warpgroups", "bias-256", "odd-dims-padding", "latent-document", "two-parts", "in-turn",
+    "fp16-window", "materialized", "custom-soft-cap", "sinks-nothing-visible", "alibi", "packed-window", "packed-heads",
+    "packed-bias",
 )  # fmt: skip
 
 

@@ -42,18 +42,22 @@ CASES = [
     replace(PAGED, page_size=3, dim=72, dim_v=40, dtype=torch.float16),
     replace(PAGED, page_size=16, seq_q=1, batch=2, lens_k=(1, 40)),
 ]
-# Every mask, score, size of a page and head dim occurs in one of these.
+# Every mask, score, size of a page and head dim occurs in one of these, or in FEW.
 LARGE_PAGES = (48, 128, 256, 8)
+SOME_SCORES = (*SCORES, "none", "none", "none", "none")
 DRAWN = [
-    *[replace(base, mask=mask) for mask, base in each_once(MASKS, (RAGGED, CROSS))],
-    *[replace(base, score=score, sinks=True) for score, base in each_once(SCORES, (RAGGED, CROSS))],
+    *[
+        replace(base, mask=mask, score=score, sinks=score != "none")
+        for mask, base, score in each_once(MASKS, (RAGGED, CROSS), SOME_SCORES)
+    ],
     *[replace(CROSS, heads_q=4, heads_kv=4 // group) for group in (1, 4)],
     replace(CROSS, heads_q=8, mask="full"),
     *[replace(RAGGED, dim=dim) for dim in (128, 256)],
     replace(CROSS, dim=72, dim_v=40, dtype=torch.float16, layout="heads-first"),
-    *[replace(PAGED, page_size=size) for size in (3, 16, 64)],
-    *[replace(PAGED, page_size=size, mask=mask) for size, mask in zip(LARGE_PAGES, MASKS[1:], strict=False)],
-    *[replace(PAGED, page_size=16, score=score, sinks=True) for score in SCORES[1:3]],
+    *[
+        replace(PAGED, page_size=size, mask=mask, score=score, sinks=score != "none")
+        for size, mask, score in zip(LARGE_PAGES, MASKS[1:5], ("none", "alibi", "none", "bias"), strict=True)
+    ],
     replace(PAGED, page_size=16, heads_q=8, heads_kv=2),
     replace(PAGED, page_size=3, dim=128),
     replace(PAGED, page_size=64, dim=256),
