@@ -213,3 +213,18 @@ def test_what_is_refused_is_one_sentence(sentence):
         BAD[sentence]()
     (reason,) = found.value.reasons
     assert sentence in reason
+
+
+def test_graphs_decode_up_to_16_new_tokens_of_a_request():
+    """A captured graph leaves out what its kernel was not made for, so a later plan may not bring more."""
+    few, many = Latents((3, 1, 1, 2)), Latents((3, 1, 1, 17))
+    wrapper = flashinfer.BatchMLAPagedAttentionWrapper(WORKSPACE, True)
+    table = {"block_tables": few.table, "seq_lens": few.lengths, "causal": True, **SIZES}
+    wrapper.plan(cum_seq_lens_q=few.cu_q, **table)
+    assert wrapper.max_q == 16
+    few.check(wrapper.run(*few.parts))
+    with pytest.raises(AttentionError, match="a request has 17 new tokens; graphs of this wrapper were planned for"):
+        wrapper.plan(cum_seq_lens_q=many.cu_q, **table)
+    other = flashinfer.BatchMLAPagedAttentionWrapper(WORKSPACE, True)
+    other.plan(cum_seq_lens_q=many.cu_q, **table)
+    assert other.max_q is None
