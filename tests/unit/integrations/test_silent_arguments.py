@@ -11,11 +11,13 @@ import pytest
 import torch
 
 import warpattn as wa
-from tests.unit.api.test_wrong_calls import CALLS, PAGED, TABLE, ints, normal
+from tests.unit.api.test_wrong_calls import CALLS, PAGED, TABLE, Silent, ints, normal
 from warpattn.integrations import flashinfer
 
 FLOATS, BOOLS = torch.tensor([0.0, 1.0, 3.0]), torch.tensor([[True, False], [False, True]])
 WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("flash-attn 3, combine", {"out": torch.zeros(1).expand(2, 5, 4, 16)}, r"out has strides \(0, 0, 0, 0\); no two"),
+    ("flash-attn 4, combine", {"out_dtype": Silent()}, "out_dtype is a Silent; it must be one of"),
     ("flash-attn 3, ragged", {"cu_seqlens_q": FLOATS}, "cu_seqlens_q has dtype torch.float32; it must be torch.int32"),
     ("flash-attn 3, ragged", {"cu_seqlens_q": ints(0, 1, 2)}, "cu_seqlens_q divides 2 rows; .* must divide 3 rows"),
     ("flash-attn 3, ragged", {"cu_seqlens_k_new": ints(1, 2, 4)}, "cu_seqlens_k_new divides 3 rows; its first offset"),

@@ -153,10 +153,12 @@ def flash_attn_combine(given: Given) -> tuple[Tensor, Tensor]:
     shape, dtype = parts.shape[1:], given.out_partial.dtype if given.out_dtype is None else given.out_dtype
     if given.out is not None and given.out.shape != shape:
         raise AttentionError(f"out has shape {tuple(given.out.shape)}; it must be {tuple(shape)}")
-    if dtype not in RESULTS:
+    if not isinstance(dtype, torch.dtype) or dtype not in RESULTS:
         raise AttentionError(f"out_dtype is {kind_of(dtype)}; it must be one of {', '.join(map(str, RESULTS))}")
     if given.out is not None and given.out.dtype not in RESULTS:
         raise AttentionError(f"out has dtype {given.out.dtype}; it must be one of {', '.join(map(str, RESULTS))}")
+    if given.out is not None and torch._debug_has_internal_overlap(given.out) == 1:  # what torch does not write to
+        raise AttentionError(f"out has strides {given.out.stride()}; no two of its elements may be one place in memory")
     lse = torch.logsumexp(lses, dim=0)
     weights = torch.softmax(lses.masked_fill(lse == -torch.inf, 0.0), dim=0)[..., None]
     seen = (lses != -torch.inf)[..., None]

@@ -8,6 +8,7 @@ import torch
 import warpattn as wa
 from tests.unit.runtime.training.gradient_double import install
 from warpattn.problem import Call
+from warpattn.runtime.training import captured
 from warpattn.runtime.training.from_results import differentiate
 from warpattn.runtime.training.gradients import Along, Saved
 from warpattn.sequences import Dense
@@ -30,3 +31,16 @@ def test_captured_tensors_get_theirs_in_the_order_given(backend, monkeypatch):
         torch.testing.assert_close(mine.float(), theirs.float(), atol=3e-2, rtol=3e-2)
         assert mine.abs().max() > 0.01
     assert none.shape == other.shape and not none.any()
+
+
+def test_reads_outside_of_a_captured_tensor_have_no_gradient():
+    """Neither one before the first element nor one past the last."""
+    rows, columns = torch.meshgrid(torch.arange(-2, 6), torch.arange(-1, 5), indexing="ij")
+    part, total = torch.randn(2, 8, 6), torch.zeros(3, 4)
+    captured._add_at(total, [rows, columns], part)
+    expected = torch.zeros(3, 4)
+    for i in range(8):
+        for j in range(6):
+            if 0 <= i - 2 < 3 and 0 <= j - 1 < 4:
+                expected[i - 2, j - 1] += part[:, i, j].sum()
+    torch.testing.assert_close(total, expected)
