@@ -38,11 +38,20 @@ def test_gradients(case, arch):
     check_gradients(inputs, taken(inputs, attend(inputs, f"simulate:{arch}"), dout, dlse), dout, dlse)
 
 
-@pytest.mark.parametrize("arch", drawn(ARCHS, ["sm90", "sm100", "gfx950"]))
-def test_hidden_keys_and_values_reach_no_gradient(arch):
+DOCUMENTS = replace(BASE, score="custom", mask="documents")
+ADDED = replace(BASE, seq_q=2, mask="causal-added")  # its gradient by torch operations
+SPOILED = [*((arch, DOCUMENTS) for arch in ARCHS), ("gfx942", ADDED)]
+LEFT_OUT = [("gfx942", DOCUMENTS)]
+
+
+@pytest.mark.parametrize(
+    ("arch", "case"), drawn(SPOILED, [pair for pair in SPOILED if pair not in LEFT_OUT]),
+    ids=lambda x: getattr(x, "name", x),
+)  # fmt: skip
+def test_hidden_keys_and_values_reach_no_gradient(arch, case):
     """On Blackwell keys alone: hidden values reach the forward's output (docs/numbers.md), and so its row sums."""
-    inputs = require(replace(BASE, score="custom", mask="documents").build())
-    dark = ~visible(inputs, 0, range(BASE.seq_q), BASE.seq_q, BASE.seq_k).flatten(0, 1).any(0)
+    inputs = require(case.build())
+    dark = ~visible(inputs, 0, range(case.seq_q), case.seq_q, case.seq_k).flatten(0, 1).any(0)
     assert dark.any()
     k, v = inputs.k.detach().clone(), inputs.v.detach().clone()
     k[:, dark] = torch.nan

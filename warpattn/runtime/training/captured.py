@@ -98,6 +98,7 @@ def _add_sequence(
                 env = place.grid(start, stop - start, lo, hi) | {"s": s}
                 p = _probabilities(job, env, masked, lse[:, row])
                 dp = dout[:, row] @ v[:, lo:hi].mT
+                dp = torch.where(p == 0, 0.0, dp)  # hidden values may be NaN
                 if adds:
                     _add_tile(job, env, p * (dp - total), into)
                 else:
