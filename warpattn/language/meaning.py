@@ -50,7 +50,7 @@ def meaning(value: Any, within: tuple[Any, ...] = ()) -> Hashable:
         return value if is_known else (value, _methods(value, within))
     if isinstance(value, ModuleType) and _is_steady(value.__name__):
         return value
-    if isinstance(value, BuiltinFunctionType) and _is_steady(value.__module__):
+    if kind is BuiltinFunctionType and _is_steady(value.__module__):
         return value
     if kind.__module__ == "numpy" and getattr(value, "shape", None) == ():
         return kind, value.tobytes()
