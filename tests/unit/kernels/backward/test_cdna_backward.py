@@ -21,7 +21,7 @@ from warpattn.machine_code.gcn.summary import LDS
 from warpattn.masks import Causal
 from warpattn.scores import SoftCap
 
-# Vector registers of a lane by account: what is held and added up, S and dP, one operand, and what is loaded ahead.
+# Vector registers of a lane by account, without a score: what is held and added, S and dP, an operand, loads ahead.
 ACCOUNT = {("queries", 64): 220, ("keys", 64): 228, ("queries", 128): 245, ("keys", 128): 356}
 # Workgroups that have a CU for themselves under a causal mask; of the others it holds two.
 ALONE = {("gfx942", "queries", 128), ("gfx942", "keys", 128), ("gfx950", "keys", 128)}
@@ -46,8 +46,8 @@ def test_machine_code_is_what_the_configs_promise(arch: str, dim: int, cap: floa
         depth = 16 if arch == "gfx950" else 8
         assert found.count("v_mfma") == found.count(f"v_mfma_f32_32x32x{depth}") == products(config) // depth
         assert found.counts["s_barrier"] == len(config.streams), "before each operand is read"
-        assert found.vgprs + found.agprs == approx(ACCOUNT[config.side, dim], rel=0.2)
         if cap is None:
+            assert found.vgprs + found.agprs == approx(ACCOUNT[config.side, dim], rel=0.2)
             assert found.occupancy == (1 if (arch, config.side, dim) in ALONE else 2)
         assert not found.count("global_atomic", "buffer_atomic")
 
