@@ -59,7 +59,13 @@ class Traced:
             key = None
         program = None if key is None else self.shared.get(key)
         if program is None:
-            program = self._recorded()
+            try:
+                program = self.record()
+            except AttentionError:
+                raise
+            except Exception as error:
+                self._blame(error)
+                raise
             if key is not None and not program.tensors:
                 if len(self.shared) >= self.SHARED_AT_MOST:
                     self.shared.clear()
@@ -69,17 +75,11 @@ class Traced:
             _fix(self)
         return program
 
-    def _recorded(self) -> Any:
-        """What `record` returns; what a user's class does wrong is one AttentionError."""
-        try:
-            return self.record()
-        except AttentionError:
-            raise
-        except Exception as error:
-            own = [f"a {type(part).__name__}" for part in _values(self) if is_users(part)]
-            where = [line for line in (raised_at(error), *own) if line is not None]
-            if not where:
-                raise
+    def _blame(self, error: Exception) -> None:
+        """AttentionError for what a user's code or class did wrong; nothing if no such code took part."""
+        own = [f"a {type(part).__name__}" for part in _values(self) if is_users(part)]
+        where = [line for line in (raised_at(error), *own) if line is not None]
+        if where:
             rule = "masks and scores use operators and warpattn's functions"
             raise AttentionError(f"{where[0]}: {named(error)}; {rule}") from error
 

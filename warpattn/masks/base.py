@@ -13,7 +13,8 @@ it is negative for the first rows when there are more queries than keys. `&`, `|
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from operator import attrgetter
+from typing import Any, NoReturn
 
 from warpattn.errors import AttentionError
 from warpattn.inputs import kind_of
@@ -24,6 +25,7 @@ from warpattn.masks.program import MaskProgram, Span
 from warpattn.scores import Score
 
 Value = Any  # a symbol, a number or a tensor
+SPAN_RULE = "it must return Span(first, full_lo, full_hi, last)"
 
 
 class Mask(Traced):
@@ -50,20 +52,24 @@ class Mask(Traced):
 
         def run() -> tuple[Value, ...]:
             b, h, lens = symbol("b"), symbol("h"), Lengths.symbols()
-            span = span_of(self, b, h, (symbol("q_lo"), symbol("q_hi")), lens)
+            span = self.kv_span(b, h, symbol("q_lo"), symbol("q_hi"), lens)
+            if not isinstance(span, Span):
+                self.refuse_result("kv_span", kind_of(span), SPAN_RULE)
             bounds = (saturated(bound) for bound in span.clamped(lens.k))
             return (self.keep(b, h, symbol("q"), symbol("k"), lens), *bounds)
 
-        traced, added = trace(run), self.additive()
+        traced = trace(run)
         keep, first, full_lo, full_hi, last = traced.outputs
-        for name, found, fine, rule in (
-            ("keep", keep.dtype, keep.dtype == "bool", "it must return a bool, such as a comparison"),
-            ("kv_span", "a float", "float" not in [bound.dtype for bound in traced.outputs[1:]], "its bounds are ints"),
-            ("additive", kind_of(added), added is None or isinstance(added, Score), "it must return None or a score"),
-        ):
-            if not fine:
-                raise AttentionError(f"{name} of a {type(self).__name__} returned {found}; {rule}")
+        kind, *bounds = map(attrgetter("dtype"), traced.outputs)
+        if kind != "bool":
+            self.refuse_result("keep", kind, "it must return a bool, such as a comparison")
+        if "float" in bounds:
+            self.refuse_result("kv_span", "a float", "its bounds are ints")
         return MaskProgram(keep, (first, full_lo, full_hi, last), traced.tensors, traced.key)
+
+    def refuse_result(self, name: str, found: str, rule: str) -> NoReturn:
+        """AttentionError for what the method of a name returned."""
+        raise AttentionError(f"{name} of a {type(self).__name__} returned {found}; {rule}")
 
     def __and__(self, other: Mask) -> And:
         return And(self, other)
@@ -79,8 +85,7 @@ def span_of(mask: Mask, b: Value, h: Value, rows: tuple[Value, Value], lens: Len
     """What `kv_span` says of the first and last row; AttentionError if that is no Span."""
     span = mask.kv_span(b, h, *rows, lens)
     if not isinstance(span, Span):
-        what = f"kv_span of a {type(mask).__name__} returned {kind_of(span)}"
-        raise AttentionError(f"{what}; it must return Span(first, full_lo, full_hi, last)")
+        mask.refuse_result("kv_span", kind_of(span), SPAN_RULE)
     return span
 
 

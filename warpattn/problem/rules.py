@@ -172,6 +172,8 @@ def _traced(rules: Rules, call: Call) -> tuple[MaskProgram | None, ScoreProgram 
     score = call.score if isinstance(call.score, Score) else None
     try:
         program, added = (FULL_PROGRAM, None) if mask is None else (mask.program(), mask.additive())
+        if mask is not None and not isinstance(added, Score | None):
+            mask.refuse_result("additive", kind_of(added), "it must return None or a score")
         if added is not None:
             score = added if score is None else score | added
         return program, None if score is None else score.program()
