@@ -34,8 +34,8 @@ class LatentPages(PagedKV):
     latents (num_pages, page_size, Hkv, L) of 8 bits; rope (num_pages, page_size, Hkv, R) of the queries' dtype, or of
     the latents' and then with their scale, per tensor or token; its rows start at multiples of 16 bytes; any other
     strides, also views of one tensor. block_table, lengths: as in `PagedKV`. scale fp32: of the latents, of any shape
-    that `PagedKV` takes; None is 1. Queries have L + R columns, the
-    output has L. Raises AttentionError if `rope` cannot be read where it is.
+    that `PagedKV` takes; None is 1. Queries have L + R columns, the output has L. Raises AttentionError if `rope`
+    cannot be read where it is.
     """
 
     rope: Tensor

@@ -17,8 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
-from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -37,10 +35,10 @@ from warpattn.integrations.flex.functions import (
 )
 from warpattn.language import expr
 from warpattn.language.expr import Expr, Node
+from warpattn.language.user_code import line_of, named, raised_at
 
 __all__ = ["Symbol", "run"]
 
-_OWN = (str(Path(__file__).parents[2]), str(Path(str(torch.__file__)).parent))
 _RULE = (
     "what is translated: arithmetic, comparisons, & | ~, torch functions of single numbers (where, minimum, clamp, "
     "abs, exp, tanh, ...) and reads of tensors at one index per dimension"
@@ -64,8 +62,8 @@ def run(fn: Callable[..., Any], *args: Any) -> Any:
     except AttentionError:
         raise
     except (NoTranslation, TypeError, IndexError, AttributeError, RuntimeError, ValueError) as error:
-        what = f"{error}" if isinstance(error, NoTranslation) else f"{type(error).__name__}: {error}"
-        raise AttentionError(f"{_line(fn, error.__traceback__)}: {what}; {_RULE}") from error
+        what = f"{error}" if isinstance(error, NoTranslation) else named(error)
+        raise AttentionError(f"{raised_at(error) or line_of(fn)}: {what}; {_RULE}") from error
     finally:
         _recording.reset(token)
 
@@ -256,15 +254,3 @@ def _at_least_0(node: Node) -> bool:
         dividend, divisor = operands
         return (op == "mod" or _at_least_0(dividend)) and divisor.is_constant and divisor.value > 0
     return op == "abs" or (op == "where" and all(_at_least_0(x) for x in operands[1:]))
-
-
-def _line(fn: Any, step: TracebackType | None) -> str:
-    """The last line outside of torch and this package that an error came through, else that of `fn`."""
-    code = getattr(fn, "__code__", None)
-    line = repr(fn) if code is None else f"{code.co_filename}:{code.co_firstlineno}"
-    while step is not None:
-        file = step.tb_frame.f_code.co_filename
-        if not file.startswith(_OWN):
-            line = f"{file}:{step.tb_lineno}"
-        step = step.tb_next
-    return line
