@@ -8,7 +8,6 @@ compiled by `--workers` processes, without it, before anything is timed.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sys
 from collections.abc import Iterator, Sequence
@@ -161,8 +160,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{entry['speed']:.3f} {case.name}: {us[CHOSEN]:.1f} us {entry['chosen']}; "
             f"best {us[entry['best']]:.1f} {entry['best']}", *entry["wrong"].items(), flush=True,
         )  # fmt: skip
-        if args.json:
-            args.json.write_text(json.dumps(found, indent=1) + "\n")
+        record.save(found, args.json)
     speeds = sorted(entry["speed"] for entry in found["cases"])
     print(f"best time over the choice's: least {speeds[0]:.3f}, {sum(x < 0.93 for x in speeds)} below 0.93", flush=True)
     return 0

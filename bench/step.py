@@ -9,7 +9,6 @@ first: the first run of a kernel takes seconds.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ import torch
 import warpattn as wa
 from bench.measure.arguments import positive
 from bench.measure.machine import describe
+from bench.measure.record import save
 from bench.measure.timing import DeviceSample, Summary, interleave, paired_ratio
 from warpattn.sequences import PagedKV, Ragged
 
@@ -161,8 +161,7 @@ def main() -> None:
         shown = "   ".join(f"{key} {x['us']:8.2f} us ({x['ratio']:.3f})" for key, x in record["cases"][name].items())
         print(f"{name:26s}{shown}", flush=True)
         torch.cuda.empty_cache()
-    if args.json:
-        args.json.write_text(json.dumps(record, indent=1))
+    save(record, args.json)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ sequence and key head and on the last. TFLOP/s count 10·B·H·Sq·Sk·D, half i
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import tempfile
@@ -149,9 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _keep(found: record.Record, path: Path | None) -> None:
     """Judge and write what there is so far: an interrupted run keeps its numbers."""
     found["verdicts"] = verdicts(found)
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    record.save(found, path)
 
 
 __all__ = ["main"]

@@ -11,7 +11,6 @@ runs small on gloo.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -313,9 +312,8 @@ def rank_main(args: argparse.Namespace, argv: Sequence[str]) -> int:
 
 def write(found: dict[str, Any], path: Path | None) -> None:
     """Keep what there is so far."""
-    if path is not None and dist.get_rank() == 0:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    if dist.get_rank() == 0:
+        record.save(found, path)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

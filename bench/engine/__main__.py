@@ -19,7 +19,6 @@ one; such a run finds its prompts in the cache, those that are timed as prefill 
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import statistics
 import sys
@@ -30,7 +29,7 @@ from typing import Any, NamedTuple
 
 from bench.engine.cases import CASES, MIXED, PREFILLS, Case, case_of, lengths_of
 from bench.engine.process import LONGEST, MODELS, Done, Weights, Work, serve
-from bench.measure.record import start
+from bench.measure.record import save, start
 
 PROFILED = 12  # tokens of a profiled run
 WARM = (*((lengths,) * n for lengths, n in ((600, 128), (300, 3), (2500, 7))), (LONGEST // 2,))
@@ -87,8 +86,7 @@ def main() -> None:
         record["cases"][f"{group.model} {case}"] = found
         lines += lines_of(f"{group.model:8s} {case:10s}", found, list(group.pipes))
         print(lines[-1], f"{time.perf_counter() - begin:.0f} s", flush=True)
-        if args.json:
-            args.json.write_text(json.dumps(record, indent=1))
+        save(record, args.json)
     print("\n".join(lines), flush=True)
     for group in engines:
         for pipe in group.pipes.values():

@@ -12,7 +12,6 @@ rung in a process of its own (`bench.ncu`). The record, written after every case
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ from bench.ladder.counters import call_once, counters
 from bench.ladder.rungs import RUNGS
 from bench.measure import inputs, record, timing
 from bench.measure.arguments import positive
+from bench.measure.record import save
 
 CASES = ("d128-4x4k-full", "d128-4x4k-causal", "d128-1x16k-full", "d128-1x16k-causal")
 SHIPPED = "shipped"
@@ -113,19 +113,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = {key: started[key] for key in ("schema", "command", "date", "machine", "versions", "settings", "cases")}
     for name in CASES:
         found["cases"].append(run_case(find(name), args.rounds))
-        write(found, args.json)
+        save(found, args.json)
         torch.cuda.empty_cache()
     add_counters(found["cases"])
-    write(found, args.json)
+    save(found, args.json)
     print(table(found["cases"]), flush=True)
     return int(any(rung["status"] == "wrong" for entry in found["cases"] for rung in entry["rungs"].values()))
-
-
-def write(found: dict[str, Any], path: Path | None) -> None:
-    """Write the record where a path is given."""
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -51,8 +51,34 @@ def start(module: str, argv: Sequence[str], settings: dict[str, Any]) -> Record:
 def write(record: Record, path: Path) -> None:
     """Adds the verdicts and writes the record; called after every case: an interrupted run keeps its numbers."""
     record["verdicts"] = verdicts(record)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    save(record, path)
+
+
+def save(record: Record, path: Path | None) -> None:
+    """Writes a record of any shape, where a path is given: a line for each case, fact and verdict."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text_of(record), encoding="utf-8")
+
+
+def text_of(record: Record) -> str:
+    """A record as JSON, with a line for each entry of its lists and mappings."""
+    lines = ",\n".join(f" {_json(key)}: {_entries(value)}" for key, value in record.items())
+    return f"{{\n{lines}\n}}\n"
+
+
+def _entries(value: Any) -> str:
+    if isinstance(value, dict) and value:
+        lines = ",\n".join(f"  {_json(key)}: {_json(entry)}" for key, entry in value.items())
+        return f"{{\n{lines}\n }}"
+    if isinstance(value, list) and value:
+        lines = ",\n".join(f"  {_json(entry)}" for entry in value)
+        return f"[\n{lines}\n ]"
+    return _json(value)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def read(path: Path) -> Record:

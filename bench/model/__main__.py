@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import torch
 
+from bench.measure.record import save
 from bench.model import problems
 from bench.model.predict import predict
 from bench.model.problems import Problem
@@ -67,7 +68,7 @@ def write(chosen: Sequence[Problem]) -> None:
         rows.append({"problem": problem.name, "cycles": round(found.cycles), "bound": found.bound})
         print(rows[-1], flush=True)
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    WRITTEN.write_text(json.dumps({"date": date, "predictions": rows}, indent=1) + "\n")
+    save({"date": date, "predictions": rows}, WRITTEN)
 
 
 def compare(name: str, chosen: Sequence[Problem]) -> None:

@@ -7,7 +7,6 @@ of them three times, the last time counted. Times are medians of CUDA graphs in 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -133,12 +132,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     for row in found["ncu"]:
         cycles = row.get("metrics", {}).get("sm__cycles_elapsed.max", 0)
         print(f"{row['problem']:50} {cycles:11.0f} {row.get('metrics')}", flush=True)
-    if args.json is not None:
-        args.json.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    record.save(found, args.json)
     if args.rounds:
         found["times"] = time(names, args.rounds)
-        if args.json is not None:
-            args.json.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+        record.save(found, args.json)
     return 0
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bench import run
 from bench.measure.arguments import timed_cases
 
 MAINS = sorted((Path(__file__).parents[3] / "bench").rglob("__main__.py"))
@@ -18,6 +19,15 @@ def test_no_round_is_refused(module, capsys):
     with pytest.raises(SystemExit, match="2"):
         importlib.import_module(module).main(["--rounds", "0"])
     assert "argument --rounds: must be at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "argv", [["--group", "d12"], ["--group", "smoke", "--peers", "x"], ["--group", "smoke", "--rounds", "0"]]
+)
+def test_bad_arguments_are_named(argv, capsys):
+    with pytest.raises(SystemExit):
+        run.main(argv)
+    assert "known: " in (message := capsys.readouterr().err) or "at least 1" in message
 
 
 def test_the_arguments_of_timed_cases(tmp_path):
