@@ -72,6 +72,23 @@ def test_over_latents_of_8_bits(arch):
     assert torch.equal(found, wanted) and wanted.any()
 
 
+@pytest.mark.parametrize("arch", drawn(["sm90", "sm100", "gfx942"], ["sm90"]))
+def test_compiled_graphs_have_the_bits_of_other_calls(arch):
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    tail = {"mask": wa.Causal(), "scale": SCALE, "return_lse": True, "backend": f"simulate:{arch}"}
+
+    def step(q, table, lengths):
+        kv = pages_of.with_fields(block_table=table, lengths=lengths)
+        return wa.attention_paged(wa.LatentQuery(q.nope * 2, q.rope), kv, **tail)
+
+    pages_of, q = pages(16, (40, 33)), as_engines_have_them(2, 1, 16)
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    for lengths in (pages_of.lengths, pages_of.lengths - 7):
+        found, wanted = compiled(q, pages_of.block_table, lengths), step(q, pages_of.block_table, lengths)
+        assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True)) and wanted[0].any()
+
+
 def test_queries_that_kernels_cannot_read_where_they_are():
     kv, q = pages(16, (20,)), as_engines_have_them(1, 1, 16)
     odd = torch.empty(1, 1, 16, 68).bfloat16()[..., 2:66].copy_(q.rope)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from warpattn.errors import Rules
 from warpattn.problem.backends import LATENT, LATENT_TOKENS, USE_REFERENCE
-from warpattn.problem.memory import begins_with
+from warpattn.problem.memory import begins_with, has_memory
 from warpattn.problem.operands import addressable
 from warpattn.problem.problem import Call, Problem
 from warpattn.sequences import Sizes
@@ -38,6 +38,8 @@ def check_rope(rules: Rules, rope: Tensor, sizes: Sizes) -> None:
     what = f"q has {sizes.dim_qk - columns} columns and a rotary part of {columns}"
     rule = f"kernels take {LATENT.v} and {rotary}, for values of {LATENT.v}; {USE_REFERENCE} or join them"
     rules.require((sizes.dim_qk, sizes.dim_v, columns) == (*LATENT, rotary), what, rule)
+    if not has_memory(rope):  # traced: the graph's own call asks again
+        return
     what = f"q.rope has strides {rope.stride()} at {rope.data_ptr()}"
     rule = "its last stride must be 1, the others multiples of 8 elements, and it must start at a multiple of 16 bytes"
     rules.require(addressable(rope), what, rule)

@@ -34,14 +34,20 @@ def apart(written: tuple[int, int], starts: Sequence[int], sizes: Sequence[int])
     return all([start >= first + size or first >= start + read for start, read in zip(starts, sizes, strict=True)])
 
 
+def has_memory(x: Tensor) -> bool:
+    """Whether a tensor has a place in memory, which traced and transformed ones have not."""
+    try:
+        x.data_ptr()
+    except RuntimeError:
+        return False
+    return True
+
+
 def overlap(a: Tensor, b: Tensor) -> bool:
     """Whether a byte of memory belongs to an element of `a` and to one of `b`."""
-    if a.device != b.device:
+    if a.device != b.device or not (has_memory(a) and has_memory(b)):
         return False
-    try:
-        a_at, b_at = a.data_ptr(), b.data_ptr()
-    except RuntimeError:  # traced or transformed: no memory to share
-        return False
+    a_at, b_at = a.data_ptr(), b.data_ptr()
     if a_at + extent(a) <= b_at or b_at + extent(b) <= a_at or not (extent(a) and extent(b)):
         return False
     import numpy as np

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from copy import copy
-from dataclasses import FrozenInstanceError
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +28,7 @@ TOKEN_BYTES = LATENT + 4 * BLOCKS + 2 * ROTARY
 ALIGNMENT = 16  # bytes
 
 
+@dataclass(frozen=True, eq=False, init=False)
 class LatentPages(PagedKV):
     """Latents of 8 bits and rotary parts in pages of a cache, for queries of both together: `attention_paged`, plans.
 
@@ -46,15 +47,12 @@ class LatentPages(PagedKV):
         values = latents.detach() if isinstance(latents, Tensor) else latents  # each tensor of a call is an object
         super().__init__(latents, values, block_table, lengths, k_scale=scale, v_scale=scale)
         object.__setattr__(self, "rope", rope)
-        if is_tensor(rope) and rope.ndim:
+        if is_tensor(rope) and rope.ndim and not torch.compiler.is_compiling():  # the graph's own call asks
             steps = [stride * rope.element_size() for stride in rope.stride()[:-1]]
             even = rope.stride(-1) == 1 and not any(step % ALIGNMENT for step in (*steps, rope.data_ptr()))
             if not even:
                 what = f"rope has strides {rope.stride()} at {rope.data_ptr()}"
                 raise AttentionError(f"{what}; its rows must be in one piece and start at multiples of 16 bytes")
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise FrozenInstanceError(f"cannot assign to field {name!r}")
 
     @staticmethod
     def of_bytes(cache: Tensor, block_table: Tensor, lengths: Tensor) -> LatentPages:

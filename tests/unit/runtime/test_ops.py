@@ -210,14 +210,15 @@ def test_odd_constants_survive_as_text():
 
 
 def test_the_operator_keeps_its_promises():
-    text = repr((wa.Causal().program().key, None, (0.25, True, "auto", None), ("dense",)))
+    text = repr((wa.Causal().program().key, None, (0.25, True, "auto", None), ("dense", (), ())))
     torch.library.opcheck(operators._attention, (Q, K, V, SINKS, [], [], [], text))
 
 
 def test_the_operator_keeps_its_promises_for_other_sequences():
-    text = repr((wa.Causal().program().key, None, (0.25, True, "auto", None), ("ragged", 25, None)))
+    ragged, paged = ("ragged", (25, None), ("seq.cu_q", "seq.cu_k")), ("paged", (), ("kv.block_table", "kv.lengths"))
+    text = repr((wa.Causal().program().key, None, (0.25, True, "auto", None), ragged))
     torch.library.opcheck(operators._attention, (ROWS, KEYS, KEYS, None, [CU_Q, CU_K], [], [], text))
-    text = repr((wa.Causal().program().key, None, (0.25, False, "auto", None), ("paged",)))
+    text = repr((wa.Causal().program().key, None, (0.25, False, "auto", None), paged))
     torch.library.opcheck(operators._attention, (STEP, PAGES, PAGES, SINKS, [TABLE, USED], [], [], text))
 
 

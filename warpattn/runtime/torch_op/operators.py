@@ -1,8 +1,11 @@
 """The operators `warpattn::attention` and `warpattn::attention_backward`, and what autograd does with them.
 
     record(call) ── rules, programs of mask and score as text, captured tensors as inputs
-      warpattn::attention(q, k, v, sinks, offsets or tables, mask tensors, score tensors, text) ─▶ out, lse
-        backward ─▶ warpattn::attention_backward ─▶ dq, dk, dv, then those of sinks and score tensors
+      warpattn::attention(q, k, v, sinks, indices, mask tensors, score tensors, text) ─▶ out, lse
+        backward ─▶ warpattn::attention_backward ─▶ dq, dk, dv, then those of sinks, indices and score tensors
+
+Indices are what a sequence has beside q, k and v: offsets, tables, scales, and the rotary part of queries in two
+tensors, the only one of them that has a gradient (the reference's, since kernels have none for it).
 
 An operator runs below autograd: the reference is differentiated within the backward one. Selective checkpointing lists
 `torch.ops.warpattn.attention.default` once this module has been imported.
@@ -31,8 +34,6 @@ def record(call: Call) -> tuple[Tensor, Tensor]:
     """Out and lse of a call through its operator; an empty lse where none is returned. Values are not checked."""
     q, k, v, sinks = call.q, call.k, call.v, call.sinks
     try:
-        if call.sequence.q_rope is not None:
-            raise AttentionError("q is a LatentQuery; compiled graphs have no operator for it: call it outside of them")
         checked = validate(call, read_values=False)
     except AttentionError as error:  # raised when the graph runs: the tracer would bury it
         return _refuse(q.detach(), v.detach(), repr(error.reasons), call.return_lse is True)
@@ -85,16 +86,18 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _backward(ctx: Any, dout: Tensor, dlse: Tensor) -> tuple[Any, ...]:
     q, k, v, out, lse, sinks, *listed = ctx.saved_tensors
-    needs_q, needs_k, needs_v, needs_sinks, _, _, needs_score, _ = ctx.needs_input_grad
+    needs_q, needs_k, needs_v, needs_sinks, needs_indices, _, needs_score, _ = ctx.needs_input_grad
     indices, mask_tensors, score_tensors = _split(listed, ctx.counts)
-    wanted = [bool(needs_sinks), *(bool(need) for need in needs_score)]
+    wanted = [bool(need) for need in (needs_sinks, *needs_indices, *needs_score)]
     lists = (indices, mask_tensors, score_tensors)
     found = _attention_backward([dout, dlse], [q, k, v, out, lse], sinks, *lists, ctx.call, wanted)
     dq, dk, dv, *more = found
     given = iter(more)
-    dsinks, *dscore = [next(given) if want else None for want in wanted]
-    none = ([None] * len(indices), [None] * len(mask_tensors))
-    return dq if needs_q else None, dk if needs_k else None, dv if needs_v else None, dsinks, *none, dscore, None
+    dsinks, *others = [next(given) if want else None for want in wanted]
+    dindices, dscore = others[: len(indices)], others[len(indices) :]
+    none = [None] * len(mask_tensors)
+    dqkv = (dq if needs_q else None, dk if needs_k else None, dv if needs_v else None)
+    return *dqkv, dsinks, dindices, none, dscore, None
 
 
 _attention.register_autograd(_backward, setup_context=_save)
@@ -109,18 +112,18 @@ def _attention_backward(
     mask_tensors: list[Tensor],
     score_tensors: list[Tensor],
     call: str,
-    wanted: list[bool],  # the sinks' gradient, then that of each score tensor
+    wanted: list[bool],  # the sinks' gradient, then those of each index and each score tensor
 ) -> list[Tensor]:
-    """dq, dk, dv, and those of the sinks and score tensors that require one, in this order."""
+    """dq, dk, dv, and those of the sinks, indices and score tensors that require one, in this order."""
     q, k, v, out, lse = saved
-    dsinks, *dscore = wanted
-    score_tensors = [x.detach().requires_grad_(want) for x, want in zip(score_tensors, dscore, strict=True)]
+    dsinks, dindices, dscore = wanted[0], wanted[1 : len(indices) + 1], wanted[len(indices) + 1 :]
+    indices, score_tensors = _leaves(indices, dindices), _leaves(score_tensors, dscore)
     sinks = None if sinks is None else sinks.detach().requires_grad_(dsinks)
     again = _called((q, k, v), sinks, indices, mask_tensors, score_tensors, call)
     with torch.no_grad():
         checked = validate(again)
         if checked.backend == "reference":
-            more = [x for x, want in zip((again.sinks, *score_tensors), wanted, strict=True) if want and x is not None]
+            more = _chosen((sinks, *indices, *score_tensors), wanted)
             return recomputed(again, Along(*along), more)
         backward = checked_backward(checked, again.deterministic)
         rows = Saved(q, k, v, out, lse, sinks)
@@ -140,8 +143,7 @@ def _fake_backward(
     call: str,
     wanted: list[bool],
 ) -> list[Tensor]:
-    some = [x for x, want in zip((sinks, *score_tensors), wanted, strict=True) if want and x is not None]
-    return [torch.empty_like(x) for x in (*saved[:3], *some)]
+    return [torch.empty_like(x) for x in (*saved[:3], *_chosen((sinks, *indices, *score_tensors), wanted))]
 
 
 @torch.library.custom_op("warpattn::refused_attention", mutates_args=())
@@ -153,6 +155,15 @@ def _refuse(q: Tensor, v: Tensor, reasons: str, return_lse: bool) -> tuple[Tenso
 @_refuse.register_fake
 def _fake_refusal(q: Tensor, v: Tensor, reasons: str, return_lse: bool) -> tuple[Tensor, Tensor]:
     return q.new_empty((*q.shape[:-1], *v.shape[-1:])), _lse_like(q, return_lse and q.ndim in (3, 4))
+
+
+def _leaves(tensors: list[Tensor], wanted: list[bool]) -> list[Tensor]:
+    """Tensors of a graph of their own, which require gradients where they are wanted."""
+    return [x.detach().requires_grad_(want) for x, want in zip(tensors, wanted, strict=True)]
+
+
+def _chosen(tensors: Many[Tensor | None], wanted: list[bool]) -> list[Tensor]:
+    return [x for x, want in zip(tensors, wanted, strict=True) if want and x is not None]
 
 
 def _run(call: Call) -> Result:

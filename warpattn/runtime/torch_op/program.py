@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
-from warpattn.errors import AttentionError
 from warpattn.language.nodes import Node
 from warpattn.masks import Mask, MaskProgram
 from warpattn.problem import Call, CheckedCall
@@ -40,16 +39,13 @@ class Parsed(NamedTuple):
     mask: Mask
     score: Score | None
     tail: Tail
-    sequence: tuple[Any, ...]  # kind of the sequence, its bounds, and the names of its scales
+    sequence: tuple[Any, ...]  # kind of the sequence, its bounds, and the names of its tensors beside q, k and v
 
 
 def write(call: Call, checked: CheckedCall, return_lse: bool) -> str:
     """The text of a call."""
-    sequence = call.sequence
-    if isinstance(sequence.kv if isinstance(sequence, PagedRagged) else sequence, LatentPages):
-        raise AttentionError("kv is a LatentPages; compiled graphs have no operator for it: call it outside of them")
     tail = (float(checked.scale), return_lse, call.backend, call.deterministic)
-    layout = (sequence.kind, *sequence.bounds(), *sequence.scales())
+    layout = (call.sequence.kind, call.sequence.bounds(), tuple(call.sequence.indices()))
     return repr((checked.mask.key, checked.score.key if checked.score else None, tail, layout))
 
 
@@ -65,21 +61,23 @@ def read(text: str, mask_tensors: tuple[Tensor, ...], score_tensors: tuple[Tenso
 
 def sequence_of(layout: tuple[Any, ...], k: Tensor, v: Tensor, indices: list[Tensor]) -> Sequence:
     """The sequence of a parsed call."""
-    kind, *rest = layout
-    names = [each for each in rest if isinstance(each, str)]
-    bounds, count = rest[: len(rest) - len(names)], len(indices) - len(names)
-    given = dict(zip(names, indices[count:], strict=True))
-    scales = [given.get(name) for name in (PagedKV if kind.startswith("paged") else Sequence).scale_names]
+    kind, bounds, names = layout
+    fields = {_field(name): x for name, x in zip(names, indices, strict=True)}
     if kind == Dense.kind:
-        return Dense(*scales) if names else DENSE
-    if kind == PagedKV.kind:
-        table, lengths = indices[:count]
-        return PagedKV(k, v, table, lengths, 0, *scales)
-    cu_q, *cu_k = indices[:count]
-    if kind == PagedRagged.kind:
-        table, lengths = cu_k
-        return PagedRagged(PagedKV(k, v, table, lengths, 0, *scales), Ragged(cu_q, None, *bounds))
-    return Ragged(cu_q, cu_k[0] if cu_k else None, *bounds, *scales)
+        return Dense(**fields) if fields else DENSE
+    if kind == Ragged.kind:
+        max_q, max_k = bounds
+        return Ragged(**fields, max_q=max_q, max_k=max_k)
+    cu_q, rope = fields.pop("cu_q", None), fields.pop("rope", None)
+    table, lengths = fields.pop("block_table"), fields.pop("lengths")
+    pages = PagedKV(k, v, table, lengths) if rope is None else LatentPages(k, rope, table, lengths)
+    pages = pages.with_fields(**fields) if fields else pages
+    return pages if cu_q is None else PagedRagged(pages, Ragged(cu_q, None, *bounds))
+
+
+def _field(name: str) -> str:
+    """The field of a sequence by the name that its user knows: "kv.k_scale" and "k.scale" are k_scale."""
+    return name.removeprefix("seq.").removeprefix("kv.").replace(".", "_")
 
 
 def replay(key: tuple[Any, ...]) -> list[Node]:

@@ -23,6 +23,7 @@ from warpattn.problem import Call
 from warpattn.runtime.call_cache import Result
 from warpattn.runtime.torch_op import operators
 from warpattn.sequences import Dense, PagedKV, PagedRagged, Ragged, Sequence
+from warpattn.sequences.latent import LatentPages
 
 
 def attend(call: Call) -> Result:
@@ -92,6 +93,6 @@ def _learn_kinds() -> bool:
 
 
 _known: set[type] = set()
-for _kind in (Call, Table, Dense, Ragged, PagedKV, PagedRagged):
+for _kind in (Call, Table, Dense, Ragged, PagedKV, LatentPages, PagedRagged):
     pytree.register_pytree_node(_kind, _flatten, _unflatten)
 _learn_kinds()

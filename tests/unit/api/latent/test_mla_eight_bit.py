@@ -131,15 +131,6 @@ def test_what_is_no_cache():
         wa.LatentPages(torch.zeros(5, 16, 1, 512).to(E4M3), rope, TABLE, LENGTHS)
 
 
-def test_compiled_graphs_refuse_it():
-    from warpattn.runtime.torch_op import program
-
-    kv = pages()
-    call = Call(query(), kv.k_pages, kv.v_pages, kv)
-    with pytest.raises(wa.AttentionError, match="compiled graphs have no operator for it"):
-        program.write(call, validate(call), False)
-
-
 @cache
 def compiled(page: int, dtype: torch.dtype):
     pytest.importorskip("triton")

@@ -150,7 +150,7 @@ def test_the_operators_keep_their_promises():
     q, k, v = (torch.randn(2, n, h, 16, requires_grad=True) for n, h in ((9, 4), (11, 2), (11, 2)))
     sinks, gain = torch.randn(4, requires_grad=True), torch.rand(4, requires_grad=True)
     score = wa.CustomScore(lambda s, b, h, q, k, gain: s * gain[h], gain=gain).program()
-    text = repr((wa.Causal().program().key, score.key, (0.25, True, "auto", None), ("dense",)))
+    text = repr((wa.Causal().program().key, score.key, (0.25, True, "auto", None), ("dense", (), ())))
     torch.library.opcheck(operators._attention, (q, k, v, sinks, [], [], [gain], text))
     out, lse = (x.detach() for x in operators._attention(q, k, v, sinks, [], [], [gain], text))
     plain = [x.detach() for x in (q, k, v)]
@@ -164,6 +164,6 @@ def test_the_text_of_a_call_can_be_read():
     call = operators.Call(q, q, q, wa.Dense(), wa.Causal(), wa.SoftCap(2.0), None, 0.5, False, None, "auto", True)
     text = program.write(call, operators.validate(call), True)
     parsed = program.read(text, (), ())
-    assert parsed.tail == (0.5, True, "auto", True) and parsed.sequence == ("dense",)
+    assert parsed.tail == (0.5, True, "auto", True) and parsed.sequence == ("dense", (), ())
     assert parsed.mask.program().key == wa.Causal().program().key
     assert program.has_lse(text) and parsed is program.read(text, (), ())
