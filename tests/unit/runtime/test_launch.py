@@ -9,8 +9,10 @@ import pytest
 import torch
 
 import warpattn as wa
+from tests.sim.backward import Case, launches_of
 from tests.unit.runtime.card import B, D, H, S, make_card, misaligned, normal, written  # noqa: F401 (a fixture)
 from warpattn.problem import operands
+from warpattn.problem.launch import Launch
 from warpattn.runtime import bound_launches, cuda
 from warpattn.runtime.tile_counters import SLAB, TileCounters
 
@@ -28,6 +30,33 @@ def test_parameters_of_a_launch(card):
     assert note["grid"] == B * 2, "a tile holds both query heads of a key head"
     assert lse.shape == (B, H, S) and lse.dtype == torch.float32
     assert written(out) and out.shape == q.shape and out.is_contiguous()
+
+
+GRADIENTS = {
+    "persistent": Case(64, 1700, dim=64, heads=8, heads_kv=8),
+    "deterministic": Case(64, 1700, dim=64, heads=8, heads_kv=8, deterministic=True),
+    "wide": Case(64, 900, dim=256, heads=8, heads_kv=8),
+    "ragged and wide": Case(0, 0, lengths=((8, 40),) * 30, dim=192, dim_v=128, heads=8, heads_kv=8),
+}
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_a_card_gets_every_program_of_a_kernel_that_is_not_persistent(name, card, monkeypatch):
+    grids = []
+    monkeypatch.setattr(cuda, "launch_call", lambda function, grid, *size, pdl: grids.append(grid[0]))
+    launches = launches_of(GRADIENTS[name])
+    for launch in launches:
+        bound_launches.BoundLaunch(launch, 0)
+    main = next(i for i, launch in enumerate(launches) if launch.name == "sm90.backward")
+    processors = bound_launches.processors(0)
+    assert (launches[main].grid[0] > processors) and (grids[main] == processors) is (name == "persistent")
+    pairs = zip(grids, launches, strict=True)
+    assert all(programs == launch.grid[0] for programs, launch in pairs if launch.tile_counter is None)
+
+
+def test_only_persistent_kernels_count_tiles():
+    with pytest.raises(ValueError, match="needs a program of its own"):
+        Launch("sm90.kernel", "sm90", (), lambda: None, {}, (8,), {}, tile_counter="counter")
 
 
 COPIED = {
