@@ -27,8 +27,15 @@ from bench.cases import Case
 from bench.choices import CHOSEN, checked, empty
 from warpattn.kernels.sm90.candidates import described
 from warpattn.kernels.sm90.prefill import choice as plan
-from warpattn.kernels.sm90.prefill.choice import Candidate, KeyTiles, tile_shape, tiling, unsplit_microseconds
-from warpattn.kernels.sm90.prefill.config import SM90Config, usual_config
+from warpattn.kernels.sm90.prefill.choice import (
+    Candidate,
+    KeyTiles,
+    tile_shape,
+    tiling,
+    unsplit_microseconds,
+    usual_config,
+)
+from warpattn.kernels.sm90.prefill.config import SM90Config
 from warpattn.kernels.sm90.prefill.rates import RATES, RECORDS, Rate, TileShape, columns_of
 from warpattn.problem import Problem
 from warpattn.problem.arch import ARCHS

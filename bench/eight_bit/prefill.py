@@ -21,8 +21,7 @@ import warpattn as wa
 from bench.cases import Case, groups
 from bench.measure import arguments, inputs, record, timing
 from bench.peers.adapter import first_line
-from warpattn.kernels.sm90.prefill.choice import arrange
-from warpattn.kernels.sm90.prefill.config import usual_config
+from warpattn.kernels.sm90.prefill.choice import arrange, usual_config
 from warpattn.kernels.sm90.prefill.launch import list_launches, transposed
 from warpattn.problem import Call, validate
 from warpattn.problem.arch import ARCHS

@@ -22,8 +22,8 @@ from warpattn.sequences import Sequence
 
 @dataclass(frozen=True)
 class EightBit:
-    """8-bit keys and values, and perhaps queries: they become 16-bit operands (sm90/prefill/convert.py,
-    sm90/decode/eight_bit.py, amd/kv_buffer.py) unless products have 8 bits (sm90/bytes.py)."""
+    """8-bit keys and values, and perhaps queries: they become 16-bit operands (sm90/prefill/eight_bit/convert.py,
+    sm90/decode/eight_bit.py, amd/kv_buffer.py) unless products have 8 bits (sm90/prefill/eight_bit/weights.py)."""
 
     element: Element
     scales: Granularities  # what those of k, v and q belong to

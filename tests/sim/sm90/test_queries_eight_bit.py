@@ -18,7 +18,7 @@ from tests.sim.sm90.decode import built
 from tests.sim.sm90.lengths import kernel
 from tests.sim.sm90.prefill import error
 from tests.sim.sm90.ragged.test_lengths_code import FIRST
-from warpattn.kernels.sm90.eight_bit import multiplies_bytes
+from warpattn.kernels.sm90.prefill.eight_bit.config import multiplies_bytes
 from warpattn.kernels.sm90.select import list_launches
 from warpattn.problem import Call, validate
 from warpattn.problem.launch import DEFAULT_OPTIONS

@@ -14,6 +14,7 @@ from warpattn.kernels.sm90.prefill.config import (
     pad_dim,
     split_dim,
 )
+from warpattn.kernels.sm90.prefill.recompute import recomputed_blocks
 from warpattn.kernels.sm90.widths import block_columns, value_blocks
 from warpattn.machine_code.roles import role_faults
 from warpattn.machine_code.sass import opcode_counts, resources
@@ -65,7 +66,7 @@ def wgmmas(config: SM90Config) -> int:
     has its own for one of them."""
     scores = config.padded_qk // config.depth
     outputs = config.block_n // config.depth * len(config.v_parts)
-    again = scores + config.block_n // config.depth * len(config.recomputed_blocks) if config.recomputes_freely else 0
+    again = scores + config.block_n // config.depth * len(recomputed_blocks(config)) if config.recomputes_freely else 0
     return config.consumers * (3 * scores + 2 * outputs) + again
 
 

@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 
 import warpattn as wa
 from warpattn.kernels.sm90.prefill.config import RECOMPUTE_BARRIERS
+from warpattn.kernels.sm90.prefill.recompute import recomputed_bytes
 from warpattn.kernels.sm90.select import list_launches
 from warpattn.kernels.topology import Edge, Topology
 from warpattn.problem import Call, validate
@@ -117,7 +118,7 @@ def test_the_compiled_kernel_has_what_its_topology_says(name: str) -> None:
     initialised = Counter(map(int, re.findall(r"ttng\.init_barrier %[\w.]+, (\d+)", code)))
     assert initialised == arrivals(topology, fills) + again
     expected = {edge.slot_bytes for edge in topology.edges if by_tma(edge, config)}
-    expected |= {config.recomputed_bytes} if repeats else set()
+    expected |= {recomputed_bytes(config)} if repeats else set()
     tiles = getattr(config, "tiles", config)
     if getattr(tiles, "eight_bit", None):
         expected = {tiles.q_bytes, tiles.k_bytes // tiles.widening, tiles.v_bytes // tiles.widening}

@@ -8,8 +8,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.amd.cdna3 import buffer_store
 
-from ..pieces.combine import EqualParts, Partials, combine_rows, parts_layout, with_sink
-from ..pieces.softmax import LN_2, LOG2_E, in_base_2
+from ..pieces.combine import EqualParts, Partials, combine_rows, in_base_2, parts_layout, with_sink
+from ..pieces.softmax import LN_2, LOG2_E
 from .softmax import softmax_finish
 from .work_tile import packed_offsets, rows_of, tile_offset, tile_rows
 

@@ -14,9 +14,83 @@ Specification: section 1.2. The methods have the same names as in `tma_ring`, so
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.blackwell import tcgen05_commit
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from .pipelines import KVPipeline, PipelineState, consumer_state, producer_state
+from .pipelines import WARP_ARRIVE, PipelineState, StagedPipeline, consumer_state, producer_state
+
+
+@gluon.aggregate
+class KVPipeline(StagedPipeline):
+    """A ring that the tensor core reads, a tile for each sub-stage: tcgen05.commit releases slots when the products
+    issued so far have read them. Every barrier counts one arrival."""
+
+    @gluon.jit
+    def init(self):
+        """Initialise every barrier, before the roles start."""
+        for i in gl.static_range(2 * self.stages * self.sub_stages):
+            mbarrier.init(self.bars.index(i), count=1)
+
+    @gluon.jit
+    def consumer_release(self, state, sub: gl.constexpr = 0):
+        """Release a slot's sub-stage when the products issued so far are done."""
+        tcgen05_commit(self.empty(state.index, sub))
+
+    @gluon.jit
+    def consumer_release_at(self, index, sub: gl.constexpr = 0):
+        """Release the sub-stage of slot `index`, whichever slot the consumer has reached."""
+        tcgen05_commit(self.empty(index, sub))
+
+
+@gluon.jit
+def make_kv_pipeline(smem, stages: gl.constexpr, sub_stages: gl.constexpr = 1):
+    """A ring over `smem` [stages * sub_stages, ...]; call `init` for its barriers."""
+    bars = mbarrier.allocate_mbarrier(batch=2 * stages * sub_stages)
+    return KVPipeline(smem, bars, stages, sub_stages, sub_stages)
+
+
+@gluon.aggregate
+class PairKVPipeline(KVPipeline):
+    """The ring of a pair of CTAs, with a part of every tile in each. The copies of both complete the full barriers of
+    the leader, which issues the products; their commits reach the empty barriers of both, as each loads for itself."""
+
+    empties: gl.shared_memory_descriptor  # [stages * sub_stages, 2]; `bars` has the full ones, [stages * sub_stages, 1]
+
+    @gluon.jit
+    def init(self):
+        for i in gl.static_range(self.stages * self.sub_stages):
+            mbarrier.init(self.bars.index(i), count=1)
+            mbarrier.init(self.empties.index(i), count=1)
+
+    @gluon.jit
+    def empty(self, index, sub: gl.constexpr = 0):
+        return self.empties.index(index * self.sub_stages + sub)
+
+
+@gluon.jit
+def make_pair_pipeline(smem, stages: gl.constexpr, sub_stages: gl.constexpr = 1):
+    """A pair's ring over `smem` [stages * sub_stages, ...]; call `init` for its barriers."""
+    fulls = mbarrier.allocate_mbarrier(batch=stages * sub_stages, two_ctas=True)
+    empties = mbarrier.allocate_mbarrier(batch=stages * sub_stages)
+    return PairKVPipeline(smem, fulls, stages, sub_stages, sub_stages, empties)
+
+
+@gluon.aggregate
+class SharedKVPipeline(KVPipeline):
+    """The same ring where warps read slots, `readers` of them, and release them once each."""
+
+    readers: gl.constexpr
+
+    @gluon.jit
+    def init(self):
+        for i in gl.static_range(self.stages * self.sub_stages):
+            mbarrier.init(self.bars.index(i), count=1)
+            mbarrier.init(self.bars.index(self.stages * self.sub_stages + i), count=self.readers)
+
+    @gluon.jit
+    def consumer_release(self, state, sub: gl.constexpr = 0):
+        """Release a slot's sub-stage: one arrival of each reading warp."""
+        gl.inline_asm(WARP_ARRIVE, "r,r", [self.empty(state.index, sub), gl.to_tensor(1)])
 
 
 @gluon.aggregate

@@ -2,8 +2,8 @@
 
 Every slot of a ring has a full and an empty mbarrier, or a pair for each sub-stage. The producer waits for *empty*,
 sets the bytes that *full* expects and starts the copy; the copy itself completes *full*. A consumer waits for *full*,
-reads, and releases the slot on *empty*: once per warp where warps read it (`StagedPipeline`), with a commit where the
-tensor core does (`KVPipeline`).
+reads, and releases the slot on *empty*: once per warp where warps read it, with a commit where the tensor core does
+(`KVPipeline` in kv_ring.py).
 
       producer                    slot 0   slot 1                    consumer
       wait empty[i]  ──▶  load  ──▶ [ tile ][ tile ] ──▶  wait full[i] ──▶ read ──▶ release on empty[i]
@@ -19,7 +19,6 @@ phase 1 (its first lap never blocks) and a consumer at phase 0.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.blackwell import tcgen05_commit
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 
@@ -96,12 +95,12 @@ class StagedPipeline:
 
         Per warp, because the compiler puts a barrier among the warps before an arrival of the whole warpgroup.
         """
-        gl.inline_asm(_WARP_ARRIVE, "r,r", [self.empty(state.index), gl.to_tensor(pred).to(gl.int32)])
+        gl.inline_asm(WARP_ARRIVE, "r,r", [self.empty(state.index), gl.to_tensor(pred).to(gl.int32)])
 
     @gluon.jit
     def producer_commit(self, state):
         """Hand over a slot that the producer's four warps wrote: one arrival of each on the full barrier."""
-        gl.inline_asm(_WARP_ARRIVE, "r,r", [self.full(state.index), gl.to_tensor(1)])
+        gl.inline_asm(WARP_ARRIVE, "r,r", [self.full(state.index), gl.to_tensor(1)])
 
 
 @gluon.constexpr_function
@@ -126,80 +125,30 @@ def make_pipeline(
     return StagedPipeline(smem, bars, stages, parts, 1)
 
 
-@gluon.aggregate
-class KVPipeline(StagedPipeline):
-    """A ring that the tensor core reads, a tile for each sub-stage: tcgen05.commit releases slots when the products
-    issued so far have read them. Every barrier counts one arrival."""
+@gluon.constexpr_function
+def tile_box(rows, cols, clipped, packed=1):
+    """Shape of a tile of rows of `packed` heads in its descriptor: 4-D, or 5-D for a `ClippedRows`."""
+    return (1,) * (1 + clipped) + (rows // packed, packed, cols)
 
-    @gluon.jit
-    def init(self):
-        """Initialise every barrier, before the roles start."""
-        for i in gl.static_range(2 * self.stages * self.sub_stages):
-            mbarrier.init(self.bars.index(i), count=1)
 
-    @gluon.jit
-    def consumer_release(self, state, sub: gl.constexpr = 0):
-        """Release a slot's sub-stage when the products issued so far are done."""
-        tcgen05_commit(self.empty(state.index, sub))
-
-    @gluon.jit
-    def consumer_release_at(self, index, sub: gl.constexpr = 0):
-        """Release the sub-stage of slot `index`, whichever slot the consumer has reached."""
-        tcgen05_commit(self.empty(index, sub))
+@gluon.constexpr_function
+def stacked(count, box):
+    """Shape of `count` tiles."""
+    return (count, *box)
 
 
 @gluon.jit
-def make_kv_pipeline(smem, stages: gl.constexpr, sub_stages: gl.constexpr = 1):
-    """A ring over `smem` [stages * sub_stages, ...]; call `init` for its barriers."""
-    bars = mbarrier.allocate_mbarrier(batch=2 * stages * sub_stages)
-    return KVPipeline(smem, bars, stages, sub_stages, sub_stages)
+def make_tiles(
+    count: gl.constexpr, rows: gl.constexpr, cols: gl.constexpr, dtype: gl.constexpr, clipped: gl.constexpr,
+    packed: gl.constexpr = 1,
+):  # fmt: skip
+    """Shared memory of `count` tiles."""
+    box: gl.constexpr = tile_box(rows, cols, clipped, packed)
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(box, dtype)
+    return gl.allocate_shared_memory(dtype, stacked(count, box), layout)
 
 
-@gluon.aggregate
-class PairKVPipeline(KVPipeline):
-    """The ring of a pair of CTAs, with a part of every tile in each. The copies of both complete the full barriers of
-    the leader, which issues the products; their commits reach the empty barriers of both, as each loads for itself."""
-
-    empties: gl.shared_memory_descriptor  # [stages * sub_stages, 2]; `bars` has the full ones, [stages * sub_stages, 1]
-
-    @gluon.jit
-    def init(self):
-        for i in gl.static_range(self.stages * self.sub_stages):
-            mbarrier.init(self.bars.index(i), count=1)
-            mbarrier.init(self.empties.index(i), count=1)
-
-    @gluon.jit
-    def empty(self, index, sub: gl.constexpr = 0):
-        return self.empties.index(index * self.sub_stages + sub)
-
-
-@gluon.jit
-def make_pair_pipeline(smem, stages: gl.constexpr, sub_stages: gl.constexpr = 1):
-    """A pair's ring over `smem` [stages * sub_stages, ...]; call `init` for its barriers."""
-    fulls = mbarrier.allocate_mbarrier(batch=stages * sub_stages, two_ctas=True)
-    empties = mbarrier.allocate_mbarrier(batch=stages * sub_stages)
-    return PairKVPipeline(smem, fulls, stages, sub_stages, sub_stages, empties)
-
-
-_WARP_ARRIVE = gl.constexpr(
+WARP_ARRIVE = gl.constexpr(
     "{ .reg .pred e, p; setp.ne.b32 p, $1, 0; elect.sync _|e, 0xffffffff; and.pred e, e, p;"
     " @e mbarrier.arrive.release.cta.shared::cta.b64 _, [$0]; }"
 )
-
-
-@gluon.aggregate
-class SharedKVPipeline(KVPipeline):
-    """The same ring where warps read slots, `readers` of them, and release them once each."""
-
-    readers: gl.constexpr
-
-    @gluon.jit
-    def init(self):
-        for i in gl.static_range(self.stages * self.sub_stages):
-            mbarrier.init(self.bars.index(i), count=1)
-            mbarrier.init(self.bars.index(self.stages * self.sub_stages + i), count=self.readers)
-
-    @gluon.jit
-    def consumer_release(self, state, sub: gl.constexpr = 0):
-        """Release a slot's sub-stage: one arrival of each reading warp."""
-        gl.inline_asm(_WARP_ARRIVE, "r,r", [self.empty(state.index, sub), gl.to_tensor(1)])

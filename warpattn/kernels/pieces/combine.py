@@ -11,9 +11,17 @@ from triton.experimental.gluon import language as gl
 from triton.language.core import PropagateNan
 
 from .combine_config import COLUMNS_PER_LANE, CombineTile
-from .softmax import HIGHEST, LOG2_E, LOWEST, exponent, in_base_2
+from .softmax import LOG2_E, LOWEST, exponent
 
+HIGHEST = gl.constexpr(3.4028234663852886e38)  # of finite numbers
 _ALL = gl.constexpr(PropagateNan.ALL)
+
+
+@gluon.jit
+def in_base_2(x, c):
+    """c · x, a base-2 exponent of natural `x`: finite where `x` is, and an infinity where it is one."""
+    y = gl.maximum(x * c, LOWEST, propagate_nan=_ALL)
+    return gl.where(gl.abs(x) == float("inf"), x, gl.minimum(y, HIGHEST, propagate_nan=_ALL))
 
 
 @gluon.aggregate

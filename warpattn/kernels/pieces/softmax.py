@@ -19,16 +19,13 @@ test took 1 to 3 % of prefill at head dim 64 (H200).
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.language.core import PropagateNan
 
-_ALL = gl.constexpr(PropagateNan.ALL)
 LOG2_E = gl.constexpr(1.4426950408889634)
 LN_2 = gl.constexpr(0.6931471805599453)
 HEADROOM = gl.constexpr(8.0)  # log2 of how far p may exceed 1 before the reference moves
 LARGEST = gl.constexpr(134217728.0)  # exponent up to which c * m is rounded by at most 4: p stays within fp16
 LARGEST_LIFTED = gl.constexpr(8388608.0)  # the same by at most a half: p stays within e4m3
 LOWEST = gl.constexpr(-3.4028234663852886e38)  # of finite numbers
-HIGHEST = gl.constexpr(3.4028234663852886e38)
 
 
 @gluon.aggregate
@@ -160,13 +157,6 @@ def exponent(m, x):
 
 
 @gluon.jit
-def in_base_2(x, c):
-    """c · x, a base-2 exponent of natural `x`: finite where `x` is, and an infinity where it is one."""
-    y = gl.maximum(x * c, LOWEST, propagate_nan=_ALL)
-    return gl.where(gl.abs(x) == float("inf"), x, gl.minimum(y, HIGHEST, propagate_nan=_ALL))
-
-
-@gluon.jit
 def as_quads(x):
     """[M, N] accumulator as [M, N/8, 4, 2]; no data moves."""
     return x.reshape([x.shape[0], x.shape[1] // 8, 4, 2])
@@ -236,10 +226,3 @@ _VOTE_2 = gl.constexpr(
     " setp.gt.f32 a, $1, $3; setp.gt.or.f32 a, $2, $4, a;"
     " vote.sync.any.pred b, a, 0xffffffff; selp.b32 $0, 1, 0, b; }"
 )
-
-
-@gluon.jit
-def multiply_pairs(a, b):
-    """Products of bf16 pairs, rounded: half the instructions of fp32, which rounds no factor. Not of fp16, whose
-    gradients may exceed its range where weights are 0."""
-    return gl.inline_asm_elementwise("mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", [a, b], gl.int32, is_pure=True, pack=1)

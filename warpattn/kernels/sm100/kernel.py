@@ -11,7 +11,8 @@ from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shar
 from ..pieces.modifiers import Modifiers
 from ..pieces.scales import OfTokens, softmax_scale
 from ..pieces.scheduler import Tile
-from ..pieces.span import partition_tiles, tile_span
+from ..pieces.scheduler_split import partition_tiles
+from ..pieces.span import tile_span
 from .global_rows import BatchRows, Sources, key_sources, query_extent, seen_values, sequence_rows
 from .prefill_1q.kernel import start_1q
 from .prefill_2cta.kernel import start_pair

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-KEYS_OF_PRODUCT = 32  # that one wgmma of 8 bits sums over, and whose order is its own: see bytes.py
-TRANSPOSED_KEYS = 128  # of a program of prefill/transpose_values.py
+KEYS_OF_PRODUCT = 32  # that one wgmma of 8 bits sums over, and whose order is its own: see prefill/eight_bit/weights.py
+TRANSPOSED_KEYS = 128  # of a program of prefill/eight_bit/transpose_values.py
 
 
 class TransposeShape(NamedTuple):
-    """The `shape` argument of prefill/transpose_values.py, int32."""
+    """The `shape` argument of prefill/eight_bit/transpose_values.py, int32."""
 
     keys: Any  # of every sequence
     blocks: Any  # of KEYS_OF_PRODUCT places in a row of the output

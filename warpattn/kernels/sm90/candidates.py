@@ -18,9 +18,19 @@ from warpattn.problem.launch import Choice
 
 from .decode import choice as decode
 from .decode.config import DecodeConfig
-from .prefill.choice import LEAST_KEYS, REGISTERS, KeyTiles, arrange, packable, shared_out, tiling, with_tile
+from .prefill.choice import (
+    LEAST_KEYS,
+    REGISTERS,
+    KeyTiles,
+    arrange,
+    packable,
+    shared_out,
+    tiling,
+    usual_config,
+    with_tile,
+)
 from .prefill.choice import choose as choose_prefill
-from .prefill.config import SM90Config, usual_config
+from .prefill.config import SM90Config
 from .prefill.rates import RATES, TileShape
 
 TRIED = "tried"

@@ -13,7 +13,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait
 
-from ..nvidia.boxes import make_tiles
+from ..nvidia.pipelines import make_tiles
 from ..pieces.softmax import rescale
 from .layouts import accumulator_layout
 

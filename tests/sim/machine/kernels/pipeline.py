@@ -17,8 +17,8 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
 )
 
 from tests.sim.blackwell.kernels import store_tile
-from warpattn.kernels.nvidia.kv_ring import KVConsumerPipeline, KVProducerPipeline
-from warpattn.kernels.nvidia.pipelines import consumer_state, make_kv_pipeline, make_pipeline, producer_state
+from warpattn.kernels.nvidia.kv_ring import KVConsumerPipeline, KVProducerPipeline, make_kv_pipeline
+from warpattn.kernels.nvidia.pipelines import consumer_state, make_pipeline, producer_state
 from warpattn.kernels.nvidia.tma_ring import (
     KVConsumerRings,
     KVProducerRings,

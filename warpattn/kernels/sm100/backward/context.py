@@ -22,8 +22,7 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
 
 from ...nvidia.backward import arguments as sizes
 from ...nvidia.backward.visits import FIELDS, STAGES, row_numbers_layout
-from ...nvidia.boxes import make_tiles
-from ...nvidia.pipelines import StagedPipeline, empty_arrivals, make_pipeline
+from ...nvidia.pipelines import StagedPipeline, empty_arrivals, make_pipeline, make_tiles
 from ..layouts import element_type
 from ..sync import make_signal
 

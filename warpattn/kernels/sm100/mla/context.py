@@ -19,9 +19,9 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
 )
 from triton.language.core import base_value
 
-from ...nvidia.pipelines import KVPipeline, SharedKVPipeline
+from ...nvidia.kv_ring import KVPipeline, SharedKVPipeline
 from ...pieces.modifiers import Modifiers
-from ...pieces.span import TileRun
+from ...pieces.scheduler_split import TileRun
 from ..layouts import box_layout, element_type, key_box, stacked
 from ..sync import make_signal
 from ..token_scales import CONVERTING

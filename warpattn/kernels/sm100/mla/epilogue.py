@@ -3,7 +3,8 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ...pieces.softmax import LOG2_E, in_base_2
+from ...pieces.combine import in_base_2
+from ...pieces.softmax import LOG2_E
 from ..layouts import STORE_COLUMNS
 from ..prefill_2q.epilogue import finish
 from .context import row_positions

@@ -18,7 +18,8 @@ from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shar
 from ...nvidia.latent_queries import LatentQueries
 from ...pieces.modifiers import Modifiers
 from ...pieces.scales import softmax_scale
-from ...pieces.span import partition_tiles, tile_span
+from ...pieces.scheduler_split import partition_tiles
+from ...pieces.span import tile_span
 from ..global_rows import key_sources, query_extent, seen_values
 from ..sync import first_grid_index
 from ..token_scales import make_slots

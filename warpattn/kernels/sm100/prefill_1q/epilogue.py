@@ -14,8 +14,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import TensorMemoryLayout, fma2, mul2, tma
 
+from ...pieces.combine import in_base_2
 from ...pieces.modifiers import exponent_scale
-from ...pieces.softmax import LOG2_E, exponent, in_base_2, row_scale
+from ...pieces.softmax import LOG2_E, exponent, row_scale
 from ..layouts import box_layout, element_type, query_box, row_layout, stacked
 from ..prefill_2q.context import row_positions
 from ..prefill_2q.epilogue import finish, load_sink, store_block

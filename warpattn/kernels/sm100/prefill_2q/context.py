@@ -28,8 +28,13 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
 )
 from triton.language.core import base_value
 
-from ...nvidia.kv_ring import KVConsumerPipeline, KVProducerPipeline
-from ...nvidia.pipelines import SharedKVPipeline, make_kv_pipeline, make_pair_pipeline
+from ...nvidia.kv_ring import (
+    KVConsumerPipeline,
+    KVProducerPipeline,
+    SharedKVPipeline,
+    make_kv_pipeline,
+    make_pair_pipeline,
+)
 from ...nvidia.tma_ring import KVConsumerRings, KVProducerRings, TMAConsumerPipeline, make_tma_producer
 from ...pieces.modifiers import Modifiers
 from ...pieces.scales import block_scale, has_scale, head_scale, scaled_rows, scores_scale

@@ -10,7 +10,7 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
     tensor_memory_descriptor,
 )
 
-from ...nvidia.pipelines import KVPipeline
+from ...nvidia.kv_ring import KVPipeline
 from ..layouts import box_layout, element_type, key_box, stacked
 from ..mla.context import copy_columns
 

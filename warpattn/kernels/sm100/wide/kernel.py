@@ -13,7 +13,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shared
 
 from ...pieces.modifiers import Modifiers
-from ...pieces.span import partition_tiles, tile_span
+from ...pieces.scheduler_split import partition_tiles
+from ...pieces.span import tile_span
 from ..global_rows import key_sources, seen_values
 from ..mla.attend import attend_role
 from ..mla.context import LatentContext, LatentRows, Lengths, make_barriers

@@ -5,8 +5,7 @@ from triton.experimental.gluon import language as gl
 
 from ...nvidia.backward import arguments as sizes
 from ...nvidia.backward.visits import FIELDS, STAGES, row_numbers_layout
-from ...nvidia.boxes import make_tiles
-from ...nvidia.pipelines import StagedPipeline, empty_arrivals, make_pipeline
+from ...nvidia.pipelines import StagedPipeline, empty_arrivals, make_pipeline, make_tiles
 from ..layouts import element_type
 
 VISITS = gl.constexpr(sizes.VISITS)

@@ -18,9 +18,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
 from ...nvidia.pipelines import PipelineState, consumer_state
+from ...pieces.combine import in_base_2
 from ...pieces.modifiers import exponent_scale
 from ...pieces.scales import by_token
-from ...pieces.softmax import HEADROOM, LOWEST, in_base_2
+from ...pieces.softmax import HEADROOM, LOWEST
 from ..layouts import accumulator_layout, element_type
 from .attend import load_queries, value_tile, visible_scores, without_hidden
 from .eight_bit import (

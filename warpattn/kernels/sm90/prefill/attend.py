@@ -14,12 +14,13 @@ from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma,
 
 from ...nvidia.pipelines import PipelineState, consumer_state
 from ...pieces.modifiers import exponent_scale
+from ...pieces.scales import by_token
 from ...pieces.softmax import SoftmaxState, as_quads, from_quads, pack, softmax_start, softmax_step, unpack
-from ..bytes import LIFT, pack_bytes, step_in_bytes, unpack_bytes
 from ..columns import as_matrices, rescale_columns, wait_columns, zero_columns
-from ..factors import of_tile, release_keys, scaled_scores, scaled_weights
 from ..layouts import accumulator_layout, element_type, operand_layout, turn_asm
-from .convert import as_fp16, make_fractions, widen_queries
+from .eight_bit.convert import fp16_queries
+from .eight_bit.scales import of_tile, scaled_scores, scaled_weights
+from .eight_bit.weights import lift_of, pack_bytes, plain_bytes, step_in_bytes, unpack_bytes
 from .epilogue import store_output
 from .packed_rows import RowHeads, mask_heads, row_heads, row_tokens
 
@@ -161,16 +162,11 @@ def finish_keys(ctx, state, s, o):
     return Progress(o, p, softmax, state.k.step(), state.v.step())
 
 
-@gluon.constexpr_function
-def lift_of(config):
-    """log2 of the weight of the score that a reference is made of."""
-    return LIFT.value if config.products else 0.0
-
-
-@gluon.constexpr_function
-def plain_bytes(config, score):
-    """Whether weights have 8 bits, and scores the size of products: those of a score function may be any numbers."""
-    return config.products and score is None
+@gluon.jit
+def release_keys(ctx, k_state, before: gl.constexpr):
+    """Release a slot of keys `before` the softmax, or, if it holds scales of tokens, after it."""
+    if by_token(ctx.config) != before:
+        ctx.rings.k.consumer_release(k_state)
 
 
 @gluon.jit
@@ -262,12 +258,7 @@ def query_tile(ctx, q_state, tile, wg: gl.constexpr):
     slot = ctx.rings.q.tile(q_state, wg)
     parts = as_matrices(slot, config.rows, config.qk_parts)
     if config.operand != config.element or config.widens_queries:
-        if tile.row >= 0:
-            if config.widens_queries:
-                widen_queries(ctx, slot, tile, q_state, wg)
-            else:
-                make_fractions(ctx, parts, q_state, wg)
-        parts = as_fp16(parts)
+        parts = fp16_queries(ctx, slot, parts, tile, q_state, wg)
     first: gl.constexpr = len(config.qk_parts) - config.held_parts
     held = ()
     for part in gl.static_range(first, len(parts)):

@@ -22,8 +22,9 @@ from warpattn.problem.element import ELEMENT_OF
 from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, PlanOptions
 from warpattn.problem.operands import COPY_RULE, is_masked
 
-from ..widths import block_words
-from .config import ALIGNMENT, OTHER_REGISTERS, SMEM_LIMIT, SM90Config, stored, usual_config
+from ..widths import block_columns, block_words
+from .config import ALIGNMENT, OTHER_REGISTERS, SHORT_ROWS, SMEM_LIMIT, SM90Config, choose_config, stored
+from .eight_bit.config import eight_bit_config
 from .rates import ALONE, LAUNCH_US, Rate, TileShape, rate_of, row_words, tiles_of
 
 PACKED = (1, 4, 8, 16, 2)  # query heads of a tile; of two that are as good the first one
@@ -108,6 +109,17 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
     if parts == 1:
         return arrange(problem, target, best.config, why)
     return arrange(problem, target, shared_out(best.config), f"{why}; {split_why}", parts)
+
+
+def usual_config(problem: Problem, seq_q: int) -> tuple[SM90Config, str]:
+    """`choose_config` for a problem whose sequences have about `seq_q` queries."""
+    if problem.kv_dtype is not None:
+        return eight_bit_config(problem, seq_q)
+    *_, tensors = cast("tuple[tuple, tuple, tuple]", problem.mask)
+    rows, columns = SHORT_ROWS if tensors else seq_q, block_columns(problem.dim_v)
+    config, why = choose_config(ELEMENT_OF[problem.dtype], problem.dim_qk, columns, rows, is_masked(problem))
+    wide = config.wide <= 64
+    return config, "a mask that reads tensors: 240 registers a thread hold their elements" if tensors and wide else why
 
 
 def shared_out(config: SM90Config) -> SM90Config:

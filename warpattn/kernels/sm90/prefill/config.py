@@ -7,18 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple, cast
 
 from warpattn.kernels.pieces.scheduler_sizes import SPLIT_TILE_FIELDS, TILE_FIELDS
 from warpattn.kernels.topology import BARRIER_BYTES, Edge, Registers, Role, Signal, Topology
-from warpattn.problem import Problem
-from warpattn.problem.element import ELEMENT_OF, FP16, Element
-from warpattn.problem.operands import is_masked
-from warpattn.problem.scales import eight_bit_of
+from warpattn.problem.element import FP16, Element
 
-from ..eight_bit import multiplies_bytes
 from ..operand_format import OperandFormat, WithOperands
-from ..widths import block_columns, pad_dim, split_dim
+from ..widths import pad_dim, split_dim
 
 CONSUMER_ROWS = 64  # rows of one warpgroup: M of wgmma
 SMEM_LIMIT = 232_448  # 227 KiB of a block on sm_90
@@ -28,7 +23,7 @@ ONE_SLOT = 448  # columns of queries up to which there are two slots of values b
 RECOMPUTE_BARRIERS = 6  # of recompute.py: full and empty of a slot each for K, V and Q
 LEFT_SLOTS = 8  # two for each warpgroup, see nonfinite.py
 OTHER_REGISTERS = 30  # of a thread, beside scores, weights and output
-CONVERT = "convert"  # the role that makes 16-bit tiles of 8-bit ones, see convert.py
+CONVERT = "convert"  # the role that makes 16-bit tiles of 8-bit ones, see eight_bit/convert.py
 
 
 class KeyTileSizes(WithOperands):
@@ -48,7 +43,7 @@ class KeyTileSizes(WithOperands):
 
     @property
     def products(self) -> bool:
-        """Whether operands of products have 8 bits; values are transposed then (transpose_values.py)."""
+        """Whether operands of products have 8 bits; values are transposed then (eight_bit/transpose_values.py)."""
         return self.element.bytes == 1
 
     @property
@@ -86,16 +81,6 @@ class KeyTileSizes(WithOperands):
     def v_bytes(self) -> int:
         """Of a tile of values."""
         return self.loaded.bytes * self.block_n * self.padded_v
-
-
-class RecomputedBlock(NamedTuple):
-    """Columns of the output that recompute.py computes at a time."""
-
-    part: int  # of the values
-    first: int  # column of the part
-    stage: int  # part of the staging tile
-    at: int  # column there
-    stored: int  # after this block the staging tile is stored, to this column and on; -1: not yet
 
 
 @dataclass(frozen=True)
@@ -140,7 +125,7 @@ class SM90Config(KeyTileSizes):
 
     @property
     def converts(self) -> bool:
-        """Whether a warpgroup makes 16-bit tiles of 8-bit ones (convert.py)."""
+        """Whether a warpgroup makes 16-bit tiles of 8-bit ones (eight_bit/convert.py)."""
         return self.eight_bit is not None and not self.products
 
     @property
@@ -254,29 +239,6 @@ class SM90Config(KeyTileSizes):
         return self.recomputes and self.padded_v not in (32, 64, 128, 192)
 
     @cached_property
-    def recomputed_bytes(self) -> int:
-        """Of queries and output of one warpgroup, which recompute.py loads."""
-        return self.rows * self.element.bytes * self.padded_qk + self.out_bytes // self.consumers
-
-    @cached_property
-    def recomputed_cols(self) -> int:
-        """Columns of the output that recompute.py computes at a time; fewer registers leave more to the roles."""
-        return min(self.v_parts[-1], self.store_parts[-1], 64 if self.padded_v > 64 else 32)
-
-    @cached_property
-    def recomputed_blocks(self) -> tuple[RecomputedBlock, ...]:
-        """All columns of the output, as recompute.py computes them."""
-        cols, whole, blocks, column = self.recomputed_cols, sum(self.store_parts), [], 0
-        ends = [sum(self.store_parts[: i + 1]) for i in range(len(self.store_parts))]
-        for part, width in enumerate(self.v_parts):
-            for first in range(0, width, cols):
-                stage = next(i for i, end in enumerate(ends) if column % whole < end)
-                within = column % whole - ends[stage] + self.store_parts[stage]
-                column += cols
-                blocks.append(RecomputedBlock(part, first, stage, within, -1 if column % whole else column - whole))
-        return tuple(blocks)
-
-    @cached_property
     def out_bytes(self) -> int:
         return (4 if self.split else self.out.bytes) * self.block_m * sum(self.store_parts)
 
@@ -315,19 +277,8 @@ class SM90Config(KeyTileSizes):
         return self.topology.smem_bytes
 
 
-CONVERT_CONSUMER, CONVERT_REGISTERS, CONVERT_PRODUCER = 216, 48, 32  # where a warpgroup converts
+CONVERT_REGISTERS = 48  # of that role
 SHORT_ROWS = 2048  # queries up to which, at head dim 64, 128-row tiles fit a causal triangle better than 192-row ones
-
-
-def usual_config(problem: Problem, seq_q: int) -> tuple[SM90Config, str]:
-    """`choose_config` for a problem whose sequences have about `seq_q` queries."""
-    if problem.kv_dtype is not None:
-        return products_config(problem) if multiplies_bytes(problem) else _eight_bit_config(problem, seq_q)
-    *_, tensors = cast("tuple[tuple, tuple, tuple]", problem.mask)
-    rows, columns = SHORT_ROWS if tensors else seq_q, block_columns(problem.dim_v)
-    config, why = choose_config(ELEMENT_OF[problem.dtype], problem.dim_qk, columns, rows, is_masked(problem))
-    wide = config.wide <= 64
-    return config, "a mask that reads tensors: 240 registers a thread hold their elements" if tensors and wide else why
 
 
 def choose_config(element: Element, dim_qk: int, dim_v: int, seq_q: int, masked: bool) -> tuple[SM90Config, str]:
@@ -359,32 +310,6 @@ def choose_config(element: Element, dim_qk: int, dim_v: int, seq_q: int, masked:
         return stored(SM90Config(operands, 2, 64, 2, 1, v, Registers(240, 24), True, held_parts=held)), why
     why = "head dim > 224: 64 keys a tile, one query tile, output stored in column blocks, to fit shared memory"
     return stored(SM90Config(operands, 2, 64, 2, 1, v, Registers(240, 24), False)), why
-
-
-def _eight_bit_config(problem: Problem, seq_q: int) -> tuple[SM90Config, str]:
-    """The same for 8-bit keys and values: a warpgroup converts them, so two consumer warpgroups have to do."""
-    config, why = choose_config(ELEMENT_OF[problem.dtype], problem.dim_qk, problem.dim_v, min(seq_q, SHORT_ROWS), True)
-    config = replace(
-        config, operands=replace(config.operands, eight_bit=eight_bit_of(problem)), store_parts=config.v_parts,
-        registers=Registers(CONVERT_CONSUMER, CONVERT_PRODUCER),
-    )  # fmt: skip
-    return stored(config), f"{why}; a warpgroup more converts tiles to 16 bits in the slots where they arrive"
-
-
-def products_config(problem: Problem) -> tuple[SM90Config, str]:
-    """The same for products of 8 bits. Turns cost 2 to 4 % there, but at head dim 64 with three warpgroups (H200)."""
-    v = (pad_dim(problem.dim_v),)
-    wide = max(pad_dim(problem.dim_qk), *v)
-    three = wide <= 64 and problem.seq_q > SHORT_ROWS and not is_masked(problem)
-    consumers, registers = (3, Registers(160, 32)) if three else (2, Registers(240, 24))
-    kv_stages, q_stages = (4, 2) if wide <= 128 else (2, 1)
-    why = "products of 8 bits: two warpgroups hold scores, weights and output"
-    if three:
-        why = "products of 8 bits, head dim <= 64, many queries, no mask: three warpgroups hide exponentials better"
-    element, out = ELEMENT_OF[problem.kv_dtype or problem.dtype], ELEMENT_OF[problem.dtype]
-    operands = OperandFormat(element, problem.dim_qk, problem.dim_v, eight_bit_of(problem), out)
-    config = SM90Config(operands, consumers, 128, kv_stages, q_stages, v, registers, three)
-    return stored(config), why
 
 
 def _stages(columns: int) -> int:

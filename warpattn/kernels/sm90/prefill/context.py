@@ -4,18 +4,16 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from ...nvidia.boxes import stacked
 from ...nvidia.pipelines import StagedPipeline, empty_arrivals, make_pipeline
 from ...pieces.modifiers import Modifiers
-from ...pieces.scales import OfTokens
 from ...pieces.scheduler import TILE_FIELDS
 from ..columns import Columns, make_columns
 from ..layouts import element_type
 from .config import LEFT_SLOTS, RECOMPUTE_BARRIERS
+from .eight_bit.rings import CONVERTING, NarrowRing, make_factors, make_scales
 
 RECOMPUTE = gl.constexpr(RECOMPUTE_BARRIERS)
 LEFT = gl.constexpr(LEFT_SLOTS)
-CONVERTING = gl.constexpr(4)  # warps that make 16-bit tiles of 8-bit ones
 
 
 @gluon.aggregate
@@ -37,25 +35,6 @@ class KeyRows:
     def place(self, ctx, tile, key):
         """(outer, row) of keys of a tile's sequence, for their scales."""
         return tile.b, key
-
-
-@gluon.aggregate
-class ValueColumns:
-    """V of a dense batch as transpose_values.py writes it: (batch, dim, heads, keys)."""
-
-    maps: gl.tuple
-
-    @gluon.jit
-    def corner(self, ctx, tile, key_tile):
-        """Where the values of a key tile begin in the tensor of `maps`."""
-        return tile.b, 0, tile.h // ctx.work.group, key_tile * ctx.config.block_n
-
-    @gluon.jit
-    def load(self, ctx, ring, state, tile, key_tile, nbytes: gl.constexpr):
-        """The values of one key tile into a slot."""
-        full = ring.producer_acquire(state)
-        mbarrier.expect(full, nbytes)
-        tma.async_load(self.maps[0], self.corner(ctx, tile, key_tile), full, ring.tile(state)[0])
 
 
 @gluon.aggregate
@@ -102,81 +81,12 @@ def output_type(config):
     return gl.float32 if config.split else element_type(config.out)
 
 
-@gluon.constexpr_function
-def query_type(config):
-    """Of queries in memory."""
-    return stored_type(config) if config.eight_bit is not None and config.eight_bit.queries else element_type(
-        config.element
-    )
-
-
-@gluon.constexpr_function
-def stored_type(config):
-    """Of keys and values in memory."""
-    return element_type(config.element if config.eight_bit is None else config.eight_bit.element)
-
-
 @gluon.jit
 def load_columns(maps, b, row, head, column, full, smem):
     """Rows from `row` on of one head, columns from `column` on, into the parts of a tile."""
     for part in gl.static_range(len(smem)):
         tma.async_load(maps[part], [b, row, head, column], full, smem[part])
         column += smem[part].shape[3]
-
-
-@gluon.aggregate
-class NarrowRing:
-    """A ring of 16-bit tiles as TMA fills it: 8-bit rows in the first half of each part, and barriers of its own."""
-
-    ring: StagedPipeline
-    config: gl.constexpr
-    number: gl.constexpr  # 0 of keys, 1 of values
-
-    @gluon.jit
-    def producer_acquire(self, state):
-        """Wait until a slot is empty; returns the barrier that its 8-bit tile completes."""
-        self.ring.producer_acquire(state)
-        return self.loaded(state)
-
-    @gluon.jit
-    def loaded(self, state):
-        """The barrier that completes when a slot's 8-bit tile has arrived."""
-        return self.ring.bars.index(state.index + 2 * self.ring.stages)
-
-    @gluon.jit
-    def wait(self, state):
-        """Wait until a slot's 8-bit tile has arrived."""
-        mbarrier.wait(self.loaded(state), state.phase)
-
-    @gluon.jit
-    def tile(self, state):
-        """The 8-bit parts of a slot."""
-        return first_halves(self.ring.tile(state), self.config)
-
-
-@gluon.jit
-def first_halves(wide, config: gl.constexpr):
-    """The first halves of 16-bit parts of a tile, as 8-bit ones."""
-    parts = ()
-    for part in gl.static_range(len(wide)):
-        parts += (first_half(wide[part], stored_type(config)),)
-    return parts
-
-
-@gluon.jit
-def first_half(wide, dtype: gl.constexpr):
-    """The first half of a 16-bit part, as one of 8 bits."""
-    box: gl.constexpr = wide.shape
-    return wide.reinterpret(dtype, stacked(2, box), gl.NVMMASharedLayout.get_default_for(box, dtype)).index(0)
-
-
-@gluon.jit
-def arriving_queries(tile, config: gl.constexpr):
-    """The parts of a slot of queries as they are loaded."""
-    if config.widens_queries:
-        return first_halves(tile, config)
-    else:
-        return tile
 
 
 @gluon.aggregate
@@ -239,20 +149,10 @@ def make_rings(config: gl.constexpr, fields: gl.constexpr = TILE_FIELDS, clipped
     out = make_columns(wgs, config.rows, config.store_parts, output_type(config), clipped, config.packed)
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     tiles = gl.allocate_shared_memory(gl.int32, [config.q_stages * fields, 1], plain)
-    topology: gl.constexpr = config.topology
-    scales = ()
-    if config.scale_bytes > 0:
-        k_rows: gl.constexpr = config.eight_bit.blocks("k", config.padded_qk) + (config.eight_bit.columns("k") > 0)
-        k_shape: gl.constexpr = [config.kv_stages * k_rows, config.block_n]
-        v_shape: gl.constexpr = [config.kv_stages * config.eight_bit.blocks("v", config.padded_v), config.block_n]
-        scales = OfTokens(
-            gl.allocate_shared_memory(gl.float32, k_shape, plain), gl.allocate_shared_memory(gl.float32, v_shape, plain)
-        )
-    factors = tiles
-    if config.query_factors > 0:
-        factors = gl.allocate_shared_memory(gl.float32, [config.q_stages * wgs, config.query_factors], plain)
+    scales = make_scales(config)
+    factors = make_factors(config, tiles)
     return Rings(
-        make_pipeline(q, empty_arrivals(topology, "Q"), config.q_stages, wgs),
+        make_pipeline(q, empty_arrivals(config.topology, "Q"), config.q_stages, wgs),
         k_ring,
         v_ring,
         k_in,

@@ -11,8 +11,8 @@ from ...pieces.combine import normalise
 from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import softmax_finish
 from ..columns import as_matrices, rescale_columns
-from ..factors import scaled_factor
 from .context import output_type
+from .eight_bit.scales import scaled_factor
 from .nonfinite import leave, nonfinite_of, report
 from .packed_rows import row_heads, row_sinks, row_tokens
 

@@ -14,8 +14,9 @@ from ...pieces.scales import softmax_scale
 from ...pieces.scheduler import TILE_FIELDS, Work
 from ...pieces.scheduler_split import SPLIT_TILE_FIELDS, SplitWork
 from .attend import attend_role
-from .context import LEFT, Context, KeyRows, Tensors, ValueColumns, make_rings
-from .convert import convert_role
+from .context import LEFT, Context, KeyRows, Tensors, make_rings
+from .eight_bit.convert import convert_role
+from .eight_bit.rings import ValueColumns
 from .epilogue import recomputes
 from .load import load_role
 from .nonfinite import poke

@@ -13,7 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from ...nvidia.pipelines import PipelineState, producer_state
 from ...pieces.scheduler import fetch_next, resolve_next
-from .context import arriving_queries
+from .eight_bit.rings import arriving_queries
 
 
 @gluon.aggregate

@@ -11,6 +11,8 @@ the compiler spilled in the loops of the roles, too (30 % of the time at head di
 and barriers have numbers that the compiler does not know: their addresses are not to be kept beside those loops.
 """
 
+from typing import NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -38,6 +40,48 @@ from .packed_rows import mask_heads, row_tokens
 BARRIERS = gl.constexpr(RECOMPUTE_BARRIERS)
 SLOTS = gl.constexpr(RECOMPUTE_BARRIERS // 2)
 Q = gl.constexpr(2)  # full barrier of the queries; K has slot and barrier 0, V has 1
+
+
+class RecomputedBlock(NamedTuple):
+    """Columns of the output that are computed at a time."""
+
+    part: int  # of the values
+    first: int  # column of the part
+    stage: int  # part of the staging tile
+    at: int  # column there
+    stored: int  # after this block the staging tile is stored, to this column and on; -1: not yet
+
+
+@gluon.constexpr_function
+def recomputed_bytes(config):
+    """Of queries and output of one warpgroup, which are loaded."""
+    return config.rows * config.element.bytes * config.padded_qk + config.out_bytes // config.consumers
+
+
+@gluon.constexpr_function
+def recomputed_cols(config):
+    """Columns of the output that are computed at a time; fewer registers leave more to the roles."""
+    return min(config.v_parts[-1], config.store_parts[-1], 64 if config.padded_v > 64 else 32)
+
+
+@gluon.constexpr_function
+def recomputed_blocks(config):
+    """All columns of the output, each a `RecomputedBlock`."""
+    cols, whole, blocks, column = recomputed_cols(config), sum(config.store_parts), [], 0
+    ends = [sum(config.store_parts[: i + 1]) for i in range(len(config.store_parts))]
+    for part, width in enumerate(config.v_parts):
+        for first in range(0, width, cols):
+            stage = next(i for i, end in enumerate(ends) if column % whole < end)
+            within = column % whole - ends[stage] + config.store_parts[stage]
+            column += cols
+            blocks.append(RecomputedBlock(part, first, stage, within, -1 if column % whole else column - whole))
+    return tuple(blocks)
+
+
+@gluon.constexpr_function
+def recomputed_block(config, number):
+    """One of them."""
+    return recomputed_blocks(config)[number]
 
 
 @gluon.aggregate
@@ -89,18 +133,18 @@ def recompute_tile(ctx, place, wg, phase, turn):
     row = tile.row + wg * config.wg_tokens
     here = hide_from_compiler(0)
     q, out, full = ctx.rings.q.smem.index(here), ctx.rings.out.index(wg), ctx.rings.recompute.index(here + Q)
-    mbarrier.expect(full, config.recomputed_bytes)
+    mbarrier.expect(full, recomputed_bytes(config))
     ctx.tensors.load_queries(tile, row, full, q)
     ctx.tensors.load_output(tile, row, full, out)
     mbarrier.wait(full, turn)
     before = peek(out[0])
     left = LeftTile(tile, wg, as_matrices(q, config.rows, config.qk_parts), out)
-    blocks: gl.constexpr = len(config.recomputed_blocks)
+    blocks: gl.constexpr = len(recomputed_blocks(config))
     for block in range(blocks):
         o, phase = attend_block(ctx, left, block, phase)
         for i in gl.static_range(blocks):
             if block == i:
-                store_block(ctx, o, left, config.recomputed_blocks[i])
+                store_block(ctx, o, left, recomputed_block(config, i))
     return before, phase
 
 
@@ -108,10 +152,10 @@ def recompute_tile(ctx, place, wg, phase, turn):
 def attend_block(ctx, left, block, phase):
     """(O [64, C] of a block of columns, phase)."""
     config: gl.constexpr = ctx.config
-    layout: gl.constexpr = accumulator_layout(config.recomputed_cols)
+    layout: gl.constexpr = accumulator_layout(recomputed_cols(config))
     span = ctx.work.key_tiles(ctx.mods, left.tile, config)
     softmax = no_scores(config)
-    o = gl.zeros([config.rows, config.recomputed_cols], gl.float32, layout)
+    o = gl.zeros([config.rows, recomputed_cols(config)], gl.float32, layout)
     for i in range(span.total):
         key_tile = span.key_tile(i)
         s = scores(ctx, left, key_tile, phase)
@@ -129,7 +173,7 @@ def store_block(ctx, o, left, block: gl.constexpr):
     """An `RecomputedBlock` of O into the staging tile, and with the last one that fits all of them by TMA."""
     config: gl.constexpr = ctx.config
     staging = as_matrices(left.out, config.rows, config.store_parts)[block.stage]
-    staging.slice(block.at, config.recomputed_cols, 1).store(o.to(output_type(config)))
+    staging.slice(block.at, recomputed_cols(config), 1).store(o.to(output_type(config)))
     if block.stored >= 0:
         fence_async_shared()
         gl.barrier()
@@ -191,13 +235,13 @@ def add_values(ctx, left, o, p, key_tile, block, phase):
     values = as_matrices(values, config.block_n, config.v_parts)
     finite = all_finite(values)
     packed = p.to(element_type(config.element))
-    packed = gl.convert_layout(packed, operand_layout(config.recomputed_cols), assert_trivial=True)
-    blocks: gl.constexpr = len(config.recomputed_blocks)
+    packed = gl.convert_layout(packed, operand_layout(recomputed_cols(config)), assert_trivial=True)
+    blocks: gl.constexpr = len(recomputed_blocks(config))
     for i in gl.static_range(blocks):
         if block == i:
-            here: gl.constexpr = config.recomputed_blocks[i]
+            here: gl.constexpr = recomputed_block(config, i)
             if finite:
-                o = warpgroup_mma(packed, values[here.part].slice(here.first, config.recomputed_cols, 1), o)
+                o = warpgroup_mma(packed, values[here.part].slice(here.first, recomputed_cols(config), 1), o)
             else:
                 for j in range(config.block_n):
                     o = add_value(ctx, left, o, p, values[here.part], key_tile, here.first, j)
@@ -217,7 +261,7 @@ def add_value(ctx, left, o, p, values, key_tile, first, j):
     number = gl.arange(0, config.block_n, gl.SliceLayout(0, p.type.layout))[None, :]
     weight = gl.sum(gl.where(number == j, p, 0.0), 1)
     weight = gl.convert_layout(weight, rows, assert_trivial=True)[:, None]
-    columns = j * values.shape[1] + first + gl.arange(0, config.recomputed_cols, cols)
+    columns = j * values.shape[1] + first + gl.arange(0, recomputed_cols(config), cols)
     value = values.reshape([config.block_n * values.shape[1]]).gather(columns, 0).to(gl.float32)[None, :]
     k = key_tile * config.block_n + j
     seen = ctx.mods.keeps(mask_heads(left.tile, rows, config), lengths, q, k, (k, k, gl.to_tensor(0)))

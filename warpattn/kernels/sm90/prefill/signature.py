@@ -7,13 +7,14 @@ from triton.experimental.gluon import GluonASTSource
 
 from warpattn.problem.operands import Features
 
-from ...nvidia.boxes import tile_box
+from ...nvidia.pipelines import tile_box
 from ...pieces.signature import ALIGNED, kernel_source
 from ..signature import attention_source, map_types
 from .config import SM90Config
-from .context import output_type, query_type, stored_type
+from .context import output_type
+from .eight_bit.rings import query_type, stored_type
+from .eight_bit.transpose_values import transpose_values_kernel
 from .kernel import prefill_kernel
-from .transpose_values import transpose_values_kernel
 
 
 def prefill_source(args: Mapping[str, Any], config: SM90Config, features: Features) -> GluonASTSource:

@@ -17,7 +17,8 @@ from ...pieces.modifiers import Modifiers
 from ...pieces.scales import softmax_scale
 from ...pieces.scheduler_varlen import BLOCKS, COUNTER, RECORD, VARLEN_TILE_FIELDS, VarlenScheduler
 from ..arguments import TRANSPOSED_KEYS
-from ..prefill.context import Context, ValueColumns, make_rings
+from ..prefill.context import Context, make_rings
+from ..prefill.eight_bit.rings import ValueColumns
 from ..prefill.kernel import start_roles
 from .paged_keys import CopiedKeys, PagedKeys, Table
 from .parts import SPLIT_VARLEN_FIELDS, SplitVarlenScheduler
@@ -47,7 +48,7 @@ class RaggedKeys:
 
 @gluon.aggregate
 class RaggedValues(ValueColumns):
-    """V as prefill/transpose_values.py writes it: (1, 1, dim, heads, places)."""
+    """V as prefill/eight_bit/transpose_values.py writes it: (1, 1, dim, heads, places)."""
 
     @gluon.jit
     def corner(self, ctx, tile, key_tile):

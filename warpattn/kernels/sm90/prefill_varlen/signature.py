@@ -8,10 +8,11 @@ from triton.experimental.gluon import GluonASTSource
 from warpattn.language.nodes import Program
 from warpattn.problem.operands import Features
 
-from ...nvidia.boxes import tile_box
+from ...nvidia.pipelines import tile_box
 from ...pieces.order_kernel import order_kernel
 from ...pieces.signature import captured_types, kernel_source, modifier_functions
-from ..prefill.context import output_type, query_type, stored_type
+from ..prefill.context import output_type
+from ..prefill.eight_bit.rings import query_type, stored_type
 from ..signature import attention_source, map_types
 from .config import OrderTiles, VarlenConfig
 from .kernel import prefill_varlen_kernel

@@ -1,13 +1,13 @@
 """Before products of 8 bits: values transposed.
 
 wgmma takes 8-bit operands with the summed index in neighbouring bytes alone, and the sum of P·V goes over keys. So
-values [keys, Dv] of a head become [Dv, keys], every 32 keys in the order of ../bytes.py, and 0 past the last key.
+values [keys, Dv] of a head become [Dv, keys], every 32 keys in the order of weights.py, and 0 past the last key.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ..arguments import KEYS_OF_PRODUCT, TRANSPOSED_KEYS
+from ...arguments import KEYS_OF_PRODUCT, TRANSPOSED_KEYS
 
 KEYS = gl.constexpr(TRANSPOSED_KEYS)  # of a program
 BLOCK = gl.constexpr(KEYS_OF_PRODUCT)

@@ -10,7 +10,7 @@ once more. A slot has room for both forms one after the other: all of the 8-bit 
 Operands are of fp16, which holds every e4m3 and e5m2 value and takes a quarter of the instructions that bf16 takes.
 The warpgroup that has queries of bf16 makes fp16 fractions of a power of two of them: its largest finite one gets 2^15
 to 2^16, so that all within 2^29 of it are exact, and the others within 2^-40 of it. The power and all scales
-are multiplied in where `sm90/factors.py` says. Where tokens have scales, the role loads those of keys and values with a
+are multiplied in where scales.py says. Where tokens have scales, the role loads those of keys and values with a
 key tile, a tile ahead. fp16 does not hold weights times any scale, so then values are of bf16.
 """
 
@@ -18,12 +18,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
-from ...nvidia.pipelines import consumer_state
-from ...pieces.scales import OfTokens, by_token, has_scale
-from ..columns import as_matrices, columns_before
-from ..factors import ONE, factors_of
-from .context import CONVERTING, first_halves
-from .packed_rows import row_heads, row_tokens
+from ....nvidia.pipelines import consumer_state
+from ....pieces.scales import OfTokens, by_token, has_scale
+from ...columns import as_matrices, columns_before
+from ..packed_rows import row_heads, row_tokens
+from .rings import CONVERTING, first_halves
+from .scales import ONE, factors_of
 
 INFINITY = gl.constexpr(0x7F800000)  # the bits of
 
@@ -219,6 +219,17 @@ def token_scale(ctx, rows, tile, at, there, block=0):
     head = (tile.h // ctx.work.group).to(gl.int64) * rows.head
     place = outer.to(gl.int64) * rows.outer + row.to(gl.int64) * rows.row + head
     return gl.load(rows.scale + (place + block), mask=there, other=1.0)
+
+
+@gluon.jit
+def fp16_queries(ctx, slot, parts, tile, q_state, wg: gl.constexpr):
+    """A warpgroup's queries of `tile`, `parts` of its `slot`, as fp16 operands in the same place."""
+    if tile.row >= 0:
+        if ctx.config.widens_queries:
+            widen_queries(ctx, slot, tile, q_state, wg)
+        else:
+            make_fractions(ctx, parts, q_state, wg)
+    return as_fp16(parts)
 
 
 @gluon.jit

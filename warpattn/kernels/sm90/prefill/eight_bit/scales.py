@@ -2,15 +2,15 @@
 
 Scales per tensor and head, and the power of two of queries in fp16, become part of the softmax scale and of the factor
 of the output. Those of tokens multiply columns of the scores, and weights before they are rounded. With 16 bits in
-memory every function returns what it was given, and no instruction is left. prefill/convert.py makes the operands.
+memory every function returns what it was given, and no instruction is left. convert.py makes the operands.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ..pieces.scales import LEAST_SCALE, by_token, has_scale, has_token_scale, head_scale
-from ..pieces.softmax import as_quads, from_quads
-from .layouts import accumulator_layout
+from ....pieces.scales import LEAST_SCALE, has_scale, has_token_scale, head_scale
+from ....pieces.softmax import as_quads, from_quads
+from ...layouts import accumulator_layout
 
 ONE = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))  # one number in every thread of a warpgroup
 
@@ -66,13 +66,6 @@ def slot_scales(ctx, scales, k_state):
     """Scales [1, N] of a slot of [stages, N]."""
     layout: gl.constexpr = gl.SliceLayout(0, accumulator_layout(ctx.config.block_n))
     return scales.index(k_state.index).load(layout)[None, :]
-
-
-@gluon.jit
-def release_keys(ctx, k_state, before: gl.constexpr):
-    """Release a slot of keys `before` the softmax, or, if it holds scales, after it."""
-    if by_token(ctx.config) != before:
-        ctx.rings.k.consumer_release(k_state)
 
 
 @gluon.jit

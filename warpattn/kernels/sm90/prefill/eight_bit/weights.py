@@ -14,7 +14,7 @@ below the bound.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ..pieces.softmax import SoftmaxState, as_quads, exponent, lane_max, lowered, quad_max, warp_any
+from ....pieces.softmax import SoftmaxState, as_quads, exponent, lane_max, lowered, quad_max, warp_any
 
 LIFT = gl.constexpr(6.0)  # weights are at most 2^6 where their reference is made, and at least 2^-15 of a row's largest
 LARGEST = gl.constexpr(448.0)  # finite e4m3
@@ -23,6 +23,18 @@ _PACK_E4M3 = gl.constexpr(
     "{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, $2, $1; cvt.rn.satfinite.e4m3x2.f32 high, $4, $3;"
     " mov.b32 $0, {low, high}; }"
 )
+
+
+@gluon.constexpr_function
+def lift_of(config):
+    """log2 of the weight of the score that a reference is made of."""
+    return LIFT.value if config.products else 0.0
+
+
+@gluon.constexpr_function
+def plain_bytes(config, score):
+    """Whether weights have 8 bits, and scores the size of products: those of a score function may be any numbers."""
+    return config.products and score is None
 
 
 @gluon.jit

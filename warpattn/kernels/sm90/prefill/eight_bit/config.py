@@ -1,0 +1,61 @@
+"""The configuration of Hopper's prefill for 8-bit keys and values, and when it multiplies 8-bit queries as they are.
+
+Nothing in this file imports Triton.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from warpattn.kernels.topology import Registers
+from warpattn.problem import Problem
+from warpattn.problem.element import ELEMENT_OF
+from warpattn.problem.operands import is_masked
+from warpattn.problem.scales import eight_bit_of
+
+from ...operand_format import OperandFormat
+from ...widths import pad_dim
+from ..config import SHORT_ROWS, SM90Config, choose_config, stored
+
+PRODUCT_SCALES = (None, "tensor", "head")  # of products of 8 bits
+CONVERT_CONSUMER, CONVERT_PRODUCER = 216, 32  # registers beside a warpgroup that converts
+
+
+def eight_bit_config(problem: Problem, seq_q: int) -> tuple[SM90Config, str]:
+    """The configuration for 8-bit keys and values of sequences with about `seq_q` queries, and one sentence why."""
+    return _products_config(problem) if multiplies_bytes(problem) else _converting_config(problem, seq_q)
+
+
+def multiplies_bytes(problem: Problem) -> bool:
+    """Whether prefill multiplies 8-bit queries as they are: values are transposed before, which pages cannot be, and
+    fp32 sums leave no place for a factor of each token."""
+    scaled = all(scale in PRODUCT_SCALES for scale in problem.scales)
+    return problem.q_dtype == torch.float8_e4m3fn and problem.kind in ("dense", "ragged") and scaled
+
+
+def _converting_config(problem: Problem, seq_q: int) -> tuple[SM90Config, str]:
+    """The usual configuration with a warpgroup that converts: two consumer warpgroups have to do."""
+    config, why = choose_config(ELEMENT_OF[problem.dtype], problem.dim_qk, problem.dim_v, min(seq_q, SHORT_ROWS), True)
+    config = replace(
+        config, operands=replace(config.operands, eight_bit=eight_bit_of(problem)), store_parts=config.v_parts,
+        registers=Registers(CONVERT_CONSUMER, CONVERT_PRODUCER),
+    )  # fmt: skip
+    return stored(config), f"{why}; a warpgroup more converts tiles to 16 bits in the slots where they arrive"
+
+
+def _products_config(problem: Problem) -> tuple[SM90Config, str]:
+    """That of products of 8 bits. Turns cost 2 to 4 % there, but at head dim 64 with three warpgroups (H200)."""
+    v = (pad_dim(problem.dim_v),)
+    wide = max(pad_dim(problem.dim_qk), *v)
+    three = wide <= 64 and problem.seq_q > SHORT_ROWS and not is_masked(problem)
+    consumers, registers = (3, Registers(160, 32)) if three else (2, Registers(240, 24))
+    kv_stages, q_stages = (4, 2) if wide <= 128 else (2, 1)
+    why = "products of 8 bits: two warpgroups hold scores, weights and output"
+    if three:
+        why = "products of 8 bits, head dim <= 64, many queries, no mask: three warpgroups hide exponentials better"
+    element, out = ELEMENT_OF[problem.kv_dtype or problem.dtype], ELEMENT_OF[problem.dtype]
+    operands = OperandFormat(element, problem.dim_qk, problem.dim_v, eight_bit_of(problem), out)
+    config = SM90Config(operands, consumers, 128, kv_stages, q_stages, v, registers, three)
+    return stored(config), why
