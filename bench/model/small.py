@@ -21,7 +21,8 @@ from warpattn.problem.backward import CheckedBackward, Gradients, fitted_gradien
 from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands
 from warpattn.runtime import simulate as simulated
-from warpattn.runtime.plan import Plan, plan, plan_backward
+from warpattn.runtime.plan import Plan, plan
+from warpattn.runtime.training.plan import plan_backward
 from warpattn.sequences import Dense
 from warpattn.sim.timing.replay import Timing
 

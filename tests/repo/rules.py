@@ -24,7 +24,9 @@ COMMAND_PARAMETERS = 13  # options and arguments of a command, each with its own
 LONG_FILES: dict[str, str] = {}
 # Where the public signatures stand; the names that count as API there (None: every public one).
 API: dict[str, set[str] | None] = {
-    "warpattn/api.py": None,
+    "warpattn/api/dense.py": {"attention"},
+    "warpattn/api/batches.py": None,
+    "warpattn/api/backward.py": None,
     "warpattn/serving/append.py": {"append_paged"},
     "warpattn/serving/slots.py": {"append_slots"},
     "warpattn/reference.py": {"reference"},

@@ -46,8 +46,8 @@ def test_methods_and_nested_functions_are_measured():
     ("path", "decorator", "name", "limit"),
     [
         ("warpattn/a.py", "", "f", 8),
-        ("warpattn/api.py", "", "attention", 11),
-        ("warpattn/api.py", "", "_inner", 8),
+        ("warpattn/api/batches.py", "", "attention", 11),
+        ("warpattn/api/batches.py", "", "_inner", 8),
         ("warpattn/reference.py", "", "reference", 11),
         ("warpattn/reference.py", "", "tile", 8),
         ("warpattn/kernels/sm90/prefill/kernel.py", "@gluon.jit", "prefill_kernel", 16),
@@ -158,7 +158,7 @@ def test_python_blocks():
         ("warpattn/sim/ops/core.py", "from ...kernels.sm90 import prefill"),
         ("warpattn/sim/ops/core.py", "from ..timing import cost"),
         ("warpattn/sim/memory/shared.py", "from ..machine.agents import Agent"),
-        ("warpattn/api.py", "from warpattn.cli import demo"),
+        ("warpattn/api/dense.py", "from warpattn.cli import demo"),
         ("warpattn/errors.py", "if TYPE_CHECKING:\n    from warpattn.masks import Mask"),
         ("warpattn/brand_new.py", ""),
     ],
@@ -171,7 +171,7 @@ def test_forbidden_arrows(path, text):
     ("path", "text"),
     [
         ("warpattn/masks/library.py", "from .base import Mask\nimport torch\nfrom warpattn.language import expr"),
-        ("warpattn/api.py", "from warpattn.runtime import route\nfrom warpattn.masks import Mask"),
+        ("warpattn/api/dense.py", "from warpattn.runtime import route\nfrom warpattn.masks import Mask"),
         ("warpattn/runtime/plan.py", "from warpattn.kernels.sm90.prefill.config import Config"),
         ("warpattn/runtime/execute.py", "from warpattn.kernels import sm90\nfrom .plan import Plan"),
         (

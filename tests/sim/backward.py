@@ -20,8 +20,8 @@ from warpattn.problem.arch import ARCHS
 from warpattn.problem.backward import CheckedBackward, Gradients, fitted_gradients, write_back
 from warpattn.problem.launch import Launch
 from warpattn.reference import reference
-from warpattn.runtime.plan import list_captured_launches
 from warpattn.runtime.simulate import Options, run_launch
+from warpattn.runtime.training.plan import list_captured_launches
 from warpattn.scores import Score
 from warpattn.sequences import Dense, Ragged, Sequence
 from warpattn.sim import Report

@@ -19,7 +19,8 @@ from warpattn.errors import AttentionError
 from warpattn.machine_code import gcn, sass
 from warpattn.problem import CheckedCall
 from warpattn.problem.operands import Operands, fitted
-from warpattn.runtime.plan import list_launches, plan, plan_backward
+from warpattn.runtime.plan import list_launches, plan
+from warpattn.runtime.training.plan import plan_backward
 from warpattn.sequences import Dense
 
 # What an attention kernel is made of; the rest is counted as one line.

@@ -9,7 +9,8 @@ from rich.console import Console
 
 from warpattn.cli import spelling
 from warpattn.cli.request import Request
-from warpattn.runtime.plan import plan, plan_backward
+from warpattn.runtime.plan import plan
+from warpattn.runtime.training.plan import plan_backward
 
 
 def plan_command(

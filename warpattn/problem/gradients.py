@@ -1,7 +1,7 @@
 """Which inputs of a call require gradients, and what the architectures have of a backward.
 
     differentiated(named inputs) ─▶ names        () under torch.no_grad()
-    check_gradients(rules, …)                    one sentence with every name, if they cannot be had
+    check_gradients(rules, call, …)              one sentence with every name, if they cannot be had
 """
 
 from __future__ import annotations
@@ -33,6 +33,24 @@ def differentiated(named: Iterable[tuple[str, object]]) -> tuple[str, ...]:
     if not torch.is_grad_enabled():
         return ()
     return tuple(dict.fromkeys(name for name, x in named if isinstance(x, Tensor) and x.requires_grad))
+
+
+def check_gradients(
+    rules: Rules, call: Call, backend: str | None, sizes: Sizes | None, captured: tuple[Tensor, ...]
+) -> tuple[str, ...]:
+    """What kernels have of gradients, and a fresh output for them; names of the inputs that require gradients."""
+    inputs = named_inputs(call, captured)
+    names = differentiated(inputs)
+    wanted = differentiated([("out", call.out)]) + names
+    if isinstance(call.out, Tensor):
+        refuse_gradients(rules, wanted, "gradients need a fresh output: leave out=None")
+    if backend is not None and backend != "reference":
+        check_transforms(rules, backend, inputs)
+        arch = backend.removeprefix("simulate:")
+        check_backward(rules, arch, names, sizes, call.sequence.kind)
+        if names:
+            check_deterministic(rules, arch, call.deterministic)
+    return names
 
 
 def refuse_gradients(rules: Rules, names: tuple[str, ...], rule: str) -> None:

@@ -68,7 +68,3 @@ class Launch:
     pdl: bool = False  # launched with PDL: may start before the preceding kernel ends, and waits for that by itself
     tile_counter: str | None = None  # argument that points to an int32 which is 0 before the launch and after it
     l2_promotion: int = 128  # bytes that L2 fetches at least for a TMA load
-
-    def __post_init__(self) -> None:
-        if self.tile_counter is not None and not self.persistent:
-            raise ValueError(f"{self.name} has a tile counter, but every tile needs a program of its own")

@@ -1,7 +1,8 @@
 """Every rule of a call, held before anything is launched.
 
 `validate` checks a call and returns it with its frozen `Problem`: the sizes, dtypes and traced functions that decide
-which kernel runs. All rules are here and in `sequences/`; what the kernels of an architecture take is one list:
+which kernel runs. Rules are here, in `sequences/` and, of what few calls have, in `beside.py`, `gradients.py`,
+`eight_bit.py` and `latent.py`; what the kernels of an architecture take is one list:
 
     validate(call)          the call's kind, dtype and sizes     ─┐
                                                                   ├─▶ check_limits
@@ -10,7 +11,6 @@ which kernel runs. All rules are here and in `sequences/`; what the kernels of a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import fields
 
 import torch
@@ -20,30 +20,15 @@ from torch.autograd import forward_ad
 
 from warpattn.errors import AttentionError, Rules
 from warpattn.inputs import kind_of, number
-from warpattn.masks import Document, Full, Mask, MaskProgram, Materialized, Padding, Prefix
-from warpattn.problem.backends import (
-    BACKENDS,
-    KERNEL_DTYPES,
-    LATENT,
-    LIMITS,
-    NEEDS,
-    USE_REFERENCE,
-    chip_of,
-)
+from warpattn.masks import Full, Mask, MaskProgram
+from warpattn.problem.backends import BACKENDS, KERNEL_DTYPES, LATENT, LIMITS, NEEDS, USE_REFERENCE, chip_of
+from warpattn.problem.beside import check_beside, check_values
 from warpattn.problem.eight_bit import DTYPES, check_eight_bit, check_types, eight_bit_of
-from warpattn.problem.gradients import (
-    check_backward,
-    check_deterministic,
-    check_transforms,
-    differentiated,
-    named_inputs,
-    refuse_gradients,
-)
+from warpattn.problem.gradients import check_gradients
 from warpattn.problem.latent import check_latent, check_latent_view, check_rope
-from warpattn.problem.memory import overlap, overlaps_itself
 from warpattn.problem.problem import Call, CheckedCall, Problem
 from warpattn.quantized import EIGHT_BIT, result_dtype
-from warpattn.scores import ALiBi, Bias, CustomScore, Score, ScoreProgram
+from warpattn.scores import CustomScore, Score, ScoreProgram
 from warpattn.sequences import Sizes
 
 MAX_SIZE = 2**31 - 1  # kernels count rows, keys, heads and sequences with 32 bits
@@ -74,17 +59,15 @@ def validate(call: Call, read_values: bool = True) -> CheckedCall:
     plain = {x.dtype for x in tensors.values()} in ALIKE and not call.sequence.scales()
     if not plain:
         check_types(rules, call, read_values and backend == "reference")
-    if sizes is not None:
-        _check_sinks(rules, call, sizes)
-        _check_out(rules, call, sizes)
-        for part in (*parts(call.mask), *parts(call.score)):
-            _check_part(rules, part, call, sizes)
     captured = [x for program in (mask, score) if program is not None for x in program.tensors]
+    given = any(x is not None for x in (call.sinks, call.out, call.score))
+    if sizes is not None and (given or captured or mask is None):  # a mask of indices alone fits every call
+        check_beside(rules, call, sizes, _result_dtype(call))
     _check_devices(rules, call, captured)
     names = ()
     of_score = [] if score is None else score.tensors
     if _is_differentiated([*tensors.values(), call.sequence.q_rope, call.sinks, call.out, *of_score]):
-        names = _check_gradients(rules, call, backend, sizes, () if score is None else score.tensors)
+        names = check_gradients(rules, call, backend, sizes, () if score is None else score.tensors)
     if backend is not None and backend != "reference":
         arch = backend.removeprefix("simulate:")
         narrow = getattr(call.q, "dtype", None)
@@ -97,27 +80,12 @@ def validate(call: Call, read_values: bool = True) -> CheckedCall:
             check_rope(rules, call.sequence.q_rope, sizes)
     on_host = backend is not None and (backend == "reference" or backend.startswith("simulate:"))
     if read_values and not rules.broken and sizes is not None and on_host:
-        _check_values(rules, call, sizes)
+        check_values(rules, call, sizes)
     if rules.broken:
         rules.done()
     assert sizes is not None and backend is not None and mask is not None  # else a rule was broken
     problem, lse_shape = _problem(call, sizes, mask, score, plain), call.sequence.lse_shape(sizes)
     return CheckedCall(backend, problem, mask, score, _scale(call, sizes), lse_shape, names)
-
-
-def parts(value: Mask | Score | None) -> Iterator[Mask | Score]:
-    """The masks or scores that a combination is made of."""
-    if not isinstance(value, Mask | Score):
-        return
-    inner = [x for held in vars(value).values() for x in _listed(held) if isinstance(x, Mask | Score)]
-    if not inner:
-        yield value
-    for x in inner:
-        yield from parts(x)
-
-
-def _listed(value: object) -> tuple[object, ...]:
-    return value if isinstance(value, tuple) else (value,)
 
 
 def choose_backend(rules: Rules, name: str, x: object, called: str = "q") -> str | None:
@@ -194,120 +162,10 @@ def _check_devices(rules: Rules, call: Call, captured: list[Tensor]) -> None:
             rules.require(False, f"{name} is on {x.device}", f"it must be on the device of q, {call.q.device}")
 
 
-def _check_sinks(rules: Rules, call: Call, sizes: Sizes) -> None:
-    """sinks (Hq,), fp32 or the dtype of q."""
-    if call.sinks is None or not rules.tensor("sinks", call.sinks, "query heads"):
-        return
-    shape, dtype = tuple(call.sinks.shape), call.sinks.dtype
-    rule = f"sinks must hold one logit per query head, ({sizes.heads_q},)"
-    rules.require(shape == (sizes.heads_q,), f"sinks has shape {shape}", rule)
-    found = _result_dtype(call)
-    rule = f"sinks must be torch.float32 or the dtype of the result, {found}"
-    rules.require(dtype in (torch.float32, found), f"sinks has dtype {dtype}", rule)
-
-
-def _check_out(rules: Rules, call: Call, sizes: Sizes) -> None:
-    """out: the shape and dtype of the result, each element once in memory."""
-    out = call.out
-    if out is None or not rules.tensor("out", out, *("batch", "seq", "heads", "head_dim")[4 - call.q.ndim :]):
-        return
-    shape = (*call.q.shape[:-1], sizes.dim_v)
-    rules.require(out.shape == shape, f"out has shape {tuple(out.shape)}", f"out must have shape {tuple(shape)}")
-    if call.q.dtype in EIGHT_BIT:
-        rule = f"for 8-bit queries it must be one of {', '.join(str(x) for x in DTYPES)}"
-        rules.require(out.dtype in DTYPES, f"out has dtype {out.dtype}", rule)
-    else:
-        same = out.dtype == call.q.dtype
-        rules.require(same, f"out has dtype {out.dtype}", f"out must have the dtype of q, {call.q.dtype}")
-    if overlaps_itself(out):
-        rules.add(f"out has shape {tuple(out.shape)} and strides {out.stride()}",
-                  "each element of out must have its own place in memory")  # fmt: skip
-    others = {"q.rope": call.sequence.q_rope, "sinks": call.sinks}
-    for name, x in (call.sequence.operands(call.q, call.k, call.v) | others).items():
-        if isinstance(x, Tensor) and overlap(out, x):
-            what = f"out starts at {out.data_ptr()} and {name} at {x.data_ptr()}"
-            rules.add(what, f"out must not share memory with {name}: others may still read what is written")
-
-
 def _is_differentiated(tensors: list[Tensor | None]) -> bool:
     """Whether a tensor requires gradients, or a transform of torch.func or forward-mode AD is at work."""
     wanted = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in tensors)
     return wanted or peek_interpreter_stack() is not None or forward_ad._current_level >= 0
-
-
-def _check_gradients(
-    rules: Rules, call: Call, backend: str | None, sizes: Sizes | None, captured: tuple[Tensor, ...]
-) -> tuple[str, ...]:
-    """What kernels have of gradients, and a fresh output for them; names of the inputs that require gradients."""
-    inputs = named_inputs(call, captured)
-    names = differentiated(inputs)
-    wanted = differentiated([("out", call.out)]) + names
-    if isinstance(call.out, Tensor):
-        refuse_gradients(rules, wanted, "gradients need a fresh output: leave out=None")
-    if backend is not None and backend != "reference":
-        check_transforms(rules, backend, inputs)
-        arch = backend.removeprefix("simulate:")
-        check_backward(rules, arch, names, sizes, call.sequence.kind)
-        if names:
-            check_deterministic(rules, arch, call.deterministic)
-    return names
-
-
-def _check_part(rules: Rules, part: Mask | Score, call: Call, sizes: Sizes) -> None:
-    """Shapes of captured tensors whose axes are the batch, the heads, the rows or the keys.
-
-    Rows and keys are compared for dense batches only: elsewhere their number differs between sequences, and elements
-    outside the tensor are hidden.
-    """
-    dense = call.sequence.kind == "dense"
-    batch, heads = ("batch", sizes.batch), ("query heads", sizes.heads_q)
-    queries, keys = ("queries", sizes.seq_q if dense else None), ("keys", sizes.seq_k if dense else None)
-    match part:
-        case Padding():
-            _check_axes(rules, "Padding.valid_lengths", part.valid_lengths, (batch,))
-        case Prefix() if isinstance(part.length, Tensor):
-            _check_axes(rules, "Prefix.length", part.length, (batch,))
-        case Document():
-            _check_axes(rules, "Document.ids", part.ids, (batch, keys))
-        case Materialized():
-            axes = (batch, queries, keys) if part.mask.ndim == 3 else (batch, heads, queries, keys)
-            _check_axes(rules, "Materialized.mask", part.mask, axes, broadcast=True)
-        case ALiBi() if isinstance(part.slopes, Tensor):
-            _check_axes(rules, "ALiBi.slopes", part.slopes, (batch, heads))
-        case ALiBi():
-            what = f"ALiBi.slopes is {part.slopes}, a number of heads"
-            rules.require(int(part.slopes) == sizes.heads_q, what, f"it must be that of q, {sizes.heads_q}")
-        case Bias():
-            _check_axes(rules, "Bias.bias", part.bias, (batch, heads, queries, keys), broadcast=True)
-
-
-def _check_axes(
-    rules: Rules, name: str, x: Tensor, axes: tuple[tuple[str, int | None], ...], broadcast: bool = False
-) -> None:
-    """The axes of `x`, the last ones of `axes`, must have their sizes (None: any), or 1 where it broadcasts."""
-    for got, (axis, size) in zip(tuple(x.shape), axes[len(axes) - x.ndim :], strict=True):
-        ok = size is None or got == size or (broadcast and got == 1)
-        listed = f"{size} or 1" if broadcast else str(size)
-        rules.require(ok, f"{name} has shape {tuple(x.shape)}", f"its {axis} axis must be {listed}, as in q and k")
-
-
-def _check_values(rules: Rules, call: Call, sizes: Sizes) -> None:
-    """Values of lengths, offsets and tables, read on the host."""
-    call.sequence.check_values(rules, sizes)
-    longest = sizes.seq_k if call.sequence.kind == "dense" else None
-    for part in parts(call.mask):
-        if isinstance(part, Padding):
-            _check_lengths(rules, "Padding.valid_lengths", part.valid_lengths, longest)
-        elif isinstance(part, Prefix) and isinstance(part.length, Tensor):
-            _check_lengths(rules, "Prefix.length", part.length, None)
-
-
-def _check_lengths(rules: Rules, name: str, lengths: Tensor, longest: int | None) -> None:
-    bound = "at least 0" if longest is None else f"within 0 .. {longest}, the number of keys"
-    for b, length in enumerate(lengths.tolist()):
-        ok = length >= 0 and (longest is None or length <= longest)
-        if not rules.require(ok, f"{name}[{b}] is {length}", f"a length must be {bound}"):
-            return
 
 
 def _scale(call: Call, sizes: Sizes) -> float:

@@ -108,6 +108,8 @@ class BoundLaunch:
     """A loaded kernel with the arguments of one launch. To be launched by one thread at a time."""
 
     def __init__(self, launch: Launch, device: int) -> None:
+        if launch.tile_counter is not None and not launch.persistent:
+            raise ValueError(f"{launch.name} has a tile counter, but every tile needs a program of its own")
         self.kernel = kernel = load(launch, device)
         self.name = launch.name
         self.arguments = [argument(launch.args, parameter.name) for parameter in kernel.parameters]

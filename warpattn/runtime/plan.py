@@ -7,33 +7,20 @@ on one (tuned/table.py), which go before the planner's own. `print(plan(...))` s
 from __future__ import annotations
 
 from collections.abc import Callable
-from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from warpattn.errors import Rules
-from warpattn.language.nodes import reads
 from warpattn.problem import CheckedCall, Problem
 from warpattn.problem.arch import ARCHS, RUNS, known
-from warpattn.problem.backward import CheckedBackward, Gradients
 from warpattn.problem.eight_bit import check_eight_bit
-from warpattn.problem.gradients import check_backward
 from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, Launch, PlanOptions
 from warpattn.problem.operands import RUN, Operands, whole_runs
 from warpattn.problem.rules import check_limits, check_sizes
 from warpattn.runtime.tuned.table import TABLE, TUNED_ARCHS, card_here, tuned_options, tuned_row
 from warpattn.sequences import Sequence
-
-CAPTURED = (
-    "gradients of tensors that the score captured are added by atomic additions of a kernel of its own; deterministic "
-    "ones by torch operations on the device, the slower form"
-)
-CAPTURED_IN_ORDER = (
-    "gradients of tensors that the score captured are added by torch operations on the device, the slower form"
-)
 
 Choose = Callable[..., Choice]  # of a problem, an Arch and, where kernels have candidates, options
 ListLaunches = Callable[[CheckedCall, Operands, Sequence, PlanOptions], tuple[Launch, ...]]
@@ -77,7 +64,7 @@ def plan(problem: Problem, arch: str = "sm90") -> Plan:
     check_eight_bit(rules, arch, problem)
     rules.done()
     filled = filled_problem(problem)
-    choice = _on_chip(_tuned(filled, arch) or _family(runs).choose(filled, ARCHS[runs]), arch)
+    choice = on_chip(_tuned(filled, arch) or _family(runs).choose(filled, ARCHS[runs]), arch)
     if filled != problem:
         why = f"{problem.dim_qk}/{problem.dim_v} are no multiples of {RUN}: q, k and v are copied, rows filled up with"
         choice = replace(choice, reasons=(*choice.reasons, f"head dims {why} zeros to {filled.dim_qk}/{filled.dim_v}"))
@@ -95,7 +82,7 @@ def _tuned(problem: Problem, arch: str) -> Choice | None:
     return replace(choice, reasons=(row.words, *choice.reasons))
 
 
-def _on_chip(choice: Choice, arch: str) -> Choice:
+def on_chip(choice: Choice, arch: str) -> Choice:
     """A choice with the reason why it is that of another chip, where `arch` runs its kernels."""
     if arch not in RUNS:
         return choice
@@ -107,20 +94,6 @@ def _on_chip(choice: Choice, arch: str) -> Choice:
 def filled_problem(problem: Problem) -> Problem:
     """The problem that kernels get: head dims filled up to whole runs, as `fitted` does with the operands."""
     return replace(problem, dim_qk=whole_runs(problem.dim_qk), dim_v=whole_runs(problem.dim_v))
-
-
-def plan_backward(problem: Problem, arch: str = "sm90") -> Plan:
-    """The plan of the gradients of a `problem`; AttentionError where `arch` has no backward that takes it."""
-    plan(problem, arch)  # the forward's rules
-    rules = Rules()
-    check_backward(rules, arch, ("q", "k", "v"), problem, problem.kind)
-    rules.done()
-    runs = RUNS.get(arch, arch)
-    choice = _on_chip(_backward(runs).choose(filled_problem(problem), ARCHS[runs]), arch)
-    if problem.score is not None and reads(problem.score).tensors:
-        why = CAPTURED if _backward(runs).captured else CAPTURED_IN_ORDER
-        choice = replace(choice, reasons=(*choice.reasons, why))
-    return Plan(problem, arch, choice)
 
 
 def list_launches(
@@ -135,32 +108,12 @@ def list_launches(
     arch = checked.backend.removeprefix("simulate:")
     if (TABLE.rows is None or TABLE.rows) and arch == checked.backend:  # not simulated
         options = tuned_options(checked.problem, arch, operands.q.device, options)
-    return _for_chip(_family(RUNS.get(arch, arch)).launches(checked, operands, sequence, options), arch)
+    return for_chip(_family(RUNS.get(arch, arch)).launches(checked, operands, sequence, options), arch)
 
 
-def list_backward_launches(checked: CheckedBackward, x: Gradients, sequence: Sequence) -> tuple[Launch, ...]:
-    """The launches of a checked backward on its backend's architecture, in order; tensors are fitted."""
-    arch = checked.forward.backend.removeprefix("simulate:")
-    return _for_chip(_backward(RUNS.get(arch, arch)).launches(_filled_backward(checked), x, sequence), arch)
-
-
-def list_captured_launches(
-    checked: CheckedBackward, x: Gradients, sequence: Sequence, wanted: Many[bool], sums: Many[Tensor | None]
-) -> tuple[Launch, ...]:
-    """The launches that add gradients of what the score captured to `sums`, in order; tensors are fitted."""
-    arch = checked.forward.backend.removeprefix("simulate:")
-    captured = _backward(RUNS.get(arch, arch)).captured
-    assert captured is not None  # see `BackwardLimits.captured`
-    return _for_chip(captured(_filled_backward(checked), x, sequence, wanted, sums), arch)
-
-
-def _for_chip(launches: tuple[Launch, ...], arch: str) -> tuple[Launch, ...]:
+def for_chip(launches: tuple[Launch, ...], arch: str) -> tuple[Launch, ...]:
     """The launches in machine code of the chip's own, where it runs another architecture's kernels."""
     return tuple(replace(launch, arch=arch) for launch in launches) if arch in RUNS else launches
-
-
-def _filled_backward(checked: CheckedBackward) -> CheckedBackward:
-    return replace(checked, forward=replace(checked.forward, problem=filled_problem(checked.forward.problem)))
 
 
 class _Family(NamedTuple):
@@ -180,27 +133,3 @@ def _family(arch: str) -> _Family:
         from warpattn.kernels.cdna.launch import list_launches
         from warpattn.kernels.cdna.select import choose
     return _Family(choose, list_launches)
-
-
-class _Backward(NamedTuple):
-    """What the folder of an architecture's backward has."""
-
-    choose: Choose
-    launches: Callable[[CheckedBackward, Gradients, Sequence], tuple[Launch, ...]]
-    captured: Callable[..., tuple[Launch, ...]] | None  # None: torch operations
-
-
-def _backward(arch: str) -> _Backward:
-    """The functions of an architecture that has a backward, imported when they are first needed."""
-    if arch == "sm90":
-        from warpattn.kernels.sm90.backward.config import choose
-        from warpattn.kernels.sm90.backward.launch import list_backward_launches, list_captured_launches
-    elif arch == "sm100":
-        from warpattn.kernels.sm100.backward.config import choose
-        from warpattn.kernels.sm100.backward.launch import list_backward_launches, list_captured_launches
-    else:
-        from warpattn.kernels.cdna.backward.config import choose
-        from warpattn.kernels.cdna.backward.launch import list_backward_launches
-
-        list_captured_launches = None
-    return _Backward(choose, list_backward_launches, list_captured_launches)

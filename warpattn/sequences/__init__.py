@@ -13,6 +13,7 @@ Keys and values of 8 bits, and queries beside them, may have scales (quantized.p
 """
 
 from warpattn.sequences.paged import PagedKV, PagedRagged
-from warpattn.sequences.sequence import Dense, Ragged, Sequence, Sizes
+from warpattn.sequences.ragged import Ragged
+from warpattn.sequences.sequence import Dense, Sequence, Sizes
 
 __all__ = ["Dense", "PagedKV", "PagedRagged", "Ragged", "Sequence", "Sizes"]

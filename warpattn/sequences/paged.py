@@ -12,8 +12,9 @@ from torch import Tensor
 from warpattn.errors import Rules
 from warpattn.inputs import kind_of
 from warpattn.quantized import rows_of_pages
+from warpattn.sequences.ragged import Ragged
 from warpattn.sequences.rules import check_bound, check_index, check_offsets, check_shapes, check_shared, check_table
-from warpattn.sequences.sequence import Ragged, Sequence, Sizes
+from warpattn.sequences.sequence import Sequence, Sizes
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""What a sequence kind is, and the kinds whose keys and values are tensors: dense and ragged batches."""
+"""What a sequence kind is, and the plain one: a dense batch."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from warpattn.errors import Rules
-from warpattn.inputs import is_tensor, number
+from warpattn.inputs import is_tensor
 from warpattn.quantized import dequantized
 from warpattn.sequences.latent_query import check_rope
-from warpattn.sequences.rules import check_bound, check_index, check_offsets
 
 
 @dataclass(frozen=True)
@@ -143,85 +142,6 @@ class Dense(Sequence):
     def walk(self, q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         q, k, v = self.dequantized(q, k, v)
         yield from zip(q, k, v, strict=True)
-
-
-@dataclass(frozen=True, eq=False)
-class Ragged(Sequence):
-    """Sequences of different lengths laid end to end.
-
-    cu_q: int32 (B + 1,), row offsets of the queries: 0, ascending, ending at total_q. cu_k: the same for keys and
-    values; None when they share cu_q. max_q, max_k: upper bounds of the lengths, so that nothing is read back from a
-    GPU to find them; None when unknown. k_scale, v_scale, q_scale: of 8-bit ones that are no `Quantized`. q_rope: the
-    rotary part of queries that are no `LatentQuery`.
-    """
-
-    cu_q: Tensor
-    cu_k: Tensor | None = None
-    max_q: int | None = None
-    max_k: int | None = None
-    k_scale: Tensor | None = None
-    v_scale: Tensor | None = None
-    q_scale: Tensor | None = None
-    q_rope: Tensor | None = None
-    kind: ClassVar[str] = "ragged"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("max_q", "max_k"):  # NumPy's ints and tensors without dimensions become ints
-            bound = getattr(self, name)
-            if bound is not None and type(bound) is not int:
-                known = number(bound)
-                object.__setattr__(self, name, bound if known is None else known)
-
-    def indices(self) -> dict[str, Tensor]:
-        return {"seq.cu_q": self.cu_q} | ({} if self.cu_k is None else {"seq.cu_k": self.cu_k}) | self.beside()
-
-    def bounds(self) -> tuple[int | None, ...]:
-        return (self.max_q, self.max_k)
-
-    def check(self, rules: Rules, q: Tensor, k: Tensor, v: Tensor) -> bool:
-        named = [("seq.cu_q", self.cu_q), *([] if self.cu_k is None else [("seq.cu_k", self.cu_k)])]
-        offsets = [check_index(rules, name, x, "batch + 1") for name, x in named]
-        check_bound(rules, "max_q", self.max_q)
-        check_bound(rules, "max_k", self.max_k)
-        if all(offsets):
-            what = f"seq.cu_q has shape {tuple(self.cu_q.shape)}"
-            rules.require(len(self.cu_q) >= 1, what, "seq.cu_q must hold batch + 1 offsets")
-            if self.cu_k is not None:
-                what = f"seq.cu_k has shape {tuple(self.cu_k.shape)}"
-                same = self.cu_k.shape == self.cu_q.shape
-                rules.require(same, what, f"seq.cu_k must have the shape of seq.cu_q, {tuple(self.cu_q.shape)}")
-        ranks = [rules.tensor(name, x, "total", "heads", "head_dim") for name, x in self.operands(q, k, v).items()]
-        if not all(ranks):
-            return False
-        rules.require(len(k) == len(v), f"v has {len(v)} keys", f"v must have as many keys as k, {len(k)}")
-        if self.cu_k is None:
-            rule = f"without seq.cu_k the keys share the offsets of the queries, so k must have {len(q)} rows as q has"
-            rules.require(len(k) == len(q), f"k has {len(k)} rows", rule)
-        return self.check_queries(rules, q, k, v, "k", "v") and all(offsets)
-
-    def check_values(self, rules: Rules, sizes: Sizes) -> None:
-        check_offsets(rules, "q", self.cu_q, sizes.seq_q, self.max_q)
-        keys = self.cu_q if self.cu_k is None else self.cu_k
-        check_offsets(rules, "q" if self.cu_k is None else "k", keys, sizes.seq_k, self.max_k)
-
-    def sizes(self, q: Tensor, k: Tensor, v: Tensor) -> Sizes:
-        total_q, heads_q, _ = q.shape
-        return Sizes(len(self.cu_q) - 1, total_q, len(k), heads_q, k.shape[1], self.query_columns(q), v.shape[2])
-
-    def walk(self, q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        q, k, v = self.dequantized(q, k, v)
-        rows = self.cu_q.tolist()
-        keys = rows if self.cu_k is None else self.cu_k.tolist()
-        for b in range(len(rows) - 1):
-            span = slice(keys[b], keys[b + 1])
-            yield q[rows[b] : rows[b + 1]], k[span], v[span]
-
-    def join(self, outs: list[Tensor], lses: list[Tensor]) -> tuple[Tensor, Tensor]:
-        return torch.cat(outs), torch.cat(lses, dim=1)
-
-    def lse_shape(self, sizes: Sizes) -> tuple[int, ...]:
-        return (sizes.heads_q, sizes.seq_q)
 
 
 def check_heads(rules: Rules, q: Tensor, k: Tensor, v: Tensor, k_name: str, v_name: str, columns: int) -> None:

@@ -55,8 +55,9 @@ def test_a_card_gets_every_program_of_a_kernel_that_is_not_persistent(name, card
 
 
 def test_only_persistent_kernels_count_tiles():
+    launch = Launch("sm90.kernel", "sm90", (), lambda: None, {}, (8,), {}, tile_counter="counter")
     with pytest.raises(ValueError, match="needs a program of its own"):
-        Launch("sm90.kernel", "sm90", (), lambda: None, {}, (8,), {}, tile_counter="counter")
+        bound_launches.BoundLaunch(launch, 0)
 
 
 COPIED = {

@@ -13,7 +13,7 @@ from warpattn.problem.backward import CheckedBackward, Gradients
 from warpattn.problem.launch import Launch
 from warpattn.problem.operands import Operands
 from warpattn.reference import reference
-from warpattn.runtime.plan import list_backward_launches
+from warpattn.runtime.training.plan import list_backward_launches
 from warpattn.sequences import Dense
 from warpattn.sim import Report
 

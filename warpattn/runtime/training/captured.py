@@ -22,7 +22,7 @@ from warpattn.problem.backends import LIMITS
 from warpattn.problem.backward import CheckedBackward, Gradients, fitted_gradients
 from warpattn.reference import Job, Place, key_tiles
 from warpattn.runtime.bound_launches import launch_all
-from warpattn.runtime.plan import list_captured_launches
+from warpattn.runtime.training.plan import list_captured_launches
 from warpattn.scores import ScoreProgram
 from warpattn.sequences import Sequence
 

@@ -17,9 +17,9 @@ from warpattn.problem.backward import CheckedBackward, Gradients, fitted_gradien
 from warpattn.problem.gradients import are_deterministic
 from warpattn.runtime import cuda
 from warpattn.runtime.bound_launches import launch_all
-from warpattn.runtime.plan import list_backward_launches
 from warpattn.runtime.training import repeated
 from warpattn.runtime.training.captured import captured_gradients
+from warpattn.runtime.training.plan import list_backward_launches
 from warpattn.sequences import Sequence
 from warpattn.side_by_side import beside
 

@@ -17,9 +17,9 @@ from tests.unit.runtime.serving.test_append_again import launched_with
 from tests.unit.runtime.test_dispatch import driver, half  # noqa: F401  a fixture
 from warpattn.problem import Call, validate
 from warpattn.problem.backward import CheckedBackward
-from warpattn.runtime.plan import plan_backward
 from warpattn.runtime.training import gradients, repeated
 from warpattn.runtime.training.gradients import Along, Saved, Wanted, take_gradients
+from warpattn.runtime.training.plan import plan_backward
 from warpattn.sequences import Dense
 
 OFFSETS = torch.tensor([0, 40, 96], dtype=torch.int32)

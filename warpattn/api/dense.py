@@ -1,0 +1,79 @@
+"""`attention` of dense batches, and what every call of attention begins with."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from warpattn.masks import Mask
+from warpattn.problem import Call, CheckedCall
+from warpattn.problem.backends import Backend
+from warpattn.quantized import Quantized, split
+from warpattn.runtime.execute import attend
+from warpattn.runtime.training.autograd import train
+from warpattn.scores import Score
+from warpattn.sequences import Dense
+from warpattn.sequences.latent_query import WITH_PARTS, LatentQuery, parted
+
+DENSE = Dense()
+
+
+def attention(
+    q: Tensor | Quantized | LatentQuery,
+    k: Tensor | Quantized,
+    v: Tensor | Quantized,
+    *,
+    mask: Mask | None = None,
+    score: Score | None = None,
+    sinks: Tensor | None = None,
+    scale: float | None = None,
+    return_lse: bool = False,
+    out: Tensor | None = None,
+    backend: str | Backend = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention over a batch of equally long sequences.
+
+    q (B, Sq, Hq, D), k (B, Sk, Hkv, D), v (B, Sk, Hkv, Dv): fp16, bf16, fp32 or fp64, any strides; Hq is a multiple of
+    Hkv and query head h reads key head h // (Hq / Hkv). Sq and Sk may differ and be 0. The keyword tail is described
+    in `warpattn.api`.
+
+    Returns out (B, Sq, Hq, Dv) in the dtype of q; with return_lse also lse (B, Hq, Sq).
+    Raises AttentionError listing every broken rule.
+    """
+    sequence = DENSE
+    if isinstance(q, WITH_PARTS) or isinstance(k, Quantized) or isinstance(v, Quantized):
+        (q, of_q), (k, k_scale), (v, v_scale) = parted(q), split(k), split(v)
+        sequence = Dense(k_scale, v_scale, **of_q)
+    return attend_call(Call(q, k, v, sequence, mask, score, sinks, scale, return_lse, out), backend)
+
+
+def attend_call(call: Call, backend: str | Backend) -> Tensor | tuple[Tensor, Tensor]:
+    """The result of a call: of several ranks, of a compiled graph, with gradients, or the ordinary one."""
+    if type(call.q) is not Tensor and _is_distributed(call):
+        from warpattn.distributed import tensors  # imports torch.distributed
+
+        return tensors.attend(call, backend)
+    if type(backend) is str:
+        call.backend = backend
+    else:
+        placed(call, backend)
+    if torch.compiler.is_compiling():
+        from warpattn.runtime.torch_op import tracing  # imports torch._dynamo
+
+        return tracing.attend(call)
+    result = attend(call)
+    return train(call, result) if isinstance(result, CheckedCall) else result
+
+
+def _is_distributed(call: Call) -> bool:
+    """Whether the queries of a dense call are a DTensor."""
+    return type(call.q).__module__ == "torch.distributed.tensor" and call.sequence is DENSE
+
+
+def placed(call: Call, backend: str | Backend) -> Call:
+    """The call, which is the caller's own, with its backend."""
+    if isinstance(backend, Backend):
+        call.backend, call.deterministic = backend.name, backend.deterministic
+    else:
+        call.backend = backend
+    return call
