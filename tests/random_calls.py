@@ -89,7 +89,7 @@ def _taken(case: Case, scales: tuple[str | int | None, ...]) -> list[str | int]:
     return [
         per for per in scales
         if per in ("tensor", "head") or (per == "token" and case.dtype == torch.bfloat16)
-        or (per in ROW_BLOCKS and case.kind == "dense" and case.seq_k > 1)  # a block of one token is a token
+        or (per in ROW_BLOCKS and case.kind == "dense")
         or (isinstance(per, int) and not any(dim % per for dim in dims) and case.dtype == torch.bfloat16)
     ]  # fmt: skip
 

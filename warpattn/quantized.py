@@ -181,7 +181,8 @@ def _spread(scale: Tensor, shape: torch.Size) -> Tensor:
 
 def granularity(scale: Tensor | None, shape: torch.Size) -> str | int | None:
     """What a checked scale of values of `shape` (…, heads, dim) belongs to, of `GRANULARITIES` and `ROW_BLOCKS`; None
-    without one. Tokens that are a single block of either size have a scale per 64 rows."""
+    without one. Tokens that are a single block of either size have a scale per 64 rows, a single token its own, which
+    is the same numbers (`Problem.block_scales`)."""
     if scale is None:
         return None
     if scale.ndim < 2:

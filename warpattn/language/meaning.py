@@ -9,20 +9,22 @@ no key.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections import deque
+from collections.abc import Hashable, Iterable
 from dataclasses import fields
 from enum import Enum
 from functools import lru_cache
 from itertools import chain
-from types import BuiltinFunctionType, CodeType, FunctionType, MemberDescriptorType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import torch
 
 from warpattn.language.expr import Table
 
-NOT_STATE = ("_program", "_fixed", "_meaning", "_blocks")  # what values keep about themselves
+NOT_STATE = ("_program", "_fixed", "_held", "_meaning", "_blocks")  # what values keep about themselves
 _PLAIN = frozenset((int, bool, str, bytes, type(None), torch.dtype, Table))
+_THEMSELVES = (torch.Tensor, FunctionType, BuiltinFunctionType, ModuleType, type)
 _STEADY = ("warpattn", "torch", "math", "numpy", "builtins", "operator")  # modules whose attributes stay
 
 
@@ -52,7 +54,7 @@ def meaning(value: Any, within: tuple[Any, ...] = ()) -> Hashable:
         return value
     if kind is BuiltinFunctionType and _is_steady(value.__module__):
         return value
-    if kind.__module__ == "numpy" and getattr(value, "shape", None) == ():
+    if kind.__module__ == "numpy" and getattr(value, "shape", None) == () and not hasattr(value, "__setitem__"):
         return kind, value.tobytes()
     raise UnknownError
 
@@ -115,6 +117,45 @@ def _reads(fn: FunctionType, within: tuple[Any, ...]) -> Hashable:
     cells = [cell.cell_contents if _is_filled(cell) else None for cell in fn.__closure__ or ()]
     given = [*named.values(), *cells, *(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()]
     return fn.__code__, tuple(named), tuple([meaning(value, (*within, fn)) for value in given])
+
+
+def contents(value: Any, changing: dict[int, Any]) -> Hashable:
+    """What a value holds now; equal only where it still holds the same. Tensors, functions and modules are themselves:
+    a tensor's values are read by each call, what a function reads once. Lists, arrays and objects that may change are
+    added to `changing`, by their ids, and looked into once."""
+    kind = type(value)
+    if kind is float:
+        return kind, value.hex()
+    if kind in _PLAIN:
+        return kind, value
+    if isinstance(value, (Enum, *_THEMSELVES)) or id(value) in changing:
+        return Table(value)
+    steady = kind in (tuple, frozenset, MethodType) or _is_frozen(kind) or "_fixed" in getattr(value, "__dict__", ())
+    if not steady:
+        changing[id(value)] = value
+    inner: Any = [contents(each, changing) for each in _parts(value)]
+    return kind, frozenset(inner) if isinstance(value, set | frozenset) else tuple(inner)
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    """What an object holds: elements, or attributes, those in slots, too, each with its name."""
+    if isinstance(value, tuple | list | set | frozenset | deque):
+        return value
+    if isinstance(value, dict):
+        return tuple(value.items())
+    if isinstance(value, bytearray):
+        return (bytes(value),)
+    if isinstance(value, MethodType):
+        return value.__self__, value.__func__
+    if type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
+        return str(value.dtype), value.shape, value.tobytes()
+    slots = [name for kind in type(value).__mro__ for name, each in vars(kind).items() if _is_slot(each)]
+    own = {name: each for name, each in getattr(value, "__dict__", {}).items() if name not in NOT_STATE}
+    return (*own.items(), *((name, getattr(value, name)) for name in slots if hasattr(value, name)))
+
+
+def _is_slot(attribute: Any) -> bool:
+    return isinstance(attribute, MemberDescriptorType)
 
 
 def _is_steady(module: str | None) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 from warpattn.errors import AttentionError
 from warpattn.inputs import number
 from warpattn.language.expr import Table, symbol
-from warpattn.language.meaning import UnknownError, is_users, meaning
+from warpattn.language.meaning import UnknownError, contents, is_users, meaning
 from warpattn.language.user_code import named, raised_at
 
 MAX_INT = 1 << 30  # sums of two such still fit the kernels' 32-bit ints
@@ -37,6 +37,7 @@ class Traced:
     """
 
     SHARED_AT_MOST: ClassVar[int] = 4096
+    ALONE: ClassVar[bool] = False  # whether programs of a class are kept by their objects alone
     shared: ClassVar[dict[Any, Any]] = {}
 
     def record(self) -> Any:
@@ -45,16 +46,25 @@ class Traced:
 
     def program(self) -> Any:
         """The traced program, from memory after the first time."""
-        program = self.__dict__.get("_program")
-        return self._remembered() if program is None else program
+        return self.__dict__.get("_program") or self._unchanged() or self._remembered()
 
     def known_program(self) -> Any:
         """The program if it is in memory; LookupError if it must be traced."""
-        return self.__dict__.get("_program") or self.shared[meaning(self)]
+        return self.__dict__.get("_program") or self._unchanged() or self.shared[meaning(self)]
+
+    def _unchanged(self) -> Any:
+        """The program of a value that holds what may change, None before it is traced; AttentionError if it changed."""
+        if "_held" not in self.__dict__:
+            return None
+        held, program = self.__dict__["_held"]
+        if contents(self, {}) != held:
+            what = f"what a {type(self).__name__} holds has changed after a call has read it"
+            raise AttentionError(f"{what}; masks and scores do not change, so make a new one")
+        return program
 
     def _remembered(self) -> Any:
         try:
-            key = meaning(self)
+            key = None if self.ALONE else meaning(self)
         except UnknownError:
             key = None
         program = None if key is None else self.shared.get(key)
@@ -70,9 +80,10 @@ class Traced:
                 if len(self.shared) >= self.SHARED_AT_MOST:
                     self.shared.clear()
                 self.shared[key] = program
-        self.__dict__["_program"] = program
         if key is None:
-            _fix(self)
+            _keep(self, program)
+        else:
+            self.__dict__["_program"] = program
         return program
 
     def _blame(self, error: Exception) -> None:
@@ -90,10 +101,14 @@ class Traced:
         object.__setattr__(self, name, value)
 
 
-def _fix(value: Traced) -> None:
-    """Let no attribute of a value that has been traced be set any more, nor of its parts."""
+def _keep(value: Traced, program: Any) -> None:
+    """Let a value that has been traced remember its program. No attribute of it can be set any more, nor of its parts;
+    where an object that it holds may change, it remembers what that was, too."""
     for part in _values(value):
         part.__dict__["_fixed"] = True
+    changing: dict[int, Any] = {}
+    held = contents(value, changing)
+    value.__dict__.update({"_held": (held, program)} if changing else {"_program": program})
 
 
 def _values(value: Any) -> Iterator[Traced]:

@@ -89,11 +89,12 @@ def check_eight_bit(rules: Rules, arch: str, problem: Problem, differentiated: t
     if limits is None or (narrow and not limits.queries):
         rules.add(what, f"the {arch} backend has no kernels for {with_8}; {USE_REFERENCE} or dequantise them")
         return
+    scales = problem.block_scales if narrow and limits.product_scales else problem.scales
     for found, allowed, named in (
         (dtype, limits.queries if narrow else limits.dtypes, what),
         (problem.kind, limits.kinds, f"8-bit {them} are {problem.kind}"),
         *((per, limits.scales_of(name, narrow), f"{name} has a scale per {per}")
-          for name, per in problem.scales._asdict().items()),
+          for name, per in scales._asdict().items()),
     ):
         listed = ", ".join(str(each) for each in allowed if each is not None)
         rule = f"with {with_8} the {arch} backend takes {listed}; {USE_REFERENCE} or dequantise them"

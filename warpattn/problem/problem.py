@@ -16,6 +16,7 @@ from torch import Tensor
 from warpattn.language.nodes import SPAN, Reads, reads
 from warpattn.masks import Mask, MaskProgram
 from warpattn.problem.element import ELEMENT_OF, Element
+from warpattn.quantized import ROW_BLOCKS
 from warpattn.scores import Score, ScoreProgram
 from warpattn.sequences import Sequence
 
@@ -72,6 +73,13 @@ class Problem:
     def span_reads(self) -> Reads:
         """What the mask's interval of keys (`MaskProgram.span`) is computed from."""
         return reads(self.mask, SPAN)
+
+    @property
+    def block_scales(self) -> Scales:
+        """`scales` for kernels that take blocks of rows and no tokens: the token of a sequence of one is a block."""
+        lengths = {"k": self.seq_k, "q": self.seq_q} if self.kind == "dense" else {}
+        alone = [name for name, length in lengths.items() if length == 1 and getattr(self.scales, name) == "token"]
+        return self.scales._replace(**dict.fromkeys(alone, next(iter(ROW_BLOCKS))))
 
     @property
     def element(self) -> Element:

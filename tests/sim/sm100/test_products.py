@@ -102,12 +102,15 @@ def test_two_query_tiles(name):
 
 ONE = {name: CASES[name] for name in ("128", "64", "alibi", "odd-dims", "wide-values", "narrow-values", "64-rows")}
 ONE |= {"one-row": Case(1, 700, heads=8, heads_kv=2), "one-key-tile": Case(100, 100)}
+ONE |= {"one-row-64-rows": Case(1, 300, heads=4, heads_kv=2, per="64 rows")}  # a token alone is a block of rows
+ONE |= {"one-key-128-rows": Case(40, 1, heads=2, heads_kv=1, dim=64, mask=None, per="128 rows")}
 PARTS = [(name, parts) for name in ONE for parts in (1, 4)]
 
 
-@pytest.mark.parametrize(
-    ("name", "parts"), drawn(PARTS, [("128", 1), ("one-row", 4), ("64-rows", 4)])
-)
+KEPT = [("128", 1), ("one-row", 4), ("64-rows", 4), ("one-row-64-rows", 4), ("one-key-128-rows", 1)]
+
+
+@pytest.mark.parametrize(("name", "parts"), drawn(PARTS, KEPT))
 def test_one_query_tile(name, parts):
     for schedule, seed in SCHEDULES:
         run(ONE[name], operands(ONE[name]), lambda problem: one_tile(problem, parts), schedule, seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 import warpattn as wa
 from warpattn.distributed.blocks import Whole, blocks_of
 from warpattn.distributed.placement import Placement
+from warpattn.integrations.flex.modifiers import MaskMod
 from warpattn.language.traced import Traced
 from warpattn.problem import Call
 from warpattn.runtime import call_cache
@@ -170,6 +172,73 @@ def test_a_value_that_a_call_has_read_cannot_be_changed(kind, joined):
     assert torch.equal(before, wa.attention(x, x, x, mask=joined(kind(5))))
     with pytest.raises(wa.AttentionError, match=f"window of a {kind.__name__} is set after a call has read it"):
         mask.window = 3
+
+
+class Box:
+    """An object that may change; no attribute of a mask is set when it does."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+
+class SlottedBox:
+    __slots__ = ("n",)
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+
+class Windowed:
+    """A function with a state of its own."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __call__(self, b, h, q, k):
+        return k > q - self.n
+
+
+@dataclass(frozen=True)
+class Held(wa.Mask):
+    """A window whose size an object holds."""
+
+    n: Any
+
+    def keep(self, b, h, q, k, lens=None):
+        n = self.n["n"] if isinstance(self.n, dict) else self.n
+        n = n[0] if isinstance(n, tuple) else n
+        return k > q - int(n.n if isinstance(n, Box | SlottedBox | Holder) else n[0] if isinstance(n, list) else n)
+
+
+MAY_CHANGE = {
+    "list": (Held([3]), lambda mask, n: mask.n.__setitem__(0, n)),
+    "dict": (Held({"n": 3}), lambda mask, n: mask.n.__setitem__("n", n)),
+    "array": (Held(np.array(3)), lambda mask, n: mask.n.__setitem__((), n)),
+    "object": (Held(Box(3)), lambda mask, n: setattr(mask.n, "n", n)),
+    "slots": (Held(SlottedBox(3)), lambda mask, n: setattr(mask.n, "n", n)),
+    "inner": (Held((Box(3),)), lambda mask, n: setattr(mask.n[0], "n", n)),
+    "callable": (wa.CustomMask(Windowed(3)), lambda mask, n: setattr(mask.fn, "n", n)),
+    "method": (wa.CustomMask(Windowed(3).__call__), lambda mask, n: setattr(mask.fn.__self__, "n", n)),
+    "mask_mod": (MaskMod(Windowed(3)), lambda mask, n: setattr(mask.fn, "n", n)),
+}
+
+
+@pytest.mark.parametrize("joined", [lambda x: x, lambda x: wa.Causal() & x, lambda x: ~(x | (x & wa.Chunked(4)))])
+@pytest.mark.parametrize("name", MAY_CHANGE)
+def test_what_a_mask_holds_cannot_change_after_a_call_has_read_it(name, joined):
+    """The same mask after an object within it has changed; with what it held before it is served again, and a mask made
+    anew means what the object says then."""
+    mask, change = copy.deepcopy(MAY_CHANGE[name][0]), MAY_CHANGE[name][1]
+    whole, x = joined(mask), torch.randn(1, 12, 1, 8)
+    before = wa.attention(x, x, x, mask=whole)
+    change(mask, 5)
+    with pytest.raises(wa.AttentionError, match="holds has changed after a call has read it"):
+        wa.attention(x, x, x, mask=whole)
+    change(mask, 3)
+    assert torch.equal(before, wa.attention(x, x, x, mask=whole))
+    other = copy.deepcopy(MAY_CHANGE[name][0])
+    change(other, 5)
+    assert not torch.equal(before, wa.attention(x, x, x, mask=joined(other)))
 
 
 def test_remembered_launches_are_those_of_one_meaning():

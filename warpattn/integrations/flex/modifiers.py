@@ -27,6 +27,7 @@ Value = Any  # a symbol, a number or a tensor
 class MaskMod(Mask):
     """mask_mod(b, h, q_idx, kv_idx) of FlexAttention as a mask; `extra` are further arguments that it takes."""
 
+    ALONE = True  # what a function reads may differ where the function is the same
     fn: Callable[..., Any]
     extra: Callable[[Lengths], tuple[Any, ...]] | None = None
 
@@ -37,14 +38,12 @@ class MaskMod(Mask):
             raise user_result_error(self.fn, result, "a mask_mod must return a bool, such as a comparison")
         return result
 
-    def program(self) -> Any:
-        return _own_program(self)
-
 
 @dataclass(frozen=True, eq=False)
 class ScoreMod(Score):
     """score_mod(score, b, h, q_idx, kv_idx) of FlexAttention as a score; `extra` are further arguments it takes."""
 
+    ALONE = True
     fn: Callable[..., Any]
     extra: Callable[[Lengths], tuple[Any, ...]] | None = None
 
@@ -54,9 +53,6 @@ class ScoreMod(Score):
         if not (number or (isinstance(result, Expr | Tensor) and result.dtype not in ("bool", torch.bool))):
             raise user_result_error(self.fn, result, "a score_mod must return a number, such as the score it got")
         return to_float(result)
-
-    def program(self) -> Any:
-        return _own_program(self)
 
 
 def mask_of(mask: BlockMask | Mask | Callable[..., Any]) -> Mask:
@@ -94,10 +90,3 @@ def _run(mod: MaskMod | ScoreMod, head: tuple[Value, ...], q: Value, k: Value, l
     if isinstance(k, Expr):
         return run(mod.fn, *args)
     return mod.fn(*(torch.as_tensor(x) if isinstance(x, int | float) else x for x in args))
-
-
-def _own_program(mod: Any) -> Any:
-    """The program, kept by the object alone: what a function reads may differ where the function is the same."""
-    if "_program" not in mod.__dict__:
-        mod.__dict__["_program"] = mod.record()
-    return mod.__dict__["_program"]

@@ -44,11 +44,12 @@ def prefill_config(problem: Problem) -> tuple[FA4Config, tuple[str, ...]]:
         reasons.append("query heads have CTAs of their own: the mask's key interval depends on the head")
     fused = 1 if reasons else group
     dims = (max(LEAST_DIM, problem.dim_qk), max(LEAST_DIM, problem.dim_v))
-    element, out = problem.element, None
-    if problem.q_dtype is not None:
+    element, out, eight_bit = problem.element, None, eight_bit_of(problem)
+    if problem.q_dtype is not None and eight_bit is not None:
         element, out = ELEMENT_OF[problem.q_dtype], problem.element
+        eight_bit = replace(eight_bit, scales=problem.block_scales)
     config, changes = FA4Config(
-        element, *dims, group=fused, page_size=problem.page_size, eight_bit=eight_bit_of(problem), out_element=out
+        element, *dims, group=fused, page_size=problem.page_size, eight_bit=eight_bit, out_element=out
     ).gluon()
     if config.converts and config.num_qk_stages > 1:  # the warps that convert take K whole
         config = replace(config, max_qk_stages=1)
