@@ -43,6 +43,7 @@ class Latent:
     score: Score | None = None
     sinks: bool = False
     invariant: bool = False
+    swap_ab: bool = False  # queries as the right operands
     config: tuple[tuple[str, Any], ...] = ()  # fields that differ from the chosen configuration, see `with_fields`
     seed: int = 0
 
@@ -97,15 +98,17 @@ def run(case: Latent, programs: int = 2, kernel: Any = None, first: Inputs | Non
     ready = validate(x.call(case), read_values=False)
     out = torch.full((*x.q.shape[:3], DIM_V), float("nan"), dtype=case.dtype)
     lse = torch.full(ready.lse_shape, float("nan"))
-    choice = choose(ready.problem, ARCHS["sm90"], options=PlanOptions(batch_invariant=case.invariant))
+    terms = PlanOptions(batch_invariant=case.invariant)
+    choice = choose(ready.problem, ARCHS["sm90"], options=terms, swap_ab=case.swap_ab)
     choice = replace(choice, config=with_fields(choice.config, dict(case.config)))
-    step, after = list_launches(ready, Operands(x.q, x.k, x.v, out, lse, x.sinks), x.sequence, choice)
+    step, *after = list_launches(ready, Operands(x.q, x.k, x.v, out, lse, x.sinks), x.sequence, choice)
     for partial in (step.args["workspace"].o, step.args["workspace"].lse):
         partial.fill_(float("nan"))
     step.args["workspace"].heads.fill_(1 << 20)  # parts of a launch before
     compiled = built(step) if kernel is None else kernel(built(step))
     report = simulate(compiled, (programs,), step.args, **options)
-    report.findings += simulate(built(after), after.grid, after.args, **options).findings
+    for combine in after:
+        report.findings += simulate(built(combine), combine.grid, combine.args, **options).findings
     want, want_lse = x.expected(case)
     tickets = step.args["workspace"].tickets
     return Ran(report, out, lse, error(out.float(), want.float()), error(lse, want_lse), tickets)

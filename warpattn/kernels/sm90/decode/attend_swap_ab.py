@@ -118,13 +118,21 @@ def attend_keys(ctx, state, p_tiles, item, i, scaling):
     l = state.l
     o = state.o
     if any_exceeds(x - m[None, :]):
-        m = gl.maximum(m, gl.max(x, 0))
-        alpha = gl.exp2(state.m - m)
+        m, l, alpha = raised(x, m, l)
         o = o * alpha[None, :]
-        l = l * gl.convert_layout(alpha, gl.SliceLayout(0, gl.SliceLayout(1, l.type.layout)))[None, None, :]
     p = gl.exp2(x - m[None, :])
     o = add_values(ctx, state, (p,), o, p_tiles, item, i)
     return SwapAbProgress(o, m, l + thread_sum(p), state.k.step(), state.v.step())
+
+
+@gluon.jit
+def raised(x, m, l):
+    """(references [R] that no exponent x [N, R] exceeds, the sums `l` under these, the factors [R] from references `m`
+    to them)."""
+    top = gl.maximum(m, gl.max(x, 0))
+    alpha = gl.exp2(m - top)
+    l = l * gl.convert_layout(alpha, gl.SliceLayout(0, gl.SliceLayout(1, l.type.layout)))[None, None, :]
+    return top, l, alpha
 
 
 @gluon.jit
@@ -154,9 +162,7 @@ def attend_scaled_tokens(ctx, state, p_tiles, item, scaling):
         for part in gl.static_range(blocks):
             beyond = gl.maximum(beyond, y[part] - most[part][None, :])
         if any_exceeds(beyond):
-            m = gl.maximum(m, gl.max(x, 0))
-            alpha = gl.exp2(state.m - m)
-            l = l * gl.convert_layout(alpha, gl.SliceLayout(0, gl.SliceLayout(1, l.type.layout)))[None, None, :]
+            m, l, _ = raised(x, m, l)
             before = most
             most = ()
             for part in gl.static_range(blocks):

@@ -137,8 +137,8 @@ def in_cache(ctx, page):
 
 
 @gluon.jit
-def load_boxes(ctx, desc, ring, state, item, boxes, nbytes: gl.constexpr):
-    """One K or V tile into the next slot of its ring."""
+def load_boxes(ctx, desc, ring, state, item, boxes, nbytes: gl.constexpr, column: gl.constexpr = 0):
+    """One K or V tile, columns `column` and on, into the next slot of its ring."""
     config: gl.constexpr = ctx.config
     throttle(config, ring, state)
     full = ring.producer_acquire(state)
@@ -147,10 +147,11 @@ def load_boxes(ctx, desc, ring, state, item, boxes, nbytes: gl.constexpr):
     policy: gl.constexpr = STREAMED if config.schedule.one_row_tile else None
     count: gl.constexpr = config.boxes
     if count == 1:
-        tma.async_load(desc, [in_cache(ctx, boxes[0]), boxes[1], item.part.head, 0], full, tile, cache_policy=policy)
+        coord = [in_cache(ctx, boxes[0]), boxes[1], item.part.head, column]
+        tma.async_load(desc, coord, full, tile, cache_policy=policy)
     else:
         for box in gl.static_range(count):
-            coord = [in_cache(ctx, boxes[2 * box]), boxes[2 * box + 1], item.part.head, 0]
+            coord = [in_cache(ctx, boxes[2 * box]), boxes[2 * box + 1], item.part.head, column]
             rows = tile.slice(box * config.box, config.box, 1)
             tma.async_load(desc, coord, full, rows, cache_policy=policy)
     return state.step()

@@ -8,8 +8,15 @@ read once for both products. With tiles that wide, shared memory and registers d
                       and each makes the probabilities of every other tile, which the other gets through shared memory
 
 With 64 keys there would be two slots, both in use until a pair of tiles is done, and no copy in flight. Widths are
-powers of two where TMA and wgmma need it: a tile is two blocks of 256 columns and one of 64. Nothing in this file
-imports Triton.
+powers of two where TMA and wgmma need it: a tile is two blocks of 256 columns and one of 64.
+
+Up to 16 rows of queries may be the right operands instead (swap-AB), so that nothing is padded to 64:
+
+      shared memory   queries 16 × 576: 18 KiB; weights 16 × 64; five slots of half a tile's latents, 64 × 256: 160 KiB;
+                      three of rotary parts, 64 × 64: 24 KiB; so 96 KiB are on their way while a tile is read
+      registers       Oᵀ [512, 16] fp32: 64 a thread of one warpgroup
+
+Nothing in this file imports Triton.
 """
 
 from __future__ import annotations
@@ -27,8 +34,9 @@ from warpattn.problem.backends import LATENT
 from warpattn.problem.element import Element
 from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, PlanOptions
 
-from ..decode.choice import alone_on_sms, check_takes, describe, explain, invariant, partitions, schedule_of
-from ..decode.config import Combine, StreamConfig
+from ..decode.choice import alone_on_sms, check_takes, describe, explain, head_tiles, invariant, partitions, schedule_of
+from ..decode.config import REGISTERS as DECODE_REGISTERS
+from ..decode.config import Combine, Overlap, StreamConfig
 from ..operand_format import OperandFormat
 from ..prefill.config import CONSUMER_ROWS
 
@@ -39,7 +47,12 @@ REGISTERS = Registers(consumer=224, producer=56)
 STAGED = 2  # tiles of 8 bits that may be on their way; one more is in registers
 STAGES_BESIDE = 3  # slots of the ring that fit beside them
 CONVERTING = Registers(consumer=216, producer=72)  # 504 in all, as at the launch of 12 warps
+SWAP_AB_KEYS = 64  # of a tile with swap-AB: rows of a product
+SWAP_AB_STAGES = 5
+SWAP_AB_ROWS = 0  # rows of queries of a sequence up to which swap-AB is chosen: none before a card has timed it
+GATHERING = 232  # registers of a producer that has the addresses of 16 rows
 ONCE = "latents are read once, as keys and as values, and each of two warpgroups has half of the output's columns"
+ON_THE_LEFT = "latents are read once, as keys and as values, on the left of the products with 16 columns for queries"
 
 
 @dataclass(frozen=True)
@@ -49,6 +62,8 @@ class MlaConfig(LatentSizes, StreamConfig):
     latents: Element | None = None  # of 8-bit latents in memory, which the role that loads converts, see eight_bit.py
     own_rope: bool = False  # whether rotary columns of queries are in a tensor of their own
     narrow_rope: bool = False  # whether those of keys have 8 bits, too
+    swap_ab: ClassVar[bool] = False  # whether latents are the left operands of the products
+    why: ClassVar[str] = ONCE
     tiles_outermost: ClassVar[bool] = True
     consumers: ClassVar[int] = HALVES  # warpgroups
     rows: ClassVar[int] = CONSUMER_ROWS  # of a tile of queries
@@ -106,6 +121,51 @@ class MlaConfig(LatentSizes, StreamConfig):
         return self.topology.smem_bytes
 
 
+@dataclass(frozen=True)
+class SwapAbMlaConfig(MlaConfig):
+    """Tiles and resources of one compiled kernel; `stages`: slots of half a tile's latents."""
+
+    swap_ab: ClassVar[bool] = True
+    why: ClassVar[str] = ON_THE_LEFT
+    consumers: ClassVar[int] = 1
+    rows: ClassVar[int] = 16
+    overlap: ClassVar[Overlap] = Overlap()
+
+    @property
+    def rope_stages(self) -> int:
+        """Slots of rotary parts: of as many tiles as have latents in the ring."""
+        return -(-self.stages // 2)
+
+    @property
+    def rope_bytes(self) -> int:
+        return self.element.bytes * self.block_n * self.rope
+
+    @property
+    def half_bytes(self) -> int:
+        return self.element.bytes * self.block_n * self.half
+
+    @property
+    def words(self) -> str:
+        """Tile and rings as text."""
+        return f"tile {self.rows} x {self.block_n}, rings rotary {self.rope_stages} halves of latents {self.stages}"
+
+    @cached_property
+    def topology(self) -> Topology:
+        """Roles and rings of a block."""
+        producer = GATHERING if self.gathers else DECODE_REGISTERS.producer
+        roles = (Role("attend", 4, DECODE_REGISTERS.consumer), Role("load", 1, producer))
+        edges = (
+            Edge("K", "load", ("attend",), self.rope_stages, self.rope_bytes),
+            Edge("V", "load", ("attend",), self.stages, self.half_bytes),
+        )
+        return Topology(roles, edges, self.private_bytes)
+
+    @property
+    def private_bytes(self) -> int:
+        """Shared memory beside the rings: queries and weights."""
+        return self.element.bytes * self.rows * (self.dim_qk + self.block_n)
+
+
 def choose_tiles(element: Element, page_size: int = 0) -> MlaConfig:
     """The configuration for `page_size` keys a page (0: not paged). A head has at least 16 rows of 512 columns, too
     many for the last CTA alone to combine."""
@@ -113,15 +173,40 @@ def choose_tiles(element: Element, page_size: int = 0) -> MlaConfig:
     return MlaConfig(OperandFormat(element, *LATENT), BLOCK_N, STAGES, box, combine=Combine(separate_kernel=True))
 
 
-def choose(problem: Problem, target: Arch, *, options: PlanOptions = DEFAULT_OPTIONS) -> Choice:
-    """The choice for a latent problem that decode takes."""
-    check_takes(problem)
+def tiles_of(problem: Problem) -> MlaConfig:
+    """The configuration for a problem of any number of rows."""
     config = choose_tiles(problem.element, problem.page_size)
     if problem.rope:
         config = replace(config, stages=STAGES_BESIDE, latents=problem.kv_element, narrow_rope=problem.narrow_rope)
+    return config
+
+
+def swap_ab_tiles(problem: Problem, grid: int) -> SwapAbMlaConfig:
+    """The configuration with swap-AB, for `grid` CTAs. With a sequence for each of them few have parts, which the last
+    CTA of a sequence adds up; a second kernel would take 7 µs to find none."""
+    box = min(problem.page_size & -problem.page_size, SWAP_AB_KEYS) or None
+    combine = Combine(short_parts=0, separate_kernel=head_tiles(problem) < grid)
+    operands = OperandFormat(problem.element, *LATENT)
+    return SwapAbMlaConfig(operands, SWAP_AB_KEYS, SWAP_AB_STAGES, box, combine=combine)
+
+
+def takes_swap_ab(problem: Problem) -> bool:
+    """Whether the kernel with swap-AB can run a latent problem: its rows of queries fit one tile."""
+    return problem.seq_q * problem.heads_q <= SwapAbMlaConfig.rows and not problem.rope
+
+
+def choose(
+    problem: Problem, target: Arch, *, options: PlanOptions = DEFAULT_OPTIONS, swap_ab: bool | None = None
+) -> Choice:
+    """The choice for a latent problem that decode takes; `swap_ab`: whether queries are the right operands, by default
+    for up to `SWAP_AB_ROWS` rows."""
+    check_takes(problem)
+    if swap_ab is None:
+        swap_ab = takes_swap_ab(problem) and problem.seq_q * problem.heads_q <= SWAP_AB_ROWS
+    grid = alone_on_sms(target)
+    config = swap_ab_tiles(problem, grid) if swap_ab else tiles_of(problem)
     config = replace(config, own_rope=problem.q_rope > 0)
     config = replace(config, schedule=invariant(config)) if options.batch_invariant else config
     config = replace(config, schedule=schedule_of(problem, config.schedule))
-    grid = alone_on_sms(target)
-    lines, reasons = partial(describe, config, problem, grid), (*explain(config, target, grid), ONCE)
+    lines, reasons = partial(describe, config, problem, grid), (*explain(config, target, grid), config.why)
     return Choice("mla", config, (grid,), lines, reasons, partitions=partitions(problem, config, grid))

@@ -93,3 +93,53 @@ def make_mla_rings(config: gl.constexpr):
     arrivals: gl.constexpr = empty_arrivals(config.topology, "K and V")
     ring = make_pipeline(keys, arrivals, config.stages, 2, more=more, fills=config.slot_fills)
     return MlaRings(ring, rope, q, q_rope, ready, marks, sums, make_latent_tiles(config))
+
+
+@gluon.aggregate
+class SwapAbRings:
+    """Shared memory where queries are the right operands: halves of the latents of a tile are slots of their own, so
+    that one is free for the next tile while the other is multiplied."""
+
+    k: StagedPipeline  # [rope stages, 1, N, 1, 64], rotary parts
+    v: StagedPipeline  # [stages, 1, N, 1, 256], halves of latents
+    q: gl.shared_memory_descriptor  # [2, R, 256]
+    q_rope: gl.shared_memory_descriptor  # [1, R, 64]
+    p: gl.shared_memory_descriptor  # [R, N], weights of a tile
+
+
+@gluon.jit
+def make_swap_ab_rings(config: gl.constexpr):
+    """Allocate shared memory and initialise every barrier."""
+    dtype: gl.constexpr = element_type(config.element)
+    narrow: gl.constexpr = tile_layout(config.block_n, config.rope, dtype)
+    wide: gl.constexpr = tile_layout(config.block_n, config.half, dtype)
+    k = gl.allocate_shared_memory(dtype, [config.rope_stages, 1, config.block_n, 1, config.rope], narrow)
+    v = gl.allocate_shared_memory(dtype, [config.stages, 1, config.block_n, 1, config.half], wide)
+    q = gl.allocate_shared_memory(dtype, [2, config.rows, config.half], row_layout(config.rows, config.half, dtype))
+    q_rope = gl.allocate_shared_memory(
+        dtype, [1, config.rows, config.rope], row_layout(config.rows, config.rope, dtype)
+    )
+    p = gl.allocate_shared_memory(
+        dtype, [config.rows, config.block_n], row_layout(config.rows, config.block_n, dtype)
+    )
+    k_ring = make_pipeline(k, empty_arrivals(config.topology, "K"), config.rope_stages)
+    v_ring = make_pipeline(v, empty_arrivals(config.topology, "V"), config.stages)
+    return SwapAbRings(k_ring, v_ring, q, q_rope, p)
+
+
+@gluon.jit
+def half_tile(ctx, v_state):
+    """The half of latents [N, 256] in a slot of `SwapAbRings`."""
+    return ctx.rings.v.tile(v_state).reshape([ctx.config.block_n, ctx.config.half])
+
+
+@gluon.jit
+def rope_tile(ctx, k_state):
+    """The rotary part [N, 64] in a slot of `SwapAbRings`."""
+    return ctx.rings.k.tile(k_state).reshape([ctx.config.block_n, ctx.config.rope])
+
+
+@gluon.constexpr_function
+def row_layout(rows, cols, dtype):
+    """Swizzled layout of a tile [rows, cols] that products read."""
+    return gl.NVMMASharedLayout.get_default_for([rows, cols], dtype)

@@ -16,9 +16,11 @@ from ...pieces.modifiers import Modifiers
 from ..decode.context import DecodeContext, key_cache, make_results
 from ..decode.schedule import my_range
 from .attend import attend_role
-from .context import latent_queries, make_mla_rings
+from .attend_swap_ab import attend_swap_ab_role
+from .context import latent_queries, make_mla_rings, make_swap_ab_rings
 from .eight_bit import load_latents
 from .load import load_tiles
+from .load_swap_ab import load_halves
 
 
 @gluon.jit
@@ -27,6 +29,14 @@ def load_role(ctx):
         load_tiles(ctx)
     else:
         load_latents(ctx)
+
+
+@gluon.jit
+def make_rings(config: gl.constexpr):
+    if config.swap_ab:
+        return make_swap_ab_rings(config)
+    else:
+        return make_mla_rings(config)
 
 
 @gluon.jit
@@ -39,7 +49,7 @@ def mla_kernel(
     mods = Modifiers(functions.keep, functions.span, functions.score, mask_args, score_args)
     stored = key_cache(k, v, keys)
     results = make_results(out, lse_ptr, sinks_ptr, workspace, config)
-    rings = make_mla_rings(config)
+    rings = make_rings(config)
     fence_async_shared()
     stream_k, start = my_range(stored, shape, mods, config)
     end = stream_k.first(gl.program_id(0) + 1)
@@ -48,6 +58,9 @@ def mla_kernel(
         queries, (), stored, results, rings, shape, mods, stream_k, start, end, scale, config, has_sinks, has_lse
     )
     workers: gl.constexpr = config.topology.workers
-    gl.warp_specialize(
-        [(attend_role, (ctx, 0)), (attend_role, (ctx, 1)), (load_role, (ctx,))], workers.warps, workers.registers
-    )
+    if config.swap_ab:
+        gl.warp_specialize([(attend_swap_ab_role, (ctx,)), (load_halves, (ctx,))], workers.warps, workers.registers)
+    else:
+        gl.warp_specialize(
+            [(attend_role, (ctx, 0)), (attend_role, (ctx, 1)), (load_role, (ctx,))], workers.warps, workers.registers
+        )

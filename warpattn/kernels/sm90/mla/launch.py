@@ -21,7 +21,7 @@ from ..decode.launch import arguments, combine_launch, features_of, head_rows, w
 def list_launches(
     checked: CheckedCall, x: Operands, sequence: Sequence, choice: Choice
 ) -> tuple[Launch, ...]:
-    """Both kernels."""
+    """The attention kernel and, if it leaves parts behind, the one that adds them up."""
     problem, config = checked.problem, choice.config
     partial = workspace(problem, choice, head_rows(problem), x.q.device)
     args = arguments(checked, x, sequence, choice) | {"workspace": partial}
@@ -39,4 +39,5 @@ def list_launches(
 
     key = (config, features.key)
     attend = Launch("sm90.mla", "sm90", key, source, compile_options(), choice.grid, args, persistent=True)
-    return attend, combine_launch(checked, replace(config, own_rope=False), args)
+    combined = (combine_launch(checked, replace(config, own_rope=False), args),)
+    return (attend, *combined) if config.combine.separate_kernel else (attend,)

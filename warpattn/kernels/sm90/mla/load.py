@@ -108,14 +108,24 @@ def box_of(tile, box: gl.constexpr, config: gl.constexpr):
 
 @gluon.jit
 def gather_tile(ctx, state, item, i):
-    """Key tile number `i` into the next slot, 8 rows at a time; rows past the end repeat the last one."""
+    """Key tile number `i` into the next slot."""
     config: gl.constexpr = ctx.config
     ring = ctx.rings.keys
     full = ring.producer_acquire(state)
-    first = item.key_tile(i) * config.block_n
     left = ring.tile(state, 0).reshape([config.block_n, config.half])
     right = ring.tile(state, 1).reshape([config.block_n, config.half])
     rope = ctx.rings.rope.index(state.index).reshape([config.block_n, config.rope])
+    gather_parts(ctx, item, i, left, right, rope)
+    mbarrier.arrive(full, count=1)
+    return state.step()
+
+
+@gluon.jit
+def gather_parts(ctx, item, i, left, right, rope):
+    """Both halves of the latents of key tile number `i` and their rotary part, 8 rows at a time; rows past the end
+    repeat the last one."""
+    config: gl.constexpr = ctx.config
+    first = item.key_tile(i) * config.block_n
     blocks: gl.constexpr = config.block_n // 8
     for block in gl.static_range(blocks):
         row = first + block * 8 + gl.arange(0, 8, gl.SliceLayout(1, EIGHT_ROWS))
@@ -128,8 +138,6 @@ def gather_tile(ctx, state, item, i):
     async_copy.commit_group()
     async_copy.wait_group(0)
     fence_async_shared()
-    mbarrier.arrive(full, count=1)
-    return state.step()
 
 
 @gluon.jit

@@ -1,0 +1,164 @@
+"""Consumer warpgroup of latent attention for up to 16 rows of queries, with swap-AB as in decode: latents are the left
+operands of both products, queries and weights the right ones.
+
+      Sᵀ [64, 16]   =  rotary part [64, 64] · Qᵀ  +  left half [64, 256] · Qᵀ  +  right half · Qᵀ
+      Oᵀ [256, 16] +=  left half ᵀ [256, 64] · Pᵀ [64, 16];  the same of the right half
+
+Tiles of 64 rows of queries would be padding for most part: 72 KiB of shared memory, and as much to read for each
+product as the latents. With 16, all columns of the output take 64 registers a thread, so one warpgroup keeps them and
+no probabilities change hands.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
+
+from ...nvidia.opaque import hide_from_compiler
+from ...nvidia.pipelines import PipelineState, consumer_state
+from ...pieces.softmax import LOWEST
+from ..decode.attend import without_hidden
+from ..decode.attend_swap_ab import any_exceeds, exponents, masked_scores, raised, thread_sum
+from ..decode.output import combine_item, draw_ticket, publish_parts
+from ..decode.schedule import item_at, next_item
+from ..layouts import accumulator_layout, element_type
+from .attend import copy_queries, write_half
+from .context import half_tile, rope_tile
+
+
+@gluon.aggregate
+class SwapAbLatents:
+    """Loop state of one item, as decode's `SwapAbProgress`."""
+
+    left: gl.tensor  # [256, R] fp32, output columns of the left half of latents
+    right: gl.tensor
+    m: gl.tensor  # [R]
+    l: gl.tensor  # [4, 8, R]
+    k: PipelineState
+    v: PipelineState
+
+
+@gluon.jit
+def attend_swap_ab_role(ctx):
+    """Attend for every item of this CTA's range."""
+    config: gl.constexpr = ctx.config
+    k_state = consumer_state(config.rope_stages)
+    v_state = consumer_state(config.stages)
+    cursor = ctx.start
+    while cursor.unit < ctx.end:
+        item = item_at(ctx, cursor)
+        fetch_rows(ctx, item)
+        state = no_keys(config, k_state, v_state)
+        for i in range(item.begin, item.end):
+            state = attend_keys(ctx, state, item, i)
+        cursor = next_item(cursor, item, ctx.work.heads)
+        finish_columns(ctx, state, item)
+        k_state = state.k
+        v_state = state.v
+
+
+@gluon.jit
+def fetch_rows(ctx, item):
+    """The item's queries to shared memory; rows past the end are 0."""
+    config: gl.constexpr = ctx.config
+    gl.barrier()  # all warps have read the queries of the item before
+    copy_queries(ctx, item, ctx.q.rope, ctx.rings.q_rope.index(0), ctx.q.rope_column, config.rope)
+    for half in gl.static_range(2):
+        copy_queries(ctx, item, ctx.q.latent, ctx.rings.q.index(half), half * config.half, config.half)
+    async_copy.commit_group()
+    async_copy.wait_group(0)
+    fence_async_shared()
+    gl.barrier()
+
+
+@gluon.jit
+def no_keys(config: gl.constexpr, k_state, v_state):
+    """State before the first key of an item."""
+    layout: gl.constexpr = accumulator_layout(config.rows)
+    o = gl.zeros([config.half, config.rows], gl.float32, layout)
+    m = gl.full([config.rows], LOWEST, gl.float32, gl.SliceLayout(0, layout))
+    l = thread_sum(gl.zeros([config.block_n, config.rows], gl.float32, layout))
+    return SwapAbLatents(o, o, m, l, k_state, v_state)
+
+
+@gluon.jit
+def attend_keys(ctx, state, item, i):
+    """Key tile number `i`: scores, softmax, and their part of the output."""
+    config: gl.constexpr = ctx.config
+    rings = ctx.rings
+    after = state.v.step()
+    s = latent_scores(ctx, state.k, state.v, after)
+    rings.k.consumer_release(state.k)
+    x = exponents(ctx, masked_scores(ctx, s, item, i))
+    m = state.m
+    l = state.l
+    left = state.left
+    right = state.right
+    if any_exceeds(x - m[None, :]):
+        m, l, alpha = raised(x, m, l)
+        left = left * alpha[None, :]
+        right = right * alpha[None, :]
+    p = gl.exp2(x - m[None, :])
+    rings.p.permute((1, 0)).store(p.to(element_type(config.element)))
+    fence_async_shared()
+    gl.barrier()
+    left = without_hidden(ctx, left, half_tile(ctx, state.v), item, i, 1)
+    right = without_hidden(ctx, right, half_tile(ctx, after), item, i, 1)
+    weights = rings.p.permute((1, 0))
+    left = warpgroup_mma(half_tile(ctx, state.v).permute((1, 0)), weights, left, is_async=True)
+    right = warpgroup_mma(half_tile(ctx, after).permute((1, 0)), weights, right, is_async=True)
+    left = warpgroup_mma_wait(1, deps=(left,))
+    rings.v.consumer_release(state.v)
+    right = warpgroup_mma_wait(0, deps=(right,))
+    rings.v.consumer_release(after)
+    return SwapAbLatents(left, right, m, l + thread_sum(p), state.k.step(), after.step())
+
+
+@gluon.jit
+def latent_scores(ctx, rope, left, right):
+    """Products [N, R] of the keys in three slots with the queries; each part is multiplied when it has arrived."""
+    config: gl.constexpr = ctx.config
+    rings = ctx.rings
+    here = hide_from_compiler(0)  # known addresses would cost registers for each of 36 products, and spill
+    s = gl.zeros([config.block_n, config.rows], gl.float32, accumulator_layout(config.rows))
+    rings.k.consumer_wait(rope)
+    s = warpgroup_mma(rope_tile(ctx, rope), rings.q_rope.index(here).permute((1, 0)), s, use_acc=False, is_async=True)
+    rings.v.consumer_wait(left)
+    s = warpgroup_mma(half_tile(ctx, left), rings.q.index(here).permute((1, 0)), s, is_async=True)
+    rings.v.consumer_wait(right)
+    s = warpgroup_mma(half_tile(ctx, right), rings.q.index(here + 1).permute((1, 0)), s, is_async=True)
+    return warpgroup_mma_wait(0, deps=(s,))
+
+
+@gluon.jit
+def finish_columns(ctx, state, item):
+    """Write the result of an item, or its part of it; the CTA with a head's last part may add all of them up."""
+    config: gl.constexpr = ctx.config
+    publish_parts(ctx, item)
+    l = gl.convert_layout(gl.sum(gl.sum(state.l, 1), 0), state.m.type.layout)
+    some = l != 0
+    factor = gl.where(some, 1.0 / l, 0.0)
+    lse = gl.where(some, state.m + gl.log2(l), -float("inf"))
+    lse = gl.convert_layout(lse, gl.SliceLayout(1, columns_by_rows(config.rows, config.half)))
+    write_half(ctx, by_rows(state.left * factor[None, :]), lse, item, 0)
+    write_half(ctx, by_rows(state.right * factor[None, :]), lse, item, 1)
+    if not config.combine.separate_kernel:
+        if item.part.splits > 1:
+            if draw_ticket(ctx, item):
+                combine_item(ctx, item)
+
+
+@gluon.constexpr_function
+def columns_by_rows(rows, cols):
+    """Registers of a block [R, cols] of the output, each element in the warp that has it in an accumulator [cols, R]:
+    four columns in a piece, four lanes a row."""
+    registers = [[0, 1], [0, 2], *([8 << i, 0] for i in range((rows // 8).bit_length() - 1))]
+    registers += [[0, 64 << i] for i in range((cols // 64).bit_length() - 1)]
+    lanes = [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]]
+    return gl.DistributedLinearLayout(registers, lanes, [[0, 16], [0, 32]], [], [rows, cols])
+
+
+@gluon.jit
+def by_rows(o):
+    """An accumulator [cols, R] as rows of the output [R, cols]; no warp needs another one's elements."""
+    return gl.convert_layout(o.permute((1, 0)), columns_by_rows(o.shape[1], o.shape[0]))
