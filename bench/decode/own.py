@@ -37,7 +37,8 @@ def own_calls(layers: Sequence[Inputs], fields: dict[str, int]) -> list[Call]:
     fields = dict(fields)
     grid = fields.pop("grid", 0)
     terms = PlanOptions(bool(fields.pop("invariant", 0)), bool(fields.pop("settled", 0)))
-    choice = choice_of(ready.problem, fields.pop("ctas", None), terms)
+    swap_ab = bool(fields.pop("swap_ab", 0))
+    choice = choice_of(ready.problem, fields.pop("ctas", None), terms, swap_ab)
     choice = replace(choice, grid=(grid,)) if grid else choice
     config = with_fields(choice.config, fields)
     config = replace(config, stages=most_stages(config)) if "block_n" in fields and "stages" not in fields else config
@@ -55,10 +56,11 @@ def own_calls(layers: Sequence[Inputs], fields: dict[str, int]) -> list[Call]:
     return [partial(call, x) for x in layers]
 
 
-def choice_of(problem: Problem, ctas: int | None, options: PlanOptions) -> Choice:
-    """The choice of the decode kernel, with `ctas` blocks an SM, or of the one for latent attention."""
+def choice_of(problem: Problem, ctas: int | None, options: PlanOptions, swap_ab: bool) -> Choice:
+    """The choice of the decode kernel, with `ctas` blocks an SM, or of the one for latent attention, perhaps with
+    `swap_ab`."""
     if is_latent(problem):
-        return mla.choose(problem, ARCHS["sm90"], options=options)
+        return mla.choose(problem, ARCHS["sm90"], options=options, swap_ab=swap_ab or None)
     return choose(problem, ARCHS["sm90"], ctas=ctas, options=options)
 
 

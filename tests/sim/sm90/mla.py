@@ -115,6 +115,10 @@ def run(case: Latent, programs: int = 2, kernel: Any = None, first: Inputs | Non
 
 
 WAIT, TAKEN = "    ctx.rings.keys.consumer_wait(keys)", "o, softmax = take_mark(ctx, state,"
+CLEARED = "attend_swap_ab.py:    left = without_hidden(ctx, left, half_tile(ctx, state.v), item, i, 1)"
+ROTARY = (
+    "load_swap_ab.py:    k_state = load_boxes(ctx, k, ctx.rings.k, k_state, item, boxes, config.rope_bytes, config.dim_v)"
+)
 
 # Of knock-outs: operation, what is in its lines of Python (file and text), why it can go.
 REDUNDANT = [
@@ -123,6 +127,8 @@ REDUNDANT = [
         ("ttng.wait_barrier", (f"attend.py:{WAIT}", f"attend.py:{caller}"), "their maker has waited for it")
         for caller in (f"        {TAKEN} number - 1, half)", f"    {TAKEN} number, half)")
     ),
+    ("ttng.fence_async_shared", (CLEARED, "finite.py:    fence_async_shared()"), "the right half's follows"),
+    ("ttng.wait_barrier", (ROTARY,), "of the tile that had the slot, a half was given back since"),
 ]
 
 

@@ -11,7 +11,7 @@ from tests.drawn import drawn
 from tests.launches import ROWS, choice_of, small_call
 from warpattn.errors import AttentionError
 from warpattn.kernels.sm90.decode.choice import SLACK
-from warpattn.kernels.sm90.decode.config import LengthSums, Schedule
+from warpattn.kernels.sm90.decode.config import Combine, LengthSums, Schedule
 from warpattn.kernels.sm90.mla.config import choose, choose_tiles
 from warpattn.kernels.sm90.mla.launch import list_launches
 from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT
@@ -100,6 +100,59 @@ def test_shared_memory_holds_four_tiles():
     assert config.smem_bytes == (64 + 4 * 32) * 576 * 2 + 6 * 64 * 4 * 4 + (8 + 2 + 1) * 8
     assert config.smem_bytes + SLACK <= SMEM_LIMIT < config.smem_bytes + config.tile_bytes
     assert config.topology.registers <= 384 * 168 and config.topology.threads == 384
+
+
+def test_shared_memory_holds_two_tiles_and_a_half_with_swap_ab():
+    assert not chosen(16).swap_ab and not chosen(17).swap_ab, "not before a card has timed it"
+    config = chosen(16, swap_ab=True)
+    assert config.smem_bytes == 16 * (576 + 64) * 2 + 8192 + 5 * 64 * 256 * 2 + 3 * 64 * 64 * 2 + 2 * (5 + 3) * 8
+    assert config.smem_bytes + SLACK <= SMEM_LIMIT
+    with pytest.raises(ValueError, match="up to 16 rows"):
+        chosen(17, swap_ab=True)
+
+
+@pytest.mark.parametrize(("batch", "separate"), [(127, True), (128, False)])
+def test_few_sequences_have_parts_that_a_second_kernel_adds_up(batch, separate):
+    assert chosen(16, batch, swap_ab=True).combine.separate_kernel == separate
+
+
+def chosen(heads: int, batch: int = 2, **how: bool):
+    """The configuration for dense keys."""
+    k = torch.empty(batch, 64, 1, DIM, dtype=torch.bfloat16)
+    q = torch.empty(batch, 1, heads, DIM, dtype=torch.bfloat16)
+    problem = validate(Call(q, k, k[..., :DIM_V], Dense(), backend="simulate:sm90"), read_values=False).problem
+    return choose(problem, ARCHS["sm90"], **how).config
+
+
+@cache
+def compiled_with_swap_ab(page: int, separate: bool):
+    pytest.importorskip("triton")
+    import triton
+
+    kind = "paged" if page else "dense"
+    call = small_call("sm90", (DIM, DIM_V), kind=kind, rows=(1, ROWS), page=page, heads=(16, 1))
+    found = choose(call.checked.problem, ARCHS["sm90"], swap_ab=True)
+    found = replace(found, config=replace(found.config, combine=Combine(0, separate)))
+    launch, *_ = list_launches(*call, found)
+    return found.config, triton.compile(launch.source(), target=triton_target("sm90"), options=launch.options)
+
+
+WITH_SWAP_AB = [(0, False), (3, False), (16, False), (64, False), (64, True)]
+
+
+@pytest.mark.parametrize(("page", "separate"), drawn(WITH_SWAP_AB, [(64, False)]))
+def test_machine_code_with_swap_ab(page, separate):
+    from warpattn.machine_code.roles import role_faults
+    from warpattn.machine_code.sass import opcode_counts, resources
+
+    config, kernel = compiled_with_swap_ab(page, separate)
+    counts, used = opcode_counts(kernel.asm["cubin"]), resources(kernel.asm["cubin"])
+    assert config.smem_bytes - SLACK <= kernel.metadata.shared <= config.smem_bytes + SLACK
+    assert (used.stack, used.spills) == (0, 0) and role_faults(kernel.asm) == []
+    products = DIM // 16 + 2 * (config.half // 64) * (config.block_n // 16)
+    assert (counts["HGMMA"], counts["HMMA"]) == (products, 0)
+    assert counts["WARPGROUP"] < counts["HGMMA"] / 4, "products do not wait for each other"
+    assert counts["UTMALDG"] == (0 if config.gathers else config.boxes * DIM // 64)
 
 
 @cache

@@ -162,8 +162,9 @@ class SwapAbMlaConfig(MlaConfig):
 
     @property
     def private_bytes(self) -> int:
-        """Shared memory beside the rings: queries and weights."""
-        return self.element.bytes * self.rows * (self.dim_qk + self.block_n)
+        """Shared memory beside the rings: queries, weights, and a quarter of the output in fp32, while its rows and
+        columns change places."""
+        return self.element.bytes * self.rows * (self.dim_qk + self.block_n) + 4 * self.rows * self.dim_v // 4
 
 
 def choose_tiles(element: Element, page_size: int = 0) -> MlaConfig:
@@ -203,6 +204,8 @@ def choose(
     check_takes(problem)
     if swap_ab is None:
         swap_ab = takes_swap_ab(problem) and problem.seq_q * problem.heads_q <= SWAP_AB_ROWS
+    if swap_ab and not takes_swap_ab(problem):
+        raise ValueError(f"swap-AB takes up to {SwapAbMlaConfig.rows} rows of queries over 16-bit latents")
     grid = alone_on_sms(target)
     config = swap_ab_tiles(problem, grid) if swap_ab else tiles_of(problem)
     config = replace(config, own_rope=problem.q_rope > 0)
