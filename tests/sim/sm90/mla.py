@@ -115,10 +115,9 @@ def run(case: Latent, programs: int = 2, kernel: Any = None, first: Inputs | Non
 
 
 WAIT, TAKEN = "    ctx.rings.keys.consumer_wait(keys)", "o, softmax = take_mark(ctx, state,"
-CLEARED = "attend_swap_ab.py:    left = without_hidden(ctx, left, half_tile(ctx, state.v), item, i, 1)"
-ROTARY = (
-    "load_swap_ab.py:    k_state = load_boxes(ctx, k, ctx.rings.k, k_state, item, boxes, config.rope_bytes, config.dim_v)"
-)
+CLEARED = "attend_swap_ab.py:    left = without_hidden(ctx, left, half_tile(ctx, slots.left), item, i, 1)"
+ROTARY = "load_swap_ab.py:    load_boxes(ctx, k, ctx.rings.k, slots.rope, item, boxes, "
+ROTARY += "config.part_bytes(config.rope), config.dim_v)"
 
 # Of knock-outs: operation, what is in its lines of Python (file and text), why it can go.
 REDUNDANT = [

@@ -1,4 +1,4 @@
-"""Latent decode with queries as the right operands, in the simulator: what tests of the usual kernel ask of that one."""
+"""Latent decode with queries as the right operands in the simulator: right values, no findings, knock-outs."""
 
 from dataclasses import replace
 

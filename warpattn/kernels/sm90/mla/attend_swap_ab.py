@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
 from ...nvidia.opaque import hide_from_compiler
-from ...nvidia.pipelines import PipelineState, consumer_state
+from ...nvidia.pipelines import consumer_state
 from ...pieces.softmax import LOWEST
 from ..decode.attend import without_hidden
 from ..decode.attend_swap_ab import any_exceeds, exponents, masked_scores, raised, thread_sum
@@ -23,7 +23,7 @@ from ..decode.output import combine_item, draw_ticket, publish_parts
 from ..decode.schedule import item_at, next_item
 from ..layouts import accumulator_layout, element_type
 from .attend import copy_queries, write_half
-from .context import half_tile, rope_tile
+from .context import TileSlots, half_tile, rope_tile, tile_slots
 
 
 @gluon.aggregate
@@ -34,27 +34,23 @@ class SwapAbLatents:
     right: gl.tensor
     m: gl.tensor  # [R]
     l: gl.tensor  # [4, 8, R]
-    k: PipelineState
-    v: PipelineState
+    slots: TileSlots
 
 
 @gluon.jit
 def attend_swap_ab_role(ctx):
     """Attend for every item of this CTA's range."""
-    config: gl.constexpr = ctx.config
-    k_state = consumer_state(config.rope_stages)
-    v_state = consumer_state(config.stages)
     cursor = ctx.start
+    slots = tile_slots(ctx.config, consumer_state)
     while cursor.unit < ctx.end:
         item = item_at(ctx, cursor)
         fetch_rows(ctx, item)
-        state = no_keys(config, k_state, v_state)
+        state = no_keys(ctx.config, slots)
         for i in range(item.begin, item.end):
             state = attend_keys(ctx, state, item, i)
         cursor = next_item(cursor, item, ctx.work.heads)
         finish_columns(ctx, state, item)
-        k_state = state.k
-        v_state = state.v
+        slots = state.slots
 
 
 @gluon.jit
@@ -72,13 +68,13 @@ def fetch_rows(ctx, item):
 
 
 @gluon.jit
-def no_keys(config: gl.constexpr, k_state, v_state):
+def no_keys(config: gl.constexpr, slots):
     """State before the first key of an item."""
     layout: gl.constexpr = accumulator_layout(config.rows)
     o = gl.zeros([config.half, config.rows], gl.float32, layout)
     m = gl.full([config.rows], LOWEST, gl.float32, gl.SliceLayout(0, layout))
     l = thread_sum(gl.zeros([config.block_n, config.rows], gl.float32, layout))
-    return SwapAbLatents(o, o, m, l, k_state, v_state)
+    return SwapAbLatents(o, o, m, l, slots)
 
 
 @gluon.jit
@@ -86,14 +82,11 @@ def attend_keys(ctx, state, item, i):
     """Key tile number `i`: scores, softmax, and their part of the output."""
     config: gl.constexpr = ctx.config
     rings = ctx.rings
-    after = state.v.step()
-    s = latent_scores(ctx, state.k, state.v, after)
-    rings.k.consumer_release(state.k)
+    slots = state.slots
+    s = latent_scores(ctx, slots)
+    rings.k.consumer_release(slots.rope)
     x = exponents(ctx, masked_scores(ctx, s, item, i))
-    m = state.m
-    l = state.l
-    left = state.left
-    right = state.right
+    m, l, left, right = state.m, state.l, state.left, state.right
     if any_exceeds(x - m[None, :]):
         m, l, alpha = raised(x, m, l)
         left = left * alpha[None, :]
@@ -102,31 +95,32 @@ def attend_keys(ctx, state, item, i):
     rings.p.permute((1, 0)).store(p.to(element_type(config.element)))
     fence_async_shared()
     gl.barrier()
-    left = without_hidden(ctx, left, half_tile(ctx, state.v), item, i, 1)
-    right = without_hidden(ctx, right, half_tile(ctx, after), item, i, 1)
+    left = without_hidden(ctx, left, half_tile(ctx, slots.left), item, i, 1)
+    right = without_hidden(ctx, right, half_tile(ctx, slots.right), item, i, 1)
     weights = rings.p.permute((1, 0))
-    left = warpgroup_mma(half_tile(ctx, state.v).permute((1, 0)), weights, left, is_async=True)
-    right = warpgroup_mma(half_tile(ctx, after).permute((1, 0)), weights, right, is_async=True)
+    left = warpgroup_mma(half_tile(ctx, slots.left).permute((1, 0)), weights, left, is_async=True)
+    right = warpgroup_mma(half_tile(ctx, slots.right).permute((1, 0)), weights, right, is_async=True)
     left = warpgroup_mma_wait(1, deps=(left,))
-    rings.v.consumer_release(state.v)
+    rings.v.consumer_release(slots.left)
     right = warpgroup_mma_wait(0, deps=(right,))
-    rings.v.consumer_release(after)
-    return SwapAbLatents(left, right, m, l + thread_sum(p), state.k.step(), after.step())
+    rings.v.consumer_release(slots.right)
+    return SwapAbLatents(left, right, m, l + thread_sum(p), slots.step())
 
 
 @gluon.jit
-def latent_scores(ctx, rope, left, right):
-    """Products [N, R] of the keys in three slots with the queries; each part is multiplied when it has arrived."""
+def latent_scores(ctx, slots):
+    """Products [N, R] of a tile's keys with the queries; each part of the tile is multiplied when it has arrived."""
     config: gl.constexpr = ctx.config
     rings = ctx.rings
     here = hide_from_compiler(0)  # known addresses would cost registers for each of 36 products, and spill
     s = gl.zeros([config.block_n, config.rows], gl.float32, accumulator_layout(config.rows))
-    rings.k.consumer_wait(rope)
-    s = warpgroup_mma(rope_tile(ctx, rope), rings.q_rope.index(here).permute((1, 0)), s, use_acc=False, is_async=True)
-    rings.v.consumer_wait(left)
-    s = warpgroup_mma(half_tile(ctx, left), rings.q.index(here).permute((1, 0)), s, is_async=True)
-    rings.v.consumer_wait(right)
-    s = warpgroup_mma(half_tile(ctx, right), rings.q.index(here + 1).permute((1, 0)), s, is_async=True)
+    rings.k.consumer_wait(slots.rope)
+    q_rope = rings.q_rope.index(here).permute((1, 0))
+    s = warpgroup_mma(rope_tile(ctx, slots.rope), q_rope, s, use_acc=False, is_async=True)
+    rings.v.consumer_wait(slots.left)
+    s = warpgroup_mma(half_tile(ctx, slots.left), rings.q.index(here).permute((1, 0)), s, is_async=True)
+    rings.v.consumer_wait(slots.right)
+    s = warpgroup_mma(half_tile(ctx, slots.right), rings.q.index(here + 1).permute((1, 0)), s, is_async=True)
     return warpgroup_mma_wait(0, deps=(s,))
 
 

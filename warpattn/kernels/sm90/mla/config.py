@@ -136,35 +136,30 @@ class SwapAbMlaConfig(MlaConfig):
         """Slots of rotary parts: of as many tiles as have latents in the ring."""
         return -(-self.stages // 2)
 
-    @property
-    def rope_bytes(self) -> int:
-        return self.element.bytes * self.block_n * self.rope
-
-    @property
-    def half_bytes(self) -> int:
-        return self.element.bytes * self.block_n * self.half
-
-    @property
-    def words(self) -> str:
-        """Tile and rings as text."""
-        return f"tile {self.rows} x {self.block_n}, rings rotary {self.rope_stages} halves of latents {self.stages}"
+    def part_bytes(self, columns: int) -> int:
+        """Of so many columns of a tile."""
+        return self.element.bytes * self.block_n * columns
 
     @cached_property
     def topology(self) -> Topology:
-        """Roles and rings of a block."""
-        producer = GATHERING if self.gathers else DECODE_REGISTERS.producer
-        roles = (Role("attend", 4, DECODE_REGISTERS.consumer), Role("load", 1, producer))
-        edges = (
-            Edge("K", "load", ("attend",), self.rope_stages, self.rope_bytes),
-            Edge("V", "load", ("attend",), self.stages, self.half_bytes),
+        load = Role("load", 1, GATHERING if self.gathers else DECODE_REGISTERS.producer)
+        rope, halves = self.part_bytes(self.rope), self.part_bytes(self.half)
+        rings = (
+            Edge("K", load.name, ("attend",), self.rope_stages, rope),
+            Edge("V", load.name, ("attend",), self.stages, halves),
         )
-        return Topology(roles, edges, self.private_bytes)
+        return Topology((Role("attend", 4, DECODE_REGISTERS.consumer), load), rings, self.private_bytes)
 
     @property
     def private_bytes(self) -> int:
         """Shared memory beside the rings: queries, weights, and a quarter of the output in fp32, while its rows and
         columns change places."""
         return self.element.bytes * self.rows * (self.dim_qk + self.block_n) + 4 * self.rows * self.dim_v // 4
+
+    @property
+    def words(self) -> str:
+        rings = f"rings rotary {self.rope_stages} halves of latents {self.stages}"
+        return f"tile {self.rows} x {self.block_n}, {rings}"
 
 
 def choose_tiles(element: Element, page_size: int = 0) -> MlaConfig:

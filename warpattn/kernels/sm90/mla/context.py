@@ -6,7 +6,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from ...nvidia.latent_queries import LatentQueries
-from ...nvidia.pipelines import StagedPipeline, empty_arrivals, make_pipeline
+from ...nvidia.pipelines import PipelineState, StagedPipeline, empty_arrivals, make_pipeline
 from ..decode.context import matrix
 from ..layouts import element_type, tile_layout
 
@@ -127,16 +127,38 @@ def make_swap_ab_rings(config: gl.constexpr):
     return SwapAbRings(k_ring, v_ring, q, q_rope, p)
 
 
+@gluon.aggregate
+class TileSlots:
+    """Where the next tile is in `SwapAbRings`: its rotary part, and the left half of its latents before the right."""
+
+    rope: PipelineState
+    left: PipelineState
+    right: PipelineState
+
+    @gluon.jit
+    def step(self):
+        """Where the tile after it is."""
+        left = self.right.step()
+        return TileSlots(self.rope.step(), left, left.step())
+
+
 @gluon.jit
-def half_tile(ctx, v_state):
+def tile_slots(config: gl.constexpr, first: gl.constexpr):
+    """Those of the first tile; `first`: `consumer_state` or `producer_state`."""
+    left = first(config.stages)
+    return TileSlots(first(config.rope_stages), left, left.step())
+
+
+@gluon.jit
+def half_tile(ctx, slot):
     """The half of latents [N, 256] in a slot of `SwapAbRings`."""
-    return ctx.rings.v.tile(v_state).reshape([ctx.config.block_n, ctx.config.half])
+    return ctx.rings.v.tile(slot).reshape([ctx.config.block_n, ctx.config.half])
 
 
 @gluon.jit
-def rope_tile(ctx, k_state):
+def rope_tile(ctx, slot):
     """The rotary part [N, 64] in a slot of `SwapAbRings`."""
-    return ctx.rings.k.tile(k_state).reshape([ctx.config.block_n, ctx.config.rope])
+    return ctx.rings.k.tile(slot).reshape([ctx.config.block_n, ctx.config.rope])
 
 
 @gluon.constexpr_function
