@@ -37,8 +37,8 @@ def own_calls(layers: Sequence[Inputs], fields: dict[str, int]) -> list[Call]:
     fields = dict(fields)
     grid = fields.pop("grid", 0)
     terms = PlanOptions(bool(fields.pop("invariant", 0)), bool(fields.pop("settled", 0)))
-    swap_ab = bool(fields.pop("swap_ab", 0))
-    choice = choice_of(ready.problem, fields.pop("ctas", None), terms, swap_ab)
+    swap_ab = fields.pop("swap_ab", None)
+    choice = choice_of(ready.problem, fields.pop("ctas", None), terms, None if swap_ab is None else bool(swap_ab))
     choice = replace(choice, grid=(grid,)) if grid else choice
     config = with_fields(choice.config, fields)
     config = replace(config, stages=most_stages(config)) if "block_n" in fields and "stages" not in fields else config
@@ -56,11 +56,11 @@ def own_calls(layers: Sequence[Inputs], fields: dict[str, int]) -> list[Call]:
     return [partial(call, x) for x in layers]
 
 
-def choice_of(problem: Problem, ctas: int | None, options: PlanOptions, swap_ab: bool) -> Choice:
-    """The choice of the decode kernel, with `ctas` blocks an SM, or of the one for latent attention, perhaps with
-    `swap_ab`."""
+def choice_of(problem: Problem, ctas: int | None, options: PlanOptions, swap_ab: bool | None) -> Choice:
+    """The choice of the decode kernel, with `ctas` blocks an SM, or of the one for latent attention, whose queries are the right
+    operands if `swap_ab`; None: where the plan has them."""
     if is_latent(problem):
-        return mla.choose(problem, ARCHS["sm90"], options=options, swap_ab=swap_ab or None)
+        return mla.choose(problem, ARCHS["sm90"], options=options, swap_ab=swap_ab)
     return choose(problem, ARCHS["sm90"], ctas=ctas, options=options)
 
 

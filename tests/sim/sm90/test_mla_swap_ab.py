@@ -78,7 +78,6 @@ def test_batch_invariance():
 def test_public_calls_where_it_is_chosen(monkeypatch, parts):
     """Requests with different numbers of tokens, queries in one or two tensors."""
     chosen = []
-    monkeypatch.setattr(config, "SWAP_AB_ROWS", 16)
     tiles = config.swap_ab_tiles
     monkeypatch.setattr(config, "swap_ab_tiles", lambda *problem: chosen.append(tiles(*problem)) or chosen[-1])
     torch.manual_seed(0)

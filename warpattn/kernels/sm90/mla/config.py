@@ -49,7 +49,7 @@ STAGES_BESIDE = 3  # slots of the ring that fit beside them
 CONVERTING = Registers(consumer=216, producer=72)  # 504 in all, as at the launch of 12 warps
 SWAP_AB_KEYS = 64  # of a tile with swap-AB: rows of a product
 SWAP_AB_STAGES = 5
-SWAP_AB_ROWS = 0  # rows of queries of a sequence up to which swap-AB is chosen: none before a card has timed it
+SWAP_AB_ROWS = 16  # rows of queries of a sequence up to which swap-AB is chosen: as many as one tile has
 GATHERING = 232  # registers of a producer that has the addresses of 16 rows
 ONCE = "latents are read once, as keys and as values, and each of two warpgroups has half of the output's columns"
 ON_THE_LEFT = "latents are read once, as keys and as values, on the left of the products with 16 columns for queries"
