@@ -44,6 +44,7 @@ class Counted(NamedTuple):
 FIRST = {"no mask": Counted(14, 60), "causal": Counted(25, 176)}
 SECOND = Counted(5, 5)
 KERNEL_FILES = 12  # with code in the compiled kernel of such a call
+PATH_FILES, PATH_LINES = 26, 4_300  # whole files of a first call without a mask and its kernel; aims: 22, 2,800
 MASKS: dict[str, Callable[[], wa.Mask | None]] = {"no mask": lambda: None, "causal": wa.Causal}
 
 
@@ -101,13 +102,25 @@ def test_modules_of_a_call(calls: list[list[str]], name: str) -> None:
     assert second.within(SECOND), f"{second}: {path(calls[1])}"
 
 
-@pytest.mark.parametrize("name", MASKS)
-def test_files_of_the_kernel(name: str) -> None:
+def files_of_the_kernel(name: str) -> set[str]:
+    """Files whose code is in the kernel of a dense call."""
     checked, x, sequence = small_call("sm90", (128, 128), modifiers=(MASKS[name](), None))
     (launch,) = list_launches(checked, x, sequence)
     code = to_ttgir(launch.source(), triton_target("sm90"), dict(launch.options)).asm["ttgir"]
-    found = set(re.findall(rf'loc\("{PACKAGE}([^"]+)"', code))
+    return set(re.findall(rf'loc\("{PACKAGE}([^"]+)"', code))
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_files_of_the_kernel(name: str) -> None:
+    found = files_of_the_kernel(name)
     assert "kernels/sm90/prefill/attend.py" in found and len(found) <= KERNEL_FILES, sorted(found)
+
+
+@pytest.mark.parametrize("calls", ["no mask"], indirect=True)
+def test_what_a_reader_of_a_dense_call_reads(calls: list[list[str]]) -> None:
+    files = {*calls[0], *files_of_the_kernel("no mask")}
+    lines = {file: len(Path(PACKAGE, file).read_text().splitlines()) for file in files}
+    assert len(lines) <= PATH_FILES and sum(lines.values()) <= PATH_LINES, lines
 
 
 def test_a_detour_is_counted() -> None:
