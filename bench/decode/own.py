@@ -57,8 +57,8 @@ def own_calls(layers: Sequence[Inputs], fields: dict[str, int]) -> list[Call]:
 
 
 def choice_of(problem: Problem, ctas: int | None, options: PlanOptions, swap_ab: bool | None) -> Choice:
-    """The choice of the decode kernel, with `ctas` blocks an SM, or of the one for latent attention, whose queries are the right
-    operands if `swap_ab`; None: where the plan has them."""
+    """The choice of the decode kernel, with `ctas` blocks an SM, or of the one for latent attention, whose queries are
+    the right operands if `swap_ab`; None: where the plan has them."""
     if is_latent(problem):
         return mla.choose(problem, ARCHS["sm90"], options=options, swap_ab=swap_ab)
     return choose(problem, ARCHS["sm90"], ctas=ctas, options=options)
