@@ -117,16 +117,21 @@ def test_context_that_ranks_share(ranks, latent_steps, monkeypatch, tmp_path):
     assert latent_steps.count("decode") >= ranks * model.config.num_hidden_layers
 
 
-@pytest.mark.parametrize("drafts", [None, N_GRAMS])
-def test_latent_attention(drafts, latent_steps, tmp_path):
-    model = decoder("deepseek_v2")
-    texts = [text[:12] * 4 for text in prompts()] if drafts else prompts()
-    with engine(model, tmp_path, speculative_config=drafts) as llm:
+def test_batch_invariance(latent_steps, monkeypatch, tmp_path):
+    """What a card's engine calls with VLLM_BATCH_INVARIANT: plans, for decoding and for prompts."""
+    from warpattn.integrations.vllm import latent
+
+    monkeypatch.setattr(latent, "envs", SimpleNamespace(VLLM_BATCH_INVARIANT=True))
+    plan, planned = latent.StepPlans.attend, []
+    monkeypatch.setattr(latent.StepPlans, "attend", noting(planned, "step", plan))
+    monkeypatch.setattr(latent, "PrefillPlan", noting(planned, "prompts", latent.PrefillPlan))
+    model, texts = decoder("deepseek_v2"), prompts()
+    with engine(model, tmp_path) as llm:
         check(model, texts, generate(llm, texts))
-        again = generate(llm, texts)
-        check(model, texts, again)
+        check(model, texts, generate(llm, texts))
     assert set(latent_steps) == {"new", "context", "decode"}
-    assert any(result.num_cached_tokens for result in again)
+    assert planned.count("step") == latent_steps.count("decode")
+    assert planned.count("prompts") == len(latent_steps) - latent_steps.count("decode")
 
 
 def rounded(rows: Tensor, kind: str) -> Tensor:
@@ -170,3 +175,16 @@ def test_caches_of_8_bits(kind, dtype, monkeypatch, tmp_path):
     with engine(decoder("deepseek_v2"), tmp_path, kv_cache_dtype=kind, dtype=dtype) as llm:
         generate(llm, [text[:20] for text in prompts()])
     assert len(steps) > 4 and max(steps) > 1
+
+
+@pytest.mark.parametrize("drafts", [None, N_GRAMS])
+def test_latent_attention(drafts, latent_steps, tmp_path):
+    """The last of this file: n-grams change later engines."""
+    model = decoder("deepseek_v2")
+    texts = [text[:12] * 4 for text in prompts()] if drafts else prompts()
+    with engine(model, tmp_path, speculative_config=drafts) as llm:
+        check(model, texts, generate(llm, texts))
+        again = generate(llm, texts)
+        check(model, texts, again)
+    assert set(latent_steps) == {"new", "context", "decode"}
+    assert any(result.num_cached_tokens for result in again)

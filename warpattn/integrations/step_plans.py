@@ -17,6 +17,7 @@ from torch import Tensor
 from warpattn.masks import Mask
 from warpattn.scores import ALiBi, Score, SoftCap
 from warpattn.sequences import PagedKV, Ragged
+from warpattn.sequences.latent_query import LatentQuery, of_parts, parted
 from warpattn.serving import StepPlan
 
 
@@ -61,43 +62,37 @@ class StepPlans:
     def attend(
         self,
         layer: LayerModifiers,
-        q: Tensor,
+        q: Tensor | LatentQuery,
         kv: PagedKV,
         seq: Ragged,
         out: Tensor,
         sinks: Tensor | None,
     ) -> None:
         """Attention of a step into `out`."""
-        table, pages = kv.block_table, kv.k_pages
+        rows, rotary = parted(q)
         bound = self.bound_of(seq)
-        tokens, requests = rounded(len(q)), rounded(len(kv.lengths))
-        key = (
-            layer, sinks is None, bound, tokens, requests,
-            q.shape[1:], q.stride(), q.dtype, pages.shape, pages.stride(), table.shape[1], table.stride(),
-            pages.dtype, tuple(scale.shape for scale in kv.scales().values()),
-        )  # fmt: skip
+        tokens, requests = rounded(len(rows)), rounded(len(kv.lengths))
+        read = (rows, *rotary.values(), kv.k_pages, *kv.indices().values())
+        like = tuple([(x.shape[1:], x.stride(), x.dtype) for x in read])
+        key = (layer, sinks is None, bound, tokens, requests, len(kv.k_pages), like)
         plan = self._plans.get(key)
         if plan is None:
             plan = self._plans[key] = self._make(layer, q, kv, (tokens, requests, bound), sinks)
         plan(q, kv, seq, out, sinks)
 
     def _make(
-        self, layer: LayerModifiers, q: Tensor, kv: PagedKV, sizes: tuple[int, int, int | None], sinks: Tensor | None
-    ) -> StepPlan:
+        self, layer: LayerModifiers, q: Tensor | LatentQuery, kv: PagedKV, sizes: tuple[int, int, int | None],
+        sinks: Tensor | None,
+    ) -> StepPlan:  # fmt: skip
         """A plan for steps like this one of up to (tokens, requests, tokens of a request)."""
         tokens, requests, bound = sizes
-        table = kv.block_table
-        largest = q.new_empty(0).new_empty_strided((tokens, *q.shape[1:]), q.stride())
-        pages = PagedKV(
-            kv.k_pages,
-            kv.v_pages,
-            table.new_empty_strided((requests, table.shape[1]), table.stride()),
-            kv.lengths.new_empty(requests),
-            k_scale=kv.k_scale,
-            v_scale=kv.v_scale,
+        rows, rotary = parted(q)
+        largest = of_parts(*(like_rows(x, tokens) for x in (rows, *rotary.values())))
+        pages = kv.with_fields(
+            block_table=like_rows(kv.block_table, requests), lengths=kv.lengths.new_empty(requests)
         )
         seq = Ragged(kv.lengths.new_empty(requests + 1), max_q=bound)
-        tail = layer.tail(q.device)
+        tail = layer.tail(rows.device)
         return StepPlan(largest, pages, seq, sinks=sinks, batch_invariant=self.batch_invariant, **tail)
 
     def bound_of(self, seq: Ragged) -> int | None:
@@ -105,6 +100,11 @@ class StepPlans:
         if seq.max_q is None or seq.max_q > self.decoded:
             return None
         return 1 if seq.max_q <= 1 else self.decoded
+
+
+def like_rows(x: Tensor, rows: int) -> Tensor:
+    """So many rows like those of `x`, of any values."""
+    return x.new_empty(0).new_empty_strided((rows, *x.shape[1:]), x.stride())
 
 
 def rounded(number: int) -> int:

@@ -21,6 +21,7 @@ from torch import Tensor
 from warpattn.errors import AttentionError, Rules
 from warpattn.inputs import tensor_fault
 from warpattn.masks import Mask
+from warpattn.masks.base import InOrder
 from warpattn.problem import Call, CheckedCall, is_latent, validate
 from warpattn.problem.gradients import differentiated, named_inputs, refuse_gradients
 from warpattn.problem.launch import DEFAULT_OPTIONS, PlanOptions
@@ -299,7 +300,8 @@ class PrefillPlan(ServingPlan):
 
     The number of sequences, heads and head dims are fixed; rows may be fewer in every call. max_q and max_k of `seq`
     hold for every call, which may bring lower ones; `cu_k` is given in all calls or in none. The tail is that of
-    `attention_varlen`. Raises AttentionError listing every broken rule.
+    `attention_varlen`. With `batch_invariant` a sequence's result has the same bits whatever else is in the batch, at
+    some cost in speed. Raises AttentionError listing every broken rule.
     """
 
     def __init__(
@@ -314,8 +316,14 @@ class PrefillPlan(ServingPlan):
         sinks: Tensor | None = None,
         scale: float | None = None,
         return_lse: bool = False,
+        batch_invariant: bool = False,
     ) -> None:
-        super().__init__(Call(q, k, v, _ragged(seq), mask, score, sinks, scale, return_lse))
+        rules = Rules()
+        rules.flag("batch_invariant", batch_invariant)
+        rules.done()
+        mask = in_order(mask, batch_invariant)
+        call = Call(q, k, v, _ragged(seq), mask, score, sinks, scale, return_lse)
+        super().__init__(call, PlanOptions(batch_invariant))
         self._rows, self._keys = q.shape[0], k.shape[0]
         self._bounds = {"max_q": seq.max_q, "max_k": seq.max_k}
 
@@ -346,6 +354,11 @@ class PrefillPlan(ServingPlan):
         if result.shape[0] != rows:
             raise AttentionError(f"out has {result.shape[0]} rows; out must have as many as q, {rows}")
         return result, lse
+
+
+def in_order(mask: Mask | None, batch_invariant: bool) -> Mask | None:
+    """The mask of a plan: tiles of keys in one order for all tiles of rows, where bits must not depend on these."""
+    return InOrder(mask) if batch_invariant and isinstance(mask, Mask) else mask
 
 
 def _ragged(seq: object) -> Ragged:

@@ -19,7 +19,6 @@ from torch import Tensor
 from warpattn.errors import AttentionError, Rules
 from warpattn.inputs import kind_of
 from warpattn.masks import Mask
-from warpattn.masks.base import InOrder
 from warpattn.problem import Call
 from warpattn.problem.launch import PlanOptions
 from warpattn.quantized import Quantized, result_dtype
@@ -27,7 +26,7 @@ from warpattn.runtime.bound_launches import BoundLaunches
 from warpattn.scores import Score
 from warpattn.sequences import PagedKV, PagedRagged, Ragged
 from warpattn.sequences.latent_query import WITH_PARTS, LatentQuery
-from warpattn.serving.plans import Result, ServingPlan, with_query_parts
+from warpattn.serving.plans import Result, ServingPlan, in_order, with_query_parts
 
 # Parameters of Hopper's kernels, Blackwell's, CDNA's and of those that combine parts: sequences of a step.
 BATCHES = ("shape.batch", "sequence_args.batch", "indices.batch", "only.batch")
@@ -64,14 +63,10 @@ class StepPlan(ServingPlan):
         what = f"kv is a {type(kv).__name__} and seq a {type(seq).__name__}"
         rules.require(fine, what, "a StepPlan takes a PagedKV and a Ragged(cu_q)")
         rules.done()
-        if batch_invariant and isinstance(mask, Mask):
-            mask = InOrder(mask)
+        mask = in_order(mask, batch_invariant)
         q, k, v, kv = with_query_parts(q, kv)
         call = Call(q, k, v, PagedRagged(kv, seq), mask, score, sinks, scale)
         super().__init__(call, PlanOptions(batch_invariant), read_values=False)
-        if batch_invariant and self._latent and self._bound is not None:
-            rule = "a step of latent attention has no batch-invariant form; a DecodePlan has"
-            raise AttentionError(f"batch_invariant is True; {rule}")
         del self.out  # callers have one themselves
         self._rows, self._sequences = len(q), len(kv.lengths)
         self._like_own = kv, seq

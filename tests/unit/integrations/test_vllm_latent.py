@@ -9,6 +9,7 @@ import torch
 import warpattn as wa
 from tests.unit.integrations import vllm_double
 from warpattn.errors import AttentionError
+from warpattn.masks.base import InOrder
 from warpattn.reference import reference
 
 HEADS, LATENT, ROTARY, SCALE, PAGE = 3, 16, 8, 0.3, 16
@@ -67,6 +68,44 @@ def test_decode_over_pages_of_latents(latent, drafts):
         assert lse is None
         for one, new, tokens in zip(out.split(drafts), q.split(drafts), text, strict=True):
             torch.testing.assert_close(one, expected(new, tokens)[0])
+
+
+@pytest.mark.parametrize("drafts", [1, 3])
+def test_batch_invariance_is_the_plans(latent, monkeypatch, drafts):
+    monkeypatch.setattr(vllm_double.envs, "VLLM_BATCH_INVARIANT", True)
+    builder = latent.WarpattnMLABuilder(SimpleNamespace(**dict.fromkeys(latent.LAYER)))
+    made, text = impl(latent), [torch.randn(n, WHOLE) for n in (37, 5)]
+    cache, table, lengths = cached(made, text)
+    for requests in (2, 1):
+        metadata = builder.build(decode=step(table[:requests], lengths[:requests]).decode)
+        q = torch.randn(requests * drafts, HEADS, WHOLE)
+        for given in (q, (q[..., :LATENT], q[..., LATENT:])):
+            out, lse = made.forward_mqa(given, cache, metadata, None)
+            assert lse is None
+            for one, new, tokens in zip(out.split(drafts), q.split(drafts), text, strict=False):
+                torch.testing.assert_close(one, expected(new, tokens)[0])
+    plans = metadata.plans._plans.values()
+    assert len(plans) == 4 and all(isinstance(plan._tail["mask"], InOrder) for plan in plans)
+    with pytest.raises(AttentionError, match="VLLM_BATCH_INVARIANT is set and 2 ranks share the context"):
+        impl(latent, ranks=2).forward_mqa(q, cache, metadata, None)
+
+
+def test_prompts_of_an_invariant_batch_are_planned_so(latent, monkeypatch):
+    theirs = SimpleNamespace(**dict.fromkeys(latent.LAYER) | {"scale": SCALE})
+    prompts = latent.WarpattnMLABuilder(theirs)._prefill_backend
+    assert latent.WarpattnMLABuilder(theirs).build().plans is None
+    cu = torch.tensor([0, 5, 35], dtype=torch.int32)
+    prompts.prepare_metadata(SimpleNamespace(query_start_loc=cu, max_query_len=30))
+    q, k, v = (torch.randn(35, HEADS, dim) for dim in (WHOLE, WHOLE, LATENT))
+    wanted = prompts.run_prefill_new_tokens(q=q, k=k, v=v, return_softmax_lse=True)
+    monkeypatch.setattr(vllm_double.envs, "VLLM_BATCH_INVARIANT", True)
+    seen, plan = [], latent.PrefillPlan
+    monkeypatch.setattr(latent, "PrefillPlan", lambda *x, **tail: seen.append(tail) or plan(*x, **tail))
+    found = prompts.run_prefill_new_tokens(q=q, k=k, v=v, return_softmax_lse=True)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    chunk = SimpleNamespace(query_start_loc=cu, cu_seq_lens=cu, max_query_len=30, max_seq_len=30)
+    prompts.run_prefill_context_chunk(q=q, k=k, v=v, chunk=chunk)
+    assert [tail["batch_invariant"] for tail in seen] == [True, True]
 
 
 def test_ranks_that_share_the_context_merge_by_the_lse(latent):

@@ -124,6 +124,11 @@ class MLACommonMetadataBuilder(Generic[T]):
     def __init__(self, prefill_backend: Any) -> None:
         self._prefill_backend = prefill_backend
 
+    def build(self, **fields: Any) -> MLACommonMetadata:
+        metadata = MLACommonMetadata()
+        vars(metadata).update(fields)
+        return metadata
+
 
 class MLACommonImpl(Generic[T]):
     dcp_world_size = 1

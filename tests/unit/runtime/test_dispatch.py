@@ -212,15 +212,18 @@ def test_a_plan_follows_queries_in_two_tensors(arch, driver, monkeypatch):
         plan(inside, kv, out)
 
 
-def test_steps_of_latent_attention_have_no_batch_invariant_form(driver, monkeypatch):
-    monkeypatch.setattr(plans, "validate", lambda asked, *others: replace(validate(asked, *others), backend="sm90"))
+@pytest.mark.parametrize("arch", ["sm90", "sm100"])
+def test_steps_of_latent_attention(arch, driver, monkeypatch):
+    """A batch-invariant one has keys in no parts, so one launch and no workspace."""
+    monkeypatch.setattr(plans, "validate", lambda asked, *others: replace(validate(asked, *others), backend=arch))
     q, kv = latents()
+    kv = kv.with_fields(block_table=kv.block_table.repeat(1, 200))
     rows = wa.LatentQuery(q.nope.flatten(0, 1), q.rope.flatten(0, 1))
     seq = wa.Ragged(torch.tensor([0, 1, 2], dtype=torch.int32), max_q=1)
-    with pytest.raises(wa.AttentionError, match="batch_invariant is True; a step of latent attention has no"):
-        wa.StepPlan(rows, kv, seq, batch_invariant=True)
-    out = wa.StepPlan(rows, kv, seq)(rows, kv, seq)
-    assert out.shape == (2, 16, 512) and len(driver.launches) == 2, "attention, and its parts"
+    out = wa.StepPlan(rows, kv, seq, batch_invariant=True)(rows, kv, seq)
+    assert out.shape == (2, 16, 512) and len(driver.launches) == 1
+    wa.StepPlan(rows, kv, seq)(rows, kv, seq)
+    assert len(driver.launches) == 3, "attention, and its parts"
 
 
 class NoOperations(TorchDispatchMode):

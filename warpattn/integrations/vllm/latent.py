@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import vllm.envs as envs
 from torch import Tensor
 from vllm.model_executor.layers.attention.mla_attention import (
     MLACommonBackend,
@@ -26,6 +27,7 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from warpattn.api import attention_paged, attention_varlen
 from warpattn.errors import AttentionError, Rules
+from warpattn.integrations.step_plans import LayerModifiers, ScoreOptions, StepPlans
 from warpattn.integrations.vllm.backend import largest_head
 from warpattn.integrations.vllm.layer import SIXTEEN_BIT
 from warpattn.integrations.vllm.metadata import on_hopper
@@ -33,12 +35,13 @@ from warpattn.masks import Causal, Full
 from warpattn.sequences import PagedKV, Ragged
 from warpattn.sequences.latent import TOKEN_BYTES, LatentPages, latent_parts
 from warpattn.sequences.latent_query import of_parts
-from warpattn.serving import append_slots
+from warpattn.serving import PrefillPlan, append_slots
 
 NAME = "WARPATTN_MLA"
 LATENT, PROMPT = 576, 192  # head dims of queries
 EIGHT_BIT = ("fp8", "fp8_e4m3")  # latents and rotary parts of e4m3, with the layer's scale of keys
 DEEPSEEK = "fp8_ds_mla"  # a token's latent of 8 bits, its scales and its rotary part, in bytes
+DECODED = 16  # new tokens of a request, drafts among them, that decoding takes at most
 LAYER = ("num_heads", "scale", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "vllm_config")
 NONE_OF = ("alibi_slopes", "sliding_window", "logits_soft_cap", "indexer")
 
@@ -77,6 +80,11 @@ class WarpattnMLABackend(MLACommonBackend):
         return [LATENT]
 
     @classmethod
+    def supports_batch_invariance(cls) -> bool:
+        """On Hopper, as `WarpattnBackend`."""
+        return on_hopper()
+
+    @classmethod
     def supports_compute_capability(cls, capability: Any) -> bool:
         return (largest_head(capability) or 0) >= PROMPT
 
@@ -94,6 +102,13 @@ class WarpattnMLABuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._prefill_backend = WarpattnMLAPrefill.in_place_of(self._prefill_backend)
+        self._plans = StepPlans(DECODED, batch_invariant=True) if envs.VLLM_BATCH_INVARIANT else None
+
+    def build(self, *arguments: Any, **named: Any) -> MLACommonMetadata:
+        """vLLM's metadata, with our plans of decoding where a token's bits must not depend on the batch."""
+        metadata = super().build(*arguments, **named)
+        vars(metadata)["plans"] = self._plans
+        return metadata
 
 
 class WarpattnMLAPrefill(MLAPrefillBackend):
@@ -117,7 +132,7 @@ class WarpattnMLAPrefill(MLAPrefillBackend):
             raise AttentionError(f"output_scale is given; {rule}")
         step = self._prefill_metadata
         seq = Ragged(step.query_start_loc, max_q=step.max_query_len, max_k=step.max_query_len)
-        return attention_varlen(q, k, v, seq, mask=Causal(), scale=self.scale, return_lse=return_softmax_lse)
+        return self._attend(q, k, v, seq, mask=Causal(), return_lse=return_softmax_lse)
 
     def run_prefill_context_chunk(
         self, chunk: Any = None, q: Any = None, k: Any = None, v: Any = None, out: Any = None, chunk_idx: int = 0
@@ -130,7 +145,13 @@ class WarpattnMLAPrefill(MLAPrefillBackend):
         else:
             most = {"max_q": chunk.max_query_len, "max_k": chunk.max_seq_len}
             seq = Ragged(chunk.query_start_loc, chunk.cu_seq_lens, **most)
-        return attention_varlen(q, k, v, seq, mask=Full(), scale=self.scale, return_lse=True)
+        return self._attend(q, k, v, seq, mask=Full(), return_lse=True)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, seq: Ragged, **tail: Any) -> Tensor | tuple[Tensor, Tensor]:
+        """Attention of prompts; a plan is made anew where their bits must not depend on the batch."""
+        if envs.VLLM_BATCH_INVARIANT:
+            return PrefillPlan(q, k, v, seq, scale=self.scale, batch_invariant=True, **tail)(q, k, v, seq)
+        return attention_varlen(q, k, v, seq, scale=self.scale, **tail)
 
 
 class WarpattnMLAImpl(MLACommonImpl[MLACommonMetadata]):
@@ -184,8 +205,24 @@ class WarpattnMLAImpl(MLACommonImpl[MLACommonMetadata]):
             kv = LatentPages(keys[..., :size], keys[..., size:], *tables, scale=scale)
         else:
             kv = PagedKV(keys, keys[..., : self.kv_lora_rank], step.block_table, step.seq_lens)
-        rows = [x.unflatten(0, (len(step.seq_lens), -1)) for x in (q if isinstance(q, tuple) else (q,))]
-        shared = self.dcp_world_size > 1
+        parts, shared = q if isinstance(q, tuple) else (q,), self.dcp_world_size > 1
+        plans: StepPlans | None = getattr(attn_metadata, "plans", None)
+        if plans is not None:
+            return self._planned(plans, parts, kv), None
+        rows = [x.unflatten(0, (len(step.seq_lens), -1)) for x in parts]
         found = attention_paged(of_parts(*rows), kv, mask=Causal(), scale=self.scale, return_lse=shared)
         out, lse = found if isinstance(found, tuple) else (found, None)
         return out.flatten(0, 1), None if lse is None else lse.transpose(1, 2).flatten(0, 1)
+
+    def _planned(self, plans: StepPlans, parts: tuple[Tensor, ...], kv: PagedKV) -> Tensor:
+        """(tokens, heads, 512) of requests with equally many new tokens, with the bits that they have alone."""
+        if self.dcp_world_size > 1:
+            what = f"VLLM_BATCH_INVARIANT is set and {self.dcp_world_size} ranks share the context"
+            raise AttentionError(f"{what}; warpattn's latent attention has no batch invariance there")
+        total = len(parts[0])
+        each = total // max(len(kv.lengths), 1)
+        starts = torch.arange(0, total + 1, max(each, 1), dtype=torch.int32, device=kv.lengths.device)
+        out = parts[0].new_empty((*parts[0].shape[:-1], self.kv_lora_rank))
+        layer = LayerModifiers(Causal(), ScoreOptions(None, None), self.scale)
+        plans.attend(layer, of_parts(*parts), kv, Ragged(starts, max_q=each), out, None)
+        return out

@@ -31,7 +31,7 @@ def choose(problem: Problem, target: Arch, *, batch_invariant: bool = False) -> 
     """
     group = problem.heads_q // problem.heads_kv
     eight_bit = eight_bit_of(problem)
-    if decodes(problem) and not (batch_invariant and problem.ragged_queries):
+    if decodes(problem) and not (batch_invariant and problem.ragged_queries and not is_latent(problem)):
         config, why = decode_config(problem, target.name)
         partitions, share = (1, INVARIANT) if batch_invariant else partitions_of(problem, target)
         kernel, reasons = "decode", (why, share)

@@ -48,8 +48,8 @@ def attend_tile(ctx, state, i):
     m, l, alpha = state.m, state.l, gl.full_like(state.m, 1.0)
     x = row_scale(m, c)
     moved = any_greater_of_role(top * x, m * x + HEADROOM)
-    if moved:
-        m = gl.maximum(m, top)
+    if moved:  # rows that need it: a row's result must not depend on which others share its tile
+        m = gl.where(top * x > m * x + HEADROOM, gl.maximum(m, top), m)
         x = row_scale(m, c)
         alpha = gl.exp2(state.m * x - exponent(m, x))
     p = gl.exp2(s * x[:, None] - exponent(m, x)[:, None])

@@ -24,6 +24,7 @@ MAX_TOKENS = 16
 MANY_KEYS = 512  # with fewer dense keys the prefill kernel is faster
 SM_SMEM = 233_472  # 228 KiB of an SM, of which every resident block takes 1 KiB for itself
 SLACK = 512  # bytes the compiler adds: alignment of barriers, scratch of reductions
+WHOLE_HEAD = 1 << 20  # key tiles of a part that holds all keys of a head
 INVARIANT_KEYS = 2048  # keys of a part when results must not depend on the rest of the batch
 IN_FLIGHT = 128 * 1024  # bytes of K and V in flight on an SM: with more, SMs finish further apart
 DEEP_RING = 192 * 1024  # the same for a ring that fills before the preceding kernel ends
@@ -206,6 +207,12 @@ def invariant(config: StreamConfig) -> Schedule:
     return replace(config.schedule, invariant=True, unit=max(1, INVARIANT_KEYS // config.block_n))
 
 
+def undivided(config: StreamConfig) -> Schedule:
+    """The same, and results that do not depend on where a sequence is cut into steps either: units are counted from a
+    step's last key, so a head's keys are one unit, of one CTA."""
+    return replace(config.schedule, invariant=True, unit=WHOLE_HEAD)
+
+
 def schedule_of(problem: Problem, schedule: Schedule) -> Schedule:
     """The schedule with the problem's lengths and row tiles."""
     tiles = row_tiles(problem)
@@ -315,6 +322,8 @@ def describe(config: DecodeConfig, problem: Problem, grid: int) -> tuple[str, ..
 def explain(config: StreamConfig, target: Arch, grid: int) -> tuple[str, ...]:
     """Why the keys are partitioned as they are, for `grid` CTAs."""
     schedule = config.schedule
+    if schedule.unit == WHOLE_HEAD:
+        return ("batch invariant, however sequences are cut into steps: one CTA has all keys of a tile of rows",)
     unit = f"{schedule.unit} key tiles" if schedule.unit > 1 else "one key tile"
     where = f"{grid // target.processors} CTAs on each of {target.processors} SMs"
     if grid <= target.processors:

@@ -87,11 +87,13 @@ def head_rows(problem: Problem) -> int:
 def workspace(problem: Problem, choice: Choice, rows: int, device: torch.device) -> PartialResults:
     """The workspace of a launch with `rows` rows a slot; only the tickets have to be 0."""
     config: StreamConfig = choice.config
-    heads = head_tiles(problem)
-    slots = heads * partitions(problem, config, 0) if config.schedule.invariant else 2 * choice.grid[0]
-    parts = allocate_parts((slots, rows), config.padded_v, device)
+    heads, slots = head_tiles(problem), 2 * choice.grid[0]
+    if config.schedule.invariant:
+        parts = partitions(problem, config, 0)
+        slots = heads * parts if parts > 1 else 1  # heads in one piece leave none
+    kept = allocate_parts((slots, rows), config.padded_v, device)
     tickets = torch.zeros(heads, dtype=torch.int32, device=device)
-    return PartialResults(parts.o, parts.lse, rows, tickets, torch.empty(heads, 2, dtype=torch.int32, device=device))
+    return PartialResults(kept.o, kept.lse, rows, tickets, torch.empty(heads, 2, dtype=torch.int32, device=device))
 
 
 def arguments(checked: CheckedCall, x: Operands, sequence: Sequence, choice: Choice) -> dict[str, Any]:

@@ -34,7 +34,17 @@ from warpattn.problem.backends import LATENT
 from warpattn.problem.element import Element
 from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, PlanOptions
 
-from ..decode.choice import alone_on_sms, check_takes, describe, explain, head_tiles, invariant, partitions, schedule_of
+from ..decode.choice import (
+    alone_on_sms,
+    check_takes,
+    describe,
+    explain,
+    head_tiles,
+    invariant,
+    partitions,
+    schedule_of,
+    undivided,
+)
 from ..decode.config import REGISTERS as DECODE_REGISTERS
 from ..decode.config import Combine, Overlap, StreamConfig
 from ..operand_format import OperandFormat
@@ -197,14 +207,16 @@ def choose(
     """The choice for a latent problem that decode takes; `swap_ab`: whether queries are the right operands, by default
     for up to `SWAP_AB_ROWS` rows."""
     check_takes(problem)
-    if swap_ab is None:
-        swap_ab = takes_swap_ab(problem) and problem.seq_q * problem.heads_q <= SWAP_AB_ROWS
+    in_any_step = options.batch_invariant and problem.ragged_queries
+    if swap_ab is None:  # the steps of a sequence differ in their rows, and must not in their kernel
+        swap_ab = not in_any_step and takes_swap_ab(problem) and problem.seq_q * problem.heads_q <= SWAP_AB_ROWS
     if swap_ab and not takes_swap_ab(problem):
         raise ValueError(f"swap-AB takes up to {SwapAbMlaConfig.rows} rows of queries over 16-bit latents")
     grid = alone_on_sms(target)
     config = swap_ab_tiles(problem, grid) if swap_ab else tiles_of(problem)
     config = replace(config, own_rope=problem.q_rope > 0)
-    config = replace(config, schedule=invariant(config)) if options.batch_invariant else config
+    if options.batch_invariant:
+        config = replace(config, schedule=undivided(config) if in_any_step else invariant(config))
     config = replace(config, schedule=schedule_of(problem, config.schedule))
     lines, reasons = partial(describe, config, problem, grid), (*explain(config, target, grid), config.why)
     return Choice("mla", config, (grid,), lines, reasons, partitions=partitions(problem, config, grid))

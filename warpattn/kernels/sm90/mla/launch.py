@@ -15,6 +15,7 @@ from warpattn.sequences.latent import LatentPages
 
 from ...nvidia.arguments import LatentQueryArgs, strided
 from ..decode.arguments import ColumnScaledRows, MappedRows
+from ..decode.choice import partitions
 from ..decode.launch import arguments, combine_launch, features_of, head_rows, workspace
 
 
@@ -39,5 +40,6 @@ def list_launches(
 
     key = (config, features.key)
     attend = Launch("sm90.mla", "sm90", key, source, compile_options(), choice.grid, args, persistent=True)
-    combined = (combine_launch(checked, replace(config, own_rope=False), args),)
-    return (attend, *combined) if config.combine.separate_kernel else (attend,)
+    if not config.combine.separate_kernel or partitions(problem, config, choice.grid[0]) == 1:
+        return (attend,)
+    return attend, combine_launch(checked, replace(config, own_rope=False), args)
