@@ -106,8 +106,10 @@ def test_where_blocks_of_rows_have_none():
     q = wa.quantize(made(1, 200, 2, 64), per="64 rows")
     plain_one = wa.quantize(made(1, 200, 2, 64))
     seq, of_ragged = wa.Ragged(torch.tensor([0, 200], dtype=torch.int32)), wa.Quantized(q.values[0], q.scale[0])
+    pages = wa.PagedKV(q.values, q.values, torch.zeros(1, 1, dtype=torch.int32), torch.tensor([70]), k_scale=q.scale)
     for message, call in (
         (r"v\.scale has shape \(1, 4, 2\)", lambda: wa.attention(q, q, q)),
+        (r"kv\.k_scale has shape \(1, 4, 2\)", lambda: wa.attention_paged(made(1, 1, 2, 64), pages)),
         (r"q\.scale has shape \(4, 2\)", lambda: wa.attention_varlen(of_ragged, of_ragged, of_ragged, seq)),
         ("q has a scale per 64 rows; with 8-bit queries the sm90 backend takes tensor, head, token",
          lambda: wa.attention(q, plain_one, plain_one, backend="simulate:sm90")),

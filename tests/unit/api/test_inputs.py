@@ -25,6 +25,16 @@ class Wrapped(torch.Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
+class Dispatched(torch.Tensor):
+    """One that changes what they do below autograd."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise NotImplementedError(func)
+
+
 class Named(torch.Tensor):
     """A subclass that only has a name."""
 
@@ -50,6 +60,7 @@ NO_TENSORS = {
     "jagged": (nested, "is a nested tensor"),
     "meta": (lambda x: x.to("meta"), "is on the device meta"),
     "subclass": (lambda x: x.as_subclass(Wrapped), "is a Wrapped"),
+    "dispatching": (lambda x: torch.Tensor._make_subclass(Dispatched, x), "is a Dispatched"),
     "negative": (imaginary, "has its negative bit set"),
 }
 

@@ -69,9 +69,11 @@ def test_ragged_queries_over_pages_promise_few(arch):
 
 @pytest.mark.parametrize("arch", ["sm90", "sm100", "gfx942", "gfx950"])
 def test_every_architecture_plans_it(arch):
+    """Up to 16 tokens of a sequence."""
     kv = paged(cache_of())
-    call = Call(query(), kv.k_pages, kv.v_pages, kv, backend=f"simulate:{arch}")
-    assert "head dim 576/512" in str(plan(validate(call, read_values=False).problem, arch))
+    for tokens in (1, 16):
+        call = Call(query(tokens), kv.k_pages, kv.v_pages, kv, backend=f"simulate:{arch}")
+        assert "head dim 576/512" in str(plan(validate(call, read_values=False).problem, arch))
 
 
 def test_other_wide_head_dims_are_told_of_these():

@@ -87,6 +87,14 @@ def test_heads_of_a_section_run_at_once() -> None:
     assert section(Full(), 1024) == section(Causal(), 1024, deterministic=True) == 1
 
 
+def test_narrow_values_take_less_memory_beside_wide_keys() -> None:
+    """Up to 128 columns keys and values have tiles of one width, so that one loop does both."""
+    assert config_of(256, dim_v=64).topology.smem_bytes < config_of(256).topology.smem_bytes
+    assert config_of(64, dim_v=256).topology.smem_bytes < config_of(256).topology.smem_bytes
+    narrow = [config_of(dim, dim_v=dim_v) for dim, dim_v in ((128, 64), (64, 128), (128, 128))]
+    assert {(config.padded_qk, config.padded_v) for config in narrow} == {(128, 128)}
+
+
 @pytest.mark.parametrize("dim", range(8, 257, 8))
 def test_every_head_dim_has_a_config_that_fits(dim: int) -> None:
     for dim_v in {dim, 128, 8}:
