@@ -16,7 +16,7 @@ from enum import Enum
 from functools import lru_cache
 from itertools import chain
 from types import BuiltinFunctionType, CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -129,7 +129,7 @@ def contents(value: Any, changing: dict[int, Any]) -> Hashable:
     if kind in _PLAIN:
         return kind, value
     if isinstance(value, (Enum, *_THEMSELVES)) or id(value) in changing:
-        return Table(value)
+        return Table(cast("Any", value))
     steady = kind in (tuple, frozenset, MethodType) or _is_frozen(kind) or "_fixed" in getattr(value, "__dict__", ())
     if not steady:
         changing[id(value)] = value
