@@ -148,14 +148,18 @@ def _is_number(found: float | None, kind: str) -> bool:
 
 
 def require_integers(name: str, x: Tensor) -> None:
-    """That a tensor of offsets, lengths or indices holds such."""
+    """That a tensor of offsets, lengths or indices holds such, on the CPU of 32 bits: kernels read no more."""
     if reasons := _not_integers(name, x):
         raise AttentionError(*reasons)
 
 
 def _not_integers(name: str, x: Tensor) -> list[str]:
-    fits = x.dtype in (torch.int32, torch.int64)
-    return [] if fits else [f"{name} has dtype {x.dtype}; it must be torch.int32 or torch.int64"]
+    if x.dtype not in (torch.int32, torch.int64):
+        return [f"{name} has dtype {x.dtype}; it must be torch.int32 or torch.int64"]
+    if x.dtype == torch.int32 or x.device.type != "cpu" or not x.numel() or torch.compiler.is_compiling():
+        return []
+    far = max(int(x.max()), int(x.min()), key=abs)
+    return [] if -(2**31) <= far < 2**31 else [f"{name} has the element {far}; it must be of 32 bits"]
 
 
 def _literal(node: ast.expr | None) -> Any:

@@ -27,7 +27,7 @@ from warpattn.api import attention, attention_backward
 from warpattn.errors import AttentionError
 from warpattn.integrations.flash_attn import descaled, packed
 from warpattn.integrations.flash_attn.modifiers import Tail, scored, two_limits, visible
-from warpattn.integrations.signature import Given, drop_in
+from warpattn.integrations.signature import Given, drop_in, require_integers
 from warpattn.masks import Causal, Materialized
 from warpattn.quantized import result_dtype
 from warpattn.sequences import Ragged
@@ -182,6 +182,9 @@ def _flash_backward(given: Given) -> tuple[Tensor, ...]:
     mask = visible(given.is_causal, two_limits((given.window_size_left, given.window_size_right)))
     seq = None
     if given.query.ndim == 3:
+        for name in ("cum_seq_q", "cum_seq_k"):
+            if getattr(given, name) is not None:
+                require_integers(name, getattr(given, name))
         keys = None if given.cum_seq_k is None else given.cum_seq_k.to(torch.int32)
         seq = Ragged(given.cum_seq_q.to(torch.int32), keys, given.max_q, given.max_k)
     operands = (given.grad_out, given.query, given.key, given.value, given.out, given.logsumexp)

@@ -15,6 +15,7 @@ from tests.unit.api.test_wrong_calls import CALLS, PAGED, TABLE, Silent, ints, n
 from warpattn.integrations import flashinfer
 
 FLOATS, BOOLS = torch.tensor([0.0, 1.0, 3.0]), torch.tensor([[True, False], [False, True]])
+LONG = torch.tensor([1, 2**32 + 3])  # the last 32 bits are a 3
 WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("flash-attn 3, combine", {"out": torch.zeros(1).expand(2, 5, 4, 16)}, r"out has strides \(0, 0, 0, 0\); no two"),
     ("flash-attn 4, combine", {"out_dtype": Silent()}, "out_dtype is a Silent; it must be one of"),
@@ -22,6 +23,12 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("flash-attn 3, ragged", {"cu_seqlens_q": ints(0, 1, 2)}, "cu_seqlens_q divides 2 rows; .* must divide 3 rows"),
     ("flash-attn 3, ragged", {"cu_seqlens_k_new": ints(1, 2, 4)}, "cu_seqlens_k_new divides 3 rows; its first offset"),
     ("flash-attn 3, ragged", {"cu_seqlens_k_new": FLOATS}, "cu_seqlens_k_new has dtype torch.float32"),
+    ("flash-attn 2, cache", {"cache_seqlens": LONG}, "cache_seqlens has the element 4294967299; it must be of 32 bits"),
+    ("flash-attn 3, pages", {"cache_batch_idx": LONG}, "cache_batch_idx has the element 4294967299"),
+    ("flash-attn 4, pages", {"seqused_k": LONG}, "seqused_k has the element 4294967299"),
+    ("flash-attn 4, varlen", {"seqused_q": LONG}, "seqused_q has the element 4294967299"),
+    ("flash-attn 4, varlen", {"seqused_q": ints(1, 2**31 - 1)}, "a sequence has 2147483647 rows; .* within 0 .. 9"),
+    ("flash-attn 3, varlen", {"seqused_k": ints(1, 2**31 - 1)}, "a sequence has 2147483647 rows; .* within 0 .. 12"),
     ("flash-attn 3, ragged", {"page_table": BOOLS}, "page_table has dtype torch.bool"),
     ("flash-attn 3, ragged", {"cache_seqlens": torch.tensor([1.5, 2.0])}, "cache_seqlens has dtype torch.float32"),
     ("flash-attn 3, varlen", {"cu_seqlens_q": FLOATS}, "cu_seqlens_q has dtype torch.float32"),

@@ -68,7 +68,7 @@ def attend(queries: Queries, keys: Keys, tail: Tail) -> tuple[Tensor, Tensor]:
         return _attend(queries.q, queries.cu, _bound("max_seqlen_q", queries.longest), keys, tail)
     values, _ = parted(queries.q)
     _require_rank("q", values, 3, "with cu_seqlens_q (total, heads, head_dim)")
-    at = places(queries.used)
+    at = places(queries.used, len(values))
     rows = _rows("q", queries.cu, at, len(values))
     used = changed(queries.q, lambda x: x[rows])
     some, some_lse = _attend(used, at.cu, _bound("max_seqlen_q", queries.longest), keys, tail)
@@ -84,10 +84,12 @@ def parts(name: str, x: Tensor, dim: int, count: int) -> tuple[Tensor, ...]:
     return unbound(x, dim)
 
 
-def places(lengths: Tensor) -> Places:
-    """The rows of sequences of these lengths. Reads their sum from the device."""
-    if lengths.device.type == "cpu" and lengths.numel() and int(lengths.min()) < 0:
-        raise AttentionError(f"a sequence has {int(lengths.min())} rows; lengths are from 0 on")
+def places(lengths: Tensor, most: int) -> Places:
+    """The rows of sequences of these lengths, `most` rows at most. Reads their sum from the device."""
+    if lengths.device.type == "cpu" and lengths.numel():
+        for length in (int(lengths.min()), int(lengths.max())):
+            if not 0 <= length <= most:
+                raise AttentionError(f"a sequence has {length} rows; lengths are within 0 .. {most}")
     counts = lengths.long()
     cu = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
     sequence = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
@@ -97,7 +99,7 @@ def places(lengths: Tensor) -> Places:
 
 def divided(name: str, cu: Tensor, total: int) -> Places:
     """The rows of sequences that `cu` begins, which are all `total` of them."""
-    at = places(cu.diff())
+    at = places(cu.diff(), total)
     begins = cu.device.type != "cpu" or (len(cu) > 0 and int(cu[0]) == 0)
     if not begins or len(at.sequence) != total:
         rule = f"its first offset must be 0, and it must divide {total} rows"
@@ -158,9 +160,7 @@ def _gathered(keys: Keys) -> tuple[Rows, Rows, Tensor]:
         if lengths.shape != keys.table.shape[:1]:
             rule = f"it must have one for each of {len(lengths)} sequences"
             raise AttentionError(f"page_table has {len(keys.table)} rows; {rule}")
-        at = places(lengths)
-        columns = keys.table.shape[1] if size else 0
-        within("the length of a sequence", at.position // max(size, 1), columns, "pages of its row of page_table")
+        at = places(lengths, keys.table.shape[1] * size)
         pages = keys.table.long()[at.sequence, at.position // size]
         within("page_table", pages, min(len(split(x)[0]) for x in (keys.k, keys.v)), "pages")
         there = pages, at.position % size
@@ -174,7 +174,7 @@ def _gathered(keys: Keys) -> tuple[Rows, Rows, Tensor]:
         return k, v, cu
     for name, x in (("k", k), ("v", v)):
         _require_rank(name, split(x)[0], 3, "with cu_seqlens_k (total, heads, head_dim)")
-    at = places(keys.used)
+    at = places(keys.used, min(len(split(x)[0]) for x in (k, v)))
     rows = _rows("k", cu, at, min(len(split(x)[0]) for x in (k, v)))
     return changed(k, lambda x: x[rows]), changed(v, lambda x: x[rows]), at.cu
 
