@@ -1,14 +1,16 @@
 """Times latent attention over 8-bit latents beside 16-bit ones: `python3 -m bench.eight_bit.latent --json FILE`.
 
 One query token, pages of 64, a cache in DeepSeek's form (656 bytes a token), and the same in bf16 (1,152 bytes). The
-result of 8 bits is held against that of 16 bits on what is stored, rounded to bf16. Without a GPU, a small case runs
-with the reference.
+result of 8 bits is held against that of 16 bits on what is stored, rounded to bf16. Up to 16 heads are timed with
+queries as the right operands of 8-bit latents, too, which no plan chooses yet. Without a GPU, a small case runs with
+the reference.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,9 +20,17 @@ from torch import Tensor
 import warpattn as wa
 from bench.eight_bit.running import run_cases
 from bench.measure import inputs, record, timing
+from warpattn.kernels.sm90.mla.config import choose, takes_swap_ab
+from warpattn.kernels.sm90.mla.launch import list_launches
+from warpattn.problem import Call, validate
+from warpattn.problem.arch import ARCHS
+from warpattn.problem.operands import Operands
+from warpattn.runtime.bound_launches import BoundLaunches
 from warpattn.sequences.latent import LATENT, TOKEN_BYTES
 
 SIXTEEN, OWN = "16-bit", "8-bit"
+ON_THE_RIGHT = " swap-AB"  # queries as the right operands
+ALONE = {"ctas": 1, "stages": 8}  # instead of two CTAs on an SM
 DIM, PAGE, SCALE = 576, 64, 192**-0.5
 LIMIT = 2e-2  # largest error over the largest result
 
@@ -61,19 +71,50 @@ def caches(case: Case, seed: int) -> tuple[Tensor, wa.LatentPages, wa.PagedKV]:
     return q, narrow, wa.PagedKV(wide, wide[..., :LATENT], table, lengths)
 
 
+def swap_ab_calls(q: Tensor, kv: wa.LatentPages) -> dict[str, Callable[[], Tensor]]:
+    """Calls with queries as the right operands by their names; none where there are too many rows, or no card."""
+    ways: dict[str, dict[str, int]] = {OWN + ON_THE_RIGHT: {}, OWN + ON_THE_RIGHT + " x1": ALONE}
+    made = {name: swap_ab_call(q, kv, fields) for name, fields in ways.items()}
+    return {name: call for name, call in made.items() if call is not None}
+
+
+def swap_ab_call(q: Tensor, kv: wa.LatentPages, fields: dict[str, int]) -> Callable[[], Tensor] | None:
+    """One of these, with other `fields` of its configuration."""
+    ready = validate(Call(q, kv.k_pages, kv.v_pages, kv, scale=SCALE, backend="reference"), read_values=False)
+    if q.device.type == "cpu" or not takes_swap_ab(ready.problem):
+        return None
+    choice = choose(ready.problem, ARCHS["sm90"], swap_ab=True)
+    config = replace(choice.config, **fields)
+    grid = (choice.grid[0] // choice.config.ctas * config.ctas,)
+    out = q.new_empty((*q.shape[:3], LATENT))
+    operands = Operands(q, kv.k_pages, kv.v_pages, out, None, None)
+    launches = list_launches(ready, operands, kv, replace(choice, config=config, grid=grid))
+    bound = BoundLaunches(launches, out.get_device())
+
+    def call() -> Tensor:
+        bound.launch()
+        return out
+
+    return call
+
+
 def run_case(case: Case, rounds: int, seed: int) -> dict[str, Any]:
     """Checks and times both ways; one entry of the record's `cases`."""
     device = inputs.default_device()
     q, narrow, wide = caches(case, seed)
-    calls = {name: partial(wa.attention_paged, q, kv, scale=SCALE) for name, kv in ((SIXTEEN, wide), (OWN, narrow))}
-    want = calls[SIXTEEN]().float()
-    error = ((calls[OWN]().float() - want).abs().max() / want.abs().max()).item()
-    results: dict[str, dict[str, Any]] = {
-        SIXTEEN: {"status": "timed"},
-        OWN: {"status": "timed" if error <= LIMIT else "wrong", "error": error},  # wrong also for NaN
+    both = ((SIXTEEN, wide), (OWN, narrow))
+    calls: dict[str, Callable[[], Tensor]] = {
+        name: partial(wa.attention_paged, q, kv, scale=SCALE) for name, kv in both
     }
+    calls |= swap_ab_calls(q, narrow)
+    want = calls[SIXTEEN]().float()
+    results: dict[str, dict[str, Any]] = {SIXTEEN: {"status": "timed"}}
+    for name in (name for name in calls if name != SIXTEEN):
+        error = ((calls[name]().float() - want).abs().max() / want.abs().max()).item()
+        results[name] = {"status": "timed" if error <= LIMIT else "wrong", "error": error}  # wrong also for NaN
     times = timing.interleave({name: timing.sample([call], device) for name, call in calls.items()}, rounds, seed)
-    for name, size in ((SIXTEEN, 2 * DIM), (OWN, TOKEN_BYTES)):
+    for name in calls:
+        size = TOKEN_BYTES if name.startswith(OWN) else 2 * DIM
         summary = timing.Summary.of(times[name])
         ratio = timing.paired_ratio(times[SIXTEEN], times[name]).asdict()
         rate = case.batch * case.keys * size / (summary.median * 1e9)
@@ -83,10 +124,10 @@ def run_case(case: Case, rounds: int, seed: int) -> dict[str, Any]:
 
 def render(found: record.Record) -> str:
     """A line for every case and way: microseconds, TB/s of the cache, 16-bit time over its own, and its error."""
-    lines = [f"{'case':<18}{'way':<10}{'us':>9}{'TB/s':>7}{'x 16-bit':>10}{'error':>9}"]
+    lines = [f"{'case':<18}{'way':<20}{'us':>9}{'TB/s':>7}{'x 16-bit':>10}{'error':>9}"]
     for entry in found["cases"]:
         for name, result in entry["results"].items():
-            head = f"{entry['case']['name']:<18}{name:<10}{1000 * result['ms']['median']:9.1f}{result['tb_s']:7.2f}"
+            head = f"{entry['case']['name']:<18}{name:<20}{1000 * result['ms']['median']:9.1f}{result['tb_s']:7.2f}"
             error = f"{result['error']:9.1e} {result['status']}" if "error" in result else ""
             lines.append(f"{head}{result['speed']['median']:10.3f}{error}")
     return "\n".join(lines)

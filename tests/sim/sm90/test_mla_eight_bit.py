@@ -76,14 +76,16 @@ def run(case: Latent, kv: wa.LatentPages, programs: int = 3, kernel=None, **opti
     ready = validate(call)
     out = torch.full((*q.shape[:3], DIM_V), float("nan"), dtype=q.dtype)
     lse = torch.full(ready.lse_shape, float("nan"))
-    choice = choose(ready.problem, ARCHS["sm90"], options=PlanOptions(batch_invariant=case.invariant))
+    terms = PlanOptions(batch_invariant=case.invariant)
+    choice = choose(ready.problem, ARCHS["sm90"], options=terms, swap_ab=case.swap_ab)
     choice = replace(choice, config=with_fields(choice.config, dict(case.config)))
-    step, after = list_launches(ready, Operands(q, kv.k_pages, kv.v_pages, out, lse, sinks), kv, choice)
+    step, *after = list_launches(ready, Operands(q, kv.k_pages, kv.v_pages, out, lse, sinks), kv, choice)
     for partial in (step.args["workspace"].o, step.args["workspace"].lse):
         partial.fill_(float("nan"))
     compiled = built(step) if kernel is None else kernel(built(step))
     report = simulate(compiled, (programs,), step.args, **options)
-    report.findings += simulate(built(after), after.grid, after.args, **options).findings
+    for combine in after:
+        report.findings += simulate(built(combine), combine.grid, combine.args, **options).findings
     tail = {"mask": case.mask, "score": case.score, "sinks": sinks, "scale": SCALE}
     want, want_lse = reference(q, kv.k_pages, kv.v_pages, sequence=kv, **tail)
     tickets = step.args["workspace"].tickets[:-1]

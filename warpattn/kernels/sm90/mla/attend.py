@@ -237,17 +237,17 @@ def finish_half(ctx, o, softmax, item, half: gl.constexpr):
     factor, lse = normalise(softmax, exponent_scale(ctx))
     o = rescale(o, factor)
     lse = gl.convert_layout(gl.max(lse, 1), gl.SliceLayout(1, accumulator_layout(config.half)))
-    write_half(ctx, o, lse, item, half)
+    write_columns(ctx, o, lse, item, half * config.half)
 
 
 @gluon.jit
-def write_half(ctx, o, lse, item, half: gl.constexpr):
-    """Write half of the columns of an item's rows, or of its part of them: `o` [M, 256] normalised, `lse` [M] base 2 in
-    the layout of its rows."""
+def write_columns(ctx, o, lse, item, column: gl.constexpr):
+    """Write columns of an item's rows from `column` on, or of its part of them: `o` [M, N] normalised, `lse` [M] base 2
+    in the layout of its rows."""
     config: gl.constexpr = ctx.config
     part = item.part
     if part.splits == 1:
-        write_rows(ctx, o, lse, item, gl.to_tensor(0), half * config.half)
+        write_rows(ctx, o, lse, item, gl.to_tensor(0), column)
     else:
         number = part.number(gl.program_id(0), config.schedule.invariant)
-        ctx.results.partials.store(part.slot(number, config.schedule.invariant), o, lse, half * config.half)
+        ctx.results.partials.store(part.slot(number, config.schedule.invariant), o, lse, column)

@@ -22,8 +22,9 @@ from ..decode.attend_swap_ab import any_exceeds, exponents, masked_scores, raise
 from ..decode.output import combine_item, draw_ticket, publish_parts
 from ..decode.schedule import item_at, next_item
 from ..layouts import accumulator_layout, element_type
-from .attend import copy_queries, write_half
+from .attend import copy_queries, write_columns
 from .context import TileSlots, half_tile, rope_tile, tile_slots
+from .eight_bit_swap_ab import attend_narrow_keys, fetch_fractions, no_narrow_keys, write_blocks
 
 
 @gluon.aggregate
@@ -44,13 +45,25 @@ def attend_swap_ab_role(ctx):
     slots = tile_slots(ctx.config, consumer_state)
     while cursor.unit < ctx.end:
         item = item_at(ctx, cursor)
+        state = attend_item(ctx, slots, item)
+        cursor = next_item(cursor, item, ctx.work.heads)
+        finish_columns(ctx, state, item)
+        slots = state.slots
+
+
+@gluon.jit
+def attend_item(ctx, slots, item):
+    """The state of an item after its last key; its first tile is in `slots`."""
+    if ctx.config.latents is None:
         fetch_rows(ctx, item)
         state = no_keys(ctx.config, slots)
         for i in range(item.begin, item.end):
             state = attend_keys(ctx, state, item, i)
-        cursor = next_item(cursor, item, ctx.work.heads)
-        finish_columns(ctx, state, item)
-        slots = state.slots
+    else:
+        state = no_narrow_keys(ctx.config, slots, fetch_fractions(ctx, item))
+        for i in range(item.begin, item.end):
+            state = attend_narrow_keys(ctx, state, item, i)
+    return state
 
 
 @gluon.jit
@@ -92,12 +105,12 @@ def attend_keys(ctx, state, item, i):
         left = left * alpha[None, :]
         right = right * alpha[None, :]
     p = gl.exp2(x - m[None, :])
-    rings.p.permute((1, 0)).store(p.to(element_type(config.element)))
+    rings.p.index(0).permute((1, 0)).store(p.to(element_type(config.element)))
     fence_async_shared()
     gl.barrier()
     left = without_hidden(ctx, left, half_tile(ctx, slots.left), item, i, 1)
     right = without_hidden(ctx, right, half_tile(ctx, slots.right), item, i, 1)
-    weights = rings.p.permute((1, 0))
+    weights = rings.p.index(0).permute((1, 0))
     left = warpgroup_mma(half_tile(ctx, slots.left).permute((1, 0)), weights, left, is_async=True)
     right = warpgroup_mma(half_tile(ctx, slots.right).permute((1, 0)), weights, right, is_async=True)
     left = warpgroup_mma_wait(1, deps=(left,))
@@ -133,9 +146,12 @@ def finish_columns(ctx, state, item):
     some = l != 0
     factor = gl.where(some, 1.0 / l, 0.0)
     lse = gl.where(some, state.m + gl.log2(l), -float("inf"))
-    lse = gl.convert_layout(lse, gl.SliceLayout(1, columns_by_rows(config.rows, config.half)))
-    write_half(ctx, by_rows(state.left * factor[None, :]), lse, item, 0)
-    write_half(ctx, by_rows(state.right * factor[None, :]), lse, item, 1)
+    if config.latents is None:
+        lse = gl.convert_layout(lse, gl.SliceLayout(1, columns_by_rows(config.rows, config.half)))
+        write_columns(ctx, by_rows(state.left * factor[None, :]), lse, item, 0)
+        write_columns(ctx, by_rows(state.right * factor[None, :]), lse, item, config.half)
+    else:
+        write_blocks(ctx, state, factor, lse, item)
     if not config.combine.separate_kernel:
         if item.part.splits > 1:
             if draw_ticket(ctx, item):

@@ -31,7 +31,7 @@ from warpattn.kernels.topology import Edge, Registers, Role, Signal, Topology
 from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
 from warpattn.problem.backends import LATENT
-from warpattn.problem.element import Element
+from warpattn.problem.element import FP16, Element
 from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, PlanOptions
 
 from ..decode.choice import (
@@ -59,7 +59,11 @@ STAGES_BESIDE = 3  # slots of the ring that fit beside them
 CONVERTING = Registers(consumer=216, producer=72)  # 504 in all, as at the launch of 12 warps
 SWAP_AB_KEYS = 64  # of a tile with swap-AB: rows of a product
 SWAP_AB_STAGES = 5
+NARROW_STAGES = 4  # of 8-bit latents, which two CTAs of an SM convert: 64 KiB each, with rotary parts 80
+BESIDE_ANOTHER = Registers(consumer=168, producer=88)  # 256 in all, as at the launch of 8 warps with 128
+SCALED = 128  # columns of 8-bit latents that may share a scale
 SWAP_AB_ROWS = 16  # rows of queries of a sequence up to which swap-AB is chosen: as many as one tile has
+NARROW_SWAP_AB_ROWS = 0  # the same over latents of 8 bits: none before a card has timed it
 GATHERING = 232  # registers of a producer that has the addresses of 16 rows
 ONCE = "latents are read once, as keys and as values, and each of two warpgroups has half of the output's columns"
 ON_THE_LEFT = "latents are read once, as keys and as values, on the left of the products with 16 columns for queries"
@@ -72,6 +76,7 @@ class MlaConfig(LatentSizes, StreamConfig):
     latents: Element | None = None  # of 8-bit latents in memory, which the role that loads converts, see eight_bit.py
     own_rope: bool = False  # whether rotary columns of queries are in a tensor of their own
     narrow_rope: bool = False  # whether those of keys have 8 bits, too
+    ctas: int = 1  # on an SM
     swap_ab: ClassVar[bool] = False  # whether latents are the left operands of the products
     why: ClassVar[str] = ONCE
     tiles_outermost: ClassVar[bool] = True
@@ -146,25 +151,50 @@ class SwapAbMlaConfig(MlaConfig):
         """Slots of rotary parts: of as many tiles as have latents in the ring."""
         return -(-self.stages // 2)
 
-    def part_bytes(self, columns: int) -> int:
-        """Of so many columns of a tile."""
-        return self.element.bytes * self.block_n * columns
+    @property
+    def latent_element(self) -> Element:
+        """Of latents in the ring."""
+        return self.latents or self.element
+
+    @property
+    def rope_element(self) -> Element:
+        """Of rotary parts in the ring."""
+        return self.latent_element if self.narrow_rope else self.element
+
+    @property
+    def operand(self) -> Element:
+        """Of products with latents: those of 8 bits become fp16."""
+        return self.element if self.latents is None else FP16
+
+    rope_column = property(lambda self: self.dim_v if self.latents is None else 0)  # of rotary parts in their tensor
+    rope_bytes = property(lambda self: self.rope_element.bytes * self.block_n * self.rope)
+    half_bytes = property(lambda self: self.latent_element.bytes * self.block_n * self.half)
+    query_columns = property(lambda self: self.half if self.latents is None else self.dim_v)  # of a block of queries
+    weights = property(lambda self: 1 if self.latents is None else self.dim_v // SCALED)  # tiles of them
+    scale_bytes = property(lambda self: 0 if self.latents is None else 4 * self.weights * self.block_n)  # of a tile
 
     @cached_property
     def topology(self) -> Topology:
-        load = Role("load", 1, GATHERING if self.gathers else DECODE_REGISTERS.producer)
-        rope, halves = self.part_bytes(self.rope), self.part_bytes(self.half)
+        registers = DECODE_REGISTERS if self.ctas == 1 else BESIDE_ANOTHER
+        load = Role("load", 1, GATHERING if self.gathers else registers.producer)
         rings = (
-            Edge("K", load.name, ("attend",), self.rope_stages, rope),
-            Edge("V", load.name, ("attend",), self.stages, halves),
+            Edge("K", load.name, ("attend",), self.rope_stages, self.rope_bytes),
+            Edge("V", load.name, ("attend",), self.stages, self.half_bytes),
         )
-        return Topology((Role("attend", 4, DECODE_REGISTERS.consumer), load), rings, self.private_bytes)
+        return Topology((Role("attend", 4, registers.consumer), load), rings, self.private_bytes)
+
+    @property
+    def max_registers(self) -> int:
+        """Registers a thread at launch."""
+        return 65536 // (self.topology.threads * self.ctas)
 
     @property
     def private_bytes(self) -> int:
-        """Shared memory beside the rings: queries, weights, and a quarter of the output in fp32, while its rows and
-        columns change places."""
-        return self.element.bytes * self.rows * (self.dim_qk + self.block_n) + 4 * self.rows * self.dim_v // 4
+        """Shared memory beside the rings: queries; weights; scales of tiles in the ring; of 16-bit latents a quarter of
+        the output in fp32, while its rows and columns change places."""
+        own = self.operand.bytes * self.rows * (self.dim_qk + self.weights * self.block_n)
+        turned = 4 * self.rows * self.dim_v // 4 if self.latents is None else 0
+        return own + turned + self.rope_stages * self.scale_bytes
 
     @property
     def words(self) -> str:
@@ -193,27 +223,33 @@ def swap_ab_tiles(problem: Problem, grid: int) -> SwapAbMlaConfig:
     box = min(problem.page_size & -problem.page_size, SWAP_AB_KEYS) or None
     combine = Combine(short_parts=0, separate_kernel=head_tiles(problem) < grid)
     operands = OperandFormat(problem.element, *LATENT)
-    return SwapAbMlaConfig(operands, SWAP_AB_KEYS, SWAP_AB_STAGES, box, combine=combine)
+    config = SwapAbMlaConfig(operands, SWAP_AB_KEYS, SWAP_AB_STAGES, box, combine=combine)
+    if problem.rope:
+        config = replace(config, latents=problem.kv_element, narrow_rope=problem.narrow_rope)
+        config = replace(config, stages=NARROW_STAGES, ctas=2)
+    return config
 
 
 def takes_swap_ab(problem: Problem) -> bool:
     """Whether the kernel with swap-AB can run a latent problem: its rows of queries fit one tile."""
-    return problem.seq_q * problem.heads_q <= SwapAbMlaConfig.rows and not problem.rope
+    return problem.seq_q * problem.heads_q <= SwapAbMlaConfig.rows
 
 
 def choose(
     problem: Problem, target: Arch, *, options: PlanOptions = DEFAULT_OPTIONS, swap_ab: bool | None = None
 ) -> Choice:
     """The choice for a latent problem that decode takes; `swap_ab`: whether queries are the right operands, by default
-    for up to `SWAP_AB_ROWS` rows."""
+    for up to `SWAP_AB_ROWS` rows, over 8-bit latents `NARROW_SWAP_AB_ROWS`."""
     check_takes(problem)
     in_any_step = options.batch_invariant and problem.ragged_queries
     if swap_ab is None:  # the steps of a sequence differ in their rows, and must not in their kernel
-        swap_ab = not in_any_step and takes_swap_ab(problem) and problem.seq_q * problem.heads_q <= SWAP_AB_ROWS
+        most = NARROW_SWAP_AB_ROWS if problem.rope else SWAP_AB_ROWS
+        swap_ab = not in_any_step and takes_swap_ab(problem) and problem.seq_q * problem.heads_q <= most
     if swap_ab and not takes_swap_ab(problem):
-        raise ValueError(f"swap-AB takes up to {SwapAbMlaConfig.rows} rows of queries over 16-bit latents")
+        raise ValueError(f"swap-AB takes up to {SwapAbMlaConfig.rows} rows of queries")
     grid = alone_on_sms(target)
     config = swap_ab_tiles(problem, grid) if swap_ab else tiles_of(problem)
+    grid *= config.ctas
     config = replace(config, own_rope=problem.q_rope > 0)
     if options.batch_invariant:
         config = replace(config, schedule=undivided(config) if in_any_step else invariant(config))

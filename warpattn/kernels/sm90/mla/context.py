@@ -102,29 +102,46 @@ class SwapAbRings:
 
     k: StagedPipeline  # [rope stages, 1, N, 1, 64], rotary parts
     v: StagedPipeline  # [stages, 1, N, 1, 256], halves of latents
-    q: gl.shared_memory_descriptor  # [2, R, 256]
+    q: gl.shared_memory_descriptor  # [2, R, 256]; [1, R, 512] over latents of 8 bits
     q_rope: gl.shared_memory_descriptor  # [1, R, 64]
-    p: gl.shared_memory_descriptor  # [R, N], weights of a tile
+    p: gl.shared_memory_descriptor  # [1, R, N], weights of a tile; [4, R, N] of blocks of 8-bit latents' columns
+    scales: gl.base_value  # [rope stages, 4 * N] fp32 of these blocks; () of latents of 16 bits
 
 
 @gluon.jit
 def make_swap_ab_rings(config: gl.constexpr):
     """Allocate shared memory and initialise every barrier."""
-    dtype: gl.constexpr = element_type(config.element)
-    narrow: gl.constexpr = tile_layout(config.block_n, config.rope, dtype)
-    wide: gl.constexpr = tile_layout(config.block_n, config.half, dtype)
-    k = gl.allocate_shared_memory(dtype, [config.rope_stages, 1, config.block_n, 1, config.rope], narrow)
-    v = gl.allocate_shared_memory(dtype, [config.stages, 1, config.block_n, 1, config.half], wide)
-    q = gl.allocate_shared_memory(dtype, [2, config.rows, config.half], row_layout(config.rows, config.half, dtype))
-    q_rope = gl.allocate_shared_memory(
-        dtype, [1, config.rows, config.rope], row_layout(config.rows, config.rope, dtype)
-    )
-    p = gl.allocate_shared_memory(
-        dtype, [config.rows, config.block_n], row_layout(config.rows, config.block_n, dtype)
-    )
+    rope: gl.constexpr = element_type(config.rope_element)
+    latents: gl.constexpr = element_type(config.latent_element)
+    k = ring_tiles(rope, config.rope_stages, config.block_n, config.rope)
+    v = ring_tiles(latents, config.stages, config.block_n, config.half)
+    operand: gl.constexpr = element_type(config.operand)
+    of_rope: gl.constexpr = operand if config.narrow_rope else element_type(config.element)
+    q = row_tiles(operand, config.dim_v // config.query_columns, config.rows, config.query_columns)
+    q_rope = row_tiles(of_rope, 1, config.rows, config.rope)
+    p = row_tiles(operand, config.weights, config.rows, config.block_n)
+    scales = ()
+    if config.latents is not None:
+        plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+        shape: gl.constexpr = [config.rope_stages, config.weights * config.block_n]
+        scales = gl.allocate_shared_memory(gl.float32, shape, plain)
     k_ring = make_pipeline(k, empty_arrivals(config.topology, "K"), config.rope_stages)
     v_ring = make_pipeline(v, empty_arrivals(config.topology, "V"), config.stages)
-    return SwapAbRings(k_ring, v_ring, q, q_rope, p)
+    return SwapAbRings(k_ring, v_ring, q, q_rope, p, scales)
+
+
+@gluon.jit
+def ring_tiles(dtype: gl.constexpr, slots: gl.constexpr, rows: gl.constexpr, cols: gl.constexpr):
+    """Memory for tiles that TMA writes, [slots, 1, rows, 1, cols]."""
+    layout: gl.constexpr = tile_layout(rows, cols, dtype)
+    return gl.allocate_shared_memory(dtype, [slots, 1, rows, 1, cols], layout)
+
+
+@gluon.jit
+def row_tiles(dtype: gl.constexpr, number: gl.constexpr, rows: gl.constexpr, cols: gl.constexpr):
+    """Memory for tiles that products read, [number, rows, cols]."""
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([rows, cols], dtype)
+    return gl.allocate_shared_memory(dtype, [number, rows, cols], layout)
 
 
 @gluon.aggregate
@@ -159,9 +176,3 @@ def half_tile(ctx, slot):
 def rope_tile(ctx, slot):
     """The rotary part [N, 64] in a slot of `SwapAbRings`."""
     return ctx.rings.k.tile(slot).reshape([ctx.config.block_n, ctx.config.rope])
-
-
-@gluon.constexpr_function
-def row_layout(rows, cols, dtype):
-    """Swizzled layout of a tile [rows, cols] that products read."""
-    return gl.NVMMASharedLayout.get_default_for([rows, cols], dtype)

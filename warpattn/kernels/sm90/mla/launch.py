@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from warpattn.problem import CheckedCall
-from warpattn.problem.arch import compile_options
 from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands
 from warpattn.problem.scales import latent_scales
@@ -16,7 +15,7 @@ from warpattn.sequences.latent import LatentPages
 from ...nvidia.arguments import LatentQueryArgs, strided
 from ..decode.arguments import ColumnScaledRows, MappedRows
 from ..decode.choice import partitions
-from ..decode.launch import arguments, combine_launch, features_of, head_rows, workspace
+from ..decode.launch import arguments, combine_launch, features_of, head_rows, options, workspace
 
 
 def list_launches(
@@ -39,7 +38,7 @@ def list_launches(
         return mla_source(args, config, features)
 
     key = (config, features.key)
-    attend = Launch("sm90.mla", "sm90", key, source, compile_options(), choice.grid, args, persistent=True)
+    attend = Launch("sm90.mla", "sm90", key, source, options(config), choice.grid, args, persistent=True)
     if not config.combine.separate_kernel or partitions(problem, config, choice.grid[0]) == 1:
         return (attend,)
     return attend, combine_launch(checked, replace(config, own_rope=False), args)

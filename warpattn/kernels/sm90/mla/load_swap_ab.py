@@ -6,9 +6,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from ...nvidia.pipelines import producer_state
-from ..decode.load import find_boxes, load_boxes
+from ..decode.load import find_boxes, load_boxes, scale_pages
 from ..decode.schedule import item_at, next_item
 from .context import half_tile, rope_tile, tile_slots
+from .eight_bit_swap_ab import copy_latent_scales
 from .load import gather_parts
 
 
@@ -31,10 +32,14 @@ def load_item(ctx, slots, item):
             slots = gather_tile(ctx, slots, item, i)
     else:
         boxes = find_boxes(ctx, item, item.begin)
+        pages = scale_pages(ctx, item, item.begin)
         for i in range(item.begin, item.end):
-            following = find_boxes(ctx, item, gl.minimum(i + 1, item.end - 1))
+            later = gl.minimum(i + 1, item.end - 1)
+            following, later_pages = find_boxes(ctx, item, later), scale_pages(ctx, item, later)
+            if ctx.config.latents is not None:
+                copy_latent_scales(ctx, slots.rope, item, i, pages)
             slots = load_tile(ctx, slots, item, boxes)
-            boxes = following
+            boxes, pages = following, later_pages
     return slots
 
 
@@ -43,9 +48,9 @@ def load_tile(ctx, slots, item, boxes):
     """A key tile, the rotary part first."""
     config: gl.constexpr = ctx.config
     k, v = ctx.keys.k.desc, ctx.keys.v.desc
-    load_boxes(ctx, k, ctx.rings.k, slots.rope, item, boxes, config.part_bytes(config.rope), config.dim_v)
-    load_boxes(ctx, v, ctx.rings.v, slots.left, item, boxes, config.part_bytes(config.half))
-    load_boxes(ctx, v, ctx.rings.v, slots.right, item, boxes, config.part_bytes(config.half), config.half)
+    load_boxes(ctx, k, ctx.rings.k, slots.rope, item, boxes, config.rope_bytes, config.rope_column)
+    load_boxes(ctx, v, ctx.rings.v, slots.left, item, boxes, config.half_bytes)
+    load_boxes(ctx, v, ctx.rings.v, slots.right, item, boxes, config.half_bytes, config.half)
     return slots.step()
 
 
