@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from warpattn.errors import AttentionError
 from warpattn.problem import CheckedCall
 from warpattn.problem.arch import RUNS
 from warpattn.problem.backends import chip_of
@@ -110,6 +111,8 @@ class BoundLaunch:
     def __init__(self, launch: Launch, device: int) -> None:
         if launch.tile_counter is not None and not launch.persistent:
             raise ValueError(f"{launch.name} has a tile counter, but every tile needs a program of its own")
+        if launch.together > 1:
+            _check_together(launch, processors(device))
         self.kernel = kernel = load(launch, device)
         self.name = launch.name
         self.arguments = [argument(launch.args, parameter.name) for parameter in kernel.parameters]
@@ -293,6 +296,13 @@ class BoundLaunches:
             code = call(stream)
         names = ", ".join(bound.name for bound in self._bound)
         self._driver.check(code, f"launch of {names}")
+
+
+def _check_together(launch: Launch, most: int) -> None:
+    """AttentionError if a device runs fewer programs at once than wait for each other, as a part of a card may."""
+    if launch.together > most:
+        what = f"{launch.together} programs wait for each other, and this device runs {most} at once"
+        raise AttentionError(f"{launch.name}: {what}; gradients that are not deterministic do not wait")
 
 
 def launch_all(launches: Sequence[Launch], device: int) -> BoundLaunches:

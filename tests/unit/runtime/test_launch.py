@@ -54,6 +54,17 @@ def test_a_card_gets_every_program_of_a_kernel_that_is_not_persistent(name, card
     assert all(programs == launch.grid[0] for programs, launch in pairs if launch.tile_counter is None)
 
 
+def test_programs_that_wait_for_each_other_have_to_run_at_once(card, monkeypatch):
+    """Deterministic gradients without a mask: each CTA begins beside its own keys, and the turns go round."""
+    tiles = 14
+    main = next(x for x in launches_of(GRADIENTS["deterministic"]) if x.name == "sm90.backward")
+    monkeypatch.setattr(bound_launches, "processors", lambda device: tiles)
+    bound_launches.BoundLaunch(main, 0)
+    monkeypatch.setattr(bound_launches, "processors", lambda device: tiles - 1)
+    with pytest.raises(wa.AttentionError, match="14 programs wait for each other, and this device runs 13 at once"):
+        bound_launches.BoundLaunch(main, 0)
+
+
 def test_only_persistent_kernels_count_tiles():
     launch = Launch("sm90.kernel", "sm90", (), lambda: None, {}, (8,), {}, tile_counter="counter")
     with pytest.raises(ValueError, match="needs a program of its own"):

@@ -169,6 +169,7 @@ def _main(call: BackwardCall) -> Launch:
     return Launch(
         f"{call.arch}.backward", call.arch, key, source, OPTIONS, choice.grid, args, persistent=config.persistent,
         pdl=True, tile_counter="counter" if config.persistent else None, l2_promotion=256,
+        together=order.tiles if config.deterministic and config.rotate else 1,
     )  # fmt: skip
 
 

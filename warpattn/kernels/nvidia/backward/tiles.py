@@ -15,7 +15,7 @@ from warpattn.problem import Problem
 from warpattn.problem.element import ELEMENT_OF, Element
 from warpattn.problem.operands import is_masked
 
-MOST_TOGETHER = 96  # key tiles of a head whose CTAs certainly run at once, of 132 SMs (H200) and of 148 (B200)
+MOST_TOGETHER = 64  # key tiles of a head whose CTAs certainly run at once: a Hopper card has at least 78 SMs (H20)
 
 
 @dataclass(frozen=True)
