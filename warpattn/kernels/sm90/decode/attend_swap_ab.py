@@ -162,7 +162,7 @@ def attend_scaled_tokens(ctx, state, p_tiles, item, scaling):
         for part in gl.static_range(blocks):
             beyond = gl.maximum(beyond, y[part] - most[part][None, :])
         if any_exceeds(beyond):
-            m, l, _ = raised(x, m, l)
+            m, l, _alpha = raised(x, m, l)  # `_` is a number of the loop above, and keeps its type
             before = most
             most = ()
             for part in gl.static_range(blocks):
