@@ -1,6 +1,7 @@
 """Random calls with more tiles than a card has SMs, beside the reference on the same card.
 
-Small calls cannot show programs that were never launched. Every head of every batch entry or token is compared alone.
+Small calls cannot show programs that were never launched. Every head of every batch entry or token is compared alone,
+of ragged gradients every 64 tokens of a head.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ HEADS = ((8, 8), (16, 16), (32, 8), (64, 8), (28, 4), (48, 1))
 DIMS = (40, 64, 80, 96, 128, 128, 192, 256)
 ERROR = 0.03  # of a head's norm; gradients have five products and a rounding more
 ERROR_OF_GRADIENTS = 0.05
+TILE = 64
 NOISE = 0.01  # of each element, where a gradient is a difference that is nearly 0
 
 Run = Callable[[Any], tuple[Tensor, Tensor]]
@@ -109,6 +111,14 @@ def score(chance: random.Random, heads: int) -> Any:
     return chance.choice((None, None, None, wa.SoftCap(20.0), wa.ALiBi(torch.rand(heads, device="cuda"))))
 
 
+def in_tiles(gradient: Tensor) -> Tensor:
+    """A ragged gradient (tokens, heads, dim) in tiles of 64 tokens, (tiles, 64, heads, dim): what a program that never
+    ran would leave out. A row alone says little: where one key has nearly all of the weight, dP - delta is a difference
+    of two numbers that are rounded, and an emulation of these roundings in fp64 is off by 14 % of such a row."""
+    missing = -len(gradient) % TILE
+    return torch.nn.functional.pad(gradient, (0, 0, 0, 0, 0, missing)).unflatten(0, (-1, TILE))
+
+
 def worst(found: Tensor, truth: Tensor, rows: tuple[int, ...], noise: float = 0.0) -> float:
     """The largest error of a head over its norm; `noise` an element is no error."""
     if not truth.numel():
@@ -128,10 +138,11 @@ def test_every_head_of_a_large_call(seed: int) -> None:
     truth, true_lse = call.run("reference")
     assert worst(out, truth, call.rows) <= ERROR, call.text
     assert torch.equal(lse.isneginf(), true_lse.isneginf()), call.text
-    assert (lse - true_lse).nan_to_num(0.0).abs().max() <= ERROR, call.text
+    assert ((lse - true_lse).nan_to_num(0.0).abs() <= ERROR).all(), call.text
     if call.leaves:
         dout = torch.randn_like(truth)
         found = torch.autograd.grad(out, call.leaves, dout)
         wanted = torch.autograd.grad(truth, call.leaves, dout)
         for one, other in zip(found, wanted, strict=True):
-            assert worst(one, other, call.rows, NOISE) <= ERROR_OF_GRADIENTS, call.text
+            one, other = (x if x.dim() == 4 else in_tiles(x) for x in (one, other))
+            assert worst(one, other, (1, 3), NOISE) <= ERROR_OF_GRADIENTS, call.text
