@@ -26,17 +26,10 @@ import torch
 from bench.cases import Case
 from bench.choices import CHOSEN, checked, empty
 from warpattn.kernels.sm90.candidates import described
-from warpattn.kernels.sm90.prefill import choice as plan
-from warpattn.kernels.sm90.prefill.choice import (
-    Candidate,
-    KeyTiles,
-    tile_shape,
-    tiling,
-    unsplit_microseconds,
-    usual_config,
-)
+from warpattn.kernels.sm90.prefill.choice import Candidate, KeyTiles, choose, unsplit_microseconds, usual_config
 from warpattn.kernels.sm90.prefill.config import SM90Config
 from warpattn.kernels.sm90.prefill.rates import RATES, RECORDS, Rate, TileShape, columns_of
+from warpattn.kernels.sm90.prefill.tilings import faster, tile_shape, tiling, tilings_of
 from warpattn.problem import Problem
 from warpattn.problem.arch import ARCHS
 from warpattn.problem.launch import BUILT_IN
@@ -196,7 +189,7 @@ def weighed_by(table: Mapping[int, Mapping[TileShape, Rate]]) -> Iterator[None]:
 def _weigh(table: Mapping[int, Mapping[TileShape, Rate]]) -> None:
     for columns, tiles in table.items():
         RATES[columns].update(tiles)
-    for cache in (plan.tiling, plan._faster, plan._tilings):
+    for cache in (tiling, faster, tilings_of):
         cache.cache_clear()
 
 
@@ -205,7 +198,7 @@ def speeds(record: dict[str, Any]) -> dict[str, float | None]:
     found: dict[str, float | None] = {}
     for entry in record["cases"]:
         case, measured = Case(**entry["case"]), entry["microseconds"]
-        chosen = described(plan.choose(checked(case, empty(case)).problem, ARCHS["sm90"]))
+        chosen = described(choose(checked(case, empty(case)).problem, ARCHS["sm90"]))
         if chosen == entry["chosen"]:
             found[case.name] = entry["speed"]  # of rounds
         else:

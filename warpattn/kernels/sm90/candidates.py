@@ -18,20 +18,11 @@ from warpattn.problem.launch import Choice
 
 from .decode import choice as decode
 from .decode.config import DecodeConfig
-from .prefill.choice import (
-    LEAST_KEYS,
-    REGISTERS,
-    KeyTiles,
-    arrange,
-    packable,
-    shared_out,
-    tiling,
-    usual_config,
-    with_tile,
-)
+from .prefill.choice import LEAST_KEYS, KeyTiles, arrange, packable, shared_out, usual_config
 from .prefill.choice import choose as choose_prefill
 from .prefill.config import SM90Config
 from .prefill.rates import RATES, TileShape
+from .prefill.tilings import REGISTERS, tiling, with_tile
 
 TRIED = "tried"
 PACKED = (1, 4, 8)  # query heads of a tile

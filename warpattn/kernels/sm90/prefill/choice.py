@@ -7,15 +7,11 @@ lengths.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from heapq import heapreplace
-from itertools import islice
 from typing import NamedTuple, cast
 
 from warpattn.kernels.pieces.span_tiles import SpanTiles, span_tiles
-from warpattn.kernels.topology import Registers
 from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
 from warpattn.problem.element import ELEMENT_OF
@@ -23,9 +19,10 @@ from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, PlanOptions
 from warpattn.problem.operands import COPY_RULE, is_masked
 
 from ..widths import block_columns, block_words
-from .config import ALIGNMENT, OTHER_REGISTERS, SHORT_ROWS, SMEM_LIMIT, SM90Config, choose_config, stored
+from .config import SHORT_ROWS, SM90Config, choose_config
 from .eight_bit.config import eight_bit_config
-from .rates import ALONE, LAUNCH_US, Rate, TileShape, rate_of, row_words, tiles_of
+from .rates import ALONE, LAUNCH_US
+from .tilings import Tiling, faster, tiling, tilings_of
 
 PACKED = (1, 4, 8, 16, 2)  # query heads of a tile; of two that are as good the first one
 GAIN = 0.95  # of the time of the usual configuration that another tile must be estimated to take at most
@@ -33,37 +30,11 @@ PACKED_GAIN = 0.97  # the same of the usual tile with several heads: key tiles a
 SPLIT_GAIN = 0.9  # the same of keys in parts
 SHORT_KEYS = 512  # up to which a section has a head an SM: 64 x 256 was 1.04 times as fast, 128 x 128 1.16 times (H200)
 MANY = 8  # tiles an SM from which on their order matters little
-REGISTERS = {1: Registers(232, 24), 2: Registers(240, 24), 3: Registers(160, 32), 4: Registers(112, 32)}  # by consumers
 LEAST_KEYS = 1024  # of a part
 FEW = 2  # tiles an SM up to which keys may be split
 MOST_PARTS = 64
 PART_US = 1.0  # of a part: its first keys and its output in fp32
 COMBINE_US, COMBINE_BYTES = 2.5, 3e6  # of the second launch: at least, and bytes a µs
-
-
-class Tiling(NamedTuple):
-    """A configuration, and how long an SM takes for its tiles."""
-
-    config: SM90Config
-    rate: Rate
-    row: str  # of the measured table, for people
-    rows: int  # of a tile
-    tokens: int  # of a tile, for each head in it
-    keys: int
-    packed: int  # heads
-
-
-def tile_shape(config: SM90Config) -> TileShape:
-    """What a rate depends on, beside the head dims."""
-    return TileShape(config.consumers, config.block_n, config.ctas)
-
-
-@lru_cache(512)
-def tiling(config: SM90Config) -> Tiling:
-    """That of a configuration."""
-    wide, tile = config.wide, tile_shape(config)
-    rate, row = rate_of(wide, tile), row_words(wide, tile)
-    return Tiling(config, rate, row, config.block_m, config.tokens, config.block_n, config.packed)
 
 
 class Candidate(NamedTuple):
@@ -145,10 +116,10 @@ def pack(
     counts = KeyTiles(problem)
     first = counts.candidate(tiling(usual))
     waste, few = first.waste(problem, target), PACKED_GAIN if long is None else GAIN
-    other_tile = _counted(problem) and waste + _faster(usual, long is not None) >= 1 - GAIN
+    other_tile = _counted(problem) and waste + faster(usual, long is not None) >= 1 - GAIN
     if waste < 1 - few and not other_tile:
         return first, why
-    tilings = _tilings(usual, packable(problem), other_tile, long is not None, same_keys)
+    tilings = tilings_of(usual, packable(problem), other_tile, long is not None, same_keys)
     others = [counts.candidate(tiling) for tiling in tilings]
     if long is not None:
         at_length = KeyTiles(long)
@@ -165,26 +136,10 @@ def pack(
     return (first, why) if best is None else (best, _why(best, first))
 
 
-@lru_cache(256)
-def _faster(usual: SM90Config, lengths: bool) -> float:
-    """How much less time a key may take in another tile, as a share."""
-    own = tiling(usual).rate.key
-    return 1 - min([own, *(rate_of(usual.wide, tile).key for tile in tiles_of(usual.wide, lengths))]) / own
-
-
 def packable(problem: Problem) -> tuple[int, ...]:
     """How many heads a tile may hold."""
     group = problem.heads_q // problem.heads_kv
     return tuple(n for n in PACKED if group % n == 0 and (n == 1 or _same_for_heads(problem)))
-
-
-@lru_cache(256)
-def _tilings(usual: SM90Config, heads: tuple[int, ...], counted: bool, lengths: bool, same_keys: bool) -> list[Tiling]:
-    """The usual configuration and those with other tiles, each with so many heads in a tile. They depend on head dims
-    and dtypes and not on sizes, so they are remembered."""
-    tiles = tiles_of(usual.wide, lengths) if counted else ()
-    configs = [usual, *other_tiles(usual, (tile for tile in tiles if tile.keys == usual.block_n or not same_keys))]
-    return [tiling(replace(config, packed=n)) for config in configs for n in heads]
 
 
 def _why(best: Candidate, first: Candidate) -> str:
@@ -201,32 +156,6 @@ def _why(best: Candidate, first: Candidate) -> str:
         what = f"{config.packed} query heads of a key head in a tile"
     seen = _keys_of_row(best) / _keys_of_row(first)
     return f"{what}: its rows load and multiply {seen:.0%} of the keys that those of the usual tile do"
-
-
-def other_tiles(usual: SM90Config, tiles: Iterable[TileShape]) -> Iterator[SM90Config]:
-    """Configurations with those of the `tiles` that registers and shared memory hold."""
-    if usual.eight_bit is None:
-        for tile in tiles:
-            if tile != tile_shape(usual):
-                yield from with_tile(usual, tile)
-
-
-def with_tile(usual: SM90Config, tile: TileShape) -> Iterator[SM90Config]:
-    """The configuration with another tile and the deepest rings that shared memory holds, if that holds two slots and
-    registers the tile."""
-    registers = REGISTERS[tile.consumers]
-    if tile.keys // 2 + usual.padded_v // 2 + OTHER_REGISTERS > registers.consumer:
-        return
-    if tile.ctas == 1:
-        registers = replace(registers, producer=max(registers.producer, usual.registers.producer))
-    config = replace(
-        usual, consumers=tile.consumers, block_n=tile.keys, store_parts=usual.v_parts, ctas=tile.ctas,
-        registers=registers, take_turns=tile.consumers in (2, 3),
-    )  # fmt: skip
-    slots = dict.fromkeys((256 // tile.keys, 4, 3, 2))
-    rings = (stored(replace(config, q_stages=q, kv_stages=kv)) for q in (2, 1) for kv in slots)
-    fitting = (ring for ring in rings if (ring.smem_bytes + 2 * ALIGNMENT) * ring.ctas <= SMEM_LIMIT)
-    yield from islice(fitting, 1)
 
 
 def _counted(problem: Problem) -> bool:

@@ -6,7 +6,6 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from warpattn.problem import CheckedCall, Problem
 from warpattn.problem.arch import compile_options
@@ -15,11 +14,11 @@ from warpattn.problem.operands import Features, Operands, modifier_args, program
 from warpattn.problem.scales import call_scales
 from warpattn.sequences import Sequence
 
-from ...nvidia.arguments import strided
 from ...nvidia.combine_launch import combine_launch, workspace
-from ..arguments import KEYS_OF_PRODUCT, TRANSPOSED_KEYS, PrefillShape, SplitShape, TransposeShape
+from ..arguments import PrefillShape, SplitShape
 from ..widths import value_blocks
 from .config import SM90Config, pad_dim
+from .eight_bit.transpose_launch import transposed
 
 OPTIONS = compile_options()
 
@@ -70,28 +69,6 @@ def attention_launch(
         "sm90.prefill", "sm90", (config, features.key), source, options(config), choice.grid, args,
         persistent=True, tile_counter="counter_ptr", l2_promotion=256,
     )  # fmt: skip
-
-
-def transposed(v: Tensor, cu: Tensor | None = None) -> tuple[Tensor, tuple[Launch]]:
-    """8-bit values v (B, Sk, Hkv, Dv) as products take them, (B, Dv, Hkv, places) in a workspace, and its launch. With
-    the offsets `cu` v (total, Hkv, Dv) holds sequences end to end, each of which gets whole tiles of places; B is 1."""
-    *outer, keys, heads, dim = v.shape
-    ragged, cols, batch = cu is not None, pad_dim(dim), outer[0] if outer else 1
-    sequences = batch if cu is None else len(cu) - 1
-    whole = (keys // TRANSPOSED_KEYS + sequences) * TRANSPOSED_KEYS
-    places = whole if ragged else keys + -keys % KEYS_OF_PRODUCT
-    blocks = places // KEYS_OF_PRODUCT
-    out = v.new_empty(batch, heads, dim, places)
-    shape = TransposeShape(keys, blocks, heads, dim // 16, sequences, sequences.bit_length())
-    args = {"values": strided(v), "out_ptr": out, "cu_ptr": cu, "shape": shape}
-
-    def source():
-        from .signature import transpose_values_source  # imports Triton
-
-        return transpose_values_source(args, cols, ragged)
-
-    grid = (batch * heads * -(-places // TRANSPOSED_KEYS),)
-    return out.transpose(1, 2), (Launch("sm90.transpose_values", "sm90", (cols, ragged), source, OPTIONS, grid, args),)
 
 
 @lru_cache(256)

@@ -13,8 +13,9 @@ from warpattn.problem.arch import Arch
 from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, PlanOptions
 from warpattn.problem.operands import COPY_RULE
 
-from ..prefill.choice import Candidate, pack, shared_out, split, tiling, usual_config
+from ..prefill.choice import Candidate, pack, shared_out, split, usual_config
 from ..prefill.config import SM90Config
+from ..prefill.tilings import tiling
 from ..widths import block_words
 
 PAGED_REGISTERS = 32  # of the producer, the rest of 2 x 240 or 3 x 160: page numbers take their place

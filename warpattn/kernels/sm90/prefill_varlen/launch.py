@@ -21,7 +21,7 @@ from ...nvidia.clipped_map import ClippedMap, clipped_maps
 from ...nvidia.combine_args import ListedArgs
 from ...nvidia.combine_launch import ListedRows, combine_launch, workspace
 from ..prefill.config import pad_dim
-from ..prefill.launch import transposed
+from ..prefill.eight_bit.transpose_launch import transposed
 from ..widths import value_blocks
 from .config import VarlenConfig, VarlenShape
 
