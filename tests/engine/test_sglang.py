@@ -42,15 +42,31 @@ def sglang():
     from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 
+    from warpattn.integrations.sglang import scope
     from warpattn.integrations.sglang_plugin import register
 
     register()
+    settings(scope)
     assert "warpattn" in ATTENTION_BACKEND_CHOICES
     return SimpleNamespace(
         backends=ATTENTION_BACKENDS, AttentionType=AttentionType, RadixAttention=RadixAttention,
         MHATokenToKVPool=MHATokenToKVPool, MLATokenToKVPool=MLATokenToKVPool, SWAKVPool=SWAKVPool,
         ReqToTokenPool=ReqToTokenPool, ForwardBatch=ForwardBatch, ForwardMode=ForwardMode,
     )  # fmt: skip
+
+
+def settings(scope, **changed) -> None:
+    """What SGLang's arguments say, but for these."""
+    values = SimpleNamespace(
+        **{
+            "speculative_algorithm": None, "speculative_eagle_topk": None, "speculative_num_draft_tokens": None,
+            "attn_cp_size": 1, "attn_dcp_size": 1, "dllm": SimpleNamespace(dllm_algorithm=None),
+        } | changed
+    )  # fmt: skip
+    scope.get_spec = scope.get_parallel = scope.get_exec = lambda: values
+
+
+MODEL = SimpleNamespace(is_encoder_decoder=False, is_local_attention_model=False)
 
 
 class Engine:
@@ -64,11 +80,13 @@ class Engine:
             CACHE, page, dtype, HEADS_KV, DIM, 1, "cpu", False, enable_alt_stream=False
         )
         self.pages = (torch.randperm(CACHE // page - 1) + 1).tolist()
-        runner = {"use_mla_backend": False, "token_to_kv_pool": self.pool} | runner
+        defaults = {"use_mla_backend": False, "is_draft_worker": False, "model_config": MODEL}
+        runner = defaults | {"token_to_kv_pool": self.pool} | runner
         self.backend = sglang.backends["warpattn"](
             SimpleNamespace(req_to_token_pool=self.requests, page_size=page, **runner)
         )
         self.texts: dict[int, list[torch.Tensor]] = {}
+        self.drafts = False
 
     def slots(self, request: int, start: int, stop: int) -> list[int]:
         """Of new tokens; pages are taken as they are needed."""
@@ -103,6 +121,16 @@ class Engine:
         parts = (x.view(-1, HEADS, DIM).split(counts) for x in (out, q))
         return dict(zip(new, zip(*parts, strict=True), strict=True))
 
+    def verify(self, layer, new: dict[int, int], kept: int, captured: bool = False):
+        """Output and queries of drafts, the first `kept` of which a request keeps, with its text so far."""
+        self.drafts = True
+        found = self.step(layer, new, captured)
+        self.drafts = False
+        texts = {request: self.texts[request] for request in new}
+        for request, count in new.items():
+            self.texts[request] = [x[: len(x) - count + kept] for x in texts[request]]
+        return found, texts
+
     def batch(self, requests, starts, counts, slots):
         decodes = all(count == 1 for count in counts)
         lengths = torch.tensor([start + count for start, count in zip(starts, counts, strict=True)])
@@ -112,7 +140,11 @@ class Engine:
             req_pool_indices=torch.tensor(requests), seq_lens=lengths, out_cache_loc=torch.tensor(slots),
             seq_lens_sum=int(lengths.sum()), seq_lens_cpu=lengths,
         )  # fmt: skip
-        if not decodes:
+        if self.drafts:
+            (count,) = set(counts)
+            batch.forward_mode, batch.spec_info = self.sglang.ForwardMode.TARGET_VERIFY, drafts_of(count)
+            batch.seq_lens = batch.seq_lens_cpu = lengths - count
+        elif not decodes:
             batch.extend_seq_lens = torch.tensor(counts, dtype=torch.int32)
             batch.extend_seq_lens_cpu, batch.extend_prefix_lens_cpu = list(counts), list(starts)
         return batch
@@ -139,6 +171,107 @@ def test_steps(sglang, kind):
         check(engine, engine.step(layer, new, **named), **tail, **named)
     for new in ({1: 1, 3: 1, 4: 1}, {2: 1, 1: 1}, {4: 1, 3: 1, 2: 1, 1: 1}):
         check(engine, engine.step(layer, new, captured=True, **named), **tail, **named)
+
+
+def drafts_of(count: int, branches: int = 1):
+    """What SGLang says of drafts with so many branches."""
+    from sglang.srt.speculative.eagle_info import EagleVerifyInput
+
+    absent = dict.fromkeys(
+        ("draft_token", "custom_mask", "positions", "retrieve_index", "retrieve_next_token", "retrieve_next_sibling",
+         "retrieve_cum_len", "capture_hidden_mode", "seq_lens_sum", "seq_lens_cpu")
+    )  # fmt: skip
+    return EagleVerifyInput(**absent, draft_token_num=count, spec_steps=count - 1, topk=branches)
+
+
+DRAFTING = {"speculative_algorithm": "EAGLE", "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 4}
+
+
+@pytest.fixture
+def drafting(sglang):
+    """SGLang's arguments with drafts."""
+    from warpattn.integrations.sglang import scope
+
+    settings(scope, **DRAFTING)
+    yield
+    settings(scope)
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("window", [-1, 19])
+def test_drafts(sglang, drafting, window, captured):
+    """Drafts are verified in a chain; the next ones take the slots of those that were not kept."""
+    layer = sglang.RadixAttention(HEADS, DIM, 0.2, HEADS_KV, 0, sliding_window_size=window)
+    tail = {"mask": wa.Causal() if window < 0 else wa.SlidingWindow(window + 1), "scale": 0.2}
+    engine = Engine(sglang)
+    engine.backend.init_cuda_graph_state(4, 16)
+    check(engine, engine.step(layer, {1: 40, 2: 13, 3: 1}), **tail)
+    for count, kept in ((4, 2), (4, 1), (1, 1), (4, 4)):  # 1: SGLang without drafts for a while
+        for new in ({1: count, 2: count}, {3: count, 1: count, 2: count}):
+            found, texts = engine.verify(layer, new, kept, captured)
+            for request, (out, q) in found.items():
+                keys, values = (x[None] for x in texts[request])
+                expected = wa.attention(q[None], keys, values, backend="reference", **tail)[0]
+                torch.testing.assert_close(out, expected)
+
+
+def test_drafts_have_places_of_their_own(sglang, drafting):
+    """What a graph reads stays where it is for every number of drafts; SGLang's mask is one of drafts alone."""
+    layer, engine = sglang.RadixAttention(HEADS, DIM, 0.2, HEADS_KV, 0), Engine(sglang)
+    assert engine.backend.verify_mask.buffer.numel() == 16
+    engine.backend.init_cuda_graph_state(4, 16)
+    assert engine.backend.verify_mask.buffer.numel() == 4 * 16 and not engine.backend.verify_mask.is_read
+    engine.step(layer, {1: 40, 2: 90})
+    places = {4: set(), 1: set()}
+    for count in (4, 1, 4, 1):
+        engine.verify(layer, {1: count, 2: count}, 1, captured=True)
+        step = engine.backend.forward_metadata
+        assert step.max_q == count
+        places[count].add((step.tables.pages.data_ptr(), step.lengths.data_ptr(), step.cu_q.data_ptr()))
+    assert [len(x) for x in places.values()] == [1, 1] and places[4] != places[1]
+    engine.backend.update_verify_buffers_to_fill_after_draft(drafts_of(4), None)
+
+
+@pytest.mark.parametrize(
+    ("changed", "runner", "words"),
+    [
+        ({"speculative_algorithm": "NGRAM"}, {}, "speculative_algorithm is NGRAM"),
+        (DRAFTING | {"speculative_eagle_topk": 4}, {}, "speculative_eagle_topk is 4"),
+        (DRAFTING, {"is_draft_worker": True}, "add --speculative-draft-attention-backend"),
+        ({"attn_cp_size": 2}, {}, "attn_cp_size is 2: ranks share a context"),
+        ({"attn_dcp_size": 2}, {}, "attn_dcp_size is 2: ranks share a context"),
+        ({"dllm": SimpleNamespace(dllm_algorithm="LowConfidence")}, {}, "dllm_algorithm is LowConfidence"),
+        ({}, {"prefill_aware_swa": True}, "windows keep its prompt"),
+        ({}, {"model_config": SimpleNamespace(**vars(MODEL) | {"is_encoder_decoder": True})}, "no cross-attention"),
+        ({}, {"model_config": SimpleNamespace(**vars(MODEL) | {"is_local_attention_model": True})}, "in chunks"),
+    ],
+)
+def test_what_it_cannot_serve_is_said_when_it_is_made(sglang, changed, runner, words):
+    from warpattn.integrations.sglang import scope
+
+    settings(scope, **changed)
+    try:
+        with pytest.raises(AttentionError, match=words):
+            Engine(sglang, **runner)
+    finally:
+        settings(scope)
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_steps_of_other_kinds(sglang, captured):
+    """A tree of drafts, an extension of drafts and blocks of a diffusion model are one sentence each."""
+    engine = Engine(sglang)
+    engine.step(sglang.RadixAttention(HEADS, DIM, 0.2, HEADS_KV, 0), {1: 8})
+    engine.backend.init_cuda_graph_state(4, 16)
+    init = engine.backend.init_forward_metadata_out_graph if captured else engine.backend.init_forward_metadata
+    batch = engine.batch([1], [8], [4], engine.slots(1, 8, 12))
+    batch.forward_mode, batch.spec_info = sglang.ForwardMode.TARGET_VERIFY, drafts_of(4, branches=2)
+    with pytest.raises(AttentionError, match="drafts have 2 branches"):
+        init(batch)
+    for name in ("DRAFT_EXTEND_V2", "DLLM_EXTEND"):
+        batch.forward_mode = sglang.ForwardMode[name]
+        with pytest.raises(AttentionError, match=f"mode {name} is requested"):
+            init(batch)
 
 
 @torch.no_grad()  # as the engine: the pool divides keys and values in place
@@ -196,19 +329,20 @@ class Latent(Engine):
 
 
 @pytest.mark.parametrize(("chunk", "parts"), [(64, True), (9, False)])
-def test_latent_attention(sglang, chunk, parts):
-    """Prompts with chunks of context, merged by their LSE, then decoding over latents, eager and captured."""
+def test_latent_attention(sglang, drafting, chunk, parts):
+    """Prompts with chunks of context, merged by their LSE; decoding and drafts over latents, eager and captured."""
     from sglang.srt.models.deepseek_common.attention_backend_handler import AttentionBackendRegistry, AttnForwardMethod
 
     engine = Latent(sglang)
-    engine.backend.init_cuda_graph_state(4, 4)
+    engine.backend.init_cuda_graph_state(4, 16)
     mha = sglang.RadixAttention(HEADS, 24, 0.2, HEADS, 0, v_head_dim=16)
     mqa = sglang.RadixAttention(HEADS, 32, 0.2, 1, 0, v_head_dim=24)
     form = AttentionBackendRegistry.get_handler("warpattn")
     texts: dict[int, torch.Tensor] = {}
     steps = (({1: 40, 2: 7}, False), ({1: 5, 2: 30, 3: 11}, False), ({1: 1, 2: 1}, False), ({3: 1, 1: 1}, True))
-    for new, captured in steps:
+    for new, captured in (*steps, ({3: 4, 1: 4}, False), ({2: 4, 1: 4, 3: 4}, True)):
         counts = list(new.values())
+        engine.drafts = set(counts) == {4}
         before = [texts.get(request, torch.empty(0, 32)) for request in new]
         fresh = torch.randn(sum(counts), 32)
         for request, *parts in zip(new, before, fresh.split(counts), strict=True):

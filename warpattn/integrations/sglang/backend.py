@@ -3,8 +3,9 @@
     request slots, lengths ─▶ init_forward_metadata*  ─▶ Step: offsets, lengths, pages     once a step, on the card
     a layer's q, k, v      ─▶ forward_*: SGLang writes the cache, then `StepPlans`         graphs hold these launches
 
-Graphs read tables of the backend's own, which every replay fills anew. `pools.py` has the forms of the cache,
-`latent.py` models with latent attention.
+Graphs read tables of the backend's own, which every replay fills anew. They hold decoding and the verifying of drafts,
+which are a request's next tokens in a chain: attention of so many new tokens. `scope.py` says what is refused,
+`pools.py` has the forms of the cache, `latent.py` models with latent attention.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+from sglang.srt.layers.attention.verify_mask import VerifyMask, maybe_create_verify_mask
 from sglang.srt.layers.radix_attention import AttentionType
 from torch import Tensor
 
@@ -20,6 +22,7 @@ from warpattn.api import attention_paged, attention_varlen
 from warpattn.errors import AttentionError, Rules
 from warpattn.integrations.sglang import latent
 from warpattn.integrations.sglang.pools import Pool, Tables
+from warpattn.integrations.sglang.scope import check_scope
 from warpattn.integrations.step_plans import LayerModifiers, ScoreOptions, StepPlans, rounded
 from warpattn.masks import Causal, Full, SlidingWindow
 from warpattn.sequences import Ragged
@@ -35,6 +38,32 @@ class Step(NamedTuple):
     fresh: bool  # no request has context: all keys are at hand
 
 
+class Even(NamedTuple):
+    """Equally many new tokens of every request, as graphs hold them."""
+
+    new: int
+    uncounted: int  # of them are not in SGLang's lengths
+
+
+def even(batch: Any) -> Even | None:
+    """Of a batch that decodes or verifies drafts; None if it has prompts. AttentionError for other kinds."""
+    mode = batch.forward_mode
+    if mode.is_decode():
+        return Even(1, 0)
+    if mode.is_target_verify():
+        drafts = batch.spec_info
+        if drafts.tree_topk != 1:
+            raise AttentionError(
+                f"drafts have {drafts.tree_topk} branches; warpattn's SGLang backend has chains of them, 1"
+            )
+        return Even(drafts.draft_token_num, drafts.draft_token_num)
+    if mode.is_dllm_extend() or not mode.is_extend():
+        raise AttentionError(
+            f"a step of mode {mode.name} is requested; warpattn's SGLang backend has prompts, decoding and drafts"
+        )
+    return None
+
+
 class WarpattnAttnBackend(AttentionBackend):
     """Attention of one model runner of SGLang."""
 
@@ -42,11 +71,29 @@ class WarpattnAttnBackend(AttentionBackend):
         super().__init__()
         self.slots: Tensor = runner.req_to_token_pool.req_to_token  # [request slots, tokens] int32
         self.page_size: int = runner.page_size
+        self.max_context_len: int = self.slots.shape[1]  # at most; SGLang reads it where it lacks the host's lengths
+        self.decoded = check_scope(runner)
         self.pool = Pool.of(runner, self.slots.is_cuda)
         if self.pool.latent:
             latent.register(runner)
-        self.plans = StepPlans()
+        self.plans = StepPlans(self.decoded)
         self._modifiers: dict[int, LayerModifiers] = {}
+        self._offsets: dict[int, Tensor] = {}
+        self._verify_mask = self._mask_of_drafts(1)
+
+    def _mask_of_drafts(self, requests: int) -> VerifyMask | None:
+        """The smallest memory for the mask that SGLang writes; a chain's is causal, so that nothing reads it."""
+        return maybe_create_verify_mask(
+            is_draft_runner=False, skip_prefill=False, max_bs=requests, max_context_len=self.max_context_len,
+            num_draft_tokens=self.decoded if self.decoded > 1 else None, device=self.slots.device, is_read=False,
+        )  # fmt: skip
+
+    @property
+    def verify_mask(self) -> VerifyMask | None:
+        return self._verify_mask
+
+    def update_verify_buffers_to_fill_after_draft(self, spec_info: Any, cuda_graph_bs: int | None) -> None:
+        """Nothing: tables depend on the number of drafts alone."""
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
         """Tables of captured steps, of up to `max_bs` requests."""
@@ -54,6 +101,8 @@ class WarpattnAttnBackend(AttentionBackend):
         numbers = torch.arange(max_bs + 1, dtype=torch.int32, device=self.slots.device)
         tables = self.pool.tables(numbers.new_zeros(max_bs, pages), max_num_tokens)
         self._captured = Step(numbers, numbers.new_zeros(max_bs), tables, 1, fresh=False)
+        self._offsets.clear()
+        self._verify_mask = self._mask_of_drafts(max_bs)
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         """Length of a request that pads a captured batch."""
@@ -64,13 +113,14 @@ class WarpattnAttnBackend(AttentionBackend):
         batch, requests = forward_batch, forward_batch.batch_size
         if batch.forward_mode.is_idle():
             return
-        pages = rounded(-(-self._longest(batch) // self.page_size))
+        same = even(batch)
+        pages = rounded(-(-self._longest(batch, same) // self.page_size))
         table = self.slots.new_zeros(requests, min(pages, -(-self.slots.shape[1] // self.page_size)))
         tables = self.pool.tables(table, len(batch.out_cache_loc))
         lengths = batch.seq_lens[:requests].int()
-        if batch.forward_mode.is_decode():
-            cu_q = torch.arange(requests + 1, dtype=torch.int32, device=table.device)
-            step = Step(cu_q, lengths, tables, 1, fresh=False)
+        if same is not None:
+            cu_q = torch.arange(requests + 1, dtype=torch.int32, device=table.device) * same.new
+            step = Step(cu_q, lengths + same.uncounted, tables, same.new, fresh=False)
         else:
             cu_q = torch.zeros(requests + 1, dtype=torch.int32, device=table.device)
             torch.cumsum(batch.extend_seq_lens, 0, out=cu_q[1:])
@@ -79,23 +129,28 @@ class WarpattnAttnBackend(AttentionBackend):
         self.forward_metadata = step
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
-        """A captured step: one new token of every request."""
+        """A captured step: equally many new tokens of every request."""
         batch = forward_batch
-        if not batch.forward_mode.is_decode():
+        same = even(batch)
+        if same is None:
             mode = batch.forward_mode.name
-            raise AttentionError(f"a CUDA graph of mode {mode} is requested; warpattn's SGLang backend has decode's")
+            rule = "warpattn's SGLang backend has those of decoding and of drafts"
+            raise AttentionError(f"a CUDA graph of mode {mode} is requested; {rule}")
         requests, whole = batch.batch_size, self._captured
+        if same.new not in self._offsets:  # graphs find them where they were
+            self._offsets[same.new] = whole.cu_q * same.new
+        offsets = self._offsets[same.new]
         tables = whole.tables.first(requests, len(batch.out_cache_loc))
-        step = Step(whole.cu_q[: requests + 1], whole.lengths[:requests], tables, 1, fresh=False)
-        step.lengths.copy_(batch.seq_lens[:requests])
-        pages = tables.pages.shape[1] if in_capture else -(-self._longest(batch) // self.page_size)
+        step = Step(offsets[: requests + 1], whole.lengths[:requests], tables, same.new, fresh=False)
+        torch.add(batch.seq_lens[:requests], same.uncounted, out=step.lengths)
+        pages = tables.pages.shape[1] if in_capture else -(-self._longest(batch, same) // self.page_size)
         self.pool.fill(tables, self._firsts(batch, pages), batch.out_cache_loc)
         self.forward_metadata = step
 
-    def _longest(self, batch: Any) -> int:
+    def _longest(self, batch: Any, same: Even | None) -> int:
         """Tokens of the longest request, from the host's copy of the lengths."""
-        lengths = batch.seq_lens_cpu
-        return self.slots.shape[1] if lengths is None else max(1, int(lengths.max()))
+        lengths, most = batch.seq_lens_cpu, self.slots.shape[1]
+        return most if lengths is None else min(most, max(1, int(lengths.max()) + (same.uncounted if same else 0)))
 
     def _firsts(self, batch: Any, pages: int) -> Tensor:
         """The first slot of every page of every request; those past a request's last page are not read."""
