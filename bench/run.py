@@ -199,7 +199,7 @@ class OneSentenceErrors(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong with the arguments."""
-        self.exit(1, f"error: {message}\n")
+        self.exit(1, f"error: {message}; `{self.prog} --help` lists what it takes\n")
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:

@@ -29,6 +29,9 @@ def simulate_script(
     """
     (path, *arguments), (timeline, report) = (Path(program[0]), *program[1:]), files
     if not is_file(path):
+        if program[0].startswith("-"):  # what no option is called is taken for the script
+            rule = "`python -m warpattn simulate --help` lists them; options of a script follow its name"
+            raise AttentionError(f"simulate has no option {program[0]!r}; {rule}")
         raise AttentionError(f"script is {str(path)!r}; there is no such file")
     status = 0
     simulated = launches(arch, schedules=orders[0], seeds=orders[1], timing=timeline is not None)

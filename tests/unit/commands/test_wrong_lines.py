@@ -242,6 +242,7 @@ def test_safetensors_that_cannot_be_read(content, tmp_path):
 
 def test_other_words_are_refused():
     assert "schedule is 'fast'; write eager, lazy" in refusal("simulate", "--schedule", "fast")
+    assert "simulate has no option '--shpe'; `python -m" in refusal("simulate", "--shpe", "1x64x2x64")
     assert "timeline is 'x.png'; write a name that ends with" in refusal("simulate", "--timeline", "x.png")
     assert "dtype is 'int8'; write fp16, bf16" in refusal("demo", "--dtype", "int8")
     assert "dtype is 'fp64'; the demo runs in" in refusal("demo", "--dtype", "fp64")
