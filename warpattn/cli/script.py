@@ -33,6 +33,7 @@ def simulate_script(
             rule = "`python -m warpattn simulate --help` lists them; options of a script follow its name"
             raise AttentionError(f"simulate has no option {program[0]!r}; {rule}")
         raise AttentionError(f"script is {str(path)!r}; there is no such file")
+    check_syntax(path)
     status = 0
     simulated = launches(arch, schedules=orders[0], seeds=orders[1], timing=timeline is not None)
     try:
@@ -50,6 +51,18 @@ def simulate_script(
             runs.save_report(report)
         console.print(f"wrote {report}")
     return status if runs.clean else 1
+
+
+def check_syntax(path: Path) -> None:
+    """AttentionError if a file is no program in Python. What a program raises itself keeps its traceback."""
+    try:
+        compile(path.read_bytes(), str(path), "exec")
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:  # null bytes; nested too deep
+        at = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        why = error.msg if isinstance(error, SyntaxError) else str(error) or "nested too deep"
+        raise AttentionError(f"script is {str(path)!r}{at}: {why}; it must be a program in Python") from None
+    except OSError as error:
+        raise AttentionError(f"script is {str(path)!r}; it cannot be read: {error.strerror}") from None
 
 
 @contextmanager

@@ -124,6 +124,8 @@ class Sum:
         rows, part = self.newest
         mine = _index(part, rows)
         torch.add(self.total[mine], part, out=rounded[mine])
+        if rounded is self.total:  # of one dtype: the part is in it now
+            self.newest = None
         return rounded
 
 

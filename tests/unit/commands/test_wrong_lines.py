@@ -127,6 +127,17 @@ def test_names_that_are_too_long(line):
     assert "aaaaa" in refusal(*(part.replace("?", "a" * 5000) for part in line))
 
 
+def test_scripts_that_are_no_programs(tmp_path):
+    path = tmp_path / "program.py"
+    for content, words in (
+        (b"x = 1\ny = {", ", line 2: '{' was never closed; it must be a program in Python"),
+        (b"\0", ": source code "),
+        (b"(" * 100_000, "; it must be a program in Python"),
+    ):
+        path.write_bytes(content)
+        assert words in refusal("simulate", path)
+
+
 def test_results_that_cannot_be_written(tmp_path, monkeypatch):
     assert "there is no folder" in refusal("run", "--out", tmp_path / "no" / "x.npz")
     (tmp_path / "folder.npz").mkdir()

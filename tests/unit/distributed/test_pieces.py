@@ -101,4 +101,5 @@ def test_sums_are_rounded_once(dtype, shape, seed):
         if chance.random() < 0.3:
             torch.testing.assert_close(found.exact(), wanted.to(exact))
     near: dict[str, Any] = {} if dtype != torch.bfloat16 else {"rtol": 2.0**-8, "atol": 1e-6}
-    torch.testing.assert_close(found.rounded(), wanted.to(dtype), **near)
+    for _ in range(2):  # asking again changes nothing
+        torch.testing.assert_close(found.rounded(), wanted.to(dtype), **near)

@@ -45,12 +45,19 @@ def attend(ctx, work):
         scales = next_scales(ctx, work, feed, visit, scales)
         o, stage = feed.values(p, o * alpha[:, None], visit, stage)
     feed.finish()
-    if len(ctx.mods.mask_args) > 0:  # index masks hide keys from some rows only: too little to pay for
+    if recomputes(config, len(ctx.keeps), len(ctx.mods.mask_args)):
         if any_nonfinite(o):
             o = recompute_output(ctx, work, q, feed, state, span, (first, last))
     if has_scale(config, "v", "tensor", "head"):
         o = o * output_scale(ctx.scales, work.kv_head, config)
     store_output(ctx, o, state, work, exponent_scale(ctx))
+
+
+@gluon.constexpr_function
+def recomputes(config, conditions, tensors):
+    """Whether a tile that met NaN is computed again: under a mask of so many conditions, which reads so many tensors.
+    One of indices alone hides keys from some rows only, or at a window's edge: too little to pay for."""
+    return tensors > 0 or (conditions > 0 and config.recomputes_freely)
 
 
 @gluon.jit

@@ -23,9 +23,7 @@ from typer.testing import CliRunner
 from warpattn.cli import demo, layer, run
 from warpattn.cli.app import app
 
-pytestmark = pytest.mark.full
-
-LINES = 150  # of each command
+LINES = [20, pytest.param(150, marks=pytest.mark.full)]  # of each command
 WORK = {
     "run": (run, "attention"),
     "Triton": ("warpattn.runtime.kernel_cache.require_triton",),
@@ -112,8 +110,9 @@ def _no_work(monkeypatch, tmp_path):
 
 @pytest.mark.usefixtures("_no_work")
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
-def test_no_line_ends_in_a_traceback(path):
-    chance = random.Random(" ".join(path))
-    ended = ((words, amiss(words)) for words in (line(path, chance) for _ in range(LINES)))
+@pytest.mark.parametrize("lines", LINES)
+def test_no_line_ends_in_a_traceback(path, lines):
+    chance = random.Random(f"{' '.join(path)} {lines}")
+    ended = ((words, amiss(words)) for words in (line(path, chance) for _ in range(lines)))
     found = [f"{words}: {what}" for words, what in ended if what]
     assert not found, "\n".join(found)
