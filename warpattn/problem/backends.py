@@ -20,6 +20,7 @@ NEEDS = {
     "gfx942": "an AMD gfx942",
     "gfx950": "an AMD gfx950",
 }
+PER = (None, "tensor", "head", "token", 64, 128, *ROW_BLOCKS)  # what a scale beside 8-bit values may belong to
 KERNEL_DTYPES = (FP16.dtype, BF16.dtype)
 USE_REFERENCE = 'use backend="reference"'
 
@@ -84,16 +85,16 @@ BACKWARD_SM90 = BackwardLimits(("dense", "ragged"), 256, deterministic=True)
 BACKWARD_SM100 = BackwardLimits(("dense", "ragged"), 256, deterministic=True)
 BACKWARD_CDNA = BackwardLimits(("dense", "ragged"), 128, deterministic=True, captured=False)
 EIGHT_BIT_SM90 = EightBitLimits(
-    (torch.float8_e4m3fn, torch.float8_e5m2), EVERY_KIND, (None, "tensor", "head", "token", 64, 128),
+    (torch.float8_e4m3fn, torch.float8_e5m2), EVERY_KIND, PER,
     columns=16, rows=8, fp16_tokens=16, queries=(torch.float8_e4m3fn, torch.float8_e5m2),
     latents=(None, "tensor", "token", 128),
 )  # fmt: skip
 EIGHT_BIT_GFX942 = EightBitLimits(
-    (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz), EVERY_KIND, (None, "tensor", "head", "token", 64, 128), 16, 1, 0
+    (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz), EVERY_KIND, PER, 16, 1, 0
 )
 EIGHT_BIT_GFX950 = replace(EIGHT_BIT_GFX942, dtypes=(torch.float8_e4m3fn, torch.float8_e5m2))
 EIGHT_BIT_SM100 = EightBitLimits(
-    (torch.float8_e4m3fn, torch.float8_e5m2), EVERY_KIND, (None, "tensor", "head", "token", 64, 128), 16, 8, 0,
+    (torch.float8_e4m3fn, torch.float8_e5m2), EVERY_KIND, PER, 16, 8, 0,
     queries=(torch.float8_e4m3fn, torch.float8_e5m2), product_scales=(None, "tensor", "head", *ROW_BLOCKS),
     fp16_keys=False, max_dim=128, latents=(None, "tensor", "token", 128),
 )  # fmt: skip

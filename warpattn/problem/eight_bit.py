@@ -122,8 +122,8 @@ def _check_fp16(rules: Rules, arch: str, problem: Problem, limits: EightBitLimit
     few = problem.longest_q <= limits.fp16_tokens and problem.kind != "ragged"
     of_fp16 = f"{'q' if problem.q_dtype is None else 'out'} has dtype {problem.dtype}"
     for operand, per, taken in (("k", problem.scales.k, few or limits.fp16_keys), ("v", problem.scales.v, few)):
-        if per == "token" or isinstance(per, int):
-            which = f"of {operand} per token" if per == "token" else f"of {operand} per block of columns"
+        if per not in (None, "tensor", "head"):
+            which = f"of {operand} per {'block of columns' if isinstance(per, int) else per}"
             rule = f"with scales {which}, which fp16 operands cannot hold, the {arch} backend takes at most"
             rule = f"{rule} {limits.fp16_tokens} of fp16; use bf16, or scales per head"
             rules.require(taken, f"{of_fp16} and q up to {problem.longest_q} tokens a sequence", rule)

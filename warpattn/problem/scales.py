@@ -31,13 +31,13 @@ class EightBit:
 
     @property
     def by_token(self) -> bool:
-        """Whether each token of a head has scales of its own, of its key or its value."""
+        """Whether scales are looked up for each token of a head, of its key, its value or its query."""
         return any(self.of_token(operand) for operand in self.scales._fields)
 
     def of_token(self, operand: str) -> bool:
-        """The same of one operand."""
+        """The same of one operand: a token has its own, those of blocks of columns, or that of its block of rows."""
         per = getattr(self.scales, operand)
-        return per == "token" or isinstance(per, int)
+        return per == "token" or isinstance(per, int) or per in ROW_BLOCKS
 
     def columns(self, operand: str) -> int:
         """Columns of a head that share a scale of a token; 0 where all of them do, or tokens have none."""

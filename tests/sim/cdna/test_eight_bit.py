@@ -85,11 +85,15 @@ COLUMNS = {
     "pages": (64, "head"),
     "whole-pages": ("tensor", 64),
     "odd-pages": (64, 64),
+    "rows": ("64 rows", 64),
+    "few-rows": ("128 rows", "token"),
 }
 CASES |= {
     "prefill-fp16-128": lambda: Case(40, 300, dim=128, mask=SlidingWindow(70), dtype=HALF).call(),
     "prefill-192": lambda: Case(40, 90, dim=192, dim_v=128, mask=Causal(), score=SoftCap(3.0)).call(),
     "ragged-128": lambda: ragged(Case(1, 1, heads=4, heads_kv=2, dim=128, mask=Causal()), [30, 70, 0], [90, 70, 10]),
+    "rows": lambda: Case(40, 300, heads=4, heads_kv=2, dim=128, batch=2, mask=Causal()).call(),
+    "few-rows": lambda: Case(2, 300, heads=4, heads_kv=2, dim=128, batch=2, mask=Causal()).call(),
     "odd-pages": lambda: paged(Case(1, 1, heads=2, dim=256, mask=Causal()), [70, 0, 130], 5),
 }
 

@@ -122,11 +122,17 @@ SCALED = {
     "decode": (64, 64),
     "decode-8": ("tensor", "token"),
     "splits": ("token", "token"),
+    "rows": ("64 rows", "token"),
+    "few-rows": ("128 rows", "head"),
 }
-CASES |= {"splits": lambda: paged(Case(1, 1, heads=4, dim=128, mask=Causal()), [1100, 700], 16)}
+CASES |= {
+    "splits": lambda: paged(Case(1, 1, heads=4, dim=128, mask=Causal()), [1100, 700], 16),
+    "rows": lambda: Case(140, 300, heads=4, heads_kv=2, dim=128, batch=2, mask=Causal()).call(),
+    "few-rows": lambda: Case(2, 700, heads=4, heads_kv=2, dim=64, batch=2, mask=Causal()).call(),
+}
 
 
-@pytest.mark.parametrize("name", drawn(SCALED, ["decode", "ragged", "odd-dims"]))
+@pytest.mark.parametrize("name", drawn(SCALED, ["decode", "ragged", "odd-dims", "rows", "few-rows"]))
 def test_scales_of_tokens_and_of_columns(name):
     """Under every schedule."""
     call = stored(name, per=SCALED[name])

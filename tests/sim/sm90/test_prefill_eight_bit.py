@@ -47,6 +47,8 @@ CASES = {
     "columns-of-keys-fp16": replace(PAGED, per=(64, "head"), dtype=torch.float16, stored=E5M2),
     "columns-of-values": replace(PAGED, lengths=(150, 150), page=0, tokens=140, per=("head", 64), stored=E5M2),
     "columns-256": replace(PAGED, lengths=MIXED, page=32, dim=256, per=(128, 64)),
+    "rows": replace(PAGED, lengths=(150, 150), page=0, tokens=140, per=("64 rows", "token")),
+    "rows-fp16": replace(PAGED, lengths=(300,), page=0, tokens=20, per=("128 rows", "head"), dtype=torch.float16),
     "dense-tokens": replace(PAGED, lengths=(150,), page=0, tokens=20, per=("token", "token"), mask=None),
 }
 
@@ -104,7 +106,7 @@ def expected_of(x: Inputs) -> tuple[Tensor, Tensor]:
     return reference(x.q, rows["k"], rows["v"], sequence=sequence, **x.tail)
 
 
-@pytest.mark.parametrize("name", drawn(CASES, ["tokens", "dense", "columns"]))
+@pytest.mark.parametrize("name", drawn(CASES, ["tokens", "dense", "columns", "rows"]))
 def test_right_and_without_findings(name):
     x = inputs(CASES[name])
     for schedule, seed in SCHEDULES:

@@ -34,6 +34,10 @@ CASES = {
     "256": Case(150, 200, heads=2, heads_kv=1, dim=256),
     "two-dims": Case(130, 260, heads=2, heads_kv=1, dim=80, dim_v=48, score=wa.SoftCap(5.0)),
     "hidden-first": Case(200, 300, mask=wa.SlidingWindow(60, 30)),
+    "64-rows": Case(200, 300, heads=3, heads_kv=1, batch=2, per="64 rows"),
+    "64-rows-score": Case(150, 200, heads=2, heads_kv=1, dim=64, per="64 rows", score=wa.SoftCap(3.0)),
+    "128-rows": Case(300, 300, per="128 rows", mask=None),
+    "64-rows-packable": Case(40, 300, dim=64, per="64 rows", mask=SAME_HEADS, dtype=torch.float16),
     "split": Case(20, 2200, heads=2, heads_kv=1, per="tensor"),
 }
 
@@ -45,7 +49,7 @@ def check(case: Case, given: Given, schedule: str = "lazy", seed: int = 0) -> No
     products.check(case, given, x)
 
 
-@pytest.mark.parametrize("name", drawn(CASES, ["128"]))
+@pytest.mark.parametrize("name", drawn(CASES, ["128", "64-rows"]))
 def test_right_and_without_findings(name):
     case = CASES[name]
     for schedule, seed in SCHEDULES:

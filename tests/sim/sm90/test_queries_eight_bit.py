@@ -51,6 +51,9 @@ CASES = {
     "two-parts": Case(20, per=("token", "head", "head"), dim=192, dtype=torch.float16),
     "dense-e5m2": Case(40, "dense", stored=E5M2, mask=None),
     "dense-tokens": Case(40, "dense", ("token", "head", "tensor"), mask=wa.SlidingWindow(30)),
+    "dense-rows": Case(70, "dense", ("64 rows", "64 rows", "token"), mask=wa.SlidingWindow(30)),
+    "dense-rows-e5m2": Case(140, "dense", ("128 rows", "64 rows", "head"), stored=E5M2, dim=128),
+    "decode-rows": Case(3, "dense", ("64 rows", "64 rows", "token"), heads=6),
     "ragged-tokens": Case(40, "ragged", ("token", "token", "head")),
     "step": Case(40, "step", ("head", "head", "head")),
     "step-tokens": Case(40, "step", ("token", "token", "token"), dim=128),
@@ -92,7 +95,10 @@ def attended(case: Case, backend: str, dtype: torch.dtype) -> tuple[torch.Tensor
     return call(q, first, *others, **tail)
 
 
-@pytest.mark.parametrize("name", drawn(CASES, ["decode-tokens", "prefill-tokens", "dense-e5m2", "step"]))
+DRAWN = ("decode-tokens", "prefill-tokens", "dense-e5m2", "dense-rows", "decode-rows", "step")
+
+
+@pytest.mark.parametrize("name", drawn(CASES, DRAWN))
 def test_right_and_without_findings(name):
     """As exact as queries of 16 bits: nothing is rounded to 8 bits on the way."""
     case = CASES[name]
@@ -106,7 +112,8 @@ def test_right_and_without_findings(name):
 @pytest.mark.parametrize(
     ("given", "fits"),
     [({}, True), ({"kind": "ragged"}, True), ({"per": ("token", "head", "head")}, False), ({"kind": "paged"}, False),
-     ({"per": ("head", "head", "token")}, False), ({"stored": E5M2}, False)],
+     ({"per": ("64 rows", "128 rows", "head")}, True), ({"per": ("head", "head", "token")}, False),
+     ({"stored": E5M2}, False)],
 )  # fmt: skip
 def test_which_are_multiplied_as_they_are(given, fits):
     q, first, others = made(Case(**({"kind": "dense"} | given)))

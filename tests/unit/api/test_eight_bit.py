@@ -111,10 +111,8 @@ def test_where_blocks_of_rows_have_none():
         (r"v\.scale has shape \(1, 4, 2\)", lambda: wa.attention(q, q, q)),
         (r"kv\.k_scale has shape \(1, 4, 2\)", lambda: wa.attention_paged(made(1, 1, 2, 64), pages)),
         (r"q\.scale has shape \(4, 2\)", lambda: wa.attention_varlen(of_ragged, of_ragged, of_ragged, seq)),
-        ("q has a scale per 64 rows; with 8-bit queries the sm90 backend takes tensor, head, token",
-         lambda: wa.attention(q, plain_one, plain_one, backend="simulate:sm90")),
-        ("k has a scale per 64 rows; with 8 bits the sm100 backend takes tensor, head",
-         lambda: wa.attention(q.dequantized().bfloat16(), q, plain_one, backend="simulate:sm100")),
+        ("scales of k per 64 rows, which fp16 operands cannot hold, the sm100 backend takes",
+         lambda: wa.attention(q.dequantized().half(), q, plain_one, backend="simulate:sm100")),
         ("per=64 rows needs", lambda: wa.quantize(made(200, 2, 64), per="64 rows")),
     ):  # fmt: skip
         with pytest.raises(wa.AttentionError, match=message):

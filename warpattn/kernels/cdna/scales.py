@@ -10,7 +10,7 @@ become 16-bit ones (amd/kv_buffer.py).
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ..pieces.scales import has_scale, has_token_scale
+from ..pieces.scales import has_row_scale, has_token_scale, scale_row
 from .feed import first_key, of_keys
 
 
@@ -27,7 +27,7 @@ class TokenScales:
 @gluon.constexpr_function
 def loads_scales(config):
     """Whether scores or weights are multiplied by scales of tokens."""
-    return has_token_scale(config, "k") or has_scale(config, "v", "token")
+    return has_token_scale(config, "k") or has_row_scale(config, "v")
 
 
 @gluon.jit
@@ -56,7 +56,7 @@ def next_scales(ctx, work, feed, visit, scales):
 @gluon.jit
 def scaled(x, scales, operand: gl.constexpr, config: gl.constexpr):
     """Scores or weights [M, N] times the scales [N] of "k" or of "v", where its tokens have some."""
-    if has_scale(config, operand, "token"):
+    if has_row_scale(config, operand):
         return x * of_keys(scales, config)
     else:
         return x
@@ -85,31 +85,40 @@ def scales_at(ctx, work, feed, key, pages):
     """Scales of the keys and of the values of a tile, whose keys [N] have these pages."""
     k = ()
     v = ()
-    if has_scale(ctx.config, "k", "token"):
-        k = token_scales(ctx.scales.k, work, feed.k_source, key, pages)
+    if has_row_scale(ctx.config, "k"):
+        k = token_scales(ctx, "k", work, feed.k_source, (key, pages))
     blocks: gl.constexpr = ctx.config.key_blocks
     for block in gl.static_range(blocks):
-        k += (token_scales(ctx.scales.k, work, feed.k_source, key, pages, block),)
-    if has_scale(ctx.config, "v", "token"):
-        v = token_scales(ctx.scales.v, work, feed.v_source, key, pages)
+        k += (token_scales(ctx, "k", work, feed.k_source, (key, pages), block),)
+    if has_row_scale(ctx.config, "v"):
+        v = token_scales(ctx, "v", work, feed.v_source, (key, pages))
     return k, v
 
 
 @gluon.jit
-def token_scales(rows, work, source, key, pages, block: gl.constexpr = 0):
-    """Scales of keys, or of a block of their columns, 1 past the end."""
-    places = token_places(rows, work, source, key, pages)
+def token_scales(ctx, operand: gl.constexpr, work, source, at, block: gl.constexpr = 0):
+    """Scales of "k" or "v" of keys `at` (key, page), or of a block of their columns, 1 past the end."""
+    rows = rows_of(ctx, operand)
+    places = token_places(ctx, operand, work, source, at)
     if block > 0:
         places += block * rows.block
-    return gl.load(places, mask=key < source.keys, other=1.0)
+    return gl.load(places, mask=at[0] < source.keys, other=1.0)
 
 
 @gluon.jit
-def token_places(rows, work, source, key, pages):
-    """Pointers to the scales of keys of a work, which are in these pages if there are any."""
+def rows_of(ctx, operand: gl.constexpr):
+    """The `ScaleRows` of "k" or "v"."""
+    return ctx.scales.k if operand == "k" else ctx.scales.v
+
+
+@gluon.jit
+def token_places(ctx, operand: gl.constexpr, work, source, at):
+    """Pointers to the scales of "k" or "v" of a work's keys `at` (key, page), or key alone."""
+    rows = rows_of(ctx, operand)
+    key, pages = at
     head = rows.scale + work.kv_head * rows.head
     if source.page_size == 0:
-        return head + work.batch * rows.outer + (work.k_start + key) * rows.row
+        return head + work.batch * rows.outer + scale_row(ctx.config, operand, work.k_start + key) * rows.row
     else:
         return head + pages.to(gl.int64) * rows.outer + (key % source.page_size) * rows.row
 
@@ -121,11 +130,10 @@ def key_scale(ctx, work, source, key, operand: gl.constexpr, columns):
     if not has_token_scale(ctx.config, operand):
         return 1.0
     else:
-        rows = ctx.scales.k if operand == "k" else ctx.scales.v
-        places = token_places(rows, work, source, key, pages_of(source, key))
+        places = token_places(ctx, operand, work, source, (key, pages_of(source, key)))
         shared: gl.constexpr = ctx.config.scaled_columns(operand)
         if shared == 0:
             return gl.load(places)
         else:
             dim: gl.constexpr = ctx.config.dim_qk if operand == "k" else ctx.config.dim_v
-            return gl.load(places + columns // shared * rows.block, mask=columns < dim, other=1.0)
+            return gl.load(places + columns // shared * rows_of(ctx, operand).block, mask=columns < dim, other=1.0)

@@ -56,7 +56,7 @@ def output_scale(scale, head, config: gl.constexpr):
 
 @gluon.constexpr_function
 def by_token(config):
-    """Whether tokens have scales of their own."""
+    """Whether scales are looked up for each token."""
     return config.eight_bit is not None and config.eight_bit.by_token
 
 
@@ -68,8 +68,25 @@ def has_scale(config, operand, *kinds):
 
 @gluon.constexpr_function
 def has_token_scale(config, operand):
-    """Whether tokens have scales of their own in an operand, "k" or "v": one, or one for each block of columns."""
+    """Whether scales of an operand, "k", "v" or "q", are looked up for each token: one, or one for each block of
+    columns."""
     return config.eight_bit is not None and config.eight_bit.of_token(operand)
+
+
+@gluon.constexpr_function
+def has_row_scale(config, operand):
+    """Whether each token has one scale in an operand: its own, or that of its block of rows."""
+    return has_token_scale(config, operand) and config.eight_bit.columns(operand) == 0
+
+
+@gluon.jit
+def scale_row(config: gl.constexpr, operand: gl.constexpr, token):
+    """The row of a token's scale, which tokens of a block of rows share."""
+    shared: gl.constexpr = scaled_rows(config, operand)
+    if shared > 0:
+        return token // shared
+    else:
+        return token
 
 
 @gluon.constexpr_function

@@ -83,7 +83,7 @@ class FA4Config:
 
     def scale_blocks(self, operand: str) -> int:
         """Scales of a token that its row of "k" or "v" is multiplied by, one for each block of columns; 0 without."""
-        scaled = self.eight_bit is not None and self.eight_bit.of_token(operand)
+        scaled = self.converts and self.eight_bit is not None and self.eight_bit.of_token(operand)
         return self.eight_bit.blocks(operand, self.qk_depth if operand == "k" else self.ov_depth) if scaled else 0
 
     @property

@@ -13,6 +13,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.language.core import base_value
 
+from ..pieces.scales import scale_row
 from . import config as sizes
 
 CONVERTING = gl.constexpr(sizes.CONVERT.warps)
@@ -32,7 +33,7 @@ class TokenScales:
     """The scales of keys or of values of one head, and the place in shared memory of a tile's."""
 
     smem: gl.shared_memory_descriptor  # [slots * blocks, BN] fp32
-    blocks: gl.constexpr
+    operand: gl.constexpr  # "k" or "v"
     rows: gl.tuple  # ScaleRows or ColumnScaleRows
     source: base_value  # rows of keys, one of the classes of global_rows.py
     end: gl.tensor  # keys of the sequence; values may end earlier, where scales may be no numbers
@@ -55,7 +56,7 @@ class TokenScales:
         places = self.places(key, following.pages)
         inside = (key < self.end) & (following.number < self.run.total)
         slot = self.slot(following.number)
-        blocks: gl.constexpr = self.blocks
+        blocks: gl.constexpr = self.config.scale_blocks(self.operand)
         for block in gl.static_range(blocks):
             if block > 0:
                 places += self.rows.block
@@ -67,11 +68,12 @@ class TokenScales:
     @gluon.jit
     def slot(self, number):
         """The first row of a tile's scales in shared memory."""
-        slots: gl.constexpr = self.smem.shape[0] // self.blocks
+        blocks: gl.constexpr = self.config.scale_blocks(self.operand)
+        slots: gl.constexpr = self.smem.shape[0] // blocks
         if slots == 1:
             return 0
         else:
-            return number % slots * self.blocks
+            return number % slots * blocks
 
     @gluon.jit
     def keys(self, number):
@@ -97,7 +99,7 @@ class TokenScales:
         elif self.traits.kind == "ragged":
             return head + (self.source.start + key) * self.rows.row
         else:
-            return head + self.b * self.rows.outer + key * self.rows.row
+            return head + self.b * self.rows.outer + scale_row(self.config, self.operand, key) * self.rows.row
 
 
 @gluon.jit

@@ -36,6 +36,7 @@ CASES = {
     "tokens": Decode(MIXED, page=16, dim=128, heads=8, heads_kv=2, stored=E4M3, per=("token", "token"), sinks=True),
     "tokens-dense": Decode((300, 300), heads=8, heads_kv=2, tokens=2, mask=Causal(), stored=E4M3, per=("head", "token"),
                            dtype=torch.float16),
+    "rows": Decode((300, 300), heads=8, heads_kv=2, tokens=2, mask=Causal(), stored=E4M3, per=("64 rows", "token")),
     "columns": Decode(MIXED, page=16, dim=128, heads=8, heads_kv=2, stored=E4M3, per=(64, 64), sinks=True, tokens=2,
                       mask=Causal()),
     "columns-of-keys": Decode((300, 300), heads=8, heads_kv=2, dim=192, dim_v=128, stored=E5M2, per=(64, "token"),
@@ -48,7 +49,10 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", drawn(CASES, ["tokens", "head-dim-64-e5m2-fp16", "columns", "columns-of-values"]))
+DRAWN = ("tokens", "head-dim-64-e5m2-fp16", "rows", "columns", "columns-of-values")
+
+
+@pytest.mark.parametrize("name", drawn(CASES, DRAWN))
 def test_right_and_without_findings(name):
     """Heads have scales of their own; pages of no sequence and rows after the last key are NaN."""
     for schedule, seed in SCHEDULES:

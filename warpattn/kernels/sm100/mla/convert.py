@@ -48,10 +48,9 @@ def convert_role(ctx):
         state = producer_state(config.stages)
         staged = consumer_state(config.staged)
         end = values_end(ctx.v, ctx.traits)
-        blocks: gl.constexpr = config.scale_blocks("v")
         b, head = ctx.rows.b, ctx.rows.kv_head
         scales = TokenScales(
-            ctx.token_scales, blocks, ctx.scales.v, ctx.v, end, b, head, ctx.run, config, ctx.traits
+            ctx.token_scales, "v", ctx.scales.v, ctx.v, end, b, head, ctx.run, config, ctx.traits
         )
         following = scales.request(scales.first())
         for i in range(ctx.run.total):

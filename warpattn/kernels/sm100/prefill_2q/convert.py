@@ -60,8 +60,7 @@ def scales_of(ctx, operand: gl.constexpr):
     rows = ctx.scales.k if operand == "k" else ctx.scales.v
     end = ctx.work.seq_k if operand == "k" else values_end(ctx.tensors.v, ctx.traits)
     b, head = ctx.tile.b, ctx.work.kv_head
-    blocks: gl.constexpr = ctx.config.scale_blocks(operand)
-    return TokenScales(smem, blocks, rows, ctx.tensors.k, end, b, head, ctx.run, ctx.config, ctx.traits)
+    return TokenScales(smem, operand, rows, ctx.tensors.k, end, b, head, ctx.run, ctx.config, ctx.traits)
 
 
 @gluon.constexpr_function

@@ -155,7 +155,7 @@ def visible_scores(ctx, n, wg: gl.constexpr, scales):
 def key_scales(ctx, n):
     """The scales of both halves of key tile number `n`, where blocks of keys have some: () elsewhere. They are loaded
     before the scores are there."""
-    rows: gl.constexpr = scaled_rows(ctx.config, "k")
+    rows: gl.constexpr = scaled_rows(ctx.config, "k") if ctx.config.products else 0
     if rows == 0:
         return ()
     else:

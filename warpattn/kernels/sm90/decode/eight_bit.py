@@ -20,7 +20,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
-from ...pieces.scales import has_scale, head_scale
+from ...pieces.scales import has_row_scale, has_scale, head_scale, scale_row
 from ..layouts import accumulator_layout
 from .context import query_elements
 
@@ -230,7 +230,8 @@ def query_scales(ctx, rows, ones):
     if ctx.config.eight_bit.scales.q is None:
         return ones
     else:
-        at = rows.b.to(gl.int64) * ctx.q_scale.outer + rows.query.to(gl.int64) * ctx.q_scale.row
+        row = scale_row(ctx.config, "q", rows.query).to(gl.int64)
+        at = rows.b.to(gl.int64) * ctx.q_scale.outer + row * ctx.q_scale.row
         return gl.convert_layout(gl.load(ctx.q_scale.scale + at + rows.h * ctx.q_scale.head), ones.type.layout)
 
 
@@ -257,7 +258,7 @@ def token_scales(ctx, scales, k_state, operand: gl.constexpr):
     """Scales [N] of "k" or "v" in a slot of [stages, N], 1 where tokens have none."""
     config: gl.constexpr = ctx.config
     layout: gl.constexpr = gl.SliceLayout(1, accumulator_layout(config.rows))
-    if has_scale(config, operand, "token"):
+    if has_row_scale(config, operand):
         return scales.index(k_state.index).load(layout)
     else:
         return gl.full([config.block_n], 1.0, gl.float32, layout)

@@ -20,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ...nvidia.pipelines import producer_state
-from ...pieces.scales import has_token_scale
+from ...pieces.scales import has_token_scale, scale_row
 from .context import matrix
 from .schedule import item_at, next_item
 
@@ -218,7 +218,7 @@ class ScalePlace:
 def copy_block(slot, block: gl.constexpr, rows, place, operand: gl.constexpr, config: gl.constexpr):
     """Start to copy the scales of a block of keys to their part of a slot [N], or of each block of columns [N]; 0 for
     blocks past the head dim."""
-    at = place.outer.to(gl.int64) * rows.outer + place.row.to(gl.int64) * rows.row
+    at = place.outer.to(gl.int64) * rows.outer + scale_row(config, operand, place.row).to(gl.int64) * rows.row
     source = rows.scale + at + place.head * rows.head
     blocks: gl.constexpr = config.scale_blocks(operand)
     if blocks == 1:

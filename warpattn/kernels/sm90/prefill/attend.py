@@ -14,12 +14,11 @@ from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma,
 
 from ...nvidia.pipelines import PipelineState, consumer_state
 from ...pieces.modifiers import exponent_scale
-from ...pieces.scales import by_token
 from ...pieces.softmax import SoftmaxState, as_quads, from_quads, pack, softmax_start, softmax_step, unpack
 from ..columns import as_matrices, rescale_columns, wait_columns, zero_columns
 from ..layouts import accumulator_layout, element_type, operand_layout, turn_asm
 from .eight_bit.convert import fp16_queries
-from .eight_bit.scales import of_tile, scaled_scores, scaled_weights
+from .eight_bit.scales import key_block_scales, of_tile, scaled_scores, scaled_weights
 from .eight_bit.weights import lift_of, pack_bytes, plain_bytes, step_in_bytes, unpack_bytes
 from .epilogue import store_output
 from .packed_rows import RowHeads, mask_heads, row_heads, row_tokens
@@ -64,10 +63,10 @@ def attend_role(ctx, wg: gl.constexpr):
     s = warpgroup_mma_wait(0, deps=(s,))
     left = gl.to_tensor(-1)
     while tile.row >= 0:
-        s = scaled_scores(ctx, s, k_state, q_state, wg)
+        span = ctx.work.key_tiles(ctx.mods, tile, config)
+        s = scaled_scores(ctx, s, key_block_scales(ctx, tile, span.key_tile(0)), k_state, q_state, wg)
         release_keys(ctx, k_state, True)
         scaled = of_tile(ctx, tile, q_state, wg)
-        span = ctx.work.key_tiles(ctx.mods, tile, config)
         rings.q.consumer_release(q_state, span.total == 1)
         state = first_tile(scaled, s, tile, span, wg, k_state, v_state)
         queries = QueryTile(q_state, q_tile)
@@ -116,6 +115,7 @@ def advance(ctx, state, tile, queries, span, i, wg: gl.constexpr):
     """Key tile number `i` >= 1: start Q·K(i) and P·V(i-1), then the softmax of i beside P·V(i-1). The last Q·K of a
     tile releases its queries."""
     config: gl.constexpr = ctx.config
+    scales = key_block_scales(ctx, tile, span.key_tile(i))
     if config.overlaps:
         ctx.rings.k.consumer_wait(state.k)
         turn_wait(wg, config)
@@ -134,7 +134,7 @@ def advance(ctx, state, tile, queries, span, i, wg: gl.constexpr):
         s = start_scores(queries.q, key_tile(ctx, state.k), config)
         turn_pass(wg, config)
         s = warpgroup_mma_wait(0, deps=(s,))
-    s = scaled_scores(ctx, s, state.k, queries.q_state, wg)
+    s = scaled_scores(ctx, s, scales, state.k, queries.q_state, wg)
     release_keys(ctx, state.k, True)
     ctx.rings.q.consumer_release(queries.q_state, i == span.total - 1)
     s = visible_scores(ctx, s, tile, span.key_tile(i), i < span.masked, wg)
@@ -165,7 +165,7 @@ def finish_keys(ctx, state, s, o):
 @gluon.jit
 def release_keys(ctx, k_state, before: gl.constexpr):
     """Release a slot of keys `before` the softmax, or, if it holds scales of tokens, after it."""
-    if by_token(ctx.config) != before:
+    if (ctx.config.scale_bytes > 0) != before:
         ctx.rings.k.consumer_release(k_state)
 
 

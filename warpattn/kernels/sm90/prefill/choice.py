@@ -195,7 +195,8 @@ class KeyTiles:
 
 def _same_for_heads(problem: Problem) -> bool:
     """Whether all heads of a group have one span and one scale."""
-    return problem.scales.q != "head" and not (is_masked(problem) and "h" in problem.span_reads.symbols)
+    one_scale = problem.scales.q in (None, "tensor", "token")
+    return one_scale and not (is_masked(problem) and "h" in problem.span_reads.symbols)
 
 
 def _keys_of_row(candidate: Candidate) -> float:

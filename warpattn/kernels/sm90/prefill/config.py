@@ -207,15 +207,17 @@ class SM90Config(KeyTileSizes):
     @cached_property
     def scale_bytes(self) -> int:
         """Of the scales of the tokens of all slots."""
-        scales = self.eight_bit.token_scales(self.padded_qk, self.padded_v) if self.eight_bit else 0
-        scales += bool(self.eight_bit and self.eight_bit.columns("k"))  # the largest of a key's
+        if self.eight_bit is None or self.products:
+            return 0
+        scales = self.eight_bit.token_scales(self.padded_qk, self.padded_v)
+        scales += bool(self.eight_bit.columns("k"))  # the largest of a key's
         return 4 * scales * self.kv_stages * self.block_n
 
     @cached_property
     def query_factors(self) -> int:
         """Of scores, loaded with a warpgroup's queries: a power of two (`make_fractions`), or scales of all rows."""
         if self.widens_queries and self.eight_bit is not None:
-            return self.rows if self.eight_bit.scales.q == "token" else 0
+            return self.rows if self.eight_bit.of_token("q") else 0
         return int(self.operand != self.element)
 
     @property

@@ -14,12 +14,13 @@ from warpattn.problem import Problem
 from warpattn.problem.element import ELEMENT_OF
 from warpattn.problem.operands import is_masked
 from warpattn.problem.scales import eight_bit_of
+from warpattn.quantized import ROW_BLOCKS
 
 from ...operand_format import OperandFormat
 from ...widths import pad_dim
 from ..config import SHORT_ROWS, SM90Config, choose_config, stored
 
-PRODUCT_SCALES = (None, "tensor", "head")  # of products of 8 bits
+PRODUCT_SCALES = (None, "tensor", "head", *ROW_BLOCKS)  # of products of 8 bits
 CONVERT_CONSUMER, CONVERT_PRODUCER = 216, 32  # registers beside a warpgroup that converts
 
 

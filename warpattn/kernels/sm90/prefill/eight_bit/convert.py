@@ -19,7 +19,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from ....nvidia.pipelines import consumer_state
-from ....pieces.scales import OfTokens, by_token, has_scale
+from ....pieces.scales import OfTokens, by_token, has_row_scale, scale_row
 from ...columns import as_matrices, columns_before
 from ..packed_rows import row_heads, row_tokens
 from .rings import CONVERTING, first_halves
@@ -79,9 +79,9 @@ def convert_scaled_keys(ctx, k_state, v_state, tile, span):
 def convert_scaled(ctx, state, scales):
     """A tile of keys, and the scales of its keys and values."""
     ctx.rings.k_in.wait(state)
-    if has_scale(ctx.config, "k", "token"):
+    if has_row_scale(ctx.config, "k"):
         ctx.rings.scales.k.index(state.index).store(scales.k)
-    if has_scale(ctx.config, "v", "token"):
+    if has_row_scale(ctx.config, "v"):
         ctx.rings.scales.v.index(state.index).store(scales.v)
     if ctx.config.eight_bit.columns("k") > 0:
         store_ratios(ctx.rings.scales.k, state, scales.k)
@@ -192,9 +192,9 @@ def load_scales(ctx, tile, span, at, i):
     there = tile_keys(ctx, span, i) < ctx.work.lengths(tile).seq_k
     k = ()
     v = ()
-    if has_scale(ctx.config, "k", "token"):
-        k = token_scale(ctx, ctx.scales.k, tile, at, there)
-    if has_scale(ctx.config, "v", "token"):
+    if has_row_scale(ctx.config, "k"):
+        k = token_scale(ctx, ctx.scales.k, tile, (at[0], scale_row(ctx.config, "k", at[1])), there)
+    if has_row_scale(ctx.config, "v"):
         v = token_scale(ctx, ctx.scales.v, tile, at, there)
     if ctx.config.eight_bit.columns("k") > 0:
         k = block_scales(ctx, ctx.scales.k, tile, at, there, ctx.config.eight_bit.blocks("k", ctx.config.padded_qk))
@@ -260,7 +260,7 @@ def widen_queries(ctx, slot, tile, q_state, wg: gl.constexpr):
     wide = as_fp16(as_matrices(slot, config.rows, config.qk_parts))
     for part in gl.static_range(len(wide)):
         wide[part].store(narrow[part].load(rows_layout(wide[part].shape[1])).to(gl.float16))
-    if has_scale(config, "q", "token"):
+    if has_row_scale(config, "q"):
         factors_of(ctx, q_state, wg).store(query_scales(ctx, tile, wg))
     fence_async_shared()
     gl.barrier()
@@ -273,7 +273,7 @@ def query_scales(ctx, tile, wg: gl.constexpr):
     rows = ctx.scales.q
     token = tile.row + wg * config.wg_tokens + row_tokens(ONE, config)
     outer, row = ctx.work.query_place(tile, gl.minimum(token, ctx.work.lengths(tile).seq_q - 1))
-    at = outer.to(gl.int64) * rows.outer + row.to(gl.int64) * rows.row
+    at = outer.to(gl.int64) * rows.outer + scale_row(config, "q", row).to(gl.int64) * rows.row
     return gl.load(rows.scale + at + row_heads(tile, ONE, config) * rows.head)
 
 
