@@ -1,9 +1,9 @@
 """Times latent attention over 8-bit latents beside 16-bit ones: `python3 -m bench.eight_bit.latent --json FILE`.
 
 One query token, pages of 64, a cache in DeepSeek's form (656 bytes a token), and the same in bf16 (1,152 bytes). The
-result of 8 bits is held against that of 16 bits on what is stored, rounded to bf16. Up to 16 heads are timed with
-queries as the right operands of 8-bit latents, too, which no plan chooses yet. Without a GPU, a small case runs with
-the reference.
+result of 8 bits is held against that of 16 bits on what is stored, rounded to bf16. Up to 16 heads, where queries are
+the right operands of 8-bit latents, are timed with two CTAs on an SM and with tiles of 64 rows, too, which no plan
+chooses. Without a GPU, a small case runs with the reference.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from bench.eight_bit.running import run_cases
 from bench.measure import inputs, record, timing
 from warpattn.kernels.sm90.mla.config import choose, takes_swap_ab
 from warpattn.kernels.sm90.mla.launch import list_launches
-from warpattn.problem import Call, validate
+from warpattn.problem import Call, CheckedCall, validate
 from warpattn.problem.arch import ARCHS
+from warpattn.problem.launch import Choice
 from warpattn.problem.operands import Operands
 from warpattn.runtime.bound_launches import BoundLaunches
 from warpattn.sequences.latent import LATENT, TOKEN_BYTES
 
 SIXTEEN, OWN = "16-bit", "8-bit"
-ON_THE_RIGHT = " swap-AB"  # queries as the right operands
-ALONE = {"ctas": 1, "stages": 8}  # instead of two CTAs on an SM
+TWO_CTAS = {"ctas": 2, "stages": 4}  # on an SM, instead of one
 DIM, PAGE, SCALE = 576, 64, 192**-0.5
 LIMIT = 2e-2  # largest error over the largest result
 
@@ -47,7 +47,10 @@ class Case(NamedTuple):
         return f"{self.batch}x{self.keys}-{self.heads}"
 
 
-CASES = (Case(128, 4096, 16), Case(128, 4096, 128), Case(32, 16384, 16), Case(8, 8192, 16), Case(32, 4096, 128))
+CASES = (
+    *(Case(128, 4096, 16), Case(32, 16384, 16), Case(8, 8192, 16), Case(256, 4096, 16), Case(64, 8192, 16)),
+    *(Case(16, 32768, 16), Case(128, 1024, 16), Case(1, 131072, 16), Case(128, 4096, 128), Case(32, 4096, 128)),
+)
 SMOKE = (Case(2, 128, 16),)
 
 
@@ -71,24 +74,23 @@ def caches(case: Case, seed: int) -> tuple[Tensor, wa.LatentPages, wa.PagedKV]:
     return q, narrow, wa.PagedKV(wide, wide[..., :LATENT], table, lengths)
 
 
-def swap_ab_calls(q: Tensor, kv: wa.LatentPages) -> dict[str, Callable[[], Tensor]]:
-    """Calls with queries as the right operands by their names; none where there are too many rows, or no card."""
-    ways: dict[str, dict[str, int]] = {OWN + ON_THE_RIGHT: {}, OWN + ON_THE_RIGHT + " x1": ALONE}
-    made = {name: swap_ab_call(q, kv, fields) for name, fields in ways.items()}
-    return {name: call for name, call in made.items() if call is not None}
-
-
-def swap_ab_call(q: Tensor, kv: wa.LatentPages, fields: dict[str, int]) -> Callable[[], Tensor] | None:
-    """One of these, with other `fields` of its configuration."""
+def other_calls(q: Tensor, kv: wa.LatentPages) -> dict[str, Callable[[], Tensor]]:
+    """Calls with configurations that no plan chooses, by their names; none where it has no choice, or no card."""
     ready = validate(Call(q, kv.k_pages, kv.v_pages, kv, scale=SCALE, backend="reference"), read_values=False)
     if q.device.type == "cpu" or not takes_swap_ab(ready.problem):
-        return None
-    choice = choose(ready.problem, ARCHS["sm90"], swap_ab=True)
-    config = replace(choice.config, **fields)
-    grid = (choice.grid[0] // choice.config.ctas * config.ctas,)
+        return {}
+    choose_on = partial(choose, ready.problem, ARCHS["sm90"])
+    beside = choose_on(swap_ab=True)
+    config, grid = replace(beside.config, **TWO_CTAS), (2 * beside.grid[0],)
+    choices = {OWN + " x2": replace(beside, config=config, grid=grid), OWN + " 64 rows": choose_on(swap_ab=False)}
+    return {name: call_of(q, kv, ready, choice) for name, choice in choices.items()}
+
+
+def call_of(q: Tensor, kv: wa.LatentPages, ready: CheckedCall, choice: Choice) -> Callable[[], Tensor]:
+    """A checked call with a configuration of one's own."""
     out = q.new_empty((*q.shape[:3], LATENT))
     operands = Operands(q, kv.k_pages, kv.v_pages, out, None, None)
-    launches = list_launches(ready, operands, kv, replace(choice, config=config, grid=grid))
+    launches = list_launches(ready, operands, kv, choice)
     bound = BoundLaunches(launches, out.get_device())
 
     def call() -> Tensor:
@@ -106,7 +108,7 @@ def run_case(case: Case, rounds: int, seed: int) -> dict[str, Any]:
     calls: dict[str, Callable[[], Tensor]] = {
         name: partial(wa.attention_paged, q, kv, scale=SCALE) for name, kv in both
     }
-    calls |= swap_ab_calls(q, narrow)
+    calls |= other_calls(q, narrow)
     want = calls[SIXTEEN]().float()
     results: dict[str, dict[str, Any]] = {SIXTEEN: {"status": "timed"}}
     for name in (name for name in calls if name != SIXTEEN):

@@ -44,7 +44,6 @@ def test_scales(per):
 @pytest.mark.parametrize("power", drawn([-40, -12, 12], [-40, 12]))
 def test_scales_far_apart(monkeypatch, power):
     """Weights have references of each block of columns, so fp16 holds them whatever the scales are."""
-    monkeypatch.setattr(config, "NARROW_SWAP_AB_ROWS", 16)
     kv, q = pages_of(Latent((70, 130), page=64, seed=3)), as_engines_have_them(2, 1, 3)
     scale = kv.k_scale * 2.0 ** torch.tensor([0.0, power, 0.0, 0.0])
     kv = wa.LatentPages(kv.k_pages, kv.rope, kv.block_table, kv.lengths, scale=scale)
@@ -69,7 +68,6 @@ def test_lengths(length):
 def test_public_calls_where_it_is_chosen(monkeypatch, dtype):
     """Requests with different numbers of tokens, queries in two tensors."""
     chosen = []
-    monkeypatch.setattr(config, "NARROW_SWAP_AB_ROWS", 16)
     tiles = config.swap_ab_tiles
     monkeypatch.setattr(config, "swap_ab_tiles", lambda *problem: chosen.append(tiles(*problem)) or chosen[-1])
     torch.manual_seed(0)

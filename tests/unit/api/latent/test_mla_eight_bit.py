@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -141,7 +140,7 @@ def compiled(page: int, dtype: torch.dtype):
     call = Call(q, kv.k_pages, kv.v_pages, kv, wa.Causal(), return_lse=True, backend="simulate:sm90")
     checked = validate(call, read_values=False)
     x = Operands(q, kv.k_pages, kv.v_pages, q[..., :512], torch.empty(checked.lse_shape), None)
-    choice = choose(checked.problem, ARCHS["sm90"])
+    choice = choose(checked.problem, ARCHS["sm90"], swap_ab=False)
     launch, _ = list_launches(checked, x, kv, choice)
     return choice.config, triton.compile(launch.source(), target=triton_target("sm90"), options=launch.options)
 
@@ -174,40 +173,35 @@ def test_machine_code(page, rope):
 
 
 @cache
-def compiled_with_swap_ab(page: int, rope: torch.dtype, ctas: int):
+def compiled_with_swap_ab(page: int, rope: torch.dtype):
     pytest.importorskip("triton")
     import triton
 
     kv, q = pages(page, dtype=rope), query()
     call = Call(q, kv.k_pages, kv.v_pages, kv, wa.Causal(), return_lse=True, backend="simulate:sm90")
     ready = validate(call)
-    found = choose(ready.problem, ARCHS["sm90"], swap_ab=True)
-    found = replace(found, config=replace(found.config, ctas=ctas))
+    found = choose(ready.problem, ARCHS["sm90"])
+    assert found.config.swap_ab
     out = torch.empty(2, 1, 16, 512).bfloat16()
     operands = Operands(q, kv.k_pages, kv.v_pages, out, torch.empty(ready.lse_shape), None)
     launch, *_ = list_launches(ready, operands, kv, found)
     return found.config, triton.compile(launch.source(), target=triton_target("sm90"), options=launch.options)
 
 
-# Pages, rotary parts and CTAs of an SM; bytes of stack: with 168 registers some of what an item needs once, and up to
-# eight words of a tile.
-STACK_WITH_SWAP_AB = {
-    (64, torch.bfloat16, 2): 320, (16, torch.bfloat16, 2): 320, (64, E4M3, 2): 320, (64, torch.bfloat16, 1): 160,
-}  # fmt: skip
+SWAP_AB = [(64, torch.bfloat16), (16, torch.bfloat16), (64, E4M3)]  # pages and rotary parts
 
 
-@pytest.mark.parametrize(("page", "rope", "ctas"), drawn(STACK_WITH_SWAP_AB, [(64, torch.bfloat16, 2)]))
-def test_machine_code_with_swap_ab(page, rope, ctas):
+@pytest.mark.parametrize(("page", "rope"), drawn(SWAP_AB, [(64, torch.bfloat16)]))
+def test_machine_code_with_swap_ab(page, rope):
     from warpattn.kernels.sm90.decode.choice import SM_SMEM
     from warpattn.machine_code.roles import role_faults
     from warpattn.machine_code.sass import opcode_counts, resources
 
-    config, kernel = compiled_with_swap_ab(page, rope, ctas)
+    config, kernel = compiled_with_swap_ab(page, rope)
     counts, used = opcode_counts(kernel.asm["cubin"]), resources(kernel.asm["cubin"])
     assert kernel.metadata.shared <= config.smem_bytes + SLACK
-    assert ctas * (config.smem_bytes + SLACK + 1024) <= SM_SMEM
-    assert used.stack <= STACK_WITH_SWAP_AB[page, rope, ctas] and role_faults(kernel.asm) == []
-    assert used.registers <= (128 if ctas == 2 else 255)
+    assert config.smem_bytes + SLACK + 1024 <= SM_SMEM
+    assert used.stack == 0 and role_faults(kernel.asm) == []
     products = 576 // 16 + 2 * (config.half // 64) * (config.block_n // 16)
     assert (counts["HGMMA"], counts["HMMA"]) == (products, 0)
     converted = 2 * config.dim_v * config.block_n // 128 // 2  # pairs of a thread, as keys and as values

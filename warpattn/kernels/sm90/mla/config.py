@@ -59,11 +59,10 @@ STAGES_BESIDE = 3  # slots of the ring that fit beside them
 CONVERTING = Registers(consumer=216, producer=72)  # 504 in all, as at the launch of 12 warps
 SWAP_AB_KEYS = 64  # of a tile with swap-AB: rows of a product
 SWAP_AB_STAGES = 5
-NARROW_STAGES = 4  # of 8-bit latents, which two CTAs of an SM convert: 64 KiB each, with rotary parts 80
+NARROW_STAGES = 8  # of 8-bit latents: 128 KiB, with rotary parts 160
 BESIDE_ANOTHER = Registers(consumer=168, producer=88)  # 256 in all, as at the launch of 8 warps with 128
 SCALED = 128  # columns of 8-bit latents that may share a scale
 SWAP_AB_ROWS = 16  # rows of queries of a sequence up to which swap-AB is chosen: as many as one tile has
-NARROW_SWAP_AB_ROWS = 0  # the same over latents of 8 bits: none before a card has timed it
 GATHERING = 232  # registers of a producer that has the addresses of 16 rows
 ONCE = "latents are read once, as keys and as values, and each of two warpgroups has half of the output's columns"
 ON_THE_LEFT = "latents are read once, as keys and as values, on the left of the products with 16 columns for queries"
@@ -226,7 +225,7 @@ def swap_ab_tiles(problem: Problem, grid: int) -> SwapAbMlaConfig:
     config = SwapAbMlaConfig(operands, SWAP_AB_KEYS, SWAP_AB_STAGES, box, combine=combine)
     if problem.rope:
         config = replace(config, latents=problem.kv_element, narrow_rope=problem.narrow_rope)
-        config = replace(config, stages=NARROW_STAGES, ctas=2)
+        config = replace(config, stages=NARROW_STAGES)
     return config
 
 
@@ -239,12 +238,11 @@ def choose(
     problem: Problem, target: Arch, *, options: PlanOptions = DEFAULT_OPTIONS, swap_ab: bool | None = None
 ) -> Choice:
     """The choice for a latent problem that decode takes; `swap_ab`: whether queries are the right operands, by default
-    for up to `SWAP_AB_ROWS` rows, over 8-bit latents `NARROW_SWAP_AB_ROWS`."""
+    for up to `SWAP_AB_ROWS` rows."""
     check_takes(problem)
     in_any_step = options.batch_invariant and problem.ragged_queries
     if swap_ab is None:  # the steps of a sequence differ in their rows, and must not in their kernel
-        most = NARROW_SWAP_AB_ROWS if problem.rope else SWAP_AB_ROWS
-        swap_ab = not in_any_step and takes_swap_ab(problem) and problem.seq_q * problem.heads_q <= most
+        swap_ab = not in_any_step and problem.seq_q * problem.heads_q <= SWAP_AB_ROWS
     if swap_ab and not takes_swap_ab(problem):
         raise ValueError(f"swap-AB takes up to {SwapAbMlaConfig.rows} rows of queries")
     grid = alone_on_sms(target)
