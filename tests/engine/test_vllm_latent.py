@@ -134,6 +134,39 @@ def test_batch_invariance(latent_steps, monkeypatch, tmp_path):
     assert planned.count("prompts") == len(latent_steps) - latent_steps.count("decode")
 
 
+def test_batch_invariance_of_ranks_is_refused_before_anything_runs(monkeypatch):
+    """vLLM tells a layer of its ranks before `__init__`."""
+    from vllm.distributed import parallel_state
+
+    from warpattn.errors import AttentionError
+    from warpattn.integrations.vllm import latent
+
+    monkeypatch.setattr(latent, "envs", SimpleNamespace(VLLM_BATCH_INVARIANT=True))
+    monkeypatch.setattr(parallel_state, "get_dcp_world_size_and_rank", lambda *_: (2, 0))
+    with pytest.raises(AttentionError, match="VLLM_BATCH_INVARIANT is set and 2 ranks share the context"):
+        latent.WarpattnMLAImpl()
+
+
+def test_queries_and_outputs_are_not_rounded_by_what_another_backend_can(monkeypatch):
+    """vLLM's classes would round both, where a card's own backend of prompts takes them."""
+    from vllm.model_executor.layers.attention import mla_attention
+
+    from warpattn.integrations.vllm import latent
+
+    monkeypatch.setattr(mla_attention, "backend_supports_prefill_query_quantization", lambda: True)
+    asked = SimpleNamespace(
+        cache_config=SimpleNamespace(cache_dtype="fp8"),
+        attention_config=SimpleNamespace(use_prefill_query_quantization=True),
+    )
+    kinds = [
+        made.determine_prefill_query_data_type(asked, torch.bfloat16)
+        for made in (latent.MLACommonMetadataBuilder, latent.WarpattnMLABuilder)
+    ]
+    assert kinds == [torch.float8_e4m3fn, torch.bfloat16]
+    key, layers = mla_attention.kFp8StaticTensorSym, (latent.MLACommonImpl, latent.WarpattnMLAImpl)
+    assert [made.fused_output_quant_supported(None, key) for made in layers] == [True, False]
+
+
 def rounded(rows: Tensor, kind: str) -> Tensor:
     """Latents with rotary parts (tokens, 576) as a cache of 8 bits holds them."""
     latents, rotary = rows.split([512, 64], -1)

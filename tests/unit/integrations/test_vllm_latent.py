@@ -86,8 +86,16 @@ def test_batch_invariance_is_the_plans(latent, monkeypatch, drafts):
                 torch.testing.assert_close(one, expected(new, tokens)[0])
     plans = metadata.plans._plans.values()
     assert len(plans) == 4 and all(isinstance(plan._tail["mask"], InOrder) for plan in plans)
+    monkeypatch.setattr(latent.WarpattnMLAImpl, "dcp_world_size", 2)  # vLLM says so before it makes a layer
     with pytest.raises(AttentionError, match="VLLM_BATCH_INVARIANT is set and 2 ranks share the context"):
-        impl(latent, ranks=2).forward_mqa(q, cache, metadata, None)
+        impl(latent)
+
+
+def test_queries_and_outputs_are_not_rounded_by_what_another_backend_can(latent):
+    """vLLM asks the backend of prompts that it chose, in whose place ours is."""
+    builder = latent.WarpattnMLABuilder
+    assert builder.determine_prefill_query_data_type(SimpleNamespace(), torch.bfloat16) == torch.bfloat16
+    assert not impl(latent).fused_output_quant_supported("fp8")
 
 
 def test_prompts_of_an_invariant_batch_are_planned_so(latent, monkeypatch):

@@ -104,6 +104,11 @@ class WarpattnMLABuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
         self._prefill_backend = WarpattnMLAPrefill.in_place_of(self._prefill_backend)
         self._plans = StepPlans(DECODED, batch_invariant=True) if envs.VLLM_BATCH_INVARIANT else None
 
+    @staticmethod
+    def determine_prefill_query_data_type(vllm_config: Any, model_dtype: torch.dtype) -> torch.dtype:
+        """The model's: vLLM asks its own backend of prompts, which ours replaces, whether 8 bits will do."""
+        return model_dtype
+
     def build(self, *arguments: Any, **named: Any) -> MLACommonMetadata:
         """vLLM's metadata, with our plans of decoding where a token's bits must not depend on the batch."""
         metadata = super().build(*arguments, **named)
@@ -169,10 +174,17 @@ class WarpattnMLAImpl(MLACommonImpl[MLACommonMetadata]):
         kind = named.get("kv_cache_dtype", "auto")
         rule = f"warpattn's latent attention in vLLM has {', '.join(WarpattnMLABackend.supported_kv_cache_dtypes)}"
         rules.require(kind in WarpattnMLABackend.supported_kv_cache_dtypes, f"kv_cache_dtype is {kind!r}", rule)
+        what = f"VLLM_BATCH_INVARIANT is set and {self.dcp_world_size} ranks share the context"
+        rule = "warpattn's latent attention has no batch invariance there: unset one of the two"
+        rules.require(not envs.VLLM_BATCH_INVARIANT or self.dcp_world_size <= 1, what, rule)
         rules.done()
         super().__init__(**named)
         self.supports_quant_query_input = False
         self.reads_bytes, self.narrow = kind == DEEPSEEK, kind in EIGHT_BIT
+
+    def fused_output_quant_supported(self, quant_key: Any) -> bool:
+        """Never: vLLM rounds outputs itself, where it would ask its own backend of prompts, which ours replaces."""
+        return False
 
     def do_kv_cache_update(
         self, kv_c_normed: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor, kv_cache_dtype: str,
@@ -216,9 +228,6 @@ class WarpattnMLAImpl(MLACommonImpl[MLACommonMetadata]):
 
     def _planned(self, plans: StepPlans, parts: tuple[Tensor, ...], kv: PagedKV) -> Tensor:
         """(tokens, heads, 512) of requests with equally many new tokens, with the bits that they have alone."""
-        if self.dcp_world_size > 1:
-            what = f"VLLM_BATCH_INVARIANT is set and {self.dcp_world_size} ranks share the context"
-            raise AttentionError(f"{what}; warpattn's latent attention has no batch invariance there")
         total = len(parts[0])
         each = total // max(len(kv.lengths), 1)
         starts = torch.arange(0, total + 1, max(each, 1), dtype=torch.int32, device=kv.lengths.device)
