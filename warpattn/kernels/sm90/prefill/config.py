@@ -14,6 +14,7 @@ from warpattn.problem.element import FP16, Element
 
 from ..operand_format import OperandFormat, WithOperands
 from ..widths import pad_dim, split_dim
+from .eight_bit.sizes import EightBitSizes
 
 CONSUMER_ROWS = 64  # rows of one warpgroup: M of wgmma
 SMEM_LIMIT = 232_448  # 227 KiB of a block on sm_90
@@ -84,7 +85,7 @@ class KeyTileSizes(WithOperands):
 
 
 @dataclass(frozen=True)
-class SM90Config(KeyTileSizes):
+class SM90Config(KeyTileSizes, EightBitSizes):
     """Tile sizes and resources of one compiled kernel.
 
     `consumers` warpgroups of 64 query rows each share one stream of key tiles of `block_n` keys in rings of `kv_stages`
@@ -127,21 +128,6 @@ class SM90Config(KeyTileSizes):
     def converts(self) -> bool:
         """Whether a warpgroup makes 16-bit tiles of 8-bit ones (eight_bit/convert.py)."""
         return self.eight_bit is not None and not self.products
-
-    @property
-    def widens_queries(self) -> bool:
-        """Whether the warpgroups that multiply queries of 8 bits make 16-bit ones of them first."""
-        return self.converts and self.eight_bit is not None and self.eight_bit.queries
-
-    @property
-    def v_rows(self) -> int:
-        """Rows of a tile of values in shared memory."""
-        return self.padded_v if self.products else self.block_n
-
-    @property
-    def v_columns(self) -> tuple[int, ...]:
-        """Columns of its parts."""
-        return (self.block_n,) if self.products else self.v_parts
 
     @cached_property
     def qk_parts(self) -> tuple[int, ...]:
@@ -193,37 +179,6 @@ class SM90Config(KeyTileSizes):
     @cached_property
     def q_bytes(self) -> int:
         return self.element.bytes * self.block_m * self.padded_qk
-
-    @property
-    def widening(self) -> int:
-        """Bytes of an element of keys and values where it is multiplied, for each byte of it that arrives."""
-        return 2 if self.converts else 1
-
-    @property
-    def loaded_q_bytes(self) -> int:
-        """Of a tile of queries, as they arrive."""
-        return self.q_bytes // 2 if self.widens_queries else self.q_bytes
-
-    @cached_property
-    def scale_bytes(self) -> int:
-        """Of the scales of the tokens of all slots."""
-        if self.eight_bit is None or self.products:
-            return 0
-        scales = self.eight_bit.token_scales(self.padded_qk, self.padded_v)
-        scales += bool(self.eight_bit.columns("k"))  # the largest of a key's
-        return 4 * scales * self.kv_stages * self.block_n
-
-    @cached_property
-    def query_factors(self) -> int:
-        """Of scores, loaded with a warpgroup's queries: a power of two (`make_fractions`), or scales of all rows."""
-        if self.widens_queries and self.eight_bit is not None:
-            return self.rows if self.eight_bit.of_token("q") else 0
-        return int(self.operand != self.element)
-
-    @property
-    def factor_bytes(self) -> int:
-        """Of these, in all slots."""
-        return 4 * self.q_stages * self.consumers * self.query_factors
 
     @property
     def overlaps(self) -> bool:
