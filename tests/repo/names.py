@@ -9,6 +9,8 @@ stands in backticks with an underscore or with two capital letters in it: it has
 
 from __future__ import annotations
 
+import ast
+import importlib
 import re
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatch
@@ -21,6 +23,9 @@ _ANY = re.compile(r"<\w+>")
 _MODULE = re.compile(r"(?<![\w/@.])warpattn((?:\.[A-Za-z_]\w*)+)")
 _NAME = re.compile(r"`([A-Za-z_][\w.]*)(?:\([^`]*\))?`")
 _OF_CODE = re.compile(r"\w+_\w*|[A-Z]+[a-z]+[A-Z]\w*")
+_OURS = re.compile(r"\bwa((?:\.[A-Za-z_]\w*)+)")
+_BLOCK = re.compile(r"^```(?:py|text)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_IMPORT = re.compile(r"^(?:from|import) \w", re.MULTILINE)
 _BRACES = re.compile(r"\{([^{}]*)\}")
 
 
@@ -46,6 +51,36 @@ def unknown(text: str, source: str) -> Iterator[str]:
     for found in dict.fromkeys(_NAME.findall(text)):
         parts = [part for part in found.split(".") if _OF_CODE.fullmatch(part)]
         yield from (f"{found}: no source has {part}" for part in parts if part not in words)
+
+
+def absent(text: str) -> Iterator[str]:
+    """One sentence for every `wa.name` that warpattn has not, and every name that a listing takes from it in vain.
+
+    Listings are blocks of code that no test runs: those of `python` are run by themselves.
+    """
+    for found in dict.fromkeys(_OURS.findall(text)):
+        if not _has("warpattn", found.strip(".").split(".")):
+            yield f"wa{found}: warpattn has none"
+    for block in filter(_IMPORT.search, _BLOCK.findall(text)):
+        try:
+            tree = ast.parse(block)
+        except SyntaxError as error:
+            yield f"a listing does not compile: {error}"
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "warpattn":
+                names = [alias.name for alias in node.names]
+                yield from (f"{node.module} has no {name}" for name in names if not _has(node.module, [name]))
+
+
+def _has(module: str, names: list[str]) -> bool:
+    """Whether names one below the other are in a module."""
+    found = importlib.import_module(module)
+    for name in names:
+        if not hasattr(found, name):
+            return False
+        found = getattr(found, name)
+    return True
 
 
 def spelled_out(name: str) -> list[str]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.repo.names import missing, spelled_out, unknown
+from tests.repo.names import absent, missing, spelled_out, unknown
 from tests.repo.test_repository import FILES, ROOT
 
 # The changelog says what has moved, and notes name options and files of their time.
@@ -31,6 +31,21 @@ def source() -> str:
 def test_names_in_code_occur_in_code(name, source):
     found = list(unknown((ROOT / name).read_text(), source))
     assert not found, "\n".join(["", *found])
+
+
+def test_names_of_the_package_and_of_listings_resolve():
+    found = [f"{name}: {sentence}" for name in TEXTS for sentence in absent((ROOT / name).read_text())]
+    assert not found, "\n".join(["", *found])
+
+
+def test_names_that_do_not_resolve_are_seen():
+    listing = "```text\nfrom warpattn import attention, atention\nimport torch\n```\n"
+    assert list(absent(listing)) == ["warpattn has no atention"]
+    assert list(absent("`wa.masks.Causal`, `wa.Casual()`")) == ["wa.Casual: warpattn has none"]
+    (broken,) = absent("```py\nimport torch\nx = (\n```\n")
+    assert broken.startswith("a listing does not compile")
+    command, run = "```text\n$ python -m warpattn plan\n```\n", "```python\nfrom warpattn import atention\n```\n"
+    assert not list(absent(command + run))  # `python` blocks are run
 
 
 def test_names_in_code():
