@@ -64,7 +64,7 @@ def draw(arch: str, seed: int) -> Drawn:
         return _stored(case, limits.eight_bit, chance)
     if what == "" and limits.eight_bit is not None and limits.eight_bit.latents and case.kind == "paged":
         return _latent(case, limits.eight_bit, chance)
-    if what == "hidden" and arch == "sm90" and "added" not in case.mask and _hides(case):
+    if what == "hidden" and "added" not in case.mask and _hides(arch, case):
         return Drawn(case, chance.choice(("hidden", "partly hidden")))
     return drawn
 
@@ -109,9 +109,13 @@ def _trains(case: Case, limits: BackwardLimits) -> bool:
     return case.kind in limits.kinds and wide <= limits.max_dim and case.scale != 0
 
 
-def _hides(case: Case) -> bool:
-    """Whether Hopper's kernels look for hidden values, whatever the sizes; see docs/numbers.md."""
-    return _reads(case) or sum(split_dim(case.dim_v or case.dim)) not in (32, 64, 128, 192)
+def _hides(arch: str, case: Case) -> bool:
+    """Whether an architecture's kernels look for hidden values, whatever the sizes; see docs/numbers.md."""
+    if arch == "sm100":
+        return False
+    dim_v = case.dim_v or case.dim
+    free = sum(split_dim(dim_v)) not in (32, 64, 128, 192) if arch == "sm90" else max(case.dim, dim_v) <= 128
+    return free or _reads(case)
 
 
 def _reads(case: Case) -> bool:

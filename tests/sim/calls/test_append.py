@@ -159,6 +159,9 @@ BAD = {
     "lengths[0] is 17": lambda a: a | {"lengths": a["lengths"] + 12},
     "lengths[1] is -1": lambda a: a | {"lengths": a["lengths"] - 1},
     "block_table[0, 0] is 77": lambda a: a | {"block_table": torch.full_like(a["block_table"], 77)},
+    "row 0 of page 3 gets the tokens of sequences 0 and 1": lambda a: a | {
+        "block_table": a["block_table"][:1].repeat(5, 1), "lengths": torch.full_like(a["lengths"], 1)
+    },
     "sin is None": lambda a: a | {"cos": tables(4)[0]},
     "cos has 9 columns": lambda a: a | dict(zip(("cos", "sin"), tables(9), strict=True)),
     "cos has 3 rows": lambda a: a | {"cos": tables(4)[0][:3], "sin": tables(4)[1][:3]},

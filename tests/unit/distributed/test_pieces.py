@@ -79,6 +79,8 @@ def test_merged_at_once(count, with_sinks):
     out, lse = states(count, S)
     found = merged(out, lse, sinks)
     torch.testing.assert_close(found, truth(out, lse, sinks))
+    far = merged(out, lse + 2000, None if sinks is None else sinks + 2000)  # whose exponentials are infinite
+    torch.testing.assert_close(far, (found[0], found[1] + 2000))
     empty = torch.zeros(3, *out.shape[1:]), torch.full((3, *lse.shape[1:]), -torch.inf)
     more = merged(*(torch.cat(pair) for pair in zip((out, lse), empty, strict=True)), sinks)
     assert all(torch.equal(one, other) for one, other in zip(found, more, strict=True))

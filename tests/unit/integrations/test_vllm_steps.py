@@ -72,7 +72,8 @@ def test_masks_with_images_are_made_once(vllm):
 
 def test_a_model_may_take_images_from_some_layers(vllm):
     """vLLM's Gemma 4 sets one of these to None."""
-    batch, q, *_ = vllm_double.Engine(SHAPE).step({"a": 20}, mm_req_doc_ranges={0: [(2, 7)]})
+    ranges = {0: [(2, 7)], 1: [(0, 3)]}  # request 1 is not there
+    batch, q, *_ = vllm_double.Engine(SHAPE).step({"a": 20}, mm_req_doc_ranges=ranges)
     for name in ("mm_prefix_query_range_tensor", "mm_prefix_range_tensor"):
         metadata = vllm.WarpattnMetadataBuilder(None, [], None, q.device).build(0, batch)
         assert metadata.images is not None

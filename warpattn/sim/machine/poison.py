@@ -34,9 +34,7 @@ def carried(op: Op, values: list[Any]) -> Any:
     parts = [opened(value) for value in values]
     faults = [missing for _, missing in parts if missing is not None]
     plain = [value for value, _ in parts]
-    result, made = opened(op.run(*plain))  # a division by zero may undo elements of its own
-    if made is not None:
-        faults.append(made)
+    result, made = opened(op.run(*plain))  # a division by zero may undo more elements
     masks = [np.zeros(np.shape(value), np.bool_) if missing is None else missing.where for value, missing in parts]
     if op.name in MOVING:
         moved = op.run(*masks)

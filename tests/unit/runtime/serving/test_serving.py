@@ -157,6 +157,13 @@ def test_bad_input_is_refused_when_the_plan_is_made():
         wa.DecodePlan(q, kv)
 
 
+def test_lengths_beyond_the_pages_are_refused_when_the_plan_is_made():
+    kv = cache()
+    kv.lengths[1] = 17
+    with pytest.raises(wa.AttentionError, match=r"lengths\[1\] is 17"):
+        wa.DecodePlan(torch.randn(2, 1, 4, 16), kv)
+
+
 def test_plans_of_fp64_compute_in_it():
     q, k, v = (torch.randn(1, 5, 2, 16, dtype=torch.float64) for _ in range(3))
     exact, exact_lse = wa.attention(q, k, v, return_lse=True)
