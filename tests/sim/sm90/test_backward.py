@@ -6,7 +6,18 @@ import torch
 pytest.importorskip("triton")
 
 from tests.drawn import drawn
-from tests.sim.backward import Case, check_right, error, gradients, launches, operands, simulated, tolerances
+from tests.sim.backward import (
+    Case,
+    check_right,
+    error,
+    gradients,
+    launches,
+    launches_of,
+    operands,
+    simulated,
+    tolerances,
+)
+from warpattn.kernels.sm90.backward import config
 from warpattn.masks import Causal, CustomMask, Document, Materialized, Padding, Prefix, SlidingWindow
 from warpattn.problem.backward import fitted_gradients, write_back
 from warpattn.runtime.simulate import Options, run_launch
@@ -72,6 +83,29 @@ DRAWN = (
     "sinks", "lse", "soft-cap", "custom-score", "negative-scale", "ragged", "ragged-sections", "ragged-cross",
     "deterministic", "deterministic-ragged", "dim-256", "dims-192-128", "dim-96",
 )  # fmt: skip
+# Of 128 keys above head dim 128, whose attending warpgroups add dQ: a case, a schedule, and CTAs (0: one a key tile).
+ADDED = {
+    "full": (Case(130, 300, dim=192, dim_v=128), "random", 1),
+    "groups": (Case(200, 264, dim=192, dim_v=128, heads=2, heads_kv=1, mask=Causal()), "adversarial", 0),
+    "deterministic": (Case(200, 500, dim=160, dim_v=72, deterministic=True, dtype=torch.float16), "random", 0),
+    "deterministic-causal": (
+        Case(200, 300, dim=192, dim_v=128, heads=2, heads_kv=1, deterministic=True, mask=Causal()), "lazy", 0
+    ),
+    "ragged": (
+        Case(0, 0, lengths=((100, 150), (0, 40), (30, 0), (20, 200)), dim=160, dim_v=72, mask=Causal()), "eager", 2
+    ),
+    "soft-cap": (Case(130, 140, dim=256, dim_v=64, score=SoftCap(3.0), limit=3.0), "lazy", 0),
+    "padding": (Case(140, 140, batch=2, dim=192, dim_v=128, mask=Padding(torch.tensor([90, 0]))), "lazy", 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", drawn(ADDED, ["full", "groups", "deterministic", "ragged"]))
+def test_attending_warpgroups_add_dq(name, monkeypatch):
+    monkeypatch.setattr(config, "ATTEND_ADDS", True)
+    case, schedule, programs = ADDED[name]
+    (main,) = (launch for launch in launches_of(case) if launch.name == "sm90.backward")
+    assert main.key[0].attend_adds and main.key[0].block_n == 128
+    check_right(case, schedule=schedule, **({"programs": programs} if programs else {}))
 
 
 @pytest.mark.parametrize("name", drawn(CASES, DRAWN))

@@ -29,10 +29,11 @@ class ClippedRows:
     unit: gl.tensor  # offsets from one row to the next
 
     @gluon.jit
-    def load(self, start, length, row, head, full, smem):
-        """Rows from `row` on of the sequence at `start` into shared memory; zeros from `length` on."""
+    def load(self, start, length, row, head, full, smem, column: gl.constexpr = 0):
+        """Rows from `row` on of the sequence at `start`, columns from `column` on, into shared memory; zeros from `length`
+        on."""
         offset = start * self.step + length * self.unit
-        tma.async_load(self.desc, [FAR, offset, FAR - length + row, head, 0], full, smem)
+        tma.async_load(self.desc, [FAR, offset, FAR - length + row, head, column], full, smem)
 
     @gluon.jit
     def store(self, start, length, row, head, column: gl.constexpr, smem):

@@ -9,6 +9,7 @@ pytest.importorskip("triton")
 
 from tests.drawn import drawn
 from tests.unit.kernels.backward.builds import compiled, long_problem
+from warpattn.kernels.sm90.backward import config
 from warpattn.kernels.sm90.backward.config import CONSUMERS, BackwardConfig, choose, choose_config
 from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT
 from warpattn.machine_code.roles import role_faults
@@ -48,6 +49,22 @@ def test_machine_code_is_what_the_config_promises(dim: int, mask: str) -> None:
     assert config.topology.registers <= 65_536
     assert counts["UTMAREDG.3D.ADD"] == config.dq_parts, "dQ is added by TMA"
     assert not any(name.startswith("STS.") and "128" not in name and "64" not in name for name in counts)
+
+
+@pytest.mark.parametrize("mask", drawn(["full", "causal"], ["causal"]))
+def test_attending_warpgroups_have_registers_for_dq(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "ATTEND_ADDS", True)
+    kernel = compiled.__wrapped__("sm90", (192, 128), mask)  # not of the cache, nor into it
+    cubin, topology = kernel.asm["cubin"], config_of(192, mask, 128).topology
+    counts = opcode_counts(cubin, modifiers=True)
+    products = sum(n for name, n in counts.items() if name.startswith("HGMMA"))
+    assert products == 2 * 2 * (12 + 8 + 8 + 12 + 8), "S, dP, dV, dK, and dQ of 64 columns"
+    assert sum(n for name, n in counts.items() if name.startswith("WARPGROUP.DEPBAR")) < products / 4
+    loops = attending_loops(cubin, {12 + 8 + 8 + 12 + 8})
+    assert len(loops) == 2 and not any(re.findall(r"\b(?:LDL|STL)\b", loop) for loop in loops)
+    assert role_faults(kernel.asm) == []
+    assert topology.smem_bytes <= kernel.metadata.shared <= min(topology.smem_bytes + 2048, SMEM_LIMIT)
+    assert topology.registers <= 65_536 and kernel.metadata.num_warps * 32 == topology.threads == 384
 
 
 def wgmmas(config: BackwardConfig) -> int:

@@ -146,7 +146,7 @@ def _main(call: BackwardCall) -> Launch:
     checked, choice, made = call.checked, call.choice, call.made
     problem, config = checked.forward.problem, choice.config
     modifiers = BackwardPrograms(*programs(checked.forward), checked.slope)
-    qk, v = config.padded_qk, config.padded_v
+    qk, v = config.box(config.padded_qk), config.box(config.padded_v)
     reads = {"q": (config.block_m, qk), "k": (config.rows, qk), "v": (config.rows, v), "dout": (config.block_m, v)}
     writes = {"dk": (config.rows, qk), "dv": (config.rows, v)}
     group, order = problem.heads_q // problem.heads_kv, choice.order

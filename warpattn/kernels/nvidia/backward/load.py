@@ -97,8 +97,9 @@ def announce_end(ctx, state):
     full = ctx.rings.q.producer_acquire(state)
     publish_visit(ctx.rings.visits, state.index + STAGES * (state.phase ^ 1), no_visit(ctx))
     mbarrier.arrive(full, count=2)
-    full = ctx.rings.ds.producer_acquire(state)  # for `reduce`, which no dS reaches
-    mbarrier.arrive(full, count=4 * ctx.config.key_parts)
+    if ctx.config.reduces:
+        full = ctx.rings.ds.producer_acquire(state)  # for `reduce`, which no dS reaches
+        mbarrier.arrive(full, count=4 * ctx.config.key_parts)
 
 
 @gluon.jit
@@ -108,9 +109,12 @@ def load_keys(ctx, source, ring, visit, cols: gl.constexpr):
     full = ring.full(0)
     mbarrier.expect(full, ctx.config.key_bytes(cols))
     parts: gl.constexpr = ctx.config.key_parts
+    boxes: gl.constexpr = ring.parts // parts
     for part in gl.static_range(parts):
         row = first_key(ctx, visit) + part * ctx.config.rows
-        source.load(keys.k_start, keys.seq_k, row, keys.h, full, ring.smem.index(part))
+        for box in gl.static_range(boxes):
+            smem = ring.smem.index(part * boxes + box)
+            source.load(keys.k_start, keys.seq_k, row, keys.h, full, smem, box * smem.shape[-1])
 
 
 @gluon.jit
@@ -118,8 +122,11 @@ def load_rows(ctx, sources, ring, numbers, state, visit):
     """Rows of Q or dO with their numbers into the next slot."""
     keys = ctx.keys
     full = ring.producer_acquire(state)
-    mbarrier.expect(full, ctx.config.row_bytes(ring.smem.shape[-1]))
-    sources[0].load(keys.q_start, keys.seq_q, visit.row, visit.h, full, ring.tile(state))
+    cols: gl.constexpr = ring.smem.shape[-1]
+    boxes: gl.constexpr = ring.parts
+    mbarrier.expect(full, ctx.config.row_bytes(boxes * cols))
+    for box in gl.static_range(boxes):
+        sources[0].load(keys.q_start, keys.seq_q, visit.row, visit.h, full, ring.tile(state, box), box * cols)
     tma.async_load(sources[1], [keys.head + visit.h, keys.row + visit.row], full, numbers.index(state.index))
 
 

@@ -37,7 +37,7 @@ def backward_source(
 
 def _map_types(config: BackwardTiles) -> dict[str, str]:
     """The types of all tensor maps."""
-    qk, v, field = config.padded_qk, config.padded_v, ".map" if config.ragged else ""
+    qk, v, field = config.box(config.padded_qk), config.box(config.padded_v), ".map" if config.ragged else ""
     boxes = {
         "reads.0": (config.block_m, qk), "reads.1": (config.rows, qk), "reads.2": (config.rows, v),
         "reads.3": (config.block_m, v), "writes.0": (config.rows, qk), "writes.1": (config.rows, v),

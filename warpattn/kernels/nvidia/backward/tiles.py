@@ -56,6 +56,15 @@ class BackwardTiles(ABC):
     def topology(self) -> Topology: ...
 
     @cached_property
+    def reduces(self) -> bool:
+        """Whether a role of its own adds dQ."""
+        return any(role.name == "reduce" for role in self.topology.roles)
+
+    def box(self, cols: int) -> int:
+        """Columns of the TMA boxes of a tile of `cols` columns."""
+        return cols
+
+    @cached_property
     def wide(self) -> bool:
         """Whether dK and dV of 128 keys are too much for a CTA, so that it has 64."""
         return max(self.dim_qk, self.dim_v) > 128

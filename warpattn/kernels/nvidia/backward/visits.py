@@ -24,9 +24,9 @@ class DenseRows:
     desc: tma.tensor_descriptor
 
     @gluon.jit
-    def load(self, start, length, row, head, full, smem):
-        """Rows from `row` on into shared memory; zeros past the end."""
-        tma.async_load(self.desc, [start, row, head, 0], full, smem)
+    def load(self, start, length, row, head, full, smem, column: gl.constexpr = 0):
+        """Rows from `row` on, columns from `column` on, into shared memory; zeros past the end."""
+        tma.async_load(self.desc, [start, row, head, column], full, smem)
 
     @gluon.jit
     def store(self, start, length, row, head, column: gl.constexpr, smem):

@@ -11,6 +11,10 @@ a value that lives longer by one step makes the assembler wait after every produ
 done, too, or the assembler copies P. The numbers of the rows, which an accumulator begins with, are loaded while
 another product runs: a load takes 200 to 350 cycles beside products that read shared memory (H100). At head dim 64 dP
 is before dV and dS stored before dK begins, see `values_first` of the config.
+
+Where this warpgroup adds dQ, too (`attend_adds`), dK and dV take 160 of 240 registers, and dV, dP, dK and S' each end
+before the next product begins: two at once, and the assembler waits after every one. Then dQ of the tile follows, when
+the other warpgroup's dS has long been there (`add.py`).
 """
 
 from triton.experimental import gluon
@@ -22,6 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from ...nvidia.backward.turns import pass_turn
 from ...nvidia.backward.visits import STAGES, Visit, at_keys, first_visit, following_visit, read_visit
 from ...nvidia.finite import clear_nonfinite
 from ...nvidia.pipelines import PipelineState, consumer_state
@@ -29,7 +34,8 @@ from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import as_quads, pack, unpack
 from ..columns import columns_before, columns_of, wait_columns, zero_columns
 from ..layouts import accumulator_layout, element_type, operand_layout
-from .epilogue import store_keys, wait_copies
+from .add import add_tile, no_turn
+from .epilogue import store_boxes, store_keys, wait_copies
 
 
 @gluon.aggregate
@@ -68,28 +74,38 @@ def attend_keys(ctx, visit, state, held, wg: gl.constexpr):
     config: gl.constexpr = ctx.config
     rings = ctx.rings
     sums = Sums(zero_columns(config.rows, config.widths_qk), zero_columns(config.rows, config.widths_v))
-    wait_keys(ctx, rings.k, held, config.padded_qk, wg)
+    wait_keys(ctx, rings.k, held, wg)
     s = warpgroup_mma_wait(0, deps=(start_scores(ctx, state, first_scores(ctx, state), wg),))
     weights = attend(ctx, s, state, visit, wg)
-    wait_keys(ctx, rings.v, held, config.padded_v, wg)
+    wait_keys(ctx, rings.v, held, wg)
     more = visit.more()
+    turn = no_turn(ctx)
     while more:
         dk, dv, ds = start_tile(ctx, sums, weights, state, wg)
         following = state.step()
         rings.q.consumer_wait(following)
         visit = read_visit(ctx, following)
-        s = first_scores(ctx, following)
-        if config.values_first:
+        if config.attend_adds:  # no registers for S beside dS
             hand_over(ctx, ds, state, wg)
-        s = start_scores(ctx, following, s, wg)
-        dk = wait_columns(score_products(config), dk, ds)
-        rings.q.consumer_release(state)
+            dk = wait_columns(0, dk, ds)
+            rings.q.consumer_release(state)
+            s = start_scores(ctx, following, first_scores(ctx, following), wg)
+        else:
+            s = first_scores(ctx, following)
+            if config.values_first:
+                hand_over(ctx, ds, state, wg)
+            s = start_scores(ctx, following, s, wg)
+            dk = wait_columns(score_products(config), dk, ds)
+            rings.q.consumer_release(state)
         s = warpgroup_mma_wait(0, deps=(s,))
         weights = attend(ctx, s, following, visit, wg)
+        if config.attend_adds:
+            turn = add_tile(ctx, state, turn, wg)
         sums = Sums(dk, dv)
         state = following
         more = visit.more()
-    rings.k.consumer_release(held)
+    if not config.attend_adds:
+        rings.k.consumer_release(held)
     dk, dv, ds = start_tile(ctx, sums, weights, state, wg)
     if config.values_first:
         hand_over(ctx, ds, state, wg)
@@ -97,23 +113,33 @@ def attend_keys(ctx, visit, state, held, wg: gl.constexpr):
     number = read_visit(ctx, state).number  # not kept in a register over the loop, nor what follows from it
     rings.q.consumer_release(state)  # the last of the key tile
     last = at_keys(ctx, number)
-    smem = rings.out.index(wg)
-    if config.persistent:
-        wait_copies()  # of the last key tile
-    store_keys(last, ctx.tensors.dv, sums.dv, config.widths_v, smem, wg * config.rows)
-    wait_copies()
-    store_keys(last, ctx.tensors.dk, scaled(sums.dk, ctx.scale), config.widths_qk, smem, wg * config.rows)
+    if config.attend_adds:
+        turn = add_tile(ctx, state, turn, wg)
+        rings.k.consumer_release(held)
+        if config.deterministic:
+            pass_turn(turn.counter, turn.began)
+        store_boxes(last, sums.dv, scaled(sums.dk, ctx.scale), wg)
+    else:
+        smem = rings.out.index(wg)
+        if config.persistent:
+            wait_copies()  # of the last key tile
+        store_keys(last, ctx.tensors.dv, sums.dv, config.widths_v, smem, wg * config.rows)
+        wait_copies()
+        store_keys(last, ctx.tensors.dk, scaled(sums.dk, ctx.scale), config.widths_qk, smem, wg * config.rows)
     return state.step()
 
 
 @gluon.jit
-def wait_keys(ctx, ring, held, cols: gl.constexpr, wg: gl.constexpr):
+def wait_keys(ctx, ring, held, wg: gl.constexpr):
     """The warpgroup's keys or values have arrived, and under a mask that reads tensors all of them are finite: hidden
     ones are multiplied by 0, and rows that see the others have an LSE or a delta of NaN. Index masks hide them from
     some rows only and do not pay, as in the forward (prefill/epilogue.py)."""
     ring.consumer_wait(held)
     if len(ctx.mods.mask_args) > 0:
-        clear_nonfinite(ring.tile(held, wg).reshape([ctx.config.rows, cols]))
+        boxes: gl.constexpr = ring.parts // ctx.config.key_parts
+        for box in gl.static_range(boxes):
+            tile = ring.tile(held, wg * boxes + box)
+            clear_nonfinite(tile.reshape([ctx.config.rows, tile.shape[-1]]))
 
 
 @gluon.jit
@@ -122,9 +148,11 @@ def start_tile(ctx, sums, weights, state, wg: gl.constexpr):
     config: gl.constexpr = ctx.config
     rings = ctx.rings
     rings.do.consumer_wait(state)
-    do = rings.do.tile(state).reshape([config.block_m, config.padded_v])
+    do = slot_parts(rings.do, state, config.block_m, config.widths_v)
     if config.values_first:
         dv = start_columns(weights.p, do, sums.dv, config.widths_v, config)
+        if config.attend_adds:
+            dv = wait_columns(0, dv, weights.p)
         dp = start_value_scores(ctx, state, row_numbers(ctx, rings.delta, state), wg)
     else:
         dp = start_value_scores(ctx, state, row_numbers(ctx, rings.delta, state), wg)
@@ -134,7 +162,7 @@ def start_tile(ctx, sums, weights, state, wg: gl.constexpr):
     rings.do.consumer_release(state)
     if not config.values_first:
         hand_over(ctx, ds, state, wg)
-    q = rings.q.tile(state).reshape([config.block_m, config.padded_qk])
+    q = slot_parts(rings.q, state, config.block_m, config.widths_qk)
     return start_columns(ds, q, sums.dk, config.widths_qk, config), dv, ds
 
 
@@ -186,51 +214,54 @@ def first_scores(ctx, q_state):
 def start_scores(ctx, q_state, first, wg: gl.constexpr):
     """Start S = K · Qᵀ + first [64, M]."""
     config: gl.constexpr = ctx.config
-    k = held_tile(ctx.rings.k, q_state, wg).reshape([config.rows, config.padded_qk])
-    q = ctx.rings.q.tile(q_state).reshape([config.block_m, config.padded_qk])
-    return start_chain(k, q, first, config.widths_qk, ctx.mods.score is None)
+    widths: gl.constexpr = chain_widths(config, config.widths_qk, config.padded_qk)
+    k = held_parts(ctx.rings.k, q_state, wg, config.rows, widths)
+    q = slot_parts(ctx.rings.q, q_state, config.block_m, widths)
+    return start_chain(k, q, first, ctx.mods.score is None)
 
 
 @gluon.jit
 def start_value_scores(ctx, do_state, delta, wg: gl.constexpr):
     """Start dP = V · dOᵀ + delta [64, M]."""
     config: gl.constexpr = ctx.config
-    v = held_tile(ctx.rings.v, do_state, wg).reshape([config.rows, config.padded_v])
-    do = ctx.rings.do.tile(do_state).reshape([config.block_m, config.padded_v])
-    return start_chain(v, do, delta, config.widths_v, True)
+    widths: gl.constexpr = chain_widths(config, config.widths_v, config.padded_v)
+    v = held_parts(ctx.rings.v, do_state, wg, config.rows, widths)
+    do = slot_parts(ctx.rings.do, do_state, config.block_m, widths)
+    return start_chain(v, do, delta, True)
 
 
 @gluon.jit
-def start_chain(left, right, first, widths: gl.constexpr, use_first: gl.constexpr):
-    """Start first + left [64, D] · rightᵀ, right [M, D], of the columns of D that are more than padding."""
-    if columns_before(widths, len(widths)) == left.shape[1]:
-        first = warpgroup_mma(left, right.permute((1, 0)), first, use_acc=use_first, is_async=True)
-    else:
-        for i in gl.static_range(len(widths)):
-            x, y = columns_of(left, widths, i), columns_of(right, widths, i)
-            first = warpgroup_mma(x, y.permute((1, 0)), first, use_acc=use_first or i > 0, is_async=True)
+def start_chain(left, right, first, use_first: gl.constexpr):
+    """Start first + left [64, D] · rightᵀ, right [M, D], both in parts of the columns."""
+    for i in gl.static_range(len(left)):
+        first = warpgroup_mma(left[i], right[i].permute((1, 0)), first, use_acc=use_first or i > 0, is_async=True)
     return first
+
+
+@gluon.constexpr_function
+def chain_widths(config, widths, padded):
+    """Columns of the parts of a head dim that products contract: all at once where none is padding."""
+    return (padded,) if sum(widths) == padded == config.box(padded) else widths
 
 
 @gluon.constexpr_function
 def score_products(config):
     """Products that S is started with."""
-    return 1 if sum(config.widths_qk) == config.padded_qk else len(config.widths_qk)
+    return len(chain_widths(config, config.widths_qk, config.padded_qk))
 
 
 @gluon.constexpr_function
 def value_score_products(config):
     """Products that dP is started with."""
-    return 1 if sum(config.widths_v) == config.padded_v else len(config.widths_v)
+    return len(chain_widths(config, config.widths_v, config.padded_v))
 
 
 @gluon.jit
 def start_columns(pairs, tile, sums, widths: gl.constexpr, config: gl.constexpr):
-    """Start sums += pairs · tile [M, D] in parts of the columns; the results may be read after `wait_columns`."""
+    """Start sums += pairs · tile [M, D], tile in parts of the columns; the results may be read after `wait_columns`."""
     parts = ()
     for i in gl.static_range(len(widths)):
-        part = columns_of(tile, widths, i)
-        parts += (warpgroup_mma(operand(pairs, config, widths[i]), part, sums[i], is_async=True),)
+        parts += (warpgroup_mma(operand(pairs, config, widths[i]), tile[i], sums[i], is_async=True),)
     return parts
 
 
@@ -240,6 +271,30 @@ def scaled(sums, scale):
     parts = ()
     for i in gl.static_range(len(sums)):
         parts += (sums[i] * scale,)
+    return parts
+
+
+@gluon.jit
+def slot_parts(ring, state, rows: gl.constexpr, widths: gl.constexpr):
+    """The tile of a slot in parts of the columns, each [rows, columns]."""
+    return parts_at(ring, state.index * ring.parts, rows, widths)
+
+
+@gluon.jit
+def held_parts(ring, state, part: gl.constexpr, rows: gl.constexpr, widths: gl.constexpr):
+    """The same of `held_tile`."""
+    boxes: gl.constexpr = max(1, columns_before(widths, len(widths)) // ring.smem.shape[-1])
+    return parts_at(ring, nothing(state) * ring.parts + part * boxes, rows, widths)
+
+
+@gluon.jit
+def parts_at(ring, first, rows: gl.constexpr, widths: gl.constexpr):
+    """A tile that is one box of TMA, or several, from box `first` of a ring on, in parts of the columns."""
+    cols: gl.constexpr = ring.smem.shape[-1]
+    parts = ()
+    for i in gl.static_range(len(widths)):
+        box = ring.smem.index(first + columns_before(widths, i) // cols)
+        parts += (columns_of(box.reshape([rows, cols]), widths, i),)
     return parts
 
 

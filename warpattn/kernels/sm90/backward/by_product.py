@@ -27,6 +27,7 @@ from .attend import (
     row_numbers,
     scaled,
     score_products,
+    slot_parts,
     start_columns,
     start_scores,
     start_value_scores,
@@ -47,7 +48,7 @@ def weigh_role(ctx):
     p_state = consumer_state(config.ds_stages)
     rings.q.consumer_wait(state)
     visit = read_visit(ctx, state)
-    wait_keys(ctx, rings.k, consumer_state(1), config.padded_qk, 0)
+    wait_keys(ctx, rings.k, consumer_state(1), 0)
     s = warpgroup_mma_wait(0, deps=(start_scores(ctx, state, first_scores(ctx, state), 0),))
     rings.q.consumer_release(state)
     weights = attend(ctx, s, state, visit, 0)
@@ -92,7 +93,7 @@ def hand_over(ctx, weights, state):
 def start_values(ctx, p, dv, state):
     """Start dV += P · dO; the result may be read after a wait."""
     config: gl.constexpr = ctx.config
-    do = ctx.rings.do.tile(state).reshape([config.block_m, config.padded_v])
+    do = slot_parts(ctx.rings.do, state, config.block_m, config.widths_v)
     return start_columns(p, do, dv, config.widths_v, config)
 
 
@@ -106,7 +107,7 @@ def derive_role(ctx):
     ds_state = consumer_state(config.ds_stages)  # of the rings of P and dS
     rings.q.consumer_wait(state)
     visit = read_visit(ctx, state)
-    wait_keys(ctx, rings.v, consumer_state(1), config.padded_v, 0)
+    wait_keys(ctx, rings.v, consumer_state(1), 0)
     rings.do.consumer_wait(state)
     dp = warpgroup_mma_wait(0, deps=(start_value_scores(ctx, state, row_numbers(ctx, rings.delta, state), 0),))
     rings.do.consumer_release(state)
@@ -143,7 +144,7 @@ def start_keys(ctx, dp, dk, state, ds_state):
     held_tile(rings.ds, state, 0).store(tile_of(ds, config))  # by the registers that address P
     fence_async_shared()
     rings.ds.producer_commit(ds_state)
-    q = rings.q.tile(state).reshape([config.block_m, config.padded_qk])
+    q = slot_parts(rings.q, state, config.block_m, config.widths_qk)
     return start_columns(ds, q, dk, config.widths_qk, config), ds
 
 

@@ -12,6 +12,11 @@ of them:
 
     weigh      S, P; dV += P · dO       ── P ─▶ derive
     derive     dP, dS; dK += dS · Q     ── dS ─▶ reduce
+
+Unless dK and dV together have at most 320 columns and plans choose so (`ATTEND_ADDS`): then a CTA owns 128 keys, no
+warpgroup reduces, and the attending ones, with its registers, add dQ, too:
+
+    attend 0, 1 ── dS ─▶ dS ring ─▶ attend 0, 1    dQ = dS · K, every other 64 columns each
 """
 
 from __future__ import annotations
@@ -33,6 +38,8 @@ from ..prefill.config import CONSUMER_ROWS
 
 CONSUMERS = 2
 DQ_COLUMNS = 64  # of dQ, computed and added at a time
+ATTEND_ADDS = False  # whether plans choose `attend_adds`: no card has timed it
+SUM_COLUMNS = 320  # of dK and dV of 64 keys, 160 registers of a warpgroup's 240
 SHORT_ROWS = 2048  # queries up to which, at head dim 64, 64-row tiles fit a causal triangle better than 128-row ones
 
 
@@ -49,6 +56,7 @@ class BackwardConfig(BackwardTiles):
     """Tile sizes and resources of one compiled kernel."""
 
     registers: RoleRegisters
+    attend_adds: bool = False  # see `add.py`; above head dim 128
 
     @cached_property
     def dq_cols(self) -> int:
@@ -57,7 +65,18 @@ class BackwardConfig(BackwardTiles):
     @cached_property
     def by_product(self) -> bool:
         """Whether warpgroups share the keys and differ in what they compute of them."""
-        return self.wide
+        return self.wide and not self.attend_adds
+
+    @cached_property
+    def padded_qk(self) -> int:
+        return DQ_COLUMNS * -(-self.dim_qk // DQ_COLUMNS) if self.attend_adds else super().padded_qk
+
+    @cached_property
+    def padded_v(self) -> int:
+        return DQ_COLUMNS * -(-self.dim_v // DQ_COLUMNS) if self.attend_adds else super().padded_v
+
+    def box(self, cols: int) -> int:
+        return DQ_COLUMNS if self.attend_adds else cols
 
     @cached_property
     def persistent(self) -> bool:
@@ -73,11 +92,11 @@ class BackwardConfig(BackwardTiles):
     @cached_property
     def widths_qk(self) -> tuple[int, ...]:
         """Columns of the parts in which products take Q and K."""
-        return product_widths(self.dim_qk)
+        return box_widths(self.padded_qk) if self.attend_adds else product_widths(self.dim_qk)
 
     @cached_property
     def widths_v(self) -> tuple[int, ...]:
-        return product_widths(self.dim_v)
+        return box_widths(self.padded_v) if self.attend_adds else product_widths(self.dim_v)
 
     @cached_property
     def key_parts(self) -> int:
@@ -97,7 +116,7 @@ class BackwardConfig(BackwardTiles):
     @cached_property
     def dq_buffers(self) -> int:
         """Buffers of dQ on its way to global memory."""
-        return min(self.ds_stages, self.dq_parts)
+        return CONSUMERS if self.attend_adds else min(self.ds_stages, self.dq_parts)
 
     @cached_property
     def dq_parts(self) -> int:
@@ -107,22 +126,37 @@ class BackwardConfig(BackwardTiles):
     def topology(self) -> Topology:
         attend = ("weigh", "derive") if self.by_product else tuple(f"attend {wg}" for wg in range(CONSUMERS))
         roles = [Role(name, 4, self.registers.attend) for name in attend]
-        roles += [Role("reduce", 4, self.registers.reduce), Role("load", 1, self.registers.load)]
+        reduce = () if self.attend_adds else ("reduce",)
+        roles += [Role(name, 4, self.registers.reduce) for name in reduce] + [Role("load", 1, self.registers.load)]
         qk, v = self.padded_qk, self.padded_v
         slot = self.element.bytes * self.block_n * self.block_m
         edges = [
-            Edge("K", "load", (attend[0], "reduce") if self.by_product else (*attend, "reduce"), 1, self.key_bytes(qk)),
+            Edge("K", "load", (*(attend[:1] if self.by_product else attend), *reduce), 1, self.key_bytes(qk)),
             Edge("V", "load", attend[1:] if self.by_product else attend, 1, self.key_bytes(v)),
             Edge("Q", "load", attend, STAGES, self.row_bytes(qk)),
             Edge("dO", "load", attend, STAGES, self.row_bytes(v)),
-            Edge("dS", attend[-1], ("reduce",), self.ds_stages, slot),
+            Edge("dS", attend[-1], reduce or attend, self.ds_stages, slot),
         ]
         if self.by_product:
             edges.append(Edge("P", "weigh", ("derive",), self.ds_stages, slot))
-        staging = 4 * self.dq_buffers * self.block_m * self.dq_cols
-        if not self.by_product:  # dV and dK
-            staging += self.key_bytes(self.padded)
+        staging = 4 * self.dq_buffers * self.block_m * self.dq_cols + self.out_bytes
         return Topology(tuple(roles), tuple(edges), staging + 4 * VISITS * VISIT_FIELDS)
+
+    @cached_property
+    def out_bytes(self) -> int:
+        """Of memory through which dV and dK leave, and nothing else."""
+        return 0 if self.wide else self.key_bytes(self.padded)
+
+
+def add_in_attend(dim_qk: int, dim_v: int) -> bool:
+    """Whether attending warpgroups have registers for dK and dV of 64 keys above head dim 128, and for dQ, too. Not with
+    two parts of dQ, one a warpgroup: the assembler then waits after every product."""
+    return dim_qk > 128 and sum(DQ_COLUMNS * -(-dim // DQ_COLUMNS) for dim in (dim_qk, dim_v)) <= SUM_COLUMNS
+
+
+def box_widths(padded: int) -> tuple[int, ...]:
+    """Columns of the parts where tiles are boxes of as many."""
+    return (DQ_COLUMNS,) * (padded // DQ_COLUMNS)
 
 
 def product_widths(dim: int) -> tuple[int, ...]:
@@ -140,8 +174,12 @@ def choose(problem: Problem, target: Arch, deterministic: bool = False) -> Choic
 def choose_config(problem: Problem, deterministic: bool = False) -> tuple[BackwardConfig, str]:
     """The configuration for a problem, and one sentence why."""
     widest, ragged = max(problem.dim_qk, problem.dim_v), problem.kind == "ragged"
-    keys = CONSUMER_ROWS * (1 if widest > 128 else CONSUMERS)
+    adds = ATTEND_ADDS and widest > 128 and add_in_attend(problem.dim_qk, problem.dim_v)
+    keys = CONSUMER_ROWS * (1 if widest > 128 and not adds else CONSUMERS)
     fields = problem_fields(problem, keys, deterministic)
+    if adds:
+        why = "head dims of at most 320 columns together: 64 keys a warpgroup, which have 240 registers and add dQ, too"
+        return BackwardConfig(**fields, block_m=64, registers=RoleRegisters(240, 0, 24), attend_adds=True), why
     if widest > 128:
         why = "head dim > 128: 64 keys, dV in one warpgroup and dK in the other; dQ 64 columns at a time"
         return BackwardConfig(**fields, block_m=64, registers=RoleRegisters(208, 72, 24)), why

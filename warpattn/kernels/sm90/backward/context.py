@@ -17,11 +17,11 @@ class Rings:
 
     k: StagedPipeline  # one slot of `key_parts` tiles: [parts, 1, 64, 1, D]
     v: StagedPipeline
-    q: StagedPipeline  # [stages, 1, M, 1, D]
+    q: StagedPipeline  # [stages, 1, M, 1, D]; each tile in boxes of the columns where there are several
     do: StagedPipeline
     ds: StagedPipeline  # [stages * parts, 64, M]: keys by queries
     p: StagedPipeline  # the same, from `weigh` to `derive`; the ring of dS where there is none
-    out: gl.base_value  # `key_parts` tiles of dV or dK [1, 64, 1, D]; none where they leave through V and Q
+    out: gl.base_value  # `key_parts` tiles of dV or dK [1, 64, 1, D]; none where they leave through V and Q, or dQ's
     shift: gl.shared_memory_descriptor  # [stages, 1, M] fp32, of the Q slots
     delta: gl.shared_memory_descriptor  # of the dO slots
     dq: gl.shared_memory_descriptor  # [dq_buffers, 1, M, dq_cols] fp32
@@ -41,17 +41,21 @@ def make_rings(config: gl.constexpr):
     topology: gl.constexpr = config.topology
     parts: gl.constexpr = config.key_parts
     stages: gl.constexpr = config.ds_stages
-    k = make_tiles(parts, rows, config.padded_qk, dtype, config.ragged)
-    v = make_tiles(parts, rows, config.padded_v, dtype, config.ragged)
-    q = make_tiles(STAGES, block_m, config.padded_qk, dtype, config.ragged)
-    do = make_tiles(STAGES, block_m, config.padded_v, dtype, config.ragged)
+    cols_qk: gl.constexpr = config.box(config.padded_qk)
+    cols_v: gl.constexpr = config.box(config.padded_v)
+    boxes_qk: gl.constexpr = config.padded_qk // cols_qk
+    boxes_v: gl.constexpr = config.padded_v // cols_v
+    k = make_tiles(parts * boxes_qk, rows, cols_qk, dtype, config.ragged)
+    v = make_tiles(parts * boxes_v, rows, cols_v, dtype, config.ragged)
+    q = make_tiles(STAGES * boxes_qk, block_m, cols_qk, dtype, config.ragged)
+    do = make_tiles(STAGES * boxes_v, block_m, cols_v, dtype, config.ragged)
     ds = make_pipeline(
         gl.allocate_shared_memory(dtype, [stages * parts, rows, block_m], ds_layout), empty_arrivals(topology, "dS"),
         stages, parts, fills=4 * parts,
     )  # fmt: skip
     p = ds
     out = v
-    if not config.by_product:
+    if config.out_bytes > 0:
         out = make_tiles(parts, rows, config.padded, dtype, config.ragged)
     if config.by_product:
         p = make_pipeline(
@@ -59,10 +63,10 @@ def make_rings(config: gl.constexpr):
             stages, fills=4,
         )  # fmt: skip
     return Rings(
-        make_pipeline(k, empty_arrivals(topology, "K"), 1, parts),
-        make_pipeline(v, empty_arrivals(topology, "V"), 1, parts),
-        make_pipeline(q, empty_arrivals(topology, "Q"), STAGES, fills=2),  # its bytes, and the visit
-        make_pipeline(do, empty_arrivals(topology, "dO"), STAGES),
+        make_pipeline(k, empty_arrivals(topology, "K"), 1, parts * boxes_qk),
+        make_pipeline(v, empty_arrivals(topology, "V"), 1, parts * boxes_v),
+        make_pipeline(q, empty_arrivals(topology, "Q"), STAGES, boxes_qk, fills=2),  # its bytes, and the visit
+        make_pipeline(do, empty_arrivals(topology, "dO"), STAGES, boxes_v),
         ds,
         p,
         out,

@@ -5,6 +5,7 @@ attend 0, 1          S, P, dP, dS; dV and dK in registers; dS ──▶ ring    
     or weigh         S, P; dV in registers; P ──▶ ring                          (by_product.py)
     and derive       dP, dS; dK in registers; dS ──▶ ring
 reduce               dQ = dS · K, added in fp32 by TMA                          (reduce.py)
+    or attend 0, 1   the same, where there is no `reduce`                       (add.py)
 """
 
 from triton.experimental import gluon
@@ -38,6 +39,10 @@ def start_roles(ctx):
             [(weigh_role, (ctx,)), (derive_role, (ctx,)), (reduce_role, (ctx,)), (load_role, (ctx,))],
             workers.warps,
             workers.registers,
+        )
+    elif ctx.config.attend_adds:
+        gl.warp_specialize(
+            [(attend_0, (ctx,)), (attend_1, (ctx,)), (load_role, (ctx,))], workers.warps, workers.registers
         )
     else:
         gl.warp_specialize(
