@@ -26,8 +26,8 @@ def store_keys(ctx, rows, sums, widths: gl.constexpr, smem, part: gl.constexpr):
 
 @gluon.jit
 def store_boxes(ctx, dv, dk, wg: gl.constexpr):
-    """Start writing dV and dK of the warpgroup's 64 keys, in parts of 64 columns, through the halves of its buffer of dQ;
-    the next write to it waits for them."""
+    """Start writing dV and dK of the warpgroup's 64 keys, in parts of 64 columns, through the halves of its buffer of
+    dQ; the next write to it waits for them."""
     halves = half_tiles(ctx, wg)
     wait_copies()  # of dQ
     for i in gl.static_range(len(dv)):
