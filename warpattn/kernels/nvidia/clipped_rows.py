@@ -30,8 +30,8 @@ class ClippedRows:
 
     @gluon.jit
     def load(self, start, length, row, head, full, smem, column: gl.constexpr = 0):
-        """Rows from `row` on of the sequence at `start`, columns from `column` on, into shared memory; zeros from `length`
-        on."""
+        """Rows from `row` on of the sequence at `start`, columns from `column` on, into shared memory; zeros from
+        `length` on."""
         offset = start * self.step + length * self.unit
         tma.async_load(self.desc, [FAR, offset, FAR - length + row, head, column], full, smem)
 

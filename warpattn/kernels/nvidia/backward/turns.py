@@ -12,8 +12,8 @@ BEHIND = gl.constexpr(sizes.BEHIND)
 
 @gluon.jit
 def take_turn(ctx, visit, share: gl.constexpr = 0):
-    """Wait until all CTAs that add to a tile before this one have, if this one does; the tile's counter. Warpgroups that
-    share a tile have a counter each, of its first blocks of rows."""
+    """Wait until all CTAs that add to a tile before this one have, if this one does; the tile's counter. Warpgroups
+    that share a tile have a counter each, of its first blocks of rows."""
     block = (ctx.keys.row + visit.row) // ROWS + share
     counter = ctx.tensors.turns + (ctx.keys.head + visit.h) * ctx.tensors.turn_blocks + block
     if visit.row < BEHIND:

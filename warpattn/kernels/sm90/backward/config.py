@@ -149,8 +149,8 @@ class BackwardConfig(BackwardTiles):
 
 
 def add_in_attend(dim_qk: int, dim_v: int) -> bool:
-    """Whether attending warpgroups have registers for dK and dV of 64 keys above head dim 128, and for dQ, too. Not with
-    two parts of dQ, one a warpgroup: the assembler then waits after every product."""
+    """Whether attending warpgroups have registers for dK and dV of 64 keys above head dim 128, and for dQ, too. Not
+    with two parts of dQ, one a warpgroup: the assembler then waits after every product."""
     return dim_qk > 128 and sum(DQ_COLUMNS * -(-dim // DQ_COLUMNS) for dim in (dim_qk, dim_v)) <= SUM_COLUMNS
 
 
