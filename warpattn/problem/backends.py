@@ -90,8 +90,9 @@ EIGHT_BIT_SM90 = EightBitLimits(
     latents=(None, "tensor", "token", 128),
 )  # fmt: skip
 EIGHT_BIT_GFX942 = EightBitLimits(
-    (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz), EVERY_KIND, PER, 16, 1, 0
-)
+    (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz), EVERY_KIND, PER, 16, 1, 0,
+    latents=(None, "tensor", "token", 128),
+)  # fmt: skip
 EIGHT_BIT_GFX950 = replace(EIGHT_BIT_GFX942, dtypes=(torch.float8_e4m3fn, torch.float8_e5m2))
 EIGHT_BIT_SM100 = EightBitLimits(
     (torch.float8_e4m3fn, torch.float8_e5m2), EVERY_KIND, PER, 16, 8, 0,

@@ -28,6 +28,7 @@ class EightBit:
     element: Element
     scales: Granularities  # what those of k, v and q belong to
     queries: bool = False  # whether these have 8 bits, too
+    rope: Element | None = None  # of rotary columns that keys have in a tensor of their own, the last ones; None: none
 
     @property
     def by_token(self) -> bool:

@@ -12,6 +12,7 @@ from triton import compile as compile_source
 
 from tests.drawn import drawn, each_once
 from tests.sim.cdna.calls import ARCHS, E4M3, Case, in_eight_bits, paged
+from tests.sim.cdna.test_mla_eight_bit import called as cdna_latents
 from tests.sim.sm90.mla import Latent
 from tests.sim.sm100.test_eight_bit import choice_of, steps, stored
 from tests.sim.sm100.test_mla_eight_bit import prepared as latents
@@ -155,6 +156,21 @@ def test_latents_on_blackwell():
     assert counts["UTCHMMA"] == 2 * config.dim_qk // 16 + 2 * config.BN // 16, "Q·K before the loop and in it; P·V"
     assert counts["UTMALDG"] > 0 and counts["LDGSTS"] > 0
     assert config.smem_used <= kernel.metadata.shared <= min(SMEM_LIMIT, config.smem_used + COMPILER_BYTES)
+
+
+LATENTS_ON_CDNA = list(product((16, 128), ARCHS))
+
+
+@pytest.mark.parametrize(("heads", "arch"), drawn(LATENTS_ON_CDNA, [(128, "gfx950")]))
+def test_latents_on_cdna(heads, arch):
+    """Nothing goes to memory; addresses of three tensors and their scales are more than scalar registers, and spill to
+    lanes of a vector register on gfx942."""
+    found = build(cdna_latents(Latent((330, 40), page=64, heads=heads), arch), arch)
+    spills = found.summary.vgpr_spills, found.summary.scratch
+    assert spills == (0, 0)
+    assert found.summary.sgpr_spills <= (100 if arch == "gfx942" else 0)
+    assert check_copies(found.text).proven and not check_loads(found.text)
+    assert found.summary.lds - found.config.lds_bytes <= 8192
 
 
 BYTES = EightBit(FP8, Scales("head", "tensor", "head"), queries=True)

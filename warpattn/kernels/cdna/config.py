@@ -108,6 +108,15 @@ class CDNAConfig(Products):
         return self.dim_qk // columns if columns else 0
 
     @property
+    def rope(self) -> KVBufferConfig | None:
+        """The buffer of the last strip of keys where it is in a tensor of its own."""
+        if self.eight_bit is None or self.eight_bit.rope is None:
+            return None
+        columns = self.dim_qk - self.dim_v
+        buffer = replace(self._buffer("K", columns, columns), stored=self.eight_bit.rope, slots=self.buffers.slots)
+        return replace(buffer, slots=0) if self._loads_own(buffer) else buffer
+
+    @property
     def k(self) -> KVBufferConfig:
         return self._buffer("K", self.dim_qk, self.buffers.k_strip)
 
@@ -118,7 +127,7 @@ class CDNAConfig(Products):
     @property
     def lds_bytes(self) -> int:
         """LDS of the buffers of K and V."""
-        return self.k.lds_bytes + self.v.lds_bytes
+        return self.k.lds_bytes + self.v.lds_bytes + (self.rope.lds_bytes if self.rope else 0)
 
     @property
     def combine_tile(self) -> CombineTile:
@@ -190,8 +199,8 @@ class RowStrides(NamedTuple):
     head: Any
 
 
-class LatentQueryArgs(NamedTuple):
-    """Queries of latent attention in two tensors; the strides of the first are in `Strides`."""
+class LatentArgs(NamedTuple):
+    """Queries or keys of latent attention in two tensors; the strides of the first are in `Strides`."""
 
     latent: Any
     rope: Any

@@ -48,14 +48,37 @@ class Visit:
 class RegisterFeed:
     k: gl.base_value  # KVBuffer or KVBufferOwn
     v: gl.base_value
+    rope: gl.base_value  # of the last strip of K where it is in a tensor of its own, else ()
     k_source: KVSource
     v_source: KVSource
+    rope_source: gl.base_value  # KVSource of that strip, or ()
     config: gl.constexpr
 
     @gluon.jit
     def pages(self, key):
-        """Pages of K and of V of the tile at `key`."""
-        return self.k.pages(self.k_source, key), self.v.pages(self.v_source, key)
+        """Pages of K, of V and of the rotary strip of K, if it is apart, of the tile at `key`."""
+        k, v = self.k.pages(self.k_source, key), self.v.pages(self.v_source, key)
+        if self.config.rope is None:
+            return k, v
+        else:
+            return k, v, self.rope.pages(self.rope_source, key)
+
+    @gluon.jit
+    def load_keys(self, key, strip: gl.constexpr, pages):
+        """Request strip number `strip` of K."""
+        if self.config.rope is not None and strip == self.config.k.strips - 1:
+            return self.rope.load_from_dram(self.rope_source, key, 0, pages[2])
+        else:
+            return self.k.load_from_dram(self.k_source, key, strip, pages[0])
+
+    @gluon.jit
+    def keys(self, stage, strip: gl.constexpr):
+        """A strip of K as an operand."""
+        layout: gl.constexpr = scores_operand(self.config, 1)
+        if self.config.rope is not None and strip == self.config.k.strips - 1:
+            return self.rope.operand(stage, layout)
+        else:
+            return self.k.operand(stage, layout)
 
     @gluon.jit
     def start(self, span, first):
@@ -79,12 +102,12 @@ class RegisterFeed:
         strips: gl.constexpr = self.config.k.strips
         for j in gl.static_range(strips):
             if j + 1 < strips:
-                ahead = self.k.load_from_dram(self.k_source, visit.key, j + 1, pages[0])
+                ahead = self.load_keys(visit.key, j + 1, pages)
             else:
                 ahead = self.v.load_from_dram(self.v_source, visit.key, 0, pages[1])
                 after = self.pages(visit.load_key)
-            k = self.k.operand(strip, scores_operand(self.config, 1))
-            if columns == 0:
+            k = self.keys(strip, j)
+            if j * self.config.buffers.k_strip >= self.config.key_blocks * columns:  # none, or 16 bits beside latents
                 s = cdna3.mfma(q_strip(q, self.config, j), k, s)
             else:
                 part = cdna3.mfma(q_strip(q, self.config, j), k, part)
@@ -212,12 +235,15 @@ class RingFeed:
 
 
 @gluon.jit
-def make_feed(k_source, v_source, config: gl.constexpr):
+def make_feed(k_source, v_source, rope_source, config: gl.constexpr):
     """Buffers of the config's kind."""
     size: gl.constexpr = k_source.page_size
     if config.buffers.kind == "registers":
         k, v = make_register_buffer(config.k, size), make_register_buffer(config.v, size)
-        return RegisterFeed(k, v, k_source, v_source, config)
+        rope = ()
+        if config.rope is not None:
+            rope = make_register_buffer(config.rope, size)
+        return RegisterFeed(k, v, rope, k_source, v_source, rope_source, config)
     else:
         k, v = allocate(config.k, size), allocate(config.v, size)
         if config.buffers.kind == "lds":

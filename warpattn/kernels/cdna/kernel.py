@@ -29,12 +29,12 @@ class Context:
 
 
 @gluon.jit
-def query_tensors(q_ptr, traits: gl.constexpr):
-    """(queries, a `LatentQueryArgs` with their rotary columns or ())."""
-    if traits.own_rope:
-        return q_ptr.latent, q_ptr
+def two_tensors(x, own_rope: gl.constexpr):
+    """(queries or keys, a `LatentArgs` with their rotary columns or ())."""
+    if own_rope:
+        return x.latent, x
     else:
-        return q_ptr, ()
+        return x, ()
 
 
 @gluon.jit
@@ -42,8 +42,8 @@ def attention_kernel(
     q_ptr, k_ptr, v_ptr, indices, scale, strides, shape, mask_args, score_args, sinks_ptr, o_ptr, lse_ptr,
     config: gl.constexpr, functions: gl.constexpr, traits: gl.constexpr,
 ):  # fmt: skip
-    """Attention forward. `q_ptr` may be a `LatentQueryArgs`. `indices`, `strides` and `shape` are the named tuples of
-    `config`; `scale` is the softmax scale, or `Scales` with 8-bit keys and values; `functions` are those of
+    """Attention forward. `q_ptr` and `k_ptr` may be a `LatentArgs`. `indices`, `strides` and `shape` are the named
+    tuples of `config`; `scale` is the softmax scale, or `Scales` with 8-bit keys and values; `functions` are those of
     `Modifiers`, with the conditions of the mask (`signature.keep_functions`) as `keep`.
 
     Grid: (tiles, partitions). With `traits.partial`, o and lse are workspace: [partitions * tiles, M, padded Dv] and
@@ -52,8 +52,9 @@ def attention_kernel(
     Arguments that are used after the loop are last: the first ones (14 scalars on gfx942, 8 on gfx950) are loaded
     before the kernel begins and held until their last use, all others are loaded at their use.
     """
-    q, rope = query_tensors(q_ptr, traits)
-    tensors = Tensors(q, k_ptr, v_ptr, o_ptr, lse_ptr, sinks_ptr, indices, strides, rope)
+    q, q_rope = two_tensors(q_ptr, traits.own_rope)
+    k, k_rope = two_tensors(k_ptr, config.rope is not None)
+    tensors = Tensors(q, k, v_ptr, o_ptr, lse_ptr, sinks_ptr, indices, strides, q_rope, k_rope)
     mods = Modifiers(None, functions.span, functions.score, mask_args, score_args)
     work = find_work(indices, shape, config, traits)
     scores = scores_scale(scale, work.kv_head, mods, config)
@@ -69,7 +70,7 @@ def combine_kernel(
 ):  # fmt: skip
     """Combine the parts of a tile. Grid: (tiles, blocks of `config.combine_rows` rows); arguments as in
     `attention_kernel`."""
-    tensors = Tensors(o_ptr, o_ptr, o_ptr, o_ptr, lse_ptr, sinks_ptr, indices, strides, ())
+    tensors = Tensors(o_ptr, o_ptr, o_ptr, o_ptr, lse_ptr, sinks_ptr, indices, strides, (), ())
     work = find_work(indices, shape, config, traits)
     if work.rows.row < work.lengths.seq_q:
         combine_parts(tensors, shape, work, o_parts, lse_parts, config, traits)

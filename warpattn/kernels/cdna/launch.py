@@ -15,13 +15,14 @@ from warpattn.problem import CheckedCall, Problem
 from warpattn.problem.arch import ARCHS, compile_options
 from warpattn.problem.launch import Choice, Launch, PlanOptions
 from warpattn.problem.operands import RUN, Operands, modifier_args, programs, run_of, run_strides
-from warpattn.problem.scales import call_scales
+from warpattn.problem.scales import Scales, call_scales, latent_scales, scale_rows
 from warpattn.sequences import PagedKV, PagedRagged, Ragged, Sequence
+from warpattn.sequences.latent import LatentPages
 
 from ..pieces.combine_config import allocate_parts
 from .config import (
     CDNAConfig,
-    LatentQueryArgs,
+    LatentArgs,
     LseStrides,
     PagedIndices,
     PagedRaggedIndices,
@@ -50,7 +51,7 @@ def launches_of_choice(
     partial = choice.partitions > 1
     traits = traits_of(problem, partial)
     tensors = _tensor_args(x, sequence, config) | {"shape": _shape(problem, sequence, m_tiles, tiles, choice)}
-    scale = checked.scale if config.eight_bit is None else call_scales(checked.scale, x, sequence)
+    scale = checked.scale if config.eight_bit is None else _scales(checked.scale, x, sequence)
     parts = _workspace(tiles * choice.partitions, config, x.q.device) if partial else {}
     args = tensors | {"scale": scale, **modifier_args(checked)} | parts
 
@@ -65,6 +66,20 @@ def launches_of_choice(
     if not partial:
         return (first,)
     return first, _combine(config, replace(traits, partial=False, own_rope=False), arch, tensors, parts)
+
+
+def _scales(scale: float, x: Operands, sequence: Sequence) -> Scales:
+    """The softmax scale and those of keys and values; latents have one scale as both."""
+    cache = cache_of(sequence)
+    if not isinstance(cache, LatentPages):
+        return call_scales(scale, x, sequence)
+    of_latents = latent_scales(x.k, cache.k_scale)
+    return Scales(scale, of_latents, of_latents, scale_rows(x.q, None))
+
+
+def cache_of(sequence: Sequence) -> Sequence:
+    """The pages of a sequence, if its keys are in some; else itself."""
+    return sequence.kv if isinstance(sequence, PagedRagged) else sequence
 
 
 def check_longest(problem: Problem, arch: str) -> None:
@@ -130,7 +145,11 @@ def _tensor_args(x: Operands, sequence: Sequence, config: CDNAConfig) -> dict[st
     rope = sequence.q_rope
     if rope is not None:
         rope = near(rope, config.block_m)
-        q = LatentQueryArgs(q, rope, row_strides(rope))
+        q = LatentArgs(q, rope, row_strides(rope))
+    cache = cache_of(sequence)
+    if isinstance(cache, LatentPages):
+        rope = near(cache.rope, config.block_n)
+        k = LatentArgs(k, rope, row_strides(rope))
     return {
         "q_ptr": q, "k_ptr": k, "v_ptr": v, "o_ptr": x.out, "lse_ptr": x.lse, "sinks_ptr": x.sinks,
         "indices": indices_of(sequence), "strides": strides,

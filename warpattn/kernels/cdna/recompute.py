@@ -35,22 +35,28 @@ def recompute_output(ctx, work, q, feed, state, span, run):
     for i in range(begin, end):
         first = span.key_tile(i) * config.block_n
         for key in range(first, gl.minimum(first + config.block_n, feed.k_source.keys)):
-            s = score(ctx, work, q, feed.k_source, key)
+            s = score(ctx, work, q, feed, key)
             p = gl.exp2(s * x[:, None] - top[:, None])
-            value = key_row(feed.v_source, key, config.dim_v, config.padded_v, gl.SliceLayout(0, layout))
             columns = gl.arange(0, config.padded_v, gl.SliceLayout(0, layout))
+            value = key_row(feed.v_source, key, columns, config.dim_v)
             value *= key_scale(ctx, work, feed.v_source, key, "v", columns)
             o = gl.where(sees(ctx, work, key, s), o + p * value[None, :], o)
     return o
 
 
 @gluon.jit
-def score(ctx, work, q, source, key):
+def score(ctx, work, q, feed, key):
     """Scores [M, 1] of the rows with a key."""
     config: gl.constexpr = ctx.config
     layout: gl.constexpr = scores_operand(config, 0)
-    k = key_row(source, key, config.dim_qk, config.padded_qk, gl.SliceLayout(0, layout))
-    k *= key_scale(ctx, work, source, key, "k", gl.arange(0, config.padded_qk, gl.SliceLayout(0, layout)))
+    columns = gl.arange(0, config.padded_qk, gl.SliceLayout(0, layout))
+    if config.rope is None:
+        k = key_row(feed.k_source, key, columns, config.dim_qk)
+    else:
+        first: gl.constexpr = config.dim_v
+        k = key_row(feed.k_source, key, columns, first)
+        k += key_row(feed.rope_source, key, columns - first, config.dim_qk - first)
+    k *= key_scale(ctx, work, feed.k_source, key, "k", columns)
     s = gl.sum(q.to(gl.float32) * k[None, :], 1)
     s = gl.convert_layout(s, gl.SliceLayout(1, product_layout(config)))[:, None]
     if ctx.mods.score is not None:
@@ -70,12 +76,12 @@ def sees(ctx, work, key, s):
 
 
 @gluon.jit
-def key_row(source, key, dim: gl.constexpr, padded: gl.constexpr, layout: gl.constexpr):
-    """A key or value [padded], fp32."""
+def key_row(source, key, columns, dim: gl.constexpr):
+    """`columns` of a key or value of so many, fp32; 0 elsewhere."""
     base = source.base
     row = key
     if source.page_size > 0:
         base += gl.load(source.table + key // source.page_size).to(gl.int64) * source.page
         row = key % source.page_size
-    cols = gl.arange(0, padded, layout)
-    return gl.load(base + row.to(gl.int64) * source.row + cols, mask=cols < dim, other=0.0).to(gl.float32)
+    inside = (columns >= 0) & (columns < dim)
+    return gl.load(base + row.to(gl.int64) * source.row + columns, mask=inside, other=0.0).to(gl.float32)

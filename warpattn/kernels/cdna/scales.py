@@ -135,5 +135,5 @@ def key_scale(ctx, work, source, key, operand: gl.constexpr, columns):
         if shared == 0:
             return gl.load(places)
         else:
-            dim: gl.constexpr = ctx.config.dim_qk if operand == "k" else ctx.config.dim_v
+            dim: gl.constexpr = ctx.config.key_blocks * shared if operand == "k" else ctx.config.dim_v
             return gl.load(places + columns // shared * rows_of(ctx, operand).block, mask=columns < dim, other=1.0)

@@ -12,6 +12,7 @@ from warpattn.problem.arch import Arch
 from warpattn.problem.element import Element
 from warpattn.problem.launch import INVARIANT, Choice
 from warpattn.problem.operands import COPY_RULE
+from warpattn.problem.problem import Scales
 from warpattn.problem.scales import EightBit, eight_bit_of
 
 from .config import Buffers, CDNAConfig, Traits, pad_dim
@@ -40,6 +41,8 @@ def choose(problem: Problem, target: Arch, *, batch_invariant: bool = False) -> 
         config, why = prefill_config(problem.element, problem.dim_qk, problem.dim_v, target.name, kind)
         kernel, partitions, reasons = "prefill", 1, (why,)
     if eight_bit is not None:
+        if is_latent(problem):
+            eight_bit = of_latents(eight_bit, problem)
         config, reasons = with_eight_bit(config, eight_bit), (*reasons, WIDENED)
         if eight_bit.columns("k"):
             reasons = (*reasons, f"a strip of keys has {config.buffers.k_strip} columns, whose scores have one scale")
@@ -65,6 +68,14 @@ def with_eight_bit(config: CDNAConfig, eight_bit: EightBit) -> CDNAConfig:
     columns = eight_bit.columns("k") or config.buffers.k_strip
     buffers = replace(config.buffers, k_strip=min(columns, config.buffers.k_strip))
     return replace(config, eight_bit=eight_bit, buffers=buffers)
+
+
+def of_latents(eight_bit: EightBit, problem: Problem) -> EightBit:
+    """Latents with a scale for each block of their columns, or one for all of them, with strides of 0 where tokens
+    share it. Rotary columns of 8 bits have that of all latents."""
+    shared = eight_bit.columns("k") or problem.dim_v
+    scales = Scales(problem.dim_qk if problem.narrow_rope else shared, shared)
+    return replace(eight_bit, scales=scales, rope=eight_bit.element if problem.narrow_rope else problem.element)
 
 
 def decodes(problem: Problem) -> bool:

@@ -24,7 +24,8 @@ def attention_source(
     """The attention kernel of a launch with `args`; needs no GPU."""
     constants = {"config": config, "functions": cdna_functions(mask, score), "traits": traits}
     queries = ("q_ptr.latent", "q_ptr.rope") if traits.own_rope else ("q_ptr",)
-    hints = dict.fromkeys((*queries, "k_ptr", "v_ptr", "o_ptr"), HINTS)
+    keys = ("k_ptr.latent", "k_ptr.rope") if config.rope else ("k_ptr",)
+    hints = dict.fromkeys((*queries, *keys, "v_ptr", "o_ptr"), HINTS)
     return kernel_source(attention_kernel, args, constants, captured_types(mask, score, config.arch), hints)
 
 

@@ -30,7 +30,8 @@ class Tensors:
     sinks: gl.tensor  # fp32 (heads_q,)
     indices: gl.tuple  # () | RaggedIndices | PagedIndices | PagedRaggedIndices, see `config`
     strides: gl.tuple  # Strides
-    rope: gl.tuple  # LatentQueryArgs where rotary columns of queries are in a tensor of their own, else ()
+    q_rope: gl.tuple  # LatentArgs where rotary columns of queries are in a tensor of their own, else ()
+    k_rope: gl.tuple  # the same of keys
 
 
 @gluon.aggregate
@@ -86,7 +87,8 @@ def work_of(indices, shape, rows, kv_head, traits: gl.constexpr):
 
 @gluon.jit
 def kv_sources(tensors, shape, work, scales, keys, config: gl.constexpr, traits: gl.constexpr):
-    """(K, V) of the work's key head, whose first `keys` keys its rows may see: what follows may hold NaN."""
+    """(K, V, rotary columns of K or ()) of the work's key head, whose first `keys` keys its rows may see: what follows
+    may hold NaN."""
     table = tensors.q.to(gl.pointer_type(gl.int32))
     if traits.paged:
         table = tensors.indices.block_table + work.rows.b.to(gl.int64) * shape.seq_k
@@ -94,7 +96,10 @@ def kv_sources(tensors, shape, work, scales, keys, config: gl.constexpr, traits:
     if config.v.scales > 0:
         of_values = scale_source(scales.v, work, traits)
     k = kv_source(tensors.k, tensors.strides.k, work, table, traits, keys, ())
-    return k, kv_source(tensors.v, tensors.strides.v, work, table, traits, keys, of_values)
+    rope = ()
+    if config.rope is not None:
+        rope = kv_source(tensors.k_rope.rope, tensors.k_rope.rope_strides, work, table, traits, keys, ())
+    return k, kv_source(tensors.v, tensors.strides.v, work, table, traits, keys, of_values), rope
 
 
 @gluon.jit
@@ -171,10 +176,10 @@ def load_queries(tensors, shape, work, layout: gl.constexpr, config: gl.constexp
         mask = mask & (cols < config.dim_qk)
     base = tensors.q + tile_offset(tensors.strides.q, work)
     if traits.own_rope:
-        rope = tensors.rope.rope_strides
+        rope = tensors.q_rope.rope_strides
         latent = packed_offsets(tensors.strides.q, work, token, head)
         rotary = tile_offset(rope, work) + packed_offsets(rope, work, token, head) - config.dim_v
-        at = gl.where(cols < config.dim_v, base + latent[:, None] + cols, tensors.rope.rope + rotary[:, None] + cols)
+        at = gl.where(cols < config.dim_v, base + latent[:, None] + cols, tensors.q_rope.rope + rotary[:, None] + cols)
         return gl.load(at, mask=mask, other=0.0)
     elif config.pack == 1:
         return buffer_load(base, (r * (tensors.strides.q.row * 8))[:, None] + cols, mask=mask)

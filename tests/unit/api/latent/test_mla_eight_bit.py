@@ -117,10 +117,12 @@ def test_blackwell_takes_what_hopper_takes():
         wa.attention_paged(query(dtype=torch.float16), pages(dtype=torch.float16), backend="simulate:sm100")
 
 
-@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
-def test_other_architectures_say_that_they_have_no_kernel(arch):
-    with pytest.raises(wa.AttentionError, match=rf"are 512 \+ 64 columns .*; the {arch} backend has no such kernel"):
-        wa.attention_paged(query(), pages(), backend=f"simulate:{arch}")
+@pytest.mark.parametrize(("arch", "dtype"), [("gfx942", E4M3), ("gfx950", torch.float8_e4m3fnuz)])
+def test_cdna_takes_the_formats_of_its_chip(arch, dtype):
+    kv = pages()
+    kv = wa.LatentPages(kv.k_pages.view(dtype), kv.rope, kv.block_table, kv.lengths, scale=kv.k_scale)
+    with pytest.raises(wa.AttentionError, match=f"have dtype {dtype}; of 8-bit latents the {arch} backend takes"):
+        wa.attention_paged(query(), kv, backend=f"simulate:{arch}")
 
 
 def test_what_is_no_cache():
