@@ -1,14 +1,15 @@
 """`doctor`: what of this machine warpattn can use, and what a problem would run on and why. Needs no GPU.
 
-Two tables. The first says of each part what was found and whether it will do: torch, Triton, cards, the folder of
-compiled kernels, frameworks with an adapter. The second is a problem, spelled as for `plan`, and its way.
+A table says of each part whether it will do and what was found: torch, Triton, cards, the folder of compiled kernels,
+frameworks with an adapter. Below it are a problem, spelled as for `plan`, what it runs on and why.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import platform
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -17,6 +18,7 @@ import torch
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from warpattn import __version__
 from warpattn.cli import spelling
@@ -50,10 +52,10 @@ DISTRIBUTIONS = {
 
 
 class Finding(NamedTuple):
-    """One line of the first table."""
+    """One row of the table."""
 
     part: str
-    found: str
+    found: str  # "" for nothing
     state: str
     note: str = ""
 
@@ -71,18 +73,34 @@ def doctor(
     spelling.arch(arch)
     console = Console(highlight=False)
     findings = [finding for look in (software, cards, kernel_cache, frameworks) for finding in look()]
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("part", "found", "state", "note"):
-        table.add_column(name, overflow="fold")
-    for part, found, state, note in findings:
-        table.add_row(part, found, f"[{COLOURS[state]}]{state}[/]", note)
-    console.print(table)
+    console.print(findings_table(findings))
+    console.print()
     device = next(usable_cards(), torch.device("cpu"))
-    console.print(f"\n{request}, on {device}{spelling.default_note(mask)}")
-    for line in route(request, device, arch):
-        console.print(f"  {line}", markup=False, soft_wrap=True)
+    problem = f"{request}, on {device}{spelling.default_note(mask)}"
+    for line in (problem, *(f"  {sentence}" for sentence in route(request, device, arch))):
+        console.print(wrapped(line, console.width), markup=False, soft_wrap=True)
     if any(finding.state == PROBLEM for finding in findings):
         raise typer.Exit(1)
+
+
+def findings_table(findings: Iterable[Finding]) -> Table:
+    """A row a finding. What was found and its note share the last column: in 80 columns it is wide enough for a call's
+    name, so that lines break between words."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("part", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    table.add_column("found", overflow="fold")
+    for part, found, state, note in findings:
+        table.add_row(part, Text(state, COLOURS[state]), Text("; ".join(filter(None, (found, note)))))
+    return table
+
+
+def wrapped(line: str, width: int) -> str:
+    """A line in lines of at most `width` columns, broken between words, the further ones indented by two more."""
+    text = line.lstrip()
+    indent = " " * (len(line) - len(text))
+    options = {"break_long_words": False, "break_on_hyphens": False}
+    return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent + "  ", **options)
 
 
 def software() -> Iterator[Finding]:
@@ -101,7 +119,7 @@ def triton_finding(version: str | None, python: str) -> Finding:
     """Triton 3.9 compiles the kernels; the reference does without it."""
     if version is None or numbers(python) < (3, 11):
         why = "has no build for Python 3.10" if numbers(python) < (3, 11) else "is missing: pip install triton==3.9.0"
-        return Finding("triton", version or "-", ABSENT, f"Triton 3.9 {why}; the reference works without")
+        return Finding("triton", version or "", ABSENT, f"Triton 3.9 {why}; the reference works without")
     if TRITON <= numbers(version) < TRITON_ENDS:
         return Finding("triton", version, OK, "compiles the kernels")
     return Finding("triton", version, PROBLEM, "Gluon's spelling differs: pip install --no-deps triton==3.9.0")
@@ -111,7 +129,7 @@ def cards() -> Iterator[Finding]:
     """Every GPU that torch sees, and the kernels that it gets."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
-        yield Finding("card", "-", ABSENT, 'CPU tensors: the reference, or backend="simulate:..."')
+        yield Finding("card", "", ABSENT, 'CPU tensors: the reference, or backend="simulate:..."')
     for index in range(count):
         device = torch.device("cuda", index)
         chip, properties = chip_of(device), torch.cuda.get_device_properties(device)
@@ -140,7 +158,7 @@ def cache_finding(folder: Path | None) -> Finding:
     note = f"{held.kernels} compiled, {held.size / 2**20:.1f} MiB"
     if refusal := cache_folder.refusal(folder):
         note += f"; every process compiles its own: {refusal}"
-        return Finding("kernels", str(folder or "-"), PROBLEM, note)
+        return Finding("kernels", str(folder or ""), PROBLEM, note)
     return Finding("kernels", str(folder), OK, note)
 
 
@@ -148,7 +166,7 @@ def triton_folder_finding(folder: Path | None) -> Finding:
     """Triton's own folder, where it keeps what it compiles."""
     if refusal := folder_refusal(folder):
         note = f"{refusal}; Triton compiles in a temporary folder: set TRITON_CACHE_DIR"
-        return Finding("triton's files", str(folder or "-"), PROBLEM, note)
+        return Finding("triton's files", str(folder or ""), PROBLEM, note)
     return Finding("triton's files", str(folder), OK)
 
 
@@ -157,7 +175,7 @@ def frameworks() -> Iterator[Finding]:
     for name, use in FRAMEWORKS.items():
         versions = [version_of(each, name) for each in DISTRIBUTIONS.get(name, (name,))]
         version = next(filter(None, versions), None)
-        yield Finding(name, version or "-", OK if version else ABSENT, use if version else "")
+        yield Finding(name, version or "", OK if version else ABSENT, use if version else "")
 
 
 def version_of(name: str, module: str | None = None) -> str | None:

@@ -12,8 +12,8 @@ from warpattn.cli import doctor
 from warpattn.cli.app import app
 
 
-def invoke(*arguments, exit_code=0):
-    result = CliRunner().invoke(app, ["doctor", *arguments], env={"COLUMNS": "200"})
+def invoke(*arguments, exit_code=0, columns=200):
+    result = CliRunner().invoke(app, ["doctor", *arguments], env={"COLUMNS": str(columns)})
     assert result.exit_code == exit_code, result.output
     return result.output
 
@@ -28,6 +28,17 @@ def test_it_names_what_is_there():
     text = invoke()
     for words in (torch.__version__, "transformers", "kernels", "0 compiled", "vllm"):
         assert words in text
+
+
+def test_lines_fit_80_columns_and_break_between_words(monkeypatch):
+    """All that a wide terminal shows, word by word, with every framework there."""
+    monkeypatch.setattr(doctor, "version_of", lambda name, module=None: "3.9.0+several.words")
+    folder = doctor.Finding("kernels", "~/.cache/warpattn", doctor.OK, "12 compiled, 3.4 MiB")
+    monkeypatch.setattr(doctor, "kernel_cache", lambda: iter([folder]))
+    narrow, wide = invoke(columns=80), invoke(columns=2000)
+    assert max(map(len, narrow.splitlines())) <= 80
+    assert narrow.split() == wide.split()
+    assert len(wide.splitlines()) < len(narrow.splitlines())  # or nothing was broken
 
 
 def test_without_a_card_it_plans_for_one():
