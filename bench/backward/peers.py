@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench.backward.cases import Case, Inputs, Made
-from warpattn.kernels.sm90.backward import config
 from warpattn.kernels.sm90.backward.launch import list_backward_launches
 from warpattn.problem import Call, validate
 from warpattn.problem.backward import CheckedBackward, Gradients, fitted_gradients
@@ -42,12 +40,6 @@ def deterministic(case: Case, x: Inputs) -> Gradient:
     if case.both:
         raise ValueError("only the gradients alone are timed")
     return own(case, x, deterministic=True)
-
-
-def adds(case: Case, x: Inputs) -> Gradient:
-    """Ours where attending warpgroups add dQ, which no plan chooses."""
-    with patch.object(config, "ATTEND_ADDS", True):
-        return own(case, x)
 
 
 def prepared(case: Case, x: Inputs, deterministic: bool) -> tuple[BoundLaunches, Gradients]:
@@ -177,4 +169,4 @@ def _grad(
     return view(dq), view(dk), view(dv)
 
 
-PEERS = {"warpattn": own, "deterministic": deterministic, "adds": adds, "cudnn": cudnn, "fa4": fa4, "flex": flex}
+PEERS = {"warpattn": own, "deterministic": deterministic, "cudnn": cudnn, "fa4": fa4, "flex": flex}

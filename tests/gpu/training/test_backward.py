@@ -30,6 +30,7 @@ CASES = {
     "dims-192-128": Case(300, 500, dim=192, dim_v=128),
     "many-key-tiles-128": Case(200, 1200, dim=128, heads=8, heads_kv=8, batch=2),
     "many-key-tiles-256": Case(200, 1200, dim=256, heads=8, heads_kv=8, batch=2),
+    "many-key-tiles-192-128": Case(1000, 10_000, heads=4, heads_kv=2, dim=192, dim_v=128, mask=Causal()),
     "many-key-tiles-ragged": Case(0, 0, lengths=LENGTHS * 4, dim=256, heads=4, heads_kv=4),
     "ragged": Case(0, 0, lengths=LENGTHS, dim=128, heads=4, heads_kv=2, mask=Causal()),
 }

@@ -17,7 +17,6 @@ from tests.sim.backward import (
     simulated,
     tolerances,
 )
-from warpattn.kernels.sm90.backward import config
 from warpattn.masks import Causal, CustomMask, Document, Materialized, Padding, Prefix, SlidingWindow
 from warpattn.problem.backward import fitted_gradients, write_back
 from warpattn.runtime.simulate import Options, run_launch
@@ -100,8 +99,7 @@ ADDED = {
 
 
 @pytest.mark.parametrize("name", drawn(ADDED, ["full", "groups", "deterministic", "ragged"]))
-def test_attending_warpgroups_add_dq(name, monkeypatch):
-    monkeypatch.setattr(config, "ATTEND_ADDS", True)
+def test_attending_warpgroups_add_dq(name):
     case, schedule, programs = ADDED[name]
     (main,) = (launch for launch in launches_of(case) if launch.name == "sm90.backward")
     assert main.key[0].attend_adds and main.key[0].block_n == 128

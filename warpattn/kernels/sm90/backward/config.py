@@ -13,8 +13,8 @@ of them:
     weigh      S, P; dV += P · dO       ── P ─▶ derive
     derive     dP, dS; dK += dS · Q     ── dS ─▶ reduce
 
-Unless dK and dV together have at most 320 columns and plans choose so (`ATTEND_ADDS`): then a CTA owns 128 keys, no
-warpgroup reduces, and the attending ones, with its registers, add dQ, too:
+Unless dK and dV together have at most 320 columns: then a CTA owns 128 keys, no warpgroup reduces, and the attending
+ones, with its registers, add dQ, too:
 
     attend 0, 1 ── dS ─▶ dS ring ─▶ attend 0, 1    dQ = dS · K, every other 64 columns each
 """
@@ -38,7 +38,6 @@ from ..prefill.config import CONSUMER_ROWS
 
 CONSUMERS = 2
 DQ_COLUMNS = 64  # of dQ, computed and added at a time
-ATTEND_ADDS = False  # whether plans choose `attend_adds`: no card has timed it
 SUM_COLUMNS = 320  # of dK and dV of 64 keys, 160 registers of a warpgroup's 240
 SHORT_ROWS = 2048  # queries up to which, at head dim 64, 64-row tiles fit a causal triangle better than 128-row ones
 
@@ -174,7 +173,7 @@ def choose(problem: Problem, target: Arch, deterministic: bool = False) -> Choic
 def choose_config(problem: Problem, deterministic: bool = False) -> tuple[BackwardConfig, str]:
     """The configuration for a problem, and one sentence why."""
     widest, ragged = max(problem.dim_qk, problem.dim_v), problem.kind == "ragged"
-    adds = ATTEND_ADDS and widest > 128 and add_in_attend(problem.dim_qk, problem.dim_v)
+    adds = add_in_attend(problem.dim_qk, problem.dim_v)
     keys = CONSUMER_ROWS * (1 if widest > 128 and not adds else CONSUMERS)
     fields = problem_fields(problem, keys, deterministic)
     if adds:
