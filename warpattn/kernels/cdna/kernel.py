@@ -30,7 +30,7 @@ class Context:
 
 @gluon.jit
 def two_tensors(x, own_rope: gl.constexpr):
-    """(queries or keys, a `LatentArgs` with their rotary columns or ())."""
+    """(queries or keys without rotary columns, the `LatentArgs` with these); (x, ()) where all are in one tensor."""
     if own_rope:
         return x.latent, x
     else:

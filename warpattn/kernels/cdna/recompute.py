@@ -77,7 +77,7 @@ def sees(ctx, work, key, s):
 
 @gluon.jit
 def key_row(source, key, columns, dim: gl.constexpr):
-    """`columns` of a key or value of so many, fp32; 0 elsewhere."""
+    """`columns` of a key or a value, fp32; 0 for those that are not in 0 .. dim - 1."""
     base = source.base
     row = key
     if source.page_size > 0:

@@ -71,8 +71,8 @@ def with_eight_bit(config: CDNAConfig, eight_bit: EightBit) -> CDNAConfig:
 
 
 def of_latents(eight_bit: EightBit, problem: Problem) -> EightBit:
-    """Latents with a scale for each block of their columns, or one for all of them, with strides of 0 where tokens
-    share it. Rotary columns of 8 bits have that of all latents."""
+    """The 8-bit tensors of latent attention: one scale for each block of columns, or for all 512 (tokens that share
+    one have strides of 0). Rotary columns of 8 bits have the scale of the latent, so a key has one for all 576."""
     shared = eight_bit.columns("k") or problem.dim_v
     scales = Scales(problem.dim_qk if problem.narrow_rope else shared, shared)
     return replace(eight_bit, scales=scales, rope=eight_bit.element if problem.narrow_rope else problem.element)

@@ -1,8 +1,8 @@
-"""dQ in the attending warpgroups, where dK and dV of their keys leave no registers for a third one.
+"""dQ in the attending warpgroups: their dK and dV take all registers, so no third warpgroup can add dQ (`reduce.py`).
 
-Each takes every other part of dQ's columns, of the dS of both, and adds it by TMA through a buffer of its own. Which
-ones depends on the tile of queries, so that odd numbers of parts are shared evenly, and for a tile alike in all CTAs,
-which add in turns of their warpgroups if gradients are deterministic:
+Each computes every other part of dQ's columns from the dS of both, and adds it by TMA through a buffer of its own. The
+assignment alternates with query tiles, so that an odd number of parts is shared evenly. It is the same in all CTAs: for
+deterministic gradients, warpgroup 0 of each CTA adds to a tile in turns with warpgroup 0 of the others, and so does 1:
 
       tile 0   parts 0, 2 ─▶ attend 0   part  1    ─▶ attend 1
       tile 1   part  1    ─▶ attend 0   parts 0, 2 ─▶ attend 1

@@ -1,7 +1,7 @@
 """Consumer warpgroup of the Hopper backward: 64 keys against the query tiles that see them.
 
 Rows of all tiles are keys, columns queries, so that P and dS are the left operands of dV += P · dO and dK += dS · Q
-without leaving their registers. For each query tile, `│` being waits for products:
+without leaving their registers. For each query tile, where `│` waits for products:
 
       dV += P · dO   dP = V · dOᵀ   │   dS = P · dP   dK += dS · Q   dS to shared memory   S' = K · Q'ᵀ   │ │   P'
 
@@ -40,7 +40,7 @@ from .epilogue import store_boxes, store_keys, wait_copies
 
 @gluon.aggregate
 class Weights:
-    """P of a tile, and the slope of the score function if it has one."""
+    """P of a tile, and the slope of the score function, d score / d (q·k), if there is one."""
 
     p: gl.tensor  # [64, M/8, 4] pairs
     slope: gl.tuple  # () or one such tensor
@@ -282,7 +282,7 @@ def slot_parts(ring, state, rows: gl.constexpr, widths: gl.constexpr):
 
 @gluon.jit
 def held_parts(ring, state, part: gl.constexpr, rows: gl.constexpr, widths: gl.constexpr):
-    """The same of `held_tile`."""
+    """Share `part` of a ring of one slot in parts of the columns, addressed as in `held_tile`."""
     boxes: gl.constexpr = max(1, columns_before(widths, len(widths)) // ring.smem.shape[-1])
     return parts_at(ring, nothing(state) * ring.parts + part * boxes, rows, widths)
 
@@ -323,7 +323,7 @@ def row_numbers(ctx, numbers, state):
 
 @gluon.jit
 def attend(ctx, s, q_state, visit, wg: gl.constexpr):
-    """P of a tile of products, by the row's LSE; with the score function, its slope, and the mask where it matters."""
+    """P = exp2(S - LSE) of a tile, 0 where the mask hides a key, and the score function's slope if there is one."""
     config: gl.constexpr = ctx.config
     layout: gl.constexpr = accumulator_layout(config.block_m)
     dtype: gl.constexpr = element_type(config.element)

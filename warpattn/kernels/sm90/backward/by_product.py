@@ -126,7 +126,7 @@ def derive_role(ctx):
         ds_state = ds_state.step()
     pending, ds = start_keys(ctx, dp, dk, state, ds_state)
     dk = wait_columns(0, pending, ds)
-    # Of the last queries S was made before P was handed over, and no others are loaded.
+    # The slot of Q holds dK now: `weigh` computed its last S before it handed over P, and no more queries are loaded.
     store_keys(ctx, ctx.tensors.dk, scaled(dk, ctx.scale), config.widths_qk, rings.q.tile(state), 0)
     tma.store_wait(0)
 

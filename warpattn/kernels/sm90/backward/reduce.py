@@ -1,7 +1,7 @@
 """Warpgroup of the Hopper backward that owns dQ: products with dS of both attending warpgroups, added by TMA.
 
-It keeps the product of 128 keys out of the attending warpgroups, which so never meet: they drift apart and fill each
-other's gaps. A tile's columns go in parts, one after the other, through two buffers.
+It keeps the product of 128 keys out of the attending warpgroups, which never wait for each other: one multiplies
+while the other computes P or dS. A tile's columns go in parts, one after the other, through two buffers.
 """
 
 from triton.experimental import gluon
