@@ -22,7 +22,7 @@ from warpattn.kernels.sm100.config import SMEM_LIMIT, FA4Config
 from warpattn.machine_code.gcn import check_copies, check_loads
 from warpattn.machine_code.roles import role_faults
 from warpattn.machine_code.sass import opcode_counts, resources
-from warpattn.masks import Causal
+from warpattn.masks import Causal, Full, Mask
 from warpattn.problem.arch import triton_target
 from warpattn.problem.element import BF16, FP8, FP16
 from warpattn.problem.problem import Scales
@@ -33,21 +33,28 @@ CONVERSIONS = {"gfx942": "v_cvt_pk_f32_fp8", "gfx950": "v_cvt_scalef32_pk_bf16_f
 PER = ("head", "tensor")
 TOKENS = ("token", "token")
 COLUMNS = (64, 64)
+Per = tuple[str | int, str | int]
+CAUSAL = Causal()
 
 
 @cache
-def built(arch: str, tokens: int, per: tuple[str | int, str | int] = PER, dim: int = 128, page_size: int = 0) -> Built:
+def built(arch: str, tokens: int, per: Per = PER, dim: int = 128, page_size: int = 0, mask: Mask = CAUSAL) -> Built:
     """The kernel for 40 or 1 new tokens of four query heads on a key head."""
-    case = Case(tokens, 4000, heads=8, heads_kv=2, dim=dim, mask=Causal())
+    case = Case(tokens, 4000, heads=8, heads_kv=2, dim=dim, mask=mask)
     call = paged(case, [70, 3000], page_size) if page_size else case.call()
     return build(in_eight_bits(call, E4M3[arch], per), arch)
+
+
+def unmasked(arch: str, tokens: int, per: Per = PER) -> Built:
+    """The kernel without a mask: no tile is computed again, key by key, from bytes that are converted once more."""
+    return built(arch, tokens, per, mask=Full())
 
 
 @both
 @pytest.mark.parametrize("tokens", [1, 40])
 def test_each_element_is_converted_once(arch, tokens):
     """By an instruction for two, before it is written to LDS; each wave of the workgroup has its part."""
-    found = built(arch, tokens)
+    found = unmasked(arch, tokens)
     config = found.config
     elements = config.block_n * (config.padded_qk + config.padded_v) // (64 * config.waves)
     assert found.summary.count(CONVERSIONS[arch]) == elements // 2
@@ -70,7 +77,7 @@ def test_loads_are_vectors(arch, tokens):
 def test_scales_of_columns_are_few_instructions(arch, tokens):
     """A lane loads a scale of a key for each block, and of a value's row; elements are converted as often as with one
     scale, two in an instruction."""
-    plain, blocks = built(arch, tokens), built(arch, tokens, COLUMNS)
+    plain, blocks = unmasked(arch, tokens), unmasked(arch, tokens, COLUMNS)
     config = blocks.config
     assert (config.key_blocks, config.v.scales, config.k.strip) == (2, 2, 64)
     elements = config.block_n * (config.padded_qk + config.padded_v) // (64 * config.waves)
