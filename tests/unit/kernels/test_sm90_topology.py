@@ -54,10 +54,10 @@ def latent(page: int) -> tuple[Any, ...]:
     return tensor(1, 1, 16, 576), k, k[..., :512], wa.PagedKV(k, k[..., :512], table, lengths)
 
 
-def latents_of_8_bits(page: int) -> tuple[Any, ...]:
+def latents_of_8_bits(page: int, heads: int = 16) -> tuple[Any, ...]:
     table, lengths = torch.zeros(1, PAGES, dtype=torch.int32), torch.full((1,), PAGES * page, dtype=torch.int32)
     kv = wa.LatentPages.of_bytes(torch.zeros(PAGES, page, 1, 656, dtype=torch.uint8), table, lengths)
-    return tensor(1, 1, 16, 576), kv.k_pages, kv.v_pages, kv
+    return tensor(1, 1, heads, 576), kv.k_pages, kv.v_pages, kv
 
 
 CASES = {
@@ -75,7 +75,8 @@ CASES = {
     "latent": (latent(0), False),
     "latent, pages": (latent(16), False),
     "latent, gathered": (latent(3), False),
-    "latent, 8 bits": (latents_of_8_bits(16), False),
+    "latent, 8 bits": (latents_of_8_bits(16, heads=32), False),
+    "latent, 8 bits, swap-AB": (latents_of_8_bits(16), False),
 }
 
 
@@ -112,8 +113,8 @@ def test_the_compiled_kernel_has_what_its_topology_says(name: str) -> None:
     topology = config.topology
     code = to_ttgir(launch.source(), triton_target("sm90"), dict(launch.options)).asm["ttgir"]
     repeats = getattr(config, "recomputes_freely", False)  # recompute.py's barriers are of no role
-    latents = getattr(config, "latents", None)  # of 8 bits: the copy of rotary parts and a role fill a slot
-    fills = 1 if latents is None else 2
+    converts = getattr(config, "latents", None) is not None and not config.swap_ab  # the role that loads, 8-bit latents
+    fills = 2 if converts else 1  # the copy of rotary parts and that role fill a slot
     again = Counter({1: RECOMPUTE_BARRIERS if repeats else 0})
     initialised = Counter(map(int, re.findall(r"ttng\.init_barrier %[\w.]+, (\d+)", code)))
     assert initialised == arrivals(topology, fills) + again
@@ -122,7 +123,7 @@ def test_the_compiled_kernel_has_what_its_topology_says(name: str) -> None:
     tiles = getattr(config, "tiles", config)
     if getattr(tiles, "eight_bit", None):
         expected = {tiles.q_bytes, tiles.k_bytes // tiles.widening, tiles.v_bytes // tiles.widening}
-    if latents is not None:
+    if converts:
         expected = {config.element.bytes * config.block_n * config.rope, config.block_n * config.dim_v}
     assert set(map(int, re.findall(r"ttng\.barrier_expect %[\w.]+, (\d+)", code))) == expected
     (registers,) = re.findall(r"requestedRegisters = array<i32: ([\d, ]+)>", code)
