@@ -10,6 +10,7 @@ import torch
 
 import warpattn.integrations.flashinfer as flashinfer
 from warpattn.errors import AttentionError
+from warpattn.integrations.flashinfer.pages import PageLists, Tables
 
 HEADS, HEADS_KV, DIM, PAGE = 4, 2, 16, 4
 WORKSPACE = torch.empty(0, dtype=torch.uint8)
@@ -308,3 +309,48 @@ def test_what_is_refused_is_one_sentence(sentence):
         BAD[sentence]()
     (reason,) = found.value.reasons
     assert sentence in reason
+
+
+LISTS = {  # indptr, indices, last_page_len
+    "indptr begins with 1; it must begin with 0": ((1, 2), (0, 1), (4,)),
+    f"indices holds -1; its elements must be within 0 .. {2**30}": ((0, 3), (0, -1, -2), (4,)),
+    f"last_page_len holds -1; its elements must be within 0 .. {PAGE}": ((0, 1, 2), (0, 1), (-1, -2)),
+    f"last_page_len holds {PAGE + 1}; its elements must be within 0 .. {PAGE}": ((0, 1), (0,), (PAGE + 1,)),
+    "indptr lists 1 requests and 3 pages; last_page_len has 1 and indices 2": ((0, 3), (0, 1), (4,)),
+    "indptr lists 2 requests and 1 pages; last_page_len has 2 and indices 2": ((0, 2, 1), (0, 1), (4, 4)),
+    "indptr lists 2 requests and 2 pages; last_page_len has 1 and indices 2": ((0, 1, 2), (0, 1), (4,)),
+    "indptr is empty; it begins with 0": ((), (), ()),
+}
+
+
+@pytest.mark.parametrize("sentence", LISTS)
+def test_lists_that_are_no_pages(sentence):
+    """The first wrong element is named; elements of requests without pages are not read."""
+    lists = PageLists(*(torch.tensor(x, dtype=torch.int32) for x in LISTS[sentence]), PAGE)
+    with pytest.raises(AttentionError) as found:
+        Tables().plan(lists, torch.device("cpu"))
+    assert found.value.reasons == (sentence,)
+
+
+def test_pages_have_rows():
+    empty = torch.tensor((), dtype=torch.int32)
+    with pytest.raises(AttentionError, match="page_size is 0; it must be an int from 1 on"):
+        Tables().plan(PageLists(torch.tensor([0]), empty, empty, 0), torch.device("cpu"))
+
+
+def test_lists_at_their_limits():
+    """No requests; requests without pages; as many pages as a graph was made for, and one more."""
+    tables, empty = Tables(), torch.tensor((), dtype=torch.int32)
+    tables.plan(PageLists(torch.tensor([0]), empty, empty, PAGE), torch.device("cpu"))
+    assert tables.table.shape == (0, 1) and tables.sizes == (PAGE, 0)
+    tables.plan(PageLists(torch.tensor([0, 0]), empty, torch.tensor([99]), PAGE), torch.device("cpu"))
+    assert tables.table.shape == (1, 1) and tables.lengths.tolist() == [0]
+    fixed, lists = Tables((1, 2)), PageLists(torch.tensor([0, 2]), torch.tensor([5, 3, 9]), torch.tensor([1]), PAGE)
+    fixed.plan(lists, torch.device("cpu"))
+    assert fixed.table.tolist() == [[5, 3]] and fixed.lengths.tolist() == [PAGE + 1]
+    fixed.check("cache", torch.empty(6, PAGE, HEADS_KV, DIM))
+    for pages, rows in ((5, PAGE), (6, PAGE - 1), (6, PAGE + 1)):
+        with pytest.raises(AttentionError, match=f"cache has {pages} pages of {rows} rows; the plan was made for"):
+            fixed.check("cache", torch.empty(pages, rows, HEADS_KV, DIM))
+    with pytest.raises(AttentionError, match="1 requests with up to 3 pages; the wrapper was made for"):
+        fixed.plan(lists._replace(indptr=torch.tensor([0, 3])), torch.device("cpu"))
