@@ -35,23 +35,25 @@ SCORES: dict[str, tuple[tuple[int, ...], Callable[[torch.Tensor], Score]]] = {
 }
 
 
-CASES = [(arch, name, False, 64) for arch in ("sm90", "sm100") for name in SCORES]
-CASES += [(arch, "rows", True, 64) for arch in ("sm90", "sm100")]
-CASES += [("sm90", "slopes", False, 192), ("sm100", "bias of heads", False, 192), ("sm100", "buckets", True, 256)]
+CASES = [(arch, name, False, 64, 64) for arch in ("sm90", "sm100") for name in SCORES]
+CASES += [(arch, "rows", True, 64, 64) for arch in ("sm90", "sm100")]
+CASES += [("sm90", "slopes", False, 192, 192), ("sm90", "keys", False, 192, 128)]
+CASES += [("sm100", "bias of heads", False, 192, 192), ("sm100", "buckets", True, 256, 256)]
 DRAWN = [
-    ("sm90", "buckets", False, 64), ("sm90", "rows", True, 64), ("sm100", "distances", False, 64),
-    ("sm100", "rows", True, 64), ("sm100", "bias of heads", False, 192),
+    ("sm90", "buckets", False, 64, 64), ("sm90", "rows", True, 64, 64), ("sm100", "distances", False, 64, 64),
+    ("sm90", "keys", False, 192, 128), ("sm100", "rows", True, 64, 64), ("sm100", "bias of heads", False, 192, 192),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("arch", "name", "ragged", "dim"), drawn(CASES, DRAWN))
-def test_captured_gradients(arch, name, ragged, dim):
+@pytest.mark.parametrize(("arch", "name", "ragged", "dim", "dim_v"), drawn(CASES, DRAWN))
+def test_captured_gradients(arch, name, ragged, dim, dim_v):
     """Of the reference's outputs and LSEs: those of a kernel have a rounding of their own, which all pairs of a row
     share, so that it does not average out."""
     generator = torch.Generator().manual_seed(0)
     shape, score_of = SCORES[name]
     captured = torch.rand(shape, generator=generator)  # slopes are positive
-    q, k, v, dout = (torch.randn(1, ROWS, n, dim, generator=generator).bfloat16() for n in (HEADS, 1, 1, HEADS))
+    sizes = ((HEADS, dim), (1, dim), (1, dim_v), (HEADS, dim_v))
+    q, k, v, dout = (torch.randn(1, ROWS, *size, generator=generator).bfloat16() for size in sizes)
     dlse, sequence = torch.randn(1, HEADS, ROWS, generator=generator), Dense()
     if ragged:
         sequence = wa.Ragged(torch.tensor([0, 60, ROWS], dtype=torch.int32))

@@ -118,13 +118,13 @@ def own_rows(shape, cu_q, cu_k, config: gl.constexpr):
 @gluon.jit
 def load_rows(reads, statistics, rows, mods, scale, shape, products: gl.constexpr, config: gl.constexpr):
     """Q and dout to shared memory, and what else stays."""
-    q_smem, do_smem = allocate(config.padded_qk, config), allocate(config.padded_v, config)
+    q_smem, do_smem = allocate(config.whole_qk, config), allocate(config.whole_v, config)
     copy_rows(reads[0], q_smem, rows.b, rows.h, rows.q_start, rows.row, rows.seq_q, config.dim_qk)
     copy_rows(reads[3], do_smem, rows.b, rows.h, rows.q_start, rows.row, rows.seq_q, config.dim_v)
     i = rows.row + gl.arange(0, TILE, gl.SliceLayout(1, products.layout))
     lse = gl.load(statistics.lse + rows.given + i, mask=i < rows.seq_q, other=float("inf"))
     lse = gl.where(lse == -float("inf"), float("inf"), lse)
-    k_smem, v_smem = allocate(config.padded_qk, config), allocate(config.padded_v, config)
+    k_smem, v_smem = allocate(config.whole_qk, config), allocate(config.whole_v, config)
     return Captured(
         reads[1], reads[2], q_smem, do_smem, k_smem, v_smem, rows, lse, mods, scale, shape.group, products.memory(),
         products, config,

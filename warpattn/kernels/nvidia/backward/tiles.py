@@ -75,12 +75,22 @@ class BackwardTiles(ABC):
         return max(padded_columns(self.dim_qk), padded_columns(self.dim_v))
 
     @cached_property
-    def padded_qk(self) -> int:
+    def whole_qk(self) -> int:
+        """Columns of a tile of Q or K in one piece, a power of two."""
         return padded_columns(self.dim_qk) if self.wide else self.padded
 
     @cached_property
-    def padded_v(self) -> int:
+    def whole_v(self) -> int:
         return padded_columns(self.dim_v) if self.wide else self.padded
+
+    @cached_property
+    def padded_qk(self) -> int:
+        """Columns of a tile of Q or K, which may be several pieces."""
+        return self.whole_qk
+
+    @cached_property
+    def padded_v(self) -> int:
+        return self.whole_v
 
     @cached_property
     def block_n(self) -> int:

@@ -68,11 +68,11 @@ class BackwardConfig(BackwardTiles):
 
     @cached_property
     def padded_qk(self) -> int:
-        return DQ_COLUMNS * -(-self.dim_qk // DQ_COLUMNS) if self.attend_adds else super().padded_qk
+        return DQ_COLUMNS * -(-self.dim_qk // DQ_COLUMNS) if self.attend_adds else self.whole_qk
 
     @cached_property
     def padded_v(self) -> int:
-        return DQ_COLUMNS * -(-self.dim_v // DQ_COLUMNS) if self.attend_adds else super().padded_v
+        return DQ_COLUMNS * -(-self.dim_v // DQ_COLUMNS) if self.attend_adds else self.whole_v
 
     def box(self, cols: int) -> int:
         return DQ_COLUMNS if self.attend_adds else cols
