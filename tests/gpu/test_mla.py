@@ -117,3 +117,27 @@ def test_values_of_their_own_are_refused_every_time():
         call(wrong, case)
     with pytest.raises(wa.AttentionError, match="first columns of the keys"):
         plan(wrong.q, wrong.sequence)
+
+
+def narrow_pages(lengths: tuple[int, ...], page: int, device: str) -> wa.LatentPages:
+    """Random latents of 8 bits with a scale for 128 columns, rotary parts in bf16, pages in another order."""
+    counts = [-(-n // page) for n in lengths]
+    order = torch.randperm(sum(counts), device=device).int().split(counts)
+    table = torch.nn.utils.rnn.pad_sequence(list(order), batch_first=True)
+    wide = torch.randn(sum(counts), page, 1, 576, device=device)
+    stored = wa.quantize(wide[..., :512], torch.float8_e4m3fn, per=128)
+    ends = torch.tensor(lengths, dtype=torch.int32, device=device)
+    return wa.LatentPages(stored.values, wide[..., 512:].bfloat16(), table, ends, scale=stored.scale)
+
+
+@pytest.mark.parametrize(("heads", "tokens", "page"), [(16, 1, 64), (8, 2, 16), (3, 5, 8), (64, 1, 64), (20, 3, 16)])
+def test_latents_of_8_bits(heads, tokens, page):
+    """Up to 16 rows of queries and more, which are two kernels."""
+    torch.manual_seed(heads)
+    kv = narrow_pages(MIXED, page, "cuda")
+    q = torch.randn(len(MIXED), tokens, heads, 576, device="cuda").bfloat16()
+    tail = {"mask": Causal(), "scale": SCALE, "return_lse": True}
+    want, want_lse = wa.attention_paged(q, kv, **tail, backend="reference")
+    for _ in range(3):
+        out, lse = wa.attention_paged(q, kv, **tail)
+        assert error(out.float(), want.float()) < 2e-2 and error(lse, want_lse) < 1e-2
