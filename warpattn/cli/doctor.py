@@ -99,8 +99,10 @@ def wrapped(line: str, width: int) -> str:
     """A line in lines of at most `width` columns, broken between words, the further ones indented by two more."""
     text = line.lstrip()
     indent = " " * (len(line) - len(text))
-    options = {"break_long_words": False, "break_on_hyphens": False}
-    return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent + "  ", **options)
+    return textwrap.fill(
+        text, width, initial_indent=indent, subsequent_indent=indent + "  ",
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
 
 
 def software() -> Iterator[Finding]:
