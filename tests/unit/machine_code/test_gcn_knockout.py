@@ -45,9 +45,12 @@ def loosened(text: str, line: int, most: int) -> str:
 
 
 def test_keys_and_values_of_pages_have_a_wait_each():
-    """Decode on gfx950: loosened until it leaves K, or V, under way, no other wait covers the copy."""
+    """Decode on gfx950: loosened until it leaves K, or V, under way, no other wait covers the copy.
+
+    V may be covered twice: by the wait for K's page of the next tile, and by the one for V's page directly after it.
+    """
     text = built("gfx950", "decode pages of 16")[0]
-    assert len(trail(text, "K")) == len(trail(text, "V")) == 1
+    assert len(trail(text, "K")) == 1 and len(trail(text, "V")) <= 2
 
 
 def trail(text: str, operand: str) -> list[int]:
