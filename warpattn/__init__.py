@@ -38,4 +38,5 @@ def __getattr__(name: str) -> typing.Any:
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *__getattr__("__all__")]
+    """What `wa.<tab>` offers: the public names, without the modules that this file imports."""
+    return [*(name for name in globals() if name.startswith("__")), *__getattr__("__all__")]

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+import warpattn
 from tests.repo.names import absent, missing, spelled_out, unknown
 from tests.repo.test_repository import FILES, ROOT
 
@@ -108,3 +109,8 @@ def test_what_does_not_exist_is_said(few, text, complaint):
 
 def test_braces():
     assert spelled_out("a/{b,c}/{d,e}.py") == ["a/b/d.py", "a/b/e.py", "a/c/d.py", "a/c/e.py"]
+
+
+def test_completion_offers_what_is_public():
+    offered = {name for name in dir(warpattn) if not name.startswith("_")}
+    assert offered == set(warpattn.__all__) and "atexit" not in offered
