@@ -1,0 +1,26 @@
+"""What a problem decides of the tiles of NVIDIA's backward kernels, by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.kernels.backward.builds import long_problem
+from warpattn.kernels.nvidia.backward.tiles import MOST_TOGETHER, problem_fields
+
+KEYS = 128  # of a tile
+
+
+@pytest.mark.parametrize(
+    ("mask", "tiles", "more", "deterministic", "rotates"),
+    [
+        ("full", MOST_TOGETHER, 0, True, True), ("full", MOST_TOGETHER, 1, True, False),
+        ("full", MOST_TOGETHER, 1, False, True), ("causal", 1, 0, False, False), ("causal", 1, 0, True, False),
+    ],
+)  # fmt: skip
+def test_ctas_go_round_where_none_waits_in_vain(
+    mask: str, tiles: int, more: int, deterministic: bool, rotates: bool
+) -> None:
+    """In a fixed order they wait for each other in a circle: all of a head must run at once. Masks leave tiles out."""
+    problem = replace(long_problem(64, mask), seq_k=tiles * KEYS + more)
+    assert problem_fields(problem, KEYS, deterministic)["rotate"] == rotates
+    assert not problem_fields(replace(problem, kind="ragged"), KEYS, deterministic)["rotate"]

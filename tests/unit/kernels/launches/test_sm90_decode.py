@@ -1,0 +1,168 @@
+"""Workspace, grids and arguments of decode on Hopper, by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.launches import SmallCall, small_call
+from warpattn.kernels.sm90.decode.choice import choose
+from warpattn.kernels.sm90.decode.config import Combine, with_fields
+from warpattn.kernels.sm90.decode.launch import PROGRAMS, features_of, head_rows, list_launches, workspace
+from warpattn.kernels.sm90.mla.config import choose as choose_latent
+from warpattn.kernels.sm90.mla.launch import list_launches as mla_launches
+from warpattn.problem import Call, validate
+from warpattn.problem.arch import ARCHS
+from warpattn.problem.launch import Choice, Launch, PlanOptions
+from warpattn.problem.operands import Operands
+from warpattn.sequences import Dense, PagedKV, PagedRagged, Ragged
+
+INVARIANT = PlanOptions(batch_invariant=True)
+
+
+def chosen(call: SmallCall, **fields: Any) -> Choice:
+    choice = choose(call.checked.problem, ARCHS["sm90"])
+    return replace(choice, config=with_fields(choice.config, fields))
+
+
+def launches(call: SmallCall, **fields: Any) -> tuple[Launch, ...]:
+    return list_launches(*call, chosen(call, **fields))
+
+
+@pytest.mark.parametrize(
+    ("heads", "dim", "tokens", "grid"),
+    [
+        ((8, 2), 128, 1, (2, 1, 1)),  # 4 rows of queries, 4 of 128 columns a program
+        ((66, 2), 128, 1, (2, 9, 1)),  # 33 rows
+        ((2, 2), 64, 1, (2, 1, 1)),  # 8 rows of 64 columns a program, 8 are kept
+        ((384, 96), 64, 16, (96, 6, 1)),  # 64 rows; 528 programs at most, but one for every head
+    ],
+)
+def test_a_program_of_the_combining_kernel_for_its_rows(heads: tuple[int, int], dim: int, tokens: int, grid) -> None:
+    call = small_call("sm90", (dim, dim), rows=(tokens, 600), heads=heads)
+    _, combine = launches(call, combine=Combine(separate_kernel=True))
+    assert combine.grid == grid and combine.grid[0] * (combine.grid[1] - 1) < PROGRAMS
+
+
+def test_columns_of_the_combining_kernel() -> None:
+    """A program of latent attention has 128 of 512; others have all, with padding."""
+    narrow = small_call("sm90", (40, 40), rows=(1, 600), heads=(8, 2))
+    assert launches(narrow, combine=Combine(separate_kernel=True))[1].grid[2] == 1
+    assert len(launches(narrow, combine=Combine(separate_kernel=False))) == 1
+    q, k = torch.empty(1, 16, 256, 576).bfloat16(), torch.empty(1, 600, 1, 576).bfloat16()
+    x = Operands(q, k, k[..., :512], q[..., :512], None, None)
+    latent = validate(Call(*x[:3], Dense(), backend="simulate:sm90"))
+    _, combine = mla_launches(latent, x, Dense(), choose_latent(latent.problem, ARCHS["sm90"]))
+    heads = 16 * 256 // 64
+    assert combine.grid == (heads, -(-PROGRAMS // (heads * 4)), 4)
+
+
+def test_rows_of_the_workspace() -> None:
+    """64 at most, and as many as swap-AB keeps."""
+    few, many = (small_call("sm90", (128, 128), rows=(n, 600), heads=(30, 2)) for n in (1, 16))
+    assert [head_rows(call.checked.problem) for call in (few, many)] == [15, 64]
+    for call in (few, many):
+        config = chosen(call).config
+        expected = config.kept_rows if config.swap_ab else 64
+        assert launches(call)[0].args["workspace"].rows == expected
+    assert chosen(few).config.kept_rows == 16
+
+
+def test_slots_of_the_workspace() -> None:
+    """Two a CTA; batch-invariant one a part of a head, and one that nobody writes where heads are in one piece."""
+    call = small_call("sm90", (128, 128), rows=(1, 600), heads=(8, 2))
+    device = torch.device("cpu")
+    kept = workspace(call.checked.problem, replace(chosen(call), grid=(7,)), 4, device)
+    assert kept.o.shape == (14, 4, 128) and kept.lse.shape == (14, 4)
+    assert kept.tickets.tolist() == [0, 0] and kept.heads.shape == (2, 2)
+    assert kept.tickets.dtype == kept.heads.dtype == torch.int32
+
+    def slots(keys: int) -> int:
+        problem = replace(call.checked.problem, seq_k=keys)
+        return len(workspace(problem, choose(problem, ARCHS["sm90"], options=INVARIANT), 4, device).lse)
+
+    assert [slots(keys) for keys in (2048, 2049, 4096, 4097)] == [1, 4, 4, 6]
+
+
+def test_tickets_begin_with_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that is not initialised holds anything."""
+    monkeypatch.setattr(torch, "empty", lambda *shape, **options: torch.full(shape, 7, **options))
+    call = small_call("sm90", (128, 128), rows=(1, 600), heads=(8, 2))
+    assert launches(call)[0].args["workspace"].tickets.tolist() == [0, 0]
+
+
+def test_registers_of_two_blocks_an_sm_are_limited() -> None:
+    call = small_call("sm90", (64, 64), kind="paged", page=16, rows=(1, 256))
+    config = chosen(call).config
+    assert config.ctas == 2 and launches(call)[0].options["maxnreg"] == config.max_registers
+    assert launches(call, ctas=1)[0].options.get("maxnreg") is None
+
+
+@pytest.mark.parametrize(("sinks", "lse"), [(True, False), (False, True)])
+def test_kernels_are_compiled_for_sinks_and_lse(sinks: bool, lse: bool) -> None:
+    q, k = torch.zeros(1, 1, 8, 64).bfloat16(), torch.zeros(1, 600, 2, 64).bfloat16()
+    given = torch.zeros(8) if sinks else None
+    features = features_of(validate(Call(q, k, k, Dense(), None, None, given, None, lse, backend="simulate:sm90")))
+    assert (features.has_sinks, features.has_lse) == (sinks, lse)
+
+
+def test_lengths_and_tables_are_read_row_by_row() -> None:
+    """Tables with rows of any stride are read where they are; a table or lengths of other strides are copied."""
+    q, pages = torch.zeros(2, 1, 8, 64).bfloat16(), torch.zeros(8, 16, 2, 64).bfloat16()
+    wide, lengths = torch.arange(80, dtype=torch.int32).view(2, 40)[:, 3:20], torch.tensor([0, 9, 1, 9]).int()[::2]
+
+    def keys(table: torch.Tensor) -> Any:
+        sequence = PagedKV(pages, pages, table, lengths)
+        checked = validate(Call(q, pages, pages, sequence, backend="simulate:sm90"), read_values=False)
+        call = SmallCall(checked, Operands(q, pages, pages, q, None, None), sequence)
+        return launches(call)[0].args["keys"]
+
+    assert keys(wide).table is wide and keys(wide).table_stride == 40
+    turned = keys(wide[:, :2].T)
+    assert turned.table.stride() == (2, 1) and turned.table_stride == 2
+    assert turned.lengths.stride() == (1,) and turned.lengths.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(("page", "table"), [(16, "MappedRows"), (3, "StridedRows")])
+def test_pages_are_read_by_tma_or_row_by_row(page: int, table: str) -> None:
+    """Pages, not sequences, bound what TMA reads."""
+    call = small_call("sm90", (64, 64), kind="paged", page=page, rows=(1, 256), heads=(8, 2))
+    args = launches(call)[0].args
+    shape = args["shape"]
+    assert (shape.batch, shape.pages, shape.page_size) == (1, 256 // page + 1, page)
+    assert type(args["k"]).__name__ == type(args["v"]).__name__ == table
+
+
+def test_dense_keys_have_pages_of_no_size() -> None:
+    q, k = torch.zeros(3, 1, 8, 64).bfloat16(), torch.zeros(3, 600, 2, 64).bfloat16()
+    checked = validate(Call(q, k, k, Dense(), backend="simulate:sm90"))
+    call = SmallCall(checked, Operands(q, k, k, q, None, None), Dense())
+    shape = launches(call)[0].args["shape"]
+    assert (shape.pages, shape.page_size, shape.total) == (3, 1, 3)
+
+
+def test_queries_end_to_end_are_counted_by_their_offsets() -> None:
+    """Seven rows of three sequences."""
+    kv = PagedKV(*[torch.zeros(8, 16, 2, 64).bfloat16()] * 2, *(torch.zeros(s).int() for s in ((3, 2), (3,))))
+    offsets = torch.tensor([0, 9, 4, 9, 5, 9, 7, 9], dtype=torch.int32)[::2]
+    sequence, q = PagedRagged(kv, Ragged(offsets, max_q=4)), torch.zeros(7, 8, 64).bfloat16()
+    checked = validate(Call(q, kv.k_pages, kv.v_pages, sequence, backend="simulate:sm90"), read_values=False)
+    call = SmallCall(checked, Operands(q, kv.k_pages, kv.v_pages, q, None, None), sequence)
+    args = launches(call)[0].args
+    assert args["keys"].cu_q.tolist() == [0, 4, 5, 7] and args["keys"].cu_q.is_contiguous()
+    assert args["shape"].total == 7
+
+
+def test_each_tensor_of_8_bits_has_its_own_scale() -> None:
+    k = torch.zeros(1, 600, 2, 64).to(torch.float8_e4m3fn)
+    q = torch.zeros(1, 1, 8, 64).to(torch.float8_e4m3fn)
+    sequence = Dense(*(torch.full((heads,), float(heads)) for heads in (2, 2, 8)))
+    out = torch.zeros(1, 1, 8, 64).bfloat16()
+    checked = validate(Call(q, k, k, sequence, backend="simulate:sm90"), read_values=False)
+    call = SmallCall(checked, Operands(q, k, k, out, None, None), sequence)
+    args = launches(call)[0].args
+    assert args["k"].scale is sequence.k_scale and args["v"].scale is sequence.v_scale
+    assert args["q"].scale.scale is sequence.q_scale
