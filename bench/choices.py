@@ -33,7 +33,7 @@ from warpattn.problem.arch import ARCHS
 from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands, fitted
 from warpattn.runtime import compiler, kernel_cache
-from warpattn.runtime.bound_launches import BoundLaunches
+from warpattn.runtime.tuned.timer import GraphLaunches
 from warpattn.sequences import Dense
 
 CHOSEN = "chosen"
@@ -118,15 +118,14 @@ def measured(case: Case, rounds: int) -> dict[str, Any]:
     for name, choice in choices(case).items():
         try:
             made, out = launches(case, choice, qkv)
-            bound = BoundLaunches(made, 0)
-            call = partial(bound.launch_with, bound.stream_counter())
-            call()
+            bound = GraphLaunches(made, 0)
+            bound.launch()
             want = out.clone() if want is None else want
             error = (out.float() - want.float()).abs().max().item()
             if not error <= LARGEST_ERROR:
                 wrong[name] = f"differs by {error}"
                 continue
-            samples[name] = timing.sample([call], torch.device("cuda"))
+            samples[name] = timing.sample([bound.launch], torch.device("cuda"))
         except Exception as error:
             wrong[name] = first_line(error)
     taken = timing.interleave(samples, rounds, 0, warm_ms=60)

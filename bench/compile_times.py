@@ -22,7 +22,7 @@ from warpattn.problem import Call, validate
 from warpattn.problem.launch import Launch
 from warpattn.problem.operands import Operands
 from warpattn.runtime.compiler import compiled
-from warpattn.runtime.plan import list_launches
+from warpattn.runtime.launches import list_launches
 from warpattn.sequences import Dense, PagedKV
 from warpattn.sequences import Sequence as KeySequence
 

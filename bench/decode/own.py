@@ -46,7 +46,8 @@ def own_calls(layers: Sequence[Inputs], fields: dict[str, int]) -> list[Call]:
     operands = Operands(first.q, first.k, first.v, out, None, None)
     launches = mla_launch.list_launches if is_latent(ready.problem) else list_launches
     steps = launches(ready, operands, sequence, replace(choice, config=config))
-    repeat = BoundLaunches.of_call(steps, ready, operands, sequence)
+    repeat = BoundLaunches(steps, first.q.get_device())
+    repeat.follow_call(ready, operands, sequence)
 
     def call(x: Inputs) -> Tensor:
         indices = sequence_of(x).indices().values()

@@ -31,7 +31,7 @@ from warpattn.problem.launch import Launch
 from warpattn.problem.operands import Operands, fitted
 from warpattn.runtime import compiler, kernel_cache
 from warpattn.runtime.bound_launches import BoundLaunches
-from warpattn.runtime.plan import list_launches
+from warpattn.runtime.launches import list_launches
 from warpattn.runtime.training.plan import list_backward_launches
 from warpattn.sequences import Dense
 

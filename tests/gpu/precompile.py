@@ -16,7 +16,7 @@ from tests.cases import Case
 from warpattn.problem import Call, validate
 from warpattn.problem.operands import Operands
 from warpattn.runtime import compiler, kernel_cache
-from warpattn.runtime.plan import list_launches
+from warpattn.runtime.launches import list_launches
 
 SIMPLE = {"none", "full", "causal"}
 

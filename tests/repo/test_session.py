@@ -14,7 +14,7 @@ from tests.drawn import drawn, each_once
 from tests.kernels import TREES, stored
 from tests.launches import small_call
 from warpattn.problem.arch import triton_target
-from warpattn.runtime.plan import list_launches
+from warpattn.runtime.launches import list_launches
 from warpattn.sim import compile as compilation
 
 

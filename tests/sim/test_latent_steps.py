@@ -19,7 +19,7 @@ from warpattn.masks.base import InOrder
 from warpattn.problem import Call, validate
 from warpattn.problem.launch import PlanOptions
 from warpattn.problem.operands import Operands
-from warpattn.runtime.plan import list_launches
+from warpattn.runtime.launches import list_launches
 from warpattn.runtime.simulate import Options, run_launch
 from warpattn.sequences import PagedKV, PagedRagged, Ragged
 from warpattn.sim.simulate import linked

@@ -19,7 +19,8 @@ from warpattn.errors import AttentionError
 from warpattn.machine_code import gcn, sass
 from warpattn.problem import CheckedCall
 from warpattn.problem.operands import Operands, fitted
-from warpattn.runtime.plan import list_launches, plan
+from warpattn.runtime.launches import list_launches
+from warpattn.runtime.plan import plan
 from warpattn.runtime.training.plan import plan_backward
 from warpattn.sequences import Dense
 

@@ -6,7 +6,7 @@ which kernel runs. Rules are here, in `sequences/` and, of what few calls have, 
 
     validate(call)          the call's kind, dtype and sizes     ─┐
                                                                   ├─▶ check_limits
-    plan(problem, arch)     check_sizes, then the problem's own  ─┘
+    plan(problem, arch)     sizes, then the problem's own        ─┘
 """
 
 from __future__ import annotations
@@ -198,17 +198,6 @@ def _problem(call: Call, sizes: Sizes, mask: MaskProgram, score: ScoreProgram | 
 def is_latent(sizes: Sizes | Problem) -> bool:
     """Whether head dims are those of absorbed latent attention."""
     return (sizes.dim_qk, sizes.dim_v) == LATENT
-
-
-def check_sizes(rules: Rules, problem: Problem) -> None:
-    """Sizes of a problem, which tensors would have by themselves: none below its least, heads in whole groups."""
-    least = {"batch": 1, "seq_q": 0, "seq_k": 0, "heads_q": 1, "heads_kv": 1, "dim_qk": 1, "dim_v": 1}
-    for name, bound in least.items():
-        size = getattr(problem, name)
-        rules.require(size >= bound, f"{name} is {size}", f"{name} must be at least {bound}")
-    groups = problem.heads_kv > 0 and problem.heads_q % problem.heads_kv == 0
-    what = f"heads_q is {problem.heads_q} and heads_kv is {problem.heads_kv}"
-    rules.require(groups, what, "the query heads must be a multiple of the key heads")
 
 
 def check_limits(rules: Rules, arch: str, kind: str, dtype: torch.dtype | None, sizes: Sizes | Problem | None) -> None:

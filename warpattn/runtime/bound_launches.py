@@ -161,25 +161,16 @@ class BoundLaunches:
         """Load and bind every launch; `device` must be the current one."""
         self.device = device
         self._driver = driver_of(launches[0].arch)
-        self._bound = [BoundLaunch(launch, device) for launch in launches]
-        self._calls = [bound.call for bound in self._bound]
+        self.each = [BoundLaunch(launch, device) for launch in launches]
+        self._calls = [bound.call for bound in self.each]
         self._counters = tile_counters(device)
-        self._counter_cells = [bound.cell(bound.tile_counter) for bound in self._bound if bound.tile_counter]
+        self._counter_cells = [bound.cell(bound.tile_counter) for bound in self.each if bound.tile_counter]
         self._lock = threading.Lock()
         self._addresses: tuple[int, ...] = ()  # that the parameters hold, of the tensors that are followed
         self._cells: list[tuple[int, Any]] = []  # (which tensor, its cell)
         self._maps: list[tuple[int, int]] = []  # (which tensor, address of its map)
         self._captured: list[tuple[int, Any]] = []  # (which value, its cell)
         self._workspace: list[Tensor] = []
-
-    @classmethod
-    def of_call(
-        cls, launches: Sequence[Launch], checked: CheckedCall, x: Operands, sequence: Layout
-    ) -> BoundLaunches:
-        """The launches of an attention call on operands `x`, ready for other tensors; LookupError as in `follow`."""
-        bound = cls(launches, x.q.get_device())
-        bound.follow_call(checked, x, sequence)
-        return bound
 
     @property
     def has_workspace(self) -> bool:
@@ -188,15 +179,7 @@ class BoundLaunches:
 
     def cells(self, name: str) -> list[Any]:
         """The cells of a number in all launches that take it."""
-        return [bound.cell(name) for bound in self._bound if bound.takes(name)]
-
-    def others(self, tensors: Sequence[Tensor | None]) -> list[Tensor]:
-        """Tensors among the parameters that are none of a call's and were not captured, each once; before `follow`."""
-        named = [pair for b in self._bound for pair in zip(b.kernel.parameters, b.arguments, strict=True)]
-        every = [value for parameter, value in named if parameter.name.partition(".")[0] not in CAPTURED]
-        every = [value.tensor if isinstance(value, TensorMap) else value for value in every]
-        given = {id(tensor) for tensor in tensors}
-        return list({id(x): x for x in every if isinstance(x, Tensor) and id(x) not in given}.values())
+        return [bound.cell(name) for bound in self.each if bound.takes(name)]
 
     def follow(self, tensors: Sequence[Tensor | None], mask_values: int = 0) -> None:
         """Find the tensors of a call among the parameters, so that it can be repeated on others.
@@ -209,7 +192,7 @@ class BoundLaunches:
         if len(index_of) < len(given):
             raise LookupError("one tensor is given for two")
         first = dict(zip(CAPTURED, (0, mask_values), strict=True))
-        for bound in self._bound:
+        for bound in self.each:
             for parameter, value in zip(bound.kernel.parameters, bound.arguments, strict=True):
                 root, _, number = parameter.name.partition(".")
                 if root in first:
@@ -248,21 +231,6 @@ class BoundLaunches:
                 self._launch_again(call, stream, code)
         del kept  # a counter of a graph's own memory must live until its launch is recorded
 
-    def stream_counter(self) -> int:
-        """Address of the tile counter of torch's current stream, which must not be captured."""
-        return self._counters.of_stream(cuda.current_stream(self.device))
-
-    def launch_with(self, counter: int) -> None:
-        """`launch` with a given tile counter, also in a capture: for a graph that is replayed on the counter's stream
-        alone, and so never beside a launch that has it. A counter of a capture never comes back."""
-        stream = cuda.current_stream(self.device)
-        for cell in self._counter_cells:
-            cell.value = counter
-        for call in self._calls:
-            code = call(stream)
-            if code:
-                self._launch_again(call, stream, code)
-
     def __call__(self, addresses: tuple[int, ...], captured: Sequence[int]) -> None:
         """Launch on other tensors.
 
@@ -294,7 +262,7 @@ class BoundLaunches:
         if code == cuda.INVALID_CONTEXT:
             self._driver.bind_context(self.device)
             code = call(stream)
-        names = ", ".join(bound.name for bound in self._bound)
+        names = ", ".join(bound.name for bound in self.each)
         self._driver.check(code, f"launch of {names}")
 
 

@@ -21,8 +21,7 @@ from warpattn.problem.arch import TARGETS, triton_target
 from warpattn.problem.launch import Launch
 from warpattn.runtime import hip
 from warpattn.runtime.cache_folder import private_temporary
-from warpattn.runtime.first_use import say_once
-from warpattn.runtime.kernel_cache import Artifact, require_triton
+from warpattn.runtime.kernel_cache import Artifact, require_triton, say_once
 from warpattn.runtime.kernel_parameters import SCRATCH, parameters
 
 _one_at_a_time = threading.RLock()

@@ -20,7 +20,7 @@ from warpattn.reference import reference
 from warpattn.runtime import call_cache, cuda
 from warpattn.runtime.bound_launches import launch_all
 from warpattn.runtime.call_cache import Result
-from warpattn.runtime.plan import list_launches
+from warpattn.runtime.launches import list_launches
 
 
 def attend(call: Call) -> Result | CheckedCall:

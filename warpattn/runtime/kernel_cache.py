@@ -28,7 +28,6 @@ from typing import Any
 from warpattn.errors import AttentionError
 from warpattn.runtime import cache_folder
 from warpattn.runtime.cache_folder import folder, mark_used, sweep
-from warpattn.runtime.first_use import announce, say_once
 from warpattn.runtime.kernel_parameters import Parameter
 
 FORMAT = "warpattn kernel 3"
@@ -49,6 +48,7 @@ class Artifact:
 
 _memory: dict[Hashable, Artifact] = {}
 _building = threading.RLock()
+_said: set[str] = set()  # sentences of `say_once`
 
 
 def find(key: Hashable, build: Callable[[], Artifact]) -> Artifact:
@@ -181,3 +181,22 @@ def _sources() -> str:
 
 def _checksum(cubin: bytes, fields: dict[str, object]) -> str:
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode() + cubin).hexdigest()
+
+
+def announce(name: str, place: Path | None) -> None:
+    """Say that `name` is being compiled; nothing if standard error is no terminal, or with WARPATTN_PROGRESS=0."""
+    if not _wanted() or not sys.stderr.isatty():
+        return
+    kept = "for this process: it cannot be kept" if place is None else f"once: it is kept in {place}"
+    print(f"warpattn: compiling {name}, {kept}", file=sys.stderr, flush=True)
+
+
+def say_once(sentence: str) -> None:
+    """A sentence about this machine, once in a process, on a terminal or not; nothing with WARPATTN_PROGRESS=0."""
+    if sentence not in _said and _wanted():
+        print(f"warpattn: {sentence}", file=sys.stderr, flush=True)
+    _said.add(sentence)
+
+
+def _wanted() -> bool:
+    return sys.stderr is not None and os.environ.get("WARPATTN_PROGRESS") != "0"

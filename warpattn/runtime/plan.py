@@ -1,4 +1,4 @@
-"""From a problem to a launch: which kernel, which config, how many CTAs, and why.
+"""The plan of a problem as a value to look at: which kernel, which config, how many CTAs, and why.
 
 `plan` is pure: same problem, same plan, no tensors, no Triton, and no device unless there are choices that were tuned
 on one (tuned/table.py), which go before the planner's own. `print(plan(...))` shows all of it.
@@ -6,24 +6,19 @@ on one (tuned/table.py), which go before the planner's own. `print(plan(...))` s
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 
 from warpattn.errors import Rules
-from warpattn.problem import CheckedCall, Problem
+from warpattn.problem import Problem
 from warpattn.problem.arch import ARCHS, RUNS, known
 from warpattn.problem.eight_bit import check_eight_bit
-from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, Launch, PlanOptions
-from warpattn.problem.operands import RUN, Operands, whole_runs
-from warpattn.problem.rules import check_limits, check_sizes
-from warpattn.runtime.tuned.table import TABLE, TUNED_ARCHS, card_here, tuned_options, tuned_row
-from warpattn.sequences import Sequence
-
-Choose = Callable[..., Choice]  # of a problem, an Arch and, where kernels have candidates, options
-ListLaunches = Callable[[CheckedCall, Operands, Sequence, PlanOptions], tuple[Launch, ...]]
+from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, PlanOptions
+from warpattn.problem.operands import RUN
+from warpattn.problem.rules import check_limits
+from warpattn.runtime.launches import family_of, filled_problem
+from warpattn.runtime.tuned.table import TABLE, TUNED_ARCHS, card_here, tuned_row
 
 
 @dataclass(frozen=True)
@@ -59,16 +54,27 @@ def plan(problem: Problem, arch: str = "sm90") -> Plan:
     """The plan of a `problem` on `arch`, one of `TARGETS`; AttentionError where its kernels do not take it."""
     runs = RUNS.get(known(arch), arch)
     rules = Rules()
-    check_sizes(rules, problem)
+    _check_sizes(rules, problem)
     check_limits(rules, arch, problem.kind, problem.dtype, problem)
     check_eight_bit(rules, arch, problem)
     rules.done()
     filled = filled_problem(problem)
-    choice = on_chip(_tuned(filled, arch) or _family(runs).choose(filled, ARCHS[runs]), arch)
+    choice = on_chip(_tuned(filled, arch) or family_of(runs).choose(filled, ARCHS[runs]), arch)
     if filled != problem:
         why = f"{problem.dim_qk}/{problem.dim_v} are no multiples of {RUN}: q, k and v are copied, rows filled up with"
         choice = replace(choice, reasons=(*choice.reasons, f"head dims {why} zeros to {filled.dim_qk}/{filled.dim_v}"))
     return Plan(problem, arch, choice)
+
+
+def _check_sizes(rules: Rules, problem: Problem) -> None:
+    """Sizes of a problem, which tensors would have by themselves: none below its least, heads in whole groups."""
+    least = {"batch": 1, "seq_q": 0, "seq_k": 0, "heads_q": 1, "heads_kv": 1, "dim_qk": 1, "dim_v": 1}
+    for name, bound in least.items():
+        size = getattr(problem, name)
+        rules.require(size >= bound, f"{name} is {size}", f"{name} must be at least {bound}")
+    groups = problem.heads_kv > 0 and problem.heads_q % problem.heads_kv == 0
+    what = f"heads_q is {problem.heads_q} and heads_kv is {problem.heads_kv}"
+    rules.require(groups, what, "the query heads must be a multiple of the key heads")
 
 
 def _tuned(problem: Problem, arch: str) -> Choice | None:
@@ -78,7 +84,7 @@ def _tuned(problem: Problem, arch: str) -> Choice | None:
     if row is None:
         return None
     options = DEFAULT_OPTIONS if row.stale else PlanOptions(candidate=row.candidate)
-    choice = _family(arch).choose(problem, ARCHS[arch], options)
+    choice = family_of(arch).choose(problem, ARCHS[arch], options)
     return replace(choice, reasons=(row.words, *choice.reasons))
 
 
@@ -89,47 +95,3 @@ def on_chip(choice: Choice, arch: str) -> Choice:
     runs = RUNS[arch]
     own = f"{arch} runs the kernels of {runs} in machine code of its own; tiles are chosen as for {runs}"
     return replace(choice, reasons=(*choice.reasons, own))
-
-
-def filled_problem(problem: Problem) -> Problem:
-    """The problem that kernels get: head dims filled up to whole runs, as `fitted` does with the operands."""
-    return replace(problem, dim_qk=whole_runs(problem.dim_qk), dim_v=whole_runs(problem.dim_v))
-
-
-def list_launches(
-    checked: CheckedCall, operands: Operands, sequence: Sequence, options: PlanOptions = DEFAULT_OPTIONS
-) -> tuple[Launch, ...]:
-    """The launches of a checked call on its backend's architecture, in order; operands are `fitted`. TypeError for an
-    LSE of another dtype than fp32, since kernels are compiled for the types of their arguments, which no key names."""
-    if operands.lse is not None and operands.lse.dtype != torch.float32:
-        raise TypeError(f"the LSE of a launch is of fp32, not {_name(operands.lse.dtype)}")
-    filled = filled_problem(checked.problem)
-    checked = checked if filled == checked.problem else replace(checked, problem=filled)
-    arch = checked.backend.removeprefix("simulate:")
-    if (TABLE.rows is None or TABLE.rows) and arch == checked.backend:  # not simulated
-        options = tuned_options(checked.problem, arch, operands.q.device, options)
-    return for_chip(_family(RUNS.get(arch, arch)).launches(checked, operands, sequence, options), arch)
-
-
-def for_chip(launches: tuple[Launch, ...], arch: str) -> tuple[Launch, ...]:
-    """The launches in machine code of the chip's own, where it runs another architecture's kernels."""
-    return tuple(replace(launch, arch=arch) for launch in launches) if arch in RUNS else launches
-
-
-class _Family(NamedTuple):
-    """What an architecture's folder has."""
-
-    choose: Choose
-    launches: ListLaunches
-
-
-def _family(arch: str) -> _Family:
-    """The functions of an architecture, imported when they are first needed."""
-    if arch == "sm90":
-        from warpattn.kernels.sm90.select import choose, list_launches
-    elif arch == "sm100":
-        from warpattn.kernels.sm100.select import choose, list_launches
-    else:
-        from warpattn.kernels.cdna.launch import list_launches
-        from warpattn.kernels.cdna.select import choose
-    return _Family(choose, list_launches)

@@ -20,7 +20,7 @@ from warpattn.problem.launch import Launch
 from warpattn.problem.operands import Operands, fitted, hand_over, without_keys
 from warpattn.runtime.compiler import refusals_named
 from warpattn.runtime.kernel_cache import require_triton
-from warpattn.runtime.plan import list_launches
+from warpattn.runtime.launches import list_launches
 from warpattn.runtime.training.plan import list_backward_launches
 from warpattn.sequences import Dense, Sequence
 from warpattn.sim import Report, SimulationError, simulate

@@ -39,7 +39,7 @@ from warpattn.quantized import Quantized, split
 from warpattn.reference import reference
 from warpattn.runtime import cuda
 from warpattn.runtime.bound_launches import BoundLaunches
-from warpattn.runtime.plan import list_launches
+from warpattn.runtime.launches import list_launches
 from warpattn.scores import Score
 from warpattn.sequences import Dense, PagedKV, PagedRagged, Ragged, Sequence
 from warpattn.sequences.latent_query import WITH_PARTS, LatentQuery, parted
@@ -155,7 +155,9 @@ class ServingPlan:
         with contextlib.nullcontext() if cuda.current_device() == device else torch.cuda.device(device):
             launches = list_launches(checked, operands, call.sequence, options)
             try:
-                return BoundLaunches.of_call(launches, checked, operands, call.sequence)
+                bound = BoundLaunches(launches, device)
+                bound.follow_call(checked, operands, call.sequence)
+                return bound
             except LookupError as error:
                 rule = "each tensor must have memory of its own, offsets, lengths and tables without holes"
                 raise AttentionError(f"the call cannot be planned: {error}; {rule}") from error

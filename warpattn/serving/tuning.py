@@ -29,11 +29,11 @@ from warpattn.problem.backends import NEEDS, chip_of
 from warpattn.problem.launch import BUILT_IN, Launch, PlanOptions
 from warpattn.problem.operands import fitted
 from warpattn.runtime import cache_folder, call_cache, compiler, compilers, kernel_cache
-from warpattn.runtime.bound_launches import BoundLaunches
-from warpattn.runtime.plan import filled_problem, list_launches, plan
+from warpattn.runtime.launches import filled_problem, list_launches
+from warpattn.runtime.plan import plan
 from warpattn.runtime.tuned import rows, table
 from warpattn.runtime.tuned.rows import Row
-from warpattn.runtime.tuned.timer import CardTimer, Timer
+from warpattn.runtime.tuned.timer import CardTimer, GraphLaunches, Timer
 from warpattn.serving.call_shape import CallShape, TunedCall, shapes_of
 from warpattn.serving.layers import LargestStep, Layer, layers_of, read_config
 
@@ -271,7 +271,7 @@ def measured(shape: CallShape, names: Sequence[str], run: _Run) -> tuple[dict[st
     want: Tensor | None = None
     for name in names:
         why = run.failed.get((shape, name), "")
-        made: list[BoundLaunches] = []
+        made: list[GraphLaunches] = []
         if not why:
             made, why = _bound(inputs, name)
         if name == BUILT_IN and why:
@@ -282,7 +282,7 @@ def measured(shape: CallShape, names: Sequence[str], run: _Run) -> tuple[dict[st
         if why:
             refused[name] = why
         else:
-            calls[name] = [partial(one.launch_with, one.stream_counter()) for one in made]
+            calls[name] = [one.launch for one in made]
     times = run.timer.microseconds(calls, run.rounds, run.progress)
     if not times.get(BUILT_IN):
         raise AttentionError(f"{shape}: the built-in configuration could not be timed")
@@ -298,12 +298,12 @@ def _inputs(shape: CallShape, device: torch.device) -> list[TunedCall]:
     return [call._replace(operands=fitted(call.operands)) for call in drawn]
 
 
-def _bound(inputs: Sequence[TunedCall], name: str) -> tuple[list[BoundLaunches], str]:
+def _bound(inputs: Sequence[TunedCall], name: str) -> tuple[list[GraphLaunches], str]:
     """The launches of a candidate for each set of inputs, run once on the first one; and what failed."""
     out = inputs[0].operands.out
     try:
         options = PlanOptions(candidate=name)
-        made = [BoundLaunches(_launches(call, options), out.get_device()) for call in inputs]
+        made = [GraphLaunches(_launches(call, options), out.get_device()) for call in inputs]
         out.fill_(torch.nan)
         made[0].launch()
         if out.is_cuda:

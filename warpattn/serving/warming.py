@@ -28,7 +28,7 @@ from warpattn.problem.backends import LIMITS, chip_of
 from warpattn.problem.launch import Launch
 from warpattn.problem.operands import Operands, fitted
 from warpattn.runtime import compiler, compilers, kernel_cache
-from warpattn.runtime.plan import list_launches
+from warpattn.runtime.launches import list_launches
 from warpattn.sequences import Dense, PagedKV, PagedRagged, Ragged
 from warpattn.sequences.latent import LatentPages
 from warpattn.serving.layers import EightBitCache, LargestStep, Layer, layers_of, read_config, with_cache

@@ -18,7 +18,8 @@ from warpattn.masks import Causal, CustomMask, Full, SlidingWindow
 from warpattn.problem import Call, validate
 from warpattn.problem.launch import Launch
 from warpattn.problem.operands import Operands
-from warpattn.runtime.plan import list_launches, plan
+from warpattn.runtime.launches import list_launches
+from warpattn.runtime.plan import plan
 from warpattn.runtime.simulate import Options, run_launch
 from warpattn.scores import SoftCap
 from warpattn.sequences import PagedRagged, Ragged

@@ -19,7 +19,8 @@ from warpattn.problem import CheckedCall, validate
 from warpattn.problem.launch import Launch
 from warpattn.problem.operands import Operands
 from warpattn.problem.problem import Call
-from warpattn.runtime.plan import list_launches, plan
+from warpattn.runtime.launches import list_launches
+from warpattn.runtime.plan import plan
 from warpattn.runtime.simulate import Options, run_launch, traced
 from warpattn.sim import Report, simulate
 

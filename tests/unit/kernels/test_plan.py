@@ -21,7 +21,8 @@ from warpattn.problem.arch import ARCHS
 from warpattn.problem.element import BF16
 from warpattn.problem.launch import PlanOptions
 from warpattn.problem.operands import COPY_RULE, Operands
-from warpattn.runtime.plan import list_launches, plan
+from warpattn.runtime.launches import list_launches
+from warpattn.runtime.plan import plan
 from warpattn.sequences import Dense
 
 DIMS = range(8, 257, 8)

@@ -13,7 +13,7 @@ from warpattn.errors import AttentionError
 from warpattn.problem import Call, validate
 from warpattn.problem.argument_types import Int64, argument_types
 from warpattn.problem.operands import Operands, fitted
-from warpattn.runtime.plan import list_launches
+from warpattn.runtime.launches import list_launches
 from warpattn.sequences import Dense
 
 CAPTURED = ("mask_args", "score_args")  # keys of masks and scores say their types

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from warpattn.runtime import cache_folder, first_use, kernel_cache
+from warpattn.runtime import cache_folder, kernel_cache
 from warpattn.runtime.kernel_cache import Artifact
 
 KERNEL = Artifact(bytes(100_000), "kernel_name", 180_000, 384)
@@ -68,7 +68,7 @@ main()
 @pytest.fixture(autouse=True)
 def place(tmp_path, monkeypatch):
     monkeypatch.setenv("WARPATTN_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(first_use, "_said", set())
+    monkeypatch.setattr(kernel_cache, "_said", set())
     kernel_cache.forget()
     yield tmp_path
     kernel_cache.forget()

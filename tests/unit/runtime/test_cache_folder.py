@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from warpattn.errors import AttentionError
-from warpattn.runtime import cache_folder, first_use, kernel_cache
+from warpattn.runtime import cache_folder, kernel_cache
 from warpattn.runtime.kernel_cache import Artifact
 
 KERNEL = Artifact(bytes(100_000), "kernel_name", 180_000, 384)
@@ -167,7 +167,7 @@ class Terminal:
 
 def test_the_first_use_is_one_line_on_a_terminal(place, monkeypatch):
     terminal = Terminal(True)
-    monkeypatch.setattr(first_use.sys, "stderr", terminal)
+    monkeypatch.setattr(kernel_cache.sys, "stderr", terminal)
     for _ in range(2):
         kernel_cache.find(("sm90.prefill", 1), lambda: KERNEL)
     assert terminal.text == f"warpattn: compiling sm90.prefill, once: it is kept in {place}\n"
@@ -176,7 +176,7 @@ def test_the_first_use_is_one_line_on_a_terminal(place, monkeypatch):
 @pytest.mark.parametrize(("is_one", "wanted"), [(False, "1"), (True, "0")])
 def test_no_line_elsewhere_or_if_it_is_not_wanted(is_one, wanted, monkeypatch):
     terminal = Terminal(is_one)
-    monkeypatch.setattr(first_use.sys, "stderr", terminal)
+    monkeypatch.setattr(kernel_cache.sys, "stderr", terminal)
     monkeypatch.setenv("WARPATTN_PROGRESS", wanted)
     kernel_cache.find(("sm90.prefill", 1), lambda: KERNEL)
     assert terminal.text == ""

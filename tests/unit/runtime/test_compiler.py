@@ -15,7 +15,7 @@ from tests.launches import small_call
 from warpattn.kernels.pieces import codegen
 from warpattn.runtime import simulate
 from warpattn.runtime.compiler import compiled, refusals_named
-from warpattn.runtime.plan import list_launches
+from warpattn.runtime.launches import list_launches
 
 
 def test_a_mask_that_cannot_be_compiled(monkeypatch):

@@ -18,7 +18,7 @@ from warpattn.problem import Call, CheckedCall, backends, validate
 from warpattn.problem.operands import Operands
 from warpattn.runtime import bound_launches, compiler, cuda, kernel_cache, kernel_parameters
 from warpattn.runtime.bound_launches import BoundLaunches, launch_all
-from warpattn.runtime.plan import list_launches
+from warpattn.runtime.launches import list_launches
 from warpattn.runtime.tile_counters import TileCounters
 from warpattn.sequences import Dense, PagedRagged, Sequence, Sizes
 from warpattn.serving import plans
@@ -140,7 +140,8 @@ def test_ragged_queries_over_pages_are_three_launches(driver):
 def test_kept_launches_only_write_addresses(kind, queries, driver):
     ready, x, sequence = prepared("sm90", call(kind, queries))
     launches = list_launches(ready, x, sequence)
-    repeat = BoundLaunches.of_call(launches, ready, x, sequence)
+    repeat = BoundLaunches(launches, x.q.get_device())
+    repeat.follow_call(ready, x, sequence)
     encoded = len(driver.maps)
     at = tuple(range(16, 16 * 20, 16))[: 6 + len(sequence.indices())]
     values = list(range(100, 100 + sum(1 + 2 * t.ndim for t in ready.mask.tensors)))
@@ -154,8 +155,9 @@ def test_kept_launches_only_write_addresses(kind, queries, driver):
 def test_tensors_that_cannot_be_told_apart_are_not_kept(driver):
     asked = call("dense", 1)
     ready, x, sequence = prepared("sm90", replace(asked, v=asked.k))
+    bound = BoundLaunches(list_launches(ready, x, sequence), x.q.get_device())
     with pytest.raises(LookupError, match="given for two"):
-        BoundLaunches.of_call(list_launches(ready, x, sequence), ready, x, sequence)
+        bound.follow_call(ready, x, sequence)
 
 
 def test_a_plan_for_serving_launches_what_a_call_would(driver, monkeypatch):

@@ -16,7 +16,8 @@ from warpattn.problem.arch import ARCHS, RUNS
 from warpattn.problem.backward import CheckedBackward, Gradients
 from warpattn.problem.gradients import check_backward
 from warpattn.problem.launch import Launch
-from warpattn.runtime.plan import Choose, Plan, filled_problem, for_chip, on_chip, plan
+from warpattn.runtime.launches import Choose, filled_problem, for_chip
+from warpattn.runtime.plan import Plan, on_chip, plan
 from warpattn.sequences import Sequence
 
 CAPTURED = (

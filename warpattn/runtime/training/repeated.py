@@ -16,9 +16,10 @@ from torch import Tensor
 
 from warpattn.masks import MaskProgram
 from warpattn.problem.backward import CheckedBackward, Gradients
+from warpattn.problem.launch import TensorMap
 from warpattn.problem.operands import ALIGNMENT, captured, captured_values
 from warpattn.runtime import cuda
-from warpattn.runtime.bound_launches import BoundLaunches
+from warpattn.runtime.bound_launches import CAPTURED, BoundLaunches
 from warpattn.scores import ScoreProgram
 from warpattn.sequences import Dense
 from warpattn.sequences import Sequence as Layout
@@ -59,7 +60,7 @@ def remember(
     if any(a is not None and b is not None and a.data_ptr() != b.data_ptr() for a, b in pairs):
         return
     given = (*fitting, *_indices(sequence))
-    workspace = bound.others(given)
+    workspace = _workspace_of(bound, given)
     try:
         _, key = _identify(checked, sequence, x)
         bound.follow((*given, *workspace), sum([1 + 2 * tensor.ndim for tensor in checked.forward.mask.tensors]))
@@ -69,6 +70,15 @@ def remember(
         _known.clear()
     sizes = [-(-tensor.nbytes // APART) * APART for tensor in workspace]
     _known[key] = _Kept(bound, tuple(accumulate(sizes, initial=0)))
+
+
+def _workspace_of(bound: BoundLaunches, given: Sequence[Tensor | None]) -> list[Tensor]:
+    """Tensors among the parameters that are not `given` and were not captured, each once; before `follow`."""
+    named = [pair for launch in bound.each for pair in zip(launch.kernel.parameters, launch.arguments, strict=True)]
+    every = [value for parameter, value in named if parameter.name.partition(".")[0] not in CAPTURED]
+    every = [value.tensor if isinstance(value, TensorMap) else value for value in every]
+    known = {id(tensor) for tensor in given}
+    return list({id(x): x for x in every if isinstance(x, Tensor) and id(x) not in known}.values())
 
 
 def _identify(checked: CheckedBackward, sequence: Layout, x: Gradients) -> tuple[list[int], Hashable]:

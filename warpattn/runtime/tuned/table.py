@@ -18,7 +18,7 @@ from warpattn.problem import Problem
 from warpattn.problem.arch import ARCHS
 from warpattn.problem.backends import chip_of
 from warpattn.problem.launch import BUILT_IN, DEFAULT_OPTIONS, PlanOptions
-from warpattn.runtime.first_use import say_once
+from warpattn.runtime.kernel_cache import say_once
 from warpattn.runtime.tuned import rows
 from warpattn.runtime.tuned.rows import Row
 

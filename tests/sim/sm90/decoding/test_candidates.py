@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 
 import warpattn as wa
 from warpattn.problem.launch import BUILT_IN, PlanOptions
-from warpattn.runtime.plan import filled_problem, list_launches
+from warpattn.runtime.launches import filled_problem, list_launches
 from warpattn.runtime.simulate import Options, run_launch
 from warpattn.runtime.tuned import table
 from warpattn.serving.call_shape import CallShape

@@ -15,8 +15,8 @@ from warpattn.kernels.sm90.candidates import candidates
 from warpattn.problem import Problem
 from warpattn.problem.arch import ARCHS
 from warpattn.problem.launch import BUILT_IN
-from warpattn.runtime import bound_launches, cuda, first_use
-from warpattn.runtime.plan import filled_problem
+from warpattn.runtime import bound_launches, cuda, kernel_cache
+from warpattn.runtime.launches import filled_problem
 from warpattn.runtime.tuned import rows, table
 from warpattn.serving import tuning
 from warpattn.serving.call_shape import CallShape
@@ -65,7 +65,8 @@ def make_machine(card, tmp_path, monkeypatch):
     for owner, name, value in (
         (table, "TABLE", tuning.table.TABLE), (table, "card_of", lambda device: CARD),
         (table, "card_here", lambda arch: CARD), (tuning, "compile_all", lambda *_: {}),
-        (bound_launches, "load", load), (cuda, "load_function", lambda *_: next(handles)), (first_use, "_said", set()),
+        (bound_launches, "load", load), (cuda, "load_function", lambda *_: next(handles)),
+        (kernel_cache, "_said", set()),
     ):  # fmt: skip
         monkeypatch.setattr(owner, name, value)
     monkeypatch.setattr("warpattn.runtime.plan.card_here", lambda arch: CARD)

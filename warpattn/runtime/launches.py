@@ -1,0 +1,63 @@
+"""From a checked call to its launches, by the folder of its architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from warpattn.problem import CheckedCall, Problem
+from warpattn.problem.arch import RUNS
+from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, Launch, PlanOptions
+from warpattn.problem.operands import Operands, whole_runs
+from warpattn.runtime.tuned.table import TABLE, tuned_options
+from warpattn.sequences import Sequence
+
+Choose = Callable[..., Choice]  # of a problem, an Arch and, where kernels have candidates, options
+ListLaunches = Callable[[CheckedCall, Operands, Sequence, PlanOptions], tuple[Launch, ...]]
+
+
+def list_launches(
+    checked: CheckedCall, operands: Operands, sequence: Sequence, options: PlanOptions = DEFAULT_OPTIONS
+) -> tuple[Launch, ...]:
+    """The launches of a checked call on its backend's architecture, in order; operands are `fitted`. TypeError for an
+    LSE of another dtype than fp32, since kernels are compiled for the types of their arguments, which no key names."""
+    if operands.lse is not None and operands.lse.dtype != torch.float32:
+        raise TypeError(f"the LSE of a launch is of fp32, not {str(operands.lse.dtype).removeprefix('torch.')}")
+    filled = filled_problem(checked.problem)
+    checked = checked if filled == checked.problem else replace(checked, problem=filled)
+    arch = checked.backend.removeprefix("simulate:")
+    if (TABLE.rows is None or TABLE.rows) and arch == checked.backend:  # not simulated
+        options = tuned_options(checked.problem, arch, operands.q.device, options)
+    return for_chip(family_of(RUNS.get(arch, arch)).launches(checked, operands, sequence, options), arch)
+
+
+def filled_problem(problem: Problem) -> Problem:
+    """The problem that kernels get: head dims filled up to whole runs, as `fitted` does with the operands."""
+    return replace(problem, dim_qk=whole_runs(problem.dim_qk), dim_v=whole_runs(problem.dim_v))
+
+
+def for_chip(launches: tuple[Launch, ...], arch: str) -> tuple[Launch, ...]:
+    """The launches in machine code of the chip's own, where it runs another architecture's kernels."""
+    return tuple(replace(launch, arch=arch) for launch in launches) if arch in RUNS else launches
+
+
+class Family(NamedTuple):
+    """What an architecture's folder has."""
+
+    choose: Choose
+    launches: ListLaunches
+
+
+def family_of(arch: str) -> Family:
+    """The functions of an architecture, imported when they are first needed."""
+    if arch == "sm90":
+        from warpattn.kernels.sm90.select import choose, list_launches
+    elif arch == "sm100":
+        from warpattn.kernels.sm100.select import choose, list_launches
+    else:
+        from warpattn.kernels.cdna.launch import list_launches
+        from warpattn.kernels.cdna.select import choose
+    return Family(choose, list_launches)
