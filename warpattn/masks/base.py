@@ -130,7 +130,7 @@ class Or(Mask):
         firsts = [where(side.first < side.last, side.first, lens.k) for side in (x, y)]  # an empty side does not count
         lasts = [where(side.first < side.last, side.last, 0) for side in (x, y)]
         size_x, size_y = x.full_hi - x.full_lo, y.full_hi - y.full_lo
-        touch = (size_x > 0) & (size_y > 0) & (x.full_lo <= y.full_hi) & (y.full_lo <= x.full_hi)
+        touch = (x.full_lo <= y.full_hi) & (y.full_lo <= x.full_hi)  # an empty part that does is in the other
         longer_lo, longer_hi = (where(size_x >= size_y, x[i], y[i]) for i in (1, 2))
         full_lo = where(touch, minimum(x.full_lo, y.full_lo), longer_lo)
         full_hi = where(touch, maximum(x.full_hi, y.full_hi), longer_hi)
@@ -157,7 +157,7 @@ class Not(Mask):
         last = where(has_full & (x.full_hi >= lens.k), x.full_lo, lens.k)
         before = nothing | (x.first >= lens.k - x.last)  # the hidden keys before the span are the longer part
         full_lo = where(before, 0, x.last)
-        full_hi = where(nothing | ~before, lens.k, x.first)
+        full_hi = where(nothing, lens.k, where(before, x.first, lens.k))  # ~ of a plain bool is no bool
         return Span(first, full_lo, full_hi, last)
 
     def __invert__(self) -> Mask:

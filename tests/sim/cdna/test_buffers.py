@@ -11,7 +11,7 @@ from tests.sim.cdna.counts import outstanding, vm_instructions
 from tests.sim.cdna.kernels import order_kernel
 from warpattn.kernels.amd.kv_config import KINDS, KVBufferConfig
 from warpattn.masks import Causal, Full
-from warpattn.problem.element import BF16
+from warpattn.problem.element import BF16, FP8
 
 both = pytest.mark.parametrize("arch", ARCHS)
 every = pytest.mark.parametrize("kind", KINDS)
@@ -83,3 +83,48 @@ def test_rows_start_at_different_banks(arch, operand, strip):
     size = 2 * vector
     at = {(row * 2 * strip + size * ((row // per_phase) % phases)) % banks for row in range(banks // size)}
     assert at == set(range(0, banks, size))
+
+
+@pytest.mark.parametrize(
+    ("operand", "kind", "arch", "stored", "strip", "tile", "lanes"),
+    [
+        ("K", "registers", "gfx942", BF16, 64, (1, 8), (8, 8)),  # 16 bytes a lane
+        ("K", "registers", "gfx942", FP8, 64, (1, 16), (16, 4)),
+        ("K", "ring", "gfx942", BF16, 256, (1, 2), (1, 64)),  # 4 bytes, half a row a wave
+        ("K", "ring", "gfx950", BF16, 256, (1, 8), (2, 32)),
+        ("V", "ring", "gfx942", BF16, 64, (1, 2), (1, 64)),
+        ("V", "registers", "gfx950", BF16, 64, (1, 8), (4, 16)),
+        ("V", "registers", "gfx942", BF16, 64, (4, 8), (4, 16)),  # 32 elements a lane: four keys of as many columns
+        ("V", "registers", "gfx942", BF16, 32, (4, 4), (2, 32)),
+        ("V", "registers", "gfx942", BF16, 128, (4, 8), (4, 16)),  # 64: a vector of columns at most
+        ("V", "registers", "gfx942", BF16, 4, (4, 1), (1, 64)),  # 2: some lanes copy the same
+    ],
+)
+def test_what_a_lane_copies(operand, kind, arch, stored, strip, tile, lanes):
+    """Of tiles of 128 keys and columns, by 4 waves; V in registers of gfx942 is turned on its way."""
+    config = KVBufferConfig(operand, kind, arch, BF16, 128, strip if operand == "K" else 128, 128, strip, 1, 4, stored)
+    assert config.transposed == (tile[0] == 4)
+    assert (config.lane_tile, config.lanes) == (tile, lanes)
+
+
+@pytest.mark.parametrize(("columns", "scales"), [(0, 0), (64, 2), (128, 1)])
+def test_scales_of_a_row(columns, scales):
+    config = KVBufferConfig("V", "registers", "gfx950", BF16, 64, 128, 128, 64, 1, 4, FP8, columns)
+    assert config.scales == scales
+
+
+@pytest.mark.parametrize(
+    ("operand", "kind", "arch", "strip", "swizzle"),
+    [
+        ("K", "ring", "gfx942", 32, (8, 2, 4)),  # two rows of 64 bytes are 128, one cycle
+        ("K", "ring", "gfx942", 256, (8, 1, 8)),  # 8 vectors of 16 bytes in 128
+        ("K", "ring", "gfx950", 32, (8, 4, 4)),
+        ("V", "registers", "gfx942", 32, (4, 2, 8)),  # vectors of four keys
+        ("V", "registers", "gfx942", 128, (4, 1, 16)),
+        ("V", "ring", "gfx950", 64, (1, 1, 1)),  # turned while it is read
+        ("V", "ring", "gfx942", 64, (1, 1, 1)),
+    ],
+)
+def test_swizzles(operand, kind, arch, strip, swizzle):
+    depth = strip if operand == "K" else 64
+    assert KVBufferConfig(operand, kind, arch, BF16, 256, depth, depth, strip, 1, 4, BF16).swizzle == swizzle

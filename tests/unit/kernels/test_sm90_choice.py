@@ -11,6 +11,7 @@ from bench.cases import Case, groups
 from bench.choices import checked, described, empty
 from tests.unit.kernels.sm90_builds import chosen
 from warpattn.kernels.pieces.span_tiles import span_tiles
+from warpattn.kernels.sm90.candidates import candidates
 from warpattn.kernels.sm90.prefill.choice import choose
 from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT, choose_config
 from warpattn.kernels.sm90.prefill.rates import COMMAND, RECORDS, measured_tile
@@ -193,3 +194,10 @@ def test_counted_key_tiles_are_those_with_something_to_see(mask: Mask, seq_q: in
 
 def test_nothing_is_counted_where_a_tensor_decides() -> None:
     assert span_tiles(problem_of(100, 100, Padding(torch.tensor([50]))), 64, 64) is None
+
+
+@pytest.mark.parametrize(("window", "tried"), [(500, True), (1100, True), (1200, False)])
+def test_short_key_tiles_are_tried_where_rows_see_few_keys(window: int, tried: bool) -> None:
+    """Tiles of 192 rows, whose keys are up to 1024 of a row, half a tile more and a begun tile at both ends: 1408."""
+    problem = problem_of(8192, 8192, Causal() & SlidingWindow(window, 0))
+    assert any("x32 " in name for name in candidates(problem, ARCHS["sm90"])) == tried

@@ -108,5 +108,4 @@ class KVBufferConfig:
         row = self.element.bytes * (self.strip if self.transposed else self.btile[1])
         vector = 4 if self.transposed else VECTOR
         per_phase = max(1, banks // row)
-        width = self.element.bytes * vector
-        return (vector, per_phase, min(banks // width // per_phase, row // width))
+        return (vector, per_phase, banks // (self.element.bytes * vector) // per_phase)
