@@ -56,6 +56,7 @@ class EightBitLimits:
     product_scales: tuple[str | int | None, ...] = ()  # what they may belong to beside 8-bit queries; (): the same
     fp16_keys: bool = True  # whether fp16 queries go with keys whose tokens have scales
     max_dim: int = 256
+    product_dim: int = 256  # beside 8-bit queries
     latents: tuple[str | int | None, ...] = ()  # what the scale of 8-bit latents beside rotary parts may belong to
 
     def scales_of(self, operand: str, narrow: bool) -> tuple[str | int | None, ...]:
@@ -97,7 +98,7 @@ EIGHT_BIT_GFX950 = replace(EIGHT_BIT_GFX942, dtypes=(torch.float8_e4m3fn, torch.
 EIGHT_BIT_SM100 = EightBitLimits(
     (torch.float8_e4m3fn, torch.float8_e5m2), EVERY_KIND, PER, 16, 8, 0,
     queries=(torch.float8_e4m3fn, torch.float8_e5m2), product_scales=(None, "tensor", "head", *ROW_BLOCKS),
-    fp16_keys=False, max_dim=128, latents=(None, "tensor", "token", 128),
+    fp16_keys=False, product_dim=128, latents=(None, "tensor", "token", 128),
 )  # fmt: skip
 LIMITS = {
     "sm90": Limits(EVERY_KIND, 512, BACKWARD_SM90, True, EIGHT_BIT_SM90),

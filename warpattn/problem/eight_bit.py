@@ -109,7 +109,7 @@ def check_eight_bit(rules: Rules, arch: str, problem: Problem, differentiated: t
     ):
         rule = f"with {with_8} the {arch} backend takes multiples of {unit}; {USE_REFERENCE}"
         rules.require(size % unit == 0, f"{name} is {size}", rule)
-    wide, most = max(problem.dim_qk, problem.dim_v), limits.max_dim
+    wide, most = max(problem.dim_qk, problem.dim_v), limits.product_dim if narrow else limits.max_dim
     rule = f"with {with_8} the {arch} backend takes at most {most}; {USE_REFERENCE} or dequantise them"
     rules.require(wide <= most, f"the head_dim is {wide}", rule)
 

@@ -54,9 +54,14 @@ PREFILL = {
 # With these, the kernels of two tiles and of one have every ring, kind of sequence, split and format once.
 DRAWN = (
     "2q-two-rings", "2q-ragged", "1q-split", "1q-paged", "2q-8-bits", "1q-8-bits", "2q-products-64",
-    "1q-products-split", "pair", "mla", "wide-256", "wide-512",
+    "1q-products-split", "pair", "mla", "wide-256", "wide-512", "wide-8-bits",
 )  # fmt: skip
-WIDE = {"wide-256": WideConfig(BF16, 256, 192, 128, 64), "wide-512": WideConfig(BF16, 512, 256, 64, 32)}
+WIDE_256 = WideConfig(BF16, 256, 192, 128, 64)
+WIDE = {
+    "wide-256": WIDE_256,
+    "wide-512": WideConfig(BF16, 512, 256, 64, 32),
+    "wide-8-bits": replace(WIDE_256, stages=3, eight_bit=STORED),
+}
 
 
 @dataclass(frozen=True)

@@ -49,14 +49,16 @@ def list_launches(checked: CheckedCall, x: Operands, sequence: Sequence, options
         latent = choose_latent(problem, ARCHS["sm100"], options)
         return latent_launches(checked, x, sequence, latent)
     if is_wide(problem):
-        return wide_launches(checked, x, sequence, choose_wide(problem, ARCHS["sm100"], options))
+        return launches_of_choice(checked, x, sequence, choose_wide(problem, ARCHS["sm100"], options))
     choice = choose_2q(problem) if options.batch_invariant else choose(problem, ARCHS["sm100"])
     return launches_of_choice(checked, x, sequence, choice)
 
 
 def launches_of_choice(checked: CheckedCall, x: Operands, sequence: Sequence, choice: Choice) -> tuple[Launch, ...]:
-    """The launches of a choice."""
+    """The launches of a choice for any head dims but those of latent attention."""
     problem = checked.problem
+    if is_wide(problem):
+        return wide_launches(checked, x, sequence, choice)
     if choice.partitions == 1:
         traits = Traits(problem.kind, problem.heads_q // problem.heads_kv, problem.has_sinks, problem.has_lse)
         return (prefill_launch(checked, x, sequence, choice, traits),)

@@ -23,7 +23,7 @@ from .prefill_1q.config import parts_of_keys
 
 # Attend has the registers that the others leave over.
 ROLES = (Role("attend", 4, 256), Role("mma", 1, 48), Role("load", 1, 168))
-SCALE_SLOTS = 2  # tiles whose scales are in shared memory
+SCALE_SLOTS = 2  # tiles whose scales are in shared memory where keys are values
 CONVERT = Role("convert", 2, 168)  # makes 16-bit tiles of 8-bit ones
 
 
@@ -57,6 +57,11 @@ class TileConfig:
         raise NotImplementedError
 
     @property
+    def scale_slots(self) -> int:
+        """Tiles whose scales of tokens are in shared memory."""
+        return SCALE_SLOTS
+
+    @property
     def query_columns(self) -> int:
         """Of queries in shared memory."""
         return self.dim_qk
@@ -84,7 +89,7 @@ class TileConfig:
         private = self.element.bytes * self.BM * (self.query_columns + self.BN)
         if self.eight_bit is None:
             return Topology(ROLES, (self.ring,), private, signals)
-        private += 4 * self.BN * SCALE_SLOTS * (self.scale_blocks("k") + self.scale_blocks("v"))
+        private += 4 * self.BN * self.scale_slots * (self.scale_blocks("k") + self.scale_blocks("v"))
         bytes_of_8 = Edge("bytes", "load", ("convert",), self.staged, self.staged_bytes)
         return Topology((*ROLES, CONVERT), (bytes_of_8, replace(self.ring, producer="convert")), private, signals)
 

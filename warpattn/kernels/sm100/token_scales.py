@@ -141,6 +141,15 @@ def convert_scaled(narrow, wide, scales, slot, first: gl.constexpr, column: gl.c
         wide.slice(at, chunk, 1).store(x.to(wide.dtype))
 
 
+@gluon.jit
+def convert_exactly(narrow, wide):
+    """Elements [rows, columns] of 8 bits as those of `wide`, both of which hold them."""
+    x = narrow.load(rows_layout(narrow.shape[1])).to(gl.float16)
+    if wide.dtype == gl.bfloat16:
+        x = x.to(gl.float32).to(gl.bfloat16)
+    wide.store(x)
+
+
 @gluon.constexpr_function
 def rows_layout(cols):
     """Registers of some rows: 16 columns of a row in a lane."""

@@ -13,6 +13,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shared
 
 from ...pieces.modifiers import exponent_scale
+from ...pieces.scales import scores_scale
 from ...pieces.softmax import HEADROOM, exponent, row_scale
 from ..layouts import STORE_COLUMNS, element_type
 from ..prefill_2q.softmax import RowState, row_state
@@ -24,6 +25,8 @@ from .epilogue import store_rows
 @gluon.jit
 def attend_role(ctx):
     """The run's key tiles, then the rows' output."""
+    scale = scores_scale(ctx.scales, ctx.rows.kv_head, ctx.mods, ctx.config)
+    ctx = gl.aggregate_replace(ctx, scale=scale)
     state = row_state(ctx.config.BM, gl.SliceLayout(1, ctx.memory.s.get_reg_layout()))
     total = ctx.run.total
     if total > 0:

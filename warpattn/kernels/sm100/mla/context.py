@@ -24,7 +24,7 @@ from ...pieces.modifiers import Modifiers
 from ...pieces.scheduler_split import TileRun
 from ..layouts import box_layout, element_type, key_box, stacked
 from ..sync import make_signal
-from ..token_scales import CONVERTING
+from ..token_scales import CONVERTING, TokenScales, values_end
 
 
 @gluon.aggregate
@@ -107,7 +107,7 @@ class LatentContext:
     v: base_value  # latents
     keys: KVPipeline  # [2 * stages, 1, BN, 1, 256]
     staged: base_value  # SharedKVPipeline of tiles of 8 bits, in the same blocks; () where there are none
-    token_scales: base_value  # of a tile's tokens, see sm100/token_scales.py
+    token_scales: base_value  # `OfTokens` of a tile's, see sm100/token_scales.py
     memory: base_value  # LatentMemory or WideMemory
     bars: LatentBarriers
     rows: LatentRows
@@ -118,6 +118,15 @@ class LatentContext:
     scales: base_value  # `Scales` of 8-bit keys and values
     config: gl.constexpr
     traits: gl.constexpr
+
+    @gluon.jit
+    def scales_of(self, operand: gl.constexpr):
+        """The scales of the tokens of "k" or "v", which have some; latents are values."""
+        smem = self.token_scales.k if operand == "k" else self.token_scales.v
+        rows = self.scales.k if operand == "k" else self.scales.v
+        end = self.lengths.seq_k if operand == "k" else values_end(self.v, self.traits)
+        b, head = self.rows.b, self.rows.kv_head
+        return TokenScales(smem, operand, rows, self.k, end, b, head, self.run, self.config, self.traits)
 
 
 @gluon.jit

@@ -13,7 +13,7 @@ from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shar
 
 from ...nvidia.pipelines import consumer_state, producer_state
 from .. import tile
-from ..token_scales import TokenScales, convert_scaled, values_end, wait_for_scales
+from ..token_scales import convert_scaled, wait_for_scales
 
 SLOTS = gl.constexpr(tile.SCALE_SLOTS)
 ROWS = gl.constexpr(16)  # at a time: the warps have few registers
@@ -47,11 +47,7 @@ def convert_role(ctx):
     if ctx.run.total > 0:
         state = producer_state(config.stages)
         staged = consumer_state(config.staged)
-        end = values_end(ctx.v, ctx.traits)
-        b, head = ctx.rows.b, ctx.rows.kv_head
-        scales = TokenScales(
-            ctx.token_scales, "v", ctx.scales.v, ctx.v, end, b, head, ctx.run, config, ctx.traits
-        )
+        scales = ctx.scales_of("v")
         following = scales.request(scales.first())
         for i in range(ctx.run.total):
             ctx.staged.consumer_wait(staged)  # the load warp has waited for the slot before
@@ -81,4 +77,4 @@ def convert_half(ctx, narrow, wide, slot, part: gl.constexpr):
     rows: gl.constexpr = config.BN
     for first in gl.static_range(0, rows, ROWS):
         some, to = narrow.slice(first, ROWS), wide.slice(first, ROWS)
-        convert_scaled(some, to, ctx.token_scales, slot, first, part * config.half, shared)
+        convert_scaled(some, to, ctx.token_scales.v, slot, first, part * config.half, shared)

@@ -18,7 +18,7 @@ def store_rows(ctx, state):
     sink = 0.0
     if ctx.traits.has_sinks:
         sink = gl.load(ctx.sinks + rows.h, mask=rows.exists, other=0.0)
-    factor, lse = finish(ctx, state.m, state.l, sink)
+    factor, lse = finish(ctx, state.m, state.l, sink, ctx.rows.kv_head)
     if ctx.traits.has_lse:
         if split:
             lse = in_base_2(lse, LOG2_E)

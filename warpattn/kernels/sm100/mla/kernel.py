@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shar
 
 from ...nvidia.latent_queries import LatentQueries
 from ...pieces.modifiers import Modifiers
-from ...pieces.scales import softmax_scale
+from ...pieces.scales import OfTokens, softmax_scale
 from ...pieces.scheduler_split import partition_tiles
 from ...pieces.span import tile_span
 from ..global_rows import key_sources, query_extent, seen_values
@@ -58,7 +58,7 @@ def latent_kernel(
     run = partition_tiles(tile_span(span, config.BN), partition, partitions, has_scores(rows, lengths, traits))
     ctx = LatentContext(
         q, out, lse, out_batch, sinks_ptr, k, v,
-        make_ring(config), make_staged(config, 2), make_slots(config, "v", SLOTS), make_memory(config),
+        make_ring(config), make_staged(config, 2), OfTokens((), make_slots(config, "v", SLOTS)), make_memory(config),
         make_barriers(config), rows, lengths, run, mods, softmax_scale(scale, config), scale, config, traits,
     )  # fmt: skip
     fence_async_shared()

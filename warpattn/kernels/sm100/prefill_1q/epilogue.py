@@ -41,7 +41,8 @@ def store_combined(ctx, state, wg: gl.constexpr):
         own = gl.exp2(exponent(state.m, x) - exponent(m, x))
         other = gl.exp2(exponent(m_other, x) - exponent(m, x))
         rows = gl.arange(0, config.MMA_M, row_layout())
-        factor, lse = finish(ctx, m, state.l * own + l_other * other, load_sink(ctx, row_positions(ctx, rows, wg)[1]))
+        sink = load_sink(ctx, row_positions(ctx, rows, wg)[1])
+        factor, lse = finish(ctx, m, state.l * own + l_other * other, sink, ctx.work.kv_head)
         if wg == 0:
             store_lse(ctx, rows, lse)
             store_output(ctx, own * factor, other * factor, wg)

@@ -13,6 +13,7 @@ from warpattn.problem.scales import eight_bit_of
 from ..config import FA4Config
 from ..traits import LEAST_ROWS
 
+CONVERTED = "keys and values of 8 bits become 16-bit ones in two warps of their own"
 SCALED = "they are multiplied by the scales of their tokens there, and rounded once, to the dtype of the queries"
 LEAST_DIM = 64  # smaller head dims are padded to one swizzle of 128 bytes
 
@@ -59,7 +60,7 @@ def prefill_config(problem: Problem) -> tuple[FA4Config, tuple[str, ...]]:
     if config.products:
         changes = (*changes, "products are of 8 bits; weights are rounded to e4m3")
     if config.converts:
-        changes = (*changes, "keys and values of 8 bits become 16-bit ones in two warps of their own")
+        changes = (*changes, CONVERTED)
         if config.eight_bit is not None and config.eight_bit.by_token:
             changes = (*changes, SCALED)
     if config.fuse_gqa:

@@ -56,6 +56,7 @@ from ..layouts import (
     stacked,
 )
 from ..sync import init_signal, make_signal, number_of
+from ..token_scales import TokenScales, values_end
 
 STAGED = gl.constexpr(sizes.STAGED)
 CONVERTING = gl.constexpr(sizes.CONVERT.warps)
@@ -121,6 +122,15 @@ class Context:
     scales: base_value  # `Scales` of 8-bit keys and values
     config: gl.constexpr
     traits: gl.constexpr
+
+    @gluon.jit
+    def scales_of(self, operand: gl.constexpr):
+        """The scales of the tokens of "k" or "v", which have some."""
+        smem = self.token_scales.k if operand == "k" else self.token_scales.v
+        rows = self.scales.k if operand == "k" else self.scales.v
+        end = self.work.seq_k if operand == "k" else values_end(self.tensors.v, self.traits)
+        b, head = self.tile.b, self.work.kv_head
+        return TokenScales(smem, operand, rows, self.tensors.k, end, b, head, self.run, self.config, self.traits)
 
 
 @gluon.jit

@@ -14,7 +14,7 @@ from triton.language.core import base_value
 
 from ...nvidia.pipelines import PipelineState, consumer_state
 from ...pieces.scales import OfTokens, by_token, has_token_scale
-from ..token_scales import TokenScales, convert_scaled, rows_layout, values_end, wait_for_scales
+from ..token_scales import convert_exactly, convert_scaled, wait_for_scales
 from .context import STAGED, key_view, producer
 
 ROWS = gl.constexpr(16)  # at a time: the warps have few registers
@@ -47,20 +47,10 @@ def first_state(ctx):
     k = ()
     v = ()
     if has_token_scale(ctx.config, "k"):
-        k = scales_of(ctx, "k").first()
+        k = ctx.scales_of("k").first()
     if has_token_scale(ctx.config, "v"):
-        v = scales_of(ctx, "v").first()
+        v = ctx.scales_of("v").first()
     return ConvertState(consumer_state(STAGED), producer(ctx).start(), OfTokens(k, v))
-
-
-@gluon.jit
-def scales_of(ctx, operand: gl.constexpr):
-    """The scales of the tokens of "k" or "v"."""
-    smem = ctx.token_scales.k if operand == "k" else ctx.token_scales.v
-    rows = ctx.scales.k if operand == "k" else ctx.scales.v
-    end = ctx.work.seq_k if operand == "k" else values_end(ctx.tensors.v, ctx.traits)
-    b, head = ctx.tile.b, ctx.work.kv_head
-    return TokenScales(smem, operand, rows, ctx.tensors.k, end, b, head, ctx.run, ctx.config, ctx.traits)
 
 
 @gluon.constexpr_function
@@ -100,9 +90,9 @@ def request_scales(ctx, scales, operand: gl.constexpr):
     if not has_token_scale(ctx.config, operand):
         return scales
     elif operand == "k":
-        return OfTokens(scales_of(ctx, operand).request(scales.k), scales.v)
+        return OfTokens(ctx.scales_of(operand).request(scales.k), scales.v)
     else:
-        return OfTokens(scales.k, scales_of(ctx, operand).request(scales.v))
+        return OfTokens(scales.k, ctx.scales_of(operand).request(scales.v))
 
 
 @gluon.jit
@@ -124,10 +114,7 @@ def convert_tile(ctx, staged, slot, full, operand: gl.constexpr, later: gl.const
             scales = ctx.token_scales.k if operand == "k" else ctx.token_scales.v
             convert_scaled(narrow.slice(i * ROWS, ROWS), wide.slice(i * ROWS, ROWS), scales, 0, i * ROWS, 0, shared)
         else:
-            x = narrow.slice(i * ROWS, ROWS).load(rows_layout(cols)).to(gl.float16)
-            if wide.dtype == gl.bfloat16:
-                x = x.to(gl.float32).to(gl.bfloat16)
-            wide.slice(i * ROWS, ROWS).store(x)
+            convert_exactly(narrow.slice(i * ROWS, ROWS), wide.slice(i * ROWS, ROWS))
     fence_async_shared()
     mbarrier.arrive(full, count=1)
     ctx.staged.consumer_release(staged)

@@ -20,7 +20,7 @@ def store_output(ctx, state, wg: gl.constexpr):
     """Write O [rows, Dv] and, where the traits say so, LSE [rows] of rows in their last softmax state."""
     rows = gl.arange(0, ctx.config.MMA_M, state.m.type.layout)
     queries, heads = row_positions(ctx, rows, wg)
-    factor, lse = finish(ctx, state.m, state.l, load_sink(ctx, heads))
+    factor, lse = finish(ctx, state.m, state.l, load_sink(ctx, heads), ctx.work.kv_head)
     if ctx.traits.has_lse:
         row = heads.to(gl.int64) * ctx.tensors.lse_stride + queries
         gl.store(ctx.tensors.lse + row, lse, mask=queries < ctx.work.seq_q)
@@ -37,13 +37,14 @@ def load_sink(ctx, heads):
 
 
 @gluon.jit
-def finish(ctx, m, l, sink):
-    """(factor of O, LSE) of rows with reference maximum `m` and sum `l`; a `sink` joins the sum once."""
+def finish(ctx, m, l, sink, head):
+    """(factor of O, LSE) of rows with reference maximum `m` and sum `l` over keys of a `head`; a `sink` joins the sum
+    once."""
     # `l` does not say: without a key it is above 0, since the polynomial's 2^-inf is 2^-126
     some = (m != -float("inf")) | (l != l)
     factor, lse = finish_rows(m, l, exponent_scale(ctx), some, sink, ctx.traits.has_sinks)
     if has_scale(ctx.config, "v", "tensor", "head"):
-        factor = factor * output_scale(ctx.scales, ctx.work.kv_head, ctx.config)
+        factor = factor * output_scale(ctx.scales, head, ctx.config)
     return factor, lse
 
 

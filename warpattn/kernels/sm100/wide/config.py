@@ -8,18 +8,22 @@ ring in the order in which the tensor core reads them:
       to 256      128 × 64      64 KiB    4 of 32 KiB       16 KiB   256 + 64 columns
       to 512       64 × 32      64 KiB    4 of 32 KiB        4 KiB   256 + 32 columns
 
+Keys and values of 8 bits become tiles of 16 (convert.py): two tiles of 8 bits take the place of a slot.
+
 Nothing in this file imports Triton.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from warpattn.kernels.topology import Edge
 from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
 from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, PlanOptions
+from warpattn.problem.scales import eight_bit_of
 
+from ..prefill_2q.config import CONVERTED, SCALED
 from ..rounding import align_up
 from ..tile import TileConfig, choice_of
 
@@ -63,12 +67,31 @@ class WideConfig(TileConfig):
 
     @property
     def block_bytes(self) -> int:
-        """Of a block of a key tile."""
-        return self.element.bytes * self.BN * BLOCK
+        """Of a block of a key tile in memory."""
+        return self.stored.bytes * self.BN * BLOCK
+
+    @property
+    def staged_bytes(self) -> int:
+        return self.blocks * self.block_bytes
+
+    @property
+    def scale_slots(self) -> int:
+        """One: a tile's scales have the time of a tile of the other operand."""
+        return 1
+
+    def scale_blocks(self, operand: str) -> int:
+        if self.eight_bit is None or not self.eight_bit.of_token(operand):
+            return 0
+        return self.eight_bit.blocks(operand, self.dim_qk if operand == "k" else self.dim_v)
+
+    def shared_columns(self, operand: str) -> int:
+        """Columns of a token of "k" or "v" with one scale, beside those that fill its last block up."""
+        per = self.eight_bit.columns(operand) if self.eight_bit is not None else 0
+        return per or self.blocks * BLOCK
 
     @property
     def ring(self) -> Edge:
-        return Edge("K and V", "load", ("mma",), self.stages, self.blocks * self.block_bytes)
+        return Edge("K and V", "load", ("mma",), self.stages, self.blocks * self.element.bytes * self.BN * BLOCK)
 
 
 def is_wide(problem: Problem) -> bool:
@@ -79,7 +102,9 @@ def is_wide(problem: Problem) -> bool:
 def wide_config(problem: Problem) -> WideConfig:
     """The configuration for a problem's head dims and pages."""
     rows, keys = (128, 64) if max(problem.dim_qk, problem.dim_v) <= BLOCK else (64, 32)
-    return WideConfig(problem.element, problem.dim_qk, problem.dim_v, rows, keys, page_size=problem.page_size)
+    config = WideConfig(problem.element, problem.dim_qk, problem.dim_v, rows, keys, page_size=problem.page_size)
+    bits = eight_bit_of(problem)
+    return config if bits is None else replace(config, eight_bit=bits, stages=config.stages - 1)
 
 
 def choose_wide(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTIONS) -> Choice:
@@ -87,4 +112,7 @@ def choose_wide(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_O
     config = wide_config(problem)
     why = f"head dims above {NARROW}: one tile of {config.BM} rows, heads of a group side by side; its output of"
     why = f"{why} {align_up(config.dim_v, BLOCK)} columns takes half of tensor memory"
-    return choice_of("wide", problem, config, target, why, options)
+    choice = choice_of("wide", problem, config, target, why, options)
+    bits = config.eight_bit
+    changes = () if bits is None else (CONVERTED, SCALED) if bits.by_token else (CONVERTED,)
+    return replace(choice, reasons=(*choice.reasons, *changes))

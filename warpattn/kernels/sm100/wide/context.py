@@ -1,5 +1,5 @@
 """Shared and tensor memory of the Blackwell kernel for wide heads. Its roles get a `LatentContext`, in which `keys` is
-the ring that tiles of keys and of values take in turn."""
+the ring that tiles of keys and of values take in turn, and `token_scales` an `OfTokens`."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -11,8 +11,8 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
 )
 
 from ...nvidia.kv_ring import KVPipeline
-from ..layouts import box_layout, element_type, key_box, stacked
-from ..mla.context import copy_columns
+from ..layouts import box_layout, element_type, stacked
+from ..mla.context import copy_columns, key_blocks
 
 ROWS_AT_ONCE = gl.constexpr(64)  # of one copy of queries
 
@@ -39,9 +39,7 @@ class WideMemory:
 @gluon.jit
 def make_ring(config: gl.constexpr):
     """Slots of a tile of keys or of values, in blocks of 256 columns, with their barriers."""
-    dtype: gl.constexpr = element_type(config.element)
-    box: gl.constexpr = key_box(config, config.half)
-    smem = gl.allocate_shared_memory(dtype, stacked(config.blocks * config.stages, box), box_layout(box, dtype))
+    smem = key_blocks(config.blocks * config.stages, config.element, config)
     ring = KVPipeline(smem, mbarrier.allocate_mbarrier(batch=2 * config.stages), config.stages, config.blocks, 1)
     ring.init()
     return ring

@@ -8,6 +8,7 @@ from typing import Any
 from warpattn.problem import CheckedCall
 from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands
+from warpattn.problem.scales import call_scales
 from warpattn.sequences import PagedRagged, Ragged, Sequence
 
 from ..launch import longest_queries
@@ -28,7 +29,10 @@ def wide_launches(checked: CheckedCall, x: Operands, sequence: Sequence, choice:
 
         return wide_source(*described)
 
-    return row_launches(checked, x, _keys(x, sequence, config), choice, source, used_rows(sequence))
+    keys = _keys(x, sequence, config)
+    if config.eight_bit is not None:
+        keys["scale"] = call_scales(checked.scale, x, sequence)
+    return row_launches(checked, x, keys, choice, source, used_rows(sequence))
 
 
 def _keys(x: Operands, sequence: Sequence, config: WideConfig) -> dict[str, Any]:
