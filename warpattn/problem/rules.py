@@ -69,15 +69,7 @@ def validate(call: Call, read_values: bool = True) -> CheckedCall:
     if _is_differentiated([*tensors.values(), call.sequence.q_rope, call.sinks, call.out, *of_score]):
         names = check_gradients(rules, call, backend, sizes, () if score is None else score.tensors)
     if backend is not None and backend != "reference":
-        arch = backend.removeprefix("simulate:")
-        narrow = getattr(call.q, "dtype", None)
-        check_limits(rules, arch, call.sequence.kind, KERNEL_DTYPES[0] if narrow in EIGHT_BIT else narrow, sizes)
-        if sizes is not None and not plain and not rules.broken:
-            check_eight_bit(rules, arch, _problem(call, sizes, FULL_PROGRAM, None, plain), names)
-        if read_values and sizes is not None and LIMITS[arch].latent and is_latent(sizes):
-            check_latent_view(rules, call)
-        if sizes is not None and call.sequence.q_rope is not None:
-            check_rope(rules, call.sequence.q_rope, sizes)
+        _check_kernels(rules, call, backend.removeprefix("simulate:"), sizes, plain, names, read_values)
     on_host = backend is not None and (backend == "reference" or backend.startswith("simulate:"))
     if read_values and not rules.broken and sizes is not None and on_host:
         check_values(rules, call, sizes)
@@ -160,6 +152,22 @@ def _check_devices(rules: Rules, call: Call, captured: list[Tensor]) -> None:
     for name, x in pairs:
         if isinstance(x, Tensor) and x.device != call.q.device:
             rules.require(False, f"{name} is on {x.device}", f"it must be on the device of q, {call.q.device}")
+
+
+def _check_kernels(
+    rules: Rules, call: Call, arch: str, sizes: Sizes | None, plain: bool, names: tuple[str, ...], read_values: bool
+) -> None:
+    """What the kernels of `arch` take of a call; `plain`: without 8-bit tensors. names: of its gradients."""
+    narrow = getattr(call.q, "dtype", None)
+    check_limits(rules, arch, call.sequence.kind, KERNEL_DTYPES[0] if narrow in EIGHT_BIT else narrow, sizes)
+    if sizes is None:
+        return
+    if not plain and not rules.broken:
+        check_eight_bit(rules, arch, _problem(call, sizes, FULL_PROGRAM, None, plain), names)
+    if read_values and LIMITS[arch].latent and is_latent(sizes):
+        check_latent_view(rules, call)
+    if call.sequence.q_rope is not None:
+        check_rope(rules, call.sequence.q_rope, sizes)
 
 
 def _is_differentiated(tensors: list[Tensor | None]) -> bool:

@@ -11,10 +11,7 @@ its warp. And rows are not reduced across lanes: an accumulator spreads a row ov
 equal in the four, `l` is summed over them once at the end.
 
 A NaN among a row's scores is one of its p, so its sum is NaN and with it factor and LSE; no maximum has to carry it.
-The product c * m is rounded, which the sum of a row does not feel until the rounding is as large as the exponents are.
-So with `exact`, while a row's exponent is 2^27 or more, its warp takes the way of a moved reference, and subtracts m
-from the scores themselves. Kernels use it where there is a score function, whose results may be any number; the
-test took 1 to 3 % of prefill at head dim 64 (H200).
+Scores of a score function may be any numbers: Hopper's kernels for them are in sm90/exact_softmax.py.
 """
 
 from triton.experimental import gluon
@@ -24,7 +21,6 @@ LOG2_E = gl.constexpr(1.4426950408889634)
 LN_2 = gl.constexpr(0.6931471805599453)
 HEADROOM = gl.constexpr(8.0)  # log2 of how far p may exceed 1 before the reference moves
 LARGEST = gl.constexpr(134217728.0)  # exponent up to which c * m is rounded by at most 4: p stays within fp16
-LARGEST_LIFTED = gl.constexpr(8388608.0)  # the same by at most a half: p stays within e4m3
 LOWEST = gl.constexpr(-3.4028234663852886e38)  # of finite numbers
 
 
@@ -35,63 +31,41 @@ class SoftmaxState:
 
 
 @gluon.jit
-def softmax_start(s, c, exact: gl.constexpr, lift: gl.constexpr = 0.0):
-    """First tile: (state, p) of scores `s` [M, N]; hidden ones are -inf, whole rows may be. With a `lift` the
-    reference is so much below a row's maximum, in exponents: p may be 2^lift already."""
+def softmax_start(s, c):
+    """First tile: (state, p) of scores `s` [M, N]; hidden ones are -inf, whole rows may be."""
     quads = as_quads(s)
-    m = lowered(quad_max(lane_max(quads)), c, lift, exact)
+    m = quad_max(lane_max(quads))
     mc = exponent(m, c)
-    if exact:
-        quads, mc = differences(quads, m, c, lift)
     p = gl.exp2(quads * c - mc[:, None, :, None])
     return SoftmaxState(m, lane_sum(p)), p
 
 
 @gluon.jit
-def softmax_step(state, s, c, exact: gl.constexpr, lift: gl.constexpr = 0.0):
+def softmax_step(state, s, c):
     """Next tile: (state, p, moved, alpha). If `moved`, the caller multiplies its accumulator by `alpha` [M, 4]."""
     quads = as_quads(s)
     top = lane_max(quads)
     mc = exponent(state.m, c)
-    usual = gl.abs(mc) < largest_of(lift)
-    if exact:
-        moved = warp_any(gl.where(usual, top * c, top), gl.where(usual, mc + HEADROOM, -float("inf")))
-    else:
-        moved = warp_any(top * c, state.m * c + HEADROOM)
+    moved = warp_any(top * c, state.m * c + HEADROOM)
     m = state.m
     alpha = gl.full_like(m, 1.0)
     if moved:
         top = quad_max(top)
         rises = top * c > mc + HEADROOM
-        if exact:
-            rises = gl.where(usual, rises, top > m)
-        m = gl.where(rises, gl.maximum(m, lowered(top, c, lift, exact)), m)
+        m = gl.where(rises, gl.maximum(m, top), m)
         mc = exponent(m, c)
-        alpha = gl.exp2(state.m * c - mc)
-        if exact:
-            alpha = gl.exp2((gl.maximum(state.m, LOWEST) - gl.maximum(m, LOWEST)) * c)
-            quads, mc = differences(quads, m, c, lift)
-        alpha = gl.where(rises, alpha, 1.0)
+        alpha = gl.where(rises, gl.exp2(state.m * c - mc), 1.0)
     p = gl.exp2(quads * c - mc[:, None, :, None])
     return SoftmaxState(m, state.l * alpha + lane_sum(p)), p, moved, alpha
 
 
 @gluon.jit
-def lowered(m, c, lift: gl.constexpr, exact: gl.constexpr = False):
-    """The reference for rows whose largest score is `m`; `exact`: those with a large exponent, in which the lift would
-    be rounded, have their maximum itself."""
+def lowered(m, c, lift: gl.constexpr):
+    """The reference for rows whose largest score is `m`, `lift` exponents below it: p may be 2^lift already."""
     if lift == 0.0:
         return m
-    elif exact:
-        return gl.where(gl.abs(m * c) < largest_of(lift), m - lift / c, m)
     else:
         return m - lift / c
-
-
-@gluon.constexpr_function
-def largest_of(lift):
-    """The exponent up to which c * m is taken as it is: weights of 8 bits end at 2^8.8, those of 16 at 2^16."""
-    return LARGEST.value if lift == 0.0 else LARGEST_LIFTED.value
 
 
 @gluon.jit
@@ -127,18 +101,6 @@ def finish_rows(m, l, c, some, sink, has_sink: gl.constexpr):
     else:
         factor = gl.where(some, 1.0 / l, 0.0)
         return factor, gl.where(some, top + gl.log2(l) * LN_2, -float("inf"))
-
-
-@gluon.jit
-def differences(quads, m, c, lift: gl.constexpr = 0.0):
-    """(scores, what to subtract from c times them): in rows with a large exponent, scores without their reference,
-    and 0."""
-    mc = exponent(m, c)
-    large = (gl.abs(mc) >= largest_of(lift)) & (m != -float("inf"))
-    if warp_any(gl.where(large, 1.0, 0.0), gl.zeros_like(mc)):
-        quads = quads - gl.where(large, gl.maximum(m, LOWEST), 0.0)[:, None, :, None]
-        mc = gl.where(large, 0.0, mc)
-    return quads, mc
 
 
 @gluon.jit

@@ -81,29 +81,46 @@ def attend_keys(ctx, visit, state, held, wg: gl.constexpr):
     more = visit.more()
     turn = no_turn(ctx)
     while more:
-        dk, dv, ds = start_tile(ctx, sums, weights, state, wg)
-        following = state.step()
-        rings.q.consumer_wait(following)
-        visit = read_visit(ctx, following)
-        if config.attend_adds:  # no registers for S beside dS
-            hand_over(ctx, ds, state, wg)
-            dk = wait_columns(0, dk, ds)
-            rings.q.consumer_release(state)
-            s = start_scores(ctx, following, first_scores(ctx, following), wg)
-        else:
-            s = first_scores(ctx, following)
-            if config.values_first:
-                hand_over(ctx, ds, state, wg)
-            s = start_scores(ctx, following, s, wg)
-            dk = wait_columns(score_products(config), dk, ds)
-            rings.q.consumer_release(state)
-        s = warpgroup_mma_wait(0, deps=(s,))
-        weights = attend(ctx, s, following, visit, wg)
-        if config.attend_adds:
-            turn = add_tile(ctx, state, turn, wg)
-        sums = Sums(dk, dv)
-        state = following
+        sums, weights, state, visit, turn = attend_tile(ctx, sums, weights, state, turn, wg)
         more = visit.more()
+    finish_keys(ctx, sums, weights, state, held, turn, wg)
+    return state.step()
+
+
+@gluon.jit
+def attend_tile(ctx, sums, weights, state, turn, wg: gl.constexpr):
+    """The products of the query tile in slot `state`, whose P is given, beside S of the next one: (dK and dV so far,
+    and of the next tile P, slot and visit; turn)."""
+    config: gl.constexpr = ctx.config
+    rings = ctx.rings
+    dk, dv, ds = start_tile(ctx, sums, weights, state, wg)
+    following = state.step()
+    rings.q.consumer_wait(following)
+    visit = read_visit(ctx, following)
+    if config.attend_adds:  # no registers for S beside dS
+        hand_over(ctx, ds, state, wg)
+        dk = wait_columns(0, dk, ds)
+        rings.q.consumer_release(state)
+        s = start_scores(ctx, following, first_scores(ctx, following), wg)
+    else:
+        s = first_scores(ctx, following)
+        if config.values_first:
+            hand_over(ctx, ds, state, wg)
+        s = start_scores(ctx, following, s, wg)
+        dk = wait_columns(score_products(config), dk, ds)
+        rings.q.consumer_release(state)
+    s = warpgroup_mma_wait(0, deps=(s,))
+    weights = attend(ctx, s, following, visit, wg)
+    if config.attend_adds:
+        turn = add_tile(ctx, state, turn, wg)
+    return Sums(dk, dv), weights, following, visit, turn
+
+
+@gluon.jit
+def finish_keys(ctx, sums, weights, state, held, turn, wg: gl.constexpr):
+    """The products of a key tile's last query tile, and its dK and dV to global memory."""
+    config: gl.constexpr = ctx.config
+    rings = ctx.rings
     if not config.attend_adds:
         rings.k.consumer_release(held)
     dk, dv, ds = start_tile(ctx, sums, weights, state, wg)
@@ -126,7 +143,6 @@ def attend_keys(ctx, visit, state, held, wg: gl.constexpr):
         store_keys(last, ctx.tensors.dv, sums.dv, config.widths_v, smem, wg * config.rows)
         wait_copies()
         store_keys(last, ctx.tensors.dk, scaled(sums.dk, ctx.scale), config.widths_qk, smem, wg * config.rows)
-    return state.step()
 
 
 @gluon.jit
@@ -284,7 +300,7 @@ def slot_parts(ring, state, rows: gl.constexpr, widths: gl.constexpr):
 def held_parts(ring, state, part: gl.constexpr, rows: gl.constexpr, widths: gl.constexpr):
     """Share `part` of a ring of one slot in parts of the columns, addressed as in `held_tile`."""
     boxes: gl.constexpr = max(1, columns_before(widths, len(widths)) // ring.smem.shape[-1])
-    return parts_at(ring, nothing(state) * ring.parts + part * boxes, rows, widths)
+    return parts_at(ring, opaque_zero(state) * ring.parts + part * boxes, rows, widths)
 
 
 @gluon.jit
@@ -302,11 +318,11 @@ def parts_at(ring, first, rows: gl.constexpr, widths: gl.constexpr):
 def held_tile(ring, state, part: gl.constexpr):
     """Tile `part` of a ring of one slot, at an address computed in every tile, in uniform registers, from the state of
     another ring. Of a constant address the compiler keeps a descriptor for each step of a product, which spills."""
-    return ring.smem.index(nothing(state) * ring.parts + part)
+    return ring.smem.index(opaque_zero(state) * ring.parts + part)
 
 
 @gluon.jit
-def nothing(state):
+def opaque_zero(state):
     """0, as far as the compiler knows another number in every tile: what is computed from it stays in its loop."""
     return state.index >> 8
 
@@ -329,7 +345,7 @@ def attend(ctx, s, q_state, visit, wg: gl.constexpr):
     dtype: gl.constexpr = element_type(config.element)
     keys, mods = ctx.keys, ctx.mods
     visit = Visit(keys.b, visit.h, visit.row, visit.flags, visit.turn, visit.number)  # read by the last key tile
-    key = visit.first_key() + wg * config.rows + nothing(q_state)  # so that no comparison is kept for all tiles
+    key = visit.first_key() + wg * config.rows + opaque_zero(q_state)  # so that no comparison is kept for all tiles
     k = (key + gl.arange(0, config.rows, gl.SliceLayout(1, layout)))[:, None]
     # A thread has the columns 8 j + {0, 1} beside its first: apart from it they are constants of the code, together
     # with it 16 registers.

@@ -15,11 +15,11 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from ...nvidia.finite import any_nonfinite
 from ...nvidia.pipelines import consumer_state
 from ...pieces.modifiers import exponent_scale
-from ...pieces.softmax import pack, softmax_start
+from ...pieces.softmax import pack
 from ..columns import wait_columns, zero_columns
 from ..finite import clear_outside, nonfinite_value, take_nonfinite
 from ..layouts import accumulator_layout, element_type
-from ..prefill.attend import Progress, finish_keys, start_output, start_scores
+from ..prefill.attend import Progress, finish_keys, start_output, start_scores, start_softmax
 from .context import Lens, query_elements, rows_of
 from .eight_bit import column_of
 from .output import finish_item
@@ -72,7 +72,7 @@ def first_keys(ctx, s, item, k_state, v_state):
     """Softmax of an item's first scores."""
     config: gl.constexpr = ctx.config
     s = decode_scores(ctx, s, item, item.begin)
-    softmax, p = softmax_start(s, exponent_scale(ctx), ctx.mods.score is not None)
+    softmax, p = start_softmax(ctx, s)
     o = zero_columns(config.rows, (config.padded_v,))
     return Progress(o, pack(p, element_type(config.element)), softmax, k_state, v_state)
 

@@ -35,6 +35,7 @@ from ..decode.attend import decode_scores
 from ..decode.context import in_tile, rows_of
 from ..decode.output import publish_parts, write_rows
 from ..decode.schedule import item_at, next_item
+from ..exact_softmax import exact_step
 from ..layouts import accumulator_layout, element_type, operand_layout, turn_asm
 
 
@@ -99,7 +100,10 @@ def attend_own(ctx, state, item, i, number, half: gl.constexpr, follows: gl.cons
     else:
         s = warpgroup_mma_wait(0, deps=(s,))
     s = decode_scores(ctx, s, item, i)
-    softmax, p, moved, alpha = softmax_step(softmax, s, exponent_scale(ctx), ctx.mods.score is not None)
+    if ctx.mods.score is not None:
+        softmax, p, moved, alpha = exact_step(softmax, s, exponent_scale(ctx))
+    else:
+        softmax, p, moved, alpha = softmax_step(softmax, s, exponent_scale(ctx))
     p = unpack(pack(p, dtype), dtype)
     ctx.rings.marks.index(2 * half).store(softmax.m)
     ctx.rings.marks.index(2 * half + 1).store(alpha)

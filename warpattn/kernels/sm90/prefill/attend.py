@@ -16,10 +16,11 @@ from ...nvidia.pipelines import PipelineState, consumer_state
 from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import SoftmaxState, as_quads, from_quads, pack, softmax_start, softmax_step, unpack
 from ..columns import as_matrices, rescale_columns, wait_columns, zero_columns
+from ..exact_softmax import exact_start, exact_step
 from ..layouts import accumulator_layout, element_type, operand_layout, turn_asm
 from .eight_bit.convert import fp16_queries
 from .eight_bit.scales import key_block_scales, of_tile, scaled_scores, scaled_weights
-from .eight_bit.weights import lift_of, pack_bytes, plain_bytes, step_in_bytes, unpack_bytes
+from .eight_bit.weights import lift_of, pack_bytes, plain_bytes, start_in_bytes, step_in_bytes, unpack_bytes
 from .epilogue import store_output
 from .packed_rows import RowHeads, mask_heads, row_heads, row_tokens
 
@@ -103,11 +104,32 @@ def first_tile(ctx, s, tile, span, wg: gl.constexpr, k_state, v_state):
     """Softmax of a tile's first scores."""
     config: gl.constexpr = ctx.config
     s = visible_scores(ctx, s, tile, span.key_tile(0), span.masked > 0, wg)
-    softmax, p = softmax_start(s, exponent_scale(ctx), ctx.mods.score is not None, lift_of(config))
+    softmax, p = start_softmax(ctx, s)
     p = scaled_weights(ctx, p, s, k_state)
     release_keys(ctx, k_state, False)
     o = zero_columns(config.rows, config.v_parts, config.depth)
     return Progress(o, packed_weights(p, config), softmax, k_state.step(), v_state)
+
+
+@gluon.jit
+def start_softmax(ctx, s):
+    """(state, P) of a tile's first scores."""
+    c = exponent_scale(ctx)
+    if ctx.mods.score is not None:
+        return exact_start(s, c, lift_of(ctx.config))
+    elif ctx.config.products:
+        return start_in_bytes(s, c)
+    else:
+        return softmax_start(s, c)
+
+
+@gluon.jit
+def step_softmax(ctx, state, s):
+    """(state, P, moved, alpha) of the next scores, see `softmax_step`."""
+    if ctx.mods.score is not None:
+        return exact_step(state, s, exponent_scale(ctx), lift_of(ctx.config))
+    else:
+        return softmax_step(state, s, exponent_scale(ctx))
 
 
 @gluon.jit
@@ -145,11 +167,10 @@ def advance(ctx, state, tile, queries, span, i, wg: gl.constexpr):
 def finish_keys(ctx, state, s, o):
     """The softmax of scores beside the running P·V, whose result is `o`; and the state after both."""
     config: gl.constexpr = ctx.config
-    c = exponent_scale(ctx)
     if plain_bytes(config, ctx.mods.score):
-        softmax, p, moved, alpha = step_in_bytes(state.softmax, s, c)
+        softmax, p, moved, alpha = step_in_bytes(state.softmax, s, exponent_scale(ctx))
     else:
-        softmax, p, moved, alpha = softmax_step(state.softmax, s, c, ctx.mods.score is not None, lift_of(config))
+        softmax, p, moved, alpha = step_softmax(ctx, state.softmax, s)
         p = scaled_weights(ctx, p, s, state.k)
     release_keys(ctx, state.k, False)
     if ctx.config.overlaps:

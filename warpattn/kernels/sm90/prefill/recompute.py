@@ -26,11 +26,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from ...nvidia.finite import any_nonfinite
 from ...nvidia.opaque import hide_from_compiler
 from ...nvidia.pipelines import PipelineState, StagedPipeline
-from ...pieces.modifiers import exponent_scale
-from ...pieces.softmax import SoftmaxState, as_quads, from_quads, lane_max, lane_sum, rescale, softmax_step
+from ...pieces.softmax import SoftmaxState, as_quads, from_quads, lane_max, lane_sum, rescale
 from ..columns import as_matrices
 from ..layouts import accumulator_layout, element_type, operand_layout
-from .attend import start_scores, visible_scores
+from .attend import start_scores, step_softmax, visible_scores
 from .config import RECOMPUTE_BARRIERS
 from .context import output_type
 from .epilogue import finish
@@ -159,7 +158,7 @@ def attend_block(ctx, left, block, phase):
     for i in range(span.total):
         key_tile = span.key_tile(i)
         s = scores(ctx, left, key_tile, phase)
-        softmax, p, moved, alpha = softmax_step(softmax, s, exponent_scale(ctx), ctx.mods.score is not None)
+        softmax, p, moved, alpha = step_softmax(ctx, softmax, s)
         if moved:
             o = rescale(o, alpha)
         o = add_values(ctx, left, o, from_quads(p, s), key_tile, block, phase)
