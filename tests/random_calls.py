@@ -175,11 +175,15 @@ def wrong(arch: str, drawn: Drawn) -> str:
     """What is wrong with the simulated kernels' result, or nothing."""
     if drawn.trains:
         return _wrong_gradients(arch, drawn)
-    limits = LIMITS[arch].eight_bit
-    x = _spoiled(drawn, torch.float8_e4m3fn if limits is None else limits.dtypes[0])
+    x = built(arch, drawn)
     result = attend(x, f"simulate:{arch}")
     if drawn.how in SPOILS and drawn.how != "as drawn":
         return unlike(result, x, 0.02 if x.q.dtype == torch.float16 else 0.04)
+    return unlike_clean(arch, drawn, x, result)
+
+
+def unlike_clean(arch: str, drawn: Drawn, x: Inputs, result: tuple[Tensor, Tensor]) -> str:
+    """What differs between a result and the truth of inputs without special values, or nothing."""
     try:
         if len(drawn.stored) == 3:
             _check_product(x, *result)
@@ -303,7 +307,10 @@ def _eight_bits(x: Tensor, per: str | int, dtype: torch.dtype) -> wa.Quantized:
     )  # fmt: skip
 
 
-def _spoiled(drawn: Drawn, dtype: torch.dtype) -> Inputs:
+def built(arch: str, drawn: Drawn) -> Inputs:
+    """The tensors of a call, with what becomes of them."""
+    limits = LIMITS[arch].eight_bit
+    dtype = torch.float8_e4m3fn if limits is None else limits.dtypes[0]
     inputs = drawn.case.build()
     if drawn.latent:
         return _over_latents(inputs, drawn.stored[0], dtype)
