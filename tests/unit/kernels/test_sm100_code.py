@@ -22,7 +22,9 @@ from warpattn.machine_code.roles import role_faults
 from warpattn.machine_code.sass import opcode_counts, resources
 from warpattn.masks import Causal, Mask, Materialized
 from warpattn.problem.arch import triton_target
-from warpattn.problem.element import BF16, FP16
+from warpattn.problem.element import BF16, FP8, FP16
+from warpattn.problem.problem import Scales
+from warpattn.problem.scales import EightBit
 from warpattn.scores import ALiBi, Bias, Score
 
 CASES = {
@@ -179,3 +181,15 @@ def test_wide_heads(name: str) -> None:
     assert counts["UTCBAR"] == 6, "S twice and O; their slots given back"
     copies = 0 if page else (2 * config.k_blocks + config.v_blocks) * 256 // 64
     assert counts["UTMALDG"] == copies
+
+
+@pytest.mark.full
+def test_wide_heads_over_8_bits() -> None:
+    """Two warps more, which convert, leave the attending ones the registers that they need."""
+    stored = EightBit(FP8, Scales("head", "tensor"))
+    config = WideConfig(BF16, 256, 256, 128, 64, stages=3, eight_bit=stored)
+    launch, *_ = wide_launches(*small_call("sm100", (256, 256), heads=(4, 2)), choice_of(config))
+    kernel = compile_source(launch.source(), target=triton_target("sm100"), options=dict(launch.options))
+    used = resources(kernel.asm["cubin"])
+    assert config.smem_used <= kernel.metadata.shared <= min(SMEM_LIMIT, config.smem_used + COMPILER_BYTES)
+    assert (used.stack, used.spills) == (0, 0)
