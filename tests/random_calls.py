@@ -209,10 +209,13 @@ def _compare_lse(found: Tensor, truth: Tensor, bound: float) -> None:
 
 
 def _multiplied(arch: str, drawn: Drawn, x: Inputs) -> Inputs:
-    """Keys and values as kernels multiply them: latents are rounded to bf16 times their scales, on Blackwell all keys
-    and values with scales of tokens or columns."""
+    """Keys and values as kernels multiply them: latents are rounded to bf16 times their scales on Blackwell, and on Hopper
+    with more than 16 rows; on Blackwell all keys and values with scales of tokens or columns, too."""
     seq = x.sequence
     if isinstance(seq, wa.LatentPages):
+        rows = x.q.shape[-2] * (x.q.shape[1] if x.q.ndim == 4 else drawn.case.seq_q)
+        if arch.startswith("gfx") or (arch == "sm90" and rows <= 16):
+            return x
         latents = _times(seq.k_pages, seq.k_scale)
         keys = torch.cat([latents, seq.rope], -1)
         return replace(x, k=keys, v=latents, sequence=wa.PagedKV(keys, latents, seq.block_table, seq.lengths))
