@@ -78,18 +78,18 @@ def _stored(case: Case, limits: EightBitLimits, chance: random.Random) -> Drawn:
     narrow = bool(limits.queries) and chance.random() < 0.5
     if narrow:
         case = replace(case, dtype=torch.bfloat16, scale=case.scale or None)  # the dtype of the result
-    allowed = [_taken(case, limits.scales_of(operand, narrow)) for operand in "kvq"[: 2 + narrow]]
+    allowed = [_taken(case, limits, limits.scales_of(operand, narrow)) for operand in "kvq"[: 2 + narrow]]
     return Drawn(case, "as drawn", tuple(chance.choice(scales) for scales in allowed))
 
 
-def _taken(case: Case, scales: tuple[str | int | None, ...]) -> list[str | int]:
+def _taken(case: Case, limits: EightBitLimits, scales: tuple[str | int | None, ...]) -> list[str | int]:
     """The scales that a case can have: of columns where blocks fill the head dims, of tokens with bf16 alone, which
     holds weights and keys times them."""
     dims = (case.dim, case.dim_v or case.dim)
     return [
         per for per in scales
         if per in ("tensor", "head") or (per == "token" and case.dtype == torch.bfloat16)
-        or (per in ROW_BLOCKS and case.kind == "dense")
+        or (per in ROW_BLOCKS and case.kind == "dense" and (case.dtype == torch.bfloat16 or limits.fp16_keys))
         or (isinstance(per, int) and not any(dim % per for dim in dims) and case.dtype == torch.bfloat16)
     ]  # fmt: skip
 
@@ -209,8 +209,8 @@ def _compare_lse(found: Tensor, truth: Tensor, bound: float) -> None:
 
 
 def _multiplied(arch: str, drawn: Drawn, x: Inputs) -> Inputs:
-    """Keys and values as kernels multiply them: latents are rounded to bf16 times their scales on Blackwell, and on Hopper
-    with more than 16 rows; on Blackwell all keys and values with scales of tokens or columns, too."""
+    """Keys and values as kernels multiply them: latents are rounded to bf16 times their scales on Blackwell, and on
+    Hopper with more than 16 rows; on Blackwell all keys and values with scales of tokens or columns, too."""
     seq = x.sequence
     if isinstance(seq, wa.LatentPages):
         rows = x.q.shape[-2] * (x.q.shape[1] if x.q.ndim == 4 else drawn.case.seq_q)

@@ -124,8 +124,9 @@ def _check_fp16(rules: Rules, arch: str, problem: Problem, limits: EightBitLimit
     for operand, per, taken in (("k", problem.scales.k, few or limits.fp16_keys), ("v", problem.scales.v, few)):
         if per not in (None, "tensor", "head"):
             which = f"of {operand} per {'block of columns' if isinstance(per, int) else per}"
-            rule = f"with scales {which}, which fp16 operands cannot hold, the {arch} backend takes at most"
-            rule = f"{rule} {limits.fp16_tokens} of fp16; use bf16, or scales per head"
+            most = f"at most {limits.fp16_tokens} of fp16" if limits.fp16_tokens else "none of fp16"
+            rule = f"with scales {which}, which fp16 operands cannot hold, the {arch} backend takes {most}"
+            rule = f"{rule}; use bf16, or scales per head"
             rules.require(taken, f"{of_fp16} and q up to {problem.longest_q} tokens a sequence", rule)
 
 
