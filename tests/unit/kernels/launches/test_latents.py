@@ -1,0 +1,57 @@
+"""Bytes, slots and scales of latent attention's configurations, by hand."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from warpattn.kernels.sm90.mla.config import STAGED, tiles_of
+from warpattn.kernels.sm100.mla.config import choose_latent
+from warpattn.problem import Call, Problem, validate
+from warpattn.problem.arch import ARCHS
+from warpattn.problem.problem import Scales
+from warpattn.sequences import PagedKV
+
+E4M3 = {"kv_dtype": torch.float8_e4m3fn, "rope": 64}
+
+
+def problem(**changes: Any) -> Problem:
+    """16 heads of a token over pages of 16 keys."""
+    q, k = torch.empty(1, 1, 16, 576).bfloat16(), torch.empty(4, 16, 1, 576).bfloat16()
+    sequence = PagedKV(k, k[..., :512], torch.zeros(1, 4).int(), torch.zeros(1).int())
+    checked = validate(Call(q, k, k[..., :512], sequence, backend="reference"), read_values=False)
+    return replace(checked.problem, **changes)
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_tiles_of_8_bits_on_hopper(narrow: bool) -> None:
+    """32 keys a tile; rotary parts of 8 bits are in them."""
+    config = tiles_of(problem(**E4M3, narrow_rope=narrow))
+    columns = 576 if narrow else 512
+    assert config.staged_bytes == 32 * columns
+    plain = replace(config, latents=None, narrow_rope=False)
+    assert config.private_bytes - plain.private_bytes == STAGED * 32 * columns
+    assert config.slot_fills == (1 if narrow else 2) and plain.slot_fills == 1
+
+
+def test_16_bit_tiles_on_blackwell() -> None:
+    choice = choose_latent(problem(), ARCHS["sm100"])
+    config = choice.config
+    assert (config.BM, config.BN, config.stages, config.own_rope, config.narrow_rope) == (64, 64, 2, False, False)
+    assert (config.tile_bytes, config.ring.slot_bytes, config.ring.stages) == (64 * 1152, 64 * 1152, 2)
+    assert config.scale_blocks("k") == config.scale_blocks("v") == 0
+    assert choose_latent(problem(q_rope=64), ARCHS["sm100"]).config.own_rope
+
+
+@pytest.mark.parametrize(("scales", "blocks"), [(Scales(), 1), (Scales(128, 128), 4)])
+@pytest.mark.parametrize("narrow", [False, True])
+def test_tiles_of_8_bits_on_blackwell(scales: Scales, blocks: int, narrow: bool) -> None:
+    """32 keys a tile, in three slots; latents alone have scales, and products of rotary parts none."""
+    choice = choose_latent(problem(**E4M3, scales=scales, narrow_rope=narrow), ARCHS["sm100"])
+    config = choice.config
+    assert (config.BN, config.stages, config.tile_bytes) == (32, 3, 32 * 1152)
+    assert (config.scale_blocks("k"), config.scale_blocks("v")) == (0, blocks)
+    assert config.rope_bytes == 32 * 64 * 2
+    assert (config.staged_bytes, config.landing_bytes) == (32 * 576, 32 * 576) if narrow else (32 * 512, 32 * 640)
+    assert len(choice.reasons) == len(choose_latent(problem(), ARCHS["sm100"]).reasons) + 1
