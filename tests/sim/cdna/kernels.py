@@ -4,7 +4,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from warpattn.kernels.amd.xcd import tile_of_workgroup
-from warpattn.kernels.cdna.arithmetic import floor_div, floor_mod
 
 
 @gluon.jit
@@ -15,9 +14,9 @@ def order_kernel(out, total):
 
 
 @gluon.jit
-def division_kernel(a, b, quotients, remainders):
-    """Quotients and remainders of 64 numbers, rounded down."""
-    i = gl.arange(0, 64, gl.BlockedLayout([1], [64], [1], [0]))
+def division_kernel(a, b, quotients, remainders, divide: gl.constexpr, modulo: gl.constexpr, lanes: gl.constexpr):
+    """Quotients and remainders of 64 numbers, rounded down, by a warp."""
+    i = gl.arange(0, 64, gl.BlockedLayout([64 // lanes], [lanes], [1], [0]))
     x, y = gl.load(a + i), gl.load(b + i)
-    gl.store(quotients + i, floor_div(x, y))
-    gl.store(remainders + i, floor_mod(x, y))
+    gl.store(quotients + i, divide(x, y))
+    gl.store(remainders + i, modulo(x, y))
