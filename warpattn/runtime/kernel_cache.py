@@ -2,8 +2,8 @@
 
     find(key, build)    memory  ->  file  ->  build()  ->  file, memory
 
-A file is named by a hash of everything that decides its content: the source text of `warpattn/kernels` and of the nodes
-it compiles, Triton's version, and the key (config, traced functions, flags). It is written under another name and then
+A file is named by a hash of everything that decides its content: the source text of `warpattn/kernels` and of what it
+imports, Triton's version, and the key (config, traced functions, flags). It is written under another name and then
 renamed, so readers never see half a file; it starts with its name and a checksum, so a damaged or renamed one is
 compiled again. The folder is $WARPATTN_CACHE_DIR, else $XDG_CACHE_HOME/warpattn, else ~/.cache/warpattn; where it
 cannot be written, or where others can, kernels are compiled once per process, and one line on standard error says so.
@@ -33,6 +33,8 @@ from warpattn.runtime.kernel_parameters import Parameter
 FORMAT = "warpattn kernel 3"
 IN_MEMORY = 512
 PACKAGE = Path(__file__).parents[1]
+# The kernels, what they import of this package but for the words of errors, and the reader of their signatures.
+SOURCES = ("kernels", "language", "problem", "sequences", "quantized.py", "runtime/kernel_parameters.py")
 
 
 @dataclass(frozen=True)
@@ -169,11 +171,17 @@ def _installed_triton() -> str:
     return found.group(1) if found else ""
 
 
+def source_files() -> list[Path]:
+    """The files whose text decides what a kernel becomes."""
+    named = [PACKAGE / name for name in SOURCES]
+    return sorted(path for one in named for path in ([one] if one.is_file() else one.rglob("*.py")))
+
+
 @cache
 def _sources() -> str:
     """Digest of the source text that decides what a kernel becomes."""
     digest = hashlib.sha256()
-    for path in sorted([*PACKAGE.joinpath("kernels").rglob("*.py"), PACKAGE / "language" / "nodes.py"]):
+    for path in source_files():
         text = path.read_bytes()
         digest.update(f"{path.relative_to(PACKAGE).as_posix()} {len(text)}\n".encode() + text)
     return digest.hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import threading
 from pathlib import Path
@@ -114,6 +115,32 @@ def test_sources_and_triton_decide_the_name(monkeypatch):
         context.setattr(kernel_cache, "_sources", lambda: "other text")
         names.add(kernel_cache.path_of(KEY))
     assert len(names) == 3
+
+
+def test_what_kernels_import_is_among_the_sources():
+    """Else a new version would take a kernel that an old one compiled otherwise: CDNA's conditions of masks are made by
+    language/ranges.py."""
+    package, known = kernel_cache.PACKAGE, set(kernel_cache.source_files())
+    for path in package.joinpath("kernels").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            name = node.module if isinstance(node, ast.ImportFrom) and node.level == 0 else None
+            if name and name.startswith("warpattn.") and name != "warpattn.errors":  # whose words are in no kernel
+                found = package.joinpath(*name.split(".")[1:])
+                assert (found / "__init__.py" if found.is_dir() else found.with_suffix(".py")) in known, (path, name)
+
+
+@pytest.mark.parametrize("changed", ["kernels/sm90/a.py", "language/b.py", "quantized.py"])
+def test_the_text_of_every_source_decides(changed, tmp_path, monkeypatch):
+    monkeypatch.setattr(kernel_cache, "PACKAGE", tmp_path)
+    for name in ("kernels/sm90/a.py", "language/b.py", *kernel_cache.SOURCES[2:]):
+        path = tmp_path / name if name.endswith(".py") else tmp_path / name / "c.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x = 1\n")
+    before = kernel_cache._sources.__wrapped__()
+    (tmp_path / changed).write_text("x = 2\n")
+    after = kernel_cache._sources.__wrapped__()
+    (tmp_path / changed).rename((tmp_path / changed).with_name("d.py"))
+    assert len({before, after, kernel_cache._sources.__wrapped__()}) == 3
 
 
 def test_the_version_of_triton_is_read_without_importing_it():
