@@ -240,5 +240,5 @@ def test_what_the_kernels_do_not_take():
     refused("the page size is 4; with 8 bits the sm100 backend takes multiples of 8", quantize(x[:, :4]))
     tokens = quantize(x, per="token")
     kv = PagedKV(tokens.values, tokens.values, table, lengths, k_scale=tokens.scale)
-    with pytest.raises(AttentionError, match=r"of k per token, which fp16 operands cannot hold, the sm100 .* most 0"):
+    with pytest.raises(AttentionError, match=r"of k per token, which fp16 operands cannot hold, .* none of fp16"):
         attention_paged(q.half(), kv, backend="simulate:sm100")
