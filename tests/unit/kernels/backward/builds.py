@@ -7,14 +7,14 @@ from typing import Any
 import torch
 
 from tests.launches import small_call
-from warpattn.masks import Causal, Full, Mask
+from warpattn.masks import Causal, Full, Mask, SlidingWindow
 from warpattn.problem import Call, Problem, validate
 from warpattn.problem.arch import ARCHS, triton_target
 from warpattn.problem.backward import CheckedBackward, Gradients
 from warpattn.problem.launch import Choice
 from warpattn.sequences import Dense
 
-MASKS: dict[str, Mask] = {"full": Full(), "causal": Causal()}
+MASKS: dict[str, Mask] = {"full": Full(), "causal": Causal(), "window": SlidingWindow(64)}
 
 
 def long_problem(dim: int, mask: str = "full", dim_v: int | None = None) -> Problem:

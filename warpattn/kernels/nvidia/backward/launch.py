@@ -156,7 +156,7 @@ def _main(call: BackwardCall) -> Launch:
         "writes": (*(_boxes(call, name, *box) for name, box in writes.items()), made.dq),
         "numbers": (made.shift, made.delta), "sequences": call.sequences, "scale": checked.forward.scale,
         "turns": Turns(made.turns, call.shape.padded_q // ROWS), "counter": torch.zeros(1, dtype=torch.int32),
-        "shape": BackwardShape(*sizes, order.tiles, order.section, order.heads),
+        "shape": BackwardShape(*sizes, order.tiles, order.section, order.heads, order.lap),
         **modifier_args(checked.forward),
     }  # fmt: skip
 

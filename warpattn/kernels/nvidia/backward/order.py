@@ -29,6 +29,7 @@ class KeyTileOrder:
     tiles: int  # of a head
     heads: int  # key heads
     section: int  # heads of a section
+    lap: int  # key tiles that walk one way where heads of a group are side by side; those after them walk the other
 
 
 def key_tile_choice(problem: Problem, config: BackwardTiles, why: str, target: Arch, *memory: str) -> Choice:
@@ -58,8 +59,10 @@ def key_tile_choice(problem: Problem, config: BackwardTiles, why: str, target: A
 
     if config.deterministic:
         order += "; CTAs add to a tile of dQ in a fixed order, that in which they arrive there"
+    if config.side_by_side:
+        order += "; of a query tile all heads of the group, from the last rows down and, as these end, up"
     reasons = (why, order, "the query heads of a key head are walked in one CTA: dK and dV need no second pass")
-    numbered = KeyTileOrder(tiles, heads, section)
+    numbered = KeyTileOrder(tiles, heads, section, even_lap(tiles * section, target.processors))
     return Choice("backward", config, (ctas,), lines, (*reasons, COPY_RULE), order=numbered)
 
 
@@ -70,6 +73,11 @@ def heads_of_section(problem: Problem, config: BackwardTiles, tiles: int, target
     heads = problem.heads_kv * (1 if config.ragged else problem.batch)
     waves = RAGGED_WAVES if config.ragged else 1
     return max(1, min(heads, waves * target.processors // max(1, tiles)))
+
+
+def even_lap(tiles: int, processors: int) -> int:
+    """Key tiles of a lap: a section of `tiles`, or equal parts of it that run at once."""
+    return -(-tiles // -(-tiles // processors))
 
 
 def padded_rows(problem: Problem) -> int:

@@ -92,6 +92,12 @@ class Work:
         n = rest // heads
         return first + rest - n * heads, n
 
+    @gluon.jit
+    def downward(self, number):
+        """Whether a key tile walks from the last rows up to the first: every other lap, so that CTAs of a lap begin
+        together at the last rows, and those that begin as they end, the longest first, end together there."""
+        return number // self.shape.lap % 2 == 0
+
 
 @gluon.aggregate
 class Visit:
