@@ -92,6 +92,14 @@ CASES = {
         sinks=True, dlse=True,
     ),
     "deterministic": Case(300, 300, mask=Causal(), deterministic=True, heads=2, heads_kv=1),
+    "deterministic-groups": Case(
+        300, 500, dim=128, mask=Causal(), deterministic=True, heads=4, heads_kv=2, section=2
+    ),
+    "deterministic-heads": Case(300, 300, mask=Causal(), deterministic=True, heads=2, heads_kv=2),
+    "deterministic-groups-ragged": Case(
+        0, 0, lengths=((300, 300), (0, 40), (130, 300)), mask=Causal(), deterministic=True, heads=3
+    ),
+    "deterministic-groups-256": Case(130, 140, dim=256, mask=Causal(), deterministic=True, heads=2),
     "deterministic-full": Case(200, 500, dim=128, deterministic=True),
     "deterministic-ragged": Case(
         0, 0, lengths=((300, 300), (0, 40), (130, 300)), mask=SlidingWindow(100, 20), deterministic=True
@@ -113,8 +121,8 @@ CASES = {
 DRAWN = (
     "full-128", "groups", "sections", "odd-dims", "tiny", "wide-values", "documents", "holes", "nothing-visible",
     "sinks", "lse", "soft-cap", "custom-score", "negative-scale", "ragged", "ragged-sections", "ragged-cross",
-    "deterministic", "deterministic-ragged", "dim-256", "dims-192-128", "dim-96", "groups-laps", "groups-by-head",
-    "groups-ragged", "groups-window",
+    "deterministic-heads", "deterministic-groups", "deterministic-ragged", "dim-256", "dims-192-128", "dim-96",
+    "groups-laps", "groups-by-head", "groups-ragged", "groups-window",
 )  # fmt: skip
 # Of 128 keys above head dim 128, whose attending warpgroups add dQ: a case, a schedule, and CTAs (0: one a key tile).
 ADDED = {
@@ -146,8 +154,12 @@ def test_right_and_without_findings(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "schedule"), [("groups", "adversarial"), ("nothing-visible", "lazy"), ("ragged", "random")]
-)
+    ("name", "schedule"),
+    [
+        ("groups", "adversarial"), ("nothing-visible", "lazy"), ("ragged", "random"),
+        ("deterministic-groups", "random"), ("deterministic-groups-ragged", "lazy"),
+    ],
+)  # fmt: skip
 def test_one_cta_takes_all_key_tiles(name, schedule):
     check_right(CASES[name], schedule=schedule, programs=1)
 
@@ -168,11 +180,26 @@ def walked(case, monkeypatch):
     return numbers[::2]
 
 
-def test_key_tiles_walk_the_heads_of_a_group_side_by_side_down_and_up_in_turn(monkeypatch):
-    grouped = Case(256, 256, heads=4, heads_kv=2, mask=Causal(), section=1)
+@pytest.mark.parametrize("lengths", [(), ((256, 256),)])
+def test_key_tiles_walk_the_heads_of_a_group_side_by_side_down_and_up_in_turn(lengths, monkeypatch):
+    grouped = Case(256, 256, heads=4, heads_kv=2, mask=Causal(), section=1, lengths=lengths)
     down = [(h, row) for rows in ((192, 128, 64, 0), (192, 128)) for row in rows for h in (0, 1)]
     up = [(h, row) for rows in ((0, 64, 128, 192), (128, 192)) for row in rows for h in (2, 3)]
     assert walked(grouped, monkeypatch) == down + up
+
+
+def test_half_of_a_section_that_runs_at_once_walks_down_and_the_other_up(monkeypatch):
+    grouped = Case(256, 256, heads=4, heads_kv=2, mask=Causal(), section=2, at_once=3)
+    down = [(first + h, row) for first in (0, 2) for row in (192, 128, 64, 0) for h in (0, 1)]
+    up = [(first + h, row) for first in (0, 2) for row in (128, 192) for h in (0, 1)]
+    assert walked(grouped, monkeypatch) == down + up
+
+
+def test_key_tiles_that_add_in_turns_all_walk_down(monkeypatch):
+    grouped = Case(256, 256, heads=4, heads_kv=2, mask=Causal(), section=1, deterministic=True)
+    tiles = [(first, rows) for first in (0, 2) for rows in ((192, 128, 64, 0), (192, 128))]
+    down = [(first + h, row) for first, rows in tiles for row in rows for h in (0, 1)]
+    assert walked(grouped, monkeypatch) == down
 
 
 def test_key_tiles_that_last_rows_do_not_see_walk_head_after_head(monkeypatch):
@@ -197,7 +224,13 @@ def test_keys_that_no_query_sees_may_be_nan(dim):
     assert all(error(made, truth[name]) <= allowed[name] for name, made in (("dq", x.dq), ("dk", x.dk), ("dv", x.dv)))
 
 
-@pytest.mark.parametrize("name", drawn(["deterministic", "deterministic-full"], ["deterministic-full"]))
+@pytest.mark.parametrize(
+    "name",
+    drawn(
+        ["deterministic-heads", "deterministic-groups", "deterministic-full"],
+        ["deterministic-full", "deterministic-groups"],
+    ),
+)
 def test_deterministic_gradients_have_the_same_bits_in_every_schedule(name):
     found = [simulated(CASES[name], schedule=schedule, seed=seed)[2] for schedule, seed in (("lazy", 0), ("random", 3))]
     assert torch.equal(*found)

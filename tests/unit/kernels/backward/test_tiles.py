@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.kernels.backward.builds import long_problem
-from warpattn.kernels.nvidia.backward.order import even_lap
 from warpattn.kernels.nvidia.backward.tiles import MOST_TOGETHER, problem_fields
 
 KEYS = 128  # of a tile
@@ -30,7 +29,7 @@ def test_ctas_go_round_where_none_waits_in_vain(
 @pytest.mark.parametrize(
     ("mask", "group", "deterministic", "together"),
     [
-        ("causal", 2, False, True), ("causal", 1, False, False), ("causal", 2, True, False), ("full", 2, False, False),
+        ("causal", 2, False, True), ("causal", 1, False, False), ("causal", 2, True, True), ("full", 2, False, False),
         ("window", 2, False, False),
     ],
 )  # fmt: skip
@@ -41,8 +40,3 @@ def test_heads_of_a_group_are_side_by_side_where_last_rows_see_all_keys(
     problem = replace(problem, heads_q=group * problem.heads_kv)
     assert problem_fields(problem, KEYS, deterministic)["side_by_side"] == together
     assert problem_fields(replace(problem, kind="ragged"), KEYS, deterministic)["side_by_side"] == together
-
-
-@pytest.mark.parametrize(("tiles", "lap"), [(1, 1), (32, 32), (132, 132), (133, 67), (256, 128), (300, 100)])
-def test_a_lap_is_a_section_or_an_even_part_that_runs_at_once(tiles: int, lap: int) -> None:
-    assert even_lap(tiles, 132) == lap

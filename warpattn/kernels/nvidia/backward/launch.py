@@ -112,7 +112,11 @@ def _call(
 def _key_tiles(call: BackwardCall) -> Launch:
     """Write `sequences.tiles`."""
     config, sequences = call.choice.config, call.sequences
-    args = {"cu_k": sequences.cu_k, "tiles": sequences.tiles, "batch": call.shape.batch}
+    order = call.choice.order
+    args = {
+        "cu_k": sequences.cu_k, "tiles": sequences.tiles, "batch": call.shape.batch, "section": order.section,
+        "at_once": order.at_once,
+    }  # fmt: skip
 
     def source():
         from .signature import key_tiles_source  # imports Triton

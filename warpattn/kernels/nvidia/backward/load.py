@@ -146,7 +146,9 @@ def first_search(ctx, number):
     h = ctx.keys.h * ctx.keys.group
     origin = gl.to_tensor(0)
     if ctx.config.side_by_side:
-        origin = gl.where(ctx.work.downward(number), query_tiles(ctx) - 1, 0)
+        origin = query_tiles(ctx) - 1
+        if not ctx.config.deterministic:
+            origin = gl.where(ctx.work.downward(number, ctx.config), origin, 0)
     return search_block(ctx, origin, h, gl.to_tensor(0))
 
 
@@ -261,10 +263,12 @@ def turn_at(ctx, tile, last):
 
     CTAs add in the order in which they arrive, so that hardly any waits: a CTA begins at the tile beside its own keys,
     where those with later keys have begun and those with earlier keys come later. Without a mask the tiles go round,
-    and so do the turns.
+    and so do the turns. Where all begin at the last rows, those with earlier keys were launched before, and are ahead.
     """
     n = ctx.keys.first // ctx.config.block_n
-    if ctx.config.rotate:
+    if ctx.config.side_by_side:
+        return n
+    elif ctx.config.rotate:
         count = key_tiles(ctx)
         begins = ((tile + 1) * count - 1) // query_tiles(ctx)  # the last CTA whose first tile is not behind
         return gl.where(n <= begins, begins - n, begins + count - n)

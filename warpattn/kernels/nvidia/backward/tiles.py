@@ -57,6 +57,11 @@ class BackwardTiles(ABC):
     def topology(self) -> Topology: ...
 
     @cached_property
+    def waits_for_later(self) -> bool:
+        """Whether CTAs wait for those with later keys to add to a tile, which so are launched before."""
+        return self.deterministic and not self.side_by_side
+
+    @cached_property
     def reduces(self) -> bool:
         """Whether a role of its own adds dQ."""
         return any(role.name == "reduce" for role in self.topology.roles)
@@ -121,5 +126,5 @@ def problem_fields(problem: Problem, keys: int, deterministic: bool) -> dict[str
     return {
         "element": ELEMENT_OF[problem.dtype], "dim_qk": problem.dim_qk, "dim_v": problem.dim_v,
         "rotate": not is_masked(problem) and not ragged and together,
-        "side_by_side": grouped and not deterministic, "ragged": ragged, "deterministic": deterministic,
+        "side_by_side": grouped, "ragged": ragged, "deterministic": deterministic,
     }  # fmt: skip

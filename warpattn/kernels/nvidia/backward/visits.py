@@ -93,10 +93,14 @@ class Work:
         return first + rest - n * heads, n
 
     @gluon.jit
-    def downward(self, number):
-        """Whether a key tile walks from the last rows up to the first: every other lap, so that CTAs of a lap begin
-        together at the last rows, and those that begin as they end, the longest first, end together there."""
-        return number // self.shape.lap % 2 == 0
+    def downward(self, number, config: gl.constexpr):
+        """Whether a key tile walks from the last rows to the first: in every other lap. CTAs of such a lap begin
+        together, at the last rows; those of the next one begin as these end, the longest first, so they end together,
+        there, too."""
+        lap = self.shape.lap
+        if config.ragged:
+            lap = gl.load(self.sequences.tiles + 1)
+        return number // lap % 2 == 0
 
 
 @gluon.aggregate
@@ -170,8 +174,8 @@ def dense_keys(work, number, config: gl.constexpr):
     """The keys of a key tile in a dense batch."""
     shape = work.shape
     head, n = work.head_and_tile(number)
-    if config.deterministic:
-        n = shape.tiles - 1 - n  # CTAs wait for those with later keys, which so are launched before
+    if config.waits_for_later:
+        n = shape.tiles - 1 - n
     b = head // shape.heads_kv
     first = n * config.block_n
     zero = gl.to_tensor(0)
