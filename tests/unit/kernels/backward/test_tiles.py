@@ -36,7 +36,6 @@ def test_ctas_go_round_where_none_waits_in_vain(
 def test_heads_of_a_group_are_side_by_side_where_last_rows_see_all_keys(
     mask: str, group: int, deterministic: bool, together: bool
 ) -> None:
-    problem = long_problem(64, mask)
-    problem = replace(problem, heads_q=group * problem.heads_kv)
+    problem = long_problem(64, mask, group=group)
     assert problem_fields(problem, KEYS, deterministic)["side_by_side"] == together
     assert problem_fields(replace(problem, kind="ragged"), KEYS, deterministic)["side_by_side"] == together
