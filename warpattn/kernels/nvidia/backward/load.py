@@ -4,6 +4,7 @@ Of the next keys Q and dO are loaded, and K and V after their last readers, whil
 The mask bounds the keys of a tile of rows; here the keys are given and the rows are wanted. So the warp evaluates the
 bounds of 32 query tiles at once, one a lane, and visits those that meet the keys: exact for every mask, no inverse. The
 attending warps get each tile's first row with its slot, whether it needs the mask, and whether another one follows.
+Tiles come head after head, or the heads of a group side by side (`tile_at`).
 
       key tile n           rows 0..63   rows 64..127  ...     lanes of one test
       bounds of the rows   [a, b)       [c, d)                meets: first < n end and n begin < last
