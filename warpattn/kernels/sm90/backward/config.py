@@ -79,8 +79,8 @@ class BackwardConfig(BackwardTiles):
 
     @cached_property
     def persistent(self) -> bool:
-        """Whether a CTA takes further key tiles. Those that wait for later keys, or in a circle, all have to run."""
-        return not self.by_product and not self.waits_for_later
+        """Whether a CTA takes further key tiles. Those of a fixed order wait for each other, so all have to run."""
+        return not self.by_product and not self.deterministic
 
     @cached_property
     def values_first(self) -> bool:
